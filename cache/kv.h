@@ -1,0 +1,151 @@
+/* kv.h: metadata of the paged KV cache: which blocks hold which tokens of which sequence.
+ *
+ * Knows block ids, lengths and names; knows no device, no bytes of K or V, no socket, no clock (times
+ * come in as arguments). All state lives in one arena, a memfd of fixed-size tables with indices
+ * instead of pointers, so that a successor process can map it and an inspector can read it.
+ *
+ * Truth     pool records, sequence records, block tables, per-layer lengths, the copy journal.
+ * Derived   reference counts, free lists, the name index, owners' lists: kv_recover rebuilds them,
+ *           kv_check proves them equal. Writes are ordered so that a kill at any instruction leaves
+ *           a truth that kv_recover accepts, with every committed length intact.
+ * Thread    one writer (the engine thread). kv_stats may be read from any thread.
+ * Cost      every operation is O(1) per block it touches, whatever the number of sequences.
+ * Errors    a failed operation changes nothing; kv_last_error has the sentence naming field and value.
+ *
+ * An append is two calls: kv_append_reserve before the batch (allocates blocks, copies shared ones),
+ * then kv_append_commit or kv_append_cancel when the batch is back. Lengths move at commit only.
+ */
+#ifndef ATTND_CACHE_KV_H
+#define ATTND_CACHE_KV_H
+
+#include "proto/attn_types.h"
+
+typedef struct kv_pool_id {
+    uint32_t index;
+} kv_pool_id;
+typedef struct kv_seq_id {
+    uint32_t index; /* also the sequence's row in the block table */
+} kv_seq_id;
+
+struct kv_config {
+    uint32_t max_pools;
+    uint32_t max_blocks; /* of all pools together */
+    uint32_t max_sequences; /* open at once, all pools together */
+    uint32_t max_seq_blocks; /* entries in a row of the block table */
+    uint32_t max_layers; /* of any pool */
+    uint32_t max_owners; /* sessions */
+};
+
+#define KV_NAME_BYTES 64
+#define KV_SPEC_BYTES 16384
+
+/* What the cache knows of a pool. spec is the owner's own description (encoded PoolSpec), kept as
+ * truth, compared byte by byte when the pool is made again, given back after a restart. */
+struct kv_pool_spec {
+    char name[KV_NAME_BYTES];
+    uint32_t n_layers, block_tokens, n_blocks;
+    uint32_t spec_bytes;
+    const uint8_t *spec;
+};
+
+struct kv_seq_info {
+    uint64_t name; /* the client's 64-bit id */
+    uint32_t tenant;
+    kv_pool_id pool;
+    uint32_t epoch; /* starts at 1, grows with every adoption */
+    uint32_t owner; /* session slot, KV_NO_OWNER */
+    uint32_t n_blocks; /* entries in its table */
+    const uint32_t *block_table; /* [n_blocks] pool-local ids; valid until the sequence is closed */
+    const uint32_t *layer_len; /* [n_layers] committed tokens */
+};
+#define KV_NO_OWNER UINT32_MAX
+
+/* What the device must do before the append: the caller owns the arrays and sets the capacities;
+ * reserve adds entries at n_*. Copies are whole blocks. */
+struct kv_patch {
+    uint32_t row, index, block;
+};
+struct kv_copy {
+    uint32_t src, dst;
+};
+struct kv_effects {
+    struct kv_patch *patches;
+    struct kv_copy *copies;
+    uint32_t n_patches, n_copies, patches_capacity, copies_capacity;
+};
+
+struct kv_stats {
+    uint64_t blocks_total, blocks_free,
+        blocks_used; /* of created pools; used includes shared once */
+    uint64_t blocks_shared; /* referenced more than once */
+    uint64_t sequences, pools;
+    uint64_t opens, forks, truncates, closes, adoptions, copies, out_of_blocks;
+};
+
+struct kv;
+
+/* kv_open: fd -1 makes a new arena; else maps an existing one (made with the same config; its size
+ * and header are checked) and runs kv_recover. The fd is duplicated.
+ * Errors   ATTN_EINVAL a config value out of range or a foreign arena; ATTN_ENOMEM */
+attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv);
+void kv_close(struct kv *kv); /* unmaps; the arena lives on in other descriptors; NULL is fine */
+int kv_fd(const struct kv *kv); /* the memfd, owned by kv */
+const char *kv_last_error(const struct kv *kv);
+
+/* kv_recover: rebuilds all derived state from the truth and rolls the copy journal back. Appends that
+ * were reserved and not committed are gone. out_dropped counts sequences whose record was damaged. */
+attn_status kv_recover(struct kv *kv, uint32_t *out_dropped);
+/* kv_check: recomputes the derived state and compares. ATTN_EINTERNAL: kv_last_error names the first
+ * difference. Reads all tables: for tests and inspectors. */
+attn_status kv_check(struct kv *kv);
+void kv_stats_read(const struct kv *kv, struct kv_stats *out);
+
+/* kv_pool_create: takes a contiguous range of block records. The same name and spec again: the same
+ * pool. Errors   ATTN_EEXIST same name, another spec; ATTN_ENOMEM out of pools or blocks; ATTN_EINVAL */
+attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_id *out_pool);
+attn_status kv_pool_find(struct kv *kv, const char *name, kv_pool_id *out_pool);
+/* ATTN_ENOTFOUND: no such pool. out->spec points into the arena. */
+attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
+                         uint32_t *out_free_blocks);
+
+/* kv_seq_open: a new empty sequence. request names the client's request: the same name, owner and
+ * request again while it is still empty is a repeated message and gives the same sequence.
+ * Errors   ATTN_EEXIST; ATTN_ENOTFOUND no such pool; ATTN_EOVERLOAD max_sequences are open */
+attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
+                        uint32_t owner, uint64_t request, kv_seq_id *out_seq);
+attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);
+void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out);
+/* kv_seq_fork: a new sequence that shares the blocks of src's first len tokens; every layer of src
+ * must have at least len (ATTN_EINVAL). The new sequence's lengths are all len. Adds the new row's
+ * table entries to fx. Repeats as in kv_seq_open. */
+attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
+                        uint32_t owner, uint64_t request, struct kv_effects *fx,
+                        kv_seq_id *out_seq);
+/* kv_seq_truncate: layers longer than len become len; blocks past the longest layer are let go.
+ * ATTN_EINVAL: len is beyond the longest layer. */
+attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len);
+void kv_seq_close(struct kv *kv, kv_seq_id seq);
+/* kv_seq_adopt: another owner, the next epoch. */
+attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint32_t *out_epoch);
+/* Any one sequence of an owner, for freeing in slices: ATTN_ENOTFOUND when it has none. */
+attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq);
+
+/* kv_append_reserve: makes [pos, pos + n) of this layer writable: allocates missing blocks, replaces
+ * shared ones by copies (journalled until commit). pos <= layer length, or ATTN_EINVAL naming both.
+ * All or nothing. While a sequence has a copy pending, no other reserve of that sequence is allowed
+ * (kv_seq_has_pending_copy; the caller waits).
+ * Errors   ATTN_EINVAL gap, layer, too long for max_seq_blocks; ATTN_ENOBLOCKS; ATTN_EOVERLOAD fx or
+ *          the journal is full */
+attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                              uint32_t n_tokens, struct kv_effects *fx);
+bool kv_seq_has_pending_copy(const struct kv *kv, kv_seq_id seq);
+/* The batch is done: the layer's length becomes max(length, pos + n); replaced blocks are let go. */
+void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                      uint32_t n_tokens);
+/* The batch failed: replaced blocks come back (their table entries are added to fx for mirrors);
+ * lengths stay; blocks allocated past the longest layer are let go unless another reserve of the
+ * sequence is outstanding. */
+void kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos, uint32_t n_tokens,
+                      struct kv_effects *fx);
+
+#endif

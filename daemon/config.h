@@ -1,0 +1,61 @@
+/* config.h: the daemon's settings: defaults, then an INI file, then ATTND_* variables, then flags.
+ *
+ * config.c's option table is the one place where a setting has its name, type, range, default and help
+ * text; --help, --print-config (with the origin of each value) and systemd/attnd.conf follow it. An
+ * unknown key or a value out of range is an error that names it (and the nearest known key).
+ */
+#ifndef ATTND_DAEMON_CONFIG_H
+#define ATTND_DAEMON_CONFIG_H
+
+#include "proto/attn_types.h"
+
+#define CONFIG_MAX_LISTEN 8
+
+struct config {
+    /* [device] */
+    char backend[16]; /* auto, cpu, cuda, hip */
+    uint32_t device_index;
+    uint64_t kv_memory_bytes; /* KV memory of all pools */
+    uint32_t threads; /* cpu backend; 0: one a core */
+    /* [listen] */
+    char *listen[CONFIG_MAX_LISTEN]; /* urls, owned */
+    uint32_t n_listen;
+    char *http; /* host:port of the stats endpoint, "" off */
+    uint32_t max_peers;
+    uint64_t max_message_bytes;
+    uint64_t handshake_timeout_us, body_timeout_us, write_timeout_us;
+    uint64_t max_peer_write_bytes; /* replies queued to one peer before it is cut */
+    /* [cache] */
+    uint32_t max_sequences, max_seq_tokens, max_pools, max_layers;
+    uint64_t io_memory_bytes; /* message buffers */
+    /* [engine] */
+    uint32_t max_batch_items, max_batch_tokens;
+    uint32_t max_step_items, max_step_tokens;
+    uint32_t max_queue_requests;
+    uint64_t max_queue_bytes;
+    uint64_t default_timeout_us, max_timeout_us;
+    uint32_t max_sessions;
+    uint64_t lease_us;
+    uint64_t drain_timeout_us;
+    /* [log] */
+    char log_level[8];
+};
+
+/* What the command line asked for besides settings. */
+enum config_action {
+    CONFIG_RUN,
+    CONFIG_CHECK, /* --check-config: exit 0 if config_load succeeded */
+    CONFIG_PRINT, /* --print-config */
+    CONFIG_HELP,
+    CONFIG_VERSION,
+};
+
+/* Fills *c from all sources. On failure why names source, key and value; *c is empty. */
+attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
+                        char *why, size_t why_bytes);
+/* key = value lines with "# from ..." origins, in the INI file's own format. */
+void config_print(const struct config *c);
+void config_help(void);
+void config_fini(struct config *c);
+
+#endif

@@ -1,0 +1,29 @@
+/* iobuf.h: buffers for messages, from one region the backend can read and write in place.
+ *
+ * A buddy allocator over host_alloc memory taken at start: power-of-two sizes, bounded, no allocation
+ * after ready. Any thread; one mutex, held for a few dozen instructions.
+ */
+#ifndef ATTND_DAEMON_IOBUF_H
+#define ATTND_DAEMON_IOBUF_H
+
+#include "kernels/backend.h"
+
+struct iobuf_pool;
+
+struct iobuf {
+    uint8_t *data; /* 4096-byte aligned */
+    size_t capacity_bytes;
+    size_t n_bytes; /* in use */
+    struct iobuf_pool *pool;
+};
+
+/* Takes total_bytes (rounded up to a power of two) from the backend. ATTN_ENOMEM. */
+attn_status iobuf_pool_open(const struct backend_ops *ops, struct backend *b, size_t total_bytes,
+                            struct iobuf_pool **out_pool);
+void iobuf_pool_close(struct iobuf_pool *pool); /* NULL is fine; no buffer may be out */
+/* NULL: none left of this size. n_bytes is set. */
+struct iobuf *iobuf_acquire(struct iobuf_pool *pool, size_t n_bytes);
+void iobuf_release(struct iobuf *buf); /* NULL is fine */
+void iobuf_pool_usage(struct iobuf_pool *pool, uint64_t *out_used_bytes, uint64_t *out_total_bytes);
+
+#endif

@@ -1,0 +1,90 @@
+/* stats.h: the daemon's counters: atomics that any thread adds to and the HTTP thread reads.
+ *
+ * One X-macro a kind is the single place where a metric gets its name, help text and storage. At any
+ * moment: steps_received = steps answered (by status) + steps in flight.
+ */
+#ifndef ATTND_DAEMON_STATS_H
+#define ATTND_DAEMON_STATS_H
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "proto/attn_types.h"
+
+/* X(field, metric name without attnd_, help) */
+#define STATS_COUNTER_MAP(X)                                                                       \
+    X(requests_received, "requests_received_total", "Requests decoded, steps included")            \
+    X(requests_refused_overload, "requests_refused_overload_total",                                \
+      "Requests refused at the queue bound")                                                       \
+    X(messages_malformed, "messages_malformed_total", "Messages that did not decode")              \
+    X(steps_received, "steps_received_total", "Steps received")                                    \
+    X(step_items, "step_items_total", "Items of answered steps")                                   \
+    X(step_tokens, "step_tokens_total", "Query tokens of answered steps")                          \
+    X(batches, "batches_total", "Batches launched")                                                \
+    X(batch_items, "batch_items_total", "Items in launched batches")                               \
+    X(batch_splits, "batch_splits_total", "Splits of launched batches")                            \
+    X(batches_failed, "batches_failed_total", "Batches the backend failed")                        \
+    X(kv_read_bytes, "kv_read_bytes_total", "Cached K and V read by attention")                    \
+    X(device_ns, "device_nanoseconds_total", "Time batches ran on the device")                     \
+    X(leases_expired, "leases_expired_total", "Sessions whose lease ended")                        \
+    X(sequences_expired, "sequences_expired_total", "Sequences freed at a lease's end")            \
+    X(peers_accepted, "peers_accepted_total", "Connections accepted")                              \
+    X(peers_refused, "peers_refused_total", "Connections refused at the cap")                      \
+    X(peers_cut_handshake, "peers_cut_handshake_total", "Peers cut: bad or late handshake")        \
+    X(peers_cut_oversize, "peers_cut_oversize_total", "Peers cut: message over the limit")         \
+    X(peers_cut_body_timeout, "peers_cut_body_timeout_total",                                      \
+      "Peers cut: message not complete in time")                                                   \
+    X(peers_cut_slow_reader, "peers_cut_slow_reader_total", "Peers cut: did not read replies")     \
+    X(peers_cut_malformed, "peers_cut_malformed_total", "Peers cut: bytes outside the protocol")   \
+    X(received_bytes, "received_bytes_total", "Bytes of messages received")                        \
+    X(sent_bytes, "sent_bytes_total", "Bytes of replies sent")
+
+#define STATS_GAUGE_MAP(X)                                                                         \
+    X(steps_in_flight, "steps_in_flight", "Steps received and not answered")                       \
+    X(queue_requests, "queue_requests", "Requests waiting for the engine or a batch")              \
+    X(queue_bytes, "queue_bytes", "Bytes of messages held by the engine")                          \
+    X(sessions, "sessions", "Sessions known")                                                      \
+    X(peers, "peers", "Connections open")                                                          \
+    X(sequences, "sequences", "Sequences open")                                                    \
+    X(blocks_total, "blocks", "Blocks of all pools")                                               \
+    X(blocks_free, "blocks_free", "Blocks free")                                                   \
+    X(blocks_used, "blocks_used", "Blocks in use")                                                 \
+    X(blocks_shared, "blocks_shared", "Blocks in use by more than one sequence")                   \
+    X(is_draining, "draining", "1 while draining")                                                 \
+    X(is_ready, "ready", "1 while serving")
+
+#define STATS_N_STATUS 18 /* |most negative status| + 1 */
+#define STATS_BUCKETS 32 /* power-of-two microseconds */
+
+enum stats_transport { STATS_IPC, STATS_TCP, STATS_SHM, STATS_N_TRANSPORTS };
+enum stats_time { STATS_QUEUE, STATS_DEVICE, STATS_TOTAL, STATS_N_TIMES };
+
+struct stats_histogram {
+    _Atomic uint64_t bucket[STATS_BUCKETS];
+    _Atomic uint64_t sum_ns;
+};
+
+struct stats {
+#define X(field, name, help) _Atomic uint64_t field;
+    STATS_COUNTER_MAP(X)
+    STATS_GAUGE_MAP(X)
+#undef X
+    _Atomic uint64_t steps_answered[STATS_N_STATUS]; /* by -status */
+    struct stats_histogram time[STATS_N_TRANSPORTS][STATS_N_TIMES];
+};
+
+/* The process has one. */
+extern struct stats stats;
+
+#define stats_add(field, n) atomic_fetch_add_explicit(&stats.field, (n), memory_order_relaxed)
+#define stats_sub(field, n) atomic_fetch_sub_explicit(&stats.field, (n), memory_order_relaxed)
+#define stats_set(field, n) atomic_store_explicit(&stats.field, (n), memory_order_relaxed)
+#define stats_get(field) atomic_load_explicit(&stats.field, memory_order_relaxed)
+
+void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns);
+/* Prometheus text format 0.0.4 to f. */
+void stats_write_prometheus(FILE *f);
+/* The same as one JSON object. */
+void stats_write_json(FILE *f);
+
+#endif

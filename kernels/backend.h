@@ -1,0 +1,187 @@
+/* backend.h: the boundary between the daemon and a device that computes attention.
+ *
+ * A backend owns the KV memory of its pools and computes batches over it. It knows blocks and table
+ * rows; it does not know sequences' names, tenants, sockets or why a block is where it is.
+ *
+ * Who owns what   The caller owns the batch and everything it points to, from backend submit until
+ *                 poll hands the batch back. Block tables are read during that time, too.
+ * Threads         All slots but host_alloc/host_free are called from one thread (the engine thread).
+ * Order           Batches of one backend run in submission order: a batch sees what the earlier
+ *                 ones wrote. Inside a batch: copies first, then all appends, then all attention.
+ * KV layout       [block][layer][K|V][kv_head][block_tokens][head_dim], one range a pool; quantised
+ *                 pools carry one f32 scale a (kv_head, token) behind the codes of each K or V part
+ *                 (kv_layout.h computes every stride).
+ */
+#ifndef ATTND_KERNELS_BACKEND_H
+#define ATTND_KERNELS_BACKEND_H
+
+#include "proto/attn_types.h"
+
+#define BACKEND_ABI 1
+#define BACKEND_MAX_IN_FLIGHT 2
+
+/* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
+struct attn_layer_spec {
+    float scale; /* multiplies q.k; > 0 */
+    uint32_t window_tokens; /* 0: unlimited; else query p sees keys (p - window, p] */
+    uint32_t sink_tokens; /* with a window: the first tokens that stay visible */
+    float soft_cap; /* 0: none; else s -> cap * tanh(s / cap), after scale */
+    bool is_full; /* not causal: every query of an item sees [0, pos + n_tokens) */
+    const float *sink_logits; /* [num_q_heads] extra softmax term without a value, NULL: none */
+    const float *alibi_slopes; /* [num_q_heads] adds slope * (key_pos - query_pos), NULL: none */
+};
+
+/* The KV geometry of a pool. Borrowed for the call; a backend copies what it keeps. */
+struct backend_pool_config {
+    uint32_t num_layers;
+    uint32_t num_q_heads; /* a multiple of num_kv_heads */
+    uint32_t num_kv_heads;
+    uint32_t head_dim_k; /* of q and k, elements */
+    uint32_t head_dim_v; /* of v and out, elements */
+    uint32_t block_tokens; /* a power of two, 8 to 256 */
+    uint32_t n_blocks;
+    uint32_t n_table_rows; /* sequences that can be open at once */
+    uint32_t max_row_blocks; /* entries in a row of the block table */
+    attn_dtype q_dtype; /* of q, k, v and out as they travel: f32, f16, bf16 */
+    attn_dtype kv_dtype; /* as stored: q_dtype, fp8_e4m3 or int8 */
+    bool is_batch_invariant; /* an item's bytes do not depend on what else is in the batch */
+    const struct attn_layer_spec *layers; /* [num_layers] */
+};
+
+enum {
+    BACKEND_APPEND = 1 << 0, /* write k and v at [pos, pos + n_tokens) */
+    BACKEND_ATTEND = 1 << 1, /* compute out (and lse) of the n_tokens queries */
+};
+
+/* One sequence's part of a batch. Host pointers, 16-byte aligned, of memory from host_alloc or
+ * host_register, so that a device may read and write them in place. */
+struct backend_item {
+    uint32_t flags;
+    uint32_t layer;
+    uint32_t table_row; /* the sequence's row in the block table */
+    uint32_t pos; /* position of the first of n_tokens */
+    uint32_t n_tokens; /* >= 1; query t sits at position pos + t */
+    const uint32_t *block_table; /* [ceil((pos + n_tokens) / block_tokens)] pool-local block ids */
+    const void *q; /* [n_tokens][num_q_heads][head_dim_k] q_dtype; ATTEND only */
+    const void *k; /* [n_tokens][num_kv_heads][head_dim_k] q_dtype; APPEND only */
+    const void *v; /* [n_tokens][num_kv_heads][head_dim_v] q_dtype; APPEND only */
+    void *out; /* [n_tokens][num_q_heads][head_dim_v] q_dtype; ATTEND only */
+    float *lse; /* [n_tokens][num_q_heads] natural log, may be NULL */
+};
+
+/* entry `index` of `row` of the block table becomes `block`; backends with a mirror apply it before
+ * anything else of the batch */
+struct backend_patch {
+    uint32_t row, index, block;
+};
+
+/* whole block src -> dst (all layers), before any append of the batch; a dst is in one copy only */
+struct backend_copy {
+    uint32_t src, dst;
+};
+
+struct backend_pool;
+
+struct backend_batch {
+    struct backend_pool *pool;
+    const struct backend_item *items; /* no two APPEND items of one (row, layer) */
+    const struct backend_patch *patches;
+    const struct backend_copy *copies;
+    uint32_t n_items, n_patches, n_copies;
+    void *user; /* the caller's, untouched */
+
+    /* written by the backend before poll returns the batch */
+    attn_status status; /* ATTN_OK, or why none of the items can be trusted */
+    uint64_t device_ns; /* time on the device */
+    uint64_t kv_bytes; /* cached K and V read */
+    uint32_t n_splits; /* parts the attention work was cut into */
+};
+
+struct backend_config {
+    uint64_t kv_bytes; /* KV memory of all pools together; taken at open, never grows */
+    uint32_t max_batch_items; /* in one batch */
+    uint32_t max_batch_tokens; /* query tokens in one batch */
+    uint32_t n_threads; /* cpu: threads including the caller, 0: one a core */
+    int32_t device_index; /* gpus */
+    int import_fd; /* KV memory of a predecessor to map instead of taking new, -1: none */
+};
+
+struct backend_info {
+    char name[16]; /* "cpu", "cuda", "hip" */
+    char device[128]; /* "AMD EPYC ..., avx512", "NVIDIA H200" */
+    uint64_t kv_bytes; /* as taken */
+    uint32_t max_in_flight; /* batches that submit accepts before one must be polled */
+    uint32_t n_processors; /* threads or SMs */
+};
+
+struct backend;
+
+/* The table a backend fills. Unless said otherwise a slot may be called only between open and
+ * close, on the engine thread. Every failure leaves a sentence naming field and value (or the failed
+ * device call) in last_error. */
+struct backend_ops {
+    uint32_t abi; /* BACKEND_ABI */
+    const char *name;
+
+    /* Takes the device and its KV memory. May block for seconds. On failure *out_b is still set when
+     * memory allowed, only for last_error and close. Errors: ATTN_ENOTSUP no such device or driver,
+     * ATTN_ENOMEM kv_bytes does not fit (message names both sizes). */
+    attn_status (*open)(const struct backend_config *c, struct backend **out_b);
+    /* Accepts NULL and half-opened backends; waits for batches in flight. */
+    void (*close)(struct backend *b);
+    const char *(*last_error)(const struct backend *b); /* never NULL; valid until the next call */
+    void (*info)(const struct backend *b, struct backend_info *out);
+
+    /* Can this geometry be computed? ATTN_ENOTSUP names the missing feature, ATTN_EINVAL the field. */
+    attn_status (*pool_check)(struct backend *b, const struct backend_pool_config *c);
+    /* Bytes the pool's blocks would take from kv_bytes. */
+    uint64_t (*pool_bytes)(const struct backend *b, const struct backend_pool_config *c);
+    /* Takes a range of the KV memory; pools opened in the same order with the same geometry after an
+     * import find their bytes. ATTN_ENOMEM: message names wanted and free bytes. */
+    attn_status (*pool_open)(struct backend *b, const struct backend_pool_config *c,
+                             struct backend_pool **out_pool);
+
+    /* Starts a batch; never waits for the device. ATTN_OK: it comes back exactly once from poll,
+     * whatever happens. Error: nothing was started. A batch without ATTEND items is fine. */
+    attn_status (*submit)(struct backend *b, struct backend_batch *batch);
+    /* The oldest batch in flight if it is done within wait_ns (0: look only), else NULL. */
+    struct backend_batch *(*poll)(struct backend *b, uint64_t wait_ns);
+
+    /* Whole blocks to and from host memory ([layer][K|V][kv_head][block_tokens][head_dim], with
+     * scales if quantised), after all batches submitted before. Block until done. */
+    attn_status (*block_read)(struct backend_pool *p, uint32_t block, void *out_bytes);
+    attn_status (*block_write)(struct backend_pool *p, uint32_t block, const void *bytes);
+    /* Zeroes blocks, ordered with batches; returns before the work is done. */
+    attn_status (*blocks_scrub)(struct backend_pool *p, const uint32_t *blocks, uint32_t n);
+
+    /* A descriptor that keeps the KV memory alive beyond this process; the caller closes it.
+     * ATTN_ENOTSUP where the device cannot. */
+    attn_status (*export_memory)(struct backend *b, int *out_fd);
+
+    /* Host memory the device reads and writes in place, 4096-byte aligned. Any thread. */
+    attn_status (*host_alloc)(struct backend *b, size_t bytes, void **out_p);
+    void (*host_free)(struct backend *b, void *p, size_t bytes);
+    /* The same for memory that exists (page-aligned). */
+    attn_status (*host_register)(struct backend *b, void *p, size_t bytes);
+    void (*host_unregister)(struct backend *b, void *p, size_t bytes);
+};
+
+/* The table every loadable module (attnd-cuda.so, attnd-hip.so) exports under this name. */
+#define BACKEND_MODULE_SYMBOL "attnd_backend_module"
+typedef const struct backend_ops *(*backend_module_fn)(void);
+
+/* The built-in CPU backend. */
+const struct backend_ops *backend_cpu(void);
+
+/* Finds a backend by name ("cpu", "cuda", "hip"): built in, or attnd-NAME.so next to the running
+ * binary, in ../lib/attnd beside it, or in $ATTND_MODULE_DIR. The module stays loaded.
+ * ATTN_ENOTFOUND: the reason is in why. */
+attn_status backend_load(const char *name, const struct backend_ops **out_ops, char *why,
+                         size_t why_bytes);
+
+/* Checks what every backend needs of a geometry (ranges, multiples, sizes that overflow) and names
+ * the field and value in why. Backends call it first in pool_check. */
+attn_status backend_pool_config_check(const struct backend_pool_config *c, char *why,
+                                      size_t why_bytes);
+
+#endif

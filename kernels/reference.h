@@ -1,0 +1,41 @@
+/* reference.h: attention in plain float64 over contiguous K and V, the oracle of every test, of
+ * attnload --verify and of attnbench. Slow and obvious on purpose.
+ */
+#ifndef ATTND_KERNELS_REFERENCE_H
+#define ATTND_KERNELS_REFERENCE_H
+
+#include "kernels/backend.h"
+
+/* reference_attend: one item's attention.
+ *
+ * Shapes   q [n_q][num_q_heads][dk]; k [n_kv][num_kv_heads][dk]; v [n_kv][num_kv_heads][dv]
+ *          out [n_q][num_q_heads][dv] f64; lse [n_q][num_q_heads] f64, may be NULL
+ * Units    query t is at position pos + t; keys at 0 .. n_kv - 1; n_kv >= pos + n_q unless empty
+ * Empty    a query that sees no key gives out = 0 and lse = -inf (or the sink logit's lse)
+ * Errors   ATTN_ENOMEM
+ */
+attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_heads,
+                             uint32_t num_kv_heads, uint32_t dk, uint32_t dv, attn_dtype dtype,
+                             const void *q, uint32_t n_q, uint32_t pos, const void *k,
+                             const void *v, uint32_t n_kv, double *out, double *lse);
+
+/* Element i of an array of dtype (f32, f16, bf16), widened or rounded to nearest even. */
+double reference_get(attn_dtype dtype, const void *array, size_t i);
+void reference_put(attn_dtype dtype, void *array, size_t i, double x);
+
+/* The quantisation every backend applies on append to a quantised pool: one head's row of n
+ * elements gets one scale = max|x| / (448 for e4m3, 127 for int8), codes round to nearest even and
+ * saturate; an all-zero row has scale 0. */
+void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint8_t *out_codes,
+                        float *out_scale);
+void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale, uint32_t n,
+                          double *out_row);
+
+/* Error bound of an output computed with this dtype against the reference: pass when
+ * |out - ref| <= atol + rtol * |ref| for every element and the relative L2 error is below l2. */
+struct reference_bound {
+    double atol, rtol, l2;
+};
+struct reference_bound reference_bound_of(attn_dtype q_dtype, attn_dtype kv_dtype);
+
+#endif

@@ -1,0 +1,78 @@
+/* attn_types.c: names and sizes of the shared words. No state. */
+#include "proto/attn_types.h"
+
+#include <string.h>
+
+const char *attn_status_name(attn_status st)
+{
+    switch (st) {
+#define X(name, value, message, is_retryable)                                                      \
+    case name:                                                                                     \
+        return #name;
+        ATTN_STATUS_MAP(X)
+#undef X
+    }
+    return "ATTN_E?";
+}
+
+const char *attn_status_message(attn_status st)
+{
+    switch (st) {
+#define X(name, value, message, is_retryable)                                                      \
+    case name:                                                                                     \
+        return message;
+        ATTN_STATUS_MAP(X)
+#undef X
+    }
+    return "unknown status";
+}
+
+bool attn_status_is_retryable(attn_status st)
+{
+    switch (st) {
+#define X(name, value, message, is_retryable)                                                      \
+    case name:                                                                                     \
+        return is_retryable;
+        ATTN_STATUS_MAP(X)
+#undef X
+    }
+    return false;
+}
+
+size_t attn_dtype_bytes(attn_dtype d)
+{
+    switch (d) {
+#define X(name, value, text, bytes)                                                                \
+    case name:                                                                                     \
+        return bytes;
+        ATTN_DTYPE_MAP(X)
+#undef X
+    case ATTN_DTYPE_NONE:
+        break;
+    }
+    return 0;
+}
+
+const char *attn_dtype_name(attn_dtype d)
+{
+    switch (d) {
+#define X(name, value, text, bytes)                                                                \
+    case name:                                                                                     \
+        return text;
+        ATTN_DTYPE_MAP(X)
+#undef X
+    case ATTN_DTYPE_NONE:
+        break;
+    }
+    return "?";
+}
+
+attn_dtype attn_dtype_parse(const char *text)
+{
+#define X(name, value, str, bytes)                                                                 \
+    if (strcmp(text, str) == 0)                                                                    \
+        return name;
+    ATTN_DTYPE_MAP(X)
+#undef X
+    return ATTN_DTYPE_NONE;
+}

@@ -1,0 +1,103 @@
+/* wire.h: the codec of attnd's messages: preamble, protobuf header, payload.
+ *
+ * A message is a 24-byte little-endian preamble, a protobuf header (attnd.proto), zero bytes up to a
+ * multiple of 64 from the start of the message, then tensors, each starting at a multiple of 64:
+ *
+ *   offset 0  u32 magic "ATND"      4  u16 version (1)    6  u16 flags (bit 0: this is a reply)
+ *          8  u32 header bytes     12  u32 payload bytes  16  u64 request id
+ *
+ * The transports' framing (SP, shared memory) is outside of this. Nothing here blocks, logs or keeps
+ * state; bytes are untrusted until decoded. A decoded message points into the caller's bytes for its
+ * payload and into the caller's arena for its header: drop both at once.
+ */
+#ifndef ATTND_PROTO_WIRE_H
+#define ATTND_PROTO_WIRE_H
+
+#include "attnd.pb-c.h"
+#include "proto/attn_types.h"
+
+#define WIRE_MAGIC 0x444e5441u /* "ATND" as bytes */
+#define WIRE_VERSION 1u
+#define WIRE_PREAMBLE_BYTES 24u
+#define WIRE_ALIGN 64u
+#define WIRE_FLAG_REPLY 1u
+
+/* limits of a header, checked before anything is unpacked */
+#define WIRE_MAX_HEADER_BYTES (1u << 20)
+#define WIRE_MAX_DEPTH 4u
+#define WIRE_MAX_SUBMESSAGES 1100u /* of one header: layer specs are the many */
+#define WIRE_MAX_STEP_ITEMS 4096u
+#define WIRE_MAX_STRING_BYTES 4096u
+#define WIRE_MAX_LAYERS 512u
+#define WIRE_MAX_HEADS 1024u
+
+enum { WIRE_STEP_APPEND = 1, WIRE_STEP_ATTEND = 2, WIRE_STEP_LSE = 4 };
+
+struct wire_preamble {
+    uint16_t version, flags;
+    uint32_t header_bytes, payload_bytes;
+    uint64_t request_id;
+};
+
+/* A bump allocator over the caller's memory; falls back to malloc in chunks up to limit_bytes.
+ * wire_arena_reset frees everything at once. */
+struct wire_arena {
+    uint8_t *base;
+    size_t capacity_bytes, used_bytes;
+    size_t limit_bytes; /* base and chunks together */
+    void *chunks;
+};
+void wire_arena_init(struct wire_arena *a, void *base, size_t base_bytes, size_t limit_bytes);
+void wire_arena_reset(struct wire_arena *a);
+
+struct wire_request {
+    uint64_t request_id;
+    const Attnd__Request *header; /* in the arena */
+    uint8_t *payload; /* in the message, WIRE_ALIGN-aligned if the message is */
+    size_t payload_bytes;
+};
+struct wire_reply {
+    uint64_t request_id;
+    const Attnd__Reply *header;
+    uint8_t *payload;
+    size_t payload_bytes;
+};
+
+/* Reads and checks a preamble alone: magic, version, header limit, sum of sizes against
+ * max_message_bytes. why gets a sentence naming field and value. ATTN_EPROTO, ATTN_ENOTSUP (version). */
+attn_status wire_preamble_decode(const uint8_t bytes[WIRE_PREAMBLE_BYTES],
+                                 uint64_t max_message_bytes, struct wire_preamble *out, char *why,
+                                 size_t why_bytes);
+
+/* Decodes a whole message. ATTN_EPROTO with a sentence in why for anything malformed (a body is
+ * missing, parallel arrays of a step disagree in length, a limit above is passed); ATTN_ENOMEM. The
+ * request id is set as soon as the preamble could be read, so that an error can be answered. */
+attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
+                                struct wire_request *out, char *why, size_t why_bytes);
+attn_status wire_reply_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
+                              struct wire_reply *out, char *why, size_t why_bytes);
+
+/* Bytes before the payload (a multiple of WIRE_ALIGN) for this header. */
+size_t wire_request_head_bytes(const Attnd__Request *h);
+size_t wire_reply_head_bytes(const Attnd__Reply *h);
+/* Writes preamble, header and padding to dst (head_bytes big); the payload goes right behind. */
+void wire_request_head_encode(const Attnd__Request *h, uint64_t request_id, size_t payload_bytes,
+                              uint8_t *dst);
+void wire_reply_head_encode(const Attnd__Reply *h, uint64_t request_id, size_t payload_bytes,
+                            uint8_t *dst);
+
+/* Where the tensors of a step are in its payload, from the header and the pool's geometry. */
+struct wire_step_layout {
+    uint64_t n_tokens; /* of all items */
+    uint64_t q_offset, k_offset, v_offset; /* valid where the flag is set */
+    uint64_t request_bytes; /* payload the request must have, exactly */
+    uint64_t out_offset, lse_offset;
+    uint64_t reply_bytes;
+};
+/* ATTN_EINVAL: flags are 0 or unknown, lse without attend, an item of 0 tokens, sizes that overflow
+ * 32 bits. */
+attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
+                                uint32_t head_dim_k, uint32_t head_dim_v, attn_dtype dtype,
+                                struct wire_step_layout *out, char *why, size_t why_bytes);
+
+#endif
