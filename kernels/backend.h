@@ -164,6 +164,17 @@ struct backend_ops {
     /* The same for memory that exists (page-aligned). */
     attn_status (*host_register)(struct backend *b, void *p, size_t bytes);
     void (*host_unregister)(struct backend *b, void *p, size_t bytes);
+
+    /* Measurement, for attnbench; results of a run are left in the batch's buffers.
+     * time_batch: device time of n_runs runs, run r computing batches[r % n_batches] with cold caches;
+     * variant names one of variants[], NULL is what submit does. time_read: a plain read of bytes the
+     * best way the device knows, cold; bytes 0: an empty launch. Block; no batch may be in flight.
+     * Errors: ATTN_ENOTSUP no such variant, or it cannot compute this geometry. */
+    const char *const *variants; /* NULL-terminated, "naive" first, each faster by one idea */
+    attn_status (*time_batch)(struct backend *b, const char *variant,
+                              struct backend_batch *const *batches, uint32_t n_batches,
+                              uint32_t n_runs, uint64_t *out_ns);
+    attn_status (*time_read)(struct backend *b, uint64_t bytes, uint32_t n_runs, uint64_t *out_ns);
 };
 
 /* The table every loadable module (attnd-cuda.so, attnd-hip.so) exports under this name. */
