@@ -13,7 +13,8 @@ struct iobuf_pool;
 struct iobuf {
     uint8_t *data; /* 4096-byte aligned */
     size_t capacity_bytes;
-    size_t n_bytes; /* in use */
+    size_t offset; /* where the message starts in data: a multiple of 64, 0 but for step replies */
+    size_t n_bytes; /* of the message */
     struct iobuf_pool *pool;
 };
 
