@@ -139,6 +139,9 @@ attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq);
 attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                               uint32_t n_tokens, struct kv_effects *fx);
 bool kv_seq_has_pending_copy(const struct kv *kv, kv_seq_id seq);
+/* True if kv_append_reserve of this range would replace a shared block by a copy: it changes entries
+ * of the block table that a batch in flight may be reading, so the caller waits for that batch. */
+bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens);
 /* The batch is done: the layer's length becomes max(length, pos + n); replaced blocks are let go. */
 void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                       uint32_t n_tokens);
