@@ -50,6 +50,7 @@
     X(blocks_free, "blocks_free", "Blocks free")                                                   \
     X(blocks_used, "blocks_used", "Blocks in use")                                                 \
     X(blocks_shared, "blocks_shared", "Blocks in use by more than one sequence")                   \
+    X(engine_beat_ns, "engine_heartbeat_nanoseconds", "Monotonic time of the engine's last turn")    \
     X(is_draining, "draining", "1 while draining")                                                 \
     X(is_ready, "ready", "1 while serving")
 
