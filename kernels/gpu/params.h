@@ -1,0 +1,144 @@
+/* params.h: what the host hands to the kernels: plain structs, read by C and by device code, and the
+ * C entry points that launch them. Launches return 0 or the runtime's error code; they never wait.
+ *
+ * Who owns what   device memory belongs to the backend; a kernel reads items, block table and layers
+ *                 from device memory, and k, v, q_src from host memory that the device can read.
+ */
+#ifndef ATTND_GPU_PARAMS_H
+#define ATTND_GPU_PARAMS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* struct attn_layer_spec with its arrays in device memory */
+struct gpu_layer {
+    float scale;
+    float soft_cap; /* 0: none */
+    uint32_t window_tokens; /* 0: unlimited */
+    uint32_t sink_tokens;
+    uint32_t is_full;
+    uint32_t pad;
+    const float *sink_logits; /* [num_q_heads] or NULL */
+    const float *alibi_slopes; /* [num_q_heads] or NULL */
+};
+
+/* One pool. Offsets as struct kv_layout. */
+struct gpu_kv {
+    char *base;
+    uint64_t block_bytes, layer_bytes, v_offset, k_head_bytes, v_head_bytes, k_scales, v_scales;
+    uint32_t *table; /* [n_table_rows][row_blocks] block ids */
+    const struct gpu_layer *layers; /* [num_layers] */
+    uint32_t row_blocks;
+    uint32_t num_q_heads, num_kv_heads, group; /* group = num_q_heads / num_kv_heads */
+    uint32_t dk, dv;
+    uint32_t block_tokens, block_shift; /* block_tokens = 1 << block_shift */
+    uint32_t q_dtype, kv_dtype; /* attn_dtype */
+    uint32_t is_quantised;
+    uint32_t pad;
+};
+
+/* One item of a batch. Arrays are ordered by kind of kernel; token0 and unit0 grow along them. */
+struct gpu_item {
+    const void *q_src; /* [n_tokens][num_q_heads][dk], host; NULL: q is in place, or no ATTEND */
+    const void *k_src, *v_src; /* [n_tokens][num_kv_heads][dk or dv], host; NULL: no APPEND */
+    void *q; /* where attention reads q: device, as q_src */
+    void *out; /* [n_tokens][num_q_heads][dv] */
+    float *lse; /* [n_tokens][num_q_heads] or NULL */
+    uint32_t row, pos, n_tokens, layer;
+    uint32_t token0; /* tokens of the items before this one */
+    uint32_t blocks0; /* this item's first entry in the append's block list */
+    uint32_t unit0; /* thread blocks of the items before this one (of the same kernel) */
+    uint32_t n_splits; /* parts its cached tokens are cut into, >= 1 */
+    uint32_t split_tokens; /* tokens in each part but the last */
+    uint32_t slot0; /* first partial slot; a slot is one query row's part of one split */
+    uint32_t pad[2];
+};
+
+struct gpu_patch {
+    uint32_t row, index, block;
+};
+
+/* Small batches travel in the kernel's parameters, which saves a trip over the bus. */
+#define GPU_INLINE_ITEMS 24
+#define GPU_INLINE_PATCHES 64
+#define GPU_INLINE_BLOCKS 64
+#define GPU_LIST 480 /* words of a list that travels in parameters */
+
+/* prep: patches the block table, appends k and v (quantising), brings q to the device, and for an
+ * inline batch stores the items where the attention kernels read them.
+ *
+ * Shapes   items [n_items]; patches [n_patches]; blocks: for each appended item the ids of the blocks
+ *          that [pos, pos + n_tokens) touches, in order. NULL: the inline arrays are used. */
+struct gpu_prep {
+    struct gpu_kv kv;
+    const struct gpu_item *items;
+    const struct gpu_patch *patches;
+    const uint32_t *blocks;
+    struct gpu_item *out_items; /* inline only */
+    uint64_t *out_start_ns; /* host memory, NULL: not wanted */
+    uint32_t n_items, n_patches, n_tokens, pad;
+    struct gpu_item inline_items[GPU_INLINE_ITEMS];
+    struct gpu_patch inline_patches[GPU_INLINE_PATCHES];
+    uint32_t inline_blocks[GPU_INLINE_BLOCKS];
+};
+int gpu_prep_launch(const struct gpu_prep *a, void *stream);
+
+/* Whole blocks, up to GPU_LIST / 2 pairs (src, dst) a launch. */
+struct gpu_copy {
+    char *base;
+    uint64_t block_bytes; /* a multiple of 128 */
+    uint32_t n, pad;
+    uint32_t list[GPU_LIST];
+};
+int gpu_copy_launch(const struct gpu_copy *a, void *stream);
+/* Zeroes up to GPU_LIST blocks; dst ids in list. */
+int gpu_scrub_launch(const struct gpu_copy *a, void *stream);
+
+/* Tells the host that everything before it is done. Both in host memory. */
+struct gpu_finish {
+    uint64_t *out_end_ns;
+    uint32_t *out_flag;
+    uint32_t value, pad;
+};
+int gpu_finish_launch(const struct gpu_finish *a, void *stream, int chained);
+
+/* Attention of n_items items (a range of the batch's array, unit0 counted from its start).
+ *
+ * parts     partial results [slot][dv] sums and [slot] (maximum, sum) pairs, for items of n_splits > 1
+ * is_fixed  an item's bytes depend on nothing but the item: a split is folded in like a part of its
+ *           own also where one thread block computes several, so the number of blocks does not matter
+ */
+struct gpu_attend {
+    struct gpu_kv kv;
+    const struct gpu_item *items;
+    float *part_o; /* [n_slots][dv] */
+    float *part_ml; /* [n_slots][2] */
+    uint32_t n_items;
+    uint32_t n_units; /* thread blocks */
+    uint32_t n_rows; /* n_tokens * num_q_heads over all items, for the merge */
+    uint32_t rows_per_unit;
+    uint32_t any_split; /* some item has n_splits > 1: a merge follows */
+    uint32_t pad;
+};
+
+/* Plain fp32 arithmetic, every geometry and option. */
+int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
+/* Tensor cores; bf16 or f16 queries, head dims up to 256. rows_per_unit 16 or 64. */
+int gpu_attend_matrix_init(void);
+int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained);
+
+/* The steps of the ladder before the kernels above: 0 naive, 1 online, 2 shared tiles. */
+int gpu_ladder_launch(const struct gpu_attend *a, int step, void *stream);
+
+/* Reads bytes (a multiple of 16) and stores next to nothing. shape: 0 .. GPU_READ_SHAPES - 1. */
+#define GPU_READ_SHAPES 6
+int gpu_read_launch(const void *p, uint64_t bytes, uint32_t *sink, int shape, uint32_t n_processors,
+                    void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
