@@ -11,11 +11,11 @@
 struct iobuf_pool;
 
 struct iobuf {
-    uint8_t *data; /* 4096-byte aligned */
+    uint8_t *data; /* 4096-byte aligned (64 from the heap) */
     size_t capacity_bytes;
     size_t offset; /* where the message starts in data: a multiple of 64, 0 but for step replies */
     size_t n_bytes; /* of the message */
-    struct iobuf_pool *pool;
+    struct iobuf_pool *pool; /* NULL: from the heap */
 };
 
 /* Takes total_bytes (rounded up to a power of two) from the backend. ATTN_ENOMEM. */
@@ -24,6 +24,9 @@ attn_status iobuf_pool_open(const struct backend_ops *ops, struct backend *b, si
 void iobuf_pool_close(struct iobuf_pool *pool); /* NULL is fine; no buffer may be out */
 /* NULL: none left of this size. n_bytes is set. */
 struct iobuf *iobuf_acquire(struct iobuf_pool *pool, size_t n_bytes);
+/* A small buffer from the heap, for what must be said when the pool is empty. No backend may be given
+ * its address. NULL: out of memory. */
+struct iobuf *iobuf_heap_new(size_t n_bytes);
 void iobuf_release(struct iobuf *buf); /* NULL is fine */
 void iobuf_pool_usage(struct iobuf_pool *pool, uint64_t *out_used_bytes, uint64_t *out_total_bytes);
 

@@ -1,8 +1,8 @@
 /* request.h: one message on its way through the daemon: from the transport that received it, through
  * the engine, back to the transport that answers it.
  *
- * Owner    the transport until engine_submit, the engine until request_reply hands it to
- *          transport->reply, then the transport again, which sends the reply and frees both.
+ * Owner    the transport until engine_submit, the engine until request_reply (or _reply_error) hands
+ *          it to transport->reply, then the transport again, which sends the reply and frees both.
  * Memory   the message and its reply sit in iobufs: host memory the backend reads and writes in
  *          place. The header is unpacked into the request's own arena; all goes in request_free.
  */
@@ -10,25 +10,31 @@
 #define ATTND_DAEMON_REQUEST_H
 
 #include "daemon/iobuf.h"
+#include "daemon/stats.h"
 #include "proto/wire.h"
 
 struct request;
 
 /* What a transport gives the engine; static, one a transport kind. */
 struct transport_ops {
-    const char *name; /* "ipc", "tcp", "shm": label of its histograms */
+    enum stats_transport label; /* of its histograms */
     /* Takes the request back with req->reply filled (a whole message). Called on the engine thread,
      * or inside engine_submit on the caller's; never blocks. */
     void (*reply)(struct request *req);
 };
 
-enum { REQUEST_ARENA_BYTES = 4096 };
+enum {
+    REQUEST_ARENA_BYTES = 4096,
+    REQUEST_MAX_ARENA_BYTES = 4 << 20, /* a header unpacked, chunks included */
+    REQUEST_MIN_MSG_BYTES = 1024, /* room of every msg: an error can be answered in its place */
+};
 
 struct request {
     struct request *next; /* of whatever queue holds it */
     const struct transport_ops *transport;
     void *peer; /* the transport's own */
-    uint64_t peer_data[4]; /* the transport's own: reply address (ids of REQ), ring slot */
+    uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
+    uint32_t peer_data_bytes;
     struct iobuf *msg; /* received message */
     struct iobuf *reply; /* message to send; NULL until replied */
     struct wire_request wire;
@@ -41,25 +47,31 @@ struct request {
     uint8_t arena_bytes[REQUEST_ARENA_BYTES];
 };
 
-/* A request for a message of msg_bytes, with msg allocated from pool. NULL: out of memory or buffers
- * (an overload; the transport answers or cuts). Any thread. */
+/* A request for a message of msg_bytes, with msg allocated from pool; pool NULL: from the heap, for
+ * messages that are refused unread. NULL: out of memory or buffers (an overload; the transport
+ * answers or cuts). Any thread. */
 struct request *request_new(const struct transport_ops *t, void *peer, struct iobuf_pool *pool,
                             size_t msg_bytes);
 /* Frees message, reply, arena and itself; NULL is fine. Any thread. */
 void request_free(struct request *req);
 
-/* Decodes req->msg (complete) into req->wire and sets the deadline from the header (capped by
- * max_timeout_us; default_timeout_us if 0). On failure the request must still be answered with
- * request_reply_error if wire.request_id is known. */
+/* Decodes req->msg (complete) into req->wire and sets received_ns and the deadline from the header
+ * (capped by max_timeout_us; default_timeout_us if 0). Counts the request, and a step as received and
+ * in flight. On failure answer with request_reply_error; wire.request_id is 0 if it is not known. */
 attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
                            uint64_t max_timeout_us, char *why, size_t why_bytes);
 
 /* Builds the reply message from a header and payload_bytes of room behind it, without sending:
- * out_payload is where the tensors go. ATTN_EOVERLOAD: no buffer. */
+ * out_payload is where the tensors go (WIRE_ALIGN-aligned). queue_ns and device_ns of the header are
+ * the caller's. ATTN_EOVERLOAD: no buffer. May be repeated: the later replaces the earlier. */
 attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
                                 size_t payload_bytes, uint8_t **out_payload);
-/* A reply of a status and a printf sentence alone, sent at once. Always answers: without a buffer it
- * falls back to a preallocated one. */
+/* Hands the request with its built reply to the transport; the request is gone for the caller. A step
+ * is counted as answered with st (its first failed item's), its times go to the histograms. */
+void request_reply(struct request *req, attn_status st);
+/* Builds a reply of a status and a printf sentence alone and sends it. Always answers: the reply
+ * takes the message's place, so no buffer is needed; nothing may read or write the message any more.
+ * The format's arguments may point into the request. */
 void request_reply_error(struct request *req, attn_status st, uint64_t retry_after_us,
                          const char *format, ...) __attribute__((format(printf, 4, 5)));
 

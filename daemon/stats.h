@@ -1,7 +1,7 @@
 /* stats.h: the daemon's counters: atomics that any thread adds to and the HTTP thread reads.
  *
  * One X-macro a kind is the single place where a metric gets its name, help text and storage. At any
- * moment: steps_received = steps answered (by status) + steps in flight.
+ * moment: steps_received = steps answered (by status) + steps in flight; request.c counts all three.
  */
 #ifndef ATTND_DAEMON_STATS_H
 #define ATTND_DAEMON_STATS_H
@@ -11,7 +11,7 @@
 
 #include "proto/attn_types.h"
 
-/* X(field, metric name without attnd_, help) */
+/* X(field, metric name without attnd_, help). Fields that end in _ns are exported in seconds. */
 #define STATS_COUNTER_MAP(X)                                                                       \
     X(requests_received, "requests_received_total", "Requests decoded, steps included")            \
     X(requests_refused_overload, "requests_refused_overload_total",                                \
@@ -25,7 +25,7 @@
     X(batch_splits, "batch_splits_total", "Splits of launched batches")                            \
     X(batches_failed, "batches_failed_total", "Batches the backend failed")                        \
     X(kv_read_bytes, "kv_read_bytes_total", "Cached K and V read by attention")                    \
-    X(device_ns, "device_nanoseconds_total", "Time batches ran on the device")                     \
+    X(device_ns, "device_seconds_total", "Time batches ran on the device")                         \
     X(leases_expired, "leases_expired_total", "Sessions whose lease ended")                        \
     X(sequences_expired, "sequences_expired_total", "Sequences freed at a lease's end")            \
     X(peers_accepted, "peers_accepted_total", "Connections accepted")                              \
@@ -50,7 +50,8 @@
     X(blocks_free, "blocks_free", "Blocks free")                                                   \
     X(blocks_used, "blocks_used", "Blocks in use")                                                 \
     X(blocks_shared, "blocks_shared", "Blocks in use by more than one sequence")                   \
-    X(engine_beat_ns, "engine_heartbeat_nanoseconds", "Monotonic time of the engine's last turn")    \
+    X(engine_beat_ns, "engine_heartbeat_seconds", "Monotonic time of the engine's last turn")      \
+    X(loop_beat_ns, "loop_heartbeat_seconds", "Monotonic time of the event loop's last turn")      \
     X(is_draining, "draining", "1 while draining")                                                 \
     X(is_ready, "ready", "1 while serving")
 
@@ -81,6 +82,11 @@ extern struct stats stats;
 #define stats_sub(field, n) atomic_fetch_sub_explicit(&stats.field, (n), memory_order_relaxed)
 #define stats_set(field, n) atomic_store_explicit(&stats.field, (n), memory_order_relaxed)
 #define stats_get(field) atomic_load_explicit(&stats.field, memory_order_relaxed)
+
+/* stats_beat(engine_beat_ns): the calling thread is alive. Each of the two beats at least once a second,
+ * also when idle; /healthz answers 503 when one has stopped. 0: not running. */
+#define stats_beat(field) stats_set(field, stats_now_ns())
+uint64_t stats_now_ns(void); /* CLOCK_MONOTONIC */
 
 void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns);
 /* Prometheus text format 0.0.4 to f. */

@@ -1,0 +1,137 @@
+/* request.c: making, decoding, answering and freeing a request; the one place that counts steps.
+ */
+#include "daemon/request.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_SENTENCE_BYTES = 480 };
+
+struct request *request_new(const struct transport_ops *t, void *peer, struct iobuf_pool *pool,
+                            size_t msg_bytes)
+{
+    struct request *req = malloc(sizeof(*req));
+    if (req == NULL)
+        return NULL;
+    memset(req, 0, offsetof(struct request, arena_bytes));
+    req->transport = t;
+    req->peer = peer;
+    size_t room = msg_bytes > REQUEST_MIN_MSG_BYTES ? msg_bytes : REQUEST_MIN_MSG_BYTES;
+    req->msg = pool != NULL ? iobuf_acquire(pool, room) : iobuf_heap_new(room);
+    if (req->msg == NULL) {
+        free(req);
+        return NULL;
+    }
+    req->msg->n_bytes = msg_bytes;
+    wire_arena_init(&req->arena, req->arena_bytes, sizeof(req->arena_bytes),
+                    REQUEST_MAX_ARENA_BYTES);
+    return req;
+}
+
+void request_free(struct request *req)
+{
+    if (req == NULL)
+        return;
+    iobuf_release(req->msg);
+    iobuf_release(req->reply);
+    wire_arena_reset(&req->arena);
+    free(req);
+}
+
+static bool is_step(const struct request *req)
+{
+    return req->wire.header != NULL && req->wire.header->body_case == ATTND__REQUEST__BODY_STEP;
+}
+
+attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
+                           uint64_t max_timeout_us, char *why, size_t why_bytes)
+{
+    req->received_ns = now_ns;
+    req->deadline_ns = now_ns + default_timeout_us * 1000;
+    attn_status st = wire_request_decode(req->msg->data, req->msg->n_bytes, &req->arena, &req->wire,
+                                         why, why_bytes);
+    if (st != ATTN_OK) {
+        req->wire.header = NULL;
+        stats_add(messages_malformed, 1);
+        return st;
+    }
+    stats_add(requests_received, 1);
+    uint64_t timeout_us = req->wire.header->timeout_us;
+    if (timeout_us > max_timeout_us)
+        timeout_us = max_timeout_us;
+    if (timeout_us != 0)
+        req->deadline_ns = now_ns + timeout_us * 1000;
+    if (is_step(req)) {
+        stats_add(steps_received, 1);
+        stats_add(steps_in_flight, 1);
+    }
+    return ATTN_OK;
+}
+
+attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
+                                size_t payload_bytes, uint8_t **out_payload)
+{
+    assert(req->msg->pool != NULL); /* heap messages are refused, never served */
+    size_t head_bytes = wire_reply_head_bytes(header);
+    iobuf_release(req->reply);
+    req->reply = iobuf_acquire(req->msg->pool, head_bytes + payload_bytes);
+    if (req->reply == NULL)
+        return ATTN_EOVERLOAD;
+    wire_reply_head_encode(header, req->wire.request_id, payload_bytes, req->reply->data);
+    *out_payload = req->reply->data + head_bytes;
+    return ATTN_OK;
+}
+
+void request_reply(struct request *req, attn_status st)
+{
+    assert(req->reply != NULL);
+    if (is_step(req)) {
+        uint64_t now_ns = stats_now_ns();
+        enum stats_transport label = req->transport->label;
+        stats_observe_ns(label, STATS_TOTAL, now_ns - req->received_ns);
+        if (req->batched_ns != 0) {
+            stats_observe_ns(label, STATS_QUEUE, req->batched_ns - req->received_ns);
+            stats_observe_ns(label, STATS_DEVICE, req->device_ns);
+        }
+        uint32_t i = (uint32_t)-st;
+        assert(i < STATS_N_STATUS);
+        atomic_fetch_add_explicit(&stats.steps_answered[i], 1, memory_order_relaxed);
+        stats_sub(steps_in_flight, 1);
+    }
+    req->transport->reply(req);
+}
+
+void request_reply_error(struct request *req, attn_status st, uint64_t retry_after_us,
+                         const char *format, ...)
+{
+    char sentence[MAX_SENTENCE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof(sentence), format, args);
+    va_end(args);
+    /* protobuf strings are UTF-8: a sentence that quotes a client's bytes must stay one */
+    for (char *c = sentence; *c != '\0'; c++)
+        if ((unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7f)
+            *c = '?';
+
+    Attnd__Reply header = ATTND__REPLY__INIT;
+    header.status = st;
+    header.message = sentence;
+    header.retry_after_us = retry_after_us;
+    if (req->batched_ns != 0) {
+        header.queue_ns = req->batched_ns - req->received_ns;
+        header.device_ns = req->device_ns;
+    }
+    size_t head_bytes = wire_reply_head_bytes(&header);
+    assert(head_bytes <= REQUEST_MIN_MSG_BYTES);
+    if (req->reply == NULL) {
+        req->reply = req->msg;
+        req->msg = NULL;
+    }
+    req->reply->offset = 0;
+    req->reply->n_bytes = head_bytes;
+    wire_reply_head_encode(&header, req->wire.request_id, 0, req->reply->data);
+    request_reply(req, st);
+}

@@ -1,0 +1,160 @@
+/* stats.c: the counters and their two writers. Readers take no lock: a scrape is a set of single
+ * atomic reads, each exact, together of nearly the same moment.
+ */
+#include "daemon/stats.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+
+struct stats stats;
+
+static const char *const transport_names[STATS_N_TRANSPORTS] = {"ipc", "tcp", "shm"};
+static const char *const time_names[STATS_N_TIMES] = {"queue", "device", "total"};
+static const char *const time_help[STATS_N_TIMES] = {
+    "Time of steps between arrival and launch",
+    "Time of steps' batches on the device",
+    "Time of steps between arrival and reply",
+};
+
+uint64_t stats_now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* Bucket b counts times up to 2^b microseconds; the last counts all longer ones. */
+void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns)
+{
+    uint64_t us = (ns + 999) / 1000;
+    uint32_t b = us <= 1 ? 0 : 64 - (uint32_t)__builtin_clzll(us - 1);
+    if (b >= STATS_BUCKETS)
+        b = STATS_BUCKETS - 1;
+    struct stats_histogram *h = &stats.time[t][what];
+    atomic_fetch_add_explicit(&h->bucket[b], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&h->sum_ns, ns, memory_order_relaxed);
+}
+
+static uint64_t load(const _Atomic uint64_t *v)
+{
+    return atomic_load_explicit(v, memory_order_relaxed);
+}
+
+static bool is_ns(const char *field)
+{
+    size_t n = strlen(field);
+    return n > 3 && strcmp(field + n - 3, "_ns") == 0;
+}
+
+static void write_value(FILE *f, const char *field, uint64_t v)
+{
+    if (is_ns(field))
+        fprintf(f, "%.9f", (double)v * 1e-9);
+    else
+        fprintf(f, "%" PRIu64, v);
+}
+
+static void write_metric(FILE *f, const char *field, const char *name, const char *type,
+                         const char *help, uint64_t v)
+{
+    fprintf(f, "# HELP attnd_%s %s.\n# TYPE attnd_%s %s\nattnd_%s ", name, help, name, type, name);
+    write_value(f, field, v);
+    fputc('\n', f);
+}
+
+/* "ATTN_ENOTFOUND" as a label: "enotfound" */
+static void status_label(int index, char out[24])
+{
+    const char *name = attn_status_name((attn_status)-index);
+    if (strncmp(name, "ATTN_", 5) == 0)
+        name += 5;
+    size_t n = 0;
+    for (; name[n] != '\0' && n < 23; n++)
+        out[n] = (char)(name[n] >= 'A' && name[n] <= 'Z' ? name[n] - 'A' + 'a' : name[n]);
+    out[n] = '\0';
+}
+
+static void write_histogram(FILE *f, const char *what, const char *transport,
+                            const struct stats_histogram *h)
+{
+    uint64_t sum = 0;
+    for (int b = 0; b < STATS_BUCKETS; b++) {
+        sum += load(&h->bucket[b]);
+        if (b < STATS_BUCKETS - 1)
+            fprintf(f, "attnd_step_%s_seconds_bucket{transport=\"%s\",le=\"%.9g\"} %" PRIu64 "\n",
+                    what, transport, (double)(1ull << b) * 1e-6, sum);
+    }
+    fprintf(f, "attnd_step_%s_seconds_bucket{transport=\"%s\",le=\"+Inf\"} %" PRIu64 "\n", what,
+            transport, sum);
+    fprintf(f, "attnd_step_%s_seconds_sum{transport=\"%s\"} %.9f\n", what, transport,
+            (double)load(&h->sum_ns) * 1e-9);
+    fprintf(f, "attnd_step_%s_seconds_count{transport=\"%s\"} %" PRIu64 "\n", what, transport, sum);
+}
+
+void stats_write_prometheus(FILE *f)
+{
+#define X(field, name, help) write_metric(f, #field, name, "counter", help, load(&stats.field));
+    STATS_COUNTER_MAP(X)
+#undef X
+#define X(field, name, help) write_metric(f, #field, name, "gauge", help, load(&stats.field));
+    STATS_GAUGE_MAP(X)
+#undef X
+    fprintf(f, "# HELP attnd_steps_answered_total Steps answered, by status.\n"
+               "# TYPE attnd_steps_answered_total counter\n");
+    for (int i = 0; i < STATS_N_STATUS; i++) {
+        char label[24];
+        status_label(i, label);
+        fprintf(f, "attnd_steps_answered_total{status=\"%s\"} %" PRIu64 "\n", label,
+                load(&stats.steps_answered[i]));
+    }
+    for (int what = 0; what < STATS_N_TIMES; what++) {
+        fprintf(f, "# HELP attnd_step_%s_seconds %s.\n# TYPE attnd_step_%s_seconds histogram\n",
+                time_names[what], time_help[what], time_names[what]);
+        for (int t = 0; t < STATS_N_TRANSPORTS; t++)
+            write_histogram(f, time_names[what], transport_names[t], &stats.time[t][what]);
+    }
+}
+
+void stats_write_json(FILE *f)
+{
+    fputc('{', f);
+#define X(field, name, help)                                                                       \
+    fprintf(f, "\"%s\":", name);                                                                   \
+    write_value(f, #field, load(&stats.field));                                                    \
+    fputc(',', f);
+    STATS_COUNTER_MAP(X)
+    STATS_GAUGE_MAP(X)
+#undef X
+    fprintf(f, "\"steps_answered_total\":{");
+    for (int i = 0; i < STATS_N_STATUS; i++) {
+        char label[24];
+        status_label(i, label);
+        fprintf(f, "%s\"%s\":%" PRIu64, i > 0 ? "," : "", label, load(&stats.steps_answered[i]));
+    }
+    fputc('}', f);
+    for (int what = 0; what < STATS_N_TIMES; what++) {
+        fprintf(f, ",\"step_%s_seconds\":{", time_names[what]);
+        for (int t = 0; t < STATS_N_TRANSPORTS; t++) {
+            const struct stats_histogram *h = &stats.time[t][what];
+            uint64_t count = 0;
+            fprintf(f, "%s\"%s\":{\"buckets\":{", t > 0 ? "," : "", transport_names[t]);
+            const char *comma = "";
+            for (int b = 0; b < STATS_BUCKETS; b++) {
+                uint64_t n = load(&h->bucket[b]);
+                count += n;
+                if (n == 0)
+                    continue;
+                if (b < STATS_BUCKETS - 1)
+                    fprintf(f, "%s\"%.9g\":%" PRIu64, comma, (double)(1ull << b) * 1e-6, n);
+                else
+                    fprintf(f, "%s\"+Inf\":%" PRIu64, comma, n);
+                comma = ",";
+            }
+            fprintf(f, "},\"sum\":%.9f,\"count\":%" PRIu64 "}", (double)load(&h->sum_ns) * 1e-9,
+                    count);
+        }
+        fputc('}', f);
+    }
+    fprintf(f, "}\n");
+}
