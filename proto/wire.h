@@ -16,6 +16,8 @@
 #include "attnd.pb-c.h"
 #include "proto/attn_types.h"
 
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "attnd's messages are little-endian");
+
 #define WIRE_MAGIC 0x444e5441u /* "ATND" as bytes */
 #define WIRE_VERSION 1u
 #define WIRE_PREAMBLE_BYTES 24u
@@ -24,12 +26,17 @@
 
 /* limits of a header, checked before anything is unpacked */
 #define WIRE_MAX_HEADER_BYTES (1u << 20)
-#define WIRE_MAX_DEPTH 4u
+#define WIRE_MAX_DEPTH 4u /* the header itself is 1 */
 #define WIRE_MAX_SUBMESSAGES 1100u /* of one header: layer specs are the many */
+#define WIRE_MAX_FIELDS 32768u /* of one header, unknown ones and unpacked elements included */
 #define WIRE_MAX_STEP_ITEMS 4096u
 #define WIRE_MAX_STRING_BYTES 4096u
+#define WIRE_MAX_JSON_BYTES (256u << 10) /* of StatsReply.json */
 #define WIRE_MAX_LAYERS 512u
 #define WIRE_MAX_HEADS 1024u
+#define WIRE_MAX_FEATURES 64u /* required_features */
+/* an arena of this limit unpacks every header that is inside the limits above */
+#define WIRE_ARENA_LIMIT_BYTES ((size_t)8 << 20)
 
 enum { WIRE_STEP_APPEND = 1, WIRE_STEP_ATTEND = 2, WIRE_STEP_LSE = 4 };
 
@@ -39,15 +46,21 @@ struct wire_preamble {
     uint64_t request_id;
 };
 
-/* A bump allocator over the caller's memory; falls back to malloc in chunks up to limit_bytes.
- * wire_arena_reset frees everything at once. */
+/* A bump allocator over the caller's memory; falls back to malloc in chunks up to limit_bytes. */
 struct wire_arena {
     uint8_t *base;
-    size_t capacity_bytes, used_bytes;
+    size_t capacity_bytes, used_bytes; /* of base */
     size_t limit_bytes; /* base and chunks together */
-    void *chunks;
+    size_t chunk_bytes; /* taken from malloc */
+    struct wire_arena_chunk *chunks; /* newest first */
+    bool is_over_limit; /* an allocation failed at limit_bytes ... */
+    bool is_out_of_memory; /* ... or in malloc; both until reset */
 };
+/* base may be NULL with base_bytes 0. */
 void wire_arena_init(struct wire_arena *a, void *base, size_t base_bytes, size_t limit_bytes);
+/* bytes aligned to 16, not cleared; NULL: over the limit or out of memory. */
+void *wire_arena_alloc(struct wire_arena *a, size_t bytes);
+/* Frees everything at once; the arena can be used again. */
 void wire_arena_reset(struct wire_arena *a);
 
 struct wire_request {
@@ -63,21 +76,29 @@ struct wire_reply {
     size_t payload_bytes;
 };
 
-/* Reads and checks a preamble alone: magic, version, header limit, sum of sizes against
- * max_message_bytes. why gets a sentence naming field and value. ATTN_EPROTO, ATTN_ENOTSUP (version). */
+/* Reads and checks a preamble alone: magic, version, flags, header limit, sum of sizes against
+ * max_message_bytes. why gets a sentence naming field and value.
+ * Errors   ATTN_EPROTO; ATTN_ENOTSUP version or flags. *out is filled whenever the magic is right,
+ *          else zeroed. */
 attn_status wire_preamble_decode(const uint8_t bytes[WIRE_PREAMBLE_BYTES],
                                  uint64_t max_message_bytes, struct wire_preamble *out, char *why,
                                  size_t why_bytes);
 
-/* Decodes a whole message. ATTN_EPROTO with a sentence in why for anything malformed (a body is
- * missing, parallel arrays of a step disagree in length, a limit above is passed); ATTN_ENOMEM. The
- * request id is set as soon as the preamble could be read, so that an error can be answered. */
+/* Bytes of the message a checked preamble announces: itself, header, padding and payload. */
+uint64_t wire_message_bytes(const struct wire_preamble *p);
+
+/* Decodes a whole message. The request id is set as soon as the magic was right, so that an error can
+ * be answered; it is 0 only if it could not be read, a request of id 0 is refused.
+ * Errors   ATTN_EPROTO anything malformed (a body is missing, parallel arrays of a step disagree in
+ *          length, a limit above or the arena's is passed); ATTN_ENOTSUP version, flags, or a body
+ *          this version does not know; ATTN_ENOMEM. why gets a sentence naming field and value. */
 attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
                                 struct wire_request *out, char *why, size_t why_bytes);
 attn_status wire_reply_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
                               struct wire_reply *out, char *why, size_t why_bytes);
 
-/* Bytes before the payload (a multiple of WIRE_ALIGN) for this header. */
+/* Bytes before the payload (a multiple of WIRE_ALIGN) for this header; 0 if it is longer than
+ * WIRE_MAX_HEADER_BYTES. */
 size_t wire_request_head_bytes(const Attnd__Request *h);
 size_t wire_reply_head_bytes(const Attnd__Reply *h);
 /* Writes preamble, header and padding to dst (head_bytes big); the payload goes right behind. */
@@ -94,8 +115,9 @@ struct wire_step_layout {
     uint64_t out_offset, lse_offset;
     uint64_t reply_bytes;
 };
-/* ATTN_EINVAL: flags are 0 or unknown, lse without attend, an item of 0 tokens, sizes that overflow
- * 32 bits. */
+/* dtype is the pool's q_dtype. The step is decoded or filled by the caller (arrays of equal length).
+ * Errors   ATTN_EINVAL flags are 0 or unknown, lse without attend, s->dtype is another, no items, an
+ *          item of 0 tokens, positions or sizes that overflow 32 bits. *out is then untouched. */
 attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
                                 uint32_t head_dim_k, uint32_t head_dim_v, attn_dtype dtype,
                                 struct wire_step_layout *out, char *why, size_t why_bytes);
