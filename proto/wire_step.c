@@ -1,0 +1,93 @@
+/* wire_step.c: where a step's tensors are in its request and reply. Arithmetic only. */
+#include "proto/wire.h"
+
+#include <stdio.h>
+
+/* Places a tensor of rows x heads x dim elements at the next multiple of WIRE_ALIGN past *end (below
+ * 2^32). false: the payload would pass 32 bits. */
+static bool place(uint64_t rows, uint64_t heads, uint64_t dim, uint64_t element_bytes,
+                  uint64_t *end, uint64_t *out_offset)
+{
+    uint64_t bytes;
+    uint64_t offset = (*end + (WIRE_ALIGN - 1)) & ~(uint64_t)(WIRE_ALIGN - 1);
+    if (__builtin_mul_overflow(rows, heads, &bytes) || __builtin_mul_overflow(bytes, dim, &bytes) ||
+        __builtin_mul_overflow(bytes, element_bytes, &bytes) ||
+        __builtin_add_overflow(bytes, offset, &bytes) || bytes > UINT32_MAX)
+        return false;
+    *out_offset = offset;
+    *end = bytes;
+    return true;
+}
+
+static attn_status step_tokens(const Attnd__Step *s, uint64_t *out_tokens, char *why,
+                               size_t why_bytes)
+{
+    uint64_t n = 0;
+    if (s->n_n_tokens == 0) {
+        snprintf(why, why_bytes, "step has no items");
+        return ATTN_EINVAL;
+    }
+    for (size_t i = 0; i < s->n_n_tokens; i++) {
+        if (s->n_tokens[i] == 0) {
+            snprintf(why, why_bytes, "step.n_tokens[%zu] is 0", i);
+            return ATTN_EINVAL;
+        }
+        if (s->n_tokens[i] > UINT32_MAX - s->pos[i]) {
+            snprintf(why, why_bytes, "step.pos[%zu] %u and step.n_tokens[%zu] %u pass 32 bits", i,
+                     s->pos[i], i, s->n_tokens[i]);
+            return ATTN_EINVAL;
+        }
+        n += s->n_tokens[i];
+    }
+    *out_tokens = n;
+    return ATTN_OK;
+}
+
+attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
+                                uint32_t head_dim_k, uint32_t head_dim_v, attn_dtype dtype,
+                                struct wire_step_layout *out, char *why, size_t why_bytes)
+{
+    const uint32_t known = WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE;
+    bool is_append = s->flags & WIRE_STEP_APPEND, is_attend = s->flags & WIRE_STEP_ATTEND;
+    uint64_t element_bytes = attn_dtype_bytes(dtype);
+    struct wire_step_layout l = {0};
+
+    if ((!is_append && !is_attend) || (s->flags & ~known)) {
+        snprintf(why, why_bytes,
+                 "step.flags is 0x%x, it must be append 1, attend 2 or both; lse is 4", s->flags);
+        return ATTN_EINVAL;
+    }
+    if ((s->flags & WIRE_STEP_LSE) && !is_attend) {
+        snprintf(why, why_bytes, "step.flags is 0x%x, lse 4 needs attend 2", s->flags);
+        return ATTN_EINVAL;
+    }
+    if (element_bytes == 0 || (attn_dtype)s->dtype != dtype) {
+        snprintf(why, why_bytes, "step.dtype is %s (%d), the pool's q_dtype is %s",
+                 attn_dtype_name((attn_dtype)s->dtype), (int)s->dtype, attn_dtype_name(dtype));
+        return ATTN_EINVAL;
+    }
+    attn_status st = step_tokens(s, &l.n_tokens, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+
+    bool fits = true;
+    if (is_attend)
+        fits = place(l.n_tokens, num_q_heads, head_dim_k, element_bytes, &l.request_bytes,
+                     &l.q_offset) &&
+               place(l.n_tokens, num_q_heads, head_dim_v, element_bytes, &l.reply_bytes,
+                     &l.out_offset);
+    if (fits && (s->flags & WIRE_STEP_LSE))
+        fits = place(l.n_tokens, num_q_heads, 1, sizeof(float), &l.reply_bytes, &l.lse_offset);
+    if (fits && is_append)
+        fits = place(l.n_tokens, num_kv_heads, head_dim_k, element_bytes, &l.request_bytes,
+                     &l.k_offset) &&
+               place(l.n_tokens, num_kv_heads, head_dim_v, element_bytes, &l.request_bytes,
+                     &l.v_offset);
+    if (!fits) {
+        snprintf(why, why_bytes, "step of %llu tokens makes a payload past 32 bits",
+                 (unsigned long long)l.n_tokens);
+        return ATTN_EINVAL;
+    }
+    *out = l;
+    return ATTN_OK;
+}

@@ -1,0 +1,271 @@
+/* samples.c: see samples.h. The bodies are static: filling only points to them. */
+#include "samples.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SESSION 0x5e55104000000001u
+#define SEQ_A 0xa000000000000001u
+#define SEQ_B 0xb000000000000002u
+#define N(a) (sizeof(a) / sizeof(a)[0])
+
+static float sink_logits[] = {0.5f, -1.25f, 3.0f, 0.125f};
+static float alibi_slopes[] = {0.5f, 0.25f, 0.125f, 0.0625f};
+static char *features[] = {"tree_mask"};
+
+static Attnd__LayerSpec layer_plain = ATTND__LAYER_SPEC__INIT;
+static Attnd__LayerSpec layer_full = ATTND__LAYER_SPEC__INIT;
+static Attnd__LayerSpec *layers[] = {&layer_plain, &layer_full};
+static Attnd__Identity identity = ATTND__IDENTITY__INIT;
+static Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
+
+static Attnd__PoolSpec *spec_fill(void)
+{
+    layer_plain.scale = 0.125f;
+    layer_full = (Attnd__LayerSpec){
+        .base = layer_full.base,
+        .scale = 0.25f,
+        .window_tokens = 1024,
+        .sink_tokens = 4,
+        .soft_cap = 50.0f,
+        .is_full = 1,
+        .n_sink_logits = N(sink_logits),
+        .sink_logits = sink_logits,
+        .n_alibi_slopes = N(alibi_slopes),
+        .alibi_slopes = alibi_slopes,
+    };
+    identity.model = "sha256:0011aabb";
+    identity.rope = "theta=500000;scaling=\xce\xbb";
+    spec.name = "llama";
+    spec.num_layers = 2;
+    spec.num_q_heads = 4;
+    spec.num_kv_heads = 2;
+    spec.head_dim_k = 64;
+    spec.head_dim_v = 32;
+    spec.block_tokens = 16;
+    spec.n_blocks = 1000;
+    spec.q_dtype = ATTND__DTYPE__BF16;
+    spec.kv_dtype = ATTND__DTYPE__INT8;
+    spec.is_batch_invariant = 1;
+    spec.n_layers = N(layers);
+    spec.layers = layers;
+    spec.identity = &identity;
+    spec.n_required_features = N(features);
+    spec.required_features = features;
+    return &spec;
+}
+
+/* Sets the body of a request or a reply: case, pointer, and values of the static message. */
+#define BODY(side, SIDE, member, CASE, type, init, ...)                                            \
+    static type body;                                                                              \
+    init(&body);                                                                                   \
+    body = (type){.base = body.base, __VA_ARGS__};                                                 \
+    side->body_case = ATTND__##SIDE##__BODY_##CASE;                                                \
+    side->member = &body
+
+#define FILL(name) static void fill_##name(Attnd__Request *q, Attnd__Reply *r)
+#define REQUEST(member, CASE, type, init, ...)                                                     \
+    (void)r;                                                                                       \
+    q->session = SESSION;                                                                          \
+    q->timeout_us = 250000;                                                                        \
+    BODY(q, REQUEST, member, CASE, type, init, __VA_ARGS__)
+#define REPLY(member, CASE, type, init, ...)                                                       \
+    (void)q;                                                                                       \
+    r->queue_ns = 1500;                                                                            \
+    BODY(r, REPLY, member, CASE, type, init, __VA_ARGS__)
+
+FILL(hello)
+{
+    REQUEST(hello, HELLO, Attnd__Hello, attnd__hello__init, .protocol_version = 1,
+            .client_name = "worker 7", .n_required_features = N(features),
+            .required_features = features, .resume_session = SESSION);
+    q->session = 0;
+}
+FILL(pool_create)
+{
+    REQUEST(pool_create, POOL_CREATE, Attnd__PoolCreate, attnd__pool_create__init,
+            .spec = spec_fill());
+}
+FILL(pool_describe)
+{
+    REQUEST(pool_describe, POOL_DESCRIBE, Attnd__PoolDescribe, attnd__pool_describe__init,
+            .name = "llama");
+}
+FILL(open)
+{
+    REQUEST(open, OPEN, Attnd__Open, attnd__open__init, .seq = SEQ_A, .pool = 1);
+}
+FILL(fork)
+{
+    REQUEST(fork, FORK, Attnd__Fork, attnd__fork__init, .seq = SEQ_A, .epoch = 1, .new_seq = SEQ_B,
+            .len = 48, .has_len = 1);
+}
+FILL(truncate)
+{
+    REQUEST(truncate, TRUNCATE, Attnd__Truncate, attnd__truncate__init, .seq = SEQ_B, .epoch = 1,
+            .len = 33);
+}
+FILL(close)
+{
+    REQUEST(close, CLOSE, Attnd__Close, attnd__close__init, .seq = SEQ_B, .epoch = 1);
+}
+FILL(adopt)
+{
+    REQUEST(adopt, ADOPT, Attnd__Adopt, attnd__adopt__init, .seq = SEQ_A);
+}
+
+static uint64_t step_seq[] = {SEQ_A, SEQ_B};
+static uint32_t step_epoch[] = {1, 300};
+static uint32_t step_pos[] = {0, 48};
+static uint32_t step_n_tokens[] = {2, 1};
+FILL(step)
+{
+    REQUEST(step, STEP, Attnd__Step, attnd__step__init, .pool = 1, .layer = 1,
+            .flags = WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE,
+            .dtype = ATTND__DTYPE__BF16, .n_seq = 2, .seq = step_seq, .n_epoch = 2,
+            .epoch = step_epoch, .n_pos = 2, .pos = step_pos, .n_n_tokens = 2,
+            .n_tokens = step_n_tokens);
+}
+FILL(export)
+{
+    REQUEST(export, EXPORT, Attnd__Export, attnd__export__init, .seq = SEQ_A, .epoch = 1);
+}
+FILL(import)
+{
+    REQUEST(import, IMPORT, Attnd__Import, attnd__import__init, .seq = SEQ_A, .pool = 1, .len = 64);
+}
+FILL(stats)
+{
+    REQUEST(stats, STATS, Attnd__Stats, attnd__stats__init);
+}
+FILL(drain)
+{
+    REQUEST(drain, DRAIN, Attnd__Drain, attnd__drain__init);
+}
+
+FILL(hello_reply)
+{
+    REPLY(hello, HELLO, Attnd__HelloReply, attnd__hello_reply__init, .protocol_version = 1,
+          .session = SESSION, .server_version = "0.1.0", .backend = "cpu", .lease_us = 30000000,
+          .max_message_bytes = 67108864, .max_step_items = 1024, .max_step_tokens = 8192,
+          .max_seq_tokens = 131072);
+}
+FILL(pool_reply)
+{
+    REPLY(pool, POOL, Attnd__PoolReply, attnd__pool_reply__init, .pool = 1, .spec = spec_fill(),
+          .n_free_blocks = 997);
+}
+static uint32_t layer_len[] = {48, 0};
+FILL(seq_reply)
+{
+    REPLY(seq, SEQ, Attnd__SeqReply, attnd__seq_reply__init, .epoch = 300, .pool = 1,
+          .n_layer_len = 2, .layer_len = layer_len);
+}
+static int32_t item_status[] = {ATTN_OK, ATTN_ENOBLOCKS};
+FILL(step_reply)
+{
+    REPLY(step, STEP, Attnd__StepReply, attnd__step_reply__init, .n_item_status = 2,
+          .item_status = item_status);
+    r->status = ATTN_ENOBLOCKS;
+    r->message = "item 1: sequence 0xb000000000000002 needs 1 block, 0 are free";
+    r->device_ns = 42000;
+}
+FILL(stats_reply)
+{
+    REPLY(stats, STATS, Attnd__StatsReply, attnd__stats_reply__init,
+          .json = "{\n\t\"steps_received\": 3\n}\n");
+}
+FILL(error_reply)
+{
+    (void)q;
+    r->status = ATTN_EOVERLOAD;
+    r->message = "the queue holds 4096 requests, the most is 4096";
+    r->retry_after_us = 2000;
+}
+FILL(ok_reply)
+{
+    (void)q;
+    r->queue_ns = 1500;
+}
+
+const struct sample samples[] = {
+    {"request_hello", "a session is asked for, or an old one resumed", false, 0, fill_hello},
+    {"request_pool_create", "two layers, the second with every option", false, 0, fill_pool_create},
+    {"request_pool_describe", "a pool by name", false, 0, fill_pool_describe},
+    {"request_open", "a new sequence", false, 0, fill_open},
+    {"request_fork", "the first 48 tokens under a new name", false, 0, fill_fork},
+    {"request_truncate", "back to 33 tokens", false, 0, fill_truncate},
+    {"request_close", "a sequence is given up", false, 0, fill_close},
+    {"request_adopt", "a sequence of another session is taken over", false, 0, fill_adopt},
+    /* 3 tokens, 4 q heads, 2 kv heads, head_dim 64 and 32, bf16: q 1536, k 768, v 384 */
+    {"request_step", "two items, three tokens; q at 0, k at 1536, v at 2304 of the payload", false,
+     2688, fill_step},
+    {"request_export", "answered with unsupported", false, 0, fill_export},
+    {"request_import", "answered with unsupported", false, 0, fill_import},
+    {"request_stats", "an empty body that is present", false, 0, fill_stats},
+    {"request_drain", "an empty body that is present", false, 0, fill_drain},
+    {"reply_hello", "the session and the limits", true, 0, fill_hello_reply},
+    {"reply_pool", "to pool_create and pool_describe", true, 0, fill_pool_reply},
+    {"reply_seq", "to adopt and fork: with the lengths", true, 0, fill_seq_reply},
+    /* out [3][4][32] bf16 768, lse [3][4] f32 48 */
+    {"reply_step", "the second item failed; out at 0, lse at 768 of the payload", true, 816,
+     fill_step_reply},
+    {"reply_stats", "json", true, 0, fill_stats_reply},
+    {"reply_error", "a status, a sentence and a hint; no body", true, 0, fill_error_reply},
+    {"reply_ok", "to close, truncate and drain: no body", true, 0, fill_ok_reply},
+};
+const size_t n_samples = N(samples);
+
+static uint8_t *message_new(size_t bytes)
+{
+    return aligned_alloc(WIRE_ALIGN, (bytes + WIRE_ALIGN - 1) / WIRE_ALIGN * WIRE_ALIGN);
+}
+
+uint8_t *sample_build(const struct sample *s, size_t *out_bytes)
+{
+    Attnd__Request q = ATTND__REQUEST__INIT;
+    Attnd__Reply r = ATTND__REPLY__INIT;
+    s->fill(&q, &r);
+    size_t head_bytes = s->is_reply ? wire_reply_head_bytes(&r) : wire_request_head_bytes(&q);
+    uint8_t *msg = message_new(head_bytes + s->payload_bytes);
+    if (msg == NULL)
+        return NULL;
+    memset(msg, 0xee, head_bytes);
+    if (s->is_reply)
+        wire_reply_head_encode(&r, SAMPLE_REQUEST_ID, s->payload_bytes, msg);
+    else
+        wire_request_head_encode(&q, SAMPLE_REQUEST_ID, s->payload_bytes, msg);
+    for (size_t i = 0; i < s->payload_bytes; i++)
+        msg[head_bytes + i] = (uint8_t)(7 * i + 1);
+    *out_bytes = head_bytes + s->payload_bytes;
+    return msg;
+}
+
+uint8_t *sample_recode(uint8_t *msg, size_t msg_bytes, bool is_reply, size_t *out_bytes, char *why,
+                       size_t why_bytes)
+{
+    struct wire_arena a;
+    struct wire_request q;
+    struct wire_reply r;
+    wire_arena_init(&a, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
+    attn_status st = is_reply ? wire_reply_decode(msg, msg_bytes, &a, &r, why, why_bytes)
+                              : wire_request_decode(msg, msg_bytes, &a, &q, why, why_bytes);
+    uint8_t *again = NULL;
+    if (st == ATTN_OK) {
+        size_t payload_bytes = is_reply ? r.payload_bytes : q.payload_bytes;
+        const uint8_t *payload = is_reply ? r.payload : q.payload;
+        size_t head_bytes =
+            is_reply ? wire_reply_head_bytes(r.header) : wire_request_head_bytes(q.header);
+        again = head_bytes ? message_new(head_bytes + payload_bytes) : NULL;
+        if (again != NULL) {
+            if (is_reply)
+                wire_reply_head_encode(r.header, r.request_id, payload_bytes, again);
+            else
+                wire_request_head_encode(q.header, q.request_id, payload_bytes, again);
+            memcpy(again + head_bytes, payload, payload_bytes);
+            *out_bytes = head_bytes + payload_bytes;
+        }
+    }
+    wire_arena_reset(&a);
+    return again;
+}
