@@ -24,8 +24,9 @@ template <bool is_bf16_, bool is_quantised_, int dim_, int row_warps_> struct ma
     static constexpr int warp_tokens = tile / token_warps;
     static constexpr int row_bytes = dim * 2, pieces = dim / 8;
     static constexpr int q_bytes = rows * row_bytes, tile_bytes = tile * row_bytes;
-    static constexpr int merge_bytes =
-        token_warps > 1 ? token_warps * 16 * (dim + 4) * 4 + token_warps * 16 * 8 : 0;
+    static constexpr int merge_bytes = token_warps > 1
+                                           ? token_warps * 16 * (dim + 4) * 4 + token_warps * 16 * 8
+                                           : 0;
     static constexpr int kv_bytes = 4 * tile_bytes; /* two stages of K and V */
     static constexpr int shared_bytes = q_bytes + (kv_bytes > merge_bytes ? kv_bytes : merge_bytes);
 };
@@ -116,7 +117,8 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
     for (int i = threadIdx.x; i < C::rows * C::pieces; i += C::threads) {
         uint32_t r = i / C::pieces, piece = i % C::pieces, row = row0 + r;
         bool is_live = r < n && piece * 8 < kv.dk;
-        uint64_t at = (uint64_t)(row / kv.group) * kv.num_q_heads + head * kv.group + row % kv.group;
+        uint64_t at =
+            (uint64_t)(row / kv.group) * kv.num_q_heads + head * kv.group + row % kv.group;
         const char *from = (const char *)it.q + (at * kv.dk + piece * 8) * 2;
         copy16_async(piece_at<C>(s_q, r, piece), is_live ? from : (const char *)it.q, is_live);
     }
@@ -144,9 +146,10 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
                                end};
 
     auto next_tile = [&](uint32_t base) { /* jumps over tiles that no row sees */
-        if (base >= highest.sinks && base + C::tile <= lowest.first)
-            base += (lowest.first - base) / C::tile * C::tile;
-        return base;
+                                          if (base >= highest.sinks &&
+                                              base + C::tile <= lowest.first)
+                                              base += (lowest.first - base) / C::tile * C::tile;
+                                          return base;
     };
     auto load_tile = [&](uint32_t base, int stage) {
         load_part<C>(kv, src, src.k, kv.dk, base, s_kv + stage * 2 * C::tile_bytes);

@@ -220,8 +220,7 @@ template <int lanes> int launch_attend(const gpu_attend *a, void *stream, bool c
 {
     constexpr int n_groups = threads / lanes, width = lanes * 8;
     size_t shared = (size_t)n_groups * rows * (width + 2) * sizeof(float);
-    return launch(attend<lanes>, dim3(a->n_units), dim3(threads), shared, stream, chained,
-                  *a);
+    return launch(attend<lanes>, dim3(a->n_units), dim3(threads), shared, stream, chained, *a);
 }
 
 } // namespace

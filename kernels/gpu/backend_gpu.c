@@ -84,9 +84,6 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
     if (st != ATTN_OK)
         return st;
 
-    b->order = malloc(c->max_batch_items * sizeof *b->order);
-    if (!b->order)
-        return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
     if (runtime_host_alloc((void **)&b->signals, BACKEND_MAX_IN_FLIGHT * sizeof *b->signals) != 0)
         return gpu_fail(b, ATTN_ENOMEM, "%s", runtime_last_error());
     memset(b->signals, 0, BACKEND_MAX_IN_FLIGHT * sizeof *b->signals);
@@ -133,7 +130,6 @@ static void gpu_close(struct backend *b)
     runtime_free(b->part_ml);
     runtime_free(b->tuned_scratch);
     decode_planner_fini(&b->planner);
-    free(b->order);
     runtime_range_close(&b->kv);
     runtime_stream_close(b->stream);
     free(b);
@@ -162,9 +158,8 @@ static attn_status gpu_pool_check(struct backend *b, const struct backend_pool_c
     if (st != ATTN_OK)
         return st;
     if (c->head_dim_k % 8 || c->head_dim_v % 8 || c->head_dim_k > 256 || c->head_dim_v > 256)
-        return gpu_fail(b, ATTN_ENOTSUP,
-                        "head_dim %u/%u: multiples of 8 up to 256 are built", c->head_dim_k,
-                        c->head_dim_v);
+        return gpu_fail(b, ATTN_ENOTSUP, "head_dim %u/%u: multiples of 8 up to 256 are built",
+                        c->head_dim_k, c->head_dim_v);
     uint32_t group = c->num_q_heads / c->num_kv_heads;
     if (c->num_q_heads > 4096 || group > 1024)
         return gpu_fail(b, ATTN_ENOTSUP, "num_q_heads %u: up to 4096 are built", c->num_q_heads);

@@ -122,7 +122,8 @@ GPU_DEVICE visible visible_to(const gpu_layer &l, uint32_t position, uint32_t kv
 {
     visible v;
     v.end = l.is_full ? kv_len : position + 1;
-    v.first = l.window_tokens && position + 1 > l.window_tokens ? position + 1 - l.window_tokens : 0;
+    v.first =
+        l.window_tokens && position + 1 > l.window_tokens ? position + 1 - l.window_tokens : 0;
     v.sinks = l.sink_tokens < v.first ? l.sink_tokens : v.first;
     return v;
 }

@@ -73,9 +73,8 @@ static attn_status bench_run(struct bench *m, runtime_graph *const *graphs, uint
 {
     struct backend *b = m->b;
     for (uint32_t r = 0; r < n_runs; r++)
-        if (runtime_check("evicting read",
-                          gpu_read_launch(m->evict, m->evict_bytes, m->sink, 0,
-                                          b->device.n_processors, b->stream)) ||
+        if (runtime_check("evicting read", gpu_read_launch(m->evict, m->evict_bytes, m->sink, 0,
+                                                           b->device.n_processors, b->stream)) ||
             runtime_event_record(m->from[r], b->stream) ||
             runtime_graph_launch(graphs[r % n_graphs], b->stream) ||
             runtime_event_record(m->to[r], b->stream))
@@ -174,11 +173,10 @@ static attn_status batch_results(struct backend *b, struct bench_batch *x)
     uint64_t row = (uint64_t)p->config.num_q_heads * p->config.head_dim_v *
                    attn_dtype_bytes(p->config.q_dtype);
     /* the job orders items by kernel; results lie in that order */
-    const struct gpu_item *items = x->job.prep.items
-                                       ? (const struct gpu_item *)x->job.staging.host
-                                       : x->job.prep.inline_items;
+    const struct gpu_item *items =
+        x->job.prep.items ? (const struct gpu_item *)x->job.staging.host : x->job.prep.inline_items;
     for (uint32_t i = 0; i < x->batch->n_items; i++) {
-        const struct backend_item *it = &x->batch->items[x->order[i]];
+        const struct backend_item *it = &x->batch->items[x->job.order[i]];
         if (!(it->flags & BACKEND_ATTEND))
             continue;
         if (runtime_copy(it->out, items[i].out, it->n_tokens * row, b->stream) != 0)

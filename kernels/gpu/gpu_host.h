@@ -67,6 +67,7 @@ struct gpu_job {
     uint64_t kv_bytes;
     uint32_t n_splits;
     bool has_append;
+    uint32_t *order; /* [max_batch_items] the batch's items sorted by kernel */
 };
 
 /* Written by the device, read by the host. */
@@ -104,7 +105,6 @@ struct backend {
     struct gpu_signal *signals;
     uint32_t oldest, n_in_flight, next_value;
     struct decode_planner planner;
-    uint32_t *order; /* [max_batch_items] items of the batch being made, sorted by kernel */
     float *part_o, *part_ml; /* device: GPU_PART_SLOTS */
     uint32_t part_dv;
     void *tuned_scratch;

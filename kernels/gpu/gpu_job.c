@@ -22,7 +22,8 @@ static uint64_t align_up(uint64_t n, uint64_t unit)
 uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p)
 {
     uint64_t items = b->config.max_batch_items, tokens = b->config.max_batch_tokens;
-    uint64_t tuned = p->tuned ? decode_upload_bytes(p->tuned, (uint32_t)items, (uint32_t)tokens) : 0;
+    uint64_t tuned =
+        p->tuned ? decode_upload_bytes(p->tuned, (uint32_t)items, (uint32_t)tokens) : 0;
     return align_up(tuned, UPLOAD_ALIGN) + align_up(items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
            align_up(tokens * sizeof(uint32_t), UPLOAD_ALIGN) +
            align_up(GPU_MAX_PATCHES * sizeof(struct gpu_patch), UPLOAD_ALIGN);
@@ -40,15 +41,19 @@ attn_status gpu_job_init(struct backend *b, struct gpu_job *j)
     j->ranges_capacity = 16;
     j->ranges = malloc(j->ranges_capacity * sizeof *j->ranges);
     j->tuned_items = malloc(b->config.max_batch_items * sizeof *j->tuned_items);
-    return j->ranges && j->tuned_items ? ATTN_OK : gpu_fail(b, ATTN_ENOMEM, "out of host memory");
+    j->order = malloc(b->config.max_batch_items * sizeof *j->order);
+    return j->ranges && j->tuned_items && j->order ? ATTN_OK
+                                                   : gpu_fail(b, ATTN_ENOMEM, "out of host memory");
 }
 
 void gpu_job_fini(struct gpu_job *j)
 {
     free(j->ranges);
     free(j->tuned_items);
+    free(j->order);
     j->ranges = NULL;
     j->tuned_items = NULL;
+    j->order = NULL;
 }
 
 /* ---- checks */
@@ -225,8 +230,8 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         r->attend.any_split |= it->n_splits > 1;
         j->n_splits += it->n_splits * p->config.num_kv_heads;
         uint64_t row_bytes = p->kv.k_head_bytes + p->kv.v_head_bytes;
-        j->kv_bytes += (it->pos + it->n_tokens) * row_bytes / p->kv.block_tokens *
-                       p->config.num_kv_heads;
+        j->kv_bytes +=
+            (it->pos + it->n_tokens) * row_bytes / p->kv.block_tokens * p->config.num_kv_heads;
     }
     return ATTN_OK;
 }
@@ -240,14 +245,14 @@ static attn_status plan_tuned(struct backend *b, struct gpu_job *j,
             .q = items[i].q,
             .out = items[i].out,
             .lse = items[i].lse,
-            .blocks = batch->items[b->order[i]].block_table,
+            .blocks = batch->items[j->order[i]].block_table,
             .row = items[i].row,
             .layer = items[i].layer,
             .pos = items[i].pos,
             .n_tokens = items[i].n_tokens,
         };
-    uint64_t capacity = decode_upload_bytes(j->pool->tuned, b->config.max_batch_items,
-                                            b->config.max_batch_tokens);
+    uint64_t capacity =
+        decode_upload_bytes(j->pool->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
     attn_status st = decode_prepare(j->pool->tuned, j->tuned_items, n, &b->planner,
                                     j->staging.host + upload_at, capacity, &j->tuned);
     if (st != ATTN_OK)
@@ -302,13 +307,14 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
     for (uint32_t i = 0; i < batch->n_items; i++)
         n_blocks += item_blocks(p, &batch->items[i]);
     uint32_t n_patches = batch->n_patches < GPU_MAX_PATCHES ? batch->n_patches : GPU_MAX_PATCHES;
-    order_items(p, choice, batch, b->order, first);
+    order_items(p, choice, batch, j->order, first);
 
     /* small batches travel in the parameters of prep, which stores the items on the device */
     bool is_inline = batch->n_items <= GPU_INLINE_ITEMS && n_blocks <= GPU_INLINE_BLOCKS &&
                      n_patches <= GPU_INLINE_PATCHES;
     uint64_t items_at = 0;
-    uint64_t blocks_at = items_at + align_up(batch->n_items * sizeof(struct gpu_item), UPLOAD_ALIGN);
+    uint64_t blocks_at =
+        items_at + align_up(batch->n_items * sizeof(struct gpu_item), UPLOAD_ALIGN);
     uint64_t patches_at = blocks_at + align_up(n_blocks * sizeof(uint32_t), UPLOAD_ALIGN);
     uint64_t tuned_at = align_up(patches_at + n_patches * sizeof(struct gpu_patch), UPLOAD_ALIGN);
 
@@ -345,7 +351,7 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
                        attn_dtype_bytes(p->config.q_dtype);
     uint32_t token0 = 0, blocks0 = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
-        const struct backend_item *it = &batch->items[b->order[i]];
+        const struct backend_item *it = &batch->items[j->order[i]];
         bool is_append = it->flags & BACKEND_APPEND, is_attend = it->flags & BACKEND_ATTEND;
         items[i] = (struct gpu_item){
             .q_src = is_attend ? it->q : NULL,
@@ -367,7 +373,7 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
             blocks[blocks0 + k] = it->block_table[from + k];
             if (blocks[blocks0 + k] >= p->config.n_blocks)
                 return gpu_fail(b, ATTN_EINVAL, "item %u: block_table[%u] is %u of %u blocks",
-                                b->order[i], from + k, blocks[blocks0 + k], p->config.n_blocks);
+                                j->order[i], from + k, blocks[blocks0 + k], p->config.n_blocks);
         }
         blocks0 += n;
         token0 += it->n_tokens;
@@ -387,7 +393,8 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
         uint32_t n = first[k + 1] - first[k];
         if (n == 0)
             continue;
-        bool is_split = choice->is_split && (k == GPU_VECTOR || k == GPU_MATRIX_16 || k == GPU_MATRIX_64);
+        bool is_split =
+            choice->is_split && (k == GPU_VECTOR || k == GPU_MATRIX_16 || k == GPU_MATRIX_64);
         st = plan_ranges(b, j, (enum gpu_kernel)k, is_split, items + first[k], n,
                          device_items + first[k]);
         if (st != ATTN_OK)
@@ -440,17 +447,16 @@ int gpu_job_attend(struct backend *b, const struct gpu_job *j, bool is_chained)
 {
     int code = 0;
     if (j->has_tuned) {
-        code = runtime_check("decode kernel", decode_launch(&j->tuned, j->tuned_upload,
-                                                            b->tuned_scratch, b->stream,
-                                                            is_chained));
+        code =
+            runtime_check("decode kernel", decode_launch(&j->tuned, j->tuned_upload,
+                                                         b->tuned_scratch, b->stream, is_chained));
         is_chained = true;
     }
     for (uint32_t i = 0; i < j->n_ranges && !code; i++) {
         code = launch_range(b, &j->ranges[i], is_chained);
         is_chained = true;
         if (!code && j->ranges[i].attend.any_split)
-            code = runtime_check("merge kernel",
-                                 gpu_merge_launch(&j->ranges[i].attend, b->stream));
+            code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, b->stream));
     }
     return code;
 }

@@ -107,8 +107,8 @@ GPU_DEVICE void store_element(const gpu_kv &kv, const row_work &w, uint32_t e, f
     if (kv.q_dtype == ATTN_F32)
         *(float *)out = x;
     else
-        *(uint16_t *)out = (uint16_t)(kv.q_dtype == ATTN_BF16 ? bf16_encode2(x, 0.0f)
-                                                               : f16_encode2(x, 0.0f));
+        *(uint16_t *)out =
+            (uint16_t)(kv.q_dtype == ATTN_BF16 ? bf16_encode2(x, 0.0f) : f16_encode2(x, 0.0f));
 }
 
 template <bool is_online>

@@ -53,8 +53,7 @@ GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_
                              uint32_t token)
 {
     uint32_t position = it.pos + token, slot = position & (kv.block_tokens - 1);
-    uint32_t block =
-        blocks[it.blocks0 + (position >> kv.block_shift) - (it.pos >> kv.block_shift)];
+    uint32_t block = blocks[it.blocks0 + (position >> kv.block_shift) - (it.pos >> kv.block_shift)];
     part k = part_of(kv, it.layer, false), v = part_of(kv, it.layer, true);
     uint32_t size = element_bytes(kv.q_dtype);
     const char *src_k = (const char *)it.k_src + (uint64_t)token * kv.num_kv_heads * kv.dk * size;
@@ -200,7 +199,7 @@ int gpu_read_launch(const void *p, uint64_t bytes, uint32_t *sink, int shape, ui
         void (*kernel)(const uint4 *, uint64_t, uint32_t *);
         uint32_t threads, a_processor;
     } const shapes[GPU_READ_SHAPES] = {
-        {read_bytes<8>, 512, 4}, {read_bytes<8>, 1024, 2}, {read_bytes<4>, 1024, 2},
+        {read_bytes<8>, 512, 4},  {read_bytes<8>, 1024, 2}, {read_bytes<4>, 1024, 2},
         {read_bytes<16>, 256, 4}, {read_bytes<2>, 1024, 2}, {read_bytes<1>, 256, 8},
     };
     uint32_t threads = shapes[shape].threads;

@@ -307,9 +307,9 @@ int runtime_range_open(int index, uint64_t bytes, int import_fd, struct runtime_
 int runtime_range_export(const struct runtime_range *r, int *out_fd)
 {
     int fd = -1;
-    int code = driver_check("cuMemExportToShareableHandle",
-                            driver.export_handle(&fd, r->handle,
-                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    int code = driver_check(
+        "cuMemExportToShareableHandle",
+        driver.export_handle(&fd, r->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     if (code == 0)
         *out_fd = fd;
     return code;
