@@ -87,7 +87,9 @@ if [[ ${1:-} == --self-check ]]; then
   self_check
   exit
 fi
-breaches=$(check_tree "${1:-$(dirname "$0")/..}")
+tree=${1:-$(dirname "$0")/..}
+[[ -d $tree/proto ]] || { echo "$tree is not the source tree" >&2; exit 2; }
+breaches=$(check_tree "$tree")
 if [[ -n $breaches ]]; then
   echo "$breaches"
   exit 1
