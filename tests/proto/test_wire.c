@@ -300,6 +300,34 @@ static void a_reply_with_a_positive_status_is_refused(void **state)
     free(msg);
 }
 
+static void a_payload_that_the_body_has_no_place_for_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_samples; i++) {
+        size_t n;
+        uint8_t *msg = hex_load(samples[i].name, &n); /* with room behind */
+        char why[256] = "";
+        struct wire_arena a;
+        struct wire_request q;
+        struct wire_reply r;
+        if (samples[i].payload_bytes != 0 || strcmp(samples[i].name, "request_import") == 0) {
+            free(msg);
+            continue;
+        }
+        msg[12] = 64;
+        memset(msg + n, 0, 64);
+        wire_arena_init(&a, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
+        attn_status st = samples[i].is_reply
+                             ? wire_reply_decode(msg, n + 64, &a, &r, why, sizeof why)
+                             : wire_request_decode(msg, n + 64, &a, &q, why, sizeof why);
+        assert_int_equal(st, ATTN_EPROTO);
+        assert_string_equal(why, "payload bytes are 64, this body has no payload");
+        assert_null(samples[i].is_reply ? (const void *)r.header : (const void *)q.header);
+        wire_arena_reset(&a);
+        free(msg);
+    }
+}
+
 static void a_header_over_the_limit_has_no_encoding(void **state)
 {
     (void)state;
@@ -336,6 +364,7 @@ int main(void)
         cmocka_unit_test(a_preamble_is_checked_against_the_message_limit),
         cmocka_unit_test(a_why_of_any_size_is_enough),
         cmocka_unit_test(a_reply_with_a_positive_status_is_refused),
+        cmocka_unit_test(a_payload_that_the_body_has_no_place_for_is_refused),
         cmocka_unit_test(a_header_over_the_limit_has_no_encoding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
