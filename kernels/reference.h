@@ -11,7 +11,11 @@
  * Shapes   q [n_q][num_q_heads][dk]; k [n_kv][num_kv_heads][dk]; v [n_kv][num_kv_heads][dv]
  *          out [n_q][num_q_heads][dv] f64; lse [n_q][num_q_heads] f64, may be NULL
  * Units    query t is at position pos + t; keys at 0 .. n_kv - 1; n_kv >= pos + n_q unless empty
- * Empty    a query that sees no key gives out = 0 and lse = -inf (or the sink logit's lse)
+ * Masks    query p sees key j when j <= p (is_full: j < pos + n_q), and with a window also
+ *          j > p - window or j < sink_tokens
+ * Scores   scale, then soft cap, then ALiBi; a sink logit is used as it is
+ * Empty    a query that sees no key, or only scores of -inf, gives out = 0 and lse = -inf (or the
+ *          sink logit's lse)
  * Errors   ATTN_ENOMEM
  */
 attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_heads,
@@ -24,15 +28,18 @@ double reference_get(attn_dtype dtype, const void *array, size_t i);
 void reference_put(attn_dtype dtype, void *array, size_t i, double x);
 
 /* The quantisation every backend applies on append to a quantised pool: one head's row of n
- * elements gets one scale = max|x| / (448 for e4m3, 127 for int8), codes round to nearest even and
- * saturate; an all-zero row has scale 0. */
+ * elements gets one scale = max|x| / (448 for e4m3, 127 for int8), codes are x / scale rounded to
+ * nearest even and saturated; both divisions are f32 divisions, so that codes agree bit by bit. An
+ * all-zero row has scale 0; a row with a NaN or inf has scale NaN, and all of it reads as NaN. */
 void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint8_t *out_codes,
                         float *out_scale);
 void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale, uint32_t n,
                           double *out_row);
 
-/* Error bound of an output computed with this dtype against the reference: pass when
- * |out - ref| <= atol + rtol * |ref| for every element and the relative L2 error is below l2. */
+/* Error bound of an output computed with this dtype against the reference over the K and V that were
+ * sent, for values of about unit size: pass when |out - ref| <= atol + rtol * |ref| for every element
+ * and the relative L2 error is below l2. With quantised KV most of the bound is the quantisation: a
+ * reference over the dequantised K and V holds the bound of kv_dtype = q_dtype. */
 struct reference_bound {
     double atol, rtol, l2;
 };

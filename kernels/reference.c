@@ -1,0 +1,225 @@
+/* reference.c: attention, rounding and quantisation in the plainest form that is right.
+ *
+ * Everything is float64 but quantisation, which is f32 operation by operation, so that all backends
+ * can agree with it bit by bit. No state, no threads; allocates one score per key.
+ */
+#include "kernels/reference.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static double f32_get(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* A float format of 16 bits or fewer, by its mantissa width and exponent bias. */
+static double small_float_get(uint32_t bits, uint32_t mantissa_bits, uint32_t exponent_bits)
+{
+    int bias = (1 << (exponent_bits - 1)) - 1;
+    uint32_t mantissa = bits & ((1u << mantissa_bits) - 1);
+    uint32_t exponent = (bits >> mantissa_bits) & ((1u << exponent_bits) - 1);
+    double sign = (bits >> (mantissa_bits + exponent_bits)) & 1 ? -1.0 : 1.0;
+    if (exponent == 0)
+        return sign * ldexp((double)mantissa, 1 - bias - (int)mantissa_bits);
+    return sign * ldexp((double)(mantissa | (1u << mantissa_bits)),
+                        (int)exponent - bias - (int)mantissa_bits);
+}
+
+/* x rounded to nearest even at a precision of mantissa_bits and a smallest normal exponent. */
+static double round_to(double x, int mantissa_bits, int min_exponent)
+{
+    int e;
+    frexp(x, &e); /* |x| in [2^(e-1), 2^e) */
+    int step = (e - 1 < min_exponent ? min_exponent : e - 1) - mantissa_bits;
+    return ldexp(nearbyint(ldexp(x, -step)), step);
+}
+
+static uint16_t half_put(double x, uint32_t mantissa_bits, uint32_t exponent_bits)
+{
+    int bias = (1 << (exponent_bits - 1)) - 1;
+    uint16_t sign = (uint16_t)(signbit(x) ? 0x8000 : 0);
+    uint16_t inf = (uint16_t)(((1u << exponent_bits) - 1) << mantissa_bits);
+    if (isnan(x))
+        return (uint16_t)(sign | inf | (1u << (mantissa_bits - 1)));
+    double r = fabs(isinf(x) ? x : round_to(x, (int)mantissa_bits, 1 - bias));
+    if (r == 0)
+        return sign;
+    int e;
+    frexp(r, &e);
+    e--;
+    if (isinf(r) || e > bias)
+        return sign | inf;
+    if (e < 1 - bias) /* subnormal */
+        return (uint16_t)(sign | (uint16_t)ldexp(r, bias - 1 + (int)mantissa_bits));
+    uint32_t mantissa = (uint32_t)ldexp(r, (int)mantissa_bits - e) - (1u << mantissa_bits);
+    return (uint16_t)(sign | ((uint32_t)(e + bias) << mantissa_bits) | mantissa);
+}
+
+double reference_get(attn_dtype dtype, const void *array, size_t i)
+{
+    uint16_t h;
+    if (dtype == ATTN_F32)
+        return ((const float *)array)[i];
+    memcpy(&h, (const char *)array + 2 * i, sizeof h);
+    if (dtype == ATTN_BF16)
+        return f32_get((uint32_t)h << 16);
+    if ((h & 0x7c00) == 0x7c00)
+        return h & 0x3ff ? NAN : h & 0x8000 ? -INFINITY : INFINITY;
+    return small_float_get(h, 10, 5);
+}
+
+void reference_put(attn_dtype dtype, void *array, size_t i, double x)
+{
+    if (dtype == ATTN_F32) {
+        ((float *)array)[i] = (float)x;
+        return;
+    }
+    uint16_t h = dtype == ATTN_BF16 ? half_put(x, 7, 8) : half_put(x, 10, 5);
+    memcpy((char *)array + 2 * i, &h, sizeof h);
+}
+
+static uint8_t e4m3_put(float x)
+{
+    uint8_t sign = signbit(x) ? 0x80 : 0;
+    double r = fabs(round_to(x, 3, -6));
+    if (r > 448)
+        r = 448;
+    if (r == 0)
+        return sign;
+    int e;
+    frexp(r, &e);
+    e--;
+    if (e < -6)
+        return (uint8_t)(sign | (uint8_t)ldexp(r, 9));
+    return (uint8_t)(sign | (uint32_t)(e + 7) << 3 | ((uint32_t)ldexp(r, 3 - e) - 8));
+}
+
+void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint8_t *out_codes,
+                        float *out_scale)
+{
+    float max = 0, scale;
+    bool is_finite = true;
+    for (uint32_t i = 0; i < n; i++) {
+        is_finite = is_finite && isfinite((float)row[i]);
+        max = fmaxf(max, fabsf((float)row[i]));
+    }
+    scale = is_finite ? max / (kv_dtype == ATTN_INT8 ? 127.0f : 448.0f) : NAN;
+    for (uint32_t i = 0; i < n; i++) {
+        float x = (float)row[i] / scale;
+        if (!(scale > 0))
+            out_codes[i] = 0;
+        else if (kv_dtype == ATTN_INT8)
+            out_codes[i] = (uint8_t)(int8_t)fminf(127, fmaxf(-127, nearbyintf(x)));
+        else
+            out_codes[i] = e4m3_put(isinf(x) ? copysignf(448, x) : x);
+    }
+    *out_scale = scale;
+}
+
+void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale, uint32_t n,
+                          double *out_row)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        double x = (int8_t)codes[i];
+        if (kv_dtype == ATTN_FP8_E4M3)
+            x = (codes[i] & 0x7f) == 0x7f ? NAN : small_float_get(codes[i], 3, 4);
+        out_row[i] = x * scale;
+    }
+}
+
+/* Does the query at p see the key at j? A window bounds how far back it sees, never how far ahead. */
+static bool is_visible(const struct attn_layer_spec *spec, uint32_t p, uint32_t j, uint32_t end)
+{
+    if (j >= (spec->is_full ? end : p + 1))
+        return false;
+    return spec->window_tokens == 0 || (uint64_t)j + spec->window_tokens > p ||
+           j < spec->sink_tokens;
+}
+
+static double score(const struct attn_layer_spec *spec, attn_dtype dtype, uint32_t dk,
+                    const void *q, size_t q0, const void *k, size_t k0)
+{
+    double s = 0;
+    for (uint32_t d = 0; d < dk; d++)
+        s += reference_get(dtype, q, q0 + d) * reference_get(dtype, k, k0 + d);
+    s *= spec->scale;
+    if (spec->soft_cap > 0)
+        s = spec->soft_cap * tanh(s / spec->soft_cap);
+    return s;
+}
+
+/* One query row of one head: out[dv] and its lse. s holds n_kv scores. */
+static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint32_t p,
+                         uint32_t end, uint32_t n_kv, double *s, attn_dtype dtype, const void *v,
+                         size_t v0, size_t v_stride, uint32_t dv, double *out)
+{
+    double max = spec->sink_logits ? spec->sink_logits[head] : -INFINITY;
+    for (uint32_t j = 0; j < n_kv; j++)
+        if (is_visible(spec, p, j, end) && !(s[j] <= max))
+            max = s[j]; /* a NaN score becomes the maximum, and so the result */
+    for (uint32_t d = 0; d < dv; d++)
+        out[d] = 0;
+    if (max == -INFINITY)
+        return -INFINITY;
+
+    double sum = spec->sink_logits ? exp(spec->sink_logits[head] - max) : 0;
+    for (uint32_t j = 0; j < n_kv; j++) {
+        if (!is_visible(spec, p, j, end))
+            continue;
+        double w = exp(s[j] - max);
+        sum += w;
+        for (uint32_t d = 0; d < dv; d++)
+            out[d] += w * reference_get(dtype, v, v0 + j * v_stride + d);
+    }
+    for (uint32_t d = 0; d < dv; d++)
+        out[d] /= sum;
+    return max + log(sum);
+}
+
+attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_heads,
+                             uint32_t num_kv_heads, uint32_t dk, uint32_t dv, attn_dtype dtype,
+                             const void *q, uint32_t n_q, uint32_t pos, const void *k,
+                             const void *v, uint32_t n_kv, double *out, double *lse)
+{
+    double *s = malloc((n_kv + 1) * sizeof *s);
+    if (s == NULL)
+        return ATTN_ENOMEM;
+    uint32_t group = num_q_heads / num_kv_heads, end = pos + n_q < n_kv ? pos + n_q : n_kv;
+    for (uint32_t t = 0; t < n_q; t++) {
+        for (uint32_t h = 0; h < num_q_heads; h++) {
+            size_t row = (size_t)t * num_q_heads + h;
+            for (uint32_t j = 0; j < n_kv; j++) {
+                if (!is_visible(spec, pos + t, j, end))
+                    continue;
+                s[j] = score(spec, dtype, dk, q, row * dk, k,
+                             ((size_t)j * num_kv_heads + h / group) * dk);
+                if (spec->alibi_slopes)
+                    s[j] += (double)spec->alibi_slopes[h] * ((double)j - (double)(pos + t));
+            }
+            double l =
+                attend_row(spec, h, pos + t, end, n_kv, s, dtype, v, (size_t)(h / group) * dv,
+                           (size_t)num_kv_heads * dv, dv, out + row * dv);
+            if (lse)
+                lse[row] = l;
+        }
+    }
+    free(s);
+    return ATTN_OK;
+}
+
+struct reference_bound reference_bound_of(attn_dtype q_dtype, attn_dtype kv_dtype)
+{
+    if (kv_dtype == ATTN_FP8_E4M3)
+        return (struct reference_bound){.atol = 0.25, .rtol = 0.1, .l2 = 0.1};
+    if (kv_dtype == ATTN_INT8)
+        return (struct reference_bound){.atol = 0.06, .rtol = 0.05, .l2 = 0.03};
+    if (q_dtype == ATTN_F32)
+        return (struct reference_bound){.atol = 2e-5, .rtol = 1e-4, .l2 = 2e-5};
+    if (q_dtype == ATTN_F16)
+        return (struct reference_bound){.atol = 2e-3, .rtol = 2e-3, .l2 = 1e-3};
+    return (struct reference_bound){.atol = 0.01, .rtol = 0.01, .l2 = 5e-3};
+}
