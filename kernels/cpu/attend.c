@@ -1,0 +1,226 @@
+/* attend.c: cuts a batch's attention into segments (item, rows that share K and V, kv head), plans
+ * their runs, and lets the threads draw runs until none is left.
+ *
+ * The bytes of an output depend on the plan alone, never on which thread computed which run: splits
+ * leave partials in slots of their own and are merged in split order by whoever finishes last.
+ */
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Runs are drawn, so a plan of several shares a thread evens out threads that start late or are
+ * preempted; more shares mean more partials. */
+#define SHARES_A_THREAD 8
+#define MIN_RUN_TILES 4
+#define MAX_SPLITS 64
+#define FIXED_RUN_TILES 16
+#define ALONE_BYTES (64 << 10)
+
+struct attend_job {
+    struct backend *b;
+    const struct cpu_isa *isa;
+    size_t slot_floats;
+    uint32_t max_rows, o_stride;
+    _Atomic uint32_t next_run;
+};
+
+static struct attend_partial slot_of(const struct attend_job *job, uint32_t slot)
+{
+    float *at = job->b->slots + slot * job->slot_floats;
+    return (struct attend_partial){.o = at,
+                                   .max = at + (size_t)job->max_rows * job->o_stride,
+                                   .sum = at + (size_t)job->max_rows * (job->o_stride + 1),
+                                   .o_stride = job->o_stride};
+}
+
+/* Adds the splits up, in order, into *to. */
+static void merge(const struct attend_job *job, uint32_t slot, uint32_t n_splits, uint32_t n_rows,
+                  const struct attend_partial *to)
+{
+    for (uint32_t row = 0; row < n_rows; row++) {
+        float max = -INFINITY, sum = 0, *o = to->o + (size_t)row * to->o_stride;
+        for (uint32_t i = 0; i < n_splits; i++)
+            max = fmaxf(max, slot_of(job, slot + i).max[row]);
+        memset(o, 0, to->o_stride * sizeof *o);
+        for (uint32_t i = 0; i < n_splits; i++) {
+            struct attend_partial p = slot_of(job, slot + i);
+            /* a split that saw nothing has sum 0; one whose scores were all NaN has sum NaN */
+            if (p.max[row] == -INFINITY && p.sum[row] == 0)
+                continue;
+            float w = p.max[row] == max && isfinite(max) ? 1 : exp2f(p.max[row] - max);
+            const float *from = p.o + (size_t)row * p.o_stride;
+            for (uint32_t d = 0; d < to->o_stride; d++)
+                o[d] += w * from[d];
+            sum += w * p.sum[row];
+        }
+        to->max[row] = max;
+        to->sum[row] = sum;
+    }
+}
+
+static void run_runs(void *arg, uint32_t thread)
+{
+    struct attend_job *job = arg;
+    struct backend *b = job->b;
+    struct attend_scratch *x = b->scratch[thread];
+    struct attend_partial own = {
+        .o = x->o, .max = x->max, .sum = x->sum, .o_stride = job->o_stride};
+    uint32_t i;
+    while ((i = atomic_fetch_add(&job->next_run, 1)) < b->plan.n_runs) {
+        const struct plan_run *run = &b->plan.runs[i];
+        struct segment *s = &b->segments[run->segment];
+        if (run->n_splits == 1) {
+            job->isa->attend(&s->rows, run->tile0, run->n_tiles, x, &own);
+        } else {
+            struct attend_partial p = slot_of(job, run->slot + run->split);
+            job->isa->attend(&s->rows, run->tile0, run->n_tiles, x, &p);
+            if (atomic_fetch_add(&s->n_done, 1) + 1 < run->n_splits)
+                continue;
+            merge(job, run->slot, run->n_splits, s->rows.n_rows, &own);
+        }
+        job->isa->finish(&s->rows, &own);
+    }
+}
+
+/* Rows of an item and kv head that share one pass over K and V: whole tokens if a group fits. */
+static uint32_t rows_at_once(uint32_t group)
+{
+    return group <= MAX_ROWS ? MAX_ROWS / group * group : MAX_ROWS;
+}
+
+static attn_status reserve_segments(struct backend *b, uint64_t n)
+{
+    if (n <= b->segments_capacity)
+        return ATTN_OK;
+    uint64_t want = n + n / 2;
+    if (want > UINT32_MAX) {
+        cpu_fail(b, "a batch of %llu segments is too large", (unsigned long long)n);
+        return ATTN_ENOMEM;
+    }
+    struct segment *segments = realloc(b->segments, want * sizeof *segments);
+    if (segments != NULL)
+        b->segments = segments;
+    uint32_t *tiles = realloc(b->segment_tiles, want * sizeof *tiles);
+    if (tiles != NULL)
+        b->segment_tiles = tiles;
+    if (segments == NULL || tiles == NULL) {
+        cpu_fail(b, "no memory for %llu segments", (unsigned long long)n);
+        return ATTN_ENOMEM;
+    }
+    b->segments_capacity = (uint32_t)want;
+    return ATTN_OK;
+}
+
+static attn_status reserve_slots(struct backend *b, size_t n_floats)
+{
+    if (n_floats <= b->slots_capacity)
+        return ATTN_OK;
+    size_t want = (n_floats + n_floats / 2 + 15) / 16 * 16;
+    float *slots = aligned_alloc(64, want * sizeof *slots);
+    if (slots == NULL) {
+        cpu_fail(b, "no memory for %zu bytes of partial results", want * sizeof *slots);
+        return ATTN_ENOMEM;
+    }
+    free(b->slots);
+    b->slots = slots;
+    b->slots_capacity = want;
+    return ATTN_OK;
+}
+
+/* K and V bytes that the item's queries see, counted once however many rows read them. */
+static uint64_t item_kv_bytes(const struct backend_pool *p, const struct backend_item *item)
+{
+    const struct attend_geometry *g = &p->geometry;
+    struct attend_rows all = {
+        .g = g, .spec = &p->layers[item->layer], .item = item, .n_rows = item->n_tokens * g->group};
+    struct attend_range first = attend_range_of(&all, item->pos);
+    struct attend_range last = attend_range_of(&all, item->pos + item->n_tokens - 1);
+    uint64_t sinks = last.sink_end < first.lo ? last.sink_end : first.lo;
+    uint64_t token = (uint64_t)(g->dk + g->dv) * attn_dtype_bytes(g->kv_dtype) +
+                     (g->layout.is_quantised ? 2 * sizeof(float) : 0);
+    return (last.hi - first.lo + sinks) * p->config.num_kv_heads * token;
+}
+
+/* Fills segments and segment_tiles, which have room. */
+static uint32_t make_segments(struct backend *b, struct backend_batch *batch,
+                              uint32_t *out_max_rows)
+{
+    const struct backend_pool *p = batch->pool;
+    const struct attend_geometry *g = &p->geometry;
+    uint32_t n = 0, step = rows_at_once(g->group);
+    *out_max_rows = 0;
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const struct backend_item *item = &batch->items[i];
+        if ((item->flags & BACKEND_ATTEND) == 0)
+            continue;
+        batch->kv_bytes += item_kv_bytes(p, item);
+        uint32_t n_rows = item->n_tokens * g->group;
+        for (uint32_t h = 0; h < p->config.num_kv_heads; h++) {
+            for (uint32_t row = 0; row < n_rows; row += step, n++) {
+                b->segments[n].rows = (struct attend_rows){
+                    .g = g,
+                    .spec = &p->layers[item->layer],
+                    .item = item,
+                    .layer = p->base + item->layer * g->layout.layer_bytes,
+                    .kv_head = h,
+                    .row0 = row,
+                    .n_rows = n_rows - row < step ? n_rows - row : step,
+                };
+                atomic_init(&b->segments[n].n_done, 0);
+                b->segment_tiles[n] = attend_span_of(&b->segments[n].rows).n_tiles;
+                if (b->segments[n].rows.n_rows > *out_max_rows)
+                    *out_max_rows = b->segments[n].rows.n_rows;
+            }
+        }
+    }
+    return n;
+}
+
+attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch)
+{
+    const struct backend_pool *p = batch->pool;
+    uint64_t n_wanted = 0, step = rows_at_once(p->geometry.group);
+    batch->kv_bytes = 0;
+    batch->n_splits = 0;
+    for (uint32_t i = 0; i < batch->n_items; i++)
+        if (batch->items[i].flags & BACKEND_ATTEND)
+            n_wanted += ((uint64_t)batch->items[i].n_tokens * p->geometry.group + step - 1) / step *
+                        p->config.num_kv_heads;
+    if (n_wanted == 0)
+        return ATTN_OK;
+    attn_status st = reserve_segments(b, n_wanted);
+    if (st != ATTN_OK)
+        return st;
+
+    struct attend_job job = {.b = b, .isa = isa};
+    uint32_t n_segments = make_segments(b, batch, &job.max_rows);
+    uint32_t n_threads = cpu_threads_count(b->threads);
+    struct plan_config c = {
+        .kind = p->config.is_batch_invariant ? PLAN_FIXED : PLAN_AUTO,
+        .n_processors = n_threads > 1 ? n_threads * SHARES_A_THREAD : 1,
+        .max_splits = MAX_SPLITS,
+        .min_run_tiles = MIN_RUN_TILES,
+        .snap_percent = 25,
+        .fixed_run_tiles = FIXED_RUN_TILES,
+    };
+    st = plan_make(&b->plan, &c, b->segment_tiles, n_segments);
+    if (st != ATTN_OK) {
+        cpu_fail(b, "no plan for %u segments: %s", n_segments, attn_status_message(st));
+        return ATTN_ENOMEM;
+    }
+    job.o_stride = (p->geometry.dv + 15) / 16 * 16;
+    job.slot_floats = ((size_t)job.max_rows * (job.o_stride + 2) + 15) / 16 * 16;
+    st = reserve_slots(b, b->plan.n_slots * job.slot_floats);
+    if (st != ATTN_OK)
+        return st;
+
+    if (batch->kv_bytes <= ALONE_BYTES)
+        run_runs(&job, 0);
+    else
+        cpu_threads_run(b->threads, run_runs, &job);
+    batch->n_splits = b->plan.n_runs;
+    return ATTN_OK;
+}

@@ -1,0 +1,393 @@
+/* cpu.c: the cpu backend's table. A batch is computed inside submit, by the engine thread and the
+ * workers, and handed back by the next poll; everything else is done when its call returns.
+ */
+#define _GNU_SOURCE
+#include "kernels/cpu/cpu.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+void cpu_fail(struct backend *b, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(b->error, sizeof b->error, format, args);
+    va_end(args);
+}
+
+/* The fastest variant, or the one ATTND_CPU_ISA names; NULL: it cannot run here. */
+static const struct cpu_isa *choose_isa(void)
+{
+    const struct cpu_isa *isas[4];
+    uint32_t n = cpu_isa_supported(isas);
+    const char *name = getenv("ATTND_CPU_ISA");
+    if (name == NULL || name[0] == 0)
+        return isas[n - 1];
+    for (uint32_t i = 0; i < n; i++)
+        if (strcmp(isas[i]->name, name) == 0)
+            return isas[i];
+    return NULL;
+}
+
+static void cpu_close(struct backend *b)
+{
+    if (b == NULL)
+        return;
+    cpu_threads_close(b->threads);
+    while (b->pools != NULL) {
+        struct backend_pool *p = b->pools;
+        b->pools = p->next;
+        free(p->layer_arrays);
+        free(p->layers);
+        free(p);
+    }
+    for (uint32_t i = 0; b->scratch != NULL && b->scratch[i] != NULL; i++)
+        free(b->scratch[i]);
+    free(b->scratch);
+    plan_fini(&b->plan);
+    free(b->segments);
+    free(b->segment_tiles);
+    free(b->slots);
+    free(b->evict);
+    cpu_memory_close(&b->memory);
+    free(b);
+}
+
+static attn_status cpu_open(const struct backend_config *c, struct backend **out_b)
+{
+    struct backend *b = calloc(1, sizeof *b);
+    *out_b = b;
+    if (b == NULL)
+        return ATTN_ENOMEM;
+    b->config = *c;
+    b->memory.fd = -1;
+    b->isa = choose_isa();
+    if (b->isa == NULL) {
+        cpu_fail(b, "ATTND_CPU_ISA is '%s', which this CPU or build does not have",
+                 getenv("ATTND_CPU_ISA"));
+        return ATTN_ENOTSUP;
+    }
+    attn_status st =
+        cpu_memory_open(&b->memory, c->kv_bytes, c->import_fd, b->error, sizeof b->error);
+    if (st != ATTN_OK)
+        return st;
+    st = cpu_threads_open(c->n_threads, &b->threads);
+    if (st != ATTN_OK) {
+        cpu_fail(b, "n_threads %" PRIu32 ": cannot start the threads", c->n_threads);
+        return st;
+    }
+    uint32_t n = cpu_threads_count(b->threads);
+    b->scratch = calloc(n + 1, sizeof(struct attend_scratch *));
+    for (uint32_t i = 0; b->scratch != NULL && i < n; i++) {
+        b->scratch[i] = aligned_alloc(64, sizeof *b->scratch[i]);
+        if (b->scratch[i] == NULL)
+            break;
+    }
+    if (b->scratch == NULL || b->scratch[n - 1] == NULL) {
+        cpu_fail(b, "no memory for %" PRIu32 " threads", n);
+        return ATTN_ENOMEM;
+    }
+    return ATTN_OK;
+}
+
+static const char *cpu_last_error(const struct backend *b)
+{
+    return b == NULL ? "out of memory" : b->error;
+}
+
+static void cpu_info(const struct backend *b, struct backend_info *out)
+{
+    char model[96] = "CPU", line[256];
+    *out = (struct backend_info){.name = "cpu",
+                                 .kv_bytes = b->memory.bytes,
+                                 .max_in_flight = 1,
+                                 .n_processors = b->threads ? cpu_threads_count(b->threads) : 0};
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "model name : %95[^\n]", model) == 1)
+            break;
+    if (f != NULL)
+        fclose(f);
+    snprintf(out->device, sizeof out->device, "%s, %s", model, b->isa ? b->isa->name : "?");
+}
+
+static attn_status cpu_pool_check(struct backend *b, const struct backend_pool_config *c)
+{
+    return backend_pool_config_check(c, b->error, sizeof b->error);
+}
+
+static uint64_t cpu_pool_bytes(const struct backend *b, const struct backend_pool_config *c)
+{
+    (void)b;
+    return (kv_layout_of(c).block_bytes * c->n_blocks + 4095) & ~(uint64_t)4095;
+}
+
+/* Copies the layers' specs and the arrays they point to. */
+static bool copy_layers(struct backend_pool *p, const struct backend_pool_config *c)
+{
+    size_t heads = c->num_q_heads;
+    p->layers = malloc(c->num_layers * sizeof *p->layers);
+    p->layer_arrays = malloc(2 * c->num_layers * heads * sizeof(float));
+    if (p->layers == NULL || p->layer_arrays == NULL)
+        return false;
+    memcpy(p->layers, c->layers, c->num_layers * sizeof *p->layers);
+    for (uint32_t i = 0; i < c->num_layers; i++) {
+        const float **arrays[] = {&p->layers[i].sink_logits, &p->layers[i].alibi_slopes};
+        for (uint32_t j = 0; j < 2; j++) {
+            float *copy = p->layer_arrays + (2 * i + j) * heads;
+            if (*arrays[j] == NULL)
+                continue;
+            memcpy(copy, *arrays[j], heads * sizeof *copy);
+            *arrays[j] = copy;
+        }
+    }
+    p->config.layers = p->layers;
+    return true;
+}
+
+static attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c,
+                                 struct backend_pool **out_pool)
+{
+    attn_status st = cpu_pool_check(b, c);
+    if (st != ATTN_OK)
+        return st;
+    uint64_t bytes = cpu_pool_bytes(b, c), left = b->memory.bytes - b->memory.used;
+    if (bytes > left) {
+        cpu_fail(b, "the pool's %" PRIu32 " blocks take %" PRIu64 " bytes, %" PRIu64 " are free",
+                 c->n_blocks, bytes, left);
+        return ATTN_ENOMEM;
+    }
+    struct backend_pool *p = calloc(1, sizeof *p);
+    if (p == NULL)
+        goto fail;
+    p->b = b;
+    p->config = *c;
+    if (!copy_layers(p, c))
+        goto fail;
+    p->geometry = (struct attend_geometry){
+        .layout = kv_layout_of(c),
+        .num_q_heads = c->num_q_heads,
+        .group = c->num_q_heads / c->num_kv_heads,
+        .dk = c->head_dim_k,
+        .dv = c->head_dim_v,
+        .block_tokens = c->block_tokens,
+        .block_shift = (uint32_t)__builtin_ctz(c->block_tokens),
+        .q_dtype = c->q_dtype,
+        .kv_dtype = c->kv_dtype,
+    };
+    p->base = b->memory.base + b->memory.used;
+    b->memory.used += bytes;
+    p->next = b->pools;
+    b->pools = p;
+    *out_pool = p;
+    return ATTN_OK;
+fail:
+    if (p != NULL) {
+        free(p->layers);
+        free(p->layer_arrays);
+    }
+    free(p);
+    cpu_fail(b, "no memory for a pool's description");
+    return ATTN_ENOMEM;
+}
+
+static attn_status check_item(struct backend *b, const struct backend_pool_config *c,
+                              const struct backend_item *item, uint32_t i)
+{
+    uint64_t end = (uint64_t)item->pos + item->n_tokens;
+    uint64_t n_blocks = (end + c->block_tokens - 1) / c->block_tokens;
+    const char *missing = NULL;
+    if ((item->flags & BACKEND_ATTEND) && (item->q == NULL || item->out == NULL))
+        missing = "q or out";
+    if ((item->flags & BACKEND_APPEND) && (item->k == NULL || item->v == NULL))
+        missing = "k or v";
+    if (item->block_table == NULL)
+        missing = "block_table";
+    if (item->layer >= c->num_layers)
+        cpu_fail(b, "item %" PRIu32 ": layer is %" PRIu32 " of %" PRIu32, i, item->layer,
+                 c->num_layers);
+    else if (item->n_tokens == 0)
+        cpu_fail(b, "item %" PRIu32 ": n_tokens is 0", i);
+    else if (n_blocks > c->max_row_blocks)
+        cpu_fail(b, "item %" PRIu32 ": pos + n_tokens is %" PRIu64 ", a row holds %" PRIu64, i, end,
+                 (uint64_t)c->max_row_blocks * c->block_tokens);
+    else if (missing != NULL)
+        cpu_fail(b, "item %" PRIu32 ": %s is missing", i, missing);
+    else {
+        for (uint64_t j = 0; j < n_blocks; j++)
+            if (item->block_table[j] >= c->n_blocks) {
+                cpu_fail(b, "item %" PRIu32 ": block_table[%" PRIu64 "] is %" PRIu32 " of %" PRIu32,
+                         i, j, item->block_table[j], c->n_blocks);
+                return ATTN_EINVAL;
+            }
+        return ATTN_OK;
+    }
+    return ATTN_EINVAL;
+}
+
+static attn_status check_batch(struct backend *b, const struct backend_batch *batch)
+{
+    const struct backend_pool_config *c = &batch->pool->config;
+    uint64_t n_tokens = 0;
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        attn_status st = check_item(b, c, &batch->items[i], i);
+        if (st != ATTN_OK)
+            return st;
+        n_tokens += batch->items[i].n_tokens;
+    }
+    if (batch->n_items > b->config.max_batch_items || n_tokens > b->config.max_batch_tokens) {
+        cpu_fail(b,
+                 "batch of %" PRIu32 " items and %" PRIu64 " tokens, the limits are %" PRIu32
+                 " and %" PRIu32,
+                 batch->n_items, n_tokens, b->config.max_batch_items, b->config.max_batch_tokens);
+        return ATTN_EINVAL;
+    }
+    for (uint32_t i = 0; i < batch->n_copies; i++) {
+        if (batch->copies[i].src < c->n_blocks && batch->copies[i].dst < c->n_blocks)
+            continue;
+        cpu_fail(b, "copy %" PRIu32 " is of block %" PRIu32 " to %" PRIu32 " of %" PRIu32, i,
+                 batch->copies[i].src, batch->copies[i].dst, c->n_blocks);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+static attn_status cpu_submit(struct backend *b, struct backend_batch *batch)
+{
+    if (b->done != NULL) {
+        cpu_fail(b, "a batch waits to be polled, max_in_flight is 1");
+        return ATTN_EOVERLOAD;
+    }
+    attn_status st = check_batch(b, batch);
+    if (st != ATTN_OK)
+        return st;
+    uint64_t start = cpu_now_ns();
+    /* the block tables are read from the items, so there is no mirror to patch */
+    cpu_append(b, batch);
+    batch->status = cpu_attend(b, b->isa, batch);
+    batch->device_ns = cpu_now_ns() - start;
+    b->done = batch;
+    return ATTN_OK;
+}
+
+static struct backend_batch *cpu_poll(struct backend *b, uint64_t wait_ns)
+{
+    (void)wait_ns;
+    struct backend_batch *batch = b->done;
+    b->done = NULL;
+    return batch;
+}
+
+static attn_status check_block(struct backend_pool *p, uint32_t block)
+{
+    if (block < p->config.n_blocks)
+        return ATTN_OK;
+    cpu_fail(p->b, "block is %" PRIu32 " of %" PRIu32, block, p->config.n_blocks);
+    return ATTN_EINVAL;
+}
+
+static attn_status cpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
+{
+    uint64_t bytes = p->geometry.layout.block_bytes;
+    attn_status st = check_block(p, block);
+    if (st == ATTN_OK)
+        memcpy(out_bytes, p->base + block * bytes, bytes);
+    return st;
+}
+
+static attn_status cpu_block_write(struct backend_pool *p, uint32_t block, const void *from)
+{
+    uint64_t bytes = p->geometry.layout.block_bytes;
+    attn_status st = check_block(p, block);
+    if (st == ATTN_OK)
+        memcpy(p->base + block * bytes, from, bytes);
+    return st;
+}
+
+static attn_status cpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
+{
+    uint64_t bytes = p->geometry.layout.block_bytes;
+    for (uint32_t i = 0; i < n; i++) {
+        attn_status st = check_block(p, blocks[i]);
+        if (st != ATTN_OK)
+            return st;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        memset(p->base + blocks[i] * bytes, 0, bytes);
+    return ATTN_OK;
+}
+
+static attn_status cpu_export_memory(struct backend *b, int *out_fd)
+{
+    int fd = fcntl(b->memory.fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) {
+        cpu_fail(b, "duplicating the KV memory's descriptor: %m");
+        return ATTN_ENOMEM;
+    }
+    *out_fd = fd;
+    return ATTN_OK;
+}
+
+/* Any thread: no error text. */
+static attn_status cpu_host_alloc(struct backend *b, size_t bytes, void **out_p)
+{
+    (void)b;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return ATTN_ENOMEM;
+    *out_p = p;
+    return ATTN_OK;
+}
+
+static void cpu_host_free(struct backend *b, void *p, size_t bytes)
+{
+    (void)b;
+    if (p != NULL)
+        munmap(p, bytes);
+}
+
+static attn_status cpu_host_register(struct backend *b, void *p, size_t bytes)
+{
+    (void)b, (void)p, (void)bytes;
+    return ATTN_OK;
+}
+
+static void cpu_host_unregister(struct backend *b, void *p, size_t bytes)
+{
+    (void)b, (void)p, (void)bytes;
+}
+
+static const struct backend_ops cpu_ops = {
+    .abi = BACKEND_ABI,
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .last_error = cpu_last_error,
+    .info = cpu_info,
+    .pool_check = cpu_pool_check,
+    .pool_bytes = cpu_pool_bytes,
+    .pool_open = cpu_pool_open,
+    .submit = cpu_submit,
+    .poll = cpu_poll,
+    .block_read = cpu_block_read,
+    .block_write = cpu_block_write,
+    .blocks_scrub = cpu_blocks_scrub,
+    .export_memory = cpu_export_memory,
+    .host_alloc = cpu_host_alloc,
+    .host_free = cpu_host_free,
+    .host_register = cpu_host_register,
+    .host_unregister = cpu_host_unregister,
+    .variants = cpu_variants,
+    .time_batch = cpu_time_batch,
+    .time_read = cpu_time_read,
+};
+
+const struct backend_ops *backend_cpu(void)
+{
+    return &cpu_ops;
+}

@@ -1,0 +1,99 @@
+/* cpu.h: the parts of the cpu backend among themselves.
+ *
+ * cpu.c      the table: open, pools, submit
+ * memory.c   the one range of KV memory
+ * append.c   writes k and v, copies blocks
+ * attend.c   plans a batch's attention and runs it on the threads
+ * naive.c    the same attention the obvious way, for attnbench's ladder
+ * measure.c  time_batch and time_read
+ *
+ * The engine thread owns everything here; workers see a batch only inside cpu_threads_run.
+ */
+#ifndef ATTND_KERNELS_CPU_CPU_H
+#define ATTND_KERNELS_CPU_CPU_H
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/threads.h"
+#include "kernels/plan.h"
+
+#define CPU_ERROR_BYTES 256
+
+/* [block][layer].. of all pools behind one another, in a memfd. */
+struct cpu_memory {
+    uint8_t *base; /* NULL: none */
+    uint64_t bytes, used;
+    int fd; /* -1: none */
+};
+
+attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd, char *why,
+                            size_t why_bytes);
+void cpu_memory_close(struct cpu_memory *m);
+
+struct segment {
+    struct attend_rows rows;
+    _Atomic uint32_t n_done; /* splits computed; who computes the last one merges */
+};
+
+struct backend {
+    struct backend_config config;
+    struct cpu_memory memory;
+    struct cpu_threads *threads;
+    const struct cpu_isa *isa;
+    struct backend_pool *pools;
+    struct backend_batch *done; /* computed, not yet polled */
+
+    struct attend_scratch **scratch; /* [n_threads] */
+    struct plan plan;
+    struct segment *segments;
+    uint32_t *segment_tiles;
+    uint32_t segments_capacity;
+    float *slots; /* partials of split segments */
+    size_t slots_capacity;
+    uint8_t *evict; /* measure.c: what is read to empty the caches */
+    size_t evict_bytes;
+    char error[CPU_ERROR_BYTES];
+};
+
+struct backend_pool {
+    struct backend *b;
+    struct backend_pool *next;
+    struct backend_pool_config config;
+    struct attend_geometry geometry;
+    uint8_t *base;
+    struct attn_layer_spec *layers; /* config.layers, with the arrays they point to */
+    float *layer_arrays;
+};
+
+/* All copies, then all appends of the batch. */
+void cpu_append(struct backend *b, const struct backend_batch *batch);
+/* All attention of the batch; fills kv_bytes and n_splits. ATTN_ENOMEM: error is set. */
+attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch);
+attn_status cpu_attend_naive(struct backend *b, const struct backend_batch *batch);
+
+extern const char *const cpu_variants[];
+attn_status cpu_time_batch(struct backend *b, const char *variant,
+                           struct backend_batch *const *batches, uint32_t n_batches,
+                           uint32_t n_runs, uint64_t *out_ns);
+attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, uint64_t *out_ns);
+
+uint64_t cpu_now_ns(void);
+__attribute__((format(printf, 2, 3))) void cpu_fail(struct backend *b, const char *format, ...);
+
+/* Where one head's row of K (or V) of a token is, and its scale (NULL if not quantised). */
+static inline uint8_t *cpu_row(const struct backend_pool *p, const struct backend_item *item,
+                               uint32_t token, uint32_t kv_head, bool is_v, float **out_scale)
+{
+    const struct attend_geometry *g = &p->geometry;
+    const struct kv_layout *l = &g->layout;
+    uint32_t at = token & (g->block_tokens - 1);
+    uint64_t block = item->block_table[token >> g->block_shift];
+    uint8_t *layer = p->base + block * l->block_bytes + item->layer * l->layer_bytes;
+    size_t row_bytes = (is_v ? g->dv : g->dk) * attn_dtype_bytes(g->kv_dtype);
+    size_t head_row = (size_t)kv_head * g->block_tokens + at;
+    *out_scale = NULL;
+    if (l->is_quantised)
+        *out_scale = (float *)(void *)(layer + (is_v ? l->v_scales : l->k_scales)) + head_row;
+    return layer + (is_v ? l->v_offset : 0) + head_row * row_bytes;
+}
+
+#endif

@@ -1,0 +1,20 @@
+/* isa.c: which variants this CPU can run. Compiled for the baseline. */
+#include "kernels/cpu/isa.h"
+
+uint32_t cpu_isa_supported(const struct cpu_isa *out[4])
+{
+    uint32_t n = 0;
+    out[n++] = &cpu_isa_portable;
+#if defined(ATTND_CPU_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
+        out[n++] = &cpu_isa_avx2;
+    if (n == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        out[n++] = &cpu_isa_avx512;
+    if (n == 3 && __builtin_cpu_supports("avx512bf16"))
+        out[n++] = &cpu_isa_avx512bf16;
+#endif
+    return n;
+}

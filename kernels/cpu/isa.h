@@ -1,0 +1,112 @@
+/* isa.h: the part of the cpu backend that is compiled once an instruction set: attention of a tile of
+ * query rows over a range of cached tokens. tile.h is the one body; isa_*.c compile it with their
+ * flags.
+ *
+ * Scores, maxima and sums are in base 2 (a score is multiplied by log2 e); lse leaves as natural log.
+ */
+#ifndef ATTND_KERNELS_CPU_ISA_H
+#define ATTND_KERNELS_CPU_ISA_H
+
+#include "kernels/kv_layout.h"
+
+#define TILE_TOKENS 64 /* cached tokens of a tile, the unit of the plan */
+#define MAX_ROWS                                                                                   \
+    128 /* query rows, (token, q head of the kv head), that share one pass over K and V */
+#define MAX_DIM 256
+
+/* What a pool's kernels need to know, made once a pool. */
+struct attend_geometry {
+    struct kv_layout layout;
+    uint32_t num_q_heads, group; /* group: q heads of one kv head */
+    uint32_t dk, dv, block_tokens, block_shift;
+    attn_dtype q_dtype, kv_dtype;
+};
+
+/* The rows of one segment: rows row0 .. row0 + n_rows of one item and kv head; row r is query token
+ * r / group, q head kv_head * group + r % group. */
+struct attend_rows {
+    const struct attend_geometry *g;
+    const struct attn_layer_spec *spec;
+    const struct backend_item *item;
+    const uint8_t *layer; /* this layer of block 0 */
+    uint32_t kv_head, row0, n_rows;
+};
+
+/* The cached tokens that some row sees, as tiles: the sink tiles, then from first_tile on. */
+struct attend_span {
+    uint32_t end; /* one past the last visible token */
+    uint32_t n_sink_tiles, first_tile, n_tiles;
+};
+
+/* The tokens that the query at position p sees: [0, sink_end) and [lo, hi). */
+struct attend_range {
+    uint32_t sink_end, lo, hi;
+};
+
+static inline struct attend_range attend_range_of(const struct attend_rows *r, uint32_t p)
+{
+    const struct attn_layer_spec *s = r->spec;
+    struct attend_range a = {.hi = s->is_full ? r->item->pos + r->item->n_tokens : p + 1};
+    if (s->window_tokens > 0 && p + 1 > s->window_tokens) {
+        a.lo = p + 1 - s->window_tokens;
+        a.sink_end = s->sink_tokens < a.lo ? s->sink_tokens : a.lo;
+    }
+    return a;
+}
+
+static inline struct attend_span attend_span_of(const struct attend_rows *r)
+{
+    uint32_t t0 = r->row0 / r->g->group, t1 = (r->row0 + r->n_rows - 1) / r->g->group;
+    struct attend_range first = attend_range_of(r, r->item->pos + t0);
+    struct attend_range last = attend_range_of(r, r->item->pos + t1);
+    struct attend_span s = {.end = last.hi, .first_tile = first.lo / TILE_TOKENS};
+    /* the last row's sinks are the most; what lies between sinks and window is skipped */
+    s.n_sink_tiles = (last.sink_end + TILE_TOKENS - 1) / TILE_TOKENS;
+    if (s.n_sink_tiles >= s.first_tile) {
+        s.n_sink_tiles = 0;
+        if (last.sink_end > 0)
+            s.first_tile = 0;
+    }
+    s.n_tiles = s.n_sink_tiles + (s.end + TILE_TOKENS - 1) / TILE_TOKENS - s.first_tile;
+    return s;
+}
+
+/* Rows before they are divided by their sums. */
+struct attend_partial {
+    float *o; /* [n_rows][o_stride] */
+    float *max; /* [n_rows]; -inf: nothing seen */
+    float *sum; /* [n_rows] */
+    uint32_t o_stride; /* dv rounded up to 16 */
+};
+
+/* A thread's own memory; everything is written before it is read. */
+struct attend_scratch {
+    _Alignas(64) float q[MAX_ROWS * MAX_DIM];
+    _Alignas(64) float o[MAX_ROWS * MAX_DIM];
+    _Alignas(64) float s[MAX_ROWS * TILE_TOKENS];
+    _Alignas(64) float k_scales[TILE_TOKENS];
+    _Alignas(64) float v_scales[TILE_TOKENS];
+    _Alignas(64) float max[MAX_ROWS];
+    _Alignas(64) float sum[MAX_ROWS];
+};
+
+struct cpu_isa {
+    const char *name;
+    /* tiles tile0 .. tile0 + n_tiles of the span, into *out */
+    void (*attend)(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles,
+                   struct attend_scratch *scratch, const struct attend_partial *out);
+    /* divides, applies the sink logits, writes the item's out and lse */
+    void (*finish)(const struct attend_rows *r, const struct attend_partial *p);
+    /* reads bytes (a multiple of 64) and returns something made of all of them */
+    uint64_t (*read)(const void *p, size_t bytes);
+};
+
+extern const struct cpu_isa cpu_isa_portable;
+#if defined(ATTND_CPU_X86)
+extern const struct cpu_isa cpu_isa_avx2, cpu_isa_avx512, cpu_isa_avx512bf16;
+#endif
+
+/* The variants this CPU can run, slowest first; returns their number (at most 4). */
+uint32_t cpu_isa_supported(const struct cpu_isa *out[4]);
+
+#endif

@@ -1,0 +1,4 @@
+/* isa_avx512.c: AVX-512 F, BW, DQ and VL. */
+#define ISA_NAME "avx512"
+#define ISA_SYMBOL cpu_isa_avx512
+#include "kernels/cpu/tile.h"

@@ -1,0 +1,126 @@
+/* memory.c: the cpu backend's KV memory: one memfd, all of its pages taken at open, so that nothing
+ * can run out later; its size is sealed, so that no other holder of the descriptor can shrink it.
+ */
+#define _GNU_SOURCE
+#include "kernels/cpu/cpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+static uint64_t file_number(const char *path)
+{
+    char text[64] = "";
+    FILE *f = fopen(path, "re");
+    if (f == NULL)
+        return UINT64_MAX;
+    char *got = fgets(text, sizeof text, f);
+    fclose(f);
+    /* "max" is no limit */
+    return got != NULL && text[0] >= '0' && text[0] <= '9' ? strtoull(text, NULL, 10) : UINT64_MAX;
+}
+
+/* What the machine and, where visible, the control group leave. */
+static uint64_t available_bytes(void)
+{
+    uint64_t available = UINT64_MAX, kib;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1)
+            available = kib * 1024;
+    if (f != NULL)
+        fclose(f);
+    uint64_t limit = file_number("/sys/fs/cgroup/memory.max");
+    uint64_t current = file_number("/sys/fs/cgroup/memory.current");
+    if (limit != UINT64_MAX && current != UINT64_MAX) {
+        uint64_t left = limit > current ? limit - current : 0;
+        available = left < available ? left : available;
+    }
+    return available;
+}
+
+static attn_status take_new(struct cpu_memory *m, char *why, size_t why_bytes)
+{
+    uint64_t available = available_bytes();
+    if (m->bytes > available || m->bytes > INT64_MAX) {
+        snprintf(why, why_bytes,
+                 "kv_bytes is %" PRIu64 " (%.1f GiB), available memory is %" PRIu64 " (%.1f GiB)",
+                 m->bytes, (double)m->bytes / (1 << 30), available, (double)available / (1 << 30));
+        return ATTN_ENOMEM;
+    }
+    m->fd = memfd_create("attnd-kv", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (m->fd < 0 || ftruncate(m->fd, (off_t)m->bytes) != 0 ||
+        fcntl(m->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+        snprintf(why, why_bytes, "memfd of %" PRIu64 " bytes: %s", m->bytes, strerror(errno));
+        return ATTN_ENOMEM;
+    }
+    return ATTN_OK;
+}
+
+static attn_status take_import(struct cpu_memory *m, int import_fd, char *why, size_t why_bytes)
+{
+    struct stat st;
+    m->fd = fcntl(import_fd, F_DUPFD_CLOEXEC, 0);
+    if (m->fd < 0 || fstat(m->fd, &st) != 0) {
+        snprintf(why, why_bytes, "import_fd %d: %s", import_fd, strerror(errno));
+        return ATTN_EINVAL;
+    }
+    if ((uint64_t)st.st_size != m->bytes) {
+        snprintf(why, why_bytes, "import_fd has %" PRIu64 " bytes, kv_bytes is %" PRIu64,
+                 (uint64_t)st.st_size, m->bytes);
+        return ATTN_EINVAL;
+    }
+    int seals = fcntl(m->fd, F_GET_SEALS);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+        snprintf(why, why_bytes, "import_fd %d is no KV memory: its size is not sealed", import_fd);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd, char *why,
+                            size_t why_bytes)
+{
+    *m = (struct cpu_memory){.fd = -1, .bytes = (bytes + 4095) & ~(uint64_t)4095};
+    if (m->bytes == 0) {
+        snprintf(why, why_bytes, "kv_bytes is 0");
+        return ATTN_EINVAL;
+    }
+    attn_status st =
+        import_fd >= 0 ? take_import(m, import_fd, why, why_bytes) : take_new(m, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    void *p = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, 0);
+    if (p == MAP_FAILED) {
+        snprintf(why, why_bytes, "mapping kv_bytes %" PRIu64 ": %s", m->bytes, strerror(errno));
+        return ATTN_ENOMEM;
+    }
+    m->base = p;
+    /* huge pages where the kernel has them; then every page, so that a later touch cannot fail */
+    madvise(p, m->bytes, MADV_HUGEPAGE);
+    if (madvise(p, m->bytes, MADV_POPULATE_WRITE) != 0) {
+        snprintf(why, why_bytes, "taking kv_bytes %" PRIu64 ": %s", m->bytes, strerror(errno));
+        return ATTN_ENOMEM;
+    }
+    return ATTN_OK;
+}
+
+void cpu_memory_close(struct cpu_memory *m)
+{
+    if (m->base != NULL)
+        munmap(m->base, m->bytes);
+    if (m->fd >= 0)
+        close(m->fd);
+    *m = (struct cpu_memory){.fd = -1};
+}

@@ -1,0 +1,508 @@
+/* tile.h: attention of up to MAX_ROWS query rows over tiles of cached tokens; included by isa_*.c,
+ * each with its own flags, ISA_NAME and ISA_SYMBOL. All state is the caller's.
+ *
+ * Per tile: scores of all rows (K is read from memory by the first four rows, then from cache), mask,
+ * online softmax, weighted sum of V. While a piece of a tile is computed the same piece of the next
+ * tile is fetched, K beside the scores and V beside the sum, since pieces of a shuffled block table
+ * lie where no hardware prefetcher looks.
+ *
+ * What a row does not see is never multiplied: K there may be NaN, its score is overwritten; V there
+ * is not read by that row.
+ */
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/vec.h"
+
+#include <math.h>
+
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+#define ROWS_AT_ONCE 4
+#if VEC == 16
+#define TOKENS_AT_ONCE 4 /* 16 sums of the scores and 4 K vectors fit in 32 registers */
+#define V_VECS_AT_ONCE 4
+#else
+#define TOKENS_AT_ONCE 2
+#define V_VECS_AT_ONCE 2
+#endif
+#if defined(__AVX512BF16__)
+#define HAS_BF16_DOT 1
+#else
+#define HAS_BF16_DOT 0
+#endif
+
+/* One piece of a tile: tokens that lie behind one another in a block. */
+struct piece {
+    const uint8_t *k, *v; /* codes of its first token */
+    const float *k_scales, *v_scales; /* of its tokens, if quantised */
+};
+
+struct tile_state {
+    const struct attend_rows *r;
+    const struct attend_geometry *g;
+    struct attend_scratch *x;
+    float *o, *max, *sum;
+    uint32_t o_stride, q_stride; /* in floats, or bf16 elements if the dot product is bf16 */
+    uint32_t piece_tokens;
+    bool is_bf16_dot;
+};
+
+INLINE struct piece piece_of(const struct tile_state *t, uint32_t token)
+{
+    const struct attend_geometry *g = t->g;
+    const struct kv_layout *l = &g->layout;
+    uint32_t block = t->r->item->block_table[token >> g->block_shift];
+    uint32_t at = token & (g->block_tokens - 1);
+    uint32_t bytes = (uint32_t)dtype_bytes(g->kv_dtype);
+    const uint8_t *base = t->r->layer + block * l->block_bytes;
+    struct piece p = {
+        .k = base + t->r->kv_head * l->k_head_bytes + (size_t)at * g->dk * bytes,
+        .v = base + l->v_offset + t->r->kv_head * l->v_head_bytes + (size_t)at * g->dv * bytes,
+    };
+    if (l->is_quantised) {
+        size_t row = (size_t)t->r->kv_head * g->block_tokens + at;
+        p.k_scales = (const float *)(const void *)(base + l->k_scales) + row;
+        p.v_scales = (const float *)(const void *)(base + l->v_scales) + row;
+    }
+    return p;
+}
+
+INLINE void prefetch(const uint8_t *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(p + i, 0, 2);
+}
+
+/* s[row][token] = the lanes of sums[row][token], added. */
+INLINE void reduce_scores(const vf sums[ROWS_AT_ONCE][TOKENS_AT_ONCE], int n_rows, float *s)
+{
+#if VEC == 16
+    /* two rounds add within 128-bit parts, leaving token j in lane j of each; then the parts */
+    for (int i = 0; i < n_rows; i++) {
+        __m512 a = (__m512)sums[i][0], b = (__m512)sums[i][1];
+        __m512 c = (__m512)sums[i][2], d = (__m512)sums[i][3];
+        __m512d ab = (__m512d)(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
+        __m512d cd = (__m512d)(_mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d));
+        __m512 x = (__m512)_mm512_unpacklo_pd(ab, cd) + (__m512)_mm512_unpackhi_pd(ab, cd);
+        __m256 h = _mm512_castps512_ps256(x) + _mm512_extractf32x8_ps(x, 1);
+        _mm_storeu_ps(s + i * TILE_TOKENS, _mm256_castps256_ps128(h) + _mm256_extractf128_ps(h, 1));
+    }
+#else
+    for (int i = 0; i < n_rows; i++)
+        for (int j = 0; j < TOKENS_AT_ONCE; j++)
+            s[i * TILE_TOKENS + j] = vf_hsum(sums[i][j]);
+#endif
+}
+
+/* Scores of n_rows rows with TOKENS_AT_ONCE tokens from k. */
+INLINE void scores_f32(attn_dtype dtype, int n_rows, const float *q, uint32_t q_stride,
+                       const uint8_t *k, uint32_t dk, size_t k_stride, float *s)
+{
+    size_t bytes = dtype_bytes(dtype);
+    vf sums[ROWS_AT_ONCE][TOKENS_AT_ONCE] = {0};
+    uint32_t d = 0;
+    for (; d + VEC <= dk; d += VEC) {
+        vf kv[TOKENS_AT_ONCE];
+        for (int j = 0; j < TOKENS_AT_ONCE; j++)
+            kv[j] = vf_load_as(dtype, k + j * k_stride + d * bytes, VEC);
+        for (int i = 0; i < n_rows; i++)
+            for (int j = 0; j < TOKENS_AT_ONCE; j++)
+                sums[i][j] += vf_load(q + i * q_stride + d) * kv[j];
+    }
+#if VEC == 16
+    if (d < dk)
+        for (int j = 0; j < TOKENS_AT_ONCE; j++) {
+            vf kv = vf_load_as(dtype, k + j * k_stride + d * bytes, 8);
+            for (int i = 0; i < n_rows; i++)
+                sums[i][j] += vf_load(q + i * q_stride + d) * kv;
+        }
+#endif
+    reduce_scores((const vf(*)[TOKENS_AT_ONCE])sums, n_rows, s);
+}
+
+#if HAS_BF16_DOT
+INLINE void scores_bf16(int n_rows, const uint16_t *q, uint32_t q_stride, const uint8_t *k,
+                        uint32_t dk, size_t k_stride, float *s)
+{
+    vf sums[ROWS_AT_ONCE][TOKENS_AT_ONCE] = {0};
+    for (uint32_t d = 0; d < dk; d += 32) {
+        __mmask32 mask = dk - d >= 32 ? 0xffffffff : (1u << (dk - d)) - 1;
+        __m512bh kv[TOKENS_AT_ONCE];
+        for (int j = 0; j < TOKENS_AT_ONCE; j++)
+            kv[j] = (__m512bh)_mm512_maskz_loadu_epi16(mask, k + j * k_stride + d * 2);
+        for (int i = 0; i < n_rows; i++) {
+            __m512bh qv = (__m512bh)_mm512_loadu_si512(q + i * q_stride + d);
+            for (int j = 0; j < TOKENS_AT_ONCE; j++)
+                sums[i][j] = (vf)_mm512_dpbf16_ps((__m512)sums[i][j], qv, kv[j]);
+        }
+    }
+    reduce_scores((const vf(*)[TOKENS_AT_ONCE])sums, n_rows, s);
+}
+#endif
+
+/* Scores of all rows with one piece, from column col of s; fetches the same piece ahead. */
+INLINE void piece_scores(const struct tile_state *t, attn_dtype dtype, const uint8_t *k,
+                         const uint8_t *ahead, uint32_t n_tokens, uint32_t col)
+{
+    uint32_t dk = t->g->dk, n_rows = t->r->n_rows;
+    size_t k_stride = dk * dtype_bytes(dtype);
+    for (uint32_t row = 0; row < n_rows; row += ROWS_AT_ONCE) {
+        float *s = t->x->s + row * TILE_TOKENS + col;
+        for (uint32_t j = 0; j < n_tokens; j += TOKENS_AT_ONCE) {
+            const uint8_t *kj = k + j * k_stride;
+            if (row == 0 && ahead != NULL)
+                prefetch(ahead + j * k_stride, TOKENS_AT_ONCE * k_stride);
+#if HAS_BF16_DOT
+            const uint16_t *qb = (const uint16_t *)t->x->q + (size_t)row * t->q_stride;
+#define SCORES(n)                                                                                  \
+    (dtype == ATTN_BF16 && t->is_bf16_dot                                                          \
+         ? scores_bf16(n, qb, t->q_stride, kj, dk, k_stride, s + j)                                \
+         : scores_f32(dtype, n, q, t->q_stride, kj, dk, k_stride, s + j))
+#else
+#define SCORES(n) scores_f32(dtype, n, q, t->q_stride, kj, dk, k_stride, s + j)
+#endif
+            const float *q = t->x->q + (size_t)row * t->q_stride;
+            switch (n_rows - row) {
+            case 1:
+                SCORES(1);
+                break;
+            case 2:
+                SCORES(2);
+                break;
+            case 3:
+                SCORES(3);
+                break;
+            default:
+                SCORES(4);
+            }
+#undef SCORES
+        }
+    }
+}
+
+/* o[row][d ..] += p[row][token] * v[token][d ..] for n_vecs vectors of the head. */
+INLINE void sum_vecs(attn_dtype dtype, int n_rows, int n_vecs, int lanes, const float *p,
+                     const uint8_t *v, size_t v_stride, uint32_t n_tokens, float *o,
+                     uint32_t o_stride)
+{
+    size_t bytes = dtype_bytes(dtype);
+    vf acc[ROWS_AT_ONCE][V_VECS_AT_ONCE];
+    for (int i = 0; i < n_rows; i++)
+        for (int c = 0; c < n_vecs; c++)
+            acc[i][c] = vf_load(o + i * o_stride + c * VEC);
+    for (uint32_t j = 0; j < n_tokens; j++) {
+        vf vv[V_VECS_AT_ONCE];
+        for (int c = 0; c < n_vecs; c++)
+            vv[c] = vf_load_as(dtype, v + j * v_stride + c * VEC * bytes, lanes);
+        for (int i = 0; i < n_rows; i++) {
+            vf w = vf_set(p[i * TILE_TOKENS + j]);
+            for (int c = 0; c < n_vecs; c++)
+                acc[i][c] += w * vv[c];
+        }
+    }
+    for (int i = 0; i < n_rows; i++)
+        for (int c = 0; c < n_vecs; c++)
+            vf_store(o + i * o_stride + c * VEC, acc[i][c]);
+}
+
+INLINE void sum_rows(attn_dtype dtype, int n_rows, const float *p, const uint8_t *v, uint32_t dv,
+                     uint32_t n_tokens, float *o, uint32_t o_stride)
+{
+    size_t bytes = dtype_bytes(dtype), v_stride = dv * bytes;
+    uint32_t d = 0;
+    for (; d + V_VECS_AT_ONCE * VEC <= dv; d += V_VECS_AT_ONCE * VEC)
+        sum_vecs(dtype, n_rows, V_VECS_AT_ONCE, VEC, p, v + d * bytes, v_stride, n_tokens, o + d,
+                 o_stride);
+    for (; d + VEC <= dv; d += VEC)
+        sum_vecs(dtype, n_rows, 1, VEC, p, v + d * bytes, v_stride, n_tokens, o + d, o_stride);
+    if (d < dv)
+        sum_vecs(dtype, n_rows, 1, VEC_TAIL, p, v + d * bytes, v_stride, n_tokens, o + d, o_stride);
+}
+
+/* Adds tokens [a, b) of the tile (columns of s), which lie in one piece at v, to rows [row0, row1). */
+INLINE void piece_sum(const struct tile_state *t, attn_dtype dtype, const uint8_t *v, uint32_t a,
+                      uint32_t b, uint32_t row0, uint32_t row1)
+{
+    for (uint32_t row = row0; row < row1; row += ROWS_AT_ONCE) {
+        const float *p = t->x->s + row * TILE_TOKENS + a;
+        float *o = t->o + (size_t)row * t->o_stride;
+        switch (row1 - row) {
+        case 1:
+            sum_rows(dtype, 1, p, v, t->g->dv, b - a, o, t->o_stride);
+            break;
+        case 2:
+            sum_rows(dtype, 2, p, v, t->g->dv, b - a, o, t->o_stride);
+            break;
+        case 3:
+            sum_rows(dtype, 3, p, v, t->g->dv, b - a, o, t->o_stride);
+            break;
+        default:
+            sum_rows(dtype, 4, p, v, t->g->dv, b - a, o, t->o_stride);
+        }
+    }
+}
+
+/* Columns [from, to) that one query sees, cut to a tile: two ranges, either may be empty. */
+struct columns {
+    uint32_t from[2], to[2];
+};
+
+static struct columns columns_of(const struct tile_state *t, uint32_t token, uint32_t row)
+{
+    struct attend_range v = attend_range_of(t->r, t->r->item->pos + row / t->g->group);
+    uint32_t ends[2][2] = {{0, v.sink_end}, {v.lo, v.hi}};
+    struct columns c;
+    for (int i = 0; i < 2; i++) {
+        uint32_t from = ends[i][0] > token ? ends[i][0] - token : 0;
+        uint32_t to = ends[i][1] > token ? ends[i][1] - token : 0;
+        c.to[i] = to < TILE_TOKENS ? to : TILE_TOKENS;
+        c.from[i] = from < c.to[i] ? from : c.to[i];
+    }
+    return c;
+}
+
+/* Scales, caps, slopes and masks one row's raw products; then the online softmax step: s becomes the
+ * weights, o, max and sum of the row are brought to the new maximum. */
+static void softmax_row(const struct tile_state *t, uint32_t row, uint32_t token, struct columns c)
+{
+    const struct attn_layer_spec *spec = t->r->spec;
+    float *s = t->x->s + row * TILE_TOKENS;
+    uint32_t head = t->r->kv_head * t->g->group + (t->r->row0 + row) % t->g->group;
+    uint32_t p = t->r->item->pos + (t->r->row0 + row) / t->g->group;
+    float unit = spec->scale * vec_code_unit(t->g->kv_dtype);
+    float slope = spec->alibi_slopes ? spec->alibi_slopes[head] * LOG2E : 0;
+    vf lane;
+    for (int i = 0; i < VEC; i++)
+        lane[i] = (float)i;
+
+    uint32_t n = c.to[1] > c.to[0] ? c.to[1] : c.to[0];
+    n = (n + VEC - 1) / VEC * VEC;
+    vf max = vf_set(-INFINITY);
+    for (uint32_t j = 0; j < n; j += VEC) {
+        vf x = vf_load(s + j);
+        if (t->g->layout.is_quantised)
+            x *= vf_load(t->x->k_scales + j);
+        if (spec->soft_cap > 0)
+            x = vf_tanh(x * (unit / spec->soft_cap)) * (spec->soft_cap * LOG2E);
+        else
+            x *= unit * LOG2E;
+        if (spec->alibi_slopes)
+            x += slope * (lane + ((float)(token + j) - (float)p));
+        vf col = lane + (float)j;
+        vi seen = ((col >= (float)c.from[0]) & (col < (float)c.to[0])) |
+                  ((col >= (float)c.from[1]) & (col < (float)c.to[1]));
+        x = vf_select(seen, x, vf_set(-INFINITY));
+        vf_store(s + j, x);
+        max = vf_max(x, max);
+    }
+
+    float old = t->max[row], m = vf_hmax(max);
+    m = m > old ? m : old;
+    float base = m == -INFINITY ? 0 : m;
+    vf sum = {0};
+    for (uint32_t j = 0; j < n; j += VEC) {
+        vf w = vf_exp2(vf_load(s + j) - base);
+        sum += w;
+        if (t->g->layout.is_quantised)
+            w *= vf_load(t->x->v_scales + j);
+        vf_store(s + j, w);
+    }
+    if (m != old) {
+        float shrink = vf_exp2(vf_set(old - m))[0];
+        float *o = t->o + (size_t)row * t->o_stride;
+        for (uint32_t d = 0; d < t->o_stride; d += VEC)
+            vf_store(o + d, vf_load(o + d) * shrink);
+        t->sum[row] *= shrink;
+        t->max[row] = m;
+    }
+    t->sum[row] += vf_hsum(sum);
+}
+
+static void load_q(struct tile_state *t)
+{
+    const struct attend_rows *r = t->r;
+    const struct attend_geometry *g = t->g;
+    size_t bytes = dtype_bytes(g->q_dtype);
+    for (uint32_t i = 0; i < r->n_rows; i++) {
+        uint32_t row = r->row0 + i;
+        size_t head = (size_t)(row / g->group) * g->num_q_heads + r->kv_head * g->group;
+        const uint8_t *q = (const uint8_t *)r->item->q + (head + row % g->group) * g->dk * bytes;
+        if (t->is_bf16_dot) {
+            uint16_t *to = (uint16_t *)t->x->q + (size_t)i * t->q_stride;
+            memset(to, 0, t->q_stride * 2);
+            memcpy(to, q, g->dk * 2);
+            continue;
+        }
+        float *to = t->x->q + (size_t)i * t->q_stride;
+        for (uint32_t d = 0; d < g->dk; d += VEC) {
+            int n = g->dk - d < VEC ? VEC_TAIL : VEC;
+            vf_store(to + d, g->q_dtype == ATTN_F32   ? vf_load_as(ATTN_F32, q + d * 4, n)
+                             : g->q_dtype == ATTN_F16 ? vf_load_as(ATTN_F16, q + d * 2, n)
+                                                      : vf_load_as(ATTN_BF16, q + d * 2, n));
+        }
+    }
+}
+
+INLINE void attend_tile(struct tile_state *t, attn_dtype dtype, uint32_t token, uint32_t n_tokens,
+                        uint32_t ahead_token, uint32_t n_ahead)
+{
+    struct piece pieces[TILE_TOKENS / 8];
+    const uint8_t *v_ahead[TILE_TOKENS / 8];
+    uint32_t step = t->piece_tokens, group = t->g->group, n_rows = t->r->n_rows;
+    uint32_t n_pieces = (n_tokens + step - 1) / step;
+
+    for (uint32_t i = 0; i < n_pieces; i++) {
+        struct piece ahead = {0};
+        pieces[i] = piece_of(t, token + i * step);
+        if (i * step < n_ahead)
+            ahead = piece_of(t, ahead_token + i * step);
+        v_ahead[i] = ahead.v;
+        uint32_t n = n_tokens - i * step < step ? n_tokens - i * step : step;
+        piece_scores(t, dtype, pieces[i].k, ahead.k, n, i * step);
+        if (dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) {
+            memcpy(t->x->k_scales + i * step, pieces[i].k_scales, step * sizeof(float));
+            memcpy(t->x->v_scales + i * step, pieces[i].v_scales, step * sizeof(float));
+        }
+    }
+
+    struct columns c = {0};
+    bool is_same = true; /* all rows see the same columns */
+    for (uint32_t i = 0; i < n_rows; i++) {
+        if (i == 0 || (t->r->row0 + i) % group == 0) {
+            struct columns next = columns_of(t, token, t->r->row0 + i);
+            is_same = is_same && (i == 0 || memcmp(&c, &next, sizeof c) == 0);
+            c = next;
+        }
+        softmax_row(t, i, token, c);
+    }
+
+    for (uint32_t i = 0; i < n_pieces; i++) {
+        size_t v_stride = t->g->dv * dtype_bytes(dtype);
+        uint32_t begin = i * step, end = begin + step;
+        if (v_ahead[i] != NULL)
+            prefetch(v_ahead[i], step * v_stride);
+        for (uint32_t row = 0, next; row < n_rows; row = next) {
+            next = is_same ? n_rows : row + group - (t->r->row0 + row) % group;
+            next = next < n_rows ? next : n_rows;
+            c = columns_of(t, token, t->r->row0 + row);
+            for (int j = 0; j < 2; j++) {
+                uint32_t a = c.from[j] > begin ? c.from[j] : begin;
+                uint32_t b = c.to[j] < end ? c.to[j] : end;
+                if (a < b)
+                    piece_sum(t, dtype, pieces[i].v + (a - begin) * v_stride, a, b, row, next);
+            }
+        }
+    }
+}
+
+INLINE void attend_tiles(struct tile_state *t, attn_dtype dtype, uint32_t tile0, uint32_t n_tiles)
+{
+    struct attend_span span = attend_span_of(t->r);
+    for (uint32_t i = tile0; i < tile0 + n_tiles; i++) {
+        uint32_t at[2], n[2] = {0, 0};
+        for (uint32_t j = 0; j < 2 && i + j < tile0 + n_tiles; j++) {
+            uint32_t tile =
+                i + j < span.n_sink_tiles ? i + j : span.first_tile + i + j - span.n_sink_tiles;
+            at[j] = tile * TILE_TOKENS;
+            n[j] = span.end - at[j] < TILE_TOKENS ? span.end - at[j] : TILE_TOKENS;
+        }
+        attend_tile(t, dtype, at[0], n[0], n[1] ? at[1] : 0, n[1]);
+    }
+}
+
+static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles,
+                   struct attend_scratch *scratch, const struct attend_partial *out)
+{
+    const struct attend_geometry *g = r->g;
+    struct tile_state t = {
+        .r = r,
+        .g = g,
+        .x = scratch,
+        .o = out->o,
+        .max = out->max,
+        .sum = out->sum,
+        .o_stride = out->o_stride,
+        .q_stride = (g->dk + 31) / 32 * 32,
+        .piece_tokens = g->block_tokens < TILE_TOKENS ? g->block_tokens : TILE_TOKENS,
+        .is_bf16_dot = HAS_BF16_DOT && g->kv_dtype == ATTN_BF16,
+    };
+    memset(out->o, 0, (size_t)r->n_rows * out->o_stride * sizeof(float));
+    for (uint32_t i = 0; i < r->n_rows; i++) {
+        out->max[i] = -INFINITY;
+        out->sum[i] = 0;
+    }
+    load_q(&t);
+    switch (g->kv_dtype) {
+    case ATTN_F32:
+        attend_tiles(&t, ATTN_F32, tile0, n_tiles);
+        break;
+    case ATTN_F16:
+        attend_tiles(&t, ATTN_F16, tile0, n_tiles);
+        break;
+    case ATTN_BF16:
+        attend_tiles(&t, ATTN_BF16, tile0, n_tiles);
+        break;
+    case ATTN_FP8_E4M3:
+        attend_tiles(&t, ATTN_FP8_E4M3, tile0, n_tiles);
+        break;
+    default:
+        attend_tiles(&t, ATTN_INT8, tile0, n_tiles);
+    }
+}
+
+static void finish(const struct attend_rows *r, const struct attend_partial *p)
+{
+    const struct attend_geometry *g = r->g;
+    size_t bytes = dtype_bytes(g->q_dtype);
+    for (uint32_t i = 0; i < r->n_rows; i++) {
+        uint32_t row = r->row0 + i, head = r->kv_head * g->group + row % g->group;
+        float max = p->max[i], sum = p->sum[i], scale = vec_code_unit(g->kv_dtype);
+        if (r->spec->sink_logits != NULL && r->spec->sink_logits[head] != -INFINITY) {
+            float sink = r->spec->sink_logits[head] * LOG2E;
+            float m = max > sink ? max : sink;
+            scale *= exp2f(max - m);
+            sum = sum * exp2f(max - m) + exp2f(sink - m);
+            max = m;
+        }
+        scale = sum == 0 ? 0 : scale / sum;
+        size_t at = (size_t)(row / g->group) * g->num_q_heads + head;
+        const float *o = p->o + (size_t)i * p->o_stride;
+        uint8_t *out = (uint8_t *)r->item->out + at * g->dv * bytes;
+        for (uint32_t d = 0; d < g->dv; d += VEC) {
+            vf v = vf_load(o + d) * scale;
+            int n = g->dv - d < VEC ? VEC_TAIL : VEC;
+            if (g->q_dtype == ATTN_F32)
+                vf_store_as(ATTN_F32, out + d * 4, v, n);
+            else if (g->q_dtype == ATTN_F16)
+                vf_store_as(ATTN_F16, out + d * 2, v, n);
+            else
+                vf_store_as(ATTN_BF16, out + d * 2, v, n);
+        }
+        if (r->item->lse != NULL)
+            r->item->lse[at] = sum == 0 ? -INFINITY : (max + log2f(sum)) * LN2;
+    }
+}
+
+static uint64_t read_all(const void *p, size_t bytes)
+{
+    const uint8_t *from = p;
+    vi sum[4] = {0};
+    for (size_t i = 0; i + 4 * sizeof(vi) <= bytes; i += 4 * sizeof(vi)) {
+        vi v[4];
+        memcpy(v, from + i, sizeof v);
+        __builtin_prefetch(from + i + 1024, 0, 2);
+        for (int j = 0; j < 4; j++)
+            sum[j] += v[j];
+    }
+    vi all = sum[0] + sum[1] + sum[2] + sum[3];
+    uint64_t x = 0;
+    for (int i = 0; i < VEC; i++)
+        x += (uint32_t)all[i];
+    return x;
+}
+
+const struct cpu_isa ISA_SYMBOL = {
+    .name = ISA_NAME,
+    .attend = attend,
+    .finish = finish,
+    .read = read_all,
+};

@@ -1,0 +1,205 @@
+/* vec.h: VEC floats at once, for the instruction set this file is compiled for. GCC's vector types do
+ * the arithmetic; intrinsics stand only where an instruction has no other name.
+ */
+#ifndef ATTND_KERNELS_CPU_VEC_H
+#define ATTND_KERNELS_CPU_VEC_H
+
+#include "proto/attn_types.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define VEC 16
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define VEC 8
+#else
+#define VEC 4
+#endif
+
+#define VEC_TAIL (VEC < 8 ? VEC : 8) /* lanes of what is left of a multiple of 8 */
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(VEC * 4)));
+typedef int32_t vi __attribute__((vector_size(VEC * 4)));
+typedef uint32_t vu __attribute__((vector_size(VEC * 4)));
+typedef uint16_t vh __attribute__((vector_size(VEC * 2)));
+typedef int8_t vb __attribute__((vector_size(VEC)));
+typedef uint8_t vub __attribute__((vector_size(VEC)));
+
+/* attn_dtype_bytes where the compiler sees through it */
+INLINE uint32_t dtype_bytes(attn_dtype d)
+{
+    return d == ATTN_F32 ? 4 : d == ATTN_F16 || d == ATTN_BF16 ? 2 : 1;
+}
+
+INLINE vf vf_set(float x)
+{
+    return (vf){0} + x;
+}
+
+INLINE vf vf_load(const float *p)
+{
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void vf_store(float *p, vf v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+/* yes where the mask is all ones, else no */
+INLINE vf vf_select(vi mask, vf yes, vf no)
+{
+    return (vf)(((vi)yes & mask) | ((vi)no & ~mask));
+}
+
+/* a where it is larger, else b; a NaN in a is ignored */
+INLINE vf vf_max(vf a, vf b)
+{
+    return vf_select(a > b, a, b);
+}
+
+INLINE vf vf_from_half(vh h)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps((__m128i)h);
+#else
+    vu u = __builtin_convertvector(h, vu);
+    vf x = (vf)((u & 0x7fff) << 13) * 0x1p112f;
+    vi is_special = (vi)((u & 0x7c00) == 0x7c00);
+    vu bits = (vu)x | ((vu)is_special & 0x7f800000);
+    return (vf)(bits | (u & 0x8000) << 16);
+#endif
+}
+
+/* n (VEC or VEC_TAIL) stored elements as floats; the rest is 0. e4m3 comes divided by 256. */
+INLINE vf vf_load_as(attn_dtype dtype, const void *p, int n)
+{
+    if (dtype == ATTN_F32) {
+        vf v = {0};
+        memcpy(&v, p, (size_t)n * 4);
+        return v;
+    }
+    if (dtype == ATTN_F16 || dtype == ATTN_BF16) {
+        vh h = {0};
+        memcpy(&h, p, (size_t)n * 2);
+        return dtype == ATTN_F16 ? vf_from_half(h) : (vf)(__builtin_convertvector(h, vu) << 16);
+    }
+    if (dtype == ATTN_INT8) {
+        vb b = {0};
+        memcpy(&b, p, (size_t)n);
+        return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+    }
+    vub b = {0};
+    memcpy(&b, p, (size_t)n);
+    vh h = __builtin_convertvector(b, vh);
+    return vf_from_half((h & 0x80) << 8 | (h & 0x7f) << 7);
+}
+
+/* what vf_load_as leaves out */
+INLINE float vec_code_unit(attn_dtype dtype)
+{
+    return dtype == ATTN_FP8_E4M3 ? 256.0f : 1.0f;
+}
+
+/* 2^x for x <= 0 within 2 ulp; 0 below -126; NaN stays NaN. */
+INLINE vf vf_exp2(vf x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    vf t = x + magic;
+    vf f = x - (t - magic);
+    /* 2^f interpolated at Chebyshev points on [-0.5, 0.5] */
+    vf p = vf_set(0.000154614449f);
+    p = p * f + 0.0013400428f;
+    p = p * f + 0.00961805694f;
+    p = p * f + 0.0555032715f;
+    p = p * f + 0.240226507f;
+    p = p * f + 0.693147182f;
+    p = p * f + 1.0f;
+    vf r = (vf)((vu)p + ((vu)t << 23));
+    r = vf_select(x < -126.0f, vf_set(0), r);
+    return vf_select(x != x, x, r);
+}
+
+/* tanh within 1e-7; NaN stays NaN. */
+INLINE vf vf_tanh(vf x)
+{
+    vf a = (vf)((vi)x & 0x7fffffff);
+    /* near 0: an odd polynomial; else 1 - 2 / (e^2a + 1) with e^-2a, which cannot overflow */
+    vf y = x * x;
+    vf p = vf_set(0.0179887451f);
+    p = p * y + -0.0533871092f;
+    p = p * y + 0.13330476f;
+    p = p * y + -0.333333105f;
+    vf small = x + x * y * p;
+    vf e = vf_exp2(a * -2.885390081777927f);
+    vf large = (1.0f - e) / (1.0f + e);
+    large = (vf)((vi)large | ((vi)x & (int32_t)0x80000000));
+    return vf_select(a < 0.5f, small, vf_select(x != x, x, large));
+}
+
+INLINE float vf_hmax(vf v)
+{
+    float m = v[0];
+    for (int i = 1; i < VEC; i++)
+        m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+INLINE float vf_hsum(vf v)
+{
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    float s[VEC];
+    vf_store(s, v);
+    for (int n = VEC / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            s[i] += s[i + n];
+    return s[0];
+#endif
+}
+
+/* VEC floats rounded to nearest even and stored as dtype (f32, f16, bf16) */
+INLINE void vf_store_as(attn_dtype dtype, void *p, vf v, int n)
+{
+    vh h;
+    if (dtype == ATTN_F32) {
+        memcpy(p, &v, (size_t)n * 4);
+        return;
+    }
+    if (dtype == ATTN_BF16) {
+        vu u = (vu)v;
+        vu r = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+        vu nan = (u >> 16) | 0x40;
+        vu mask = (vu)(v != v);
+        h = __builtin_convertvector((r & ~mask) | (nan & mask), vh);
+    } else {
+#if defined(__AVX512F__)
+        h = (vh)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
+        h = (vh)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+#else
+        vu u = (vu)v, sign = (u >> 16) & 0x8000;
+        vf a = (vf)(u & 0x7fffffff);
+        /* normal: round the mantissa to 10 bits; subnormal: adding 0.5 makes the last bit 2^-24 */
+        vu normal = (((vu)a + 0xfff + ((vu)a >> 13 & 1)) >> 13) - (112 << 10);
+        vu subnormal = (vu)(a + 0.5f) - 0x3f000000;
+        vu big = ((vu)(a != a) & 0x7e00) | (~(vu)(a != a) & 0x7c00);
+        vu is_small = (vu)(a < 0x1p-14f), is_big = ~(vu)(a < 65520.0f);
+        vu r = (subnormal & is_small) | (normal & ~is_small);
+        h = __builtin_convertvector(((r & ~is_big) | (big & is_big)) | sign, vh);
+#endif
+    }
+    memcpy(p, &h, (size_t)n * 2);
+}
+
+#endif

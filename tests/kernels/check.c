@@ -1,0 +1,433 @@
+/* check.c: see check.h. */
+#include "tests/kernels/check.h"
+
+#include "kernels/reference.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KV_BYTES (64u << 20)
+#define ARENA_BYTES (64u << 20)
+
+struct check_poison check_poison;
+
+uint32_t check_random(struct check *c, uint32_t below)
+{
+    c->rng ^= c->rng << 13;
+    c->rng ^= c->rng >> 7;
+    c->rng ^= c->rng << 17;
+    return (uint32_t)((c->rng >> 32) * below >> 32);
+}
+
+float check_normal(struct check *c)
+{
+    float sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += (float)check_random(c, 1 << 20) / (1 << 20) - 0.5f;
+    return sum * 1.7320508f + 1e-4f;
+}
+
+static bool open_backend(struct check *c, char *why, size_t why_bytes)
+{
+    struct backend_config config = {.kv_bytes = KV_BYTES,
+                                    .max_batch_items = 64,
+                                    .max_batch_tokens = 4096,
+                                    .n_threads = 3,
+                                    .import_fd = -1};
+    void *arena = NULL;
+    attn_status st = c->ops->open(&config, &c->b);
+    if (st == ATTN_OK)
+        st = c->ops->host_alloc(c->b, ARENA_BYTES, &arena);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "%s: %s", attn_status_name(st), c->ops->last_error(c->b));
+        c->ops->close(c->b);
+        return false;
+    }
+    c->arena = arena;
+    c->arena_bytes = ARENA_BYTES;
+    return true;
+}
+
+static void close_backend(struct check *c)
+{
+    c->ops->host_free(c->b, c->arena, c->arena_bytes);
+    c->ops->close(c->b);
+}
+
+bool check_open(struct check *c, const char *name, uint64_t seed, char *why, size_t why_bytes)
+{
+    *c = (struct check){.seed = seed, .rng = seed * 0x9e3779b97f4a7c15u + 1};
+    if (backend_load(name, &c->ops, why, why_bytes) != ATTN_OK)
+        return false;
+    return open_backend(c, why, why_bytes);
+}
+
+static void free_seqs(struct check *c)
+{
+    for (uint32_t i = 0; i < CHECK_MAX_SEQS; i++) {
+        free(c->seqs[i].table);
+        free(c->seqs[i].k);
+        free(c->seqs[i].v);
+        c->seqs[i] = (struct check_seq){0};
+    }
+    free(c->patches);
+    c->patches = NULL;
+}
+
+void check_close(struct check *c)
+{
+    free_seqs(c);
+    if (c->ops != NULL && c->b != NULL)
+        close_backend(c);
+    c->b = NULL;
+}
+
+static void *take(struct check *c, size_t bytes)
+{
+    void *p = c->arena + c->arena_used;
+    c->arena_used += (bytes + 63) / 64 * 64;
+    if (c->arena_used > c->arena_bytes) {
+        fprintf(stderr, "check: the arena is too small\n");
+        abort();
+    }
+    return p;
+}
+
+/* Fills a block with 0xff, which is NaN in all float formats and scales. */
+static attn_status poison_block(struct check *c, uint32_t block)
+{
+    return c->ops->block_write(c->pool, block, c->poison);
+}
+
+attn_status check_run_begin(struct check *c, const struct backend_pool_config *config,
+                            const struct attn_layer_spec *spec, bool has_sink_logits,
+                            bool has_alibi, uint32_t n_seqs)
+{
+    static float arrays[2 * CHECK_LAYERS][1024];
+    char why[256];
+    free_seqs(c);
+    c->config = *config;
+    c->config.num_layers = CHECK_LAYERS;
+    c->config.layers = c->specs;
+    c->config.max_row_blocks = CHECK_MAX_TOKENS / config->block_tokens;
+    c->config.n_table_rows = CHECK_MAX_SEQS;
+    c->config.n_blocks = 3 * CHECK_MAX_TOKENS / 2 / config->block_tokens + 2 * CHECK_MAX_SEQS;
+    c->n_seqs = n_seqs;
+    c->next_block = c->n_patches = c->n_copies = 0;
+    c->arena_used = 0;
+    for (uint32_t l = 0; l < CHECK_LAYERS; l++) {
+        c->specs[l] = *spec;
+        for (uint32_t h = 0; h < config->num_q_heads; h++) {
+            arrays[2 * l][h] = check_normal(c) * 2;
+            arrays[2 * l + 1][h] = -0.02f * (float)(1 + check_random(c, 10));
+        }
+        c->specs[l].sink_logits = has_sink_logits ? arrays[2 * l] : NULL;
+        c->specs[l].alibi_slopes = has_alibi ? arrays[2 * l + 1] : NULL;
+    }
+    attn_status st = c->ops->pool_check(c->b, &c->config);
+    if (st != ATTN_OK)
+        return st;
+    st = c->ops->pool_open(c->b, &c->config, &c->pool);
+    if (st == ATTN_ENOMEM) { /* earlier pools have used it up */
+        close_backend(c);
+        if (!open_backend(c, why, sizeof why)) {
+            fprintf(stderr, "opening again: %s\n", why);
+            c->b = NULL;
+            return ATTN_EINTERNAL;
+        }
+        st = c->ops->pool_open(c->b, &c->config, &c->pool);
+    }
+    uint64_t block_bytes = kv_layout_of(&c->config).block_bytes;
+    c->poison = take(c, block_bytes);
+    memset(c->poison, 0xff, block_bytes);
+    for (uint32_t i = 0; st == ATTN_OK && i < c->config.n_blocks; i++)
+        st = poison_block(c, i);
+    c->patches = calloc(c->config.n_blocks, sizeof *c->patches);
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        size_t rows = (size_t)CHECK_MAX_TOKENS * config->num_kv_heads;
+        c->seqs[i].layer = i % CHECK_LAYERS;
+        c->seqs[i].table = calloc(c->config.max_row_blocks, sizeof(uint32_t));
+        c->seqs[i].k = calloc(rows * config->head_dim_k, sizeof(float));
+        c->seqs[i].v = calloc(rows * config->head_dim_v, sizeof(float));
+    }
+    return st;
+}
+
+/* Block ids are handed out in an order that jumps about. */
+static uint32_t new_block(struct check *c)
+{
+    uint32_t n = c->config.n_blocks, step = n % 7 == 0 ? n % 5 == 0 ? 11 : 5 : 7;
+    return (uint32_t)((uint64_t)(c->next_block++) * step % n);
+}
+
+static void set_entry(struct check *c, uint32_t seq, uint32_t index, uint32_t block)
+{
+    c->seqs[seq].table[index] = block;
+    c->patches[c->n_patches++] = (struct backend_patch){.row = seq, .index = index, .block = block};
+}
+
+/* Fills `to` with random values of the travelling dtype. */
+static void fill_random(struct check *c, void *to, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        reference_put(c->config.q_dtype, to, i, check_normal(c));
+}
+
+/* What the cache must read back after this row was appended. */
+static void remember(const struct check *c, const void *from, size_t at, uint32_t n, float *to)
+{
+    double row[256];
+    uint8_t codes[256];
+    float scale;
+    for (uint32_t i = 0; i < n; i++)
+        row[i] = reference_get(c->config.q_dtype, from, at + i);
+    if (c->config.kv_dtype != c->config.q_dtype) {
+        reference_quantise(c->config.kv_dtype, row, n, codes, &scale);
+        reference_dequantise(c->config.kv_dtype, codes, scale, n, row);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = (float)row[i];
+}
+
+static void prepare_append(struct check *c, struct check_item *it)
+{
+    const struct backend_pool_config *g = &c->config;
+    struct check_seq *s = &c->seqs[it->seq];
+    size_t e = attn_dtype_bytes(g->q_dtype);
+    size_t rows = (size_t)it->n_tokens * g->num_kv_heads, row0 = (size_t)it->pos * g->num_kv_heads;
+    it->k = take(c, rows * g->head_dim_k * e);
+    it->v = take(c, rows * g->head_dim_v * e);
+    fill_random(c, it->k, rows * g->head_dim_k);
+    fill_random(c, it->v, rows * g->head_dim_v);
+    if (check_poison.is_set) {
+        size_t row = (size_t)check_poison.token * g->num_kv_heads + check_poison.kv_head;
+        size_t dim = check_poison.is_v ? g->head_dim_v : g->head_dim_k;
+        reference_put(g->q_dtype, check_poison.is_v ? it->v : it->k,
+                      row * dim + check_poison.element, check_poison.value);
+    }
+    for (size_t r = 0; r < rows; r++) {
+        remember(c, it->k, r * g->head_dim_k, g->head_dim_k, s->k + (row0 + r) * g->head_dim_k);
+        remember(c, it->v, r * g->head_dim_v, g->head_dim_v, s->v + (row0 + r) * g->head_dim_v);
+    }
+    uint32_t end = it->pos + it->n_tokens;
+    for (; s->n_blocks * g->block_tokens < end; s->n_blocks++)
+        set_entry(c, it->seq, s->n_blocks, new_block(c));
+    s->len = end > s->len ? end : s->len;
+}
+
+static void prepare_outputs(struct check *c, struct check_item *it)
+{
+    size_t rows = (size_t)it->n_tokens * c->config.num_q_heads;
+    size_t bytes = rows * c->config.head_dim_v * attn_dtype_bytes(c->config.q_dtype);
+    it->out = take(c, bytes);
+    memset(it->out, 0xff, bytes);
+    it->lse = it->wants_lse ? take(c, rows * sizeof(float)) : NULL;
+    if (it->lse != NULL)
+        memset(it->lse, 0xff, rows * sizeof(float));
+}
+
+static struct backend_item *make_items(struct check *c, const struct check_item *items,
+                                       uint32_t n_items)
+{
+    struct backend_item *list = take(c, n_items * sizeof *list);
+    for (uint32_t i = 0; i < n_items; i++) {
+        const struct check_item *it = &items[i];
+        uint32_t n_blocks = c->seqs[it->seq].n_blocks;
+        uint32_t *table = take(c, n_blocks * sizeof *table);
+        memcpy(table, c->seqs[it->seq].table, n_blocks * sizeof *table);
+        list[i] = (struct backend_item){.flags = it->flags,
+                                        .layer = c->seqs[it->seq].layer,
+                                        .table_row = it->seq,
+                                        .pos = it->pos,
+                                        .n_tokens = it->n_tokens,
+                                        .block_table = table,
+                                        .q = it->q,
+                                        .k = it->k,
+                                        .v = it->v,
+                                        .out = it->out,
+                                        .lse = it->lse};
+    }
+    return list;
+}
+
+static bool run_batch(struct check *c, const struct check_item *items, uint32_t n_items)
+{
+    struct backend_item *list = make_items(c, items, n_items);
+    struct backend_batch batch = {.pool = c->pool,
+                                  .items = list,
+                                  .n_items = n_items,
+                                  .patches = c->patches,
+                                  .n_patches = c->n_patches,
+                                  .copies = c->copies,
+                                  .n_copies = c->n_copies,
+                                  .user = c};
+    attn_status st = c->ops->submit(c->b, &batch);
+    if (st != ATTN_OK) {
+        fprintf(stderr, "submit: %s: %s\n", attn_status_name(st), c->ops->last_error(c->b));
+        return false;
+    }
+    struct backend_batch *back = c->ops->poll(c->b, 10000000000u);
+    c->n_patches = 0;
+    if (back != &batch || back->status != ATTN_OK || back->user != c) {
+        fprintf(stderr, "poll: %s: %s\n", back ? attn_status_name(back->status) : "nothing came",
+                c->ops->last_error(c->b));
+        return false;
+    }
+    for (uint32_t i = 0; i < c->n_copies; i++)
+        if (poison_block(c, c->copies[i].src) != ATTN_OK)
+            return false;
+    c->n_copies = 0;
+    return true;
+}
+
+bool check_submit(struct check *c, struct check_item *items, uint32_t n_items)
+{
+    const struct backend_pool_config *g = &c->config;
+    for (uint32_t i = 0; i < n_items; i++) {
+        struct check_item *it = &items[i];
+        if (it->flags & BACKEND_APPEND)
+            prepare_append(c, it);
+        if ((it->flags & BACKEND_ATTEND) == 0)
+            continue;
+        size_t n = (size_t)it->n_tokens * g->num_q_heads * g->head_dim_k;
+        it->q = take(c, n * attn_dtype_bytes(g->q_dtype));
+        fill_random(c, it->q, n);
+        prepare_outputs(c, it);
+    }
+    return run_batch(c, items, n_items);
+}
+
+void check_move_block(struct check *c, uint32_t seq, uint32_t index)
+{
+    uint32_t to = new_block(c);
+    c->copies[c->n_copies++] = (struct backend_copy){.src = c->seqs[seq].table[index], .dst = to};
+    set_entry(c, seq, index, to);
+}
+
+/* One value: NaN and inf must be where the reference has them. */
+static bool is_close(double got, double want, const struct reference_bound *bound)
+{
+    if (isnan(want) || isnan(got))
+        return isnan(want) && isnan(got);
+    if (isinf(want) || isinf(got))
+        return want == got;
+    return fabs(got - want) <= bound->atol + bound->rtol * fabs(want);
+}
+
+static bool check_item_output(struct check *c, const struct check_item *it)
+{
+    const struct backend_pool_config *g = &c->config;
+    const struct check_seq *s = &c->seqs[it->seq];
+    size_t rows = (size_t)it->n_tokens * g->num_q_heads, n = rows * g->head_dim_v;
+    size_t n_q = rows * g->head_dim_k;
+    float *q = malloc(n_q * sizeof *q);
+    double *want = malloc(n * sizeof *want), *lse = malloc(rows * sizeof *lse);
+    struct reference_bound bound = reference_bound_of(g->q_dtype, g->q_dtype);
+    /* a dot product of n terms in f32 */
+    struct reference_bound lse_bound = {.atol = 2e-4, .rtol = 1e-4};
+    bool ok = true;
+
+    for (size_t i = 0; i < n_q; i++)
+        q[i] = (float)reference_get(g->q_dtype, it->q, i);
+    reference_attend(&c->specs[s->layer], g->num_q_heads, g->num_kv_heads, g->head_dim_k,
+                     g->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, s->v,
+                     it->pos + it->n_tokens, want, lse);
+    double diff = 0, norm = 0;
+    for (size_t i = 0; ok && i < n; i++) {
+        double got = reference_get(g->q_dtype, it->out, i);
+        ok = is_close(got, want[i], &bound);
+        if (!ok)
+            fprintf(stderr,
+                    "out[token %zu][head %zu][%zu] of sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32
+                    " is %.9g, reference %.9g (seed %" PRIu64 ")\n",
+                    i / g->head_dim_v / g->num_q_heads, i / g->head_dim_v % g->num_q_heads,
+                    i % g->head_dim_v, it->seq, it->pos, it->n_tokens, got, want[i], c->seed);
+        if (isfinite(want[i])) {
+            diff += (got - want[i]) * (got - want[i]);
+            norm += want[i] * want[i];
+        }
+    }
+    if (ok && diff > bound.l2 * bound.l2 * norm) {
+        fprintf(stderr, "relative L2 error %.3g, bound %.3g (seed %" PRIu64 ")\n",
+                sqrt(diff / norm), bound.l2, c->seed);
+        ok = false;
+    }
+    for (size_t i = 0; ok && it->lse != NULL && i < rows; i++) {
+        ok = is_close(it->lse[i], lse[i], &lse_bound);
+        if (!ok)
+            fprintf(stderr,
+                    "lse[%zu] of sequence %" PRIu32 " is %.9g, reference %.9g (seed %" PRIu64 ")\n",
+                    i, it->seq, (double)it->lse[i], lse[i], c->seed);
+    }
+    free(q);
+    free(want);
+    free(lse);
+    return ok;
+}
+
+bool check_outputs(struct check *c, const struct check_item *items, uint32_t n_items)
+{
+    for (uint32_t i = 0; i < n_items; i++)
+        if ((items[i].flags & BACKEND_ATTEND) && !check_item_output(c, &items[i]))
+            return false;
+    return true;
+}
+
+static bool is_same(const struct check *c, const struct check_item *a, const struct check_item *b)
+{
+    size_t rows = (size_t)a->n_tokens * c->config.num_q_heads;
+    size_t bytes = rows * c->config.head_dim_v * attn_dtype_bytes(c->config.q_dtype);
+    if (memcmp(a->out, b->out, bytes) == 0 &&
+        (a->lse == NULL || memcmp(a->lse, b->lse, rows * sizeof(float)) == 0))
+        return true;
+    fprintf(stderr,
+            "other bytes for sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32 " (seed %" PRIu64 ")\n",
+            a->seq, a->pos, a->n_tokens, c->seed);
+    return false;
+}
+
+static bool compare_with(struct check *c, const struct check_item *items, uint32_t n_items)
+{
+    struct check_item again[64] = {{0}};
+    for (uint32_t i = 0; i < n_items; i++) {
+        again[i] = items[i];
+        again[i].flags = BACKEND_ATTEND;
+        prepare_outputs(c, &again[i]);
+    }
+    if (!run_batch(c, again, n_items))
+        return false;
+    for (uint32_t i = 0; i < n_items; i++)
+        if (!is_same(c, &items[i], &again[i]))
+            return false;
+    return true;
+}
+
+bool check_again(struct check *c, const struct check_item *items, uint32_t n_items)
+{
+    return compare_with(c, items, n_items);
+}
+
+bool check_alone(struct check *c, const struct check_item *items, uint32_t n_items)
+{
+    for (uint32_t i = 0; i < n_items; i++)
+        if (!compare_with(c, &items[i], 1))
+            return false;
+    return true;
+}
+
+attn_status check_time(struct check *c, const char *variant, struct check_item *items,
+                       uint32_t n_items)
+{
+    uint64_t ns[2];
+    for (uint32_t i = 0; i < n_items; i++) {
+        items[i].flags = BACKEND_ATTEND;
+        prepare_outputs(c, &items[i]);
+    }
+    struct backend_batch batch = {
+        .pool = c->pool, .items = make_items(c, items, n_items), .n_items = n_items};
+    struct backend_batch *batches[1] = {&batch};
+    return c->ops->time_batch(c->b, variant, batches, 1, 2, ns);
+}

@@ -1,0 +1,88 @@
+/* check.h: runs sequences through a backend's vtable and compares with the float64 reference. Used by
+ * the tests of every backend.
+ *
+ * A check owns one open backend; a run is one pool with a few sequences whose K and V it remembers.
+ * Blocks are poisoned with NaN before use, outputs before each batch. Failures print what and where
+ * (with the seed) and return false; nothing aborts.
+ */
+#ifndef ATTND_TESTS_KERNELS_CHECK_H
+#define ATTND_TESTS_KERNELS_CHECK_H
+
+#include "kernels/kv_layout.h"
+
+#define CHECK_LAYERS 2
+#define CHECK_MAX_SEQS 8
+#define CHECK_MAX_TOKENS 1024 /* of a sequence */
+
+struct check_seq {
+    uint32_t len, n_blocks;
+    uint32_t layer;
+    uint32_t *table; /* [max_row_blocks] */
+    float *k, *v; /* [CHECK_MAX_TOKENS][kv heads][dim], as the cache should read */
+};
+
+/* One item of a batch to be made; out and lse lie in the check's arena until the next run. */
+struct check_item {
+    uint32_t seq, pos, n_tokens, flags;
+    bool wants_lse;
+    void *q, *k, *v, *out; /* filled by check_submit */
+    float *lse;
+};
+
+struct check {
+    const struct backend_ops *ops;
+    struct backend *b;
+    uint64_t seed, rng;
+    uint8_t *arena; /* from host_alloc */
+    size_t arena_bytes, arena_used;
+
+    struct backend_pool *pool;
+    struct backend_pool_config config;
+    struct attn_layer_spec specs[CHECK_LAYERS];
+    struct check_seq seqs[CHECK_MAX_SEQS];
+    uint32_t n_seqs, next_block;
+    struct backend_patch *patches;
+    uint32_t n_patches;
+    struct backend_copy copies[CHECK_MAX_SEQS];
+    uint32_t n_copies;
+    void *poison; /* one block */
+};
+
+/* name: cpu, cuda, hip. false: cannot be opened here; why says it. */
+bool check_open(struct check *c, const char *name, uint64_t seed, char *why, size_t why_bytes);
+void check_close(struct check *c);
+
+/* A pool of config (n_blocks, n_table_rows, max_row_blocks and layers are filled in here) with
+ * n_seqs empty sequences; every block is poisoned. The layers are spec, with random sink logits and
+ * slopes where asked. ATTN_ENOTSUP: the backend refuses the geometry. */
+attn_status check_run_begin(struct check *c, const struct backend_pool_config *config,
+                            const struct attn_layer_spec *spec, bool has_sink_logits,
+                            bool has_alibi, uint32_t n_seqs);
+/* Random q, k, v (about unit size); allocates blocks in random order; poisons outputs; submits one
+ * batch and waits. poison_k and poison_v of check_poison are applied to what is appended. */
+bool check_submit(struct check *c, struct check_item *items, uint32_t n_items);
+/* The next append of seq writes value at (token within the item, kv head, element). */
+struct check_poison {
+    bool is_set, is_v;
+    uint32_t token, kv_head, element;
+    float value;
+};
+extern struct check_poison check_poison;
+/* Gives the sequence's block `index` another id, by a device copy in the next batch; the old block is
+ * poisoned after it. */
+void check_move_block(struct check *c, uint32_t seq, uint32_t index);
+/* Every attended item against the reference: places of NaN and inf first, then the bound. */
+bool check_outputs(struct check *c, const struct check_item *items, uint32_t n_items);
+/* Submits the items again, attend only, and compares bytes. */
+bool check_again(struct check *c, const struct check_item *items, uint32_t n_items);
+/* Each item alone, attend only, gives the same bytes. */
+bool check_alone(struct check *c, const struct check_item *items, uint32_t n_items);
+/* Computes the items once more, attend only, through time_batch; their outputs are poisoned first.
+ * ATTN_ENOTSUP: no such variant for this geometry. */
+attn_status check_time(struct check *c, const char *variant, struct check_item *items,
+                       uint32_t n_items);
+
+uint32_t check_random(struct check *c, uint32_t below);
+float check_normal(struct check *c); /* about N(0, 1) */
+
+#endif

@@ -1,0 +1,403 @@
+/* test_backend.c: any backend against the float64 reference.
+ *
+ *     test_backend [NAME [EVERY [OFFSET]]]
+ *
+ * NAME is cpu, cuda or hip (default cpu). EVERY: the option product is walked in steps of EVERY
+ * (default 53; 1 is all of it). Exit code 77: the backend cannot be opened here.
+ */
+#include "tests/kernels/cases.h"
+#include "tests/kernels/check.h"
+
+#include "kernels/reference.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+static const char *backend_name = "cpu";
+static uint32_t every = 53, offset;
+static struct check check;
+
+static struct backend_pool_config config_of(const struct case_geometry *g, struct case_dtype d)
+{
+    return (struct backend_pool_config){.num_q_heads = g->num_q_heads,
+                                        .num_kv_heads = g->num_kv_heads,
+                                        .head_dim_k = g->head_dim_k,
+                                        .head_dim_v = g->head_dim_v,
+                                        .block_tokens = g->block_tokens,
+                                        .q_dtype = d.q,
+                                        .kv_dtype = d.kv};
+}
+
+static attn_status begin(const struct case_geometry *g, struct case_dtype d,
+                         const struct case_options *o, uint32_t n_seqs)
+{
+    struct backend_pool_config config = config_of(g, d);
+    struct attn_layer_spec spec = {.scale = 1.0f / sqrtf((float)g->head_dim_k),
+                                   .window_tokens = o->window_tokens,
+                                   .sink_tokens = o->sink_tokens,
+                                   .soft_cap = o->soft_cap,
+                                   .is_full = o->is_full};
+    config.is_batch_invariant = o->is_batch_invariant;
+    return check_run_begin(&check, &config, &spec, o->has_sink_logits, o->has_alibi, n_seqs);
+}
+
+/* History, then a step, then the step again and earlier positions again after blocks have moved. */
+static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
+{
+    struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS], last[CASE_MAX_ITEMS];
+    uint32_t n = 0, n_history = 0;
+    for (; n < CASE_MAX_ITEMS && shape->items[n].n_tokens > 0; n++) {
+        const struct case_item *i = &shape->items[n];
+        if (i->n_before > 0)
+            history[n_history++] =
+                (struct check_item){.seq = n, .n_tokens = i->n_before, .flags = BACKEND_APPEND};
+        step[n] = (struct check_item){.seq = n,
+                                      .pos = i->n_before,
+                                      .n_tokens = i->n_tokens,
+                                      .flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                      .wants_lse = n % 3 != 1};
+    }
+    if (n_history > 0 && !check_submit(&check, history, n_history))
+        return false;
+    if (!check_submit(&check, step, n) || !check_outputs(&check, step, n) ||
+        !check_again(&check, step, n))
+        return false;
+    if (is_batch_invariant && !check_alone(&check, step, n))
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t len = shape->items[i].n_before + shape->items[i].n_tokens;
+        uint32_t n_tokens = 1 + check_random(&check, len < 5 ? len : 5);
+        last[i] = (struct check_item){.seq = i,
+                                      .pos = check_random(&check, len - n_tokens + 1),
+                                      .n_tokens = n_tokens,
+                                      .flags = BACKEND_ATTEND,
+                                      .wants_lse = true};
+        if (i % 2 == 0)
+            check_move_block(&check, i, check_random(&check, check.seqs[i].n_blocks));
+    }
+    return check_submit(&check, last, n) && check_outputs(&check, last, n);
+}
+
+static void every_option_agrees_with_the_reference(void **state)
+{
+    (void)state;
+    uint32_t n_g = CASE_COUNT(case_geometries), n_d = CASE_COUNT(case_dtypes);
+    uint32_t n_o = CASE_COUNT(case_options), n_s = CASE_COUNT(case_shapes);
+    uint32_t n_run = 0, n_skipped = 0, n_failed = 0;
+    for (uint32_t i = offset; i < n_g * n_d * n_o * n_s; i += every) {
+        const struct case_geometry *g = &case_geometries[i % n_g];
+        struct case_dtype d = case_dtypes[i / n_g % n_d];
+        const struct case_options *o = &case_options[i / n_g / n_d % n_o];
+        const struct case_shape *s = &case_shapes[i / n_g / n_d / n_o];
+        attn_status st = begin(g, d, o, CASE_MAX_ITEMS);
+        if (st == ATTN_ENOTSUP) {
+            n_skipped++;
+            continue;
+        }
+        n_run++;
+        if (st == ATTN_OK && run_case(s, o->is_batch_invariant))
+            continue;
+        fprintf(stderr,
+                "case %" PRIu32 ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: failed: %s\n", i,
+                g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
+                attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
+                check.b ? check.ops->last_error(check.b) : "closed");
+        assert_non_null(check.b);
+        if (++n_failed == 10)
+            break;
+    }
+    printf("%" PRIu32 " cases run, %" PRIu32 " not supported by %s\n", n_run, n_skipped,
+           backend_name);
+    assert_true(n_run > 0);
+    assert_int_equal(n_failed, 0);
+}
+
+/* One poisoned element of K or V: NaN and inf reach exactly the outputs that see it. */
+static void nan_and_inf_are_where_the_reference_has_them(void **state)
+{
+    (void)state;
+    const float values[] = {NAN, INFINITY, -INFINITY};
+    const struct case_options options[] = {{.name = "plain"},
+                                           {.name = "window", .window_tokens = 20}};
+    for (uint32_t i = 0; i < 3 * 2 * 2 * CASE_COUNT(case_dtypes); i++) {
+        struct case_dtype d = case_dtypes[i / 12];
+        if (begin(&case_geometries[0], d, &options[i / 6 % 2], 2) != ATTN_OK)
+            continue;
+        struct check_item history = {.seq = 0, .n_tokens = 40, .flags = BACKEND_APPEND};
+        struct check_item step[2] = {{.seq = 0,
+                                      .pos = 40,
+                                      .n_tokens = 30,
+                                      .flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                      .wants_lse = true},
+                                     {.seq = 1, .n_tokens = 9, .flags = 3, .wants_lse = true}};
+        assert_true(check_submit(&check, &history, 1));
+        check_poison = (struct check_poison){.is_set = true,
+                                             .is_v = i / 3 % 2,
+                                             .token = 5,
+                                             .kv_head = 1,
+                                             .element = 77,
+                                             .value = values[i % 3]};
+        bool ok = check_submit(&check, step, 2);
+        check_poison.is_set = false;
+        if (!ok || !check_outputs(&check, step, 2) || !check_again(&check, step, 2))
+            fail_msg("%s/%s, %s, %g in %s", attn_dtype_name(d.q), attn_dtype_name(d.kv),
+                     options[i / 6 % 2].name, (double)values[i % 3], i / 3 % 2 ? "v" : "k");
+    }
+}
+
+/* A batch-invariant pool: alone, and in a crowd of other lengths, byte by byte. */
+static void a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd(void **state)
+{
+    (void)state;
+    const uint32_t lens[CHECK_MAX_SEQS] = {900, 1, 64, 333, 17, 512, 700, 40};
+    const struct case_options options = {.name = "batch invariant", .is_batch_invariant = true};
+    if (begin(&case_geometries[0], case_dtypes[0], &options, CHECK_MAX_SEQS) == ATTN_ENOTSUP)
+        skip();
+    uint32_t block_tokens = case_geometries[0].block_tokens, n_blocks = 0, n = 0;
+    struct check_item history[CHECK_MAX_SEQS], step[CHECK_MAX_SEQS];
+    for (; n < CHECK_MAX_SEQS; n++) {
+        n_blocks += lens[n] / block_tokens + 1;
+        if (n_blocks > check.config.n_blocks)
+            break;
+        history[n] = (struct check_item){.seq = n, .n_tokens = lens[n], .flags = BACKEND_APPEND};
+        step[n] = (struct check_item){.seq = n,
+                                      .pos = lens[n],
+                                      .n_tokens = 1 + n % 3,
+                                      .flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                      .wants_lse = true};
+    }
+    assert_true(n >= 4);
+    assert_true(check_submit(&check, history, n));
+    assert_true(check_submit(&check, step, n));
+    assert_true(check_outputs(&check, step, n));
+    assert_true(check_alone(&check, step, n));
+}
+
+static void blocks_are_read_back_as_written_and_scrubbed_to_zero(void **state)
+{
+    (void)state;
+    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    uint64_t bytes = kv_layout_of(&check.config).block_bytes;
+    uint8_t *in = malloc(bytes), *out = malloc(bytes);
+    for (uint64_t i = 0; i < bytes; i++)
+        in[i] = (uint8_t)(check_random(&check, 255) + 1);
+    memset(out, 0xff, bytes);
+    assert_int_equal(check.ops->block_write(check.pool, 5, in), ATTN_OK);
+    assert_int_equal(check.ops->block_read(check.pool, 5, out), ATTN_OK);
+    assert_memory_equal(in, out, bytes);
+    uint32_t scrubbed[] = {5};
+    assert_int_equal(check.ops->blocks_scrub(check.pool, scrubbed, 1), ATTN_OK);
+    assert_int_equal(check.ops->block_read(check.pool, 5, out), ATTN_OK);
+    for (uint64_t i = 0; i < bytes; i++)
+        assert_int_equal(out[i], 0);
+    assert_int_equal(check.ops->block_read(check.pool, 6, out), ATTN_OK);
+    for (uint64_t i = 0; i < bytes; i++)
+        assert_int_equal(out[i], 0xff);
+    assert_int_equal(check.ops->block_read(check.pool, check.config.n_blocks, out), ATTN_EINVAL);
+    free(in);
+    free(out);
+}
+
+static void a_geometry_out_of_range_is_refused_by_field_and_value(void **state)
+{
+    (void)state;
+    struct attn_layer_spec spec = {.scale = 1};
+    struct backend_pool_config good = config_of(&case_geometries[0], case_dtypes[0]), bad;
+    good.num_layers = good.n_blocks = good.n_table_rows = good.max_row_blocks = 1;
+    good.layers = &spec;
+    assert_int_equal(check.ops->pool_check(check.b, &good), ATTN_OK);
+#define REFUSES(field, value, text)                                                                \
+    bad = good;                                                                                    \
+    bad.field = value;                                                                             \
+    assert_int_equal(check.ops->pool_check(check.b, &bad), ATTN_EINVAL);                           \
+    assert_non_null(strstr(check.ops->last_error(check.b), #field));                               \
+    assert_non_null(strstr(check.ops->last_error(check.b), text))
+    REFUSES(num_layers, 0, "0");
+    REFUSES(num_q_heads, 9, "9");
+    REFUSES(num_kv_heads, 0, "0");
+    REFUSES(head_dim_k, 100, "100");
+    REFUSES(head_dim_v, 264, "264");
+    REFUSES(block_tokens, 4, "4");
+    REFUSES(block_tokens, 48, "48");
+    REFUSES(n_blocks, 0, "0");
+    REFUSES(q_dtype, ATTN_INT8, "int8");
+    REFUSES(kv_dtype, ATTN_F32, "f32");
+#undef REFUSES
+    spec.scale = 0;
+    assert_int_equal(check.ops->pool_check(check.b, &good), ATTN_EINVAL);
+    assert_non_null(strstr(check.ops->last_error(check.b), "scale"));
+    spec = (struct attn_layer_spec){.scale = 1, .soft_cap = -1};
+    assert_int_equal(check.ops->pool_check(check.b, &good), ATTN_EINVAL);
+    assert_non_null(strstr(check.ops->last_error(check.b), "soft_cap"));
+}
+
+static void a_pool_larger_than_the_memory_is_refused_with_both_sizes(void **state)
+{
+    (void)state;
+    struct attn_layer_spec spec = {.scale = 1};
+    struct backend_pool_config c = config_of(&case_geometries[0], case_dtypes[0]);
+    struct backend_pool *pool = NULL;
+    char size[32];
+    c.num_layers = c.n_table_rows = c.max_row_blocks = 1;
+    c.n_blocks = 1 << 20;
+    c.layers = &spec;
+    assert_int_equal(check.ops->pool_open(check.b, &c, &pool), ATTN_ENOMEM);
+    assert_null(pool);
+    snprintf(size, sizeof size, "%" PRIu64, check.ops->pool_bytes(check.b, &c));
+    assert_non_null(strstr(check.ops->last_error(check.b), size));
+}
+
+/* Exported memory outlives the backend; an import finds the bytes in pools opened alike. */
+static void exported_memory_is_found_again_by_an_import(void **state)
+{
+    (void)state;
+    int fd = -1;
+    struct backend_config config = {.kv_bytes = 8 << 20,
+                                    .max_batch_items = 4,
+                                    .max_batch_tokens = 16,
+                                    .n_threads = 2,
+                                    .import_fd = -1};
+    struct attn_layer_spec specs[2] = {{.scale = 1}, {.scale = 1}};
+    struct backend_pool_config c = config_of(&case_geometries[0], case_dtypes[0]);
+    c.num_layers = 2;
+    c.n_table_rows = c.max_row_blocks = 1;
+    c.n_blocks = 8;
+    c.layers = specs;
+    uint64_t bytes = kv_layout_of(&c).block_bytes;
+    uint8_t *in = malloc(bytes), *out = malloc(bytes);
+    for (uint64_t i = 0; i < bytes; i++)
+        in[i] = (uint8_t)check_random(&check, 256);
+
+    struct backend *b = NULL;
+    struct backend_pool *first, *second;
+    assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
+    attn_status st = check.ops->export_memory(b, &fd);
+    if (st == ATTN_ENOTSUP) {
+        check.ops->close(b);
+        free(in);
+        free(out);
+        skip();
+    }
+    assert_int_equal(st, ATTN_OK);
+    assert_int_equal(check.ops->pool_open(b, &c, &first), ATTN_OK);
+    assert_int_equal(check.ops->pool_open(b, &c, &second), ATTN_OK);
+    assert_int_equal(check.ops->block_write(second, 7, in), ATTN_OK);
+    check.ops->close(b);
+
+    config.import_fd = fd;
+    assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
+    assert_int_equal(check.ops->pool_open(b, &c, &first), ATTN_OK);
+    assert_int_equal(check.ops->pool_open(b, &c, &second), ATTN_OK);
+    memset(out, 0, bytes);
+    assert_int_equal(check.ops->block_read(second, 7, out), ATTN_OK);
+    assert_memory_equal(in, out, bytes);
+    check.ops->close(b);
+    free(in);
+    free(out);
+}
+
+static void variants_of_the_bench_agree_with_the_reference(void **state)
+{
+    (void)state;
+    if (check.ops->time_batch == NULL)
+        skip();
+    for (uint32_t v = 0; check.ops->variants[v] != NULL; v++) {
+        struct case_dtype d = case_dtypes[0];
+        assert_int_equal(begin(&case_geometries[0], d, &case_options[0], 3), ATTN_OK);
+        struct check_item history[3], step[3];
+        for (uint32_t i = 0; i < 3; i++) {
+            uint32_t len = 1 + check_random(&check, 300);
+            history[i] = (struct check_item){.seq = i, .n_tokens = len, .flags = BACKEND_APPEND};
+            step[i] = (struct check_item){.seq = i,
+                                          .pos = len - 1,
+                                          .n_tokens = 1,
+                                          .flags = BACKEND_ATTEND,
+                                          .wants_lse = true};
+        }
+        assert_true(check_submit(&check, history, 3));
+        assert_true(check_submit(&check, step, 3));
+        attn_status st = check_time(&check, check.ops->variants[v], step, 3);
+        if (st == ATTN_ENOTSUP)
+            continue;
+        assert_int_equal(st, ATTN_OK);
+        if (!check_outputs(&check, step, 3))
+            fail_msg("variant %s", check.ops->variants[v]);
+    }
+}
+
+static void a_bad_item_starts_nothing_and_is_named(void **state)
+{
+    (void)state;
+    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    uint32_t table[1] = {0};
+    uint16_t q[8 * 128] = {0}, out[8 * 128];
+    memset(out, 0xff, sizeof out);
+    struct backend_item good = {.flags = BACKEND_ATTEND,
+                                .n_tokens = 1,
+                                .block_table = table,
+                                .q = q,
+                                .out = out},
+                        bad;
+    struct backend_batch batch = {.pool = check.pool, .items = &bad, .n_items = 1};
+#define REFUSES(field, value)                                                                      \
+    bad = good;                                                                                    \
+    bad.field = value;                                                                             \
+    assert_int_equal(check.ops->submit(check.b, &batch), ATTN_EINVAL);                             \
+    assert_null(check.ops->poll(check.b, 0));                                                      \
+    assert_non_null(strstr(check.ops->last_error(check.b), #field));                               \
+    for (size_t i = 0; i < 8 * 128; i++)                                                           \
+    assert_int_equal(out[i], 0xffff)
+    REFUSES(layer, CHECK_LAYERS);
+    REFUSES(n_tokens, 0);
+    REFUSES(pos, CHECK_MAX_TOKENS);
+#undef REFUSES
+}
+
+static int close_check(void **state)
+{
+    (void)state;
+    check_close(&check);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    char why[512];
+    if (argc > 1)
+        backend_name = argv[1];
+    if (argc > 2)
+        every = (uint32_t)strtoul(argv[2], NULL, 10);
+    if (argc > 3)
+        offset = (uint32_t)strtoul(argv[3], NULL, 10);
+    if (every == 0) {
+        fprintf(stderr, "EVERY must be 1 or more\n");
+        return 2;
+    }
+    if (!check_open(&check, backend_name, 20250 + offset, why, sizeof why)) {
+        printf("%s: skipped: %s\n", backend_name, why);
+        return 77;
+    }
+    struct backend_info info;
+    check.ops->info(check.b, &info);
+    printf("%s: %s\n", info.name, info.device);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_option_agrees_with_the_reference),
+        cmocka_unit_test(nan_and_inf_are_where_the_reference_has_them),
+        cmocka_unit_test(a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd),
+        cmocka_unit_test(blocks_are_read_back_as_written_and_scrubbed_to_zero),
+        cmocka_unit_test(a_geometry_out_of_range_is_refused_by_field_and_value),
+        cmocka_unit_test(a_pool_larger_than_the_memory_is_refused_with_both_sizes),
+        cmocka_unit_test(exported_memory_is_found_again_by_an_import),
+        cmocka_unit_test(variants_of_the_bench_agree_with_the_reference),
+        cmocka_unit_test(a_bad_item_starts_nothing_and_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, close_check);
+}
