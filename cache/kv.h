@@ -43,7 +43,8 @@ struct kv_config {
  * truth, compared byte by byte when the pool is made again, given back after a restart. */
 struct kv_pool_spec {
     char name[KV_NAME_BYTES];
-    uint32_t n_layers, block_tokens, n_blocks;
+    uint32_t n_layers, n_blocks;
+    uint32_t block_tokens; /* a power of two */
     uint32_t spec_bytes;
     const uint8_t *spec;
 };
@@ -55,13 +56,14 @@ struct kv_seq_info {
     uint32_t epoch; /* starts at 1, grows with every adoption */
     uint32_t owner; /* session slot, KV_NO_OWNER */
     uint32_t n_blocks; /* entries in its table */
-    const uint32_t *block_table; /* [n_blocks] pool-local ids; valid until the sequence is closed */
+    const uint32_t *block_table; /* [n_blocks] pool-local ids; the row in the arena: valid until the
+                                    sequence is closed, entries change at a reserve that copies */
     const uint32_t *layer_len; /* [n_layers] committed tokens */
 };
 #define KV_NO_OWNER UINT32_MAX
 
 /* What the device must do before the append: the caller owns the arrays and sets the capacities;
- * reserve adds entries at n_*. Copies are whole blocks. */
+ * reserve adds entries at n_*. Copies are whole blocks. Of two patches of one entry the later holds. */
 struct kv_patch {
     uint32_t row, index, block;
 };
@@ -74,26 +76,47 @@ struct kv_effects {
     uint32_t n_patches, n_copies, patches_capacity, copies_capacity;
 };
 
+/* Blocks are those of created pools: total = free + used, a shared block counts once. shared:
+ * referenced more than once. damaged: sequences and pools that a recovery dropped. */
+#define KV_STATS_MAP(X)                                                                            \
+    X(blocks_total)                                                                                \
+    X(blocks_free)                                                                                 \
+    X(blocks_used)                                                                                 \
+    X(blocks_shared)                                                                               \
+    X(sequences)                                                                                   \
+    X(pools)                                                                                       \
+    X(opens)                                                                                       \
+    X(forks)                                                                                       \
+    X(truncates)                                                                                   \
+    X(closes)                                                                                      \
+    X(adoptions)                                                                                   \
+    X(copies)                                                                                      \
+    X(out_of_blocks)                                                                               \
+    X(damaged)
+
 struct kv_stats {
-    uint64_t blocks_total, blocks_free,
-        blocks_used; /* of created pools; used includes shared once */
-    uint64_t blocks_shared; /* referenced more than once */
-    uint64_t sequences, pools;
-    uint64_t opens, forks, truncates, closes, adoptions, copies, out_of_blocks;
+#define X(field) uint64_t field;
+    KV_STATS_MAP(X)
+#undef X
 };
 
 struct kv;
 
 /* kv_open: fd -1 makes a new arena; else maps an existing one (made with the same config; its size
- * and header are checked) and runs kv_recover. The fd is duplicated.
- * Errors   ATTN_EINVAL a config value out of range or a foreign arena; ATTN_ENOMEM */
-attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv);
+ * and header are checked, it is sealed against resizing) and runs kv_recover. The fd is duplicated.
+ * Errors   ATTN_EINVAL a config value out of range or a foreign arena; ATTN_ENOMEM; ATTN_EINTERNAL no
+ *          random key. why gets the sentence. */
+attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char *why,
+                    size_t why_bytes);
 void kv_close(struct kv *kv); /* unmaps; the arena lives on in other descriptors; NULL is fine */
 int kv_fd(const struct kv *kv); /* the memfd, owned by kv */
 const char *kv_last_error(const struct kv *kv);
 
-/* kv_recover: rebuilds all derived state from the truth and rolls the copy journal back. Appends that
- * were reserved and not committed are gone. out_dropped counts sequences whose record was damaged. */
+/* kv_recover: rebuilds all derived state from the truth, rolls the copy journal back and finishes a
+ * truncation that was under way. Appends that were reserved and not committed are gone. Table rows may
+ * have changed: mirrors are uploaded anew. out_dropped counts sequences that were dropped because
+ * their record, table or lengths were damaged, or two of them claimed a block that they cannot share
+ * (both are dropped: which one is right cannot be known). */
 attn_status kv_recover(struct kv *kv, uint32_t *out_dropped);
 /* kv_check: recomputes the derived state and compares. ATTN_EINTERNAL: kv_last_error names the first
  * difference. Reads all tables: for tests and inspectors. */
@@ -117,25 +140,34 @@ attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id
 void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out);
 /* kv_seq_fork: a new sequence that shares the blocks of src's first len tokens; every layer of src
  * must have at least len (ATTN_EINVAL). The new sequence's lengths are all len. Adds the new row's
- * table entries to fx. Repeats as in kv_seq_open. */
+ * table entries to fx. Repeats as in kv_seq_open, where empty is: all lengths still len; a repeat adds
+ * nothing to fx.
+ * Errors   as kv_seq_open; ATTN_EOVERLOAD also: src has a copy pending, or fx is full */
 attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
                         uint32_t owner, uint64_t request, struct kv_effects *fx,
                         kv_seq_id *out_seq);
-/* kv_seq_truncate: layers longer than len become len; blocks past the longest layer are let go.
- * ATTN_EINVAL: len is beyond the longest layer. */
+/* kv_seq_truncate: layers longer than len become len, all or (killed half way) all after recovery;
+ * blocks past the longest layer are let go.
+ * Errors   ATTN_EINVAL len is beyond the longest layer; ATTN_EOVERLOAD appends are outstanding */
 attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len);
+/* kv_seq_close: lets go of all blocks at once: the caller has seen to it that no launch still uses
+ * them. Outstanding appends are cancelled. */
 void kv_seq_close(struct kv *kv, kv_seq_id seq);
-/* kv_seq_adopt: another owner, the next epoch. */
+/* kv_seq_adopt: another owner (or KV_NO_OWNER), the next epoch; both change together. */
 attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint32_t *out_epoch);
 /* Any one sequence of an owner, for freeing in slices: ATTN_ENOTFOUND when it has none. */
 attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq);
 
 /* kv_append_reserve: makes [pos, pos + n) of this layer writable: allocates missing blocks, replaces
  * shared ones by copies (journalled until commit). pos <= layer length, or ATTN_EINVAL naming both.
- * All or nothing. While a sequence has a copy pending, no other reserve of that sequence is allowed
- * (kv_seq_has_pending_copy; the caller waits).
- * Errors   ATTN_EINVAL gap, layer, too long for max_seq_blocks; ATTN_ENOBLOCKS; ATTN_EOVERLOAD fx or
- *          the journal is full */
+ * All or nothing.
+ *
+ * A reserve that copies changes table entries of committed tokens. So it is alone on its sequence: it
+ * is refused while other reserves are outstanding, and others are refused until it is committed or
+ * cancelled. Items that only attend read the table, too: the caller counts them, and waits for them
+ * where kv_append_copies is true.
+ * Errors   ATTN_EINVAL gap, layer, too long for max_seq_blocks; ATTN_ENOBLOCKS; ATTN_EOVERLOAD must
+ *          wait, fx or the journal is full */
 attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                               uint32_t n_tokens, struct kv_effects *fx);
 bool kv_seq_has_pending_copy(const struct kv *kv, kv_seq_id seq);
@@ -147,8 +179,10 @@ void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos
                       uint32_t n_tokens);
 /* The batch failed: replaced blocks come back (their table entries are added to fx for mirrors);
  * lengths stay; blocks allocated past the longest layer are let go unless another reserve of the
- * sequence is outstanding. */
-void kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos, uint32_t n_tokens,
-                      struct kv_effects *fx);
+ * sequence is outstanding.
+ * Errors   ATTN_EOVERLOAD fx has less room for patches than the reserve made copies: nothing changed,
+ *          cancel again */
+attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                             uint32_t n_tokens, struct kv_effects *fx);
 
 #endif

@@ -1,11 +1,14 @@
 /* config.h: the daemon's settings: defaults, then an INI file, then ATTND_* variables, then flags.
  *
- * config.c's option table is the one place where a setting has its name, type, range, default and help
- * text; --help, --print-config (with the origin of each value) and systemd/attnd.conf follow it. An
- * unknown key or a value out of range is an error that names it (and the nearest known key).
+ * The option table (config_option.c) is the one place where a setting has its name, type, range,
+ * default and help text; --help, --print-config (with the origin of each value) and systemd/attnd.conf
+ * follow it. An unknown key or a value out of range is an error that names it (and the nearest known
+ * key). Nothing here logs; a failure's sentence is the caller's to print.
  */
 #ifndef ATTND_DAEMON_CONFIG_H
 #define ATTND_DAEMON_CONFIG_H
+
+#include <stdio.h>
 
 #include "proto/attn_types.h"
 
@@ -37,8 +40,11 @@ struct config {
     uint32_t max_sessions;
     uint64_t lease_us;
     uint64_t drain_timeout_us;
+    uint64_t stall_timeout_us; /* a thread silent for longer makes /healthz fail */
     /* [log] */
     char log_level[8];
+
+    char **origins; /* config.c's own: where each option's value came from */
 };
 
 /* What the command line asked for besides settings. */
@@ -50,12 +56,17 @@ enum config_action {
     CONFIG_VERSION,
 };
 
-/* Fills *c from all sources. On failure why names source, key and value; *c is empty. */
+/* Fills *c from all sources. On failure why names source, key and value; *c is empty. For CONFIG_HELP
+ * and CONFIG_VERSION no source is read and *c is empty, too. */
 attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
                         char *why, size_t why_bytes);
-/* key = value lines with "# from ..." origins, in the INI file's own format. */
-void config_print(const struct config *c);
-void config_help(void);
+/* key = value lines with "# from ..." origins to f, in the INI file's own format. */
+void config_print(const struct config *c, FILE *f);
+void config_help(FILE *f);
+/* The packaged configuration file: every option with its help text and, commented out, its default. */
+void config_manual(FILE *f);
+/* A configuration of defaults alone, for tests of other parts. */
+void config_defaults(struct config *c);
 void config_fini(struct config *c);
 
 #endif

@@ -23,11 +23,23 @@ attn_status engine_open(const struct config *cfg, const struct backend_ops *ops,
  * with ATTN_EOVERLOAD and retry-after (transport->reply runs inside the call). */
 void engine_submit(struct engine *e, struct request *req);
 
-/* No new sequences or sessions from now on; steps go on. Any thread, also from a signal's callback. */
+/* Takes over what may change while running: max_queue_requests and max_queue_bytes. Any thread. */
+void engine_reload(struct engine *e, const struct config *cfg);
+
+/* No new sequences, sessions or pools from now on; steps go on. Any thread, also from a signal's
+ * callback. A client's drain request does the same. */
 void engine_drain(struct engine *e);
+bool engine_is_draining(const struct engine *e);
 /* True once draining and nothing is queued or in flight. */
 bool engine_is_drained(const struct engine *e);
-/* Answers what is left with ATTN_EDRAINING, stops the thread, frees all. NULL is fine. */
-void engine_close(struct engine *e);
+
+/* ATTN_OK, or ATTN_EDEVICE once the backend has lost its device: every step is answered with it, and
+ * the process should end. Any thread. */
+attn_status engine_health(const struct engine *e);
+
+/* Answers what is left with ATTN_EDRAINING, stops the thread, frees all. NULL is fine.
+ * ATTN_ETIMEDOUT: the backend did not give its batches back in time; the engine and its buffers are
+ * left as they are, and the process should end without touching the backend again. */
+attn_status engine_close(struct engine *e);
 
 #endif

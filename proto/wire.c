@@ -165,6 +165,17 @@ static attn_status step_check(const Attnd__Step *s, char *why, size_t why_bytes)
     return ATTN_OK;
 }
 
+/* Tensors travel with the bodies that have a place for them, nothing is accepted and ignored. */
+static attn_status payload_check(bool has_tensors, const struct message *m, char *why,
+                                 size_t why_bytes)
+{
+    if (has_tensors || m->preamble.payload_bytes == 0)
+        return ATTN_OK;
+    snprintf(why, why_bytes, "payload bytes are %u, this body has no payload",
+             m->preamble.payload_bytes);
+    return ATTN_EPROTO;
+}
+
 /* A request without a body we know: newer than this side, or broken? */
 static attn_status body_missing(const Attnd__Request *h, char *why, size_t why_bytes)
 {
@@ -195,6 +206,11 @@ attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_aren
         if (st != ATTN_OK)
             return st;
     }
+    st = payload_check(h->body_case == ATTND__REQUEST__BODY_STEP ||
+                           h->body_case == ATTND__REQUEST__BODY_IMPORT,
+                       &m, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
     out->header = h;
     out->payload = m.payload;
     out->payload_bytes = m.preamble.payload_bytes;
@@ -214,6 +230,9 @@ attn_status wire_reply_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena 
         snprintf(why, why_bytes, "status is %d, it must be 0 or negative", h->status);
         return ATTN_EPROTO;
     }
+    st = payload_check(h->body_case == ATTND__REPLY__BODY_STEP, &m, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
     out->header = h;
     out->payload = m.payload;
     out->payload_bytes = m.preamble.payload_bytes;

@@ -90,8 +90,9 @@ uint64_t wire_message_bytes(const struct wire_preamble *p);
 /* Decodes a whole message. The request id is set as soon as the magic was right, so that an error can
  * be answered; it is 0 only if it could not be read, a request of id 0 is refused.
  * Errors   ATTN_EPROTO anything malformed (a body is missing, parallel arrays of a step disagree in
- *          length, a limit above or the arena's is passed); ATTN_ENOTSUP version, flags, or a body
- *          this version does not know; ATTN_ENOMEM. why gets a sentence naming field and value. */
+ *          length, a payload the body has no place for, a limit above or the arena's is passed);
+ *          ATTN_ENOTSUP version, flags, or a body this version does not know; ATTN_ENOMEM.
+ *          why gets a sentence naming field and value. */
 attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
                                 struct wire_request *out, char *why, size_t why_bytes);
 attn_status wire_reply_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,

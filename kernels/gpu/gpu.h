@@ -169,8 +169,8 @@ template <int pending> GPU_DEVICE void copy_wait()
 /* ---- matrix instructions: 16 x 8 x 16, fp32 sums. Lane l of the result holds rows l/4 and l/4 + 8,
  * columns 2(l%4) and 2(l%4) + 1: c[0], c[1] of the upper row, c[2], c[3] of the lower. */
 
-template <bool is_bf16> GPU_DEVICE void mma_16816(float (&c)[4], const uint32_t (&a)[4],
-                                                  uint32_t b0, uint32_t b1)
+template <bool is_bf16>
+GPU_DEVICE void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     if (is_bf16)
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},"

@@ -107,9 +107,8 @@ int gpu_finish_launch(const struct gpu_finish *a, void *stream, int chained);
 
 /* Attention of n_items items (a range of the batch's array, unit0 counted from its start).
  *
- * parts     partial results [slot][dv] sums and [slot] (maximum, sum) pairs, for items of n_splits > 1
- * is_fixed  an item's bytes depend on nothing but the item: a split is folded in like a part of its
- *           own also where one thread block computes several, so the number of blocks does not matter
+ * Items of n_splits > 1 leave partial results: split s of query row r (token, then q head) in slot
+ * slot0 + s * n_tokens * num_q_heads + r.
  */
 struct gpu_attend {
     struct gpu_kv kv;
@@ -124,13 +123,18 @@ struct gpu_attend {
     uint32_t pad;
 };
 
-/* Plain fp32 arithmetic, every geometry and option. */
+/* Plain fp32 arithmetic, every geometry and option with head dims up to 256. rows_per_unit 4. */
+#define GPU_VECTOR_ROWS 4
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
+/* Joins the splits of the items that have any; after either attend kernel, any_split only. */
+int gpu_merge_launch(const struct gpu_attend *a, void *stream);
 /* Tensor cores; bf16 or f16 queries, head dims up to 256. rows_per_unit 16 or 64. */
 int gpu_attend_matrix_init(void);
 int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained);
 
-/* The steps of the ladder before the kernels above: 0 naive, 1 online, 2 shared tiles. */
+/* The steps of the ladder before the kernels above: 0 naive, 1 online, 2 shared tiles. No splits.
+ * rows_per_unit 1, 1, GPU_SHARED_ROWS. */
+#define GPU_SHARED_ROWS 8
 int gpu_ladder_launch(const struct gpu_attend *a, int step, void *stream);
 
 /* Reads bytes (a multiple of 16) and stores next to nothing. shape: 0 .. GPU_READ_SHAPES - 1. */

@@ -11,7 +11,8 @@
 
 static float sink_logits[] = {0.5f, -1.25f, 3.0f, 0.125f};
 static float alibi_slopes[] = {0.5f, 0.25f, 0.125f, 0.0625f};
-static char *features[] = {"tree_mask"};
+static char *hello_features[] = {"time_travel"};
+static char *pool_features[] = {"alibi", "window"};
 
 static Attnd__LayerSpec layer_plain = ATTND__LAYER_SPEC__INIT;
 static Attnd__LayerSpec layer_full = ATTND__LAYER_SPEC__INIT;
@@ -50,8 +51,8 @@ static Attnd__PoolSpec *spec_fill(void)
     spec.n_layers = N(layers);
     spec.layers = layers;
     spec.identity = &identity;
-    spec.n_required_features = N(features);
-    spec.required_features = features;
+    spec.n_required_features = N(pool_features);
+    spec.required_features = pool_features;
     return &spec;
 }
 
@@ -77,8 +78,8 @@ static Attnd__PoolSpec *spec_fill(void)
 FILL(hello)
 {
     REQUEST(hello, HELLO, Attnd__Hello, attnd__hello__init, .protocol_version = 1,
-            .client_name = "worker 7", .n_required_features = N(features),
-            .required_features = features, .resume_session = SESSION);
+            .client_name = "worker 7", .n_required_features = N(hello_features),
+            .required_features = hello_features, .resume_session = SESSION);
     q->session = 0;
 }
 FILL(pool_create)
@@ -189,7 +190,8 @@ FILL(ok_reply)
 }
 
 const struct sample samples[] = {
-    {"request_hello", "a session is asked for, or an old one resumed", false, 0, fill_hello},
+    {"request_hello", "an old session is resumed, with a feature no daemon has", false, 0,
+     fill_hello},
     {"request_pool_create", "two layers, the second with every option", false, 0, fill_pool_create},
     {"request_pool_describe", "a pool by name", false, 0, fill_pool_describe},
     {"request_open", "a new sequence", false, 0, fill_open},

@@ -1,0 +1,225 @@
+/* append.c: makes room for tokens before a batch, and counts them after it.
+ *
+ * Truth moves in single stores. A new table entry lies past every committed length, so it is no truth
+ * before a length covers it. A replaced entry is truth: its journal entry is live before the table
+ * changes, and until it is freed recovery puts the old block back. Commit frees the entries, then
+ * moves the length; only then are the old blocks let go.
+ */
+#include "cache/kv_internal.h"
+
+static uint32_t *journal_table_entry(const struct kv *kv, const struct kv_journal_rec *e)
+{
+    return kv_row(kv, e->seq) + e->index;
+}
+
+static void journal_put(struct kv *kv, uint32_t seq, uint32_t index, uint32_t old_block,
+                        uint32_t new_block)
+{
+    struct kv_heads *h = kv->heads;
+    uint32_t i = h->journal_free;
+    if (i != 0)
+        h->journal_free = kv->journal[i - 1].next;
+    else
+        i = ++h->journal_n_fresh;
+    h->journal_n_free--;
+
+    struct kv_journal_rec *e = &kv->journal[i - 1];
+    struct kv_seq_rec *s = &kv->seqs[seq];
+    e->seq = seq;
+    e->index = index;
+    e->old_block = old_block;
+    e->new_block = new_block;
+    e->next = s->journal_head;
+    kv_publish32(&e->state, KV_LIVE);
+    s->journal_head = i;
+}
+
+void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s)
+{
+    struct kv_heads *h = kv->heads;
+    uint32_t i = s->journal_head;
+    struct kv_journal_rec *e = &kv->journal[i - 1];
+    kv_publish32(&e->state, 0);
+    s->journal_head = e->next;
+    e->next = h->journal_free;
+    h->journal_free = i;
+    h->journal_n_free++;
+}
+
+/* Shared blocks among the entries that tokens [pos, end) touch. */
+static uint32_t count_shared(const struct kv *kv, uint32_t seq, const struct kv_pool_rec *p,
+                             uint32_t pos, uint64_t end)
+{
+    const uint32_t *row = kv_row(kv, seq);
+    uint64_t past = (end + p->block_tokens - 1) >> p->block_shift;
+    uint32_t n = 0;
+    if (past > kv->seqs[seq].n_blocks)
+        past = kv->seqs[seq].n_blocks;
+    for (uint32_t i = pos >> p->block_shift; i < past; i++)
+        n += kv_block(kv, p, row[i])->n_refs > 1;
+    return n;
+}
+
+bool kv_seq_has_pending_copy(const struct kv *kv, kv_seq_id seq)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    return s != NULL && s->journal_head != 0;
+}
+
+bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    return s != NULL &&
+           count_shared(kv, seq.index, &kv->pools[s->pool], pos, (uint64_t)pos + n_tokens) > 0;
+}
+
+static attn_status range_check(struct kv *kv, uint32_t seq, uint32_t layer, uint32_t pos,
+                               uint32_t n_tokens)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    unsigned long long name = s->name;
+    if (layer >= p->n_layers)
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: layer is %u, pool %s has %u", name, layer,
+                       p->name, p->n_layers);
+    if (n_tokens == 0)
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: n_tokens is 0", name);
+    uint32_t len = kv_lens(kv, seq)[layer];
+    if (pos > len)
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: pos is %u, layer %u has %u tokens", name,
+                       pos, layer, len);
+    if ((uint64_t)pos + n_tokens > kv_max_tokens(kv, p))
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: pos %u + n_tokens %u is over %llu", name,
+                       pos, n_tokens, (unsigned long long)kv_max_tokens(kv, p));
+    return ATTN_OK;
+}
+
+/* Whether n_new blocks and n_copies copies can be had; they cannot fail after that. */
+static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint32_t n_copies,
+                              const struct kv_effects *fx)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    unsigned long long name = s->name;
+    uint64_t n_patches = (uint64_t)n_new + n_copies;
+    if (s->journal_head != 0)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: a copy is pending", name);
+    if (n_copies > 0 && s->n_outstanding > 0)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u copies wait for %u appends", name,
+                       n_copies, s->n_outstanding);
+    if (s->n_outstanding == UINT16_MAX)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding", name,
+                       s->n_outstanding);
+    if (n_patches > p->n_free) { /* the place to evict, and to move idle sequences to a tier */
+        kv_count(&kv->heads->stats.out_of_blocks, 1);
+        return kv_fail(kv, ATTN_ENOBLOCKS, "sequence %llu: needs %llu blocks, pool %s has %u free",
+                       name, (unsigned long long)n_patches, p->name, p->n_free);
+    }
+    if (n_copies > kv->heads->journal_n_free)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: needs %u copies, the journal has %u",
+                       name, n_copies, kv->heads->journal_n_free);
+    if (n_patches > fx->patches_capacity - fx->n_patches ||
+        n_copies > fx->copies_capacity - fx->n_copies)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %llu patches, %u copies",
+                       name, (unsigned long long)n_patches, n_copies);
+    return ATTN_OK;
+}
+
+attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                              uint32_t n_tokens, struct kv_effects *fx)
+{
+    struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
+    attn_status st = range_check(kv, seq.index, layer, pos, n_tokens);
+    if (st != ATTN_OK)
+        return st;
+    struct kv_pool_rec *p = &kv->pools[s->pool];
+    uint64_t end = (uint64_t)pos + n_tokens;
+    uint32_t past = kv_blocks_of(p, (uint32_t)end);
+    uint32_t n_new = past > s->n_blocks ? past - s->n_blocks : 0;
+    uint32_t n_copies = count_shared(kv, seq.index, p, pos, end);
+    st = room_check(kv, seq.index, n_new, n_copies, fx);
+    if (st != ATTN_OK)
+        return st;
+
+    uint32_t *row = kv_row(kv, seq.index);
+    for (uint32_t i = pos >> p->block_shift; n_copies > 0; i++) {
+        uint32_t old_block = row[i];
+        if (kv_block(kv, p, old_block)->n_refs == 1)
+            continue;
+        uint32_t new_block = kv_block_alloc(kv, p);
+        journal_put(kv, seq.index, i, old_block, new_block);
+        kv_publish32(&row[i], new_block); /* the journal entry has the reference to old_block */
+        fx->copies[fx->n_copies++] = (struct kv_copy){.src = old_block, .dst = new_block};
+        fx->patches[fx->n_patches++] =
+            (struct kv_patch){.row = seq.index, .index = i, .block = new_block};
+        kv_count(&kv->heads->stats.copies, 1);
+        n_copies--;
+    }
+    for (; n_new > 0; n_new--) {
+        uint32_t i = s->n_blocks++;
+        row[i] = kv_block_alloc(kv, p);
+        fx->patches[fx->n_patches++] =
+            (struct kv_patch){.row = seq.index, .index = i, .block = row[i]};
+    }
+    s->n_outstanding++;
+    return ATTN_OK;
+}
+
+/* A reserve has ended; the last one lets go of the blocks that no length covers. */
+static void reserve_end(struct kv *kv, uint32_t seq)
+{
+    struct kv_seq_rec *s = &kv->seqs[seq];
+    if (--s->n_outstanding == 0)
+        kv_seq_trim(kv, seq, kv_blocks_of(&kv->pools[s->pool], s->longest));
+}
+
+void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos, uint32_t n_tokens)
+{
+    struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL || s->n_outstanding == 0 || layer >= kv->pools[s->pool].n_layers)
+        return;
+    struct kv_pool_rec *p = &kv->pools[s->pool];
+    uint32_t *len = &kv_lens(kv, seq.index)[layer];
+    uint64_t end = (uint64_t)pos + n_tokens, covered = (uint64_t)s->n_blocks << p->block_shift;
+
+    while (s->journal_head != 0) {
+        uint32_t old_block = kv->journal[s->journal_head - 1].old_block;
+        kv_journal_drop(kv, s);
+        kv_block_unref(kv, p, old_block);
+    }
+    if (pos <= *len && end > *len && end <= covered && end <= UINT32_MAX)
+        kv_publish32(len, (uint32_t)end);
+    if (*len > s->longest)
+        s->longest = *len;
+    reserve_end(kv, seq.index);
+}
+
+attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                             uint32_t n_tokens, struct kv_effects *fx)
+{
+    (void)layer, (void)pos, (void)n_tokens; /* a copying reserve is alone on its sequence */
+    struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL || s->n_outstanding == 0)
+        return ATTN_OK;
+    struct kv_pool_rec *p = &kv->pools[s->pool];
+    uint32_t n = 0;
+    for (uint32_t i = s->journal_head; i != 0; i = kv->journal[i - 1].next)
+        n++;
+    if (n > fx->patches_capacity - fx->n_patches)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches",
+                       (unsigned long long)s->name, n);
+
+    while (s->journal_head != 0) {
+        const struct kv_journal_rec *e = &kv->journal[s->journal_head - 1];
+        uint32_t new_block = e->new_block;
+        kv_publish32(journal_table_entry(kv, e), e->old_block);
+        fx->patches[fx->n_patches++] =
+            (struct kv_patch){.row = e->seq, .index = e->index, .block = e->old_block};
+        kv_journal_drop(kv, s);
+        kv_block_unref(kv, p, new_block);
+    }
+    reserve_end(kv, seq.index);
+    return ATTN_OK;
+}

@@ -1,0 +1,134 @@
+/* arena.h: what the arena's bytes mean: its sections and the records in them.
+ *
+ * A section is a fixed-size table that starts on a page; KV_SECTION_MAP lists them in order, truth
+ * first. References between records are indices. In derived state an index is stored plus one, so
+ * that a page of zeros is an empty list, an empty slot, a free record: a new arena needs no
+ * initialisation, and recovery starts by giving the derived pages back.
+ *
+ * Nothing read from an arena that another process wrote is used before recover.c has checked it.
+ */
+#ifndef ATTND_CACHE_ARENA_H
+#define ATTND_CACHE_ARENA_H
+
+#include <assert.h>
+
+#include "cache/kv.h"
+
+#define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
+#define KV_ARENA_VERSION 1
+#define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
+#define KV_MAX_BLOCK_TOKENS 65536
+
+/* X(name, record type, number of records) with c the config */
+#define KV_TRUTH_MAP(X)                                                                            \
+    X(HEADER, struct kv_header, 1)                                                                 \
+    X(POOLS, struct kv_pool_rec, c->max_pools)                                                     \
+    X(SPECS, uint8_t[KV_SPEC_BYTES], c->max_pools)                                                 \
+    X(SEQS, struct kv_seq_rec, c->max_sequences)                                                   \
+    X(LENS, uint32_t, (uint64_t)c->max_sequences * c->max_layers)                                  \
+    X(JOURNAL, struct kv_journal_rec, kv_journal_capacity(c))                                      \
+    X(TABLES, uint32_t, (uint64_t)c->max_sequences * c->max_seq_blocks)
+#define KV_DERIVED_MAP(X)                                                                          \
+    X(BLOCKS, struct kv_block_rec, c->max_blocks)                                                  \
+    X(LINKS, struct kv_seq_links, c->max_sequences)                                                \
+    X(INDEX, struct kv_index_slot, kv_index_capacity(c))                                           \
+    X(OWNERS, uint32_t, c->max_owners)                                                             \
+    X(HEADS, struct kv_heads, 1)
+
+enum kv_section {
+#define X(name, type, count) KV_##name,
+    KV_TRUTH_MAP(X) KV_DERIVED_MAP(X)
+#undef X
+        KV_N_SECTIONS
+};
+
+/* Written once, sealed. An inspector finds every table from here. */
+struct kv_header {
+    uint64_t magic;
+    uint32_t version, header_bytes;
+    uint64_t arena_bytes;
+    uint64_t offset[KV_N_SECTIONS];
+    struct kv_config config;
+    uint64_t key[2]; /* of every keyed hash in this arena; from the kernel's random source */
+    uint64_t seal; /* hash, under an all-zero key, of what is above */
+};
+
+struct kv_pool_rec {
+    uint32_t state;
+    uint32_t n_layers, block_tokens, n_blocks; /* sealed, as are name and spec */
+    uint32_t first_block; /* sealed: the pool's range of block records */
+    uint32_t spec_bytes;
+    char name[KV_NAME_BYTES];
+    uint64_t seal;
+    /* derived */
+    uint32_t block_shift; /* log2(block_tokens) */
+    uint32_t free_head; /* plus one; free blocks below n_fresh */
+    uint32_t n_fresh; /* blocks from here on were never used */
+    uint32_t n_free;
+};
+
+/* One cache line: all that an append needs of the record. */
+struct kv_seq_rec {
+    uint32_t state;
+    uint32_t tenant; /* sealed */
+    uint64_t name; /* sealed */
+    uint64_t request; /* sealed */
+    uint64_t epoch_owner; /* epoch << 32 | owner: one store changes both */
+    uint64_t seal;
+    uint32_t fork_len; /* sealed: tokens it was born with */
+    uint32_t redo_len; /* a truncation to redo_len - 1 is under way; 0: none */
+    uint16_t pool; /* sealed */
+    /* derived */
+    uint16_t n_outstanding; /* reserves neither committed nor cancelled */
+    uint32_t n_blocks; /* table entries that hold a reference */
+    uint32_t longest; /* layer, tokens */
+    uint32_t journal_head; /* plus one */
+};
+static_assert(sizeof(struct kv_seq_rec) == 64, "a sequence record is a cache line");
+
+/* While an entry is live, table[seq][index] goes back to old_block at recovery or cancel. */
+struct kv_journal_rec {
+    uint32_t state;
+    uint32_t seq, index;
+    uint32_t old_block, new_block; /* pool-local */
+    uint32_t next; /* derived, plus one: of the same sequence, or free */
+};
+
+struct kv_block_rec {
+    uint32_t n_refs; /* table entries and journal entries' old_block */
+    uint32_t next; /* plus one: free list; while recovering, a sequence that refers to it */
+};
+
+struct kv_seq_links {
+    uint32_t prev, next; /* plus one: of the same owner; next alone: free */
+};
+
+struct kv_index_slot {
+    uint32_t tag; /* low half of the name's hash */
+    uint32_t seq; /* plus one; 0: empty */
+};
+
+/* Heads of lists, gauges and counters. Written by the engine thread, read by any (relaxed). */
+struct kv_heads {
+    uint32_t seq_free, seq_n_fresh; /* as in kv_pool_rec */
+    uint32_t journal_free, journal_n_fresh, journal_n_free;
+    uint32_t blocks_carved; /* block records given to pools */
+    struct kv_stats stats;
+};
+
+/* Copies in flight: one for every sequence, and one whole row on top. */
+static inline uint32_t kv_journal_capacity(const struct kv_config *c)
+{
+    return c->max_sequences + c->max_seq_blocks;
+}
+
+/* A power of two, at least half of it always empty. */
+static inline uint32_t kv_index_capacity(const struct kv_config *c)
+{
+    uint32_t n = 8;
+    while (n < 2 * c->max_sequences)
+        n *= 2;
+    return n;
+}
+
+#endif

@@ -1,0 +1,184 @@
+/* blocks.c: pools, and the references to their blocks.
+ *
+ * A pool is a contiguous range of block records; ids given out count from its start. Pools are never
+ * removed, so the ranges are carved one behind the other. A block without references is on its pool's
+ * free list or was never used. References and free lists are derived.
+ *
+ * Eviction will change two places here: kv_block_unref, where a published block that loses its last
+ * reference stays, in order of last use, instead of becoming free; and whoever asks for more than
+ * n_free (append.c), who first evicts.
+ */
+#include "cache/kv_internal.h"
+
+#include <string.h>
+
+uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)
+{
+    uint32_t block;
+    if (p->free_head != 0) {
+        block = p->free_head - 1;
+        p->free_head = kv_block(kv, p, block)->next;
+    } else {
+        block = p->n_fresh++;
+    }
+    *kv_block(kv, p, block) = (struct kv_block_rec){.n_refs = 1};
+    p->n_free--;
+    kv_count(&kv->heads->stats.blocks_free, -1);
+    kv_count(&kv->heads->stats.blocks_used, 1);
+    return block;
+}
+
+void kv_block_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    if (++kv_block(kv, p, block)->n_refs == 2)
+        kv_count(&kv->heads->stats.blocks_shared, 1);
+}
+
+void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+{
+    struct kv_block_rec *b = kv_block(kv, p, block);
+    if (--b->n_refs == 1)
+        kv_count(&kv->heads->stats.blocks_shared, -1);
+    if (b->n_refs > 0)
+        return;
+    b->next = p->free_head;
+    p->free_head = block + 1;
+    p->n_free++;
+    kv_count(&kv->heads->stats.blocks_free, 1);
+    kv_count(&kv->heads->stats.blocks_used, -1);
+}
+
+struct kv_pool_rec *kv_pool_live(const struct kv *kv, uint32_t pool)
+{
+    if (pool >= kv->config.max_pools || kv->pools[pool].state != KV_LIVE)
+        return NULL;
+    return &kv->pools[pool];
+}
+
+uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool)
+{
+    const struct kv_pool_rec *p = &kv->pools[pool];
+    uint64_t spec = siphash(kv->key, kv->specs + (size_t)pool * KV_SPEC_BYTES, p->spec_bytes);
+    uint64_t name = siphash(kv->key, p->name, sizeof p->name);
+    uint64_t words[] = {
+        pool, p->n_layers, p->block_tokens, p->n_blocks, p->first_block, p->spec_bytes, spec, name};
+    return siphash(kv->key, words, sizeof words);
+}
+
+static attn_status spec_check(struct kv *kv, const struct kv_pool_spec *s)
+{
+    size_t name_bytes = strnlen(s->name, sizeof s->name);
+    if (name_bytes == 0 || name_bytes == sizeof s->name)
+        return kv_fail(kv, ATTN_EINVAL, "pool: name has %zu bytes, not in 1..%d", name_bytes,
+                       KV_NAME_BYTES - 1);
+    if (s->n_layers < 1 || s->n_layers > kv->config.max_layers)
+        return kv_fail(kv, ATTN_EINVAL, "pool %s: n_layers is %u, not in 1..%u", s->name,
+                       s->n_layers, kv->config.max_layers);
+    if (s->block_tokens < 1 || s->block_tokens > KV_MAX_BLOCK_TOKENS ||
+        (s->block_tokens & (s->block_tokens - 1)) != 0)
+        return kv_fail(kv, ATTN_EINVAL, "pool %s: block_tokens is %u, not a power of two to %u",
+                       s->name, s->block_tokens, KV_MAX_BLOCK_TOKENS);
+    if (s->n_blocks < 1)
+        return kv_fail(kv, ATTN_EINVAL, "pool %s: n_blocks is 0", s->name);
+    if (s->spec_bytes > KV_SPEC_BYTES || (s->spec_bytes > 0 && s->spec == NULL))
+        return kv_fail(kv, ATTN_EINVAL, "pool %s: spec_bytes is %u, at most %d", s->name,
+                       s->spec_bytes, KV_SPEC_BYTES);
+    return ATTN_OK;
+}
+
+/* The same name was made before: the same pool, or what differs. */
+static attn_status spec_compare(struct kv *kv, uint32_t pool, const struct kv_pool_spec *s)
+{
+    const struct kv_pool_rec *p = &kv->pools[pool];
+    if (p->n_layers != s->n_layers)
+        return kv_fail(kv, ATTN_EEXIST, "pool %s: exists with n_layers %u, not %u", s->name,
+                       p->n_layers, s->n_layers);
+    if (p->block_tokens != s->block_tokens)
+        return kv_fail(kv, ATTN_EEXIST, "pool %s: exists with block_tokens %u, not %u", s->name,
+                       p->block_tokens, s->block_tokens);
+    if (p->n_blocks != s->n_blocks)
+        return kv_fail(kv, ATTN_EEXIST, "pool %s: exists with n_blocks %u, not %u", s->name,
+                       p->n_blocks, s->n_blocks);
+    if (p->spec_bytes != s->spec_bytes ||
+        (s->spec_bytes > 0 &&
+         memcmp(kv->specs + (size_t)pool * KV_SPEC_BYTES, s->spec, s->spec_bytes) != 0))
+        return kv_fail(kv, ATTN_EEXIST, "pool %s: exists with another spec", s->name);
+    return ATTN_OK;
+}
+
+attn_status kv_pool_find(struct kv *kv, const char *name, kv_pool_id *out_pool)
+{
+    for (uint32_t i = 0; i < kv->config.max_pools; i++) {
+        if (kv_pool_live(kv, i) != NULL && strcmp(kv->pools[i].name, name) == 0) {
+            *out_pool = (kv_pool_id){i};
+            return ATTN_OK;
+        }
+    }
+    return kv_fail(kv, ATTN_ENOTFOUND, "pool %.*s: not found", KV_NAME_BYTES, name);
+}
+
+attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_id *out_pool)
+{
+    attn_status st = spec_check(kv, s);
+    if (st != ATTN_OK)
+        return st;
+    kv_pool_id old;
+    if (kv_pool_find(kv, s->name, &old) == ATTN_OK) {
+        st = spec_compare(kv, old.index, s);
+        if (st == ATTN_OK)
+            *out_pool = old;
+        return st;
+    }
+
+    uint32_t i = 0;
+    while (i < kv->config.max_pools && kv_pool_live(kv, i) != NULL)
+        i++;
+    if (i == kv->config.max_pools)
+        return kv_fail(kv, ATTN_ENOMEM, "pool %s: all %u pools are made", s->name, i);
+    struct kv_heads *h = kv->heads;
+    uint32_t n_left = kv->config.max_blocks - h->blocks_carved;
+    if (s->n_blocks > n_left)
+        return kv_fail(kv, ATTN_ENOMEM, "pool %s: n_blocks is %u, %u are left", s->name,
+                       s->n_blocks, n_left);
+
+    struct kv_pool_rec *p = &kv->pools[i];
+    *p = (struct kv_pool_rec){
+        .n_layers = s->n_layers,
+        .block_tokens = s->block_tokens,
+        .n_blocks = s->n_blocks,
+        .first_block = h->blocks_carved,
+        .spec_bytes = s->spec_bytes,
+        .block_shift = (uint32_t)__builtin_ctz(s->block_tokens),
+        .n_free = s->n_blocks,
+    };
+    strcpy(p->name, s->name);
+    if (s->spec_bytes > 0)
+        memcpy(kv->specs + (size_t)i * KV_SPEC_BYTES, s->spec, s->spec_bytes);
+    p->seal = kv_pool_seal(kv, i);
+    kv_publish32(&p->state, KV_LIVE);
+
+    h->blocks_carved += s->n_blocks;
+    kv_count(&h->stats.pools, 1);
+    kv_count(&h->stats.blocks_total, s->n_blocks);
+    kv_count(&h->stats.blocks_free, s->n_blocks);
+    *out_pool = (kv_pool_id){i};
+    return ATTN_OK;
+}
+
+attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
+                         uint32_t *out_free_blocks)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    if (p == NULL)
+        return ATTN_ENOTFOUND;
+    *out = (struct kv_pool_spec){
+        .n_layers = p->n_layers,
+        .n_blocks = p->n_blocks,
+        .block_tokens = p->block_tokens,
+        .spec_bytes = p->spec_bytes,
+        .spec = kv->specs + (size_t)pool.index * KV_SPEC_BYTES,
+    };
+    memcpy(out->name, p->name, sizeof out->name);
+    *out_free_blocks = p->n_free;
+    return ATTN_OK;
+}

@@ -1,0 +1,218 @@
+/* check.c: recomputes derived state from truth into memory of its own and compares.
+ *
+ * Changes nothing in the arena. The scratch arrays have an entry for every block record.
+ */
+#include "cache/kv_internal.h"
+
+#include <stdlib.h>
+
+struct scratch {
+    uint32_t *n_refs; /* [max_blocks] by table entries and journal entries */
+    uint32_t *user; /* [max_blocks] a sequence whose table has it, plus one */
+    uint64_t n_sequences, n_owned, n_used, n_shared;
+};
+
+#define DIFFER(...) kv_fail(kv, ATTN_EINTERNAL, __VA_ARGS__)
+
+static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    const uint32_t *row = kv_row(kv, seq);
+    for (uint32_t i = 0; i < s->n_blocks; i++) {
+        if (row[i] >= p->n_blocks)
+            return DIFFER("sequence index %u: table entry %u is block %u of %u", seq, i, row[i],
+                          p->n_blocks);
+        uint64_t at = (uint64_t)p->first_block + row[i];
+        x->n_refs[at]++;
+        if (x->user[at] == 0) {
+            x->user[at] = seq + 1;
+            continue;
+        }
+        uint32_t first = x->user[at] - 1;
+        if (first == seq || kv->seqs[first].tenant != s->tenant || i >= kv->seqs[first].n_blocks ||
+            kv_row(kv, first)[i] != row[i])
+            return DIFFER("sequence indices %u and %u may not share block %u", first, seq, row[i]);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_journal_list(struct kv *kv, uint32_t seq, struct scratch *x,
+                                      uint32_t *n_entries)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    if (s->journal_head != 0 && s->n_outstanding != 1)
+        return DIFFER("sequence index %u: a copy is pending beside %u reserves", seq,
+                      s->n_outstanding);
+    for (uint32_t i = s->journal_head; i != 0; i = kv->journal[i - 1].next) {
+        if (i > kv->journal_capacity || ++*n_entries > kv->journal_capacity)
+            return DIFFER("sequence index %u: its journal list is broken", seq);
+        const struct kv_journal_rec *e = &kv->journal[i - 1];
+        if (e->state != KV_LIVE || e->seq != seq || e->index >= s->n_blocks ||
+            e->old_block >= p->n_blocks || kv_row(kv, seq)[e->index] != e->new_block)
+            return DIFFER("sequence index %u: journal entry %u is not of its table", seq, i - 1);
+        x->n_refs[(uint64_t)p->first_block + e->old_block]++;
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_sequence(struct kv *kv, uint32_t seq, struct scratch *x,
+                                  uint32_t *n_entries)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    const char *damage = kv_seq_damage(kv, seq);
+    if (damage != NULL)
+        return DIFFER("sequence index %u: its %s is damaged", seq, damage);
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < kv->pools[s->pool].n_layers; i++)
+        if (kv_lens(kv, seq)[i] > longest)
+            longest = kv_lens(kv, seq)[i];
+    uint32_t n_blocks = kv_blocks_of(&kv->pools[s->pool], longest);
+    if (s->longest != longest)
+        return DIFFER("sequence index %u: longest is %u, its layers have %u", seq, s->longest,
+                      longest);
+    if (s->redo_len != 0)
+        return DIFFER("sequence index %u: redo_len is %u", seq, s->redo_len);
+    if (s->n_blocks > kv->config.max_seq_blocks || s->n_blocks < n_blocks ||
+        (s->n_blocks > n_blocks && s->n_outstanding == 0))
+        return DIFFER("sequence index %u: holds %u blocks, its tokens take %u", seq, s->n_blocks,
+                      n_blocks);
+    if (kv_index_find(kv, s->tenant, s->name) != seq + 1)
+        return DIFFER("sequence index %u: the name index does not find it", seq);
+    x->n_sequences++;
+    x->n_owned += kv_owner_of(s) != KV_NO_OWNER;
+    attn_status st = check_table(kv, seq, x);
+    return st != ATTN_OK ? st : check_journal_list(kv, seq, x, n_entries);
+}
+
+static attn_status check_sequences(struct kv *kv, struct scratch *x)
+{
+    const struct kv_heads *h = kv->heads;
+    uint32_t n_entries = 0, n_live_entries = 0, n_free = 0;
+    for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
+        if (kv->seqs[seq].state == 0)
+            continue;
+        if (seq >= h->seq_n_fresh)
+            return DIFFER("sequence index %u: in use, but counted as fresh", seq);
+        attn_status st = check_sequence(kv, seq, x, &n_entries);
+        if (st != ATTN_OK)
+            return st;
+    }
+    for (uint32_t i = 0; i < kv->journal_capacity; i++)
+        n_live_entries += kv->journal[i].state != 0;
+    if (n_live_entries != n_entries || h->journal_n_free != kv->journal_capacity - n_entries)
+        return DIFFER("journal: %u live entries, %u in lists, %u free of %u", n_live_entries,
+                      n_entries, h->journal_n_free, kv->journal_capacity);
+    for (uint32_t i = h->journal_free; i != 0; i = kv->journal[i - 1].next)
+        if (i > h->journal_n_fresh || kv->journal[i - 1].state != 0 ||
+            n_free++ == h->journal_n_fresh)
+            return DIFFER("journal: the free list is broken at entry %u", i - 1);
+    if (n_free + n_entries != h->journal_n_fresh)
+        return DIFFER("journal: %u free and %u live of %u entries", n_free, n_entries,
+                      h->journal_n_fresh);
+    if (x->n_sequences != h->stats.sequences)
+        return DIFFER("sequences: %llu open, %llu counted", (unsigned long long)x->n_sequences,
+                      (unsigned long long)h->stats.sequences);
+    uint64_t n_seq_free = 0;
+    for (uint32_t i = h->seq_free; i != 0; i = kv->links[i - 1].next)
+        if (i > h->seq_n_fresh || kv->seqs[i - 1].state != 0 || n_seq_free++ == h->seq_n_fresh)
+            return DIFFER("sequences: the free list is broken at index %u", i - 1);
+    if (n_seq_free + x->n_sequences != h->seq_n_fresh)
+        return DIFFER("sequences: %llu free and %llu open of %u records",
+                      (unsigned long long)n_seq_free, (unsigned long long)x->n_sequences,
+                      h->seq_n_fresh);
+    return ATTN_OK;
+}
+
+static attn_status check_lookup(struct kv *kv, const struct scratch *x)
+{
+    uint64_t n_slots = 0, n_owned = 0;
+    for (uint64_t i = 0; i <= kv->index_mask; i++)
+        n_slots += kv->slots[i].seq != 0;
+    if (n_slots != x->n_sequences)
+        return DIFFER("name index: %llu entries, %llu sequences", (unsigned long long)n_slots,
+                      (unsigned long long)x->n_sequences);
+    for (uint32_t owner = 0; owner < kv->config.max_owners; owner++) {
+        uint32_t prev = 0;
+        for (uint32_t i = kv->owners[owner]; i != 0; prev = i, i = kv->links[i - 1].next)
+            if (kv_seq_live(kv, i - 1) == NULL || kv_owner_of(&kv->seqs[i - 1]) != owner ||
+                kv->links[i - 1].prev != prev || n_owned++ == x->n_owned)
+                return DIFFER("owner %u: the list is broken at sequence index %u", owner, i - 1);
+    }
+    if (n_owned != x->n_owned)
+        return DIFFER("owners: %llu in lists, %llu sequences have one", (unsigned long long)n_owned,
+                      (unsigned long long)x->n_owned);
+    return ATTN_OK;
+}
+
+static attn_status check_pool(struct kv *kv, uint32_t pool, struct scratch *x)
+{
+    const struct kv_pool_rec *p = &kv->pools[pool];
+    const char *damage = kv_pool_damage(kv, pool);
+    if (damage != NULL)
+        return DIFFER("pool index %u: its %s is damaged", pool, damage);
+    uint32_t n_used = 0, n_listed = 0;
+    for (uint32_t block = 0; block < p->n_blocks; block++) {
+        uint32_t expected = x->n_refs[(uint64_t)p->first_block + block];
+        n_used += expected > 0;
+        x->n_shared += expected > 1;
+        if (block >= p->n_fresh && expected > 0)
+            return DIFFER("pool %s: block %u is in use, but counted as fresh", p->name, block);
+        if (block < p->n_fresh && kv_block(kv, p, block)->n_refs != expected)
+            return DIFFER("pool %s: block %u has %u references, counted %u", p->name, block,
+                          kv_block(kv, p, block)->n_refs, expected);
+    }
+    for (uint32_t i = p->free_head; i != 0; i = kv_block(kv, p, i - 1)->next)
+        if (i > p->n_fresh || kv_block(kv, p, i - 1)->n_refs != 0 || n_listed++ == p->n_fresh)
+            return DIFFER("pool %s: the free list is broken at block %u", p->name, i - 1);
+    if (n_listed + n_used != p->n_fresh || p->n_free != p->n_blocks - n_used)
+        return DIFFER("pool %s: %u blocks used, %u listed, %u ever used, %u counted free", p->name,
+                      n_used, n_listed, p->n_fresh, p->n_free);
+    x->n_used += n_used;
+    return ATTN_OK;
+}
+
+static attn_status check_pools(struct kv *kv, struct scratch *x)
+{
+    const struct kv_stats *s = &kv->heads->stats;
+    uint64_t n_pools = 0, n_blocks = 0;
+    for (uint32_t i = 0; i < kv->config.max_pools; i++) {
+        if (kv->pools[i].state == 0)
+            continue;
+        attn_status st = check_pool(kv, i, x);
+        if (st != ATTN_OK)
+            return st;
+        n_pools++;
+        n_blocks += kv->pools[i].n_blocks;
+    }
+    if (s->pools != n_pools || s->blocks_total != n_blocks || s->blocks_used != x->n_used ||
+        s->blocks_free != n_blocks - x->n_used || s->blocks_shared != x->n_shared)
+        return DIFFER("stats: %llu pools, %llu blocks, %llu used, %llu shared counted; "
+                      "%llu, %llu, %llu, %llu there",
+                      (unsigned long long)s->pools, (unsigned long long)s->blocks_total,
+                      (unsigned long long)s->blocks_used, (unsigned long long)s->blocks_shared,
+                      (unsigned long long)n_pools, (unsigned long long)n_blocks,
+                      (unsigned long long)x->n_used, (unsigned long long)x->n_shared);
+    return ATTN_OK;
+}
+
+attn_status kv_check(struct kv *kv)
+{
+    struct scratch x = {
+        .n_refs = calloc(kv->config.max_blocks, sizeof *x.n_refs),
+        .user = calloc(kv->config.max_blocks, sizeof *x.user),
+    };
+    attn_status st;
+    if (x.n_refs == NULL || x.user == NULL)
+        st = kv_fail(kv, ATTN_ENOMEM, "check: no memory for %u blocks", kv->config.max_blocks);
+    else
+        st = check_sequences(kv, &x);
+    if (st == ATTN_OK)
+        st = check_lookup(kv, &x);
+    if (st == ATTN_OK)
+        st = check_pools(kv, &x);
+    free(x.n_refs);
+    free(x.user);
+    return st;
+}

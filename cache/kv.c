@@ -1,1 +1,0 @@
-#include "cache/kv.h"

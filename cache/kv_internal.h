@@ -1,0 +1,137 @@
+/* kv_internal.h: what the files of cache/ share and nobody else sees.
+ *
+ * arena.c    layout, kv_open, kv_close, stats      index.c    (tenant, name) -> sequence
+ * blocks.c   pools, references, free lists         seq.c      sequence records, owners, fork
+ * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
+ * check.c    proof that both agree                 siphash.c  the keyed hash
+ *
+ * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
+ * store with a compiler barrier on both sides. A process dies between two instructions and its
+ * stores up to there are in the memfd, so program order is all that is needed.
+ */
+#ifndef ATTND_CACHE_KV_INTERNAL_H
+#define ATTND_CACHE_KV_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "cache/arena.h"
+#include "cache/siphash.h"
+
+struct kv {
+    int fd;
+    uint8_t *base;
+    uint64_t bytes;
+    struct kv_config config; /* ours: the arena's copy is only compared with it */
+    uint64_t key[2];
+    uint32_t journal_capacity, index_mask;
+    struct kv_pool_rec *pools;
+    uint8_t *specs; /* [max_pools][KV_SPEC_BYTES] */
+    struct kv_seq_rec *seqs;
+    uint32_t *lens; /* [max_sequences][max_layers] */
+    struct kv_journal_rec *journal;
+    uint32_t *tables; /* [max_sequences][max_seq_blocks] */
+    struct kv_block_rec *blocks; /* [max_blocks] */
+    struct kv_seq_links *links;
+    struct kv_index_slot *slots;
+    uint32_t *owners; /* [max_owners] first sequence, plus one */
+    struct kv_heads *heads;
+    char error[256];
+};
+
+static inline void kv_publish32(uint32_t *word, uint32_t value)
+{
+    atomic_signal_fence(memory_order_seq_cst);
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+static inline void kv_publish64(uint64_t *word, uint64_t value)
+{
+    atomic_signal_fence(memory_order_seq_cst);
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+/* One writer, so a load and a store do. n may be negative. */
+static inline void kv_count(uint64_t *counter, int64_t n)
+{
+    __atomic_store_n(counter, *counter + (uint64_t)n, __ATOMIC_RELAXED);
+}
+
+static inline uint32_t *kv_row(const struct kv *kv, uint32_t seq)
+{
+    return kv->tables + (size_t)seq * kv->config.max_seq_blocks;
+}
+
+static inline uint32_t *kv_lens(const struct kv *kv, uint32_t seq)
+{
+    return kv->lens + (size_t)seq * kv->config.max_layers;
+}
+
+static inline uint32_t kv_epoch_of(const struct kv_seq_rec *s)
+{
+    return (uint32_t)(s->epoch_owner >> 32);
+}
+
+static inline uint32_t kv_owner_of(const struct kv_seq_rec *s)
+{
+    return (uint32_t)s->epoch_owner;
+}
+
+static inline uint64_t kv_epoch_owner(uint32_t epoch, uint32_t owner)
+{
+    return (uint64_t)epoch << 32 | owner;
+}
+
+/* Blocks that n_tokens take. */
+static inline uint32_t kv_blocks_of(const struct kv_pool_rec *p, uint32_t n_tokens)
+{
+    return (uint32_t)(((uint64_t)n_tokens + p->block_tokens - 1) >> p->block_shift);
+}
+
+/* Most tokens a sequence of the pool can have: positions are 32-bit. */
+static inline uint64_t kv_max_tokens(const struct kv *kv, const struct kv_pool_rec *p)
+{
+    uint64_t n = (uint64_t)kv->config.max_seq_blocks << p->block_shift;
+    return n < UINT32_MAX ? n : UINT32_MAX;
+}
+
+/* Sets kv_last_error; returns st. */
+attn_status kv_fail(struct kv *kv, attn_status st, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The record of an open sequence or a made pool; NULL if the id names none. */
+struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq);
+struct kv_pool_rec *kv_pool_live(const struct kv *kv, uint32_t pool);
+uint64_t kv_seq_seal(const struct kv *kv, uint32_t seq);
+uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool);
+
+/* blocks.c. Ids are pool-local. alloc's caller has seen n_free > 0; the block has one reference. */
+uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p);
+void kv_block_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
+static inline struct kv_block_rec *kv_block(const struct kv *kv, const struct kv_pool_rec *p,
+                                            uint32_t block)
+{
+    return &kv->blocks[(size_t)p->first_block + block];
+}
+
+/* index.c. put's caller knows that the name is absent. */
+uint32_t kv_index_find(const struct kv *kv, uint32_t tenant, uint64_t name); /* plus one, 0: none */
+void kv_index_put(struct kv *kv, uint32_t seq);
+void kv_index_remove(struct kv *kv, uint32_t seq);
+
+/* seq.c. */
+void kv_owner_link(struct kv *kv, uint32_t seq);
+void kv_owner_unlink(struct kv *kv, uint32_t seq);
+/* Lets go of the blocks past the first n_blocks. */
+void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks);
+
+/* append.c. Takes a live entry out of truth and frees its record; the head of a sequence's list. */
+void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s);
+
+/* recover.c. What truth alone can tell of a record; check.c asks the same. NULL: nothing wrong. */
+const char *kv_pool_damage(const struct kv *kv, uint32_t pool);
+const char *kv_seq_damage(const struct kv *kv, uint32_t seq);
+
+#endif

@@ -1,0 +1,273 @@
+/* recover.c: derived state from truth, after a kill or from a predecessor's arena.
+ *
+ * Passes, each trusting only what the ones before have checked:
+ *   1. pools: seal, ranges                          4. journal entries: put back, freed
+ *   2. sequences: seal, owner, pool                 5. blocks: who shares what with whom
+ *   3. lengths and table entries in range           6. references, lists, index
+ * A sequence or pool that fails is dropped and counted. A kill during recovery is harmless: truth
+ * changes only as in any other operation, and derived state is made anew.
+ */
+#define _GNU_SOURCE /* MADV_REMOVE */
+#include "cache/kv_internal.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+/* Gives the pages back, so that they read as zero and take no memory. */
+static void zero_range(uint8_t *from, uint8_t *to)
+{
+    if (madvise(from, (size_t)(to - from), MADV_REMOVE) != 0)
+        memset(from, 0, (size_t)(to - from));
+}
+
+static void derived_reset(struct kv *kv)
+{
+    struct kv_heads *h = kv->heads;
+    zero_range((uint8_t *)kv->blocks, (uint8_t *)h);
+    h->seq_free = h->seq_n_fresh = 0;
+    h->journal_free = h->journal_n_fresh = 0;
+    h->journal_n_free = kv->journal_capacity;
+    h->blocks_carved = 0;
+    uint64_t *gauges[] = {&h->stats.blocks_total,  &h->stats.blocks_free, &h->stats.blocks_used,
+                          &h->stats.blocks_shared, &h->stats.sequences,   &h->stats.pools};
+    for (size_t i = 0; i < sizeof gauges / sizeof gauges[0]; i++)
+        __atomic_store_n(gauges[i], 0, __ATOMIC_RELAXED);
+}
+
+const char *kv_pool_damage(const struct kv *kv, uint32_t pool)
+{
+    const struct kv_pool_rec *p = &kv->pools[pool];
+    if (p->state != KV_LIVE)
+        return "state";
+    if (p->spec_bytes > KV_SPEC_BYTES)
+        return "spec_bytes";
+    if (p->seal != kv_pool_seal(kv, pool))
+        return "seal";
+    if (p->name[0] == '\0' || memchr(p->name, '\0', sizeof p->name) == NULL)
+        return "name";
+    if (p->n_layers < 1 || p->n_layers > kv->config.max_layers)
+        return "n_layers";
+    if (p->block_tokens < 1 || p->block_tokens > KV_MAX_BLOCK_TOKENS ||
+        (p->block_tokens & (p->block_tokens - 1)) != 0)
+        return "block_tokens";
+    if (p->n_blocks < 1 || (uint64_t)p->first_block + p->n_blocks > kv->config.max_blocks)
+        return "n_blocks";
+    for (uint32_t i = 0; i < kv->config.max_pools; i++) {
+        const struct kv_pool_rec *q = &kv->pools[i];
+        if (i != pool && q->state == KV_LIVE &&
+            p->first_block < (uint64_t)q->first_block + q->n_blocks &&
+            q->first_block < (uint64_t)p->first_block + p->n_blocks)
+            return "first_block";
+    }
+    return NULL;
+}
+
+static uint32_t longest_layer(const struct kv *kv, uint32_t seq)
+{
+    const uint32_t *lens = kv_lens(kv, seq);
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < kv->pools[kv->seqs[seq].pool].n_layers; i++)
+        if (lens[i] > longest)
+            longest = lens[i];
+    return longest;
+}
+
+const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    if (s->state != KV_LIVE)
+        return "state";
+    if (s->seal != kv_seq_seal(kv, seq))
+        return "seal";
+    const struct kv_pool_rec *p = kv_pool_live(kv, s->pool);
+    if (p == NULL)
+        return "pool";
+    if (kv_epoch_of(s) == 0)
+        return "epoch";
+    if (kv_owner_of(s) >= kv->config.max_owners && kv_owner_of(s) != KV_NO_OWNER)
+        return "owner";
+    uint32_t longest = longest_layer(kv, seq);
+    if (longest > kv_max_tokens(kv, p))
+        return "length";
+    if (s->redo_len > (uint64_t)longest + 1)
+        return "redo_len";
+    const uint32_t *row = kv_row(kv, seq);
+    for (uint32_t i = 0; i < kv_blocks_of(p, longest); i++)
+        if (row[i] >= p->n_blocks)
+            return "block table";
+    return NULL;
+}
+
+static void seq_drop(struct kv *kv, uint32_t seq, uint32_t *n_dropped)
+{
+    if (kv->seqs[seq].state == 0)
+        return;
+    kv_publish32(&kv->seqs[seq].state, 0);
+    ++*n_dropped;
+}
+
+static void recover_pools(struct kv *kv)
+{
+    struct kv_heads *h = kv->heads;
+    for (uint32_t i = 0; i < kv->config.max_pools; i++) {
+        struct kv_pool_rec *p = &kv->pools[i];
+        if (p->state == 0)
+            continue;
+        if (kv_pool_damage(kv, i) != NULL) {
+            kv_publish32(&p->state, 0);
+            kv_count(&h->stats.damaged, 1);
+            continue;
+        }
+        p->block_shift = (uint32_t)__builtin_ctz(p->block_tokens);
+        p->free_head = p->n_fresh = 0;
+        p->n_free = p->n_blocks;
+        if (h->blocks_carved < p->first_block + p->n_blocks)
+            h->blocks_carved = p->first_block + p->n_blocks;
+        kv_count(&h->stats.pools, 1);
+        kv_count(&h->stats.blocks_total, p->n_blocks);
+        kv_count(&h->stats.blocks_free, p->n_blocks);
+    }
+}
+
+static void recover_records(struct kv *kv, uint32_t *n_dropped)
+{
+    for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
+        struct kv_seq_rec *s = &kv->seqs[seq];
+        if (s->state == 0)
+            continue;
+        if (kv_seq_damage(kv, seq) != NULL) {
+            seq_drop(kv, seq, n_dropped);
+            continue;
+        }
+        const struct kv_pool_rec *p = &kv->pools[s->pool];
+        uint32_t *lens = kv_lens(kv, seq);
+        if (s->redo_len != 0) {
+            for (uint32_t i = 0; i < p->n_layers; i++)
+                if (lens[i] > s->redo_len - 1)
+                    lens[i] = s->redo_len - 1;
+            kv_publish32(&s->redo_len, 0);
+        }
+        s->longest = longest_layer(kv, seq);
+        s->n_blocks = kv_blocks_of(p, s->longest);
+        s->n_outstanding = 0;
+        s->journal_head = 0;
+    }
+}
+
+/* An entry of a closed sequence is left over and just freed. An entry that does not fit its sequence
+ * tells that one of them is damaged, and then the sequence cannot be trusted. */
+static void recover_journal(struct kv *kv, uint32_t *n_dropped)
+{
+    for (uint32_t i = 0; i < kv->journal_capacity; i++) {
+        struct kv_journal_rec *e = &kv->journal[i];
+        if (e->state == 0)
+            continue;
+        const struct kv_seq_rec *s = kv_seq_live(kv, e->seq);
+        if (s != NULL) {
+            uint32_t n_blocks = kv->pools[s->pool].n_blocks;
+            uint32_t *row = kv_row(kv, e->seq);
+            if (e->state == KV_LIVE && e->index < s->n_blocks && e->old_block < n_blocks &&
+                (row[e->index] == e->old_block || row[e->index] == e->new_block))
+                kv_publish32(&row[e->index], e->old_block);
+            else
+                seq_drop(kv, e->seq, n_dropped);
+        }
+        kv_publish32(&e->state, 0);
+    }
+}
+
+/* Sequences share a block only at the same place of their tables and within a tenant: that is all
+ * that fork can make. A block's next holds the first sequence seen with it. */
+static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
+{
+    for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
+        const struct kv_seq_rec *s = kv_seq_live(kv, seq);
+        if (s == NULL)
+            continue;
+        const uint32_t *row = kv_row(kv, seq);
+        for (uint32_t i = 0; i < s->n_blocks; i++) {
+            struct kv_block_rec *b = kv_block(kv, &kv->pools[s->pool], row[i]);
+            if (b->next == 0) {
+                b->next = seq + 1;
+                continue;
+            }
+            uint32_t first = b->next - 1;
+            const struct kv_seq_rec *f = &kv->seqs[first];
+            if (first == seq || f->tenant != s->tenant || i >= f->n_blocks ||
+                kv_row(kv, first)[i] != row[i]) {
+                seq_drop(kv, first, n_dropped);
+                seq_drop(kv, seq, n_dropped);
+                break;
+            }
+        }
+    }
+}
+
+static void recover_references(struct kv *kv, uint32_t *n_dropped)
+{
+    struct kv_heads *h = kv->heads;
+    for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
+        struct kv_seq_rec *s = kv_seq_live(kv, seq);
+        if (s == NULL)
+            continue;
+        if (kv_index_find(kv, s->tenant, s->name) != 0) {
+            seq_drop(kv, seq, n_dropped);
+            continue;
+        }
+        struct kv_pool_rec *p = &kv->pools[s->pool];
+        const uint32_t *row = kv_row(kv, seq);
+        for (uint32_t i = 0; i < s->n_blocks; i++) {
+            kv_block_ref(kv, p, row[i]);
+            if (p->n_fresh <= row[i])
+                p->n_fresh = row[i] + 1;
+        }
+        kv_index_put(kv, seq);
+        kv_owner_link(kv, seq);
+        kv_count(&h->stats.sequences, 1);
+        h->seq_n_fresh = seq + 1;
+    }
+}
+
+/* Lowest ids first out. */
+static void recover_free_lists(struct kv *kv)
+{
+    struct kv_heads *h = kv->heads;
+    for (uint32_t i = 0; i < kv->config.max_pools; i++) {
+        struct kv_pool_rec *p = kv_pool_live(kv, i);
+        if (p == NULL)
+            continue;
+        for (uint32_t block = p->n_fresh; block-- > 0;) {
+            struct kv_block_rec *b = kv_block(kv, p, block);
+            if (b->n_refs == 0) {
+                b->next = p->free_head;
+                p->free_head = block + 1;
+                continue;
+            }
+            b->next = 0;
+            p->n_free--;
+            kv_count(&h->stats.blocks_free, -1);
+            kv_count(&h->stats.blocks_used, 1);
+        }
+    }
+    for (uint32_t seq = h->seq_n_fresh; seq-- > 0;) {
+        if (kv_seq_live(kv, seq) != NULL)
+            continue;
+        kv->links[seq] = (struct kv_seq_links){.next = h->seq_free};
+        h->seq_free = seq + 1;
+    }
+}
+
+attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
+{
+    uint32_t n_dropped = 0;
+    derived_reset(kv);
+    recover_pools(kv);
+    recover_records(kv, &n_dropped);
+    recover_journal(kv, &n_dropped);
+    recover_sharing(kv, &n_dropped);
+    recover_references(kv, &n_dropped);
+    recover_free_lists(kv);
+    kv_count(&kv->heads->stats.damaged, n_dropped);
+    *out_dropped = n_dropped;
+    return ATTN_OK;
+}

@@ -1,0 +1,310 @@
+/* seq.c: sequence records: open, fork, truncate, close, and who owns them.
+ *
+ * A record is written whole while its state is free and published by the state; closing takes the
+ * state back first. Truncation writes its goal into the record before it lowers the first layer, so
+ * that recovery finishes what was begun.
+ *
+ * Prefix sharing will come in beside kv_seq_fork: opening with tokens fills the row of a new record
+ * with published blocks, the same way as fork fills it with the source's.
+ */
+#include "cache/kv_internal.h"
+
+#include <string.h>
+
+struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq)
+{
+    if (seq >= kv->config.max_sequences || kv->seqs[seq].state != KV_LIVE)
+        return NULL;
+    return &kv->seqs[seq];
+}
+
+uint64_t kv_seq_seal(const struct kv *kv, uint32_t seq)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    uint64_t words[] = {seq, s->tenant, s->name, s->request, s->fork_len, s->pool};
+    return siphash(kv->key, words, sizeof words);
+}
+
+void kv_owner_link(struct kv *kv, uint32_t seq)
+{
+    uint32_t owner = kv_owner_of(&kv->seqs[seq]);
+    kv->links[seq] = (struct kv_seq_links){0};
+    if (owner == KV_NO_OWNER)
+        return;
+    uint32_t head = kv->owners[owner];
+    kv->links[seq].next = head;
+    if (head != 0)
+        kv->links[head - 1].prev = seq + 1;
+    kv->owners[owner] = seq + 1;
+}
+
+void kv_owner_unlink(struct kv *kv, uint32_t seq)
+{
+    uint32_t owner = kv_owner_of(&kv->seqs[seq]);
+    if (owner == KV_NO_OWNER)
+        return;
+    struct kv_seq_links l = kv->links[seq];
+    if (l.prev != 0)
+        kv->links[l.prev - 1].next = l.next;
+    else
+        kv->owners[owner] = l.next;
+    if (l.next != 0)
+        kv->links[l.next - 1].prev = l.prev;
+}
+
+void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
+{
+    struct kv_seq_rec *s = &kv->seqs[seq];
+    const uint32_t *row = kv_row(kv, seq);
+    while (s->n_blocks > n_blocks)
+        kv_block_unref(kv, &kv->pools[s->pool], row[--s->n_blocks]);
+}
+
+/* What a request asks to be born. */
+struct birth {
+    uint32_t tenant, pool, owner, fork_len;
+    uint64_t name, request;
+};
+
+static bool is_repeat(const struct kv *kv, uint32_t seq, const struct birth *b)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    if (s->request != b->request || kv_owner_of(s) != b->owner || s->pool != b->pool ||
+        s->fork_len != b->fork_len)
+        return false;
+    for (uint32_t i = 0; i < kv->pools[s->pool].n_layers; i++)
+        if (kv_lens(kv, seq)[i] != b->fork_len)
+            return false;
+    return true;
+}
+
+static attn_status owner_check(struct kv *kv, uint32_t owner)
+{
+    if (owner < kv->config.max_owners || owner == KV_NO_OWNER)
+        return ATTN_OK;
+    return kv_fail(kv, ATTN_EINVAL, "owner is %u, at most %u", owner, kv->config.max_owners - 1);
+}
+
+/* The sequence that an earlier copy of the same request made (plus one), 0 if it is to be made. */
+static attn_status birth_check(struct kv *kv, const struct birth *b, uint32_t *out_repeat)
+{
+    attn_status st = owner_check(kv, b->owner);
+    if (st != ATTN_OK)
+        return st;
+    uint32_t old = kv_index_find(kv, b->tenant, b->name);
+    if (old != 0 && !is_repeat(kv, old - 1, b))
+        return kv_fail(kv, ATTN_EEXIST, "sequence %llu of tenant %u is already open",
+                       (unsigned long long)b->name, b->tenant);
+    if (old == 0 && kv->heads->stats.sequences == kv->config.max_sequences)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: all %u sequences are open",
+                       (unsigned long long)b->name, kv->config.max_sequences);
+    *out_repeat = old;
+    return ATTN_OK;
+}
+
+/* Takes a free record and writes it, all but its table row, its blocks and its state. */
+static uint32_t record_take(struct kv *kv, const struct birth *b)
+{
+    struct kv_heads *h = kv->heads;
+    uint32_t seq;
+    if (h->seq_free != 0) {
+        seq = h->seq_free - 1;
+        h->seq_free = kv->links[seq].next;
+    } else {
+        seq = h->seq_n_fresh++;
+    }
+    struct kv_seq_rec *s = &kv->seqs[seq];
+    *s = (struct kv_seq_rec){
+        .tenant = b->tenant,
+        .name = b->name,
+        .request = b->request,
+        .epoch_owner = kv_epoch_owner(1, b->owner),
+        .fork_len = b->fork_len,
+        .pool = (uint16_t)b->pool,
+        .longest = b->fork_len,
+    };
+    s->seal = kv_seq_seal(kv, seq);
+    for (uint32_t i = 0; i < kv->pools[b->pool].n_layers; i++)
+        kv_lens(kv, seq)[i] = b->fork_len;
+    return seq;
+}
+
+static void record_publish(struct kv *kv, uint32_t seq)
+{
+    kv_publish32(&kv->seqs[seq].state, KV_LIVE);
+    kv_index_put(kv, seq);
+    kv_owner_link(kv, seq);
+    kv_count(&kv->heads->stats.sequences, 1);
+}
+
+attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
+                        uint32_t owner, uint64_t request, kv_seq_id *out_seq)
+{
+    if (kv_pool_live(kv, pool.index) == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "pool index %u: no such pool", pool.index);
+    struct birth b = {
+        .tenant = tenant, .name = name, .pool = pool.index, .owner = owner, .request = request};
+    uint32_t repeat;
+    attn_status st = birth_check(kv, &b, &repeat);
+    if (st != ATTN_OK)
+        return st;
+    if (repeat != 0) {
+        *out_seq = (kv_seq_id){repeat - 1};
+        return ATTN_OK;
+    }
+    uint32_t seq = record_take(kv, &b);
+    record_publish(kv, seq);
+    kv_count(&kv->heads->stats.opens, 1);
+    *out_seq = (kv_seq_id){seq};
+    return ATTN_OK;
+}
+
+attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq)
+{
+    uint32_t seq = kv_index_find(kv, tenant, name);
+    if (seq == 0)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence %llu of tenant %u: not found",
+                       (unsigned long long)name, tenant);
+    *out_seq = (kv_seq_id){seq - 1};
+    return ATTN_OK;
+}
+
+void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    *out = (struct kv_seq_info){0};
+    if (s == NULL)
+        return;
+    *out = (struct kv_seq_info){
+        .name = s->name,
+        .tenant = s->tenant,
+        .pool = {s->pool},
+        .epoch = kv_epoch_of(s),
+        .owner = kv_owner_of(s),
+        .n_blocks = s->n_blocks,
+        .block_table = kv_row(kv, seq.index),
+        .layer_len = kv_lens(kv, seq.index),
+    };
+}
+
+attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
+                        uint32_t owner, uint64_t request, struct kv_effects *fx, kv_seq_id *out_seq)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, src.index);
+    if (s == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", src.index);
+    struct birth b = {.tenant = s->tenant,
+                      .name = new_name,
+                      .pool = s->pool,
+                      .owner = owner,
+                      .request = request,
+                      .fork_len = len};
+    uint32_t repeat;
+    attn_status st = birth_check(kv, &b, &repeat);
+    if (st != ATTN_OK)
+        return st;
+    if (repeat != 0) {
+        *out_seq = (kv_seq_id){repeat - 1};
+        return ATTN_OK;
+    }
+    struct kv_pool_rec *p = &kv->pools[s->pool];
+    unsigned long long src_name = s->name;
+    for (uint32_t i = 0; i < p->n_layers; i++)
+        if (kv_lens(kv, src.index)[i] < len)
+            return kv_fail(kv, ATTN_EINVAL, "sequence %llu: fork at %u, layer %u has %u tokens",
+                           src_name, len, i, kv_lens(kv, src.index)[i]);
+    if (s->journal_head != 0)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: a copy is pending", src_name);
+    uint32_t n_blocks = kv_blocks_of(p, len);
+    if (n_blocks > fx->patches_capacity - fx->n_patches)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches", src_name,
+                       n_blocks);
+
+    uint32_t seq = record_take(kv, &b);
+    uint32_t *row = kv_row(kv, seq);
+    memcpy(row, kv_row(kv, src.index), n_blocks * sizeof row[0]);
+    record_publish(kv, seq);
+    kv->seqs[seq].n_blocks = n_blocks;
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        kv_block_ref(kv, p, row[i]);
+        fx->patches[fx->n_patches++] = (struct kv_patch){.row = seq, .index = i, .block = row[i]};
+    }
+    kv_count(&kv->heads->stats.forks, 1);
+    *out_seq = (kv_seq_id){seq};
+    return ATTN_OK;
+}
+
+attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len)
+{
+    struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
+    if (len > s->longest)
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: len is %u, its longest layer has %u",
+                       (unsigned long long)s->name, len, s->longest);
+    if (s->n_outstanding > 0)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding",
+                       (unsigned long long)s->name, s->n_outstanding);
+    if (len < s->longest) { /* so len + 1 does not wrap */
+        const struct kv_pool_rec *p = &kv->pools[s->pool];
+        uint32_t *lens = kv_lens(kv, seq.index);
+        kv_publish32(&s->redo_len, len + 1);
+        for (uint32_t i = 0; i < p->n_layers; i++)
+            if (lens[i] > len)
+                lens[i] = len;
+        kv_publish32(&s->redo_len, 0);
+        s->longest = len;
+        kv_seq_trim(kv, seq.index, kv_blocks_of(p, len));
+    }
+    kv_count(&kv->heads->stats.truncates, 1);
+    return ATTN_OK;
+}
+
+void kv_seq_close(struct kv *kv, kv_seq_id seq)
+{
+    struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL)
+        return;
+    struct kv_heads *h = kv->heads;
+    kv_publish32(&s->state, 0);
+    while (s->journal_head != 0) { /* the table entry has the new block, trimmed below */
+        uint32_t old_block = kv->journal[s->journal_head - 1].old_block;
+        kv_journal_drop(kv, s);
+        kv_block_unref(kv, &kv->pools[s->pool], old_block);
+    }
+    kv_seq_trim(kv, seq.index, 0);
+    kv_index_remove(kv, seq.index);
+    kv_owner_unlink(kv, seq.index);
+    kv->links[seq.index] = (struct kv_seq_links){.next = h->seq_free};
+    h->seq_free = seq.index + 1;
+    kv_count(&h->stats.sequences, -1);
+    kv_count(&h->stats.closes, 1);
+}
+
+attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint32_t *out_epoch)
+{
+    struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
+    attn_status st = owner_check(kv, owner);
+    if (st != ATTN_OK)
+        return st;
+    uint32_t epoch = kv_epoch_of(s);
+    if (epoch == UINT32_MAX)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: epoch %u is the last",
+                       (unsigned long long)s->name, epoch);
+    kv_owner_unlink(kv, seq.index);
+    kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch + 1, owner));
+    kv_owner_link(kv, seq.index);
+    kv_count(&kv->heads->stats.adoptions, 1);
+    *out_epoch = epoch + 1;
+    return ATTN_OK;
+}
+
+attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq)
+{
+    if (owner >= kv->config.max_owners || kv->owners[owner] == 0)
+        return kv_fail(kv, ATTN_ENOTFOUND, "owner %u has no sequence", owner);
+    *out_seq = (kv_seq_id){kv->owners[owner] - 1};
+    return ATTN_OK;
+}

@@ -1,0 +1,61 @@
+/* siphash.c: see siphash.h. */
+#include "cache/siphash.h"
+
+struct sip {
+    uint64_t v0, v1, v2, v3;
+};
+
+static inline uint64_t rotl(uint64_t x, unsigned n)
+{
+    return x << n | x >> (64 - n);
+}
+
+static inline void sip_round(struct sip *s)
+{
+    s->v0 += s->v1;
+    s->v2 += s->v3;
+    s->v1 = rotl(s->v1, 13) ^ s->v0;
+    s->v3 = rotl(s->v3, 16) ^ s->v2;
+    s->v0 = rotl(s->v0, 32);
+    s->v2 += s->v1;
+    s->v0 += s->v3;
+    s->v1 = rotl(s->v1, 17) ^ s->v2;
+    s->v3 = rotl(s->v3, 21) ^ s->v0;
+    s->v2 = rotl(s->v2, 32);
+}
+
+static inline void sip_word(struct sip *s, uint64_t m)
+{
+    s->v3 ^= m;
+    sip_round(s);
+    sip_round(s);
+    s->v0 ^= m;
+}
+
+/* Little-endian, 0 to 8 bytes. */
+static inline uint64_t load(const uint8_t *p, size_t n)
+{
+    uint64_t m = 0;
+    for (size_t i = 0; i < n; i++)
+        m |= (uint64_t)p[i] << (8 * i);
+    return m;
+}
+
+uint64_t siphash(const uint64_t key[2], const void *bytes, size_t n_bytes)
+{
+    struct sip s = {
+        .v0 = key[0] ^ UINT64_C(0x736f6d6570736575),
+        .v1 = key[1] ^ UINT64_C(0x646f72616e646f6d),
+        .v2 = key[0] ^ UINT64_C(0x6c7967656e657261),
+        .v3 = key[1] ^ UINT64_C(0x7465646279746573),
+    };
+    const uint8_t *p = bytes;
+    size_t left = n_bytes;
+    for (; left >= 8; left -= 8, p += 8)
+        sip_word(&s, load(p, 8));
+    sip_word(&s, load(p, left) | (uint64_t)n_bytes << 56);
+    s.v2 ^= 0xff;
+    for (int i = 0; i < 4; i++)
+        sip_round(&s);
+    return s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
+}

@@ -1,0 +1,15 @@
+/* siphash.h: SipHash-2-4, a keyed hash that who does not know the key cannot steer: names chosen by
+ * clients cannot be made to collide. Also seals records against damage (not against an attacker who
+ * can read the arena).
+ *
+ * Source   J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF", 2012.
+ */
+#ifndef ATTND_CACHE_SIPHASH_H
+#define ATTND_CACHE_SIPHASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+uint64_t siphash(const uint64_t key[2], const void *bytes, size_t n_bytes);
+
+#endif

@@ -1,0 +1,286 @@
+/* attn.h: the C client library of attnd: attention over KV caches that a daemon keeps.
+ *
+ * Two nouns: attn_client, a connection and its session; attn_pool, one KV geometry in the daemon.
+ * Sequences belong to a pool and are named by ids that the caller chooses.
+ *
+ * Concurrency
+ *   1 Every function may be called from any thread, several at once, on one client or many; only
+ *     attn_client_close must be the last call on its client and attn_pool_close the last on its pool.
+ *   2 The library has no thread of its own: replies are read, deadlines kept and lost requests sent
+ *     again by whichever thread is inside a call that waits (a blocking call, attn_step_wait,
+ *     attn_client_poll). One waiting thread reads for all of them.
+ *   3 Completion callbacks run on such a thread, with no lock held. They may start steps; a call
+ *     that waits, made inside a callback, is refused with ATTN_EINVAL.
+ *   4 After fork the child may only call attn_client_close and attn_pool_close on what it inherited
+ *     (they free memory and leave the connection to the parent); other calls give ATTN_EINVAL. A
+ *     process forked while its parent had a client open cannot open a socket client: ATTN_ENOTSUP.
+ *
+ * Time      Every call ends by its timeout (0: the client's default). Timeouts are in microseconds.
+ * Delivery  A request whose connection was lost is sent again under the same id until its deadline.
+ *           That is harmless: appends name their position.
+ * Errors    Calls return a status; attn_last_error has the sentence. If a call that takes a callback
+ *           returns an error, the callback never runs; if it returned ATTN_OK, it runs exactly once.
+ *           Outputs are written only on success, unless a comment says otherwise.
+ * ABI       Structs that may grow begin with struct_size: set it to sizeof the struct and zero the
+ *           rest. A size the library does not know is refused with ATTN_EINVAL.
+ */
+#ifndef ATTN_H
+#define ATTN_H
+
+#include "attn_types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ATTN_API __attribute__((visibility("default")))
+#else
+#define ATTN_API
+#endif
+
+typedef struct attn_client attn_client;
+typedef struct attn_pool attn_pool;
+
+/* Names a step that was started and not yet waited for. Never 0. */
+typedef uint64_t attn_ticket;
+
+#define ATTN_MESSAGE_BYTES 256
+#define ATTN_MAX_IN_FLIGHT 1024 /* requests of one client without an answer yet */
+#define ATTN_ALL_TOKENS UINT32_MAX /* attn_seq_fork: what every layer has */
+
+/* Why the calling thread's latest failed call failed. */
+struct attn_error {
+    attn_status status;
+    uint32_t reserved;
+    uint64_t retry_after_us; /* the daemon's advice, 0: none */
+    char message[ATTN_MESSAGE_BYTES]; /* names field and value */
+};
+/* Never NULL; the thread's own, valid until its next failing call. */
+ATTN_API const struct attn_error *attn_last_error(void);
+
+/* The library's version, "0.1.0". */
+ATTN_API const char *attn_version(void);
+
+/* ---- client ---- */
+
+struct attn_client_options {
+    uint32_t struct_size;
+    uint32_t max_retries; /* of a request answered with a retryable status; 0: none */
+    uint64_t timeout_us; /* of calls that give 0; 0: 10 seconds */
+    uint64_t resume_session; /* a session to go on with, 0: a new one */
+    const char *client_name; /* for the daemon's logs, NULL: the process's name */
+};
+
+/* Fixed at open. */
+struct attn_client_info {
+    uint32_t struct_size;
+    uint32_t protocol_version;
+    uint64_t
+        session; /* give it to resume_session to go on after a reconnect or in another process */
+    uint64_t lease_us; /* silence after which the session's sequences are freed */
+    uint64_t max_message_bytes;
+    uint32_t max_step_items, max_step_tokens, max_seq_tokens;
+    uint32_t reserved;
+    char server_version[64], backend[64];
+};
+
+/* What a client did so far. */
+struct attn_client_counters {
+    uint32_t struct_size;
+    uint32_t n_in_flight;
+    uint64_t n_sent; /* requests, repeats included */
+    uint64_t n_resent; /* after a lost connection */
+    uint64_t n_retried; /* after a retryable status */
+    uint64_t n_timed_out;
+    uint64_t n_stray; /* replies to requests that no longer wait */
+};
+
+/* attn_client_open: connects to url (ipc://PATH, tcp://HOST:PORT) and opens or resumes a session.
+ *
+ * The daemon may come up while it waits. timeout_us bounds this call alone.
+ * Errors   ATTN_EINVAL url or options; ATTN_ECONN no connection within the timeout; ATTN_ETIMEDOUT
+ *          connected but no answer; ATTN_ENOTSUP a protocol or feature one side lacks, or forked;
+ *          ATTN_ENOMEM; what the daemon refuses
+ * Owner    the caller; o may be NULL */
+ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_options *o,
+                                      uint64_t timeout_us, attn_client **out_client);
+
+/* Ends steps in flight with ATTN_ECONN (their callbacks run inside this call) and disconnects. The
+ * session and its sequences live on in the daemon until their lease ends. NULL is fine. */
+ATTN_API void attn_client_close(attn_client *c);
+
+/* out->struct_size is set by the caller. */
+ATTN_API attn_status attn_client_info(const attn_client *c, struct attn_client_info *out);
+ATTN_API attn_status attn_client_counters(attn_client *c, struct attn_client_counters *out);
+
+/* One round trip, which also renews the session's lease. out_ns may be NULL. */
+ATTN_API attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint64_t *out_ns);
+
+/* The daemon's counters as a JSON object; free with attn_free. */
+ATTN_API attn_status attn_client_stats(attn_client *c, uint64_t timeout_us, char **out_json);
+
+/* Asks the daemon to take no new sessions and sequences and to end when its work is done. */
+ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t timeout_us);
+
+ATTN_API void attn_free(void *p);
+
+/* For event loops: readable when attn_client_poll has something to do. While steps are in flight
+ * call attn_client_poll at least every 20 ms besides, for deadlines and reconnects. */
+ATTN_API int attn_client_fd(attn_client *c);
+
+/* attn_client_poll: completes what can be completed; waits up to timeout_us for the first.
+ *
+ * timeout_us 0 looks only. out_n_completed may be NULL.
+ * Errors   ATTN_EINVAL inside a callback or after fork; nothing to complete is ATTN_OK and 0 */
+ATTN_API attn_status attn_client_poll(attn_client *c, uint64_t timeout_us,
+                                      uint32_t *out_n_completed);
+
+/* ---- pool ---- */
+
+/* How one layer attends; all zero is plain causal attention. */
+struct attn_layer {
+    float scale; /* multiplies q.k; 0: 1 / sqrt(head_dim_k) */
+    uint32_t window_tokens; /* 0: unlimited; else query p sees keys (p - window, p] */
+    uint32_t sink_tokens; /* with a window: first tokens that stay visible */
+    float soft_cap; /* 0: none; else s -> cap * tanh(s / cap) */
+    uint32_t is_full; /* 1: not causal */
+    uint32_t reserved;
+    const float *sink_logits; /* [num_q_heads] or NULL */
+    const float *alibi_slopes; /* [num_q_heads] or NULL */
+};
+
+struct attn_pool_spec {
+    uint32_t struct_size;
+    uint32_t layer_struct_size; /* sizeof(struct attn_layer) */
+    const char *name;
+    uint32_t num_layers;
+    uint32_t num_q_heads, num_kv_heads;
+    uint32_t head_dim_k;
+    uint32_t head_dim_v; /* 0: head_dim_k */
+    uint32_t block_tokens; /* 0: 16 */
+    uint32_t n_blocks; /* 0: what is left of the daemon's KV memory */
+    attn_dtype q_dtype; /* of q, k, v and out */
+    attn_dtype kv_dtype; /* as stored; NONE: q_dtype */
+    uint32_t is_batch_invariant;
+    uint32_t n_layers; /* entries of layers: 0 all plain, 1 all alike, else num_layers */
+    uint32_t reserved;
+    const struct attn_layer *layers;
+    const char *model, *rope; /* what the cached bytes mean; NULL: "" */
+};
+
+/* attn_pool_create: makes a pool, or finds it if one of this name has the same spec.
+ *
+ * Errors   ATTN_EEXIST the name is taken by another spec; ATTN_ENOTSUP the backend cannot compute
+ *          this geometry (the message names what); ATTN_ENOMEM KV memory; ATTN_EINVAL
+ * Owner    the handle is the caller's until attn_pool_close; the pool is the daemon's */
+ATTN_API attn_status attn_pool_create(attn_client *c, const struct attn_pool_spec *spec,
+                                      uint64_t timeout_us, attn_pool **out_pool);
+/* Finds a pool by name. ATTN_ENOTFOUND. */
+ATTN_API attn_status attn_pool_describe(attn_client *c, const char *name, uint64_t timeout_us,
+                                        attn_pool **out_pool);
+/* Frees the handle; no step of it may be in flight. NULL is fine. */
+ATTN_API void attn_pool_close(attn_pool *p);
+/* The spec as the daemon has it, defaults filled in; the handle's. */
+ATTN_API const struct attn_pool_spec *attn_pool_spec_of(const attn_pool *p);
+/* Blocks that were free when the handle was made. */
+ATTN_API uint32_t attn_pool_free_blocks(const attn_pool *p);
+
+/* ---- sequences ---- */
+
+/* A sequence as its holder knows it. The epoch is the daemon's; adopting a sequence raises it, and
+ * whoever holds the older one is refused with ATTN_ESTALE. */
+struct attn_seq {
+    uint64_t id;
+    uint32_t epoch;
+    uint32_t reserved;
+};
+
+/* ATTN_EEXIST, ATTN_EQUOTA, ATTN_EDRAINING. */
+ATTN_API attn_status attn_seq_open(attn_pool *p, uint64_t id, uint64_t timeout_us,
+                                   struct attn_seq *out_seq);
+/* A new sequence that shares the first len tokens (ATTN_ALL_TOKENS: all that every layer has).
+ * out_layer_len [num_layers] gets the new sequence's tokens per layer, may be NULL. */
+ATTN_API attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uint64_t new_id,
+                                   uint32_t len, uint64_t timeout_us, struct attn_seq *out_seq,
+                                   uint32_t *out_layer_len);
+/* Forgets tokens from len on, in every layer. */
+ATTN_API attn_status attn_seq_truncate(attn_pool *p, const struct attn_seq *seq, uint32_t len,
+                                       uint64_t timeout_us);
+/* Forgets the sequence. */
+ATTN_API attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t timeout_us);
+/* Takes over a sequence, of any session of the same tenant, under a new epoch. out_layer_len
+ * [num_layers] gets its committed tokens per layer, may be NULL. ATTN_ENOTFOUND. */
+ATTN_API attn_status attn_seq_adopt(attn_pool *p, uint64_t id, uint64_t timeout_us,
+                                    struct attn_seq *out_seq, uint32_t *out_layer_len);
+
+/* ---- steps ---- */
+
+/* One sequence's part of a step. */
+struct attn_item {
+    uint64_t seq;
+    uint32_t epoch;
+    uint32_t pos; /* of the first of n_tokens; at most the layer's length, less rewrites the same */
+    uint32_t n_tokens; /* >= 1 */
+    uint32_t reserved;
+};
+
+/* One layer's new tokens of n_items sequences; T is the sum of their n_tokens, in items' order.
+ * k and v: they are appended. q: it attends, over what is cached then. The arrays are borrowed until
+ * the step completes; nothing touches them after that. */
+struct attn_step {
+    uint32_t struct_size;
+    uint32_t layer;
+    uint32_t n_items;
+    uint32_t reserved;
+    const struct attn_item *items; /* [n_items] */
+    const void *q; /* [T][num_q_heads][head_dim_k] q_dtype; NULL: append only */
+    const void *k; /* [T][num_kv_heads][head_dim_k] q_dtype; NULL with v: attend only */
+    const void *v; /* [T][num_kv_heads][head_dim_v] q_dtype */
+    void *out; /* [T][num_q_heads][head_dim_v] q_dtype; with q */
+    float *lse; /* [T][num_q_heads] natural log; NULL: not wanted */
+    int32_t *item_status; /* [n_items] statuses, written however the step ends; may be NULL */
+    uint64_t timeout_us;
+};
+
+/* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written, the
+ * rows of failed items are NaN, and status is that of the first of them. */
+struct attn_result {
+    uint32_t struct_size;
+    attn_status status;
+    uint32_t n_failed; /* items */
+    uint32_t n_sends; /* 1 unless retried or sent again */
+    uint64_t retry_after_us;
+    uint64_t queue_ns, device_ns; /* in the daemon; device: of the batch this was in */
+    uint64_t total_ns; /* from the call to completion, as seen here */
+    char message[ATTN_MESSAGE_BYTES];
+};
+
+/* attn_step: a step from start to end. Returns its status; out_result may be NULL and, with
+ * struct_size set, is written however the step ended, unless the call itself was wrong.
+ *
+ * Errors   ATTN_EINVAL shapes, pointers, limits, or a position gap; ATTN_ENOTFOUND, ATTN_ESTALE a
+ *          sequence; ATTN_ENOBLOCKS, ATTN_EOVERLOAD with retry-after; ATTN_EDEADLINE the daemon gave
+ *          up in time; ATTN_ETIMEDOUT it did not answer; ATTN_ECONN no connection at the deadline */
+ATTN_API attn_status attn_step(attn_pool *p, const struct attn_step *s,
+                               struct attn_result *out_result);
+
+/* result is valid during the call. */
+typedef void (*attn_step_cb)(void *user, attn_ticket ticket, const struct attn_result *result);
+
+/* attn_step_start: sends a step and returns. *s itself is copied, what it points to is borrowed.
+ *
+ * With a callback, completion is told by it (out_ticket may be NULL). Without, attn_step_wait must
+ * be called for the ticket once. ATTN_EOVERLOAD: ATTN_MAX_IN_FLIGHT. */
+ATTN_API attn_status attn_step_start(attn_pool *p, const struct attn_step *s, attn_step_cb cb,
+                                     void *user, attn_ticket *out_ticket);
+
+/* Waits until a step without a callback completes (its own deadline bounds this) and forgets the
+ * ticket. Returns the step's status; out_result as in attn_step. ATTN_ENOTFOUND: no such ticket. */
+ATTN_API attn_status attn_step_wait(attn_client *c, attn_ticket ticket,
+                                    struct attn_result *out_result);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,300 @@
+/* client.c: opening and closing a client, and the calls that are about the daemon as a whole. */
+#include "clients/libattn/client.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifndef ATTN_VERSION
+#error "the build gives ATTN_VERSION"
+#endif
+
+#define HELLO_MAX_REPLY_BYTES (1u << 20)
+
+static const struct transport_ops *const transports[] = {&transport_sp_ops};
+
+static atomic_uint fork_generation;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void forked(void)
+{
+    atomic_fetch_add(&fork_generation, 1);
+}
+
+static void fork_init(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
+uint64_t client_now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+attn_status client_check(const struct attn_client *c)
+{
+    if (c == NULL)
+        return error_set(ATTN_EINVAL, "client is NULL");
+    if (c->fork_generation != atomic_load_explicit(&fork_generation, memory_order_relaxed))
+        return error_set(ATTN_EINVAL, "client was opened before fork and is the parent's");
+    return ATTN_OK;
+}
+
+attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t timeout_us,
+                        attn_status (*take)(struct request *, const struct wire_reply *),
+                        void *take_arg)
+{
+    struct request *r;
+    attn_status st = client_check(c);
+    if (st != ATTN_OK)
+        return st;
+    if (!request_may_wait(c))
+        return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
+    st = request_new(c, timeout_us, &r);
+    if (st != ATTN_OK)
+        return st;
+    r->header = header;
+    r->take = take;
+    r->take_arg = take_arg;
+    st = request_start(r);
+    if (st == ATTN_OK) {
+        request_wait(r);
+        st = error_from_result(&r->result);
+    }
+    request_free(r);
+    return st;
+}
+
+static void copy_text(char *dst, size_t bytes, const char *src)
+{
+    snprintf(dst, bytes, "%s", src);
+}
+
+static attn_status take_hello(struct request *r, const struct wire_reply *reply)
+{
+    if (reply->header->body_case != ATTND__REPLY__BODY_HELLO) {
+        copy_text(r->result.message, sizeof r->result.message, "answer to hello without a body");
+        return ATTN_EPROTO;
+    }
+    const Attnd__HelloReply *h = reply->header->hello;
+    struct attn_client_info *info = r->take_arg;
+    info->protocol_version = h->protocol_version;
+    info->session = h->session;
+    info->lease_us = h->lease_us;
+    info->max_message_bytes = h->max_message_bytes;
+    info->max_step_items = h->max_step_items;
+    info->max_step_tokens = h->max_step_tokens;
+    info->max_seq_tokens = h->max_seq_tokens;
+    copy_text(info->server_version, sizeof info->server_version, h->server_version);
+    copy_text(info->backend, sizeof info->backend, h->backend);
+    return ATTN_OK;
+}
+
+static attn_status say_hello(struct attn_client *c, uint64_t session, uint64_t timeout_us,
+                             struct attn_client_info *out)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Hello hello = ATTND__HELLO__INIT;
+    hello.protocol_version = CLIENT_PROTOCOL_VERSION;
+    hello.client_name = c->name;
+    hello.resume_session = session;
+    req.body_case = ATTND__REQUEST__BODY_HELLO;
+    req.hello = &hello;
+    return client_call(c, &req, timeout_us, take_hello, out);
+}
+
+static const struct transport_ops *find_transport(const char *url)
+{
+    for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++) {
+        for (const char *const *s = transports[i]->schemes; *s != NULL; s++) {
+            if (strncmp(url, *s, strlen(*s)) == 0 && url[strlen(*s)] != '\0')
+                return transports[i];
+        }
+    }
+    return NULL;
+}
+
+/* Frees what open made; the transport's last call is its close or abandon. */
+static void client_free(struct attn_client *c)
+{
+    for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++) {
+        if (c->slots[i] != NULL && c->slots[i]->message != NULL)
+            c->t->ops->message_free(c->t, c->slots[i]->message);
+        free(c->slots[i]);
+    }
+    free(c->url);
+    free(c->name);
+    free(c);
+}
+
+attn_status attn_client_open(const char *url, const struct attn_client_options *o,
+                             uint64_t timeout_us, attn_client **out_client)
+{
+    static const struct attn_client_options none = {.struct_size = sizeof none};
+    if (url == NULL || out_client == NULL)
+        return error_set(ATTN_EINVAL, "url or out_client is NULL");
+    if (o == NULL)
+        o = &none;
+    if (o->struct_size != sizeof *o)
+        return error_set(ATTN_EINVAL, "attn_client_options.struct_size %u: this library knows %zu",
+                         o->struct_size, sizeof *o);
+    const struct transport_ops *ops = find_transport(url);
+    if (ops == NULL)
+        return error_set(ATTN_EINVAL, "url \"%s\": expected ipc://PATH or tcp://HOST:PORT", url);
+    pthread_once(&fork_once, fork_init);
+
+    char why[ATTN_MESSAGE_BYTES] = "";
+    attn_status st = ATTN_ENOMEM;
+    struct attn_client *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return error_set(ATTN_ENOMEM, "no memory for a client");
+    c->url = strdup(url);
+    c->name = strdup(o->client_name != NULL ? o->client_name : program_invocation_short_name);
+    pthread_mutex_init(&c->lock, NULL);
+    c->default_timeout_us = o->timeout_us != 0 ? o->timeout_us : CLIENT_DEFAULT_TIMEOUT_US;
+    c->max_retries = o->max_retries;
+    c->fork_generation = atomic_load(&fork_generation);
+    for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++)
+        c->free_slots[i] = ATTN_MAX_IN_FLIGHT - 1 - i;
+    c->n_free_slots = ATTN_MAX_IN_FLIGHT;
+    if (c->url == NULL || c->name == NULL) {
+        error_set(st, "no memory for a client");
+        goto fail;
+    }
+    st = ops->open(url, &c->t, why, sizeof why);
+    if (st != ATTN_OK) {
+        error_set(st, "%s", why);
+        goto fail;
+    }
+    ops->set_max_message(c->t, HELLO_MAX_REPLY_BYTES);
+    st = say_hello(c, o->resume_session, timeout_us, &c->info);
+    if (st != ATTN_OK)
+        goto fail;
+    if (c->info.max_message_bytes > HELLO_MAX_REPLY_BYTES)
+        ops->set_max_message(c->t, c->info.max_message_bytes);
+    *out_client = c;
+    return ATTN_OK;
+fail:
+    attn_client_close(c);
+    return st;
+}
+
+void attn_client_close(attn_client *c)
+{
+    if (c == NULL)
+        return;
+    bool is_ours = c->fork_generation == atomic_load(&fork_generation);
+    if (is_ours)
+        request_fail_all(c);
+    struct transport *t = c->t;
+    if (t != NULL && is_ours)
+        t->ops->close(t);
+    else if (t != NULL)
+        t->ops->abandon(t);
+    client_free(c);
+}
+
+attn_status attn_client_info(const attn_client *c, struct attn_client_info *out)
+{
+    attn_status st = client_check(c);
+    if (st != ATTN_OK)
+        return st;
+    if (out == NULL || out->struct_size != sizeof *out)
+        return error_set(ATTN_EINVAL, "attn_client_info.struct_size: this library knows %zu",
+                         sizeof *out);
+    *out = c->info;
+    out->struct_size = sizeof *out;
+    return ATTN_OK;
+}
+
+attn_status attn_client_counters(attn_client *c, struct attn_client_counters *out)
+{
+    attn_status st = client_check(c);
+    if (st != ATTN_OK)
+        return st;
+    if (out == NULL || out->struct_size != sizeof *out)
+        return error_set(ATTN_EINVAL, "attn_client_counters.struct_size: this library knows %zu",
+                         sizeof *out);
+    pthread_mutex_lock(&c->lock);
+    *out = c->counters;
+    pthread_mutex_unlock(&c->lock);
+    out->struct_size = sizeof *out;
+    return ATTN_OK;
+}
+
+attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint64_t *out_ns)
+{
+    struct attn_client_info info = {0};
+    uint64_t start_ns = client_now_ns();
+    if (c == NULL)
+        return client_check(c);
+    attn_status st = say_hello(c, c->info.session, timeout_us, &info);
+    if (st == ATTN_OK && out_ns != NULL)
+        *out_ns = client_now_ns() - start_ns;
+    return st;
+}
+
+static attn_status take_stats(struct request *r, const struct wire_reply *reply)
+{
+    char **out_json = r->take_arg;
+    if (reply->header->body_case != ATTND__REPLY__BODY_STATS) {
+        copy_text(r->result.message, sizeof r->result.message, "answer to stats without a body");
+        return ATTN_EPROTO;
+    }
+    *out_json = strdup(reply->header->stats->json);
+    if (*out_json == NULL)
+        copy_text(r->result.message, sizeof r->result.message, "no memory for the stats");
+    return *out_json != NULL ? ATTN_OK : ATTN_ENOMEM;
+}
+
+attn_status attn_client_stats(attn_client *c, uint64_t timeout_us, char **out_json)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Stats stats = ATTND__STATS__INIT;
+    if (out_json == NULL)
+        return error_set(ATTN_EINVAL, "out_json is NULL");
+    req.body_case = ATTND__REQUEST__BODY_STATS;
+    req.stats = &stats;
+    return client_call(c, &req, timeout_us, take_stats, out_json);
+}
+
+attn_status attn_client_drain(attn_client *c, uint64_t timeout_us)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Drain drain = ATTND__DRAIN__INIT;
+    req.body_case = ATTND__REQUEST__BODY_DRAIN;
+    req.drain = &drain;
+    return client_call(c, &req, timeout_us, NULL, NULL);
+}
+
+int attn_client_fd(attn_client *c)
+{
+    return client_check(c) == ATTN_OK ? c->t->ops->fd(c->t) : -1;
+}
+
+attn_status attn_client_poll(attn_client *c, uint64_t timeout_us, uint32_t *out_n_completed)
+{
+    attn_status st = client_check(c);
+    if (st != ATTN_OK)
+        return st;
+    if (!request_may_wait(c))
+        return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
+    uint64_t ns = timeout_us > INT64_MAX / 1000000 ? INT64_MAX / 1000 : timeout_us * 1000u;
+    request_poll(c, client_now_ns() + ns, out_n_completed);
+    return ATTN_OK;
+}
+
+void attn_free(void *p)
+{
+    free(p);
+}
+
+const char *attn_version(void)
+{
+    return ATTN_VERSION;
+}

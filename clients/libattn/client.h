@@ -1,0 +1,142 @@
+/* client.h: what libattn's files share: the client, its requests in flight, and the two ways to make
+ * one. attn.h says how the library behaves.
+ *
+ * A request is in a slot of the client from request_start until it completes (blocking calls and
+ * steps with a callback) or until it is waited for (steps with a ticket). All fields are guarded by
+ * the client's lock, but for a request that is REQUEST_PINNED: that one belongs to the thread that
+ * reads (the leader), which works on it without the lock.
+ */
+#ifndef ATTN_CLIENT_H
+#define ATTN_CLIENT_H
+
+#include <pthread.h>
+
+#include "clients/libattn/attn.h"
+#include "clients/libattn/transport.h"
+#include "proto/wire.h"
+
+#define CLIENT_DEFAULT_TIMEOUT_US 10000000u
+#define CLIENT_TICK_NS 20000000u /* how often a waiting thread looks for a new connection */
+#define CLIENT_MIN_RETRY_NS 1000000u
+#define CLIENT_PROTOCOL_VERSION 1u
+
+enum request_state {
+    REQUEST_NEW, /* being built by the thread that starts it; in no list */
+    REQUEST_QUEUED, /* to be sent when the transport can */
+    REQUEST_SENT,
+    REQUEST_DELAYED, /* to be sent again at resend_ns */
+    REQUEST_PINNED, /* the leader builds, sends or takes it */
+    REQUEST_DONE,
+};
+
+struct request {
+    struct request *next, *prev; /* in flight, in the order of start */
+    struct attn_client *client;
+    enum request_state state;
+    uint64_t id; /* low bits: the slot */
+    void *message; /* built and not yet sent, or NULL */
+    uint64_t start_ns, deadline_ns, resend_ns;
+    uint64_t generation; /* of the connection it was sent on */
+    uint32_t n_retries_left;
+
+    /* what is asked: a header of the caller's, or a step */
+    Attnd__Request *header;
+    const struct attn_pool *pool; /* of a step */
+    struct attn_step step;
+    struct wire_step_layout layout;
+
+    /* Takes over what a reply says: a good one, or any of a step. On the leader, without the lock.
+     * Returns the request's status and, for a failure of its own, puts the sentence into
+     * result.message. NULL: nothing to take. */
+    attn_status (*take)(struct request *r, const struct wire_reply *reply);
+    void *take_arg;
+
+    attn_step_cb cb; /* NULL: somebody waits */
+    void *user;
+    bool is_step, is_claimed;
+    bool has_item_status; /* the reply told of each item */
+    struct attn_result result;
+};
+
+/* A thread that waits while another one reads; on its stack. */
+struct waiter {
+    struct waiter *next, *prev;
+    pthread_cond_t cond;
+    const struct request *r; /* NULL: any completion */
+};
+
+struct attn_client {
+    struct transport *t;
+    struct attn_client_info info;
+    uint64_t default_timeout_us;
+    uint32_t max_retries;
+    uint32_t fork_generation;
+    char *url, *name;
+
+    pthread_mutex_t lock;
+    struct request *slots[ATTN_MAX_IN_FLIGHT];
+    uint32_t free_slots[ATTN_MAX_IN_FLIGHT], n_free_slots;
+    uint32_t id_high; /* counts starts; the bits of ids above the slot */
+    struct request *first, *last; /* in flight */
+    uint32_t n_queued;
+    uint64_t next_wake_ns; /* when the leader must look at deadlines again */
+    uint64_t n_completed;
+    bool is_led;
+    pthread_t leader;
+    struct waiter *waiters;
+    struct attn_client_counters counters;
+};
+
+struct attn_pool {
+    struct attn_client *client;
+    uint32_t id, n_free_blocks;
+    struct attn_pool_spec spec;
+    void *memory; /* what spec points to */
+};
+
+/* error.c */
+
+/* Leaves the sentence for attn_last_error and returns st. */
+attn_status error_set(attn_status st, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The same from a result. Returns its status; ATTN_OK leaves nothing. */
+attn_status error_from_result(const struct attn_result *r);
+
+/* client.c */
+
+uint64_t client_now_ns(void);
+/* ATTN_EINVAL after fork. */
+attn_status client_check(const struct attn_client *c);
+/* Sends header (session and timeout are filled in), waits, and lets take have the reply. Returns the
+ * status, with its sentence left in attn_last_error. */
+attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t timeout_us,
+                        attn_status (*take)(struct request *, const struct wire_reply *),
+                        void *take_arg);
+
+/* request.c */
+
+/* A zeroed request with a slot, its id and its deadline. ATTN_EOVERLOAD: no slot; ATTN_ENOMEM. */
+attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct request **out_r);
+/* Frees a request that is in no list, and its slot. Not locked. */
+void request_free(struct request *r);
+/* Builds and sends. On failure the request is still the caller's. */
+attn_status request_start(struct request *r);
+/* The step of a ticket, to be waited for by the caller alone; NULL: none, or it is waited for. */
+struct request *request_claim(struct attn_client *c, attn_ticket ticket);
+/* False on the thread that runs a callback: it must not wait. */
+bool request_may_wait(struct attn_client *c);
+/* Waits until r, started and without a callback, is done. */
+void request_wait(struct request *r);
+/* Reads and completes until something completed or until_ns. */
+void request_poll(struct attn_client *c, uint64_t until_ns, uint32_t *out_n);
+/* Completes all in flight with ATTN_ECONN. */
+void request_fail_all(struct attn_client *c);
+
+/* step.c */
+
+/* Encodes a step. ATTN_ENOMEM. */
+attn_status step_build(struct request *r, uint64_t timeout_us, void **out_message);
+/* Tells item_status that the step failed as a whole. */
+void step_fail(struct request *r);
+
+#endif

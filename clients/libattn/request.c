@@ -1,0 +1,545 @@
+/* request.c: requests in flight: sending, reading, deadlines, sending again.
+ *
+ * One thread at a time reads: the leader, any thread that waits while nobody else does. The others
+ * sleep on a condition of their own until their request is done or the leader leaves and hands over.
+ * The lock is never held while bytes are copied, sent or received, or a callback runs.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "clients/libattn/client.h"
+
+#define SLOT_BITS 10
+#define ID_BITS 31 /* the SP header's id has one bit of its own */
+#define REPLY_ARENA_BYTES 4096
+#define REPLY_LIMIT_BYTES WIRE_ARENA_LIMIT_BYTES
+#define TURN_MESSAGES 32 /* read before deadlines are looked at */
+
+_Static_assert(1u << SLOT_BITS == ATTN_MAX_IN_FLIGHT, "a slot is the low bits of an id");
+
+static uint32_t slot_of(uint64_t id)
+{
+    return (uint32_t)id & (ATTN_MAX_IN_FLIGHT - 1);
+}
+
+static uint32_t wire_id_of(uint64_t id)
+{
+    return (uint32_t)id & ((1u << ID_BITS) - 1);
+}
+
+/* ---- lists, under the lock ---- */
+
+static void link_locked(struct attn_client *c, struct request *r)
+{
+    r->prev = c->last;
+    r->next = NULL;
+    if (c->last != NULL)
+        c->last->next = r;
+    else
+        c->first = r;
+    c->last = r;
+    c->counters.n_in_flight++;
+}
+
+static void unlink_locked(struct attn_client *c, struct request *r)
+{
+    if (r->state == REQUEST_QUEUED)
+        c->n_queued--;
+    *(r->prev != NULL ? &r->prev->next : &c->first) = r->next;
+    *(r->next != NULL ? &r->next->prev : &c->last) = r->prev;
+    r->next = r->prev = NULL;
+    c->counters.n_in_flight--;
+}
+
+static void set_state_locked(struct request *r, enum request_state state)
+{
+    struct attn_client *c = r->client;
+    c->n_queued += (state == REQUEST_QUEUED) - (r->state == REQUEST_QUEUED);
+    r->state = state;
+}
+
+static struct request *find_locked(struct attn_client *c, uint64_t id)
+{
+    struct request *r = c->slots[slot_of(id)];
+    return r != NULL && r->id == id ? r : NULL;
+}
+
+/* ---- completion ---- */
+
+static void set_result(struct request *r, attn_status st, const char *message)
+{
+    r->result.status = st;
+    snprintf(r->result.message, sizeof r->result.message, "%s", message);
+}
+
+/* r left the list and has its result. Called without the lock. */
+static void finish(struct request *r)
+{
+    struct attn_client *c = r->client;
+    r->result.total_ns = client_now_ns() - r->start_ns;
+    if (r->message != NULL)
+        c->t->ops->message_free(c->t, r->message);
+    r->message = NULL;
+    if (r->is_step && r->result.status != ATTN_OK && !r->has_item_status)
+        step_fail(r);
+
+    if (r->cb != NULL) {
+        r->cb(r->user, r->id, &r->result);
+        request_free(r);
+        r = NULL;
+    }
+    pthread_mutex_lock(&c->lock);
+    if (r != NULL)
+        r->state = REQUEST_DONE;
+    c->n_completed++;
+    for (struct waiter *w = c->waiters; w != NULL; w = w->next) {
+        if (w->r == NULL || w->r == r)
+            pthread_cond_signal(&w->cond);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void expire_locked(struct request *r)
+{
+    struct attn_client *c = r->client;
+    char why[ATTN_MESSAGE_BYTES];
+    uint64_t ms = (r->deadline_ns - r->start_ns) / 1000000u;
+    attn_status st = ATTN_ETIMEDOUT;
+    if (r->result.status != ATTN_OK) {
+        st = r->result.status; /* was about to be retried */
+        snprintf(why, sizeof why, "%s", r->result.message);
+    } else if (c->t->ops->is_connected(c->t)) {
+        snprintf(why, sizeof why, "no answer from %s within %llu ms", c->url,
+                 (unsigned long long)ms);
+    } else {
+        st = ATTN_ECONN;
+        snprintf(why, sizeof why, "no connection to %s within %llu ms", c->url,
+                 (unsigned long long)ms);
+    }
+    unlink_locked(c, r);
+    r->state = REQUEST_PINNED;
+    r->result.n_failed = r->step.n_items;
+    set_result(r, st, why);
+    c->counters.n_timed_out++;
+}
+
+/* ---- sending ---- */
+
+static attn_status build(struct request *r, void **out_message)
+{
+    struct attn_client *c = r->client;
+    uint64_t now = client_now_ns();
+    uint64_t left_us = r->deadline_ns > now ? (r->deadline_ns - now) / 1000u : 1;
+    if (r->is_step)
+        return step_build(r, left_us, out_message);
+
+    r->header->session = c->info.session;
+    r->header->timeout_us = left_us;
+    size_t bytes = wire_request_head_bytes(r->header);
+    void *m = c->t->ops->message_alloc(c->t, bytes);
+    if (m == NULL)
+        return ATTN_ENOMEM;
+    wire_request_head_encode(r->header, r->id, 0, m);
+    *out_message = m;
+    return ATTN_OK;
+}
+
+/* Sends a message of the request `id`, which is SENT already, because the answer may come before
+ * this returns. What cannot be sent now is queued again. */
+static bool send_message(struct attn_client *c, uint64_t id, void *message)
+{
+    if (c->t->ops->send(c->t, wire_id_of(id), message))
+        return true;
+    pthread_mutex_lock(&c->lock);
+    struct request *r = find_locked(c, id);
+    bool is_waiting = r != NULL && r->state == REQUEST_SENT;
+    if (is_waiting) {
+        r->message = message;
+        r->result.n_sends--;
+        set_state_locked(r, REQUEST_QUEUED);
+    }
+    c->counters.n_sent--;
+    bool is_led = c->is_led && !pthread_equal(c->leader, pthread_self());
+    pthread_mutex_unlock(&c->lock);
+    if (!is_waiting)
+        c->t->ops->message_free(c->t, message); /* it ran out of time meanwhile */
+    else if (is_led)
+        c->t->ops->wake(c->t);
+    return false;
+}
+
+static void mark_sent_locked(struct request *r)
+{
+    struct attn_client *c = r->client;
+    set_state_locked(r, REQUEST_SENT);
+    r->generation = c->t->ops->generation(c->t);
+    r->result.n_sends++;
+    c->counters.n_sent++;
+}
+
+/* The leader sends what is queued, oldest first, as long as the transport takes it. */
+static void flush_queue(struct attn_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    struct request *r = c->first;
+    while (c->n_queued > 0 && r != NULL) {
+        if (r->state != REQUEST_QUEUED) {
+            r = r->next;
+            continue;
+        }
+        void *message = r->message;
+        r->message = NULL;
+        set_state_locked(r, REQUEST_PINNED);
+        pthread_mutex_unlock(&c->lock);
+        if (message == NULL && build(r, &message) != ATTN_OK)
+            message = NULL;
+
+        pthread_mutex_lock(&c->lock);
+        if (message == NULL) { /* out of memory: try again at the next tick */
+            set_state_locked(r, REQUEST_DELAYED);
+            r->resend_ns = client_now_ns() + CLIENT_TICK_NS;
+            r = r->next;
+            continue;
+        }
+        mark_sent_locked(r);
+        uint64_t id = r->id;
+        pthread_mutex_unlock(&c->lock);
+        bool is_sent = send_message(c, id, message);
+        pthread_mutex_lock(&c->lock);
+        if (!is_sent)
+            break;
+        r = c->first; /* r itself may be gone: its thread timed out */
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- reading ---- */
+
+/* True if the request is to be asked again, later. */
+static bool retry_locked(struct request *r)
+{
+    if (r->n_retries_left == 0 || !attn_status_is_retryable(r->result.status))
+        return false;
+    uint64_t delay_ns = r->result.retry_after_us * 1000u;
+    if (delay_ns < CLIENT_MIN_RETRY_NS)
+        delay_ns = CLIENT_MIN_RETRY_NS;
+    uint64_t now = client_now_ns();
+    if (delay_ns >= r->deadline_ns || now >= r->deadline_ns - delay_ns)
+        return false;
+    r->n_retries_left--;
+    r->resend_ns = now + delay_ns;
+    return true;
+}
+
+/* Sets the result of a pinned request from its reply. */
+static void take_reply(struct request *r, struct transport_message *m)
+{
+    struct attn_client *c = r->client;
+    uint8_t memory[REPLY_ARENA_BYTES];
+    char why[ATTN_MESSAGE_BYTES] = "";
+    struct wire_arena arena;
+    struct wire_reply reply;
+    wire_arena_init(&arena, memory, sizeof memory, REPLY_LIMIT_BYTES);
+    attn_status st = wire_reply_decode(m->base, m->bytes, &arena, &reply, why, sizeof why);
+    const Attnd__Reply *h = st == ATTN_OK ? reply.header : NULL;
+    if (st == ATTN_OK && (reply.request_id != r->id || h->status > 0)) {
+        snprintf(why, sizeof why, "request id %llu and status %d, asked as %llu",
+                 (unsigned long long)reply.request_id, (int)h->status, (unsigned long long)r->id);
+        st = ATTN_EPROTO;
+    }
+    r->has_item_status = false;
+    r->result.n_failed = r->step.n_items;
+    if (st != ATTN_OK) {
+        r->result.status = st;
+        snprintf(r->result.message, sizeof r->result.message, "reply of %s: %s", c->url, why);
+    } else {
+        r->result.queue_ns = h->queue_ns;
+        r->result.device_ns = h->device_ns;
+        r->result.retry_after_us = h->retry_after_us;
+        st = (attn_status)h->status;
+        set_result(r, st,
+                   st != ATTN_OK && h->message[0] == '\0' ? attn_status_message(st) : h->message);
+        if (r->take != NULL && (st == ATTN_OK || r->is_step))
+            r->result.status = r->take(r, &reply);
+    }
+    wire_arena_reset(&arena);
+}
+
+static void handle_message(struct attn_client *c, struct transport_message *m)
+{
+    pthread_mutex_lock(&c->lock);
+    struct request *r = c->slots[slot_of(m->id)];
+    if (r == NULL || wire_id_of(r->id) != m->id || r->state == REQUEST_NEW ||
+        r->state == REQUEST_PINNED || r->state == REQUEST_DONE) {
+        c->counters.n_stray++;
+        pthread_mutex_unlock(&c->lock);
+        c->t->ops->message_free(c->t, m->base);
+        return;
+    }
+    set_state_locked(r, REQUEST_PINNED);
+    pthread_mutex_unlock(&c->lock);
+
+    take_reply(r, m);
+    c->t->ops->message_free(c->t, m->base);
+
+    pthread_mutex_lock(&c->lock);
+    if (retry_locked(r)) {
+        set_state_locked(r, REQUEST_DELAYED);
+        c->counters.n_retried++;
+        if (r->resend_ns < c->next_wake_ns)
+            c->next_wake_ns = r->resend_ns;
+        pthread_mutex_unlock(&c->lock);
+        return;
+    }
+    unlink_locked(c, r);
+    pthread_mutex_unlock(&c->lock);
+    finish(r);
+}
+
+/* Deadlines, retries that are due, connections that were lost. */
+static void keep_time(struct attn_client *c, uint64_t now)
+{
+    struct request *expired = NULL;
+    pthread_mutex_lock(&c->lock);
+    uint64_t generation = c->t->ops->generation(c->t);
+    c->next_wake_ns = now + CLIENT_TICK_NS;
+    for (struct request *r = c->first, *next; r != NULL; r = next) {
+        next = r->next;
+        if (now >= r->deadline_ns) {
+            expire_locked(r);
+            r->next = expired;
+            expired = r;
+            continue;
+        }
+        if (r->state == REQUEST_SENT && r->generation != generation) {
+            set_state_locked(r, REQUEST_QUEUED);
+            c->counters.n_resent++;
+        } else if (r->state == REQUEST_DELAYED && now >= r->resend_ns) {
+            set_state_locked(r, REQUEST_QUEUED);
+        }
+        uint64_t due = r->state == REQUEST_DELAYED && r->resend_ns < r->deadline_ns
+                           ? r->resend_ns
+                           : r->deadline_ns;
+        if (due < c->next_wake_ns)
+            c->next_wake_ns = due;
+    }
+    pthread_mutex_unlock(&c->lock);
+    while (expired != NULL) {
+        struct request *r = expired;
+        expired = r->next;
+        r->next = NULL;
+        finish(r);
+    }
+}
+
+static uint32_t read_some(struct attn_client *c)
+{
+    struct transport_message m;
+    uint32_t n = 0;
+    while (n < TURN_MESSAGES && c->t->ops->recv(c->t, &m)) {
+        handle_message(c, &m);
+        n++;
+    }
+    return n;
+}
+
+/* One turn of the leader: reads, keeps time, and sleeps until until_ns if there was nothing. */
+static void lead(struct attn_client *c, uint64_t until_ns)
+{
+    uint32_t n = read_some(c);
+    uint64_t now = client_now_ns();
+    pthread_mutex_lock(&c->lock);
+    bool is_time = now >= c->next_wake_ns;
+    bool is_queued = c->n_queued > 0;
+    pthread_mutex_unlock(&c->lock);
+    if (is_time)
+        keep_time(c, now);
+    if (is_time || is_queued)
+        flush_queue(c);
+    if (n > 0 || is_time || now >= until_ns)
+        return;
+
+    pthread_mutex_lock(&c->lock);
+    uint64_t wake_ns = c->next_wake_ns < until_ns ? c->next_wake_ns : until_ns;
+    is_queued = c->n_queued > 0;
+    pthread_mutex_unlock(&c->lock);
+    if (wake_ns > now)
+        c->t->ops->wait(c->t, is_queued, wake_ns - now);
+    read_some(c);
+}
+
+/* ---- waiting ---- */
+
+static void follow_locked(struct attn_client *c, const struct request *r, uint64_t until_ns)
+{
+    struct waiter w = {.r = r, .next = c->waiters};
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&w.cond, &attr);
+    pthread_condattr_destroy(&attr);
+    if (c->waiters != NULL)
+        c->waiters->prev = &w;
+    c->waiters = &w;
+    struct timespec ts = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                          .tv_nsec = (long)(until_ns % 1000000000u)};
+    pthread_cond_timedwait(&w.cond, &c->lock, &ts);
+    *(w.prev != NULL ? &w.prev->next : &c->waiters) = w.next;
+    if (w.next != NULL)
+        w.next->prev = w.prev;
+    pthread_cond_destroy(&w.cond);
+}
+
+/* Waits until r is done (r given) or anything completed (r NULL), at most until until_ns. */
+static void wait_for(struct attn_client *c, struct request *r, uint64_t until_ns, uint32_t *out_n)
+{
+    pthread_mutex_lock(&c->lock);
+    uint64_t n_before = c->n_completed;
+    bool is_first = true;
+    while (r != NULL ? r->state != REQUEST_DONE : c->n_completed == n_before) {
+        uint64_t now = client_now_ns();
+        if (now >= until_ns && !is_first) {
+            if (r == NULL)
+                break;
+            /* its own clock, should the leader be away in a callback */
+            if (r->state == REQUEST_QUEUED || r->state == REQUEST_SENT ||
+                r->state == REQUEST_DELAYED) {
+                expire_locked(r);
+                pthread_mutex_unlock(&c->lock);
+                finish(r);
+                pthread_mutex_lock(&c->lock);
+                break;
+            }
+            until_ns = now + CLIENT_MIN_RETRY_NS; /* pinned: about to be done */
+        }
+        is_first = false;
+        if (c->is_led) {
+            follow_locked(c, r, until_ns);
+            continue;
+        }
+        c->is_led = true;
+        c->leader = pthread_self();
+        pthread_mutex_unlock(&c->lock);
+        lead(c, until_ns);
+        pthread_mutex_lock(&c->lock);
+        c->is_led = false;
+    }
+    if (!c->is_led && c->waiters != NULL)
+        pthread_cond_signal(&c->waiters->cond); /* the next leader */
+    if (out_n != NULL)
+        *out_n = (uint32_t)(c->n_completed - n_before);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- for the other files ---- */
+
+attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct request **out_r)
+{
+    struct request *r = calloc(1, sizeof *r);
+    if (r == NULL)
+        return error_set(ATTN_ENOMEM, "no memory for a request");
+    pthread_mutex_lock(&c->lock);
+    if (c->n_free_slots == 0) {
+        pthread_mutex_unlock(&c->lock);
+        free(r);
+        return error_set(ATTN_EOVERLOAD, "%u requests of this client are in flight, the most",
+                         ATTN_MAX_IN_FLIGHT);
+    }
+    uint32_t slot = c->free_slots[--c->n_free_slots];
+    r->id = (uint64_t)++c->id_high << SLOT_BITS | slot;
+    c->slots[slot] = r;
+    pthread_mutex_unlock(&c->lock);
+    if (timeout_us == 0)
+        timeout_us = c->default_timeout_us;
+    if (timeout_us > INT64_MAX / 1000000)
+        timeout_us = INT64_MAX / 1000000;
+    r->client = c;
+    r->n_retries_left = c->max_retries;
+    r->start_ns = client_now_ns();
+    r->deadline_ns = r->start_ns + timeout_us * 1000u;
+    r->result.struct_size = sizeof r->result;
+    *out_r = r;
+    return ATTN_OK;
+}
+
+void request_free(struct request *r)
+{
+    struct attn_client *c = r->client;
+    pthread_mutex_lock(&c->lock);
+    c->slots[slot_of(r->id)] = NULL;
+    c->free_slots[c->n_free_slots++] = slot_of(r->id);
+    pthread_mutex_unlock(&c->lock);
+    free(r);
+}
+
+attn_status request_start(struct request *r)
+{
+    struct attn_client *c = r->client;
+    void *message = NULL;
+    uint64_t id = r->id;
+    attn_status st = build(r, &message);
+    if (st != ATTN_OK)
+        return error_set(st, "no memory for a message");
+
+    pthread_mutex_lock(&c->lock);
+    bool is_behind = c->n_queued > 0; /* keep the order of starts */
+    link_locked(c, r);
+    if (is_behind) {
+        r->message = message;
+        set_state_locked(r, REQUEST_QUEUED);
+    } else {
+        mark_sent_locked(r);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (!is_behind)
+        send_message(c, id, message);
+    return ATTN_OK;
+}
+
+struct request *request_claim(struct attn_client *c, attn_ticket ticket)
+{
+    pthread_mutex_lock(&c->lock);
+    struct request *r = find_locked(c, ticket);
+    if (r != NULL && (!r->is_step || r->cb != NULL || r->is_claimed))
+        r = NULL;
+    if (r != NULL)
+        r->is_claimed = true;
+    pthread_mutex_unlock(&c->lock);
+    return r;
+}
+
+bool request_may_wait(struct attn_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool is_leader = c->is_led && pthread_equal(c->leader, pthread_self());
+    pthread_mutex_unlock(&c->lock);
+    return !is_leader;
+}
+
+void request_wait(struct request *r)
+{
+    wait_for(r->client, r, r->deadline_ns, NULL);
+}
+
+void request_poll(struct attn_client *c, uint64_t until_ns, uint32_t *out_n)
+{
+    wait_for(c, NULL, until_ns, out_n);
+}
+
+void request_fail_all(struct attn_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    while (c->first != NULL) {
+        struct request *r = c->first;
+        unlink_locked(c, r);
+        r->state = REQUEST_PINNED;
+        r->result.n_failed = r->step.n_items;
+        set_result(r, ATTN_ECONN, "the client was closed");
+        pthread_mutex_unlock(&c->lock);
+        finish(r);
+        pthread_mutex_lock(&c->lock);
+    }
+    pthread_mutex_unlock(&c->lock);
+}

@@ -1,0 +1,286 @@
+/* step.c: steps: gathering q, k and v into one message, and the answer back into the caller's arrays.
+ *
+ * The caller's arrays are read when a message is built (again if it must be sent again) and written
+ * once, from the reply in place.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clients/libattn/client.h"
+
+#define STACK_ITEMS 64
+
+/* The header's parallel arrays. */
+struct item_arrays {
+    uint64_t seq[STACK_ITEMS];
+    uint32_t epoch[STACK_ITEMS], pos[STACK_ITEMS], n_tokens[STACK_ITEMS];
+};
+
+static uint32_t step_flags(const struct attn_step *s)
+{
+    uint32_t append = s->k != NULL ? WIRE_STEP_APPEND : 0;
+    uint32_t attend = s->q != NULL ? WIRE_STEP_ATTEND : 0;
+    return append | attend | (s->lse != NULL ? WIRE_STEP_LSE : 0);
+}
+
+static void set_scalars(Attnd__Step *h, const struct attn_pool *p, const struct attn_step *s)
+{
+    h->pool = p->id;
+    h->layer = s->layer;
+    h->flags = step_flags(s);
+    h->dtype = (Attnd__Dtype)p->spec.q_dtype;
+    h->n_seq = h->n_epoch = h->n_pos = h->n_n_tokens = s->n_items;
+}
+
+/* Points h's arrays into memory, of 20 bytes an item. */
+static void set_items(Attnd__Step *h, const struct attn_step *s, uint64_t *seq, uint32_t *epoch,
+                      uint32_t *pos, uint32_t *n_tokens)
+{
+    for (uint32_t i = 0; i < s->n_items; i++) {
+        seq[i] = s->items[i].seq;
+        epoch[i] = s->items[i].epoch;
+        pos[i] = s->items[i].pos;
+        n_tokens[i] = s->items[i].n_tokens;
+    }
+    h->seq = seq;
+    h->epoch = epoch;
+    h->pos = pos;
+    h->n_tokens = n_tokens;
+}
+
+static size_t pad(size_t n)
+{
+    return (n + WIRE_ALIGN - 1) & ~(size_t)(WIRE_ALIGN - 1);
+}
+
+static void put(uint8_t *payload, uint64_t offset, const void *src, size_t bytes, size_t end)
+{
+    memcpy(payload + offset, src, bytes);
+    size_t padded = pad(offset + bytes) < end ? pad(offset + bytes) : end;
+    memset(payload + offset + bytes, 0, padded - (offset + bytes));
+}
+
+attn_status step_build(struct request *r, uint64_t timeout_us, void **out_message)
+{
+    struct attn_client *c = r->client;
+    const struct attn_step *s = &r->step;
+    const struct attn_pool_spec *spec = &r->pool->spec;
+    struct item_arrays on_stack;
+    void *heap = NULL;
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Step step = ATTND__STEP__INIT;
+    set_scalars(&step, r->pool, s);
+    if (s->n_items <= STACK_ITEMS) {
+        set_items(&step, s, on_stack.seq, on_stack.epoch, on_stack.pos, on_stack.n_tokens);
+    } else {
+        heap = malloc((sizeof(uint64_t) + 3 * sizeof(uint32_t)) * (size_t)s->n_items);
+        if (heap == NULL)
+            return ATTN_ENOMEM;
+        uint32_t *u32 = (uint32_t *)((uint64_t *)heap + s->n_items);
+        set_items(&step, s, heap, u32, u32 + s->n_items, u32 + 2 * (size_t)s->n_items);
+    }
+    req.session = c->info.session;
+    req.timeout_us = timeout_us;
+    req.body_case = ATTND__REQUEST__BODY_STEP;
+    req.step = &step;
+
+    const struct wire_step_layout *l = &r->layout;
+    size_t head_bytes = wire_request_head_bytes(&req);
+    uint8_t *m = c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes);
+    if (m != NULL) {
+        size_t e = attn_dtype_bytes(spec->q_dtype), end = l->request_bytes;
+        size_t q_bytes = l->n_tokens * spec->num_q_heads * spec->head_dim_k * e;
+        size_t k_bytes = l->n_tokens * spec->num_kv_heads * spec->head_dim_k * e;
+        size_t v_bytes = l->n_tokens * spec->num_kv_heads * spec->head_dim_v * e;
+        uint8_t *payload = m + head_bytes;
+        wire_request_head_encode(&req, r->id, l->request_bytes, m);
+        if (s->q != NULL)
+            put(payload, l->q_offset, s->q, q_bytes, end);
+        if (s->k != NULL) {
+            put(payload, l->k_offset, s->k, k_bytes, end);
+            put(payload, l->v_offset, s->v, v_bytes, end);
+        }
+    }
+    free(heap);
+    *out_message = m;
+    return m != NULL ? ATTN_OK : ATTN_ENOMEM;
+}
+
+void step_fail(struct request *r)
+{
+    for (uint32_t i = 0; r->step.item_status != NULL && i < r->step.n_items; i++)
+        r->step.item_status[i] = r->result.status;
+}
+
+static attn_status step_take(struct request *r, const struct wire_reply *reply)
+{
+    const Attnd__Reply *h = reply->header;
+    const struct attn_step *s = &r->step;
+    const struct attn_pool_spec *spec = &r->pool->spec;
+    const struct wire_step_layout *l = &r->layout;
+    const Attnd__StepReply *b = h->body_case == ATTND__REPLY__BODY_STEP ? h->step : NULL;
+    uint32_t n_status = b != NULL ? (uint32_t)b->n_item_status : 0;
+    if (h->status != ATTN_OK && n_status == 0)
+        return (attn_status)h->status; /* all of it failed; there is no payload */
+    if (b == NULL || (n_status != 0 && n_status != s->n_items) ||
+        reply->payload_bytes != l->reply_bytes) {
+        snprintf(r->result.message, sizeof r->result.message,
+                 "step reply with %u item statuses and %zu payload bytes, expected %u and %llu",
+                 n_status, reply->payload_bytes, s->n_items, (unsigned long long)l->reply_bytes);
+        return ATTN_EPROTO;
+    }
+    uint32_t n_failed = 0;
+    for (uint32_t i = 0; i < s->n_items; i++) {
+        int32_t st = n_status != 0 ? b->item_status[i] : ATTN_OK;
+        n_failed += st != ATTN_OK;
+        if (s->item_status != NULL)
+            s->item_status[i] = st;
+    }
+    r->has_item_status = true;
+    r->result.n_failed = n_failed;
+    if (s->q != NULL)
+        memcpy(s->out, reply->payload + l->out_offset,
+               l->n_tokens * spec->num_q_heads * spec->head_dim_v *
+                   attn_dtype_bytes(spec->q_dtype));
+    if (s->lse != NULL)
+        memcpy(s->lse, reply->payload + l->lse_offset,
+               l->n_tokens * spec->num_q_heads * sizeof(float));
+    return (attn_status)h->status;
+}
+
+/* Everything that can be refused without the daemon. */
+static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
+                              struct wire_step_layout *out_layout)
+{
+    if (p == NULL || s == NULL)
+        return error_set(ATTN_EINVAL, "pool or step is NULL");
+    attn_status st = client_check(p->client);
+    if (st != ATTN_OK)
+        return st;
+    if (s->struct_size != sizeof *s)
+        return error_set(ATTN_EINVAL, "attn_step.struct_size %u: this library knows %zu",
+                         s->struct_size, sizeof *s);
+    const struct attn_client_info *info = &p->client->info;
+    if (s->n_items == 0 || s->items == NULL || s->n_items > info->max_step_items)
+        return error_set(ATTN_EINVAL, "n_items %u: expected 1 to %u", s->n_items,
+                         info->max_step_items);
+    if ((s->k == NULL) != (s->v == NULL))
+        return error_set(ATTN_EINVAL, "k and v must be given both or neither");
+    if ((s->q == NULL) != (s->out == NULL))
+        return error_set(ATTN_EINVAL, "q and out must be given both or neither");
+    if (s->q == NULL && (s->k == NULL || s->lse != NULL))
+        return error_set(ATTN_EINVAL, "%s without q", s->lse != NULL ? "lse" : "no k and v");
+
+    uint64_t n_tokens = 0;
+    for (uint32_t i = 0; i < s->n_items; i++) {
+        if (s->items[i].n_tokens == 0)
+            return error_set(ATTN_EINVAL, "items[%u].n_tokens is 0", i);
+        n_tokens += s->items[i].n_tokens;
+    }
+    if (n_tokens > info->max_step_tokens)
+        return error_set(ATTN_EINVAL, "%llu tokens in a step, the daemon takes %u",
+                         (unsigned long long)n_tokens, info->max_step_tokens);
+    /* the layout depends on the sum alone: one item stands for all */
+    char why[ATTN_MESSAGE_BYTES] = "";
+    uint32_t sum = (uint32_t)n_tokens, pos = 0;
+    Attnd__Step h = ATTND__STEP__INIT;
+    set_scalars(&h, p, s);
+    h.n_seq = h.n_epoch = h.n_pos = h.n_n_tokens = 1;
+    h.n_tokens = &sum;
+    h.pos = &pos;
+    st = wire_step_layout_of(&h, p->spec.num_q_heads, p->spec.num_kv_heads, p->spec.head_dim_k,
+                             p->spec.head_dim_v, p->spec.q_dtype, out_layout, why, sizeof why);
+    if (st != ATTN_OK)
+        return error_set(st, "%s", why);
+    uint64_t bytes = out_layout->request_bytes > out_layout->reply_bytes ? out_layout->request_bytes
+                                                                         : out_layout->reply_bytes;
+    if (bytes > info->max_message_bytes)
+        return error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu",
+                         (unsigned long long)bytes, (unsigned long long)info->max_message_bytes);
+    return ATTN_OK;
+}
+
+static attn_status start(struct attn_pool *p, const struct attn_step *s, attn_step_cb cb,
+                         void *user, struct request **out_r, attn_ticket *out_ticket)
+{
+    struct wire_step_layout layout;
+    struct request *r;
+    attn_status st = step_check(p, s, &layout);
+    if (st != ATTN_OK)
+        return st;
+    st = request_new(p->client, s->timeout_us, &r);
+    if (st != ATTN_OK)
+        return st;
+    r->is_step = true;
+    r->pool = p;
+    r->step = *s;
+    r->layout = layout;
+    r->take = step_take;
+    r->cb = cb;
+    r->user = user;
+    attn_ticket ticket = r->id;
+    st = request_start(r);
+    if (st != ATTN_OK) {
+        request_free(r);
+        return st;
+    }
+    if (out_r != NULL)
+        *out_r = r;
+    if (out_ticket != NULL)
+        *out_ticket = ticket; /* r may be gone: its callback may have run */
+    return ATTN_OK;
+}
+
+static attn_status finish(struct request *r, struct attn_result *out_result)
+{
+    request_wait(r);
+    attn_status st = error_from_result(&r->result);
+    if (out_result != NULL)
+        *out_result = r->result;
+    request_free(r);
+    return st;
+}
+
+static attn_status check_waiting(struct attn_client *c, const struct attn_result *out_result)
+{
+    attn_status st = client_check(c);
+    if (st != ATTN_OK)
+        return st;
+    if (out_result != NULL && out_result->struct_size != sizeof *out_result)
+        return error_set(ATTN_EINVAL, "attn_result.struct_size %u: this library knows %zu",
+                         out_result->struct_size, sizeof *out_result);
+    if (!request_may_wait(c))
+        return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
+    return ATTN_OK;
+}
+
+attn_status attn_step(attn_pool *p, const struct attn_step *s, struct attn_result *out_result)
+{
+    struct request *r;
+    attn_status st = check_waiting(p != NULL ? p->client : NULL, out_result);
+    if (st != ATTN_OK)
+        return st;
+    st = start(p, s, NULL, NULL, &r, NULL); /* nobody knows its ticket */
+    return st == ATTN_OK ? finish(r, out_result) : st;
+}
+
+attn_status attn_step_start(attn_pool *p, const struct attn_step *s, attn_step_cb cb, void *user,
+                            attn_ticket *out_ticket)
+{
+    if (cb == NULL && out_ticket == NULL)
+        return error_set(ATTN_EINVAL, "neither a callback nor out_ticket");
+    return start(p, s, cb, user, NULL, out_ticket);
+}
+
+attn_status attn_step_wait(attn_client *c, attn_ticket ticket, struct attn_result *out_result)
+{
+    attn_status st = check_waiting(c, out_result);
+    if (st != ATTN_OK)
+        return st;
+    struct request *r = request_claim(c, ticket);
+    if (r == NULL)
+        return error_set(ATTN_ENOTFOUND, "ticket %llu: no such step, or somebody waits for it",
+                         (unsigned long long)ticket);
+    return finish(r, out_result);
+}

@@ -1,0 +1,62 @@
+/* transport.h: how libattn moves messages: a table of functions a scheme.
+ *
+ * A transport connects by itself, again and again; it knows message ids and bytes, not what they
+ * mean. Messages may be lost when a connection breaks: generation() tells that it did, the client
+ * sends again.
+ */
+#ifndef ATTN_TRANSPORT_H
+#define ATTN_TRANSPORT_H
+
+#include "clients/libattn/attn.h"
+
+struct transport {
+    const struct transport_ops *ops; /* first member of what a transport allocates */
+};
+
+/* A received message: body of a reply and the 32-bit id it answers. */
+struct transport_message {
+    void *base;
+    size_t bytes;
+    uint32_t id;
+};
+
+/* Unless said otherwise: any thread, several at once, never blocks. */
+struct transport_ops {
+    const char *schemes[3]; /* "ipc://", ..., NULL */
+
+    /* Starts to connect and returns. ATTN_EINVAL url, ATTN_ENOTSUP, ATTN_ENOMEM; why gets the
+     * sentence. */
+    attn_status (*open)(const char *url, struct transport **out_t, char *why, size_t why_bytes);
+    /* No other call may be running or follow. */
+    void (*close)(struct transport *t);
+    /* close in a forked child: frees memory, leaves the connection to the parent. */
+    void (*abandon)(struct transport *t);
+
+    /* Memory for one message of this size; NULL: none left. */
+    void *(*message_alloc)(struct transport *t, size_t bytes);
+    /* Of a message from message_alloc that was not sent, or of base from recv. */
+    void (*message_free)(struct transport *t, void *message);
+
+    /* True: the message was taken. False: not now (no connection, or busy); it stays the caller's. */
+    bool (*send)(struct transport *t, uint32_t id, void *message);
+    /* True: *out_m is a message, to be freed. One thread at a time. */
+    bool (*recv)(struct transport *t, struct transport_message *out_m);
+
+    /* Blocks until recv may succeed, send may succeed (want_send), wake is called, or ns are over.
+     * May return early. The thread that calls recv. */
+    void (*wait)(struct transport *t, bool want_send, uint64_t ns);
+    /* Makes a wait, running or the next, return. */
+    void (*wake)(struct transport *t);
+    /* A descriptor that is readable when wait would return at once. */
+    int (*fd)(struct transport *t);
+
+    /* Connections made so far: grows when messages may have been lost. */
+    uint64_t (*generation)(struct transport *t);
+    bool (*is_connected)(struct transport *t);
+    /* Larger messages are not received. */
+    void (*set_max_message)(struct transport *t, uint64_t bytes);
+};
+
+extern const struct transport_ops transport_sp_ops;
+
+#endif

@@ -1,0 +1,31 @@
+/* address.h: the addresses attnd can listen on, parsed once for the configuration and the sockets.
+ * No name service is asked: hosts are numeric, or localhost. */
+#ifndef ATTND_DAEMON_ADDRESS_H
+#define ATTND_DAEMON_ADDRESS_H
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "proto/attn_types.h"
+
+struct address {
+    union {
+        struct sockaddr any;
+        struct sockaddr_in in;
+        struct sockaddr_in6 in6;
+        struct sockaddr_un un;
+    } sa;
+    bool is_loopback; /* reachable from this host only; true for Unix sockets */
+};
+
+/* "ipc:///run/attnd/attnd.sock" (an absolute path), "tcp://127.0.0.1:5555", "tcp://[::1]:5555",
+ * "tcp://localhost:5555"; a host of * is all IPv4 addresses. ATTN_EINVAL: why names the part. */
+attn_status address_parse_url(const char *url, struct address *out, char *why, size_t why_bytes);
+/* "127.0.0.1:9470" and the other host:port forms above. */
+attn_status address_parse_host_port(const char *text, struct address *out, char *why,
+                                    size_t why_bytes);
+/* host:port of an IPv4 or IPv6 address. */
+void address_format(const struct sockaddr *sa, char *out, size_t out_bytes);
+
+#endif

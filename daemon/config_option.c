@@ -1,0 +1,369 @@
+/* config_option.c: every setting of attnd, once. */
+#include "daemon/config_option.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/address.h"
+#include "proto/wire.h"
+
+#define KIB (1ull << 10)
+#define MIB (1ull << 20)
+#define GIB (1ull << 30)
+#define TIB (1ull << 40)
+#define MS 1000ull
+#define SEC 1000000ull
+#define HOUR (3600 * SEC)
+
+#define AT(field) offsetof(struct config, field)
+#define COUNT(section, key, field, def, lo, hi, help)                                              \
+    {                                                                                              \
+        section, key, OPTION_COUNT, AT(field), def, lo, hi, NULL, help                             \
+    }
+#define BYTES(section, key, field, def, lo, hi, help)                                              \
+    {                                                                                              \
+        section, key, OPTION_BYTES, AT(field), def, lo, hi, NULL, help                             \
+    }
+#define TIME(section, key, field, def, lo, hi, help)                                               \
+    {                                                                                              \
+        section, key, OPTION_TIME, AT(field), def, lo, hi, NULL, help                              \
+    }
+#define CHOICE(section, key, field, def, choices, help)                                            \
+    {                                                                                              \
+        section, key, OPTION_CHOICE, AT(field), def, 0, sizeof(((struct config *)0)->field),       \
+            choices, help                                                                          \
+    }
+
+/* clang-format off */
+const struct config_option config_options[] = {
+    CHOICE("device", "backend", backend, "auto", "auto cpu cuda hip",
+        "What computes attention. auto takes the first of cuda, hip and cpu that opens."),
+    COUNT("device", "index", device_index, "0", 0, 127,
+        "Which GPU, counted as the driver counts."),
+    BYTES("device", "kv_memory", kv_memory_bytes, "1G", MIB, 64 * TIB,
+        "Memory for the K and V of all pools together. Taken at start, never grows."),
+    COUNT("device", "threads", threads, "0", 0, 1024,
+        "Threads of the cpu backend. 0 is one a core."),
+
+    {"listen", "address", OPTION_URLS, AT(listen), "ipc:///run/attnd/attnd.sock", 0, 0, NULL,
+        "Where workers connect with nanomsg's protocol: ipc:///PATH or tcp://HOST:PORT. May be given\n"
+        "several times. A tcp address must be loopback: there is no authentication yet. Without\n"
+        "one, the socket is attnd.sock in $RUNTIME_DIRECTORY if that is set (systemd does so), else\n"
+        "in /run/attnd for root and in $XDG_RUNTIME_DIR for others."},
+    {"listen", "http", OPTION_TEXT, AT(http), "127.0.0.1:9470", 0, 0, NULL,
+        "HOST:PORT of /metrics, /stats, /healthz and /readyz; loopback only. off: none."},
+    COUNT("listen", "max_peers", max_peers, "4096", 1, 1000000,
+        "Connections open at once; more are closed at once and counted."),
+    BYTES("listen", "max_message", max_message_bytes, "64M", 64 * KIB, 2 * GIB,
+        "Largest message a worker may send."),
+    TIME("listen", "handshake_timeout", handshake_timeout_us, "5s", MS, HOUR,
+        "From connecting to a complete protocol handshake."),
+    TIME("listen", "body_timeout", body_timeout_us, "30s", MS, HOUR,
+        "From the first byte of a message to its last."),
+    TIME("listen", "write_timeout", write_timeout_us, "30s", MS, HOUR,
+        "For a worker to take replies that wait for it; a slower one is cut."),
+    BYTES("listen", "max_peer_write", max_peer_write_bytes, "64M", 64 * KIB, 64 * GIB,
+        "Replies that may wait for one worker before it is cut. One reply alone always may."),
+
+    COUNT("cache", "max_sequences", max_sequences, "4096", 1, 16777216,
+        "Sequences open at once, of all pools."),
+    COUNT("cache", "max_seq_tokens", max_seq_tokens, "131072", 1, 1 << 28,
+        "Tokens of one sequence."),
+    COUNT("cache", "max_pools", max_pools, "16", 1, 1024,
+        "Pools (KV geometries) at once."),
+    COUNT("cache", "max_layers", max_layers, "128", 1, WIRE_MAX_LAYERS,
+        "Layers of a pool."),
+    BYTES("cache", "io_memory", io_memory_bytes, "256M", MIB, TIB,
+        "Memory for messages and replies in flight, rounded up to a power of two. Taken at start;\n"
+        "when it is used up, requests are answered \"overloaded\"."),
+
+    COUNT("engine", "max_batch_items", max_batch_items, "4096", 1, 65536,
+        "Items (sequences of a step) launched together."),
+    COUNT("engine", "max_batch_tokens", max_batch_tokens, "16384", 1, 1 << 20,
+        "Query tokens launched together."),
+    COUNT("engine", "max_step_items", max_step_items, "1024", 1, WIRE_MAX_STEP_ITEMS,
+        "Items of one step; at most max_batch_items."),
+    COUNT("engine", "max_step_tokens", max_step_tokens, "8192", 1, 1 << 20,
+        "Query tokens of one step; at most max_batch_tokens."),
+    COUNT("engine", "max_queue_requests", max_queue_requests, "8192", 1, 1 << 20,
+        "Requests that may wait; more are answered \"overloaded\" with a time to come back."),
+    BYTES("engine", "max_queue", max_queue_bytes, "128M", MIB, TIB,
+        "The same bound in bytes of messages."),
+    TIME("engine", "default_timeout", default_timeout_us, "10s", MS, 24 * HOUR,
+        "Deadline of a request that names none."),
+    TIME("engine", "max_timeout", max_timeout_us, "10m", MS, 24 * HOUR,
+        "Longest deadline a request may name; longer ones are shortened to it."),
+    COUNT("engine", "max_sessions", max_sessions, "4096", 1, 1 << 20,
+        "Sessions (hello messages) at once."),
+    TIME("engine", "lease", lease_us, "30s", 10 * MS, 24 * HOUR,
+        "Silence of a session after which its sequences are freed."),
+    TIME("engine", "drain_timeout", drain_timeout_us, "30s", 0, HOUR,
+        "How long SIGTERM waits for requests in flight."),
+    TIME("engine", "stall_timeout", stall_timeout_us, "30s", 100 * MS, HOUR,
+        "A thread that has shown no life for this long makes /healthz fail."),
+
+    CHOICE("log", "level", log_level, "info", "error warn info debug",
+        "Least severe messages that are logged."),
+};
+/* clang-format on */
+const size_t config_n_options = sizeof(config_options) / sizeof(config_options[0]);
+
+static const struct unit {
+    const char *text;
+    uint64_t factor;
+} byte_units[] = {{"", 1}, {"K", KIB}, {"M", MIB}, {"G", GIB}, {"T", TIB}},
+  time_units[] = {{"us", 1}, {"ms", MS}, {"s", SEC}, {"m", 60 * SEC}, {"h", HOUR}},
+  no_units[] = {{"", 1}};
+
+static void units_of(enum option_type type, const struct unit **out_units, size_t *out_n)
+{
+    *out_units = type == OPTION_BYTES ? byte_units : type == OPTION_TIME ? time_units : no_units;
+    *out_n = type == OPTION_BYTES || type == OPTION_TIME ? 5 : 1;
+}
+
+/* "64M" in the largest unit that divides it */
+static void format_number(enum option_type type, uint64_t v, char *out, size_t out_bytes)
+{
+    const struct unit *units;
+    size_t n;
+    units_of(type, &units, &n);
+    size_t best = 0;
+    for (size_t i = 1; i < n; i++)
+        if (v != 0 && v % units[i].factor == 0)
+            best = i;
+    if (v == 0)
+        snprintf(out, out_bytes, "0");
+    else
+        snprintf(out, out_bytes, "%" PRIu64 "%s", v / units[best].factor, units[best].text);
+}
+
+static attn_status parse_number(const struct config_option *o, const char *text, uint64_t *out,
+                                char *why, size_t why_bytes)
+{
+    static const char *const kinds[] = {
+        [OPTION_COUNT] = "a whole number",
+        [OPTION_BYTES] = "a size (such as 512K, 64M, 2G)",
+        [OPTION_TIME] = "a time with its unit (such as 50us, 250ms, 10s, 5m)",
+    };
+    uint64_t v = 0;
+    const char *p = text;
+    bool is_huge = false;
+    for (; isdigit((unsigned char)*p); p++)
+        is_huge |= __builtin_mul_overflow(v, 10u, &v) ||
+                   __builtin_add_overflow(v, (uint64_t)(*p - '0'), &v);
+    const struct unit *units, *unit = NULL;
+    size_t n;
+    units_of(o->type, &units, &n);
+    for (size_t i = 0; i < n && p > text; i++)
+        if (strcmp(p, units[i].text) == 0)
+            unit = &units[i];
+    if (unit == NULL && p > text && *p == '\0' && v == 0 && !is_huge)
+        unit = &units[0]; /* 0 needs no unit */
+    if (unit == NULL) {
+        snprintf(why, why_bytes, "is not %s", kinds[o->type]);
+        return ATTN_EINVAL;
+    }
+    is_huge |= __builtin_mul_overflow(v, unit->factor, &v);
+    if (is_huge || v < o->min || v > o->max) {
+        char range[64];
+        config_option_range(o, range, sizeof(range));
+        snprintf(why, why_bytes, "is out of range, %s", range);
+        return ATTN_EINVAL;
+    }
+    *out = v;
+    return ATTN_OK;
+}
+
+static attn_status parse_choice(const struct config_option *o, const char *text, char *out,
+                                char *why, size_t why_bytes)
+{
+    size_t n = strlen(text);
+    for (const char *p = o->choices; n > 0 && *p != '\0'; p += strcspn(p, " "), p += *p == ' ')
+        if (strcspn(p, " ") == n && memcmp(p, text, n) == 0) {
+            memset(out, 0, o->max);
+            memcpy(out, text, n);
+            return ATTN_OK;
+        }
+    char range[64];
+    config_option_range(o, range, sizeof(range));
+    snprintf(why, why_bytes, "is not one of %s", range);
+    return ATTN_EINVAL;
+}
+
+/* Where it listens decides who can reach it: both kinds of address are checked here, by name. */
+static attn_status check_reach(const struct address *a, char *why, size_t why_bytes)
+{
+    if (a->is_loopback)
+        return ATTN_OK;
+    snprintf(why, why_bytes,
+             "is not a loopback address; others are refused until authentication exists");
+    return ATTN_EINVAL;
+}
+
+static attn_status add_url(const char *url, struct config *c, char *why, size_t why_bytes)
+{
+    struct address a;
+    char reason[256];
+    if (address_parse_url(url, &a, reason, sizeof(reason)) != ATTN_OK) {
+        snprintf(why, why_bytes, "cannot be listened on: %s", reason);
+        return ATTN_EINVAL;
+    }
+    attn_status st = check_reach(&a, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (c->n_listen == CONFIG_MAX_LISTEN) {
+        snprintf(why, why_bytes, "is one address too many, at most %d", CONFIG_MAX_LISTEN);
+        return ATTN_EINVAL;
+    }
+    for (uint32_t i = 0; i < c->n_listen; i++)
+        if (strcmp(c->listen[i], url) == 0) {
+            snprintf(why, why_bytes, "is given twice");
+            return ATTN_EINVAL;
+        }
+    char *copy = strdup(url);
+    if (copy == NULL) {
+        snprintf(why, why_bytes, "cannot be kept: out of memory");
+        return ATTN_ENOMEM;
+    }
+    c->listen[c->n_listen++] = copy;
+    return ATTN_OK;
+}
+
+/* Several urls may stand in one value, separated by blanks or commas. */
+static attn_status add_urls(const char *text, struct config *c, char *why, size_t why_bytes)
+{
+    static const char separators[] = " \t,";
+    uint32_t n_before = c->n_listen;
+    for (const char *p = text; *p != '\0';) {
+        p += strspn(p, separators);
+        size_t n = strcspn(p, separators);
+        char url[256];
+        if (n == 0)
+            break;
+        if (n >= sizeof(url)) {
+            snprintf(why, why_bytes, "is too long for an address");
+            return ATTN_EINVAL;
+        }
+        memcpy(url, p, n);
+        url[n] = '\0';
+        attn_status st = add_url(url, c, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+        p += n;
+    }
+    if (c->n_listen == n_before) {
+        snprintf(why, why_bytes, "names no address");
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+static attn_status set_http(const char *text, char **out, char *why, size_t why_bytes)
+{
+    bool is_off = strcmp(text, "off") == 0;
+    struct address a;
+    char reason[256];
+    if (!is_off && address_parse_host_port(text, &a, reason, sizeof(reason)) != ATTN_OK) {
+        snprintf(why, why_bytes, "cannot be listened on: %s", reason);
+        return ATTN_EINVAL;
+    }
+    attn_status st = is_off ? ATTN_OK : check_reach(&a, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    char *copy = strdup(is_off ? "" : text);
+    if (copy == NULL) {
+        snprintf(why, why_bytes, "cannot be kept: out of memory");
+        return ATTN_ENOMEM;
+    }
+    free(*out);
+    *out = copy;
+    return ATTN_OK;
+}
+
+attn_status config_option_parse(const struct config_option *o, const char *text, struct config *c,
+                                char *why, size_t why_bytes)
+{
+    char *field = (char *)c + o->offset;
+    uint64_t v = 0;
+    attn_status st;
+    switch (o->type) {
+    case OPTION_COUNT:
+        st = parse_number(o, text, &v, why, why_bytes);
+        if (st == ATTN_OK)
+            *(uint32_t *)(void *)field = (uint32_t)v;
+        return st;
+    case OPTION_BYTES:
+    case OPTION_TIME:
+        st = parse_number(o, text, &v, why, why_bytes);
+        if (st == ATTN_OK)
+            *(uint64_t *)(void *)field = v;
+        return st;
+    case OPTION_CHOICE:
+        return parse_choice(o, text, field, why, why_bytes);
+    case OPTION_TEXT:
+        return set_http(text, (char **)(void *)field, why, why_bytes);
+    case OPTION_URLS:
+        return add_urls(text, c, why, why_bytes);
+    }
+    return ATTN_EINTERNAL;
+}
+
+void config_option_clear(const struct config_option *o, struct config *c)
+{
+    if (o->type == OPTION_URLS) {
+        while (c->n_listen > 0)
+            free(c->listen[--c->n_listen]);
+    } else if (o->type == OPTION_TEXT) {
+        char **text = (char **)(void *)((char *)c + o->offset);
+        free(*text);
+        *text = NULL;
+    }
+}
+
+void config_option_format(const struct config_option *o, const struct config *c, uint32_t entry,
+                          char *out, size_t out_bytes)
+{
+    const char *field = (const char *)c + o->offset;
+    switch (o->type) {
+    case OPTION_COUNT:
+        format_number(o->type, *(const uint32_t *)(const void *)field, out, out_bytes);
+        break;
+    case OPTION_BYTES:
+    case OPTION_TIME:
+        format_number(o->type, *(const uint64_t *)(const void *)field, out, out_bytes);
+        break;
+    case OPTION_CHOICE:
+        snprintf(out, out_bytes, "%s", field);
+        break;
+    case OPTION_TEXT: {
+        const char *text = *(char *const *)(const void *)field;
+        snprintf(out, out_bytes, "%s", text == NULL || text[0] == '\0' ? "off" : text);
+        break;
+    }
+    case OPTION_URLS:
+        snprintf(out, out_bytes, "%s", c->listen[entry]);
+        break;
+    }
+}
+
+void config_option_range(const struct config_option *o, char *out, size_t out_bytes)
+{
+    char lo[32], hi[32];
+    out[0] = '\0';
+    if (o->type == OPTION_COUNT || o->type == OPTION_BYTES || o->type == OPTION_TIME) {
+        format_number(o->type, o->min, lo, sizeof(lo));
+        format_number(o->type, o->max, hi, sizeof(hi));
+        snprintf(out, out_bytes, "%s to %s", lo, hi);
+    } else if (o->type == OPTION_CHOICE) {
+        size_t n = 0;
+        for (const char *p = o->choices; *p != '\0' && n + 3 < out_bytes; p++) {
+            if (*p == ' ')
+                out[n++] = ',';
+            out[n++] = *p;
+        }
+        out[n] = '\0';
+    }
+}

@@ -1,0 +1,42 @@
+/* config_option.h: the table of settings, and how one setting is read from and written as text.
+ * Private to config*.c and its tests. */
+#ifndef ATTND_DAEMON_CONFIG_OPTION_H
+#define ATTND_DAEMON_CONFIG_OPTION_H
+
+#include "daemon/config.h"
+
+enum option_type {
+    OPTION_COUNT, /* uint32_t */
+    OPTION_BYTES, /* uint64_t: 64M; K, M, G, T are powers of 1024 */
+    OPTION_TIME, /* uint64_t microseconds: 250ms; us, ms, s, m, h */
+    OPTION_CHOICE, /* char[], one of choices */
+    OPTION_TEXT, /* char *, owned */
+    OPTION_URLS, /* config.listen: urls, added one by one */
+};
+
+struct config_option {
+    const char *section, *key;
+    enum option_type type;
+    size_t offset; /* in struct config */
+    const char *default_text;
+    uint64_t min, max; /* in base units; numbers only */
+    const char *choices; /* "auto cpu cuda hip"; choices only */
+    const char *help; /* sentences; lines are broken where the text breaks them */
+};
+
+extern const struct config_option config_options[];
+extern const size_t config_n_options;
+
+/* Stores text as the option's value (a list grows by it). why gets the reason without the option's
+ * name ("is out of range 1 to 64"). ATTN_EINVAL, ATTN_ENOMEM. */
+attn_status config_option_parse(const struct config_option *o, const char *text, struct config *c,
+                                char *why, size_t why_bytes);
+/* Empties a list or text. */
+void config_option_clear(const struct config_option *o, struct config *c);
+/* The value as text that config_option_parse reads back; one entry of a list. */
+void config_option_format(const struct config_option *o, const struct config *c, uint32_t entry,
+                          char *out, size_t out_bytes);
+/* "1 to 65536", "auto, cpu, cuda or hip", ...; empty if there is nothing to say. */
+void config_option_range(const struct config_option *o, char *out, size_t out_bytes);
+
+#endif

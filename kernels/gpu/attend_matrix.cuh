@@ -1,0 +1,405 @@
+/* attend_matrix.cuh: attention on tensor cores for everything the tuned decode kernels do not compute:
+ * prompt chunks, quantised K and V, head dims in between. Tiles as in FlashAttention-2 (Dao, 2023):
+ * S = Q K^T and O += P V by 16 x 8 x 16 products, S and P stay in registers.
+ *
+ * A thread block takes 16 * row_warps query rows (token x head of a group) of one kv head and one split of
+ * the cached tokens, in tiles of `tile` tokens, two of which are in shared memory. row_warps share a
+ * tile's tokens; token_warps cut it and meet at the end. Rows of Q, K and V lie in shared memory as
+ * 16-byte pieces, piece c of row r at c ^ (r % 8), so that matrix loads meet no bank twice.
+ */
+#ifndef ATTND_GPU_ATTEND_MATRIX_CUH
+#define ATTND_GPU_ATTEND_MATRIX_CUH
+
+#include "kernels/gpu/device.cuh"
+
+namespace gpu
+{
+
+template <bool is_bf16_, bool is_quantised_, int dim_, int row_warps_> struct matrix_config {
+    static constexpr bool is_bf16 = is_bf16_, is_quantised = is_quantised_;
+    static constexpr int dim = dim_; /* head dim, rounded up: 64, 128, 256 */
+    static constexpr int row_warps = row_warps_, token_warps = 4 / row_warps_;
+    static constexpr int threads = 128, rows = 16 * row_warps;
+    static constexpr int tile = dim == 256 && row_warps == 4 ? 32 : 64;
+    static constexpr int warp_tokens = tile / token_warps;
+    static constexpr int row_bytes = dim * 2, pieces = dim / 8;
+    static constexpr int q_bytes = rows * row_bytes, tile_bytes = tile * row_bytes;
+    static constexpr int merge_bytes = token_warps > 1
+                                           ? token_warps * 16 * (dim + 4) * 4 + token_warps * 16 * 8
+                                           : 0;
+    static constexpr int kv_bytes = 4 * tile_bytes; /* two stages of K and V */
+    static constexpr int shared_bytes = q_bytes + (kv_bytes > merge_bytes ? kv_bytes : merge_bytes);
+};
+
+template <class C> GPU_DEVICE uint32_t piece_at(uint32_t base, uint32_t row, uint32_t piece)
+{
+    return base + row * C::row_bytes + ((piece ^ (row & 7)) << 4);
+}
+
+/* Where and what a thread block reads. */
+struct matrix_source {
+    const uint32_t *table;
+    part k, v;
+    uint32_t head, end; /* keys from end on become zero */
+};
+
+GPU_DEVICE void store_shared16(uint32_t address, uint4 v)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+/* Starts bringing one tile of K or V; rows past the end and pieces past the head dim become zero. */
+template <class C>
+GPU_DEVICE void load_part(const gpu_kv &kv, const matrix_source &src, const part &p, uint32_t dim,
+                          uint32_t base, uint32_t dst)
+{
+#pragma unroll 4
+    for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
+        uint32_t row = i / C::pieces, piece = i % C::pieces, key = base + row;
+        bool is_live = key < src.end && piece * 8 < dim;
+        uint32_t block = is_live ? src.table[key >> kv.block_shift] : 0;
+        uint32_t slot = is_live ? key & (kv.block_tokens - 1) : 0;
+        const char *from = row_address(kv, p, block, src.head, slot);
+        uint32_t to = piece_at<C>(dst, row, piece);
+        if (!C::is_quantised) {
+            copy16_async(to, is_live ? from + piece * 16 : from, is_live);
+            continue;
+        }
+        float x[8] = {};
+        if (is_live) {
+            load8(x, from + piece * 8, kv.kv_dtype);
+            float scale = *scale_address(kv, p, block, src.head, slot);
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                x[e] *= scale;
+        }
+        uint32_t w[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            w[e] = C::is_bf16 ? bf16_encode2(x[2 * e], x[2 * e + 1])
+                              : f16_encode2(x[2 * e], x[2 * e + 1]);
+        store_shared16(to, make_uint4(w[0], w[1], w[2], w[3]));
+    }
+}
+
+/* One query row as its warp's lanes know it. */
+struct matrix_row {
+    visible see;
+    float m, sum, slope;
+    uint32_t position;
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constant__ gpu_attend a)
+{
+    extern __shared__ __align__(128) char shared[];
+    constexpr int n_s = C::warp_tokens / 8, n_o = C::dim / 8;
+    const gpu_kv &kv = a.kv;
+    const uint32_t s_q = shared_address(shared), s_kv = s_q + C::q_bytes;
+    const int lane = lane_id(), warp_row = warp_id() % C::row_warps * 16;
+    const int warp_token = warp_id() / C::row_warps * C::warp_tokens;
+    chain_release();
+    chain_wait();
+
+    const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
+    const uint32_t unit = blockIdx.x - it.unit0, n_rows = it.n_tokens * kv.group;
+    const uint32_t n_chunks = (n_rows + C::rows - 1) / C::rows;
+    const uint32_t split = unit % it.n_splits;
+    /* later rows see more keys: they start first */
+    const uint32_t chunk = n_chunks - 1 - unit / it.n_splits % n_chunks;
+    const uint32_t head = unit / it.n_splits / n_chunks, row0 = chunk * C::rows;
+    const uint32_t n = n_rows - row0 < C::rows ? n_rows - row0 : C::rows;
+    const gpu_layer layer = kv.layers[it.layer];
+    const uint32_t kv_len = it.pos + it.n_tokens;
+
+    for (int i = threadIdx.x; i < C::rows * C::pieces; i += C::threads) {
+        uint32_t r = i / C::pieces, piece = i % C::pieces, row = row0 + r;
+        bool is_live = r < n && piece * 8 < kv.dk;
+        uint64_t at =
+            (uint64_t)(row / kv.group) * kv.num_q_heads + head * kv.group + row % kv.group;
+        const char *from = (const char *)it.q + (at * kv.dk + piece * 8) * 2;
+        copy16_async(piece_at<C>(s_q, r, piece), is_live ? from : (const char *)it.q, is_live);
+    }
+
+    matrix_row row[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        uint32_t r = warp_row + lane / 4 + h * 8;
+        uint32_t at = row0 + (r < n ? r : n - 1);
+        row[h].position = it.pos + at / kv.group;
+        row[h].see = visible_to(layer, row[h].position, kv_len);
+        row[h].m = -INFINITY;
+        row[h].sum = 0.0f;
+        row[h].slope =
+            layer.alibi_slopes ? layer.alibi_slopes[head * kv.group + at % kv.group] : 0.0f;
+    }
+    const visible lowest = visible_to(layer, it.pos + row0 / kv.group, kv_len);
+    const visible highest = visible_to(layer, it.pos + (row0 + n - 1) / kv.group, kv_len);
+    const uint32_t begin = split * it.split_tokens;
+    const uint32_t end = min(begin + it.split_tokens, highest.end);
+    const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
+    const float scale_log2 = layer.scale * log2e;
+    const matrix_source src = {kv.table + (uint64_t)it.row * kv.row_blocks,
+                               part_of(kv, it.layer, false), part_of(kv, it.layer, true), head,
+                               end};
+
+    auto next_tile = [&](uint32_t base) { /* jumps over tiles that no row sees */
+                                          if (base >= highest.sinks &&
+                                              base + C::tile <= lowest.first)
+                                              base += (lowest.first - base) / C::tile * C::tile;
+                                          return base;
+    };
+    auto load_tile = [&](uint32_t base, int stage) {
+        load_part<C>(kv, src, src.k, kv.dk, base, s_kv + stage * 2 * C::tile_bytes);
+        load_part<C>(kv, src, src.v, kv.dv, base, s_kv + (stage * 2 + 1) * C::tile_bytes);
+        copy_commit();
+    };
+
+    float o[n_o][4];
+#pragma unroll
+    for (int j = 0; j < n_o; ++j)
+        o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
+
+    uint32_t base = next_tile(begin);
+    int stage = 0;
+    if (base < end)
+        load_tile(base, 0);
+    while (base < end) {
+        uint32_t next = next_tile(base + C::tile);
+        if (next < end) {
+            load_tile(next, stage ^ 1);
+            copy_wait<1>();
+        } else {
+            copy_wait<0>();
+        }
+        __syncthreads();
+
+        const uint32_t s_k = s_kv + stage * 2 * C::tile_bytes, s_v = s_k + C::tile_bytes;
+        float s[n_s][4];
+#pragma unroll
+        for (int j = 0; j < n_s; ++j)
+            s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
+#pragma unroll
+        for (int kk = 0; kk < C::dim / 16; ++kk) {
+            if (kk * 16 >= kv.dk)
+                break;
+            uint32_t q[4];
+            load_matrix4(q, piece_at<C>(s_q, warp_row + lane % 16, kk * 2 + lane / 16));
+#pragma unroll
+            for (int j = 0; j < n_s; j += 2) {
+                uint32_t k[4];
+                load_matrix4(k, piece_at<C>(s_k, warp_token + j * 8 + lane / 16 * 8 + lane % 8,
+                                            kk * 2 + lane / 8 % 2));
+                mma_16816<C::is_bf16>(s[j], q, k[0], k[1]);
+                mma_16816<C::is_bf16>(s[j + 1], q, k[2], k[3]);
+            }
+        }
+
+        const bool is_open = base >= highest.first && base + C::tile <= min(lowest.end, end);
+        float top[2] = {row[0].m, row[1].m};
+#pragma unroll
+        for (int j = 0; j < n_s; ++j)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                matrix_row &w = row[c / 2];
+                uint32_t key = base + warp_token + j * 8 + lane % 4 * 2 + c % 2;
+                float x = is_plain ? s[j][c] * scale_log2
+                                   : score_of(layer, s[j][c], w.slope, w.position, key);
+                s[j][c] = is_open || (key < end && is_visible(w.see, key)) ? x : -INFINITY;
+                top[c / 2] = fmaxf(top[c / 2], s[j][c]);
+            }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            top[h] = warp_max<4>(top[h]);
+            float f = exp2_diff(row[h].m, top[h]);
+            row[h].m = top[h];
+            row[h].sum *= f;
+#pragma unroll
+            for (int j = 0; j < n_o; ++j) {
+                o[j][h * 2] *= f;
+                o[j][h * 2 + 1] *= f;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < n_s; ++j)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                s[j][c] = exp2_diff(s[j][c], row[c / 2].m);
+                row[c / 2].sum += s[j][c];
+            }
+
+#pragma unroll
+        for (int j = 0; j < n_s; j += 2) {
+            uint32_t p[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                float lo = s[j + c / 2][c % 2 * 2], hi = s[j + c / 2][c % 2 * 2 + 1];
+                p[c] = C::is_bf16 ? bf16_encode2(lo, hi) : f16_encode2(lo, hi);
+            }
+#pragma unroll
+            for (int d = 0; d < n_o; d += 2) {
+                if (d * 8 >= kv.dv)
+                    break;
+                uint32_t v[4];
+                load_matrix4_transposed(
+                    v, piece_at<C>(s_v, warp_token + j * 8 + lane % 16, d + lane / 16));
+                mma_16816<C::is_bf16>(o[d], p, v[0], v[1]);
+                mma_16816<C::is_bf16>(o[d + 1], p, v[2], v[3]);
+            }
+        }
+        __syncthreads(); /* the stage may be filled again */
+        base = next;
+        stage ^= 1;
+    }
+    copy_wait<0>();
+    row[0].sum = warp_sum<4>(row[0].sum);
+    row[1].sum = warp_sum<4>(row[1].sum);
+    __syncthreads();
+
+    /* results: [warp][16 rows][dim + 4] floats, then (m, sum), over K and V where they fit */
+    auto out_row_of = [&](uint32_t r) {
+        return (uint64_t)((row0 + r) / kv.group) * kv.num_q_heads + head * kv.group +
+               (row0 + r) % kv.group;
+    };
+    auto store_piece = [&](uint32_t r, uint32_t e, float(&x)[8], float m, float sum) {
+        uint64_t out_row = out_row_of(r);
+        if (it.n_splits > 1) {
+            uint64_t at = it.slot0 + (uint64_t)split * it.n_tokens * kv.num_q_heads + out_row;
+            store8((char *)(a.part_o + at * kv.dv + e), x, ATTN_F32);
+            if (e == 0)
+                *(float2 *)(a.part_ml + at * 2) = make_float2(m, sum);
+            return;
+        }
+        float lse, f = finish_row(layer, head * kv.group + (row0 + r) % kv.group, m, sum, lse);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            x[i] *= f;
+        store8((char *)it.out + (out_row * kv.dv + e) * 2, x, C::is_bf16 ? ATTN_BF16 : ATTN_F16);
+        if (e == 0 && it.lse)
+            it.lse[out_row] = lse;
+    };
+
+    constexpr int stride = C::dim + 4;
+    /* with row warps only, a warp passes its own rows in slices of 64 elements */
+    constexpr int slice = C::token_warps > 1 ? C::dim : 64;
+    constexpr int slice_stride = C::token_warps > 1 ? stride : slice + 4;
+    float *s_o = (float *)(shared + C::q_bytes) + warp_id() * 16 * slice_stride;
+    float *s_ml = (float *)(shared + C::q_bytes) + 4 * 16 * slice_stride + warp_id() * 32;
+    if (lane % 4 == 0)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            s_ml[(lane / 4 + h * 8) * 2] = row[h].m;
+            s_ml[(lane / 4 + h * 8) * 2 + 1] = row[h].sum;
+        }
+#pragma unroll
+    for (int d0 = 0; d0 < C::dim; d0 += slice) {
+        if (d0 >= kv.dv)
+            break;
+#pragma unroll
+        for (int j = 0; j < slice / 8; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                *(float2 *)(s_o + (lane / 4 + h * 8) * slice_stride + j * 8 + lane % 4 * 2) =
+                    make_float2(o[d0 / 8 + j][h * 2], o[d0 / 8 + j][h * 2 + 1]);
+        if (C::token_warps == 1) {
+            sync_warp();
+            for (int i = lane; i < 16 * slice / 8; i += warp_width) {
+                uint32_t r = i / (slice / 8), e = d0 + i % (slice / 8) * 8;
+                float x[8];
+                load8(x, (const char *)(s_o + r * slice_stride + i % (slice / 8) * 8), ATTN_F32);
+                if (warp_row + r < n && e < kv.dv)
+                    store_piece(warp_row + r, e, x, s_ml[r * 2], s_ml[r * 2 + 1]);
+            }
+            sync_warp();
+        }
+    }
+    if (C::token_warps == 1)
+        return;
+
+    __syncthreads();
+    const float *all_o = (const float *)(shared + C::q_bytes);
+    const float *all_ml = all_o + 4 * 16 * stride;
+    for (int i = threadIdx.x; i < 16 * C::pieces; i += C::threads) {
+        uint32_t r = i / C::pieces, e = i % C::pieces * 8;
+        if (r >= n || e >= kv.dv)
+            continue;
+        float m = -INFINITY, sum = 0.0f, x[8] = {};
+#pragma unroll
+        for (int w = 0; w < C::token_warps; ++w)
+            m = fmaxf(m, all_ml[w * 32 + r * 2]);
+#pragma unroll
+        for (int w = 0; w < C::token_warps; ++w) {
+            float f = exp2_diff(all_ml[w * 32 + r * 2], m);
+            sum = fmaf(f, all_ml[w * 32 + r * 2 + 1], sum);
+            float y[8];
+            load8(y, (const char *)(all_o + (w * 16 + r) * stride + e), ATTN_F32);
+#pragma unroll
+            for (int k = 0; k < 8; ++k)
+                x[k] = fmaf(f, y[k], x[k]);
+        }
+        store_piece(r, e, x, m, sum);
+    }
+}
+
+template <class C> int launch_matrix(const gpu_attend *a, void *stream, bool chained)
+{
+    return launch(attend_matrix<C>, dim3(a->n_units), dim3(C::threads), C::shared_bytes, stream,
+                  chained, *a);
+}
+
+/* Calls use.run<config>() for the configuration of a, or for every one if a is NULL. */
+template <bool is_bf16, bool is_quantised, int row_warps, class Use>
+int with_dim(const gpu_attend *a, Use use)
+{
+    uint32_t d = a ? (a->kv.dk > a->kv.dv ? a->kv.dk : a->kv.dv) : 0;
+    int code = 0;
+    if (!a || d <= 64)
+        code = use.template run<matrix_config<is_bf16, is_quantised, 64, row_warps>>();
+    if (!code && (!a || (d > 64 && d <= 128)))
+        code = use.template run<matrix_config<is_bf16, is_quantised, 128, row_warps>>();
+    if (!code && (!a || d > 128))
+        code = use.template run<matrix_config<is_bf16, is_quantised, 256, row_warps>>();
+    return code;
+}
+
+template <bool is_bf16, class Use> int with_config(const gpu_attend *a, Use use)
+{
+    int code = 0;
+    if (!a || (!a->kv.is_quantised && a->rows_per_unit == 16))
+        code = with_dim<is_bf16, false, 1>(a, use);
+    if (!code && (!a || (!a->kv.is_quantised && a->rows_per_unit == 64)))
+        code = with_dim<is_bf16, false, 4>(a, use);
+    if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 16)))
+        code = with_dim<is_bf16, true, 1>(a, use);
+    if (!code && (!a || (a->kv.is_quantised && a->rows_per_unit == 64)))
+        code = with_dim<is_bf16, true, 4>(a, use);
+    return code;
+}
+
+struct matrix_allow {
+    template <class C> int run() const
+    {
+        return allow_shared(attend_matrix<C>, C::shared_bytes);
+    }
+};
+
+struct matrix_run {
+    const gpu_attend *a;
+    void *stream;
+    bool chained;
+    template <class C> int run() const
+    {
+        return launch_matrix<C>(a, stream, chained);
+    }
+};
+
+/* One translation unit an element type. */
+int matrix_init_bf16();
+int matrix_init_f16();
+int matrix_launch_bf16(const gpu_attend *a, void *stream, bool chained);
+int matrix_launch_f16(const gpu_attend *a, void *stream, bool chained);
+
+} // namespace gpu
+#endif

@@ -1,0 +1,25 @@
+/* attend_matrix_bf16.cu: the tensor-core kernels for bf16, and the entry points for both types. */
+#include "kernels/gpu/attend_matrix.cuh"
+
+int gpu::matrix_init_bf16()
+{
+    return with_config<true>(nullptr, matrix_allow());
+}
+
+int gpu::matrix_launch_bf16(const gpu_attend *a, void *stream, bool chained)
+{
+    return with_config<true>(a, matrix_run{a, stream, chained});
+}
+
+int gpu_attend_matrix_init(void)
+{
+    int code = gpu::matrix_init_bf16();
+    return code ? code : gpu::matrix_init_f16();
+}
+
+int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained)
+{
+    if (a->kv.q_dtype == ATTN_BF16)
+        return gpu::matrix_launch_bf16(a, stream, chained != 0);
+    return gpu::matrix_launch_f16(a, stream, chained != 0);
+}

@@ -1,0 +1,242 @@
+/* attend_vector.cu: attention in plain fp32 arithmetic for every geometry, stored type and option, and the
+ * merge of split results that the tensor-core kernel shares.
+ *
+ * A thread block takes a few query rows of one kv head and one split of the cached tokens. A group of
+ * lanes holds one token's K in 16-byte pieces, all rows' dot products are summed across the group, and
+ * each group keeps its own online softmax; the groups of the block meet once, at the end.
+ */
+#include "kernels/gpu/device.cuh"
+
+using namespace gpu;
+
+namespace
+{
+
+constexpr int threads = 128, n_warps = threads / warp_width;
+constexpr int rows = 4; /* query rows of a thread block */
+
+/* The merge of two results of one row, the same arithmetic wherever splits are joined. */
+struct fold_factors {
+    float m, a, b;
+};
+
+GPU_DEVICE fold_factors fold(float ma, float mb)
+{
+    fold_factors f;
+    f.m = fmaxf(ma, mb);
+    f.a = exp2_diff(ma, f.m);
+    f.b = exp2_diff(mb, f.m);
+    return f;
+}
+
+GPU_DEVICE float fold_value(const fold_factors &f, float a, float b)
+{
+    return __fmaf_rn(a, f.a, __fmul_rn(b, f.b));
+}
+
+/* lanes: of one token's group; a lane holds 8 elements of each row. */
+template <int lanes>
+__global__ void __launch_bounds__(threads) attend(const __grid_constant__ gpu_attend a)
+{
+    extern __shared__ float shared[];
+    constexpr int n_groups = threads / lanes, width = lanes * 8;
+    float *s_o = shared; /* [n_groups][rows][width] */
+    float *s_ml = shared + n_groups * rows * width; /* [n_groups][rows][2] */
+    chain_release();
+    chain_wait();
+
+    const gpu_kv &kv = a.kv;
+    const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
+    uint32_t unit = blockIdx.x - it.unit0, n_rows = it.n_tokens * kv.group;
+    uint32_t n_chunks = (n_rows + rows - 1) / rows;
+    uint32_t split = unit % it.n_splits, chunk = unit / it.n_splits % n_chunks;
+    uint32_t head = unit / it.n_splits / n_chunks;
+    uint32_t row0 = chunk * rows, n = n_rows - row0 < rows ? n_rows - row0 : rows;
+    const gpu_layer layer = kv.layers[it.layer];
+    uint32_t kv_len = it.pos + it.n_tokens, q_bytes = element_bytes(kv.q_dtype);
+    int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+    uint32_t e = lane * 8; /* first element of this lane */
+
+    float q[rows][8], o[rows][8], m[rows], sum[rows], slope[rows];
+    uint32_t position[rows];
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+        uint32_t row = row0 + (r < n ? r : 0), token = row / kv.group;
+        uint32_t q_head = head * kv.group + row % kv.group;
+        position[r] = it.pos + token;
+        slope[r] = layer.alibi_slopes ? layer.alibi_slopes[q_head] : 0.0f;
+        m[r] = -INFINITY, sum[r] = 0.0f;
+        const char *src =
+            (const char *)it.q + ((uint64_t)token * kv.num_q_heads + q_head) * kv.dk * q_bytes;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            q[r][i] = o[r][i] = 0.0f;
+        if (e < kv.dk)
+            load8(q[r], src + e * q_bytes, kv.q_dtype);
+    }
+
+    /* keys that some row of this block sees: [begin, sinks) and [first, end) of this split */
+    visible lowest = visible_to(layer, position[0], kv_len);
+    visible highest = visible_to(layer, it.pos + (row0 + n - 1) / kv.group, kv_len);
+    uint32_t begin = split * it.split_tokens, end = begin + it.split_tokens;
+    end = end < highest.end ? end : highest.end;
+    part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
+    const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
+    uint32_t kv_bytes = element_bytes(kv.kv_dtype);
+    for (uint32_t base = begin; base < end; base += n_groups) {
+        if (base >= highest.sinks && base + n_groups <= lowest.first) {
+            base = lowest.first - n_groups; /* the loop adds n_groups */
+            continue;
+        }
+        uint32_t key = base + group;
+        bool is_live = key < end;
+        uint32_t block = is_live ? table[key >> kv.block_shift] : 0;
+        uint32_t slot = key & (kv.block_tokens - 1);
+        const char *k = row_address(kv, pk, block, head, slot);
+        const char *v = row_address(kv, pv, block, head, slot);
+        float kx[8] = {}, vx[8] = {}, k_scale = 1.0f;
+        if (is_live && e < kv.dk)
+            load8(kx, k + e * kv_bytes, kv.kv_dtype);
+        if (is_live && e < kv.dv)
+            load8(vx, v + e * kv_bytes, kv.kv_dtype);
+        if (kv.is_quantised && is_live) {
+            k_scale = *scale_address(kv, pk, block, head, slot);
+            float v_scale = *scale_address(kv, pv, block, head, slot);
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                vx[i] *= v_scale;
+        }
+#pragma unroll
+        for (int r = 0; r < rows; ++r) {
+            float dot = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                dot = fmaf(q[r][i], kx[i], dot);
+            dot = warp_sum<lanes>(dot);
+            if (!is_live || !is_visible(visible_to(layer, position[r], kv_len), key))
+                continue;
+            float s = score_of(layer, dot * k_scale, slope[r], position[r], key);
+            if (s > m[r]) {
+                float f = exp2_diff(m[r], s);
+                m[r] = s;
+                sum[r] *= f;
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    o[r][i] *= f;
+            }
+            float p = exp2_diff(s, m[r]);
+            sum[r] += p;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                o[r][i] = fmaf(p, vx[i], o[r][i]);
+        }
+    }
+
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+        float *dst = s_o + (group * rows + r) * width;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            dst[e + i] = o[r][i];
+        if (lane == 0) {
+            s_ml[(group * rows + r) * 2] = m[r];
+            s_ml[(group * rows + r) * 2 + 1] = sum[r];
+        }
+    }
+    __syncthreads();
+
+    uint32_t pieces = kv.dv / 8;
+    for (uint32_t i = threadIdx.x; i < n * pieces; i += threads) {
+        uint32_t r = i / pieces, at8 = i % pieces * 8, row = row0 + r;
+        uint32_t token = row / kv.group, q_head = head * kv.group + row % kv.group;
+        float top = -INFINITY, total = 0.0f, x[8] = {};
+        for (int g = 0; g < n_groups; ++g)
+            top = fmaxf(top, s_ml[(g * rows + r) * 2]);
+        for (int g = 0; g < n_groups; ++g) {
+            float f = exp2_diff(s_ml[(g * rows + r) * 2], top);
+            total = fmaf(f, s_ml[(g * rows + r) * 2 + 1], total);
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                x[j] = fmaf(f, s_o[(g * rows + r) * width + at8 + j], x[j]);
+        }
+        uint64_t out_row = (uint64_t)token * kv.num_q_heads + q_head;
+        if (it.n_splits > 1) {
+            uint64_t at = it.slot0 + (uint64_t)split * it.n_tokens * kv.num_q_heads + out_row;
+            store8((char *)(a.part_o + at * kv.dv + at8), x, ATTN_F32);
+            if (at8 == 0)
+                *(float2 *)(a.part_ml + at * 2) = make_float2(top, total);
+            continue;
+        }
+        float lse, f = finish_row(layer, q_head, top, total, lse);
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            x[j] *= f;
+        store8((char *)it.out + (out_row * kv.dv + at8) * q_bytes, x, kv.q_dtype);
+        if (at8 == 0 && it.lse)
+            it.lse[out_row] = lse;
+    }
+}
+
+/* One warp an output row: folds the row's splits in order. */
+__global__ void __launch_bounds__(threads) merge(const __grid_constant__ gpu_attend a)
+{
+    chain_release();
+    chain_wait();
+    const gpu_kv &kv = a.kv;
+    uint32_t row = blockIdx.x * n_warps + warp_id();
+    if (row >= a.n_rows)
+        return;
+    uint32_t token = row / kv.num_q_heads + a.items[0].token0, q_head = row % kv.num_q_heads;
+    const gpu_item &it = a.items[find_item<&gpu_item::token0>(a.items, a.n_items, token)];
+    if (it.n_splits == 1)
+        return;
+    uint64_t out_row = (uint64_t)(token - it.token0) * kv.num_q_heads + q_head;
+    const gpu_layer layer = kv.layers[it.layer];
+    for (uint32_t e = lane_id() * 8; e < kv.dv; e += warp_width * 8) {
+        float m = -INFINITY, sum = 0.0f, x[8] = {};
+        for (uint32_t s = 0; s < it.n_splits; ++s) {
+            uint64_t at = it.slot0 + (uint64_t)s * it.n_tokens * kv.num_q_heads + out_row;
+            float y[8];
+            load8(y, (const char *)(a.part_o + at * kv.dv + e), ATTN_F32);
+            fold_factors f = fold(m, a.part_ml[at * 2]);
+            m = f.m;
+            sum = fold_value(f, sum, a.part_ml[at * 2 + 1]);
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                x[j] = fold_value(f, x[j], y[j]);
+        }
+        float lse, f = finish_row(layer, q_head, m, sum, lse);
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            x[j] *= f;
+        uint32_t q_bytes = element_bytes(kv.q_dtype);
+        store8((char *)it.out + (out_row * kv.dv + e) * q_bytes, x, kv.q_dtype);
+        if (e == 0 && it.lse)
+            it.lse[out_row] = lse;
+    }
+}
+
+template <int lanes> int launch_attend(const gpu_attend *a, void *stream, bool chained)
+{
+    constexpr int n_groups = threads / lanes, width = lanes * 8;
+    size_t shared = (size_t)n_groups * rows * (width + 2) * sizeof(float);
+    return launch(attend<lanes>, dim3(a->n_units), dim3(threads), shared, stream, chained, *a);
+}
+
+} // namespace
+
+int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained)
+{
+    uint32_t d = a->kv.dk > a->kv.dv ? a->kv.dk : a->kv.dv;
+    if (d <= 64)
+        return launch_attend<8>(a, stream, chained);
+    if (d <= 128)
+        return launch_attend<16>(a, stream, chained);
+    return launch_attend<32>(a, stream, chained);
+}
+
+int gpu_merge_launch(const struct gpu_attend *a, void *stream)
+{
+    return launch(merge, dim3((a->n_rows + n_warps - 1) / n_warps), dim3(threads), 0, stream, true,
+                  *a);
+}

@@ -1,0 +1,157 @@
+/* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, pools, memory), gpu_job.c (one
+ * batch as launches), gpu_queue.c (submit, poll, block transfers) and gpu_bench.c (measurement) share.
+ *
+ * Thread     the engine thread, but for the host memory slots.
+ * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
+ *            slots, which give it back); a batch takes none.
+ * Order      everything runs on one stream.
+ */
+#ifndef ATTND_GPU_HOST_H
+#define ATTND_GPU_HOST_H
+
+#include "kernels/backend.h"
+#include "kernels/gpu/decode.h"
+#include "kernels/gpu/params.h"
+#include "kernels/gpu/runtime.h"
+#include "kernels/kv_layout.h"
+
+#define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
+#define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
+#define GPU_MAX_SPLITS 32
+
+enum gpu_kernel {
+    GPU_TUNED, /* decode.h */
+    GPU_MATRIX_16, /* up to 16 query rows a kv head */
+    GPU_MATRIX_64,
+    GPU_VECTOR,
+    GPU_NAIVE, /* the ladder's steps; never chosen by submit */
+    GPU_ONLINE,
+    GPU_SHARED,
+    GPU_NONE, /* append only */
+    GPU_N_KERNELS,
+};
+
+/* Which kernels a batch's attention may use. */
+struct gpu_choice {
+    bool is_forced; /* `forced` for every item, else by geometry */
+    bool is_split;
+    enum gpu_kernel forced;
+};
+
+/* A launch of one kernel over a range of the items. */
+struct gpu_range {
+    enum gpu_kernel kernel;
+    struct gpu_attend attend; /* kernels other than GPU_TUNED */
+};
+
+/* The memory a batch is staged in. host and device have the same layout. */
+struct gpu_staging {
+    char *host, *device;
+    uint64_t bytes;
+    char *q; /* device: [max_batch_tokens][num_q_heads][dk] of the widest pool */
+    uint64_t q_bytes;
+};
+
+/* One batch, ready to be launched. */
+struct gpu_job {
+    struct backend_pool *pool;
+    struct gpu_staging staging;
+    uint64_t upload_from, upload_bytes; /* of staging, to bring to the device first */
+    struct gpu_prep prep;
+    bool has_tuned;
+    struct decode_call tuned;
+    const void *tuned_upload; /* device */
+    struct gpu_range *ranges;
+    uint32_t n_ranges, ranges_capacity;
+    struct decode_item *tuned_items; /* [max_batch_items] */
+    uint64_t kv_bytes;
+    uint32_t n_splits;
+    bool has_append;
+    uint32_t *order; /* [max_batch_items] the batch's items sorted by kernel */
+};
+
+/* Written by the device, read by the host. */
+struct gpu_signal {
+    uint64_t start_ns, end_ns;
+    uint32_t flag;
+};
+
+struct gpu_slot {
+    struct backend_batch *batch;
+    struct gpu_job job;
+    struct gpu_signal *signal;
+    uint32_t value; /* the flag when the batch is done */
+};
+
+struct backend_pool {
+    struct backend *b;
+    struct backend_pool *next;
+    struct backend_pool_config config; /* layers points to specs */
+    struct attn_layer_spec *specs; /* sink_logits and alibi_slopes are set to NULL: see kv.layers */
+    struct kv_layout layout;
+    struct gpu_kv kv;
+    void *layers_memory, *table_memory; /* device */
+    struct decode_pool *tuned; /* NULL: this geometry has no tuned kernel */
+};
+
+struct backend {
+    struct backend_config config;
+    struct runtime_device device;
+    runtime_stream *stream;
+    struct runtime_range kv;
+    uint64_t kv_used;
+    struct backend_pool *pools;
+    struct gpu_slot slots[BACKEND_MAX_IN_FLIGHT];
+    struct gpu_signal *signals;
+    uint32_t oldest, n_in_flight, next_value;
+    struct decode_planner planner;
+    float *part_o, *part_ml; /* device: GPU_PART_SLOTS */
+    uint32_t part_dv;
+    void *tuned_scratch;
+    uint64_t tuned_scratch_bytes;
+    uint32_t n_looks;
+    bool is_lost; /* the device gave an error that does not go away */
+    char error[512];
+};
+
+/* Writes b->error, gives st back. */
+__attribute__((format(printf, 3, 4))) attn_status gpu_fail(struct backend *b, attn_status st,
+                                                           const char *format, ...);
+/* The device is lost: runtime_last_error says why. Gives ATTN_EDEVICE. */
+attn_status gpu_lost(struct backend *b);
+
+/* ---- gpu_job.c */
+
+/* Bytes of staging.host and .device for a batch at the limits. */
+uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p);
+uint64_t gpu_q_bytes(const struct backend *b, const struct backend_pool *p);
+/* ATTN_ENOMEM */
+attn_status gpu_job_init(struct backend *b, struct gpu_job *j);
+void gpu_job_fini(struct gpu_job *j);
+/* Checks a batch and turns it into launches. Items' results go to out_device (laid out as q, by token)
+ * and lse_device if given, else to the items' own pointers.
+ * Errors: ATTN_EINVAL an index out of range; ATTN_ENOTSUP; ATTN_ENOMEM */
+attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
+                         const struct gpu_choice *choice, char *out_device, float *lse_device);
+/* Brings the upload to the device. Launches return the runtime's code. */
+int gpu_job_upload(struct backend *b, const struct gpu_job *j);
+/* Surplus patches and prep. */
+int gpu_job_prep(struct backend *b, const struct gpu_job *j, const struct backend_batch *batch);
+/* All attention; is_chained: it follows prep. */
+int gpu_job_attend(struct backend *b, const struct gpu_job *j, bool is_chained);
+
+/* ---- gpu_queue.c, gpu_bench.c: slots of the table */
+
+attn_status gpu_submit(struct backend *b, struct backend_batch *batch);
+struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);
+attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes);
+attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes);
+attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n);
+
+extern const char *const gpu_variants[];
+attn_status gpu_time_batch(struct backend *b, const char *variant,
+                           struct backend_batch *const *batches, uint32_t n_batches,
+                           uint32_t n_runs, uint64_t *out_ns);
+attn_status gpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, uint64_t *out_ns);
+
+#endif

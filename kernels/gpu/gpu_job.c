@@ -1,0 +1,462 @@
+/* gpu_job.c: one batch as launches: checks it, orders its items by the kernel that computes them, cuts long
+ * ones into splits, fills the parameters.
+ *
+ * Which kernel computes an item follows from its pool and its own token count, never from the rest of
+ * the batch. How it is split follows from its own length too where the pool is batch invariant, else
+ * from the whole batch.
+ */
+#include "kernels/gpu/gpu_host.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define UPLOAD_ALIGN 256
+#define FIXED_SPLIT_TOKENS 1024
+#define MIN_SPLIT_TOKENS 256
+
+static uint64_t align_up(uint64_t n, uint64_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p)
+{
+    uint64_t items = b->config.max_batch_items, tokens = b->config.max_batch_tokens;
+    uint64_t tuned =
+        p->tuned ? decode_upload_bytes(p->tuned, (uint32_t)items, (uint32_t)tokens) : 0;
+    return align_up(tuned, UPLOAD_ALIGN) + align_up(items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
+           align_up(tokens * sizeof(uint32_t), UPLOAD_ALIGN) +
+           align_up(GPU_MAX_PATCHES * sizeof(struct gpu_patch), UPLOAD_ALIGN);
+}
+
+uint64_t gpu_q_bytes(const struct backend *b, const struct backend_pool *p)
+{
+    return (uint64_t)b->config.max_batch_tokens * p->config.num_q_heads * p->config.head_dim_k *
+           attn_dtype_bytes(p->config.q_dtype);
+}
+
+attn_status gpu_job_init(struct backend *b, struct gpu_job *j)
+{
+    memset(j, 0, sizeof *j);
+    j->ranges_capacity = 16;
+    j->ranges = malloc(j->ranges_capacity * sizeof *j->ranges);
+    j->tuned_items = malloc(b->config.max_batch_items * sizeof *j->tuned_items);
+    j->order = malloc(b->config.max_batch_items * sizeof *j->order);
+    return j->ranges && j->tuned_items && j->order ? ATTN_OK
+                                                   : gpu_fail(b, ATTN_ENOMEM, "out of host memory");
+}
+
+void gpu_job_fini(struct gpu_job *j)
+{
+    free(j->ranges);
+    free(j->tuned_items);
+    free(j->order);
+    j->ranges = NULL;
+    j->tuned_items = NULL;
+    j->order = NULL;
+}
+
+/* ---- checks */
+
+static attn_status check_item(struct backend *b, const struct backend_pool *p,
+                              const struct backend_item *it, uint32_t i)
+{
+    const struct backend_pool_config *c = &p->config;
+    uint64_t end = (uint64_t)it->pos + it->n_tokens;
+    if (it->n_tokens == 0)
+        return gpu_fail(b, ATTN_EINVAL, "item %u: n_tokens is 0", i);
+    if (it->layer >= c->num_layers)
+        return gpu_fail(b, ATTN_EINVAL, "item %u: layer %u of %u", i, it->layer, c->num_layers);
+    if (it->table_row >= c->n_table_rows)
+        return gpu_fail(b, ATTN_EINVAL, "item %u: table_row %u of %u", i, it->table_row,
+                        c->n_table_rows);
+    if (end > (uint64_t)c->max_row_blocks * c->block_tokens)
+        return gpu_fail(b, ATTN_EINVAL, "item %u: pos %u + n_tokens %u is beyond max_row_blocks %u",
+                        i, it->pos, it->n_tokens, c->max_row_blocks);
+    return ATTN_OK;
+}
+
+static attn_status check_batch(struct backend *b, const struct backend_batch *batch)
+{
+    const struct backend_pool *p = batch->pool;
+    const struct backend_pool_config *c = &p->config;
+    if (batch->n_items > b->config.max_batch_items)
+        return gpu_fail(b, ATTN_EINVAL, "n_items %u exceeds max_batch_items %u", batch->n_items,
+                        b->config.max_batch_items);
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        attn_status st = check_item(b, p, &batch->items[i], i);
+        if (st != ATTN_OK)
+            return st;
+        tokens += batch->items[i].n_tokens;
+    }
+    if (tokens > b->config.max_batch_tokens)
+        return gpu_fail(b, ATTN_EINVAL, "%llu tokens exceed max_batch_tokens %u",
+                        (unsigned long long)tokens, b->config.max_batch_tokens);
+    for (uint32_t i = 0; i < batch->n_patches; i++) {
+        const struct backend_patch *t = &batch->patches[i];
+        if (t->row >= c->n_table_rows || t->index >= c->max_row_blocks || t->block >= c->n_blocks)
+            return gpu_fail(b, ATTN_EINVAL, "patch %u: row %u, index %u, block %u out of range", i,
+                            t->row, t->index, t->block);
+    }
+    for (uint32_t i = 0; i < batch->n_copies; i++)
+        if (batch->copies[i].src >= c->n_blocks || batch->copies[i].dst >= c->n_blocks)
+            return gpu_fail(b, ATTN_EINVAL, "copy %u: blocks %u -> %u of %u", i,
+                            batch->copies[i].src, batch->copies[i].dst, c->n_blocks);
+    return ATTN_OK;
+}
+
+/* ---- kernels and splits */
+
+static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_choice *choice,
+                                 const struct backend_item *it)
+{
+    if (!(it->flags & BACKEND_ATTEND))
+        return GPU_NONE;
+    uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
+    enum gpu_kernel matrix = rows <= 16 ? GPU_MATRIX_16 : GPU_MATRIX_64;
+    if (choice->is_forced)
+        return choice->forced == GPU_MATRIX_16 ? matrix : choice->forced;
+    if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS)
+        return GPU_TUNED;
+    return p->config.q_dtype == ATTN_F32 ? GPU_VECTOR : matrix;
+}
+
+static uint32_t rows_per_unit(enum gpu_kernel kernel)
+{
+    switch (kernel) {
+    case GPU_MATRIX_16:
+        return 16;
+    case GPU_MATRIX_64:
+        return 64;
+    case GPU_VECTOR:
+        return GPU_VECTOR_ROWS;
+    case GPU_SHARED:
+        return GPU_SHARED_ROWS;
+    default:
+        return 1;
+    }
+}
+
+/* Thread blocks of one split of an item. */
+static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
+                         const struct gpu_item *it)
+{
+    uint64_t rows = (uint64_t)it->n_tokens * p->kv.group, r = rows_per_unit(kernel);
+    return (rows + r - 1) / r * p->kv.num_kv_heads;
+}
+
+/* Tokens of one split: the batch's work in equal shares for all processors. */
+static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
+                         enum gpu_kernel kernel, const struct gpu_item *items, uint32_t n)
+{
+    uint64_t work = 0;
+    for (uint32_t i = 0; i < n; i++)
+        work += units_of(p, kernel, &items[i]) * (items[i].pos + items[i].n_tokens);
+    uint64_t share = work / (4 * b->device.n_processors) + 1;
+    return share < MIN_SPLIT_TOKENS ? MIN_SPLIT_TOKENS : share;
+}
+
+static void split_item(const struct backend_pool *p, struct gpu_item *it, uint64_t share)
+{
+    uint64_t len = (uint64_t)it->pos + it->n_tokens;
+    uint64_t rows = (uint64_t)it->n_tokens * p->config.num_q_heads;
+    if (p->config.is_batch_invariant)
+        share = it->n_tokens <= DECODE_MAX_TOKENS ? FIXED_SPLIT_TOKENS : len;
+    uint64_t n = (len + share - 1) / share, most = GPU_PART_SLOTS / rows;
+    if (n > GPU_MAX_SPLITS)
+        n = GPU_MAX_SPLITS;
+    if (n > most)
+        n = most ? most : 1;
+    it->split_tokens = (uint32_t)align_up((len + n - 1) / n, 64);
+    it->n_splits = (uint32_t)((len + it->split_tokens - 1) / it->split_tokens);
+}
+
+static struct gpu_range *add_range(struct gpu_job *j)
+{
+    if (j->n_ranges == j->ranges_capacity) {
+        void *p = realloc(j->ranges, 2 * j->ranges_capacity * sizeof *j->ranges);
+        if (!p)
+            return NULL;
+        j->ranges = p;
+        j->ranges_capacity *= 2;
+    }
+    struct gpu_range *r = &j->ranges[j->n_ranges++];
+    memset(r, 0, sizeof *r);
+    return r;
+}
+
+/* Cuts items[0..n) into launches whose partial results fit the workspace. device: where items[0] will
+ * be. */
+static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_kernel kernel,
+                               bool is_split, struct gpu_item *items, uint32_t n,
+                               const struct gpu_item *device)
+{
+    struct backend_pool *p = j->pool;
+    uint64_t share = is_split ? share_of(b, p, kernel, items, n) : 0;
+    struct gpu_range *r = NULL;
+    uint64_t slots = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct gpu_item *it = &items[i];
+        uint64_t rows = (uint64_t)it->n_tokens * p->config.num_q_heads;
+        it->n_splits = 1;
+        it->split_tokens = it->pos + it->n_tokens;
+        if (is_split)
+            split_item(p, it, share);
+        uint64_t need = it->n_splits > 1 ? rows * it->n_splits : 0;
+        if (!r || slots + need > GPU_PART_SLOTS) {
+            r = add_range(j);
+            if (!r)
+                return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
+            r->kernel = kernel;
+            r->attend = (struct gpu_attend){
+                .kv = p->kv,
+                .items = device + i,
+                .part_o = b->part_o,
+                .part_ml = b->part_ml,
+                .rows_per_unit = rows_per_unit(kernel),
+            };
+            slots = 0;
+        }
+        it->slot0 = (uint32_t)slots;
+        slots += need;
+        it->unit0 = r->attend.n_units;
+        uint64_t units = units_of(p, kernel, it) * it->n_splits;
+        if (r->attend.n_units + units > INT32_MAX)
+            return gpu_fail(b, ATTN_EINVAL, "a batch of more than 2^31 thread blocks");
+        r->attend.n_units += (uint32_t)units;
+        r->attend.n_rows += (uint32_t)rows;
+        r->attend.n_items++;
+        r->attend.any_split |= it->n_splits > 1;
+        j->n_splits += it->n_splits * p->config.num_kv_heads;
+        uint64_t row_bytes = p->kv.k_head_bytes + p->kv.v_head_bytes;
+        j->kv_bytes +=
+            (it->pos + it->n_tokens) * row_bytes / p->kv.block_tokens * p->config.num_kv_heads;
+    }
+    return ATTN_OK;
+}
+
+static attn_status plan_tuned(struct backend *b, struct gpu_job *j,
+                              const struct backend_batch *batch, const struct gpu_item *items,
+                              uint32_t n, uint64_t upload_at)
+{
+    for (uint32_t i = 0; i < n; i++)
+        j->tuned_items[i] = (struct decode_item){
+            .q = items[i].q,
+            .out = items[i].out,
+            .lse = items[i].lse,
+            .blocks = batch->items[j->order[i]].block_table,
+            .row = items[i].row,
+            .layer = items[i].layer,
+            .pos = items[i].pos,
+            .n_tokens = items[i].n_tokens,
+        };
+    uint64_t capacity =
+        decode_upload_bytes(j->pool->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
+    attn_status st = decode_prepare(j->pool->tuned, j->tuned_items, n, &b->planner,
+                                    j->staging.host + upload_at, capacity, &j->tuned);
+    if (st != ATTN_OK)
+        return gpu_fail(b, st, "decode_prepare: %s", attn_status_message(st));
+    j->has_tuned = true;
+    j->tuned_upload = j->tuned.upload_bytes ? j->staging.device + upload_at : NULL;
+    j->kv_bytes += j->tuned.kv_bytes;
+    j->n_splits += j->tuned.n_runs;
+    return ATTN_OK;
+}
+
+/* ---- the batch */
+
+/* Items sorted by kernel (a counting sort); first[k] .. first[k + 1] are those of kernel k. */
+static void order_items(const struct backend_pool *p, const struct gpu_choice *choice,
+                        const struct backend_batch *batch, uint32_t *order, uint32_t *first)
+{
+    uint32_t next[GPU_N_KERNELS + 1] = {0};
+    for (uint32_t i = 0; i < batch->n_items; i++)
+        next[kernel_of(p, choice, &batch->items[i]) + 1]++;
+    for (uint32_t k = 0; k < GPU_N_KERNELS; k++)
+        next[k + 1] += next[k];
+    memcpy(first, next, sizeof next);
+    for (uint32_t i = 0; i < batch->n_items; i++)
+        order[next[kernel_of(p, choice, &batch->items[i])]++] = i;
+}
+
+static uint32_t item_blocks(const struct backend_pool *p, const struct backend_item *it)
+{
+    if (!(it->flags & BACKEND_APPEND))
+        return 0;
+    uint32_t shift = p->kv.block_shift;
+    return ((it->pos + it->n_tokens - 1) >> shift) - (it->pos >> shift) + 1;
+}
+
+attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
+                         const struct gpu_choice *choice, char *out_device, float *lse_device)
+{
+    struct backend_pool *p = batch->pool;
+    attn_status st = check_batch(b, batch);
+    if (st != ATTN_OK)
+        return st;
+    j->pool = p;
+    j->n_ranges = 0;
+    j->n_splits = 0;
+    j->kv_bytes = 0;
+    j->upload_bytes = 0;
+    j->has_tuned = false;
+    j->has_append = false;
+
+    uint32_t n_blocks = 0, first[GPU_N_KERNELS + 1];
+    for (uint32_t i = 0; i < batch->n_items; i++)
+        n_blocks += item_blocks(p, &batch->items[i]);
+    uint32_t n_patches = batch->n_patches < GPU_MAX_PATCHES ? batch->n_patches : GPU_MAX_PATCHES;
+    order_items(p, choice, batch, j->order, first);
+
+    /* small batches travel in the parameters of prep, which stores the items on the device */
+    bool is_inline = batch->n_items <= GPU_INLINE_ITEMS && n_blocks <= GPU_INLINE_BLOCKS &&
+                     n_patches <= GPU_INLINE_PATCHES;
+    uint64_t items_at = 0;
+    uint64_t blocks_at =
+        items_at + align_up(batch->n_items * sizeof(struct gpu_item), UPLOAD_ALIGN);
+    uint64_t patches_at = blocks_at + align_up(n_blocks * sizeof(uint32_t), UPLOAD_ALIGN);
+    uint64_t tuned_at = align_up(patches_at + n_patches * sizeof(struct gpu_patch), UPLOAD_ALIGN);
+
+    struct gpu_prep *prep = &j->prep;
+    prep->kv = p->kv;
+    prep->n_items = batch->n_items;
+    prep->n_patches = n_patches;
+    prep->out_start_ns = NULL;
+    struct gpu_item *items, *device_items = (struct gpu_item *)(j->staging.device + items_at);
+    uint32_t *blocks;
+    struct gpu_patch *patches;
+    if (is_inline) {
+        items = prep->inline_items;
+        blocks = prep->inline_blocks;
+        patches = prep->inline_patches;
+        prep->items = NULL;
+        prep->blocks = NULL;
+        prep->patches = NULL;
+        prep->out_items = device_items;
+    } else {
+        items = (struct gpu_item *)(j->staging.host + items_at);
+        blocks = (uint32_t *)(j->staging.host + blocks_at);
+        patches = (struct gpu_patch *)(j->staging.host + patches_at);
+        prep->items = device_items;
+        prep->blocks = (uint32_t *)(j->staging.device + blocks_at);
+        prep->patches = (struct gpu_patch *)(j->staging.device + patches_at);
+        prep->out_items = NULL;
+    }
+    memcpy(patches, batch->patches, n_patches * sizeof *patches);
+
+    uint64_t q_row = (uint64_t)p->config.num_q_heads * p->config.head_dim_k *
+                     attn_dtype_bytes(p->config.q_dtype);
+    uint64_t out_row = (uint64_t)p->config.num_q_heads * p->config.head_dim_v *
+                       attn_dtype_bytes(p->config.q_dtype);
+    uint32_t token0 = 0, blocks0 = 0;
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const struct backend_item *it = &batch->items[j->order[i]];
+        bool is_append = it->flags & BACKEND_APPEND, is_attend = it->flags & BACKEND_ATTEND;
+        items[i] = (struct gpu_item){
+            .q_src = is_attend ? it->q : NULL,
+            .k_src = is_append ? it->k : NULL,
+            .v_src = is_append ? it->v : NULL,
+            .q = j->staging.q + token0 * q_row,
+            .out = out_device ? out_device + token0 * out_row : it->out,
+            .lse = lse_device && it->lse ? lse_device + (uint64_t)token0 * p->config.num_q_heads
+                                         : it->lse,
+            .row = it->table_row,
+            .pos = it->pos,
+            .n_tokens = it->n_tokens,
+            .layer = it->layer,
+            .token0 = token0,
+            .blocks0 = blocks0,
+        };
+        uint32_t n = item_blocks(p, it), from = it->pos >> p->kv.block_shift;
+        for (uint32_t k = 0; k < n; k++) {
+            blocks[blocks0 + k] = it->block_table[from + k];
+            if (blocks[blocks0 + k] >= p->config.n_blocks)
+                return gpu_fail(b, ATTN_EINVAL, "item %u: block_table[%u] is %u of %u blocks",
+                                j->order[i], from + k, blocks[blocks0 + k], p->config.n_blocks);
+        }
+        blocks0 += n;
+        token0 += it->n_tokens;
+        j->has_append |= is_append;
+    }
+    prep->n_tokens = token0;
+
+    j->upload_from = is_inline ? tuned_at : 0;
+    j->upload_bytes = tuned_at - j->upload_from;
+    if (first[GPU_TUNED + 1]) {
+        st = plan_tuned(b, j, batch, items, first[GPU_TUNED + 1], tuned_at);
+        if (st != ATTN_OK)
+            return st;
+        j->upload_bytes += j->tuned.upload_bytes;
+    }
+    for (uint32_t k = GPU_TUNED + 1; k < GPU_NONE; k++) {
+        uint32_t n = first[k + 1] - first[k];
+        if (n == 0)
+            continue;
+        bool is_split =
+            choice->is_split && (k == GPU_VECTOR || k == GPU_MATRIX_16 || k == GPU_MATRIX_64);
+        st = plan_ranges(b, j, (enum gpu_kernel)k, is_split, items + first[k], n,
+                         device_items + first[k]);
+        if (st != ATTN_OK)
+            return st;
+    }
+    return ATTN_OK;
+}
+
+/* ---- launches */
+
+int gpu_job_upload(struct backend *b, const struct gpu_job *j)
+{
+    if (j->upload_bytes == 0)
+        return 0;
+    return runtime_copy(j->staging.device + j->upload_from, j->staging.host + j->upload_from,
+                        j->upload_bytes, b->stream);
+}
+
+int gpu_job_prep(struct backend *b, const struct gpu_job *j, const struct backend_batch *batch)
+{
+    int code = 0;
+    for (uint32_t i = GPU_MAX_PATCHES; i < batch->n_patches && !code; i += GPU_INLINE_PATCHES) {
+        struct gpu_prep more = {.kv = j->pool->kv};
+        uint32_t n = batch->n_patches - i;
+        more.n_patches = n < GPU_INLINE_PATCHES ? n : GPU_INLINE_PATCHES;
+        memcpy(more.inline_patches, batch->patches + i, more.n_patches * sizeof *batch->patches);
+        code = runtime_check("patch kernel", gpu_prep_launch(&more, b->stream));
+    }
+    return code ? code : runtime_check("prep kernel", gpu_prep_launch(&j->prep, b->stream));
+}
+
+static int launch_range(struct backend *b, const struct gpu_range *r, bool is_chained)
+{
+    const struct gpu_attend *a = &r->attend;
+    switch (r->kernel) {
+    case GPU_MATRIX_16:
+    case GPU_MATRIX_64:
+        return runtime_check("matrix attention kernel",
+                             gpu_attend_matrix_launch(a, b->stream, is_chained));
+    case GPU_VECTOR:
+        return runtime_check("vector attention kernel",
+                             gpu_attend_vector_launch(a, b->stream, is_chained));
+    default:
+        return runtime_check("ladder kernel",
+                             gpu_ladder_launch(a, (int)(r->kernel - GPU_NAIVE), b->stream));
+    }
+}
+
+int gpu_job_attend(struct backend *b, const struct gpu_job *j, bool is_chained)
+{
+    int code = 0;
+    if (j->has_tuned) {
+        code =
+            runtime_check("decode kernel", decode_launch(&j->tuned, j->tuned_upload,
+                                                         b->tuned_scratch, b->stream, is_chained));
+        is_chained = true;
+    }
+    for (uint32_t i = 0; i < j->n_ranges && !code; i++) {
+        code = launch_range(b, &j->ranges[i], is_chained);
+        is_chained = true;
+        if (!code && j->ranges[i].attend.any_split)
+            code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, b->stream));
+    }
+    return code;
+}

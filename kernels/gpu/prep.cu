@@ -1,0 +1,211 @@
+/* prep.cu: everything a batch does before attention: block-table patches, append with quantisation, q to
+ * the device; and the small kernels around it: block copies, scrubbing, completion.
+ *
+ * An append takes its block ids from the batch, never from the block table, so patches and appends
+ * need no order between them.
+ */
+#include "kernels/gpu/device.cuh"
+
+using namespace gpu;
+
+namespace
+{
+
+constexpr int prep_threads = 256;
+constexpr float e4m3_max = 448.0f, int8_max = 127.0f;
+
+/* One head's row, by one warp: codes and their scale. n is a multiple of 8, at most 1024. */
+GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const char *src, uint32_t n,
+                             uint32_t src_dtype, uint32_t dst_dtype)
+{
+    uint32_t size = element_bytes(src_dtype);
+    float amax = 0.0f;
+    for (uint32_t i = lane_id() * 8; i < n; i += warp_width * 8) {
+        float x[8];
+        load8(x, src + i * size, src_dtype);
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            amax = fmaxf(amax, fabsf(x[j]));
+    }
+    amax = warp_max(amax);
+    float scale = amax / (dst_dtype == ATTN_FP8_E4M3 ? e4m3_max : int8_max);
+    for (uint32_t i = lane_id() * 8; i < n; i += warp_width * 8) {
+        float x[8];
+        load8(x, src + i * size, src_dtype);
+        uint32_t w[2] = {0, 0};
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            float y = scale > 0.0f ? x[j] / scale : 0.0f;
+            uint32_t code;
+            if (dst_dtype == ATTN_FP8_E4M3)
+                code = e4m3_encode(y);
+            else
+                code = (uint32_t)__float2int_rn(fminf(fmaxf(y, -int8_max), int8_max)) & 0xff;
+            w[j / 4] |= code << (j % 4 * 8);
+        }
+        *(uint2 *)(dst + i) = make_uint2(w[0], w[1]);
+    }
+    if (lane_id() == 0)
+        *dst_scale = scale;
+}
+
+GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_t *blocks,
+                             uint32_t token)
+{
+    uint32_t position = it.pos + token, slot = position & (kv.block_tokens - 1);
+    uint32_t block = blocks[it.blocks0 + (position >> kv.block_shift) - (it.pos >> kv.block_shift)];
+    part k = part_of(kv, it.layer, false), v = part_of(kv, it.layer, true);
+    uint32_t size = element_bytes(kv.q_dtype);
+    const char *src_k = (const char *)it.k_src + (uint64_t)token * kv.num_kv_heads * kv.dk * size;
+    const char *src_v = (const char *)it.v_src + (uint64_t)token * kv.num_kv_heads * kv.dv * size;
+    if (kv.is_quantised) {
+        uint32_t n_warps = blockDim.x / warp_width;
+        for (uint32_t r = warp_id(); r < 2 * kv.num_kv_heads; r += n_warps) {
+            bool is_v = r >= kv.num_kv_heads;
+            uint32_t head = is_v ? r - kv.num_kv_heads : r, d = is_v ? kv.dv : kv.dk;
+            const part &p = is_v ? v : k;
+            quantise_row(row_address(kv, p, block, head, slot),
+                         scale_address(kv, p, block, head, slot),
+                         (is_v ? src_v : src_k) + head * d * size, d, kv.q_dtype, kv.kv_dtype);
+        }
+        return;
+    }
+    uint32_t nk = k.row_bytes / 16, nv = v.row_bytes / 16, n = kv.num_kv_heads * (nk + nv);
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
+        bool is_v = i >= kv.num_kv_heads * nk;
+        uint32_t j = is_v ? i - kv.num_kv_heads * nk : i, w = is_v ? nv : nk;
+        const part &p = is_v ? v : k;
+        uint4 x = *(const uint4 *)((is_v ? src_v : src_k) + (uint64_t)j * 16);
+        *(uint4 *)(row_address(kv, p, block, j / w, slot) + j % w * 16) = x;
+    }
+}
+
+/* One thread block a token; patches and the inline items are spread over all of them. */
+__global__ void __launch_bounds__(prep_threads) prep(const __grid_constant__ gpu_prep a)
+{
+    chain_release();
+    uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, n_threads = gridDim.x * blockDim.x;
+    if (thread == 0 && a.out_start_ns)
+        *a.out_start_ns = time_ns();
+    bool is_inline = !a.items;
+    const gpu_item *items = is_inline ? a.inline_items : a.items;
+    const gpu_patch *patches = a.patches ? a.patches : a.inline_patches;
+    for (uint32_t i = thread; i < a.n_patches; i += n_threads) {
+        gpu_patch p = patches[i];
+        a.kv.table[(uint64_t)p.row * a.kv.row_blocks + p.index] = p.block;
+    }
+    if (is_inline) {
+        uint32_t words = a.n_items * (uint32_t)(sizeof(gpu_item) / 16);
+        for (uint32_t i = thread; i < words; i += n_threads)
+            ((uint4 *)a.out_items)[i] = ((const uint4 *)a.inline_items)[i];
+    }
+    if (blockIdx.x >= a.n_tokens)
+        return;
+    const gpu_item &it = items[find_item<&gpu_item::token0>(items, a.n_items, blockIdx.x)];
+    uint32_t token = blockIdx.x - it.token0;
+    if (it.q_src) {
+        uint32_t n = a.kv.num_q_heads * a.kv.dk * element_bytes(a.kv.q_dtype) / 16;
+        const uint4 *src = (const uint4 *)it.q_src + (uint64_t)token * n;
+        uint4 *dst = (uint4 *)it.q + (uint64_t)token * n;
+        for (uint32_t i = threadIdx.x; i < n; i += prep_threads)
+            dst[i] = src[i];
+    }
+    if (it.k_src)
+        append_token(a.kv, it, a.blocks ? a.blocks : a.inline_blocks, token);
+}
+
+__global__ void __launch_bounds__(256) copy_blocks(const __grid_constant__ gpu_copy a)
+{
+    const uint4 *src = (const uint4 *)(a.base + a.list[2 * blockIdx.y] * a.block_bytes);
+    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);
+    uint64_t n = a.block_bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+        dst[i] = src[i];
+}
+
+__global__ void __launch_bounds__(256) scrub_blocks(const __grid_constant__ gpu_copy a)
+{
+    uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);
+    uint64_t n = a.block_bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+        dst[i] = make_uint4(0, 0, 0, 0);
+}
+
+__global__ void finish(const __grid_constant__ gpu_finish a)
+{
+    chain_wait();
+    *(volatile uint64_t *)a.out_end_ns = time_ns();
+    __threadfence_system();
+    *(volatile uint32_t *)a.out_flag = a.value;
+}
+
+/* Plain 16-byte loads, `unroll` of them in flight a thread. */
+template <int unroll>
+__global__ void __launch_bounds__(1024) read_bytes(const uint4 *p, uint64_t n, uint32_t *sink)
+{
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t x = 0;
+    for (; i + (unroll - 1) * step < n; i += unroll * step) {
+        uint4 v[unroll];
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+            v[u] = p[i + u * step];
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+            x ^= v[u].x ^ v[u].y ^ v[u].z ^ v[u].w;
+    }
+    for (; i < n; i += step)
+        x ^= p[i].x ^ p[i].y ^ p[i].z ^ p[i].w;
+    if (x == 0x5eed5eed) /* so that the loads are not removed */
+        *sink = x;
+}
+
+dim3 block_grid(uint64_t block_bytes, uint32_t n)
+{
+    uint64_t x = (block_bytes / 16 + 1023) / 1024; /* four loads a thread */
+    return dim3((uint32_t)(x < 64 ? x : 64), n);
+}
+
+} // namespace
+
+int gpu_prep_launch(const struct gpu_prep *a, void *stream)
+{
+    uint32_t grid = a->n_tokens ? a->n_tokens : 1 + (a->n_patches > 1024 ? 31 : 0);
+    return launch(prep, dim3(grid), dim3(prep_threads), 0, stream, false, *a);
+}
+
+int gpu_copy_launch(const struct gpu_copy *a, void *stream)
+{
+    return launch(copy_blocks, block_grid(a->block_bytes, a->n), dim3(256), 0, stream, false, *a);
+}
+
+int gpu_scrub_launch(const struct gpu_copy *a, void *stream)
+{
+    return launch(scrub_blocks, block_grid(a->block_bytes, a->n), dim3(256), 0, stream, false, *a);
+}
+
+int gpu_finish_launch(const struct gpu_finish *a, void *stream, int chained)
+{
+    return launch(finish, dim3(1), dim3(1), 0, stream, chained != 0, *a);
+}
+
+int gpu_read_launch(const void *p, uint64_t bytes, uint32_t *sink, int shape, uint32_t n_processors,
+                    void *stream)
+{
+    const uint4 *q = (const uint4 *)p;
+    uint64_t n = bytes / 16;
+    struct {
+        void (*kernel)(const uint4 *, uint64_t, uint32_t *);
+        uint32_t threads, a_processor;
+    } const shapes[GPU_READ_SHAPES] = {
+        {read_bytes<8>, 512, 4},  {read_bytes<8>, 1024, 2}, {read_bytes<4>, 1024, 2},
+        {read_bytes<16>, 256, 4}, {read_bytes<2>, 1024, 2}, {read_bytes<1>, 256, 8},
+    };
+    uint32_t threads = shapes[shape].threads;
+    uint64_t grid = (n + threads - 1) / threads, cap = n_processors * shapes[shape].a_processor;
+    if (grid > cap)
+        grid = cap;
+    return launch(shapes[shape].kernel, dim3(grid ? (uint32_t)grid : 1), dim3(threads), 0, stream,
+                  false, q, n, sink);
+}

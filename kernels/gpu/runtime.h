@@ -1,0 +1,82 @@
+/* runtime.h: the calls of a vendor's runtime that the backend makes, in plain C; runtime_cuda.c spells
+ * them for CUDA.
+ *
+ * Every function returns 0 or an error code and leaves "CALL: the runtime's words" in
+ * runtime_last_error(), which is the calling thread's own. Nothing here allocates behind the caller's
+ * back, and every allocation has a free.
+ */
+#ifndef ATTND_GPU_RUNTIME_H
+#define ATTND_GPU_RUNTIME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct runtime_stream runtime_stream;
+typedef struct runtime_event runtime_event;
+typedef struct runtime_graph runtime_graph;
+
+struct runtime_device {
+    char name[96];
+    uint32_t n_processors;
+    uint32_t capability; /* cuda: 10 * major + minor */
+    uint64_t l2_bytes;
+    uint64_t total_bytes, free_bytes;
+};
+
+const char *runtime_last_error(void); /* never NULL */
+/* Records what a kernel launch returned; gives the code back. */
+int runtime_check(const char *call, int code);
+/* Is the device usable at all? 0, or the driver's words in runtime_last_error. */
+int runtime_device_open(int index, struct runtime_device *out);
+/* The calling thread works with device index from now on. */
+int runtime_device_use(int index);
+
+int runtime_alloc(void **out_p, size_t bytes); /* device memory */
+void runtime_free(void *p);
+int runtime_host_alloc(void **out_p, size_t bytes); /* page-locked, same address on the device */
+void runtime_host_free(void *p);
+int runtime_host_register(void *p, size_t bytes);
+int runtime_host_unregister(void *p);
+
+int runtime_stream_open(runtime_stream **out_s);
+void runtime_stream_close(runtime_stream *s);
+int runtime_stream_wait(runtime_stream *s);
+/* 0: nothing is wrong (done or not), else the error that stopped it. */
+int runtime_stream_check(runtime_stream *s);
+/* Any direction; page-locked host memory must stay as it is until the copy is done. */
+int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s);
+int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s);
+
+int runtime_event_open(runtime_event **out_e);
+void runtime_event_close(runtime_event *e);
+int runtime_event_record(runtime_event *e, runtime_stream *s);
+int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns);
+
+/* What is launched on s between begin and end becomes a graph instead. */
+int runtime_graph_begin(runtime_stream *s);
+int runtime_graph_end(runtime_stream *s, runtime_graph **out_g);
+int runtime_graph_launch(runtime_graph *g, runtime_stream *s);
+void runtime_graph_close(runtime_graph *g);
+
+/* A range of device memory with a descriptor that outlives the process. */
+struct runtime_range {
+    void *p;
+    uint64_t bytes; /* as taken: rounded up */
+    uint64_t handle;
+    bool is_mapped, is_reserved, has_handle;
+};
+
+/* import_fd -1: new memory. out is valid for runtime_range_close also after a failure. */
+int runtime_range_open(int index, uint64_t bytes, int import_fd, struct runtime_range *out);
+int runtime_range_export(const struct runtime_range *r, int *out_fd);
+void runtime_range_close(struct runtime_range *r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,328 @@
+/* runtime_cuda.c: runtime.h over the CUDA runtime. The driver's memory calls are looked up through the
+ * runtime, so that the module loads, and fails in words, where there is no driver.
+ */
+#include "kernels/gpu/runtime.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <string.h>
+
+static _Thread_local char last_error[256] = "no error";
+
+const char *runtime_last_error(void)
+{
+    return last_error;
+}
+
+int runtime_check(const char *call, int code)
+{
+    if (code != 0) {
+        snprintf(last_error, sizeof last_error, "%s: %s", call,
+                 cudaGetErrorString((cudaError_t)code));
+        cudaGetLastError(); /* forgets an error that is not sticky */
+    }
+    return code;
+}
+
+#define CALL(name, args) runtime_check(#name, (int)name args)
+
+/* ---- the driver's memory calls */
+
+static struct {
+    CUresult (*get_granularity)(size_t *, const CUmemAllocationProp *,
+                                CUmemAllocationGranularity_flags);
+    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                       unsigned long long);
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    CUresult (*address_reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*address_free)(CUdeviceptr, size_t);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+    CUresult (*unmap)(CUdeviceptr, size_t);
+    CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+    CUresult (*export_handle)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                              unsigned long long);
+    CUresult (*import_handle)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
+    CUresult (*error_string)(CUresult, const char **);
+} driver;
+
+static int driver_find(const char *name, void *out_function)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *p = NULL;
+    int code = (int)cudaGetDriverEntryPointByVersion(name, &p, 12000, cudaEnableDefault, &found);
+    if (code == 0 && (found != cudaDriverEntryPointSuccess || !p))
+        code = (int)cudaErrorSymbolNotFound;
+    memcpy(out_function, &p, sizeof p);
+    return runtime_check(name, code);
+}
+
+static int driver_load(void)
+{
+    const struct {
+        const char *name;
+        void *function;
+    } wanted[] = {
+        {"cuMemGetAllocationGranularity", &driver.get_granularity},
+        {"cuMemCreate", &driver.create},
+        {"cuMemRelease", &driver.release},
+        {"cuMemAddressReserve", &driver.address_reserve},
+        {"cuMemAddressFree", &driver.address_free},
+        {"cuMemMap", &driver.map},
+        {"cuMemUnmap", &driver.unmap},
+        {"cuMemSetAccess", &driver.set_access},
+        {"cuMemExportToShareableHandle", &driver.export_handle},
+        {"cuMemImportFromShareableHandle", &driver.import_handle},
+        {"cuGetErrorString", &driver.error_string},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        int code = driver_find(wanted[i].name, wanted[i].function);
+        if (code)
+            return code;
+    }
+    return 0;
+}
+
+static int driver_check(const char *call, CUresult code)
+{
+    if (code == CUDA_SUCCESS)
+        return 0;
+    const char *words = NULL;
+    driver.error_string(code, &words);
+    snprintf(last_error, sizeof last_error, "%s: %s", call, words ? words : "unknown error");
+    return (int)code; /* the runtime's codes have the driver's values */
+}
+
+/* ---- device */
+
+int runtime_device_open(int index, struct runtime_device *out)
+{
+    int n = 0;
+    int code = CALL(cudaGetDeviceCount, (&n));
+    if (code)
+        return code;
+    if (index < 0 || index >= n) {
+        snprintf(last_error, sizeof last_error, "device_index %d: there are %d devices", index, n);
+        return (int)cudaErrorInvalidDevice;
+    }
+    struct cudaDeviceProp prop;
+    code = CALL(cudaGetDeviceProperties, (&prop, index));
+    if (code)
+        return code;
+    code = CALL(cudaSetDevice, (index));
+    if (code)
+        return code;
+    size_t free_bytes, total_bytes;
+    code = CALL(cudaMemGetInfo, (&free_bytes, &total_bytes));
+    if (code)
+        return code;
+    snprintf(out->name, sizeof out->name, "%.95s", prop.name);
+    out->n_processors = (uint32_t)prop.multiProcessorCount;
+    out->capability = (uint32_t)(10 * prop.major + prop.minor);
+    out->l2_bytes = (uint64_t)prop.l2CacheSize;
+    out->free_bytes = free_bytes;
+    out->total_bytes = total_bytes;
+    return 0;
+}
+
+int runtime_device_use(int index)
+{
+    return CALL(cudaSetDevice, (index));
+}
+
+/* ---- memory */
+
+int runtime_alloc(void **out_p, size_t bytes)
+{
+    return CALL(cudaMalloc, (out_p, bytes));
+}
+
+void runtime_free(void *p)
+{
+    cudaFree(p);
+}
+
+int runtime_host_alloc(void **out_p, size_t bytes)
+{
+    return CALL(cudaHostAlloc, (out_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
+}
+
+void runtime_host_free(void *p)
+{
+    cudaFreeHost(p);
+}
+
+int runtime_host_register(void *p, size_t bytes)
+{
+    return CALL(cudaHostRegister, (p, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
+}
+
+int runtime_host_unregister(void *p)
+{
+    return CALL(cudaHostUnregister, (p));
+}
+
+/* ---- streams, events, graphs */
+
+int runtime_stream_open(runtime_stream **out_s)
+{
+    return CALL(cudaStreamCreateWithFlags, ((cudaStream_t *)out_s, cudaStreamNonBlocking));
+}
+
+void runtime_stream_close(runtime_stream *s)
+{
+    if (s)
+        cudaStreamDestroy((cudaStream_t)s);
+}
+
+int runtime_stream_wait(runtime_stream *s)
+{
+    return CALL(cudaStreamSynchronize, ((cudaStream_t)s));
+}
+
+int runtime_stream_check(runtime_stream *s)
+{
+    cudaError_t code = cudaStreamQuery((cudaStream_t)s);
+    return code == cudaErrorNotReady ? 0 : runtime_check("cudaStreamQuery", (int)code);
+}
+
+int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
+{
+    return CALL(cudaMemcpyAsync, (dst, src, bytes, cudaMemcpyDefault, (cudaStream_t)s));
+}
+
+int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s)
+{
+    return CALL(cudaMemsetAsync, (dst, byte, bytes, (cudaStream_t)s));
+}
+
+int runtime_event_open(runtime_event **out_e)
+{
+    return CALL(cudaEventCreate, ((cudaEvent_t *)out_e));
+}
+
+void runtime_event_close(runtime_event *e)
+{
+    if (e)
+        cudaEventDestroy((cudaEvent_t)e);
+}
+
+int runtime_event_record(runtime_event *e, runtime_stream *s)
+{
+    return CALL(cudaEventRecord, ((cudaEvent_t)e, (cudaStream_t)s));
+}
+
+int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)
+{
+    float ms;
+    int code = CALL(cudaEventElapsedTime, (&ms, (cudaEvent_t)from, (cudaEvent_t)to));
+    if (code == 0)
+        *out_ns = (uint64_t)((double)ms * 1e6 + 0.5);
+    return code;
+}
+
+int runtime_graph_begin(runtime_stream *s)
+{
+    return CALL(cudaStreamBeginCapture, ((cudaStream_t)s, cudaStreamCaptureModeThreadLocal));
+}
+
+int runtime_graph_end(runtime_stream *s, runtime_graph **out_g)
+{
+    cudaGraph_t graph = NULL;
+    int code = CALL(cudaStreamEndCapture, ((cudaStream_t)s, &graph));
+    if (code)
+        return code;
+    code = CALL(cudaGraphInstantiate, ((cudaGraphExec_t *)out_g, graph, 0));
+    cudaGraphDestroy(graph);
+    return code;
+}
+
+int runtime_graph_launch(runtime_graph *g, runtime_stream *s)
+{
+    return CALL(cudaGraphLaunch, ((cudaGraphExec_t)g, (cudaStream_t)s));
+}
+
+void runtime_graph_close(runtime_graph *g)
+{
+    if (g)
+        cudaGraphExecDestroy((cudaGraphExec_t)g);
+}
+
+/* ---- the range that outlives the process */
+
+static CUmemAllocationProp range_prop(int index)
+{
+    CUmemAllocationProp prop;
+    memset(&prop, 0, sizeof prop);
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = index;
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    return prop;
+}
+
+int runtime_range_open(int index, uint64_t bytes, int import_fd, struct runtime_range *out)
+{
+    memset(out, 0, sizeof *out);
+    int code = driver_load();
+    if (code)
+        return code;
+    CUmemAllocationProp prop = range_prop(index);
+    size_t unit = 0;
+    code = driver_check("cuMemGetAllocationGranularity",
+                        driver.get_granularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+    if (code)
+        return code;
+    out->bytes = (bytes + unit - 1) / unit * unit;
+
+    CUmemGenericAllocationHandle handle;
+    if (import_fd < 0)
+        code = driver_check("cuMemCreate", driver.create(&handle, out->bytes, &prop, 0));
+    else
+        code = driver_check("cuMemImportFromShareableHandle",
+                            driver.import_handle(&handle, (void *)(intptr_t)import_fd,
+                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    if (code)
+        return code;
+    out->handle = handle;
+    out->has_handle = true;
+
+    CUdeviceptr p = 0;
+    code = driver_check("cuMemAddressReserve", driver.address_reserve(&p, out->bytes, unit, 0, 0));
+    if (code)
+        return code;
+    out->p = (void *)(uintptr_t)p;
+    out->is_reserved = true;
+    code = driver_check("cuMemMap", driver.map(p, out->bytes, 0, handle, 0));
+    if (code)
+        return code;
+    out->is_mapped = true;
+    CUmemAccessDesc access;
+    memset(&access, 0, sizeof access);
+    access.location = prop.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return driver_check("cuMemSetAccess", driver.set_access(p, out->bytes, &access, 1));
+}
+
+int runtime_range_export(const struct runtime_range *r, int *out_fd)
+{
+    int fd = -1;
+    int code = driver_check(
+        "cuMemExportToShareableHandle",
+        driver.export_handle(&fd, r->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    if (code == 0)
+        *out_fd = fd;
+    return code;
+}
+
+void runtime_range_close(struct runtime_range *r)
+{
+    CUdeviceptr p = (CUdeviceptr)(uintptr_t)r->p;
+    if (r->is_mapped)
+        driver.unmap(p, r->bytes);
+    if (r->is_reserved)
+        driver.address_free(p, r->bytes);
+    if (r->has_handle)
+        driver.release(r->handle);
+    memset(r, 0, sizeof *r);
+}

@@ -1,0 +1,328 @@
+/* fake_daemon.c: see fake_daemon.h. */
+#include "tests/clients/fake_daemon.h"
+
+#include <nanomsg/nn.h>
+#include <nanomsg/reqrep.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_HELD 64
+#define POLL_MS 5
+
+/* Also in release builds: a fake that went wrong must not look like a library that did. */
+#define MUST(x)                                                                                    \
+    do {                                                                                           \
+        if (!(x)) {                                                                                \
+            fprintf(stderr, "fake daemon: %s:%d: %s\n", __FILE__, __LINE__, #x);                   \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* An answer on its way: control buffer as received, message from nn_allocmsg. */
+struct answer {
+    void *control, *message;
+    size_t bytes;
+};
+
+struct session {
+    struct fake_daemon *f;
+    struct answer held[MAX_HELD];
+    uint32_t n_held;
+    uint32_t num_q_heads, num_kv_heads, head_dim, num_layers;
+    Attnd__PoolSpec *spec;
+};
+
+static bool take_one(atomic_uint *n)
+{
+    unsigned int v = atomic_load(n);
+    while (v > 0 && !atomic_compare_exchange_weak(n, &v, v - 1))
+        ;
+    return v > 0;
+}
+
+static void send_answer(struct fake_daemon *f, const struct answer *a, bool is_copy)
+{
+    void *control = nn_allocmsg(NN_CMSG_SPACE(64), 0), *message = nn_allocmsg(a->bytes + 1, 0);
+    size_t control_bytes = ((struct nn_cmsghdr *)a->control)->cmsg_len;
+    MUST(control_bytes <= NN_CMSG_SPACE(64));
+    memcpy(control, a->control, control_bytes);
+    memcpy(message, a->message, a->bytes);
+    struct nn_iovec iov = {.iov_base = message, .iov_len = a->bytes};
+    struct nn_msghdr hdr = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = control_bytes};
+    nn_sendmsg(f->socket, &hdr, 0);
+    nn_freemsg(control);
+    nn_freemsg(message);
+    if (!is_copy) {
+        nn_freemsg(a->control);
+        nn_freemsg(a->message);
+    }
+}
+
+/* Wrecks an encoded reply in the planned way. */
+static void garble(struct fake_daemon *f, struct answer *a)
+{
+    uint8_t *m = a->message;
+    switch (atomic_load(&f->plan.garbling)) {
+    case FAKE_EMPTY:
+        a->bytes = 0;
+        break;
+    case FAKE_CUT:
+        a->bytes--;
+        break;
+    case FAKE_BAD_MAGIC:
+        m[0] ^= 0xff;
+        break;
+    case FAKE_BAD_HEADER:
+        memset(m + WIRE_PREAMBLE_BYTES, 0xff, m[8]);
+        break;
+    case FAKE_OTHER_ID:
+        m[16 + 7] ^= 0x40;
+        break;
+    default:
+        break;
+    }
+}
+
+/* Encodes h (and payload) as the answer to id; takes control. */
+static void reply(struct session *s, Attnd__Reply *h, uint64_t id, const void *payload,
+                  size_t payload_bytes, void *control, bool is_step, bool is_garbled)
+{
+    struct fake_daemon *f = s->f;
+    enum fake_garbling g = is_garbled ? atomic_load(&f->plan.garbling) : FAKE_INTACT;
+    if (g == FAKE_NO_BODY)
+        h->body_case = ATTND__REPLY__BODY__NOT_SET;
+    if (g == FAKE_SHORT_PAYLOAD && payload_bytes > 0)
+        payload_bytes -= s->head_dim * sizeof(float);
+    size_t head = wire_reply_head_bytes(h);
+    struct answer a = {.control = control, .bytes = head + payload_bytes};
+    a.message = nn_allocmsg(a.bytes, 0);
+    wire_reply_head_encode(h, id, payload_bytes, a.message);
+    memcpy((uint8_t *)a.message + head, payload, payload_bytes);
+    if (is_garbled)
+        garble(f, &a);
+
+    if (is_step && atomic_load(&f->plan.n_hold) > 0) {
+        MUST(s->n_held < MAX_HELD);
+        s->held[s->n_held++] = a;
+        if (s->n_held < atomic_load(&f->plan.n_hold))
+            return;
+        while (s->n_held > 0)
+            send_answer(f, &s->held[--s->n_held], false);
+        return;
+    }
+    if (atomic_load(&f->plan.is_repeating))
+        send_answer(f, &a, true);
+    send_answer(f, &a, false);
+}
+
+static void on_hello(const Attnd__Hello *q, Attnd__HelloReply *r)
+{
+    r->protocol_version = 1;
+    r->session = q->resume_session != 0 ? q->resume_session : 77;
+    r->server_version = (char *)"fake";
+    r->backend = (char *)"none";
+    r->lease_us = 5000000;
+    r->max_message_bytes = 64 << 20;
+    r->max_step_items = 256;
+    r->max_step_tokens = 4096;
+    r->max_seq_tokens = 65536;
+}
+
+static void on_pool(struct session *s, const Attnd__PoolSpec *spec)
+{
+    size_t n = attnd__pool_spec__get_packed_size(spec);
+    uint8_t *bytes = malloc(n);
+    MUST(bytes != NULL);
+    attnd__pool_spec__pack(spec, bytes);
+    if (s->spec != NULL)
+        attnd__pool_spec__free_unpacked(s->spec, NULL);
+    s->spec = attnd__pool_spec__unpack(NULL, n, bytes);
+    free(bytes);
+    MUST(s->spec != NULL);
+    s->num_q_heads = spec->num_q_heads;
+    s->num_kv_heads = spec->num_kv_heads;
+    s->head_dim = spec->head_dim_k;
+    s->num_layers = spec->num_layers;
+}
+
+static void on_step(struct session *s, const struct wire_request *req, void *control)
+{
+    struct fake_daemon *f = s->f;
+    const Attnd__Step *st = req->header->step;
+    Attnd__Reply h = ATTND__REPLY__INIT;
+    Attnd__StepReply body = ATTND__STEP_REPLY__INIT;
+    int32_t item_status[256] = {0};
+    struct wire_step_layout l;
+    char why[128];
+    atomic_fetch_add(&f->n_steps, 1);
+    atomic_store(&f->last_step_id, req->request_id);
+    h.queue_ns = 1000;
+    h.device_ns = 2000;
+    attn_status lst = wire_step_layout_of(st, s->num_q_heads, s->num_kv_heads, s->head_dim,
+                                          s->head_dim, ATTN_F32, &l, why, sizeof why);
+    MUST(lst == ATTN_OK && l.request_bytes == req->payload_bytes);
+    if (take_one(&f->plan.n_fail)) {
+        h.status = atomic_load(&f->plan.status);
+        h.retry_after_us = atomic_load(&f->plan.retry_after_us);
+        h.message = (char *)"planned failure of step";
+        reply(s, &h, req->request_id, "", 0, control, true, true);
+        return;
+    }
+    h.body_case = ATTND__REPLY__BODY_STEP;
+    h.step = &body;
+    uint32_t failed = atomic_load(&f->plan.failed_item);
+    if (failed > 0 && failed <= st->n_seq) {
+        item_status[failed - 1] = h.status = ATTN_ENOBLOCKS;
+        h.message = (char *)"item is out of blocks";
+        body.n_item_status = st->n_seq;
+        body.item_status = item_status;
+    }
+    float *payload = calloc(1, l.reply_bytes + 1);
+    MUST(payload != NULL);
+    size_t row = (size_t)s->num_q_heads * s->head_dim, t = 0;
+    const float *q = (const float *)(req->payload + l.q_offset);
+    for (size_t i = 0; i < st->n_seq && (st->flags & WIRE_STEP_ATTEND) != 0; i++) {
+        for (uint32_t j = 0; j < st->n_tokens[i]; j++, t++) {
+            for (size_t e = 0; e < row; e++) {
+                float x;
+                memcpy(&x, q + t * row + e, sizeof x);
+                payload[l.out_offset / 4 + t * row + e] = 2 * x + (float)st->seq[i];
+            }
+            for (uint32_t e = 0; (st->flags & WIRE_STEP_LSE) != 0 && e < s->num_q_heads; e++)
+                payload[l.lse_offset / 4 + t * s->num_q_heads + e] = (float)(st->pos[i] + j);
+        }
+    }
+    reply(s, &h, req->request_id, payload, l.reply_bytes, control, true, true);
+    free(payload);
+}
+
+static void on_request(struct session *s, const struct wire_request *req, void *control)
+{
+    Attnd__Reply h = ATTND__REPLY__INIT;
+    Attnd__HelloReply hello = ATTND__HELLO_REPLY__INIT;
+    Attnd__PoolReply pool = ATTND__POOL_REPLY__INIT;
+    Attnd__SeqReply seq = ATTND__SEQ_REPLY__INIT;
+    Attnd__StatsReply stats = ATTND__STATS_REPLY__INIT;
+    uint32_t layer_len[WIRE_MAX_LAYERS];
+    const Attnd__Request *r = req->header;
+    bool is_garbled = true;
+    for (uint32_t i = 0; i < WIRE_MAX_LAYERS; i++)
+        layer_len[i] = 100 + i;
+    seq.pool = 9;
+    seq.epoch = 1;
+    seq.layer_len = layer_len;
+    switch (r->body_case) {
+    case ATTND__REQUEST__BODY_HELLO:
+        on_hello(r->hello, &hello);
+        h.body_case = ATTND__REPLY__BODY_HELLO;
+        h.hello = &hello;
+        is_garbled = false;
+        break;
+    case ATTND__REQUEST__BODY_POOL_CREATE:
+        on_pool(s, r->pool_create->spec);
+        /* fall through */
+    case ATTND__REQUEST__BODY_POOL_DESCRIBE:
+        if (s->spec == NULL) {
+            h.status = ATTN_ENOTFOUND;
+            h.message = (char *)"pool: no such name";
+            break;
+        }
+        pool.pool = 9;
+        pool.spec = s->spec;
+        pool.n_free_blocks = 123;
+        h.body_case = ATTND__REPLY__BODY_POOL;
+        h.pool = &pool;
+        is_garbled = false;
+        break;
+    case ATTND__REQUEST__BODY_FORK:
+    case ATTND__REQUEST__BODY_ADOPT:
+        seq.n_layer_len = s->num_layers;
+        seq.epoch = 2;
+        /* fall through */
+    case ATTND__REQUEST__BODY_OPEN:
+        h.body_case = ATTND__REPLY__BODY_SEQ;
+        h.seq = &seq;
+        break;
+    case ATTND__REQUEST__BODY_STATS:
+        stats.json = (char *)"{\"steps\": 1}";
+        h.body_case = ATTND__REPLY__BODY_STATS;
+        h.stats = &stats;
+        break;
+    default:
+        break;
+    }
+    reply(s, &h, req->request_id, "", 0, control, false, is_garbled);
+}
+
+static void *run(void *arg)
+{
+    struct fake_daemon *f = arg;
+    struct session s = {.f = f};
+    while (!atomic_load(&f->is_stopping)) {
+        void *message = NULL, *control = NULL;
+        struct nn_iovec iov = {.iov_base = &message, .iov_len = NN_MSG};
+        struct nn_msghdr hdr = {
+            .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = NN_MSG};
+        int n = nn_recvmsg(f->socket, &hdr, 0);
+        if (n < 0)
+            continue; /* the receive timeout: look whether to stop */
+        struct wire_arena arena;
+        struct wire_request req;
+        char why[256] = "";
+        uint8_t memory[4096];
+        wire_arena_init(&arena, memory, sizeof memory, 8 << 20);
+        /* the codec wants it aligned as a daemon would have it */
+        uint8_t *copy = aligned_alloc(WIRE_ALIGN, ((size_t)n + WIRE_ALIGN) & ~(WIRE_ALIGN - 1ul));
+        MUST(copy != NULL);
+        memcpy(copy, message, (size_t)n);
+        attn_status st = wire_request_decode(copy, (size_t)n, &arena, &req, why, sizeof why);
+        if (st != ATTN_OK)
+            fprintf(stderr, "fake daemon: %s\n", why);
+        MUST(st == ATTN_OK);
+        atomic_fetch_add(&f->n_requests, 1);
+        bool is_hello = req.header->body_case == ATTND__REQUEST__BODY_HELLO;
+        if (!is_hello && take_one(&f->plan.n_swallow))
+            nn_freemsg(control);
+        else if (req.header->body_case == ATTND__REQUEST__BODY_STEP)
+            on_step(&s, &req, control);
+        else
+            on_request(&s, &req, control);
+        wire_arena_reset(&arena);
+        free(copy);
+        nn_freemsg(message);
+    }
+    while (s.n_held > 0) {
+        struct answer *a = &s.held[--s.n_held];
+        nn_freemsg(a->control);
+        nn_freemsg(a->message);
+    }
+    if (s.spec != NULL)
+        attnd__pool_spec__free_unpacked(s.spec, NULL);
+    return NULL;
+}
+
+void fake_daemon_start(struct fake_daemon *f, const char *url)
+{
+    int ms = POLL_MS, max = 64 << 20;
+    snprintf(f->url, sizeof f->url, "%s", url);
+    atomic_store(&f->is_stopping, false);
+    f->socket = nn_socket(AF_SP_RAW, NN_REP);
+    MUST(f->socket >= 0);
+    nn_setsockopt(f->socket, NN_SOL_SOCKET, NN_RCVTIMEO, &ms, sizeof ms);
+    nn_setsockopt(f->socket, NN_SOL_SOCKET, NN_RCVMAXSIZE, &max, sizeof max);
+    int endpoint = nn_bind(f->socket, url);
+    if (endpoint < 0)
+        fprintf(stderr, "fake daemon: bind %s: %s\n", url, nn_strerror(nn_errno()));
+    MUST(endpoint >= 0);
+    int rc = pthread_create(&f->thread, NULL, run, f);
+    MUST(rc == 0);
+}
+
+void fake_daemon_stop(struct fake_daemon *f)
+{
+    atomic_store(&f->is_stopping, true);
+    pthread_join(f->thread, NULL);
+    nn_close(f->socket);
+}
