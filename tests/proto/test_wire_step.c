@@ -185,6 +185,30 @@ static void payloads_end_exactly_at_32_bits(void **state)
                      ATTN_EINVAL);
 }
 
+static void products_that_wrap_around_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t n_items, n_tokens, heads, dim;
+    } cases[] = {
+        /* bf16: each product is 2^64 or a multiple, at the first, second or third factor */
+        {8, 1u << 31, 1u << 30, 1},        {8, 1u << 31, 1u << 15, 1u << 15},
+        {1, 1u << 31, 1u << 31, 4},        {1, 1u << 1, 1u << 31, 1u << 31},
+        {8, 1u << 31, 1u << 31, 1u << 31},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (uint32_t flags = WIRE_STEP_APPEND; flags <= WIRE_STEP_ATTEND; flags++) {
+            struct wire_step_layout l;
+            char why[256] = "";
+            Attnd__Step s = step_of(flags, cases[i].n_items, cases[i].n_tokens);
+            assert_int_equal(wire_step_layout_of(&s, cases[i].heads, cases[i].heads, cases[i].dim,
+                                                 cases[i].dim, ATTN_BF16, &l, why, sizeof why),
+                             ATTN_EINVAL);
+            assert_non_null(strstr(why, "past 32 bits"));
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,6 +216,7 @@ int main(void)
         cmocka_unit_test(steps_that_make_no_sense_are_refused_by_name),
         cmocka_unit_test(random_layouts_agree_with_wide_arithmetic),
         cmocka_unit_test(payloads_end_exactly_at_32_bits),
+        cmocka_unit_test(products_that_wrap_around_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
