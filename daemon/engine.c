@@ -316,12 +316,9 @@ static attn_status open_tables(struct engine *e, char *why, size_t why_bytes)
         .max_layers = c->max_layers,
         .max_owners = c->max_sessions,
     };
-    attn_status st = kv_open(&kc, -1, &e->kv);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "the cache's arena can't be made: %s",
-                 e->kv == NULL ? attn_status_message(st) : kv_last_error(e->kv));
+    attn_status st = kv_open(&kc, -1, &e->kv, why, why_bytes);
+    if (st != ATTN_OK)
         return st;
-    }
     e->seqs = calloc(c->max_sequences, sizeof *e->seqs);
     e->wake_list = calloc(c->max_sequences, sizeof *e->wake_list);
     e->pools = calloc(c->max_pools, sizeof *e->pools);
