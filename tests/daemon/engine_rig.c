@@ -1,0 +1,444 @@
+/* engine_rig.c: fake backend, fake transport, fake clock. */
+#include "engine_rig.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fake_host.h"
+#include "kernels/kv_layout.h"
+
+uint64_t rig_now_ns;
+
+static struct rig *current; /* cmocka runs one test at a time */
+
+/* --- the backend ------------------------------------------------------------------------------- */
+
+struct backend_pool {
+    struct backend_pool_config config;
+};
+
+static const char *fake_last_error(const struct backend *b)
+{
+    (void)b;
+    return "the fake backend was told to fail";
+}
+
+static void fake_info(const struct backend *b, struct backend_info *out)
+{
+    *out = (struct backend_info){.name = "fake",
+                                 .device = "none",
+                                 .kv_bytes = b->kv_bytes,
+                                 .max_in_flight = b->max_in_flight,
+                                 .n_processors = 1};
+}
+
+static attn_status fake_pool_check(struct backend *b, const struct backend_pool_config *c)
+{
+    (void)b;
+    assert_true(c->n_blocks > 0);
+    return c->head_dim_k % 8 == 0 ? ATTN_OK : ATTN_ENOTSUP;
+}
+
+static uint64_t fake_pool_bytes(const struct backend *b, const struct backend_pool_config *c)
+{
+    (void)b;
+    return kv_layout_of(c).block_bytes * c->n_blocks;
+}
+
+static attn_status fake_pool_open(struct backend *b, const struct backend_pool_config *c,
+                                  struct backend_pool **out_pool)
+{
+    struct backend_pool *p = test_malloc(sizeof *p);
+    p->config = *c;
+    b->used_bytes += fake_pool_bytes(b, c);
+    assert_true(b->used_bytes <= b->kv_bytes);
+    *out_pool = p;
+    return ATTN_OK;
+}
+
+static void note_conflicts(struct backend *b, const struct backend_batch *batch)
+{
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const struct backend_item *x = &batch->items[i];
+        for (uint32_t k = 0; k < i; k++)
+            b->has_conflict |= x->table_row == batch->items[k].table_row &&
+                               x->layer == batch->items[k].layer;
+        for (uint32_t f = 0; f < b->n_in_flight; f++)
+            for (uint32_t k = 0; k < b->in_flight[f]->n_items; k++)
+                b->has_conflict |= x->table_row == b->in_flight[f]->items[k].table_row &&
+                                   x->layer == b->in_flight[f]->items[k].layer;
+    }
+}
+
+static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
+{
+    if (b->fail_submit != ATTN_OK) {
+        attn_status st = b->fail_submit;
+        b->fail_submit = ATTN_OK;
+        return st;
+    }
+    assert_true(b->n_in_flight < b->max_in_flight);
+    note_conflicts(b, batch);
+    if (b->n_batches < RIG_MAX_LOGGED && b->n_items + batch->n_items <= RIG_MAX_LOGGED) {
+        b->batches[b->n_batches++] = (struct rig_batch){b->n_items, batch->n_items,
+                                                        batch->n_patches, batch->n_copies};
+        for (uint32_t i = 0; i < batch->n_items; i++) {
+            const struct backend_item *x = &batch->items[i];
+            b->items[b->n_items++] =
+                (struct rig_item){x->table_row, x->layer, x->pos, x->n_tokens, x->flags};
+        }
+    }
+    b->in_flight[b->n_in_flight++] = batch;
+    return ATTN_OK;
+}
+
+static void compute(const struct backend_batch *batch)
+{
+    const struct backend_pool_config *c = &batch->pool->config;
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const struct backend_item *x = &batch->items[i];
+        uint32_t n_blocks = (x->pos + x->n_tokens + c->block_tokens - 1) / c->block_tokens;
+        for (uint32_t k = 0; k < n_blocks; k++)
+            assert_true(x->block_table[k] < c->n_blocks);
+        if (!(x->flags & BACKEND_ATTEND))
+            continue;
+        float *out = x->out;
+        size_t row = (size_t)c->num_q_heads * c->head_dim_v;
+        for (uint32_t t = 0; t < x->n_tokens; t++) {
+            for (size_t k = 0; k < row; k++)
+                out[t * row + k] = (float)(x->pos + t + 1);
+            for (uint32_t h = 0; x->lse != NULL && h < c->num_q_heads; h++)
+                x->lse[t * c->num_q_heads + h] = -(float)(x->pos + t);
+        }
+    }
+}
+
+static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
+{
+    (void)wait_ns;
+    if (b->is_held || b->n_in_flight == 0)
+        return NULL;
+    struct backend_batch *batch = b->in_flight[0];
+    b->n_in_flight--;
+    for (uint32_t i = 0; i < b->n_in_flight; i++)
+        b->in_flight[i] = b->in_flight[i + 1];
+    batch->status = b->fail_batch;
+    b->fail_batch = ATTN_OK;
+    batch->device_ns = 1000;
+    if (batch->status == ATTN_OK)
+        compute(batch);
+    return batch;
+}
+
+static const struct backend_ops fake_ops = {
+    .abi = BACKEND_ABI,
+    .name = "fake",
+    .last_error = fake_last_error,
+    .info = fake_info,
+    .pool_check = fake_pool_check,
+    .pool_bytes = fake_pool_bytes,
+    .pool_open = fake_pool_open,
+    .submit = fake_submit,
+    .poll = fake_poll,
+    .host_alloc = fake_host_alloc,
+    .host_free = fake_host_free,
+};
+
+/* --- the transport ----------------------------------------------------------------------------- */
+
+static void fake_reply(struct request *req)
+{
+    struct rig_answer *a = test_calloc(1, sizeof *a);
+    char why[256];
+    a->req = req;
+    wire_arena_init(&a->arena, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
+    attn_status st = wire_reply_decode(req->reply->data + req->reply->offset, req->reply->n_bytes,
+                                       &a->arena, &a->reply, why, sizeof why);
+    if (st != ATTN_OK)
+        fail_msg("a reply does not decode: %s", why);
+    a->next = current->answers;
+    current->answers = a;
+}
+
+static const struct transport_ops fake_transport = {.label = STATS_IPC, .reply = fake_reply};
+
+/* --- the rig ----------------------------------------------------------------------------------- */
+
+static uint64_t fake_clock(void)
+{
+    return rig_now_ns;
+}
+
+void rig_open(struct rig *r, void (*tweak)(struct rig *r))
+{
+    char why[512] = "";
+    memset(r, 0, sizeof *r);
+    memset(&stats, 0, sizeof stats);
+    current = r;
+    rig_now_ns = 1000000000;
+    r->next_id = 1;
+    r->backend.kv_bytes = 1 << 20;
+    r->backend.max_in_flight = 2;
+    r->cfg = (struct config){
+        .max_sequences = 256,
+        .max_seq_tokens = 4096,
+        .max_pools = 4,
+        .max_layers = 8,
+        .max_message_bytes = 1 << 20,
+        .io_memory_bytes = 8 << 20,
+        .max_batch_items = 64,
+        .max_batch_tokens = 256,
+        .max_step_items = 32,
+        .max_step_tokens = 128,
+        .max_queue_requests = 512,
+        .max_queue_bytes = 4 << 20,
+        .default_timeout_us = 1000000,
+        .max_timeout_us = 10000000,
+        .max_sessions = 16,
+        .lease_us = 30000000,
+    };
+    if (tweak != NULL)
+        tweak(r);
+    assert_int_equal(
+        iobuf_pool_open(&fake_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs), ATTN_OK);
+    attn_status st = engine_open_with_clock(&r->cfg, &fake_ops, &r->backend, r->bufs, fake_clock,
+                                            false, &r->engine, why, sizeof why);
+    if (st != ATTN_OK)
+        fail_msg("the engine does not open: %s", why);
+    r->session = rig_hello(r, "test");
+    r->pool = rig_pool(r, "p", 64);
+}
+
+void rig_close(struct rig *r)
+{
+    r->backend.is_held = false;
+    rig_run(r);
+    assert_int_equal(atomic_load(&r->engine->n_held), 0);
+    assert_int_equal(atomic_load(&r->engine->held_bytes), 0);
+    assert_false(r->backend.has_conflict);
+    if (kv_check(r->engine->kv) != ATTN_OK)
+        fail_msg("the cache is inconsistent: %s", kv_last_error(r->engine->kv));
+    for (uint32_t i = 0; i < r->cfg.max_sequences; i++)
+        assert_false(seq_is_busy(r->engine, i));
+    uint64_t answered = 0;
+    for (uint32_t i = 0; i < STATS_N_STATUS; i++)
+        answered += atomic_load(&stats.steps_answered[i]);
+    assert_int_equal(stats_get(steps_received), answered);
+    assert_int_equal(stats_get(steps_in_flight), 0);
+    assert_int_equal(stats_get(queue_requests), 0);
+
+    for (uint32_t i = 0; i < r->engine->n_pools; i++)
+        test_free(r->engine->pools[i].device);
+    assert_int_equal(engine_close(r->engine), ATTN_OK);
+    while (r->answers != NULL) {
+        struct rig_answer *a = r->answers;
+        r->answers = a->next;
+        wire_arena_reset(&a->arena);
+        request_free(a->req);
+        test_free(a);
+    }
+    iobuf_pool_close(r->bufs);
+}
+
+void rig_run(struct rig *r)
+{
+    while (engine_turn(r->engine, 0))
+        ;
+}
+
+uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t payload_bytes)
+{
+    char why[256];
+    uint64_t id = r->next_id++;
+    size_t head = wire_request_head_bytes(h);
+    struct request *req = request_new(&fake_transport, NULL, r->bufs, head + payload_bytes);
+    assert_non_null(req);
+    wire_request_head_encode(h, id, payload_bytes, req->msg->data);
+    if (payload_bytes > 0)
+        memcpy(req->msg->data + head, payload, payload_bytes);
+    attn_status st = request_decode(req, rig_now_ns, r->cfg.default_timeout_us,
+                                    r->cfg.max_timeout_us, why, sizeof why);
+    if (st != ATTN_OK)
+        fail_msg("a request does not decode: %s", why);
+    engine_submit(r->engine, req);
+    return id;
+}
+
+const struct wire_reply *rig_wire_reply(struct rig *r, uint64_t id)
+{
+    for (struct rig_answer *a = r->answers; a != NULL; a = a->next)
+        if (a->reply.request_id == id)
+            return &a->reply;
+    return NULL;
+}
+
+const Attnd__Reply *rig_reply(struct rig *r, uint64_t id)
+{
+    const struct wire_reply *w = rig_wire_reply(r, id);
+    return w == NULL ? NULL : w->header;
+}
+
+const Attnd__Reply *rig_call(struct rig *r, Attnd__Request *h)
+{
+    uint64_t id = rig_send(r, h, NULL, 0);
+    rig_run(r);
+    const Attnd__Reply *reply = rig_reply(r, id);
+    assert_non_null(reply);
+    return reply;
+}
+
+uint64_t rig_hello(struct rig *r, const char *name)
+{
+    Attnd__Hello b = ATTND__HELLO__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.protocol_version = 1;
+    b.client_name = (char *)(uintptr_t)name;
+    h.body_case = ATTND__REQUEST__BODY_HELLO;
+    h.hello = &b;
+    const Attnd__Reply *reply = rig_call(r, &h);
+    assert_int_equal(reply->status, ATTN_OK);
+    assert_int_equal(reply->body_case, ATTND__REPLY__BODY_HELLO);
+    assert_true(reply->hello->session != 0);
+    return reply->hello->session;
+}
+
+uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks)
+{
+    Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
+    Attnd__PoolCreate b = ATTND__POOL_CREATE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    spec.name = (char *)(uintptr_t)name;
+    spec.num_layers = RIG_LAYERS;
+    spec.num_q_heads = RIG_Q_HEADS;
+    spec.num_kv_heads = RIG_KV_HEADS;
+    spec.head_dim_k = RIG_DIM;
+    spec.block_tokens = RIG_BLOCK_TOKENS;
+    spec.n_blocks = n_blocks;
+    spec.q_dtype = ATTND__DTYPE__F32;
+    b.spec = &spec;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
+    h.pool_create = &b;
+    const Attnd__Reply *reply = rig_call(r, &h);
+    if (reply->status != ATTN_OK)
+        fail_msg("no pool: %s", reply->message);
+    assert_int_equal(reply->body_case, ATTND__REPLY__BODY_POOL);
+    return reply->pool->pool;
+}
+
+attn_status rig_open_seq(struct rig *r, uint64_t seq)
+{
+    Attnd__Open b = ATTND__OPEN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.pool = r->pool;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_OPEN;
+    h.open = &b;
+    return (attn_status)rig_call(r, &h)->status;
+}
+
+attn_status rig_close_seq(struct rig *r, uint64_t seq, uint32_t epoch)
+{
+    Attnd__Close b = ATTND__CLOSE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.epoch = epoch;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_CLOSE;
+    h.close = &b;
+    return (attn_status)rig_call(r, &h)->status;
+}
+
+attn_status rig_fork(struct rig *r, uint64_t seq, uint64_t new_seq, uint32_t len)
+{
+    Attnd__Fork b = ATTND__FORK__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.epoch = 1;
+    b.new_seq = new_seq;
+    b.has_len = true;
+    b.len = len;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_FORK;
+    h.fork = &b;
+    return (attn_status)rig_call(r, &h)->status;
+}
+
+attn_status rig_truncate(struct rig *r, uint64_t seq, uint32_t len)
+{
+    Attnd__Truncate b = ATTND__TRUNCATE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.epoch = 1;
+    b.len = len;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
+    h.truncate = &b;
+    return (attn_status)rig_call(r, &h)->status;
+}
+
+uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
+{
+    uint32_t ones[64];
+    char why[256];
+    assert_true(s->n_items <= 64);
+    for (uint32_t i = 0; i < s->n_items; i++)
+        ones[i] = 1;
+    Attnd__Step b = ATTND__STEP__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.pool = r->pool;
+    b.layer = s->layer;
+    b.flags = s->flags;
+    b.dtype = ATTND__DTYPE__F32;
+    b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = s->n_items;
+    b.seq = (uint64_t *)(uintptr_t)s->seq;
+    b.epoch = s->epoch == NULL ? ones : (uint32_t *)(uintptr_t)s->epoch;
+    b.pos = (uint32_t *)(uintptr_t)s->pos;
+    b.n_tokens = (uint32_t *)(uintptr_t)s->n_tokens;
+    h.session = r->session;
+    h.timeout_us = s->timeout_us;
+    h.body_case = ATTND__REQUEST__BODY_STEP;
+    h.step = &b;
+    struct wire_step_layout l;
+    if (wire_step_layout_of(&b, RIG_Q_HEADS, RIG_KV_HEADS, RIG_DIM, RIG_DIM, ATTN_F32, &l, why,
+                            sizeof why) != ATTN_OK)
+        fail_msg("the test's step is wrong: %s", why);
+    void *payload = test_calloc(1, l.request_bytes);
+    uint64_t id = rig_send(r, &h, payload, l.request_bytes);
+    test_free(payload);
+    return id;
+}
+
+uint64_t rig_send_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos, uint32_t n_tokens)
+{
+    struct rig_step s = {.layer = layer,
+                         .flags = WIRE_STEP_APPEND | WIRE_STEP_ATTEND,
+                         .n_items = 1,
+                         .seq = &seq,
+                         .pos = &pos,
+                         .n_tokens = &n_tokens};
+    return rig_send_step(r, &s);
+}
+
+attn_status rig_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos, uint32_t n_tokens)
+{
+    uint64_t id = rig_send_item(r, seq, layer, pos, n_tokens);
+    rig_run(r);
+    const Attnd__Reply *reply = rig_reply(r, id);
+    assert_non_null(reply);
+    return (attn_status)reply->status;
+}
+
+uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer)
+{
+    kv_seq_id id;
+    struct kv_seq_info info;
+    assert_int_equal(kv_seq_find(r->engine->kv, TENANT, seq, &id), ATTN_OK);
+    kv_seq_info(r->engine->kv, id, &info);
+    return info.layer_len[layer];
+}

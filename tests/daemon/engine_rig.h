@@ -1,0 +1,99 @@
+/* engine_rig.h: an engine without a thread, on a backend, a transport and a clock that the test
+ * controls. Requests go through the real codec. Everything happens inside rig_run and rig_turn.
+ */
+#ifndef TESTS_DAEMON_ENGINE_RIG_H
+#define TESTS_DAEMON_ENGINE_RIG_H
+
+#include "daemon/engine_internal.h"
+
+enum {
+    RIG_LAYERS = 4,
+    RIG_Q_HEADS = 4,
+    RIG_KV_HEADS = 2,
+    RIG_DIM = 8,
+    RIG_BLOCK_TOKENS = 8,
+    RIG_MAX_LOGGED = 4096,
+};
+
+/* one item as it reached the backend */
+struct rig_item {
+    uint32_t row, layer, pos, n_tokens, flags;
+};
+struct rig_batch {
+    uint32_t first_item, n_items, n_patches, n_copies;
+};
+
+/* The fake backend. Computes out = pos + t + 1 in every element and lse = -(pos + t). */
+struct backend {
+    uint64_t kv_bytes;
+    uint32_t max_in_flight;
+    bool is_held; /* poll gives nothing back */
+    attn_status fail_submit, fail_batch; /* of the next one; then ATTN_OK again */
+    uint32_t n_in_flight;
+    struct backend_batch *in_flight[BACKEND_MAX_IN_FLIGHT];
+    uint64_t used_bytes;
+    /* what it saw */
+    struct rig_item items[RIG_MAX_LOGGED];
+    struct rig_batch batches[RIG_MAX_LOGGED];
+    uint32_t n_items, n_batches;
+    bool has_conflict; /* two appends of one (row, layer) were in flight together */
+};
+
+struct rig_answer {
+    struct rig_answer *next;
+    struct request *req;
+    struct wire_arena arena;
+    struct wire_reply reply;
+};
+
+struct rig {
+    struct config cfg;
+    struct backend backend;
+    struct iobuf_pool *bufs;
+    struct engine *engine;
+    struct rig_answer *answers;
+    uint64_t next_id;
+    uint64_t session; /* of the requests made by the helpers below */
+    uint32_t pool;
+};
+
+extern uint64_t rig_now_ns; /* the engine's clock */
+
+/* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
+void rig_open(struct rig *r, void (*tweak)(struct rig *r));
+/* Checks on the way out: nothing held, cache consistent, steps conserved. */
+void rig_close(struct rig *r);
+void rig_run(struct rig *r); /* turns until nothing is left to do */
+
+/* Sends; the reply is looked up by the id returned. payload may be NULL. */
+uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t payload_bytes);
+/* NULL: not answered yet. Belongs to the rig. */
+const Attnd__Reply *rig_reply(struct rig *r, uint64_t id);
+const struct wire_reply *rig_wire_reply(struct rig *r, uint64_t id);
+/* Sends, runs, and gives the reply, which must be there. */
+const Attnd__Reply *rig_call(struct rig *r, Attnd__Request *h);
+
+uint64_t rig_hello(struct rig *r, const char *name); /* a session */
+uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks);
+/* each returns the status of the reply */
+attn_status rig_open_seq(struct rig *r, uint64_t seq);
+attn_status rig_close_seq(struct rig *r, uint64_t seq, uint32_t epoch);
+attn_status rig_fork(struct rig *r, uint64_t seq, uint64_t new_seq, uint32_t len);
+attn_status rig_truncate(struct rig *r, uint64_t seq, uint32_t len);
+
+/* A step of the rig's pool; epochs are 1 unless given. */
+struct rig_step {
+    uint32_t layer, flags, n_items;
+    const uint64_t *seq;
+    const uint32_t *pos, *n_tokens, *epoch;
+    uint64_t timeout_us;
+};
+uint64_t rig_send_step(struct rig *r, const struct rig_step *s);
+/* One item, append and attend. */
+uint64_t rig_send_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos,
+                       uint32_t n_tokens);
+attn_status rig_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos, uint32_t n_tokens);
+/* Committed length. */
+uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer);
+
+#endif
