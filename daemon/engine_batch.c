@@ -5,6 +5,7 @@
  * all reserves go with the batch. When it is back, appends are committed, or cancelled if it failed,
  * and every task whose last item is done is answered.
  */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -234,7 +235,10 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
                 kv_append_commit(e->kv, id, t->layer, it->pos, it->n_tokens);
             } else {
                 fx->patches_capacity = e->patches_capacity + e->patches_margin;
-                kv_append_cancel(e->kv, id, t->layer, it->pos, it->n_tokens, fx);
+                attn_status cancelled =
+                    kv_append_cancel(e->kv, id, t->layer, it->pos, it->n_tokens, fx);
+                assert(cancelled == ATTN_OK); /* the margin has room for every copy in flight */
+                (void)cancelled;
                 fx->patches_capacity = e->patches_capacity;
             }
         }

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/log.h"
 #include "fake_host.h"
 #include "kernels/kv_layout.h"
 
@@ -65,8 +66,8 @@ static void note_conflicts(struct backend *b, const struct backend_batch *batch)
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *x = &batch->items[i];
         for (uint32_t k = 0; k < i; k++)
-            b->has_conflict |= x->table_row == batch->items[k].table_row &&
-                               x->layer == batch->items[k].layer;
+            b->has_conflict |=
+                x->table_row == batch->items[k].table_row && x->layer == batch->items[k].layer;
         for (uint32_t f = 0; f < b->n_in_flight; f++)
             for (uint32_t k = 0; k < b->in_flight[f]->n_items; k++)
                 b->has_conflict |= x->table_row == b->in_flight[f]->items[k].table_row &&
@@ -84,8 +85,8 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
     assert_true(b->n_in_flight < b->max_in_flight);
     note_conflicts(b, batch);
     if (b->n_batches < RIG_MAX_LOGGED && b->n_items + batch->n_items <= RIG_MAX_LOGGED) {
-        b->batches[b->n_batches++] = (struct rig_batch){b->n_items, batch->n_items,
-                                                        batch->n_patches, batch->n_copies};
+        b->batches[b->n_batches++] =
+            (struct rig_batch){b->n_items, batch->n_items, batch->n_patches, batch->n_copies};
         for (uint32_t i = 0; i < batch->n_items; i++) {
             const struct backend_item *x = &batch->items[i];
             b->items[b->n_items++] =
@@ -179,6 +180,7 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
     memset(r, 0, sizeof *r);
     memset(&stats, 0, sizeof stats);
     current = r;
+    log_init(LOG_LEVEL_ERROR);
     rig_now_ns = 1000000000;
     r->next_id = 1;
     r->backend.kv_bytes = 1 << 20;
@@ -203,8 +205,8 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
     };
     if (tweak != NULL)
         tweak(r);
-    assert_int_equal(
-        iobuf_pool_open(&fake_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs), ATTN_OK);
+    assert_int_equal(iobuf_pool_open(&fake_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs),
+                     ATTN_OK);
     attn_status st = engine_open_with_clock(&r->cfg, &fake_ops, &r->backend, r->bufs, fake_clock,
                                             false, &r->engine, why, sizeof why);
     if (st != ATTN_OK)
