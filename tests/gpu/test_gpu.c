@@ -1,0 +1,573 @@
+/* test_gpu.c: what a gpu backend must do beyond the option product that all backends share: the same
+ * as the cpu backend over long random histories, large pools, large batches, memory that outlives its
+ * maker, refusals in words. Usage: test_gpu [cuda|hip]; exit 77 where there is no device.
+ */
+#include "kernels/kv_layout.h"
+#include "tests/gpu/rig.h"
+
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char *backend_name = "cuda";
+static const struct backend_ops *gpu;
+static uint64_t seed;
+
+static const struct attn_layer_spec plain[2] = {{.scale = 0.125f}, {.scale = 0.1f}};
+
+static double value(attn_dtype d, const void *p, size_t i)
+{
+    if (d == ATTN_F32)
+        return ((const float *)p)[i];
+    if (d == ATTN_F16) {
+        _Float16 h;
+        memcpy(&h, (const uint16_t *)p + i, 2);
+        return (double)h;
+    }
+    uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* Relative L2 distance of the outputs and the largest difference of the lse; NaN-safe. */
+static void compare_items(const struct rig *a, const struct rig *b, const char *what)
+{
+    const struct backend_pool_config *c = &a->config;
+    double bound = c->q_dtype == ATTN_F32 ? 2e-5 : c->q_dtype == ATTN_F16 ? 2e-3 : 1.2e-2;
+    if (c->kv_dtype != c->q_dtype)
+        bound += 1e-2; /* a code on the border of two may fall on either side */
+    for (uint32_t i = 0; i < a->n_items; i++) {
+        const struct backend_item *x = &a->items[i], *y = &b->items[i];
+        if (!(x->flags & BACKEND_ATTEND))
+            continue;
+        size_t n = (size_t)x->n_tokens * c->num_q_heads * c->head_dim_v;
+        double diff = 0, norm = 0;
+        for (size_t k = 0; k < n; k++) {
+            double u = value(c->q_dtype, x->out, k), v = value(c->q_dtype, y->out, k);
+            diff += (u - v) * (u - v);
+            norm += v * v;
+        }
+        if (!(sqrt(diff) <= bound * sqrt(norm) + 1e-6))
+            fail_msg("%s (seed %llu): item %u (pos %u, n_tokens %u, layer %u): L2 %g of %g", what,
+                     (unsigned long long)seed, i, x->pos, x->n_tokens, x->layer, sqrt(diff),
+                     sqrt(norm));
+        for (uint32_t k = 0; k < x->n_tokens * c->num_q_heads; k++)
+            if (!(fabsf(x->lse[k] - y->lse[k]) <= 2e-2f + 2e-3f * fabsf(y->lse[k])))
+                fail_msg("%s (seed %llu): item %u: lse[%u] %g, not %g", what,
+                         (unsigned long long)seed, i, k, (double)x->lse[k], (double)y->lse[k]);
+    }
+}
+
+/* Every block that is in use holds the same bytes on both sides, up to where its tokens end. */
+static void compare_blocks(struct rig *a, struct rig *b, const char *what)
+{
+    struct kv_layout l = kv_layout_of(&a->config);
+    unsigned char *x = malloc(l.block_bytes), *y = malloc(l.block_bytes);
+    uint64_t n_bytes = 0, n_other = 0;
+    for (uint32_t s = 0; s < RIG_MAX_SEQS; s++) {
+        uint32_t full = a->seqs[s].len[0];
+        for (uint32_t k = 1; k < a->config.num_layers; k++)
+            full = a->seqs[s].len[k] < full ? a->seqs[s].len[k] : full;
+        for (uint32_t i = 0; i < full / a->config.block_tokens; i++) {
+            assert_int_equal(a->ops->block_read(a->pool, a->seqs[s].blocks[i], x), ATTN_OK);
+            assert_int_equal(b->ops->block_read(b->pool, b->seqs[s].blocks[i], y), ATTN_OK);
+            for (uint64_t k = 0; k < l.block_bytes; k++)
+                n_other += x[k] != y[k];
+            n_bytes += l.block_bytes;
+        }
+    }
+    uint64_t most = l.is_quantised ? n_bytes / 500 : 0; /* ties in the last bit of a scale */
+    if (n_other > most)
+        fail_msg("%s (seed %llu): %llu of %llu bytes differ", what, (unsigned long long)seed,
+                 (unsigned long long)n_other, (unsigned long long)n_bytes);
+    free(x);
+    free(y);
+}
+
+/* One random batch: the same decisions on both sides, as both draw from the same state. */
+static void random_batch(struct rig *r, uint64_t *state, uint32_t n_seqs, bool is_wide)
+{
+    rig_begin(r);
+    uint32_t n_ops = is_wide ? 140 : 1 + rig_random(state) % 12, taken[RIG_MAX_SEQS] = {0};
+    uint32_t max = r->config.max_row_blocks * r->config.block_tokens;
+    for (uint32_t i = 0; i < n_ops; i++) {
+        uint32_t s = is_wide ? i % n_seqs : rig_random(state) % n_seqs;
+        uint32_t kind = rig_random(state) % 16, layer = rig_random(state) % r->config.num_layers;
+        if (taken[s])
+            continue;
+        struct rig_seq *q = &r->seqs[s];
+        uint32_t least = q->len[0], most = q->len[0];
+        for (uint32_t k = 1; k < r->config.num_layers; k++) {
+            least = q->len[k] < least ? q->len[k] : least;
+            most = q->len[k] > most ? q->len[k] : most;
+        }
+        if (kind == 0 && least > 0) {
+            uint32_t to = rig_random(state) % n_seqs;
+            if (taken[to] || to == s)
+                continue;
+            taken[to] = 1; /* its items come in later batches */
+            taken[s] = 1;
+            rig_fork(r, s, to, 1 + rig_random(state) % least);
+        } else if (kind == 1 && most > 0) {
+            rig_truncate(r, s, rig_random(state) % most);
+        } else if (kind == 2 && most > 0) {
+            rig_drop(r, s);
+        } else {
+            uint32_t n = kind < 6 ? 1 + rig_random(state) % 90 : 1 + rig_random(state) % 3;
+            uint32_t pos = q->len[layer], flags = BACKEND_APPEND | BACKEND_ATTEND;
+            if (kind == 7)
+                flags = BACKEND_APPEND;
+            if (kind == 8 && pos > 4) { /* written again */
+                pos -= 3;
+                n = 3;
+            }
+            if (pos + n > max)
+                continue;
+            taken[s] = 1;
+            rig_step(r, s, layer, pos, n, flags, state);
+        }
+    }
+}
+
+static void walk(const struct backend_pool_config *c, uint32_t n_steps, const char *what)
+{
+    static struct rig a, b;
+    rig_open(&a, gpu, c, 0, -1);
+    rig_open(&b, backend_cpu(), c, 0, -1);
+    uint64_t sa = seed, sb = seed;
+    for (uint32_t i = 0; i < n_steps; i++) {
+        bool is_wide = i % 8 == 5;
+        uint32_t n_seqs = i % 8 == 5 ? RIG_MAX_SEQS : 12;
+        random_batch(&a, &sa, n_seqs, is_wide);
+        random_batch(&b, &sb, n_seqs, is_wide);
+        rig_run(&a);
+        rig_run(&b);
+        compare_items(&a, &b, what);
+        if (i % 16 == 15) {
+            for (uint32_t s = 12; s < RIG_MAX_SEQS; s++) { /* keeps the pool from filling up */
+                rig_drop(&a, s);
+                rig_drop(&b, s);
+            }
+            compare_blocks(&a, &b, what);
+        }
+    }
+    rig_close(&a);
+    rig_close(&b);
+}
+
+static void random_histories_match_the_cpu_backend(void **state)
+{
+    (void)state;
+    static const struct {
+        attn_dtype q, kv;
+        uint32_t q_heads, kv_heads, dk, dv, block_tokens;
+    } cases[] = {
+        {ATTN_BF16, ATTN_BF16, 8, 2, 64, 64, 16},
+        {ATTN_F16, ATTN_F16, 8, 1, 128, 128, 32},
+        {ATTN_F32, ATTN_F32, 4, 4, 80, 80, 16},
+        {ATTN_BF16, ATTN_FP8_E4M3, 16, 2, 128, 128, 16},
+        {ATTN_F16, ATTN_INT8, 6, 2, 96, 96, 64},
+        {ATTN_BF16, ATTN_BF16, 24, 1, 192, 128, 16},
+        {ATTN_BF16, ATTN_BF16, 64, 1, 256, 256, 16},
+        {ATTN_F32, ATTN_INT8, 2, 1, 40, 56, 8},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct backend_pool_config c = rig_config(plain, 2);
+        c.q_dtype = cases[i].q;
+        c.kv_dtype = cases[i].kv;
+        c.num_q_heads = cases[i].q_heads;
+        c.num_kv_heads = cases[i].kv_heads;
+        c.head_dim_k = cases[i].dk;
+        c.head_dim_v = cases[i].dv;
+        c.block_tokens = cases[i].block_tokens;
+        c.n_blocks = 4096;
+        char what[64];
+        snprintf(what, sizeof what, "case %zu: %s/%s %u/%u heads of %u", i,
+                 attn_dtype_name(c.q_dtype), attn_dtype_name(c.kv_dtype), c.num_q_heads,
+                 c.num_kv_heads, c.head_dim_k);
+        walk(&c, 64, what);
+    }
+}
+
+static void the_same_step_twice_gives_the_same_bytes(void **state)
+{
+    (void)state;
+    for (int is_fixed = 0; is_fixed < 2; is_fixed++) {
+        struct backend_pool_config c = rig_config(plain, 2);
+        c.head_dim_k = c.head_dim_v = 128;
+        c.max_row_blocks = 256;
+        c.n_blocks = 2048;
+        c.is_batch_invariant = is_fixed;
+        static struct rig r;
+        rig_open(&r, gpu, &c, 0, -1);
+        uint64_t s = seed;
+        const uint32_t lens[] = {1, 17, 900, 3000, 64};
+        for (uint32_t i = 0; i < 5; i++) {
+            rig_begin(&r);
+            rig_step(&r, i, 0, 0, lens[i], BACKEND_APPEND, &s);
+            rig_run(&r);
+        }
+        rig_begin(&r);
+        for (uint32_t i = 0; i < 5; i++)
+            rig_step(&r, i, 0, lens[i], i == 2 ? 40 : 1, BACKEND_APPEND | BACKEND_ATTEND, &s);
+        rig_run(&r);
+        size_t bytes = r.memory_used;
+        char *first = malloc(bytes);
+        memcpy(first, r.memory, bytes);
+        for (uint32_t i = 0; i < 5; i++)
+            memset(r.items[i].out, 0xff, (size_t)r.items[i].n_tokens * 8 * 128 * 2);
+        r.n_patches = r.n_copies = 0;
+        rig_run(&r);
+        assert_memory_equal(first, r.memory, bytes);
+
+        if (is_fixed) { /* each alone, too */
+            struct backend_item all[5];
+            memcpy(all, r.items, sizeof all);
+            for (uint32_t i = 0; i < 5; i++) {
+                memset(all[i].out, 0xff, (size_t)all[i].n_tokens * 8 * 128 * 2);
+                r.items[0] = all[i];
+                r.n_items = 1;
+                rig_run(&r);
+            }
+            assert_memory_equal(first, r.memory, bytes);
+        }
+        free(first);
+        rig_close(&r);
+    }
+}
+
+static void pools_beyond_65536_blocks_and_4_gib_hold_their_tokens(void **state)
+{
+    (void)state;
+    struct backend_pool_config c = rig_config(plain, 1);
+    c.num_q_heads = 16;
+    c.num_kv_heads = 8;
+    c.head_dim_k = c.head_dim_v = 128; /* 64 KiB a block */
+    c.n_blocks = 140000;
+    for (int kind = 0; kind < 2; kind++) {
+        c.kv_dtype = kind ? ATTN_FP8_E4M3 : ATTN_BF16;
+        assert_true(gpu->pool_bytes(NULL, &c) > (uint64_t)1 << 32);
+        struct backend_pool_config small = c;
+        small.n_blocks = 256;
+        static struct rig a, b;
+        rig_open(&a, gpu, &c, 0, -1);
+        rig_open(&b, gpu, &small, 0, -1);
+        a.first_block = c.n_blocks - 256;
+        uint64_t sa = seed, sb = seed;
+        for (int i = 0; i < 6; i++) {
+            rig_begin(&a);
+            rig_begin(&b);
+            for (uint32_t s = 0; s < 4; s++) {
+                uint32_t n = i == 0 ? 100 + s : 1 + s * 7;
+                rig_step(&a, s, 0, a.seqs[s].len[0], n, 3, &sa);
+                rig_step(&b, s, 0, b.seqs[s].len[0], n, 3, &sb);
+            }
+            rig_run(&a);
+            rig_run(&b);
+            assert_int_equal(a.memory_used, b.memory_used);
+            assert_memory_equal(a.memory, b.memory, a.memory_used);
+        }
+        /* and a copy from the last blocks: a fork, then a write into its shared block */
+        rig_begin(&a);
+        rig_begin(&b);
+        rig_fork(&a, 1, 9, 90);
+        rig_fork(&b, 1, 9, 90);
+        rig_step(&a, 9, 0, 90, 2, 3, &sa);
+        rig_step(&b, 9, 0, 90, 2, 3, &sb);
+        assert_int_equal(a.n_copies, 1);
+        rig_run(&a);
+        rig_run(&b);
+        assert_memory_equal(a.memory, b.memory, a.memory_used);
+        rig_close(&a);
+        rig_close(&b);
+    }
+}
+
+static void a_batch_may_carry_more_patches_than_its_staging(void **state)
+{
+    (void)state;
+    struct backend_pool_config c = rig_config(plain, 1);
+    c.num_q_heads = c.num_kv_heads = 1;
+    c.max_row_blocks = 8192;
+    c.n_blocks = 8300;
+    static struct rig r;
+    rig_open(&r, gpu, &c, 0, -1);
+    uint64_t s = seed;
+    const uint32_t len = 8000 * 16;
+    for (uint32_t pos = 0; pos < len; pos += 4000) {
+        rig_begin(&r);
+        rig_step(&r, 0, 0, pos, 4000, BACKEND_APPEND, &s);
+        rig_run(&r);
+    }
+    rig_begin(&r);
+    for (uint32_t to = 1; to <= 12; to++)
+        rig_fork(&r, 0, to, len);
+    assert_true(r.n_patches > 90000);
+    struct backend_item *it[13];
+    uint64_t first = s;
+    for (uint32_t to = 0; to <= 12; to++) {
+        uint64_t same = first; /* the same q for all */
+        it[to] = rig_step(&r, to, 0, len - 1, 1, BACKEND_ATTEND, &same);
+    }
+    rig_run(&r);
+    for (uint32_t to = 1; to <= 12; to++)
+        assert_memory_equal(it[0]->out, it[to]->out, 64 * 2);
+    assert_true(isfinite(it[0]->lse[0]));
+    rig_close(&r);
+}
+
+static void scrubbed_blocks_read_as_zero(void **state)
+{
+    (void)state;
+    struct backend_pool_config c = rig_config(plain, 2);
+    c.n_blocks = 1000;
+    static struct rig r;
+    rig_open(&r, gpu, &c, 0, -1);
+    uint64_t bytes = kv_layout_of(&c).block_bytes;
+    unsigned char *x = malloc(bytes);
+    uint32_t *all = malloc(c.n_blocks * sizeof *all);
+    for (uint32_t i = 0; i < c.n_blocks; i++) {
+        memset(x, (int)(i % 255) + 1, bytes);
+        assert_int_equal(gpu->block_write(r.pool, i, x), ATTN_OK);
+        all[i] = i;
+    }
+    assert_int_equal(gpu->blocks_scrub(r.pool, all + 1, c.n_blocks - 2), ATTN_OK);
+    for (uint32_t i = 0; i < c.n_blocks; i++) {
+        unsigned char want = i == 0 || i == c.n_blocks - 1 ? (unsigned char)(i % 255 + 1) : 0;
+        assert_int_equal(gpu->block_read(r.pool, i, x), ATTN_OK);
+        for (uint64_t k = 0; k < bytes; k++)
+            assert_int_equal(x[k], want);
+    }
+    free(x);
+    free(all);
+    rig_close(&r);
+}
+
+static void two_batches_may_be_in_flight_and_come_back_in_order(void **state)
+{
+    (void)state;
+    struct backend_pool_config c = rig_config(plain, 1);
+    static struct rig r;
+    rig_open(&r, gpu, &c, 0, -1);
+    uint64_t s = seed;
+    rig_begin(&r);
+    struct backend_batch batches[3];
+    struct backend_item items[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        uint32_t from = r.n_patches;
+        items[i] = *rig_step(&r, 0, 0, r.seqs[0].len[0], 20, 3, &s);
+        batches[i] = (struct backend_batch){.pool = r.pool,
+                                            .items = &items[i],
+                                            .n_items = 1,
+                                            .patches = r.patches + from,
+                                            .n_patches = r.n_patches - from};
+    }
+    assert_int_equal(gpu->submit(r.b, &batches[0]), ATTN_OK);
+    assert_int_equal(gpu->submit(r.b, &batches[1]), ATTN_OK);
+    assert_int_equal(gpu->submit(r.b, &batches[2]), ATTN_EOVERLOAD);
+    assert_ptr_equal(gpu->poll(r.b, 10000000000u), &batches[0]);
+    assert_int_equal(gpu->submit(r.b, &batches[2]), ATTN_OK);
+    assert_ptr_equal(gpu->poll(r.b, 10000000000u), &batches[1]);
+    assert_ptr_equal(gpu->poll(r.b, 10000000000u), &batches[2]);
+    assert_null(gpu->poll(r.b, 0));
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(batches[i].status, ATTN_OK);
+        assert_true(batches[i].device_ns > 0);
+        assert_true(batches[i].kv_bytes > 0);
+        for (uint32_t k = 0; k < 20 * 8; k++)
+            assert_true(isfinite(items[i].lse[k]));
+    }
+    rig_close(&r);
+}
+
+static void refusals_name_field_and_value(void **state)
+{
+    (void)state;
+    struct backend *b = NULL;
+    struct backend_config bc = {.kv_bytes = (uint64_t)1 << 50,
+                                .max_batch_items = 8,
+                                .max_batch_tokens = 8,
+                                .import_fd = -1};
+    assert_int_equal(gpu->open(&bc, &b), ATTN_ENOMEM);
+    assert_non_null(strstr(gpu->last_error(b), "1125899906842624"));
+    assert_non_null(strstr(gpu->last_error(b), "free"));
+    gpu->close(b);
+    bc.kv_bytes = 1 << 24;
+    bc.device_index = 99;
+    assert_int_equal(gpu->open(&bc, &b), ATTN_ENOTSUP);
+    assert_non_null(strstr(gpu->last_error(b), "99"));
+    gpu->close(b);
+    bc.device_index = 0;
+    assert_int_equal(gpu->open(&bc, &b), ATTN_OK);
+    struct backend_pool_config c = rig_config(plain, 1);
+    struct backend_pool *p = NULL;
+    c.n_blocks = 1 << 20;
+    assert_int_equal(gpu->pool_open(b, &c, &p), ATTN_ENOMEM);
+    assert_non_null(strstr(gpu->last_error(b), "16777216"));
+    c = rig_config(plain, 1);
+    c.head_dim_k = 60;
+    assert_int_not_equal(gpu->pool_check(b, &c), ATTN_OK);
+    assert_non_null(strstr(gpu->last_error(b), "head_dim"));
+    c = rig_config(plain, 1);
+    assert_int_equal(gpu->pool_open(b, &c, &p), ATTN_OK);
+    uint32_t table[1] = {c.n_blocks};
+    struct backend_item it = {.flags = BACKEND_APPEND, .n_tokens = 1, .block_table = table};
+    struct backend_batch batch = {.pool = p, .items = &it, .n_items = 1};
+    assert_int_equal(gpu->submit(b, &batch), ATTN_EINVAL);
+    assert_non_null(strstr(gpu->last_error(b), "block_table"));
+    it.layer = 7;
+    assert_int_equal(gpu->submit(b, &batch), ATTN_EINVAL);
+    assert_non_null(strstr(gpu->last_error(b), "layer 7"));
+    assert_null(gpu->poll(b, 0));
+    gpu->close(b);
+    gpu->close(NULL);
+}
+
+/* ---- memory that outlives its maker */
+
+enum { kept_blocks = 64 };
+
+static void kept_pattern(uint32_t block, unsigned char *x, uint64_t bytes)
+{
+    uint64_t s = 77 + block;
+    for (uint64_t i = 0; i + 4 <= bytes; i += 4) {
+        uint32_t u = rig_random(&s);
+        memcpy(x + i, &u, 4);
+    }
+}
+
+static bool fd_send(int socket, int fd)
+{
+    char byte = 1, space[CMSG_SPACE(sizeof fd)] = {0};
+    struct iovec v = {&byte, 1};
+    struct msghdr m = {
+        .msg_iov = &v, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+    *h = (struct cmsghdr){CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS};
+    memcpy(CMSG_DATA(h), &fd, sizeof fd);
+    return sendmsg(socket, &m, 0) == 1;
+}
+
+static int fd_receive(int socket)
+{
+    int fd = -1;
+    char byte, space[CMSG_SPACE(sizeof fd)];
+    struct iovec v = {&byte, 1};
+    struct msghdr m = {
+        .msg_iov = &v, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    if (recvmsg(socket, &m, 0) != 1 || !CMSG_FIRSTHDR(&m))
+        return -1;
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof fd);
+    return fd;
+}
+
+/* The child: makes memory, writes it, hands its descriptor over, waits to be killed. */
+static int maker(int socket)
+{
+    struct backend_pool_config c = rig_config(plain, 2);
+    c.n_blocks = kept_blocks;
+    struct backend_config bc = {.kv_bytes = gpu->pool_bytes(NULL, &c),
+                                .max_batch_items = 8,
+                                .max_batch_tokens = 64,
+                                .import_fd = -1};
+    struct backend *b;
+    struct backend_pool *p;
+    uint64_t bytes = kv_layout_of(&c).block_bytes;
+    unsigned char *x = malloc(bytes);
+    int fd = -1;
+    if (gpu->open(&bc, &b) != ATTN_OK || gpu->pool_open(b, &c, &p) != ATTN_OK)
+        return 1;
+    for (uint32_t i = 0; i < kept_blocks; i++) {
+        kept_pattern(i, x, bytes);
+        if (gpu->block_write(p, i, x) != ATTN_OK)
+            return 1;
+    }
+    if (gpu->export_memory(b, &fd) != ATTN_OK || !fd_send(socket, fd))
+        return 1;
+    for (;;)
+        pause();
+}
+
+static void exported_memory_outlives_a_killed_process(void **state)
+{
+    (void)state;
+    int pair[2], status;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    char number[16];
+    snprintf(number, sizeof number, "%d", pair[1]);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        close(pair[0]);
+        execl("/proc/self/exe", "test_gpu", backend_name, "--maker", number, (char *)NULL);
+        _exit(127);
+    }
+    close(pair[1]);
+    int fd = fd_receive(pair[0]);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(fd >= 0);
+
+    struct backend_pool_config c = rig_config(plain, 2);
+    c.n_blocks = kept_blocks;
+    static struct rig r;
+    rig_open(&r, gpu, &c, 0, fd);
+    uint64_t bytes = kv_layout_of(&c).block_bytes;
+    unsigned char *x = malloc(bytes), *want = malloc(bytes);
+    for (uint32_t i = 0; i < kept_blocks; i++) {
+        kept_pattern(i, want, bytes);
+        assert_int_equal(gpu->block_read(r.pool, i, x), ATTN_OK);
+        assert_memory_equal(x, want, bytes);
+    }
+    free(x);
+    free(want);
+    rig_close(&r);
+    close(fd);
+    close(pair[0]);
+}
+
+int main(int argc, char **argv)
+{
+    char why[512];
+    if (argc > 1)
+        backend_name = argv[1];
+    const char *given = getenv("ATTND_TEST_SEED");
+    seed = given ? strtoull(given, NULL, 0) : 1;
+    if (backend_load(backend_name, &gpu, why, sizeof why) != ATTN_OK) {
+        printf("skipped: %s\n", why);
+        return 77;
+    }
+    if (argc > 3 && strcmp(argv[2], "--maker") == 0)
+        return maker(atoi(argv[3]));
+    struct backend_config bc = {
+        .kv_bytes = 1 << 21, .max_batch_items = 1, .max_batch_tokens = 1, .import_fd = -1};
+    struct backend *b = NULL;
+    attn_status st = gpu->open(&bc, &b);
+    if (st != ATTN_OK)
+        printf("%s: %s\n", st == ATTN_ENOTSUP ? "skipped" : "failed", gpu->last_error(b));
+    gpu->close(b);
+    if (st != ATTN_OK)
+        return st == ATTN_ENOTSUP ? 77 : 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(refusals_name_field_and_value),
+        cmocka_unit_test(scrubbed_blocks_read_as_zero),
+        cmocka_unit_test(two_batches_may_be_in_flight_and_come_back_in_order),
+        cmocka_unit_test(exported_memory_outlives_a_killed_process),
+        cmocka_unit_test(the_same_step_twice_gives_the_same_bytes),
+        cmocka_unit_test(random_histories_match_the_cpu_backend),
+        cmocka_unit_test(pools_beyond_65536_blocks_and_4_gib_hold_their_tokens),
+        cmocka_unit_test(a_batch_may_carry_more_patches_than_its_staging),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
