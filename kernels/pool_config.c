@@ -1,0 +1,121 @@
+/* pool_config.c: checks what all backends need of a geometry. Apart from backend.c so that a loadable
+ * backend carries this and not the built-in one.
+ */
+#include "kernels/kv_layout.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#define MAX_HEADS 1024
+#define MAX_HEAD_DIM 256
+#define MAX_LAYERS 1024
+
+static bool in_range(const char *field, uint64_t value, uint64_t min, uint64_t max, char *why,
+                     size_t why_bytes)
+{
+    if (value >= min && value <= max)
+        return true;
+    snprintf(why, why_bytes, "%s is %" PRIu64 ", must be %" PRIu64 " to %" PRIu64, field, value,
+             min, max);
+    return false;
+}
+
+static bool dtypes_are_valid(const struct backend_pool_config *c, char *why, size_t why_bytes)
+{
+    if (c->q_dtype != ATTN_F32 && c->q_dtype != ATTN_F16 && c->q_dtype != ATTN_BF16) {
+        snprintf(why, why_bytes, "q_dtype is %s, must be f32, f16 or bf16",
+                 attn_dtype_name(c->q_dtype));
+        return false;
+    }
+    if (c->kv_dtype != c->q_dtype && c->kv_dtype != ATTN_FP8_E4M3 && c->kv_dtype != ATTN_INT8) {
+        snprintf(why, why_bytes, "kv_dtype is %s, must be %s (as q_dtype), fp8_e4m3 or int8",
+                 attn_dtype_name(c->kv_dtype), attn_dtype_name(c->q_dtype));
+        return false;
+    }
+    return true;
+}
+
+static bool layer_is_valid(const struct backend_pool_config *c, uint32_t layer, char *why,
+                           size_t why_bytes)
+{
+    const struct attn_layer_spec *s = &c->layers[layer];
+    if (!isfinite(s->scale) || s->scale <= 0) {
+        snprintf(why, why_bytes, "layers[%" PRIu32 "].scale is %g, must be above 0", layer,
+                 (double)s->scale);
+        return false;
+    }
+    if (!isfinite(s->soft_cap) || s->soft_cap < 0) {
+        snprintf(why, why_bytes, "layers[%" PRIu32 "].soft_cap is %g, must be 0 or above", layer,
+                 (double)s->soft_cap);
+        return false;
+    }
+    if (s->sink_tokens > 0 && s->window_tokens == 0) {
+        snprintf(why, why_bytes, "layers[%" PRIu32 "].sink_tokens is %" PRIu32 " without a window",
+                 layer, s->sink_tokens);
+        return false;
+    }
+    for (uint32_t h = 0; h < c->num_q_heads; h++) {
+        /* -inf is a sink that is not there */
+        if (s->sink_logits && !isfinite(s->sink_logits[h]) && s->sink_logits[h] != -INFINITY) {
+            snprintf(why, why_bytes, "layers[%" PRIu32 "].sink_logits[%" PRIu32 "] is %g", layer, h,
+                     (double)s->sink_logits[h]);
+            return false;
+        }
+        if (s->alibi_slopes && !isfinite(s->alibi_slopes[h])) {
+            snprintf(why, why_bytes, "layers[%" PRIu32 "].alibi_slopes[%" PRIu32 "] is %g", layer,
+                     h, (double)s->alibi_slopes[h]);
+            return false;
+        }
+    }
+    return true;
+}
+
+attn_status backend_pool_config_check(const struct backend_pool_config *c, char *why,
+                                      size_t why_bytes)
+{
+    if (!in_range("num_layers", c->num_layers, 1, MAX_LAYERS, why, why_bytes) ||
+        !in_range("num_q_heads", c->num_q_heads, 1, MAX_HEADS, why, why_bytes) ||
+        !in_range("num_kv_heads", c->num_kv_heads, 1, MAX_HEADS, why, why_bytes) ||
+        !in_range("head_dim_k", c->head_dim_k, 8, MAX_HEAD_DIM, why, why_bytes) ||
+        !in_range("head_dim_v", c->head_dim_v, 8, MAX_HEAD_DIM, why, why_bytes) ||
+        !in_range("block_tokens", c->block_tokens, 8, 256, why, why_bytes) ||
+        !in_range("n_blocks", c->n_blocks, 1, INT32_MAX, why, why_bytes) ||
+        !in_range("n_table_rows", c->n_table_rows, 1, INT32_MAX, why, why_bytes) ||
+        !in_range("max_row_blocks", c->max_row_blocks, 1, INT32_MAX / c->block_tokens, why,
+                  why_bytes))
+        return ATTN_EINVAL;
+    if (c->num_q_heads % c->num_kv_heads != 0) {
+        snprintf(why, why_bytes,
+                 "num_q_heads is %" PRIu32 ", not a multiple of num_kv_heads %" PRIu32,
+                 c->num_q_heads, c->num_kv_heads);
+        return ATTN_EINVAL;
+    }
+    if (c->head_dim_k % 8 != 0 || c->head_dim_v % 8 != 0) {
+        snprintf(why, why_bytes, "%s is %" PRIu32 ", not a multiple of 8",
+                 c->head_dim_k % 8 ? "head_dim_k" : "head_dim_v",
+                 c->head_dim_k % 8 ? c->head_dim_k : c->head_dim_v);
+        return ATTN_EINVAL;
+    }
+    if ((c->block_tokens & (c->block_tokens - 1)) != 0) {
+        snprintf(why, why_bytes, "block_tokens is %" PRIu32 ", not a power of two",
+                 c->block_tokens);
+        return ATTN_EINVAL;
+    }
+    if (!dtypes_are_valid(c, why, why_bytes))
+        return ATTN_EINVAL;
+    if (c->layers == NULL) {
+        snprintf(why, why_bytes, "layers is missing");
+        return ATTN_EINVAL;
+    }
+    for (uint32_t i = 0; i < c->num_layers; i++)
+        if (!layer_is_valid(c, i, why, why_bytes))
+            return ATTN_EINVAL;
+    uint64_t block_bytes = kv_layout_of(c).block_bytes;
+    if (c->n_blocks > (uint64_t)INT64_MAX / block_bytes) {
+        snprintf(why, why_bytes, "n_blocks %" PRIu32 " of %" PRIu64 " bytes is too large",
+                 c->n_blocks, block_bytes);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
