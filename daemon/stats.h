@@ -36,6 +36,7 @@
       "Peers cut: message not complete in time")                                                   \
     X(peers_cut_slow_reader, "peers_cut_slow_reader_total", "Peers cut: did not read replies")     \
     X(peers_cut_malformed, "peers_cut_malformed_total", "Peers cut: bytes outside the protocol")   \
+    X(peers_cut_memory, "peers_cut_memory_total", "Peers cut: no memory to answer them")           \
     X(received_bytes, "received_bytes_total", "Bytes of messages received")                        \
     X(sent_bytes, "sent_bytes_total", "Bytes of replies sent")
 

@@ -15,15 +15,19 @@
 struct transport_sp;
 
 /* Starts listening on url ("ipc:///run/attnd/attnd.sock", "tcp://127.0.0.1:5555"). A stale socket file
- * is replaced, a live one is an error. ATTN_EINVAL: why names url and reason. */
+ * is replaced, a live one is an error; its mode is 0660. cfg, engine and bufs are borrowed until the
+ * loop has run the close callbacks. ATTN_EINVAL: why names url and reason. */
 attn_status transport_sp_open(uv_loop_t *loop, const struct config *cfg, const char *url,
                               struct engine *engine, struct iobuf_pool *bufs,
                               struct transport_sp **out_t, char *why, size_t why_bytes);
+/* As given, but with the port that was taken where 0 was asked for. */
+const char *transport_sp_url(const struct transport_sp *t);
 /* Stops accepting and reading; replies already owed are still written. */
 void transport_sp_stop(struct transport_sp *t);
 /* True when no reply is owed to any peer and no write is pending. */
 bool transport_sp_is_idle(const struct transport_sp *t);
-/* Closes all peers; memory is freed when the loop has run the close callbacks. NULL is fine. */
+/* Closes all peers; memory is freed when the loop has run the close callbacks, and not before the engine
+ * has given back every request (engine_close does). NULL is fine. */
 void transport_sp_close(struct transport_sp *t);
 
 #endif

@@ -1,0 +1,114 @@
+/* sp_internal.h: what transport_sp.c (listening, deadlines, replies coming in from the engine) and
+ * sp_peer.c (one connection: reading, writing, cutting) share. All of it runs on the loop thread, but
+ * for the push of a reply.
+ *
+ * Lifetime   A peer lives until its handle is closed and the engine has given back all its requests.
+ *            A transport lives until its handles are closed and no request is owed by the engine.
+ */
+#ifndef ATTND_DAEMON_SP_INTERNAL_H
+#define ATTND_DAEMON_SP_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "daemon/sp_frame.h"
+#include "daemon/transport_sp.h"
+
+struct sp_peer;
+
+/* Members of one list wait equally long, so the list is ordered by adding at its end. */
+struct sp_wait {
+    struct sp_wait *prev, *next;
+    uint64_t until_ns;
+    struct sp_waits *list; /* NULL: not waiting */
+    struct sp_peer *peer;
+};
+struct sp_waits {
+    struct sp_wait *head, *tail;
+    uint64_t timeout_ns;
+    void (*expire)(struct sp_peer *p);
+};
+
+union sp_stream {
+    uv_handle_t handle;
+    uv_stream_t stream;
+    uv_pipe_t pipe;
+    uv_tcp_t tcp;
+};
+
+enum { SP_READ_AHEAD_BYTES = 64 << 10 };
+
+struct transport_sp {
+    uv_loop_t *loop;
+    const struct config *cfg;
+    struct engine *engine;
+    struct iobuf_pool *bufs;
+    const struct transport_ops *ops;
+    bool is_ipc, is_stopped, is_closing, is_async_closing;
+    bool is_accept_waiting; /* a connection was not accepted; libuv offers no other until it is */
+    char url[256];
+
+    union sp_stream listener;
+    uv_timer_t timer; /* runs while a list below has members */
+    uint64_t tick_ms;
+    struct sp_waits handshakes, bodies, writes;
+
+    struct sp_peer *peers;
+    uint64_t n_owed; /* requests not yet freed: in the engine, or replies being written */
+    uint32_t n_handles; /* open or closing, peers' included */
+    uint64_t log_second, n_logged; /* of cut peers */
+    uint8_t *read_ahead; /* [SP_READ_AHEAD_BYTES] shared: used up before a read callback returns */
+
+    uv_async_t async;
+    _Atomic(struct request *) replies; /* stack, newest first */
+    _Atomic uint32_t n_pushing; /* threads between their push and the end of uv_async_send */
+};
+
+enum sp_refusal { SP_ACCEPTED, SP_OVERSIZE, SP_OVERLOAD };
+
+struct sp_peer {
+    struct transport_sp *t;
+    struct sp_peer *prev, *next;
+    union sp_stream io;
+    char name[96]; /* for logs: "uid 0, pid 12" or an address */
+    struct sp_frame frame;
+    bool is_eof; /* sends no more; closed when all is answered */
+    bool is_doomed; /* what it sends is dropped; closed when all is answered */
+    bool is_shut, is_closing, is_closed, is_dirty;
+
+    struct sp_wait read_wait, write_wait;
+
+    struct request *req; /* the message being received */
+    uint64_t n_body; /* of it, so far */
+    uint64_t body_bytes; /* of it, in all */
+    enum sp_refusal refusal;
+
+    uint32_t n_requests; /* in the engine */
+    struct request *write_head, **write_tail;
+    uint64_t write_bytes; /* of the queue, heads included */
+    size_t write_offset; /* of the first reply, already written */
+    uint32_t n_writing; /* replies under an active uv_write */
+    uv_write_t write;
+    uv_shutdown_t shutdown;
+    struct sp_peer *next_dirty;
+};
+
+/* transport_sp.c */
+void sp_wait_start(struct sp_waits *list, struct sp_wait *w);
+void sp_wait_stop(struct sp_wait *w);
+void sp_accept_later(struct transport_sp *t); /* out of memory: again at the next tick */
+void sp_transport_finish(struct transport_sp *t); /* goes on closing where it can */
+void sp_reply(struct request *req); /* any thread */
+
+/* sp_peer.c */
+/* Accepts the connection waiting at the listener. */
+void sp_peer_accept(struct transport_sp *t);
+/* Queues a reply that came back from the engine; sp_peer_flush sends it. */
+void sp_peer_queue(struct sp_peer *p, struct request *req);
+void sp_peer_flush(struct sp_peer *p);
+void sp_peer_stop_reading(struct sp_peer *p);
+void sp_peer_close(struct sp_peer *p);
+void sp_peer_expire_handshake(struct sp_peer *p);
+void sp_peer_expire_body(struct sp_peer *p);
+void sp_peer_expire_write(struct sp_peer *p);
+
+#endif

@@ -1,0 +1,494 @@
+/* sp_peer.c: one connection of a worker: its bytes become requests, replies become its bytes.
+ *
+ * Small messages and all heads are read through the transport's shared read-ahead buffer, the bodies
+ * of large ones straight into their request's buffer. Replies wait in the peer's queue and are written
+ * many at a time, first without waiting (uv_try_write), the rest with one uv_write at a time.
+ */
+#define _GNU_SOURCE /* struct ucred */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/address.h"
+#include "daemon/log.h"
+#include "daemon/sp_internal.h"
+
+enum {
+    DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
+    MAX_GATHER = 32, /* replies in one write */
+    MAX_GATHER_BYTES = 4 << 20,
+    KEEPALIVE_S = 60,
+    MAX_LOGGED_CUTS = 10, /* a second */
+};
+
+/* ---- the end of a peer ---- */
+
+static void peer_free_if_done(struct sp_peer *p)
+{
+    if (p->is_closed && p->n_requests == 0)
+        free(p);
+}
+
+static void request_done(struct transport_sp *t, struct request *req)
+{
+    request_free(req);
+    t->n_owed--;
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct sp_peer *p = handle->data;
+    struct transport_sp *t = p->t;
+    while (p->write_head != NULL) {
+        struct request *req = p->write_head;
+        p->write_head = req->next;
+        request_done(t, req);
+    }
+    p->is_closed = true;
+    peer_free_if_done(p);
+    t->n_handles--;
+    sp_transport_finish(t);
+}
+
+void sp_peer_close(struct sp_peer *p)
+{
+    if (p->is_closing)
+        return;
+    struct transport_sp *t = p->t;
+    p->is_closing = true;
+    sp_wait_stop(&p->read_wait);
+    sp_wait_stop(&p->write_wait);
+    request_free(p->req);
+    p->req = NULL;
+    if (p->prev != NULL)
+        p->prev->next = p->next;
+    else
+        t->peers = p->next;
+    if (p->next != NULL)
+        p->next->prev = p->prev;
+    stats_sub(peers, 1);
+    log_debug("%s: peer left (%s)", t->url, p->name);
+    uv_close(&p->io.handle, on_closed);
+}
+
+/* A peer that breaks a rule; the caller has counted it by reason. */
+static void peer_cut(struct sp_peer *p, const char *why)
+{
+    struct transport_sp *t = p->t;
+    uint64_t second = uv_now(t->loop) / 1000;
+    if (second != t->log_second) {
+        if (t->n_logged > MAX_LOGGED_CUTS)
+            log_info("%s: %llu more peers cut", t->url,
+                     (unsigned long long)(t->n_logged - MAX_LOGGED_CUTS));
+        t->log_second = second;
+        t->n_logged = 0;
+    }
+    if (t->n_logged++ < MAX_LOGGED_CUTS)
+        log_info("%s: peer cut (%s): %s", t->url, p->name, why);
+    sp_peer_close(p);
+}
+
+void sp_peer_expire_handshake(struct sp_peer *p)
+{
+    stats_add(peers_cut_handshake, 1);
+    peer_cut(p, "no handshake within listen.handshake_timeout");
+}
+
+void sp_peer_expire_body(struct sp_peer *p)
+{
+    if (p->is_shut) { /* already counted; it had its time to read the answer */
+        sp_peer_close(p);
+        return;
+    }
+    stats_add(peers_cut_body_timeout, 1);
+    peer_cut(p, "message not complete within listen.body_timeout");
+}
+
+void sp_peer_expire_write(struct sp_peer *p)
+{
+    stats_add(peers_cut_slow_reader, 1);
+    peer_cut(p, "replies not taken within listen.write_timeout");
+}
+
+/* ---- writing ---- */
+
+static void on_shutdown(uv_shutdown_t *shutdown, int status)
+{
+    (void)shutdown;
+    (void)status; /* the peer's end of file or the deadline closes it, whatever this says */
+}
+
+/* All that is owed is written: a peer that sends no more, or may not, goes now. */
+static void peer_leave_if_done(struct sp_peer *p)
+{
+    if (p->is_closing || p->n_requests > 0 || p->write_head != NULL)
+        return;
+    if (p->is_eof) {
+        sp_peer_close(p);
+    } else if (p->is_doomed && !p->is_shut) {
+        /* closing with unread bytes would reset the connection and take the answer with it: end our
+         * side, drop what still comes, wait for the peer's end */
+        p->is_shut = true;
+        sp_wait_start(&p->t->bodies, &p->read_wait);
+        if (uv_shutdown(&p->shutdown, &p->io.stream, on_shutdown) != 0)
+            sp_peer_close(p);
+    }
+}
+
+static size_t reply_bytes(const struct request *req)
+{
+    return req->peer_data_bytes + req->reply->n_bytes;
+}
+
+static void write_pop(struct sp_peer *p)
+{
+    struct request *req = p->write_head;
+    p->write_head = req->next;
+    if (p->write_head == NULL)
+        p->write_tail = &p->write_head;
+    p->write_bytes -= reply_bytes(req);
+    stats_add(sent_bytes, reply_bytes(req));
+    request_done(p->t, req);
+}
+
+/* The first replies of the queue as buffers, without the write_offset bytes that are gone. */
+static uint32_t write_gather(struct sp_peer *p, uv_buf_t bufs[2 * MAX_GATHER], uint32_t *out_n_bufs,
+                             size_t *out_bytes)
+{
+    uint32_t n = 0, n_bufs = 0;
+    size_t bytes = 0, skip = p->write_offset;
+    for (struct request *req = p->write_head; req != NULL && n < MAX_GATHER; req = req->next, n++) {
+        if (n > 0 && bytes + reply_bytes(req) > MAX_GATHER_BYTES)
+            break;
+        size_t head = req->peer_data_bytes;
+        uint8_t *body = req->reply->data + req->reply->offset;
+        if (skip < head)
+            bufs[n_bufs++] = uv_buf_init((char *)req->peer_data + skip, (unsigned)(head - skip));
+        size_t body_skip = skip > head ? skip - head : 0;
+        bufs[n_bufs++] =
+            uv_buf_init((char *)body + body_skip, (unsigned)(req->reply->n_bytes - body_skip));
+        bytes += reply_bytes(req) - skip;
+        skip = 0;
+    }
+    *out_n_bufs = n_bufs;
+    *out_bytes = bytes;
+    return n;
+}
+
+static void on_written(uv_write_t *write, int status)
+{
+    struct sp_peer *p = write->handle->data;
+    if (p->is_closing)
+        return; /* on_closed frees the queue */
+    if (status < 0) {
+        sp_peer_close(p);
+        return;
+    }
+    sp_wait_stop(&p->write_wait);
+    p->write_offset = 0;
+    for (; p->n_writing > 0; p->n_writing--)
+        write_pop(p);
+    sp_peer_flush(p);
+}
+
+void sp_peer_flush(struct sp_peer *p)
+{
+    uv_buf_t bufs[2 * MAX_GATHER];
+    while (p->write_head != NULL && p->n_writing == 0 && !p->is_closing) {
+        uint32_t n_bufs;
+        size_t bytes;
+        uint32_t n = write_gather(p, bufs, &n_bufs, &bytes);
+        int written = uv_try_write(&p->io.stream, bufs, n_bufs);
+        if (written < 0 && written != UV_EAGAIN) {
+            sp_peer_close(p);
+            return;
+        }
+        size_t left = written > 0 ? (size_t)written : 0;
+        bool is_all = left == bytes;
+        while (p->write_head != NULL && left >= reply_bytes(p->write_head) - p->write_offset &&
+               n > 0) {
+            left -= reply_bytes(p->write_head) - p->write_offset;
+            p->write_offset = 0;
+            write_pop(p);
+            n--;
+        }
+        if (is_all)
+            continue;
+        p->write_offset += left;
+        p->n_writing = write_gather(p, bufs, &n_bufs, &bytes);
+        sp_wait_start(&p->t->writes, &p->write_wait);
+        if (uv_write(&p->write, &p->io.stream, bufs, n_bufs, on_written) != 0) {
+            p->n_writing = 0;
+            sp_peer_close(p);
+        }
+    }
+    peer_leave_if_done(p);
+}
+
+void sp_peer_queue(struct sp_peer *p, struct request *req)
+{
+    struct transport_sp *t = p->t;
+    p->n_requests--;
+    if (p->is_closing) {
+        request_done(t, req);
+        peer_free_if_done(p);
+        return;
+    }
+    uint32_t n_ids = req->peer_data_bytes / 4;
+    uint8_t ids[4 * SP_MAX_IDS];
+    memcpy(ids, req->peer_data, req->peer_data_bytes);
+    req->peer_data_bytes = (uint32_t)sp_head_encode(t->is_ipc, ids, n_ids, req->reply->n_bytes,
+                                                    (uint8_t *)req->peer_data);
+    iobuf_release(req->msg); /* only the reply is needed from here */
+    req->msg = NULL;
+    req->next = NULL;
+    *p->write_tail = req;
+    p->write_tail = &req->next;
+    bool is_first = p->write_bytes == 0;
+    p->write_bytes += reply_bytes(req);
+    if (!is_first && p->write_bytes > t->cfg->max_peer_write_bytes) {
+        stats_add(peers_cut_slow_reader, 1);
+        peer_cut(p, "replies waiting for it are over listen.max_peer_write");
+    }
+}
+
+/* ---- reading ---- */
+
+/* Answers a message that was not taken; its first bytes are in p->req as far as they have come. */
+static void refuse_message(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    struct request *req = p->req;
+    enum sp_refusal refusal = p->refusal;
+    struct wire_preamble preamble;
+    char why[256];
+    p->req = NULL;
+    p->refusal = SP_ACCEPTED;
+    p->n_requests++;
+    t->n_owed++;
+    if (req->msg->n_bytes == WIRE_PREAMBLE_BYTES && p->n_body >= WIRE_PREAMBLE_BYTES &&
+        wire_preamble_decode(req->msg->data, UINT64_MAX, &preamble, why, sizeof(why)) == ATTN_OK)
+        req->wire.request_id = preamble.request_id;
+    if (refusal == SP_OVERSIZE) {
+        stats_add(peers_cut_oversize, 1);
+        log_info("%s: peer sent a message of %llu bytes, over listen.max_message (%s)", t->url,
+                 (unsigned long long)p->body_bytes, p->name);
+        p->is_doomed = true;
+        request_reply_error(
+            req, ATTN_EINVAL, 0, "message of %llu bytes is over the limit max_message_bytes %llu",
+            (unsigned long long)p->body_bytes, (unsigned long long)t->cfg->max_message_bytes);
+    } else {
+        stats_add(requests_refused_overload, 1);
+        request_reply_error(req, ATTN_EOVERLOAD, 10000,
+                            "no buffer for a message of %llu bytes: cache.io_memory is used up",
+                            (unsigned long long)p->body_bytes);
+    }
+}
+
+static void message_complete(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    sp_wait_stop(&p->read_wait);
+    if (p->refusal != SP_ACCEPTED) {
+        refuse_message(p);
+        return;
+    }
+    struct request *req = p->req;
+    char why[256];
+    p->req = NULL;
+    p->n_requests++;
+    t->n_owed++;
+    attn_status st = request_decode(req, stats_now_ns(), t->cfg->default_timeout_us,
+                                    t->cfg->max_timeout_us, why, sizeof(why));
+    if (st == ATTN_OK)
+        engine_submit(t->engine, req);
+    else
+        request_reply_error(req, st, 0, "%s", why);
+}
+
+/* The frame has the ids and the size: find room for the body. */
+static void message_begin(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    p->body_bytes = p->frame.body_left;
+    p->n_body = 0;
+    p->refusal = SP_ACCEPTED;
+    if (p->body_bytes > t->cfg->max_message_bytes) {
+        p->refusal = SP_OVERSIZE;
+    } else {
+        p->req = request_new(t->ops, p, t->bufs, (size_t)p->body_bytes);
+        if (p->req == NULL)
+            p->refusal = SP_OVERLOAD;
+    }
+    if (p->refusal != SP_ACCEPTED) {
+        uint64_t kept = p->body_bytes < WIRE_PREAMBLE_BYTES ? p->body_bytes : WIRE_PREAMBLE_BYTES;
+        p->req = request_new(t->ops, p, NULL, (size_t)kept);
+        if (p->req == NULL) {
+            stats_add(peers_cut_memory, 1);
+            peer_cut(p, "out of memory");
+            return;
+        }
+    }
+    memcpy(p->req->peer_data, p->frame.ids, 4 * (size_t)p->frame.n_ids);
+    p->req->peer_data_bytes = 4 * p->frame.n_ids;
+    if (p->body_bytes == 0)
+        message_complete(p);
+}
+
+/* n bytes of the body have arrived; they are in place already if bytes is NULL. */
+static void message_body(struct sp_peer *p, const uint8_t *bytes, size_t n)
+{
+    struct iobuf *msg = p->req->msg;
+    if (bytes != NULL && p->n_body < msg->n_bytes) {
+        size_t room = msg->n_bytes - (size_t)p->n_body;
+        memcpy(msg->data + p->n_body, bytes, n < room ? n : room);
+    }
+    p->n_body += n;
+    sp_frame_took(&p->frame, n);
+    if (p->frame.body_left == 0 || (p->refusal == SP_OVERSIZE && p->n_body >= WIRE_PREAMBLE_BYTES))
+        message_complete(p);
+}
+
+static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
+{
+    while (n > 0 && !p->is_closing && !p->is_doomed) {
+        size_t k;
+        if (p->req != NULL) {
+            k = p->frame.body_left < n ? (size_t)p->frame.body_left : n;
+            message_body(p, bytes, k);
+        } else {
+            enum sp_event event;
+            k = sp_frame_feed(&p->frame, bytes, n, &event);
+            if (event == SP_READY) {
+                sp_wait_stop(&p->read_wait);
+            } else if (event == SP_MESSAGE) {
+                message_begin(p);
+            } else if (event == SP_BAD) {
+                if (p->read_wait.list == &p->t->handshakes)
+                    stats_add(peers_cut_handshake, 1);
+                else
+                    stats_add(peers_cut_malformed, 1);
+                peer_cut(p, p->frame.why);
+            }
+        }
+        bytes += k;
+        n -= k;
+    }
+}
+
+static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
+{
+    (void)suggested;
+    struct sp_peer *p = handle->data;
+    if (p->req != NULL && p->refusal == SP_ACCEPTED && p->frame.body_left >= DIRECT_MIN_BYTES)
+        *buf = uv_buf_init((char *)p->req->msg->data + p->n_body, (unsigned)p->frame.body_left);
+    else
+        *buf = uv_buf_init((char *)p->t->read_ahead, SP_READ_AHEAD_BYTES);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
+{
+    struct sp_peer *p = stream->data;
+    if (n_read == 0)
+        return;
+    if (n_read == UV_EOF) {
+        /* a half-closed peer may still want its answers; a message cut short is nobody's */
+        uv_read_stop(stream);
+        p->is_eof = true;
+        sp_wait_stop(&p->read_wait);
+        request_free(p->req);
+        p->req = NULL;
+        peer_leave_if_done(p);
+        return;
+    }
+    if (n_read < 0) {
+        sp_peer_close(p);
+        return;
+    }
+    stats_add(received_bytes, (uint64_t)n_read);
+    if ((uint8_t *)buf->base != p->t->read_ahead)
+        message_body(p, NULL, (size_t)n_read);
+    else
+        consume(p, (const uint8_t *)buf->base, (size_t)n_read);
+    if (!p->is_closing && !p->is_doomed && p->read_wait.list == NULL &&
+        sp_frame_is_inside(&p->frame))
+        sp_wait_start(&p->t->bodies, &p->read_wait);
+}
+
+void sp_peer_stop_reading(struct sp_peer *p)
+{
+    uv_read_stop(&p->io.stream);
+    if (!p->is_shut)
+        sp_wait_stop(&p->read_wait);
+    request_free(p->req);
+    p->req = NULL;
+}
+
+/* ---- the beginning of a peer ---- */
+
+static void peer_identify(struct sp_peer *p)
+{
+    uv_os_fd_t fd;
+    if (p->t->is_ipc) {
+        struct ucred cred;
+        socklen_t n = sizeof(cred);
+        if (uv_fileno(&p->io.handle, &fd) == 0 &&
+            getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0)
+            snprintf(p->name, sizeof(p->name), "pid %ld, uid %ld, gid %ld", (long)cred.pid,
+                     (long)cred.uid, (long)cred.gid);
+        else
+            snprintf(p->name, sizeof(p->name), "unknown");
+    } else {
+        struct sockaddr_storage sa;
+        int n = sizeof(sa);
+        memset(&sa, 0, sizeof(sa));
+        uv_tcp_getpeername(&p->io.tcp, (struct sockaddr *)&sa, &n);
+        address_format((struct sockaddr *)&sa, p->name, sizeof(p->name));
+        uv_tcp_nodelay(&p->io.tcp, 1);
+        uv_tcp_keepalive(&p->io.tcp, 1, KEEPALIVE_S);
+    }
+}
+
+void sp_peer_accept(struct transport_sp *t)
+{
+    struct sp_peer *p = calloc(1, sizeof(*p));
+    if (p == NULL) {
+        sp_accept_later(t);
+        return;
+    }
+    p->t = t;
+    p->write_tail = &p->write_head;
+    p->read_wait.peer = p->write_wait.peer = p;
+    int rc = t->is_ipc ? uv_pipe_init(t->loop, &p->io.pipe, 0) : uv_tcp_init(t->loop, &p->io.tcp);
+    if (rc != 0) {
+        free(p);
+        return;
+    }
+    p->io.handle.data = p;
+    t->n_handles++;
+    p->next = t->peers;
+    if (p->next != NULL)
+        p->next->prev = p;
+    t->peers = p;
+    stats_add(peers, 1);
+
+    if (uv_accept(&t->listener.stream, &p->io.stream) != 0) {
+        sp_peer_close(p);
+        return;
+    }
+    peer_identify(p);
+    if (stats_get(peers) > t->cfg->max_peers) {
+        stats_add(peers_refused, 1);
+        sp_peer_close(p);
+        return;
+    }
+    stats_add(peers_accepted, 1);
+    log_debug("%s: peer came (%s)", t->url, p->name);
+    sp_frame_init(&p->frame, t->is_ipc);
+    sp_wait_start(&t->handshakes, &p->read_wait);
+    uv_buf_t hello = uv_buf_init((char *)(uintptr_t)sp_handshake, SP_HANDSHAKE_BYTES);
+    if (uv_try_write(&p->io.stream, &hello, 1) != SP_HANDSHAKE_BYTES ||
+        uv_read_start(&p->io.stream, on_alloc, on_read) != 0)
+        sp_peer_close(p);
+}

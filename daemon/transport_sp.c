@@ -1,0 +1,376 @@
+/* transport_sp.c: listening, deadlines, and the way of replies from the engine's thread to the loop.
+ *
+ * Replies are pushed on a lock-free stack and the loop is woken with uv_async_send; the loop takes the
+ * whole stack, restores the order, queues each at its peer and then flushes every such peer once.
+ * Deadlines stand in three lists, each ordered because its members wait equally long; one timer looks
+ * at the heads.
+ */
+#include "daemon/transport_sp.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/address.h"
+#include "daemon/log.h"
+#include "daemon/sp_internal.h"
+
+enum {
+    BACKLOG = 1024,
+    SPARE_DESCRIPTORS = 64, /* the process's own, beside peers */
+    MIN_TICK_MS = 2,
+    MAX_TICK_MS = 500,
+};
+
+static const struct transport_ops ipc_ops = {.label = STATS_IPC, .reply = sp_reply};
+static const struct transport_ops tcp_ops = {.label = STATS_TCP, .reply = sp_reply};
+
+/* ---- deadlines ---- */
+
+static void on_timer(uv_timer_t *timer)
+{
+    struct transport_sp *t = timer->data;
+    struct sp_waits *lists[] = {&t->handshakes, &t->bodies, &t->writes};
+    uint64_t now_ns = uv_hrtime();
+    bool is_empty = true;
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+        while (lists[i]->head != NULL && lists[i]->head->until_ns <= now_ns) {
+            struct sp_wait *w = lists[i]->head;
+            sp_wait_stop(w);
+            lists[i]->expire(w->peer);
+        }
+        is_empty &= lists[i]->head == NULL;
+    }
+    if (t->is_accept_waiting) {
+        t->is_accept_waiting = false;
+        if (!t->is_stopped)
+            sp_peer_accept(t);
+    }
+    if (is_empty && !t->is_accept_waiting)
+        uv_timer_stop(timer);
+}
+
+static void timer_start(struct transport_sp *t)
+{
+    if (!uv_is_active((uv_handle_t *)&t->timer) && !t->is_closing)
+        uv_timer_start(&t->timer, on_timer, t->tick_ms, t->tick_ms);
+}
+
+void sp_accept_later(struct transport_sp *t)
+{
+    t->is_accept_waiting = true;
+    timer_start(t);
+}
+
+void sp_wait_start(struct sp_waits *list, struct sp_wait *w)
+{
+    sp_wait_stop(w);
+    w->list = list;
+    w->until_ns = uv_hrtime() + list->timeout_ns;
+    w->next = NULL;
+    w->prev = list->tail;
+    if (list->tail != NULL)
+        list->tail->next = w;
+    else
+        list->head = w;
+    list->tail = w;
+    timer_start(w->peer->t);
+}
+
+void sp_wait_stop(struct sp_wait *w)
+{
+    struct sp_waits *list = w->list;
+    if (list == NULL)
+        return;
+    if (w->prev != NULL)
+        w->prev->next = w->next;
+    else
+        list->head = w->next;
+    if (w->next != NULL)
+        w->next->prev = w->prev;
+    else
+        list->tail = w->prev;
+    w->list = NULL;
+}
+
+/* ---- replies ---- */
+
+void sp_reply(struct request *req)
+{
+    struct sp_peer *p = req->peer;
+    struct transport_sp *t = p->t;
+    /* the loop may send the reply and close the transport as soon as it is pushed; it waits for
+     * n_pushing before it closes what uv_async_send touches */
+    atomic_fetch_add(&t->n_pushing, 1);
+    struct request *head = atomic_load_explicit(&t->replies, memory_order_relaxed);
+    do
+        req->next = head;
+    while (!atomic_compare_exchange_weak(&t->replies, &head, req));
+    if (head == NULL)
+        uv_async_send(&t->async);
+    atomic_fetch_sub(&t->n_pushing, 1);
+}
+
+static void on_async(uv_async_t *async)
+{
+    struct transport_sp *t = async->data;
+    struct request *newest_first = atomic_exchange(&t->replies, NULL);
+    struct request *list = NULL;
+    while (newest_first != NULL) {
+        struct request *req = newest_first;
+        newest_first = req->next;
+        req->next = list;
+        list = req;
+    }
+    struct sp_peer *dirty = NULL;
+    while (list != NULL) {
+        struct request *req = list;
+        struct sp_peer *p = req->peer;
+        list = req->next;
+        if (!p->is_closing && !p->is_dirty) {
+            p->is_dirty = true;
+            p->next_dirty = dirty;
+            dirty = p;
+        }
+        sp_peer_queue(p, req);
+    }
+    /* a peer cut meanwhile is still there: it is freed by its close callback, not before */
+    while (dirty != NULL) {
+        struct sp_peer *p = dirty;
+        dirty = p->next_dirty;
+        p->is_dirty = false;
+        sp_peer_flush(p);
+    }
+    sp_transport_finish(t);
+}
+
+/* ---- listening ---- */
+
+static void on_connection(uv_stream_t *listener, int status)
+{
+    struct transport_sp *t = listener->data;
+    if (status < 0) {
+        log_warn("%s: a connection could not be accepted: %s", t->url, uv_strerror(status));
+        return;
+    }
+    sp_peer_accept(t);
+}
+
+/* Descriptors for all peers, as far as the hard limit goes. */
+static void raise_descriptor_limit(const struct config *cfg)
+{
+    struct rlimit limit;
+    rlim_t wanted = (rlim_t)cfg->max_peers + SPARE_DESCRIPTORS;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted)
+        return;
+    limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < wanted)
+        log_warn("listen.max_peers = %u needs %llu descriptors, the limit is %llu", cfg->max_peers,
+                 (unsigned long long)wanted, (unsigned long long)limit.rlim_cur);
+}
+
+/* Takes a socket file without a listener behind it out of the way, and makes its directory. */
+static attn_status prepare_path(const struct sockaddr_un *un, char *why, size_t why_bytes)
+{
+    struct stat sb;
+    char dir[sizeof(un->sun_path)];
+    snprintf(dir, sizeof(dir), "%s", un->sun_path);
+    char *slash = strrchr(dir, '/');
+    *slash = '\0';
+    if (dir[0] != '\0' && mkdir(dir, 0755) != 0 && errno != EEXIST) {
+        snprintf(why, why_bytes, "directory %s cannot be made: %s", dir, strerror(errno));
+        return ATTN_EINVAL;
+    }
+    if (lstat(un->sun_path, &sb) != 0)
+        return ATTN_OK;
+    if (!S_ISSOCK(sb.st_mode)) {
+        snprintf(why, why_bytes, "the path exists and is no socket");
+        return ATTN_EINVAL;
+    }
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        snprintf(why, why_bytes, "socket: %s", strerror(errno));
+        return ATTN_EINVAL;
+    }
+    int rc = connect(fd, (const struct sockaddr *)un, sizeof(*un));
+    int error = errno;
+    close(fd);
+    if (rc == 0 || error != ECONNREFUSED) {
+        snprintf(why, why_bytes, "the socket is %s",
+                 rc == 0 || error == EAGAIN ? "in use by another process" : strerror(error));
+        return ATTN_EINVAL;
+    }
+    if (unlink(un->sun_path) != 0) {
+        snprintf(why, why_bytes, "the stale socket cannot be removed: %s", strerror(errno));
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+static int bind_and_listen(struct transport_sp *t, const struct address *a)
+{
+    int rc;
+    if (t->is_ipc) {
+        rc = uv_pipe_bind(&t->listener.pipe, a->sa.un.sun_path);
+        /* the group may connect, others may not; nobody can before uv_listen */
+        if (rc == 0 && chmod(a->sa.un.sun_path, 0660) != 0)
+            rc = -errno;
+    } else {
+        rc = uv_tcp_bind(&t->listener.tcp, &a->sa.any, 0);
+    }
+    if (rc == 0)
+        rc = uv_listen(&t->listener.stream, BACKLOG, on_connection);
+    return rc;
+}
+
+static uint64_t tick_of(const struct config *cfg)
+{
+    uint64_t us = cfg->handshake_timeout_us;
+    if (cfg->body_timeout_us < us)
+        us = cfg->body_timeout_us;
+    if (cfg->write_timeout_us < us)
+        us = cfg->write_timeout_us;
+    uint64_t ms = us / 4000;
+    return ms < MIN_TICK_MS ? MIN_TICK_MS : ms > MAX_TICK_MS ? MAX_TICK_MS : ms;
+}
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+    struct transport_sp *t = handle->data;
+    t->n_handles--;
+    sp_transport_finish(t);
+}
+
+static int init_handles(struct transport_sp *t)
+{
+    int rc = uv_timer_init(t->loop, &t->timer);
+    if (rc == 0)
+        rc = t->is_ipc ? uv_pipe_init(t->loop, &t->listener.pipe, 0)
+                       : uv_tcp_init(t->loop, &t->listener.tcp);
+    t->timer.data = t;
+    t->listener.handle.data = t;
+    t->async.data = t;
+    if (rc == 0)
+        t->n_handles = 2;
+    if (rc == 0)
+        rc = uv_async_init(t->loop, &t->async, on_async);
+    if (rc == 0)
+        t->n_handles = 3;
+    return rc;
+}
+
+attn_status transport_sp_open(uv_loop_t *loop, const struct config *cfg, const char *url,
+                              struct engine *engine, struct iobuf_pool *bufs,
+                              struct transport_sp **out_t, char *why, size_t why_bytes)
+{
+    struct address a;
+    char reason[256];
+    attn_status st = address_parse_url(url, &a, reason, sizeof(reason));
+    bool is_ipc = st == ATTN_OK && a.sa.any.sa_family == AF_UNIX;
+    if (st == ATTN_OK && is_ipc)
+        st = prepare_path(&a.sa.un, reason, sizeof(reason));
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "%s: %s", url, reason);
+        return st;
+    }
+    struct transport_sp *t = calloc(1, sizeof(*t));
+    uint8_t *read_ahead = malloc(SP_READ_AHEAD_BYTES);
+    if (t == NULL || read_ahead == NULL) {
+        snprintf(why, why_bytes, "%s: out of memory", url);
+        free(t);
+        free(read_ahead);
+        return ATTN_ENOMEM;
+    }
+    t->loop = loop;
+    t->cfg = cfg;
+    t->engine = engine;
+    t->bufs = bufs;
+    t->is_ipc = is_ipc;
+    t->ops = is_ipc ? &ipc_ops : &tcp_ops;
+    t->read_ahead = read_ahead;
+    t->tick_ms = tick_of(cfg);
+    t->handshakes = (struct sp_waits){.timeout_ns = cfg->handshake_timeout_us * 1000,
+                                      .expire = sp_peer_expire_handshake};
+    t->bodies =
+        (struct sp_waits){.timeout_ns = cfg->body_timeout_us * 1000, .expire = sp_peer_expire_body};
+    t->writes = (struct sp_waits){.timeout_ns = cfg->write_timeout_us * 1000,
+                                  .expire = sp_peer_expire_write};
+    snprintf(t->url, sizeof(t->url), "%s", url);
+    signal(SIGPIPE, SIG_IGN); /* a write to a peer that left is an error, not the end */
+    raise_descriptor_limit(cfg);
+
+    int rc = init_handles(t);
+    if (rc == 0)
+        rc = bind_and_listen(t, &a);
+    if (rc != 0) {
+        snprintf(why, why_bytes, "%s: cannot listen: %s", url, uv_strerror(rc));
+        t->is_async_closing = t->n_handles < 3;
+        transport_sp_close(t);
+        return ATTN_EINVAL;
+    }
+    if (!is_ipc) {
+        struct sockaddr_storage sa;
+        int n = sizeof(sa);
+        char text[64];
+        uv_tcp_getsockname(&t->listener.tcp, (struct sockaddr *)&sa, &n);
+        address_format((struct sockaddr *)&sa, text, sizeof(text));
+        snprintf(t->url, sizeof(t->url), "tcp://%s", text);
+    }
+    *out_t = t;
+    return ATTN_OK;
+}
+
+const char *transport_sp_url(const struct transport_sp *t)
+{
+    return t->url;
+}
+
+void transport_sp_stop(struct transport_sp *t)
+{
+    if (t->is_stopped)
+        return;
+    t->is_stopped = true;
+    if (t->n_handles >= 2)
+        uv_close(&t->listener.handle, on_handle_closed);
+    for (struct sp_peer *p = t->peers; p != NULL; p = p->next)
+        sp_peer_stop_reading(p);
+}
+
+bool transport_sp_is_idle(const struct transport_sp *t)
+{
+    return t->n_owed == 0;
+}
+
+void transport_sp_close(struct transport_sp *t)
+{
+    if (t == NULL || t->is_closing)
+        return;
+    transport_sp_stop(t);
+    t->is_closing = true;
+    while (t->peers != NULL)
+        sp_peer_close(t->peers);
+    if (t->n_handles >= 2)
+        uv_close((uv_handle_t *)&t->timer, on_handle_closed);
+    sp_transport_finish(t);
+}
+
+void sp_transport_finish(struct transport_sp *t)
+{
+    if (!t->is_closing)
+        return;
+    if (!t->is_async_closing && t->n_owed == 0) {
+        while (atomic_load(&t->n_pushing) != 0)
+            sched_yield(); /* a thread is inside uv_async_send, a few instructions from its end */
+        t->is_async_closing = true;
+        uv_close((uv_handle_t *)&t->async, on_handle_closed);
+    }
+    if (t->n_handles == 0) {
+        free(t->read_ahead);
+        free(t);
+    }
+}

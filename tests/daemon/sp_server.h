@@ -1,0 +1,77 @@
+/* sp_server.h: transport_sp on a loop thread of its own, with a fake engine behind it, and a raw SP
+ * client that can do what no library would. For the tests of the transport.
+ *
+ * The fake engine answers a step with a payload: its own payload back if seq[0] is 0, else seq[0]
+ * bytes, byte i being (request id + i) mod 251. While it is held, requests gather.
+ */
+#ifndef TESTS_DAEMON_SP_SERVER_H
+#define TESTS_DAEMON_SP_SERVER_H
+
+#include <pthread.h>
+#include <uv.h>
+
+#include "daemon/config.h"
+#include "daemon/engine.h"
+#include "daemon/transport_sp.h"
+
+struct engine {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    struct request *head, **tail;
+    uint32_t n_queued;
+    bool is_held, is_reversed, is_stopped;
+};
+
+struct server {
+    struct config cfg;
+    struct iobuf_pool *bufs;
+    struct engine engine;
+    uv_loop_t loop;
+    uv_async_t stop;
+    pthread_t thread;
+    struct transport_sp *t;
+    char url[256];
+};
+
+/* Settings may be changed between the two; url: "ipc" takes a fresh path, "tcp" a free port. */
+void server_init(struct server *s);
+void server_start(struct server *s, const char *url);
+/* Ends everything; asserts that no buffer, request or handle is left. */
+void server_stop(struct server *s);
+void engine_hold(struct engine *e);
+void engine_release(struct engine *e, bool is_reversed);
+/* Waits until n requests are held. */
+void engine_wait_queued(struct engine *e, uint32_t n);
+
+/* Waits until *counter is at least value, up to 20 s; fails the test after. */
+void wait_at_least(const _Atomic uint64_t *counter, uint64_t value);
+void wait_equal(const _Atomic uint64_t *counter, uint64_t value);
+
+/* A step message whose reply has reply_bytes (0: the payload itself); malloc'ed. */
+uint8_t *step_message(uint64_t request_id, uint32_t reply_bytes, const void *payload,
+                      uint32_t payload_bytes, size_t *out_bytes);
+/* Asserts that msg is an ok reply to a step made above. */
+void check_step_reply(uint8_t *msg, size_t n, uint64_t request_id, uint32_t reply_bytes,
+                      const void *payload, uint32_t payload_bytes);
+/* Asserts a reply of this status; a sentence that has this part in it. */
+void check_error_reply(uint8_t *msg, size_t n, uint64_t request_id, attn_status st,
+                       const char *sentence_part);
+
+/* A connection with a 20 s receive timeout. */
+int raw_connect(const char *url);
+void raw_send(int fd, const void *bytes, size_t n);
+/* Receives exactly n bytes. False: end of file or error. */
+bool raw_receive(int fd, void *bytes, size_t n);
+void raw_handshake(int fd);
+/* One message with n_ids ids, the last being id | top bit, the ones before 1, 2, ... */
+void raw_send_message(int fd, bool is_ipc, uint32_t n_ids, uint32_t id, const void *body, size_t n);
+/* A whole message, ids checked; its body is malloc'ed. NULL: the connection ended. */
+uint8_t *raw_receive_message(int fd, bool is_ipc, uint32_t n_ids, uint32_t *out_id, size_t *out_n);
+/* Waits for the end of file (or a reset) whatever comes before it. */
+void raw_expect_end(int fd);
+
+uint64_t next_random(uint64_t *state);
+uint64_t seed_from_clock(void); /* and prints it */
+
+#endif
