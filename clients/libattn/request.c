@@ -138,6 +138,8 @@ static attn_status build(struct request *r, void **out_message)
     r->header->session = c->info.session;
     r->header->timeout_us = left_us;
     size_t bytes = wire_request_head_bytes(r->header);
+    if (bytes == 0)
+        return ATTN_EINVAL;
     void *m = c->t->ops->message_alloc(c->t, bytes);
     if (m == NULL)
         return ATTN_ENOMEM;
@@ -480,6 +482,8 @@ attn_status request_start(struct request *r)
     void *message = NULL;
     uint64_t id = r->id;
     attn_status st = build(r, &message);
+    if (st == ATTN_EINVAL)
+        return error_set(st, "the request's header is longer than %u bytes", WIRE_MAX_HEADER_BYTES);
     if (st != ATTN_OK)
         return error_set(st, "no memory for a message");
 

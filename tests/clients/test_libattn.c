@@ -663,6 +663,32 @@ static void wrong_arguments_are_named(void **state)
     assert_int_equal(atomic_load(&f->daemon.n_requests), n_before); /* nothing was sent */
 }
 
+static void a_spec_too_large_for_a_header_is_refused(void **state)
+{
+    struct fixture *f = *state;
+    static float slopes[1024];
+    static struct attn_layer layers[512];
+    struct attn_pool_spec spec = spec_of_test();
+    attn_pool *p = NULL;
+    unsigned int n_before = atomic_load(&f->daemon.n_requests);
+    for (size_t i = 0; i < 512; i++)
+        layers[i].alibi_slopes = slopes;
+    spec.num_layers = spec.n_layers = 512;
+    spec.num_q_heads = spec.num_kv_heads = 1024;
+    spec.layers = layers;
+    assert_int_equal(attn_pool_create(f->client, &spec, SOON_US, &p), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "1048576"));
+    assert_null(p);
+
+    size_t n = 2 << 20;
+    char *name = malloc(n);
+    memset(name, 'x', n);
+    name[n - 1] = 0;
+    assert_int_equal(attn_pool_describe(f->client, name, SOON_US, &p), ATTN_EINVAL);
+    free(name);
+    assert_int_equal(atomic_load(&f->daemon.n_requests), n_before);
+}
+
 /* ---- threads and processes ---- */
 
 struct thread_arg {
@@ -810,6 +836,7 @@ int main(void)
         T(a_lost_connection_means_sending_again),
         T(without_a_daemon_calls_say_so),
         T(wrong_arguments_are_named),
+        T(a_spec_too_large_for_a_header_is_refused),
         T(many_threads_share_one_client),
         T(a_forked_child_is_refused_and_the_parent_goes_on),
         cmocka_unit_test(tcp_works_as_ipc_does),
