@@ -1,0 +1,381 @@
+/* attnbench.c: benchmark of the attention kernels, all backends through the daemon's own vtable.
+ * Prints a table and geometric means, writes a CSV if asked. Asserts no speed; exits 1 if an output
+ * was wrong, 2 on bad arguments, 69 if the backend cannot be opened.
+ */
+#include "kernels/attnbench.h"
+
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char help[] =
+    "attnbench: times attention of one decode step over a paged KV cache\n"
+    "\n"
+    "  --backend NAME    cpu, cuda or hip (default cpu)\n"
+    "  --grid GRID       paged     16 cells: batch 1, 8, 16, 32 x context 256, 2048 x\n"
+    "                              (q heads, kv heads, head_dim) (64,1,256), (64,8,128)\n"
+    "                    long      those and 22 more, to 4 GiB of KV, one skewed batch\n"
+    "                    variants  every step of the kernel's ladder on three cells\n"
+    "                    cpu       batch 1, 16 x context 4096, 16384 x (32,8,128) (default)\n"
+    "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
+    "  --csv FILE        also write the rows as CSV\n"
+    "  --runs N          timed runs a cell (default 50)\n"
+    "  --naive-runs N    timed runs of the naive variant, paged grid only (default 5, 0: none)\n"
+    "  --threads N       cpu: threads including the caller (default: one a processor)\n"
+    "  --memory GIB      KV memory to take (default: what the largest cell needs)\n"
+    "\n"
+    "What is timed. bf16, blocks of 16 tokens, block tables shuffled over the whole pool, random\n"
+    "data, one query token a sequence; nothing is appended. Each run takes the next layer of a "
+    "pool\n"
+    "of at least two layers, so that successive runs read different bytes, and caches are cold: "
+    "the\n"
+    "backend empties them between runs, outside the timed window. The window holds one batch:\n"
+    "  cpu        on the calling thread, from a batch in host memory to the last output in host\n"
+    "             memory: the split plan, waking the threads, attention, the merge\n"
+    "  cuda, hip  device time of one graph launch, event to event: the attention kernel with its\n"
+    "             merge; plan and block tables are on the device already\n"
+    "Figures are medians. 'cold read' is the best plain read of as many bytes by the same backend\n"
+    "in the same run, 'x read' the batch's time over it; an empty launch (cpu: waking the "
+    "threads)\n"
+    "is printed first. Before it is timed each cell is checked: outputs are poisoned with NaN, "
+    "two\n"
+    "layers are computed, every output must be finite, and a sample of rows (all of them in small\n"
+    "cells) is compared with a float64 reference; 'rows' says how many of how many.\n"
+    "'public' is the best public kernel's time on one NVIDIA H200, measured the same way; it "
+    "means\n"
+    "something beside times of that card only.\n";
+
+static const char csv_header[] =
+    "Timestamp,BatchSize,ContextLen,NumQHeads,NumKVHeads,HeadSize,Naive_Time_us,Custom_Time_us,"
+    "Speedup,KV_Bytes,TB_per_s,Cold_Read_us,Share_of_Cold_Read,Max_Abs_Error,Relative_L2_Error,"
+    "Allclose_0.01,Rows_Checked,Rows,Empty_Launch_us,Best_Public_us,First_ContextLen,Backend,"
+    "Variant\n";
+
+struct program {
+    struct bench bench;
+    const char *grid, *match;
+    FILE *csv;
+    double empty_us;
+    bool is_wrong;
+};
+
+/* One cell's line; naive_us 0: not measured. */
+struct row {
+    const struct bench_cell *cell;
+    const char *variant;
+    double us, naive_us, read_us;
+    struct bench_error error;
+    bool is_supported;
+};
+
+static void name_of(const struct bench_cell *c, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "%u,%u,%u,b%u,c%u", c->num_q_heads, c->num_kv_heads, c->head_dim, c->batch,
+             c->context);
+    if (c->first_context > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), "+1x%u", c->first_context);
+}
+
+static void print_header(const struct program *p)
+{
+    struct backend_info info;
+    p->bench.ops->info(p->bench.b, &info);
+    printf("%s: %s, %u processors; empty launch %.1f us; medians of %u runs, cold caches\n\n",
+           info.name, info.device, info.n_processors, p->empty_us, p->bench.options.runs);
+    printf("%-26s %-11s %11s %10s %10s %7s %8s %8s %9s %9s %-12s\n", "q,kv,dim,batch,context",
+           "variant", "KV bytes", "us", "cold read", "x read", "GB/s", "public", "max abs",
+           "rel L2", "rows");
+}
+
+static void print_row(const struct program *p, const struct row *r)
+{
+    char name[64], rows[48], public_us[16] = "-";
+    name_of(r->cell, name, sizeof name);
+    if (!r->is_supported) {
+        printf("%-26s %-11s not for this geometry or device\n", name, r->variant);
+        return;
+    }
+    snprintf(rows, sizeof rows, "%llu/%llu", (unsigned long long)r->error.n_rows_checked,
+             (unsigned long long)r->error.n_rows);
+    if (r->cell->best_public_us > 0 && strcmp(p->grid, "cpu") != 0)
+        snprintf(public_us, sizeof public_us, "%.1f", (double)r->cell->best_public_us);
+    double bytes = (double)bench_kv_bytes(r->cell);
+    printf("%-26s %-11s %11.0f %10.2f %10.2f %7.3f %8.1f %8s %9.1e %9.1e %-12s%s", name, r->variant,
+           bytes, r->us, r->read_us, r->us / r->read_us, bytes / r->us / 1e3, public_us,
+           r->error.max_abs, r->error.l2, rows, r->error.is_allclose ? "" : " WRONG");
+    if (r->naive_us > 0)
+        printf(" naive %.1f us, %.1fx", r->naive_us, r->naive_us / r->us);
+    printf("\n");
+    fflush(stdout);
+}
+
+static void write_csv(const struct program *p, const struct row *r)
+{
+    const struct bench_cell *c = r->cell;
+    char when[32], naive[48] = ",", public_us[16] = "";
+    time_t now = time(NULL);
+    struct tm tm;
+    if (p->csv == NULL || !r->is_supported)
+        return;
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
+    if (c->best_public_us > 0)
+        snprintf(public_us, sizeof public_us, "%.1f", (double)c->best_public_us);
+    double bytes = (double)bench_kv_bytes(c);
+    fprintf(p->csv, "%s,%u,%u,%u,%u,%u,", when, c->batch, c->context, c->num_q_heads,
+            c->num_kv_heads, c->head_dim);
+    if (r->naive_us > 0)
+        snprintf(naive, sizeof naive, "%.3f,", r->naive_us);
+    fprintf(p->csv, "%s%.3f,", naive, r->us);
+    if (r->naive_us > 0)
+        fprintf(p->csv, "%.3f", r->naive_us / r->us);
+    fprintf(p->csv, ",%.0f,%.4f,%.3f,%.4f,%.3e,%.3e,%s,%llu,%llu,%.3f,%s,%u,%s,%s\n", bytes,
+            bytes / r->us / 1e6, r->read_us, r->read_us / r->us, r->error.max_abs, r->error.l2,
+            r->error.is_allclose ? "true" : "false", (unsigned long long)r->error.n_rows_checked,
+            (unsigned long long)r->error.n_rows, p->empty_us, public_us, bench_context(c, 0),
+            p->bench.ops->name, r->variant);
+    fflush(p->csv);
+}
+
+static bool measure(struct program *p, struct bench_setup *s, const char *variant, double read_us,
+                    uint32_t naive_runs, struct row *r)
+{
+    struct bench *x = &p->bench;
+    struct bench_times t;
+    bool has_naive;
+    *r = (struct row){.cell = s->cell, .variant = variant ? variant : "full", .read_us = read_us};
+    /* timing one run first says whether the variant knows the geometry */
+    if (!bench_time(x, s, variant, 1, &t, &r->is_supported))
+        return false;
+    if (!r->is_supported)
+        return true;
+    if (!bench_check(x, s, variant, &r->error))
+        return false;
+    uint32_t runs = variant && strcmp(variant, "naive") == 0 && x->options.naive_runs > 0
+                        ? x->options.naive_runs
+                        : x->options.runs;
+    if (!bench_time(x, s, variant, runs, &t, &r->is_supported))
+        return false;
+    r->us = t.median_us;
+    if (naive_runs > 0) {
+        if (!bench_time(x, s, "naive", naive_runs, &t, &has_naive))
+            return false;
+        r->naive_us = has_naive ? t.median_us : 0;
+    }
+    p->is_wrong = p->is_wrong || !r->error.is_allclose;
+    return true;
+}
+
+/* Measures one cell and keeps the full kernel's row in *out. */
+static bool run_cell(struct program *p, const struct bench_cell *c, struct row *out)
+{
+    struct bench *x = &p->bench;
+    struct bench_setup s;
+    struct bench_times read;
+    bool ok = bench_setup_open(x, c, &s) && bench_time_read(x, bench_kv_bytes(c), &read);
+    bool is_ladder = strcmp(p->grid, "variants") == 0;
+    for (uint32_t i = 0; ok && is_ladder && x->ops->variants[i] != NULL; i++) {
+        struct row r;
+        ok = measure(p, &s, x->ops->variants[i], read.median_us, 0, &r);
+        if (ok) {
+            print_row(p, &r);
+            write_csv(p, &r);
+        }
+    }
+    if (ok) {
+        uint32_t naive_runs = strcmp(p->grid, "paged") == 0 ? x->options.naive_runs : 0;
+        ok = measure(p, &s, NULL, read.median_us, naive_runs, out);
+        if (ok) {
+            print_row(p, out);
+            write_csv(p, out);
+        }
+    }
+    bench_setup_close(x, &s);
+    return ok;
+}
+
+static bool is_any(const struct bench_cell *c, uint32_t index)
+{
+    (void)c, (void)index;
+    return true;
+}
+
+static bool is_paged(const struct bench_cell *c, uint32_t index)
+{
+    (void)c;
+    return index < BENCH_PAGED_CELLS;
+}
+
+static bool is_large(const struct bench_cell *c, uint32_t index)
+{
+    (void)index;
+    return bench_kv_bytes(c) >= (uint64_t)128 << 20;
+}
+
+static bool is_one_kv_head(const struct bench_cell *c, uint32_t index)
+{
+    (void)index;
+    return c->num_q_heads == 64 && c->num_kv_heads == 1 && c->head_dim == 256;
+}
+
+static void print_means(const struct program *p, const struct row *rows, uint32_t n)
+{
+    static const struct {
+        const char *name;
+        bool (*has)(const struct bench_cell *c, uint32_t index);
+    } groups[] = {
+        {"all", is_any},
+        {"the 16 paged", is_paged},
+        {"128 MiB and more", is_large},
+        {"(64,1,256)", is_one_kv_head},
+    };
+    bool is_paged_table = strcmp(p->grid, "paged") == 0 || strcmp(p->grid, "long") == 0;
+    printf("\ngeometric means of time over cold read:\n");
+    for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
+        double ours = 0, public = 0;
+        uint32_t count = 0, n_public = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            const struct row *r = &rows[i];
+            if (r->cell == NULL || !r->is_supported || !groups[g].has(r->cell, i) ||
+                (groups[g].has == is_paged && !is_paged_table))
+                continue;
+            ours += log(r->us / r->read_us);
+            count++;
+            if (r->cell->best_public_us > 0) {
+                public += log((double)r->cell->best_public_us / r->us);
+                n_public++;
+            }
+        }
+        if (count == 0)
+            continue;
+        printf("  %-18s %3u cells  %.3f", groups[g].name, count, exp(ours / count));
+        if (n_public == count && strcmp(p->bench.ops->name, "cuda") == 0)
+            printf("   best public kernel on an H200 over ours: %.3f", exp(public / n_public));
+        printf("\n");
+    }
+}
+
+static int run_grid(struct program *p, const struct bench_cell *cells, uint32_t n)
+{
+    char name[64];
+    struct row *rows = calloc(n, sizeof *rows);
+    struct bench_times empty;
+    bool ok = rows != NULL && bench_time_read(&p->bench, 0, &empty);
+    if (ok) {
+        p->empty_us = empty.median_us;
+        print_header(p);
+        if (p->csv != NULL)
+            fputs(csv_header, p->csv);
+    }
+    for (uint32_t i = 0; ok && i < n; i++) {
+        name_of(&cells[i], name, sizeof name);
+        if (p->match == NULL || strstr(name, p->match) != NULL)
+            ok = run_cell(p, &cells[i], &rows[i]);
+    }
+    if (ok)
+        print_means(p, rows, n);
+    else
+        fprintf(stderr, "attnbench: %s\n", p->bench.error);
+    free(rows);
+    return ok && !p->is_wrong ? 0 : 1;
+}
+
+static bool parse_count(const char *name, const char *text, uint32_t min, uint32_t *out)
+{
+    char *end;
+    unsigned long v = strtoul(text, &end, 10);
+    if (*end != 0 || end == text || v < min || v > 100000) {
+        fprintf(stderr, "attnbench: --%s is '%s', must be a number from %u\n", name, text, min);
+        return false;
+    }
+    *out = (uint32_t)v;
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"backend", required_argument, NULL, 'b'}, {"grid", required_argument, NULL, 'g'},
+        {"match", required_argument, NULL, 'm'},   {"csv", required_argument, NULL, 'c'},
+        {"runs", required_argument, NULL, 'r'},    {"naive-runs", required_argument, NULL, 'n'},
+        {"threads", required_argument, NULL, 't'}, {"memory", required_argument, NULL, 'M'},
+        {"help", no_argument, NULL, 'h'},          {0},
+    };
+    struct program p = {.grid = "cpu"};
+    struct bench_options o = {.backend = "cpu", .runs = 50, .naive_runs = 5};
+    const char *csv = NULL;
+    uint32_t gib = 0, n_cells;
+    int opt;
+    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        bool ok = true;
+        switch (opt) {
+        case 'b':
+            o.backend = optarg;
+            break;
+        case 'g':
+            p.grid = optarg;
+            break;
+        case 'm':
+            p.match = optarg;
+            break;
+        case 'c':
+            csv = optarg;
+            break;
+        case 'r':
+            ok = parse_count("runs", optarg, 1, &o.runs);
+            break;
+        case 'n':
+            ok = parse_count("naive-runs", optarg, 0, &o.naive_runs);
+            break;
+        case 't':
+            ok = parse_count("threads", optarg, 1, &o.n_threads);
+            break;
+        case 'M':
+            ok = parse_count("memory", optarg, 1, &gib);
+            break;
+        case 'h':
+            fputs(help, stdout);
+            return 0;
+        default:
+            ok = false;
+        }
+        if (!ok)
+            return 2;
+    }
+    const struct bench_cell *cells = bench_cells(p.grid, &n_cells);
+    if (cells == NULL || optind < argc) {
+        fprintf(stderr, "attnbench: %s '%s' (--help)\n", cells ? "what is" : "no grid is called",
+                cells ? argv[optind] : p.grid);
+        return 2;
+    }
+    uint64_t largest = 0;
+    for (uint32_t i = 0; i < n_cells; i++) {
+        char name[64];
+        name_of(&cells[i], name, sizeof name);
+        if (p.match == NULL || strstr(name, p.match) != NULL)
+            largest =
+                bench_setup_bytes(&cells[i]) > largest ? bench_setup_bytes(&cells[i]) : largest;
+    }
+    if (largest == 0) {
+        fprintf(stderr, "attnbench: no cell matches '%s'\n", p.match);
+        return 2;
+    }
+    o.memory_bytes = (uint64_t)gib << 30;
+    if (csv != NULL && (p.csv = fopen(csv, "w")) == NULL) {
+        perror(csv);
+        return 2;
+    }
+    int rc = 69;
+    if (bench_open(&p.bench, &o, largest))
+        rc = run_grid(&p, cells, n_cells);
+    else
+        fprintf(stderr, "attnbench: %s\n", p.bench.error);
+    bench_close(&p.bench);
+    if (p.csv != NULL && fclose(p.csv) != 0) {
+        perror(csv);
+        rc = 1;
+    }
+    return rc;
+}

@@ -1,0 +1,81 @@
+/* attnbench.h: the parts of attnbench among themselves.
+ *
+ * attnbench.c        arguments, tables, CSV
+ * attnbench_cells.c  what is measured
+ * attnbench_run.c    one cell: fills a pool, checks, times
+ */
+#ifndef ATTND_KERNELS_ATTNBENCH_H
+#define ATTND_KERNELS_ATTNBENCH_H
+
+#include "kernels/backend.h"
+
+#define BENCH_PAGED_CELLS 16
+#define BENCH_BLOCK_TOKENS 16
+
+struct bench_cell {
+    uint32_t num_q_heads, num_kv_heads, head_dim, batch, context;
+    uint32_t first_context; /* of the first sequence, 0: as the others */
+    float best_public_us; /* 0: not known */
+};
+
+/* NULL: no such grid. */
+const struct bench_cell *bench_cells(const char *grid, uint32_t *out_n);
+uint32_t bench_context(const struct bench_cell *c, uint32_t item);
+uint64_t bench_kv_bytes(const struct bench_cell *c); /* K and V that one step reads, bf16 */
+
+struct bench_options {
+    const char *backend;
+    uint32_t runs, naive_runs, n_threads;
+    uint64_t memory_bytes; /* 0: what the largest cell needs */
+};
+
+/* A device, its memory, and random bytes to fill pools with. */
+struct bench {
+    const struct backend_ops *ops;
+    struct backend *b;
+    struct bench_options options;
+    uint64_t kv_bytes;
+    uint16_t *random; /* [BENCH_RANDOM_BYTES / 2] bf16, about N(0, 1) */
+    uint64_t rng;
+    char error[512];
+};
+
+/* A cell in device memory: layers full of random K and V, one batch a layer. */
+struct bench_setup {
+    const struct bench_cell *cell;
+    struct backend_pool *pool;
+    uint64_t block_bytes, layer_bytes;
+    uint32_t n_layers, n_blocks;
+    uint32_t *tables; /* all sequences' blocks behind one another */
+    uint32_t *first_block; /* [batch] where a sequence's start in tables */
+    uint8_t *host; /* from host_alloc: q, then out of each layer */
+    size_t host_bytes;
+    struct backend_item *items; /* [n_layers][batch] */
+    struct backend_batch *batches, **list; /* [n_layers] */
+};
+
+struct bench_times {
+    double median_us, min_us;
+};
+
+struct bench_error {
+    double max_abs, l2;
+    bool is_allclose; /* atol = rtol = 0.01 over the rows checked, and no output anywhere is NaN */
+    uint64_t n_rows, n_rows_checked; /* (sequence, q head) */
+};
+
+/* All return false with bench.error set. */
+bool bench_open(struct bench *x, const struct bench_options *o, uint64_t largest_bytes);
+void bench_close(struct bench *x);
+uint64_t bench_setup_bytes(const struct bench_cell *c);
+bool bench_setup_open(struct bench *x, const struct bench_cell *c, struct bench_setup *s);
+void bench_setup_close(struct bench *x, struct bench_setup *s);
+/* variant NULL: what the daemon runs. *out_is_supported false: not for this geometry. */
+bool bench_time(struct bench *x, struct bench_setup *s, const char *variant, uint32_t runs,
+                struct bench_times *out, bool *out_is_supported);
+bool bench_time_read(struct bench *x, uint64_t bytes, struct bench_times *out);
+/* Poisons the outputs, computes one step of two layers, compares with the float64 reference. */
+bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
+                 struct bench_error *out);
+
+#endif

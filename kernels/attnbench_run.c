@@ -1,0 +1,374 @@
+/* attnbench_run.c: one cell of attnbench: a pool of random bf16 K and V with shuffled block tables,
+ * its check against the float64 reference, and its times.
+ *
+ * Block i of a pool is a stretch of one buffer of random values, so filling costs one copy a block
+ * and the reference can look the values up without reading them back.
+ */
+#include "kernels/attnbench.h"
+
+#include "kernels/kv_layout.h"
+#include "kernels/reference.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RANDOM_BYTES ((size_t)64 << 20)
+#define ROTATE_BYTES ((uint64_t)256 << 20) /* successive runs read other bytes until this much */
+#define MAX_LAYERS 32
+#define CHECK_WORK 3e8 /* multiplications in float64 a checked layer, about a second */
+#define PATCHES_A_BATCH 256
+
+static bool fail(struct bench *x, const char *what)
+{
+    snprintf(x->error, sizeof x->error, "%s: %s", what, x->ops->last_error(x->b));
+    return false;
+}
+
+static uint64_t next_random(struct bench *x)
+{
+    x->rng ^= x->rng << 13;
+    x->rng ^= x->rng >> 7;
+    x->rng ^= x->rng << 17;
+    return x->rng;
+}
+
+/* The sum of four uniform bytes, scaled to unit variance: enough of a bell, and quick. */
+static uint16_t random_bf16(uint32_t bits)
+{
+    uint16_t h;
+    int sum = (int)(bits & 255) + (int)(bits >> 8 & 255) + (int)(bits >> 16 & 255) +
+              (int)(bits >> 24) - 510;
+    float f = (float)sum / 147.8f + 1e-3f;
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    h = (uint16_t)(u >> 16);
+    return h;
+}
+
+static bool open_backend(struct bench *x)
+{
+    struct backend_config c = {.kv_bytes = x->kv_bytes,
+                               .max_batch_items = 256,
+                               .max_batch_tokens = 256,
+                               .n_threads = x->options.n_threads,
+                               .import_fd = -1};
+    attn_status st = x->ops->open(&c, &x->b);
+    if (st == ATTN_OK)
+        return true;
+    fail(x, "opening the backend");
+    x->ops->close(x->b);
+    x->b = NULL;
+    return false;
+}
+
+bool bench_open(struct bench *x, const struct bench_options *o, uint64_t largest_bytes)
+{
+    *x = (struct bench){.options = *o, .rng = 0x9e3779b97f4a7c15u};
+    if (backend_load(o->backend, &x->ops, x->error, sizeof x->error) != ATTN_OK)
+        return false;
+    if (x->ops->time_batch == NULL || x->ops->time_read == NULL) {
+        snprintf(x->error, sizeof x->error, "backend %s cannot time itself", o->backend);
+        return false;
+    }
+    x->kv_bytes = o->memory_bytes > largest_bytes ? o->memory_bytes : largest_bytes;
+    x->random = malloc(RANDOM_BYTES);
+    if (x->random == NULL) {
+        snprintf(x->error, sizeof x->error, "no memory for random values");
+        return false;
+    }
+    for (size_t i = 0; i < RANDOM_BYTES / 2; i += 2) {
+        uint64_t r = next_random(x);
+        x->random[i] = random_bf16((uint32_t)r);
+        x->random[i + 1] = random_bf16((uint32_t)(r >> 32));
+    }
+    return open_backend(x);
+}
+
+void bench_close(struct bench *x)
+{
+    if (x->ops != NULL && x->b != NULL)
+        x->ops->close(x->b);
+    free(x->random);
+    x->random = NULL;
+    x->b = NULL;
+}
+
+static uint32_t layers_of(const struct bench_cell *c)
+{
+    uint64_t n = ROTATE_BYTES / bench_kv_bytes(c);
+    return n < 2 ? 2 : n > MAX_LAYERS ? MAX_LAYERS : (uint32_t)n;
+}
+
+static uint32_t blocks_of(const struct bench_cell *c, uint32_t item)
+{
+    return (bench_context(c, item) + BENCH_BLOCK_TOKENS - 1) / BENCH_BLOCK_TOKENS;
+}
+
+uint64_t bench_setup_bytes(const struct bench_cell *c)
+{
+    uint64_t blocks = 0;
+    for (uint32_t i = 0; i < c->batch; i++)
+        blocks += blocks_of(c, i);
+    uint64_t block =
+        (uint64_t)layers_of(c) * c->num_kv_heads * BENCH_BLOCK_TOKENS * c->head_dim * 4;
+    return blocks * block + 4096;
+}
+
+/* Where block i's bytes begin in the random values. */
+static const uint8_t *block_bytes(const struct bench *x, const struct bench_setup *s,
+                                  uint32_t block)
+{
+    uint64_t room = (RANDOM_BYTES - s->block_bytes) / 128;
+    return (const uint8_t *)x->random + (uint64_t)block * 40503 % room * 128;
+}
+
+static attn_status open_pool(struct bench *x, struct bench_setup *s)
+{
+    const struct bench_cell *c = s->cell;
+    struct attn_layer_spec specs[MAX_LAYERS];
+    struct backend_pool_config p = {.num_layers = s->n_layers,
+                                    .num_q_heads = c->num_q_heads,
+                                    .num_kv_heads = c->num_kv_heads,
+                                    .head_dim_k = c->head_dim,
+                                    .head_dim_v = c->head_dim,
+                                    .block_tokens = BENCH_BLOCK_TOKENS,
+                                    .n_blocks = s->n_blocks,
+                                    .n_table_rows = c->batch,
+                                    .max_row_blocks = blocks_of(c, 0),
+                                    .q_dtype = ATTN_BF16,
+                                    .kv_dtype = ATTN_BF16,
+                                    .layers = specs};
+    for (uint32_t i = 0; i < s->n_layers; i++)
+        specs[i] = (struct attn_layer_spec){.scale = 1.0f / sqrtf((float)c->head_dim)};
+    struct kv_layout l = kv_layout_of(&p);
+    s->block_bytes = l.block_bytes;
+    s->layer_bytes = l.layer_bytes;
+    attn_status st = x->ops->pool_open(x->b, &p, &s->pool);
+    if (st != ATTN_ENOMEM)
+        return st;
+    x->ops->close(x->b); /* earlier cells have used the memory up */
+    x->b = NULL;
+    return open_backend(x) ? x->ops->pool_open(x->b, &p, &s->pool) : ATTN_ENOMEM;
+}
+
+static bool fill_blocks(struct bench *x, struct bench_setup *s)
+{
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        if (x->ops->block_write(s->pool, i, block_bytes(x, s, i)) != ATTN_OK)
+            return fail(x, "filling blocks");
+    return true;
+}
+
+/* Shuffled block ids, told to the device in batches without items. */
+static bool make_tables(struct bench *x, struct bench_setup *s)
+{
+    struct backend_patch patches[PATCHES_A_BATCH];
+    struct backend_batch batch = {.pool = s->pool, .patches = patches};
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        s->tables[i] = i;
+    for (uint32_t i = s->n_blocks; i > 1; i--) {
+        uint32_t j = (uint32_t)(next_random(x) % i), t = s->tables[i - 1];
+        s->tables[i - 1] = s->tables[j];
+        s->tables[j] = t;
+    }
+    for (uint32_t i = 0; i < s->cell->batch; i++) {
+        for (uint32_t j = 0; j < blocks_of(s->cell, i); j++) {
+            patches[batch.n_patches++] = (struct backend_patch){
+                .row = i, .index = j, .block = s->tables[s->first_block[i] + j]};
+            bool is_last = i + 1 == s->cell->batch && j + 1 == blocks_of(s->cell, i);
+            if (batch.n_patches < PATCHES_A_BATCH && !is_last)
+                continue;
+            if (x->ops->submit(x->b, &batch) != ATTN_OK)
+                return fail(x, "patching block tables");
+            struct backend_batch *back = NULL;
+            while (back == NULL)
+                back = x->ops->poll(x->b, 1000000000);
+            if (back->status != ATTN_OK)
+                return fail(x, "patching block tables");
+            batch.n_patches = 0;
+        }
+    }
+    return true;
+}
+
+static void make_batches(struct bench *x, struct bench_setup *s)
+{
+    const struct bench_cell *c = s->cell;
+    size_t row = (size_t)c->num_q_heads * c->head_dim * 2;
+    size_t n = row * c->batch / 2;
+    uint16_t *q = (uint16_t *)(void *)s->host;
+    for (size_t i = 0; i < n; i++)
+        q[i] = random_bf16((uint32_t)(next_random(x) >> 16));
+    for (uint32_t l = 0; l < s->n_layers; l++) {
+        for (uint32_t i = 0; i < c->batch; i++)
+            s->items[l * c->batch + i] = (struct backend_item){
+                .flags = BACKEND_ATTEND,
+                .layer = l,
+                .table_row = i,
+                .pos = bench_context(c, i) - 1,
+                .n_tokens = 1,
+                .block_table = s->tables + s->first_block[i],
+                .q = s->host + i * row,
+                .out = s->host + ((size_t)(l + 1) * c->batch + i) * row,
+            };
+        s->batches[l] = (struct backend_batch){
+            .pool = s->pool, .items = s->items + (size_t)l * c->batch, .n_items = c->batch};
+        s->list[l] = &s->batches[l];
+    }
+}
+
+bool bench_setup_open(struct bench *x, const struct bench_cell *c, struct bench_setup *s)
+{
+    *s = (struct bench_setup){.cell = c, .n_layers = layers_of(c)};
+    s->first_block = calloc(c->batch, sizeof *s->first_block);
+    s->items = calloc((size_t)s->n_layers * c->batch, sizeof *s->items);
+    s->batches = calloc(s->n_layers, sizeof *s->batches);
+    s->list = calloc(s->n_layers, sizeof(struct backend_batch *));
+    for (uint32_t i = 0; s->first_block != NULL && i < c->batch; i++) {
+        s->first_block[i] = s->n_blocks;
+        s->n_blocks += blocks_of(c, i);
+    }
+    s->tables = calloc(s->n_blocks, sizeof *s->tables);
+    if (!s->first_block || !s->items || !s->batches || !s->list || !s->tables) {
+        snprintf(x->error, sizeof x->error, "no memory for a cell's tables");
+        return false;
+    }
+    if (open_pool(x, s) != ATTN_OK)
+        return x->b == NULL ? false : fail(x, "opening a pool");
+    void *host;
+    s->host_bytes = (size_t)(s->n_layers + 1) * c->batch * c->num_q_heads * c->head_dim * 2;
+    s->host_bytes = (s->host_bytes + 4095) / 4096 * 4096;
+    if (x->ops->host_alloc(x->b, s->host_bytes, &host) != ATTN_OK)
+        return fail(x, "host memory");
+    s->host = host;
+    if (!fill_blocks(x, s) || !make_tables(x, s))
+        return false;
+    make_batches(x, s);
+    return true;
+}
+
+void bench_setup_close(struct bench *x, struct bench_setup *s)
+{
+    if (s->host != NULL && x->b != NULL)
+        x->ops->host_free(x->b, s->host, s->host_bytes);
+    free(s->first_block);
+    free(s->items);
+    free(s->batches);
+    free(s->list);
+    free(s->tables);
+    *s = (struct bench_setup){0};
+}
+
+static int compare_ns(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static struct bench_times times_of(uint64_t *ns, uint32_t n)
+{
+    qsort(ns, n, sizeof *ns, compare_ns);
+    double median = n % 2 ? (double)ns[n / 2] : ((double)ns[n / 2 - 1] + (double)ns[n / 2]) / 2;
+    return (struct bench_times){.median_us = median / 1e3, .min_us = (double)ns[0] / 1e3};
+}
+
+bool bench_time(struct bench *x, struct bench_setup *s, const char *variant, uint32_t runs,
+                struct bench_times *out, bool *out_is_supported)
+{
+    uint64_t *ns = calloc(runs, sizeof *ns);
+    if (ns == NULL)
+        return false;
+    attn_status st = x->ops->time_batch(x->b, variant, s->list, s->n_layers, runs, ns);
+    *out_is_supported = st != ATTN_ENOTSUP;
+    if (st == ATTN_OK)
+        *out = times_of(ns, runs);
+    free(ns);
+    return st == ATTN_OK || st == ATTN_ENOTSUP ? true : fail(x, "timing a batch");
+}
+
+bool bench_time_read(struct bench *x, uint64_t bytes, struct bench_times *out)
+{
+    uint64_t *ns = calloc(x->options.runs, sizeof *ns);
+    if (ns == NULL)
+        return false;
+    attn_status st = x->ops->time_read(x->b, bytes, x->options.runs, ns);
+    if (st == ATTN_OK)
+        *out = times_of(ns, x->options.runs);
+    free(ns);
+    return st == ATTN_OK ? true : fail(x, "timing a read");
+}
+
+/* The q heads of one (sequence, kv head) of a layer against the reference. */
+static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t layer, uint32_t item,
+                        uint32_t kv_head, struct bench_error *e, double *diff, double *norm)
+{
+    const struct bench_cell *c = s->cell;
+    uint32_t n = bench_context(c, item), group = c->num_q_heads / c->num_kv_heads, d = c->head_dim;
+    size_t head_bytes = (size_t)BENCH_BLOCK_TOKENS * d * 2;
+    uint16_t *k = malloc((size_t)n * d * 2), *v = malloc((size_t)n * d * 2);
+    double *want = malloc((size_t)group * d * sizeof *want);
+    const struct backend_item *it = &s->batches[layer].items[item];
+    struct attn_layer_spec spec = {.scale = 1.0f / sqrtf((float)d)};
+    bool ok = k != NULL && v != NULL && want != NULL;
+    for (uint32_t t = 0; ok && t < n; t += BENCH_BLOCK_TOKENS) {
+        uint32_t block = s->tables[s->first_block[item] + t / BENCH_BLOCK_TOKENS];
+        const uint8_t *from = block_bytes(x, s, block) + layer * s->layer_bytes;
+        size_t bytes = (n - t < BENCH_BLOCK_TOKENS ? n - t : BENCH_BLOCK_TOKENS) * (size_t)d * 2;
+        memcpy(k + (size_t)t * d, from + kv_head * head_bytes, bytes);
+        memcpy(v + (size_t)t * d, from + s->layer_bytes / 2 + kv_head * head_bytes, bytes);
+    }
+    size_t first = (size_t)kv_head * group * d;
+    ok = ok && reference_attend(&spec, group, 1, d, d, ATTN_BF16, (const uint16_t *)it->q + first,
+                                1, n - 1, k, v, n, want, NULL) == ATTN_OK;
+    for (size_t i = 0; ok && i < (size_t)group * d; i++) {
+        double got = reference_get(ATTN_BF16, it->out, first + i), error = fabs(got - want[i]);
+        e->max_abs = error > e->max_abs ? error : e->max_abs;
+        e->is_allclose = e->is_allclose && error <= 0.01 + 0.01 * fabs(want[i]);
+        *diff += error * error;
+        *norm += want[i] * want[i];
+    }
+    e->n_rows_checked += group;
+    free(k);
+    free(v);
+    free(want);
+    if (!ok)
+        snprintf(x->error, sizeof x->error, "no memory for the reference");
+    return ok;
+}
+
+bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
+                 struct bench_error *out)
+{
+    const struct bench_cell *c = s->cell;
+    uint32_t last = s->n_layers - 1, n_groups = c->batch * c->num_kv_heads;
+    size_t row = (size_t)c->num_q_heads * c->head_dim * 2, q_bytes = row * c->batch;
+    struct backend_batch *ends[2] = {s->list[0], s->list[last]};
+    double diff = 0, norm = 0, work = 0;
+    uint64_t ns[2];
+    *out = (struct bench_error){.is_allclose = true, .n_rows = 2 * c->batch * c->num_q_heads};
+
+    memset(s->host + q_bytes, 0xff, s->host_bytes - q_bytes);
+    if (x->ops->time_batch(x->b, variant, ends, 2, 2, ns) != ATTN_OK)
+        return fail(x, "computing a batch to check");
+    for (uint32_t i = 0; i < 2 * c->batch; i++) {
+        const uint16_t *o = ends[i / c->batch]->items[i % c->batch].out;
+        for (size_t j = 0; j < row / 2; j++)
+            out->is_allclose = out->is_allclose && (o[j] & 0x7f80) != 0x7f80;
+    }
+    /* sequence 0, then an even sample of the others, as far as the work allows */
+    for (uint32_t i = 0; i < n_groups; i++) {
+        uint32_t at = (uint32_t)((uint64_t)i * 2654435761u % n_groups);
+        uint32_t item = i == 0 ? 0 : at / c->num_kv_heads, head = at % c->num_kv_heads;
+        double cost = 2.0 * c->num_q_heads / c->num_kv_heads * bench_context(c, item) * c->head_dim;
+        if (i > 0 && work + cost > CHECK_WORK)
+            continue;
+        work += cost;
+        if (!check_group(x, s, 0, item, head, out, &diff, &norm) ||
+            (work < CHECK_WORK / 4 && !check_group(x, s, last, item, head, out, &diff, &norm)))
+            return false;
+    }
+    out->l2 = norm > 0 ? sqrt(diff / norm) : 0;
+    return true;
+}
