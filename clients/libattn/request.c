@@ -238,9 +238,8 @@ static bool retry_locked(struct request *r)
 /* Sets the result of a pinned request from its reply. */
 static void take_reply(struct request *r, struct transport_message *m)
 {
-    struct attn_client *c = r->client;
     uint8_t memory[REPLY_ARENA_BYTES];
-    char why[ATTN_MESSAGE_BYTES] = "";
+    char why[ATTN_MESSAGE_BYTES - 32] = ""; /* leaves room for words before it */
     struct wire_arena arena;
     struct wire_reply reply;
     wire_arena_init(&arena, memory, sizeof memory, REPLY_LIMIT_BYTES);
@@ -255,7 +254,7 @@ static void take_reply(struct request *r, struct transport_message *m)
     r->result.n_failed = r->step.n_items;
     if (st != ATTN_OK) {
         r->result.status = st;
-        snprintf(r->result.message, sizeof r->result.message, "reply of %s: %s", c->url, why);
+        snprintf(r->result.message, sizeof r->result.message, "malformed reply: %s", why);
     } else {
         r->result.queue_ns = h->queue_ns;
         r->result.device_ns = h->device_ns;

@@ -1,8 +1,6 @@
 /* fake_daemon.c: see fake_daemon.h. */
 #include "tests/clients/fake_daemon.h"
 
-#include <nanomsg/nn.h>
-#include <nanomsg/reqrep.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,23 +8,16 @@
 #define MAX_HELD 64
 #define POLL_MS 5
 
-/* Also in release builds: a fake that went wrong must not look like a library that did. */
-#define MUST(x)                                                                                    \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            fprintf(stderr, "fake daemon: %s:%d: %s\n", __FILE__, __LINE__, #x);                   \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
-
-/* An answer on its way: control buffer as received, message from nn_allocmsg. */
+/* An answer on its way. */
 struct answer {
-    void *control, *message;
+    struct fake_message to; /* without its body */
+    uint8_t *message;
     size_t bytes;
 };
 
 struct session {
     struct fake_daemon *f;
+    struct fake_sp sp;
     struct answer held[MAX_HELD];
     uint32_t n_held;
     uint32_t num_q_heads, num_kv_heads, head_dim, num_layers;
@@ -41,23 +32,12 @@ static bool take_one(atomic_uint *n)
     return v > 0;
 }
 
-static void send_answer(struct fake_daemon *f, const struct answer *a, bool is_copy)
+static void send_answer(struct session *s, struct answer *a)
 {
-    void *control = nn_allocmsg(NN_CMSG_SPACE(64), 0), *message = nn_allocmsg(a->bytes + 1, 0);
-    size_t control_bytes = ((struct nn_cmsghdr *)a->control)->cmsg_len;
-    MUST(control_bytes <= NN_CMSG_SPACE(64));
-    memcpy(control, a->control, control_bytes);
-    memcpy(message, a->message, a->bytes);
-    struct nn_iovec iov = {.iov_base = message, .iov_len = a->bytes};
-    struct nn_msghdr hdr = {
-        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = control_bytes};
-    nn_sendmsg(f->socket, &hdr, 0);
-    nn_freemsg(control);
-    nn_freemsg(message);
-    if (!is_copy) {
-        nn_freemsg(a->control);
-        nn_freemsg(a->message);
-    }
+    if (atomic_load(&s->f->plan.is_repeating))
+        fake_sp_send(&s->sp, &a->to, a->message, a->bytes);
+    fake_sp_send(&s->sp, &a->to, a->message, a->bytes);
+    free(a->message);
 }
 
 /* Wrecks an encoded reply in the planned way. */
@@ -85,9 +65,9 @@ static void garble(struct fake_daemon *f, struct answer *a)
     }
 }
 
-/* Encodes h (and payload) as the answer to id; takes control. */
+/* Encodes h and payload as the answer to request id, which came in message m. */
 static void reply(struct session *s, Attnd__Reply *h, uint64_t id, const void *payload,
-                  size_t payload_bytes, void *control, bool is_step, bool is_garbled)
+                  size_t payload_bytes, const struct fake_message *m, bool is_step, bool is_garbled)
 {
     struct fake_daemon *f = s->f;
     enum fake_garbling g = is_garbled ? atomic_load(&f->plan.garbling) : FAKE_INTACT;
@@ -96,10 +76,11 @@ static void reply(struct session *s, Attnd__Reply *h, uint64_t id, const void *p
     if (g == FAKE_SHORT_PAYLOAD && payload_bytes > 0)
         payload_bytes -= s->head_dim * sizeof(float);
     size_t head = wire_reply_head_bytes(h);
-    struct answer a = {.control = control, .bytes = head + payload_bytes};
-    a.message = nn_allocmsg(a.bytes, 0);
+    struct answer a = {.to = *m, .bytes = head + payload_bytes};
+    a.message = malloc(a.bytes);
+    MUST(a.message != NULL);
     wire_reply_head_encode(h, id, payload_bytes, a.message);
-    memcpy((uint8_t *)a.message + head, payload, payload_bytes);
+    memcpy(a.message + head, payload, payload_bytes);
     if (is_garbled)
         garble(f, &a);
 
@@ -109,12 +90,10 @@ static void reply(struct session *s, Attnd__Reply *h, uint64_t id, const void *p
         if (s->n_held < atomic_load(&f->plan.n_hold))
             return;
         while (s->n_held > 0)
-            send_answer(f, &s->held[--s->n_held], false);
+            send_answer(s, &s->held[--s->n_held]);
         return;
     }
-    if (atomic_load(&f->plan.is_repeating))
-        send_answer(f, &a, true);
-    send_answer(f, &a, false);
+    send_answer(s, &a);
 }
 
 static void on_hello(const Attnd__Hello *q, Attnd__HelloReply *r)
@@ -147,7 +126,7 @@ static void on_pool(struct session *s, const Attnd__PoolSpec *spec)
     s->num_layers = spec->num_layers;
 }
 
-static void on_step(struct session *s, const struct wire_request *req, void *control)
+static void on_step(struct session *s, const struct wire_request *req, const struct fake_message *m)
 {
     struct fake_daemon *f = s->f;
     const Attnd__Step *st = req->header->step;
@@ -167,7 +146,7 @@ static void on_step(struct session *s, const struct wire_request *req, void *con
         h.status = atomic_load(&f->plan.status);
         h.retry_after_us = atomic_load(&f->plan.retry_after_us);
         h.message = (char *)"planned failure of step";
-        reply(s, &h, req->request_id, "", 0, control, true, true);
+        reply(s, &h, req->request_id, "", 0, m, true, true);
         return;
     }
     h.body_case = ATTND__REPLY__BODY_STEP;
@@ -194,11 +173,12 @@ static void on_step(struct session *s, const struct wire_request *req, void *con
                 payload[l.lse_offset / 4 + t * s->num_q_heads + e] = (float)(st->pos[i] + j);
         }
     }
-    reply(s, &h, req->request_id, payload, l.reply_bytes, control, true, true);
+    reply(s, &h, req->request_id, payload, l.reply_bytes, m, true, true);
     free(payload);
 }
 
-static void on_request(struct session *s, const struct wire_request *req, void *control)
+static void on_request(struct session *s, const struct wire_request *req,
+                       const struct fake_message *m)
 {
     Attnd__Reply h = ATTND__REPLY__INIT;
     Attnd__HelloReply hello = ATTND__HELLO_REPLY__INIT;
@@ -253,69 +233,50 @@ static void on_request(struct session *s, const struct wire_request *req, void *
     default:
         break;
     }
-    reply(s, &h, req->request_id, "", 0, control, false, is_garbled);
+    reply(s, &h, req->request_id, "", 0, m, false, is_garbled);
 }
 
 static void *run(void *arg)
 {
     struct fake_daemon *f = arg;
     struct session s = {.f = f};
+    fake_sp_open(&s.sp, f->url);
     while (!atomic_load(&f->is_stopping)) {
-        void *message = NULL, *control = NULL;
-        struct nn_iovec iov = {.iov_base = &message, .iov_len = NN_MSG};
-        struct nn_msghdr hdr = {
-            .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = NN_MSG};
-        int n = nn_recvmsg(f->socket, &hdr, 0);
-        if (n < 0)
-            continue; /* the receive timeout: look whether to stop */
+        struct fake_message m;
         struct wire_arena arena;
         struct wire_request req;
         char why[256] = "";
         uint8_t memory[4096];
-        wire_arena_init(&arena, memory, sizeof memory, 8 << 20);
-        /* the codec wants it aligned as a daemon would have it */
-        uint8_t *copy = aligned_alloc(WIRE_ALIGN, ((size_t)n + WIRE_ALIGN) & ~(WIRE_ALIGN - 1ul));
-        MUST(copy != NULL);
-        memcpy(copy, message, (size_t)n);
-        attn_status st = wire_request_decode(copy, (size_t)n, &arena, &req, why, sizeof why);
+        if (!fake_sp_recv(&s.sp, POLL_MS, &m))
+            continue;
+        wire_arena_init(&arena, memory, sizeof memory, WIRE_ARENA_LIMIT_BYTES);
+        attn_status st = wire_request_decode(m.body, m.bytes, &arena, &req, why, sizeof why);
         if (st != ATTN_OK)
             fprintf(stderr, "fake daemon: %s\n", why);
         MUST(st == ATTN_OK);
         atomic_fetch_add(&f->n_requests, 1);
         bool is_hello = req.header->body_case == ATTND__REQUEST__BODY_HELLO;
         if (!is_hello && take_one(&f->plan.n_swallow))
-            nn_freemsg(control);
+            ; /* as if it never came */
         else if (req.header->body_case == ATTND__REQUEST__BODY_STEP)
-            on_step(&s, &req, control);
+            on_step(&s, &req, &m);
         else
-            on_request(&s, &req, control);
+            on_request(&s, &req, &m);
         wire_arena_reset(&arena);
-        free(copy);
-        nn_freemsg(message);
+        free(m.body);
     }
-    while (s.n_held > 0) {
-        struct answer *a = &s.held[--s.n_held];
-        nn_freemsg(a->control);
-        nn_freemsg(a->message);
-    }
+    while (s.n_held > 0)
+        free(s.held[--s.n_held].message);
     if (s.spec != NULL)
         attnd__pool_spec__free_unpacked(s.spec, NULL);
+    fake_sp_close(&s.sp);
     return NULL;
 }
 
 void fake_daemon_start(struct fake_daemon *f, const char *url)
 {
-    int ms = POLL_MS, max = 64 << 20;
     snprintf(f->url, sizeof f->url, "%s", url);
     atomic_store(&f->is_stopping, false);
-    f->socket = nn_socket(AF_SP_RAW, NN_REP);
-    MUST(f->socket >= 0);
-    nn_setsockopt(f->socket, NN_SOL_SOCKET, NN_RCVTIMEO, &ms, sizeof ms);
-    nn_setsockopt(f->socket, NN_SOL_SOCKET, NN_RCVMAXSIZE, &max, sizeof max);
-    int endpoint = nn_bind(f->socket, url);
-    if (endpoint < 0)
-        fprintf(stderr, "fake daemon: bind %s: %s\n", url, nn_strerror(nn_errno()));
-    MUST(endpoint >= 0);
     int rc = pthread_create(&f->thread, NULL, run, f);
     MUST(rc == 0);
 }
@@ -324,5 +285,4 @@ void fake_daemon_stop(struct fake_daemon *f)
 {
     atomic_store(&f->is_stopping, true);
     pthread_join(f->thread, NULL);
-    nn_close(f->socket);
 }

@@ -1,4 +1,4 @@
-/* fake_daemon.h: a daemon for libattn's tests: one thread, one nanomsg raw REP socket, no attention.
+/* fake_daemon.h: a daemon for libattn's tests: one thread, sockets of fake_sp, no attention.
  *
  * Answers every request like a healthy daemon would, but for what the test planned: requests that are
  * swallowed, answered in reverse order, twice, with a failure, or garbled. A step's out is 2 q + the
@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 
 #include "proto/wire.h"
+#include "tests/clients/fake_sp.h"
 
 enum fake_garbling {
     FAKE_INTACT,
@@ -43,12 +44,11 @@ struct fake_daemon {
     _Atomic uint64_t last_step_id; /* request id of the newest step */
     atomic_bool is_stopping;
     pthread_t thread;
-    int socket;
 };
 
-/* Listens on url. Asserts on failure. */
+/* Listens on url. Aborts on failure. */
 void fake_daemon_start(struct fake_daemon *f, const char *url);
-/* Closes the socket: every connection breaks, what was held is forgotten. */
+/* Closes its sockets: every connection breaks, what was held is forgotten. */
 void fake_daemon_stop(struct fake_daemon *f);
 
 #endif
