@@ -1,0 +1,311 @@
+/* attnctl.c: the operator's command line, over libattn. One request a call; results on stdout, one
+ * sentence on stderr and exit code 1 when the daemon or the way to it fails, 2 for wrong usage.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clients/libattn/attn.h"
+
+#define DEFAULT_ENDPOINT "ipc:///run/attnd/attnd.sock" /* attnd's own default */
+
+static const char help[] =
+    "usage: attnctl [OPTIONS] COMMAND\n"
+    "\n"
+    "commands:\n"
+    "  ping                     one round trip: version, backend, time\n"
+    "  info                     the session's limits\n"
+    "  stats                    the daemon's counters, one a line (--json: as one object)\n"
+    "  pool create NAME         make a pool; geometry below\n"
+    "  pool describe NAME       geometry, blocks, free blocks\n"
+    "  drain                    take no new sessions and sequences, end when the work is done\n"
+    "\n"
+    "options:\n"
+    "  --endpoint URL           ipc://PATH or tcp://HOST:PORT\n"
+    "                           (default: $ATTND_ENDPOINT, else " DEFAULT_ENDPOINT ")\n"
+    "  --timeout SECONDS        of the whole command (default 5)\n"
+    "  --json                   stats as JSON\n"
+    "  --help, --version\n"
+    "\n"
+    "geometry of pool create:\n"
+    "  --layers N --q-heads N --kv-heads N --head-dim N\n"
+    "  --dtype f32|f16|bf16 (default bf16)  --kv-dtype TYPE (default: dtype)\n"
+    "  --block-tokens N (default 16)  --blocks N (default: what is left)\n"
+    "  --window N  --soft-cap X  --batch-invariant\n";
+
+enum {
+    OPT_ENDPOINT = 256,
+    OPT_TIMEOUT,
+    OPT_JSON,
+    OPT_LAYERS,
+    OPT_Q_HEADS,
+    OPT_KV_HEADS,
+    OPT_HEAD_DIM,
+    OPT_DTYPE,
+    OPT_KV_DTYPE,
+    OPT_BLOCK_TOKENS,
+    OPT_BLOCKS,
+    OPT_WINDOW,
+    OPT_SOFT_CAP,
+    OPT_BATCH_INVARIANT,
+    OPT_HELP,
+    OPT_VERSION,
+};
+
+static const struct option options[] = {
+    {"endpoint", required_argument, NULL, OPT_ENDPOINT},
+    {"timeout", required_argument, NULL, OPT_TIMEOUT},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"layers", required_argument, NULL, OPT_LAYERS},
+    {"q-heads", required_argument, NULL, OPT_Q_HEADS},
+    {"kv-heads", required_argument, NULL, OPT_KV_HEADS},
+    {"head-dim", required_argument, NULL, OPT_HEAD_DIM},
+    {"dtype", required_argument, NULL, OPT_DTYPE},
+    {"kv-dtype", required_argument, NULL, OPT_KV_DTYPE},
+    {"block-tokens", required_argument, NULL, OPT_BLOCK_TOKENS},
+    {"blocks", required_argument, NULL, OPT_BLOCKS},
+    {"window", required_argument, NULL, OPT_WINDOW},
+    {"soft-cap", required_argument, NULL, OPT_SOFT_CAP},
+    {"batch-invariant", no_argument, NULL, OPT_BATCH_INVARIANT},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
+};
+
+struct arguments {
+    const char *endpoint;
+    uint64_t timeout_us;
+    bool is_json;
+    struct attn_pool_spec spec;
+    struct attn_layer layer;
+};
+
+static int usage(const char *why, const char *what)
+{
+    fprintf(stderr, "attnctl: %s %s (attnctl --help)\n", why, what);
+    return 2;
+}
+
+static int failed(attn_status st)
+{
+    fprintf(stderr, "attnctl: %s: %s\n", attn_status_message(st), attn_last_error()->message);
+    return 1;
+}
+
+static bool parse_number(const char *text, double max, double *out)
+{
+    char *end;
+    errno = 0;
+    *out = strtod(text, &end);
+    return errno == 0 && end != text && *end == '\0' && *out >= 0 && *out <= max;
+}
+
+static bool parse_u32(const char *text, uint32_t *out)
+{
+    double x;
+    if (!parse_number(text, UINT32_MAX, &x) || x != (uint32_t)x)
+        return false;
+    *out = (uint32_t)x;
+    return true;
+}
+
+static bool parse_dtype(const char *text, attn_dtype *out)
+{
+    *out = attn_dtype_parse(text);
+    return *out != ATTN_DTYPE_NONE;
+}
+
+static bool parse_option(struct arguments *a, int opt)
+{
+    double x = 0;
+    switch (opt) {
+    case OPT_ENDPOINT:
+        a->endpoint = optarg;
+        return true;
+    case OPT_TIMEOUT:
+        if (!parse_number(optarg, 1e6, &x) || x == 0)
+            return false;
+        a->timeout_us = (uint64_t)(x * 1e6);
+        return true;
+    case OPT_JSON:
+        a->is_json = true;
+        return true;
+    case OPT_LAYERS:
+        return parse_u32(optarg, &a->spec.num_layers);
+    case OPT_Q_HEADS:
+        return parse_u32(optarg, &a->spec.num_q_heads);
+    case OPT_KV_HEADS:
+        return parse_u32(optarg, &a->spec.num_kv_heads);
+    case OPT_HEAD_DIM:
+        return parse_u32(optarg, &a->spec.head_dim_k);
+    case OPT_DTYPE:
+        return parse_dtype(optarg, &a->spec.q_dtype);
+    case OPT_KV_DTYPE:
+        return parse_dtype(optarg, &a->spec.kv_dtype);
+    case OPT_BLOCK_TOKENS:
+        return parse_u32(optarg, &a->spec.block_tokens);
+    case OPT_BLOCKS:
+        return parse_u32(optarg, &a->spec.n_blocks);
+    case OPT_WINDOW:
+        return parse_u32(optarg, &a->layer.window_tokens);
+    case OPT_SOFT_CAP:
+        if (!parse_number(optarg, 1e6, &x))
+            return false;
+        a->layer.soft_cap = (float)x;
+        return true;
+    case OPT_BATCH_INVARIANT:
+        a->spec.is_batch_invariant = 1;
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int run_ping(attn_client *c, const struct arguments *a)
+{
+    struct attn_client_info info = {.struct_size = sizeof info};
+    uint64_t ns;
+    attn_status st = attn_client_ping(c, a->timeout_us, &ns);
+    if (st == ATTN_OK)
+        st = attn_client_info(c, &info);
+    if (st != ATTN_OK)
+        return failed(st);
+    printf("attnd %s, backend %s, %.3f ms\n", info.server_version, info.backend, (double)ns * 1e-6);
+    return 0;
+}
+
+static int run_info(attn_client *c, const struct arguments *a)
+{
+    struct attn_client_info info = {.struct_size = sizeof info};
+    (void)a;
+    attn_status st = attn_client_info(c, &info);
+    if (st != ATTN_OK)
+        return failed(st);
+    printf("server_version %s\nbackend %s\nprotocol_version %" PRIu32 "\nlease_us %" PRIu64
+           "\nmax_message_bytes %" PRIu64 "\nmax_step_items %" PRIu32 "\nmax_step_tokens %" PRIu32
+           "\nmax_seq_tokens %" PRIu32 "\n",
+           info.server_version, info.backend, info.protocol_version, info.lease_us,
+           info.max_message_bytes, info.max_step_items, info.max_step_tokens, info.max_seq_tokens);
+    return 0;
+}
+
+/* One "name value" a line; names of nested objects are joined by dots. */
+static void print_flat(const char *prefix, json_t *object)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(object, key, value)
+    {
+        char name[256];
+        snprintf(name, sizeof name, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", key);
+        if (json_is_object(value)) {
+            print_flat(name, value);
+            continue;
+        }
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9) | JSON_COMPACT);
+        printf("%s %s\n", name, text != NULL ? text : "?");
+        free(text);
+    }
+}
+
+static int run_stats(attn_client *c, const struct arguments *a)
+{
+    char *text = NULL;
+    attn_status st = attn_client_stats(c, a->timeout_us, &text);
+    if (st != ATTN_OK)
+        return failed(st);
+    json_t *root = a->is_json ? NULL : json_loads(text, 0, NULL);
+    if (root != NULL)
+        print_flat("", root);
+    else
+        puts(text);
+    json_decref(root);
+    attn_free(text);
+    return 0;
+}
+
+static int run_drain(attn_client *c, const struct arguments *a)
+{
+    attn_status st = attn_client_drain(c, a->timeout_us);
+    return st == ATTN_OK ? 0 : failed(st);
+}
+
+static int run_pool(attn_client *c, struct arguments *a, const char *verb, const char *name)
+{
+    attn_pool *p;
+    attn_status st;
+    a->spec.name = name;
+    a->spec.layers = &a->layer;
+    a->spec.n_layers = 1;
+    if (strcmp(verb, "create") == 0)
+        st = attn_pool_create(c, &a->spec, a->timeout_us, &p);
+    else
+        st = attn_pool_describe(c, name, a->timeout_us, &p);
+    if (st != ATTN_OK)
+        return failed(st);
+    const struct attn_pool_spec *s = attn_pool_spec_of(p);
+    printf("name %s\nlayers %u\nq_heads %u\nkv_heads %u\nhead_dim_k %u\nhead_dim_v %u\n"
+           "block_tokens %u\nblocks %u\nfree_blocks %u\ndtype %s\nkv_dtype %s\n"
+           "batch_invariant %u\nmodel %s\nrope %s\n",
+           s->name, s->num_layers, s->num_q_heads, s->num_kv_heads, s->head_dim_k, s->head_dim_v,
+           s->block_tokens, s->n_blocks, attn_pool_free_blocks(p), attn_dtype_name(s->q_dtype),
+           attn_dtype_name(s->kv_dtype), s->is_batch_invariant, s->model, s->rope);
+    attn_pool_close(p);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        int (*run)(attn_client *, const struct arguments *);
+    } commands[] = {
+        {"ping", run_ping}, {"info", run_info}, {"stats", run_stats}, {"drain", run_drain}};
+    struct arguments a = {.endpoint = getenv("ATTND_ENDPOINT"),
+                          .timeout_us = 5000000,
+                          .spec = {.struct_size = sizeof a.spec,
+                                   .layer_struct_size = sizeof a.layer,
+                                   .q_dtype = ATTN_BF16}};
+    int opt;
+    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        if (opt == OPT_HELP || opt == 'h') {
+            fputs(help, stdout);
+            return 0;
+        }
+        if (opt == OPT_VERSION) {
+            printf("attnctl %s\n", attn_version());
+            return 0;
+        }
+        if (opt == '?')
+            return usage("see", "above");
+        if (!parse_option(&a, opt))
+            return usage("cannot use the value", optarg);
+    }
+    int n = argc - optind;
+    char **words = argv + optind;
+    if (n == 0)
+        return usage("missing", "command");
+    if (a.endpoint == NULL || a.endpoint[0] == '\0')
+        a.endpoint = DEFAULT_ENDPOINT;
+
+    bool is_pool = n == 3 && strcmp(words[0], "pool") == 0 &&
+                   (strcmp(words[1], "create") == 0 || strcmp(words[1], "describe") == 0);
+    size_t i = 0, n_commands = sizeof commands / sizeof commands[0];
+    while (i < n_commands && (n != 1 || strcmp(words[0], commands[i].name) != 0))
+        i++;
+    if (!is_pool && i == n_commands)
+        return usage("unknown command:", words[0]);
+
+    struct attn_client_options o = {.struct_size = sizeof o, .client_name = "attnctl"};
+    attn_client *c;
+    attn_status st = attn_client_open(a.endpoint, &o, a.timeout_us, &c);
+    if (st != ATTN_OK)
+        return failed(st);
+    int rc = is_pool ? run_pool(c, &a, words[1], words[2]) : commands[i].run(c, &a);
+    attn_client_close(c);
+    return rc;
+}
