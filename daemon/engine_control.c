@@ -14,10 +14,6 @@ enum {
     EXPIRE_SLICE = 64, /* sequences freed a turn */
 };
 
-/* what a client may require of the daemon by name; export, import and the rest of the protocol that is
- * not built are not here */
-static const char *const known_features[] = {"adopt", "fork", "lse", "step", "truncate"};
-
 /* --- answers ----------------------------------------------------------------------------------- */
 
 static void reply(struct engine *e, struct request *req, const Attnd__Reply *header)
@@ -84,30 +80,18 @@ attn_status session_of_request(struct engine *e, const struct request *req, uint
     return ATTN_OK;
 }
 
-static const char *unknown_feature(const Attnd__Hello *h)
-{
-    for (size_t i = 0; i < h->n_required_features; i++) {
-        bool is_known = false;
-        for (size_t k = 0; k < sizeof known_features / sizeof known_features[0]; k++)
-            is_known |= strcmp(h->required_features[i], known_features[k]) == 0;
-        if (!is_known)
-            return h->required_features[i];
-    }
-    return NULL;
-}
-
 static void run_hello(struct engine *e, struct request *req, uint64_t now_ns)
 {
     const Attnd__Hello *h = req->wire.header->hello;
-    const char *unknown = unknown_feature(h);
     if (h->protocol_version == 0) {
         engine_refuse(e, req, ATTN_EINVAL,
                       "hello.protocol_version is 0, this daemon speaks 1 to %d", PROTOCOL_VERSION);
         return;
     }
-    if (unknown != NULL) {
+    if (h->n_required_features > 0) { /* this version has none that a client could require */
         engine_refuse(e, req, ATTN_ENOTSUP,
-                      "hello.required_features: this daemon has no feature \"%.100s\"", unknown);
+                      "hello.required_features: this daemon has no feature \"%.100s\"",
+                      h->required_features[0]);
         return;
     }
     uint32_t slot;

@@ -68,7 +68,6 @@ static void hello_resumes_a_live_session_and_refuses_unknown_features(void **sta
     assert_int_equal(a->hello->protocol_version, 1);
     assert_int_equal(a->hello->max_step_items, r.cfg.max_step_items);
     assert_says(hello(r.session + 1, NULL), ATTN_ENOTFOUND, "resume_session");
-    assert_int_equal(hello(0, "fork")->status, ATTN_OK);
     assert_says(hello(0, "telepathy"), ATTN_ENOTSUP, "telepathy");
     rig_close(&r);
 }

@@ -1,0 +1,418 @@
+/* main.c: the daemon's life: settings, backend, message buffers, engine, stats endpoint, transports;
+ * run; and the same backwards. The main thread runs the event loop: sockets and signals.
+ */
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sysexits.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "daemon/config.h"
+#include "daemon/engine.h"
+#include "daemon/http.h"
+#include "daemon/iobuf.h"
+#include "daemon/log.h"
+#include "daemon/notify.h"
+#include "daemon/transport_sp.h"
+
+enum {
+    WHY_BYTES = 512,
+    TICK_MS = 100, /* heartbeat, watchdog, the device's health */
+    DRAIN_TICK_MS = 5,
+    LAST_REPLIES_MS = 1000, /* for answers of the last moment to be written */
+};
+
+struct daemon {
+    int argc;
+    char **argv;
+    struct config cfg;
+    const struct backend_ops *ops;
+    struct backend *backend;
+    struct iobuf_pool *bufs;
+    struct engine *engine;
+    struct http *http;
+    struct transport_sp *transports[CONFIG_MAX_LISTEN];
+    uint32_t n_transports;
+    uv_loop_t *loop;
+    uv_timer_t tick;
+    uv_signal_t signals[3];
+    uint64_t watchdog_ns, next_watchdog_ns;
+    bool is_draining;
+    uint64_t drain_until_ns;
+    int exit_code;
+};
+
+/* --- backend ----------------------------------------------------------------------------------- */
+
+static attn_status backend_try(struct daemon *d, const char *name, char *why, size_t why_bytes)
+{
+    const struct backend_ops *ops;
+    attn_status st = backend_load(name, &ops, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    struct backend_config bc = {
+        .kv_bytes = d->cfg.kv_memory_bytes,
+        .max_batch_items = d->cfg.max_batch_items,
+        .max_batch_tokens = d->cfg.max_batch_tokens,
+        .n_threads = d->cfg.threads,
+        .device_index = (int32_t)d->cfg.device_index,
+        .import_fd = -1,
+    };
+    struct backend *b = NULL;
+    st = ops->open(&bc, &b);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "%s", b == NULL ? attn_status_message(st) : ops->last_error(b));
+        ops->close(b);
+        return st;
+    }
+    d->ops = ops;
+    d->backend = b;
+    return ATTN_OK;
+}
+
+/* Opens the backend asked for, or the first of cuda, hip and cpu. An exit code. */
+static int backend_start(struct daemon *d)
+{
+    static const char *const in_order[] = {"cuda", "hip", "cpu"};
+    char why[WHY_BYTES];
+    bool is_auto = strcmp(d->cfg.backend, "auto") == 0;
+    for (size_t i = 0; i < sizeof in_order / sizeof in_order[0] && d->ops == NULL; i++) {
+        if (!is_auto && strcmp(d->cfg.backend, in_order[i]) != 0)
+            continue;
+        if (backend_try(d, in_order[i], why, sizeof why) == ATTN_OK)
+            break;
+        if (is_auto)
+            log_info("backend %s is not used: %s", in_order[i], why);
+        else
+            log_error("backend %s can't be used: %s", in_order[i], why);
+    }
+    if (d->ops == NULL) {
+        if (is_auto)
+            log_error("no backend can be used");
+        return EX_UNAVAILABLE;
+    }
+    struct backend_info info;
+    d->ops->info(d->backend, &info);
+    log_info("backend %s on %s: %" PRIu64 " MiB of KV memory, %" PRIu32 " processors", info.name,
+             info.device, info.kv_bytes >> 20, info.n_processors);
+    return EX_OK;
+}
+
+/* --- signals and time -------------------------------------------------------------------------- */
+
+static void finish(struct daemon *d, int exit_code)
+{
+    d->exit_code = exit_code;
+    uv_stop(d->loop);
+}
+
+static bool transports_are_idle(const struct daemon *d)
+{
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        if (!transport_sp_is_idle(d->transports[i]))
+            return false;
+    return true;
+}
+
+static void on_tick(uv_timer_t *timer);
+
+static void drain(struct daemon *d)
+{
+    engine_drain(d->engine);
+    d->is_draining = true;
+    d->drain_until_ns = stats_now_ns() + d->cfg.drain_timeout_us * 1000;
+    stats_set(is_ready, 0);
+    notify_send("STOPPING=1\nSTATUS=draining");
+    log_info("draining: no new sequences; steps go on until none is in flight, %" PRIu64
+             " ms at most",
+             d->cfg.drain_timeout_us / 1000);
+    uv_timer_start(&d->tick, on_tick, DRAIN_TICK_MS, DRAIN_TICK_MS);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    uint64_t now_ns = stats_now_ns();
+    stats_beat(loop_beat_ns);
+    if (engine_health(d->engine) != ATTN_OK) {
+        log_error("the device is lost; ending so that a restart can take it again");
+        finish(d, EX_OSERR);
+        return;
+    }
+    if (d->watchdog_ns != 0 && now_ns >= d->next_watchdog_ns &&
+        (int64_t)(now_ns - stats_get(engine_beat_ns)) < (int64_t)(d->cfg.stall_timeout_us * 1000)) {
+        d->next_watchdog_ns = now_ns + d->watchdog_ns / 2;
+        notify_send("WATCHDOG=1");
+    }
+    if (!d->is_draining) {
+        if (engine_is_draining(d->engine)) /* a client asked */
+            drain(d);
+        return;
+    }
+    if (engine_is_drained(d->engine) && transports_are_idle(d)) {
+        log_info("drained");
+        finish(d, EX_OK);
+    } else if (now_ns >= d->drain_until_ns) {
+        log_warn("%" PRIu64 " requests are still in flight after the drain timeout",
+                 stats_get(queue_requests));
+        finish(d, EX_OK);
+    }
+}
+
+static void on_terminate(uv_signal_t *s, int number)
+{
+    struct daemon *d = s->data;
+    if (!d->is_draining) {
+        log_info("%s", number == SIGINT ? "SIGINT" : "SIGTERM");
+        drain(d);
+        return;
+    }
+    log_warn("a second signal: stopping now");
+    finish(d, EX_OK);
+}
+
+/* Settings that take effect at once; the others need a restart. */
+static void take_over(struct daemon *d, const struct config *now)
+{
+    struct config *c = &d->cfg;
+    enum log_level level;
+#define TAKE(field, name)                                                                          \
+    if (c->field != now->field) {                                                                  \
+        log_info("settings: " name " is now %" PRIu64, (uint64_t)now->field);                      \
+        c->field = now->field;                                                                     \
+    }
+    TAKE(max_queue_requests, "engine.max_queue_requests")
+    TAKE(max_queue_bytes, "engine.max_queue (bytes)")
+    TAKE(default_timeout_us, "engine.default_timeout (us)")
+    TAKE(max_timeout_us, "engine.max_timeout (us)")
+    TAKE(drain_timeout_us, "engine.drain_timeout (us)")
+#undef TAKE
+    if (strcmp(c->log_level, now->log_level) != 0 && log_level_parse(now->log_level, &level) == 0) {
+        memcpy(c->log_level, now->log_level, sizeof c->log_level);
+        log_init(level);
+        log_info("settings: log.level is now %s", c->log_level);
+    }
+    engine_reload(d->engine, c);
+}
+
+static void warn_of_restart(const struct config *c, const struct config *now)
+{
+#define KEEP(field, name)                                                                          \
+    if (c->field != now->field)                                                                    \
+        log_warn("settings: " name " changed; that needs a restart");
+    KEEP(device_index, "device.index")
+    KEEP(kv_memory_bytes, "device.kv_memory")
+    KEEP(threads, "device.threads")
+    KEEP(n_listen, "listen.address")
+    KEEP(max_peers, "listen.max_peers")
+    KEEP(max_message_bytes, "listen.max_message")
+    KEEP(handshake_timeout_us, "listen.handshake_timeout")
+    KEEP(body_timeout_us, "listen.body_timeout")
+    KEEP(write_timeout_us, "listen.write_timeout")
+    KEEP(max_peer_write_bytes, "listen.max_peer_write")
+    KEEP(max_sequences, "cache.max_sequences")
+    KEEP(max_seq_tokens, "cache.max_seq_tokens")
+    KEEP(max_pools, "cache.max_pools")
+    KEEP(max_layers, "cache.max_layers")
+    KEEP(io_memory_bytes, "cache.io_memory")
+    KEEP(max_batch_items, "engine.max_batch_items")
+    KEEP(max_batch_tokens, "engine.max_batch_tokens")
+    KEEP(max_step_items, "engine.max_step_items")
+    KEEP(max_step_tokens, "engine.max_step_tokens")
+    KEEP(max_sessions, "engine.max_sessions")
+    KEEP(lease_us, "engine.lease")
+    KEEP(stall_timeout_us, "engine.stall_timeout")
+#undef KEEP
+    if (strcmp(c->backend, now->backend) != 0)
+        log_warn("settings: device.backend changed; that needs a restart");
+    if (strcmp(c->http, now->http) != 0)
+        log_warn("settings: listen.http changed; that needs a restart");
+    for (uint32_t i = 0; i < c->n_listen && i < now->n_listen; i++)
+        if (strcmp(c->listen[i], now->listen[i]) != 0)
+            log_warn("settings: listen.address %s changed; that needs a restart", c->listen[i]);
+}
+
+static void on_reload(uv_signal_t *s, int number)
+{
+    struct daemon *d = s->data;
+    struct config now;
+    enum config_action action;
+    char why[WHY_BYTES];
+    (void)number;
+    if (config_load(d->argc, d->argv, &now, &action, why, sizeof why) != ATTN_OK) {
+        log_error("SIGHUP: the settings stay as they are: %s", why);
+        return;
+    }
+    log_info("SIGHUP: settings read");
+    warn_of_restart(&d->cfg, &now);
+    take_over(d, &now);
+    config_fini(&now);
+}
+
+/* --- start, run, stop -------------------------------------------------------------------------- */
+
+static void handlers_start(struct daemon *d)
+{
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    signal(SIGPIPE, SIG_IGN);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        uv_signal_init(d->loop, &d->signals[i]);
+        d->signals[i].data = d;
+        uv_signal_start(&d->signals[i], numbers[i] == SIGHUP ? on_reload : on_terminate,
+                        numbers[i]);
+    }
+    uv_timer_init(d->loop, &d->tick);
+    d->tick.data = d;
+    uv_timer_start(&d->tick, on_tick, 0, TICK_MS);
+    d->watchdog_ns = notify_watchdog_us() * 1000;
+}
+
+/* An exit code; what was started is daemon_stop's. */
+static int daemon_start(struct daemon *d)
+{
+    char why[WHY_BYTES];
+    int code = backend_start(d);
+    if (code != EX_OK)
+        return code;
+    attn_status st = iobuf_pool_open(d->ops, d->backend, d->cfg.io_memory_bytes, &d->bufs);
+    if (st != ATTN_OK) {
+        log_error("cache.io_memory: %" PRIu64 " bytes can't be had: %s", d->cfg.io_memory_bytes,
+                  attn_status_message(st));
+        return EX_OSERR;
+    }
+    st = engine_open(&d->cfg, d->ops, d->backend, d->bufs, &d->engine, why, sizeof why);
+    if (st != ATTN_OK) {
+        log_error("%s", why);
+        return EX_OSERR;
+    }
+    if (d->cfg.http[0] != '\0') {
+        st = http_open(d->cfg.http, d->cfg.stall_timeout_us, &d->http, why, sizeof why);
+        if (st != ATTN_OK) {
+            log_error("%s", why);
+            return EX_CANTCREAT;
+        }
+        log_info("stats on http://%.*s:%u", (int)(strrchr(d->cfg.http, ':') - d->cfg.http),
+                 d->cfg.http, http_port(d->http));
+    }
+    handlers_start(d);
+    for (uint32_t i = 0; i < d->cfg.n_listen; i++) {
+        st = transport_sp_open(d->loop, &d->cfg, d->cfg.listen[i], d->engine, d->bufs,
+                               &d->transports[i], why, sizeof why);
+        if (st != ATTN_OK) {
+            log_error("%s", why);
+            return EX_CANTCREAT;
+        }
+        d->n_transports++;
+        log_info("listening on %s", transport_sp_url(d->transports[i]));
+    }
+    return EX_OK;
+}
+
+static void on_close_timeout(uv_timer_t *timer)
+{
+    uv_stop(timer->loop);
+}
+
+static void close_handle(uv_handle_t *h, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(h))
+        uv_close(h, NULL);
+}
+
+static void on_last_replies(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    if (transports_are_idle(d) || stats_now_ns() >= d->drain_until_ns)
+        uv_stop(d->loop);
+}
+
+/* Lets the loop write what is owed, for a moment. */
+static void write_last_replies(struct daemon *d)
+{
+    d->drain_until_ns = stats_now_ns() + (uint64_t)LAST_REPLIES_MS * 1000000;
+    uv_timer_start(&d->tick, on_last_replies, 0, 1);
+    uv_run(d->loop, UV_RUN_DEFAULT);
+    uv_timer_start(&d->tick, on_close_timeout, LAST_REPLIES_MS, 0);
+}
+
+static void daemon_stop(struct daemon *d)
+{
+    stats_set(is_ready, 0);
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        transport_sp_stop(d->transports[i]);
+    if (engine_close(d->engine) != ATTN_OK) {
+        log_error("the device does not give its batches back; ending without it");
+        fflush(NULL);
+        _exit(EX_OSERR);
+    }
+    if (d->n_transports > 0)
+        write_last_replies(d);
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        transport_sp_close(d->transports[i]);
+    if (d->loop != NULL) {
+        uv_run(d->loop, UV_RUN_NOWAIT);
+        uv_walk(d->loop, close_handle, NULL);
+        uv_run(d->loop, UV_RUN_DEFAULT);
+        uv_loop_close(d->loop);
+    }
+    http_close(d->http);
+    iobuf_pool_close(d->bufs);
+    if (d->ops != NULL)
+        d->ops->close(d->backend);
+}
+
+static int daemon_run(struct daemon *d)
+{
+    int code = daemon_start(d);
+    if (code == EX_OK) {
+        stats_set(is_ready, 1);
+        notify_send("READY=1\nSTATUS=serving");
+        log_info("attnd %s is ready", ATTND_VERSION);
+        uv_run(d->loop, UV_RUN_DEFAULT);
+        code = d->exit_code;
+    }
+    daemon_stop(d);
+    if (code == EX_OK)
+        log_info("stopped");
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    static struct daemon d;
+    enum config_action action;
+    enum log_level level = LOG_LEVEL_INFO;
+    char why[WHY_BYTES];
+    d.argc = argc;
+    d.argv = argv;
+    log_init(level);
+    if (config_load(argc, argv, &d.cfg, &action, why, sizeof why) != ATTN_OK) {
+        log_error("%s", why);
+        return strncmp(why, "flag", 4) == 0 ? EX_USAGE : EX_CONFIG;
+    }
+    switch (action) {
+    case CONFIG_HELP:
+        config_help(stdout);
+        break;
+    case CONFIG_VERSION:
+        printf("attnd %s\n", ATTND_VERSION);
+        break;
+    case CONFIG_PRINT:
+        config_print(&d.cfg, stdout);
+        break;
+    case CONFIG_CHECK:
+        break;
+    case CONFIG_RUN:
+        log_level_parse(d.cfg.log_level, &level);
+        log_init(level);
+        d.loop = uv_default_loop();
+        d.exit_code = daemon_run(&d);
+        break;
+    }
+    config_fini(&d.cfg);
+    return d.exit_code;
+}
