@@ -1,0 +1,272 @@
+/* e2e.c: daemon process and client sockets of the end-to-end tests. */
+#include "e2e.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <nanomsg/nn.h>
+#include <nanomsg/reqrep.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { TIMEOUT_MS = 20000 };
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* --- the daemon -------------------------------------------------------------------------------- */
+
+static void make_dir(struct e2e *d)
+{
+    *d = (struct e2e){0};
+    snprintf(d->dir, sizeof d->dir, "/tmp/attnd-e2e-XXXXXX");
+    assert_non_null(mkdtemp(d->dir));
+    snprintf(d->url, sizeof d->url, "ipc://%s/s", d->dir);
+    snprintf(d->log, sizeof d->log, "%s/log", d->dir);
+}
+
+static void spawn(struct e2e *d, const char **argv)
+{
+    d->pid = fork();
+    assert_true(d->pid >= 0);
+    if (d->pid > 0)
+        return;
+    int log = open(d->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    dup2(log, 1);
+    dup2(log, 2);
+    execv(argv[0], (char **)(uintptr_t)argv);
+    _exit(127);
+}
+
+void e2e_start(struct e2e *d, const char *const *flags)
+{
+    make_dir(d);
+    const char *argv[64] = {ATTND_BINARY, "--backend",
+                            "cpu",        "--listen",
+                            d->url,       "--listen.http",
+                            "off",        "--device.kv_memory",
+                            "64M",        "--cache.io_memory",
+                            "64M",        "--device.threads",
+                            "2",          "--cache.max_seq_tokens",
+                            "4096"};
+    int n = 15;
+    for (; flags != NULL && *flags != NULL; flags++)
+        argv[n++] = *flags;
+    assert_true(n < 64);
+    spawn(d, argv);
+    int64_t until = now_ms() + TIMEOUT_MS;
+    while (!e2e_log_has(d, "is ready")) {
+        int status;
+        if (waitpid(d->pid, &status, WNOHANG) == d->pid || now_ms() > until) {
+            char command[128];
+            snprintf(command, sizeof command, "cat %s >&2", d->log);
+            (void)!system(command);
+            fail_msg("attnd did not get ready");
+        }
+        poll(NULL, 0, 2);
+    }
+}
+
+int e2e_run(struct e2e *d, const char *const *flags)
+{
+    make_dir(d);
+    const char *argv[64] = {ATTND_BINARY};
+    int n = 1;
+    for (; *flags != NULL; flags++)
+        argv[n++] = *flags;
+    spawn(d, argv);
+    return e2e_wait(d);
+}
+
+void e2e_signal(struct e2e *d, int number)
+{
+    assert_int_equal(kill(d->pid, number), 0);
+}
+
+int e2e_wait(struct e2e *d)
+{
+    int64_t until = now_ms() + TIMEOUT_MS;
+    int status;
+    while (waitpid(d->pid, &status, WNOHANG) != d->pid) {
+        if (now_ms() > until) {
+            kill(d->pid, SIGKILL);
+            waitpid(d->pid, &status, 0);
+            d->pid = 0;
+            fail_msg("attnd did not end");
+        }
+        poll(NULL, 0, 2);
+    }
+    d->pid = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+bool e2e_log_has(const struct e2e *d, const char *text)
+{
+    char buf[65536];
+    FILE *f = fopen(d->log, "r");
+    if (f == NULL)
+        return false;
+    size_t n = fread(buf, 1, sizeof buf - 1, f);
+    fclose(f);
+    buf[n] = '\0';
+    return strstr(buf, text) != NULL;
+}
+
+void e2e_stop(struct e2e *d)
+{
+    if (d->pid != 0) {
+        e2e_signal(d, SIGTERM);
+        int code = e2e_wait(d);
+        if (code != 0) {
+            char command[128];
+            snprintf(command, sizeof command, "cat %s >&2", d->log);
+            (void)!system(command);
+        }
+        assert_int_equal(code, 0);
+    }
+    unlink(d->log);
+    assert_int_equal(rmdir(d->dir), 0); /* it took its socket away */
+}
+
+/* --- a client ---------------------------------------------------------------------------------- */
+
+void e2e_connect(struct e2e_client *c, const struct e2e *d)
+{
+    *c = (struct e2e_client){.next_id = 1};
+    int max = -1, buffer = 8 << 20, timeout = TIMEOUT_MS;
+    c->socket = nn_socket(AF_SP_RAW, NN_REQ);
+    assert_true(c->socket >= 0);
+    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RCVMAXSIZE, &max, sizeof max);
+    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_SNDBUF, &buffer, sizeof buffer);
+    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RCVBUF, &buffer, sizeof buffer);
+    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_SNDTIMEO, &timeout, sizeof timeout);
+    assert_true(nn_connect(c->socket, d->url) >= 0);
+
+    Attnd__Hello b = ATTND__HELLO__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.protocol_version = 1;
+    b.client_name = "e2e";
+    h.body_case = ATTND__REQUEST__BODY_HELLO;
+    h.hello = &b;
+    const Attnd__Reply *r = e2e_call(c, &h);
+    assert_int_equal(r->status, ATTN_OK);
+    c->session = r->hello->session;
+}
+
+static void reply_free(struct e2e_reply *r)
+{
+    wire_arena_reset(&r->arena);
+    nn_freemsg(r->message);
+    free(r->aligned);
+    free(r);
+}
+
+void e2e_disconnect(struct e2e_client *c)
+{
+    while (c->replies != NULL) {
+        struct e2e_reply *r = c->replies;
+        c->replies = r->next;
+        reply_free(r);
+    }
+    nn_close(c->socket);
+}
+
+void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n)
+{
+    uint32_t id = (uint32_t)c->next_id;
+    uint8_t control[NN_CMSG_SPACE(sizeof(size_t) + 4)] __attribute__((aligned(16))) = {0};
+    uint8_t be[4] = {(uint8_t)(0x80 | id >> 24), (uint8_t)(id >> 16), (uint8_t)(id >> 8),
+                     (uint8_t)id};
+    size_t four = 4;
+    struct nn_cmsghdr *cmsg = (struct nn_cmsghdr *)(void *)control;
+    cmsg->cmsg_len = NN_CMSG_LEN(sizeof(size_t) + 4);
+    cmsg->cmsg_level = PROTO_SP;
+    cmsg->cmsg_type = SP_HDR;
+    memcpy(NN_CMSG_DATA(cmsg), &four, sizeof four);
+    memcpy(NN_CMSG_DATA(cmsg) + sizeof four, be, 4);
+    struct nn_iovec iov = {(void *)(uintptr_t)bytes, n};
+    struct nn_msghdr h = {&iov, 1, control, sizeof control};
+    if (nn_sendmsg(c->socket, &h, 0) != (int)n)
+        fail_msg("nn_sendmsg: %s", nn_strerror(nn_errno()));
+}
+
+uint64_t e2e_send(struct e2e_client *c, Attnd__Request *h, const void *payload,
+                  size_t payload_bytes)
+{
+    uint64_t id = c->next_id;
+    size_t head = wire_request_head_bytes(h);
+    uint8_t *msg = malloc(head + payload_bytes);
+    assert_non_null(msg);
+    wire_request_head_encode(h, id, payload_bytes, msg);
+    if (payload_bytes > 0)
+        memcpy(msg + head, payload, payload_bytes);
+    e2e_send_bytes(c, msg, head + payload_bytes);
+    free(msg);
+    c->next_id++;
+    return id;
+}
+
+/* Takes one message off the socket. false: none within timeout_ms. */
+static bool receive(struct e2e_client *c, int timeout_ms)
+{
+    struct nn_pollfd p = {.fd = c->socket, .events = NN_POLLIN};
+    if (nn_poll(&p, 1, timeout_ms) <= 0)
+        return false;
+    uint8_t control[256] __attribute__((aligned(16)));
+    struct e2e_reply *r = calloc(1, sizeof *r);
+    struct nn_iovec iov = {&r->message, NN_MSG};
+    struct nn_msghdr h = {&iov, 1, control, sizeof control};
+    char why[256];
+    int n = nn_recvmsg(c->socket, &h, NN_DONTWAIT);
+    if (n < 0)
+        fail_msg("nn_recvmsg: %s", nn_strerror(nn_errno()));
+    r->aligned = aligned_alloc(64, ((size_t)n + 127) / 64 * 64);
+    assert_non_null(r->aligned);
+    memcpy(r->aligned, r->message, (size_t)n);
+    wire_arena_init(&r->arena, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
+    attn_status st = wire_reply_decode(r->aligned, (size_t)n, &r->arena, &r->wire, why, sizeof why);
+    if (st != ATTN_OK)
+        fail_msg("a reply of %d bytes does not decode: %s", n, why);
+    r->next = c->replies;
+    c->replies = r;
+    return true;
+}
+
+const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int timeout_ms)
+{
+    int64_t until = now_ms() + timeout_ms;
+    for (;;) {
+        for (struct e2e_reply *r = c->replies; r != NULL; r = r->next)
+            if (r->wire.request_id == id)
+                return &r->wire;
+        int64_t left = until - now_ms();
+        if (left < 0 || !receive(c, (int)left))
+            return NULL;
+    }
+}
+
+const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id)
+{
+    const struct wire_reply *r = e2e_await_ms(c, id, TIMEOUT_MS);
+    if (r == NULL)
+        fail_msg("request %llu was not answered", (unsigned long long)id);
+    return r;
+}
+
+const Attnd__Reply *e2e_call(struct e2e_client *c, Attnd__Request *h)
+{
+    return e2e_await(c, e2e_send(c, h, NULL, 0))->header;
+}

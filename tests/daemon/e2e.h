@@ -1,0 +1,110 @@
+/* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ) and
+ * the codec; and a model of what it should compute.
+ *
+ * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries the
+ * same bytes, and the reference can be computed for any sequence from the streams of its tokens.
+ */
+#ifndef TESTS_DAEMON_E2E_H
+#define TESTS_DAEMON_E2E_H
+
+#include <sys/types.h>
+
+#include "kernels/reference.h"
+#include "proto/wire.h"
+
+/* --- the daemon -------------------------------------------------------------------------------- */
+
+struct e2e {
+    pid_t pid; /* 0: has ended */
+    char dir[64], url[96], log[96];
+};
+
+/* Starts attnd with a socket in a directory of its own and waits until it serves. flags: NULL-terminated,
+ * after those that make it small. */
+void e2e_start(struct e2e *d, const char *const *flags);
+/* Runs attnd with these flags alone until it ends: its exit code; what it wrote is in d->log. */
+int e2e_run(struct e2e *d, const char *const *flags);
+void e2e_signal(struct e2e *d, int number);
+/* Waits for the end: exit code, or -signal. Fails the test after 20 s. */
+int e2e_wait(struct e2e *d);
+bool e2e_log_has(const struct e2e *d, const char *text);
+/* SIGTERM, wait, expect 0, remove the directory; kills what is left if a test failed before. */
+void e2e_stop(struct e2e *d);
+
+/* --- a client ---------------------------------------------------------------------------------- */
+
+struct e2e_reply {
+    struct e2e_reply *next;
+    void *message; /* libnanomsg's */
+    uint8_t *aligned;
+    struct wire_arena arena;
+    struct wire_reply wire;
+};
+
+struct e2e_client {
+    int socket;
+    uint64_t session, next_id;
+    uint32_t pool;
+    struct e2e_reply *replies; /* received and not freed */
+};
+
+void e2e_connect(struct e2e_client *c, const struct e2e *d); /* and hello */
+void e2e_disconnect(struct e2e_client *c);
+uint64_t e2e_send(struct e2e_client *c, Attnd__Request *h, const void *payload,
+                  size_t payload_bytes);
+/* Any bytes as one message. */
+void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n);
+/* The reply; fails the test after 20 s. Belongs to the client. */
+const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id);
+/* NULL: nothing came within timeout_ms. */
+const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int timeout_ms);
+const Attnd__Reply *e2e_call(struct e2e_client *c, Attnd__Request *h);
+
+/* --- the model --------------------------------------------------------------------------------- */
+
+enum {
+    E2E_LAYERS = 3,
+    E2E_Q_HEADS = 4,
+    E2E_KV_HEADS = 2,
+    E2E_DIM = 32,
+    E2E_BLOCK_TOKENS = 16,
+    E2E_MAX_TOKENS = 2048,
+};
+
+struct e2e_seq {
+    uint64_t name;
+    uint32_t epoch;
+    uint32_t stream[E2E_MAX_TOKENS]; /* of each token */
+};
+
+/* Layer 0 is plain, layer 1 has a window and sink tokens, layer 2 a soft cap. Sets c->pool. */
+void e2e_make_pool(struct e2e_client *c, attn_dtype dtype, uint32_t n_blocks);
+attn_dtype e2e_dtype(void); /* of the pool made last */
+/* status of the reply; *s is set up */
+attn_status e2e_open_seq(struct e2e_client *c, struct e2e_seq *s, uint64_t name, uint32_t stream);
+attn_status e2e_fork(struct e2e_client *c, const struct e2e_seq *src, struct e2e_seq *s,
+                     uint64_t name, uint32_t len, uint32_t stream);
+attn_status e2e_truncate(struct e2e_client *c, const struct e2e_seq *s, uint32_t len);
+attn_status e2e_close_seq(struct e2e_client *c, const struct e2e_seq *s);
+attn_status e2e_adopt(struct e2e_client *c, struct e2e_seq *s, uint32_t layer_len[E2E_LAYERS]);
+
+struct e2e_item {
+    struct e2e_seq *seq;
+    uint32_t pos, n_tokens;
+};
+#define E2E_BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)
+uint64_t e2e_send_step(struct e2e_client *c, uint32_t layer, uint32_t flags,
+                       const struct e2e_item *items, uint32_t n_items, uint64_t timeout_us);
+/* The outputs of an answered step against the reference; fails the test where they differ. */
+void e2e_check_step(const struct wire_reply *r, uint32_t layer, uint32_t flags,
+                    const struct e2e_item *items, uint32_t n_items);
+/* Sends, waits, checks that it is ok and right. */
+void e2e_step(struct e2e_client *c, uint32_t layer, const struct e2e_item *items, uint32_t n_items);
+/* One item; its status only. */
+attn_status e2e_item(struct e2e_client *c, struct e2e_seq *s, uint32_t layer, uint32_t pos,
+                     uint32_t n_tokens);
+/* Attends all tokens of a layer again: bytes (malloc) of what comes back. */
+void *e2e_read_back(struct e2e_client *c, struct e2e_seq *s, uint32_t layer, uint32_t len,
+                    size_t *out_bytes);
+
+#endif
