@@ -28,7 +28,8 @@ template <bool is_bf16_, bool is_quantised_, int dim_, int row_warps_> struct ma
                                            ? token_warps * 16 * (dim + 4) * 4 + token_warps * 16 * 8
                                            : 0;
     static constexpr int kv_bytes = 4 * tile_bytes; /* two stages of K and V */
-    static constexpr int shared_bytes = q_bytes + (kv_bytes > merge_bytes ? kv_bytes : merge_bytes);
+    static constexpr int scales_at = q_bytes + (kv_bytes > merge_bytes ? kv_bytes : merge_bytes);
+    static constexpr int shared_bytes = scales_at + (is_quantised ? 2 * tile * 4 : 0);
 };
 
 template <class C> GPU_DEVICE uint32_t piece_at(uint32_t base, uint32_t row, uint32_t piece)
@@ -50,10 +51,11 @@ GPU_DEVICE void store_shared16(uint32_t address, uint4 v)
                  : "memory");
 }
 
-/* Starts bringing one tile of K or V; rows past the end and pieces past the head dim become zero. */
-template <class C>
+/* Starts bringing one tile of K or V; rows past the end and pieces past the head dim become zero.
+ * Quantised codes are exact in 16 bits: K's scales go to s_scales and meet the scores, V's go in. */
+template <class C, bool is_v>
 GPU_DEVICE void load_part(const gpu_kv &kv, const matrix_source &src, const part &p, uint32_t dim,
-                          uint32_t base, uint32_t dst)
+                          uint32_t base, uint32_t dst, float *s_scales)
 {
 #pragma unroll 4
     for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
@@ -71,8 +73,10 @@ GPU_DEVICE void load_part(const gpu_kv &kv, const matrix_source &src, const part
         if (is_live) {
             load8(x, from + piece * 8, kv.kv_dtype);
             float scale = *scale_address(kv, p, block, src.head, slot);
+            if (!is_v && piece == 0)
+                s_scales[row] = scale;
 #pragma unroll
-            for (int e = 0; e < 8; ++e)
+            for (int e = 0; e < 8 && is_v; ++e)
                 x[e] *= scale;
         }
         uint32_t w[4];
@@ -91,6 +95,63 @@ struct matrix_row {
     uint32_t position;
 };
 
+template <bool is_bf16> GPU_DEVICE bool is_bad(uint32_t bits)
+{
+    uint32_t exponent = is_bf16 ? 0x7f80 : 0x7c00;
+    return (bits & exponent) == exponent;
+}
+
+/* A NaN or inf in V must not reach rows that do not see its key, but 0 * NaN is NaN. In a tile where
+ * some key is hidden from some row, such elements are added here to the rows that see them and become
+ * zero in shared memory. Collective; true if there was one: a barrier must follow. */
+template <class C>
+GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 8][4], const matrix_row (&row)[2],
+                         uint32_t base, int warp_token, uint32_t end)
+{
+    bool found = false;
+    for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
+        uint4 x = ((const uint4 *)v)[i];
+        uint32_t w[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            found |= is_bad<C::is_bf16>(w[k]) || is_bad<C::is_bf16>(w[k] >> 16);
+    }
+    if (!__syncthreads_or(found))
+        return false;
+    for (int t = warp_token; t < warp_token + C::warp_tokens; ++t) {
+        uint32_t key = base + t;
+        for (int h = 0; h < 2; ++h) {
+            if (key >= end || !is_visible(row[h].see, key))
+                continue;
+#pragma unroll
+            for (int j = 0; j < C::dim / 8; ++j) {
+                uint32_t two = *(const uint32_t *)(v + piece_at<C>(0, t, j) + lane_id() % 4 * 4);
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    uint32_t bits = two >> (c * 16) & 0xffff;
+                    float x = C::is_bf16 ? bf16_decode(bits) : f16_decode(bits);
+                    if (!is_bad<C::is_bf16>(bits))
+                        x = 0.0f;
+                    if (h == 0)
+                        o[j][c] += x;
+                    else
+                        o[j][2 + c] += x;
+                }
+            }
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < C::tile * C::pieces * 4; i += C::threads) {
+        uint32_t x = ((const uint32_t *)v)[i];
+        if (is_bad<C::is_bf16>(x))
+            x &= 0xffff0000;
+        if (is_bad<C::is_bf16>(x >> 16))
+            x &= 0xffff;
+        ((uint32_t *)v)[i] = x;
+    }
+    return true;
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constant__ gpu_attend a)
 {
@@ -98,6 +159,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
     constexpr int n_s = C::warp_tokens / 8, n_o = C::dim / 8;
     const gpu_kv &kv = a.kv;
     const uint32_t s_q = shared_address(shared), s_kv = s_q + C::q_bytes;
+    float *s_scales = (float *)(shared + C::scales_at); /* [2][tile] of K */
     const int lane = lane_id(), warp_row = warp_id() % C::row_warps * 16;
     const int warp_token = warp_id() / C::row_warps * C::warp_tokens;
     chain_release();
@@ -152,8 +214,9 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
                                           return base;
     };
     auto load_tile = [&](uint32_t base, int stage) {
-        load_part<C>(kv, src, src.k, kv.dk, base, s_kv + stage * 2 * C::tile_bytes);
-        load_part<C>(kv, src, src.v, kv.dv, base, s_kv + (stage * 2 + 1) * C::tile_bytes);
+        uint32_t to = s_kv + stage * 2 * C::tile_bytes;
+        load_part<C, false>(kv, src, src.k, kv.dk, base, to, s_scales + stage * C::tile);
+        load_part<C, true>(kv, src, src.v, kv.dv, base, to + C::tile_bytes, nullptr);
         copy_commit();
     };
 
@@ -197,6 +260,15 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
             }
         }
 
+        if (C::is_quantised) {
+            const float *scales = s_scales + stage * C::tile + warp_token + lane % 4 * 2;
+#pragma unroll
+            for (int j = 0; j < n_s; ++j)
+#pragma unroll
+                for (int c = 0; c < 4; ++c)
+                    s[j][c] *= scales[j * 8 + c % 2];
+        }
+
         const bool is_open = base >= highest.first && base + C::tile <= min(lowest.end, end);
         float top[2] = {row[0].m, row[1].m};
 #pragma unroll
@@ -229,6 +301,9 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
                 s[j][c] = exp2_diff(s[j][c], row[c / 2].m);
                 row[c / 2].sum += s[j][c];
             }
+        if (!is_open && hide_bad<C>(shared + C::q_bytes + (stage * 2 + 1) * C::tile_bytes, o, row,
+                                    base, warp_token, end))
+            __syncthreads();
 
 #pragma unroll
         for (int j = 0; j < n_s; j += 2) {

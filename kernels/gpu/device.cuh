@@ -164,8 +164,9 @@ GPU_DEVICE float finish_row(const gpu_layer &l, uint32_t q_head, float m, float 
             m = top;
         }
     }
-    out_lse = sum > 0.0f ? (m + log2f(sum)) * ln2 : -INFINITY;
-    return sum > 0.0f ? factor / sum : 0.0f;
+    /* a sum that is NaN stays so in every element; nothing seen gives 0 and -inf */
+    out_lse = sum == 0.0f ? -INFINITY : (m + log2f(sum)) * ln2;
+    return sum == 0.0f ? 0.0f : factor / sum;
 }
 
 } // namespace gpu

@@ -232,7 +232,8 @@ __global__ void __launch_bounds__(threads) shared_tiles(const __grid_constant__ 
                 break;
             o[j] *= f;
             for (int i = 0; i < shared_tile; ++i)
-                o[j] = fmaf(s_p[r][i], s_kv[i][e], o[j]);
+                if (s_p[r][i] != 0.0f)
+                    o[j] = fmaf(s_p[r][i], s_kv[i][e], o[j]);
         }
     }
     sum = warp_sum<shared_threads_a_row>(sum);

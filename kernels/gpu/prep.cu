@@ -14,21 +14,25 @@ namespace
 constexpr int prep_threads = 256;
 constexpr float e4m3_max = 448.0f, int8_max = 127.0f;
 
-/* One head's row, by one warp: codes and their scale. n is a multiple of 8, at most 1024. */
+/* One head's row, by one warp: codes and their scale, by reference_quantise's rule. */
 GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const char *src, uint32_t n,
                              uint32_t src_dtype, uint32_t dst_dtype)
 {
     uint32_t size = element_bytes(src_dtype);
-    float amax = 0.0f;
+    float amax = 0.0f, bad = 0.0f;
     for (uint32_t i = lane_id() * 8; i < n; i += warp_width * 8) {
         float x[8];
         load8(x, src + i * size, src_dtype);
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
+        for (int j = 0; j < 8; ++j) {
             amax = fmaxf(amax, fabsf(x[j]));
+            bad = isfinite(x[j]) ? bad : 1.0f;
+        }
     }
     amax = warp_max(amax);
     float scale = amax / (dst_dtype == ATTN_FP8_E4M3 ? e4m3_max : int8_max);
+    if (warp_max(bad) > 0.0f)
+        scale = NAN;
     for (uint32_t i = lane_id() * 8; i < n; i += warp_width * 8) {
         float x[8];
         load8(x, src + i * size, src_dtype);

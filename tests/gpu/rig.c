@@ -63,7 +63,7 @@ void rig_open(struct rig *r, const struct backend_ops *ops, const struct backend
         fail_msg("open %s: %s", ops->name, ops->last_error(r->b));
     if (ops->pool_open(r->b, c, &r->pool) != ATTN_OK)
         fail_msg("pool_open %s: %s", ops->name, ops->last_error(r->b));
-    r->memory_bytes = (size_t)96 << 20;
+    r->memory_bytes = (size_t)160 << 20;
     assert_int_equal(ops->host_alloc(r->b, r->memory_bytes, (void **)&r->memory), ATTN_OK);
     r->refs = calloc(c->n_blocks, sizeof *r->refs);
     r->patches_capacity = 200000;

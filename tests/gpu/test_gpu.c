@@ -124,7 +124,8 @@ static void random_batch(struct rig *r, uint64_t *state, uint32_t n_seqs, bool i
         } else if (kind == 2 && most > 0) {
             rig_drop(r, s);
         } else {
-            uint32_t n = kind < 6 ? 1 + rig_random(state) % 90 : 1 + rig_random(state) % 3;
+            uint32_t longest = is_wide ? 24 : 90;
+            uint32_t n = 1 + rig_random(state) % (kind < 6 ? longest : 3);
             uint32_t pos = q->len[layer], flags = BACKEND_APPEND | BACKEND_ATTEND;
             if (kind == 7)
                 flags = BACKEND_APPEND;
