@@ -148,6 +148,32 @@ static void on_stop(uv_async_t *async)
     struct server *s = async->data;
     transport_sp_close(s->t);
     uv_close((uv_handle_t *)async, NULL);
+    uv_close((uv_handle_t *)&s->drain, NULL);
+}
+
+static void on_drain(uv_async_t *async)
+{
+    struct server *s = async->data;
+    transport_sp_stop(s->t);
+}
+
+void server_drain(struct server *s)
+{
+    uint64_t until_ns = stats_now_ns() + PATIENCE_S * 1000000000ull;
+    struct address a;
+    char why[256];
+    assert_int_equal(address_parse_url(s->url, &a, why, sizeof(why)), ATTN_OK);
+    uv_async_send(&s->drain);
+    while (stats_now_ns() < until_ns) {
+        int fd = socket(a.sa.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        socklen_t n = a.sa.any.sa_family == AF_UNIX ? sizeof(a.sa.un) : sizeof(a.sa.in);
+        int rc = connect(fd, &a.sa.any, n);
+        close(fd);
+        if (rc != 0)
+            return;
+        usleep(1000);
+    }
+    fail_msg("%s still listens", s->url);
 }
 
 void server_init(struct server *s)
@@ -176,7 +202,9 @@ void server_start(struct server *s, const char *url)
     assert_int_equal(iobuf_pool_open(&fake_host, NULL, s->cfg.io_memory_bytes, &s->bufs), ATTN_OK);
     assert_int_equal(uv_loop_init(&s->loop), 0);
     assert_int_equal(uv_async_init(&s->loop, &s->stop, on_stop), 0);
+    assert_int_equal(uv_async_init(&s->loop, &s->drain, on_drain), 0);
     s->stop.data = s;
+    s->drain.data = s;
     if (transport_sp_open(&s->loop, &s->cfg, s->url, &s->engine, s->bufs, &s->t, why,
                           sizeof(why)) != ATTN_OK)
         fail_msg("%s", why);
@@ -311,20 +339,25 @@ void check_error_reply(uint8_t *msg, size_t n, uint64_t request_id, attn_status 
 
 /* ---- a raw client ---- */
 
-int raw_connect(const char *url)
+void raw_connect_with(int fd, const char *url)
 {
     struct address a;
     char why[256] = "";
     if (address_parse_url(url, &a, why, sizeof(why)) != ATTN_OK)
         fail_msg("%s", why);
-    int fd = socket(a.sa.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_true(fd >= 0);
     struct timeval patience = {.tv_sec = PATIENCE_S};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     socklen_t n = a.sa.any.sa_family == AF_UNIX ? sizeof(a.sa.un) : sizeof(a.sa.in);
     if (connect(fd, &a.sa.any, n) != 0)
         fail_msg("connect %s: %s", url, strerror(errno));
+}
+
+int raw_connect(const char *url)
+{
+    int fd = socket(strncmp(url, "ipc", 3) == 0 ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    raw_connect_with(fd, url);
     return fd;
 }
 

@@ -28,7 +28,7 @@ struct server {
     struct iobuf_pool *bufs;
     struct engine engine;
     uv_loop_t loop;
-    uv_async_t stop;
+    uv_async_t stop, drain;
     pthread_t thread;
     struct transport_sp *t;
     char url[256];
@@ -39,6 +39,8 @@ void server_init(struct server *s);
 void server_start(struct server *s, const char *url);
 /* Ends everything; asserts that no buffer, request or handle is left. */
 void server_stop(struct server *s);
+/* transport_sp_stop on the loop's thread; done when the listener refuses. */
+void server_drain(struct server *s);
 void engine_hold(struct engine *e);
 void engine_release(struct engine *e, bool is_reversed);
 /* Waits until n requests are held. */
@@ -60,6 +62,7 @@ void check_error_reply(uint8_t *msg, size_t n, uint64_t request_id, attn_status 
 
 /* A connection with a 20 s receive timeout. */
 int raw_connect(const char *url);
+void raw_connect_with(int fd, const char *url); /* the same with a socket that exists */
 void raw_send(int fd, const void *bytes, size_t n);
 /* Receives exactly n bytes. False: end of file or error. */
 bool raw_receive(int fd, void *bytes, size_t n);

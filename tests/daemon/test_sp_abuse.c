@@ -1,0 +1,631 @@
+/* test_sp_abuse.c: peers that stall, flood, lie, vanish or bring gifts; each harms itself alone and is
+ * counted, while a well-behaved peer beside it is served. */
+#define _GNU_SOURCE /* pthread_getcpuclockid */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "sp_server.h"
+
+static const char *const kinds[] = {"ipc", "tcp"};
+
+/* A peer that does everything right. */
+struct good {
+    int fd;
+    bool is_ipc;
+    uint64_t n_done;
+};
+
+static void good_open(struct good *g, const struct server *s)
+{
+    g->is_ipc = strncmp(s->url, "ipc", 3) == 0;
+    g->n_done = 0;
+    g->fd = raw_connect(s->url);
+    raw_handshake(g->fd);
+}
+
+static void good_round_trip(struct good *g)
+{
+    uint8_t payload[5000];
+    size_t n;
+    uint32_t id = 0;
+    uint64_t request_id = 1000000 + g->n_done;
+    memset(payload, (int)g->n_done & 0xff, sizeof(payload));
+    uint8_t *msg = step_message(request_id, 0, payload, sizeof(payload), &n);
+    raw_send_message(g->fd, g->is_ipc, 1, 5, msg, n);
+    free(msg);
+    uint8_t *reply = raw_receive_message(g->fd, g->is_ipc, 1, &id, &n);
+    assert_non_null(reply);
+    check_step_reply(reply, n, request_id, 0, payload, sizeof(payload));
+    free(reply);
+    g->n_done++;
+}
+
+static void send_step(int fd, bool is_ipc, uint64_t request_id, uint32_t reply_bytes)
+{
+    size_t n;
+    uint8_t *msg = step_message(request_id, reply_bytes, NULL, 0, &n);
+    raw_send_message(fd, is_ipc, 1, 9, msg, n);
+    free(msg);
+}
+
+static void receive_error(int fd, bool is_ipc, uint64_t request_id, attn_status st,
+                          const char *part)
+{
+    uint32_t id;
+    size_t n;
+    uint8_t *reply = raw_receive_message(fd, is_ipc, 1, &id, &n);
+    assert_non_null(reply);
+    check_error_reply(reply, n, request_id, st, part);
+    free(reply);
+}
+
+static void a_thousand_stalled_peers_are_cut_while_a_good_one_works(void **state)
+{
+    (void)state;
+    enum { N = 1000 };
+    static int fds[N];
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur < 2 * N + 100) {
+        print_message("skipped: %lu descriptors are too few\n", (unsigned long)limit.rlim_cur);
+        skip();
+    }
+    for (int kind = 0; kind < 2; kind++) {
+        bool is_ipc = kind == 0;
+        struct server s;
+        struct good g;
+        server_init(&s);
+        s.cfg.handshake_timeout_us = 400000;
+        s.cfg.body_timeout_us = 400000;
+        server_start(&s, kinds[kind]);
+        uint64_t cut_handshake = stats_get(peers_cut_handshake);
+        uint64_t cut_body = stats_get(peers_cut_body_timeout);
+        good_open(&g, &s);
+        static const uint8_t hello[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
+        size_t n;
+        uint8_t *msg = step_message(1, 0, hello, 8, &n);
+        uint64_t n_hand = 0, n_body = 0;
+        for (int i = 0; i < N; i++) {
+            fds[i] = raw_connect(s.url);
+            uint8_t head[13] = {1, 0, 0, 0, 0, 0, 0, 0, (uint8_t)(n + 4), 0x80, 0, 0, 1};
+            const uint8_t *h = is_ipc ? head : head + 1;
+            size_t n_head = is_ipc ? 13 : 12;
+            /* nothing; part of the handshake; then the handshake and part of the length, all but one
+             * byte of the head, part of the body */
+            size_t n_hello = i % 5 == 0 ? 0 : i % 5 == 1 ? 7 : 8;
+            raw_send(fds[i], hello, n_hello);
+            if (i % 5 == 2)
+                raw_send(fds[i], h, 1);
+            else if (i % 5 == 3)
+                raw_send(fds[i], h, n_head - 1);
+            else if (i % 5 == 4) {
+                raw_send(fds[i], h, n_head);
+                raw_send(fds[i], msg, n - 1);
+            }
+            n_hand += i % 5 < 2;
+            n_body += i % 5 >= 2;
+            if (i % 50 == 0)
+                good_round_trip(&g);
+        }
+        free(msg);
+        while (stats_get(peers_cut_handshake) - cut_handshake < n_hand ||
+               stats_get(peers_cut_body_timeout) - cut_body < n_body)
+            good_round_trip(&g); /* the test's own timeout ends this */
+        assert_int_equal(stats_get(peers_cut_handshake) - cut_handshake, n_hand);
+        assert_int_equal(stats_get(peers_cut_body_timeout) - cut_body, n_body);
+        for (int i = 0; i < N; i++) {
+            raw_expect_end(fds[i]);
+            close(fds[i]);
+        }
+        good_round_trip(&g);
+        close(g.fd);
+        server_stop(&s);
+    }
+}
+
+static void a_reader_that_stops_is_cut_at_the_write_timeout(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        struct good g;
+        server_init(&s);
+        s.cfg.write_timeout_us = 300000;
+        server_start(&s, kinds[kind]);
+        uint64_t cut = stats_get(peers_cut_slow_reader);
+        good_open(&g, &s);
+        int fd = raw_connect(s.url);
+        raw_handshake(fd);
+        for (uint64_t i = 1; i <= 12; i++)
+            send_step(fd, kind == 0, i, 2 << 20);
+        while (stats_get(peers_cut_slow_reader) == cut)
+            good_round_trip(&g);
+        assert_int_equal(stats_get(peers_cut_slow_reader), cut + 1);
+        raw_expect_end(fd);
+        close(fd);
+        good_round_trip(&g);
+        close(g.fd);
+        server_stop(&s);
+    }
+}
+
+static void a_reader_with_too_many_replies_waiting_is_cut_at_once(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        struct good g;
+        server_init(&s);
+        s.cfg.max_peer_write_bytes = 1 << 20;
+        server_start(&s, kinds[kind]);
+        uint64_t cut = stats_get(peers_cut_slow_reader);
+        good_open(&g, &s);
+        int fd = raw_connect(s.url);
+        raw_handshake(fd);
+        engine_hold(&s.engine);
+        for (uint64_t i = 1; i <= 60; i++)
+            send_step(fd, kind == 0, i, 256 << 10);
+        engine_wait_queued(&s.engine, 60);
+        engine_release(&s.engine, false);
+        wait_at_least(&stats.peers_cut_slow_reader, cut + 1);
+        good_round_trip(&g);
+        close(fd);
+        /* one reply that alone is over the bound may wait */
+        fd = raw_connect(s.url);
+        raw_handshake(fd);
+        send_step(fd, kind == 0, 77, 9 << 20);
+        uint32_t id;
+        size_t n;
+        uint8_t *reply = raw_receive_message(fd, kind == 0, 1, &id, &n);
+        assert_non_null(reply);
+        check_step_reply(reply, n, 77, 9 << 20, NULL, 0);
+        free(reply);
+        close(fd);
+        assert_int_equal(stats_get(peers_cut_slow_reader), cut + 1);
+        close(g.fd);
+        server_stop(&s);
+    }
+}
+
+static void an_oversized_message_is_answered_and_its_peer_cut(void **state)
+{
+    (void)state;
+    enum { LIMIT = 64 << 10, BIG = 8 << 20 };
+    uint8_t *big = calloc(1, BIG);
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        server_init(&s);
+        s.cfg.max_message_bytes = LIMIT;
+        server_start(&s, kinds[kind]);
+        uint64_t cut = stats_get(peers_cut_oversize);
+        size_t n;
+        uint8_t *msg = step_message(4711, 0, big, BIG, &n);
+        /* all of it is sent before the answer is looked for: the answer must survive that */
+        int fd = raw_connect(s.url);
+        raw_handshake(fd);
+        raw_send_message(fd, kind == 0, 1, 3, msg, n);
+        receive_error(fd, kind == 0, 4711, ATTN_EINVAL, "over the limit max_message_bytes 65536");
+        raw_expect_end(fd);
+        close(fd);
+        /* a length of nearly 2^64, and no more than the preamble of it */
+        fd = raw_connect(s.url);
+        raw_handshake(fd);
+        uint8_t head[13] = {1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x80, 0, 0, 9};
+        raw_send(fd, kind == 0 ? head : head + 1, kind == 0 ? 13 : 12);
+        raw_send(fd, msg, WIRE_PREAMBLE_BYTES);
+        receive_error(fd, kind == 0, 4711, ATTN_EINVAL, "message of 18446744073709551611 bytes");
+        raw_expect_end(fd);
+        close(fd);
+        free(msg);
+        assert_int_equal(stats_get(peers_cut_oversize), cut + 2);
+        /* exactly the limit is fine */
+        msg = step_message(5, 0, big, LIMIT - 128, &n);
+        while (n < LIMIT) {
+            size_t payload = LIMIT - 128 + (LIMIT - n);
+            free(msg);
+            msg = step_message(5, 0, big, (uint32_t)payload, &n);
+        }
+        assert_int_equal(n, LIMIT);
+        fd = raw_connect(s.url);
+        raw_handshake(fd);
+        raw_send_message(fd, kind == 0, 1, 3, msg, n);
+        uint32_t id;
+        uint8_t *reply = raw_receive_message(fd, kind == 0, 1, &id, &n);
+        assert_non_null(reply);
+        free(reply);
+        free(msg);
+        close(fd);
+        server_stop(&s);
+    }
+    free(big);
+}
+
+static void what_does_not_decode_is_answered_and_the_peer_stays(void **state)
+{
+    (void)state;
+    uint64_t seed = seed_from_clock();
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        server_init(&s);
+        server_start(&s, kinds[kind]);
+        uint64_t malformed = stats_get(messages_malformed);
+        struct good g;
+        good_open(&g, &s);
+        raw_send_message(g.fd, g.is_ipc, 1, 1, NULL, 0);
+        receive_error(g.fd, g.is_ipc, 0, ATTN_EPROTO, "");
+        size_t n;
+        uint8_t *msg = step_message(99, 0, "x", 1, &n);
+        raw_send_message(g.fd, g.is_ipc, 1, 1, msg, n - 1); /* cut short: the id is known */
+        receive_error(g.fd, g.is_ipc, 99, ATTN_EPROTO, "");
+        free(msg);
+        for (int i = 0; i < 200; i++) {
+            uint8_t bytes[300];
+            size_t k = (size_t)(next_random(&seed) % sizeof(bytes));
+            for (size_t b = 0; b < k; b++)
+                bytes[b] = (uint8_t)next_random(&seed);
+            raw_send_message(g.fd, g.is_ipc, 1, 1, bytes, k);
+            receive_error(g.fd, g.is_ipc, 0, ATTN_EPROTO, "");
+        }
+        good_round_trip(&g);
+        assert_int_equal(stats_get(messages_malformed), malformed + 202);
+        close(g.fd);
+        server_stop(&s);
+    }
+}
+
+static void random_bytes_cut_their_peer_alone(void **state)
+{
+    (void)state;
+    uint64_t seed = seed_from_clock();
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        struct good g;
+        server_init(&s);
+        s.cfg.handshake_timeout_us = s.cfg.body_timeout_us = 200000;
+        server_start(&s, kinds[kind]);
+        uint64_t n_cut = stats_get(peers_cut_malformed) + stats_get(peers_cut_handshake) +
+                         stats_get(peers_cut_body_timeout) + stats_get(peers_cut_oversize);
+        good_open(&g, &s);
+        enum { N = 100 };
+        int fds[N];
+        for (int i = 0; i < N; i++) {
+            uint8_t bytes[256];
+            fds[i] = raw_connect(s.url);
+            if (i % 2 == 0)
+                raw_handshake(fds[i]);
+            for (size_t b = 0; b < sizeof(bytes); b++)
+                bytes[b] = (uint8_t)next_random(&seed);
+            if (kind == 0 && i % 4 == 0)
+                bytes[0] = 1;
+            raw_send(fds[i], bytes, sizeof(bytes));
+            good_round_trip(&g);
+        }
+        for (int i = 0; i < N; i++) {
+            raw_expect_end(fds[i]);
+            close(fds[i]);
+        }
+        wait_equal(&stats.peers, 1);
+        assert_int_equal(stats_get(peers_cut_malformed) + stats_get(peers_cut_handshake) +
+                             stats_get(peers_cut_body_timeout) + stats_get(peers_cut_oversize),
+                         n_cut + N);
+        good_round_trip(&g);
+        close(g.fd);
+        server_stop(&s);
+    }
+}
+
+static void seventeen_ids_cut_their_peer(void **state)
+{
+    (void)state;
+    struct server s;
+    server_init(&s);
+    server_start(&s, "ipc");
+    uint64_t cut = stats_get(peers_cut_malformed);
+    int fd = raw_connect(s.url);
+    raw_handshake(fd);
+    raw_send_message(fd, true, 17, 1, "x", 1);
+    raw_expect_end(fd);
+    close(fd);
+    assert_int_equal(stats_get(peers_cut_malformed), cut + 1);
+    server_stop(&s);
+}
+
+static int n_descriptors(void)
+{
+    int n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    assert_non_null(d);
+    while (readdir(d) != NULL)
+        n++;
+    closedir(d);
+    return n;
+}
+
+static void send_with_descriptors(int fd, const void *bytes, size_t n, int gift)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(8 * sizeof(int))];
+    } control;
+    struct iovec iov = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = n};
+    struct msghdr h = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = control.bytes,
+                       .msg_controllen = sizeof(control.bytes)};
+    memset(&control, 0, sizeof(control));
+    struct cmsghdr *c = CMSG_FIRSTHDR(&h);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(8 * sizeof(int));
+    for (int i = 0; i < 8; i++)
+        memcpy(CMSG_DATA(c) + (size_t)i * sizeof(int), &gift, sizeof(int));
+    assert_int_equal(sendmsg(fd, &h, MSG_NOSIGNAL), n);
+}
+
+static void descriptors_that_a_peer_passes_are_not_kept(void **state)
+{
+    (void)state;
+    struct server s;
+    server_init(&s);
+    server_start(&s, "ipc");
+    int pipe_fds[2];
+    assert_int_equal(pipe(pipe_fds), 0);
+    int fd = raw_connect(s.url);
+    uint8_t got[8];
+    int n_before = 0;
+    size_t n;
+    uint8_t *msg = step_message(8, 0, "gift", 4, &n);
+    uint8_t *framed = malloc(13 + n);
+    const uint8_t head[13] = {1, 0, 0, 0, 0, 0, 0, 0, (uint8_t)(n + 4), 0x80, 0, 0, 1};
+    memcpy(framed, head, 13);
+    memcpy(framed + 13, msg, n);
+    send_with_descriptors(fd, (const uint8_t[8]){0, 'S', 'P', 0, 0, 0x30, 0, 0}, 8, pipe_fds[1]);
+    assert_true(raw_receive(fd, got, 8));
+    for (int i = 0; i < 100; i++) {
+        uint32_t id;
+        size_t reply_n;
+        send_with_descriptors(fd, framed, 13 + n, pipe_fds[1]);
+        uint8_t *reply = raw_receive_message(fd, true, 1, &id, &reply_n);
+        assert_non_null(reply);
+        check_step_reply(reply, reply_n, 8, 0, "gift", 4);
+        free(reply);
+        if (i == 0)
+            n_before = n_descriptors();
+    }
+    assert_int_equal(n_descriptors(), n_before);
+    /* no other copy of the pipe's end is open anywhere: reading sees its end */
+    close(pipe_fds[1]);
+    fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK);
+    assert_int_equal(read(pipe_fds[0], got, 1), 0);
+    close(pipe_fds[0]);
+    close(fd);
+    free(framed);
+    free(msg);
+    server_stop(&s);
+}
+
+static void peers_over_the_cap_are_refused_and_counted(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        struct good g[3];
+        server_init(&s);
+        s.cfg.max_peers = 3;
+        server_start(&s, kinds[kind]);
+        uint64_t refused = stats_get(peers_refused), accepted = stats_get(peers_accepted);
+        for (int i = 0; i < 3; i++)
+            good_open(&g[i], &s);
+        for (int i = 0; i < 20; i++) {
+            int fd = raw_connect(s.url);
+            raw_expect_end(fd);
+            close(fd);
+        }
+        assert_int_equal(stats_get(peers_refused), refused + 20);
+        assert_int_equal(stats_get(peers_accepted), accepted + 3);
+        for (int i = 0; i < 3; i++)
+            good_round_trip(&g[i]);
+        close(g[0].fd);
+        wait_equal(&stats.peers, 2);
+        good_open(&g[0], &s);
+        for (int i = 0; i < 3; i++) {
+            good_round_trip(&g[i]);
+            close(g[i].fd);
+        }
+        server_stop(&s);
+    }
+}
+
+static void a_peer_may_vanish_with_requests_in_flight(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        struct good g;
+        server_init(&s);
+        server_start(&s, kinds[kind]);
+        good_open(&g, &s);
+        good_round_trip(&g);
+        for (int round = 0; round < 20; round++) {
+            engine_hold(&s.engine);
+            int fd = raw_connect(s.url);
+            raw_handshake(fd);
+            for (uint64_t i = 1; i <= 10; i++)
+                send_step(fd, kind == 0, i, 100000);
+            engine_wait_queued(&s.engine, 10);
+            if (round % 2 == 0) { /* a reset, where the transport has one */
+                struct linger now = {.l_onoff = 1, .l_linger = 0};
+                setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+            }
+            close(fd);
+            engine_release(&s.engine, round % 3 == 0);
+            wait_equal(&stats.peers, 1);
+            good_round_trip(&g);
+        }
+        close(g.fd);
+        server_stop(&s);
+    }
+}
+
+static void an_empty_buffer_pool_is_an_answer(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        bool is_ipc = kind == 0;
+        uint8_t *payload = calloc(1, 300 << 10);
+        server_init(&s);
+        s.cfg.io_memory_bytes = 1 << 20;
+        server_start(&s, kinds[kind]);
+        uint64_t refused = stats_get(requests_refused_overload);
+        engine_hold(&s.engine);
+        int fd = raw_connect(s.url);
+        raw_handshake(fd);
+        size_t n;
+        uint8_t *msg = step_message(31, 0, payload, 300 << 10, &n); /* takes 512 KiB */
+        raw_send_message(fd, is_ipc, 1, 1, msg, n);
+        raw_send_message(fd, is_ipc, 1, 1, msg, n);
+        engine_wait_queued(&s.engine, 2);
+        /* no room: the bodies are dropped, each is answered while the engine stands still */
+        for (int i = 0; i < 5; i++) {
+            raw_send_message(fd, is_ipc, 1, 1, msg, n);
+            receive_error(fd, is_ipc, 31, ATTN_EOVERLOAD, "cache.io_memory");
+        }
+        send_step(fd, is_ipc, 32, 0);
+        receive_error(fd, is_ipc, 32, ATTN_EOVERLOAD, "cache.io_memory");
+        assert_int_equal(stats_get(requests_refused_overload), refused + 6);
+        engine_release(&s.engine, false);
+        for (int i = 0; i < 2; i++) /* nor room for the replies, and still an answer */
+            receive_error(fd, is_ipc, 31, ATTN_EOVERLOAD, "no buffer for the reply");
+        uint32_t id;
+        send_step(fd, is_ipc, 33, 1000);
+        uint8_t *reply = raw_receive_message(fd, is_ipc, 1, &id, &n);
+        assert_non_null(reply);
+        check_step_reply(reply, n, 33, 1000, NULL, 0);
+        free(reply);
+        free(msg);
+        free(payload);
+        close(fd);
+        server_stop(&s);
+    }
+}
+
+static uint64_t cpu_ns(pthread_t thread)
+{
+    clockid_t clock;
+    struct timespec ts;
+    assert_int_equal(pthread_getcpuclockid(thread, &clock), 0);
+    clock_gettime(clock, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static void running_out_of_descriptors_refuses_peers_without_spinning(void **state)
+{
+    (void)state;
+    enum { N = 20 };
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        struct good g;
+        struct rlimit before, tight;
+        int fds[N];
+        server_init(&s);
+        server_start(&s, kinds[kind]);
+        good_open(&g, &s);
+        good_round_trip(&g);
+        getrlimit(RLIMIT_NOFILE, &before);
+        /* the lowest free descriptor becomes the limit: connecting needs none, accepting does */
+        for (int i = 0; i < N; i++)
+            fds[i] = socket(kind == 0 ? AF_UNIX : AF_INET, SOCK_STREAM, 0);
+        for (int i = 0; i < N; i++)
+            assert_true(fds[i] >= 0);
+        int top = dup(0);
+        tight = before;
+        tight.rlim_cur = (rlim_t)top;
+        close(top);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &tight), 0);
+        for (int i = 0; i < N; i++)
+            raw_connect_with(fds[i], s.url);
+        for (int i = 0; i < N; i++)
+            raw_expect_end(fds[i]);
+        uint64_t cpu = cpu_ns(s.thread);
+        for (int i = 0; i < 20; i++) {
+            good_round_trip(&g);
+            usleep(10000); /* time in which a spinning loop would show */
+        }
+        assert_true(cpu_ns(s.thread) - cpu < 100000000);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+        struct good late;
+        good_open(&late, &s);
+        good_round_trip(&late);
+        close(late.fd);
+        for (int i = 0; i < N; i++)
+            close(fds[i]);
+        close(g.fd);
+        server_stop(&s);
+    }
+}
+
+static void a_stopped_transport_still_writes_what_it_owes(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        server_init(&s);
+        server_start(&s, kinds[kind]);
+        engine_hold(&s.engine);
+        int fd = raw_connect(s.url);
+        raw_handshake(fd);
+        for (uint64_t i = 1; i <= 4; i++)
+            send_step(fd, kind == 0, i, 1 << 20);
+        engine_wait_queued(&s.engine, 4);
+        server_drain(&s);
+        assert_false(transport_sp_is_idle(s.t));
+        engine_release(&s.engine, false);
+        for (uint64_t i = 1; i <= 4; i++) {
+            uint32_t id;
+            size_t n;
+            uint8_t *reply = raw_receive_message(fd, kind == 0, 1, &id, &n);
+            assert_non_null(reply);
+            check_step_reply(reply, n, i, 1 << 20, NULL, 0);
+            free(reply);
+        }
+        close(fd);
+        server_stop(&s);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_thousand_stalled_peers_are_cut_while_a_good_one_works),
+        cmocka_unit_test(a_reader_that_stops_is_cut_at_the_write_timeout),
+        cmocka_unit_test(a_reader_with_too_many_replies_waiting_is_cut_at_once),
+        cmocka_unit_test(an_oversized_message_is_answered_and_its_peer_cut),
+        cmocka_unit_test(what_does_not_decode_is_answered_and_the_peer_stays),
+        cmocka_unit_test(random_bytes_cut_their_peer_alone),
+        cmocka_unit_test(seventeen_ids_cut_their_peer),
+        cmocka_unit_test(descriptors_that_a_peer_passes_are_not_kept),
+        cmocka_unit_test(peers_over_the_cap_are_refused_and_counted),
+        cmocka_unit_test(a_peer_may_vanish_with_requests_in_flight),
+        cmocka_unit_test(an_empty_buffer_pool_is_an_answer),
+        cmocka_unit_test(running_out_of_descriptors_refuses_peers_without_spinning),
+        cmocka_unit_test(a_stopped_transport_still_writes_what_it_owes),
+    };
+    return cmocka_run_group_tests_name("sp_abuse", tests, NULL, NULL);
+}
