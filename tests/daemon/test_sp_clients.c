@@ -184,6 +184,7 @@ static void libnng_req_gets_its_bytes_back(void **state)
         nng_close(c);
         server_stop(&s);
     }
+    free(payload);
 }
 
 /* Contexts of one nng socket: many requests outstanding over one connection. */
