@@ -31,7 +31,7 @@ struct loader {
     /* of the file being read */
     const char *file;
     FILE *stream;
-    uint32_t line;
+    uint32_t line, failed_line;
 };
 enum { RANK_DEFAULT, RANK_FILE, RANK_ENVIRONMENT, RANK_FLAG };
 
@@ -201,9 +201,11 @@ static int handle_line(void *user, const char *section, const char *key, const c
         snprintf(l->why, l->why_bytes, "%s: unknown setting %s; the nearest is %s in [%s]", origin,
                  section[0] != '\0' ? name : key, near->key, near->section);
         l->st = ATTN_EINVAL;
-        return 1;
+    } else {
+        set_option(l, o, RANK_FILE, origin, value);
     }
-    set_option(l, o, RANK_FILE, origin, value);
+    if (l->st != ATTN_OK)
+        l->failed_line = l->line;
     return 1;
 }
 
@@ -224,7 +226,8 @@ static void load_file(struct loader *l, const char *file, bool must_exist)
         snprintf(l->why, l->why_bytes, "%s: cannot be read: %s", file, strerror(errno));
         l->st = ATTN_EINVAL;
     }
-    if (l->st == ATTN_OK && line != 0) {
+    /* inih reads on behind its first error; the earlier mistake is the one to tell */
+    if (line > 0 && (l->st == ATTN_OK || (uint32_t)line < l->failed_line)) {
         snprintf(l->why, l->why_bytes, "%s:%d: is neither [section] nor key = value", file, line);
         l->st = ATTN_EINVAL;
     }
@@ -544,7 +547,7 @@ void config_manual(FILE *f)
         fputc('\n', f);
         print_help_text(f, "# ", o->help);
         if (range[0] != '\0')
-            fprintf(f, "# Range: %s.\n", range);
+            fprintf(f, "# %s: %s.\n", o->type == OPTION_CHOICE ? "One of" : "Range", range);
         fprintf(f, "#%s = %s\n", o->key, o->default_text);
     }
 }

@@ -63,18 +63,6 @@ static void write_metric(FILE *f, const char *field, const char *name, const cha
     fputc('\n', f);
 }
 
-/* "ATTN_ENOTFOUND" as a label: "enotfound" */
-static void status_label(int index, char out[24])
-{
-    const char *name = attn_status_name((attn_status)-index);
-    if (strncmp(name, "ATTN_", 5) == 0)
-        name += 5;
-    size_t n = 0;
-    for (; name[n] != '\0' && n < 23; n++)
-        out[n] = (char)(name[n] >= 'A' && name[n] <= 'Z' ? name[n] - 'A' + 'a' : name[n]);
-    out[n] = '\0';
-}
-
 static void write_histogram(FILE *f, const char *what, const char *transport,
                             const struct stats_histogram *h)
 {
@@ -102,12 +90,9 @@ void stats_write_prometheus(FILE *f)
 #undef X
     fprintf(f, "# HELP attnd_steps_answered_total Steps answered, by status.\n"
                "# TYPE attnd_steps_answered_total counter\n");
-    for (int i = 0; i < STATS_N_STATUS; i++) {
-        char label[24];
-        status_label(i, label);
-        fprintf(f, "attnd_steps_answered_total{status=\"%s\"} %" PRIu64 "\n", label,
-                load(&stats.steps_answered[i]));
-    }
+    for (int i = 0; i < STATS_N_STATUS; i++)
+        fprintf(f, "attnd_steps_answered_total{status=\"%s\"} %" PRIu64 "\n",
+                attn_status_message((attn_status)-i), load(&stats.steps_answered[i]));
     for (int what = 0; what < STATS_N_TIMES; what++) {
         fprintf(f, "# HELP attnd_step_%s_seconds %s.\n# TYPE attnd_step_%s_seconds histogram\n",
                 time_names[what], time_help[what], time_names[what]);
@@ -127,11 +112,9 @@ void stats_write_json(FILE *f)
     STATS_GAUGE_MAP(X)
 #undef X
     fprintf(f, "\"steps_answered_total\":{");
-    for (int i = 0; i < STATS_N_STATUS; i++) {
-        char label[24];
-        status_label(i, label);
-        fprintf(f, "%s\"%s\":%" PRIu64, i > 0 ? "," : "", label, load(&stats.steps_answered[i]));
-    }
+    for (int i = 0; i < STATS_N_STATUS; i++)
+        fprintf(f, "%s\"%s\":%" PRIu64, i > 0 ? "," : "", attn_status_message((attn_status)-i),
+                load(&stats.steps_answered[i]));
     fputc('}', f);
     for (int what = 0; what < STATS_N_TIMES; what++) {
         fprintf(f, ",\"step_%s_seconds\":{", time_names[what]);

@@ -1,0 +1,298 @@
+/* test_stats.c: what the two writers say against what was counted, and the HTTP pages around them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <jansson.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "daemon/http.h"
+#include "daemon/stats.h"
+
+static int reset(void **state)
+{
+    (void)state;
+    memset(&stats, 0, sizeof(stats));
+    return 0;
+}
+
+static char *rendered(void (*write)(FILE *))
+{
+    char *text;
+    size_t n;
+    FILE *f = open_memstream(&text, &n);
+    write(f);
+    fclose(f);
+    return text;
+}
+
+/* The value of a sample by its whole name with labels; fails if it is not there exactly once. */
+static double sample(const char *text, const char *name)
+{
+    double v = -1;
+    int n_found = 0;
+    size_t n = strlen(name);
+    for (const char *p = text; *p != '\0'; p += strcspn(p, "\n"), p += *p == '\n')
+        if (strncmp(p, name, n) == 0 && p[n] == ' ') {
+            v = strtod(p + n, NULL);
+            n_found++;
+        }
+    if (n_found != 1)
+        fail_msg("%s is there %d times", name, n_found);
+    return v;
+}
+
+static void every_counter_and_gauge_is_exported_once_with_help_and_type(void **state)
+{
+    (void)state;
+    uint64_t v = 1000;
+#define X(field, name, help) stats_set(field, v++);
+    STATS_COUNTER_MAP(X)
+    STATS_GAUGE_MAP(X)
+#undef X
+    char *text = rendered(stats_write_prometheus);
+    v = 1000;
+    char line[256];
+#define X(field, name, help)                                                                       \
+    snprintf(line, sizeof(line), "# TYPE attnd_%s counter\nattnd_%s ", name, name);                \
+    assert_non_null(strstr(text, line));                                                           \
+    assert_non_null(strstr(text, "# HELP attnd_" name " " help ".\n"));                            \
+    assert_true(strstr(#field, "_ns") != NULL || sample(text, "attnd_" name) == (double)v);        \
+    v++;
+    STATS_COUNTER_MAP(X)
+#undef X
+#define X(field, name, help)                                                                       \
+    snprintf(line, sizeof(line), "# TYPE attnd_%s gauge\nattnd_%s ", name, name);                  \
+    assert_non_null(strstr(text, line));                                                           \
+    assert_true(strstr(#field, "_ns") != NULL || sample(text, "attnd_" name) == (double)v);        \
+    v++;
+    STATS_GAUGE_MAP(X)
+#undef X
+    free(text);
+}
+
+static void times_are_exported_in_seconds(void **state)
+{
+    (void)state;
+    stats_add(device_ns, 1500000000);
+    char *text = rendered(stats_write_prometheus);
+    assert_true(sample(text, "attnd_device_seconds_total") == 1.5);
+    free(text);
+}
+
+static void answered_steps_are_counted_by_status(void **state)
+{
+    (void)state;
+    atomic_store(&stats.steps_answered[0], 7);
+    atomic_store(&stats.steps_answered[-ATTN_EOVERLOAD], 3);
+    char *text = rendered(stats_write_prometheus);
+    assert_true(sample(text, "attnd_steps_answered_total{status=\"ok\"}") == 7);
+    assert_true(sample(text, "attnd_steps_answered_total{status=\"overloaded\"}") == 3);
+    assert_true(sample(text, "attnd_steps_answered_total{status=\"not found\"}") == 0);
+    free(text);
+}
+
+static void histograms_are_cumulative_and_count_each_time_once(void **state)
+{
+    (void)state;
+    static const uint64_t times_ns[] = {0,    1,    1000,    1001,          2000,
+                                        2001, 4000, 1000000, UINT64_MAX / 4};
+    double sum = 0;
+    for (size_t i = 0; i < sizeof(times_ns) / sizeof(times_ns[0]); i++) {
+        stats_observe_ns(STATS_TCP, STATS_QUEUE, times_ns[i]);
+        sum += (double)times_ns[i] * 1e-9;
+    }
+    char *text = rendered(stats_write_prometheus);
+#define NAME(suffix) "attnd_step_queue_seconds_" suffix
+    assert_true(sample(text, NAME("bucket{transport=\"tcp\",le=\"1e-06\"}")) == 3);
+    assert_true(sample(text, NAME("bucket{transport=\"tcp\",le=\"2e-06\"}")) == 5);
+    assert_true(sample(text, NAME("bucket{transport=\"tcp\",le=\"4e-06\"}")) == 7);
+    assert_true(sample(text, NAME("bucket{transport=\"tcp\",le=\"0.001024\"}")) == 8);
+    assert_true(sample(text, NAME("bucket{transport=\"tcp\",le=\"+Inf\"}")) == 9);
+    assert_true(sample(text, NAME("count{transport=\"tcp\"}")) == 9);
+    assert_true(sample(text, NAME("count{transport=\"ipc\"}")) == 0);
+    double got = sample(text, NAME("sum{transport=\"tcp\"}"));
+    assert_true(got > sum * 0.999999 && got < sum * 1.000001);
+    free(text);
+}
+
+static void the_json_is_json_and_says_the_same(void **state)
+{
+    (void)state;
+    stats_set(peers, 12);
+    stats_set(steps_received, UINT32_MAX * 4ull);
+    atomic_store(&stats.steps_answered[-ATTN_ENOBLOCKS], 5);
+    stats_observe_ns(STATS_IPC, STATS_TOTAL, 3000);
+    stats_observe_ns(STATS_IPC, STATS_TOTAL, UINT64_MAX / 4);
+    char *text = rendered(stats_write_json);
+    json_error_t error;
+    json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL)
+        fail_msg("line %d: %s", error.line, error.text);
+#define X(field, name, help) assert_true(json_is_number(json_object_get(root, name)));
+    STATS_COUNTER_MAP(X)
+    STATS_GAUGE_MAP(X)
+#undef X
+    assert_int_equal(json_integer_value(json_object_get(root, "peers")), 12);
+    assert_int_equal(json_integer_value(json_object_get(root, "steps_received_total")),
+                     UINT32_MAX * 4ull);
+    json_t *answered = json_object_get(root, "steps_answered_total");
+    assert_int_equal(json_integer_value(json_object_get(answered, "out of blocks")), 5);
+    json_t *ipc = json_object_get(json_object_get(root, "step_total_seconds"), "ipc");
+    assert_int_equal(json_integer_value(json_object_get(ipc, "count")), 2);
+    json_t *buckets = json_object_get(ipc, "buckets");
+    assert_int_equal(json_integer_value(json_object_get(buckets, "4e-06")), 1);
+    assert_int_equal(json_integer_value(json_object_get(buckets, "+Inf")), 1);
+    json_decref(root);
+    free(text);
+}
+
+/* ---- pages ---- */
+
+/* Sends raw request text; the whole answer until the server closes, malloc'ed. */
+static char *ask(uint16_t port, const char *request)
+{
+    struct sockaddr_in sa = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct timeval patience = {.tv_sec = 20};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    assert_int_equal(connect(fd, (struct sockaddr *)&sa, sizeof(sa)), 0);
+    assert_int_equal(send(fd, request, strlen(request), MSG_NOSIGNAL), strlen(request));
+    size_t n = 0, capacity = 1 << 20;
+    char *answer = malloc(capacity);
+    ssize_t k;
+    while ((k = recv(fd, answer + n, capacity - 1 - n, 0)) > 0)
+        n += (size_t)k;
+    assert_int_equal(k, 0);
+    answer[n] = '\0';
+    close(fd);
+    return answer;
+}
+
+static void expect_page(const struct http *h, const char *method, const char *path, int status,
+                        const char *part)
+{
+    char request[256], line[64];
+    snprintf(request, sizeof(request),
+             "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n", method,
+             path);
+    snprintf(line, sizeof(line), "HTTP/1.1 %d ", status);
+    char *answer = ask(http_port(h), request);
+    if (strncmp(answer, line, strlen(line)) != 0 || strstr(answer, part) == NULL)
+        fail_msg("%s %s: expected %d and \"%s\", got %.300s", method, path, status, part, answer);
+    free(answer);
+}
+
+static struct http *http_up(uint64_t stall_timeout_us)
+{
+    char why[256] = "";
+    struct http *h = NULL;
+    if (http_open("127.0.0.1:0", stall_timeout_us, &h, why, sizeof(why)) != ATTN_OK)
+        fail_msg("%s", why);
+    return h;
+}
+
+static void pages_answer_without_a_loop_or_an_engine(void **state)
+{
+    (void)state;
+    struct http *h = http_up(1000000);
+    stats_set(peers, 42);
+    expect_page(h, "GET", "/metrics", 200, "\nattnd_peers 42\n");
+    expect_page(h, "GET", "/metrics", 200, "text/plain; version=0.0.4");
+    expect_page(h, "GET", "/stats", 200, "\"peers\":42,");
+    expect_page(h, "GET", "/stats", 200, "application/json");
+    expect_page(h, "GET", "/healthz", 200, "ok\n");
+    expect_page(h, "HEAD", "/healthz", 200, "Content-Length: 3");
+    http_close(h);
+    http_close(NULL);
+}
+
+static void healthz_names_the_thread_that_stopped(void **state)
+{
+    (void)state;
+    struct http *h = http_up(1000000);
+    stats_beat(engine_beat_ns);
+    stats_beat(loop_beat_ns);
+    expect_page(h, "GET", "/healthz", 200, "ok\n");
+    stats_set(engine_beat_ns, stats_now_ns() - 5000000000);
+    expect_page(h, "GET", "/healthz", 503, "the engine has shown no life for 5");
+    stats_beat(engine_beat_ns);
+    stats_set(loop_beat_ns, stats_now_ns() - 7000000000);
+    expect_page(h, "GET", "/healthz", 503, "the event loop has shown no life for 7");
+    stats_set(loop_beat_ns, stats_now_ns() + 1000000000); /* read just before the beat */
+    expect_page(h, "GET", "/healthz", 200, "ok\n");
+    http_close(h);
+}
+
+static void readyz_follows_ready_draining_and_health(void **state)
+{
+    (void)state;
+    struct http *h = http_up(1000000);
+    expect_page(h, "GET", "/readyz", 503, "not ready\n");
+    stats_set(is_ready, 1);
+    expect_page(h, "GET", "/readyz", 200, "ok\n");
+    stats_set(is_draining, 1);
+    expect_page(h, "GET", "/readyz", 503, "draining\n");
+    stats_set(is_draining, 0);
+    stats_set(engine_beat_ns, stats_now_ns() - 5000000000);
+    expect_page(h, "GET", "/readyz", 503, "the engine has shown no life");
+    http_close(h);
+}
+
+static void other_paths_and_methods_are_refused(void **state)
+{
+    (void)state;
+    struct http *h = http_up(1000000);
+    expect_page(h, "GET", "/", 404, "/metrics");
+    expect_page(h, "GET", "/metrics/", 404, "no such page");
+    expect_page(h, "POST", "/other", 404, "no such page");
+    expect_page(h, "POST", "/metrics", 405, "Allow: GET, HEAD");
+    expect_page(h, "DELETE", "/healthz", 405, "only GET and HEAD");
+    char *answer = ask(http_port(h), "POST /stats HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                                     "Content-Length: 5\r\n\r\nhello");
+    assert_non_null(strstr(answer, "405"));
+    free(answer);
+    http_close(h);
+}
+
+static void an_address_that_is_taken_is_named(void **state)
+{
+    (void)state;
+    struct http *h = http_up(1000000), *second = NULL;
+    char address[64], why[256] = "";
+    snprintf(address, sizeof(address), "127.0.0.1:%u", http_port(h));
+    assert_int_equal(http_open(address, 1, &second, why, sizeof(why)), ATTN_EINVAL);
+    assert_non_null(strstr(why, address));
+    assert_non_null(strstr(why, "Address already in use"));
+    assert_null(second);
+    http_close(h);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup(name, reset)
+    const struct CMUnitTest tests[] = {
+        TEST(every_counter_and_gauge_is_exported_once_with_help_and_type),
+        TEST(times_are_exported_in_seconds),
+        TEST(answered_steps_are_counted_by_status),
+        TEST(histograms_are_cumulative_and_count_each_time_once),
+        TEST(the_json_is_json_and_says_the_same),
+        TEST(pages_answer_without_a_loop_or_an_engine),
+        TEST(healthz_names_the_thread_that_stopped),
+        TEST(readyz_follows_ready_draining_and_health),
+        TEST(other_paths_and_methods_are_refused),
+        TEST(an_address_that_is_taken_is_named),
+    };
+    return cmocka_run_group_tests_name("stats", tests, NULL, NULL);
+}
