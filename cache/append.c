@@ -53,8 +53,8 @@ static uint32_t count_shared(const struct kv *kv, uint32_t seq, const struct kv_
     const uint32_t *row = kv_row(kv, seq);
     uint64_t past = (end + p->block_tokens - 1) >> p->block_shift;
     uint32_t n = 0;
-    if (past > kv->seqs[seq].n_blocks)
-        past = kv->seqs[seq].n_blocks;
+    if (past > kv->seqs[seq].n_maybe_shared) /* the usual append looks at no block at all */
+        past = kv->seqs[seq].n_maybe_shared;
     for (uint32_t i = pos >> p->block_shift; i < past; i++)
         n += kv_block(kv, p, row[i])->n_refs > 1;
     return n;
@@ -185,7 +185,10 @@ void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos
     uint64_t end = (uint64_t)pos + n_tokens, covered = (uint64_t)s->n_blocks << p->block_shift;
 
     while (s->journal_head != 0) {
-        uint32_t old_block = kv->journal[s->journal_head - 1].old_block;
+        const struct kv_journal_rec *e = &kv->journal[s->journal_head - 1];
+        uint32_t old_block = e->old_block;
+        if (s->n_maybe_shared == e->index + 1)
+            s->n_maybe_shared = e->index;
         kv_journal_drop(kv, s);
         kv_block_unref(kv, p, old_block);
     }

@@ -74,13 +74,14 @@ struct kv_seq_rec {
     uint64_t name; /* sealed */
     uint64_t request; /* sealed */
     uint64_t epoch_owner; /* epoch << 32 | owner: one store changes both */
-    uint64_t seal;
+    uint32_t seal;
     uint32_t fork_len; /* sealed: tokens it was born with */
     uint32_t redo_len; /* a truncation to redo_len - 1 is under way; 0: none */
     uint16_t pool; /* sealed */
     /* derived */
     uint16_t n_outstanding; /* reserves neither committed nor cancelled */
     uint32_t n_blocks; /* table entries that hold a reference */
+    uint32_t n_maybe_shared; /* entries from here on have the only reference to their block */
     uint32_t longest; /* layer, tokens */
     uint32_t journal_head; /* plus one */
 };

@@ -86,6 +86,25 @@ static attn_status check_sequence(struct kv *kv, uint32_t seq, struct scratch *x
     return st != ATTN_OK ? st : check_journal_list(kv, seq, x, n_entries);
 }
 
+/* Once all references are counted. */
+static attn_status check_private(struct kv *kv, const struct scratch *x)
+{
+    for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
+        const struct kv_seq_rec *s = kv_seq_live(kv, seq);
+        if (s == NULL)
+            continue;
+        if (s->n_maybe_shared > s->n_blocks)
+            return DIFFER("sequence index %u: %u of %u blocks may be shared", seq,
+                          s->n_maybe_shared, s->n_blocks);
+        uint64_t first_block = kv->pools[s->pool].first_block;
+        for (uint32_t i = s->n_maybe_shared; i < s->n_blocks; i++)
+            if (x->n_refs[first_block + kv_row(kv, seq)[i]] != 1)
+                return DIFFER("sequence index %u: entry %u passes as private, has %u references",
+                              seq, i, x->n_refs[first_block + kv_row(kv, seq)[i]]);
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_sequences(struct kv *kv, struct scratch *x)
 {
     const struct kv_heads *h = kv->heads;
@@ -208,6 +227,8 @@ attn_status kv_check(struct kv *kv)
         st = kv_fail(kv, ATTN_ENOMEM, "check: no memory for %u blocks", kv->config.max_blocks);
     else
         st = check_sequences(kv, &x);
+    if (st == ATTN_OK)
+        st = check_private(kv, &x);
     if (st == ATTN_OK)
         st = check_lookup(kv, &x);
     if (st == ATTN_OK)

@@ -103,7 +103,7 @@ attn_status kv_fail(struct kv *kv, attn_status st, const char *fmt, ...)
 /* The record of an open sequence or a made pool; NULL if the id names none. */
 struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq);
 struct kv_pool_rec *kv_pool_live(const struct kv *kv, uint32_t pool);
-uint64_t kv_seq_seal(const struct kv *kv, uint32_t seq);
+uint32_t kv_seq_seal(const struct kv *kv, uint32_t seq);
 uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool);
 
 /* blocks.c. Ids are pool-local. alloc's caller has seen n_free > 0; the block has one reference. */

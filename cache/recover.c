@@ -148,7 +148,7 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
             kv_publish32(&s->redo_len, 0);
         }
         s->longest = longest_layer(kv, seq);
-        s->n_blocks = kv_blocks_of(p, s->longest);
+        s->n_blocks = s->n_maybe_shared = kv_blocks_of(p, s->longest);
         s->n_outstanding = 0;
         s->journal_head = 0;
     }

@@ -18,11 +18,11 @@ struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq)
     return &kv->seqs[seq];
 }
 
-uint64_t kv_seq_seal(const struct kv *kv, uint32_t seq)
+uint32_t kv_seq_seal(const struct kv *kv, uint32_t seq)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
     uint64_t words[] = {seq, s->tenant, s->name, s->request, s->fork_len, s->pool};
-    return siphash(kv->key, words, sizeof words);
+    return (uint32_t)siphash(kv->key, words, sizeof words);
 }
 
 void kv_owner_link(struct kv *kv, uint32_t seq)
@@ -58,6 +58,8 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
     const uint32_t *row = kv_row(kv, seq);
     while (s->n_blocks > n_blocks)
         kv_block_unref(kv, &kv->pools[s->pool], row[--s->n_blocks]);
+    if (s->n_maybe_shared > s->n_blocks)
+        s->n_maybe_shared = s->n_blocks;
 }
 
 /* What a request asks to be born. */
@@ -190,7 +192,7 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
 attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
                         uint32_t owner, uint64_t request, struct kv_effects *fx, kv_seq_id *out_seq)
 {
-    const struct kv_seq_rec *s = kv_seq_live(kv, src.index);
+    struct kv_seq_rec *s = kv_seq_live(kv, src.index);
     if (s == NULL)
         return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", src.index);
     struct birth b = {.tenant = s->tenant,
@@ -224,7 +226,9 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     uint32_t *row = kv_row(kv, seq);
     memcpy(row, kv_row(kv, src.index), n_blocks * sizeof row[0]);
     record_publish(kv, seq);
-    kv->seqs[seq].n_blocks = n_blocks;
+    kv->seqs[seq].n_blocks = kv->seqs[seq].n_maybe_shared = n_blocks;
+    if (s->n_maybe_shared < n_blocks)
+        s->n_maybe_shared = n_blocks;
     for (uint32_t i = 0; i < n_blocks; i++) {
         kv_block_ref(kv, p, row[i]);
         fx->patches[fx->n_patches++] = (struct kv_patch){.row = seq, .index = i, .block = row[i]};
