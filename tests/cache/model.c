@@ -1,0 +1,455 @@
+/* model.c: see model.h. */
+#include "tests/cache/model.h"
+
+const struct kv_config model_config = {.max_pools = 1,
+                                       .max_blocks = M_BLOCKS,
+                                       .max_sequences = M_SEQUENCES,
+                                       .max_seq_blocks = M_ROW,
+                                       .max_layers = M_LAYERS,
+                                       .max_owners = M_OWNERS};
+
+struct kv *model_kv_open(void)
+{
+    struct kv *kv = test_kv_open(&model_config, -1);
+    test_pool(kv, "model", M_LAYERS, M_BLOCK_TOKENS, M_BLOCKS);
+    return kv;
+}
+
+static uint32_t blocks_of(uint32_t tokens)
+{
+    return (tokens + M_BLOCK_TOKENS - 1) / M_BLOCK_TOKENS;
+}
+
+static uint32_t longest(const struct model_seq *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < M_LAYERS; i++)
+        n = s->len[i] > n ? s->len[i] : n;
+    return n;
+}
+
+/* References to a block: tables, and old blocks of pending copies. */
+static uint32_t references(const struct model *m, uint64_t block)
+{
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < M_SLOTS; s++) {
+        for (uint32_t i = 0; m->seq[s].is_open && i < m->seq[s].n_blocks; i++)
+            n += m->seq[s].block[i] == block;
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            for (uint32_t i = 0; m->pending[s][l].is_outstanding && i < m->pending[s][l].n_copies;
+                 i++)
+                n += m->pending[s][l].old_block[i] == block;
+    }
+    return n;
+}
+
+static uint32_t add_distinct(uint64_t *seen, uint32_t n, uint64_t block)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (seen[i] == block)
+            return n;
+    seen[n] = block;
+    return n + 1;
+}
+
+/* Distinct blocks with a reference. */
+static uint32_t n_used(const struct model *m)
+{
+    uint64_t seen[M_SLOTS * (M_ROW + M_LAYERS * M_ROW)];
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < M_SLOTS; s++) {
+        for (uint32_t i = 0; m->seq[s].is_open && i < m->seq[s].n_blocks; i++)
+            n = add_distinct(seen, n, m->seq[s].block[i]);
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            for (uint32_t i = 0; m->pending[s][l].is_outstanding && i < m->pending[s][l].n_copies;
+                 i++)
+                n = add_distinct(seen, n, m->pending[s][l].old_block[i]);
+    }
+    return n;
+}
+
+static uint32_t n_open(const struct model *m)
+{
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < M_SLOTS; s++)
+        n += m->seq[s].is_open;
+    return n;
+}
+
+static uint32_t n_outstanding(const struct model *m, uint32_t slot, uint32_t *out_copies)
+{
+    uint32_t n = 0;
+    *out_copies = 0;
+    for (uint32_t l = 0; l < M_LAYERS; l++) {
+        n += m->pending[slot][l].is_outstanding;
+        if (m->pending[slot][l].is_outstanding)
+            *out_copies += m->pending[slot][l].n_copies;
+    }
+    return n;
+}
+
+static void trim(struct model *m, uint32_t slot)
+{
+    uint32_t copies;
+    if (n_outstanding(m, slot, &copies) == 0)
+        m->seq[slot].n_blocks = blocks_of(longest(&m->seq[slot]));
+}
+
+static attn_status birth(const struct model *m, const struct op *op, uint32_t slot,
+                         uint32_t fork_len, bool *out_repeat)
+{
+    const struct model_seq *s = &m->seq[slot];
+    *out_repeat = false;
+    if (!s->is_open)
+        return n_open(m) == M_SEQUENCES ? ATTN_EOVERLOAD : ATTN_OK;
+    *out_repeat = s->owner == op->owner && s->request == op->request && s->fork_len == fork_len;
+    for (uint32_t l = 0; l < M_LAYERS; l++)
+        *out_repeat &= s->len[l] == fork_len;
+    return *out_repeat ? ATTN_OK : ATTN_EEXIST;
+}
+
+static uint32_t value_of(uint32_t seed, uint32_t layer, uint32_t pos)
+{
+    return (seed * 31 + layer) * 2654435761u + pos * 40503u;
+}
+
+static attn_status apply_reserve(struct model *m, const struct op *op)
+{
+    struct model_seq *s = &m->seq[op->slot];
+    struct model_pending *p = &m->pending[op->slot][op->layer];
+    if (op->pos > s->len[op->layer] || op->n == 0 || op->pos + op->n > M_TOKENS)
+        return ATTN_EINVAL;
+    uint32_t past = blocks_of(op->pos + op->n), n_copies = 0, pending_copies;
+    uint32_t n_new = past > s->n_blocks ? past - s->n_blocks : 0;
+    for (uint32_t i = op->pos / M_BLOCK_TOKENS; i < past && i < s->n_blocks; i++)
+        n_copies += references(m, s->block[i]) > 1;
+    uint32_t outstanding = n_outstanding(m, op->slot, &pending_copies);
+    if (pending_copies > 0 || (n_copies > 0 && outstanding > 0))
+        return ATTN_EOVERLOAD;
+    if (n_new + n_copies > M_BLOCKS - n_used(m))
+        return ATTN_ENOBLOCKS;
+
+    struct model_pending q = {.is_outstanding = true,
+                              .will_commit = op->will_commit,
+                              .pos = op->pos,
+                              .n = op->n,
+                              .value_seed = op->value_seed};
+    bool is_shared[M_ROW] = {0};
+    for (uint32_t i = op->pos / M_BLOCK_TOKENS; i < past && i < s->n_blocks; i++)
+        is_shared[i] = references(m, s->block[i]) > 1;
+    for (uint32_t i = 0; i < M_ROW; i++) {
+        if (!is_shared[i])
+            continue;
+        q.index[q.n_copies] = i;
+        q.old_block[q.n_copies++] = s->block[i];
+        s->block[i] = ++m->next_block;
+    }
+    while (s->n_blocks < past)
+        s->block[s->n_blocks++] = ++m->next_block;
+    *p = q;
+    return ATTN_OK;
+}
+
+attn_status model_apply(struct model *m, const struct op *op)
+{
+    struct model_seq *s = &m->seq[op->slot], *to = &m->seq[op->to_slot];
+    struct model_pending *p = &m->pending[op->slot][op->layer];
+    uint32_t copies;
+    bool is_repeat;
+    attn_status st;
+    switch (op->kind) {
+    case OP_OPEN:
+        st = birth(m, op, op->slot, 0, &is_repeat);
+        if (st == ATTN_OK && !is_repeat)
+            *s = (struct model_seq){
+                .is_open = true, .owner = op->owner, .epoch = 1, .request = op->request};
+        return st;
+    case OP_FORK:
+        st = birth(m, op, op->to_slot, op->n, &is_repeat);
+        if (st != ATTN_OK || is_repeat)
+            return st;
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            if (s->len[l] < op->n)
+                return ATTN_EINVAL;
+        n_outstanding(m, op->slot, &copies);
+        if (copies > 0)
+            return ATTN_EOVERLOAD;
+        *to = *s;
+        to->owner = op->owner;
+        to->epoch = 1;
+        to->request = op->request;
+        to->fork_len = op->n;
+        to->n_blocks = blocks_of(op->n);
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            to->len[l] = op->n;
+        return ATTN_OK;
+    case OP_TRUNCATE:
+        if (op->n > longest(s))
+            return ATTN_EINVAL;
+        if (n_outstanding(m, op->slot, &copies) > 0)
+            return ATTN_EOVERLOAD;
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            s->len[l] = s->len[l] > op->n ? op->n : s->len[l];
+        trim(m, op->slot);
+        return ATTN_OK;
+    case OP_CLOSE:
+        s->is_open = false;
+        memset(m->pending[op->slot], 0, sizeof m->pending[op->slot]);
+        return ATTN_OK;
+    case OP_ADOPT:
+        s->epoch++;
+        s->owner = op->owner;
+        return ATTN_OK;
+    case OP_RESERVE:
+        return apply_reserve(m, op);
+    case OP_COMMIT:
+        for (uint32_t i = p->pos; i < p->pos + p->n; i++)
+            if (i >= s->len[op->layer])
+                s->token[op->layer][i] = value_of(p->value_seed, op->layer, i);
+        if (p->pos + p->n > s->len[op->layer])
+            s->len[op->layer] = p->pos + p->n;
+        *p = (struct model_pending){0};
+        trim(m, op->slot);
+        return ATTN_OK;
+    case OP_CANCEL:
+        for (uint32_t i = 0; i < p->n_copies; i++)
+            s->block[p->index[i]] = p->old_block[i];
+        *p = (struct model_pending){0};
+        trim(m, op->slot);
+        return ATTN_OK;
+    case OP_RECOVER:
+        model_recover(m);
+        return ATTN_OK;
+    case OP_N_KINDS:
+        break;
+    }
+    return ATTN_EINTERNAL;
+}
+
+void model_recover(struct model *m)
+{
+    for (uint32_t s = 0; s < M_SLOTS; s++)
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            if (m->pending[s][l].is_outstanding)
+                model_apply(m, &(struct op){.kind = OP_CANCEL, .slot = s, .layer = l});
+}
+
+static kv_seq_id id_of(struct kv *kv, uint32_t slot)
+{
+    kv_seq_id id = {UINT32_MAX};
+    kv_seq_find(kv, slot / M_NAMES, slot % M_NAMES, &id);
+    return id;
+}
+
+attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
+                           uint32_t mirror[M_SEQUENCES][M_ROW])
+{
+    kv_seq_id id = id_of(kv, op->slot), made;
+    kv_pool_id pool;
+    uint32_t epoch, n_dropped;
+    attn_status st = kv_pool_find(kv, "model", &pool);
+    struct kv_effects *fx = &t->fx;
+    switch (op->kind) {
+    case OP_OPEN:
+        st = kv_seq_open(kv, op->slot / M_NAMES, op->slot % M_NAMES, pool, op->owner, op->request,
+                         &made);
+        break;
+    case OP_FORK:
+        st = kv_seq_fork(kv, id, op->to_slot % M_NAMES, op->n, op->owner, op->request, fx, &made);
+        break;
+    case OP_TRUNCATE:
+        st = kv_seq_truncate(kv, id, op->n);
+        break;
+    case OP_CLOSE:
+        kv_seq_close(kv, id);
+        break;
+    case OP_ADOPT:
+        st = kv_seq_adopt(kv, id, op->owner, &epoch);
+        break;
+    case OP_RESERVE:
+        st = kv_append_reserve(kv, id, op->layer, op->pos, op->n, fx);
+        break;
+    case OP_COMMIT:
+        kv_append_commit(kv, id, op->layer, op->pos, op->n);
+        break;
+    case OP_CANCEL:
+        st = kv_append_cancel(kv, id, op->layer, op->pos, op->n, fx);
+        break;
+    case OP_RECOVER:
+        st = kv_recover(kv, &n_dropped);
+        if (st == ATTN_OK && n_dropped > 0)
+            st = ATTN_EINTERNAL;
+        break;
+    case OP_N_KINDS:
+        break;
+    }
+    for (uint32_t i = 0; mirror != NULL && i < fx->n_patches; i++)
+        mirror[fx->patches[i].row][fx->patches[i].index] = fx->patches[i].block;
+    return st;
+}
+
+void model_device_run(struct device *d, struct kv *kv, const struct model *m, const struct op *op,
+                      const struct test_fx *t)
+{
+    const struct model_seq *s = &m->seq[op->slot];
+    struct kv_seq_info info;
+    kv_seq_info(kv, id_of(kv, op->slot), &info);
+    /* A batch that will fail stops somewhere. */
+    uint32_t n_copies = t->fx.n_copies, n = op->n;
+    if (!op->will_commit) {
+        n_copies = op->value_seed % (n_copies + 1);
+        n = n_copies == t->fx.n_copies ? op->value_seed % (n + 1) : 0;
+    }
+    for (uint32_t i = 0; i < n_copies; i++)
+        memcpy(d->cell[t->copies[i].dst], d->cell[t->copies[i].src], sizeof d->cell[0]);
+    for (uint32_t i = op->pos; i < op->pos + n; i++)
+        d->cell[info.block_table[i / M_BLOCK_TOKENS]][op->layer][i % M_BLOCK_TOKENS] =
+            i < s->len[op->layer] ? s->token[op->layer][i] : value_of(op->value_seed, op->layer, i);
+}
+
+static uint32_t below(uint64_t *random, uint32_t n)
+{
+    *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)((*random >> 33) % n);
+}
+
+struct op model_op(const struct model *m, uint64_t *random)
+{
+    /* By kind, of 150; a draw that makes no sense is drawn again. */
+    static const uint8_t weight[OP_N_KINDS] = {5, 14, 2, 4, 2, 34, 67, 21, 1};
+    for (;;) {
+        struct op op = {.owner = below(random, M_OWNERS + 1),
+                        .request = below(random, 2),
+                        .slot = below(random, M_SLOTS),
+                        .layer = below(random, M_LAYERS),
+                        .value_seed = below(random, 1u << 31),
+                        .will_commit = below(random, 4) > 0};
+        if (op.owner == M_OWNERS)
+            op.owner = KV_NO_OWNER;
+        uint32_t r = below(random, 150);
+        while (r >= weight[op.kind])
+            r -= weight[op.kind++];
+        const struct model_seq *s = &m->seq[op.slot];
+        const struct model_pending *p = &m->pending[op.slot][op.layer];
+        op.to_slot = op.slot / M_NAMES * M_NAMES + below(random, M_NAMES);
+        if (op.kind == OP_FORK && m->seq[op.to_slot].is_open && below(random, 4) > 0)
+            continue; /* mostly a free name */
+        if (op.kind == OP_OPEN || op.kind == OP_RECOVER)
+            return op;
+        if (!s->is_open)
+            continue;
+        uint32_t len = s->len[op.layer];
+        switch (op.kind) {
+        case OP_RESERVE:
+            if (p->is_outstanding)
+                continue;
+            op.pos = below(random, 3) > 0 ? len : below(random, len + 2);
+            op.n = below(random, 12) > 0 ? 1 + below(random, 6) : below(random, M_TOKENS + 4);
+            return op;
+        case OP_COMMIT:
+        case OP_CANCEL:
+            if (!p->is_outstanding || p->will_commit != (op.kind == OP_COMMIT))
+                continue;
+            op.pos = p->pos;
+            op.n = p->n;
+            return op;
+        default:
+            op.n = below(random, len + 2);
+            for (uint32_t l = 0; op.kind == OP_FORK && l < M_LAYERS; l++)
+                if (s->len[l] < op.n && below(random, 8) > 0)
+                    op.n = s->len[l]; /* mostly one that every layer has */
+            return op;
+        }
+    }
+}
+
+const char *op_text(const struct op *op)
+{
+    static const char *const name[] = {"open",    "fork",   "truncate", "close",  "adopt",
+                                       "reserve", "commit", "cancel",   "recover"};
+    static char text[160];
+    snprintf(text, sizeof text, "%s slot %u to %u layer %u pos %u n %u owner %u request %u",
+             name[op->kind], op->slot, op->to_slot, op->layer, op->pos, op->n, op->owner,
+             (unsigned)op->request);
+    return text;
+}
+
+static char difference[256];
+
+#define DIFFER(...) (snprintf(difference, sizeof difference, __VA_ARGS__), difference)
+
+/* Two tables name the same block exactly where the model's do. */
+static const char *sharing_difference(struct kv *kv, const struct model *m)
+{
+    uint32_t block[M_SLOTS * M_ROW], n = 0;
+    uint64_t expected[M_SLOTS * M_ROW];
+    for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
+        struct kv_seq_info info;
+        kv_seq_info(kv, id_of(kv, slot), &info);
+        for (uint32_t i = 0; m->seq[slot].is_open && i < info.n_blocks; i++, n++) {
+            block[n] = info.block_table[i];
+            expected[n] = m->seq[slot].block[i];
+            for (uint32_t k = 0; k < n; k++)
+                if ((block[k] == block[n]) != (expected[k] == expected[n]))
+                    return DIFFER("slot %u entry %u: block %u, shared otherwise than the model's",
+                                  slot, i, block[n]);
+        }
+    }
+    return "";
+}
+
+static const char *content_difference(const struct kv_seq_info *info, const struct model *m,
+                                      uint32_t slot, const struct device *d)
+{
+    const struct model_seq *s = &m->seq[slot];
+    for (uint32_t l = 0; l < M_LAYERS; l++)
+        if (m->pending[slot][l].n_copies > 0 && !m->pending[slot][l].will_commit)
+            return ""; /* its copies may be missing until it is cancelled */
+    for (uint32_t l = 0; l < M_LAYERS; l++)
+        for (uint32_t i = 0; i < s->len[l]; i++)
+            if (d->cell[info->block_table[i / M_BLOCK_TOKENS]][l][i % M_BLOCK_TOKENS] !=
+                s->token[l][i])
+                return DIFFER("slot %u layer %u: token %u is not what was committed", slot, l, i);
+    return "";
+}
+
+const char *model_visible_difference(struct kv *kv, const struct model *m, const struct device *d)
+{
+    for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
+        const struct model_seq *s = &m->seq[slot];
+        kv_seq_id id = id_of(kv, slot);
+        if ((id.index != UINT32_MAX) != s->is_open)
+            return DIFFER("slot %u: %s", slot, s->is_open ? "missing" : "open");
+        if (!s->is_open)
+            continue;
+        struct kv_seq_info i;
+        kv_seq_info(kv, id, &i);
+        if (i.epoch != s->epoch || i.owner != s->owner || i.name != slot % M_NAMES ||
+            i.tenant != slot / M_NAMES)
+            return DIFFER("slot %u: epoch %u owner %u, not %u and %u", slot, i.epoch, i.owner,
+                          s->epoch, s->owner);
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            if (i.layer_len[l] != s->len[l])
+                return DIFFER("slot %u layer %u: %u tokens, not %u", slot, l, i.layer_len[l],
+                              s->len[l]);
+        if (i.n_blocks != s->n_blocks)
+            return DIFFER("slot %u: %u blocks, not %u", slot, i.n_blocks, s->n_blocks);
+        const char *diff = content_difference(&i, m, slot, d);
+        if (diff[0] != '\0')
+            return diff;
+    }
+    return "";
+}
+
+const char *model_difference(struct kv *kv, const struct model *m, const struct device *d)
+{
+    const char *diff = model_visible_difference(kv, m, d);
+    if (diff[0] != '\0')
+        return diff;
+    struct kv_stats stats;
+    kv_stats_read(kv, &stats);
+    if (stats.blocks_used != n_used(m) || stats.sequences != n_open(m))
+        return DIFFER("stats: %u blocks used, %u sequences, not %u and %u",
+                      (unsigned)stats.blocks_used, (unsigned)stats.sequences, n_used(m), n_open(m));
+    return sharing_difference(kv, m);
+}

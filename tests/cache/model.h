@@ -1,0 +1,94 @@
+/* model.h: a naive model of the cache, a pretended device, and random operations on all three.
+ *
+ * The model keeps plain arrays and counts by searching; it predicts the status of every operation.
+ * Its blocks have ids of its own that are never used twice. The device is an array of cells, one for
+ * each (block, layer, token), written as a backend would: copies, then appends, at reserve.
+ */
+#ifndef TESTS_KV_MODEL_H
+#define TESTS_KV_MODEL_H
+
+#include "tests/cache/kv_test.h"
+
+#define M_LAYERS 2
+#define M_BLOCK_TOKENS 4
+#define M_BLOCKS 14
+#define M_ROW 6
+#define M_TOKENS (M_ROW * M_BLOCK_TOKENS)
+#define M_TENANTS 2
+#define M_NAMES 5
+#define M_SLOTS (M_TENANTS * M_NAMES) /* slot = tenant * M_NAMES + name */
+#define M_SEQUENCES 7
+#define M_OWNERS 3
+#define M_PENDING (M_SLOTS * M_LAYERS) /* one a (slot, layer), as the engine does it */
+
+struct model_seq {
+    bool is_open;
+    uint32_t owner, epoch, fork_len;
+    uint64_t request;
+    uint32_t n_blocks;
+    uint64_t block[M_ROW];
+    uint32_t len[M_LAYERS];
+    uint32_t token[M_LAYERS][M_TOKENS];
+};
+
+struct model_pending {
+    bool is_outstanding, will_commit;
+    uint32_t pos, n, value_seed;
+    uint32_t n_copies, index[M_ROW];
+    uint64_t old_block[M_ROW];
+};
+
+struct model {
+    struct model_seq seq[M_SLOTS];
+    struct model_pending pending[M_SLOTS][M_LAYERS];
+    uint64_t next_block;
+};
+
+enum op_kind {
+    OP_OPEN,
+    OP_FORK,
+    OP_TRUNCATE,
+    OP_CLOSE,
+    OP_ADOPT,
+    OP_RESERVE,
+    OP_COMMIT,
+    OP_CANCEL,
+    OP_RECOVER,
+    OP_N_KINDS
+};
+
+struct op {
+    enum op_kind kind;
+    uint32_t slot, to_slot, layer, pos, n, owner, value_seed;
+    uint64_t request;
+    bool will_commit;
+};
+
+struct device {
+    uint32_t cell[M_BLOCKS][M_LAYERS][M_BLOCK_TOKENS];
+};
+
+extern const struct kv_config model_config;
+
+/* A new arena with the pool that the model expects. */
+struct kv *model_kv_open(void);
+/* A random operation that makes sense for the model's state. *random is the generator's state. */
+struct op model_op(const struct model *m, uint64_t *random);
+/* The status that the cache must give; m changes as the cache must. */
+attn_status model_apply(struct model *m, const struct op *op);
+/* The same operation on the cache. t has been reset; mirror, if any, gets the patches. */
+attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
+                           uint32_t mirror[M_SEQUENCES][M_ROW]);
+/* What a batch does after a reserve that succeeded: m as after model_apply. */
+void model_device_run(struct device *d, struct kv *kv, const struct model *m, const struct op *op,
+                      const struct test_fx *t);
+/* What is left of m after a kill and a recovery. */
+void model_recover(struct model *m);
+/* Empty, or a sentence with the first difference between the cache (and the device) and m: what
+ * clients can see, and which blocks are shared. */
+const char *model_difference(struct kv *kv, const struct model *m, const struct device *d);
+/* The same without the sharing. */
+const char *model_visible_difference(struct kv *kv, const struct model *m, const struct device *d);
+const char *op_text(const struct op *op);
+
+#endif

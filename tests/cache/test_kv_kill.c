@@ -1,0 +1,207 @@
+/* test_kv_kill.c: a kill between any two instructions of an operation leaves a recoverable truth.
+ *
+ * A child runs random operations on an arena that this process maps, too. While an operation runs,
+ * the child is stepped instruction by instruction; whenever that changed a byte of the arena, a copy
+ * is opened as a successor would: kv_check must pass, and all sequences, lengths, tables and the
+ * cells that the tables point to must be those of the model before the operation, or all those after
+ * it. So what was committed is there, what was not acknowledged happened whole or not at all, and no
+ * table names a block whose copy was not committed. Skipped where tracing is not allowed.
+ */
+#define _GNU_SOURCE
+#include "tests/cache/model.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define N_OPS 200
+
+/* Written by the child, read by the parent while the child is stopped. */
+struct stage {
+    struct model before, after; /* the operation under way */
+    struct device device;
+    struct op op;
+    attn_status status, expected;
+    char error[256];
+};
+
+static struct stage *stage;
+static uint8_t *arena, *last; /* the child's arena, and its bytes at the previous step */
+static size_t arena_bytes;
+static int copy_fd;
+static uint64_t n_seeds = 2; /* or the first argument */
+static uint64_t n_states, n_steps, n_old, n_new;
+
+static void child_run(struct kv *kv, uint64_t seed)
+{
+    static struct test_fx t;
+    uint64_t random = seed * UINT64_C(0x9e3779b97f4a7c15);
+    for (uint32_t i = 0; i < N_OPS; i++) {
+        stage->op = model_op(&stage->before, &random);
+        stage->after = stage->before;
+        stage->expected = model_apply(&stage->after, &stage->op);
+        test_fx_reset(&t);
+        raise(SIGUSR1); /* stepped from here */
+        stage->status = model_kv_apply(kv, &stage->op, &t, NULL);
+        raise(SIGUSR2); /* to here */
+        snprintf(stage->error, sizeof stage->error, "%s", kv_last_error(kv));
+        if (stage->status == ATTN_OK && stage->op.kind == OP_RESERVE)
+            model_device_run(&stage->device, kv, &stage->after, &stage->op, &t);
+        stage->before = stage->after;
+    }
+}
+
+/* Opens a copy of the arena as it is now. must_be: NULL, or the only state allowed. */
+static void check_state(uint64_t seed, uint32_t i, const struct model *must_be)
+{
+    memcpy(last, arena, arena_bytes);
+    if (pwrite(copy_fd, last, arena_bytes, 0) != (ssize_t)arena_bytes)
+        fail_msg("cannot write the copy");
+    struct kv *kv = test_kv_open(&model_config, copy_fd);
+    struct kv_stats stats;
+    kv_stats_read(kv, &stats);
+    struct model before = stage->before, after = stage->after;
+    model_recover(&before);
+    model_recover(&after);
+    char text[2][256] = {"", ""};
+    if (kv_check(kv) != ATTN_OK)
+        fail_msg("seed %llu op %u, %s: kv_check: %s", (unsigned long long)seed, i,
+                 op_text(&stage->op), kv_last_error(kv));
+    /* A commit lets its copies stand one by one before it moves the length. */
+    snprintf(text[0], sizeof text[0], "%s",
+             stage->op.kind == OP_COMMIT && must_be == NULL
+                 ? model_visible_difference(kv, &before, &stage->device)
+                 : model_difference(kv, &before, &stage->device));
+    snprintf(text[1], sizeof text[1], "%s", model_difference(kv, &after, &stage->device));
+    bool is_before = text[0][0] == '\0', is_after = text[1][0] == '\0';
+    if (stats.damaged != 0 || stats.pools != 1 || (must_be == NULL && !is_before && !is_after) ||
+        (must_be == &stage->before && !is_before) || (must_be == &stage->after && !is_after))
+        fail_msg("seed %llu op %u, %s: %u dropped; from before: \"%s\", from after: \"%s\"",
+                 (unsigned long long)seed, i, op_text(&stage->op), (unsigned)stats.damaged, text[0],
+                 text[1]);
+    n_states++;
+    n_old += is_before && !is_after;
+    n_new += is_after && !is_before;
+    kv_close(kv);
+}
+
+/* The signal that stopped the child; 0 when it has exited well. */
+static int wait_stop(pid_t child)
+{
+    int status;
+    if (waitpid(child, &status, 0) != child)
+        fail_msg("waitpid failed");
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return 0;
+    if (!WIFSTOPPED(status))
+        fail_msg("the child ended with wait status %x", (unsigned)status);
+    return WSTOPSIG(status);
+}
+
+static void step_operation(pid_t child, uint64_t seed, uint32_t i)
+{
+    check_state(seed, i, &stage->before);
+    bool is_stepped = stage->expected == ATTN_OK && (stage->op.kind != OP_RECOVER || i < 100);
+    for (int sig = SIGTRAP; is_stepped && sig != SIGUSR2; n_steps++) {
+        if (sig != SIGTRAP)
+            fail_msg("seed %llu op %u: the child got signal %d", (unsigned long long)seed, i, sig);
+        if (ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) != 0)
+            fail_msg("PTRACE_SINGLESTEP failed");
+        sig = wait_stop(child);
+        if (memcmp(arena, last, arena_bytes) != 0)
+            check_state(seed, i, NULL);
+    }
+    if (!is_stepped) { /* refused, and then nothing may have changed */
+        if (ptrace(PTRACE_CONT, child, NULL, NULL) != 0 || wait_stop(child) != SIGUSR2)
+            fail_msg("seed %llu op %u: the child did not come to the end", (unsigned long long)seed,
+                     i);
+    }
+    if (stage->status != stage->expected)
+        fail_msg("seed %llu op %u, %s: %s, not %s", (unsigned long long)seed, i,
+                 op_text(&stage->op), attn_status_name(stage->status),
+                 attn_status_name(stage->expected));
+    check_state(seed, i, &stage->after);
+}
+
+static void run_seed(uint64_t seed)
+{
+    struct kv *kv = model_kv_open();
+    struct stat sb;
+    assert_int_equal(fstat(kv_fd(kv), &sb), 0);
+    arena_bytes = (size_t)sb.st_size;
+    arena = mmap(NULL, arena_bytes, PROT_READ, MAP_SHARED, kv_fd(kv), 0);
+    assert_true(arena != MAP_FAILED);
+    last = calloc(1, arena_bytes);
+    copy_fd = memfd_create("copy", MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(copy_fd, sb.st_size), 0);
+    memset(stage, 0, sizeof *stage);
+
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0)
+            _exit(77);
+        child_run(kv, seed);
+        _exit(0);
+    }
+    uint32_t i = 0;
+    for (int sig = wait_stop(child); sig != 0; sig = wait_stop(child)) {
+        if (sig == SIGUSR1)
+            step_operation(child, seed, i++);
+        if (ptrace(PTRACE_CONT, child, NULL, NULL) != 0)
+            fail_msg("PTRACE_CONT failed");
+    }
+    assert_int_equal(i, N_OPS);
+    free(last);
+    munmap(arena, arena_bytes);
+    close(copy_fd);
+    kv_close(kv);
+}
+
+static void a_kill_at_any_instruction_leaves_the_state_before_or_after(void **state)
+{
+    (void)state;
+    stage = mmap(NULL, sizeof *stage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(stage != MAP_FAILED);
+    for (uint64_t seed = 1; seed <= n_seeds; seed++)
+        run_seed(seed);
+    munmap(stage, sizeof *stage);
+    print_message("%llu steps, %llu states recovered: %llu from before, %llu from after\n",
+                  (unsigned long long)n_steps, (unsigned long long)n_states,
+                  (unsigned long long)n_old, (unsigned long long)n_new);
+    assert_true(n_old > N_OPS && n_new > N_OPS);
+}
+
+static bool may_trace(void)
+{
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(ptrace(PTRACE_TRACEME, 0, NULL, NULL) == 0 && raise(SIGUSR1) == 0 ? 0 : 77);
+    bool may = child > 0 && waitpid(child, &status, 0) == child && WIFSTOPPED(status);
+    if (may)
+        may = ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) == 0;
+    if (child > 0 && WIFSTOPPED(status)) {
+        kill(child, SIGKILL);
+        waitpid(child, &status, 0);
+    }
+    return may;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        n_seeds = strtoull(argv[1], NULL, 10);
+    if (!may_trace()) {
+        fprintf(stderr, "skipped: this system does not let a process trace its child\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_kill_at_any_instruction_leaves_the_state_before_or_after),
+    };
+    return cmocka_run_group_tests_name("kv_kill", tests, NULL, NULL);
+}

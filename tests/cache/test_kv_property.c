@@ -1,0 +1,96 @@
+/* test_kv_property.c: thousands of random operations on cache and model, compared after each.
+ *
+ * The pool is small, so that running out of blocks, sharing and copies happen all the time. One
+ * argument: a seed to run alone (a failure prints its seed).
+ */
+#include "tests/cache/model.h"
+
+#include <stdlib.h>
+
+#define N_SEEDS 30
+#define N_OPS 10000
+
+static uint64_t only_seed;
+
+static void run_seed(uint64_t seed)
+{
+    struct kv *kv = model_kv_open();
+    struct model m = {0};
+    static struct test_fx t;
+    struct device d = {0};
+    uint32_t mirror[M_SEQUENCES][M_ROW] = {{0}};
+    uint32_t n_ok[OP_N_KINDS] = {0}, n_refused[OP_N_KINDS] = {0}, n_copies = 0, n_noblocks = 0;
+    uint64_t random = seed * UINT64_C(0x9e3779b97f4a7c15);
+    for (uint32_t i = 0; i < N_OPS; i++) {
+        struct op op = model_op(&m, &random);
+        struct model before = m;
+        attn_status expected = model_apply(&m, &op);
+        test_fx_reset(&t);
+        attn_status st = model_kv_apply(kv, &op, &t, mirror);
+        if (st != expected)
+            fail_msg("seed %llu op %u, %s: %s, not %s (%s)", (unsigned long long)seed, i,
+                     op_text(&op), attn_status_name(st), attn_status_name(expected),
+                     kv_last_error(kv));
+        if (st != ATTN_OK) {
+            assert_memory_equal(&m, &before, sizeof m);
+            assert_int_equal(t.fx.n_patches + t.fx.n_copies, 0);
+        }
+        if (st == ATTN_OK && op.kind == OP_RESERVE)
+            model_device_run(&d, kv, &m, &op, &t);
+        if (op.kind == OP_RECOVER && i % 2 == 0) { /* also by a successor */
+            struct kv *next = test_kv_open(&model_config, kv_fd(kv));
+            kv_close(kv);
+            kv = next;
+        }
+        if (kv_check(kv) != ATTN_OK)
+            fail_msg("seed %llu op %u, %s: kv_check: %s", (unsigned long long)seed, i, op_text(&op),
+                     kv_last_error(kv));
+        const char *diff = model_difference(kv, &m, &d);
+        if (diff[0] != '\0')
+            fail_msg("seed %llu op %u, %s: %s", (unsigned long long)seed, i, op_text(&op), diff);
+        for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
+            kv_seq_id id;
+            struct kv_seq_info info;
+            if (kv_seq_find(kv, slot / M_NAMES, slot % M_NAMES, &id) != ATTN_OK)
+                continue;
+            kv_seq_info(kv, id, &info);
+            if (op.kind == OP_RECOVER)
+                memcpy(mirror[id.index], info.block_table,
+                       info.n_blocks * sizeof info.block_table[0]);
+            if (memcmp(mirror[id.index], info.block_table,
+                       info.n_blocks * sizeof info.block_table[0]) != 0)
+                fail_msg("seed %llu op %u, %s: slot %u: a mirror fed with the patches differs",
+                         (unsigned long long)seed, i, op_text(&op), slot);
+        }
+        (st == ATTN_OK ? n_ok : n_refused)[op.kind]++;
+        n_copies += t.fx.n_copies;
+        n_noblocks += st == ATTN_ENOBLOCKS;
+    }
+    kv_close(kv);
+    for (uint32_t kind = 0; kind < OP_N_KINDS; kind++)
+        assert_true(n_ok[kind] > 0);
+    assert_true(n_copies > 100 && n_noblocks > 100); /* the test is worth its name */
+    assert_true(n_refused[OP_OPEN] > 0 && n_refused[OP_FORK] > 0 && n_refused[OP_TRUNCATE] > 0 &&
+                n_refused[OP_RESERVE] > 0);
+}
+
+static void random_operations_agree_with_the_naive_model(void **state)
+{
+    (void)state;
+    if (only_seed != 0) {
+        run_seed(only_seed);
+        return;
+    }
+    for (uint64_t seed = 1; seed <= N_SEEDS; seed++)
+        run_seed(seed);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        only_seed = strtoull(argv[1], NULL, 10);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_operations_agree_with_the_naive_model),
+    };
+    return cmocka_run_group_tests_name("kv_property", tests, NULL, NULL);
+}
