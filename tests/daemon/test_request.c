@@ -1,0 +1,285 @@
+/* test_request.c: a request's deadlines, replies and counts; and the log's one line a message. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+#include "daemon/request.h"
+#include "fake_host.h"
+
+static struct request *replied;
+
+static void take_reply(struct request *req)
+{
+    assert_null(replied);
+    replied = req;
+}
+
+static const struct transport_ops fake_transport = {.label = STATS_SHM, .reply = take_reply};
+
+static struct iobuf_pool *pool;
+
+static int setup(void **state)
+{
+    (void)state;
+    memset(&stats, 0, sizeof(stats));
+    replied = NULL;
+    return iobuf_pool_open(&fake_host, NULL, 64 << 10, &pool) == ATTN_OK ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    request_free(replied);
+    iobuf_pool_close(pool);
+    return 0;
+}
+
+/* A decoded request: a step of one item, or stats. */
+static struct request *request_of(bool is_step, uint64_t timeout_us, uint64_t now_ns)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Step step = ATTND__STEP__INIT;
+    Attnd__Stats query = ATTND__STATS__INIT;
+    uint64_t seq = 1;
+    uint32_t one = 1, zero = 0;
+    char why[256] = "";
+    h.timeout_us = timeout_us;
+    if (is_step) {
+        h.body_case = ATTND__REQUEST__BODY_STEP;
+        h.step = &step;
+        step.flags = WIRE_STEP_ATTEND;
+        step.dtype = ATTND__DTYPE__F32;
+        step.seq = &seq;
+        step.epoch = &one;
+        step.pos = &zero;
+        step.n_tokens = &one;
+        step.n_seq = step.n_epoch = step.n_pos = step.n_n_tokens = 1;
+    } else {
+        h.body_case = ATTND__REQUEST__BODY_STATS;
+        h.stats = &query;
+    }
+    size_t n = wire_request_head_bytes(&h);
+    struct request *req = request_new(&fake_transport, NULL, pool, n);
+    assert_non_null(req);
+    wire_request_head_encode(&h, 77, 0, req->msg->data);
+    if (request_decode(req, now_ns, 1000, 5000, why, sizeof(why)) != ATTN_OK)
+        fail_msg("%s", why);
+    return req;
+}
+
+static void decode_reply(struct wire_arena *arena, struct wire_reply *out)
+{
+    char why[256] = "";
+    assert_non_null(replied);
+    assert_non_null(replied->reply);
+    wire_arena_init(arena, NULL, 0, 1 << 20);
+    struct iobuf *r = replied->reply;
+    if (wire_reply_decode(r->data + r->offset, r->n_bytes, arena, out, why, sizeof(why)) != ATTN_OK)
+        fail_msg("%s", why);
+}
+
+static void a_deadline_is_the_default_the_clients_or_the_longest_allowed(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t timeout_us, expected_us;
+    } cases[] = {{0, 1000}, {1, 1}, {999, 999}, {5000, 5000}, {5001, 5000}, {UINT64_MAX, 5000}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct request *req = request_of(true, cases[i].timeout_us, 123456789);
+        assert_int_equal(req->received_ns, 123456789);
+        assert_int_equal(req->deadline_ns, 123456789 + cases[i].expected_us * 1000);
+        request_reply_error(req, ATTN_EDEADLINE, 0, "late");
+        request_free(replied);
+        replied = NULL;
+    }
+}
+
+static void a_reply_has_its_payload_where_it_was_promised(void **state)
+{
+    (void)state;
+    struct request *req = request_of(true, 0, stats_now_ns());
+    Attnd__Reply h = ATTND__REPLY__INIT;
+    Attnd__StepReply step = ATTND__STEP_REPLY__INIT;
+    uint8_t *payload;
+    h.body_case = ATTND__REPLY__BODY_STEP;
+    h.step = &step;
+    assert_int_equal(request_reply_begin(req, &h, 5000, &payload), ATTN_OK);
+    assert_int_equal((uintptr_t)payload % WIRE_ALIGN, 0);
+    assert_int_equal(request_reply_begin(req, &h, 100, &payload), ATTN_OK); /* again, smaller */
+    memset(payload, 0xa5, 100);
+    request_reply(req, ATTN_OK);
+    struct wire_arena arena;
+    struct wire_reply r;
+    decode_reply(&arena, &r);
+    assert_int_equal(r.request_id, 77);
+    assert_int_equal(r.payload_bytes, 100);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(r.payload[i], 0xa5);
+    wire_arena_reset(&arena);
+}
+
+static void an_error_is_answered_without_a_free_buffer(void **state)
+{
+    (void)state;
+    struct request *req = request_of(true, 0, stats_now_ns());
+    struct iobuf *taken[16];
+    int n = 0;
+    while ((taken[n] = iobuf_acquire(pool, 1)) != NULL)
+        n++;
+    Attnd__Reply h = ATTND__REPLY__INIT;
+    uint8_t *payload;
+    assert_int_equal(request_reply_begin(req, &h, 0, &payload), ATTN_EOVERLOAD);
+    request_reply_error(req, ATTN_EOVERLOAD, 2500, "queue of %d requests is full", 9);
+    struct wire_arena arena;
+    struct wire_reply r;
+    decode_reply(&arena, &r);
+    assert_int_equal(r.request_id, 77);
+    assert_int_equal(r.header->status, ATTN_EOVERLOAD);
+    assert_string_equal(r.header->message, "queue of 9 requests is full");
+    assert_int_equal(r.header->retry_after_us, 2500);
+    wire_arena_reset(&arena);
+    while (n > 0)
+        iobuf_release(taken[--n]);
+}
+
+static void the_longest_sentence_is_cut_and_stays_text(void **state)
+{
+    (void)state;
+    char text[4000];
+    memset(text, 'x', sizeof(text));
+    text[0] = (char)0xff;
+    text[1] = '\n';
+    text[sizeof(text) - 1] = '\0';
+    struct request *req = request_new(&fake_transport, NULL, NULL, 0); /* from the heap */
+    request_reply_error(req, ATTN_EPROTO, UINT64_MAX, "%s", text);
+    struct wire_arena arena;
+    struct wire_reply r;
+    decode_reply(&arena, &r);
+    assert_int_equal(r.request_id, 0);
+    assert_memory_equal(r.header->message, "??xxx", 5);
+    assert_true(strlen(r.header->message) > 400);
+    wire_arena_reset(&arena);
+}
+
+static void a_request_that_does_not_decode_counts_as_malformed_alone(void **state)
+{
+    (void)state;
+    char why[256] = "";
+    struct request *req = request_new(&fake_transport, NULL, pool, 30);
+    memset(req->msg->data, 0x11, 30);
+    assert_int_equal(request_decode(req, 5, 1, 1, why, sizeof(why)), ATTN_EPROTO);
+    assert_true(strlen(why) > 10);
+    assert_int_equal(stats_get(messages_malformed), 1);
+    assert_int_equal(stats_get(requests_received), 0);
+    request_reply_error(req, ATTN_EPROTO, 0, "%s", why);
+    assert_int_equal(atomic_load(&stats.steps_answered[-ATTN_EPROTO]), 0);
+}
+
+static void steps_received_are_answered_or_in_flight(void **state)
+{
+    (void)state;
+    struct request *a = request_of(true, 0, stats_now_ns());
+    struct request *b = request_of(true, 0, stats_now_ns());
+    struct request *c = request_of(false, 0, stats_now_ns());
+    assert_int_equal(stats_get(requests_received), 3);
+    assert_int_equal(stats_get(steps_received), 2);
+    assert_int_equal(stats_get(steps_in_flight), 2);
+    request_reply_error(a, ATTN_ENOTFOUND, 0, "no");
+    request_free(replied);
+    replied = NULL;
+    assert_int_equal(stats_get(steps_in_flight), 1);
+    Attnd__Reply h = ATTND__REPLY__INIT;
+    uint8_t *payload;
+    b->batched_ns = b->received_ns + 7000;
+    b->device_ns = 3000;
+    assert_int_equal(request_reply_begin(b, &h, 0, &payload), ATTN_OK);
+    request_reply(b, ATTN_OK);
+    request_free(replied);
+    replied = NULL;
+    request_reply_error(c, ATTN_ENOTSUP, 0, "no");
+    assert_int_equal(stats_get(steps_in_flight), 0);
+    uint64_t n_answered = 0;
+    for (int i = 0; i < STATS_N_STATUS; i++)
+        n_answered += atomic_load(&stats.steps_answered[i]);
+    assert_int_equal(n_answered, 2);
+    assert_int_equal(atomic_load(&stats.steps_answered[0]), 1);
+    assert_int_equal(atomic_load(&stats.steps_answered[-ATTN_ENOTFOUND]), 1);
+    assert_int_equal(atomic_load(&stats.time[STATS_SHM][STATS_QUEUE].sum_ns), 7000);
+    assert_int_equal(atomic_load(&stats.time[STATS_SHM][STATS_DEVICE].sum_ns), 3000);
+}
+
+/* ---- log ---- */
+
+/* What log_write puts on stderr, with JOURNAL_STREAM naming that stream or another. */
+static char *logged(bool is_journal, enum log_level max, enum log_level level, const char *text)
+{
+    char stream[64];
+    struct stat sb;
+    static char got[4096];
+    FILE *f = tmpfile();
+    int saved = dup(STDERR_FILENO);
+    assert_non_null(f);
+    dup2(fileno(f), STDERR_FILENO);
+    assert_int_equal(fstat(STDERR_FILENO, &sb), 0);
+    snprintf(stream, sizeof(stream), "%llu:%llu", (unsigned long long)sb.st_dev,
+             (unsigned long long)sb.st_ino + (is_journal ? 0 : 1));
+    setenv("JOURNAL_STREAM", stream, 1);
+    log_init(max);
+    log_write(level, "%s", text);
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    rewind(f);
+    size_t n = fread(got, 1, sizeof(got) - 1, f);
+    got[n] = '\0';
+    fclose(f);
+    return got;
+}
+
+static void a_log_line_has_a_priority_for_the_journal_and_a_word_for_people(void **state)
+{
+    (void)state;
+    assert_string_equal(logged(true, LOG_LEVEL_INFO, LOG_LEVEL_ERROR, "no disk"), "<3>no disk\n");
+    assert_string_equal(logged(false, LOG_LEVEL_INFO, LOG_LEVEL_ERROR, "no disk"),
+                        "attnd: error: no disk\n");
+    assert_string_equal(logged(true, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG, "detail"), "");
+    assert_string_equal(logged(true, LOG_LEVEL_DEBUG, LOG_LEVEL_DEBUG, "detail"), "<7>detail\n");
+}
+
+static void a_clients_text_cannot_forge_a_line(void **state)
+{
+    (void)state;
+    assert_string_equal(logged(true, LOG_LEVEL_INFO, LOG_LEVEL_INFO, "a\n<3>b\x1b[2J"),
+                        "<6>a?<3>b?[2J\n");
+    char longest[3000];
+    memset(longest, 'y', sizeof(longest));
+    longest[sizeof(longest) - 1] = '\0';
+    char *line = logged(true, LOG_LEVEL_INFO, LOG_LEVEL_INFO, longest);
+    assert_int_equal(strlen(line), 1023);
+    assert_int_equal(line[1022], '\n');
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(a_deadline_is_the_default_the_clients_or_the_longest_allowed),
+        TEST(a_reply_has_its_payload_where_it_was_promised),
+        TEST(an_error_is_answered_without_a_free_buffer),
+        TEST(the_longest_sentence_is_cut_and_stays_text),
+        TEST(a_request_that_does_not_decode_counts_as_malformed_alone),
+        TEST(steps_received_are_answered_or_in_flight),
+        TEST(a_log_line_has_a_priority_for_the_journal_and_a_word_for_people),
+        TEST(a_clients_text_cannot_forge_a_line),
+    };
+    return cmocka_run_group_tests_name("request", tests, NULL, NULL);
+}
