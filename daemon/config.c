@@ -19,8 +19,10 @@ extern char **environ;
 static const char default_file[] = "/etc/attnd/attnd.conf";
 enum { MAX_NAME_BYTES = 64, MAX_ORIGIN_BYTES = 512 };
 
-/* ATTND_ variables that are no settings of this program. */
-static const char *const other_variables[] = {"ATTND_MODULE_DIR"};
+/* ATTND_ variables that are no settings of this program: the modules' folder, the cpu backend's
+ * instruction set, the clients' address. */
+static const char *const other_variables[] = {"ATTND_MODULE_DIR", "ATTND_CPU_ISA",
+                                              "ATTND_ENDPOINT"};
 
 struct loader {
     struct config *c;
@@ -239,7 +241,7 @@ static bool is_other_variable(const char *name, size_t n)
     for (size_t i = 0; i < sizeof(other_variables) / sizeof(other_variables[0]); i++)
         if (strlen(other_variables[i]) == n && memcmp(other_variables[i], name, n) == 0)
             return true;
-    return false;
+    return strncmp(name, "ATTND_TEST_", 11) == 0; /* seeds and the like, inherited from a test */
 }
 
 static void load_environment(struct loader *l)

@@ -41,7 +41,6 @@ static const char *given_file(const char *text)
 static int reset(void **state)
 {
     (void)state;
-    static const char *const kept[] = {"ATTND_MODULE_DIR"};
     for (char **e = environ; *e != NULL;) {
         char name[256];
         snprintf(name, sizeof(name), "%.*s", (int)strcspn(*e, "="), *e);
@@ -52,7 +51,11 @@ static int reset(void **state)
             e++;
         }
     }
-    setenv(kept[0], "/nowhere", 1); /* a variable that is no setting and no mistake */
+    /* no settings and no mistakes */
+    setenv("ATTND_MODULE_DIR", "/nowhere", 1);
+    setenv("ATTND_CPU_ISA", "avx2", 1);
+    setenv("ATTND_ENDPOINT", "tcp://127.0.0.1:1", 1);
+    setenv("ATTND_TEST_SEED", "5", 1);
     setenv("RUNTIME_DIRECTORY", "/run/test:/run/other", 1);
     return 0;
 }
