@@ -125,6 +125,16 @@ bool e2e_log_has(const struct e2e *d, const char *text)
     return strstr(buf, text) != NULL;
 }
 
+void e2e_await_log(const struct e2e *d, const char *text)
+{
+    int64_t until = now_ms() + TIMEOUT_MS;
+    while (!e2e_log_has(d, text)) {
+        if (now_ms() > until)
+            fail_msg("attnd did not say \"%s\"", text);
+        poll(NULL, 0, 2);
+    }
+}
+
 void e2e_stop(struct e2e *d)
 {
     if (d->pid != 0) {

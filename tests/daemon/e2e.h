@@ -27,6 +27,7 @@ int e2e_run(struct e2e *d, const char *const *flags);
 void e2e_signal(struct e2e *d, int number);
 /* Waits for the end: exit code, or -signal. Fails the test after 20 s. */
 int e2e_wait(struct e2e *d);
+void e2e_await_log(const struct e2e *d, const char *text); /* fails the test after 20 s */
 bool e2e_log_has(const struct e2e *d, const char *text);
 /* SIGTERM, wait, expect 0, remove the directory; kills what is left if a test failed before. */
 void e2e_stop(struct e2e *d);
@@ -95,6 +96,9 @@ struct e2e_item {
 #define E2E_BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)
 uint64_t e2e_send_step(struct e2e_client *c, uint32_t layer, uint32_t flags,
                        const struct e2e_item *items, uint32_t n_items, uint64_t timeout_us);
+/* The same with zeros for tensors: costs the client next to nothing. */
+uint64_t e2e_send_zeros(struct e2e_client *c, uint32_t layer, const struct e2e_item *item,
+                        uint64_t timeout_us);
 /* The outputs of an answered step against the reference; fails the test where they differ. */
 void e2e_check_step(const struct wire_reply *r, uint32_t layer, uint32_t flags,
                     const struct e2e_item *items, uint32_t n_items);

@@ -172,8 +172,10 @@ static void put_row(void *dst, size_t row, const struct e2e_seq *s, uint32_t lay
                       value(s->stream[pos], layer, pos, t, i));
 }
 
-uint64_t e2e_send_step(struct e2e_client *c, uint32_t layer, uint32_t flags,
-                       const struct e2e_item *items, uint32_t n_items, uint64_t timeout_us)
+/* Fills tensors in, or leaves them zero. */
+static uint64_t send_step(struct e2e_client *c, uint32_t layer, uint32_t flags,
+                          const struct e2e_item *items, uint32_t n_items, uint64_t timeout_us,
+                          bool is_zero)
 {
     uint64_t seq[64];
     uint32_t epoch[64], pos[64], n_tokens[64];
@@ -206,20 +208,33 @@ uint64_t e2e_send_step(struct e2e_client *c, uint32_t layer, uint32_t flags,
         fail_msg("the test's step is wrong: %s", why);
     uint8_t *payload = calloc(1, l.request_bytes);
     size_t row = 0;
-    for (uint32_t i = 0; i < n_items; i++) {
+    for (uint32_t i = 0; i < n_items && !is_zero; i++) {
         for (uint32_t t = 0; t < items[i].n_tokens; t++, row++) {
+            const struct e2e_seq *s = items[i].seq;
             uint32_t p = items[i].pos + t;
             if (flags & WIRE_STEP_ATTEND)
-                put_row(payload + l.q_offset, row, items[i].seq, layer, p, TENSOR_Q, E2E_Q_HEADS);
+                put_row(payload + l.q_offset, row, s, layer, p, TENSOR_Q, E2E_Q_HEADS);
             if (flags & WIRE_STEP_APPEND) {
-                put_row(payload + l.k_offset, row, items[i].seq, layer, p, TENSOR_K, E2E_KV_HEADS);
-                put_row(payload + l.v_offset, row, items[i].seq, layer, p, TENSOR_V, E2E_KV_HEADS);
+                put_row(payload + l.k_offset, row, s, layer, p, TENSOR_K, E2E_KV_HEADS);
+                put_row(payload + l.v_offset, row, s, layer, p, TENSOR_V, E2E_KV_HEADS);
             }
         }
     }
     uint64_t id = e2e_send(c, &h, payload, l.request_bytes);
     free(payload);
     return id;
+}
+
+uint64_t e2e_send_step(struct e2e_client *c, uint32_t layer, uint32_t flags,
+                       const struct e2e_item *items, uint32_t n_items, uint64_t timeout_us)
+{
+    return send_step(c, layer, flags, items, n_items, timeout_us, false);
+}
+
+uint64_t e2e_send_zeros(struct e2e_client *c, uint32_t layer, const struct e2e_item *item,
+                        uint64_t timeout_us)
+{
+    return send_step(c, layer, E2E_BOTH, item, 1, timeout_us, true);
 }
 
 /* --- the reference ----------------------------------------------------------------------------- */
