@@ -87,7 +87,8 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
 
     const struct wire_step_layout *l = &r->layout;
     size_t head_bytes = wire_request_head_bytes(&req);
-    uint8_t *m = c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes);
+    uint8_t *m =
+        head_bytes > 0 ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes) : NULL;
     if (m != NULL) {
         size_t e = attn_dtype_bytes(spec->q_dtype), end = l->request_bytes;
         size_t q_bytes = l->n_tokens * spec->num_q_heads * spec->head_dim_k * e;
@@ -104,6 +105,8 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
     }
     free(heap);
     *out_message = m;
+    if (head_bytes == 0)
+        return ATTN_EINVAL; /* too many items for a header */
     return m != NULL ? ATTN_OK : ATTN_ENOMEM;
 }
 

@@ -1,0 +1,24 @@
+/* data.h: q, k and v that can be made again: every row is a function of (seed, stream, layer, which,
+ * token, head) alone. Values are n / 128 times a power of two, n in [-128, 127]: exact in every dtype.
+ */
+#ifndef ATTNLOAD_DATA_H
+#define ATTNLOAD_DATA_H
+
+#include "clients/libattn/attn.h"
+
+enum data_which { DATA_Q, DATA_K, DATA_V };
+
+/* One sequence of one run. */
+struct data_stream {
+    uint64_t seed;
+    uint64_t stream; /* different for every sequence of the run */
+};
+
+/* Rows [n_tokens][n_heads][dim] of dtype for tokens token0.. and heads head0.., to dst. */
+void data_fill(const struct data_stream *s, uint32_t layer, enum data_which which, uint32_t token0,
+               uint32_t n_tokens, uint32_t head0, uint32_t n_heads, uint32_t dim, attn_dtype dtype,
+               void *dst);
+/* A well-mixed 64-bit number; also the generator's step. */
+uint64_t data_mix(uint64_t x);
+
+#endif

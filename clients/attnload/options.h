@@ -1,0 +1,30 @@
+/* options.h: what attnload was asked to do. */
+#ifndef ATTNLOAD_OPTIONS_H
+#define ATTNLOAD_OPTIONS_H
+
+#include "clients/attnload/preset.h"
+
+struct options {
+    const char *endpoint;
+    const struct preset *preset;
+    uint32_t n_layers; /* of the pool, the first of the model */
+    uint32_t n_workers, n_sequences; /* sequences a worker has */
+    uint32_t context, steps, chunk, block_tokens; /* tokens */
+    double duration_s; /* 0: steps alone end the run */
+    double rate; /* open loop: tokens a second of all workers, 0: closed loop */
+    attn_dtype dtype, kv_dtype;
+    bool is_prompt_attended;
+    uint64_t seed, timeout_us;
+    uint32_t n_verify; /* outputs to recompute, 0: none */
+    bool is_json;
+    const char *trace; /* NULL: no trace */
+    double speed, length_scale;
+    uint32_t n_requests; /* 0: all */
+};
+
+enum options_action { OPTIONS_RUN, OPTIONS_EXIT_OK, OPTIONS_EXIT_USAGE };
+
+/* Fills *o; prints help or what is wrong. */
+enum options_action options_parse(int argc, char **argv, struct options *o);
+
+#endif

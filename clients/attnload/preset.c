@@ -1,0 +1,40 @@
+/* preset.c: the table. Gemma 3 slides in five of six layers, scales by 1 / sqrt(5376 / 32), caps no
+ * logits of attention (its predecessor did). */
+#include "clients/attnload/preset.h"
+
+#include <string.h>
+
+const struct preset presets[] = {
+    {"llama3-8b", 32, 32, 8, 128, 0, 0, 0, 0},
+    {"llama3-70b", 80, 64, 8, 128, 0, 0, 0, 0},
+    {"qwen3-32b", 64, 64, 8, 128, 0, 0, 0, 0},
+    {"gemma3-27b", 62, 32, 16, 128, 0.077151675f, 0, 1024, 6},
+    {"bytelm", 4, 8, 2, 64, 0, 0, 0, 0},
+};
+const uint32_t n_presets = sizeof presets / sizeof presets[0];
+
+const struct preset *preset_find(const char *name)
+{
+    for (uint32_t i = 0; i < n_presets; i++) {
+        if (strcmp(presets[i].name, name) == 0)
+            return &presets[i];
+    }
+    return NULL;
+}
+
+static bool slides(const struct preset *p, uint32_t index)
+{
+    return p->window_tokens > 0 && (index + 1) % p->full_every != 0;
+}
+
+struct attn_layer preset_layer(const struct preset *p, uint32_t index)
+{
+    return (struct attn_layer){.scale = p->scale,
+                               .soft_cap = p->soft_cap,
+                               .window_tokens = slides(p, index) ? p->window_tokens : 0};
+}
+
+uint32_t preset_visible(const struct preset *p, uint32_t layer, uint32_t pos)
+{
+    return slides(p, layer) && pos + 1 > p->window_tokens ? p->window_tokens : pos + 1;
+}

@@ -1,0 +1,28 @@
+/* preset.h: attention geometries of published models, as their configurations give them. */
+#ifndef ATTNLOAD_PRESET_H
+#define ATTNLOAD_PRESET_H
+
+#include "clients/libattn/attn.h"
+
+#define PRESET_MAX_LAYERS 128
+
+struct preset {
+    const char *name;
+    uint32_t num_layers, num_q_heads, num_kv_heads, head_dim;
+    float scale; /* 0: 1 / sqrt(head_dim) */
+    float soft_cap; /* 0: none */
+    uint32_t window_tokens; /* of the layers that slide, 0: none does */
+    uint32_t full_every; /* with a window: every n-th layer sees all */
+};
+
+extern const struct preset presets[];
+extern const uint32_t n_presets;
+
+/* NULL: no such preset. */
+const struct preset *preset_find(const char *name);
+/* How layer `index` of the model attends. */
+struct attn_layer preset_layer(const struct preset *p, uint32_t index);
+/* Cached tokens that a query at position pos reads there. */
+uint32_t preset_visible(const struct preset *p, uint32_t layer, uint32_t pos);
+
+#endif

@@ -1,0 +1,188 @@
+/* report.c: see report.h. Times are printed in microseconds and written to JSON in seconds. */
+#include "clients/attnload/report.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const double shares[] = {0.5, 0.9, 0.99, 0.999, 1};
+static const char *const share_names[] = {"p50", "p90", "p99", "p99.9", "max"};
+#define N_SHARES (sizeof shares / sizeof shares[0])
+
+struct line {
+    const char *name, *text;
+    const struct samples *samples;
+};
+
+/* The latency table; *out has room for seven. */
+static size_t lines_of(const struct report *r, struct line out[7])
+{
+    const struct tally *t = &r->tally;
+    const struct line all[7] = {
+        {"total", "step, as the worker sees it", &t->total},
+        {"queue", "waiting in the daemon", &t->queue},
+        {"device", "of the batch on the device", &t->device},
+        {"added", "total without device", &t->added},
+        {"token", "all layers, from due to done", &t->token},
+        {"ttft", "arrival to the prompt's end", &t->ttft},
+        {"wait", "arrival to admission", &t->wait},
+    };
+    size_t n = 0;
+    for (size_t i = 0; i < 7; i++) {
+        if (all[i].samples->n > 0)
+            out[n++] = all[i];
+    }
+    return n;
+}
+
+static double per_second(double n, double s)
+{
+    return s > 0 ? n / s : 0;
+}
+
+/* Tokens made: a token is an item in every layer. */
+static double n_tokens_of(const struct report *r)
+{
+    return (double)r->tally.n_items / r->o->n_layers;
+}
+
+static const char *mode_of(const struct options *o)
+{
+    return o->trace != NULL ? "trace" : o->rate > 0 ? "open loop" : "closed loop";
+}
+
+bool report_is_good(const struct report *r)
+{
+    bool is_checked = r->o->n_verify == 0 || r->verified.n_verified > 0;
+    return r->failure == NULL && r->verified.n_mismatched == 0 && is_checked;
+}
+
+static void print_text(const struct report *r)
+{
+    const struct options *o = r->o;
+    const struct tally *t = &r->tally;
+    struct line lines[7];
+    size_t n = lines_of(r, lines);
+    printf("load      %s, %u of %u layers, %s, cached as %s; %s, %u workers x %u sequences\n",
+           o->preset->name, o->n_layers, o->preset->num_layers, attn_dtype_name(o->dtype),
+           attn_dtype_name(o->kv_dtype), mode_of(o), o->n_workers, o->n_sequences);
+    printf("daemon    attnd %s, backend %s, at %s\n", r->info.server_version, r->info.backend,
+           o->endpoint);
+    if (t->n_prompt_tokens > 0 && o->trace == NULL)
+        printf("prompts   %" PRIu64 " tokens in %.3f s: %.0f tokens/s\n", t->n_prompt_tokens,
+               r->prompt_s, per_second((double)t->n_prompt_tokens, r->prompt_s));
+    if (o->trace != NULL)
+        printf("requests  %" PRIu64 " done, %" PRIu64 " prompt tokens\n", t->n_requests,
+               t->n_prompt_tokens);
+    printf("run       %" PRIu64 " steps, %.0f tokens in %.3f s: %.1f steps/s, %.1f tokens/s, "
+           "KV %.3f GB/s\n",
+           t->n_steps, n_tokens_of(r), r->run_s, per_second((double)t->n_steps, r->run_s),
+           per_second(n_tokens_of(r), r->run_s), per_second((double)t->kv_bytes, r->run_s) * 1e-9);
+    if (r->n_batches > 0)
+        printf("batches   %.0f, %.2f items each\n", r->n_batches, r->n_batch_items / r->n_batches);
+    if (n > 0) {
+        printf("time, us ");
+        for (size_t j = 0; j < N_SHARES; j++)
+            printf(" %10s", share_names[j]);
+        putchar('\n');
+    }
+    for (size_t i = 0; i < n; i++) {
+        printf("  %-7s", lines[i].name);
+        for (size_t j = 0; j < N_SHARES; j++)
+            printf(" %10.1f", (double)samples_percentile(lines[i].samples, shares[j]) * 1e-3);
+        printf("  %s\n", lines[i].text);
+    }
+    for (int i = 1; i < TALLY_N_STATUS; i++) {
+        if (t->refused[i] > 0)
+            printf("refused   %" PRIu64 " x %s\n", t->refused[i],
+                   attn_status_message((attn_status)-i));
+    }
+    if (o->n_verify > 0) {
+        const struct verify_result *v = &r->verified;
+        printf("verified  %" PRIu64 " outputs, %" PRIu64
+               " mismatches, max error %.3g, max relative "
+               "L2 %.3g\n",
+               v->n_verified, v->n_mismatched, v->max_error, v->max_l2);
+        if (v->n_mismatched > 0)
+            printf("mismatch  %s\n", v->first);
+    }
+    if (r->failure != NULL)
+        printf("failed    %s\n", r->failure);
+}
+
+static json_t *number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static json_t *times_of(const struct samples *s)
+{
+    json_t *o = json_object();
+    for (size_t j = 0; j < N_SHARES; j++)
+        json_object_set_new(o, share_names[j],
+                            number((double)samples_percentile(s, shares[j]) * 1e-9));
+    json_object_set_new(o, "count", json_integer((json_int_t)s->n));
+    return o;
+}
+
+static void print_json(const struct report *r)
+{
+    const struct options *o = r->o;
+    const struct tally *t = &r->tally;
+    struct line lines[7];
+    size_t n = lines_of(r, lines);
+    json_t *root = json_object(), *times = json_object(), *refused = json_object();
+    json_object_set_new(root, "mode", json_string(mode_of(o)));
+    json_object_set_new(root, "endpoint", json_string(o->endpoint));
+    json_object_set_new(root, "backend", json_string(r->info.backend));
+    json_object_set_new(root, "preset", json_string(o->preset->name));
+    json_object_set_new(root, "layers", json_integer(o->n_layers));
+    json_object_set_new(root, "dtype", json_string(attn_dtype_name(o->dtype)));
+    json_object_set_new(root, "kv_dtype", json_string(attn_dtype_name(o->kv_dtype)));
+    json_object_set_new(root, "workers", json_integer(o->n_workers));
+    json_object_set_new(root, "sequences", json_integer(o->n_sequences));
+    json_object_set_new(root, "context", json_integer(o->context));
+    json_object_set_new(root, "seed", json_integer((json_int_t)o->seed));
+    json_object_set_new(root, "prompt_tokens", json_integer((json_int_t)t->n_prompt_tokens));
+    json_object_set_new(root, "prompt_seconds", number(r->prompt_s));
+    json_object_set_new(root, "requests", json_integer((json_int_t)t->n_requests));
+    json_object_set_new(root, "steps", json_integer((json_int_t)t->n_steps));
+    json_object_set_new(root, "tokens", number(n_tokens_of(r)));
+    json_object_set_new(root, "seconds", number(r->run_s));
+    json_object_set_new(root, "steps_per_second", number(per_second((double)t->n_steps, r->run_s)));
+    json_object_set_new(root, "tokens_per_second", number(per_second(n_tokens_of(r), r->run_s)));
+    json_object_set_new(root, "kv_bytes", json_integer((json_int_t)t->kv_bytes));
+    json_object_set_new(root, "kv_bytes_per_second",
+                        number(per_second((double)t->kv_bytes, r->run_s)));
+    json_object_set_new(root, "mean_batch_items",
+                        r->n_batches > 0 ? number(r->n_batch_items / r->n_batches) : json_null());
+    for (size_t i = 0; i < n; i++)
+        json_object_set_new(times, lines[i].name, times_of(lines[i].samples));
+    json_object_set_new(root, "times", times);
+    for (int i = 1; i < TALLY_N_STATUS; i++) {
+        if (t->refused[i] > 0)
+            json_object_set_new(refused, attn_status_name((attn_status)-i),
+                                json_integer((json_int_t)t->refused[i]));
+    }
+    json_object_set_new(root, "refused", refused);
+    json_object_set_new(root, "verified", json_integer((json_int_t)r->verified.n_verified));
+    json_object_set_new(root, "mismatched", json_integer((json_int_t)r->verified.n_mismatched));
+    json_object_set_new(root, "max_error", number(r->verified.max_error));
+    json_object_set_new(root, "max_relative_l2", number(r->verified.max_l2));
+    json_object_set_new(root, "failure",
+                        r->failure != NULL ? json_string(r->failure) : json_null());
+    json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(root);
+}
+
+void report_print(const struct report *r)
+{
+    if (r->o->is_json)
+        print_json(r);
+    else
+        print_text(r);
+    fflush(stdout);
+}

@@ -1,0 +1,41 @@
+/* verify.h: keeps a random sample of the outputs of a run and recomputes it in float64 afterwards,
+ * from K, V and q that are made again (data.h). One a worker; not shared between threads. */
+#ifndef ATTNLOAD_VERIFY_H
+#define ATTNLOAD_VERIFY_H
+
+#include "clients/attnload/data.h"
+#include "clients/attnload/options.h"
+
+/* One query token's output of one kv head's group of q heads. */
+struct verify_sample {
+    struct data_stream data;
+    uint32_t layer, pos, kv_head;
+};
+
+struct verify {
+    const struct options *o;
+    struct verify_sample *samples; /* [capacity] */
+    uint8_t *outs; /* [capacity][group][head_dim] dtype */
+    size_t out_bytes; /* of one sample */
+    uint32_t n, capacity;
+    uint64_t n_seen, random;
+};
+
+struct verify_result {
+    uint64_t n_verified, n_mismatched;
+    double max_error, max_l2; /* absolute; relative L2 of a sample */
+    char first[160]; /* the first mismatch in words */
+};
+
+/* Capacity 0: keeps nothing. */
+attn_status verify_init(struct verify *v, const struct options *o, uint32_t capacity,
+                        uint64_t seed);
+void verify_fini(struct verify *v);
+/* out: the row [num_q_heads][head_dim] of the token at pos. Each offer is kept equally likely. */
+void verify_offer(struct verify *v, const struct data_stream *data, uint32_t layer, uint32_t pos,
+                  const void *out);
+/* Recomputes all that was kept and adds to *r. ATTN_ENOMEM. */
+attn_status verify_run(struct verify *v, struct verify_result *r);
+void verify_join(struct verify_result *dst, const struct verify_result *src);
+
+#endif

@@ -1,0 +1,224 @@
+/* worker.c: see worker.h. */
+#include "clients/attnload/worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MIN_WAIT_NS 1000000u /* before a refused step is tried again */
+
+uint64_t worker_now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+void worker_sleep(uint64_t ns)
+{
+    struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u),
+                          .tv_nsec = (long)(ns % 1000000000u)};
+    nanosleep(&ts, NULL);
+}
+
+bool worker_fail(struct worker *w, attn_status st, const char *what)
+{
+    w->failure = st != ATTN_OK ? st : ATTN_EINTERNAL;
+    snprintf(w->why, sizeof w->why, "worker %u, %s: %s: %s", w->index, what,
+             attn_status_message(w->failure), attn_last_error()->message);
+    atomic_store(&w->load->is_stopping, true);
+    return false;
+}
+
+attn_status worker_pool_create(attn_client *c, const struct load *load, attn_pool **out_pool)
+{
+    const struct options *o = load->o;
+    struct attn_layer layers[PRESET_MAX_LAYERS];
+    char name[128];
+    /* the name says all that differs, so that runs alike share a pool */
+    snprintf(name, sizeof name, "attnload-%s-%u-%s-%s-%ux%u", o->preset->name, o->n_layers,
+             attn_dtype_name(o->dtype), attn_dtype_name(o->kv_dtype), load->n_blocks,
+             o->block_tokens);
+    for (uint32_t i = 0; i < o->n_layers; i++)
+        layers[i] = preset_layer(o->preset, i);
+    struct attn_pool_spec spec = {.struct_size = sizeof spec,
+                                  .layer_struct_size = sizeof layers[0],
+                                  .name = name,
+                                  .num_layers = o->n_layers,
+                                  .num_q_heads = o->preset->num_q_heads,
+                                  .num_kv_heads = o->preset->num_kv_heads,
+                                  .head_dim_k = o->preset->head_dim,
+                                  .block_tokens = o->block_tokens,
+                                  .n_blocks = load->n_blocks,
+                                  .q_dtype = o->dtype,
+                                  .kv_dtype = o->kv_dtype,
+                                  .n_layers = o->n_layers,
+                                  .layers = layers,
+                                  .model = o->preset->name};
+    return attn_pool_create(c, &spec, o->timeout_us, out_pool);
+}
+
+bool buffers_init(struct buffers *b, const struct options *o, uint32_t n_tokens)
+{
+    size_t e = attn_dtype_bytes(o->dtype);
+    b->q_row = (size_t)o->preset->num_q_heads * o->preset->head_dim * e;
+    b->kv_row = (size_t)o->preset->num_kv_heads * o->preset->head_dim * e;
+    b->q = malloc(b->q_row * n_tokens);
+    b->k = malloc(b->kv_row * n_tokens);
+    b->v = malloc(b->kv_row * n_tokens);
+    b->out = malloc(b->q_row * n_tokens);
+    return b->q != NULL && b->k != NULL && b->v != NULL && b->out != NULL;
+}
+
+void buffers_fini(struct buffers *b)
+{
+    free(b->q);
+    free(b->k);
+    free(b->v);
+    free(b->out);
+    *b = (struct buffers){0};
+}
+
+void buffers_fill(struct buffers *b, const struct options *o, const struct data_stream *s,
+                  uint32_t layer, uint32_t pos, uint32_t n, uint32_t row)
+{
+    const struct preset *p = o->preset;
+    data_fill(s, layer, DATA_Q, pos, n, 0, p->num_q_heads, p->head_dim, o->dtype,
+              b->q + row * b->q_row);
+    data_fill(s, layer, DATA_K, pos, n, 0, p->num_kv_heads, p->head_dim, o->dtype,
+              b->k + row * b->kv_row);
+    data_fill(s, layer, DATA_V, pos, n, 0, p->num_kv_heads, p->head_dim, o->dtype,
+              b->v + row * b->kv_row);
+    memset(b->out + row * b->q_row, 0xff, n * b->q_row); /* NaN: an old output must not pass */
+}
+
+uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)
+{
+    return 2ull * preset_visible(o->preset, layer, pos) * o->preset->num_kv_heads *
+           o->preset->head_dim * attn_dtype_bytes(o->kv_dtype);
+}
+
+void tally_step(struct tally *t, const struct attn_result *r, uint64_t total_ns, uint32_t n_items)
+{
+    samples_add(&t->total, total_ns);
+    samples_add(&t->queue, r->queue_ns);
+    samples_add(&t->device, r->device_ns);
+    samples_add(&t->added, total_ns > r->device_ns ? total_ns - r->device_ns : 0);
+    t->n_steps++;
+    t->n_items += n_items;
+}
+
+bool tally_refusal(struct tally *t, attn_status st, uint64_t retry_after_us, uint64_t *out_wait_ns)
+{
+    int i = -(int)st;
+    if (i > 0 && i < TALLY_N_STATUS)
+        t->refused[i]++;
+    uint64_t ns = retry_after_us * 1000u;
+    *out_wait_ns = ns > MIN_WAIT_NS ? ns : MIN_WAIT_NS;
+    return attn_status_is_retryable(st) && st != ATTN_ETIMEDOUT && st != ATTN_ECONN;
+}
+
+bool worker_seq(struct worker *w, enum worker_verb verb, uint32_t len, struct attn_seq *seq)
+{
+    static const char *const what[] = {"open a sequence", "truncate a sequence",
+                                       "close a sequence"};
+    uint64_t end_ns = worker_now_ns() + w->load->o->timeout_us * 1000u, wait_ns;
+    for (;;) {
+        attn_status st;
+        if (verb == WORKER_OPEN)
+            st = attn_seq_open(w->pool, seq->id, 0, seq);
+        else if (verb == WORKER_TRUNCATE)
+            st = attn_seq_truncate(w->pool, seq, len, 0);
+        else
+            st = attn_seq_close(w->pool, seq, 0);
+        if (st == ATTN_OK)
+            return true;
+        if (!tally_refusal(&w->tally, st, attn_last_error()->retry_after_us, &wait_ns) ||
+            worker_now_ns() > end_ns)
+            return worker_fail(w, st, what[verb]);
+        worker_sleep(wait_ns);
+    }
+}
+
+static bool connect_worker(struct worker *w)
+{
+    const struct options *o = w->load->o;
+    struct attn_client_options co = {
+        .struct_size = sizeof co, .timeout_us = o->timeout_us, .client_name = "attnload"};
+    uint32_t n_verify = (o->n_verify + o->n_workers - 1) / o->n_workers;
+    if (verify_init(&w->verify, o, n_verify, data_mix(o->seed ^ w->index)) != ATTN_OK)
+        return worker_fail(w, ATTN_ENOMEM, "verification");
+    attn_status st = attn_client_open(o->endpoint, &co, o->timeout_us, &w->client);
+    if (st != ATTN_OK)
+        return worker_fail(w, st, "connect");
+    struct attn_client_info info = {.struct_size = sizeof info};
+    attn_client_info(w->client, &info);
+    if (o->trace == NULL && o->n_sequences > info.max_step_items) {
+        w->failure = ATTN_EINVAL;
+        snprintf(w->why, sizeof w->why, "--sequences %u: the daemon takes %u items a step",
+                 o->n_sequences, info.max_step_items);
+        atomic_store(&w->load->is_stopping, true);
+        return false;
+    }
+    st = worker_pool_create(w->client, w->load, &w->pool);
+    return st == ATTN_OK || worker_fail(w, st, "create the pool");
+}
+
+static bool open_streams(struct worker *w, struct stream *s, uint32_t n)
+{
+    const struct options *o = w->load->o;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t stream = (uint64_t)w->index * o->n_sequences + i;
+        s[i].data = (struct data_stream){.seed = o->seed, .stream = stream};
+        s[i].seq.id = w->load->id_base + stream;
+        if (!worker_seq(w, WORKER_OPEN, 0, &s[i].seq))
+            return false;
+    }
+    return true;
+}
+
+void *worker_main(void *arg)
+{
+    struct worker *w = arg;
+    const struct options *o = w->load->o;
+    bool is_trace = o->trace != NULL;
+    struct stream *s = calloc(o->n_sequences, sizeof *s);
+    bool is_ok = s != NULL ? connect_worker(w) : worker_fail(w, ATTN_ENOMEM, "sequences");
+    if (is_ok && !is_trace)
+        is_ok = open_streams(w, s, o->n_sequences) && closed_fill(w, s, o->n_sequences);
+    atomic_fetch_add(&w->load->n_ready, 1);
+    pthread_barrier_wait(&w->load->barrier); /* start_ns is set from here on */
+    if (is_ok && is_trace)
+        is_ok = replay_run(w);
+    else if (is_ok && o->rate > 0)
+        is_ok = open_run(w, s, o->n_sequences);
+    else if (is_ok)
+        is_ok = closed_run(w, s, o->n_sequences);
+    w->tally.end_ns = worker_now_ns();
+    atomic_fetch_add(&w->load->n_finished, 1);
+    pthread_barrier_wait(&w->load->barrier);
+
+    for (uint32_t i = 0; s != NULL && i < o->n_sequences; i++) {
+        if (s[i].seq.epoch != 0)
+            attn_seq_close(w->pool, &s[i].seq, 0); /* if that fails its lease ends it */
+    }
+    free(s);
+    if (is_ok && verify_run(&w->verify, &w->verified) != ATTN_OK)
+        worker_fail(w, ATTN_ENOMEM, "verification");
+    return NULL;
+}
+
+void worker_fini(struct worker *w)
+{
+    attn_pool_close(w->pool);
+    attn_client_close(w->client);
+    verify_fini(&w->verify);
+    samples_fini(&w->tally.total);
+    samples_fini(&w->tally.queue);
+    samples_fini(&w->tally.device);
+    samples_fini(&w->tally.added);
+    samples_fini(&w->tally.token);
+    samples_fini(&w->tally.ttft);
+    samples_fini(&w->tally.wait);
+}

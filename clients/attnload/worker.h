@@ -1,0 +1,101 @@
+/* worker.h: one worker thread of attnload: a client, sequences, what it measured.
+ *
+ * Phases, in step with the main thread by a barrier: connect and fill; measured run; then close and
+ * verify. A worker that fails stops the others and still takes part in every barrier.
+ */
+#ifndef ATTNLOAD_WORKER_H
+#define ATTNLOAD_WORKER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "clients/attnload/data.h"
+#include "clients/attnload/options.h"
+#include "clients/attnload/percentile.h"
+#include "clients/attnload/trace.h"
+#include "clients/attnload/verify.h"
+
+#define TALLY_N_STATUS 32
+
+/* What all workers of a run share. */
+struct load {
+    const struct options *o;
+    struct trace trace; /* empty without --trace */
+    uint32_t n_blocks; /* of the pool */
+    uint64_t id_base; /* of sequence ids: runs do not meet */
+    pthread_barrier_t barrier;
+    atomic_bool is_stopping; /* a worker failed, or a signal came */
+    uint64_t start_ns; /* of the measured phase; set between barriers */
+    atomic_uint n_ready, n_finished; /* workers through with filling, with the measured run */
+    atomic_uint_fast64_t n_prompt_tokens, n_steps, n_requests; /* progress */
+};
+
+/* Of the measured phase, but prompt_*. Times in ns. */
+struct tally {
+    struct samples total, queue, device, added; /* of decode steps; added: total without device */
+    struct samples token; /* from due to done, all layers; open loop and traces */
+    struct samples ttft, wait; /* of a trace's requests: arrival to prompt done, to admission */
+    uint64_t n_steps, n_items, kv_bytes; /* decode */
+    uint64_t n_prompt_steps, n_prompt_tokens;
+    uint64_t n_requests;
+    uint64_t refused[TALLY_N_STATUS]; /* by -status */
+    uint64_t end_ns;
+};
+
+struct worker {
+    struct load *load;
+    uint32_t index;
+    pthread_t thread;
+    attn_client *client;
+    attn_pool *pool;
+    struct tally tally;
+    struct verify verify;
+    struct verify_result verified;
+    attn_status failure;
+    char why[ATTN_MESSAGE_BYTES + 64];
+};
+
+/* q, k, v and out of up to n_tokens tokens of one layer. */
+struct buffers {
+    uint8_t *q, *k, *v, *out;
+    size_t q_row, kv_row; /* bytes of a token */
+};
+
+void *worker_main(void *worker);
+void worker_fini(struct worker *w);
+
+uint64_t worker_now_ns(void);
+void worker_sleep(uint64_t ns);
+/* Creates (or finds) the run's pool. */
+attn_status worker_pool_create(attn_client *c, const struct load *load, attn_pool **out_pool);
+/* A sequence's call, again while the daemon asks for patience. False: worker_fail was called. */
+enum worker_verb { WORKER_OPEN, WORKER_TRUNCATE, WORKER_CLOSE };
+bool worker_seq(struct worker *w, enum worker_verb verb, uint32_t len, struct attn_seq *seq);
+/* Records the failure of a call, stops the run and returns false. */
+bool worker_fail(struct worker *w, attn_status st, const char *what);
+
+bool buffers_init(struct buffers *b, const struct options *o, uint32_t n_tokens);
+void buffers_fini(struct buffers *b);
+/* Writes the data of tokens [pos, pos + n) at row `row` of the buffers. */
+void buffers_fill(struct buffers *b, const struct options *o, const struct data_stream *s,
+                  uint32_t layer, uint32_t pos, uint32_t n, uint32_t row);
+/* KV bytes that attention of the query at pos reads. */
+uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos);
+
+/* Counts a completed decode step of n_items. */
+void tally_step(struct tally *t, const struct attn_result *r, uint64_t total_ns, uint32_t n_items);
+/* Counts a refusal; true: it may be tried again, after *out_wait_ns. */
+bool tally_refusal(struct tally *t, attn_status st, uint64_t retry_after_us, uint64_t *out_wait_ns);
+
+/* closed.c: fill is also the open loop's. False: worker_fail was called. */
+struct stream {
+    struct data_stream data;
+    struct attn_seq seq;
+};
+bool closed_fill(struct worker *w, struct stream *s, uint32_t n);
+bool closed_run(struct worker *w, struct stream *s, uint32_t n);
+/* flow.c */
+bool open_run(struct worker *w, struct stream *s, uint32_t n);
+bool replay_run(struct worker *w);
+
+#endif
