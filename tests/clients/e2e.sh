@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# The client programs against the real daemon on the cpu backend: every preset, the open loop and a
+# trace with verified outputs; attnctl's commands; the example; and the exit codes when things fail.
+#
+#   tests/clients/e2e.sh BIN_DIR
+set -euo pipefail
+bin=$1
+here=$(cd "$(dirname "$0")" && pwd)
+dir=$(mktemp -d)
+daemon=
+cleanup() {
+  if [[ -n $daemon ]]; then
+    kill -9 "$daemon" 2>/dev/null || true
+  fi
+  rm -rf "$dir"
+}
+trap cleanup EXIT
+die() {
+  echo "FAILED: $*" >&2
+  cat "$dir"/*.log >&2 || true
+  exit 1
+}
+# expect CODE COMMAND...: the command's output is in $dir/out
+expect() {
+  local want=$1 rc=0
+  shift
+  "$@" >"$dir/out" 2>"$dir/err.log" || rc=$?
+  [[ $rc == "$want" ]] || die "exit code $rc, not $want: $* $(cat "$dir/out")"
+}
+has() { grep -qE "$1" "$dir/out" || die "no \"$1\" in: $(cat "$dir/out")"; }
+
+export ATTND_ENDPOINT=ipc://$dir/attnd.sock
+ctl=$bin/attnctl load=$bin/attnload
+
+expect 1 "$ctl" --timeout 0.1 ping
+expect 1 "$load" --timeout 0.1
+expect 2 "$ctl"
+expect 2 "$ctl" fly
+expect 2 "$load" --preset gpt-17
+expect 2 "$load" --speed 3
+expect 2 "$load" --preset bytelm --layers 5
+expect 0 "$load" --help
+has gemma3-27b
+
+"$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http 127.0.0.1:0 \
+  --device.kv_memory 512M >"$dir/attnd.log" 2>&1 &
+daemon=$!
+expect 0 "$ctl" --timeout 60 ping
+has 'backend cpu'
+expect 0 "$ctl" info
+has 'max_step_items [1-9]'
+expect 0 "$ctl" pool create p --layers 2 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 10 --dtype f16
+has 'free_blocks 10'
+expect 0 "$ctl" pool describe p
+has 'dtype f16'
+expect 1 "$ctl" pool describe nothing
+expect 1 "$ctl" pool create p --layers 3 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 10
+expect 0 "$ctl" stats
+has '^steps_received_total [0-9]+'
+expect 0 "$ctl" --json stats
+has '^\{.*"steps_received_total":'
+expect 0 "$bin/attn_example" "$ATTND_ENDPOINT"
+has 'out\[0\] = 3'
+
+verified() { has '"verified": [1-9]' && has '"mismatched": 0,'; }
+small="--workers 2 --sequences 2 --context 70 --chunk 32 --steps 4 --json --verify=32"
+for preset in llama3-8b llama3-70b qwen3-32b gemma3-27b bytelm; do
+  expect 0 "$load" --preset $preset --layers 2 --prompt attend $small
+  verified
+done
+expect 0 "$load" --preset bytelm --layers all $small --dtype f32
+verified
+expect 0 "$load" --preset bytelm --layers all $small --dtype f16
+verified
+# past gemma's window, in a layer that slides and in one that does not
+expect 0 "$load" --preset gemma3-27b --layers 6 --context 1100 --steps 3 --json --verify
+verified
+expect 0 "$load" --preset bytelm --layers all --sequences 3 --context 20 --steps 10 --rate 2000 \
+  --json --verify
+verified
+has '"steps": 120,'
+expect 0 "$load" --preset bytelm --sequences 2 --context 20 --steps 5 --duration 0.3 --json --verify
+verified
+expect 0 "$load" --preset bytelm --layers all --trace "$here/trace20.jsonl" --sequences 4 --workers 2 \
+  --speed 10 --chunk 100 --json --verify
+verified
+has '"requests": 20,'
+has '"ttft": '
+
+expect 0 "$ctl" drain
+wait "$daemon" || die "attnd's exit code after drain"
+daemon=
+
+# a daemon that computes something else is found out
+"$bin/fake_attnd" "$ATTND_ENDPOINT" >"$dir/fake.log" 2>&1 &
+daemon=$!
+expect 1 "$load" --preset bytelm --dtype f32 --context 10 --chunk 10 --steps 5 --json --verify
+has '"mismatched": [1-9]'
+expect 0 "$load" --preset bytelm --dtype f32 --context 10 --chunk 10 --steps 5 --json
+kill "$daemon"
+wait "$daemon" || die "fake_attnd's exit code"
+daemon=
+echo "client programs work"

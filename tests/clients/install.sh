@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Installs libattn into a scratch prefix and builds the example from there, shared and static.
+#
+#   tests/clients/install.sh SOURCE_DIR BUILD_DIR
+set -euo pipefail
+src=$1 build=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+DESTDIR=$dir cmake -P "$build/clients/libattn/cmake_install.cmake" >/dev/null
+pc=$(find "$dir" -name attn.pc)
+export PKG_CONFIG_PATH=${pc%/*} PKG_CONFIG_SYSROOT_DIR=$dir
+[[ $(objdump -p "$(find "$dir" -name 'libattn.so.0')" | awk '/SONAME/ {print $2}') == libattn.so.0 ]]
+cc=${CC:-cc}
+$cc -std=c17 -Wall -Wextra -Werror "$src/clients/libattn/example.c" -o "$dir/shared" \
+  $(pkg-config --cflags --libs attn)
+$cc -std=c17 "$src/clients/libattn/example.c" -o "$dir/static" $(pkg-config --cflags attn) \
+  "$(find "$dir" -name libattn.a)" -lnanomsg -lprotobuf-c -pthread
+if $dir/static ipc:///nowhere/attnd.sock 2>"$dir/err"; then exit 1; fi
+grep -q ATTN_ECONN "$dir/err"
+# nothing is exported but the library's own names
+nm -D --defined-only "$(find "$dir" -name 'libattn.so.0')" | awk '$2 != "A" {print $3}' |
+  grep -vE '^attn_' && exit 1
+echo "installed library builds the example"

@@ -1,0 +1,353 @@
+/* test_attnload.c: the parts of attnload that need no daemon. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "clients/attnload/data.h"
+#include "clients/attnload/percentile.h"
+#include "clients/attnload/preset.h"
+#include "clients/attnload/trace.h"
+#include "clients/attnload/verify.h"
+#include "kernels/reference.h"
+
+/* ---- percentiles ---- */
+
+static void percentiles_are_nearest_ranks(void **state)
+{
+    (void)state;
+    struct samples s = {0};
+    assert_int_equal(samples_percentile(&s, 0.5), 0);
+    for (uint64_t i = 0; i < 1000; i++)
+        assert_true(samples_add(&s, (i * 7919) % 1000 + 1)); /* 1 to 1000, shuffled */
+    samples_sort(&s);
+    assert_int_equal(samples_percentile(&s, 0), 1);
+    assert_int_equal(samples_percentile(&s, 0.5), 500);
+    assert_int_equal(samples_percentile(&s, 0.9), 900);
+    assert_int_equal(samples_percentile(&s, 0.99), 990);
+    assert_int_equal(samples_percentile(&s, 0.999), 999);
+    assert_int_equal(samples_percentile(&s, 0.9991), 1000);
+    assert_int_equal(samples_percentile(&s, 1), 1000);
+    samples_fini(&s);
+    assert_true(samples_add(&s, 42));
+    samples_sort(&s);
+    assert_int_equal(samples_percentile(&s, 0.001), 42);
+    assert_int_equal(samples_percentile(&s, 0.999), 42);
+    samples_fini(&s);
+}
+
+static void joined_samples_keep_all(void **state)
+{
+    (void)state;
+    struct samples a = {0}, b = {0}, none = {0};
+    for (uint64_t i = 0; i < 5000; i++)
+        assert_true(samples_add(i % 3 == 0 ? &a : &b, i));
+    assert_true(samples_join(&a, &b));
+    assert_true(samples_join(&a, &none));
+    assert_int_equal(a.n, 5000);
+    assert_null(b.v);
+    samples_sort(&a);
+    for (uint64_t i = 0; i < 5000; i++)
+        assert_int_equal(a.v[i], i);
+    samples_fini(&a);
+}
+
+/* ---- traces ---- */
+
+static char path[64];
+
+static const char *write_trace(const char *text)
+{
+    snprintf(path, sizeof path, "/tmp/attnload_trace_%d.jsonl", (int)getpid());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    return path;
+}
+
+static int remove_trace(void **state)
+{
+    (void)state;
+    unlink(path);
+    return 0;
+}
+
+static const char three[] =
+    "{\"timestamp\": 3000, \"input_length\": 100, \"output_length\": 7, \"hash_ids\": [1, 2]}\n"
+    "\n"
+    "{\"timestamp\": 1000, \"input_length\": 3, \"output_length\": 1, \"hash_ids\": []}\n"
+    "{\"output_length\": 50, \"timestamp\": 2000.5, \"input_length\": 20, \"more\": {\"x\": 1}}";
+
+static void a_trace_is_read_in_order_of_arrival(void **state)
+{
+    (void)state;
+    char why[160];
+    struct trace t;
+    struct trace_scaling s = {.speed = 1, .length = 1};
+    assert_int_equal(trace_load(write_trace(three), &s, &t, why, sizeof why), ATTN_OK);
+    assert_int_equal(t.n, 3);
+    assert_int_equal(t.requests[0].arrival_us, 0);
+    assert_int_equal(t.requests[1].arrival_us, 1000500);
+    assert_int_equal(t.requests[2].arrival_us, 2000000);
+    assert_int_equal(t.requests[0].n_input, 3);
+    assert_int_equal(t.requests[1].n_output, 50);
+    assert_int_equal(t.requests[2].n_input, 100);
+    trace_fini(&t);
+}
+
+static void a_trace_is_scaled_and_cut(void **state)
+{
+    (void)state;
+    char why[160];
+    struct trace t;
+    struct trace_scaling s = {.speed = 10, .length = 0.1, .max_requests = 2};
+    assert_int_equal(trace_load(write_trace(three), &s, &t, why, sizeof why), ATTN_OK);
+    assert_int_equal(t.n, 2);
+    assert_int_equal(t.requests[1].arrival_us, 200000);
+    assert_int_equal(t.requests[1].n_input, 10);
+    assert_int_equal(t.requests[1].n_output, 1); /* 0.7 */
+    assert_int_equal(t.requests[0].n_input, 1); /* 0.3: never none */
+    trace_fini(&t);
+    s.speed = 0;
+    assert_int_equal(trace_load(path, &s, &t, why, sizeof why), ATTN_OK);
+    assert_int_equal(t.requests[1].arrival_us, 0);
+    trace_fini(&t);
+}
+
+static void a_broken_trace_is_named_by_line_and_member(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *named;
+    } cases[] = {
+        {"{\"timestamp\": 1, \"input_length\": 2}", "output_length"},
+        {"{\"timestamp\": 1, \"output_length\": 2}", "input_length"},
+        {"{\"input_length\": 1, \"output_length\": 2}", "timestamp"},
+        {"{\"timestamp\": -1, \"input_length\": 1, \"output_length\": 2}", "timestamp"},
+        {"{\"timestamp\": 1, \"input_length\": 1e12, \"output_length\": 2}", "input_length"},
+        {"{\"timestamp\": 1, \"input_length\": \"1\", \"output_length\": 2}", "input_length"},
+        {"[1, 2, 3]", "JSON object"},
+        {"{\"timestamp\": 1, \"input_len", "JSON object"},
+        {"hello", "JSON object"},
+    };
+    char text[512], why[160];
+    struct trace t = {0};
+    struct trace_scaling s = {.speed = 1, .length = 1};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(text, sizeof text, "%s\n%s\n", three, cases[i].line);
+        assert_int_equal(trace_load(write_trace(text), &s, &t, why, sizeof why), ATTN_EINVAL);
+        assert_non_null(strstr(why, cases[i].named));
+        assert_non_null(strstr(why, "line 5"));
+        assert_null(t.requests);
+    }
+    assert_int_equal(trace_load(write_trace("\n\n"), &s, &t, why, sizeof why), ATTN_EINVAL);
+    assert_int_equal(trace_load("/nowhere/x", &s, &t, why, sizeof why), ATTN_ENOTFOUND);
+    assert_non_null(strstr(why, "/nowhere/x"));
+}
+
+/* ---- data ---- */
+
+#define N 6
+#define HEADS 3
+#define DIM 20 /* no multiple of the generator's eight */
+
+static void data_are_the_same_however_they_are_asked_for(void **state)
+{
+    (void)state;
+    static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+    struct data_stream s = {.seed = 5, .stream = 9};
+    for (int d = 0; d < 3; d++) {
+        size_t e = attn_dtype_bytes(dtypes[d]);
+        uint8_t all[N * HEADS * DIM * 4], one[DIM * 4];
+        for (int which = DATA_Q; which <= DATA_V; which++) {
+            data_fill(&s, 2, (enum data_which)which, 10, N, 0, HEADS, DIM, dtypes[d], all);
+            for (uint32_t t = 0; t < N; t++) {
+                for (uint32_t h = 0; h < HEADS; h++) {
+                    memset(one, 0xff, sizeof one);
+                    data_fill(&s, 2, (enum data_which)which, 10 + t, 1, h, 1, DIM, dtypes[d], one);
+                    assert_memory_equal(one, all + (t * HEADS + h) * DIM * e, DIM * e);
+                }
+            }
+        }
+    }
+}
+
+static void data_are_the_same_number_in_every_dtype(void **state)
+{
+    (void)state;
+    struct data_stream s = {.seed = 1, .stream = 2};
+    float f32[256];
+    uint16_t f16[256], bf16[256];
+    data_fill(&s, 0, DATA_V, 0, 1, 0, 1, 256, ATTN_F32, f32);
+    data_fill(&s, 0, DATA_V, 0, 1, 0, 1, 256, ATTN_F16, f16);
+    data_fill(&s, 0, DATA_V, 0, 1, 0, 1, 256, ATTN_BF16, bf16);
+    double sum = 0, sum2 = 0;
+    for (size_t i = 0; i < 256; i++) {
+        assert_true(reference_get(ATTN_F16, f16, i) == f32[i]);
+        assert_true(reference_get(ATTN_BF16, bf16, i) == f32[i]);
+        sum += f32[i];
+        sum2 += f32[i] * f32[i];
+    }
+    assert_true(fabs(sum / 256) < 0.3); /* about centred, about unit size */
+    assert_true(sum2 / 256 > 0.8 && sum2 / 256 < 2);
+}
+
+static void data_differ_by_every_part_of_their_name(void **state)
+{
+    (void)state;
+    struct data_stream a = {.seed = 1, .stream = 1}, seed = {.seed = 2, .stream = 1},
+                       stream = {.seed = 1, .stream = 2};
+    float x[64], y[64];
+    data_fill(&a, 0, DATA_K, 7, 1, 1, 1, 64, ATTN_F32, x);
+#define DIFFERS(...)                                                                               \
+    do {                                                                                           \
+        data_fill(__VA_ARGS__, 1, 64, ATTN_F32, y);                                                \
+        assert_memory_not_equal(x, y, sizeof x);                                                   \
+    } while (0)
+    DIFFERS(&seed, 0, DATA_K, 7, 1, 1);
+    DIFFERS(&stream, 0, DATA_K, 7, 1, 1);
+    DIFFERS(&a, 1, DATA_K, 7, 1, 1);
+    DIFFERS(&a, 0, DATA_V, 7, 1, 1);
+    DIFFERS(&a, 0, DATA_K, 8, 1, 1);
+    DIFFERS(&a, 0, DATA_K, 7, 1, 2);
+#undef DIFFERS
+}
+
+/* ---- presets ---- */
+
+static void gemma_slides_in_five_of_six_layers(void **state)
+{
+    (void)state;
+    const struct preset *p = preset_find("gemma3-27b");
+    assert_non_null(p);
+    uint32_t n_full = 0;
+    for (uint32_t i = 0; i < p->num_layers; i++) {
+        struct attn_layer l = preset_layer(p, i);
+        n_full += l.window_tokens == 0;
+        assert_int_equal(l.window_tokens, i % 6 == 5 ? 0 : 1024);
+        assert_true(fabsf(l.scale * l.scale * 168 - 1) < 1e-6f);
+    }
+    assert_int_equal(n_full, 10);
+    assert_int_equal(preset_visible(p, 0, 10), 11);
+    assert_int_equal(preset_visible(p, 0, 5000), 1024);
+    assert_int_equal(preset_visible(p, 5, 5000), 5001);
+    assert_null(preset_find("gpt-17"));
+}
+
+/* ---- verification ---- */
+
+static struct options options_of_test(void)
+{
+    return (struct options){
+        .preset = preset_find("bytelm"), .n_layers = 1, .dtype = ATTN_F32, .kv_dtype = ATTN_F32};
+}
+
+/* What a perfect daemon answers for the query at pos. */
+static void right_answer(const struct options *o, const struct data_stream *s, uint32_t pos,
+                         float *out)
+{
+    const struct preset *p = o->preset;
+    struct attn_layer_spec spec = {.scale = 1 / sqrtf((float)p->head_dim)};
+    size_t q_n = p->num_q_heads * p->head_dim, kv_n = p->num_kv_heads * p->head_dim * (pos + 1);
+    float *q = malloc(q_n * 4), *k = malloc(kv_n * 4), *v = malloc(kv_n * 4);
+    double *want = malloc(q_n * sizeof *want);
+    data_fill(s, 0, DATA_Q, pos, 1, 0, p->num_q_heads, p->head_dim, ATTN_F32, q);
+    data_fill(s, 0, DATA_K, 0, pos + 1, 0, p->num_kv_heads, p->head_dim, ATTN_F32, k);
+    data_fill(s, 0, DATA_V, 0, pos + 1, 0, p->num_kv_heads, p->head_dim, ATTN_F32, v);
+    assert_int_equal(reference_attend(&spec, p->num_q_heads, p->num_kv_heads, p->head_dim,
+                                      p->head_dim, ATTN_F32, q, 1, pos, k, v, pos + 1, want, NULL),
+                     ATTN_OK);
+    for (size_t i = 0; i < q_n; i++)
+        out[i] = (float)want[i];
+    free(q);
+    free(k);
+    free(v);
+    free(want);
+}
+
+static void right_answers_pass_and_wrong_ones_are_found(void **state)
+{
+    (void)state;
+    struct options o = options_of_test();
+    struct data_stream s = {.seed = 3, .stream = 4};
+    float out[8 * 64];
+    struct verify v;
+    struct verify_result r = {0};
+    assert_int_equal(verify_init(&v, &o, 20, 1), ATTN_OK);
+    for (uint32_t pos = 0; pos < 20; pos++) {
+        right_answer(&o, &s, pos, out);
+        verify_offer(&v, &s, 0, pos, out);
+    }
+    assert_int_equal(verify_run(&v, &r), ATTN_OK);
+    assert_int_equal(r.n_verified, 20);
+    assert_int_equal(r.n_mismatched, 0);
+    assert_true(r.max_error < 1e-6);
+    verify_fini(&v);
+
+    for (int kind = 0; kind < 4; kind++) {
+        struct verify_result bad = {0};
+        assert_int_equal(verify_init(&v, &o, 1, 1), ATTN_OK);
+        right_answer(&o, &s, kind == 2 ? 9 : 10, out); /* 2: the answer of another position */
+        for (int i = 0; i < 8 * 64; i++) {
+            if (kind == 0)
+                out[i] += 1e-3f;
+            else if (kind == 1)
+                out[i] = NAN;
+            else if (kind == 3)
+                out[i] = 0;
+        }
+        verify_offer(&v, &s, 0, 10, out);
+        assert_int_equal(verify_run(&v, &bad), ATTN_OK);
+        assert_int_equal(bad.n_mismatched, 1);
+        assert_non_null(strstr(bad.first, "pos 10"));
+        verify_join(&r, &bad);
+        verify_fini(&v);
+    }
+    assert_int_equal(r.n_verified, 24);
+    assert_int_equal(r.n_mismatched, 4);
+    assert_true(isnan(r.max_error));
+}
+
+static void every_output_is_as_likely_to_be_kept(void **state)
+{
+    (void)state;
+    struct options o = options_of_test();
+    struct data_stream s = {.seed = 3, .stream = 4};
+    float out[8 * 64] = {0};
+    uint32_t n_late = 0;
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        struct verify v;
+        assert_int_equal(verify_init(&v, &o, 10, data_mix(seed)), ATTN_OK);
+        for (uint32_t pos = 0; pos < 100; pos++)
+            verify_offer(&v, &s, 0, pos, out);
+        assert_int_equal(v.n, 10);
+        for (uint32_t i = 0; i < 10; i++)
+            n_late += v.samples[i].pos >= 50;
+        verify_fini(&v);
+    }
+    assert_in_range(n_late, 850, 1150); /* of 2000, expected 1000, sigma 21 */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(percentiles_are_nearest_ranks),
+        cmocka_unit_test(joined_samples_keep_all),
+        cmocka_unit_test_teardown(a_trace_is_read_in_order_of_arrival, remove_trace),
+        cmocka_unit_test_teardown(a_trace_is_scaled_and_cut, remove_trace),
+        cmocka_unit_test_teardown(a_broken_trace_is_named_by_line_and_member, remove_trace),
+        cmocka_unit_test(data_are_the_same_however_they_are_asked_for),
+        cmocka_unit_test(data_are_the_same_number_in_every_dtype),
+        cmocka_unit_test(data_differ_by_every_part_of_their_name),
+        cmocka_unit_test(gemma_slides_in_five_of_six_layers),
+        cmocka_unit_test(right_answers_pass_and_wrong_ones_are_found),
+        cmocka_unit_test(every_output_is_as_likely_to_be_kept),
+    };
+    return cmocka_run_group_tests_name("attnload", tests, NULL, NULL);
+}
