@@ -51,7 +51,8 @@ static const char help[] =
 static const char csv_header[] =
     "Timestamp,BatchSize,ContextLen,NumQHeads,NumKVHeads,HeadSize,Naive_Time_us,Custom_Time_us,"
     "Speedup,KV_Bytes,TB_per_s,Cold_Read_us,Share_of_Cold_Read,Max_Abs_Error,Relative_L2_Error,"
-    "Allclose_0.01,Rows_Checked,Rows,Empty_Launch_us,Best_Public_us,First_ContextLen,Backend,"
+    "Allclose_0.01,Rows_Checked,Rows,Empty_Launch_us,Best_Public_us,First_ContextLen,Min_us,"
+    "Backend,"
     "Variant\n";
 
 struct program {
@@ -66,7 +67,7 @@ struct program {
 struct row {
     const struct bench_cell *cell;
     const char *variant;
-    double us, naive_us, read_us;
+    double us, min_us, naive_us, read_us;
     struct bench_error error;
     bool is_supported;
 };
@@ -131,11 +132,11 @@ static void write_csv(const struct program *p, const struct row *r)
     fprintf(p->csv, "%s%.3f,", naive, r->us);
     if (r->naive_us > 0)
         fprintf(p->csv, "%.3f", r->naive_us / r->us);
-    fprintf(p->csv, ",%.0f,%.4f,%.3f,%.4f,%.3e,%.3e,%s,%llu,%llu,%.3f,%s,%u,%s,%s\n", bytes,
+    fprintf(p->csv, ",%.0f,%.4f,%.3f,%.4f,%.3e,%.3e,%s,%llu,%llu,%.3f,%s,%u,%.3f,%s,%s\n", bytes,
             bytes / r->us / 1e6, r->read_us, r->read_us / r->us, r->error.max_abs, r->error.l2,
             r->error.is_allclose ? "true" : "false", (unsigned long long)r->error.n_rows_checked,
             (unsigned long long)r->error.n_rows, p->empty_us, public_us, bench_context(c, 0),
-            p->bench.ops->name, r->variant);
+            r->min_us, p->bench.ops->name, r->variant);
     fflush(p->csv);
 }
 
@@ -159,6 +160,7 @@ static bool measure(struct program *p, struct bench_setup *s, const char *varian
     if (!bench_time(x, s, variant, runs, &t, &r->is_supported))
         return false;
     r->us = t.median_us;
+    r->min_us = t.min_us;
     if (naive_runs > 0) {
         if (!bench_time(x, s, "naive", naive_runs, &t, &has_naive))
             return false;

@@ -1,4 +1,4 @@
-/* attend.c: cuts a batch's attention into segments (item, rows that share K and V, kv head), plans
+/* attend.c: cuts a batch's attention into segments (item, kv heads, rows that share K and V), plans
  * their runs, and lets the threads draw runs until none is left.
  *
  * The bytes of an output depend on the plan alone, never on which thread computed which run: splits
@@ -14,7 +14,7 @@
 /* Runs are drawn, so a plan of several shares a thread evens out threads that start late or are
  * preempted; more shares mean more partials. */
 #define SHARES_A_THREAD 8
-#define MIN_RUN_TILES 4
+#define MIN_RUN_TILES 1
 #define MAX_SPLITS 64
 #define FIXED_RUN_TILES 16
 #define ALONE_BYTES (64 << 10)
@@ -79,7 +79,7 @@ static void run_runs(void *arg, uint32_t thread)
             job->isa->attend(&s->rows, run->tile0, run->n_tiles, x, &p);
             if (atomic_fetch_add(&s->n_done, 1) + 1 < run->n_splits)
                 continue;
-            merge(job, run->slot, run->n_splits, s->rows.n_rows, &own);
+            merge(job, run->slot, run->n_splits, s->rows.n_heads * s->rows.n_rows, &own);
         }
         job->isa->finish(&s->rows, &own);
     }
@@ -89,6 +89,27 @@ static void run_runs(void *arg, uint32_t thread)
 static uint32_t rows_at_once(uint32_t group)
 {
     return group <= MAX_ROWS ? MAX_ROWS / group * group : MAX_ROWS;
+}
+
+/* kv heads of a segment: as many as the rows allow, fewer where that leaves too few parts to share.
+ * An item's bytes do not depend on it: heads are cut together, never summed together. */
+static uint32_t heads_at_once(const struct backend_batch *batch, uint32_t n_threads)
+{
+    const struct attend_geometry *g = &batch->pool->geometry;
+    uint32_t heads = batch->pool->config.num_kv_heads, longest = 1;
+    uint64_t tiles = 0;
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const struct backend_item *item = &batch->items[i];
+        uint64_t rows = (uint64_t)item->n_tokens * g->group;
+        if ((item->flags & BACKEND_ATTEND) == 0)
+            continue;
+        longest = rows > longest ? (uint32_t)(rows < MAX_ROWS ? rows : MAX_ROWS) : longest;
+        tiles += (item->pos + item->n_tokens) / TILE_TOKENS + 1;
+    }
+    uint32_t n = MAX_SEGMENT_ROWS / longest < heads ? MAX_SEGMENT_ROWS / longest : heads;
+    while (n > 1 && tiles * ((heads + n - 1) / n) < (uint64_t)n_threads * SHARES_A_THREAD)
+        n = (n + 1) / 2;
+    return n;
 }
 
 static attn_status reserve_segments(struct backend *b, uint64_t n)
@@ -145,7 +166,7 @@ static uint64_t item_kv_bytes(const struct backend_pool *p, const struct backend
 }
 
 /* Fills segments and segment_tiles, which have room. */
-static uint32_t make_segments(struct backend *b, struct backend_batch *batch,
+static uint32_t make_segments(struct backend *b, struct backend_batch *batch, uint32_t n_heads,
                               uint32_t *out_max_rows)
 {
     const struct backend_pool *p = batch->pool;
@@ -158,7 +179,8 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch,
             continue;
         batch->kv_bytes += item_kv_bytes(p, item);
         uint32_t n_rows = item->n_tokens * g->group;
-        for (uint32_t h = 0; h < p->config.num_kv_heads; h++) {
+        uint32_t heads = p->config.num_kv_heads;
+        for (uint32_t h = 0; h < heads; h += n_heads) {
             for (uint32_t row = 0; row < n_rows; row += step, n++) {
                 b->segments[n].rows = (struct attend_rows){
                     .g = g,
@@ -166,13 +188,14 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch,
                     .item = item,
                     .layer = p->base + item->layer * g->layout.layer_bytes,
                     .kv_head = h,
+                    .n_heads = heads - h < n_heads ? heads - h : n_heads,
                     .row0 = row,
                     .n_rows = n_rows - row < step ? n_rows - row : step,
                 };
                 atomic_init(&b->segments[n].n_done, 0);
                 b->segment_tiles[n] = attend_span_of(&b->segments[n].rows).n_tiles;
-                if (b->segments[n].rows.n_rows > *out_max_rows)
-                    *out_max_rows = b->segments[n].rows.n_rows;
+                uint32_t all = b->segments[n].rows.n_heads * b->segments[n].rows.n_rows;
+                *out_max_rows = all > *out_max_rows ? all : *out_max_rows;
             }
         }
     }
@@ -196,8 +219,8 @@ attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct back
         return st;
 
     struct attend_job job = {.b = b, .isa = isa};
-    uint32_t n_segments = make_segments(b, batch, &job.max_rows);
     uint32_t n_threads = cpu_threads_count(b->threads);
+    uint32_t n_segments = make_segments(b, batch, heads_at_once(batch, n_threads), &job.max_rows);
     struct plan_config c = {
         .kind = p->config.is_batch_invariant ? PLAN_FIXED : PLAN_AUTO,
         .n_processors = n_threads > 1 ? n_threads * SHARES_A_THREAD : 1,

@@ -10,8 +10,8 @@
 #include "kernels/kv_layout.h"
 
 #define TILE_TOKENS 64 /* cached tokens of a tile, the unit of the plan */
-#define MAX_ROWS                                                                                   \
-    128 /* query rows, (token, q head of the kv head), that share one pass over K and V */
+#define MAX_ROWS 128 /* query rows of a kv head, (token, q head), in one pass over K and V */
+#define MAX_SEGMENT_ROWS 256 /* of all kv heads of a segment; their sums stay in the L2 cache */
 #define MAX_DIM 256
 
 /* What a pool's kernels need to know, made once a pool. */
@@ -22,14 +22,15 @@ struct attend_geometry {
     attn_dtype q_dtype, kv_dtype;
 };
 
-/* The rows of one segment: rows row0 .. row0 + n_rows of one item and kv head; row r is query token
- * r / group, q head kv_head * group + r % group. */
+/* The rows of one segment: rows row0 .. row0 + n_rows of each of n_heads kv heads of one item; row r
+ * of kv head h is query token r / group, q head h * group + r % group. All heads of a tile are done
+ * before the next tile, because the heads of a block lie behind one another in memory. */
 struct attend_rows {
     const struct attend_geometry *g;
     const struct attn_layer_spec *spec;
     const struct backend_item *item;
     const uint8_t *layer; /* this layer of block 0 */
-    uint32_t kv_head, row0, n_rows;
+    uint32_t kv_head, n_heads, row0, n_rows;
 };
 
 /* The cached tokens that some row sees, as tiles: the sink tiles, then from first_tile on. */
@@ -73,21 +74,21 @@ static inline struct attend_span attend_span_of(const struct attend_rows *r)
 
 /* Rows before they are divided by their sums. */
 struct attend_partial {
-    float *o; /* [n_rows][o_stride] */
-    float *max; /* [n_rows]; -inf: nothing seen */
-    float *sum; /* [n_rows] */
+    float *o; /* [n_heads][n_rows][o_stride] */
+    float *max; /* [n_heads][n_rows]; -inf: nothing seen */
+    float *sum; /* [n_heads][n_rows] */
     uint32_t o_stride; /* dv rounded up to 16 */
 };
 
 /* A thread's own memory; everything is written before it is read. */
 struct attend_scratch {
-    _Alignas(64) float q[MAX_ROWS * MAX_DIM];
-    _Alignas(64) float o[MAX_ROWS * MAX_DIM];
+    _Alignas(64) float q[MAX_SEGMENT_ROWS * MAX_DIM];
+    _Alignas(64) float o[MAX_SEGMENT_ROWS * MAX_DIM];
     _Alignas(64) float s[MAX_ROWS * TILE_TOKENS];
     _Alignas(64) float k_scales[TILE_TOKENS];
     _Alignas(64) float v_scales[TILE_TOKENS];
-    _Alignas(64) float max[MAX_ROWS];
-    _Alignas(64) float sum[MAX_ROWS];
+    _Alignas(64) float max[MAX_SEGMENT_ROWS];
+    _Alignas(64) float sum[MAX_SEGMENT_ROWS];
 };
 
 struct cpu_isa {

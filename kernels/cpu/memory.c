@@ -1,5 +1,8 @@
 /* memory.c: the cpu backend's KV memory: one memfd, all of its pages taken at open, so that nothing
  * can run out later; its size is sealed, so that no other holder of the descriptor can shrink it.
+ *
+ * Pages of 2 MiB where the machine has set enough aside (vm.nr_hugepages): blocks lie scattered, and
+ * with 4 KiB pages each piece of a block costs a page walk.
  */
 #define _GNU_SOURCE
 #include "kernels/cpu/cpu.h"
@@ -14,9 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
+#define HUGE_BYTES (2 << 20)
 
 static uint64_t file_number(const char *path)
 {
@@ -50,6 +51,25 @@ static uint64_t available_bytes(void)
     return available;
 }
 
+/* Huge pages are reserved by mapping them; false: there are too few, nothing is held. */
+static bool take_huge(struct cpu_memory *m)
+{
+    uint64_t bytes = (m->bytes + HUGE_BYTES - 1) & ~(uint64_t)(HUGE_BYTES - 1);
+    int fd = memfd_create("attnd-kv", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (fd < 0)
+        return false;
+    void *p = MAP_FAILED;
+    if (ftruncate(fd, (off_t)bytes) == 0 &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) {
+        close(fd);
+        return false;
+    }
+    *m = (struct cpu_memory){.base = p, .bytes = bytes, .fd = fd};
+    return true;
+}
+
 static attn_status take_new(struct cpu_memory *m, char *why, size_t why_bytes)
 {
     uint64_t available = available_bytes();
@@ -76,6 +96,10 @@ static attn_status take_import(struct cpu_memory *m, int import_fd, char *why, s
         snprintf(why, why_bytes, "import_fd %d: %s", import_fd, strerror(errno));
         return ATTN_EINVAL;
     }
+    /* a predecessor on huge pages rounded up */
+    uint64_t huge = (m->bytes + HUGE_BYTES - 1) & ~(uint64_t)(HUGE_BYTES - 1);
+    if ((uint64_t)st.st_blksize == HUGE_BYTES && (uint64_t)st.st_size == huge)
+        m->bytes = huge;
     if ((uint64_t)st.st_size != m->bytes) {
         snprintf(why, why_bytes, "import_fd has %" PRIu64 " bytes, kv_bytes is %" PRIu64,
                  (uint64_t)st.st_size, m->bytes);
@@ -97,19 +121,21 @@ attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd,
         snprintf(why, why_bytes, "kv_bytes is 0");
         return ATTN_EINVAL;
     }
-    attn_status st =
-        import_fd >= 0 ? take_import(m, import_fd, why, why_bytes) : take_new(m, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    void *p = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, 0);
-    if (p == MAP_FAILED) {
-        snprintf(why, why_bytes, "mapping kv_bytes %" PRIu64 ": %s", m->bytes, strerror(errno));
-        return ATTN_ENOMEM;
+    if (import_fd >= 0 || !take_huge(m)) {
+        attn_status st = import_fd >= 0 ? take_import(m, import_fd, why, why_bytes)
+                                        : take_new(m, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+        void *p = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd, 0);
+        if (p == MAP_FAILED) {
+            snprintf(why, why_bytes, "mapping kv_bytes %" PRIu64 ": %s", m->bytes, strerror(errno));
+            return ATTN_ENOMEM;
+        }
+        m->base = p;
+        madvise(p, m->bytes, MADV_HUGEPAGE); /* heeded where shmem_enabled says advise */
     }
-    m->base = p;
-    /* huge pages where the kernel has them; then every page, so that a later touch cannot fail */
-    madvise(p, m->bytes, MADV_HUGEPAGE);
-    if (madvise(p, m->bytes, MADV_POPULATE_WRITE) != 0) {
+    /* every page now, so that a later touch cannot fail */
+    if (madvise(m->base, m->bytes, MADV_POPULATE_WRITE) != 0) {
         snprintf(why, why_bytes, "taking kv_bytes %" PRIu64 ": %s", m->bytes, strerror(errno));
         return ATTN_ENOMEM;
     }

@@ -36,17 +36,19 @@ struct piece {
     const float *k_scales, *v_scales; /* of its tokens, if quantised */
 };
 
+/* A kv head at work: its rows' q, sums and maxima. */
 struct tile_state {
     const struct attend_rows *r;
     const struct attend_geometry *g;
     struct attend_scratch *x;
-    float *o, *max, *sum;
+    uint32_t kv_head;
+    float *q, *o, *max, *sum;
     uint32_t o_stride, q_stride; /* in floats, or bf16 elements if the dot product is bf16 */
     uint32_t piece_tokens;
     bool is_bf16_dot;
 };
 
-INLINE struct piece piece_of(const struct tile_state *t, uint32_t token)
+INLINE struct piece piece_of(const struct tile_state *t, uint32_t kv_head, uint32_t token)
 {
     const struct attend_geometry *g = t->g;
     const struct kv_layout *l = &g->layout;
@@ -55,11 +57,11 @@ INLINE struct piece piece_of(const struct tile_state *t, uint32_t token)
     uint32_t bytes = (uint32_t)dtype_bytes(g->kv_dtype);
     const uint8_t *base = t->r->layer + block * l->block_bytes;
     struct piece p = {
-        .k = base + t->r->kv_head * l->k_head_bytes + (size_t)at * g->dk * bytes,
-        .v = base + l->v_offset + t->r->kv_head * l->v_head_bytes + (size_t)at * g->dv * bytes,
+        .k = base + kv_head * l->k_head_bytes + (size_t)at * g->dk * bytes,
+        .v = base + l->v_offset + kv_head * l->v_head_bytes + (size_t)at * g->dv * bytes,
     };
     if (l->is_quantised) {
-        size_t row = (size_t)t->r->kv_head * g->block_tokens + at;
+        size_t row = (size_t)kv_head * g->block_tokens + at;
         p.k_scales = (const float *)(const void *)(base + l->k_scales) + row;
         p.v_scales = (const float *)(const void *)(base + l->v_scales) + row;
     }
@@ -152,7 +154,7 @@ INLINE void piece_scores(const struct tile_state *t, attn_dtype dtype, const uin
             if (row == 0 && ahead != NULL)
                 prefetch(ahead + j * k_stride, TOKENS_AT_ONCE * k_stride);
 #if HAS_BF16_DOT
-            const uint16_t *qb = (const uint16_t *)t->x->q + (size_t)row * t->q_stride;
+            const uint16_t *qb = (const uint16_t *)t->q + (size_t)row * t->q_stride;
 #define SCORES(n)                                                                                  \
     (dtype == ATTN_BF16 && t->is_bf16_dot                                                          \
          ? scores_bf16(n, qb, t->q_stride, kj, dk, k_stride, s + j)                                \
@@ -160,7 +162,7 @@ INLINE void piece_scores(const struct tile_state *t, attn_dtype dtype, const uin
 #else
 #define SCORES(n) scores_f32(dtype, n, q, t->q_stride, kj, dk, k_stride, s + j)
 #endif
-            const float *q = t->x->q + (size_t)row * t->q_stride;
+            const float *q = t->q + (size_t)row * t->q_stride;
             switch (n_rows - row) {
             case 1:
                 SCORES(1);
@@ -179,10 +181,11 @@ INLINE void piece_scores(const struct tile_state *t, attn_dtype dtype, const uin
     }
 }
 
-/* o[row][d ..] += p[row][token] * v[token][d ..] for n_vecs vectors of the head. */
+/* o[row][d ..] += p[row][token] * v[token][d ..] for n_vecs vectors of the head; fetches as many
+ * rows of V ahead (NULL: none). */
 INLINE void sum_vecs(attn_dtype dtype, int n_rows, int n_vecs, int lanes, const float *p,
-                     const uint8_t *v, size_t v_stride, uint32_t n_tokens, float *o,
-                     uint32_t o_stride)
+                     const uint8_t *v, const uint8_t *ahead, size_t v_stride, uint32_t n_tokens,
+                     float *o, uint32_t o_stride)
 {
     size_t bytes = dtype_bytes(dtype);
     vf acc[ROWS_AT_ONCE][V_VECS_AT_ONCE];
@@ -191,6 +194,8 @@ INLINE void sum_vecs(attn_dtype dtype, int n_rows, int n_vecs, int lanes, const 
             acc[i][c] = vf_load(o + i * o_stride + c * VEC);
     for (uint32_t j = 0; j < n_tokens; j++) {
         vf vv[V_VECS_AT_ONCE];
+        if (ahead != NULL)
+            prefetch(ahead + j * v_stride, v_stride);
         for (int c = 0; c < n_vecs; c++)
             vv[c] = vf_load_as(dtype, v + j * v_stride + c * VEC * bytes, lanes);
         for (int i = 0; i < n_rows; i++) {
@@ -204,39 +209,42 @@ INLINE void sum_vecs(attn_dtype dtype, int n_rows, int n_vecs, int lanes, const 
             vf_store(o + i * o_stride + c * VEC, acc[i][c]);
 }
 
-INLINE void sum_rows(attn_dtype dtype, int n_rows, const float *p, const uint8_t *v, uint32_t dv,
-                     uint32_t n_tokens, float *o, uint32_t o_stride)
+INLINE void sum_rows(attn_dtype dtype, int n_rows, const float *p, const uint8_t *v,
+                     const uint8_t *ahead, uint32_t dv, uint32_t n_tokens, float *o,
+                     uint32_t o_stride)
 {
     size_t bytes = dtype_bytes(dtype), v_stride = dv * bytes;
     uint32_t d = 0;
     for (; d + V_VECS_AT_ONCE * VEC <= dv; d += V_VECS_AT_ONCE * VEC)
-        sum_vecs(dtype, n_rows, V_VECS_AT_ONCE, VEC, p, v + d * bytes, v_stride, n_tokens, o + d,
-                 o_stride);
+        sum_vecs(dtype, n_rows, V_VECS_AT_ONCE, VEC, p, v + d * bytes, d == 0 ? ahead : NULL,
+                 v_stride, n_tokens, o + d, o_stride);
     for (; d + VEC <= dv; d += VEC)
-        sum_vecs(dtype, n_rows, 1, VEC, p, v + d * bytes, v_stride, n_tokens, o + d, o_stride);
+        sum_vecs(dtype, n_rows, 1, VEC, p, v + d * bytes, d == 0 ? ahead : NULL, v_stride, n_tokens,
+                 o + d, o_stride);
     if (d < dv)
-        sum_vecs(dtype, n_rows, 1, VEC_TAIL, p, v + d * bytes, v_stride, n_tokens, o + d, o_stride);
+        sum_vecs(dtype, n_rows, 1, VEC_TAIL, p, v + d * bytes, d == 0 ? ahead : NULL, v_stride,
+                 n_tokens, o + d, o_stride);
 }
 
 /* Adds tokens [a, b) of the tile (columns of s), which lie in one piece at v, to rows [row0, row1). */
-INLINE void piece_sum(const struct tile_state *t, attn_dtype dtype, const uint8_t *v, uint32_t a,
-                      uint32_t b, uint32_t row0, uint32_t row1)
+INLINE void piece_sum(const struct tile_state *t, attn_dtype dtype, const uint8_t *v,
+                      const uint8_t *ahead, uint32_t a, uint32_t b, uint32_t row0, uint32_t row1)
 {
     for (uint32_t row = row0; row < row1; row += ROWS_AT_ONCE) {
         const float *p = t->x->s + row * TILE_TOKENS + a;
         float *o = t->o + (size_t)row * t->o_stride;
         switch (row1 - row) {
         case 1:
-            sum_rows(dtype, 1, p, v, t->g->dv, b - a, o, t->o_stride);
+            sum_rows(dtype, 1, p, v, row == 0 ? ahead : NULL, t->g->dv, b - a, o, t->o_stride);
             break;
         case 2:
-            sum_rows(dtype, 2, p, v, t->g->dv, b - a, o, t->o_stride);
+            sum_rows(dtype, 2, p, v, row == 0 ? ahead : NULL, t->g->dv, b - a, o, t->o_stride);
             break;
         case 3:
-            sum_rows(dtype, 3, p, v, t->g->dv, b - a, o, t->o_stride);
+            sum_rows(dtype, 3, p, v, row == 0 ? ahead : NULL, t->g->dv, b - a, o, t->o_stride);
             break;
         default:
-            sum_rows(dtype, 4, p, v, t->g->dv, b - a, o, t->o_stride);
+            sum_rows(dtype, 4, p, v, row == 0 ? ahead : NULL, t->g->dv, b - a, o, t->o_stride);
         }
     }
 }
@@ -266,7 +274,7 @@ static void softmax_row(const struct tile_state *t, uint32_t row, uint32_t token
 {
     const struct attn_layer_spec *spec = t->r->spec;
     float *s = t->x->s + row * TILE_TOKENS;
-    uint32_t head = t->r->kv_head * t->g->group + (t->r->row0 + row) % t->g->group;
+    uint32_t head = t->kv_head * t->g->group + (t->r->row0 + row) % t->g->group;
     uint32_t p = t->r->item->pos + (t->r->row0 + row) / t->g->group;
     float unit = spec->scale * vec_code_unit(t->g->kv_dtype);
     float slope = spec->alibi_slopes ? spec->alibi_slopes[head] * LOG2E : 0;
@@ -317,22 +325,22 @@ static void softmax_row(const struct tile_state *t, uint32_t row, uint32_t token
     t->sum[row] += vf_hsum(sum);
 }
 
-static void load_q(struct tile_state *t)
+static void load_q(const struct tile_state *t)
 {
     const struct attend_rows *r = t->r;
     const struct attend_geometry *g = t->g;
     size_t bytes = dtype_bytes(g->q_dtype);
     for (uint32_t i = 0; i < r->n_rows; i++) {
         uint32_t row = r->row0 + i;
-        size_t head = (size_t)(row / g->group) * g->num_q_heads + r->kv_head * g->group;
+        size_t head = (size_t)(row / g->group) * g->num_q_heads + t->kv_head * g->group;
         const uint8_t *q = (const uint8_t *)r->item->q + (head + row % g->group) * g->dk * bytes;
         if (t->is_bf16_dot) {
-            uint16_t *to = (uint16_t *)t->x->q + (size_t)i * t->q_stride;
+            uint16_t *to = (uint16_t *)t->q + (size_t)i * t->q_stride;
             memset(to, 0, t->q_stride * 2);
             memcpy(to, q, g->dk * 2);
             continue;
         }
-        float *to = t->x->q + (size_t)i * t->q_stride;
+        float *to = t->q + (size_t)i * t->q_stride;
         for (uint32_t d = 0; d < g->dk; d += VEC) {
             int n = g->dk - d < VEC ? VEC_TAIL : VEC;
             vf_store(to + d, g->q_dtype == ATTN_F32   ? vf_load_as(ATTN_F32, q + d * 4, n)
@@ -342,25 +350,37 @@ static void load_q(struct tile_state *t)
     }
 }
 
-INLINE void attend_tile(struct tile_state *t, attn_dtype dtype, uint32_t token, uint32_t n_tokens,
-                        uint32_t ahead_token, uint32_t n_ahead)
+/* One tile of one kv head. */
+struct step {
+    uint32_t kv_head, token, n_tokens; /* n_tokens 0: past the end */
+};
+
+/* Computes steps[0]; fetches steps[1], and the page addresses of steps[2]: a piece is often a page,
+ * and a prefetch that waits for a page walk holds up those behind it. */
+INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype, const struct step steps[3])
 {
     struct piece pieces[TILE_TOKENS / 8];
     const uint8_t *v_ahead[TILE_TOKENS / 8];
-    uint32_t step = t->piece_tokens, group = t->g->group, n_rows = t->r->n_rows;
-    uint32_t n_pieces = (n_tokens + step - 1) / step;
+    uint32_t size = t->piece_tokens, group = t->g->group, n_rows = t->r->n_rows;
+    uint32_t token = steps[0].token, n_tokens = steps[0].n_tokens;
+    uint32_t n_pieces = (n_tokens + size - 1) / size;
 
+    for (uint32_t i = 0; i * size < steps[2].n_tokens; i++) {
+        struct piece far = piece_of(t, steps[2].kv_head, steps[2].token + i * size);
+        prefetch(far.k, 1);
+        prefetch(far.v, 1);
+    }
     for (uint32_t i = 0; i < n_pieces; i++) {
         struct piece ahead = {0};
-        pieces[i] = piece_of(t, token + i * step);
-        if (i * step < n_ahead)
-            ahead = piece_of(t, ahead_token + i * step);
+        pieces[i] = piece_of(t, t->kv_head, token + i * size);
+        if (i * size < steps[1].n_tokens)
+            ahead = piece_of(t, steps[1].kv_head, steps[1].token + i * size);
         v_ahead[i] = ahead.v;
-        uint32_t n = n_tokens - i * step < step ? n_tokens - i * step : step;
-        piece_scores(t, dtype, pieces[i].k, ahead.k, n, i * step);
+        uint32_t n = n_tokens - i * size < size ? n_tokens - i * size : size;
+        piece_scores(t, dtype, pieces[i].k, ahead.k, n, i * size);
         if (dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) {
-            memcpy(t->x->k_scales + i * step, pieces[i].k_scales, step * sizeof(float));
-            memcpy(t->x->v_scales + i * step, pieces[i].v_scales, step * sizeof(float));
+            memcpy(t->x->k_scales + i * size, pieces[i].k_scales, size * sizeof(float));
+            memcpy(t->x->v_scales + i * size, pieces[i].v_scales, size * sizeof(float));
         }
     }
 
@@ -377,9 +397,7 @@ INLINE void attend_tile(struct tile_state *t, attn_dtype dtype, uint32_t token, 
 
     for (uint32_t i = 0; i < n_pieces; i++) {
         size_t v_stride = t->g->dv * dtype_bytes(dtype);
-        uint32_t begin = i * step, end = begin + step;
-        if (v_ahead[i] != NULL)
-            prefetch(v_ahead[i], step * v_stride);
+        uint32_t begin = i * size, end = begin + size;
         for (uint32_t row = 0, next; row < n_rows; row = next) {
             next = is_same ? n_rows : row + group - (t->r->row0 + row) % group;
             next = next < n_rows ? next : n_rows;
@@ -388,24 +406,36 @@ INLINE void attend_tile(struct tile_state *t, attn_dtype dtype, uint32_t token, 
                 uint32_t a = c.from[j] > begin ? c.from[j] : begin;
                 uint32_t b = c.to[j] < end ? c.to[j] : end;
                 if (a < b)
-                    piece_sum(t, dtype, pieces[i].v + (a - begin) * v_stride, a, b, row, next);
+                    piece_sum(t, dtype, pieces[i].v + (a - begin) * v_stride, v_ahead[i], a, b, row,
+                              next);
             }
         }
     }
 }
 
-INLINE void attend_tiles(struct tile_state *t, attn_dtype dtype, uint32_t tile0, uint32_t n_tiles)
+/* Heads inside, tiles outside. */
+INLINE void attend_tiles(struct tile_state *heads, attn_dtype dtype, uint32_t tile0,
+                         uint32_t n_tiles)
 {
-    struct attend_span span = attend_span_of(t->r);
-    for (uint32_t i = tile0; i < tile0 + n_tiles; i++) {
-        uint32_t at[2], n[2] = {0, 0};
-        for (uint32_t j = 0; j < 2 && i + j < tile0 + n_tiles; j++) {
-            uint32_t tile =
-                i + j < span.n_sink_tiles ? i + j : span.first_tile + i + j - span.n_sink_tiles;
-            at[j] = tile * TILE_TOKENS;
-            n[j] = span.end - at[j] < TILE_TOKENS ? span.end - at[j] : TILE_TOKENS;
+    const struct attend_rows *r = heads->r;
+    struct attend_span span = attend_span_of(r);
+    uint32_t n_steps = n_tiles * r->n_heads;
+    struct step steps[3] = {{0}};
+    for (uint32_t i = 0; i < n_steps + 2; i++) {
+        steps[0] = steps[1];
+        steps[1] = steps[2];
+        steps[2] = (struct step){0};
+        if (i < n_steps) {
+            uint32_t tile = tile0 + i / r->n_heads;
+            if (tile >= span.n_sink_tiles)
+                tile = span.first_tile + tile - span.n_sink_tiles;
+            uint32_t left = span.end - tile * TILE_TOKENS;
+            steps[2].kv_head = r->kv_head + i % r->n_heads;
+            steps[2].token = tile * TILE_TOKENS;
+            steps[2].n_tokens = left < TILE_TOKENS ? left : TILE_TOKENS;
         }
-        attend_tile(t, dtype, at[0], n[0], n[1] ? at[1] : 0, n[1]);
+        if (i >= 2)
+            attend_tile(&heads[steps[0].kv_head - r->kv_head], dtype, steps);
     }
 }
 
@@ -413,39 +443,45 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
                    struct attend_scratch *scratch, const struct attend_partial *out)
 {
     const struct attend_geometry *g = r->g;
-    struct tile_state t = {
-        .r = r,
-        .g = g,
-        .x = scratch,
-        .o = out->o,
-        .max = out->max,
-        .sum = out->sum,
-        .o_stride = out->o_stride,
-        .q_stride = (g->dk + 31) / 32 * 32,
-        .piece_tokens = g->block_tokens < TILE_TOKENS ? g->block_tokens : TILE_TOKENS,
-        .is_bf16_dot = HAS_BF16_DOT && g->kv_dtype == ATTN_BF16,
-    };
-    memset(out->o, 0, (size_t)r->n_rows * out->o_stride * sizeof(float));
-    for (uint32_t i = 0; i < r->n_rows; i++) {
-        out->max[i] = -INFINITY;
-        out->sum[i] = 0;
+    struct tile_state t[MAX_SEGMENT_ROWS];
+    uint32_t q_stride = (g->dk + 31) / 32 * 32, n_rows = r->n_heads * r->n_rows;
+    for (uint32_t h = 0; h < r->n_heads; h++) {
+        size_t row = (size_t)h * r->n_rows;
+        t[h] = (struct tile_state){
+            .r = r,
+            .g = g,
+            .x = scratch,
+            .kv_head = r->kv_head + h,
+            .q = scratch->q + row * q_stride,
+            .o = out->o + row * out->o_stride,
+            .max = out->max + row,
+            .sum = out->sum + row,
+            .o_stride = out->o_stride,
+            .q_stride = q_stride,
+            .piece_tokens = g->block_tokens < TILE_TOKENS ? g->block_tokens : TILE_TOKENS,
+            .is_bf16_dot = HAS_BF16_DOT && g->kv_dtype == ATTN_BF16,
+        };
+        load_q(&t[h]);
     }
-    load_q(&t);
+    memset(out->o, 0, (size_t)n_rows * out->o_stride * sizeof(float));
+    memset(out->sum, 0, n_rows * sizeof(float));
+    for (uint32_t i = 0; i < n_rows; i++)
+        out->max[i] = -INFINITY;
     switch (g->kv_dtype) {
     case ATTN_F32:
-        attend_tiles(&t, ATTN_F32, tile0, n_tiles);
+        attend_tiles(t, ATTN_F32, tile0, n_tiles);
         break;
     case ATTN_F16:
-        attend_tiles(&t, ATTN_F16, tile0, n_tiles);
+        attend_tiles(t, ATTN_F16, tile0, n_tiles);
         break;
     case ATTN_BF16:
-        attend_tiles(&t, ATTN_BF16, tile0, n_tiles);
+        attend_tiles(t, ATTN_BF16, tile0, n_tiles);
         break;
     case ATTN_FP8_E4M3:
-        attend_tiles(&t, ATTN_FP8_E4M3, tile0, n_tiles);
+        attend_tiles(t, ATTN_FP8_E4M3, tile0, n_tiles);
         break;
     default:
-        attend_tiles(&t, ATTN_INT8, tile0, n_tiles);
+        attend_tiles(t, ATTN_INT8, tile0, n_tiles);
     }
 }
 
@@ -453,8 +489,9 @@ static void finish(const struct attend_rows *r, const struct attend_partial *p)
 {
     const struct attend_geometry *g = r->g;
     size_t bytes = dtype_bytes(g->q_dtype);
-    for (uint32_t i = 0; i < r->n_rows; i++) {
-        uint32_t row = r->row0 + i, head = r->kv_head * g->group + row % g->group;
+    for (uint32_t i = 0; i < r->n_heads * r->n_rows; i++) {
+        uint32_t row = r->row0 + i % r->n_rows;
+        uint32_t head = (r->kv_head + i / r->n_rows) * g->group + row % g->group;
         float max = p->max[i], sum = p->sum[i], scale = vec_code_unit(g->kv_dtype);
         if (r->spec->sink_logits != NULL && r->spec->sink_logits[head] != -INFINITY) {
             float sink = r->spec->sink_logits[head] * LOG2E;

@@ -38,7 +38,13 @@ INLINE uint32_t dtype_bytes(attn_dtype d)
 
 INLINE vf vf_set(float x)
 {
-    return (vf){0} + x;
+#if defined(__AVX512F__)
+    return (vf)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return (vf)_mm256_set1_ps(x);
+#else
+    return (vf){x, x, x, x};
+#endif
 }
 
 INLINE vf vf_load(const float *p)
@@ -65,6 +71,40 @@ INLINE vf vf_max(vf a, vf b)
     return vf_select(a > b, a, b);
 }
 
+INLINE vu vu_from_u16(vh h)
+{
+#if defined(__AVX512F__)
+    return (vu)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(__AVX2__)
+    return (vu)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+    return __builtin_convertvector(h, vu);
+#endif
+}
+
+INLINE vf vf_from_i8(vb b)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
+#elif defined(__AVX2__)
+    __m128i low = _mm_loadl_epi64((const __m128i *)(const void *)&b);
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low));
+#else
+    return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+#endif
+}
+
+INLINE vh vh_from_u8(vub b)
+{
+#if defined(__AVX512F__)
+    return (vh)_mm256_cvtepu8_epi16((__m128i)b);
+#elif defined(__AVX2__)
+    return (vh)_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)&b));
+#else
+    return __builtin_convertvector(b, vh);
+#endif
+}
+
 INLINE vf vf_from_half(vh h)
 {
 #if defined(__AVX512F__)
@@ -72,7 +112,7 @@ INLINE vf vf_from_half(vh h)
 #elif defined(__F16C__)
     return (vf)_mm256_cvtph_ps((__m128i)h);
 #else
-    vu u = __builtin_convertvector(h, vu);
+    vu u = vu_from_u16(h);
     vf x = (vf)((u & 0x7fff) << 13) * 0x1p112f;
     vi is_special = (vi)((u & 0x7c00) == 0x7c00);
     vu bits = (vu)x | ((vu)is_special & 0x7f800000);
@@ -91,16 +131,16 @@ INLINE vf vf_load_as(attn_dtype dtype, const void *p, int n)
     if (dtype == ATTN_F16 || dtype == ATTN_BF16) {
         vh h = {0};
         memcpy(&h, p, (size_t)n * 2);
-        return dtype == ATTN_F16 ? vf_from_half(h) : (vf)(__builtin_convertvector(h, vu) << 16);
+        return dtype == ATTN_F16 ? vf_from_half(h) : (vf)(vu_from_u16(h) << 16);
     }
     if (dtype == ATTN_INT8) {
         vb b = {0};
         memcpy(&b, p, (size_t)n);
-        return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+        return vf_from_i8(b);
     }
     vub b = {0};
     memcpy(&b, p, (size_t)n);
-    vh h = __builtin_convertvector(b, vh);
+    vh h = vh_from_u8(b);
     return vf_from_half((h & 0x80) << 8 | (h & 0x7f) << 7);
 }
 
