@@ -175,8 +175,8 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     st = say_hello(c, o->resume_session, timeout_us, &c->info);
     if (st != ATTN_OK)
         goto fail;
-    if (c->info.max_message_bytes > HELLO_MAX_REPLY_BYTES)
-        ops->set_max_message(c->t, c->info.max_message_bytes);
+    if (c->info.max_message_bytes > HELLO_MAX_REPLY_BYTES / 2) /* an answer's header comes on top */
+        ops->set_max_message(c->t, c->info.max_message_bytes + WIRE_MAX_HEADER_BYTES);
     *out_client = c;
     return ATTN_OK;
 fail:

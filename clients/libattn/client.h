@@ -119,6 +119,8 @@ attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t 
 attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct request **out_r);
 /* Frees a request that is in no list, and its slot. Not locked. */
 void request_free(struct request *r);
+/* True if the daemon takes a message of this size; else the sentence is left in attn_last_error. */
+bool request_fits(const struct attn_client *c, size_t head_bytes, uint64_t payload_bytes);
 /* Builds and sends. On failure the request is still the caller's. */
 attn_status request_start(struct request *r);
 /* The step of a ticket, to be waited for by the caller alone; NULL: none, or it is waited for. */
@@ -134,7 +136,7 @@ void request_fail_all(struct attn_client *c);
 
 /* step.c */
 
-/* Encodes a step. ATTN_ENOMEM. */
+/* Encodes a step. ATTN_ENOMEM; ATTN_EINVAL too large, the sentence is left. */
 attn_status step_build(struct request *r, uint64_t timeout_us, void **out_message);
 /* Tells item_status that the step failed as a whole. */
 void step_fail(struct request *r);

@@ -127,6 +127,21 @@ static void expire_locked(struct request *r)
 
 /* ---- sending ---- */
 
+bool request_fits(const struct attn_client *c, size_t head_bytes, uint64_t payload_bytes)
+{
+    uint64_t max = c->info.max_message_bytes; /* 0 until hello is answered */
+    if (head_bytes == 0) {
+        error_set(ATTN_EINVAL, "the request's header is longer than %u bytes",
+                  WIRE_MAX_HEADER_BYTES);
+        return false;
+    }
+    if (max == 0 || head_bytes + payload_bytes <= max)
+        return true;
+    error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu",
+              (unsigned long long)(head_bytes + payload_bytes), (unsigned long long)max);
+    return false;
+}
+
 static attn_status build(struct request *r, void **out_message)
 {
     struct attn_client *c = r->client;
@@ -138,7 +153,7 @@ static attn_status build(struct request *r, void **out_message)
     r->header->session = c->info.session;
     r->header->timeout_us = left_us;
     size_t bytes = wire_request_head_bytes(r->header);
-    if (bytes == 0)
+    if (!request_fits(c, bytes, 0))
         return ATTN_EINVAL;
     void *m = c->t->ops->message_alloc(c->t, bytes);
     if (m == NULL)
@@ -359,15 +374,15 @@ static void lead(struct attn_client *c, uint64_t until_ns)
         keep_time(c, now);
     if (is_time || is_queued)
         flush_queue(c);
-    if (n > 0 || is_time || now >= until_ns)
-        return;
-
     pthread_mutex_lock(&c->lock);
     uint64_t wake_ns = c->next_wake_ns < until_ns ? c->next_wake_ns : until_ns;
     is_queued = c->n_queued > 0;
     pthread_mutex_unlock(&c->lock);
+    c->t->ops->want_send(c->t, is_queued);
+    if (n > 0 || is_time || now >= until_ns)
+        return;
     if (wake_ns > now)
-        c->t->ops->wait(c->t, is_queued, wake_ns - now);
+        c->t->ops->wait(c->t, wake_ns - now);
     read_some(c);
 }
 
@@ -481,10 +496,10 @@ attn_status request_start(struct request *r)
     void *message = NULL;
     uint64_t id = r->id;
     attn_status st = build(r, &message);
-    if (st == ATTN_EINVAL)
-        return error_set(st, "the request's header is longer than %u bytes", WIRE_MAX_HEADER_BYTES);
+    if (st == ATTN_ENOMEM)
+        error_set(st, "no memory for a message");
     if (st != ATTN_OK)
-        return error_set(st, "no memory for a message");
+        return st;
 
     pthread_mutex_lock(&c->lock);
     bool is_behind = c->n_queued > 0; /* keep the order of starts */

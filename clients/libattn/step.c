@@ -87,8 +87,8 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
 
     const struct wire_step_layout *l = &r->layout;
     size_t head_bytes = wire_request_head_bytes(&req);
-    uint8_t *m =
-        head_bytes > 0 ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes) : NULL;
+    bool is_small = request_fits(c, head_bytes, l->request_bytes);
+    uint8_t *m = is_small ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes) : NULL;
     if (m != NULL) {
         size_t e = attn_dtype_bytes(spec->q_dtype), end = l->request_bytes;
         size_t q_bytes = l->n_tokens * spec->num_q_heads * spec->head_dim_k * e;
@@ -105,8 +105,8 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
     }
     free(heap);
     *out_message = m;
-    if (head_bytes == 0)
-        return ATTN_EINVAL; /* too many items for a header */
+    if (!is_small)
+        return ATTN_EINVAL;
     return m != NULL ? ATTN_OK : ATTN_ENOMEM;
 }
 
@@ -196,11 +196,10 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
                              p->spec.head_dim_v, p->spec.q_dtype, out_layout, why, sizeof why);
     if (st != ATTN_OK)
         return error_set(st, "%s", why);
-    uint64_t bytes = out_layout->request_bytes > out_layout->reply_bytes ? out_layout->request_bytes
-                                                                         : out_layout->reply_bytes;
-    if (bytes > info->max_message_bytes)
-        return error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu",
-                         (unsigned long long)bytes, (unsigned long long)info->max_message_bytes);
+    if (out_layout->reply_bytes > info->max_message_bytes)
+        return error_set(ATTN_EINVAL, "an answer of %llu bytes, messages have at most %llu",
+                         (unsigned long long)out_layout->reply_bytes,
+                         (unsigned long long)info->max_message_bytes);
     return ATTN_OK;
 }
 

@@ -42,9 +42,11 @@ struct transport_ops {
     /* True: *out_m is a message, to be freed. One thread at a time. */
     bool (*recv)(struct transport *t, struct transport_message *out_m);
 
-    /* Blocks until recv may succeed, send may succeed (want_send), wake is called, or ns are over.
-     * May return early. The thread that calls recv. */
-    void (*wait)(struct transport *t, bool want_send, uint64_t ns);
+    /* Whether wait and fd are to tell, too, when send may succeed. The thread that calls recv. */
+    void (*want_send)(struct transport *t, bool is_wanted);
+    /* Blocks until recv may succeed, send may (if wanted), wake is called, or ns are over. May return
+     * early. The thread that calls recv. */
+    void (*wait)(struct transport *t, uint64_t ns);
     /* Makes a wait, running or the next, return. */
     void (*wake)(struct transport *t);
     /* A descriptor that is readable when wait would return at once. */

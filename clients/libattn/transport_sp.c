@@ -215,12 +215,17 @@ static bool sp_recv(struct transport *t, struct transport_message *out_m)
     }
 }
 
-static void sp_wait(struct transport *t, bool want_send, uint64_t ns)
+static void sp_want_send(struct transport *t, bool is_wanted)
 {
     struct sp *sp = (struct sp *)t;
-    if (want_send != sp->is_send_polled &&
-        sp_watch(sp->epoll_fd, EPOLL_CTL_MOD, sp->send_fd, want_send))
-        sp->is_send_polled = want_send;
+    if (is_wanted != sp->is_send_polled &&
+        sp_watch(sp->epoll_fd, EPOLL_CTL_MOD, sp->send_fd, is_wanted))
+        sp->is_send_polled = is_wanted;
+}
+
+static void sp_wait(struct transport *t, uint64_t ns)
+{
+    struct sp *sp = (struct sp *)t;
     struct epoll_event ready[3];
     uint64_t ms = ns / 1000000u + (ns % 1000000u != 0), n_wakes;
     int n = epoll_wait(sp->epoll_fd, ready, 3, ms > INT_MAX ? INT_MAX : (int)ms);
@@ -270,6 +275,7 @@ const struct transport_ops transport_sp_ops = {
     .message_free = sp_message_free,
     .send = sp_send,
     .recv = sp_recv,
+    .want_send = sp_want_send,
     .wait = sp_wait,
     .wake = sp_wake,
     .fd = sp_fd,

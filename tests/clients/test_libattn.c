@@ -812,6 +812,69 @@ static void large_messages_pass(void **state)
     attn_pool_close(p);
 }
 
+/* More than the sockets hold: some are queued in the library and sent when others are through. */
+static void many_large_messages_wait_for_their_turn(void **state)
+{
+    struct fixture *f = *state;
+    struct attn_pool_spec spec = spec_of_test();
+    attn_pool *p;
+    spec.num_q_heads = 64;
+    spec.head_dim_k = 64;
+    assert_int_equal(attn_pool_create(f->client, &spec, LONG_US, &p), ATTN_OK);
+    enum { STEPS = 6, TOKENS = 400, WIDE = 64 * 64, ALL = TOKENS * WIDE };
+    struct attn_item items[STEPS];
+    attn_ticket tickets[STEPS];
+    float *q = malloc(sizeof(float) * ALL), *out = malloc(sizeof(float) * ALL * STEPS);
+    for (int i = 0; i < ALL; i++)
+        q[i] = (float)(i % 1021);
+    for (int i = 0; i < STEPS; i++) {
+        items[i] = (struct attn_item){.seq = 10 + (uint64_t)i, .epoch = 1, .n_tokens = TOKENS};
+        struct attn_step s = {.struct_size = sizeof s,
+                              .n_items = 1,
+                              .items = &items[i],
+                              .q = q,
+                              .out = out + (size_t)i * ALL,
+                              .timeout_us = LONG_US};
+        assert_int_equal(attn_step_start(p, &s, NULL, NULL, &tickets[i]), ATTN_OK);
+    }
+    struct pollfd fd = {.fd = attn_client_fd(f->client), .events = POLLIN};
+    while (counters_of(f).n_in_flight > 0) { /* as an event loop does */
+        poll(&fd, 1, 20);
+        assert_int_equal(attn_client_poll(f->client, 0, NULL), ATTN_OK);
+    }
+    for (int i = 0; i < STEPS; i++) {
+        assert_int_equal(attn_step_wait(f->client, tickets[i], NULL), ATTN_OK);
+        for (int e = 0; e < ALL; e++)
+            assert_true(out[(size_t)i * ALL + e] == 2 * q[e] + (float)(10 + i));
+    }
+    free(q);
+    free(out);
+    attn_pool_close(p);
+}
+
+static void a_message_the_daemon_would_not_take_is_not_sent(void **state)
+{
+    struct fixture *f = *state;
+    struct attn_pool_spec spec = spec_of_test();
+    attn_pool *p;
+    spec.num_q_heads = 1024;
+    spec.head_dim_k = 256;
+    assert_int_equal(attn_pool_create(f->client, &spec, LONG_US, &p), ATTN_OK);
+    struct attn_item item = {.seq = 3, .epoch = 1, .n_tokens = 64}; /* 64 MiB, and a header */
+    float *q = calloc(64, 1 << 20), *out = calloc(64, 1 << 20);
+    struct attn_step s = {
+        .struct_size = sizeof s, .n_items = 1, .items = &item, .q = q, .out = out};
+    unsigned int n_before = atomic_load(&f->daemon.n_requests);
+    assert_int_equal(attn_step(p, &s, NULL), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "67108864"));
+    item.n_tokens = 65;
+    assert_int_equal(attn_step(p, &s, NULL), ATTN_EINVAL);
+    assert_int_equal(atomic_load(&f->daemon.n_requests), n_before);
+    free(q);
+    free(out);
+    attn_pool_close(p);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -841,6 +904,8 @@ int main(void)
         T(a_forked_child_is_refused_and_the_parent_goes_on),
         cmocka_unit_test(tcp_works_as_ipc_does),
         T(large_messages_pass),
+        T(many_large_messages_wait_for_their_turn),
+        T(a_message_the_daemon_would_not_take_is_not_sent),
     };
     return cmocka_run_group_tests_name("libattn", tests, NULL, NULL);
 }
