@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define N_OPS 200
+#define N_OPS 100
 
 /* Written by the child, read by the parent while the child is stopped. */
 struct stage {
@@ -36,12 +36,39 @@ static int copy_fd;
 static uint64_t n_seeds = 2; /* or the first argument */
 static uint64_t n_states, n_steps, n_old, n_new;
 
+/* Begins every run, so that each kind of truth is in flight: copies of two blocks are committed,
+ * cancelled and closed away, and a truncation cuts two layers. */
+static const struct op script[] = {
+    {.kind = OP_OPEN, .slot = 0},
+    {.kind = OP_RESERVE, .slot = 0, .layer = 0, .pos = 0, .n = 7, .will_commit = true},
+    {.kind = OP_RESERVE, .slot = 0, .layer = 1, .pos = 0, .n = 6, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 0, .layer = 1, .pos = 0, .n = 6},
+    {.kind = OP_COMMIT, .slot = 0, .layer = 0, .pos = 0, .n = 7},
+    {.kind = OP_FORK, .slot = 0, .to_slot = 1, .n = 6},
+    {.kind = OP_FORK, .slot = 1, .to_slot = 2, .n = 5},
+    {.kind = OP_RESERVE, .slot = 1, .layer = 0, .pos = 3, .n = 6},
+    {.kind = OP_CANCEL, .slot = 1, .layer = 0, .pos = 3, .n = 6},
+    {.kind = OP_RESERVE, .slot = 1, .layer = 0, .pos = 3, .n = 6, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 1, .layer = 0, .pos = 3, .n = 6},
+    {.kind = OP_TRUNCATE, .slot = 1, .n = 2},
+    {.kind = OP_RESERVE, .slot = 2, .layer = 1, .pos = 2, .n = 4},
+    {.kind = OP_CLOSE, .slot = 2},
+    {.kind = OP_FORK, .slot = 0, .to_slot = 2, .n = 6},
+    {.kind = OP_RESERVE, .slot = 0, .layer = 0, .pos = 0, .n = 7, .will_commit = true},
+    {.kind = OP_RECOVER},
+    {.kind = OP_ADOPT, .slot = 0, .owner = 1},
+    {.kind = OP_CLOSE, .slot = 0},
+};
+#define N_SCRIPT (sizeof script / sizeof script[0])
+
 static void child_run(struct kv *kv, uint64_t seed)
 {
     static struct test_fx t;
     uint64_t random = seed * UINT64_C(0x9e3779b97f4a7c15);
     for (uint32_t i = 0; i < N_OPS; i++) {
-        stage->op = model_op(&stage->before, &random);
+        stage->op = i < N_SCRIPT ? script[i] : model_op(&stage->before, &random);
+        if (i < N_SCRIPT)
+            stage->op.value_seed = (uint32_t)seed * 6; /* a failed batch copies none of 1, 2, 3 */
         stage->after = stage->before;
         stage->expected = model_apply(&stage->after, &stage->op);
         test_fx_reset(&t);
@@ -120,7 +147,7 @@ static void step_operation(pid_t child, uint64_t seed, uint32_t i)
             fail_msg("seed %llu op %u: the child did not come to the end", (unsigned long long)seed,
                      i);
     }
-    if (stage->status != stage->expected)
+    if (stage->status != stage->expected || (i < N_SCRIPT && stage->status != ATTN_OK))
         fail_msg("seed %llu op %u, %s: %s, not %s", (unsigned long long)seed, i,
                  op_text(&stage->op), attn_status_name(stage->status),
                  attn_status_name(stage->expected));
