@@ -97,6 +97,8 @@ static void join_tally(struct tally *dst, struct tally *src)
     dst->n_prompt_steps += src->n_prompt_steps;
     dst->n_prompt_tokens += src->n_prompt_tokens;
     dst->n_requests += src->n_requests;
+    if (src->filled_ns > dst->filled_ns)
+        dst->filled_ns = src->filled_ns;
     if (src->end_ns > dst->end_ns)
         dst->end_ns = src->end_ns;
 }
@@ -139,7 +141,6 @@ static bool run(const struct options *o, attn_client *c, struct worker *workers,
         fprintf(stderr, "verifying %u outputs\n", o->n_verify);
     r->n_batches = before.n_batches < 0 ? -1 : after.n_batches - before.n_batches;
     r->n_batch_items = after.n_items - before.n_items;
-    r->prompt_s = (double)(load.start_ns - begin_ns) * 1e-9;
     for (uint32_t i = 0; i < n; i++) {
         pthread_join(workers[i].thread, NULL);
         join_tally(&r->tally, &workers[i].tally);
@@ -147,6 +148,7 @@ static bool run(const struct options *o, attn_client *c, struct worker *workers,
         if (workers[i].failure != ATTN_OK && r->failure == NULL)
             r->failure = workers[i].why;
     }
+    r->prompt_s = (double)(r->tally.filled_ns - begin_ns) * 1e-9;
     r->run_s = (double)(r->tally.end_ns - load.start_ns) * 1e-9;
     sort_tally(&r->tally);
     pthread_barrier_destroy(&load.barrier);

@@ -187,6 +187,7 @@ void *worker_main(void *arg)
     bool is_ok = s != NULL ? connect_worker(w) : worker_fail(w, ATTN_ENOMEM, "sequences");
     if (is_ok && !is_trace)
         is_ok = open_streams(w, s, o->n_sequences) && closed_fill(w, s, o->n_sequences);
+    w->tally.filled_ns = worker_now_ns();
     atomic_fetch_add(&w->load->n_ready, 1);
     pthread_barrier_wait(&w->load->barrier); /* start_ns is set from here on */
     if (is_ok && is_trace)

@@ -39,7 +39,7 @@ struct tally {
     uint64_t n_prompt_steps, n_prompt_tokens;
     uint64_t n_requests;
     uint64_t refused[TALLY_N_STATUS]; /* by -status */
-    uint64_t end_ns;
+    uint64_t filled_ns, end_ns; /* when contexts were full, when the run was over */
 };
 
 struct worker {
