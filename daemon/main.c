@@ -22,7 +22,7 @@ enum {
     WHY_BYTES = 512,
     TICK_MS = 100, /* heartbeat, watchdog, the device's health */
     DRAIN_TICK_MS = 5,
-    LAST_REPLIES_MS = 1000, /* for answers of the last moment to be written */
+    LAST_REPLIES_MS = 1000, /* for answers of the last moment to be written and read */
 };
 
 struct daemon {
@@ -326,11 +326,14 @@ static void close_handle(uv_handle_t *h, void *arg)
 static void on_last_replies(uv_timer_t *timer)
 {
     struct daemon *d = timer->data;
-    if (transports_are_idle(d) || stats_now_ns() >= d->drain_until_ns)
+    bool is_done = true;
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        is_done &= transport_sp_hang_up(d->transports[i]);
+    if (is_done || stats_now_ns() >= d->drain_until_ns)
         uv_stop(d->loop);
 }
 
-/* Lets the loop write what is owed, for a moment. */
+/* Lets the loop write what is owed and the peers read it, for a moment. */
 static void write_last_replies(struct daemon *d)
 {
     d->drain_until_ns = stats_now_ns() + (uint64_t)LAST_REPLIES_MS * 1000000;

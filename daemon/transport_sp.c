@@ -5,14 +5,17 @@
  * Deadlines stand in three lists, each ordered because its members wait equally long; one timer looks
  * at the heads.
  */
+#define _GNU_SOURCE /* POLLRDHUP */
 #include "daemon/transport_sp.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -344,6 +347,19 @@ void transport_sp_stop(struct transport_sp *t)
 bool transport_sp_is_idle(const struct transport_sp *t)
 {
     return t->n_owed == 0;
+}
+
+bool transport_sp_hang_up(struct transport_sp *t)
+{
+    bool is_done = t->n_owed == 0;
+    for (struct sp_peer *p = t->peers; p != NULL && t->n_owed == 0; p = p->next) {
+        struct pollfd at = {.events = POLLRDHUP};
+        if (uv_fileno(&p->io.handle, &at.fd) != 0)
+            continue;
+        shutdown(at.fd, SHUT_WR);
+        is_done &= poll(&at, 1, 0) > 0;
+    }
+    return is_done;
 }
 
 void transport_sp_close(struct transport_sp *t)

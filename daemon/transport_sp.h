@@ -26,6 +26,10 @@ const char *transport_sp_url(const struct transport_sp *t);
 void transport_sp_stop(struct transport_sp *t);
 /* True when no reply is owed to any peer and no write is pending. */
 bool transport_sp_is_idle(const struct transport_sp *t);
+/* After stop, when idle: ends our side of every connection and tells whether all peers have ended theirs,
+ * which they do when they have read everything. libnanomsg forgets replies it has not handed out yet
+ * when a connection is closed under it. Call again until true or until patience ends. */
+bool transport_sp_hang_up(struct transport_sp *t);
 /* Closes all peers; memory is freed when the loop has run the close callbacks, and not before the engine
  * has given back every request (engine_close does). NULL is fine. */
 void transport_sp_close(struct transport_sp *t);
