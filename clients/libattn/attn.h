@@ -126,7 +126,7 @@ ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t timeout_us);
 ATTN_API void attn_free(void *p);
 
 /* For event loops: readable when attn_client_poll has something to do. While steps are in flight
- * call attn_client_poll at least every 20 ms besides, for deadlines and reconnects. */
+ * call attn_client_poll at least every 20 ms besides, for deadlines and reconnects. -1: after fork. */
 ATTN_API int attn_client_fd(attn_client *c);
 
 /* attn_client_poll: completes what can be completed; waits up to timeout_us for the first.

@@ -119,19 +119,6 @@ static const struct transport_ops *find_transport(const char *url)
     return NULL;
 }
 
-/* Frees what open made; the transport's last call is its close or abandon. */
-static void client_free(struct attn_client *c)
-{
-    for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++) {
-        if (c->slots[i] != NULL && c->slots[i]->message != NULL)
-            c->t->ops->message_free(c->t, c->slots[i]->message);
-        free(c->slots[i]);
-    }
-    free(c->url);
-    free(c->name);
-    free(c);
-}
-
 attn_status attn_client_open(const char *url, const struct attn_client_options *o,
                              uint64_t timeout_us, attn_client **out_client)
 {
@@ -189,14 +176,21 @@ void attn_client_close(attn_client *c)
     if (c == NULL)
         return;
     bool is_ours = c->fork_generation == atomic_load(&fork_generation);
+    struct transport *t = c->t;
     if (is_ours)
         request_fail_all(c);
-    struct transport *t = c->t;
+    for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++) { /* not waited for; all, in a forked child */
+        if (c->slots[i] != NULL && c->slots[i]->message != NULL)
+            t->ops->message_free(t, c->slots[i]->message);
+        free(c->slots[i]);
+    }
     if (t != NULL && is_ours)
         t->ops->close(t);
     else if (t != NULL)
         t->ops->abandon(t);
-    client_free(c);
+    free(c->url);
+    free(c->name);
+    free(c);
 }
 
 attn_status attn_client_info(const attn_client *c, struct attn_client_info *out)

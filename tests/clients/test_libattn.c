@@ -304,6 +304,33 @@ static void a_forked_child_is_refused_and_the_parent_goes_on(void **state)
     assert_good(&w);
 }
 
+static void a_forked_child_may_close_what_still_waits_to_be_sent(void **state)
+{
+    struct fixture *f = *state;
+    struct work w, queued;
+    char url[96];
+    memcpy(url, f->daemon.url, sizeof url);
+    fake_daemon_stop(&f->daemon);
+    work_init(&w, 1, 2);
+    w.step.timeout_us = SOON_US;
+    assert_int_equal(attn_step(f->pool, &w.step, NULL), ATTN_ECONN); /* noticed by now */
+    work_init(&queued, 2, 2);
+    assert_int_equal(attn_step_start(f->pool, &queued.step, on_done, &queued, NULL), ATTN_OK);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close_client(f);
+        _exit(queued.n_calls); /* the parent's callback */
+    }
+    int status = -1;
+    assert_true(pid > 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    fake_daemon_start(&f->daemon, url);
+    close_client(f);
+    assert_int_equal(queued.n_calls, 1);
+    assert_int_equal(queued.result.status, ATTN_ECONN);
+}
+
 static void tcp_works_as_ipc_does(void **state)
 {
     (void)state;
@@ -428,6 +455,7 @@ int main(void)
         T(too_many_in_flight_are_refused),
         T(many_threads_share_one_client),
         T(a_forked_child_is_refused_and_the_parent_goes_on),
+        T(a_forked_child_may_close_what_still_waits_to_be_sent),
         T(large_messages_pass),
         T(many_large_messages_wait_for_their_turn),
         T(a_message_the_daemon_would_not_take_is_not_sent),
