@@ -40,7 +40,7 @@ struct daemon {
     uv_timer_t tick;
     uv_signal_t signals[3];
     uint64_t watchdog_ns, next_watchdog_ns;
-    bool is_draining;
+    bool has_handlers, is_draining, is_stopping;
     uint64_t drain_until_ns;
     int exit_code;
 };
@@ -165,6 +165,8 @@ static void on_tick(uv_timer_t *timer)
 static void on_terminate(uv_signal_t *s, int number)
 {
     struct daemon *d = s->data;
+    if (d->is_stopping)
+        return;
     if (!d->is_draining) {
         log_info("%s", number == SIGINT ? "SIGINT" : "SIGTERM");
         drain(d);
@@ -242,6 +244,8 @@ static void on_reload(uv_signal_t *s, int number)
     enum config_action action;
     char why[WHY_BYTES];
     (void)number;
+    if (d->is_stopping)
+        return;
     if (config_load(d->argc, d->argv, &now, &action, why, sizeof why) != ATTN_OK) {
         log_error("SIGHUP: the settings stay as they are: %s", why);
         return;
@@ -268,6 +272,7 @@ static void handlers_start(struct daemon *d)
     d->tick.data = d;
     uv_timer_start(&d->tick, on_tick, 0, TICK_MS);
     d->watchdog_ns = notify_watchdog_us() * 1000;
+    d->has_handlers = true;
 }
 
 /* An exit code; what was started is daemon_stop's. */
@@ -345,6 +350,9 @@ static void write_last_replies(struct daemon *d)
 static void daemon_stop(struct daemon *d)
 {
     stats_set(is_ready, 0);
+    d->is_stopping = true;
+    if (d->has_handlers)
+        uv_timer_stop(&d->tick); /* it looks at the engine */
     for (uint32_t i = 0; i < d->n_transports; i++)
         transport_sp_stop(d->transports[i]);
     if (engine_close(d->engine) != ATTN_OK) {
