@@ -27,9 +27,17 @@ template <bool is_bf16_, bool is_quantised_, int dim_, int row_warps_> struct ma
     static constexpr int merge_bytes = token_warps > 1
                                            ? token_warps * 16 * (dim + 4) * 4 + token_warps * 16 * 8
                                            : 0;
-    static constexpr int kv_bytes = 4 * tile_bytes; /* two stages of K and V */
-    static constexpr int scales_at = q_bytes + (kv_bytes > merge_bytes ? kv_bytes : merge_bytes);
-    static constexpr int shared_bytes = scales_at + (is_quantised ? 2 * tile * 4 : 0);
+    /* two stages of K and V; quantised: one of K and V as the products take them, behind it two
+     * stages of codes of K, of V, scales of K, of V */
+    static constexpr int code_bytes = tile * dim;
+    static constexpr int part_bytes = is_quantised ? code_bytes : tile_bytes;
+    /* V's scales meet the probabilities; those of an f16 kernel have no room for it, there they go
+     * into V */
+    static constexpr bool scales_p = is_quantised && is_bf16;
+    static constexpr int stage_bytes = is_quantised ? 2 * code_bytes + 8 * tile : 2 * tile_bytes;
+    static constexpr int stages_at = q_bytes + (is_quantised ? 2 * tile_bytes : 0);
+    static constexpr int kv_end = stages_at + 2 * stage_bytes, merge_end = q_bytes + merge_bytes;
+    static constexpr int shared_bytes = kv_end > merge_end ? kv_end : merge_end;
 };
 
 template <class C> GPU_DEVICE uint32_t piece_at(uint32_t base, uint32_t row, uint32_t piece)
@@ -44,47 +52,65 @@ struct matrix_source {
     uint32_t head, end; /* keys from end on become zero */
 };
 
-GPU_DEVICE void store_shared16(uint32_t address, uint4 v)
+/* Starts bringing one tile of K and V to a stage; rows past the end and pieces past the head dim
+ * become zero. Quantised: codes as they are, and their scales. */
+template <class C>
+GPU_DEVICE void load_tile(const gpu_kv &kv, const matrix_source &src, uint32_t base, uint32_t dst)
 {
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w)
-                 : "memory");
-}
-
-/* Starts bringing one tile of K or V; rows past the end and pieces past the head dim become zero.
- * Quantised codes are exact in 16 bits: K's scales go to s_scales and meet the scores, V's go in. */
-template <class C, bool is_v>
-GPU_DEVICE void load_part(const gpu_kv &kv, const matrix_source &src, const part &p, uint32_t dim,
-                          uint32_t base, uint32_t dst, float *s_scales)
-{
+    const char *k0 = kv.base + src.k.codes + src.head * src.k.head_bytes;
+    const char *v0 = kv.base + src.v.codes + src.head * src.v.head_bytes;
 #pragma unroll 4
     for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
         uint32_t row = i / C::pieces, piece = i % C::pieces, key = base + row;
-        bool is_live = key < src.end && piece * 8 < dim;
+        bool is_live = key < src.end;
         uint32_t block = is_live ? src.table[key >> kv.block_shift] : 0;
         uint32_t slot = is_live ? key & (kv.block_tokens - 1) : 0;
-        const char *from = row_address(kv, p, block, src.head, slot);
-        uint32_t to = piece_at<C>(dst, row, piece);
+        uint64_t at = block * kv.block_bytes;
+        bool has_k = is_live && piece * 8 < kv.dk, has_v = is_live && piece * 8 < kv.dv;
+        uint32_t bytes = C::is_quantised ? piece * 8 : piece * 16;
+        const char *k = k0 + at + slot * src.k.row_bytes + (has_k ? bytes : 0);
+        const char *v = v0 + at + slot * src.v.row_bytes + (has_v ? bytes : 0);
         if (!C::is_quantised) {
-            copy16_async(to, is_live ? from + piece * 16 : from, is_live);
+            copy16_async(piece_at<C>(dst, row, piece), k, has_k);
+            copy16_async(piece_at<C>(dst + C::part_bytes, row, piece), v, has_v);
             continue;
         }
-        float x[8] = {};
-        if (is_live) {
-            load8(x, from + piece * 8, kv.kv_dtype);
-            float scale = *scale_address(kv, p, block, src.head, slot);
-            if (!is_v && piece == 0)
-                s_scales[row] = scale;
-#pragma unroll
-            for (int e = 0; e < 8 && is_v; ++e)
-                x[e] *= scale;
+        copy_async<8>(dst + i * 8, k, has_k);
+        copy_async<8>(dst + C::part_bytes + i * 8, v, has_v);
+        if (piece == 0) {
+            uint32_t scales = dst + 2 * C::part_bytes + row * 4;
+            copy_async<4>(scales, scale_address(kv, src.k, block, src.head, slot), is_live);
+            copy_async<4>(scales + 4 * C::tile, scale_address(kv, src.v, block, src.head, slot),
+                          is_live);
         }
-        uint32_t w[4];
+    }
+}
+
+/* Codes to 16-bit floats, exact but for an f16 kernel's V, which takes its scales here. */
+template <class C, bool is_v>
+GPU_DEVICE void decode_part(const char *codes, const float *scales, uint32_t dtype, char *dst)
+{
+#pragma unroll 4
+    for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
+        uint32_t row = i / C::pieces, piece = i % C::pieces, w[4];
+        if (C::is_bf16 && dtype == ATTN_FP8_E4M3) {
+            uint2 c = *(const uint2 *)(codes + i * 8);
+            w[0] = e4m3_to_bf16x2<0>(c.x);
+            w[1] = e4m3_to_bf16x2<1>(c.x);
+            w[2] = e4m3_to_bf16x2<0>(c.y);
+            w[3] = e4m3_to_bf16x2<1>(c.y);
+        } else {
+            float x[8];
+            load8(x, codes + i * 8, dtype);
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            w[e] = C::is_bf16 ? bf16_encode2(x[2 * e], x[2 * e + 1])
-                              : f16_encode2(x[2 * e], x[2 * e + 1]);
-        store_shared16(to, make_uint4(w[0], w[1], w[2], w[3]));
+            for (int e = 0; e < 8 && is_v && !C::scales_p; ++e)
+                x[e] *= scales[row];
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                w[e] = C::is_bf16 ? bf16_encode2(x[2 * e], x[2 * e + 1])
+                                  : f16_encode2(x[2 * e], x[2 * e + 1]);
+        }
+        *(uint4 *)(dst + piece_at<C>(0, row, piece)) = make_uint4(w[0], w[1], w[2], w[3]);
     }
 }
 
@@ -120,6 +146,7 @@ GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 8][4], const matrix_row (&
         return false;
     for (int t = warp_token; t < warp_token + C::warp_tokens; ++t) {
         uint32_t key = base + t;
+#pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (key >= end || !is_visible(row[h].see, key))
                 continue;
@@ -132,10 +159,7 @@ GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 8][4], const matrix_row (&
                     float x = C::is_bf16 ? bf16_decode(bits) : f16_decode(bits);
                     if (!is_bad<C::is_bf16>(bits))
                         x = 0.0f;
-                    if (h == 0)
-                        o[j][c] += x;
-                    else
-                        o[j][2 + c] += x;
+                    o[j][h * 2 + c] += x;
                 }
             }
         }
@@ -158,8 +182,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
     extern __shared__ __align__(128) char shared[];
     constexpr int n_s = C::warp_tokens / 8, n_o = C::dim / 8;
     const gpu_kv &kv = a.kv;
-    const uint32_t s_q = shared_address(shared), s_kv = s_q + C::q_bytes;
-    float *s_scales = (float *)(shared + C::scales_at); /* [2][tile] of K */
+    const uint32_t s_q = shared_address(shared);
     const int lane = lane_id(), warp_row = warp_id() % C::row_warps * 16;
     const int warp_token = warp_id() / C::row_warps * C::warp_tokens;
     chain_release();
@@ -213,10 +236,8 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
                                               base += (lowest.first - base) / C::tile * C::tile;
                                           return base;
     };
-    auto load_tile = [&](uint32_t base, int stage) {
-        uint32_t to = s_kv + stage * 2 * C::tile_bytes;
-        load_part<C, false>(kv, src, src.k, kv.dk, base, to, s_scales + stage * C::tile);
-        load_part<C, true>(kv, src, src.v, kv.dv, base, to + C::tile_bytes, nullptr);
+    auto start_tile = [&](uint32_t base, int stage) {
+        load_tile<C>(kv, src, base, s_q + C::stages_at + stage * C::stage_bytes);
         copy_commit();
     };
 
@@ -228,18 +249,28 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
     uint32_t base = next_tile(begin);
     int stage = 0;
     if (base < end)
-        load_tile(base, 0);
+        start_tile(base, 0);
     while (base < end) {
         uint32_t next = next_tile(base + C::tile);
         if (next < end) {
-            load_tile(next, stage ^ 1);
+            start_tile(next, stage ^ 1);
             copy_wait<1>();
         } else {
             copy_wait<0>();
         }
         __syncthreads();
 
-        const uint32_t s_k = s_kv + stage * 2 * C::tile_bytes, s_v = s_k + C::tile_bytes;
+        char *staged = shared + C::stages_at + stage * C::stage_bytes, *parts = staged;
+        const float *k_scales = (const float *)(staged + 2 * C::code_bytes);
+        const float *v_scales = k_scales + C::tile;
+        if (C::is_quantised) {
+            parts = shared + C::q_bytes;
+            decode_part<C, false>(staged, k_scales, kv.kv_dtype, parts);
+            decode_part<C, true>(staged + C::code_bytes, v_scales, kv.kv_dtype,
+                                 parts + C::tile_bytes);
+            __syncthreads();
+        }
+        const uint32_t s_k = shared_address(parts), s_v = s_k + C::tile_bytes;
         float s[n_s][4];
 #pragma unroll
         for (int j = 0; j < n_s; ++j)
@@ -261,12 +292,12 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
         }
 
         if (C::is_quantised) {
-            const float *scales = s_scales + stage * C::tile + warp_token + lane % 4 * 2;
+            k_scales += warp_token + lane % 4 * 2;
 #pragma unroll
             for (int j = 0; j < n_s; ++j)
 #pragma unroll
                 for (int c = 0; c < 4; ++c)
-                    s[j][c] *= scales[j * 8 + c % 2];
+                    s[j][c] *= k_scales[j * 8 + c % 2];
         }
 
         const bool is_open = base >= highest.first && base + C::tile <= min(lowest.end, end);
@@ -301,8 +332,8 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
                 s[j][c] = exp2_diff(s[j][c], row[c / 2].m);
                 row[c / 2].sum += s[j][c];
             }
-        if (!is_open && hide_bad<C>(shared + C::q_bytes + (stage * 2 + 1) * C::tile_bytes, o, row,
-                                    base, warp_token, end))
+        if (!is_open && !C::scales_p &&
+            hide_bad<C>(parts + C::tile_bytes, o, row, base, warp_token, end))
             __syncthreads();
 
 #pragma unroll
@@ -311,6 +342,11 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
                 float lo = s[j + c / 2][c % 2 * 2], hi = s[j + c / 2][c % 2 * 2 + 1];
+                if (C::scales_p) { /* a hidden key's scale may be NaN */
+                    const float *scale = v_scales + warp_token + (j + c / 2) * 8 + lane % 4 * 2;
+                    lo = lo == 0.0f ? 0.0f : lo * scale[0];
+                    hi = hi == 0.0f ? 0.0f : hi * scale[1];
+                }
                 p[c] = C::is_bf16 ? bf16_encode2(lo, hi) : f16_encode2(lo, hi);
             }
 #pragma unroll

@@ -33,13 +33,12 @@ GPU_DEVICE void load8(float (&x)[8], const char *p, uint32_t dtype)
         uint2 v = *(const uint2 *)p;
         uint32_t w[2] = {v.x, v.y};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            uint32_t two = w[i / 2] >> (i % 2 * 16);
+        for (int i = 0; i < 8; i += 2) {
             if (dtype == ATTN_FP8_E4M3) {
-                e4m3_decode2(two & 0xffff, x[2 * i], x[2 * i + 1]);
+                e4m3_decode2(w[i / 4] >> (i % 4 * 8) & 0xffff, x[i], x[i + 1]);
             } else {
-                x[2 * i] = (float)(int8_t)(two & 0xff);
-                x[2 * i + 1] = (float)(int8_t)(two >> 8 & 0xff);
+                x[i] = int8_decode(w[i / 4], i % 4);
+                x[i + 1] = int8_decode(w[i / 4], i % 4 + 1);
             }
         }
     }

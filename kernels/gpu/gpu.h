@@ -122,6 +122,24 @@ GPU_DEVICE void e4m3_decode2(uint32_t codes, float &lo, float &hi)
 #endif
 }
 
+/* Two e4m3 codes of a word, bytes 2 * pair and 2 * pair + 1, as bf16. Exact; the NaN code reads as 480
+ * (no quantiser here stores it). The code's bits in a bf16's place have an exponent that is 120 too
+ * small; conversions proper would take a quarter of the rate. */
+template <int pair> GPU_DEVICE uint32_t e4m3_to_bf16x2(uint32_t codes)
+{
+    uint32_t w = __byte_perm(codes, 0, pair ? 0x3424 : 0x1404), r;
+    w = (w & 0x80008000) | (w & 0x7f007f00) >> 4;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(w), "r"(0x7b807b80), "r"(0x80008000));
+    return r;
+}
+
+/* Byte `index` of four int8 codes. Exact: the byte becomes the low bits of 2^23 + 128 + code. */
+GPU_DEVICE float int8_decode(uint32_t codes, int index)
+{
+    return __uint_as_float(__byte_perm(codes ^ 0x80808080, 0x4b000000, 0x7440 + index)) -
+           8388736.0f;
+}
+
 /* One value, saturating at 448. */
 GPU_DEVICE uint32_t e4m3_encode(float x)
 {
@@ -152,6 +170,15 @@ GPU_DEVICE void copy16_async(uint32_t dst, const void *src, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
                  "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+/* The same for 8 or 4 bytes. */
+template <int bytes> GPU_DEVICE void copy_async(uint32_t dst, const void *src, bool valid)
+{
+    static_assert(bytes == 4 || bytes == 8, "16 bytes: copy16_async");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(bytes),
+                 "r"(valid ? bytes : 0)
                  : "memory");
 }
 

@@ -14,44 +14,40 @@ namespace
 constexpr int prep_threads = 256;
 constexpr float e4m3_max = 448.0f, int8_max = 127.0f;
 
-/* One head's row, by one warp: codes and their scale, by reference_quantise's rule. */
-GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const char *src, uint32_t n,
-                             uint32_t src_dtype, uint32_t dst_dtype)
+/* One head's row, by one warp, 8 elements a lane (n <= 256): codes and their scale by
+ * reference_quantise's rule. */
+GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[8], uint32_t n,
+                             uint32_t dtype)
 {
-    uint32_t size = element_bytes(src_dtype);
     float amax = 0.0f, bad = 0.0f;
-    for (uint32_t i = lane_id() * 8; i < n; i += warp_width * 8) {
-        float x[8];
-        load8(x, src + i * size, src_dtype);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            amax = fmaxf(amax, fabsf(x[j]));
-            bad = isfinite(x[j]) ? bad : 1.0f;
-        }
+    for (int j = 0; j < 8; ++j) {
+        amax = fmaxf(amax, fabsf(x[j]));
+        bad = isfinite(x[j]) ? bad : 1.0f;
     }
     amax = warp_max(amax);
-    float scale = amax / (dst_dtype == ATTN_FP8_E4M3 ? e4m3_max : int8_max);
+    float scale = amax / (dtype == ATTN_FP8_E4M3 ? e4m3_max : int8_max);
     if (warp_max(bad) > 0.0f)
         scale = NAN;
-    for (uint32_t i = lane_id() * 8; i < n; i += warp_width * 8) {
-        float x[8];
-        load8(x, src + i * size, src_dtype);
-        uint32_t w[2] = {0, 0};
+    uint32_t w[2] = {0, 0};
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            float y = scale > 0.0f ? x[j] / scale : 0.0f;
-            uint32_t code;
-            if (dst_dtype == ATTN_FP8_E4M3)
-                code = e4m3_encode(y);
-            else
-                code = (uint32_t)__float2int_rn(fminf(fmaxf(y, -int8_max), int8_max)) & 0xff;
-            w[j / 4] |= code << (j % 4 * 8);
-        }
-        *(uint2 *)(dst + i) = make_uint2(w[0], w[1]);
+    for (int j = 0; j < 8; ++j) {
+        float y = scale > 0.0f ? x[j] / scale : 0.0f;
+        uint32_t code;
+        if (dtype == ATTN_FP8_E4M3)
+            code = e4m3_encode(y);
+        else
+            code = (uint32_t)__float2int_rn(fminf(fmaxf(y, -int8_max), int8_max)) & 0xff;
+        w[j / 4] |= code << (j % 4 * 8);
     }
+    if (lane_id() * 8 < n)
+        *(uint2 *)(dst + lane_id() * 8) = make_uint2(w[0], w[1]);
     if (lane_id() == 0)
         *dst_scale = scale;
 }
+
+/* Loads over the bus take a microsecond: `at_once` of them are asked for before the first is used. */
+constexpr int at_once = 4;
 
 GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_t *blocks,
                              uint32_t token)
@@ -63,42 +59,93 @@ GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_
     const char *src_k = (const char *)it.k_src + (uint64_t)token * kv.num_kv_heads * kv.dk * size;
     const char *src_v = (const char *)it.v_src + (uint64_t)token * kv.num_kv_heads * kv.dv * size;
     if (kv.is_quantised) {
-        uint32_t n_warps = blockDim.x / warp_width;
-        for (uint32_t r = warp_id(); r < 2 * kv.num_kv_heads; r += n_warps) {
-            bool is_v = r >= kv.num_kv_heads;
-            uint32_t head = is_v ? r - kv.num_kv_heads : r, d = is_v ? kv.dv : kv.dk;
-            const part &p = is_v ? v : k;
-            quantise_row(row_address(kv, p, block, head, slot),
-                         scale_address(kv, p, block, head, slot),
-                         (is_v ? src_v : src_k) + head * d * size, d, kv.q_dtype, kv.kv_dtype);
+        constexpr uint32_t n_warps = prep_threads / warp_width;
+        for (uint32_t r0 = warp_id(); r0 < 2 * kv.num_kv_heads; r0 += n_warps * at_once) {
+            float x[at_once][8] = {};
+#pragma unroll
+            for (int u = 0; u < at_once; ++u) {
+                uint32_t r = r0 + u * n_warps, e = lane_id() * 8;
+                bool is_v = r >= kv.num_kv_heads;
+                uint32_t head = is_v ? r - kv.num_kv_heads : r, d = is_v ? kv.dv : kv.dk;
+                if (r < 2 * kv.num_kv_heads && e < d)
+                    load8(x[u], (is_v ? src_v : src_k) + (head * d + e) * size, kv.q_dtype);
+            }
+#pragma unroll
+            for (int u = 0; u < at_once; ++u) {
+                uint32_t r = r0 + u * n_warps;
+                bool is_v = r >= kv.num_kv_heads;
+                uint32_t head = is_v ? r - kv.num_kv_heads : r;
+                part p = v;
+                if (!is_v)
+                    p = k;
+                if (r < 2 * kv.num_kv_heads)
+                    quantise_row(row_address(kv, p, block, head, slot),
+                                 scale_address(kv, p, block, head, slot), x[u],
+                                 is_v ? kv.dv : kv.dk, kv.kv_dtype);
+            }
         }
         return;
     }
     uint32_t nk = k.row_bytes / 16, nv = v.row_bytes / 16, n = kv.num_kv_heads * (nk + nv);
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-        bool is_v = i >= kv.num_kv_heads * nk;
-        uint32_t j = is_v ? i - kv.num_kv_heads * nk : i, w = is_v ? nv : nk;
-        const part &p = is_v ? v : k;
-        uint4 x = *(const uint4 *)((is_v ? src_v : src_k) + (uint64_t)j * 16);
-        *(uint4 *)(row_address(kv, p, block, j / w, slot) + j % w * 16) = x;
+    for (uint32_t i0 = threadIdx.x; i0 < n; i0 += prep_threads * at_once) {
+        uint4 x[at_once];
+#pragma unroll
+        for (int u = 0; u < at_once; ++u) {
+            uint32_t i = i0 + u * prep_threads, at = kv.num_kv_heads * nk;
+            if (i < n)
+                x[u] = i < at ? ((const uint4 *)src_k)[i] : ((const uint4 *)src_v)[i - at];
+        }
+#pragma unroll
+        for (int u = 0; u < at_once; ++u) {
+            uint32_t i = i0 + u * prep_threads;
+            bool is_v = i >= kv.num_kv_heads * nk;
+            uint32_t j = is_v ? i - kv.num_kv_heads * nk : i, w = is_v ? nv : nk;
+            part p = v;
+            if (!is_v)
+                p = k;
+            if (i < n)
+                *(uint4 *)(row_address(kv, p, block, j / w, slot) + j % w * 16) = x[u];
+        }
     }
 }
 
-/* One thread block a token; patches and the inline items are spread over all of them. */
+/* One token's q to the device. */
+GPU_DEVICE void bring_q(const gpu_kv &kv, const gpu_item &it, uint32_t token)
+{
+    uint32_t n = kv.num_q_heads * kv.dk * element_bytes(kv.q_dtype) / 16;
+    const uint4 *src = (const uint4 *)it.q_src + (uint64_t)token * n;
+    uint4 *dst = (uint4 *)it.q + (uint64_t)token * n;
+    for (uint32_t i0 = threadIdx.x; i0 < n; i0 += prep_threads * at_once) {
+        uint4 x[at_once];
+#pragma unroll
+        for (int u = 0; u < at_once; ++u)
+            if (i0 + u * prep_threads < n)
+                x[u] = src[i0 + u * prep_threads];
+#pragma unroll
+        for (int u = 0; u < at_once; ++u)
+            if (i0 + u * prep_threads < n)
+                dst[i0 + u * prep_threads] = x[u];
+    }
+}
+
+/* Two thread blocks a token, for k and v and for q; patches and the inline items are spread over the
+ * first ones. */
 __global__ void __launch_bounds__(prep_threads) prep(const __grid_constant__ gpu_prep a)
 {
     chain_release();
-    uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, n_threads = gridDim.x * blockDim.x;
-    if (thread == 0 && a.out_start_ns)
+    uint32_t thread = blockIdx.x * prep_threads + threadIdx.x;
+    uint32_t n_threads = gridDim.x * prep_threads;
+    bool is_first = blockIdx.y == 0;
+    if (is_first && thread == 0 && a.out_start_ns)
         *a.out_start_ns = time_ns();
     bool is_inline = !a.items;
     const gpu_item *items = is_inline ? a.inline_items : a.items;
     const gpu_patch *patches = a.patches ? a.patches : a.inline_patches;
-    for (uint32_t i = thread; i < a.n_patches; i += n_threads) {
+    for (uint32_t i = thread; is_first && i < a.n_patches; i += n_threads) {
         gpu_patch p = patches[i];
         a.kv.table[(uint64_t)p.row * a.kv.row_blocks + p.index] = p.block;
     }
-    if (is_inline) {
+    if (is_inline && is_first) {
         uint32_t words = a.n_items * (uint32_t)(sizeof(gpu_item) / 16);
         for (uint32_t i = thread; i < words; i += n_threads)
             ((uint4 *)a.out_items)[i] = ((const uint4 *)a.inline_items)[i];
@@ -107,14 +154,9 @@ __global__ void __launch_bounds__(prep_threads) prep(const __grid_constant__ gpu
         return;
     const gpu_item &it = items[find_item<&gpu_item::token0>(items, a.n_items, blockIdx.x)];
     uint32_t token = blockIdx.x - it.token0;
-    if (it.q_src) {
-        uint32_t n = a.kv.num_q_heads * a.kv.dk * element_bytes(a.kv.q_dtype) / 16;
-        const uint4 *src = (const uint4 *)it.q_src + (uint64_t)token * n;
-        uint4 *dst = (uint4 *)it.q + (uint64_t)token * n;
-        for (uint32_t i = threadIdx.x; i < n; i += prep_threads)
-            dst[i] = src[i];
-    }
-    if (it.k_src)
+    if (!is_first && it.q_src)
+        bring_q(a.kv, it, token);
+    if (is_first && it.k_src)
         append_token(a.kv, it, a.blocks ? a.blocks : a.inline_blocks, token);
 }
 
@@ -176,7 +218,7 @@ dim3 block_grid(uint64_t block_bytes, uint32_t n)
 int gpu_prep_launch(const struct gpu_prep *a, void *stream)
 {
     uint32_t grid = a->n_tokens ? a->n_tokens : 1 + (a->n_patches > 1024 ? 31 : 0);
-    return launch(prep, dim3(grid), dim3(prep_threads), 0, stream, false, *a);
+    return launch(prep, dim3(grid, a->n_tokens ? 2 : 1), dim3(prep_threads), 0, stream, false, *a);
 }
 
 int gpu_copy_launch(const struct gpu_copy *a, void *stream)
