@@ -34,6 +34,13 @@ attn_status gpu_lost(struct backend *b)
     return gpu_fail(b, ATTN_EDEVICE, "%s", runtime_last_error());
 }
 
+attn_status gpu_enter(struct backend *b)
+{
+    if (b->is_lost)
+        return ATTN_EDEVICE;
+    return runtime_device_use(b->config.device_index) == 0 ? ATTN_OK : gpu_lost(b);
+}
+
 /* ---- device */
 
 static attn_status take_kv(struct backend *b)
@@ -111,6 +118,7 @@ static void gpu_close(struct backend *b)
 {
     if (!b)
         return;
+    runtime_device_use(b->config.device_index);
     if (b->stream)
         runtime_stream_wait(b->stream);
     while (b->pools) {
@@ -311,7 +319,9 @@ static attn_status open_tuned(struct backend_pool *p)
 static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_config *c,
                                  struct backend_pool **out_pool)
 {
-    attn_status st = gpu_pool_check(b, c);
+    attn_status st = gpu_enter(b);
+    if (st == ATTN_OK)
+        st = gpu_pool_check(b, c);
     if (st != ATTN_OK)
         return st;
     uint64_t want = gpu_pool_bytes(b, c), left = b->kv.bytes - b->kv_used;

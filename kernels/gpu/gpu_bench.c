@@ -35,8 +35,9 @@ static attn_status bench_open(struct backend *b, uint32_t n_runs, struct bench *
     memset(m, 0, sizeof *m);
     m->b = b;
     m->n_runs = n_runs;
-    if (b->is_lost)
-        return ATTN_EDEVICE;
+    attn_status st = gpu_enter(b);
+    if (st != ATTN_OK)
+        return st;
     if (b->n_in_flight)
         return gpu_fail(b, ATTN_EINVAL, "a batch is in flight");
     m->evict_bytes = 2 * (b->device.l2_bytes ? b->device.l2_bytes : (uint64_t)64 << 20);

@@ -40,13 +40,14 @@ static int launch_copies(struct backend *b, const struct backend_batch *batch)
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
 {
     static const struct gpu_choice choice = {.is_split = true};
-    if (b->is_lost)
-        return ATTN_EDEVICE; /* last_error still says why */
+    attn_status st = gpu_enter(b);
+    if (st != ATTN_OK)
+        return st;
     if (b->n_in_flight == BACKEND_MAX_IN_FLIGHT)
         return gpu_fail(b, ATTN_EOVERLOAD, "%d batches are in flight", BACKEND_MAX_IN_FLIGHT);
     struct gpu_slot *s = &b->slots[(b->oldest + b->n_in_flight) % BACKEND_MAX_IN_FLIGHT];
     struct gpu_job *j = &s->job;
-    attn_status st = gpu_job_make(b, j, batch, &choice, NULL, NULL);
+    st = gpu_job_make(b, j, batch, &choice, NULL, NULL);
     if (st != ATTN_OK)
         return st;
 
@@ -118,8 +119,9 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
 static attn_status transfer(struct backend_pool *p, uint32_t block, void *dst, const void *src)
 {
     struct backend *b = p->b;
-    if (b->is_lost)
-        return ATTN_EDEVICE;
+    attn_status st = gpu_enter(b);
+    if (st != ATTN_OK)
+        return st;
     if (block >= p->config.n_blocks)
         return gpu_fail(b, ATTN_EINVAL, "block %u of %u", block, p->config.n_blocks);
     char *device = p->kv.base + block * p->kv.block_bytes;
@@ -142,8 +144,9 @@ attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *
 attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
 {
     struct backend *b = p->b;
-    if (b->is_lost)
-        return ATTN_EDEVICE;
+    attn_status st = gpu_enter(b);
+    if (st != ATTN_OK)
+        return st;
     for (uint32_t i = 0; i < n; i++)
         if (blocks[i] >= p->config.n_blocks)
             return gpu_fail(b, ATTN_EINVAL, "block %u of %u", blocks[i], p->config.n_blocks);

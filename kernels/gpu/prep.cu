@@ -29,10 +29,18 @@ GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[8], u
     float scale = amax / (dtype == ATTN_FP8_E4M3 ? e4m3_max : int8_max);
     if (warp_max(bad) > 0.0f)
         scale = NAN;
+    float inverse = 1.0f / scale;
+    bool is_tiny = scale < 0x1p-100f;
     uint32_t w[2] = {0, 0};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        float y = scale > 0.0f ? x[j] / scale : 0.0f;
+        /* x / scale, correctly rounded: a quotient from the rounded inverse and one correction */
+        float y = x[j] * inverse;
+        y = fmaf(fmaf(-y, scale, x[j]), inverse, y);
+        if (is_tiny)
+            y = x[j] / scale;
+        if (!(scale > 0.0f))
+            y = 0.0f;
         uint32_t code;
         if (dtype == ATTN_FP8_E4M3)
             code = e4m3_encode(y);
@@ -47,7 +55,7 @@ GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[8], u
 }
 
 /* Loads over the bus take a microsecond: `at_once` of them are asked for before the first is used. */
-constexpr int at_once = 4;
+constexpr int at_once = 4, rows_at_once = 2;
 
 GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_t *blocks,
                              uint32_t token)
@@ -60,10 +68,10 @@ GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_
     const char *src_v = (const char *)it.v_src + (uint64_t)token * kv.num_kv_heads * kv.dv * size;
     if (kv.is_quantised) {
         constexpr uint32_t n_warps = prep_threads / warp_width;
-        for (uint32_t r0 = warp_id(); r0 < 2 * kv.num_kv_heads; r0 += n_warps * at_once) {
-            float x[at_once][8] = {};
+        for (uint32_t r0 = warp_id(); r0 < 2 * kv.num_kv_heads; r0 += n_warps * rows_at_once) {
+            float x[rows_at_once][8] = {};
 #pragma unroll
-            for (int u = 0; u < at_once; ++u) {
+            for (int u = 0; u < rows_at_once; ++u) {
                 uint32_t r = r0 + u * n_warps, e = lane_id() * 8;
                 bool is_v = r >= kv.num_kv_heads;
                 uint32_t head = is_v ? r - kv.num_kv_heads : r, d = is_v ? kv.dv : kv.dk;
@@ -71,7 +79,7 @@ GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_
                     load8(x[u], (is_v ? src_v : src_k) + (head * d + e) * size, kv.q_dtype);
             }
 #pragma unroll
-            for (int u = 0; u < at_once; ++u) {
+            for (int u = 0; u < rows_at_once; ++u) {
                 uint32_t r = r0 + u * n_warps;
                 bool is_v = r >= kv.num_kv_heads;
                 uint32_t head = is_v ? r - kv.num_kv_heads : r;

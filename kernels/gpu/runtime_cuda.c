@@ -95,6 +95,17 @@ static int driver_check(const char *call, CUresult code)
 
 /* ---- device */
 
+int runtime_device_use(int index)
+{
+    static _Thread_local int current = -1;
+    if (current == index)
+        return 0;
+    int code = CALL(cudaSetDevice, (index));
+    if (code == 0)
+        current = index;
+    return code;
+}
+
 int runtime_device_open(int index, struct runtime_device *out)
 {
     int n = 0;
@@ -109,7 +120,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     code = CALL(cudaGetDeviceProperties, (&prop, index));
     if (code)
         return code;
-    code = CALL(cudaSetDevice, (index));
+    code = runtime_device_use(index);
     if (code)
         return code;
     size_t free_bytes, total_bytes;
@@ -123,11 +134,6 @@ int runtime_device_open(int index, struct runtime_device *out)
     out->free_bytes = free_bytes;
     out->total_bytes = total_bytes;
     return 0;
-}
-
-int runtime_device_use(int index)
-{
-    return CALL(cudaSetDevice, (index));
 }
 
 /* ---- memory */
