@@ -14,9 +14,9 @@
 /* Runs are drawn, so a plan of several shares a thread evens out threads that start late or are
  * preempted; more shares mean more partials. */
 #define SHARES_A_THREAD 8
-#define MIN_RUN_TILES 1
+#define MIN_RUN_TILES 2
 #define MAX_SPLITS 64
-#define FIXED_RUN_TILES 16
+#define FIXED_RUN_TILES 32
 #define ALONE_BYTES (64 << 10)
 
 struct attend_job {

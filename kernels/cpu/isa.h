@@ -9,7 +9,7 @@
 
 #include "kernels/kv_layout.h"
 
-#define TILE_TOKENS 64 /* cached tokens of a tile, the unit of the plan */
+#define TILE_TOKENS 32 /* cached tokens of a tile, the unit of the plan */
 #define MAX_ROWS 128 /* query rows of a kv head, (token, q head), in one pass over K and V */
 #define MAX_SEGMENT_ROWS 256 /* of all kv heads of a segment; their sums stay in the L2 cache */
 #define MAX_DIM 256

@@ -68,10 +68,10 @@ INLINE struct piece piece_of(const struct tile_state *t, uint32_t kv_head, uint3
     return p;
 }
 
-INLINE void prefetch(const uint8_t *p, size_t bytes)
+/* One line, each beside a load: in bursts they find no free miss buffers and are dropped. */
+INLINE void prefetch(const uint8_t *p)
 {
-    for (size_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(p + i, 0, 2);
+    __builtin_prefetch(p, 0, 3);
 }
 
 /* s[row][token] = the lanes of sums[row][token], added. */
@@ -95,9 +95,10 @@ INLINE void reduce_scores(const vf sums[ROWS_AT_ONCE][TOKENS_AT_ONCE], int n_row
 #endif
 }
 
-/* Scores of n_rows rows with TOKENS_AT_ONCE tokens from k. */
+/* Scores of n_rows rows with TOKENS_AT_ONCE tokens from k; fetches as many at ahead (NULL: none). */
 INLINE void scores_f32(attn_dtype dtype, int n_rows, const float *q, uint32_t q_stride,
-                       const uint8_t *k, uint32_t dk, size_t k_stride, float *s)
+                       const uint8_t *k, const uint8_t *ahead, uint32_t dk, size_t k_stride,
+                       float *s)
 {
     size_t bytes = dtype_bytes(dtype);
     vf sums[ROWS_AT_ONCE][TOKENS_AT_ONCE] = {0};
@@ -106,6 +107,8 @@ INLINE void scores_f32(attn_dtype dtype, int n_rows, const float *q, uint32_t q_
         vf kv[TOKENS_AT_ONCE];
         for (int j = 0; j < TOKENS_AT_ONCE; j++)
             kv[j] = vf_load_as(dtype, k + j * k_stride + d * bytes, VEC);
+        for (int j = 0; j < TOKENS_AT_ONCE && ahead != NULL && d * bytes % 64 == 0; j++)
+            prefetch(ahead + j * k_stride + d * bytes);
         for (int i = 0; i < n_rows; i++)
             for (int j = 0; j < TOKENS_AT_ONCE; j++)
                 sums[i][j] += vf_load(q + i * q_stride + d) * kv[j];
@@ -123,7 +126,7 @@ INLINE void scores_f32(attn_dtype dtype, int n_rows, const float *q, uint32_t q_
 
 #if HAS_BF16_DOT
 INLINE void scores_bf16(int n_rows, const uint16_t *q, uint32_t q_stride, const uint8_t *k,
-                        uint32_t dk, size_t k_stride, float *s)
+                        const uint8_t *ahead, uint32_t dk, size_t k_stride, float *s)
 {
     vf sums[ROWS_AT_ONCE][TOKENS_AT_ONCE] = {0};
     for (uint32_t d = 0; d < dk; d += 32) {
@@ -131,6 +134,8 @@ INLINE void scores_bf16(int n_rows, const uint16_t *q, uint32_t q_stride, const 
         __m512bh kv[TOKENS_AT_ONCE];
         for (int j = 0; j < TOKENS_AT_ONCE; j++)
             kv[j] = (__m512bh)_mm512_maskz_loadu_epi16(mask, k + j * k_stride + d * 2);
+        for (int j = 0; j < TOKENS_AT_ONCE && ahead != NULL; j++)
+            prefetch(ahead + j * k_stride + d * 2);
         for (int i = 0; i < n_rows; i++) {
             __m512bh qv = (__m512bh)_mm512_loadu_si512(q + i * q_stride + d);
             for (int j = 0; j < TOKENS_AT_ONCE; j++)
@@ -151,16 +156,15 @@ INLINE void piece_scores(const struct tile_state *t, attn_dtype dtype, const uin
         float *s = t->x->s + row * TILE_TOKENS + col;
         for (uint32_t j = 0; j < n_tokens; j += TOKENS_AT_ONCE) {
             const uint8_t *kj = k + j * k_stride;
-            if (row == 0 && ahead != NULL)
-                prefetch(ahead + j * k_stride, TOKENS_AT_ONCE * k_stride);
+            const uint8_t *aj = row == 0 && ahead != NULL ? ahead + j * k_stride : NULL;
 #if HAS_BF16_DOT
             const uint16_t *qb = (const uint16_t *)t->q + (size_t)row * t->q_stride;
 #define SCORES(n)                                                                                  \
     (dtype == ATTN_BF16 && t->is_bf16_dot                                                          \
-         ? scores_bf16(n, qb, t->q_stride, kj, dk, k_stride, s + j)                                \
-         : scores_f32(dtype, n, q, t->q_stride, kj, dk, k_stride, s + j))
+         ? scores_bf16(n, qb, t->q_stride, kj, aj, dk, k_stride, s + j)                            \
+         : scores_f32(dtype, n, q, t->q_stride, kj, aj, dk, k_stride, s + j))
 #else
-#define SCORES(n) scores_f32(dtype, n, q, t->q_stride, kj, dk, k_stride, s + j)
+#define SCORES(n) scores_f32(dtype, n, q, t->q_stride, kj, aj, dk, k_stride, s + j)
 #endif
             const float *q = t->q + (size_t)row * t->q_stride;
             switch (n_rows - row) {
@@ -194,10 +198,11 @@ INLINE void sum_vecs(attn_dtype dtype, int n_rows, int n_vecs, int lanes, const 
             acc[i][c] = vf_load(o + i * o_stride + c * VEC);
     for (uint32_t j = 0; j < n_tokens; j++) {
         vf vv[V_VECS_AT_ONCE];
-        if (ahead != NULL)
-            prefetch(ahead + j * v_stride, v_stride);
         for (int c = 0; c < n_vecs; c++)
             vv[c] = vf_load_as(dtype, v + j * v_stride + c * VEC * bytes, lanes);
+        for (int c = 0; c < n_vecs && ahead != NULL; c++)
+            if (c * VEC * bytes % 64 == 0)
+                prefetch(ahead + j * v_stride + c * VEC * bytes);
         for (int i = 0; i < n_rows; i++) {
             vf w = vf_set(p[i * TILE_TOKENS + j]);
             for (int c = 0; c < n_vecs; c++)
@@ -216,14 +221,14 @@ INLINE void sum_rows(attn_dtype dtype, int n_rows, const float *p, const uint8_t
     size_t bytes = dtype_bytes(dtype), v_stride = dv * bytes;
     uint32_t d = 0;
     for (; d + V_VECS_AT_ONCE * VEC <= dv; d += V_VECS_AT_ONCE * VEC)
-        sum_vecs(dtype, n_rows, V_VECS_AT_ONCE, VEC, p, v + d * bytes, d == 0 ? ahead : NULL,
-                 v_stride, n_tokens, o + d, o_stride);
+        sum_vecs(dtype, n_rows, V_VECS_AT_ONCE, VEC, p, v + d * bytes,
+                 ahead ? ahead + d * bytes : NULL, v_stride, n_tokens, o + d, o_stride);
     for (; d + VEC <= dv; d += VEC)
-        sum_vecs(dtype, n_rows, 1, VEC, p, v + d * bytes, d == 0 ? ahead : NULL, v_stride, n_tokens,
-                 o + d, o_stride);
+        sum_vecs(dtype, n_rows, 1, VEC, p, v + d * bytes, ahead ? ahead + d * bytes : NULL,
+                 v_stride, n_tokens, o + d, o_stride);
     if (d < dv)
-        sum_vecs(dtype, n_rows, 1, VEC_TAIL, p, v + d * bytes, d == 0 ? ahead : NULL, v_stride,
-                 n_tokens, o + d, o_stride);
+        sum_vecs(dtype, n_rows, 1, VEC_TAIL, p, v + d * bytes, ahead ? ahead + d * bytes : NULL,
+                 v_stride, n_tokens, o + d, o_stride);
 }
 
 /* Adds tokens [a, b) of the tile (columns of s), which lie in one piece at v, to rows [row0, row1). */
@@ -350,14 +355,17 @@ static void load_q(const struct tile_state *t)
     }
 }
 
+#define STEPS_TO_PAGE 4 /* how far ahead pages are touched */
+
 /* One tile of one kv head. */
 struct step {
     uint32_t kv_head, token, n_tokens; /* n_tokens 0: past the end */
 };
 
-/* Computes steps[0]; fetches steps[1], and the page addresses of steps[2]: a piece is often a page,
- * and a prefetch that waits for a page walk holds up those behind it. */
-INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype, const struct step steps[3])
+/* Computes steps[0]; fetches steps[1], and the page addresses of steps[STEPS_TO_PAGE]: a piece is
+ * often a page, and a prefetch that waits for a page walk is lost or holds up those behind it. */
+INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
+                        const struct step steps[STEPS_TO_PAGE + 1])
 {
     struct piece pieces[TILE_TOKENS / 8];
     const uint8_t *v_ahead[TILE_TOKENS / 8];
@@ -365,10 +373,11 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype, const stru
     uint32_t token = steps[0].token, n_tokens = steps[0].n_tokens;
     uint32_t n_pieces = (n_tokens + size - 1) / size;
 
-    for (uint32_t i = 0; i * size < steps[2].n_tokens; i++) {
-        struct piece far = piece_of(t, steps[2].kv_head, steps[2].token + i * size);
-        prefetch(far.k, 1);
-        prefetch(far.v, 1);
+    const struct step *far_step = &steps[STEPS_TO_PAGE];
+    for (uint32_t i = 0; i * size < far_step->n_tokens; i++) {
+        struct piece far = piece_of(t, far_step->kv_head, far_step->token + i * size);
+        prefetch(far.k);
+        prefetch(far.v);
     }
     for (uint32_t i = 0; i < n_pieces; i++) {
         struct piece ahead = {0};
@@ -420,21 +429,20 @@ INLINE void attend_tiles(struct tile_state *heads, attn_dtype dtype, uint32_t ti
     const struct attend_rows *r = heads->r;
     struct attend_span span = attend_span_of(r);
     uint32_t n_steps = n_tiles * r->n_heads;
-    struct step steps[3] = {{0}};
-    for (uint32_t i = 0; i < n_steps + 2; i++) {
-        steps[0] = steps[1];
-        steps[1] = steps[2];
-        steps[2] = (struct step){0};
+    struct step steps[STEPS_TO_PAGE + 1] = {{0}}, *last = &steps[STEPS_TO_PAGE];
+    for (uint32_t i = 0; i < n_steps + STEPS_TO_PAGE; i++) {
+        memmove(steps, steps + 1, STEPS_TO_PAGE * sizeof *steps);
+        *last = (struct step){0};
         if (i < n_steps) {
             uint32_t tile = tile0 + i / r->n_heads;
             if (tile >= span.n_sink_tiles)
                 tile = span.first_tile + tile - span.n_sink_tiles;
             uint32_t left = span.end - tile * TILE_TOKENS;
-            steps[2].kv_head = r->kv_head + i % r->n_heads;
-            steps[2].token = tile * TILE_TOKENS;
-            steps[2].n_tokens = left < TILE_TOKENS ? left : TILE_TOKENS;
+            last->kv_head = r->kv_head + i % r->n_heads;
+            last->token = tile * TILE_TOKENS;
+            last->n_tokens = left < TILE_TOKENS ? left : TILE_TOKENS;
         }
-        if (i >= 2)
+        if (i >= STEPS_TO_PAGE)
             attend_tile(&heads[steps[0].kv_head - r->kv_head], dtype, steps);
     }
 }
