@@ -36,21 +36,22 @@ struct decode_item {
 
 /* A pool as the tuned kernels see it. */
 struct decode_pool {
-    uint64_t tensor_map[16]; /* CUtensorMap: the whole pool, boxes of 16 tokens, K and V together */
+    uint64_t map16[16]; /* CUtensorMap of the whole pool: 16 tokens of a head, K and V together */
+    uint64_t map8[16]; /* the same, 8 tokens */
     struct gpu_kv kv; /* kv.layers and kv.table in device memory */
     const struct attn_layer_spec *specs; /* host, [num_layers]; scalars only are read */
     uint32_t num_layers, n_blocks;
     uint32_t n_processors;
     uint32_t is_batch_invariant;
     uint32_t has_extras; /* a layer has a soft cap or ALiBi slopes */
-    uint32_t pad;
+    uint32_t has_sinks; /* a layer has sink logits */
 } __attribute__((aligned(64)));
 
 /* The tuned path computes this geometry on this device: head_dim_k == head_dim_v in {64, 128, 256},
  * f16 or bf16, KV not quantised, block_tokens 16 to 256. major, minor: compute capability. */
 bool decode_supported(const struct backend_pool_config *c, int major, int minor);
 
-/* Fills *p. kv and specs are kept (specs borrowed for the pool's life). 0 or the driver's error code
+/* Fills *p. kv and specs are kept (specs borrowed for the pool's life); kv.layers has been written. 0 or the driver's error code
  * (loads every kernel, so that later launches allocate nothing). */
 int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,
                      const struct gpu_kv *kv, const struct attn_layer_spec *specs,
@@ -67,24 +68,31 @@ enum decode_kernel {
     DECODE_WIDE, /* more than 16 query rows a kv head: wgmma, 64 rows; a cluster merges */
 };
 
-#define DECODE_INLINE_WORDS 1152
+/* What travels in a kernel's parameters, and in those of the kernels for short calls. */
+#define DECODE_INLINE_WORDS 6656
+#define DECODE_SHORT_WORDS 1152
 
 /* A prepared batch. Only decode.cu and the kernels look inside; the scalars are good for statistics. */
 struct decode_call {
     const struct decode_pool *pool;
     enum decode_kernel kernel;
-    uint32_t rows_per_unit; /* query rows (token x head of a group) computed together */
-    uint32_t n_items, units; /* units: row units of the widest item */
-    uint32_t cluster; /* thread blocks a cluster */
+    uint32_t rows; /* query rows (token x head of a group) computed together */
+    uint32_t row_span; /* rows of the widest item in a unit, rounded up to a power of two */
+    uint32_t n_items;
+    uint32_t cluster, n_groups; /* thread blocks a cluster, clusters a segment */
     uint32_t grid[3];
     uint32_t block; /* threads */
     uint32_t shared_bytes;
     uint32_t stages;
+    uint32_t n_processors;
+    uint32_t n_segments;
+    uint32_t ids_at, ids_stride; /* block ids in inline_words */
+    uint32_t runs_at; /* runs in inline_words */
+    uint32_t n_words; /* used of inline_words */
     uint32_t n_runs; /* parts the work was cut into */
     uint64_t kv_bytes; /* cached K and V read */
     uint64_t upload_bytes; /* 0: everything travels in the kernel's parameters */
-    uint32_t n_words; /* used of inline_words */
-    uint32_t inline_words[DECODE_INLINE_WORDS];
+    uint32_t inline_words[DECODE_INLINE_WORDS] __attribute__((aligned(16)));
 };
 
 /* Memory that decode_prepare reuses; zero it first. */

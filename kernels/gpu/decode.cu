@@ -1,0 +1,141 @@
+/* decode.cu: a pool's tensor maps, and the launch of a prepared call.
+ */
+#include <cuda_runtime.h>
+#include <string.h>
+
+#include <cudaTypedefs.h>
+
+#include "kernels/gpu/decode_kernels.h"
+
+static decode::kernel_fn kernel_for(const struct decode_pool *p, enum decode_kernel kernel,
+                                    uint32_t rows)
+{
+    return p->kv.q_dtype == ATTN_BF16 ? decode::kernel_bf16(kernel, p->kv.dk, rows, p->has_extras)
+                                      : decode::kernel_f16(kernel, p->kv.dk, rows, p->has_extras);
+}
+
+/* The pool as (64 elements, token rows of a block, slabs of 64, K or V, block); a box is `tokens` rows of
+ * one head, K and V of them, each slab 128 bytes wide and swizzled. */
+static int make_map(const struct decode_pool *p, uint32_t tokens, uint64_t *out_map)
+{
+    static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
+    if (encode == NULL) {
+        cudaDriverEntryPointQueryResult found;
+        cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode,
+                                                         12000, cudaEnableDefault, &found);
+        if (e != cudaSuccess || encode == NULL)
+            return e != cudaSuccess ? (int)e : (int)cudaErrorNotSupported;
+    }
+    const uint64_t row = p->kv.dk * 2, part = (uint64_t)p->kv.num_kv_heads * p->kv.block_tokens;
+    const cuuint64_t dims[5] = {64, p->num_layers * 2 * part, p->kv.dk / 64, 2, p->n_blocks};
+    const cuuint64_t strides[4] = {row, 128, part * row, p->kv.block_bytes};
+    const cuuint32_t box[5] = {64, tokens, p->kv.dk / 64, 2, 1}, steps[5] = {1, 1, 1, 1, 1};
+    CUtensorMap map;
+    CUresult e = encode(&map,
+                        p->kv.q_dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                        5, p->kv.base, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (e != CUDA_SUCCESS)
+        return (int)cudaErrorInvalidValue;
+    static_assert(sizeof map == sizeof p->map16, "a tensor map is 128 bytes");
+    memcpy(out_map, &map, sizeof map);
+    return 0;
+}
+
+int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,
+                     const struct gpu_kv *kv, const struct attn_layer_spec *specs,
+                     uint32_t n_processors)
+{
+    memset(p, 0, sizeof *p);
+    p->kv = *kv;
+    p->specs = specs;
+    p->num_layers = c->num_layers;
+    p->n_blocks = c->n_blocks;
+    p->n_processors = n_processors;
+    p->is_batch_invariant = c->is_batch_invariant;
+    int e = 0;
+    for (uint32_t i = 0; i < c->num_layers && e == 0; i++) {
+        struct gpu_layer l;
+        e = (int)cudaMemcpy(&l, &kv->layers[i], sizeof l, cudaMemcpyDeviceToHost);
+        p->has_extras |= e == 0 && (l.soft_cap > 0.0f || l.alibi_slopes != NULL);
+        p->has_sinks |= e == 0 && l.sink_logits != NULL;
+    }
+    if (e == 0)
+        e = make_map(p, 16, p->map16);
+    if (e == 0)
+        e = make_map(p, 8, p->map8);
+    int shared = 0, device = 0;
+    if (e == 0)
+        e = cudaGetDevice(&device);
+    if (e == 0)
+        e = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    for (int kernel = DECODE_CLUSTER; kernel <= DECODE_WIDE; kernel++)
+        for (uint32_t rows = 8; rows <= 64 && e == 0; rows *= 2) {
+            decode::kernel_fn fn = kernel_for(p, (decode_kernel)kernel, rows);
+            if (fn == NULL)
+                continue;
+            e = cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+            if (e == 0)
+                e = cudaFuncSetAttribute(fn, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        }
+    return e;
+}
+
+int decode_launch(const struct decode_call *c, const void *upload, void *scratch, void *stream,
+                  int chained)
+{
+    const struct decode_pool *p = c->pool;
+    const struct gpu_kv *kv = &p->kv;
+    decode::kernel_fn fn = kernel_for(p, c->kernel, c->rows);
+    if (fn == NULL)
+        return (int)cudaErrorInvalidDeviceFunction;
+
+    decode_params a = {};
+    if (c->upload_bytes) {
+        a.items = (const decode_dev_item *)upload;
+        if (c->kernel == DECODE_LIST)
+            a.runs = (const decode_dev_run *)(a.items + c->n_items);
+    }
+    a.layers = kv->layers;
+    a.arrivals = (uint32_t *)scratch;
+    a.part_ml = (float *)(a.arrivals + p->n_processors * DECODE_SLOTS * DECODE_MAX_CLUSTER);
+    a.part_o = a.part_ml + 2 * (uint64_t)p->n_processors * DECODE_WIDE_ROWS * 2;
+    a.num_q_heads = kv->num_q_heads;
+    a.num_kv_heads = kv->num_kv_heads;
+    a.group = kv->group;
+    a.block_tokens = kv->block_tokens;
+    a.tiles_shift = kv->block_shift - 4;
+    a.stages = c->stages;
+    a.n_processors = c->n_processors;
+    a.row_span = c->row_span;
+    a.ids_at = c->ids_at;
+    a.ids_stride = c->ids_stride;
+    a.n_parts = c->cluster * c->n_groups;
+    a.is_chained = chained != 0;
+    for (a.lg_cluster = 0; 1u << a.lg_cluster < c->cluster;)
+        a.lg_cluster++;
+    a.runs_at = c->runs_at;
+    a.n_segments = c->n_segments;
+
+    cudaLaunchConfig_t l = {};
+    l.gridDim = dim3(c->grid[0], c->grid[1], c->grid[2]);
+    l.blockDim = c->block;
+    l.dynamicSmemBytes = c->shared_bytes;
+    l.stream = (cudaStream_t)stream;
+    cudaLaunchAttribute attributes[2] = {};
+    if (c->cluster > 1) {
+        attributes[l.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[l.numAttrs++].val.clusterDim = {c->cluster, 1, 1};
+    }
+    if (chained) {
+        attributes[l.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[l.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    l.attrs = attributes;
+    CUtensorMap map;
+    memcpy(&map, c->kernel == DECODE_WIDE ? p->map8 : p->map16, sizeof map);
+    void *args[] = {&a, (void *)c->inline_words, &map};
+    return (int)cudaLaunchKernelExC(&l, fn, args);
+}

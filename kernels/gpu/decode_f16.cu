@@ -1,0 +1,13 @@
+/* decode_f16.cu: the tuned decode kernels for f16. */
+#include "kernels/gpu/decode_kernels.cuh"
+
+namespace decode
+{
+
+kernel_fn kernel_f16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras)
+{
+    return has_extras ? kernel_of<false, true>(kernel, head_dim, rows)
+                      : kernel_of<false, false>(kernel, head_dim, rows);
+}
+
+} // namespace decode

@@ -1,0 +1,23 @@
+/* decode_kernels.h: where decode.cu finds the kernel for a geometry. One file a dtype instantiates them
+ * (decode_bf16.cu, decode_f16.cu), so that they compile side by side.
+ */
+#ifndef ATTND_GPU_DECODE_KERNELS_H
+#define ATTND_GPU_DECODE_KERNELS_H
+
+#include <cuda.h>
+
+#include "kernels/gpu/decode_params.h"
+
+namespace decode
+{
+
+/* void (*)(decode_params, decode_words, CUtensorMap), with decode_short_words for DECODE_CLUSTER and
+ * DECODE_WIDE. */
+typedef const void *kernel_fn;
+
+/* NULL where there is none. */
+kernel_fn kernel_bf16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras);
+kernel_fn kernel_f16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras);
+
+} // namespace decode
+#endif

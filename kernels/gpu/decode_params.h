@@ -1,0 +1,151 @@
+/* decode_params.h: what decode_prepare writes and the decode kernels read, on both sides of the bus.
+ * Plain structs of fixed size; internal to decode_*.
+ *
+ * Words used here: a tile is 16 cached tokens; a row is one (query token, head of a group); a unit is
+ * the rows that one thread block (or warp) computes together; a segment is (item, kv head, unit).
+ */
+#ifndef ATTND_GPU_DECODE_PARAMS_H
+#define ATTND_GPU_DECODE_PARAMS_H
+
+#include "kernels/gpu/decode.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { DECODE_TILE = 16 };
+
+enum {
+    DECODE_IS_FULL = 1, /* not causal */
+    DECODE_HAS_WINDOW = 2,
+    DECODE_HAS_SINKS = 4, /* sink logits */
+};
+
+/* An item. Visible tiles are numbered without a gap: the first sink_tiles are the item's first, the
+ * others lie skip_tiles further on. */
+struct decode_dev_item {
+    uint64_t q, out, lse; /* addresses; lse 0: not wanted */
+    uint64_t table; /* block ids, in device memory */
+    uint32_t n_tiles, sink_tiles, skip_tiles;
+    uint32_t pos, n_tokens;
+    uint32_t layer;
+    uint32_t flags;
+    float scale_log2; /* scale * log2(e) */
+} __attribute__((aligned(16)));
+
+/* A run, and where its processor finds the next one. */
+struct decode_dev_run {
+    uint32_t item;
+    uint32_t head_unit; /* kv head | unit << 16 */
+    uint32_t tile0, n_tiles;
+    uint32_t next; /* index of the processor's next run, DECODE_NO_RUN at the end */
+    uint32_t split_of; /* split | n_splits << 16 */
+    uint32_t slot; /* first partial slot of the segment */
+    uint32_t pad;
+} __attribute__((aligned(16)));
+
+#define DECODE_NO_RUN 0xffffffffu
+
+struct decode_params {
+    const struct decode_dev_item *items; /* NULL: in the words, from the first on */
+    const struct decode_dev_run *runs; /* processor p begins at runs[p]; NULL: in the words */
+    uint32_t runs_at; /* word of the first run */
+    uint32_t n_segments; /* DECODE_WARP */
+    const struct gpu_layer *layers;
+    float *part_o; /* [slot][rows of a unit][head_dim] sums */
+    float *part_ml; /* [slot][rows of a unit][2] maximum (base 2), sum */
+    uint32_t *arrivals; /* [slot] zero between launches */
+    uint32_t num_q_heads, num_kv_heads, group;
+    uint32_t block_tokens, tiles_shift; /* tiles a block = 1 << tiles_shift */
+    uint32_t stages;
+    uint32_t n_processors; /* warps or thread blocks with runs */
+    uint32_t row_span; /* DECODE_CLUSTER: rows of a unit rounded up to a power of two */
+    uint32_t ids_at; /* word of the first item's block ids, 0: read from the table */
+    uint32_t ids_stride; /* words an item */
+    uint32_t lg_cluster; /* DECODE_CLUSTER: log2 of the cluster's size */
+    uint32_t n_parts; /* DECODE_WIDE: thread blocks a segment */
+    uint32_t is_chained; /* launched while the kernel before may still run */
+};
+
+/* Items, block ids and runs in the kernel's parameters: no memory to wait for, nothing to bring over.
+ * 26 KB of them cost 0.2 us a launch, so the short calls have their own size. */
+struct decode_words {
+    uint32_t w[DECODE_INLINE_WORDS];
+} __attribute__((aligned(16)));
+
+struct decode_short_words {
+    uint32_t w[DECODE_SHORT_WORDS];
+} __attribute__((aligned(16)));
+
+/* Scratch: arrivals, then part_ml, then part_o. */
+enum {
+    DECODE_SLOTS = 4, /* a processor of the device: partial slots of up to 16 rows, or one of 64 */
+    DECODE_MAX_CLUSTER = 16,
+    DECODE_WIDE_ROWS = 64,
+};
+
+#ifdef __CUDACC__
+#define DECODE_BOTH __host__ __device__ constexpr
+#else
+#define DECODE_BOTH static inline
+#endif
+
+/* Shared memory. Everything begins at a multiple of DECODE_ALIGN, which costs up to as much. */
+enum { DECODE_ALIGN = 1024 };
+
+DECODE_BOTH uint32_t decode_max(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* decode_cluster: a ring a warp, where later its sums lie | sums of the cluster | (m, l) of the warps |
+ * (m, l) of the cluster | barriers */
+DECODE_BOTH uint32_t decode_warp_bytes(uint32_t d, uint32_t rows, uint32_t stages)
+{
+    return (decode_max(stages * 64 * d, rows * (d + 4) * 4) + DECODE_ALIGN - 1) / DECODE_ALIGN *
+           DECODE_ALIGN;
+}
+DECODE_BOTH uint32_t decode_cluster_bytes(uint32_t d, uint32_t rows, uint32_t warps,
+                                          uint32_t stages)
+{
+    return DECODE_ALIGN + warps * decode_warp_bytes(d, rows, stages) + rows * d * 4 +
+           warps * rows * 8 + 8 * rows * 8 + (warps * stages + 1) * 8;
+}
+
+/* decode_runs: ring | two slabs of sums a warp | (m, l) of both | barriers. The slabs are not there
+ * where a warp works alone. */
+DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps, uint32_t stages,
+                                       bool is_warp)
+{
+    return DECODE_ALIGN + warps * stages * 64 * d +
+           (is_warp ? 0 : 2 * warps * rows * ((d + 4) * 4 + 8)) + warps * stages * 8 + 16;
+}
+
+/* decode_wide: q | weights | ring | maxima and sums of the two halves | barriers */
+enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage */
+DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t stages)
+{
+    return DECODE_ALIGN + 128 * d + 8192 + stages * DECODE_WIDE_TOKENS * 4 * d +
+           2 * 2 * DECODE_WIDE_ROWS * 4 + 2 * stages * 8 + 16;
+}
+
+/* What the rule chose; decode_fill turns it and a batch into a call. */
+struct decode_choice {
+    enum decode_kernel kernel;
+    uint32_t rows; /* of a unit: 8, 16 or 64 */
+    uint32_t cluster; /* DECODE_CLUSTER, DECODE_WIDE */
+    uint32_t n_groups; /* DECODE_WIDE: clusters a segment */
+    uint32_t warps, stages;
+    uint32_t n_processors; /* DECODE_LIST: thread blocks; DECODE_WARP: warps */
+};
+void decode_select(const struct decode_pool *p, const struct decode_item *items, uint32_t n_items,
+                   struct decode_choice *out);
+attn_status decode_fill(const struct decode_pool *p, const struct decode_item *items,
+                        uint32_t n_items, const struct decode_choice *c, struct decode_planner *w,
+                        void *upload, uint64_t upload_capacity, struct decode_call *out_call);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

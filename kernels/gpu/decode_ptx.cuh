@@ -1,0 +1,126 @@
+/* decode_ptx.cuh: the sm_90 instructions of the decode kernels: transaction barriers, tensor-map copies,
+ * clusters. The only kernels that name them are decode_*; what every GPU has is in gpu.h.
+ */
+#ifndef ATTND_GPU_DECODE_PTX_CUH
+#define ATTND_GPU_DECODE_PTX_CUH
+
+#include <cuda.h>
+
+#include "kernels/gpu/decode_params.h"
+#include "kernels/gpu/gpu.h"
+
+namespace decode
+{
+
+GPU_DEVICE void barrier_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+/* Makes this thread's barrier_init visible to copies and to the cluster. */
+GPU_DEVICE void barrier_init_fence()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* Arrives, and adds bytes to what the barrier's phase waits for. */
+GPU_DEVICE void barrier_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+
+GPU_DEVICE void barrier_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+GPU_DEVICE void barrier_wait(uint32_t bar, uint32_t phase)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;\n"
+                 "}" ::"r"(bar),
+                 "r"(phase)
+                 : "memory");
+}
+
+/* Orders this thread's ordinary accesses to shared memory with later copies and wgmma. */
+GPU_DEVICE void proxy_fence()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+GPU_DEVICE void map_prefetch(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* K and V of tokens [row, row + box) of one block and head: one copy, bytes count on bar. */
+GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t row,
+                         uint32_t block)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %3, %3, %5}], [%2];" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(0), "r"(row), "r"(block)
+                 : "memory");
+}
+
+/* ---- clusters */
+
+GPU_DEVICE void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+GPU_DEVICE void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+/* The address of this thread block's shared address in block `rank` of the cluster. */
+GPU_DEVICE uint32_t cluster_address(uint32_t address, uint32_t rank)
+{
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+
+/* Stores into another block's shared memory; the bytes count on the barrier there. */
+GPU_DEVICE void cluster_store4(uint32_t dst, float4 v, uint32_t bar)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(dst),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
+                 : "memory");
+}
+
+GPU_DEVICE void cluster_store2(uint32_t dst, float a, float b, uint32_t bar)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
+                 "[%0], {%1, %2}, [%3];" ::"r"(dst),
+                 "f"(a), "f"(b), "r"(bar)
+                 : "memory");
+}
+
+/* ---- registers */
+
+/* Transposes an 8 x 8 matrix of 16-bit elements held as an MMA result, two a lane. */
+GPU_DEVICE uint32_t transpose8(uint32_t v)
+{
+    uint32_t r;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
+
+template <bool is_bf16> GPU_DEVICE uint32_t encode2(float lo, float hi)
+{
+    return is_bf16 ? gpu::bf16_encode2(lo, hi) : gpu::f16_encode2(lo, hi);
+}
+
+/* The maximum of a row that has seen no key, and a sink logit that is not there. */
+constexpr float nothing = -1e30f;
+
+} // namespace decode
+#endif

@@ -1,0 +1,389 @@
+/* decode_select.c: the host side of the tuned decode kernels: the rule that chooses one, and the filling of
+ * a call. Pure functions of the pool and the batch, so that the same batch gives the same bytes.
+ */
+#include "kernels/gpu/decode_params.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint32_t ceil_div(uint32_t a, uint32_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+bool decode_supported(const struct backend_pool_config *c, int major, int minor)
+{
+    (void)minor;
+    bool is_dim = c->head_dim_k == 64 || c->head_dim_k == 128 || c->head_dim_k == 256;
+    return major == 9 && c->head_dim_k == c->head_dim_v && is_dim && c->q_dtype == c->kv_dtype &&
+           (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) && c->block_tokens >= DECODE_TILE;
+}
+
+uint64_t decode_scratch_bytes(const struct decode_pool *p, uint32_t max_items, uint32_t max_tokens)
+{
+    (void)max_items;
+    (void)max_tokens;
+    uint64_t rows = 2 * (uint64_t)p->n_processors * DECODE_WIDE_ROWS;
+    return (uint64_t)p->n_processors * DECODE_SLOTS * DECODE_MAX_CLUSTER * sizeof(uint32_t) +
+           rows * (2 + p->kv.dv) * sizeof(float);
+}
+
+uint64_t decode_upload_bytes(const struct decode_pool *p, uint32_t max_items, uint32_t max_tokens)
+{
+    uint64_t units = (uint64_t)max_tokens * p->kv.group / 8 + max_items;
+    return max_items * sizeof(struct decode_dev_item) +
+           (units * p->kv.num_kv_heads + 4 * (uint64_t)p->n_processors) *
+               sizeof(struct decode_dev_run);
+}
+
+/* What an item sees: the numbers of decode_dev_item. */
+static void visible_tiles(const struct decode_pool *p, const struct decode_item *it,
+                          uint32_t *out_n, uint32_t *out_sinks, uint32_t *out_skip)
+{
+    const struct attn_layer_spec *spec = &p->specs[it->layer];
+    uint32_t last = ceil_div(it->pos + it->n_tokens, DECODE_TILE), first = 0, sinks = 0;
+    if (spec->window_tokens != 0 && it->pos + 1 > spec->window_tokens) {
+        first = (it->pos + 1 - spec->window_tokens) / DECODE_TILE;
+        sinks = ceil_div(spec->sink_tokens, DECODE_TILE);
+    }
+    if (sinks >= first)
+        first = sinks = 0;
+    *out_n = last - first + sinks;
+    *out_sinks = sinks == 0 && first == 0 ? *out_n : sinks;
+    *out_skip = first - sinks;
+}
+
+/* ---- the rule */
+
+struct shape {
+    uint32_t max_rows; /* query rows a kv head of the widest item */
+    uint32_t max_tiles;
+    uint64_t tiles; /* of all segments of 8-row units */
+    uint32_t segments;
+};
+
+static struct shape shape_of(const struct decode_pool *p, const struct decode_item *items,
+                             uint32_t n_items, uint32_t rows)
+{
+    struct shape s = {0};
+    for (uint32_t i = 0; i < n_items; i++) {
+        uint32_t n, sinks, skip, r = items[i].n_tokens * p->kv.group;
+        visible_tiles(p, &items[i], &n, &sinks, &skip);
+        s.max_rows = r > s.max_rows ? r : s.max_rows;
+        s.max_tiles = n > s.max_tiles ? n : s.max_tiles;
+        uint32_t segments = ceil_div(r, rows) * p->kv.num_kv_heads;
+        s.segments += segments;
+        s.tiles += (uint64_t)segments * n;
+    }
+    return s;
+}
+
+/* Thread blocks in clusters of `size` that run at the same time, one a processor: GPCs have 16 or 18
+ * processors and a cluster stays in one. Counted on an H200 (132). */
+static uint32_t cluster_room(uint32_t n_processors, uint32_t size)
+{
+    static const uint8_t clusters[] = {0, 132, 66, 42, 30, 24, 18, 14, 15};
+    return size <= 8 ? clusters[size] * size * n_processors / 132 : 7 * 16 * n_processors / 132;
+}
+
+void decode_select(const struct decode_pool *p, const struct decode_item *items, uint32_t n_items,
+                   struct decode_choice *out)
+{
+    const uint32_t d = p->kv.dk;
+    struct shape s = shape_of(p, items, n_items, 8);
+    uint32_t rows = p->is_batch_invariant ? p->kv.group : s.max_rows;
+    struct decode_choice c = {.cluster = 1, .n_groups = 1, .warps = 8, .stages = 256 / d};
+
+    c.rows = rows <= 8 ? 8 : rows <= 16 && d <= 128 ? 16 : d == 64 ? 16 : DECODE_WIDE_ROWS;
+    if (p->is_batch_invariant && c.rows == DECODE_WIDE_ROWS)
+        c.rows = d == 128 ? 16 : 8;
+    s = shape_of(p, items, n_items, c.rows);
+    if (c.rows == DECODE_WIDE_ROWS) {
+        /* below this every row unit had better read K and V by itself, through L2 */
+        struct shape narrow = shape_of(p, items, n_items, 8);
+        if (s.tiles < 512 && narrow.segments <= 2 * p->n_processors) {
+            c.rows = 8;
+            s = narrow;
+        }
+    }
+    if (c.rows == DECODE_WIDE_ROWS) {
+        c.kernel = DECODE_WIDE;
+        c.stages = d == 256 ? 2 : 4;
+        for (uint32_t size = 2; size <= 8 && size <= s.max_tiles; size++)
+            if (n_items * p->kv.num_kv_heads * ceil_div(s.max_rows, c.rows) * size <=
+                cluster_room(p->n_processors, size))
+                c.cluster = size;
+        *out = c;
+        return;
+    }
+    c.kernel = DECODE_CLUSTER;
+    if (p->is_batch_invariant) {
+        c.cluster = 8;
+        *out = c;
+        return;
+    }
+    uint32_t lanes = p->n_processors * 8; /* warps at work */
+    uint32_t each = ceil_div(s.segments, lanes);
+    bool is_even = (uint64_t)s.max_tiles * s.segments * 20 <= s.tiles * 21;
+    if (!p->has_extras && c.rows == 8 && is_even && s.segments >= lanes * 3 / 4 &&
+        (uint64_t)each * lanes * 10 <= (uint64_t)s.segments * 11 && s.max_tiles >= 16) {
+        c.kernel = DECODE_WARP;
+        c.n_processors = ceil_div(s.segments, each);
+        *out = c;
+        return;
+    }
+    bool is_short = s.max_tiles <= 32 && s.segments <= 2 * p->n_processors;
+    if (!is_even || (s.segments > p->n_processors && !is_short) || s.tiles >= 1u << 17) {
+        c.kernel = DECODE_LIST;
+        c.n_processors = p->n_processors;
+        if (d == 256)
+            c.warps = 4, c.stages = 2;
+        if (c.rows == 16)
+            c.stages = 128 / d;
+        *out = c;
+        return;
+    }
+    for (uint32_t size = 2; size <= 8 && size * 4 <= s.max_tiles; size *= 2)
+        if (s.segments * size <= cluster_room(p->n_processors, size) && s.segments * size < 128)
+            c.cluster = size;
+    if (s.max_tiles <= c.cluster * c.warps * 2)
+        c.stages = 1;
+    if (d == 256 && s.segments > p->n_processors)
+        c.warps = 4;
+    *out = c;
+}
+
+/* ---- filling */
+
+static void fill_item(const struct decode_pool *p, const struct decode_item *it,
+                      struct decode_dev_item *out)
+{
+    const struct attn_layer_spec *spec = &p->specs[it->layer];
+    *out = (struct decode_dev_item){
+        .q = (uint64_t)(uintptr_t)it->q,
+        .out = (uint64_t)(uintptr_t)it->out,
+        .lse = (uint64_t)(uintptr_t)it->lse,
+        .table = (uint64_t)(uintptr_t)(p->kv.table + (uint64_t)it->row * p->kv.row_blocks),
+        .pos = it->pos,
+        .n_tokens = it->n_tokens,
+        .layer = it->layer,
+        .flags = (spec->is_full ? DECODE_IS_FULL : 0) |
+                 (spec->window_tokens ? DECODE_HAS_WINDOW : 0) |
+                 (p->has_sinks ? DECODE_HAS_SINKS : 0),
+        .scale_log2 = spec->scale * 1.44269504088896341f,
+    };
+    visible_tiles(p, it, &out->n_tiles, &out->sink_tiles, &out->skip_tiles);
+}
+
+/* Block ids in the kernel's parameters, where they fit: saves the first dependent load. */
+static void inline_ids(const struct decode_pool *p, const struct decode_item *items,
+                       struct decode_call *c)
+{
+    uint32_t words = c->n_items * (uint32_t)(sizeof(struct decode_dev_item) / 4), stride = 0;
+    for (uint32_t i = 0; i < c->n_items; i++) {
+        uint32_t n = ceil_div(items[i].pos + items[i].n_tokens, p->kv.block_tokens);
+        stride = n > stride ? n : stride;
+    }
+    if ((uint64_t)stride * c->n_items > DECODE_SHORT_WORDS - words)
+        return;
+    c->n_words = words + stride * c->n_items;
+    c->ids_at = words;
+    c->ids_stride = stride;
+    for (uint32_t i = 0; i < c->n_items; i++)
+        memcpy(&c->inline_words[words + i * stride], items[i].blocks,
+               ceil_div(items[i].pos + items[i].n_tokens, p->kv.block_tokens) * sizeof(uint32_t));
+}
+
+static uint32_t units_of(const struct decode_pool *p, const struct decode_item *it, uint32_t rows)
+{
+    return ceil_div(it->n_tokens * p->kv.group, rows);
+}
+
+/* Cuts the segments, in the order item, unit, kv head. */
+static attn_status plan_runs(const struct decode_pool *p, const struct decode_item *items,
+                             const struct decode_choice *c, uint32_t n_items,
+                             const struct decode_dev_item *dev, struct decode_planner *w,
+                             uint32_t n_segments)
+{
+    if (n_segments > w->tiles_capacity) {
+        uint32_t *bigger = realloc(w->tiles, 2 * (uint64_t)n_segments * 2 * sizeof *bigger);
+        if (bigger == NULL)
+            return ATTN_ENOMEM;
+        w->tiles = bigger;
+        w->tiles_capacity = 2 * n_segments;
+    }
+    uint32_t *owner = w->tiles + w->tiles_capacity, n = 0; /* item of a segment */
+    for (uint32_t i = 0; i < n_items; i++) {
+        uint32_t k = units_of(p, &items[i], c->rows) * p->kv.num_kv_heads;
+        for (uint32_t s = 0; s < k; s++) {
+            owner[n] = i;
+            w->tiles[n++] = dev[i].n_tiles;
+        }
+    }
+    /* at most 2 * n_processors partial slots, whatever the kind */
+    struct plan_config pc = {.kind = PLAN_AUTO,
+                             .n_processors = c->n_processors,
+                             .max_splits = c->n_processors,
+                             .min_run_tiles = c->warps,
+                             .snap_percent = 1};
+    return plan_make(&w->plan, &pc, w->tiles, n_segments);
+}
+
+/* Writes the planner's runs; each processor's first comes first, so that it is found without a look-up.
+ * Gives the number of processors that have runs. */
+static uint32_t write_runs(const struct decode_pool *p, const struct decode_planner *w,
+                           struct decode_dev_run *runs)
+{
+    const struct plan *plan = &w->plan;
+    const uint32_t *owner = w->tiles + w->tiles_capacity;
+    uint32_t heads = 0, first_segment = 0, item = UINT32_MAX;
+    for (uint32_t q = 0; q < plan->n_processors; q++)
+        heads += plan->first[q] < plan->first[q + 1];
+    for (uint32_t q = 0, head = 0, at = heads; q < plan->n_processors; q++) {
+        struct decode_dev_run *before = NULL;
+        for (uint32_t k = plan->first[q]; k < plan->first[q + 1]; k++) {
+            const struct plan_run *r = &plan->runs[k];
+            uint32_t index = before == NULL ? head++ : at++;
+            if (owner[r->segment] != item) { /* segments of an item lie together */
+                item = owner[r->segment];
+                for (first_segment = r->segment; first_segment > 0; first_segment--)
+                    if (owner[first_segment - 1] != item)
+                        break;
+            }
+            uint32_t s = r->segment - first_segment;
+            runs[index] = (struct decode_dev_run){
+                .item = item,
+                .head_unit = s % p->kv.num_kv_heads | s / p->kv.num_kv_heads << 16,
+                .tile0 = r->tile0,
+                .n_tiles = r->n_tiles,
+                .next = DECODE_NO_RUN,
+                .split_of = r->split | r->n_splits << 16,
+                .slot = r->slot,
+            };
+            if (before != NULL)
+                before->next = index;
+            before = &runs[index];
+        }
+    }
+    return heads;
+}
+
+attn_status decode_fill(const struct decode_pool *p, const struct decode_item *items,
+                        uint32_t n_items, const struct decode_choice *c, struct decode_planner *w,
+                        void *upload, uint64_t upload_capacity, struct decode_call *out_call)
+{
+    struct decode_call *o = out_call;
+    uint32_t units = 1, n_segments = 0, max_rows = 1;
+    memset(o, 0, offsetof(struct decode_call, inline_words));
+    o->pool = p;
+    o->kernel = c->kernel;
+    o->rows = c->rows;
+    o->n_items = n_items;
+    o->cluster = c->cluster;
+    o->n_groups = c->n_groups;
+    o->stages = c->stages;
+    o->block = c->kernel == DECODE_WIDE ? 288 : c->warps * 32;
+
+    bool is_list = c->kernel == DECODE_WARP || c->kernel == DECODE_LIST;
+    const uint64_t capacity = 4 * (is_list ? DECODE_INLINE_WORDS : DECODE_SHORT_WORDS);
+    const uint64_t item_bytes = n_items * sizeof(struct decode_dev_item);
+    bool is_inline = item_bytes <= capacity;
+    struct decode_dev_item *dev = is_inline ? (void *)o->inline_words : upload;
+    if (!is_inline && item_bytes > upload_capacity)
+        return ATTN_ENOMEM;
+    for (uint32_t i = 0; i < n_items; i++) {
+        if (items[i].n_tokens == 0 || items[i].n_tokens > DECODE_MAX_TOKENS)
+            return ATTN_ENOTSUP;
+        fill_item(p, &items[i], &dev[i]);
+        uint32_t u = units_of(p, &items[i], c->rows);
+        units = u > units ? u : units;
+        n_segments += u * p->kv.num_kv_heads;
+        max_rows = decode_max(max_rows, min_u32(items[i].n_tokens * p->kv.group, c->rows));
+        uint64_t seen = (uint64_t)dev[i].n_tiles * DECODE_TILE;
+        uint64_t all = (uint64_t)items[i].pos + items[i].n_tokens;
+        o->kv_bytes += (seen < all ? seen : all) * p->kv.num_kv_heads * p->kv.dk * 4;
+    }
+    for (o->row_span = 1; o->row_span < max_rows;)
+        o->row_span *= 2;
+
+    o->upload_bytes = is_inline ? 0 : item_bytes;
+    o->n_words = is_inline ? (uint32_t)(item_bytes / 4) : 0;
+    o->n_segments = n_segments;
+    o->grid[1] = o->grid[2] = 1;
+    switch (c->kernel) {
+    case DECODE_CLUSTER:
+    case DECODE_WIDE: {
+        uint32_t parts = c->cluster * (c->kernel == DECODE_WIDE ? c->n_groups : 1);
+        if (c->kernel == DECODE_WIDE && parts > 1 &&
+            (uint64_t)n_items * p->kv.num_kv_heads * units * parts > 2 * p->n_processors)
+            return ATTN_ENOTSUP; /* more partial slots than scratch has */
+        if (is_inline)
+            inline_ids(p, items, o);
+        o->grid[0] = parts * units;
+        o->grid[1] = p->kv.num_kv_heads;
+        o->grid[2] = n_items;
+        o->n_runs = n_segments * parts;
+        o->shared_bytes = c->kernel == DECODE_WIDE
+                              ? decode_wide_bytes(p->kv.dk, c->stages)
+                              : decode_cluster_bytes(p->kv.dk, c->rows, c->warps, c->stages);
+        return ATTN_OK;
+    }
+    case DECODE_WARP:
+        o->n_runs = n_segments;
+        o->n_processors = c->n_processors;
+        o->grid[0] = ceil_div(c->n_processors, c->warps);
+        o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, true);
+        return units == 1 ? ATTN_OK : ATTN_ENOTSUP;
+    case DECODE_LIST:
+        break;
+    }
+
+    attn_status st = plan_runs(p, items, c, n_items, dev, w, n_segments);
+    if (st != ATTN_OK)
+        return st;
+    uint64_t run_bytes = w->plan.n_runs * sizeof(struct decode_dev_run);
+    if (is_inline && item_bytes + run_bytes <= capacity) {
+        o->runs_at = o->n_words;
+        o->n_words += (uint32_t)(run_bytes / 4);
+    } else {
+        if (item_bytes + run_bytes > upload_capacity)
+            return ATTN_ENOMEM;
+        if (is_inline)
+            memcpy(upload, o->inline_words, item_bytes);
+        o->n_words = 0;
+        o->upload_bytes = item_bytes + run_bytes;
+    }
+    o->n_processors = write_runs(p, w,
+                                 o->n_words ? (void *)&o->inline_words[o->runs_at]
+                                            : (void *)((char *)upload + item_bytes));
+    o->n_runs = w->plan.n_runs;
+    o->grid[0] = o->n_processors;
+    o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, false);
+    return ATTN_OK;
+}
+
+attn_status decode_prepare(const struct decode_pool *p, const struct decode_item *items,
+                           uint32_t n_items, struct decode_planner *w, void *upload,
+                           uint64_t upload_capacity, struct decode_call *out_call)
+{
+    struct decode_choice c;
+    for (uint32_t i = 0; i < n_items; i++)
+        if (items[i].n_tokens == 0 || items[i].n_tokens > DECODE_MAX_TOKENS)
+            return ATTN_ENOTSUP;
+    decode_select(p, items, n_items, &c);
+    return decode_fill(p, items, n_items, &c, w, upload, upload_capacity, out_call);
+}
+
+void decode_planner_fini(struct decode_planner *w)
+{
+    if (w == NULL)
+        return;
+    plan_fini(&w->plan);
+    free(w->tiles);
+    *w = (struct decode_planner){0};
+}

@@ -1,0 +1,340 @@
+/* decode_wide.cuh: the kernel for more than 16 query rows a kv head: 64 rows a thread block on the
+ * warpgroup matrix instructions.
+ *
+ * Two warpgroups work on the same stage of 64 tokens. Each computes the scores of 32 of them; the rows'
+ * maxima and the weights meet in shared memory; then each computes the weighted sum of all 64 tokens
+ * for its half of head_dim. So a thread holds D / 4 sums and nothing is merged inside the block.
+ *
+ * The blocks of a cluster share a segment. Their sums go to scratch in the order the registers have
+ * (64 KB a block are too much for the way between shared memories, about 10 bytes a cycle), the
+ * cluster's barrier makes them visible, and each rank finishes a slice of the rows. With more than one
+ * cluster a segment, the last cluster to arrive does that, rank by rank.
+ */
+#ifndef ATTND_GPU_DECODE_WIDE_CUH
+#define ATTND_GPU_DECODE_WIDE_CUH
+
+#include "kernels/gpu/decode_narrow.cuh"
+#include "kernels/gpu/decode_wgmma.cuh"
+
+namespace decode
+{
+
+/* The 256 threads that compute. */
+GPU_DEVICE void sync_consumers()
+{
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+}
+
+template <bool is_bf16, int D, bool has_extras>
+__global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ decode_params p,
+                                                      const __grid_constant__ decode_short_words w,
+                                                      const __grid_constant__ CUtensorMap map)
+{
+    constexpr uint32_t R = DECODE_WIDE_ROWS, TT = DECODE_WIDE_TOKENS, TB = TT / DECODE_TILE;
+    constexpr uint32_t tile_bytes = 64 * D, stage_bytes = TB * tile_bytes;
+    constexpr uint32_t group_bytes = 32 * D; /* 8 tokens: K slabs, then V slabs */
+    constexpr uint32_t per_load = 32 / TB; /* stages whose block ids a warp holds */
+    constexpr uint32_t loader = 8; /* the warp that asks for K and V */
+    const uint32_t S = p.stages, tid = threadIdx.x, half = tid / 128, warp = gpu::warp_id();
+    const uint32_t lane = gpu::lane_id(), g = lane / 4, t = lane % 4, head = blockIdx.y;
+    uint32_t csize, rank;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(csize));
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    const uint32_t parts = p.n_parts, unit = parts == gridDim.x ? 0 : blockIdx.x / parts;
+    const uint32_t part = blockIdx.x - unit * parts;
+    uint8_t *base = aligned_shared();
+    float *s_max = (float *)(base + 128 * D + 8192 + S * stage_bytes); /* [2][R] */
+    float *s_sum = s_max + 2 * R; /* [2][R] */
+    uint64_t *bars = (uint64_t *)(s_sum + 2 * R);
+    uint32_t *s_last = (uint32_t *)(bars + 2 * S);
+    const uint32_t s_q = gpu::shared_address(base), s_w = s_q + 128 * D, ring = s_w + 8192;
+    const uint32_t full = gpu::shared_address(bars), empty = full + S * 8;
+
+    if (warp == loader) {
+        if (lane == 0)
+            map_prefetch(&map);
+        if (lane < S) {
+            barrier_init(full + lane * 8, 1);
+            barrier_init(empty + lane * 8, 8);
+            barrier_init_fence();
+        }
+        gpu::sync_warp();
+    }
+    if (p.is_chained)
+        gpu::chain_wait();
+
+    const decode_dev_item it = item_at(p, w, blockIdx.z);
+    const unit_rows rows = rows_of(it, unit, R, p.group);
+    if (rows.count == 0) /* a narrower item; the whole cluster leaves */
+        return;
+    const uint32_t first = it.n_tiles * part / parts;
+    const uint32_t n = it.n_tiles * (part + 1) / parts - first, count = (n + TB - 1) / TB;
+    const uint32_t kv_row = (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens;
+    const uint32_t in_block = (1u << p.tiles_shift) - 1;
+    if (warp == loader) {
+        uint32_t ids = 0; /* block ids of tiles, one a lane */
+#pragma unroll 1
+        for (uint32_t i = 0, s = 0, phase = 1; i < count; ++i) {
+            if (i % per_load == 0 && i * TB + lane < n) {
+                uint32_t tile = tile_at(first + i * TB + lane, it.sink_tiles, it.skip_tiles);
+                tile >>= p.tiles_shift;
+                ids = p.ids_at ? w.w[p.ids_at + blockIdx.z * p.ids_stride + tile]
+                               : __ldg((const uint32_t *)it.table + tile);
+            }
+            const uint32_t here = min(TB, n - i * TB), k = lane / 2; /* a lane copies 8 tokens */
+            const uint32_t id = __shfl_sync(~0u, ids, i % per_load * TB + k % TB);
+            if (i == 0)
+                __syncthreads(); /* q is asked for: behind K and V it would wait for the whole ring */
+            barrier_wait(empty + s * 8, phase);
+            if (lane == 0)
+                barrier_expect(full + s * 8, here * tile_bytes);
+            gpu::sync_warp();
+            if (k < here) {
+                uint32_t tile = tile_at(first + i * TB + k, it.sink_tiles, it.skip_tiles);
+                map_copy(ring + s * stage_bytes + lane * group_bytes, &map, full + s * 8,
+                         kv_row + (tile & in_block) * DECODE_TILE + lane % 2 * 8, id);
+            }
+            if (++s == S) {
+                s = 0;
+                phase ^= 1;
+            }
+        }
+        if (count == 0)
+            __syncthreads();
+        return;
+    }
+#pragma unroll
+    for (uint32_t i = tid; i < R * D / 8; i += 256) {
+        const uint32_t r = i / (D / 8), c = i % (D / 8);
+        gpu::copy16_async(s_q + c / 8 * 8192 + r * 128 + (c % 8 ^ r % 8) * 16,
+                          (const char *)it.q +
+                              (uint64_t)rows.query_row(r, p.num_q_heads, head) * D * 2 + c * 16,
+                          r < rows.count);
+    }
+    __syncthreads();
+
+    const unit_keys keys = keys_of(it, rows, p.layers);
+    const uint32_t row0 = warp % 4 * 16 + g; /* this thread's rows: row0 and row0 + 8 */
+    float cap = 0.0f, slope0 = 0.0f, slope1 = 0.0f;
+    if (has_extras) {
+        const gpu_layer &layer = p.layers[it.layer];
+        cap = layer.soft_cap;
+        if (layer.alibi_slopes) {
+            slope0 = layer.alibi_slopes[rows.query_row(row0, 0, head)] * 1.44269504f;
+            slope1 = layer.alibi_slopes[rows.query_row(row0 + 8, 0, head)] * 1.44269504f;
+        }
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    proxy_fence();
+    sync_consumers();
+
+    float o[D / 4];
+#pragma unroll
+    for (int j = 0; j < D / 4; ++j)
+        o[j] = 0.0f;
+    float m0 = nothing, m1 = nothing, l0 = 0.0f, l1 = 0.0f; /* l: of this half's tokens */
+    uint32_t s_at = 0, phase = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t stage = ring + s_at * stage_bytes, here = min(TB, n - i * TB);
+        barrier_wait(full + s_at * 8, phase);
+        float s[16];
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < D / 16; ++k)
+            wgmma_scores<is_bf16>(
+                s, wgmma_matrix(s_q + k / 4 * 8192 + k % 4 * 32, 16, 1024),
+                wgmma_matrix(stage + half * 4 * group_bytes + k / 4 * 1024 + k % 4 * 32, 16,
+                             group_bytes),
+                k > 0);
+        wgmma_finish();
+
+        float scale = it.scale_log2;
+        if (has_extras) {
+            scale = 1.0f;
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                const uint32_t r = j & 2 ? row0 + 8 : row0;
+                const uint32_t c = half * 32 + j / 4 * 8 + 2 * t + j % 2;
+                const uint32_t tile =
+                    tile_at(first + i * TB + c / 16, it.sink_tiles, it.skip_tiles);
+                float x = s[j] * it.scale_log2;
+                if (cap > 0.0f)
+                    x = cap * 1.44269504f * tanhf(x * 0.69314718f / cap);
+                s[j] = x + (j & 2 ? slope1 : slope0) * ((float)(tile * DECODE_TILE + c % 16) -
+                                                        (float)(keys.pos + rows.token(r)));
+            }
+        }
+        bool is_masked = here < TB;
+        for (uint32_t b = 0; b < here; ++b)
+            is_masked |= keys.must_mask(tile_at(first + i * TB + b, it.sink_tiles, it.skip_tiles) *
+                                            DECODE_TILE,
+                                        DECODE_TILE);
+        if (is_masked) {
+            const uint32_t token0 = rows.token(row0), token1 = rows.token(row0 + 8);
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                const uint32_t c = half * 32 + j / 4 * 8 + 2 * t + j % 2, b = c / 16;
+                const uint32_t tile = tile_at(first + i * TB + b, it.sink_tiles, it.skip_tiles);
+                if (b >= here || !keys.sees(j & 2 ? token1 : token0, tile * DECODE_TILE + c % 16))
+                    s[j] = -INFINITY;
+            }
+            /* V rows behind the last token may hold anything: 0 times NaN is NaN */
+            const uint32_t last =
+                tile_at(first + i * TB + here - 1, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
+            const uint32_t valid = (here - 1) * DECODE_TILE + min(DECODE_TILE, keys.total - last);
+            for (uint32_t e = valid * (D / 8) + tid; e < TT * (D / 8); e += 256) {
+                const uint32_t r = e / (D / 8), c = e % (D / 8);
+                asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                                 stage + r / 8 * group_bytes + group_bytes / 2 + c / 8 * 1024 +
+                                 r % 8 * 128 + c % 8 * 16),
+                             "r"(0)
+                             : "memory");
+            }
+        }
+        float x0 = fmaxf(s[0], s[1]), x1 = fmaxf(s[2], s[3]);
+#pragma unroll
+        for (int j = 4; j < 16; j += 4) {
+            x0 = fmaxf(x0, fmaxf(s[j], s[j + 1]));
+            x1 = fmaxf(x1, fmaxf(s[j + 2], s[j + 3]));
+        }
+        x0 = gpu::warp_max<4>(x0) * scale;
+        x1 = gpu::warp_max<4>(x1) * scale;
+        if (t == 0) {
+            s_max[half * R + row0] = x0;
+            s_max[half * R + row0 + 8] = x1;
+        }
+        sync_consumers(); /* maxima are there; the weights of the stage before are used up */
+        x0 = fmaxf(x0, s_max[(half ^ 1) * R + row0]);
+        x1 = fmaxf(x1, s_max[(half ^ 1) * R + row0 + 8]);
+        if (__any_sync(~0u, x0 > m0 + 8.0f || x1 > m1 + 8.0f)) { /* the same in both halves */
+            x0 = fmaxf(x0, m0);
+            x1 = fmaxf(x1, m1);
+            const float f0 = gpu::exp2_fast(m0 - x0), f1 = gpu::exp2_fast(m1 - x1);
+            m0 = x0;
+            m1 = x1;
+            l0 *= f0;
+            l1 *= f1;
+#pragma unroll
+            for (int j = 0; j < D / 4; ++j)
+                o[j] *= j & 2 ? f1 : f0;
+        }
+#pragma unroll
+        for (int j = 0; j < 16; j += 2) {
+            const float m = j & 2 ? m1 : m0;
+            const float a = gpu::exp2_fast(fmaf(s[j], scale, -m));
+            const float b = gpu::exp2_fast(fmaf(s[j + 1], scale, -m));
+            if (j & 2)
+                l1 += a + b;
+            else
+                l0 += a + b;
+            /* row r, tokens 8c + 2t and the next: 128 bytes a row, swizzled like K */
+            const uint32_t r = j & 2 ? row0 + 8 : row0, c = half * 4 + j / 4;
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(s_w + r * 128 + (c ^ g) * 16 + t * 4),
+                         "r"(encode2<is_bf16>(a, b))
+                         : "memory");
+        }
+        proxy_fence();
+        sync_consumers();
+        wgmma_fence();
+#pragma unroll
+        for (uint32_t b = 0; b < TB; ++b)
+            wgmma_values<is_bf16>(
+                o, wgmma_matrix(s_w + b * 32, 16, 1024),
+                wgmma_matrix(stage + group_bytes / 2 + half * (D / 128) * 1024 + b * tile_bytes,
+                             1024, group_bytes));
+        wgmma_finish();
+        if (lane == 0)
+            barrier_arrive(empty + s_at * 8);
+        if (++s_at == S) {
+            s_at = 0;
+            phase ^= 1;
+        }
+    }
+    if (p.is_chained)
+        gpu::chain_release();
+    l0 = gpu::warp_sum<4>(l0);
+    l1 = gpu::warp_sum<4>(l1);
+    if (t == 0) {
+        s_sum[half * R + row0] = l0;
+        s_sum[half * R + row0 + 8] = l1;
+    }
+
+    const uint32_t segment =
+        ((blockIdx.z * gridDim.y + blockIdx.y) * (gridDim.x / parts) + unit) * parts;
+    float4 *part_o = (float4 *)p.part_o + (uint64_t)segment * (R * D / 4);
+    float2 *part_ml = (float2 *)p.part_ml + segment * R;
+    if (parts > 1) { /* lane pairs trade halves, so that a store has four columns of a row */
+        const bool odd = t & 1;
+        float4 *dst =
+            part_o + part * (R * D / 4) + (half * (D / 16) * R + row0 + (odd ? 8 : 0)) * 2 + t / 2;
+#pragma unroll
+        for (int j = 0; j < D / 16; ++j) {
+            const float a = __shfl_xor_sync(~0u, odd ? o[4 * j] : o[4 * j + 2], 1);
+            const float b = __shfl_xor_sync(~0u, odd ? o[4 * j + 1] : o[4 * j + 3], 1);
+            __stcg(dst + j * R * 2, odd ? make_float4(a, b, o[4 * j + 2], o[4 * j + 3])
+                                        : make_float4(o[4 * j], o[4 * j + 1], a, b));
+        }
+    }
+    sync_consumers();
+    l0 = s_sum[row0] + s_sum[R + row0];
+    l1 = s_sum[row0 + 8] + s_sum[R + row0 + 8];
+    if (parts == 1) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint32_t r = row0 + h * 8;
+            if (r >= rows.count)
+                continue;
+            const uint32_t row = rows.query_row(r, p.num_q_heads, head);
+            const float f = finish_row(it, p, row, h ? m1 : m0, h ? l1 : l0, half == 0 && t == 0);
+            uint32_t *out = (uint32_t *)(it.out + (uint64_t)row * D * 2 + half * D) + t;
+#pragma unroll
+            for (int j = 0; j < D / 16; ++j)
+                out[j * 4] = encode2<is_bf16>(o[4 * j + 2 * h] * f, o[4 * j + 2 * h + 1] * f);
+        }
+        return;
+    }
+    if (half == 0 && t == 0) {
+        __stcg(part_ml + part * R + row0, make_float2(m0, l0));
+        __stcg(part_ml + part * R + row0 + 8, make_float2(m1, l1));
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+    if (parts > csize) { /* only the last cluster goes on; its parts are all there */
+        if (tid == 0) {
+            const uint32_t n_clusters = parts / csize;
+            uint32_t *arrivals = p.arrivals + segment / parts * DECODE_MAX_CLUSTER + rank;
+            __threadfence();
+            const uint32_t before = atomicAdd(arrivals, 1);
+            *s_last = before + 1 == n_clusters;
+            if (before + 1 == n_clusters) {
+                *arrivals = 0;
+                __threadfence();
+            }
+        }
+        sync_consumers();
+        if (!*s_last)
+            return;
+    }
+    const uint32_t slice = (R + csize - 1) / csize,
+                   row_end = min(min(R, rows.count), (rank + 1) * slice);
+#pragma unroll 1
+    for (uint32_t e = tid; e < slice * (D / 4); e += 256) {
+        const uint32_t pair = e / 2, j = pair / slice, r = rank * slice + pair - j * slice;
+        const uint32_t d4 = j * 2 + e % 2;
+        if (r >= row_end)
+            continue;
+        float m, l;
+        const float4 a = merge_parts<8>(
+            parts,
+            [&](uint32_t c) { return __ldcg(part_o + c * (R * D / 4) + (j * R + r) * 2 + e % 2); },
+            [&](uint32_t c) { return __ldcg(part_ml + c * R + r); }, &m, &l);
+        const uint32_t row = rows.query_row(r, p.num_q_heads, head);
+        store_out4<is_bf16>(it, (uint64_t)row * D + d4 * 4, a,
+                            finish_row(it, p, row, m, l, d4 == 0));
+    }
+}
+
+} // namespace decode
+#endif
