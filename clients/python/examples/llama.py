@@ -12,6 +12,7 @@ which sequence is the attention object's business, told by its begin(items).
 
 from __future__ import annotations
 
+import copy
 import json
 import pathlib
 from dataclasses import dataclass
@@ -63,10 +64,10 @@ def load_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 class Llama:
     """A Llama-architecture model with tied embeddings, in float32."""
 
-    def __init__(self, folder: pathlib.Path = BYTELM, num_layers: int | None = None):
-        """Loads config.json and model.safetensors; num_layers keeps only the first layers."""
+    def __init__(self, folder: pathlib.Path = BYTELM):
+        """Loads config.json and model.safetensors."""
         config = json.loads((folder / "config.json").read_text())
-        self.num_layers = num_layers or config["num_hidden_layers"]
+        self.num_layers = config["num_hidden_layers"]
         self.num_q_heads = config["num_attention_heads"]
         self.num_kv_heads = config["num_key_value_heads"]
         self.head_dim = config["head_dim"]
@@ -75,6 +76,12 @@ class Llama:
         exponent = np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim
         self.inverse_frequency = theta**-exponent
         self.weights = load_safetensors(folder / "model.safetensors")
+
+    def first_layers(self, num_layers: int) -> Llama:
+        """The model of the first num_layers only, on the same weights."""
+        model = copy.copy(self)
+        model.num_layers = num_layers
+        return model
 
     def forward(self, tokens: np.ndarray, items: Sequence[Item], attention: Attention) -> np.ndarray:
         """Logits [len(tokens), vocab] of the packed tokens of items."""

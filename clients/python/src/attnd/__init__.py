@@ -1,0 +1,75 @@
+"""Attention over KV caches that a daemon keeps: the Python client of attnd.
+
+    import attnd
+
+    with attnd.connect("ipc:///run/attnd/attnd.sock") as client:
+        pool = client.create_pool(attnd.PoolSpec("demo", num_layers=1, num_q_heads=8,
+                                                 num_kv_heads=2, head_dim_k=64))
+        with pool.open() as seq:
+            result = pool.step(0, [(seq, 0, 1)], q, k, v)   # numpy arrays, or DLPack tensors
+
+Calls take `timeout` in seconds and raise subclasses of AttndError. attnd.aio is the same for
+asyncio, attnd.hf runs HuggingFace models. Nothing but the standard library and libattn.so is
+needed to import this.
+"""
+
+from ._lib import LibraryNotFound
+from .client import Client, ClientCounters, ClientInfo, connect
+from .errors import (
+    AlreadyExistsError,
+    AttndError,
+    ConnectionLostError,
+    DeadlineError,
+    DeviceLostError,
+    DrainingError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfBlocksError,
+    OutOfMemoryError,
+    OverloadedError,
+    OverQuotaError,
+    ProtocolError,
+    StaleEpochError,
+    TimedOutError,
+    UnauthenticatedError,
+    UnsupportedError,
+)
+from .pool import Item, Items, Pool, Result, Sequence, Step
+from .spec import LayerSpec, PoolSpec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyExistsError",
+    "AttndError",
+    "Client",
+    "ClientCounters",
+    "ClientInfo",
+    "ConnectionLostError",
+    "DeadlineError",
+    "DeviceLostError",
+    "DrainingError",
+    "InternalError",
+    "InvalidArgumentError",
+    "Item",
+    "Items",
+    "LayerSpec",
+    "LibraryNotFound",
+    "NotFoundError",
+    "OutOfBlocksError",
+    "OutOfMemoryError",
+    "OverQuotaError",
+    "OverloadedError",
+    "Pool",
+    "PoolSpec",
+    "ProtocolError",
+    "Result",
+    "Sequence",
+    "StaleEpochError",
+    "Step",
+    "TimedOutError",
+    "UnauthenticatedError",
+    "UnsupportedError",
+    "connect",
+]

@@ -1,0 +1,77 @@
+"""What the objects that stand for something in the library share: closing safely, never pickling."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import NoReturn
+
+from .errors import InvalidArgumentError
+
+
+def timeout_us(timeout: float | None) -> int:
+    """Microseconds for the library; None is 0, the client's default."""
+    if timeout is None:
+        return 0
+    if not timeout > 0:
+        raise ValueError(f"timeout is {timeout}, expected seconds above 0, or None")
+    return max(1, min(round(timeout * 1e6), 2**63))
+
+
+class NotPicklable:
+    """A connection or something behind one belongs to its process."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"cannot pickle {type(self).__name__!r}: it belongs to one process; pass the url and the"
+            " sequence ids, and connect or adopt there"
+        )
+
+
+class Guard:
+    """Counts the calls that are inside the library with one handle.
+
+    `with guard:` around each of them; close() lets no more in and waits for the last to leave, so
+    that the handle can be freed. Calls end by their timeouts, so the wait does, too.
+    """
+
+    def __init__(self, what: str):
+        self._what = what
+        self._changed = threading.Condition(threading.Lock())
+        self._n_inside = 0
+        self._pid = os.getpid()
+        self.is_closed = False
+
+    @property
+    def is_inherited(self) -> bool:
+        """True in a process that was forked after the handle was made."""
+        return os.getpid() != self._pid
+
+    def __enter__(self) -> None:
+        if os.getpid() != self._pid:
+            raise InvalidArgumentError(f"{self._what} was opened before fork and is the parent's")
+        with self._changed:
+            if self.is_closed:
+                raise InvalidArgumentError(f"{self._what} is closed")
+            self._n_inside += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._n_inside -= 1
+            if self.is_closed and self._n_inside == 0:
+                self._changed.notify_all()
+
+    def close(self) -> bool:
+        """True for the one caller that is to free the handle."""
+        if self.is_inherited:  # the lock may be held by a thread that does not exist here
+            was_closed, self.is_closed = self.is_closed, True
+            return not was_closed
+        with self._changed:
+            if self.is_closed:
+                return False
+            self.is_closed = True
+            while self._n_inside > 0:
+                self._changed.wait()
+        return True

@@ -1,0 +1,258 @@
+"""Finds libattn.so and declares its functions and structs to ctypes.
+
+The library is loaded once, by the first call that needs it. ctypes lets other Python threads run
+while a C call runs, so a thread that waits for the daemon holds up nobody. The structs here repeat
+clients/libattn/attn.h field by field.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int32,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+
+SONAME = "libattn.so.0"
+MESSAGE_BYTES = 256
+ALL_TOKENS = 0xFFFFFFFF
+
+
+class Error(Structure):
+    _fields_ = [
+        ("status", c_int32),
+        ("reserved", c_uint32),
+        ("retry_after_us", c_uint64),
+        ("message", c_char * MESSAGE_BYTES),
+    ]
+
+
+class ClientOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("max_retries", c_uint32),
+        ("timeout_us", c_uint64),
+        ("resume_session", c_uint64),
+        ("client_name", c_char_p),
+    ]
+
+
+class ClientInfo(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("protocol_version", c_uint32),
+        ("session", c_uint64),
+        ("lease_us", c_uint64),
+        ("max_message_bytes", c_uint64),
+        ("max_step_items", c_uint32),
+        ("max_step_tokens", c_uint32),
+        ("max_seq_tokens", c_uint32),
+        ("reserved", c_uint32),
+        ("server_version", c_char * 64),
+        ("backend", c_char * 64),
+    ]
+
+
+class ClientCounters(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_in_flight", c_uint32),
+        ("n_sent", c_uint64),
+        ("n_resent", c_uint64),
+        ("n_retried", c_uint64),
+        ("n_timed_out", c_uint64),
+        ("n_stray", c_uint64),
+    ]
+
+
+class Layer(Structure):
+    _fields_ = [
+        ("scale", c_float),
+        ("window_tokens", c_uint32),
+        ("sink_tokens", c_uint32),
+        ("soft_cap", c_float),
+        ("is_full", c_uint32),
+        ("reserved", c_uint32),
+        ("sink_logits", POINTER(c_float)),
+        ("alibi_slopes", POINTER(c_float)),
+    ]
+
+
+class PoolSpec(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("layer_struct_size", c_uint32),
+        ("name", c_char_p),
+        ("num_layers", c_uint32),
+        ("num_q_heads", c_uint32),
+        ("num_kv_heads", c_uint32),
+        ("head_dim_k", c_uint32),
+        ("head_dim_v", c_uint32),
+        ("block_tokens", c_uint32),
+        ("n_blocks", c_uint32),
+        ("q_dtype", c_int32),
+        ("kv_dtype", c_int32),
+        ("is_batch_invariant", c_uint32),
+        ("n_layers", c_uint32),
+        ("reserved", c_uint32),
+        ("layers", POINTER(Layer)),
+        ("model", c_char_p),
+        ("rope", c_char_p),
+    ]
+
+
+class Seq(Structure):
+    _fields_ = [("id", c_uint64), ("epoch", c_uint32), ("reserved", c_uint32)]
+
+
+class Item(Structure):
+    _fields_ = [
+        ("seq", c_uint64),
+        ("epoch", c_uint32),
+        ("pos", c_uint32),
+        ("n_tokens", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class Step(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("layer", c_uint32),
+        ("n_items", c_uint32),
+        ("reserved", c_uint32),
+        ("items", POINTER(Item)),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("item_status", POINTER(c_int32)),
+        ("timeout_us", c_uint64),
+    ]
+
+
+class StepResult(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("status", c_int32),
+        ("n_failed", c_uint32),
+        ("n_sends", c_uint32),
+        ("retry_after_us", c_uint64),
+        ("queue_ns", c_uint64),
+        ("device_ns", c_uint64),
+        ("total_ns", c_uint64),
+        ("message", c_char * MESSAGE_BYTES),
+    ]
+
+
+STEP_CB = CFUNCTYPE(None, c_void_p, c_uint64, POINTER(StepResult))
+
+# name: (result type, argument types)
+_FUNCTIONS = {
+    "attn_status_name": (c_char_p, [c_int]),
+    "attn_status_message": (c_char_p, [c_int]),
+    "attn_status_is_retryable": (ctypes.c_bool, [c_int]),
+    "attn_dtype_bytes": (c_size_t, [c_int]),
+    "attn_dtype_name": (c_char_p, [c_int]),
+    "attn_dtype_parse": (c_int, [c_char_p]),
+    "attn_last_error": (POINTER(Error), []),
+    "attn_version": (c_char_p, []),
+    "attn_client_open": (
+        c_int,
+        [c_char_p, POINTER(ClientOptions), c_uint64, POINTER(c_void_p)],
+    ),
+    "attn_client_close": (None, [c_void_p]),
+    "attn_client_info": (c_int, [c_void_p, POINTER(ClientInfo)]),
+    "attn_client_counters": (c_int, [c_void_p, POINTER(ClientCounters)]),
+    "attn_client_ping": (c_int, [c_void_p, c_uint64, POINTER(c_uint64)]),
+    "attn_client_stats": (c_int, [c_void_p, c_uint64, POINTER(c_void_p)]),
+    "attn_client_drain": (c_int, [c_void_p, c_uint64]),
+    "attn_client_fd": (c_int, [c_void_p]),
+    "attn_client_poll": (c_int, [c_void_p, c_uint64, POINTER(c_uint32)]),
+    "attn_free": (None, [c_void_p]),
+    "attn_pool_create": (c_int, [c_void_p, POINTER(PoolSpec), c_uint64, POINTER(c_void_p)]),
+    "attn_pool_describe": (c_int, [c_void_p, c_char_p, c_uint64, POINTER(c_void_p)]),
+    "attn_pool_close": (None, [c_void_p]),
+    "attn_pool_spec_of": (POINTER(PoolSpec), [c_void_p]),
+    "attn_pool_free_blocks": (c_uint32, [c_void_p]),
+    "attn_seq_open": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(Seq)]),
+    "attn_seq_fork": (
+        c_int,
+        [c_void_p, POINTER(Seq), c_uint64, c_uint32, c_uint64, POINTER(Seq), POINTER(c_uint32)],
+    ),
+    "attn_seq_truncate": (c_int, [c_void_p, POINTER(Seq), c_uint32, c_uint64]),
+    "attn_seq_close": (c_int, [c_void_p, POINTER(Seq), c_uint64]),
+    "attn_seq_adopt": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(Seq), POINTER(c_uint32)]),
+    "attn_step": (c_int, [c_void_p, POINTER(Step), POINTER(StepResult)]),
+    "attn_step_start": (
+        c_int,
+        [c_void_p, POINTER(Step), STEP_CB, c_void_p, POINTER(c_uint64)],
+    ),
+    "attn_step_wait": (c_int, [c_void_p, c_uint64, POINTER(StepResult)]),
+}
+
+
+class LibraryNotFound(ImportError):
+    """libattn.so could not be found or loaded; the message lists where it was looked for."""
+
+
+def _candidates() -> list[str]:
+    """Where the library may be, best first; names without a slash are the system's to find."""
+    named = os.environ.get("ATTN_LIBRARY")  # ATTND_ variables are the daemon's settings
+    if named:
+        return [named]  # who names one wants that one
+    package = os.path.dirname(os.path.realpath(__file__))
+    places = [os.path.join(package, SONAME)]
+    root = os.path.normpath(os.path.join(package, "../../../.."))
+    if os.path.isfile(os.path.join(root, "clients/libattn/attn.h")):  # a source tree
+        places.append(os.path.join(root, "build/lib", SONAME))
+    return [p for p in places if os.path.isfile(p)] + [SONAME]
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(lib, name)
+        function.restype = result
+        function.argtypes = arguments
+
+
+_lib: ctypes.CDLL | None = None
+
+
+def library() -> ctypes.CDLL:
+    """The library, loaded on first use.
+
+    Looked for as $ATTN_LIBRARY (a path, and then nowhere else), beside this package, in the build
+    folder of the source tree this package lies in, and where the system keeps libraries.
+    """
+    global _lib
+    if _lib is not None:
+        return _lib
+    tried = []
+    for path in _candidates():
+        try:
+            lib = ctypes.CDLL(path)
+            _declare(lib)
+        except (OSError, AttributeError) as e:
+            tried.append(f"  {path}: {e}")
+            continue
+        _lib = lib
+        return lib
+    raise LibraryNotFound(
+        "attnd needs the C library libattn; none of these could be loaded:\n"
+        + "\n".join(tried)
+        + "\nBuild it (cmake --build build --target attn), install attnd, or set ATTN_LIBRARY to"
+        " the path of libattn.so"
+    )

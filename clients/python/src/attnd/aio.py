@@ -1,0 +1,238 @@
+"""attnd for asyncio: the same names as the package's, with await.
+
+    async with attnd.aio.connect("ipc:///run/attnd/attnd.sock") as client:
+        pool = await client.create_pool(spec)
+        async with await pool.open() as seq:
+            result = await pool.step(0, [(seq, 0, 1)], q, k, v)
+
+Steps use no thread: they are sent at once, and the event loop watches the client's descriptor.
+Several may be in flight (asyncio.gather). Other calls wait in the loop's executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
+
+from . import client as _sync
+from . import pool as _pool
+from ._handle import NotPicklable
+from .errors import AttndError, InvalidArgumentError
+from .pool import Item, Items, Result
+from .spec import PoolSpec
+
+_TICK = 0.02  # seconds: the library wants a poll this often while steps are in flight
+_T = TypeVar("_T")
+
+
+async def _in_executor(call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, functools.partial(call, *args, **kwargs))
+
+
+class _Connecting:
+    """What connect() returns: await it, or enter it with `async with`."""
+
+    def __init__(self, url: str, options: dict[str, Any]):
+        self._url = url
+        self._options = options
+        self._client: Client | None = None
+
+    async def _connect(self) -> Client:
+        return Client(await _in_executor(_sync.connect, self._url, **self._options))
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._connect()
+        return self._client
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._client is not None
+        await self._client.close()
+
+
+def connect(url: str, **options: Any) -> _Connecting:
+    """As attnd.connect(), to be awaited or entered with `async with`."""
+    return _Connecting(url, options)
+
+
+class Client(NotPicklable):
+    """A connection of one event loop; `sync` is the attnd.Client below it."""
+
+    def __init__(self, sync: _sync.Client):
+        self.sync = sync
+        self.info = sync.info
+        self.url = sync.url
+        self._loop = asyncio.get_running_loop()
+        self._n_in_flight = 0
+        self._tick: asyncio.TimerHandle | None = None
+        self._fd = sync.fileno()
+        self._loop.add_reader(self._fd, self._poll)
+
+    async def create_pool(self, spec: PoolSpec, *, timeout: float | None = None) -> Pool:
+        return Pool(self, await _in_executor(self.sync.create_pool, spec, timeout=timeout))
+
+    async def pool(self, name: str, *, timeout: float | None = None) -> Pool:
+        return Pool(self, await _in_executor(self.sync.pool, name, timeout=timeout))
+
+    async def ping(self, *, timeout: float | None = None) -> float:
+        return await _in_executor(self.sync.ping, timeout=timeout)
+
+    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        return await _in_executor(self.sync.stats, timeout=timeout)
+
+    async def drain(self, *, timeout: float | None = None) -> None:
+        await _in_executor(self.sync.drain, timeout=timeout)
+
+    def counters(self) -> _sync.ClientCounters:
+        return self.sync.counters()
+
+    @property
+    def is_closed(self) -> bool:
+        return self.sync.is_closed
+
+    async def close(self) -> None:
+        """Disconnects; steps in flight end with ConnectionLostError. Safe to call again."""
+        if self.is_closed:
+            return
+        self._loop.remove_reader(self._fd)
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        await _in_executor(self.sync.close)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # ---- the loop's side of steps in flight
+
+    def _poll(self) -> None:
+        if not self.is_closed:
+            self.sync.poll()
+
+    def _on_tick(self) -> None:
+        self._tick = None
+        self._poll()
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._tick is None and self._n_in_flight > 0 and not self.is_closed:
+            self._tick = self._loop.call_later(_TICK, self._on_tick)
+
+    def _started(self) -> None:
+        self._n_in_flight += 1
+        self._arm()
+
+    def _ended(self) -> None:
+        self._n_in_flight -= 1
+
+
+class Sequence(NotPicklable):
+    """As attnd.Sequence. Entered with `async with`, it closes itself."""
+
+    def __init__(self, pool: Pool, sync: _pool.Sequence):
+        self.pool = pool
+        self.sync = sync
+
+    @property
+    def id(self) -> int:
+        return self.sync.id
+
+    @property
+    def epoch(self) -> int:
+        return self.sync.epoch
+
+    @property
+    def layer_len(self) -> tuple[int, ...]:
+        return self.sync.layer_len
+
+    async def fork(
+        self, new_id: int | None = None, n_tokens: int | None = None, *, timeout: float | None = None
+    ) -> Sequence:
+        fork = await _in_executor(self.sync.fork, new_id, n_tokens, timeout=timeout)
+        return Sequence(self.pool, fork)
+
+    async def truncate(self, n_tokens: int, *, timeout: float | None = None) -> None:
+        await _in_executor(self.sync.truncate, n_tokens, timeout=timeout)
+
+    async def adopt(self, *, timeout: float | None = None) -> None:
+        await _in_executor(self.sync.adopt, timeout=timeout)
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        await _in_executor(self.sync.close, timeout=timeout)
+
+    async def __aenter__(self) -> Sequence:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await _in_executor(self.sync.__exit__, *exc)
+
+
+class Pool(NotPicklable):
+    """As attnd.Pool."""
+
+    def __init__(self, client: Client, sync: _pool.Pool):
+        self.client = client
+        self.sync = sync
+        self.spec = sync.spec
+
+    async def open(self, seq_id: int | None = None, *, timeout: float | None = None) -> Sequence:
+        return Sequence(self, await _in_executor(self.sync.open, seq_id, timeout=timeout))
+
+    async def adopt(self, seq_id: int, *, timeout: float | None = None) -> Sequence:
+        return Sequence(self, await _in_executor(self.sync.adopt, seq_id, timeout=timeout))
+
+    def items(self, items: Iterable[Item | tuple[Sequence, int, int]]) -> Items:
+        """Makes items ready once, to be given to step() for every layer."""
+        return Items(items)  # type: ignore[arg-type]  # an id and an epoch are all it reads
+
+    async def step(
+        self,
+        layer: int,
+        items: Items | Iterable[Item | tuple[Sequence, int, int]],
+        q: Any = None,
+        k: Any = None,
+        v: Any = None,
+        *,
+        out: Any = None,
+        lse: Any = False,
+        timeout: float | None = None,
+    ) -> Result:
+        """As attnd.Pool.step(). Cancelling the wait leaves the arrays borrowed until the step ends."""
+        if not isinstance(items, Items):
+            items = self.items(items)
+        prepared = _pool._Prepared(self.sync, layer, items, q, k, v, out, lse, timeout)
+        loop = asyncio.get_running_loop()
+        if loop is not self.client._loop:
+            raise InvalidArgumentError("the client belongs to another event loop")
+        future: asyncio.Future[Result] = loop.create_future()
+
+        def settle(outcome: Result | AttndError) -> None:
+            self.client._ended()
+            if future.cancelled():
+                return
+            if isinstance(outcome, AttndError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        def done(r: Any) -> None:  # on whichever thread reads; r is gone when this returns
+            try:
+                outcome: Result | AttndError = prepared.finish(r)
+            except AttndError as e:
+                outcome = e
+            loop.call_soon_threadsafe(settle, outcome)
+
+        self.sync._step_start_cb(prepared, done)
+        self.client._started()
+        return await future
+
+    def __repr__(self) -> str:
+        return f"<attnd.aio.Pool {self.spec.name!r}>"

@@ -1,0 +1,232 @@
+"""A connection to a daemon."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from typing import Any, NamedTuple
+
+from . import _lib
+from ._handle import Guard, NotPicklable, timeout_us
+from .errors import check
+from .pool import Pool
+from .spec import PoolSpec, to_c
+
+
+class ClientInfo(NamedTuple):
+    """What the daemon said at connect; fixed for the connection.
+
+    session    give it to connect(session=...) to go on with this session elsewhere
+    lease      seconds of silence after which the session's sequences are freed
+    """
+
+    protocol_version: int
+    session: int
+    lease: float
+    max_message_bytes: int
+    max_step_items: int
+    max_step_tokens: int
+    max_seq_tokens: int
+    server_version: str
+    backend: str
+
+
+class ClientCounters(NamedTuple):
+    """What a client did so far.
+
+    n_in_flight  requests without an answer yet
+    n_sent       requests, repeats included
+    n_resent     after a lost connection
+    n_retried    after a retryable status
+    n_timed_out  requests that got no answer in time
+    n_stray      answers to requests that no longer waited
+    """
+
+    n_in_flight: int
+    n_sent: int
+    n_resent: int
+    n_retried: int
+    n_timed_out: int
+    n_stray: int
+
+
+def connect(
+    url: str,
+    *,
+    timeout: float = 10.0,
+    connect_timeout: float | None = None,
+    max_retries: int = 0,
+    session: int = 0,
+    name: str | None = None,
+) -> Client:
+    """Connects to a daemon and opens or resumes a session. The daemon may come up meanwhile.
+
+    url              ipc://PATH or tcp://HOST:PORT
+    timeout          seconds, of calls that name none
+    connect_timeout  seconds, of this call; None: timeout
+    max_retries      how often a request that was answered with a retryable status is repeated
+    session          a session to go on with (ClientInfo.session); 0: a new one
+    name             for the daemon's logs; None: the process's name
+
+    Raises ConnectionLostError, TimedOutError, InvalidArgumentError (url), NotFoundError (session),
+    UnsupportedError (in a process forked while its parent was connected), LibraryNotFound.
+    """
+    lib = _lib.library()
+    options = _lib.ClientOptions(
+        struct_size=ctypes.sizeof(_lib.ClientOptions),
+        max_retries=max_retries,
+        timeout_us=timeout_us(timeout),
+        resume_session=session,
+        client_name=name.encode() if name is not None else None,
+    )
+    handle = ctypes.c_void_p()
+    check(
+        lib.attn_client_open(
+            url.encode(), ctypes.byref(options), timeout_us(connect_timeout), ctypes.byref(handle)
+        )
+    )
+    return Client(handle, url)
+
+
+class Client(NotPicklable):
+    """A connection and its session, made by connect(). Use it as a context manager or close() it.
+
+    Every method may be called from any thread, several at once; the interpreter lock is free while
+    they wait. After os.fork() the child may only close() what it inherited.
+    """
+
+    def __init__(self, handle: ctypes.c_void_p, url: str):
+        self._lib = _lib.library()
+        self._handle = handle
+        self._guard = Guard(f"client of {url}")
+        self._pools: set[Pool] = set()
+        self.url = url
+        info = _lib.ClientInfo(struct_size=ctypes.sizeof(_lib.ClientInfo))
+        check(self._lib.attn_client_info(handle, ctypes.byref(info)))
+        self.info = ClientInfo(
+            protocol_version=info.protocol_version,
+            session=info.session,
+            lease=info.lease_us / 1e6,
+            max_message_bytes=info.max_message_bytes,
+            max_step_items=info.max_step_items,
+            max_step_tokens=info.max_step_tokens,
+            max_seq_tokens=info.max_seq_tokens,
+            server_version=info.server_version.decode(),
+            backend=info.backend.decode(),
+        )
+
+    def create_pool(self, spec: PoolSpec, *, timeout: float | None = None) -> Pool:
+        """Makes a pool, or finds the one of this name if its spec is the same.
+
+        Raises AlreadyExistsError (the name is taken by another spec), UnsupportedError (the backend
+        cannot compute this geometry), OutOfMemoryError (KV memory), InvalidArgumentError.
+        """
+        c_spec, keep = to_c(spec)
+        handle = ctypes.c_void_p()
+        with self._guard:
+            check(
+                self._lib.attn_pool_create(
+                    self._handle, ctypes.byref(c_spec), timeout_us(timeout), ctypes.byref(handle)
+                )
+            )
+            del keep
+            return self._add(handle)
+
+    def pool(self, name: str, *, timeout: float | None = None) -> Pool:
+        """Finds a pool by name. Raises NotFoundError."""
+        handle = ctypes.c_void_p()
+        with self._guard:
+            check(
+                self._lib.attn_pool_describe(
+                    self._handle, name.encode(), timeout_us(timeout), ctypes.byref(handle)
+                )
+            )
+            return self._add(handle)
+
+    def _add(self, handle: ctypes.c_void_p) -> Pool:
+        pool = Pool(self, handle)
+        self._pools.add(pool)
+        return pool
+
+    def ping(self, *, timeout: float | None = None) -> float:
+        """Seconds of one round trip, which also renews the session's lease."""
+        ns = ctypes.c_uint64()
+        with self._guard:
+            check(self._lib.attn_client_ping(self._handle, timeout_us(timeout), ctypes.byref(ns)))
+        return ns.value / 1e9
+
+    def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The daemon's counters."""
+        import json
+
+        text = ctypes.c_void_p()
+        with self._guard:
+            check(
+                self._lib.attn_client_stats(self._handle, timeout_us(timeout), ctypes.byref(text))
+            )
+        try:
+            stats: dict[str, Any] = json.loads(ctypes.string_at(text))  # type: ignore[arg-type]
+        finally:
+            self._lib.attn_free(text)
+        return stats
+
+    def drain(self, *, timeout: float | None = None) -> None:
+        """Asks the daemon to take no new sessions and sequences and to end when its work is done."""
+        with self._guard:
+            check(self._lib.attn_client_drain(self._handle, timeout_us(timeout)))
+
+    def counters(self) -> ClientCounters:
+        c = _lib.ClientCounters(struct_size=ctypes.sizeof(_lib.ClientCounters))
+        with self._guard:
+            check(self._lib.attn_client_counters(self._handle, ctypes.byref(c)))
+        return ClientCounters(
+            c.n_in_flight, c.n_sent, c.n_resent, c.n_retried, c.n_timed_out, c.n_stray
+        )
+
+    def fileno(self) -> int:
+        """For event loops: readable when poll() has something to do (attnd.aio uses this)."""
+        with self._guard:
+            fd: int = self._lib.attn_client_fd(self._handle)
+        return fd
+
+    def poll(self, timeout: float = 0) -> int:
+        """Completes steps whose answers have come; waits up to `timeout` seconds for the first.
+
+        Returns how many were completed. While steps are in flight an event loop calls this when
+        fileno() is readable, and at least every 20 ms for deadlines and reconnects.
+        """
+        n = ctypes.c_uint32()
+        us = timeout_us(timeout) if timeout else 0
+        with self._guard:
+            check(self._lib.attn_client_poll(self._handle, us, ctypes.byref(n)))
+        return n.value
+
+    @property
+    def is_closed(self) -> bool:
+        return self._guard.is_closed
+
+    def close(self) -> None:
+        """Disconnects; steps in flight end with ConnectionLostError. Safe to call again.
+
+        The session and its sequences live on in the daemon until their lease ends.
+        """
+        if not self._guard.close():
+            return
+        self._lib.attn_client_close(self._handle)
+        for pool in list(self._pools):
+            pool.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        guard = getattr(self, "_guard", None)
+        if guard is not None and not guard.is_closed and not guard.is_inherited:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self)
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<attnd.Client {self.url}{' closed' if self.is_closed else ''}>"

@@ -1,0 +1,91 @@
+"""Starts the real attnd on its cpu backend for the tests, and has the float64 reference they use.
+
+$ATTN_BUILD is the build folder with bin/attnd and lib/libattn.so.0; default build/ of this tree.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGE = HERE.parent
+ROOT = PACKAGE.parents[1]
+BUILD = pathlib.Path(os.environ.get("ATTN_BUILD", ROOT / "build"))
+
+if "ATTN_LIBRARY" not in os.environ:
+    os.environ["ATTN_LIBRARY"] = str(BUILD / "lib" / "libattn.so.0")
+if str(PACKAGE / "src") not in sys.path:
+    sys.path.insert(0, str(PACKAGE / "src"))
+
+import attnd  # noqa: E402
+
+
+class Daemon:
+    """An attnd process; its socket is in a folder of its own."""
+
+    def __init__(self, *flags: str):
+        self.dir = tempfile.mkdtemp(prefix="attnd-py-", dir="/tmp")
+        self.url = f"ipc://{self.dir}/s"
+        self.log = pathlib.Path(self.dir, "log")
+        command = [str(BUILD / "bin" / "attnd"), "--backend", "cpu", "--listen", self.url]
+        command += ["--listen.http", "off", "--device.kv_memory", "512M", "--device.threads", "2"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
+        while True:
+            try:
+                attnd.connect(self.url, connect_timeout=0.5).close()
+                return
+            except attnd.ConnectionLostError:
+                if self.process.poll() is not None:
+                    raise RuntimeError(f"attnd did not start:\n{self.log.read_text()}") from None
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def daemon():
+    """One daemon for all tests that do it no harm; it must end well."""
+    d = Daemon("--engine.lease", "10m")
+    yield d
+    assert d.stop() == 0
+
+
+@pytest.fixture
+def own_daemon():
+    """A daemon that a test may stop and kill."""
+    d = Daemon()
+    yield d
+    d.stop()
+
+
+@pytest.fixture
+def client(daemon):
+    with attnd.connect(daemon.url) as c:
+        yield c
+
+
+@pytest.fixture
+def python_env(daemon):
+    """Environment of subprocesses that use the package."""
+    return {**os.environ, "PYTHONPATH": str(PACKAGE / "src"), "ATTN_URL": daemon.url}

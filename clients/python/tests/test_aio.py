@@ -1,0 +1,128 @@
+"""attnd.aio against the real daemon."""
+
+import asyncio
+import signal
+
+import numpy as np
+import pytest
+from reference import attention, random
+
+import attnd
+import attnd.aio
+
+PLAIN = attnd.PoolSpec("aio", 1, 4, 2, 32, n_blocks=64)
+
+
+def tokens(seed, n):
+    rng = np.random.default_rng(seed)
+    return random(rng, n, 4, 32), random(rng, n, 2, 32), random(rng, n, 2, 32)
+
+
+def run(main, *args):
+    asyncio.run(asyncio.wait_for(main(*args), 60))
+
+
+def test_many_steps_are_in_flight_at_once(daemon):
+    async def one(pool, seed):
+        q, k, v = tokens(seed, 12)
+        async with await pool.open() as seq:
+            starts = [pool.step(0, [(seq, i, 1)], *(x[i : i + 1] for x in (q, k, v))) for i in range(12)]
+            for i, r in enumerate(await asyncio.gather(*starts)):
+                want = attention(q[i : i + 1], k[: i + 1], v[: i + 1], i)[0]
+                np.testing.assert_allclose(r.out, want, atol=1e-5)
+
+    async def main():
+        async with attnd.aio.connect(daemon.url) as client:
+            pool = await client.create_pool(PLAIN)
+            await asyncio.gather(*(one(pool, 30 + i) for i in range(6)))
+            assert client.counters().n_in_flight == 0
+
+    run(main)
+
+
+def test_sequences_fork_truncate_and_are_adopted(daemon):
+    async def main():
+        q, k, v = tokens(40, 4)
+        client = await attnd.aio.connect(daemon.url)
+        pool = await client.create_pool(PLAIN)
+        seq = await pool.open()
+        await pool.step(0, [(seq, 0, 4)], q, k, v)
+        fork = await seq.fork(n_tokens=2)
+        assert fork.layer_len == (2,)
+        await fork.truncate(1)
+        await fork.close()
+        theirs = await pool.adopt(seq.id)
+        assert theirs.epoch > seq.epoch and theirs.layer_len == (4,)
+        await client.ping()
+        assert await client.stats()
+        await client.close()
+        await client.close()
+        assert client.is_closed
+
+    run(main)
+
+
+def test_failures_are_raised_where_they_are_awaited(daemon):
+    async def main():
+        q, k, v = tokens(41, 1)
+        async with attnd.aio.connect(daemon.url) as client:
+            pool = await client.create_pool(PLAIN)
+            async with await pool.open() as seq:
+                with pytest.raises(attnd.InvalidArgumentError, match="pos is 7"):
+                    await pool.step(0, [(seq, 7, 1)], q, k, v)
+                with pytest.raises(TypeError, match="q has dtype"):
+                    await pool.step(0, [(seq, 0, 1)], q.astype(float), k, v)
+            with pytest.raises(attnd.NotFoundError):
+                await client.pool("nothing")
+
+    run(main)
+
+
+def test_deadlines_are_kept_while_the_daemon_is_silent(own_daemon):
+    async def main():
+        q, k, v = tokens(42, 1)
+        async with attnd.aio.connect(own_daemon.url) as client:
+            pool = await client.create_pool(PLAIN)
+            seq = await pool.open()
+            own_daemon.signal(signal.SIGSTOP)
+            with pytest.raises(attnd.TimedOutError):
+                await pool.step(0, [(seq, 0, 1)], q, k, v, timeout=0.1)
+            own_daemon.signal(signal.SIGCONT)
+            await pool.step(0, [(seq, 0, 1)], q, k, v)
+
+    run(main)
+
+
+def test_closing_ends_steps_in_flight(own_daemon):
+    async def main():
+        q, k, v = tokens(43, 1)
+        client = await attnd.aio.connect(own_daemon.url)
+        pool = await client.create_pool(PLAIN)
+        seq = await pool.open()
+        own_daemon.signal(signal.SIGSTOP)
+        step = asyncio.ensure_future(pool.step(0, [(seq, 0, 1)], q, k, v, timeout=60))
+        while client.counters().n_in_flight == 0:
+            await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(attnd.ConnectionLostError):
+            await step
+
+    run(main)
+
+
+def test_a_cancelled_wait_leaves_the_client_usable(daemon):
+    async def main():
+        q, k, v = tokens(44, 2)
+        async with attnd.aio.connect(daemon.url) as client:
+            pool = await client.create_pool(PLAIN)
+            async with await pool.open() as seq:
+                step = asyncio.ensure_future(
+                    pool.step(0, [(seq, 0, 1)], q[:1], k[:1], v[:1])
+                )
+                while client.counters().n_sent < 4 and not step.done():
+                    await asyncio.sleep(0)
+                step.cancel()
+                r = await pool.step(0, [(seq, 0, 2)], q, k, v)
+                np.testing.assert_allclose(r.out, attention(q, k, v, 0)[0], atol=1e-5)
+
+    run(main)

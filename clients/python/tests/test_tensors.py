@@ -1,0 +1,173 @@
+"""Arrays in and out: what is taken in place, and what is refused by name."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from reference import attention, from_bf16, random, to_bf16
+
+import attnd
+from attnd import _tensor
+
+
+class Foreign:
+    """A DLPack tensor of another library: numpy's capsule, without being a numpy array."""
+
+    def __init__(self, array, device=(1, 0)):
+        self.array = array
+        self.device = device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = [
+        ("tensor", _tensor._DLTensor),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class ForeignBf16:
+    """bf16 as a library that has it gives it: type code 4, with a byte offset."""
+
+    def __init__(self, bits):
+        self.bits = bits
+        self.shape = (ctypes.c_int64 * bits.ndim)(*bits.shape)
+        t = _tensor._DLTensor(
+            data=bits.ctypes.data - 64,
+            byte_offset=64,
+            device_type=1,
+            ndim=bits.ndim,
+            code=4,
+            bits=16,
+            lanes=1,
+            shape=self.shape,
+        )
+        self.managed = _Managed(t, None, None)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, stream=None):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.managed), b"dltensor", None)
+
+
+@pytest.fixture
+def pool(client, request):
+    dtype = getattr(request, "param", "f32")
+    spec = attnd.PoolSpec(f"tensors-{dtype}", 1, 4, 2, 32, n_blocks=16, q_dtype=dtype)
+    return client.create_pool(spec)
+
+
+def qkv(seed, n=3):
+    rng = np.random.default_rng(seed)
+    return random(rng, n, 4, 32), random(rng, n, 2, 32), random(rng, n, 2, 32)
+
+
+def test_outputs_are_written_in_place(pool):
+    q, k, v = qkv(1)
+    out, lse = np.full((3, 4, 32), np.nan, np.float32), np.full((3, 4), np.nan, np.float32)
+    with pool.open() as seq:
+        r = pool.step(0, [(seq, 0, 3)], q, k, v, out=out, lse=lse)
+    assert r.out is out and r.lse is lse
+    want, want_lse = attention(q, k, v, 0)
+    np.testing.assert_allclose(out, want, atol=1e-5)
+    np.testing.assert_allclose(lse, want_lse, atol=1e-5)
+
+
+def test_any_dlpack_tensor_is_taken_in_and_out(pool):
+    q, k, v = qkv(2)
+    out = np.full((3, 4, 32), np.nan, np.float32)
+    with pool.open() as seq:
+        r = pool.step(0, [(seq, 0, 3)], Foreign(q), Foreign(k), Foreign(v), out=Foreign(out))
+    assert r.out.array is out
+    np.testing.assert_allclose(out, attention(q, k, v, 0)[0], atol=1e-5)
+
+
+def test_pinned_host_memory_is_host_memory(pool):
+    q, k, v = qkv(3)
+    with pool.open() as seq:
+        out = pool.step(0, [(seq, 0, 3)], Foreign(q, (3, 0)), Foreign(k, (11, 0)), v).out
+    np.testing.assert_allclose(out, attention(q, k, v, 0)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["bf16"], indirect=True)
+def test_bf16_is_taken_as_uint16_and_as_dlpack_bfloat(pool):
+    q, k, v = (to_bf16(x) for x in qkv(4))
+    want = attention(from_bf16(q), from_bf16(k), from_bf16(v), 0)[0]
+    with pool.open() as seq:
+        plain = pool.step(0, [(seq, 0, 3)], q, k, v).out
+        foreign = np.full((3, 4, 32), 0x7FC0, np.uint16)
+        pool.step(0, [(seq, 0, 3)], *map(ForeignBf16, (q, k, v)), out=ForeignBf16(foreign))
+    assert plain.dtype == np.uint16
+    np.testing.assert_allclose(from_bf16(plain), want, atol=2e-2)
+    np.testing.assert_array_equal(plain, foreign)
+
+
+@pytest.mark.parametrize("pool", ["f16"], indirect=True)
+def test_f16_is_taken(pool):
+    q, k, v = (x.astype(np.float16) for x in qkv(5))
+    with pool.open() as seq:
+        out = pool.step(0, [(seq, 0, 3)], q, k, v).out
+    assert out.dtype == np.float16
+    np.testing.assert_allclose(out, attention(q, k, v, 0)[0], atol=4e-3)
+
+
+def refused(pool, error, match, **arrays):
+    q, k, v = qkv(6)
+    arrays = {"q": q, "k": k, "v": v, **arrays}
+    with pool.open() as seq, pytest.raises(error, match=match):
+        pool.step(0, [(seq, 0, 3)], **arrays)
+
+
+def test_a_tensor_on_a_gpu_is_refused_by_name(pool):
+    q, k, v = qkv(7)
+    refused(pool, TypeError, "k is on cuda:1.*copy it explicitly", k=Foreign(k, (2, 1)))
+
+
+def test_wrong_arrays_are_refused_by_name(pool):
+    q, k, v = qkv(8)
+    refused(pool, TypeError, "q has dtype float64, the pool's q_dtype is f32", q=q.astype(float))
+    refused(pool, TypeError, "q has dtype >f4", q=q.astype(">f4"))
+    refused(pool, TypeError, "v has dtype float16", v=Foreign(v.astype(np.float16)))
+    refused(pool, ValueError, r"k has shape \[2, 2, 32\], expected \[3, 2, 32\]", k=k[:2])
+    refused(pool, ValueError, r"q has shape \[3, 4, 16\]", q=Foreign(q[..., :16]))
+    refused(pool, ValueError, "q is not C-contiguous", q=np.asfortranarray(q))
+    refused(pool, ValueError, "k is not contiguous", k=Foreign(np.asfortranarray(k)))
+    refused(pool, TypeError, "v is a list", v=v.tolist())
+    read_only = np.zeros_like(q)
+    read_only.flags.writeable = False
+    refused(pool, ValueError, "out is read-only", out=read_only)
+    refused(pool, TypeError, "lse has dtype float64", lse=np.zeros((3, 4)))
+
+
+def test_half_of_k_and_v_is_refused(pool):
+    refused(pool, attnd.InvalidArgumentError, "k and v must be given both or neither", v=None)
+
+
+def test_read_only_inputs_are_fine(pool):
+    q, k, v = qkv(9)
+    for x in (q, k, v):
+        x.flags.writeable = False
+    with pool.open() as seq:
+        out = pool.step(0, [(seq, 0, 3)], q, k, v).out
+    np.testing.assert_allclose(out, attention(q, k, v, 0)[0], atol=1e-5)
+
+
+def test_torch_tensors_are_taken_and_given():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    t = torch.randn(2, 3, dtype=torch.bfloat16)
+    address, _ = _tensor.address_of(t, "t", _tensor.BF16, (2, 3), True)
+    assert address == t.data_ptr()
+    new = _tensor.empty(t, (4, 5), _tensor.BF16)
+    assert new.dtype is torch.bfloat16 and new.shape == (4, 5)
+    with pytest.raises(ValueError, match="not contiguous"):
+        _tensor.address_of(t.T, "t", _tensor.BF16, (3, 2))
