@@ -121,6 +121,66 @@ struct matrix_row {
     uint32_t position;
 };
 
+/* Where the results of a thread block go: to out, or to a slot of its split. */
+struct row_sink {
+    const gpu_attend &a;
+    const gpu_item &it;
+    const gpu_layer &layer;
+    uint32_t head, row0, split;
+
+    /* Elements e .. e + 7 of row r, not yet divided by the sum. */
+    template <bool is_bf16>
+    GPU_DEVICE void store(uint32_t r, uint32_t e, float (&x)[8], float m, float sum) const
+    {
+        const gpu_kv &kv = a.kv;
+        uint32_t row = row0 + r, q_head = head * kv.group + row % kv.group;
+        uint64_t out_row = (uint64_t)(row / kv.group) * kv.num_q_heads + q_head;
+        if (it.n_splits > 1) {
+            uint64_t at = it.slot0 + (uint64_t)split * it.n_tokens * kv.num_q_heads + out_row;
+            store8((char *)(a.part_o + at * kv.dv + e), x, ATTN_F32);
+            if (e == 0)
+                *(float2 *)(a.part_ml + at * 2) = make_float2(m, sum);
+            return;
+        }
+        float lse, f = finish_row(layer, q_head, m, sum, lse);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            x[i] *= f;
+        store8((char *)it.out + (out_row * kv.dv + e) * 2, x, is_bf16 ? ATTN_BF16 : ATTN_F16);
+        if (e == 0 && it.lse)
+            it.lse[out_row] = lse;
+    }
+};
+
+/* Joins the results of four warps that took different tokens of the same 16 rows: [warp][16][dim + 4]
+ * sums, behind them [warp][16] (m, sum). Called by 128 threads after a barrier. */
+template <int dim, bool is_bf16>
+GPU_DEVICE void merge_warps(const float *all_o, const row_sink &sink, uint32_t n)
+{
+    constexpr int pieces = dim / 8, stride = dim + 4;
+    const float *all_ml = all_o + 4 * 16 * stride;
+    for (int i = threadIdx.x; i < 16 * pieces; i += 128) {
+        uint32_t r = i / pieces, e = i % pieces * 8;
+        if (r >= n || e >= sink.a.kv.dv)
+            continue;
+        float m = -INFINITY, sum = 0.0f, x[8] = {};
+#pragma unroll
+        for (int w = 0; w < 4; ++w)
+            m = fmaxf(m, all_ml[w * 32 + r * 2]);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            float f = exp2_diff(all_ml[w * 32 + r * 2], m);
+            sum = fmaf(f, all_ml[w * 32 + r * 2 + 1], sum);
+            float y[8];
+            load8(y, (const char *)(all_o + (w * 16 + r) * stride + e), ATTN_F32);
+#pragma unroll
+            for (int k = 0; k < 8; ++k)
+                x[k] = fmaf(f, y[k], x[k]);
+        }
+        sink.store<is_bf16>(r, e, x, m, sum);
+    }
+}
+
 template <bool is_bf16> GPU_DEVICE bool is_bad(uint32_t bits)
 {
     uint32_t exponent = is_bf16 ? 0x7f80 : 0x7c00;
@@ -370,28 +430,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
     __syncthreads();
 
     /* results: [warp][16 rows][dim + 4] floats, then (m, sum), over K and V where they fit */
-    auto out_row_of = [&](uint32_t r) {
-        return (uint64_t)((row0 + r) / kv.group) * kv.num_q_heads + head * kv.group +
-               (row0 + r) % kv.group;
-    };
-    auto store_piece = [&](uint32_t r, uint32_t e, float(&x)[8], float m, float sum) {
-        uint64_t out_row = out_row_of(r);
-        if (it.n_splits > 1) {
-            uint64_t at = it.slot0 + (uint64_t)split * it.n_tokens * kv.num_q_heads + out_row;
-            store8((char *)(a.part_o + at * kv.dv + e), x, ATTN_F32);
-            if (e == 0)
-                *(float2 *)(a.part_ml + at * 2) = make_float2(m, sum);
-            return;
-        }
-        float lse, f = finish_row(layer, head * kv.group + (row0 + r) % kv.group, m, sum, lse);
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            x[i] *= f;
-        store8((char *)it.out + (out_row * kv.dv + e) * 2, x, C::is_bf16 ? ATTN_BF16 : ATTN_F16);
-        if (e == 0 && it.lse)
-            it.lse[out_row] = lse;
-    };
-
+    const row_sink sink = {a, it, layer, head, row0, split};
     constexpr int stride = C::dim + 4;
     /* with row warps only, a warp passes its own rows in slices of 64 elements */
     constexpr int slice = C::token_warps > 1 ? C::dim : 64;
@@ -421,7 +460,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
                 float x[8];
                 load8(x, (const char *)(s_o + r * slice_stride + i % (slice / 8) * 8), ATTN_F32);
                 if (warp_row + r < n && e < kv.dv)
-                    store_piece(warp_row + r, e, x, s_ml[r * 2], s_ml[r * 2 + 1]);
+                    sink.store<C::is_bf16>(warp_row + r, e, x, s_ml[r * 2], s_ml[r * 2 + 1]);
             }
             sync_warp();
         }
@@ -430,28 +469,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
         return;
 
     __syncthreads();
-    const float *all_o = (const float *)(shared + C::q_bytes);
-    const float *all_ml = all_o + 4 * 16 * stride;
-    for (int i = threadIdx.x; i < 16 * C::pieces; i += C::threads) {
-        uint32_t r = i / C::pieces, e = i % C::pieces * 8;
-        if (r >= n || e >= kv.dv)
-            continue;
-        float m = -INFINITY, sum = 0.0f, x[8] = {};
-#pragma unroll
-        for (int w = 0; w < C::token_warps; ++w)
-            m = fmaxf(m, all_ml[w * 32 + r * 2]);
-#pragma unroll
-        for (int w = 0; w < C::token_warps; ++w) {
-            float f = exp2_diff(all_ml[w * 32 + r * 2], m);
-            sum = fmaf(f, all_ml[w * 32 + r * 2 + 1], sum);
-            float y[8];
-            load8(y, (const char *)(all_o + (w * 16 + r) * stride + e), ATTN_F32);
-#pragma unroll
-            for (int k = 0; k < 8; ++k)
-                x[k] = fmaf(f, y[k], x[k]);
-        }
-        store_piece(r, e, x, m, sum);
-    }
+    merge_warps<C::dim, C::is_bf16>((const float *)(shared + C::q_bytes), sink, n);
 }
 
 template <class C> int launch_matrix(const gpu_attend *a, void *stream, bool chained)
@@ -511,6 +529,11 @@ int matrix_init_bf16();
 int matrix_init_f16();
 int matrix_launch_bf16(const gpu_attend *a, void *stream, bool chained);
 int matrix_launch_f16(const gpu_attend *a, void *stream, bool chained);
+
+/* attend_codes.cu: up to 16 query rows over quantised K and V. */
+int codes_init();
+bool codes_fit(const gpu_attend *a);
+int codes_launch(const gpu_attend *a, void *stream, bool chained);
 
 } // namespace gpu
 #endif

@@ -13,12 +13,15 @@ int gpu::matrix_launch_bf16(const gpu_attend *a, void *stream, bool chained)
 
 int gpu_attend_matrix_init(void)
 {
-    int code = gpu::matrix_init_bf16();
+    int code = gpu::codes_init();
+    code = code ? code : gpu::matrix_init_bf16();
     return code ? code : gpu::matrix_init_f16();
 }
 
 int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained)
 {
+    if (gpu::codes_fit(a))
+        return gpu::codes_launch(a, stream, chained != 0);
     if (a->kv.q_dtype == ATTN_BF16)
         return gpu::matrix_launch_bf16(a, stream, chained != 0);
     return gpu::matrix_launch_f16(a, stream, chained != 0);

@@ -1,0 +1,303 @@
+/* attend_codes.cu: decode attention (up to 16 query rows of a kv head) over fp8 and int8 K and V, bf16
+ * queries: codes go from shared memory into the operands of matrix instructions, decoded on the way by
+ * integer operations.
+ *
+ * A warp works alone on tiles of 16 tokens, its copies three tiles ahead; the four warps of a block meet
+ * once, at the end. The order of d in a dot product and of columns in a product is free, so that every
+ * lane reads 16 neighbouring codes: of K, product k's columns 2t .. and 2t + 8 .. are the codes 4k .. 4k + 3
+ * of the lane's piece; of V, product e's column g is element g * dim / 8 + e.
+ * Scales of K meet the scores, those of V the probabilities.
+ */
+#include "kernels/gpu/attend_matrix.cuh"
+
+using namespace gpu;
+
+namespace
+{
+
+constexpr int threads = 128, n_warps = 4, tile = 16, n_stages = 3, step = n_warps * tile;
+
+template <int dim> struct layout {
+    static constexpr int pieces = dim / 16; /* of 16 codes, in a row */
+    static constexpr int part_bytes = tile * dim;
+    static constexpr int stage_bytes = 2 * part_bytes + 2 * tile * 4; /* K, V, their scales */
+    static constexpr int stages_bytes = n_warps * n_stages * stage_bytes;
+    static constexpr int merge_bytes = n_warps * 16 * ((dim + 4) * 4 + 8);
+    static constexpr int shared_bytes = stages_bytes > merge_bytes ? stages_bytes : merge_bytes;
+
+    /* Where piece c of a row lies: so that the lanes of one read meet different banks. */
+    static GPU_DEVICE uint32_t k_at(uint32_t row, uint32_t c)
+    {
+        return row * dim + ((dim > 64 ? c ^ ((row & 1) << 2) : c) << 4);
+    }
+
+    static GPU_DEVICE uint32_t v_at(uint32_t row, uint32_t c)
+    {
+        uint32_t t = row >> 1 & 3;
+        uint32_t flip = dim == 128 ? t << 1 : dim == 256 ? (t & 1) << 2 | t >> 1 : (t & 1) << 1;
+        return row * dim + ((c ^ flip) << 4);
+    }
+};
+
+/* Codes 2 * pair and 2 * pair + 1 of a word. */
+template <bool is_fp8, int pair> GPU_DEVICE uint32_t decode_pair(uint32_t w)
+{
+    if (is_fp8)
+        return e4m3_to_bf16x2<pair>(w);
+    return bf16_encode2(int8_decode(w, 2 * pair), int8_decode(w, 2 * pair + 1));
+}
+
+/* Code k of a and code k of b. */
+template <bool is_fp8> GPU_DEVICE uint32_t decode_across(uint32_t a, uint32_t b, int k)
+{
+    if (is_fp8)
+        return e4m3_to_bf16x2<0>(__byte_perm(a, b, (4 + k) << 4 | k));
+    return bf16_encode2(int8_decode(a, k), int8_decode(b, k));
+}
+
+GPU_DEVICE uint32_t word_of(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+template <int dim, bool is_fp8>
+__global__ void __launch_bounds__(threads) attend_codes(const __grid_constant__ gpu_attend a)
+{
+    using L = layout<dim>;
+    extern __shared__ __align__(128) char shared[];
+    constexpr int n_o = dim / 8, n_q = dim / 64;
+    const gpu_kv &kv = a.kv;
+    const int lane = lane_id(), g = lane / 4, t = lane % 4;
+    chain_release();
+    chain_wait();
+
+    const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
+    const uint32_t n = it.n_tokens * kv.group, unit = blockIdx.x - it.unit0;
+    const uint32_t split = unit % it.n_splits, head = unit / it.n_splits;
+    const gpu_layer layer = kv.layers[it.layer];
+    const uint32_t kv_len = it.pos + it.n_tokens;
+
+    matrix_row row[2];
+    uint32_t q[n_q][4][4]; /* [piece][product][operand register] */
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        uint32_t r = g + h * 8, at = r < n ? r : n - 1, q_head = head * kv.group + at % kv.group;
+        row[h].position = it.pos + at / kv.group;
+        row[h].see = visible_to(layer, row[h].position, kv_len);
+        row[h].m = -INFINITY;
+        row[h].sum = 0.0f;
+        row[h].slope = layer.alibi_slopes ? layer.alibi_slopes[q_head] : 0.0f;
+        const char *src =
+            (const char *)it.q + ((uint64_t)(at / kv.group) * kv.num_q_heads + q_head) * dim * 2;
+#pragma unroll
+        for (int i = 0; i < n_q; ++i)
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                uint2 x = *(const uint2 *)(src + ((t + 4 * i) * 16 + 4 * k) * 2);
+                q[i][k][h] = r < n ? x.x : 0;
+                q[i][k][2 + h] = r < n ? x.y : 0;
+            }
+    }
+    const visible lowest = visible_to(layer, it.pos, kv_len);
+    const visible highest = visible_to(layer, it.pos + (n - 1) / kv.group, kv_len);
+    const uint32_t begin = split * it.split_tokens + warp_id() * tile;
+    const uint32_t end = min(split * it.split_tokens + it.split_tokens, highest.end);
+    const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
+    const float scale_log2 = layer.scale * log2e;
+    const part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
+    const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
+    char *stages = shared + warp_id() * n_stages * L::stage_bytes;
+
+    auto seen_from = [&](uint32_t base) { /* jumps over tiles that no row sees */
+                                          while (base < end && base >= highest.sinks &&
+                                                 base + tile <= lowest.first)
+                                              base += max((lowest.first - base) / step * step,
+                                                          (uint32_t)step);
+                                          return base;
+    };
+    auto start_tile =
+        [&](uint32_t base,
+            int stage) { /* rows past the end become zero */
+                         if (base < end) {
+                             uint32_t to = shared_address(stages + stage * L::stage_bytes);
+                             uint32_t block = table[base >> kv.block_shift],
+                                      slot = base & (kv.block_tokens - 1);
+                             const char *k = row_address(kv, pk, block, head, slot);
+                             const char *v = row_address(kv, pv, block, head, slot);
+#pragma unroll
+                             for (int i = lane; i < tile * L::pieces; i += warp_width) {
+                                 uint32_t r = i / L::pieces, c = i % L::pieces;
+                                 copy16_async(to + L::k_at(r, c), k + i * 16, base + r < end);
+                                 copy16_async(to + L::part_bytes + L::v_at(r, c), v + i * 16,
+                                              base + r < end);
+                             }
+                             const part &p = lane < tile ? pk : pv;
+                             copy_async<4>(to + 2 * L::part_bytes + lane * 4,
+                                           scale_address(kv, p, block, head, slot) + lane % tile,
+                                           base + lane % tile < end);
+                         }
+                         copy_commit();
+        };
+
+    float o[n_o][4];
+#pragma unroll
+    for (int j = 0; j < n_o; ++j)
+        o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
+
+    uint32_t base = seen_from(begin), ahead = base;
+#pragma unroll
+    for (int i = 0; i < n_stages - 1; ++i) {
+        start_tile(ahead, i);
+        ahead = seen_from(ahead + step);
+    }
+    int stage = 0;
+#pragma unroll 1
+    for (; base < end; base = seen_from(base + step)) {
+        start_tile(ahead, stage ? stage - 1 : n_stages - 1);
+        ahead = seen_from(ahead + step);
+        copy_wait<n_stages - 1>();
+        sync_warp();
+        const char *s_k = stages + stage * L::stage_bytes, *s_v = s_k + L::part_bytes;
+        const float *k_scales = (const float *)(s_v + L::part_bytes), *v_scales = k_scales + tile;
+
+        float s[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < n_q; ++i)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                uint4 c = *(const uint4 *)(s_k + L::k_at(j * 8 + g, t + 4 * i));
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    mma_16816<true>(s[j], q[i][k], decode_pair<is_fp8, 0>(word_of(c, k)),
+                                    decode_pair<is_fp8, 1>(word_of(c, k)));
+            }
+
+        const bool is_open = base >= highest.first && base + tile <= min(lowest.end, end);
+        float top[2] = {row[0].m, row[1].m};
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                const matrix_row &w = row[c / 2];
+                uint32_t slot = j * 8 + 2 * t + c % 2, key = base + slot;
+                float dot = s[j][c] * k_scales[slot];
+                float x =
+                    is_plain ? dot * scale_log2 : score_of(layer, dot, w.slope, w.position, key);
+                s[j][c] = is_open || (key < end && is_visible(w.see, key)) ? x : -INFINITY;
+                top[c / 2] = fmaxf(top[c / 2], s[j][c]);
+            }
+        uint32_t p[4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            top[h] = warp_max<4>(top[h]);
+            float f = exp2_diff(row[h].m, top[h]);
+            row[h].m = top[h];
+            row[h].sum *= f;
+#pragma unroll
+            for (int j = 0; j < n_o; ++j) {
+                o[j][h * 2] *= f;
+                o[j][h * 2 + 1] *= f;
+            }
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                float x[2];
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    x[c] = exp2_diff(s[j][h * 2 + c], top[h]);
+                    row[h].sum += x[c];
+                    /* a hidden key's scale may be NaN */
+                    x[c] = x[c] == 0.0f ? 0.0f : x[c] * v_scales[j * 8 + 2 * t + c];
+                }
+                p[j * 2 + h] = bf16_encode2(x[0], x[1]);
+            }
+        }
+
+        /* a lane's columns: dim / 8 codes of the tokens 2t, 2t + 1, 2t + 8, 2t + 9 */
+        constexpr int n_words = dim == 64 ? 2 : 4;
+#pragma unroll
+        for (int e = 0; e < n_o; e += n_words * 4) {
+            uint4 from[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                uint32_t r = 2 * t + i % 2 + i / 2 * 8, at = g * (dim / 8) + e;
+                const char *src = s_v + L::v_at(r, at / 16) + at % 16;
+                if (n_words == 4) {
+                    from[i] = *(const uint4 *)src;
+                } else {
+                    uint2 x = *(const uint2 *)src;
+                    from[i] = make_uint4(x.x, x.y, 0, 0);
+                }
+            }
+#pragma unroll
+            for (int w = 0; w < n_words; ++w)
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    mma_16816<true>(
+                        o[e + w * 4 + k], p,
+                        decode_across<is_fp8>(word_of(from[0], w), word_of(from[1], w), k),
+                        decode_across<is_fp8>(word_of(from[2], w), word_of(from[3], w), k));
+        }
+        sync_warp(); /* the stage may be filled again */
+        stage = stage == n_stages - 1 ? 0 : stage + 1;
+    }
+    copy_wait<0>();
+    row[0].sum = warp_sum<4>(row[0].sum);
+    row[1].sum = warp_sum<4>(row[1].sum);
+    __syncthreads();
+
+    constexpr int stride = dim + 4;
+    float *all_o = (float *)shared, *s_o = all_o + warp_id() * 16 * stride;
+    float *s_ml = all_o + n_warps * 16 * stride + warp_id() * 32;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (t == 0) {
+            s_ml[(g + h * 8) * 2] = row[h].m;
+            s_ml[(g + h * 8) * 2 + 1] = row[h].sum;
+        }
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+#pragma unroll
+            for (int j = 0; j < n_o; j += 4)
+                *(float4 *)(s_o + (g + h * 8) * stride + (2 * t + c) * (dim / 8) + j) = make_float4(
+                    o[j][h * 2 + c], o[j + 1][h * 2 + c], o[j + 2][h * 2 + c], o[j + 3][h * 2 + c]);
+    }
+    __syncthreads();
+    const row_sink sink = {a, it, layer, head, 0, split};
+    merge_warps<dim, true>(all_o, sink, n);
+}
+
+template <int dim> int allow()
+{
+    int code = allow_shared(attend_codes<dim, true>, layout<dim>::shared_bytes);
+    return code ? code : allow_shared(attend_codes<dim, false>, layout<dim>::shared_bytes);
+}
+
+template <int dim> int run(const gpu_attend *a, void *stream, bool chained)
+{
+    bool is_fp8 = a->kv.kv_dtype == ATTN_FP8_E4M3;
+    return launch(is_fp8 ? attend_codes<dim, true> : attend_codes<dim, false>, dim3(a->n_units),
+                  dim3(threads), layout<dim>::shared_bytes, stream, chained, *a);
+}
+
+} // namespace
+
+int gpu::codes_init()
+{
+    int code = allow<64>();
+    code = code ? code : allow<128>();
+    return code ? code : allow<256>();
+}
+
+bool gpu::codes_fit(const gpu_attend *a)
+{
+    const gpu_kv &kv = a->kv;
+    return a->rows_per_unit == 16 && kv.is_quantised && kv.q_dtype == ATTN_BF16 && kv.dk == kv.dv &&
+           (kv.dk == 64 || kv.dk == 128 || kv.dk == 256) && kv.block_tokens >= tile;
+}
+
+int gpu::codes_launch(const gpu_attend *a, void *stream, bool chained)
+{
+    if (a->kv.dk == 64)
+        return run<64>(a, stream, chained);
+    return a->kv.dk == 128 ? run<128>(a, stream, chained) : run<256>(a, stream, chained);
+}
