@@ -13,7 +13,7 @@
 
 /* Runs are drawn, so a plan of several shares a thread evens out threads that start late or are
  * preempted; more shares mean more partials. */
-#define SHARES_A_THREAD 8
+#define SHARES_A_THREAD 4
 #define MIN_RUN_TILES 2
 #define MAX_SPLITS 64
 #define FIXED_RUN_TILES 32
