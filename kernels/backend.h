@@ -165,7 +165,7 @@ struct backend_ops {
     attn_status (*host_register)(struct backend *b, void *p, size_t bytes);
     void (*host_unregister)(struct backend *b, void *p, size_t bytes);
 
-    /* Measurement, for attnbench; results of a run are left in the batch's buffers.
+    /* Measurement, for attnbench; results of a run are left in the batch's buffers. out_ns is [n_runs].
      * time_batch: device time of n_runs runs, run r computing batches[r % n_batches] with cold caches;
      * variant names one of variants[], NULL is what submit does. time_read: a plain read of bytes the
      * best way the device knows, cold; bytes 0: an empty launch. Block; no batch may be in flight.
