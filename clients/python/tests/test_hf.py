@@ -1,0 +1,292 @@
+"""attnd.hf against models' own eager attention: tiny models with random weights."""
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
+
+import torch  # noqa: E402
+import transformers as tf  # noqa: E402
+
+import attnd  # noqa: E402
+import attnd.hf  # noqa: E402
+
+SIZES = dict(
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+MIXED = ["sliding_attention", "full_attention"] * 2
+
+
+def llama():
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES))
+
+
+def qwen3():
+    return tf.Qwen3ForCausalLM(tf.Qwen3Config(**SIZES, sliding_window=9, use_sliding_window=True,
+                                              layer_types=MIXED))
+
+
+def gemma2():
+    return tf.Gemma2ForCausalLM(tf.Gemma2Config(**SIZES, sliding_window=8, layer_types=MIXED,
+                                                query_pre_attn_scalar=20, attn_logit_softcapping=3.0))
+
+
+def gemma3():
+    return tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**SIZES, sliding_window=7, layer_types=MIXED,
+                                                    query_pre_attn_scalar=48))
+
+
+def gpt_oss():
+    config = tf.GptOssConfig(**SIZES, sliding_window=6, layer_types=MIXED, num_local_experts=4,
+                             num_experts_per_tok=2)
+    model = tf.GptOssForCausalLM(config)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    return model
+
+
+MODELS = [llama, qwen3, gemma2, gemma3, gpt_oss]
+
+
+@pytest.fixture(params=MODELS, ids=lambda f: f.__name__)
+def model(request):
+    return make(request.param)
+
+
+def make(build, dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    model = build()
+    with torch.no_grad():  # weights large enough that attention matters
+        for name, p in model.named_parameters():
+            if p.ndim == 2:
+                p.copy_(torch.randn_like(p) * 0.15)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = model.to(device, dtype).eval()
+    model.set_attn_implementation("eager")
+    return model
+
+
+def prompts(model, lengths=(11, 3, 17, 8), seed=1):
+    """Left-padded ids and mask."""
+    g = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    ids = torch.zeros(len(lengths), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, n in enumerate(lengths):
+        ids[row, width - n :] = torch.randint(3, 97, (n,), generator=g)
+        mask[row, width - n :] = 1
+    return {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+
+
+@pytest.fixture
+def attach(client):
+    workers = []
+
+    def attach_one(model, **options):
+        workers.append(attnd.hf.attach(model, client, n_blocks=256, **options))
+        return workers[-1]
+
+    yield attach_one
+    for w in workers:
+        w.close()
+
+
+GREEDY = dict(do_sample=False, max_new_tokens=24, eos_token_id=None)
+
+
+def test_logits_are_those_of_eager_attention_with_padding_and_chunks(model, attach):
+    """A prompt, then several tokens, then one: against one pass of everything."""
+    inputs = prompts(model, (11, 3, 17, 8))
+    extra = torch.randint(3, 97, (4, 6), device=model.device)
+    ids = torch.cat([inputs["input_ids"], extra], dim=1)
+    mask = torch.cat([inputs["attention_mask"], torch.ones_like(extra)], dim=1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        want = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+    worker = attach(model)
+    got = []
+    with torch.no_grad(), worker.cache() as cache:
+        for a, b in [(0, 10), (10, 17), (17, 22), (22, 23)]:
+            got.append(
+                model(
+                    input_ids=ids[:, a:b],
+                    attention_mask=mask[:, :b],
+                    position_ids=positions[:, a:b],
+                    past_key_values=cache,
+                ).logits
+            )
+            assert cache.get_seq_length() == b
+    real = mask.bool()
+    torch.testing.assert_close(torch.cat(got, dim=1)[real], want[real], atol=2e-4, rtol=1e-4)
+    assert want[real].std() > 0.1  # the models say something
+
+
+def test_greedy_generation_is_that_of_eager_attention(model, attach):
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model)
+    got = worker.generate(**inputs, **GREEDY)
+    assert torch.equal(got, want)
+    worker.close()
+    assert model.config._attn_implementation == "eager"
+    assert torch.equal(model.generate(**inputs, **GREEDY), want)
+
+
+def test_sampling_with_a_seed_gives_the_same_tokens(attach):
+    model = make(llama)
+    inputs = prompts(model)
+    options = dict(do_sample=True, max_new_tokens=16, top_k=20, temperature=1.3, eos_token_id=None)
+    torch.manual_seed(5)
+    want = model.generate(**inputs, **options, num_return_sequences=2)
+    worker = attach(model)
+    torch.manual_seed(5)
+    assert torch.equal(worker.generate(**inputs, **options, num_return_sequences=2), want)
+
+
+@pytest.mark.parametrize("build", [llama, gpt_oss], ids=lambda f: f.__name__)
+def test_beam_search_forks_sequences_and_frees_them(build, attach, client):
+    model = make(build)
+    inputs = prompts(model)
+    options = dict(GREEDY, num_beams=4, num_return_sequences=3)
+    want = model.generate(**inputs, **options)
+    worker = attach(model, name=f"beams-{build.__name__}")
+    forks = []
+    original = attnd.Sequence.fork
+    attnd.Sequence.fork = lambda self, *a, **k: forks.append(self) or original(self, *a, **k)
+    try:
+        got = worker.generate(**inputs, **options)
+    finally:
+        attnd.Sequence.fork = original
+    assert torch.equal(got, want)
+    assert len(forks) > 4
+    pool = client.pool(f"beams-{build.__name__}")
+    assert pool.n_free_blocks == pool.spec.n_blocks
+
+
+def test_prompt_lookup_crops_what_was_guessed_wrong(attach):
+    model = make(llama)
+    inputs = prompts(model, (12,))
+    inputs = {k: torch.cat([v, v], dim=1) for k, v in inputs.items()}
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model)
+    got = worker.generate(**inputs, **GREEDY, prompt_lookup_num_tokens=3)
+    assert torch.equal(got, want)
+
+
+def test_a_kept_cache_goes_on_where_it_ended(attach):
+    model = make(qwen3)
+    inputs = prompts(model, (9, 9))
+    want = model.generate(**inputs, **{**GREEDY, "max_new_tokens": 12})
+    worker = attach(model)
+    with worker.cache() as cache:
+        first = worker.generate(**inputs, **{**GREEDY, "max_new_tokens": 5}, past_key_values=cache)
+        assert cache.get_seq_length() == 13  # the last token is not yet put in
+        mask = torch.ones_like(first)
+        second = worker.generate(
+            input_ids=first, attention_mask=mask, **{**GREEDY, "max_new_tokens": 7},
+            past_key_values=cache,
+        )
+    assert torch.equal(second, want)
+
+
+def test_rows_are_repeated_and_selected(attach):
+    model = make(gemma3)
+    ids = prompts(model, (6, 6))["input_ids"]
+    with torch.no_grad():
+        rows = [1, 1, 0]
+        want = model(input_ids=torch.cat([ids, ids[:, :1]], dim=1)[rows]).logits[:, -1]
+        worker = attach(model)
+        with worker.cache() as cache:
+            model(input_ids=ids, past_key_values=cache)
+            cache.batch_repeat_interleave(2)
+            assert cache.batch_size == 4
+            cache.batch_select_indices(torch.tensor([3, 2, 0]))
+            got = model(input_ids=ids[:, :1][rows], past_key_values=cache).logits[:, -1]
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+
+
+def test_long_prompts_go_in_several_steps(attach):
+    model = make(gemma3)
+    inputs = prompts(model, (40, 33, 27))
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model)
+    worker.max_tokens, worker.max_items = 16, 2
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_models_stay_near_eager_attention(dtype, attach):
+    model = make(llama, dtype)
+    inputs = prompts(model)
+    mask = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        want = model(**inputs, position_ids=positions).logits.float()
+        worker = attach(model)
+        assert worker.pool.spec.q_dtype == ("bf16" if dtype == torch.bfloat16 else "f16")
+        with worker.cache() as cache:
+            got = model(**inputs, position_ids=positions, past_key_values=cache).logits.float()
+    error = (got - want)[mask].abs().max() / want[mask].std()
+    assert error < (0.15 if dtype == torch.bfloat16 else 0.02)
+
+
+def test_the_pool_is_made_from_what_the_layers_ask(attach):
+    worker = attach(make(gpt_oss))
+    spec = worker.pool.spec
+    assert (spec.num_layers, spec.num_q_heads, spec.num_kv_heads, spec.head_dim_k) == (4, 4, 2, 32)
+    assert [layer.window_tokens for layer in spec.layers] == [6, 0, 6, 0]
+    sinks = worker.model.model.layers[1].self_attn.sinks.tolist()
+    assert spec.layers[1].sink_logits == pytest.approx(sinks)
+    spec = attach(make(gemma2)).pool.spec
+    assert spec.layers[0].soft_cap == 3.0 and spec.layers[0].scale == pytest.approx(20**-0.5)
+    assert len(attach(make(llama)).pool.spec.layers) == 1
+
+
+def test_what_cannot_be_done_is_refused_by_name(attach):
+    def refused(match, model=None, **changes):
+        model = model or make(llama)
+        for name, value in changes.items():
+            setattr(model.config, name, value)
+        with pytest.raises(attnd.UnsupportedError, match=match):
+            attach(model)
+        assert model.config._attn_implementation == "eager"
+
+    refused("layer type 'chunked_attention'", layer_types=["chunked_attention"] * 4)
+    refused("encoder-decoder", is_encoder_decoder=True)
+    refused("bidirectional", is_causal=False)
+    refused("num_kv_shared_layers", num_kv_shared_layers=2)
+    refused("training mode", make(llama).train())
+    refused("dtype torch.float64", make(llama, torch.float64))
+
+    model = make(llama)
+    worker = attach(model)
+    ids = prompts(model, (5, 5))["input_ids"]
+
+    def call_refused(match, **kwargs):
+        with worker.cache() as cache, pytest.raises(attnd.UnsupportedError, match=match):
+            model(**{"input_ids": ids, "past_key_values": cache, **kwargs})
+
+    with torch.no_grad():
+        call_refused("without an attnd cache", past_key_values=None, use_cache=False)
+        holes = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 1, 1]], device=model.device)
+        call_refused("row 1: padding after a token", attention_mask=holes)
+        mask = torch.zeros(2, 1, 5, 5, device=model.device)
+        call_refused("a custom 4D mask", attention_mask=mask)
+        model.model.layers[2].self_attn.scaling = 0.5
+        call_refused("layer 2 has scale 0.5, had 0.17")
+        model.model.layers[2].self_attn.scaling = 32**-0.5
+        with worker.cache() as cache:
+            model(input_ids=ids, past_key_values=cache)
+            with pytest.raises(attnd.UnsupportedError, match="a batch of 1 rows on a cache of 2"):
+                model(input_ids=ids[:1], past_key_values=cache)
+    call_refused("gradients")
