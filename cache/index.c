@@ -53,3 +53,33 @@ void kv_index_remove(struct kv *kv, uint32_t seq)
     }
     kv->slots[hole] = (struct kv_index_slot){0};
 }
+
+/* Each loop asks for the lines that the next one reads. */
+void kv_warm(const struct kv *kv, uint32_t tenant, const uint64_t *names, const uint32_t *pos,
+             uint32_t n, kv_seq_id *out_seq)
+{
+    uint32_t tags[KV_WARM_MAX];
+    for (uint32_t k = 0; k < n; k++) {
+        tags[k] = tag_of(kv, tenant, names[k]);
+        __builtin_prefetch(&kv->slots[tags[k] & kv->index_mask]);
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t i = tags[k] & kv->index_mask;
+        while (kv->slots[i].seq != 0 && kv->slots[i].tag != tags[k])
+            i = (i + 1) & kv->index_mask;
+        uint32_t seq = kv->slots[i].seq - 1; /* wraps to UINT32_MAX */
+        out_seq[k].index = seq;
+        if (seq == UINT32_MAX)
+            continue;
+        __builtin_prefetch(&kv->seqs[seq], 1);
+        __builtin_prefetch(kv_lens(kv, seq), 1);
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t seq = out_seq[k].index;
+        if (seq == UINT32_MAX)
+            continue;
+        uint32_t i = pos[k] >> kv->pools[kv->seqs[seq].pool].block_shift;
+        if (i < kv->config.max_seq_blocks)
+            __builtin_prefetch(kv_row(kv, seq) + i, 1);
+    }
+}

@@ -138,6 +138,12 @@ attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_i
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
 attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);
 void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out);
+/* kv_warm: a hint that n <= KV_WARM_MAX sequences will be found and appended to at these positions soon.
+ * Brings what that touches into the processor's caches, all misses side by side instead of one after
+ * another. Changes nothing. out_seq[i] is the likely id, index UINT32_MAX if there is none. */
+#define KV_WARM_MAX 64
+void kv_warm(const struct kv *kv, uint32_t tenant, const uint64_t *names, const uint32_t *pos,
+             uint32_t n, kv_seq_id *out_seq);
 /* kv_seq_fork: a new sequence that shares the blocks of src's first len tokens; every layer of src
  * must have at least len (ATTN_EINVAL). The new sequence's lengths are all len. Adds the new row's
  * table entries to fx. Repeats as in kv_seq_open, where empty is: all lengths still len; a repeat adds
