@@ -26,6 +26,7 @@ static const uint64_t CLOSE_TIMEOUT_NS = 5ull * 1000 * 1000 * 1000;
 enum {
     MIN_BLOCK_BYTES = 4096, /* smaller blocks run out of records before they run out of memory */
     MAX_BLOCKS = 1 << 26,
+    MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches by themselves */
 };
 
 /* --- inbox ------------------------------------------------------------------------------------- */
@@ -162,8 +163,12 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
         newest = next;
     }
     bool has_any = oldest != NULL;
+    bool is_large = stats_get(sequences) >= MIN_WARM_SEQUENCES;
+    struct request *cold = oldest; /* the first one that was not warmed */
     while (oldest != NULL) {
         struct request *next = oldest->next;
+        if (is_large && oldest == cold)
+            cold = steps_warm(e, oldest);
         take_request(e, oldest, now_ns);
         oldest = next;
     }

@@ -172,6 +172,9 @@ void engine_fail(struct engine *e, attn_status st, const char *what); /* the dev
 /* engine_task.c */
 void task_link(struct engine *e, struct task *t);
 void task_unlink(struct engine *e, struct task *t);
+/* Fetches what the next requests of a list will touch into the processor's caches. The first request
+ * that was left out, or NULL. */
+struct request *steps_warm(struct engine *e, struct request *first);
 void step_admit(struct engine *e, struct request *req, uint64_t now_ns);
 /* After items changed: answers the task if all are done, else queues it if some are ready. */
 void task_settle(struct engine *e, struct task *t);

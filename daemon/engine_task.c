@@ -499,6 +499,28 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
     return ATTN_OK;
 }
 
+struct request *steps_warm(struct engine *e, struct request *first)
+{
+    uint64_t names[KV_WARM_MAX] = {0};
+    uint32_t pos[KV_WARM_MAX] = {0}, n = 0;
+    kv_seq_id seqs[KV_WARM_MAX];
+    struct request *req = first;
+    for (; req != NULL && n < KV_WARM_MAX; req = req->next) {
+        if (req->wire.header->body_case != ATTND__REQUEST__BODY_STEP)
+            continue;
+        const Attnd__Step *s = req->wire.header->step;
+        for (size_t i = 0; i < s->n_seq && n < KV_WARM_MAX; i++, n++) {
+            names[n] = s->seq[i];
+            pos[n] = s->pos[i];
+        }
+    }
+    kv_warm(e->kv, TENANT, names, pos, n, seqs);
+    for (uint32_t i = 0; i < n; i++)
+        if (seqs[i].index != UINT32_MAX)
+            __builtin_prefetch(&e->seqs[seqs[i].index], 1);
+    return req;
+}
+
 void step_admit(struct engine *e, struct request *req, uint64_t now_ns)
 {
     const Attnd__Step *s = req->wire.header->step;

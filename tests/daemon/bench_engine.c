@@ -232,17 +232,20 @@ static void bench(uint32_t n_sequences, uint32_t n_items)
     uint32_t *order = calloc(n_sequences, sizeof *order), *len = calloc(n_sequences, sizeof *len);
     for (uint32_t i = 0; i < n_sequences; i++)
         order[i] = i;
-    uint32_t n = n_sequences < BATCH ? n_sequences : BATCH;
-    for (uint32_t b = 0; b < WARM_UP + N_BATCHES; b++) {
-        uint32_t n_steps = make_steps(steps, n_items, order, len, n_sequences);
+    uint32_t n = n_sequences < BATCH ? n_sequences : BATCH, n_warm = n_sequences / n + WARM_UP;
+    for (uint32_t b = 0; b < n_warm + N_BATCHES; b++) {
+        /* at first all in turn, so that every sequence's table has its memory */
+        bool is_in_turn = (b + 1) * n <= n_sequences;
+        uint32_t n_steps = make_steps(steps, n_items, is_in_turn ? order + b * n : order, len,
+                                      is_in_turn ? n : n_sequences);
         uint64_t start = stats_now_ns();
         for (uint32_t i = 0; i < n_steps; i++)
             engine_submit(engine, steps[i]);
         while (atomic_load(&engine->n_held) > 0)
             engine_turn(engine, 0);
         uint64_t end = stats_now_ns();
-        if (b >= WARM_UP)
-            ns[b - WARM_UP] = (double)(end - start) / n;
+        if (b >= n_warm)
+            ns[b - n_warm] = (double)(end - start) / n;
         while (answered != NULL) {
             struct request *req = answered;
             answered = req->next;

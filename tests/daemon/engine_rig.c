@@ -135,7 +135,7 @@ static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
     return batch;
 }
 
-static const struct backend_ops fake_ops = {
+const struct backend_ops rig_backend_ops = {
     .abi = BACKEND_ABI,
     .name = "fake",
     .last_error = fake_last_error,
@@ -205,10 +205,10 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
     };
     if (tweak != NULL)
         tweak(r);
-    assert_int_equal(iobuf_pool_open(&fake_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs),
-                     ATTN_OK);
-    attn_status st = engine_open_with_clock(&r->cfg, &fake_ops, &r->backend, r->bufs, fake_clock,
-                                            false, &r->engine, why, sizeof why);
+    assert_int_equal(
+        iobuf_pool_open(&rig_backend_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs), ATTN_OK);
+    attn_status st = engine_open_with_clock(&r->cfg, &rig_backend_ops, &r->backend, r->bufs,
+                                            fake_clock, false, &r->engine, why, sizeof why);
     if (st != ATTN_OK)
         fail_msg("the engine does not open: %s", why);
     r->session = rig_hello(r, "test");

@@ -57,6 +57,7 @@ struct rig {
     uint32_t pool;
 };
 
+extern const struct backend_ops rig_backend_ops;
 extern uint64_t rig_now_ns; /* the engine's clock */
 
 /* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
