@@ -308,7 +308,7 @@ uint64_t rig_hello(struct rig *r, const char *name)
     return reply->hello->session;
 }
 
-uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks)
+static const Attnd__Reply *pool_create_reply(struct rig *r, const char *name, uint32_t n_blocks)
 {
     Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
     Attnd__PoolCreate b = ATTND__POOL_CREATE__INIT;
@@ -325,11 +325,21 @@ uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks)
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
     h.pool_create = &b;
-    const Attnd__Reply *reply = rig_call(r, &h);
+    return rig_call(r, &h);
+}
+
+uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks)
+{
+    const Attnd__Reply *reply = pool_create_reply(r, name, n_blocks);
     if (reply->status != ATTN_OK)
         fail_msg("no pool: %s", reply->message);
     assert_int_equal(reply->body_case, ATTND__REPLY__BODY_POOL);
     return reply->pool->pool;
+}
+
+const Attnd__Reply *rig_make_pool(struct rig *r, const char *name)
+{
+    return pool_create_reply(r, name, 64);
 }
 
 attn_status rig_open_seq(struct rig *r, uint64_t seq)
@@ -443,4 +453,103 @@ uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer)
     assert_int_equal(kv_seq_find(r->engine->kv, TENANT, seq, &id), ATTN_OK);
     kv_seq_info(r->engine->kv, id, &info);
     return info.layer_len[layer];
+}
+
+void rig_open_many(struct rig *r, uint64_t first, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        assert_int_equal(rig_open_seq(r, first + i), ATTN_OK);
+}
+
+uint64_t rig_send_wide(struct rig *r, uint64_t first, uint32_t n_items, uint32_t pos_of_all)
+{
+    uint64_t seq[64];
+    uint32_t pos[64], n[64];
+    for (uint32_t i = 0; i < n_items; i++) {
+        seq[i] = first + i;
+        pos[i] = pos_of_all;
+        n[i] = 1;
+    }
+    struct rig_step s = {.flags = WIRE_STEP_APPEND | WIRE_STEP_ATTEND,
+                         .n_items = n_items,
+                         .seq = seq,
+                         .pos = pos,
+                         .n_tokens = n};
+    return rig_send_step(r, &s);
+}
+
+uint64_t rig_send_truncate(struct rig *r, uint64_t seq, uint32_t len)
+{
+    Attnd__Truncate b = ATTND__TRUNCATE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.epoch = 1;
+    b.len = len;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
+    h.truncate = &b;
+    return rig_send(r, &h, NULL, 0);
+}
+
+uint64_t rig_send_close(struct rig *r, uint64_t seq)
+{
+    Attnd__Close b = ATTND__CLOSE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.epoch = 1;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_CLOSE;
+    h.close = &b;
+    return rig_send(r, &h, NULL, 0);
+}
+
+uint64_t rig_send_open(struct rig *r, uint64_t seq)
+{
+    Attnd__Open b = ATTND__OPEN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.pool = r->pool;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_OPEN;
+    h.open = &b;
+    return rig_send(r, &h, NULL, 0);
+}
+
+const Attnd__Reply *rig_hello_with(struct rig *r, uint64_t resume, const char *feature)
+{
+    Attnd__Hello b = ATTND__HELLO__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    char *features[] = {(char *)(uintptr_t)feature};
+    b.protocol_version = 7;
+    b.resume_session = resume;
+    b.n_required_features = feature != NULL;
+    b.required_features = features;
+    h.body_case = ATTND__REQUEST__BODY_HELLO;
+    h.hello = &b;
+    return rig_call(r, &h);
+}
+
+const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq)
+{
+    Attnd__Adopt b = ATTND__ADOPT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_ADOPT;
+    h.adopt = &b;
+    return rig_call(r, &h);
+}
+
+const Attnd__Reply *rig_answer(struct rig *r, uint64_t id)
+{
+    const Attnd__Reply *reply = rig_reply(r, id);
+    assert_non_null(reply);
+    return reply;
+}
+
+void rig_assert_says(const Attnd__Reply *reply, attn_status st, const char *part)
+{
+    if (reply->status != st || strstr(reply->message, part) == NULL)
+        fail_msg("%s \"%s\", expected %s \"%s\"", attn_status_name((attn_status)reply->status),
+                 reply->message, attn_status_name(st), part);
 }

@@ -76,6 +76,7 @@ const Attnd__Reply *rig_call(struct rig *r, Attnd__Request *h);
 
 uint64_t rig_hello(struct rig *r, const char *name); /* a session */
 uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks);
+const Attnd__Reply *rig_make_pool(struct rig *r, const char *name); /* the whole reply */
 /* each returns the status of the reply */
 attn_status rig_open_seq(struct rig *r, uint64_t seq);
 attn_status rig_close_seq(struct rig *r, uint64_t seq, uint32_t epoch);
@@ -96,5 +97,16 @@ uint64_t rig_send_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos
 attn_status rig_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos, uint32_t n_tokens);
 /* Committed length. */
 uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer);
+
+/* For brevity: sequences first, first + 1, ...; requests sent and not awaited; whole replies. */
+void rig_open_many(struct rig *r, uint64_t first, uint64_t n);
+uint64_t rig_send_wide(struct rig *r, uint64_t first, uint32_t n_items, uint32_t pos_of_all);
+uint64_t rig_send_truncate(struct rig *r, uint64_t seq, uint32_t len);
+uint64_t rig_send_close(struct rig *r, uint64_t seq);
+uint64_t rig_send_open(struct rig *r, uint64_t seq);
+const Attnd__Reply *rig_hello_with(struct rig *r, uint64_t resume, const char *feature);
+const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq);
+const Attnd__Reply *rig_answer(struct rig *r, uint64_t id); /* which must be there */
+void rig_assert_says(const Attnd__Reply *reply, attn_status st, const char *part);
 
 #endif

@@ -336,6 +336,7 @@ static void requests_of_many_threads_are_all_answered(void **state)
     assert_int_equal(atomic_load(&n_ok), THREADS * EACH);
     assert_int_equal(engine_close(engine), ATTN_OK);
     iobuf_pool_close(bufs);
+    config_fini(&cfg);
 }
 
 /* --- the ready queue --------------------------------------------------------------------------- */

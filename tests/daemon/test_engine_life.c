@@ -1,0 +1,266 @@
+/* test_engine_life.c: deadlines, overload, leases, adoption and draining, on a clock the test sets. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine_rig.h"
+
+#define BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)
+
+static struct rig r;
+
+static void small_batches(struct rig *rig)
+{
+    rig->cfg.max_batch_items = 4;
+}
+
+/* --- deadlines, overload, leases, drain -------------------------------------------------------- */
+
+static void a_step_past_its_deadline_is_never_run(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    rig_open_many(&r, 1, 3);
+    r.backend.is_held = true;
+    uint64_t a = rig_send_item(&r, 1, 0, 0, 1);
+    rig_run(&r);
+    uint64_t b = rig_send_item(&r, 2, 0, 0, 1);
+    rig_run(&r);
+    uint64_t c = rig_send_item(&r, 3, 0, 0, 1), d = rig_send_item(&r, 1, 0, 1, 1);
+    uint64_t f = rig_send_truncate(&r, 1, 0);
+    rig_run(&r);
+    rig_now_ns += 999999999;
+    rig_run(&r);
+    assert_null(rig_reply(&r, c));
+    rig_now_ns += 1;
+    rig_run(&r);
+    rig_assert_says(rig_answer(&r, c), ATTN_EDEADLINE, "1000000 us passed");
+    assert_int_equal(rig_answer(&r, d)->status, ATTN_EDEADLINE);
+    assert_int_equal(rig_answer(&r, f)->status, ATTN_EDEADLINE);
+    assert_int_equal(rig_wire_reply(&r, c)->payload_bytes, 0);
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, a)->status, ATTN_OK); /* was on the device already */
+    assert_int_equal(rig_answer(&r, b)->status, ATTN_OK);
+    assert_int_equal(r.backend.n_items, 2);
+    assert_int_equal(rig_len(&r, 1, 0), 1);
+    assert_int_equal(rig_len(&r, 3, 0), 0);
+    assert_int_equal(rig_item(&r, 1, 0, 1, 1), ATTN_OK);
+    rig_close(&r);
+}
+
+static void a_partly_launched_step_gives_up_the_rest(void **state)
+{
+    (void)state;
+    rig_open(&r, small_batches);
+    rig_open_many(&r, 1, 10);
+    r.backend.is_held = true;
+    uint64_t id = rig_send_wide(&r, 1, 10, 0);
+    rig_run(&r);
+    rig_now_ns += 1000000000;
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, id)->status, ATTN_EDEADLINE);
+    assert_int_equal(rig_answer(&r, id)->step->n_item_status, 10);
+    for (uint32_t i = 0; i < 10; i++)
+        assert_int_equal(rig_answer(&r, id)->step->item_status[i],
+                         i < 8 ? ATTN_OK : ATTN_EDEADLINE);
+    assert_int_equal(rig_len(&r, 8, 0), 1);
+    assert_int_equal(rig_len(&r, 9, 0), 0);
+    rig_close(&r);
+}
+
+static void small_queue(struct rig *rig)
+{
+    rig->cfg.max_queue_requests = 5;
+}
+
+static void overload_is_an_answer(void **state)
+{
+    (void)state;
+    rig_open(&r, small_queue);
+    rig_open_many(&r, 1, 8);
+    r.backend.is_held = true;
+    uint64_t id[8];
+    for (uint64_t i = 0; i < 8; i++)
+        id[i] = rig_send_item(&r, i + 1, 0, 0, 1);
+    for (uint32_t i = 5; i < 8; i++) { /* answered before the engine ran */
+        rig_assert_says(rig_answer(&r, id[i]), ATTN_EOVERLOAD, "5 requests are queued");
+        assert_true(rig_answer(&r, id[i])->retry_after_us >= 100);
+    }
+    r.backend.is_held = false;
+    rig_run(&r);
+    for (uint32_t i = 0; i < 5; i++)
+        assert_int_equal(rig_answer(&r, id[i])->status, ATTN_OK);
+    assert_int_equal(rig_item(&r, 8, 0, 0, 1), ATTN_OK);
+    r.cfg.max_queue_requests = 512;
+    r.cfg.max_queue_bytes = 10;
+    engine_reload(r.engine, &r.cfg);
+    assert_int_equal(rig_item(&r, 8, 0, 1, 1), ATTN_EOVERLOAD);
+    r.cfg.max_queue_bytes = 1 << 20;
+    engine_reload(r.engine, &r.cfg);
+    rig_close(&r);
+}
+
+static void silence_ends_a_lease_in_slices(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    uint64_t first = r.session;
+    rig_open_many(&r, 1, 150);
+    r.session = rig_hello(&r, "other");
+    rig_open_many(&r, 1000, 1);
+    rig_now_ns += 29000000000;
+    assert_int_equal(rig_item(&r, 1000, 0, 0, 1), ATTN_OK); /* renews the second only */
+    assert_int_equal(session_count(r.engine->sessions), 2);
+    rig_now_ns += 1000000000;
+    engine_turn(r.engine, 0);
+    assert_int_equal(session_count(r.engine->sessions), 1);
+    assert_int_equal(stats_get(sequences_expired), 64);
+    assert_int_equal(rig_item(&r, 1000, 0, 1, 1), ATTN_OK);
+    rig_run(&r);
+    assert_int_equal(stats_get(sequences_expired), 150);
+    assert_int_equal(stats_get(sequences), 1);
+    assert_int_equal(stats_get(leases_expired), 1);
+    r.session = first;
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_ENOTFOUND);
+    r.session = rig_hello(&r, "again");
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    rig_close(&r);
+}
+
+static void work_in_flight_keeps_a_lease(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    rig_open_many(&r, 1, 2);
+    r.backend.is_held = true;
+    uint64_t a = rig_send_item(&r, 1, 0, 0, 1);
+    rig_run(&r);
+    rig_now_ns += 60000000000;
+    rig_run(&r);
+    assert_int_equal(session_count(r.engine->sessions), 1);
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, a)->status, ATTN_OK);
+    assert_int_equal(rig_item(&r, 1, 0, 1, 1), ATTN_OK);
+    rig_close(&r);
+}
+
+static void an_adopted_sequence_refuses_its_old_owner(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    uint64_t dead = r.session;
+    rig_open_many(&r, 1, 1);
+    assert_int_equal(rig_item(&r, 1, 0, 0, 5), ATTN_OK);
+    assert_int_equal(rig_item(&r, 1, 1, 0, 4), ATTN_OK);
+    r.session = rig_hello(&r, "heir");
+    assert_int_equal(rig_item(&r, 1, 0, 5, 1), ATTN_ESTALE); /* not its own yet */
+    const Attnd__Reply *a = rig_adopt(&r, 1);
+    assert_int_equal(a->status, ATTN_OK);
+    assert_int_equal(a->seq->epoch, 2);
+    assert_int_equal(a->seq->n_layer_len, RIG_LAYERS);
+    assert_int_equal(a->seq->layer_len[0], 5);
+    assert_int_equal(a->seq->layer_len[1], 4);
+    assert_int_equal(a->seq->pool, r.pool);
+    uint64_t seq = 1, heir = r.session;
+    uint32_t pos = 5, n = 1, two = 2;
+    struct rig_step s = {
+        .flags = BOTH, .n_items = 1, .seq = &seq, .pos = &pos, .n_tokens = &n, .epoch = &two};
+    r.session = dead;
+    uint64_t id = rig_send_item(&r, 1, 0, 5, 1);
+    rig_run(&r);
+    rig_assert_says(rig_answer(&r, id), ATTN_ESTALE, "epoch is 1, the sequence is at 2");
+    id = rig_send_step(&r, &s);
+    rig_run(&r);
+    rig_assert_says(rig_answer(&r, id), ATTN_ESTALE, "belongs to another session");
+    assert_int_equal(rig_truncate(&r, 1, 0), ATTN_ESTALE);
+    assert_int_equal(rig_close_seq(&r, 1, 2), ATTN_ESTALE);
+    r.session = heir;
+    id = rig_send_step(&r, &s);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+    assert_int_equal(rig_len(&r, 1, 0), 6);
+    assert_int_equal(rig_adopt(&r, 77)->status, ATTN_ENOTFOUND);
+    rig_close(&r);
+}
+
+static void draining_refuses_what_is_new_and_finishes_what_is_not(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    rig_open_many(&r, 1, 1);
+    assert_false(engine_is_drained(r.engine));
+    r.backend.is_held = true;
+    uint64_t a = rig_send_item(&r, 1, 0, 0, 1);
+    rig_run(&r);
+    engine_drain(r.engine);
+    assert_false(engine_is_drained(r.engine));
+    assert_int_equal(rig_open_seq(&r, 2), ATTN_EDRAINING);
+    assert_int_equal(rig_hello_with(&r, 0, NULL)->status, ATTN_EDRAINING);
+    assert_int_equal(rig_hello_with(&r, r.session, NULL)->status, ATTN_OK);
+    rig_assert_says(rig_make_pool(&r, "new"), ATTN_EDRAINING, "no new pools");
+    assert_int_equal(rig_make_pool(&r, "p")->status, ATTN_OK);
+    uint64_t b = rig_send_item(&r, 1, 0, 1, 1);
+    rig_run(&r);
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, a)->status, ATTN_OK);
+    assert_int_equal(rig_answer(&r, b)->status, ATTN_OK);
+    assert_int_equal(rig_fork(&r, 1, 5, 1), ATTN_EDRAINING);
+    assert_true(engine_is_drained(r.engine));
+    rig_close(&r);
+}
+
+static void what_is_not_built_is_refused_by_name(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    Attnd__Export x = ATTND__EXPORT__INIT;
+    Attnd__Import i = ATTND__IMPORT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_EXPORT;
+    h.export = &x;
+    rig_assert_says(rig_call(&r, &h), ATTN_ENOTSUP, "export");
+    h.body_case = ATTND__REQUEST__BODY_IMPORT;
+    h.import = &i;
+    rig_assert_says(rig_call(&r, &h), ATTN_ENOTSUP, "import");
+    rig_close(&r);
+}
+
+static void stats_are_answered_as_json(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    Attnd__Stats b = ATTND__STATS__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_STATS;
+    h.stats = &b;
+    const Attnd__Reply *a = rig_call(&r, &h);
+    assert_int_equal(a->status, ATTN_OK);
+    assert_true(a->stats->json[0] == '{');
+    assert_non_null(strstr(a->stats->json, "sessions"));
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_past_its_deadline_is_never_run),
+        cmocka_unit_test(a_partly_launched_step_gives_up_the_rest),
+        cmocka_unit_test(overload_is_an_answer),
+        cmocka_unit_test(silence_ends_a_lease_in_slices),
+        cmocka_unit_test(work_in_flight_keeps_a_lease),
+        cmocka_unit_test(an_adopted_sequence_refuses_its_old_owner),
+        cmocka_unit_test(draining_refuses_what_is_new_and_finishes_what_is_not),
+        cmocka_unit_test(what_is_not_built_is_refused_by_name),
+        cmocka_unit_test(stats_are_answered_as_json),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
