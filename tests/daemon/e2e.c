@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -44,6 +45,7 @@ static void spawn(struct e2e *d, const char **argv)
     assert_true(d->pid >= 0);
     if (d->pid > 0)
         return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves no daemon behind */
     int log = open(d->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
     dup2(log, 1);
     dup2(log, 2);
