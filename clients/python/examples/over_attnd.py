@@ -12,9 +12,9 @@ import numpy as np
 import attnd
 
 PROMPTS = [
-    b"import os\n",
-    b"class Client:\n    def ",
     b"def read(self, ",
+    b"class Client:\n    def ",
+    b"import os\n",
     b"The default value ",
     b"    for line in ",
     b"# This module ",

@@ -55,7 +55,10 @@ class Daemon:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
         try:
-            return self.process.wait(30)
+            code = self.process.wait(30)
+            if code != 0:
+                print(f"attnd left with {code}:\n{self.log.read_text()}", file=sys.stderr)
+            return code
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
