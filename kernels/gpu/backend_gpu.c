@@ -118,8 +118,7 @@ static void gpu_close(struct backend *b)
 {
     if (!b)
         return;
-    runtime_device_use(b->config.device_index);
-    if (b->stream)
+    if (b->stream && runtime_device_use(b->config.device_index) == 0)
         runtime_stream_wait(b->stream);
     while (b->pools) {
         struct backend_pool *p = b->pools;
