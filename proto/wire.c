@@ -34,6 +34,11 @@ uint64_t wire_message_bytes(const struct wire_preamble *p)
     return head_bytes_of(p->header_bytes) + p->payload_bytes;
 }
 
+uint64_t wire_head_bytes(const struct wire_preamble *p)
+{
+    return head_bytes_of(p->header_bytes);
+}
+
 attn_status wire_preamble_decode(const uint8_t bytes[WIRE_PREAMBLE_BYTES],
                                  uint64_t max_message_bytes, struct wire_preamble *out, char *why,
                                  size_t why_bytes)
@@ -107,7 +112,8 @@ static attn_status header_unpack(const ProtobufCMessageDescriptor *desc, const u
     return ATTN_EPROTO;
 }
 
-/* All that requests and replies share. out->preamble is filled as soon as the magic is right. */
+/* All that requests and replies share. msg is readable up to the payload, which may be elsewhere.
+ * out->preamble is filled as soon as the magic is right. */
 static attn_status message_decode(uint8_t *msg, size_t msg_bytes, bool is_reply,
                                   struct wire_arena *a, struct message *out, char *why,
                                   size_t why_bytes)
@@ -190,8 +196,9 @@ static attn_status body_missing(const Attnd__Request *h, char *why, size_t why_b
     return ATTN_EPROTO;
 }
 
-attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
-                                struct wire_request *out, char *why, size_t why_bytes)
+static attn_status request_decode(uint8_t *msg, size_t msg_bytes, uint8_t *payload,
+                                  struct wire_arena *a, struct wire_request *out, char *why,
+                                  size_t why_bytes)
 {
     struct message m = {0};
     attn_status st = message_decode(msg, msg_bytes, false, a, &m, why, why_bytes);
@@ -212,9 +219,26 @@ attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_aren
     if (st != ATTN_OK)
         return st;
     out->header = h;
-    out->payload = m.payload;
+    out->payload = payload != NULL ? payload : m.payload;
     out->payload_bytes = m.preamble.payload_bytes;
     return ATTN_OK;
+}
+
+attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
+                                struct wire_request *out, char *why, size_t why_bytes)
+{
+    return request_decode(msg, msg_bytes, NULL, a, out, why, why_bytes);
+}
+
+attn_status wire_request_decode_apart(uint8_t *head, uint8_t *payload, struct wire_arena *a,
+                                      struct wire_request *out, char *why, size_t why_bytes)
+{
+    struct wire_preamble p;
+    attn_status st = wire_preamble_decode(head, UINT64_MAX, &p, why, why_bytes);
+    *out = (struct wire_request){.request_id = p.request_id};
+    if (st != ATTN_OK)
+        return st;
+    return request_decode(head, wire_message_bytes(&p), payload, a, out, why, why_bytes);
 }
 
 attn_status wire_reply_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,

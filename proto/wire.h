@@ -86,6 +86,8 @@ attn_status wire_preamble_decode(const uint8_t bytes[WIRE_PREAMBLE_BYTES],
 
 /* Bytes of the message a checked preamble announces: itself, header, padding and payload. */
 uint64_t wire_message_bytes(const struct wire_preamble *p);
+/* The same without the payload. */
+uint64_t wire_head_bytes(const struct wire_preamble *p);
 
 /* Decodes a whole message. The request id is set as soon as the magic was right, so that an error can
  * be answered; it is 0 only if it could not be read, a request of id 0 is refused.
@@ -97,6 +99,11 @@ attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_aren
                                 struct wire_request *out, char *why, size_t why_bytes);
 attn_status wire_reply_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
                               struct wire_reply *out, char *why, size_t why_bytes);
+/* A request whose head (all before the payload, wire_head_bytes of it) was copied away from its payload:
+ * for memory that others write to while it is read. Nothing of payload is looked at; it is as long as
+ * the head's preamble says. */
+attn_status wire_request_decode_apart(uint8_t *head, uint8_t *payload, struct wire_arena *a,
+                                      struct wire_request *out, char *why, size_t why_bytes);
 
 /* Bytes before the payload (a multiple of WIRE_ALIGN) for this header; 0 if it is longer than
  * WIRE_MAX_HEADER_BYTES. */
