@@ -161,7 +161,7 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
         bool fits_empty = t->n_ready <= max_items && t->n_ready_tokens <= max_tokens;
         if (!fits_here && fits_empty)
             return false; /* whole in the next one */
-        if (task_reserve_reply(e, t) != ATTN_OK) {
+        if (task_reserve_reply(t) != ATTN_OK) {
             task_abort(e, t, ATTN_EOVERLOAD, "no message buffer is left for the reply");
             continue;
         }

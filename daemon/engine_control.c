@@ -20,8 +20,11 @@ static void reply(struct engine *e, struct request *req, const Attnd__Reply *hea
 {
     uint8_t *payload;
     attn_status st = request_reply_begin(req, header, 0, &payload);
-    if (st != ATTN_OK)
-        engine_refuse(e, req, ATTN_EOVERLOAD, "no message buffer is left for the reply");
+    if (st == ATTN_EINVAL)
+        engine_refuse(e, req, st, "the reply does not fit into the room of %zu bytes given for it",
+                      req->room->capacity_bytes);
+    else if (st != ATTN_OK)
+        engine_refuse(e, req, st, "no message buffer is left for the reply");
     else
         engine_answer(e, req, (attn_status)header->status);
 }

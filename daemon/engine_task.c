@@ -283,15 +283,15 @@ void seq_closed(struct engine *e, uint32_t seq)
 
 /* --- the answer -------------------------------------------------------------------------------- */
 
-attn_status task_reserve_reply(struct engine *e, struct task *t)
+attn_status task_reserve_reply(struct task *t)
 {
     if (t->payload != NULL)
         return ATTN_OK;
     size_t head = REPLY_HEAD_BYTES + t->n_items;
     head = (head + WIRE_ALIGN - 1) / WIRE_ALIGN * WIRE_ALIGN;
-    t->req->reply = iobuf_acquire(e->bufs, head + t->layout.reply_bytes);
-    if (t->req->reply == NULL)
-        return ATTN_EOVERLOAD;
+    attn_status st = request_reply_reserve(t->req, head + t->layout.reply_bytes);
+    if (st != ATTN_OK)
+        return st;
     t->head_room = head;
     t->payload = t->req->reply->data + head;
     return ATTN_OK;
@@ -331,7 +331,7 @@ static void task_answer(struct engine *e, struct task *t)
 {
     struct request *req = t->req;
     task_unlink(e, t);
-    if (task_reserve_reply(e, t) != ATTN_OK) {
+    if (task_reserve_reply(t) != ATTN_OK) {
         engine_refuse(e, req, ATTN_EOVERLOAD, "no message buffer for a reply of %" PRIu64 " bytes",
                       t->layout.reply_bytes);
         return;
@@ -459,10 +459,13 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
                  req->wire.payload_bytes, out->n_tokens, s->flags, out->request_bytes);
         return ATTN_EINVAL;
     }
-    if (out->reply_bytes + REPLY_HEAD_BYTES + s->n_seq + WIRE_ALIGN > e->cfg->max_message_bytes) {
+    uint64_t most =
+        req->room != NULL ? req->room->capacity_bytes : (uint64_t)e->cfg->max_message_bytes;
+    if (out->reply_bytes + REPLY_HEAD_BYTES + s->n_seq + WIRE_ALIGN > most) {
         snprintf(why, why_bytes,
-                 "the reply would have %" PRIu64 " bytes, messages may have %" PRIu64,
-                 out->reply_bytes, e->cfg->max_message_bytes);
+                 "the reply would have %" PRIu64 " bytes, and up to %" PRIu64
+                 " before them; there is room for %" PRIu64,
+                 out->reply_bytes, (uint64_t)(REPLY_HEAD_BYTES + s->n_seq + WIRE_ALIGN), most);
         return ATTN_EINVAL;
     }
     return ATTN_OK;

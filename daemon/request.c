@@ -15,9 +15,7 @@ struct request *request_new(const struct transport_ops *t, void *peer, struct io
     struct request *req = malloc(sizeof(*req));
     if (req == NULL)
         return NULL;
-    memset(req, 0, offsetof(struct request, arena_bytes));
-    req->transport = t;
-    req->peer = peer;
+    request_init(req, t, peer);
     size_t room = msg_bytes > REQUEST_MIN_MSG_BYTES ? msg_bytes : REQUEST_MIN_MSG_BYTES;
     req->msg = pool != NULL ? iobuf_acquire(pool, room) : iobuf_heap_new(room);
     if (req->msg == NULL) {
@@ -25,9 +23,16 @@ struct request *request_new(const struct transport_ops *t, void *peer, struct io
         return NULL;
     }
     req->msg->n_bytes = msg_bytes;
+    return req;
+}
+
+void request_init(struct request *req, const struct transport_ops *t, void *peer)
+{
+    memset(req, 0, offsetof(struct request, arena_bytes));
+    req->transport = t;
+    req->peer = peer;
     wire_arena_init(&req->arena, req->arena_bytes, sizeof(req->arena_bytes),
                     REQUEST_MAX_ARENA_BYTES);
-    return req;
 }
 
 void request_free(struct request *req)
@@ -45,13 +50,12 @@ static bool is_step(const struct request *req)
     return req->wire.header != NULL && req->wire.header->body_case == ATTND__REQUEST__BODY_STEP;
 }
 
-attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
-                           uint64_t max_timeout_us, char *why, size_t why_bytes)
+/* Takes over what decoding gave: counts the request and sets its times. */
+static attn_status decoded(struct request *req, attn_status st, uint64_t now_ns,
+                           uint64_t default_timeout_us, uint64_t max_timeout_us)
 {
     req->received_ns = now_ns;
     req->deadline_ns = now_ns + default_timeout_us * 1000;
-    attn_status st = wire_request_decode(req->msg->data, req->msg->n_bytes, &req->arena, &req->wire,
-                                         why, why_bytes);
     if (st != ATTN_OK) {
         req->wire.header = NULL;
         stats_add(messages_malformed, 1);
@@ -70,15 +74,46 @@ attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t defaul
     return ATTN_OK;
 }
 
+attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
+                           uint64_t max_timeout_us, char *why, size_t why_bytes)
+{
+    attn_status st = wire_request_decode(req->msg->data, req->msg->n_bytes, &req->arena, &req->wire,
+                                         why, why_bytes);
+    return decoded(req, st, now_ns, default_timeout_us, max_timeout_us);
+}
+
+attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *payload,
+                                 uint64_t now_ns, uint64_t default_timeout_us,
+                                 uint64_t max_timeout_us, char *why, size_t why_bytes)
+{
+    attn_status st =
+        wire_request_decode_apart(head, payload, &req->arena, &req->wire, why, why_bytes);
+    return decoded(req, st, now_ns, default_timeout_us, max_timeout_us);
+}
+
+attn_status request_reply_reserve(struct request *req, size_t n_bytes)
+{
+    if (req->room != NULL) {
+        if (n_bytes > req->room->capacity_bytes)
+            return ATTN_EINVAL;
+        req->reply = req->room;
+        req->reply->offset = 0;
+        req->reply->n_bytes = n_bytes;
+        return ATTN_OK;
+    }
+    assert(req->msg->pool != NULL); /* heap messages are refused, never served */
+    iobuf_release(req->reply);
+    req->reply = iobuf_acquire(req->msg->pool, n_bytes);
+    return req->reply == NULL ? ATTN_EOVERLOAD : ATTN_OK;
+}
+
 attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
                                 size_t payload_bytes, uint8_t **out_payload)
 {
-    assert(req->msg->pool != NULL); /* heap messages are refused, never served */
     size_t head_bytes = wire_reply_head_bytes(header);
-    iobuf_release(req->reply);
-    req->reply = iobuf_acquire(req->msg->pool, head_bytes + payload_bytes);
-    if (req->reply == NULL)
-        return ATTN_EOVERLOAD;
+    attn_status st = request_reply_reserve(req, head_bytes + payload_bytes);
+    if (st != ATTN_OK)
+        return st;
     wire_reply_head_encode(header, req->wire.request_id, payload_bytes, req->reply->data);
     *out_payload = req->reply->data + head_bytes;
     return ATTN_OK;
@@ -126,7 +161,9 @@ void request_reply_error(struct request *req, attn_status st, uint64_t retry_aft
     }
     size_t head_bytes = wire_reply_head_bytes(&header);
     assert(head_bytes <= REQUEST_MIN_MSG_BYTES);
-    if (req->reply == NULL) {
+    if (req->reply == NULL && req->room != NULL) {
+        req->reply = req->room;
+    } else if (req->reply == NULL) {
         req->reply = req->msg;
         req->msg = NULL;
     }

@@ -36,6 +36,7 @@ struct request {
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
     uint32_t peer_data_bytes;
     struct iobuf *msg; /* received message */
+    struct iobuf *room; /* where its reply must go, the transport's; NULL: taken from the pool */
     struct iobuf *reply; /* message to send; NULL until replied */
     struct wire_request wire;
     struct wire_arena arena;
@@ -54,23 +55,36 @@ struct request *request_new(const struct transport_ops *t, void *peer, struct io
                             size_t msg_bytes);
 /* Frees message, reply, arena and itself; NULL is fine. Any thread. */
 void request_free(struct request *req);
+/* The same in the transport's own memory, for one that brings message and room itself. The arena is
+ * all there is to give back: wire_arena_reset. */
+void request_init(struct request *req, const struct transport_ops *t, void *peer);
 
 /* Decodes req->msg (complete) into req->wire and sets received_ns and the deadline from the header
  * (capped by max_timeout_us; default_timeout_us if 0). Counts the request, and a step as received and
  * in flight. On failure answer with request_reply_error; wire.request_id is 0 if it is not known. */
 attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
                            uint64_t max_timeout_us, char *why, size_t why_bytes);
+/* The same where req->msg can change under our eyes: head is a private copy of all before the payload
+ * (whose preamble says how long the whole is), and payload is where that lies in req->msg. */
+attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *payload,
+                                 uint64_t now_ns, uint64_t default_timeout_us,
+                                 uint64_t max_timeout_us, char *why, size_t why_bytes);
+
+/* Makes req->reply n_bytes big: the room if there is one, else a buffer. ATTN_EOVERLOAD: no buffer;
+ * ATTN_EINVAL: the room is too small. May be repeated: the later replaces the earlier. */
+attn_status request_reply_reserve(struct request *req, size_t n_bytes);
 
 /* Builds the reply message from a header and payload_bytes of room behind it, without sending:
  * out_payload is where the tensors go (WIRE_ALIGN-aligned). queue_ns and device_ns of the header are
- * the caller's. ATTN_EOVERLOAD: no buffer. May be repeated: the later replaces the earlier. */
+ * the caller's. Errors and repeating as request_reply_reserve. */
 attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
                                 size_t payload_bytes, uint8_t **out_payload);
 /* Hands the request with its built reply to the transport; the request is gone for the caller. A step
  * is counted as answered with st (its first failed item's), its times go to the histograms. */
 void request_reply(struct request *req, attn_status st);
 /* Builds a reply of a status and a printf sentence alone and sends it. Always answers: the reply
- * takes the message's place, so no buffer is needed; nothing may read or write the message any more.
+ * takes the room or the message's place, so no buffer is needed; nothing may read or write the message
+ * any more.
  * The format's arguments may point into the request. */
 void request_reply_error(struct request *req, attn_status st, uint64_t retry_after_us,
                          const char *format, ...) __attribute__((format(printf, 4, 5)));
