@@ -375,6 +375,7 @@ static attn_status check_together(const struct config *c, char *why, size_t why_
          c->max_batch_tokens},
         {"engine.default_timeout", "engine.max_timeout", c->default_timeout_us, c->max_timeout_us},
         {"listen.max_message", "cache.io_memory", c->max_message_bytes, c->io_memory_bytes},
+        {"listen.shm_client", "listen.shm_memory", c->shm_client_bytes, c->shm_memory_bytes},
     };
     for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
         if (pairs[i].small <= pairs[i].large)

@@ -28,6 +28,8 @@ struct config {
     uint64_t max_message_bytes;
     uint64_t handshake_timeout_us, body_timeout_us, write_timeout_us;
     uint64_t max_peer_write_bytes; /* replies queued to one peer before it is cut */
+    uint32_t shm_slots; /* requests of one shm client in flight */
+    uint64_t shm_client_bytes, shm_memory_bytes; /* shared with one, with all */
     /* [cache] */
     uint32_t max_sequences, max_seq_tokens, max_pools, max_layers;
     uint64_t io_memory_bytes; /* message buffers */
@@ -39,6 +41,7 @@ struct config {
     uint64_t default_timeout_us, max_timeout_us;
     uint32_t max_sessions;
     uint64_t lease_us;
+    uint64_t spin_us;
     uint64_t drain_timeout_us;
     uint64_t stall_timeout_us; /* a thread silent for longer makes /healthz fail */
     /* [log] */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/address.h"
+#include "proto/shm_ring.h"
 #include "proto/wire.h"
 
 #define KIB (1ull << 10)
@@ -49,10 +50,11 @@ const struct config_option config_options[] = {
         "Threads of the cpu backend. 0 is one a core."),
 
     {"listen", "address", OPTION_URLS, AT(listen), "ipc:///run/attnd/attnd.sock", 0, 0, NULL,
-        "Where workers connect with nanomsg's protocol: ipc:///PATH or tcp://HOST:PORT. May be given\n"
-        "several times. A tcp address must be loopback: there is no authentication yet. Without\n"
-        "one, the socket is attnd.sock in $RUNTIME_DIRECTORY if that is set (systemd does so), else\n"
-        "in /run/attnd for root and in $XDG_RUNTIME_DIR for others."},
+        "Where workers connect: ipc:///PATH or tcp://HOST:PORT with nanomsg's protocol, shm:///PATH for\n"
+        "workers on this host, through shared memory. May be given several times. A tcp address\n"
+        "must be loopback: there is no authentication yet. Without any, it is ipc and attnd.sock in\n"
+        "$RUNTIME_DIRECTORY if that is set (systemd does so), else in /run/attnd for root and in\n"
+        "$XDG_RUNTIME_DIR for others."},
     {"listen", "http", OPTION_TEXT, AT(http), "127.0.0.1:9470", 0, 0, NULL,
         "HOST:PORT of /metrics, /stats, /healthz and /readyz; loopback only. off: none."},
     COUNT("listen", "max_peers", max_peers, "4096", 1, 1000000,
@@ -67,6 +69,13 @@ const struct config_option config_options[] = {
         "For a worker to take replies that wait for it; a slower one is cut."),
     BYTES("listen", "max_peer_write", max_peer_write_bytes, "64M", 64 * KIB, 64 * GIB,
         "Replies that may wait for one worker before it is cut. One reply alone always may."),
+    COUNT("listen", "shm_slots", shm_slots, "256", 1, SHM_MAX_SLOTS,
+        "Requests that one shm client may have in flight, rounded down to a power of two."),
+    BYTES("listen", "shm_client", shm_client_bytes, "16M", 256 * KIB, 4 * GIB,
+        "Memory shared with one shm client: its requests and replies in flight, together, take no\n"
+        "more. Pages count as they are touched; on a GPU backend all are pinned."),
+    BYTES("listen", "shm_memory", shm_memory_bytes, "1G", 256 * KIB, 64 * TIB,
+        "The same of all shm clients; more clients are refused."),
 
     COUNT("cache", "max_sequences", max_sequences, "4096", 1, 16777216,
         "Sequences open at once, of all pools."),
@@ -100,6 +109,9 @@ const struct config_option config_options[] = {
         "Sessions (hello messages) at once."),
     TIME("engine", "lease", lease_us, "30s", 10 * MS, 24 * HOUR,
         "Silence of a session after which its sequences are freed."),
+    TIME("engine", "spin", spin_us, "50us", 0, 10 * MS,
+        "How long the engine looks out for the next request of shm clients before it sleeps, while\n"
+        "they send often. 0: not at all."),
     TIME("engine", "drain_timeout", drain_timeout_us, "30s", 0, HOUR,
         "How long SIGTERM waits for requests in flight."),
     TIME("engine", "stall_timeout", stall_timeout_us, "30s", 100 * MS, HOUR,

@@ -1,26 +1,24 @@
 /* engine.c: the engine's life, its inbox and its loop.
  *
  * The inbox is a stack that any thread pushes to with one compare-and-swap; the engine takes all of it
- * at once and turns it round. A sleeping engine is woken by futex; an awake one costs its producers no
- * system call. While batches are in flight the engine waits inside the backend's poll, a short slice
+ * at once and turns it round. An awake engine costs its producers no system call, a sleeping one
+ * (engine_sleep.c) one. While batches are in flight the engine waits inside the backend's poll, a short slice
  * at a time, so that new requests can join the next batch.
  */
 #include "daemon/engine.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <linux/futex.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "daemon/engine_internal.h"
 #include "daemon/log.h"
 
 static const uint64_t POLL_SLICE_NS = 50 * 1000;
+static const uint64_t POLLED_SLICE_NS = 2 * 1000; /* with pollers that bring work */
 static const uint64_t MAX_SLEEP_NS = 500 * 1000 * 1000; /* the heartbeat goes on when idle */
 static const uint64_t CLOSE_TIMEOUT_NS = 5ull * 1000 * 1000 * 1000;
 enum {
@@ -31,25 +29,9 @@ enum {
 
 /* --- inbox ------------------------------------------------------------------------------------- */
 
-static void wake(struct engine *e)
-{
-    if (atomic_load(&e->is_asleep) != 0 && atomic_exchange(&e->is_asleep, 0) != 0)
-        syscall(SYS_futex, &e->is_asleep, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-}
-
 static bool inbox_is_empty(struct engine *e)
 {
     return atomic_load(&e->inbox) == NULL;
-}
-
-static void sleep_until_woken(struct engine *e, uint64_t max_ns)
-{
-    atomic_store(&e->is_asleep, 1);
-    if (inbox_is_empty(e) && !atomic_load(&e->is_stopping)) {
-        struct timespec ts = {(time_t)(max_ns / 1000000000), (long)(max_ns % 1000000000)};
-        syscall(SYS_futex, &e->is_asleep, FUTEX_WAIT_PRIVATE, 1, &ts, NULL, 0);
-    }
-    atomic_store(&e->is_asleep, 0);
 }
 
 static uint64_t retry_after_us(const struct engine *e)
@@ -94,7 +76,7 @@ void engine_submit(struct engine *e, struct request *req)
     do
         req->next = head;
     while (!atomic_compare_exchange_weak(&e->inbox, &head, req));
-    wake(e);
+    engine_wake(e);
 }
 
 void engine_answer(struct engine *e, struct request *req, attn_status st)
@@ -205,7 +187,8 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = e->now_ns();
     stats_beat(engine_beat_ns);
-    bool is_busy = take_inbox(e, now_ns);
+    bool is_busy = engine_poll_pollers(e);
+    is_busy |= take_inbox(e, now_ns);
     tasks_expire(e, now_ns);
     is_busy |= sessions_expire(e, now_ns);
     do
@@ -215,7 +198,8 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     if (e->is_dirty)
         publish_gauges(e);
     if (e->n_in_flight > 0) {
-        uint64_t wait_ns = max_wait_ns < POLL_SLICE_NS ? max_wait_ns : POLL_SLICE_NS;
+        uint64_t slice_ns = engine_is_polled(e) ? POLLED_SLICE_NS : POLL_SLICE_NS;
+        uint64_t wait_ns = max_wait_ns < slice_ns ? max_wait_ns : slice_ns;
         struct batch *b = poll_batch(e, is_busy || !inbox_is_empty(e) ? 0 : wait_ns);
         while (b != NULL) {
             batch_finish(e, b);
@@ -225,7 +209,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     } else if (!is_busy && max_wait_ns > 0) {
         uint64_t wait_ns = idle_ns(e, now_ns, max_wait_ns);
         if (wait_ns > 0)
-            sleep_until_woken(e, wait_ns);
+            engine_idle(e, wait_ns);
     }
     return is_busy;
 }
@@ -300,6 +284,7 @@ static void engine_free(struct engine *e)
         }
     }
     batches_fini(e);
+    engine_sleep_fini(e);
     session_table_close(e->sessions);
     kv_close(e->kv);
     free(e->pools);
@@ -357,12 +342,18 @@ attn_status engine_open_with_clock(const struct config *cfg, const struct backen
     e->now_ns = now_ns;
     e->lease_ns = cfg->lease_us * 1000;
     e->next_stamp = 1;
+    e->epoll_fd = e->wake_fd = -1;
     e->next_deadline_ns = UINT64_MAX;
     ops->info(b, &e->info);
     engine_reload(e, cfg);
     attn_status st = open_tables(e, why, why_bytes);
     if (st != ATTN_OK)
         goto fail;
+    st = engine_sleep_init(e);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no descriptors for the engine: %s", strerror(errno));
+        goto fail;
+    }
     publish_gauges(e);
     if (has_thread) {
         int err = pthread_create(&e->thread, NULL, engine_main, e);
@@ -394,7 +385,7 @@ attn_status engine_close(struct engine *e)
         return ATTN_OK;
     void *result = NULL;
     atomic_store(&e->is_stopping, true);
-    wake(e);
+    engine_wake(e);
     if (e->has_thread)
         pthread_join(e->thread, &result);
     else

@@ -23,6 +23,27 @@ attn_status engine_open(const struct config *cfg, const struct backend_ops *ops,
  * with ATTN_EOVERLOAD and retry-after (transport->reply runs inside the call). */
 void engine_submit(struct engine *e, struct request *req);
 
+/* Something that brings requests on the engine's own thread: rings in shared memory. poll and the others
+ * run on the engine thread; poll hands requests to engine_submit. */
+struct engine_poller {
+    struct engine_poller *next; /* the engine's */
+    /* true: there was something. Called at every turn, and without pause while the engine spins. */
+    bool (*poll)(struct engine_poller *p);
+    /* The engine is about to sleep: who brings something from now on must make a watched descriptor
+     * readable. false: something is there already. */
+    bool (*may_sleep)(struct engine_poller *p);
+    void (*awake)(
+        struct engine_poller *p); /* after each may_sleep: nobody needs to do so any more */
+};
+/* p is used until engine_close. Any thread. */
+void engine_poller_add(struct engine *e, struct engine_poller *p);
+/* A descriptor that ends the engine's sleep each time it becomes readable; it is never read. Must be
+ * unwatched before it is closed. ATTN_ENOMEM. Any thread. */
+attn_status engine_watch(struct engine *e, int fd);
+void engine_unwatch(struct engine *e, int fd);
+/* Ends the engine's sleep, so that it polls. Any thread. */
+void engine_wake(struct engine *e);
+
 /* Takes over what may change while running: max_queue_requests and max_queue_bytes. Any thread. */
 void engine_reload(struct engine *e, const struct config *cfg);
 

@@ -124,7 +124,11 @@ struct engine {
 
     /* any thread */
     _Atomic(struct request *) inbox; /* newest first */
-    _Atomic uint32_t is_asleep; /* futex */
+    _Atomic uint32_t is_asleep; /* engine_sleep.c, as far as polled_ns */
+    _Atomic(struct engine_poller *) pollers;
+    int epoll_fd, wake_fd;
+    uint64_t spin_ns; /* how long to spin before the next sleep */
+    uint64_t polled_ns; /* when a poller last brought something */
     _Atomic bool is_stopping, is_draining;
     _Atomic int health; /* attn_status */
     _Atomic uint32_t n_held; /* requests between engine_submit and their reply */
@@ -169,6 +173,15 @@ void engine_refuse(struct engine *e, struct request *req, attn_status st, const 
     __attribute__((format(printf, 4, 5)));
 void engine_fail(struct engine *e, attn_status st, const char *what); /* the device is lost */
 
+/* engine_sleep.c */
+attn_status engine_sleep_init(struct engine *e);
+void engine_sleep_fini(struct engine *e); /* of a half-opened engine, too: descriptors are -1 */
+/* Spins, then sleeps, until something came, somebody woke the engine, or max_ns are over. */
+void engine_idle(struct engine *e, uint64_t max_ns);
+bool engine_poll_pollers(struct engine *e); /* true: something came; it is in the inbox */
+/* Pollers bring work so often that the next is worth looking out for. */
+bool engine_is_polled(const struct engine *e);
+
 /* engine_task.c */
 void task_link(struct engine *e, struct task *t);
 void task_unlink(struct engine *e, struct task *t);
@@ -182,7 +195,7 @@ void task_settle(struct engine *e, struct task *t);
 void task_abort(struct engine *e, struct task *t, attn_status st, const char *why);
 void tasks_expire(struct engine *e, uint64_t now_ns);
 /* Room for the reply's tensors. ATTN_EOVERLOAD: no buffer. */
-attn_status task_reserve_reply(struct engine *e, struct task *t);
+attn_status task_reserve_reply(struct task *t);
 /* The item ends with this status; format is printed if it is the step's first failure. */
 void item_done(struct item *it);
 void item_fail(struct item *it, attn_status st, const char *format, ...)
