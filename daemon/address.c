@@ -2,9 +2,12 @@
 #include "daemon/address.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 attn_status address_parse_host_port(const char *text, struct address *out, char *why,
                                     size_t why_bytes)
@@ -66,15 +69,16 @@ attn_status address_parse_url(const char *url, struct address *out, char *why, s
 {
     if (strncmp(url, "tcp://", 6) == 0)
         return address_parse_host_port(url + 6, out, why, why_bytes);
-    if (strncmp(url, "ipc://", 6) != 0) {
-        snprintf(why, why_bytes, "\"%s\" begins with neither ipc:// nor tcp://", url);
+    bool is_shm = strncmp(url, "shm://", 6) == 0;
+    if (strncmp(url, "ipc://", 6) != 0 && !is_shm) {
+        snprintf(why, why_bytes, "\"%s\" begins with none of ipc://, shm:// and tcp://", url);
         return ATTN_EINVAL;
     }
     const char *path = url + 6;
     struct address a;
     memset(&a, 0, sizeof(a));
     if (path[0] != '/') {
-        snprintf(why, why_bytes, "path \"%s\" is not absolute (ipc:///run/...)", path);
+        snprintf(why, why_bytes, "path \"%s\" is not absolute (%.6s/run/...)", path, url);
         return ATTN_EINVAL;
     }
     if (strlen(path) >= sizeof(a.sa.un.sun_path)) {
@@ -85,7 +89,48 @@ attn_status address_parse_url(const char *url, struct address *out, char *why, s
     a.sa.un.sun_family = AF_UNIX;
     strcpy(a.sa.un.sun_path, path);
     a.is_loopback = true;
+    a.is_shm = is_shm;
     *out = a;
+    return ATTN_OK;
+}
+
+attn_status address_claim_path(const struct address *a, char *why, size_t why_bytes)
+{
+    const struct sockaddr_un *un = &a->sa.un;
+    struct stat sb;
+    char dir[sizeof(un->sun_path)];
+    snprintf(dir, sizeof(dir), "%s", un->sun_path);
+    char *slash = strrchr(dir, '/');
+    *slash = '\0';
+    if (dir[0] != '\0' && mkdir(dir, 0755) != 0 && errno != EEXIST) {
+        snprintf(why, why_bytes, "directory %s cannot be made: %s", dir, strerror(errno));
+        return ATTN_EINVAL;
+    }
+    if (lstat(un->sun_path, &sb) != 0)
+        return ATTN_OK;
+    if (!S_ISSOCK(sb.st_mode)) {
+        snprintf(why, why_bytes, "the path exists and is no socket");
+        return ATTN_EINVAL;
+    }
+    int type = a->is_shm ? SOCK_SEQPACKET : SOCK_STREAM;
+    int fd = socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        snprintf(why, why_bytes, "socket: %s", strerror(errno));
+        return ATTN_EINVAL;
+    }
+    int rc = connect(fd, (const struct sockaddr *)un, sizeof(*un));
+    int error = errno;
+    close(fd);
+    if (rc == 0 || error != ECONNREFUSED) {
+        bool is_used = rc == 0 || error == EAGAIN || error == EPROTOTYPE;
+        snprintf(why, why_bytes, "the socket is %s",
+                 is_used ? "in use by another process" : strerror(error));
+        return ATTN_EINVAL;
+    }
+    if (unlink(un->sun_path) != 0) {
+        snprintf(why, why_bytes, "the stale socket cannot be removed: %s", strerror(errno));
+        return ATTN_EINVAL;
+    }
     return ATTN_OK;
 }
 

@@ -16,6 +16,7 @@
 #include "daemon/iobuf.h"
 #include "daemon/log.h"
 #include "daemon/notify.h"
+#include "daemon/transport_shm.h"
 #include "daemon/transport_sp.h"
 
 enum {
@@ -36,6 +37,8 @@ struct daemon {
     struct http *http;
     struct transport_sp *transports[CONFIG_MAX_LISTEN];
     uint32_t n_transports;
+    struct transport_shm *shm[CONFIG_MAX_LISTEN];
+    uint32_t n_shm;
     uv_loop_t *loop;
     uv_timer_t tick;
     uv_signal_t signals[3];
@@ -215,6 +218,9 @@ static void warn_of_restart(const struct config *c, const struct config *now)
     KEEP(body_timeout_us, "listen.body_timeout")
     KEEP(write_timeout_us, "listen.write_timeout")
     KEEP(max_peer_write_bytes, "listen.max_peer_write")
+    KEEP(shm_slots, "listen.shm_slots")
+    KEEP(shm_client_bytes, "listen.shm_client")
+    KEEP(shm_memory_bytes, "listen.shm_memory")
     KEEP(max_sequences, "cache.max_sequences")
     KEEP(max_seq_tokens, "cache.max_seq_tokens")
     KEEP(max_pools, "cache.max_pools")
@@ -226,6 +232,7 @@ static void warn_of_restart(const struct config *c, const struct config *now)
     KEEP(max_step_tokens, "engine.max_step_tokens")
     KEEP(max_sessions, "engine.max_sessions")
     KEEP(lease_us, "engine.lease")
+    KEEP(spin_us, "engine.spin")
     KEEP(stall_timeout_us, "engine.stall_timeout")
 #undef KEEP
     if (strcmp(c->backend, now->backend) != 0)
@@ -304,14 +311,22 @@ static int daemon_start(struct daemon *d)
     }
     handlers_start(d);
     for (uint32_t i = 0; i < d->cfg.n_listen; i++) {
-        st = transport_sp_open(d->loop, &d->cfg, d->cfg.listen[i], d->engine, d->bufs,
-                               &d->transports[i], why, sizeof why);
+        const char *url = d->cfg.listen[i];
+        if (strncmp(url, "shm://", 6) == 0) {
+            st = transport_shm_open(d->loop, &d->cfg, url, d->ops, d->backend, d->engine,
+                                    &d->shm[d->n_shm], why, sizeof why);
+            d->n_shm += st == ATTN_OK;
+        } else {
+            st = transport_sp_open(d->loop, &d->cfg, url, d->engine, d->bufs,
+                                   &d->transports[d->n_transports], why, sizeof why);
+            if (st == ATTN_OK)
+                url = transport_sp_url(d->transports[d->n_transports++]);
+        }
         if (st != ATTN_OK) {
             log_error("%s", why);
             return EX_CANTCREAT;
         }
-        d->n_transports++;
-        log_info("listening on %s", transport_sp_url(d->transports[i]));
+        log_info("listening on %s", url);
     }
     return EX_OK;
 }
@@ -355,6 +370,8 @@ static void daemon_stop(struct daemon *d)
         uv_timer_stop(&d->tick); /* it looks at the engine */
     for (uint32_t i = 0; i < d->n_transports; i++)
         transport_sp_stop(d->transports[i]);
+    for (uint32_t i = 0; i < d->n_shm; i++)
+        transport_shm_stop(d->shm[i]);
     if (engine_close(d->engine) != ATTN_OK) {
         log_error("the device does not give its batches back; ending without it");
         fflush(NULL);
@@ -364,6 +381,8 @@ static void daemon_stop(struct daemon *d)
         write_last_replies(d);
     for (uint32_t i = 0; i < d->n_transports; i++)
         transport_sp_close(d->transports[i]);
+    for (uint32_t i = 0; i < d->n_shm; i++)
+        transport_shm_close(d->shm[i]);
     if (d->loop != NULL) {
         uv_run(d->loop, UV_RUN_NOWAIT);
         uv_walk(d->loop, close_handle, NULL);

@@ -177,44 +177,6 @@ static void raise_descriptor_limit(const struct config *cfg)
                  (unsigned long long)wanted, (unsigned long long)limit.rlim_cur);
 }
 
-/* Takes a socket file without a listener behind it out of the way, and makes its directory. */
-static attn_status prepare_path(const struct sockaddr_un *un, char *why, size_t why_bytes)
-{
-    struct stat sb;
-    char dir[sizeof(un->sun_path)];
-    snprintf(dir, sizeof(dir), "%s", un->sun_path);
-    char *slash = strrchr(dir, '/');
-    *slash = '\0';
-    if (dir[0] != '\0' && mkdir(dir, 0755) != 0 && errno != EEXIST) {
-        snprintf(why, why_bytes, "directory %s cannot be made: %s", dir, strerror(errno));
-        return ATTN_EINVAL;
-    }
-    if (lstat(un->sun_path, &sb) != 0)
-        return ATTN_OK;
-    if (!S_ISSOCK(sb.st_mode)) {
-        snprintf(why, why_bytes, "the path exists and is no socket");
-        return ATTN_EINVAL;
-    }
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        snprintf(why, why_bytes, "socket: %s", strerror(errno));
-        return ATTN_EINVAL;
-    }
-    int rc = connect(fd, (const struct sockaddr *)un, sizeof(*un));
-    int error = errno;
-    close(fd);
-    if (rc == 0 || error != ECONNREFUSED) {
-        snprintf(why, why_bytes, "the socket is %s",
-                 rc == 0 || error == EAGAIN ? "in use by another process" : strerror(error));
-        return ATTN_EINVAL;
-    }
-    if (unlink(un->sun_path) != 0) {
-        snprintf(why, why_bytes, "the stale socket cannot be removed: %s", strerror(errno));
-        return ATTN_EINVAL;
-    }
-    return ATTN_OK;
-}
-
 static int bind_and_listen(struct transport_sp *t, const struct address *a)
 {
     int rc;
@@ -276,7 +238,7 @@ attn_status transport_sp_open(uv_loop_t *loop, const struct config *cfg, const c
     attn_status st = address_parse_url(url, &a, reason, sizeof(reason));
     bool is_ipc = st == ATTN_OK && a.sa.any.sa_family == AF_UNIX;
     if (st == ATTN_OK && is_ipc)
-        st = prepare_path(&a.sa.un, reason, sizeof(reason));
+        st = address_claim_path(&a, reason, sizeof(reason));
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "%s: %s", url, reason);
         return st;

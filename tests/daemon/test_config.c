@@ -336,7 +336,7 @@ static void addresses_that_are_none_are_refused_with_the_reason(void **state)
     memset(long_path + 7, 'x', 150);
     static const char *const bad[][2] = {
         {"", "names no address"},
-        {"udp://1.2.3.4:5", "neither ipc:// nor tcp://"},
+        {"udp://1.2.3.4:5", "none of ipc://, shm:// and tcp://"},
         {"ipc://relative", "not absolute"},
         {"tcp://127.0.0.1", "has no port"},
         {"tcp://127.0.0.1:", "has no port"},

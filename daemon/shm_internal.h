@@ -1,0 +1,94 @@
+/* shm_internal.h: what transport_shm.c (listening, handing memory over, taking it back) and shm_client.c
+ * (rings, requests, replies) share.
+ *
+ * A client is the loop's until its region is handed over, the engine's until it is retired, and then the
+ * loop's again, which frees it. Retired is who hung up or broke the protocol and has no request in the
+ * engine any more: until then the backend may be reading and writing its memory.
+ */
+#ifndef ATTND_DAEMON_SHM_INTERNAL_H
+#define ATTND_DAEMON_SHM_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "daemon/transport_shm.h"
+#include "proto/shm_ring.h"
+
+/* One request in flight. */
+struct shm_slot {
+    struct request req;
+    struct iobuf msg, room; /* in the client's region */
+    bool is_busy;
+};
+
+struct shm_client {
+    struct transport_shm *t;
+    struct shm_client *next; /* of the stack or the list that holds it */
+    char name[64]; /* for logs: "uid 0, pid 12" */
+    int fd; /* the socket; -1: none */
+    int wake_fd; /* the eventfd the client has, too; -1: none */
+
+    /* the loop's */
+    uv_poll_t poll;
+    uv_timer_t deadline; /* of the hello */
+    uint8_t n_handles; /* open or closing */
+    bool is_shared; /* handed to the engine, not retired */
+    bool is_closing;
+
+    /* written by the loop before it is handed over */
+    uint8_t *base; /* NULL: no region yet */
+    uint64_t region_bytes, data_offset;
+    struct shm_control *control;
+    const volatile struct shm_submit *submits; /* [n_slots] */
+    volatile struct shm_complete *completes; /* [n_slots] */
+    struct shm_slot *slots; /* [n_slots] */
+    uint32_t n_slots;
+    _Atomic bool is_hung_up;
+
+    /* the engine's */
+    uint32_t taken, completed; /* entries of the rings so far */
+    uint32_t n_busy;
+    bool is_dead; /* nothing is taken any more */
+    char why[160]; /* it was cut; empty: it hung up */
+};
+
+struct transport_shm {
+    struct engine_poller poller; /* first */
+    uv_loop_t *loop;
+    const struct config *cfg;
+    const struct backend_ops *ops;
+    struct backend *backend;
+    struct engine *engine;
+    char url[256];
+
+    /* the loop's */
+    int listen_fd;
+    uv_poll_t listener;
+    uv_timer_t accept_again;
+    uv_async_t async; /* clients are retired */
+    struct shm_client *unshared; /* connected, not handed over */
+    uint32_t n_handles, n_clients;
+    bool has_async, has_listener, is_closing;
+    uint64_t log_second, n_logged;
+
+    _Atomic bool is_stopped, has_news;
+    _Atomic(struct shm_client *) incoming; /* loop to engine, newest first */
+    _Atomic(struct shm_client *) retired; /* engine to loop */
+
+    struct shm_client *clients; /* the engine's; the loop's after engine_close */
+};
+
+/* shm_client.c */
+
+/* The rings of a mapped region of zeros; c->region_bytes, n_slots and base are set. ATTN_ENOMEM. */
+attn_status shm_client_init(struct shm_client *c);
+void shm_client_fini(struct shm_client *c); /* of one that never was initialised, too */
+/* Offsets of a region with n_slots; returns where the data area begins. */
+uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_completes);
+
+bool shm_poll(struct engine_poller *p);
+bool shm_may_sleep(struct engine_poller *p);
+void shm_awake(struct engine_poller *p);
+
+void shm_push(_Atomic(struct shm_client *) *stack, struct shm_client *c);
+
+#endif

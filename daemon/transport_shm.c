@@ -1,0 +1,492 @@
+/* transport_shm.c: the loop's side of shared memory: listening, who may connect, handing a region over,
+ * and taking it back.
+ */
+#define _GNU_SOURCE /* memfd_create, accept4, struct ucred */
+#include "daemon/transport_shm.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fcntl.h>
+
+#include "daemon/address.h"
+#include "daemon/log.h"
+#include "daemon/shm_internal.h"
+
+enum {
+    BACKLOG = 128,
+    ACCEPT_AGAIN_MS = 100, /* after running out of descriptors */
+    MAX_GROUPS = 256,
+    LOGGED_A_SECOND = 10,
+    MIN_REGION_BYTES = 64 << 10,
+    PAGE_BYTES = 4096,
+};
+
+static uint64_t shared_bytes; /* of all listeners; the loop's */
+
+static void client_close(struct shm_client *c);
+
+static void say_gone(struct shm_client *c, const char *why)
+{
+    struct transport_shm *t = c->t;
+    uint64_t second = uv_now(t->loop) / 1000;
+    if (second != t->log_second) {
+        t->log_second = second;
+        t->n_logged = 0;
+    }
+    if (t->n_logged++ < LOGGED_A_SECOND)
+        log_warn("%s: %s: %s", t->url, c->name, why);
+}
+
+/* --- freeing ----------------------------------------------------------------------------------- */
+
+static void transport_finish(struct transport_shm *t)
+{
+    if (t->is_closing && t->n_handles == 0 && t->n_clients == 0)
+        free(t);
+}
+
+static void client_free(struct shm_client *c)
+{
+    struct transport_shm *t = c->t;
+    if (c->base != NULL) {
+        t->ops->host_unregister(t->backend, c->base, c->region_bytes);
+        munmap(c->base, c->region_bytes);
+        shared_bytes -= c->region_bytes;
+    }
+    shm_client_fini(c);
+    if (c->wake_fd >= 0)
+        close(c->wake_fd);
+    if (c->fd >= 0)
+        close(c->fd);
+    free(c);
+    t->n_clients--;
+    stats_sub(peers, 1);
+    transport_finish(t);
+}
+
+static void on_client_handle_closed(uv_handle_t *h)
+{
+    struct shm_client *c = h->data;
+    if (--c->n_handles == 0)
+        client_free(c);
+}
+
+/* Of a client that is not the engine's. */
+static void client_close(struct shm_client *c)
+{
+    if (c->is_closing)
+        return;
+    c->is_closing = true;
+    for (struct shm_client **at = &c->t->unshared; *at != NULL; at = &(*at)->next)
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
+    uv_close((uv_handle_t *)&c->poll, on_client_handle_closed);
+    uv_close((uv_handle_t *)&c->deadline, on_client_handle_closed);
+}
+
+/* The engine is done with these. */
+static void on_async(uv_async_t *async)
+{
+    struct transport_shm *t = async->data;
+    struct shm_client *c = atomic_exchange(&t->retired, NULL);
+    while (c != NULL) {
+        struct shm_client *next = c->next;
+        c->is_shared = false;
+        if (c->why[0] != '\0') {
+            stats_add(peers_cut_malformed, 1);
+            say_gone(c, c->why);
+        }
+        client_close(c);
+        c = next;
+    }
+}
+
+/* --- handing over ------------------------------------------------------------------------------ */
+
+static uint32_t power_of_two(uint32_t n)
+{
+    while ((n & (n - 1)) != 0)
+        n &= n - 1;
+    return n;
+}
+
+/* A memfd that can neither shrink nor grow, mapped and known to the backend. */
+static attn_status make_region(struct shm_client *c, const struct shm_hello *h, int *out_fd,
+                               char *why, size_t why_bytes)
+{
+    struct transport_shm *t = c->t;
+    const struct config *cfg = t->cfg;
+    uint64_t bytes = h->region_bytes;
+    if (bytes == 0 || bytes > cfg->shm_client_bytes)
+        bytes = cfg->shm_client_bytes;
+    if (bytes < MIN_REGION_BYTES)
+        bytes = MIN_REGION_BYTES;
+    bytes = bytes / PAGE_BYTES * PAGE_BYTES;
+    c->n_slots =
+        power_of_two(h->n_slots == 0 || h->n_slots > cfg->shm_slots ? cfg->shm_slots : h->n_slots);
+    if (bytes > cfg->shm_memory_bytes - shared_bytes) {
+        snprintf(why, why_bytes,
+                 "%" PRIu64 " bytes of shared memory, %" PRIu64 " of listen.shm_memory's %" PRIu64
+                 " are free",
+                 bytes, cfg->shm_memory_bytes - shared_bytes, cfg->shm_memory_bytes);
+        return ATTN_EQUOTA;
+    }
+    attn_status st = ATTN_ENOMEM;
+    int fd = memfd_create("attnd-shm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    void *p = MAP_FAILED;
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        snprintf(why, why_bytes, "a sealed memfd of %" PRIu64 " bytes: %s", bytes, strerror(errno));
+        goto fail;
+    }
+    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (p == MAP_FAILED || c->wake_fd < 0) {
+        snprintf(why, why_bytes, "mapping %" PRIu64 " bytes: %s", bytes, strerror(errno));
+        goto fail;
+    }
+    st = t->ops->host_register(t->backend, p, bytes);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "the device does not take %" PRIu64 " bytes of host memory",
+                 bytes);
+        goto fail;
+    }
+    c->base = p; /* client_free undoes all of it from here on */
+    c->region_bytes = bytes;
+    shared_bytes += bytes;
+    *out_fd = fd;
+    st = shm_client_init(c);
+    if (st != ATTN_OK)
+        snprintf(why, why_bytes, "no memory for %" PRIu32 " slots", c->n_slots);
+    return st;
+fail:
+    if (p != MAP_FAILED)
+        munmap(p, bytes);
+    if (fd >= 0)
+        close(fd);
+    return st;
+}
+
+/* true: it was sent, with the descriptors if there are any. */
+static bool send_welcome(struct shm_client *c, struct shm_welcome *w, int region_fd)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+    } control = {0};
+    struct iovec iov = {w, sizeof *w};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (region_fd >= 0) {
+        int fds[2] = {region_fd, c->wake_fd};
+        m.msg_control = control.bytes;
+        m.msg_controllen = sizeof control.bytes;
+        control.align.cmsg_len = CMSG_LEN(sizeof fds);
+        control.align.cmsg_level = SOL_SOCKET;
+        control.align.cmsg_type = SCM_RIGHTS;
+        memcpy(CMSG_DATA(&control.align), fds, sizeof fds);
+    }
+    return sendmsg(c->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof *w;
+}
+
+/* Gives the client its region and the client to the engine; false: it is to be closed. */
+static bool hand_over(struct shm_client *c, const struct shm_hello *h)
+{
+    struct transport_shm *t = c->t;
+    struct shm_welcome w = {.magic = SHM_MAGIC, .version = SHM_VERSION};
+    int region_fd = -1;
+    attn_status st = ATTN_EPROTO;
+    if (h->magic != SHM_MAGIC || h->reserved != 0)
+        snprintf(w.message, sizeof w.message, "hello has magic 0x%x and reserved %u", h->magic,
+                 h->reserved);
+    else if (h->version != SHM_VERSION)
+        snprintf(w.message, sizeof w.message, "version is %u, this side speaks %u", h->version,
+                 SHM_VERSION);
+    else
+        st = make_region(c, h, &region_fd, w.message, sizeof w.message);
+    if (st == ATTN_OK)
+        st = engine_watch(t->engine, c->wake_fd);
+    w.status = st;
+    if (st == ATTN_OK) {
+        w.n_slots = c->n_slots;
+        w.region_bytes = c->region_bytes;
+        w.data_offset = shm_layout(c->n_slots, &w.submit_offset, &w.complete_offset);
+    } else if (region_fd >= 0) {
+        close(region_fd);
+        region_fd = -1;
+    }
+    bool is_sent = send_welcome(c, &w, region_fd);
+    if (region_fd >= 0)
+        close(region_fd);
+    if (st != ATTN_OK) {
+        say_gone(c, w.message);
+        return false;
+    }
+    if (!is_sent) {
+        engine_unwatch(t->engine, c->wake_fd);
+        return false;
+    }
+    for (struct shm_client **at = &t->unshared; *at != NULL; at = &(*at)->next)
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
+    c->is_shared = true;
+    uv_timer_stop(&c->deadline);
+    shm_push(&t->incoming, c);
+    atomic_store(&t->has_news, true);
+    engine_wake(t->engine);
+    return true;
+}
+
+/* The socket says nothing more once the region is shared, but that the client is gone. */
+static void on_client(uv_poll_t *poll, int status, int events)
+{
+    struct shm_client *c = poll->data;
+    struct shm_hello h;
+    uint8_t more[sizeof h + 1];
+    (void)events;
+    ssize_t n = status < 0 ? 0 : recv(c->fd, more, sizeof more, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (c->is_shared) {
+        uv_poll_stop(poll);
+        if (atomic_load(&c->t->is_stopped))
+            return; /* the engine may be gone */
+        atomic_store(&c->is_hung_up, true);
+        atomic_store(&c->t->has_news, true);
+        engine_wake(c->t->engine);
+        return;
+    }
+    bool is_welcome = false;
+    if (n == sizeof h) {
+        memcpy(&h, more, sizeof h);
+        is_welcome = hand_over(c, &h);
+    } else if (n > 0) {
+        stats_add(peers_cut_handshake, 1);
+        say_gone(c, "its first packet is no hello");
+    }
+    if (!is_welcome)
+        client_close(c);
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+    struct shm_client *c = timer->data;
+    stats_add(peers_cut_handshake, 1);
+    client_close(c);
+}
+
+/* --- who may connect --------------------------------------------------------------------------- */
+
+/* Ourselves, root, and whom the socket file's mode lets in as group or other. The kernel checked the mode
+ * at connect; this holds it also for a socket that was passed on or whose directory was bypassed. */
+static bool may_connect(const struct transport_shm *t, int fd, const struct ucred *who)
+{
+    struct stat sb;
+    gid_t groups[MAX_GROUPS];
+    socklen_t bytes = sizeof groups;
+    if (who->uid == geteuid() || who->uid == 0)
+        return true;
+    if (stat(t->url + strlen("shm://"), &sb) != 0)
+        return false;
+    if (sb.st_uid == who->uid && (sb.st_mode & S_IWUSR))
+        return true;
+    if (sb.st_mode & S_IWOTH)
+        return true;
+    if (!(sb.st_mode & S_IWGRP))
+        return false;
+    if (who->gid == sb.st_gid)
+        return true;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) != 0)
+        return false;
+    for (size_t i = 0; i < bytes / sizeof groups[0]; i++)
+        if (groups[i] == sb.st_gid)
+            return true;
+    return false;
+}
+
+static void client_open(struct transport_shm *t, int fd)
+{
+    struct ucred who = {0};
+    socklen_t bytes = sizeof who;
+    if (t->n_clients >= t->cfg->max_peers ||
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0 || !may_connect(t, fd, &who)) {
+        stats_add(peers_refused, 1);
+        close(fd);
+        return;
+    }
+    struct shm_client *c = calloc(1, sizeof *c);
+    if (c == NULL || uv_poll_init(t->loop, &c->poll, fd) != 0) {
+        stats_add(peers_refused, 1);
+        free(c);
+        close(fd);
+        return;
+    }
+    uv_timer_init(t->loop, &c->deadline);
+    c->t = t;
+    c->fd = fd;
+    c->wake_fd = -1;
+    c->n_handles = 2;
+    c->poll.data = c->deadline.data = c;
+    snprintf(c->name, sizeof c->name, "uid %u, pid %d", who.uid, (int)who.pid);
+    c->next = t->unshared;
+    t->unshared = c;
+    t->n_clients++;
+    stats_add(peers_accepted, 1);
+    stats_add(peers, 1);
+    uv_poll_start(&c->poll, UV_READABLE | UV_DISCONNECT, on_client);
+    uv_timer_start(&c->deadline, on_deadline, t->cfg->handshake_timeout_us / 1000, 0);
+}
+
+static void on_connection(uv_poll_t *poll, int status, int events);
+
+static void on_accept_again(uv_timer_t *timer)
+{
+    struct transport_shm *t = timer->data;
+    uv_poll_start(&t->listener, UV_READABLE, on_connection);
+}
+
+static void on_connection(uv_poll_t *poll, int status, int events)
+{
+    struct transport_shm *t = poll->data;
+    (void)status, (void)events;
+    for (;;) {
+        int fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0) {
+            client_open(t, fd);
+        } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+            log_warn("%s: a connection can't be accepted: %s", t->url, strerror(errno));
+            uv_poll_stop(&t->listener); /* it would be called again at once */
+            uv_timer_start(&t->accept_again, on_accept_again, ACCEPT_AGAIN_MS, 0);
+            return;
+        } else if (errno != ECONNABORTED && errno != EINTR) {
+            return;
+        }
+    }
+}
+
+/* --- open and close ---------------------------------------------------------------------------- */
+
+/* A listening socket, or -1 with errno. */
+static int listen_at(const struct address *a)
+{
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
+    /* the group may connect, others may not; nobody can before listen */
+    if (bind(fd, &a->sa.any, sizeof a->sa.un) != 0 || chmod(a->sa.un.sun_path, 0660) != 0 ||
+        listen(fd, BACKLOG) != 0) {
+        int error = errno;
+        close(fd);
+        errno = error;
+        return -1;
+    }
+    return fd;
+}
+
+attn_status transport_shm_open(uv_loop_t *loop, const struct config *cfg, const char *url,
+                               const struct backend_ops *ops, struct backend *b,
+                               struct engine *engine, struct transport_shm **out_t, char *why,
+                               size_t why_bytes)
+{
+    struct address a;
+    char reason[256];
+    attn_status st = address_parse_url(url, &a, reason, sizeof reason);
+    if (st == ATTN_OK)
+        st = address_claim_path(&a, reason, sizeof reason);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "%s: %s", url, reason);
+        return st;
+    }
+    struct transport_shm *t = calloc(1, sizeof *t);
+    int fd = t == NULL ? -1 : listen_at(&a);
+    if (fd < 0) {
+        snprintf(why, why_bytes, "%s: cannot listen: %s", url,
+                 t == NULL ? "out of memory" : strerror(errno));
+        free(t);
+        return t == NULL ? ATTN_ENOMEM : ATTN_EINVAL;
+    }
+    *t = (struct transport_shm){
+        .poller = {.poll = shm_poll, .may_sleep = shm_may_sleep, .awake = shm_awake},
+        .loop = loop,
+        .cfg = cfg,
+        .ops = ops,
+        .backend = b,
+        .engine = engine,
+        .listen_fd = fd,
+    };
+    snprintf(t->url, sizeof t->url, "%s", url);
+    t->listener.data = t->async.data = t->accept_again.data = t;
+    int rc = uv_async_init(loop, &t->async, on_async);
+    t->has_async = rc == 0;
+    if (rc == 0)
+        rc = uv_poll_init(loop, &t->listener, fd);
+    t->has_listener = rc == 0;
+    t->n_handles = t->has_async + 2u * t->has_listener;
+    if (rc != 0) {
+        snprintf(why, why_bytes, "%s: cannot listen: %s", url, uv_strerror(rc));
+        transport_shm_close(t);
+        return ATTN_EINVAL;
+    }
+    uv_timer_init(loop, &t->accept_again);
+    uv_poll_start(&t->listener, UV_READABLE, on_connection);
+    engine_poller_add(engine, &t->poller);
+    *out_t = t;
+    return ATTN_OK;
+}
+
+static void on_handle_closed(uv_handle_t *h)
+{
+    struct transport_shm *t = h->data;
+    t->n_handles--;
+    transport_finish(t);
+}
+
+void transport_shm_stop(struct transport_shm *t)
+{
+    if (atomic_exchange(&t->is_stopped, true))
+        return;
+    if (t->has_listener) {
+        uv_close((uv_handle_t *)&t->listener, on_handle_closed);
+        uv_close((uv_handle_t *)&t->accept_again, on_handle_closed);
+    }
+    unlink(t->url + strlen("shm://"));
+    close(t->listen_fd);
+    while (t->unshared != NULL)
+        client_close(t->unshared);
+}
+
+static void close_all(struct shm_client *c)
+{
+    while (c != NULL) {
+        struct shm_client *next = c->next;
+        client_close(c);
+        c = next;
+    }
+}
+
+void transport_shm_close(struct transport_shm *t)
+{
+    if (t == NULL || t->is_closing)
+        return;
+    transport_shm_stop(t);
+    t->is_closing = true;
+    close_all(atomic_exchange(&t->incoming, NULL));
+    close_all(atomic_exchange(&t->retired, NULL));
+    close_all(t->clients);
+    t->clients = NULL;
+    if (t->has_async)
+        uv_close((uv_handle_t *)&t->async, on_handle_closed);
+    transport_finish(t);
+}
