@@ -25,7 +25,7 @@ static const char help[] =
     "  drain                    take no new sessions and sequences, end when the work is done\n"
     "\n"
     "options:\n"
-    "  --endpoint URL           ipc://PATH or tcp://HOST:PORT\n"
+    "  --endpoint URL           ipc://PATH, tcp://HOST:PORT or shm://PATH\n"
     "                           (default: $ATTND_ENDPOINT, else " DEFAULT_ENDPOINT ")\n"
     "  --timeout SECONDS        of the whole command (default 5)\n"
     "  --json                   stats as JSON\n"

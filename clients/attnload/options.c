@@ -59,7 +59,8 @@ static const struct {
     const char *metavar, *text;
 } table[] = {
     {"endpoint", required_argument, OPT_ENDPOINT, "URL",
-     "ipc://PATH or tcp://HOST:PORT (default: $ATTND_ENDPOINT, else ipc:///run/attnd/attnd.sock)"},
+     "ipc://PATH, tcp://HOST:PORT or shm://PATH (default: $ATTND_ENDPOINT, else\n"
+     "                             ipc:///run/attnd/attnd.sock)"},
     {"preset", required_argument, OPT_PRESET, "NAME", "geometry (default llama3-8b)"},
     {"layers", required_argument, OPT_LAYERS, "one|all|N", "of the model, the first ones (one)"},
     {"dtype", required_argument, OPT_DTYPE, "TYPE", "f32, f16 or bf16 of q, k, v and out (bf16)"},

@@ -14,7 +14,7 @@
 
 #define HELLO_MAX_REPLY_BYTES (1u << 20)
 
-static const struct transport_ops *const transports[] = {&transport_sp_ops};
+static const struct transport_ops *const transports[] = {&transport_sp_ops, &transport_shm_ops};
 
 static atomic_uint fork_generation;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -132,7 +132,8 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
                          o->struct_size, sizeof *o);
     const struct transport_ops *ops = find_transport(url);
     if (ops == NULL)
-        return error_set(ATTN_EINVAL, "url \"%s\": expected ipc://PATH or tcp://HOST:PORT", url);
+        return error_set(ATTN_EINVAL,
+                         "url \"%s\": expected ipc://PATH, tcp://HOST:PORT or shm://PATH", url);
     pthread_once(&fork_once, fork_init);
 
     char why[ATTN_MESSAGE_BYTES] = "";
@@ -162,6 +163,9 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     st = say_hello(c, o->resume_session, timeout_us, &c->info);
     if (st != ATTN_OK)
         goto fail;
+    uint64_t most = ops->max_message(c->t);
+    if (most != 0 && c->info.max_message_bytes > most)
+        c->info.max_message_bytes = most;
     if (c->info.max_message_bytes > HELLO_MAX_REPLY_BYTES / 2) /* an answer's header comes on top */
         ops->set_max_message(c->t, c->info.max_message_bytes + WIRE_MAX_HEADER_BYTES);
     *out_client = c;

@@ -19,6 +19,9 @@
 #define CLIENT_TICK_NS 20000000u /* how often a waiting thread looks for a new connection */
 #define CLIENT_MIN_RETRY_NS 1000000u
 #define CLIENT_PROTOCOL_VERSION 1u
+/* room for the reply of anything but a step: stats as JSON, or the spec of a pool */
+#define CLIENT_CONTROL_REPLY_BYTES (320u << 10)
+#define CLIENT_STEP_REPLY_HEAD_BYTES 1024u /* of a step's reply, beside tensors and item statuses */
 
 enum request_state {
     REQUEST_NEW, /* being built by the thread that starts it; in no list */

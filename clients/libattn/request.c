@@ -155,7 +155,7 @@ static attn_status build(struct request *r, void **out_message)
     size_t bytes = wire_request_head_bytes(r->header);
     if (!request_fits(c, bytes, 0))
         return ATTN_EINVAL;
-    void *m = c->t->ops->message_alloc(c->t, bytes);
+    void *m = c->t->ops->message_alloc(c->t, bytes, CLIENT_CONTROL_REPLY_BYTES);
     if (m == NULL)
         return ATTN_ENOMEM;
     wire_request_head_encode(r->header, r->id, 0, m);

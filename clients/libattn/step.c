@@ -88,7 +88,10 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
     const struct wire_step_layout *l = &r->layout;
     size_t head_bytes = wire_request_head_bytes(&req);
     bool is_small = request_fits(c, head_bytes, l->request_bytes);
-    uint8_t *m = is_small ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes) : NULL;
+    uint64_t reply_bytes = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items * 10ull + l->reply_bytes;
+    uint8_t *m = is_small ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes,
+                                                     (size_t)reply_bytes)
+                          : NULL;
     if (m != NULL) {
         size_t e = attn_dtype_bytes(spec->q_dtype), end = l->request_bytes;
         size_t q_bytes = l->n_tokens * spec->num_q_heads * spec->head_dim_k * e;

@@ -32,8 +32,8 @@ struct transport_ops {
     /* close in a forked child: frees memory, leaves the connection to the parent. */
     void (*abandon)(struct transport *t);
 
-    /* Memory for one message of this size; NULL: none left. */
-    void *(*message_alloc)(struct transport *t, size_t bytes);
+    /* Memory for one message of this size, whose reply has at most reply_bytes; NULL: none left. */
+    void *(*message_alloc)(struct transport *t, size_t bytes, size_t reply_bytes);
     /* Of a message from message_alloc that was not sent, or of base from recv. */
     void (*message_free)(struct transport *t, void *message);
 
@@ -55,10 +55,12 @@ struct transport_ops {
     /* Connections made so far: grows when messages may have been lost. */
     uint64_t (*generation)(struct transport *t);
     bool (*is_connected)(struct transport *t);
+    /* The largest request and the largest reply that the connection can carry; 0: no limit of its own. */
+    uint64_t (*max_message)(struct transport *t);
     /* Larger messages are not received. */
     void (*set_max_message)(struct transport *t, uint64_t bytes);
 };
 
-extern const struct transport_ops transport_sp_ops;
+extern const struct transport_ops transport_sp_ops, transport_shm_ops;
 
 #endif

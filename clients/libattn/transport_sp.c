@@ -143,9 +143,9 @@ fail:
     return st;
 }
 
-static void *sp_message_alloc(struct transport *t, size_t bytes)
+static void *sp_message_alloc(struct transport *t, size_t bytes, size_t reply_bytes)
 {
-    (void)t;
+    (void)t, (void)reply_bytes;
     return nn_allocmsg(bytes, 0);
 }
 
@@ -259,6 +259,12 @@ static bool sp_is_connected(struct transport *t)
     return (int)nn_get_statistic(((struct sp *)t)->socket, NN_STAT_CURRENT_CONNECTIONS) > 0;
 }
 
+static uint64_t sp_max_message(struct transport *t)
+{
+    (void)t;
+    return 0;
+}
+
 static void sp_set_max_message(struct transport *t, uint64_t bytes)
 {
     /* the SP header counts too; -1 is libnanomsg's "no limit" */
@@ -281,5 +287,6 @@ const struct transport_ops transport_sp_ops = {
     .fd = sp_fd,
     .generation = sp_generation,
     .is_connected = sp_is_connected,
+    .max_message = sp_max_message,
     .set_max_message = sp_set_max_message,
 };

@@ -1,0 +1,551 @@
+/* transport_shm.c: shm:// on the same host: messages are written into memory shared with the daemon.
+ *
+ * The thread that receives connects, waits and notices a lost connection; any thread sends. A message
+ * is built in the region where the daemon will read it; one that finds no room there (or no connection)
+ * is built on the heap and copied when it is sent. A region whose connection is gone stays mapped until
+ * the last message in it is freed.
+ *
+ * Waiting is a spin on the completed count, as long as that has been worth it lately, then a futex in
+ * the region; with attn_client_fd in use, or without a connection, an epoll descriptor over the socket,
+ * to which the daemon sends a byte, and an eventfd for wake.
+ */
+#include "clients/libattn/transport.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "clients/libattn/shm_region.h"
+
+#define SHM_MAX_SPIN_NS 250000u /* covers a short step; longer ones are not worth a core */
+#define SHM_MIN_SPIN_NS 1000u
+#define SHM_POLITE_NS 20000u /* spinning for longer lets others run in between */
+#define SHM_RETRY_NS 10000000u
+#define SHM_MAX_RETRY_NS 500000000u
+#define SHM_WELCOME_NS 5000000000u
+#define SHM_MESSAGE_OVERHEAD (64u << 10) /* of a request and its reply, beside tensors */
+
+struct shm {
+    struct transport base;
+    struct sockaddr_un address;
+    int epoll_fd, wake_fd; /* never change */
+    atomic_bool is_connected, is_woken, is_fd_used;
+    atomic_uint_fast64_t generation;
+
+    pthread_mutex_t lock;
+    struct shm_region *region; /* NULL: not connected. Written by the receiving thread alone */
+    struct shm_region *old; /* without connection, with messages in use */
+
+    /* the receiving thread's */
+    int socket; /* -1: none. With one and no region: hello is sent */
+    bool is_hung_up; /* dropped once the region's last replies are taken */
+    bool has_spare_core;
+    uint64_t retry_ns, retry_at_ns, welcome_until_ns;
+    uint64_t spin_ns;
+};
+
+/* A message outside of a region; the message is behind it. */
+struct heap_message {
+    _Alignas(64) size_t bytes;
+    size_t reply_bytes;
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static void cpu_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* ---- connecting; the receiving thread ---- */
+
+static void drop_socket(struct shm *sh)
+{
+    if (sh->socket >= 0)
+        close(sh->socket); /* leaves the epoll set by itself */
+    sh->socket = -1;
+    sh->is_hung_up = false;
+    sh->retry_at_ns = now_ns() + sh->retry_ns;
+    sh->retry_ns = 2 * sh->retry_ns < SHM_MAX_RETRY_NS ? 2 * sh->retry_ns : SHM_MAX_RETRY_NS;
+}
+
+static void disconnect(struct shm *sh)
+{
+    drop_socket(sh);
+    struct shm_region *r = sh->region;
+    if (r == NULL)
+        return;
+    atomic_store(&sh->is_connected, false);
+    pthread_mutex_lock(&sh->lock);
+    sh->region = NULL;
+    region_forget(r);
+    if (r->n_used > 0) {
+        r->next = sh->old;
+        sh->old = r;
+        r = NULL;
+    }
+    pthread_mutex_unlock(&sh->lock);
+    if (r != NULL)
+        region_close(r);
+}
+
+static void start_connecting(struct shm *sh)
+{
+    struct shm_hello h = {.magic = SHM_MAGIC, .version = SHM_VERSION};
+    struct epoll_event ev = {.events = EPOLLIN};
+    sh->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (sh->socket < 0 ||
+        connect(sh->socket, (struct sockaddr *)&sh->address, sizeof sh->address) != 0 ||
+        send(sh->socket, &h, sizeof h, MSG_NOSIGNAL) != sizeof h ||
+        epoll_ctl(sh->epoll_fd, EPOLL_CTL_ADD, sh->socket, &ev) != 0) {
+        drop_socket(sh);
+        return;
+    }
+    sh->welcome_until_ns = now_ns() + SHM_WELCOME_NS;
+}
+
+/* The two descriptors of a welcome; what else came is closed. false: not those two. */
+static bool take_descriptors(struct msghdr *m, int out_fds[2])
+{
+    size_t n = 0;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c != NULL; c = CMSG_NXTHDR(m, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= c->cmsg_len; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+            if (n < 2)
+                out_fds[n] = fd;
+            else
+                close(fd);
+            n++;
+        }
+    }
+    if (n == 1)
+        close(out_fds[0]);
+    else if (n > 2) {
+        close(out_fds[0]);
+        close(out_fds[1]);
+    }
+    return n == 2;
+}
+
+static void take_welcome(struct shm *sh)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(4 * sizeof(int))];
+    } control;
+    struct shm_welcome w;
+    struct iovec iov = {&w, sizeof w};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = control.bytes,
+                       .msg_controllen = sizeof control.bytes};
+    int fds[2];
+    ssize_t n = recvmsg(sh->socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        if (now_ns() > sh->welcome_until_ns)
+            drop_socket(sh);
+        return;
+    }
+    bool has_fds = n >= 0 && take_descriptors(&m, fds);
+    struct shm_region *r = NULL;
+    if (n == sizeof w && has_fds && w.magic == SHM_MAGIC && w.version == SHM_VERSION &&
+        w.status == ATTN_OK && region_open(&w, fds[0], fds[1], &r) != ATTN_OK)
+        r = NULL;
+    if (has_fds) {
+        close(fds[0]);
+        if (r == NULL)
+            close(fds[1]);
+    }
+    if (r == NULL) {
+        drop_socket(sh);
+        return;
+    }
+    sh->retry_ns = SHM_RETRY_NS;
+    pthread_mutex_lock(&sh->lock);
+    sh->region = r;
+    pthread_mutex_unlock(&sh->lock);
+    atomic_fetch_add(&sh->generation, 1);
+    atomic_store(&sh->is_connected, true);
+}
+
+static void connect_some(struct shm *sh)
+{
+    if (sh->socket < 0 && now_ns() >= sh->retry_at_ns)
+        start_connecting(sh);
+    if (sh->socket >= 0 && sh->region == NULL)
+        take_welcome(sh);
+}
+
+/* Takes wake-up bytes off the socket and notices that it was hung up. */
+static void look_at_socket(struct shm *sh)
+{
+    uint8_t bytes[64];
+    ssize_t n;
+    do
+        n = recv(sh->socket, bytes, sizeof bytes, MSG_DONTWAIT);
+    while (n > 0 || (n < 0 && errno == EINTR));
+    sh->is_hung_up = n == 0 || errno != EAGAIN;
+}
+
+/* ---- life ---- */
+
+static void free_all(struct shm *sh)
+{
+    if (sh->socket >= 0)
+        close(sh->socket);
+    if (sh->epoll_fd >= 0)
+        close(sh->epoll_fd);
+    if (sh->wake_fd >= 0)
+        close(sh->wake_fd);
+    if (sh->region != NULL)
+        region_close(sh->region);
+    while (sh->old != NULL) {
+        struct shm_region *r = sh->old;
+        sh->old = r->next;
+        region_close(r);
+    }
+    free(sh);
+}
+
+/* Nothing but descriptors and memory of our own: right in a forked child, too. */
+static void shm_close(struct transport *t)
+{
+    free_all((struct shm *)t);
+}
+
+static attn_status shm_open_url(const char *url, struct transport **out_t, char *why,
+                                size_t why_bytes)
+{
+    const char *path = url + strlen("shm://");
+    struct shm *sh = calloc(1, sizeof *sh);
+    if (sh == NULL) {
+        snprintf(why, why_bytes, "no memory for a connection to %s", url);
+        return ATTN_ENOMEM;
+    }
+    sh->base.ops = &transport_shm_ops;
+    sh->socket = sh->epoll_fd = sh->wake_fd = -1;
+    attn_status st = ATTN_EINVAL;
+    if (strlen(path) >= sizeof sh->address.sun_path) {
+        snprintf(why, why_bytes, "url %s: the path has %zu bytes, a Unix socket's at most %zu", url,
+                 strlen(path), sizeof sh->address.sun_path - 1);
+        goto fail;
+    }
+    sh->address.sun_family = AF_UNIX;
+    strcpy(sh->address.sun_path, path);
+    struct epoll_event ev = {.events = EPOLLIN};
+    sh->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    sh->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (sh->epoll_fd < 0 || sh->wake_fd < 0 ||
+        epoll_ctl(sh->epoll_fd, EPOLL_CTL_ADD, sh->wake_fd, &ev) != 0) {
+        snprintf(why, why_bytes, "set up a connection to %s: %s", url, strerror(errno));
+        st = ATTN_ENOMEM;
+        goto fail;
+    }
+    pthread_mutex_init(&sh->lock, NULL);
+    sh->retry_ns = SHM_RETRY_NS;
+    sh->has_spare_core = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+    sh->spin_ns = SHM_MAX_SPIN_NS;
+    start_connecting(sh);
+    *out_t = &sh->base;
+    return ATTN_OK;
+fail:
+    free_all(sh);
+    return st;
+}
+
+/* ---- messages ---- */
+
+static void *heap_alloc(size_t bytes, size_t reply_bytes)
+{
+    size_t all = sizeof(struct heap_message) + bytes;
+    struct heap_message *m =
+        bytes > SIZE_MAX / 2
+            ? NULL
+            : aligned_alloc(SHM_ALIGN, (all + SHM_ALIGN - 1) / SHM_ALIGN * SHM_ALIGN);
+    if (m == NULL)
+        return NULL;
+    *m = (struct heap_message){.bytes = bytes, .reply_bytes = reply_bytes};
+    return m + 1;
+}
+
+static void *shm_message_alloc(struct transport *t, size_t bytes, size_t reply_bytes)
+{
+    struct shm *sh = (struct shm *)t;
+    pthread_mutex_lock(&sh->lock);
+    void *m = sh->region != NULL ? region_alloc(sh->region, bytes, reply_bytes) : NULL;
+    pthread_mutex_unlock(&sh->lock);
+    return m != NULL ? m : heap_alloc(bytes, reply_bytes);
+}
+
+static void shm_message_free(struct transport *t, void *message)
+{
+    struct shm *sh = (struct shm *)t;
+    struct shm_region *unused = NULL;
+    struct shm_extent *x = NULL;
+    pthread_mutex_lock(&sh->lock);
+    if (sh->region != NULL && (x = region_find(sh->region, message)) != NULL)
+        region_free(sh->region, x);
+    for (struct shm_region **at = &sh->old; x == NULL && *at != NULL; at = &(*at)->next) {
+        struct shm_region *r = *at;
+        x = region_find(r, message);
+        if (x == NULL)
+            continue;
+        region_free(r, x);
+        if (r->n_used == 0) {
+            *at = r->next;
+            unused = r;
+        }
+        break;
+    }
+    pthread_mutex_unlock(&sh->lock);
+    if (unused != NULL)
+        region_close(unused);
+    if (x == NULL)
+        free((struct heap_message *)message - 1);
+}
+
+/* Sends a copy of a message that is not in the region. */
+static bool send_copy(struct shm *sh, uint32_t id, void *message)
+{
+    size_t bytes = 0, reply_bytes = 0;
+    pthread_mutex_lock(&sh->lock);
+    struct shm_extent *x = NULL;
+    for (struct shm_region *r = sh->old; r != NULL && x == NULL; r = r->next)
+        x = region_find(r, message);
+    if (x != NULL) {
+        bytes = x->request_bytes;
+        reply_bytes = x->end - x->room;
+    } else {
+        const struct heap_message *m = (struct heap_message *)message - 1;
+        bytes = m->bytes;
+        reply_bytes = m->reply_bytes;
+    }
+    struct shm_region *r = sh->region;
+    void *copy = r != NULL ? region_alloc(r, bytes, reply_bytes) : NULL;
+    pthread_mutex_unlock(&sh->lock);
+    if (copy == NULL)
+        return false;
+    memcpy(copy, message, bytes);
+
+    pthread_mutex_lock(&sh->lock);
+    bool is_current = sh->region == r; /* a region with a message in use is not unmapped */
+    if (is_current)
+        region_submit(r, region_find(r, copy), id);
+    pthread_mutex_unlock(&sh->lock);
+    shm_message_free(&sh->base, is_current ? message : copy);
+    return is_current;
+}
+
+static bool shm_send(struct transport *t, uint32_t id, void *message)
+{
+    struct shm *sh = (struct shm *)t;
+    pthread_mutex_lock(&sh->lock);
+    struct shm_extent *x = sh->region != NULL ? region_find(sh->region, message) : NULL;
+    if (x != NULL)
+        region_submit(sh->region, x, id);
+    pthread_mutex_unlock(&sh->lock);
+    return x != NULL || send_copy(sh, id, message);
+}
+
+static bool take_reply(struct shm *sh, struct transport_message *out_m)
+{
+    struct shm_extent *x;
+    uint32_t bytes;
+    void *reply;
+    pthread_mutex_lock(&sh->lock);
+    attn_status st = region_take(sh->region, &x, &reply, &bytes);
+    if (st == ATTN_OK)
+        *out_m = (struct transport_message){.base = reply, .bytes = bytes, .id = x->id};
+    pthread_mutex_unlock(&sh->lock);
+    if (st == ATTN_EPROTO)
+        disconnect(sh);
+    return st == ATTN_OK;
+}
+
+/* Asks the daemon for a byte on the socket at the next reply. */
+static void arm_socket(struct shm *sh)
+{
+    look_at_socket(sh);
+    atomic_store(&sh->region->control->client_sleeps, SHM_WAITS_ON_SOCKET);
+}
+
+static bool shm_recv(struct transport *t, struct transport_message *out_m)
+{
+    struct shm *sh = (struct shm *)t;
+    if (sh->region == NULL) {
+        connect_some(sh);
+        return false;
+    }
+    if (!region_has_completed(sh->region) && !sh->is_hung_up && atomic_load(&sh->is_fd_used))
+        arm_socket(sh);
+    if (region_has_completed(sh->region))
+        return take_reply(sh, out_m);
+    if (sh->is_hung_up)
+        disconnect(sh);
+    return false;
+}
+
+/* ---- waiting; the receiving thread ---- */
+
+static void wait_on_descriptors(struct shm *sh, uint64_t ns)
+{
+    struct epoll_event ready[2];
+    uint64_t n_wakes, now = now_ns();
+    if (sh->socket < 0) {
+        uint64_t until_ns = sh->retry_at_ns > now ? sh->retry_at_ns - now : 0;
+        ns = until_ns < ns ? until_ns : ns;
+    }
+    uint64_t ms = ns / 1000000u + (ns % 1000000u != 0);
+    epoll_wait(sh->epoll_fd, ready, 2, ms > INT_MAX ? INT_MAX : (int)ms);
+    if (read(sh->wake_fd, &n_wakes, sizeof n_wakes) < 0)
+        return; /* nobody woke us */
+}
+
+static bool has_news(struct shm *sh)
+{
+    return region_has_completed(sh->region) ||
+           atomic_load_explicit(&sh->is_woken, memory_order_relaxed);
+}
+
+/* True: there is news. */
+static bool spin(struct shm *sh, uint64_t start_ns, uint64_t ns)
+{
+    for (uint64_t passed_ns = 0; passed_ns < ns; passed_ns = now_ns() - start_ns) {
+        for (int i = 0; i < 16; i++) {
+            if (has_news(sh))
+                return true;
+            cpu_pause();
+        }
+        if (passed_ns > SHM_POLITE_NS)
+            sched_yield();
+    }
+    return has_news(sh);
+}
+
+static void sleep_on_futex(struct shm *sh, uint64_t ns)
+{
+    _Atomic uint32_t *word = &sh->region->control->client_sleeps;
+    struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u),
+                          .tv_nsec = (long)(ns % 1000000000u)};
+    atomic_store(word, SHM_WAITS_ON_FUTEX);
+    if (!region_has_completed(sh->region) && !atomic_load(&sh->is_woken))
+        syscall(SYS_futex, word, FUTEX_WAIT, SHM_WAITS_ON_FUTEX, &ts, NULL, 0);
+    atomic_store(word, SHM_AWAKE);
+}
+
+static void shm_wait(struct transport *t, uint64_t ns)
+{
+    struct shm *sh = (struct shm *)t;
+    if (sh->region == NULL || sh->is_hung_up || atomic_load(&sh->is_fd_used)) {
+        wait_on_descriptors(sh, ns);
+        return;
+    }
+    uint64_t start_ns = now_ns();
+    bool is_spun = sh->has_spare_core && sh->spin_ns >= SHM_MIN_SPIN_NS &&
+                   spin(sh, start_ns, sh->spin_ns < ns ? sh->spin_ns : ns);
+    if (!is_spun)
+        sleep_on_futex(sh, ns);
+    if (region_has_completed(sh->region))
+        sh->spin_ns =
+            is_spun || now_ns() - start_ns <= SHM_MAX_SPIN_NS ? SHM_MAX_SPIN_NS : sh->spin_ns / 2;
+    else if (!atomic_load(&sh->is_woken))
+        look_at_socket(sh);
+    atomic_store(&sh->is_woken, false);
+}
+
+static void shm_wake(struct transport *t)
+{
+    struct shm *sh = (struct shm *)t;
+    uint64_t one = 1;
+    atomic_store(&sh->is_woken, true);
+    pthread_mutex_lock(&sh->lock);
+    if (sh->region != NULL) {
+        _Atomic uint32_t *word = &sh->region->control->client_sleeps;
+        uint32_t how = SHM_WAITS_ON_FUTEX;
+        if (atomic_compare_exchange_strong(word, &how, SHM_AWAKE))
+            syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    }
+    pthread_mutex_unlock(&sh->lock);
+    if (write(sh->wake_fd, &one, sizeof one) < 0)
+        return; /* full: it is readable already */
+}
+
+static void shm_want_send(struct transport *t, bool is_wanted)
+{
+    (void)t, (void)is_wanted; /* what makes room, a reply or a connection, ends a wait anyway */
+}
+
+static int shm_fd(struct transport *t)
+{
+    struct shm *sh = (struct shm *)t;
+    if (!atomic_exchange(&sh->is_fd_used, true))
+        shm_wake(t); /* readable once, so that the caller polls and recv asks for bytes */
+    return sh->epoll_fd;
+}
+
+static uint64_t shm_generation(struct transport *t)
+{
+    return atomic_load(&((struct shm *)t)->generation);
+}
+
+static bool shm_is_connected(struct transport *t)
+{
+    return atomic_load(&((struct shm *)t)->is_connected);
+}
+
+static uint64_t shm_max_message(struct transport *t)
+{
+    struct shm *sh = (struct shm *)t;
+    pthread_mutex_lock(&sh->lock);
+    uint64_t bytes = sh->region != NULL ? sh->region->bytes - sh->region->data_offset : 0;
+    pthread_mutex_unlock(&sh->lock);
+    return bytes / 2 > 2 * SHM_MESSAGE_OVERHEAD ? bytes / 2 - SHM_MESSAGE_OVERHEAD : bytes / 4;
+}
+
+static void shm_set_max_message(struct transport *t, uint64_t bytes)
+{
+    (void)t, (void)bytes; /* a reply's room is as large as was asked for */
+}
+
+const struct transport_ops transport_shm_ops = {
+    .schemes = {"shm://", NULL},
+    .open = shm_open_url,
+    .close = shm_close,
+    .abandon = shm_close,
+    .message_alloc = shm_message_alloc,
+    .message_free = shm_message_free,
+    .send = shm_send,
+    .recv = shm_recv,
+    .want_send = shm_want_send,
+    .wait = shm_wait,
+    .wake = shm_wake,
+    .fd = shm_fd,
+    .generation = shm_generation,
+    .is_connected = shm_is_connected,
+    .max_message = shm_max_message,
+    .set_max_message = shm_set_max_message,
+};
