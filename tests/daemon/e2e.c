@@ -1,5 +1,6 @@
 /* e2e.c: daemon process and client sockets of the end-to-end tests. */
 #include "e2e.h"
+#include "shm_link.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -36,6 +37,7 @@ static void make_dir(struct e2e *d)
     snprintf(d->dir, sizeof d->dir, "/tmp/attnd-e2e-XXXXXX");
     assert_non_null(mkdtemp(d->dir));
     snprintf(d->url, sizeof d->url, "ipc://%s/s", d->dir);
+    snprintf(d->shm_path, sizeof d->shm_path, "%s/m", d->dir);
     snprintf(d->log, sizeof d->log, "%s/log", d->dir);
 }
 
@@ -56,15 +58,19 @@ static void spawn(struct e2e *d, const char **argv)
 void e2e_start(struct e2e *d, const char *const *flags)
 {
     make_dir(d);
+    char urls[256];
+    snprintf(urls, sizeof urls, "%s shm://%s", d->url, d->shm_path);
     const char *argv[64] = {ATTND_BINARY, "--backend",
                             "cpu",        "--listen",
-                            d->url,       "--listen.http",
+                            urls,         "--listen.http",
                             "off",        "--device.kv_memory",
                             "64M",        "--cache.io_memory",
                             "64M",        "--device.threads",
                             "2",          "--cache.max_seq_tokens",
-                            "4096"};
-    int n = 15;
+                            "4096",       "--listen.shm_client",
+                            "512M",       "--listen.shm_memory",
+                            "64G"};
+    int n = 19;
     for (; flags != NULL && *flags != NULL; flags++)
         argv[n++] = *flags;
     assert_true(n < 64);
@@ -155,18 +161,8 @@ void e2e_stop(struct e2e *d)
 
 /* --- a client ---------------------------------------------------------------------------------- */
 
-void e2e_connect(struct e2e_client *c, const struct e2e *d)
+static void say_hello(struct e2e_client *c)
 {
-    *c = (struct e2e_client){.next_id = 1};
-    int max = -1, buffer = 8 << 20, timeout = TIMEOUT_MS;
-    c->socket = nn_socket(AF_SP_RAW, NN_REQ);
-    assert_true(c->socket >= 0);
-    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RCVMAXSIZE, &max, sizeof max);
-    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_SNDBUF, &buffer, sizeof buffer);
-    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RCVBUF, &buffer, sizeof buffer);
-    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_SNDTIMEO, &timeout, sizeof timeout);
-    assert_true(nn_connect(c->socket, d->url) >= 0);
-
     Attnd__Hello b = ATTND__HELLO__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.protocol_version = 1;
@@ -178,10 +174,39 @@ void e2e_connect(struct e2e_client *c, const struct e2e *d)
     c->session = r->hello->session;
 }
 
+void e2e_connect_shm(struct e2e_client *c, const struct e2e *d)
+{
+    *c = (struct e2e_client){.next_id = 1, .socket = -1};
+    c->shm = malloc(sizeof *c->shm);
+    if (!shm_link_open(c->shm, d->shm_path, 32, 0))
+        fail_msg("no shared memory: %s", c->shm->welcome.message);
+    say_hello(c);
+}
+
+void e2e_connect(struct e2e_client *c, const struct e2e *d)
+{
+    const char *transport = getenv("E2E_TRANSPORT");
+    if (transport != NULL && strcmp(transport, "shm") == 0) {
+        e2e_connect_shm(c, d);
+        return;
+    }
+    *c = (struct e2e_client){.next_id = 1};
+    int max = -1, buffer = 8 << 20, timeout = TIMEOUT_MS;
+    c->socket = nn_socket(AF_SP_RAW, NN_REQ);
+    assert_true(c->socket >= 0);
+    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RCVMAXSIZE, &max, sizeof max);
+    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_SNDBUF, &buffer, sizeof buffer);
+    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RCVBUF, &buffer, sizeof buffer);
+    nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_SNDTIMEO, &timeout, sizeof timeout);
+    assert_true(nn_connect(c->socket, d->url) >= 0);
+    say_hello(c);
+}
+
 static void reply_free(struct e2e_reply *r)
 {
     wire_arena_reset(&r->arena);
-    nn_freemsg(r->message);
+    if (r->message != NULL)
+        nn_freemsg(r->message);
     free(r->aligned);
     free(r);
 }
@@ -193,11 +218,24 @@ void e2e_disconnect(struct e2e_client *c)
         c->replies = r->next;
         reply_free(r);
     }
-    nn_close(c->socket);
+    if (c->shm != NULL) {
+        shm_link_close(c->shm);
+        free(c->shm);
+    } else {
+        nn_close(c->socket);
+    }
 }
+
+static bool receive(struct e2e_client *c, int timeout_ms);
 
 void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n)
 {
+    if (c->shm != NULL) {
+        assert_true(n <= c->shm->part_bytes / 2);
+        while (!shm_link_send(c->shm, bytes, n))
+            assert_true(receive(c, TIMEOUT_MS)); /* a slot gets free */
+        return;
+    }
     uint32_t id = (uint32_t)c->next_id;
     uint8_t control[NN_CMSG_SPACE(sizeof(size_t) + 4)] __attribute__((aligned(16))) = {0};
     uint8_t be[4] = {(uint8_t)(0x80 | id >> 24), (uint8_t)(id >> 16), (uint8_t)(id >> 8),
@@ -231,29 +269,45 @@ uint64_t e2e_send(struct e2e_client *c, Attnd__Request *h, const void *payload,
     return id;
 }
 
-/* Takes one message off the socket. false: none within timeout_ms. */
+/* Decodes and keeps what was received. */
+static void keep_reply(struct e2e_client *c, void *message, const void *bytes, size_t n)
+{
+    struct e2e_reply *r = calloc(1, sizeof *r);
+    char why[256];
+    r->message = message;
+    r->aligned = aligned_alloc(64, (n + 127) / 64 * 64);
+    assert_non_null(r->aligned);
+    memcpy(r->aligned, bytes, n);
+    wire_arena_init(&r->arena, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
+    attn_status st = wire_reply_decode(r->aligned, n, &r->arena, &r->wire, why, sizeof why);
+    if (st != ATTN_OK)
+        fail_msg("a reply of %zu bytes does not decode: %s", n, why);
+    r->next = c->replies;
+    c->replies = r;
+}
+
+/* Takes one message off the connection. false: none within timeout_ms. */
 static bool receive(struct e2e_client *c, int timeout_ms)
 {
+    const uint8_t *reply;
+    size_t bytes;
+    if (c->shm != NULL) {
+        bool has_reply = shm_link_receive(c->shm, timeout_ms, &reply, &bytes);
+        if (has_reply)
+            keep_reply(c, NULL, reply, bytes);
+        return has_reply;
+    }
     struct nn_pollfd p = {.fd = c->socket, .events = NN_POLLIN};
     if (nn_poll(&p, 1, timeout_ms) <= 0)
         return false;
     uint8_t control[256] __attribute__((aligned(16)));
-    struct e2e_reply *r = calloc(1, sizeof *r);
-    struct nn_iovec iov = {&r->message, NN_MSG};
+    void *message = NULL;
+    struct nn_iovec iov = {&message, NN_MSG};
     struct nn_msghdr h = {&iov, 1, control, sizeof control};
-    char why[256];
     int n = nn_recvmsg(c->socket, &h, NN_DONTWAIT);
     if (n < 0)
         fail_msg("nn_recvmsg: %s", nn_strerror(nn_errno()));
-    r->aligned = aligned_alloc(64, ((size_t)n + 127) / 64 * 64);
-    assert_non_null(r->aligned);
-    memcpy(r->aligned, r->message, (size_t)n);
-    wire_arena_init(&r->arena, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
-    attn_status st = wire_reply_decode(r->aligned, (size_t)n, &r->arena, &r->wire, why, sizeof why);
-    if (st != ATTN_OK)
-        fail_msg("a reply of %d bytes does not decode: %s", n, why);
-    r->next = c->replies;
-    c->replies = r;
+    keep_reply(c, message, message, (size_t)n);
     return true;
 }
 

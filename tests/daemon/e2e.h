@@ -1,5 +1,6 @@
-/* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ) and
- * the codec; and a model of what it should compute.
+/* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ) or
+ * through shared memory (shm_link.h), and the codec; and a model of what it should compute.
+ * E2E_TRANSPORT=shm in the environment runs any test through shared memory.
  *
  * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries the
  * same bytes, and the reference can be computed for any sequence from the streams of its tokens.
@@ -16,7 +17,7 @@
 
 struct e2e {
     pid_t pid; /* 0: has ended */
-    char dir[64], url[96], log[96];
+    char dir[64], url[96], shm_path[96], log[96];
 };
 
 /* Starts attnd with a socket in a directory of its own and waits until it serves. flags: NULL-terminated,
@@ -36,7 +37,7 @@ void e2e_stop(struct e2e *d);
 
 struct e2e_reply {
     struct e2e_reply *next;
-    void *message; /* libnanomsg's */
+    void *message; /* libnanomsg's; NULL: it came through shared memory */
     uint8_t *aligned;
     struct wire_arena arena;
     struct wire_reply wire;
@@ -44,12 +45,14 @@ struct e2e_reply {
 
 struct e2e_client {
     int socket;
+    struct shm_link *shm; /* NULL: socket */
     uint64_t session, next_id;
     uint32_t pool;
     struct e2e_reply *replies; /* received and not freed */
 };
 
 void e2e_connect(struct e2e_client *c, const struct e2e *d); /* and hello */
+void e2e_connect_shm(struct e2e_client *c, const struct e2e *d); /* whatever the environment says */
 void e2e_disconnect(struct e2e_client *c);
 uint64_t e2e_send(struct e2e_client *c, Attnd__Request *h, const void *payload,
                   size_t payload_bytes);
