@@ -1,9 +1,9 @@
 """A real model generates text with attnd doing all of its attention.
 
-    generate_bytelm.py              8 prompts at once, 512 tokens each
-    generate_bytelm.py --live       the first prompt's text is shown as it comes
-    generate_bytelm.py --check      the same with plain numpy attention beside it: the tokens must be
-                                    identical (f32) and the logits within LOGITS_BOUND; exit 1 if not
+generate_bytelm.py              8 prompts at once, 512 tokens each
+generate_bytelm.py --live       the first prompt's text is shown as it comes
+generate_bytelm.py --check      the same with plain numpy attention beside it: the tokens must be
+                                identical (f32) and the logits within LOGITS_BOUND; exit 1 if not
 """
 
 from __future__ import annotations

@@ -83,7 +83,9 @@ class Llama:
         model.num_layers = num_layers
         return model
 
-    def forward(self, tokens: np.ndarray, items: Sequence[Item], attention: Attention) -> np.ndarray:
+    def forward(
+        self, tokens: np.ndarray, items: Sequence[Item], attention: Attention
+    ) -> np.ndarray:
         """Logits [len(tokens), vocab] of the packed tokens of items."""
         positions = np.concatenate([np.arange(i.pos, i.pos + i.n_tokens) for i in items])
         angles = positions[:, None] * self.inverse_frequency
@@ -102,8 +104,12 @@ class Llama:
         n = len(x)
         h = self._norm(x, prefix + "input_layernorm.weight")
         q = self._linear(h, prefix + "self_attn.q_proj").reshape(n, self.num_q_heads, self.head_dim)
-        k = self._linear(h, prefix + "self_attn.k_proj").reshape(n, self.num_kv_heads, self.head_dim)
-        v = self._linear(h, prefix + "self_attn.v_proj").reshape(n, self.num_kv_heads, self.head_dim)
+        k = self._linear(h, prefix + "self_attn.k_proj").reshape(
+            n, self.num_kv_heads, self.head_dim
+        )
+        v = self._linear(h, prefix + "self_attn.v_proj").reshape(
+            n, self.num_kv_heads, self.head_dim
+        )
         out = attention.attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
         return self._linear(out.reshape(n, -1), prefix + "self_attn.o_proj")
 

@@ -26,7 +26,9 @@ def test_many_steps_are_in_flight_at_once(daemon):
     async def one(pool, seed):
         q, k, v = tokens(seed, 12)
         async with await pool.open() as seq:
-            starts = [pool.step(0, [(seq, i, 1)], *(x[i : i + 1] for x in (q, k, v))) for i in range(12)]
+            starts = [
+                pool.step(0, [(seq, i, 1)], *(x[i : i + 1] for x in (q, k, v))) for i in range(12)
+            ]
             for i, r in enumerate(await asyncio.gather(*starts)):
                 want = attention(q[i : i + 1], k[: i + 1], v[: i + 1], i)[0]
                 np.testing.assert_allclose(r.out, want, atol=1e-5)
@@ -116,9 +118,7 @@ def test_a_cancelled_wait_leaves_the_client_usable(daemon):
         async with attnd.aio.connect(daemon.url) as client:
             pool = await client.create_pool(PLAIN)
             async with await pool.open() as seq:
-                step = asyncio.ensure_future(
-                    pool.step(0, [(seq, 0, 1)], q[:1], k[:1], v[:1])
-                )
+                step = asyncio.ensure_future(pool.step(0, [(seq, 0, 1)], q[:1], k[:1], v[:1]))
                 while client.counters().n_sent < 4 and not step.done():
                     await asyncio.sleep(0)
                 step.cancel()

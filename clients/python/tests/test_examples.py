@@ -27,7 +27,9 @@ def test_512_greedy_tokens_of_8_prompts_are_those_of_numpy_attention(python_env)
 
 
 def test_bf16_logits_stay_within_their_bound(python_env):
-    out = run(python_env, "generate_bytelm.py", "--check", "--dtype", "bf16", "--tokens", "32", "--live")
+    out = run(
+        python_env, "generate_bytelm.py", "--check", "--dtype", "bf16", "--tokens", "32", "--live"
+    )
     assert out.startswith("def read(self, size):") and "(bound 0.5): ok" in out
 
 

@@ -32,23 +32,33 @@ def llama():
 
 
 def qwen3():
-    return tf.Qwen3ForCausalLM(tf.Qwen3Config(**SIZES, sliding_window=9, use_sliding_window=True,
-                                              layer_types=MIXED))
+    return tf.Qwen3ForCausalLM(
+        tf.Qwen3Config(**SIZES, sliding_window=9, use_sliding_window=True, layer_types=MIXED)
+    )
 
 
 def gemma2():
-    return tf.Gemma2ForCausalLM(tf.Gemma2Config(**SIZES, sliding_window=8, layer_types=MIXED,
-                                                query_pre_attn_scalar=20, attn_logit_softcapping=3.0))
+    return tf.Gemma2ForCausalLM(
+        tf.Gemma2Config(
+            **SIZES,
+            sliding_window=8,
+            layer_types=MIXED,
+            query_pre_attn_scalar=20,
+            attn_logit_softcapping=3.0,
+        )
+    )
 
 
 def gemma3():
-    return tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**SIZES, sliding_window=7, layer_types=MIXED,
-                                                    query_pre_attn_scalar=48))
+    return tf.Gemma3ForCausalLM(
+        tf.Gemma3TextConfig(**SIZES, sliding_window=7, layer_types=MIXED, query_pre_attn_scalar=48)
+    )
 
 
 def gpt_oss():
-    config = tf.GptOssConfig(**SIZES, sliding_window=6, layer_types=MIXED, num_local_experts=4,
-                             num_experts_per_tok=2)
+    config = tf.GptOssConfig(
+        **SIZES, sliding_window=6, layer_types=MIXED, num_local_experts=4, num_experts_per_tok=2
+    )
     model = tf.GptOssForCausalLM(config)
     for layer in model.model.layers:
         torch.nn.init.normal_(layer.self_attn.sinks)
@@ -193,7 +203,9 @@ def test_a_kept_cache_goes_on_where_it_ended(attach):
         assert cache.get_seq_length() == 13  # the last token is not yet put in
         mask = torch.ones_like(first)
         second = worker.generate(
-            input_ids=first, attention_mask=mask, **{**GREEDY, "max_new_tokens": 7},
+            input_ids=first,
+            attention_mask=mask,
+            **{**GREEDY, "max_new_tokens": 7},
             past_key_values=cache,
         )
     assert torch.equal(second, want)
@@ -222,6 +234,27 @@ def test_long_prompts_go_in_several_steps(attach):
     worker = attach(model)
     worker.max_tokens, worker.max_items = 16, 2
     assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+
+
+def test_the_way_of_a_gpu_gives_the_same(attach, monkeypatch):
+    """The copies to staging memory and back; on a machine without a GPU, from host memory."""
+    model = make(gpt_oss)
+    inputs = prompts(model, (20, 9))
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model)
+    worker.max_tokens = 12
+    if model.device.type == "cpu":
+
+        class Stream:
+            def synchronize(self):
+                pass
+
+        empty = torch.empty
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+        monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
+        monkeypatch.setattr(worker, "_step_host", worker._step_device)
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    assert worker.spent.n_steps >= 24 * 4 and worker.spent.copy_ns > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

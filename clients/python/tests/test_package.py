@@ -48,19 +48,21 @@ def test_a_file_that_is_no_library_is_refused(tmp_path):
     assert "LibraryNotFound" in r.stderr and str(fake) in r.stderr
 
 
-def test_a_library_beside_the_package_is_taken_first(tmp_path):
-    package = tmp_path / "attnd"
-    package.mkdir()
+@pytest.mark.parametrize("place", ["attnd", "../.."], ids=["beside it", "as installed"])
+def test_the_library_is_found_where_the_package_is(tmp_path, place):
+    package = tmp_path / "lib" / "attnd" / "python" / "attnd"
+    package.mkdir(parents=True)
     for file in (PACKAGE / "src" / "attnd").glob("*.py"):
         (package / file.name).write_bytes(file.read_bytes())
-    (package / "libattn.so.0").symlink_to(BUILD / "lib" / "libattn.so.0")
+    library = (package.parent / place).resolve() / "libattn.so.0"
+    library.symlink_to(BUILD / "lib" / "libattn.so.0")
     r = subprocess.run(
         [sys.executable, "-c", "import attnd._lib as l; print(l.library()._name)"],
-        env={"PYTHONPATH": str(tmp_path)},
+        env={"PYTHONPATH": str(package.parent)},
         capture_output=True,
         text=True,
     )
-    assert r.stdout.strip() == str(package / "libattn.so.0"), r.stderr
+    assert r.stdout.strip() == str(library), r.stderr
 
 
 def test_every_status_of_the_library_has_a_class_of_its_own():
@@ -105,7 +107,9 @@ def test_a_wheel_is_built_without_a_compiler(tmp_path):
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
     source = tmp_path / "source"
-    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("examples", "tests", "build", "*info"))
+    shutil.copytree(
+        PACKAGE, source, ignore=shutil.ignore_patterns("examples", "tests", "build", "*info")
+    )
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "."]
     r = subprocess.run(
         [*command, "-w", str(tmp_path)],

@@ -27,7 +27,7 @@ class Shell:
         self.log = directory / "log"
 
     def run(self, block):
-        self.bash.stdin.write(f"{{\n{block}}} </dev/null 2>>{self.log}\necho \"rc=$?\"\n")
+        self.bash.stdin.write(f'{{\n{block}}} </dev/null 2>>{self.log}\necho "rc=$?"\n')
         self.bash.stdin.flush()
         for line in self.bash.stdout:
             if line.startswith("rc="):

@@ -215,6 +215,7 @@ def _candidates() -> list[str]:
         return [named]  # who names one wants that one
     package = os.path.dirname(os.path.realpath(__file__))
     places = [os.path.join(package, SONAME)]
+    places.append(os.path.normpath(os.path.join(package, "../../..", SONAME)))  # installed by CMake
     root = os.path.normpath(os.path.join(package, "../../../.."))
     if os.path.isfile(os.path.join(root, "clients/libattn/attn.h")):  # a source tree
         places.append(os.path.join(root, "build/lib", SONAME))
@@ -234,8 +235,8 @@ _lib: ctypes.CDLL | None = None
 def library() -> ctypes.CDLL:
     """The library, loaded on first use.
 
-    Looked for as $ATTN_LIBRARY (a path, and then nowhere else), beside this package, in the build
-    folder of the source tree this package lies in, and where the system keeps libraries.
+    Looked for as $ATTN_LIBRARY (a path, and then nowhere else), beside this package, in the lib/ it
+    was installed to or the build folder of its source tree, and where the system keeps libraries.
     """
     global _lib
     if _lib is not None:

@@ -33,7 +33,15 @@ _TORCH_NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16"}
 _DLPACK = {F32: ((2, 32),), F16: ((2, 16),), BF16: ((4, 16), (1, 16))}
 _DLPACK_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _HOST = (1, 3, 11)  # plain memory, pinned by CUDA, pinned by ROCm
-_DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda managed", 14: "oneapi"}
+_DEVICES = {
+    2: "cuda",
+    4: "opencl",
+    7: "vulkan",
+    8: "metal",
+    10: "rocm",
+    13: "cuda managed",
+    14: "oneapi",
+}
 
 
 class _DLTensor(Structure):
@@ -83,7 +91,8 @@ def _from_numpy(a: Any, name: str, dtype: int, shape: tuple[int, ...], is_output
         raise ValueError(f"{name} is not C-contiguous: pass numpy.ascontiguousarray({name})")
     if is_output and not flags.writeable:
         raise ValueError(f"{name} is read-only")
-    return a.__array_interface__["data"][0]
+    address: int = a.__array_interface__["data"][0]
+    return address
 
 
 def _from_dlpack(t: Any, name: str, dtype: int, shape: tuple[int, ...]) -> tuple[int, Any]:

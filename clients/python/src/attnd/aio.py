@@ -154,7 +154,11 @@ class Sequence(NotPicklable):
         return self.sync.layer_len
 
     async def fork(
-        self, new_id: int | None = None, n_tokens: int | None = None, *, timeout: float | None = None
+        self,
+        new_id: int | None = None,
+        n_tokens: int | None = None,
+        *,
+        timeout: float | None = None,
     ) -> Sequence:
         fork = await _in_executor(self.sync.fork, new_id, n_tokens, timeout=timeout)
         return Sequence(self.pool, fork)

@@ -92,7 +92,8 @@ class Client(NotPicklable):
     """A connection and its session, made by connect(). Use it as a context manager or close() it.
 
     Every method may be called from any thread, several at once; the interpreter lock is free while
-    they wait. After os.fork() the child may only close() what it inherited.
+    they wait; Ctrl-C is seen when a call returns. After os.fork() the child may only close() what it
+    inherited.
     """
 
     def __init__(self, handle: ctypes.c_void_p, url: str):
@@ -165,7 +166,7 @@ class Client(NotPicklable):
                 self._lib.attn_client_stats(self._handle, timeout_us(timeout), ctypes.byref(text))
             )
         try:
-            stats: dict[str, Any] = json.loads(ctypes.string_at(text))  # type: ignore[arg-type]
+            stats: dict[str, Any] = json.loads(ctypes.string_at(text))
         finally:
             self._lib.attn_free(text)
         return stats
@@ -208,7 +209,7 @@ class Client(NotPicklable):
     def close(self) -> None:
         """Disconnects; steps in flight end with ConnectionLostError. Safe to call again.
 
-        The session and its sequences live on in the daemon until their lease ends.
+        Waits for calls of other threads, which end by their timeouts. The session and its sequences live on in the daemon until their lease ends.
         """
         if not self._guard.close():
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._lib import library
 
@@ -33,7 +33,8 @@ class AttndError(Exception):
 
     @property
     def name(self) -> str:
-        return library().attn_status_name(self.status).decode()
+        name: bytes = library().attn_status_name(self.status)
+        return name.decode()
 
     @property
     def is_retryable(self) -> bool:
@@ -42,7 +43,7 @@ class AttndError(Exception):
     def __str__(self) -> str:
         return f"{self.message} ({self.name})"
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.retry_after, self.status)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from typing import Any
 
 try:
@@ -32,7 +33,7 @@ except ImportError as e:
 from . import client as _client
 from ._handle import NotPicklable
 from .errors import AttndError, UnsupportedError
-from .pool import Items, Pool, Sequence
+from .pool import Items, Pool, Result, Sequence
 from .spec import LayerSpec, PoolSpec
 
 NAME = "attnd"
@@ -124,7 +125,9 @@ class _Probe(_TransformersCache):
         super().__init__(layers=[])
         self.seen: dict[int, _Seen] = {}
 
-    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any) -> Any:
+    def update(
+        self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
+    ) -> Any:
         _call.made = self, layer_idx
         return key_states, value_states
 
@@ -170,7 +173,9 @@ def _attend(
     known = {k: kwargs.pop(k, None) for k in ("scaling", "softcap", "s_aux")}
     window = kwargs.pop("sliding_window", None)
     if window and attention_mask.window not in (0, window):
-        raise _refuse(f"layer {layer}: sliding_window {window}, its mask has {attention_mask.window}")
+        raise _refuse(
+            f"layer {layer}: sliding_window {window}, its mask has {attention_mask.window}"
+        )
     for name, given in kwargs.items():
         if name not in _HARMLESS and given is not None and given is not False:
             raise _refuse(f"the argument {name} of layer {layer}'s attention")
@@ -245,7 +250,9 @@ class Cache(_TransformersCache, NotPicklable):
     def __repr__(self) -> str:
         return f"<attnd.hf.Cache {len(self.sequences)} sequences, {self._columns[0]} columns>"
 
-    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any) -> Any:
+    def update(
+        self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
+    ) -> Any:
         """Passes the new keys and values on; the attention call that follows stores them."""
         _call.made = self, layer_idx
         return key_states, value_states
@@ -341,7 +348,9 @@ class Cache(_TransformersCache, NotPicklable):
             self._has_mask = True
             seen = mask.padding[:, : mask.kv_length]
             if seen.shape[1] < mask.kv_length:
-                raise _refuse(f"attention_mask has {seen.shape[1]} columns, expected {mask.kv_length}")
+                raise _refuse(
+                    f"attention_mask has {seen.shape[1]} columns, expected {mask.kv_length}"
+                )
             # as many tokens as there are columns from the first token on: no holes
             n_tokens = seen.sum(dim=1)
             first = torch.where(n_tokens > 0, seen.int().argmax(dim=1), mask.kv_length)
@@ -402,10 +411,32 @@ class Cache(_TransformersCache, NotPicklable):
         return out.view(batch, n_new, heads, out.shape[2])
 
 
-class Worker(NotPicklable):
-    """A model that runs over a pool. Made by attach(); as a context manager it detaches itself."""
+class Spent:
+    """Time of a worker's steps so far, summed; nanoseconds as in attnd.Result.
 
-    def __init__(self, model: Any, client: _client.Client, owns_client: bool, seen: dict[int, _Seen]):
+    copy_ns  of q, k and v to the host, which includes the wait for the model to have made them
+    """
+
+    def __init__(self) -> None:
+        self.n_steps = 0
+        self.total_ns = self.queue_ns = self.device_ns = self.copy_ns = 0
+
+    def add(self, r: Result) -> None:
+        self.n_steps += 1
+        self.total_ns += r.total_ns
+        self.queue_ns += r.queue_ns
+        self.device_ns += r.device_ns
+
+
+class Worker(NotPicklable):
+    """A model that runs over a pool. Made by attach(); as a context manager it detaches itself.
+
+    spent  what its steps took; set a new Spent() to begin again
+    """
+
+    def __init__(
+        self, model: Any, client: _client.Client, owns_client: bool, seen: dict[int, _Seen]
+    ):
         self.model = model
         self.client = client
         self.seen = seen
@@ -414,6 +445,7 @@ class Worker(NotPicklable):
         self._caches: set[Cache] = set()
         self._old_implementation: Any = None
         self._staging: dict[str, torch.Tensor] = {}
+        self.spent = Spent()
 
     def _use(self, pool: Pool) -> None:
         info, spec = self.client.info, pool.spec
@@ -477,7 +509,8 @@ class Worker(NotPicklable):
         return out
 
     def _step_host(self, layer: int, items: Items, q: Any, k: Any, v: Any, out: Any) -> None:
-        self.pool.step(layer, items, q.contiguous(), k.contiguous(), v.contiguous(), out=out)
+        r = self.pool.step(layer, items, q.contiguous(), k.contiguous(), v.contiguous(), out=out)
+        self.spent.add(r)
 
     def _pinned(self, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
         buffer = self._staging.get(name)
@@ -492,13 +525,16 @@ class Worker(NotPicklable):
         The wait before the step also covers the copy back of the step before, which may still read
         the staging buffer.
         """
+        start = time.monotonic_ns()
         packed = torch.cat([q.reshape(-1), k.reshape(-1), v.reshape(-1)])
         staged = self._pinned("in", packed.numel(), q.dtype)
         staged.copy_(packed, non_blocking=True)
-        torch.accelerator.current_stream(q.device).synchronize()
-        host_q, host_k, host_v = staged.split([q.numel(), k.numel(), v.numel()])
+        torch.cuda.current_stream(q.device).synchronize()
+        self.spent.copy_ns += time.monotonic_ns() - start
+        sizes = [q.numel(), k.numel(), v.numel()]
+        host_q, host_k, host_v = torch.split(staged, sizes)
         host_out = self._pinned("out", out.numel(), out.dtype).view(out.shape)
-        self.pool.step(
+        r = self.pool.step(
             layer,
             items,
             host_q.view(q.shape),
@@ -506,6 +542,7 @@ class Worker(NotPicklable):
             host_v.view(v.shape),
             out=host_out,
         )
+        self.spent.add(r)
         out.copy_(host_out, non_blocking=True)
 
 

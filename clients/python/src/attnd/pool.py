@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -161,11 +162,13 @@ class Step(NotPicklable):
         self._prepared = prepared
         self._ticket = ticket
         self._outcome: Result | AttndError | None = None
+        self._lock = threading.Lock()
 
     def wait(self) -> Result:
         """The step's Result; raises as Pool.step() does. The step's own deadline bounds the wait."""
-        if self._outcome is None:
-            self._outcome = self._wait()
+        with self._lock:
+            if self._outcome is None:
+                self._outcome = self._wait()
         if isinstance(self._outcome, AttndError):
             raise self._outcome
         return self._outcome
@@ -206,7 +209,11 @@ class Sequence(NotPicklable):
         return _lib.Seq(self.id, self.epoch)
 
     def fork(
-        self, new_id: int | None = None, n_tokens: int | None = None, *, timeout: float | None = None
+        self,
+        new_id: int | None = None,
+        n_tokens: int | None = None,
+        *,
+        timeout: float | None = None,
     ) -> Sequence:
         """A new sequence that shares this one's first n_tokens (None: all that every layer has).
 
@@ -250,9 +257,7 @@ class Sequence(NotPicklable):
         pool = self.pool
         with pool._inside():
             check(
-                pool._lib.attn_seq_close(
-                    pool._handle, ctypes.byref(self._c()), timeout_us(timeout)
-                )
+                pool._lib.attn_seq_close(pool._handle, ctypes.byref(self._c()), timeout_us(timeout))
             )
         self.is_closed = True
 
@@ -428,7 +433,7 @@ class Pool(NotPicklable):
         """Starts a step and has done(result) called once, on a thread inside a waiting call."""
         key = next(_keys)
         with self._inside():
-            _waiting[key] = p, done
+            _waiting[key] = self, p, done
             status = self._lib.attn_step_start(
                 self._handle, ctypes.byref(p.c), _on_step_c, key, None
             )
@@ -436,16 +441,22 @@ class Pool(NotPicklable):
                 del _waiting[key]
                 check(status)
 
-    def close(self) -> None:
-        """Waits for its steps in flight and frees the handle; the pool itself is the daemon's.
-
-        Safe to call again. Closing the client closes its pools.
-        """
+    def _wait_for_steps(self) -> None:
         for step in list(self._steps.values()):
             try:
                 step.wait()
             except AttndError:
                 pass  # its owner asks, or does not care
+        while any(pool is self for pool, _, _ in list(_waiting.values())):
+            self.client.poll(0.02)
+
+    def close(self) -> None:
+        """Waits for its steps in flight and frees the handle; the pool itself is the daemon's.
+
+        Safe to call again. Closing the client closes its pools.
+        """
+        if not (self.client.is_closed or self._guard.is_inherited):
+            self._wait_for_steps()
         if not self._guard.close():
             return
         self._lib.attn_pool_close(self._handle)
@@ -462,12 +473,12 @@ class Pool(NotPicklable):
 
 
 # Steps with a callback, by the number the library carries for us; kept until they complete.
-_waiting: dict[int, tuple[_Prepared, Callable[[_lib.StepResult], None]]] = {}
+_waiting: dict[int, tuple[Pool, _Prepared, Callable[[_lib.StepResult], None]]] = {}
 _keys = itertools.count(1)
 
 
 def _on_step(user: int, ticket: int, result: Any) -> None:
-    _, done = _waiting.pop(user)
+    _, _, done = _waiting.pop(user)
     done(result.contents)
 
 
