@@ -15,8 +15,8 @@ static decode::kernel_fn kernel_for(const struct decode_pool *p, enum decode_ker
 }
 
 /* The pool as (64 elements, token rows of a block, slabs of 64, K or V, block); a box is `tokens` rows of
- * one head, K and V of them, each slab 128 bytes wide and swizzled. */
-static int make_map(const struct decode_pool *p, uint32_t tokens, uint64_t *out_map)
+ * one head, of K or of K and V, each slab 128 bytes wide and swizzled. */
+static int make_map(const struct decode_pool *p, uint32_t tokens, uint32_t parts, uint64_t *out_map)
 {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
     if (encode == NULL) {
@@ -29,7 +29,7 @@ static int make_map(const struct decode_pool *p, uint32_t tokens, uint64_t *out_
     const uint64_t row = p->kv.dk * 2, part = (uint64_t)p->kv.num_kv_heads * p->kv.block_tokens;
     const cuuint64_t dims[5] = {64, p->num_layers * 2 * part, p->kv.dk / 64, 2, p->n_blocks};
     const cuuint64_t strides[4] = {row, 128, part * row, p->kv.block_bytes};
-    const cuuint32_t box[5] = {64, tokens, p->kv.dk / 64, 2, 1}, steps[5] = {1, 1, 1, 1, 1};
+    const cuuint32_t box[5] = {64, tokens, p->kv.dk / 64, parts, 1}, steps[5] = {1, 1, 1, 1, 1};
     CUtensorMap map;
     CUresult e = encode(&map,
                         p->kv.q_dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -63,9 +63,9 @@ int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,
         p->has_sinks |= e == 0 && l.sink_logits != NULL;
     }
     if (e == 0)
-        e = make_map(p, 16, p->map16);
+        e = make_map(p, 16, 2, p->map16);
     if (e == 0)
-        e = make_map(p, 8, p->map8);
+        e = make_map(p, 8, 1, p->map8);
     int shared = 0, device = 0;
     if (e == 0)
         e = cudaGetDevice(&device);

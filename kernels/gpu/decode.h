@@ -37,7 +37,7 @@ struct decode_item {
 /* A pool as the tuned kernels see it. */
 struct decode_pool {
     uint64_t map16[16]; /* CUtensorMap of the whole pool: 16 tokens of a head, K and V together */
-    uint64_t map8[16]; /* the same, 8 tokens */
+    uint64_t map8[16]; /* 8 tokens, K or V */
     struct gpu_kv kv; /* kv.layers and kv.table in device memory */
     const struct attn_layer_spec *specs; /* host, [num_layers]; scalars only are read */
     uint32_t num_layers, n_blocks;

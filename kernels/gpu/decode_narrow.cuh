@@ -119,20 +119,22 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     load_ids(0);
     rows_t acc; /* q before K and V: behind them it would wait for the whole ring */
     acc.load_q(it.q, rows, p.num_q_heads, head);
+    auto copy_tile = [&](uint32_t i, uint32_t s, uint32_t id) {
+        const uint32_t tile = tile_at(first + warp + i * W, it.sink_tiles, it.skip_tiles);
+        barrier_expect(bar + s * 8, rows_t::tile_bytes);
+        map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
+                 kv_row + (tile & in_block) * DECODE_TILE, 0, id);
+    };
+    if (lane < S && lane < count)
+        copy_tile(lane, lane, ids);
+    gpu::sync_warp();
     auto fill = [&](uint32_t i, uint32_t s) {
-        if (i && i % 32 == 0)
+        if (i % 32 == 0)
             load_ids(i);
         const uint32_t id = __shfl_sync(~0u, ids, i % 32);
-        const uint32_t tile = tile_at(first + warp + i * W, it.sink_tiles, it.skip_tiles);
-        if (lane == 0) {
-            barrier_expect(bar + s * 8, rows_t::tile_bytes);
-            map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
-                     kv_row + (tile & in_block) * DECODE_TILE, id);
-        }
+        if (lane == 0)
+            copy_tile(i, s, id);
     };
-#pragma unroll 1
-    for (uint32_t i = 0; i < S && i < count; ++i)
-        fill(i, i);
 
     const unit_keys keys = keys_of(it, rows, p.layers);
     unit_extras<NT> extras;
@@ -316,7 +318,7 @@ __global__ void __launch_bounds__(256, 1)
             uint32_t tile = tile_at(in.tile0 + at + in_i * step, in.sink_tiles, in.skip_tiles);
             barrier_expect(bar + s * 8, rows_t::tile_bytes);
             map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
-                     in.kv_row + (tile & in_block) * DECODE_TILE, id);
+                     in.kv_row + (tile & in_block) * DECODE_TILE, 0, id);
         }
         ++in_i;
     };

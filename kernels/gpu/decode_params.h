@@ -126,7 +126,7 @@ enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage */
 DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t stages)
 {
     return DECODE_ALIGN + 128 * d + 8192 + stages * DECODE_WIDE_TOKENS * 4 * d +
-           2 * 2 * DECODE_WIDE_ROWS * 4 + 2 * stages * 8 + 16;
+           2 * 2 * DECODE_WIDE_ROWS * 4 + 3 * stages * 8 + 16;
 }
 
 /* What the rule chose; decode_fill turns it and a batch into a call. */

@@ -57,13 +57,14 @@ GPU_DEVICE void map_prefetch(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* K and V of tokens [row, row + box) of one block and head: one copy, bytes count on bar. */
+/* K (part 0) and what follows it in the box (K and V of map16, K alone of map8), or V (part 1), of
+ * tokens [row, row + box) of one block and head; bytes count on bar. */
 GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t row,
-                         uint32_t block)
+                         uint32_t part, uint32_t block)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %3, %3, %5}], [%2];" ::"r"(dst),
-                 "l"(map), "r"(bar), "r"(0), "r"(row), "r"(block)
+                 "[%0], [%1, {%3, %4, %3, %5, %6}], [%2];" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(0), "r"(row), "r"(part), "r"(block)
                  : "memory");
 }
 

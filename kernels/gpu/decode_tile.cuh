@@ -346,8 +346,34 @@ GPU_DEVICE void store_out4(const decode_dev_item &it, uint64_t element, float4 a
         make_uint2(encode2<is_bf16>(a.x * f, a.y * f), encode2<is_bf16>(a.z * f, a.w * f));
 }
 
-/* Partial sums and their (m, l), brought to a common maximum: N at a time, so that the loads of all are
- * in flight together. sum and ml give part k. */
+/* Brings N more partial results to a common maximum with (m, l, a). Missing ones are (nothing, 0), 0. */
+template <int N>
+GPU_DEVICE void fold_parts(const float2 (&ml)[N], const float4 (&x)[N], float *m, float *l, float4 *a)
+{
+    float top = *m;
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+        top = fmaxf(top, ml[k].x);
+    const float old = gpu::exp2_fast(*m - top);
+    *m = top;
+    *l *= old;
+    a->x *= old;
+    a->y *= old;
+    a->z *= old;
+    a->w *= old;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        const float f = gpu::exp2_fast(ml[k].x - top);
+        *l += ml[k].y * f;
+        a->x += x[k].x * f;
+        a->y += x[k].y * f;
+        a->z += x[k].z * f;
+        a->w += x[k].w * f;
+    }
+}
+
+/* n partial results, N at a time, so that the loads of all are in flight together. sum and ml give
+ * part k. */
 template <int N, class sum_fn, class ml_fn>
 GPU_DEVICE float4 merge_parts(uint32_t n, sum_fn sum, ml_fn ml, float *out_m, float *out_l)
 {
@@ -357,7 +383,6 @@ GPU_DEVICE float4 merge_parts(uint32_t n, sum_fn sum, ml_fn ml, float *out_m, fl
     for (uint32_t k0 = 0; k0 < n; k0 += N) {
         float2 part[N];
         float4 x[N];
-        float top = m;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             part[k] = make_float2(nothing, 0.0f);
@@ -367,25 +392,7 @@ GPU_DEVICE float4 merge_parts(uint32_t n, sum_fn sum, ml_fn ml, float *out_m, fl
                 x[k] = sum(k0 + k);
             }
         }
-#pragma unroll
-        for (int k = 0; k < N; ++k)
-            top = fmaxf(top, part[k].x);
-        const float old = gpu::exp2_fast(m - top);
-        m = top;
-        l *= old;
-        a.x *= old;
-        a.y *= old;
-        a.z *= old;
-        a.w *= old;
-#pragma unroll
-        for (int k = 0; k < N; ++k) {
-            const float f = gpu::exp2_fast(part[k].x - m);
-            l += part[k].y * f;
-            a.x += x[k].x * f;
-            a.y += x[k].y * f;
-            a.z += x[k].z * f;
-            a.w += x[k].w * f;
-        }
+        fold_parts(part, x, &m, &l, &a);
     }
     *out_m = m;
     *out_l = l;

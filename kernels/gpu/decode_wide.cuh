@@ -46,15 +46,17 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
     float *s_max = (float *)(base + 128 * D + 8192 + S * stage_bytes); /* [2][R] */
     float *s_sum = s_max + 2 * R; /* [2][R] */
     uint64_t *bars = (uint64_t *)(s_sum + 2 * R);
-    uint32_t *s_last = (uint32_t *)(bars + 2 * S);
+    uint32_t *s_last = (uint32_t *)(bars + 3 * S);
     const uint32_t s_q = gpu::shared_address(base), s_w = s_q + 128 * D, ring = s_w + 8192;
-    const uint32_t full = gpu::shared_address(bars), empty = full + S * 8;
+    const uint32_t full = gpu::shared_address(bars); /* K [S], then V [S] */
+    const uint32_t empty = full + 2 * S * 8;
 
     if (warp == loader) {
         if (lane == 0)
             map_prefetch(&map);
         if (lane < S) {
             barrier_init(full + lane * 8, 1);
+            barrier_init(full + (S + lane) * 8, 1);
             barrier_init(empty + lane * 8, 8);
             barrier_init_fence();
         }
@@ -81,18 +83,22 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
                 ids = p.ids_at ? w.w[p.ids_at + blockIdx.z * p.ids_stride + tile]
                                : __ldg((const uint32_t *)it.table + tile);
             }
-            const uint32_t here = min(TB, n - i * TB), k = lane / 2; /* a lane copies 8 tokens */
-            const uint32_t id = __shfl_sync(~0u, ids, i % per_load * TB + k % TB);
+            const uint32_t here = min(TB, n - i * TB);
+            const uint32_t k = lane / 2 % TB, is_v = lane / (2 * TB); /* a lane copies 8 tokens */
+            const uint32_t id = __shfl_sync(~0u, ids, i % per_load * TB + k);
             if (i == 0)
                 __syncthreads(); /* q is asked for: behind K and V it would wait for the whole ring */
             barrier_wait(empty + s * 8, phase);
-            if (lane == 0)
-                barrier_expect(full + s * 8, here * tile_bytes);
+            const uint32_t bar = full + (is_v * S + s) * 8;
+            if (lane % (2 * TB) == 0 && is_v < 2)
+                barrier_expect(bar, here * tile_bytes / 2);
             gpu::sync_warp();
-            if (k < here) {
+            if (k < here && is_v < 2) {
                 uint32_t tile = tile_at(first + i * TB + k, it.sink_tiles, it.skip_tiles);
-                map_copy(ring + s * stage_bytes + lane * group_bytes, &map, full + s * 8,
-                         kv_row + (tile & in_block) * DECODE_TILE + lane % 2 * 8, id);
+                map_copy(ring + s * stage_bytes + lane % (2 * TB) * group_bytes +
+                             is_v * group_bytes / 2,
+                         &map, bar, kv_row + (tile & in_block) * DECODE_TILE + lane % 2 * 8, is_v,
+                         id);
             }
             if (++s == S) {
                 s = 0;
@@ -103,13 +109,14 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
             __syncthreads();
         return;
     }
+    {
+        constexpr uint32_t chunks = D / 8, step = 256 / chunks; /* of 16 bytes a row; rows a pass */
+        const uint32_t c = tid % chunks;
+        const char *q = (const char *)it.q + c * 16;
 #pragma unroll
-    for (uint32_t i = tid; i < R * D / 8; i += 256) {
-        const uint32_t r = i / (D / 8), c = i % (D / 8);
-        gpu::copy16_async(s_q + c / 8 * 8192 + r * 128 + (c % 8 ^ r % 8) * 16,
-                          (const char *)it.q +
-                              (uint64_t)rows.query_row(r, p.num_q_heads, head) * D * 2 + c * 16,
-                          r < rows.count);
+        for (uint32_t r = tid / chunks; r < R; r += step)
+            gpu::copy16_async(s_q + c / 8 * 8192 + r * 128 + (c % 8 ^ r % 8) * 16,
+                              q + rows.query_row(r, p.num_q_heads, head) * (D * 2), r < rows.count);
     }
     __syncthreads();
 
@@ -179,18 +186,6 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
                 if (b >= here || !keys.sees(j & 2 ? token1 : token0, tile * DECODE_TILE + c % 16))
                     s[j] = -INFINITY;
             }
-            /* V rows behind the last token may hold anything: 0 times NaN is NaN */
-            const uint32_t last =
-                tile_at(first + i * TB + here - 1, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
-            const uint32_t valid = (here - 1) * DECODE_TILE + min(DECODE_TILE, keys.total - last);
-            for (uint32_t e = valid * (D / 8) + tid; e < TT * (D / 8); e += 256) {
-                const uint32_t r = e / (D / 8), c = e % (D / 8);
-                asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                                 stage + r / 8 * group_bytes + group_bytes / 2 + c / 8 * 1024 +
-                                 r % 8 * 128 + c % 8 * 16),
-                             "r"(0)
-                             : "memory");
-            }
         }
         float x0 = fmaxf(s[0], s[1]), x1 = fmaxf(s[2], s[3]);
 #pragma unroll
@@ -234,7 +229,24 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
                          "r"(encode2<is_bf16>(a, b))
                          : "memory");
         }
+        if (is_masked) {
+            /* V rows behind the last token may hold anything: 0 times NaN is NaN */
+            const uint32_t last =
+                tile_at(first + i * TB + here - 1, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
+            const uint32_t valid = (here - 1) * DECODE_TILE + min(DECODE_TILE, keys.total - last);
+            barrier_wait(full + (S + s_at) * 8, phase);
+#pragma unroll 1
+            for (uint32_t e = valid * (D / 8) + tid; e < TT * (D / 8); e += 256) {
+                const uint32_t r = e / (D / 8), c = e % (D / 8);
+                asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                                 stage + r / 8 * group_bytes + group_bytes / 2 + c / 8 * 1024 +
+                                 r % 8 * 128 + c % 8 * 16),
+                             "r"(0)
+                             : "memory");
+            }
+        }
         proxy_fence();
+        barrier_wait(full + (S + s_at) * 8, phase);
         sync_consumers();
         wgmma_fence();
 #pragma unroll
@@ -319,20 +331,50 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
     }
     const uint32_t slice = (R + csize - 1) / csize,
                    row_end = min(min(R, rows.count), (rank + 1) * slice);
+    const uint32_t n4 = slice * (D / 4);
 #pragma unroll 1
-    for (uint32_t e = tid; e < slice * (D / 4); e += 256) {
-        const uint32_t pair = e / 2, j = pair / slice, r = rank * slice + pair - j * slice;
-        const uint32_t d4 = j * 2 + e % 2;
-        if (r >= row_end)
-            continue;
-        float m, l;
-        const float4 a = merge_parts<8>(
-            parts,
-            [&](uint32_t c) { return __ldcg(part_o + c * (R * D / 4) + (j * R + r) * 2 + e % 2); },
-            [&](uint32_t c) { return __ldcg(part_ml + c * R + r); }, &m, &l);
-        const uint32_t row = rows.query_row(r, p.num_q_heads, head);
-        store_out4<is_bf16>(it, (uint64_t)row * D + d4 * 4, a,
-                            finish_row(it, p, row, m, l, d4 == 0));
+    for (uint32_t e0 = tid; e0 < n4; e0 += 4 * 256) { /* 16 loads in flight a thread */
+        float m[4], l[4];
+        float4 a[4];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            m[u] = nothing;
+            l[u] = 0.0f;
+            a[u] = make_float4(0, 0, 0, 0);
+        }
+#pragma unroll 1
+        for (uint32_t c0 = 0; c0 < parts; c0 += 4) {
+            float2 ml[4][4];
+            float4 x[4][4];
+#pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                const uint32_t e = e0 + u * 256, j = e / 2 / slice;
+                const uint32_t r = rank * slice + e / 2 - j * slice;
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    ml[u][c] = make_float2(nothing, 0.0f);
+                    x[u][c] = make_float4(0, 0, 0, 0);
+                    if (e < n4 && r < row_end && c0 + c < parts) {
+                        ml[u][c] = __ldcg(part_ml + (c0 + c) * R + r);
+                        x[u][c] =
+                            __ldcg(part_o + (c0 + c) * (R * D / 4) + (j * R + r) * 2 + e % 2);
+                    }
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < 4; ++u)
+                fold_parts(ml[u], x[u], &m[u], &l[u], &a[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            const uint32_t e = e0 + u * 256, j = e / 2 / slice;
+            const uint32_t r = rank * slice + e / 2 - j * slice, d4 = j * 2 + e % 2;
+            if (e >= n4 || r >= row_end)
+                continue;
+            const uint32_t row = rows.query_row(r, p.num_q_heads, head);
+            store_out4<is_bf16>(it, (uint64_t)row * D + d4 * 4, a[u],
+                                finish_row(it, p, row, m[u], l[u], d4 == 0));
+        }
     }
 }
 
