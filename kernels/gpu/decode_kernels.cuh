@@ -18,7 +18,9 @@ kernel_fn narrow_kernel(decode_kernel kernel)
     case DECODE_CLUSTER:
         return (kernel_fn)decode_cluster<is_bf16, D, NT, has_extras>;
     case DECODE_LIST:
-        return (kernel_fn)decode_runs<is_bf16, D, NT, false, has_extras>;
+        if constexpr (D * NT <= 256)
+            return (kernel_fn)decode_runs<is_bf16, D, NT, false, has_extras>;
+        return nullptr;
     case DECODE_WARP:
         if constexpr (NT == 1 && !has_extras)
             return (kernel_fn)decode_runs<is_bf16, D, NT, true, has_extras>;
@@ -46,6 +48,8 @@ kernel_fn kernel_of(decode_kernel kernel, uint32_t head_dim, uint32_t rows)
         return narrow_kernel<is_bf16, 64, 2, has_extras>(kernel);
     if (rows == 16 && head_dim == 128)
         return narrow_kernel<is_bf16, 128, 2, has_extras>(kernel);
+    if (rows == 16 && head_dim == 256)
+        return narrow_kernel<is_bf16, 256, 2, has_extras>(kernel);
     return nullptr;
 }
 

@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     const uint32_t rank = blockIdx.x & (csize - 1), unit = blockIdx.x >> lg, head = blockIdx.y;
     const uint32_t warp_bytes = decode_warp_bytes(D, R, S);
     uint8_t *base = aligned_shared();
-    float4 *s_in = (float4 *)(base + W * warp_bytes);
+    const uint32_t s_q = gpu::shared_address(base) + W * warp_bytes;
+    float4 *s_in = (float4 *)(base + W * warp_bytes + R * D * 2);
     float2 *s_ml = (float2 *)(s_in + R * D / 4);
     float2 *s_in_ml = s_ml + W * R;
     uint64_t *bars = (uint64_t *)(s_in_ml + 8 * R);
@@ -117,8 +118,8 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
         }
     };
     load_ids(0);
-    rows_t acc; /* q before K and V: behind them it would wait for the whole ring */
-    acc.load_q(it.q, rows, p.num_q_heads, head);
+    /* q before K and V: behind them it would wait for the whole ring */
+    rows_t::ask_q(s_q, it.q, rows, p.num_q_heads, head);
     auto copy_tile = [&](uint32_t i, uint32_t s, uint32_t id) {
         const uint32_t tile = tile_at(first + warp + i * W, it.sink_tiles, it.skip_tiles);
         barrier_expect(bar + s * 8, rows_t::tile_bytes);
@@ -140,7 +141,11 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     unit_extras<NT> extras;
     if (has_extras)
         extras = extras_of<NT>(it, rows, p.layers, head);
+    rows_t acc;
     acc.clear();
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    acc.take_q(s_q);
     uint32_t stage = 0, phase = 0;
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {

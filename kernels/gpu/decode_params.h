@@ -80,7 +80,7 @@ struct decode_short_words {
 /* Scratch: arrivals, then part_ml, then part_o. */
 enum {
     DECODE_SLOTS = 4, /* a processor of the device: partial slots of up to 16 rows, or one of 64 */
-    DECODE_MAX_CLUSTER = 16,
+    DECODE_MAX_CLUSTER = 8,
     DECODE_WIDE_ROWS = 64,
 };
 
@@ -98,7 +98,7 @@ DECODE_BOTH uint32_t decode_max(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* decode_cluster: a ring a warp, where later its sums lie | sums of the cluster | (m, l) of the warps |
+/* decode_cluster: a ring a warp, where later its sums lie | q | sums of the cluster | (m, l) of the warps |
  * (m, l) of the cluster | barriers */
 DECODE_BOTH uint32_t decode_warp_bytes(uint32_t d, uint32_t rows, uint32_t stages)
 {
@@ -108,7 +108,7 @@ DECODE_BOTH uint32_t decode_warp_bytes(uint32_t d, uint32_t rows, uint32_t stage
 DECODE_BOTH uint32_t decode_cluster_bytes(uint32_t d, uint32_t rows, uint32_t warps,
                                           uint32_t stages)
 {
-    return DECODE_ALIGN + warps * decode_warp_bytes(d, rows, stages) + rows * d * 4 +
+    return DECODE_ALIGN + warps * decode_warp_bytes(d, rows, stages) + rows * d * (2 + 4) +
            warps * rows * 8 + 8 * rows * 8 + (warps * stages + 1) * 8;
 }
 
@@ -121,12 +121,23 @@ DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps
            (is_warp ? 0 : 2 * warps * rows * ((d + 4) * 4 + 8)) + warps * stages * 8 + 16;
 }
 
-/* decode_wide: q | weights | ring | maxima and sums of the two halves | barriers */
+/* decode_wide: q | weights | ring (later the parts of a slice) | maxima and sums of the two halves |
+ * barriers. Partial results are kept in units of 8 rows, each with its (m, l). */
 enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage */
-DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t stages)
+DECODE_BOTH uint32_t decode_wide_unit_bytes(uint32_t d)
 {
-    return DECODE_ALIGN + 128 * d + 8192 + stages * DECODE_WIDE_TOKENS * 4 * d +
-           2 * 2 * DECODE_WIDE_ROWS * 4 + 3 * stages * 8 + 16;
+    return 8 * d * 4 + 8 * 8;
+}
+DECODE_BOTH uint32_t decode_wide_body(uint32_t d, uint32_t stages, uint32_t parts, uint32_t cluster)
+{
+    return decode_max(128 * d + 8192 + stages * DECODE_WIDE_TOKENS * 4 * d,
+                      parts * ((7 + cluster) / cluster) * decode_wide_unit_bytes(d));
+}
+DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t stages, uint32_t parts,
+                                       uint32_t cluster)
+{
+    return DECODE_ALIGN + decode_wide_body(d, stages, parts, cluster) +
+           2 * 2 * DECODE_WIDE_ROWS * 4 + (3 * stages + 1) * 8 + 16;
 }
 
 /* What the rule chose; decode_fill turns it and a batch into a call. */

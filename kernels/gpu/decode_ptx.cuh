@@ -68,6 +68,15 @@ GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uin
                  : "memory");
 }
 
+/* bytes (a multiple of 16) of device memory; they count on bar. */
+GPU_DEVICE void bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+
 /* ---- clusters */
 
 GPU_DEVICE void cluster_arrive()

@@ -30,7 +30,7 @@ uint64_t decode_scratch_bytes(const struct decode_pool *p, uint32_t max_items, u
     (void)max_tokens;
     uint64_t rows = 2 * (uint64_t)p->n_processors * DECODE_WIDE_ROWS;
     return (uint64_t)p->n_processors * DECODE_SLOTS * DECODE_MAX_CLUSTER * sizeof(uint32_t) +
-           rows * (2 + p->kv.dv) * sizeof(float);
+           rows * (2 + p->kv.dv) * sizeof(float); /* decode_wide keeps both together */
 }
 
 uint64_t decode_upload_bytes(const struct decode_pool *p, uint32_t max_items, uint32_t max_tokens)
@@ -101,20 +101,23 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
 
     c.rows = rows <= 8 ? 8 : rows <= 16 && d <= 128 ? 16 : d == 64 ? 16 : DECODE_WIDE_ROWS;
     if (p->is_batch_invariant && c.rows == DECODE_WIDE_ROWS)
-        c.rows = d == 128 ? 16 : 8;
+        c.rows = 16;
     s = shape_of(p, items, n_items, c.rows);
-    if (c.rows == DECODE_WIDE_ROWS) {
-        /* below this every row unit had better read K and V by itself, through L2 */
-        struct shape narrow = shape_of(p, items, n_items, 8);
-        if (s.tiles < 512 && narrow.segments <= 2 * p->n_processors) {
+    if (c.rows == DECODE_WIDE_ROWS && s.tiles < 1024) {
+        /* so short that every unit of 8 or 16 rows had better read K and V by itself, through L2 */
+        struct shape by8 = shape_of(p, items, n_items, 8), by16 = shape_of(p, items, n_items, 16);
+        if (s.tiles < 512 && by8.segments <= p->n_processors) {
             c.rows = 8;
-            s = narrow;
+            s = by8;
+        } else if (s.max_tiles <= 32 && by16.segments <= p->n_processors) {
+            c.rows = 16;
+            s = by16;
         }
     }
     if (c.rows == DECODE_WIDE_ROWS) {
         c.kernel = DECODE_WIDE;
         c.stages = d == 256 ? 2 : 4;
-        for (uint32_t size = 2; size <= 8 && size <= s.max_tiles; size++)
+        for (uint32_t size = 2; size <= DECODE_MAX_CLUSTER && size <= s.max_tiles; size++)
             if (n_items * p->kv.num_kv_heads * ceil_div(s.max_rows, c.rows) * size <=
                 cluster_room(p->n_processors, size))
                 c.cluster = size;
@@ -137,10 +140,16 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
         *out = c;
         return;
     }
-    bool is_short = s.max_tiles <= 32 && s.segments <= 2 * p->n_processors;
-    if (!is_even || (s.segments > p->n_processors && !is_short) || s.tiles >= 1u << 17) {
+    /* Two thread blocks a processor where there is a segment for each, else one, cut into clusters until
+     * 64 processors are at work: that many draw all the bandwidth there is. Very long calls want all
+     * processors. */
+    bool is_huge = s.tiles >= 1u << 17, is_double = s.segments > p->n_processors;
+    if (!is_even || s.segments > 2 * p->n_processors ||
+        (is_huge && s.segments <= p->n_processors / 2)) {
         c.kernel = DECODE_LIST;
         c.n_processors = p->n_processors;
+        if (c.rows * d == 16 * 256)
+            c.rows = 8;
         if (d == 256)
             c.warps = 4, c.stages = 2;
         if (c.rows == 16)
@@ -153,7 +162,9 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
             c.cluster = size;
     if (s.max_tiles <= c.cluster * c.warps * 2)
         c.stages = 1;
-    if (d == 256 && s.segments > p->n_processors)
+    else if (c.cluster == 1 && (is_double || s.tiles >= 1u << 16))
+        c.warps = 4;
+    if (d == 256 && is_double)
         c.warps = 4;
     *out = c;
 }
@@ -329,7 +340,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         o->grid[2] = n_items;
         o->n_runs = n_segments * parts;
         o->shared_bytes = c->kernel == DECODE_WIDE
-                              ? decode_wide_bytes(p->kv.dk, c->stages)
+                              ? decode_wide_bytes(p->kv.dk, c->stages, parts, c->cluster)
                               : decode_cluster_bytes(p->kv.dk, c->rows, c->warps, c->stages);
         return ATTN_OK;
     }

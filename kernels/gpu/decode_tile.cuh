@@ -107,7 +107,10 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
     static constexpr int steps = D / 16;
     static constexpr uint32_t tile_bytes = 64 * D; /* K, then V */
     static constexpr uint32_t v_offset = 32 * D;
-    uint32_t q[steps][NT][2];
+    /* q stays in registers where there is room, else it is read from shared memory for every tile */
+    static constexpr bool has_q = D * NT <= 256;
+    uint32_t q[has_q ? steps : 1][NT][2];
+    uint32_t q_at;
     float o[steps][NT][4], m[NT][2], l[NT][2];
 
     GPU_DEVICE void clear()
@@ -139,6 +142,42 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
         }
     }
 
+    /* q of the unit into shared memory, by all threads: rows of D elements, 16-byte chunks swizzled.
+     * Then, when it has arrived for all, from there to MMA operands. */
+    static GPU_DEVICE void ask_q(uint32_t s_q, uint64_t q_address, const unit_rows &rows,
+                                 uint32_t num_q_heads, uint32_t head)
+    {
+        for (uint32_t i = threadIdx.x; i < 8 * NT * (D / 8); i += blockDim.x) {
+            const uint32_t r = i / (D / 8), c = i % (D / 8);
+            gpu::copy16_async(s_q + r * D * 2 + (c ^ r % 8) * 16,
+                              (const char *)q_address +
+                                  rows.query_row(r, num_q_heads, head) * (D * 2) + c * 16,
+                              true);
+        }
+    }
+    GPU_DEVICE void q_fragments(uint32_t (&b)[4], int x, int j) /* of steps j and j + 1 */
+    {
+        const uint32_t lane = gpu::lane_id();
+        gpu::load_matrix4(b, q_at + (x * 8 + lane % 8) * D * 2 +
+                                 ((j * 2 + lane / 8) ^ (lane % 8)) * 16);
+    }
+    GPU_DEVICE void take_q(uint32_t s_q)
+    {
+        q_at = s_q;
+        if constexpr (has_q)
+#pragma unroll
+            for (int x = 0; x < NT; ++x)
+#pragma unroll
+                for (int j = 0; j < steps; j += 2) {
+                    uint32_t b[4];
+                    q_fragments(b, x, j);
+                    q[j][x][0] = b[0];
+                    q[j][x][1] = b[1];
+                    q[j + 1][x][0] = b[2];
+                    q[j + 1][x][1] = b[3];
+                }
+    }
+
     /* The tile whose K and V lie at `stage` and whose first token is `key`. */
     template <bool has_extras>
     GPU_DEVICE void tile(uint32_t stage, uint32_t key, float scale_log2, const unit_rows &rows,
@@ -156,13 +195,22 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
 #pragma unroll
             for (int c = 0; c < 4; ++c)
                 s[x][c] = s2[x][c] = 0.0f;
+        uint32_t b[NT][4];
 #pragma unroll
         for (int j = 0; j < steps; ++j) {
             uint32_t a[4];
             gpu::load_matrix4(a, k_at + j / 4 * 2048 + (k_chunk ^ (j % 4 * 32)));
 #pragma unroll
-            for (int x = 0; x < NT; ++x)
-                gpu::mma_16816<is_bf16>(j % 2 ? s2[x] : s[x], a, q[j][x][0], q[j][x][1]);
+            for (int x = 0; x < NT; ++x) {
+                if constexpr (has_q) {
+                    b[x][j % 2 * 2] = q[j][x][0];
+                    b[x][j % 2 * 2 + 1] = q[j][x][1];
+                } else if (j % 2 == 0) {
+                    q_fragments(b[x], x, j);
+                }
+                gpu::mma_16816<is_bf16>(j % 2 ? s2[x] : s[x], a, b[x][j % 2 * 2],
+                                        b[x][j % 2 * 2 + 1]);
+            }
         }
 #pragma unroll
         for (int x = 0; x < NT; ++x)
@@ -348,7 +396,8 @@ GPU_DEVICE void store_out4(const decode_dev_item &it, uint64_t element, float4 a
 
 /* Brings N more partial results to a common maximum with (m, l, a). Missing ones are (nothing, 0), 0. */
 template <int N>
-GPU_DEVICE void fold_parts(const float2 (&ml)[N], const float4 (&x)[N], float *m, float *l, float4 *a)
+GPU_DEVICE void fold_parts(const float2 (&ml)[N], const float4 (&x)[N], float *m, float *l,
+                           float4 *a)
 {
     float top = *m;
 #pragma unroll

@@ -7,8 +7,12 @@
  *
  * The blocks of a cluster share a segment. Their sums go to scratch in the order the registers have
  * (64 KB a block are too much for the way between shared memories, about 10 bytes a cycle), the
- * cluster's barrier makes them visible, and each rank finishes a slice of the rows. With more than one
- * cluster a segment, the last cluster to arrive does that, rank by rank.
+ * cluster's barrier makes them visible, and each rank brings its slice of the rows of all blocks into
+ * shared memory by bulk copies and finishes it. With more than one cluster a segment, the last cluster to
+ * arrive does that, rank by rank.
+ *
+ * What runs once is kept short: cold instructions cost about 3 cycles each, unrolled loops more than
+ * their latency.
  */
 #ifndef ATTND_GPU_DECODE_WIDE_CUH
 #define ATTND_GPU_DECODE_WIDE_CUH
@@ -43,13 +47,13 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
     const uint32_t parts = p.n_parts, unit = parts == gridDim.x ? 0 : blockIdx.x / parts;
     const uint32_t part = blockIdx.x - unit * parts;
     uint8_t *base = aligned_shared();
-    float *s_max = (float *)(base + 128 * D + 8192 + S * stage_bytes); /* [2][R] */
+    float *s_max = (float *)(base + decode_wide_body(D, S, parts, csize)); /* [2][R] */
     float *s_sum = s_max + 2 * R; /* [2][R] */
     uint64_t *bars = (uint64_t *)(s_sum + 2 * R);
-    uint32_t *s_last = (uint32_t *)(bars + 3 * S);
+    uint32_t *s_last = (uint32_t *)(bars + 3 * S + 1);
     const uint32_t s_q = gpu::shared_address(base), s_w = s_q + 128 * D, ring = s_w + 8192;
     const uint32_t full = gpu::shared_address(bars); /* K [S], then V [S] */
-    const uint32_t empty = full + 2 * S * 8;
+    const uint32_t empty = full + 2 * S * 8, merge_bar = empty + S * 8;
 
     if (warp == loader) {
         if (lane == 0)
@@ -58,6 +62,10 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
             barrier_init(full + lane * 8, 1);
             barrier_init(full + (S + lane) * 8, 1);
             barrier_init(empty + lane * 8, 8);
+            barrier_init_fence();
+        }
+        if (lane == 31) {
+            barrier_init(merge_bar, 1);
             barrier_init_fence();
         }
         gpu::sync_warp();
@@ -95,10 +103,9 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
             gpu::sync_warp();
             if (k < here && is_v < 2) {
                 uint32_t tile = tile_at(first + i * TB + k, it.sink_tiles, it.skip_tiles);
-                map_copy(ring + s * stage_bytes + lane % (2 * TB) * group_bytes +
-                             is_v * group_bytes / 2,
-                         &map, bar, kv_row + (tile & in_block) * DECODE_TILE + lane % 2 * 8, is_v,
-                         id);
+                map_copy(
+                    ring + s * stage_bytes + lane % (2 * TB) * group_bytes + is_v * group_bytes / 2,
+                    &map, bar, kv_row + (tile & in_block) * DECODE_TILE + lane % 2 * 8, is_v, id);
             }
             if (++s == S) {
                 s = 0;
@@ -113,7 +120,7 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
         constexpr uint32_t chunks = D / 8, step = 256 / chunks; /* of 16 bytes a row; rows a pass */
         const uint32_t c = tid % chunks;
         const char *q = (const char *)it.q + c * 16;
-#pragma unroll
+#pragma unroll 1
         for (uint32_t r = tid / chunks; r < R; r += step)
             gpu::copy16_async(s_q + c / 8 * 8192 + r * 128 + (c % 8 ^ r % 8) * 16,
                               q + rows.query_row(r, p.num_q_heads, head) * (D * 2), r < rows.count);
@@ -274,18 +281,16 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
 
     const uint32_t segment =
         ((blockIdx.z * gridDim.y + blockIdx.y) * (gridDim.x / parts) + unit) * parts;
-    float4 *part_o = (float4 *)p.part_o + (uint64_t)segment * (R * D / 4);
-    float2 *part_ml = (float2 *)p.part_ml + segment * R;
-    if (parts > 1) { /* lane pairs trade halves, so that a store has four columns of a row */
-        const bool odd = t & 1;
-        float4 *dst =
-            part_o + part * (R * D / 4) + (half * (D / 16) * R + row0 + (odd ? 8 : 0)) * 2 + t / 2;
+    constexpr uint32_t unit_bytes = decode_wide_unit_bytes(D);
+    char *parts_at = (char *)p.part_ml + (uint64_t)segment * (8 * unit_bytes);
+    char *mine = parts_at + part * (8 * unit_bytes) + warp % 4 * 2 * unit_bytes;
+    if (parts >
+        1) { /* rows 8i to 8i + 7 are unit i: [half][8 columns][row][8 bytes a lane], then (m, l) */
+        char *dst = mine + half * (D / 16) * 256 + lane * 8;
 #pragma unroll
         for (int j = 0; j < D / 16; ++j) {
-            const float a = __shfl_xor_sync(~0u, odd ? o[4 * j] : o[4 * j + 2], 1);
-            const float b = __shfl_xor_sync(~0u, odd ? o[4 * j + 1] : o[4 * j + 3], 1);
-            __stcg(dst + j * R * 2, odd ? make_float4(a, b, o[4 * j + 2], o[4 * j + 3])
-                                        : make_float4(o[4 * j], o[4 * j + 1], a, b));
+            __stcg((float2 *)(dst + j * 256), make_float2(o[4 * j], o[4 * j + 1]));
+            __stcg((float2 *)(dst + unit_bytes + j * 256), make_float2(o[4 * j + 2], o[4 * j + 3]));
         }
     }
     sync_consumers();
@@ -307,8 +312,8 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
         return;
     }
     if (half == 0 && t == 0) {
-        __stcg(part_ml + part * R + row0, make_float2(m0, l0));
-        __stcg(part_ml + part * R + row0 + 8, make_float2(m1, l1));
+        __stcg((float2 *)(mine + 8 * D * 4 + g * 8), make_float2(m0, l0));
+        __stcg((float2 *)(mine + unit_bytes + 8 * D * 4 + g * 8), make_float2(m1, l1));
     }
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
@@ -329,52 +334,36 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
         if (!*s_last)
             return;
     }
-    const uint32_t slice = (R + csize - 1) / csize,
-                   row_end = min(min(R, rows.count), (rank + 1) * slice);
-    const uint32_t n4 = slice * (D / 4);
+    /* this rank's units of all parts come into shared memory, where q, weights and ring were */
+    const uint32_t unit0 = 8 * rank / csize, n_units = 8 * (rank + 1) / csize - unit0;
+    const uint32_t slice_bytes = n_units * unit_bytes;
+    if (tid == 0) {
+        asm volatile("fence.proxy.async;" ::: "memory");
+        barrier_expect(merge_bar, parts * slice_bytes);
 #pragma unroll 1
-    for (uint32_t e0 = tid; e0 < n4; e0 += 4 * 256) { /* 16 loads in flight a thread */
-        float m[4], l[4];
-        float4 a[4];
-#pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            m[u] = nothing;
-            l[u] = 0.0f;
-            a[u] = make_float4(0, 0, 0, 0);
-        }
+        for (uint32_t c = 0; c < parts; ++c)
+            bulk_copy(s_q + c * slice_bytes, parts_at + (c * 8 + unit0) * unit_bytes, slice_bytes,
+                      merge_bar);
+    }
+    barrier_wait(merge_bar, 0);
 #pragma unroll 1
-        for (uint32_t c0 = 0; c0 < parts; c0 += 4) {
-            float2 ml[4][4];
-            float4 x[4][4];
-#pragma unroll
-            for (int u = 0; u < 4; ++u) {
-                const uint32_t e = e0 + u * 256, j = e / 2 / slice;
-                const uint32_t r = rank * slice + e / 2 - j * slice;
-#pragma unroll
-                for (int c = 0; c < 4; ++c) {
-                    ml[u][c] = make_float2(nothing, 0.0f);
-                    x[u][c] = make_float4(0, 0, 0, 0);
-                    if (e < n4 && r < row_end && c0 + c < parts) {
-                        ml[u][c] = __ldcg(part_ml + (c0 + c) * R + r);
-                        x[u][c] =
-                            __ldcg(part_o + (c0 + c) * (R * D / 4) + (j * R + r) * 2 + e % 2);
-                    }
-                }
-            }
-#pragma unroll
-            for (int u = 0; u < 4; ++u)
-                fold_parts(ml[u], x[u], &m[u], &l[u], &a[u]);
-        }
-#pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            const uint32_t e = e0 + u * 256, j = e / 2 / slice;
-            const uint32_t r = rank * slice + e / 2 - j * slice, d4 = j * 2 + e % 2;
-            if (e >= n4 || r >= row_end)
-                continue;
-            const uint32_t row = rows.query_row(r, p.num_q_heads, head);
-            store_out4<is_bf16>(it, (uint64_t)row * D + d4 * 4, a[u],
-                                finish_row(it, p, row, m[u], l[u], d4 == 0));
-        }
+    for (uint32_t e = tid; e < n_units * (8 * D / 4); e += 256) {
+        const uint32_t u = e / (8 * D / 4), in_unit = e % (8 * D / 4), r8 = in_unit / 2 % 8;
+        const uint32_t r = (unit0 + u) * 8 + r8, column = in_unit / 16 * 8 + in_unit % 2 * 4;
+        if (r >= rows.count)
+            continue;
+        const uint8_t *at = base + u * unit_bytes;
+        float m, l;
+        const float4 a = merge_parts<4>(
+            parts,
+            [&](uint32_t c) { return *(const float4 *)(at + c * slice_bytes + in_unit * 16); },
+            [&](uint32_t c) {
+                return *(const float2 *)(at + c * slice_bytes + 8 * D * 4 + r8 * 8);
+            },
+            &m, &l);
+        const uint32_t row = rows.query_row(r, p.num_q_heads, head);
+        store_out4<is_bf16>(it, (uint64_t)row * D + column, a,
+                            finish_row(it, p, row, m, l, column == 0));
     }
 }
 
