@@ -121,6 +121,12 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
             if (n_items * p->kv.num_kv_heads * ceil_div(s.max_rows, c.rows) * size <=
                 cluster_room(p->n_processors, size))
                 c.cluster = size;
+        /* more clusters a segment for few long ones; a rank's slice of all parts must fit in shared
+         * memory, where the ring was */
+        uint32_t groups = cluster_room(p->n_processors, c.cluster) /
+                          (n_items * p->kv.num_kv_heads * ceil_div(s.max_rows, c.rows) * c.cluster);
+        groups = min_u32(groups, s.max_tiles / (32 * c.cluster));
+        c.n_groups = c.cluster < 8 ? 1 : min_u32(decode_max(groups, 1), d == 256 ? 2 : 5);
         *out = c;
         return;
     }
