@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
@@ -36,15 +37,18 @@ class Daemon:
         self.url = f"ipc://{self.dir}/s"
         self.log = pathlib.Path(self.dir, "log")
         command = [str(BUILD / "bin" / "attnd"), "--backend", "cpu", "--listen", self.url]
-        command += ["--listen.http", "off", "--device.kv_memory", "512M", "--device.threads", "2"]
+        command += ["--listen.http", "off", "--device.kv_memory", "1G", "--device.threads", "2"]
+        command += ["--cache.max_pools", "256"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
+        until = time.monotonic() + 60
         while True:
             try:
                 attnd.connect(self.url, connect_timeout=0.5).close()
                 return
-            except attnd.ConnectionLostError:
-                if self.process.poll() is not None:
+            except (attnd.ConnectionLostError, attnd.TimedOutError):
+                if self.process.poll() is not None or time.monotonic() > until:
+                    self.process.kill()
                     raise RuntimeError(f"attnd did not start:\n{self.log.read_text()}") from None
 
     def signal(self, number: int) -> None:
