@@ -146,19 +146,22 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
         *out = c;
         return;
     }
-    /* Two thread blocks a processor where there is a segment for each, else one, cut into clusters until
-     * 64 processors are at work: that many draw all the bandwidth there is. Very long calls want all
-     * processors. */
-    bool is_huge = s.tiles >= 1u << 17, is_double = s.segments > p->n_processors;
-    if (!is_even || s.segments > 2 * p->n_processors ||
-        (is_huge && s.segments <= p->n_processors / 2)) {
+    /* Two thread blocks a processor where there is a segment for each, else one; a few segments are cut
+     * until 64 processors are at work: that many draw all the bandwidth there is. Clusters of 2 and 4 do
+     * not spread well over the chip, so long calls that would need them take the list. */
+    bool is_double = s.segments > p->n_processors;
+    bool is_list = s.tiles >= 1u << 15 && s.segments <= p->n_processors / 2 && s.segments > 16;
+    is_list |= s.tiles >= 1u << 17 && s.segments <= 16;
+    if (!is_even || s.segments > 2 * p->n_processors || is_list) {
         c.kernel = DECODE_LIST;
         c.n_processors = p->n_processors;
         if (c.rows * d == 16 * 256)
             c.rows = 8;
         if (d == 256)
             c.warps = 4, c.stages = 2;
-        if (c.rows == 16)
+        else if (c.rows == 16)
+            c.stages = 128 / d;
+        else if (is_even)
             c.stages = 128 / d;
         *out = c;
         return;
@@ -168,6 +171,8 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
             c.cluster = size;
     if (s.max_tiles <= c.cluster * c.warps * 2)
         c.stages = 1;
+    else if (c.cluster == 2 && s.segments * 4 <= 2 * cluster_room(p->n_processors, 4))
+        c.cluster = 4, c.warps = 4;
     else if (c.cluster == 1 && (is_double || s.tiles >= 1u << 16))
         c.warps = 4;
     if (d == 256 && is_double)
