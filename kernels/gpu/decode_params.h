@@ -52,9 +52,10 @@ struct decode_params {
     uint32_t runs_at; /* word of the first run */
     uint32_t n_segments; /* DECODE_WARP */
     const struct gpu_layer *layers;
-    float *part_o; /* [slot][rows of a unit][head_dim] sums */
-    float *part_ml; /* [slot][rows of a unit][2] maximum (base 2), sum */
-    uint32_t *arrivals; /* [slot] zero between launches */
+    float *part_o; /* DECODE_LIST: [slot][rows of a unit][head_dim] sums */
+    float *part_ml; /* DECODE_LIST: [slot][rows of a unit][2] maximum (base 2), sum; DECODE_WIDE:
+                       [slot] eight units of decode_wide_unit_bytes, up to the end of scratch */
+    uint32_t *arrivals; /* [slot], of DECODE_WIDE [segment][rank]; zero between launches */
     uint32_t num_q_heads, num_kv_heads, group;
     uint32_t block_tokens, tiles_shift; /* tiles a block = 1 << tiles_shift */
     uint32_t stages;

@@ -1,0 +1,225 @@
+/* test_decode_select: the host side of the tuned decode kernels, without a device: whatever the batch,
+ * the call it prepares stays within what the kernels and the device have, and its runs cover every
+ * visible tile once. The seed is printed when a batch fails. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/gpu/decode_params.h"
+
+#define MAX_SHARED 232448 /* bytes a thread block can have on sm_90 */
+#define MAX_ITEMS 300
+
+static uint64_t rng_state;
+
+static uint32_t rng(uint32_t below)
+{
+    rng_state += 0x9e3779b97f4a7c15u;
+    uint64_t z = rng_state;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (uint32_t)((z ^ (z >> 31)) % below);
+}
+
+static const uint32_t blocks[1 << 14];
+
+struct batch {
+    struct decode_pool pool;
+    struct attn_layer_spec specs[2];
+    struct decode_item items[MAX_ITEMS];
+    uint32_t n_items, n_tokens;
+};
+
+static void random_batch(struct batch *b)
+{
+    static const uint32_t dims[] = {64, 128, 256};
+    memset(b, 0, sizeof *b);
+    struct gpu_kv *kv = &b->pool.kv;
+    kv->dk = kv->dv = dims[rng(3)];
+    kv->num_kv_heads = 1u << rng(4);
+    kv->group = rng(2) ? 1u << rng(7) : 1 + rng(64);
+    kv->num_q_heads = kv->num_kv_heads * kv->group;
+    kv->block_shift = 4 + rng(4);
+    kv->block_tokens = 1u << kv->block_shift;
+    kv->q_dtype = kv->kv_dtype = ATTN_BF16;
+    kv->row_blocks = 1 << 14;
+    for (int i = 0; i < 2; i++) {
+        b->specs[i].scale = 0.1f;
+        if (rng(3) == 0) {
+            b->specs[i].window_tokens = 1 + rng(3000);
+            b->specs[i].sink_tokens = rng(2) ? rng(200) : 0;
+        }
+    }
+    b->pool.specs = b->specs;
+    b->pool.num_layers = 2;
+    b->pool.n_processors = rng(2) ? 132 : 20 + rng(120);
+    b->pool.is_batch_invariant = rng(8) == 0;
+    b->pool.has_extras = rng(8) == 0;
+    uint32_t shape = rng(3), length = 1 + rng(rng(2) ? 300 : 40000), tokens = 1 + rng(16);
+    b->n_items = 1 + rng(rng(2) ? 8 : MAX_ITEMS);
+    for (uint32_t i = 0; i < b->n_items; i++) {
+        struct decode_item *it = &b->items[i];
+        it->n_tokens = shape == 2 ? 1 + rng(16) : rng(2) ? tokens : 1;
+        it->pos = shape == 0 ? length : shape == 1 ? rng(length) : rng(9) ? rng(500) : rng(200000);
+        it->layer = rng(2);
+        it->blocks = blocks;
+        b->n_tokens += it->n_tokens;
+    }
+}
+
+static bool has_kernel(const struct decode_call *c)
+{
+    uint32_t d = c->pool->kv.dk;
+    switch (c->kernel) {
+    case DECODE_CLUSTER:
+        return c->rows == 8 || c->rows == 16;
+    case DECODE_WARP:
+        return c->rows == 8 && !c->pool->has_extras;
+    case DECODE_LIST:
+        return c->rows == 8 || (c->rows == 16 && d <= 128);
+    case DECODE_WIDE:
+        return c->rows == 64 && d >= 128;
+    }
+    return false;
+}
+
+static void check_runs(const struct batch *b, const struct decode_call *c, const void *upload)
+{
+    const struct decode_dev_item *items = c->upload_bytes ? upload : (const void *)c->inline_words;
+    const struct decode_dev_run *runs = c->upload_bytes
+                                            ? (const void *)(items + b->n_items)
+                                            : (const void *)&c->inline_words[c->runs_at];
+    uint64_t want = 0, got = 0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_items; i++)
+        want += (uint64_t)items[i].n_tiles * b->pool.kv.num_kv_heads *
+                ((b->items[i].n_tokens * b->pool.kv.group + c->rows - 1) / c->rows);
+    for (uint32_t p = 0; p < c->n_processors; p++)
+        for (uint32_t r = p; r != DECODE_NO_RUN; r = runs[r].next, n++) {
+            assert_true(r < c->n_runs && n < c->n_runs);
+            const struct decode_dev_run *run = &runs[r];
+            assert_true(run->item < b->n_items);
+            assert_true((run->head_unit & 0xffff) < b->pool.kv.num_kv_heads);
+            assert_true((run->head_unit >> 16) * c->rows <
+                        b->items[run->item].n_tokens * b->pool.kv.group);
+            assert_true(run->tile0 + run->n_tiles <= items[run->item].n_tiles);
+            assert_true((run->split_of & 0xffff) < run->split_of >> 16);
+            if (run->split_of >> 16 > 1)
+                assert_true(run->slot + (run->split_of >> 16) <=
+                            DECODE_SLOTS * b->pool.n_processors);
+            got += run->n_tiles;
+        }
+    assert_int_equal(n, c->n_runs); /* every run belongs to a processor */
+    assert_true(got == want);
+}
+
+static void any_batch_stays_within_the_kernels_and_the_device(void **state)
+{
+    (void)state;
+    static struct batch b;
+    struct decode_planner w = {0};
+    struct decode_call *c = malloc(sizeof *c), *again = malloc(sizeof *again);
+    uint32_t seen[4] = {0};
+    for (uint64_t seed = 1; seed <= 3000; seed++) {
+        rng_state = seed;
+        random_batch(&b);
+        uint64_t capacity = decode_upload_bytes(&b.pool, b.n_items, b.n_tokens);
+        void *upload = malloc(capacity);
+        attn_status st = decode_prepare(&b.pool, b.items, b.n_items, &w, upload, capacity, c);
+        bool ok = st == ATTN_OK && has_kernel(c) && c->shared_bytes <= MAX_SHARED &&
+                  c->upload_bytes <= capacity && c->cluster <= 8;
+        if (!ok)
+            print_error("seed %llu: status %d kernel %d rows %u dim %u shared %u cluster %u\n",
+                        (unsigned long long)seed, st, c->kernel, c->rows, b.pool.kv.dk,
+                        c->shared_bytes, c->cluster);
+        assert_true(ok);
+        seen[c->kernel]++;
+        assert_true(c->grid[0] > 0 && c->grid[1] > 0 && c->grid[2] > 0);
+        assert_true(c->grid[1] <= 65535 && c->grid[2] <= 65535);
+        assert_int_equal(c->grid[0] % c->cluster, 0);
+        if (c->kernel == DECODE_WIDE && c->cluster * c->n_groups > 1)
+            assert_true((uint64_t)c->grid[0] * c->grid[1] * c->grid[2] <=
+                        2 * (uint64_t)b.pool.n_processors);
+        if (c->kernel == DECODE_LIST)
+            check_runs(&b, c, upload);
+
+        void *upload2 = malloc(capacity);
+        assert_int_equal(decode_prepare(&b.pool, b.items, b.n_items, &w, upload2, capacity, again),
+                         ATTN_OK);
+        assert_memory_equal(c, again, offsetof(struct decode_call, inline_words));
+        assert_memory_equal(c->inline_words, again->inline_words, c->n_words * 4);
+        assert_memory_equal(upload, upload2, c->upload_bytes);
+        free(upload);
+        free(upload2);
+    }
+    for (int k = 0; k < 4; k++)
+        assert_true(seen[k] > 0);
+    free(c);
+    free(again);
+    decode_planner_fini(&w);
+    decode_planner_fini(NULL);
+}
+
+static void too_many_tokens_and_too_little_room_are_refused(void **state)
+{
+    (void)state;
+    static struct batch b;
+    struct decode_planner w = {0};
+    struct decode_call *c = malloc(sizeof *c);
+    char small[16];
+    rng_state = 7;
+    random_batch(&b);
+    b.items[0].n_tokens = DECODE_MAX_TOKENS + 1;
+    assert_int_equal(decode_prepare(&b.pool, b.items, 1, &w, small, sizeof small, c), ATTN_ENOTSUP);
+    b.items[0].n_tokens = 0;
+    assert_int_equal(decode_prepare(&b.pool, b.items, 1, &w, small, sizeof small, c), ATTN_ENOTSUP);
+    for (uint32_t i = 0; i < MAX_ITEMS; i++)
+        b.items[i] = (struct decode_item){.n_tokens = 1, .pos = i, .blocks = blocks};
+    b.pool.is_batch_invariant = true; /* 300 items do not fit in a short call's parameters */
+    assert_int_equal(decode_prepare(&b.pool, b.items, MAX_ITEMS, &w, small, sizeof small, c),
+                     ATTN_ENOMEM);
+    free(c);
+    decode_planner_fini(&w);
+}
+
+static void an_invariant_pool_cuts_an_item_the_same_way_in_a_crowd(void **state)
+{
+    (void)state;
+    static struct batch b;
+    struct decode_planner w = {0};
+    struct decode_call *alone = malloc(sizeof *alone), *crowd = malloc(sizeof *crowd);
+    for (uint64_t seed = 1; seed <= 300; seed++) {
+        rng_state = seed;
+        random_batch(&b);
+        b.pool.is_batch_invariant = true;
+        uint64_t capacity = decode_upload_bytes(&b.pool, b.n_items, b.n_tokens);
+        void *upload = malloc(capacity);
+        assert_int_equal(decode_prepare(&b.pool, b.items, b.n_items, &w, upload, capacity, crowd),
+                         ATTN_OK);
+        assert_int_equal(decode_prepare(&b.pool, b.items, 1, &w, upload, capacity, alone), ATTN_OK);
+        assert_int_equal(alone->kernel, crowd->kernel);
+        assert_int_equal(alone->rows, crowd->rows);
+        assert_int_equal(alone->cluster, crowd->cluster);
+        assert_int_equal(alone->block, crowd->block);
+        free(upload);
+    }
+    free(alone);
+    free(crowd);
+    decode_planner_fini(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_batch_stays_within_the_kernels_and_the_device),
+        cmocka_unit_test(too_many_tokens_and_too_little_room_are_refused),
+        cmocka_unit_test(an_invariant_pool_cuts_an_item_the_same_way_in_a_crowd),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
