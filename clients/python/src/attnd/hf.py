@@ -444,7 +444,7 @@ class Worker(NotPicklable):
         self._owns_client = owns_client
         self._caches: set[Cache] = set()
         self._old_implementation: Any = None
-        self._staging: dict[str, torch.Tensor] = {}
+        self._staging = threading.local()  # a thread's host buffers, by name
         self.spent = Spent()
 
     def _use(self, pool: Pool) -> None:
@@ -513,10 +513,10 @@ class Worker(NotPicklable):
         self.spent.add(r)
 
     def _pinned(self, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
-        buffer = self._staging.get(name)
+        buffers = self._staging.__dict__
+        buffer = buffers.get(name)
         if buffer is None or buffer.numel() < n:
-            buffer = torch.empty(n, dtype=dtype, pin_memory=True)
-            self._staging[name] = buffer
+            buffer = buffers[name] = torch.empty(n, dtype=dtype, pin_memory=True)
         return buffer[:n]
 
     def _step_device(self, layer: int, items: Items, q: Any, k: Any, v: Any, out: Any) -> None:
