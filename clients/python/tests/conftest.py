@@ -1,6 +1,7 @@
 """Starts the real attnd on its cpu backend for the tests, and has the float64 reference they use.
 
 $ATTN_BUILD is the build folder with bin/attnd and lib/libattn.so.0; default build/ of this tree.
+$ATTN_TRANSPORT is the scheme of the daemon's url, ipc (the default) or shm.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parent
 ROOT = PACKAGE.parents[1]
 BUILD = pathlib.Path(os.environ.get("ATTN_BUILD", ROOT / "build"))
+TRANSPORT = os.environ.get("ATTN_TRANSPORT", "ipc")
 
 if "ATTN_LIBRARY" not in os.environ:
     os.environ["ATTN_LIBRARY"] = str(BUILD / "lib" / "libattn.so.0")
@@ -34,7 +36,7 @@ class Daemon:
 
     def __init__(self, *flags: str):
         self.dir = tempfile.mkdtemp(prefix="attnd-py-", dir="/tmp")
-        self.url = f"ipc://{self.dir}/s"
+        self.url = f"{TRANSPORT}://{self.dir}/s"
         self.log = pathlib.Path(self.dir, "log")
         command = [str(BUILD / "bin" / "attnd"), "--backend", "cpu", "--listen", self.url]
         command += ["--listen.http", "off", "--device.kv_memory", "1G", "--device.threads", "2"]
@@ -51,8 +53,13 @@ class Daemon:
                     self.process.kill()
                     raise RuntimeError(f"attnd did not start:\n{self.log.read_text()}") from None
 
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
+    def freeze(self) -> None:
+        """Stops all of its threads, and returns when they have stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> int:
         if self.process.poll() is None:

@@ -1,7 +1,6 @@
 """attnd.aio against the real daemon."""
 
 import asyncio
-import signal
 
 import numpy as np
 import pytest
@@ -86,10 +85,10 @@ def test_deadlines_are_kept_while_the_daemon_is_silent(own_daemon):
         async with attnd.aio.connect(own_daemon.url) as client:
             pool = await client.create_pool(PLAIN)
             seq = await pool.open()
-            own_daemon.signal(signal.SIGSTOP)
+            own_daemon.freeze()
             with pytest.raises(attnd.TimedOutError):
                 await pool.step(0, [(seq, 0, 1)], q, k, v, timeout=0.1)
-            own_daemon.signal(signal.SIGCONT)
+            own_daemon.go_on()
             await pool.step(0, [(seq, 0, 1)], q, k, v)
 
     run(main)
@@ -101,7 +100,7 @@ def test_closing_ends_steps_in_flight(own_daemon):
         client = await attnd.aio.connect(own_daemon.url)
         pool = await client.create_pool(PLAIN)
         seq = await pool.open()
-        own_daemon.signal(signal.SIGSTOP)
+        own_daemon.freeze()
         step = asyncio.ensure_future(pool.step(0, [(seq, 0, 1)], q, k, v, timeout=60))
         while client.counters().n_in_flight == 0:
             await asyncio.sleep(0)

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 import threading
 import time
 
@@ -276,7 +275,7 @@ def test_a_silent_daemon_ends_calls_by_their_timeouts(own_daemon):
     with attnd.connect(own_daemon.url) as client:
         pool = client.create_pool(PLAIN)
         seq = pool.open()
-        own_daemon.signal(signal.SIGSTOP)
+        own_daemon.freeze()
         with pytest.raises(attnd.TimedOutError) as e:
             pool.step(0, [(seq, 0, 1)], q, k, v, timeout=0.1)
         assert isinstance(e.value, TimeoutError) and e.value.is_retryable
@@ -285,7 +284,7 @@ def test_a_silent_daemon_ends_calls_by_their_timeouts(own_daemon):
         step = pool.step_start(0, [(seq, 0, 1)], q, k, v, timeout=0.1)
         with pytest.raises(attnd.TimedOutError):
             step.wait()
-        own_daemon.signal(signal.SIGCONT)
+        own_daemon.go_on()
         pool.step(0, [(seq, 0, 1)], q, k, v)  # a repeat is harmless
         assert client.counters().n_timed_out == 3
 
@@ -295,7 +294,7 @@ def test_closing_ends_steps_in_flight_and_waits_for_calls(own_daemon):
     client = attnd.connect(own_daemon.url)
     pool = client.create_pool(PLAIN)
     seq = pool.open()
-    own_daemon.signal(signal.SIGSTOP)
+    own_daemon.freeze()
     step = pool.step_start(0, [(seq, 0, 1)], q, k, v, timeout=60)
     waiting, outcome = threading.Event(), []
 
@@ -320,7 +319,7 @@ def test_closing_ends_steps_in_flight_and_waits_for_calls(own_daemon):
 
 def test_other_threads_run_while_a_call_waits(own_daemon):
     with attnd.connect(own_daemon.url) as client:
-        own_daemon.signal(signal.SIGSTOP)
+        own_daemon.freeze()
         thread = threading.Thread(target=lambda: pytest.raises(Exception, client.ping, timeout=0.5))
         thread.start()
         n = 0

@@ -61,7 +61,7 @@ def connect(
 ) -> Client:
     """Connects to a daemon and opens or resumes a session. The daemon may come up meanwhile.
 
-    url              ipc://PATH or tcp://HOST:PORT
+    url              ipc://PATH, tcp://HOST:PORT, or shm://PATH (this host, through shared memory)
     timeout          seconds, of calls that name none
     connect_timeout  seconds, of this call; None: timeout
     max_retries      how often a request that was answered with a retryable status is repeated
