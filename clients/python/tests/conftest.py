@@ -39,8 +39,7 @@ class Daemon:
         self.url = f"{TRANSPORT}://{self.dir}/s"
         self.log = pathlib.Path(self.dir, "log")
         command = [str(BUILD / "bin" / "attnd"), "--backend", "cpu", "--listen", self.url]
-        command += ["--listen.http", "off", "--device.kv_memory", "1G", "--device.threads", "2"]
-        command += ["--cache.max_pools", "256"]
+        command += ["--listen.http", "off", "--device.threads", "2", "--cache.io_memory", "64M"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
         until = time.monotonic() + 60
@@ -80,7 +79,7 @@ class Daemon:
 @pytest.fixture(scope="session")
 def daemon():
     """One daemon for all tests that do it no harm; it must end well."""
-    d = Daemon("--engine.lease", "10m")
+    d = Daemon("--engine.lease", "10m", "--device.kv_memory", "512M", "--cache.max_pools", "256")
     yield d
     assert d.stop() == 0
 
@@ -88,7 +87,7 @@ def daemon():
 @pytest.fixture
 def own_daemon():
     """A daemon that a test may stop and kill."""
-    d = Daemon()
+    d = Daemon("--device.kv_memory", "64M")
     yield d
     d.stop()
 
