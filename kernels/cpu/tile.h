@@ -536,9 +536,9 @@ static uint64_t read_all(const void *p, size_t bytes)
         memcpy(v, from + i, sizeof v);
         __builtin_prefetch(from + i + 1024, 0, 2);
         for (int j = 0; j < 4; j++)
-            sum[j] += v[j];
+            sum[j] ^= v[j];
     }
-    vi all = sum[0] + sum[1] + sum[2] + sum[3];
+    vi all = sum[0] ^ sum[1] ^ sum[2] ^ sum[3];
     uint64_t x = 0;
     for (int i = 0; i < VEC; i++)
         x += (uint32_t)all[i];
