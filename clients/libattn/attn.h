@@ -96,7 +96,8 @@ struct attn_client_counters {
     uint64_t n_stray; /* replies to requests that no longer wait */
 };
 
-/* attn_client_open: connects to url (ipc://PATH, tcp://HOST:PORT, shm://PATH) and opens or resumes a session.
+/* attn_client_open: connects to url (ipc://PATH, tcp://HOST:PORT, shm://PATH) and opens or resumes
+ * a session.
  *
  * The daemon may come up while it waits. timeout_us bounds this call alone.
  * Errors   ATTN_EINVAL url or options; ATTN_ECONN no connection within the timeout; ATTN_ETIMEDOUT

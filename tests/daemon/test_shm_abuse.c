@@ -1,0 +1,668 @@
+/* test_shm_abuse.c: the running daemon between well-behaved clients, whose every output is verified, and
+ * clients that scribble over their memory, submit nonsense, stall, die, or try to take the memory away.
+ * It also holds who may connect, that wake-ups are not lost, and that an idle daemon sleeps.
+ *
+ * Clients are processes of their own: the binary runs itself as "good" or "hostile".
+ *   SHM_SOAK_SECONDS=120 SHM_SEED=7 test_shm_abuse
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "e2e.h"
+#include "shm_link.h"
+
+enum { N_GOOD = 2, N_HOSTILE = 4, DEFAULT_SECONDS = 6 };
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static const char *good_path;
+static double end_s;
+static unsigned seed;
+
+static uint32_t below(uint32_t n)
+{
+    return (uint32_t)rand_r(&seed) % n;
+}
+
+/* --- a well-behaved client --------------------------------------------------------------------- */
+
+static void every_output_is_right(void **state)
+{
+    (void)state;
+    static struct e2e_seq s[2];
+    struct e2e d = {0};
+    uint64_t name = (uint64_t)getpid() << 20;
+    uint32_t n_rounds = 0;
+    snprintf(d.shm_path, sizeof d.shm_path, "%s", good_path);
+    while (n_rounds == 0 || now_s() < end_s) {
+        struct e2e_client c;
+        e2e_connect_shm(&c, &d);
+        e2e_make_pool(&c, ATTN_BF16, 1024);
+        for (uint32_t i = 0; i < 2; i++)
+            assert_int_equal(e2e_open_seq(&c, &s[i], ++name, below(1000)), ATTN_OK);
+        uint32_t pos = 0;
+        for (uint32_t k = 0; k < 12; k++) {
+            uint32_t n = 1 + below(k % 4 == 0 ? 40 : 3);
+            uint64_t id[E2E_LAYERS];
+            struct e2e_item items[2] = {{&s[0], pos, n}, {&s[1], pos, n}};
+            for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
+                id[layer] = e2e_send_step(&c, layer, E2E_BOTH, items, 2, 0);
+            for (uint32_t layer = E2E_LAYERS; layer-- > 0;)
+                e2e_check_step(e2e_await(&c, id[layer]), layer, E2E_BOTH, items, 2);
+            pos += n;
+        }
+        for (uint32_t i = 0; i < 2; i++)
+            assert_int_equal(e2e_close_seq(&c, &s[i]), ATTN_OK);
+        e2e_disconnect(&c);
+        n_rounds++;
+    }
+}
+
+/* --- hostile ones ------------------------------------------------------------------------------ */
+
+static uint64_t random64(void)
+{
+    return (uint64_t)rand_r(&seed) << 42 ^ (uint64_t)rand_r(&seed) << 21 ^ (uint64_t)rand_r(&seed);
+}
+
+/* Random bytes, small numbers and numbers near limits. */
+static uint64_t nasty(const struct shm_link *l)
+{
+    const uint64_t edges[] = {0,
+                              1,
+                              64,
+                              1024,
+                              l->welcome.data_offset,
+                              l->welcome.region_bytes,
+                              l->welcome.region_bytes - 64,
+                              UINT32_MAX,
+                              UINT64_MAX - 63,
+                              l->welcome.n_slots};
+    switch (below(3)) {
+    case 0:
+        return edges[below(sizeof edges / sizeof edges[0])];
+    case 1:
+        return l->welcome.data_offset + 64 * (uint64_t)below(1000);
+    default:
+        return random64() >> below(64);
+    }
+}
+
+static void nap(void)
+{
+    struct timespec t = {.tv_nsec = below(3000000)};
+    nanosleep(&t, NULL);
+}
+
+struct message {
+    uint8_t bytes[1 << 14];
+    size_t n;
+};
+
+static void make_message(struct message *m, Attnd__Request *h, size_t payload_bytes)
+{
+    size_t head = wire_request_head_bytes(h);
+    wire_request_head_encode(h, random64() | 1, payload_bytes, m->bytes);
+    memset(m->bytes + head, (int)below(256), payload_bytes);
+    m->n = head + payload_bytes;
+}
+
+/* A session and a sequence of the hostile client's own; 0: none. */
+static uint64_t open_session(struct shm_link *l, uint32_t *out_pool, uint64_t *out_seq)
+{
+    static _Alignas(64) uint8_t copy[1 << 16];
+    struct message m;
+    uint8_t memory[8192];
+    char why[256];
+    Attnd__Hello hello = ATTND__HELLO__INIT;
+    Attnd__PoolDescribe describe = ATTND__POOL_DESCRIBE__INIT;
+    Attnd__Open open = ATTND__OPEN__INIT;
+    uint64_t session = 0;
+    *out_seq = random64();
+    for (int i = 0; i < 3; i++) {
+        Attnd__Request h = ATTND__REQUEST__INIT;
+        const uint8_t *reply;
+        size_t n;
+        struct wire_arena arena;
+        struct wire_reply w;
+        h.session = session;
+        if (i == 0) {
+            h.body_case = ATTND__REQUEST__BODY_HELLO;
+            h.hello = &hello;
+            hello.protocol_version = 1;
+        } else if (i == 1) {
+            h.body_case = ATTND__REQUEST__BODY_POOL_DESCRIBE;
+            h.pool_describe = &describe;
+            describe.name = "e2e";
+        } else {
+            h.body_case = ATTND__REQUEST__BODY_OPEN;
+            h.open = &open;
+            open.pool = *out_pool;
+            open.seq = *out_seq;
+        }
+        make_message(&m, &h, 0);
+        if (!shm_link_send(l, m.bytes, m.n) || !shm_link_receive(l, 2000, &reply, &n) ||
+            n > sizeof copy)
+            return 0;
+        memcpy(copy, reply, n);
+        wire_arena_init(&arena, memory, sizeof memory, sizeof memory);
+        if (wire_reply_decode(copy, n, &arena, &w, why, sizeof why) != ATTN_OK ||
+            w.header->status != ATTN_OK)
+            return 0;
+        if (i == 0)
+            session = w.header->hello->session;
+        else if (i == 1)
+            *out_pool = w.header->pool->pool;
+    }
+    return session;
+}
+
+/* A step of its own sequence, right or nearly so. */
+static void make_step(struct message *m, uint64_t session, uint32_t pool, uint64_t seq)
+{
+    Attnd__Step b = ATTND__STEP__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    uint32_t one = 1, pos = below(4), n_tokens = 1 + below(8);
+    b.pool = pool;
+    b.layer = below(E2E_LAYERS);
+    b.flags = E2E_BOTH;
+    b.dtype = ATTND__DTYPE__BF16;
+    b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = 1;
+    b.seq = &seq;
+    b.epoch = &one;
+    b.pos = &pos;
+    b.n_tokens = &n_tokens;
+    h.session = session;
+    h.body_case = ATTND__REQUEST__BODY_STEP;
+    h.step = &b;
+    make_message(m, &h, (size_t)n_tokens * (E2E_Q_HEADS + 2 * E2E_KV_HEADS) * E2E_DIM * 2);
+    if (below(10) == 0)
+        m->bytes[below(96)] ^= (uint8_t)(1u << below(8));
+}
+
+struct scribbler {
+    struct shm_link *l;
+    unsigned seed;
+    uint64_t begin, end;
+    atomic_bool is_over;
+};
+
+/* Changes what the daemon reads while it reads it. */
+static void *scribble(void *arg)
+{
+    struct scribbler *s = arg;
+    volatile uint8_t *p = s->l->base;
+    while (!atomic_load(&s->is_over)) {
+        for (int i = 0; i < 200; i++)
+            p[s->begin + (uint64_t)rand_r(&s->seed) % (s->end - s->begin)] =
+                (uint8_t)rand_r(&s->seed);
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    }
+    return NULL;
+}
+
+/* Valid and invalid requests, many in flight, replies read or not, while a second thread scribbles. */
+static void submit_and_scribble(struct shm_link *l)
+{
+    uint32_t pool;
+    uint64_t seq, session = open_session(l, &pool, &seq);
+    struct scribbler s = {.l = l, .seed = seed ^ 1};
+    pthread_t thread;
+    bool reads = below(3) != 0, has_thread = below(2) == 0;
+    switch (below(3)) {
+    case 0: /* heads of messages */
+        s.begin = l->welcome.data_offset;
+        s.end = s.begin + 256;
+        break;
+    case 1: /* control words and rings */
+        s.end = l->welcome.data_offset;
+        break;
+    default:
+        s.end = l->welcome.region_bytes;
+        break;
+    }
+    if (has_thread)
+        pthread_create(&thread, NULL, scribble, &s);
+    for (uint32_t i = 0; i < 300 && !shm_link_is_gone(l, 0); i++) {
+        struct message m;
+        const uint8_t *reply;
+        size_t n;
+        make_step(&m, session, pool, seq);
+        if (!shm_link_send(l, m.bytes, m.n) && reads)
+            shm_link_receive(l, 5, &reply, &n);
+        if (below(20) == 0)
+            nap();
+    }
+    if (has_thread) {
+        atomic_store(&s.is_over, true);
+        pthread_join(thread, NULL);
+    }
+}
+
+static void random_entries(struct shm_link *l)
+{
+    for (uint32_t i = 0; i < 50 && !shm_link_is_gone(l, 0); i++) {
+        struct shm_submit e = {
+            .request_offset = nasty(l),
+            .room_offset = nasty(l),
+            .request_bytes = (uint32_t)nasty(l),
+            .room_bytes = (uint32_t)nasty(l),
+            .slot = below(4) == 0 ? (uint32_t)nasty(l) : below(l->welcome.n_slots),
+            .reserved = below(20) == 0,
+        };
+        shm_link_submit(l, &e);
+        if (below(8) == 0)
+            nap();
+    }
+}
+
+static void random_words(struct shm_link *l)
+{
+    for (uint32_t i = 0; i < 200; i++) {
+        _Atomic uint32_t *words[] = {&l->control->submitted, &l->control->daemon_sleeps,
+                                     &l->control->completed, &l->control->client_sleeps};
+        atomic_store(words[below(i < 100 ? 4 : 3) + (i < 100 ? 0 : 1)],
+                     below(2) == 0 ? below(4) : (uint32_t)nasty(l));
+        shm_link_wake(l);
+        if (below(16) == 0)
+            nap();
+    }
+}
+
+/* Takes memory away, or tries to; abuses the descriptors. */
+static void abuse_descriptors(struct shm_link *l)
+{
+    uint32_t pool;
+    uint64_t seq, session = open_session(l, &pool, &seq), n = UINT64_MAX - 1;
+    if (ftruncate(l->memfd, 0) == 0 || ftruncate(l->memfd, 1 << 30) == 0 ||
+        fcntl(l->memfd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0)
+        _exit(3); /* the seals do not hold */
+    fcntl(l->wake_fd, F_SETFL, 0); /* blocking from now on */
+    for (uint32_t i = 0; i < 100 && !shm_link_is_gone(l, 0); i++) {
+        struct message m;
+        make_step(&m, session, pool, seq);
+        shm_link_send(l, m.bytes, m.n);
+        fallocate(l->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  (off_t)(below(2) == 0 ? l->welcome.data_offset + 4096 : l->welcome.region_bytes));
+        if (below(10) == 0)
+            nap();
+    }
+    fcntl(l->wake_fd, F_SETFL, O_NONBLOCK);
+    uint64_t drained;
+    if (read(l->wake_fd, &drained, sizeof drained) < 0 || write(l->wake_fd, &n, sizeof n) < 0)
+        return;
+}
+
+/* Steps whose replies nobody takes; then silence, or nothing at all. */
+static void stall_or_die(struct shm_link *l)
+{
+    uint32_t pool;
+    uint64_t seq, session = open_session(l, &pool, &seq);
+    struct message m;
+    atomic_store(&l->control->client_sleeps, below(3));
+    for (uint32_t i = 0; i < l->welcome.n_slots; i++) {
+        make_step(&m, session, pool, seq);
+        shm_link_send(l, m.bytes, m.n);
+    }
+    if (below(2) == 0)
+        nap();
+    else if (below(2) == 0)
+        kill(getpid(), SIGKILL);
+}
+
+/* Anything before, or instead of, a hello. */
+static void strange_hellos(const char *path)
+{
+    struct shm_hello h = {.magic = SHM_MAGIC, .version = SHM_VERSION};
+    uint8_t junk[512];
+    int fd = shm_link_connect(path);
+    if (fd < 0)
+        return;
+    for (size_t i = 0; i < sizeof junk; i++)
+        junk[i] = (uint8_t)below(256);
+    switch (below(6)) {
+    case 0:
+        break; /* silence, then gone */
+    case 1:
+        h.magic = (uint32_t)random64();
+        break;
+    case 2:
+        h.version = 1 + below(9);
+        break;
+    case 3:
+        h.region_bytes = random64() >> below(64);
+        h.n_slots = (uint32_t)random64() >> below(32);
+        break;
+    case 4:
+        h.reserved = 1;
+        break;
+    case 5:
+        (void)!send(fd, junk, 1 + below(sizeof junk), MSG_NOSIGNAL);
+        break;
+    }
+    if (below(4) != 0)
+        (void)!send(fd, &h, 1 + below(2) * (sizeof h - 1), MSG_NOSIGNAL);
+    if (below(2) == 0) { /* descriptors that nobody asked for */
+        union {
+            struct cmsghdr align;
+            char bytes[CMSG_SPACE(sizeof(int))];
+        } control = {0};
+        struct iovec iov = {&h, sizeof h};
+        struct msghdr m = {.msg_iov = &iov,
+                           .msg_iovlen = 1,
+                           .msg_control = control.bytes,
+                           .msg_controllen = sizeof control.bytes};
+        control.align.cmsg_len = CMSG_LEN(sizeof(int));
+        control.align.cmsg_level = SOL_SOCKET;
+        control.align.cmsg_type = SCM_RIGHTS;
+        memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
+        (void)!sendmsg(fd, &m, MSG_NOSIGNAL);
+    }
+    if (below(2) == 0)
+        nap();
+    close(fd);
+}
+
+static int be_hostile(const char *path)
+{
+    while (now_s() < end_s) {
+        struct shm_link l;
+        uint32_t what = below(6);
+        if (what == 5) {
+            strange_hellos(path);
+            continue;
+        }
+        if (!shm_link_open(&l, path, 1u << below(7), (uint64_t)64 << (10 + below(6))))
+            continue;
+        if (what == 0)
+            submit_and_scribble(&l);
+        else if (what == 1)
+            random_entries(&l);
+        else if (what == 2)
+            random_words(&l);
+        else if (what == 3)
+            abuse_descriptors(&l);
+        else
+            stall_or_die(&l);
+        if (below(8) == 0) /* says something after hello */
+            (void)!send(l.socket, "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        shm_link_close(&l);
+    }
+    return 0;
+}
+
+/* --- the daemon seen from outside -------------------------------------------------------------- */
+
+static uint32_t count_descriptors(pid_t pid)
+{
+    char path[64];
+    uint32_t n = 0;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    assert_non_null(dir);
+    while (readdir(dir) != NULL)
+        n++;
+    closedir(dir);
+    return n;
+}
+
+static uint32_t count_regions(pid_t pid)
+{
+    char line[512];
+    uint32_t n = 0;
+    snprintf(line, sizeof line, "/proc/%d/maps", (int)pid);
+    FILE *f = fopen(line, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f) != NULL)
+        n += strstr(line, "attnd-shm") != NULL;
+    fclose(f);
+    return n;
+}
+
+/* CPU time of all its threads so far. */
+static double cpu_s(pid_t pid)
+{
+    char text[1024], path[64];
+    unsigned long user, system;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = '\0';
+    char *after = strrchr(text, ')');
+    assert_non_null(after);
+    assert_int_equal(
+        sscanf(after, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system), 2);
+    return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+}
+
+static pid_t spawn_self(const char *role, const char *path, double seconds, unsigned child_seed)
+{
+    char self[256], time_text[32], seed_text[32];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = '\0';
+    snprintf(time_text, sizeof time_text, "%f", seconds);
+    snprintf(seed_text, sizeof seed_text, "%u", child_seed);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        execl(self, self, role, path, time_text, seed_text, NULL);
+        _exit(127);
+    }
+    return pid;
+}
+
+static void hostile_clients_harm_themselves_alone(void **state)
+{
+    (void)state;
+    struct e2e d;
+    static const char *const flags[] = {"--engine.lease", "20s", "--listen.handshake_timeout", "1s",
+                                        NULL};
+    const char *soak = getenv("SHM_SOAK_SECONDS"), *seed_text = getenv("SHM_SEED");
+    double seconds = soak != NULL ? atof(soak) : DEFAULT_SECONDS;
+    unsigned base = seed_text != NULL ? (unsigned)atoi(seed_text) : 1;
+    e2e_start(&d, flags);
+    struct e2e_client c;
+    e2e_connect_shm(&c, &d);
+    e2e_make_pool(&c, ATTN_BF16, 1024); /* for the hostile to find */
+    e2e_disconnect(&c);
+    while (count_regions(d.pid) > 0)
+        poll(NULL, 0, 2);
+    uint32_t n_descriptors = count_descriptors(d.pid);
+
+    pid_t pids[N_GOOD + N_HOSTILE];
+    double until_s = now_s() + seconds;
+    for (uint32_t i = 0; i < N_GOOD + N_HOSTILE; i++)
+        pids[i] = spawn_self(i < N_GOOD ? "good" : "hostile", d.shm_path, seconds, base * 100 + i);
+    for (uint32_t i = N_GOOD + N_HOSTILE; i-- > 0;) {
+        int status;
+        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
+        bool was_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+        if (i >= N_GOOD && was_killed && now_s() < until_s) { /* by itself: the next one */
+            pids[i] = spawn_self("hostile", d.shm_path, until_s - now_s(), base += 1000);
+            i++;
+        } else if (!(WIFEXITED(status) && WEXITSTATUS(status) == 0) &&
+                   !(i >= N_GOOD && was_killed)) {
+            fail_msg("client %u (seed %s) ended with status 0x%x", i,
+                     seed_text != NULL ? seed_text : "1", status);
+        }
+    }
+    /* everything of theirs is given back */
+    for (int i = 0; count_regions(d.pid) > 0 || count_descriptors(d.pid) > n_descriptors; i++) {
+        if (i > 5000)
+            fail_msg("%u regions and %u descriptors (%u before) are left", count_regions(d.pid),
+                     count_descriptors(d.pid), n_descriptors);
+        poll(NULL, 0, 2);
+    }
+    e2e_stop(&d);
+}
+
+static void wake_ups_are_not_lost(void **state)
+{
+    (void)state;
+    struct e2e d;
+    struct e2e_client c;
+    static struct e2e_seq s;
+    uint32_t n_late = 0;
+    seed = 3;
+    e2e_start(&d, NULL);
+    e2e_connect_shm(&c, &d);
+    e2e_make_pool(&c, ATTN_BF16, 64);
+    assert_int_equal(e2e_open_seq(&c, &s, 1, 1), ATTN_OK);
+    for (uint32_t i = 0; i < 500; i++) {
+        double start = now_s();
+        assert_int_equal(e2e_item(&c, &s, 0, i, 1), ATTN_OK);
+        n_late += now_s() - start > 0.4; /* found by the engine's own timer, every 0.5 s */
+        struct timespec t = {.tv_nsec = below(400000)};
+        nanosleep(&t, NULL);
+    }
+    assert_true(n_late < 25);
+    e2e_disconnect(&c);
+    e2e_stop(&d);
+}
+
+static void an_idle_daemon_sleeps(void **state)
+{
+    (void)state;
+    struct e2e d;
+    struct e2e_client c[8];
+    static struct e2e_seq s;
+    e2e_start(&d, NULL);
+    for (uint32_t i = 0; i < 8; i++)
+        e2e_connect_shm(&c[i], &d);
+    e2e_make_pool(&c[0], ATTN_BF16, 64);
+    assert_int_equal(e2e_open_seq(&c[0], &s, 1, 1), ATTN_OK);
+    for (uint32_t i = 0; i < 50; i++)
+        assert_int_equal(e2e_item(&c[0], &s, 0, i, 1), ATTN_OK);
+    poll(NULL, 0, 50);
+    double before = cpu_s(d.pid);
+    poll(NULL, 0, 1000);
+    double used = cpu_s(d.pid) - before;
+    if (used > 0.05)
+        fail_msg("an idle second took %.3f s of CPU", used);
+    for (uint32_t i = 0; i < 8; i++)
+        e2e_disconnect(&c[i]);
+    e2e_stop(&d);
+}
+
+/* Whether a process of another user can open a link. */
+static bool nobody_can_connect(const struct e2e *d)
+{
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct shm_link l;
+        if (setgid(65534) != 0 || setuid(65534) != 0)
+            _exit(2);
+        _exit(shm_link_open(&l, d->shm_path, 0, 0) ? 0 : 1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) < 2);
+    return WEXITSTATUS(status) == 0;
+}
+
+static void others_are_refused(void **state)
+{
+    (void)state;
+    struct e2e d;
+    int status;
+    if (geteuid() != 0)
+        skip();
+    e2e_start(&d, NULL);
+    assert_int_equal(chmod(d.dir, 0711), 0);
+    assert_false(nobody_can_connect(&d)); /* the file's mode */
+    assert_int_equal(chmod(d.shm_path, 0666), 0);
+    assert_true(nobody_can_connect(&d)); /* let in by it */
+    /* who got past the file's mode is looked at again */
+    e2e_signal(&d, SIGSTOP);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct shm_link l;
+        if (setgid(65534) != 0 || setuid(65534) != 0)
+            _exit(2);
+        l.socket = shm_link_connect(d.shm_path);
+        _exit(l.socket >= 0 && shm_link_is_gone(&l, 20000) ? 0 : 1);
+    }
+    char line[256];
+    do { /* until it is connected */
+        poll(NULL, 0, 5);
+        snprintf(line, sizeof line, "/proc/%d/fd", (int)pid);
+    } while (count_descriptors(pid) < 6);
+    poll(NULL, 0, 200);
+    assert_int_equal(chmod(d.shm_path, 0660), 0);
+    e2e_signal(&d, SIGCONT);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    e2e_stop(&d);
+}
+
+static void memory_is_bounded(void **state)
+{
+    (void)state;
+    struct e2e d;
+    struct shm_link l[5];
+    static const char *const flags[] = {"--listen.shm_client", "1M", "--listen.shm_memory", "4M",
+                                        NULL};
+    e2e_start(&d, flags);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_true(
+            shm_link_open(&l[i], d.shm_path, 0, (uint64_t)1 << 40)); /* gets what there is */
+        assert_int_equal(l[i].welcome.region_bytes, 1 << 20);
+    }
+    assert_false(shm_link_open(&l[4], d.shm_path, 0, 0));
+    assert_int_equal(l[4].welcome.status, ATTN_EQUOTA);
+    assert_non_null(strstr(l[4].welcome.message, "listen.shm_memory"));
+    shm_link_close(&l[2]);
+    while (!shm_link_open(&l[2], d.shm_path, 8, 0)) /* once it has noticed */
+        poll(NULL, 0, 2);
+    assert_int_equal(l[2].welcome.n_slots, 8);
+    for (uint32_t i = 0; i < 4; i++)
+        shm_link_close(&l[i]);
+    e2e_stop(&d);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 5) {
+        good_path = argv[2];
+        end_s = now_s() + atof(argv[3]);
+        seed = (unsigned)atoi(argv[4]);
+        if (strcmp(argv[1], "hostile") == 0)
+            return be_hostile(argv[2]);
+        const struct CMUnitTest tests[] = {cmocka_unit_test(every_output_is_right)};
+        return cmocka_run_group_tests_name("good", tests, NULL, NULL);
+    }
+    const struct CMUnitTest all[] = {
+        cmocka_unit_test(hostile_clients_harm_themselves_alone),
+        cmocka_unit_test(wake_ups_are_not_lost),
+        cmocka_unit_test(an_idle_daemon_sleeps),
+        cmocka_unit_test(others_are_refused),
+        cmocka_unit_test(memory_is_bounded),
+    };
+    return cmocka_run_group_tests_name("shm_abuse", all, NULL, NULL);
+}
