@@ -386,9 +386,17 @@ static bool take_reply(struct shm *sh, struct transport_message *out_m)
     return st == ATTN_OK;
 }
 
-/* Asks the daemon for a byte on the socket at the next reply. */
+static void drain_wakes(struct shm *sh)
+{
+    uint64_t n_wakes;
+    if (atomic_exchange(&sh->is_woken, false) && read(sh->wake_fd, &n_wakes, sizeof n_wakes) < 0)
+        return; /* drained already */
+}
+
+/* Makes the descriptor quiet, and asks the daemon for a byte on the socket at the next reply. */
 static void arm_socket(struct shm *sh)
 {
+    drain_wakes(sh);
     look_at_socket(sh);
     atomic_store(&sh->region->control->client_sleeps, SHM_WAITS_ON_SOCKET);
 }
@@ -414,15 +422,14 @@ static bool shm_recv(struct transport *t, struct transport_message *out_m)
 static void wait_on_descriptors(struct shm *sh, uint64_t ns)
 {
     struct epoll_event ready[2];
-    uint64_t n_wakes, now = now_ns();
+    uint64_t now = now_ns();
     if (sh->socket < 0) {
         uint64_t until_ns = sh->retry_at_ns > now ? sh->retry_at_ns - now : 0;
         ns = until_ns < ns ? until_ns : ns;
     }
     uint64_t ms = ns / 1000000u + (ns % 1000000u != 0);
     epoll_wait(sh->epoll_fd, ready, 2, ms > INT_MAX ? INT_MAX : (int)ms);
-    if (read(sh->wake_fd, &n_wakes, sizeof n_wakes) < 0)
-        return; /* nobody woke us */
+    drain_wakes(sh);
 }
 
 static bool has_news(struct shm *sh)
@@ -474,13 +481,15 @@ static void shm_wait(struct transport *t, uint64_t ns)
             is_spun || now_ns() - start_ns <= SHM_MAX_SPIN_NS ? SHM_MAX_SPIN_NS : sh->spin_ns / 2;
     else if (!atomic_load(&sh->is_woken))
         look_at_socket(sh);
-    atomic_store(&sh->is_woken, false);
+    drain_wakes(sh);
 }
 
 static void shm_wake(struct transport *t)
 {
     struct shm *sh = (struct shm *)t;
     uint64_t one = 1;
+    bool is_written = write(sh->wake_fd, &one, sizeof one) == sizeof one;
+    (void)is_written; /* else it is full, and readable already */
     atomic_store(&sh->is_woken, true);
     pthread_mutex_lock(&sh->lock);
     if (sh->region != NULL) {
@@ -490,8 +499,6 @@ static void shm_wake(struct transport *t)
             syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }
     pthread_mutex_unlock(&sh->lock);
-    if (write(sh->wake_fd, &one, sizeof one) < 0)
-        return; /* full: it is readable already */
 }
 
 static void shm_want_send(struct transport *t, bool is_wanted)

@@ -42,7 +42,7 @@ expect 2 "$load" --preset bytelm --layers 5
 expect 0 "$load" --help
 has gemma3-27b
 
-"$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http 127.0.0.1:0 \
+"$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT shm://$dir/shm.sock" --listen.http 127.0.0.1:0 \
   --device.kv_memory 512M >"$dir/attnd.log" 2>&1 &
 daemon=$!
 expect 0 "$ctl" --timeout 60 ping
@@ -72,6 +72,12 @@ expect 0 "$load" --preset bytelm --layers all $small --dtype f32
 verified
 expect 0 "$load" --preset bytelm --layers all $small --dtype f16
 verified
+expect 0 "$load" --endpoint "shm://$dir/shm.sock" $small
+verified
+expect 0 "$load" --endpoint "shm://$dir/shm.sock" --preset bytelm --layers all --sequences 3 \
+  --context 20 --steps 10 --rate 2000 --json --verify
+verified
+expect 0 "$ctl" --endpoint "shm://$dir/shm.sock" ping
 # past gemma's window, in a layer that slides and in one that does not
 expect 0 "$load" --preset gemma3-27b --layers 6 --context 1100 --steps 3 --json --verify
 verified

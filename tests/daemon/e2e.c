@@ -58,6 +58,12 @@ static void spawn(struct e2e *d, const char **argv)
 void e2e_start(struct e2e *d, const char *const *flags)
 {
     make_dir(d);
+    e2e_restart(d, flags);
+}
+
+void e2e_restart(struct e2e *d, const char *const *flags)
+{
+    unlink(d->log);
     char urls[256];
     snprintf(urls, sizeof urls, "%s shm://%s", d->url, d->shm_path);
     const char *argv[64] = {ATTND_BINARY, "--backend",

@@ -23,6 +23,8 @@ struct e2e {
 /* Starts attnd with a socket in a directory of its own and waits until it serves. flags: NULL-terminated,
  * after those that make it small. */
 void e2e_start(struct e2e *d, const char *const *flags);
+/* The same at the same addresses, after the daemon ended. */
+void e2e_restart(struct e2e *d, const char *const *flags);
 /* Runs attnd with these flags alone until it ends: its exit code; what it wrote is in d->log. */
 int e2e_run(struct e2e *d, const char *const *flags);
 void e2e_signal(struct e2e *d, int number);

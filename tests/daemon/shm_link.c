@@ -157,6 +157,9 @@ bool shm_link_receive(struct shm_link *l, int timeout_ms, const uint8_t **out_re
         l->is_busy[e.slot] = false;
         l->n_busy--;
     }
+    if (e.reply_offset > l->welcome.region_bytes ||
+        e.reply_bytes > l->welcome.region_bytes - e.reply_offset)
+        return false; /* the test itself wrote over the ring */
     *out_reply = l->base + e.reply_offset;
     *out_bytes = e.reply_bytes;
     return true;
