@@ -109,7 +109,7 @@ const struct config_option config_options[] = {
         "Sessions (hello messages) at once."),
     TIME("engine", "lease", lease_us, "30s", 10 * MS, 24 * HOUR,
         "Silence of a session after which its sequences are freed."),
-    TIME("engine", "spin", spin_us, "50us", 0, 10 * MS,
+    TIME("engine", "spin", spin_us, "200us", 0, 10 * MS,
         "How long the engine looks out for the next request of shm clients before it sleeps, while\n"
         "they send often. 0: not at all."),
     TIME("engine", "drain_timeout", drain_timeout_us, "30s", 0, HOUR,

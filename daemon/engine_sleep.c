@@ -7,9 +7,8 @@
  * poller's client one of its own. They are edge-triggered and never read, so nobody who holds one can
  * swallow another's wake-up or keep the engine awake without writing to it again and again.
  */
-#include <errno.h>
 #include <limits.h>
-#include <stdlib.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -22,6 +21,7 @@ enum {
     EVENTS = 64,
 };
 static const uint64_t MIN_SPIN_NS = 1000; /* shorter ones are none */
+static const uint64_t POLITE_NS = 20 * 1000; /* spinning for longer lets others run in between */
 static const uint64_t RECENT_NS = 10 * 1000 * 1000; /* pollers silent for longer are not spun for */
 
 static void cpu_pause(void)
@@ -97,17 +97,19 @@ static bool is_quiet(struct engine *e)
     return atomic_load(&e->inbox) == NULL && !atomic_load(&e->is_stopping);
 }
 
-/* Looks at everything until there is something or until_ns. */
-static void spin(struct engine *e, uint64_t until_ns)
+/* Looks at everything until there is something or ns are over. */
+static void spin(struct engine *e, uint64_t start_ns, uint64_t ns)
 {
-    do {
+    for (uint64_t passed_ns = 0; passed_ns < ns; passed_ns = stats_now_ns() - start_ns) {
         for (int i = 0; i < LOOKS_A_CLOCK; i++) {
             if (engine_poll_pollers(e) || !is_quiet(e))
                 return;
             for (int k = 0; k < PAUSES_A_LOOK; k++)
                 cpu_pause();
         }
-    } while (stats_now_ns() < until_ns);
+        if (passed_ns > POLITE_NS)
+            sched_yield();
+    }
 }
 
 static void sleep_until_woken(struct engine *e, uint64_t max_ns)
@@ -132,7 +134,7 @@ void engine_idle(struct engine *e, uint64_t max_ns)
     uint64_t start_ns = stats_now_ns(), max_spin_ns = e->cfg->spin_us * 1000;
     uint64_t polled_ns = e->polled_ns;
     if (engine_is_polled(e))
-        spin(e, start_ns + (e->spin_ns < max_ns ? e->spin_ns : max_ns));
+        spin(e, start_ns, e->spin_ns < max_ns ? e->spin_ns : max_ns);
     if (e->polled_ns == polled_ns && is_quiet(e)) {
         sleep_until_woken(e, max_ns);
         engine_poll_pollers(e);
