@@ -88,7 +88,7 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
     const struct wire_step_layout *l = &r->layout;
     size_t head_bytes = wire_request_head_bytes(&req);
     bool is_small = request_fits(c, head_bytes, l->request_bytes);
-    uint64_t reply_bytes = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items * 10ull + l->reply_bytes;
+    uint64_t reply_bytes = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items + l->reply_bytes;
     uint8_t *m = is_small ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes,
                                                      (size_t)reply_bytes)
                           : NULL;
