@@ -48,7 +48,7 @@ attn_status backend_load(const char *name, const struct backend_ops **out_ops, c
         *out_ops = backend_cpu();
         return ATTN_OK;
     }
-    if (strcmp(name, "cuda") != 0 && strcmp(name, "hip") != 0) {
+    if (*name == 0 || name[strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789")] != 0) {
         snprintf(why, why_bytes, "no backend is called '%s' (cpu, cuda, hip)", name);
         return ATTN_ENOTFOUND;
     }

@@ -184,8 +184,8 @@ typedef const struct backend_ops *(*backend_module_fn)(void);
 /* The built-in CPU backend. */
 const struct backend_ops *backend_cpu(void);
 
-/* Finds a backend by name ("cpu", "cuda", "hip"): built in, or attnd-NAME.so next to the running
- * binary, in ../lib/attnd beside it, or in $ATTND_MODULE_DIR. The module stays loaded.
+/* Finds a backend by name ("cpu", "cuda", "hip", another module's): built in, or attnd-NAME.so next to
+ * the running binary, in ../lib/attnd beside it, or in $ATTND_MODULE_DIR. The module stays loaded.
  * ATTN_ENOTFOUND: the reason is in why. */
 attn_status backend_load(const char *name, const struct backend_ops **out_ops, char *why,
                          size_t why_bytes);

@@ -64,7 +64,7 @@ template <int dim, bool is_fp8>
 __global__ void __launch_bounds__(threads) attend_codes(const __grid_constant__ gpu_attend a)
 {
     using L = layout<dim>;
-    extern __shared__ __align__(128) char shared[];
+    GPU_SHARED(char, shared);
     constexpr int n_o = dim / 8, n_q = dim / 64;
     const gpu_kv &kv = a.kv;
     const int lane = lane_id(), g = lane / 4, t = lane % 4;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(threads) attend_codes(const __grid_constant__ 
         [&](uint32_t base,
             int stage) { /* rows past the end become zero */
                          if (base < end) {
-                             uint32_t to = shared_address(stages + stage * L::stage_bytes);
+                             shared_at to = shared_address(stages + stage * L::stage_bytes);
                              uint32_t block = table[base >> kv.block_shift],
                                       slot = base & (kv.block_tokens - 1);
                              const char *k = row_address(kv, pk, block, head, slot);
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(threads) attend_codes(const __grid_constant__ 
     }
     __syncthreads();
     const row_sink sink = {a, it, layer, head, 0, split};
-    merge_warps<dim, true>(all_o, sink, n);
+    merge_warps<dim, n_warps, true>(all_o, sink, n);
 }
 
 template <int dim> int allow()

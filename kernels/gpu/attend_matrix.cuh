@@ -1,9 +1,9 @@
 /* attend_matrix.cuh: attention on tensor cores for everything the tuned decode kernels do not compute:
  * prompt chunks, quantised K and V, head dims in between. Tiles as in FlashAttention-2 (Dao, 2023):
- * S = Q K^T and O += P V by 16 x 8 x 16 products, S and P stay in registers.
+ * S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P stay in registers.
  *
  * A thread block takes 16 * row_warps query rows (token x head of a group) of one kv head and one split of
- * the cached tokens, in tiles of `tile` tokens, two of which are in shared memory. row_warps share a
+ * the cached tokens, in tiles of `tile` tokens, copy_stages of which are in shared memory. row_warps share a
  * tile's tokens; token_warps cut it and meet at the end. Rows of Q, K and V lie in shared memory as
  * 16-byte pieces, piece c of row r at c ^ (r % 8), so that matrix loads meet no bank twice.
  */
@@ -18,17 +18,17 @@ namespace gpu
 template <bool is_bf16_, bool is_quantised_, int dim_, int row_warps_> struct matrix_config {
     static constexpr bool is_bf16 = is_bf16_, is_quantised = is_quantised_;
     static constexpr int dim = dim_; /* head dim, rounded up: 64, 128, 256 */
-    static constexpr int row_warps = row_warps_, token_warps = 4 / row_warps_;
-    static constexpr int threads = 128, rows = 16 * row_warps;
-    static constexpr int tile = dim == 256 && row_warps == 4 ? 32 : 64;
-    static constexpr int warp_tokens = tile / token_warps;
+    static constexpr int tile = matrix_tile(dim, row_warps_, is_quantised_);
+    static constexpr int row_warps = row_warps_, token_warps = row_warps == 1 ? tile / 16 : 1;
+    static constexpr int warps = row_warps * token_warps, threads = warps * warp_width;
+    static constexpr int rows = 16 * row_warps, warp_tokens = tile / token_warps;
     static constexpr int row_bytes = dim * 2, pieces = dim / 8;
     static constexpr int q_bytes = rows * row_bytes, tile_bytes = tile * row_bytes;
-    static constexpr int merge_bytes = token_warps > 1
-                                           ? token_warps * 16 * (dim + 4) * 4 + token_warps * 16 * 8
-                                           : 0;
-    /* two stages of K and V; quantised: one of K and V as the products take them, behind it two
-     * stages of codes of K, of V, scales of K, of V */
+    /* results on their way out, over K and V: with row warps only, in slices of 64 elements */
+    static constexpr int slice = token_warps > 1 ? dim : 64, slice_stride = slice + 4;
+    static constexpr int merge_bytes = warps * 16 * (slice_stride * 4 + 8);
+    /* copy_stages of K and V; quantised: one of K and V as the products take them, behind it
+     * copy_stages of codes of K, of V, scales of K, of V */
     static constexpr int code_bytes = tile * dim;
     static constexpr int part_bytes = is_quantised ? code_bytes : tile_bytes;
     /* V's scales meet the probabilities; those of an f16 kernel have no room for it, there they go
@@ -36,13 +36,19 @@ template <bool is_bf16_, bool is_quantised_, int dim_, int row_warps_> struct ma
     static constexpr bool scales_p = is_quantised && is_bf16;
     static constexpr int stage_bytes = is_quantised ? 2 * code_bytes + 8 * tile : 2 * tile_bytes;
     static constexpr int stages_at = q_bytes + (is_quantised ? 2 * tile_bytes : 0);
-    static constexpr int kv_end = stages_at + 2 * stage_bytes, merge_end = q_bytes + merge_bytes;
+    static constexpr int kv_end = stages_at + copy_stages * stage_bytes,
+                         merge_end = q_bytes + merge_bytes;
     static constexpr int shared_bytes = kv_end > merge_end ? kv_end : merge_end;
 };
 
-template <class C> GPU_DEVICE uint32_t piece_at(uint32_t base, uint32_t row, uint32_t piece)
+template <class C> GPU_DEVICE uint32_t row_piece(uint32_t row, uint32_t piece)
 {
-    return base + row * C::row_bytes + ((piece ^ (row & 7)) << 4);
+    return row * C::row_bytes + ((piece ^ (row & 7)) << 4);
+}
+
+template <class C> GPU_DEVICE shared_at piece_at(shared_at base, uint32_t row, uint32_t piece)
+{
+    return base + row_piece<C>(row, piece);
 }
 
 /* Where and what a thread block reads. */
@@ -55,7 +61,7 @@ struct matrix_source {
 /* Starts bringing one tile of K and V to a stage; rows past the end and pieces past the head dim
  * become zero. Quantised: codes as they are, and their scales. */
 template <class C>
-GPU_DEVICE void load_tile(const gpu_kv &kv, const matrix_source &src, uint32_t base, uint32_t dst)
+GPU_DEVICE void load_tile(const gpu_kv &kv, const matrix_source &src, uint32_t base, shared_at dst)
 {
     const char *k0 = kv.base + src.k.codes + src.head * src.k.head_bytes;
     const char *v0 = kv.base + src.v.codes + src.head * src.v.head_bytes;
@@ -78,7 +84,7 @@ GPU_DEVICE void load_tile(const gpu_kv &kv, const matrix_source &src, uint32_t b
         copy_async<8>(dst + i * 8, k, has_k);
         copy_async<8>(dst + C::part_bytes + i * 8, v, has_v);
         if (piece == 0) {
-            uint32_t scales = dst + 2 * C::part_bytes + row * 4;
+            shared_at scales = dst + 2 * C::part_bytes + row * 4;
             copy_async<4>(scales, scale_address(kv, src.k, block, src.head, slot), is_live);
             copy_async<4>(scales + 4 * C::tile, scale_address(kv, src.v, block, src.head, slot),
                           is_live);
@@ -110,7 +116,7 @@ GPU_DEVICE void decode_part(const char *codes, const float *scales, uint32_t dty
                 w[e] = C::is_bf16 ? bf16_encode2(x[2 * e], x[2 * e + 1])
                                   : f16_encode2(x[2 * e], x[2 * e + 1]);
         }
-        *(uint4 *)(dst + piece_at<C>(0, row, piece)) = make_uint4(w[0], w[1], w[2], w[3]);
+        *(uint4 *)(dst + row_piece<C>(row, piece)) = make_uint4(w[0], w[1], w[2], w[3]);
     }
 }
 
@@ -152,23 +158,23 @@ struct row_sink {
     }
 };
 
-/* Joins the results of four warps that took different tokens of the same 16 rows: [warp][16][dim + 4]
- * sums, behind them [warp][16] (m, sum). Called by 128 threads after a barrier. */
-template <int dim, bool is_bf16>
+/* Joins the results of warps that took different tokens of the same 16 rows: [warp][16][dim + 4] sums,
+ * behind them [warp][16] (m, sum). Called by all their threads after a barrier. */
+template <int dim, int warps, bool is_bf16>
 GPU_DEVICE void merge_warps(const float *all_o, const row_sink &sink, uint32_t n)
 {
     constexpr int pieces = dim / 8, stride = dim + 4;
-    const float *all_ml = all_o + 4 * 16 * stride;
-    for (int i = threadIdx.x; i < 16 * pieces; i += 128) {
+    const float *all_ml = all_o + warps * 16 * stride;
+    for (int i = threadIdx.x; i < 16 * pieces; i += warps * warp_width) {
         uint32_t r = i / pieces, e = i % pieces * 8;
         if (r >= n || e >= sink.a.kv.dv)
             continue;
         float m = -INFINITY, sum = 0.0f, x[8] = {};
 #pragma unroll
-        for (int w = 0; w < 4; ++w)
+        for (int w = 0; w < warps; ++w)
             m = fmaxf(m, all_ml[w * 32 + r * 2]);
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
+        for (int w = 0; w < warps; ++w) {
             float f = exp2_diff(all_ml[w * 32 + r * 2], m);
             sum = fmaf(f, all_ml[w * 32 + r * 2 + 1], sum);
             float y[8];
@@ -177,7 +183,7 @@ GPU_DEVICE void merge_warps(const float *all_o, const row_sink &sink, uint32_t n
             for (int k = 0; k < 8; ++k)
                 x[k] = fmaf(f, y[k], x[k]);
         }
-        sink.store<is_bf16>(r, e, x, m, sum);
+        sink.template store<is_bf16>(r, e, x, m, sum);
     }
 }
 
@@ -187,12 +193,19 @@ template <bool is_bf16> GPU_DEVICE bool is_bad(uint32_t bits)
     return (bits & exponent) == exponent;
 }
 
+/* The element if it is NaN or inf, else 0. */
+template <bool is_bf16> GPU_DEVICE float bad_only(uint32_t bits)
+{
+    return !is_bad<is_bf16>(bits) ? 0.0f : is_bf16 ? bf16_decode(bits) : f16_decode(bits);
+}
+
 /* A NaN or inf in V must not reach rows that do not see its key, but 0 * NaN is NaN. In a tile where
  * some key is hidden from some row, such elements are added here to the rows that see them and become
  * zero in shared memory. Collective; true if there was one: a barrier must follow. */
 template <class C>
-GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 8][4], const matrix_row (&row)[2],
-                         uint32_t base, int warp_token, uint32_t end)
+GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 16][tile_values],
+                         const matrix_row (&row)[tile_rows], uint32_t base, int warp_token,
+                         uint32_t end)
 {
     bool found = false;
     for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
@@ -202,26 +215,25 @@ GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 8][4], const matrix_row (&
         for (int k = 0; k < 4; ++k)
             found |= is_bad<C::is_bf16>(w[k]) || is_bad<C::is_bf16>(w[k] >> 16);
     }
-    if (!__syncthreads_or(found))
+    if (!block_any(found))
         return false;
     for (int t = warp_token; t < warp_token + C::warp_tokens; ++t) {
         uint32_t key = base + t;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            if (key >= end || !is_visible(row[h].see, key))
+        for (int r = 0; r < tile_rows; ++r) {
+            if (key >= end || !is_visible(row[r].see, key))
                 continue;
 #pragma unroll
-            for (int j = 0; j < C::dim / 8; ++j) {
-                uint32_t two = *(const uint32_t *)(v + piece_at<C>(0, t, j) + lane_id() % 4 * 4);
+            for (int j = 0; j < C::dim / 16; ++j)
 #pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    uint32_t bits = two >> (c * 16) & 0xffff;
-                    float x = C::is_bf16 ? bf16_decode(bits) : f16_decode(bits);
-                    if (!is_bad<C::is_bf16>(bits))
-                        x = 0.0f;
-                    o[j][h * 2 + c] += x;
+                for (int i = 0; i < tile_values; i += 2) {
+                    if (tile_row_of(i) != r)
+                        continue;
+                    uint32_t e = j * 16 + tile_column(lane_id(), i);
+                    uint32_t two = *(const uint32_t *)(v + row_piece<C>(t, e / 8) + e % 8 * 2);
+                    o[j][i] += bad_only<C::is_bf16>(two & 0xffff);
+                    o[j][i + 1] += bad_only<C::is_bf16>(two >> 16);
                 }
-            }
         }
     }
     __syncthreads();
@@ -239,10 +251,10 @@ GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 8][4], const matrix_row (&
 template <class C>
 __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constant__ gpu_attend a)
 {
-    extern __shared__ __align__(128) char shared[];
-    constexpr int n_s = C::warp_tokens / 8, n_o = C::dim / 8;
+    GPU_SHARED(char, shared);
+    constexpr int n_s = C::warp_tokens / 16, n_o = C::dim / 16;
     const gpu_kv &kv = a.kv;
-    const uint32_t s_q = shared_address(shared);
+    const shared_at s_q = shared_address(shared);
     const int lane = lane_id(), warp_row = warp_id() % C::row_warps * 16;
     const int warp_token = warp_id() / C::row_warps * C::warp_tokens;
     chain_release();
@@ -268,10 +280,10 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
         copy16_async(piece_at<C>(s_q, r, piece), is_live ? from : (const char *)it.q, is_live);
     }
 
-    matrix_row row[2];
+    matrix_row row[tile_rows];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        uint32_t r = warp_row + lane / 4 + h * 8;
+    for (int h = 0; h < tile_rows; ++h) {
+        uint32_t r = warp_row + tile_row(lane, h);
         uint32_t at = row0 + (r < n ? r : n - 1);
         row[h].position = it.pos + at / kv.group;
         row[h].see = visible_to(layer, row[h].position, kv_len);
@@ -301,23 +313,27 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
         copy_commit();
     };
 
-    float o[n_o][4];
+    float o[n_o][tile_values];
 #pragma unroll
     for (int j = 0; j < n_o; ++j)
-        o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < tile_values; ++i)
+            o[j][i] = 0.0f;
 
     uint32_t base = next_tile(begin);
     int stage = 0;
-    if (base < end)
+    if (copy_stages == 2 && base < end)
         start_tile(base, 0);
     while (base < end) {
         uint32_t next = next_tile(base + C::tile);
-        if (next < end) {
+        if (copy_stages == 1)
+            start_tile(base, 0);
+        else if (next < end)
             start_tile(next, stage ^ 1);
+        if (copy_stages == 2 && next < end)
             copy_wait<1>();
-        } else {
+        else
             copy_wait<0>();
-        }
         __syncthreads();
 
         char *staged = shared + C::stages_at + stage * C::stage_bytes, *parts = staged;
@@ -330,137 +346,141 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
                                  parts + C::tile_bytes);
             __syncthreads();
         }
-        const uint32_t s_k = shared_address(parts), s_v = s_k + C::tile_bytes;
-        float s[n_s][4];
+        const shared_at s_k = shared_address(parts), s_v = s_k + C::tile_bytes;
+        float s[n_s][tile_values];
 #pragma unroll
         for (int j = 0; j < n_s; ++j)
-            s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < tile_values; ++i)
+                s[j][i] = 0.0f;
 #pragma unroll
         for (int kk = 0; kk < C::dim / 16; ++kk) {
             if (kk * 16 >= kv.dk)
-                break;
-            uint32_t q[4];
-            load_matrix4(q, piece_at<C>(s_q, warp_row + lane % 16, kk * 2 + lane / 16));
+                continue;
+            tile_operand q;
+            tile_load_rows(q, lane, [&](uint32_t r, uint32_t piece) {
+                return piece_at<C>(s_q, warp_row + r, kk * 2 + piece);
+            });
 #pragma unroll
-            for (int j = 0; j < n_s; j += 2) {
-                uint32_t k[4];
-                load_matrix4(k, piece_at<C>(s_k, warp_token + j * 8 + lane / 16 * 8 + lane % 8,
-                                            kk * 2 + lane / 8 % 2));
-                mma_16816<C::is_bf16>(s[j], q, k[0], k[1]);
-                mma_16816<C::is_bf16>(s[j + 1], q, k[2], k[3]);
+            for (int j = 0; j < n_s; ++j) {
+                tile_operand k;
+                tile_load_columns(k, lane, [&](uint32_t r, uint32_t piece) {
+                    return piece_at<C>(s_k, warp_token + j * 16 + r, kk * 2 + piece);
+                });
+                tile_multiply<C::is_bf16>(s[j], q, k);
             }
         }
 
         if (C::is_quantised) {
-            k_scales += warp_token + lane % 4 * 2;
+            k_scales += warp_token;
 #pragma unroll
             for (int j = 0; j < n_s; ++j)
 #pragma unroll
-                for (int c = 0; c < 4; ++c)
-                    s[j][c] *= k_scales[j * 8 + c % 2];
+                for (int i = 0; i < tile_values; ++i)
+                    s[j][i] *= k_scales[j * 16 + tile_column(lane, i)];
         }
 
         const bool is_open = base >= highest.first && base + C::tile <= min(lowest.end, end);
-        float top[2] = {row[0].m, row[1].m};
+        float top[tile_rows], factor[tile_rows];
+#pragma unroll
+        for (int r = 0; r < tile_rows; ++r)
+            top[r] = row[r].m;
 #pragma unroll
         for (int j = 0; j < n_s; ++j)
 #pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                matrix_row &w = row[c / 2];
-                uint32_t key = base + warp_token + j * 8 + lane % 4 * 2 + c % 2;
-                float x = is_plain ? s[j][c] * scale_log2
-                                   : score_of(layer, s[j][c], w.slope, w.position, key);
-                s[j][c] = is_open || (key < end && is_visible(w.see, key)) ? x : -INFINITY;
-                top[c / 2] = fmaxf(top[c / 2], s[j][c]);
+            for (int i = 0; i < tile_values; ++i) {
+                matrix_row &w = row[tile_row_of(i)];
+                uint32_t key = base + warp_token + j * 16 + tile_column(lane, i);
+                float x = is_plain ? s[j][i] * scale_log2
+                                   : score_of(layer, s[j][i], w.slope, w.position, key);
+                s[j][i] = is_open || (key < end && is_visible(w.see, key)) ? x : -INFINITY;
+                top[tile_row_of(i)] = fmaxf(top[tile_row_of(i)], s[j][i]);
             }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            top[h] = warp_max<4>(top[h]);
-            float f = exp2_diff(row[h].m, top[h]);
-            row[h].m = top[h];
-            row[h].sum *= f;
-#pragma unroll
-            for (int j = 0; j < n_o; ++j) {
-                o[j][h * 2] *= f;
-                o[j][h * 2 + 1] *= f;
-            }
+        for (int r = 0; r < tile_rows; ++r) {
+            top[r] = warp_max<tile_lanes, tile_step>(top[r]);
+            factor[r] = exp2_diff(row[r].m, top[r]);
+            row[r].m = top[r];
+            row[r].sum *= factor[r];
         }
 #pragma unroll
+        for (int j = 0; j < n_o; ++j)
+#pragma unroll
+            for (int i = 0; i < tile_values; ++i)
+                o[j][i] *= factor[tile_row_of(i)];
+#pragma unroll
         for (int j = 0; j < n_s; ++j)
 #pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                s[j][c] = exp2_diff(s[j][c], row[c / 2].m);
-                row[c / 2].sum += s[j][c];
+            for (int i = 0; i < tile_values; ++i) {
+                s[j][i] = exp2_diff(s[j][i], row[tile_row_of(i)].m);
+                row[tile_row_of(i)].sum += s[j][i];
             }
         if (!is_open && !C::scales_p &&
             hide_bad<C>(parts + C::tile_bytes, o, row, base, warp_token, end))
             __syncthreads();
 
 #pragma unroll
-        for (int j = 0; j < n_s; j += 2) {
-            uint32_t p[4];
+        for (int j = 0; j < n_s; ++j) {
 #pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                float lo = s[j + c / 2][c % 2 * 2], hi = s[j + c / 2][c % 2 * 2 + 1];
-                if (C::scales_p) { /* a hidden key's scale may be NaN */
-                    const float *scale = v_scales + warp_token + (j + c / 2) * 8 + lane % 4 * 2;
-                    lo = lo == 0.0f ? 0.0f : lo * scale[0];
-                    hi = hi == 0.0f ? 0.0f : hi * scale[1];
-                }
-                p[c] = C::is_bf16 ? bf16_encode2(lo, hi) : f16_encode2(lo, hi);
-            }
+            for (int i = 0; i < tile_values && C::scales_p;
+                 ++i) /* a hidden key's scale may be NaN */
+                s[j][i] = s[j][i] == 0.0f
+                              ? 0.0f
+                              : s[j][i] * v_scales[warp_token + j * 16 + tile_column(lane, i)];
+            tile_operand p;
+            tile_pack<C::is_bf16>(p, s[j]);
 #pragma unroll
-            for (int d = 0; d < n_o; d += 2) {
-                if (d * 8 >= kv.dv)
-                    break;
-                uint32_t v[4];
-                load_matrix4_transposed(
-                    v, piece_at<C>(s_v, warp_token + j * 8 + lane % 16, d + lane / 16));
-                mma_16816<C::is_bf16>(o[d], p, v[0], v[1]);
-                mma_16816<C::is_bf16>(o[d + 1], p, v[2], v[3]);
+            for (int d = 0; d < n_o; ++d) {
+                if (d * 16 >= kv.dv)
+                    continue;
+                tile_operand v;
+                tile_load_transposed(v, lane, [&](uint32_t r, uint32_t piece) {
+                    return piece_at<C>(s_v, warp_token + j * 16 + r, d * 2 + piece);
+                });
+                tile_multiply<C::is_bf16>(o[d], p, v);
             }
         }
         __syncthreads(); /* the stage may be filled again */
         base = next;
-        stage ^= 1;
+        stage ^= copy_stages - 1;
     }
     copy_wait<0>();
-    row[0].sum = warp_sum<4>(row[0].sum);
-    row[1].sum = warp_sum<4>(row[1].sum);
+#pragma unroll
+    for (int r = 0; r < tile_rows; ++r)
+        row[r].sum = warp_sum<tile_lanes, tile_step>(row[r].sum);
     __syncthreads();
 
     /* results: [warp][16 rows][dim + 4] floats, then (m, sum), over K and V where they fit */
     const row_sink sink = {a, it, layer, head, row0, split};
-    constexpr int stride = C::dim + 4;
-    /* with row warps only, a warp passes its own rows in slices of 64 elements */
-    constexpr int slice = C::token_warps > 1 ? C::dim : 64;
-    constexpr int slice_stride = C::token_warps > 1 ? stride : slice + 4;
-    float *s_o = (float *)(shared + C::q_bytes) + warp_id() * 16 * slice_stride;
-    float *s_ml = (float *)(shared + C::q_bytes) + 4 * 16 * slice_stride + warp_id() * 32;
-    if (lane % 4 == 0)
+    constexpr int slice = C::slice, stride = C::slice_stride;
+    float *s_o = (float *)(shared + C::q_bytes) + warp_id() * 16 * stride;
+    float *s_ml = (float *)(shared + C::q_bytes) + C::warps * 16 * stride + warp_id() * 32;
+    if (tile_is_first(lane))
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            s_ml[(lane / 4 + h * 8) * 2] = row[h].m;
-            s_ml[(lane / 4 + h * 8) * 2 + 1] = row[h].sum;
+        for (int r = 0; r < tile_rows; ++r) {
+            s_ml[tile_row(lane, r) * 2] = row[r].m;
+            s_ml[tile_row(lane, r) * 2 + 1] = row[r].sum;
         }
 #pragma unroll
     for (int d0 = 0; d0 < C::dim; d0 += slice) {
         if (d0 >= kv.dv)
-            break;
+            continue;
 #pragma unroll
-        for (int j = 0; j < slice / 8; ++j)
+        for (int j = 0; j < slice / 16; ++j)
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                *(float2 *)(s_o + (lane / 4 + h * 8) * slice_stride + j * 8 + lane % 4 * 2) =
-                    make_float2(o[d0 / 8 + j][h * 2], o[d0 / 8 + j][h * 2 + 1]);
+            for (int i = 0; i < tile_values; i += 2)
+                *(float2 *)(s_o + tile_row(lane, tile_row_of(i)) * stride + j * 16 +
+                            tile_column(lane, i)) =
+                    make_float2(o[d0 / 16 + j][i], o[d0 / 16 + j][i + 1]);
         if (C::token_warps == 1) {
             sync_warp();
             for (int i = lane; i < 16 * slice / 8; i += warp_width) {
                 uint32_t r = i / (slice / 8), e = d0 + i % (slice / 8) * 8;
                 float x[8];
-                load8(x, (const char *)(s_o + r * slice_stride + i % (slice / 8) * 8), ATTN_F32);
+                load8(x, (const char *)(s_o + r * stride + i % (slice / 8) * 8), ATTN_F32);
                 if (warp_row + r < n && e < kv.dv)
-                    sink.store<C::is_bf16>(warp_row + r, e, x, s_ml[r * 2], s_ml[r * 2 + 1]);
+                    sink.template store<C::is_bf16>(warp_row + r, e, x, s_ml[r * 2],
+                                                    s_ml[r * 2 + 1]);
             }
             sync_warp();
         }
@@ -469,7 +489,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
         return;
 
     __syncthreads();
-    merge_warps<C::dim, C::is_bf16>((const float *)(shared + C::q_bytes), sink, n);
+    merge_warps<C::dim, C::warps, C::is_bf16>((const float *)(shared + C::q_bytes), sink, n);
 }
 
 template <class C> int launch_matrix(const gpu_attend *a, void *stream, bool chained)

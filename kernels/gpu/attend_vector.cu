@@ -38,7 +38,7 @@ GPU_DEVICE float fold_value(const fold_factors &f, float a, float b)
 template <int lanes>
 __global__ void __launch_bounds__(threads) attend(const __grid_constant__ gpu_attend a)
 {
-    extern __shared__ float shared[];
+    GPU_SHARED(float, shared);
     constexpr int n_groups = threads / lanes, width = lanes * 8;
     float *s_o = shared; /* [n_groups][rows][width] */
     float *s_ml = shared + n_groups * rows * width; /* [n_groups][rows][2] */

@@ -78,9 +78,6 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
     if (runtime_device_open(c->device_index, &b->device) != 0)
         return gpu_fail(b, ATTN_ENOTSUP, "no " GPU_BACKEND_NAME " device: %s",
                         runtime_last_error());
-    if (b->device.capability < 80)
-        return gpu_fail(b, ATTN_ENOTSUP, "%s has compute capability %u.%u; 8.0 is needed",
-                        b->device.name, b->device.capability / 10, b->device.capability % 10);
     if (runtime_stream_open(&b->stream) != 0)
         return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
     int code = runtime_check("loading the matrix kernels", gpu_attend_matrix_init());

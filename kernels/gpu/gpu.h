@@ -3,20 +3,30 @@
  *
  * Kernels are plain templates over these functions and hold no vendor intrinsic of their own (the
  * kernels tuned for one chip excepted, which say so). 16-bit floats travel as uint16_t bits, only
- * 32-bit values are shuffled. This file is the CUDA spelling.
+ * 32-bit values are shuffled. The functions are spelled in gpu_cuda.h, in gpu_hip.h, and by the tests,
+ * whose spelling runs kernels on the host (ATTND_GPU_SPELLING names their header). A spelling gives:
+ *
+ *     warp_width, shuffle_xor, sync_warp, block_any          warps and thread blocks
+ *     exp2_fast, log2_fast, time_ns                          2^-inf is 0
+ *     f16_decode, *_encode2, e4m3_*                          rounding to nearest even
+ *     shared_at, shared_address, copy16_async, copy_wait     shared memory, copies into it
+ *     tile_*, matrix_tile                                    16 x 16 tiles: tile_mma.h, tile_mfma.h
+ *     chain_wait, chain_release, launch, allow_shared        launches
+ *     GPU_SHARED, params                                     dynamic shared memory, parameters
  */
 #ifndef ATTND_GPU_H
 #define ATTND_GPU_H
 
-#include <cuda_runtime.h>
-#include <stdint.h>
-
-#define GPU_DEVICE __device__ __forceinline__
+#ifdef ATTND_GPU_SPELLING
+#include ATTND_GPU_SPELLING
+#elif defined(__HIP__)
+#include "kernels/gpu/gpu_hip.h"
+#else
+#include "kernels/gpu/gpu_cuda.h"
+#endif
 
 namespace gpu
 {
-
-constexpr int warp_width = 32;
 
 GPU_DEVICE int lane_id()
 {
@@ -28,247 +38,21 @@ GPU_DEVICE int warp_id()
     return threadIdx.x / warp_width;
 }
 
-GPU_DEVICE void sync_warp()
-{
-    __syncwarp();
-}
-
-GPU_DEVICE float shuffle_xor(float v, int mask)
-{
-    return __shfl_xor_sync(~0u, v, mask);
-}
-
-/* Sum and maximum over groups of `width` neighbouring lanes, the result in every lane. */
-template <int width = warp_width> GPU_DEVICE float warp_sum(float v)
+/* Sum and maximum over groups of `width` lanes that are `step` apart, the result in every lane. */
+template <int width = warp_width, int step = 1> GPU_DEVICE float warp_sum(float v)
 {
 #pragma unroll
-    for (int d = 1; d < width; d *= 2)
+    for (int d = step; d < width * step; d *= 2)
         v += shuffle_xor(v, d);
     return v;
 }
 
-template <int width = warp_width> GPU_DEVICE float warp_max(float v)
+template <int width = warp_width, int step = 1> GPU_DEVICE float warp_max(float v)
 {
 #pragma unroll
-    for (int d = 1; d < width; d *= 2)
+    for (int d = step; d < width * step; d *= 2)
         v = fmaxf(v, shuffle_xor(v, d));
     return v;
-}
-
-/* ---- special functions: 2^x, log2 x; 2^-inf is 0 */
-
-GPU_DEVICE float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-GPU_DEVICE float log2_fast(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-GPU_DEVICE uint64_t time_ns()
-{
-    uint64_t t;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-    return t;
-}
-
-/* ---- element conversions; encoding rounds to nearest even */
-
-GPU_DEVICE float bf16_decode(uint32_t bits)
-{
-    return __uint_as_float(bits << 16);
-}
-
-GPU_DEVICE float f16_decode(uint32_t bits)
-{
-    float f;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((uint16_t)bits));
-    return f;
-}
-
-/* Two values in one word, lo in the low half. */
-GPU_DEVICE uint32_t bf16_encode2(float lo, float hi)
-{
-    uint32_t r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    return r;
-}
-
-GPU_DEVICE uint32_t f16_encode2(float lo, float hi)
-{
-    uint32_t r;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    return r;
-}
-
-/* Two e4m3 codes of a word's low half. Exact. */
-GPU_DEVICE void e4m3_decode2(uint32_t codes, float &lo, float &hi)
-{
-#if __CUDA_ARCH__ >= 890
-    uint32_t h;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((uint16_t)codes));
-    lo = f16_decode(h & 0xffff);
-    hi = f16_decode(h >> 16);
-#else
-    /* sign and 7 bits moved into an f16's place have an exponent that is 8 too small */
-    lo = f16_decode((codes & 0x80) << 8 | (codes & 0x7f) << 7) * 256.0f;
-    hi = f16_decode((codes & 0x8000) | (codes & 0x7f00) >> 1) * 256.0f;
-#endif
-}
-
-/* Two e4m3 codes of a word, bytes 2 * pair and 2 * pair + 1, as bf16. Exact; the NaN code reads as 480
- * (no quantiser here stores it). The code's bits in a bf16's place have an exponent that is 120 too
- * small; conversions proper would take a quarter of the rate. */
-template <int pair> GPU_DEVICE uint32_t e4m3_to_bf16x2(uint32_t codes)
-{
-    uint32_t w = __byte_perm(codes, 0, pair ? 0x3424 : 0x1404), r;
-    w = (w & 0x80008000) | (w & 0x7f007f00) >> 4;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(w), "r"(0x7b807b80), "r"(0x80008000));
-    return r;
-}
-
-/* Byte `index` of four int8 codes. Exact: the byte becomes the low bits of 2^23 + 128 + code. */
-GPU_DEVICE float int8_decode(uint32_t codes, int index)
-{
-    return __uint_as_float(__byte_perm(codes ^ 0x80808080, 0x4b000000, 0x7440 + index)) -
-           8388736.0f;
-}
-
-/* One value, saturating at 448. */
-GPU_DEVICE uint32_t e4m3_encode(float x)
-{
-#if __CUDA_ARCH__ >= 890
-    uint16_t r;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(0.0f), "f"(x));
-    return r & 0xff;
-#else
-    uint32_t sign = __float_as_uint(x) >> 24 & 0x80;
-    float a = fminf(fabsf(x), 448.0f);
-    if (a < 0.015625f) /* subnormal: multiples of 2^-9; 8 of them are the first normal */
-        return sign | (uint32_t)__float2int_rn(a * 512.0f);
-    uint32_t u = __float_as_uint(a);
-    u += 0x7ffff + (u >> 20 & 1); /* 3 mantissa bits stay */
-    return sign | ((u >> 20) - (120 << 3));
-#endif
-}
-
-/* ---- asynchronous copies global -> shared, 16 bytes a thread */
-
-GPU_DEVICE uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* valid false: the 16 bytes become zero and src is not read (it must still be a mapped address). */
-GPU_DEVICE void copy16_async(uint32_t dst, const void *src, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
-}
-
-/* The same for 8 or 4 bytes. */
-template <int bytes> GPU_DEVICE void copy_async(uint32_t dst, const void *src, bool valid)
-{
-    static_assert(bytes == 4 || bytes == 8, "16 bytes: copy16_async");
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(bytes),
-                 "r"(valid ? bytes : 0)
-                 : "memory");
-}
-
-GPU_DEVICE void copy_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* All but the newest `pending` groups of this thread have arrived. */
-template <int pending> GPU_DEVICE void copy_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
-/* ---- matrix instructions: 16 x 8 x 16, fp32 sums. Lane l of the result holds rows l/4 and l/4 + 8,
- * columns 2(l%4) and 2(l%4) + 1: c[0], c[1] of the upper row, c[2], c[3] of the lower. */
-
-template <bool is_bf16>
-GPU_DEVICE void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    if (is_bf16)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},"
-                     "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},"
-                     "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. */
-GPU_DEVICE void load_matrix4(uint32_t (&r)[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-GPU_DEVICE void load_matrix4_transposed(uint32_t (&r)[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-/* ---- chained launches: a kernel launched `chained` may start while the one before it still runs.
- * It must call chain_wait() in every thread block before it touches what earlier kernels write;
- * the earlier kernel calls chain_release() once it no longer minds company. */
-
-GPU_DEVICE void chain_wait()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-GPU_DEVICE void chain_release()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/* Returns the runtime's error code, 0 on success. */
-template <class... Params, class... Args>
-int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, void *stream,
-           bool chained, Args... args)
-{
-    cudaLaunchConfig_t c = {};
-    c.gridDim = grid;
-    c.blockDim = block;
-    c.dynamicSmemBytes = shared_bytes;
-    c.stream = (cudaStream_t)stream;
-    cudaLaunchAttribute a = {};
-    a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    a.val.programmaticStreamSerializationAllowed = 1;
-    c.attrs = &a;
-    c.numAttrs = chained ? 1 : 0;
-    return (int)cudaLaunchKernelEx(&c, kernel, args...);
-}
-
-/* Lets a kernel take more shared memory than the default 48 KiB. */
-template <class... Params> int allow_shared(void (*kernel)(Params...), size_t bytes)
-{
-    return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     (int)bytes);
 }
 
 } // namespace gpu

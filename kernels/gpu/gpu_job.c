@@ -119,7 +119,8 @@ static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_
         return choice->forced == GPU_MATRIX_16 ? matrix : choice->forced;
     if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS)
         return GPU_TUNED;
-    return p->config.q_dtype == ATTN_F32 ? GPU_VECTOR : matrix;
+    bool has_matrix = p->config.q_dtype != ATTN_F32 && p->b->device.has_matrix_units;
+    return has_matrix ? matrix : GPU_VECTOR;
 }
 
 static uint32_t rows_per_unit(enum gpu_kernel kernel)

@@ -12,7 +12,7 @@ using namespace gpu;
 namespace
 {
 
-constexpr int threads = 128, max_dim = 256;
+constexpr int threads = 128, n_warps = threads / warp_width, max_dim = 256;
 
 /* What a thread block of one query row needs to know. */
 struct row_work {
@@ -88,7 +88,9 @@ GPU_DEVICE float block_max(float x, float *s_warp)
     if (lane_id() == 0)
         s_warp[warp_id()] = x;
     __syncthreads();
-    return fmaxf(fmaxf(s_warp[0], s_warp[1]), fmaxf(s_warp[2], s_warp[3]));
+    for (int i = 0; i < n_warps; ++i)
+        x = fmaxf(x, s_warp[i]);
+    return x;
 }
 
 GPU_DEVICE float block_sum(float x, float *s_warp)
@@ -98,7 +100,10 @@ GPU_DEVICE float block_sum(float x, float *s_warp)
     if (lane_id() == 0)
         s_warp[warp_id()] = x;
     __syncthreads();
-    return s_warp[0] + s_warp[1] + s_warp[2] + s_warp[3];
+    x = 0.0f;
+    for (int i = 0; i < n_warps; ++i)
+        x += s_warp[i];
+    return x;
 }
 
 GPU_DEVICE void store_element(const gpu_kv &kv, const row_work &w, uint32_t e, float x)
@@ -114,7 +119,7 @@ GPU_DEVICE void store_element(const gpu_kv &kv, const row_work &w, uint32_t e, f
 template <bool is_online>
 __global__ void __launch_bounds__(threads) one_row(const __grid_constant__ gpu_attend a)
 {
-    __shared__ float s_q[max_dim], s_p[threads], s_warp[threads / warp_width];
+    __shared__ float s_q[max_dim], s_p[threads], s_warp[n_warps];
     const gpu_kv &kv = a.kv;
     const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
     uint32_t unit = blockIdx.x - it.unit0, n_rows = it.n_tokens * kv.group;

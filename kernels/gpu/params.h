@@ -55,7 +55,7 @@ struct gpu_item {
     uint32_t split_tokens; /* tokens in each part but the last */
     uint32_t slot0; /* first partial slot; a slot is one query row's part of one split */
     uint32_t pad[2];
-};
+} __attribute__((aligned(16))); /* moved in pieces of 16 bytes, out of the parameters too */
 
 struct gpu_patch {
     uint32_t row, index, block;

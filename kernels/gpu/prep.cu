@@ -138,8 +138,9 @@ GPU_DEVICE void bring_q(const gpu_kv &kv, const gpu_item &it, uint32_t token)
 
 /* Two thread blocks a token, for k and v and for q; patches and the inline items are spread over the
  * first ones. */
-__global__ void __launch_bounds__(prep_threads) prep(const __grid_constant__ gpu_prep a)
+__global__ void __launch_bounds__(prep_threads) prep(const __grid_constant__ gpu_prep by_value)
 {
+    const gpu_prep &a = params(by_value);
     chain_release();
     uint32_t thread = blockIdx.x * prep_threads + threadIdx.x;
     uint32_t n_threads = gridDim.x * prep_threads;

@@ -23,7 +23,8 @@ typedef struct runtime_graph runtime_graph;
 struct runtime_device {
     char name[96];
     uint32_t n_processors;
-    uint32_t capability; /* cuda: 10 * major + minor */
+    uint32_t capability; /* 10 * major + minor */
+    bool has_matrix_units; /* 16-bit products with 32-bit sums, as attend_matrix.cuh wants them */
     uint64_t l2_bytes;
     uint64_t total_bytes, free_bytes;
 };

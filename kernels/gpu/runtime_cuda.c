@@ -120,6 +120,11 @@ int runtime_device_open(int index, struct runtime_device *out)
     code = CALL(cudaGetDeviceProperties, (&prop, index));
     if (code)
         return code;
+    if (prop.major < 8) {
+        snprintf(last_error, sizeof last_error, "%s has compute capability %d.%d; 8.0 is needed",
+                 prop.name, prop.major, prop.minor);
+        return (int)cudaErrorInvalidDevice;
+    }
     code = runtime_device_use(index);
     if (code)
         return code;
@@ -130,6 +135,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     snprintf(out->name, sizeof out->name, "%.95s", prop.name);
     out->n_processors = (uint32_t)prop.multiProcessorCount;
     out->capability = (uint32_t)(10 * prop.major + prop.minor);
+    out->has_matrix_units = true;
     out->l2_bytes = (uint64_t)prop.l2CacheSize;
     out->free_bytes = free_bytes;
     out->total_bytes = total_bytes;

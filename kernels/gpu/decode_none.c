@@ -1,0 +1,51 @@
+/* decode_none.c: decode.h where no tuned kernel is built: every geometry is answered "no", and the generic
+ * kernels do all the work.
+ */
+#include "kernels/gpu/decode.h"
+
+bool decode_supported(const struct backend_pool_config *c, int major, int minor)
+{
+    (void)c, (void)major, (void)minor;
+    return false;
+}
+
+int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,
+                     const struct gpu_kv *kv, const struct attn_layer_spec *specs,
+                     uint32_t n_processors)
+{
+    (void)p, (void)c, (void)kv, (void)specs, (void)n_processors;
+    return -1;
+}
+
+uint64_t decode_scratch_bytes(const struct decode_pool *p, uint32_t max_items, uint32_t max_tokens)
+{
+    (void)p, (void)max_items, (void)max_tokens;
+    return 0;
+}
+
+uint64_t decode_upload_bytes(const struct decode_pool *p, uint32_t max_items, uint32_t max_tokens)
+{
+    (void)p, (void)max_items, (void)max_tokens;
+    return 0;
+}
+
+void decode_planner_fini(struct decode_planner *w)
+{
+    (void)w;
+}
+
+attn_status decode_prepare(const struct decode_pool *p, const struct decode_item *items,
+                           uint32_t n_items, struct decode_planner *w, void *upload,
+                           uint64_t upload_capacity, struct decode_call *out_call)
+{
+    (void)p, (void)items, (void)n_items, (void)w, (void)upload, (void)upload_capacity;
+    (void)out_call;
+    return ATTN_ENOTSUP;
+}
+
+int decode_launch(const struct decode_call *c, const void *upload, void *scratch, void *stream,
+                  int chained)
+{
+    (void)c, (void)upload, (void)scratch, (void)stream, (void)chained;
+    return -1;
+}
