@@ -344,7 +344,8 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
         prep->patches = (struct gpu_patch *)(j->staging.device + patches_at);
         prep->out_items = NULL;
     }
-    memcpy(patches, batch->patches, n_patches * sizeof *patches);
+    if (n_patches)
+        memcpy(patches, batch->patches, n_patches * sizeof *patches);
 
     uint64_t q_row = (uint64_t)p->config.num_q_heads * p->config.head_dim_k *
                      attn_dtype_bytes(p->config.q_dtype);
