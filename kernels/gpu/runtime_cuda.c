@@ -121,7 +121,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     if (code)
         return code;
     if (prop.major < 8) {
-        snprintf(last_error, sizeof last_error, "%s has compute capability %d.%d; 8.0 is needed",
+        snprintf(last_error, sizeof last_error, "%.95s has compute capability %d.%d; 8.0 is needed",
                  prop.name, prop.major, prop.minor);
         return (int)cudaErrorInvalidDevice;
     }

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <ctime>
 
-#define GPU_DEVICE static inline
+#define GPU_DEVICE inline
 #define GPU_SHARED(type, name) type *const name = (type *)simt::shared()
 #define __global__ static
 #define __device__
