@@ -355,8 +355,8 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
                 s[j][i] = 0.0f;
 #pragma unroll
         for (int kk = 0; kk < C::dim / 16; ++kk) {
-            if (kk * 16 >= kv.dk)
-                continue;
+            if (has_early_exits && kk * 16 >= kv.dk)
+                break;
             tile_operand q;
             tile_load_rows(q, lane, [&](uint32_t r, uint32_t piece) {
                 return piece_at<C>(s_q, warp_row + r, kk * 2 + piece);
@@ -431,8 +431,8 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
             tile_pack<C::is_bf16>(p, s[j]);
 #pragma unroll
             for (int d = 0; d < n_o; ++d) {
-                if (d * 16 >= kv.dv)
-                    continue;
+                if (has_early_exits && d * 16 >= kv.dv)
+                    break;
                 tile_operand v;
                 tile_load_transposed(v, lane, [&](uint32_t r, uint32_t piece) {
                     return piece_at<C>(s_v, warp_token + j * 16 + r, d * 2 + piece);
@@ -463,8 +463,8 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
         }
 #pragma unroll
     for (int d0 = 0; d0 < C::dim; d0 += slice) {
-        if (d0 >= kv.dv)
-            continue;
+        if (has_early_exits && d0 >= kv.dv)
+            break;
 #pragma unroll
         for (int j = 0; j < slice / 16; ++j)
 #pragma unroll
