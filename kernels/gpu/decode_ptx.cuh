@@ -46,6 +46,23 @@ GPU_DEVICE void barrier_wait(uint32_t bar, uint32_t phase)
                  : "memory");
 }
 
+GPU_DEVICE uint4 shared_load16(uint32_t at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+GPU_DEVICE void shared_store16(uint32_t at, uint4 v)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
+
 /* Orders this thread's ordinary accesses to shared memory with later copies and wgmma. */
 GPU_DEVICE void proxy_fence()
 {

@@ -35,6 +35,17 @@ struct unit_rows {
     }
 };
 
+/* Keys that some row of a unit sees: below `end`, and from `begin` on or below `sinks`. */
+struct seen_by_some {
+    uint32_t begin, end, sinks;
+    bool is_same; /* all rows see the same */
+
+    GPU_DEVICE bool has(uint32_t key) const
+    {
+        return key < end && (key >= begin || key < sinks);
+    }
+};
+
 /* Which keys the rows of a unit see. A key below `end_all` and not below `begin_all` is seen by all. */
 struct unit_keys {
     uint32_t total; /* pos + n_tokens: cached tokens of the item; nothing lies behind */
@@ -53,6 +64,11 @@ struct unit_keys {
     GPU_DEVICE bool sees(uint32_t token, uint32_t key) const
     {
         return key < end_of(token) && (key >= begin_of(token) || key < sinks);
+    }
+    GPU_DEVICE seen_by_some seen_by(const unit_rows &rows) const
+    {
+        const uint32_t low = rows.token(0), high = rows.token(rows.count - 1);
+        return {begin_of(low), end_of(high), sinks, low == high};
     }
     /* some row does not see all of keys [key, key + n) */
     GPU_DEVICE bool must_mask(uint32_t key, uint32_t n) const
@@ -101,6 +117,34 @@ template <int NT> struct unit_extras {
     float cap; /* 0: none */
     float slope[NT][2];
 };
+
+/* ---- NaN and inf in V, two 16-bit floats a word */
+
+template <bool is_bf16> GPU_DEVICE bool has_bad(uint4 v)
+{
+    constexpr uint32_t lo = is_bf16 ? 0x7f80 : 0x7c00, hi = lo << 16;
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+    bool is_bad = false;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        is_bad |= (w[i] & lo) == lo || (w[i] & hi) == hi;
+    return is_bad;
+}
+
+/* The element at a shared address if it is NaN or inf, else 0. The warp has read when is_clearing
+ * threads clear it. */
+template <bool is_bf16> GPU_DEVICE float take_bad(uint32_t at, bool is_clearing)
+{
+    constexpr uint32_t exponent = is_bf16 ? 0x7f80 : 0x7c00;
+    uint16_t bits;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(at) : "memory");
+    gpu::sync_warp();
+    if ((bits & exponent) != exponent)
+        return 0.0f;
+    if (is_clearing)
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((uint16_t)0) : "memory");
+    return is_bf16 ? gpu::bf16_decode(bits) : gpu::f16_decode(bits);
+}
 
 /* A unit's rows in one warp: queries, running sums, maxima, and sums of weights. */
 template <bool is_bf16, int D, int NT> struct warp_rows {
@@ -219,8 +263,9 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
                 s[x][c] = (s[x][c] + s2[x][c]) * scale_log2;
         if (has_extras)
             apply_extras(s, key, rows, keys, extras);
-        if (keys.must_mask(key, DECODE_TILE))
-            mask(s, stage, key, rows, keys);
+        const bool is_masked = keys.must_mask(key, DECODE_TILE);
+        if (is_masked)
+            mask(s, key, rows, keys);
 
         uint32_t p[NT][2];
 #pragma unroll
@@ -257,6 +302,8 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
             p[x][0] = transpose8(encode2<is_bf16>(s[x][0], s[x][1]));
             p[x][1] = transpose8(encode2<is_bf16>(s[x][2], s[x][3]));
         }
+        if (is_masked)
+            hide_values(stage, key, rows, keys);
 #pragma unroll
         for (int j = 0; j < steps; ++j) {
             uint32_t a[4];
@@ -267,9 +314,8 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
         }
     }
 
-    /* Scores of keys that a row does not see; V rows behind the last token may hold anything and are
-     * cleared, since 0 times NaN is NaN. */
-    GPU_DEVICE void mask(float (&s)[NT][4], uint32_t stage, uint32_t key, const unit_rows &rows,
+    /* Scores of keys that a row does not see. */
+    GPU_DEVICE void mask(float (&s)[NT][4], uint32_t key, const unit_rows &rows,
                          const unit_keys &keys)
     {
         const uint32_t lane = gpu::lane_id(), g = lane / 4, t = lane % 4;
@@ -283,18 +329,63 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
                 if (!keys.sees(token, key + g + 8))
                     s[x][c + 2] = -INFINITY;
             }
-        if (key + DECODE_TILE <= keys.total)
-            return;
+    }
+
+    /* Weights of hidden keys are 0, but 0 times NaN is NaN. V rows that no row of the unit sees are
+     * cleared; where the unit's rows see different keys, a NaN or inf is added to those that see it
+     * and cleared too. */
+    GPU_DEVICE void hide_values(uint32_t stage, uint32_t key, const unit_rows &rows,
+                                const unit_keys &keys)
+    {
+        const uint32_t lane = gpu::lane_id(), v_at = stage + v_offset;
+        const seen_by_some some = keys.seen_by(rows);
+        const bool from_start = !some.is_same || keys.window != 0;
+        const uint32_t r0 = from_start ? 0 : some.end > key ? min(some.end - key, DECODE_TILE) : 0;
+        bool is_found = false;
 #pragma unroll 1
-        for (uint32_t e = (keys.total - key) * (D / 8) + lane; e < DECODE_TILE * (D / 8); e += 32) {
-            uint32_t r = e / (D / 8), c = e % (D / 8);
-            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                             stage + v_offset + c / 8 * 2048 + r * 128 + c % 8 * 16),
-                         "r"(0)
-                         : "memory");
+        for (uint32_t e = r0 * (D / 8) + lane; e < DECODE_TILE * (D / 8); e += 32) {
+            const uint32_t r = e / (D / 8), c = e % (D / 8);
+            const uint32_t at = v_at + c / 8 * 2048 + r * 128 + c % 8 * 16;
+            if (!some.has(key + r))
+                shared_store16(at, make_uint4(0, 0, 0, 0));
+            else if (!some.is_same)
+                is_found |= has_bad<is_bf16>(shared_load16(at));
         }
+        if (__any_sync(~0u, is_found))
+            move_bad(v_at, key, rows, keys);
         proxy_fence(); /* a later copy may refill the stage */
         gpu::sync_warp();
+    }
+
+    GPU_DEVICE void move_bad(uint32_t v_at, uint32_t key, const unit_rows &rows,
+                             const unit_keys &keys)
+    {
+        const uint32_t g = gpu::lane_id() / 4, t = gpu::lane_id() % 4;
+#pragma unroll 1
+        for (uint32_t e = 0; e < DECODE_TILE * steps; ++e) {
+            const uint32_t r = e / steps, step = e % steps;
+            float bad[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const uint32_t at =
+                    v_at + step / 4 * 2048 + r * 128 + ((step % 4 * 2 + h) ^ (r % 8)) * 16 + g * 2;
+                bad[h] = take_bad<is_bf16>(at, t == 0);
+            }
+            if (!__any_sync(~0u, bad[0] != 0.0f || bad[1] != 0.0f))
+                continue;
+#pragma unroll
+            for (int x = 0; x < NT; ++x)
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const bool sees = keys.sees(rows.token(x * 8 + 2 * t + c), key + r);
+#pragma unroll
+                    for (int j = 0; j < steps; ++j)
+                        if (sees && j == (int)step) {
+                            o[j][x][c] += bad[0];
+                            o[j][x][c + 2] += bad[1];
+                        }
+                }
+        }
     }
 
     GPU_DEVICE void apply_extras(float (&s)[NT][4], uint32_t key, const unit_rows &rows,
@@ -367,7 +458,8 @@ GPU_DEVICE unit_extras<NT> extras_of(const decode_dev_item &it, const unit_rows 
 }
 
 /* Ends a row of q with maximum m and sum l: adds its sink logit, gives the factor for its sums, and
- * stores its lse where is_first (one thread a row). A row that saw no key has l = 0, factor 0. */
+ * stores its lse where is_first (one thread a row). A row that saw no key has l = 0, factor 0; one that
+ * saw a NaN has l = NaN, and so everything. */
 GPU_DEVICE float finish_row(const decode_dev_item &it, const decode_params &p, uint32_t row,
                             float m, float l, bool is_first)
 {
@@ -376,13 +468,13 @@ GPU_DEVICE float finish_row(const decode_dev_item &it, const decode_params &p, u
         const float *logits = p.layers[it.layer].sink_logits;
         if (logits) {
             const float sink = logits[row % p.num_q_heads] * 1.44269504f, top = fmaxf(m, sink);
-            scale = l > 0.0f ? gpu::exp2_fast(m - top) : 0.0f;
+            scale = l != 0.0f ? gpu::exp2_fast(m - top) : 0.0f;
             l = l * scale + gpu::exp2_fast(sink - top);
             m = top;
         }
     }
     if (is_first && it.lse)
-        ((float *)it.lse)[row] = l > 0.0f ? 0.69314718f * (m + gpu::log2_fast(l)) : -INFINITY;
+        ((float *)it.lse)[row] = l != 0.0f ? 0.69314718f * (m + gpu::log2_fast(l)) : -INFINITY;
     return l != 0.0f ? __fdividef(scale, l) : 0.0f;
 }
 

@@ -29,6 +29,22 @@ GPU_DEVICE void sync_consumers()
     asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
+/* Is x true in one of them? */
+GPU_DEVICE bool consumers_any(bool x)
+{
+    uint32_t any;
+    asm volatile("{\n"
+                 ".reg .pred p, q;\n"
+                 "setp.ne.u32 p, %1, 0;\n"
+                 "bar.red.or.pred q, 1, 256, p;\n"
+                 "selp.u32 %0, 1, 0, q;\n"
+                 "}"
+                 : "=r"(any)
+                 : "r"((uint32_t)x)
+                 : "memory");
+    return any;
+}
+
 template <bool is_bf16, int D, bool has_extras>
 __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ decode_params p,
                                                       const __grid_constant__ decode_short_words w,
@@ -237,19 +253,55 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
                          : "memory");
         }
         if (is_masked) {
-            /* V rows behind the last token may hold anything: 0 times NaN is NaN */
-            const uint32_t last =
-                tile_at(first + i * TB + here - 1, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
-            const uint32_t valid = (here - 1) * DECODE_TILE + min(DECODE_TILE, keys.total - last);
+            /* Weights of hidden keys are 0, but 0 times NaN is NaN: V rows that no row sees are
+             * cleared; where rows see different keys, NaN and inf are looked for */
+            const seen_by_some some = keys.seen_by(rows);
+            const uint32_t tiles = first + i * TB;
+            auto key_of = [&](uint32_t r) {
+                return tile_at(tiles + r / DECODE_TILE, it.sink_tiles, it.skip_tiles) *
+                           DECODE_TILE +
+                       r % DECODE_TILE;
+            };
+            /* without a window the hidden ones are the last */
+            const uint32_t r0 = keys.window == 0 && some.is_same && some.end >= key_of(0)
+                                    ? min(some.end - key_of(0), TT)
+                                    : 0;
+            bool is_found = false;
             barrier_wait(full + (S + s_at) * 8, phase);
 #pragma unroll 1
-            for (uint32_t e = valid * (D / 8) + tid; e < TT * (D / 8); e += 256) {
-                const uint32_t r = e / (D / 8), c = e % (D / 8);
-                asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                                 stage + r / 8 * group_bytes + group_bytes / 2 + c / 8 * 1024 +
-                                 r % 8 * 128 + c % 8 * 16),
-                             "r"(0)
-                             : "memory");
+            for (uint32_t e = r0 / 8 * D + tid; e < TT * (D / 8); e += 256) {
+                const uint32_t r = e / D * 8 + e / 8 % 8; /* a group has D pieces of V */
+                const uint32_t at = stage + e / D * group_bytes + group_bytes / 2 + e % D * 16;
+                if (r >= here * DECODE_TILE || !some.has(key_of(r)))
+                    shared_store16(at, make_uint4(0, 0, 0, 0));
+                else if (!some.is_same)
+                    is_found |= has_bad<is_bf16>(shared_load16(at));
+            }
+            if (!some.is_same && consumers_any(is_found)) {
+                /* added to the rows that see it, then cleared: 32 threads read each of them */
+#pragma unroll 1
+                for (uint32_t e = 0; e < here * DECODE_TILE * (D / 16); ++e) {
+                    const uint32_t r = e / (D / 16), step = e % (D / 16);
+                    const uint32_t c = half * (D / 16) + step, key = key_of(r);
+                    const uint32_t at = stage + r / 8 * group_bytes + group_bytes / 2 +
+                                        c / 8 * 1024 + r % 8 * 128 + (c % 8 ^ r % 8) * 16 + t * 4;
+                    const float bad[2] = {take_bad<is_bf16>(at, false),
+                                          take_bad<is_bf16>(at + 2, false)};
+                    if (!__any_sync(~0u, bad[0] != 0.0f || bad[1] != 0.0f))
+                        continue;
+                    const bool sees[2] = {keys.sees(rows.token(row0), key),
+                                          keys.sees(rows.token(row0 + 8), key)};
+#pragma unroll
+                    for (int j = 0; j < D / 4; ++j)
+                        if (j / 4 == (int)step && sees[j / 2 % 2])
+                            o[j] += bad[j % 2];
+                }
+                sync_consumers();
+#pragma unroll 1
+                for (uint32_t e = tid; e < TT * D; e += 256)
+                    take_bad<is_bf16>(stage + e / (8 * D) * group_bytes + group_bytes / 2 +
+                                          e % (8 * D) * 2,
+                                      true);
             }
         }
         proxy_fence();

@@ -201,6 +201,100 @@ static void random_histories_match_the_cpu_backend(void **state)
     }
 }
 
+/* NaN, inf or -inf (bf16), by i, into element e of K or V row (token, kv_head) of an item. */
+static void poison(const struct rig *r, struct backend_item *it, uint32_t i, uint32_t token,
+                   uint32_t e)
+{
+    static const uint16_t values[] = {0x7fc0, 0x7f80, 0xff80};
+    size_t row = (size_t)token * r->config.num_kv_heads + i % r->config.num_kv_heads;
+    bool is_v = i / 3 % 2 == 0;
+    uint32_t dim = is_v ? r->config.head_dim_v : r->config.head_dim_k;
+    ((uint16_t *)(uintptr_t)(is_v ? it->v : it->k))[row * dim + e % dim] = values[i % 3];
+}
+
+static bool is_alike(double a, double b)
+{
+    if (isnan(a) || isnan(b))
+        return isnan(a) && isnan(b);
+    if (isinf(a) || isinf(b))
+        return a == b;
+    return fabs(a - b) <= 3e-2 + 2e-2 * fabs(b);
+}
+
+/* Shapes that take each of the tuned kernels, with bad values that all, some and none of an item's
+ * query tokens see. */
+static void nan_and_inf_reach_the_rows_that_see_them(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t q_heads, kv_heads, dim, n_items, len, ragged, n_tokens, window;
+        bool is_full;
+    } cases[] = {
+        {8, 8, 64, 120, 300, 0, 1, 0, false}, /* a warp a segment */
+        {8, 8, 64, 120, 300, 0, 1, 100, false}, {16, 8, 128, 40, 100, 9, 1, 0, false}, /* a list */
+        {16, 8, 128, 40, 100, 9, 4, 50, false}, {16, 2, 256, 40, 100, 9, 2, 30, false},
+        {16, 4, 128, 6, 333, 3, 5, 0, false}, /* clusters */
+        {16, 4, 64, 6, 333, 3, 9, 70, false},   {16, 4, 256, 6, 333, 3, 3, 20, true},
+        {24, 1, 128, 8, 700, 1, 8, 0, false}, /* 64 rows a block */
+        {24, 1, 256, 8, 700, 1, 8, 200, false}, {64, 1, 256, 8, 1100, 1, 1, 200, false},
+        {64, 1, 128, 8, 1100, 5, 2, 0, true},
+    };
+    for (uint32_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        static struct rig rigs[2];
+        const uint32_t n_tokens = cases[n].n_tokens, window = cases[n].window;
+        struct attn_layer_spec spec = {.scale = 0.1f,
+                                       .window_tokens = window,
+                                       .sink_tokens = window / 10,
+                                       .is_full = cases[n].is_full};
+        struct backend_pool_config c = rig_config(&spec, 1);
+        c.num_q_heads = cases[n].q_heads;
+        c.num_kv_heads = cases[n].kv_heads;
+        c.head_dim_k = c.head_dim_v = cases[n].dim;
+        c.max_row_blocks = 80;
+        c.n_blocks = 4096;
+        for (uint32_t side = 0; side < 2; side++) {
+            struct rig *r = &rigs[side];
+            uint64_t s = seed + n;
+            rig_open(r, side ? backend_cpu() : gpu, &c, 0, -1);
+            for (uint32_t i = 0; i < cases[n].n_items; i++) {
+                uint32_t len = cases[n].len + i * cases[n].ragged;
+                rig_begin(r);
+                struct backend_item *it = rig_step(r, i, 0, 0, len, BACKEND_APPEND, &s);
+                if (window && i % 2) /* at the begin of what the last tokens see, and before */
+                    poison(r, it, i / 2, len - window + n_tokens / 2 - i / 2 % 3, i * 7);
+                rig_run(r);
+            }
+            rig_begin(r);
+            for (uint32_t i = 0; i < cases[n].n_items; i++) {
+                struct backend_item *it = rig_step(r, i, 0, cases[n].len + i * cases[n].ragged,
+                                                   n_tokens, BACKEND_APPEND | BACKEND_ATTEND, &s);
+                if (i % 2 == 0)
+                    poison(r, it, i / 2, n_tokens / 2, i * 5);
+            }
+            rig_run(r);
+        }
+        uint32_t n_bad = 0;
+        for (uint32_t i = 0; i < cases[n].n_items; i++) {
+            const struct backend_item *x = &rigs[0].items[i], *y = &rigs[1].items[i];
+            uint32_t rows = n_tokens * c.num_q_heads;
+            for (uint32_t k = 0; k < rows * c.head_dim_v; k++) {
+                double u = value(c.q_dtype, x->out, k), v = value(c.q_dtype, y->out, k);
+                n_bad += !isfinite(v);
+                if (!is_alike(u, v))
+                    fail_msg("case %u (seed %llu): item %u: out[%u][%u] is %g, not %g", n,
+                             (unsigned long long)seed, i, k / c.head_dim_v, k % c.head_dim_v, u, v);
+            }
+            for (uint32_t k = 0; k < rows; k++)
+                if (!is_alike((double)x->lse[k], (double)y->lse[k]))
+                    fail_msg("case %u (seed %llu): item %u: lse[%u] is %g, not %g", n,
+                             (unsigned long long)seed, i, k, (double)x->lse[k], (double)y->lse[k]);
+        }
+        assert_true(n_bad > 0);
+        rig_close(&rigs[0]);
+        rig_close(&rigs[1]);
+    }
+}
+
 static void the_same_step_twice_gives_the_same_bytes(void **state)
 {
     (void)state;
@@ -566,6 +660,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(two_batches_may_be_in_flight_and_come_back_in_order),
         cmocka_unit_test(exported_memory_outlives_a_killed_process),
         cmocka_unit_test(the_same_step_twice_gives_the_same_bytes),
+        cmocka_unit_test(nan_and_inf_reach_the_rows_that_see_them),
         cmocka_unit_test(random_histories_match_the_cpu_backend),
         cmocka_unit_test(pools_beyond_65536_blocks_and_4_gib_hold_their_tokens),
         cmocka_unit_test(a_batch_may_carry_more_patches_than_its_staging),
