@@ -351,8 +351,10 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
             else if (!some.is_same)
                 is_found |= has_bad<is_bf16>(shared_load16(at));
         }
-        if (__any_sync(~0u, is_found))
+        if (__any_sync(~0u, is_found)) {
+            gpu::sync_warp();
             move_bad(v_at, key, rows, keys);
+        }
         proxy_fence(); /* a later copy may refill the stage */
         gpu::sync_warp();
     }
