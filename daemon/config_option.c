@@ -74,7 +74,7 @@ const struct config_option config_options[] = {
     BYTES("listen", "shm_client", shm_client_bytes, "16M", 256 * KIB, 4 * GIB,
         "Memory shared with one shm client: its requests and replies in flight, together, take no\n"
         "more. Pages count as they are touched; on a GPU backend all are pinned."),
-    BYTES("listen", "shm_memory", shm_memory_bytes, "1G", 256 * KIB, 64 * TIB,
+    BYTES("listen", "shm_memory", shm_memory_bytes, "4G", 256 * KIB, 64 * TIB,
         "The same of all shm clients; more clients are refused."),
 
     COUNT("cache", "max_sequences", max_sequences, "4096", 1, 16777216,

@@ -341,10 +341,21 @@ bool batch_flush_patches(struct engine *e, struct pool *p)
     return b->is_in_flight;
 }
 
+/* Behind a batch in flight, a smaller one gains nothing but its launch's latency, and loses what it
+ * would collect meanwhile: it waits for the device. */
+static bool is_worth_queueing(const struct engine *e, const struct pool *p)
+{
+    uint32_t n_items = 0;
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (e->batches[i].is_in_flight)
+            n_items += e->batches[i].n_items;
+    return p->ready.n_items >= n_items || p->ready.n_items >= e->cfg->max_batch_items;
+}
+
 bool batch_launch(struct engine *e)
 {
     struct pool *p = oldest_pool(e);
-    if (p == NULL || e->n_in_flight == e->max_in_flight)
+    if (p == NULL || e->n_in_flight == e->max_in_flight || !is_worth_queueing(e, p))
         return false;
     struct batch *b = batch_begin(e, p);
     bool is_full_of_patches = batch_fill(e, b, e->now_ns());

@@ -85,6 +85,7 @@ struct seq_state {
 struct ready_queue {
     struct task *fresh_head, *fresh_tail;
     struct task *woken_root; /* pairing heap */
+    uint32_t n_items; /* ready items of all tasks of the pool */
 };
 struct task *ready_first(const struct ready_queue *q);
 void ready_push_fresh(struct ready_queue *q, struct task *t); /* younger than all fresh ones */

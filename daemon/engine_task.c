@@ -139,6 +139,7 @@ void item_unready(struct item *it)
     item_list_remove(&t->ready_head, &t->ready_tail, it);
     t->n_ready--;
     t->n_ready_tokens -= it->n_tokens;
+    t->pool->ready.n_items--;
 }
 
 void item_defer(struct engine *e, struct item *it)
@@ -204,6 +205,7 @@ static void item_check(struct engine *e, struct item *it)
         item_list_push(&t->ready_head, &t->ready_tail, it);
         t->n_ready++;
         t->n_ready_tokens += it->n_tokens;
+        t->pool->ready.n_items++;
         return;
     }
     seq_unclaim(&e->seqs[it->seq], t->layer);

@@ -114,9 +114,12 @@ static void expire_locked(struct request *r)
         snprintf(why, sizeof why, "no answer from %s within %llu ms", c->url,
                  (unsigned long long)ms);
     } else {
+        char refusal[ATTN_MESSAGE_BYTES] = "";
+        if (c->t->ops->refusal != NULL)
+            c->t->ops->refusal(c->t, refusal, sizeof refusal);
         st = ATTN_ECONN;
-        snprintf(why, sizeof why, "no connection to %s within %llu ms", c->url,
-                 (unsigned long long)ms);
+        snprintf(why, sizeof why, "no connection to %.80s within %llu ms%s%.120s", c->url,
+                 (unsigned long long)ms, refusal[0] != 0 ? ": " : "", refusal);
     }
     unlink_locked(c, r);
     r->state = REQUEST_PINNED;

@@ -55,6 +55,8 @@ struct transport_ops {
     /* Connections made so far: grows when messages may have been lost. */
     uint64_t (*generation)(struct transport *t);
     bool (*is_connected)(struct transport *t);
+    /* Why the daemon refused the latest connection, "" if it did not. NULL: the transport can't tell. */
+    void (*refusal)(struct transport *t, char *out, size_t out_bytes);
     /* The largest request and the largest reply that the connection can carry; 0: no limit of its own. */
     uint64_t (*max_message)(struct transport *t);
     /* Larger messages are not received. */

@@ -47,6 +47,7 @@ struct shm {
     pthread_mutex_t lock;
     struct shm_region *region; /* NULL: not connected. Written by the receiving thread alone */
     struct shm_region *old; /* without connection, with messages in use */
+    char refusal[sizeof((struct shm_welcome *)0)->message]; /* of the latest welcome */
 
     /* the receiving thread's */
     int socket; /* -1: none. With one and no region: hello is sent */
@@ -181,12 +182,18 @@ static void take_welcome(struct shm *sh)
             close(fds[1]);
     }
     if (r == NULL) {
+        if (n == sizeof w && w.magic == SHM_MAGIC && w.status != ATTN_OK) {
+            pthread_mutex_lock(&sh->lock);
+            snprintf(sh->refusal, sizeof sh->refusal, "%.*s", (int)sizeof w.message - 1, w.message);
+            pthread_mutex_unlock(&sh->lock);
+        }
         drop_socket(sh);
         return;
     }
     sh->retry_ns = SHM_RETRY_NS;
     pthread_mutex_lock(&sh->lock);
     sh->region = r;
+    sh->refusal[0] = 0;
     pthread_mutex_unlock(&sh->lock);
     atomic_fetch_add(&sh->generation, 1);
     atomic_store(&sh->is_connected, true);
@@ -524,6 +531,14 @@ static bool shm_is_connected(struct transport *t)
     return atomic_load(&((struct shm *)t)->is_connected);
 }
 
+static void shm_refusal(struct transport *t, char *out, size_t out_bytes)
+{
+    struct shm *sh = (struct shm *)t;
+    pthread_mutex_lock(&sh->lock);
+    snprintf(out, out_bytes, "%s", sh->refusal);
+    pthread_mutex_unlock(&sh->lock);
+}
+
 static uint64_t shm_max_message(struct transport *t)
 {
     struct shm *sh = (struct shm *)t;
@@ -553,6 +568,7 @@ const struct transport_ops transport_shm_ops = {
     .fd = shm_fd,
     .generation = shm_generation,
     .is_connected = shm_is_connected,
+    .refusal = shm_refusal,
     .max_message = shm_max_message,
     .set_max_message = shm_set_max_message,
 };
