@@ -1,0 +1,27 @@
+# attnd-cuda.so: the loadable CUDA backend. Needs nvcc to build and nothing but libc to load: the
+# runtime is linked in and finds the driver by itself.
+if(NOT DEFINED CMAKE_CUDA_COMPILER)
+  set(CMAKE_CUDA_COMPILER ${ATTND_NVCC})
+endif()
+set(ATTND_CUDA_ARCHS 90a-real CACHE STRING "Device code to build, as CMAKE_CUDA_ARCHITECTURES")
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES ${ATTND_CUDA_ARCHS})
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+add_library(attnd-cuda MODULE
+  backend_gpu.c gpu_job.c gpu_queue.c gpu_bench.c runtime_cuda.c
+  decode_select.c prep.cu attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu
+  attend_codes.cu decode.cu decode_bf16.cu decode_f16.cu ladder.cu)
+set_target_properties(attnd-cuda PROPERTIES PREFIX "" CUDA_STANDARD 17
+  CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}"
+  C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/attnd)
+target_include_directories(attnd-cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(attnd-cuda PRIVATE kernels CUDA::cudart_static)
+target_link_options(attnd-cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed -Wl,-z,defs
+  -static-libgcc -static-libstdc++
+  LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)
+set_target_properties(attnd-cuda PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
+install(TARGETS attnd-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/attnd)

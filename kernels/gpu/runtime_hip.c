@@ -1,0 +1,328 @@
+/* runtime_hip.c: runtime.h over the HIP runtime.
+ *
+ * The range for KV memory is virtual memory with a shareable handle where runtime and device can do that,
+ * else plain device memory, which cannot be exported. Host memory is asked for as coherent: the device's
+ * flags and results must be seen while its work goes on.
+ */
+#include "kernels/gpu/runtime.h"
+
+#include <hip/hip_runtime_api.h>
+#include <stdio.h>
+#include <string.h>
+
+static _Thread_local char last_error[256] = "no error";
+
+const char *runtime_last_error(void)
+{
+    return last_error;
+}
+
+int runtime_check(const char *call, int code)
+{
+    if (code != 0) {
+        snprintf(last_error, sizeof last_error, "%s: %s", call,
+                 hipGetErrorString((hipError_t)code));
+        (void)hipGetLastError(); /* forgets an error that is not sticky */
+    }
+    return code;
+}
+
+#define CALL(name, args) runtime_check(#name, (int)name args)
+
+/* ---- device */
+
+int runtime_device_use(int index)
+{
+    static _Thread_local int current = -1;
+    if (current == index)
+        return 0;
+    int code = CALL(hipSetDevice, (index));
+    if (code == 0)
+        current = index;
+    return code;
+}
+
+/* Devices whose 16 x 16 x 16 products of f16 and bf16 gpu_hip.h uses. */
+static bool has_matrix_units(const char *arch)
+{
+    static const char *const with[] = {"gfx90a", "gfx940", "gfx941", "gfx942"};
+    for (size_t i = 0; i < sizeof with / sizeof *with; i++)
+        if (strncmp(arch, with[i], 6) == 0)
+            return true;
+    return false;
+}
+
+int runtime_device_open(int index, struct runtime_device *out)
+{
+    int n = 0;
+    int code = CALL(hipGetDeviceCount, (&n));
+    if (code)
+        return code;
+    if (index < 0 || index >= n) {
+        snprintf(last_error, sizeof last_error, "device_index %d: there are %d devices", index, n);
+        return (int)hipErrorInvalidDevice;
+    }
+    hipDeviceProp_t prop;
+    memset(&prop, 0, sizeof prop);
+    code = CALL(hipGetDeviceProperties, (&prop, index));
+    if (code)
+        return code;
+    if (prop.warpSize != 64) {
+        snprintf(last_error, sizeof last_error, "%.95s has waves of %d lanes; 64 are needed",
+                 prop.name, prop.warpSize);
+        return (int)hipErrorInvalidDevice;
+    }
+    code = runtime_device_use(index);
+    if (code)
+        return code;
+    size_t free_bytes, total_bytes;
+    code = CALL(hipMemGetInfo, (&free_bytes, &total_bytes));
+    if (code)
+        return code;
+    snprintf(out->name, sizeof out->name, "%.60s %.30s", prop.name, prop.gcnArchName);
+    out->n_processors = (uint32_t)prop.multiProcessorCount;
+    out->capability = (uint32_t)(10 * prop.major + prop.minor);
+    out->has_matrix_units = has_matrix_units(prop.gcnArchName);
+    out->l2_bytes = (uint64_t)prop.l2CacheSize;
+    out->free_bytes = free_bytes;
+    out->total_bytes = total_bytes;
+    return 0;
+}
+
+/* ---- memory */
+
+int runtime_alloc(void **out_p, size_t bytes)
+{
+    return CALL(hipMalloc, (out_p, bytes));
+}
+
+void runtime_free(void *p)
+{
+    if (p)
+        (void)hipFree(p);
+}
+
+/* The backend hands host pointers to kernels as they are. */
+static int check_address(void *p)
+{
+    void *device = NULL;
+    int code = CALL(hipHostGetDevicePointer, (&device, p, 0));
+    if (code == 0 && device != p) {
+        snprintf(last_error, sizeof last_error, "the device sees host memory at another address");
+        code = (int)hipErrorNotSupported;
+    }
+    return code;
+}
+
+int runtime_host_alloc(void **out_p, size_t bytes)
+{
+    void *p = NULL;
+    int code =
+        CALL(hipHostMalloc,
+             (&p, bytes, hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent));
+    if (code)
+        return code;
+    code = check_address(p);
+    if (code)
+        (void)hipHostFree(p);
+    else
+        *out_p = p;
+    return code;
+}
+
+void runtime_host_free(void *p)
+{
+    if (p)
+        (void)hipHostFree(p);
+}
+
+int runtime_host_register(void *p, size_t bytes)
+{
+    int code = CALL(hipHostRegister, (p, bytes, hipHostRegisterPortable | hipHostRegisterMapped));
+    if (code)
+        return code;
+    code = check_address(p);
+    if (code)
+        (void)hipHostUnregister(p);
+    return code;
+}
+
+int runtime_host_unregister(void *p)
+{
+    return CALL(hipHostUnregister, (p));
+}
+
+/* ---- streams, events, graphs */
+
+int runtime_stream_open(runtime_stream **out_s)
+{
+    return CALL(hipStreamCreateWithFlags, ((hipStream_t *)out_s, hipStreamNonBlocking));
+}
+
+void runtime_stream_close(runtime_stream *s)
+{
+    if (s)
+        (void)hipStreamDestroy((hipStream_t)s);
+}
+
+int runtime_stream_wait(runtime_stream *s)
+{
+    return CALL(hipStreamSynchronize, ((hipStream_t)s));
+}
+
+int runtime_stream_check(runtime_stream *s)
+{
+    hipError_t code = hipStreamQuery((hipStream_t)s);
+    return code == hipErrorNotReady ? 0 : runtime_check("hipStreamQuery", (int)code);
+}
+
+int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
+{
+    return CALL(hipMemcpyAsync, (dst, src, bytes, hipMemcpyDefault, (hipStream_t)s));
+}
+
+int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s)
+{
+    return CALL(hipMemsetAsync, (dst, byte, bytes, (hipStream_t)s));
+}
+
+int runtime_event_open(runtime_event **out_e)
+{
+    return CALL(hipEventCreate, ((hipEvent_t *)out_e));
+}
+
+void runtime_event_close(runtime_event *e)
+{
+    if (e)
+        (void)hipEventDestroy((hipEvent_t)e);
+}
+
+int runtime_event_record(runtime_event *e, runtime_stream *s)
+{
+    return CALL(hipEventRecord, ((hipEvent_t)e, (hipStream_t)s));
+}
+
+int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)
+{
+    float ms;
+    int code = CALL(hipEventElapsedTime, (&ms, (hipEvent_t)from, (hipEvent_t)to));
+    if (code == 0)
+        *out_ns = (uint64_t)((double)ms * 1e6 + 0.5);
+    return code;
+}
+
+int runtime_graph_begin(runtime_stream *s)
+{
+    return CALL(hipStreamBeginCapture, ((hipStream_t)s, hipStreamCaptureModeThreadLocal));
+}
+
+int runtime_graph_end(runtime_stream *s, runtime_graph **out_g)
+{
+    hipGraph_t graph = NULL;
+    int code = CALL(hipStreamEndCapture, ((hipStream_t)s, &graph));
+    if (code)
+        return code;
+    code = CALL(hipGraphInstantiate, ((hipGraphExec_t *)out_g, graph, NULL, NULL, 0));
+    (void)hipGraphDestroy(graph);
+    return code;
+}
+
+int runtime_graph_launch(runtime_graph *g, runtime_stream *s)
+{
+    return CALL(hipGraphLaunch, ((hipGraphExec_t)g, (hipStream_t)s));
+}
+
+void runtime_graph_close(runtime_graph *g)
+{
+    if (g)
+        (void)hipGraphExecDestroy((hipGraphExec_t)g);
+}
+
+/* ---- the range that outlives the process */
+
+static void range_undo(struct runtime_range *r)
+{
+    if (r->is_mapped)
+        (void)hipMemUnmap(r->p, r->bytes);
+    if (r->is_reserved)
+        (void)hipMemAddressFree(r->p, r->bytes);
+    if (r->has_handle)
+        (void)hipMemRelease((hipMemGenericAllocationHandle_t)(uintptr_t)r->handle);
+    memset(r, 0, sizeof *r);
+}
+
+static int range_map(int index, uint64_t bytes, int import_fd, struct runtime_range *out)
+{
+    hipMemAllocationProp prop;
+    memset(&prop, 0, sizeof prop);
+    prop.type = hipMemAllocationTypePinned;
+    prop.location.type = hipMemLocationTypeDevice;
+    prop.location.id = index;
+    prop.requestedHandleType = hipMemHandleTypePosixFileDescriptor;
+    size_t unit = 0;
+    int code = CALL(hipMemGetAllocationGranularity,
+                    (&unit, &prop, hipMemAllocationGranularityRecommended));
+    if (code)
+        return code;
+    if (unit == 0)
+        return runtime_check("hipMemGetAllocationGranularity", (int)hipErrorNotSupported);
+    out->bytes = (bytes + unit - 1) / unit * unit;
+
+    hipMemGenericAllocationHandle_t handle = NULL;
+    if (import_fd < 0)
+        code = CALL(hipMemCreate, (&handle, out->bytes, &prop, 0));
+    else
+        code = CALL(hipMemImportFromShareableHandle,
+                    (&handle, (void *)(intptr_t)import_fd, hipMemHandleTypePosixFileDescriptor));
+    if (code)
+        return code;
+    out->handle = (uint64_t)(uintptr_t)handle;
+    out->has_handle = true;
+    code = CALL(hipMemAddressReserve, (&out->p, out->bytes, unit, NULL, 0));
+    if (code)
+        return code;
+    out->is_reserved = true;
+    code = CALL(hipMemMap, (out->p, out->bytes, 0, handle, 0));
+    if (code)
+        return code;
+    out->is_mapped = true;
+    hipMemAccessDesc access;
+    memset(&access, 0, sizeof access);
+    access.location = prop.location;
+    access.flags = hipMemAccessFlagsProtReadWrite;
+    return CALL(hipMemSetAccess, (out->p, out->bytes, &access, 1));
+}
+
+int runtime_range_open(int index, uint64_t bytes, int import_fd, struct runtime_range *out)
+{
+    memset(out, 0, sizeof *out);
+    int code = range_map(index, bytes, import_fd, out);
+    if (code == 0 || import_fd >= 0)
+        return code;
+    range_undo(out);
+    out->bytes = bytes;
+    code = CALL(hipMalloc, (&out->p, bytes));
+    if (code)
+        memset(out, 0, sizeof *out);
+    return code;
+}
+
+int runtime_range_export(const struct runtime_range *r, int *out_fd)
+{
+    int fd = -1;
+    if (!r->has_handle)
+        return runtime_check("export of device memory", (int)hipErrorNotSupported);
+    int code = CALL(hipMemExportToShareableHandle,
+                    (&fd, (hipMemGenericAllocationHandle_t)(uintptr_t)r->handle,
+                     hipMemHandleTypePosixFileDescriptor, 0));
+    if (code == 0)
+        *out_fd = fd;
+    return code;
+}
+
+void runtime_range_close(struct runtime_range *r)
+{
+    if (r->p && !r->is_reserved)
+        (void)hipFree(r->p);
+    range_undo(r);
+}
