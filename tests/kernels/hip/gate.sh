@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Holds the device code of HIP objects to what they may use, by the notes in their code objects.
+#
+#   gate.sh TOOLS ARCH OBJECT...       TOOLS: the folder of llvm-readelf and clang-offload-bundler
+#
+# Every kernel: no spilled vector register, no scratch memory. Spilled scalar registers go to lanes of
+# vector registers, not to memory; they and all vector registers and static shared memory (LDS) have
+# ceilings, a little above what the kernels use now. Prints a row a kernel; exit 1 names what is too much.
+set -euo pipefail
+tools=$1 arch=$2
+shift 2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS
+  case $1 in
+  *attend_matrix*Li64E*) echo "208 16 256" ;;
+  *attend_matrix*Li128E*) echo "320 16 256" ;;
+  *attend_matrix*) echo "384 16 256" ;;
+  *shared_tiles*) echo "104 96 25600" ;; # of the bench's ladder only
+  *one_row*) echo "80 8 2048" ;;
+  *attend*) echo "160 8 0" ;;
+  *) echo "80 0 0" ;;
+  esac
+}
+
+bad=0 n_kernels=0
+for object in "$@"; do
+  "$tools/llvm-objcopy" --dump-section ".hip_fatbin=$dir/fat" "$object" "$dir/rest" 2>/dev/null ||
+    continue # no device code
+  "$tools/clang-offload-bundler" --unbundle --type=o --input="$dir/fat" --output="$dir/code" \
+    --targets="hipv4-amdgcn-amd-amdhsa--$arch"
+  # the notes: one list element a kernel, which begins with .agpr_count or .args
+  "$tools/llvm-readelf" --notes "$dir/code" | awk '
+    /^  - \.a/ { if (name != "") print name, v, a, sv, ss, lds, priv; name = "" }
+    $1 == "-" { sub(/^ *- /, "") }
+    $1 == ".agpr_count:" { a = $2 } $1 == ".vgpr_count:" { v = $2 }
+    $1 == ".vgpr_spill_count:" { sv = $2 } $1 == ".sgpr_spill_count:" { ss = $2 }
+    $1 == ".group_segment_fixed_size:" { lds = $2 } $1 == ".private_segment_fixed_size:" { priv = $2 }
+    $1 == ".symbol:" { name = $2 }
+    END { if (name != "") print name, v, a, sv, ss, lds, priv }' >"$dir/kernels"
+  while read -r name vgprs agprs spilled_vectors spilled_scalars lds scratch; do
+    n_kernels=$((n_kernels + 1))
+    read -r max_vgprs max_scalars max_lds < <(ceilings "$name")
+    printf '%s %s: %d vector registers (%d accumulation), %d + %d spilled, %d LDS, %d scratch\n' \
+      "$arch" "$name" "$vgprs" "$agprs" "$spilled_vectors" "$spilled_scalars" "$lds" "$scratch"
+    complain() { echo "TOO MUCH: $name: $*" && bad=1; }
+    [ "$spilled_vectors" -eq 0 ] || complain "$spilled_vectors vector registers are spilled"
+    [ "$scratch" -eq 0 ] || complain "$scratch bytes of scratch memory a thread"
+    [ "$vgprs" -le "$max_vgprs" ] || complain "$vgprs vector registers, $max_vgprs are allowed"
+    [ "$spilled_scalars" -le "$max_scalars" ] ||
+      complain "$spilled_scalars scalar registers are spilled, $max_scalars are allowed"
+    [ "$lds" -le "$max_lds" ] || complain "$lds bytes of LDS, $max_lds are allowed"
+  done <"$dir/kernels"
+done
+if [ "$n_kernels" -eq 0 ]; then
+  echo "no kernel for $arch in $*"
+  exit 1
+fi
+exit $bad
