@@ -494,6 +494,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constan
 
 template <class C> int launch_matrix(const gpu_attend *a, void *stream, bool chained)
 {
+    static_assert(C::shared_bytes <= shared_limit, "more shared memory than a block may have");
     return launch(attend_matrix<C>, dim3(a->n_units), dim3(C::threads), C::shared_bytes, stream,
                   chained, *a);
 }

@@ -124,6 +124,7 @@ GPU_DEVICE uint32_t e4m3_encode(float x)
 /* ---- shared memory by its own addresses; asynchronous copies global -> shared, 16 bytes a thread */
 
 using shared_at = uint32_t;
+constexpr int shared_limit = 227 << 10; /* bytes of a thread block */
 constexpr int copy_stages = 2; /* copies run beside arithmetic: a second buffer pays */
 
 GPU_DEVICE shared_at shared_address(const void *p)

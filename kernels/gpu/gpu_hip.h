@@ -98,6 +98,7 @@ GPU_DEVICE uint32_t e4m3_encode(float x)
 /* ---- shared memory; copies global -> shared go through registers and are done when they return */
 
 using shared_at = char *;
+constexpr int shared_limit = (64 << 10) - 256; /* bytes of a thread block; block_any has the rest */
 constexpr int copy_stages = 1;
 
 GPU_DEVICE shared_at shared_address(char *p)

@@ -230,6 +230,7 @@ GPU_DEVICE uint32_t e4m3_encode(float x)
  * arrives when it waits, as late as the device may do it. */
 
 using shared_at = char *;
+constexpr int shared_limit = SIMT_WIDTH == 32 ? 227 << 10 : (64 << 10) - 256;
 
 GPU_DEVICE shared_at shared_address(char *p)
 {
@@ -427,7 +428,7 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
 template <class... Params> int allow_shared(void (*kernel)(Params...), size_t bytes)
 {
     (void)kernel;
-    return bytes > (SIMT_WIDTH == 32 ? 227u << 10 : 64u << 10);
+    return bytes > (size_t)shared_limit;
 }
 
 } // namespace gpu

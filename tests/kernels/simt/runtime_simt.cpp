@@ -73,6 +73,7 @@ int runtime_check(const char *call, int code)
 int runtime_device_open(int index, struct runtime_device *out)
 {
     simt::order = (int)setting("ATTND_SIMT_ORDER", 0);
+    simt::planted = (int)setting("ATTND_SIMT_PLANT", 0);
     calls_left = setting("ATTND_SIMT_FAIL", -1);
     if (index != 0)
         return fail("device_index: there is one device");

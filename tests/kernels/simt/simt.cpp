@@ -20,7 +20,7 @@ namespace simt
 
 thread *current;
 dim3 block_index, block_dim, grid_dim;
-int width = 32, order;
+int width = 32, order, planted;
 
 namespace
 {
@@ -302,6 +302,8 @@ void copy(void *dst, const void *src, int bytes)
     if ((uintptr_t)dst % bytes || (uintptr_t)src % bytes)
         die("a copy that is not aligned", *current);
     current->copies.push_back({dst, src, bytes, current->group});
+    if (order == 1) /* as early as can be: all groups */
+        copy_wait(-1);
 }
 
 void copy_commit()

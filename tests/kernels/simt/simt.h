@@ -50,6 +50,7 @@ extern thread *current;
 extern dim3 block_index, block_dim, grid_dim;
 extern int width; /* of a warp: set once, by the spelling */
 extern int order; /* 0 to 2 */
+extern int planted; /* the bug to have, in sources that plant.cmake made; 0: none */
 
 /* Dynamic shared memory of the running block. */
 void *shared();
@@ -62,8 +63,8 @@ void meet(const char *what, const void *argument, combine_fn combine);
 /* A barrier of the block; true if v was true in any thread. */
 bool barrier(int line, bool v);
 
-/* Asynchronous copies of up to 16 bytes by the running thread: they are made when it waits for them, not before.
- * src nullptr: zeroes. copy_wait makes all but the newest `pending` groups. */
+/* Asynchronous copies of up to 16 bytes by the running thread, made when it waits for them; in order 1 at
+ * once. src nullptr: zeroes. copy_wait makes all but the newest `pending` groups. */
 void copy(void *dst, const void *src, int bytes);
 void copy_commit();
 void copy_wait(int pending);

@@ -1,0 +1,61 @@
+# Copies kernel sources with bugs planted behind a switch, for planted.sh:
+#   cmake -DFROM=kernels/gpu -DTO=dir -P plant.cmake
+# A bug is a text that must be in its file exactly once and what stands for it; simt::planted picks one.
+# When a kernel changes so that a text is gone, plant the same bug in the new text.
+function(plant file number good bad)
+  if(NOT DEFINED text_${file})
+    file(READ ${FROM}/${file} text)
+    string(REPLACE ";" "@semicolon@" text "${text}")
+  else()
+    set(text "${text_${file}}")
+  endif()
+  string(REPLACE ";" "@semicolon@" good "${good}")
+  string(REPLACE ";" "@semicolon@" bad "${bad}")
+  string(FIND "${text}" "${good}" first)
+  string(FIND "${text}" "${good}" last REVERSE)
+  if(first EQUAL -1 OR NOT first EQUAL last)
+    message(FATAL_ERROR "planted bug ${number}: '${good}' is not in ${file} exactly once")
+  endif()
+  string(REPLACE "${good}" "${bad}" text "${text}")
+  set(text_${file} "${text}" PARENT_SCOPE)
+  string(REPLACE "@semicolon@" ";" text "${text}")
+  file(WRITE ${TO}/kernels/gpu/${file} "${text}")
+endfunction()
+
+# a barrier less: products may read K and V before they are there
+plant(attend_matrix.cuh 1 "            copy_wait<0>();\n        __syncthreads();\n\n        char *staged"
+  "            copy_wait<0>();\n        if (simt::planted != 1)\n            __syncthreads();\n\n        char *staged")
+# a barrier less: a stage may be filled while it is read
+plant(attend_matrix.cuh 2 "        __syncthreads(); /* the stage may be filled again */"
+  "        if (simt::planted != 2)\n            __syncthreads();")
+# hidden keys are not masked
+plant(attend_matrix.cuh 3 "(key < end && is_visible(w.see, key)) ? x"
+  "(key < end && (simt::planted == 3 || is_visible(w.see, key))) ? x")
+# the jump to a window's first tile jumps over sink tokens
+plant(attend_matrix.cuh 4 "if (base >= highest.sinks &&" "if ((simt::planted == 4 || base >= highest.sinks) &&")
+# sums of earlier tiles keep the old maximum
+plant(attend_matrix.cuh 5 "                o[j][i] *= factor[tile_row_of(i)];"
+  "                o[j][i] *= simt::planted == 5 ? 1.0f : factor[tile_row_of(i)];")
+# V's operand with rows and columns in another order
+plant(tile_mfma.h 6 "at(lane / 16 * 4 + i, lane % 16 / 8)"
+  "at(simt::planted == 6 ? lane / 16 + i * 4 : lane / 16 * 4 + i, lane % 16 / 8)")
+plant(tile_mma.h 6 "load_matrix4_transposed(x.w, at(lane % 16, lane / 16));"
+  "if (simt::planted == 6) load_matrix4(x.w, at(lane % 16, lane / 16)); else
+     load_matrix4_transposed(x.w, at(lane % 16, lane / 16));")
+# rows meet only some of the lanes that share them
+plant(attend_matrix.cuh 7 "top[r] = warp_max<tile_lanes, tile_step>(top[r]);"
+  "top[r] = simt::planted == 7 ? warp_max<2, tile_step>(top[r]) : warp_max<tile_lanes, tile_step>(top[r]);")
+# the vector kernel's groups meet without a barrier
+plant(attend_vector.cu 8 "    __syncthreads();\n\n    uint32_t pieces"
+  "    if (simt::planted != 8)\n        __syncthreads();\n\n    uint32_t pieces")
+# the merge forgets the last split
+plant(attend_vector.cu 9 "for (uint32_t s = 0; s < it.n_splits; ++s)"
+  "for (uint32_t s = 0; s < it.n_splits - (simt::planted == 9); ++s)")
+# a lane's own maximum becomes the row's scale
+plant(prep.cu 10 "    amax = warp_max(amax);" "    amax = simt::planted == 10 ? amax : warp_max(amax);")
+# only half of a block is copied
+plant(prep.cu 11 "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
+  "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);\n    uint64_t n = a.block_bytes / (simt::planted == 11 ? 32 : 16),")
+# shared memory one piece too small: for the address sanitizer
+plant(attend_matrix.cuh 12 "C::shared_bytes, stream,\n                  chained, *a);"
+  "C::shared_bytes - (simt::planted == 12 ? 16 : 0), stream,\n                  chained, *a);")
