@@ -39,7 +39,8 @@ struct plan_config {
 struct plan_run {
     uint32_t segment;
     uint32_t tile0, n_tiles;
-    uint32_t split, n_splits; /* this run is split `split` of the segment's n_splits, in tile order */
+    uint32_t split,
+        n_splits; /* this run is split `split` of the segment's n_splits, in tile order */
     uint32_t slot; /* first partial slot of the segment (n_splits of them); 0 if n_splits == 1 */
 };
 
