@@ -297,7 +297,7 @@ static const struct {
 } words[] = {
     {"--check-config", CONFIG_CHECK}, {"--print-config", CONFIG_PRINT},
     {"--help", CONFIG_HELP},          {"-h", CONFIG_HELP},
-    {"--version", CONFIG_VERSION},
+    {"--version", CONFIG_VERSION},    {"--self-test", CONFIG_SELF_TEST},
 };
 
 static void refuse_flag(struct loader *l, const char *arg, size_t n)
@@ -513,6 +513,8 @@ void config_help(FILE *f)
             "  --config FILE         settings (default %s if it exists)\n"
             "  --check-config        read all settings, exit 0 if they are good\n"
             "  --print-config        print every setting, its value and where it is from\n"
+            "  --self-test           check the backend against a float64 reference on this\n"
+            "                        machine, print a report, exit 0 if all is well\n"
             "  --version, --help\n"
             "  --backend NAME        short for --device.backend\n"
             "  --listen URL          short for --listen.address, repeatable\n\n"

@@ -57,6 +57,7 @@ enum config_action {
     CONFIG_PRINT, /* --print-config */
     CONFIG_HELP,
     CONFIG_VERSION,
+    CONFIG_SELF_TEST, /* --self-test: of the backend that would be used */
 };
 
 /* Fills *c from all sources. On failure why names source, key and value; *c is empty. For CONFIG_HELP

@@ -18,6 +18,7 @@
 #include "daemon/notify.h"
 #include "daemon/transport_shm.h"
 #include "daemon/transport_sp.h"
+#include "kernels/selftest.h"
 
 enum {
     WHY_BYTES = 512,
@@ -411,6 +412,33 @@ static int daemon_run(struct daemon *d)
     return code;
 }
 
+/* The backend asked for, or the first of all that opens. An exit code. */
+static int self_test(const struct config *cfg)
+{
+    static const char *const in_order[] = {"cuda", "hip", "cpu"};
+    bool is_auto = strcmp(cfg->backend, "auto") == 0;
+    char why[WHY_BYTES];
+    attn_status st = ATTN_ENOTSUP;
+    printf("attnd %s\n", ATTND_VERSION);
+    for (size_t i = 0; i < sizeof in_order / sizeof in_order[0]; i++) {
+        const struct backend_ops *ops;
+        if (!is_auto && strcmp(cfg->backend, in_order[i]) != 0)
+            continue;
+        st = backend_load(in_order[i], &ops, why, sizeof why);
+        if (st != ATTN_OK) {
+            printf("backend %s: %s\n", in_order[i], why);
+            st = ATTN_ENOTSUP;
+        } else {
+            st = selftest_run(ops, (int32_t)cfg->device_index, cfg->threads, stdout);
+        }
+        if (st != ATTN_ENOTSUP)
+            break;
+    }
+    if (st == ATTN_OK)
+        return EX_OK;
+    return st == ATTN_ENOTSUP ? EX_UNAVAILABLE : EX_SOFTWARE;
+}
+
 int main(int argc, char **argv)
 {
     static struct daemon d;
@@ -435,6 +463,9 @@ int main(int argc, char **argv)
         config_print(&d.cfg, stdout);
         break;
     case CONFIG_CHECK:
+        break;
+    case CONFIG_SELF_TEST:
+        d.exit_code = self_test(&d.cfg);
         break;
     case CONFIG_RUN:
         log_level_parse(d.cfg.log_level, &level);

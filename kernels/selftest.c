@@ -1,0 +1,572 @@
+/* selftest.c: see selftest.h. A case is one geometry with one set of options: prompts of three lengths are
+ * appended and attended, then a step of a few tokens each after one block was copied, then the step is
+ * computed again by every variant of the bench, as a graph where the device has them.
+ */
+#include "kernels/selftest.h"
+
+#include "kernels/kv_layout.h"
+#include "kernels/reference.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define N_SEQS 3
+#define MAX_TOKENS 384 /* of a sequence */
+#define N_BLOCKS 96
+#define KV_BYTES (64u << 20)
+#define HOST_BYTES (48u << 20)
+#define WAIT_NS 30000000000u
+
+struct selftest {
+    const struct backend_ops *ops;
+    struct backend_config config;
+    struct backend *b;
+    FILE *out;
+    uint32_t max_in_flight, n_ok, n_refused, n_failed;
+    uint64_t rng;
+    char *memory; /* host memory of the device: reset for each case */
+    size_t used;
+};
+
+struct seq {
+    uint32_t len, table[MAX_TOKENS / 8];
+    float *k, *v; /* as the cache must read back: [MAX_TOKENS][kv heads][dim] */
+};
+
+struct run {
+    struct selftest *t;
+    struct backend_pool *pool;
+    struct backend_pool_config config;
+    struct attn_layer_spec spec;
+    struct seq seqs[N_SEQS];
+    uint32_t next_block;
+    struct backend_patch patches[N_BLOCKS];
+    uint32_t n_patches;
+    struct backend_copy copy;
+    uint32_t n_copies;
+    struct backend_item items[N_SEQS];
+    double max_error; /* of finite outputs */
+    char why[160];
+};
+
+struct test_case {
+    const char *name;
+    uint32_t num_q_heads, num_kv_heads, dk, dv, block_tokens;
+    attn_dtype q, kv;
+    uint32_t window, sinks;
+    float soft_cap;
+    bool is_full, has_sink_logits, has_alibi, is_batch_invariant;
+};
+
+static const struct test_case cases[] = {
+    {"grouped queries", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
+    {"grouped queries", 8, 2, 128, 128, 16, .q = ATTN_F16, .kv = ATTN_F16},
+    {"grouped queries", 8, 2, 128, 128, 16, .q = ATTN_F32, .kv = ATTN_F32},
+    {"a kv head each", 4, 4, 64, 64, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
+    {"one kv head", 32, 1, 256, 256, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
+    {"one kv head", 16, 1, 256, 256, 32, .q = ATTN_F16, .kv = ATTN_F16},
+    {"k and v of other dims", 8, 2, 192, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
+    {"a dim in between", 6, 2, 80, 80, 16, .q = ATTN_F16, .kv = ATTN_F16},
+    {"quantised", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_FP8_E4M3},
+    {"quantised", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_INT8},
+    {"quantised", 8, 1, 64, 64, 16, .q = ATTN_F16, .kv = ATTN_FP8_E4M3},
+    {"quantised", 8, 1, 256, 256, 16, .q = ATTN_F16, .kv = ATTN_INT8},
+    {"quantised", 4, 2, 96, 96, 16, .q = ATTN_F32, .kv = ATTN_INT8},
+    {"window, sink tokens", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .window = 50,
+     .sinks = 4},
+    {"soft cap", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .soft_cap = 5},
+    {"sink logits", 8, 2, 64, 64, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .has_sink_logits = true},
+    {"alibi", 8, 2, 128, 128, 16, .q = ATTN_F16, .kv = ATTN_F16, .has_alibi = true},
+    {"not causal", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .is_full = true},
+    {"batch invariant", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16,
+     .is_batch_invariant = true},
+};
+
+/* ---- the report */
+
+enum verdict { OK, REFUSED, FAILED };
+
+__attribute__((format(printf, 3, 4))) static void report(struct selftest *t, enum verdict v,
+                                                         const char *format, ...)
+{
+    static const char *const words[] = {"ok           ", "not supported", "FAILED       "};
+    va_list args;
+    t->n_ok += v == OK;
+    t->n_refused += v == REFUSED;
+    t->n_failed += v == FAILED;
+    fprintf(t->out, "%s  ", words[v]);
+    va_start(args, format);
+    vfprintf(t->out, format, args);
+    va_end(args);
+    fputc('\n', t->out);
+    fflush(t->out);
+}
+
+/* What a failing call leaves to say. */
+static bool call_failed(struct run *r, const char *call, attn_status st)
+{
+    snprintf(r->why, sizeof r->why, "%s: %s: %s", call, attn_status_name(st),
+             r->t->ops->last_error(r->t->b));
+    return false;
+}
+
+/* ---- data */
+
+static float random_unit(struct selftest *t)
+{
+    t->rng ^= t->rng << 13;
+    t->rng ^= t->rng >> 7;
+    t->rng ^= t->rng << 17;
+    return (float)(t->rng >> 40) / (1 << 23) - 1.0f; /* [-1, 1) */
+}
+
+static void *take(struct selftest *t, size_t bytes)
+{
+    size_t at = t->used;
+    t->used += (bytes + 63) / 64 * 64;
+    return t->used <= HOST_BYTES ? t->memory + at : NULL;
+}
+
+static void *take_random(struct run *r, size_t n)
+{
+    void *p = take(r->t, n * attn_dtype_bytes(r->config.q_dtype));
+    for (size_t i = 0; p != NULL && i < n; i++)
+        reference_put(r->config.q_dtype, p, i, 1.7 * (double)random_unit(r->t));
+    return p;
+}
+
+/* What the cache must read back: one head's row of n elements. */
+static void remember(const struct run *r, const void *from, size_t at, uint32_t n, float *to)
+{
+    double row[256];
+    uint8_t codes[256];
+    float scale;
+    for (uint32_t i = 0; i < n; i++)
+        row[i] = reference_get(r->config.q_dtype, from, at + i);
+    if (r->config.kv_dtype != r->config.q_dtype) {
+        reference_quantise(r->config.kv_dtype, row, n, codes, &scale);
+        reference_dequantise(r->config.kv_dtype, codes, scale, n, row);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = (float)row[i];
+}
+
+static void set_block(struct run *r, uint32_t seq, uint32_t index)
+{
+    uint32_t block = r->next_block++ * 37 % N_BLOCKS; /* in no order */
+    r->seqs[seq].table[index] = block;
+    r->patches[r->n_patches++] = (struct backend_patch){seq, index, block};
+}
+
+/* An item of n new tokens of a sequence; false: host memory is too small. */
+static bool add_tokens(struct run *r, uint32_t seq, uint32_t n)
+{
+    const struct backend_pool_config *c = &r->config;
+    struct seq *s = &r->seqs[seq];
+    size_t kv_rows = (size_t)n * c->num_kv_heads, rows = (size_t)n * c->num_q_heads;
+    size_t out_bytes = rows * c->head_dim_v * attn_dtype_bytes(c->q_dtype);
+    struct backend_item *it = &r->items[seq];
+    *it = (struct backend_item){.flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                .table_row = seq,
+                                .pos = s->len,
+                                .n_tokens = n,
+                                .block_table = s->table};
+    it->q = take_random(r, rows * c->head_dim_k);
+    it->k = take_random(r, kv_rows * c->head_dim_k);
+    it->v = take_random(r, kv_rows * c->head_dim_v);
+    it->out = take(r->t, out_bytes);
+    it->lse = take(r->t, rows * sizeof *it->lse);
+    if (!it->q || !it->k || !it->v || !it->out || !it->lse) {
+        snprintf(r->why, sizeof r->why, "the case does not fit its host memory");
+        return false;
+    }
+    memset(it->out, 0xff, out_bytes);
+    memset(it->lse, 0xff, rows * sizeof *it->lse);
+    size_t row0 = (size_t)s->len * c->num_kv_heads;
+    for (size_t i = 0; i < kv_rows; i++) {
+        remember(r, it->k, i * c->head_dim_k, c->head_dim_k, s->k + (row0 + i) * c->head_dim_k);
+        remember(r, it->v, i * c->head_dim_v, c->head_dim_v, s->v + (row0 + i) * c->head_dim_v);
+    }
+    uint32_t had = (s->len + c->block_tokens - 1) / c->block_tokens;
+    s->len += n;
+    for (uint32_t i = had; i * c->block_tokens < s->len; i++)
+        set_block(r, seq, i);
+    return true;
+}
+
+/* ---- checks */
+
+static bool run_batch(struct run *r)
+{
+    const struct backend_ops *ops = r->t->ops;
+    struct backend_batch batch = {.pool = r->pool,
+                                  .items = r->items,
+                                  .n_items = N_SEQS,
+                                  .patches = r->patches,
+                                  .n_patches = r->n_patches,
+                                  .copies = &r->copy,
+                                  .n_copies = r->n_copies};
+    attn_status st = ops->submit(r->t->b, &batch);
+    if (st != ATTN_OK)
+        return call_failed(r, "submit", st);
+    struct backend_batch *back = ops->poll(r->t->b, WAIT_NS);
+    r->n_patches = r->n_copies = 0;
+    if (back != &batch)
+        return call_failed(r, "no batch came back in 30 s", ATTN_EDEVICE);
+    return back->status == ATTN_OK || call_failed(r, "batch", back->status);
+}
+
+static bool is_close(double got, double want, double bound)
+{
+    if (isinf(want))
+        return got == want;
+    return fabs(got - want) <= bound; /* false if either is NaN */
+}
+
+/* One item's outputs against the reference over all that was appended. */
+static bool check_item(struct run *r, uint32_t seq)
+{
+    const struct backend_pool_config *c = &r->config;
+    const struct backend_item *it = &r->items[seq];
+    const struct seq *s = &r->seqs[seq];
+    size_t rows = (size_t)it->n_tokens * c->num_q_heads, n_q = rows * c->head_dim_k;
+    struct reference_bound bound = reference_bound_of(c->q_dtype, c->q_dtype);
+    float *q = malloc(n_q * sizeof *q);
+    double *want = malloc(rows * c->head_dim_v * sizeof *want), *lse = malloc(rows * sizeof *lse);
+    bool ok = q && want && lse;
+    for (size_t i = 0; ok && i < n_q; i++)
+        q[i] = (float)reference_get(c->q_dtype, it->q, i);
+    ok = ok && reference_attend(&r->spec, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
+                                c->head_dim_v, ATTN_F32, q, it->n_tokens, it->pos, s->k, s->v,
+                                s->len, want, lse) == ATTN_OK;
+    if (!ok)
+        snprintf(r->why, sizeof r->why, "out of host memory");
+    for (size_t i = 0; ok && i < rows * c->head_dim_v; i++) {
+        double got = reference_get(c->q_dtype, it->out, i), error = fabs(got - want[i]);
+        ok = is_close(got, want[i], bound.atol + bound.rtol * fabs(want[i]));
+        if (ok && error > r->max_error)
+            r->max_error = error;
+        if (!ok)
+            snprintf(r->why, sizeof r->why,
+                     "out of sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32
+                     ", row %zu, element %zu: %g, reference %g",
+                     seq, it->pos, it->n_tokens, i / c->head_dim_v, i % c->head_dim_v, got,
+                     want[i]);
+    }
+    for (size_t i = 0; ok && i < rows; i++) {
+        ok = is_close((double)it->lse[i], lse[i], 2e-4 + 1e-4 * fabs(lse[i]));
+        if (!ok)
+            snprintf(r->why, sizeof r->why,
+                     "lse of sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32
+                     ", row %zu: %g, reference %g",
+                     seq, it->pos, it->n_tokens, i, (double)it->lse[i], lse[i]);
+    }
+    free(q);
+    free(want);
+    free(lse);
+    return ok;
+}
+
+static bool check_items(struct run *r)
+{
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        if (!check_item(r, i))
+            return false;
+    return true;
+}
+
+/* The last step once more by a variant of the bench, twice: as a graph where there are graphs. */
+static bool check_variant(struct run *r, const char *variant, bool *out_is_refused)
+{
+    uint64_t ns[2];
+    for (uint32_t i = 0; i < N_SEQS; i++) {
+        struct backend_item *it = &r->items[i];
+        size_t rows = (size_t)it->n_tokens * r->config.num_q_heads;
+        it->flags = BACKEND_ATTEND;
+        memset(it->out, 0xff, rows * r->config.head_dim_v * attn_dtype_bytes(r->config.q_dtype));
+        memset(it->lse, 0xff, rows * sizeof *it->lse);
+    }
+    struct backend_batch batch = {.pool = r->pool, .items = r->items, .n_items = N_SEQS};
+    struct backend_batch *batches[1] = {&batch};
+    attn_status st = r->t->ops->time_batch(r->t->b, variant, batches, 1, 2, ns);
+    *out_is_refused = st == ATTN_ENOTSUP;
+    if (*out_is_refused)
+        return true;
+    return st == ATTN_OK ? check_items(r) : call_failed(r, "time_batch", st);
+}
+
+static bool run_steps(struct run *r)
+{
+    static const uint32_t prompts[N_SEQS] = {1, 40, 270}, steps[N_SEQS] = {1, 5, 3};
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        if (!add_tokens(r, i, prompts[i]))
+            return false;
+    if (!run_batch(r) || !check_items(r))
+        return false;
+    /* the first block of the longest sequence moves; the step appends behind it */
+    r->copy.src = r->seqs[2].table[0];
+    set_block(r, 2, 0);
+    r->copy.dst = r->seqs[2].table[0];
+    r->n_copies = 1;
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        if (!add_tokens(r, i, steps[i]))
+            return false;
+    return run_batch(r) && check_items(r);
+}
+
+/* false: the geometry is refused, or a call failed; reported. */
+static bool open_run(struct run *r, const struct test_case *c, const char *name)
+{
+    struct selftest *t = r->t;
+    static float logits[64], slopes[64];
+    for (int i = 0; i < 64; i++) {
+        logits[i] = 2 * random_unit(t);
+        slopes[i] = -0.02f * (float)(1 + i % 10);
+    }
+    r->spec = (struct attn_layer_spec){.scale = 1.0f / sqrtf((float)c->dk),
+                                       .window_tokens = c->window,
+                                       .sink_tokens = c->sinks,
+                                       .soft_cap = c->soft_cap,
+                                       .is_full = c->is_full,
+                                       .sink_logits = c->has_sink_logits ? logits : NULL,
+                                       .alibi_slopes = c->has_alibi ? slopes : NULL};
+    r->config = (struct backend_pool_config){.num_layers = 1,
+                                             .num_q_heads = c->num_q_heads,
+                                             .num_kv_heads = c->num_kv_heads,
+                                             .head_dim_k = c->dk,
+                                             .head_dim_v = c->dv,
+                                             .block_tokens = c->block_tokens,
+                                             .n_blocks = N_BLOCKS,
+                                             .n_table_rows = N_SEQS,
+                                             .max_row_blocks = MAX_TOKENS / c->block_tokens,
+                                             .q_dtype = c->q,
+                                             .kv_dtype = c->kv,
+                                             .is_batch_invariant = c->is_batch_invariant,
+                                             .layers = &r->spec};
+    attn_status st = t->ops->pool_check(t->b, &r->config);
+    if (st == ATTN_OK)
+        st = t->ops->pool_open(t->b, &r->config, &r->pool);
+    if (st != ATTN_OK)
+        report(t, st == ATTN_ENOTSUP ? REFUSED : FAILED, "%s: %s", name, t->ops->last_error(t->b));
+    for (uint32_t i = 0; i < N_SEQS; i++) {
+        r->seqs[i].k = calloc((size_t)MAX_TOKENS * c->num_kv_heads * c->dk, sizeof(float));
+        r->seqs[i].v = calloc((size_t)MAX_TOKENS * c->num_kv_heads * c->dv, sizeof(float));
+        if (st == ATTN_OK && (!r->seqs[i].k || !r->seqs[i].v)) {
+            st = ATTN_ENOMEM;
+            report(t, FAILED, "%s: out of host memory", name);
+        }
+    }
+    t->used = 0;
+    return st == ATTN_OK;
+}
+
+static void close_run(struct run *r)
+{
+    for (uint32_t i = 0; i < N_SEQS; i++) {
+        free(r->seqs[i].k);
+        free(r->seqs[i].v);
+    }
+}
+
+static void test_one(struct selftest *t, const struct test_case *c, bool with_variants)
+{
+    char name[128];
+    snprintf(name, sizeof name, "%s/%s, %u/%u heads of %u/%u, blocks of %u: %s",
+             attn_dtype_name(c->q), attn_dtype_name(c->kv), c->num_q_heads, c->num_kv_heads, c->dk,
+             c->dv, c->block_tokens, c->name);
+    struct run r = {.t = t};
+    if (open_run(&r, c, name)) {
+        if (run_steps(&r))
+            report(t, OK, "%s: largest error %.2g", name, r.max_error);
+        else
+            report(t, FAILED, "%s: %s", name, r.why);
+        for (uint32_t v = 0; with_variants && t->ops->variants[v] != NULL && r.why[0] == 0; v++) {
+            bool is_refused;
+            r.max_error = 0;
+            if (!check_variant(&r, t->ops->variants[v], &is_refused))
+                report(t, FAILED, "  variant %s: %s", t->ops->variants[v], r.why);
+            else
+                report(t, is_refused ? REFUSED : OK, "  variant %s: largest error %.2g",
+                       t->ops->variants[v], r.max_error);
+        }
+    }
+    close_run(&r);
+}
+
+/* Two batches in flight come back in order; the second sees what the first appended. */
+static void test_order(struct selftest *t)
+{
+    struct run r = {.t = t};
+    if (!open_run(&r, &cases[0], "two batches in flight")) {
+        close_run(&r);
+        return;
+    }
+    bool ok = true;
+    struct backend_item first[N_SEQS];
+    struct backend_batch batches[2] = {{.pool = r.pool, .items = first, .n_items = N_SEQS},
+                                       {.pool = r.pool, .items = r.items, .n_items = N_SEQS}};
+    for (int k = 0; k < 2 && ok; k++) {
+        for (uint32_t i = 0; i < N_SEQS && ok; i++)
+            ok = add_tokens(&r, i, k == 0 ? 20 + 9 * i : 1);
+        if (k == 0)
+            memcpy(first, r.items, sizeof first);
+    }
+    /* all patches with the first batch: the table only grows */
+    batches[0].patches = r.patches;
+    batches[0].n_patches = r.n_patches;
+    uint32_t n_in_flight = 0, n_back = 0;
+    for (uint32_t k = 0; k < 2 && ok; k++) {
+        attn_status st = t->ops->submit(t->b, &batches[k]);
+        ok = st == ATTN_OK || call_failed(&r, "submit", st);
+        n_in_flight += ok;
+        while (n_in_flight && (!ok || k == 1 || n_in_flight == t->max_in_flight)) {
+            struct backend_batch *back = t->ops->poll(t->b, WAIT_NS);
+            if (ok && (back != &batches[n_back] || back->status != ATTN_OK))
+                ok = call_failed(&r, "batches came back in another order, or failed", ATTN_EDEVICE);
+            n_in_flight--;
+            n_back++;
+        }
+    }
+    ok = ok && check_items(&r);
+    report(t, ok ? OK : FAILED, "two batches, up to %" PRIu32 " in flight: %s", t->max_in_flight,
+           ok ? "in order" : r.why);
+    close_run(&r);
+}
+
+/* Blocks to and from the host, scrubbing, and memory that outlives its backend. */
+static void test_memory(struct selftest *t)
+{
+    struct run r = {.t = t};
+    if (!open_run(&r, &cases[0], "blocks")) {
+        close_run(&r);
+        return;
+    }
+    uint64_t bytes = kv_layout_of(&r.config).block_bytes;
+    uint8_t *in = malloc(bytes), *back = malloc(bytes);
+    bool ok = in && back;
+    for (uint64_t i = 0; ok && i < bytes; i++) {
+        in[i] = (uint8_t)(1 + i * 31 % 255);
+        back[i] = 0;
+    }
+    ok = ok && t->ops->block_write(r.pool, 7, in) == ATTN_OK &&
+         t->ops->block_read(r.pool, 7, back) == ATTN_OK && memcmp(in, back, bytes) == 0;
+    report(t, ok ? OK : FAILED, "a block written and read back");
+    const uint32_t scrubbed[] = {7};
+    ok = ok && t->ops->blocks_scrub(r.pool, scrubbed, 1) == ATTN_OK &&
+         t->ops->block_read(r.pool, 7, back) == ATTN_OK;
+    for (uint64_t i = 0; ok && i < bytes; i++)
+        ok = back[i] == 0;
+    report(t, ok ? OK : FAILED, "a block scrubbed");
+
+    struct backend_config config = t->config;
+    struct backend_pool *pool;
+    struct backend *b = NULL;
+    int fd = -1;
+    config.kv_bytes = 8 << 20;
+    attn_status st = t->ops->open(&config, &b);
+    if (st == ATTN_OK)
+        st = t->ops->export_memory(b, &fd);
+    if (st == ATTN_ENOTSUP) {
+        report(t, REFUSED, "export of KV memory: %s", t->ops->last_error(b));
+    } else {
+        ok = in && back && st == ATTN_OK && t->ops->pool_open(b, &r.config, &pool) == ATTN_OK &&
+             t->ops->block_write(pool, 9, in) == ATTN_OK;
+        t->ops->close(b);
+        b = NULL;
+        config.import_fd = fd;
+        ok = ok && t->ops->open(&config, &b) == ATTN_OK &&
+             t->ops->pool_open(b, &r.config, &pool) == ATTN_OK &&
+             t->ops->block_read(pool, 9, back) == ATTN_OK && memcmp(in, back, bytes) == 0;
+        report(t, ok ? OK : FAILED, "export of KV memory: %s",
+               ok ? "found again by an import" : t->ops->last_error(b));
+        if (config.import_fd >= 0)
+            close(config.import_fd);
+    }
+    t->ops->close(b);
+    free(in);
+    free(back);
+    close_run(&r);
+}
+
+/* Memory that exists already, as the device's host memory. */
+static void test_registered(struct selftest *t)
+{
+    char *own = t->memory;
+    char *p = mmap(NULL, HOST_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        report(t, FAILED, "registered host memory: out of memory");
+        return;
+    }
+    attn_status st = t->ops->host_register(t->b, p, HOST_BYTES);
+    if (st != ATTN_OK) {
+        report(t, REFUSED, "registered host memory: %s", attn_status_message(st));
+    } else {
+        struct run r = {.t = t};
+        t->memory = p;
+        if (open_run(&r, &cases[0], "registered host memory")) {
+            bool ok = run_steps(&r);
+            report(t, ok ? OK : FAILED, "registered host memory: %s",
+                   ok ? "read and written" : r.why);
+        }
+        close_run(&r);
+        t->memory = own;
+        t->ops->host_unregister(t->b, p, HOST_BYTES);
+    }
+    munmap(p, HOST_BYTES);
+}
+
+static attn_status open_backend(struct selftest *t)
+{
+    void *memory;
+    attn_status st = t->ops->open(&t->config, &t->b);
+    if (st == ATTN_OK)
+        st = t->ops->host_alloc(t->b, HOST_BYTES, &memory);
+    if (st != ATTN_OK) {
+        report(t, FAILED, "open: %s", t->ops->last_error(t->b));
+        t->ops->close(t->b);
+        return st;
+    }
+    t->memory = memory;
+    return ATTN_OK;
+}
+
+attn_status selftest_run(const struct backend_ops *ops, int32_t device_index, uint32_t n_threads,
+                         FILE *out)
+{
+    struct selftest t = {.ops = ops, .out = out, .rng = 20250};
+    t.config = (struct backend_config){.kv_bytes = KV_BYTES,
+                                       .max_batch_items = 16,
+                                       .max_batch_tokens = 1024,
+                                       .n_threads = n_threads,
+                                       .device_index = device_index,
+                                       .import_fd = -1};
+    fprintf(out, "backend %s, self test\n", ops->name);
+    attn_status st = open_backend(&t);
+    if (st != ATTN_OK)
+        return st;
+    struct backend_info info;
+    ops->info(t.b, &info);
+    t.max_in_flight = info.max_in_flight;
+    fprintf(out, "device %s, %" PRIu32 " processors\n", info.device, info.n_processors);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        test_one(&t, &cases[i], ops->time_batch != NULL && (i == 0 || i == 8));
+    test_order(&t);
+    test_memory(&t);
+    test_registered(&t);
+    uint64_t ns[5];
+    st = ops->time_read(t.b, 32 << 20, 5, ns);
+    if (st == ATTN_OK)
+        report(&t, OK, "a read of 32 MiB takes %.1f us", (double)ns[4] / 1e3);
+    else
+        report(&t, FAILED, "a read of 32 MiB: %s", ops->last_error(t.b));
+    ops->host_free(t.b, t.memory, HOST_BYTES);
+    ops->close(t.b);
+    fprintf(out, "%" PRIu32 " ok, %" PRIu32 " not supported, %" PRIu32 " failed\n", t.n_ok,
+            t.n_refused, t.n_failed);
+    return t.n_failed ? ATTN_EINTERNAL : ATTN_OK;
+}

@@ -1,0 +1,120 @@
+/* test_selftest.c: the self test says "ok" of a backend that computes right, and names what a broken one
+ * does wrong.
+ *
+ *     test_selftest [NAME [TESTS]]
+ */
+#include "kernels/selftest.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+static const char *backend_name = "cpu";
+static const struct backend_ops *ops;
+static char *text;
+static size_t text_bytes;
+
+static attn_status run(const struct backend_ops *o)
+{
+    free(text);
+    FILE *out = open_memstream(&text, &text_bytes);
+    assert_non_null(out);
+    attn_status st = selftest_run(o, 0, 2, out);
+    fclose(out);
+    return st;
+}
+
+static void a_good_backend_passes_and_the_report_names_the_device(void **state)
+{
+    (void)state;
+    attn_status st = run(ops);
+    if (st != ATTN_OK)
+        fail_msg("%s", text);
+    assert_null(strstr(text, "FAILED"));
+    assert_non_null(strstr(text, backend_name));
+    assert_non_null(strstr(text, "device "));
+    assert_non_null(strstr(text, "grouped queries: largest error "));
+    assert_non_null(strstr(text, "found again by an import"));
+    assert_non_null(strstr(text, " 0 failed\n"));
+}
+
+/* A backend that is right but for one thing. */
+static struct backend_ops broken;
+
+static struct backend_batch *poll_and_spoil(struct backend *b, uint64_t wait_ns)
+{
+    struct backend_batch *batch = ops->poll(b, wait_ns);
+    if (batch != NULL && batch->items[0].out != NULL)
+        ((uint8_t *)batch->items[0].out)[1] ^= 0x40; /* an exponent's high bit, or NaN */
+    return batch;
+}
+
+static attn_status write_nothing(struct backend_pool *p, uint32_t block, const void *bytes)
+{
+    (void)p, (void)block, (void)bytes;
+    return ATTN_OK;
+}
+
+static attn_status cannot_open(const struct backend_config *c, struct backend **out_b)
+{
+    struct backend_config none = *c;
+    none.kv_bytes = UINT64_MAX / 2;
+    return ops->open(&none, out_b);
+}
+
+static void a_wrong_output_is_named_with_its_place(void **state)
+{
+    (void)state;
+    broken = *ops;
+    broken.poll = poll_and_spoil;
+    assert_int_equal(run(&broken), ATTN_EINTERNAL);
+    assert_non_null(strstr(text, "FAILED         bf16/bf16, 8/2 heads"));
+    assert_non_null(strstr(text, "out of sequence 0 at 0+1, row 0, element 0: "));
+    assert_null(strstr(text, " 0 failed\n"));
+}
+
+static void a_lost_block_is_named(void **state)
+{
+    (void)state;
+    broken = *ops;
+    broken.block_write = write_nothing;
+    assert_int_equal(run(&broken), ATTN_EINTERNAL);
+    assert_non_null(strstr(text, "FAILED         a block written and read back"));
+}
+
+static void a_backend_that_cannot_be_opened_says_why(void **state)
+{
+    (void)state;
+    broken = *ops;
+    broken.open = cannot_open;
+    assert_int_not_equal(run(&broken), ATTN_OK);
+    assert_non_null(strstr(text, "FAILED         open: "));
+    assert_true(strlen(strstr(text, "open: ")) > 10);
+}
+
+int main(int argc, char **argv)
+{
+    char why[512];
+    if (argc > 1)
+        backend_name = argv[1];
+    if (backend_load(backend_name, &ops, why, sizeof why) != ATTN_OK) {
+        printf("%s: %s\n", backend_name, why);
+        return 1;
+    }
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_good_backend_passes_and_the_report_names_the_device),
+        cmocka_unit_test(a_wrong_output_is_named_with_its_place),
+        cmocka_unit_test(a_lost_block_is_named),
+        cmocka_unit_test(a_backend_that_cannot_be_opened_says_why),
+    };
+    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(text);
+    return n_failed;
+}
