@@ -259,7 +259,7 @@ static bool check_item(struct run *r, uint32_t seq)
                      want[i]);
     }
     for (size_t i = 0; ok && i < rows; i++) {
-        ok = is_close((double)it->lse[i], lse[i], 2e-4 + 1e-4 * fabs(lse[i]));
+        ok = is_close((double)it->lse[i], lse[i], bound.lse_atol + bound.lse_rtol * fabs(lse[i]));
         if (!ok)
             snprintf(r->why, sizeof r->why,
                      "lse of sequence %" PRIu32 " at %" PRIu32 "+%" PRIu32

@@ -44,13 +44,15 @@ static bool fill_chunk(struct worker *w, struct stream *s, struct buffers *b, ui
     if (o->is_prompt_attended) {
         step.q = b->q;
         step.out = b->out;
+        step.lse = b->lse;
     }
     if (!step_until_done(w, &step, &r, "a prompt chunk"))
         return false;
     w->tally.n_prompt_steps++;
     if (o->is_prompt_attended) {
         uint32_t t = (uint32_t)(data_mix(s->data.stream ^ pos) % n);
-        verify_offer(&w->verify, &s->data, layer, pos + t, b->out + t * b->q_row);
+        verify_offer(&w->verify, &s->data, layer, pos + t, b->out + t * b->q_row,
+                     buffers_lse(b, o, t));
     }
     return true;
 }
@@ -91,14 +93,16 @@ static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct att
                                  .q = b->q,
                                  .k = b->k,
                                  .v = b->v,
-                                 .out = b->out};
+                                 .out = b->out,
+                                 .lse = b->lse};
         struct attn_result r;
         if (!step_until_done(w, &step, &r, "a step"))
             return false;
         tally_step(&w->tally, &r, r.total_ns, n);
         w->tally.kv_bytes += n * worker_kv_bytes(o, layer, pos);
         for (uint32_t i = 0; i < n; i++)
-            verify_offer(&w->verify, &s[i].data, layer, pos, b->out + i * b->q_row);
+            verify_offer(&w->verify, &s[i].data, layer, pos, b->out + i * b->q_row,
+                         buffers_lse(b, o, i));
     }
     atomic_fetch_add(&w->load->n_steps, o->n_layers);
     return true;

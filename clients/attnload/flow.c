@@ -54,7 +54,8 @@ static bool flow_start(struct flow *f)
                              .q = is_attended ? f->b.q : NULL,
                              .k = f->b.k,
                              .v = f->b.v,
-                             .out = is_attended ? f->b.out : NULL};
+                             .out = is_attended ? f->b.out : NULL,
+                             .lse = is_attended ? f->b.lse : NULL};
     f->is_answered = false;
     attn_status st = attn_step_start(w->pool, &step, on_answer, f, NULL);
     if (st != ATTN_OK)
@@ -99,7 +100,8 @@ static bool flow_take_answer(struct flow *f)
     }
     if (!is_prompt || o->is_prompt_attended) {
         uint32_t t = (uint32_t)(data_mix(f->data.stream ^ f->pos) % f->n_tokens);
-        verify_offer(&w->verify, &f->data, f->layer, f->pos + t, f->b.out + t * f->b.q_row);
+        verify_offer(&w->verify, &f->data, f->layer, f->pos + t, f->b.out + t * f->b.q_row,
+                     buffers_lse(&f->b, o, t));
     }
     f->step_ns = now;
     if (++f->layer < o->n_layers)

@@ -83,7 +83,7 @@ static const struct {
     {"length-scale", required_argument, OPT_LENGTH_SCALE, "X", "of inputs and outputs (1)"},
     {"requests", required_argument, OPT_REQUESTS, "N", "the trace's first N (all)"},
     {"verify", optional_argument, OPT_VERIFY, "[=N]",
-     "recompute about N random outputs in float64 after the run (256)"},
+     "recompute about N random outputs and their lse in float64 after the run (256)"},
     {"seed", required_argument, OPT_SEED, "N", "of the data and the arrivals (1)"},
     {"timeout", required_argument, OPT_TIMEOUT, "SECONDS", "of each request (60)"},
     {"json", no_argument, OPT_JSON, NULL, "results as one JSON object"},

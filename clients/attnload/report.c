@@ -103,8 +103,8 @@ static void print_text(const struct report *r)
         const struct verify_result *v = &r->verified;
         printf("verified  %" PRIu64 " outputs, %" PRIu64
                " mismatches, max error %.3g, max relative "
-               "L2 %.3g\n",
-               v->n_verified, v->n_mismatched, v->max_error, v->max_l2);
+               "L2 %.3g, max error of lse %.3g\n",
+               v->n_verified, v->n_mismatched, v->max_error, v->max_l2, v->max_lse_error);
         if (v->n_mismatched > 0)
             printf("mismatch  %s\n", v->first);
     }
@@ -171,6 +171,7 @@ static void print_json(const struct report *r)
     json_object_set_new(root, "mismatched", json_integer((json_int_t)r->verified.n_mismatched));
     json_object_set_new(root, "max_error", number(r->verified.max_error));
     json_object_set_new(root, "max_relative_l2", number(r->verified.max_l2));
+    json_object_set_new(root, "max_lse_error", number(r->verified.max_lse_error));
     json_object_set_new(root, "failure",
                         r->failure != NULL ? json_string(r->failure) : json_null());
     json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));

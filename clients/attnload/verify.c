@@ -17,13 +17,14 @@ attn_status verify_init(struct verify *v, const struct options *o, uint32_t capa
 {
     const struct preset *p = o->preset;
     *v = (struct verify){.o = o, .capacity = capacity, .random = seed};
-    v->out_bytes =
-        (size_t)(p->num_q_heads / p->num_kv_heads) * p->head_dim * attn_dtype_bytes(o->dtype);
+    v->group = p->num_q_heads / p->num_kv_heads;
+    v->out_bytes = (size_t)v->group * p->head_dim * attn_dtype_bytes(o->dtype);
     if (capacity == 0)
         return ATTN_OK;
     v->samples = calloc(capacity, sizeof *v->samples);
     v->outs = calloc(capacity, v->out_bytes);
-    if (v->samples != NULL && v->outs != NULL)
+    v->lses = calloc((size_t)capacity * v->group, sizeof *v->lses);
+    if (v->samples != NULL && v->outs != NULL && v->lses != NULL)
         return ATTN_OK;
     verify_fini(v);
     return ATTN_ENOMEM;
@@ -33,11 +34,12 @@ void verify_fini(struct verify *v)
 {
     free(v->samples);
     free(v->outs);
+    free(v->lses);
     *v = (struct verify){0};
 }
 
 void verify_offer(struct verify *v, const struct data_stream *data, uint32_t layer, uint32_t pos,
-                  const void *out)
+                  const void *out, const float *lse)
 {
     if (v->capacity == 0)
         return;
@@ -53,51 +55,71 @@ void verify_offer(struct verify *v, const struct data_stream *data, uint32_t lay
         (struct verify_sample){.data = *data, .layer = layer, .pos = pos, .kv_head = kv_head};
     memcpy(v->outs + slot * v->out_bytes, (const uint8_t *)out + kv_head * v->out_bytes,
            v->out_bytes);
+    memcpy(v->lses + slot * v->group, lse + kv_head * v->group, v->group * sizeof *lse);
 }
 
 struct scratch {
     void *q, *k, *v;
-    double *out;
+    double *out, *lse;
 };
 
-static void compare(const struct verify *v, const struct verify_sample *s, const void *got,
-                    const double *want, struct verify_result *r)
+/* Keeps the larger, and a NaN for ever. */
+static void raise_max(double *max, double x)
 {
-    const struct preset *p = v->o->preset;
-    struct reference_bound b = reference_bound_of(v->o->dtype, v->o->kv_dtype);
-    uint32_t n = p->num_q_heads / p->num_kv_heads * p->head_dim, bad = UINT32_MAX;
-    double diff2 = 0, norm2 = 0, x_bad = 0;
+    if (x > *max || isnan(x))
+        *max = x;
+}
+
+/* Compares n values. Returns the first beyond the bound, n if there is none. */
+static uint32_t compare(attn_dtype dtype, const void *got, const double *want, uint32_t n,
+                        double atol, double rtol, double *max_error, double *out_l2)
+{
+    uint32_t bad = n;
+    double diff2 = 0, norm2 = 0;
     for (uint32_t i = 0; i < n; i++) {
-        double x = reference_get(v->o->dtype, got, i), error = fabs(x - want[i]);
+        double error = fabs(reference_get(dtype, got, i) - want[i]);
         diff2 += error * error;
         norm2 += want[i] * want[i];
-        if (error > r->max_error || isnan(error))
-            r->max_error = error;
-        if (!(error <= b.atol + b.rtol * fabs(want[i])) && bad == UINT32_MAX) {
+        raise_max(max_error, error);
+        if (!(error <= atol + rtol * fabs(want[i])) && bad == n)
             bad = i;
-            x_bad = x;
-        }
     }
-    double l2 = norm2 > 0 ? sqrt(diff2 / norm2) : sqrt(diff2);
-    if (l2 > r->max_l2 || isnan(l2))
-        r->max_l2 = l2;
+    *out_l2 = norm2 > 0 ? sqrt(diff2 / norm2) : sqrt(diff2);
+    return bad;
+}
+
+static void judge(const struct verify *v, uint32_t index, const struct scratch *m,
+                  struct verify_result *r)
+{
+    const struct verify_sample *s = &v->samples[index];
+    struct reference_bound b = reference_bound_of(v->o->dtype, v->o->kv_dtype);
+    const void *out = v->outs + index * v->out_bytes, *lse = v->lses + index * v->group;
+    uint32_t n = v->group * v->o->preset->head_dim;
+    double l2, lse_l2;
+    uint32_t bad = compare(v->o->dtype, out, m->out, n, b.atol, b.rtol, &r->max_error, &l2);
+    uint32_t bad_lse = compare(ATTN_F32, lse, m->lse, v->group, b.lse_atol, b.lse_rtol,
+                               &r->max_lse_error, &lse_l2);
+    raise_max(&r->max_l2, l2);
     r->n_verified++;
-    if (bad == UINT32_MAX && l2 <= b.l2)
+    bool is_out_good = bad == n && l2 <= b.l2;
+    if (is_out_good && bad_lse == v->group)
         return;
     if (r->n_mismatched++ > 0)
         return;
-    uint32_t i = bad == UINT32_MAX ? 0 : bad;
+    uint32_t i = is_out_good ? bad_lse : bad % n; /* only l2: tell the first */
     snprintf(r->first, sizeof r->first,
-             "stream %llu layer %u pos %u kv_head %u element %u: got %g, expected %g, l2 %g",
-             (unsigned long long)s->data.stream, s->layer, s->pos, s->kv_head, i,
-             bad == UINT32_MAX ? reference_get(v->o->dtype, got, 0) : x_bad, want[i], l2);
+             "stream %llu layer %u pos %u kv_head %u %s %u: got %g, expected %g, l2 %g",
+             (unsigned long long)s->data.stream, s->layer, s->pos, s->kv_head,
+             is_out_good ? "lse" : "element", i,
+             is_out_good ? reference_get(ATTN_F32, lse, i) : reference_get(v->o->dtype, out, i),
+             is_out_good ? m->lse[i] : m->out[i], l2);
 }
 
 static attn_status recompute(const struct verify *v, const struct verify_sample *s,
                              struct scratch *m)
 {
     const struct preset *p = v->o->preset;
-    uint32_t group = p->num_q_heads / p->num_kv_heads, dim = p->head_dim, n_kv = s->pos + 1;
+    uint32_t group = v->group, dim = p->head_dim, n_kv = s->pos + 1;
     struct attn_layer l = preset_layer(p, s->layer);
     struct attn_layer_spec spec = {.scale = l.scale > 0 ? l.scale : 1 / sqrtf((float)dim),
                                    .window_tokens = l.window_tokens,
@@ -107,7 +129,7 @@ static attn_status recompute(const struct verify *v, const struct verify_sample 
     data_fill(&s->data, s->layer, DATA_K, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->k);
     data_fill(&s->data, s->layer, DATA_V, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->v);
     return reference_attend(&spec, group, 1, dim, dim, v->o->dtype, m->q, 1, s->pos, m->k, m->v,
-                            n_kv, m->out, NULL);
+                            n_kv, m->out, m->lse);
 }
 
 attn_status verify_run(struct verify *v, struct verify_result *r)
@@ -119,18 +141,20 @@ attn_status verify_run(struct verify *v, struct verify_result *r)
     struct scratch m = {.q = malloc(v->out_bytes),
                         .k = malloc(row * max_kv),
                         .v = malloc(row * max_kv),
-                        .out = calloc(v->out_bytes, sizeof(double))};
-    attn_status st =
-        m.q == NULL || m.k == NULL || m.v == NULL || m.out == NULL ? ATTN_ENOMEM : ATTN_OK;
+                        .out = calloc(v->out_bytes, sizeof *m.out),
+                        .lse = calloc(v->group, sizeof *m.lse)};
+    bool has_memory = m.q != NULL && m.k != NULL && m.v != NULL && m.out != NULL && m.lse != NULL;
+    attn_status st = has_memory ? ATTN_OK : ATTN_ENOMEM;
     for (uint32_t i = 0; st == ATTN_OK && i < v->n; i++) {
         st = recompute(v, &v->samples[i], &m);
         if (st == ATTN_OK)
-            compare(v, &v->samples[i], v->outs + i * v->out_bytes, m.out, r);
+            judge(v, i, &m, r);
     }
     free(m.q);
     free(m.k);
     free(m.v);
     free(m.out);
+    free(m.lse);
     return st;
 }
 
@@ -140,8 +164,7 @@ void verify_join(struct verify_result *dst, const struct verify_result *src)
         memcpy(dst->first, src->first, sizeof dst->first);
     dst->n_verified += src->n_verified;
     dst->n_mismatched += src->n_mismatched;
-    if (src->max_error > dst->max_error || isnan(src->max_error))
-        dst->max_error = src->max_error;
-    if (src->max_l2 > dst->max_l2 || isnan(src->max_l2))
-        dst->max_l2 = src->max_l2;
+    raise_max(&dst->max_error, src->max_error);
+    raise_max(&dst->max_l2, src->max_l2);
+    raise_max(&dst->max_lse_error, src->max_lse_error);
 }

@@ -1,5 +1,5 @@
-/* verify.h: keeps a random sample of the outputs of a run and recomputes it in float64 afterwards,
- * from K, V and q that are made again (data.h). One a worker; not shared between threads. */
+/* verify.h: keeps a random sample of a run's outputs and their lse, and recomputes it in float64
+ * afterwards, from K, V and q that are made again (data.h). One a worker; not shared between threads. */
 #ifndef ATTNLOAD_VERIFY_H
 #define ATTNLOAD_VERIFY_H
 
@@ -16,7 +16,9 @@ struct verify {
     const struct options *o;
     struct verify_sample *samples; /* [capacity] */
     uint8_t *outs; /* [capacity][group][head_dim] dtype */
+    float *lses; /* [capacity][group] */
     size_t out_bytes; /* of one sample */
+    uint32_t group; /* q heads of a kv head */
     uint32_t n, capacity;
     uint64_t n_seen, random;
 };
@@ -24,6 +26,7 @@ struct verify {
 struct verify_result {
     uint64_t n_verified, n_mismatched;
     double max_error, max_l2; /* absolute; relative L2 of a sample */
+    double max_lse_error; /* absolute */
     char first[160]; /* the first mismatch in words */
 };
 
@@ -31,9 +34,10 @@ struct verify_result {
 attn_status verify_init(struct verify *v, const struct options *o, uint32_t capacity,
                         uint64_t seed);
 void verify_fini(struct verify *v);
-/* out: the row [num_q_heads][head_dim] of the token at pos. Each offer is kept equally likely. */
+/* out, lse: the rows [num_q_heads][head_dim] and [num_q_heads] of the token at pos; NULL only at
+ * capacity 0. Each offer is kept equally likely. */
 void verify_offer(struct verify *v, const struct data_stream *data, uint32_t layer, uint32_t pos,
-                  const void *out);
+                  const void *out, const float *lse);
 /* Recomputes all that was kept and adds to *r. ATTN_ENOMEM. */
 attn_status verify_run(struct verify *v, struct verify_result *r);
 void verify_join(struct verify_result *dst, const struct verify_result *src);

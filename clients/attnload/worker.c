@@ -68,7 +68,15 @@ bool buffers_init(struct buffers *b, const struct options *o, uint32_t n_tokens)
     b->k = malloc(b->kv_row * n_tokens);
     b->v = malloc(b->kv_row * n_tokens);
     b->out = malloc(b->q_row * n_tokens);
-    return b->q != NULL && b->k != NULL && b->v != NULL && b->out != NULL;
+    size_t lse_row = o->preset->num_q_heads * sizeof *b->lse;
+    b->lse = o->n_verify > 0 ? malloc(lse_row * n_tokens) : NULL;
+    return b->q != NULL && b->k != NULL && b->v != NULL && b->out != NULL &&
+           (b->lse != NULL || o->n_verify == 0);
+}
+
+const float *buffers_lse(const struct buffers *b, const struct options *o, uint32_t row)
+{
+    return b->lse != NULL ? b->lse + (size_t)row * o->preset->num_q_heads : NULL;
 }
 
 void buffers_fini(struct buffers *b)
@@ -77,6 +85,7 @@ void buffers_fini(struct buffers *b)
     free(b->k);
     free(b->v);
     free(b->out);
+    free(b->lse);
     *b = (struct buffers){0};
 }
 
@@ -91,6 +100,9 @@ void buffers_fill(struct buffers *b, const struct options *o, const struct data_
     data_fill(s, layer, DATA_V, pos, n, 0, p->num_kv_heads, p->head_dim, o->dtype,
               b->v + row * b->kv_row);
     memset(b->out + row * b->q_row, 0xff, n * b->q_row); /* NaN: an old output must not pass */
+    if (b->lse != NULL)
+        memset(b->lse + (size_t)row * p->num_q_heads, 0xff,
+               (size_t)n * p->num_q_heads * sizeof *b->lse);
 }
 
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)

@@ -55,9 +55,10 @@ struct worker {
     char why[ATTN_MESSAGE_BYTES + 64];
 };
 
-/* q, k, v and out of up to n_tokens tokens of one layer. */
+/* q, k, v, out and lse of up to n_tokens tokens of one layer. */
 struct buffers {
     uint8_t *q, *k, *v, *out;
+    float *lse; /* NULL: not asked for, nothing is verified */
     size_t q_row, kv_row; /* bytes of a token */
 };
 
@@ -75,6 +76,8 @@ bool worker_seq(struct worker *w, enum worker_verb verb, uint32_t len, struct at
 bool worker_fail(struct worker *w, attn_status st, const char *what);
 
 bool buffers_init(struct buffers *b, const struct options *o, uint32_t n_tokens);
+/* The lse of the token at row `row`, NULL if not asked for. */
+const float *buffers_lse(const struct buffers *b, const struct options *o, uint32_t row);
 void buffers_fini(struct buffers *b);
 /* Writes the data of tokens [pos, pos + n) at row `row` of the buffers. */
 void buffers_fill(struct buffers *b, const struct options *o, const struct data_stream *s,

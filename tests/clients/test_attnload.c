@@ -250,25 +250,29 @@ static struct options options_of_test(void)
 
 /* What a perfect daemon answers for the query at pos. */
 static void right_answer(const struct options *o, const struct data_stream *s, uint32_t pos,
-                         float *out)
+                         float *out, float *lse)
 {
     const struct preset *p = o->preset;
     struct attn_layer_spec spec = {.scale = 1 / sqrtf((float)p->head_dim)};
     size_t q_n = p->num_q_heads * p->head_dim, kv_n = p->num_kv_heads * p->head_dim * (pos + 1);
     float *q = malloc(q_n * 4), *k = malloc(kv_n * 4), *v = malloc(kv_n * 4);
-    double *want = malloc(q_n * sizeof *want);
+    double *want = malloc(q_n * sizeof *want), *want_lse = malloc(p->num_q_heads * sizeof *want);
     data_fill(s, 0, DATA_Q, pos, 1, 0, p->num_q_heads, p->head_dim, ATTN_F32, q);
     data_fill(s, 0, DATA_K, 0, pos + 1, 0, p->num_kv_heads, p->head_dim, ATTN_F32, k);
     data_fill(s, 0, DATA_V, 0, pos + 1, 0, p->num_kv_heads, p->head_dim, ATTN_F32, v);
     assert_int_equal(reference_attend(&spec, p->num_q_heads, p->num_kv_heads, p->head_dim,
-                                      p->head_dim, ATTN_F32, q, 1, pos, k, v, pos + 1, want, NULL),
+                                      p->head_dim, ATTN_F32, q, 1, pos, k, v, pos + 1, want,
+                                      want_lse),
                      ATTN_OK);
     for (size_t i = 0; i < q_n; i++)
         out[i] = (float)want[i];
+    for (uint32_t i = 0; i < p->num_q_heads; i++)
+        lse[i] = (float)want_lse[i];
     free(q);
     free(k);
     free(v);
     free(want);
+    free(want_lse);
 }
 
 static void right_answers_pass_and_wrong_ones_are_found(void **state)
@@ -276,24 +280,25 @@ static void right_answers_pass_and_wrong_ones_are_found(void **state)
     (void)state;
     struct options o = options_of_test();
     struct data_stream s = {.seed = 3, .stream = 4};
-    float out[8 * 64];
+    float out[8 * 64], lse[8];
     struct verify v;
     struct verify_result r = {0};
     assert_int_equal(verify_init(&v, &o, 20, 1), ATTN_OK);
     for (uint32_t pos = 0; pos < 20; pos++) {
-        right_answer(&o, &s, pos, out);
-        verify_offer(&v, &s, 0, pos, out);
+        right_answer(&o, &s, pos, out, lse);
+        verify_offer(&v, &s, 0, pos, out, lse);
     }
     assert_int_equal(verify_run(&v, &r), ATTN_OK);
     assert_int_equal(r.n_verified, 20);
     assert_int_equal(r.n_mismatched, 0);
-    assert_true(r.max_error < 1e-6);
+    assert_true(r.max_error < 1e-6 && r.max_lse_error < 1e-6);
     verify_fini(&v);
 
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 8; kind++) {
         struct verify_result bad = {0};
+        bool is_lse = kind >= 4;
         assert_int_equal(verify_init(&v, &o, 1, 1), ATTN_OK);
-        right_answer(&o, &s, kind == 2 ? 9 : 10, out); /* 2: the answer of another position */
+        right_answer(&o, &s, kind == 2 ? 9 : 10, out, lse); /* 2: the answer of another position */
         for (int i = 0; i < 8 * 64; i++) {
             if (kind == 0)
                 out[i] += 1e-3f;
@@ -302,16 +307,28 @@ static void right_answers_pass_and_wrong_ones_are_found(void **state)
             else if (kind == 3)
                 out[i] = 0;
         }
-        verify_offer(&v, &s, 0, 10, out);
+        for (int i = 0; i < 8; i++) {
+            if (kind == 4)
+                lse[i] += 2e-3f;
+            else if (kind == 5)
+                lse[i] = NAN; /* never written */
+            else if (kind == 6)
+                lse[i] *= 1.442695f; /* base 2 */
+            else if (kind == 7)
+                lse[i] = -INFINITY;
+        }
+        verify_offer(&v, &s, 0, 10, out, lse);
         assert_int_equal(verify_run(&v, &bad), ATTN_OK);
         assert_int_equal(bad.n_mismatched, 1);
         assert_non_null(strstr(bad.first, "pos 10"));
+        assert_non_null(strstr(bad.first, is_lse ? " lse " : " element "));
+        assert_true(!is_lse || bad.max_error < 1e-6);
         verify_join(&r, &bad);
         verify_fini(&v);
     }
-    assert_int_equal(r.n_verified, 24);
-    assert_int_equal(r.n_mismatched, 4);
-    assert_true(isnan(r.max_error));
+    assert_int_equal(r.n_verified, 28);
+    assert_int_equal(r.n_mismatched, 8);
+    assert_true(isnan(r.max_error) && isnan(r.max_lse_error));
 }
 
 static void every_output_is_as_likely_to_be_kept(void **state)
@@ -319,13 +336,13 @@ static void every_output_is_as_likely_to_be_kept(void **state)
     (void)state;
     struct options o = options_of_test();
     struct data_stream s = {.seed = 3, .stream = 4};
-    float out[8 * 64] = {0};
+    float out[8 * 64] = {0}, lse[8] = {0};
     uint32_t n_late = 0;
     for (uint64_t seed = 0; seed < 200; seed++) {
         struct verify v;
         assert_int_equal(verify_init(&v, &o, 10, data_mix(seed)), ATTN_OK);
         for (uint32_t pos = 0; pos < 100; pos++)
-            verify_offer(&v, &s, 0, pos, out);
+            verify_offer(&v, &s, 0, pos, out, lse);
         assert_int_equal(v.n, 10);
         for (uint32_t i = 0; i < 10; i++)
             n_late += v.samples[i].pos >= 50;
