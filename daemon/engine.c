@@ -200,6 +200,8 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     if (e->n_in_flight > 0) {
         uint64_t slice_ns = engine_is_polled(e) ? POLLED_SLICE_NS : POLL_SLICE_NS;
         uint64_t wait_ns = max_wait_ns < slice_ns ? max_wait_ns : slice_ns;
+        if (e->due_ns > now_ns && e->due_ns - now_ns < wait_ns)
+            wait_ns = e->due_ns - now_ns;
         struct batch *b = poll_batch(e, is_busy || !inbox_is_empty(e) ? 0 : wait_ns);
         while (b != NULL) {
             batch_finish(e, b);

@@ -68,6 +68,42 @@ void pool_effects_fini(struct pool *p)
     free(p->fx.copies);
 }
 
+/* --- when to launch ----------------------------------------------------------------------------- */
+
+/* Behind a batch in flight the next one gains nothing by an early launch, and loses what it would
+ * still collect. It goes when the device should be three quarters through: early enough that the device
+ * never waits for it, late enough that workers who were answered meanwhile are in it.
+ *
+ * A batch's time is guessed from below, as the least that its pool's cached tokens have lately taken. A
+ * guess that is too short makes smaller batches; one that is too long cannot last. */
+static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_ns)
+{
+    return e->n_in_flight == 0 || now_ns >= e->due_ns ||
+           p->ready.n_items >= e->cfg->max_batch_items;
+}
+
+/* The device begins with b now. */
+static void set_due(struct engine *e, const struct batch *b, uint64_t now_ns)
+{
+    e->due_ns = now_ns + (uint64_t)((double)b->n_visible * b->pool->token_ns * 0.75);
+}
+
+static void learn_token_ns(struct batch *b, uint64_t device_ns)
+{
+    if (b->n_visible == 0 || device_ns == 0)
+        return;
+    double ns = (double)device_ns / (double)b->n_visible, *least = &b->pool->token_ns;
+    *least = *least == 0 || ns < *least ? ns : *least + (ns - *least) / 64;
+}
+
+/* Cached tokens that the last query of an item sees. */
+static uint32_t visible_tokens(const struct pool *p, const struct item *it)
+{
+    const struct attn_layer_spec *l = &p->config.layers[it->task->layer];
+    uint32_t all = it->pos + it->n_tokens, some = l->window_tokens + l->sink_tokens;
+    return l->window_tokens != 0 && some < all ? some : all;
+}
+
 /* --- building ---------------------------------------------------------------------------------- */
 
 enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred */
@@ -135,6 +171,7 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
     }
     if (t->flags & WIRE_STEP_ATTEND) {
         d->flags |= BACKEND_ATTEND;
+        b->n_visible += visible_tokens(b->pool, it);
         d->q = in + l->q_offset + row * c->num_q_heads * c->head_dim_k * el;
         d->out = t->payload + l->out_offset + row * c->num_q_heads * c->head_dim_v * el;
     }
@@ -203,6 +240,7 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
         b++;
     b->pool = p;
     b->n_items = b->n_tokens = b->n_tasks = 0;
+    b->n_visible = 0;
     return b;
 }
 
@@ -259,6 +297,9 @@ void batch_finish(struct engine *e, struct batch *b)
     uint64_t now_ns = e->now_ns();
     b->is_in_flight = false;
     e->n_in_flight--;
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (e->batches[i].is_in_flight)
+            set_due(e, &e->batches[i], now_ns);
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct request *req = b->items[i]->task->req;
         if (i == 0 || b->items[i - 1]->task->req != req)
@@ -275,7 +316,9 @@ void batch_finish(struct engine *e, struct batch *b)
 
     attn_status st = d->status;
     const char *why = "";
-    if (st != ATTN_OK) {
+    if (st == ATTN_OK) {
+        learn_token_ns(b, d->device_ns);
+    } else {
         why = e->ops->last_error(e->backend);
         stats_add(batches_failed, 1);
         log_error("a batch of %" PRIu32 " items failed: %s: %s", b->n_items,
@@ -317,7 +360,8 @@ static void batch_submit(struct engine *e, struct batch *b)
     if (st == ATTN_OK) {
         fx->n_patches = fx->n_copies = 0;
         b->is_in_flight = true;
-        e->n_in_flight++;
+        if (e->n_in_flight++ == 0)
+            set_due(e, b, b->submitted_ns);
         stats_add(batches, 1);
         stats_add(batch_items, b->n_items);
         return;
@@ -341,24 +385,14 @@ bool batch_flush_patches(struct engine *e, struct pool *p)
     return b->is_in_flight;
 }
 
-/* Behind a batch in flight, a smaller one gains nothing but its launch's latency, and loses what it
- * would collect meanwhile: it waits for the device. */
-static bool is_worth_queueing(const struct engine *e, const struct pool *p)
-{
-    uint32_t n_items = 0;
-    for (uint32_t i = 0; i < e->max_in_flight; i++)
-        if (e->batches[i].is_in_flight)
-            n_items += e->batches[i].n_items;
-    return p->ready.n_items >= n_items || p->ready.n_items >= e->cfg->max_batch_items;
-}
-
 bool batch_launch(struct engine *e)
 {
     struct pool *p = oldest_pool(e);
-    if (p == NULL || e->n_in_flight == e->max_in_flight || !is_worth_queueing(e, p))
+    uint64_t now_ns = e->now_ns();
+    if (p == NULL || e->n_in_flight == e->max_in_flight || !is_time(e, p, now_ns))
         return false;
     struct batch *b = batch_begin(e, p);
-    bool is_full_of_patches = batch_fill(e, b, e->now_ns());
+    bool is_full_of_patches = batch_fill(e, b, now_ns);
     if (b->n_items > 0 || (is_full_of_patches && p->fx.n_patches > 0)) {
         batch_submit(e, b);
         return true;

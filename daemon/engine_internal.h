@@ -100,6 +100,7 @@ struct pool {
     uint64_t device_bytes;
     struct ready_queue ready;
     struct kv_effects fx; /* what the next batch must tell the device first */
+    double token_ns; /* least device time a visible cached token took lately; 0: not known */
 };
 
 struct batch {
@@ -110,6 +111,7 @@ struct batch {
     struct backend_patch *patches; /* [patches_capacity + patches_margin] */
     struct backend_copy *copies; /* [copies_capacity] */
     uint32_t n_items, n_tokens, n_tasks;
+    uint64_t n_visible; /* cached tokens its items see */
     uint64_t submitted_ns;
     bool is_in_flight;
 };
@@ -149,6 +151,7 @@ struct engine {
     uint64_t device_bytes; /* of all pools */
     struct batch batches[BACKEND_MAX_IN_FLIGHT];
     uint32_t max_in_flight, n_in_flight;
+    uint64_t due_ns; /* with one batch in flight: when the next may follow */
     uint32_t patches_capacity, copies_capacity; /* of a batch */
     uint32_t patches_margin; /* room beyond, for kv_append_cancel */
     struct task *oldest, *newest;

@@ -33,21 +33,25 @@ static void a_busy_device_collects_what_arrives(void **state)
     rig_close(&r);
 }
 
-static void less_than_what_is_in_flight_waits_for_the_device(void **state)
+static void a_batch_behind_another_waits_until_that_is_nearly_done(void **state)
 {
     (void)state;
     rig_open(&r, NULL);
     rig_open_many(&r, 1, 30);
-    r.backend.is_held = true;
     rig_send_wide(&r, 1, 10, 0);
+    rig_run(&r); /* 1,000 ns for 10 tokens, says the device */
+    r.backend.is_held = true;
+    rig_send_wide(&r, 1, 10, 1);
+    rig_run(&r); /* 20 tokens: 2,000 ns */
+    rig_send_wide(&r, 11, 10, 0);
+    rig_now_ns += 1400;
     rig_run(&r);
-    rig_send_wide(&r, 11, 9, 0);
+    assert_int_equal(r.backend.n_batches, 2); /* collected */
+    rig_send_wide(&r, 21, 5, 0);
+    rig_now_ns += 200;
     rig_run(&r);
-    assert_int_equal(r.backend.n_batches, 1); /* nine behind ten: collected */
-    rig_send_item(&r, 20, 0, 0, 1);
-    rig_run(&r);
-    assert_int_equal(r.backend.n_batches, 2); /* ten behind ten: queued */
-    assert_int_equal(r.backend.batches[1].n_items, 10);
+    assert_int_equal(r.backend.n_batches, 3); /* queued */
+    assert_int_equal(r.backend.batches[2].n_items, 15);
     r.backend.is_held = false;
     rig_run(&r);
     rig_close(&r);
@@ -404,7 +408,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_busy_device_collects_what_arrives),
-        cmocka_unit_test(less_than_what_is_in_flight_waits_for_the_device),
+        cmocka_unit_test(a_batch_behind_another_waits_until_that_is_nearly_done),
         cmocka_unit_test(items_of_one_sequence_and_layer_go_one_after_another),
         cmocka_unit_test(layers_of_one_sequence_share_a_batch),
         cmocka_unit_test(a_step_stays_whole_if_a_batch_can_hold_it),
