@@ -1,5 +1,6 @@
-/* data.c: see data.h. A row's bytes come from a counter mixed with the row's name, eight at a time;
- * a table of 256 values turns them into elements. */
+/* data.c: see data.h. A row is a piece of a long tape of random values, at a place that its name decides:
+ * a load generator must not take longer to make a step than the daemon to answer it.
+ */
 #include "clients/attnload/data.h"
 
 #include <pthread.h>
@@ -10,19 +11,29 @@
 #define Q_AMPLITUDE 4.0 /* q.k spreads over a few units: some keys matter, none alone */
 #define V_AMPLITUDE 2.0
 
-static float table32[3][256];
-static uint16_t table16[2][3][256]; /* f16, bf16 */
+enum { TAPE_PLACES = 1 << 18, MAX_DIM = 1024, TAPE = TAPE_PLACES + MAX_DIM };
+
+static float tape32[3][TAPE];
+static uint16_t tape16[2][3][TAPE]; /* f16, bf16 */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void make_tables(void)
+static void make_tapes(void)
 {
     static const double amplitude[3] = {Q_AMPLITUDE, 1.0, V_AMPLITUDE};
-    for (int w = 0; w < 3; w++) {
-        for (int i = 0; i < 256; i++) {
-            double x = (i - 128) / 128.0 * amplitude[w];
-            table32[w][i] = (float)x;
-            reference_put(ATTN_F16, table16[0][w], (size_t)i, x);
-            reference_put(ATTN_BF16, table16[1][w], (size_t)i, x);
+    float f32[256];
+    uint16_t f16[256], bf16[256];
+    for (uint32_t w = 0; w < 3; w++) {
+        for (uint32_t i = 0; i < 256; i++) {
+            double x = ((int)i - 128) / 128.0 * amplitude[w];
+            f32[i] = (float)x;
+            reference_put(ATTN_F16, f16, i, x);
+            reference_put(ATTN_BF16, bf16, i, x);
+        }
+        for (uint32_t i = 0; i < TAPE; i++) {
+            uint32_t v = data_mix((uint64_t)w << 32 | i) & 255;
+            tape32[w][i] = f32[v];
+            tape16[0][w][i] = f16[v];
+            tape16[1][w][i] = bf16[v];
         }
     }
 }
@@ -35,33 +46,20 @@ uint64_t data_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-static void fill_row(uint64_t name, enum data_which which, uint32_t dim, attn_dtype dtype,
-                     void *dst)
-{
-    const uint16_t *t16 = table16[dtype == ATTN_BF16][which];
-    for (uint32_t i = 0; i < dim; i += 8) {
-        uint64_t bytes = data_mix(name + i);
-        uint32_t n = dim - i < 8 ? dim - i : 8;
-        for (uint32_t j = 0; j < n; j++, bytes >>= 8) {
-            if (dtype == ATTN_F32)
-                ((float *)dst)[i + j] = table32[which][bytes & 255];
-            else
-                ((uint16_t *)dst)[i + j] = t16[bytes & 255];
-        }
-    }
-}
-
 void data_fill(const struct data_stream *s, uint32_t layer, enum data_which which, uint32_t token0,
                uint32_t n_tokens, uint32_t head0, uint32_t n_heads, uint32_t dim, attn_dtype dtype,
                void *dst)
 {
-    pthread_once(&once, make_tables);
+    pthread_once(&once, make_tapes);
     uint8_t *p = dst;
     size_t row_bytes = dim * attn_dtype_bytes(dtype);
     uint64_t base = data_mix(data_mix(s->seed) ^ s->stream);
     base = data_mix(base ^ ((uint64_t)layer << 2 | which));
-    for (uint32_t t = token0; t < token0 + n_tokens; t++) {
-        for (uint32_t h = head0; h < head0 + n_heads; h++, p += row_bytes)
-            fill_row(data_mix(base ^ ((uint64_t)t << 16 | h)), which, dim, dtype, p);
-    }
+    const uint8_t *tape = dtype == ATTN_F32 ? (const uint8_t *)tape32[which]
+                                            : (const uint8_t *)tape16[dtype == ATTN_BF16][which];
+    for (uint32_t t = token0; t < token0 + n_tokens; t++)
+        for (uint32_t h = head0; h < head0 + n_heads; h++, p += row_bytes) {
+            uint64_t place = data_mix(base ^ ((uint64_t)t << 16 | h)) % TAPE_PLACES;
+            memcpy(p, tape + place * (row_bytes / dim), row_bytes);
+        }
 }

@@ -14,7 +14,8 @@ struct data_stream {
     uint64_t stream; /* different for every sequence of the run */
 };
 
-/* Rows [n_tokens][n_heads][dim] of dtype for tokens token0.. and heads head0.., to dst. */
+/* Rows [n_tokens][n_heads][dim] of dtype, dim up to 1024, for tokens token0.. and heads head0.., to
+ * dst. */
 void data_fill(const struct data_stream *s, uint32_t layer, enum data_which which, uint32_t token0,
                uint32_t n_tokens, uint32_t head0, uint32_t n_heads, uint32_t dim, attn_dtype dtype,
                void *dst);
