@@ -3,17 +3,25 @@
 if(NOT DEFINED CMAKE_CUDA_COMPILER)
   set(CMAKE_CUDA_COMPILER ${ATTND_NVCC})
 endif()
-set(ATTND_CUDA_ARCHS 90a-real CACHE STRING "Device code to build, as CMAKE_CUDA_ARCHITECTURES")
+# Native code for sm_80 and sm_90, and what newer devices can compile for themselves.
+set(ATTND_CUDA_ARCHS "80;90a-real" CACHE STRING "Device code to build, as CMAKE_CUDA_ARCHITECTURES")
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES ${ATTND_CUDA_ARCHS})
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
+# The tuned kernels are written in instructions that only sm_90a has.
+add_library(attnd-cuda-decode OBJECT decode_bf16.cu decode_f16.cu)
+set_target_properties(attnd-cuda-decode PROPERTIES CUDA_STANDARD 17 CUDA_ARCHITECTURES 90a-real
+  POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+target_include_directories(attnd-cuda-decode SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(attnd-cuda-decode PRIVATE kernels)
+
 add_library(attnd-cuda MODULE
   backend_gpu.c gpu_job.c gpu_queue.c gpu_bench.c runtime_cuda.c
   decode_select.c prep.cu attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu
-  attend_codes.cu decode.cu decode_bf16.cu decode_f16.cu ladder.cu)
+  attend_codes.cu decode.cu ladder.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
 set_target_properties(attnd-cuda PROPERTIES PREFIX "" CUDA_STANDARD 17
   CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}"
   C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
