@@ -11,8 +11,6 @@
 
 #include "clients/libattn/attn.h"
 
-#define DEFAULT_ENDPOINT "ipc:///run/attnd/attnd.sock" /* attnd's own default */
-
 static const char help[] =
     "usage: attnctl [OPTIONS] COMMAND\n"
     "\n"
@@ -26,7 +24,7 @@ static const char help[] =
     "\n"
     "options:\n"
     "  --endpoint URL           ipc://PATH, tcp://HOST:PORT or shm://PATH\n"
-    "                           (default: $ATTND_ENDPOINT, else " DEFAULT_ENDPOINT ")\n"
+    "                           (default: $ATTND_ENDPOINT, else ipc:///run/attnd/attnd.sock)\n"
     "  --timeout SECONDS        of the whole command (default 5)\n"
     "  --json                   stats as JSON\n"
     "  --help, --version\n"
@@ -265,8 +263,7 @@ int main(int argc, char **argv)
         int (*run)(attn_client *, const struct arguments *);
     } commands[] = {
         {"ping", run_ping}, {"info", run_info}, {"stats", run_stats}, {"drain", run_drain}};
-    struct arguments a = {.endpoint = getenv("ATTND_ENDPOINT"),
-                          .timeout_us = 5000000,
+    struct arguments a = {.timeout_us = 5000000,
                           .spec = {.struct_size = sizeof a.spec,
                                    .layer_struct_size = sizeof a.layer,
                                    .q_dtype = ATTN_BF16}};
@@ -289,8 +286,6 @@ int main(int argc, char **argv)
     char **words = argv + optind;
     if (n == 0)
         return usage("missing", "command");
-    if (a.endpoint == NULL || a.endpoint[0] == '\0')
-        a.endpoint = DEFAULT_ENDPOINT;
 
     bool is_pool = n == 3 && strcmp(words[0], "pool") == 0 &&
                    (strcmp(words[1], "create") == 0 || strcmp(words[1], "describe") == 0);

@@ -32,7 +32,7 @@ static bool fill_chunk(struct worker *w, struct stream *s, struct buffers *b, ui
                        uint32_t pos, uint32_t n)
 {
     const struct options *o = w->load->o;
-    struct attn_item item = {.seq = s->seq.id, .epoch = s->seq.epoch, .pos = pos, .n_tokens = n};
+    struct attn_item item = {.seq = s->seq, .pos = pos, .n_tokens = n};
     struct attn_step step = {.struct_size = sizeof step,
                              .layer = layer,
                              .n_items = 1,
@@ -82,8 +82,7 @@ static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct att
     const struct options *o = w->load->o;
     for (uint32_t layer = 0; layer < o->n_layers; layer++) {
         for (uint32_t i = 0; i < n; i++) {
-            items[i] = (struct attn_item){
-                .seq = s[i].seq.id, .epoch = s[i].seq.epoch, .pos = pos, .n_tokens = 1};
+            items[i] = (struct attn_item){.seq = s[i].seq, .pos = pos, .n_tokens = 1};
             buffers_fill(b, o, &s[i].data, layer, pos, 1, i);
         }
         struct attn_step step = {.struct_size = sizeof step,

@@ -45,8 +45,7 @@ static bool flow_start(struct flow *f)
     const struct options *o = w->load->o;
     bool is_prompt = f->pos < f->n_prompt, is_attended = !is_prompt || o->is_prompt_attended;
     buffers_fill(&f->b, o, &f->data, f->layer, f->pos, f->n_tokens, 0);
-    f->item = (struct attn_item){
-        .seq = f->seq.id, .epoch = f->seq.epoch, .pos = f->pos, .n_tokens = f->n_tokens};
+    f->item = (struct attn_item){.seq = f->seq, .pos = f->pos, .n_tokens = f->n_tokens};
     struct attn_step step = {.struct_size = sizeof step,
                              .layer = f->layer,
                              .n_items = 1,

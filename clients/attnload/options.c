@@ -222,8 +222,6 @@ static bool set_option(struct options *o, enum option_id id, const char *text)
 /* What is wrong with the combination, NULL if nothing. */
 static const char *check(struct options *o, bool is_prompt_given)
 {
-    if (o->endpoint == NULL || o->endpoint[0] == '\0')
-        o->endpoint = "ipc:///run/attnd/attnd.sock";
     if (o->kv_dtype == ATTN_DTYPE_NONE)
         o->kv_dtype = o->dtype;
     if (o->n_layers == UINT32_MAX)
@@ -247,7 +245,7 @@ enum options_action options_parse(int argc, char **argv, struct options *o)
     bool is_prompt_given = false;
     for (size_t i = 0; i < N_OPTIONS; i++)
         longs[i] = (struct option){table[i].name, table[i].argument, NULL, (int)table[i].id};
-    *o = (struct options){.endpoint = getenv("ATTND_ENDPOINT"),
+    *o = (struct options){.endpoint = attn_default_url(),
                           .preset = &presets[0],
                           .n_layers = 1,
                           .n_workers = 1,

@@ -64,6 +64,11 @@ ATTN_API const char *attn_version(void);
 
 /* ---- client ---- */
 
+/* Where a daemon on this host is if nobody says otherwise: $ATTND_ENDPOINT; else, if not root,
+ * ipc://$XDG_RUNTIME_DIR/attnd.sock where that exists; else ipc:///run/attnd/attnd.sock. These are
+ * also attnd's defaults. The thread's own, valid until its next call. */
+ATTN_API const char *attn_default_url(void);
+
 struct attn_client_options {
     uint32_t struct_size;
     uint32_t max_retries; /* of a request answered with a retryable status; 0: none */
@@ -96,8 +101,8 @@ struct attn_client_counters {
     uint64_t n_stray; /* replies to requests that no longer wait */
 };
 
-/* attn_client_open: connects to url (ipc://PATH, tcp://HOST:PORT, shm://PATH) and opens or resumes
- * a session.
+/* attn_client_open: connects to url (ipc://PATH, tcp://HOST:PORT, shm://PATH; NULL:
+ * attn_default_url) and opens or resumes a session.
  *
  * The daemon may come up while it waits. timeout_us bounds this call alone.
  * Errors   ATTN_EINVAL url or options; ATTN_ECONN no connection within the timeout; ATTN_ETIMEDOUT
@@ -219,11 +224,9 @@ ATTN_API attn_status attn_seq_adopt(attn_pool *p, uint64_t id, uint64_t timeout_
 
 /* One sequence's part of a step. */
 struct attn_item {
-    uint64_t seq;
-    uint32_t epoch;
+    struct attn_seq seq;
     uint32_t pos; /* of the first of n_tokens; at most the layer's length, less rewrites the same */
     uint32_t n_tokens; /* >= 1 */
-    uint32_t reserved;
 };
 
 /* One layer's new tokens of n_items sequences; T is the sum of their n_tokens, in items' order.

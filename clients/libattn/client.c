@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #ifndef ATTN_VERSION
 #error "the build gives ATTN_VERSION"
@@ -119,12 +120,28 @@ static const struct transport_ops *find_transport(const char *url)
     return NULL;
 }
 
+const char *attn_default_url(void)
+{
+    static _Thread_local char url[256];
+    const char *endpoint = getenv("ATTND_ENDPOINT"), *runtime = getenv("XDG_RUNTIME_DIR");
+    if (endpoint != NULL && endpoint[0] != '\0')
+        return endpoint;
+    if (geteuid() != 0 && runtime != NULL && runtime[0] != '\0') {
+        int n = snprintf(url, sizeof url, "ipc://%s/attnd.sock", runtime);
+        if (n > 0 && (size_t)n < sizeof url && access(url + strlen("ipc://"), F_OK) == 0)
+            return url;
+    }
+    return "ipc:///run/attnd/attnd.sock";
+}
+
 attn_status attn_client_open(const char *url, const struct attn_client_options *o,
                              uint64_t timeout_us, attn_client **out_client)
 {
     static const struct attn_client_options none = {.struct_size = sizeof none};
-    if (url == NULL || out_client == NULL)
-        return error_set(ATTN_EINVAL, "url or out_client is NULL");
+    if (out_client == NULL)
+        return error_set(ATTN_EINVAL, "out_client is NULL");
+    if (url == NULL)
+        url = attn_default_url();
     if (o == NULL)
         o = &none;
     if (o->struct_size != sizeof *o)

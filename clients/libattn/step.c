@@ -38,8 +38,8 @@ static void set_items(Attnd__Step *h, const struct attn_step *s, uint64_t *seq, 
                       uint32_t *pos, uint32_t *n_tokens)
 {
     for (uint32_t i = 0; i < s->n_items; i++) {
-        seq[i] = s->items[i].seq;
-        epoch[i] = s->items[i].epoch;
+        seq[i] = s->items[i].seq.id;
+        epoch[i] = s->items[i].seq.epoch;
         pos[i] = s->items[i].pos;
         n_tokens[i] = s->items[i].n_tokens;
     }

@@ -59,8 +59,14 @@ expect 0 "$ctl" stats
 has '^steps_received_total [0-9]+'
 expect 0 "$ctl" --json stats
 has '^\{.*"steps_received_total":'
-expect 0 "$bin/attn_example" "$ATTND_ENDPOINT"
-has 'out\[0\] = 3'
+expect 1 "$bin/attn_example"
+has 'demo'
+# the README's own line makes the example's pool
+eval "expect 0 $(sed -n 's|^    build/bin/attnctl pool create|"$ctl" pool create|p' "$here/../../README.md")"
+for _ in 1 2; do
+  expect 0 "$bin/attn_example"
+  has '^ok; 10 tokens, out\[0\] = 3$'
+done
 
 verified() { has '"verified": [1-9]' && has '"mismatched": 0,'; }
 small="--workers 2 --sequences 2 --context 70 --chunk 32 --steps 4 --json --verify=32"

@@ -19,7 +19,7 @@ void work_init(struct work *w, uint32_t salt, uint32_t n_items)
         w->lse[i] = NAN;
     for (uint32_t i = 0; i < n_items; i++) {
         w->items[i] = (struct attn_item){
-            .seq = salt % 1000 + i, .epoch = 1, .pos = 10 * i + salt % 7, .n_tokens = i + 1};
+            .seq = {salt % 1000 + i, 1, 0}, .pos = 10 * i + salt % 7, .n_tokens = i + 1};
         w->n_tokens += i + 1;
         w->item_status[i] = 12345;
     }
@@ -46,7 +46,8 @@ void assert_good(const struct work *w)
         assert_int_equal(w->item_status[i], ATTN_OK);
         for (uint32_t j = 0; j < w->items[i].n_tokens; j++, t++) {
             for (uint32_t e = 0; e < ROW; e++)
-                assert_true(w->out[t * ROW + e] == 2 * w->q[t * ROW + e] + (float)w->items[i].seq);
+                assert_true(w->out[t * ROW + e] ==
+                            2 * w->q[t * ROW + e] + (float)w->items[i].seq.id);
             for (uint32_t e = 0; e < HEADS; e++)
                 assert_true(w->lse[t * HEADS + e] == (float)(w->items[i].pos + j));
         }

@@ -111,7 +111,7 @@ static void many_items_need_no_more_than_memory(void **state)
     struct attn_item items[N];
     static float q[N * ROW], out[N * ROW];
     for (int i = 0; i < N; i++)
-        items[i] = (struct attn_item){.seq = (uint64_t)i, .epoch = 1, .n_tokens = 1};
+        items[i] = (struct attn_item){.seq = {(uint64_t)i, 1, 0}, .n_tokens = 1};
     for (int i = 0; i < N * ROW; i++)
         q[i] = (float)(i % 97);
     struct attn_step s = {
@@ -251,12 +251,12 @@ static void *run_steps(void *arg)
             a->n_bad += attn_step_wait(a->f->client, tickets[j], &w[j].result) != ATTN_OK;
             for (uint32_t k = 0; k < w[j].step.n_items; k++) {
                 for (uint32_t e = 0; e < w[j].items[k].n_tokens * ROW; e++, t++)
-                    a->n_bad += w[j].out[t] != 2 * w[j].q[t] + (float)w[j].items[k].seq;
+                    a->n_bad += w[j].out[t] != 2 * w[j].q[t] + (float)w[j].items[k].seq.id;
             }
         }
         work_init(&w[0], a->index + i, 2);
         a->n_bad += attn_step(a->f->pool, &w[0].step, NULL) != ATTN_OK;
-        a->n_bad += w[0].out[0] != 2 * w[0].q[0] + (float)w[0].items[0].seq;
+        a->n_bad += w[0].out[0] != 2 * w[0].q[0] + (float)w[0].items[0].seq.id;
     }
     free(w);
     return NULL;
@@ -360,7 +360,7 @@ static void large_messages_pass(void **state)
     assert_int_equal(attn_pool_create(f->client, &spec, LONG_US, &p), ATTN_OK);
     enum { TOKENS = 1000, WIDE = 64 * 64 };
     float *q = malloc(sizeof(float) * TOKENS * WIDE), *out = malloc(sizeof(float) * TOKENS * WIDE);
-    struct attn_item item = {.seq = 3, .epoch = 1, .n_tokens = TOKENS};
+    struct attn_item item = {.seq = {3, 1, 0}, .n_tokens = TOKENS};
     struct attn_step s = {.struct_size = sizeof s,
                           .n_items = 1,
                           .items = &item,
@@ -393,7 +393,7 @@ static void many_large_messages_wait_for_their_turn(void **state)
     for (int i = 0; i < ALL; i++)
         q[i] = (float)(i % 1021);
     for (int i = 0; i < STEPS; i++) {
-        items[i] = (struct attn_item){.seq = 10 + (uint64_t)i, .epoch = 1, .n_tokens = TOKENS};
+        items[i] = (struct attn_item){.seq = {10 + (uint64_t)i, 1, 0}, .n_tokens = TOKENS};
         struct attn_step s = {.struct_size = sizeof s,
                               .n_items = 1,
                               .items = &items[i],
@@ -425,7 +425,7 @@ static void a_message_the_daemon_would_not_take_is_not_sent(void **state)
     spec.num_q_heads = 1024;
     spec.head_dim_k = 256;
     assert_int_equal(attn_pool_create(f->client, &spec, LONG_US, &p), ATTN_OK);
-    struct attn_item item = {.seq = 3, .epoch = 1, .n_tokens = 64}; /* 64 MiB, and a header */
+    struct attn_item item = {.seq = {3, 1, 0}, .n_tokens = 64}; /* 64 MiB, and a header */
     float *q = calloc(64, 1 << 20), *out = calloc(64, 1 << 20);
     struct attn_step s = {
         .struct_size = sizeof s, .n_items = 1, .items = &item, .q = q, .out = out};

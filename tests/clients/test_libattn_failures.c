@@ -40,7 +40,7 @@ static void one_failed_item_leaves_the_others(void **state)
     assert_int_equal(w.item_status[0], ATTN_OK);
     assert_int_equal(w.item_status[1], ATTN_ENOBLOCKS);
     assert_int_equal(w.item_status[2], ATTN_OK);
-    assert_true(w.out[0] == 2 * w.q[0] + (float)w.items[0].seq);
+    assert_true(w.out[0] == 2 * w.q[0] + (float)w.items[0].seq.id);
     assert_string_equal(attn_last_error()->message, "item is out of blocks");
 }
 
@@ -215,6 +215,21 @@ static void without_a_daemon_calls_say_so(void **state)
     fake_daemon_start(&f->daemon, url);
 }
 
+static void the_environment_says_where_the_daemon_is(void **state)
+{
+    struct fixture *f = *state;
+    attn_client *c = NULL;
+    setenv("ATTND_ENDPOINT", f->daemon.url, 1);
+    assert_string_equal(attn_default_url(), f->daemon.url);
+    assert_int_equal(attn_client_open(NULL, NULL, SOON_US, &c), ATTN_OK);
+    attn_client_close(c);
+    setenv("ATTND_ENDPOINT", "", 1); /* is no url, but none */
+    setenv("XDG_RUNTIME_DIR", "/nowhere", 1);
+    assert_string_equal(attn_default_url(), "ipc:///run/attnd/attnd.sock");
+    unsetenv("ATTND_ENDPOINT");
+    assert_string_equal(attn_default_url(), "ipc:///run/attnd/attnd.sock");
+}
+
 static void wrong_arguments_are_named(void **state)
 {
     struct fixture *f = *state;
@@ -303,6 +318,7 @@ int main(void)
         T(garbled_answers_are_errors_not_crashes),
         T(a_lost_connection_means_sending_again),
         T(without_a_daemon_calls_say_so),
+        T(the_environment_says_where_the_daemon_is),
         T(wrong_arguments_are_named),
         T(a_spec_too_large_for_a_header_is_refused),
     };

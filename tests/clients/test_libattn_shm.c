@@ -80,8 +80,7 @@ static void worker_open(struct worker *w, attn_pool *p, uint64_t id)
 
 static struct attn_step *next_step(struct worker *w, uint32_t n_tokens)
 {
-    w->item = (struct attn_item){
-        .seq = w->seq.id, .epoch = w->seq.epoch, .pos = w->n, .n_tokens = n_tokens};
+    w->item = (struct attn_item){.seq = w->seq, .pos = w->n, .n_tokens = n_tokens};
     w->step = (struct attn_step){.struct_size = sizeof w->step,
                                  .n_items = 1,
                                  .items = &w->item,
@@ -208,7 +207,7 @@ static void what_never_fits_is_refused_at_once(void **state)
     assert_true(info.max_message_bytes > 300000 && info.max_message_bytes < 524288);
     enum { TOKENS = 1000 }; /* 1.5 MB */
     float *x = calloc(TOKENS * ROW, sizeof *x);
-    struct attn_item item = {.seq = 1, .epoch = 1, .n_tokens = TOKENS};
+    struct attn_item item = {.seq = {1, 1, 0}, .n_tokens = TOKENS};
     struct attn_step s = {.struct_size = sizeof s, .n_items = 1, .items = &item, .k = x, .v = x};
     assert_int_equal(attn_step(p, &s, NULL), ATTN_EINVAL);
     assert_non_null(strstr(attn_last_error()->message, "the daemon takes"));

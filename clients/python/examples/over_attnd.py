@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Sequence
 
 import llama
@@ -27,8 +26,8 @@ def arguments(description: str, n_new: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--url",
-        default=os.environ.get("ATTN_URL", "ipc:///tmp/attnd.sock"),
-        help="where attnd listens (default $ATTN_URL, else ipc:///tmp/attnd.sock)",
+        default=attnd.default_url(),
+        help="where attnd listens (default $ATTND_ENDPOINT, else attnd's own default)",
     )
     parser.add_argument("--tokens", type=int, default=n_new, help="tokens to make for each prompt")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="of the pool")

@@ -101,4 +101,4 @@ def client(daemon):
 @pytest.fixture
 def python_env(daemon):
     """Environment of subprocesses that use the package."""
-    return {**os.environ, "PYTHONPATH": str(PACKAGE / "src"), "ATTN_URL": daemon.url}
+    return {**os.environ, "PYTHONPATH": str(PACKAGE / "src"), "ATTND_ENDPOINT": daemon.url}

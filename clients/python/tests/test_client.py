@@ -125,6 +125,13 @@ def test_each_mistake_has_its_exception(client, pool):
         client.ping(timeout=0)
 
 
+def test_the_environment_says_where_the_daemon_is(daemon, monkeypatch):
+    monkeypatch.setenv("ATTND_ENDPOINT", daemon.url)
+    assert attnd.default_url() == daemon.url
+    with attnd.connect() as client:
+        assert client.url == daemon.url
+
+
 def test_out_of_blocks_is_told_and_retryable(client):
     pool = client.create_pool(PLAIN._replace(name="tiny", n_blocks=1))
     q, k, v = tokens(14, 17)

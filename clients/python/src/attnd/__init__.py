@@ -2,7 +2,7 @@
 
     import attnd
 
-    with attnd.connect("ipc:///run/attnd/attnd.sock") as client:
+    with attnd.connect() as client:
         pool = client.create_pool(attnd.PoolSpec("demo", num_layers=1, num_q_heads=8,
                                                  num_kv_heads=2, head_dim_k=64))
         with pool.open() as seq:
@@ -14,7 +14,7 @@ needed to import this.
 """
 
 from ._lib import LibraryNotFound
-from .client import Client, ClientCounters, ClientInfo, connect
+from .client import Client, ClientCounters, ClientInfo, connect, default_url
 from .errors import (
     AlreadyExistsError,
     AttndError,
@@ -72,4 +72,5 @@ __all__ = [
     "UnauthenticatedError",
     "UnsupportedError",
     "connect",
+    "default_url",
 ]

@@ -118,11 +118,9 @@ class Seq(Structure):
 
 class Item(Structure):
     _fields_ = [
-        ("seq", c_uint64),
-        ("epoch", c_uint32),
+        ("seq", Seq),
         ("pos", c_uint32),
         ("n_tokens", c_uint32),
-        ("reserved", c_uint32),
     ]
 
 
@@ -169,6 +167,7 @@ _FUNCTIONS = {
     "attn_dtype_parse": (c_int, [c_char_p]),
     "attn_last_error": (POINTER(Error), []),
     "attn_version": (c_char_p, []),
+    "attn_default_url": (c_char_p, []),
     "attn_client_open": (
         c_int,
         [c_char_p, POINTER(ClientOptions), c_uint64, POINTER(c_void_p)],

@@ -35,7 +35,7 @@ async def _in_executor(call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T
 class _Connecting:
     """What connect() returns: await it, or enter it with `async with`."""
 
-    def __init__(self, url: str, options: dict[str, Any]):
+    def __init__(self, url: str | None, options: dict[str, Any]):
         self._url = url
         self._options = options
         self._client: Client | None = None
@@ -55,7 +55,7 @@ class _Connecting:
         await self._client.close()
 
 
-def connect(url: str, **options: Any) -> _Connecting:
+def connect(url: str | None = None, **options: Any) -> _Connecting:
     """As attnd.connect(), to be awaited or entered with `async with`."""
     return _Connecting(url, options)
 

@@ -50,8 +50,14 @@ class ClientCounters(NamedTuple):
     n_stray: int
 
 
+def default_url() -> str:
+    """Where a daemon on this host is if nobody says otherwise: $ATTND_ENDPOINT; else, if not root,
+    ipc://$XDG_RUNTIME_DIR/attnd.sock where that exists; else ipc:///run/attnd/attnd.sock."""
+    return str(_lib.library().attn_default_url().decode())
+
+
 def connect(
-    url: str,
+    url: str | None = None,
     *,
     timeout: float = 10.0,
     connect_timeout: float | None = None,
@@ -61,7 +67,8 @@ def connect(
 ) -> Client:
     """Connects to a daemon and opens or resumes a session. The daemon may come up meanwhile.
 
-    url              ipc://PATH, tcp://HOST:PORT, or shm://PATH (this host, through shared memory)
+    url              ipc://PATH, tcp://HOST:PORT, or shm://PATH (this host, through shared memory);
+                     None: default_url()
     timeout          seconds, of calls that name none
     connect_timeout  seconds, of this call; None: timeout
     max_retries      how often a request that was answered with a retryable status is repeated
@@ -72,6 +79,8 @@ def connect(
     UnsupportedError (in a process forked while its parent was connected), LibraryNotFound.
     """
     lib = _lib.library()
+    if url is None:
+        url = default_url()
     options = _lib.ClientOptions(
         struct_size=ctypes.sizeof(_lib.ClientOptions),
         max_retries=max_retries,

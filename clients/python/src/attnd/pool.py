@@ -66,7 +66,7 @@ class Items:
         for c, (seq, pos, n_tokens) in zip(self.c, rows):
             if pos < 0 or n_tokens < 1:
                 raise ValueError(f"sequence {seq.id}: pos {pos}, n_tokens {n_tokens}")
-            c.seq, c.epoch, c.pos, c.n_tokens = seq.id, seq.epoch, pos, n_tokens
+            c.seq.id, c.seq.epoch, c.pos, c.n_tokens = seq.id, seq.epoch, pos, n_tokens
             self.n_tokens += n_tokens
 
 
