@@ -1,17 +1,35 @@
 # attnd-hip.so: the loadable HIP backend. CMake's own HIP language does not find Debian's ROCm, so device
-# code is compiled by commands: hipcc, or for gfx942, which Debian's hipcc does not know, clang++-19 with
-# Debian's device libraries.
-set(ATTND_HIP_ARCHS "gfx90a;gfx940" CACHE STRING "Devices to build for; gfx942 wants clang++-19")
+# code is compiled by commands, one code object a kernel file and device: by hipcc, and for gfx942, which
+# Debian's hipcc does not know, by clang++-19 with Debian's device libraries. The code objects of a file
+# become one bundle, which its host part takes in.
 find_library(ATTND_AMDHIP64 amdhip64 PATHS /opt/rocm/lib)
 find_path(ATTND_HIP_INCLUDE hip/hip_runtime_api.h PATHS /opt/rocm/include)
-if(NOT ATTND_HIPCC OR NOT ATTND_AMDHIP64 OR NOT ATTND_HIP_INCLUDE)
-  message(FATAL_ERROR "ATTND_HIP wants hipcc, libamdhip64 and the HIP headers (Debian: hipcc)")
+find_program(ATTND_OFFLOAD_BUNDLER clang-offload-bundler
+  PATHS /usr/lib/llvm-15/bin /opt/rocm/llvm/bin)
+if(NOT ATTND_HIPCC OR NOT ATTND_AMDHIP64 OR NOT ATTND_HIP_INCLUDE OR NOT ATTND_OFFLOAD_BUNDLER)
+  message(FATAL_ERROR "ATTND_HIP wants hipcc, clang-offload-bundler, libamdhip64 and the HIP headers "
+    "(Debian: hipcc)")
 endif()
 
-set(hip_compile ${ATTND_HIPCC})
-if("gfx942" IN_LIST ATTND_HIP_ARCHS AND ATTND_HIPCC STREQUAL /usr/bin/hipcc)
-  find_program(ATTND_CLANGXX19 clang++-19 REQUIRED)
-  find_program(ATTND_CLANG15 clang-15 REQUIRED)
+# gfx942 is built where its compiler is; an own ROCm knows it, and no longer gfx940.
+get_filename_component(hipcc ${ATTND_HIPCC} REALPATH)
+find_program(ATTND_CLANGXX19 clang++-19)
+find_program(ATTND_LLD19 lld PATHS /usr/lib/llvm-19/bin NO_DEFAULT_PATH)
+find_program(ATTND_CLANG15 clang-15)
+set(archs "gfx90a;gfx940")
+if(NOT hipcc STREQUAL /usr/bin/hipcc)
+  set(archs "gfx90a;gfx942")
+elseif(ATTND_CLANGXX19 AND ATTND_LLD19 AND ATTND_CLANG15)
+  list(APPEND archs gfx942)
+endif()
+set(ATTND_HIP_ARCHS ${archs} CACHE STRING "Devices to build for")
+message(STATUS "HIP devices: ${ATTND_HIP_ARCHS}")
+
+set(gfx942_compile ${ATTND_HIPCC})
+if("gfx942" IN_LIST ATTND_HIP_ARCHS AND hipcc STREQUAL /usr/bin/hipcc)
+  if(NOT ATTND_CLANGXX19 OR NOT ATTND_LLD19 OR NOT ATTND_CLANG15)
+    message(FATAL_ERROR "gfx942 wants clang-19, lld-19 and clang-15, or an own ROCm")
+  endif()
   # Debian's device libraries lack one constant of gfx942: the version of its instruction set.
   set(lib ${CMAKE_CURRENT_BINARY_DIR}/device-lib)
   file(MAKE_DIRECTORY ${lib})
@@ -25,31 +43,51 @@ if("gfx942" IN_LIST ATTND_HIP_ARCHS AND ATTND_HIPCC STREQUAL /usr/bin/hipcc)
     __oclc_ISA_version = 9402;\n")
   execute_process(COMMAND ${ATTND_CLANG15} -target amdgcn-amd-amdhsa -nogpulib -emit-llvm -c -O1
     ${lib}/isa.c -o ${lib}/oclc_isa_version_942.bc COMMAND_ERROR_IS_FATAL ANY)
-  set(hip_compile ${ATTND_CLANGXX19} --rocm-path=/usr --hip-version=5.2.21153
+  set(gfx942_compile ${ATTND_CLANGXX19} --rocm-path=/usr --hip-version=5.2.21153
     --rocm-device-lib-path=${lib} -mcode-object-version=4)
 endif()
 
-list(TRANSFORM ATTND_HIP_ARCHS PREPEND --offload-arch= OUTPUT_VARIABLE hip_archs)
 set(hip_flags -x hip -std=c++17 -O3 -fPIC -fvisibility=hidden -fno-exceptions -Wall
-  -Wno-unused-function -I${CMAKE_SOURCE_DIR} ${hip_archs})
+  -Wno-unused-function -I${CMAKE_SOURCE_DIR})
 if(ATTND_WERROR)
   list(APPEND hip_flags -Werror)
 endif()
 
 set(hip_objects)
+set(out ${CMAKE_CURRENT_BINARY_DIR}/hip)
+file(MAKE_DIRECTORY ${out})
 foreach(k prep attend_vector attend_matrix_bf16 attend_matrix_f16 attend_codes_none ladder)
-  set(o ${CMAKE_CURRENT_BINARY_DIR}/hip/${k}.o)
+  set(source ${CMAKE_CURRENT_SOURCE_DIR}/${k}.cu)
+  set(codes)
+  set(bundle --type=o --bundle-align=4096 --input=/dev/null)
+  set(targets host-${CMAKE_SYSTEM_PROCESSOR}-unknown-linux)
+  foreach(arch IN LISTS ATTND_HIP_ARCHS)
+    set(compile_${arch} ${ATTND_HIPCC})
+    if(arch STREQUAL gfx942)
+      set(compile_${arch} ${gfx942_compile})
+    endif()
+    list(APPEND compile_${arch} ${hip_flags} --offload-arch=${arch} --cuda-device-only
+      --no-gpu-bundle-output)
+    set(code ${out}/${k}.${arch}.co)
+    add_custom_command(OUTPUT ${code}
+      COMMAND ${compile_${arch}} -MD -MF ${code}.d -MT ${code} -c ${source} -o ${code}
+      DEPENDS ${source} DEPFILE ${code}.d COMMENT "Building HIP code of ${k} for ${arch}" VERBATIM)
+    list(APPEND codes ${code})
+    list(APPEND bundle --input=${code})
+    string(APPEND targets ,hipv4-amdgcn-amd-amdhsa--${arch})
+    set_property(GLOBAL APPEND PROPERTY ATTND_HIP_CODE_${arch} ${code}) # for the tests' gates
+    set_property(GLOBAL PROPERTY ATTND_HIP_COMPILE_${arch} ${compile_${arch}})
+  endforeach()
+  set(o ${out}/${k}.o)
   add_custom_command(OUTPUT ${o}
-    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/hip
-    COMMAND ${hip_compile} ${hip_flags} -MD -MF ${o}.d -MT ${o}
-      -c ${CMAKE_CURRENT_SOURCE_DIR}/${k}.cu -o ${o}
-    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${k}.cu DEPFILE ${o}.d
-    COMMENT "Building HIP object ${k}.o" VERBATIM)
+    COMMAND ${ATTND_OFFLOAD_BUNDLER} ${bundle} --targets=${targets} --output=${out}/${k}.fatbin
+    COMMAND ${ATTND_HIPCC} ${hip_flags} --offload-arch=gfx90a --cuda-host-only
+      -Xclang -fcuda-include-gpubinary -Xclang ${out}/${k}.fatbin
+      -MD -MF ${o}.d -MT ${o} -c ${source} -o ${o}
+    DEPENDS ${source} ${codes} DEPFILE ${o}.d COMMENT "Building HIP object ${k}.o" VERBATIM)
   list(APPEND hip_objects ${o})
 endforeach()
 set_source_files_properties(${hip_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
-set_property(GLOBAL PROPERTY ATTND_HIP_OBJECTS ${hip_objects}) # for the tests' gates
-set_property(GLOBAL PROPERTY ATTND_HIP_COMPILE ${hip_compile} ${hip_flags})
 
 add_library(attnd-hip MODULE
   backend_gpu.c gpu_job.c gpu_queue.c gpu_bench.c decode_none.c runtime_hip.c ${hip_objects})
@@ -57,7 +95,9 @@ set_target_properties(attnd-hip PROPERTIES PREFIX "" C_VISIBILITY_PRESET hidden
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/attnd
   LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
 target_include_directories(attnd-hip SYSTEM PRIVATE ${ATTND_HIP_INCLUDE})
-target_compile_definitions(attnd-hip PRIVATE GPU_BACKEND_NAME="hip" __HIP_PLATFORM_AMD__=1)
+list(JOIN ATTND_HIP_ARCHS ", " archs)
+target_compile_definitions(attnd-hip PRIVATE GPU_BACKEND_NAME="hip" __HIP_PLATFORM_AMD__=1
+  ATTND_HIP_ARCHS="${archs}")
 target_link_libraries(attnd-hip PRIVATE kernels ${ATTND_AMDHIP64})
 target_link_options(attnd-hip PRIVATE
   LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Holds the device code of HIP objects to what they may use, by the notes in their code objects.
+# Holds HIP code objects to what they may use, by the notes in them.
 #
-#   gate.sh TOOLS ARCH OBJECT...       TOOLS: the folder of llvm-readelf and clang-offload-bundler
+#   gate.sh TOOLS ARCH CODE...         TOOLS: the folder of llvm-readelf
 #
 # Every kernel: no spilled vector register, no scratch memory. Spilled scalar registers go to lanes of
 # vector registers, not to memory; they and all vector registers and static shared memory (LDS) have
@@ -9,8 +9,6 @@
 set -euo pipefail
 tools=$1 arch=$2
 shift 2
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
 
 ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS
   case $1 in
@@ -25,21 +23,18 @@ ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS
 }
 
 bad=0 n_kernels=0
-for object in "$@"; do
-  "$tools/llvm-objcopy" --dump-section ".hip_fatbin=$dir/fat" "$object" "$dir/rest" 2>/dev/null ||
-    continue # no device code
-  "$tools/clang-offload-bundler" --unbundle --type=o --input="$dir/fat" --output="$dir/code" \
-    --targets="hipv4-amdgcn-amd-amdhsa--$arch"
+for code in "$@"; do
   # the notes: one list element a kernel, which begins with .agpr_count or .args
-  "$tools/llvm-readelf" --notes "$dir/code" | awk '
+  kernels=$("$tools/llvm-readelf" --notes "$code" | awk '
     /^  - \.a/ { if (name != "") print name, v, a, sv, ss, lds, priv; name = "" }
     $1 == "-" { sub(/^ *- /, "") }
     $1 == ".agpr_count:" { a = $2 } $1 == ".vgpr_count:" { v = $2 }
     $1 == ".vgpr_spill_count:" { sv = $2 } $1 == ".sgpr_spill_count:" { ss = $2 }
     $1 == ".group_segment_fixed_size:" { lds = $2 } $1 == ".private_segment_fixed_size:" { priv = $2 }
     $1 == ".symbol:" { name = $2 }
-    END { if (name != "") print name, v, a, sv, ss, lds, priv }' >"$dir/kernels"
+    END { if (name != "") print name, v, a, sv, ss, lds, priv }')
   while read -r name vgprs agprs spilled_vectors spilled_scalars lds scratch; do
+    [ -n "$name" ] || continue
     n_kernels=$((n_kernels + 1))
     read -r max_vgprs max_scalars max_lds < <(ceilings "$name")
     printf '%s %s: %d vector registers (%d accumulation), %d + %d spilled, %d LDS, %d scratch\n' \
@@ -51,7 +46,7 @@ for object in "$@"; do
     [ "$spilled_scalars" -le "$max_scalars" ] ||
       complain "$spilled_scalars scalar registers are spilled, $max_scalars are allowed"
     [ "$lds" -le "$max_lds" ] || complain "$lds bytes of LDS, $max_lds are allowed"
-  done <"$dir/kernels"
+  done <<<"$kernels"
 done
 if [ "$n_kernels" -eq 0 ]; then
   echo "no kernel for $arch in $*"
