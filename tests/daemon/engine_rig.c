@@ -93,6 +93,10 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
                 (struct rig_item){x->table_row, x->layer, x->pos, x->n_tokens, x->flags};
         }
     }
+    uint64_t start_ns = rig_now_ns > b->last_end_ns ? rig_now_ns : b->last_end_ns;
+    b->idle_ns += start_ns - b->last_end_ns;
+    b->last_end_ns = start_ns + b->batch_ns + batch->n_items * b->item_ns;
+    b->end_ns[b->n_in_flight] = b->last_end_ns;
     b->in_flight[b->n_in_flight++] = batch;
     return ATTN_OK;
 }
@@ -121,15 +125,17 @@ static void compute(const struct backend_batch *batch)
 static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
 {
     (void)wait_ns;
-    if (b->is_held || b->n_in_flight == 0)
+    if (b->is_held || b->n_in_flight == 0 || b->end_ns[0] > rig_now_ns)
         return NULL;
     struct backend_batch *batch = b->in_flight[0];
     b->n_in_flight--;
-    for (uint32_t i = 0; i < b->n_in_flight; i++)
+    for (uint32_t i = 0; i < b->n_in_flight; i++) {
         b->in_flight[i] = b->in_flight[i + 1];
+        b->end_ns[i] = b->end_ns[i + 1];
+    }
     batch->status = b->fail_batch;
     b->fail_batch = ATTN_OK;
-    batch->device_ns = 1000;
+    batch->device_ns = b->item_ns ? b->batch_ns + batch->n_items * b->item_ns : 1000;
     if (batch->status == ATTN_OK)
         compute(batch);
     return batch;

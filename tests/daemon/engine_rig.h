@@ -28,9 +28,14 @@ struct backend {
     uint64_t kv_bytes;
     uint32_t max_in_flight;
     bool is_held; /* poll gives nothing back */
+    uint64_t batch_ns,
+        item_ns; /* how long a batch takes by the engine's clock, one after another */
     attn_status fail_submit, fail_batch; /* of the next one; then ATTN_OK again */
     uint32_t n_in_flight;
     struct backend_batch *in_flight[BACKEND_MAX_IN_FLIGHT];
+    uint64_t end_ns[BACKEND_MAX_IN_FLIGHT]; /* of each in flight */
+    uint64_t idle_ns; /* the device was without a batch between two */
+    uint64_t last_end_ns;
     uint64_t used_bytes;
     /* what it saw */
     struct rig_item items[RIG_MAX_LOGGED];

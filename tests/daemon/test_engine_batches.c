@@ -57,6 +57,57 @@ static void a_batch_behind_another_waits_until_that_is_nearly_done(void **state)
     rig_close(&r);
 }
 
+/* Eight workers of eight sequences each send their next step `away_ns` after the answer; a batch of all
+ * takes 645 us. Gives the share of time that the device worked and the mean batch. */
+static void run_closed_loop(uint64_t away_ns, double *out_busy, double *out_items)
+{
+    enum { WORKERS = 8, EACH = 8, TICK_NS = 500, WARM_TICKS = 8000, TICKS = 48000 };
+    uint64_t id[WORKERS] = {0}, back_ns[WORKERS] = {0}, warm_idle_ns = 0;
+    uint32_t warm_batches = 0, warm_items = 0;
+    rig_open(&r, NULL);
+    rig_open_many(&r, 1, WORKERS * EACH);
+    r.backend.batch_ns = 5000;
+    r.backend.item_ns = 10000;
+    r.backend.last_end_ns = rig_now_ns;
+    for (uint32_t w = 0; w < WORKERS; w++)
+        back_ns[w] = rig_now_ns + 1 + w * 3000; /* they don't start together */
+    for (uint32_t tick = 0; tick < TICKS; tick++, rig_now_ns += TICK_NS) {
+        struct rig_answer *before = r.answers;
+        for (uint32_t w = 0; w < WORKERS; w++) {
+            if (back_ns[w] == 0 || back_ns[w] > rig_now_ns)
+                continue;
+            back_ns[w] = 0;
+            id[w] = rig_send_wide(&r, 1 + w * EACH, EACH, 0); /* the same position again */
+        }
+        engine_turn(r.engine, 0);
+        for (uint32_t w = 0; w < WORKERS && r.answers != before; w++)
+            if (back_ns[w] == 0 && rig_reply(&r, id[w]) != NULL)
+                back_ns[w] = rig_now_ns + away_ns + w * 1000;
+        if (tick == WARM_TICKS) {
+            warm_idle_ns = r.backend.idle_ns;
+            warm_batches = r.backend.n_batches;
+            warm_items = r.backend.n_items;
+        }
+    }
+    *out_busy = 1 - (double)(r.backend.idle_ns - warm_idle_ns) / ((TICKS - WARM_TICKS) * TICK_NS);
+    *out_items = (double)(r.backend.n_items - warm_items) / (r.backend.n_batches - warm_batches);
+    for (; r.backend.n_in_flight > 0; rig_now_ns += 1000 * 1000)
+        engine_turn(r.engine, 0);
+    rig_close(&r);
+}
+
+static void workers_that_wait_for_answers_keep_the_device_busy(void **state)
+{
+    (void)state;
+    for (uint64_t away_ns = 20 * 1000; away_ns <= 260 * 1000; away_ns += 40 * 1000) {
+        double busy, items;
+        run_closed_loop(away_ns, &busy, &items);
+        if (!(busy > 0.95 && items > 16))
+            fail_msg("away for %lu us: %.3f of the time, %.1f items a batch",
+                     (unsigned long)away_ns / 1000, busy, items);
+    }
+}
+
 static void items_of_one_sequence_and_layer_go_one_after_another(void **state)
 {
     (void)state;
@@ -409,6 +460,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_busy_device_collects_what_arrives),
         cmocka_unit_test(a_batch_behind_another_waits_until_that_is_nearly_done),
+        cmocka_unit_test(workers_that_wait_for_answers_keep_the_device_busy),
         cmocka_unit_test(items_of_one_sequence_and_layer_go_one_after_another),
         cmocka_unit_test(layers_of_one_sequence_share_a_batch),
         cmocka_unit_test(a_step_stays_whole_if_a_batch_can_hold_it),
