@@ -93,7 +93,8 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
                 (struct rig_item){x->table_row, x->layer, x->pos, x->n_tokens, x->flags};
         }
     }
-    uint64_t start_ns = rig_now_ns > b->last_end_ns ? rig_now_ns : b->last_end_ns;
+    uint64_t start_ns = rig_now_ns + b->launch_ns;
+    start_ns = start_ns > b->last_end_ns ? start_ns : b->last_end_ns;
     b->idle_ns += start_ns - b->last_end_ns;
     b->last_end_ns = start_ns + b->batch_ns + batch->n_items * b->item_ns;
     b->end_ns[b->n_in_flight] = b->last_end_ns;

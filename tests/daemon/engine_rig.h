@@ -28,8 +28,7 @@ struct backend {
     uint64_t kv_bytes;
     uint32_t max_in_flight;
     bool is_held; /* poll gives nothing back */
-    uint64_t batch_ns,
-        item_ns; /* how long a batch takes by the engine's clock, one after another */
+    uint64_t launch_ns, batch_ns, item_ns; /* by the engine's clock: to a start; of a batch */
     attn_status fail_submit, fail_batch; /* of the next one; then ATTN_OK again */
     uint32_t n_in_flight;
     struct backend_batch *in_flight[BACKEND_MAX_IN_FLIGHT];
