@@ -17,7 +17,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 1
+#define BACKEND_ABI 2
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -109,6 +109,7 @@ struct backend_config {
 struct backend_info {
     char name[16]; /* "cpu", "cuda", "hip" */
     char device[128]; /* "AMD EPYC ..., avx512", "NVIDIA H200" */
+    char driver[128]; /* versions of what drives it, empty for the cpu */
     uint64_t kv_bytes; /* as taken */
     uint32_t max_in_flight; /* batches that submit accepts before one must be polled */
     uint32_t n_processors; /* threads or SMs */

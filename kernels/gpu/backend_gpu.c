@@ -149,6 +149,7 @@ static void gpu_info(const struct backend *b, struct backend_info *out)
     memset(out, 0, sizeof *out);
     snprintf(out->name, sizeof out->name, "%s", GPU_BACKEND_NAME);
     snprintf(out->device, sizeof out->device, "%s", b->device.name);
+    snprintf(out->driver, sizeof out->driver, "%s", b->device.driver);
     out->kv_bytes = b->kv.bytes;
     out->max_in_flight = BACKEND_MAX_IN_FLIGHT;
     out->n_processors = b->device.n_processors;

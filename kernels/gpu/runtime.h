@@ -22,6 +22,7 @@ typedef struct runtime_graph runtime_graph;
 
 struct runtime_device {
     char name[96];
+    char driver[128]; /* versions of driver and runtime */
     uint32_t n_processors;
     uint32_t capability; /* 10 * major + minor */
     bool has_matrix_units; /* 16-bit products with 32-bit sums, as attend_matrix.cuh wants them */

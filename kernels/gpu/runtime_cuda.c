@@ -106,6 +106,16 @@ int runtime_device_use(int index)
     return code;
 }
 
+/* "CUDA 13.0, driver for 12.8" */
+static void describe_driver(char *out, size_t bytes)
+{
+    int driver = 0, runtime = 0;
+    (void)cudaDriverGetVersion(&driver);
+    (void)cudaRuntimeGetVersion(&runtime);
+    snprintf(out, bytes, "CUDA %d.%d, driver for %d.%d", runtime / 1000, runtime % 1000 / 10,
+             driver / 1000, driver % 1000 / 10);
+}
+
 int runtime_device_open(int index, struct runtime_device *out)
 {
     int n = 0;
@@ -133,6 +143,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     if (code)
         return code;
     snprintf(out->name, sizeof out->name, "%.95s", prop.name);
+    describe_driver(out->driver, sizeof out->driver);
     out->n_processors = (uint32_t)prop.multiProcessorCount;
     out->capability = (uint32_t)(10 * prop.major + prop.minor);
     out->has_matrix_units = true;

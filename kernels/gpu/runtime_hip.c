@@ -52,6 +52,25 @@ static bool has_matrix_units(const char *arch)
     return false;
 }
 
+/* "HIP 6.3.42131, driver 6.3.42131, amdgpu 6.10.5; built with 5.2.21153 for gfx90a, gfx940" */
+static void describe_driver(char *out, size_t bytes)
+{
+    int driver = 0, runtime = 0;
+    char module[32] = "of the kernel";
+    (void)hipDriverGetVersion(&driver);
+    (void)hipRuntimeGetVersion(&runtime);
+    FILE *f = fopen("/sys/module/amdgpu/version", "re");
+    if (f != NULL) {
+        if (fscanf(f, "%31s", module) != 1)
+            snprintf(module, sizeof module, "?");
+        fclose(f);
+    }
+    snprintf(out, bytes, "HIP %d.%d.%d, driver %d.%d.%d, amdgpu %s; built with %d.%d.%d for %s",
+             runtime / 10000000, runtime / 100000 % 100, runtime % 100000, driver / 10000000,
+             driver / 100000 % 100, driver % 100000, module, HIP_VERSION_MAJOR, HIP_VERSION_MINOR,
+             HIP_VERSION_PATCH, ATTND_HIP_ARCHS);
+}
+
 int runtime_device_open(int index, struct runtime_device *out)
 {
     int n = 0;
@@ -80,6 +99,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     if (code)
         return code;
     snprintf(out->name, sizeof out->name, "%.60s %.30s", prop.name, prop.gcnArchName);
+    describe_driver(out->driver, sizeof out->driver);
     out->n_processors = (uint32_t)prop.multiProcessorCount;
     out->capability = (uint32_t)(10 * prop.major + prop.minor);
     out->has_matrix_units = has_matrix_units(prop.gcnArchName);
@@ -269,11 +289,16 @@ static int range_map(int index, uint64_t bytes, int import_fd, struct runtime_ra
     out->bytes = (bytes + unit - 1) / unit * unit;
 
     hipMemGenericAllocationHandle_t handle = NULL;
+#if HIP_VERSION >= 70100000 /* takes the descriptor, as CUDA does; before, where it is */
+    void *os_handle = (void *)(intptr_t)import_fd;
+#else
+    void *os_handle = &import_fd;
+#endif
     if (import_fd < 0)
         code = CALL(hipMemCreate, (&handle, out->bytes, &prop, 0));
     else
         code = CALL(hipMemImportFromShareableHandle,
-                    (&handle, (void *)(intptr_t)import_fd, hipMemHandleTypePosixFileDescriptor));
+                    (&handle, os_handle, hipMemHandleTypePosixFileDescriptor));
     if (code)
         return code;
     out->handle = (uint64_t)(uintptr_t)handle;

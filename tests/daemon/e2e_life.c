@@ -262,6 +262,66 @@ static void systemd_is_told(void **state)
     unlink(at.sun_path);
 }
 
+/* Hides all devices from what is started next. */
+static void hide_devices(void)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "-1", 1);
+    setenv("HIP_VISIBLE_DEVICES", "-1", 1);
+}
+
+static void show_devices(void)
+{
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    unsetenv("HIP_VISIBLE_DEVICES");
+}
+
+static void without_a_device_auto_takes_the_cpu_and_says_why(void **state)
+{
+    (void)state;
+    hide_devices();
+    begin((const char *const[]){"--backend", "auto", NULL});
+    show_devices();
+    assert_true(e2e_log_has(&d, "backend cuda is not used: "));
+    assert_true(e2e_log_has(&d, "backend hip is not used: "));
+    assert_true(e2e_log_has(&d, "backend cpu on "));
+    assert_int_equal(e2e_open_seq(&c, &s[0], 1, 1), ATTN_OK);
+    e2e_step(&c, 0, &(struct e2e_item){&s[0], 0, 5}, 1);
+    e2e_disconnect(&c);
+    e2e_stop(&d);
+}
+
+static void without_a_device_a_gpu_backend_by_name_is_an_error(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *why, *not_built, *self_test, *self_test_not_built;
+    } cases[] = {
+        {"cuda", "backend cuda can't be used: no cuda device: ",
+         "backend cuda can't be used: attnd-cuda.so is neither",
+         "cuda: failed, it cannot be opened", "backend cuda: attnd-cuda.so is neither"},
+        {"hip", "backend hip can't be used: no hip device: ",
+         "backend hip can't be used: attnd-hip.so is neither", "hip: failed, it cannot be opened",
+         "backend hip: attnd-hip.so is neither"},
+    };
+    for (size_t i = 0; i < 2; i++) {
+        const char *name = cases[i].name;
+        hide_devices();
+        int code =
+            e2e_run(&d, (const char *const[]){"--backend", name, "--listen.http", "off", "--listen",
+                                              "ipc:///tmp/attnd-e2e-none", NULL});
+        if (code != 69 || (!e2e_log_has(&d, cases[i].why) && !e2e_log_has(&d, cases[i].not_built)))
+            fail_msg("%s: exit code %d", name, code);
+        e2e_stop(&d);
+
+        code = e2e_run(&d, (const char *const[]){"--self-test", "--backend", name, NULL});
+        show_devices();
+        if (code != 69 || (!e2e_log_has(&d, cases[i].self_test) &&
+                           !e2e_log_has(&d, cases[i].self_test_not_built)))
+            fail_msg("self test of %s: exit code %d", name, code);
+        e2e_stop(&d);
+    }
+}
+
 static void exit_codes_follow_sysexits(void **state)
 {
     (void)state;
@@ -274,9 +334,6 @@ static void exit_codes_follow_sysexits(void **state)
         {{"--version"}, 0, "attnd "},
         {{"--no_such_flag"}, 64, "--no_such_flag"},
         {{"--config", "/nonexistent/attnd.conf"}, 78, "/nonexistent/attnd.conf"},
-        {{"--backend", "hip", "--listen.http", "off", "--listen", "ipc:///tmp/attnd-e2e-none"},
-         69,
-         "backend hip can't be used"},
         {{"--backend", "cpu", "--listen.http", "off", "--listen", "ipc:///nonexistent/dir/s"},
          73,
          "/nonexistent/dir/s"},
@@ -314,6 +371,8 @@ int main(void)
         cmocka_unit_test(a_silent_sessions_sequences_are_freed),
         cmocka_unit_test(sighup_takes_over_what_may_change),
         cmocka_unit_test(systemd_is_told),
+        cmocka_unit_test(without_a_device_auto_takes_the_cpu_and_says_why),
+        cmocka_unit_test(without_a_device_a_gpu_backend_by_name_is_an_error),
         cmocka_unit_test(exit_codes_follow_sysexits),
         cmocka_unit_test(a_socket_in_use_is_not_taken_away),
     };

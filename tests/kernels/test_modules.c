@@ -5,7 +5,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 // clang-format off
 #include <cmocka.h>
 // clang-format on
@@ -78,11 +80,49 @@ static void a_name_that_is_no_module_is_refused_with_words(void **state)
     }
 }
 
+static char *folder;
+
+static void write_module(const char *name, const char *text)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/attnd-%s.so", folder, name);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void a_module_that_is_none_is_refused_with_words(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *text;
+    } bad[] = {{"empty", ""}, {"text", "not a shared object"}, {"elf", "\x7f\x45LF\x02\x01\x01"}};
+    char path[] = "/tmp/attnd-modules-XXXXXX";
+    folder = mkdtemp(path);
+    assert_non_null(folder);
+    setenv("ATTND_MODULE_DIR", folder, 1);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const struct backend_ops *ops = NULL;
+        char why[512] = "", file[128];
+        write_module(bad[i].name, bad[i].text);
+        assert_int_equal(backend_load(bad[i].name, &ops, why, sizeof why), ATTN_ENOTFOUND);
+        assert_null(ops);
+        snprintf(file, sizeof file, "%s/attnd-%s.so", folder, bad[i].name);
+        if (strncmp(why, file, strlen(file)) != 0 || strlen(why) < strlen(file) + 5)
+            fail_msg("'%s' does not begin with '%s' and a reason", why, file);
+        unlink(file);
+    }
+    unsetenv("ATTND_MODULE_DIR");
+    rmdir(folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_modules_load_and_are_open_side_by_side),
         cmocka_unit_test(a_name_that_is_no_module_is_refused_with_words),
+        cmocka_unit_test(a_module_that_is_none_is_refused_with_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,6 +29,19 @@ static attn_status run(const struct backend_ops *o)
     return st;
 }
 
+/* "NAME: VERDICT, ... END" */
+static void assert_last_line(const char *verdict, const char *end)
+{
+    char begin[64];
+    snprintf(begin, sizeof begin, "%s: %s, ", backend_name, verdict);
+    const char *line = text + strlen(text) - 1; /* its newline */
+    while (line > text && line[-1] != '\n')
+        line--;
+    assert_memory_equal(line, begin, strlen(begin));
+    assert_true(strlen(line) > strlen(end));
+    assert_string_equal(line + strlen(line) - strlen(end), end);
+}
+
 static void a_good_backend_passes_and_the_report_names_the_device(void **state)
 {
     (void)state;
@@ -38,9 +51,12 @@ static void a_good_backend_passes_and_the_report_names_the_device(void **state)
     assert_null(strstr(text, "FAILED"));
     assert_non_null(strstr(text, backend_name));
     assert_non_null(strstr(text, "device "));
+    assert_non_null(strstr(text, "host   Linux "));
     assert_non_null(strstr(text, "grouped queries: largest error "));
+    assert_non_null(strstr(text, " % of the bound\n"));
+    assert_non_null(strstr(text, "ok               variant none: largest error"));
     assert_non_null(strstr(text, "found again by an import"));
-    assert_non_null(strstr(text, " 0 failed\n"));
+    assert_last_line("passed", " 0 failed\n");
 }
 
 /* A backend that is right but for one thing. */
@@ -75,6 +91,7 @@ static void a_wrong_output_is_named_with_its_place(void **state)
     assert_int_equal(run(&broken), ATTN_EINTERNAL);
     assert_non_null(strstr(text, "FAILED         bf16/bf16, 8/2 heads"));
     assert_non_null(strstr(text, "out of sequence 0 at 0+1, row 0, element 0: "));
+    assert_last_line("failed", " failed\n");
     assert_null(strstr(text, " 0 failed\n"));
 }
 
@@ -95,6 +112,7 @@ static void a_backend_that_cannot_be_opened_says_why(void **state)
     assert_int_not_equal(run(&broken), ATTN_OK);
     assert_non_null(strstr(text, "FAILED         open: "));
     assert_true(strlen(strstr(text, "open: ")) > 10);
+    assert_last_line("failed", "it cannot be opened\n");
 }
 
 int main(int argc, char **argv)
