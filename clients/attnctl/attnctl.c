@@ -5,6 +5,7 @@
 #include <getopt.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +40,7 @@ enum {
     OPT_ENDPOINT = 256,
     OPT_TIMEOUT,
     OPT_JSON,
-    OPT_LAYERS,
+    OPT_LAYERS, /* from here to batch-invariant: pool create's */
     OPT_Q_HEADS,
     OPT_KV_HEADS,
     OPT_HEAD_DIM,
@@ -76,15 +77,22 @@ static const struct option options[] = {
 
 struct arguments {
     const char *endpoint;
+    const char *name; /* of a pool */
+    const char *geometry; /* an option of pool create's that is given, NULL: none */
     uint64_t timeout_us;
     bool is_json;
     struct attn_pool_spec spec;
     struct attn_layer layer;
 };
 
-static int usage(const char *why, const char *what)
+__attribute__((format(printf, 1, 2))) static int usage(const char *format, ...)
 {
-    fprintf(stderr, "attnctl: %s %s (attnctl --help)\n", why, what);
+    va_list args;
+    va_start(args, format);
+    fputs("attnctl: ", stderr);
+    vfprintf(stderr, format, args);
+    fputs(" (attnctl --help)\n", stderr);
+    va_end(args);
     return 2;
 }
 
@@ -200,6 +208,8 @@ static void print_flat(const char *prefix, json_t *object)
     {
         char name[256];
         snprintf(name, sizeof name, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", key);
+        for (char *c = name; *c != '\0'; c++)
+            *c = *c == ' ' ? '_' : *c; /* a status, "out of blocks" */
         if (json_is_object(value)) {
             print_flat(name, value);
             continue;
@@ -220,7 +230,7 @@ static int run_stats(attn_client *c, const struct arguments *a)
     if (root != NULL)
         print_flat("", root);
     else
-        puts(text);
+        fputs(text, stdout); /* ends with a newline */
     json_decref(root);
     attn_free(text);
     return 0;
@@ -232,19 +242,8 @@ static int run_drain(attn_client *c, const struct arguments *a)
     return st == ATTN_OK ? 0 : failed(st);
 }
 
-static int run_pool(attn_client *c, struct arguments *a, const char *verb, const char *name)
+static int print_pool(attn_pool *p)
 {
-    attn_pool *p;
-    attn_status st;
-    a->spec.name = name;
-    a->spec.layers = &a->layer;
-    a->spec.n_layers = 1;
-    if (strcmp(verb, "create") == 0)
-        st = attn_pool_create(c, &a->spec, a->timeout_us, &p);
-    else
-        st = attn_pool_describe(c, name, a->timeout_us, &p);
-    if (st != ATTN_OK)
-        return failed(st);
     const struct attn_pool_spec *s = attn_pool_spec_of(p);
     printf("name %s\nlayers %u\nq_heads %u\nkv_heads %u\nhead_dim_k %u\nhead_dim_v %u\n"
            "block_tokens %u\nblocks %u\nfree_blocks %u\ndtype %s\nkv_dtype %s\n"
@@ -256,19 +255,74 @@ static int run_pool(attn_client *c, struct arguments *a, const char *verb, const
     return 0;
 }
 
+static int run_create(attn_client *c, const struct arguments *a)
+{
+    struct attn_pool_spec spec = a->spec;
+    attn_pool *p;
+    spec.name = a->name;
+    spec.layers = &a->layer;
+    spec.n_layers = 1;
+    attn_status st = attn_pool_create(c, &spec, a->timeout_us, &p);
+    return st == ATTN_OK ? print_pool(p) : failed(st);
+}
+
+static int run_describe(attn_client *c, const struct arguments *a)
+{
+    attn_pool *p;
+    attn_status st = attn_pool_describe(c, a->name, a->timeout_us, &p);
+    return st == ATTN_OK ? print_pool(p) : failed(st);
+}
+
+struct command {
+    const char *noun, *verb; /* noun NULL: the command is one word */
+    int (*run)(attn_client *, const struct arguments *);
+};
+
+static const struct command commands[] = {
+    {NULL, "ping", run_ping},   {NULL, "info", run_info},       {NULL, "stats", run_stats},
+    {NULL, "drain", run_drain}, {"pool", "create", run_create}, {"pool", "describe", run_describe},
+};
+
+/* Finds the command and what it takes. 0, or usage's 2. */
+static int choose(char **words, int n, struct arguments *a, const struct command **out_command)
+{
+    const struct command *c = commands, *end = commands + sizeof commands / sizeof commands[0];
+    if (n == 0)
+        return usage("missing command");
+    bool is_pool = strcmp(words[0], "pool") == 0;
+    if (is_pool && n != 3)
+        return usage("expected pool create NAME or pool describe NAME");
+    while (c < end &&
+           ((c->noun != NULL) != is_pool || strcmp(c->verb, words[is_pool ? 1 : 0]) != 0))
+        c++;
+    if (c == end)
+        return usage("unknown command: %s%s%s", words[0], is_pool ? " " : "",
+                     is_pool ? words[1] : "");
+    if (!is_pool && n > 1)
+        return usage("%s takes no argument: %s", words[0], words[1]);
+    a->name = is_pool ? words[2] : NULL;
+    const struct attn_pool_spec *s = &a->spec;
+    bool is_create = c->run == run_create;
+    if (a->geometry != NULL && !is_create)
+        return usage("--%s is an option of pool create alone", a->geometry);
+    if (a->is_json && c->run != run_stats)
+        return usage("--json is an option of stats alone");
+    if (is_create &&
+        (s->num_layers == 0 || s->num_q_heads == 0 || s->num_kv_heads == 0 || s->head_dim_k == 0))
+        return usage("pool create needs --layers, --q-heads, --kv-heads and --head-dim");
+    *out_command = c;
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        int (*run)(attn_client *, const struct arguments *);
-    } commands[] = {
-        {"ping", run_ping}, {"info", run_info}, {"stats", run_stats}, {"drain", run_drain}};
-    struct arguments a = {.timeout_us = 5000000,
+    struct arguments a = {.endpoint = attn_default_url(),
+                          .timeout_us = 5000000,
                           .spec = {.struct_size = sizeof a.spec,
                                    .layer_struct_size = sizeof a.layer,
                                    .q_dtype = ATTN_BF16}};
-    int opt;
-    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+    int opt, index = 0;
+    while ((opt = getopt_long(argc, argv, "h", options, &index)) != -1) {
         if (opt == OPT_HELP || opt == 'h') {
             fputs(help, stdout);
             return 0;
@@ -278,29 +332,22 @@ int main(int argc, char **argv)
             return 0;
         }
         if (opt == '?')
-            return usage("see", "above");
+            return 2; /* getopt has said why */
         if (!parse_option(&a, opt))
-            return usage("cannot use the value", optarg);
+            return usage("--%s: \"%s\" cannot be used", options[index].name, optarg);
+        if (opt >= OPT_LAYERS)
+            a.geometry = options[index].name;
     }
-    int n = argc - optind;
-    char **words = argv + optind;
-    if (n == 0)
-        return usage("missing", "command");
-
-    bool is_pool = n == 3 && strcmp(words[0], "pool") == 0 &&
-                   (strcmp(words[1], "create") == 0 || strcmp(words[1], "describe") == 0);
-    size_t i = 0, n_commands = sizeof commands / sizeof commands[0];
-    while (i < n_commands && (n != 1 || strcmp(words[0], commands[i].name) != 0))
-        i++;
-    if (!is_pool && i == n_commands)
-        return usage("unknown command:", words[0]);
-
+    const struct command *command = NULL;
+    int rc = choose(argv + optind, argc - optind, &a, &command);
+    if (rc != 0)
+        return rc;
     struct attn_client_options o = {.struct_size = sizeof o, .client_name = "attnctl"};
     attn_client *c;
     attn_status st = attn_client_open(a.endpoint, &o, a.timeout_us, &c);
     if (st != ATTN_OK)
         return failed(st);
-    int rc = is_pool ? run_pool(c, &a, words[1], words[2]) : commands[i].run(c, &a);
+    rc = command->run(c, &a);
     attn_client_close(c);
     return rc;
 }

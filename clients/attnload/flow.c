@@ -215,7 +215,7 @@ static struct flow *next_idle(struct worker *w, struct flow *flows, uint32_t n, 
 bool open_run(struct worker *w, struct stream *s, uint32_t n)
 {
     const struct options *o = w->load->o;
-    uint64_t random = data_mix(o->seed * 1000003 + w->index), due_ns = w->load->start_ns;
+    uint64_t random = data_mix((uint64_t)o->seed * 1000003 + w->index), due_ns = w->load->start_ns;
     uint64_t end_ns = due_ns + (uint64_t)(o->duration_s * 1e9), n_left = (uint64_t)n * o->steps;
     uint32_t cursor = 0, n_busy = 0;
     struct flow *flows = flows_open(w, n, 1), *f;

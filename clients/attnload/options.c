@@ -3,7 +3,7 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,43 +52,62 @@ enum option_id {
     OPT_VERSION,
 };
 
+/* NUMBER and REAL go to a uint32_t and a double of struct options, within min and max; the others are
+ * set_other's. */
+enum option_type { TYPE_FLAG, TYPE_OTHER, TYPE_NUMBER, TYPE_REAL };
+#define AT(field) offsetof(struct options, field)
+
 static const struct {
     const char *name;
-    int argument;
     enum option_id id;
+    enum option_type type;
     const char *metavar, *text;
+    size_t offset;
+    double min, max;
 } table[] = {
-    {"endpoint", required_argument, OPT_ENDPOINT, "URL",
+    {"endpoint", OPT_ENDPOINT, TYPE_OTHER, "URL",
      "ipc://PATH, tcp://HOST:PORT or shm://PATH (default: $ATTND_ENDPOINT, else\n"
-     "                             ipc:///run/attnd/attnd.sock)"},
-    {"preset", required_argument, OPT_PRESET, "NAME", "geometry (default llama3-8b)"},
-    {"layers", required_argument, OPT_LAYERS, "one|all|N", "of the model, the first ones (one)"},
-    {"dtype", required_argument, OPT_DTYPE, "TYPE", "f32, f16 or bf16 of q, k, v and out (bf16)"},
-    {"kv-dtype", required_argument, OPT_KV_DTYPE, "TYPE",
-     "as cached: fp8_e4m3, int8 or as --dtype (the default)"},
-    {"block-tokens", required_argument, OPT_BLOCK_TOKENS, "N", "tokens a block (16)"},
-    {"workers", required_argument, OPT_WORKERS, "N", "threads, each with a client of its own (1)"},
-    {"sequences", required_argument, OPT_SEQUENCES, "N",
-     "a worker's; of a trace: at once, more wait (1)"},
-    {"context", required_argument, OPT_CONTEXT, "N", "tokens cached before the run (1024)"},
-    {"chunk", required_argument, OPT_CHUNK, "N", "tokens of a prompt chunk (256)"},
-    {"prompt", required_argument, OPT_PROMPT, "append|attend",
-     "prompt chunks only fill the cache, or also attend (append; of a trace: attend)"},
-    {"steps", required_argument, OPT_STEPS, "N", "tokens a sequence makes (100)"},
-    {"duration", required_argument, OPT_DURATION, "SECONDS",
-     "go on so long; sequences start again from their context every --steps"},
-    {"rate", required_argument, OPT_RATE, "R", "open loop: tokens a second of all workers"},
-    {"trace", required_argument, OPT_TRACE, "FILE", "replay requests, Mooncake's JSON lines"},
-    {"speed", required_argument, OPT_SPEED, "X", "arrivals X times faster; 0: all at once (1)"},
-    {"length-scale", required_argument, OPT_LENGTH_SCALE, "X", "of inputs and outputs (1)"},
-    {"requests", required_argument, OPT_REQUESTS, "N", "the trace's first N (all)"},
-    {"verify", optional_argument, OPT_VERIFY, "[=N]",
-     "recompute about N random outputs and their lse in float64 after the run (256)"},
-    {"seed", required_argument, OPT_SEED, "N", "of the data and the arrivals (1)"},
-    {"timeout", required_argument, OPT_TIMEOUT, "SECONDS", "of each request (60)"},
-    {"json", no_argument, OPT_JSON, NULL, "results as one JSON object"},
-    {"help", no_argument, OPT_HELP, NULL, "this text"},
-    {"version", no_argument, OPT_VERSION, NULL, "the version"},
+     "                             ipc:///run/attnd/attnd.sock)",
+     0, 0, 0},
+    {"preset", OPT_PRESET, TYPE_OTHER, "NAME", "geometry (default llama3-8b)", 0, 0, 0},
+    {"layers", OPT_LAYERS, TYPE_OTHER, "one|all|N", "of the model, the first ones (one)", 0, 0, 0},
+    {"dtype", OPT_DTYPE, TYPE_OTHER, "TYPE", "f32, f16 or bf16 of q, k, v and out (bf16)", 0, 0, 0},
+    {"kv-dtype", OPT_KV_DTYPE, TYPE_OTHER, "TYPE",
+     "as cached: fp8_e4m3, int8 or as --dtype (the default)", 0, 0, 0},
+    {"block-tokens", OPT_BLOCK_TOKENS, TYPE_NUMBER, "N", "tokens a block (16)", AT(block_tokens), 8,
+     256},
+    {"workers", OPT_WORKERS, TYPE_NUMBER, "N", "threads, each with a client of its own (1)",
+     AT(n_workers), 1, 1024},
+    {"sequences", OPT_SEQUENCES, TYPE_NUMBER, "N", "a worker's; of a trace: at once, more wait (1)",
+     AT(n_sequences), 1, 4096},
+    {"context", OPT_CONTEXT, TYPE_NUMBER, "N", "tokens cached before the run (1024)", AT(context),
+     0, 1u << 26},
+    {"chunk", OPT_CHUNK, TYPE_NUMBER, "N", "tokens of a prompt chunk (256)", AT(chunk), 1, 65536},
+    {"prompt", OPT_PROMPT, TYPE_OTHER, "append|attend",
+     "prompt chunks only fill the cache, or also attend (append; of a trace: attend)", 0, 0, 0},
+    {"steps", OPT_STEPS, TYPE_NUMBER, "N", "tokens a sequence makes (100)", AT(steps), 1, 1u << 26},
+    {"duration", OPT_DURATION, TYPE_REAL, "SECONDS",
+     "go on so long; sequences start again from their context every --steps", AT(duration_s), 1e-3,
+     1e6},
+    {"rate", OPT_RATE, TYPE_REAL, "R", "open loop: tokens a second of all workers", AT(rate), 1e-3,
+     1e9},
+    {"trace", OPT_TRACE, TYPE_OTHER, "FILE", "replay requests, Mooncake's JSON lines", 0, 0, 0},
+    {"speed", OPT_SPEED, TYPE_REAL, "X", "arrivals X times faster; 0: all at once (1)", AT(speed),
+     0, 1e9},
+    {"length-scale", OPT_LENGTH_SCALE, TYPE_REAL, "X", "of inputs and outputs (1)",
+     AT(length_scale), 1e-6, 1e3},
+    {"requests", OPT_REQUESTS, TYPE_NUMBER, "N", "the trace's first N (all)", AT(n_requests), 1,
+     1u << 30},
+    {"verify", OPT_VERIFY, TYPE_NUMBER, "[=N]",
+     "recompute about N random outputs and their lse in float64 after the run (256)", AT(n_verify),
+     1, 1u << 20},
+    {"seed", OPT_SEED, TYPE_NUMBER, "N", "of the data and the arrivals (1)", AT(seed), 0,
+     UINT32_MAX},
+    {"timeout", OPT_TIMEOUT, TYPE_REAL, "SECONDS", "of each request (60)", AT(timeout_s), 1e-3,
+     1e6},
+    {"json", OPT_JSON, TYPE_FLAG, NULL, "results as one JSON object", 0, 0, 0},
+    {"help", OPT_HELP, TYPE_FLAG, NULL, "this text", 0, 0, 0},
+    {"version", OPT_VERSION, TYPE_FLAG, NULL, "the version", 0, 0, 0},
 };
 #define N_OPTIONS (sizeof table / sizeof table[0])
 
@@ -114,7 +133,7 @@ static void print_help(void)
     }
 }
 
-static bool parse_double(const char *text, double min, double max, double *out)
+static bool parse_real(const char *text, double min, double max, double *out)
 {
     char *end;
     errno = 0;
@@ -125,10 +144,10 @@ static bool parse_double(const char *text, double min, double max, double *out)
     return true;
 }
 
-static bool parse_u32(const char *text, uint32_t min, uint32_t max, uint32_t *out)
+static bool parse_number(const char *text, double min, double max, uint32_t *out)
 {
     double x;
-    if (!parse_double(text, min, max, &x) || x != (uint32_t)x)
+    if (!parse_real(text, min, max, &x) || x != (uint32_t)x)
         return false;
     *out = (uint32_t)x;
     return true;
@@ -141,98 +160,87 @@ static bool parse_layers(const char *text, uint32_t *out)
     else if (strcmp(text, "all") == 0)
         *out = UINT32_MAX;
     else
-        return parse_u32(text, 1, PRESET_MAX_LAYERS, out);
+        return parse_number(text, 1, PRESET_MAX_LAYERS, out);
     return true;
 }
 
-static bool parse_seconds(const char *text, double *out)
+/* What was expected instead, NULL if the value is good. */
+static const char *set_other(struct options *o, enum option_id id, const char *text)
 {
-    return parse_double(text, 1e-3, 1e6, out);
-}
-
-static bool set_option(struct options *o, enum option_id id, const char *text)
-{
-    double x;
     switch (id) {
     case OPT_ENDPOINT:
         o->endpoint = text;
-        return true;
+        return NULL;
     case OPT_PRESET:
         o->preset = preset_find(text);
-        return o->preset != NULL;
+        return o->preset != NULL ? NULL : "a preset of attnload --help";
     case OPT_LAYERS:
-        return parse_layers(text, &o->n_layers);
+        return parse_layers(text, &o->n_layers) ? NULL : "one, all or a number of layers";
     case OPT_DTYPE:
         o->dtype = attn_dtype_parse(text);
-        return o->dtype == ATTN_F32 || o->dtype == ATTN_F16 || o->dtype == ATTN_BF16;
+        return o->dtype == ATTN_F32 || o->dtype == ATTN_F16 || o->dtype == ATTN_BF16
+                   ? NULL
+                   : "f32, f16 or bf16";
     case OPT_KV_DTYPE:
         o->kv_dtype = attn_dtype_parse(text);
-        return o->kv_dtype != ATTN_DTYPE_NONE;
-    case OPT_BLOCK_TOKENS:
-        return parse_u32(text, 8, 256, &o->block_tokens);
-    case OPT_WORKERS:
-        return parse_u32(text, 1, 1024, &o->n_workers);
-    case OPT_SEQUENCES:
-        return parse_u32(text, 1, 4096, &o->n_sequences);
-    case OPT_CONTEXT:
-        return parse_u32(text, 0, 1u << 26, &o->context);
-    case OPT_CHUNK:
-        return parse_u32(text, 1, 65536, &o->chunk);
+        return o->kv_dtype != ATTN_DTYPE_NONE ? NULL : "fp8_e4m3, int8 or what --dtype is";
     case OPT_PROMPT:
         o->is_prompt_attended = strcmp(text, "attend") == 0;
-        return o->is_prompt_attended || strcmp(text, "append") == 0;
-    case OPT_STEPS:
-        return parse_u32(text, 1, 1u << 26, &o->steps);
-    case OPT_DURATION:
-        return parse_seconds(text, &o->duration_s);
-    case OPT_RATE:
-        return parse_double(text, 1e-3, 1e9, &o->rate);
-    case OPT_TRACE:
+        return o->is_prompt_attended || strcmp(text, "append") == 0 ? NULL : "append or attend";
+    default: /* OPT_TRACE */
         o->trace = text;
-        return true;
-    case OPT_SPEED:
-        return parse_double(text, 0, 1e9, &o->speed);
-    case OPT_LENGTH_SCALE:
-        return parse_double(text, 1e-6, 1e3, &o->length_scale);
-    case OPT_REQUESTS:
-        return parse_u32(text, 1, 1u << 30, &o->n_requests);
-    case OPT_VERIFY:
-        o->n_verify = DEFAULT_VERIFY;
-        return text == NULL || parse_u32(text, 1, 1u << 20, &o->n_verify);
-    case OPT_SEED:
-        if (!parse_double(text, 0, 9007199254740992.0, &x))
-            return false;
-        o->seed = (uint64_t)x;
-        return true;
-    case OPT_TIMEOUT:
-        if (!parse_seconds(text, &x))
-            return false;
-        o->timeout_us = (uint64_t)(x * 1e6);
-        return true;
-    case OPT_JSON:
-        o->is_json = true;
-        return true;
-    case OPT_HELP:
-    case OPT_VERSION:
-        break;
+        return NULL;
     }
+}
+
+/* Sets option i; false: said on stderr what is wrong with its value. */
+static bool set_option(struct options *o, size_t i, const char *text)
+{
+    char range[64];
+    const char *expected = NULL;
+    void *at = (char *)o + table[i].offset;
+    double min = table[i].min, max = table[i].max;
+    if (table[i].type == TYPE_FLAG)
+        o->is_json = true; /* the only one that comes here */
+    else if (table[i].type == TYPE_OTHER)
+        expected = set_other(o, table[i].id, text);
+    else if (text == NULL) /* --verify */
+        o->n_verify = DEFAULT_VERIFY;
+    else if (table[i].type == TYPE_NUMBER ? !parse_number(text, min, max, at)
+                                          : !parse_real(text, min, max, at)) {
+        snprintf(range, sizeof range, "%s from %.10g to %.10g",
+                 table[i].type == TYPE_NUMBER ? "a whole number" : "a number", min, max);
+        expected = range;
+    }
+    if (expected == NULL)
+        return true;
+    fprintf(stderr, "attnload: --%s: \"%s\" is not %s\n", table[i].name, text, expected);
     return false;
 }
 
-/* What is wrong with the combination, NULL if nothing. */
-static const char *check(struct options *o, bool is_prompt_given)
+static bool is_given(uint64_t given, enum option_id id)
 {
+    return (given >> (id - OPT_ENDPOINT) & 1) != 0;
+}
+
+/* Fills in what others decide. Returns what is wrong with the combination, NULL if nothing. */
+static const char *check(struct options *o, uint64_t given)
+{
+    static const enum option_id not_of_traces[] = {OPT_CONTEXT, OPT_STEPS, OPT_DURATION, OPT_RATE};
+    static const enum option_id of_traces[] = {OPT_SPEED, OPT_LENGTH_SCALE, OPT_REQUESTS};
     if (o->kv_dtype == ATTN_DTYPE_NONE)
         o->kv_dtype = o->dtype;
     if (o->n_layers == UINT32_MAX)
         o->n_layers = o->preset->num_layers;
     if (o->n_layers > o->preset->num_layers)
         return "--layers: the preset has fewer";
-    if (o->trace != NULL && (o->rate > 0 || o->duration_s > 0))
-        return "--trace goes without --rate and --duration";
-    if (o->trace == NULL && (o->speed != 1 || o->length_scale != 1 || o->n_requests != 0))
-        return "--speed, --length-scale and --requests need --trace";
-    if (!is_prompt_given)
+    for (size_t i = 0; o->trace != NULL && i < sizeof not_of_traces / sizeof not_of_traces[0]; i++)
+        if (is_given(given, not_of_traces[i]))
+            return "--trace goes without --context, --steps, --duration and --rate";
+    for (size_t i = 0; o->trace == NULL && i < sizeof of_traces / sizeof of_traces[0]; i++)
+        if (is_given(given, of_traces[i]))
+            return "--speed, --length-scale and --requests need --trace";
+    if (!is_given(given, OPT_PROMPT))
         o->is_prompt_attended = o->trace != NULL;
     if ((uint64_t)o->context + o->steps > UINT32_MAX / 2)
         return "--context and --steps: too many tokens";
@@ -242,9 +250,13 @@ static const char *check(struct options *o, bool is_prompt_given)
 enum options_action options_parse(int argc, char **argv, struct options *o)
 {
     struct option longs[N_OPTIONS + 1] = {0};
-    bool is_prompt_given = false;
-    for (size_t i = 0; i < N_OPTIONS; i++)
-        longs[i] = (struct option){table[i].name, table[i].argument, NULL, (int)table[i].id};
+    uint64_t given = 0;
+    for (size_t i = 0; i < N_OPTIONS; i++) {
+        int argument = table[i].type == TYPE_FLAG  ? no_argument
+                       : table[i].id == OPT_VERIFY ? optional_argument
+                                                   : required_argument;
+        longs[i] = (struct option){table[i].name, argument, NULL, (int)table[i].id};
+    }
     *o = (struct options){.endpoint = attn_default_url(),
                           .preset = &presets[0],
                           .n_layers = 1,
@@ -256,13 +268,13 @@ enum options_action options_parse(int argc, char **argv, struct options *o)
                           .block_tokens = 16,
                           .dtype = ATTN_BF16,
                           .seed = 1,
-                          .timeout_us = 60000000,
+                          .timeout_s = 60,
                           .speed = 1,
                           .length_scale = 1};
-    for (int id, index = 0; (id = getopt_long(argc, argv, "", longs, &index)) != -1;) {
+    for (int id, index = 0; (id = getopt_long(argc, argv, "h", longs, &index)) != -1;) {
         if (id == '?')
             return OPTIONS_EXIT_USAGE;
-        if (id == OPT_HELP) {
+        if (id == OPT_HELP || id == 'h') {
             print_help();
             return OPTIONS_EXIT_OK;
         }
@@ -270,17 +282,19 @@ enum options_action options_parse(int argc, char **argv, struct options *o)
             printf("attnload %s\n", attn_version());
             return OPTIONS_EXIT_OK;
         }
-        is_prompt_given |= id == OPT_PROMPT;
-        if (!set_option(o, (enum option_id)id, optarg)) {
-            fprintf(stderr, "attnload: --%s: cannot use \"%s\" (attnload --help)\n",
-                    longs[index].name, optarg != NULL ? optarg : "");
+        given |= 1ull << (id - OPT_ENDPOINT);
+        if (!set_option(o, (size_t)index, optarg))
             return OPTIONS_EXIT_USAGE;
-        }
     }
-    const char *bad =
-        optind < argc ? "arguments are not understood, only options" : check(o, is_prompt_given);
+    o->timeout_us = (uint64_t)(o->timeout_s * 1e6);
+    if (optind < argc) {
+        fprintf(stderr, "attnload: \"%s\" is no option (--verify takes its number as --verify=N)\n",
+                argv[optind]);
+        return OPTIONS_EXIT_USAGE;
+    }
+    const char *bad = check(o, given);
     if (bad == NULL)
         return OPTIONS_RUN;
-    fprintf(stderr, "attnload: %s (attnload --help)\n", bad);
+    fprintf(stderr, "attnload: %s\n", bad);
     return OPTIONS_EXIT_USAGE;
 }

@@ -14,7 +14,9 @@ struct options {
     double rate; /* open loop: tokens a second of all workers, 0: closed loop */
     attn_dtype dtype, kv_dtype;
     bool is_prompt_attended;
-    uint64_t seed, timeout_us;
+    uint32_t seed;
+    double timeout_s;
+    uint64_t timeout_us; /* the same */
     uint32_t n_verify; /* outputs to recompute, 0: none */
     bool is_json;
     const char *trace; /* NULL: no trace */

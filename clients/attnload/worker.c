@@ -212,9 +212,11 @@ void *worker_main(void *arg)
     atomic_fetch_add(&w->load->n_finished, 1);
     pthread_barrier_wait(&w->load->barrier);
 
-    for (uint32_t i = 0; s != NULL && i < o->n_sequences; i++) {
+    /* What is not closed ends with its lease: no waiting for a daemon that is gone. */
+    bool is_lost = w->failure == ATTN_ECONN || w->failure == ATTN_ETIMEDOUT;
+    for (uint32_t i = 0; s != NULL && i < o->n_sequences && !is_lost; i++) {
         if (s[i].seq.epoch != 0)
-            attn_seq_close(w->pool, &s[i].seq, 0); /* if that fails its lease ends it */
+            is_lost = attn_seq_close(w->pool, &s[i].seq, 0) == ATTN_ECONN;
     }
     free(s);
     if (is_ok && verify_run(&w->verify, &w->verified) != ATTN_OK)

@@ -28,17 +28,36 @@ expect() {
   [[ $rc == "$want" ]] || die "exit code $rc, not $want: $* $(cat "$dir/out")"
 }
 has() { grep -qE "$1" "$dir/out" || die "no \"$1\" in: $(cat "$dir/out")"; }
+# refuses WORDS COMMAND...: wrong usage, the option and the value named
+refuses() {
+  local words=$1
+  shift
+  expect 2 "$@"
+  grep -qE -e "$words" "$dir/err.log" || die "no \"$words\" in: $(cat "$dir/err.log")"
+}
 
 export ATTND_ENDPOINT=ipc://$dir/attnd.sock
 ctl=$bin/attnctl load=$bin/attnload
 
 expect 1 "$ctl" --timeout 0.1 ping
 expect 1 "$load" --timeout 0.1
-expect 2 "$ctl"
-expect 2 "$ctl" fly
-expect 2 "$load" --preset gpt-17
-expect 2 "$load" --speed 3
-expect 2 "$load" --preset bytelm --layers 5
+refuses 'missing command' "$ctl"
+refuses 'unknown command: fly' "$ctl" fly
+refuses 'pool create NAME' "$ctl" pool
+refuses 'ping takes no argument: now' "$ctl" ping now
+refuses '--dtype: "f64"' "$ctl" pool create p --dtype f64
+refuses '--kv-heads' "$ctl" pool create p --layers 2 --q-heads 8
+refuses '--layers .*pool create' "$ctl" ping --layers 2
+refuses '--json .*stats' "$ctl" info --json
+refuses '--preset: "gpt-17"' "$load" --preset gpt-17
+refuses '--workers: "0" is not a whole number from 1 to 1024' "$load" --workers 0
+refuses '--rate: "x" is not a number from' "$load" --rate x
+refuses '--steps: "1.5"' "$load" --steps 1.5
+refuses '--dtype: "int8" is not f32, f16 or bf16' "$load" --dtype int8
+refuses '"5".*--verify=N' "$load" --verify 5
+refuses '--speed.* need --trace' "$load" --speed 1
+refuses '--trace goes without --context' "$load" --trace x --context 5
+refuses '--layers' "$load" --preset bytelm --layers 5
 expect 0 "$load" --help
 has gemma3-27b
 
@@ -57,6 +76,8 @@ expect 1 "$ctl" pool describe nothing
 expect 1 "$ctl" pool create p --layers 3 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 10
 expect 0 "$ctl" stats
 has '^steps_received_total [0-9]+'
+has '^steps_answered_total.out_of_blocks 0'
+grep -qvE '^[^ ]+ [^ ]+$' "$dir/out" && die "not a name and a value: $(cat "$dir/out")"
 expect 0 "$ctl" --json stats
 has '^\{.*"steps_received_total":'
 expect 1 "$bin/attn_example"
@@ -102,6 +123,23 @@ has '"ttft": '
 expect 0 "$ctl" drain
 wait "$daemon" || die "attnd's exit code after drain"
 daemon=
+
+# a daemon that dies under load: every sequence is given up together, not one timeout after another
+"$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M \
+  >"$dir/attnd.log" 2>&1 &
+daemon=$!
+"$load" --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 2 --json \
+  >"$dir/out" 2>"$dir/err.log" &
+loader=$!
+until "$ctl" stats | grep -q '^steps_received_total [1-9]...'; do :; done
+kill -9 "$daemon"
+wait "$daemon" || true
+daemon=
+rc=0
+timeout 60 tail --pid="$loader" -f /dev/null || die "attnload goes on without a daemon"
+wait "$loader" || rc=$?
+[[ $rc == 1 ]] || die "attnload's exit code without a daemon: $rc"
+has '"failure": "worker 0, .*connection lost'
 
 # a daemon that computes something else is found out
 "$bin/fake_attnd" "$ATTND_ENDPOINT" >"$dir/fake.log" 2>&1 &
