@@ -28,80 +28,47 @@ static bool is_stopping(struct worker *w)
     return atomic_load_explicit(&w->load->is_stopping, memory_order_relaxed);
 }
 
-static bool fill_chunk(struct worker *w, struct stream *s, struct buffers *b, uint32_t layer,
-                       uint32_t pos, uint32_t n)
+static bool fill_chunk(struct worker *w, const struct stream *s, uint32_t layer, uint32_t pos,
+                       uint32_t n_tokens)
 {
-    const struct options *o = w->load->o;
-    struct attn_item item = {.seq = s->seq, .pos = pos, .n_tokens = n};
-    struct attn_step step = {.struct_size = sizeof step,
-                             .layer = layer,
-                             .n_items = 1,
-                             .items = &item,
-                             .k = b->k,
-                             .v = b->v};
+    struct work x = {
+        .w = w, .streams = s, .n = 1, .layer = layer, .pos = pos, .n_tokens = n_tokens};
+    struct attn_item item;
+    struct attn_step step = work_step(&x, &item, w->load->o->is_prompt_attended);
     struct attn_result r;
-    buffers_fill(b, o, &s->data, layer, pos, n, 0);
-    if (o->is_prompt_attended) {
-        step.q = b->q;
-        step.out = b->out;
-        step.lse = b->lse;
-    }
-    if (!step_until_done(w, &step, &r, "a prompt chunk"))
-        return false;
     w->tally.n_prompt_steps++;
-    if (o->is_prompt_attended) {
-        uint32_t t = (uint32_t)(data_mix(s->data.stream ^ pos) % n);
-        verify_offer(&w->verify, &s->data, layer, pos + t, b->out + t * b->q_row,
-                     buffers_lse(b, o, t));
-    }
-    return true;
+    return step_until_done(w, &step, &r, "a prompt chunk");
 }
 
 bool closed_fill(struct worker *w, struct stream *s, uint32_t n)
 {
     const struct options *o = w->load->o;
-    struct buffers b;
-    bool is_ok = buffers_init(&b, o, o->chunk) || worker_fail(w, ATTN_ENOMEM, "buffers");
+    bool is_ok = true;
     for (uint32_t pos = 0; is_ok && pos < o->context; pos += o->chunk) {
         uint32_t n_tokens = o->context - pos < o->chunk ? o->context - pos : o->chunk;
         for (uint32_t i = 0; is_ok && i < n && !is_stopping(w); i++) {
             for (uint32_t layer = 0; is_ok && layer < o->n_layers; layer++)
-                is_ok = fill_chunk(w, &s[i], &b, layer, pos, n_tokens);
+                is_ok = fill_chunk(w, &s[i], layer, pos, n_tokens);
             w->tally.n_prompt_tokens += n_tokens;
             atomic_fetch_add(&w->load->n_prompt_tokens, n_tokens);
         }
     }
-    buffers_fini(&b);
     return is_ok && !is_stopping(w);
 }
 
 /* One token of every sequence, through all layers. */
-static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct attn_item *items,
-                      struct buffers *b, uint32_t pos)
+static bool run_token(struct worker *w, const struct stream *s, uint32_t n, struct attn_item *items,
+                      uint32_t pos)
 {
     const struct options *o = w->load->o;
     for (uint32_t layer = 0; layer < o->n_layers; layer++) {
-        for (uint32_t i = 0; i < n; i++) {
-            items[i] = (struct attn_item){.seq = s[i].seq, .pos = pos, .n_tokens = 1};
-            buffers_fill(b, o, &s[i].data, layer, pos, 1, i);
-        }
-        struct attn_step step = {.struct_size = sizeof step,
-                                 .layer = layer,
-                                 .n_items = n,
-                                 .items = items,
-                                 .q = b->q,
-                                 .k = b->k,
-                                 .v = b->v,
-                                 .out = b->out,
-                                 .lse = b->lse};
+        struct work x = {.w = w, .streams = s, .n = n, .layer = layer, .pos = pos, .n_tokens = 1};
+        struct attn_step step = work_step(&x, items, true);
         struct attn_result r;
         if (!step_until_done(w, &step, &r, "a step"))
             return false;
         tally_step(&w->tally, &r, r.total_ns, n);
         w->tally.kv_bytes += n * worker_kv_bytes(o, layer, pos);
-        for (uint32_t i = 0; i < n; i++)
-            verify_offer(&w->verify, &s[i].data, layer, pos, b->out + i * b->q_row,
-                         buffers_lse(b, o, i));
     }
     atomic_fetch_add(&w->load->n_steps, o->n_layers);
     return true;
@@ -112,20 +79,17 @@ bool closed_run(struct worker *w, struct stream *s, uint32_t n)
     const struct options *o = w->load->o;
     uint64_t end_ns = w->load->start_ns + (uint64_t)(o->duration_s * 1e9);
     struct attn_item *items = calloc(n, sizeof *items);
-    struct buffers b;
-    bool is_ok =
-        (buffers_init(&b, o, n) && items != NULL) || worker_fail(w, ATTN_ENOMEM, "buffers");
+    bool is_ok = items != NULL || worker_fail(w, ATTN_ENOMEM, "items");
     bool is_over = false;
     for (uint32_t round = 0; is_ok && !is_over; round++) {
         for (uint32_t i = 0; is_ok && i < n && round > 0; i++)
             is_ok = worker_seq(w, WORKER_TRUNCATE, o->context, &s[i].seq);
         for (uint32_t i = 0; is_ok && i < o->steps && !is_over; i++) {
-            is_ok = run_token(w, s, n, items, &b, o->context + i);
+            is_ok = run_token(w, s, n, items, o->context + i);
             is_over = is_stopping(w) || (o->duration_s > 0 && worker_now_ns() >= end_ns);
         }
         is_over |= o->duration_s <= 0;
     }
-    buffers_fini(&b);
     free(items);
     return is_ok;
 }

@@ -14,9 +14,8 @@
 
 struct flow {
     struct worker *w;
-    struct data_stream data;
-    struct attn_seq seq;
-    struct buffers b;
+    struct stream stream;
+    struct work work; /* of the step in flight */
     struct attn_item item;
     struct attn_result result;
     uint32_t n_prompt, n_total; /* tokens */
@@ -44,17 +43,13 @@ static bool flow_start(struct flow *f)
     struct worker *w = f->w;
     const struct options *o = w->load->o;
     bool is_prompt = f->pos < f->n_prompt, is_attended = !is_prompt || o->is_prompt_attended;
-    buffers_fill(&f->b, o, &f->data, f->layer, f->pos, f->n_tokens, 0);
-    f->item = (struct attn_item){.seq = f->seq, .pos = f->pos, .n_tokens = f->n_tokens};
-    struct attn_step step = {.struct_size = sizeof step,
-                             .layer = f->layer,
-                             .n_items = 1,
-                             .items = &f->item,
-                             .q = is_attended ? f->b.q : NULL,
-                             .k = f->b.k,
-                             .v = f->b.v,
-                             .out = is_attended ? f->b.out : NULL,
-                             .lse = is_attended ? f->b.lse : NULL};
+    f->work = (struct work){.w = w,
+                            .streams = &f->stream,
+                            .n = 1,
+                            .layer = f->layer,
+                            .pos = f->pos,
+                            .n_tokens = f->n_tokens};
+    struct attn_step step = work_step(&f->work, &f->item, is_attended);
     f->is_answered = false;
     attn_status st = attn_step_start(w->pool, &step, on_answer, f, NULL);
     if (st != ATTN_OK)
@@ -96,11 +91,6 @@ static bool flow_take_answer(struct flow *f)
         tally_step(&w->tally, &f->result, now - f->step_ns, 1);
         w->tally.kv_bytes += worker_kv_bytes(o, f->layer, f->pos);
         atomic_fetch_add(&w->load->n_steps, 1);
-    }
-    if (!is_prompt || o->is_prompt_attended) {
-        uint32_t t = (uint32_t)(data_mix(f->data.stream ^ f->pos) % f->n_tokens);
-        verify_offer(&w->verify, &f->data, f->layer, f->pos + t, f->b.out + t * f->b.q_row,
-                     buffers_lse(&f->b, o, t));
     }
     f->step_ns = now;
     if (++f->layer < o->n_layers)
@@ -153,29 +143,25 @@ static bool any_answered(const struct flow *flows, uint32_t n)
     return false;
 }
 
-static struct flow *flows_open(struct worker *w, uint32_t n, uint32_t n_tokens)
+static struct flow *flows_open(struct worker *w, uint32_t n)
 {
     struct flow *flows = calloc(n, sizeof *flows);
-    bool is_ok = flows != NULL;
-    for (uint32_t i = 0; is_ok && i < n; i++) {
+    for (uint32_t i = 0; flows != NULL && i < n; i++) {
         flows[i].w = w;
         flows[i].give_up_ns = UINT64_MAX;
-        is_ok = buffers_init(&flows[i].b, w->load->o, n_tokens);
     }
-    if (!is_ok)
-        worker_fail(w, ATTN_ENOMEM, "buffers");
+    if (flows == NULL)
+        worker_fail(w, ATTN_ENOMEM, "flows");
     return flows;
 }
 
-/* Waits for steps in flight: they borrow the buffers. */
+/* Waits for steps in flight: they borrow the flows. */
 static void flows_close(struct worker *w, struct flow *flows, uint32_t n)
 {
-    for (uint32_t i = 0; flows != NULL && i < n; i++) {
+    for (uint32_t i = 0; flows != NULL && i < n; i++)
         while (flows[i].is_in_flight && !flows[i].is_answered &&
                attn_client_poll(w->client, LOOP_US, NULL) == ATTN_OK)
             ;
-        buffers_fini(&flows[i].b);
-    }
     free(flows);
 }
 
@@ -204,7 +190,7 @@ static struct flow *next_idle(struct worker *w, struct flow *flows, uint32_t n, 
         *cursor = (*cursor + i + 1) % n;
         if (f->pos < f->n_total)
             return f;
-        if (!worker_seq(w, WORKER_TRUNCATE, f->n_prompt, &f->seq))
+        if (!worker_seq(w, WORKER_TRUNCATE, f->n_prompt, &f->stream.seq))
             return NULL;
         f->pos = f->n_prompt;
         return f;
@@ -218,12 +204,11 @@ bool open_run(struct worker *w, struct stream *s, uint32_t n)
     uint64_t random = data_mix((uint64_t)o->seed * 1000003 + w->index), due_ns = w->load->start_ns;
     uint64_t end_ns = due_ns + (uint64_t)(o->duration_s * 1e9), n_left = (uint64_t)n * o->steps;
     uint32_t cursor = 0, n_busy = 0;
-    struct flow *flows = flows_open(w, n, 1), *f;
+    struct flow *flows = flows_open(w, n), *f;
     bool is_ok = w->failure == ATTN_OK;
     for (uint32_t i = 0; is_ok && i < n; i++) {
         f = &flows[i];
-        f->data = s[i].data;
-        f->seq = s[i].seq;
+        f->stream = s[i];
         f->pos = f->n_prompt = o->context;
         f->n_total = o->context + o->steps;
         f->n_tokens = 1;
@@ -261,11 +246,11 @@ static bool admit(struct worker *w, struct flow *f, uint32_t index)
     const struct trace_request *r = &w->load->trace.requests[index];
     uint64_t now = worker_now_ns();
     f->arrival_ns = w->load->start_ns + r->arrival_us * 1000u;
-    f->seq = (struct attn_seq){.id = w->load->id_base + index};
-    if (!worker_seq(w, WORKER_OPEN, 0, &f->seq))
+    f->stream.seq = (struct attn_seq){.id = w->load->id_base + index};
+    if (!worker_seq(w, WORKER_OPEN, 0, &f->stream.seq))
         return false;
     samples_add(&w->tally.wait, now - f->arrival_ns);
-    f->data = (struct data_stream){.seed = w->load->o->seed, .stream = index};
+    f->stream.data = (struct data_stream){.seed = w->load->o->seed, .stream = index};
     f->n_prompt = r->n_input;
     f->n_total = r->n_input + r->n_output;
     f->pos = 0;
@@ -293,7 +278,7 @@ static bool retire(struct worker *w, struct flow *flows, uint32_t n, uint32_t *o
         f->is_active = f->has_work = false;
         w->tally.n_requests++;
         atomic_fetch_add(&w->load->n_requests, 1);
-        if (!worker_seq(w, WORKER_CLOSE, 0, &f->seq))
+        if (!worker_seq(w, WORKER_CLOSE, 0, &f->stream.seq))
             return false;
     }
     return true;
@@ -305,7 +290,7 @@ bool replay_run(struct worker *w)
     const struct options *o = w->load->o;
     const struct trace *t = &w->load->trace;
     uint32_t n = o->n_sequences, next = w->index, n_active = 0;
-    struct flow *flows = flows_open(w, n, o->chunk);
+    struct flow *flows = flows_open(w, n);
     bool is_ok = w->failure == ATTN_OK;
     while (is_ok && !is_stopping(w) && (next < t->n || n_active > 0)) {
         uint64_t now = worker_now_ns(), wake_ns = UINT64_MAX;

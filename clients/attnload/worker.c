@@ -59,50 +59,53 @@ attn_status worker_pool_create(attn_client *c, const struct load *load, attn_poo
     return attn_pool_create(c, &spec, o->timeout_us, out_pool);
 }
 
-bool buffers_init(struct buffers *b, const struct options *o, uint32_t n_tokens)
+static void work_fill(void *user, void *q, void *k, void *v)
 {
-    size_t e = attn_dtype_bytes(o->dtype);
-    b->q_row = (size_t)o->preset->num_q_heads * o->preset->head_dim * e;
-    b->kv_row = (size_t)o->preset->num_kv_heads * o->preset->head_dim * e;
-    b->q = malloc(b->q_row * n_tokens);
-    b->k = malloc(b->kv_row * n_tokens);
-    b->v = malloc(b->kv_row * n_tokens);
-    b->out = malloc(b->q_row * n_tokens);
-    size_t lse_row = o->preset->num_q_heads * sizeof *b->lse;
-    b->lse = o->n_verify > 0 ? malloc(lse_row * n_tokens) : NULL;
-    return b->q != NULL && b->k != NULL && b->v != NULL && b->out != NULL &&
-           (b->lse != NULL || o->n_verify == 0);
-}
-
-const float *buffers_lse(const struct buffers *b, const struct options *o, uint32_t row)
-{
-    return b->lse != NULL ? b->lse + (size_t)row * o->preset->num_q_heads : NULL;
-}
-
-void buffers_fini(struct buffers *b)
-{
-    free(b->q);
-    free(b->k);
-    free(b->v);
-    free(b->out);
-    free(b->lse);
-    *b = (struct buffers){0};
-}
-
-void buffers_fill(struct buffers *b, const struct options *o, const struct data_stream *s,
-                  uint32_t layer, uint32_t pos, uint32_t n, uint32_t row)
-{
+    const struct work *x = user;
+    const struct options *o = x->w->load->o;
     const struct preset *p = o->preset;
-    data_fill(s, layer, DATA_Q, pos, n, 0, p->num_q_heads, p->head_dim, o->dtype,
-              b->q + row * b->q_row);
-    data_fill(s, layer, DATA_K, pos, n, 0, p->num_kv_heads, p->head_dim, o->dtype,
-              b->k + row * b->kv_row);
-    data_fill(s, layer, DATA_V, pos, n, 0, p->num_kv_heads, p->head_dim, o->dtype,
-              b->v + row * b->kv_row);
-    memset(b->out + row * b->q_row, 0xff, n * b->q_row); /* NaN: an old output must not pass */
-    if (b->lse != NULL)
-        memset(b->lse + (size_t)row * p->num_q_heads, 0xff,
-               (size_t)n * p->num_q_heads * sizeof *b->lse);
+    void *const dst[] = {q, k, v};
+    for (int which = DATA_Q; which <= DATA_V; which++) {
+        uint32_t n_heads = which == DATA_Q ? p->num_q_heads : p->num_kv_heads;
+        size_t bytes = (size_t)x->n_tokens * n_heads * p->head_dim * attn_dtype_bytes(o->dtype);
+        for (uint32_t i = 0; i < x->n && dst[which] != NULL; i++)
+            data_fill(&x->streams[i].data, x->layer, (enum data_which)which, x->pos, x->n_tokens, 0,
+                      n_heads, p->head_dim, o->dtype, (uint8_t *)dst[which] + i * bytes);
+    }
+}
+
+/* Offers one token of each stream. */
+static void work_take(void *user, const void *out, const float *lse, uint32_t n_failed)
+{
+    const struct work *x = user;
+    const struct options *o = x->w->load->o;
+    const uint32_t n_heads = o->preset->num_q_heads;
+    const size_t row_bytes = (size_t)n_heads * o->preset->head_dim * attn_dtype_bytes(o->dtype);
+    for (uint32_t i = 0; i < x->n && n_failed == 0; i++) {
+        const struct data_stream *s = &x->streams[i].data;
+        uint32_t t = (uint32_t)(data_mix(s->stream ^ x->pos) % x->n_tokens);
+        size_t row = (size_t)i * x->n_tokens + t;
+        verify_offer(&x->w->verify, s, x->layer, x->pos + t, (const uint8_t *)out + row * row_bytes,
+                     lse != NULL ? lse + row * n_heads : NULL);
+    }
+}
+
+struct attn_step work_step(struct work *x, struct attn_item *items, bool is_attended)
+{
+    for (uint32_t i = 0; i < x->n; i++)
+        items[i] =
+            (struct attn_item){.seq = x->streams[i].seq, .pos = x->pos, .n_tokens = x->n_tokens};
+    x->in_place = (struct attn_in_place){.is_append = true,
+                                         .is_attend = is_attended,
+                                         .has_lse = is_attended && x->w->load->o->n_verify > 0,
+                                         .fill = work_fill,
+                                         .take = work_take,
+                                         .user = x};
+    return (struct attn_step){.struct_size = sizeof(struct attn_step),
+                              .layer = x->layer,
+                              .n_items = x->n,
+                              .items = items,
+                              .in_place = &x->in_place};
 }
 
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)

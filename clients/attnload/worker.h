@@ -55,11 +55,18 @@ struct worker {
     char why[ATTN_MESSAGE_BYTES + 64];
 };
 
-/* q, k, v, out and lse of up to n_tokens tokens of one layer. */
-struct buffers {
-    uint8_t *q, *k, *v, *out;
-    float *lse; /* NULL: not asked for, nothing is verified */
-    size_t q_row, kv_row; /* bytes of a token */
+struct stream {
+    struct data_stream data;
+    struct attn_seq seq;
+};
+
+/* A step of the next n_tokens of streams[0 .. n), in one layer. Its q, k and v are made where the daemon
+ * reads them, its outputs looked at where the daemon wrote them. */
+struct work {
+    struct worker *w;
+    const struct stream *streams;
+    uint32_t n, layer, pos, n_tokens;
+    struct attn_in_place in_place;
 };
 
 void *worker_main(void *worker);
@@ -75,13 +82,8 @@ bool worker_seq(struct worker *w, enum worker_verb verb, uint32_t len, struct at
 /* Records the failure of a call, stops the run and returns false. */
 bool worker_fail(struct worker *w, attn_status st, const char *what);
 
-bool buffers_init(struct buffers *b, const struct options *o, uint32_t n_tokens);
-/* The lse of the token at row `row`, NULL if not asked for. */
-const float *buffers_lse(const struct buffers *b, const struct options *o, uint32_t row);
-void buffers_fini(struct buffers *b);
-/* Writes the data of tokens [pos, pos + n) at row `row` of the buffers. */
-void buffers_fill(struct buffers *b, const struct options *o, const struct data_stream *s,
-                  uint32_t layer, uint32_t pos, uint32_t n, uint32_t row);
+/* The step of a work; items is [n] and, as the work, borrowed until the step is done. */
+struct attn_step work_step(struct work *x, struct attn_item *items, bool is_attended);
 /* KV bytes that attention of the query at pos reads. */
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos);
 
@@ -91,10 +93,6 @@ void tally_step(struct tally *t, const struct attn_result *r, uint64_t total_ns,
 bool tally_refusal(struct tally *t, attn_status st, uint64_t retry_after_us, uint64_t *out_wait_ns);
 
 /* closed.c: fill is also the open loop's. False: worker_fail was called. */
-struct stream {
-    struct data_stream data;
-    struct attn_seq seq;
-};
 bool closed_fill(struct worker *w, struct stream *s, uint32_t n);
 bool closed_run(struct worker *w, struct stream *s, uint32_t n);
 /* flow.c */

@@ -229,6 +229,24 @@ struct attn_item {
     uint32_t n_tokens; /* >= 1 */
 };
 
+/* Tensors where the daemon reads and writes them, instead of in arrays of the caller: over shm:// nothing
+ * is copied on this host, over sockets one copy less each way. Shapes as in attn_step; pointers are
+ * aligned for their dtype.
+ *
+ * fill     writes q, k and v (NULL: not part of the step). Called inside the call that starts the step
+ *          and, if it must be sent again, on any thread that waits or polls.
+ * take     reads out and lse, which are gone when it returns; rows of n_failed items are NaN. Called
+ *          for every answer that has them (a partly failed step may be tried again), before the step
+ *          counts as complete, on a thread that waits or polls.
+ *
+ * Neither may call the library for the same client. */
+struct attn_in_place {
+    bool is_append, is_attend, has_lse; /* has_lse: with is_attend */
+    void (*fill)(void *user, void *q, void *k, void *v);
+    void (*take)(void *user, const void *out, const float *lse, uint32_t n_failed);
+    void *user;
+};
+
 /* One layer's new tokens of n_items sequences; T is the sum of their n_tokens, in items' order.
  * k and v: they are appended. q: it attends, over what is cached then. The arrays are borrowed until
  * the step completes; nothing touches them after that. */
@@ -245,6 +263,7 @@ struct attn_step {
     float *lse; /* [T][num_q_heads] natural log; NULL: not wanted */
     int32_t *item_status; /* [n_items] statuses, written however the step ends; may be NULL */
     uint64_t timeout_us;
+    const struct attn_in_place *in_place; /* instead of q, k, v, out and lse; NULL: those */
 };
 
 /* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written, the

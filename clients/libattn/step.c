@@ -19,9 +19,12 @@ struct item_arrays {
 
 static uint32_t step_flags(const struct attn_step *s)
 {
-    uint32_t append = s->k != NULL ? WIRE_STEP_APPEND : 0;
-    uint32_t attend = s->q != NULL ? WIRE_STEP_ATTEND : 0;
-    return append | attend | (s->lse != NULL ? WIRE_STEP_LSE : 0);
+    const struct attn_in_place *p = s->in_place;
+    bool is_append = p != NULL ? p->is_append : s->k != NULL;
+    bool is_attend = p != NULL ? p->is_attend : s->q != NULL;
+    bool has_lse = p != NULL ? p->has_lse : s->lse != NULL;
+    return (is_append ? WIRE_STEP_APPEND : 0) | (is_attend ? WIRE_STEP_ATTEND : 0) |
+           (has_lse ? WIRE_STEP_LSE : 0);
 }
 
 static void set_scalars(Attnd__Step *h, const struct attn_pool *p, const struct attn_step *s)
@@ -54,18 +57,43 @@ static size_t pad(size_t n)
     return (n + WIRE_ALIGN - 1) & ~(size_t)(WIRE_ALIGN - 1);
 }
 
-static void put(uint8_t *payload, uint64_t offset, const void *src, size_t bytes, size_t end)
+/* The step's tensors into the payload, and zeroes between them. */
+static void put_tensors(const struct request *r, uint8_t *payload)
 {
-    memcpy(payload + offset, src, bytes);
-    size_t padded = pad(offset + bytes) < end ? pad(offset + bytes) : end;
-    memset(payload + offset + bytes, 0, padded - (offset + bytes));
+    const struct attn_step *s = &r->step;
+    const struct attn_pool_spec *spec = &r->pool->spec;
+    const struct wire_step_layout *l = &r->layout;
+    const uint32_t flags = step_flags(s);
+    const size_t e = attn_dtype_bytes(spec->q_dtype), kv_row = spec->num_kv_heads * e;
+    struct {
+        uint32_t flag;
+        uint64_t at;
+        size_t bytes;
+        const void *src;
+        uint8_t *dst;
+    } parts[] = {
+        {WIRE_STEP_ATTEND, l->q_offset, l->n_tokens * spec->num_q_heads * spec->head_dim_k * e,
+         s->q, NULL},
+        {WIRE_STEP_APPEND, l->k_offset, l->n_tokens * kv_row * spec->head_dim_k, s->k, NULL},
+        {WIRE_STEP_APPEND, l->v_offset, l->n_tokens * kv_row * spec->head_dim_v, s->v, NULL},
+    };
+    for (int i = 0; i < 3; i++) {
+        if (!(flags & parts[i].flag))
+            continue;
+        uint64_t end = parts[i].at + parts[i].bytes, padded = pad(end);
+        parts[i].dst = payload + parts[i].at;
+        if (s->in_place == NULL)
+            memcpy(parts[i].dst, parts[i].src, parts[i].bytes);
+        memset(payload + end, 0, (padded < l->request_bytes ? padded : l->request_bytes) - end);
+    }
+    if (s->in_place != NULL)
+        s->in_place->fill(s->in_place->user, parts[0].dst, parts[1].dst, parts[2].dst);
 }
 
 attn_status step_build(struct request *r, uint64_t timeout_us, void **out_message)
 {
     struct attn_client *c = r->client;
     const struct attn_step *s = &r->step;
-    const struct attn_pool_spec *spec = &r->pool->spec;
     struct item_arrays on_stack;
     void *heap = NULL;
     Attnd__Request req = ATTND__REQUEST__INIT;
@@ -93,18 +121,8 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
                                                      (size_t)reply_bytes)
                           : NULL;
     if (m != NULL) {
-        size_t e = attn_dtype_bytes(spec->q_dtype), end = l->request_bytes;
-        size_t q_bytes = l->n_tokens * spec->num_q_heads * spec->head_dim_k * e;
-        size_t k_bytes = l->n_tokens * spec->num_kv_heads * spec->head_dim_k * e;
-        size_t v_bytes = l->n_tokens * spec->num_kv_heads * spec->head_dim_v * e;
-        uint8_t *payload = m + head_bytes;
         wire_request_head_encode(&req, r->id, l->request_bytes, m);
-        if (s->q != NULL)
-            put(payload, l->q_offset, s->q, q_bytes, end);
-        if (s->k != NULL) {
-            put(payload, l->k_offset, s->k, k_bytes, end);
-            put(payload, l->v_offset, s->v, v_bytes, end);
-        }
+        put_tensors(r, m + head_bytes);
     }
     free(heap);
     *out_message = m;
@@ -145,13 +163,16 @@ static attn_status step_take(struct request *r, const struct wire_reply *reply)
     }
     r->has_item_status = true;
     r->result.n_failed = n_failed;
+    const uint8_t *out = reply->payload + l->out_offset;
+    const float *lse = (const float *)(const void *)(reply->payload + l->lse_offset);
+    if (s->in_place != NULL && s->in_place->is_attend)
+        s->in_place->take(s->in_place->user, out, s->in_place->has_lse ? lse : NULL, n_failed);
     if (s->q != NULL)
-        memcpy(s->out, reply->payload + l->out_offset,
+        memcpy(s->out, out,
                l->n_tokens * spec->num_q_heads * spec->head_dim_v *
                    attn_dtype_bytes(spec->q_dtype));
     if (s->lse != NULL)
-        memcpy(s->lse, reply->payload + l->lse_offset,
-               l->n_tokens * spec->num_q_heads * sizeof(float));
+        memcpy(s->lse, lse, l->n_tokens * spec->num_q_heads * sizeof(float));
     return (attn_status)h->status;
 }
 
@@ -171,12 +192,18 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
     if (s->n_items == 0 || s->items == NULL || s->n_items > info->max_step_items)
         return error_set(ATTN_EINVAL, "n_items %u: expected 1 to %u", s->n_items,
                          info->max_step_items);
+    const struct attn_in_place *ip = s->in_place;
+    if (ip != NULL && (s->q || s->k || s->v || s->out || s->lse))
+        return error_set(ATTN_EINVAL, "q, k, v, out or lse beside in_place");
+    if (ip != NULL && (ip->fill == NULL || (ip->is_attend && ip->take == NULL)))
+        return error_set(ATTN_EINVAL, "in_place.%s is NULL", ip->fill == NULL ? "fill" : "take");
     if ((s->k == NULL) != (s->v == NULL))
         return error_set(ATTN_EINVAL, "k and v must be given both or neither");
     if ((s->q == NULL) != (s->out == NULL))
         return error_set(ATTN_EINVAL, "q and out must be given both or neither");
-    if (s->q == NULL && (s->k == NULL || s->lse != NULL))
-        return error_set(ATTN_EINVAL, "%s without q", s->lse != NULL ? "lse" : "no k and v");
+    uint32_t flags = step_flags(s);
+    if (!(flags & WIRE_STEP_ATTEND) && flags != WIRE_STEP_APPEND)
+        return error_set(ATTN_EINVAL, "%s without q", flags != 0 ? "lse" : "no k and v");
 
     uint64_t n_tokens = 0;
     for (uint32_t i = 0; i < s->n_items; i++) {

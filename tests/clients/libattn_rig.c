@@ -37,6 +37,43 @@ void work_init(struct work *w, uint32_t salt, uint32_t n_items)
     w->result.struct_size = sizeof w->result;
 }
 
+static void fill(void *user, void *q, void *k, void *v)
+{
+    struct work *w = user;
+    w->n_fills++;
+    assert_int_equal(q != NULL, w->in_place.is_attend);
+    if (q != NULL)
+        memcpy(q, w->q, w->n_tokens * sizeof(float) * ROW);
+    memcpy(k, w->k, w->n_tokens * sizeof(float) * KV_ROW);
+    memcpy(v, w->v, w->n_tokens * sizeof(float) * KV_ROW);
+}
+
+static void take(void *user, const void *out, const float *lse, uint32_t n_failed)
+{
+    struct work *w = user;
+    w->n_takes++;
+    w->n_failed_seen = n_failed;
+    memcpy(w->out, out, w->n_tokens * sizeof(float) * ROW);
+    if (w->in_place.has_lse)
+        memcpy(w->lse, lse, w->n_tokens * sizeof(float) * HEADS);
+    else
+        assert_null(lse);
+}
+
+void work_in_place(struct work *w)
+{
+    w->in_place = (struct attn_in_place){.is_append = true,
+                                         .is_attend = w->step.q != NULL,
+                                         .has_lse = w->step.lse != NULL,
+                                         .fill = fill,
+                                         .take = take,
+                                         .user = w};
+    w->step.q = w->step.k = w->step.v = NULL;
+    w->step.out = NULL;
+    w->step.lse = NULL;
+    w->step.in_place = &w->in_place;
+}
+
 void assert_good(const struct work *w)
 {
     uint32_t t = 0;

@@ -38,6 +38,8 @@ struct work {
     int32_t item_status[4];
     struct attn_item items[4];
     struct attn_step step;
+    struct attn_in_place in_place;
+    uint32_t n_fills, n_takes, n_failed_seen;
     uint32_t n_tokens;
     struct attn_result result;
     int n_calls;
@@ -45,6 +47,8 @@ struct work {
 };
 
 void work_init(struct work *w, uint32_t salt, uint32_t n_items);
+/* Makes the step one in place: the same numbers come from and go to the same arrays. */
+void work_in_place(struct work *w);
 void assert_good(const struct work *w);
 void assert_untouched(const struct work *w);
 struct attn_pool_spec spec_of_test(void);

@@ -104,6 +104,28 @@ static void a_step_gathers_and_scatters(void **state)
     assert_untouched(&w);
 }
 
+static void a_step_in_place_is_filled_and_read_in_its_message(void **state)
+{
+    struct fixture *f = *state;
+    struct work w;
+    for (uint32_t n = 1; n <= 4; n++) {
+        work_init(&w, n, n);
+        work_in_place(&w);
+        assert_int_equal(attn_step(f->pool, &w.step, &w.result), ATTN_OK);
+        assert_good(&w);
+        assert_int_equal(w.n_fills, 1);
+        assert_int_equal(w.n_takes, 1);
+    }
+    work_init(&w, 9, 2); /* append only */
+    w.step.q = NULL;
+    w.step.lse = NULL;
+    work_in_place(&w);
+    assert_int_equal(attn_step(f->pool, &w.step, &w.result), ATTN_OK);
+    assert_int_equal(w.n_fills, 1);
+    assert_int_equal(w.n_takes, 0);
+    assert_untouched(&w);
+}
+
 static void many_items_need_no_more_than_memory(void **state)
 {
     struct fixture *f = *state;
@@ -447,6 +469,7 @@ int main(void)
         T(a_pool_comes_back_as_it_was_made),
         T(sequences_carry_epochs_and_lengths),
         T(a_step_gathers_and_scatters),
+        T(a_step_in_place_is_filled_and_read_in_its_message),
         T(many_items_need_no_more_than_memory),
         T(answers_out_of_order_find_their_steps),
         T(repeated_answers_are_counted_and_dropped),

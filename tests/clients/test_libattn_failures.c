@@ -42,6 +42,13 @@ static void one_failed_item_leaves_the_others(void **state)
     assert_int_equal(w.item_status[2], ATTN_OK);
     assert_true(w.out[0] == 2 * w.q[0] + (float)w.items[0].seq.id);
     assert_string_equal(attn_last_error()->message, "item is out of blocks");
+
+    work_init(&w, 4, 3);
+    work_in_place(&w);
+    assert_int_equal(attn_step(f->pool, &w.step, &w.result), ATTN_ENOBLOCKS);
+    assert_int_equal(w.n_takes, 1);
+    assert_int_equal(w.n_failed_seen, 1);
+    assert_true(w.out[0] == 2 * w.q[0] + (float)w.items[0].seq.id);
 }
 
 static void retries_are_off_until_asked_for(void **state)
@@ -62,6 +69,14 @@ static void retries_are_off_until_asked_for(void **state)
     assert_int_equal(w.result.n_sends, 4);
     assert_true(now_ns() - t0 >= 3 * 2000000u);
     assert_int_equal(counters_of(f).n_retried, 3);
+
+    atomic_store(&f->daemon.plan.n_fail, 2);
+    work_init(&w, 9, 2);
+    work_in_place(&w);
+    assert_int_equal(attn_step(f->pool, &w.step, &w.result), ATTN_OK);
+    assert_good(&w);
+    assert_int_equal(w.n_fills, 3); /* for every sending */
+    assert_int_equal(w.n_takes, 1); /* a failure as a whole has no tensors */
 
     atomic_store(&f->daemon.plan.n_fail, 5); /* more than it may retry */
     work_init(&w, 8, 2);
@@ -266,6 +281,12 @@ static void wrong_arguments_are_named(void **state)
     REFUSED(w.items[1].n_tokens = 0);
     REFUSED(w.items[1].n_tokens = 5000);
     REFUSED(w.items[0].n_tokens = w.items[1].n_tokens = UINT32_MAX);
+    REFUSED(work_in_place(&w); w.step.q = w.q);
+    REFUSED(work_in_place(&w); w.step.lse = w.lse);
+    REFUSED(work_in_place(&w); w.in_place.fill = NULL);
+    REFUSED(work_in_place(&w); w.in_place.take = NULL);
+    REFUSED(work_in_place(&w); w.in_place.is_attend = false);
+    REFUSED(work_in_place(&w); w.in_place.is_append = w.in_place.is_attend = false);
 #undef REFUSED
     work_init(&w, 1, 1);
     w.result.struct_size = 0;

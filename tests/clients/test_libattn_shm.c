@@ -131,6 +131,38 @@ static int stop(void **state)
     return 0;
 }
 
+static void fill_all(void *user, void *q, void *k, void *v)
+{
+    const struct worker *w = user;
+    memcpy(q, w->q, w->n * sizeof(float) * ROW);
+    memcpy(k, w->k, w->n * sizeof(float) * ROW);
+    memcpy(v, w->v, w->n * sizeof(float) * ROW);
+}
+
+static void take_all(void *user, const void *out, const float *lse, uint32_t n_failed)
+{
+    struct worker *w = user;
+    assert_int_equal(n_failed, 0);
+    assert_null(lse);
+    memcpy(w->out, out, w->n * sizeof(float) * ROW);
+}
+
+/* All tokens again as one step of a new sequence, in place. */
+static void step_in_place(struct worker *w, uint64_t id)
+{
+    struct attn_in_place in_place = {
+        .is_append = true, .is_attend = true, .fill = fill_all, .take = take_all, .user = w};
+    struct attn_item item = {.n_tokens = w->n};
+    struct attn_step step = {.struct_size = sizeof step,
+                             .n_items = 1,
+                             .items = &item,
+                             .timeout_us = LONG_US,
+                             .in_place = &in_place};
+    assert_int_equal(attn_seq_open(w->pool, id, LONG_US, &item.seq), ATTN_OK);
+    assert_int_equal(attn_step(w->pool, &step, NULL), ATTN_OK);
+    assert_int_equal(attn_seq_close(w->pool, &item.seq, LONG_US), ATTN_OK);
+}
+
 static void calls_and_steps_give_what_they_should(void **state)
 {
     (void)state;
@@ -143,6 +175,9 @@ static void calls_and_steps_give_what_they_should(void **state)
     worker_open(w, p, 1);
     for (uint32_t i = 0; w->n + 1 + i % 5 <= MAX_TOKENS; i++)
         assert_int_equal(attn_step(p, next_step(w, 1 + i % 5), NULL), ATTN_OK);
+    assert_right(w);
+    memset(w->out, 0xff, sizeof w->out);
+    step_in_place(w, 3);
     assert_right(w);
     assert_int_equal(attn_seq_fork(p, &w->seq, 2, 10, LONG_US, &fork, &len), ATTN_OK);
     assert_int_equal(len, 10);

@@ -138,6 +138,7 @@ class Step(Structure):
         ("lse", c_void_p),
         ("item_status", POINTER(c_int32)),
         ("timeout_us", c_uint64),
+        ("in_place", c_void_p),
     ]
 
 
