@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import threading
 import time
 
@@ -123,6 +124,53 @@ def test_each_mistake_has_its_exception(client, pool):
         client.create_pool(PLAIN._replace(layers=[attnd.LayerSpec(sink_logits=[1.0])]))
     with pytest.raises(ValueError, match="timeout"):
         client.ping(timeout=0)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**32, 2**40, 0.5, "7", None])
+def test_numbers_are_refused_before_ctypes_would_cut_them(client, pool, bad):
+    q, k, v = tokens(15, 1)
+    seq = pool.open()
+    pool.step(0, [(seq, 0, 1)], q, k, v)
+    wrong = (TypeError, ValueError)
+
+    def named(name):
+        return pytest.raises(wrong, match=f"{name}.*{re.escape(repr(bad).strip(chr(39)))}")
+
+    with pytest.raises(wrong):
+        pool.step(0, [(seq, bad, 1)], q, k, v)
+    with pytest.raises(wrong):
+        pool.step(0, [(seq, 1, bad)], q, k, v)
+    with named("layer"):
+        pool.step(bad, [(seq, 1, 1)], q, k, v)
+    with named("n_tokens"):
+        seq.truncate(bad)
+    for field in ("num_layers", "num_q_heads", "head_dim_k", "block_tokens", "n_blocks"):
+        with named(field):
+            client.create_pool(PLAIN._replace(**{"name": "bad", field: bad}))
+    with named("window_tokens"):
+        layers = [attnd.LayerSpec(window_tokens=bad)]
+        client.create_pool(PLAIN._replace(name="bad", layers=layers))
+    if bad is not None:
+        with named("n_tokens"):
+            seq.fork(n_tokens=bad)
+        for call, name in ((pool.open, "seq_id"), (pool.adopt, "seq_id"), (seq.fork, "new_id")):
+            number = 2**64 if bad in (2**32, 2**40) else bad  # ids have 64 bits
+            with pytest.raises(wrong, match=name):
+                call(number)
+    assert pool.adopt(seq.id).layer_len == (1, 0)
+
+
+def test_texts_are_named(client):
+    with pytest.raises(TypeError, match="url is 5"):
+        attnd.connect(5)
+    with pytest.raises(TypeError, match="name is None"):
+        client.pool(None)
+    with pytest.raises(TypeError, match="model is 3"):
+        client.create_pool(PLAIN._replace(name="bad", model=3))
+
+
+def test_a_timeout_may_be_infinite(client):
+    assert client.ping(timeout=float("inf")) > 0
 
 
 def test_the_environment_says_where_the_daemon_is(daemon, monkeypatch):

@@ -1,12 +1,34 @@
-"""What the objects that stand for something in the library share: closing safely, never pickling."""
+"""What the objects that stand for something in the library share: arguments that are checked before
+ctypes would cut them to size, closing safely, never pickling."""
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .errors import InvalidArgumentError
+
+U32_MAX = 0xFFFFFFFF
+U64_MAX = 0xFFFFFFFFFFFFFFFF
+
+
+def whole(name: str, value: Any, most: int = U32_MAX) -> int:
+    """value if it is a whole number from 0 to most; ctypes would take it modulo 2^32 or 2^64."""
+    try:
+        n = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, expected a whole number") from None
+    if not 0 <= n <= most:
+        raise ValueError(f"{name} is {n}, expected 0 to {most}")
+    return n
+
+
+def text(name: str, value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, expected a str")
+    return value.encode()
 
 
 def timeout_us(timeout: float | None) -> int:
@@ -15,7 +37,7 @@ def timeout_us(timeout: float | None) -> int:
         return 0
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}, expected seconds above 0, or None")
-    return max(1, min(round(timeout * 1e6), 2**63))
+    return max(1, round(min(timeout * 1e6, 2.0**63)))
 
 
 class NotPicklable:

@@ -7,7 +7,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from . import _lib
-from ._handle import Guard, NotPicklable, timeout_us
+from ._handle import U64_MAX, Guard, NotPicklable, text, timeout_us, whole
 from .errors import check
 from .pool import Pool
 from .spec import PoolSpec, to_c
@@ -83,15 +83,18 @@ def connect(
         url = default_url()
     options = _lib.ClientOptions(
         struct_size=ctypes.sizeof(_lib.ClientOptions),
-        max_retries=max_retries,
+        max_retries=whole("max_retries", max_retries),
         timeout_us=timeout_us(timeout),
-        resume_session=session,
-        client_name=name.encode() if name is not None else None,
+        resume_session=whole("session", session, U64_MAX),
+        client_name=text("name", name) if name is not None else None,
     )
     handle = ctypes.c_void_p()
     check(
         lib.attn_client_open(
-            url.encode(), ctypes.byref(options), timeout_us(connect_timeout), ctypes.byref(handle)
+            text("url", url),
+            ctypes.byref(options),
+            timeout_us(connect_timeout),
+            ctypes.byref(handle),
         )
     )
     return Client(handle, url)
@@ -148,7 +151,7 @@ class Client(NotPicklable):
         with self._guard:
             check(
                 self._lib.attn_pool_describe(
-                    self._handle, name.encode(), timeout_us(timeout), ctypes.byref(handle)
+                    self._handle, text("name", name), timeout_us(timeout), ctypes.byref(handle)
                 )
             )
             return self._add(handle)
@@ -169,15 +172,17 @@ class Client(NotPicklable):
         """The daemon's counters."""
         import json
 
-        text = ctypes.c_void_p()
+        json_text = ctypes.c_void_p()
         with self._guard:
             check(
-                self._lib.attn_client_stats(self._handle, timeout_us(timeout), ctypes.byref(text))
+                self._lib.attn_client_stats(
+                    self._handle, timeout_us(timeout), ctypes.byref(json_text)
+                )
             )
         try:
-            stats: dict[str, Any] = json.loads(ctypes.string_at(text))
+            stats: dict[str, Any] = json.loads(ctypes.string_at(json_text))
         finally:
-            self._lib.attn_free(text)
+            self._lib.attn_free(json_text)
         return stats
 
     def drain(self, *, timeout: float | None = None) -> None:
@@ -186,6 +191,7 @@ class Client(NotPicklable):
             check(self._lib.attn_client_drain(self._handle, timeout_us(timeout)))
 
     def counters(self) -> ClientCounters:
+        """What this client did so far."""
         c = _lib.ClientCounters(struct_size=ctypes.sizeof(_lib.ClientCounters))
         with self._guard:
             check(self._lib.attn_client_counters(self._handle, ctypes.byref(c)))
@@ -218,7 +224,8 @@ class Client(NotPicklable):
     def close(self) -> None:
         """Disconnects; steps in flight end with ConnectionLostError. Safe to call again.
 
-        Waits for calls of other threads, which end by their timeouts. The session and its sequences live on in the daemon until their lease ends.
+        Waits for calls of other threads, which end by their timeouts. The session and its sequences
+        live on in the daemon until their lease ends.
         """
         if not self._guard.close():
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _lib
-from ._handle import Guard, NotPicklable, timeout_us
+from ._handle import U32_MAX, U64_MAX, Guard, NotPicklable, timeout_us, whole
 from ._tensor import DTYPES, F32, address_of, empty
 from .errors import AttndError, InvalidArgumentError, check, error_of
 from .spec import PoolSpec, from_c
@@ -64,9 +64,12 @@ class Items:
         self.n_tokens = 0
         self.c = (_lib.Item * max(1, len(rows)))()
         for c, (seq, pos, n_tokens) in zip(self.c, rows):
-            if pos < 0 or n_tokens < 1:
+            if not (0 <= pos <= U32_MAX and 1 <= n_tokens <= U32_MAX):
                 raise ValueError(f"sequence {seq.id}: pos {pos}, n_tokens {n_tokens}")
-            c.seq.id, c.seq.epoch, c.pos, c.n_tokens = seq.id, seq.epoch, pos, n_tokens
+            try:
+                c.seq.id, c.seq.epoch, c.pos, c.n_tokens = seq.id, seq.epoch, pos, n_tokens
+            except TypeError:
+                raise TypeError(f"sequence {seq.id}: pos {pos!r}, n_tokens {n_tokens!r}") from None
             self.n_tokens += n_tokens
 
 
@@ -93,7 +96,7 @@ class _Prepared:
         q_heads, kv_heads = spec.num_q_heads, spec.num_kv_heads
         dim_k, dim_v = spec.head_dim_k, spec.head_dim_v
         keep: list[Any] = [items]
-        self.c = c = _lib.Step(ctypes.sizeof(_lib.Step), layer, items.n_items)
+        self.c = c = _lib.Step(ctypes.sizeof(_lib.Step), whole("layer", layer), items.n_items)
         c.items = ctypes.cast(items.c, ctypes.POINTER(_lib.Item))
         c.timeout_us = timeout_us(timeout)
 
@@ -226,8 +229,10 @@ class Sequence(NotPicklable):
                 pool._lib.attn_seq_fork(
                     pool._handle,
                     ctypes.byref(self._c()),
-                    _random_id() if new_id is None else new_id,
-                    _lib.ALL_TOKENS if n_tokens is None else n_tokens,
+                    _random_id() if new_id is None else whole("new_id", new_id, U64_MAX),
+                    _lib.ALL_TOKENS
+                    if n_tokens is None
+                    else whole("n_tokens", n_tokens, _lib.ALL_TOKENS - 1),
                     timeout_us(timeout),
                     ctypes.byref(c),
                     lens,
@@ -241,7 +246,10 @@ class Sequence(NotPicklable):
         with pool._inside():
             check(
                 pool._lib.attn_seq_truncate(
-                    pool._handle, ctypes.byref(self._c()), n_tokens, timeout_us(timeout)
+                    pool._handle,
+                    ctypes.byref(self._c()),
+                    whole("n_tokens", n_tokens),
+                    timeout_us(timeout),
                 )
             )
 
@@ -334,7 +342,7 @@ class Pool(NotPicklable):
             check(
                 self._lib.attn_seq_open(
                     self._handle,
-                    _random_id() if seq_id is None else seq_id,
+                    _random_id() if seq_id is None else whole("seq_id", seq_id, U64_MAX),
                     timeout_us(timeout),
                     ctypes.byref(c),
                 )
@@ -350,7 +358,11 @@ class Pool(NotPicklable):
         with self._inside():
             check(
                 self._lib.attn_seq_adopt(
-                    self._handle, seq_id, timeout_us(timeout), ctypes.byref(c), lens
+                    self._handle,
+                    whole("seq_id", seq_id, U64_MAX),
+                    timeout_us(timeout),
+                    ctypes.byref(c),
+                    lens,
                 )
             )
         return Sequence(self, c, tuple(lens))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import _lib
+from ._handle import text, whole
 from ._tensor import DTYPES, NAMES
 
 
@@ -85,8 +86,8 @@ def to_c(spec: PoolSpec) -> tuple[_lib.PoolSpec, list[Any]]:
     layers = (_lib.Layer * len(spec.layers))()
     for c, layer in zip(layers, spec.layers):
         c.scale = layer.scale
-        c.window_tokens = layer.window_tokens
-        c.sink_tokens = layer.sink_tokens
+        c.window_tokens = whole("window_tokens", layer.window_tokens)
+        c.sink_tokens = whole("sink_tokens", layer.sink_tokens)
         c.soft_cap = layer.soft_cap
         c.is_full = layer.is_full
         c.sink_logits = _floats(layer.sink_logits, spec.num_q_heads, "sink_logits", keep)
@@ -95,21 +96,21 @@ def to_c(spec: PoolSpec) -> tuple[_lib.PoolSpec, list[Any]]:
     c_spec = _lib.PoolSpec(
         struct_size=ctypes.sizeof(_lib.PoolSpec),
         layer_struct_size=ctypes.sizeof(_lib.Layer),
-        name=spec.name.encode(),
-        num_layers=spec.num_layers,
-        num_q_heads=spec.num_q_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim_k=spec.head_dim_k,
-        head_dim_v=spec.head_dim_v,
-        block_tokens=spec.block_tokens,
-        n_blocks=spec.n_blocks,
+        name=text("name", spec.name),
+        num_layers=whole("num_layers", spec.num_layers),
+        num_q_heads=whole("num_q_heads", spec.num_q_heads),
+        num_kv_heads=whole("num_kv_heads", spec.num_kv_heads),
+        head_dim_k=whole("head_dim_k", spec.head_dim_k),
+        head_dim_v=whole("head_dim_v", spec.head_dim_v),
+        block_tokens=whole("block_tokens", spec.block_tokens),
+        n_blocks=whole("n_blocks", spec.n_blocks),
         q_dtype=_dtype(spec.q_dtype, "q_dtype"),
         kv_dtype=_dtype(spec.kv_dtype, "kv_dtype") if spec.kv_dtype else 0,
         is_batch_invariant=spec.is_batch_invariant,
         n_layers=len(spec.layers),
         layers=ctypes.cast(layers, ctypes.POINTER(_lib.Layer)) if spec.layers else None,
-        model=spec.model.encode(),
-        rope=spec.rope.encode(),
+        model=text("model", spec.model),
+        rope=text("rope", spec.rope),
     )
     return c_spec, keep
 
