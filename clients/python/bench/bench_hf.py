@@ -7,6 +7,8 @@ layers (32 and 8 heads of 128); bf16, on the GPU if there is one. Each starts wi
 random tokens, put in by chunks of columns; then --tokens greedy steps are timed after 4 that are
 not: the whole forward pass and argmax, with the device waited for at the start and the end only.
 
+sdpa runs without cuDNN's attention, which plans anew for every length: more than 20 ms a step.
+
 `agree` is the share of the greedy tokens that attention by attnd and by sdpa have in common when
 each step is fed sdpa's tokens. Of a step of one layer over attnd, in microseconds: `copy` to the
 host (it waits for the model), `step` from call to answer, of which `queue` and `device` in the daemon.
@@ -125,6 +127,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="steps that are timed")
     parser.add_argument("--chunk", type=int, default=512, help="columns of the prompt at a time")
     args = parser.parse_args()
+    torch.backends.cuda.enable_cudnn_sdp(False)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(
