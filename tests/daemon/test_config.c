@@ -136,6 +136,25 @@ static void the_default_socket_is_in_the_users_runtime_directory(void **state)
     config_fini(&c);
 }
 
+static void a_user_without_a_runtime_directory_must_say_where_to_listen(void **state)
+{
+    (void)state;
+    const char *file = given_file("");
+    struct config c;
+    bool is_root = geteuid() == 0;
+    unsetenv("RUNTIME_DIRECTORY");
+    unsetenv("XDG_RUNTIME_DIR");
+    if (is_root)
+        assert_int_equal(seteuid(65534), 0);
+    expect_failure("listen.address|no default|$XDG_RUNTIME_DIR", ARGS("--config", file));
+    expect_ok(&c, ARGS("--config", file, "--listen", "ipc:///run/x"));
+    config_fini(&c);
+    expect_ok(&c, ARGS("--config", file, "--self-test"));
+    config_fini(&c);
+    if (is_root)
+        assert_int_equal(seteuid(0), 0);
+}
+
 static void a_later_source_overrides_an_earlier_one(void **state)
 {
     (void)state;
@@ -530,6 +549,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(defaults_are_those_of_the_table),
         TEST(the_default_socket_is_in_the_users_runtime_directory),
+        TEST(a_user_without_a_runtime_directory_must_say_where_to_listen),
         TEST(a_later_source_overrides_an_earlier_one),
         TEST(both_forms_of_a_flag_and_the_short_ones_work),
         TEST(a_list_of_a_later_source_replaces_the_earlier_list),
