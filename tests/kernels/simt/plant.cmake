@@ -59,3 +59,14 @@ plant(prep.cu 11 "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1]
 # shared memory one piece too small: for the address sanitizer
 plant(attend_matrix.cuh 12 "C::shared_bytes, stream,\n                  chained, *a);"
   "C::shared_bytes - (simt::planted == 12 ? 16 : 0), stream,\n                  chained, *a);")
+# only half of a block is scrubbed
+plant(prep.cu 13 "uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
+  "uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);\n    uint64_t n = a.block_bytes / (simt::planted == 13 ? 32 : 16),")
+# a barrier less: products may read K and V before their codes are decoded
+plant(attend_matrix.cuh 14 "parts + C::tile_bytes);\n            __syncthreads();"
+  "parts + C::tile_bytes);\n            if (simt::planted != 14)\n                __syncthreads();")
+# a token at a block's end is appended to the next one
+plant(prep.cu 15 "(position >> kv.block_shift) - (it.pos >> kv.block_shift)]"
+  "((position + (simt::planted == 15)) >> kv.block_shift) - (it.pos >> kv.block_shift)]")
+# V takes K's scale
+plant(attend_vector.cu 16 "vx[i] *= v_scale;" "vx[i] *= simt::planted == 16 ? k_scale : v_scale;")
