@@ -61,7 +61,8 @@ enum config_action {
 };
 
 /* Fills *c from all sources. On failure why names source, key and value; *c is empty. For CONFIG_HELP
- * and CONFIG_VERSION no source is read and *c is empty, too. For CONFIG_SELF_TEST *c may listen nowhere. */
+ * and CONFIG_VERSION no source is read and *c is empty, too; for CONFIG_SELF_TEST it may listen
+ * nowhere. */
 attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
                         char *why, size_t why_bytes);
 /* key = value lines with "# from ..." origins to f, in the INI file's own format. */
