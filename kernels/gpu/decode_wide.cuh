@@ -262,9 +262,9 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
                            DECODE_TILE +
                        r % DECODE_TILE;
             };
-            /* without a window the hidden ones are the last */
+            /* without a window the hidden ones are the last; behind `here` tiles nothing was loaded */
             const uint32_t r0 = keys.window == 0 && some.is_same && some.end >= key_of(0)
-                                    ? min(some.end - key_of(0), TT)
+                                    ? min(some.end - key_of(0), here * DECODE_TILE)
                                     : 0;
             bool is_found = false;
             barrier_wait(full + (S + s_at) * 8, phase);
