@@ -109,11 +109,11 @@ int runtime_device_use(int index)
 /* "CUDA 13.0, driver for 12.8" */
 static void describe_driver(char *out, size_t bytes)
 {
-    int driver = 0, runtime = 0;
-    (void)cudaDriverGetVersion(&driver);
-    (void)cudaRuntimeGetVersion(&runtime);
-    snprintf(out, bytes, "CUDA %d.%d, driver for %d.%d", runtime / 1000, runtime % 1000 / 10,
-             driver / 1000, driver % 1000 / 10);
+    int driver_version = 0, runtime_version = 0;
+    (void)cudaDriverGetVersion(&driver_version);
+    (void)cudaRuntimeGetVersion(&runtime_version);
+    snprintf(out, bytes, "CUDA %d.%d, driver for %d.%d", runtime_version / 1000,
+             runtime_version % 1000 / 10, driver_version / 1000, driver_version % 1000 / 10);
 }
 
 int runtime_device_open(int index, struct runtime_device *out)
