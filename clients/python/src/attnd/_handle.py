@@ -6,10 +6,11 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from .errors import InvalidArgumentError
+from .errors import AttndError, InvalidArgumentError
 
+_T = TypeVar("_T")
 U32_MAX = 0xFFFFFFFF
 U64_MAX = 0xFFFFFFFFFFFFFFFF
 
@@ -50,6 +51,25 @@ class NotPicklable:
             f"cannot pickle {type(self).__name__!r}: it belongs to one process; pass the url and the"
             " sequence ids, and connect or adopt there"
         )
+
+
+class Closing:
+    """`with` closes at its end. What close() raises is not to hide an exception on its way."""
+
+    __slots__ = ()
+
+    def __enter__(self: _T) -> _T:
+        return self
+
+    def __exit__(self, exc_type: object, *exc: object) -> None:
+        try:
+            self.close()
+        except AttndError:
+            if exc_type is None:
+                raise
+
+    def close(self) -> None:
+        raise NotImplementedError
 
 
 class Guard:

@@ -7,7 +7,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from . import _lib
-from ._handle import U64_MAX, Guard, NotPicklable, text, timeout_us, whole
+from ._handle import U64_MAX, Closing, Guard, NotPicklable, text, timeout_us, whole
 from .errors import check
 from .pool import Pool
 from .spec import PoolSpec, to_c
@@ -100,7 +100,7 @@ def connect(
     return Client(handle, url)
 
 
-class Client(NotPicklable):
+class Client(Closing, NotPicklable):
     """A connection and its session, made by connect(). Use it as a context manager or close() it.
 
     Every method may be called from any thread, several at once; the interpreter lock is free while
@@ -232,12 +232,6 @@ class Client(NotPicklable):
         self._lib.attn_client_close(self._handle)
         for pool in list(self._pools):
             pool.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         guard = getattr(self, "_guard", None)

@@ -31,8 +31,8 @@ except ImportError as e:
     raise ImportError("attnd.hf needs torch and transformers >= 5: pip install attnd[hf]") from e
 
 from . import client as _client
-from ._handle import NotPicklable
-from .errors import AttndError, UnsupportedError
+from ._handle import Closing, NotPicklable
+from .errors import UnsupportedError
 from .pool import Items, Pool, Result, Sequence
 from .spec import LayerSpec, PoolSpec
 
@@ -226,7 +226,7 @@ class _Plan:
             yield first, Items(runs)
 
 
-class Cache(_TransformersCache, NotPicklable):
+class Cache(Closing, _TransformersCache, NotPicklable):
     """The KV cache of one batch, in the daemon; row i of the batch is `sequences[i]`.
 
     Made by Worker.cache(), given to the model as past_key_values. Left padding is not stored: row i
@@ -316,16 +316,6 @@ class Cache(_TransformersCache, NotPicklable):
     def close(self) -> None:
         self.reset()
         self.worker._caches.discard(self)
-
-    def __enter__(self) -> Cache:
-        return self
-
-    def __exit__(self, exc_type: object, *exc: object) -> None:
-        try:
-            self.close()
-        except AttndError:
-            if exc_type is None:
-                raise
 
     # ---- rows
 
@@ -428,7 +418,7 @@ class Spent:
         self.device_ns += r.device_ns
 
 
-class Worker(NotPicklable):
+class Worker(Closing, NotPicklable):
     """A model that runs over a pool. Made by attach(); as a context manager it detaches itself.
 
     spent  what its steps took; set a new Spent() to begin again
@@ -486,16 +476,6 @@ class Worker(NotPicklable):
                 self.pool.close()
             if self._owns_client:
                 self.client.close()
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, exc_type: object, *exc: object) -> None:
-        try:
-            self.close()
-        except AttndError:
-            if exc_type is None:
-                raise
 
     # ---- steps
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _lib
-from ._handle import U32_MAX, U64_MAX, Guard, NotPicklable, timeout_us, whole
+from ._handle import U32_MAX, U64_MAX, Closing, Guard, NotPicklable, timeout_us, whole
 from ._tensor import DTYPES, F32, address_of, empty
 from .errors import AttndError, InvalidArgumentError, check, error_of
 from .spec import PoolSpec, from_c
@@ -191,7 +191,7 @@ class Step(NotPicklable):
             pool._steps.pop(self._ticket, None)
 
 
-class Sequence(NotPicklable):
+class Sequence(Closing, NotPicklable):
     """A growing list of cached tokens, named by a 64-bit id. Made by Pool.open() and the like.
 
     Belongs to the session that opened or adopted it last. As a context manager it closes itself.
@@ -269,17 +269,9 @@ class Sequence(NotPicklable):
             )
         self.is_closed = True
 
-    def __enter__(self) -> Sequence:
-        return self
-
-    def __exit__(self, exc_type: object, *exc: object) -> None:
-        if self.pool.client.is_closed:
-            return
-        try:
-            self.close()
-        except AttndError:
-            if exc_type is None:
-                raise
+    def __exit__(self, *exc: Any) -> None:
+        if not self.pool.client.is_closed:
+            super().__exit__(*exc)
 
     def __repr__(self) -> str:
         return f"<attnd.Sequence {self.id} epoch {self.epoch}>"
@@ -310,7 +302,7 @@ class _Both:
         self._client.__exit__()
 
 
-class Pool(NotPicklable):
+class Pool(Closing, NotPicklable):
     """One KV geometry in the daemon, found or made by a Client.
 
     spec           as the daemon has it, defaults filled in
@@ -473,12 +465,6 @@ class Pool(NotPicklable):
             return
         self._lib.attn_pool_close(self._handle)
         self.client._pools.discard(self)
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<attnd.Pool {self.spec.name!r}>"
