@@ -230,9 +230,11 @@ class Sequence(Closing, NotPicklable):
                     pool._handle,
                     ctypes.byref(self._c()),
                     _random_id() if new_id is None else whole("new_id", new_id, U64_MAX),
-                    _lib.ALL_TOKENS
-                    if n_tokens is None
-                    else whole("n_tokens", n_tokens, _lib.ALL_TOKENS - 1),
+                    (
+                        _lib.ALL_TOKENS
+                        if n_tokens is None
+                        else whole("n_tokens", n_tokens, _lib.ALL_TOKENS - 1)
+                    ),
                     timeout_us(timeout),
                     ctypes.byref(c),
                     lens,
