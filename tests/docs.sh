@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Names in the documentation are real: settings, metrics, commands' options, functions and paths.
+# Names in the documentation are real: settings, metrics, commands' options, functions and paths. And
+# scripts that install and build say what they do first, if asked.
 #
 #   tests/docs.sh BIN_DIR
 set -euo pipefail
@@ -44,4 +45,11 @@ check function '\b[a-z]+_[a-z_0-9]+\(\)'
 
 find "${folders[@]}" >"$names"
 check path "\\b($(IFS='|'; echo "${folders[*]}"))/[A-Za-z0-9_./-]*[A-Za-z0-9_]"
+# who asks a script for help gets it, and nothing else happens
+for script in quickstart test package install-deps; do
+  timeout 10 "scripts/$script" --help | grep -qE 'Installs|Makes' || { echo "scripts/$script --help" >&2; rc=1; }
+done
+for script in quickstart test install-deps; do
+  ! timeout 10 "scripts/$script" nonsense >/dev/null 2>&1 || { echo "scripts/$script nonsense" >&2; rc=1; }
+done
 exit $rc
