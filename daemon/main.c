@@ -68,7 +68,8 @@ static attn_status backend_try(struct daemon *d, const char *name, char *why, si
     struct backend *b = NULL;
     st = ops->open(&bc, &b);
     if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "%s", b == NULL ? attn_status_message(st) : ops->last_error(b));
+        snprintf(why, why_bytes, "%s%s", st == ATTN_ENOMEM ? "device.kv_memory: " : "",
+                 b == NULL ? attn_status_message(st) : ops->last_error(b));
         ops->close(b);
         return st;
     }
