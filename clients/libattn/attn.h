@@ -81,8 +81,7 @@ struct attn_client_options {
 struct attn_client_info {
     uint32_t struct_size;
     uint32_t protocol_version;
-    uint64_t
-        session; /* give it to resume_session to go on after a reconnect or in another process */
+    uint64_t session; /* for resume_session: to go on in another process */
     uint64_t lease_us; /* silence after which the session's sequences are freed */
     uint64_t max_message_bytes;
     uint32_t max_step_items, max_step_tokens, max_seq_tokens;
@@ -129,6 +128,7 @@ ATTN_API attn_status attn_client_stats(attn_client *c, uint64_t timeout_us, char
 /* Asks the daemon to take no new sessions and sequences and to end when its work is done. */
 ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t timeout_us);
 
+/* Frees what attn_client_stats gave; NULL is fine. */
 ATTN_API void attn_free(void *p);
 
 /* For event loops: readable when attn_client_poll has something to do. While steps are in flight
@@ -202,7 +202,8 @@ struct attn_seq {
     uint32_t reserved;
 };
 
-/* ATTN_EEXIST, ATTN_EQUOTA, ATTN_EDRAINING. */
+/* A new, empty sequence. ATTN_EEXIST, ATTN_EOVERLOAD: the daemon holds as many as it can,
+ * ATTN_EDRAINING. */
 ATTN_API attn_status attn_seq_open(attn_pool *p, uint64_t id, uint64_t timeout_us,
                                    struct attn_seq *out_seq);
 /* A new sequence that shares the first len tokens (ATTN_ALL_TOKENS: all that every layer has).
