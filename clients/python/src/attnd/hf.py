@@ -8,7 +8,7 @@
 
 attach() runs one token through the model to see how each of its layers calls for attention (heads,
 scaling, windows, soft cap, sinks), makes a pool of that, and switches the model to the attention
-implementation "attnd", which importing this module registers. A Cache maps batch rows to
+implementation "attnd", which importing this module registers (_hf_calls.py). A Cache maps batch rows to
 sequences; left padding stays out of it. Greedy search, sampling, beam search (by fork) and crop (by
 truncate) work. What cannot be done is refused with UnsupportedError that names it.
 
@@ -25,166 +25,20 @@ from typing import Any
 try:
     import torch
     import transformers
-    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.cache_utils import Cache as _TransformersCache
 except ImportError as e:
     raise ImportError("attnd.hf needs torch and transformers >= 5: pip install attnd[hf]") from e
 
 from . import client as _client
 from ._handle import Closing, NotPicklable
-from .errors import UnsupportedError
+from ._hf_calls import NAME, Mask, Probe, Seen, call_of_thread, refuse
 from .pool import Items, Pool, Result, Sequence
-from .spec import LayerSpec, PoolSpec
+from .spec import PoolSpec
 
-NAME = "attnd"
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _STEP_BYTES = 16 << 20  # of a step's message: longer prompts go in several
 _HEADER_BYTES = 1 << 18
-# Arguments of attention calls that say nothing about the attention of a decoder with a cache.
-_HARMLESS = frozenset(
-    "position_ids cache_position use_cache output_hidden_states output_router_logits logits_to_keep"
-    " return_dict past_key_values position_embeddings".split()
-)
-_call = threading.local()  # .made: the (cache, layer) of the update() that comes before attention
-
-
-def _refuse(what: str) -> UnsupportedError:
-    return UnsupportedError(f"attnd.hf: {what}")
-
-
-class _Mask:
-    """What the model's layers get for a mask: which mask was meant, not its elements."""
-
-    def __init__(self, window: int, q_offset: int, q_length: int, kv_length: int, padding: Any):
-        self.window = window
-        self.q_offset = q_offset
-        self.q_length = q_length
-        self.kv_length = kv_length
-        self.padding = padding  # [batch, columns] bool, False is padding, or None
-
-
-def _make_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    mask_function: Any = None,
-    attention_mask: Any = None,
-    allow_is_causal_skip: bool = True,
-    local_size: int | None = None,
-    **kwargs: Any,
-) -> _Mask:
-    """The mask interface "attnd"."""
-    if not allow_is_causal_skip:  # transformers says so when it adds anything to causal or sliding
-        raise _refuse("a mask besides causal, sliding window and padding (packed or bidirectional)")
-    if kwargs.get("allow_is_bidirectional_skip"):
-        raise _refuse("a bidirectional mask")
-    return _Mask(local_size or 0, int(q_offset), q_length, kv_length, attention_mask)
-
-
-class _Seen:
-    """How one layer called for attention."""
-
-    def __init__(self, query: Any, key: Any, value: Any, mask: _Mask, call: dict[str, Any]):
-        self.geometry = {
-            "query heads": query.shape[1],
-            "KV heads": key.shape[1],
-            "head_dim of k": query.shape[3],
-            "head_dim of v": value.shape[3],
-            "dtype": query.dtype,
-        }
-        self.window = mask.window
-        self.scale = call.get("scaling")
-        self.soft_cap = call.get("softcap")
-        self.sinks = call.get("s_aux")
-        self.sinks_version = None if self.sinks is None else self.sinks._version
-
-    def spec(self) -> LayerSpec:
-        sinks = self.sinks
-        return LayerSpec(
-            scale=self.scale or 0.0,
-            window_tokens=self.window,
-            soft_cap=self.soft_cap or 0.0,
-            sink_logits=None if sinks is None else tuple(sinks.detach().float().flatten().tolist()),
-        )
-
-    def check(self, layer: int, now: _Seen) -> None:
-        """Refuses a call that differs from the one the pool was made for."""
-        for what in ("geometry", "window", "scale", "soft_cap", "sinks_version"):
-            a, b = getattr(self, what), getattr(now, what)
-            if a != b:
-                raise _refuse(f"layer {layer} has {what} {b}, had {a} when the pool was made")
-
-
-class _Probe(_TransformersCache):
-    """Stands in for a cache while one token shows how the layers call for attention."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.seen: dict[int, _Seen] = {}
-
-    def update(
-        self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
-    ) -> Any:
-        _call.made = self, layer_idx
-        return key_states, value_states
-
-    def attend(self, layer: int, seen: _Seen, q: Any, k: Any, v: Any, mask: _Mask) -> Any:
-        if layer in self.seen:
-            raise _refuse(f"layer {layer} attends twice in one pass")
-        self.seen[layer] = seen
-        return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
-
-
-def _attend(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Any,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """The attention interface "attnd".
-
-    Shapes  query [batch, num_q_heads, new tokens, head_dim_k], key and value of the new tokens
-            alike; returns [batch, new tokens, num_q_heads, head_dim_v]
-    """
-    cache, layer = getattr(_call, "made", None) or (None, 0)
-    _call.made = None
-    if cache is None:
-        raise _refuse(
-            "attention without an attnd cache: pass past_key_values=worker.cache(), or use"
-            " worker.generate()"
-        )
-    if not isinstance(attention_mask, _Mask):
-        raise _refuse(
-            "a custom 4D mask, or a model that does not make its masks through transformers'"
-            f" mask interface ({type(module).__name__})"
-        )
-    if dropout:
-        raise _refuse(f"attention dropout {dropout}: call model.eval()")
-    if query.requires_grad and torch.is_grad_enabled():
-        raise _refuse("gradients: run the model under torch.no_grad()")
-    if not (getattr(module, "is_causal", True) and kwargs.pop("is_causal", None) is not False):
-        raise _refuse(f"layer {layer} is not causal")
-    known = {k: kwargs.pop(k, None) for k in ("scaling", "softcap", "s_aux")}
-    window = kwargs.pop("sliding_window", None)
-    if window and attention_mask.window not in (0, window):
-        raise _refuse(
-            f"layer {layer}: sliding_window {window}, its mask has {attention_mask.window}"
-        )
-    for name, given in kwargs.items():
-        if name not in _HARMLESS and given is not None and given is not False:
-            raise _refuse(f"the argument {name} of layer {layer}'s attention")
-    seen = _Seen(query, key, value, attention_mask, known)
-    return cache.attend(layer, seen, query, key, value, attention_mask), None
-
-
-AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, _make_mask)
 
 
 class _Plan:
@@ -254,7 +108,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
     ) -> Any:
         """Passes the new keys and values on; the attention call that follows stores them."""
-        _call.made = self, layer_idx
+        call_of_thread.made = self, layer_idx
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -331,14 +185,14 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             if row not in taken:
                 seq.close()
 
-    def _check_padding(self, mask: _Mask, batch_size: int) -> None:
+    def _check_padding(self, mask: Mask, batch_size: int) -> None:
         """Finds the left padding in the first mask, and that later ones agree with it."""
         pads = [0] * batch_size
         if mask.padding is not None:
             self._has_mask = True
             seen = mask.padding[:, : mask.kv_length]
             if seen.shape[1] < mask.kv_length:
-                raise _refuse(
+                raise refuse(
                     f"attention_mask has {seen.shape[1]} columns, expected {mask.kv_length}"
                 )
             # as many tokens as there are columns from the first token on: no holes
@@ -347,20 +201,20 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             pads, counts = torch.stack([first, n_tokens]).tolist()
             for row, (pad, count) in enumerate(zip(pads, counts)):
                 if pad + count != mask.kv_length:
-                    raise _refuse(f"row {row}: padding after a token (pad on the left)")
+                    raise refuse(f"row {row}: padding after a token (pad on the left)")
         elif self._has_mask:
-            raise _refuse("attention_mask was given before and is missing now")
+            raise refuse("attention_mask was given before and is missing now")
         if not self.sequences:
             self.sequences = [self.worker.pool.open() for _ in range(batch_size)]
             self.pads = pads
             return
         if len(self.sequences) != batch_size:
-            raise _refuse(f"a batch of {batch_size} rows on a cache of {len(self.sequences)}")
+            raise refuse(f"a batch of {batch_size} rows on a cache of {len(self.sequences)}")
         before = mask.q_offset
         for row, (old, new) in enumerate(zip(self.pads, pads)):
             # a row that was all padding so far may go on with padding
             if old != new and not (self._has_mask and old >= before and new >= before):
-                raise _refuse(f"row {row} has {new} columns of padding, had {old}")
+                raise refuse(f"row {row} has {new} columns of padding, had {old}")
         self.pads = pads
 
     # ---- one layer of one forward pass
@@ -368,18 +222,18 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     def attend(
         self,
         layer: int,
-        seen: _Seen,
+        seen: Seen,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        mask: _Mask,
+        mask: Mask,
     ) -> torch.Tensor:
         worker = self.worker
         worker.seen[layer].check(layer, seen)
         batch, heads, n_new, _ = query.shape
         column = self._columns[layer]
         if (mask.q_offset, mask.q_length, mask.kv_length) != (column, n_new, column + n_new):
-            raise _refuse(
+            raise refuse(
                 f"layer {layer}: a mask of queries {mask.q_offset}+{mask.q_length}, keys"
                 f" {mask.kv_length}; the cache has {column} columns and {n_new} are new"
             )
@@ -425,7 +279,7 @@ class Worker(Closing, NotPicklable):
     """
 
     def __init__(
-        self, model: Any, client: _client.Client, owns_client: bool, seen: dict[int, _Seen]
+        self, model: Any, client: _client.Client, owns_client: bool, seen: dict[int, Seen]
     ):
         self.model = model
         self.client = client
@@ -529,32 +383,32 @@ class Worker(Closing, NotPicklable):
 def _check_config(config: Any) -> None:
     """Refuses what can be seen in a config; the rest shows in the calls."""
     if getattr(config, "is_encoder_decoder", False):
-        raise _refuse("encoder-decoder models")
+        raise refuse("encoder-decoder models")
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or ():
         if kind not in _LAYER_TYPES:
-            raise _refuse(f"layer type {kind!r}; it knows {' and '.join(_LAYER_TYPES)}")
+            raise refuse(f"layer type {kind!r}; it knows {' and '.join(_LAYER_TYPES)}")
     if getattr(text, "layer_types", None) is None and getattr(text, "attention_chunk_size", None):
-        raise _refuse("chunked attention (attention_chunk_size)")
+        raise refuse("chunked attention (attention_chunk_size)")
     if getattr(text, "num_kv_shared_layers", None):
-        raise _refuse("layers that share keys and values (num_kv_shared_layers)")
+        raise refuse("layers that share keys and values (num_kv_shared_layers)")
     if not getattr(text, "is_causal", True) or getattr(text, "use_bidirectional_attention", None):
-        raise _refuse("bidirectional attention")
+        raise refuse("bidirectional attention")
 
 
-def _pool_spec(model: Any, seen: dict[int, _Seen], options: dict[str, Any]) -> PoolSpec:
+def _pool_spec(model: Any, seen: dict[int, Seen], options: dict[str, Any]) -> PoolSpec:
     n_layers = len(seen)
     if sorted(seen) != list(range(n_layers)) or n_layers == 0:
-        raise _refuse(f"layers {sorted(seen)} attend; they must be 0, 1, ...")
+        raise refuse(f"layers {sorted(seen)} attend; they must be 0, 1, ...")
     geometry = seen[0].geometry
     for layer, s in sorted(seen.items()):
         for what, value in s.geometry.items():
             if value != geometry[what]:
-                raise _refuse(
+                raise refuse(
                     f"layer {layer} has {what} {value}, layer 0 has {geometry[what]}: a pool has one"
                 )
     if geometry["dtype"] not in _DTYPES:
-        raise _refuse(f"dtype {geometry['dtype']}")
+        raise refuse(f"dtype {geometry['dtype']}")
     layers = tuple(seen[i].spec() for i in range(n_layers))
     config = model.config
     spec = PoolSpec(
@@ -596,17 +450,17 @@ def attach(
     Client.create_pool() raises.
     """
     if int(transformers.__version__.split(".")[0]) < 5:
-        raise _refuse(f"transformers {transformers.__version__}: it needs 5 or newer")
+        raise refuse(f"transformers {transformers.__version__}: it needs 5 or newer")
     if model.training:
-        raise _refuse("a model in training mode: call model.eval()")
+        raise refuse("a model in training mode: call model.eval()")
     _check_config(model.config)
     old = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     owned: _client.Client | None = None
     try:
         if model.config.get_text_config()._attn_implementation != NAME:
-            raise _refuse(f"{type(model).__name__} does not take a registered attention")
-        probe = _Probe()
+            raise refuse(f"{type(model).__name__} does not take a registered attention")
+        probe = Probe()
         with torch.no_grad():
             token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
             model(input_ids=token, past_key_values=probe, use_cache=True)
