@@ -22,9 +22,8 @@ _HARMLESS = frozenset(
     "position_ids cache_position use_cache output_hidden_states output_router_logits logits_to_keep"
     " return_dict past_key_values position_embeddings".split()
 )
-call_of_thread = (
-    threading.local()
-)  # .made: the (cache, layer) of the update() that comes before attention
+# .made: the (cache, layer) of the update() that comes before attention
+call_of_thread = threading.local()
 
 
 def refuse(what: str) -> UnsupportedError:

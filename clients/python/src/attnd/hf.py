@@ -26,12 +26,13 @@ try:
     import torch
     import transformers
     from transformers.cache_utils import Cache as _TransformersCache
+
+    from ._hf_calls import NAME, Mask, Probe, Seen, call_of_thread, refuse
 except ImportError as e:
     raise ImportError("attnd.hf needs torch and transformers >= 5: pip install attnd[hf]") from e
 
 from . import client as _client
 from ._handle import Closing, NotPicklable
-from ._hf_calls import NAME, Mask, Probe, Seen, call_of_thread, refuse
 from .pool import Items, Pool, Result, Sequence
 from .spec import PoolSpec
 
