@@ -61,7 +61,7 @@ GPU_DEVICE uint32_t word_of(const uint4 &v, int i)
 }
 
 template <int dim, bool is_fp8>
-__global__ void __launch_bounds__(threads) attend_codes(const __grid_constant__ gpu_attend a)
+__global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a))
 {
     using L = layout<dim>;
     GPU_SHARED(char, shared);

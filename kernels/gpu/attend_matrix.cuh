@@ -249,7 +249,7 @@ GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 16][tile_values],
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::threads) attend_matrix(const __grid_constant__ gpu_attend a)
+__global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend, a))
 {
     GPU_SHARED(char, shared);
     constexpr int n_s = C::warp_tokens / 16, n_o = C::dim / 16;

@@ -35,8 +35,7 @@ GPU_DEVICE float fold_value(const fold_factors &f, float a, float b)
 }
 
 /* lanes: of one token's group; a lane holds 8 elements of each row. */
-template <int lanes>
-__global__ void __launch_bounds__(threads) attend(const __grid_constant__ gpu_attend a)
+template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
 {
     GPU_SHARED(float, shared);
     constexpr int n_groups = threads / lanes, width = lanes * 8;
@@ -178,7 +177,7 @@ __global__ void __launch_bounds__(threads) attend(const __grid_constant__ gpu_at
 }
 
 /* One warp an output row: folds the row's splits in order. */
-__global__ void __launch_bounds__(threads) merge(const __grid_constant__ gpu_attend a)
+__global__ void __launch_bounds__(threads) merge(GPU_PARAM(gpu_attend, a))
 {
     chain_release();
     chain_wait();

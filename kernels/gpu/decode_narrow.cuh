@@ -19,7 +19,7 @@ namespace decode
 
 GPU_DEVICE uint8_t *aligned_shared()
 {
-    extern __shared__ uint8_t raw[];
+    GPU_SHARED(uint8_t, raw);
     return raw + ((DECODE_ALIGN - (gpu::shared_address(raw) % DECODE_ALIGN)) % DECODE_ALIGN);
 }
 
@@ -53,9 +53,8 @@ GPU_DEVICE decode_dev_run run_at(const decode_params &p, const words &w, uint32_
 
 template <bool is_bf16, int D, int NT, bool has_extras>
 __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 1)
-    decode_cluster(const __grid_constant__ decode_params p,
-                   const __grid_constant__ decode_short_words w,
-                   const __grid_constant__ CUtensorMap map)
+    decode_cluster(GPU_PARAM(decode_params, p), GPU_PARAM(decode_short_words, w),
+                   GPU_PARAM(CUtensorMap, map))
 {
     using rows_t = warp_rows<is_bf16, D, NT>;
     constexpr uint32_t R = 8 * NT, row_floats = D + 4;
@@ -143,7 +142,7 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
         extras = extras_of<NT>(it, rows, p.layers, head);
     rows_t acc;
     acc.clear();
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    copies_wait();
     __syncthreads();
     acc.take_q(s_q);
     uint32_t stage = 0, phase = 0;
@@ -220,8 +219,8 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
 
 template <bool is_bf16, int D, int NT, bool is_warp, bool has_extras>
 __global__ void __launch_bounds__(256, 1)
-    decode_runs(const __grid_constant__ decode_params p, const __grid_constant__ decode_words w,
-                const __grid_constant__ CUtensorMap map)
+    decode_runs(GPU_PARAM(decode_params, p), GPU_PARAM(decode_words, w),
+                GPU_PARAM(CUtensorMap, map))
 {
     using rows_t = warp_rows<is_bf16, D, NT>;
     constexpr uint32_t R = 8 * NT, row_floats = D + 4;

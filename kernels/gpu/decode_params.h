@@ -87,6 +87,8 @@ enum {
 
 #ifdef __CUDACC__
 #define DECODE_BOTH __host__ __device__ constexpr
+#elif defined(__cplusplus)
+#define DECODE_BOTH constexpr
 #else
 #define DECODE_BOTH static inline
 #endif

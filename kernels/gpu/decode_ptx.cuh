@@ -1,5 +1,7 @@
 /* decode_ptx.cuh: the sm_90 instructions of the decode kernels: transaction barriers, tensor-map copies,
- * clusters. The only kernels that name them are decode_*; what every GPU has is in gpu.h.
+ * clusters. The only kernels that name them are decode_*; what every GPU has is in gpu.h. Shared memory is
+ * named by 32-bit addresses. The tests spell these functions for the host (ATTND_DECODE_SPELLING names
+ * their header, which stands for the assembly of decode_wgmma.cuh, too).
  */
 #ifndef ATTND_GPU_DECODE_PTX_CUH
 #define ATTND_GPU_DECODE_PTX_CUH
@@ -9,6 +11,9 @@
 #include "kernels/gpu/decode_params.h"
 #include "kernels/gpu/gpu.h"
 
+#ifdef ATTND_DECODE_SPELLING
+#include ATTND_DECODE_SPELLING
+#else
 namespace decode
 {
 
@@ -63,10 +68,61 @@ GPU_DEVICE void shared_store16(uint32_t at, uint4 v)
                  : "memory");
 }
 
+GPU_DEVICE void shared_store4(uint32_t at, uint32_t v)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
+
+GPU_DEVICE uint16_t shared_load2(uint32_t at)
+{
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+    return v;
+}
+
+GPU_DEVICE void shared_store2(uint32_t at, uint16_t v)
+{
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(v) : "memory");
+}
+
+/* All that this thread has asked for by gpu::copy16_async has arrived. */
+GPU_DEVICE void copies_wait()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Barrier `id` of the thread block, for n threads in whole warps. */
+template <int id, int n> GPU_DEVICE void sync_some()
+{
+    asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(n) : "memory");
+}
+
+/* The same; is x true in one of them? */
+template <int id, int n> GPU_DEVICE bool sync_some_any(bool x)
+{
+    uint32_t any;
+    asm volatile("{\n"
+                 ".reg .pred p, q;\n"
+                 "setp.ne.u32 p, %1, 0;\n"
+                 "bar.red.or.pred q, %2, %3, p;\n"
+                 "selp.u32 %0, 1, 0, q;\n"
+                 "}"
+                 : "=r"(any)
+                 : "r"((uint32_t)x), "n"(id), "n"(n)
+                 : "memory");
+    return any;
+}
+
 /* Orders this thread's ordinary accesses to shared memory with later copies and wgmma. */
 GPU_DEVICE void proxy_fence()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* The same for memory of every kind. */
+GPU_DEVICE void proxy_fence_all()
+{
+    asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 GPU_DEVICE void map_prefetch(const CUtensorMap *map)
@@ -95,6 +151,28 @@ GPU_DEVICE void bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_
 }
 
 /* ---- clusters */
+
+GPU_DEVICE uint32_t cluster_size()
+{
+    uint32_t n;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+    return n;
+}
+
+GPU_DEVICE uint32_t cluster_rank()
+{
+    uint32_t r;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+
+/* Arrives and waits: what the cluster's threads wrote before is visible to them after. */
+GPU_DEVICE void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
 
 GPU_DEVICE void cluster_arrive()
 {
@@ -140,6 +218,12 @@ GPU_DEVICE uint32_t transpose8(uint32_t v)
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
     return r;
 }
+
+} // namespace decode
+#endif
+
+namespace decode
+{
 
 template <bool is_bf16> GPU_DEVICE uint32_t encode2(float lo, float hi)
 {

@@ -136,13 +136,12 @@ template <bool is_bf16> GPU_DEVICE bool has_bad(uint4 v)
 template <bool is_bf16> GPU_DEVICE float take_bad(uint32_t at, bool is_clearing)
 {
     constexpr uint32_t exponent = is_bf16 ? 0x7f80 : 0x7c00;
-    uint16_t bits;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(at) : "memory");
+    const uint16_t bits = shared_load2(at);
     gpu::sync_warp();
     if ((bits & exponent) != exponent)
         return 0.0f;
     if (is_clearing)
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((uint16_t)0) : "memory");
+        shared_store2(at, 0);
     return is_bf16 ? gpu::bf16_decode(bits) : gpu::f16_decode(bits);
 }
 
@@ -340,7 +339,9 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
         const uint32_t lane = gpu::lane_id(), v_at = stage + v_offset;
         const seen_by_some some = keys.seen_by(rows);
         const bool from_start = !some.is_same || keys.window != 0;
-        const uint32_t r0 = from_start ? 0 : some.end > key ? min(some.end - key, DECODE_TILE) : 0;
+        const uint32_t r0 = from_start       ? 0
+                            : some.end > key ? min(some.end - key, (uint32_t)DECODE_TILE)
+                                             : 0;
         bool is_found = false;
 #pragma unroll 1
         for (uint32_t e = r0 * (D / 8) + lane; e < DECODE_TILE * (D / 8); e += 32) {

@@ -22,6 +22,8 @@ GPU_DEVICE uint64_t wgmma_matrix(uint32_t address, uint32_t lbo, uint32_t sbo)
            (uint64_t)(sbo >> 4) << 32 | 1ull << 62;
 }
 
+#ifndef ATTND_DECODE_SPELLING
+
 GPU_DEVICE void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -136,6 +138,8 @@ template <bool is_bf16> GPU_DEVICE void wgmma_values(float (&d)[64], uint64_t a,
 }
 
 // clang-format on
+
+#endif
 
 } // namespace decode
 #endif

@@ -23,32 +23,28 @@
 namespace decode
 {
 
+/* All threads, from different places. */
+GPU_DEVICE void sync_all()
+{
+    __syncthreads();
+}
+
 /* The 256 threads that compute. */
 GPU_DEVICE void sync_consumers()
 {
-    asm volatile("bar.sync 1, 256;" ::: "memory");
+    sync_some<1, 256>();
 }
 
 /* Is x true in one of them? */
 GPU_DEVICE bool consumers_any(bool x)
 {
-    uint32_t any;
-    asm volatile("{\n"
-                 ".reg .pred p, q;\n"
-                 "setp.ne.u32 p, %1, 0;\n"
-                 "bar.red.or.pred q, 1, 256, p;\n"
-                 "selp.u32 %0, 1, 0, q;\n"
-                 "}"
-                 : "=r"(any)
-                 : "r"((uint32_t)x)
-                 : "memory");
-    return any;
+    return sync_some_any<1, 256>(x);
 }
 
 template <bool is_bf16, int D, bool has_extras>
-__global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ decode_params p,
-                                                      const __grid_constant__ decode_short_words w,
-                                                      const __grid_constant__ CUtensorMap map)
+__global__ void __launch_bounds__(288, 1)
+    decode_wide(GPU_PARAM(decode_params, p), GPU_PARAM(decode_short_words, w),
+                GPU_PARAM(CUtensorMap, map))
 {
     constexpr uint32_t R = DECODE_WIDE_ROWS, TT = DECODE_WIDE_TOKENS, TB = TT / DECODE_TILE;
     constexpr uint32_t tile_bytes = 64 * D, stage_bytes = TB * tile_bytes;
@@ -57,9 +53,7 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
     constexpr uint32_t loader = 8; /* the warp that asks for K and V */
     const uint32_t S = p.stages, tid = threadIdx.x, half = tid / 128, warp = gpu::warp_id();
     const uint32_t lane = gpu::lane_id(), g = lane / 4, t = lane % 4, head = blockIdx.y;
-    uint32_t csize, rank;
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(csize));
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    const uint32_t csize = cluster_size(), rank = cluster_rank();
     const uint32_t parts = p.n_parts, unit = parts == gridDim.x ? 0 : blockIdx.x / parts;
     const uint32_t part = blockIdx.x - unit * parts;
     uint8_t *base = aligned_shared();
@@ -111,7 +105,7 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
             const uint32_t k = lane / 2 % TB, is_v = lane / (2 * TB); /* a lane copies 8 tokens */
             const uint32_t id = __shfl_sync(~0u, ids, i % per_load * TB + k);
             if (i == 0)
-                __syncthreads(); /* q is asked for: behind K and V it would wait for the whole ring */
+                sync_all(); /* q is asked for: behind K and V it would wait for the whole ring */
             barrier_wait(empty + s * 8, phase);
             const uint32_t bar = full + (is_v * S + s) * 8;
             if (lane % (2 * TB) == 0 && is_v < 2)
@@ -129,7 +123,7 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
             }
         }
         if (count == 0)
-            __syncthreads();
+            sync_all();
         return;
     }
     {
@@ -141,7 +135,7 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
             gpu::copy16_async(s_q + c / 8 * 8192 + r * 128 + (c % 8 ^ r % 8) * 16,
                               q + rows.query_row(r, p.num_q_heads, head) * (D * 2), r < rows.count);
     }
-    __syncthreads();
+    sync_all();
 
     const unit_keys keys = keys_of(it, rows, p.layers);
     const uint32_t row0 = warp % 4 * 16 + g; /* this thread's rows: row0 and row0 + 8 */
@@ -154,7 +148,7 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
             slope1 = layer.alibi_slopes[rows.query_row(row0 + 8, 0, head)] * 1.44269504f;
         }
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    copies_wait();
     proxy_fence();
     sync_consumers();
 
@@ -248,9 +242,7 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
                 l0 += a + b;
             /* row r, tokens 8c + 2t and the next: 128 bytes a row, swizzled like K */
             const uint32_t r = j & 2 ? row0 + 8 : row0, c = half * 4 + j / 4;
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(s_w + r * 128 + (c ^ g) * 16 + t * 4),
-                         "r"(encode2<is_bf16>(a, b))
-                         : "memory");
+            shared_store4(s_w + r * 128 + (c ^ g) * 16 + t * 4, encode2<is_bf16>(a, b));
         }
         if (is_masked) {
             /* Weights of hidden keys are 0, but 0 times NaN is NaN: V rows that no row sees are
@@ -367,9 +359,7 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
         __stcg((float2 *)(mine + 8 * D * 4 + g * 8), make_float2(m0, l0));
         __stcg((float2 *)(mine + unit_bytes + 8 * D * 4 + g * 8), make_float2(m1, l1));
     }
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    cluster_sync();
     if (parts > csize) { /* only the last cluster goes on; its parts are all there */
         if (tid == 0) {
             const uint32_t n_clusters = parts / csize;
@@ -390,7 +380,7 @@ __global__ void __launch_bounds__(288, 1) decode_wide(const __grid_constant__ de
     const uint32_t unit0 = 8 * rank / csize, n_units = 8 * (rank + 1) / csize - unit0;
     const uint32_t slice_bytes = n_units * unit_bytes;
     if (tid == 0) {
-        asm volatile("fence.proxy.async;" ::: "memory");
+        proxy_fence_all();
         barrier_expect(merge_bar, parts * slice_bytes);
 #pragma unroll 1
         for (uint32_t c = 0; c < parts; ++c)

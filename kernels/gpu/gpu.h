@@ -12,7 +12,7 @@
  *     shared_at, shared_address, copy16_async, copy_wait     shared memory, copies into it
  *     tile_*, matrix_tile                                    16 x 16 tiles: tile_mma.h, tile_mfma.h
  *     chain_wait, chain_release, launch, allow_shared        launches
- *     GPU_SHARED, params                                     dynamic shared memory, parameters
+ *     GPU_SHARED, GPU_PARAM, params                          dynamic shared memory, parameters
  */
 #ifndef ATTND_GPU_H
 #define ATTND_GPU_H

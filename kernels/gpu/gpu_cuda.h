@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #define GPU_DEVICE __device__ __forceinline__
+#define GPU_PARAM(type, name) const __grid_constant__ type name
 #define GPU_SHARED(type, name) extern __shared__ __align__(128) type name[]
 
 #include "kernels/gpu/number.h"

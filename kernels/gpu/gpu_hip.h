@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #define GPU_DEVICE __device__ __forceinline__
+#define GPU_PARAM(type, name) const type name
 #define GPU_SHARED(type, name) extern __shared__ __align__(128) type name[]
-#define __grid_constant__
 
 #include "kernels/gpu/number.h"
 

@@ -117,7 +117,7 @@ GPU_DEVICE void store_element(const gpu_kv &kv, const row_work &w, uint32_t e, f
 }
 
 template <bool is_online>
-__global__ void __launch_bounds__(threads) one_row(const __grid_constant__ gpu_attend a)
+__global__ void __launch_bounds__(threads) one_row(GPU_PARAM(gpu_attend, a))
 {
     __shared__ float s_q[max_dim], s_p[threads], s_warp[n_warps];
     const gpu_kv &kv = a.kv;
@@ -179,7 +179,7 @@ constexpr int shared_rows = GPU_SHARED_ROWS, shared_tile = 16;
 constexpr int shared_threads_a_row = threads / shared_rows;
 
 /* A thread works for one row: one key of the tile at a time for its scores, dv / 16 elements of O. */
-__global__ void __launch_bounds__(threads) shared_tiles(const __grid_constant__ gpu_attend a)
+__global__ void __launch_bounds__(threads) shared_tiles(GPU_PARAM(gpu_attend, a))
 {
     __shared__ float s_q[shared_rows][max_dim], s_p[shared_rows][shared_tile];
     __shared__ float s_kv[shared_tile][max_dim + 1];
@@ -258,6 +258,6 @@ static_assert(shared_tile == shared_threads_a_row, "a thread takes one key of a 
 
 int gpu_ladder_launch(const struct gpu_attend *a, int step, void *stream)
 {
-    void (*const kernels[])(gpu_attend) = {one_row<false>, one_row<true>, shared_tiles};
+    const decltype(&shared_tiles) kernels[] = {one_row<false>, one_row<true>, shared_tiles};
     return launch(kernels[step], dim3(a->n_units), dim3(threads), 0, stream, false, *a);
 }

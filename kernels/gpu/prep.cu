@@ -138,7 +138,7 @@ GPU_DEVICE void bring_q(const gpu_kv &kv, const gpu_item &it, uint32_t token)
 
 /* Two thread blocks a token, for k and v and for q; patches and the inline items are spread over the
  * first ones. */
-__global__ void __launch_bounds__(prep_threads) prep(const __grid_constant__ gpu_prep by_value)
+__global__ void __launch_bounds__(prep_threads) prep(GPU_PARAM(gpu_prep, by_value))
 {
     const gpu_prep &a = params(by_value);
     chain_release();
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(prep_threads) prep(const __grid_constant__ gpu
         append_token(a.kv, it, a.blocks ? a.blocks : a.inline_blocks, token);
 }
 
-__global__ void __launch_bounds__(256) copy_blocks(const __grid_constant__ gpu_copy a)
+__global__ void __launch_bounds__(256) copy_blocks(GPU_PARAM(gpu_copy, a))
 {
     const uint4 *src = (const uint4 *)(a.base + a.list[2 * blockIdx.y] * a.block_bytes);
     uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(256) copy_blocks(const __grid_constant__ gpu_c
         dst[i] = src[i];
 }
 
-__global__ void __launch_bounds__(256) scrub_blocks(const __grid_constant__ gpu_copy a)
+__global__ void __launch_bounds__(256) scrub_blocks(GPU_PARAM(gpu_copy, a))
 {
     uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);
     uint64_t n = a.block_bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(256) scrub_blocks(const __grid_constant__ gpu_
         dst[i] = make_uint4(0, 0, 0, 0);
 }
 
-__global__ void finish(const __grid_constant__ gpu_finish a)
+__global__ void finish(GPU_PARAM(gpu_finish, a))
 {
     chain_wait();
     *(volatile uint64_t *)a.out_end_ns = time_ns();
