@@ -1,6 +1,7 @@
 /* test_gpu.c: what a gpu backend must do beyond the option product that all backends share: the same
  * as the cpu backend over long random histories, large pools, large batches, memory that outlives its
- * maker, refusals in words. Usage: test_gpu [cuda|hip]; exit 77 where there is no device.
+ * maker, refusals in words. Usage: test_gpu [NAME [TESTS]], NAME cuda (the default), hip or a module of
+ * the executor; TESTS a pattern of the tests to run; exit 77 where there is no device.
  */
 #include "kernels/kv_layout.h"
 #include "tests/gpu/rig.h"
@@ -251,7 +252,9 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
         c.num_kv_heads = cases[n].kv_heads;
         c.head_dim_k = c.head_dim_v = cases[n].dim;
         c.max_row_blocks = 80;
-        c.n_blocks = 4096;
+        c.n_blocks = 16;
+        for (uint32_t i = 0; i < cases[n].n_items; i++)
+            c.n_blocks += (cases[n].len + i * cases[n].ragged + n_tokens) / c.block_tokens + 1;
         for (uint32_t side = 0; side < 2; side++) {
             struct rig *r = &rigs[side];
             uint64_t s = seed + n;
@@ -645,6 +648,8 @@ int main(int argc, char **argv)
     }
     if (argc > 3 && strcmp(argv[2], "--maker") == 0)
         return maker(atoi(argv[3]));
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]);
     struct backend_config bc = {
         .kv_bytes = 1 << 21, .max_batch_items = 1, .max_batch_tokens = 1, .import_fd = -1};
     struct backend *b = NULL;

@@ -24,6 +24,7 @@ static const struct case_geometry case_geometries[] = {
     {2, 2, 8, 8, 8}, /* the smallest dim */
     {16, 1, 128, 128, 256}, /* the largest block */
     {160, 1, 16, 16, 16}, /* a group larger than a tile of rows */
+    {64, 1, 128, 128, 16}, /* a group of 64, a dim that has kernels for it */
 };
 
 struct case_dtype {

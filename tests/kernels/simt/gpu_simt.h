@@ -13,14 +13,14 @@
 #include <ctime>
 
 #define GPU_DEVICE inline
+#define GPU_PARAM(type, name) const type &name
 #define GPU_SHARED(type, name) type *const name = (type *)simt::shared()
 #define __global__ static
 #define __device__
 #define __shared__ static
 #define __launch_bounds__(...)
-#define __grid_constant__
 #define threadIdx (simt::current->index)
-#define blockIdx simt::block_index
+#define blockIdx (simt::current->home->index)
 #define blockDim simt::block_dim
 #define gridDim simt::grid_dim
 #define __syncthreads() ((void)simt::barrier(__LINE__, false))
@@ -229,17 +229,37 @@ GPU_DEVICE uint32_t e4m3_encode(float x)
 /* ---- shared memory and copies into it. At 32 lanes copies are asynchronous: what a thread asked for
  * arrives when it waits, as late as the device may do it. */
 
-using shared_at = char *;
 constexpr int shared_limit = SIMT_WIDTH == 32 ? 227 << 10 : (64 << 10) - 256;
+
+#if SIMT_WIDTH == 32
+using shared_at = uint32_t;
+
+GPU_DEVICE shared_at shared_address(const void *p)
+{
+    return simt::shared_address(p);
+}
+
+static inline char *pointer_of(shared_at at, uint32_t bytes)
+{
+    return simt::shared_pointer(at, bytes);
+}
+#else
+using shared_at = char *;
 
 GPU_DEVICE shared_at shared_address(char *p)
 {
     return p;
 }
 
+static inline char *pointer_of(shared_at at, uint32_t)
+{
+    return at;
+}
+#endif
+
 GPU_DEVICE void store_shared16(shared_at dst, uint4 v)
 {
-    *(uint4 *)dst = v;
+    *(uint4 *)pointer_of(dst, 16) = v;
 }
 
 #if SIMT_WIDTH == 32
@@ -247,12 +267,12 @@ constexpr int copy_stages = 2;
 
 GPU_DEVICE void copy16_async(shared_at dst, const void *src, bool valid)
 {
-    simt::copy(dst, valid ? src : nullptr, 16);
+    simt::copy(pointer_of(dst, 16), valid ? src : nullptr, 16);
 }
 
 template <int bytes> GPU_DEVICE void copy_async(shared_at dst, const void *src, bool valid)
 {
-    simt::copy(dst, valid ? src : nullptr, bytes);
+    simt::copy(pointer_of(dst, bytes), valid ? src : nullptr, bytes);
 }
 
 GPU_DEVICE void copy_commit()
@@ -269,15 +289,15 @@ constexpr int copy_stages = 1;
 
 GPU_DEVICE void copy16_async(shared_at dst, const void *src, bool valid)
 {
-    *(uint4 *)dst = valid ? *(const uint4 *)src : uint4{0, 0, 0, 0};
+    store_shared16(dst, valid ? *(const uint4 *)src : uint4{0, 0, 0, 0});
 }
 
 template <int bytes> GPU_DEVICE void copy_async(shared_at dst, const void *src, bool valid)
 {
     if (valid)
-        memcpy(dst, src, bytes);
+        memcpy(pointer_of(dst, bytes), src, bytes);
     else
-        memset(dst, 0, bytes);
+        memset(pointer_of(dst, bytes), 0, bytes);
 }
 
 GPU_DEVICE void copy_commit()
@@ -361,13 +381,13 @@ template <bool is_transposed> void load_all(const void *const *arguments, int n)
 
 GPU_DEVICE void load_matrix4(uint32_t (&r)[4], shared_at address)
 {
-    load_argument x = {address, r};
+    load_argument x = {pointer_of(address, 16), r};
     simt::meet("a matrix load", &x, load_all<false>);
 }
 
 GPU_DEVICE void load_matrix4_transposed(uint32_t (&r)[4], shared_at address)
 {
-    load_argument x = {address, r};
+    load_argument x = {pointer_of(address, 16), r};
     simt::meet("a transposed matrix load", &x, load_all<true>);
 }
 #else
@@ -399,10 +419,11 @@ GPU_DEVICE void mfma_16x16x16(float (&c)[4], const uint32_t (&a)[2], const uint3
 }
 #endif
 
-/* ---- launches: chained ones run after one another, too */
+/* ---- launches: chained ones run after one another, too; simt.h sees that they wait */
 
 GPU_DEVICE void chain_wait()
 {
+    simt::current->has_chain_waited = true;
 }
 
 GPU_DEVICE void chain_release()
@@ -418,10 +439,11 @@ template <class... Params, class... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, void *stream,
            bool chained, Args... args)
 {
-    (void)chained;
+    simt::launch l = {grid, block, shared_bytes};
+    l.is_chained = chained;
     return simt::enqueue(stream, [=] {
         simt::width = warp_width;
-        simt::run(grid, block, shared_bytes, [&] { kernel(args...); });
+        simt::run(l, [&] { kernel(args...); });
     });
 }
 

@@ -70,3 +70,52 @@ plant(prep.cu 15 "(position >> kv.block_shift) - (it.pos >> kv.block_shift)]"
   "((position + (simt::planted == 15)) >> kv.block_shift) - (it.pos >> kv.block_shift)]")
 # V takes K's scale
 plant(attend_vector.cu 16 "vx[i] *= v_scale;" "vx[i] *= simt::planted == 16 ? k_scale : v_scale;")
+
+# ---- the tuned kernels
+
+# K and V are read before they have come
+plant(decode_narrow.cuh 21 "        barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = tile_at(first"
+  "        if (simt::planted != 21) barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = tile_at(first")
+# the wrong parity
+plant(decode_narrow.cuh 22 "barrier_wait(bar + stage * 8, phase);\n            uint32_t tile = tile_at(run.tile0"
+  "barrier_wait(bar + stage * 8, phase ^ (simt::planted == 22));\n            uint32_t tile = tile_at(run.tile0")
+# messages to blocks that may not have begun
+plant(decode_narrow.cuh 23 "        cluster_wait(); /* long since"
+  "        if (simt::planted != 23) cluster_wait(); /* long since")
+# the cluster's sums are read before they have come
+plant(decode_narrow.cuh 24 "    barrier_wait(merge_bar, 0);" "    if (simt::planted != 24) barrier_wait(merge_bar, 0);")
+# a barrier that only its maker knows of
+plant(decode_narrow.cuh 25 "        barrier_init(merge_bar, 1);\n        barrier_init_fence();"
+  "        barrier_init(merge_bar, 1);\n        if (simt::planted != 25) barrier_init_fence();")
+# hidden keys are not masked
+plant(decode_tile.cuh 26 "        if (is_masked)\n            mask(" "        if (is_masked && simt::planted != 26)\n            mask(")
+# 0 times NaN
+plant(decode_tile.cuh 27 "        if (is_masked)\n            hide_values(" "        if (is_masked && simt::planted != 27)\n            hide_values(")
+# a stage is filled again over stores under way
+plant(decode_tile.cuh 28 "        proxy_fence(); /* a later" "        if (simt::planted != 28) proxy_fence(); /* a later")
+# K without the swizzle
+plant(decode_tile.cuh 29 "k_chunk = (kc ^ (kr % 8)) * 16" "k_chunk = (kc ^ (simt::planted == 29 ? 0 : kr % 8)) * 16")
+# the products read K, V, q, weights before they are there
+plant(decode_wide.cuh 30 "        barrier_wait(full + s_at * 8, phase);" "        if (simt::planted != 30) barrier_wait(full + s_at * 8, phase);")
+plant(decode_wide.cuh 31 "        barrier_wait(full + (S + s_at) * 8, phase);\n        sync_consumers();"
+  "        if (simt::planted != 31) barrier_wait(full + (S + s_at) * 8, phase);\n        sync_consumers();")
+plant(decode_wide.cuh 32 "    copies_wait();" "    if (simt::planted != 32) copies_wait();")
+plant(decode_wide.cuh 33 "        proxy_fence();\n        if" "        if (simt::planted != 33) proxy_fence();\n        if")
+# a stage is filled again while it is read
+plant(decode_wide.cuh 34 "            barrier_wait(empty + s * 8, phase);" "            if (simt::planted != 34) barrier_wait(empty + s * 8, phase);")
+# scores are read before they are made; no fence before sums go to the products
+plant(decode_wide.cuh 35 "                k > 0);\n        wgmma_finish();" "                k > 0);\n        if (simt::planted != 35) wgmma_finish();")
+plant(decode_wide.cuh 36 "        sync_consumers();\n        wgmma_fence();" "        sync_consumers();\n        if (simt::planted != 36) wgmma_fence();")
+# each half goes on with its own maxima
+plant(decode_wide.cuh 37 "        sync_consumers(); /* maxima" "        if (simt::planted != 37) sync_consumers(); /* maxima")
+# weights without the swizzle
+plant(decode_wide.cuh 38 "(c ^ g) * 16 + t * 4, encode2" "(simt::planted == 38 ? c : c ^ g) * 16 + t * 4, encode2")
+# stages beyond the last tile keep what shared memory held
+plant(decode_wide.cuh 39 "min(some.end - key_of(0), here * DECODE_TILE)" "min(some.end - key_of(0), simt::planted == 39 ? TT : here * DECODE_TILE)")
+# other blocks' sums are read before they are written; read past the proxy
+plant(decode_wide.cuh 40 "    cluster_sync();" "    if (simt::planted != 40) cluster_sync();")
+plant(decode_wide.cuh 41 "        proxy_fence_all();" "        if (simt::planted != 41) proxy_fence_all();")
+# ranks forget what does not divide evenly
+plant(decode_wide.cuh 42 "n_units = 8 * (rank + 1) / csize - unit0" "n_units = (simt::planted == 42 ? 8 / csize : 8 * (rank + 1) / csize - unit0)")
+# the batch's own tokens are read before they are appended
+plant(decode_wide.cuh 43 "        gpu::chain_wait();" "        if (simt::planted != 43) gpu::chain_wait();")

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # The executor's own control: every bug that plant.cmake plants must be found, and none without one.
-#   planted.sh TEST_BACKEND BACKEND BUG...
+#   planted.sh TEST_BACKEND BACKEND EVERY BUG...
 # A bug counts as found when a run in one of the orders fails.
 set -euo pipefail
-test_backend=$1 backend=$2
-shift 2
+test_backend=$1 backend=$2 every=$3
+shift 3
 
 found() { # BUG: in which order
   local order tests='every_option*'
   [ "$1" != 13 ] || tests='blocks_are*' # scrubbing is no option
   for order in 1 2 0; do
-    ATTND_SIMT_PLANT=$1 ATTND_SIMT_ORDER=$order "$test_backend" "$backend" 409 "$order" \
+    ATTND_SIMT_PLANT=$1 ATTND_SIMT_ORDER=$order "$test_backend" "$backend" "$every" "$order" \
       "$tests" >/dev/null 2>&1 || { echo "$order" && return; }
   done
   return 1
 }
 
+export ATTND_TEST_FAIL_FAST=1
 bad=0
 if order=$(found 0); then
   echo "no bug: fails in order $order"

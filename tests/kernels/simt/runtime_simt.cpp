@@ -3,7 +3,7 @@
  *
  * When a stream works follows from ATTND_SIMT_ORDER (0 to 2, see simt.h; default 0): at once with 0,
  * else not before somebody waits for it or asks after it, which shows host memory that changed too
- * early. ATTND_SIMT_MATRIX=0 takes the matrix units away; ATTND_SIMT_FAIL=N lets the N-th call that can
+ * early. ATTND_SIMT_PROCESSORS (default 4) decides how work is cut. ATTND_SIMT_MATRIX=0 takes the matrix units away; ATTND_SIMT_FAIL=N lets the N-th call that can
  * fail do so, and all after it.
  */
 #include "kernels/gpu/runtime.h"
@@ -82,7 +82,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     *out = runtime_device{};
     snprintf(out->name, sizeof out->name, "simulated device, warps of %d, order %d", SIMT_WIDTH,
              simt::order);
-    out->n_processors = 4;
+    out->n_processors = (uint32_t)setting("ATTND_SIMT_PROCESSORS", 4);
     out->capability = 90;
     out->has_matrix_units = setting("ATTND_SIMT_MATRIX", 1) != 0;
     out->l2_bytes = 4096;
@@ -280,6 +280,8 @@ int runtime_range_open(int index, uint64_t bytes, int import_fd, struct runtime_
     if (out->p == MAP_FAILED)
         return fail("the range cannot be mapped");
     out->is_mapped = true;
+    if (import_fd < 0)
+        memset(out->p, 0xff, out->bytes); /* as the last owner may have left it */
     return 0;
 }
 

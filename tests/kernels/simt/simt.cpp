@@ -19,42 +19,33 @@ namespace simt
 {
 
 thread *current;
-dim3 block_index, block_dim, grid_dim;
+std::vector<thread> threads;
+std::vector<block> blocks;
+dim3 block_dim, grid_dim;
+bool (*deliver)();
 int width = 32, order, planted;
 
 namespace
 {
 
-constexpr size_t stack_bytes = 256 << 10, max_threads = 1024;
+constexpr size_t stack_bytes = 256 << 10, max_threads = 8 * 1024;
 
 struct warp {
     int first, n_lanes, n_ready, n_waiting;
 };
 
 char *stacks; /* [max_threads][stack_bytes] */
-std::vector<thread> threads;
 std::vector<warp> warps;
 const std::function<void()> *kernel;
-char *shared_memory;
-bool any_true, barrier_result;
-int n_at_block, n_done;
+std::vector<gate *> full; /* gates to open */
+int n_done, n_to_cluster; /* threads that have left; that the cluster's barrier waits for */
+uint32_t cluster_phase;
+bool is_chained;
 void *scheduler_stack_pointer;
 #ifdef SIMT_ASAN
 const void *scheduler_stack;
 size_t scheduler_stack_bytes;
 #endif
-
-[[noreturn]] void die(const char *words, const thread &t)
-{
-    fprintf(stderr, "simt: %s: block %u,%u thread %u", words, block_index.x, block_index.y,
-            t.index.x);
-    if (t.what)
-        fprintf(stderr, ", at %s", t.what);
-    if (t.state == thread::AT_BLOCK)
-        fprintf(stderr, ", at the barrier in line %d", t.line);
-    fprintf(stderr, " (order %d)\n", order);
-    abort();
-}
 
 /* ---- fibers: a switch saves what the calling convention says a callee must keep */
 
@@ -183,6 +174,11 @@ void run_thread(thread *t)
 
 /* ---- a thread block */
 
+warp &warp_of(const thread *t)
+{
+    return warps[t->warp];
+}
+
 void run_warp(warp &w)
 {
     for (int i = 0; i < w.n_lanes; i++) {
@@ -210,59 +206,121 @@ void run_warps()
     }
 }
 
-void run_block()
+void open_gates()
 {
-    n_at_block = n_done = 0;
-    any_true = false;
-    int n = (int)threads.size();
+    for (gate *g : full) {
+        g->result = g->any;
+        g->any = false;
+        g->n_here = g->line = 0;
+    }
+    for (gate *g : full)
+        wake(g);
+    full.clear();
+}
+
+/* All blocks of a cluster. */
+void run_blocks()
+{
+    int n = (int)threads.size(), a_block = n / (int)blocks.size();
+    n_done = 0;
+    n_to_cluster = n;
+    warps.clear();
     for (int i = 0; i < n; i++) {
         thread &t = threads[i];
+        int in_block = i % a_block;
+        t.home = &blocks[i / a_block];
         t.what = nullptr;
         t.line = t.group = 0;
         t.copies.clear();
-        t.index = dim3(i, 0, 0);
-        t.lane = i % width;
+        t.stores.clear();
+        t.products.clear();
+        t.barriers.clear();
+        t.may_multiply = t.may_copy_bulk = t.has_chain_waited = t.is_at_cluster = false;
+        t.has_met_cluster = false;
+        t.index = dim3(in_block, 0, 0);
+        t.lane = in_block % width;
         t.state = thread::READY;
         start(&t);
-    }
-    warps.clear();
-    for (int i = 0; i < n; i += width) {
-        int lanes = n - i < width ? n - i : width;
-        warps.push_back({i, lanes, lanes, 0});
+        if (t.lane == 0) {
+            int lanes = a_block - in_block < width ? a_block - in_block : width;
+            warps.push_back({i, lanes, lanes, 0});
+        }
+        t.warp = (int)warps.size() - 1;
     }
     for (;;) {
         run_warps();
+        if (!full.empty()) {
+            open_gates();
+            continue;
+        }
+        if (deliver && deliver()) {
+            if (n_done == n)
+                die("left while copies are under way", threads[0]);
+            continue;
+        }
         if (n_done == n)
             return;
-        for (const thread &t : threads) {
-            if (t.state == thread::AT_WARP)
-                die("part of a warp waits at a collective for ever", t);
-            if (t.state == thread::DONE && n_at_block)
-                die("left while others wait at a barrier", t);
-            if (t.line != threads[0].line)
-                die("threads wait at different barriers", t);
-        }
-        barrier_result = any_true;
-        any_true = false;
-        n_at_block = 0;
-        for (thread &t : threads)
-            t.state = thread::READY;
-        for (warp &w : warps)
-            w.n_ready = w.n_lanes;
+        for (const thread &t : threads)
+            if (t.state != thread::DONE)
+                die(t.state == thread::AT_WARP ? "part of a warp waits at a collective for ever"
+                                               : "waits for ever",
+                    t);
     }
 }
 
 } // namespace
 
+void die(const char *words, const thread &t)
+{
+    fprintf(stderr, "simt: %s: block %u,%u,%u thread %u", words, t.home->index.x, t.home->index.y,
+            t.home->index.z, t.index.x);
+    if (t.what)
+        fprintf(stderr, ", at %s", t.what);
+    if (t.line)
+        fprintf(stderr, " in line %d", t.line);
+    fprintf(stderr, " (order %d)\n", order);
+    abort();
+}
+
+void die(const char *words)
+{
+    die(words, current ? *current : threads[0]);
+}
+
 void *shared()
 {
-    return shared_memory;
+    return current->home->shared;
+}
+
+uint32_t shared_base()
+{
+    return order == 2 ? 1024 + 128 : 1024;
+}
+
+uint32_t shared_address(const void *p)
+{
+    return (uint32_t)((const char *)p - current->home->shared) + shared_base();
+}
+
+char *shared_pointer(uint32_t address, uint32_t bytes, block **out_home)
+{
+    uint32_t rank = address >> 24, at = (address & 0xffffff) - shared_base();
+    if (rank > blocks.size())
+        die("an address of no block of the cluster");
+    block *home = rank ? &blocks[rank - 1] : current->home;
+    if (at >= home->shared_bytes || bytes > home->shared_bytes - at)
+        die("an address outside of shared memory");
+    if (address % (bytes < 16 ? bytes : 16))
+        die("an address that is not aligned");
+    if (out_home)
+        *out_home = home;
+    return home->shared + at;
 }
 
 void meet(const char *what, const void *argument, combine_fn combine)
 {
     thread *me = current;
-    warp &w = warps[(me - threads.data()) / width];
+    warp &w = warp_of(me);
     me->what = what;
     me->argument = argument;
     me->state = thread::AT_WARP;
@@ -284,17 +342,90 @@ void meet(const char *what, const void *argument, combine_fn combine)
     combine(arguments, w.n_lanes);
 }
 
-bool barrier(int line, bool v)
+void wait_for(const void *what_for, const char *what)
 {
     thread *me = current;
-    me->line = line;
-    me->what = nullptr;
-    me->state = thread::AT_BLOCK;
-    any_true |= v;
-    n_at_block++;
-    warps[(me - threads.data()) / width].n_ready--;
+    me->argument = what_for;
+    me->what = what;
+    me->state = thread::WAITING;
+    warp_of(me).n_ready--;
     to_scheduler(false);
-    return barrier_result;
+}
+
+void wake(const void *what_for)
+{
+    for (warp &w : warps) {
+        if (w.n_ready == w.n_lanes)
+            continue;
+        for (int i = 0; i < w.n_lanes; i++) {
+            thread &t = threads[w.first + i];
+            if (t.state == thread::WAITING && t.argument == what_for) {
+                t.state = thread::READY;
+                t.line = 0;
+                w.n_ready++;
+            }
+        }
+    }
+}
+
+bool wait_at(gate *g, int n, const char *what, int line, bool v)
+{
+    if (g->n_here == 0) {
+        g->n_wanted = n;
+        g->line = line;
+    }
+    if (g->n_wanted != n || g->line != line)
+        die("threads wait at different barriers");
+    g->any |= v;
+    if (++g->n_here == n)
+        full.push_back(g);
+    current->line = line;
+    wait_for(g, what);
+    return g->result;
+}
+
+bool barrier(int line, bool v)
+{
+    return wait_at(&current->home->all, (int)block_dim.x, "the block's barrier", line, v);
+}
+
+static void cluster_arrived()
+{
+    if (--n_to_cluster > 0)
+        return;
+    cluster_phase++;
+    n_to_cluster = (int)threads.size() - n_done;
+    for (thread &t : threads)
+        t.is_at_cluster = false;
+    wake(&cluster_phase);
+}
+
+void cluster_arrive()
+{
+    if (current->is_at_cluster)
+        die("arrives twice at the cluster's barrier");
+    current->is_at_cluster = true;
+    current->cluster_phase = cluster_phase;
+    cluster_arrived();
+}
+
+void cluster_wait()
+{
+    if (cluster_phase == current->cluster_phase) {
+        if (!current->is_at_cluster)
+            die("waits at the cluster's barrier where it has not arrived");
+        wait_for(&cluster_phase, "the cluster's barrier");
+    }
+    current->has_met_cluster = true;
+}
+
+void note_store(char *at, uint32_t bytes)
+{
+    block *b = current->home;
+    if (b->shared_async && at >= b->shared && at < b->shared + b->shared_bytes) {
+        current->stores.push_back({at, bytes});
+        b->n_stores++;
+    }
 }
 
 void copy(void *dst, const void *src, int bytes)
@@ -315,19 +446,33 @@ void copy_wait(int pending)
 {
     std::vector<thread::copy> &copies = current->copies;
     size_t n = 0;
-    for (; n < copies.size() && copies[n].group < current->group - pending; n++)
+    for (; n < copies.size() && copies[n].group < current->group - pending; n++) {
         if (copies[n].src)
             memcpy(copies[n].dst, copies[n].src, copies[n].bytes);
         else
             memset(copies[n].dst, 0, copies[n].bytes);
+        note_store((char *)copies[n].dst, (uint32_t)copies[n].bytes);
+    }
     copies.erase(copies.begin(), copies.begin() + (ptrdiff_t)n);
 }
 
-void run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body)
+static char *poisoned(size_t bytes)
 {
-    size_t n = block.x;
-    if (current || block.y != 1 || block.z != 1 || n > max_threads) {
-        fprintf(stderr, "simt: a block of %u x %u x %u threads\n", block.x, block.y, block.z);
+    void *p = nullptr;
+    if (bytes && posix_memalign(&p, 128, bytes) != 0)
+        abort();
+    if (p)
+        memset(p, 0xff, bytes);
+    return (char *)p;
+}
+
+void run(const launch &l, const std::function<void()> &body)
+{
+    size_t n = (size_t)l.block.x * l.cluster;
+    if (current || l.block.y != 1 || l.block.z != 1 || n > max_threads || l.block.x > 1024 ||
+        l.cluster > 8 || l.grid.x % l.cluster != 0) {
+        fprintf(stderr, "simt: a block of %u x %u x %u threads, %u a cluster, %u along x\n",
+                l.block.x, l.block.y, l.block.z, l.cluster, l.grid.x);
         abort();
     }
     if (!stacks) {
@@ -338,28 +483,40 @@ void run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>
         stacks = (char *)p;
     }
     threads.resize(n);
-    grid_dim = grid;
-    block_dim = block;
+    grid_dim = l.grid;
+    block_dim = l.block;
+    is_chained = l.is_chained;
     std::function<void()> counted = [&] {
         body();
+        if (is_chained && !current->has_chain_waited)
+            die("left without waiting for the kernel before");
         n_done++;
-        warps[(current - threads.data()) / width].n_ready--;
+        current->home->n_done++;
+        warp_of(current).n_ready--;
+        if (!current->is_at_cluster)
+            cluster_arrived();
     };
     kernel = &counted;
-    uint64_t n_blocks = (uint64_t)grid.x * grid.y * grid.z;
-    for (uint64_t i = 0; i < n_blocks; i++) {
-        uint64_t at = order == 2 ? n_blocks - 1 - i : i;
-        block_index = dim3((unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y),
-                           (unsigned)(at / grid.x / grid.y));
-        void *p = nullptr;
-        if (shared_bytes && posix_memalign(&p, 128, shared_bytes) != 0)
-            abort();
-        if (p)
-            memset(p, 0xff, shared_bytes);
-        shared_memory = (char *)p;
-        run_block();
-        free(shared_memory);
-        shared_memory = nullptr;
+    uint64_t n_clusters = (uint64_t)l.grid.x * l.grid.y * l.grid.z / l.cluster;
+    for (uint64_t i = 0; i < n_clusters; i++) {
+        uint64_t first = (order == 2 ? n_clusters - 1 - i : i) * l.cluster;
+        blocks.assign(l.cluster, block{});
+        for (unsigned r = 0; r < l.cluster; r++) {
+            block &b = blocks[r];
+            uint64_t at = first + r;
+            b.index = dim3((unsigned)(at % l.grid.x), (unsigned)(at / l.grid.x % l.grid.y),
+                           (unsigned)(at / l.grid.x / l.grid.y));
+            b.rank = (int)r;
+            b.shared_bytes = (uint32_t)l.shared_bytes;
+            b.shared = poisoned(l.shared_bytes);
+            b.shared_async = l.has_async ? poisoned(l.shared_bytes) : nullptr;
+        }
+        run_blocks();
+        for (block &b : blocks) {
+            free(b.shared);
+            free(b.shared_async);
+        }
+        blocks.clear();
     }
 }
 

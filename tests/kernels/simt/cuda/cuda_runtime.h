@@ -1,0 +1,2 @@
+/* See cuda.h. */
+#include "tests/kernels/simt/cuda/cuda.h"

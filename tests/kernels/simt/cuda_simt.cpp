@@ -1,0 +1,148 @@
+/* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu. It counts launches by kernel; with
+ * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, wide) the process ends with code 3 if one of them was
+ * never launched, so that a test cannot pass by the generic kernels.
+ */
+#include "kernels/gpu/decode_kernels.h"
+#include "tests/kernels/simt/gpu_simt.h"
+#include "tests/kernels/simt/sm90.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <unistd.h>
+
+#undef gridDim /* are fields here */
+#undef blockDim
+
+static struct counts {
+    unsigned n[4];
+
+    ~counts()
+    {
+        static const char *const names[4] = {"cluster", "warp", "list", "wide"};
+        const char *want = getenv("ATTND_SIMT_WANT");
+        if (want == nullptr)
+            return;
+        bool is_missing = false;
+        fprintf(stderr, "simt: launches:");
+        for (int i = 0; i < 4; i++) {
+            fprintf(stderr, " %s %u", names[i], n[i]);
+            is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
+        }
+        fprintf(stderr, is_missing ? ", but wanted: %s\n" : "\n", want);
+        if (is_missing)
+            _exit(3);
+    }
+} launches;
+
+static CUresult encode(CUtensorMap *out, CUtensorMapDataType, cuuint32_t rank, void *base,
+                       const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
+                       const cuuint32_t *steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
+{
+    tensor_map m = {};
+    bool is_good = rank == 5 && swizzle == CU_TENSOR_MAP_SWIZZLE_128B && (uintptr_t)base % 16 == 0;
+    is_good &= box[0] == 64; /* 128 bytes of 16-bit elements */
+    for (int i = 0; i < 5; i++) {
+        is_good &= steps[i] == 1 && box[i] > 0 && box[i] <= 256 && dims[i] > 0 &&
+                   dims[i] <= (uint64_t)1 << 32;
+        is_good &= i == 4 || (strides[i] % 16 == 0 && strides[i] < (uint64_t)1 << 40);
+        m.box[i] = box[i];
+        m.dims[i] = dims[i];
+        if (i < 4)
+            m.strides[i] = strides[i];
+    }
+    if (!is_good)
+        return CUDA_ERROR_INVALID_VALUE;
+    m.magic = tensor_map_magic;
+    m.base = (const char *)base;
+    memset(out, 0, sizeof *out);
+    memcpy(out->opaque, &m, sizeof m);
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out_function, unsigned,
+                                             unsigned long long, cudaDriverEntryPointQueryResult *)
+{
+    if (strcmp(name, "cuTensorMapEncodeTiled") != 0)
+        return cudaErrorNotSupported;
+    *out_function = (void *)encode;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind)
+{
+    memcpy(dst, src, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *out_device)
+{
+    *out_device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *out_value, cudaDeviceAttr, int)
+{
+    *out_value = gpu::shared_limit;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int value)
+{
+    return value > gpu::shared_limit ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+static bool is_kernel(const void *kernel, int kind)
+{
+    for (uint32_t dim = 64; dim <= 256; dim *= 2)
+        for (uint32_t rows = 8; rows <= 64; rows *= 2)
+            for (int has_extras = 0; has_extras < 2; has_extras++)
+                if (decode::kernel_bf16((decode_kernel)kind, dim, rows, has_extras) == kernel ||
+                    decode::kernel_f16((decode_kernel)kind, dim, rows, has_extras) == kernel)
+                    return true;
+    return false;
+}
+
+template <class words>
+static int enqueue(const cudaLaunchConfig_t *l, const simt::launch &how, const void *kernel,
+                   void **args)
+{
+    struct copy {
+        decode_params p;
+        words w;
+        CUtensorMap map;
+    };
+    /* on the heap, where a sanitizer sees its end; the stream may run it later */
+    std::shared_ptr<copy> c = std::make_shared<copy>();
+    memcpy(&c->p, args[0], sizeof c->p);
+    memcpy(&c->w, args[1], sizeof c->w);
+    memcpy(&c->map, args[2], sizeof c->map);
+    auto fn = (void (*)(const decode_params &, const words &, const CUtensorMap &))kernel;
+    return simt::enqueue(l->stream, [=] {
+        simt::width = gpu::warp_width;
+        simt::deliver = simt::deliver_copy;
+        simt::run(how, [&] { fn(c->p, c->w, c->map); });
+        simt::deliver = nullptr;
+    });
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *l, const void *kernel, void **args)
+{
+    simt::launch how = {l->gridDim, l->blockDim, l->dynamicSmemBytes};
+    how.has_async = true;
+    for (unsigned i = 0; i < l->numAttrs; i++)
+        if (l->attrs[i].id == cudaLaunchAttributeClusterDimension)
+            how.cluster = l->attrs[i].val.clusterDim.x;
+        else
+            how.is_chained = true;
+    int kind = DECODE_CLUSTER;
+    while (kind <= DECODE_WIDE && !is_kernel(kernel, kind))
+        kind++;
+    if (kind > DECODE_WIDE || l->dynamicSmemBytes > (size_t)gpu::shared_limit)
+        return cudaErrorInvalidValue;
+    launches.n[kind]++;
+    bool is_short = kind == DECODE_CLUSTER || kind == DECODE_WIDE;
+    return (cudaError_t)(is_short ? enqueue<decode_short_words>(l, how, kernel, args)
+                                  : enqueue<decode_words>(l, how, kernel, args));
+}

@@ -1,0 +1,228 @@
+/* decode_simt.h: the tests' spelling of decode_ptx.cuh and of decode_wgmma.cuh: sm_90 as sm90.h models it.
+ * Before it, the functions of CUDA C++ that only the tuned kernels use.
+ */
+#ifndef ATTND_TESTS_DECODE_SIMT_H
+#define ATTND_TESTS_DECODE_SIMT_H
+
+#include "tests/kernels/simt/gpu_simt.h"
+#include "tests/kernels/simt/sm90.h"
+
+template <class T> T __ldg(const T *p)
+{
+    return *p;
+}
+
+template <class T> T __ldcg(const T *p)
+{
+    return *p;
+}
+
+template <class T> void __stcg(T *p, T v)
+{
+    *p = v;
+}
+
+static inline int __clz(uint32_t x)
+{
+    return x ? __builtin_clz(x) : 32;
+}
+
+/* x / y by the device's approximation, which gives 0 for a y above 2^126. */
+static inline float __fdividef(float x, float y)
+{
+    return fabsf(y) > 0x1p126f && !std::isinf(y) ? x * 0.0f : x / y;
+}
+
+static inline void __threadfence()
+{
+}
+
+static inline uint32_t atomicAdd(uint32_t *p, uint32_t v)
+{
+    uint32_t before = *p;
+    *p += v;
+    return before;
+}
+
+namespace simt
+{
+
+struct vote {
+    uint32_t in, from;
+    uint32_t *out;
+};
+
+} // namespace simt
+
+static inline bool __any_sync(uint32_t, bool v)
+{
+    uint32_t out;
+    simt::vote mine = {v, 0, &out};
+    simt::meet("a vote", &mine, [](const void *const *votes, int n) {
+        uint32_t any = 0;
+        for (int i = 0; i < n; i++)
+            any |= ((const simt::vote *)votes[i])->in;
+        for (int i = 0; i < n; i++)
+            *((const simt::vote *)votes[i])->out = any;
+    });
+    return out != 0;
+}
+
+static inline uint32_t __shfl_sync(uint32_t, uint32_t v, uint32_t from)
+{
+    uint32_t out;
+    simt::vote mine = {v, from, &out};
+    simt::meet("an indexed shuffle", &mine, [](const void *const *votes, int n) {
+        for (int i = 0; i < n; i++) {
+            const simt::vote *x = (const simt::vote *)votes[i];
+            *x->out = ((const simt::vote *)votes[x->from % n])->in;
+        }
+    });
+    return out;
+}
+
+namespace decode
+{
+
+using simt::barrier_init;
+using simt::barrier_init_fence;
+using simt::barrier_wait;
+using simt::cluster_arrive;
+using simt::cluster_sync;
+using simt::cluster_wait;
+using simt::map_copy;
+using simt::proxy_fence;
+using simt::proxy_fence_all;
+
+static inline void barrier_expect(uint32_t bar, uint32_t bytes)
+{
+    simt::barrier_arrive(bar, bytes);
+}
+
+static inline void barrier_arrive(uint32_t bar)
+{
+    simt::barrier_arrive(bar, 0);
+}
+
+template <class T> T shared_load(uint32_t at)
+{
+    T v;
+    memcpy(&v, simt::shared_pointer(at, sizeof v), sizeof v);
+    return v;
+}
+
+static inline uint4 shared_load16(uint32_t at)
+{
+    return shared_load<uint4>(at);
+}
+
+static inline uint16_t shared_load2(uint32_t at)
+{
+    return shared_load<uint16_t>(at);
+}
+
+static inline void shared_store16(uint32_t at, uint4 v)
+{
+    simt::shared_store(at, &v, sizeof v);
+}
+
+static inline void shared_store4(uint32_t at, uint32_t v)
+{
+    simt::shared_store(at, &v, sizeof v);
+}
+
+static inline void shared_store2(uint32_t at, uint16_t v)
+{
+    simt::shared_store(at, &v, sizeof v);
+}
+
+static inline void copies_wait()
+{
+    simt::copy_wait(-1);
+}
+
+template <int id, int n> bool sync_some_any(bool x)
+{
+    return simt::wait_at(&simt::current->home->some[id], n, "a barrier of some warps", 0, x);
+}
+
+template <int id, int n> void sync_some()
+{
+    sync_some_any<id, n>(false);
+}
+
+static inline void map_prefetch(const CUtensorMap *)
+{
+}
+
+static inline void bulk_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    simt::async_copy(dst, src, bytes, bar, nullptr);
+}
+
+static inline uint32_t cluster_size()
+{
+    return (uint32_t)simt::blocks.size();
+}
+
+static inline uint32_t cluster_rank()
+{
+    return (uint32_t)simt::current->home->rank;
+}
+
+static inline uint32_t cluster_address(uint32_t address, uint32_t rank)
+{
+    return address | (rank + 1) << 24;
+}
+
+static inline void cluster_store4(uint32_t dst, float4 v, uint32_t bar)
+{
+    simt::async_copy(dst, nullptr, sizeof v, bar, &v);
+}
+
+static inline void cluster_store2(uint32_t dst, float a, float b, uint32_t bar)
+{
+    float2 v = {a, b};
+    simt::async_copy(dst, nullptr, sizeof v, bar, &v);
+}
+
+static inline uint32_t transpose8(uint32_t v)
+{
+    uint32_t out;
+    simt::vote mine = {v, 0, &out};
+    simt::meet("a transposition", &mine, [](const void *const *votes, int n) {
+        auto at = [&](int row, int column) {
+            uint32_t w = ((const simt::vote *)votes[row * 4 + column / 2])->in;
+            return w >> (column % 2 * 16) & 0xffff;
+        };
+        for (int l = 0; l < n; l++)
+            *((const simt::vote *)votes[l])->out = at(l % 4 * 2, l / 4) | at(l % 4 * 2 + 1, l / 4)
+                                                                              << 16;
+    });
+    return out;
+}
+
+/* ---- decode_wgmma.cuh */
+
+static inline void wgmma_fence()
+{
+    simt::multiply_fence();
+}
+
+static inline void wgmma_finish()
+{
+    simt::multiply_wait();
+}
+
+template <bool is_bf16> void wgmma_scores(float (&d)[16], uint64_t a, uint64_t b, bool add)
+{
+    simt::multiply({d, 32, is_bf16, false, add, a, b});
+}
+
+template <bool is_bf16, int n> void wgmma_values(float (&d)[n], uint64_t a, uint64_t b)
+{
+    simt::multiply({d, 2 * n, is_bf16, true, true, a, b});
+}
+
+} // namespace decode
+#endif
