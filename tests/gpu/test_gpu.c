@@ -232,13 +232,18 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
         bool is_full;
     } cases[] = {
         {8, 8, 64, 120, 300, 0, 1, 0, false}, /* a warp a segment */
-        {8, 8, 64, 120, 300, 0, 1, 100, false}, {16, 8, 128, 40, 100, 9, 1, 0, false}, /* a list */
-        {16, 8, 128, 40, 100, 9, 4, 50, false}, {16, 2, 256, 40, 100, 9, 2, 30, false},
+        {8, 8, 64, 120, 300, 0, 1, 100, false},
+        {16, 8, 128, 40, 100, 9, 1, 0, false}, /* a list */
+        {16, 8, 128, 40, 100, 9, 4, 50, false},
+        {16, 2, 256, 40, 100, 9, 2, 30, false},
         {16, 4, 128, 6, 333, 3, 5, 0, false}, /* clusters */
-        {16, 4, 64, 6, 333, 3, 9, 70, false},   {16, 4, 256, 6, 333, 3, 3, 20, true},
+        {16, 4, 64, 6, 333, 3, 9, 70, false},
+        {16, 4, 256, 6, 333, 3, 3, 20, true},
         {24, 1, 128, 8, 700, 1, 8, 0, false}, /* 64 rows a block */
-        {24, 1, 256, 8, 700, 1, 8, 200, false}, {64, 1, 256, 8, 1100, 1, 1, 200, false},
+        {24, 1, 256, 8, 700, 1, 8, 200, false},
+        {64, 1, 256, 8, 1100, 1, 1, 200, false},
         {64, 1, 128, 8, 1100, 5, 2, 0, true},
+        {64, 1, 128, 1, 8200, 0, 1, 0, false}, /* two clusters */
     };
     for (uint32_t n = 0; n < sizeof cases / sizeof *cases; n++) {
         static struct rig rigs[2];
@@ -251,7 +256,7 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
         c.num_q_heads = cases[n].q_heads;
         c.num_kv_heads = cases[n].kv_heads;
         c.head_dim_k = c.head_dim_v = cases[n].dim;
-        c.max_row_blocks = 80;
+        c.max_row_blocks = 520;
         c.n_blocks = 16;
         for (uint32_t i = 0; i < cases[n].n_items; i++)
             c.n_blocks += (cases[n].len + i * cases[n].ragged + n_tokens) / c.block_tokens + 1;
@@ -261,11 +266,14 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
             rig_open(r, side ? backend_cpu() : gpu, &c, 0, -1);
             for (uint32_t i = 0; i < cases[n].n_items; i++) {
                 uint32_t len = cases[n].len + i * cases[n].ragged;
-                rig_begin(r);
-                struct backend_item *it = rig_step(r, i, 0, 0, len, BACKEND_APPEND, &s);
-                if (window && i % 2) /* at the begin of what the last tokens see, and before */
-                    poison(r, it, i / 2, len - window + n_tokens / 2 - i / 2 % 3, i * 7);
-                rig_run(r);
+                for (uint32_t pos = 0, n_new; pos < len; pos += n_new) {
+                    n_new = len - pos < 4000 ? len - pos : 4000;
+                    rig_begin(r);
+                    struct backend_item *it = rig_step(r, i, 0, pos, n_new, BACKEND_APPEND, &s);
+                    if (window && i % 2) /* at the begin of what the last tokens see, and before */
+                        poison(r, it, i / 2, len - window + n_tokens / 2 - i / 2 % 3, i * 7);
+                    rig_run(r);
+                }
             }
             rig_begin(r);
             for (uint32_t i = 0; i < cases[n].n_items; i++) {
