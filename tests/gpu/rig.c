@@ -9,6 +9,8 @@
 
 #include <cmocka.h>
 
+#include "kernels/reference.h"
+
 uint32_t rig_random(uint64_t *state)
 {
     *state += 0x9e3779b97f4a7c15u;
@@ -129,19 +131,8 @@ static void patch(struct rig *r, uint32_t seq, uint32_t index)
 
 static void fill(struct rig *r, void *p, size_t n, uint64_t *state)
 {
-    for (size_t i = 0; i < n; i++) {
-        float x = rig_normal(state);
-        uint32_t u;
-        memcpy(&u, &x, 4);
-        if (r->config.q_dtype == ATTN_F32) {
-            ((float *)p)[i] = x;
-        } else if (r->config.q_dtype == ATTN_BF16) {
-            ((uint16_t *)p)[i] = (uint16_t)(u >> 16);
-        } else {
-            _Float16 h = (_Float16)x;
-            memcpy((uint16_t *)p + i, &h, 2);
-        }
-    }
+    for (size_t i = 0; i < n; i++)
+        reference_put(r->config.q_dtype, p, i, (double)rig_normal(state));
 }
 
 struct backend_item *rig_step(struct rig *r, uint32_t seq, uint32_t layer, uint32_t pos, uint32_t n,

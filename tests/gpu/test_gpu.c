@@ -4,6 +4,7 @@
  * the executor; TESTS a pattern of the tests to run; exit 77 where there is no device.
  */
 #include "kernels/kv_layout.h"
+#include "kernels/reference.h"
 #include "tests/gpu/rig.h"
 
 #include <errno.h>
@@ -26,21 +27,6 @@ static uint64_t seed;
 
 static const struct attn_layer_spec plain[2] = {{.scale = 0.125f}, {.scale = 0.1f}};
 
-static double value(attn_dtype d, const void *p, size_t i)
-{
-    if (d == ATTN_F32)
-        return ((const float *)p)[i];
-    if (d == ATTN_F16) {
-        _Float16 h;
-        memcpy(&h, (const uint16_t *)p + i, 2);
-        return (double)h;
-    }
-    uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
 /* Relative L2 distance of the outputs and the largest difference of the lse; NaN-safe. */
 static void compare_items(const struct rig *a, const struct rig *b, const char *what)
 {
@@ -55,7 +41,8 @@ static void compare_items(const struct rig *a, const struct rig *b, const char *
         size_t n = (size_t)x->n_tokens * c->num_q_heads * c->head_dim_v;
         double diff = 0, norm = 0;
         for (size_t k = 0; k < n; k++) {
-            double u = value(c->q_dtype, x->out, k), v = value(c->q_dtype, y->out, k);
+            double u = reference_get(c->q_dtype, x->out, k),
+                   v = reference_get(c->q_dtype, y->out, k);
             diff += (u - v) * (u - v);
             norm += v * v;
         }
@@ -289,7 +276,8 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
             const struct backend_item *x = &rigs[0].items[i], *y = &rigs[1].items[i];
             uint32_t rows = n_tokens * c.num_q_heads;
             for (uint32_t k = 0; k < rows * c.head_dim_v; k++) {
-                double u = value(c.q_dtype, x->out, k), v = value(c.q_dtype, y->out, k);
+                double u = reference_get(c.q_dtype, x->out, k),
+                       v = reference_get(c.q_dtype, y->out, k);
                 n_bad += !isfinite(v);
                 if (!is_alike(u, v))
                     fail_msg("case %u (seed %llu): item %u: out[%u][%u] is %g, not %g", n,
