@@ -124,23 +124,23 @@ DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps
            (is_warp ? 0 : 2 * warps * rows * ((d + 4) * 4 + 8)) + warps * stages * 8 + 16;
 }
 
-/* decode_wide: q | weights | ring (later the parts of a slice) | maxima and sums of the two halves |
- * barriers. Partial results are kept in units of 8 rows, each with its (m, l). */
+/* decode_wide: q | ring (later the parts of a slice) | (m, l) of the two halves | barriers. Partial results
+ * are kept in units of 8 rows, f16, each with (m, l) of its rows for both halves of head_dim. */
 enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage */
 DECODE_BOTH uint32_t decode_wide_unit_bytes(uint32_t d)
 {
-    return 8 * d * 4 + 8 * 8;
+    return 8 * d * 2 + 2 * 8 * 8;
 }
 DECODE_BOTH uint32_t decode_wide_body(uint32_t d, uint32_t stages, uint32_t parts, uint32_t cluster)
 {
-    return decode_max(128 * d + 8192 + stages * DECODE_WIDE_TOKENS * 4 * d,
+    return decode_max(128 * d + stages * DECODE_WIDE_TOKENS * 4 * d,
                       parts * ((7 + cluster) / cluster) * decode_wide_unit_bytes(d));
 }
 DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t stages, uint32_t parts,
                                        uint32_t cluster)
 {
-    return DECODE_ALIGN + decode_wide_body(d, stages, parts, cluster) +
-           2 * 2 * DECODE_WIDE_ROWS * 4 + (3 * stages + 1) * 8 + 16;
+    return DECODE_ALIGN + decode_wide_body(d, stages, parts, cluster) + 2 * DECODE_WIDE_ROWS * 8 +
+           (6 * stages + 1) * 8 + 16;
 }
 
 /* What the rule chose; decode_fill turns it and a batch into a call. */

@@ -117,17 +117,20 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
     }
     if (c.rows == DECODE_WIDE_ROWS) {
         c.kernel = DECODE_WIDE;
-        c.stages = d == 256 ? 2 : 4;
-        for (uint32_t size = 2; size <= DECODE_MAX_CLUSTER && size <= s.max_tiles; size++)
-            if (n_items * p->kv.num_kv_heads * ceil_div(s.max_rows, c.rows) * size <=
-                cluster_room(p->n_processors, size))
+        c.stages = d == 256 ? 3 : 6;
+        /* segments are cut until 64 of 132 processors are at work: that many draw all the bandwidth there
+         * is, and fewer parts are merged sooner */
+        const uint32_t units = n_items * p->kv.num_kv_heads * ceil_div(s.max_rows, c.rows);
+        const uint32_t n_stages = ceil_div(s.max_tiles * DECODE_TILE, DECODE_WIDE_TOKENS);
+        const uint32_t enough = p->n_processors * 16 / 33;
+        for (uint32_t size = 2; size <= DECODE_MAX_CLUSTER && size <= n_stages; size++)
+            if (units * c.cluster < enough && units * size <= cluster_room(p->n_processors, size))
                 c.cluster = size;
         /* more clusters a segment for few long ones; a rank's slice of all parts must fit in shared
          * memory, where the ring was */
-        uint32_t groups = cluster_room(p->n_processors, c.cluster) /
-                          (n_items * p->kv.num_kv_heads * ceil_div(s.max_rows, c.rows) * c.cluster);
+        uint32_t groups = enough / (units * c.cluster);
         groups = min_u32(groups, s.max_tiles / (32 * c.cluster));
-        c.n_groups = c.cluster < 8 ? 1 : min_u32(decode_max(groups, 1), d == 256 ? 2 : 5);
+        c.n_groups = c.cluster < 8 ? 1 : min_u32(decode_max(groups, 1), d == 256 ? 6 : 8);
         *out = c;
         return;
     }
@@ -310,7 +313,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     o->cluster = c->cluster;
     o->n_groups = c->n_groups;
     o->stages = c->stages;
-    o->block = c->kernel == DECODE_WIDE ? 288 : c->warps * 32;
+    o->block = c->kernel == DECODE_WIDE ? 384 : c->warps * 32;
 
     bool is_list = c->kernel == DECODE_WARP || c->kernel == DECODE_LIST;
     const uint64_t capacity = 4 * (is_list ? DECODE_INLINE_WORDS : DECODE_SHORT_WORDS);

@@ -65,6 +65,14 @@ struct unit_keys {
     {
         return key < end_of(token) && (key >= begin_of(token) || key < sinks);
     }
+    /* The same for the keys of the tile that begins at `key`: bit i is key + i. */
+    GPU_DEVICE uint32_t sees_of_tile(uint32_t token, uint32_t key) const
+    {
+        auto below = [key](uint32_t end) {
+            return (1u << (end > key ? min(end - key, (uint32_t)DECODE_TILE) : 0)) - 1;
+        };
+        return below(end_of(token)) & (~below(begin_of(token)) | below(sinks));
+    }
     GPU_DEVICE seen_by_some seen_by(const unit_rows &rows) const
     {
         const uint32_t low = rows.token(0), high = rows.token(rows.count - 1);

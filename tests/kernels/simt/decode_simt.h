@@ -209,19 +209,27 @@ static inline void wgmma_fence()
     simt::multiply_fence();
 }
 
-static inline void wgmma_finish()
+template <int n> void wgmma_finish(float (&)[n])
 {
     simt::multiply_wait();
 }
 
-template <bool is_bf16> void wgmma_scores(float (&d)[16], uint64_t a, uint64_t b, bool add)
+template <bool is_bf16> void wgmma_scores(float (&d)[32], uint64_t a, uint64_t b, bool add)
 {
-    simt::multiply({d, 32, is_bf16, false, add, a, b});
+    simt::multiply({d, 64, is_bf16, false, add, a, b, {}});
 }
 
-template <bool is_bf16, int n> void wgmma_values(float (&d)[n], uint64_t a, uint64_t b)
+template <bool is_bf16, int n> void wgmma_values(float (&d)[n], const uint32_t (&a)[4], uint64_t b)
 {
-    simt::multiply({d, 2 * n, is_bf16, true, true, a, b});
+    simt::multiply({d, 2 * n, is_bf16, true, true, 0, b, {a[0], a[1], a[2], a[3]}});
+}
+
+template <int n> void fewer_registers()
+{
+}
+
+template <int n> void more_registers()
+{
 }
 
 } // namespace decode

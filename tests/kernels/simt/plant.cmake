@@ -95,27 +95,29 @@ plant(decode_tile.cuh 27 "        if (is_masked)\n            hide_values(" "   
 plant(decode_tile.cuh 28 "        proxy_fence(); /* a later" "        if (simt::planted != 28) proxy_fence(); /* a later")
 # K without the swizzle
 plant(decode_tile.cuh 29 "k_chunk = (kc ^ (kr % 8)) * 16" "k_chunk = (kc ^ (simt::planted == 29 ? 0 : kr % 8)) * 16")
-# the products read K, V, q, weights before they are there
-plant(decode_wide.cuh 30 "        barrier_wait(full + s_at * 8, phase);" "        if (simt::planted != 30) barrier_wait(full + s_at * 8, phase);")
-plant(decode_wide.cuh 31 "        barrier_wait(full + (S + s_at) * 8, phase);\n        sync_consumers();"
-  "        if (simt::planted != 31) barrier_wait(full + (S + s_at) * 8, phase);\n        sync_consumers();")
+# the products read K, V, q before they are there
+plant(decode_wide.cuh 30 "        barrier_wait(full + j_at * 8, phase);" "        if (simt::planted != 30) barrier_wait(full + j_at * 8, phase);")
+plant(decode_wide.cuh 31 "        barrier_wait(v_full + j_at * 8, phase);" "        if (simt::planted != 31) barrier_wait(v_full + j_at * 8, phase);")
 plant(decode_wide.cuh 32 "    copies_wait();" "    if (simt::planted != 32) copies_wait();")
-plant(decode_wide.cuh 33 "        proxy_fence();\n        if" "        if (simt::planted != 33) proxy_fence();\n        if")
+# values are cleared past the proxy
+plant(decode_wide.cuh 33 "            proxy_fence();\n            warpgroup_any" "            if (simt::planted != 33) proxy_fence();\n            warpgroup_any")
 # a stage is filled again while it is read
-plant(decode_wide.cuh 34 "            barrier_wait(empty + s * 8, phase);" "            if (simt::planted != 34) barrier_wait(empty + s * 8, phase);")
-# scores are read before they are made; no fence before sums go to the products
-plant(decode_wide.cuh 35 "                k > 0);\n        wgmma_finish();" "                k > 0);\n        if (simt::planted != 35) wgmma_finish();")
-plant(decode_wide.cuh 36 "        sync_consumers();\n        wgmma_fence();" "        sync_consumers();\n        if (simt::planted != 36) wgmma_fence();")
-# each half goes on with its own maxima
-plant(decode_wide.cuh 37 "        sync_consumers(); /* maxima" "        if (simt::planted != 37) sync_consumers(); /* maxima")
-# weights without the swizzle
-plant(decode_wide.cuh 38 "(c ^ g) * 16 + t * 4, encode2" "(simt::planted == 38 ? c : c ^ g) * 16 + t * 4, encode2")
-# stages beyond the last tile keep what shared memory held
-plant(decode_wide.cuh 39 "min(some.end - key_of(0), here * DECODE_TILE)" "min(some.end - key_of(0), simt::planted == 39 ? TT : here * DECODE_TILE)")
+plant(decode_wide.cuh 34 "                barrier_wait(empty +" "                if (simt::planted != 34) barrier_wait(empty +")
+# scores are read before they are made; no fence before weights go to the products
+plant(decode_wide.cuh 35 "        wgmma_finish(s);" "        if (simt::planted != 35) wgmma_finish(s);")
+plant(decode_wide.cuh 36 "        wgmma_fence();\n#pragma unroll\n        for (uint32_t b" "        if (simt::planted != 36) wgmma_fence();\n#pragma unroll\n        for (uint32_t b")
+# the other warpgroup's sums are read before they are written
+plant(decode_wide.cuh 37 "    sync_consumers();\n    {" "    if (simt::planted != 37) sync_consumers();\n    {")
+# a part's factor is forgotten
+plant(decode_wide.cuh 38 " - gpu::log2_fast(f)" " - (simt::planted == 38 ? 0.0f : gpu::log2_fast(f))")
+# tokens behind the last keep what the cache held
+plant(decode_wide.cuh 39 "? some.end - key_of(0)" "? some.end - key_of(0) + (simt::planted == 39 ? 8 : 0)")
 # other blocks' sums are read before they are written; read past the proxy
 plant(decode_wide.cuh 40 "    cluster_sync();" "    if (simt::planted != 40) cluster_sync();")
 plant(decode_wide.cuh 41 "        proxy_fence_all();" "        if (simt::planted != 41) proxy_fence_all();")
 # ranks forget what does not divide evenly
 plant(decode_wide.cuh 42 "n_units = 8 * (rank + 1) / csize - unit0" "n_units = (simt::planted == 42 ? 8 / csize : 8 * (rank + 1) / csize - unit0)")
+# one barrier for stages of both warpgroups: its parity deceives the one that has not seen every phase
+plant(decode_wide.cuh 44 "F = 2 * S" "F = simt::planted == 44 ? S : 2 * S")
 # the batch's own tokens are read before they are appended
 plant(decode_wide.cuh 43 "        gpu::chain_wait();" "        if (simt::planted != 43) gpu::chain_wait();")

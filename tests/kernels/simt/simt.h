@@ -54,6 +54,7 @@ struct product {
     int n; /* columns */
     bool is_bf16, is_turned, is_added; /* is_turned: B lies by columns */
     uint64_t a, b;
+    uint32_t a_words[4]; /* A as the thread has it in registers, where a is 0 */
 };
 
 struct thread {

@@ -256,17 +256,28 @@ float matrix_element(const block *b, const product &p, uint64_t matrix, bool is_
     return p.is_bf16 ? gpu::bf16_decode(bits) : gpu::f16_decode(bits);
 }
 
+/* The same of a matrix in registers: lane 4g + t of warp w has rows 16w + g and 16w + g + 8, elements 2t,
+ * 2t + 1 and eight further on. */
+float word_element(uint32_t first, size_t which, uint32_t i, uint32_t k)
+{
+    const thread &t = threads[first + i / 16 * 32 + i % 8 * 4 + k % 8 / 2];
+    const product &p = t.products[which];
+    uint32_t bits = p.a_words[i / 8 % 2 + k / 8 * 2] >> (k % 2 * 16) & 0xffff;
+    return p.is_bf16 ? gpu::bf16_decode(bits) : gpu::f16_decode(bits);
+}
+
 /* D of the 128 threads from `first` on; product number `which` of each. */
 void make_product(uint32_t first, size_t which)
 {
     const product &p = threads[first].products[which];
     const block *home = threads[first].home;
-    if (p.a >> 62 != 1 || p.b >> 62 != 1)
+    if ((p.a && p.a >> 62 != 1) || p.b >> 62 != 1)
         die("a matrix without 128-byte swizzle");
-    static float a[64][16], b[16][128], d[64][128];
+    static float a[64][16], b[16][256], d[64][256];
     for (uint32_t k = 0; k < 16; k++) {
         for (uint32_t i = 0; i < 64; i++)
-            a[i][k] = matrix_element(home, p, p.a, false, i, k);
+            a[i][k] =
+                p.a ? matrix_element(home, p, p.a, false, i, k) : word_element(first, which, i, k);
         for (uint32_t i = 0; i < (uint32_t)p.n; i++)
             b[k][i] = matrix_element(home, p, p.b, p.is_turned, i, k);
     }
