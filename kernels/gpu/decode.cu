@@ -65,6 +65,8 @@ int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,
     if (e == 0)
         e = make_map(p, 16, 2, p->map16);
     if (e == 0)
+        e = make_map(p, 16, 1, p->map16_part);
+    if (e == 0)
         e = make_map(p, 8, 1, p->map8);
     int shared = 0, device = 0;
     if (e == 0)
@@ -135,7 +137,11 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
     }
     l.attrs = attributes;
     CUtensorMap map;
-    memcpy(&map, c->kernel == DECODE_WIDE ? p->map8 : p->map16, sizeof map);
+    memcpy(&map,
+           c->kernel == DECODE_WIDE                     ? p->map8
+           : c->kernel == DECODE_SHORT && kv->dk == 256 ? p->map16_part
+                                                        : p->map16,
+           sizeof map);
     void *args[] = {&a, (void *)c->inline_words, &map};
     return (int)cudaLaunchKernelExC(&l, fn, args);
 }

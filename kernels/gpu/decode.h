@@ -37,6 +37,7 @@ struct decode_item {
 /* A pool as the tuned kernels see it. */
 struct decode_pool {
     uint64_t map16[16]; /* CUtensorMap of the whole pool: 16 tokens of a head, K and V together */
+    uint64_t map16_part[16]; /* 16 tokens, K or V */
     uint64_t map8[16]; /* 8 tokens, K or V */
     struct gpu_kv kv; /* kv.layers and kv.table in device memory */
     const struct attn_layer_spec *specs; /* host, [num_layers]; scalars only are read */
@@ -65,6 +66,7 @@ enum decode_kernel {
     DECODE_CLUSTER, /* one run a thread block, computed from its index; a cluster merges */
     DECODE_WARP, /* whole segments, one a warp at a time; nothing to merge */
     DECODE_LIST, /* runs of a plan; splits meet in scratch */
+    DECODE_SHORT, /* like DECODE_CLUSTER, for so few tiles that shared memory holds all at once */
     DECODE_WIDE, /* more than 16 query rows a kv head: wgmma, 64 rows; a cluster merges */
 };
 

@@ -6,6 +6,7 @@
 
 #include "kernels/gpu/decode_kernels.h"
 #include "kernels/gpu/decode_narrow.cuh"
+#include "kernels/gpu/decode_short.cuh"
 #include "kernels/gpu/decode_wide.cuh"
 
 namespace decode
@@ -17,6 +18,10 @@ kernel_fn narrow_kernel(decode_kernel kernel)
     switch (kernel) {
     case DECODE_CLUSTER:
         return (kernel_fn)decode_cluster<is_bf16, D, NT, has_extras>;
+    case DECODE_SHORT:
+        if constexpr (D >= 128 && !has_extras)
+            return (kernel_fn)decode_short<is_bf16, D, NT>;
+        return nullptr;
     case DECODE_LIST:
         if constexpr (D * NT <= 256)
             return (kernel_fn)decode_runs<is_bf16, D, NT, false, has_extras>;

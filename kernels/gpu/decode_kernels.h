@@ -11,8 +11,8 @@
 namespace decode
 {
 
-/* void (*)(decode_params, decode_words, CUtensorMap), with decode_short_words for DECODE_CLUSTER and
- * DECODE_WIDE. */
+/* void (*)(decode_params, decode_words, CUtensorMap), with decode_short_words for DECODE_CLUSTER,
+ * DECODE_SHORT and DECODE_WIDE. */
 typedef const void *kernel_fn;
 
 /* NULL where there is none. */

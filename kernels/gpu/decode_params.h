@@ -115,6 +115,16 @@ DECODE_BOTH uint32_t decode_cluster_bytes(uint32_t d, uint32_t rows, uint32_t wa
            warps * rows * 8 + 8 * rows * 8 + (warps * stages + 1) * 8;
 }
 
+/* decode_short: K and V of all tiles (at head_dim 256: K of all, V of the first eight) | the kernel's struct
+ * shared, which ends with the sums of the cluster */
+enum { DECODE_SHORT_TILES = 16 }; /* of a block at most */
+DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tiles, uint32_t cluster)
+{
+    return DECODE_ALIGN + (d == 256 && tiles > 8 ? tiles + 8 : 2 * tiles) * 32 * d + rows * d * 2 +
+           DECODE_SHORT_TILES * (rows * (32 + 8) + 16) + 2 * DECODE_MAX_CLUSTER * rows * 4 + 16 +
+           (cluster > 1 ? rows * d * 4 : 0);
+}
+
 /* decode_runs: ring | two slabs of sums a warp | (m, l) of both | barriers. The slabs are not there
  * where a warp works alone. */
 DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps, uint32_t stages,
@@ -147,7 +157,7 @@ DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t stages, uint32_t par
 struct decode_choice {
     enum decode_kernel kernel;
     uint32_t rows; /* of a unit: 8, 16 or 64 */
-    uint32_t cluster; /* DECODE_CLUSTER, DECODE_WIDE */
+    uint32_t cluster; /* DECODE_CLUSTER, DECODE_SHORT, DECODE_WIDE */
     uint32_t n_groups; /* DECODE_WIDE: clusters a segment */
     uint32_t warps, stages;
     uint32_t n_processors; /* DECODE_LIST: thread blocks; DECODE_WARP: warps */

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_SHARED (227u << 10) /* of a thread block */
+
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
@@ -92,6 +94,35 @@ static uint32_t cluster_room(uint32_t n_processors, uint32_t size)
     return clusters[size] * size * n_processors / 132; /* size <= DECODE_MAX_CLUSTER */
 }
 
+/* What decode_short takes: one token an item, everything in the parameters, and a segment's tiles all in
+ * the shared memory of the blocks that share it. Fills *out but for rows, which the caller has chosen. */
+static bool select_short(const struct decode_pool *p, const struct decode_item *items,
+                         uint32_t n_items, const struct shape *s, struct decode_choice *out)
+{
+    enum { few_tiles = 4, few_blocks = 64 }; /* cutting further gains nothing */
+    uint32_t size = 1, blocks = 0;
+    for (uint32_t i = 0; i < n_items; i++) {
+        blocks = decode_max(blocks, ceil_div(items[i].pos + 1, p->kv.block_tokens));
+        if (items[i].n_tokens != 1)
+            return false;
+    }
+    if (p->has_extras || p->kv.dk < 128 || out->rows > 16 ||
+        (uint64_t)n_items * (blocks + sizeof(struct decode_dev_item) / 4) > DECODE_SHORT_WORDS)
+        return false;
+    while (size < DECODE_MAX_CLUSTER &&
+           (size * DECODE_SHORT_TILES < s->max_tiles ||
+            (size * few_tiles < s->max_tiles && s->segments * size * 2 <= few_blocks)))
+        size *= 2;
+    const uint32_t tiles = ceil_div(s->max_tiles, size);
+    if (tiles > DECODE_SHORT_TILES || s->segments * size > cluster_room(p->n_processors, size) ||
+        decode_short_bytes(p->kv.dk, out->rows, tiles, size) > MAX_SHARED)
+        return false;
+    out->kernel = DECODE_SHORT;
+    out->cluster = size;
+    out->stages = tiles;
+    return true;
+}
+
 void decode_select(const struct decode_pool *p, const struct decode_item *items, uint32_t n_items,
                    struct decode_choice *out)
 {
@@ -137,6 +168,10 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
     c.kernel = DECODE_CLUSTER;
     if (p->is_batch_invariant) {
         c.cluster = 8;
+        *out = c;
+        return;
+    }
+    if (select_short(p, items, n_items, &s, &c)) {
         *out = c;
         return;
     }
@@ -343,6 +378,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     o->grid[1] = o->grid[2] = 1;
     switch (c->kernel) {
     case DECODE_CLUSTER:
+    case DECODE_SHORT:
     case DECODE_WIDE: {
         uint32_t parts = c->cluster * (c->kernel == DECODE_WIDE ? c->n_groups : 1);
         if (c->kernel == DECODE_WIDE && parts > 1 &&
@@ -356,6 +392,8 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         o->n_runs = n_segments * parts;
         o->shared_bytes = c->kernel == DECODE_WIDE
                               ? decode_wide_bytes(p->kv.dk, c->stages, parts, c->cluster)
+                          : c->kernel == DECODE_SHORT
+                              ? decode_short_bytes(p->kv.dk, c->rows, c->stages, c->cluster)
                               : decode_cluster_bytes(p->kv.dk, c->rows, c->warps, c->stages);
         return ATTN_OK;
     }

@@ -83,6 +83,9 @@ static bool has_kernel(const struct decode_call *c)
         return c->rows == 8 && !c->pool->has_extras;
     case DECODE_LIST:
         return c->rows == 8 || (c->rows == 16 && d <= 128);
+    case DECODE_SHORT:
+        return (c->rows == 8 || c->rows == 16) && d >= 128 && !c->pool->has_extras &&
+               c->ids_at != 0;
     case DECODE_WIDE:
         return c->rows == 64 && d >= 128;
     }
@@ -125,7 +128,7 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
     static struct batch b;
     struct decode_planner w = {0};
     struct decode_call *c = malloc(sizeof *c), *again = malloc(sizeof *again);
-    uint32_t seen[4] = {0};
+    uint32_t seen[5] = {0};
     for (uint64_t seed = 1; seed <= 3000; seed++) {
         rng_state = seed;
         random_batch(&b);
@@ -158,7 +161,7 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
         free(upload);
         free(upload2);
     }
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 5; k++)
         assert_true(seen[k] > 0);
     free(c);
     free(again);

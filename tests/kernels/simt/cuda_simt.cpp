@@ -1,5 +1,5 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu. It counts launches by kernel; with
- * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, wide) the process ends with code 3 if one of them was
+ * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide) the process ends with code 3 if one of them was
  * never launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/decode_kernels.h"
@@ -15,17 +15,17 @@
 #undef blockDim
 
 static struct counts {
-    unsigned n[4];
+    unsigned n[5];
 
     ~counts()
     {
-        static const char *const names[4] = {"cluster", "warp", "list", "wide"};
+        static const char *const names[5] = {"cluster", "warp", "list", "short", "wide"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 5; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -142,7 +142,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *l, const void *kernel,
     if (kind > DECODE_WIDE || l->dynamicSmemBytes > (size_t)gpu::shared_limit)
         return cudaErrorInvalidValue;
     launches.n[kind]++;
-    bool is_short = kind == DECODE_CLUSTER || kind == DECODE_WIDE;
+    bool is_short = kind == DECODE_CLUSTER || kind == DECODE_SHORT || kind == DECODE_WIDE;
     return (cudaError_t)(is_short ? enqueue<decode_short_words>(l, how, kernel, args)
                                   : enqueue<decode_words>(l, how, kernel, args));
 }

@@ -81,6 +81,15 @@ static inline uint32_t __shfl_sync(uint32_t, uint32_t v, uint32_t from)
     return out;
 }
 
+static inline float __shfl_sync(uint32_t mask, float v, uint32_t from)
+{
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    bits = __shfl_sync(mask, bits, from);
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
 namespace decode
 {
 

@@ -121,3 +121,17 @@ plant(decode_wide.cuh 42 "n_units = 8 * (rank + 1) / csize - unit0" "n_units = (
 plant(decode_wide.cuh 44 "F = 2 * S" "F = simt::planted == 44 ? S : 2 * S")
 # the batch's own tokens are read before they are appended
 plant(decode_wide.cuh 43 "        gpu::chain_wait();" "        if (simt::planted != 43) gpu::chain_wait();")
+# decode_short reads q, then K and V, before they have come
+plant(decode_short.cuh 45 "    copies_wait();" "    if (simt::planted != 45) copies_wait();")
+plant(decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")
+# other warps' weights are read before they are there
+plant(decode_short.cuh 47 "        gpu::chain_release();\n    __syncthreads();" "        gpu::chain_release();\n    if (simt::planted != 47) __syncthreads();")
+# messages to blocks that may not have begun; read before they have come
+plant(decode_short.cuh 48 "        cluster_wait(); /* long since" "        if (simt::planted != 48) cluster_wait(); /* long since")
+plant(decode_short.cuh 49 "    barrier_wait(met, 0);" "    if (simt::planted != 49) barrier_wait(met, 0);")
+plant(decode_short.cuh 50 "        barrier_wait(merged, 0);" "        if (simt::planted != 50) barrier_wait(merged, 0);")
+# a tile's weights count as if its maximum were that of all
+plant(decode_short.cuh 51 "f[k][x] = weight(make_float2(ml[k].x, ml[k].y), top[x]);"
+  "f[k][x] = simt::planted == 51 ? make_float2(1, 1) : weight(make_float2(ml[k].x, ml[k].y), top[x]);")
+# 0 times NaN
+plant(decode_short.cuh 52 "                if (!sees(key + e / 8 % 16))" "                if (simt::planted != 52 && !sees(key + e / 8 % 16))")

@@ -1,0 +1,365 @@
+/* decode_short.cuh: the kernel for short calls: one query token an item, so few tiles that the thread blocks of
+ * a segment have them all at work at once. What such a call takes is latency:
+ *
+ *   1. each warp asks for its tiles (warp, warp + 8)
+ *   2. it makes their scores and weights, each tile against its own maxima, and leaves the weights, as
+ *      operands, the maxima and the sums of weights in shared memory
+ *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, a tile's product times
+ *      2^(maximum of the tile - maximum of all). Nothing is left to merge in the block
+ *   4. meanwhile the blocks of a segment have sent each other their maxima; each scales its sums and sends
+ *      every slice of them, in the order registers have, to the rank that finishes it by adding
+ *
+ * At head_dim 256 sixteen tiles are more than shared memory holds: K and V come apart, and V of a warp's
+ * second tile takes the place of its first K.
+ */
+#ifndef ATTND_GPU_DECODE_SHORT_CUH
+#define ATTND_GPU_DECODE_SHORT_CUH
+
+#include "kernels/gpu/decode_narrow.cuh"
+
+namespace decode
+{
+
+template <int N> struct count {
+    static constexpr int value = N;
+};
+
+/* The larger of two rows' maxima. */
+GPU_DEVICE float2 larger(float2 a, float2 b)
+{
+    return make_float2(fmaxf(a.x, b.x), fmaxf(a.y, b.y));
+}
+
+/* Over the lanes that hold the same rows. */
+GPU_DEVICE float2 largest(float2 m)
+{
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2)
+        m = larger(m, make_float2(gpu::shuffle_xor(m.x, d), gpu::shuffle_xor(m.y, d)));
+    return m;
+}
+
+GPU_DEVICE float2 added(float2 l)
+{
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) {
+        l.x += gpu::shuffle_xor(l.x, d);
+        l.y += gpu::shuffle_xor(l.y, d);
+    }
+    return l;
+}
+
+/* What rows with maxima m count where the maxima are `top`. */
+GPU_DEVICE float2 weight(float2 m, float2 top)
+{
+    return make_float2(gpu::exp2_fast(m.x - top.x), gpu::exp2_fast(m.y - top.y));
+}
+
+template <bool is_bf16, int D, int NT>
+__global__ void __launch_bounds__(256, 1)
+    decode_short(GPU_PARAM(decode_params, p), GPU_PARAM(decode_short_words, w),
+                 GPU_PARAM(CUtensorMap, map))
+{
+    constexpr uint32_t R = 8 * NT, W = 8, K = 2, slots = W * K, steps = D / 16, own = steps / W;
+    constexpr uint32_t part_bytes = 32 * D; /* K or V of a tile */
+    constexpr int depth = 4; /* tiles whose values a warp has in flight */
+    constexpr bool is_apart = D == 256;
+    struct shared { /* a float2: of rows 2t and 2t + 1; a float4: their maxima, their sums */
+        uint8_t q[R * D * 2];
+        uint2 weights[slots][NT][32];
+        float4 tile_ml[slots][NT][4];
+        float2 in_top[DECODE_MAX_CLUSTER][NT][4], in_sum[DECODE_MAX_CLUSTER][NT][4];
+        uint64_t k_full[slots], v_full[slots], met, merged;
+        float4 in[steps * NT * 32]; /* [rank][slice][x][lane]; not there in a cluster of one */
+    };
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = gpu::lane_id();
+    const uint32_t g = lane / 4, t = lane % 4, head = blockIdx.y, T = p.stages;
+    const uint32_t lg = p.lg_cluster, csize = 1u << lg, rank = blockIdx.x & (csize - 1);
+    uint8_t *base = aligned_shared();
+    const uint32_t tiles = gpu::shared_address(base);
+    shared &s = *(shared *)(base + (is_apart ? T + min(T, W) : 2 * T) * part_bytes);
+    const uint32_t k_full = gpu::shared_address(s.k_full), v_full = gpu::shared_address(s.v_full);
+    const uint32_t met = gpu::shared_address(&s.met), merged = gpu::shared_address(&s.merged);
+    auto k_at = [&](uint32_t i) { return tiles + i * part_bytes * (is_apart ? 1 : 2); };
+    auto v_at = [&](uint32_t i) {
+        return !is_apart ? k_at(i) + part_bytes : tiles + (i < W ? T + i : i - W) * part_bytes;
+    };
+    const decode_dev_item it = *(const decode_dev_item *)(w.w + blockIdx.z * (sizeof it / 4));
+    const uint32_t first = it.n_tiles * rank >> lg, n = (it.n_tiles * (rank + 1) >> lg) - first;
+    const uint32_t row0 = (blockIdx.x >> lg) * R, rows = min(p.group - row0, R);
+    const uint32_t q_head = head * p.group + row0;
+    const uint32_t lg_slices = 31 - __clz(steps) - lg; /* slices a rank finishes */
+
+    /* 1. q before K and V: behind them it would wait */
+    if (p.is_chained)
+        gpu::chain_wait();
+#pragma unroll
+    for (uint32_t i = threadIdx.x; i < R * D / 8; i += 32 * W) {
+        const uint32_t r = i / (D / 8), c = i % (D / 8);
+        gpu::copy16_async(gpu::shared_address(s.q) + r * D * 2 + (c ^ r % 8) * 16,
+                          (const char *)it.q + (q_head + min(r, rows - 1)) * (D * 2) + c * 16,
+                          true);
+    }
+    auto ask = [&](uint32_t i, uint32_t part, uint32_t at, uint32_t bar, uint32_t bytes) {
+        const uint32_t tile = tile_at(first + i, it.sink_tiles, it.skip_tiles);
+        const uint32_t id = w.w[p.ids_at + blockIdx.z * p.ids_stride + (tile >> p.tiles_shift)];
+        barrier_expect(bar, bytes);
+        map_copy(at, &map, bar,
+                 (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens +
+                     (tile & ((1u << p.tiles_shift) - 1)) * DECODE_TILE,
+                 part, id);
+    };
+    const uint32_t mine = warp + lane * W;
+    if (mine < n) {
+        barrier_init(k_full + mine * 8, 1);
+        if (is_apart)
+            barrier_init(v_full + mine * 8, 1);
+        barrier_init_fence();
+        ask(mine, 0, k_at(mine), k_full + mine * 8, part_bytes * (is_apart ? 1 : 2));
+        if (is_apart && lane == 0)
+            ask(mine, 1, v_at(mine), v_full + mine * 8, part_bytes);
+    }
+    if (threadIdx.x == 32 * W - 1 && csize > 1) {
+        barrier_init(met, 1);
+        barrier_init(merged, 1);
+        barrier_init_fence();
+        barrier_expect(met, csize * R * 4);
+        barrier_expect(merged, steps * NT * 512 + csize * R * 4);
+    }
+    gpu::sync_warp();
+    if (csize > 1)
+        cluster_arrive();
+    uint32_t window = 0, sinks = 0;
+    if (it.flags & DECODE_HAS_WINDOW) {
+        window = p.layers[it.layer].window_tokens;
+        sinks = p.layers[it.layer].sink_tokens;
+    }
+    const uint32_t end = it.pos + 1, begin = window != 0 && end > window ? end - window : 0;
+    auto sees = [&](uint32_t key) { return key < end && (key >= begin || key < sinks); };
+    copies_wait();
+    __syncthreads();
+
+    /* 2 */
+#pragma unroll 1
+    for (uint32_t i = warp; i < n; i += W) {
+        const uint32_t k_row = k_at(i) + lane % 16 * 128;
+        const uint32_t q_row = gpu::shared_address(s.q) + lane % 8 * D * 2;
+        float a[4][NT][4] = {};
+        barrier_wait(k_full + i * 8, 0);
+#pragma unroll
+        for (int j = 0; j < (int)steps; j += 2) {
+            uint32_t k[2][4];
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                gpu::load_matrix4(k[h], k_row + j / 4 * 2048 +
+                                            (((j + h) % 4 * 2 + lane / 16) ^ lane % 8) * 16);
+#pragma unroll
+            for (int x = 0; x < NT; ++x) {
+                uint32_t q[4];
+                gpu::load_matrix4(q, q_row + x * 8 * D * 2 + j / 4 * 128 +
+                                         ((j % 4 * 2 + lane / 8) ^ lane % 8) * 16);
+                gpu::mma_16816<is_bf16>(a[j % 4][x], k[0], q[0], q[1]);
+                gpu::mma_16816<is_bf16>(a[j % 4 + 1][x], k[1], q[2], q[3]);
+            }
+        }
+        if (is_apart && i + W < n) {
+            gpu::sync_warp();
+            if (lane == 0)
+                ask(i + W, 1, v_at(i + W), v_full + (i + W) * 8, part_bytes);
+        }
+        const uint32_t key = tile_at(first + i, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
+        bool is_hidden[2] = {false, false};
+        if (key + DECODE_TILE > end || (key < begin && key + DECODE_TILE > sinks)) {
+            is_hidden[0] = !sees(key + g);
+            is_hidden[1] = !sees(key + g + 8);
+            if (is_apart)
+                barrier_wait(v_full + i * 8, 0);
+#pragma unroll 1
+            for (uint32_t e = lane; e < DECODE_TILE * (D / 8); e += 32) /* 0 times NaN is NaN */
+                if (!sees(key + e / 8 % 16))
+                    shared_store16(v_at(i) + e * 16, make_uint4(0, 0, 0, 0));
+        }
+#pragma unroll
+        for (int x = 0; x < NT; ++x) {
+            float c[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                c[k] = is_hidden[k / 2]
+                           ? -INFINITY
+                           : (a[0][x][k] + a[1][x][k] + (a[2][x][k] + a[3][x][k])) * it.scale_log2;
+            float2 m = make_float2(fmaxf(c[0], c[2]), fmaxf(c[1], c[3]));
+            m = largest(larger(m, make_float2(nothing, nothing)));
+            const float2 lo = weight(make_float2(c[0], c[1]), m);
+            const float2 hi = weight(make_float2(c[2], c[3]), m);
+            s.weights[i][x][lane] = make_uint2(transpose8(encode2<is_bf16>(lo.x, lo.y)),
+                                               transpose8(encode2<is_bf16>(hi.x, hi.y)));
+            const float2 l = added(make_float2(lo.x + hi.x, lo.y + hi.y));
+            if (g == 0)
+                s.tile_ml[i][x][t] = make_float4(m.x, m.y, l.x, l.y);
+        }
+        if (is_apart)
+            barrier_wait(v_full + i * 8, 0);
+    }
+    if (p.is_chained)
+        gpu::chain_release();
+    __syncthreads();
+
+    /* 3. lane 4g + t has the factors of tiles g and g + 8 */
+    const uint32_t peers = csize > 1 ? cluster_rank() - rank : 0; /* the segment's first block */
+    if (csize > 1)
+        cluster_wait(); /* long since complete: every block of the cluster has its barriers ready */
+    float2 top[NT], sum[NT], f[K][NT];
+#pragma unroll
+    for (int x = 0; x < NT; ++x) {
+        float4 ml[K];
+        top[x] = make_float2(nothing, nothing);
+#pragma unroll
+        for (int k = 0; k < (int)K; ++k) {
+            ml[k] = make_float4(nothing, nothing, 0, 0);
+            if (g + k * W < n)
+                ml[k] = s.tile_ml[g + k * W][x][t];
+            top[x] = larger(top[x], make_float2(ml[k].x, ml[k].y));
+        }
+        top[x] = largest(top[x]);
+        if (csize > 1 && warp < csize && g == 0)
+            cluster_store2(
+                cluster_address(gpu::shared_address(&s.in_top[rank][x][t]), peers + warp), top[x].x,
+                top[x].y, cluster_address(met, peers + warp));
+        sum[x] = make_float2(0, 0);
+#pragma unroll
+        for (int k = 0; k < (int)K; ++k) {
+            f[k][x] = weight(make_float2(ml[k].x, ml[k].y), top[x]);
+            sum[x].x += ml[k].z * f[k][x].x;
+            sum[x].y += ml[k].w * f[k][x].y;
+        }
+        sum[x] = added(sum[x]);
+    }
+    float o[own][NT][4] = {};
+    uint32_t v_lane[own];
+#pragma unroll
+    for (int j = 0; j < (int)own; ++j) {
+        const uint32_t slice = warp * own + j, row = lane % 8 + lane / 16 * 8;
+        v_lane[j] = slice / 4 * 2048 + row * 128 + ((slice % 4 * 2 + lane / 8 % 2) ^ row % 8) * 16;
+    }
+    /* from tile i0 on, a multiple of their number; all loads first */
+    auto add_tiles = [&](auto n_tiles, uint32_t i0) {
+        constexpr int N = decltype(n_tiles)::value;
+        uint32_t v[N][own][4];
+        uint2 b[N][NT];
+        float d[N][NT][own][4] = {}, fx[N][NT], fy[N][NT];
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+#pragma unroll
+            for (int j = 0; j < (int)own; ++j)
+                gpu::load_matrix4_transposed(v[k][j], v_at(i0 + k) + v_lane[j]);
+#pragma unroll
+            for (int x = 0; x < NT; ++x) {
+                const float2 mine = i0 < W ? f[0][x] : f[1][x];
+                b[k][x] = s.weights[i0 + k][x][lane];
+                fx[k][x] = __shfl_sync(~0u, mine.x, (i0 % W + k) * 4 + t);
+                fy[k][x] = __shfl_sync(~0u, mine.y, (i0 % W + k) * 4 + t);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+#pragma unroll
+            for (int x = 0; x < NT; ++x)
+#pragma unroll
+                for (int j = 0; j < (int)own; ++j)
+                    gpu::mma_16816<is_bf16>(d[k][x][j], v[k][j], b[k][x].x, b[k][x].y);
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+#pragma unroll
+            for (int x = 0; x < NT; ++x)
+#pragma unroll
+                for (int j = 0; j < (int)own; ++j)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c)
+                        o[j][x][c] += (c % 2 ? fy : fx)[k][x] * d[k][x][j][c];
+    };
+    uint32_t done = 0;
+#pragma unroll 1
+    for (; done + depth <= n; done += depth)
+        add_tiles(count<depth>{}, done);
+#pragma unroll 1
+    for (; done < n; ++done)
+        add_tiles(count<1>{}, done);
+
+    /* 4 */
+    auto factors = [&](uint32_t x, float2 m, float2 l, bool is_first) {
+        const uint32_t r = x * 8 + 2 * t;
+        return make_float2(
+            finish_row(it, p, q_head + min(r, rows - 1), m.x, l.x, is_first && g == 0 && r < rows),
+            finish_row(it, p, q_head + min(r + 1, rows - 1), m.y, l.y,
+                       is_first && g == 0 && r + 1 < rows));
+    };
+    auto store = [&](uint32_t x, uint32_t slice, float4 a, float2 f) {
+        const uint32_t lo = transpose8(encode2<is_bf16>(a.x * f.x, a.y * f.y));
+        const uint32_t hi = transpose8(encode2<is_bf16>(a.z * f.x, a.w * f.y));
+        if (x * 8 + g < rows) {
+            uint32_t *out = (uint32_t *)it.out + (q_head + x * 8 + g) * (D / 2) + slice * 8 + t;
+            out[0] = lo;
+            out[4] = hi;
+        }
+    };
+    if (csize == 1) {
+#pragma unroll
+        for (int x = 0; x < NT; ++x) {
+            const float2 end_f = factors(x, top[x], sum[x], warp == 0);
+#pragma unroll
+            for (int j = 0; j < (int)own; ++j)
+                store(x, warp * own + j,
+                      make_float4(o[j][x][0], o[j][x][1], o[j][x][2], o[j][x][3]), end_f);
+        }
+        return;
+    }
+    barrier_wait(met, 0);
+#pragma unroll
+    for (int x = 0; x < NT; ++x) {
+        float2 m = top[x];
+#pragma unroll
+        for (uint32_t c = 0; c < DECODE_MAX_CLUSTER; ++c)
+            if (c < csize)
+                m = larger(m, s.in_top[c][x][t]);
+        const float2 part = weight(top[x], m);
+        top[x] = m;
+#pragma unroll
+        for (int j = 0; j < (int)own; ++j) {
+            const uint32_t slice = warp * own + j, to = peers + (slice >> lg_slices);
+            const uint32_t local = slice & ((1u << lg_slices) - 1);
+            const uint32_t there = cluster_address(merged, to);
+            cluster_store4(
+                cluster_address(gpu::shared_address(
+                                    &s.in[(((rank << lg_slices) + local) * NT + x) * 32 + lane]),
+                                to),
+                make_float4(o[j][x][0] * part.x, o[j][x][1] * part.y, o[j][x][2] * part.x,
+                            o[j][x][3] * part.y),
+                there);
+            if (local == 0 && g == 0)
+                cluster_store2(cluster_address(gpu::shared_address(&s.in_sum[rank][x][t]), to),
+                               sum[x].x * part.x, sum[x].y * part.y, there);
+        }
+    }
+#pragma unroll 1
+    for (uint32_t u = warp; u < NT << lg_slices; u += W) {
+        const uint32_t local = u / NT, x = u % NT, slice = (rank << lg_slices) + local;
+        float4 a = make_float4(0, 0, 0, 0);
+        float2 l = make_float2(0, 0);
+        barrier_wait(merged, 0);
+#pragma unroll 4
+        for (uint32_t c = 0; c < csize; ++c) {
+            const float4 part = s.in[(((c << lg_slices) + local) * NT + x) * 32 + lane];
+            const float2 part_l = s.in_sum[c][x][t];
+            a.x += part.x;
+            a.y += part.y;
+            a.z += part.z;
+            a.w += part.w;
+            l.x += part_l.x;
+            l.y += part_l.y;
+        }
+        store(x, slice, a, factors(x, x ? top[NT - 1] : top[0], l, slice == 0));
+    }
+}
+
+} // namespace decode
+#endif
