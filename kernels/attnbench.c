@@ -20,6 +20,8 @@ static const char help[] =
     "                    long      those and 22 more, to 4 GiB of KV, one skewed batch\n"
     "                    variants  every step of the kernel's ladder on three cells\n"
     "                    cpu       batch 1, 16 x context 4096, 16384 x (32,8,128) (default)\n"
+    "  --cell Q,KV,DIM,BATCH,CONTEXT\n"
+    "                    this one cell, no grid: q heads, kv heads, head_dim, sequences, tokens\n"
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
     "  --runs N          timed runs a cell (default 50)\n"
@@ -296,19 +298,42 @@ static bool parse_count(const char *name, const char *text, uint32_t min, uint32
     return true;
 }
 
+static bool parse_cell(const char *text, struct bench_cell *out)
+{
+    int end = 0;
+    *out = (struct bench_cell){0};
+    bool ok = sscanf(text, "%5u,%5u,%5u,%5u,%7u%n", &out->num_q_heads, &out->num_kv_heads,
+                     &out->head_dim, &out->batch, &out->context, &end) == 5 &&
+              text[end] == 0 && strchr(text, '-') == NULL && out->num_kv_heads > 0 &&
+              out->batch > 0 && out->batch <= BENCH_MAX_BATCH && out->context > 0;
+    if (!ok)
+        fprintf(stderr,
+                "attnbench: --cell is '%s', must be five numbers from 1, q heads, kv heads, "
+                "head_dim, sequences (up to %d) and tokens\n",
+                text, BENCH_MAX_BATCH);
+    return ok;
+}
+
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"backend", required_argument, NULL, 'b'}, {"grid", required_argument, NULL, 'g'},
-        {"match", required_argument, NULL, 'm'},   {"csv", required_argument, NULL, 'c'},
-        {"runs", required_argument, NULL, 'r'},    {"naive-runs", required_argument, NULL, 'n'},
-        {"threads", required_argument, NULL, 't'}, {"memory", required_argument, NULL, 'M'},
-        {"help", no_argument, NULL, 'h'},          {0},
+        {"backend", required_argument, NULL, 'b'},
+        {"grid", required_argument, NULL, 'g'},
+        {"cell", required_argument, NULL, 'C'},
+        {"match", required_argument, NULL, 'm'},
+        {"csv", required_argument, NULL, 'c'},
+        {"runs", required_argument, NULL, 'r'},
+        {"naive-runs", required_argument, NULL, 'n'},
+        {"threads", required_argument, NULL, 't'},
+        {"memory", required_argument, NULL, 'M'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
     };
-    struct program p = {.grid = "cpu"};
+    struct program p = {0};
     struct bench_options o = {.backend = "cpu", .runs = 50, .naive_runs = 5};
     const char *csv = NULL;
-    uint32_t gib = 0, n_cells;
+    struct bench_cell one = {0};
+    uint32_t gib = 0, n_cells = 1;
     int opt;
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         bool ok = true;
@@ -318,6 +343,9 @@ int main(int argc, char **argv)
             break;
         case 'g':
             p.grid = optarg;
+            break;
+        case 'C':
+            ok = parse_cell(optarg, &one);
             break;
         case 'm':
             p.match = optarg;
@@ -346,7 +374,13 @@ int main(int argc, char **argv)
         if (!ok)
             return 2;
     }
-    const struct bench_cell *cells = bench_cells(p.grid, &n_cells);
+    if (one.batch > 0 && p.grid != NULL) {
+        fprintf(stderr, "attnbench: --cell and --grid exclude each other\n");
+        return 2;
+    }
+    if (p.grid == NULL)
+        p.grid = one.batch > 0 ? "cell" : "cpu";
+    const struct bench_cell *cells = one.batch > 0 ? &one : bench_cells(p.grid, &n_cells);
     if (cells == NULL || optind < argc) {
         fprintf(stderr, "attnbench: %s '%s' (--help)\n", cells ? "what is" : "no grid is called",
                 cells ? argv[optind] : p.grid);

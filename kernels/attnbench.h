@@ -11,6 +11,7 @@
 
 #define BENCH_PAGED_CELLS 16
 #define BENCH_BLOCK_TOKENS 16
+#define BENCH_MAX_BATCH 256
 
 struct bench_cell {
     uint32_t num_q_heads, num_kv_heads, head_dim, batch, context;

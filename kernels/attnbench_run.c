@@ -50,8 +50,8 @@ static uint16_t random_bf16(uint32_t bits)
 static bool open_backend(struct bench *x)
 {
     struct backend_config c = {.kv_bytes = x->kv_bytes,
-                               .max_batch_items = 256,
-                               .max_batch_tokens = 256,
+                               .max_batch_items = BENCH_MAX_BATCH,
+                               .max_batch_tokens = BENCH_MAX_BATCH,
                                .n_threads = x->options.n_threads,
                                .import_fd = -1};
     attn_status st = x->ops->open(&c, &x->b);
