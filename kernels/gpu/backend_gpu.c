@@ -78,9 +78,11 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
     if (runtime_device_open(c->device_index, &b->device) != 0)
         return gpu_fail(b, ATTN_ENOTSUP, "no " GPU_BACKEND_NAME " device: %s",
                         runtime_last_error());
-    if (runtime_stream_open(&b->stream) != 0)
+    if (runtime_stream_open(&b->stream) != 0 || runtime_stream_open(&b->way_in) != 0)
         return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
-    int code = runtime_check("loading the matrix kernels", gpu_attend_matrix_init());
+    int code = runtime_check("loading the kernels around attention", gpu_prep_init());
+    if (!code)
+        code = runtime_check("loading the matrix kernels", gpu_attend_matrix_init());
     if (code)
         return gpu_fail(b, ATTN_ENOTSUP, "%s (capability %u.%u)", runtime_last_error(),
                         b->device.capability / 10, b->device.capability % 10);
@@ -93,6 +95,8 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
     memset(b->signals, 0, BACKEND_MAX_IN_FLIGHT * sizeof *b->signals);
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
         b->slots[i].signal = &b->signals[i];
+        if (runtime_event_open(&b->slots[i].brought) != 0)
+            return gpu_fail(b, ATTN_ENOMEM, "%s", runtime_last_error());
         st = gpu_job_init(b, &b->slots[i].job);
         if (st != ATTN_OK)
             return st;
@@ -115,8 +119,11 @@ static void gpu_close(struct backend *b)
 {
     if (!b)
         return;
-    if (b->stream && runtime_device_use(b->config.device_index) == 0)
+    bool is_there = b->stream && runtime_device_use(b->config.device_index) == 0;
+    if (is_there)
         runtime_stream_wait(b->stream);
+    if (is_there && b->way_in) /* the first waits for it, unless a submit failed half-way */
+        runtime_stream_wait(b->way_in);
     while (b->pools) {
         struct backend_pool *p = b->pools;
         b->pools = p->next;
@@ -127,6 +134,8 @@ static void gpu_close(struct backend *b)
         runtime_host_free(j->staging.host);
         runtime_free(j->staging.device);
         runtime_free(j->staging.q);
+        runtime_free(j->staging.kv);
+        runtime_event_close(b->slots[i].brought);
         gpu_job_fini(j);
     }
     runtime_host_free(b->signals);
@@ -135,6 +144,7 @@ static void gpu_close(struct backend *b)
     runtime_free(b->tuned_scratch);
     decode_planner_fini(&b->planner);
     runtime_range_close(&b->kv);
+    runtime_stream_close(b->way_in);
     runtime_stream_close(b->stream);
     free(b);
 }
@@ -265,6 +275,7 @@ static attn_status grow_device(struct backend *b, void **p, uint64_t *bytes, uin
 static attn_status grow_workspace(struct backend *b, const struct backend_pool *p)
 {
     uint64_t staging = gpu_staging_bytes(b, p), q = gpu_q_bytes(b, p);
+    uint64_t kv = gpu_brought_bytes(b, p);
     attn_status st = ATTN_OK;
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT && st == ATTN_OK; i++) {
         struct gpu_staging *s = &b->slots[i].job.staging;
@@ -278,6 +289,8 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
         }
         if (st == ATTN_OK)
             st = grow_device(b, (void **)&s->q, &s->q_bytes, q);
+        if (st == ATTN_OK)
+            st = grow_device(b, (void **)&s->kv, &s->kv_bytes, kv);
     }
     if (st == ATTN_OK && p->config.head_dim_v > b->part_dv) {
         uint64_t had = 0;

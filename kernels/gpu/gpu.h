@@ -11,7 +11,8 @@
  *     f16_decode, *_encode2, e4m3_*                          rounding to nearest even
  *     shared_at, shared_address, copy16_async, copy_wait     shared memory, copies into it
  *     tile_*, matrix_tile                                    16 x 16 tiles: tile_mma.h, tile_mfma.h
- *     chain_wait, chain_release, launch, allow_shared        launches
+ *     chain_wait, chain_release, launch                      launches
+ *     allow_shared, share_memory                             what a kernel asks of shared memory
  *     GPU_SHARED, GPU_PARAM, params                          dynamic shared memory, parameters
  */
 #ifndef ATTND_GPU_H

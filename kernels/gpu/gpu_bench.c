@@ -152,7 +152,7 @@ static attn_status batch_open(struct backend *b, const struct gpu_choice *choice
     if (st != ATTN_OK)
         return st;
     /* q, patches and descriptors once; poison what the runs must write */
-    if (gpu_job_upload(b, &x->job) || gpu_job_prep(b, &x->job, batch) ||
+    if (gpu_job_upload(&x->job, b->stream) || gpu_job_prep(b, &x->job, batch) ||
         runtime_fill(x->out, 0xff, out_bytes, b->stream) ||
         runtime_fill(x->lse, 0xff, lse_bytes, b->stream) || gpu_job_attend(b, &x->job, false) ||
         runtime_stream_wait(b->stream))

@@ -252,6 +252,13 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
     return (int)cudaLaunchKernelEx(&c, kernel, args...);
 }
 
+/* Lets a kernel run on processors whose memory is nearly all shared memory, as others want it. */
+template <class... Params> int share_memory(void (*kernel)(Params...))
+{
+    return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
+}
+
 /* Lets a kernel take more shared memory than the default 48 KiB. */
 template <class... Params> int allow_shared(void (*kernel)(Params...), size_t bytes)
 {

@@ -4,7 +4,8 @@
  * Thread     the engine thread, but for the host memory slots.
  * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
  *            slots, which give it back); a batch takes none.
- * Order      everything runs on one stream.
+ * Order      everything runs on one stream, but for the way in of a batch that has another in front of it:
+ *            its upload and its q, k and v go to its own staging on a second one, and the first waits for that.
  */
 #ifndef ATTND_GPU_HOST_H
 #define ATTND_GPU_HOST_H
@@ -18,6 +19,13 @@
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
+
+/* A batch behind another has its q, k and v brought if they are so many bytes (fewer come with prep: another launch
+ * takes longer) and so many tokens (more are computed for so long that it makes no difference). */
+#ifndef GPU_BRING_BYTES
+#define GPU_BRING_BYTES 65536
+#endif
+#define GPU_BRING_TOKENS 2048
 
 enum gpu_kernel {
     GPU_TUNED, /* decode.h */
@@ -50,6 +58,8 @@ struct gpu_staging {
     uint64_t bytes;
     char *q; /* device: [max_batch_tokens][num_q_heads][dk] of the widest pool */
     uint64_t q_bytes;
+    char *kv; /* device: k and v of up to GPU_BRING_TOKENS tokens of the widest pool */
+    uint64_t kv_bytes;
 };
 
 /* One batch, ready to be launched. */
@@ -81,6 +91,7 @@ struct gpu_slot {
     struct gpu_job job;
     struct gpu_signal *signal;
     uint32_t value; /* the flag when the batch is done */
+    runtime_event *brought; /* its q, k and v are on the device */
 };
 
 struct backend_pool {
@@ -98,6 +109,7 @@ struct backend {
     struct backend_config config;
     struct runtime_device device;
     runtime_stream *stream;
+    runtime_stream *way_in; /* of a batch, while another is computed */
     struct runtime_range kv;
     uint64_t kv_used;
     struct backend_pool *pools;
@@ -128,6 +140,7 @@ attn_status gpu_lost(struct backend *b);
 /* Bytes of staging.host and .device for a batch at the limits. */
 uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p);
 uint64_t gpu_q_bytes(const struct backend *b, const struct backend_pool *p);
+uint64_t gpu_brought_bytes(const struct backend *b, const struct backend_pool *p);
 /* ATTN_ENOMEM */
 attn_status gpu_job_init(struct backend *b, struct gpu_job *j);
 void gpu_job_fini(struct gpu_job *j);
@@ -137,7 +150,11 @@ void gpu_job_fini(struct gpu_job *j);
 attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
 /* Brings the upload to the device. Launches return the runtime's code. */
-int gpu_job_upload(struct backend *b, const struct gpu_job *j);
+int gpu_job_upload(const struct gpu_job *j, runtime_stream *s);
+/* Is it worth it to bring q, k and v before prep, behind a batch in flight? */
+bool gpu_job_is_brought(const struct gpu_job *j);
+/* Upload, q, k and v on the second stream; prep will wait for them. */
+int gpu_job_bring(struct backend *b, struct gpu_job *j, runtime_event *brought);
 /* Surplus patches and prep. */
 int gpu_job_prep(struct backend *b, const struct gpu_job *j, const struct backend_batch *batch);
 /* All attention; is_chained: it follows prep. */

@@ -35,6 +35,19 @@ uint64_t gpu_q_bytes(const struct backend *b, const struct backend_pool *p)
            attn_dtype_bytes(p->config.q_dtype);
 }
 
+static uint64_t kv_row_bytes(const struct backend_pool *p)
+{
+    const struct backend_pool_config *c = &p->config;
+    return (uint64_t)c->num_kv_heads * (c->head_dim_k + c->head_dim_v) *
+           attn_dtype_bytes(c->q_dtype);
+}
+
+uint64_t gpu_brought_bytes(const struct backend *b, const struct backend_pool *p)
+{
+    uint32_t tokens = b->config.max_batch_tokens;
+    return (tokens < GPU_BRING_TOKENS ? tokens : GPU_BRING_TOKENS) * kv_row_bytes(p);
+}
+
 attn_status gpu_job_init(struct backend *b, struct gpu_job *j)
 {
     memset(j, 0, sizeof *j);
@@ -324,6 +337,7 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
     prep->n_items = batch->n_items;
     prep->n_patches = n_patches;
     prep->out_start_ns = NULL;
+    prep->brought = NULL;
     struct gpu_item *items, *device_items = (struct gpu_item *)(j->staging.device + items_at);
     uint32_t *blocks;
     struct gpu_patch *patches;
@@ -407,12 +421,31 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
 
 /* ---- launches */
 
-int gpu_job_upload(struct backend *b, const struct gpu_job *j)
+int gpu_job_upload(const struct gpu_job *j, runtime_stream *s)
 {
     if (j->upload_bytes == 0)
         return 0;
     return runtime_copy(j->staging.device + j->upload_from, j->staging.host + j->upload_from,
-                        j->upload_bytes, b->stream);
+                        j->upload_bytes, s);
+}
+
+bool gpu_job_is_brought(const struct gpu_job *j)
+{
+    const struct backend_pool_config *c = &j->pool->config;
+    uint64_t q = (uint64_t)c->num_q_heads * c->head_dim_k * attn_dtype_bytes(c->q_dtype);
+    uint64_t bytes = j->prep.n_tokens * (q + kv_row_bytes(j->pool));
+    return j->prep.n_tokens > 0 && j->prep.n_tokens <= GPU_BRING_TOKENS && bytes >= GPU_BRING_BYTES;
+}
+
+int gpu_job_bring(struct backend *b, struct gpu_job *j, runtime_event *brought)
+{
+    j->prep.brought = j->staging.kv;
+    int code = gpu_job_upload(j, b->way_in);
+    if (!code)
+        code = runtime_check("bring kernel", gpu_bring_launch(&j->prep, b->way_in));
+    if (!code)
+        code = runtime_event_record(brought, b->way_in);
+    return code ? code : runtime_stream_follow(b->stream, brought);
 }
 
 int gpu_job_prep(struct backend *b, const struct gpu_job *j, const struct backend_batch *batch)

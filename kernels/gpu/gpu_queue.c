@@ -1,7 +1,8 @@
 /* gpu_queue.c: batches in flight, and whole blocks to and from the host.
  *
  * A batch is, on one stream: block copies, its upload if it has one, prep, attention, and a kernel that
- * writes the time and a flag to host memory, which poll watches. No call waits for the device but
+ * writes the time and a flag to host memory, which poll watches. Behind another batch the upload, q, k and
+ * v come over the bus on a second stream, while that one is computed. No call waits for the device but
  * poll, for as long as it is told to, and the block transfers.
  */
 #include "kernels/gpu/gpu_host.h"
@@ -56,8 +57,10 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     j->prep.out_start_ns = &s->signal->start_ns;
     struct gpu_finish done = {
         .out_end_ns = &s->signal->end_ns, .out_flag = &s->signal->flag, .value = s->value};
-    if (launch_copies(b, batch) || gpu_job_upload(b, j) || gpu_job_prep(b, j, batch) ||
-        gpu_job_attend(b, j, true) ||
+    bool is_brought = b->n_in_flight > 0 && gpu_job_is_brought(j);
+    if (launch_copies(b, batch) ||
+        (is_brought ? gpu_job_bring(b, j, s->brought) : gpu_job_upload(j, b->stream)) ||
+        gpu_job_prep(b, j, batch) || gpu_job_attend(b, j, true) ||
         runtime_check("finish kernel", gpu_finish_launch(&done, b->stream, 1)))
         return gpu_lost(b);
     b->n_in_flight++;
@@ -67,6 +70,11 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
 static bool is_done(const struct gpu_slot *s)
 {
     return __atomic_load_n(&s->signal->flag, __ATOMIC_ACQUIRE) == s->value;
+}
+
+static bool is_broken(struct backend *b)
+{
+    return runtime_stream_check(b->stream) != 0 || runtime_stream_check(b->way_in) != 0;
 }
 
 static struct backend_batch *take_oldest(struct backend *b, attn_status st)
@@ -92,8 +100,7 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
         return take_oldest(b, ATTN_OK);
     uint64_t start = now_ns(), waited = 0;
     for (uint32_t look = 1;; look++) {
-        if (!b->is_lost && (look % LOOKS_BEFORE_CHECK == 0 || waited > SPIN_NS) &&
-            runtime_stream_check(b->stream) != 0)
+        if (!b->is_lost && (look % LOOKS_BEFORE_CHECK == 0 || waited > SPIN_NS) && is_broken(b))
             gpu_lost(b);
         if (is_done(s))
             return take_oldest(b, ATTN_OK);
@@ -106,8 +113,7 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
     }
     /* a look only: ask for errors now and then, so that a lost device shows */
-    if (wait_ns == 0 && (++b->n_looks % LOOKS_BEFORE_CHECK) == 0 &&
-        runtime_stream_check(b->stream) != 0) {
+    if (wait_ns == 0 && (++b->n_looks % LOOKS_BEFORE_CHECK) == 0 && is_broken(b)) {
         gpu_lost(b);
         return take_oldest(b, ATTN_EDEVICE);
     }

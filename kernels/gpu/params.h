@@ -68,7 +68,8 @@ struct gpu_patch {
 #define GPU_LIST 480 /* words of a list that travels in parameters */
 
 /* prep: patches the block table, appends k and v (quantising), brings q to the device, and for an
- * inline batch stores the items where the attention kernels read them.
+ * inline batch stores the items where the attention kernels read them. bring: copies q, k and v to the
+ * device and nothing else, so that it may run while the batch before is computed; the batch's prep follows it.
  *
  * Shapes   items [n_items]; patches [n_patches]; blocks: for each appended item the ids of the blocks
  *          that [pos, pos + n_tokens) touches, in order. NULL: the inline arrays are used. */
@@ -78,6 +79,8 @@ struct gpu_prep {
     const struct gpu_patch *patches;
     const uint32_t *blocks;
     struct gpu_item *out_items; /* inline only */
+    /* device, [n_tokens][num_kv_heads * (dk + dv)] each token's k, then v; NULL: they were not brought */
+    char *brought;
     uint64_t *out_start_ns; /* host memory, NULL: not wanted */
     uint32_t n_items, n_patches, n_tokens, pad;
     struct gpu_item inline_items[GPU_INLINE_ITEMS];
@@ -85,6 +88,9 @@ struct gpu_prep {
     uint32_t inline_blocks[GPU_INLINE_BLOCKS];
 };
 int gpu_prep_launch(const struct gpu_prep *a, void *stream);
+int gpu_bring_launch(const struct gpu_prep *a, void *stream);
+/* Settles how the two share a processor. */
+int gpu_prep_init(void);
 
 /* Whole blocks, up to GPU_LIST / 2 pairs (src, dst) a launch. */
 struct gpu_copy {

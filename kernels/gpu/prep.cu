@@ -12,6 +12,10 @@ namespace
 {
 
 constexpr int prep_threads = 256;
+
+/* About as many as keep the bus busy: more reads of host memory at a time hold up the attention kernel's. */
+constexpr int bring_threads = 64, bring_blocks = 128;
+
 constexpr float e4m3_max = 448.0f, int8_max = 127.0f;
 
 /* One head's row, by one warp, 8 elements a lane (n <= 256): codes and their scale by
@@ -57,8 +61,9 @@ GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[8], u
 /* Loads over the bus take a microsecond: `at_once` of them are asked for before the first is used. */
 constexpr int at_once = 4, rows_at_once = 2;
 
+/* brought: the token's k and v on the device, or NULL. */
 GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_t *blocks,
-                             uint32_t token)
+                             uint32_t token, const char *brought)
 {
     uint32_t position = it.pos + token, slot = position & (kv.block_tokens - 1);
     uint32_t block = blocks[it.blocks0 + (position >> kv.block_shift) - (it.pos >> kv.block_shift)];
@@ -66,6 +71,10 @@ GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_
     uint32_t size = element_bytes(kv.q_dtype);
     const char *src_k = (const char *)it.k_src + (uint64_t)token * kv.num_kv_heads * kv.dk * size;
     const char *src_v = (const char *)it.v_src + (uint64_t)token * kv.num_kv_heads * kv.dv * size;
+    if (brought) {
+        src_k = brought;
+        src_v = brought + kv.num_kv_heads * kv.dk * size;
+    }
     if (kv.is_quantised) {
         constexpr uint32_t n_warps = prep_threads / warp_width;
         for (uint32_t r0 = warp_id(); r0 < 2 * kv.num_kv_heads; r0 += n_warps * rows_at_once) {
@@ -117,6 +126,11 @@ GPU_DEVICE void append_token(const gpu_kv &kv, const gpu_item &it, const uint32_
     }
 }
 
+GPU_DEVICE uint64_t kv_row_bytes(const gpu_kv &kv)
+{
+    return (uint64_t)kv.num_kv_heads * (kv.dk + kv.dv) * element_bytes(kv.q_dtype);
+}
+
 /* One token's q to the device. */
 GPU_DEVICE void bring_q(const gpu_kv &kv, const gpu_item &it, uint32_t token)
 {
@@ -163,10 +177,50 @@ __global__ void __launch_bounds__(prep_threads) prep(GPU_PARAM(gpu_prep, by_valu
         return;
     const gpu_item &it = items[find_item<&gpu_item::token0>(items, a.n_items, blockIdx.x)];
     uint32_t token = blockIdx.x - it.token0;
-    if (!is_first && it.q_src)
+    if (!is_first && it.q_src && !a.brought)
         bring_q(a.kv, it, token);
     if (is_first && it.k_src)
-        append_token(a.kv, it, a.blocks ? a.blocks : a.inline_blocks, token);
+        append_token(a.kv, it, a.blocks ? a.blocks : a.inline_blocks, token,
+                     a.brought ? a.brought + blockIdx.x * kv_row_bytes(a.kv) : nullptr);
+}
+
+/* Every token's q, k and v are one list of 16 bytes each, in pieces of bring_threads * at_once, which the
+ * blocks take in turn. Few threads of few registers: there is room for them beside every attention kernel. */
+__global__ void __launch_bounds__(bring_threads) bring(GPU_PARAM(gpu_prep, by_value))
+{
+    const gpu_prep &a = params(by_value);
+    const gpu_kv &kv = a.kv;
+    const gpu_item *items = a.items ? a.items : a.inline_items;
+    const uint32_t size = element_bytes(kv.q_dtype), nq = kv.num_q_heads * kv.dk * size / 16;
+    const uint32_t nk = kv.num_kv_heads * kv.dk * size / 16;
+    const uint32_t n = nq + (uint32_t)(kv_row_bytes(kv) / 16);
+    const uint32_t pieces = (n + bring_threads * at_once - 1) / (bring_threads * at_once);
+    for (uint32_t piece = blockIdx.x; piece < a.n_tokens * pieces; piece += gridDim.x) {
+        const uint32_t row = piece / pieces;
+        const gpu_item &it = items[find_item<&gpu_item::token0>(items, a.n_items, row)];
+        const uint64_t token = row - it.token0;
+        const uint4 *q = (const uint4 *)it.q_src, *k = (const uint4 *)it.k_src; /* or NULL */
+        const uint4 *v = (const uint4 *)it.v_src;
+        const uint64_t q0 = token * nq, k0 = token * nk, v0 = token * (n - nq - nk);
+        uint4 *to_q = (uint4 *)it.q + token * nq;
+        uint4 *to_kv = (uint4 *)(a.brought + row * kv_row_bytes(kv));
+        uint32_t i0 = piece % pieces * bring_threads * at_once + threadIdx.x;
+        uint4 x[at_once];
+        bool has[at_once];
+#pragma unroll
+        for (int u = 0; u < at_once; ++u) {
+            uint32_t i = i0 + u * bring_threads;
+            has[u] = i < n && (i < nq ? q : k);
+            if (has[u])
+                x[u] = i < nq ? q[q0 + i] : i < nq + nk ? k[k0 + i - nq] : v[v0 + i - nq - nk];
+        }
+#pragma unroll
+        for (int u = 0; u < at_once; ++u) {
+            uint32_t i = i0 + u * bring_threads;
+            if (has[u])
+                *(i < nq ? to_q + i : to_kv + (i - nq)) = x[u];
+        }
+    }
 }
 
 __global__ void __launch_bounds__(256) copy_blocks(GPU_PARAM(gpu_copy, a))
@@ -227,7 +281,21 @@ dim3 block_grid(uint64_t block_bytes, uint32_t n)
 int gpu_prep_launch(const struct gpu_prep *a, void *stream)
 {
     uint32_t grid = a->n_tokens ? a->n_tokens : 1 + (a->n_patches > 1024 ? 31 : 0);
-    return launch(prep, dim3(grid, a->n_tokens ? 2 : 1), dim3(prep_threads), 0, stream, false, *a);
+    uint32_t lists = a->n_tokens && !a->brought ? 2 : 1;
+    return launch(prep, dim3(grid, lists), dim3(prep_threads), 0, stream, false, *a);
+}
+
+int gpu_bring_launch(const struct gpu_prep *a, void *stream)
+{
+    return launch(bring, dim3(bring_blocks), dim3(bring_threads), 0, stream, false, *a);
+}
+
+/* A processor divides its memory between cache and shared memory anew only when it is empty, so blocks
+ * that ask for none of the latter would keep those of the attention kernels out. */
+int gpu_prep_init(void)
+{
+    int code = share_memory(prep);
+    return code ? code : share_memory(bring);
 }
 
 int gpu_copy_launch(const struct gpu_copy *a, void *stream)

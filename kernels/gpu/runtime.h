@@ -57,6 +57,8 @@ int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s);
 int runtime_event_open(runtime_event **out_e);
 void runtime_event_close(runtime_event *e);
 int runtime_event_record(runtime_event *e, runtime_stream *s);
+/* What is enqueued on s from now on runs after what e was recorded behind. */
+int runtime_stream_follow(runtime_stream *s, runtime_event *e);
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns);
 
 /* What is launched on s between begin and end becomes a graph instead. */

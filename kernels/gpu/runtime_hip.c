@@ -222,6 +222,11 @@ int runtime_event_record(runtime_event *e, runtime_stream *s)
     return CALL(hipEventRecord, ((hipEvent_t)e, (hipStream_t)s));
 }
 
+int runtime_stream_follow(runtime_stream *s, runtime_event *e)
+{
+    return CALL(hipStreamWaitEvent, ((hipStream_t)s, (hipEvent_t)e, 0));
+}
+
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)
 {
     float ms;

@@ -485,6 +485,53 @@ static void two_batches_may_be_in_flight_and_come_back_in_order(void **state)
     rig_close(&r);
 }
 
+/* Three batches of all sequences: 20 tokens, the next one, that one again and another. Up to `depth` are in
+ * flight; the last two are large enough that their q, k and v come while the one before is computed. */
+static void run_three_batches(struct rig *r, uint32_t depth)
+{
+    enum { N_SEQS = 80, N_BATCHES = 3 };
+    static const uint32_t pos[N_BATCHES] = {0, 20, 20}, n_tokens[N_BATCHES] = {20, 1, 2};
+    struct backend_batch batches[N_BATCHES];
+    uint64_t s = seed;
+    rig_begin(r);
+    for (uint32_t i = 0; i < N_BATCHES; i++) {
+        uint32_t from = r->n_patches;
+        for (uint32_t j = 0; j < N_SEQS; j++)
+            rig_step(r, j, 0, pos[i], n_tokens[i], BACKEND_APPEND | BACKEND_ATTEND, &s);
+        batches[i] = (struct backend_batch){.pool = r->pool,
+                                            .items = r->items + i * N_SEQS,
+                                            .n_items = N_SEQS,
+                                            .patches = r->patches + from,
+                                            .n_patches = r->n_patches - from};
+    }
+    for (uint32_t i = 0, n_back = 0; n_back < N_BATCHES; n_back++) {
+        for (; i < N_BATCHES && i - n_back < depth; i++)
+            assert_int_equal(r->ops->submit(r->b, &batches[i]), ATTN_OK);
+        assert_ptr_equal(r->ops->poll(r->b, 10000000000u), &batches[n_back]);
+        assert_int_equal(batches[n_back].status, ATTN_OK);
+    }
+}
+
+static void large_batches_in_flight_agree_with_the_cpu_backend(void **state)
+{
+    (void)state;
+    static const attn_dtype kv_dtypes[] = {ATTN_BF16, ATTN_INT8};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct backend_pool_config c = rig_config(plain, 1);
+        c.num_q_heads = 16;
+        c.kv_dtype = kv_dtypes[i];
+        static struct rig a, b;
+        rig_open(&a, gpu, &c, 0, -1);
+        rig_open(&b, backend_cpu(), &c, 0, -1);
+        run_three_batches(&a, 2);
+        run_three_batches(&b, 1);
+        compare_items(&a, &b, "large batches in flight");
+        compare_blocks(&a, &b, "large batches in flight");
+        rig_close(&a);
+        rig_close(&b);
+    }
+}
+
 static void refusals_name_field_and_value(void **state)
 {
     (void)state;
@@ -659,6 +706,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(refusals_name_field_and_value),
         cmocka_unit_test(scrubbed_blocks_read_as_zero),
         cmocka_unit_test(two_batches_may_be_in_flight_and_come_back_in_order),
+        cmocka_unit_test(large_batches_in_flight_agree_with_the_cpu_backend),
         cmocka_unit_test(exported_memory_outlives_a_killed_process),
         cmocka_unit_test(the_same_step_twice_gives_the_same_bytes),
         cmocka_unit_test(nan_and_inf_reach_the_rows_that_see_them),

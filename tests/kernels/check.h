@@ -46,6 +46,8 @@ struct check {
     struct backend_copy copies[CHECK_MAX_SEQS];
     uint32_t n_copies;
     void *poison; /* one block */
+    struct backend_item *front; /* the items of the batch before */
+    uint32_t n_front, n_batches;
 };
 
 /* name: cpu, cuda, hip. false: cannot be opened here; why says it. */
@@ -59,7 +61,8 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
                             const struct attn_layer_spec *spec, bool has_sink_logits,
                             bool has_alibi, uint32_t n_seqs);
 /* Random q, k, v (about unit size); allocates blocks in random order; poisons outputs; submits one
- * batch and waits. poison_k and poison_v of check_poison are applied to what is appended. */
+ * batch and waits. Every other one is submitted while the batch before it is in flight once more, which must
+ * give the same bytes. poison_k and poison_v of check_poison are applied to what is appended. */
 bool check_submit(struct check *c, struct check_item *items, uint32_t n_items);
 /* The next append of seq writes value at (token within the item, kv head, element). */
 struct check_poison {

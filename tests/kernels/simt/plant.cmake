@@ -56,6 +56,11 @@ plant(prep.cu 10 "    amax = warp_max(amax);" "    amax = simt::planted == 10 ? 
 # only half of a block is copied
 plant(prep.cu 11 "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
   "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);\n    uint64_t n = a.block_bytes / (simt::planted == 11 ? 32 : 16),")
+# v of a batch behind another comes from where k is
+plant(prep.cu 17 ": v[v0 + i - nq - nk];" ": (simt::planted == 17 ? k : v)[v0 + i - nq - nk];")
+# the append does not take what was brought for its own token
+plant(prep.cu 18 "a.brought + blockIdx.x * kv_row_bytes(a.kv)"
+  "a.brought + (simt::planted == 18 ? 0 : blockIdx.x) * kv_row_bytes(a.kv)")
 # shared memory one piece too small: for the address sanitizer
 plant(attend_matrix.cuh 12 "C::shared_bytes, stream,\n                  chained, *a);"
   "C::shared_bytes - (simt::planted == 12 ? 16 : 0), stream,\n                  chained, *a);")

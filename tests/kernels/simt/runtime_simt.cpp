@@ -2,9 +2,11 @@
  * a stream is a list of work that simt.h runs on the host.
  *
  * When a stream works follows from ATTND_SIMT_ORDER (0 to 2, see simt.h; default 0): at once with 0,
- * else not before somebody waits for it or asks after it, which shows host memory that changed too
- * early. ATTND_SIMT_PROCESSORS (default 4) decides how work is cut. ATTND_SIMT_MATRIX=0 takes the matrix units away; ATTND_SIMT_FAIL=N lets the N-th call that can
- * fail do so, and all after it.
+ * else not before somebody waits for it or, piece by piece, asks after it, which shows host memory that
+ * changed too early. Of two streams the one opened later works as late as it may with 1 (when what follows
+ * it must begin), at once with 2, ahead of everything before it on the other. ATTND_SIMT_PROCESSORS (default
+ * 4) decides how work is cut. ATTND_SIMT_MATRIX=0 takes the matrix units away; ATTND_SIMT_FAIL=N lets the
+ * N-th call that can fail do so, and all after it.
  */
 #include "kernels/gpu/runtime.h"
 #include "tests/kernels/simt/gpu_simt.h"
@@ -26,13 +28,17 @@ struct runtime_graph {
 struct runtime_stream {
     work_list work;
     runtime_graph *capture; /* what is enqueued goes here instead */
+    bool is_first;
 };
 
 struct runtime_event {
     uint64_t ns;
+    runtime_stream *home; /* where it was recorded last */
+    unsigned long n_recorded, n_met;
 };
 
 static thread_local char last_error[256] = "no error";
+static int n_streams;
 static long calls_left = -1; /* until failure; below 0: none is wanted */
 
 static int fail(const char *words)
@@ -143,13 +149,17 @@ int runtime_host_unregister(void *p)
 
 /* ---- streams, events, graphs */
 
+static void work_once(runtime_stream *s)
+{
+    std::function<void()> work = std::move(s->work.front());
+    s->work.pop_front();
+    work();
+}
+
 static void work_off(runtime_stream *s)
 {
-    while (!s->work.empty()) {
-        std::function<void()> work = std::move(s->work.front());
-        s->work.pop_front();
-        work();
-    }
+    while (!s->work.empty())
+        work_once(s);
 }
 
 static int add(const char *call, runtime_stream *s, std::function<void()> work)
@@ -157,7 +167,7 @@ static int add(const char *call, runtime_stream *s, std::function<void()> work)
     if (is_planted(call))
         return 2;
     (s->capture ? s->capture->work : s->work).push_back(std::move(work));
-    if (!s->capture && simt::order == 0)
+    if (!s->capture && (simt::order == 0 || (simt::order == 2 && !s->is_first)))
         work_off(s);
     return 0;
 }
@@ -167,11 +177,13 @@ int runtime_stream_open(runtime_stream **out_s)
     if (is_planted("stream_open"))
         return 1;
     *out_s = new runtime_stream{};
+    (*out_s)->is_first = n_streams++ == 0;
     return 0;
 }
 
 void runtime_stream_close(runtime_stream *s)
 {
+    n_streams -= s != nullptr;
     delete s;
 }
 
@@ -185,9 +197,16 @@ int runtime_stream_wait(runtime_stream *s)
     return 0;
 }
 
+/* Time passes: one piece of work is done, so that a batch is back while the one behind it is not. */
 int runtime_stream_check(runtime_stream *s)
 {
-    return runtime_stream_wait(s);
+    if (is_planted("stream_check")) {
+        s->work.clear();
+        return 1;
+    }
+    if (!s->work.empty() && (s->is_first || simt::order == 2))
+        work_once(s);
+    return 0;
 }
 
 int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
@@ -215,7 +234,22 @@ void runtime_event_close(runtime_event *e)
 
 int runtime_event_record(runtime_event *e, runtime_stream *s)
 {
-    return add("event_record", s, [=] { e->ns = gpu::time_ns(); });
+    unsigned long n = ++e->n_recorded;
+    e->home = s;
+    return add("event_record", s, [=] {
+        e->ns = gpu::time_ns();
+        e->n_met = n;
+    });
+}
+
+int runtime_stream_follow(runtime_stream *s, runtime_event *e)
+{
+    runtime_stream *home = e->home;
+    unsigned long n = e->n_recorded;
+    return add("stream_follow", s, [=] {
+        while (e->n_met < n && !home->work.empty())
+            work_once(home);
+    });
 }
 
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)
