@@ -71,8 +71,9 @@ void pool_effects_fini(struct pool *p)
 /* --- when to launch ----------------------------------------------------------------------------- */
 
 /* Behind a batch in flight the next one gains nothing by an early launch, and loses what it would
- * still collect. It goes when the device should be three quarters through: early enough that the device
- * never waits for it, late enough that workers who were answered meanwhile are in it.
+ * still collect. It goes when the device should be six tenths through: early enough that its way in, over the bus
+ * and from the caches of cores that may be asleep, is done in time; late enough that workers who were answered
+ * meanwhile are in it.
  *
  * A batch's time is guessed from below, as the least that its pool's cached tokens have lately taken. A
  * guess that is too short makes smaller batches; one that is too long cannot last. */
@@ -85,7 +86,7 @@ static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_n
 /* The device begins with b now. */
 static void set_due(struct engine *e, const struct batch *b, uint64_t now_ns)
 {
-    e->due_ns = now_ns + (uint64_t)((double)b->n_visible * b->pool->token_ns * 0.75);
+    e->due_ns = now_ns + (uint64_t)((double)b->n_visible * b->pool->token_ns * 0.6);
 }
 
 static void learn_token_ns(struct batch *b, uint64_t device_ns)

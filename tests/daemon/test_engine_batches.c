@@ -44,7 +44,7 @@ static void a_batch_behind_another_waits_until_that_is_nearly_done(void **state)
     rig_send_wide(&r, 1, 10, 1);
     rig_run(&r); /* 20 tokens: 2,000 ns */
     rig_send_wide(&r, 11, 10, 0);
-    rig_now_ns += 1400;
+    rig_now_ns += 1100;
     rig_run(&r);
     assert_int_equal(r.backend.n_batches, 2); /* collected */
     rig_send_wide(&r, 21, 5, 0);
