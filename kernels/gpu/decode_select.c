@@ -178,10 +178,20 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
     uint32_t lanes = p->n_processors * 8; /* warps at work */
     uint32_t each = ceil_div(s.segments, lanes);
     bool is_even = (uint64_t)s.max_tiles * s.segments * 20 <= s.tiles * 21;
-    if (!p->has_extras && c.rows == 8 && is_even && s.segments >= lanes * 3 / 4 &&
-        (uint64_t)each * lanes * 10 <= (uint64_t)s.segments * 11 && s.max_tiles >= 16) {
+    bool is_whole = !p->has_extras && c.rows == 8 && is_even && s.max_tiles >= 16;
+    if (is_whole && s.segments >= lanes * 3 / 4 &&
+        (uint64_t)each * lanes * 10 <= (uint64_t)s.segments * 11) {
         c.kernel = DECODE_WARP;
         c.n_processors = ceil_div(s.segments, each);
+        *out = c;
+        return;
+    }
+    if (is_whole && d == 128 && s.segments > 2 * p->n_processors && s.segments <= lanes) {
+        /* fewer warps a processor, with as many bytes under way */
+        c.kernel = DECODE_WARP;
+        c.warps = ceil_div(s.segments, p->n_processors);
+        c.stages = 18 / c.warps;
+        c.n_processors = s.segments;
         *out = c;
         return;
     }
