@@ -1,19 +1,20 @@
 /* decode_wide.cuh: the kernel for more than 16 query rows a kv head: 64 rows a thread block on the
  * warpgroup matrix instructions.
  *
- * A warp asks for K and V, stages of 64 tokens (three more only lend their registers); two warpgroups take every second stage each. A warpgroup
- * computes the scores of its stage, their weights in its registers, and the weighted sums of the whole head
- * dim, and meets nobody: while one works on weights, the other's products keep the matrix units busy. At
- * the end they exchange halves of their sums, so that each holds half the head dim of all tokens.
+ * One warp asks for K and V, in stages of 64 tokens (three more only lend their registers); two
+ * warpgroups take every second stage each. A warpgroup computes the scores of its stage, their weights in its
+ * registers, and the weighted sums of the whole head dim, and meets nobody: while one works on weights, the
+ * other's products keep the matrix units busy. At the end they exchange halves of their sums, so that each
+ * holds half the head dim of all tokens.
  *
- * The blocks of a cluster share a segment. Their sums go to scratch as f16, each row divided by its own
+ * The blocks of a cluster share a segment. Their sums go to scratch as f16, each row times its own
  * power of two (64 rows are too much for the way between shared memories, about 10 bytes a cycle), the
  * cluster's barrier makes them visible, and each rank brings its slice of the rows of all blocks into
  * shared memory by bulk copies and finishes it. With more than one cluster a segment, the last cluster to
  * arrive does that, rank by rank.
  *
- * What runs once is kept short: cold instructions cost about 3 cycles each, unrolled loops more than
- * their latency.
+ * What runs once is kept short: it costs about 3 cycles an instruction, unrolled loops more than their
+ * latency.
  */
 #ifndef ATTND_GPU_DECODE_WIDE_CUH
 #define ATTND_GPU_DECODE_WIDE_CUH
@@ -73,8 +74,7 @@ __global__ void __launch_bounds__(384, 1)
     constexpr uint32_t tile_bytes = 64 * D, stage_bytes = TB * tile_bytes;
     constexpr uint32_t group_bytes = 32 * D; /* 8 tokens: K slabs, then V slabs */
     constexpr uint32_t per_load = 32 / TB; /* stages whose block ids a warp holds */
-    constexpr uint32_t loader =
-        8; /* the warp that asks for K and V; three more lend their registers */
+    constexpr uint32_t loader = 8; /* the warp that asks for K and V */
     const uint32_t S = p.stages, tid = threadIdx.x, warp = gpu::warp_id();
     const uint32_t half = __shfl_sync(~0u, tid / 128, 0); /* the compiler sees one value a warp */
     const uint32_t lane = gpu::lane_id(), g = lane / 4, t = lane % 4, head = blockIdx.y;
@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(384, 1)
                 ids = p.ids_at ? w.w[p.ids_at + blockIdx.z * p.ids_stride + tile]
                                : __ldg((const uint32_t *)it.table + tile);
             }
-            const uint32_t here = min(TB, n - i * TB),
-                           k = lane / 2 % TB; /* a lane copies 8 tokens */
+            const uint32_t here = min(TB, n - i * TB);
+            const uint32_t k = lane / 2 % TB; /* a lane copies 8 tokens */
             const uint32_t id = __shfl_sync(~0u, ids, i % per_load * TB + k);
             const uint32_t tile = tile_at(first + i * TB + k, it.sink_tiles, it.skip_tiles);
             const uint32_t row = kv_row + (tile & in_block) * DECODE_TILE + lane % 2 * 8;
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(384, 1)
                     is_found |= has_bad<is_bf16>(shared_load16(at));
             }
             if (!some.is_same && warpgroup_any(half, is_found)) {
-                /* added to the rows that see it, then cleared: 16 threads read each of them */
+                /* added to the rows that see it, then cleared: 32 threads read each of them */
 #pragma unroll 1
                 for (uint32_t e = 0; e < here * DECODE_TILE * (D / 8); ++e) {
                     const uint32_t r = e / (D / 8), c = e % (D / 8), key = key_of(r);
