@@ -11,6 +11,7 @@ found() { # BUG: in which order
   local order n tests='every_option*'
   [ "$1" != 13 ] || tests='blocks_are*' # scrubbing is no option
   for n in 4 7; do
+    [ "$1 $n" != "0 7" ] || return 1 # other tests walk more without a bug
     for order in 1 2 0; do
       ATTND_SIMT_PLANT=$1 ATTND_SIMT_ORDER=$order ATTND_SIMT_PROCESSORS=$n "$test_backend" \
         "$backend" "$every" "$order" "$tests" >/dev/null 2>&1 ||
