@@ -71,9 +71,9 @@ void pool_effects_fini(struct pool *p)
 /* --- when to launch ----------------------------------------------------------------------------- */
 
 /* Behind a batch in flight the next one gains nothing by an early launch, and loses what it would
- * still collect. It goes when the device should be six tenths through: early enough that its way in, over the bus
- * and from the caches of cores that may be asleep, is done in time; late enough that workers who were answered
- * meanwhile are in it.
+ * still collect. It goes when the device should be six tenths through: early enough that its way in, over
+ * the bus and from the caches of cores that may be asleep, is done in time; late enough that workers who
+ * were answered meanwhile are in it.
  *
  * A batch's time is guessed from below, as the least that its pool's cached tokens have lately taken. A
  * guess that is too short makes smaller batches; one that is too long cannot last. */

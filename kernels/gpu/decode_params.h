@@ -58,12 +58,12 @@ struct decode_params {
     uint32_t *arrivals; /* [slot], of DECODE_WIDE [segment][rank]; zero between launches */
     uint32_t num_q_heads, num_kv_heads, group;
     uint32_t block_tokens, tiles_shift; /* tiles a block = 1 << tiles_shift */
-    uint32_t stages;
+    uint32_t stages; /* of a ring; DECODE_SHORT: tiles a thread block, at most */
     uint32_t n_processors; /* warps or thread blocks with runs */
     uint32_t row_span; /* DECODE_CLUSTER: rows of a unit rounded up to a power of two */
     uint32_t ids_at; /* word of the first item's block ids, 0: read from the table */
     uint32_t ids_stride; /* words an item */
-    uint32_t lg_cluster; /* DECODE_CLUSTER: log2 of the cluster's size */
+    uint32_t lg_cluster; /* DECODE_CLUSTER, DECODE_SHORT: log2 of the cluster's size */
     uint32_t n_parts; /* DECODE_WIDE: thread blocks a segment */
     uint32_t is_chained; /* launched while the kernel before may still run */
 };

@@ -86,8 +86,8 @@ static struct shape shape_of(const struct decode_pool *p, const struct decode_it
 }
 
 /* Thread blocks in clusters of `size` that run at the same time, one a processor: GPCs have 16 or 18
- * processors and a cluster stays in one. On an H200 (132): 2, 4 and 8 as the driver says; 32 of 3 and 16 of 6 were
- * seen to run at once, 16 of 7 not. */
+ * processors and a cluster stays in one. On an H200 (132): 2, 4 and 8 as the driver says; 32 of 3 and
+ * 16 of 6 were seen to run at once, 16 of 7 not. */
 static uint32_t cluster_room(uint32_t n_processors, uint32_t size)
 {
     static const uint8_t clusters[] = {0, 132, 66, 42, 30, 24, 18, 14, 15};

@@ -4,8 +4,9 @@
  * Thread     the engine thread, but for the host memory slots.
  * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
  *            slots, which give it back); a batch takes none.
- * Order      everything runs on one stream, but for the way in of a batch that has another in front of it:
- *            its upload and its q, k and v go to its own staging on a second one, and the first waits for that.
+ * Order      everything runs on one stream, but for the way in of a batch that has another in front of
+ *            it: its upload and its q, k and v go to its own staging on a second one, and the first
+ *            waits for that.
  */
 #ifndef ATTND_GPU_HOST_H
 #define ATTND_GPU_HOST_H
@@ -20,8 +21,9 @@
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
 
-/* A batch behind another has its q, k and v brought if they are so many bytes (fewer come with prep: another launch
- * takes longer) and so many tokens (more are computed for so long that it makes no difference). */
+/* A batch behind another has its q, k and v brought if they are at least so many bytes (fewer come with
+ * prep: another launch takes longer) of at most so many tokens (more are computed for so long that it makes
+ * no difference). */
 #ifndef GPU_BRING_BYTES
 #define GPU_BRING_BYTES 65536
 #endif
