@@ -134,8 +134,9 @@ DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps
            (is_warp ? 0 : 2 * warps * rows * ((d + 4) * 4 + 8)) + warps * stages * 8 + 16;
 }
 
-/* decode_wide: q | ring (later the parts of a slice) | (m, l) of the two halves | barriers. Partial results
- * are kept in units of 8 rows, f16, each with (m, l) of its rows for both halves of head_dim. */
+/* decode_wide: q | ring (later the sums that the warpgroups exchange, and the parts of a slice) | (m, l) of the
+ * two halves | barriers. Partial results are kept in units of 8 rows, f16, each with (m, l) of its rows for
+ * both halves of head_dim. */
 enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage */
 DECODE_BOTH uint32_t decode_wide_unit_bytes(uint32_t d)
 {
@@ -150,7 +151,7 @@ DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t stages, uint32_t par
                                        uint32_t cluster)
 {
     return DECODE_ALIGN + decode_wide_body(d, stages, parts, cluster) + 2 * DECODE_WIDE_ROWS * 8 +
-           (6 * stages + 1) * 8 + 16;
+           (4 * stages + 2) * 8 + 16;
 }
 
 /* What the rule chose; decode_fill turns it and a batch into a call. */

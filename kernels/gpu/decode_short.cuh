@@ -109,15 +109,23 @@ __global__ void __launch_bounds__(256, 1)
                      (tile & ((1u << p.tiles_shift) - 1)) * DECODE_TILE,
                  part, id);
     };
-    const uint32_t mine = warp + lane * W;
-    if (mine < n) {
-        barrier_init(k_full + mine * 8, 1);
-        if (is_apart)
-            barrier_init(v_full + mine * 8, 1);
-        barrier_init_fence();
-        ask(mine, 0, k_at(mine), k_full + mine * 8, part_bytes * (is_apart ? 1 : 2));
-        if (is_apart && lane == 0)
-            ask(mine, 1, v_at(mine), v_full + mine * 8, part_bytes);
+    if (lane == 0) {
+#pragma unroll
+        for (uint32_t i = warp; i < slots; i += W)
+            if (i < n) {
+                barrier_init(k_full + i * 8, 1);
+                barrier_init_fence();
+                ask(i, 0, k_at(i), k_full + i * 8, part_bytes * (is_apart ? 1 : 2));
+            }
+        if (is_apart) {
+#pragma unroll
+            for (uint32_t i = warp; i < slots; i += W)
+                if (i < n)
+                    barrier_init(v_full + i * 8, 1);
+            barrier_init_fence();
+            if (warp < n)
+                ask(warp, 1, v_at(warp), v_full + warp * 8, part_bytes);
+        }
     }
     if (threadIdx.x == 32 * W - 1 && csize > 1) {
         barrier_init(met, 1);

@@ -101,31 +101,39 @@ plant(decode_tile.cuh 28 "        proxy_fence(); /* a later" "        if (simt::
 # K without the swizzle
 plant(decode_tile.cuh 29 "k_chunk = (kc ^ (kr % 8)) * 16" "k_chunk = (kc ^ (simt::planted == 29 ? 0 : kr % 8)) * 16")
 # the products read K, V, q before they are there
-plant(decode_wide.cuh 30 "        barrier_wait(full + j_at * 8, phase);" "        if (simt::planted != 30) barrier_wait(full + j_at * 8, phase);")
-plant(decode_wide.cuh 31 "        barrier_wait(v_full + j_at * 8, phase);" "        if (simt::planted != 31) barrier_wait(v_full + j_at * 8, phase);")
+plant(decode_wide.cuh 30 "        barrier_wait(ring.full + k_at.slot" "        if (simt::planted != 30) barrier_wait(ring.full + k_at.slot")
+plant(decode_wide.cuh 31 "        barrier_wait(ring.full + v_at.slot" "        if (simt::planted != 31) barrier_wait(ring.full + v_at.slot")
 plant(decode_wide.cuh 32 "    copies_wait();" "    if (simt::planted != 32) copies_wait();")
 # values are cleared past the proxy
 plant(decode_wide.cuh 33 "            proxy_fence();\n            warpgroup_any" "            if (simt::planted != 33) proxy_fence();\n            warpgroup_any")
-# a stage is filled again while it is read
-plant(decode_wide.cuh 34 "                barrier_wait(empty +" "                if (simt::planted != 34) barrier_wait(empty +")
+# a slot is filled again while it is read
+plant(decode_wide_parts.cuh 34 "            barrier_wait(ring.empty +" "            if (simt::planted != 34) barrier_wait(ring.empty +")
 # scores are read before they are made; no fence before weights go to the products
 plant(decode_wide.cuh 35 "        wgmma_finish(s);" "        if (simt::planted != 35) wgmma_finish(s);")
 plant(decode_wide.cuh 36 "        wgmma_fence();\n#pragma unroll\n        for (uint32_t b" "        if (simt::planted != 36) wgmma_fence();\n#pragma unroll\n        for (uint32_t b")
 # the other warpgroup's sums are read before they are written
 plant(decode_wide.cuh 37 "    sync_consumers();\n    {" "    if (simt::planted != 37) sync_consumers();\n    {")
 # a part's factor is forgotten
-plant(decode_wide.cuh 38 " - gpu::log2_fast(f)" " - (simt::planted == 38 ? 0.0f : gpu::log2_fast(f))")
+plant(decode_wide_parts.cuh 38 " - gpu::log2_fast(factor[h])" " - (simt::planted == 38 ? 0.0f : gpu::log2_fast(factor[h]))")
 # tokens behind the last keep what the cache held
 plant(decode_wide.cuh 39 "? some.end - key_of(0)" "? some.end - key_of(0) + (simt::planted == 39 ? 8 : 0)")
-# other blocks' sums are read before they are written; read past the proxy
-plant(decode_wide.cuh 40 "    cluster_sync();" "    if (simt::planted != 40) cluster_sync();")
-plant(decode_wide.cuh 41 "        proxy_fence_all();" "        if (simt::planted != 41) proxy_fence_all();")
+# other clusters' sums are read before they are written; read past the proxy
+plant(decode_wide.cuh 40 "        cluster_sync();" "        if (simt::planted != 40) cluster_sync();")
+plant(decode_wide_parts.cuh 40 "        cluster_sync();" "        if (simt::planted != 40) cluster_sync();")
+plant(decode_wide_parts.cuh 41 "                proxy_fence_all();" "                if (simt::planted != 41) proxy_fence_all();")
 # ranks forget what does not divide evenly
-plant(decode_wide.cuh 42 "n_units = 8 * (rank + 1) / csize - unit0" "n_units = (simt::planted == 42 ? 8 / csize : 8 * (rank + 1) / csize - unit0)")
-# one barrier for stages of both warpgroups: its parity deceives the one that has not seen every phase
-plant(decode_wide.cuh 44 "F = 2 * S" "F = simt::planted == 44 ? S : 2 * S")
+plant(decode_wide_parts.cuh 42 "m.n_units = 8 * (m.rank + 1) / m.n_ranks - m.unit0"
+  "m.n_units = simt::planted == 42 ? 8 / m.n_ranks : 8 * (m.rank + 1) / m.n_ranks - m.unit0")
+# the ring's next round is taken for the last
+plant(decode_wide_parts.cuh 44 "phase ^ is_next" "phase ^ (simt::planted == 44 ? 0 : is_next)")
+# sums for blocks that still compute; read before they have come: (m, l), a rank's own and weights, the others'
+plant(decode_wide_parts.cuh 56 "    cluster_wait(); /* their" "    if (simt::planted != 56) cluster_wait(); /* their")
+plant(decode_wide_parts.cuh 57 "    barrier_wait(ring.merge + (way" "    if (simt::planted != 57) barrier_wait(ring.merge + (way")
+plant(decode_wide.cuh 58 "    barrier_wait(ring.merge + 8, 0);" "    if (simt::planted != 58) barrier_wait(ring.merge + 8, 0);")
+plant(decode_wide.cuh 59 "    sync_all(); /* the loaders have" "    if (simt::planted != 59) sync_all(); /* the loaders have")
+plant(decode_wide_parts.cuh 59 "    sync_all(); /* weights" "    if (simt::planted != 59) sync_all(); /* weights")
 # the batch's own tokens are read before they are appended
-plant(decode_wide.cuh 43 "        gpu::chain_wait();" "        if (simt::planted != 43) gpu::chain_wait();")
+plant(decode_wide_parts.cuh 43 "        gpu::chain_wait();\n\n" "        if (simt::planted != 43) gpu::chain_wait();\n\n")
 # decode_short reads q, then K and V, before they have come
 plant(decode_short.cuh 45 "    copies_wait();" "    if (simt::planted != 45) copies_wait();")
 plant(decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")

@@ -1,0 +1,342 @@
+/* decode_wide_parts.cuh: what surrounds the products of decode_wide: the ring that its four loading warps
+ * fill, and the merging of a segment's parts.
+ *
+ * A part is one block's sums of 64 rows: f16, each row times its own power of two, so that nothing overflows
+ * and nothing is rounded more coarsely than the output. With one cluster a segment every row's part goes
+ * straight to the rank that finishes the row (st.async: data and arrival are one message), maxima and sums of
+ * weights first, so that the loading warps, which have nothing left to load, compute what each part
+ * counts while the rest is under way. With more clusters parts go through scratch, and the last cluster to
+ * arrive brings them in by bulk copies, rank by rank.
+ */
+#ifndef ATTND_GPU_DECODE_WIDE_PARTS_CUH
+#define ATTND_GPU_DECODE_WIDE_PARTS_CUH
+
+#include "kernels/gpu/decode_narrow.cuh"
+
+namespace decode
+{
+
+/* Those that load and those that compute, from different places. */
+GPU_DEVICE void sync_all()
+{
+    sync_some<4, 384>();
+}
+
+/* The 256 threads that compute. */
+GPU_DEVICE void sync_consumers()
+{
+    sync_some<1, 256>();
+}
+
+/* The tiles of a block: of whole stages, so that only the last one of the segment may be short. */
+struct wide_share {
+    uint32_t first, n; /* tiles */
+    uint32_t count; /* stages */
+};
+
+GPU_DEVICE wide_share share_of(const decode_dev_item &it, uint32_t part, uint32_t parts)
+{
+    constexpr uint32_t TB = DECODE_WIDE_TOKENS / DECODE_TILE;
+    const uint32_t stages = (it.n_tiles + TB - 1) / TB, first = stages * part / parts * TB;
+    const uint32_t n = min(stages * (part + 1) / parts * TB, it.n_tiles) - first;
+    return {first, n, (n + TB - 1) / TB};
+}
+
+/* The ring: slots of 64 tokens of K or of V, filled in the order K, K, V, V of a stage of each warpgroup,
+ * so that a slot is of one warpgroup always (there is an even number of them). Barriers in shared memory: */
+struct wide_ring {
+    uint32_t at, n_slots;
+    uint32_t full, empty; /* [n_slots] */
+    uint32_t merge; /* [2]: (m, l) and sums of the parts */
+    uint32_t *is_last; /* of the segment's clusters */
+};
+
+/* A place in the ring, and the parity of its current use. */
+struct wide_place {
+    uint32_t slot, phase;
+
+    GPU_DEVICE wide_place after(uint32_t n, uint32_t n_slots) const
+    {
+        const bool is_next = slot + n >= n_slots;
+        return {is_next ? slot + n - n_slots : slot + n, phase ^ is_next};
+    }
+};
+
+/* What a loader does, one of four warps: asks for K and V of one tile of each stage. (A warp that asks for
+ * whole stages gets 40 bytes a cycle.) false: the unit has no rows, the whole cluster leaves. */
+template <int D>
+GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
+                           const CUtensorMap *map, const wide_ring &ring, uint32_t unit,
+                           uint32_t part, uint32_t loader)
+{
+    constexpr uint32_t TB = DECODE_WIDE_TOKENS / DECODE_TILE;
+    constexpr uint32_t group_bytes = 16 * D, slot_bytes = 8 * group_bytes; /* 8, 64 tokens */
+    const uint32_t lane = gpu::lane_id();
+    if (loader == 0 && lane == 0)
+        map_prefetch(map);
+    if (p.is_chained)
+        gpu::chain_wait();
+
+    const decode_dev_item it = item_at(p, w, blockIdx.z);
+    if (rows_of(it, unit, DECODE_WIDE_ROWS, p.group).count == 0)
+        return false;
+    const wide_share share = share_of(it, part, p.n_parts);
+    auto tile_of = [&](uint32_t stage) {
+        return tile_at(share.first + stage * TB + loader, it.sink_tiles, it.skip_tiles);
+    };
+    /* two lanes copy 8 tokens each */
+    const uint32_t row0 = (it.layer * 2 * p.num_kv_heads + blockIdx.y) * p.block_tokens + lane * 8;
+    const uint32_t to = ring.at + (loader * 2 + lane) * group_bytes;
+    const uint32_t in_block = (1u << p.tiles_shift) - 1;
+    uint32_t ids = 0; /* block ids of the tile, a stage a lane */
+    auto load_ids = [&](uint32_t stage0) {
+        if ((stage0 + lane) * TB + loader < share.n) {
+            const uint32_t block = tile_of(stage0 + lane) >> p.tiles_shift;
+            ids = p.ids_at ? w.w[p.ids_at + blockIdx.z * p.ids_stride + block]
+                           : __ldg((const uint32_t *)it.table + block);
+        }
+    };
+    load_ids(0);
+    sync_all(); /* q is asked for: behind the whole ring it would come late */
+    wide_place place = {0, 0};
+#pragma unroll 1
+    for (uint32_t x = 0; x < (share.count + 1) / 2 * 4; ++x) {
+        const uint32_t i = x / 4 * 2 + x % 2, is_v = x / 2 % 2;
+        if (x % 64 == 0 && x > 0)
+            load_ids(i);
+        if (i < share.count) {
+            const bool is_there = i * TB + loader < share.n;
+            const uint32_t id = __shfl_sync(~0u, ids, i % 32), bar = ring.full + place.slot * 8;
+            barrier_wait(ring.empty + place.slot * 8, place.phase ^ 1);
+            if (lane == 0)
+                barrier_expect(bar, is_there ? 2 * group_bytes : 0);
+            gpu::sync_warp();
+            if (is_there && lane < 2)
+                map_copy(to + place.slot * slot_bytes, map, bar,
+                         row0 + (tile_of(i) & in_block) * DECODE_TILE, is_v, id);
+        }
+        place = place.after(1, ring.n_slots);
+    }
+    return true;
+}
+
+/* ---- parts */
+
+/* The way of a segment's parts. Rows 8i to 8i + 7 are unit i: [half of head_dim][32 columns][lane][16
+ * bytes], then (m, l) as [half][row]. Rank r finishes units 8r / ranks to 8(r + 1) / ranks. */
+struct wide_merge {
+    uint32_t parts, n_ranks; /* blocks a segment and a cluster */
+    uint32_t part, rank; /* this block */
+    bool is_direct; /* one cluster a segment */
+    uint32_t segment;
+    uint32_t unit0, n_units, slice_bytes; /* this rank's of a part */
+    uint8_t *inbox; /* shared: [part] slices */
+    char *scratch; /* [part][8 units] */
+};
+
+template <int D>
+GPU_DEVICE wide_merge merge_of(const decode_params &p, uint8_t *base, uint32_t unit)
+{
+    constexpr uint32_t unit_bytes = decode_wide_unit_bytes(D);
+    wide_merge m;
+    m.parts = p.n_parts;
+    m.n_ranks = cluster_size();
+    m.part = blockIdx.x - unit * m.parts;
+    m.rank = cluster_rank();
+    m.is_direct = m.parts == m.n_ranks;
+    m.segment = ((blockIdx.z * gridDim.y + blockIdx.y) * (gridDim.x / m.parts) + unit) * m.parts;
+    m.unit0 = 8 * m.rank / m.n_ranks;
+    m.n_units = 8 * (m.rank + 1) / m.n_ranks - m.unit0;
+    m.slice_bytes = m.n_units * unit_bytes;
+    m.inbox = base + (m.is_direct ? 384 * D : 0); /* not where the warpgroups exchange sums */
+    m.scratch = (char *)p.part_ml + (uint64_t)m.segment * (8 * unit_bytes);
+    return m;
+}
+
+/* A row's sums are stored as f16 times `factor`, a power of two that brings the largest below 2^15. */
+GPU_DEVICE float part_factor(float largest)
+{
+    const uint32_t exponent = __float_as_uint(largest) >> 23; /* at most 254 */
+    return __uint_as_float(min(268 - exponent, 207u) << 23); /* at most 2^80 */
+}
+
+/* Sends a warpgroup's half of head_dim, a, of the thread's rows row0 and row0 + 8: (m0, l0) and (m1, l1). */
+template <int D>
+GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring, const float (&a)[D / 4],
+                           uint32_t half, float m0, float m1, float l0, float l1)
+{
+    constexpr uint32_t unit_bytes = decode_wide_unit_bytes(D);
+    const uint32_t warp = gpu::warp_id(), lane = gpu::lane_id(), g = lane / 4, t = lane % 4;
+    float factor[2];
+    uint32_t owner[2];
+    uint8_t *here[2]; /* where the unit lies in its rank's shared memory, as this block's address */
+    char *dst[2]; /* in scratch */
+    cluster_wait(); /* their rings are free */
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int j = 0; j < D / 16; ++j)
+            largest = fmaxf(largest, fmaxf(fabsf(a[4 * j + 2 * h]), fabsf(a[4 * j + 2 * h + 1])));
+        largest = gpu::warp_max<4>(largest);
+        if (__any_sync(~0u, !(largest < INFINITY))) { /* the largest that is finite */
+            largest = 0.0f;
+#pragma unroll
+            for (int j = 0; j < D / 8; ++j) {
+                const float x = fabsf(a[j / 2 * 4 + 2 * h + j % 2]);
+                largest = fmaxf(largest, x < INFINITY ? x : 0.0f);
+            }
+            largest = gpu::warp_max<4>(largest);
+        }
+        factor[h] = part_factor(largest);
+        const uint32_t u = warp % 4 * 2 + h;
+        owner[h] = ((u + 1) * way.n_ranks - 1) / 8;
+        const uint32_t owner0 = 8 * owner[h] / way.n_ranks;
+        const uint32_t units = 8 * (owner[h] + 1) / way.n_ranks - owner0;
+        here[h] = way.inbox + (way.rank * units + u - owner0) * unit_bytes;
+        dst[h] = way.scratch + (way.part * 8 + u) * unit_bytes;
+        if (t == 0) { /* of sums and weights times the factor */
+            const uint32_t at = 8 * D * 2 + half * 64 + g * 8;
+            const float m = (h ? m1 : m0) - gpu::log2_fast(factor[h]);
+            const float l = (h ? l1 : l0) * factor[h];
+            if (way.is_direct)
+                cluster_store2(cluster_address(gpu::shared_address(here[h] + at), owner[h]), m, l,
+                               cluster_address(ring.merge, owner[h]));
+            else
+                __stcg((float2 *)(dst[h] + at), make_float2(m, l));
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const uint32_t bar = cluster_address(ring.merge + 8, owner[h]);
+        const uint32_t to = cluster_address(gpu::shared_address(here[h]), owner[h]);
+#pragma unroll
+        for (int j = 0; j < D / 64; ++j) {
+            const uint32_t at = (half * (D / 64) + j) * 512 + lane * 16;
+            float4 v;
+            float *word = &v.x;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float *x = &a[4 * (4 * j + k) + 2 * h];
+                word[k] = __uint_as_float(gpu::f16_encode2(x[0] * factor[h], x[1] * factor[h]));
+            }
+            if (!way.is_direct)
+                __stcg((float4 *)(dst[h] + at), v);
+            else if (owner[h] == way.rank)
+                *(float4 *)(here[h] + at) = v;
+            else
+                cluster_store4(to + at, v, bar);
+        }
+    }
+}
+
+/* What the 128 loading threads do: each part's maximum in a row gives way to what the part counts there. */
+template <int D>
+GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
+                            const wide_merge &way, const wide_ring &ring, uint32_t unit)
+{
+    constexpr uint32_t unit_bytes = decode_wide_unit_bytes(D);
+    const uint32_t tid = threadIdx.x - 256;
+    if (way.is_direct && tid == 0) {
+        const uint32_t ml_bytes = way.n_units * 128;
+        barrier_expect(ring.merge, way.parts * ml_bytes);
+        barrier_expect(ring.merge + 8, (way.parts - 1) * (way.slice_bytes - ml_bytes));
+    }
+    const decode_dev_item it = item_at(p, w, blockIdx.z);
+    const unit_rows rows = rows_of(it, unit, DECODE_WIDE_ROWS, p.group);
+    cluster_arrive();
+    cluster_wait();
+    if (!way.is_direct) {
+        cluster_sync();
+        if (tid == 0) { /* only the last cluster goes on; its parts are all there */
+            const uint32_t n_clusters = way.parts / way.n_ranks;
+            uint32_t *arrivals =
+                p.arrivals + way.segment / way.parts * DECODE_MAX_CLUSTER + way.rank;
+            __threadfence();
+            const uint32_t before = atomicAdd(arrivals, 1);
+            *ring.is_last = before + 1 == n_clusters;
+            if (before + 1 == n_clusters) {
+                *arrivals = 0;
+                __threadfence();
+                proxy_fence_all();
+                barrier_expect(ring.merge + 8, way.parts * way.slice_bytes);
+#pragma unroll 1
+                for (uint32_t c = 0; c < way.parts; ++c)
+                    bulk_copy(gpu::shared_address(way.inbox) + c * way.slice_bytes,
+                              way.scratch + (c * 8 + way.unit0) * unit_bytes, way.slice_bytes,
+                              ring.merge + 8);
+            }
+        }
+        sync_all();
+        if (!*ring.is_last)
+            return;
+    }
+    barrier_wait(ring.merge + (way.is_direct ? 0 : 8), 0);
+
+    uint32_t lg = 1; /* the parts of a row are the lanes' */
+    while (1u << lg < way.parts && lg < 5)
+        ++lg;
+    const uint32_t c0 = tid & ((1u << lg) - 1), c1 = c0 + 32, part_step = way.slice_bytes / 8;
+    for (uint32_t e = tid >> lg; e < way.n_units * 16; e += 128 >> lg) { /* unit, half, row */
+        float2 *ml = (float2 *)(way.inbox + e / 16 * unit_bytes + 8 * D * 2) + e % 16;
+        const float2 x0 = c0 < way.parts ? ml[c0 * part_step] : make_float2(nothing, 0.0f);
+        const float2 x1 = c1 < way.parts ? ml[c1 * part_step] : make_float2(nothing, 0.0f);
+        float m = fmaxf(x0.x, x1.x);
+#pragma unroll 1
+        for (uint32_t d = 1; d < 1u << lg; d *= 2)
+            m = fmaxf(m, gpu::shuffle_xor(m, d));
+        float f0 = gpu::exp2_fast(x0.x - m), f1 = gpu::exp2_fast(x1.x - m);
+        float l = x0.y * f0 + x1.y * f1;
+#pragma unroll 1
+        for (uint32_t d = 1; d < 1u << lg; d *= 2)
+            l += gpu::shuffle_xor(l, d);
+        const uint32_t r = (way.unit0 + e / 16) * 8 + e % 8;
+        if (r >= rows.count)
+            continue;
+        const float f = finish_row(it, p, rows.query_row(r, p.num_q_heads, blockIdx.y), m, l,
+                                   e % 16 < 8 && c0 == 0);
+        if (c0 < way.parts)
+            ml[c0 * part_step].x = f0 * f;
+        if (c1 < way.parts)
+            ml[c1 * part_step].x = f1 * f;
+    }
+    sync_all(); /* weights */
+}
+
+/* What the 256 computing threads do when all is there: this rank's rows, 8 elements at a time. */
+template <bool is_bf16, int D>
+GPU_DEVICE void add_parts(const decode_params &p, const wide_merge &way, const decode_dev_item &it,
+                          const unit_rows &rows, uint32_t head)
+{
+    constexpr uint32_t unit_bytes = decode_wide_unit_bytes(D);
+#pragma unroll 1
+    for (uint32_t e = threadIdx.x; e < way.n_units * D; e += 256) {
+        const uint32_t u = e / D, in_unit = e % D, r8 = in_unit / 4 % 8;
+        const uint32_t r = (way.unit0 + u) * 8 + r8, column = in_unit / 32 * 32 + in_unit % 4 * 2;
+        if (r >= rows.count)
+            continue;
+        const uint8_t *at = way.inbox + u * unit_bytes;
+        const uint8_t *value = at + in_unit * 16,
+                      *f = at + 8 * D * 2 + in_unit / (D / 2) * 64 + r8 * 8;
+        float x[8] = {};
+#pragma unroll 4
+        for (uint32_t c = 0; c < way.parts; ++c) {
+            const uint4 v = *(const uint4 *)(value + c * way.slice_bytes);
+            const float w = *(const float *)(f + c * way.slice_bytes);
+            const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                x[2 * k] += gpu::f16_decode(words[k] & 0xffff) * w;
+                x[2 * k + 1] += gpu::f16_decode(words[k] >> 16) * w;
+            }
+        }
+        const uint32_t row = rows.query_row(r, p.num_q_heads, head);
+        uint32_t *out = (uint32_t *)(it.out + ((uint64_t)row * D + column) * 2);
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            out[4 * k] = encode2<is_bf16>(x[2 * k], x[2 * k + 1]);
+    }
+}
+
+} // namespace decode
+#endif
