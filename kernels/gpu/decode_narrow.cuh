@@ -92,8 +92,7 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     gpu::sync_warp();
     if (csize > 1)
         cluster_arrive();
-    if (p.is_chained)
-        gpu::chain_wait();
+    const chain before(p);
     if (p.items)
         it = p.items[blockIdx.z];
 
@@ -160,8 +159,6 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
             phase ^= 1;
         }
     }
-    if (p.is_chained)
-        gpu::chain_release();
     if (count) { /* the warp's stages are done: its sums lie over them */
         acc.sum_weights();
         acc.to_shared((float *)(base + warp * warp_bytes), s_ml + warp * R, row_floats, rows.count);
@@ -244,8 +241,7 @@ __global__ void __launch_bounds__(256, 1)
         barrier_init_fence();
     }
     gpu::sync_warp();
-    if (p.is_chained)
-        gpu::chain_wait();
+    const chain before(p);
     if (is_warp && processor >= p.n_processors)
         return;
 
@@ -370,8 +366,6 @@ __global__ void __launch_bounds__(256, 1)
             next = fetch(run.next, next_it);
             acc.load_q(next_it.q, rows_of(next_it, next.head_unit >> 16, R, p.group), p.num_q_heads,
                        next.head_unit & 0xffff);
-        } else if (p.is_chained) {
-            gpu::chain_release();
         }
 
         if (is_warp) { /* straight from the registers, turned to rows */

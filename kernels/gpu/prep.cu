@@ -11,7 +11,7 @@ using namespace gpu;
 namespace
 {
 
-constexpr int prep_threads = 256;
+constexpr int prep_threads = 128; /* few: room must be beside attention kernels */
 
 /* About as many as keep the bus busy: more reads of host memory at a time hold up the attention kernel's. */
 constexpr int bring_threads = 64, bring_blocks = 128;
@@ -150,6 +150,20 @@ GPU_DEVICE void bring_q(const gpu_kv &kv, const gpu_item &it, uint32_t token)
     }
 }
 
+/* A token's item. Beside an attention kernel that draws all the bandwidth there is, every load that waits
+ * for another takes some microseconds: no search where an item has one token, and the item in one go. */
+GPU_DEVICE gpu_item item_of(const gpu_prep &a, const gpu_item *items, uint32_t token)
+{
+    uint32_t i = token;
+    if (a.n_items != a.n_tokens)
+        i = find_item<&gpu_item::token0>(items, a.n_items, token);
+    gpu_item it;
+#pragma unroll
+    for (int k = 0; k < (int)(sizeof it / 16); ++k)
+        ((uint4 *)&it)[k] = ((const uint4 *)&items[i])[k];
+    return it;
+}
+
 /* Two thread blocks a token, for k and v and for q; patches and the inline items are spread over the
  * first ones. */
 __global__ void __launch_bounds__(prep_threads) prep(GPU_PARAM(gpu_prep, by_value))
@@ -175,7 +189,7 @@ __global__ void __launch_bounds__(prep_threads) prep(GPU_PARAM(gpu_prep, by_valu
     }
     if (blockIdx.x >= a.n_tokens)
         return;
-    const gpu_item &it = items[find_item<&gpu_item::token0>(items, a.n_items, blockIdx.x)];
+    const gpu_item it = item_of(a, items, blockIdx.x);
     uint32_t token = blockIdx.x - it.token0;
     if (!is_first && it.q_src && !a.brought)
         bring_q(a.kv, it, token);
@@ -197,7 +211,7 @@ __global__ void __launch_bounds__(bring_threads) bring(GPU_PARAM(gpu_prep, by_va
     const uint32_t pieces = (n + bring_threads * at_once - 1) / (bring_threads * at_once);
     for (uint32_t piece = blockIdx.x; piece < a.n_tokens * pieces; piece += gridDim.x) {
         const uint32_t row = piece / pieces;
-        const gpu_item &it = items[find_item<&gpu_item::token0>(items, a.n_items, row)];
+        const gpu_item it = item_of(a, items, row);
         const uint64_t token = row - it.token0;
         const uint4 *q = (const uint4 *)it.q_src, *k = (const uint4 *)it.k_src; /* or NULL */
         const uint4 *v = (const uint4 *)it.v_src;
@@ -242,8 +256,10 @@ __global__ void __launch_bounds__(256) scrub_blocks(GPU_PARAM(gpu_copy, a))
 
 __global__ void finish(GPU_PARAM(gpu_finish, a))
 {
+    chain_release();
     chain_wait();
-    *(volatile uint64_t *)a.out_end_ns = time_ns();
+    if (a.out_end_ns)
+        *(volatile uint64_t *)a.out_end_ns = time_ns();
     __threadfence_system();
     *(volatile uint32_t *)a.out_flag = a.value;
 }
@@ -291,11 +307,13 @@ int gpu_bring_launch(const struct gpu_prep *a, void *stream)
 }
 
 /* A processor divides its memory between cache and shared memory anew only when it is empty, so blocks
- * that ask for none of the latter would keep those of the attention kernels out. */
+ * that ask for none of the latter would keep those of the attention kernels out, or be kept out. */
 int gpu_prep_init(void)
 {
     int code = share_memory(prep);
-    return code ? code : share_memory(bring);
+    if (!code)
+        code = share_memory(bring);
+    return code ? code : share_memory(finish);
 }
 
 int gpu_copy_launch(const struct gpu_copy *a, void *stream)

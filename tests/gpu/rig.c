@@ -1,6 +1,7 @@
 /* rig.c: see rig.h. */
 #include "tests/gpu/rig.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "kernels/kv_layout.h"
 #include "kernels/reference.h"
 
 uint32_t rig_random(uint64_t *state)
@@ -243,4 +245,58 @@ void rig_run(struct rig *r)
     assert_ptr_equal(back, &batch);
     if (back->status != ATTN_OK)
         fail_msg("%s: %s", r->ops->name, r->ops->last_error(r->b));
+}
+
+void rig_compare_items(const struct rig *a, const struct rig *b, const char *what, uint64_t seed)
+{
+    const struct backend_pool_config *c = &a->config;
+    double bound = c->q_dtype == ATTN_F32 ? 2e-5 : c->q_dtype == ATTN_F16 ? 2e-3 : 1.2e-2;
+    if (c->kv_dtype != c->q_dtype)
+        bound += 1e-2; /* a code on the border of two may fall on either side */
+    for (uint32_t i = 0; i < a->n_items; i++) {
+        const struct backend_item *x = &a->items[i], *y = &b->items[i];
+        if (!(x->flags & BACKEND_ATTEND))
+            continue;
+        size_t n = (size_t)x->n_tokens * c->num_q_heads * c->head_dim_v;
+        double diff = 0, norm = 0;
+        for (size_t k = 0; k < n; k++) {
+            double u = reference_get(c->q_dtype, x->out, k),
+                   v = reference_get(c->q_dtype, y->out, k);
+            diff += (u - v) * (u - v);
+            norm += v * v;
+        }
+        if (!(sqrt(diff) <= bound * sqrt(norm) + 1e-6))
+            fail_msg("%s (seed %llu): item %u (pos %u, n_tokens %u, layer %u): L2 %g of %g", what,
+                     (unsigned long long)seed, i, x->pos, x->n_tokens, x->layer, sqrt(diff),
+                     sqrt(norm));
+        for (uint32_t k = 0; k < x->n_tokens * c->num_q_heads; k++)
+            if (!(fabsf(x->lse[k] - y->lse[k]) <= 2e-2f + 2e-3f * fabsf(y->lse[k])))
+                fail_msg("%s (seed %llu): item %u: lse[%u] %g, not %g", what,
+                         (unsigned long long)seed, i, k, (double)x->lse[k], (double)y->lse[k]);
+    }
+}
+
+void rig_compare_blocks(struct rig *a, struct rig *b, const char *what, uint64_t seed)
+{
+    struct kv_layout l = kv_layout_of(&a->config);
+    unsigned char *x = malloc(l.block_bytes), *y = malloc(l.block_bytes);
+    uint64_t n_bytes = 0, n_other = 0;
+    for (uint32_t s = 0; s < RIG_MAX_SEQS; s++) {
+        uint32_t full = a->seqs[s].len[0];
+        for (uint32_t k = 1; k < a->config.num_layers; k++)
+            full = a->seqs[s].len[k] < full ? a->seqs[s].len[k] : full;
+        for (uint32_t i = 0; i < full / a->config.block_tokens; i++) {
+            assert_int_equal(a->ops->block_read(a->pool, a->seqs[s].blocks[i], x), ATTN_OK);
+            assert_int_equal(b->ops->block_read(b->pool, b->seqs[s].blocks[i], y), ATTN_OK);
+            for (uint64_t k = 0; k < l.block_bytes; k++)
+                n_other += x[k] != y[k];
+            n_bytes += l.block_bytes;
+        }
+    }
+    uint64_t most = l.is_quantised ? n_bytes / 500 : 0; /* ties in the last bit of a scale */
+    if (n_other > most)
+        fail_msg("%s (seed %llu): %llu of %llu bytes differ", what, (unsigned long long)seed,
+                 (unsigned long long)n_other, (unsigned long long)n_bytes);
+    free(x);
+    free(y);
 }

@@ -56,4 +56,10 @@ void rig_drop(struct rig *r, uint32_t seq);
 /* Runs the batch and waits; fails the test if the batch fails. */
 void rig_run(struct rig *r);
 
+/* Fail the test, naming what and the seed, unless two rigs of the same history agree.
+ * items: the relative L2 distance of the outputs and the largest difference of the lse; NaN-safe.
+ * blocks: every block in use holds the same bytes, up to where its tokens end. */
+void rig_compare_items(const struct rig *a, const struct rig *b, const char *what, uint64_t seed);
+void rig_compare_blocks(struct rig *a, struct rig *b, const char *what, uint64_t seed);
+
 #endif

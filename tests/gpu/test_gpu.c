@@ -27,62 +27,6 @@ static uint64_t seed;
 
 static const struct attn_layer_spec plain[2] = {{.scale = 0.125f}, {.scale = 0.1f}};
 
-/* Relative L2 distance of the outputs and the largest difference of the lse; NaN-safe. */
-static void compare_items(const struct rig *a, const struct rig *b, const char *what)
-{
-    const struct backend_pool_config *c = &a->config;
-    double bound = c->q_dtype == ATTN_F32 ? 2e-5 : c->q_dtype == ATTN_F16 ? 2e-3 : 1.2e-2;
-    if (c->kv_dtype != c->q_dtype)
-        bound += 1e-2; /* a code on the border of two may fall on either side */
-    for (uint32_t i = 0; i < a->n_items; i++) {
-        const struct backend_item *x = &a->items[i], *y = &b->items[i];
-        if (!(x->flags & BACKEND_ATTEND))
-            continue;
-        size_t n = (size_t)x->n_tokens * c->num_q_heads * c->head_dim_v;
-        double diff = 0, norm = 0;
-        for (size_t k = 0; k < n; k++) {
-            double u = reference_get(c->q_dtype, x->out, k),
-                   v = reference_get(c->q_dtype, y->out, k);
-            diff += (u - v) * (u - v);
-            norm += v * v;
-        }
-        if (!(sqrt(diff) <= bound * sqrt(norm) + 1e-6))
-            fail_msg("%s (seed %llu): item %u (pos %u, n_tokens %u, layer %u): L2 %g of %g", what,
-                     (unsigned long long)seed, i, x->pos, x->n_tokens, x->layer, sqrt(diff),
-                     sqrt(norm));
-        for (uint32_t k = 0; k < x->n_tokens * c->num_q_heads; k++)
-            if (!(fabsf(x->lse[k] - y->lse[k]) <= 2e-2f + 2e-3f * fabsf(y->lse[k])))
-                fail_msg("%s (seed %llu): item %u: lse[%u] %g, not %g", what,
-                         (unsigned long long)seed, i, k, (double)x->lse[k], (double)y->lse[k]);
-    }
-}
-
-/* Every block that is in use holds the same bytes on both sides, up to where its tokens end. */
-static void compare_blocks(struct rig *a, struct rig *b, const char *what)
-{
-    struct kv_layout l = kv_layout_of(&a->config);
-    unsigned char *x = malloc(l.block_bytes), *y = malloc(l.block_bytes);
-    uint64_t n_bytes = 0, n_other = 0;
-    for (uint32_t s = 0; s < RIG_MAX_SEQS; s++) {
-        uint32_t full = a->seqs[s].len[0];
-        for (uint32_t k = 1; k < a->config.num_layers; k++)
-            full = a->seqs[s].len[k] < full ? a->seqs[s].len[k] : full;
-        for (uint32_t i = 0; i < full / a->config.block_tokens; i++) {
-            assert_int_equal(a->ops->block_read(a->pool, a->seqs[s].blocks[i], x), ATTN_OK);
-            assert_int_equal(b->ops->block_read(b->pool, b->seqs[s].blocks[i], y), ATTN_OK);
-            for (uint64_t k = 0; k < l.block_bytes; k++)
-                n_other += x[k] != y[k];
-            n_bytes += l.block_bytes;
-        }
-    }
-    uint64_t most = l.is_quantised ? n_bytes / 500 : 0; /* ties in the last bit of a scale */
-    if (n_other > most)
-        fail_msg("%s (seed %llu): %llu of %llu bytes differ", what, (unsigned long long)seed,
-                 (unsigned long long)n_other, (unsigned long long)n_bytes);
-    free(x);
-    free(y);
-}
-
 /* One random batch: the same decisions on both sides, as both draw from the same state. */
 static void random_batch(struct rig *r, uint64_t *state, uint32_t n_seqs, bool is_wide)
 {
@@ -142,13 +86,13 @@ static void walk(const struct backend_pool_config *c, uint32_t n_steps, const ch
         random_batch(&b, &sb, n_seqs, is_wide);
         rig_run(&a);
         rig_run(&b);
-        compare_items(&a, &b, what);
+        rig_compare_items(&a, &b, what, seed);
         if (i % 16 == 15) {
             for (uint32_t s = 12; s < RIG_MAX_SEQS; s++) { /* keeps the pool from filling up */
                 rig_drop(&a, s);
                 rig_drop(&b, s);
             }
-            compare_blocks(&a, &b, what);
+            rig_compare_blocks(&a, &b, what, seed);
         }
     }
     rig_close(&a);
@@ -525,8 +469,8 @@ static void large_batches_in_flight_agree_with_the_cpu_backend(void **state)
         rig_open(&b, backend_cpu(), &c, 0, -1);
         run_three_batches(&a, 2);
         run_three_batches(&b, 1);
-        compare_items(&a, &b, "large batches in flight");
-        compare_blocks(&a, &b, "large batches in flight");
+        rig_compare_items(&a, &b, "large batches in flight", seed);
+        rig_compare_blocks(&a, &b, "large batches in flight", seed);
         rig_close(&a);
         rig_close(&b);
     }

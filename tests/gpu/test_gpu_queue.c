@@ -1,0 +1,299 @@
+/* test_gpu_queue.c: batches in flight behind and beside each other: random histories with two of them, whose
+ * table rows are apart or shared, with forks, block copies, scrubbing and transfers in between, agree with
+ * the cpu backend, which computes them one by one.
+ *
+ * Usage: test_gpu_queue [NAME [TESTS]] as test_gpu. A caller's part of the bargain (backend.h) is kept: what is in
+ * flight is neither forked nor dropped.
+ */
+#include "kernels/kv_layout.h"
+#include "tests/gpu/rig.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N_SEQS = 24, N_BATCHES = 12, NEVER = 0 };
+
+static const struct backend_ops *gpu;
+static uint64_t seed;
+
+/* A history of one rig; both draw from the same state. */
+struct walk {
+    struct rig r;
+    uint64_t state;
+    uint32_t depth; /* batches in flight */
+    uint32_t n_items; /* of a batch, at most */
+    struct backend_batch batches[N_BATCHES + 1];
+    uint32_t named[RIG_MAX_SEQS]; /* the last batch that names the row; the first is 1 */
+    unsigned char *reads; /* what transfers gave */
+    size_t n_reads;
+};
+
+static uint32_t draw(struct walk *w, uint32_t n)
+{
+    return rig_random(&w->state) % n;
+}
+
+/* Drops a sequence and scrubs the blocks that were its alone; the next ones taken are among them. */
+static void drop_and_scrub(struct walk *w, uint32_t seq)
+{
+    struct rig *r = &w->r;
+    uint32_t freed[64], n = 0;
+    const struct rig_seq *s = &r->seqs[seq];
+    for (uint32_t i = 0; i < s->n_blocks && n < 64; i++)
+        if (r->refs[s->blocks[i]] == 1)
+            freed[n++] = s->blocks[i];
+    rig_drop(r, seq);
+    if (n == 0)
+        return;
+    r->next_block = freed[0];
+    assert_int_equal(r->ops->blocks_scrub(r->pool, freed, n), ATTN_OK);
+}
+
+static void random_step(struct walk *w, uint32_t seq)
+{
+    struct rig *r = &w->r;
+    uint32_t layer = draw(w, r->config.num_layers), kind = draw(w, 16), n = 1 + draw(w, 3);
+    uint32_t pos = r->seqs[seq].len[layer], flags = BACKEND_APPEND | BACKEND_ATTEND;
+    if (kind == 0)
+        n = 17 + draw(w, 30); /* not for the tuned kernels */
+    else if (kind < 6 && pos > 4)
+        pos -= n; /* written again */
+    else if (kind < 8)
+        n = 16 - pos % 16; /* to a block's end */
+    else if (kind == 8 && pos > 4) {
+        pos -= n;
+        flags = BACKEND_ATTEND;
+    }
+    if (pos + n <= r->config.max_row_blocks * r->config.block_tokens)
+        rig_step(r, seq, layer, pos, n, flags, &w->state);
+}
+
+static void random_batch(struct walk *w, uint32_t i)
+{
+    struct rig *r = &w->r;
+    uint32_t items0 = r->n_items, patches0 = r->n_patches, copies0 = r->n_copies;
+    bool is_apart = draw(w, 4) != 0; /* from the batch in front */
+    for (uint32_t k = 1 + draw(w, w->n_items); k > 0; k--) {
+        uint32_t seq = draw(w, N_SEQS), to = draw(w, N_SEQS), kind = draw(w, 32);
+        const struct backend_batch *front = &w->batches[i - 1];
+        if (!is_apart && i > 1 && front->n_items > 0)
+            seq = front->items[draw(w, front->n_items)].table_row;
+        bool is_busy = w->named[seq] != NEVER && w->named[seq] + 1 >= i;
+        bool is_to_busy = w->named[to] != NEVER && w->named[to] + 1 >= i;
+        if (w->named[seq] == i || (is_apart && is_busy))
+            continue;
+        uint32_t len = r->seqs[seq].len[0];
+        for (uint32_t l = 1; l < r->config.num_layers; l++)
+            len = r->seqs[seq].len[l] < len ? r->seqs[seq].len[l] : len;
+        if (kind == 0 && !is_busy && !is_to_busy && to != seq && len > 1) {
+            rig_fork(r, seq, to, 1 + draw(w, len - 1));
+            w->named[to] = i;
+        } else if (kind == 1 && !is_busy) {
+            drop_and_scrub(w, seq);
+        } else {
+            random_step(w, seq);
+        }
+        w->named[seq] = i;
+    }
+    w->batches[i] = (struct backend_batch){.pool = r->pool,
+                                           .items = r->items + items0,
+                                           .n_items = r->n_items - items0,
+                                           .patches = r->patches + patches0,
+                                           .n_patches = r->n_patches - patches0,
+                                           .copies = r->copies + copies0,
+                                           .n_copies = r->n_copies - copies0};
+}
+
+/* Reads a layer of a block that the newest batch filled to its end. */
+static void read_back(struct walk *w, const struct backend_batch *batch)
+{
+    struct rig *r = &w->r;
+    struct kv_layout l = kv_layout_of(&r->config);
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const struct backend_item *it = &batch->items[i];
+        uint32_t end = it->pos + it->n_tokens;
+        if (!(it->flags & BACKEND_APPEND) || end % r->config.block_tokens != 0)
+            continue;
+        unsigned char *block = malloc(l.block_bytes);
+        uint32_t id = it->block_table[end / r->config.block_tokens - 1];
+        assert_int_equal(r->ops->block_read(r->pool, id, block), ATTN_OK);
+        w->reads = realloc(w->reads, w->n_reads + l.layer_bytes);
+        memcpy(w->reads + w->n_reads, block + it->layer * l.layer_bytes, l.layer_bytes);
+        w->n_reads += l.layer_bytes;
+        free(block);
+        return;
+    }
+}
+
+static void random_round(struct walk *w)
+{
+    struct rig *r = &w->r;
+    uint32_t n_back = 0;
+    rig_begin(r);
+    memset(w->named, NEVER, sizeof w->named);
+    for (uint32_t i = 1; i <= N_BATCHES + w->depth; i++) {
+        if (i > w->depth) {
+            struct backend_batch *back = r->ops->poll(r->b, 60000000000u);
+            assert_ptr_equal(back, &w->batches[++n_back]);
+            assert_int_equal(back->status, ATTN_OK);
+        }
+        if (i > N_BATCHES)
+            continue;
+        random_batch(w, i);
+        if (r->ops->submit(r->b, &w->batches[i]) != ATTN_OK)
+            fail_msg("submit: %s", r->ops->last_error(r->b));
+        if (draw(w, 8) == 0)
+            read_back(w, &w->batches[i]);
+    }
+}
+
+static void walk_open(struct walk *w, const struct backend_ops *ops, uint32_t depth,
+                      const struct backend_pool_config *c, uint32_t len, uint32_t n_items)
+{
+    memset(w, 0, sizeof *w);
+    rig_open(&w->r, ops, c, 0, -1);
+    w->state = seed;
+    w->depth = depth;
+    w->n_items = n_items;
+    for (uint32_t s = 0; s < N_SEQS; s++)
+        for (uint32_t l = 0; l < c->num_layers; l++) {
+            uint32_t n = len / 4 + draw(w, len);
+            for (uint32_t pos = 0, k; pos < n; pos += k) {
+                k = n - pos < 4000 ? n - pos : 4000;
+                rig_begin(&w->r);
+                rig_step(&w->r, s, l, pos, k, BACKEND_APPEND, &w->state);
+                rig_run(&w->r);
+            }
+        }
+}
+
+static void walk_close(struct walk *w)
+{
+    rig_close(&w->r);
+    free(w->reads);
+}
+
+static void compare_walks(const struct backend_pool_config *c, uint32_t len, uint32_t n_items,
+                          uint32_t n_rounds)
+{
+    static struct walk a, b;
+    walk_open(&a, gpu, 2, c, len, n_items);
+    walk_open(&b, backend_cpu(), 1, c, len, n_items);
+    for (uint32_t i = 0; i < n_rounds; i++) {
+        char what[64];
+        snprintf(what, sizeof what, "round %u, %u/%u heads of %u", i, c->num_q_heads,
+                 c->num_kv_heads, c->head_dim_k);
+        random_round(&a);
+        random_round(&b);
+        rig_compare_items(&a.r, &b.r, what, seed);
+        assert_int_equal(a.n_reads, b.n_reads);
+        if (a.n_reads > 0)
+            assert_memory_equal(a.reads, b.reads, a.n_reads);
+        rig_compare_blocks(&a.r, &b.r, what, seed);
+    }
+    assert_true(a.n_reads > 0);
+    walk_close(&a);
+    walk_close(&b);
+}
+
+static const struct attn_layer_spec plain[2] = {{.scale = 0.125f}, {.scale = 0.1f}};
+
+/* Whatever fails on the way (ATTND_SIMT_FAIL): what was submitted comes back. */
+static void two_batches_apart_come_back_in_order(void **state)
+{
+    (void)state;
+    struct backend_pool_config c = rig_config(plain, 1);
+    static struct rig r;
+    struct backend_batch batches[4];
+    uint64_t s = seed;
+    uint32_t n = 0;
+    rig_open(&r, gpu, &c, 0, -1);
+    rig_begin(&r);
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t from = r.n_patches;
+        rig_step(&r, i, 0, 0, 9, BACKEND_APPEND | BACKEND_ATTEND, &s);
+        batches[i] = (struct backend_batch){.pool = r.pool,
+                                            .items = &r.items[i],
+                                            .n_items = 1,
+                                            .patches = r.patches + from,
+                                            .n_patches = r.n_patches - from};
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        while (n < 4 && n - i < 2 && gpu->submit(r.b, &batches[n]) == ATTN_OK)
+            n++;
+        if (i == n)
+            fail_msg("submit: %s", gpu->last_error(r.b));
+        if (gpu->poll(r.b, 10000000000u) != &batches[i])
+            abort();
+        assert_true(batches[i].status == ATTN_OK || batches[i].status == ATTN_EDEVICE);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(batches[i].status, ATTN_OK);
+        for (uint32_t k = 0; k < 9 * 8; k++)
+            assert_true(isfinite(r.items[i].lse[k]));
+    }
+    rig_close(&r);
+}
+
+static void short_batches_in_flight_agree_with_the_cpu_backend(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t q_heads, kv_heads, dim;
+    } cases[] = {{8, 2, 64}, {24, 1, 128}};
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct backend_pool_config c = rig_config(plain, 2);
+        c.num_q_heads = cases[i].q_heads;
+        c.num_kv_heads = cases[i].kv_heads;
+        c.head_dim_k = c.head_dim_v = cases[i].dim;
+        c.n_blocks = 1200;
+        compare_walks(&c, 300, 6, 6);
+    }
+}
+
+/* Long enough for attention to run beside attention on a device, too. */
+static void long_batches_in_flight_agree_with_the_cpu_backend(void **state)
+{
+    (void)state;
+    struct backend_pool_config c = rig_config(plain, 1);
+    c.num_q_heads = 16;
+    c.num_kv_heads = 8;
+    c.head_dim_k = c.head_dim_v = 128;
+    c.max_row_blocks = 700;
+    c.n_blocks = N_SEQS * 700;
+    compare_walks(&c, 7000, 16, 20);
+}
+
+int main(int argc, char **argv)
+{
+    char why[512];
+    const char *given = getenv("ATTND_TEST_SEED");
+    seed = given ? strtoull(given, NULL, 0) : 1;
+    if (backend_load(argc > 1 ? argv[1] : "cuda", &gpu, why, sizeof why) != ATTN_OK) {
+        printf("failed: %s\n", why);
+        return 1;
+    }
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]);
+    struct backend_config bc = {
+        .kv_bytes = 1 << 21, .max_batch_items = 1, .max_batch_tokens = 1, .import_fd = -1};
+    struct backend *b = NULL;
+    attn_status st = gpu->open(&bc, &b);
+    if (st != ATTN_OK)
+        printf("%s: %s\n", st == ATTN_ENOTSUP ? "skipped" : "failed", gpu->last_error(b));
+    gpu->close(b);
+    if (st != ATTN_OK)
+        return st == ATTN_ENOTSUP ? 77 : 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_batches_apart_come_back_in_order),
+        cmocka_unit_test(short_batches_in_flight_agree_with_the_cpu_backend),
+        cmocka_unit_test(long_batches_in_flight_agree_with_the_cpu_backend),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
