@@ -95,7 +95,7 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
     memset(b->signals, 0, BACKEND_MAX_IN_FLIGHT * sizeof *b->signals);
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
         b->slots[i].signal = &b->signals[i];
-        if (runtime_event_open(&b->slots[i].way_in_done) != 0)
+        if (runtime_event_open(&b->slots[i].brought) != 0)
             return gpu_fail(b, ATTN_ENOMEM, "%s", runtime_last_error());
         st = gpu_job_init(b, &b->slots[i].job);
         if (st != ATTN_OK)
@@ -111,7 +111,6 @@ static void pool_free(struct backend_pool *p)
     runtime_free(p->layers_memory);
     runtime_free(p->table_memory);
     free(p->tuned);
-    free(p->touched);
     free(p->specs);
     free(p);
 }
@@ -121,8 +120,6 @@ static void gpu_close(struct backend *b)
     if (!b)
         return;
     bool is_there = b->stream && runtime_device_use(b->config.device_index) == 0;
-    if (is_there && !b->is_lost)
-        gpu_launch_pending(b);
     if (is_there)
         runtime_stream_wait(b->stream);
     if (is_there && b->way_in) /* the first waits for it, unless a submit failed half-way */
@@ -138,13 +135,13 @@ static void gpu_close(struct backend *b)
         runtime_free(j->staging.device);
         runtime_free(j->staging.q);
         runtime_free(j->staging.kv);
-        runtime_free(j->staging.scratch);
-        runtime_event_close(b->slots[i].way_in_done);
+        runtime_event_close(b->slots[i].brought);
         gpu_job_fini(j);
     }
     runtime_host_free(b->signals);
     runtime_free(b->part_o);
     runtime_free(b->part_ml);
+    runtime_free(b->tuned_scratch);
     decode_planner_fini(&b->planner);
     runtime_range_close(&b->kv);
     runtime_stream_close(b->way_in);
@@ -278,10 +275,7 @@ static attn_status grow_device(struct backend *b, void **p, uint64_t *bytes, uin
 static attn_status grow_workspace(struct backend *b, const struct backend_pool *p)
 {
     uint64_t staging = gpu_staging_bytes(b, p), q = gpu_q_bytes(b, p);
-    uint64_t kv = gpu_brought_bytes(b, p), scratch = 0;
-    if (p->tuned)
-        scratch =
-            decode_scratch_bytes(p->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
+    uint64_t kv = gpu_brought_bytes(b, p);
     attn_status st = ATTN_OK;
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT && st == ATTN_OK; i++) {
         struct gpu_staging *s = &b->slots[i].job.staging;
@@ -297,11 +291,6 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
             st = grow_device(b, (void **)&s->q, &s->q_bytes, q);
         if (st == ATTN_OK)
             st = grow_device(b, (void **)&s->kv, &s->kv_bytes, kv);
-        if (st == ATTN_OK)
-            st = grow_device(b, &s->scratch, &s->scratch_bytes, scratch);
-        if (st == ATTN_OK && s->scratch &&
-            runtime_fill(s->scratch, 0, s->scratch_bytes, b->stream) != 0)
-            st = gpu_lost(b);
     }
     if (st == ATTN_OK && p->config.head_dim_v > b->part_dv) {
         uint64_t had = 0;
@@ -312,6 +301,14 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
         if (st == ATTN_OK)
             st = grow_device(b, (void **)&b->part_ml, &had,
                              (uint64_t)GPU_PART_SLOTS * 2 * sizeof(float));
+    }
+    if (st == ATTN_OK && p->tuned) {
+        uint64_t scratch =
+            decode_scratch_bytes(p->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
+        st = grow_device(b, &b->tuned_scratch, &b->tuned_scratch_bytes, scratch);
+        if (st == ATTN_OK && scratch &&
+            runtime_fill(b->tuned_scratch, 0, b->tuned_scratch_bytes, b->stream) != 0)
+            st = gpu_lost(b);
     }
     return st;
 }
@@ -342,7 +339,7 @@ static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_co
         return gpu_fail(b, ATTN_ENOMEM,
                         "the pool needs %" PRIu64 " bytes of KV memory, %" PRIu64 " are free", want,
                         left);
-    if (gpu_launch_pending(b) != 0 || runtime_stream_wait(b->stream) != 0)
+    if (runtime_stream_wait(b->stream) != 0)
         return gpu_lost(b);
 
     struct backend_pool *p = calloc(1, sizeof *p);
@@ -352,8 +349,7 @@ static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_co
     p->config = *c;
     p->layout = kv_layout_of(c);
     p->specs = malloc(c->num_layers * sizeof *p->specs);
-    p->touched = calloc(c->n_table_rows, sizeof *p->touched);
-    if (!p->specs || !p->touched) {
+    if (!p->specs) {
         st = gpu_fail(b, ATTN_ENOMEM, "out of host memory");
         goto fail;
     }

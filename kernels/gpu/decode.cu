@@ -86,7 +86,7 @@ int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,
 }
 
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch, void *stream,
-                  enum gpu_order order)
+                  int chained)
 {
     const struct decode_pool *p = c->pool;
     const struct gpu_kv *kv = &p->kv;
@@ -115,7 +115,7 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
     a.ids_at = c->ids_at;
     a.ids_stride = c->ids_stride;
     a.n_parts = c->cluster * c->n_groups;
-    a.order = order;
+    a.is_chained = chained != 0;
     for (a.lg_cluster = 0; 1u << a.lg_cluster < c->cluster;)
         a.lg_cluster++;
     a.runs_at = c->runs_at;
@@ -131,7 +131,7 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
         attributes[l.numAttrs].id = cudaLaunchAttributeClusterDimension;
         attributes[l.numAttrs++].val.clusterDim = {c->cluster, 1, 1};
     }
-    if (order != GPU_AFTER) {
+    if (chained) {
         attributes[l.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[l.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }

@@ -5,7 +5,7 @@
  *                 the kernel, cuts the work, fills the call and, for larger batches, an upload); the
  *                 caller brings the upload to the device if there is one; decode_launch.
  * Who owns what   everything is the caller's. A call may be launched many times (it is not changed);
- *                 launches that share scratch must follow each other, none beside another.
+ *                 launches that share scratch must follow each other on one stream.
  * Nothing hangs   no thread block waits for another except inside one cluster, whose blocks run
  *                 together by definition. Splits that meet in memory are merged by the last to arrive.
  */
@@ -113,11 +113,11 @@ attn_status decode_prepare(const struct decode_pool *p, const struct decode_item
                            uint32_t n_items, struct decode_planner *w, void *upload,
                            uint64_t upload_capacity, struct decode_call *out_call);
 
-/* 0 or the runtime's error code; never waits. upload NULL if the call has none. Of order GPU_CHAINED
- * or GPU_BESIDE begins when all thread blocks of the kernel before it on the stream have called
- * gpu::chain_release (programmatic dependent launch), which this one does as soon as it has waited. */
+/* 0 or the runtime's error code; never waits. upload NULL if the call has none. chained: the kernel
+ * before it on the stream ends with gpu::chain_release (programmatic dependent launch); this one
+ * releases its own successor when its blocks are near their end. */
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch, void *stream,
-                  enum gpu_order order);
+                  int chained);
 
 #ifdef __cplusplus
 }

@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     gpu::sync_warp();
     if (csize > 1)
         cluster_arrive();
-    const chain before(p);
+    if (p.is_chained)
+        gpu::chain_wait();
     if (p.items)
         it = p.items[blockIdx.z];
 
@@ -159,6 +160,8 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
             phase ^= 1;
         }
     }
+    if (p.is_chained)
+        gpu::chain_release();
     if (count) { /* the warp's stages are done: its sums lie over them */
         acc.sum_weights();
         acc.to_shared((float *)(base + warp * warp_bytes), s_ml + warp * R, row_floats, rows.count);
@@ -241,7 +244,8 @@ __global__ void __launch_bounds__(256, 1)
         barrier_init_fence();
     }
     gpu::sync_warp();
-    const chain before(p);
+    if (p.is_chained)
+        gpu::chain_wait();
     if (is_warp && processor >= p.n_processors)
         return;
 
@@ -366,6 +370,8 @@ __global__ void __launch_bounds__(256, 1)
             next = fetch(run.next, next_it);
             acc.load_q(next_it.q, rows_of(next_it, next.head_unit >> 16, R, p.group), p.num_q_heads,
                        next.head_unit & 0xffff);
+        } else if (p.is_chained) {
+            gpu::chain_release();
         }
 
         if (is_warp) { /* straight from the registers, turned to rows */

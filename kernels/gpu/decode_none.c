@@ -44,8 +44,8 @@ attn_status decode_prepare(const struct decode_pool *p, const struct decode_item
 }
 
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch, void *stream,
-                  enum gpu_order order)
+                  int chained)
 {
-    (void)c, (void)upload, (void)scratch, (void)stream, (void)order;
+    (void)c, (void)upload, (void)scratch, (void)stream, (void)chained;
     return -1;
 }

@@ -65,7 +65,7 @@ struct decode_params {
     uint32_t ids_stride; /* words an item */
     uint32_t lg_cluster; /* DECODE_CLUSTER, DECODE_SHORT: log2 of the cluster's size */
     uint32_t n_parts; /* DECODE_WIDE: thread blocks a segment */
-    uint32_t order; /* enum gpu_order */
+    uint32_t is_chained; /* launched while the kernel before may still run */
 };
 
 /* Items, block ids and runs in the kernel's parameters: no memory to wait for, nothing to bring over.

@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(256, 1)
     const uint32_t lg_slices = 31 - __clz(steps) - lg; /* slices a rank finishes */
 
     /* 1. q before K and V: behind them it would wait */
-    const chain before(p);
+    if (p.is_chained)
+        gpu::chain_wait();
 #pragma unroll
     for (uint32_t i = threadIdx.x; i < R * D / 8; i += 32 * W) {
         const uint32_t r = i / (D / 8), c = i % (D / 8);
@@ -207,6 +208,8 @@ __global__ void __launch_bounds__(256, 1)
         if (is_apart)
             barrier_wait(v_full + i * 8, 0);
     }
+    if (p.is_chained)
+        gpu::chain_release();
     __syncthreads();
 
     /* 3. lane 4g + t has the factors of tiles g and g + 8 */

@@ -14,24 +14,6 @@
 namespace decode
 {
 
-/* A thread's place behind the kernel before on the stream, as p.order says; whatever the way it leaves
- * by. What comes after this kernel may be started from here on. */
-struct chain {
-    const decode_params &p;
-
-    GPU_DEVICE explicit chain(const decode_params &p_) : p(p_)
-    {
-        if (p.order == GPU_CHAINED)
-            gpu::chain_wait();
-        gpu::chain_release();
-    }
-    GPU_DEVICE ~chain()
-    {
-        if (p.order == GPU_BESIDE)
-            gpu::chain_wait();
-    }
-};
-
 /* What a unit's rows are: row r of the unit is query token (first_row + r) / group of the item, head
  * (first_row + r) % group of the kv head's group. */
 struct unit_rows {

@@ -69,8 +69,6 @@ __global__ void __launch_bounds__(384, 1)
         fewer_registers<40>(); /* at once: the others wait for them */
         if (load_tiles<D>(p, w, &map, ring, unit, part, warp - 8) && parts > 1)
             weigh_parts<D>(p, w, merge_of<D>(p, base, unit), ring, unit);
-        if (p.order == GPU_BESIDE) /* the others have a chain */
-            gpu::chain_wait();
         return;
     }
 
@@ -78,8 +76,8 @@ __global__ void __launch_bounds__(384, 1)
         if (lane == 0)
             barrier_init(s_full + b * 8, b < n_slots ? TB : b < 2 * n_slots ? 4 : 1);
     barrier_init_fence();
-    const chain before(p);
-
+    if (p.is_chained)
+        gpu::chain_wait();
     const decode_dev_item it = item_at(p, w, blockIdx.z);
     const unit_rows rows = rows_of(it, unit, R, p.group);
     if (rows.count == 0) /* a narrower item; the whole cluster leaves */
@@ -276,6 +274,8 @@ __global__ void __launch_bounds__(384, 1)
             barrier_arrive(ring.empty + v_at.slot * 8);
         k_at = k_at.after(4, n_slots);
     }
+    if (p.is_chained)
+        gpu::chain_release();
     l0 = gpu::warp_sum<4>(l0);
     l1 = gpu::warp_sum<4>(l1);
     if (t == 0) {

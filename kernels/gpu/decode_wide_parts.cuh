@@ -74,7 +74,7 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
     const uint32_t lane = gpu::lane_id();
     if (loader == 0 && lane == 0)
         map_prefetch(map);
-    if (p.order == GPU_CHAINED)
+    if (p.is_chained)
         gpu::chain_wait();
 
     const decode_dev_item it = item_at(p, w, blockIdx.z);

@@ -210,9 +210,9 @@ GPU_DEVICE void load_matrix4_transposed(uint32_t (&r)[4], shared_at address)
 namespace gpu
 {
 
-/* ---- chained launches: a kernel launched `chained` may start while the one before it still runs, when
- * every thread block of that has called chain_release(). It must call chain_wait() in every thread block
- * before it touches what earlier kernels write, or at the latest before it ends. */
+/* ---- chained launches: a kernel launched `chained` may start while the one before it still runs.
+ * It must call chain_wait() in every thread block before it touches what earlier kernels write;
+ * the earlier kernel calls chain_release() once it no longer minds company. */
 
 GPU_DEVICE void chain_wait()
 {

@@ -5,10 +5,8 @@
  * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
  *            slots, which give it back); a batch takes none.
  * Order      everything runs on one stream, but for the way in of a batch that has another in front of
- *            it: its upload and its q, k and v go to its own staging on a second one. A batch that names
- *            no table row of the one in front is prepared there, too, and its attention runs beside that
- *            one's, launched by the host when preparation is done. For every other the first stream waits
- *            for the second.
+ *            it: its upload and its q, k and v go to its own staging on a second one, and the first
+ *            waits for that.
  */
 #ifndef ATTND_GPU_HOST_H
 #define ATTND_GPU_HOST_H
@@ -23,25 +21,13 @@
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
 
-/* A batch that waits for the one in front has its q, k and v brought if they are at least so many bytes
- * (fewer come with prep: another launch takes longer) of at most so many tokens (more are computed for so
- * long that it makes no difference). */
+/* A batch behind another has its q, k and v brought if they are at least so many bytes (fewer come with
+ * prep: another launch takes longer) of at most so many tokens (more are computed for so long that it makes
+ * no difference). */
 #ifndef GPU_BRING_BYTES
 #define GPU_BRING_BYTES 65536
 #endif
 #define GPU_BRING_TOKENS 2048
-
-/* A batch runs beside the one in front if that one's attention reads at least so many bytes: a shorter one is
- * over before the host could launch another. */
-#ifndef GPU_APART_BYTES
-#define GPU_APART_BYTES (128 << 20)
-#endif
-/* Where the host is late so often in a row (its cores are busy), batches wait in order on the device; one of
- * GPU_APART_TRY is tried apart all the same. */
-#ifndef GPU_APART_LATE
-#define GPU_APART_LATE 4
-#endif
-#define GPU_APART_TRY 32
 
 enum gpu_kernel {
     GPU_TUNED, /* decode.h */
@@ -76,8 +62,6 @@ struct gpu_staging {
     uint64_t q_bytes;
     char *kv; /* device: k and v of up to GPU_BRING_TOKENS tokens of the widest pool */
     uint64_t kv_bytes;
-    void *scratch; /* device: of the tuned kernels */
-    uint64_t scratch_bytes;
 };
 
 /* One batch, ready to be launched. */
@@ -101,16 +85,15 @@ struct gpu_job {
 /* Written by the device, read by the host. */
 struct gpu_signal {
     uint64_t start_ns, end_ns;
-    uint32_t prepared, done; /* a slot's value: everything before attention is done; all is */
+    uint32_t flag;
 };
 
 struct gpu_slot {
     struct backend_batch *batch;
     struct gpu_job job;
     struct gpu_signal *signal;
-    uint32_t value; /* of its signals */
-    bool is_alone; /* it has block copies, or follows scrubbing: nothing may run beside it */
-    runtime_event *way_in_done; /* its part of the second stream is done */
+    uint32_t value; /* the flag when the batch is done */
+    runtime_event *brought; /* its q, k and v are on the device */
 };
 
 struct backend_pool {
@@ -122,7 +105,6 @@ struct backend_pool {
     struct gpu_kv kv;
     void *layers_memory, *table_memory; /* device */
     struct decode_pool *tuned; /* NULL: this geometry has no tuned kernel */
-    uint32_t *touched; /* [n_table_rows] value of the last slot whose batch names the row */
 };
 
 struct backend {
@@ -135,14 +117,12 @@ struct backend {
     struct backend_pool *pools;
     struct gpu_slot slots[BACKEND_MAX_IN_FLIGHT];
     struct gpu_signal *signals;
-    uint32_t oldest, n_in_flight, last_value;
-    struct gpu_slot *pending; /* its batch is prepared, its attention not launched yet; or NULL */
-    uint32_t n_late; /* pending launches in a row that came when the batch in front had ended */
-    bool has_scrubbed; /* since the last submit */
-    uint64_t last_end_ns; /* of the batch polled last */
+    uint32_t oldest, n_in_flight, next_value;
     struct decode_planner planner;
     float *part_o, *part_ml; /* device: GPU_PART_SLOTS */
     uint32_t part_dv;
+    void *tuned_scratch;
+    uint64_t tuned_scratch_bytes;
     uint32_t n_looks;
     bool is_lost; /* the device gave an error that does not go away */
     char error[512];
@@ -171,21 +151,18 @@ void gpu_job_fini(struct gpu_job *j);
  * Errors: ATTN_EINVAL an index out of range; ATTN_ENOTSUP; ATTN_ENOMEM */
 attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
+/* Brings the upload to the device. Launches return the runtime's code. */
+int gpu_job_upload(const struct gpu_job *j, runtime_stream *s);
 /* Is it worth it to bring q, k and v before prep, behind a batch in flight? */
 bool gpu_job_is_brought(const struct gpu_job *j);
-/* The launches of a job, in this order; bring may be left out. They return the runtime's code.
- * upload: of staging to the device; bring: q, k and v; prep: surplus patches and prep. */
-int gpu_job_upload(const struct gpu_job *j, runtime_stream *s);
-int gpu_job_bring(struct gpu_job *j, runtime_stream *s);
-int gpu_job_prep(const struct gpu_job *j, const struct backend_batch *batch, runtime_stream *s);
-/* All attention, on the first stream. GPU_BESIDE: tuned attention only. */
-int gpu_job_attend(struct backend *b, const struct gpu_job *j, enum gpu_order order);
+/* Upload, q, k and v on the second stream; prep will wait for them. */
+int gpu_job_bring(struct backend *b, struct gpu_job *j, runtime_event *brought);
+/* Surplus patches and prep. */
+int gpu_job_prep(struct backend *b, const struct gpu_job *j, const struct backend_batch *batch);
+/* All attention; is_chained: it follows prep. */
+int gpu_job_attend(struct backend *b, const struct gpu_job *j, bool is_chained);
 
 /* ---- gpu_queue.c, gpu_bench.c: slots of the table */
-
-/* Launches the pending attention, if there is any, so that all work in flight is on the first stream. For
- * whoever is about to use that or to wait for it. The runtime's code. */
-int gpu_launch_pending(struct backend *b);
 
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch);
 struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);

@@ -2,13 +2,8 @@
  *
  * A batch is, on one stream: block copies, its upload if it has one, prep, attention, and a kernel that
  * writes the time and a flag to host memory, which poll watches. Behind another batch the upload, q, k and
- * v come over the bus on a second stream, while that one is computed.
- *
- * A batch apart, one that has nothing to do with the one in front, does its prep there, too, and tells the
- * host, which launches attention from poll: its thread blocks take over processors one by one as blocks of
- * the batch in front leave. A wait of the first stream for the second would not allow that.
- *
- * No call waits for the device but poll, for as long as it is told to, and the block transfers.
+ * v come over the bus on a second stream, while that one is computed. No call waits for the device but
+ * poll, for as long as it is told to, and the block transfers.
  */
 #include "kernels/gpu/gpu_host.h"
 
@@ -43,66 +38,6 @@ static int launch_copies(struct backend *b, const struct backend_batch *batch)
     return code;
 }
 
-/* Attention, and the sign that the batch is done. */
-static int launch_attention(struct backend *b, const struct gpu_slot *s, enum gpu_order order)
-{
-    struct gpu_finish done = {
-        .out_end_ns = &s->signal->end_ns, .out_flag = &s->signal->done, .value = s->value};
-    int code = gpu_job_attend(b, &s->job, order);
-    return code ? code : runtime_check("finish kernel", gpu_finish_launch(&done, b->stream, 1));
-}
-
-/* The sign that a batch apart is prepared. */
-static int launch_prepared(struct backend *b, const struct gpu_slot *s)
-{
-    struct gpu_finish prepared = {.out_flag = &s->signal->prepared, .value = s->value};
-    return runtime_check("finish kernel", gpu_finish_launch(&prepared, b->way_in, 1));
-}
-
-/* The first stream goes on when the slot's part of the second is done. */
-static int follow_way_in(struct backend *b, struct gpu_slot *s)
-{
-    int code = runtime_event_record(s->way_in_done, b->way_in);
-    return code ? code : runtime_stream_follow(b->stream, s->way_in_done);
-}
-
-static bool is_set(const uint32_t *flag, const struct gpu_slot *s)
-{
-    return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == s->value;
-}
-
-static bool is_done(const struct gpu_slot *s)
-{
-    return is_set(&s->signal->done, s);
-}
-
-int gpu_launch_pending(struct backend *b)
-{
-    struct gpu_slot *s = b->pending;
-    if (!s)
-        return 0;
-    b->pending = NULL;
-    bool is_late = s == &b->slots[b->oldest] || is_done(&b->slots[b->oldest]);
-    b->n_late = is_late ? b->n_late + 1 : 0;
-    int code = is_set(&s->signal->prepared, s) ? 0 : follow_way_in(b, s);
-    return code ? code : launch_attention(b, s, GPU_BESIDE);
-}
-
-/* Notes the table rows that the slot's batch names. Does the batch in front name one of them? */
-static bool touch_rows(const struct gpu_slot *s, const struct gpu_slot *front)
-{
-    const struct backend_batch *batch = s->batch;
-    uint32_t *touched = batch->pool->touched;
-    bool has_shared = false;
-    for (uint32_t i = 0; i < batch->n_items + batch->n_patches; i++) {
-        uint32_t row =
-            i < batch->n_items ? batch->items[i].table_row : batch->patches[i - batch->n_items].row;
-        has_shared |= front && touched[row] == front->value;
-        touched[row] = s->value;
-    }
-    return has_shared;
-}
-
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
 {
     static const struct gpu_choice choice = {.is_split = true};
@@ -111,7 +46,6 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
         return st;
     if (b->n_in_flight == BACKEND_MAX_IN_FLIGHT)
         return gpu_fail(b, ATTN_EOVERLOAD, "%d batches are in flight", BACKEND_MAX_IN_FLIGHT);
-    const struct gpu_slot *front = b->n_in_flight > 0 ? &b->slots[b->oldest] : NULL;
     struct gpu_slot *s = &b->slots[(b->oldest + b->n_in_flight) % BACKEND_MAX_IN_FLIGHT];
     struct gpu_job *j = &s->job;
     st = gpu_job_make(b, j, batch, &choice, NULL, NULL);
@@ -119,35 +53,23 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
         return st;
 
     s->batch = batch;
-    s->value = ++b->last_value;
-    s->is_alone = batch->n_copies > 0 || b->has_scrubbed;
-    b->has_scrubbed = false;
+    s->value = ++b->next_value;
     j->prep.out_start_ns = &s->signal->start_ns;
-    bool has_shared = touch_rows(s, front);
-    bool is_apart = front && !has_shared && !front->is_alone && !s->is_alone && j->has_tuned &&
-                    j->n_ranges == 0 && front->job.kv_bytes >= GPU_APART_BYTES &&
-                    (b->n_late < GPU_APART_LATE || s->value % GPU_APART_TRY == 0);
-    bool is_brought = front && !is_apart && gpu_job_is_brought(j);
-    runtime_stream *way = is_brought || is_apart ? b->way_in : b->stream;
-
-    int code = gpu_launch_pending(b);
-    if (!code)
-        code = launch_copies(b, batch);
-    if (!code)
-        code = gpu_job_upload(j, way);
-    if (!code && is_brought)
-        code = gpu_job_bring(j, way);
-    if (!code && is_brought)
-        code = follow_way_in(b, s);
-    if (!code)
-        code = gpu_job_prep(j, batch, is_apart ? way : b->stream);
-    if (!code)
-        code = is_apart ? launch_prepared(b, s) : launch_attention(b, s, GPU_CHAINED);
-    if (code)
+    struct gpu_finish done = {
+        .out_end_ns = &s->signal->end_ns, .out_flag = &s->signal->flag, .value = s->value};
+    bool is_brought = b->n_in_flight > 0 && gpu_job_is_brought(j);
+    if (launch_copies(b, batch) ||
+        (is_brought ? gpu_job_bring(b, j, s->brought) : gpu_job_upload(j, b->stream)) ||
+        gpu_job_prep(b, j, batch) || gpu_job_attend(b, j, true) ||
+        runtime_check("finish kernel", gpu_finish_launch(&done, b->stream, 1)))
         return gpu_lost(b);
-    b->pending = is_apart ? s : NULL;
     b->n_in_flight++;
     return ATTN_OK;
+}
+
+static bool is_done(const struct gpu_slot *s)
+{
+    return __atomic_load_n(&s->signal->flag, __ATOMIC_ACQUIRE) == s->value;
 }
 
 static bool is_broken(struct backend *b)
@@ -160,12 +82,7 @@ static struct backend_batch *take_oldest(struct backend *b, attn_status st)
     struct gpu_slot *s = &b->slots[b->oldest];
     struct backend_batch *batch = s->batch;
     batch->status = st;
-    batch->device_ns = 0;
-    if (st == ATTN_OK) { /* what lies before the end of the batch in front was that one's time */
-        uint64_t start_ns = s->signal->start_ns, end_ns = s->signal->end_ns;
-        batch->device_ns = end_ns - (start_ns > b->last_end_ns ? start_ns : b->last_end_ns);
-        b->last_end_ns = end_ns;
-    }
+    batch->device_ns = st == ATTN_OK ? s->signal->end_ns - s->signal->start_ns : 0;
     batch->kv_bytes = s->job.kv_bytes;
     batch->n_splits = s->job.n_splits;
     s->batch = NULL;
@@ -179,11 +96,10 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
     if (b->n_in_flight == 0)
         return NULL;
     const struct gpu_slot *s = &b->slots[b->oldest];
+    if (is_done(s))
+        return take_oldest(b, ATTN_OK);
     uint64_t start = now_ns(), waited = 0;
     for (uint32_t look = 1;; look++) {
-        if (b->pending && is_set(&b->pending->signal->prepared, b->pending) &&
-            gpu_launch_pending(b) != 0)
-            gpu_lost(b);
         if (!b->is_lost && (look % LOOKS_BEFORE_CHECK == 0 || waited > SPIN_NS) && is_broken(b))
             gpu_lost(b);
         if (is_done(s))
@@ -215,8 +131,7 @@ static attn_status transfer(struct backend_pool *p, uint32_t block, void *dst, c
     if (block >= p->config.n_blocks)
         return gpu_fail(b, ATTN_EINVAL, "block %u of %u", block, p->config.n_blocks);
     char *device = p->kv.base + block * p->kv.block_bytes;
-    if (gpu_launch_pending(b) != 0 ||
-        runtime_copy(dst ? dst : device, src ? src : device, p->kv.block_bytes, b->stream) != 0 ||
+    if (runtime_copy(dst ? dst : device, src ? src : device, p->kv.block_bytes, b->stream) != 0 ||
         runtime_stream_wait(b->stream) != 0)
         return gpu_lost(b);
     return ATTN_OK;
@@ -241,9 +156,6 @@ attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uin
     for (uint32_t i = 0; i < n; i++)
         if (blocks[i] >= p->config.n_blocks)
             return gpu_fail(b, ATTN_EINVAL, "block %u of %u", blocks[i], p->config.n_blocks);
-    b->has_scrubbed = true;
-    if (gpu_launch_pending(b) != 0)
-        return gpu_lost(b);
     for (uint32_t i = 0; i < n; i += GPU_LIST) {
         struct gpu_copy a = {.base = p->kv.base, .block_bytes = p->kv.block_bytes};
         a.n = n - i < GPU_LIST ? n - i : GPU_LIST;

@@ -13,13 +13,6 @@
 extern "C" {
 #endif
 
-/* How a kernel begins after the one before it on its stream. */
-enum gpu_order {
-    GPU_AFTER, /* when that has ended */
-    GPU_CHAINED, /* earlier, but waits for its end before it touches anything */
-    GPU_BESIDE, /* earlier, and runs beside it: waits for its end only to end later */
-};
-
 /* struct attn_layer_spec with its arrays in device memory */
 struct gpu_layer {
     float scale;
@@ -96,7 +89,7 @@ struct gpu_prep {
 };
 int gpu_prep_launch(const struct gpu_prep *a, void *stream);
 int gpu_bring_launch(const struct gpu_prep *a, void *stream);
-/* Settles how the kernels around attention share a processor with it. */
+/* Settles how the two share a processor. */
 int gpu_prep_init(void);
 
 /* Whole blocks, up to GPU_LIST / 2 pairs (src, dst) a launch. */
@@ -110,10 +103,9 @@ int gpu_copy_launch(const struct gpu_copy *a, void *stream);
 /* Zeroes up to GPU_LIST blocks; dst ids in list. */
 int gpu_scrub_launch(const struct gpu_copy *a, void *stream);
 
-/* Tells the host that everything before it on the stream is done. Both in host memory. The next kernel may
- * begin at once. */
+/* Tells the host that everything before it is done. Both in host memory. */
 struct gpu_finish {
-    uint64_t *out_end_ns; /* NULL: not wanted */
+    uint64_t *out_end_ns;
     uint32_t *out_flag;
     uint32_t value, pad;
 };

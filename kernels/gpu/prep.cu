@@ -11,7 +11,7 @@ using namespace gpu;
 namespace
 {
 
-constexpr int prep_threads = 128; /* few: room must be beside attention kernels */
+constexpr int prep_threads = 128;
 
 /* About as many as keep the bus busy: more reads of host memory at a time hold up the attention kernel's. */
 constexpr int bring_threads = 64, bring_blocks = 128;
@@ -150,8 +150,8 @@ GPU_DEVICE void bring_q(const gpu_kv &kv, const gpu_item &it, uint32_t token)
     }
 }
 
-/* A token's item. Beside an attention kernel that draws all the bandwidth there is, every load that waits
- * for another takes some microseconds: no search where an item has one token, and the item in one go. */
+/* A token's item, in one go and without a search where every item has one token: beside an attention kernel,
+ * which draws all the bandwidth there is, loads that wait for each other take long. */
 GPU_DEVICE gpu_item item_of(const gpu_prep &a, const gpu_item *items, uint32_t token)
 {
     uint32_t i = token;
@@ -256,10 +256,8 @@ __global__ void __launch_bounds__(256) scrub_blocks(GPU_PARAM(gpu_copy, a))
 
 __global__ void finish(GPU_PARAM(gpu_finish, a))
 {
-    chain_release();
     chain_wait();
-    if (a.out_end_ns)
-        *(volatile uint64_t *)a.out_end_ns = time_ns();
+    *(volatile uint64_t *)a.out_end_ns = time_ns();
     __threadfence_system();
     *(volatile uint32_t *)a.out_flag = a.value;
 }
@@ -307,13 +305,11 @@ int gpu_bring_launch(const struct gpu_prep *a, void *stream)
 }
 
 /* A processor divides its memory between cache and shared memory anew only when it is empty, so blocks
- * that ask for none of the latter would keep those of the attention kernels out, or be kept out. */
+ * that ask for none of the latter would keep those of the attention kernels out. */
 int gpu_prep_init(void)
 {
     int code = share_memory(prep);
-    if (!code)
-        code = share_memory(bring);
-    return code ? code : share_memory(finish);
+    return code ? code : share_memory(bring);
 }
 
 int gpu_copy_launch(const struct gpu_copy *a, void *stream)

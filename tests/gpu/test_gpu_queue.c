@@ -1,9 +1,9 @@
-/* test_gpu_queue.c: batches in flight behind and beside each other: random histories with two of them, whose
- * table rows are apart or shared, with forks, block copies, scrubbing and transfers in between, agree with
- * the cpu backend, which computes them one by one.
+/* test_gpu_queue.c: batches in flight: random histories with two of them, whose table rows are apart or
+ * shared, with forks, block copies, scrubbing and transfers in between, agree with the cpu backend, which
+ * computes them one by one.
  *
- * Usage: test_gpu_queue [NAME [TESTS]] as test_gpu. A caller's part of the bargain (backend.h) is kept: what is in
- * flight is neither forked nor dropped.
+ * Usage: test_gpu_queue [NAME [TESTS]] as test_gpu. As the daemon does, it neither forks nor drops what is in
+ * flight.
  */
 #include "kernels/kv_layout.h"
 #include "tests/gpu/rig.h"
@@ -205,7 +205,7 @@ static void compare_walks(const struct backend_pool_config *c, uint32_t len, uin
 static const struct attn_layer_spec plain[2] = {{.scale = 0.125f}, {.scale = 0.1f}};
 
 /* Whatever fails on the way (ATTND_SIMT_FAIL): what was submitted comes back. */
-static void two_batches_apart_come_back_in_order(void **state)
+static void two_batches_in_flight_come_back_in_order(void **state)
 {
     (void)state;
     struct backend_pool_config c = rig_config(plain, 1);
@@ -257,7 +257,6 @@ static void short_batches_in_flight_agree_with_the_cpu_backend(void **state)
     }
 }
 
-/* Long enough for attention to run beside attention on a device, too. */
 static void long_batches_in_flight_agree_with_the_cpu_backend(void **state)
 {
     (void)state;
@@ -291,7 +290,7 @@ int main(int argc, char **argv)
     if (st != ATTN_OK)
         return st == ATTN_ENOTSUP ? 77 : 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_batches_apart_come_back_in_order),
+        cmocka_unit_test(two_batches_in_flight_come_back_in_order),
         cmocka_unit_test(short_batches_in_flight_agree_with_the_cpu_backend),
         cmocka_unit_test(long_batches_in_flight_agree_with_the_cpu_backend),
     };

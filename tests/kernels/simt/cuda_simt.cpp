@@ -1,7 +1,6 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu. It counts launches by kernel; with
- * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; beside: any of them, beside another) the process
- * ends with code 3 if one of them was never launched, so that a test cannot pass by the generic kernels, nor in
- * order.
+ * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide) the process ends with code 3 if one of them was
+ * never launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/decode_kernels.h"
 #include "tests/kernels/simt/gpu_simt.h"
@@ -16,17 +15,17 @@
 #undef blockDim
 
 static struct counts {
-    unsigned n[6];
+    unsigned n[5];
 
     ~counts()
     {
-        static const char *const names[6] = {"cluster", "warp", "list", "short", "wide", "beside"};
+        static const char *const names[5] = {"cluster", "warp", "list", "short", "wide"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 6; i++) {
+        for (int i = 0; i < 5; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -120,18 +119,12 @@ static int enqueue(const cudaLaunchConfig_t *l, const simt::launch &how, const v
     memcpy(&c->w, args[1], sizeof c->w);
     memcpy(&c->map, args[2], sizeof c->map);
     auto fn = (void (*)(const decode_params &, const words &, const CUtensorMap &))kernel;
-    bool is_beside = how.is_chained && c->p.order == GPU_BESIDE;
-    launches.n[5] += is_beside;
-    return simt::enqueue(
-        l->stream,
-        [=] {
-            auto before = simt::deliver;
-            simt::width = gpu::warp_width;
-            simt::deliver = simt::deliver_copy;
-            simt::run(how, [&] { fn(c->p, c->w, c->map); });
-            simt::deliver = before;
-        },
-        is_beside);
+    return simt::enqueue(l->stream, [=] {
+        simt::width = gpu::warp_width;
+        simt::deliver = simt::deliver_copy;
+        simt::run(how, [&] { fn(c->p, c->w, c->map); });
+        simt::deliver = nullptr;
+    });
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *l, const void *kernel, void **args)

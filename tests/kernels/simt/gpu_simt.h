@@ -110,9 +110,8 @@ static inline void __threadfence_system()
 namespace simt
 {
 
-/* Gives work to a stream (runtime_simt.cpp); is_beside: it may begin before what is in front of it is done.
- * A runtime's error code. */
-int enqueue(void *stream, std::function<void()> work, bool is_beside = false);
+/* Gives work to a stream (runtime_simt.cpp). A runtime's error code. */
+int enqueue(void *stream, std::function<void()> work);
 
 } // namespace simt
 
@@ -420,8 +419,7 @@ GPU_DEVICE void mfma_16x16x16(float (&c)[4], const uint32_t (&a)[2], const uint3
 }
 #endif
 
-/* ---- launches: chained ones run after one another, too, but for those beside others; simt.h sees that
- * all of them wait */
+/* ---- launches: chained ones run after one another, too; simt.h sees that they wait */
 
 GPU_DEVICE void chain_wait()
 {

@@ -1,7 +1,7 @@
 # Copies kernel sources with bugs planted behind a switch, for planted.sh:
 #   cmake -DFROM=kernels/gpu -DTO=dir -P plant.cmake
 # A bug is a text that must be in its file exactly once and what stands for it; simt::planted picks one.
-# When a source changes so that a text is gone, plant the same bug in the new text. C sources ask simt_has_bug.
+# When a kernel changes so that a text is gone, plant the same bug in the new text.
 function(plant file number good bad)
   if(NOT DEFINED text_${file})
     file(READ ${FROM}/${file} text)
@@ -133,12 +133,12 @@ plant(decode_wide.cuh 58 "    barrier_wait(ring.merge + 8, 0);" "    if (simt::p
 plant(decode_wide.cuh 59 "    sync_all(); /* the loaders have" "    if (simt::planted != 59) sync_all(); /* the loaders have")
 plant(decode_wide_parts.cuh 59 "    sync_all(); /* weights" "    if (simt::planted != 59) sync_all(); /* weights")
 # the batch's own tokens are read before they are appended
-plant(decode_tile.cuh 43 "p.order == GPU_CHAINED" "p.order == GPU_CHAINED && simt::planted != 43")
+plant(decode_wide_parts.cuh 43 "        gpu::chain_wait();\n\n" "        if (simt::planted != 43) gpu::chain_wait();\n\n")
 # decode_short reads q, then K and V, before they have come
 plant(decode_short.cuh 45 "    copies_wait();" "    if (simt::planted != 45) copies_wait();")
 plant(decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")
 # other warps' weights are read before they are there
-plant(decode_short.cuh 47 "    __syncthreads();\n\n    /* 3." "    if (simt::planted != 47) __syncthreads();\n\n    /* 3.")
+plant(decode_short.cuh 47 "        gpu::chain_release();\n    __syncthreads();" "        gpu::chain_release();\n    if (simt::planted != 47) __syncthreads();")
 # messages to blocks that may not have begun; read before they have come
 plant(decode_short.cuh 48 "        cluster_wait(); /* long since" "        if (simt::planted != 48) cluster_wait(); /* long since")
 plant(decode_short.cuh 49 "    barrier_wait(met, 0);" "    if (simt::planted != 49) barrier_wait(met, 0);")
@@ -148,27 +148,3 @@ plant(decode_short.cuh 51 "f[k][x] = weight(make_float2(ml[k].x, ml[k].y), top[x
   "f[k][x] = simt::planted == 51 ? make_float2(1, 1) : weight(make_float2(ml[k].x, ml[k].y), top[x]);")
 # 0 times NaN
 plant(decode_short.cuh 52 "                if (!sees(key + e / 8 % 16))" "                if (simt::planted != 52 && !sees(key + e / 8 % 16))")
-
-# ---- batches in flight
-
-set(declared "#include \"kernels/gpu/gpu_host.h\"")
-plant(gpu_queue.c 61 "${declared}" "${declared}\nint simt_has_bug(int bug);")
-plant(gpu_job.c 62 "${declared}" "${declared}\nint simt_has_bug(int bug);")
-# a batch runs beside one that names the same table row
-plant(gpu_queue.c 61 "    return has_shared;" "    return has_shared && !simt_has_bug(61);")
-# two of them use the same scratch
-plant(gpu_job.c 62 "j->staging.scratch, b->stream"
-  "simt_has_bug(62) ? b->slots[0].job.staging.scratch : j->staging.scratch, b->stream")
-# attention does not wait for preparation
-plant(gpu_queue.c 63 "is_set(&s->signal->prepared, s) ? 0" "is_set(&s->signal->prepared, s) || simt_has_bug(63) ? 0")
-# scrubbing, then block copies, are not ordered with what comes behind; nor with what comes behind that
-plant(gpu_queue.c 64 "b->has_scrubbed = true;" "b->has_scrubbed = !simt_has_bug(64);")
-plant(gpu_queue.c 65 "batch->n_copies > 0 ||" "(batch->n_copies > 0 && !simt_has_bug(65)) ||")
-plant(gpu_queue.c 66 "!front->is_alone &&" "(!front->is_alone || simt_has_bug(66)) &&")
-# the end of a kernel beside another does not tell that one's
-plant(decode_tile.cuh 67 "p.order == GPU_BESIDE" "p.order == GPU_BESIDE && simt::planted != 67")
-# a transfer does not wait for a batch that is still to be launched
-plant(gpu_queue.c 68 "    if (gpu_launch_pending(b) != 0 ||\n        runtime_copy" "    if ((!simt_has_bug(68) && gpu_launch_pending(b) != 0) ||\n        runtime_copy")
-# prep does not wait for what is brought on the second stream
-plant(gpu_queue.c 69 "        code = follow_way_in(b, s);\n    if (!code)\n        code = gpu_job_prep"
-  "        code = simt_has_bug(69) ? 0 : follow_way_in(b, s);\n    if (!code)\n        code = gpu_job_prep")

@@ -3,9 +3,8 @@
  *
  * When a stream works follows from ATTND_SIMT_ORDER (0 to 2, see simt.h; default 0): at once with 0,
  * else not before somebody waits for it or, piece by piece, asks after it, which shows host memory that
- * changed too early. Of a backend's two streams the second works as late as it may with 1 (when what follows
- * it must begin, or the first has nothing left to do), at once with 2, ahead of everything before it on the
- * other. A kernel beside another runs after that one with 1, in the middle of it with 2. ATTND_SIMT_PROCESSORS (default
+ * changed too early. Of two streams the one opened later works as late as it may with 1 (when what follows
+ * it must begin), at once with 2, ahead of everything before it on the other. ATTND_SIMT_PROCESSORS (default
  * 4) decides how work is cut. ATTND_SIMT_MATRIX=0 takes the matrix units away; ATTND_SIMT_FAIL=N lets the
  * N-th call that can fail do so, and all after it.
  */
@@ -19,13 +18,8 @@
 #include <new>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <utility>
 
-struct piece {
-    std::function<void()> work;
-    bool is_beside;
-};
-using work_list = std::list<piece>;
+using work_list = std::list<std::function<void()>>;
 
 struct runtime_graph {
     work_list work;
@@ -34,7 +28,7 @@ struct runtime_graph {
 struct runtime_stream {
     work_list work;
     runtime_graph *capture; /* what is enqueued goes here instead */
-    runtime_stream *first; /* of the same backend, NULL: it is that one */
+    bool is_first;
 };
 
 struct runtime_event {
@@ -44,8 +38,7 @@ struct runtime_event {
 };
 
 static thread_local char last_error[256] = "no error";
-static int n_streams; /* open; every backend opens two, one behind the other */
-static runtime_stream *last_first;
+static int n_streams;
 static long calls_left = -1; /* until failure; below 0: none is wanted */
 
 static int fail(const char *words)
@@ -158,19 +151,9 @@ int runtime_host_unregister(void *p)
 
 static void work_once(runtime_stream *s)
 {
-    std::function<void()> work = std::move(s->work.front().work);
+    std::function<void()> work = std::move(s->work.front());
     s->work.pop_front();
-    /* a kernel beside it has the sign of its end between, or nothing */
-    auto next = s->work.begin();
-    if (simt::order == 2 && next != s->work.end() && !next->is_beside)
-        ++next;
-    if (simt::order == 2 && next != s->work.end() && next->is_beside) {
-        simt::beside = std::move(next->work);
-        s->work.erase(next);
-    }
     work();
-    if (simt::beside) /* it was no kernel of ours */
-        std::exchange(simt::beside, nullptr)();
 }
 
 static void work_off(runtime_stream *s)
@@ -179,13 +162,12 @@ static void work_off(runtime_stream *s)
         work_once(s);
 }
 
-static int add(const char *call, runtime_stream *s, std::function<void()> work,
-               bool is_beside = false)
+static int add(const char *call, runtime_stream *s, std::function<void()> work)
 {
     if (is_planted(call))
         return 2;
-    (s->capture ? s->capture->work : s->work).push_back({std::move(work), is_beside});
-    if (!s->capture && (simt::order == 0 || (simt::order == 2 && s->first)))
+    (s->capture ? s->capture->work : s->work).push_back(std::move(work));
+    if (!s->capture && (simt::order == 0 || (simt::order == 2 && !s->is_first)))
         work_off(s);
     return 0;
 }
@@ -195,10 +177,7 @@ int runtime_stream_open(runtime_stream **out_s)
     if (is_planted("stream_open"))
         return 1;
     *out_s = new runtime_stream{};
-    if (n_streams++ % 2 == 0)
-        last_first = *out_s;
-    else
-        (*out_s)->first = last_first;
+    (*out_s)->is_first = n_streams++ == 0;
     return 0;
 }
 
@@ -225,7 +204,7 @@ int runtime_stream_check(runtime_stream *s)
         s->work.clear();
         return 1;
     }
-    if (!s->work.empty() && (!s->first || simt::order == 2 || s->first->work.empty()))
+    if (!s->work.empty() && (s->is_first || simt::order == 2))
         work_once(s);
     return 0;
 }
@@ -304,8 +283,8 @@ int runtime_graph_end(runtime_stream *s, runtime_graph **out_g)
 int runtime_graph_launch(runtime_graph *g, runtime_stream *s)
 {
     return add("graph_launch", s, [=] {
-        for (const piece &p : g->work)
-            p.work();
+        for (const std::function<void()> &work : g->work)
+            work();
     });
 }
 
@@ -359,13 +338,7 @@ void runtime_range_close(struct runtime_range *r)
 }
 }
 
-int simt::enqueue(void *stream, std::function<void()> work, bool is_beside)
+int simt::enqueue(void *stream, std::function<void()> work)
 {
-    return add("launch", (runtime_stream *)stream, std::move(work), is_beside);
-}
-
-/* For bugs planted in the host's C sources. */
-extern "C" int simt_has_bug(int bug)
-{
-    return simt::planted == bug;
+    return add("launch", (runtime_stream *)stream, std::move(work));
 }
