@@ -47,6 +47,18 @@ struct backend_pool_config rig_config(const struct attn_layer_spec *layers, uint
     };
 }
 
+int rig_find_device(const struct backend_ops *ops)
+{
+    struct backend_config c = {
+        .kv_bytes = 1 << 21, .max_batch_items = 1, .max_batch_tokens = 1, .import_fd = -1};
+    struct backend *b = NULL;
+    attn_status st = ops->open(&c, &b);
+    if (st != ATTN_OK)
+        printf("%s: %s\n", st == ATTN_ENOTSUP ? "skipped" : "failed", ops->last_error(b));
+    ops->close(b);
+    return st == ATTN_OK ? 0 : st == ATTN_ENOTSUP ? 77 : 1;
+}
+
 void rig_open(struct rig *r, const struct backend_ops *ops, const struct backend_pool_config *c,
               uint64_t kv_bytes, int import_fd)
 {

@@ -637,15 +637,9 @@ int main(int argc, char **argv)
         return maker(atoi(argv[3]));
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
-    struct backend_config bc = {
-        .kv_bytes = 1 << 21, .max_batch_items = 1, .max_batch_tokens = 1, .import_fd = -1};
-    struct backend *b = NULL;
-    attn_status st = gpu->open(&bc, &b);
-    if (st != ATTN_OK)
-        printf("%s: %s\n", st == ATTN_ENOTSUP ? "skipped" : "failed", gpu->last_error(b));
-    gpu->close(b);
-    if (st != ATTN_OK)
-        return st == ATTN_ENOTSUP ? 77 : 1;
+    int code = rig_find_device(gpu);
+    if (code != 0)
+        return code;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusals_name_field_and_value),
         cmocka_unit_test(scrubbed_blocks_read_as_zero),

@@ -280,15 +280,9 @@ int main(int argc, char **argv)
     }
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
-    struct backend_config bc = {
-        .kv_bytes = 1 << 21, .max_batch_items = 1, .max_batch_tokens = 1, .import_fd = -1};
-    struct backend *b = NULL;
-    attn_status st = gpu->open(&bc, &b);
-    if (st != ATTN_OK)
-        printf("%s: %s\n", st == ATTN_ENOTSUP ? "skipped" : "failed", gpu->last_error(b));
-    gpu->close(b);
-    if (st != ATTN_OK)
-        return st == ATTN_ENOTSUP ? 77 : 1;
+    int code = rig_find_device(gpu);
+    if (code != 0)
+        return code;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_batches_in_flight_come_back_in_order),
         cmocka_unit_test(short_batches_in_flight_agree_with_the_cpu_backend),
