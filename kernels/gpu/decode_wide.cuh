@@ -9,8 +9,8 @@
  * The blocks of a cluster share a segment; decode_wide_parts.cuh says how their sums meet.
  *
  * What runs once is kept short and early: it costs about 3 cycles an instruction, unrolled loops more than
- * their latency, a barrier 65 cycles to set up. So every warp sets up one or two, q is asked for while
- * the loaders look up their first blocks, and registers change hands while q is on its way.
+ * their latency, a barrier 65 cycles to set up. So the computing warps share that, q is asked for while the
+ * loaders look up their first blocks, and registers change hands while q is on its way.
  */
 #ifndef ATTND_GPU_DECODE_WIDE_CUH
 #define ATTND_GPU_DECODE_WIDE_CUH

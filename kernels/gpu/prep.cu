@@ -150,8 +150,8 @@ GPU_DEVICE void bring_q(const gpu_kv &kv, const gpu_item &it, uint32_t token)
     }
 }
 
-/* A token's item, in one go and without a search where every item has one token: beside an attention kernel,
- * which draws all the bandwidth there is, loads that wait for each other take long. */
+/* A token's item: in one go, and without a search where every item has one token, so that few loads wait for
+ * each other. */
 GPU_DEVICE gpu_item item_of(const gpu_prep &a, const gpu_item *items, uint32_t token)
 {
     uint32_t i = token;

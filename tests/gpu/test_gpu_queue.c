@@ -204,7 +204,7 @@ static void compare_walks(const struct backend_pool_config *c, uint32_t len, uin
 
 static const struct attn_layer_spec plain[2] = {{.scale = 0.125f}, {.scale = 0.1f}};
 
-/* Whatever fails on the way (ATTND_SIMT_FAIL): what was submitted comes back. */
+/* What was submitted comes back, in order, whatever the device says. */
 static void two_batches_in_flight_come_back_in_order(void **state)
 {
     (void)state;

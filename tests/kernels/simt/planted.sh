@@ -2,7 +2,8 @@
 # The executor's own control: every bug that plant.cmake plants must be found, and none without one.
 #   planted.sh TEST_BACKEND BACKEND EVERY BUG...
 # A bug counts as found when a run fails, in one of the orders and on 4 processors or 7 (which cut the work
-# into more parts, and into three). TEST_GPU lies beside TEST_BACKEND.
+# into more parts, and into three), or, where that takes many, when test_gpu, which lies beside
+# TEST_BACKEND, fails on 132.
 set -euo pipefail
 test_backend=$1 backend=$2 every=$3
 shift 3
