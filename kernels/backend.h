@@ -8,6 +8,12 @@
  * Threads         All slots but host_alloc/host_free are called from one thread (the engine thread).
  * Order           Batches of one backend run in submission order: a batch sees what the earlier
  *                 ones wrote. Inside a batch: copies first, then all appends, then all attention.
+ *                 Two batches in flight that name no table row in common, and have no copies, may run
+ *                 at the same time. So the caller sees to it that a token which one of them appends is
+ *                 read or written by the other through the same row only. attnd does: shared blocks are
+ *                 replaced by copies before they are written (kv_append_reserve), forks take committed
+ *                 tokens only (kv_seq_fork), and what a batch in flight uses is not freed (control
+ *                 requests wait for a sequence's claims, engine_internal.h).
  * KV layout       [block][layer][K|V][kv_head][block_tokens][head_dim], one range a pool; quantised
  *                 pools carry one f32 scale a (kv_head, token) behind the codes of each K or V part
  *                 (kv_layout.h computes every stride).

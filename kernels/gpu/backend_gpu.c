@@ -78,7 +78,11 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
     if (runtime_device_open(c->device_index, &b->device) != 0)
         return gpu_fail(b, ATTN_ENOTSUP, "no " GPU_BACKEND_NAME " device: %s",
                         runtime_last_error());
-    if (runtime_stream_open(&b->stream) != 0 || runtime_stream_open(&b->way_in) != 0)
+    for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
+        if (runtime_stream_open(&b->slots[i].stream) != 0)
+            return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
+    b->stream = b->slots[0].stream;
+    if (runtime_event_open(&b->met) != 0)
         return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
     int code = runtime_check("loading the kernels around attention", gpu_prep_init());
     if (!code)
@@ -95,8 +99,6 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
     memset(b->signals, 0, BACKEND_MAX_IN_FLIGHT * sizeof *b->signals);
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
         b->slots[i].signal = &b->signals[i];
-        if (runtime_event_open(&b->slots[i].brought) != 0)
-            return gpu_fail(b, ATTN_ENOMEM, "%s", runtime_last_error());
         st = gpu_job_init(b, &b->slots[i].job);
         if (st != ATTN_OK)
             return st;
@@ -111,6 +113,7 @@ static void pool_free(struct backend_pool *p)
     runtime_free(p->layers_memory);
     runtime_free(p->table_memory);
     free(p->tuned);
+    free(p->touched);
     free(p->specs);
     free(p);
 }
@@ -120,10 +123,9 @@ static void gpu_close(struct backend *b)
     if (!b)
         return;
     bool is_there = b->stream && runtime_device_use(b->config.device_index) == 0;
-    if (is_there)
-        runtime_stream_wait(b->stream);
-    if (is_there && b->way_in) /* the first waits for it, unless a submit failed half-way */
-        runtime_stream_wait(b->way_in);
+    for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
+        if (is_there && b->slots[i].stream)
+            runtime_stream_wait(b->slots[i].stream);
     while (b->pools) {
         struct backend_pool *p = b->pools;
         b->pools = p->next;
@@ -135,17 +137,17 @@ static void gpu_close(struct backend *b)
         runtime_free(j->staging.device);
         runtime_free(j->staging.q);
         runtime_free(j->staging.kv);
-        runtime_event_close(b->slots[i].brought);
+        runtime_free(j->staging.scratch);
         gpu_job_fini(j);
     }
     runtime_host_free(b->signals);
     runtime_free(b->part_o);
     runtime_free(b->part_ml);
-    runtime_free(b->tuned_scratch);
     decode_planner_fini(&b->planner);
     runtime_range_close(&b->kv);
-    runtime_stream_close(b->way_in);
-    runtime_stream_close(b->stream);
+    for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
+        runtime_stream_close(b->slots[i].stream);
+    runtime_event_close(b->met);
     free(b);
 }
 
@@ -275,7 +277,10 @@ static attn_status grow_device(struct backend *b, void **p, uint64_t *bytes, uin
 static attn_status grow_workspace(struct backend *b, const struct backend_pool *p)
 {
     uint64_t staging = gpu_staging_bytes(b, p), q = gpu_q_bytes(b, p);
-    uint64_t kv = gpu_brought_bytes(b, p);
+    uint64_t kv = gpu_brought_bytes(b, p), scratch = 0;
+    if (p->tuned)
+        scratch =
+            decode_scratch_bytes(p->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
     attn_status st = ATTN_OK;
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT && st == ATTN_OK; i++) {
         struct gpu_staging *s = &b->slots[i].job.staging;
@@ -291,6 +296,11 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
             st = grow_device(b, (void **)&s->q, &s->q_bytes, q);
         if (st == ATTN_OK)
             st = grow_device(b, (void **)&s->kv, &s->kv_bytes, kv);
+        if (st == ATTN_OK)
+            st = grow_device(b, &s->scratch, &s->scratch_bytes, scratch);
+        if (st == ATTN_OK && s->scratch &&
+            runtime_fill(s->scratch, 0, s->scratch_bytes, b->stream) != 0)
+            st = gpu_lost(b);
     }
     if (st == ATTN_OK && p->config.head_dim_v > b->part_dv) {
         uint64_t had = 0;
@@ -301,14 +311,6 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
         if (st == ATTN_OK)
             st = grow_device(b, (void **)&b->part_ml, &had,
                              (uint64_t)GPU_PART_SLOTS * 2 * sizeof(float));
-    }
-    if (st == ATTN_OK && p->tuned) {
-        uint64_t scratch =
-            decode_scratch_bytes(p->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
-        st = grow_device(b, &b->tuned_scratch, &b->tuned_scratch_bytes, scratch);
-        if (st == ATTN_OK && scratch &&
-            runtime_fill(b->tuned_scratch, 0, b->tuned_scratch_bytes, b->stream) != 0)
-            st = gpu_lost(b);
     }
     return st;
 }
@@ -339,7 +341,7 @@ static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_co
         return gpu_fail(b, ATTN_ENOMEM,
                         "the pool needs %" PRIu64 " bytes of KV memory, %" PRIu64 " are free", want,
                         left);
-    if (runtime_stream_wait(b->stream) != 0)
+    if (gpu_follow_all(b) != 0 || runtime_stream_wait(b->stream) != 0)
         return gpu_lost(b);
 
     struct backend_pool *p = calloc(1, sizeof *p);
@@ -349,7 +351,8 @@ static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_co
     p->config = *c;
     p->layout = kv_layout_of(c);
     p->specs = malloc(c->num_layers * sizeof *p->specs);
-    if (!p->specs) {
+    p->touched = calloc(c->n_table_rows, sizeof *p->touched);
+    if (!p->specs || !p->touched) {
         st = gpu_fail(b, ATTN_ENOMEM, "out of host memory");
         goto fail;
     }

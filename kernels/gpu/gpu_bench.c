@@ -137,6 +137,7 @@ static attn_status batch_open(struct backend *b, const struct gpu_choice *choice
     if (st != ATTN_OK)
         return st;
     struct gpu_staging *s = &x->job.staging;
+    s->scratch = b->slots[0].job.staging.scratch; /* nothing is in flight */
     s->bytes = gpu_staging_bytes(b, p);
     uint64_t size = attn_dtype_bytes(p->config.q_dtype);
     s->q_bytes = used * heads * p->config.head_dim_k * size;
@@ -152,16 +153,16 @@ static attn_status batch_open(struct backend *b, const struct gpu_choice *choice
     if (st != ATTN_OK)
         return st;
     /* q, patches and descriptors once; poison what the runs must write */
-    if (gpu_job_upload(&x->job, b->stream) || gpu_job_prep(b, &x->job, batch) ||
+    if (gpu_job_upload(&x->job, b->stream) || gpu_job_prep(&x->job, batch, b->stream) ||
         runtime_fill(x->out, 0xff, out_bytes, b->stream) ||
-        runtime_fill(x->lse, 0xff, lse_bytes, b->stream) || gpu_job_attend(b, &x->job, false) ||
-        runtime_stream_wait(b->stream))
+        runtime_fill(x->lse, 0xff, lse_bytes, b->stream) ||
+        gpu_job_attend(&x->job, b->stream, false) || runtime_stream_wait(b->stream))
         return gpu_lost(b);
     if (runtime_graph_begin(b->stream) != 0)
         return gpu_lost(b);
-    int code = x->job.has_append ? gpu_job_prep(b, &x->job, batch) : 0;
+    int code = x->job.has_append ? gpu_job_prep(&x->job, batch, b->stream) : 0;
     if (!code)
-        code = gpu_job_attend(b, &x->job, x->job.has_append);
+        code = gpu_job_attend(&x->job, b->stream, x->job.has_append);
     if (runtime_graph_end(b->stream, &x->graph) != 0 || code)
         return gpu_lost(b);
     return ATTN_OK;

@@ -4,9 +4,10 @@
  * Thread     the engine thread, but for the host memory slots.
  * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
  *            slots, which give it back); a batch takes none.
- * Order      everything runs on one stream, but for the way in of a batch that has another in front of
- *            it: its upload and its q, k and v go to its own staging on a second one, and the first
- *            waits for that.
+ * Order      every slot has a stream of its own. A batch whose table rows the one in front does not name
+ *            runs beside it: its thread blocks take over processors as blocks of that one leave. Any
+ *            other follows that one's stream, all but its way in: upload, q, k and v go to its own
+ *            staging before.
  */
 #ifndef ATTND_GPU_HOST_H
 #define ATTND_GPU_HOST_H
@@ -21,9 +22,9 @@
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
 
-/* A batch behind another has its q, k and v brought if they are at least so many bytes (fewer come with
- * prep: another launch takes longer) of at most so many tokens (more are computed for so long that it makes
- * no difference). */
+/* A batch that follows the one in front has its q, k and v brought before if they are at least so many bytes
+ * (fewer come with prep: another launch takes longer) of at most so many tokens (more are computed for so
+ * long that it makes no difference). */
 #ifndef GPU_BRING_BYTES
 #define GPU_BRING_BYTES 65536
 #endif
@@ -62,6 +63,8 @@ struct gpu_staging {
     uint64_t q_bytes;
     char *kv; /* device: k and v of up to GPU_BRING_TOKENS tokens of the widest pool */
     uint64_t kv_bytes;
+    void *scratch; /* device: of the tuned kernels */
+    uint64_t scratch_bytes;
 };
 
 /* One batch, ready to be launched. */
@@ -92,8 +95,9 @@ struct gpu_slot {
     struct backend_batch *batch;
     struct gpu_job job;
     struct gpu_signal *signal;
+    runtime_stream *stream;
     uint32_t value; /* the flag when the batch is done */
-    runtime_event *brought; /* its q, k and v are on the device */
+    bool is_alone; /* nothing may run beside it */
 };
 
 struct backend_pool {
@@ -105,24 +109,24 @@ struct backend_pool {
     struct gpu_kv kv;
     void *layers_memory, *table_memory; /* device */
     struct decode_pool *tuned; /* NULL: this geometry has no tuned kernel */
+    uint32_t *touched; /* [n_table_rows] value of the last slot whose batch names the row */
 };
 
 struct backend {
     struct backend_config config;
     struct runtime_device device;
-    runtime_stream *stream;
-    runtime_stream *way_in; /* of a batch, while another is computed */
+    runtime_stream *stream; /* of the first slot, and of all that is no batch */
+    runtime_event *met; /* where one stream follows another */
     struct runtime_range kv;
     uint64_t kv_used;
     struct backend_pool *pools;
     struct gpu_slot slots[BACKEND_MAX_IN_FLIGHT];
     struct gpu_signal *signals;
-    uint32_t oldest, n_in_flight, next_value;
+    uint32_t oldest, n_in_flight, last_value;
+    uint64_t last_end_ns; /* of the batches polled so far */
     struct decode_planner planner;
     float *part_o, *part_ml; /* device: GPU_PART_SLOTS */
     uint32_t part_dv;
-    void *tuned_scratch;
-    uint64_t tuned_scratch_bytes;
     uint32_t n_looks;
     bool is_lost; /* the device gave an error that does not go away */
     char error[512];
@@ -151,18 +155,20 @@ void gpu_job_fini(struct gpu_job *j);
  * Errors: ATTN_EINVAL an index out of range; ATTN_ENOTSUP; ATTN_ENOMEM */
 attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
-/* Brings the upload to the device. Launches return the runtime's code. */
-int gpu_job_upload(const struct gpu_job *j, runtime_stream *s);
 /* Is it worth it to bring q, k and v before prep, behind a batch in flight? */
 bool gpu_job_is_brought(const struct gpu_job *j);
-/* Upload, q, k and v on the second stream; prep will wait for them. */
-int gpu_job_bring(struct backend *b, struct gpu_job *j, runtime_event *brought);
-/* Surplus patches and prep. */
-int gpu_job_prep(struct backend *b, const struct gpu_job *j, const struct backend_batch *batch);
-/* All attention; is_chained: it follows prep. */
-int gpu_job_attend(struct backend *b, const struct gpu_job *j, bool is_chained);
+/* The launches of a job, in this order; bring may be left out. They return the runtime's code.
+ * upload: of staging to the device; bring: q, k and v; prep: surplus patches and prep. */
+int gpu_job_upload(const struct gpu_job *j, runtime_stream *s);
+int gpu_job_bring(struct gpu_job *j, runtime_stream *s);
+int gpu_job_prep(const struct gpu_job *j, const struct backend_batch *batch, runtime_stream *s);
+/* attend: is_chained: it follows prep. */
+int gpu_job_attend(const struct gpu_job *j, runtime_stream *s, bool is_chained);
 
 /* ---- gpu_queue.c, gpu_bench.c: slots of the table */
+
+/* What is enqueued on b->stream from now on runs after all batches in flight. The runtime's code. */
+int gpu_follow_all(struct backend *b);
 
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch);
 struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);

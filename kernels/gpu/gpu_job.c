@@ -437,18 +437,13 @@ bool gpu_job_is_brought(const struct gpu_job *j)
     return j->prep.n_tokens > 0 && j->prep.n_tokens <= GPU_BRING_TOKENS && bytes >= GPU_BRING_BYTES;
 }
 
-int gpu_job_bring(struct backend *b, struct gpu_job *j, runtime_event *brought)
+int gpu_job_bring(struct gpu_job *j, runtime_stream *s)
 {
     j->prep.brought = j->staging.kv;
-    int code = gpu_job_upload(j, b->way_in);
-    if (!code)
-        code = runtime_check("bring kernel", gpu_bring_launch(&j->prep, b->way_in));
-    if (!code)
-        code = runtime_event_record(brought, b->way_in);
-    return code ? code : runtime_stream_follow(b->stream, brought);
+    return runtime_check("bring kernel", gpu_bring_launch(&j->prep, s));
 }
 
-int gpu_job_prep(struct backend *b, const struct gpu_job *j, const struct backend_batch *batch)
+int gpu_job_prep(const struct gpu_job *j, const struct backend_batch *batch, runtime_stream *s)
 {
     int code = 0;
     for (uint32_t i = GPU_MAX_PATCHES; i < batch->n_patches && !code; i += GPU_INLINE_PATCHES) {
@@ -456,42 +451,39 @@ int gpu_job_prep(struct backend *b, const struct gpu_job *j, const struct backen
         uint32_t n = batch->n_patches - i;
         more.n_patches = n < GPU_INLINE_PATCHES ? n : GPU_INLINE_PATCHES;
         memcpy(more.inline_patches, batch->patches + i, more.n_patches * sizeof *batch->patches);
-        code = runtime_check("patch kernel", gpu_prep_launch(&more, b->stream));
+        code = runtime_check("patch kernel", gpu_prep_launch(&more, s));
     }
-    return code ? code : runtime_check("prep kernel", gpu_prep_launch(&j->prep, b->stream));
+    return code ? code : runtime_check("prep kernel", gpu_prep_launch(&j->prep, s));
 }
 
-static int launch_range(struct backend *b, const struct gpu_range *r, bool is_chained)
+static int launch_range(const struct gpu_range *r, runtime_stream *s, bool is_chained)
 {
     const struct gpu_attend *a = &r->attend;
     switch (r->kernel) {
     case GPU_MATRIX_16:
     case GPU_MATRIX_64:
-        return runtime_check("matrix attention kernel",
-                             gpu_attend_matrix_launch(a, b->stream, is_chained));
+        return runtime_check("matrix attention kernel", gpu_attend_matrix_launch(a, s, is_chained));
     case GPU_VECTOR:
-        return runtime_check("vector attention kernel",
-                             gpu_attend_vector_launch(a, b->stream, is_chained));
+        return runtime_check("vector attention kernel", gpu_attend_vector_launch(a, s, is_chained));
     default:
         return runtime_check("ladder kernel",
-                             gpu_ladder_launch(a, (int)(r->kernel - GPU_NAIVE), b->stream));
+                             gpu_ladder_launch(a, (int)(r->kernel - GPU_NAIVE), s));
     }
 }
 
-int gpu_job_attend(struct backend *b, const struct gpu_job *j, bool is_chained)
+int gpu_job_attend(const struct gpu_job *j, runtime_stream *s, bool is_chained)
 {
     int code = 0;
     if (j->has_tuned) {
-        code =
-            runtime_check("decode kernel", decode_launch(&j->tuned, j->tuned_upload,
-                                                         b->tuned_scratch, b->stream, is_chained));
+        code = runtime_check("decode kernel", decode_launch(&j->tuned, j->tuned_upload,
+                                                            j->staging.scratch, s, is_chained));
         is_chained = true;
     }
     for (uint32_t i = 0; i < j->n_ranges && !code; i++) {
-        code = launch_range(b, &j->ranges[i], is_chained);
+        code = launch_range(&j->ranges[i], s, is_chained);
         is_chained = true;
         if (!code && j->ranges[i].attend.any_split)
-            code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, b->stream));
+            code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, s));
     }
     return code;
 }

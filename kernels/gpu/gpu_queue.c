@@ -1,9 +1,10 @@
 /* gpu_queue.c: batches in flight, and whole blocks to and from the host.
  *
- * A batch is, on one stream: block copies, its upload if it has one, prep, attention, and a kernel that
- * writes the time and a flag to host memory, which poll watches. Behind another batch the upload, q, k and
- * v come over the bus on a second stream, while that one is computed. No call waits for the device but
- * poll, for as long as it is told to, and the block transfers.
+ * A batch is, on its slot's stream: its upload if it has one, block copies, prep, attention, and a kernel that
+ * writes the time and a flag to host memory, which poll watches. Batches that have nothing in common run
+ * beside each other. One that has follows the stream of the batch in front, after its upload and, where
+ * that pays, its q, k and v have come over the bus. No call waits for the device but poll, for as long as
+ * it is told to, and the block transfers.
  */
 #include "kernels/gpu/gpu_host.h"
 
@@ -21,7 +22,7 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static int launch_copies(struct backend *b, const struct backend_batch *batch)
+static int launch_copies(const struct backend_batch *batch, runtime_stream *s)
 {
     const uint32_t most = GPU_LIST / 2;
     int code = 0;
@@ -33,9 +34,43 @@ static int launch_copies(struct backend *b, const struct backend_batch *batch)
             a.list[2 * k] = batch->copies[i + k].src;
             a.list[2 * k + 1] = batch->copies[i + k].dst;
         }
-        code = runtime_check("block copy kernel", gpu_copy_launch(&a, b->stream));
+        code = runtime_check("block copy kernel", gpu_copy_launch(&a, s));
     }
     return code;
+}
+
+static bool is_done(const struct gpu_slot *s)
+{
+    return __atomic_load_n(&s->signal->flag, __ATOMIC_ACQUIRE) == s->value;
+}
+
+static int follow(struct backend *b, runtime_stream *s, runtime_stream *other)
+{
+    int code = runtime_event_record(b->met, other);
+    return code ? code : runtime_stream_follow(s, b->met);
+}
+
+int gpu_follow_all(struct backend *b)
+{
+    int code = 0;
+    for (int i = 1; i < BACKEND_MAX_IN_FLIGHT && !code; i++)
+        code = follow(b, b->stream, b->slots[i].stream);
+    return code;
+}
+
+/* Notes the table rows that the slot's batch names. Does the batch in front name one of them? */
+static bool touch_rows(const struct gpu_slot *s, const struct gpu_slot *front)
+{
+    const struct backend_batch *batch = s->batch;
+    uint32_t *touched = batch->pool->touched;
+    bool has_shared = false;
+    for (uint32_t i = 0; i < batch->n_items + batch->n_patches; i++) {
+        uint32_t row =
+            i < batch->n_items ? batch->items[i].table_row : batch->patches[i - batch->n_items].row;
+        has_shared |= front && touched[row] == front->value;
+        touched[row] = s->value;
+    }
+    return has_shared;
 }
 
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
@@ -46,6 +81,7 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
         return st;
     if (b->n_in_flight == BACKEND_MAX_IN_FLIGHT)
         return gpu_fail(b, ATTN_EOVERLOAD, "%d batches are in flight", BACKEND_MAX_IN_FLIGHT);
+    const struct gpu_slot *front = b->n_in_flight > 0 ? &b->slots[b->oldest] : NULL;
     struct gpu_slot *s = &b->slots[(b->oldest + b->n_in_flight) % BACKEND_MAX_IN_FLIGHT];
     struct gpu_job *j = &s->job;
     st = gpu_job_make(b, j, batch, &choice, NULL, NULL);
@@ -53,28 +89,32 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
         return st;
 
     s->batch = batch;
-    s->value = ++b->next_value;
+    s->value = ++b->last_value;
+    s->is_alone = batch->n_copies > 0 || j->n_ranges > 0; /* blocks or partial results of others */
     j->prep.out_start_ns = &s->signal->start_ns;
     struct gpu_finish done = {
         .out_end_ns = &s->signal->end_ns, .out_flag = &s->signal->flag, .value = s->value};
-    bool is_brought = b->n_in_flight > 0 && gpu_job_is_brought(j);
-    if (launch_copies(b, batch) ||
-        (is_brought ? gpu_job_bring(b, j, s->brought) : gpu_job_upload(j, b->stream)) ||
-        gpu_job_prep(b, j, batch) || gpu_job_attend(b, j, true) ||
-        runtime_check("finish kernel", gpu_finish_launch(&done, b->stream, 1)))
+    bool has_shared = touch_rows(s, front);
+    bool is_following = front && (has_shared || front->is_alone || s->is_alone);
+    int code = gpu_job_upload(j, s->stream);
+    if (!code && is_following && gpu_job_is_brought(j))
+        code = gpu_job_bring(j, s->stream);
+    if (!code && is_following)
+        code = follow(b, s->stream, front->stream);
+    if (code || launch_copies(batch, s->stream) || gpu_job_prep(j, batch, s->stream) ||
+        gpu_job_attend(j, s->stream, true) ||
+        runtime_check("finish kernel", gpu_finish_launch(&done, s->stream, 1)))
         return gpu_lost(b);
     b->n_in_flight++;
     return ATTN_OK;
 }
 
-static bool is_done(const struct gpu_slot *s)
-{
-    return __atomic_load_n(&s->signal->flag, __ATOMIC_ACQUIRE) == s->value;
-}
-
 static bool is_broken(struct backend *b)
 {
-    return runtime_stream_check(b->stream) != 0 || runtime_stream_check(b->way_in) != 0;
+    for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
+        if (runtime_stream_check(b->slots[i].stream) != 0)
+            return true;
+    return false;
 }
 
 static struct backend_batch *take_oldest(struct backend *b, attn_status st)
@@ -82,7 +122,13 @@ static struct backend_batch *take_oldest(struct backend *b, attn_status st)
     struct gpu_slot *s = &b->slots[b->oldest];
     struct backend_batch *batch = s->batch;
     batch->status = st;
-    batch->device_ns = st == ATTN_OK ? s->signal->end_ns - s->signal->start_ns : 0;
+    batch->device_ns = 0;
+    if (st == ATTN_OK) { /* what lies before the end of the batch in front was that one's time */
+        uint64_t from_ns = s->signal->start_ns, end_ns = s->signal->end_ns;
+        from_ns = from_ns > b->last_end_ns ? from_ns : b->last_end_ns;
+        batch->device_ns = end_ns > from_ns ? end_ns - from_ns : 0;
+        b->last_end_ns = end_ns > b->last_end_ns ? end_ns : b->last_end_ns;
+    }
     batch->kv_bytes = s->job.kv_bytes;
     batch->n_splits = s->job.n_splits;
     s->batch = NULL;
@@ -96,8 +142,6 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
     if (b->n_in_flight == 0)
         return NULL;
     const struct gpu_slot *s = &b->slots[b->oldest];
-    if (is_done(s))
-        return take_oldest(b, ATTN_OK);
     uint64_t start = now_ns(), waited = 0;
     for (uint32_t look = 1;; look++) {
         if (!b->is_lost && (look % LOOKS_BEFORE_CHECK == 0 || waited > SPIN_NS) && is_broken(b))
@@ -131,7 +175,8 @@ static attn_status transfer(struct backend_pool *p, uint32_t block, void *dst, c
     if (block >= p->config.n_blocks)
         return gpu_fail(b, ATTN_EINVAL, "block %u of %u", block, p->config.n_blocks);
     char *device = p->kv.base + block * p->kv.block_bytes;
-    if (runtime_copy(dst ? dst : device, src ? src : device, p->kv.block_bytes, b->stream) != 0 ||
+    if (gpu_follow_all(b) != 0 ||
+        runtime_copy(dst ? dst : device, src ? src : device, p->kv.block_bytes, b->stream) != 0 ||
         runtime_stream_wait(b->stream) != 0)
         return gpu_lost(b);
     return ATTN_OK;
@@ -156,6 +201,8 @@ attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uin
     for (uint32_t i = 0; i < n; i++)
         if (blocks[i] >= p->config.n_blocks)
             return gpu_fail(b, ATTN_EINVAL, "block %u of %u", blocks[i], p->config.n_blocks);
+    if (gpu_follow_all(b) != 0)
+        return gpu_lost(b);
     for (uint32_t i = 0; i < n; i += GPU_LIST) {
         struct gpu_copy a = {.base = p->kv.base, .block_bytes = p->kv.block_bytes};
         a.n = n - i < GPU_LIST ? n - i : GPU_LIST;
@@ -163,5 +210,8 @@ attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uin
         if (runtime_check("scrub kernel", gpu_scrub_launch(&a, b->stream)) != 0)
             return gpu_lost(b);
     }
+    for (int i = 1; i < BACKEND_MAX_IN_FLIGHT; i++)
+        if (follow(b, b->slots[i].stream, b->stream) != 0)
+            return gpu_lost(b);
     return ATTN_OK;
 }

@@ -89,7 +89,7 @@ struct gpu_prep {
 };
 int gpu_prep_launch(const struct gpu_prep *a, void *stream);
 int gpu_bring_launch(const struct gpu_prep *a, void *stream);
-/* Settles how the two share a processor. */
+/* Settles how the kernels around attention share a processor with it. */
 int gpu_prep_init(void);
 
 /* Whole blocks, up to GPU_LIST / 2 pairs (src, dst) a launch. */

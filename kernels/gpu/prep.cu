@@ -305,11 +305,13 @@ int gpu_bring_launch(const struct gpu_prep *a, void *stream)
 }
 
 /* A processor divides its memory between cache and shared memory anew only when it is empty, so blocks
- * that ask for none of the latter would keep those of the attention kernels out. */
+ * that ask for none of the latter would keep those of the attention kernels out, or be kept out. */
 int gpu_prep_init(void)
 {
     int code = share_memory(prep);
-    return code ? code : share_memory(bring);
+    if (!code)
+        code = share_memory(bring);
+    return code ? code : share_memory(finish);
 }
 
 int gpu_copy_launch(const struct gpu_copy *a, void *stream)

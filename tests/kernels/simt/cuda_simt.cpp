@@ -120,10 +120,11 @@ static int enqueue(const cudaLaunchConfig_t *l, const simt::launch &how, const v
     memcpy(&c->map, args[2], sizeof c->map);
     auto fn = (void (*)(const decode_params &, const words &, const CUtensorMap &))kernel;
     return simt::enqueue(l->stream, [=] {
+        auto before = simt::deliver;
         simt::width = gpu::warp_width;
         simt::deliver = simt::deliver_copy;
         simt::run(how, [&] { fn(c->p, c->w, c->map); });
-        simt::deliver = nullptr;
+        simt::deliver = before;
     });
 }
 

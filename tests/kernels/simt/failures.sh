@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # The first call of the runtime fails and all after it, then the second, and so on until none is left: tests
 # may fail then, never crash, hang, or touch memory that is not theirs.
-#   failures.sh TEST_BACKEND BACKEND TESTS
+#   failures.sh TEST ARGUMENT...
 set -euo pipefail
-test_backend=$1 backend=$2 tests=$3
 for ((n = 1; n < 500; n += n < 40 ? 1 : 17)); do # most later calls write blocks
   code=0
-  out=$(ATTND_SIMT_FAIL=$n timeout 60 "$test_backend" "$backend" 99999 0 "$tests" 2>&1) || code=$?
+  out=$(ATTND_SIMT_FAIL=$n timeout 60 "$@" 2>&1) || code=$?
   # 0 passed, 77 could not be opened, else the count of failed tests; 23: leaks of the failed test itself
   case $code in
   0 | 1 | 23 | 77) ;;

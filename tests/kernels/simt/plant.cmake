@@ -1,7 +1,7 @@
 # Copies kernel sources with bugs planted behind a switch, for planted.sh:
 #   cmake -DFROM=kernels/gpu -DTO=dir -P plant.cmake
 # A bug is a text that must be in its file exactly once and what stands for it; simt::planted picks one.
-# When a kernel changes so that a text is gone, plant the same bug in the new text.
+# When a source changes so that a text is gone, plant the same bug in the new text. C sources ask simt_has_bug.
 function(plant file number good bad)
   if(NOT DEFINED text_${file})
     file(READ ${FROM}/${file} text)
@@ -148,3 +148,19 @@ plant(decode_short.cuh 51 "f[k][x] = weight(make_float2(ml[k].x, ml[k].y), top[x
   "f[k][x] = simt::planted == 51 ? make_float2(1, 1) : weight(make_float2(ml[k].x, ml[k].y), top[x]);")
 # 0 times NaN
 plant(decode_short.cuh 52 "                if (!sees(key + e / 8 % 16))" "                if (simt::planted != 52 && !sees(key + e / 8 % 16))")
+
+# ---- batches in flight
+
+set(declared "#include \"kernels/gpu/gpu_host.h\"")
+plant(gpu_queue.c 61 "${declared}" "${declared}\nint simt_has_bug(int bug);")
+# a batch runs beside one that names the same table row
+plant(gpu_queue.c 61 "    return has_shared;" "    return has_shared && !simt_has_bug(61);")
+# two of them use the same scratch
+plant(gpu_queue.c 62 "gpu_job_attend(j, s->stream, true)"
+  "({ struct gpu_job x = *j@semicolon@ if (simt_has_bug(62)) x.staging.scratch = b->slots[0].job.staging.scratch@semicolon@ gpu_job_attend(&x, s->stream, true)@semicolon@ })")
+# what comes does not follow scrubbing
+plant(gpu_queue.c 63 "        if (follow(b, b->slots[i].stream, b->stream) != 0)" "        if (!simt_has_bug(63) && follow(b, b->slots[i].stream, b->stream) != 0)")
+# nor block copies
+plant(gpu_queue.c 64 "front->is_alone ||" "(front->is_alone && !simt_has_bug(64)) ||")
+# a transfer does not wait for all batches in flight
+plant(gpu_queue.c 65 "    if (gpu_follow_all(b) != 0 ||\n        runtime_copy" "    if ((!simt_has_bug(65) && gpu_follow_all(b) != 0) ||\n        runtime_copy")

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # The executor's own control: every bug that plant.cmake plants must be found, and none without one.
 #   planted.sh TEST_BACKEND BACKEND EVERY BUG...
+#   planted.sh TEST_GPU_QUEUE BACKEND TESTS BUG...
 # A bug counts as found when a run fails, in one of the orders and on 4 processors or 7 (which cut the work
-# into more parts, and into three), or, where that takes many, when test_gpu, which lies beside
-# TEST_BACKEND, fails on 132.
+# into more parts, and into three). TEST_GPU lies beside TEST_BACKEND.
 set -euo pipefail
-test_backend=$1 backend=$2 every=$3
+test=$1 backend=$2 every=$3
 shift 3
 
 found() { # BUG: in which order
   local order n numbers='4 7' orders='1 2 0' tests='every_option*'
+  case $every in [!0-9]*) tests='' ;; esac
   case $1 in
     13) tests='blocks_are*' ;; # scrubbing is no option
     40 | 41 | 58) numbers=132 orders='1 0' ;; # clusters of 8, and more than one, take many processors
@@ -17,8 +18,8 @@ found() { # BUG: in which order
   for n in $numbers; do
     [ "$1 $n" != "0 7" ] || return 1 # other tests walk more without a bug
     for order in $orders; do
-      local run=("$test_backend" "$backend" "$every" "$order" "$tests")
-      [ "$n" != 132 ] || run=("$(dirname "$test_backend")/test_gpu" "$backend" 'nan_and_inf*')
+      local run=("$test" "$backend" "$every" ${tests:+"$order" "$tests"})
+      [ "$n" != 132 ] || run=("$(dirname "$test")/test_gpu" "$backend" 'nan_and_inf*')
       ATTND_SIMT_PLANT=$1 ATTND_SIMT_ORDER=$order ATTND_SIMT_PROCESSORS=$n "${run[@]}" \
         >/dev/null 2>&1 ||
         { echo "order $order on $n processors" && return; }

@@ -3,10 +3,11 @@
  *
  * When a stream works follows from ATTND_SIMT_ORDER (0 to 2, see simt.h; default 0): at once with 0,
  * else not before somebody waits for it or, piece by piece, asks after it, which shows host memory that
- * changed too early. Of two streams the one opened later works as late as it may with 1 (when what follows
- * it must begin), at once with 2, ahead of everything before it on the other. ATTND_SIMT_PROCESSORS (default
- * 4) decides how work is cut. ATTND_SIMT_MATRIX=0 takes the matrix units away; ATTND_SIMT_FAIL=N lets the
- * N-th call that can fail do so, and all after it.
+ * changed too early. Of a backend's two streams the second works as late as it may with 1 (when what follows
+ * it must begin, or the first has nothing left to do), with 2 before or in the middle of the first's next
+ * kernel, one piece or as many as can, or at once where the first has nothing to do.
+ * ATTND_SIMT_PROCESSORS (default 4) decides how work is cut. ATTND_SIMT_MATRIX=0 takes the matrix units away;
+ * ATTND_SIMT_FAIL=N lets the N-th call that can fail do so, and all after it.
  */
 #include "kernels/gpu/runtime.h"
 #include "tests/kernels/simt/gpu_simt.h"
@@ -15,11 +16,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <list>
+#include <memory>
 #include <new>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <utility>
 
-using work_list = std::list<std::function<void()>>;
+struct piece {
+    std::function<void()> work;
+    std::shared_ptr<bool> after; /* what it waits for, or none */
+};
+using work_list = std::list<piece>;
 
 struct runtime_graph {
     work_list work;
@@ -28,17 +35,19 @@ struct runtime_graph {
 struct runtime_stream {
     work_list work;
     runtime_graph *capture; /* what is enqueued goes here instead */
-    bool is_first;
+    runtime_stream *first, *second; /* the other one of the backend, whichever this is */
+    bool is_following; /* in the middle of it */
 };
 
 struct runtime_event {
     uint64_t ns;
     runtime_stream *home; /* where it was recorded last */
-    unsigned long n_recorded, n_met;
+    std::shared_ptr<bool> is_met; /* what was recorded then is done */
 };
 
 static thread_local char last_error[256] = "no error";
-static int n_streams;
+static int n_streams; /* open; every backend opens two, one behind the other */
+static runtime_stream *last_first;
 static long calls_left = -1; /* until failure; below 0: none is wanted */
 
 static int fail(const char *words)
@@ -149,11 +158,39 @@ int runtime_host_unregister(void *p)
 
 /* ---- streams, events, graphs */
 
+static void work_once(runtime_stream *s);
+
+/* 0 to 7. */
+static unsigned draw()
+{
+    static unsigned n;
+    return n++ * 2654435761u >> 29;
+}
+
+/* Works as long as nothing must be waited for, n pieces at most. */
+static void work_free(runtime_stream *s, unsigned n)
+{
+    while (n-- > 0 && !s->is_following && !s->work.empty() &&
+           (!s->work.front().after || *s->work.front().after))
+        work_once(s);
+}
+
 static void work_once(runtime_stream *s)
 {
-    std::function<void()> work = std::move(s->work.front());
+    std::function<void()> work = std::move(s->work.front().work);
+    const bool is_follow = s->work.front().after != nullptr; /* works the other stream itself */
     s->work.pop_front();
+    if (simt::order == 2 && !is_follow && s->second && !s->second->work.empty()) {
+        const unsigned n = draw();
+        auto cross = [other = s->second, n] { work_free(other, n & 1 ? 1 : 100); };
+        if (n < 2)
+            cross();
+        else if (n < 7)
+            simt::beside = cross;
+    }
     work();
+    if (simt::beside) /* it was no kernel */
+        std::exchange(simt::beside, nullptr)();
 }
 
 static void work_off(runtime_stream *s)
@@ -162,12 +199,14 @@ static void work_off(runtime_stream *s)
         work_once(s);
 }
 
-static int add(const char *call, runtime_stream *s, std::function<void()> work)
+static int add(const char *call, runtime_stream *s, std::function<void()> work,
+               std::shared_ptr<bool> after = nullptr)
 {
     if (is_planted(call))
         return 2;
-    (s->capture ? s->capture->work : s->work).push_back(std::move(work));
-    if (!s->capture && (simt::order == 0 || (simt::order == 2 && !s->is_first)))
+    (s->capture ? s->capture->work : s->work).push_back({std::move(work), std::move(after)});
+    bool is_free = simt::order == 2 && s->first && s->first->work.empty();
+    if (!s->capture && (simt::order == 0 || is_free))
         work_off(s);
     return 0;
 }
@@ -177,13 +216,22 @@ int runtime_stream_open(runtime_stream **out_s)
     if (is_planted("stream_open"))
         return 1;
     *out_s = new runtime_stream{};
-    (*out_s)->is_first = n_streams++ == 0;
+    if (n_streams++ % 2 == 0) {
+        last_first = *out_s;
+    } else {
+        (*out_s)->first = last_first;
+        last_first->second = *out_s;
+    }
     return 0;
 }
 
 void runtime_stream_close(runtime_stream *s)
 {
     n_streams -= s != nullptr;
+    if (s && s->first)
+        s->first->second = nullptr;
+    if (s && s->second)
+        s->second->first = nullptr;
     delete s;
 }
 
@@ -204,7 +252,8 @@ int runtime_stream_check(runtime_stream *s)
         s->work.clear();
         return 1;
     }
-    if (!s->work.empty() && (s->is_first || simt::order == 2))
+    if (!s->work.empty() &&
+        (simt::order == 2 ? draw() < (s->first ? 1 : 4) : !s->first || s->first->work.empty()))
         work_once(s);
     return 0;
 }
@@ -234,22 +283,26 @@ void runtime_event_close(runtime_event *e)
 
 int runtime_event_record(runtime_event *e, runtime_stream *s)
 {
-    unsigned long n = ++e->n_recorded;
+    auto is_met = std::make_shared<bool>(false);
     e->home = s;
+    e->is_met = is_met;
     return add("event_record", s, [=] {
         e->ns = gpu::time_ns();
-        e->n_met = n;
+        *is_met = true;
     });
 }
 
 int runtime_stream_follow(runtime_stream *s, runtime_event *e)
 {
     runtime_stream *home = e->home;
-    unsigned long n = e->n_recorded;
-    return add("stream_follow", s, [=] {
-        while (e->n_met < n && !home->work.empty())
+    std::shared_ptr<bool> is_met = e->is_met;
+    auto work = [=] {
+        s->is_following = true;
+        while (!*is_met && !home->work.empty())
             work_once(home);
-    });
+        s->is_following = false;
+    };
+    return add("stream_follow", s, work, is_met);
 }
 
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)
@@ -283,8 +336,8 @@ int runtime_graph_end(runtime_stream *s, runtime_graph **out_g)
 int runtime_graph_launch(runtime_graph *g, runtime_stream *s)
 {
     return add("graph_launch", s, [=] {
-        for (const std::function<void()> &work : g->work)
-            work();
+        for (const piece &p : g->work)
+            p.work();
     });
 }
 
@@ -341,4 +394,10 @@ void runtime_range_close(struct runtime_range *r)
 int simt::enqueue(void *stream, std::function<void()> work)
 {
     return add("launch", (runtime_stream *)stream, std::move(work));
+}
+
+/* For bugs planted in the host's C sources. */
+extern "C" int simt_has_bug(int bug)
+{
+    return simt::planted == bug;
 }

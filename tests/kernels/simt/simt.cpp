@@ -23,6 +23,7 @@ std::vector<thread> threads;
 std::vector<block> blocks;
 dim3 block_dim, grid_dim;
 bool (*deliver)();
+std::function<void()> beside;
 int width = 32, order, planted;
 
 namespace
@@ -499,6 +500,18 @@ void run(const launch &l, const std::function<void()> &body)
     kernel = &counted;
     uint64_t n_clusters = (uint64_t)l.grid.x * l.grid.y * l.grid.z / l.cluster;
     for (uint64_t i = 0; i < n_clusters; i++) {
+        if (beside && i == n_clusters / 2) {
+            std::function<void()> other = std::move(beside);
+            beside = nullptr;
+            dim3 grid = grid_dim, block = block_dim;
+            bool was_chained = is_chained;
+            other();
+            threads.resize(n);
+            grid_dim = grid;
+            block_dim = block;
+            is_chained = was_chained;
+            kernel = &counted;
+        }
         uint64_t first = (order == 2 ? n_clusters - 1 - i : i) * l.cluster;
         blocks.assign(l.cluster, block{});
         for (unsigned r = 0; r < l.cluster; r++) {

@@ -139,6 +139,9 @@ void copy(void *dst, const void *src, int bytes);
 void copy_commit();
 void copy_wait(int pending);
 
+/* What runs beside the next kernel: when half of that one's clusters are done. Set for one. */
+extern std::function<void()> beside;
+
 /* Runs body in every thread of every block. Not from within a kernel. */
 void run(const launch &l, const std::function<void()> &body);
 
