@@ -70,13 +70,15 @@ void pool_effects_fini(struct pool *p)
 
 /* --- when to launch ----------------------------------------------------------------------------- */
 
-/* Behind a batch in flight the next one gains nothing by an early launch, and loses what it would
- * still collect. It goes when the device should be six tenths through: early enough that its way in, over
- * the bus and from the caches of cores that may be asleep, is done in time; late enough that workers who
- * were answered meanwhile are in it.
+/* Behind a batch in flight the next one gains nothing by an early launch, and loses what it would still
+ * collect. It goes when the device should be six tenths through, but WAY_IN_NS before the end at the latest:
+ * early enough that its way in, over the bus and from the caches of cores that may be asleep, is done in time;
+ * late enough that workers who were answered meanwhile are in it.
  *
- * A batch's time is guessed from below, as the least that its pool's cached tokens have lately taken. A
- * guess that is too short makes smaller batches; one that is too long cannot last. */
+ * A batch's time is guessed from what its pool's cached tokens took in the last dozen batches or so. Not from
+ * single ones: of two that ran beside each other the later seems to have taken next to nothing. */
+enum { WAY_IN_NS = 120000, MIN_ENOUGH = 8 };
+
 static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_ns)
 {
     return e->n_in_flight == 0 || now_ns >= e->due_ns ||
@@ -86,15 +88,34 @@ static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_n
 /* The device begins with b now. */
 static void set_due(struct engine *e, const struct batch *b, uint64_t now_ns)
 {
-    e->due_ns = now_ns + (uint64_t)((double)b->n_visible * b->pool->token_ns * 0.6);
+    const struct pool *p = b->pool;
+    double ns = p->n_visible > 0 ? (double)b->n_visible * p->device_ns / p->n_visible : 0;
+    double due = 0.6 * ns < ns - WAY_IN_NS ? 0.6 * ns : ns - WAY_IN_NS;
+    e->due_ns = now_ns + (due > 0 ? (uint64_t)due : 0);
 }
 
-static void learn_token_ns(struct batch *b, uint64_t device_ns)
+static void learn_device_ns(struct batch *b, uint64_t device_ns)
 {
-    if (b->n_visible == 0 || device_ns == 0)
+    struct pool *p = b->pool;
+    if (b->n_visible == 0)
         return;
-    double ns = (double)device_ns / (double)b->n_visible, *least = &b->pool->token_ns;
-    *least = *least == 0 || ns < *least ? ns : *least + (ns - *least) / 64;
+    p->device_ns += (double)device_ns - p->device_ns / 16;
+    p->n_visible += (double)b->n_visible - p->n_visible / 16;
+}
+
+/* Items that make a batch full enough. Workers who are answered together come back together; if one batch
+ * took them all, device and workers would wait for each other in turn. So it takes half of what there is:
+ * of the most items that were lately ready or in flight at a time. */
+static uint32_t enough_items(struct engine *e, const struct pool *p)
+{
+    uint32_t n = p->ready.n_items;
+    if (e->max_in_flight == 1)
+        return UINT32_MAX;
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        n += e->batches[i].is_in_flight ? e->batches[i].n_items : 0;
+    e->n_about -= (e->n_about + 15) / 16;
+    e->n_about = n > e->n_about ? n : e->n_about;
+    return e->n_about / 2 > MIN_ENOUGH ? (e->n_about + 1) / 2 : MIN_ENOUGH;
 }
 
 /* Cached tokens that the last query of an item sees. */
@@ -187,8 +208,9 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
 static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
 {
     uint32_t max_items = e->cfg->max_batch_items, max_tokens = e->cfg->max_batch_tokens;
+    uint32_t enough = enough_items(e, b->pool);
     struct task *t;
-    while ((t = ready_first(&b->pool->ready)) != NULL) {
+    while (b->n_items < enough && (t = ready_first(&b->pool->ready)) != NULL) {
         if (t->req->deadline_ns <= now_ns) {
             e->next_deadline_ns = 0;
             tasks_expire(e, now_ns);
@@ -318,7 +340,7 @@ void batch_finish(struct engine *e, struct batch *b)
     attn_status st = d->status;
     const char *why = "";
     if (st == ATTN_OK) {
-        learn_token_ns(b, d->device_ns);
+        learn_device_ns(b, d->device_ns);
     } else {
         why = e->ops->last_error(e->backend);
         stats_add(batches_failed, 1);

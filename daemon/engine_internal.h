@@ -100,7 +100,7 @@ struct pool {
     uint64_t device_bytes;
     struct ready_queue ready;
     struct kv_effects fx; /* what the next batch must tell the device first */
-    double token_ns; /* least device time a visible cached token took lately; 0: not known */
+    double device_ns, n_visible; /* of lately: device time, and cached tokens that it was for */
 };
 
 struct batch {
@@ -151,6 +151,7 @@ struct engine {
     uint64_t device_bytes; /* of all pools */
     struct batch batches[BACKEND_MAX_IN_FLIGHT];
     uint32_t max_in_flight, n_in_flight;
+    uint32_t n_about; /* most items lately ready or in flight at a time */
     uint64_t due_ns; /* with one batch in flight: when the next may follow */
     uint32_t patches_capacity, copies_capacity; /* of a batch */
     uint32_t patches_margin; /* room beyond, for kv_append_cancel */

@@ -38,59 +38,76 @@ static void a_batch_behind_another_waits_until_that_is_nearly_done(void **state)
     (void)state;
     rig_open(&r, NULL);
     rig_open_many(&r, 1, 30);
+    r.backend.item_ns = 20000;
     rig_send_wide(&r, 1, 10, 0);
-    rig_run(&r); /* 1,000 ns for 10 tokens, says the device */
+    rig_run(&r);
+    rig_now_ns += 200000;
+    rig_run(&r); /* 200 us for 10 tokens, says the device */
     r.backend.is_held = true;
     rig_send_wide(&r, 1, 10, 1);
-    rig_run(&r); /* 20 tokens: 2,000 ns */
+    rig_run(&r); /* 20 tokens: 400 us, sixty per cent are 240, 120 before the end is 280 */
     rig_send_wide(&r, 11, 10, 0);
-    rig_now_ns += 1100;
+    rig_now_ns += 230000;
     rig_run(&r);
     assert_int_equal(r.backend.n_batches, 2); /* collected */
     rig_send_wide(&r, 21, 5, 0);
-    rig_now_ns += 200;
+    rig_now_ns += 20000;
     rig_run(&r);
     assert_int_equal(r.backend.n_batches, 3); /* queued */
     assert_int_equal(r.backend.batches[2].n_items, 15);
     r.backend.is_held = false;
+    rig_now_ns += 10000000;
     rig_run(&r);
     rig_close(&r);
 }
 
-/* Eight workers of eight sequences each send their next step `away_ns` after the answer; a batch of all
- * takes 645 us. Gives the share of time that the device worked and the mean batch. */
-static void run_closed_loop(uint64_t away_ns, double *out_busy, double *out_items)
+/* Workers of `each` sequences send their next step `away_ns` after the answer, which takes the engine
+ * `answer_ns`. Gives the share of time that the device worked and the mean batch. */
+struct closed_loop {
+    uint32_t n_workers, each;
+    uint64_t item_ns, away_ns, answer_ns;
+};
+
+static void room_for_answers(struct rig *rig)
 {
-    enum { WORKERS = 8, EACH = 8, TICK_NS = 500, WARM_TICKS = 8000, TICKS = 48000 };
-    uint64_t id[WORKERS] = {0}, back_ns[WORKERS] = {0}, warm_idle_ns = 0;
+    rig->cfg.io_memory_bytes = 256 << 20;
+}
+
+static void run_closed_loop(const struct closed_loop *c, double *out_busy, double *out_items)
+{
+    enum { MAX_WORKERS = 64, TICK_NS = 500 };
+    uint64_t id[MAX_WORKERS] = {0}, back_ns[MAX_WORKERS] = {0}, warm_idle_ns = 0;
     uint32_t warm_batches = 0, warm_items = 0;
-    rig_open(&r, NULL);
-    rig_open_many(&r, 1, WORKERS * EACH);
+    rig_open(&r, room_for_answers);
+    rig_open_many(&r, 1, c->n_workers * c->each);
     r.backend.launch_ns = 15000;
     r.backend.batch_ns = 5000;
-    r.backend.item_ns = 10000;
+    r.backend.item_ns = c->item_ns;
     r.backend.last_end_ns = rig_now_ns;
-    for (uint32_t w = 0; w < WORKERS; w++)
+    for (uint32_t w = 0; w < c->n_workers; w++)
         back_ns[w] = rig_now_ns + 1 + w * 3000; /* they don't start together */
-    for (uint32_t tick = 0; tick < TICKS; tick++, rig_now_ns += TICK_NS) {
+    const uint64_t warm_ns = rig_now_ns + 4000000, end_ns = rig_now_ns + 24000000;
+    for (; rig_now_ns < end_ns; rig_now_ns += TICK_NS) {
         struct rig_answer *before = r.answers;
-        for (uint32_t w = 0; w < WORKERS; w++) {
+        for (uint32_t w = 0; w < c->n_workers; w++) {
             if (back_ns[w] == 0 || back_ns[w] > rig_now_ns)
                 continue;
             back_ns[w] = 0;
-            id[w] = rig_send_wide(&r, 1 + w * EACH, EACH, 0); /* the same position again */
+            id[w] = rig_send_wide(&r, 1 + w * c->each, c->each, 0); /* the same position again */
         }
         engine_turn(r.engine, 0);
-        for (uint32_t w = 0; w < WORKERS && r.answers != before; w++)
-            if (back_ns[w] == 0 && rig_reply(&r, id[w]) != NULL)
-                back_ns[w] = rig_now_ns + away_ns + w * 1000;
-        if (tick == WARM_TICKS) {
+        for (uint32_t w = 0; w < c->n_workers && r.answers != before; w++)
+            if (back_ns[w] == 0 && rig_reply(&r, id[w]) != NULL) {
+                rig_now_ns += c->answer_ns;
+                back_ns[w] = rig_now_ns + c->away_ns;
+            }
+        if (warm_batches == 0 && rig_now_ns > warm_ns) {
             warm_idle_ns = r.backend.idle_ns;
             warm_batches = r.backend.n_batches;
             warm_items = r.backend.n_items;
         }
     }
-    *out_busy = 1 - (double)(r.backend.idle_ns - warm_idle_ns) / ((TICKS - WARM_TICKS) * TICK_NS);
+    *out_busy = 1 - (double)(r.backend.idle_ns - warm_idle_ns) / (double)(end_ns - warm_ns);
     *out_items = (double)(r.backend.n_items - warm_items) / (r.backend.n_batches - warm_batches);
     for (; atomic_load(&r.engine->n_held) > 0; rig_now_ns += 1000 * 1000)
         engine_turn(r.engine, 0);
@@ -101,8 +118,23 @@ static void workers_that_wait_for_answers_keep_the_device_busy(void **state)
 {
     (void)state;
     for (uint64_t away_ns = 20 * 1000; away_ns <= 260 * 1000; away_ns += 40 * 1000) {
+        const struct closed_loop c = {8, 8, 10000, away_ns, 1000};
         double busy, items;
-        run_closed_loop(away_ns, &busy, &items);
+        run_closed_loop(&c, &busy, &items);
+        if (!(busy > 0.98 && items > 15))
+            fail_msg("away for %lu us: %.3f of the time, %.1f items a batch",
+                     (unsigned long)away_ns / 1000, busy, items);
+    }
+}
+
+/* To answer 64 takes so long that the device would have nothing to do if all were in one batch. */
+static void workers_who_are_answered_together_do_not_stay_together(void **state)
+{
+    (void)state;
+    for (uint64_t away_ns = 5 * 1000; away_ns <= 65 * 1000; away_ns += 15 * 1000) {
+        const struct closed_loop c = {64, 1, 4000, away_ns, 2500};
+        double busy, items;
+        run_closed_loop(&c, &busy, &items);
         if (!(busy > 0.98 && items > 20))
             fail_msg("away for %lu us: %.3f of the time, %.1f items a batch",
                      (unsigned long)away_ns / 1000, busy, items);
@@ -462,6 +494,7 @@ int main(void)
         cmocka_unit_test(a_busy_device_collects_what_arrives),
         cmocka_unit_test(a_batch_behind_another_waits_until_that_is_nearly_done),
         cmocka_unit_test(workers_that_wait_for_answers_keep_the_device_busy),
+        cmocka_unit_test(workers_who_are_answered_together_do_not_stay_together),
         cmocka_unit_test(items_of_one_sequence_and_layer_go_one_after_another),
         cmocka_unit_test(layers_of_one_sequence_share_a_batch),
         cmocka_unit_test(a_step_stays_whole_if_a_batch_can_hold_it),
