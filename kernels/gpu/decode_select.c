@@ -441,6 +441,21 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     return ATTN_OK;
 }
 
+/* Two launches that share processors share their bandwidth: both end late, and at the same time. So a launch
+ * for at least half of the processors takes so much shared memory that no other's thread blocks have room
+ * beside its own; those of the next come when these leave. Smaller ones leave whole processors to others. */
+static void keep_others_out(const struct decode_pool *p, struct decode_call *c)
+{
+    enum { PROCESSOR_SHARED = 228 << 10, BLOCK_RESERVED = 1 << 10 };
+    const uint32_t blocks = c->grid[0] * c->grid[1] * c->grid[2];
+    if (blocks * 2 < p->n_processors)
+        return;
+    uint32_t one_more = ceil_div(blocks, p->n_processors) + 1;
+    uint32_t least =
+        min_u32(PROCESSOR_SHARED / one_more - BLOCK_RESERVED + DECODE_ALIGN, MAX_SHARED);
+    c->shared_bytes = decode_max(c->shared_bytes, least);
+}
+
 attn_status decode_prepare(const struct decode_pool *p, const struct decode_item *items,
                            uint32_t n_items, struct decode_planner *w, void *upload,
                            uint64_t upload_capacity, struct decode_call *out_call)
@@ -450,7 +465,10 @@ attn_status decode_prepare(const struct decode_pool *p, const struct decode_item
         if (items[i].n_tokens == 0 || items[i].n_tokens > DECODE_MAX_TOKENS)
             return ATTN_ENOTSUP;
     decode_select(p, items, n_items, &c);
-    return decode_fill(p, items, n_items, &c, w, upload, upload_capacity, out_call);
+    attn_status st = decode_fill(p, items, n_items, &c, w, upload, upload_capacity, out_call);
+    if (st == ATTN_OK)
+        keep_others_out(p, out_call);
+    return st;
 }
 
 void decode_planner_fini(struct decode_planner *w)
