@@ -1,5 +1,8 @@
 /* closed.c: the closed loop: one message a layer with all of a worker's sequences, the next one when
- * it is answered; and the filling of contexts before any loop. */
+ * it is answered; and the filling of contexts before any loop.
+ *
+ * A worker's sequences are at different tokens of their --steps, evenly spread, from the first step on,
+ * as a decode worker's are: they are truncated at different steps, not all before one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,48 +31,64 @@ static bool is_stopping(struct worker *w)
     return atomic_load_explicit(&w->load->is_stopping, memory_order_relaxed);
 }
 
-static bool fill_chunk(struct worker *w, const struct stream *s, uint32_t layer, uint32_t pos,
-                       uint32_t n_tokens)
+static bool fill_chunk(struct worker *w, struct stream *s, uint32_t n_tokens)
 {
-    struct work x = {
-        .w = w, .streams = s, .n = 1, .layer = layer, .pos = pos, .n_tokens = n_tokens};
-    struct attn_item item;
-    struct attn_step step = work_step(&x, &item, w->load->o->is_prompt_attended);
-    struct attn_result r;
-    w->tally.n_prompt_steps++;
-    return step_until_done(w, &step, &r, "a prompt chunk");
+    const struct options *o = w->load->o;
+    for (uint32_t layer = 0; layer < o->n_layers; layer++) {
+        struct work x = {.w = w, .streams = s, .n = 1, .layer = layer, .n_tokens = n_tokens};
+        struct attn_item item;
+        struct attn_step step = work_step(&x, &item, o->is_prompt_attended);
+        struct attn_result r;
+        w->tally.n_prompt_steps++;
+        if (!step_until_done(w, &step, &r, "a prompt chunk"))
+            return false;
+    }
+    s->pos += n_tokens;
+    w->tally.n_prompt_tokens += n_tokens;
+    atomic_fetch_add(&w->load->n_prompt_tokens, n_tokens);
+    return true;
 }
 
-bool closed_fill(struct worker *w, struct stream *s, uint32_t n)
+bool closed_fill(struct worker *w, struct stream *s, uint32_t n, uint32_t spread)
 {
     const struct options *o = w->load->o;
     bool is_ok = true;
-    for (uint32_t pos = 0; is_ok && pos < o->context; pos += o->chunk) {
-        uint32_t n_tokens = o->context - pos < o->chunk ? o->context - pos : o->chunk;
+    for (uint32_t end = 0; is_ok && end < o->context + spread;) {
+        end += o->chunk;
         for (uint32_t i = 0; is_ok && i < n && !is_stopping(w); i++) {
-            for (uint32_t layer = 0; is_ok && layer < o->n_layers; layer++)
-                is_ok = fill_chunk(w, &s[i], layer, pos, n_tokens);
-            w->tally.n_prompt_tokens += n_tokens;
-            atomic_fetch_add(&w->load->n_prompt_tokens, n_tokens);
+            uint32_t full = o->context + (uint32_t)((uint64_t)i * spread / n);
+            uint32_t stop = full < end ? full : end;
+            if (s[i].pos < stop)
+                is_ok = fill_chunk(w, &s[i], stop - s[i].pos);
         }
     }
     return is_ok && !is_stopping(w);
 }
 
-/* One token of every sequence, through all layers. */
-static bool run_token(struct worker *w, const struct stream *s, uint32_t n, struct attn_item *items,
-                      uint32_t pos)
+/* One token of every sequence, through all layers. A sequence that has made its --steps tokens begins
+ * again at its context. */
+static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct attn_item *items)
 {
     const struct options *o = w->load->o;
+    for (uint32_t i = 0; i < n; i++) {
+        if (s[i].pos < o->context + o->steps)
+            continue;
+        if (!worker_seq(w, WORKER_TRUNCATE, o->context, &s[i].seq))
+            return false;
+        s[i].pos = o->context;
+    }
     for (uint32_t layer = 0; layer < o->n_layers; layer++) {
-        struct work x = {.w = w, .streams = s, .n = n, .layer = layer, .pos = pos, .n_tokens = 1};
+        struct work x = {.w = w, .streams = s, .n = n, .layer = layer, .n_tokens = 1};
         struct attn_step step = work_step(&x, items, true);
         struct attn_result r;
         if (!step_until_done(w, &step, &r, "a step"))
             return false;
         tally_step(&w->tally, &r, r.total_ns, n);
-        w->tally.kv_bytes += n * worker_kv_bytes(o, layer, pos);
+        for (uint32_t i = 0; i < n; i++)
+            w->tally.kv_bytes += worker_kv_bytes(o, layer, s[i].pos);
     }
+    for (uint32_t i = 0; i < n; i++)
+        s[i].pos++;
     atomic_fetch_add(&w->load->n_steps, o->n_layers);
     return true;
 }
@@ -81,14 +100,9 @@ bool closed_run(struct worker *w, struct stream *s, uint32_t n)
     struct attn_item *items = calloc(n, sizeof *items);
     bool is_ok = items != NULL || worker_fail(w, ATTN_ENOMEM, "items");
     bool is_over = false;
-    for (uint32_t round = 0; is_ok && !is_over; round++) {
-        for (uint32_t i = 0; is_ok && i < n && round > 0; i++)
-            is_ok = worker_seq(w, WORKER_TRUNCATE, o->context, &s[i].seq);
-        for (uint32_t i = 0; is_ok && i < o->steps && !is_over; i++) {
-            is_ok = run_token(w, s, n, items, o->context + i);
-            is_over = is_stopping(w) || (o->duration_s > 0 && worker_now_ns() >= end_ns);
-        }
-        is_over |= o->duration_s <= 0;
+    for (uint32_t n_left = o->steps; is_ok && !is_over;) {
+        is_ok = run_token(w, s, n, items);
+        is_over = is_stopping(w) || (o->duration_s > 0 ? worker_now_ns() >= end_ns : --n_left == 0);
     }
     free(items);
     return is_ok;

@@ -19,7 +19,7 @@ struct flow {
     struct attn_item item;
     struct attn_result result;
     uint32_t n_prompt, n_total; /* tokens */
-    uint32_t pos, n_tokens, layer; /* what comes next or is in flight */
+    uint32_t n_tokens, layer; /* what comes next or is in flight, from stream.pos on */
     uint64_t arrival_ns; /* of the request */
     uint64_t due_ns; /* of the token */
     uint64_t step_ns; /* when the step in flight began, or was due */
@@ -42,13 +42,9 @@ static bool flow_start(struct flow *f)
 {
     struct worker *w = f->w;
     const struct options *o = w->load->o;
-    bool is_prompt = f->pos < f->n_prompt, is_attended = !is_prompt || o->is_prompt_attended;
-    f->work = (struct work){.w = w,
-                            .streams = &f->stream,
-                            .n = 1,
-                            .layer = f->layer,
-                            .pos = f->pos,
-                            .n_tokens = f->n_tokens};
+    bool is_prompt = f->stream.pos < f->n_prompt, is_attended = !is_prompt || o->is_prompt_attended;
+    f->work = (struct work){
+        .w = w, .streams = &f->stream, .n = 1, .layer = f->layer, .n_tokens = f->n_tokens};
     struct attn_step step = work_step(&f->work, &f->item, is_attended);
     f->is_answered = false;
     attn_status st = attn_step_start(w->pool, &step, on_answer, f, NULL);
@@ -60,7 +56,8 @@ static bool flow_start(struct flow *f)
 
 static void set_next_chunk(struct flow *f)
 {
-    uint32_t left = f->n_prompt > f->pos ? f->n_prompt - f->pos : 0, chunk = f->w->load->o->chunk;
+    uint32_t pos = f->stream.pos, chunk = f->w->load->o->chunk;
+    uint32_t left = f->n_prompt > pos ? f->n_prompt - pos : 0;
     f->layer = 0;
     f->n_tokens = left == 0 ? 1 : left < chunk ? left : chunk;
 }
@@ -71,7 +68,7 @@ static bool flow_take_answer(struct flow *f)
     struct worker *w = f->w;
     const struct options *o = w->load->o;
     uint64_t now = worker_now_ns(), wait_ns;
-    bool is_prompt = f->pos < f->n_prompt;
+    bool is_prompt = f->stream.pos < f->n_prompt;
     f->is_in_flight = f->is_answered = false;
     if (f->result.status != ATTN_OK) {
         bool may_retry =
@@ -89,17 +86,17 @@ static bool flow_take_answer(struct flow *f)
         w->tally.n_prompt_steps++;
     } else {
         tally_step(&w->tally, &f->result, now - f->step_ns, 1);
-        w->tally.kv_bytes += worker_kv_bytes(o, f->layer, f->pos);
+        w->tally.kv_bytes += worker_kv_bytes(o, f->layer, f->stream.pos);
         atomic_fetch_add(&w->load->n_steps, 1);
     }
     f->step_ns = now;
     if (++f->layer < o->n_layers)
         return true;
-    f->pos += f->n_tokens;
+    f->stream.pos += f->n_tokens;
     if (is_prompt) {
         w->tally.n_prompt_tokens += f->n_tokens;
         atomic_fetch_add(&w->load->n_prompt_tokens, f->n_tokens);
-        if (f->pos == f->n_prompt)
+        if (f->stream.pos == f->n_prompt)
             samples_add(&w->tally.ttft, now - f->arrival_ns);
     } else {
         samples_add(&w->tally.token, now - f->due_ns);
@@ -188,11 +185,11 @@ static struct flow *next_idle(struct worker *w, struct flow *flows, uint32_t n, 
         if (f->has_work)
             continue;
         *cursor = (*cursor + i + 1) % n;
-        if (f->pos < f->n_total)
+        if (f->stream.pos < f->n_total)
             return f;
         if (!worker_seq(w, WORKER_TRUNCATE, f->n_prompt, &f->stream.seq))
             return NULL;
-        f->pos = f->n_prompt;
+        f->stream.pos = f->n_prompt;
         return f;
     }
     return NULL;
@@ -209,7 +206,7 @@ bool open_run(struct worker *w, struct stream *s, uint32_t n)
     for (uint32_t i = 0; is_ok && i < n; i++) {
         f = &flows[i];
         f->stream = s[i];
-        f->pos = f->n_prompt = o->context;
+        f->n_prompt = o->context;
         f->n_total = o->context + o->steps;
         f->n_tokens = 1;
         f->is_active = true;
@@ -253,7 +250,7 @@ static bool admit(struct worker *w, struct flow *f, uint32_t index)
     f->stream.data = (struct data_stream){.seed = w->load->o->seed, .stream = index};
     f->n_prompt = r->n_input;
     f->n_total = r->n_input + r->n_output;
-    f->pos = 0;
+    f->stream.pos = 0;
     f->is_active = true;
     f->due_ns = f->step_ns = now;
     f->not_before_ns = 0;
@@ -271,7 +268,7 @@ static bool retire(struct worker *w, struct flow *flows, uint32_t n, uint32_t *o
         if (!f->is_active)
             continue;
         f->has_work = true;
-        if (f->pos < f->n_total) {
+        if (f->stream.pos < f->n_total) {
             *out_n_active += 1;
             continue;
         }

@@ -15,12 +15,16 @@ static const char intro[] =
     "\n"
     "Loads an attnd with the attention of a language model, on random data.\n"
     "\n"
-    "Closed loop (the default): each worker fills its sequences with --context tokens, then makes\n"
-    "--steps tokens for all of them: one message a layer carries all its sequences, and the next\n"
-    "follows its answer. Open loop (--rate): tokens of single sequences come at random times, and\n"
-    "latencies count from when a token was due. Trace (--trace): requests arrive, send their "
-    "prompt in\n"
-    "chunks, make their tokens, and leave.\n"
+    "Closed loop (the default): each worker makes a token of all its sequences at once: one "
+    "message\n"
+    "a layer carries them all, and the next follows its answer. A sequence grows from --context "
+    "by\n"
+    "--steps tokens, is cut back to --context and grows again. They begin evenly spread over that\n"
+    "way, filled so far, and so come to its end one by one.\n"
+    "Open loop (--rate): tokens of single sequences come at random times, and latencies count "
+    "from\n"
+    "when a token was due. Trace (--trace): requests arrive, send their prompt in chunks, make\n"
+    "their tokens, and leave.\n"
     "\n"
     "Exit code 0: done and every verified output within its bound; 1: not; 2: wrong usage.\n"
     "\n";
@@ -80,14 +84,14 @@ static const struct {
      AT(n_workers), 1, 1024},
     {"sequences", OPT_SEQUENCES, TYPE_NUMBER, "N", "a worker's; of a trace: at once, more wait (1)",
      AT(n_sequences), 1, 4096},
-    {"context", OPT_CONTEXT, TYPE_NUMBER, "N", "tokens cached before the run (1024)", AT(context),
+    {"context", OPT_CONTEXT, TYPE_NUMBER, "N", "tokens a sequence begins with (1024)", AT(context),
      0, 1u << 26},
     {"chunk", OPT_CHUNK, TYPE_NUMBER, "N", "tokens of a prompt chunk (256)", AT(chunk), 1, 65536},
     {"prompt", OPT_PROMPT, TYPE_OTHER, "append|attend",
      "prompt chunks only fill the cache, or also attend (append; of a trace: attend)", 0, 0, 0},
     {"steps", OPT_STEPS, TYPE_NUMBER, "N", "tokens a sequence makes (100)", AT(steps), 1, 1u << 26},
     {"duration", OPT_DURATION, TYPE_REAL, "SECONDS",
-     "go on so long; sequences start again from their context every --steps", AT(duration_s), 1e-3,
+     "go on so long, instead of until each sequence has made --steps tokens", AT(duration_s), 1e-3,
      1e6},
     {"rate", OPT_RATE, TYPE_REAL, "R", "open loop: tokens a second of all workers", AT(rate), 1e-3,
      1e9},

@@ -68,9 +68,11 @@ static void work_fill(void *user, void *q, void *k, void *v)
     for (int which = DATA_Q; which <= DATA_V; which++) {
         uint32_t n_heads = which == DATA_Q ? p->num_q_heads : p->num_kv_heads;
         size_t bytes = (size_t)x->n_tokens * n_heads * p->head_dim * attn_dtype_bytes(o->dtype);
-        for (uint32_t i = 0; i < x->n && dst[which] != NULL; i++)
-            data_fill(&x->streams[i].data, x->layer, (enum data_which)which, x->pos, x->n_tokens, 0,
-                      n_heads, p->head_dim, o->dtype, (uint8_t *)dst[which] + i * bytes);
+        for (uint32_t i = 0; i < x->n && dst[which] != NULL; i++) {
+            const struct stream *s = &x->streams[i];
+            data_fill(&s->data, x->layer, (enum data_which)which, s->pos, x->n_tokens, 0, n_heads,
+                      p->head_dim, o->dtype, (uint8_t *)dst[which] + i * bytes);
+        }
     }
 }
 
@@ -82,10 +84,11 @@ static void work_take(void *user, const void *out, const float *lse, uint32_t n_
     const uint32_t n_heads = o->preset->num_q_heads;
     const size_t row_bytes = (size_t)n_heads * o->preset->head_dim * attn_dtype_bytes(o->dtype);
     for (uint32_t i = 0; i < x->n && n_failed == 0; i++) {
-        const struct data_stream *s = &x->streams[i].data;
-        uint32_t t = (uint32_t)(data_mix(s->stream ^ x->pos) % x->n_tokens);
+        const struct stream *s = &x->streams[i];
+        uint32_t t = (uint32_t)(data_mix(s->data.stream ^ s->pos) % x->n_tokens);
         size_t row = (size_t)i * x->n_tokens + t;
-        verify_offer(&x->w->verify, s, x->layer, x->pos + t, (const uint8_t *)out + row * row_bytes,
+        verify_offer(&x->w->verify, &s->data, x->layer, s->pos + t,
+                     (const uint8_t *)out + row * row_bytes,
                      lse != NULL ? lse + row * n_heads : NULL);
     }
 }
@@ -93,8 +96,8 @@ static void work_take(void *user, const void *out, const float *lse, uint32_t n_
 struct attn_step work_step(struct work *x, struct attn_item *items, bool is_attended)
 {
     for (uint32_t i = 0; i < x->n; i++)
-        items[i] =
-            (struct attn_item){.seq = x->streams[i].seq, .pos = x->pos, .n_tokens = x->n_tokens};
+        items[i] = (struct attn_item){
+            .seq = x->streams[i].seq, .pos = x->streams[i].pos, .n_tokens = x->n_tokens};
     x->in_place = (struct attn_in_place){.is_append = true,
                                          .is_attend = is_attended,
                                          .has_lse = is_attended && x->w->load->o->n_verify > 0,
@@ -201,7 +204,8 @@ void *worker_main(void *arg)
     struct stream *s = calloc(o->n_sequences, sizeof *s);
     bool is_ok = s != NULL ? connect_worker(w) : worker_fail(w, ATTN_ENOMEM, "sequences");
     if (is_ok && !is_trace)
-        is_ok = open_streams(w, s, o->n_sequences) && closed_fill(w, s, o->n_sequences);
+        is_ok = open_streams(w, s, o->n_sequences) &&
+                closed_fill(w, s, o->n_sequences, o->rate > 0 ? 0 : o->steps);
     w->tally.filled_ns = worker_now_ns();
     atomic_fetch_add(&w->load->n_ready, 1);
     pthread_barrier_wait(&w->load->barrier); /* start_ns is set from here on */

@@ -58,14 +58,15 @@ struct worker {
 struct stream {
     struct data_stream data;
     struct attn_seq seq;
+    uint32_t pos; /* of its next token; its loop moves it on when every layer has been answered */
 };
 
-/* A step of the next n_tokens of streams[0 .. n), in one layer. Its q, k and v are made where the daemon
+/* A step of the next n_tokens of each of streams[0 .. n), in one layer. Its q, k and v are made where the daemon
  * reads them, its outputs looked at where the daemon wrote them. */
 struct work {
     struct worker *w;
     const struct stream *streams;
-    uint32_t n, layer, pos, n_tokens;
+    uint32_t n, layer, n_tokens;
     struct attn_in_place in_place;
 };
 
@@ -92,8 +93,9 @@ void tally_step(struct tally *t, const struct attn_result *r, uint64_t total_ns,
 /* Counts a refusal; true: it may be tried again, after *out_wait_ns. */
 bool tally_refusal(struct tally *t, attn_status st, uint64_t retry_after_us, uint64_t *out_wait_ns);
 
-/* closed.c: fill is also the open loop's. False: worker_fail was called. */
-bool closed_fill(struct worker *w, struct stream *s, uint32_t n);
+/* closed.c: fill is also the open loop's: stream i gets --context tokens and i / n of spread more.
+ * False: worker_fail was called. */
+bool closed_fill(struct worker *w, struct stream *s, uint32_t n, uint32_t spread);
 bool closed_run(struct worker *w, struct stream *s, uint32_t n);
 /* flow.c */
 bool open_run(struct worker *w, struct stream *s, uint32_t n);

@@ -114,6 +114,10 @@ verified
 has '"steps": 120,'
 expect 0 "$load" --preset bytelm --sequences 2 --context 20 --steps 5 --duration 0.3 --json --verify
 verified
+# every output of sequences that begin again at different steps: 7 x 5 tokens in 4 layers
+expect 0 "$load" --preset bytelm --layers all --sequences 7 --context 20 --steps 5 --json --verify=1000
+verified
+has '"verified": 140,'
 expect 0 "$load" --preset bytelm --layers all --trace "$here/trace20.jsonl" --sequences 4 --workers 2 \
   --speed 10 --chunk 100 --json --verify
 verified

@@ -255,6 +255,8 @@ static void *run(void *arg)
             fprintf(stderr, "fake daemon: %s\n", why);
         MUST(st == ATTN_OK);
         atomic_fetch_add(&f->n_requests, 1);
+        if (f->see != NULL)
+            f->see(f->user, req.header);
         bool is_hello = req.header->body_case == ATTND__REQUEST__BODY_HELLO;
         if (!is_hello && take_one(&f->plan.n_swallow))
             ; /* as if it never came */

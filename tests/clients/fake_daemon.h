@@ -40,6 +40,10 @@ struct fake_plan {
 struct fake_daemon {
     char url[96];
     struct fake_plan plan;
+    /* Looks at every request before it is answered, on the daemon's thread; NULL: nobody does. Set, as
+     * user, before the start. */
+    void (*see)(void *user, const Attnd__Request *r);
+    void *user;
     atomic_uint n_requests, n_steps; /* received */
     _Atomic uint64_t last_step_id; /* request id of the newest step */
     atomic_bool is_stopping;
