@@ -3,7 +3,7 @@
 # may fail then, never crash, hang, or touch memory that is not theirs.
 #   failures.sh TEST ARGUMENT...
 set -euo pipefail
-for ((n = 1; n < 500; n += n < 40 ? 1 : 17)); do # most later calls write blocks
+for ((n = 1; n < 3000; n += n < 40 ? 1 : n < 400 ? 17 : 101)); do # most later calls write blocks
   code=0
   out=$(ATTND_SIMT_FAIL=$n timeout 60 "$@" 2>&1) || code=$?
   # 0 passed, 77 could not be opened, else the count of failed tests; 23: leaks of the failed test itself
@@ -19,5 +19,5 @@ for ((n = 1; n < 500; n += n < 40 ? 1 : 17)); do # most later calls write blocks
     exit 0
   fi
 done
-echo "call 500 still fails"
+echo "call 3000 still fails"
 exit 1
