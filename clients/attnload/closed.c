@@ -66,17 +66,10 @@ bool closed_fill(struct worker *w, struct stream *s, uint32_t n, uint32_t spread
 }
 
 /* One token of every sequence, through all layers. A sequence that has made its --steps tokens begins
- * again at its context. */
+ * again at its context and writes the same ones in their places: decode workers don't truncate. */
 static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct attn_item *items)
 {
     const struct options *o = w->load->o;
-    for (uint32_t i = 0; i < n; i++) {
-        if (s[i].pos < o->context + o->steps)
-            continue;
-        if (!worker_seq(w, WORKER_TRUNCATE, o->context, &s[i].seq))
-            return false;
-        s[i].pos = o->context;
-    }
     for (uint32_t layer = 0; layer < o->n_layers; layer++) {
         struct work x = {.w = w, .streams = s, .n = n, .layer = layer, .n_tokens = 1};
         struct attn_step step = work_step(&x, items, true);
@@ -88,7 +81,8 @@ static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct att
             w->tally.kv_bytes += worker_kv_bytes(o, layer, s[i].pos);
     }
     for (uint32_t i = 0; i < n; i++)
-        s[i].pos++;
+        if (++s[i].pos == o->context + o->steps)
+            s[i].pos = o->context;
     atomic_fetch_add(&w->load->n_steps, o->n_layers);
     return true;
 }
