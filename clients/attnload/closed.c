@@ -2,7 +2,7 @@
  * it is answered; and the filling of contexts before any loop.
  *
  * A worker's sequences are at different tokens of their --steps, evenly spread, from the first step on,
- * as a decode worker's are: they are truncated at different steps, not all before one. */
+ * as a decode worker's are. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

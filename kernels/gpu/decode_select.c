@@ -441,14 +441,14 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     return ATTN_OK;
 }
 
-/* Two launches that share processors share their bandwidth: both end late, and at the same time. So a launch
- * for at least half of the processors takes so much shared memory that no other's thread blocks have room
- * beside its own; those of the next come when these leave. Smaller ones leave whole processors to others. */
+/* Two launches that share processors share their bandwidth: both end late, and at the same time. So one that
+ * fills the processors takes so much shared memory that no other's thread blocks have room beside its own;
+ * those of the next come when these leave. Clusters are left alone: they need every place there is. */
 static void keep_others_out(const struct decode_pool *p, struct decode_call *c)
 {
     enum { PROCESSOR_SHARED = 228 << 10, BLOCK_RESERVED = 1 << 10 };
     const uint32_t blocks = c->grid[0] * c->grid[1] * c->grid[2];
-    if (blocks * 2 < p->n_processors)
+    if (blocks * 2 < p->n_processors || c->cluster > 1 || c->kernel == DECODE_SHORT)
         return;
     uint32_t one_more = ceil_div(blocks, p->n_processors) + 1;
     uint32_t least =
