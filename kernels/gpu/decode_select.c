@@ -177,7 +177,9 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
     }
     uint32_t lanes = p->n_processors * 8; /* warps at work */
     uint32_t each = ceil_div(s.segments, lanes);
-    bool is_even = (uint64_t)s.max_tiles * s.segments * 20 <= s.tiles * 21;
+    /* nothing to gain by sharing out what the longest is longer than the mean: a twentieth, or four tiles,
+     * which take no longer than the list's merge */
+    bool is_even = (uint64_t)s.max_tiles * s.segments * 20 <= s.tiles * 21 + 80ull * s.segments;
     bool is_whole = !p->has_extras && c.rows == 8 && is_even && s.max_tiles >= 16;
     if (is_whole && s.segments >= lanes * 3 / 4 &&
         (uint64_t)each * lanes * 10 <= (uint64_t)s.segments * 11) {
@@ -441,18 +443,19 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     return ATTN_OK;
 }
 
-/* Two launches that share processors share their bandwidth: both end late, and at the same time. So one that
- * fills the processors takes so much shared memory that no other's thread blocks have room beside its own;
- * those of the next come when these leave. Clusters are left alone: they need every place there is. */
-static void keep_others_out(const struct decode_pool *p, struct decode_call *c)
+/* Two launches that share processors share their bandwidth: both end late, and at the same time. So a long one
+ * that fills the processors takes so much shared memory that no other's thread blocks have room beside its
+ * own; those of the next come when these leave. A short one's neighbours may have their head start, and
+ * clusters need every place there is. */
+static void keep_others_out(const struct decode_pool *p, const struct shape *s,
+                            struct decode_call *c)
 {
-    enum { PROCESSOR_SHARED = 228 << 10, BLOCK_RESERVED = 1 << 10 };
+    enum { PROCESSOR_SHARED = 228 << 10, BLOCK_RESERVED = 1 << 10, LONG_TILES = 1 << 15 };
     const uint32_t blocks = c->grid[0] * c->grid[1] * c->grid[2];
-    if (blocks * 2 < p->n_processors || c->cluster > 1 || c->kernel == DECODE_SHORT)
+    if (s->tiles < LONG_TILES || blocks * 2 < p->n_processors || c->cluster > 1)
         return;
     uint32_t one_more = ceil_div(blocks, p->n_processors) + 1;
-    uint32_t least =
-        min_u32(PROCESSOR_SHARED / one_more - BLOCK_RESERVED + DECODE_ALIGN, MAX_SHARED);
+    uint32_t least = PROCESSOR_SHARED / one_more - BLOCK_RESERVED + DECODE_ALIGN;
     c->shared_bytes = decode_max(c->shared_bytes, least);
 }
 
@@ -466,9 +469,11 @@ attn_status decode_prepare(const struct decode_pool *p, const struct decode_item
             return ATTN_ENOTSUP;
     decode_select(p, items, n_items, &c);
     attn_status st = decode_fill(p, items, n_items, &c, w, upload, upload_capacity, out_call);
-    if (st == ATTN_OK)
-        keep_others_out(p, out_call);
-    return st;
+    if (st != ATTN_OK)
+        return st;
+    struct shape s = shape_of(p, items, n_items, c.rows);
+    keep_others_out(p, &s, out_call);
+    return ATTN_OK;
 }
 
 void decode_planner_fini(struct decode_planner *w)
