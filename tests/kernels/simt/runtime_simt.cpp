@@ -245,7 +245,8 @@ int runtime_stream_wait(runtime_stream *s)
     return 0;
 }
 
-/* Time passes: one piece of work is done, so that a batch is back while the one behind it is not. */
+/* Time passes: one piece of work is done (with 2 by chance, less often of the second stream), so that a batch is
+ * back while the one behind it is not. */
 int runtime_stream_check(runtime_stream *s)
 {
     if (is_planted("stream_check")) {
