@@ -75,7 +75,7 @@ void pool_effects_fini(struct pool *p)
  * early enough that its way in, over the bus and from the caches of cores that may be asleep, is done in time;
  * late enough that workers who were answered meanwhile are in it.
  *
- * A batch's time is guessed from what its pool's cached tokens took in the last dozen batches or so. Not from
+ * A batch's time is guessed from what its pool's cached tokens took in about the last sixteen batches. Not from
  * single ones: of two that ran beside each other the later seems to have taken next to nothing. */
 enum { WAY_IN_NS = 120000, MIN_ENOUGH = 8 };
 
