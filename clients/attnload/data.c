@@ -11,7 +11,8 @@
 #define Q_AMPLITUDE 4.0 /* q.k spreads over a few units: some keys matter, none alone */
 #define V_AMPLITUDE 2.0
 
-enum { TAPE_PLACES = 1 << 18, MAX_DIM = 1024, TAPE = TAPE_PLACES + MAX_DIM };
+/* A tape of 16-bit values stays in a core's cache, as what a model has just computed does. */
+enum { TAPE_PLACES = 1 << 13, MAX_DIM = 1024, TAPE = TAPE_PLACES + MAX_DIM };
 
 static float tape32[3][TAPE];
 static uint16_t tape16[2][3][TAPE]; /* f16, bf16 */
