@@ -4,7 +4,6 @@
 #include "clients/attnload/data.h"
 
 #include <pthread.h>
-#include <string.h>
 
 #include "kernels/reference.h"
 
@@ -49,7 +48,7 @@ uint64_t data_mix(uint64_t x)
 
 void data_fill(const struct data_stream *s, uint32_t layer, enum data_which which, uint32_t token0,
                uint32_t n_tokens, uint32_t head0, uint32_t n_heads, uint32_t dim, attn_dtype dtype,
-               void *dst)
+               void *dst, const attn_client *client)
 {
     pthread_once(&once, make_tapes);
     uint8_t *p = dst;
@@ -61,6 +60,6 @@ void data_fill(const struct data_stream *s, uint32_t layer, enum data_which whic
     for (uint32_t t = token0; t < token0 + n_tokens; t++)
         for (uint32_t h = head0; h < head0 + n_heads; h++, p += row_bytes) {
             uint64_t place = data_mix(base ^ ((uint64_t)t << 16 | h)) % TAPE_PLACES;
-            memcpy(p, tape + place * (row_bytes / dim), row_bytes);
+            attn_client_copy(client, p, tape + place * (row_bytes / dim), row_bytes);
         }
 }

@@ -15,10 +15,10 @@ struct data_stream {
 };
 
 /* Rows [n_tokens][n_heads][dim] of dtype, dim up to 1024, for tokens token0.. and heads head0.., to
- * dst. */
+ * dst. client: whose step dst is part of (attn_client_copy); NULL: none's. */
 void data_fill(const struct data_stream *s, uint32_t layer, enum data_which which, uint32_t token0,
                uint32_t n_tokens, uint32_t head0, uint32_t n_heads, uint32_t dim, attn_dtype dtype,
-               void *dst);
+               void *dst, const attn_client *client);
 /* A well-mixed 64-bit number; also the generator's step. */
 uint64_t data_mix(uint64_t x);
 

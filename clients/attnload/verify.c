@@ -125,9 +125,9 @@ static attn_status recompute(const struct verify *v, const struct verify_sample 
                                    .window_tokens = l.window_tokens,
                                    .soft_cap = l.soft_cap};
     data_fill(&s->data, s->layer, DATA_Q, s->pos, 1, s->kv_head * group, group, dim, v->o->dtype,
-              m->q);
-    data_fill(&s->data, s->layer, DATA_K, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->k);
-    data_fill(&s->data, s->layer, DATA_V, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->v);
+              m->q, NULL);
+    data_fill(&s->data, s->layer, DATA_K, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->k, NULL);
+    data_fill(&s->data, s->layer, DATA_V, 0, n_kv, s->kv_head, 1, dim, v->o->dtype, m->v, NULL);
     return reference_attend(&spec, group, 1, dim, dim, v->o->dtype, m->q, 1, s->pos, m->k, m->v,
                             n_kv, m->out, m->lse);
 }

@@ -71,7 +71,7 @@ static void work_fill(void *user, void *q, void *k, void *v)
         for (uint32_t i = 0; i < x->n && dst[which] != NULL; i++) {
             const struct stream *s = &x->streams[i];
             data_fill(&s->data, x->layer, (enum data_which)which, s->pos, x->n_tokens, 0, n_heads,
-                      p->head_dim, o->dtype, (uint8_t *)dst[which] + i * bytes);
+                      p->head_dim, o->dtype, (uint8_t *)dst[which] + i * bytes, x->w->client);
         }
     }
 }

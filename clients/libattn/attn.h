@@ -142,6 +142,15 @@ ATTN_API int attn_client_fd(attn_client *c);
 ATTN_API attn_status attn_client_poll(attn_client *c, uint64_t timeout_us,
                                       uint32_t *out_n_completed);
 
+/* attn_client_copy: memcpy for a fill of attn_in_place, into what it was given, on its thread.
+ *
+ * A device that reads q, k and v where they are (shm://, a backend other than cpu) reads lines that
+ * lie dirty in a core's cache at six tenths of the speed of lines in memory. So for such a client, on
+ * x86-64 and where dst and bytes are multiples of 16, the stores go past the cache; the copy takes
+ * half as long again, the device's time is all workers'. Steps not in place are copied in the same
+ * way. c may be NULL: plain memcpy. */
+ATTN_API void attn_client_copy(const attn_client *c, void *dst, const void *src, size_t bytes);
+
 /* ---- pool ---- */
 
 /* How one layer attends; all zero is plain causal attention. */
@@ -235,12 +244,13 @@ struct attn_item {
  * aligned for their dtype.
  *
  * fill     writes q, k and v (NULL: not part of the step). Called inside the call that starts the step
- *          and, if it must be sent again, on any thread that waits or polls.
+ *          and, if it must be sent again, on any thread that waits or polls. Plain stores leave lines
+ *          dirty in the core's cache, which a device reads more slowly; attn_client_copy leaves none.
  * take     reads out and lse, which are gone when it returns; rows of n_failed items are NaN. Called
  *          for every answer that has them (a partly failed step may be tried again), before the step
  *          counts as complete, on a thread that waits or polls.
  *
- * Neither may call the library for the same client. */
+ * Neither may call the library for the same client, but for attn_client_copy. */
 struct attn_in_place {
     bool is_append, is_attend, has_lse; /* has_lse: with is_attend */
     void (*fill)(void *user, void *q, void *k, void *v);

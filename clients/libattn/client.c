@@ -1,5 +1,6 @@
 /* client.c: opening and closing a client, and the calls that are about the daemon as a whole. */
 #include "clients/libattn/client.h"
+#include "clients/libattn/copy.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -180,6 +181,7 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     st = say_hello(c, o->resume_session, timeout_us, &c->info);
     if (st != ATTN_OK)
         goto fail;
+    c->is_streaming = ops->is_shared && strcmp(c->info.backend, "cpu") != 0;
     uint64_t most = ops->max_message(c->t);
     if (most != 0 && c->info.max_message_bytes > most)
         c->info.max_message_bytes = most;
@@ -225,6 +227,14 @@ attn_status attn_client_info(const attn_client *c, struct attn_client_info *out)
     *out = c->info;
     out->struct_size = sizeof *out;
     return ATTN_OK;
+}
+
+void attn_client_copy(const attn_client *c, void *dst, const void *src, size_t bytes)
+{
+    if (c != NULL && c->is_streaming)
+        copy_streamed(dst, src, bytes);
+    else
+        memcpy(dst, src, bytes);
 }
 
 attn_status attn_client_counters(attn_client *c, struct attn_client_counters *out)

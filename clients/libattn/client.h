@@ -74,6 +74,7 @@ struct attn_client {
     uint64_t default_timeout_us;
     uint32_t max_retries;
     uint32_t fork_generation;
+    bool is_streaming; /* a device reads messages where they are built: see copy.h */
     char *url, *name;
 
     pthread_mutex_t lock;

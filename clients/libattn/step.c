@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "clients/libattn/client.h"
+#include "clients/libattn/copy.h"
 
 #define STACK_ITEMS 64
 
@@ -83,11 +84,13 @@ static void put_tensors(const struct request *r, uint8_t *payload)
         uint64_t end = parts[i].at + parts[i].bytes, padded = pad(end);
         parts[i].dst = payload + parts[i].at;
         if (s->in_place == NULL)
-            memcpy(parts[i].dst, parts[i].src, parts[i].bytes);
+            attn_client_copy(r->client, parts[i].dst, parts[i].src, parts[i].bytes);
         memset(payload + end, 0, (padded < l->request_bytes ? padded : l->request_bytes) - end);
     }
     if (s->in_place != NULL)
         s->in_place->fill(s->in_place->user, parts[0].dst, parts[1].dst, parts[2].dst);
+    if (r->client->is_streaming)
+        copy_fence(); /* before the message is sent */
 }
 
 attn_status step_build(struct request *r, uint64_t timeout_us, void **out_message)

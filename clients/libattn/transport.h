@@ -23,6 +23,7 @@ struct transport_message {
 /* Unless said otherwise: any thread, several at once, never blocks. */
 struct transport_ops {
     const char *schemes[3]; /* "ipc://", ..., NULL */
+    bool is_shared; /* the daemon reads a message in the memory of message_alloc */
 
     /* Starts to connect and returns. ATTN_EINVAL url, ATTN_ENOTSUP, ATTN_ENOMEM; why gets the
      * sentence. */

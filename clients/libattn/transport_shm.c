@@ -555,6 +555,7 @@ static void shm_set_max_message(struct transport *t, uint64_t bytes)
 
 const struct transport_ops transport_shm_ops = {
     .schemes = {"shm://", NULL},
+    .is_shared = true,
     .open = shm_open_url,
     .close = shm_close,
     .abandon = shm_close,

@@ -14,6 +14,7 @@
 #include "clients/attnload/preset.h"
 #include "clients/attnload/trace.h"
 #include "clients/attnload/verify.h"
+#include "clients/libattn/client.h"
 #include "kernels/reference.h"
 
 /* ---- percentiles ---- */
@@ -166,16 +167,51 @@ static void data_are_the_same_however_they_are_asked_for(void **state)
         size_t e = attn_dtype_bytes(dtypes[d]);
         uint8_t all[N * HEADS * DIM * 4], one[DIM * 4];
         for (int which = DATA_Q; which <= DATA_V; which++) {
-            data_fill(&s, 2, (enum data_which)which, 10, N, 0, HEADS, DIM, dtypes[d], all);
+            data_fill(&s, 2, (enum data_which)which, 10, N, 0, HEADS, DIM, dtypes[d], all, NULL);
             for (uint32_t t = 0; t < N; t++) {
                 for (uint32_t h = 0; h < HEADS; h++) {
                     memset(one, 0xff, sizeof one);
-                    data_fill(&s, 2, (enum data_which)which, 10 + t, 1, h, 1, DIM, dtypes[d], one);
+                    data_fill(&s, 2, (enum data_which)which, 10 + t, 1, h, 1, DIM, dtypes[d], one,
+                              NULL);
                     assert_memory_equal(one, all + (t * HEADS + h) * DIM * e, DIM * e);
                 }
             }
         }
     }
+}
+
+/* Random shapes at random places: a streaming client's rows are a plain fill's, and nothing else is
+ * written. */
+static void data_are_the_same_however_they_are_stored(void **state)
+{
+    (void)state;
+    static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+    enum { ROOM = 64, MAX = 4 * 3 * 160 * 4 };
+    static _Alignas(64) uint8_t plain[MAX + 2 * ROOM], streamed[MAX + 2 * ROOM];
+    const struct attn_client client = {.is_streaming = true};
+    const uint64_t seed = 20260401;
+    uint32_t n_aligned = 0;
+    for (uint64_t i = 0, random = seed; i < 2000; i++) {
+        random = data_mix(random);
+        attn_dtype dtype = dtypes[random % 3];
+        uint32_t e = attn_dtype_bytes(dtype), dim = (uint32_t)(random >> 8) % 160 + 1;
+        uint32_t n_tokens = (uint32_t)(random >> 20) % 4 + 1, n_heads = (random >> 30) % 3 + 1;
+        size_t at = (random >> 40) % ROOM / e * e;
+        if (random >> 63 != 0) { /* what models have */
+            dim = (dim + 7) / 8 * 8;
+            at = at / 16 * 16;
+        }
+        n_aligned += at % 16 == 0 && dim * e % 16 == 0;
+        struct data_stream s = {.seed = seed, .stream = i};
+        memset(plain, 0xa5, sizeof plain);
+        memset(streamed, 0xa5, sizeof streamed);
+        data_fill(&s, 1, DATA_K, 5, n_tokens, 0, n_heads, dim, dtype, plain + at, NULL);
+        data_fill(&s, 1, DATA_K, 5, n_tokens, 0, n_heads, dim, dtype, streamed + at, &client);
+        if (memcmp(plain, streamed, sizeof plain) != 0)
+            fail_msg("seed %llu, fill %llu: dim %u, offset %zu", (unsigned long long)seed,
+                     (unsigned long long)i, dim, at);
+    }
+    assert_in_range(n_aligned, 500, 1900); /* both ways were taken */
 }
 
 static void data_are_the_same_number_in_every_dtype(void **state)
@@ -184,9 +220,9 @@ static void data_are_the_same_number_in_every_dtype(void **state)
     struct data_stream s = {.seed = 1, .stream = 2};
     float f32[256];
     uint16_t f16[256], bf16[256];
-    data_fill(&s, 0, DATA_V, 0, 1, 0, 1, 256, ATTN_F32, f32);
-    data_fill(&s, 0, DATA_V, 0, 1, 0, 1, 256, ATTN_F16, f16);
-    data_fill(&s, 0, DATA_V, 0, 1, 0, 1, 256, ATTN_BF16, bf16);
+    data_fill(&s, 0, DATA_V, 0, 1, 0, 1, 256, ATTN_F32, f32, NULL);
+    data_fill(&s, 0, DATA_V, 0, 1, 0, 1, 256, ATTN_F16, f16, NULL);
+    data_fill(&s, 0, DATA_V, 0, 1, 0, 1, 256, ATTN_BF16, bf16, NULL);
     double sum = 0, sum2 = 0;
     for (size_t i = 0; i < 256; i++) {
         assert_true(reference_get(ATTN_F16, f16, i) == f32[i]);
@@ -204,10 +240,10 @@ static void data_differ_by_every_part_of_their_name(void **state)
     struct data_stream a = {.seed = 1, .stream = 1}, seed = {.seed = 2, .stream = 1},
                        stream = {.seed = 1, .stream = 2};
     float x[64], y[64];
-    data_fill(&a, 0, DATA_K, 7, 1, 1, 1, 64, ATTN_F32, x);
+    data_fill(&a, 0, DATA_K, 7, 1, 1, 1, 64, ATTN_F32, x, NULL);
 #define DIFFERS(...)                                                                               \
     do {                                                                                           \
-        data_fill(__VA_ARGS__, 1, 64, ATTN_F32, y);                                                \
+        data_fill(__VA_ARGS__, 1, 64, ATTN_F32, y, NULL);                                          \
         assert_memory_not_equal(x, y, sizeof x);                                                   \
     } while (0)
     DIFFERS(&seed, 0, DATA_K, 7, 1, 1);
@@ -257,9 +293,9 @@ static void right_answer(const struct options *o, const struct data_stream *s, u
     size_t q_n = p->num_q_heads * p->head_dim, kv_n = p->num_kv_heads * p->head_dim * (pos + 1);
     float *q = malloc(q_n * 4), *k = malloc(kv_n * 4), *v = malloc(kv_n * 4);
     double *want = malloc(q_n * sizeof *want), *want_lse = malloc(p->num_q_heads * sizeof *want);
-    data_fill(s, 0, DATA_Q, pos, 1, 0, p->num_q_heads, p->head_dim, ATTN_F32, q);
-    data_fill(s, 0, DATA_K, 0, pos + 1, 0, p->num_kv_heads, p->head_dim, ATTN_F32, k);
-    data_fill(s, 0, DATA_V, 0, pos + 1, 0, p->num_kv_heads, p->head_dim, ATTN_F32, v);
+    data_fill(s, 0, DATA_Q, pos, 1, 0, p->num_q_heads, p->head_dim, ATTN_F32, q, NULL);
+    data_fill(s, 0, DATA_K, 0, pos + 1, 0, p->num_kv_heads, p->head_dim, ATTN_F32, k, NULL);
+    data_fill(s, 0, DATA_V, 0, pos + 1, 0, p->num_kv_heads, p->head_dim, ATTN_F32, v, NULL);
     assert_int_equal(reference_attend(&spec, p->num_q_heads, p->num_kv_heads, p->head_dim,
                                       p->head_dim, ATTN_F32, q, 1, pos, k, v, pos + 1, want,
                                       want_lse),
@@ -360,6 +396,7 @@ int main(void)
         cmocka_unit_test_teardown(a_trace_is_scaled_and_cut, remove_trace),
         cmocka_unit_test_teardown(a_broken_trace_is_named_by_line_and_member, remove_trace),
         cmocka_unit_test(data_are_the_same_however_they_are_asked_for),
+        cmocka_unit_test(data_are_the_same_however_they_are_stored),
         cmocka_unit_test(data_are_the_same_number_in_every_dtype),
         cmocka_unit_test(data_differ_by_every_part_of_their_name),
         cmocka_unit_test(gemma_slides_in_five_of_six_layers),

@@ -1,4 +1,5 @@
 /* test_libattn.c: the client library at a fake daemon: calls, many in flight, threads, forks. */
+#include "clients/libattn/client.h"
 #include "tests/clients/libattn_rig.h"
 
 #include <poll.h>
@@ -124,6 +125,22 @@ static void a_step_in_place_is_filled_and_read_in_its_message(void **state)
     assert_int_equal(w.n_fills, 1);
     assert_int_equal(w.n_takes, 0);
     assert_untouched(&w);
+}
+
+static void a_step_for_a_device_carries_the_same(void **state)
+{
+    struct fixture *f = *state;
+    struct work w;
+    f->client->is_streaming = true; /* as at a daemon that reads messages with a device */
+    for (uint32_t n = 1; n <= 4; n++) {
+        work_init(&w, n, n);
+        assert_int_equal(attn_step(f->pool, &w.step, &w.result), ATTN_OK);
+        assert_good(&w);
+        float copy[MAX_TOKENS * ROW];
+        memset(copy, 0xff, sizeof copy);
+        attn_client_copy(f->client, copy, w.q, sizeof copy);
+        assert_memory_equal(copy, w.q, sizeof copy);
+    }
 }
 
 static void many_items_need_no_more_than_memory(void **state)
@@ -470,6 +487,7 @@ int main(void)
         T(sequences_carry_epochs_and_lengths),
         T(a_step_gathers_and_scatters),
         T(a_step_in_place_is_filled_and_read_in_its_message),
+        T(a_step_for_a_device_carries_the_same),
         T(many_items_need_no_more_than_memory),
         T(answers_out_of_order_find_their_steps),
         T(repeated_answers_are_counted_and_dropped),
