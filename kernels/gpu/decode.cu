@@ -6,12 +6,18 @@
 #include <cudaTypedefs.h>
 
 #include "kernels/gpu/decode_kernels.h"
+#include "kernels/gpu/runtime_cuda.h"
+
+static bool is_few(uint32_t n_words)
+{
+    return n_words <= DECODE_FEW_WORDS;
+}
 
 static decode::kernel_fn kernel_for(const struct decode_pool *p, enum decode_kernel kernel,
-                                    uint32_t rows)
+                                    uint32_t rows, bool has_few)
 {
-    return p->kv.q_dtype == ATTN_BF16 ? decode::kernel_bf16(kernel, p->kv.dk, rows, p->has_extras)
-                                      : decode::kernel_f16(kernel, p->kv.dk, rows, p->has_extras);
+    const auto find = p->kv.q_dtype == ATTN_BF16 ? decode::kernel_bf16 : decode::kernel_f16;
+    return find(kernel, p->kv.dk, rows, p->has_extras, has_few);
 }
 
 /* The pool as (64 elements, token rows of a block, slabs of 64, K or V, block); a box is `tokens` rows of
@@ -75,22 +81,35 @@ int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,
         e = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     for (int kernel = DECODE_CLUSTER; kernel <= DECODE_WIDE; kernel++)
         for (uint32_t rows = 8; rows <= 64 && e == 0; rows *= 2) {
-            decode::kernel_fn fn = kernel_for(p, (decode_kernel)kernel, rows);
-            if (fn == NULL)
-                continue;
-            e = cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-            if (e == 0)
-                e = cudaFuncSetAttribute(fn, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+            for (int has_few = 0; has_few < 2 && e == 0; has_few++) {
+                decode::kernel_fn fn = kernel_for(p, (decode_kernel)kernel, rows, has_few);
+                if (fn == NULL)
+                    continue;
+                e = cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+                if (e == 0)
+                    e = cudaFuncSetAttribute(fn, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+            }
         }
     return e;
 }
 
-int decode_launch(const struct decode_call *c, const void *upload, void *scratch, void *stream,
-                  int chained)
+bool decode_can_finish(const struct decode_call *c)
+{
+    return c->kernel == DECODE_SHORT;
+}
+
+bool decode_can_be_direct(const struct decode_call *c)
+{
+    const uint64_t q_bytes = (uint64_t)c->n_items * c->pool->kv.num_q_heads * c->pool->kv.dk * 2;
+    return c->sources_at != 0 && c->cluster * q_bytes <= DECODE_DIRECT_BYTES;
+}
+
+int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
+                  const struct gpu_finish *finish, void *stream, int chained, int is_direct)
 {
     const struct decode_pool *p = c->pool;
     const struct gpu_kv *kv = &p->kv;
-    decode::kernel_fn fn = kernel_for(p, c->kernel, c->rows);
+    decode::kernel_fn fn = kernel_for(p, c->kernel, c->rows, is_few(c->n_words));
     if (fn == NULL)
         return (int)cudaErrorInvalidDeviceFunction;
 
@@ -120,12 +139,18 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
         a.lg_cluster++;
     a.runs_at = c->runs_at;
     a.n_segments = c->n_segments;
+    if (finish)
+        a.finish = *finish;
+    if (is_direct) {
+        a.sources_at = c->sources_at;
+        a.kv_base = kv->base;
+        a.block_bytes = kv->block_bytes;
+    }
 
     cudaLaunchConfig_t l = {};
     l.gridDim = dim3(c->grid[0], c->grid[1], c->grid[2]);
     l.blockDim = c->block;
     l.dynamicSmemBytes = c->shared_bytes;
-    l.stream = (cudaStream_t)stream;
     cudaLaunchAttribute attributes[2] = {};
     if (c->cluster > 1) {
         attributes[l.numAttrs].id = cudaLaunchAttributeClusterDimension;
@@ -143,5 +168,5 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
                                                         : p->map16,
            sizeof map);
     void *args[] = {&a, (void *)c->inline_words, &map};
-    return (int)cudaLaunchKernelExC(&l, fn, args);
+    return runtime_launch((runtime_stream *)stream, fn, &l, args, is_direct && is_few(c->n_words));
 }

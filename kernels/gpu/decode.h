@@ -27,6 +27,8 @@ struct decode_item {
     const void *q; /* [n_tokens][num_q_heads][head_dim] q_dtype, 16-byte aligned */
     void *out; /* [n_tokens][num_q_heads][head_dim] q_dtype, 16-byte aligned */
     float *lse; /* [n_tokens][num_q_heads] natural log, or NULL */
+    /* where q, and the k and v to append, are in host memory; NULL: a direct launch is not wanted */
+    const void *q_src, *k_src, *v_src;
     const uint32_t *blocks; /* host: [ceil((pos + n_tokens) / block_tokens)] block ids */
     uint32_t row; /* of the device's block table; must hold the same ids as blocks */
     uint32_t layer;
@@ -70,9 +72,10 @@ enum decode_kernel {
     DECODE_WIDE, /* more than 16 query rows a kv head: wgmma, 64 rows; a cluster merges */
 };
 
-/* What travels in a kernel's parameters, and in those of the kernels for short calls. */
+/* What travels in a kernel's parameters, in those of the kernels for short calls, and for a few short items. */
 #define DECODE_INLINE_WORDS 6656
 #define DECODE_SHORT_WORDS 1152
+#define DECODE_FEW_WORDS 192
 
 /* A prepared batch. Only decode.cu and the kernels look inside; the scalars are good for statistics. */
 struct decode_call {
@@ -90,6 +93,8 @@ struct decode_call {
     uint32_t n_segments;
     uint32_t ids_at, ids_stride; /* block ids in inline_words */
     uint32_t runs_at; /* runs in inline_words */
+    uint32_t
+        sources_at; /* of the items' q, k and v in inline_words; 0: the call cannot be direct */
     uint32_t n_words; /* used of inline_words */
     uint32_t n_runs; /* parts the work was cut into */
     uint64_t kv_bytes; /* cached K and V read */
@@ -113,11 +118,18 @@ attn_status decode_prepare(const struct decode_pool *p, const struct decode_item
                            uint32_t n_items, struct decode_planner *w, void *upload,
                            uint64_t upload_capacity, struct decode_call *out_call);
 
-/* 0 or the runtime's error code; never waits. upload NULL if the call has none. chained: the kernel
+/* May the call tell the host by itself that it is done? */
+bool decode_can_finish(const struct decode_call *c);
+/* May it be direct: read q from the host and append k and v by itself, so that nothing need be launched before
+ * it? Items as backend.h has them: no two append to the same (row, layer). */
+bool decode_can_be_direct(const struct decode_call *c);
+
+/* 0 or the runtime's error code; never waits. upload NULL if the call has none. finish: what it tells the host
+ * at its end, NULL: nothing; of a direct call also its start. chained: the kernel
  * before it on the stream ends with gpu::chain_release (programmatic dependent launch); this one
  * releases its own successor when its blocks are near their end. */
-int decode_launch(const struct decode_call *c, const void *upload, void *scratch, void *stream,
-                  int chained);
+int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
+                  const struct gpu_finish *finish, void *stream, int chained, int is_direct);
 
 #ifdef __cplusplus
 }

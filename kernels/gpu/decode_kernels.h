@@ -12,12 +12,14 @@ namespace decode
 {
 
 /* void (*)(decode_params, decode_words, CUtensorMap), with decode_short_words for DECODE_CLUSTER,
- * DECODE_SHORT and DECODE_WIDE. */
+ * DECODE_SHORT and DECODE_WIDE, and with decode_few_words for a DECODE_SHORT that has_few. */
 typedef const void *kernel_fn;
 
 /* NULL where there is none. */
-kernel_fn kernel_bf16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras);
-kernel_fn kernel_f16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras);
+kernel_fn kernel_bf16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras,
+                      bool has_few);
+kernel_fn kernel_f16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras,
+                     bool has_few);
 
 } // namespace decode
 #endif

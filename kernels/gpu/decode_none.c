@@ -43,9 +43,22 @@ attn_status decode_prepare(const struct decode_pool *p, const struct decode_item
     return ATTN_ENOTSUP;
 }
 
-int decode_launch(const struct decode_call *c, const void *upload, void *scratch, void *stream,
-                  int chained)
+bool decode_can_be_direct(const struct decode_call *c)
 {
-    (void)c, (void)upload, (void)scratch, (void)stream, (void)chained;
+    (void)c;
+    return false;
+}
+
+bool decode_can_finish(const struct decode_call *c)
+{
+    (void)c;
+    return false;
+}
+
+int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
+                  const struct gpu_finish *finish, void *stream, int chained, int is_direct)
+{
+    (void)c, (void)upload, (void)scratch, (void)finish, (void)stream, (void)chained;
+    (void)is_direct;
     return -1;
 }

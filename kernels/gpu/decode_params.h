@@ -33,6 +33,11 @@ struct decode_dev_item {
     float scale_log2; /* scale * log2(e) */
 } __attribute__((aligned(16)));
 
+/* Of an item of a direct call: where q, k and v are in host memory. */
+struct decode_source {
+    uint64_t q, k, v;
+};
+
 /* A run, and where its processor finds the next one. */
 struct decode_dev_run {
     uint32_t item;
@@ -55,7 +60,8 @@ struct decode_params {
     float *part_o; /* DECODE_LIST: [slot][rows of a unit][head_dim] sums */
     float *part_ml; /* DECODE_LIST: [slot][rows of a unit][2] maximum (base 2), sum; DECODE_WIDE:
                        [slot] eight units of decode_wide_unit_bytes, up to the end of scratch */
-    uint32_t *arrivals; /* [slot], of DECODE_WIDE [segment][rank]; zero between launches */
+    uint32_t *
+        arrivals; /* [slot], of DECODE_WIDE [segment][rank], of DECODE_SHORT one; zero between launches */
     uint32_t num_q_heads, num_kv_heads, group;
     uint32_t block_tokens, tiles_shift; /* tiles a block = 1 << tiles_shift */
     uint32_t stages; /* of a ring; DECODE_SHORT: tiles a thread block, at most */
@@ -66,7 +72,16 @@ struct decode_params {
     uint32_t lg_cluster; /* DECODE_CLUSTER, DECODE_SHORT: log2 of the cluster's size */
     uint32_t n_parts; /* DECODE_WIDE: thread blocks a segment */
     uint32_t is_chained; /* launched while the kernel before may still run */
+    /* DECODE_SHORT: */
+    struct gpu_finish
+        finish; /* what the last thread block tells the host; out_done NULL: nothing */
+    uint32_t sources_at; /* word of the first item's decode_source; 0: the call is not direct */
+    char *kv_base; /* of a direct call: where k and v go */
+    uint64_t block_bytes;
 };
+
+/* A direct call reads q over the bus once a block of a cluster: so many bytes take less than a launch. */
+#define DECODE_DIRECT_BYTES 131072
 
 /* Items, block ids and runs in the kernel's parameters: no memory to wait for, nothing to bring over.
  * 26 KB of them cost 0.2 us a launch, so the short calls have their own size. */
@@ -76,6 +91,10 @@ struct decode_words {
 
 struct decode_short_words {
     uint32_t w[DECODE_SHORT_WORDS];
+} __attribute__((aligned(16)));
+
+struct decode_few_words {
+    uint32_t w[DECODE_FEW_WORDS];
 } __attribute__((aligned(16)));
 
 /* Scratch: arrivals, then part_ml, then part_o. */

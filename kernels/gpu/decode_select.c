@@ -99,7 +99,8 @@ static uint32_t cluster_room(uint32_t n_processors, uint32_t size)
 static bool select_short(const struct decode_pool *p, const struct decode_item *items,
                          uint32_t n_items, const struct shape *s, struct decode_choice *out)
 {
-    enum { few_tiles = 4, few_blocks = 64 }; /* cutting further gains nothing */
+    /* cutting further gains nothing; where every block brings q over the bus, it loses */
+    const uint32_t few_tiles = 4, few_blocks = items[0].q_src ? 32 : 64;
     uint32_t size = 1, blocks = 0;
     for (uint32_t i = 0; i < n_items; i++) {
         blocks = decode_max(blocks, ceil_div(items[i].pos + 1, p->kv.block_tokens));
@@ -272,6 +273,25 @@ static void inline_ids(const struct decode_pool *p, const struct decode_item *it
                ceil_div(items[i].pos + items[i].n_tokens, p->kv.block_tokens) * sizeof(uint32_t));
 }
 
+/* Where q, k and v come from, behind the block ids. */
+static void inline_sources(const struct decode_item *items, struct decode_call *c)
+{
+    const uint32_t at = c->n_words + c->n_words % 2, words = sizeof(struct decode_source) / 4;
+    if (at + c->n_items * words > DECODE_SHORT_WORDS)
+        return;
+    for (uint32_t i = 0; i < c->n_items; i++) {
+        const struct decode_item *it = &items[i];
+        if (!it->q_src || !it->k_src || !it->v_src)
+            return;
+        const struct decode_source s = {.q = (uint64_t)(uintptr_t)it->q_src,
+                                        .k = (uint64_t)(uintptr_t)it->k_src,
+                                        .v = (uint64_t)(uintptr_t)it->v_src};
+        memcpy(&c->inline_words[at + i * words], &s, sizeof s);
+    }
+    c->n_words = at + c->n_items * words;
+    c->sources_at = at;
+}
+
 static uint32_t units_of(const struct decode_pool *p, const struct decode_item *it, uint32_t rows)
 {
     return ceil_div(it->n_tokens * p->kv.group, rows);
@@ -398,6 +418,8 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
             return ATTN_ENOTSUP; /* more partial slots than scratch has */
         if (is_inline)
             inline_ids(p, items, o);
+        if (c->kernel == DECODE_SHORT)
+            inline_sources(items, o);
         o->grid[0] = parts * units;
         o->grid[1] = p->kv.num_kv_heads;
         o->grid[2] = n_items;

@@ -1,13 +1,15 @@
 /* decode_short.cuh: the kernel for short calls: one query token an item, so few tiles that the thread blocks of
  * a segment have them all at work at once. What such a call takes is latency:
  *
- *   1. each warp asks for its tiles (warp, warp + 8)
+ *   1. each warp asks for its tiles (warp, warp + 8). In a direct call q, and the newest row of K and V, come
+ *      from the host; the warp that has the row's tile puts it there and into the cache
  *   2. it makes their scores and weights, each tile against its own maxima, and leaves the weights, as
  *      operands, the maxima and the sums of weights in shared memory
  *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, a tile's product times
  *      2^(maximum of the tile - maximum of all). Nothing is left to merge in the block
  *   4. meanwhile the blocks of a segment have sent each other their maxima; each scales its sums and sends
  *      every slice of them, in the order registers have, to the rank that finishes it by adding
+ *   5. the last block of all tells the host, if it wants to know: another kernel would take its launch's time
  *
  * At head_dim 256 sixteen tiles are more than shared memory holds: K and V come apart, and V of a warp's
  * second tile takes the place of its first K.
@@ -49,16 +51,68 @@ GPU_DEVICE float2 added(float2 l)
     return l;
 }
 
+/* By every thread of every block, as its last: the last block to come tells the host. */
+GPU_DEVICE void leave(const decode_params &p)
+{
+    if (p.finish.out_done == nullptr)
+        return;
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    __threadfence_system();
+    if (atomicAdd(p.arrivals, 1) + 1 < gridDim.x * gridDim.y * gridDim.z)
+        return;
+    *p.arrivals = 0;
+    gpu::tell_host(p.finish);
+}
+
+/* A direct call's newest row of K and V, which the warp that has its tile brings from the host: chunks of 16
+ * bytes, of K and then of V, one after the other to the lanes. */
+template <int D> struct new_row {
+    static constexpr uint32_t chunks = D / 8; /* of K, of V */
+    uint4 x[2 * chunks / 32];
+
+    GPU_DEVICE void ask(const decode_source &src, uint32_t head)
+    {
+#pragma unroll
+        for (uint32_t u = 0; u < 2 * chunks / 32; ++u) {
+            const uint32_t e = gpu::lane_id() + u * 32;
+            const uint4 *row = (const uint4 *)(e < chunks ? src.k : src.v);
+            x[u] = row[head * chunks + e % chunks];
+        }
+    }
+
+    /* Into row r of a tile of K or V. */
+    GPU_DEVICE void put(uint32_t tile, bool is_v, uint32_t r) const
+    {
+#pragma unroll
+        for (uint32_t u = 0; u < 2 * chunks / 32; ++u) {
+            const uint32_t e = gpu::lane_id() + u * 32, c = e % chunks;
+            if ((e >= chunks) == is_v)
+                shared_store16(tile + c / 8 * 2048 + r * 128 + (c % 8 ^ r % 8) * 16, x[u]);
+        }
+    }
+
+    /* Into the cache; k, v: the head's row. */
+    GPU_DEVICE void append(char *k, char *v) const
+    {
+#pragma unroll
+        for (uint32_t u = 0; u < 2 * chunks / 32; ++u) {
+            const uint32_t e = gpu::lane_id() + u * 32;
+            ((uint4 *)(e < chunks ? k : v))[e % chunks] = x[u];
+        }
+    }
+};
+
 /* What rows with maxima m count where the maxima are `top`. */
 GPU_DEVICE float2 weight(float2 m, float2 top)
 {
     return make_float2(gpu::exp2_fast(m.x - top.x), gpu::exp2_fast(m.y - top.y));
 }
 
-template <bool is_bf16, int D, int NT>
+template <bool is_bf16, int D, int NT, class Words>
 __global__ void __launch_bounds__(256, 1)
-    decode_short(GPU_PARAM(decode_params, p), GPU_PARAM(decode_short_words, w),
-                 GPU_PARAM(CUtensorMap, map))
+    decode_short(GPU_PARAM(decode_params, p), GPU_PARAM(Words, w), GPU_PARAM(CUtensorMap, map))
 {
     constexpr uint32_t R = 8 * NT, W = 8, K = 2, slots = W * K, steps = D / 16, own = steps / W;
     constexpr uint32_t part_bytes = 32 * D; /* K or V of a tile */
@@ -88,26 +142,36 @@ __global__ void __launch_bounds__(256, 1)
     const uint32_t first = it.n_tiles * rank >> lg, n = (it.n_tiles * (rank + 1) >> lg) - first;
     const uint32_t row0 = (blockIdx.x >> lg) * R, rows = min(p.group - row0, R);
     const uint32_t q_head = head * p.group + row0;
+    const bool is_direct = p.sources_at != 0;
+    const uint32_t newest = is_direct && first + n == it.n_tiles ? n - 1 : ~0u; /* of our tiles */
     const uint32_t lg_slices = 31 - __clz(steps) - lg; /* slices a rank finishes */
 
     /* 1. q before K and V: behind them it would wait */
     if (p.is_chained)
         gpu::chain_wait();
+    decode_source src = {it.q, 0, 0};
+    if (is_direct)
+        src = *(const decode_source *)(w.w + p.sources_at + blockIdx.z * (sizeof src / 4));
+    if (p.finish.out_start_ns && is_direct &&
+        (blockIdx.x | blockIdx.y | blockIdx.z | threadIdx.x) == 0)
+        *p.finish.out_start_ns = gpu::time_ns();
 #pragma unroll
     for (uint32_t i = threadIdx.x; i < R * D / 8; i += 32 * W) {
         const uint32_t r = i / (D / 8), c = i % (D / 8);
         gpu::copy16_async(gpu::shared_address(s.q) + r * D * 2 + (c ^ r % 8) * 16,
-                          (const char *)it.q + (q_head + min(r, rows - 1)) * (D * 2) + c * 16,
-                          true);
+                          (const char *)src.q + (q_head + min(r, rows - 1)) * (D * 2) + c * 16,
+                          r < rows);
     }
+    auto block_of = [&](uint32_t tile) {
+        return w.w[p.ids_at + blockIdx.z * p.ids_stride + (tile >> p.tiles_shift)];
+    };
     auto ask = [&](uint32_t i, uint32_t part, uint32_t at, uint32_t bar, uint32_t bytes) {
         const uint32_t tile = tile_at(first + i, it.sink_tiles, it.skip_tiles);
-        const uint32_t id = w.w[p.ids_at + blockIdx.z * p.ids_stride + (tile >> p.tiles_shift)];
         barrier_expect(bar, bytes);
         map_copy(at, &map, bar,
                  (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens +
                      (tile & ((1u << p.tiles_shift) - 1)) * DECODE_TILE,
-                 part, id);
+                 part, block_of(tile));
     };
     if (lane == 0) {
 #pragma unroll
@@ -127,6 +191,9 @@ __global__ void __launch_bounds__(256, 1)
                 ask(warp, 1, v_at(warp), v_full + warp * 8, part_bytes);
         }
     }
+    new_row<D> fresh;
+    if (newest != ~0u && warp == newest % W)
+        fresh.ask(src, head);
     if (threadIdx.x == 32 * W - 1 && csize > 1) {
         barrier_init(met, 1);
         barrier_init(merged, 1);
@@ -154,6 +221,18 @@ __global__ void __launch_bounds__(256, 1)
         const uint32_t q_row = gpu::shared_address(s.q) + lane % 8 * D * 2;
         float a[4][NT][4] = {};
         barrier_wait(k_full + i * 8, 0);
+        if (i == newest) {
+            fresh.put(k_at(i), false, it.pos % DECODE_TILE);
+            if (!is_apart)
+                fresh.put(v_at(i), true, it.pos % DECODE_TILE);
+            if (row0 == 0) {
+                const uint64_t heads = p.num_kv_heads, row_bytes = 2 * D, tokens = p.block_tokens;
+                char *k = p.kv_base + block_of(it.pos / DECODE_TILE) * p.block_bytes +
+                          ((it.layer * 2 * heads + head) * tokens + it.pos % tokens) * row_bytes;
+                fresh.append(k, k + heads * tokens * row_bytes);
+            }
+            gpu::sync_warp();
+        }
 #pragma unroll
         for (int j = 0; j < (int)steps; j += 2) {
             uint32_t k[2][4];
@@ -205,8 +284,11 @@ __global__ void __launch_bounds__(256, 1)
             if (g == 0)
                 s.tile_ml[i][x][t] = make_float4(m.x, m.y, l.x, l.y);
         }
-        if (is_apart)
+        if (is_apart) {
             barrier_wait(v_full + i * 8, 0);
+            if (i == newest)
+                fresh.put(v_at(i), true, it.pos % DECODE_TILE);
+        }
     }
     if (p.is_chained)
         gpu::chain_release();
@@ -319,6 +401,7 @@ __global__ void __launch_bounds__(256, 1)
                 store(x, warp * own + j,
                       make_float4(o[j][x][0], o[j][x][1], o[j][x][2], o[j][x][3]), end_f);
         }
+        leave(p);
         return;
     }
     barrier_wait(met, 0);
@@ -367,6 +450,7 @@ __global__ void __launch_bounds__(256, 1)
         }
         store(x, slice, a, factors(x, x ? top[NT - 1] : top[0], l, slice == 0));
     }
+    leave(p);
 }
 
 } // namespace decode

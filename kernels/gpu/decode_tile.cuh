@@ -10,6 +10,7 @@
 #define ATTND_GPU_DECODE_TILE_CUH
 
 #include "kernels/gpu/decode_ptx.cuh"
+#include "kernels/gpu/device.cuh"
 
 namespace decode
 {

@@ -156,13 +156,13 @@ static attn_status batch_open(struct backend *b, const struct gpu_choice *choice
     if (gpu_job_upload(&x->job, b->stream) || gpu_job_prep(&x->job, batch, b->stream) ||
         runtime_fill(x->out, 0xff, out_bytes, b->stream) ||
         runtime_fill(x->lse, 0xff, lse_bytes, b->stream) ||
-        gpu_job_attend(&x->job, b->stream, false) || runtime_stream_wait(b->stream))
+        gpu_job_attend(&x->job, NULL, b->stream, false) || runtime_stream_wait(b->stream))
         return gpu_lost(b);
     if (runtime_graph_begin(b->stream) != 0)
         return gpu_lost(b);
     int code = x->job.has_append ? gpu_job_prep(&x->job, batch, b->stream) : 0;
     if (!code)
-        code = gpu_job_attend(&x->job, b->stream, x->job.has_append);
+        code = gpu_job_attend(&x->job, NULL, b->stream, x->job.has_append);
     if (runtime_graph_end(b->stream, &x->graph) != 0 || code)
         return gpu_lost(b);
     return ATTN_OK;

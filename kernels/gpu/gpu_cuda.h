@@ -4,6 +4,9 @@
 
 #include <cuda_runtime.h>
 #include <stdint.h>
+#include <type_traits>
+
+#include "kernels/gpu/runtime_cuda.h"
 
 #define GPU_DEVICE __device__ __forceinline__
 #define GPU_PARAM(type, name) const __grid_constant__ type name
@@ -235,21 +238,21 @@ template <class Params> GPU_DEVICE const Params &params(const Params &a)
 }
 
 /* Returns the runtime's error code, 0 on success. */
-template <class... Params, class... Args>
+template <class... Params>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, void *stream,
-           bool chained, Args... args)
+           bool chained, std::remove_const_t<Params>... args)
 {
+    void *pointers[] = {(void *)&args...};
     cudaLaunchConfig_t c = {};
     c.gridDim = grid;
     c.blockDim = block;
     c.dynamicSmemBytes = shared_bytes;
-    c.stream = (cudaStream_t)stream;
     cudaLaunchAttribute a = {};
     a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     a.val.programmaticStreamSerializationAllowed = 1;
     c.attrs = &a;
     c.numAttrs = chained ? 1 : 0;
-    return (int)cudaLaunchKernelEx(&c, kernel, args...);
+    return runtime_launch((runtime_stream *)stream, (const void *)kernel, &c, pointers, 0);
 }
 
 /* Lets a kernel run on processors whose memory is nearly all shared memory, as others want it. */

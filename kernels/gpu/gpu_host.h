@@ -3,7 +3,8 @@
  *
  * Thread     the engine thread, but for the host memory slots.
  * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
- *            slots, which give it back); a batch takes none.
+ *            slots, which give it back); a batch takes none. What the driver takes for the graph of a
+ *            direct kernel, once a kernel and stream, it may refuse: then there is no graph.
  * Order      every slot has a stream of its own. A batch whose table rows the one in front does not name
  *            runs beside it: its thread blocks take over processors as blocks of that one leave. Any
  *            other follows that one's stream, all but its way in: upload, q, k and v go to its own
@@ -82,13 +83,14 @@ struct gpu_job {
     uint64_t kv_bytes;
     uint32_t n_splits;
     bool has_append;
+    bool is_direct; /* attention is all that is launched; gpu_submit settles it */
     uint32_t *order; /* [max_batch_items] the batch's items sorted by kernel */
 };
 
 /* Written by the device, read by the host. */
 struct gpu_signal {
-    uint64_t start_ns, end_ns;
-    uint32_t flag;
+    uint64_t start_ns;
+    uint64_t done; /* as gpu_finish.out_done */
 };
 
 struct gpu_slot {
@@ -96,7 +98,7 @@ struct gpu_slot {
     struct gpu_job job;
     struct gpu_signal *signal;
     runtime_stream *stream;
-    uint32_t value; /* the flag when the batch is done */
+    uint32_t value; /* signal->done's when the batch is done */
     bool is_alone; /* nothing may run beside it */
 };
 
@@ -157,13 +159,16 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
 /* Is it worth it to bring q, k and v before prep, behind a batch in flight? */
 bool gpu_job_is_brought(const struct gpu_job *j);
-/* The launches of a job, in this order; bring may be left out. They return the runtime's code.
- * upload: of staging to the device; bring: q, k and v; prep: surplus patches and prep. */
+/* Can attention do without what is launched before it? */
+bool gpu_job_can_be_direct(const struct gpu_job *j);
+/* The launches of a job, in this order; bring may be left out, all but attend if it is direct. They return the
+ * runtime's code. upload: of staging to the device; bring: q, k and v; prep: surplus patches and prep. */
 int gpu_job_upload(const struct gpu_job *j, runtime_stream *s);
 int gpu_job_bring(struct gpu_job *j, runtime_stream *s);
 int gpu_job_prep(const struct gpu_job *j, const struct backend_batch *batch, runtime_stream *s);
-/* attend: is_chained: it follows prep. */
-int gpu_job_attend(const struct gpu_job *j, runtime_stream *s, bool is_chained);
+/* attend: is_chained: it follows prep. finish: what the device tells the host after it; NULL: nothing. */
+int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
+                   bool is_chained);
 
 /* ---- gpu_queue.c, gpu_bench.c: slots of the table */
 

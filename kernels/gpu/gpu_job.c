@@ -252,13 +252,16 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
 
 static attn_status plan_tuned(struct backend *b, struct gpu_job *j,
                               const struct backend_batch *batch, const struct gpu_item *items,
-                              uint32_t n, uint64_t upload_at)
+                              uint32_t n, uint64_t upload_at, bool may_be_direct)
 {
     for (uint32_t i = 0; i < n; i++)
         j->tuned_items[i] = (struct decode_item){
             .q = items[i].q,
             .out = items[i].out,
             .lse = items[i].lse,
+            .q_src = may_be_direct ? items[i].q_src : NULL,
+            .k_src = items[i].k_src,
+            .v_src = items[i].v_src,
             .blocks = batch->items[j->order[i]].block_table,
             .row = items[i].row,
             .layer = items[i].layer,
@@ -316,6 +319,7 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
     j->upload_bytes = 0;
     j->has_tuned = false;
     j->has_append = false;
+    j->is_direct = false;
 
     uint32_t n_blocks = 0, first[GPU_N_KERNELS + 1];
     for (uint32_t i = 0; i < batch->n_items; i++)
@@ -400,7 +404,8 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
     j->upload_from = is_inline ? tuned_at : 0;
     j->upload_bytes = tuned_at - j->upload_from;
     if (first[GPU_TUNED + 1]) {
-        st = plan_tuned(b, j, batch, items, first[GPU_TUNED + 1], tuned_at);
+        st = plan_tuned(b, j, batch, items, first[GPU_TUNED + 1], tuned_at,
+                        out_device == NULL && n_patches == 0);
         if (st != ATTN_OK)
             return st;
         j->upload_bytes += j->tuned.upload_bytes;
@@ -427,6 +432,11 @@ int gpu_job_upload(const struct gpu_job *j, runtime_stream *s)
         return 0;
     return runtime_copy(j->staging.device + j->upload_from, j->staging.host + j->upload_from,
                         j->upload_bytes, s);
+}
+
+bool gpu_job_can_be_direct(const struct gpu_job *j)
+{
+    return j->has_tuned && j->tuned.n_items == j->prep.n_items && decode_can_be_direct(&j->tuned);
 }
 
 bool gpu_job_is_brought(const struct gpu_job *j)
@@ -471,12 +481,17 @@ static int launch_range(const struct gpu_range *r, runtime_stream *s, bool is_ch
     }
 }
 
-int gpu_job_attend(const struct gpu_job *j, runtime_stream *s, bool is_chained)
+int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
+                   bool is_chained)
 {
     int code = 0;
+    bool is_told = false;
     if (j->has_tuned) {
-        code = runtime_check("decode kernel", decode_launch(&j->tuned, j->tuned_upload,
-                                                            j->staging.scratch, s, is_chained));
+        is_told = finish && j->n_ranges == 0 && decode_can_finish(&j->tuned);
+        code = runtime_check("decode kernel",
+                             decode_launch(&j->tuned, j->tuned_upload, j->staging.scratch,
+                                           is_told ? finish : NULL, s, is_chained && !j->is_direct,
+                                           j->is_direct));
         is_chained = true;
     }
     for (uint32_t i = 0; i < j->n_ranges && !code; i++) {
@@ -485,5 +500,7 @@ int gpu_job_attend(const struct gpu_job *j, runtime_stream *s, bool is_chained)
         if (!code && j->ranges[i].attend.any_split)
             code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, s));
     }
+    if (!code && finish && !is_told)
+        code = runtime_check("finish kernel", gpu_finish_launch(finish, s, 1));
     return code;
 }

@@ -1,10 +1,11 @@
 /* gpu_queue.c: batches in flight, and whole blocks to and from the host.
  *
- * A batch is, on its slot's stream: its upload if it has one, block copies, prep, attention, and a kernel that
- * writes the time and a flag to host memory, which poll watches. Batches that have nothing in common run
- * beside each other. One that has follows the stream of the batch in front, after its upload and, where
- * that pays, its q, k and v have come over the bus. No call waits for the device but poll, for as long as
- * it is told to, and the block transfers.
+ * A batch is, on its slot's stream: its upload if it has one, block copies, prep, and attention, whose last
+ * thread block, or else a kernel behind it, writes a word to host memory, which poll watches. A short one is
+ * attention alone, which reads q and appends by itself (direct). Batches that have nothing in common run beside
+ * each other. One that has follows the stream of the batch in front, after its upload and, where that pays,
+ * its q, k and v have come over the bus. No call waits for the device but poll, for as long as it is told
+ * to, and the block transfers.
  */
 #include "kernels/gpu/gpu_host.h"
 
@@ -41,7 +42,7 @@ static int launch_copies(const struct backend_batch *batch, runtime_stream *s)
 
 static bool is_done(const struct gpu_slot *s)
 {
-    return __atomic_load_n(&s->signal->flag, __ATOMIC_ACQUIRE) == s->value;
+    return __atomic_load_n(&s->signal->done, __ATOMIC_ACQUIRE) >> 32 == s->value;
 }
 
 static int follow(struct backend *b, runtime_stream *s, runtime_stream *other)
@@ -92,18 +93,20 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     s->value = ++b->last_value;
     s->is_alone = batch->n_copies > 0 || j->n_ranges > 0; /* blocks or partial results of others */
     j->prep.out_start_ns = &s->signal->start_ns;
-    struct gpu_finish done = {
-        .out_end_ns = &s->signal->end_ns, .out_flag = &s->signal->flag, .value = s->value};
+    const struct gpu_finish finish = {
+        .out_done = &s->signal->done, .out_start_ns = &s->signal->start_ns, .value = s->value};
     bool has_shared = touch_rows(s, front);
     bool is_following = front && (has_shared || front->is_alone || s->is_alone);
-    int code = gpu_job_upload(j, s->stream);
-    if (!code && is_following && gpu_job_is_brought(j))
+    bool is_brought = is_following && gpu_job_is_brought(j);
+    j->is_direct = !is_brought && gpu_job_can_be_direct(j);
+    int code = j->is_direct ? 0 : gpu_job_upload(j, s->stream);
+    if (!code && is_brought)
         code = gpu_job_bring(j, s->stream);
     if (!code && is_following)
         code = follow(b, s->stream, front->stream);
-    if (code || launch_copies(batch, s->stream) || gpu_job_prep(j, batch, s->stream) ||
-        gpu_job_attend(j, s->stream, true) ||
-        runtime_check("finish kernel", gpu_finish_launch(&done, s->stream, 1)))
+    if (code || launch_copies(batch, s->stream) ||
+        (!j->is_direct && gpu_job_prep(j, batch, s->stream)) ||
+        gpu_job_attend(j, &finish, s->stream, true))
         return gpu_lost(b);
     b->n_in_flight++;
     return ATTN_OK;
@@ -124,7 +127,8 @@ static struct backend_batch *take_oldest(struct backend *b, attn_status st)
     batch->status = st;
     batch->device_ns = 0;
     if (st == ATTN_OK) { /* what lies before the end of the batch in front was that one's time */
-        uint64_t from_ns = s->signal->start_ns, end_ns = s->signal->end_ns;
+        uint64_t from_ns = s->signal->start_ns;
+        uint64_t end_ns = from_ns + (uint32_t)(s->signal->done - from_ns); /* within four seconds */
         from_ns = from_ns > b->last_end_ns ? from_ns : b->last_end_ns;
         batch->device_ns = end_ns > from_ns ? end_ns - from_ns : 0;
         b->last_end_ns = end_ns > b->last_end_ns ? end_ns : b->last_end_ns;

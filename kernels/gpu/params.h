@@ -103,10 +103,12 @@ int gpu_copy_launch(const struct gpu_copy *a, void *stream);
 /* Zeroes up to GPU_LIST blocks; dst ids in list. */
 int gpu_scrub_launch(const struct gpu_copy *a, void *stream);
 
-/* Tells the host that everything before it is done. Both in host memory. */
+/* Tells the host that everything before it is done. */
 struct gpu_finish {
-    uint64_t *out_end_ns;
-    uint32_t *out_flag;
+    uint64_t
+        *out_done; /* host memory: value in the upper half, the lower half of the device's time */
+    uint64_t *
+        out_start_ns; /* host memory: when it began; of a direct call (decode.h), else prep writes it */
     uint32_t value, pad;
 };
 int gpu_finish_launch(const struct gpu_finish *a, void *stream, int chained);

@@ -1,11 +1,11 @@
 /* runtime_cuda.c: runtime.h over the CUDA runtime. The driver's memory calls are looked up through the
  * runtime, so that the module loads, and fails in words, where there is no driver.
  */
-#include "kernels/gpu/runtime.h"
+#include "kernels/gpu/runtime_cuda.h"
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static _Thread_local char last_error[256] = "no error";
@@ -187,36 +187,75 @@ int runtime_host_unregister(void *p)
 
 /* ---- streams, events, graphs */
 
+#define KEPT_GRAPHS 32
+
+/* A kernel and the size of its clusters: what a graph's node cannot change. */
+struct kept_graph {
+    const void *kernel;
+    unsigned cluster;
+    cudaGraph_t graph; /* its node names that of exec */
+    cudaGraphNode_t node;
+    cudaGraphExec_t exec;
+};
+
+struct runtime_stream {
+    cudaStream_t stream;
+    struct kept_graph kept[KEPT_GRAPHS];
+    uint32_t n_kept;
+    bool has_no_more; /* there was no memory for another graph */
+};
+
 int runtime_stream_open(runtime_stream **out_s)
 {
-    return CALL(cudaStreamCreateWithFlags, ((cudaStream_t *)out_s, cudaStreamNonBlocking));
+    runtime_stream *s = calloc(1, sizeof *s);
+    int code = s ? CALL(cudaStreamCreateWithFlags, (&s->stream, cudaStreamNonBlocking))
+                 : runtime_check("calloc", (int)cudaErrorMemoryAllocation);
+    if (code) {
+        free(s);
+        return code;
+    }
+    *out_s = s;
+    return 0;
+}
+
+static void kept_close(struct kept_graph *g)
+{
+    if (g->exec)
+        cudaGraphExecDestroy(g->exec);
+    if (g->graph)
+        cudaGraphDestroy(g->graph);
+    *g = (struct kept_graph){0};
 }
 
 void runtime_stream_close(runtime_stream *s)
 {
-    if (s)
-        cudaStreamDestroy((cudaStream_t)s);
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->n_kept; i++)
+        kept_close(&s->kept[i]);
+    cudaStreamDestroy(s->stream);
+    free(s);
 }
 
 int runtime_stream_wait(runtime_stream *s)
 {
-    return CALL(cudaStreamSynchronize, ((cudaStream_t)s));
+    return CALL(cudaStreamSynchronize, (s->stream));
 }
 
 int runtime_stream_check(runtime_stream *s)
 {
-    cudaError_t code = cudaStreamQuery((cudaStream_t)s);
+    cudaError_t code = cudaStreamQuery(s->stream);
     return code == cudaErrorNotReady ? 0 : runtime_check("cudaStreamQuery", (int)code);
 }
 
 int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
 {
-    return CALL(cudaMemcpyAsync, (dst, src, bytes, cudaMemcpyDefault, (cudaStream_t)s));
+    return CALL(cudaMemcpyAsync, (dst, src, bytes, cudaMemcpyDefault, s->stream));
 }
 
 int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s)
 {
-    return CALL(cudaMemsetAsync, (dst, byte, bytes, (cudaStream_t)s));
+    return CALL(cudaMemsetAsync, (dst, byte, bytes, s->stream));
 }
 
 int runtime_event_open(runtime_event **out_e)
@@ -232,12 +271,12 @@ void runtime_event_close(runtime_event *e)
 
 int runtime_event_record(runtime_event *e, runtime_stream *s)
 {
-    return CALL(cudaEventRecord, ((cudaEvent_t)e, (cudaStream_t)s));
+    return CALL(cudaEventRecord, ((cudaEvent_t)e, s->stream));
 }
 
 int runtime_stream_follow(runtime_stream *s, runtime_event *e)
 {
-    return CALL(cudaStreamWaitEvent, ((cudaStream_t)s, (cudaEvent_t)e, 0));
+    return CALL(cudaStreamWaitEvent, (s->stream, (cudaEvent_t)e, 0));
 }
 
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)
@@ -251,13 +290,13 @@ int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)
 
 int runtime_graph_begin(runtime_stream *s)
 {
-    return CALL(cudaStreamBeginCapture, ((cudaStream_t)s, cudaStreamCaptureModeThreadLocal));
+    return CALL(cudaStreamBeginCapture, (s->stream, cudaStreamCaptureModeThreadLocal));
 }
 
 int runtime_graph_end(runtime_stream *s, runtime_graph **out_g)
 {
     cudaGraph_t graph = NULL;
-    int code = CALL(cudaStreamEndCapture, ((cudaStream_t)s, &graph));
+    int code = CALL(cudaStreamEndCapture, (s->stream, &graph));
     if (code)
         return code;
     code = CALL(cudaGraphInstantiate, ((cudaGraphExec_t *)out_g, graph, 0));
@@ -267,13 +306,74 @@ int runtime_graph_end(runtime_stream *s, runtime_graph **out_g)
 
 int runtime_graph_launch(runtime_graph *g, runtime_stream *s)
 {
-    return CALL(cudaGraphLaunch, ((cudaGraphExec_t)g, (cudaStream_t)s));
+    return CALL(cudaGraphLaunch, ((cudaGraphExec_t)g, s->stream));
 }
 
 void runtime_graph_close(runtime_graph *g)
 {
     if (g)
         cudaGraphExecDestroy((cudaGraphExec_t)g);
+}
+
+/* ---- launches */
+
+static unsigned cluster_of(const cudaLaunchConfig_t *c)
+{
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        if (c->attrs[i].id == cudaLaunchAttributeClusterDimension)
+            return c->attrs[i].val.clusterDim.x;
+    return 1;
+}
+
+static int kept_make(runtime_stream *s, const void *kernel, const cudaLaunchConfig_t *c,
+                     void **args, struct kept_graph *g)
+{
+    size_t n = 1;
+    *g = (struct kept_graph){.kernel = kernel, .cluster = cluster_of(c)};
+    int code = CALL(cudaStreamBeginCapture, (s->stream, cudaStreamCaptureModeThreadLocal));
+    if (code)
+        return code;
+    code = CALL(cudaLaunchKernelExC, (c, kernel, args));
+    int end = CALL(cudaStreamEndCapture, (s->stream, &g->graph));
+    if (!code)
+        code = end;
+    if (!code)
+        code = CALL(cudaGraphGetNodes, (g->graph, &g->node, &n));
+    if (!code)
+        code = CALL(cudaGraphInstantiate, (&g->exec, g->graph, 0));
+    if (code)
+        kept_close(g);
+    return code;
+}
+
+/* NULL: the kernel must go without. */
+static struct kept_graph *kept_of(runtime_stream *s, const void *kernel,
+                                  const cudaLaunchConfig_t *c, void **args)
+{
+    for (uint32_t i = 0; i < s->n_kept; i++)
+        if (s->kept[i].kernel == kernel && s->kept[i].cluster == cluster_of(c))
+            return &s->kept[i];
+    if (s->has_no_more)
+        return NULL;
+    struct kept_graph *g = &s->kept[s->n_kept];
+    s->has_no_more = kept_make(s, kernel, c, args, g) != 0 || ++s->n_kept == KEPT_GRAPHS;
+    return g->exec ? g : NULL;
+}
+
+int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c, void **args,
+                   int is_graph)
+{
+    c->stream = s->stream;
+    struct kept_graph *g = is_graph ? kept_of(s, kernel, c, args) : NULL;
+    if (!g)
+        return (int)cudaLaunchKernelExC(c, kernel, args);
+    const struct cudaKernelNodeParams node = {.func = (void *)kernel,
+                                              .gridDim = c->gridDim,
+                                              .blockDim = c->blockDim,
+                                              .sharedMemBytes = (unsigned)c->dynamicSmemBytes,
+                                              .kernelParams = args};
+    cudaError_t code = cudaGraphExecKernelNodeSetParams(g->exec, g->node, &node);
+    return (int)(code ? code : cudaGraphLaunch(g->exec, s->stream));
 }
 
 /* ---- the range that outlives the process */

@@ -29,6 +29,7 @@ struct walk {
     uint64_t state;
     uint32_t depth; /* batches in flight */
     uint32_t n_items; /* of a batch, at most */
+    uint32_t n_tokens; /* of most of their steps, at most */
     bool is_calm; /* sequences only grow, and batches are apart */
     struct backend_batch batches[N_BATCHES + 1];
     uint32_t named[RIG_MAX_SEQS]; /* the last batch that names the row; the first is 1 */
@@ -61,7 +62,7 @@ static void drop_and_scrub(struct walk *w, uint32_t seq)
 static void random_step(struct walk *w, uint32_t seq, uint32_t kind)
 {
     struct rig *r = &w->r;
-    uint32_t layer = draw(w, r->config.num_layers), n = 1 + draw(w, 3);
+    uint32_t layer = draw(w, r->config.num_layers), n = 1 + draw(w, w->n_tokens);
     uint32_t pos = r->seqs[seq].len[layer], flags = BACKEND_APPEND | BACKEND_ATTEND;
     if (kind == 0)
         n = 17 + draw(w, 30); /* not for the tuned kernels */
@@ -171,13 +172,14 @@ static void random_round(struct walk *w)
 
 static void walk_open(struct walk *w, const struct backend_ops *ops, uint32_t depth,
                       const struct backend_pool_config *c, uint32_t len, uint32_t n_items,
-                      bool is_calm)
+                      uint32_t n_tokens, bool is_calm)
 {
     memset(w, 0, sizeof *w);
     rig_open(&w->r, ops, c, 0, -1);
     w->state = seed;
     w->depth = depth;
     w->n_items = n_items;
+    w->n_tokens = n_tokens;
     w->is_calm = is_calm;
     for (uint32_t s = 0; s < N_SEQS; s++)
         for (uint32_t l = 0; l < c->num_layers; l++) {
@@ -198,11 +200,11 @@ static void walk_close(struct walk *w)
 }
 
 static void compare_walks(const struct backend_pool_config *c, uint32_t len, uint32_t n_items,
-                          bool is_calm, uint32_t n_rounds)
+                          uint32_t n_tokens, bool is_calm, uint32_t n_rounds)
 {
     static struct walk a, b;
-    walk_open(&a, gpu, 2, c, len, n_items, is_calm);
-    walk_open(&b, backend_cpu(), 1, c, len, n_items, is_calm);
+    walk_open(&a, gpu, 2, c, len, n_items, n_tokens, is_calm);
+    walk_open(&b, backend_cpu(), 1, c, len, n_items, n_tokens, is_calm);
     for (uint32_t i = 0; i < n_rounds; i++) {
         char what[64];
         snprintf(what, sizeof what, "round %u, %u/%u heads of %u", i, c->num_q_heads,
@@ -271,7 +273,7 @@ static void short_batches_in_flight_agree_with_the_cpu_backend(void **state)
         c.num_kv_heads = cases[i].kv_heads;
         c.head_dim_k = c.head_dim_v = cases[i].dim;
         c.n_blocks = 1200;
-        compare_walks(&c, 300, 6, false, 6);
+        compare_walks(&c, 300, 6, 3, false, 6);
     }
 }
 
@@ -281,7 +283,27 @@ static void short_batches_apart_agree_with_the_cpu_backend(void **state)
     (void)state;
     struct backend_pool_config c = rig_config(plain, 1);
     c.n_blocks = 1200;
-    compare_walks(&c, 300, 4, true, 24);
+    compare_walks(&c, 300, 4, 3, true, 24);
+}
+
+/* Most of them are attention alone, which reads q and appends k and v by itself. */
+static void short_steps_of_a_token_agree_with_the_cpu_backend(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t q_heads, kv_heads, dim, window;
+    } cases[] = {{4, 1, 128, 0}, {32, 2, 128, 50}, {12, 1, 256, 0}};
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct attn_layer_spec layers[2] = {plain[0], plain[1]};
+        layers[1].window_tokens = cases[i].window;
+        struct backend_pool_config c = rig_config(layers, 2);
+        c.num_q_heads = cases[i].q_heads;
+        c.num_kv_heads = cases[i].kv_heads;
+        c.head_dim_k = c.head_dim_v = cases[i].dim;
+        c.n_blocks = 1200;
+        compare_walks(&c, 170, 3, 1, false, 8);
+        compare_walks(&c, 170, 2, 1, true, 8);
+    }
 }
 
 static void long_batches_in_flight_agree_with_the_cpu_backend(void **state)
@@ -293,7 +315,7 @@ static void long_batches_in_flight_agree_with_the_cpu_backend(void **state)
     c.head_dim_k = c.head_dim_v = 128;
     c.max_row_blocks = 700;
     c.n_blocks = N_SEQS * 700;
-    compare_walks(&c, 7000, 16, false, 20);
+    compare_walks(&c, 7000, 16, 3, false, 20);
 }
 
 int main(int argc, char **argv)
@@ -314,6 +336,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(two_batches_apart_come_back_in_order),
         cmocka_unit_test(short_batches_in_flight_agree_with_the_cpu_backend),
         cmocka_unit_test(short_batches_apart_agree_with_the_cpu_backend),
+        cmocka_unit_test(short_steps_of_a_token_agree_with_the_cpu_backend),
         cmocka_unit_test(long_batches_in_flight_agree_with_the_cpu_backend),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,8 +1,9 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu. It counts launches by kernel; with
- * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide) the process ends with code 3 if one of them was
+ * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide, direct) the process ends with code 3 if one of them was
  * never launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/decode_kernels.h"
+#include "kernels/gpu/runtime_cuda.h"
 #include "tests/kernels/simt/gpu_simt.h"
 #include "tests/kernels/simt/sm90.h"
 
@@ -15,17 +16,17 @@
 #undef blockDim
 
 static struct counts {
-    unsigned n[5];
+    unsigned n[6];
 
     ~counts()
     {
-        static const char *const names[5] = {"cluster", "warp", "list", "short", "wide"};
+        static const char *const names[6] = {"cluster", "warp", "list", "short", "wide", "direct"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 5; i++) {
+        for (int i = 0; i < 6; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -93,20 +94,19 @@ cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int value)
     return value > gpu::shared_limit ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-static bool is_kernel(const void *kernel, int kind)
+static bool is_kernel(const void *kernel, int kind, bool has_few)
 {
     for (uint32_t dim = 64; dim <= 256; dim *= 2)
         for (uint32_t rows = 8; rows <= 64; rows *= 2)
             for (int has_extras = 0; has_extras < 2; has_extras++)
-                if (decode::kernel_bf16((decode_kernel)kind, dim, rows, has_extras) == kernel ||
-                    decode::kernel_f16((decode_kernel)kind, dim, rows, has_extras) == kernel)
-                    return true;
+                for (auto find : {decode::kernel_bf16, decode::kernel_f16})
+                    if (find((decode_kernel)kind, dim, rows, has_extras, has_few) == kernel)
+                        return true;
     return false;
 }
 
 template <class words>
-static int enqueue(const cudaLaunchConfig_t *l, const simt::launch &how, const void *kernel,
-                   void **args)
+static int enqueue(runtime_stream *s, const simt::launch &how, const void *kernel, void **args)
 {
     struct copy {
         decode_params p;
@@ -119,7 +119,7 @@ static int enqueue(const cudaLaunchConfig_t *l, const simt::launch &how, const v
     memcpy(&c->w, args[1], sizeof c->w);
     memcpy(&c->map, args[2], sizeof c->map);
     auto fn = (void (*)(const decode_params &, const words &, const CUtensorMap &))kernel;
-    return simt::enqueue(l->stream, [=] {
+    return simt::enqueue(s, [=] {
         auto before = simt::deliver;
         simt::width = gpu::warp_width;
         simt::deliver = simt::deliver_copy;
@@ -128,7 +128,7 @@ static int enqueue(const cudaLaunchConfig_t *l, const simt::launch &how, const v
     });
 }
 
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *l, const void *kernel, void **args)
+int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l, void **args, int)
 {
     simt::launch how = {l->gridDim, l->blockDim, l->dynamicSmemBytes};
     how.has_async = true;
@@ -138,12 +138,15 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *l, const void *kernel,
         else
             how.is_chained = true;
     int kind = DECODE_CLUSTER;
-    while (kind <= DECODE_WIDE && !is_kernel(kernel, kind))
+    while (kind <= DECODE_WIDE && !is_kernel(kernel, kind, false) && !is_kernel(kernel, kind, true))
         kind++;
     if (kind > DECODE_WIDE || l->dynamicSmemBytes > (size_t)gpu::shared_limit)
-        return cudaErrorInvalidValue;
+        return (int)cudaErrorInvalidValue;
     launches.n[kind]++;
+    launches.n[5] += ((const decode_params *)args[0])->sources_at != 0;
+    if (kind == DECODE_SHORT && is_kernel(kernel, kind, true))
+        return enqueue<decode_few_words>(s, how, kernel, args);
     bool is_short = kind == DECODE_CLUSTER || kind == DECODE_SHORT || kind == DECODE_WIDE;
-    return (cudaError_t)(is_short ? enqueue<decode_short_words>(l, how, kernel, args)
-                                  : enqueue<decode_words>(l, how, kernel, args));
+    return is_short ? enqueue<decode_short_words>(s, how, kernel, args)
+                    : enqueue<decode_words>(s, how, kernel, args);
 }

@@ -156,11 +156,17 @@ plant(gpu_queue.c 61 "${declared}" "${declared}\nint simt_has_bug(int bug);")
 # a batch runs beside one that names the same table row
 plant(gpu_queue.c 61 "    return has_shared;" "    return has_shared && !simt_has_bug(61);")
 # two of them use the same scratch
-plant(gpu_queue.c 62 "gpu_job_attend(j, s->stream, true)"
-  "({ struct gpu_job x = *j@semicolon@ if (simt_has_bug(62)) x.staging.scratch = b->slots[0].job.staging.scratch@semicolon@ gpu_job_attend(&x, s->stream, true)@semicolon@ })")
+plant(gpu_queue.c 62 "gpu_job_attend(j, &finish, s->stream, true)"
+  "({ struct gpu_job x = *j@semicolon@ if (simt_has_bug(62)) x.staging.scratch = b->slots[0].job.staging.scratch@semicolon@ gpu_job_attend(&x, &finish, s->stream, true)@semicolon@ })")
 # what comes does not follow scrubbing
 plant(gpu_queue.c 63 "        if (follow(b, b->slots[i].stream, b->stream) != 0)" "        if (!simt_has_bug(63) && follow(b, b->slots[i].stream, b->stream) != 0)")
 # nor block copies
 plant(gpu_queue.c 64 "front->is_alone ||" "(front->is_alone && !simt_has_bug(64)) ||")
 # a transfer does not wait for all batches in flight
 plant(gpu_queue.c 65 "    if (gpu_follow_all(b) != 0 ||\n        runtime_copy" "    if ((!simt_has_bug(65) && gpu_follow_all(b) != 0) ||\n        runtime_copy")
+# a direct call computes with what lay where the newest K is, does not append, or leaves patches out
+plant(decode_short.cuh 66 "            fresh.put(k_at(i), false, it.pos % DECODE_TILE);"
+  "            if (simt::planted != 66)\n                fresh.put(k_at(i), false, it.pos % DECODE_TILE);")
+plant(decode_short.cuh 67 "            if (row0 == 0) {" "            if (row0 == 0 && simt::planted != 67) {")
+plant(gpu_job.c 68 "${declared}" "${declared}\nint simt_has_bug(int bug);")
+plant(gpu_job.c 68 "out_device == NULL && n_patches == 0)" "out_device == NULL && (n_patches == 0 || simt_has_bug(68)))")

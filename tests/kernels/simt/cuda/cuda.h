@@ -47,7 +47,6 @@ enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize,
     cudaFuncAttributeNonPortableClusterSizeAllowed
 };
-typedef void *cudaStream_t;
 enum cudaLaunchAttributeID {
     cudaLaunchAttributeClusterDimension,
     cudaLaunchAttributeProgrammaticStreamSerialization
@@ -64,7 +63,6 @@ struct cudaLaunchAttribute {
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
-    cudaStream_t stream;
     cudaLaunchAttribute *attrs;
     unsigned numAttrs;
 };
@@ -76,6 +74,5 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaGetDevice(int *out_device);
 cudaError_t cudaDeviceGetAttribute(int *out_value, cudaDeviceAttr, int device);
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute, int value);
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *l, const void *kernel, void **args);
 
 #endif
