@@ -1,6 +1,6 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu. It counts launches by kernel; with
- * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide, direct) the process ends with code 3 if one of them was
- * never launched, so that a test cannot pass by the generic kernels.
+ * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide, direct) the process ends with code 3 if one of
+ * them was never launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/decode_kernels.h"
 #include "kernels/gpu/runtime_cuda.h"
