@@ -302,7 +302,7 @@ static void short_steps_of_a_token_agree_with_the_cpu_backend(void **state)
         c.head_dim_k = c.head_dim_v = cases[i].dim;
         c.n_blocks = 1200;
         compare_walks(&c, 170, 3, 1, false, 8);
-        compare_walks(&c, 170, 2, 1, true, 8);
+        compare_walks(&c, 170, 2, 1, true, 3);
     }
 }
 
