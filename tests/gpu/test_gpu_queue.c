@@ -224,6 +224,18 @@ static void compare_walks(const struct backend_pool_config *c, uint32_t len, uin
 
 static const struct attn_layer_spec plain[2] = {{.scale = 0.125f}, {.scale = 0.1f}};
 
+static struct backend_pool_config config_of_heads(const struct attn_layer_spec *layers,
+                                                  uint32_t n_layers, uint32_t q_heads,
+                                                  uint32_t kv_heads, uint32_t dim)
+{
+    struct backend_pool_config c = rig_config(layers, n_layers);
+    c.num_q_heads = q_heads;
+    c.num_kv_heads = kv_heads;
+    c.head_dim_k = c.head_dim_v = dim;
+    c.n_blocks = 1200;
+    return c;
+}
+
 /* Whatever fails on the way (ATTND_SIMT_FAIL): what was submitted comes back. */
 static void two_batches_apart_come_back_in_order(void **state)
 {
@@ -268,11 +280,8 @@ static void short_batches_in_flight_agree_with_the_cpu_backend(void **state)
         uint32_t q_heads, kv_heads, dim;
     } cases[] = {{8, 2, 64}, {24, 1, 128}};
     for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct backend_pool_config c = rig_config(plain, 2);
-        c.num_q_heads = cases[i].q_heads;
-        c.num_kv_heads = cases[i].kv_heads;
-        c.head_dim_k = c.head_dim_v = cases[i].dim;
-        c.n_blocks = 1200;
+        struct backend_pool_config c =
+            config_of_heads(plain, 2, cases[i].q_heads, cases[i].kv_heads, cases[i].dim);
         compare_walks(&c, 300, 6, 3, false, 6);
     }
 }
@@ -296,11 +305,8 @@ static void short_steps_of_a_token_agree_with_the_cpu_backend(void **state)
     for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct attn_layer_spec layers[2] = {plain[0], plain[1]};
         layers[1].window_tokens = cases[i].window;
-        struct backend_pool_config c = rig_config(layers, 2);
-        c.num_q_heads = cases[i].q_heads;
-        c.num_kv_heads = cases[i].kv_heads;
-        c.head_dim_k = c.head_dim_v = cases[i].dim;
-        c.n_blocks = 1200;
+        struct backend_pool_config c =
+            config_of_heads(layers, 2, cases[i].q_heads, cases[i].kv_heads, cases[i].dim);
         compare_walks(&c, 170, 3, 1, false, 8);
         compare_walks(&c, 170, 2, 1, true, 3);
     }
@@ -309,10 +315,7 @@ static void short_steps_of_a_token_agree_with_the_cpu_backend(void **state)
 static void long_batches_in_flight_agree_with_the_cpu_backend(void **state)
 {
     (void)state;
-    struct backend_pool_config c = rig_config(plain, 1);
-    c.num_q_heads = 16;
-    c.num_kv_heads = 8;
-    c.head_dim_k = c.head_dim_v = 128;
+    struct backend_pool_config c = config_of_heads(plain, 1, 16, 8, 128);
     c.max_row_blocks = 700;
     c.n_blocks = N_SEQS * 700;
     compare_walks(&c, 7000, 16, 3, false, 20);
