@@ -8,16 +8,11 @@
 #include "kernels/gpu/decode_kernels.h"
 #include "kernels/gpu/runtime_cuda.h"
 
-static bool is_few(uint32_t n_words)
-{
-    return n_words <= DECODE_FEW_WORDS;
-}
-
 static decode::kernel_fn kernel_for(const struct decode_pool *p, enum decode_kernel kernel,
-                                    uint32_t rows, bool has_few)
+                                    uint32_t rows, decode::decode_start start)
 {
     const auto find = p->kv.q_dtype == ATTN_BF16 ? decode::kernel_bf16 : decode::kernel_f16;
-    return find(kernel, p->kv.dk, rows, p->has_extras, has_few);
+    return find(kernel, p->kv.dk, rows, p->has_extras, start);
 }
 
 /* The pool as (64 elements, token rows of a block, slabs of 64, K or V, block); a box is `tokens` rows of
@@ -81,8 +76,9 @@ int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,
         e = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     for (int kernel = DECODE_CLUSTER; kernel <= DECODE_WIDE; kernel++)
         for (uint32_t rows = 8; rows <= 64 && e == 0; rows *= 2) {
-            for (int has_few = 0; has_few < 2 && e == 0; has_few++) {
-                decode::kernel_fn fn = kernel_for(p, (decode_kernel)kernel, rows, has_few);
+            for (int start = 0; start <= decode::DECODE_DIRECT_FEW && e == 0; start++) {
+                decode::kernel_fn fn =
+                    kernel_for(p, (decode_kernel)kernel, rows, (decode::decode_start)start);
                 if (fn == NULL)
                     continue;
                 e = cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
@@ -109,7 +105,10 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
 {
     const struct decode_pool *p = c->pool;
     const struct gpu_kv *kv = &p->kv;
-    decode::kernel_fn fn = kernel_for(p, c->kernel, c->rows, is_few(c->n_words));
+    const decode::decode_start start = !is_direct                       ? decode::DECODE_AFTER_PREP
+                                       : c->n_words <= DECODE_FEW_WORDS ? decode::DECODE_DIRECT_FEW
+                                                                        : decode::DECODE_DIRECT;
+    decode::kernel_fn fn = kernel_for(p, c->kernel, c->rows, start);
     if (fn == NULL)
         return (int)cudaErrorInvalidDeviceFunction;
 
@@ -168,5 +167,6 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
                                                         : p->map16,
            sizeof map);
     void *args[] = {&a, (void *)c->inline_words, &map};
-    return runtime_launch((runtime_stream *)stream, fn, &l, args, is_direct && is_few(c->n_words));
+    return runtime_launch((runtime_stream *)stream, fn, &l, args,
+                          start == decode::DECODE_DIRECT_FEW);
 }

@@ -5,10 +5,10 @@ namespace decode
 {
 
 kernel_fn kernel_f16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras,
-                     bool has_few)
+                     decode_start start)
 {
-    return has_extras ? kernel_of<false, true>(kernel, head_dim, rows, has_few)
-                      : kernel_of<false, false>(kernel, head_dim, rows, has_few);
+    return has_extras ? kernel_of<false, true>(kernel, head_dim, rows, start)
+                      : kernel_of<false, false>(kernel, head_dim, rows, start);
 }
 
 } // namespace decode

@@ -13,15 +13,18 @@ namespace decode
 {
 
 template <bool is_bf16, int D, int NT, bool has_extras>
-kernel_fn narrow_kernel(decode_kernel kernel, bool has_few)
+kernel_fn narrow_kernel(decode_kernel kernel, decode_start start)
 {
     switch (kernel) {
     case DECODE_CLUSTER:
         return (kernel_fn)decode_cluster<is_bf16, D, NT, has_extras>;
     case DECODE_SHORT:
         if constexpr (D >= 128 && !has_extras)
-            return has_few ? (kernel_fn)decode_short<is_bf16, D, NT, decode_few_words>
-                           : (kernel_fn)decode_short<is_bf16, D, NT, decode_short_words>;
+            return start == DECODE_AFTER_PREP
+                       ? (kernel_fn)decode_short<is_bf16, D, NT, false, decode_short_words>
+                   : start == DECODE_DIRECT
+                       ? (kernel_fn)decode_short<is_bf16, D, NT, true, decode_short_words>
+                       : (kernel_fn)decode_short<is_bf16, D, NT, true, decode_few_words>;
         return nullptr;
     case DECODE_LIST:
         if constexpr (D * NT <= 256)
@@ -37,7 +40,7 @@ kernel_fn narrow_kernel(decode_kernel kernel, bool has_few)
 }
 
 template <bool is_bf16, bool has_extras>
-kernel_fn kernel_of(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_few)
+kernel_fn kernel_of(decode_kernel kernel, uint32_t head_dim, uint32_t rows, decode_start start)
 {
     if (kernel == DECODE_WIDE) {
         if (head_dim == 256)
@@ -45,17 +48,17 @@ kernel_fn kernel_of(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool
         return head_dim == 128 ? (kernel_fn)decode_wide<is_bf16, 128, has_extras> : nullptr;
     }
     if (rows == 8 && head_dim == 64)
-        return narrow_kernel<is_bf16, 64, 1, has_extras>(kernel, has_few);
+        return narrow_kernel<is_bf16, 64, 1, has_extras>(kernel, start);
     if (rows == 8 && head_dim == 128)
-        return narrow_kernel<is_bf16, 128, 1, has_extras>(kernel, has_few);
+        return narrow_kernel<is_bf16, 128, 1, has_extras>(kernel, start);
     if (rows == 8 && head_dim == 256)
-        return narrow_kernel<is_bf16, 256, 1, has_extras>(kernel, has_few);
+        return narrow_kernel<is_bf16, 256, 1, has_extras>(kernel, start);
     if (rows == 16 && head_dim == 64)
-        return narrow_kernel<is_bf16, 64, 2, has_extras>(kernel, has_few);
+        return narrow_kernel<is_bf16, 64, 2, has_extras>(kernel, start);
     if (rows == 16 && head_dim == 128)
-        return narrow_kernel<is_bf16, 128, 2, has_extras>(kernel, has_few);
+        return narrow_kernel<is_bf16, 128, 2, has_extras>(kernel, start);
     if (rows == 16 && head_dim == 256)
-        return narrow_kernel<is_bf16, 256, 2, has_extras>(kernel, has_few);
+        return narrow_kernel<is_bf16, 256, 2, has_extras>(kernel, start);
     return nullptr;
 }
 

@@ -11,15 +11,22 @@
 namespace decode
 {
 
+/* How a call begins; DECODE_SHORT has a kernel for each. */
+enum decode_start {
+    DECODE_AFTER_PREP,
+    DECODE_DIRECT,
+    DECODE_DIRECT_FEW, /* with at most DECODE_FEW_WORDS words of parameters */
+};
+
 /* void (*)(decode_params, decode_words, CUtensorMap), with decode_short_words for DECODE_CLUSTER,
- * DECODE_SHORT and DECODE_WIDE, and with decode_few_words for a DECODE_SHORT that has_few. */
+ * DECODE_SHORT and DECODE_WIDE, and with decode_few_words for DECODE_DIRECT_FEW. */
 typedef const void *kernel_fn;
 
 /* NULL where there is none. */
 kernel_fn kernel_bf16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras,
-                      bool has_few);
+                      decode_start start);
 kernel_fn kernel_f16(decode_kernel kernel, uint32_t head_dim, uint32_t rows, bool has_extras,
-                     bool has_few);
+                     decode_start start);
 
 } // namespace decode
 #endif

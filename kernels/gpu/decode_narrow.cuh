@@ -23,6 +23,17 @@ GPU_DEVICE uint8_t *aligned_shared()
     return raw + ((DECODE_ALIGN - (gpu::shared_address(raw) % DECODE_ALIGN)) % DECODE_ALIGN);
 }
 
+/* Parameters are cold, and a warp waits for each line of theirs that it meets. This asks for those of p and of
+ * an item side by side; at the end of its start a kernel should await_value both. */
+template <class words>
+GPU_DEVICE uint2 ask_parameters(const decode_params &p, const words &w, uint32_t item)
+{
+    const uint32_t line = min((uint32_t)gpu::lane_id(), 2u) * 16; /* words */
+    return make_uint2(((const uint32_t *)&p)[line],
+                      w.w[min(item * (uint32_t)(sizeof(decode_dev_item) / 4) + line,
+                              (uint32_t)(sizeof w / 4) - 1)]);
+}
+
 /* From the parameters or from memory. */
 template <class words>
 GPU_DEVICE decode_dev_item item_at(const decode_params &p, const words &w, uint32_t i)
@@ -74,6 +85,7 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     const uint32_t span4 = p.row_span * (D / 4), per = span4 >> lg; /* float4s a rank finishes */
     const uint32_t lg_per = 31 - __clz(per);
 
+    const uint2 asked = ask_parameters(p, w, blockIdx.z);
     if (threadIdx.x == 0)
         map_prefetch(&map);
     decode_dev_item it; /* from the parameters: asked for before anything is waited for */
@@ -125,16 +137,16 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
         map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
                  kv_row + (tile & in_block) * DECODE_TILE, 0, id);
     };
-    if (lane < S && lane < count)
-        copy_tile(lane, lane, ids);
-    gpu::sync_warp();
     auto fill = [&](uint32_t i, uint32_t s) {
-        if (i % 32 == 0)
+        if (i % 32 == 0 && i)
             load_ids(i);
         const uint32_t id = __shfl_sync(~0u, ids, i % 32);
-        if (lane == 0)
+        if (elect_one())
             copy_tile(i, s, id);
     };
+#pragma unroll 1
+    for (uint32_t i = 0; i < min(S, count); ++i)
+        fill(i, i);
 
     const unit_keys keys = keys_of(it, rows, p.layers);
     unit_extras<NT> extras;
@@ -142,6 +154,8 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
         extras = extras_of<NT>(it, rows, p.layers, head);
     rows_t acc;
     acc.clear();
+    await_value(asked.x);
+    await_value(asked.y);
     copies_wait();
     __syncthreads();
     acc.take_q(s_q);
@@ -318,7 +332,7 @@ __global__ void __launch_bounds__(256, 1)
         if (in_i && in_i % 32 == 0)
             in_ids = load_ids(in, in_i);
         const uint32_t id = __shfl_sync(~0u, in_ids, in_i % 32);
-        if (lane == 0) {
+        if (elect_one()) {
             uint32_t tile = tile_at(in.tile0 + at + in_i * step, in.sink_tiles, in.skip_tiles);
             barrier_expect(bar + s * 8, rows_t::tile_bytes);
             map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,

@@ -75,7 +75,7 @@ struct decode_params {
     /* DECODE_SHORT: */
     struct gpu_finish
         finish; /* what the last thread block tells the host; out_done NULL: nothing */
-    uint32_t sources_at; /* word of the first item's decode_source; 0: the call is not direct */
+    uint32_t sources_at; /* of a direct call: word of the first item's decode_source */
     char *kv_base; /* of a direct call: where k and v go */
     uint64_t block_bytes;
 };
@@ -140,8 +140,8 @@ enum { DECODE_SHORT_TILES = 16 }; /* of a block at most */
 DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tiles, uint32_t cluster)
 {
     return DECODE_ALIGN + (d == 256 && tiles > 8 ? tiles + 8 : 2 * tiles) * 32 * d + rows * d * 2 +
-           DECODE_SHORT_TILES * (rows * (32 + 8) + 16) + 2 * DECODE_MAX_CLUSTER * rows * 4 + 16 +
-           (cluster > 1 ? rows * d * 4 : 0);
+           DECODE_SHORT_TILES * (rows * 32 + 16) + (8 * 2 + 2 * DECODE_MAX_CLUSTER) * rows * 4 +
+           32 + (cluster > 1 ? rows * d * 4 : 0);
 }
 
 /* decode_runs: ring | two slabs of sums a warp | (m, l) of both | barriers. The slabs are not there

@@ -17,6 +17,26 @@
 namespace decode
 {
 
+/* One lane of a warp whose lanes are all here. For copies: where the condition is a lane's number, the
+ * compiler makes a loop over lanes around each. */
+GPU_DEVICE bool elect_one()
+{
+    uint32_t is_it;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(is_it));
+    return is_it != 0;
+}
+
+/* The value has come. */
+GPU_DEVICE void await_value(uint32_t x)
+{
+    asm volatile("" ::"r"(x));
+}
+
 GPU_DEVICE void barrier_init(uint32_t bar, uint32_t count)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");

@@ -211,20 +211,18 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
             c.rows = 8;
         if (d == 256)
             c.warps = 4, c.stages = 2;
-        else if (c.rows == 16)
-            c.stages = 128 / d;
-        else if (is_even)
+        else /* 64 KB on each of 132 processors: with more under way some are served far sooner than others */
             c.stages = 128 / d;
         *out = c;
         return;
     }
+    const uint32_t enough = p->n_processors * 4 / 11;
     for (uint32_t size = 2; size <= 8 && size * 4 <= s.max_tiles; size *= 2)
-        if (s.segments * size <= cluster_room(p->n_processors, size) && s.segments * size < 128)
+        if (s.segments * c.cluster < enough &&
+            s.segments * size <= cluster_room(p->n_processors, size))
             c.cluster = size;
     if (s.max_tiles <= c.cluster * c.warps * 2)
         c.stages = 1;
-    else if (c.cluster == 2 && s.segments * 4 <= 2 * cluster_room(p->n_processors, 4))
-        c.cluster = 4, c.warps = 4;
     else if (c.cluster == 1 && (is_double || s.tiles >= 1u << 16))
         c.warps = 4;
     if (d == 256 && is_double)

@@ -3,10 +3,10 @@
  *
  *   1. each warp asks for its tiles (warp, warp + 8). In a direct call q, and the newest row of K and V, come
  *      from the host; the warp that has the row's tile puts it there and into the cache
- *   2. it makes their scores and weights, each tile against its own maxima, and leaves the weights, as
- *      operands, the maxima and the sums of weights in shared memory
- *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, a tile's product times
- *      2^(maximum of the tile - maximum of all). Nothing is left to merge in the block
+ *   2. it makes their scores, q in registers, and weights against the maxima of both, and leaves the weights,
+ *      as operands, the maxima and the sums of weights in shared memory
+ *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, the products of a warp's
+ *      tiles times 2^(maximum of that warp - maximum of all). Nothing is left to merge in the block
  *   4. meanwhile the blocks of a segment have sent each other their maxima; each scales its sums and sends
  *      every slice of them, in the order registers have, to the rank that finishes it by adding
  *   5. the last block of all tells the host, if it wants to know: another kernel would take its launch's time
@@ -21,10 +21,6 @@
 
 namespace decode
 {
-
-template <int N> struct count {
-    static constexpr int value = N;
-};
 
 /* The larger of two rows' maxima. */
 GPU_DEVICE float2 larger(float2 a, float2 b)
@@ -110,22 +106,23 @@ GPU_DEVICE float2 weight(float2 m, float2 top)
     return make_float2(gpu::exp2_fast(m.x - top.x), gpu::exp2_fast(m.y - top.y));
 }
 
-template <bool is_bf16, int D, int NT, class Words>
+template <bool is_bf16, int D, int NT, bool is_direct, class Words>
 __global__ void __launch_bounds__(256, 1)
     decode_short(GPU_PARAM(decode_params, p), GPU_PARAM(Words, w), GPU_PARAM(CUtensorMap, map))
 {
-    constexpr uint32_t R = 8 * NT, W = 8, K = 2, slots = W * K, steps = D / 16, own = steps / W;
+    constexpr uint32_t R = 8 * NT, W = 8, slots = 2 * W, steps = D / 16, own = steps / W;
     constexpr uint32_t part_bytes = 32 * D; /* K or V of a tile */
-    constexpr int depth = 4; /* tiles whose values a warp has in flight */
     constexpr bool is_apart = D == 256;
     struct shared { /* a float2: of rows 2t and 2t + 1; a float4: their maxima, their sums */
         uint8_t q[R * D * 2];
         uint2 weights[slots][NT][32];
-        float4 tile_ml[slots][NT][4];
+        float4 warp_ml[W][NT][4];
         float2 in_top[DECODE_MAX_CLUSTER][NT][4], in_sum[DECODE_MAX_CLUSTER][NT][4];
+        uint4 zero; /* V of tiles that are not there, and their weights */
         uint64_t k_full[slots], v_full[slots], met, merged;
         float4 in[steps * NT * 32]; /* [rank][slice][x][lane]; not there in a cluster of one */
     };
+    const uint2 asked = ask_parameters(p, w, blockIdx.z);
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = gpu::lane_id();
     const uint32_t g = lane / 4, t = lane % 4, head = blockIdx.y, T = p.stages;
     const uint32_t lg = p.lg_cluster, csize = 1u << lg, rank = blockIdx.x & (csize - 1);
@@ -142,7 +139,6 @@ __global__ void __launch_bounds__(256, 1)
     const uint32_t first = it.n_tiles * rank >> lg, n = (it.n_tiles * (rank + 1) >> lg) - first;
     const uint32_t row0 = (blockIdx.x >> lg) * R, rows = min(p.group - row0, R);
     const uint32_t q_head = head * p.group + row0;
-    const bool is_direct = p.sources_at != 0;
     const uint32_t newest = is_direct && first + n == it.n_tiles ? n - 1 : ~0u; /* of our tiles */
     const uint32_t lg_slices = 31 - __clz(steps) - lg; /* slices a rank finishes */
 
@@ -173,7 +169,7 @@ __global__ void __launch_bounds__(256, 1)
                      (tile & ((1u << p.tiles_shift) - 1)) * DECODE_TILE,
                  part, block_of(tile));
     };
-    if (lane == 0) {
+    if (elect_one()) {
 #pragma unroll
         for (uint32_t i = warp; i < slots; i += W)
             if (i < n) {
@@ -194,6 +190,8 @@ __global__ void __launch_bounds__(256, 1)
     new_row<D> fresh;
     if (newest != ~0u && warp == newest % W)
         fresh.ask(src, head);
+    if (threadIdx.x == 0)
+        s.zero = make_uint4(0, 0, 0, 0);
     if (threadIdx.x == 32 * W - 1 && csize > 1) {
         barrier_init(met, 1);
         barrier_init(merged, 1);
@@ -211,14 +209,29 @@ __global__ void __launch_bounds__(256, 1)
     }
     const uint32_t end = it.pos + 1, begin = window != 0 && end > window ? end - window : 0;
     auto sees = [&](uint32_t key) { return key < end && (key >= begin || key < sinks); };
+    await_value(asked.x);
+    await_value(asked.y);
     copies_wait();
     __syncthreads();
 
     /* 2 */
+    uint32_t q[steps / 2][NT][4];
+#pragma unroll
+    for (int j = 0; j < (int)steps; j += 2)
+#pragma unroll
+        for (int x = 0; x < NT; ++x)
+            gpu::load_matrix4(q[j / 2][x], gpu::shared_address(s.q) + (x * 8 + lane % 8) * D * 2 +
+                                               j / 4 * 128 +
+                                               ((j % 4 * 2 + lane / 8) ^ lane % 8) * 16);
+    float c[2][NT][4]; /* scores of the last two tiles: tokens g and g + 8 of rows 2t and 2t + 1 */
+#pragma unroll
+    for (int x = 0; x < NT; ++x)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            c[1][x][k] = -INFINITY;
 #pragma unroll 1
     for (uint32_t i = warp; i < n; i += W) {
         const uint32_t k_row = k_at(i) + lane % 16 * 128;
-        const uint32_t q_row = gpu::shared_address(s.q) + lane % 8 * D * 2;
         float a[4][NT][4] = {};
         barrier_wait(k_full + i * 8, 0);
         if (i == newest) {
@@ -234,24 +247,17 @@ __global__ void __launch_bounds__(256, 1)
             gpu::sync_warp();
         }
 #pragma unroll
-        for (int j = 0; j < (int)steps; j += 2) {
-            uint32_t k[2][4];
+        for (int j = 0; j < (int)steps; ++j) {
+            uint32_t k[4];
+            gpu::load_matrix4(k, k_row + j / 4 * 2048 + ((j % 4 * 2 + lane / 16) ^ lane % 8) * 16);
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                gpu::load_matrix4(k[h], k_row + j / 4 * 2048 +
-                                            (((j + h) % 4 * 2 + lane / 16) ^ lane % 8) * 16);
-#pragma unroll
-            for (int x = 0; x < NT; ++x) {
-                uint32_t q[4];
-                gpu::load_matrix4(q, q_row + x * 8 * D * 2 + j / 4 * 128 +
-                                         ((j % 4 * 2 + lane / 8) ^ lane % 8) * 16);
-                gpu::mma_16816<is_bf16>(a[j % 4][x], k[0], q[0], q[1]);
-                gpu::mma_16816<is_bf16>(a[j % 4 + 1][x], k[1], q[2], q[3]);
-            }
+            for (int x = 0; x < NT; ++x)
+                gpu::mma_16816<is_bf16>(a[j % 4][x], k, q[j / 2][x][j % 2 * 2],
+                                        q[j / 2][x][j % 2 * 2 + 1]);
         }
         if (is_apart && i + W < n) {
             gpu::sync_warp();
-            if (lane == 0)
+            if (elect_one())
                 ask(i + W, 1, v_at(i + W), v_full + (i + W) * 8, part_bytes);
         }
         const uint32_t key = tile_at(first + i, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
@@ -267,113 +273,131 @@ __global__ void __launch_bounds__(256, 1)
                     shared_store16(v_at(i) + e * 16, make_uint4(0, 0, 0, 0));
         }
 #pragma unroll
-        for (int x = 0; x < NT; ++x) {
-            float c[4];
+        for (int x = 0; x < NT; ++x)
 #pragma unroll
-            for (int k = 0; k < 4; ++k)
-                c[k] = is_hidden[k / 2]
-                           ? -INFINITY
-                           : (a[0][x][k] + a[1][x][k] + (a[2][x][k] + a[3][x][k])) * it.scale_log2;
-            float2 m = make_float2(fmaxf(c[0], c[2]), fmaxf(c[1], c[3]));
-            m = largest(larger(m, make_float2(nothing, nothing)));
-            const float2 lo = weight(make_float2(c[0], c[1]), m);
-            const float2 hi = weight(make_float2(c[2], c[3]), m);
-            s.weights[i][x][lane] = make_uint2(transpose8(encode2<is_bf16>(lo.x, lo.y)),
-                                               transpose8(encode2<is_bf16>(hi.x, hi.y)));
-            const float2 l = added(make_float2(lo.x + hi.x, lo.y + hi.y));
-            if (g == 0)
-                s.tile_ml[i][x][t] = make_float4(m.x, m.y, l.x, l.y);
+            for (int k = 0; k < 4; ++k) {
+                c[0][x][k] = c[1][x][k];
+                c[1][x][k] =
+                    is_hidden[k / 2]
+                        ? -INFINITY
+                        : (a[0][x][k] + a[1][x][k] + (a[2][x][k] + a[3][x][k])) * it.scale_log2;
+            }
+    }
+    const bool has_two = warp + W < n;
+#pragma unroll
+    for (int x = 0; x < NT; ++x) {
+        float2 m = make_float2(nothing, nothing), l = make_float2(0, 0);
+#pragma unroll
+        for (int u = 0; u < 2; ++u)
+            if (u || has_two)
+                m = larger(
+                    m, make_float2(fmaxf(c[u][x][0], c[u][x][2]), fmaxf(c[u][x][1], c[u][x][3])));
+        m = largest(m);
+#pragma unroll
+        for (int u = 0; u < 2; ++u) {
+            if (!u && !has_two)
+                continue;
+            const float2 lo = weight(make_float2(c[u][x][0], c[u][x][1]), m);
+            const float2 hi = weight(make_float2(c[u][x][2], c[u][x][3]), m);
+            s.weights[warp + (u && has_two ? W : 0)][x][lane] = make_uint2(
+                transpose8(encode2<is_bf16>(lo.x, lo.y)), transpose8(encode2<is_bf16>(hi.x, hi.y)));
+            l.x += lo.x + hi.x;
+            l.y += lo.y + hi.y;
         }
-        if (is_apart) {
+        l = added(l);
+        if (g == 0)
+            s.warp_ml[warp][x][t] = make_float4(m.x, m.y, l.x, l.y);
+    }
+    if (is_apart)
+#pragma unroll 1
+        for (uint32_t i = warp; i < n; i += W) {
             barrier_wait(v_full + i * 8, 0);
             if (i == newest)
                 fresh.put(v_at(i), true, it.pos % DECODE_TILE);
         }
-    }
     if (p.is_chained)
         gpu::chain_release();
     __syncthreads();
 
-    /* 3. lane 4g + t has the factors of tiles g and g + 8 */
-    const uint32_t peers = csize > 1 ? cluster_rank() - rank : 0; /* the segment's first block */
-    if (csize > 1)
-        cluster_wait(); /* long since complete: every block of the cluster has its barriers ready */
-    float2 top[NT], sum[NT], f[K][NT];
-#pragma unroll
-    for (int x = 0; x < NT; ++x) {
-        float4 ml[K];
-        top[x] = make_float2(nothing, nothing);
-#pragma unroll
-        for (int k = 0; k < (int)K; ++k) {
-            ml[k] = make_float4(nothing, nothing, 0, 0);
-            if (g + k * W < n)
-                ml[k] = s.tile_ml[g + k * W][x][t];
-            top[x] = larger(top[x], make_float2(ml[k].x, ml[k].y));
-        }
-        top[x] = largest(top[x]);
-        if (csize > 1 && warp < csize && g == 0)
-            cluster_store2(
-                cluster_address(gpu::shared_address(&s.in_top[rank][x][t]), peers + warp), top[x].x,
-                top[x].y, cluster_address(met, peers + warp));
-        sum[x] = make_float2(0, 0);
-#pragma unroll
-        for (int k = 0; k < (int)K; ++k) {
-            f[k][x] = weight(make_float2(ml[k].x, ml[k].y), top[x]);
-            sum[x].x += ml[k].z * f[k][x].x;
-            sum[x].y += ml[k].w * f[k][x].y;
-        }
-        sum[x] = added(sum[x]);
-    }
-    float o[own][NT][4] = {};
+    /* 3. tiles i to i + 3 and those eight further on, which are of the same warps: one four is loaded while
+     * the other is multiplied. V that is not there is 0, as 0 times infinity is NaN */
+    constexpr int depth = 4;
+    struct values {
+        uint32_t v[depth][own][4];
+        uint2 w[depth][NT];
+    } near, far;
     uint32_t v_lane[own];
 #pragma unroll
     for (int j = 0; j < (int)own; ++j) {
         const uint32_t slice = warp * own + j, row = lane % 8 + lane / 16 * 8;
         v_lane[j] = slice / 4 * 2048 + row * 128 + ((slice % 4 * 2 + lane / 8 % 2) ^ row % 8) * 16;
     }
-    /* from tile i0 on, a multiple of their number; all loads first */
-    auto add_tiles = [&](auto n_tiles, uint32_t i0) {
-        constexpr int N = decltype(n_tiles)::value;
-        uint32_t v[N][own][4];
-        uint2 b[N][NT];
-        float d[N][NT][own][4] = {}, fx[N][NT], fy[N][NT];
+    const uint32_t zero = gpu::shared_address(&s.zero);
+    auto load = [&](values &to, uint32_t i0) {
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
+        for (int k = 0; k < depth; ++k) {
+            const bool is_there = i0 + k < n;
 #pragma unroll
             for (int j = 0; j < (int)own; ++j)
-                gpu::load_matrix4_transposed(v[k][j], v_at(i0 + k) + v_lane[j]);
+                gpu::load_matrix4_transposed(to.v[k][j],
+                                             is_there ? v_at(i0 + k) + v_lane[j] : zero);
+#pragma unroll
+            for (int x = 0; x < NT; ++x)
+                to.w[k][x] = is_there ? s.weights[i0 + k][x][lane] : *(const uint2 *)&s.zero;
+        }
+    };
+    const uint32_t peers = csize > 1 ? cluster_rank() - rank : 0; /* the segment's first block */
+    if (csize > 1)
+        cluster_wait(); /* long since complete: every block of the cluster has its barriers ready */
+    float2 top[NT], sum[NT], f[NT]; /* lane 4g + t has the factors of warp g */
+#pragma unroll
+    for (int x = 0; x < NT; ++x) {
+        const float4 ml = s.warp_ml[g][x][t];
+        top[x] = largest(make_float2(ml.x, ml.y));
+        if (csize > 1 && warp < csize && g == 0)
+            cluster_store2(
+                cluster_address(gpu::shared_address(&s.in_top[rank][x][t]), peers + warp), top[x].x,
+                top[x].y, cluster_address(met, peers + warp));
+        f[x] = weight(make_float2(ml.x, ml.y), top[x]);
+        sum[x] = make_float2(ml.z * f[x].x, ml.w * f[x].y);
+    }
+    load(near, 0);
+#pragma unroll
+    for (int x = 0; x < NT; ++x)
+        sum[x] = added(sum[x]);
+    float o[own][NT][4] = {};
+#pragma unroll 1
+    for (uint32_t i0 = 0; i0 < min(n, W); i0 += depth) {
+        float d[depth][NT][own][4] = {};
+        auto multiply = [&](const values &by) {
+#pragma unroll
+            for (int k = 0; k < depth; ++k)
+#pragma unroll
+                for (int x = 0; x < NT; ++x)
+#pragma unroll
+                    for (int j = 0; j < (int)own; ++j)
+                        gpu::mma_16816<is_bf16>(d[k][x][j], by.v[k][j], by.w[k][x].x, by.w[k][x].y);
+        };
+        if (i0 + W < n)
+            load(far, i0 + W);
+        multiply(near);
+        if (i0 + depth < min(n, W))
+            load(near, i0 + depth);
+        if (i0 + W < n)
+            multiply(far);
+#pragma unroll
+        for (int k = 0; k < depth; ++k)
 #pragma unroll
             for (int x = 0; x < NT; ++x) {
-                const float2 mine = i0 < W ? f[0][x] : f[1][x];
-                b[k][x] = s.weights[i0 + k][x][lane];
-                fx[k][x] = __shfl_sync(~0u, mine.x, (i0 % W + k) * 4 + t);
-                fy[k][x] = __shfl_sync(~0u, mine.y, (i0 % W + k) * 4 + t);
+                const float fx = __shfl_sync(~0u, f[x].x, (i0 + k) * 4 + t);
+                const float fy = __shfl_sync(~0u, f[x].y, (i0 + k) * 4 + t);
+#pragma unroll
+                for (int j = 0; j < (int)own; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        o[j][x][e] += (e % 2 ? fy : fx) * d[k][x][j][e];
             }
-        }
-#pragma unroll
-        for (int k = 0; k < N; ++k)
-#pragma unroll
-            for (int x = 0; x < NT; ++x)
-#pragma unroll
-                for (int j = 0; j < (int)own; ++j)
-                    gpu::mma_16816<is_bf16>(d[k][x][j], v[k][j], b[k][x].x, b[k][x].y);
-#pragma unroll
-        for (int k = 0; k < N; ++k)
-#pragma unroll
-            for (int x = 0; x < NT; ++x)
-#pragma unroll
-                for (int j = 0; j < (int)own; ++j)
-#pragma unroll
-                    for (int c = 0; c < 4; ++c)
-                        o[j][x][c] += (c % 2 ? fy : fx)[k][x] * d[k][x][j][c];
-    };
-    uint32_t done = 0;
-#pragma unroll 1
-    for (; done + depth <= n; done += depth)
-        add_tiles(count<depth>{}, done);
-#pragma unroll 1
-    for (; done < n; ++done)
-        add_tiles(count<1>{}, done);
+    }
 
     /* 4 */
     auto factors = [&](uint32_t x, float2 m, float2 l, bool is_first) {

@@ -94,13 +94,13 @@ cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int value)
     return value > gpu::shared_limit ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-static bool is_kernel(const void *kernel, int kind, bool has_few)
+static bool is_kernel(const void *kernel, int kind, decode::decode_start start)
 {
     for (uint32_t dim = 64; dim <= 256; dim *= 2)
         for (uint32_t rows = 8; rows <= 64; rows *= 2)
             for (int has_extras = 0; has_extras < 2; has_extras++)
                 for (auto find : {decode::kernel_bf16, decode::kernel_f16})
-                    if (find((decode_kernel)kind, dim, rows, has_extras, has_few) == kernel)
+                    if (find((decode_kernel)kind, dim, rows, has_extras, start) == kernel)
                         return true;
     return false;
 }
@@ -138,13 +138,15 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
         else
             how.is_chained = true;
     int kind = DECODE_CLUSTER;
-    while (kind <= DECODE_WIDE && !is_kernel(kernel, kind, false) && !is_kernel(kernel, kind, true))
+    while (kind <= DECODE_WIDE && !is_kernel(kernel, kind, decode::DECODE_AFTER_PREP) &&
+           !is_kernel(kernel, kind, decode::DECODE_DIRECT) &&
+           !is_kernel(kernel, kind, decode::DECODE_DIRECT_FEW))
         kind++;
     if (kind > DECODE_WIDE || l->dynamicSmemBytes > (size_t)gpu::shared_limit)
         return (int)cudaErrorInvalidValue;
     launches.n[kind]++;
     launches.n[5] += ((const decode_params *)args[0])->sources_at != 0;
-    if (kind == DECODE_SHORT && is_kernel(kernel, kind, true))
+    if (kind == DECODE_SHORT && is_kernel(kernel, kind, decode::DECODE_DIRECT_FEW))
         return enqueue<decode_few_words>(s, how, kernel, args);
     bool is_short = kind == DECODE_CLUSTER || kind == DECODE_SHORT || kind == DECODE_WIDE;
     return is_short ? enqueue<decode_short_words>(s, how, kernel, args)

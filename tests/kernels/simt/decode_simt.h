@@ -145,6 +145,19 @@ static inline void shared_store2(uint32_t at, uint16_t v)
     simt::shared_store(at, &v, sizeof v);
 }
 
+/* All lanes meet; which is elected is not said: here the last. */
+static inline bool elect_one()
+{
+    bool is_it = false;
+    simt::meet("an election", &is_it,
+               [](const void *const *lanes, int n) { *(bool *)lanes[n - 1] = true; });
+    return is_it;
+}
+
+static inline void await_value(uint32_t)
+{
+}
+
 static inline void copies_wait()
 {
     simt::copy_wait(-1);

@@ -143,9 +143,9 @@ plant(decode_short.cuh 47 "        gpu::chain_release();\n    __syncthreads();" 
 plant(decode_short.cuh 48 "        cluster_wait(); /* long since" "        if (simt::planted != 48) cluster_wait(); /* long since")
 plant(decode_short.cuh 49 "    barrier_wait(met, 0);" "    if (simt::planted != 49) barrier_wait(met, 0);")
 plant(decode_short.cuh 50 "        barrier_wait(merged, 0);" "        if (simt::planted != 50) barrier_wait(merged, 0);")
-# a tile's weights count as if its maximum were that of all
-plant(decode_short.cuh 51 "f[k][x] = weight(make_float2(ml[k].x, ml[k].y), top[x]);"
-  "f[k][x] = simt::planted == 51 ? make_float2(1, 1) : weight(make_float2(ml[k].x, ml[k].y), top[x]);")
+# a warp's weights count as if its maximum were that of all
+plant(decode_short.cuh 51 "f[x] = weight(make_float2(ml.x, ml.y), top[x]);"
+  "f[x] = simt::planted == 51 ? make_float2(1, 1) : weight(make_float2(ml.x, ml.y), top[x]);")
 # 0 times NaN
 plant(decode_short.cuh 52 "                if (!sees(key + e / 8 % 16))" "                if (simt::planted != 52 && !sees(key + e / 8 % 16))")
 
