@@ -199,8 +199,9 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
         return;
     }
     /* Two thread blocks a processor where there is a segment for each, else one; a few segments are cut
-     * until 64 processors are at work: that many draw all the bandwidth there is. Clusters of 2 and 4 do
-     * not spread well over the chip, so long calls that would need them take the list. */
+     * until 48 of 132 processors are at work: with 128 KB under way on each they draw nearly all the
+     * bandwidth there is, and more parts take longer to merge than they save. Clusters do not spread evenly
+     * over the chip, so long calls that would need them take the list. */
     bool is_double = s.segments > p->n_processors;
     bool is_list = s.tiles >= 1u << 15 && s.segments <= p->n_processors / 2 && s.segments > 16;
     is_list |= s.tiles >= 1u << 17 && s.segments <= 16;

@@ -148,6 +148,8 @@ plant(decode_short.cuh 51 "f[x] = weight(make_float2(ml.x, ml.y), top[x]);"
   "f[x] = simt::planted == 51 ? make_float2(1, 1) : weight(make_float2(ml.x, ml.y), top[x]);")
 # 0 times NaN
 plant(decode_short.cuh 52 "                if (!sees(key + e / 8 % 16))" "                if (simt::planted != 52 && !sees(key + e / 8 % 16))")
+# a four of tiles ends where there are none
+plant(decode_short.cuh 53 "is_there ? v_at(i0 + k) + v_lane[j] : zero" "is_there || simt::planted == 53 ? v_at(i0 + k) + v_lane[j] : zero")
 
 # ---- batches in flight
 
