@@ -91,7 +91,7 @@ struct decode_call {
     uint32_t stages;
     uint32_t n_processors;
     uint32_t n_segments;
-    uint32_t ids_at, ids_stride; /* block ids in inline_words */
+    uint32_t ids_at, ids_stride; /* block ids in inline_words, ids_stride 0: none */
     uint32_t runs_at; /* runs in inline_words */
     uint32_t
         sources_at; /* of the items' q, k and v in inline_words; 0: the call cannot be direct */

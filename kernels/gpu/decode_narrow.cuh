@@ -115,17 +115,21 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
             cluster_wait();
         return;
     }
-    const uint32_t first = it.n_tiles * rank >> lg, n = (it.n_tiles * (rank + 1) >> lg) - first;
+    const uint32_t first = decode_cluster_begin(it.n_tiles, rank, lg);
+    const uint32_t n = decode_cluster_begin(it.n_tiles, rank + 1, lg) - first;
     const uint32_t lg_w = 31 - __clz(W), count = (n + W - 1 - warp) >> lg_w;
     const uint32_t kv_row = (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens;
     const uint32_t in_block = (1u << p.tiles_shift) - 1;
-    uint32_t ids = 0; /* block ids of the warp's next 32 tiles, one a lane */
+    /* Block ids of the warp's first tiles came with the parameters; those of 32 tiles, one a lane, are
+     * fetched while the first tiles are on their way. */
+    const uint32_t n_known = p.ids_stride >> lg_w;
+    uint32_t known = 0, ids = 0;
+    if (lane < n_known)
+        known = w.w[p.ids_at + (blockIdx.z << lg | rank) * p.ids_stride + lane * W + warp];
     auto load_ids = [&](uint32_t i) {
         if (i + lane < count) {
             uint32_t tile = tile_at(first + warp + (i + lane) * W, it.sink_tiles, it.skip_tiles);
-            tile >>= p.tiles_shift;
-            ids = p.ids_at ? w.w[p.ids_at + blockIdx.z * p.ids_stride + tile]
-                           : __ldg((const uint32_t *)it.table + tile);
+            ids = __ldg((const uint32_t *)it.table + (tile >> p.tiles_shift));
         }
     };
     load_ids(0);
@@ -137,16 +141,17 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
         map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
                  kv_row + (tile & in_block) * DECODE_TILE, 0, id);
     };
-    auto fill = [&](uint32_t i, uint32_t s) {
-        if (i % 32 == 0 && i)
-            load_ids(i);
-        const uint32_t id = __shfl_sync(~0u, ids, i % 32);
+    auto fill = [&](uint32_t i, uint32_t s, uint32_t from) {
+        const uint32_t id = __shfl_sync(~0u, from, i % 32);
         if (elect_one())
             copy_tile(i, s, id);
     };
 #pragma unroll 1
-    for (uint32_t i = 0; i < min(S, count); ++i)
-        fill(i, i);
+    for (uint32_t i = 0; i < min(n_known, count); ++i)
+        fill(i, i, known);
+#pragma unroll 1
+    for (uint32_t i = n_known; i < min(S, count); ++i)
+        fill(i, i, ids);
 
     const unit_keys keys = keys_of(it, rows, p.layers);
     unit_extras<NT> extras;
@@ -167,8 +172,11 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
         acc.template tile<has_extras>(ring + stage * rows_t::tile_bytes, tile * DECODE_TILE,
                                       it.scale_log2, rows, keys, extras);
         gpu::sync_warp();
-        if (i + S < count)
-            fill(i + S, stage);
+        if (i + S < count) {
+            if ((i + S) % 32 == 0)
+                load_ids(i + S);
+            fill(i + S, stage, ids);
+        }
         if (++stage == S) {
             stage = 0;
             phase ^= 1;

@@ -67,8 +67,10 @@ struct decode_params {
     uint32_t stages; /* of a ring; DECODE_SHORT: tiles a thread block, at most */
     uint32_t n_processors; /* warps or thread blocks with runs */
     uint32_t row_span; /* DECODE_CLUSTER: rows of a unit rounded up to a power of two */
-    uint32_t ids_at; /* word of the first item's block ids, 0: read from the table */
-    uint32_t ids_stride; /* words an item */
+    uint32_t ids_at, ids_stride; /* block ids in the words; DECODE_SHORT: all of item i from ids_at +
+                                    i * ids_stride on; DECODE_CLUSTER, DECODE_WIDE: of the ids_stride
+                                    tiles that part k of item i begins with, as many as there is room
+                                    for, from ids_at + (i * parts + k) * ids_stride on */
     uint32_t lg_cluster; /* DECODE_CLUSTER, DECODE_SHORT: log2 of the cluster's size */
     uint32_t n_parts; /* DECODE_WIDE: thread blocks a segment */
     uint32_t is_chained; /* launched while the kernel before may still run */
@@ -120,6 +122,18 @@ DECODE_BOTH uint32_t decode_max(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
+/* A segment's parts, of n visible tiles: the tile with which part k begins (part `parts` is the end). */
+enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage of decode_wide, whose parts are whole stages */
+DECODE_BOTH uint32_t decode_cluster_begin(uint32_t n, uint32_t k, uint32_t lg_parts)
+{
+    return n * k >> lg_parts;
+}
+DECODE_BOTH uint32_t decode_wide_begin(uint32_t n, uint32_t k, uint32_t parts)
+{
+    return (n + DECODE_WIDE_TOKENS / DECODE_TILE - 1) / (DECODE_WIDE_TOKENS / DECODE_TILE) * k /
+           parts * (DECODE_WIDE_TOKENS / DECODE_TILE);
+}
+
 /* decode_cluster: a ring a warp, where later its sums lie | q | sums of the cluster | (m, l) of the warps |
  * (m, l) of the cluster | barriers */
 DECODE_BOTH uint32_t decode_warp_bytes(uint32_t d, uint32_t rows, uint32_t stages)
@@ -157,7 +171,6 @@ DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps
 /* decode_wide: q | ring (later the sums that the warpgroups exchange, and the parts of a slice) | (m, l) of the
  * two halves | barriers. Partial results are kept in units of 8 rows, f16, each with (m, l) of its rows for
  * both halves of head_dim. */
-enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage */
 DECODE_BOTH uint32_t decode_wide_unit_bytes(uint32_t d)
 {
     return 8 * d * 2 + 2 * 8 * 8;

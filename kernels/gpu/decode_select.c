@@ -253,23 +253,50 @@ static void fill_item(const struct decode_pool *p, const struct decode_item *it,
     visible_tiles(p, it, &out->n_tiles, &out->sink_tiles, &out->skip_tiles);
 }
 
-/* Block ids in the kernel's parameters, where they fit: saves the first dependent load. */
+/* All block ids in the parameters of a short call; the rule has seen that they fit. */
 static void inline_ids(const struct decode_pool *p, const struct decode_item *items,
                        struct decode_call *c)
 {
-    uint32_t words = c->n_items * (uint32_t)(sizeof(struct decode_dev_item) / 4), stride = 0;
+    const uint32_t words = c->n_words;
+    uint32_t stride = 0;
     for (uint32_t i = 0; i < c->n_items; i++) {
         uint32_t n = ceil_div(items[i].pos + items[i].n_tokens, p->kv.block_tokens);
         stride = n > stride ? n : stride;
     }
-    if ((uint64_t)stride * c->n_items > DECODE_SHORT_WORDS - words)
-        return;
     c->n_words = words + stride * c->n_items;
     c->ids_at = words;
     c->ids_stride = stride;
     for (uint32_t i = 0; i < c->n_items; i++)
         memcpy(&c->inline_words[words + i * stride], items[i].blocks,
                ceil_div(items[i].pos + items[i].n_tokens, p->kv.block_tokens) * sizeof(uint32_t));
+}
+
+/* Block ids of the tiles with which the parts of segments begin, up to a ring's, as many as there is room for: a
+ * load from cold memory that the first copies need not wait for. */
+static void inline_first_ids(const struct decode_pool *p, const struct decode_item *items,
+                             const struct decode_dev_item *dev, const struct decode_choice *choice,
+                             struct decode_call *c)
+{
+    const bool is_wide = choice->kernel == DECODE_WIDE;
+    const uint32_t parts = choice->cluster * (is_wide ? choice->n_groups : 1);
+    const uint32_t round = is_wide ? DECODE_WIDE_TOKENS / DECODE_TILE : choice->warps;
+    const uint32_t room = (DECODE_SHORT_WORDS - c->n_words) / (c->n_items * parts * round);
+    uint32_t lg = 0, *out = &c->inline_words[c->n_words];
+    while (1u << lg < choice->cluster)
+        lg++;
+    c->ids_at = c->n_words;
+    c->ids_stride = min_u32(room, choice->stages) * round;
+    c->n_words += c->n_items * parts * c->ids_stride;
+    for (uint32_t i = 0; i < c->n_items; i++)
+        for (uint32_t part = 0; part < parts; part++) {
+            const uint32_t n = dev[i].n_tiles;
+            const uint32_t first = is_wide ? decode_wide_begin(n, part, parts)
+                                           : decode_cluster_begin(n, part, lg);
+            for (uint32_t t = first; t < first + c->ids_stride; t++) {
+                uint32_t tile = t + (t >= dev[i].sink_tiles ? dev[i].skip_tiles : 0);
+                *out++ = t < n ? items[i].blocks[tile * DECODE_TILE / p->kv.block_tokens] : 0;
+            }
+        }
 }
 
 /* Where q, k and v come from, behind the block ids. */
@@ -415,10 +442,12 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         if (c->kernel == DECODE_WIDE && parts > 1 &&
             (uint64_t)n_items * p->kv.num_kv_heads * units * parts > 2 * p->n_processors)
             return ATTN_ENOTSUP; /* more partial slots than scratch has */
-        if (is_inline)
+        if (c->kernel == DECODE_SHORT) {
             inline_ids(p, items, o);
-        if (c->kernel == DECODE_SHORT)
             inline_sources(items, o);
+        } else if (is_inline) {
+            inline_first_ids(p, items, dev, c, o);
+        }
         o->grid[0] = parts * units;
         o->grid[1] = p->kv.num_kv_heads;
         o->grid[2] = n_items;

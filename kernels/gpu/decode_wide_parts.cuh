@@ -37,8 +37,8 @@ struct wide_share {
 GPU_DEVICE wide_share share_of(const decode_dev_item &it, uint32_t part, uint32_t parts)
 {
     constexpr uint32_t TB = DECODE_WIDE_TOKENS / DECODE_TILE;
-    const uint32_t stages = (it.n_tiles + TB - 1) / TB, first = stages * part / parts * TB;
-    const uint32_t n = min(stages * (part + 1) / parts * TB, it.n_tiles) - first;
+    const uint32_t first = decode_wide_begin(it.n_tiles, part, parts);
+    const uint32_t n = min(decode_wide_begin(it.n_tiles, part + 1, parts), it.n_tiles) - first;
     return {first, n, (n + TB - 1) / TB};
 }
 
@@ -88,13 +88,16 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
     const uint32_t row0 = (it.layer * 2 * p.num_kv_heads + blockIdx.y) * p.block_tokens + lane * 8;
     const uint32_t to = ring.at + (loader * 2 + lane) * group_bytes;
     const uint32_t in_block = (1u << p.tiles_shift) - 1;
-    uint32_t ids = 0; /* block ids of the tile, a stage a lane */
+    /* Block ids of the tile, a stage a lane: those of the first stages came with the parameters, the others
+     * are fetched meanwhile. */
+    const uint32_t n_known = p.ids_stride / TB;
+    uint32_t known = 0, ids = 0;
+    if (lane < n_known)
+        known = w.w[p.ids_at + (blockIdx.z * p.n_parts + part) * p.ids_stride + lane * TB + loader];
     auto load_ids = [&](uint32_t stage0) {
-        if ((stage0 + lane) * TB + loader < share.n) {
-            const uint32_t block = tile_of(stage0 + lane) >> p.tiles_shift;
-            ids = p.ids_at ? w.w[p.ids_at + blockIdx.z * p.ids_stride + block]
-                           : __ldg((const uint32_t *)it.table + block);
-        }
+        if ((stage0 + lane) * TB + loader < share.n)
+            ids =
+                __ldg((const uint32_t *)it.table + (tile_of(stage0 + lane) >> p.tiles_shift));
     };
     load_ids(0);
     sync_all(); /* q is asked for: behind the whole ring it would come late */
@@ -106,7 +109,10 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
             load_ids(i);
         if (i < share.count) {
             const bool is_there = i * TB + loader < share.n;
-            const uint32_t id = __shfl_sync(~0u, ids, i % 32), bar = ring.full + place.slot * 8;
+            uint32_t id = __shfl_sync(~0u, known, i % 32);
+            if (i >= n_known) /* else ids are not waited for */
+                id = __shfl_sync(~0u, ids, i % 32);
+            const uint32_t bar = ring.full + place.slot * 8;
             barrier_wait(ring.empty + place.slot * 8, place.phase ^ 1);
             if (lane == 0)
                 barrier_expect(bar, is_there ? 2 * group_bytes : 0);
