@@ -151,9 +151,9 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
     l.blockDim = c->block;
     l.dynamicSmemBytes = c->shared_bytes;
     cudaLaunchAttribute attributes[2] = {};
-    if (c->cluster > 1) {
+    if (c->launch_cluster > 1) {
         attributes[l.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attributes[l.numAttrs++].val.clusterDim = {c->cluster, 1, 1};
+        attributes[l.numAttrs++].val.clusterDim = {c->launch_cluster, 1, 1};
     }
     if (chained) {
         attributes[l.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;

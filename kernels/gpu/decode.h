@@ -73,7 +73,7 @@ enum decode_kernel {
 };
 
 /* What travels in a kernel's parameters, in those of the kernels for short calls, and for a few short items. */
-#define DECODE_INLINE_WORDS 6656
+#define DECODE_INLINE_WORDS 7680
 #define DECODE_SHORT_WORDS 1152
 #define DECODE_FEW_WORDS 192
 
@@ -84,7 +84,8 @@ struct decode_call {
     uint32_t rows; /* query rows (token x head of a group) computed together */
     uint32_t row_span; /* rows of the widest item in a unit, rounded up to a power of two */
     uint32_t n_items;
-    uint32_t cluster, n_groups; /* thread blocks a cluster, clusters a segment */
+    uint32_t cluster, n_groups; /* thread blocks of a segment's cluster, such clusters a segment */
+    uint32_t launch_cluster; /* thread blocks a cluster of the launch: of one segment or of several */
     uint32_t grid[3];
     uint32_t block; /* threads */
     uint32_t shared_bytes;

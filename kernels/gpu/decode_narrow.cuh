@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     constexpr uint32_t R = 8 * NT, row_floats = D + 4;
     const uint32_t W = blockDim.x / 32, S = p.stages, warp = gpu::warp_id(), lane = gpu::lane_id();
     const uint32_t lg = p.lg_cluster, csize = 1u << lg;
-    const uint32_t rank = blockIdx.x & (csize - 1), unit = blockIdx.x >> lg, head = blockIdx.y;
+    const uint32_t rank = blockIdx.x & (csize - 1), head = blockIdx.x >> lg, unit = blockIdx.y;
     const uint32_t warp_bytes = decode_warp_bytes(D, R, S);
     uint8_t *base = aligned_shared();
     const uint32_t s_q = gpu::shared_address(base) + W * warp_bytes;
@@ -115,8 +115,7 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
             cluster_wait();
         return;
     }
-    const uint32_t first = decode_cluster_begin(it.n_tiles, rank, lg);
-    const uint32_t n = decode_cluster_begin(it.n_tiles, rank + 1, lg) - first;
+    const uint32_t first = it.n_tiles * rank >> lg, n = (it.n_tiles * (rank + 1) >> lg) - first;
     const uint32_t lg_w = 31 - __clz(W), count = (n + W - 1 - warp) >> lg_w;
     const uint32_t kv_row = (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens;
     const uint32_t in_block = (1u << p.tiles_shift) - 1;
@@ -132,7 +131,8 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
             ids = __ldg((const uint32_t *)it.table + (tile >> p.tiles_shift));
         }
     };
-    load_ids(0);
+    if (count > n_known)
+        load_ids(0);
     /* q before K and V: behind them it would wait for the whole ring */
     rows_t::ask_q(s_q, it.q, rows, p.num_q_heads, head);
     auto copy_tile = [&](uint32_t i, uint32_t s, uint32_t id) {
@@ -210,7 +210,8 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
                                     finish_row(it, p, row, m, l, d4 == 0));
             }
         } else {
-            const uint32_t to = e >> lg_per, at = e & (per - 1);
+            const uint32_t at = e & (per - 1);
+            const uint32_t to = cluster_rank() - rank + (e >> lg_per); /* as the launch counts */
             const uint32_t there = cluster_address(merge_bar, to);
             cluster_store4(cluster_address(gpu::shared_address(s_in + rank * per + at), to), a,
                            there);
@@ -297,8 +298,8 @@ __global__ void __launch_bounds__(256, 1)
         const uint32_t *table;
         uint32_t tile0, n_tiles, kv_row, sink_tiles, skip_tiles, next;
     } in = {}, ahead;
-    uint32_t in_i = 0, in_count = 0, in_ids = 0, ahead_ids = 0;
-    enum { NONE, KNOWN, READY } ahead_state = KNOWN;
+    uint32_t in_i = 0, in_count, in_ids = 0, ahead_ids = 0;
+    enum { NONE, KNOWN, READY } ahead_state;
     auto look = [&](uint32_t i) {
         decode_dev_item it;
         const decode_dev_run r = fetch(i, it);
@@ -317,6 +318,16 @@ __global__ void __launch_bounds__(256, 1)
         if (k >= r.n_tiles)
             return 0u;
         return __ldg(r.table + (tile_at(r.tile0 + k, r.sink_tiles, r.skip_tiles) >> p.tiles_shift));
+    };
+    auto copy_next = [&](uint32_t s, uint32_t ids) {
+        const uint32_t id = __shfl_sync(~0u, ids, in_i % 32);
+        if (elect_one()) {
+            uint32_t tile = tile_at(in.tile0 + at + in_i * step, in.sink_tiles, in.skip_tiles);
+            barrier_expect(bar + s * 8, rows_t::tile_bytes);
+            map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
+                     in.kv_row + (tile & in_block) * DECODE_TILE, 0, id);
+        }
+        ++in_i;
     };
     auto fill = [&](uint32_t s) {
         if (in_i == in_count) {
@@ -339,16 +350,8 @@ __global__ void __launch_bounds__(256, 1)
             return;
         if (in_i && in_i % 32 == 0)
             in_ids = load_ids(in, in_i);
-        const uint32_t id = __shfl_sync(~0u, in_ids, in_i % 32);
-        if (elect_one()) {
-            uint32_t tile = tile_at(in.tile0 + at + in_i * step, in.sink_tiles, in.skip_tiles);
-            barrier_expect(bar + s * 8, rows_t::tile_bytes);
-            map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
-                     in.kv_row + (tile & in_block) * DECODE_TILE, 0, id);
-        }
-        ++in_i;
+        copy_next(s, in_ids);
     };
-    ahead = look(processor);
 
     /* Computing side. q of the next run is asked for before this one is merged. */
     decode_dev_item next_it;
@@ -356,8 +359,24 @@ __global__ void __launch_bounds__(256, 1)
     rows_t acc;
     acc.load_q(next_it.q, rows_of(next_it, next.head_unit >> 16, R, p.group), p.num_q_heads,
                next.head_unit & 0xffff);
+
+    /* Block ids of the first tiles came with the parameters; the others are fetched meanwhile. */
+    in = look(processor);
+    in_count = tiles_of(in.n_tiles);
+    const uint32_t n_known = p.ids_stride >> lg_step;
+    uint32_t known = 0;
+    if (lane < n_known)
+        known = w.w[p.ids_at + (is_warp ? next.item : processor) * p.ids_stride + lane * step + at];
+    if (in_count > n_known)
+        in_ids = load_ids(in, 0);
 #pragma unroll 1
-    for (uint32_t s = 0; s < S; ++s)
+    while (in_i < min(n_known, in_count))
+        copy_next(in_i, known);
+    ahead_state = in.next != DECODE_NO_RUN ? KNOWN : NONE;
+    if (ahead_state == KNOWN)
+        ahead = look(in.next);
+#pragma unroll 1
+    for (uint32_t s = in_i; s < S; ++s)
         fill(s);
 
     uint32_t stage = 0, phase = 0, half = 0;

@@ -67,10 +67,10 @@ struct decode_params {
     uint32_t stages; /* of a ring; DECODE_SHORT: tiles a thread block, at most */
     uint32_t n_processors; /* warps or thread blocks with runs */
     uint32_t row_span; /* DECODE_CLUSTER: rows of a unit rounded up to a power of two */
-    uint32_t ids_at, ids_stride; /* block ids in the words; DECODE_SHORT: all of item i from ids_at +
-                                    i * ids_stride on; DECODE_CLUSTER, DECODE_WIDE: of the ids_stride
-                                    tiles that part k of item i begins with, as many as there is room
-                                    for, from ids_at + (i * parts + k) * ids_stride on */
+    uint32_t ids_at, ids_stride; /* block ids in the words, ids_stride for each item of DECODE_SHORT (all
+                                    it has), each part of each item of DECODE_CLUSTER and DECODE_WIDE,
+                                    each processor of DECODE_LIST, each item of DECODE_WARP (of the
+                                    tiles it begins with; as many as there is room for, up to a ring's) */
     uint32_t lg_cluster; /* DECODE_CLUSTER, DECODE_SHORT: log2 of the cluster's size */
     uint32_t n_parts; /* DECODE_WIDE: thread blocks a segment */
     uint32_t is_chained; /* launched while the kernel before may still run */
@@ -86,7 +86,7 @@ struct decode_params {
 #define DECODE_DIRECT_BYTES 131072
 
 /* Items, block ids and runs in the kernel's parameters: no memory to wait for, nothing to bring over.
- * 26 KB of them cost 0.2 us a launch, so the short calls have their own size. */
+ * 30 KB of them cost 0.2 us a launch, so the short calls have their own size. */
 struct decode_words {
     uint32_t w[DECODE_INLINE_WORDS];
 } __attribute__((aligned(16)));
@@ -124,9 +124,9 @@ DECODE_BOTH uint32_t decode_max(uint32_t a, uint32_t b)
 
 /* A segment's parts, of n visible tiles: the tile with which part k begins (part `parts` is the end). */
 enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage of decode_wide, whose parts are whole stages */
-DECODE_BOTH uint32_t decode_cluster_begin(uint32_t n, uint32_t k, uint32_t lg_parts)
+DECODE_BOTH uint32_t decode_cluster_begin(uint32_t n, uint32_t k, uint32_t parts)
 {
-    return n * k >> lg_parts;
+    return n * k / parts; /* a power of two */
 }
 DECODE_BOTH uint32_t decode_wide_begin(uint32_t n, uint32_t k, uint32_t parts)
 {

@@ -210,10 +210,12 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
         c.n_processors = p->n_processors;
         if (c.rows * d == 16 * 256)
             c.rows = 8;
+        /* 64 KB on each of 132 processors: with more under way some are served far sooner than others */
+        c.stages = 128 / d;
         if (d == 256)
             c.warps = 4, c.stages = 2;
-        else /* 64 KB on each of 132 processors: with more under way some are served far sooner than others */
-            c.stages = 128 / d;
+        else if (is_even && is_list) /* warps meet at the end only: two thread blocks end closer together than one */
+            c.warps = 4, c.n_processors *= 2;
         *out = c;
         return;
     }
@@ -271,32 +273,34 @@ static void inline_ids(const struct decode_pool *p, const struct decode_item *it
                ceil_div(items[i].pos + items[i].n_tokens, p->kv.block_tokens) * sizeof(uint32_t));
 }
 
-/* Block ids of the tiles with which the parts of segments begin, up to a ring's, as many as there is room for: a
- * load from cold memory that the first copies need not wait for. */
-static void inline_first_ids(const struct decode_pool *p, const struct decode_item *items,
-                             const struct decode_dev_item *dev, const struct decode_choice *choice,
-                             struct decode_call *c)
+/* Block ids of the tiles with which blocks or warps begin, in the parameters as far as there is room: a load from
+ * cold memory that their first copies need not wait for. */
+struct first_ids {
+    uint32_t *out, n; /* of each place */
+};
+
+/* For n_places that copy `round` tiles at a time, a ring of `stages` times. */
+static struct first_ids reserve_first_ids(struct decode_call *c, uint32_t capacity_words,
+                                          uint32_t n_places, uint32_t round, uint32_t stages)
 {
-    const bool is_wide = choice->kernel == DECODE_WIDE;
-    const uint32_t parts = choice->cluster * (is_wide ? choice->n_groups : 1);
-    const uint32_t round = is_wide ? DECODE_WIDE_TOKENS / DECODE_TILE : choice->warps;
-    const uint32_t room = (DECODE_SHORT_WORDS - c->n_words) / (c->n_items * parts * round);
-    uint32_t lg = 0, *out = &c->inline_words[c->n_words];
-    while (1u << lg < choice->cluster)
-        lg++;
+    const uint64_t room = (capacity_words - c->n_words) / ((uint64_t)n_places * round);
+    const uint32_t n = (room < stages ? (uint32_t)room : stages) * round;
+    struct first_ids f = {.out = &c->inline_words[c->n_words], .n = n};
     c->ids_at = c->n_words;
-    c->ids_stride = min_u32(room, choice->stages) * round;
-    c->n_words += c->n_items * parts * c->ids_stride;
-    for (uint32_t i = 0; i < c->n_items; i++)
-        for (uint32_t part = 0; part < parts; part++) {
-            const uint32_t n = dev[i].n_tiles;
-            const uint32_t first = is_wide ? decode_wide_begin(n, part, parts)
-                                           : decode_cluster_begin(n, part, lg);
-            for (uint32_t t = first; t < first + c->ids_stride; t++) {
-                uint32_t tile = t + (t >= dev[i].sink_tiles ? dev[i].skip_tiles : 0);
-                *out++ = t < n ? items[i].blocks[tile * DECODE_TILE / p->kv.block_tokens] : 0;
-            }
-        }
+    c->ids_stride = n;
+    c->n_words += n_places * n;
+    return f;
+}
+
+/* The next place's, which begins with visible tile `first` of an item. */
+static void put_first_ids(struct first_ids *f, const struct decode_pool *p,
+                          const struct decode_item *it, const struct decode_dev_item *dev,
+                          uint32_t first)
+{
+    for (uint32_t t = first; t < first + f->n; t++) {
+        uint32_t tile = t + (t >= dev->sink_tiles ? dev->skip_tiles : 0);
+        *f->out++ = t < dev->n_tiles ? it->blocks[tile * DECODE_TILE / p->kv.block_tokens] : 0;
+    }
 }
 
 /* Where q, k and v come from, behind the block ids. */
@@ -404,6 +408,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     o->rows = c->rows;
     o->n_items = n_items;
     o->cluster = c->cluster;
+    o->launch_cluster = c->cluster;
     o->n_groups = c->n_groups;
     o->stages = c->stages;
     o->block = c->kernel == DECODE_WIDE ? 384 : c->warps * 32;
@@ -446,10 +451,27 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
             inline_ids(p, items, o);
             inline_sources(items, o);
         } else if (is_inline) {
-            inline_first_ids(p, items, dev, c, o);
+            const bool is_wide = c->kernel == DECODE_WIDE;
+            struct first_ids ids =
+                reserve_first_ids(o, DECODE_SHORT_WORDS, n_items * parts,
+                                  is_wide ? DECODE_WIDE_TOKENS / DECODE_TILE : c->warps, c->stages);
+            for (uint32_t i = 0; i < n_items; i++)
+                for (uint32_t k = 0; k < parts; k++)
+                    put_first_ids(&ids, p, &items[i], &dev[i],
+                                  is_wide ? decode_wide_begin(dev[i].n_tiles, k, parts)
+                                          : decode_cluster_begin(dev[i].n_tiles, k, parts));
         }
         o->grid[0] = parts * units;
         o->grid[1] = p->kv.num_kv_heads;
+        if (c->kernel == DECODE_CLUSTER) {
+            o->grid[0] = parts * p->kv.num_kv_heads;
+            o->grid[1] = units;
+            /* Clusters of 8 are spread evenly over the GPCs, smaller ones at times 34 processors on one half of
+             * them and 30 on the other, which then ends first. */
+            if (parts > 1 && o->grid[0] % 8 == 0 &&
+                (uint64_t)o->grid[0] * units * n_items <= cluster_room(p->n_processors, 8))
+                o->launch_cluster = 8;
+        }
         o->grid[2] = n_items;
         o->n_runs = n_segments * parts;
         o->shared_bytes = c->kernel == DECODE_WIDE
@@ -462,6 +484,12 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     case DECODE_WARP:
         o->n_runs = n_segments;
         o->n_processors = c->n_processors;
+        if (is_inline) {
+            struct first_ids ids =
+                reserve_first_ids(o, DECODE_INLINE_WORDS, n_items, 1, c->stages);
+            for (uint32_t i = 0; i < n_items; i++)
+                put_first_ids(&ids, p, &items[i], &dev[i], 0);
+        }
         o->grid[0] = ceil_div(c->n_processors, c->warps);
         o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, true);
         return units == 1 ? ATTN_OK : ATTN_ENOTSUP;
@@ -484,9 +512,15 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         o->n_words = 0;
         o->upload_bytes = item_bytes + run_bytes;
     }
-    o->n_processors = write_runs(p, w,
-                                 o->n_words ? (void *)&o->inline_words[o->runs_at]
-                                            : (void *)((char *)upload + item_bytes));
+    struct decode_dev_run *runs = o->n_words ? (void *)&o->inline_words[o->runs_at]
+                                             : (void *)((char *)upload + item_bytes);
+    o->n_processors = write_runs(p, w, runs);
+    if (o->n_words > 0) {
+        struct first_ids ids =
+            reserve_first_ids(o, DECODE_INLINE_WORDS, o->n_processors, c->warps, c->stages);
+        for (uint32_t i = 0; i < o->n_processors; i++)
+            put_first_ids(&ids, p, &items[runs[i].item], &dev[runs[i].item], runs[i].tile0);
+    }
     o->n_runs = w->plan.n_runs;
     o->grid[0] = o->n_processors;
     o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, false);

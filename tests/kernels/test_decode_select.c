@@ -27,7 +27,7 @@ static uint32_t rng(uint32_t below)
     return (uint32_t)((z ^ (z >> 31)) % below);
 }
 
-static const uint32_t blocks[1 << 14];
+static uint32_t blocks[1 << 14];
 
 struct batch {
     struct decode_pool pool;
@@ -122,13 +122,43 @@ static void check_runs(const struct batch *b, const struct decode_call *c, const
     assert_true(got == want);
 }
 
+/* Block ids in the parameters are those of the tiles with which blocks, warps or items begin. */
+static void check_ids(const struct batch *b, const struct decode_call *c)
+{
+    const struct decode_dev_item *items = (const void *)c->inline_words;
+    const struct decode_dev_run *runs = (const void *)&c->inline_words[c->runs_at];
+    const uint32_t parts = c->kernel == DECODE_CLUSTER || c->kernel == DECODE_WIDE
+                               ? c->cluster * c->n_groups
+                               : 1;
+    const uint32_t n_places =
+        c->kernel == DECODE_LIST ? c->n_processors : b->n_items * parts;
+    assert_true(c->ids_at + n_places * c->ids_stride <= c->n_words);
+    for (uint32_t place = 0; place < n_places; place++) {
+        const uint32_t i = c->kernel == DECODE_LIST ? runs[place].item : place / parts;
+        const uint32_t n = items[i].n_tiles, k = place % parts;
+        const uint32_t first = c->kernel == DECODE_LIST   ? runs[place].tile0
+                               : c->kernel == DECODE_WIDE ? (n + 3) / 4 * k / parts * 4
+                                                          : n * k / parts;
+        for (uint32_t t = first; t < first + c->ids_stride && t < n; t++) {
+            uint32_t tile = t + (t >= items[i].sink_tiles ? items[i].skip_tiles : 0);
+            if (c->kernel == DECODE_SHORT) /* all ids, whatever the tiles are */
+                tile = (t - first) * b->pool.kv.block_tokens / 16;
+            if (tile * 16 < items[i].pos + items[i].n_tokens)
+                assert_int_equal(c->inline_words[c->ids_at + place * c->ids_stride + t - first],
+                                 blocks[tile * 16 / b->pool.kv.block_tokens]);
+        }
+    }
+}
+
 static void any_batch_stays_within_the_kernels_and_the_device(void **state)
 {
     (void)state;
     static struct batch b;
     struct decode_planner w = {0};
     struct decode_call *c = malloc(sizeof *c), *again = malloc(sizeof *again);
-    uint32_t seen[5] = {0};
+    uint32_t seen[5] = {0}, with_ids[5] = {0};
+    for (uint32_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
+        blocks[i] = i * 40503 + 7;
     for (uint64_t seed = 1; seed <= 3000; seed++) {
         rng_state = seed;
         random_batch(&b);
@@ -149,8 +179,14 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
         if (c->kernel == DECODE_WIDE && c->cluster * c->n_groups > 1)
             assert_true((uint64_t)c->grid[0] * c->grid[1] * c->grid[2] <=
                         2 * (uint64_t)b.pool.n_processors);
+        assert_true(c->launch_cluster <= 8 && c->launch_cluster % c->cluster == 0);
+        assert_int_equal(c->grid[0] % c->launch_cluster, 0);
         if (c->kernel == DECODE_LIST)
             check_runs(&b, c, upload);
+        if (c->ids_stride > 0) {
+            check_ids(&b, c);
+            with_ids[c->kernel]++;
+        }
 
         void *upload2 = malloc(capacity);
         assert_int_equal(decode_prepare(&b.pool, b.items, b.n_items, &w, upload2, capacity, again),
@@ -162,7 +198,7 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
         free(upload2);
     }
     for (int k = 0; k < 5; k++)
-        assert_true(seen[k] > 0);
+        assert_true(seen[k] > 0 && with_ids[k] > 0);
     free(c);
     free(again);
     decode_planner_fini(&w);
