@@ -85,7 +85,7 @@ struct decode_call {
     uint32_t row_span; /* rows of the widest item in a unit, rounded up to a power of two */
     uint32_t n_items;
     uint32_t cluster, n_groups; /* thread blocks of a segment's cluster, such clusters a segment */
-    uint32_t launch_cluster; /* thread blocks a cluster of the launch: of one segment or of several */
+    uint32_t launch_cluster; /* thread blocks a cluster of the launch: of one or more segments */
     uint32_t grid[3];
     uint32_t block; /* threads */
     uint32_t shared_bytes;

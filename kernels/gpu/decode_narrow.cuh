@@ -2,8 +2,8 @@
  * alone: one tensor-map copy brings its K and V into the warp's own stages, the warp waits on its own
  * barrier, computes and refills. No barrier of the thread block lies in the main loop.
  *
- *   decode_cluster   one run a thread block, computed from the block index; the blocks of a cluster
- *                    share a segment and merge through each other's shared memory
+ *   decode_cluster   one run a thread block, computed from the block index; neighbours in a cluster share
+ *                    a segment and merge through each other's shared memory
  *   decode_runs      a list of runs a thread block, splits meet in device memory (the last to arrive
  *                    merges), or a list of whole segments a warp, with nothing to merge
  *
@@ -115,12 +115,13 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
             cluster_wait();
         return;
     }
-    const uint32_t first = it.n_tiles * rank >> lg, n = (it.n_tiles * (rank + 1) >> lg) - first;
+    const uint32_t first = decode_cluster_begin(it.n_tiles, rank, lg);
+    const uint32_t n = decode_cluster_begin(it.n_tiles, rank + 1, lg) - first;
     const uint32_t lg_w = 31 - __clz(W), count = (n + W - 1 - warp) >> lg_w;
     const uint32_t kv_row = (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens;
     const uint32_t in_block = (1u << p.tiles_shift) - 1;
-    /* Block ids of the warp's first tiles came with the parameters; those of 32 tiles, one a lane, are
-     * fetched while the first tiles are on their way. */
+    /* Block ids, one a lane: of the warp's first tiles, which came with the parameters, and of its next 32,
+     * fetched while those tiles are on their way. */
     const uint32_t n_known = p.ids_stride >> lg_w;
     uint32_t known = 0, ids = 0;
     if (lane < n_known)

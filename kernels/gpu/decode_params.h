@@ -67,10 +67,10 @@ struct decode_params {
     uint32_t stages; /* of a ring; DECODE_SHORT: tiles a thread block, at most */
     uint32_t n_processors; /* warps or thread blocks with runs */
     uint32_t row_span; /* DECODE_CLUSTER: rows of a unit rounded up to a power of two */
-    uint32_t ids_at, ids_stride; /* block ids in the words, ids_stride for each item of DECODE_SHORT (all
-                                    it has), each part of each item of DECODE_CLUSTER and DECODE_WIDE,
-                                    each processor of DECODE_LIST, each item of DECODE_WARP (of the
-                                    tiles it begins with; as many as there is room for, up to a ring's) */
+    /* Block ids in the words: of DECODE_SHORT all of every item; else those of the first tiles, a ring's or as
+     * many as there is room for, of every part of every item (DECODE_CLUSTER, DECODE_WIDE), processor
+     * (DECODE_LIST) or item (DECODE_WARP). */
+    uint32_t ids_at, ids_stride; /* word of the first; words for each */
     uint32_t lg_cluster; /* DECODE_CLUSTER, DECODE_SHORT: log2 of the cluster's size */
     uint32_t n_parts; /* DECODE_WIDE: thread blocks a segment */
     uint32_t is_chained; /* launched while the kernel before may still run */
@@ -124,9 +124,9 @@ DECODE_BOTH uint32_t decode_max(uint32_t a, uint32_t b)
 
 /* A segment's parts, of n visible tiles: the tile with which part k begins (part `parts` is the end). */
 enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage of decode_wide, whose parts are whole stages */
-DECODE_BOTH uint32_t decode_cluster_begin(uint32_t n, uint32_t k, uint32_t parts)
+DECODE_BOTH uint32_t decode_cluster_begin(uint32_t n, uint32_t k, uint32_t lg_parts)
 {
-    return n * k / parts; /* a power of two */
+    return n * k >> lg_parts;
 }
 DECODE_BOTH uint32_t decode_wide_begin(uint32_t n, uint32_t k, uint32_t parts)
 {

@@ -210,11 +210,12 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
         c.n_processors = p->n_processors;
         if (c.rows * d == 16 * 256)
             c.rows = 8;
-        /* 64 KB on each of 132 processors: with more under way some are served far sooner than others */
+        /* 64 KB on each of 132 processors: with more under way some are served far sooner than others. Where
+         * warps meet once, at the end, those of two thread blocks end closer together than of one. */
         c.stages = 128 / d;
         if (d == 256)
             c.warps = 4, c.stages = 2;
-        else if (is_even && is_list) /* warps meet at the end only: two thread blocks end closer together than one */
+        else if (is_even && is_list)
             c.warps = 4, c.n_processors *= 2;
         *out = c;
         return;
@@ -274,32 +275,35 @@ static void inline_ids(const struct decode_pool *p, const struct decode_item *it
 }
 
 /* Block ids of the tiles with which blocks or warps begin, in the parameters as far as there is room: a load from
- * cold memory that their first copies need not wait for. */
-struct first_ids {
-    uint32_t *out, n; /* of each place */
-};
-
-/* For n_places that copy `round` tiles at a time, a ring of `stages` times. */
-static struct first_ids reserve_first_ids(struct decode_call *c, uint32_t capacity_words,
-                                          uint32_t n_places, uint32_t round, uint32_t stages)
+ * cold memory that their first copies need not wait for. runs: of DECODE_LIST, each processor's first. */
+static void inline_first_ids(const struct decode_pool *p, const struct decode_item *items,
+                             const struct decode_dev_item *dev, const struct decode_choice *choice,
+                             const struct decode_dev_run *runs, struct decode_call *c)
 {
-    const uint64_t room = (capacity_words - c->n_words) / ((uint64_t)n_places * round);
-    const uint32_t n = (room < stages ? (uint32_t)room : stages) * round;
-    struct first_ids f = {.out = &c->inline_words[c->n_words], .n = n};
+    const bool is_list = choice->kernel == DECODE_LIST, is_warp = choice->kernel == DECODE_WARP;
+    const bool is_wide = choice->kernel == DECODE_WIDE;
+    const uint32_t parts = is_list || is_warp ? 1 : c->cluster * (is_wide ? c->n_groups : 1);
+    const uint32_t n_places = is_list ? c->n_processors : c->n_items * parts;
+    const uint32_t round = is_wide   ? DECODE_WIDE_TOKENS / DECODE_TILE
+                           : is_warp ? 1
+                                     : choice->warps; /* tiles copied at a time */
+    const uint32_t capacity = is_list || is_warp ? DECODE_INLINE_WORDS : DECODE_SHORT_WORDS;
+    const uint32_t rounds = (capacity - c->n_words) / n_places / round;
+    uint32_t lg_parts = 0, *out = &c->inline_words[c->n_words];
+    while (1u << lg_parts < parts)
+        lg_parts++;
     c->ids_at = c->n_words;
-    c->ids_stride = n;
-    c->n_words += n_places * n;
-    return f;
-}
-
-/* The next place's, which begins with visible tile `first` of an item. */
-static void put_first_ids(struct first_ids *f, const struct decode_pool *p,
-                          const struct decode_item *it, const struct decode_dev_item *dev,
-                          uint32_t first)
-{
-    for (uint32_t t = first; t < first + f->n; t++) {
-        uint32_t tile = t + (t >= dev->sink_tiles ? dev->skip_tiles : 0);
-        *f->out++ = t < dev->n_tiles ? it->blocks[tile * DECODE_TILE / p->kv.block_tokens] : 0;
+    c->ids_stride = min_u32(rounds, choice->stages) * round;
+    c->n_words += n_places * c->ids_stride;
+    for (uint32_t place = 0; place < n_places; place++) {
+        const uint32_t i = is_list ? runs[place].item : place / parts, n = dev[i].n_tiles;
+        const uint32_t first = is_list   ? runs[place].tile0
+                               : is_wide ? decode_wide_begin(n, place % parts, parts)
+                                         : decode_cluster_begin(n, place % parts, lg_parts);
+        for (uint32_t t = first; t < first + c->ids_stride; t++) {
+            uint32_t tile = t + (t >= dev[i].sink_tiles ? dev[i].skip_tiles : 0);
+            *out++ = t < n ? items[i].blocks[tile * DECODE_TILE / p->kv.block_tokens] : 0;
+        }
     }
 }
 
@@ -451,15 +455,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
             inline_ids(p, items, o);
             inline_sources(items, o);
         } else if (is_inline) {
-            const bool is_wide = c->kernel == DECODE_WIDE;
-            struct first_ids ids =
-                reserve_first_ids(o, DECODE_SHORT_WORDS, n_items * parts,
-                                  is_wide ? DECODE_WIDE_TOKENS / DECODE_TILE : c->warps, c->stages);
-            for (uint32_t i = 0; i < n_items; i++)
-                for (uint32_t k = 0; k < parts; k++)
-                    put_first_ids(&ids, p, &items[i], &dev[i],
-                                  is_wide ? decode_wide_begin(dev[i].n_tiles, k, parts)
-                                          : decode_cluster_begin(dev[i].n_tiles, k, parts));
+            inline_first_ids(p, items, dev, c, NULL, o);
         }
         o->grid[0] = parts * units;
         o->grid[1] = p->kv.num_kv_heads;
@@ -484,12 +480,8 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     case DECODE_WARP:
         o->n_runs = n_segments;
         o->n_processors = c->n_processors;
-        if (is_inline) {
-            struct first_ids ids =
-                reserve_first_ids(o, DECODE_INLINE_WORDS, n_items, 1, c->stages);
-            for (uint32_t i = 0; i < n_items; i++)
-                put_first_ids(&ids, p, &items[i], &dev[i], 0);
-        }
+        if (is_inline)
+            inline_first_ids(p, items, dev, c, NULL, o);
         o->grid[0] = ceil_div(c->n_processors, c->warps);
         o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, true);
         return units == 1 ? ATTN_OK : ATTN_ENOTSUP;
@@ -512,15 +504,11 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         o->n_words = 0;
         o->upload_bytes = item_bytes + run_bytes;
     }
-    struct decode_dev_run *runs = o->n_words ? (void *)&o->inline_words[o->runs_at]
-                                             : (void *)((char *)upload + item_bytes);
+    struct decode_dev_run *runs =
+        o->n_words ? (void *)&o->inline_words[o->runs_at] : (void *)((char *)upload + item_bytes);
     o->n_processors = write_runs(p, w, runs);
-    if (o->n_words > 0) {
-        struct first_ids ids =
-            reserve_first_ids(o, DECODE_INLINE_WORDS, o->n_processors, c->warps, c->stages);
-        for (uint32_t i = 0; i < o->n_processors; i++)
-            put_first_ids(&ids, p, &items[runs[i].item], &dev[runs[i].item], runs[i].tile0);
-    }
+    if (o->n_words > 0)
+        inline_first_ids(p, items, dev, c, runs, o);
     o->n_runs = w->plan.n_runs;
     o->grid[0] = o->n_processors;
     o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, false);

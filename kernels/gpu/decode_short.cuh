@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(256, 1)
         return !is_apart ? k_at(i) + part_bytes : tiles + (i < W ? T + i : i - W) * part_bytes;
     };
     const decode_dev_item it = *(const decode_dev_item *)(w.w + blockIdx.z * (sizeof it / 4));
-    const uint32_t first = it.n_tiles * rank >> lg, n = (it.n_tiles * (rank + 1) >> lg) - first;
+    const uint32_t first = decode_cluster_begin(it.n_tiles, rank, lg);
+    const uint32_t n = decode_cluster_begin(it.n_tiles, rank + 1, lg) - first;
     const uint32_t row0 = (blockIdx.x >> lg) * R, rows = min(p.group - row0, R);
     const uint32_t q_head = head * p.group + row0;
     const uint32_t newest = is_direct && first + n == it.n_tiles ? n - 1 : ~0u; /* of our tiles */

@@ -96,8 +96,7 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
         known = w.w[p.ids_at + (blockIdx.z * p.n_parts + part) * p.ids_stride + lane * TB + loader];
     auto load_ids = [&](uint32_t stage0) {
         if ((stage0 + lane) * TB + loader < share.n)
-            ids =
-                __ldg((const uint32_t *)it.table + (tile_of(stage0 + lane) >> p.tiles_shift));
+            ids = __ldg((const uint32_t *)it.table + (tile_of(stage0 + lane) >> p.tiles_shift));
     };
     load_ids(0);
     sync_all(); /* q is asked for: behind the whole ring it would come late */

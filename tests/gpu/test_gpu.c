@@ -170,6 +170,8 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
         {16, 4, 128, 6, 333, 3, 5, 0, false}, /* clusters */
         {16, 4, 64, 6, 333, 3, 9, 70, false},
         {16, 4, 256, 6, 333, 3, 3, 20, true},
+        {32, 8, 64, 2, 900, 0, 1, 0, false}, /* several in a launch's cluster */
+        {32, 8, 128, 4, 700, 7, 3, 0, true},
         {24, 1, 128, 8, 700, 1, 8, 0, false}, /* 64 rows a block */
         {24, 1, 256, 8, 700, 1, 8, 200, false},
         {64, 1, 256, 8, 1100, 1, 1, 200, false},

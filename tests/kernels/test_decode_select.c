@@ -127,11 +127,9 @@ static void check_ids(const struct batch *b, const struct decode_call *c)
 {
     const struct decode_dev_item *items = (const void *)c->inline_words;
     const struct decode_dev_run *runs = (const void *)&c->inline_words[c->runs_at];
-    const uint32_t parts = c->kernel == DECODE_CLUSTER || c->kernel == DECODE_WIDE
-                               ? c->cluster * c->n_groups
-                               : 1;
-    const uint32_t n_places =
-        c->kernel == DECODE_LIST ? c->n_processors : b->n_items * parts;
+    const uint32_t parts =
+        c->kernel == DECODE_CLUSTER || c->kernel == DECODE_WIDE ? c->cluster * c->n_groups : 1;
+    const uint32_t n_places = c->kernel == DECODE_LIST ? c->n_processors : b->n_items * parts;
     assert_true(c->ids_at + n_places * c->ids_stride <= c->n_words);
     for (uint32_t place = 0; place < n_places; place++) {
         const uint32_t i = c->kernel == DECODE_LIST ? runs[place].item : place / parts;
@@ -156,7 +154,7 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
     static struct batch b;
     struct decode_planner w = {0};
     struct decode_call *c = malloc(sizeof *c), *again = malloc(sizeof *again);
-    uint32_t seen[5] = {0}, with_ids[5] = {0};
+    uint32_t seen[5] = {0}, with_ids[5] = {0}, n_grouped = 0, n_doubled = 0;
     for (uint32_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         blocks[i] = i * 40503 + 7;
     for (uint64_t seed = 1; seed <= 3000; seed++) {
@@ -183,6 +181,8 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
         assert_int_equal(c->grid[0] % c->launch_cluster, 0);
         if (c->kernel == DECODE_LIST)
             check_runs(&b, c, upload);
+        n_grouped += c->launch_cluster > c->cluster;
+        n_doubled += c->kernel == DECODE_LIST && c->n_processors > b.pool.n_processors;
         if (c->ids_stride > 0) {
             check_ids(&b, c);
             with_ids[c->kernel]++;
@@ -199,6 +199,8 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
     }
     for (int k = 0; k < 5; k++)
         assert_true(seen[k] > 0 && with_ids[k] > 0);
+    assert_true(n_grouped > 0 &&
+                n_doubled > 0); /* clusters of several segments, two blocks a processor */
     free(c);
     free(again);
     decode_planner_fini(&w);

@@ -92,6 +92,11 @@ plant(decode_narrow.cuh 24 "    barrier_wait(merge_bar, 0);" "    if (simt::plan
 # a barrier that only its maker knows of
 plant(decode_narrow.cuh 25 "        barrier_init(merge_bar, 1);\n        barrier_init_fence();"
   "        barrier_init(merge_bar, 1);\n        if (simt::planted != 25) barrier_init_fence();")
+# the ids of a part, of a list's begin, are another's
+plant(decode_narrow.cuh 54 "(blockIdx.z << lg | rank) * p.ids_stride" "(blockIdx.z << lg | (simt::planted == 54 ? 0 : rank)) * p.ids_stride")
+plant(decode_narrow.cuh 55 "(is_warp ? next.item : processor) * p.ids_stride" "(simt::planted == 55 ? 0 : is_warp ? next.item : processor) * p.ids_stride")
+# sums go to another segment's blocks of the launch's cluster
+plant(decode_narrow.cuh 60 "cluster_rank() - rank +" "(simt::planted == 60 ? 0 : cluster_rank() - rank) +")
 # hidden keys are not masked
 plant(decode_tile.cuh 26 "        if (is_masked)\n            mask(" "        if (is_masked && simt::planted != 26)\n            mask(")
 # 0 times NaN
