@@ -462,8 +462,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         if (c->kernel == DECODE_CLUSTER) {
             o->grid[0] = parts * p->kv.num_kv_heads;
             o->grid[1] = units;
-            /* Clusters of 8 are spread evenly over the GPCs, smaller ones at times 34 processors on one half of
-             * them and 30 on the other, which then ends first. */
+            /* clusters of 8 are spread evenly over the GPCs, smaller ones not always, and then some end later */
             if (parts > 1 && o->grid[0] % 8 == 0 &&
                 (uint64_t)o->grid[0] * units * n_items <= cluster_room(p->n_processors, 8))
                 o->launch_cluster = 8;
