@@ -86,7 +86,7 @@ struct decode_params {
 #define DECODE_DIRECT_BYTES 131072
 
 /* Items, block ids and runs in the kernel's parameters: no memory to wait for, nothing to bring over.
- * 30 KB of them cost 0.2 us a launch, so the short calls have their own size. */
+ * 26 or 32 KB of them cost 0.2 us a launch, so the short calls have their own size. */
 struct decode_words {
     uint32_t w[DECODE_INLINE_WORDS];
 } __attribute__((aligned(16)));
