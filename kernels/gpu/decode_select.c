@@ -94,6 +94,19 @@ static uint32_t cluster_room(uint32_t n_processors, uint32_t size)
     return clusters[size] * size * n_processors / 132; /* size <= DECODE_MAX_CLUSTER */
 }
 
+/* Thread blocks, one a processor: one cluster of 8 on each GPC, of which there are 8. */
+static uint32_t cluster_a_gpc(uint32_t n_processors)
+{
+    return (cluster_room(n_processors, 8) / 8 + 1) / 2 * 8;
+}
+
+/* Does launching so many as clusters of 8 load the GPCs alike? Long calls of 8 or 14 such clusters take 1.02 to 1.04
+ * times a plain read, of 6, 7, 10 or 12 of them 1.08 to 1.21. */
+static bool is_even_load(uint32_t n_processors, uint32_t blocks)
+{
+    return blocks == cluster_a_gpc(n_processors) || blocks + 16 == 2 * cluster_a_gpc(n_processors);
+}
+
 /* What decode_short takes: one token an item, everything in the parameters, and a segment's tiles all in
  * the shared memory of the blocks that share it. Fills *out but for rows, which the caller has chosen. */
 static bool select_short(const struct decode_pool *p, const struct decode_item *items,
@@ -198,16 +211,22 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
         *out = c;
         return;
     }
-    /* Two thread blocks a processor where there is a segment for each, else one; a few segments are cut
-     * until 48 of 132 processors are at work: with 128 KB under way on each they draw nearly all the
-     * bandwidth there is, and more parts take longer to merge than they save. Clusters do not spread evenly
-     * over the chip, so long calls that would need them take the list. */
-    bool is_double = s.segments > p->n_processors;
-    bool is_list = s.tiles >= 1u << 15 && s.segments <= p->n_processors / 2 && s.segments > 16;
-    is_list |= s.tiles >= 1u << 17 && s.segments <= 16;
-    if (!is_even || s.segments > 2 * p->n_processors || is_list) {
+    /* Long calls are cut so that their blocks load the GPCs alike; those that cannot be, and those of head_dim 64,
+     * take less time by the list. */
+    const bool is_long = s.segments > 16 ? s.tiles >= 1u << 15 && s.segments <= p->n_processors / 2
+                                         : s.tiles >= 1u << 17;
+    for (uint32_t size = 1; d >= 128 && is_even && is_long && size <= 8; size *= 2)
+        if (is_even_load(p->n_processors, s.segments * size) &&
+            size * p->kv.num_kv_heads % 8 == 0) {
+            c.cluster = size;
+            *out = c;
+            return;
+        }
+    if (!is_even || s.segments > 2 * p->n_processors || is_long) {
         c.kernel = DECODE_LIST;
         c.n_processors = p->n_processors;
+        if (!is_even && p->n_processors >= 16)
+            c.n_processors -= c.n_processors % 16; /* as many on each GPC: they have 16 or 18 */
         if (c.rows * d == 16 * 256)
             c.rows = 8;
         /* 64 KB on each of 132 processors: with more under way some are served far sooner than others. Long even
@@ -215,11 +234,15 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
         c.stages = 128 / d;
         if (d == 256)
             c.warps = 4, c.stages = 2;
-        else if (is_even && is_list)
+        else if (is_even && is_long)
             c.warps = 4, c.n_processors *= 2;
         *out = c;
         return;
     }
+    /* Two thread blocks a processor where there is a segment for each, else one; a few segments are cut
+     * until 48 of 132 processors are at work: with 128 KB under way on each they draw nearly all the
+     * bandwidth there is, and more parts take longer to merge than they save. */
+    const bool is_double = s.segments > p->n_processors;
     const uint32_t enough = p->n_processors * 4 / 11;
     for (uint32_t size = 2; size <= 8 && size * 4 <= s.max_tiles; size *= 2)
         if (s.segments * c.cluster < enough &&
@@ -324,6 +347,13 @@ static void inline_sources(const struct decode_item *items, struct decode_call *
     }
     c->n_words = at + c->n_items * words;
     c->sources_at = at;
+}
+
+/* Blocks that need no cluster, one a processor: two by two they are dealt to the GPCs more evenly. */
+static void launch_in_pairs(const struct decode_pool *p, struct decode_call *c)
+{
+    if (c->grid[0] % 2 == 0 && c->grid[0] <= p->n_processors)
+        c->launch_cluster = 2;
 }
 
 static uint32_t units_of(const struct decode_pool *p, const struct decode_item *it, uint32_t rows)
@@ -462,10 +492,10 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         if (c->kernel == DECODE_CLUSTER) {
             o->grid[0] = parts * p->kv.num_kv_heads;
             o->grid[1] = units;
-            /* clusters of 8 spread evenly over the GPCs; of those of 2 some were seen to end late */
-            if (parts > 1 && o->grid[0] % 8 == 0 &&
-                (uint64_t)o->grid[0] * units * n_items <= cluster_room(p->n_processors, 8))
-                o->launch_cluster = 8;
+            const uint32_t blocks = o->grid[0] * units * n_items;
+            if (o->grid[0] % 8 == 0 && ((parts > 1 && blocks <= cluster_a_gpc(p->n_processors)) ||
+                                        is_even_load(p->n_processors, blocks)))
+                o->launch_cluster = 8; /* so that they cannot crowd on some GPCs */
         }
         o->grid[2] = n_items;
         o->n_runs = n_segments * parts;
@@ -482,6 +512,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         if (is_inline)
             inline_first_ids(p, items, dev, c, NULL, o);
         o->grid[0] = ceil_div(c->n_processors, c->warps);
+        launch_in_pairs(p, o);
         o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, true);
         return units == 1 ? ATTN_OK : ATTN_ENOTSUP;
     case DECODE_LIST:
@@ -510,6 +541,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         inline_first_ids(p, items, dev, c, runs, o);
     o->n_runs = w->plan.n_runs;
     o->grid[0] = o->n_processors;
+    launch_in_pairs(p, o);
     o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, false);
     return ATTN_OK;
 }

@@ -207,6 +207,50 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
     decode_planner_fini(NULL);
 }
 
+/* What measurements say of 132 processors, in decode_select.c */
+static void long_calls_load_the_gpcs_alike(void **state)
+{
+    (void)state;
+    static struct batch b;
+    struct decode_planner w = {0};
+    struct decode_call *c = malloc(sizeof *c);
+    const struct {
+        uint32_t n_items, first, others; /* tokens */
+        enum decode_kernel kernel;
+        uint32_t n_blocks, launch_cluster;
+    } calls[] = {
+        {1, 262144, 0, DECODE_CLUSTER, 64, 8},    {2, 131072, 131072, DECODE_CLUSTER, 64, 8},
+        {4, 32768, 32768, DECODE_CLUSTER, 64, 8}, {7, 32768, 32768, DECODE_CLUSTER, 112, 8},
+        {8, 32768, 32768, DECODE_CLUSTER, 64, 8}, {3, 8192, 8192, DECODE_CLUSTER, 48, 8},
+        {5, 8192, 8192, DECODE_CLUSTER, 80, 2},   {5, 32768, 32768, DECODE_LIST, 264, 1},
+        {64, 131072, 512, DECODE_LIST, 128, 2},   {256, 1024, 1024, DECODE_WARP, 128, 2},
+    };
+    rng_state = 1;
+    random_batch(&b);
+    b.pool.kv.dk = b.pool.kv.dv = 128;
+    b.pool.kv.num_q_heads = 32;
+    b.pool.kv.num_kv_heads = 8;
+    b.pool.kv.group = 4;
+    b.pool.n_processors = 132;
+    b.pool.has_extras = b.pool.is_batch_invariant = false;
+    b.specs[0].window_tokens = 0;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        uint64_t capacity = decode_upload_bytes(&b.pool, calls[i].n_items, calls[i].n_items);
+        void *upload = malloc(capacity);
+        for (uint32_t k = 0; k < calls[i].n_items; k++)
+            b.items[k] = (struct decode_item){
+                .n_tokens = 1, .pos = (k ? calls[i].others : calls[i].first) - 1, .blocks = blocks};
+        assert_int_equal(
+            decode_prepare(&b.pool, b.items, calls[i].n_items, &w, upload, capacity, c), ATTN_OK);
+        assert_int_equal(c->kernel, calls[i].kernel);
+        assert_int_equal(c->grid[0] * c->grid[1] * c->grid[2], calls[i].n_blocks);
+        assert_int_equal(c->launch_cluster, calls[i].launch_cluster);
+        free(upload);
+    }
+    free(c);
+    decode_planner_fini(&w);
+}
+
 static void too_many_tokens_and_too_little_room_are_refused(void **state)
 {
     (void)state;
@@ -259,6 +303,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_batch_stays_within_the_kernels_and_the_device),
+        cmocka_unit_test(long_calls_load_the_gpcs_alike),
         cmocka_unit_test(too_many_tokens_and_too_little_room_are_refused),
         cmocka_unit_test(an_invariant_pool_cuts_an_item_the_same_way_in_a_crowd),
     };
