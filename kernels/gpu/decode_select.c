@@ -349,13 +349,6 @@ static void inline_sources(const struct decode_item *items, struct decode_call *
     c->sources_at = at;
 }
 
-/* Blocks that need no cluster, one a processor: two by two they are dealt to the GPCs more evenly. */
-static void launch_in_pairs(const struct decode_pool *p, struct decode_call *c)
-{
-    if (c->grid[0] % 2 == 0 && c->grid[0] <= p->n_processors)
-        c->launch_cluster = 2;
-}
-
 static uint32_t units_of(const struct decode_pool *p, const struct decode_item *it, uint32_t rows)
 {
     return ceil_div(it->n_tokens * p->kv.group, rows);
@@ -512,7 +505,6 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         if (is_inline)
             inline_first_ids(p, items, dev, c, NULL, o);
         o->grid[0] = ceil_div(c->n_processors, c->warps);
-        launch_in_pairs(p, o);
         o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, true);
         return units == 1 ? ATTN_OK : ATTN_ENOTSUP;
     case DECODE_LIST:
@@ -541,7 +533,8 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         inline_first_ids(p, items, dev, c, runs, o);
     o->n_runs = w->plan.n_runs;
     o->grid[0] = o->n_processors;
-    launch_in_pairs(p, o);
+    if (o->grid[0] % 2 == 0 && o->grid[0] <= p->n_processors)
+        o->launch_cluster = 2; /* two by two they are dealt to the GPCs more evenly */
     o->shared_bytes = decode_runs_bytes(p->kv.dk, c->rows, c->warps, c->stages, false);
     return ATTN_OK;
 }

@@ -223,7 +223,7 @@ static void long_calls_load_the_gpcs_alike(void **state)
         {4, 32768, 32768, DECODE_CLUSTER, 64, 8}, {7, 32768, 32768, DECODE_CLUSTER, 112, 8},
         {8, 32768, 32768, DECODE_CLUSTER, 64, 8}, {3, 8192, 8192, DECODE_CLUSTER, 48, 8},
         {5, 8192, 8192, DECODE_CLUSTER, 80, 2},   {5, 32768, 32768, DECODE_LIST, 264, 1},
-        {64, 131072, 512, DECODE_LIST, 128, 2},   {256, 1024, 1024, DECODE_WARP, 128, 2},
+        {64, 131072, 512, DECODE_LIST, 128, 2},   {256, 1024, 1024, DECODE_WARP, 128, 1},
     };
     rng_state = 1;
     random_batch(&b);
