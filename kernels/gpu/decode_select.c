@@ -102,7 +102,7 @@ static uint32_t cluster_a_gpc(uint32_t n_processors)
 
 /* Does launching so many as clusters of 8 load the GPCs alike? Long calls of 8 or 14 such clusters take 1.02 to 1.04
  * times a plain read, of 6, 7, 10 or 12 of them 1.08 to 1.21. */
-static bool is_even_load(uint32_t n_processors, uint32_t blocks)
+static bool is_even_load(uint32_t n_processors, uint64_t blocks)
 {
     return blocks == cluster_a_gpc(n_processors) || blocks + 16 == 2 * cluster_a_gpc(n_processors);
 }
@@ -216,7 +216,7 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
     const bool is_long = s.segments > 16 ? s.tiles >= 1u << 15 && s.segments <= p->n_processors / 2
                                          : s.tiles >= 1u << 17;
     for (uint32_t size = 1; d >= 128 && is_even && is_long && size <= 8; size *= 2)
-        if (is_even_load(p->n_processors, s.segments * size) &&
+        if (is_even_load(p->n_processors, (uint64_t)s.segments * size) &&
             size * p->kv.num_kv_heads % 8 == 0) {
             c.cluster = size;
             *out = c;
@@ -485,7 +485,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         if (c->kernel == DECODE_CLUSTER) {
             o->grid[0] = parts * p->kv.num_kv_heads;
             o->grid[1] = units;
-            const uint32_t blocks = o->grid[0] * units * n_items;
+            const uint64_t blocks = (uint64_t)o->grid[0] * units * n_items;
             if (o->grid[0] % 8 == 0 && ((parts > 1 && blocks <= cluster_a_gpc(p->n_processors)) ||
                                         is_even_load(p->n_processors, blocks)))
                 o->launch_cluster = 8; /* so that they cannot crowd on some GPCs */
