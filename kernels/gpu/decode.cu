@@ -133,6 +133,12 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
     a.ids_at = c->ids_at;
     a.ids_stride = c->ids_stride;
     a.n_parts = c->cluster * c->n_groups;
+    if (c->kernel == DECODE_WIDE) {
+        a.part_reciprocal = UINT32_MAX / a.n_parts + 1; /* of one part 0, which is not used */
+        for (uint32_t rank = 0; rank <= c->cluster; rank++)
+            a.pieces |= (uint64_t)(8 * rank / c->cluster) << 4 * rank;
+        a.wide_body = decode_wide_body(kv->dk, c->rows, c->stages, a.n_parts, c->cluster);
+    }
     a.is_chained = chained != 0;
     for (a.lg_cluster = 0; 1u << a.lg_cluster < c->cluster;)
         a.lg_cluster++;

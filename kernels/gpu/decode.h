@@ -69,7 +69,7 @@ enum decode_kernel {
     DECODE_WARP, /* whole segments, one a warp at a time; nothing to merge */
     DECODE_LIST, /* runs of a plan; splits meet in scratch */
     DECODE_SHORT, /* like DECODE_CLUSTER, for so few tiles that shared memory holds all at once */
-    DECODE_WIDE, /* more than 16 query rows a kv head: wgmma, 64 rows; a cluster merges */
+    DECODE_WIDE, /* more than 16 query rows a kv head: wgmma, 32 or 64 rows; a cluster merges */
 };
 
 /* What travels in a kernel's parameters, in those of the kernels for short calls, and for a few short items. */

@@ -43,9 +43,14 @@ template <bool is_bf16, bool has_extras>
 kernel_fn kernel_of(decode_kernel kernel, uint32_t head_dim, uint32_t rows, decode_start start)
 {
     if (kernel == DECODE_WIDE) {
-        if (head_dim == 256)
-            return (kernel_fn)decode_wide<is_bf16, 256, has_extras>;
-        return head_dim == 128 ? (kernel_fn)decode_wide<is_bf16, 128, has_extras> : nullptr;
+        if (rows == 32 && head_dim == 256)
+            return (kernel_fn)decode_wide<is_bf16, 256, 32, has_extras>;
+        if (rows == 64 && head_dim == 256)
+            return (kernel_fn)decode_wide<is_bf16, 256, 64, has_extras>;
+        if (rows == 32 && head_dim == 128)
+            return (kernel_fn)decode_wide<is_bf16, 128, 32, has_extras>;
+        return rows == 64 && head_dim == 128 ? (kernel_fn)decode_wide<is_bf16, 128, 64, has_extras>
+                                             : nullptr;
     }
     if (rows == 8 && head_dim == 64)
         return narrow_kernel<is_bf16, 64, 1, has_extras>(kernel, start);

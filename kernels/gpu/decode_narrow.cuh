@@ -23,17 +23,6 @@ GPU_DEVICE uint8_t *aligned_shared()
     return raw + ((DECODE_ALIGN - (gpu::shared_address(raw) % DECODE_ALIGN)) % DECODE_ALIGN);
 }
 
-/* Parameters are cold, and a warp waits for each line of theirs that it meets. This asks for those of p and of
- * an item side by side; at the end of its start a kernel should await_value both. */
-template <class words>
-GPU_DEVICE uint2 ask_parameters(const decode_params &p, const words &w, uint32_t item)
-{
-    const uint32_t line = min((uint32_t)gpu::lane_id(), 2u) * 16; /* words */
-    return make_uint2(((const uint32_t *)&p)[line],
-                      w.w[min(item * (uint32_t)(sizeof(decode_dev_item) / 4) + line,
-                              (uint32_t)(sizeof w / 4) - 1)]);
-}
-
 /* From the parameters or from memory. */
 template <class words>
 GPU_DEVICE decode_dev_item item_at(const decode_params &p, const words &w, uint32_t i)
@@ -85,36 +74,26 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     const uint32_t span4 = p.row_span * (D / 4), per = span4 >> lg; /* float4s a rank finishes */
     const uint32_t lg_per = 31 - __clz(per);
 
-    const uint2 asked = ask_parameters(p, w, blockIdx.z);
-    if (threadIdx.x == 0)
-        map_prefetch(&map);
     decode_dev_item it; /* from the parameters: asked for before anything is waited for */
     if (!p.items)
         it = item_at(p, w, blockIdx.z);
-    if (lane < S) {
-        barrier_init(bar + lane * 8, 1);
+    if (threadIdx.x == 0)
+        map_prefetch(&map);
+    if (elect_one()) {
+#pragma unroll 1
+        for (uint32_t s = 0; s < S; ++s)
+            barrier_init(bar + s * 8, 1);
         barrier_init_fence();
-    }
-    if (threadIdx.x == 31) {
-        barrier_init(merge_bar, 1);
-        barrier_init_fence();
-        if (csize > 1)
-            barrier_expect(merge_bar, csize * (per * 16 + (per > D / 4 ? per / (D / 4) : 1) * 8));
     }
     gpu::sync_warp();
-    if (csize > 1)
-        cluster_arrive();
     if (p.is_chained)
         gpu::chain_wait();
     if (p.items)
         it = p.items[blockIdx.z];
 
     const unit_rows rows = rows_of(it, unit, R, p.group);
-    if (rows.count == 0) { /* a narrower item; the whole cluster leaves */
-        if (csize > 1)
-            cluster_wait();
+    if (rows.count == 0) /* a narrower item; the whole cluster leaves */
         return;
-    }
     const uint32_t first = decode_cluster_begin(it.n_tiles, rank, lg);
     const uint32_t n = decode_cluster_begin(it.n_tiles, rank + 1, lg) - first;
     const uint32_t lg_w = 31 - __clz(W), count = (n + W - 1 - warp) >> lg_w;
@@ -132,8 +111,6 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
             ids = __ldg((const uint32_t *)it.table + (tile >> p.tiles_shift));
         }
     };
-    if (count > n_known)
-        load_ids(0);
     /* q before K and V: behind them it would wait for the whole ring */
     rows_t::ask_q(s_q, it.q, rows, p.num_q_heads, head);
     auto copy_tile = [&](uint32_t i, uint32_t s, uint32_t id) {
@@ -150,9 +127,21 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
 #pragma unroll 1
     for (uint32_t i = 0; i < min(n_known, count); ++i)
         fill(i, i, known);
+    /* what the first copies need not wait for */
+    if (count > n_known)
+        load_ids(0);
 #pragma unroll 1
     for (uint32_t i = n_known; i < min(S, count); ++i)
         fill(i, i, ids);
+    if (csize > 1) {
+        if (threadIdx.x == 0) {
+            barrier_init(merge_bar, 1);
+            barrier_init_fence();
+            barrier_expect(merge_bar, csize * (per * 16 + (per > D / 4 ? per / (D / 4) : 1) * 8));
+        }
+        gpu::sync_warp();
+        cluster_arrive();
+    }
 
     const unit_keys keys = keys_of(it, rows, p.layers);
     unit_extras<NT> extras;
@@ -160,8 +149,6 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
         extras = extras_of<NT>(it, rows, p.layers, head);
     rows_t acc;
     acc.clear();
-    await_value(asked.x);
-    await_value(asked.y);
     copies_wait();
     __syncthreads();
     acc.take_q(s_q);
@@ -263,8 +250,10 @@ __global__ void __launch_bounds__(256, 1)
 
     if (threadIdx.x == 0)
         map_prefetch(&map);
-    if (lane < S) {
-        barrier_init(bar + lane * 8, 1);
+    if (elect_one()) {
+#pragma unroll 1
+        for (uint32_t s = 0; s < S; ++s)
+            barrier_init(bar + s * 8, 1);
         barrier_init_fence();
     }
     gpu::sync_warp();
@@ -301,9 +290,7 @@ __global__ void __launch_bounds__(256, 1)
     } in = {}, ahead;
     uint32_t in_i = 0, in_count, in_ids = 0, ahead_ids = 0;
     enum { NONE, KNOWN, READY } ahead_state;
-    auto look = [&](uint32_t i) {
-        decode_dev_item it;
-        const decode_dev_run r = fetch(i, it);
+    auto source_of = [&](const decode_dev_run &r, const decode_dev_item &it) {
         source s;
         s.table = (const uint32_t *)it.table;
         s.tile0 = r.tile0;
@@ -313,6 +300,11 @@ __global__ void __launch_bounds__(256, 1)
         s.skip_tiles = it.skip_tiles;
         s.next = r.next;
         return s;
+    };
+    auto look = [&](uint32_t i) {
+        decode_dev_item it;
+        const decode_dev_run r = fetch(i, it);
+        return source_of(r, it);
     };
     auto load_ids = [&](const source &r, uint32_t i) {
         uint32_t k = at + (i + lane) * step;
@@ -358,21 +350,27 @@ __global__ void __launch_bounds__(256, 1)
     decode_dev_item next_it;
     decode_dev_run next = fetch(processor, next_it);
     rows_t acc;
-    acc.load_q(next_it.q, rows_of(next_it, next.head_unit >> 16, R, p.group), p.num_q_heads,
-               next.head_unit & 0xffff);
+    auto load_q = [&] {
+        acc.load_q(next_it.q, rows_of(next_it, next.head_unit >> 16, R, p.group), p.num_q_heads,
+                   next.head_unit & 0xffff);
+    };
 
-    /* Block ids of the first tiles came with the parameters; the others are fetched meanwhile. */
-    in = look(processor);
+    /* Block ids of the first tiles came with the parameters; the others are fetched meanwhile. q before K and V:
+     * behind a whole ring it would come late, behind one tile of more than one it does not. */
+    in = source_of(next, next_it);
     in_count = tiles_of(in.n_tiles);
-    const uint32_t n_known = p.ids_stride >> lg_step;
+    const uint32_t n_known = p.ids_stride >> lg_step, n_first = min(n_known, in_count);
     uint32_t known = 0;
     if (lane < n_known)
         known = w.w[p.ids_at + (is_warp ? next.item : processor) * p.ids_stride + lane * step + at];
+    if (is_warp && n_first)
+        copy_next(0, known);
+    load_q();
+#pragma unroll 1
+    while (in_i < n_first)
+        copy_next(in_i, known);
     if (in_count > n_known)
         in_ids = load_ids(in, 0);
-#pragma unroll 1
-    while (in_i < min(n_known, in_count))
-        copy_next(in_i, known);
     ahead_state = in.next != DECODE_NO_RUN ? KNOWN : NONE;
     if (ahead_state == KNOWN)
         ahead = look(in.next);
@@ -410,8 +408,7 @@ __global__ void __launch_bounds__(256, 1)
         more = run.next != DECODE_NO_RUN;
         if (more) {
             next = fetch(run.next, next_it);
-            acc.load_q(next_it.q, rows_of(next_it, next.head_unit >> 16, R, p.group), p.num_q_heads,
-                       next.head_unit & 0xffff);
+            load_q();
         } else if (p.is_chained) {
             gpu::chain_release();
         }

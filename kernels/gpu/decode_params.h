@@ -59,7 +59,7 @@ struct decode_params {
     const struct gpu_layer *layers;
     float *part_o; /* DECODE_LIST: [slot][rows of a unit][head_dim] sums */
     float *part_ml; /* DECODE_LIST: [slot][rows of a unit][2] maximum (base 2), sum; DECODE_WIDE:
-                       [slot] eight units of decode_wide_unit_bytes, up to the end of scratch */
+                       [slot] eight pieces of decode_wide_piece_bytes, up to the end of scratch */
     uint32_t *
         arrivals; /* [slot], of DECODE_WIDE [segment][rank], of DECODE_SHORT one; zero between launches */
     uint32_t num_q_heads, num_kv_heads, group;
@@ -72,7 +72,12 @@ struct decode_params {
      * (DECODE_LIST) or item (DECODE_WARP). */
     uint32_t ids_at, ids_stride; /* word of the first; words for each */
     uint32_t lg_cluster; /* DECODE_CLUSTER, DECODE_SHORT: log2 of the cluster's size */
-    uint32_t n_parts; /* DECODE_WIDE: thread blocks a segment */
+    /* DECODE_WIDE: thread blocks a segment, and 2^32 over their number, rounded up; for every rank of a cluster
+     * and its end, in four bits each, the first of a part's eight pieces that it finishes; shared memory before
+     * the kernel's (m, l) */
+    uint32_t n_parts, part_reciprocal;
+    uint64_t pieces;
+    uint32_t wide_body;
     uint32_t is_chained; /* launched while the kernel before may still run */
     /* DECODE_SHORT: */
     struct gpu_finish
@@ -149,14 +154,14 @@ DECODE_BOTH uint32_t decode_cluster_bytes(uint32_t d, uint32_t rows, uint32_t wa
 }
 
 /* decode_short: K and V of all tiles (at head_dim 256: K of all, V of the first eight) | the kernel's struct
- * shared (q | weights and two barriers a tile | (m, l) of eight warps and of the cluster | zeros, two barriers |
+ * shared (q | weights and two barriers a tile | (m, l) of eight warps and of the cluster | two barriers |
  * sums of the cluster) */
 enum { DECODE_SHORT_TILES = 16 }; /* of a block at most */
 DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tiles, uint32_t cluster)
 {
     return DECODE_ALIGN + (d == 256 && tiles > 8 ? tiles + 8 : 2 * tiles) * 32 * d + rows * d * 2 +
            DECODE_SHORT_TILES * (rows * 32 + 16) + (8 * 2 + 2 * DECODE_MAX_CLUSTER) * rows * 4 +
-           32 + (cluster > 1 ? rows * d * 4 : 0);
+           16 + (cluster > 1 ? rows * d * 4 : 0);
 }
 
 /* decode_runs: ring | two slabs of sums a warp | (m, l) of both | barriers. The slabs are not there
@@ -169,28 +174,29 @@ DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps
 }
 
 /* decode_wide: q | ring (later the sums that the warpgroups exchange, and the parts of a slice) | (m, l) of the
- * two halves | barriers. Partial results are kept in units of 8 rows, f16, each with (m, l) of its rows for
- * both halves of head_dim. */
-DECODE_BOTH uint32_t decode_wide_unit_bytes(uint32_t d)
+ * two halves | barriers. Partial results travel in eight pieces: 8 rows of f16, of 64 rows
+ * whole with (m, l) for both halves of head_dim, of 32 rows one half of head_dim each. */
+DECODE_BOTH uint32_t decode_wide_piece_bytes(uint32_t d, uint32_t rows)
 {
-    return 8 * d * 2 + 2 * 8 * 8;
+    return (8 * d * 2 + 2 * 8 * 8) * rows / 64;
 }
-DECODE_BOTH uint32_t decode_wide_body(uint32_t d, uint32_t stages, uint32_t parts, uint32_t cluster)
+DECODE_BOTH uint32_t decode_wide_body(uint32_t d, uint32_t rows, uint32_t stages, uint32_t parts,
+                                      uint32_t cluster)
 {
     return decode_max(128 * d + stages * DECODE_WIDE_TOKENS * 4 * d,
-                      parts * ((7 + cluster) / cluster) * decode_wide_unit_bytes(d));
+                      parts * ((7 + cluster) / cluster) * decode_wide_piece_bytes(d, rows));
 }
-DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t stages, uint32_t parts,
+DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t rows, uint32_t stages, uint32_t parts,
                                        uint32_t cluster)
 {
-    return DECODE_ALIGN + decode_wide_body(d, stages, parts, cluster) + 2 * DECODE_WIDE_ROWS * 8 +
+    return DECODE_ALIGN + decode_wide_body(d, rows, stages, parts, cluster) + 2 * rows * 8 +
            (4 * stages + 2) * 8 + 16;
 }
 
 /* What the rule chose; decode_fill turns it and a batch into a call. */
 struct decode_choice {
     enum decode_kernel kernel;
-    uint32_t rows; /* of a unit: 8, 16 or 64 */
+    uint32_t rows; /* of a unit: 8, 16, 32 or 64 */
     uint32_t cluster; /* DECODE_CLUSTER, DECODE_SHORT, DECODE_WIDE */
     uint32_t n_groups; /* DECODE_WIDE: clusters a segment */
     uint32_t warps, stages;

@@ -31,12 +31,6 @@ GPU_DEVICE bool elect_one()
     return is_it != 0;
 }
 
-/* The value has come. */
-GPU_DEVICE void await_value(uint32_t x)
-{
-    asm volatile("" ::"r"(x));
-}
-
 GPU_DEVICE void barrier_init(uint32_t bar, uint32_t count)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
@@ -236,6 +230,17 @@ GPU_DEVICE uint32_t transpose8(uint32_t v)
 {
     uint32_t r;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
+
+/* Two numbers a word times two. */
+template <bool is_bf16> GPU_DEVICE uint32_t multiply2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    if (is_bf16)
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
 }
 

@@ -145,11 +145,14 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
     uint32_t rows = p->is_batch_invariant ? p->kv.group : s.max_rows;
     struct decode_choice c = {.cluster = 1, .n_groups = 1, .warps = 8, .stages = 256 / d};
 
-    c.rows = rows <= 8 ? 8 : rows <= 16 && d <= 128 ? 16 : d == 64 ? 16 : DECODE_WIDE_ROWS;
-    if (p->is_batch_invariant && c.rows == DECODE_WIDE_ROWS)
+    c.rows = rows <= 8                             ? 8
+             : d == 64 || (rows <= 16 && d <= 128) ? 16
+             : rows <= 32                          ? 32
+                                                   : DECODE_WIDE_ROWS;
+    if (p->is_batch_invariant && c.rows > 16)
         c.rows = 16;
     s = shape_of(p, items, n_items, c.rows);
-    if (c.rows == DECODE_WIDE_ROWS && s.tiles < 1024) {
+    if (c.rows > 16 && s.tiles < 1024) {
         /* so short that every unit of 8 or 16 rows had better read K and V by itself, through L2 */
         struct shape by8 = shape_of(p, items, n_items, 8), by16 = shape_of(p, items, n_items, 16);
         if (s.tiles < 512 && by8.segments <= p->n_processors) {
@@ -160,7 +163,7 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
             s = by16;
         }
     }
-    if (c.rows == DECODE_WIDE_ROWS) {
+    if (c.rows > 16) {
         c.kernel = DECODE_WIDE;
         c.stages = d == 256 ? 3 : 6;
         /* segments are cut until 64 of 132 processors are at work: that many draw all the bandwidth there
@@ -493,7 +496,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         o->grid[2] = n_items;
         o->n_runs = n_segments * parts;
         o->shared_bytes = c->kernel == DECODE_WIDE
-                              ? decode_wide_bytes(p->kv.dk, c->stages, parts, c->cluster)
+                              ? decode_wide_bytes(p->kv.dk, c->rows, c->stages, parts, c->cluster)
                           : c->kernel == DECODE_SHORT
                               ? decode_short_bytes(p->kv.dk, c->rows, c->stages, c->cluster)
                               : decode_cluster_bytes(p->kv.dk, c->rows, c->warps, c->stages);

@@ -3,10 +3,10 @@
  *
  *   1. each warp asks for its tiles (warp, warp + 8). In a direct call q, and the newest row of K and V, come
  *      from the host; the warp that has the row's tile puts it there and into the cache
- *   2. it makes their scores, q in registers, and weights against the maxima of both, and leaves the weights,
- *      as operands, the maxima and the sums of weights in shared memory
- *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, the products of a warp's
- *      tiles times 2^(maximum of that warp - maximum of all). Nothing is left to merge in the block
+ *   2. it makes their scores, q in registers, and weights against the maxima of both, rounded up to integers,
+ *      and leaves the weights, as operands, the maxima and the sums of weights in shared memory
+ *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, with a warp's weights times
+ *      2^(maximum of that warp - maximum of all), which is exact. Nothing is left to merge in the block
  *   4. meanwhile the blocks of a segment have sent each other their maxima; each scales its sums and sends
  *      every slice of them, in the order registers have, to the rank that finishes it by adding
  *   5. the last block of all tells the host, if it wants to know: another kernel would take its launch's time
@@ -113,16 +113,14 @@ __global__ void __launch_bounds__(256, 1)
     constexpr uint32_t R = 8 * NT, W = 8, slots = 2 * W, steps = D / 16, own = steps / W;
     constexpr uint32_t part_bytes = 32 * D; /* K or V of a tile */
     constexpr bool is_apart = D == 256;
-    struct shared { /* a float2: of rows 2t and 2t + 1; a float4: their maxima, their sums */
+    struct shared { /* a float2: of rows 2t and 2t + 1 */
         uint8_t q[R * D * 2];
         uint2 weights[slots][NT][32];
-        float4 warp_ml[W][NT][4];
+        float4 warp_top[R][W / 4], warp_sum[R][W / 4]; /* of four warps each */
         float2 in_top[DECODE_MAX_CLUSTER][NT][4], in_sum[DECODE_MAX_CLUSTER][NT][4];
-        uint4 zero; /* V of tiles that are not there, and their weights */
         uint64_t k_full[slots], v_full[slots], met, merged;
         float4 in[steps * NT * 32]; /* [rank][slice][x][lane]; not there in a cluster of one */
     };
-    const uint2 asked = ask_parameters(p, w, blockIdx.z);
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = gpu::lane_id();
     const uint32_t g = lane / 4, t = lane % 4, head = blockIdx.y, T = p.stages;
     const uint32_t lg = p.lg_cluster, csize = 1u << lg, rank = blockIdx.x & (csize - 1);
@@ -191,8 +189,6 @@ __global__ void __launch_bounds__(256, 1)
     new_row<D> fresh;
     if (newest != ~0u && warp == newest % W)
         fresh.ask(src, head);
-    if (threadIdx.x == 0)
-        s.zero = make_uint4(0, 0, 0, 0);
     if (threadIdx.x == 32 * W - 1 && csize > 1) {
         barrier_init(met, 1);
         barrier_init(merged, 1);
@@ -210,8 +206,6 @@ __global__ void __launch_bounds__(256, 1)
     }
     const uint32_t end = it.pos + 1, begin = window != 0 && end > window ? end - window : 0;
     auto sees = [&](uint32_t key) { return key < end && (key >= begin || key < sinks); };
-    await_value(asked.x);
-    await_value(asked.y);
     copies_wait();
     __syncthreads();
 
@@ -294,6 +288,7 @@ __global__ void __launch_bounds__(256, 1)
                 m = larger(
                     m, make_float2(fmaxf(c[u][x][0], c[u][x][2]), fmaxf(c[u][x][1], c[u][x][3])));
         m = largest(m);
+        m = make_float2(ceilf(m.x), ceilf(m.y)); /* differences are powers of two */
 #pragma unroll
         for (int u = 0; u < 2; ++u) {
             if (!u && !has_two)
@@ -306,8 +301,14 @@ __global__ void __launch_bounds__(256, 1)
             l.y += lo.y + hi.y;
         }
         l = added(l);
-        if (g == 0)
-            s.warp_ml[warp][x][t] = make_float4(m.x, m.y, l.x, l.y);
+        if (g == 0) {
+            float *to = (float *)s.warp_top[x * 8 + 2 * t] + warp;
+            to[0] = m.x;
+            to[W] = m.y;
+            to = (float *)s.warp_sum[x * 8 + 2 * t] + warp;
+            to[0] = l.x;
+            to[W] = l.y;
+        }
     }
     if (is_apart)
 #pragma unroll 1
@@ -320,9 +321,9 @@ __global__ void __launch_bounds__(256, 1)
         gpu::chain_release();
     __syncthreads();
 
-    /* 3. tiles i to i + 3 and those eight further on, which are of the same warps: one four is loaded while
-     * the other is multiplied. V that is not there is 0, as 0 times infinity is NaN */
-    constexpr int depth = 4;
+    /* 3. four tiles are loaded while four are multiplied, always the same four warps'; sums of even and of odd
+     * tiles, as chains half as long */
+    constexpr int depth = 4, tile_step = part_bytes * (is_apart ? 1 : 2);
     struct values {
         uint32_t v[depth][own][4];
         uint2 w[depth][NT];
@@ -333,72 +334,93 @@ __global__ void __launch_bounds__(256, 1)
         const uint32_t slice = warp * own + j, row = lane % 8 + lane / 16 * 8;
         v_lane[j] = slice / 4 * 2048 + row * 128 + ((slice % 4 * 2 + lane / 8 % 2) ^ row % 8) * 16;
     }
-    const uint32_t zero = gpu::shared_address(&s.zero);
-    auto load = [&](values &to, uint32_t i0) {
+    auto load = [&](values &to, uint32_t i0, uint32_t end) {
+        const uint32_t at = v_at(i0); /* eight tiles lie one behind the other */
 #pragma unroll
         for (int k = 0; k < depth; ++k) {
-            const bool is_there = i0 + k < n;
+            if (i0 + k >= end)
+                break;
 #pragma unroll
             for (int j = 0; j < (int)own; ++j)
-                gpu::load_matrix4_transposed(to.v[k][j],
-                                             is_there ? v_at(i0 + k) + v_lane[j] : zero);
+                gpu::load_matrix4_transposed(to.v[k][j], at + k * tile_step + v_lane[j]);
 #pragma unroll
             for (int x = 0; x < NT; ++x)
-                to.w[k][x] = is_there ? s.weights[i0 + k][x][lane] : *(const uint2 *)&s.zero;
+                to.w[k][x] = s.weights[i0 + k][x][lane];
         }
     };
-    const uint32_t peers = csize > 1 ? cluster_rank() - rank : 0; /* the segment's first block */
-    if (csize > 1)
-        cluster_wait(); /* long since complete: every block of the cluster has its barriers ready */
-    float2 top[NT], sum[NT], f[NT]; /* lane 4g + t has the factors of warp g */
+    const uint32_t n_fours = n & ~(depth - 1u);
+    load(near, 0, n);
+    /* What a warp's weights count, of this lane's row, twice a word */
+    uint32_t factor[NT][W];
+    float2 top[NT], sum[NT];
 #pragma unroll
     for (int x = 0; x < NT; ++x) {
-        const float4 ml = s.warp_ml[g][x][t];
-        top[x] = largest(make_float2(ml.x, ml.y));
-        if (csize > 1 && warp < csize && g == 0)
-            cluster_store2(
-                cluster_address(gpu::shared_address(&s.in_top[rank][x][t]), peers + warp), top[x].x,
-                top[x].y, cluster_address(met, peers + warp));
-        f[x] = weight(make_float2(ml.x, ml.y), top[x]);
-        sum[x] = make_float2(ml.z * f[x].x, ml.w * f[x].y);
+        const float4 *m4 = s.warp_top[x * 8 + g], *l4 = s.warp_sum[x * 8 + g];
+        const float m[W] = {m4[0].x, m4[0].y, m4[0].z, m4[0].w, m4[1].x, m4[1].y, m4[1].z, m4[1].w};
+        const float l[W] = {l4[0].x, l4[0].y, l4[0].z, l4[0].w, l4[1].x, l4[1].y, l4[1].z, l4[1].w};
+        float all = m[0], weights = 0.0f;
+#pragma unroll
+        for (int k = 1; k < (int)W; ++k)
+            all = fmaxf(all, m[k]);
+#pragma unroll
+        for (int k = 0; k < (int)W; ++k) {
+            const float f = gpu::exp2_fast(m[k] - all);
+            weights += l[k] * f;
+            factor[x][k] = encode2<is_bf16>(f, f);
+        }
+        top[x] = make_float2(__shfl_sync(~0u, all, 8 * t), __shfl_sync(~0u, all, 8 * t + 4));
+        sum[x] =
+            make_float2(__shfl_sync(~0u, weights, 8 * t), __shfl_sync(~0u, weights, 8 * t + 4));
     }
-    load(near, 0);
+    const uint32_t peers = csize > 1 ? cluster_rank() - rank : 0; /* the segment's first block */
+    if (csize > 1) {
+        cluster_wait(); /* long since complete: every block of the cluster has its barriers ready */
+        if (warp < csize && g == 0)
 #pragma unroll
-    for (int x = 0; x < NT; ++x)
-        sum[x] = added(sum[x]);
-    float o[own][NT][4] = {};
-#pragma unroll 1
-    for (uint32_t i0 = 0; i0 < min(n, W); i0 += depth) {
-        float d[depth][NT][own][4] = {};
-        auto multiply = [&](const values &by) {
+            for (int x = 0; x < NT; ++x)
+                cluster_store2(
+                    cluster_address(gpu::shared_address(&s.in_top[rank][x][t]), peers + warp),
+                    top[x].x, top[x].y, cluster_address(met, peers + warp));
+    }
+    float o[own][NT][4] = {}, odd[own][NT][4] = {};
+    auto multiply = [&](const values &by, uint32_t warp0, uint32_t i0, uint32_t end) {
 #pragma unroll
-            for (int k = 0; k < depth; ++k)
-#pragma unroll
-                for (int x = 0; x < NT; ++x)
-#pragma unroll
-                    for (int j = 0; j < (int)own; ++j)
-                        gpu::mma_16816<is_bf16>(d[k][x][j], by.v[k][j], by.w[k][x].x, by.w[k][x].y);
-        };
-        if (i0 + W < n)
-            load(far, i0 + W);
-        multiply(near);
-        if (i0 + depth < min(n, W))
-            load(near, i0 + depth);
-        if (i0 + W < n)
-            multiply(far);
-#pragma unroll
-        for (int k = 0; k < depth; ++k)
+        for (int k = 0; k < depth; ++k) {
+            if (i0 + k >= end)
+                break;
 #pragma unroll
             for (int x = 0; x < NT; ++x) {
-                const float fx = __shfl_sync(~0u, f[x].x, (i0 + k) * 4 + t);
-                const float fy = __shfl_sync(~0u, f[x].y, (i0 + k) * 4 + t);
+                const uint32_t f = warp0 ? factor[x][depth + k] : factor[x][k];
+                const uint32_t lo = multiply2<is_bf16>(by.w[k][x].x, f);
+                const uint32_t hi = multiply2<is_bf16>(by.w[k][x].y, f);
 #pragma unroll
                 for (int j = 0; j < (int)own; ++j)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        o[j][x][e] += (e % 2 ? fy : fx) * d[k][x][j][e];
+                    gpu::mma_16816<is_bf16>(k % 2 ? odd[j][x] : o[j][x], by.v[k][j], lo, hi);
             }
+        }
+    };
+#pragma unroll 1
+    for (uint32_t i = 0; i < n_fours; i += W) {
+        if (i + depth < n_fours)
+            load(far, i + depth, i + W);
+        multiply(near, 0, 0, depth);
+        if (i + W < n_fours)
+            load(near, i + W, i + W + depth);
+        if (i + depth < n_fours)
+            multiply(far, depth, 0, depth);
     }
+    if (n_fours < n) {
+        if (n_fours)
+            load(near, n_fours, n);
+        multiply(near, n_fours % W, n_fours, n);
+    }
+#pragma unroll
+    for (int j = 0; j < (int)own; ++j)
+#pragma unroll
+        for (int x = 0; x < NT; ++x)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                o[j][x][e] += odd[j][x][e];
 
     /* 4 */
     auto factors = [&](uint32_t x, float2 m, float2 l, bool is_first) {

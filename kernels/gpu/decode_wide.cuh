@@ -1,5 +1,5 @@
-/* decode_wide.cuh: the kernel for more than 16 query rows a kv head: 64 rows a thread block on the
- * warpgroup matrix instructions.
+/* decode_wide.cuh: the kernel for more than 16 query rows a kv head: R = 32 or 64 rows a thread block on the
+ * warpgroup matrix instructions, whose 64 rows 32 fill by halves: the products take as long, all else half.
  *
  * Four warps ask for K and V, in stages of 64 tokens; two warpgroups take every second stage each. A
  * warpgroup computes the scores of its stage, their weights in its registers, and the weighted sums of the
@@ -27,35 +27,45 @@ GPU_DEVICE bool warpgroup_any(uint32_t half, bool x)
     return half ? sync_some_any<3, 128>(x) : sync_some_any<2, 128>(x);
 }
 
-/* Half of the sums stay, in a, the others are written for the other warpgroup. */
-template <int D, bool is_high>
-GPU_DEVICE void swap_sums(const float (&o)[D / 2], float (&a)[D / 4], float4 *mail)
+/* The row of the matrix instructions' 64 that row r of the unit is: of 32 rows, eight in each warp's sixteen,
+ * so that all threads have half as much to do. */
+template <int R> GPU_DEVICE uint32_t matrix_row(uint32_t r)
 {
-    constexpr int stays = is_high ? D / 4 : 0, goes = is_high ? 0 : D / 4;
-#pragma unroll
-    for (int j = 0; j < D / 16; ++j) {
-        const float *x = &o[goes + 4 * j];
-        mail[j * 128] = make_float4(x[0], x[1], x[2], x[3]);
-    }
-#pragma unroll
-    for (int k = 0; k < D / 4; ++k)
-        a[k] = o[stays + k];
+    return R == 64 ? r : r / 8 * 16 + r % 8;
 }
 
-template <bool is_bf16, int D, bool has_extras>
+/* Half of the sums stay, in a, the others are written for the other warpgroup. Of four elements of o those of
+ * the first H rows count. */
+template <int D, int H, bool is_high>
+GPU_DEVICE void swap_sums(const float (&o)[D / 2], float (&a)[D * H / 8], float4 *mail)
+{
+    constexpr int stays = is_high ? D / 4 : 0, goes = is_high ? 0 : D / 4;
+    constexpr int step = 8 / H; /* elements of o a message */
+#pragma unroll
+    for (int j = 0; j < D * H / 32; ++j) {
+        const float *x = &o[goes + step * j];
+        mail[j * 128] = make_float4(x[0], x[1], x[step / 2], x[step / 2 + 1]);
+    }
+#pragma unroll
+    for (int k = 0; k < D * H / 8; ++k)
+        a[k] = o[stays + k / (2 * H) * 4 + k % (2 * H)];
+}
+
+template <bool is_bf16, int D, int R, bool has_extras>
 __global__ void __launch_bounds__(384, 1)
     decode_wide(GPU_PARAM(decode_params, p), GPU_PARAM(decode_short_words, w),
                 GPU_PARAM(CUtensorMap, map))
 {
-    constexpr uint32_t R = DECODE_WIDE_ROWS, TT = DECODE_WIDE_TOKENS, TB = TT / DECODE_TILE;
+    constexpr int H = R / 32; /* rows a thread */
+    constexpr uint32_t TT = DECODE_WIDE_TOKENS, TB = TT / DECODE_TILE;
     constexpr uint32_t group_bytes = 16 * D, slot_bytes = 8 * group_bytes; /* 8, 64 tokens */
     const uint32_t S = p.stages, tid = threadIdx.x, warp = gpu::warp_id();
     const uint32_t half = __shfl_sync(~0u, tid / 128, 0); /* the compiler sees one value a warp */
     const uint32_t lane = gpu::lane_id(), g = lane / 4, t = lane % 4, head = blockIdx.y;
-    const uint32_t parts = p.n_parts, unit = parts == gridDim.x ? 0 : blockIdx.x / parts;
+    const uint32_t parts = p.n_parts, unit = over_parts(p, blockIdx.x);
     const uint32_t part = blockIdx.x - unit * parts;
     uint8_t *base = aligned_shared();
-    float2 *s_ml = (float2 *)(base + decode_wide_body(D, S, parts, cluster_size())); /* [2][R] */
+    float2 *s_ml = (float2 *)(base + p.wide_body); /* [2][R] */
     uint64_t *s_bars = (uint64_t *)(s_ml + 2 * R);
     const uint32_t n_slots = 2 * S, s_full = gpu::shared_address(s_bars);
     const uint32_t s_q = gpu::shared_address(base);
@@ -67,57 +77,62 @@ __global__ void __launch_bounds__(384, 1)
                             (uint32_t *)(s_bars + 2 * n_slots + 2)};
     if (half == 2) {
         fewer_registers<40>(); /* at once: the others wait for them */
-        if (load_tiles<D>(p, w, &map, ring, unit, part, warp - 8) && parts > 1)
-            weigh_parts<D>(p, w, merge_of<D>(p, base, unit), ring, unit);
+        if (load_tiles<D, R>(p, w, &map, ring, unit, part, warp - 8) && parts > 1)
+            weigh_parts<D, R>(p, w, merge_of<D, R>(p, base, unit), ring, unit);
         return;
     }
 
+    decode_dev_item it; /* from the parameters: asked for before anything is waited for */
+    if (!p.items)
+        it = item_at(p, w, blockIdx.z);
     for (uint32_t b = warp; b < 2 * n_slots + 2; b += 8) /* 65 cycles each */
         if (lane == 0)
             barrier_init(s_full + b * 8, b < n_slots ? TB : b < 2 * n_slots ? 4 : 1);
     barrier_init_fence();
     if (p.is_chained)
         gpu::chain_wait();
-    const decode_dev_item it = item_at(p, w, blockIdx.z);
+    if (p.items)
+        it = p.items[blockIdx.z];
     const unit_rows rows = rows_of(it, unit, R, p.group);
     if (rows.count == 0) /* a narrower item; the whole cluster leaves */
         return;
     {
         constexpr uint32_t chunks = D / 8, step = 256 / chunks; /* of 16 bytes a row; rows a pass */
         const uint32_t c = tid % chunks, r0 = tid / chunks;
-        const uint32_t to = s_q + c / 8 * 8192 + r0 * 128 + (c % 8 ^ r0 % 8) * 16;
+        const uint32_t to = s_q + c / 8 * 8192 + matrix_row<R>(r0) * 128 + (c % 8 ^ r0 % 8) * 16;
         const char *q = (const char *)it.q + c * 16;
         if (rows.is_one_token) {
             q += rows.query_row(r0, p.num_q_heads, head) * (D * 2);
 #pragma unroll
             for (uint32_t i = 0; i < R / step; ++i) {
                 const bool is_there = r0 + i * step < rows.count;
-                gpu::copy16_async(to + i * step * 128, q + (is_there ? i * step * D * 2 : 0),
-                                  is_there);
+                gpu::copy16_async(to + matrix_row<R>(i * step) * 128,
+                                  q + (is_there ? i * step * D * 2 : 0), is_there);
             }
         } else {
 #pragma unroll 1
             for (uint32_t r = r0; r < R; r += step)
-                gpu::copy16_async(to + (r - r0) * 128,
+                gpu::copy16_async(to + matrix_row<R>(r - r0) * 128,
                                   q + rows.query_row(r, p.num_q_heads, head) * (D * 2),
                                   r < rows.count);
         }
     }
     sync_all();
-    const wide_share share = share_of(it, part, parts);
+    const wide_share share = share_of(p, it, part);
     const uint32_t first = share.first, n = share.n, count = share.count;
     more_registers<232>();
 
     const unit_keys keys = keys_of(it, rows, p.layers);
-    const uint32_t row0 = warp % 4 * 16 + g; /* this thread's rows: row0 and row0 + 8 */
-    float cap = 0.0f, slope0 = 0.0f, slope1 = 0.0f;
+    const uint32_t row0 =
+        warp % 4 * 8 * H + g; /* this thread's rows: row0 and with H = 2 row0 + 8 */
+    float cap = 0.0f, slope[H] = {};
     if (has_extras) {
         const gpu_layer &layer = p.layers[it.layer];
         cap = layer.soft_cap;
-        if (layer.alibi_slopes) {
-            slope0 = layer.alibi_slopes[rows.query_row(row0, 0, head)] * 1.44269504f;
-            slope1 = layer.alibi_slopes[rows.query_row(row0 + 8, 0, head)] * 1.44269504f;
-        }
+#pragma unroll
+        for (int h = 0; h < H; ++h)
+            if (layer.alibi_slopes)
+                slope[h] = layer.alibi_slopes[rows.query_row(row0 + h * 8, 0, head)] * 1.44269504f;
     }
     copies_wait();
     proxy_fence();
@@ -127,7 +142,10 @@ __global__ void __launch_bounds__(384, 1)
 #pragma unroll
     for (int j = 0; j < D / 2; ++j)
         o[j] = 0.0f;
-    float m0 = nothing, m1 = nothing, l0 = 0.0f, l1 = 0.0f; /* of this warpgroup's tokens */
+    float m[H], l[H]; /* of this warpgroup's tokens */
+#pragma unroll
+    for (int h = 0; h < H; ++h)
+        m[h] = nothing, l[h] = 0.0f;
     wide_place k_at = {half, 0};
 #pragma unroll 1
     for (uint32_t i = half; i < count; i += 2) {
@@ -152,14 +170,17 @@ __global__ void __launch_bounds__(384, 1)
             scale = 1.0f;
 #pragma unroll
             for (int j = 0; j < 32; ++j) {
-                const uint32_t r = j & 2 ? row0 + 8 : row0, c = j / 4 * 8 + 2 * t + j % 2;
+                const int h = j / 2 % 2;
+                if (h >= H)
+                    continue;
+                const uint32_t r = row0 + h * 8, c = j / 4 * 8 + 2 * t + j % 2;
                 const uint32_t tile =
                     tile_at(first + i * TB + c / 16, it.sink_tiles, it.skip_tiles);
                 float x = s[j] * it.scale_log2;
                 if (cap > 0.0f)
                     x = cap * 1.44269504f * tanhf(x * 0.69314718f / cap);
-                s[j] = x + (j & 2 ? slope1 : slope0) * ((float)(tile * DECODE_TILE + c % 16) -
-                                                        (float)(keys.pos + rows.token(r)));
+                s[j] = x + slope[h] * ((float)(tile * DECODE_TILE + c % 16) -
+                                       (float)(keys.pos + rows.token(r)));
             }
         }
         const uint32_t key0 = tile_at(first + i * TB, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
@@ -167,49 +188,52 @@ __global__ void __launch_bounds__(384, 1)
             tile_at(first + i * TB + here - 1, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
         const bool is_masked = here < TB || keys.must_mask(key0, key_last + DECODE_TILE - key0);
         if (is_masked) {
-            const uint32_t token0 = rows.token(row0), token1 = rows.token(row0 + 8);
 #pragma unroll
             for (int b = 0; b < (int)TB; ++b) {
                 const uint32_t key =
                     tile_at(first + i * TB + b, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
-                const uint32_t sees0 = b < here ? keys.sees_of_tile(token0, key) >> 2 * t : 0;
-                const uint32_t sees1 = b < here ? keys.sees_of_tile(token1, key) >> 2 * t : 0;
 #pragma unroll
-                for (int j = 0; j < 8; ++j)
-                    if (((j & 2 ? sees1 : sees0) & 1u << (j / 4 * 8 + j % 2)) == 0)
-                        s[8 * b + j] = -INFINITY;
+                for (int h = 0; h < H; ++h) {
+                    const uint32_t sees =
+                        b < here ? keys.sees_of_tile(rows.token(row0 + h * 8), key) >> 2 * t : 0;
+#pragma unroll
+                    for (int j = 2 * h; j < 8; j += j % 2 ? 3 : 1)
+                        if ((sees & 1u << (j / 4 * 8 + j % 2)) == 0)
+                            s[8 * b + j] = -INFINITY;
+                }
             }
         }
-        float x0 = fmaxf(s[0], s[1]), x1 = fmaxf(s[2], s[3]);
+        float x[H];
+        bool is_more = false;
 #pragma unroll
-        for (int j = 4; j < 32; j += 4) {
-            x0 = fmaxf(x0, fmaxf(s[j], s[j + 1]));
-            x1 = fmaxf(x1, fmaxf(s[j + 2], s[j + 3]));
-        }
-        x0 = gpu::warp_max<4>(x0) * scale;
-        x1 = gpu::warp_max<4>(x1) * scale;
-        if (__any_sync(~0u, x0 > m0 + 8.0f || x1 > m1 + 8.0f)) {
-            x0 = fmaxf(x0, m0);
-            x1 = fmaxf(x1, m1);
-            const float f0 = gpu::exp2_fast(m0 - x0), f1 = gpu::exp2_fast(m1 - x1);
-            m0 = x0;
-            m1 = x1;
-            l0 *= f0;
-            l1 *= f1;
+        for (int h = 0; h < H; ++h) {
+            x[h] = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
-            for (int j = 0; j < D / 2; ++j)
-                o[j] *= j & 2 ? f1 : f0;
+            for (int j = 4; j < 32; j += 4)
+                x[h] = fmaxf(x[h], fmaxf(s[j + 2 * h], s[j + 2 * h + 1]));
+            x[h] = gpu::warp_max<4>(x[h]) * scale;
+            is_more |= x[h] > m[h] + 8.0f;
         }
-        uint32_t w[TB][4]; /* weights, two a word, as the products want them */
+        if (__any_sync(~0u, is_more)) {
+#pragma unroll
+            for (int h = 0; h < H; ++h) {
+                const float top = fmaxf(x[h], m[h]), f = gpu::exp2_fast(m[h] - top);
+                m[h] = top;
+                l[h] *= f;
+#pragma unroll
+                for (int j = 0; j < D / 4; ++j)
+                    o[j / 2 * 4 + 2 * h + j % 2] *= f;
+            }
+        }
+        uint32_t w[TB][4] = {}; /* weights, two a word, as the products want them */
 #pragma unroll
         for (int j = 0; j < 32; j += 2) {
-            const float m = j & 2 ? m1 : m0;
-            const float a = gpu::exp2_fast(fmaf(s[j], scale, -m));
-            const float b = gpu::exp2_fast(fmaf(s[j + 1], scale, -m));
-            if (j & 2)
-                l1 += a + b;
-            else
-                l0 += a + b;
+            const int h = j / 2 % 2;
+            if (h >= H)
+                continue;
+            const float a = gpu::exp2_fast(fmaf(s[j], scale, -m[h]));
+            const float b = gpu::exp2_fast(fmaf(s[j + 1], scale, -m[h]));
+            l[h] += a + b;
             w[j / 8][j % 8 / 2] = encode2<is_bf16>(a, b);
         }
         barrier_wait(ring.full + v_at.slot * 8, v_at.phase);
@@ -248,12 +272,14 @@ __global__ void __launch_bounds__(384, 1)
                                           take_bad<is_bf16>(at + 2, false)};
                     if (!__any_sync(~0u, bad[0] != 0.0f || bad[1] != 0.0f))
                         continue;
-                    const bool sees[2] = {keys.sees(rows.token(row0), key),
-                                          keys.sees(rows.token(row0 + 8), key)};
 #pragma unroll
-                    for (int j = 0; j < D / 2; ++j)
-                        if (j / 4 == (int)c && sees[j / 2 % 2])
-                            o[j] += bad[j % 2];
+                    for (int h = 0; h < H; ++h) {
+                        const bool sees = keys.sees(rows.token(row0 + h * 8), key);
+#pragma unroll
+                        for (int j = 0; j < D / 4; ++j)
+                            if (j / 2 == (int)c && sees)
+                                o[j / 2 * 4 + 2 * h + j % 2] += bad[j % 2];
+                    }
                 }
                 warpgroup_any(half, false);
 #pragma unroll 1
@@ -276,61 +302,67 @@ __global__ void __launch_bounds__(384, 1)
     }
     if (p.is_chained)
         gpu::chain_release();
-    l0 = gpu::warp_sum<4>(l0);
-    l1 = gpu::warp_sum<4>(l1);
-    if (t == 0) {
-        s_ml[half * R + row0] = make_float2(m0, l0);
-        s_ml[half * R + row0 + 8] = make_float2(m1, l1);
+#pragma unroll
+    for (int h = 0; h < H; ++h) {
+        l[h] = gpu::warp_sum<4>(l[h]);
+        if (t == 0)
+            s_ml[half * R + row0 + h * 8] = make_float2(m[h], l[h]);
     }
     sync_consumers(); /* the ring is free */
     if (parts > 1)
         cluster_arrive(); /* the others may send their sums */
 
     /* The sums of the other half of head_dim go to the other warpgroup, through the ring */
-    float a[D / 4];
+    float a[D * H / 8], largest[H] = {};
     float4 *mail = (float4 *)(base + 128 * D) + tid % 128;
     float4 *out_mail = mail + half * (D / 16 * 128), *in_mail = mail + (half ^ 1) * (D / 16 * 128);
     if (half)
-        swap_sums<D, true>(o, a, out_mail);
+        swap_sums<D, H, true>(o, a, out_mail);
     else
-        swap_sums<D, false>(o, a, out_mail);
+        swap_sums<D, H, false>(o, a, out_mail);
     sync_consumers();
     {
-        const float2 x0 = s_ml[(half ^ 1) * R + row0], x1 = s_ml[(half ^ 1) * R + row0 + 8];
-        const float top0 = fmaxf(m0, x0.x), top1 = fmaxf(m1, x1.x);
-        const float f0 = gpu::exp2_fast(m0 - top0), f1 = gpu::exp2_fast(m1 - top1);
-        const float e0 = gpu::exp2_fast(x0.x - top0), e1 = gpu::exp2_fast(x1.x - top1);
-        m0 = top0;
-        m1 = top1;
-        l0 = l0 * f0 + x0.y * e0;
-        l1 = l1 * f1 + x1.y * e1;
+        float f[H], e[H];
 #pragma unroll
-        for (int j = 0; j < D / 16; ++j) {
-            const float4 x = in_mail[j * 128];
-            a[4 * j] = a[4 * j] * f0 + x.x * e0;
-            a[4 * j + 1] = a[4 * j + 1] * f0 + x.y * e0;
-            a[4 * j + 2] = a[4 * j + 2] * f1 + x.z * e1;
-            a[4 * j + 3] = a[4 * j + 3] * f1 + x.w * e1;
+        for (int h = 0; h < H; ++h) {
+            const float2 x = s_ml[(half ^ 1) * R + row0 + h * 8];
+            const float top = fmaxf(m[h], x.x);
+            f[h] = gpu::exp2_fast(m[h] - top);
+            e[h] = gpu::exp2_fast(x.x - top);
+            m[h] = top;
+            l[h] = l[h] * f[h] + x.y * e[h];
+        }
+#pragma unroll
+        for (int j = 0; j < D * H / 32; ++j) {
+            const float4 v = in_mail[j * 128];
+            const float x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                float &sum = a[4 * j + k];
+                sum = sum * f[k / 2 % H] + x[k] * e[k / 2 % H];
+                largest[k / 2 % H] = fmaxf(largest[k / 2 % H], fabsf(sum));
+            }
         }
     }
     if (parts == 1) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int h = 0; h < H; ++h) {
             const uint32_t r = row0 + h * 8;
             if (r >= rows.count)
                 continue;
             const uint32_t row = rows.query_row(r, p.num_q_heads, head);
-            const float f = finish_row(it, p, row, h ? m1 : m0, h ? l1 : l0, half == 0 && t == 0);
+            const float f = finish_row(it, p, row, m[h], l[h], half == 0 && t == 0);
             uint32_t *out = (uint32_t *)(it.out + (uint64_t)row * D * 2 + half * D) + t;
 #pragma unroll
             for (int j = 0; j < D / 16; ++j)
-                out[j * 4] = encode2<is_bf16>(a[4 * j + 2 * h] * f, a[4 * j + 2 * h + 1] * f);
+                out[j * 4] =
+                    encode2<is_bf16>(a[2 * H * j + 2 * h] * f, a[2 * H * j + 2 * h + 1] * f);
         }
         return;
     }
 
-    const wide_merge merge = merge_of<D>(p, base, unit);
-    send_parts<D>(merge, ring, a, half, m0, m1, l0, l1);
+    const wide_merge merge = merge_of<D, R>(p, base, unit);
+    send_parts<D, R>(merge, ring, a, largest, half, m, l);
     if (!merge.is_direct) {
         cluster_sync();
         sync_all();
@@ -339,7 +371,7 @@ __global__ void __launch_bounds__(384, 1)
     }
     sync_all(); /* the loaders have put the weights of the parts in place of their maxima */
     barrier_wait(ring.merge + 8, 0);
-    add_parts<is_bf16, D>(p, merge, it, rows, head);
+    add_parts<is_bf16, D, R>(p, merge, it, rows, head);
 }
 
 } // namespace decode

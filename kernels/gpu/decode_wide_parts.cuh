@@ -1,7 +1,7 @@
 /* decode_wide_parts.cuh: what surrounds the products of decode_wide: the ring that its four loading warps
  * fill, and the merging of a segment's parts.
  *
- * A part is one block's sums of 64 rows: f16, each row times its own power of two, so that nothing overflows
+ * A part is one block's sums of all its rows: f16, each row times its own power of two, so that nothing overflows
  * and nothing is rounded more coarsely than the output. With one cluster a segment every row's part goes
  * straight to the rank that finishes the row (st.async: data and arrival are one message), maxima and sums of
  * weights first, so that the loading warps, which have nothing left to load, compute what each part
@@ -34,12 +34,19 @@ struct wide_share {
     uint32_t count; /* stages */
 };
 
-GPU_DEVICE wide_share share_of(const decode_dev_item &it, uint32_t part, uint32_t parts)
+/* x over the parts of a segment. A division takes as long as a memory access. */
+GPU_DEVICE uint32_t over_parts(const decode_params &p, uint32_t x)
+{
+    return p.n_parts == 1 ? x : (uint32_t)((uint64_t)x * p.part_reciprocal >> 32);
+}
+
+/* As decode_wide_begin has it. */
+GPU_DEVICE wide_share share_of(const decode_params &p, const decode_dev_item &it, uint32_t part)
 {
     constexpr uint32_t TB = DECODE_WIDE_TOKENS / DECODE_TILE;
-    const uint32_t first = decode_wide_begin(it.n_tiles, part, parts);
-    const uint32_t n = min(decode_wide_begin(it.n_tiles, part + 1, parts), it.n_tiles) - first;
-    return {first, n, (n + TB - 1) / TB};
+    const uint32_t stages = (it.n_tiles + TB - 1) / TB;
+    const uint32_t begin = over_parts(p, stages * part), end = over_parts(p, stages * (part + 1));
+    return {begin * TB, min(end * TB, it.n_tiles) - begin * TB, end - begin};
 }
 
 /* The ring: slots of 64 tokens of K or of V, filled in the order K, K, V, V of a stage of each warpgroup,
@@ -64,7 +71,7 @@ struct wide_place {
 
 /* What a loader does, one of four warps: asks for K and V of one tile of each stage. (A warp that asks for
  * whole stages gets 40 bytes a cycle.) false: the unit has no rows, the whole cluster leaves. */
-template <int D>
+template <int D, int R>
 GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
                            const CUtensorMap *map, const wide_ring &ring, uint32_t unit,
                            uint32_t part, uint32_t loader)
@@ -74,13 +81,16 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
     const uint32_t lane = gpu::lane_id();
     if (loader == 0 && lane == 0)
         map_prefetch(map);
+    decode_dev_item it; /* from the parameters: asked for before anything is waited for */
+    if (!p.items)
+        it = item_at(p, w, blockIdx.z);
     if (p.is_chained)
         gpu::chain_wait();
-
-    const decode_dev_item it = item_at(p, w, blockIdx.z);
-    if (rows_of(it, unit, DECODE_WIDE_ROWS, p.group).count == 0)
+    if (p.items)
+        it = p.items[blockIdx.z];
+    if (rows_of(it, unit, R, p.group).count == 0)
         return false;
-    const wide_share share = share_of(it, part, p.n_parts);
+    const wide_share share = share_of(p, it, part);
     auto tile_of = [&](uint32_t stage) {
         return tile_at(share.first + stage * TB + loader, it.sink_tiles, it.skip_tiles);
     };
@@ -127,34 +137,57 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
 
 /* ---- parts */
 
-/* The way of a segment's parts. Rows 8i to 8i + 7 are unit i: [half of head_dim][32 columns][lane][16
- * bytes], then (m, l) as [half][row]. Rank r finishes units 8r / ranks to 8(r + 1) / ranks. */
+/* A part's sums, as they travel: eight pieces of 8 rows, of 64 rows the whole head dim, of 32 rows half of it.
+ * A piece is [32 columns][lane][16 bytes], then (m, l) as [half of head_dim][row]. */
+template <int D, int R> struct wide_piece {
+    static constexpr uint32_t columns = D * R / 64, lines = R / 4; /* lines: of (m, l) */
+    static constexpr uint32_t sum_bytes = 8 * columns * 2;
+    static constexpr uint32_t bytes = decode_wide_piece_bytes(D, R);
+
+    GPU_DEVICE static uint32_t row(uint32_t piece)
+    {
+        return R == 64 ? piece * 8 : piece / 2 * 8;
+    }
+    GPU_DEVICE static uint32_t column(uint32_t piece)
+    {
+        return R == 64 ? 0 : piece % 2 * (D / 2);
+    }
+};
+
+/* The way of a segment's parts. Rank r finishes pieces 8r / ranks to 8(r + 1) / ranks. */
 struct wide_merge {
     uint32_t parts, n_ranks; /* blocks a segment and a cluster */
     uint32_t part, rank; /* this block */
     bool is_direct; /* one cluster a segment */
+    uint64_t pieces; /* of the ranks: decode_params */
     uint32_t segment;
-    uint32_t unit0, n_units, slice_bytes; /* this rank's of a part */
+    uint32_t piece0, n_pieces, slice_bytes; /* this rank's of a part */
     uint8_t *inbox; /* shared: [part] slices */
-    char *scratch; /* [part][8 units] */
+    char *scratch; /* [part][8 pieces] */
+
+    GPU_DEVICE uint32_t first_piece(uint32_t of_rank) const
+    {
+        return (uint32_t)(pieces >> 4 * of_rank) & 15;
+    }
 };
 
-template <int D>
+template <int D, int R>
 GPU_DEVICE wide_merge merge_of(const decode_params &p, uint8_t *base, uint32_t unit)
 {
-    constexpr uint32_t unit_bytes = decode_wide_unit_bytes(D);
+    using piece = wide_piece<D, R>;
     wide_merge m;
     m.parts = p.n_parts;
     m.n_ranks = cluster_size();
     m.part = blockIdx.x - unit * m.parts;
     m.rank = cluster_rank();
     m.is_direct = m.parts == m.n_ranks;
-    m.segment = ((blockIdx.z * gridDim.y + blockIdx.y) * (gridDim.x / m.parts) + unit) * m.parts;
-    m.unit0 = 8 * m.rank / m.n_ranks;
-    m.n_units = 8 * (m.rank + 1) / m.n_ranks - m.unit0;
-    m.slice_bytes = m.n_units * unit_bytes;
+    m.segment = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x - m.part;
+    m.pieces = p.pieces;
+    m.piece0 = m.first_piece(m.rank);
+    m.n_pieces = m.first_piece(m.rank + 1) - m.piece0;
+    m.slice_bytes = m.n_pieces * piece::bytes;
     m.inbox = base + (m.is_direct ? 384 * D : 0); /* not where the warpgroups exchange sums */
-    m.scratch = (char *)p.part_ml + (uint64_t)m.segment * (8 * unit_bytes);
+    m.scratch = (char *)p.part_ml + (uint64_t)m.segment * (8 * piece::bytes);
     return m;
 }
 
@@ -165,90 +198,93 @@ GPU_DEVICE float part_factor(float largest)
     return __uint_as_float(min(268 - exponent, 207u) << 23); /* at most 2^80 */
 }
 
-/* Sends a warpgroup's half of head_dim, a, of the thread's rows row0 and row0 + 8: (m0, l0) and (m1, l1). */
-template <int D>
-GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring, const float (&a)[D / 4],
-                           uint32_t half, float m0, float m1, float l0, float l1)
+/* Sends a warpgroup's half of head_dim, a, of the thread's rows, with their maxima m and sums of weights l;
+ * largest: of the thread's |a| in each row. */
+template <int D, int R>
+GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring,
+                           const float (&a)[D * R / 256], float (&largest)[R / 32], uint32_t half,
+                           const float (&m)[R / 32], const float (&l)[R / 32])
 {
-    constexpr uint32_t unit_bytes = decode_wide_unit_bytes(D);
+    using piece = wide_piece<D, R>;
+    constexpr int H = R / 32;
     const uint32_t warp = gpu::warp_id(), lane = gpu::lane_id(), g = lane / 4, t = lane % 4;
-    float factor[2];
-    uint32_t owner[2];
-    uint8_t *here[2]; /* where the unit lies in its rank's shared memory, as this block's address */
-    char *dst[2]; /* in scratch */
-    cluster_wait(); /* their rings are free */
+    bool is_finite = true;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        float largest = 0.0f;
+    for (int h = 0; h < H; ++h) {
+        largest[h] = gpu::warp_max<4>(largest[h]);
+        is_finite &= largest[h] < INFINITY;
+    }
+    if (__any_sync(~0u, !is_finite)) /* the largest that are finite */
 #pragma unroll
-        for (int j = 0; j < D / 16; ++j)
-            largest = fmaxf(largest, fmaxf(fabsf(a[4 * j + 2 * h]), fabsf(a[4 * j + 2 * h + 1])));
-        largest = gpu::warp_max<4>(largest);
-        if (__any_sync(~0u, !(largest < INFINITY))) { /* the largest that is finite */
-            largest = 0.0f;
+        for (int h = 0; h < H; ++h) {
+            largest[h] = 0.0f;
 #pragma unroll
             for (int j = 0; j < D / 8; ++j) {
-                const float x = fabsf(a[j / 2 * 4 + 2 * h + j % 2]);
-                largest = fmaxf(largest, x < INFINITY ? x : 0.0f);
+                const float x = fabsf(a[j / 2 * 2 * H + 2 * h + j % 2]);
+                largest[h] = fmaxf(largest[h], x < INFINITY ? x : 0.0f);
             }
-            largest = gpu::warp_max<4>(largest);
+            largest[h] = gpu::warp_max<4>(largest[h]);
         }
-        factor[h] = part_factor(largest);
-        const uint32_t u = warp % 4 * 2 + h;
+    cluster_wait(); /* their rings are free */
+    float factor[H];
+    uint32_t owner[H],
+        here[H]; /* where the piece lies in its rank's shared memory, as our address */
+    char *dst[H]; /* in scratch */
+#pragma unroll
+    for (int h = 0; h < H; ++h) {
+        const uint32_t u = warp % 4 * 2 + (H == 2 ? h : half);
         owner[h] = ((u + 1) * way.n_ranks - 1) / 8;
-        const uint32_t owner0 = 8 * owner[h] / way.n_ranks;
-        const uint32_t units = 8 * (owner[h] + 1) / way.n_ranks - owner0;
-        here[h] = way.inbox + (way.rank * units + u - owner0) * unit_bytes;
-        dst[h] = way.scratch + (way.part * 8 + u) * unit_bytes;
+        const uint32_t first = way.first_piece(owner[h]), end = way.first_piece(owner[h] + 1);
+        here[h] =
+            gpu::shared_address(way.inbox) + (way.rank * (end - first) + u - first) * piece::bytes;
+        dst[h] = way.scratch + (way.part * 8 + u) * piece::bytes;
+        factor[h] = part_factor(largest[h]);
         if (t == 0) { /* of sums and weights times the factor */
-            const uint32_t at = 8 * D * 2 + half * 64 + g * 8;
-            const float m = (h ? m1 : m0) - gpu::log2_fast(factor[h]);
-            const float l = (h ? l1 : l0) * factor[h];
+            const uint32_t at = piece::sum_bytes + (H == 2 ? half * 64 : 0) + g * 8;
+            const float top = m[h] - gpu::log2_fast(factor[h]), sum = l[h] * factor[h];
             if (way.is_direct)
-                cluster_store2(cluster_address(gpu::shared_address(here[h] + at), owner[h]), m, l,
+                cluster_store2(cluster_address(here[h] + at, owner[h]), top, sum,
                                cluster_address(ring.merge, owner[h]));
             else
-                __stcg((float2 *)(dst[h] + at), make_float2(m, l));
+                __stcg((float2 *)(dst[h] + at), make_float2(top, sum));
         }
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < H; ++h) {
         const uint32_t bar = cluster_address(ring.merge + 8, owner[h]);
-        const uint32_t to = cluster_address(gpu::shared_address(here[h]), owner[h]);
+        const uint32_t to = cluster_address(here[h], owner[h]);
 #pragma unroll
         for (int j = 0; j < D / 64; ++j) {
-            const uint32_t at = (half * (D / 64) + j) * 512 + lane * 16;
+            const uint32_t at = ((H == 2 ? half * (D / 64) : 0) + j) * 512 + lane * 16;
             float4 v;
             float *word = &v.x;
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                const float *x = &a[4 * (4 * j + k) + 2 * h];
+                const float *x = &a[2 * H * (4 * j + k) + 2 * h];
                 word[k] = __uint_as_float(gpu::f16_encode2(x[0] * factor[h], x[1] * factor[h]));
             }
-            if (!way.is_direct)
-                __stcg((float4 *)(dst[h] + at), v);
-            else if (owner[h] == way.rank)
-                *(float4 *)(here[h] + at) = v;
-            else
+            if (way.is_direct)
                 cluster_store4(to + at, v, bar);
+            else
+                __stcg((float4 *)(dst[h] + at), v);
         }
     }
 }
 
 /* What the 128 loading threads do: each part's maximum in a row gives way to what the part counts there. */
-template <int D>
+template <int D, int R>
 GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
                             const wide_merge &way, const wide_ring &ring, uint32_t unit)
 {
-    constexpr uint32_t unit_bytes = decode_wide_unit_bytes(D);
+    using piece = wide_piece<D, R>;
     const uint32_t tid = threadIdx.x - 256;
     if (way.is_direct && tid == 0) {
-        const uint32_t ml_bytes = way.n_units * 128;
+        const uint32_t ml_bytes = way.n_pieces * piece::lines * 8;
         barrier_expect(ring.merge, way.parts * ml_bytes);
-        barrier_expect(ring.merge + 8, (way.parts - 1) * (way.slice_bytes - ml_bytes));
+        barrier_expect(ring.merge + 8, way.parts * (way.slice_bytes - ml_bytes));
     }
     const decode_dev_item it = item_at(p, w, blockIdx.z);
-    const unit_rows rows = rows_of(it, unit, DECODE_WIDE_ROWS, p.group);
+    const unit_rows rows = rows_of(it, unit, R, p.group);
     cluster_arrive();
     cluster_wait();
     if (!way.is_direct) {
@@ -256,7 +292,7 @@ GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
         if (tid == 0) { /* only the last cluster goes on; its parts are all there */
             const uint32_t n_clusters = way.parts / way.n_ranks;
             uint32_t *arrivals =
-                p.arrivals + way.segment / way.parts * DECODE_MAX_CLUSTER + way.rank;
+                p.arrivals + over_parts(p, way.segment) * DECODE_MAX_CLUSTER + way.rank;
             __threadfence();
             const uint32_t before = atomicAdd(arrivals, 1);
             *ring.is_last = before + 1 == n_clusters;
@@ -268,7 +304,7 @@ GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
 #pragma unroll 1
                 for (uint32_t c = 0; c < way.parts; ++c)
                     bulk_copy(gpu::shared_address(way.inbox) + c * way.slice_bytes,
-                              way.scratch + (c * 8 + way.unit0) * unit_bytes, way.slice_bytes,
+                              way.scratch + (c * 8 + way.piece0) * piece::bytes, way.slice_bytes,
                               ring.merge + 8);
             }
         }
@@ -282,8 +318,9 @@ GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
     while (1u << lg < way.parts && lg < 5)
         ++lg;
     const uint32_t c0 = tid & ((1u << lg) - 1), c1 = c0 + 32, part_step = way.slice_bytes / 8;
-    for (uint32_t e = tid >> lg; e < way.n_units * 16; e += 128 >> lg) { /* unit, half, row */
-        float2 *ml = (float2 *)(way.inbox + e / 16 * unit_bytes + 8 * D * 2) + e % 16;
+    for (uint32_t e = tid >> lg; e < way.n_pieces * piece::lines; e += 128 >> lg) {
+        const uint32_t u = e / piece::lines, line = e % piece::lines;
+        float2 *ml = (float2 *)(way.inbox + u * piece::bytes + piece::sum_bytes) + line;
         const float2 x0 = c0 < way.parts ? ml[c0 * part_step] : make_float2(nothing, 0.0f);
         const float2 x1 = c1 < way.parts ? ml[c1 * part_step] : make_float2(nothing, 0.0f);
         float m = fmaxf(x0.x, x1.x);
@@ -295,11 +332,11 @@ GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
 #pragma unroll 1
         for (uint32_t d = 1; d < 1u << lg; d *= 2)
             l += gpu::shuffle_xor(l, d);
-        const uint32_t r = (way.unit0 + e / 16) * 8 + e % 8;
+        const uint32_t r = piece::row(way.piece0 + u) + line % 8;
         if (r >= rows.count)
             continue;
         const float f = finish_row(it, p, rows.query_row(r, p.num_q_heads, blockIdx.y), m, l,
-                                   e % 16 < 8 && c0 == 0);
+                                   line < 8 && piece::column(way.piece0 + u) == 0 && c0 == 0);
         if (c0 < way.parts)
             ml[c0 * part_step].x = f0 * f;
         if (c1 < way.parts)
@@ -308,38 +345,52 @@ GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
     sync_all(); /* weights */
 }
 
-/* What the 256 computing threads do when all is there: this rank's rows, 8 elements at a time. */
-template <bool is_bf16, int D>
+/* What the 256 computing threads do when all is there: this rank's rows, 8 elements at a time, twice side by
+ * side, as each is a chain of loads and sums. */
+template <bool is_bf16, int D, int R>
 GPU_DEVICE void add_parts(const decode_params &p, const wide_merge &way, const decode_dev_item &it,
                           const unit_rows &rows, uint32_t head)
 {
-    constexpr uint32_t unit_bytes = decode_wide_unit_bytes(D);
+    using piece = wide_piece<D, R>;
+    const uint32_t n = way.n_pieces * piece::columns;
 #pragma unroll 1
-    for (uint32_t e = threadIdx.x; e < way.n_units * D; e += 256) {
-        const uint32_t u = e / D, in_unit = e % D, r8 = in_unit / 4 % 8;
-        const uint32_t r = (way.unit0 + u) * 8 + r8, column = in_unit / 32 * 32 + in_unit % 4 * 2;
-        if (r >= rows.count)
-            continue;
-        const uint8_t *at = way.inbox + u * unit_bytes;
-        const uint8_t *value = at + in_unit * 16,
-                      *f = at + 8 * D * 2 + in_unit / (D / 2) * 64 + r8 * 8;
-        float x[8] = {};
-#pragma unroll 4
-        for (uint32_t c = 0; c < way.parts; ++c) {
-            const uint4 v = *(const uint4 *)(value + c * way.slice_bytes);
-            const float w = *(const float *)(f + c * way.slice_bytes);
-            const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    for (uint32_t e0 = threadIdx.x; e0 < n; e0 += 512) {
+        const uint8_t *value[2], *f[2];
+        float x[2][8] = {};
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                x[2 * k] += gpu::f16_decode(words[k] & 0xffff) * w;
-                x[2 * k + 1] += gpu::f16_decode(words[k] >> 16) * w;
-            }
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t e = min(e0 + i * 256, n - 1), in_piece = e % piece::columns;
+            const uint8_t *at = way.inbox + e / piece::columns * piece::bytes;
+            value[i] = at + in_piece * 16;
+            f[i] = at + piece::sum_bytes + in_piece / (D / 2) * 64 + in_piece / 4 % 8 * 8;
         }
-        const uint32_t row = rows.query_row(r, p.num_q_heads, head);
-        uint32_t *out = (uint32_t *)(it.out + ((uint64_t)row * D + column) * 2);
+#pragma unroll 4
+        for (uint32_t c = 0; c < way.parts; ++c)
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
-            out[4 * k] = encode2<is_bf16>(x[2 * k], x[2 * k + 1]);
+            for (int i = 0; i < 2; ++i) {
+                const uint4 v = *(const uint4 *)(value[i] + c * way.slice_bytes);
+                const float w = *(const float *)(f[i] + c * way.slice_bytes);
+                const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    x[i][2 * k] += gpu::f16_decode(words[k] & 0xffff) * w;
+                    x[i][2 * k + 1] += gpu::f16_decode(words[k] >> 16) * w;
+                }
+            }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t e = e0 + i * 256, in_piece = e % piece::columns;
+            const uint32_t u = way.piece0 + e / piece::columns;
+            const uint32_t r = piece::row(u) + in_piece / 4 % 8;
+            if (e >= n || r >= rows.count)
+                continue;
+            const uint32_t column = piece::column(u) + in_piece / 32 * 32 + in_piece % 4 * 2;
+            const uint32_t row = rows.query_row(r, p.num_q_heads, head);
+            uint32_t *out = (uint32_t *)(it.out + ((uint64_t)row * D + column) * 2);
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                out[4 * k] = encode2<is_bf16>(x[i][2 * k], x[i][2 * k + 1]);
+        }
     }
 }
 

@@ -176,6 +176,8 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
         {24, 1, 256, 8, 700, 1, 8, 200, false},
         {64, 1, 256, 8, 1100, 1, 1, 200, false},
         {64, 1, 128, 8, 1100, 5, 2, 0, true},
+        {8, 1, 128, 8, 2100, 1, 4, 0, false}, /* 32 rows */
+        {32, 1, 256, 8, 2090, 3, 1, 0, true},
         {64, 1, 128, 1, 8200, 0, 1, 0, false}, /* two clusters */
     };
     for (uint32_t n = 0; n < sizeof cases / sizeof *cases; n++) {

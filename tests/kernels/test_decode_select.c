@@ -87,7 +87,7 @@ static bool has_kernel(const struct decode_call *c)
         return (c->rows == 8 || c->rows == 16) && d >= 128 && !c->pool->has_extras &&
                c->ids_at != 0;
     case DECODE_WIDE:
-        return c->rows == 64 && d >= 128;
+        return (c->rows == 32 || c->rows == 64) && d >= 128;
     }
     return false;
 }

@@ -1,6 +1,6 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu. It counts launches by kernel; with
- * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide, direct) the process ends with code 3 if one of
- * them was never launched, so that a test cannot pass by the generic kernels.
+ * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; of wide rows32, of short direct) the process
+ * ends with code 3 if one of them was never launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/decode_kernels.h"
 #include "kernels/gpu/runtime_cuda.h"
@@ -16,17 +16,18 @@
 #undef blockDim
 
 static struct counts {
-    unsigned n[6];
+    unsigned n[7];
 
     ~counts()
     {
-        static const char *const names[6] = {"cluster", "warp", "list", "short", "wide", "direct"};
+        static const char *const names[7] = {"cluster", "warp",   "list",  "short",
+                                             "wide",    "direct", "rows32"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 6; i++) {
+        for (int i = 0; i < 7; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -94,15 +95,16 @@ cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int value)
     return value > gpu::shared_limit ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-static bool is_kernel(const void *kernel, int kind, decode::decode_start start)
+/* The rows of a unit of the kernel if it is of this kind, else 0. */
+static uint32_t rows_of(const void *kernel, int kind, decode::decode_start start)
 {
     for (uint32_t dim = 64; dim <= 256; dim *= 2)
         for (uint32_t rows = 8; rows <= 64; rows *= 2)
             for (int has_extras = 0; has_extras < 2; has_extras++)
                 for (auto find : {decode::kernel_bf16, decode::kernel_f16})
                     if (find((decode_kernel)kind, dim, rows, has_extras, start) == kernel)
-                        return true;
-    return false;
+                        return rows;
+    return 0;
 }
 
 template <class words>
@@ -138,15 +140,16 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
         else
             how.is_chained = true;
     int kind = DECODE_CLUSTER;
-    while (kind <= DECODE_WIDE && !is_kernel(kernel, kind, decode::DECODE_AFTER_PREP) &&
-           !is_kernel(kernel, kind, decode::DECODE_DIRECT) &&
-           !is_kernel(kernel, kind, decode::DECODE_DIRECT_FEW))
+    while (kind <= DECODE_WIDE && !rows_of(kernel, kind, decode::DECODE_AFTER_PREP) &&
+           !rows_of(kernel, kind, decode::DECODE_DIRECT) &&
+           !rows_of(kernel, kind, decode::DECODE_DIRECT_FEW))
         kind++;
     if (kind > DECODE_WIDE || l->dynamicSmemBytes > (size_t)gpu::shared_limit)
         return (int)cudaErrorInvalidValue;
     launches.n[kind]++;
     launches.n[5] += ((const decode_params *)args[0])->sources_at != 0;
-    if (kind == DECODE_SHORT && is_kernel(kernel, kind, decode::DECODE_DIRECT_FEW))
+    launches.n[6] += kind == DECODE_WIDE && rows_of(kernel, kind, decode::DECODE_AFTER_PREP) == 32;
+    if (kind == DECODE_SHORT && rows_of(kernel, kind, decode::DECODE_DIRECT_FEW))
         return enqueue<decode_few_words>(s, how, kernel, args);
     bool is_short = kind == DECODE_CLUSTER || kind == DECODE_SHORT || kind == DECODE_WIDE;
     return is_short ? enqueue<decode_short_words>(s, how, kernel, args)

@@ -154,10 +154,6 @@ static inline bool elect_one()
     return is_it;
 }
 
-static inline void await_value(uint32_t)
-{
-}
-
 static inline void copies_wait()
 {
     simt::copy_wait(-1);
@@ -206,6 +202,15 @@ static inline void cluster_store2(uint32_t dst, float a, float b, uint32_t bar)
 {
     float2 v = {a, b};
     simt::async_copy(dst, nullptr, sizeof v, bar, &v);
+}
+
+template <bool is_bf16> uint32_t multiply2(uint32_t a, uint32_t b)
+{
+    const auto decode = [](uint32_t x) {
+        return is_bf16 ? gpu::bf16_decode(x & 0xffff) : gpu::f16_decode(x & 0xffff);
+    };
+    const float lo = decode(a) * decode(b), hi = decode(a >> 16) * decode(b >> 16);
+    return is_bf16 ? gpu::bf16_encode2(lo, hi) : gpu::f16_encode2(lo, hi);
 }
 
 static inline uint32_t transpose8(uint32_t v)

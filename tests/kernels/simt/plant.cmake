@@ -90,8 +90,8 @@ plant(decode_narrow.cuh 23 "        cluster_wait(); /* long since"
 # the cluster's sums are read before they have come
 plant(decode_narrow.cuh 24 "    barrier_wait(merge_bar, 0);" "    if (simt::planted != 24) barrier_wait(merge_bar, 0);")
 # a barrier that only its maker knows of
-plant(decode_narrow.cuh 25 "        barrier_init(merge_bar, 1);\n        barrier_init_fence();"
-  "        barrier_init(merge_bar, 1);\n        if (simt::planted != 25) barrier_init_fence();")
+plant(decode_narrow.cuh 25 "            barrier_init(merge_bar, 1);\n            barrier_init_fence();"
+  "            barrier_init(merge_bar, 1);\n            if (simt::planted != 25) barrier_init_fence();")
 # the ids of a part, of a list's begin, are another's
 plant(decode_narrow.cuh 54 "(blockIdx.z << lg | rank) * p.ids_stride" "(blockIdx.z << lg | (simt::planted == 54 ? 0 : rank)) * p.ids_stride")
 plant(decode_narrow.cuh 55 "(is_warp ? next.item : processor) * p.ids_stride" "(simt::planted == 55 ? 0 : is_warp ? next.item : processor) * p.ids_stride")
@@ -127,8 +127,8 @@ plant(decode_wide.cuh 40 "        cluster_sync();" "        if (simt::planted !=
 plant(decode_wide_parts.cuh 40 "        cluster_sync();" "        if (simt::planted != 40) cluster_sync();")
 plant(decode_wide_parts.cuh 41 "                proxy_fence_all();" "                if (simt::planted != 41) proxy_fence_all();")
 # ranks forget what does not divide evenly
-plant(decode_wide_parts.cuh 42 "m.n_units = 8 * (m.rank + 1) / m.n_ranks - m.unit0"
-  "m.n_units = simt::planted == 42 ? 8 / m.n_ranks : 8 * (m.rank + 1) / m.n_ranks - m.unit0")
+plant(decode_wide_parts.cuh 42 "m.n_pieces = m.first_piece(m.rank + 1)"
+  "m.n_pieces = simt::planted == 42 ? 8 / m.n_ranks : m.first_piece(m.rank + 1)")
 # the ring's next round is taken for the last
 plant(decode_wide_parts.cuh 44 "phase ^ is_next" "phase ^ (simt::planted == 44 ? 0 : is_next)")
 # sums for blocks that still compute; read before they have come: (m, l), a rank's own and weights, the others'
@@ -138,7 +138,7 @@ plant(decode_wide.cuh 58 "    barrier_wait(ring.merge + 8, 0);" "    if (simt::p
 plant(decode_wide.cuh 59 "    sync_all(); /* the loaders have" "    if (simt::planted != 59) sync_all(); /* the loaders have")
 plant(decode_wide_parts.cuh 59 "    sync_all(); /* weights" "    if (simt::planted != 59) sync_all(); /* weights")
 # the batch's own tokens are read before they are appended
-plant(decode_wide_parts.cuh 43 "        gpu::chain_wait();\n\n" "        if (simt::planted != 43) gpu::chain_wait();\n\n")
+plant(decode_wide_parts.cuh 43 "        gpu::chain_wait();\n    if (p.items)" "        if (simt::planted != 43) gpu::chain_wait();\n    if (p.items)")
 # decode_short reads q, then K and V, before they have come
 plant(decode_short.cuh 45 "    copies_wait();" "    if (simt::planted != 45) copies_wait();")
 plant(decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")
@@ -149,12 +149,13 @@ plant(decode_short.cuh 48 "        cluster_wait(); /* long since" "        if (s
 plant(decode_short.cuh 49 "    barrier_wait(met, 0);" "    if (simt::planted != 49) barrier_wait(met, 0);")
 plant(decode_short.cuh 50 "        barrier_wait(merged, 0);" "        if (simt::planted != 50) barrier_wait(merged, 0);")
 # a warp's weights count as if its maximum were that of all
-plant(decode_short.cuh 51 "f[x] = weight(make_float2(ml.x, ml.y), top[x]);"
-  "f[x] = simt::planted == 51 ? make_float2(1, 1) : weight(make_float2(ml.x, ml.y), top[x]);")
+plant(decode_short.cuh 51 "const float f = gpu::exp2_fast(m[k] - all);"
+  "const float f = simt::planted == 51 ? 1.0f : gpu::exp2_fast(m[k] - all);")
 # 0 times NaN
 plant(decode_short.cuh 52 "                if (!sees(key + e / 8 % 16))" "                if (simt::planted != 52 && !sees(key + e / 8 % 16))")
-# a four of tiles ends where there are none
-plant(decode_short.cuh 53 "is_there ? v_at(i0 + k) + v_lane[j] : zero" "is_there || simt::planted == 53 ? v_at(i0 + k) + v_lane[j] : zero")
+# the last tiles, fewer than four, are left out, or count as other warps'
+plant(decode_short.cuh 53 "    if (n_fours < n) {" "    if (n_fours < n && simt::planted != 53) {")
+plant(decode_short.cuh 69 "multiply(near, n_fours % W," "multiply(near, simt::planted == 69 ? 0 : n_fours % W,")
 
 # ---- batches in flight
 
