@@ -34,7 +34,7 @@ struct wide_share {
     uint32_t count; /* stages */
 };
 
-/* x over the parts of a segment. A division takes as long as a memory access. */
+/* x over the parts of a segment, for x below 2^32 / parts. */
 GPU_DEVICE uint32_t over_parts(const decode_params &p, uint32_t x)
 {
     return p.n_parts == 1 ? x : (uint32_t)((uint64_t)x * p.part_reciprocal >> 32);

@@ -251,6 +251,43 @@ static void long_calls_load_the_gpcs_alike(void **state)
     decode_planner_fini(&w);
 }
 
+/* A block's rows: no more of them empty than there is a kernel for */
+static void units_are_as_wide_as_what_an_item_asks(void **state)
+{
+    (void)state;
+    static struct batch b;
+    const struct {
+        uint32_t dim, group, n_tokens, invariant;
+        enum decode_kernel kernel;
+        uint32_t rows;
+    } calls[] = {
+        {128, 8, 1, 0, DECODE_CLUSTER, 8},  {128, 8, 2, 0, DECODE_CLUSTER, 16},
+        {128, 17, 1, 0, DECODE_WIDE, 32},   {128, 8, 4, 0, DECODE_WIDE, 32},
+        {256, 16, 1, 0, DECODE_WIDE, 32},   {256, 32, 1, 0, DECODE_WIDE, 32},
+        {256, 33, 1, 0, DECODE_WIDE, 64},   {128, 8, 16, 0, DECODE_WIDE, 64},
+        {64, 32, 1, 0, DECODE_CLUSTER, 16}, {256, 32, 1, 1, DECODE_CLUSTER, 16},
+    };
+    enum { N_ITEMS = 8 };
+    rng_state = 1;
+    random_batch(&b);
+    b.pool.kv.num_kv_heads = 1;
+    b.pool.n_processors = 132;
+    b.pool.has_extras = false;
+    b.specs[0].window_tokens = 0;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        struct decode_choice c;
+        b.pool.kv.dk = b.pool.kv.dv = calls[i].dim;
+        b.pool.kv.num_q_heads = b.pool.kv.group = calls[i].group;
+        b.pool.is_batch_invariant = calls[i].invariant;
+        for (uint32_t k = 0; k < N_ITEMS; k++)
+            b.items[k] =
+                (struct decode_item){.n_tokens = calls[i].n_tokens, .pos = 3000, .blocks = blocks};
+        decode_select(&b.pool, b.items, N_ITEMS, &c);
+        assert_int_equal(c.kernel, calls[i].kernel);
+        assert_int_equal(c.rows, calls[i].rows);
+    }
+}
+
 static void too_many_tokens_and_too_little_room_are_refused(void **state)
 {
     (void)state;
@@ -304,6 +341,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_batch_stays_within_the_kernels_and_the_device),
         cmocka_unit_test(long_calls_load_the_gpcs_alike),
+        cmocka_unit_test(units_are_as_wide_as_what_an_item_asks),
         cmocka_unit_test(too_many_tokens_and_too_little_room_are_refused),
         cmocka_unit_test(an_invariant_pool_cuts_an_item_the_same_way_in_a_crowd),
     };
