@@ -23,6 +23,18 @@ GPU_DEVICE uint8_t *aligned_shared()
     return raw + ((DECODE_ALIGN - (gpu::shared_address(raw) % DECODE_ALIGN)) % DECODE_ALIGN);
 }
 
+/* The barriers of a warp's ring, by the warp. */
+GPU_DEVICE void init_ring(uint32_t bar, uint32_t stages)
+{
+    if (elect_one()) {
+#pragma unroll 1
+        for (uint32_t s = 0; s < stages; ++s)
+            barrier_init(bar + s * 8, 1);
+        barrier_init_fence();
+    }
+    gpu::sync_warp();
+}
+
 /* From the parameters or from memory. */
 template <class words>
 GPU_DEVICE decode_dev_item item_at(const decode_params &p, const words &w, uint32_t i)
@@ -79,13 +91,7 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
         it = item_at(p, w, blockIdx.z);
     if (threadIdx.x == 0)
         map_prefetch(&map);
-    if (elect_one()) {
-#pragma unroll 1
-        for (uint32_t s = 0; s < S; ++s)
-            barrier_init(bar + s * 8, 1);
-        barrier_init_fence();
-    }
-    gpu::sync_warp();
+    init_ring(bar, S);
     if (p.is_chained)
         gpu::chain_wait();
     if (p.items)
@@ -250,13 +256,7 @@ __global__ void __launch_bounds__(256, 1)
 
     if (threadIdx.x == 0)
         map_prefetch(&map);
-    if (elect_one()) {
-#pragma unroll 1
-        for (uint32_t s = 0; s < S; ++s)
-            barrier_init(bar + s * 8, 1);
-        barrier_init_fence();
-    }
-    gpu::sync_warp();
+    init_ring(bar, S);
     if (p.is_chained)
         gpu::chain_wait();
     if (is_warp && processor >= p.n_processors)
