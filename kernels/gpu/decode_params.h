@@ -174,8 +174,8 @@ DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps
 }
 
 /* decode_wide: q | ring (later the sums that the warpgroups exchange, and the parts of a slice) | (m, l) of the
- * two halves | barriers. Partial results travel in eight pieces: 8 rows of f16, of 64 rows
- * whole with (m, l) for both halves of head_dim, of 32 rows one half of head_dim each. */
+ * two halves | barriers. Partial results travel in eight pieces of 8 rows, f16 with (m, l): of 64 rows the whole
+ * head_dim, of 32 rows half of it. */
 DECODE_BOTH uint32_t decode_wide_piece_bytes(uint32_t d, uint32_t rows)
 {
     return (8 * d * 2 + 2 * 8 * 8) * rows / 64;

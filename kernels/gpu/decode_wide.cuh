@@ -1,5 +1,6 @@
 /* decode_wide.cuh: the kernel for more than 16 query rows a kv head: R = 32 or 64 rows a thread block on the
- * warpgroup matrix instructions, whose 64 rows 32 fill by halves: the products take as long, all else half.
+ * warpgroup matrix instructions. Those have 64 rows; 32 fill half of each warp's, so that products take as long as
+ * those of 64 and everything else about half.
  *
  * Four warps ask for K and V, in stages of 64 tokens; two warpgroups take every second stage each. A
  * warpgroup computes the scores of its stage, their weights in its registers, and the weighted sums of the

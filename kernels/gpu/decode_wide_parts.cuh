@@ -227,8 +227,8 @@ GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring,
         }
     cluster_wait(); /* their rings are free */
     float factor[H];
-    uint32_t owner[H],
-        here[H]; /* where the piece lies in its rank's shared memory, as our address */
+    uint32_t owner[H];
+    uint32_t here[H]; /* where the piece lies in its rank's shared memory, as our address */
     char *dst[H]; /* in scratch */
 #pragma unroll
     for (int h = 0; h < H; ++h) {
