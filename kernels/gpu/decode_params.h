@@ -178,7 +178,7 @@ DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps
  * head_dim, of 32 rows half of it. */
 DECODE_BOTH uint32_t decode_wide_piece_bytes(uint32_t d, uint32_t rows)
 {
-    return (8 * d * 2 + 2 * 8 * 8) * rows / 64;
+    return 8 * d * 2 * rows / 64 + 8 * 8;
 }
 DECODE_BOTH uint32_t decode_wide_body(uint32_t d, uint32_t rows, uint32_t stages, uint32_t parts,
                                       uint32_t cluster)

@@ -35,17 +35,23 @@ template <int R> GPU_DEVICE uint32_t matrix_row(uint32_t r)
     return R == 64 ? r : r / 8 * 16 + r % 8;
 }
 
-/* Half of the sums stay, in a, the others are written for the other warpgroup. Of four elements of o those of
- * the first H rows count. */
+/* Half of the sums o stay, in a, the others are written as f16, times their row's factor, for the other warpgroup.
+ * Of four elements of o those of the first H rows count. */
 template <int D, int H, bool is_high>
-GPU_DEVICE void swap_sums(const float (&o)[D / 2], float (&a)[D * H / 8], float4 *mail)
+GPU_DEVICE void swap_sums(const float (&o)[D / 2], const float (&factor)[H], float (&a)[D * H / 8],
+                          uint4 *mail)
 {
     constexpr int stays = is_high ? D / 4 : 0, goes = is_high ? 0 : D / 4;
-    constexpr int step = 8 / H; /* elements of o a message */
 #pragma unroll
-    for (int j = 0; j < D * H / 32; ++j) {
-        const float *x = &o[goes + step * j];
-        mail[j * 128] = make_float4(x[0], x[1], x[step / 2], x[step / 2 + 1]);
+    for (int j = 0; j < D * H / 64; ++j) {
+        uint32_t w[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const int h = k % H;
+            const float *x = &o[goes + (4 * j + k) / H * 4 + 2 * h];
+            w[k] = gpu::f16_encode2(x[0] * factor[h], x[1] * factor[h]);
+        }
+        mail[j * 128] = make_uint4(w[0], w[1], w[2], w[3]);
     }
 #pragma unroll
     for (int k = 0; k < D * H / 8; ++k)
@@ -303,67 +309,83 @@ __global__ void __launch_bounds__(384, 1)
     }
     if (p.is_chained)
         gpu::chain_release();
+    if (parts > 1)
+        cluster_arrive(); /* once all have, the others may send their sums: the ring is free */
+
+    /* Both warpgroups meet: each keeps half of head_dim and gets the other's sums of it, f16, through the ring.
+     * From here on a row's sums and l are times a power of two, which m knows. */
+    float factor[H];
+    sum_factors<D, H>(o, factor);
 #pragma unroll
     for (int h = 0; h < H; ++h) {
-        l[h] = gpu::warp_sum<4>(l[h]);
+        m[h] -= gpu::log2_fast(factor[h]);
+        l[h] = gpu::warp_sum<4>(l[h]) * factor[h];
         if (t == 0)
             s_ml[half * R + row0 + h * 8] = make_float2(m[h], l[h]);
     }
     sync_consumers(); /* the ring is free */
-    if (parts > 1)
-        cluster_arrive(); /* the others may send their sums */
-
-    /* The sums of the other half of head_dim go to the other warpgroup, through the ring */
-    float a[D * H / 8], largest[H] = {};
-    float4 *mail = (float4 *)(base + 128 * D) + tid % 128;
-    float4 *out_mail = mail + half * (D / 16 * 128), *in_mail = mail + (half ^ 1) * (D / 16 * 128);
+    float a[D * H / 8];
+    uint4 *mail = (uint4 *)(base + 128 * D) + tid % 128;
+    uint4 *out_mail = mail + half * (D / 32 * 128), *in_mail = mail + (half ^ 1) * (D / 32 * 128);
     if (half)
-        swap_sums<D, H, true>(o, a, out_mail);
+        swap_sums<D, H, true>(o, factor, a, out_mail);
     else
-        swap_sums<D, H, false>(o, a, out_mail);
+        swap_sums<D, H, false>(o, factor, a, out_mail);
     sync_consumers();
-    {
-        float f[H], e[H];
+    float f[H], e[H];
 #pragma unroll
-        for (int h = 0; h < H; ++h) {
-            const float2 x = s_ml[(half ^ 1) * R + row0 + h * 8];
-            const float top = fmaxf(m[h], x.x);
-            f[h] = gpu::exp2_fast(m[h] - top);
-            e[h] = gpu::exp2_fast(x.x - top);
-            m[h] = top;
-            l[h] = l[h] * f[h] + x.y * e[h];
-        }
+    for (int h = 0; h < H; ++h) {
+        const float2 x = s_ml[(half ^ 1) * R + row0 + h * 8];
+        const float top = fmaxf(m[h], x.x), own = gpu::exp2_fast(m[h] - top);
+        e[h] = gpu::exp2_fast(x.x - top);
+        m[h] = top;
+        l[h] = l[h] * own + x.y * e[h];
+        f[h] = factor[h] * own;
+    }
+    /* This thread's eight of columns 32j on of its half, of both warpgroups' tokens. */
+    auto sums = [&](int j, float(&x)[H][8]) {
 #pragma unroll
-        for (int j = 0; j < D * H / 32; ++j) {
-            const float4 v = in_mail[j * 128];
-            const float x[4] = {v.x, v.y, v.z, v.w};
+        for (int i = 0; i < H; ++i) {
+            const uint4 v = in_mail[(j * H + i) * 128];
+            const uint32_t w[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                float &sum = a[4 * j + k];
-                sum = sum * f[k / 2 % H] + x[k] * e[k / 2 % H];
-                largest[k / 2 % H] = fmaxf(largest[k / 2 % H], fabsf(sum));
+                const int h = k % H, c = (4 * i + k) / H * 2;
+                const float *own = &a[2 * (4 * (j * H + i) + k)];
+                x[h][c] = own[0] * f[h] + gpu::f16_decode(w[k] & 0xffff) * e[h];
+                x[h][c + 1] = own[1] * f[h] + gpu::f16_decode(w[k] >> 16) * e[h];
             }
         }
-    }
+    };
     if (parts == 1) {
+        uint32_t *out[H];
 #pragma unroll
         for (int h = 0; h < H; ++h) {
             const uint32_t r = row0 + h * 8;
+            out[h] = NULL;
             if (r >= rows.count)
                 continue;
             const uint32_t row = rows.query_row(r, p.num_q_heads, head);
-            const float f = finish_row(it, p, row, m[h], l[h], half == 0 && t == 0);
-            uint32_t *out = (uint32_t *)(it.out + (uint64_t)row * D * 2 + half * D) + t;
+            out[h] = (uint32_t *)(it.out + (uint64_t)row * D * 2 + half * D) + t;
+            const float weight = finish_row(it, p, row, m[h], l[h], half == 0 && t == 0);
+            f[h] *= weight;
+            e[h] *= weight;
+        }
 #pragma unroll
-            for (int j = 0; j < D / 16; ++j)
-                out[j * 4] =
-                    encode2<is_bf16>(a[2 * H * j + 2 * h] * f, a[2 * H * j + 2 * h + 1] * f);
+        for (int j = 0; j < D / 64; ++j) {
+            float x[H][8];
+            sums(j, x);
+#pragma unroll
+            for (int k = 0; k < 4 * H; ++k)
+                if (out[k % H])
+                    out[k % H][16 * j + k / H * 4] =
+                        encode2<is_bf16>(x[k % H][k / H * 2], x[k % H][k / H * 2 + 1]);
         }
         return;
     }
 
     const wide_merge merge = merge_of<D, R>(p, base, unit);
-    send_parts<D, R>(merge, ring, a, largest, half, m, l);
+    send_parts<D, R>(merge, ring, half, m, l, sums);
     if (!merge.is_direct) {
         cluster_sync();
         sync_all();

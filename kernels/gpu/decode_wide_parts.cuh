@@ -3,8 +3,9 @@
  *
  * A part is one block's sums of all its rows: f16, each row times its own power of two, so that nothing overflows
  * and nothing is rounded more coarsely than the output. With one cluster a segment every row's part goes
- * straight to the rank that finishes the row (st.async: data and arrival are one message), maxima and sums of
- * weights first, so that the loading warps, which have nothing left to load, compute what each part
+ * straight to the rank that finishes the row: by st.async, where data and arrival are one message but a block
+ * sends 16 bytes a cycle, and by plain stores where that rank is the block itself. Maxima and sums of weights go
+ * first, so that the loading warps, which have nothing left to load, compute what each part
  * counts while the rest is under way. With more clusters parts go through scratch, and the last cluster to
  * arrive brings them in by bulk copies, rank by rank.
  */
@@ -138,9 +139,9 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
 /* ---- parts */
 
 /* A part's sums, as they travel: eight pieces of 8 rows, of 64 rows the whole head dim, of 32 rows half of it.
- * A piece is [32 columns][lane][16 bytes], then (m, l) as [half of head_dim][row]. */
+ * A piece is [32 columns][lane][16 bytes], then [row] (m, l). */
 template <int D, int R> struct wide_piece {
-    static constexpr uint32_t columns = D * R / 64, lines = R / 4; /* lines: of (m, l) */
+    static constexpr uint32_t columns = D * R / 64;
     static constexpr uint32_t sum_bytes = 8 * columns * 2;
     static constexpr uint32_t bytes = decode_wide_piece_bytes(D, R);
 
@@ -186,31 +187,23 @@ GPU_DEVICE wide_merge merge_of(const decode_params &p, uint8_t *base, uint32_t u
     m.piece0 = m.first_piece(m.rank);
     m.n_pieces = m.first_piece(m.rank + 1) - m.piece0;
     m.slice_bytes = m.n_pieces * piece::bytes;
-    m.inbox = base + (m.is_direct ? 384 * D : 0); /* not where the warpgroups exchange sums */
+    m.inbox = base + (m.is_direct ? 256 * D : 0); /* not where the warpgroups exchange sums */
     m.scratch = (char *)p.part_ml + (uint64_t)m.segment * (8 * piece::bytes);
     return m;
 }
 
-/* A row's sums are stored as f16 times `factor`, a power of two that brings the largest below 2^15. */
-GPU_DEVICE float part_factor(float largest)
+/* The powers of two that bring the largest of a row's sums o, of a warpgroup's tokens, below 2^14. So as f16 they do
+ * not overflow, neither on their way to the other warpgroup nor added to its. */
+template <int D, int H> GPU_DEVICE void sum_factors(const float (&o)[D / 2], float (&factor)[H])
 {
-    const uint32_t exponent = __float_as_uint(largest) >> 23; /* at most 254 */
-    return __uint_as_float(min(268 - exponent, 207u) << 23); /* at most 2^80 */
-}
-
-/* Sends a warpgroup's half of head_dim, a, of the thread's rows, with their maxima m and sums of weights l;
- * largest: of the thread's |a| in each row. */
-template <int D, int R>
-GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring,
-                           const float (&a)[D * R / 256], float (&largest)[R / 32], uint32_t half,
-                           const float (&m)[R / 32], const float (&l)[R / 32])
-{
-    using piece = wide_piece<D, R>;
-    constexpr int H = R / 32;
-    const uint32_t warp = gpu::warp_id(), lane = gpu::lane_id(), g = lane / 4, t = lane % 4;
+    float largest[H];
     bool is_finite = true;
 #pragma unroll
     for (int h = 0; h < H; ++h) {
+        largest[h] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < D / 4; ++j)
+            largest[h] = fmaxf(largest[h], fabsf(o[j / 2 * 4 + 2 * h + j % 2]));
         largest[h] = gpu::warp_max<4>(largest[h]);
         is_finite &= largest[h] < INFINITY;
     }
@@ -219,54 +212,68 @@ GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring,
         for (int h = 0; h < H; ++h) {
             largest[h] = 0.0f;
 #pragma unroll
-            for (int j = 0; j < D / 8; ++j) {
-                const float x = fabsf(a[j / 2 * 2 * H + 2 * h + j % 2]);
+            for (int j = 0; j < D / 4; ++j) {
+                const float x = fabsf(o[j / 2 * 4 + 2 * h + j % 2]);
                 largest[h] = fmaxf(largest[h], x < INFINITY ? x : 0.0f);
             }
             largest[h] = gpu::warp_max<4>(largest[h]);
         }
+#pragma unroll
+    for (int h = 0; h < H; ++h) {
+        const uint32_t exponent = __float_as_uint(largest[h]) >> 23; /* at most 254 */
+        factor[h] = __uint_as_float(min(267 - exponent, 207u) << 23); /* at most 2^80 */
+    }
+}
+
+/* Sends the maxima m and sums of weights l of the thread's rows and, as they are made, their sums: sums(j, x) gives
+ * the thread's eight of columns 32j on of the warpgroup's half of head_dim. */
+template <int D, int R, class sums_function>
+GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring, uint32_t half,
+                           const float (&m)[R / 32], const float (&l)[R / 32], sums_function sums)
+{
+    using piece = wide_piece<D, R>;
+    constexpr int H = R / 32;
+    const uint32_t warp = gpu::warp_id(), lane = gpu::lane_id(), g = lane / 4, t = lane % 4;
+    const uint32_t inbox = gpu::shared_address(way.inbox);
     cluster_wait(); /* their rings are free */
-    float factor[H];
     uint32_t owner[H];
-    uint32_t here[H]; /* where the piece lies in its rank's shared memory, as our address */
+    uint32_t place[H]; /* of the piece in its rank's inbox */
     char *dst[H]; /* in scratch */
 #pragma unroll
     for (int h = 0; h < H; ++h) {
         const uint32_t u = warp % 4 * 2 + (H == 2 ? h : half);
         owner[h] = ((u + 1) * way.n_ranks - 1) / 8;
         const uint32_t first = way.first_piece(owner[h]), end = way.first_piece(owner[h] + 1);
-        here[h] =
-            gpu::shared_address(way.inbox) + (way.rank * (end - first) + u - first) * piece::bytes;
+        place[h] = (way.rank * (end - first) + u - first) * piece::bytes;
         dst[h] = way.scratch + (way.part * 8 + u) * piece::bytes;
-        factor[h] = part_factor(largest[h]);
-        if (t == 0) { /* of sums and weights times the factor */
-            const uint32_t at = piece::sum_bytes + (H == 2 ? half * 64 : 0) + g * 8;
-            const float top = m[h] - gpu::log2_fast(factor[h]), sum = l[h] * factor[h];
+        if (t == 0 && (H == 1 || half == 0)) {
+            const uint32_t at = piece::sum_bytes + g * 8;
             if (way.is_direct)
-                cluster_store2(cluster_address(here[h] + at, owner[h]), top, sum,
+                cluster_store2(cluster_address(inbox + place[h] + at, owner[h]), m[h], l[h],
                                cluster_address(ring.merge, owner[h]));
             else
-                __stcg((float2 *)(dst[h] + at), make_float2(top, sum));
+                __stcg((float2 *)(dst[h] + at), make_float2(m[h], l[h]));
         }
     }
 #pragma unroll
-    for (int h = 0; h < H; ++h) {
-        const uint32_t bar = cluster_address(ring.merge + 8, owner[h]);
-        const uint32_t to = cluster_address(here[h], owner[h]);
+    for (int j = 0; j < D / 64; ++j) {
+        const uint32_t at = ((H == 2 ? half * (D / 64) : 0) + j) * 512 + lane * 16;
+        float x[H][8];
+        sums(j, x);
 #pragma unroll
-        for (int j = 0; j < D / 64; ++j) {
-            const uint32_t at = ((H == 2 ? half * (D / 64) : 0) + j) * 512 + lane * 16;
+        for (int h = 0; h < H; ++h) {
             float4 v;
             float *word = &v.x;
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const float *x = &a[2 * H * (4 * j + k) + 2 * h];
-                word[k] = __uint_as_float(gpu::f16_encode2(x[0] * factor[h], x[1] * factor[h]));
-            }
-            if (way.is_direct)
-                cluster_store4(to + at, v, bar);
-            else
+            for (int k = 0; k < 4; ++k)
+                word[k] = __uint_as_float(gpu::f16_encode2(x[h][2 * k], x[h][2 * k + 1]));
+            if (!way.is_direct)
                 __stcg((float4 *)(dst[h] + at), v);
+            else if (owner[h] == way.rank)
+                *(float4 *)(way.inbox + place[h] + at) = v;
+            else
+                cluster_store4(cluster_address(inbox + place[h], owner[h]) + at, v,
+                               cluster_address(ring.merge + 8, owner[h]));
         }
     }
 }
@@ -279,9 +286,9 @@ GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
     using piece = wide_piece<D, R>;
     const uint32_t tid = threadIdx.x - 256;
     if (way.is_direct && tid == 0) {
-        const uint32_t ml_bytes = way.n_pieces * piece::lines * 8;
+        const uint32_t ml_bytes = way.n_pieces * 8 * 8;
         barrier_expect(ring.merge, way.parts * ml_bytes);
-        barrier_expect(ring.merge + 8, way.parts * (way.slice_bytes - ml_bytes));
+        barrier_expect(ring.merge + 8, (way.parts - 1) * (way.slice_bytes - ml_bytes));
     }
     const decode_dev_item it = item_at(p, w, blockIdx.z);
     const unit_rows rows = rows_of(it, unit, R, p.group);
@@ -318,9 +325,9 @@ GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
     while (1u << lg < way.parts && lg < 5)
         ++lg;
     const uint32_t c0 = tid & ((1u << lg) - 1), c1 = c0 + 32, part_step = way.slice_bytes / 8;
-    for (uint32_t e = tid >> lg; e < way.n_pieces * piece::lines; e += 128 >> lg) {
-        const uint32_t u = e / piece::lines, line = e % piece::lines;
-        float2 *ml = (float2 *)(way.inbox + u * piece::bytes + piece::sum_bytes) + line;
+    for (uint32_t e = tid >> lg; e < way.n_pieces * 8; e += 128 >> lg) {
+        const uint32_t u = e / 8;
+        float2 *ml = (float2 *)(way.inbox + u * piece::bytes + piece::sum_bytes) + e % 8;
         const float2 x0 = c0 < way.parts ? ml[c0 * part_step] : make_float2(nothing, 0.0f);
         const float2 x1 = c1 < way.parts ? ml[c1 * part_step] : make_float2(nothing, 0.0f);
         float m = fmaxf(x0.x, x1.x);
@@ -332,11 +339,11 @@ GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
 #pragma unroll 1
         for (uint32_t d = 1; d < 1u << lg; d *= 2)
             l += gpu::shuffle_xor(l, d);
-        const uint32_t r = piece::row(way.piece0 + u) + line % 8;
+        const uint32_t r = piece::row(way.piece0 + u) + e % 8;
         if (r >= rows.count)
             continue;
         const float f = finish_row(it, p, rows.query_row(r, p.num_q_heads, blockIdx.y), m, l,
-                                   line < 8 && piece::column(way.piece0 + u) == 0 && c0 == 0);
+                                   piece::column(way.piece0 + u) == 0 && c0 == 0);
         if (c0 < way.parts)
             ml[c0 * part_step].x = f0 * f;
         if (c1 < way.parts)
@@ -362,7 +369,7 @@ GPU_DEVICE void add_parts(const decode_params &p, const wide_merge &way, const d
             const uint32_t e = min(e0 + i * 256, n - 1), in_piece = e % piece::columns;
             const uint8_t *at = way.inbox + e / piece::columns * piece::bytes;
             value[i] = at + in_piece * 16;
-            f[i] = at + piece::sum_bytes + in_piece / (D / 2) * 64 + in_piece / 4 % 8 * 8;
+            f[i] = at + piece::sum_bytes + in_piece / 4 % 8 * 8;
         }
 #pragma unroll 4
         for (uint32_t c = 0; c < way.parts; ++c)

@@ -117,9 +117,9 @@ plant(decode_wide_parts.cuh 34 "            barrier_wait(ring.empty +" "        
 plant(decode_wide.cuh 35 "        wgmma_finish(s);" "        if (simt::planted != 35) wgmma_finish(s);")
 plant(decode_wide.cuh 36 "        wgmma_fence();\n#pragma unroll\n        for (uint32_t b" "        if (simt::planted != 36) wgmma_fence();\n#pragma unroll\n        for (uint32_t b")
 # the other warpgroup's sums are read before they are written
-plant(decode_wide.cuh 37 "    sync_consumers();\n    {" "    if (simt::planted != 37) sync_consumers();\n    {")
+plant(decode_wide.cuh 37 "    sync_consumers();\n    float f" "    if (simt::planted != 37) sync_consumers();\n    float f")
 # a part's factor is forgotten
-plant(decode_wide_parts.cuh 38 " - gpu::log2_fast(factor[h])" " - (simt::planted == 38 ? 0.0f : gpu::log2_fast(factor[h]))")
+plant(decode_wide.cuh 38 " -= gpu::log2_fast(factor[h])" " -= simt::planted == 38 ? 0.0f : gpu::log2_fast(factor[h])")
 # tokens behind the last keep what the cache held
 plant(decode_wide.cuh 39 "? some.end - key_of(0)" "? some.end - key_of(0) + (simt::planted == 39 ? 8 : 0)")
 # other clusters' sums are read before they are written; read past the proxy
