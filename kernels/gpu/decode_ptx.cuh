@@ -82,6 +82,13 @@ GPU_DEVICE void shared_store16(uint32_t at, uint4 v)
                  : "memory");
 }
 
+GPU_DEVICE uint2 shared_load8(uint32_t at)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
+}
+
 GPU_DEVICE void shared_store4(uint32_t at, uint32_t v)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
@@ -230,6 +237,16 @@ GPU_DEVICE uint32_t transpose8(uint32_t v)
 {
     uint32_t r;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
+
+/* x, which the compiler has to keep: left to itself it computes addresses again in the innermost loop. */
+GPU_DEVICE uint32_t computed(uint32_t x)
+{
+    uint32_t r;
+    asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+                 : "=r"(r)
+                 : "r"(x), "r"(gpu::lane_id()));
     return r;
 }
 

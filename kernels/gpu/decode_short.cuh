@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(256, 1)
         uint8_t q[R * D * 2];
         uint2 weights[slots][NT][32];
         float4 warp_top[R][W / 4], warp_sum[R][W / 4]; /* of four warps each */
-        float2 in_top[DECODE_MAX_CLUSTER][NT][4], in_sum[DECODE_MAX_CLUSTER][NT][4];
+        float4 in_ml[DECODE_MAX_CLUSTER][NT][4]; /* maxima and sums of weights of both rows */
         uint64_t k_full[slots], v_full[slots], met, merged;
         float4 in[steps * NT * 32]; /* [rank][slice][x][lane]; not there in a cluster of one */
     };
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(256, 1)
         barrier_init(met, 1);
         barrier_init(merged, 1);
         barrier_init_fence();
-        barrier_expect(met, csize * R * 4);
-        barrier_expect(merged, steps * NT * 512 + csize * R * 4);
+        barrier_expect(met, csize * R * 8);
+        barrier_expect(merged, steps * NT * 512);
     }
     gpu::sync_warp();
     if (csize > 1)
@@ -317,6 +317,14 @@ __global__ void __launch_bounds__(256, 1)
             if (i == newest)
                 fresh.put(v_at(i), true, it.pos % DECODE_TILE);
         }
+    uint32_t v_lane[own]; /* of the first tile; once, not in the loop */
+#pragma unroll
+    for (int j = 0; j < (int)own; ++j) {
+        const uint32_t slice = warp * own + j, row = lane % 8 + lane / 16 * 8;
+        v_lane[j] = computed(v_at(0) + slice / 4 * 2048 + row * 128 +
+                             ((slice % 4 * 2 + lane / 8 % 2) ^ row % 8) * 16);
+    }
+    const uint32_t w_lane = computed(gpu::shared_address(s.weights[0][0]) + lane * 8);
     if (p.is_chained)
         gpu::chain_release();
     __syncthreads();
@@ -328,24 +336,20 @@ __global__ void __launch_bounds__(256, 1)
         uint32_t v[depth][own][4];
         uint2 w[depth][NT];
     } near, far;
-    uint32_t v_lane[own];
-#pragma unroll
-    for (int j = 0; j < (int)own; ++j) {
-        const uint32_t slice = warp * own + j, row = lane % 8 + lane / 16 * 8;
-        v_lane[j] = slice / 4 * 2048 + row * 128 + ((slice % 4 * 2 + lane / 8 % 2) ^ row % 8) * 16;
-    }
     auto load = [&](values &to, uint32_t i0, uint32_t end) {
-        const uint32_t at = v_at(i0); /* eight tiles lie one behind the other */
+        uint32_t at = i0 * tile_step; /* eight tiles lie one behind the other */
+        if (is_apart && i0 >= W)
+            at -= (T + W) * part_bytes;
 #pragma unroll
         for (int k = 0; k < depth; ++k) {
             if (i0 + k >= end)
                 break;
 #pragma unroll
             for (int j = 0; j < (int)own; ++j)
-                gpu::load_matrix4_transposed(to.v[k][j], at + k * tile_step + v_lane[j]);
+                gpu::load_matrix4_transposed(to.v[k][j], v_lane[j] + at + k * tile_step);
 #pragma unroll
             for (int x = 0; x < NT; ++x)
-                to.w[k][x] = s.weights[i0 + k][x][lane];
+                to.w[k][x] = shared_load8(w_lane + ((i0 + k) * NT + x) * 256);
         }
     };
     const uint32_t n_fours = n & ~(depth - 1u);
@@ -378,9 +382,10 @@ __global__ void __launch_bounds__(256, 1)
         if (warp < csize && g == 0)
 #pragma unroll
             for (int x = 0; x < NT; ++x)
-                cluster_store2(
-                    cluster_address(gpu::shared_address(&s.in_top[rank][x][t]), peers + warp),
-                    top[x].x, top[x].y, cluster_address(met, peers + warp));
+                cluster_store4(
+                    cluster_address(gpu::shared_address(&s.in_ml[rank][x][t]), peers + warp),
+                    make_float4(top[x].x, top[x].y, sum[x].x, sum[x].y),
+                    cluster_address(met, peers + warp));
     }
     float o[own][NT][4] = {}, odd[own][NT][4] = {};
     auto multiply = [&](const values &by, uint32_t warp0, uint32_t i0, uint32_t end) {
@@ -458,7 +463,7 @@ __global__ void __launch_bounds__(256, 1)
 #pragma unroll
         for (uint32_t c = 0; c < DECODE_MAX_CLUSTER; ++c)
             if (c < csize)
-                m = larger(m, s.in_top[c][x][t]);
+                m = larger(m, *(const float2 *)&s.in_ml[c][x][t]);
         const float2 part = weight(top[x], m);
         top[x] = m;
 #pragma unroll
@@ -473,29 +478,36 @@ __global__ void __launch_bounds__(256, 1)
                 make_float4(o[j][x][0] * part.x, o[j][x][1] * part.y, o[j][x][2] * part.x,
                             o[j][x][3] * part.y),
                 there);
-            if (local == 0 && g == 0)
-                cluster_store2(cluster_address(gpu::shared_address(&s.in_sum[rank][x][t]), to),
-                               sum[x].x * part.x, sum[x].y * part.y, there);
         }
     }
-#pragma unroll 1
-    for (uint32_t u = warp; u < NT << lg_slices; u += W) {
-        const uint32_t local = u / NT, x = u % NT, slice = (rank << lg_slices) + local;
-        float4 a = make_float4(0, 0, 0, 0);
+    if (warp < NT << lg_slices) { /* a warp's slices are all of the same rows */
+        const uint32_t x = warp % NT;
+        const float2 m = x ? top[NT - 1] : top[0];
         float2 l = make_float2(0, 0);
+#pragma unroll
+        for (uint32_t c = 0; c < DECODE_MAX_CLUSTER; ++c)
+            if (c < csize) {
+                const float4 in = s.in_ml[c][x][t];
+                const float2 f = weight(make_float2(in.x, in.y), m);
+                l.x += in.z * f.x;
+                l.y += in.w * f.y;
+            }
+        const float2 end_f = factors(x, m, l, rank == 0 && warp == x);
         barrier_wait(merged, 0);
+#pragma unroll 1
+        for (uint32_t u = warp; u < NT << lg_slices; u += W) {
+            const uint32_t local = u / NT;
+            float4 a = make_float4(0, 0, 0, 0);
 #pragma unroll 4
-        for (uint32_t c = 0; c < csize; ++c) {
-            const float4 part = s.in[(((c << lg_slices) + local) * NT + x) * 32 + lane];
-            const float2 part_l = s.in_sum[c][x][t];
-            a.x += part.x;
-            a.y += part.y;
-            a.z += part.z;
-            a.w += part.w;
-            l.x += part_l.x;
-            l.y += part_l.y;
+            for (uint32_t c = 0; c < csize; ++c) {
+                const float4 part = s.in[(((c << lg_slices) + local) * NT + x) * 32 + lane];
+                a.x += part.x;
+                a.y += part.y;
+                a.z += part.z;
+                a.w += part.w;
+            }
+            store(x, (rank << lg_slices) + local, a, end_f);
         }
-        store(x, slice, a, factors(x, x ? top[NT - 1] : top[0], l, slice == 0));
     }
     leave(p);
 }

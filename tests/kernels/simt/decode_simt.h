@@ -125,6 +125,11 @@ static inline uint4 shared_load16(uint32_t at)
     return shared_load<uint4>(at);
 }
 
+static inline uint2 shared_load8(uint32_t at)
+{
+    return shared_load<uint2>(at);
+}
+
 static inline uint16_t shared_load2(uint32_t at)
 {
     return shared_load<uint16_t>(at);
@@ -202,6 +207,11 @@ static inline void cluster_store2(uint32_t dst, float a, float b, uint32_t bar)
 {
     float2 v = {a, b};
     simt::async_copy(dst, nullptr, sizeof v, bar, &v);
+}
+
+static inline uint32_t computed(uint32_t x)
+{
+    return x;
 }
 
 template <bool is_bf16> uint32_t multiply2(uint32_t a, uint32_t b)
