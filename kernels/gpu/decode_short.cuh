@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(256, 1)
         uint2 weights[slots][NT][32];
         float4 warp_top[R][W / 4], warp_sum[R][W / 4]; /* of four warps each */
         float4 in_ml[DECODE_MAX_CLUSTER][NT][4]; /* maxima and sums of weights of both rows */
-        uint64_t k_full[slots], v_full[slots], met, merged;
+        uint64_t k_full[slots], v_full[W], v_late, met, merged; /* late: all V from tile 8 on */
         float4 in[steps * NT * 32]; /* [rank][slice][x][lane]; not there in a cluster of one */
     };
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = gpu::lane_id();
@@ -128,6 +128,7 @@ __global__ void __launch_bounds__(256, 1)
     const uint32_t tiles = gpu::shared_address(base);
     shared &s = *(shared *)(base + (is_apart ? T + min(T, W) : 2 * T) * part_bytes);
     const uint32_t k_full = gpu::shared_address(s.k_full), v_full = gpu::shared_address(s.v_full);
+    const uint32_t v_late = gpu::shared_address(&s.v_late);
     const uint32_t met = gpu::shared_address(&s.met), merged = gpu::shared_address(&s.merged);
     auto k_at = [&](uint32_t i) { return tiles + i * part_bytes * (is_apart ? 1 : 2); };
     auto v_at = [&](uint32_t i) {
@@ -176,19 +177,19 @@ __global__ void __launch_bounds__(256, 1)
                 barrier_init_fence();
                 ask(i, 0, k_at(i), k_full + i * 8, part_bytes * (is_apart ? 1 : 2));
             }
-        if (is_apart) {
-#pragma unroll
-            for (uint32_t i = warp; i < slots; i += W)
-                if (i < n)
-                    barrier_init(v_full + i * 8, 1);
+        if (is_apart && warp < n) {
+            barrier_init(v_full + warp * 8, 1);
             barrier_init_fence();
-            if (warp < n)
-                ask(warp, 1, v_at(warp), v_full + warp * 8, part_bytes);
+            ask(warp, 1, v_at(warp), v_full + warp * 8, part_bytes);
         }
     }
     new_row<D> fresh;
     if (newest != ~0u && warp == newest % W)
         fresh.ask(src, head);
+    if (is_apart && n > W && threadIdx.x == 0) {
+        barrier_init(v_late, n - W);
+        barrier_init_fence();
+    }
     if (threadIdx.x == 32 * W - 1 && csize > 1) {
         barrier_init(met, 1);
         barrier_init(merged, 1);
@@ -253,7 +254,7 @@ __global__ void __launch_bounds__(256, 1)
         if (is_apart && i + W < n) {
             gpu::sync_warp();
             if (elect_one())
-                ask(i + W, 1, v_at(i + W), v_full + (i + W) * 8, part_bytes);
+                ask(i + W, 1, v_at(i + W), v_late, part_bytes);
         }
         const uint32_t key = tile_at(first + i, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
         bool is_hidden[2] = {false, false};
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(256, 1)
             is_hidden[0] = !sees(key + g);
             is_hidden[1] = !sees(key + g + 8);
             if (is_apart)
-                barrier_wait(v_full + i * 8, 0);
+                barrier_wait(i < W ? v_full + i * 8 : v_late, 0);
 #pragma unroll 1
             for (uint32_t e = lane; e < DECODE_TILE * (D / 8); e += 32) /* 0 times NaN is NaN */
                 if (!sees(key + e / 8 % 16))
@@ -310,13 +311,14 @@ __global__ void __launch_bounds__(256, 1)
             to[W] = l.y;
         }
     }
-    if (is_apart)
-#pragma unroll 1
-        for (uint32_t i = warp; i < n; i += W) {
-            barrier_wait(v_full + i * 8, 0);
-            if (i == newest)
-                fresh.put(v_at(i), true, it.pos % DECODE_TILE);
+    if (is_apart && warp < n) {
+        barrier_wait(v_full + warp * 8, 0);
+        if (newest != ~0u && warp == newest % W) {
+            if (newest >= W)
+                barrier_wait(v_late, 0);
+            fresh.put(v_at(newest), true, it.pos % DECODE_TILE);
         }
+    }
     uint32_t v_lane[own]; /* of the first tile; once, not in the loop */
 #pragma unroll
     for (int j = 0; j < (int)own; ++j) {
@@ -409,12 +411,17 @@ __global__ void __launch_bounds__(256, 1)
         if (i + depth < n_fours)
             load(far, i + depth, i + W);
         multiply(near, 0, 0, depth);
-        if (i + W < n_fours)
+        if (i + W < n_fours) {
+            if (is_apart)
+                barrier_wait(v_late, 0);
             load(near, i + W, i + W + depth);
+        }
         if (i + depth < n_fours)
             multiply(far, depth, 0, depth);
     }
     if (n_fours < n) {
+        if (is_apart && n > W)
+            barrier_wait(v_late, 0);
         if (n_fours)
             load(near, n_fours, n);
         multiply(near, n_fours % W, n_fours, n);

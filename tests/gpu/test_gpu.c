@@ -179,6 +179,7 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
         {8, 1, 128, 8, 2100, 1, 4, 0, false}, /* 32 rows */
         {32, 1, 256, 8, 2090, 3, 1, 0, true},
         {64, 1, 128, 1, 8200, 0, 1, 0, false}, /* two clusters */
+        {64, 1, 256, 3, 200, 9, 1, 0, false}, /* direct, more tiles than K and V have room for */
     };
     for (uint32_t n = 0; n < sizeof cases / sizeof *cases; n++) {
         static struct rig rigs[2];

@@ -144,6 +144,8 @@ plant(decode_short.cuh 45 "    copies_wait();" "    if (simt::planted != 45) cop
 plant(decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")
 # other warps' weights are read before they are there
 plant(decode_short.cuh 47 "        gpu::chain_release();\n    __syncthreads();" "        gpu::chain_release();\n    if (simt::planted != 47) __syncthreads();")
+# values from the ninth tile on are read before they have come
+plant(decode_short.cuh 70 "                barrier_wait(v_late, 0);\n            load(near" "                if (simt::planted != 70) barrier_wait(v_late, 0);\n            load(near")
 # messages to blocks that may not have begun; read before they have come
 plant(decode_short.cuh 48 "        cluster_wait(); /* long since" "        if (simt::planted != 48) cluster_wait(); /* long since")
 plant(decode_short.cuh 49 "    barrier_wait(met, 0);" "    if (simt::planted != 49) barrier_wait(met, 0);")
