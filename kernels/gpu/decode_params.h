@@ -154,14 +154,14 @@ DECODE_BOTH uint32_t decode_cluster_bytes(uint32_t d, uint32_t rows, uint32_t wa
 }
 
 /* decode_short: K and V of all tiles (at head_dim 256: K of all, V of the first eight) | the kernel's struct
- * shared (q | weights and two barriers a tile | (m, l) of eight warps and of the cluster | two barriers |
- * sums of the cluster) */
+ * shared (q | weights of the tiles | (m, l) of eight warps and of the cluster | 27 barriers | sums of the
+ * cluster) */
 enum { DECODE_SHORT_TILES = 16 }; /* of a block at most */
 DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tiles, uint32_t cluster)
 {
     return DECODE_ALIGN + (d == 256 && tiles > 8 ? tiles + 8 : 2 * tiles) * 32 * d + rows * d * 2 +
-           DECODE_SHORT_TILES * (rows * 32 + 16) + (8 * 2 + 2 * DECODE_MAX_CLUSTER) * rows * 4 +
-           16 + (cluster > 1 ? rows * d * 4 : 0);
+           DECODE_SHORT_TILES * rows * 32 + (8 * 2 + 2 * DECODE_MAX_CLUSTER) * rows * 4 + 28 * 8 +
+           (cluster > 1 ? rows * d * 4 : 0);
 }
 
 /* decode_runs: ring | two slabs of sums a warp | (m, l) of both | barriers. The slabs are not there

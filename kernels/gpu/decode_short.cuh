@@ -7,12 +7,12 @@
  *      and leaves the weights, as operands, the maxima and the sums of weights in shared memory
  *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, with a warp's weights times
  *      2^(maximum of that warp - maximum of all), which is exact. Nothing is left to merge in the block
- *   4. meanwhile the blocks of a segment have sent each other their maxima; each scales its sums and sends
- *      every slice of them, in the order registers have, to the rank that finishes it by adding
+ *   4. meanwhile the blocks of a segment have sent each other their maxima and sums of weights; each scales its
+ *      sums and sends every slice of them, in the order registers have, to the rank that finishes it by adding
  *   5. the last block of all tells the host, if it wants to know: another kernel would take its launch's time
  *
  * At head_dim 256 sixteen tiles are more than shared memory holds: K and V come apart, and V of a warp's
- * second tile takes the place of its first K.
+ * second tile takes the place of its first K; the last sums of 3 wait for it.
  */
 #ifndef ATTND_GPU_DECODE_SHORT_CUH
 #define ATTND_GPU_DECODE_SHORT_CUH

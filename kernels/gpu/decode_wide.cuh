@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(384, 1)
 #pragma unroll
         for (int h = 0; h < H; ++h) {
             const uint32_t r = row0 + h * 8;
-            out[h] = NULL;
+            out[h] = nullptr;
             if (r >= rows.count)
                 continue;
             const uint32_t row = rows.query_row(r, p.num_q_heads, head);
