@@ -154,8 +154,8 @@ DECODE_BOTH uint32_t decode_cluster_bytes(uint32_t d, uint32_t rows, uint32_t wa
 }
 
 /* decode_short: K and V of all tiles (at head_dim 256: K of all, V of the first eight) | the kernel's struct
- * shared (q | weights of the tiles | (m, l) of eight warps and of the cluster | 27 barriers | sums of the
- * cluster) */
+ * shared (q | weights of the tiles | (m, l) of eight warps and of the cluster | 16 barriers of K, eight of V and
+ * three, to a multiple of 16 bytes | sums of the cluster) */
 enum { DECODE_SHORT_TILES = 16 }; /* of a block at most */
 DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tiles, uint32_t cluster)
 {

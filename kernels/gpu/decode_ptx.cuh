@@ -240,8 +240,8 @@ GPU_DEVICE uint32_t transpose8(uint32_t v)
     return r;
 }
 
-/* x, which the compiler has to keep: left to itself it computes addresses again in the innermost loop. */
-GPU_DEVICE uint32_t computed(uint32_t x)
+/* x, which the compiler cannot compute again: left to itself it does so with addresses, in the innermost loop. */
+GPU_DEVICE uint32_t keep(uint32_t x)
 {
     uint32_t r;
     asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;"

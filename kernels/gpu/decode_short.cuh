@@ -323,10 +323,10 @@ __global__ void __launch_bounds__(256, 1)
 #pragma unroll
     for (int j = 0; j < (int)own; ++j) {
         const uint32_t slice = warp * own + j, row = lane % 8 + lane / 16 * 8;
-        v_lane[j] = computed(v_at(0) + slice / 4 * 2048 + row * 128 +
-                             ((slice % 4 * 2 + lane / 8 % 2) ^ row % 8) * 16);
+        v_lane[j] = keep(v_at(0) + slice / 4 * 2048 + row * 128 +
+                         ((slice % 4 * 2 + lane / 8 % 2) ^ row % 8) * 16);
     }
-    const uint32_t w_lane = computed(gpu::shared_address(s.weights[0][0]) + lane * 8);
+    const uint32_t w_lane = keep(gpu::shared_address(s.weights[0][0]) + lane * 8);
     if (p.is_chained)
         gpu::chain_release();
     __syncthreads();

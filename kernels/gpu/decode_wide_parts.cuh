@@ -237,19 +237,19 @@ GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring, uint32_
     const uint32_t inbox = gpu::shared_address(way.inbox);
     cluster_wait(); /* their rings are free */
     uint32_t owner[H];
-    uint32_t place[H]; /* of the piece in its rank's inbox */
+    uint32_t in_inbox[H]; /* of its rank, where the piece lies */
     char *dst[H]; /* in scratch */
 #pragma unroll
     for (int h = 0; h < H; ++h) {
         const uint32_t u = warp % 4 * 2 + (H == 2 ? h : half);
         owner[h] = ((u + 1) * way.n_ranks - 1) / 8;
         const uint32_t first = way.first_piece(owner[h]), end = way.first_piece(owner[h] + 1);
-        place[h] = (way.rank * (end - first) + u - first) * piece::bytes;
+        in_inbox[h] = (way.rank * (end - first) + u - first) * piece::bytes;
         dst[h] = way.scratch + (way.part * 8 + u) * piece::bytes;
         if (t == 0 && (H == 1 || half == 0)) {
             const uint32_t at = piece::sum_bytes + g * 8;
             if (way.is_direct)
-                cluster_store2(cluster_address(inbox + place[h] + at, owner[h]), m[h], l[h],
+                cluster_store2(cluster_address(inbox + in_inbox[h] + at, owner[h]), m[h], l[h],
                                cluster_address(ring.merge, owner[h]));
             else
                 __stcg((float2 *)(dst[h] + at), make_float2(m[h], l[h]));
@@ -270,9 +270,9 @@ GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring, uint32_
             if (!way.is_direct)
                 __stcg((float4 *)(dst[h] + at), v);
             else if (owner[h] == way.rank)
-                *(float4 *)(way.inbox + place[h] + at) = v;
+                *(float4 *)(way.inbox + in_inbox[h] + at) = v;
             else
-                cluster_store4(cluster_address(inbox + place[h], owner[h]) + at, v,
+                cluster_store4(cluster_address(inbox + in_inbox[h], owner[h]) + at, v,
                                cluster_address(ring.merge + 8, owner[h]));
         }
     }

@@ -209,7 +209,7 @@ static inline void cluster_store2(uint32_t dst, float a, float b, uint32_t bar)
     simt::async_copy(dst, nullptr, sizeof v, bar, &v);
 }
 
-static inline uint32_t computed(uint32_t x)
+static inline uint32_t keep(uint32_t x)
 {
     return x;
 }
