@@ -103,11 +103,17 @@ struct decode_call {
     uint32_t inline_words[DECODE_INLINE_WORDS] __attribute__((aligned(16)));
 };
 
+/* What a list's plan cuts: an item's tiles, of one kv head or of one for each warp. */
+struct decode_segment {
+    uint32_t item, head_unit, lg_team, slot; /* as in decode_dev_run */
+};
+
 /* Memory that decode_prepare reuses; zero it first. */
 struct decode_planner {
     struct plan plan;
-    uint32_t *tiles; /* of each segment */
-    uint32_t tiles_capacity;
+    struct decode_segment *segments;
+    uint32_t *rounds; /* of each segment: a round is a tile for each warp of a team */
+    uint32_t n_segments, capacity;
 };
 void decode_planner_fini(struct decode_planner *w);
 

@@ -243,8 +243,6 @@ __global__ void __launch_bounds__(256, 1)
     constexpr uint32_t R = 8 * NT, row_floats = D + 4;
     const uint32_t W = blockDim.x / 32, S = p.stages, warp = gpu::warp_id(), lane = gpu::lane_id();
     const uint32_t processor = is_warp ? blockIdx.x * W + warp : blockIdx.x;
-    const uint32_t at = is_warp ? 0 : warp, step = is_warp ? 1 : W; /* this warp's tiles of a run */
-    const uint32_t lg_step = 31 - __clz(step);
     uint8_t *base = aligned_shared();
     float *slabs = (float *)(base + W * S * rows_t::tile_bytes); /* [2][W][R][row_floats] */
     float2 *s_ml = (float2 *)(slabs + (is_warp ? 0 : 2 * W * R * row_floats)); /* [2][W][R] */
@@ -271,30 +269,42 @@ __global__ void __launch_bounds__(256, 1)
             r.tile0 = 0;
             r.next = i + p.n_processors < p.n_segments ? i + p.n_processors : DECODE_NO_RUN;
             r.split_of = 1 << 16;
-            r.slot = 0;
+            r.slot = r.lg_team = 0;
         } else {
             r = run_at(p, w, i);
+            r.head_unit += warp >> r.lg_team;
+            r.slot += (warp >> r.lg_team) * (r.split_of >> 16);
         }
         it = item_at(p, w, r.item);
         if (is_warp)
             r.n_tiles = it.n_tiles;
         return r;
     };
-    auto tiles_of = [&](uint32_t n) { return (n + step - 1 - at) >> lg_step; };
+    /* A team of 2^lg_team warps, all or one, takes the tiles of a run in turn: this warp the first_of-th and so on. */
+    auto first_of = [&](uint32_t lg_team) { return warp & ((1u << lg_team) - 1); };
+    auto tiles_of = [&](uint32_t n, uint32_t lg_team) {
+        return (n + (1u << lg_team) - 1 - first_of(lg_team)) >> lg_team;
+    };
 
     /* Loading side: it runs ahead of the computing side by the ring, across runs. `in` is the run being
      * loaded, `ahead` the one after it, whose block ids are fetched before they are needed. */
     struct source {
         const uint32_t *table;
-        uint32_t tile0, n_tiles, kv_row, sink_tiles, skip_tiles, next;
+        uint64_t q;
+        uint32_t q_bytes; /* of the first token's rows */
+        uint32_t tile0, n_tiles, lg_team, kv_row, sink_tiles, skip_tiles, next;
     } in = {}, ahead;
     uint32_t in_i = 0, in_count, in_ids = 0, ahead_ids = 0;
     enum { NONE, KNOWN, READY } ahead_state;
     auto source_of = [&](const decode_dev_run &r, const decode_dev_item &it) {
         source s;
         s.table = (const uint32_t *)it.table;
+        const unit_rows rows = rows_of(it, r.head_unit >> 16, R, p.group);
+        s.q = it.q + rows.query_row(0, p.num_q_heads, r.head_unit & 0xffff) * (D * 2);
+        s.q_bytes = min(rows.count, p.group) * (D * 2);
         s.tile0 = r.tile0;
         s.n_tiles = r.n_tiles;
+        s.lg_team = is_warp ? 0 : r.lg_team;
         s.kv_row = (it.layer * 2 * p.num_kv_heads + (r.head_unit & 0xffff)) * p.block_tokens;
         s.sink_tiles = it.sink_tiles;
         s.skip_tiles = it.skip_tiles;
@@ -307,7 +317,7 @@ __global__ void __launch_bounds__(256, 1)
         return source_of(r, it);
     };
     auto load_ids = [&](const source &r, uint32_t i) {
-        uint32_t k = at + (i + lane) * step;
+        const uint32_t k = first_of(r.lg_team) + ((i + lane) << r.lg_team);
         if (k >= r.n_tiles)
             return 0u;
         return __ldg(r.table + (tile_at(r.tile0 + k, r.sink_tiles, r.skip_tiles) >> p.tiles_shift));
@@ -315,7 +325,8 @@ __global__ void __launch_bounds__(256, 1)
     auto copy_next = [&](uint32_t s, uint32_t ids) {
         const uint32_t id = __shfl_sync(~0u, ids, in_i % 32);
         if (elect_one()) {
-            uint32_t tile = tile_at(in.tile0 + at + in_i * step, in.sink_tiles, in.skip_tiles);
+            const uint32_t tile = tile_at(in.tile0 + first_of(in.lg_team) + (in_i << in.lg_team),
+                                          in.sink_tiles, in.skip_tiles);
             barrier_expect(bar + s * 8, rows_t::tile_bytes);
             map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
                      in.kv_row + (tile & in_block) * DECODE_TILE, 0, id);
@@ -327,8 +338,11 @@ __global__ void __launch_bounds__(256, 1)
             while (ahead_state != NONE) {
                 in = ahead;
                 in_i = 0;
-                in_count = tiles_of(in.n_tiles);
+                in_count = tiles_of(in.n_tiles, in.lg_team);
                 in_ids = ahead_state == READY ? ahead_ids : load_ids(in, 0);
+                if (lane * 128 <
+                    in.q_bytes) /* asked for when the ring's tiles have been computed */
+                    prefetch_line(in.q + lane * 128);
                 ahead_state = in.next != DECODE_NO_RUN ? KNOWN : NONE;
                 if (ahead_state == KNOWN)
                     ahead = look(in.next);
@@ -358,11 +372,12 @@ __global__ void __launch_bounds__(256, 1)
     /* Block ids of the first tiles came with the parameters; the others are fetched meanwhile. q before K and V:
      * behind a whole ring it would come late, behind one tile of more than one it does not. */
     in = source_of(next, next_it);
-    in_count = tiles_of(in.n_tiles);
-    const uint32_t n_known = p.ids_stride >> lg_step, n_first = min(n_known, in_count);
+    in_count = tiles_of(in.n_tiles, in.lg_team);
+    const uint32_t n_known = min(p.ids_stride >> in.lg_team, S), n_first = min(n_known, in_count);
     uint32_t known = 0;
     if (lane < n_known)
-        known = w.w[p.ids_at + (is_warp ? next.item : processor) * p.ids_stride + lane * step + at];
+        known = w.w[p.ids_at + (is_warp ? next.item : processor) * p.ids_stride +
+                    first_of(in.lg_team) + (lane << in.lg_team)];
     if (is_warp && n_first)
         copy_next(0, known);
     load_q();
@@ -384,17 +399,19 @@ __global__ void __launch_bounds__(256, 1)
         const decode_dev_run run = next;
         const decode_dev_item it = next_it;
         const uint32_t head = run.head_unit & 0xffff, n_splits = run.split_of >> 16;
+        const uint32_t lg_team = is_warp ? 0 : run.lg_team;
         const unit_rows rows = rows_of(it, run.head_unit >> 16, R, p.group);
         const unit_keys keys = keys_of(it, rows, p.layers);
         unit_extras<NT> extras;
         if (has_extras)
             extras = extras_of<NT>(it, rows, p.layers, head);
         acc.clear();
-        const uint32_t count = tiles_of(run.n_tiles);
+        const uint32_t count = tiles_of(run.n_tiles, lg_team);
 #pragma unroll 1
         for (uint32_t i = 0; i < count; ++i) {
             barrier_wait(bar + stage * 8, phase);
-            uint32_t tile = tile_at(run.tile0 + at + i * step, it.sink_tiles, it.skip_tiles);
+            uint32_t tile = tile_at(run.tile0 + first_of(lg_team) + (i << lg_team), it.sink_tiles,
+                                    it.skip_tiles);
             acc.template tile<has_extras>(ring + stage * rows_t::tile_bytes, tile * DECODE_TILE,
                                           it.scale_log2, rows, keys, extras);
             gpu::sync_warp();
@@ -440,16 +457,27 @@ __global__ void __launch_bounds__(256, 1)
             continue;
         }
 
-        float *slab = slabs + half * W * R * row_floats;
-        float2 *ml = s_ml + half * W * R;
-        half ^= 1; /* a slab is written again two runs later, with a barrier between */
-        if (count)
-            acc.to_shared(slab + warp * R * row_floats, ml + warp * R, row_floats, rows.count);
-        __syncthreads();
-        const uint32_t n_warps = min(run.n_tiles, W);
+        /* The team brings its sums together. */
+        const uint32_t n_team = 1u << lg_team, n_warps = min(run.n_tiles, n_team);
+        const uint32_t thread = lg_team ? threadIdx.x : lane;
+        auto sync_team = [&] {
+            if (lg_team)
+                __syncthreads();
+            else
+                gpu::sync_warp();
+        };
+        const uint32_t mine = half * W + warp, teams = lg_team ? half * W : mine;
+        const float *slab = slabs + teams * R * row_floats;
+        const float2 *ml = s_ml + teams * R;
         const uint32_t slot = run.slot + (run.split_of & 0xffff);
+        if (count)
+            acc.to_shared(slabs + mine * R * row_floats, s_ml + mine * R, row_floats, rows.count);
+        if (lg_team)
+            half ^=
+                1; /* slabs that all read are written again two such runs later, with a barrier between */
+        sync_team();
 #pragma unroll 1
-        for (uint32_t e = threadIdx.x; e < rows.count * (D / 4); e += blockDim.x) {
+        for (uint32_t e = thread; e < rows.count * (D / 4); e += 32 * n_team) {
             const uint32_t r = e / (D / 4), d4 = e % (D / 4);
             float m, l;
             const float4 a = merge_parts<8>(
@@ -472,21 +500,18 @@ __global__ void __launch_bounds__(256, 1)
             continue;
 
         /* the last split to arrive merges all, in split order */
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            const uint32_t before = atomicAdd(p.arrivals + run.slot, 1);
-            *s_last = before + 1 == n_splits;
-            if (before + 1 == n_splits) {
+        uint32_t *is_last = s_last + (lg_team ? W : warp);
+        sync_team();
+        if (thread == 0) {
+            *is_last = arrive_at(p.arrivals + run.slot) + 1 == n_splits;
+            if (*is_last)
                 p.arrivals[run.slot] = 0;
-                __threadfence();
-            }
         }
-        __syncthreads();
-        if (!*s_last)
+        sync_team();
+        if (!*is_last)
             continue;
 #pragma unroll 1
-        for (uint32_t e = threadIdx.x; e < rows.count * (D / 4); e += blockDim.x) {
+        for (uint32_t e = thread; e < rows.count * (D / 4); e += 32 * n_team) {
             const uint32_t r = e / (D / 4), d4 = e % (D / 4);
             const float2 *part_ml = (const float2 *)p.part_ml + run.slot * R + r;
             const float4 *part_o = (const float4 *)p.part_o + (uint64_t)run.slot * (R * D / 4) + e;

@@ -41,12 +41,13 @@ struct decode_source {
 /* A run, and where its processor finds the next one. */
 struct decode_dev_run {
     uint32_t item;
-    uint32_t head_unit; /* kv head | unit << 16 */
+    uint32_t head_unit; /* kv head, of several the first | unit << 16 */
     uint32_t tile0, n_tiles;
     uint32_t next; /* index of the processor's next run, DECODE_NO_RUN at the end */
     uint32_t split_of; /* split | n_splits << 16 */
-    uint32_t slot; /* first partial slot of the segment */
-    uint32_t pad;
+    uint32_t slot; /* first partial slot of the segment; those of its next head follow */
+    uint32_t
+        lg_team; /* log2 of the warps that share a kv head: of all, or 0, each warp has the next head */
 } __attribute__((aligned(16)));
 
 #define DECODE_NO_RUN 0xffffffffu
@@ -170,7 +171,8 @@ DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps
                                        bool is_warp)
 {
     return DECODE_ALIGN + warps * stages * 64 * d +
-           (is_warp ? 0 : 2 * warps * rows * ((d + 4) * 4 + 8)) + warps * stages * 8 + 16;
+           (is_warp ? 0 : 2 * warps * rows * ((d + 4) * 4 + 8) + (warps + 1) * 4) +
+           warps * stages * 8;
 }
 
 /* decode_wide: q | ring (later the sums that the warpgroups exchange, and the parts of a slice) | (m, l) of the
@@ -201,6 +203,8 @@ struct decode_choice {
     uint32_t n_groups; /* DECODE_WIDE: clusters a segment */
     uint32_t warps, stages;
     uint32_t n_processors; /* DECODE_LIST: thread blocks; DECODE_WARP: warps */
+    uint32_t
+        by_head_tiles; /* DECODE_LIST: of items of at most so many tiles each warp computes a head by itself */
 };
 void decode_select(const struct decode_pool *p, const struct decode_item *items, uint32_t n_items,
                    struct decode_choice *out);

@@ -112,6 +112,22 @@ GPU_DEVICE void copies_wait()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+/* Adds one; what this block has written is seen by who adds later, and what those before wrote by this one. */
+GPU_DEVICE uint32_t arrive_at(uint32_t *counter)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(counter)
+                 : "memory");
+    return before;
+}
+
+GPU_DEVICE void prefetch_line(uint64_t address)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 /* Barrier `id` of the thread block, for n threads in whole warps. */
 template <int id, int n> GPU_DEVICE void sync_some()
 {

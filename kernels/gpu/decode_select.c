@@ -18,6 +18,15 @@ static uint32_t ceil_div(uint32_t a, uint32_t b)
     return a / b + (a % b != 0);
 }
 
+/* The least k with 2^k >= n. */
+static uint32_t log2_of(uint32_t n)
+{
+    uint32_t k = 0;
+    while (1u << k < n)
+        k++;
+    return k;
+}
+
 bool decode_supported(const struct backend_pool_config *c, int major, int minor)
 {
     (void)minor;
@@ -137,6 +146,36 @@ static bool select_short(const struct decode_pool *p, const struct decode_item *
     return true;
 }
 
+static uint32_t units_of(const struct decode_pool *p, const struct decode_item *it, uint32_t rows)
+{
+    return ceil_div(it->n_tokens * p->kv.group, rows);
+}
+
+/* Short items of a list, of at most half a processor's share, are computed a head a warp, so that the warps of a block do
+ * not meet: where they are an eighth of the work and more. Gives the most tiles of such an item, or 0. */
+static uint32_t select_by_head(const struct decode_pool *p, const struct decode_item *items,
+                               uint32_t n_items, const struct decode_choice *c)
+{
+    uint64_t all = 0, of_short = 0; /* in rounds: a tile for each warp */
+    uint32_t most = 0;
+    if (c->rows != 8 || p->kv.num_kv_heads % c->warps != 0)
+        return 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < n_items; i++) {
+            uint32_t n, sinks, skip;
+            visible_tiles(p, &items[i], &n, &sinks, &skip);
+            const uint64_t rounds =
+                (uint64_t)units_of(p, &items[i], c->rows) * n * (p->kv.num_kv_heads / c->warps);
+            if (pass == 0)
+                all += rounds;
+            else if (n <= most)
+                of_short += rounds;
+        }
+        most = (uint32_t)(all / (2 * c->n_processors));
+    }
+    return of_short * 8 >= all ? most : 0;
+}
+
 void decode_select(const struct decode_pool *p, const struct decode_item *items, uint32_t n_items,
                    struct decode_choice *out)
 {
@@ -239,6 +278,11 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
             c.warps = 4, c.stages = 2;
         else if (is_even && is_long)
             c.warps = 4, c.n_processors *= 2;
+        if (!is_even)
+            c.by_head_tiles = select_by_head(p, items, n_items, &c);
+        if (c.by_head_tiles > 0)
+            c.stages =
+                2048 / (d * c.warps); /* 128 KB: warps that meet less often are served more alike */
         *out = c;
         return;
     }
@@ -315,9 +359,8 @@ static void inline_first_ids(const struct decode_pool *p, const struct decode_it
                                      : choice->warps; /* tiles copied at a time */
     const uint32_t capacity = is_list || is_warp ? DECODE_INLINE_WORDS : DECODE_SHORT_WORDS;
     const uint32_t rounds = (capacity - c->n_words) / n_places / round;
-    uint32_t lg_parts = 0, *out = &c->inline_words[c->n_words];
-    while (1u << lg_parts < parts)
-        lg_parts++;
+    const uint32_t lg_parts = log2_of(parts);
+    uint32_t *out = &c->inline_words[c->n_words];
     c->ids_at = c->n_words;
     c->ids_stride = min_u32(rounds, choice->stages) * round;
     c->n_words += n_places * c->ids_stride;
@@ -352,71 +395,89 @@ static void inline_sources(const struct decode_item *items, struct decode_call *
     c->sources_at = at;
 }
 
-static uint32_t units_of(const struct decode_pool *p, const struct decode_item *it, uint32_t rows)
+/* Adds the segments of an item, in the order unit, kv head: of one, or of as many as there are teams. */
+static void add_segments(const struct decode_pool *p, const struct decode_choice *c, uint32_t item,
+                         uint32_t units, uint32_t n_tiles, uint32_t lg_team,
+                         struct decode_planner *w)
 {
-    return ceil_div(it->n_tokens * p->kv.group, rows);
+    for (uint32_t unit = 0; unit < units; unit++)
+        for (uint32_t head = 0; head < p->kv.num_kv_heads; head += c->warps >> lg_team) {
+            w->rounds[w->n_segments] = ceil_div(n_tiles, 1u << lg_team);
+            w->segments[w->n_segments++] = (struct decode_segment){
+                .item = item,
+                .head_unit = head | unit << 16,
+                .lg_team = lg_team,
+            };
+        }
 }
 
-/* Cuts the segments, in the order item, unit, kv head. */
+/* Cuts the work among the processors, in rounds. */
 static attn_status plan_runs(const struct decode_pool *p, const struct decode_item *items,
                              const struct decode_choice *c, uint32_t n_items,
                              const struct decode_dev_item *dev, struct decode_planner *w,
                              uint32_t n_segments)
 {
-    if (n_segments > w->tiles_capacity) {
-        uint32_t *bigger = realloc(w->tiles, 2 * (uint64_t)n_segments * 2 * sizeof *bigger);
-        if (bigger == NULL)
+    if (n_segments > w->capacity) {
+        const uint64_t n = 2 * (uint64_t)n_segments;
+        struct decode_segment *segments = realloc(w->segments, n * sizeof *segments);
+        if (segments != NULL)
+            w->segments = segments;
+        uint32_t *rounds = realloc(w->rounds, n * sizeof *rounds);
+        if (rounds != NULL)
+            w->rounds = rounds;
+        if (segments == NULL || rounds == NULL)
             return ATTN_ENOMEM;
-        w->tiles = bigger;
-        w->tiles_capacity = 2 * n_segments;
+        w->capacity = (uint32_t)n;
     }
-    uint32_t *owner = w->tiles + w->tiles_capacity, n = 0; /* item of a segment */
-    for (uint32_t i = 0; i < n_items; i++) {
-        uint32_t k = units_of(p, &items[i], c->rows) * p->kv.num_kv_heads;
-        for (uint32_t s = 0; s < k; s++) {
-            owner[n] = i;
-            w->tiles[n++] = dev[i].n_tiles;
-        }
+    const uint32_t lg_all = log2_of(c->warps);
+    w->n_segments = 0;
+    for (uint32_t i = 0; i < n_items; i++)
+        add_segments(p, c, i, units_of(p, &items[i], c->rows), dev[i].n_tiles,
+                     dev[i].n_tiles <= c->by_head_tiles ? 0 : lg_all, w);
+    const struct plan_config pc = {.kind = PLAN_AUTO,
+                                   .n_processors = c->n_processors,
+                                   .max_splits = c->n_processors,
+                                   .min_run_tiles = 1,
+                                   .snap_percent = 1};
+    attn_status st = plan_make(&w->plan, &pc, w->rounds, w->n_segments);
+    if (st != ATTN_OK)
+        return st;
+    /* each head of a cut segment has slots of its own */
+    uint32_t slots = 0;
+    for (uint32_t k = 0; k < w->plan.n_runs; k++) {
+        const struct plan_run *r = &w->plan.runs[k];
+        if (r->split > 0 || r->n_splits == 1)
+            continue;
+        w->segments[r->segment].slot = slots;
+        slots += r->n_splits * (c->warps >> w->segments[r->segment].lg_team);
     }
-    /* at most 2 * n_processors partial slots, whatever the kind */
-    struct plan_config pc = {.kind = PLAN_AUTO,
-                             .n_processors = c->n_processors,
-                             .max_splits = c->n_processors,
-                             .min_run_tiles = c->warps,
-                             .snap_percent = 1};
-    return plan_make(&w->plan, &pc, w->tiles, n_segments);
+    return ATTN_OK;
 }
 
 /* Writes the planner's runs; each processor's first comes first, so that it is found without a look-up.
  * Gives the number of processors that have runs. */
-static uint32_t write_runs(const struct decode_pool *p, const struct decode_planner *w,
+static uint32_t write_runs(const struct decode_planner *w, const struct decode_dev_item *dev,
                            struct decode_dev_run *runs)
 {
     const struct plan *plan = &w->plan;
-    const uint32_t *owner = w->tiles + w->tiles_capacity;
-    uint32_t heads = 0, first_segment = 0, item = UINT32_MAX;
+    uint32_t heads = 0;
     for (uint32_t q = 0; q < plan->n_processors; q++)
         heads += plan->first[q] < plan->first[q + 1];
     for (uint32_t q = 0, head = 0, at = heads; q < plan->n_processors; q++) {
         struct decode_dev_run *before = NULL;
         for (uint32_t k = plan->first[q]; k < plan->first[q + 1]; k++) {
             const struct plan_run *r = &plan->runs[k];
-            uint32_t index = before == NULL ? head++ : at++;
-            if (owner[r->segment] != item) { /* segments of an item lie together */
-                item = owner[r->segment];
-                for (first_segment = r->segment; first_segment > 0; first_segment--)
-                    if (owner[first_segment - 1] != item)
-                        break;
-            }
-            uint32_t s = r->segment - first_segment;
+            const struct decode_segment *s = &w->segments[r->segment];
+            const uint32_t index = before == NULL ? head++ : at++, tile0 = r->tile0 << s->lg_team;
             runs[index] = (struct decode_dev_run){
-                .item = item,
-                .head_unit = s % p->kv.num_kv_heads | s / p->kv.num_kv_heads << 16,
-                .tile0 = r->tile0,
-                .n_tiles = r->n_tiles,
+                .item = s->item,
+                .head_unit = s->head_unit,
+                .tile0 = tile0,
+                .n_tiles = min_u32(r->n_tiles << s->lg_team, dev[s->item].n_tiles - tile0),
                 .next = DECODE_NO_RUN,
                 .split_of = r->split | r->n_splits << 16,
-                .slot = r->slot,
+                .slot = s->slot,
+                .lg_team = s->lg_team,
             };
             if (before != NULL)
                 before->next = index;
@@ -531,7 +592,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     }
     struct decode_dev_run *runs =
         o->n_words ? (void *)&o->inline_words[o->runs_at] : (void *)((char *)upload + item_bytes);
-    o->n_processors = write_runs(p, w, runs);
+    o->n_processors = write_runs(w, dev, runs);
     if (o->n_words > 0)
         inline_first_ids(p, items, dev, c, runs, o);
     o->n_runs = w->plan.n_runs;
@@ -580,6 +641,7 @@ void decode_planner_fini(struct decode_planner *w)
     if (w == NULL)
         return;
     plan_fini(&w->plan);
-    free(w->tiles);
+    free(w->segments);
+    free(w->rounds);
     *w = (struct decode_planner){0};
 }

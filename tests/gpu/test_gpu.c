@@ -161,28 +161,34 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
     static const struct {
         uint32_t q_heads, kv_heads, dim, n_items, len, ragged, n_tokens, window;
         bool is_full;
+        uint32_t first; /* so many tokens the first item is longer */
     } cases[] = {
-        {8, 8, 64, 120, 300, 0, 1, 0, false}, /* a warp a segment */
-        {8, 8, 64, 120, 300, 0, 1, 100, false},
-        {16, 8, 128, 40, 100, 9, 1, 0, false}, /* a list */
-        {16, 8, 128, 40, 100, 9, 4, 50, false},
-        {16, 2, 256, 40, 100, 9, 2, 30, false},
-        {16, 4, 128, 6, 333, 3, 5, 0, false}, /* clusters */
-        {16, 4, 64, 6, 333, 3, 9, 70, false},
-        {16, 4, 256, 6, 333, 3, 3, 20, true},
-        {32, 8, 64, 2, 900, 0, 1, 0, false}, /* several in a launch's cluster */
-        {32, 8, 128, 4, 700, 7, 3, 0, true},
-        {24, 1, 128, 8, 700, 1, 8, 0, false}, /* 64 rows a block */
-        {24, 1, 256, 8, 700, 1, 8, 200, false},
-        {64, 1, 256, 8, 1100, 1, 1, 200, false},
-        {64, 1, 128, 8, 1100, 5, 2, 0, true},
-        {8, 1, 128, 8, 2100, 1, 4, 0, false}, /* 32 rows */
-        {32, 1, 256, 8, 2090, 3, 1, 0, true},
-        {64, 1, 128, 1, 8200, 0, 1, 0, false}, /* two clusters */
-        {64, 1, 256, 3, 200, 9, 1, 0, false}, /* direct, more tiles than K and V have room for */
+        {8, 8, 64, 120, 300, 0, 1, 0, false, 0}, /* a warp a segment */
+        {8, 8, 64, 120, 300, 0, 1, 100, false, 0},
+        {16, 8, 128, 40, 100, 9, 1, 0, false, 0}, /* a list */
+        {16, 8, 128, 40, 100, 9, 4, 50, false, 0},
+        {16, 2, 256, 40, 100, 9, 2, 30, false, 0},
+        {16, 8, 128, 91, 25, 0, 1, 0, false, 8000}, /* with short items a head a warp */
+        {8, 8, 64, 91, 25, 0, 3, 0, true, 8000},
+        {16, 4, 128, 6, 333, 3, 5, 0, false, 0}, /* clusters */
+        {16, 4, 64, 6, 333, 3, 9, 70, false, 0},
+        {16, 4, 256, 6, 333, 3, 3, 20, true, 0},
+        {32, 8, 64, 2, 900, 0, 1, 0, false, 0}, /* several in a launch's cluster */
+        {32, 8, 128, 4, 700, 7, 3, 0, true, 0},
+        {24, 1, 128, 8, 700, 1, 8, 0, false, 0}, /* 64 rows a block */
+        {24, 1, 256, 8, 700, 1, 8, 200, false, 0},
+        {64, 1, 256, 8, 1100, 1, 1, 200, false, 0},
+        {64, 1, 128, 8, 1100, 5, 2, 0, true, 0},
+        {8, 1, 128, 8, 2100, 1, 4, 0, false, 0}, /* 32 rows */
+        {32, 1, 256, 8, 2090, 3, 1, 0, true, 0},
+        {64, 1, 128, 1, 8200, 0, 1, 0, false, 0}, /* two clusters */
+        {64, 1, 256, 3, 200, 9, 1, 0, false, 0}, /* direct, more tiles than K and V have room for */
     };
     for (uint32_t n = 0; n < sizeof cases / sizeof *cases; n++) {
         static struct rig rigs[2];
+        uint32_t lens[RIG_MAX_SEQS];
+        for (uint32_t i = 0; i < cases[n].n_items; i++)
+            lens[i] = cases[n].len + i * cases[n].ragged + (i == 0 ? cases[n].first : 0);
         const uint32_t n_tokens = cases[n].n_tokens, window = cases[n].window;
         struct attn_layer_spec spec = {.scale = 0.1f,
                                        .window_tokens = window,
@@ -195,13 +201,13 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
         c.max_row_blocks = 520;
         c.n_blocks = 16;
         for (uint32_t i = 0; i < cases[n].n_items; i++)
-            c.n_blocks += (cases[n].len + i * cases[n].ragged + n_tokens) / c.block_tokens + 1;
+            c.n_blocks += (lens[i] + n_tokens) / c.block_tokens + 1;
         for (uint32_t side = 0; side < 2; side++) {
             struct rig *r = &rigs[side];
             uint64_t s = seed + n;
             rig_open(r, side ? backend_cpu() : gpu, &c, 0, -1);
             for (uint32_t i = 0; i < cases[n].n_items; i++) {
-                uint32_t len = cases[n].len + i * cases[n].ragged;
+                uint32_t len = lens[i];
                 for (uint32_t pos = 0, n_new; pos < len; pos += n_new) {
                     n_new = len - pos < 4000 ? len - pos : 4000;
                     rig_begin(r);
@@ -213,8 +219,8 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
             }
             rig_begin(r);
             for (uint32_t i = 0; i < cases[n].n_items; i++) {
-                struct backend_item *it = rig_step(r, i, 0, cases[n].len + i * cases[n].ragged,
-                                                   n_tokens, BACKEND_APPEND | BACKEND_ATTEND, &s);
+                struct backend_item *it =
+                    rig_step(r, i, 0, lens[i], n_tokens, BACKEND_APPEND | BACKEND_ATTEND, &s);
                 if (i % 2 == 0)
                     poison(r, it, i / 2, n_tokens / 2, i * 5);
             }

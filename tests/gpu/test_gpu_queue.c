@@ -292,7 +292,7 @@ static void short_batches_apart_agree_with_the_cpu_backend(void **state)
     (void)state;
     struct backend_pool_config c = rig_config(plain, 1);
     c.n_blocks = 1200;
-    compare_walks(&c, 300, 4, 3, true, 24);
+    compare_walks(&c, 600, 4, 3, true, 24);
 }
 
 /* Most of them are attention alone, which reads q and appends k and v by itself. */

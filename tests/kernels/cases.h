@@ -25,6 +25,7 @@ static const struct case_geometry case_geometries[] = {
     {16, 1, 128, 128, 256}, /* the largest block */
     {160, 1, 16, 16, 16}, /* a group larger than a tile of rows */
     {64, 1, 128, 128, 16}, /* a group of 64, a dim that has kernels for it */
+    {16, 8, 64, 64, 16}, /* as many kv heads as a thread block has warps */
 };
 
 struct case_dtype {
@@ -80,7 +81,7 @@ static const struct case_shape case_shapes[] = {
     {"ragged", {{130, 1}, {1, 4}, {40, 1}, {9, 1}, {0, 7}}},
     {"prompt chunks", {{0, 40}, {33, 70}}},
     {"one long", {{700, 1}}},
-    {"long and short", {{515, 3}, {3, 1}, {260, 1}}},
+    {"long and short", {{515, 3}, {3, 1}, {260, 1}, {55, 1}, {62, 2}, {49, 1}, {60, 1}, {63, 1}}},
 };
 
 #define CASE_COUNT(table) (sizeof(table) / sizeof((table)[0]))

@@ -15,6 +15,7 @@
 
 #define MAX_SHARED 232448 /* bytes a thread block can have on sm_90 */
 #define MAX_ITEMS 300
+#define MAX_PROCESSORS 140
 
 static uint64_t rng_state;
 
@@ -92,14 +93,21 @@ static bool has_kernel(const struct decode_call *c)
     return false;
 }
 
+/* Whose partial results a slot holds, by number of slot: item, unit and kv head, and 1. */
+static uint64_t owners[MAX_PROCESSORS * DECODE_SLOTS * DECODE_MAX_CLUSTER];
+
+static uint32_t n_by_head, n_cut_by_head; /* runs of several heads; those of cut items */
+
 static void check_runs(const struct batch *b, const struct decode_call *c, const void *upload)
 {
     const struct decode_dev_item *items = c->upload_bytes ? upload : (const void *)c->inline_words;
     const struct decode_dev_run *runs = c->upload_bytes
                                             ? (const void *)(items + b->n_items)
                                             : (const void *)&c->inline_words[c->runs_at];
+    const uint32_t warps = c->block / 32;
     uint64_t want = 0, got = 0;
     uint32_t n = 0;
+    memset(owners, 0, sizeof owners);
     for (uint32_t i = 0; i < b->n_items; i++)
         want += (uint64_t)items[i].n_tiles * b->pool.kv.num_kv_heads *
                 ((b->items[i].n_tokens * b->pool.kv.group + c->rows - 1) / c->rows);
@@ -108,15 +116,25 @@ static void check_runs(const struct batch *b, const struct decode_call *c, const
             assert_true(r < c->n_runs && n < c->n_runs);
             const struct decode_dev_run *run = &runs[r];
             assert_true(run->item < b->n_items);
-            assert_true((run->head_unit & 0xffff) < b->pool.kv.num_kv_heads);
+            const uint32_t heads = warps >> run->lg_team, n_splits = run->split_of >> 16;
+            assert_true(heads == 1 || run->lg_team == 0);
+            assert_true((run->head_unit & 0xffff) + heads <= b->pool.kv.num_kv_heads);
             assert_true((run->head_unit >> 16) * c->rows <
                         b->items[run->item].n_tokens * b->pool.kv.group);
             assert_true(run->tile0 + run->n_tiles <= items[run->item].n_tiles);
-            assert_true((run->split_of & 0xffff) < run->split_of >> 16);
-            if (run->split_of >> 16 > 1)
-                assert_true(run->slot + (run->split_of >> 16) <=
-                            DECODE_SLOTS * b->pool.n_processors);
-            got += run->n_tiles;
+            assert_true((run->split_of & 0xffff) < n_splits);
+            n_by_head += heads > 1;
+            n_cut_by_head += heads > 1 && n_splits > 1;
+            for (uint32_t k = 0; k < heads * n_splits && n_splits > 1; k++) {
+                const uint32_t slot = run->slot + k;
+                const uint64_t owner =
+                    ((uint64_t)run->item << 32 | (run->head_unit + k / n_splits)) << 1 | 1;
+                assert_true(slot < DECODE_SLOTS * DECODE_MAX_CLUSTER * b->pool.n_processors);
+                assert_true((slot + 1) * c->rows <= 2 * b->pool.n_processors * DECODE_WIDE_ROWS);
+                assert_true(owners[slot] == 0 || owners[slot] == owner);
+                owners[slot] = owner;
+            }
+            got += (uint64_t)run->n_tiles * heads;
         }
     assert_int_equal(n, c->n_runs); /* every run belongs to a processor */
     assert_true(got == want);
@@ -201,6 +219,7 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
         assert_true(seen[k] > 0 && with_ids[k] > 0);
     assert_true(n_grouped > 0 &&
                 n_doubled > 0); /* clusters of several segments, two blocks a processor */
+    assert_true(n_by_head > 0 && n_cut_by_head > 0);
     free(c);
     free(again);
     decode_planner_fini(&w);

@@ -174,6 +174,15 @@ template <int id, int n> void sync_some()
     sync_some_any<id, n>(false);
 }
 
+static inline uint32_t arrive_at(uint32_t *counter)
+{
+    return atomicAdd(counter, 1);
+}
+
+static inline void prefetch_line(uint64_t)
+{
+}
+
 static inline void map_prefetch(const CUtensorMap *)
 {
 }
