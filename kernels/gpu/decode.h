@@ -67,7 +67,7 @@ uint64_t decode_upload_bytes(const struct decode_pool *p, uint32_t max_items, ui
 enum decode_kernel {
     DECODE_CLUSTER, /* one run a thread block, computed from its index; a cluster merges */
     DECODE_WARP, /* whole segments, one a warp at a time; nothing to merge */
-    DECODE_LIST, /* runs of a plan; splits meet in scratch */
+    DECODE_LIST, /* runs of a plan, those of short items a head a warp; splits meet in scratch */
     DECODE_SHORT, /* like DECODE_CLUSTER, for so few tiles that shared memory holds all at once */
     DECODE_WIDE, /* more than 16 query rows a kv head: wgmma, 32 or 64 rows; a cluster merges */
 };
@@ -103,7 +103,7 @@ struct decode_call {
     uint32_t inline_words[DECODE_INLINE_WORDS] __attribute__((aligned(16)));
 };
 
-/* What a list's plan cuts: an item's tiles, of one kv head or of one for each warp. */
+/* What a list's plan cuts: an item's tiles, of one kv head that all warps share or of one for each warp. */
 struct decode_segment {
     uint32_t item, head_unit, lg_team, slot; /* as in decode_dev_run */
 };
@@ -112,7 +112,8 @@ struct decode_segment {
 struct decode_planner {
     struct plan plan;
     struct decode_segment *segments;
-    uint32_t *rounds; /* of each segment: a round is a tile for each warp of a team */
+    uint32_t *
+        rounds; /* of each segment: the tiles of its busiest warp, which the plan cuts as its tiles */
     uint32_t n_segments, capacity;
 };
 void decode_planner_fini(struct decode_planner *w);

@@ -4,8 +4,9 @@
  *
  *   decode_cluster   one run a thread block, computed from the block index; neighbours in a cluster share
  *                    a segment and merge through each other's shared memory
- *   decode_runs      a list of runs a thread block, splits meet in device memory (the last to arrive
- *                    merges), or a list of whole segments a warp, with nothing to merge
+ *   decode_runs      a list of runs a thread block, shared by its warps or, of short items, a kv head each;
+ *                    splits meet in device memory (the last to arrive merges). Or a list of whole segments a
+ *                    warp, with nothing to merge
  *
  * Both are launched with 32 * W threads; the ring has p.stages stages a warp.
  */
@@ -260,7 +261,8 @@ __global__ void __launch_bounds__(256, 1)
     if (is_warp && processor >= p.n_processors)
         return;
 
-    /* A warp's runs are whole segments, every n_processors-th; a block's come from the list. */
+    /* DECODE_WARP: a warp's runs are whole segments, every n_processors-th. DECODE_LIST: a block's come from the list;
+     * all warps share the run's kv head, or each has the next one. */
     auto fetch = [&](uint32_t i, decode_dev_item &it) {
         decode_dev_run r;
         if (is_warp) {
@@ -280,7 +282,7 @@ __global__ void __launch_bounds__(256, 1)
             r.n_tiles = it.n_tiles;
         return r;
     };
-    /* A team of 2^lg_team warps, all or one, takes the tiles of a run in turn: this warp the first_of-th and so on. */
+    /* A team of 2^lg_team warps, all or one, takes the tiles of a run in turn, this warp from its first on. */
     auto first_of = [&](uint32_t lg_team) { return warp & ((1u << lg_team) - 1); };
     auto tiles_of = [&](uint32_t n, uint32_t lg_team) {
         return (n + (1u << lg_team) - 1 - first_of(lg_team)) >> lg_team;
@@ -340,8 +342,7 @@ __global__ void __launch_bounds__(256, 1)
                 in_i = 0;
                 in_count = tiles_of(in.n_tiles, in.lg_team);
                 in_ids = ahead_state == READY ? ahead_ids : load_ids(in, 0);
-                if (lane * 128 <
-                    in.q_bytes) /* asked for when the ring's tiles have been computed */
+                if (lane * 128 < in.q_bytes) /* needed when the ring has been computed */
                     prefetch_line(in.q + lane * 128);
                 ahead_state = in.next != DECODE_NO_RUN ? KNOWN : NONE;
                 if (ahead_state == KNOWN)
@@ -466,15 +467,14 @@ __global__ void __launch_bounds__(256, 1)
             else
                 gpu::sync_warp();
         };
-        const uint32_t mine = half * W + warp, teams = lg_team ? half * W : mine;
-        const float *slab = slabs + teams * R * row_floats;
-        const float2 *ml = s_ml + teams * R;
+        const uint32_t mine = half * W + warp, of_team = lg_team ? half * W : mine;
+        const float *slab = slabs + of_team * R * row_floats;
+        const float2 *ml = s_ml + of_team * R;
         const uint32_t slot = run.slot + (run.split_of & 0xffff);
         if (count)
             acc.to_shared(slabs + mine * R * row_floats, s_ml + mine * R, row_floats, rows.count);
-        if (lg_team)
-            half ^=
-                1; /* slabs that all read are written again two such runs later, with a barrier between */
+        if (lg_team) /* what all read is written again two such runs later, with a barrier between */
+            half ^= 1;
         sync_team();
 #pragma unroll 1
         for (uint32_t e = thread; e < rows.count * (D / 4); e += 32 * n_team) {

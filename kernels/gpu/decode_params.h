@@ -41,13 +41,12 @@ struct decode_source {
 /* A run, and where its processor finds the next one. */
 struct decode_dev_run {
     uint32_t item;
-    uint32_t head_unit; /* kv head, of several the first | unit << 16 */
+    uint32_t head_unit; /* kv head, or the first of one for each warp | unit << 16 */
     uint32_t tile0, n_tiles;
     uint32_t next; /* index of the processor's next run, DECODE_NO_RUN at the end */
     uint32_t split_of; /* split | n_splits << 16 */
     uint32_t slot; /* first partial slot of the segment; those of its next head follow */
-    uint32_t
-        lg_team; /* log2 of the warps that share a kv head: of all, or 0, each warp has the next head */
+    uint32_t lg_team; /* log2 of the warps that share a kv head: of all, or 0 */
 } __attribute__((aligned(16)));
 
 #define DECODE_NO_RUN 0xffffffffu
@@ -203,8 +202,7 @@ struct decode_choice {
     uint32_t n_groups; /* DECODE_WIDE: clusters a segment */
     uint32_t warps, stages;
     uint32_t n_processors; /* DECODE_LIST: thread blocks; DECODE_WARP: warps */
-    uint32_t
-        by_head_tiles; /* DECODE_LIST: of items of at most so many tiles each warp computes a head by itself */
+    uint32_t by_head_tiles; /* DECODE_LIST: items of no more tiles are computed a head a warp */
 };
 void decode_select(const struct decode_pool *p, const struct decode_item *items, uint32_t n_items,
                    struct decode_choice *out);

@@ -151,8 +151,8 @@ static uint32_t units_of(const struct decode_pool *p, const struct decode_item *
     return ceil_div(it->n_tokens * p->kv.group, rows);
 }
 
-/* Short items of a list, of at most half a processor's share, are computed a head a warp, so that the warps of a block do
- * not meet: where they are an eighth of the work and more. Gives the most tiles of such an item, or 0. */
+/* Items of a list that are at most half a processor's share are computed a head a warp, whole, so that the warps of a
+ * block need not meet; but only where they are an eighth of the work or more. Gives the most tiles of such an item, or 0. */
 static uint32_t select_by_head(const struct decode_pool *p, const struct decode_item *items,
                                uint32_t n_items, const struct decode_choice *c)
 {
@@ -280,9 +280,8 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
             c.warps = 4, c.n_processors *= 2;
         if (!is_even)
             c.by_head_tiles = select_by_head(p, items, n_items, &c);
-        if (c.by_head_tiles > 0)
-            c.stages =
-                2048 / (d * c.warps); /* 128 KB: warps that meet less often are served more alike */
+        if (c.by_head_tiles > 0) /* then 128 KB take less time */
+            c.stages = 2048 / (d * c.warps);
         *out = c;
         return;
     }
@@ -395,7 +394,7 @@ static void inline_sources(const struct decode_item *items, struct decode_call *
     c->sources_at = at;
 }
 
-/* Adds the segments of an item, in the order unit, kv head: of one, or of as many as there are teams. */
+/* Adds the segments of an item, in the order unit, kv head: of one head, or of one for each warp. */
 static void add_segments(const struct decode_pool *p, const struct decode_choice *c, uint32_t item,
                          uint32_t units, uint32_t n_tiles, uint32_t lg_team,
                          struct decode_planner *w)
@@ -411,7 +410,7 @@ static void add_segments(const struct decode_pool *p, const struct decode_choice
         }
 }
 
-/* Cuts the work among the processors, in rounds. */
+/* Cuts the work among the processors. */
 static attn_status plan_runs(const struct decode_pool *p, const struct decode_item *items,
                              const struct decode_choice *c, uint32_t n_items,
                              const struct decode_dev_item *dev, struct decode_planner *w,
