@@ -21,7 +21,9 @@ static const char help[] =
     "                    variants  every step of the kernel's ladder on three cells\n"
     "                    cpu       batch 1, 16 x context 4096, 16384 x (32,8,128) (default)\n"
     "  --cell Q,KV,DIM,BATCH,CONTEXT\n"
-    "                    this one cell, no grid: q heads, kv heads, head_dim, sequences, tokens\n"
+    "                    this cell, no grid: q heads, kv heads, head_dim, sequences, tokens of\n"
+    "                    each (512), of all but the first (512+1x131072), or spread evenly over a\n"
+    "                    range and mixed (512..8192); may be repeated\n"
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
     "  --runs N          timed runs a cell (default 50)\n"
@@ -55,7 +57,9 @@ static const char csv_header[] =
     "Speedup,KV_Bytes,TB_per_s,Cold_Read_us,Share_of_Cold_Read,Max_Abs_Error,Relative_L2_Error,"
     "Allclose_0.01,Rows_Checked,Rows,Empty_Launch_us,Best_Public_us,First_ContextLen,Min_us,"
     "Backend,"
-    "Variant\n";
+    "Variant,Max_ContextLen\n";
+
+enum { MAX_GIVEN = 64 }; /* cells by --cell */
 
 struct program {
     struct bench bench;
@@ -78,6 +82,8 @@ static void name_of(const struct bench_cell *c, char *out, size_t bytes)
 {
     snprintf(out, bytes, "%u,%u,%u,b%u,c%u", c->num_q_heads, c->num_kv_heads, c->head_dim, c->batch,
              c->context);
+    if (c->max_context > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), "..%u", c->max_context);
     if (c->first_context > 0)
         snprintf(out + strlen(out), bytes - strlen(out), "+1x%u", c->first_context);
 }
@@ -134,11 +140,12 @@ static void write_csv(const struct program *p, const struct row *r)
     fprintf(p->csv, "%s%.3f,", naive, r->us);
     if (r->naive_us > 0)
         fprintf(p->csv, "%.3f", r->naive_us / r->us);
-    fprintf(p->csv, ",%.0f,%.4f,%.3f,%.4f,%.3e,%.3e,%s,%llu,%llu,%.3f,%s,%u,%.3f,%s,%s\n", bytes,
+    fprintf(p->csv, ",%.0f,%.4f,%.3f,%.4f,%.3e,%.3e,%s,%llu,%llu,%.3f,%s,%u,%.3f,%s,%s,%u\n", bytes,
             bytes / r->us / 1e6, r->read_us, r->read_us / r->us, r->error.max_abs, r->error.l2,
             r->error.is_allclose ? "true" : "false", (unsigned long long)r->error.n_rows_checked,
             (unsigned long long)r->error.n_rows, p->empty_us, public_us, bench_context(c, 0),
-            r->min_us, p->bench.ops->name, r->variant);
+            r->min_us, p->bench.ops->name, r->variant,
+            c->max_context ? c->max_context : c->context);
     fflush(p->csv);
 }
 
@@ -300,16 +307,21 @@ static bool parse_count(const char *name, const char *text, uint32_t min, uint32
 
 static bool parse_cell(const char *text, struct bench_cell *out)
 {
-    int end = 0;
+    int end = 0, more = 0;
     *out = (struct bench_cell){0};
     bool ok = sscanf(text, "%5u,%5u,%5u,%5u,%7u%n", &out->num_q_heads, &out->num_kv_heads,
                      &out->head_dim, &out->batch, &out->context, &end) == 5 &&
-              text[end] == 0 && strchr(text, '-') == NULL && out->num_kv_heads > 0 &&
-              out->batch > 0 && out->batch <= BENCH_MAX_BATCH && out->context > 0;
+              strchr(text, '-') == NULL && out->num_kv_heads > 0 && out->batch > 0 &&
+              out->batch <= BENCH_MAX_BATCH && out->context > 0;
+    if (ok && sscanf(text + end, "..%7u%n", &out->max_context, &more) == 1)
+        ok = out->max_context > out->context;
+    else if (ok && sscanf(text + end, "+1x%7u%n", &out->first_context, &more) == 1)
+        ok = out->first_context > 0;
+    ok = ok && text[end + more] == 0;
     if (!ok)
         fprintf(stderr,
-                "attnbench: --cell is '%s', must be five numbers from 1, q heads, kv heads, "
-                "head_dim, sequences (up to %d) and tokens\n",
+                "attnbench: --cell is '%s', must be five numbers from 1: q heads, kv heads, "
+                "head_dim, sequences (up to %d) and tokens, as 512, 512+1x131072 or 512..8192\n",
                 text, BENCH_MAX_BATCH);
     return ok;
 }
@@ -332,8 +344,8 @@ int main(int argc, char **argv)
     struct program p = {0};
     struct bench_options o = {.backend = "cpu", .runs = 50, .naive_runs = 5};
     const char *csv = NULL;
-    struct bench_cell one = {0};
-    uint32_t gib = 0, n_cells = 1;
+    struct bench_cell given[MAX_GIVEN];
+    uint32_t gib = 0, n_given = 0, n_cells;
     int opt;
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         bool ok = true;
@@ -345,7 +357,11 @@ int main(int argc, char **argv)
             p.grid = optarg;
             break;
         case 'C':
-            ok = parse_cell(optarg, &one);
+            if (n_given == MAX_GIVEN) {
+                fprintf(stderr, "attnbench: more than %d times --cell: '%s'\n", MAX_GIVEN, optarg);
+                return 2;
+            }
+            ok = parse_cell(optarg, &given[n_given++]);
             break;
         case 'm':
             p.match = optarg;
@@ -374,13 +390,14 @@ int main(int argc, char **argv)
         if (!ok)
             return 2;
     }
-    if (one.batch > 0 && p.grid != NULL) {
+    if (n_given > 0 && p.grid != NULL) {
         fprintf(stderr, "attnbench: --cell and --grid exclude each other\n");
         return 2;
     }
     if (p.grid == NULL)
-        p.grid = one.batch > 0 ? "cell" : "cpu";
-    const struct bench_cell *cells = one.batch > 0 ? &one : bench_cells(p.grid, &n_cells);
+        p.grid = n_given > 0 ? "cell" : "cpu";
+    n_cells = n_given;
+    const struct bench_cell *cells = n_given > 0 ? given : bench_cells(p.grid, &n_cells);
     if (cells == NULL || optind < argc) {
         fprintf(stderr, "attnbench: %s '%s' (--help)\n", cells ? "what is" : "no grid is called",
                 cells ? argv[optind] : p.grid);

@@ -15,13 +15,14 @@
 
 struct bench_cell {
     uint32_t num_q_heads, num_kv_heads, head_dim, batch, context;
+    uint32_t max_context; /* lengths lie evenly between context and this; 0: all are context */
     uint32_t first_context; /* of the first sequence, 0: as the others */
     float best_public_us; /* 0: not known */
 };
 
 /* NULL: no such grid. */
 const struct bench_cell *bench_cells(const char *grid, uint32_t *out_n);
-uint32_t bench_context(const struct bench_cell *c, uint32_t item);
+uint32_t bench_context(const struct bench_cell *c, uint32_t item); /* tokens of a sequence */
 uint64_t bench_kv_bytes(const struct bench_cell *c); /* K and V that one step reads, bf16 */
 
 struct bench_options {

@@ -85,7 +85,13 @@ const struct bench_cell *bench_cells(const char *grid, uint32_t *out_n)
 
 uint32_t bench_context(const struct bench_cell *c, uint32_t item)
 {
-    return item == 0 && c->first_context > 0 ? c->first_context : c->context;
+    if (item == 0 && c->first_context > 0)
+        return c->first_context;
+    if (c->max_context <= c->context)
+        return c->context;
+    /* multiples of the golden ratio lie evenly, and neighbours far apart */
+    const uint32_t at = item * 2654435769u;
+    return c->context + (uint32_t)((uint64_t)at * (c->max_context - c->context + 1) >> 32);
 }
 
 uint64_t bench_kv_bytes(const struct bench_cell *c)
