@@ -123,6 +123,7 @@ GPU_DEVICE uint32_t arrive_at(uint32_t *counter)
     return before;
 }
 
+/* The 128 bytes at an address in device memory, to L2. */
 GPU_DEVICE void prefetch_line(uint64_t address)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));

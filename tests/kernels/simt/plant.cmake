@@ -95,7 +95,7 @@ plant(decode_narrow.cuh 25 "            barrier_init(merge_bar, 1);\n           
 # the ids of a part, of a list's begin, are another's
 plant(decode_narrow.cuh 54 "(blockIdx.z << lg | rank) * p.ids_stride" "(blockIdx.z << lg | (simt::planted == 54 ? 0 : rank)) * p.ids_stride")
 plant(decode_narrow.cuh 55 "(is_warp ? next.item : processor) * p.ids_stride" "(simt::planted == 55 ? 0 : is_warp ? next.item : processor) * p.ids_stride")
-# all warps compute the first head of a run, with the first one's slots
+# all warps compute the first head of a run; use its slots
 plant(decode_narrow.cuh 71 "r.head_unit += warp >> r.lg_team;" "r.head_unit += simt::planted == 71 ? 0 : warp >> r.lg_team;")
 plant(decode_narrow.cuh 72 "r.slot += (warp >> r.lg_team) *" "r.slot += (simt::planted == 72 ? 0 : warp >> r.lg_team) *")
 # sums go to another segment's blocks of the launch's cluster
