@@ -128,6 +128,9 @@ static attn_status open_pool(struct bench *x, struct bench_setup *s)
 {
     const struct bench_cell *c = s->cell;
     struct attn_layer_spec specs[MAX_LAYERS];
+    uint32_t max_blocks = 0;
+    for (uint32_t i = 0; i < c->batch; i++)
+        max_blocks = blocks_of(c, i) > max_blocks ? blocks_of(c, i) : max_blocks;
     struct backend_pool_config p = {.num_layers = s->n_layers,
                                     .num_q_heads = c->num_q_heads,
                                     .num_kv_heads = c->num_kv_heads,
@@ -136,7 +139,7 @@ static attn_status open_pool(struct bench *x, struct bench_setup *s)
                                     .block_tokens = BENCH_BLOCK_TOKENS,
                                     .n_blocks = s->n_blocks,
                                     .n_table_rows = c->batch,
-                                    .max_row_blocks = blocks_of(c, 0),
+                                    .max_row_blocks = max_blocks,
                                     .q_dtype = ATTN_BF16,
                                     .kv_dtype = ATTN_BF16,
                                     .layers = specs};

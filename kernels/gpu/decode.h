@@ -112,8 +112,7 @@ struct decode_segment {
 struct decode_planner {
     struct plan plan;
     struct decode_segment *segments;
-    uint32_t *
-        rounds; /* of each segment: the tiles of its busiest warp, which the plan cuts as its tiles */
+    uint32_t *rounds; /* of each segment, which the plan cuts as its tiles */
     uint32_t n_segments, capacity;
 };
 void decode_planner_fini(struct decode_planner *w);

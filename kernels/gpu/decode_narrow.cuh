@@ -431,7 +431,8 @@ __global__ void __launch_bounds__(256, 1)
             gpu::chain_release();
         }
 
-        if (is_warp) { /* straight from the registers, turned to rows */
+        const bool is_alone = is_warp || (lg_team == 0 && n_splits == 1);
+        if (is_alone) { /* straight from the registers, turned to rows */
             const uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll
             for (int x = 0; x < NT; ++x) {
@@ -516,7 +517,8 @@ __global__ void __launch_bounds__(256, 1)
             const float2 *part_ml = (const float2 *)p.part_ml + run.slot * R + r;
             const float4 *part_o = (const float4 *)p.part_o + (uint64_t)run.slot * (R * D / 4) + e;
             float m, l;
-            const float4 a = merge_parts<8>(
+            /* so many at a time that most segments have no more: a call's last merge ends it */
+            const float4 a = merge_parts<24>(
                 n_splits, [&](uint32_t c) { return __ldcg(part_o + (uint64_t)c * (R * D / 4)); },
                 [&](uint32_t c) { return __ldcg(part_ml + c * R); }, &m, &l);
             const uint32_t row = rows.query_row(r, p.num_q_heads, head);
