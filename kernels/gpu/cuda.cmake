@@ -20,7 +20,7 @@ target_link_libraries(attnd-cuda-decode PRIVATE kernels)
 
 add_library(attnd-cuda MODULE
   backend_gpu.c gpu_job.c gpu_queue.c gpu_bench.c runtime_cuda.c
-  decode_select.c prep.cu attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu
+  decode_select.c decode_fill.c prep.cu attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu
   attend_codes.cu decode.cu ladder.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
 set_target_properties(attnd-cuda PROPERTIES PREFIX "" CUDA_STANDARD 17
   CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}"

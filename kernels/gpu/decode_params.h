@@ -194,22 +194,6 @@ DECODE_BOTH uint32_t decode_wide_bytes(uint32_t d, uint32_t rows, uint32_t stage
            (4 * stages + 2) * 8 + 16;
 }
 
-/* What the rule chose; decode_fill turns it and a batch into a call. */
-struct decode_choice {
-    enum decode_kernel kernel;
-    uint32_t rows; /* of a unit: 8, 16, 32 or 64 */
-    uint32_t cluster; /* DECODE_CLUSTER, DECODE_SHORT, DECODE_WIDE */
-    uint32_t n_groups; /* DECODE_WIDE: clusters a segment */
-    uint32_t warps, stages;
-    uint32_t n_processors; /* DECODE_LIST: thread blocks; DECODE_WARP: warps */
-    uint32_t by_head_tiles; /* DECODE_LIST: items of no more tiles are computed a head a warp */
-};
-void decode_select(const struct decode_pool *p, const struct decode_item *items, uint32_t n_items,
-                   struct decode_choice *out);
-attn_status decode_fill(const struct decode_pool *p, const struct decode_item *items,
-                        uint32_t n_items, const struct decode_choice *c, struct decode_planner *w,
-                        void *upload, uint64_t upload_capacity, struct decode_call *out_call);
-
 #ifdef __cplusplus
 }
 #endif
