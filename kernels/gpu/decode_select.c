@@ -218,7 +218,7 @@ void decode_select(const struct decode_pool *p, const struct decode_item *items,
             c.rows = 8;
         /* Long even segments: 64 KB on each of 132 processors, with more under way some are served far sooner than
          * others; two thread blocks of 4 warps there take up to a hundredth less time than one of 8. Uneven ones, whose
-         * runs change more often, take 2 to 3 % less with 128 KB, where there is room. */
+         * runs change more often, take 1.5 to 3 % less with 128 KB, where there is room. */
         c.stages = 128 / d;
         if (d == 256)
             c.warps = 4, c.stages = 2;
