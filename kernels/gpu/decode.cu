@@ -128,6 +128,7 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
     a.block_tokens = kv->block_tokens;
     a.tiles_shift = kv->block_shift - 4;
     a.stages = c->stages;
+    a.is_tight = c->is_tight;
     a.n_processors = c->n_processors;
     a.row_span = c->row_span;
     a.ids_at = c->ids_at;
@@ -168,9 +169,9 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
     l.attrs = attributes;
     CUtensorMap map;
     memcpy(&map,
-           c->kernel == DECODE_WIDE                     ? p->map8
-           : c->kernel == DECODE_SHORT && kv->dk == 256 ? p->map16_part
-                                                        : p->map16,
+           c->kernel == DECODE_WIDE    ? p->map8
+           : c->kernel == DECODE_SHORT ? p->map16_part
+                                       : p->map16,
            sizeof map);
     void *args[] = {&a, (void *)c->inline_words, &map};
     return runtime_launch((runtime_stream *)stream, fn, &l, args,

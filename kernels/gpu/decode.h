@@ -90,6 +90,7 @@ struct decode_call {
     uint32_t block; /* threads */
     uint32_t shared_bytes;
     uint32_t stages;
+    bool is_tight; /* as in decode_params */
     uint32_t n_processors;
     uint32_t n_segments;
     uint32_t ids_at, ids_stride; /* block ids in inline_words, ids_stride 0: none */

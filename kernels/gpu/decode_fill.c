@@ -232,6 +232,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     o->launch_cluster = c->cluster;
     o->n_groups = c->n_groups;
     o->stages = c->stages;
+    o->is_tight = c->is_tight;
     o->block = c->kernel == DECODE_WIDE ? 384 : c->warps * 32;
 
     bool is_list = c->kernel == DECODE_WARP || c->kernel == DECODE_LIST;
@@ -287,11 +288,12 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
         }
         o->grid[2] = n_items;
         o->n_runs = n_segments * parts;
-        o->shared_bytes = c->kernel == DECODE_WIDE
-                              ? decode_wide_bytes(p->kv.dk, c->rows, c->stages, parts, c->cluster)
-                          : c->kernel == DECODE_SHORT
-                              ? decode_short_bytes(p->kv.dk, c->rows, c->stages, c->cluster)
-                              : decode_cluster_bytes(p->kv.dk, c->rows, c->warps, c->stages);
+        o->shared_bytes =
+            c->kernel == DECODE_WIDE
+                ? decode_wide_bytes(p->kv.dk, c->rows, c->stages, parts, c->cluster)
+            : c->kernel == DECODE_SHORT
+                ? decode_short_bytes(p->kv.dk, c->rows, c->stages, c->cluster, c->is_tight)
+                : decode_cluster_bytes(p->kv.dk, c->rows, c->warps, c->stages);
         return ATTN_OK;
     }
     case DECODE_WARP:

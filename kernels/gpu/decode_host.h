@@ -58,6 +58,7 @@ struct decode_choice {
     uint32_t cluster; /* DECODE_CLUSTER, DECODE_SHORT, DECODE_WIDE */
     uint32_t n_groups; /* DECODE_WIDE: clusters a segment */
     uint32_t warps, stages;
+    bool is_tight; /* DECODE_SHORT: as in decode_params */
     uint32_t n_processors; /* DECODE_LIST: thread blocks; DECODE_WARP: warps */
     uint32_t by_head_tiles; /* DECODE_LIST: items of no more tiles are computed a head a warp */
 };

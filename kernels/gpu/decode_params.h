@@ -82,6 +82,7 @@ struct decode_params {
     /* DECODE_SHORT: */
     struct gpu_finish
         finish; /* what the last thread block tells the host; out_done NULL: nothing */
+    uint32_t is_tight; /* V of tiles from the ninth on comes when K has left its place */
     uint32_t sources_at; /* of a direct call: word of the first item's decode_source */
     char *kv_base; /* of a direct call: where k and v go */
     uint64_t block_bytes;
@@ -153,13 +154,14 @@ DECODE_BOTH uint32_t decode_cluster_bytes(uint32_t d, uint32_t rows, uint32_t wa
            warps * rows * 8 + 8 * rows * 8 + (warps * stages + 1) * 8;
 }
 
-/* decode_short: K and V of all tiles (at head_dim 256: K of all, V of the first eight) | the kernel's struct
- * shared (q | weights of the tiles | (m, l) of eight warps and of the cluster | 16 barriers of K, eight of V and
- * three, to a multiple of 16 bytes | sums of the cluster) */
+/* decode_short: K of all tiles | V of all, or of the first eight (is_tight) | the kernel's struct shared (q | weights
+ * of the tiles | (m, l) of eight warps and of the cluster | 16 barriers of K, eight of V and three, to a multiple of
+ * 16 bytes | sums of the cluster) */
 enum { DECODE_SHORT_TILES = 16 }; /* of a block at most */
-DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tiles, uint32_t cluster)
+DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tiles, uint32_t cluster,
+                                        bool is_tight)
 {
-    return DECODE_ALIGN + (d == 256 && tiles > 8 ? tiles + 8 : 2 * tiles) * 32 * d + rows * d * 2 +
+    return DECODE_ALIGN + (is_tight && tiles > 8 ? tiles + 8 : 2 * tiles) * 32 * d + rows * d * 2 +
            DECODE_SHORT_TILES * rows * 32 + (8 * 2 + 2 * DECODE_MAX_CLUSTER) * rows * 4 + 28 * 8 +
            (cluster > 1 ? rows * d * 4 : 0);
 }

@@ -2,7 +2,9 @@
  */
 #include "kernels/gpu/decode_host.h"
 
-#define MAX_SHARED (227u << 10) /* of a thread block */
+#define MAX_SHARED                                                                                 \
+    (227u << 10) /* of a thread block; each more on its processor takes BLOCK_RESERVED, too */
+#define BLOCK_RESERVED (1u << 10)
 
 bool decode_supported(const struct backend_pool_config *c, int major, int minor)
 {
@@ -85,13 +87,20 @@ static bool select_short(const struct decode_pool *p, const struct decode_item *
            (size * DECODE_SHORT_TILES < s->max_tiles ||
             (size * few_tiles < s->max_tiles && s->segments * size * 2 <= few_blocks)))
         size *= 2;
+    /* more segments than processors: two thread blocks a processor, of half its shared memory each */
     const uint32_t tiles = ceil_div(s->max_tiles, size);
-    if (tiles > DECODE_SHORT_TILES || s->segments * size > cluster_room(p->n_processors, size) ||
-        decode_short_bytes(p->kv.dk, out->rows, tiles, size) > MAX_SHARED)
+    const uint32_t a_processor = s->segments > p->n_processors ? 2 : 1;
+    const bool is_tight = p->kv.dk == 256 || a_processor == 2;
+    if (tiles > DECODE_SHORT_TILES ||
+        s->segments * size > a_processor * cluster_room(p->n_processors, size) ||
+        a_processor * decode_short_bytes(p->kv.dk, out->rows, tiles, size, is_tight) +
+                (a_processor - 1) * BLOCK_RESERVED >
+            MAX_SHARED)
         return false;
     out->kernel = DECODE_SHORT;
     out->cluster = size;
     out->stages = tiles;
+    out->is_tight = is_tight;
     return true;
 }
 

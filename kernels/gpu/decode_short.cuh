@@ -1,8 +1,9 @@
 /* decode_short.cuh: the kernel for short calls: one query token an item, so few tiles that the thread blocks of
  * a segment have them all at work at once. What such a call takes is latency:
  *
- *   1. each warp asks for its tiles (warp, warp + 8). In a direct call q, and the newest row of K and V, come
- *      from the host; the warp that has the row's tile puts it there and into the cache
+ *   1. each warp asks for its tiles (warp, warp + 8): for K of both before V, so that the scores are made while V
+ *      is on its way. In a direct call q, and the newest row of K and V, come from the host; the warp that has the
+ *      row's tile puts it there and into the cache
  *   2. it makes their scores, q in registers, and weights against the maxima of both, rounded up to integers,
  *      and leaves the weights, as operands, the maxima and the sums of weights in shared memory
  *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, with a warp's weights times
@@ -11,8 +12,8 @@
  *      sums and sends every slice of them, in the order registers have, to the rank that finishes it by adding
  *   5. the last block of all tells the host, if it wants to know: another kernel would take its launch's time
  *
- * At head_dim 256 sixteen tiles are more than shared memory holds: K and V come apart, and V of a warp's
- * second tile takes the place of its first K; the last sums of 3 wait for it.
+ * V of a warp's second tile is late: the last sums of 3 wait for it. Where sixteen tiles are more than shared
+ * memory holds (head_dim 256, or two thread blocks a processor) it takes the place of the first K.
  */
 #ifndef ATTND_GPU_DECODE_SHORT_CUH
 #define ATTND_GPU_DECODE_SHORT_CUH
@@ -107,12 +108,11 @@ GPU_DEVICE float2 weight(float2 m, float2 top)
 }
 
 template <bool is_bf16, int D, int NT, bool is_direct, class Words>
-__global__ void __launch_bounds__(256, 1)
+__global__ void __launch_bounds__(256, D == 128 ? 2 : 1)
     decode_short(GPU_PARAM(decode_params, p), GPU_PARAM(Words, w), GPU_PARAM(CUtensorMap, map))
 {
     constexpr uint32_t R = 8 * NT, W = 8, slots = 2 * W, steps = D / 16, own = steps / W;
     constexpr uint32_t part_bytes = 32 * D; /* K or V of a tile */
-    constexpr bool is_apart = D == 256;
     struct shared { /* a float2: of rows 2t and 2t + 1 */
         uint8_t q[R * D * 2];
         uint2 weights[slots][NT][32];
@@ -126,20 +126,22 @@ __global__ void __launch_bounds__(256, 1)
     const uint32_t lg = p.lg_cluster, csize = 1u << lg, rank = blockIdx.x & (csize - 1);
     uint8_t *base = aligned_shared();
     const uint32_t tiles = gpu::shared_address(base);
-    shared &s = *(shared *)(base + (is_apart ? T + min(T, W) : 2 * T) * part_bytes);
+    const bool is_tight = D == 256 || p.is_tight;
+    shared &s = *(shared *)(base + (is_tight ? T + min(T, W) : 2 * T) * part_bytes);
     const uint32_t k_full = gpu::shared_address(s.k_full), v_full = gpu::shared_address(s.v_full);
     const uint32_t v_late = gpu::shared_address(&s.v_late);
     const uint32_t met = gpu::shared_address(&s.met), merged = gpu::shared_address(&s.merged);
-    auto k_at = [&](uint32_t i) { return tiles + i * part_bytes * (is_apart ? 1 : 2); };
-    auto v_at = [&](uint32_t i) {
-        return !is_apart ? k_at(i) + part_bytes : tiles + (i < W ? T + i : i - W) * part_bytes;
-    };
+    const uint32_t late_at = is_tight ? 0 : T + W; /* where V of tile W lies */
+    auto k_at = [&](uint32_t i) { return tiles + i * part_bytes; };
+    auto v_at = [&](uint32_t i) { return tiles + (i < W ? T + i : late_at + i - W) * part_bytes; };
     const decode_dev_item it = *(const decode_dev_item *)(w.w + blockIdx.z * (sizeof it / 4));
     const uint32_t first = decode_cluster_begin(it.n_tiles, rank, lg);
     const uint32_t n = decode_cluster_begin(it.n_tiles, rank + 1, lg) - first;
     const uint32_t row0 = (blockIdx.x >> lg) * R, rows = min(p.group - row0, R);
     const uint32_t q_head = head * p.group + row0;
-    const uint32_t newest = is_direct && first + n == it.n_tiles ? n - 1 : ~0u; /* of our tiles */
+    /* Our tiles are numbered from the last on, so that the one with a hidden end, and a direct call's newest row, is
+     * tile 0, whose V is not late */
+    const bool has_newest = is_direct && n > 0 && first + n == it.n_tiles;
     const uint32_t lg_slices = 31 - __clz(steps) - lg; /* slices a rank finishes */
 
     /* 1. q before K and V: behind them it would wait */
@@ -161,9 +163,12 @@ __global__ void __launch_bounds__(256, 1)
     auto block_of = [&](uint32_t tile) {
         return w.w[p.ids_at + blockIdx.z * p.ids_stride + (tile >> p.tiles_shift)];
     };
-    auto ask = [&](uint32_t i, uint32_t part, uint32_t at, uint32_t bar, uint32_t bytes) {
-        const uint32_t tile = tile_at(first + i, it.sink_tiles, it.skip_tiles);
-        barrier_expect(bar, bytes);
+    auto tile_of = [&](uint32_t i) {
+        return tile_at(first + n - 1 - i, it.sink_tiles, it.skip_tiles);
+    };
+    auto ask = [&](uint32_t i, uint32_t part, uint32_t at, uint32_t bar) {
+        const uint32_t tile = tile_of(i);
+        barrier_expect(bar, part_bytes);
         map_copy(at, &map, bar,
                  (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens +
                      (tile & ((1u << p.tiles_shift) - 1)) * DECODE_TILE,
@@ -175,18 +180,18 @@ __global__ void __launch_bounds__(256, 1)
             if (i < n) {
                 barrier_init(k_full + i * 8, 1);
                 barrier_init_fence();
-                ask(i, 0, k_at(i), k_full + i * 8, part_bytes * (is_apart ? 1 : 2));
+                ask(i, 0, k_at(i), k_full + i * 8);
             }
-        if (is_apart && warp < n) {
+        if (warp < n) {
             barrier_init(v_full + warp * 8, 1);
             barrier_init_fence();
-            ask(warp, 1, v_at(warp), v_full + warp * 8, part_bytes);
+            ask(warp, 1, v_at(warp), v_full + warp * 8);
         }
     }
     new_row<D> fresh;
-    if (newest != ~0u && warp == newest % W)
+    if (has_newest && warp == 0)
         fresh.ask(src, head);
-    if (is_apart && n > W && threadIdx.x == 0) {
+    if (n > W && threadIdx.x == 0) {
         barrier_init(v_late, n - W);
         barrier_init_fence();
     }
@@ -207,8 +212,24 @@ __global__ void __launch_bounds__(256, 1)
     }
     const uint32_t end = it.pos + 1, begin = window != 0 && end > window ? end - window : 0;
     auto sees = [&](uint32_t key) { return key < end && (key >= begin || key < sinks); };
+    auto is_partly_hidden = [&](uint32_t key) {
+        return key + DECODE_TILE > end || (key < begin && key + DECODE_TILE > sinks);
+    };
+    /* Weights of hidden keys are 0, but 0 times NaN is NaN */
+    auto clear_hidden = [&](uint32_t i) {
+#pragma unroll 1
+        for (uint32_t r = lane / 8; r < DECODE_TILE; r += 4)
+            if (!sees(tile_of(i) * DECODE_TILE + r))
+#pragma unroll
+                for (uint32_t slab = 0; slab < D / 64; ++slab)
+                    shared_store16(v_at(i) + slab * 2048 + r * 128 + lane % 8 * 16,
+                                   make_uint4(0, 0, 0, 0));
+    };
     copies_wait();
     __syncthreads();
+    if (!is_tight && warp + W < n && elect_one())
+        ask(warp + W, 1, v_at(warp + W), v_late);
+    gpu::sync_warp();
 
     /* 2 */
     uint32_t q[steps / 2][NT][4];
@@ -230,10 +251,10 @@ __global__ void __launch_bounds__(256, 1)
         const uint32_t k_row = k_at(i) + lane % 16 * 128;
         float a[4][NT][4] = {};
         barrier_wait(k_full + i * 8, 0);
-        if (i == newest) {
+        if (has_newest && i == 0) {
             fresh.put(k_at(i), false, it.pos % DECODE_TILE);
-            if (!is_apart)
-                fresh.put(v_at(i), true, it.pos % DECODE_TILE);
+            if (is_tight)
+                proxy_fence(); /* late V comes here */
             if (row0 == 0) {
                 const uint64_t heads = p.num_kv_heads, row_bytes = 2 * D, tokens = p.block_tokens;
                 char *k = p.kv_base + block_of(it.pos / DECODE_TILE) * p.block_bytes +
@@ -251,22 +272,18 @@ __global__ void __launch_bounds__(256, 1)
                 gpu::mma_16816<is_bf16>(a[j % 4][x], k, q[j / 2][x][j % 2 * 2],
                                         q[j / 2][x][j % 2 * 2 + 1]);
         }
-        if (is_apart && i + W < n) {
+        if (is_tight && i + W < n) {
             gpu::sync_warp();
             if (elect_one())
-                ask(i + W, 1, v_at(i + W), v_late, part_bytes);
+                ask(i + W, 1, v_at(i + W), v_late);
         }
-        const uint32_t key = tile_at(first + i, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
+        const uint32_t key = tile_of(i) * DECODE_TILE;
         bool is_hidden[2] = {false, false};
-        if (key + DECODE_TILE > end || (key < begin && key + DECODE_TILE > sinks)) {
+        if (is_partly_hidden(key)) {
             is_hidden[0] = !sees(key + g);
             is_hidden[1] = !sees(key + g + 8);
-            if (is_apart)
-                barrier_wait(i < W ? v_full + i * 8 : v_late, 0);
-#pragma unroll 1
-            for (uint32_t e = lane; e < DECODE_TILE * (D / 8); e += 32) /* 0 times NaN is NaN */
-                if (!sees(key + e / 8 % 16))
-                    shared_store16(v_at(i) + e * 16, make_uint4(0, 0, 0, 0));
+            barrier_wait(i < W ? v_full + i * 8 : v_late, 0);
+            clear_hidden(i);
         }
 #pragma unroll
         for (int x = 0; x < NT; ++x)
@@ -311,13 +328,10 @@ __global__ void __launch_bounds__(256, 1)
             to[W] = l.y;
         }
     }
-    if (is_apart && warp < n) {
+    if (warp < n) {
         barrier_wait(v_full + warp * 8, 0);
-        if (newest != ~0u && warp == newest % W) {
-            if (newest >= W)
-                barrier_wait(v_late, 0);
-            fresh.put(v_at(newest), true, it.pos % DECODE_TILE);
-        }
+        if (has_newest && warp == 0)
+            fresh.put(v_at(0), true, it.pos % DECODE_TILE);
     }
     uint32_t v_lane[own]; /* of the first tile; once, not in the loop */
 #pragma unroll
@@ -333,22 +347,20 @@ __global__ void __launch_bounds__(256, 1)
 
     /* 3. four tiles are loaded while four are multiplied, always the same four warps'; sums of even and of odd
      * tiles, as chains half as long */
-    constexpr int depth = 4, tile_step = part_bytes * (is_apart ? 1 : 2);
+    constexpr int depth = 4;
     struct values {
         uint32_t v[depth][own][4];
         uint2 w[depth][NT];
     } near, far;
     auto load = [&](values &to, uint32_t i0, uint32_t end) {
-        uint32_t at = i0 * tile_step; /* eight tiles lie one behind the other */
-        if (is_apart && i0 >= W)
-            at -= (T + W) * part_bytes;
+        const uint32_t at = v_at(i0) - v_at(0); /* eight tiles lie one behind the other */
 #pragma unroll
         for (int k = 0; k < depth; ++k) {
             if (i0 + k >= end)
                 break;
 #pragma unroll
             for (int j = 0; j < (int)own; ++j)
-                gpu::load_matrix4_transposed(to.v[k][j], v_lane[j] + at + k * tile_step);
+                gpu::load_matrix4_transposed(to.v[k][j], v_lane[j] + at + k * part_bytes);
 #pragma unroll
             for (int x = 0; x < NT; ++x)
                 to.w[k][x] = shared_load8(w_lane + ((i0 + k) * NT + x) * 256);
@@ -412,15 +424,14 @@ __global__ void __launch_bounds__(256, 1)
             load(far, i + depth, i + W);
         multiply(near, 0, 0, depth);
         if (i + W < n_fours) {
-            if (is_apart)
-                barrier_wait(v_late, 0);
+            barrier_wait(v_late, 0);
             load(near, i + W, i + W + depth);
         }
         if (i + depth < n_fours)
             multiply(far, depth, 0, depth);
     }
     if (n_fours < n) {
-        if (is_apart && n > W)
+        if (n > W)
             barrier_wait(v_late, 0);
         if (n_fours)
             load(near, n_fours, n);

@@ -183,6 +183,7 @@ static void nan_and_inf_reach_the_rows_that_see_them(void **state)
         {32, 1, 256, 8, 2090, 3, 1, 0, true, 0},
         {64, 1, 128, 1, 8200, 0, 1, 0, false, 0}, /* two clusters */
         {64, 1, 256, 3, 200, 9, 1, 0, false, 0}, /* direct, more tiles than K and V have room for */
+        {8, 8, 128, 20, 200, 1, 1, 150, false, 0}, /* two short blocks a processor */
     };
     for (uint32_t n = 0; n < sizeof cases / sizeof *cases; n++) {
         static struct rig rigs[2];

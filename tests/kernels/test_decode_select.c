@@ -199,6 +199,11 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
         assert_int_equal(c->grid[0] % c->launch_cluster, 0);
         if (c->kernel == DECODE_LIST)
             check_runs(&b, c, upload);
+        if (c->kernel == DECODE_SHORT) { /* all of it at work at once */
+            const uint32_t n = c->grid[0] * c->grid[1] * c->grid[2];
+            const bool two_fit = 2 * (c->shared_bytes + 1024) <= MAX_SHARED + 1024;
+            assert_true(n <= (two_fit ? 2 : 1) * b.pool.n_processors);
+        }
         n_grouped += c->launch_cluster > c->cluster;
         n_doubled += c->kernel == DECODE_LIST && c->n_processors > b.pool.n_processors;
         if (c->ids_stride > 0) {
@@ -217,8 +222,8 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
     }
     for (int k = 0; k < 5; k++)
         assert_true(seen[k] > 0 && with_ids[k] > 0);
-    assert_true(n_grouped > 0 &&
-                n_doubled > 0); /* clusters of several segments, two blocks a processor */
+    /* clusters of several segments, two blocks a processor */
+    assert_true(n_grouped > 0 && n_doubled > 0);
     assert_true(n_by_head > 0 && n_cut_by_head > 0);
     free(c);
     free(again);
@@ -227,7 +232,7 @@ static void any_batch_stays_within_the_kernels_and_the_device(void **state)
 }
 
 /* What measurements say of 132 processors, in decode_select.c */
-static void long_calls_load_the_gpcs_alike(void **state)
+static void calls_are_cut_as_measured(void **state)
 {
     (void)state;
     static struct batch b;
@@ -243,6 +248,7 @@ static void long_calls_load_the_gpcs_alike(void **state)
         {8, 32768, 32768, DECODE_CLUSTER, 64, 8}, {3, 8192, 8192, DECODE_CLUSTER, 48, 8},
         {5, 8192, 8192, DECODE_CLUSTER, 80, 2},   {5, 32768, 32768, DECODE_LIST, 264, 1},
         {64, 131072, 512, DECODE_LIST, 128, 2},   {256, 1024, 1024, DECODE_WARP, 128, 1},
+        {32, 256, 256, DECODE_SHORT, 256, 1},     {17, 256, 17, DECODE_SHORT, 136, 1},
     };
     rng_state = 1;
     random_batch(&b);
@@ -359,7 +365,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_batch_stays_within_the_kernels_and_the_device),
-        cmocka_unit_test(long_calls_load_the_gpcs_alike),
+        cmocka_unit_test(calls_are_cut_as_measured),
         cmocka_unit_test(units_are_as_wide_as_what_an_item_asks),
         cmocka_unit_test(too_many_tokens_and_too_little_room_are_refused),
         cmocka_unit_test(an_invariant_pool_cuts_an_item_the_same_way_in_a_crowd),

@@ -148,7 +148,9 @@ plant(decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if
 # other warps' weights are read before they are there
 plant(decode_short.cuh 47 "        gpu::chain_release();\n    __syncthreads();" "        gpu::chain_release();\n    if (simt::planted != 47) __syncthreads();")
 # values from the ninth tile on are read before they have come
-plant(decode_short.cuh 70 "                barrier_wait(v_late, 0);\n            load(near" "                if (simt::planted != 70) barrier_wait(v_late, 0);\n            load(near")
+plant(decode_short.cuh 70 "            barrier_wait(v_late, 0);\n            load(near" "            if (simt::planted != 70) barrier_wait(v_late, 0);\n            load(near")
+# a direct call's newest row of K, and V that comes over it later, in no order
+plant(decode_short.cuh 73 "                proxy_fence(); /* late" "                if (simt::planted != 73) proxy_fence(); /* late")
 # messages to blocks that may not have begun; read before they have come
 plant(decode_short.cuh 48 "        cluster_wait(); /* long since" "        if (simt::planted != 48) cluster_wait(); /* long since")
 plant(decode_short.cuh 49 "    barrier_wait(met, 0);" "    if (simt::planted != 49) barrier_wait(met, 0);")
@@ -157,7 +159,7 @@ plant(decode_short.cuh 50 "        barrier_wait(merged, 0);" "        if (simt::
 plant(decode_short.cuh 51 "const float f = gpu::exp2_fast(m[k] - all);"
   "const float f = simt::planted == 51 ? 1.0f : gpu::exp2_fast(m[k] - all);")
 # 0 times NaN
-plant(decode_short.cuh 52 "                if (!sees(key + e / 8 % 16))" "                if (simt::planted != 52 && !sees(key + e / 8 % 16))")
+plant(decode_short.cuh 52 "            if (!sees(tile_of(i)" "            if (simt::planted != 52 && !sees(tile_of(i)")
 # the last tiles, fewer than four, are left out, or count as other warps'
 plant(decode_short.cuh 53 "    if (n_fours < n) {" "    if (n_fours < n && simt::planted != 53) {")
 plant(decode_short.cuh 69 "multiply(near, n_fours % W," "multiply(near, simt::planted == 69 ? 0 : n_fours % W,")
