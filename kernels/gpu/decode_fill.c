@@ -343,7 +343,7 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
 static void keep_others_out(const struct decode_pool *p, const struct decode_shape *s,
                             struct decode_call *c)
 {
-    enum { PROCESSOR_SHARED = 228 << 10, BLOCK_RESERVED = 1 << 10, LONG_TILES = 1 << 15 };
+    enum { LONG_TILES = 1 << 15 };
     const uint32_t blocks = c->grid[0] * c->grid[1] * c->grid[2];
     if (s->tiles < LONG_TILES || blocks * 2 < p->n_processors || c->cluster > 1)
         return;

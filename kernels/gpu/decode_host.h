@@ -11,6 +11,9 @@
 extern "C" {
 #endif
 
+/* Shared memory of a processor, and what each thread block on it takes besides its own. */
+enum { PROCESSOR_SHARED = 228 << 10, BLOCK_RESERVED = 1 << 10 };
+
 static inline uint32_t min_u32(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;

@@ -2,10 +2,6 @@
  */
 #include "kernels/gpu/decode_host.h"
 
-#define MAX_SHARED                                                                                 \
-    (227u << 10) /* of a thread block; each more on its processor takes BLOCK_RESERVED, too */
-#define BLOCK_RESERVED (1u << 10)
-
 bool decode_supported(const struct backend_pool_config *c, int major, int minor)
 {
     (void)minor;
@@ -91,11 +87,10 @@ static bool select_short(const struct decode_pool *p, const struct decode_item *
     const uint32_t tiles = ceil_div(s->max_tiles, size);
     const uint32_t a_processor = s->segments > p->n_processors ? 2 : 1;
     const bool is_tight = p->kv.dk == 256 || a_processor == 2;
+    const uint32_t bytes = decode_short_bytes(p->kv.dk, out->rows, tiles, size, is_tight);
     if (tiles > DECODE_SHORT_TILES ||
         s->segments * size > a_processor * cluster_room(p->n_processors, size) ||
-        a_processor * decode_short_bytes(p->kv.dk, out->rows, tiles, size, is_tight) +
-                (a_processor - 1) * BLOCK_RESERVED >
-            MAX_SHARED)
+        a_processor * (bytes + BLOCK_RESERVED) > PROCESSOR_SHARED)
         return false;
     out->kernel = DECODE_SHORT;
     out->cluster = size;
