@@ -168,7 +168,7 @@ GPU_DEVICE void map_prefetch(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* K (part 0) and what follows it in the box (K and V of map16, K alone of map8), or V (part 1), of
+/* K (part 0) and what follows it in the box (K and V of map16, K alone of the others), or V (part 1), of
  * tokens [row, row + box) of one block and head; bytes count on bar. */
 GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t row,
                          uint32_t part, uint32_t block)
