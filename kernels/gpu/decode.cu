@@ -112,6 +112,8 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
     if (fn == NULL)
         return (int)cudaErrorInvalidDeviceFunction;
 
+    static_assert(offsetof(decode_params, runs) == 48 && sizeof(decode_params) % 64 == 48,
+                  "lines of parameters, which begin at 16 of 64 bytes");
     decode_params a = {};
     if (c->upload_bytes) {
         a.items = (const decode_dev_item *)upload;

@@ -51,41 +51,46 @@ struct decode_dev_run {
 
 #define DECODE_NO_RUN 0xffffffffu
 
+/* Parameters are in no cache: a kernel waits for each line of 64 bytes that it comes to. So what all begin with is in
+ * the first 48 bytes, which are the rest of a line, and the words behind the struct begin with a line. */
 struct decode_params {
     const struct decode_dev_item *items; /* NULL: in the words, from the first on */
+    uint32_t num_q_heads, num_kv_heads, group;
+    uint32_t block_tokens;
+    /* Block ids in the words: of DECODE_SHORT all of every item; else those of the first tiles, a ring's or as
+     * many as there is room for, of every part of every item (DECODE_CLUSTER, DECODE_WIDE), processor
+     * (DECODE_LIST) or item (DECODE_WARP). */
+    uint32_t ids_at, ids_stride; /* word of the first; words for each */
+    uint32_t tiles_shift; /* tiles a block = 1 << tiles_shift */
+    uint32_t stages; /* of a ring; DECODE_SHORT: tiles a thread block, at most */
+    uint32_t part_reciprocal; /* DECODE_WIDE: 2^32 over n_parts, rounded up */
+    uint8_t n_parts; /* DECODE_WIDE: thread blocks a segment */
+    uint8_t lg_cluster; /* DECODE_CLUSTER, DECODE_SHORT: log2 of the cluster's size */
+    uint8_t is_chained; /* launched while the kernel before may still run */
+    uint8_t is_tight; /* DECODE_SHORT: V from the ninth tile on comes when K has left its place */
+
     const struct decode_dev_run *runs; /* processor p begins at runs[p]; NULL: in the words */
     uint32_t runs_at; /* word of the first run */
     uint32_t n_segments; /* DECODE_WARP */
+    uint32_t n_processors; /* warps or thread blocks with runs */
+    uint32_t row_span; /* DECODE_CLUSTER: rows of a unit rounded up to a power of two */
     const struct gpu_layer *layers;
     float *part_o; /* DECODE_LIST: [slot][rows of a unit][head_dim] sums */
     float *part_ml; /* DECODE_LIST: [slot][rows of a unit][2] maximum (base 2), sum; DECODE_WIDE:
                        [slot] eight pieces of decode_wide_piece_bytes, up to the end of scratch */
     uint32_t *
         arrivals; /* [slot], of DECODE_WIDE [segment][rank], of DECODE_SHORT one; zero between launches */
-    uint32_t num_q_heads, num_kv_heads, group;
-    uint32_t block_tokens, tiles_shift; /* tiles a block = 1 << tiles_shift */
-    uint32_t stages; /* of a ring; DECODE_SHORT: tiles a thread block, at most */
-    uint32_t n_processors; /* warps or thread blocks with runs */
-    uint32_t row_span; /* DECODE_CLUSTER: rows of a unit rounded up to a power of two */
-    /* Block ids in the words: of DECODE_SHORT all of every item; else those of the first tiles, a ring's or as
-     * many as there is room for, of every part of every item (DECODE_CLUSTER, DECODE_WIDE), processor
-     * (DECODE_LIST) or item (DECODE_WARP). */
-    uint32_t ids_at, ids_stride; /* word of the first; words for each */
-    uint32_t lg_cluster; /* DECODE_CLUSTER, DECODE_SHORT: log2 of the cluster's size */
-    /* DECODE_WIDE: thread blocks a segment, and 2^32 over their number, rounded up; for every rank of a cluster
-     * and its end, in four bits each, the first of a part's eight pieces that it finishes; shared memory before
-     * the kernel's (m, l) */
-    uint32_t n_parts, part_reciprocal;
+    /* DECODE_WIDE: for every rank of a cluster and its end, in four bits each, the first of a part's eight pieces
+     * that it finishes; shared memory before the kernel's (m, l) */
     uint64_t pieces;
     uint32_t wide_body;
-    uint32_t is_chained; /* launched while the kernel before may still run */
     /* DECODE_SHORT: */
+    uint32_t sources_at; /* of a direct call: word of the first item's decode_source */
     struct gpu_finish
         finish; /* what the last thread block tells the host; out_done NULL: nothing */
-    uint32_t is_tight; /* V of tiles from the ninth on comes when K has left its place */
-    uint32_t sources_at; /* of a direct call: word of the first item's decode_source */
     char *kv_base; /* of a direct call: where k and v go */
     uint64_t block_bytes;
+    uint64_t pad[2]; /* up to a line's end */
 };
 
 /* A direct call reads q over the bus once a block of a cluster: so many bytes take less than a launch. */
