@@ -90,9 +90,6 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     decode_dev_item it; /* from the parameters: asked for before anything is waited for */
     if (!p.items)
         it = item_at(p, w, blockIdx.z);
-    if (threadIdx.x == 0)
-        map_prefetch(&map);
-    init_ring(bar, S);
     if (p.is_chained)
         gpu::chain_wait();
     if (p.items)
@@ -101,45 +98,49 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     const unit_rows rows = rows_of(it, unit, R, p.group);
     if (rows.count == 0) /* a narrower item; the whole cluster leaves */
         return;
+    /* q before K and V: behind them it would wait for the whole ring */
+    rows_t::ask_q(s_q, it.q, rows, p.num_q_heads, head);
     const uint32_t first = decode_cluster_begin(it.n_tiles, rank, lg);
     const uint32_t n = decode_cluster_begin(it.n_tiles, rank + 1, lg) - first;
     const uint32_t lg_w = 31 - __clz(W), count = (n + W - 1 - warp) >> lg_w;
     const uint32_t kv_row = (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens;
     const uint32_t in_block = (1u << p.tiles_shift) - 1;
-    /* Block ids, one a lane: of the warp's first tiles, which came with the parameters, and of its next 32,
-     * fetched while those tiles are on their way. */
-    const uint32_t n_known = p.ids_stride >> lg_w;
-    uint32_t known = 0, ids = 0;
-    if (lane < n_known)
-        known = w.w[p.ids_at + (blockIdx.z << lg | rank) * p.ids_stride + lane * W + warp];
+    /* Block ids, one a lane, of the warp's next 32 tiles; those of its first ones came with the parameters. */
+    const uint32_t n_known = min(p.ids_stride >> lg_w, count);
+    uint32_t ids = 0;
     auto load_ids = [&](uint32_t i) {
         if (i + lane < count) {
             uint32_t tile = tile_at(first + warp + (i + lane) * W, it.sink_tiles, it.skip_tiles);
             ids = __ldg((const uint32_t *)it.table + (tile >> p.tiles_shift));
         }
     };
-    /* q before K and V: behind them it would wait for the whole ring */
-    rows_t::ask_q(s_q, it.q, rows, p.num_q_heads, head);
     auto copy_tile = [&](uint32_t i, uint32_t s, uint32_t id) {
         const uint32_t tile = tile_at(first + warp + i * W, it.sink_tiles, it.skip_tiles);
         barrier_expect(bar + s * 8, rows_t::tile_bytes);
         map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
                  kv_row + (tile & in_block) * DECODE_TILE, 0, id);
     };
-    auto fill = [&](uint32_t i, uint32_t s, uint32_t from) {
-        const uint32_t id = __shfl_sync(~0u, from, i % 32);
+    auto fill = [&](uint32_t i, uint32_t s) {
+        const uint32_t id = __shfl_sync(~0u, ids, i % 32);
         if (elect_one())
             copy_tile(i, s, id);
     };
+    /* a copy as soon as its barrier is ready; q has not waited for barriers either */
+    if (elect_one())
 #pragma unroll 1
-    for (uint32_t i = 0; i < min(n_known, count); ++i)
-        fill(i, i, known);
-    /* what the first copies need not wait for */
-    if (count > n_known)
+        for (uint32_t s = 0; s < S; ++s) {
+            barrier_init(bar + s * 8, 1);
+            barrier_init_fence();
+            if (s < n_known)
+                copy_tile(s, s,
+                          w.w[p.ids_at + (blockIdx.z << lg | rank) * p.ids_stride + s * W + warp]);
+        }
+    gpu::sync_warp();
+    if (count > n_known) /* what the first copies need not wait for */
         load_ids(0);
 #pragma unroll 1
     for (uint32_t i = n_known; i < min(S, count); ++i)
-        fill(i, i, ids);
+        fill(i, i);
     if (csize > 1) {
         if (threadIdx.x == 0) {
             barrier_init(merge_bar, 1);
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
         if (i + S < count) {
             if ((i + S) % 32 == 0)
                 load_ids(i + S);
-            fill(i + S, stage, ids);
+            fill(i + S, stage);
         }
         if (++stage == S) {
             stage = 0;

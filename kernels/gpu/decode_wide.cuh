@@ -10,8 +10,8 @@
  * The blocks of a cluster share a segment; decode_wide_parts.cuh says how their sums meet.
  *
  * What runs once is kept short and early: it costs about 3 cycles an instruction, unrolled loops more than
- * their latency, a barrier 65 cycles to set up. So the computing warps share that, q is asked for while the
- * loaders look up their first blocks, and registers change hands while q is on its way.
+ * their latency, a barrier 65 cycles to set up. So q is asked for first, while the loaders look up their first
+ * blocks, the computing warps share the barriers, and registers change hands while q is on its way.
  */
 #ifndef ATTND_GPU_DECODE_WIDE_CUH
 #define ATTND_GPU_DECODE_WIDE_CUH
@@ -92,10 +92,6 @@ __global__ void __launch_bounds__(384, 1)
     decode_dev_item it; /* from the parameters: asked for before anything is waited for */
     if (!p.items)
         it = item_at(p, w, blockIdx.z);
-    for (uint32_t b = warp; b < 2 * n_slots + 2; b += 8) /* 65 cycles each */
-        if (lane == 0)
-            barrier_init(s_full + b * 8, b < n_slots ? TB : b < 2 * n_slots ? 4 : 1);
-    barrier_init_fence();
     if (p.is_chained)
         gpu::chain_wait();
     if (p.items)
@@ -124,6 +120,10 @@ __global__ void __launch_bounds__(384, 1)
                                   r < rows.count);
         }
     }
+    for (uint32_t b = warp; b < 2 * n_slots + 2; b += 8) /* 65 cycles each */
+        if (lane == 0)
+            barrier_init(s_full + b * 8, b < n_slots ? TB : b < 2 * n_slots ? 4 : 1);
+    barrier_init_fence();
     sync_all();
     const wide_share share = share_of(p, it, part);
     const uint32_t first = share.first, n = share.n, count = share.count;
