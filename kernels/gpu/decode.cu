@@ -1,6 +1,7 @@
 /* decode.cu: a pool's tensor maps, and the launch of a prepared call.
  */
 #include <cuda_runtime.h>
+#include <stddef.h>
 #include <string.h>
 
 #include <cudaTypedefs.h>
