@@ -27,37 +27,35 @@ static const char help[] =
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
     "  --runs N          timed runs a cell (default 50)\n"
+    "  --alone           cuda, hip: wait for each run before the next is enqueued; else what is\n"
+    "                    submitted meanwhile makes batches take up to 1 us longer, and reads as\n"
+    "                    much or more. Builds compare best with it, 'public' without it\n"
     "  --naive-runs N    timed runs of the naive variant, paged grid only (default 5, 0: none)\n"
     "  --threads N       cpu: threads including the caller (default: one a processor)\n"
     "  --memory GIB      KV memory to take (default: what the largest cell needs)\n"
     "\n"
     "What is timed. bf16, blocks of 16 tokens, block tables shuffled over the whole pool, random\n"
-    "data, one query token a sequence; nothing is appended. Each run takes the next layer of a "
-    "pool\n"
-    "of at least two layers, so that successive runs read different bytes, and caches are cold: "
-    "the\n"
-    "backend empties them between runs, outside the timed window. The window holds one batch:\n"
+    "data, one query token a sequence; nothing is appended. Each run takes the next layer of a\n"
+    "pool of at least two layers, so that successive runs read different bytes, and caches are\n"
+    "cold: the backend empties them between runs, outside the timed window. That holds a batch:\n"
     "  cpu        on the calling thread, from a batch in host memory to the last output in host\n"
     "             memory: the split plan, waking the threads, attention, the merge\n"
     "  cuda, hip  device time of one graph launch, event to event: the attention kernel with its\n"
-    "             merge; plan and block tables are on the device already\n"
+    "             merge; plan, block tables and graphs are on the device already\n"
     "Figures are medians. 'cold read' is the best plain read of as many bytes by the same backend\n"
-    "in the same run, 'x read' the batch's time over it; an empty launch (cpu: waking the "
-    "threads)\n"
-    "is printed first. Before it is timed each cell is checked: outputs are poisoned with NaN, "
-    "two\n"
-    "layers are computed, every output must be finite, and a sample of rows (all of them in small\n"
-    "cells) is compared with a float64 reference; 'rows' says how many of how many.\n"
-    "'public' is the best public kernel's time on one NVIDIA H200, measured the same way; it "
-    "means\n"
-    "something beside times of that card only.\n";
+    "in the same run, of one place of the KV memory after the other; 'x read' is the batch's time\n"
+    "over it. An empty launch (cpu: waking the threads) is printed first. Before it is timed each\n"
+    "cell is checked: outputs are poisoned with NaN, two layers are computed, every output must\n"
+    "be finite, and a sample of rows (all of them in small cells) is compared with a float64\n"
+    "reference; 'rows' says how many of how many. 'public' is the best public kernel's time on\n"
+    "one NVIDIA H200, measured the same way; it means something beside times of that card only.\n";
 
 static const char csv_header[] =
     "Timestamp,BatchSize,ContextLen,NumQHeads,NumKVHeads,HeadSize,Naive_Time_us,Custom_Time_us,"
     "Speedup,KV_Bytes,TB_per_s,Cold_Read_us,Share_of_Cold_Read,Max_Abs_Error,Relative_L2_Error,"
     "Allclose_0.01,Rows_Checked,Rows,Empty_Launch_us,Best_Public_us,First_ContextLen,Min_us,"
     "Backend,"
-    "Variant,Max_ContextLen\n";
+    "Variant,Max_ContextLen,Is_Alone\n";
 
 enum { MAX_GIVEN = 64 }; /* cells by --cell */
 
@@ -92,8 +90,9 @@ static void print_header(const struct program *p)
 {
     struct backend_info info;
     p->bench.ops->info(p->bench.b, &info);
-    printf("%s: %s, %u processors; empty launch %.1f us; medians of %u runs, cold caches\n\n",
-           info.name, info.device, info.n_processors, p->empty_us, p->bench.options.runs);
+    printf("%s: %s, %u processors; empty launch %.1f us; medians of %u runs%s, cold caches\n\n",
+           info.name, info.device, info.n_processors, p->empty_us, p->bench.options.runs,
+           p->bench.options.is_alone ? ", each alone" : "");
     printf("%-26s %-11s %11s %10s %10s %7s %8s %8s %9s %9s %-12s\n", "q,kv,dim,batch,context",
            "variant", "KV bytes", "us", "cold read", "x read", "GB/s", "public", "max abs",
            "rel L2", "rows");
@@ -140,12 +139,13 @@ static void write_csv(const struct program *p, const struct row *r)
     fprintf(p->csv, "%s%.3f,", naive, r->us);
     if (r->naive_us > 0)
         fprintf(p->csv, "%.3f", r->naive_us / r->us);
-    fprintf(p->csv, ",%.0f,%.4f,%.3f,%.4f,%.3e,%.3e,%s,%llu,%llu,%.3f,%s,%u,%.3f,%s,%s,%u\n", bytes,
-            bytes / r->us / 1e6, r->read_us, r->read_us / r->us, r->error.max_abs, r->error.l2,
-            r->error.is_allclose ? "true" : "false", (unsigned long long)r->error.n_rows_checked,
-            (unsigned long long)r->error.n_rows, p->empty_us, public_us, bench_context(c, 0),
-            r->min_us, p->bench.ops->name, r->variant,
-            c->max_context ? c->max_context : c->context);
+    fprintf(p->csv, ",%.0f,%.4f,%.3f,%.4f,%.3e,%.3e,%s,%llu,%llu,%.3f,%s,%u,%.3f,%s,%s,%u,%s\n",
+            bytes, bytes / r->us / 1e6, r->read_us, r->read_us / r->us, r->error.max_abs,
+            r->error.l2, r->error.is_allclose ? "true" : "false",
+            (unsigned long long)r->error.n_rows_checked, (unsigned long long)r->error.n_rows,
+            p->empty_us, public_us, bench_context(c, 0), r->min_us, p->bench.ops->name, r->variant,
+            c->max_context ? c->max_context : c->context,
+            p->bench.options.is_alone ? "true" : "false");
     fflush(p->csv);
 }
 
@@ -335,6 +335,7 @@ int main(int argc, char **argv)
         {"match", required_argument, NULL, 'm'},
         {"csv", required_argument, NULL, 'c'},
         {"runs", required_argument, NULL, 'r'},
+        {"alone", no_argument, NULL, 'a'},
         {"naive-runs", required_argument, NULL, 'n'},
         {"threads", required_argument, NULL, 't'},
         {"memory", required_argument, NULL, 'M'},
@@ -371,6 +372,9 @@ int main(int argc, char **argv)
             break;
         case 'r':
             ok = parse_count("runs", optarg, 1, &o.runs);
+            break;
+        case 'a':
+            o.is_alone = true;
             break;
         case 'n':
             ok = parse_count("naive-runs", optarg, 0, &o.naive_runs);

@@ -29,6 +29,7 @@ struct bench_options {
     const char *backend;
     uint32_t runs, naive_runs, n_threads;
     uint64_t memory_bytes; /* 0: what the largest cell needs */
+    bool is_alone; /* runs are waited for one by one */
 };
 
 /* A device, its memory, and random bytes to fill pools with. */

@@ -283,7 +283,8 @@ bool bench_time(struct bench *x, struct bench_setup *s, const char *variant, uin
     uint64_t *ns = calloc(runs, sizeof *ns);
     if (ns == NULL)
         return false;
-    attn_status st = x->ops->time_batch(x->b, variant, s->list, s->n_layers, runs, ns);
+    attn_status st =
+        x->ops->time_batch(x->b, variant, s->list, s->n_layers, runs, x->options.is_alone, ns);
     *out_is_supported = st != ATTN_ENOTSUP;
     if (st == ATTN_OK)
         *out = times_of(ns, runs);
@@ -296,7 +297,7 @@ bool bench_time_read(struct bench *x, uint64_t bytes, struct bench_times *out)
     uint64_t *ns = calloc(x->options.runs, sizeof *ns);
     if (ns == NULL)
         return false;
-    attn_status st = x->ops->time_read(x->b, bytes, x->options.runs, ns);
+    attn_status st = x->ops->time_read(x->b, bytes, x->options.runs, x->options.is_alone, ns);
     if (st == ATTN_OK)
         *out = times_of(ns, x->options.runs);
     free(ns);
@@ -353,7 +354,7 @@ bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
     *out = (struct bench_error){.is_allclose = true, .n_rows = 2 * c->batch * c->num_q_heads};
 
     memset(s->host + q_bytes, 0xff, s->host_bytes - q_bytes);
-    if (x->ops->time_batch(x->b, variant, ends, 2, 2, ns) != ATTN_OK)
+    if (x->ops->time_batch(x->b, variant, ends, 2, 2, false, ns) != ATTN_OK)
         return fail(x, "computing a batch to check");
     for (uint32_t i = 0; i < 2 * c->batch; i++) {
         const uint16_t *o = ends[i / c->batch]->items[i % c->batch].out;

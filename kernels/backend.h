@@ -175,13 +175,16 @@ struct backend_ops {
     /* Measurement, for attnbench; results of a run are left in the batch's buffers. out_ns is [n_runs].
      * time_batch: device time of n_runs runs, run r computing batches[r % n_batches] with cold caches;
      * variant names one of variants[], NULL is what submit does. time_read: a plain read of bytes the
-     * best way the device knows, cold; bytes 0: an empty launch. Block; no batch may be in flight.
-     * Errors: ATTN_ENOTSUP no such variant, or it cannot compute this geometry. */
+     * best way the device knows, cold, of one place of the KV memory after the other; bytes 0: an empty
+     * launch. is_alone: a run is enqueued when the one before is done, so that nothing is submitted while
+     * the clock runs. Block; no batch may be in flight.
+     * Errors: ATTN_ENOTSUP no such variant, it cannot compute this geometry, or more bytes than KV memory. */
     const char *const *variants; /* NULL-terminated, "naive" first, each faster by one idea */
     attn_status (*time_batch)(struct backend *b, const char *variant,
                               struct backend_batch *const *batches, uint32_t n_batches,
-                              uint32_t n_runs, uint64_t *out_ns);
-    attn_status (*time_read)(struct backend *b, uint64_t bytes, uint32_t n_runs, uint64_t *out_ns);
+                              uint32_t n_runs, bool is_alone, uint64_t *out_ns);
+    attn_status (*time_read)(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
+                             uint64_t *out_ns);
 };
 
 /* The table every loadable module (attnd-cuda.so, attnd-hip.so) exports under this name. */

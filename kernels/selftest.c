@@ -303,7 +303,7 @@ static bool check_variant(struct run *r, const char *variant, bool *out_is_refus
     }
     struct backend_batch batch = {.pool = r->pool, .items = r->items, .n_items = N_SEQS};
     struct backend_batch *batches[1] = {&batch};
-    attn_status st = r->t->ops->time_batch(r->t->b, variant, batches, 1, 2, ns);
+    attn_status st = r->t->ops->time_batch(r->t->b, variant, batches, 1, 2, false, ns);
     *out_is_refused = st == ATTN_ENOTSUP;
     if (*out_is_refused)
         return true;
@@ -583,7 +583,7 @@ attn_status selftest_run(const struct backend_ops *ops, int32_t device_index, ui
     test_memory(&t);
     test_registered(&t);
     uint64_t ns[5];
-    st = ops->time_read(t.b, 32 << 20, 5, ns);
+    st = ops->time_read(t.b, 32 << 20, 5, false, ns);
     if (st == ATTN_OK)
         report(&t, OK, "a read of 32 MiB takes %.1f us", (double)ns[4] / 1e3);
     else

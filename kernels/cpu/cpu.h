@@ -73,8 +73,9 @@ attn_status cpu_attend_naive(struct backend *b, const struct backend_batch *batc
 extern const char *const cpu_variants[];
 attn_status cpu_time_batch(struct backend *b, const char *variant,
                            struct backend_batch *const *batches, uint32_t n_batches,
-                           uint32_t n_runs, uint64_t *out_ns);
-attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, uint64_t *out_ns);
+                           uint32_t n_runs, bool is_alone, uint64_t *out_ns);
+attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
+                          uint64_t *out_ns);
 
 uint64_t cpu_now_ns(void);
 __attribute__((format(printf, 2, 3))) void cpu_fail(struct backend *b, const char *format, ...);

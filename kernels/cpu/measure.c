@@ -64,11 +64,12 @@ static attn_status evict_caches(struct backend *b)
 
 attn_status cpu_time_batch(struct backend *b, const char *variant,
                            struct backend_batch *const *batches, uint32_t n_batches,
-                           uint32_t n_runs, uint64_t *out_ns)
+                           uint32_t n_runs, bool is_alone, uint64_t *out_ns)
 {
     const struct cpu_isa *isas[4], *isa = variant == NULL ? b->isa : NULL;
     bool is_naive = variant != NULL && strcmp(variant, "naive") == 0;
     uint32_t n_isas = cpu_isa_supported(isas);
+    (void)is_alone; /* it always is */
     for (uint32_t i = 0; isa == NULL && i < n_isas; i++)
         if (strcmp(isas[i]->name, variant) == 0)
             isa = isas[i];
@@ -92,8 +93,10 @@ attn_status cpu_time_batch(struct backend *b, const char *variant,
     return ATTN_OK;
 }
 
-attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, uint64_t *out_ns)
+attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
+                          uint64_t *out_ns)
 {
+    (void)is_alone;
     if (bytes > b->memory.bytes) {
         cpu_fail(b, "cannot read %llu bytes of %llu", (unsigned long long)bytes,
                  (unsigned long long)b->memory.bytes);

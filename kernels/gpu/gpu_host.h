@@ -184,7 +184,8 @@ attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uin
 extern const char *const gpu_variants[];
 attn_status gpu_time_batch(struct backend *b, const char *variant,
                            struct backend_batch *const *batches, uint32_t n_batches,
-                           uint32_t n_runs, uint64_t *out_ns);
-attn_status gpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, uint64_t *out_ns);
+                           uint32_t n_runs, bool is_alone, uint64_t *out_ns);
+attn_status gpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
+                          uint64_t *out_ns);
 
 #endif

@@ -521,5 +521,5 @@ attn_status check_time(struct check *c, const char *variant, struct check_item *
     struct backend_batch batch = {
         .pool = c->pool, .items = make_items(c, items, n_items), .n_items = n_items};
     struct backend_batch *batches[1] = {&batch};
-    return c->ops->time_batch(c->b, variant, batches, 1, 2, ns);
+    return c->ops->time_batch(c->b, variant, batches, 1, 2, false, ns);
 }
