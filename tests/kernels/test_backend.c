@@ -344,6 +344,26 @@ static void variants_of_the_bench_agree_with_the_reference(void **state)
     }
 }
 
+static void a_timed_read_stays_within_the_kv_memory(void **state)
+{
+    (void)state;
+    if (check.ops->time_read == NULL)
+        skip();
+    struct backend_info info;
+    char size[32];
+    uint64_t ns[3] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    check.ops->info(check.b, &info);
+    attn_status st = check.ops->time_read(check.b, info.kv_bytes + 16, 1, true, ns);
+    assert_int_equal(st, ATTN_ENOTSUP);
+    snprintf(size, sizeof size, "%" PRIu64, info.kv_bytes + 16);
+    assert_non_null(strstr(check.ops->last_error(check.b), size));
+    assert_true(ns[0] == UINT64_MAX);
+    for (uint64_t bytes = info.kv_bytes; bytes > 0; bytes = bytes > 4096 ? 4096 : 0) {
+        assert_int_equal(check.ops->time_read(check.b, bytes, 3, bytes == 4096, ns), ATTN_OK);
+        assert_true(ns[0] != UINT64_MAX && ns[2] != UINT64_MAX);
+    }
+}
+
 static void a_bad_item_starts_nothing_and_is_named(void **state)
 {
     (void)state;
@@ -410,6 +430,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_pool_larger_than_the_memory_is_refused_with_both_sizes),
         cmocka_unit_test(exported_memory_is_found_again_by_an_import),
         cmocka_unit_test(variants_of_the_bench_agree_with_the_reference),
+        cmocka_unit_test(a_timed_read_stays_within_the_kv_memory),
         cmocka_unit_test(a_bad_item_starts_nothing_and_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, close_check);
