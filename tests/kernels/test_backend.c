@@ -358,10 +358,8 @@ static void a_timed_read_stays_within_the_kv_memory(void **state)
     snprintf(size, sizeof size, "%" PRIu64, info.kv_bytes + 16);
     assert_non_null(strstr(check.ops->last_error(check.b), size));
     assert_true(ns[0] == UINT64_MAX);
-    for (uint64_t bytes = info.kv_bytes; bytes > 0; bytes = bytes > 4096 ? 4096 : 0) {
-        assert_int_equal(check.ops->time_read(check.b, bytes, 3, bytes == 4096, ns), ATTN_OK);
-        assert_true(ns[0] != UINT64_MAX && ns[2] != UINT64_MAX);
-    }
+    assert_int_equal(check.ops->time_read(check.b, 4096, 3, true, ns), ATTN_OK);
+    assert_true(ns[0] != UINT64_MAX && ns[1] != UINT64_MAX && ns[2] != UINT64_MAX);
 }
 
 static void a_bad_item_starts_nothing_and_is_named(void **state)
