@@ -76,8 +76,8 @@ static attn_status launch_first(struct backend *b, runtime_graph *graph)
     return runtime_graph_launch(graph, b->stream) == 0 ? ATTN_OK : gpu_lost(b);
 }
 
-/* Enqueues n_runs timed launches of graphs[r % n_graphs] and waits for them. What the host submits meanwhile
- * makes a window of less than ten microseconds up to one longer; not if every run is waited for. */
+/* Enqueues n_runs timed launches of graphs[r % n_graphs] and waits for them. What the host submits while a
+ * window is open makes it about a microsecond longer; not so if every run is waited for. */
 static attn_status bench_run(struct bench *m, runtime_graph *const *graphs, uint32_t n_graphs,
                              uint32_t n_runs, uint64_t *out_ns)
 {
