@@ -329,18 +329,12 @@ static bool parse_cell(const char *text, struct bench_cell *out)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"backend", required_argument, NULL, 'b'},
-        {"grid", required_argument, NULL, 'g'},
-        {"cell", required_argument, NULL, 'C'},
-        {"match", required_argument, NULL, 'm'},
-        {"csv", required_argument, NULL, 'c'},
-        {"runs", required_argument, NULL, 'r'},
-        {"alone", no_argument, NULL, 'a'},
-        {"naive-runs", required_argument, NULL, 'n'},
-        {"threads", required_argument, NULL, 't'},
-        {"memory", required_argument, NULL, 'M'},
-        {"help", no_argument, NULL, 'h'},
-        {0},
+        {"backend", required_argument, NULL, 'b'}, {"grid", required_argument, NULL, 'g'},
+        {"cell", required_argument, NULL, 'C'},    {"match", required_argument, NULL, 'm'},
+        {"csv", required_argument, NULL, 'c'},     {"runs", required_argument, NULL, 'r'},
+        {"alone", no_argument, NULL, 'a'},         {"naive-runs", required_argument, NULL, 'n'},
+        {"threads", required_argument, NULL, 't'}, {"memory", required_argument, NULL, 'M'},
+        {"help", no_argument, NULL, 'h'},          {0},
     };
     struct program p = {0};
     struct bench_options o = {.backend = "cpu", .runs = 50, .naive_runs = 5};
