@@ -129,10 +129,11 @@ GPU_DEVICE void prefetch_line(uint64_t address)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/* Barrier `id` of the thread block, for n threads in whole warps. */
+/* Barrier `id` of the thread block, for n threads in whole warps. `bar.sync` would demand that all threads of the block
+ * come to the same instruction; here loaders and those that compute meet from different ones. */
 template <int id, int n> GPU_DEVICE void sync_some()
 {
-    asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(n) : "memory");
+    asm volatile("barrier.sync %0, %1;" ::"n"(id), "n"(n) : "memory");
 }
 
 /* The same; is x true in one of them? */
@@ -142,7 +143,7 @@ template <int id, int n> GPU_DEVICE bool sync_some_any(bool x)
     asm volatile("{\n"
                  ".reg .pred p, q;\n"
                  "setp.ne.u32 p, %1, 0;\n"
-                 "bar.red.or.pred q, %2, %3, p;\n"
+                 "barrier.red.or.pred q, %2, %3, p;\n"
                  "selp.u32 %0, 1, 0, q;\n"
                  "}"
                  : "=r"(any)
