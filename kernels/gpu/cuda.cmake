@@ -11,11 +11,14 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
+option(ATTND_RACECHECK "Kernels whose barriers compute-sanitizer's racecheck can follow; slower" OFF)
+
 # The tuned kernels are written in instructions that only sm_90a has.
 add_library(attnd-cuda-decode OBJECT decode_bf16.cu decode_f16.cu)
 set_target_properties(attnd-cuda-decode PROPERTIES CUDA_STANDARD 17 CUDA_ARCHITECTURES 90a-real
   POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 target_include_directories(attnd-cuda-decode SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_compile_definitions(attnd-cuda-decode PRIVATE $<$<BOOL:${ATTND_RACECHECK}>:ATTND_RACECHECK>)
 target_link_libraries(attnd-cuda-decode PRIVATE kernels)
 
 add_library(attnd-cuda MODULE

@@ -56,7 +56,7 @@ struct wide_ring {
     uint32_t at, n_slots;
     uint32_t full, empty; /* [n_slots] */
     uint32_t merge; /* [2]: (m, l) and sums of the parts */
-    uint32_t *is_last; /* of the segment's clusters */
+    uint32_t *is_last; /* of the segment's clusters; two words of meet_as_often follow */
 };
 
 /* A place in the ring, and the parity of its current use. */
