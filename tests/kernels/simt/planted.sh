@@ -17,9 +17,11 @@ found() { # BUG: in which order
     40 | 41) numbers=132 orders='1 0' ;; # clusters of 8, and more than one, take many processors
     58 | 59 | 60 | 69 | 70 | 73) numbers=132 orders='0 1' ;;
     # the others are looked for first where they were found
-    21 | 30 | 31 | 32 | 34 | 44 | 45 | 46) orders='2 1 0' ;;
+    21 | 30 | 32 | 45 | 46 | 48 | 49 | 50 | 51) orders='2 1 0' ;;
+    31) orders='0 1 2' ;;
     23 | 24 | 25) numbers='7 4' ;;
-    38 | 42 | 56 | 57) numbers='7 4' orders='2 1 0' ;;
+    38) numbers='7 4' orders='2 1 0' ;;
+    42 | 56 | 57) numbers='7 4' orders='0 1 2' ;;
   esac
   for n in $numbers; do
     for order in $orders; do
