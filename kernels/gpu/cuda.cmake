@@ -11,7 +11,7 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
-option(ATTND_RACECHECK "Kernels whose barriers compute-sanitizer's racecheck can follow; slower" OFF)
+option(ATTND_RACECHECK "Tuned kernels as compute-sanitizer's racecheck can follow them (docs/kernels.md)" OFF)
 
 # The tuned kernels are written in instructions that only sm_90a has.
 add_library(attnd-cuda-decode OBJECT decode_bf16.cu decode_f16.cu)

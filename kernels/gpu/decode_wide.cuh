@@ -22,7 +22,8 @@
 namespace decode
 {
 
-/* Those of warpgroup `half`; is x true in one of them? n_met counts how often they have met so. */
+/* Those of warpgroup `half`; is x true in one of them? n_met counts how often they have met so, for
+ * meet_as_often. */
 GPU_DEVICE bool warpgroup_any(uint32_t half, bool x, uint32_t &n_met)
 {
     ++n_met;
