@@ -62,7 +62,7 @@ self_check() {
   plant "$dir" daemon/b.c '#include "proto/wire.h"'
   plant "$dir" cache/a.c '#include "proto/attn_types.h"'
   plant "$dir" cache/b.c '#include <stdio.h>'
-  plant "$dir" kernels/gpu/a.cu '#include "kernels/gpu/gpu.h"'
+  plant "$dir" kernels/gpu/a.cu '#include "kernels/gpu/vendor/gpu.h"'
   plant "$dir" clients/a.c '#include "proto/wire.h"'
   plant "$dir" clients/attnload_verify.c '#include "kernels/reference.h"'
   # not allowed, nine

@@ -4,8 +4,8 @@
 #ifndef ATTND_GPU_DEVICE_CUH
 #define ATTND_GPU_DEVICE_CUH
 
-#include "kernels/gpu/gpu.h"
 #include "kernels/gpu/params.h"
+#include "kernels/gpu/vendor/gpu.h"
 #include "proto/attn_types.h"
 
 namespace gpu

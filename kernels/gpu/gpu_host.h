@@ -14,9 +14,9 @@
 #define ATTND_GPU_HOST_H
 
 #include "kernels/backend.h"
-#include "kernels/gpu/decode.h"
 #include "kernels/gpu/params.h"
-#include "kernels/gpu/runtime.h"
+#include "kernels/gpu/sm90/decode.h"
+#include "kernels/gpu/vendor/runtime.h"
 #include "kernels/kv_layout.h"
 
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */

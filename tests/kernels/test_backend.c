@@ -10,7 +10,7 @@
 #include "tests/kernels/cases.h"
 #include "tests/kernels/check.h"
 
-#include "kernels/gpu/decode.h"
+#include "kernels/gpu/sm90/decode.h"
 #include "kernels/reference.h"
 
 #include <inttypes.h>

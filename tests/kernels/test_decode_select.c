@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "kernels/gpu/decode_host.h"
+#include "kernels/gpu/sm90/decode_host.h"
 
 #define MAX_SHARED 232448 /* bytes a thread block can have on sm_90 */
 #define MAX_ITEMS 300

@@ -2,8 +2,8 @@
  * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; of wide rows32, of short direct) the process
  * ends with code 3 if one of them was never launched, so that a test cannot pass by the generic kernels.
  */
-#include "kernels/gpu/decode_kernels.h"
-#include "kernels/gpu/runtime_cuda.h"
+#include "kernels/gpu/sm90/decode_kernels.h"
+#include "kernels/gpu/vendor/runtime_cuda.h"
 #include "tests/kernels/simt/gpu_simt.h"
 #include "tests/kernels/simt/sm90.h"
 

@@ -462,9 +462,9 @@ template <class... Params> int allow_shared(void (*kernel)(Params...), size_t by
 } // namespace gpu
 
 #if SIMT_WIDTH == 32
-#include "kernels/gpu/tile_mma.h"
+#include "kernels/gpu/vendor/tile_mma.h"
 #else
-#include "kernels/gpu/tile_mfma.h"
+#include "kernels/gpu/vendor/tile_mfma.h"
 #endif
 
 #endif

@@ -37,9 +37,9 @@ plant(attend_matrix.cuh 4 "if (base >= highest.sinks &&" "if ((simt::planted == 
 plant(attend_matrix.cuh 5 "                o[j][i] *= factor[tile_row_of(i)];"
   "                o[j][i] *= simt::planted == 5 ? 1.0f : factor[tile_row_of(i)];")
 # V's operand with rows and columns in another order
-plant(tile_mfma.h 6 "at(lane / 16 * 4 + i, lane % 16 / 8)"
+plant(vendor/tile_mfma.h 6 "at(lane / 16 * 4 + i, lane % 16 / 8)"
   "at(simt::planted == 6 ? lane / 16 + i * 4 : lane / 16 * 4 + i, lane % 16 / 8)")
-plant(tile_mma.h 6 "load_matrix4_transposed(x.w, at(lane % 16, lane / 16));"
+plant(vendor/tile_mma.h 6 "load_matrix4_transposed(x.w, at(lane % 16, lane / 16));"
   "if (simt::planted == 6) load_matrix4(x.w, at(lane % 16, lane / 16)); else
      load_matrix4_transposed(x.w, at(lane % 16, lane / 16));")
 # rows meet only some of the lanes that share them
@@ -79,90 +79,90 @@ plant(attend_vector.cu 16 "vx[i] *= v_scale;" "vx[i] *= simt::planted == 16 ? k_
 # ---- the tuned kernels
 
 # K and V are read before they have come
-plant(decode_narrow.cuh 21 "        barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = tile_at(first"
+plant(sm90/decode_narrow.cuh 21 "        barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = tile_at(first"
   "        if (simt::planted != 21) barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = tile_at(first")
 # the wrong parity
-plant(decode_narrow.cuh 22 "barrier_wait(bar + stage * 8, phase);\n            uint32_t tile = tile_at(run.tile0"
+plant(sm90/decode_narrow.cuh 22 "barrier_wait(bar + stage * 8, phase);\n            uint32_t tile = tile_at(run.tile0"
   "barrier_wait(bar + stage * 8, phase ^ (simt::planted == 22));\n            uint32_t tile = tile_at(run.tile0")
 # messages to blocks that may not have begun
-plant(decode_narrow.cuh 23 "        cluster_wait(); /* long since"
+plant(sm90/decode_narrow.cuh 23 "        cluster_wait(); /* long since"
   "        if (simt::planted != 23) cluster_wait(); /* long since")
 # the cluster's sums are read before they have come
-plant(decode_narrow.cuh 24 "    barrier_wait(merge_bar, 0);" "    if (simt::planted != 24) barrier_wait(merge_bar, 0);")
+plant(sm90/decode_narrow.cuh 24 "    barrier_wait(merge_bar, 0);" "    if (simt::planted != 24) barrier_wait(merge_bar, 0);")
 # a barrier that only its maker knows of
-plant(decode_narrow.cuh 25 "            barrier_init(merge_bar, 1);\n            barrier_init_fence();"
+plant(sm90/decode_narrow.cuh 25 "            barrier_init(merge_bar, 1);\n            barrier_init_fence();"
   "            barrier_init(merge_bar, 1);\n            if (simt::planted != 25) barrier_init_fence();")
 # the ids of a part, of a list's begin, are another's
-plant(decode_narrow.cuh 54 "(blockIdx.z << lg | rank) * p.ids_stride" "(blockIdx.z << lg | (simt::planted == 54 ? 0 : rank)) * p.ids_stride")
-plant(decode_narrow.cuh 55 "(is_warp ? next.item : processor) * p.ids_stride" "(simt::planted == 55 ? 0 : is_warp ? next.item : processor) * p.ids_stride")
+plant(sm90/decode_narrow.cuh 54 "(blockIdx.z << lg | rank) * p.ids_stride" "(blockIdx.z << lg | (simt::planted == 54 ? 0 : rank)) * p.ids_stride")
+plant(sm90/decode_narrow.cuh 55 "(is_warp ? next.item : processor) * p.ids_stride" "(simt::planted == 55 ? 0 : is_warp ? next.item : processor) * p.ids_stride")
 # all warps compute the first head of a run; use its slots
-plant(decode_narrow.cuh 71 "r.head_unit += warp >> r.lg_team;" "r.head_unit += simt::planted == 71 ? 0 : warp >> r.lg_team;")
-plant(decode_narrow.cuh 72 "r.slot += (warp >> r.lg_team) *" "r.slot += (simt::planted == 72 ? 0 : warp >> r.lg_team) *")
+plant(sm90/decode_narrow.cuh 71 "r.head_unit += warp >> r.lg_team;" "r.head_unit += simt::planted == 71 ? 0 : warp >> r.lg_team;")
+plant(sm90/decode_narrow.cuh 72 "r.slot += (warp >> r.lg_team) *" "r.slot += (simt::planted == 72 ? 0 : warp >> r.lg_team) *")
 # sums go to another segment's blocks of the launch's cluster
-plant(decode_narrow.cuh 60 "cluster_rank() - rank +" "(simt::planted == 60 ? 0 : cluster_rank() - rank) +")
+plant(sm90/decode_narrow.cuh 60 "cluster_rank() - rank +" "(simt::planted == 60 ? 0 : cluster_rank() - rank) +")
 # hidden keys are not masked
-plant(decode_tile.cuh 26 "        if (is_masked)\n            mask(" "        if (is_masked && simt::planted != 26)\n            mask(")
+plant(sm90/decode_tile.cuh 26 "        if (is_masked)\n            mask(" "        if (is_masked && simt::planted != 26)\n            mask(")
 # 0 times NaN
-plant(decode_tile.cuh 27 "        if (is_masked)\n            hide_values(" "        if (is_masked && simt::planted != 27)\n            hide_values(")
+plant(sm90/decode_tile.cuh 27 "        if (is_masked)\n            hide_values(" "        if (is_masked && simt::planted != 27)\n            hide_values(")
 # a stage is filled again over stores under way
-plant(decode_tile.cuh 28 "        proxy_fence(); /* a later" "        if (simt::planted != 28) proxy_fence(); /* a later")
+plant(sm90/decode_tile.cuh 28 "        proxy_fence(); /* a later" "        if (simt::planted != 28) proxy_fence(); /* a later")
 # K without the swizzle
-plant(decode_tile.cuh 29 "k_chunk = (kc ^ (kr % 8)) * 16" "k_chunk = (kc ^ (simt::planted == 29 ? 0 : kr % 8)) * 16")
+plant(sm90/decode_tile.cuh 29 "k_chunk = (kc ^ (kr % 8)) * 16" "k_chunk = (kc ^ (simt::planted == 29 ? 0 : kr % 8)) * 16")
 # the products read K, V, q before they are there
-plant(decode_wide.cuh 30 "        barrier_wait(ring.full + k_at.slot" "        if (simt::planted != 30) barrier_wait(ring.full + k_at.slot")
-plant(decode_wide.cuh 31 "        barrier_wait(ring.full + v_at.slot" "        if (simt::planted != 31) barrier_wait(ring.full + v_at.slot")
-plant(decode_wide.cuh 32 "    copies_wait();" "    if (simt::planted != 32) copies_wait();")
+plant(sm90/decode_wide.cuh 30 "        barrier_wait(ring.full + k_at.slot" "        if (simt::planted != 30) barrier_wait(ring.full + k_at.slot")
+plant(sm90/decode_wide.cuh 31 "        barrier_wait(ring.full + v_at.slot" "        if (simt::planted != 31) barrier_wait(ring.full + v_at.slot")
+plant(sm90/decode_wide.cuh 32 "    copies_wait();" "    if (simt::planted != 32) copies_wait();")
 # values are cleared past the proxy
-plant(decode_wide.cuh 33 "            proxy_fence();\n            warpgroup_any" "            if (simt::planted != 33) proxy_fence();\n            warpgroup_any")
+plant(sm90/decode_wide.cuh 33 "            proxy_fence();\n            warpgroup_any" "            if (simt::planted != 33) proxy_fence();\n            warpgroup_any")
 # a slot is filled again while it is read
-plant(decode_wide_parts.cuh 34 "            barrier_wait(ring.empty +" "            if (simt::planted != 34) barrier_wait(ring.empty +")
+plant(sm90/decode_wide_parts.cuh 34 "            barrier_wait(ring.empty +" "            if (simt::planted != 34) barrier_wait(ring.empty +")
 # scores are read before they are made; no fence before weights go to the products
-plant(decode_wide.cuh 35 "        wgmma_finish(s);" "        if (simt::planted != 35) wgmma_finish(s);")
-plant(decode_wide.cuh 36 "        wgmma_fence();\n#pragma unroll\n        for (uint32_t b" "        if (simt::planted != 36) wgmma_fence();\n#pragma unroll\n        for (uint32_t b")
+plant(sm90/decode_wide.cuh 35 "        wgmma_finish(s);" "        if (simt::planted != 35) wgmma_finish(s);")
+plant(sm90/decode_wide.cuh 36 "        wgmma_fence();\n#pragma unroll\n        for (uint32_t b" "        if (simt::planted != 36) wgmma_fence();\n#pragma unroll\n        for (uint32_t b")
 # the other warpgroup's sums are read before they are written
-plant(decode_wide.cuh 37 "    sync_consumers();\n    float f" "    if (simt::planted != 37) sync_consumers();\n    float f")
+plant(sm90/decode_wide.cuh 37 "    sync_consumers();\n    float f" "    if (simt::planted != 37) sync_consumers();\n    float f")
 # a part's factor is forgotten
-plant(decode_wide.cuh 38 " -= gpu::log2_fast(factor[h])" " -= simt::planted == 38 ? 0.0f : gpu::log2_fast(factor[h])")
+plant(sm90/decode_wide.cuh 38 " -= gpu::log2_fast(factor[h])" " -= simt::planted == 38 ? 0.0f : gpu::log2_fast(factor[h])")
 # tokens behind the last keep what the cache held
-plant(decode_wide.cuh 39 "? some.end - key_of(0)" "? some.end - key_of(0) + (simt::planted == 39 ? 8 : 0)")
+plant(sm90/decode_wide.cuh 39 "? some.end - key_of(0)" "? some.end - key_of(0) + (simt::planted == 39 ? 8 : 0)")
 # other clusters' sums are read before they are written; read past the proxy
-plant(decode_wide.cuh 40 "        cluster_sync();" "        if (simt::planted != 40) cluster_sync();")
-plant(decode_wide_parts.cuh 40 "        cluster_sync();" "        if (simt::planted != 40) cluster_sync();")
-plant(decode_wide_parts.cuh 41 "                proxy_fence_all();" "                if (simt::planted != 41) proxy_fence_all();")
+plant(sm90/decode_wide.cuh 40 "        cluster_sync();" "        if (simt::planted != 40) cluster_sync();")
+plant(sm90/decode_wide_parts.cuh 40 "        cluster_sync();" "        if (simt::planted != 40) cluster_sync();")
+plant(sm90/decode_wide_parts.cuh 41 "                proxy_fence_all();" "                if (simt::planted != 41) proxy_fence_all();")
 # ranks forget what does not divide evenly
-plant(decode_wide_parts.cuh 42 "m.n_pieces = m.first_piece(m.rank + 1)"
+plant(sm90/decode_wide_parts.cuh 42 "m.n_pieces = m.first_piece(m.rank + 1)"
   "m.n_pieces = simt::planted == 42 ? 8 / m.n_ranks : m.first_piece(m.rank + 1)")
 # the ring's next round is taken for the last
-plant(decode_wide_parts.cuh 44 "phase ^ is_next" "phase ^ (simt::planted == 44 ? 0 : is_next)")
+plant(sm90/decode_wide_parts.cuh 44 "phase ^ is_next" "phase ^ (simt::planted == 44 ? 0 : is_next)")
 # sums for blocks that still compute; read before they have come: (m, l), a rank's own and weights, the others'
-plant(decode_wide_parts.cuh 56 "    cluster_wait(); /* their" "    if (simt::planted != 56) cluster_wait(); /* their")
-plant(decode_wide_parts.cuh 57 "    barrier_wait(ring.merge + (way" "    if (simt::planted != 57) barrier_wait(ring.merge + (way")
-plant(decode_wide.cuh 58 "    barrier_wait(ring.merge + 8, 0);" "    if (simt::planted != 58) barrier_wait(ring.merge + 8, 0);")
-plant(decode_wide.cuh 59 "    sync_all(); /* the loaders have" "    if (simt::planted != 59) sync_all(); /* the loaders have")
-plant(decode_wide_parts.cuh 59 "    sync_all(); /* weights" "    if (simt::planted != 59) sync_all(); /* weights")
+plant(sm90/decode_wide_parts.cuh 56 "    cluster_wait(); /* their" "    if (simt::planted != 56) cluster_wait(); /* their")
+plant(sm90/decode_wide_parts.cuh 57 "    barrier_wait(ring.merge + (way" "    if (simt::planted != 57) barrier_wait(ring.merge + (way")
+plant(sm90/decode_wide.cuh 58 "    barrier_wait(ring.merge + 8, 0);" "    if (simt::planted != 58) barrier_wait(ring.merge + 8, 0);")
+plant(sm90/decode_wide.cuh 59 "    sync_all(); /* the loaders have" "    if (simt::planted != 59) sync_all(); /* the loaders have")
+plant(sm90/decode_wide_parts.cuh 59 "    sync_all(); /* weights" "    if (simt::planted != 59) sync_all(); /* weights")
 # the batch's own tokens are read before they are appended
-plant(decode_wide_parts.cuh 43 "        gpu::chain_wait();\n    if (p.items)" "        if (simt::planted != 43) gpu::chain_wait();\n    if (p.items)")
+plant(sm90/decode_wide_parts.cuh 43 "        gpu::chain_wait();\n    if (p.items)" "        if (simt::planted != 43) gpu::chain_wait();\n    if (p.items)")
 # decode_short reads q, then K and V, before they have come
-plant(decode_short.cuh 45 "    copies_wait();" "    if (simt::planted != 45) copies_wait();")
-plant(decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")
+plant(sm90/decode_short.cuh 45 "    copies_wait();" "    if (simt::planted != 45) copies_wait();")
+plant(sm90/decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")
 # other warps' weights are read before they are there
-plant(decode_short.cuh 47 "        gpu::chain_release();\n    __syncthreads();" "        gpu::chain_release();\n    if (simt::planted != 47) __syncthreads();")
+plant(sm90/decode_short.cuh 47 "        gpu::chain_release();\n    __syncthreads();" "        gpu::chain_release();\n    if (simt::planted != 47) __syncthreads();")
 # values from the ninth tile on are read before they have come
-plant(decode_short.cuh 70 "            barrier_wait(v_late, 0);\n            load(near" "            if (simt::planted != 70) barrier_wait(v_late, 0);\n            load(near")
+plant(sm90/decode_short.cuh 70 "            barrier_wait(v_late, 0);\n            load(near" "            if (simt::planted != 70) barrier_wait(v_late, 0);\n            load(near")
 # a direct call's newest row of K, and V that comes over it later, in no order
-plant(decode_short.cuh 73 "                proxy_fence(); /* late" "                if (simt::planted != 73) proxy_fence(); /* late")
+plant(sm90/decode_short.cuh 73 "                proxy_fence(); /* late" "                if (simt::planted != 73) proxy_fence(); /* late")
 # messages to blocks that may not have begun; read before they have come
-plant(decode_short.cuh 48 "        cluster_wait(); /* long since" "        if (simt::planted != 48) cluster_wait(); /* long since")
-plant(decode_short.cuh 49 "    barrier_wait(met, 0);" "    if (simt::planted != 49) barrier_wait(met, 0);")
-plant(decode_short.cuh 50 "        barrier_wait(merged, 0);" "        if (simt::planted != 50) barrier_wait(merged, 0);")
+plant(sm90/decode_short.cuh 48 "        cluster_wait(); /* long since" "        if (simt::planted != 48) cluster_wait(); /* long since")
+plant(sm90/decode_short.cuh 49 "    barrier_wait(met, 0);" "    if (simt::planted != 49) barrier_wait(met, 0);")
+plant(sm90/decode_short.cuh 50 "        barrier_wait(merged, 0);" "        if (simt::planted != 50) barrier_wait(merged, 0);")
 # a warp's weights count as if its maximum were that of all
-plant(decode_short.cuh 51 "const float f = gpu::exp2_fast(m[k] - all);"
+plant(sm90/decode_short.cuh 51 "const float f = gpu::exp2_fast(m[k] - all);"
   "const float f = simt::planted == 51 ? 1.0f : gpu::exp2_fast(m[k] - all);")
 # 0 times NaN
-plant(decode_short.cuh 52 "            if (!sees(tile_of(i)" "            if (simt::planted != 52 && !sees(tile_of(i)")
+plant(sm90/decode_short.cuh 52 "            if (!sees(tile_of(i)" "            if (simt::planted != 52 && !sees(tile_of(i)")
 # the last tiles, fewer than four, are left out, or count as other warps'
-plant(decode_short.cuh 53 "    if (n_fours < n) {" "    if (n_fours < n && simt::planted != 53) {")
-plant(decode_short.cuh 69 "multiply(near, n_fours % W," "multiply(near, simt::planted == 69 ? 0 : n_fours % W,")
+plant(sm90/decode_short.cuh 53 "    if (n_fours < n) {" "    if (n_fours < n && simt::planted != 53) {")
+plant(sm90/decode_short.cuh 69 "multiply(near, n_fours % W," "multiply(near, simt::planted == 69 ? 0 : n_fours % W,")
 
 # ---- batches in flight
 
@@ -180,8 +180,8 @@ plant(gpu_queue.c 64 "front->is_alone ||" "(front->is_alone && !simt_has_bug(64)
 # a transfer does not wait for all batches in flight
 plant(gpu_queue.c 65 "    if (gpu_follow_all(b) != 0 ||\n        runtime_copy" "    if ((!simt_has_bug(65) && gpu_follow_all(b) != 0) ||\n        runtime_copy")
 # a direct call computes with what lay where the newest K is, does not append, or leaves patches out
-plant(decode_short.cuh 66 "            fresh.put(k_at(i), false, it.pos % DECODE_TILE);"
+plant(sm90/decode_short.cuh 66 "            fresh.put(k_at(i), false, it.pos % DECODE_TILE);"
   "            if (simt::planted != 66)\n                fresh.put(k_at(i), false, it.pos % DECODE_TILE);")
-plant(decode_short.cuh 67 "            if (row0 == 0) {" "            if (row0 == 0 && simt::planted != 67) {")
+plant(sm90/decode_short.cuh 67 "            if (row0 == 0) {" "            if (row0 == 0 && simt::planted != 67) {")
 plant(gpu_job.c 68 "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(gpu_job.c 68 "out_device == NULL && n_patches == 0)" "out_device == NULL && (n_patches == 0 || simt_has_bug(68)))")

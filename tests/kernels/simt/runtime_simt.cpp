@@ -9,7 +9,7 @@
  * ATTND_SIMT_PROCESSORS (default 4) decides how work is cut. ATTND_SIMT_MATRIX=0 takes the matrix units away;
  * ATTND_SIMT_FAIL=N lets the N-th call that can fail do so, and all after it.
  */
-#include "kernels/gpu/runtime.h"
+#include "kernels/gpu/vendor/runtime.h"
 #include "tests/kernels/simt/gpu_simt.h"
 
 #include <cstdarg>

@@ -7,7 +7,7 @@
 #ifndef ATTND_GPU_DECODE_PARAMS_H
 #define ATTND_GPU_DECODE_PARAMS_H
 
-#include "kernels/gpu/decode.h"
+#include "kernels/gpu/sm90/decode.h"
 
 #ifdef __cplusplus
 extern "C" {

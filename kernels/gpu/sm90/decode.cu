@@ -6,8 +6,8 @@
 
 #include <cudaTypedefs.h>
 
-#include "kernels/gpu/decode_kernels.h"
-#include "kernels/gpu/runtime_cuda.h"
+#include "kernels/gpu/sm90/decode_kernels.h"
+#include "kernels/gpu/vendor/runtime_cuda.h"
 
 static decode::kernel_fn kernel_for(const struct decode_pool *p, enum decode_kernel kernel,
                                     uint32_t rows, decode::decode_start start)

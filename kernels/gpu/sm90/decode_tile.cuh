@@ -9,8 +9,8 @@
 #ifndef ATTND_GPU_DECODE_TILE_CUH
 #define ATTND_GPU_DECODE_TILE_CUH
 
-#include "kernels/gpu/decode_ptx.cuh"
 #include "kernels/gpu/device.cuh"
+#include "kernels/gpu/sm90/decode_ptx.cuh"
 
 namespace decode
 {

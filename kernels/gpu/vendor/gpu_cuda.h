@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <type_traits>
 
-#include "kernels/gpu/runtime_cuda.h"
+#include "kernels/gpu/vendor/runtime_cuda.h"
 
 #define GPU_DEVICE __device__ __forceinline__
 #define GPU_PARAM(type, name) const __grid_constant__ type name
@@ -208,7 +208,7 @@ GPU_DEVICE void load_matrix4_transposed(uint32_t (&r)[4], shared_at address)
 
 } // namespace gpu
 
-#include "kernels/gpu/tile_mma.h"
+#include "kernels/gpu/vendor/tile_mma.h"
 
 namespace gpu
 {

@@ -12,7 +12,7 @@
 #ifndef ATTND_GPU_DECODE_WIDE_PARTS_CUH
 #define ATTND_GPU_DECODE_WIDE_PARTS_CUH
 
-#include "kernels/gpu/decode_narrow.cuh"
+#include "kernels/gpu/sm90/decode_narrow.cuh"
 
 namespace decode
 {

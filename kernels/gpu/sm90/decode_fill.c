@@ -1,7 +1,7 @@
 /* decode_fill.c: a call of the tuned decode kernels from a batch and what decode_select.c chose for it: items, block
  * ids and runs in the kernel's parameters or in an upload, grid and shared memory.
  */
-#include "kernels/gpu/decode_host.h"
+#include "kernels/gpu/sm90/decode_host.h"
 
 #include <stdlib.h>
 #include <string.h>

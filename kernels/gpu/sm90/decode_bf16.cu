@@ -1,5 +1,5 @@
 /* decode_bf16.cu: the tuned decode kernels for bf16. */
-#include "kernels/gpu/decode_kernels.cuh"
+#include "kernels/gpu/sm90/decode_kernels.cuh"
 
 namespace decode
 {

@@ -2,7 +2,7 @@
  * Prints a table and geometric means, writes a CSV if asked. Asserts no speed; exits 1 if an output
  * was wrong, 2 on bad arguments, 69 if the backend cannot be opened.
  */
-#include "kernels/attnbench.h"
+#include "kernels/bench/attnbench.h"
 
 #include <getopt.h>
 #include <math.h>

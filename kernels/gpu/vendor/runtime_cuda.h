@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/gpu/runtime.h"
+#include "kernels/gpu/vendor/runtime.h"
 
 #ifdef __cplusplus
 extern "C" {

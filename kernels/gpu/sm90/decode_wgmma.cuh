@@ -9,7 +9,7 @@
 #ifndef ATTND_GPU_DECODE_WGMMA_CUH
 #define ATTND_GPU_DECODE_WGMMA_CUH
 
-#include "kernels/gpu/decode_ptx.cuh"
+#include "kernels/gpu/sm90/decode_ptx.cuh"
 
 namespace decode
 {

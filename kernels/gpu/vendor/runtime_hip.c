@@ -4,7 +4,7 @@
  * else plain device memory, which cannot be exported. Host memory is asked for as coherent: the device's
  * flags and results must be seen while its work goes on.
  */
-#include "kernels/gpu/runtime.h"
+#include "kernels/gpu/vendor/runtime.h"
 
 #include <hip/hip_runtime_api.h>
 #include <stdio.h>

@@ -18,7 +18,7 @@
 #ifndef ATTND_GPU_DECODE_SHORT_CUH
 #define ATTND_GPU_DECODE_SHORT_CUH
 
-#include "kernels/gpu/decode_narrow.cuh"
+#include "kernels/gpu/sm90/decode_narrow.cuh"
 
 namespace decode
 {

@@ -5,7 +5,7 @@
  * an NVIDIA H200: bf16, page 16, shuffled block tables, cold L2, one call as a graph, event to event,
  * median. It stands beside our time only to be compared on that card.
  */
-#include "kernels/attnbench.h"
+#include "kernels/bench/attnbench.h"
 
 #include <string.h>
 

@@ -210,6 +210,6 @@ template <class... Params> int allow_shared(void (*kernel)(Params...), size_t by
 
 } // namespace gpu
 
-#include "kernels/gpu/tile_mfma.h"
+#include "kernels/gpu/vendor/tile_mfma.h"
 
 #endif

@@ -4,10 +4,10 @@
 #ifndef ATTND_GPU_DECODE_KERNELS_CUH
 #define ATTND_GPU_DECODE_KERNELS_CUH
 
-#include "kernels/gpu/decode_kernels.h"
-#include "kernels/gpu/decode_narrow.cuh"
-#include "kernels/gpu/decode_short.cuh"
-#include "kernels/gpu/decode_wide.cuh"
+#include "kernels/gpu/sm90/decode_kernels.h"
+#include "kernels/gpu/sm90/decode_narrow.cuh"
+#include "kernels/gpu/sm90/decode_short.cuh"
+#include "kernels/gpu/sm90/decode_wide.cuh"
 
 namespace decode
 {

@@ -6,7 +6,7 @@
 
 #include <cuda.h>
 
-#include "kernels/gpu/decode_params.h"
+#include "kernels/gpu/sm90/decode_params.h"
 
 namespace decode
 {

@@ -16,8 +16,8 @@
 #ifndef ATTND_GPU_DECODE_WIDE_CUH
 #define ATTND_GPU_DECODE_WIDE_CUH
 
-#include "kernels/gpu/decode_wgmma.cuh"
-#include "kernels/gpu/decode_wide_parts.cuh"
+#include "kernels/gpu/sm90/decode_wgmma.cuh"
+#include "kernels/gpu/sm90/decode_wide_parts.cuh"
 
 namespace decode
 {

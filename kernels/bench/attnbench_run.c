@@ -4,7 +4,7 @@
  * Block i of a pool is a stretch of one buffer of random values, so filling costs one copy a block
  * and the reference can look the values up without reading them back.
  */
-#include "kernels/attnbench.h"
+#include "kernels/bench/attnbench.h"
 
 #include "kernels/kv_layout.h"
 #include "kernels/reference.h"

@@ -8,8 +8,8 @@
 
 #include <cuda.h>
 
-#include "kernels/gpu/decode_params.h"
-#include "kernels/gpu/gpu.h"
+#include "kernels/gpu/sm90/decode_params.h"
+#include "kernels/gpu/vendor/gpu.h"
 
 #ifdef ATTND_DECODE_SPELLING
 #include ATTND_DECODE_SPELLING

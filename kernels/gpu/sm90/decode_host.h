@@ -5,7 +5,7 @@
 #ifndef ATTND_GPU_DECODE_HOST_H
 #define ATTND_GPU_DECODE_HOST_H
 
-#include "kernels/gpu/decode_params.h"
+#include "kernels/gpu/sm90/decode_params.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -21,9 +21,9 @@
 #ifdef ATTND_GPU_SPELLING
 #include ATTND_GPU_SPELLING
 #elif defined(__HIP__)
-#include "kernels/gpu/gpu_hip.h"
+#include "kernels/gpu/vendor/gpu_hip.h"
 #else
-#include "kernels/gpu/gpu_cuda.h"
+#include "kernels/gpu/vendor/gpu_cuda.h"
 #endif
 
 namespace gpu

@@ -13,7 +13,7 @@
 #ifndef ATTND_GPU_DECODE_NARROW_CUH
 #define ATTND_GPU_DECODE_NARROW_CUH
 
-#include "kernels/gpu/decode_tile.cuh"
+#include "kernels/gpu/sm90/decode_tile.cuh"
 
 namespace decode
 {

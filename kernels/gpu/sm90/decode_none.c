@@ -1,7 +1,7 @@
 /* decode_none.c: decode.h where no tuned kernel is built: every geometry is answered "no", and the generic
  * kernels do all the work.
  */
-#include "kernels/gpu/decode.h"
+#include "kernels/gpu/sm90/decode.h"
 
 bool decode_supported(const struct backend_pool_config *c, int major, int minor)
 {

@@ -1,6 +1,6 @@
 /* decode_select.c: the rule that chooses among the tuned decode kernels, and how they cut the work.
  */
-#include "kernels/gpu/decode_host.h"
+#include "kernels/gpu/sm90/decode_host.h"
 
 bool decode_supported(const struct backend_pool_config *c, int major, int minor)
 {
