@@ -15,7 +15,7 @@ may_include() {
   local file=$1 included=$2 from to
   from=${file%%/*}
   to=${included%%/*}
-  [[ $from == "$to" || $included == proto/attn_types.h ]] && return 0
+  [[ $from == "$to" || $included == proto/attn_t@(ypes|ime).h ]] && return 0
   case $from in
   cache | kernels | proto) return 1 ;;
   daemon) [[ $to == cache || $to == kernels || $to == proto ]] ;;
@@ -62,6 +62,7 @@ self_check() {
   plant "$dir" daemon/b.c '#include "proto/wire.h"'
   plant "$dir" cache/a.c '#include "proto/attn_types.h"'
   plant "$dir" cache/b.c '#include <stdio.h>'
+  plant "$dir" kernels/b.c '#include "proto/attn_time.h"'
   plant "$dir" kernels/gpu/a.cu '#include "kernels/gpu/vendor/gpu.h"'
   plant "$dir" clients/a.c '#include "proto/wire.h"'
   plant "$dir" clients/attnload_verify.c '#include "kernels/reference.h"'
