@@ -1,8 +1,8 @@
 /* kv.h: metadata of the paged KV cache: which blocks hold which tokens of which sequence.
  *
- * Knows block ids, lengths and names; knows no device, no bytes of K or V, no socket, no clock (times
- * come in as arguments). All state lives in one arena, a memfd of fixed-size tables with indices
- * instead of pointers, so that a successor process can map it and an inspector can read it.
+ * Knows block ids, lengths and names; knows no device, no bytes of K or V, no socket, no clock. All
+ * state lives in one arena, a memfd of fixed-size tables with indices instead of pointers, so that a
+ * successor process can map it and an inspector can read it.
  *
  * Truth     pool records, sequence records, block tables, per-layer lengths, the copy journal.
  * Derived   reference counts, free lists, the name index, owners' lists: kv_recover rebuilds them,
@@ -176,7 +176,6 @@ attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq);
  *          wait, fx or the journal is full */
 attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                               uint32_t n_tokens, struct kv_effects *fx);
-bool kv_seq_has_pending_copy(const struct kv *kv, kv_seq_id seq);
 /* True if kv_append_reserve of this range would replace a shared block by a copy: it changes entries
  * of the block table that a batch in flight may be reading, so the caller waits for that batch. */
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens);

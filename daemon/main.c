@@ -34,6 +34,8 @@ struct daemon {
     const struct backend_ops *ops;
     struct backend *backend;
     struct iobuf_pool *bufs;
+    struct kv *kv;
+    struct session_table *sessions;
     struct engine *engine;
     struct http *http;
     struct transport_sp *transports[CONFIG_MAX_LISTEN];
@@ -284,6 +286,33 @@ static void handlers_start(struct daemon *d)
     d->has_handlers = true;
 }
 
+/* Cache, sessions and the engine that works with them; what was opened is daemon_stop's. */
+static attn_status engine_begin(struct daemon *d, char *why, size_t why_bytes)
+{
+    struct backend_info info;
+    d->ops->info(d->backend, &info);
+    struct kv_config kc = engine_kv_config(&d->cfg, info.kv_bytes);
+    attn_status st = kv_open(&kc, -1, &d->kv, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = session_table_open(d->cfg.max_sessions, &d->sessions);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for %" PRIu32 " sessions (engine.max_sessions)",
+                 d->cfg.max_sessions);
+        return st;
+    }
+    struct engine_parts parts = {
+        .cfg = &d->cfg,
+        .ops = d->ops,
+        .backend = d->backend,
+        .bufs = d->bufs,
+        .kv = d->kv,
+        .sessions = d->sessions,
+    };
+    st = engine_open(&parts, &d->engine, why, why_bytes);
+    return st == ATTN_OK ? engine_start(d->engine, why, why_bytes) : st;
+}
+
 /* An exit code; what was started is daemon_stop's. */
 static int daemon_start(struct daemon *d)
 {
@@ -297,7 +326,7 @@ static int daemon_start(struct daemon *d)
                   attn_status_message(st));
         return EX_OSERR;
     }
-    st = engine_open(&d->cfg, d->ops, d->backend, d->bufs, &d->engine, why, sizeof why);
+    st = engine_begin(d, why, sizeof why);
     if (st != ATTN_OK) {
         log_error("%s", why);
         return EX_OSERR;
@@ -392,6 +421,8 @@ static void daemon_stop(struct daemon *d)
         uv_loop_close(d->loop);
     }
     http_close(d->http);
+    session_table_close(d->sessions);
+    kv_close(d->kv);
     iobuf_pool_close(d->bufs);
     if (d->ops != NULL)
         d->ops->close(d->backend);

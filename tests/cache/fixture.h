@@ -6,6 +6,8 @@
 
 #include <stdlib.h>
 
+#include "cache/kv_internal.h"
+
 #define NAME 77u
 #define TENANT 3u
 #define OWNER 2u
@@ -93,5 +95,12 @@ static inline kv_seq_id fork_at(struct fixture *f, kv_seq_id *src, uint32_t len)
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+/* A block of the sequence is being replaced by a copy. */
+static inline bool has_pending_copy(const struct kv *kv, kv_seq_id seq)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    return s != NULL && s->journal_head != 0;
+}
 
 #endif

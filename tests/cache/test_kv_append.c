@@ -157,10 +157,10 @@ static void fork_shares_blocks_until_first_append(void **state)
     assert_int_equal(a.block_table[1], shared);
     assert_int_equal(f->t.fx.n_patches, 1);
     assert_int_equal(f->t.patches[0].block, b.block_table[1]);
-    assert_true(kv_seq_has_pending_copy(f->kv, child));
-    assert_false(kv_seq_has_pending_copy(f->kv, src));
+    assert_true(has_pending_copy(f->kv, child));
+    assert_false(has_pending_copy(f->kv, src));
     kv_append_commit(f->kv, child, 0, 6, 1);
-    assert_false(kv_seq_has_pending_copy(f->kv, child));
+    assert_false(has_pending_copy(f->kv, child));
     assert_int_equal(stats_of(f).blocks_shared, 1);
     assert_int_equal(stats_of(f).blocks_used, 4);
     assert_false(kv_append_copies(f->kv, child, 7, 1));
@@ -180,7 +180,7 @@ static void a_cancelled_copy_brings_the_shared_block_back(void **state)
     struct kv_effects *fx = fx_of(f);
     fx->patches_capacity = 2;
     assert_status(f->kv, ATTN_EOVERLOAD, kv_append_cancel(f->kv, child, 1, 2, 8, fx));
-    assert_true(kv_seq_has_pending_copy(f->kv, child));
+    assert_true(has_pending_copy(f->kv, child));
     assert_status(f->kv, ATTN_OK, kv_append_cancel(f->kv, child, 1, 2, 8, fx_of(f)));
     assert_int_equal(f->t.fx.n_patches, 3);
     for (uint32_t i = 0; i < 3; i++) {

@@ -63,7 +63,7 @@ static void a_successor_finds_what_was_committed(void **state)
     assert_int_equal(i.layer_len[1], 10);
     assert_memory_equal(i.block_table, table, sizeof table);
     assert_int_equal(info_of(f, child).block_table[1], child_block);
-    assert_false(kv_seq_has_pending_copy(f->kv, child));
+    assert_false(has_pending_copy(f->kv, child));
     assert_int_equal(stats_of(f).blocks_used, 3);
     assert_int_equal(stats_of(f).damaged, 0);
     kv_pool_id pool;

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "fake_host.h"
 #include "kernels/kv_layout.h"
@@ -125,9 +126,10 @@ static void compute(const struct backend_batch *batch)
 
 static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
 {
-    (void)wait_ns;
-    if (b->is_held || b->n_in_flight == 0 || b->end_ns[0] > rig_now_ns)
+    if (b->is_held || b->n_in_flight == 0 || b->end_ns[0] > rig_now_ns) {
+        rig_now_ns += wait_ns; /* to wait is what lets this clock go on */
         return NULL;
+    }
     struct backend_batch *batch = b->in_flight[0];
     b->n_in_flight--;
     for (uint32_t i = 0; i < b->n_in_flight; i++) {
@@ -181,14 +183,35 @@ static uint64_t fake_clock(void)
     return rig_now_ns;
 }
 
-void rig_open(struct rig *r, void (*tweak)(struct rig *r))
+struct engine *rig_open_engine(const struct config *cfg, struct backend *b, struct iobuf_pool *bufs,
+                               struct kv **out_kv, struct session_table **out_sessions)
 {
     char why[512] = "";
+    struct engine *engine;
+    struct kv_config kc = engine_kv_config(cfg, b->kv_bytes);
+    assert_int_equal(kv_open(&kc, -1, out_kv, why, sizeof why), ATTN_OK);
+    assert_int_equal(session_table_open(cfg->max_sessions, out_sessions), ATTN_OK);
+    struct engine_parts parts = {
+        .cfg = cfg,
+        .ops = &rig_backend_ops,
+        .backend = b,
+        .bufs = bufs,
+        .kv = *out_kv,
+        .sessions = *out_sessions,
+    };
+    if (engine_open(&parts, &engine, why, sizeof why) != ATTN_OK)
+        fail_msg("the engine does not open: %s", why);
+    return engine;
+}
+
+void rig_open(struct rig *r, void (*tweak)(struct rig *r))
+{
     memset(r, 0, sizeof *r);
     memset(&stats, 0, sizeof stats);
     current = r;
     log_init(LOG_LEVEL_ERROR);
     rig_now_ns = 1000000000;
+    clock_use(fake_clock);
     r->next_id = 1;
     r->backend.kv_bytes = 1 << 20;
     r->backend.max_in_flight = 2;
@@ -214,10 +237,7 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
         tweak(r);
     assert_int_equal(
         iobuf_pool_open(&rig_backend_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs), ATTN_OK);
-    attn_status st = engine_open_with_clock(&r->cfg, &rig_backend_ops, &r->backend, r->bufs,
-                                            fake_clock, false, &r->engine, why, sizeof why);
-    if (st != ATTN_OK)
-        fail_msg("the engine does not open: %s", why);
+    r->engine = rig_open_engine(&r->cfg, &r->backend, r->bufs, &r->kv, &r->sessions);
     r->session = rig_hello(r, "test");
     r->pool = rig_pool(r, "p", 64);
 }
@@ -229,8 +249,8 @@ void rig_close(struct rig *r)
     assert_int_equal(atomic_load(&r->engine->n_held), 0);
     assert_int_equal(atomic_load(&r->engine->held_bytes), 0);
     assert_false(r->backend.has_conflict);
-    if (kv_check(r->engine->kv) != ATTN_OK)
-        fail_msg("the cache is inconsistent: %s", kv_last_error(r->engine->kv));
+    if (kv_check(r->kv) != ATTN_OK)
+        fail_msg("the cache is inconsistent: %s", kv_last_error(r->kv));
     for (uint32_t i = 0; i < r->cfg.max_sequences; i++)
         assert_false(seq_is_busy(r->engine, i));
     uint64_t answered = 0;
@@ -243,6 +263,9 @@ void rig_close(struct rig *r)
     for (uint32_t i = 0; i < r->engine->n_pools; i++)
         test_free(r->engine->pools[i].device);
     assert_int_equal(engine_close(r->engine), ATTN_OK);
+    session_table_close(r->sessions);
+    kv_close(r->kv);
+    clock_use(NULL);
     while (r->answers != NULL) {
         struct rig_answer *a = r->answers;
         r->answers = a->next;
@@ -457,8 +480,8 @@ uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer)
 {
     kv_seq_id id;
     struct kv_seq_info info;
-    assert_int_equal(kv_seq_find(r->engine->kv, TENANT, seq, &id), ATTN_OK);
-    kv_seq_info(r->engine->kv, id, &info);
+    assert_int_equal(kv_seq_find(r->kv, TENANT, seq, &id), ATTN_OK);
+    kv_seq_info(r->kv, id, &info);
     return info.layer_len[layer];
 }
 

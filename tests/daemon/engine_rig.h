@@ -4,7 +4,7 @@
 #ifndef TESTS_DAEMON_ENGINE_RIG_H
 #define TESTS_DAEMON_ENGINE_RIG_H
 
-#include "daemon/engine_internal.h"
+#include "daemon/engine_queue.h"
 
 enum {
     RIG_LAYERS = 4,
@@ -54,6 +54,8 @@ struct rig {
     struct config cfg;
     struct backend backend;
     struct iobuf_pool *bufs;
+    struct kv *kv;
+    struct session_table *sessions;
     struct engine *engine;
     struct rig_answer *answers;
     uint64_t next_id;
@@ -64,6 +66,10 @@ struct rig {
 extern const struct backend_ops rig_backend_ops;
 extern uint64_t rig_now_ns; /* the engine's clock */
 
+/* An engine without a thread on the fake backend, with a cache and sessions of its own, which the caller
+ * closes after it. */
+struct engine *rig_open_engine(const struct config *cfg, struct backend *b, struct iobuf_pool *bufs,
+                               struct kv **out_kv, struct session_table **out_sessions);
 /* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
 void rig_open(struct rig *r, void (*tweak)(struct rig *r));
 /* Checks on the way out: nothing held, cache consistent, steps conserved. */

@@ -404,19 +404,19 @@ static void a_failed_copy_is_undone(void **state)
     assert_int_equal(rig_fork(&r, 1, 2, 12), ATTN_OK);
     kv_seq_id one, two;
     struct kv_seq_info x, y;
-    assert_int_equal(kv_seq_find(r.engine->kv, TENANT, 1, &one), ATTN_OK);
-    assert_int_equal(kv_seq_find(r.engine->kv, TENANT, 2, &two), ATTN_OK);
+    assert_int_equal(kv_seq_find(r.kv, TENANT, 1, &one), ATTN_OK);
+    assert_int_equal(kv_seq_find(r.kv, TENANT, 2, &two), ATTN_OK);
     for (int i = 0; i < 2; i++) {
         if (i == 0)
             r.backend.fail_submit = ATTN_EINTERNAL;
         else
             r.backend.fail_batch = ATTN_EINTERNAL;
         assert_int_equal(rig_item(&r, 2, 0, 12, 1), ATTN_EINTERNAL);
-        kv_seq_info(r.engine->kv, one, &x);
-        kv_seq_info(r.engine->kv, two, &y);
+        kv_seq_info(r.kv, one, &x);
+        kv_seq_info(r.kv, two, &y);
         assert_int_equal(x.block_table[1], y.block_table[1]);
         assert_int_equal(y.layer_len[0], 12);
-        assert_int_equal(kv_check(r.engine->kv), ATTN_OK);
+        assert_int_equal(kv_check(r.kv), ATTN_OK);
         assert_int_equal(r.engine->pools[0].fx.n_copies, 0);
     }
     assert_int_equal(rig_item(&r, 2, 0, 12, 1), ATTN_OK);
