@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "daemon/shm_internal.h"
+#include "daemon/stack.h"
 
 enum { PAGE_BYTES = 4096 };
 
@@ -54,13 +55,6 @@ void shm_client_fini(struct shm_client *c)
 {
     free(c->slots);
     c->slots = NULL;
-}
-
-void shm_push(_Atomic(struct shm_client *) *stack, struct shm_client *c)
-{
-    c->next = atomic_load(stack);
-    while (!atomic_compare_exchange_weak(stack, &c->next, c))
-        ;
 }
 
 static void cut(struct shm_client *c, const char *format, ...)
@@ -248,7 +242,7 @@ static void retire(struct shm_client *c)
 {
     struct transport_shm *t = c->t;
     engine_unwatch(t->engine, c->wake_fd);
-    shm_push(&t->retired, c);
+    (void)stack_push(&t->retired, c);
     uv_async_send(&t->async);
 }
 
@@ -256,7 +250,7 @@ static void retire(struct shm_client *c)
 static void take_news(struct transport_shm *t)
 {
     atomic_store(&t->has_news, false);
-    struct shm_client *c = atomic_exchange(&t->incoming, NULL);
+    struct shm_client *c = stack_take_all(&t->incoming);
     while (c != NULL) {
         struct shm_client *next = c->next;
         c->next = t->clients;

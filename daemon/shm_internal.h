@@ -71,8 +71,8 @@ struct transport_shm {
     uint64_t log_second, n_logged;
 
     _Atomic bool is_stopped, has_news;
-    _Atomic(struct shm_client *) incoming; /* loop to engine, newest first */
-    _Atomic(struct shm_client *) retired; /* engine to loop */
+    _Atomic(struct shm_client *) incoming; /* a stack: loop to engine */
+    _Atomic(struct shm_client *) retired; /* a stack: engine to loop */
 
     struct shm_client *clients; /* the engine's; the loop's after engine_close */
 };
@@ -88,7 +88,5 @@ uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_compl
 bool shm_poll(struct engine_poller *p);
 bool shm_may_sleep(struct engine_poller *p);
 void shm_awake(struct engine_poller *p);
-
-void shm_push(_Atomic(struct shm_client *) *stack, struct shm_client *c);
 
 #endif

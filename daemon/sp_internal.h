@@ -59,7 +59,7 @@ struct transport_sp {
     uint8_t *read_ahead; /* [SP_READ_AHEAD_BYTES] shared: used up before a read callback returns */
 
     uv_async_t async;
-    _Atomic(struct request *) replies; /* stack, newest first */
+    _Atomic(struct request *) replies; /* a stack */
     _Atomic uint32_t n_pushing; /* threads between their push and the end of uv_async_send */
 };
 

@@ -20,6 +20,7 @@
 #include "daemon/address.h"
 #include "daemon/log.h"
 #include "daemon/shm_internal.h"
+#include "daemon/stack.h"
 
 enum {
     BACKLOG = 128,
@@ -99,7 +100,7 @@ static void client_close(struct shm_client *c)
 static void on_async(uv_async_t *async)
 {
     struct transport_shm *t = async->data;
-    struct shm_client *c = atomic_exchange(&t->retired, NULL);
+    struct shm_client *c = stack_take_all(&t->retired);
     while (c != NULL) {
         struct shm_client *next = c->next;
         c->is_shared = false;
@@ -243,7 +244,7 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         }
     c->is_shared = true;
     uv_timer_stop(&c->deadline);
-    shm_push(&t->incoming, c);
+    (void)stack_push(&t->incoming, c);
     atomic_store(&t->has_news, true);
     engine_wake(t->engine);
     return true;
@@ -482,8 +483,8 @@ void transport_shm_close(struct transport_shm *t)
         return;
     transport_shm_stop(t);
     t->is_closing = true;
-    close_all(atomic_exchange(&t->incoming, NULL));
-    close_all(atomic_exchange(&t->retired, NULL));
+    close_all(stack_take_all(&t->incoming));
+    close_all(stack_take_all(&t->retired));
     close_all(t->clients);
     t->clients = NULL;
     if (t->has_async)

@@ -1,7 +1,7 @@
 /* transport_sp.c: listening, deadlines, and the way of replies from the engine's thread to the loop.
  *
- * Replies are pushed on a lock-free stack and the loop is woken with uv_async_send; the loop takes the
- * whole stack, restores the order, queues each at its peer and then flushes every such peer once.
+ * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes all
+ * of them, queues each at its peer and then flushes every such peer once.
  * Deadlines stand in three lists, each ordered because its members wait equally long; one timer looks
  * at the heads.
  */
@@ -22,6 +22,7 @@
 #include "daemon/address.h"
 #include "daemon/log.h"
 #include "daemon/sp_internal.h"
+#include "daemon/stack.h"
 
 enum {
     BACKLOG = 1024,
@@ -110,11 +111,7 @@ void sp_reply(struct request *req)
     /* the loop may send the reply and close the transport as soon as it is pushed; it waits for
      * n_pushing before it closes what uv_async_send touches */
     atomic_fetch_add(&t->n_pushing, 1);
-    struct request *head = atomic_load_explicit(&t->replies, memory_order_relaxed);
-    do
-        req->next = head;
-    while (!atomic_compare_exchange_weak(&t->replies, &head, req));
-    if (head == NULL)
+    if (stack_push(&t->replies, req))
         uv_async_send(&t->async);
     atomic_fetch_sub(&t->n_pushing, 1);
 }
@@ -122,14 +119,7 @@ void sp_reply(struct request *req)
 static void on_async(uv_async_t *async)
 {
     struct transport_sp *t = async->data;
-    struct request *newest_first = atomic_exchange(&t->replies, NULL);
-    struct request *list = NULL;
-    while (newest_first != NULL) {
-        struct request *req = newest_first;
-        newest_first = req->next;
-        req->next = list;
-        list = req;
-    }
+    struct request *list = stack_take_all(&t->replies);
     struct sp_peer *dirty = NULL;
     while (list != NULL) {
         struct request *req = list;

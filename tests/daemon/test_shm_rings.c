@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "daemon/shm_internal.h"
+#include "daemon/stack.h"
 #include "engine_rig.h"
 #include "shm_link.h"
 
@@ -72,7 +73,7 @@ static void side_open(struct side *s)
     s->l.submits = (struct shm_submit *)(void *)(c->base + s->l.welcome.submit_offset);
     s->l.completes = (struct shm_complete *)(void *)(c->base + s->l.welcome.complete_offset);
     s->l.part_bytes = (REGION_BYTES - s->l.welcome.data_offset) / N_SLOTS / 128 * 128;
-    shm_push(&t.incoming, c);
+    (void)stack_push(&t.incoming, c);
     atomic_store(&t.has_news, true);
 }
 
