@@ -16,8 +16,7 @@
 #include "daemon/iobuf.h"
 #include "daemon/log.h"
 #include "daemon/notify.h"
-#include "daemon/transport_shm.h"
-#include "daemon/transport_sp.h"
+#include "daemon/transport.h"
 #include "kernels/selftest.h"
 
 enum {
@@ -36,11 +35,10 @@ struct daemon {
     struct iobuf_pool *bufs;
     struct engine *engine;
     struct http *http;
-    struct transport_sp *transports[CONFIG_MAX_LISTEN];
-    uint32_t n_transports;
-    struct transport_shm *shm[CONFIG_MAX_LISTEN];
-    uint32_t n_shm;
     uv_loop_t *loop;
+    struct transport_env env;
+    struct transport *transports[CONFIG_MAX_LISTEN];
+    uint32_t n_transports;
     uv_timer_t tick;
     uv_signal_t signals[3];
     uint64_t watchdog_ns, next_watchdog_ns;
@@ -117,7 +115,7 @@ static void finish(struct daemon *d, int exit_code)
 static bool transports_are_idle(const struct daemon *d)
 {
     for (uint32_t i = 0; i < d->n_transports; i++)
-        if (!transport_sp_is_idle(d->transports[i]))
+        if (!d->transports[i]->ops->is_idle(d->transports[i]))
             return false;
     return true;
 }
@@ -284,6 +282,28 @@ static void handlers_start(struct daemon *d)
     d->has_handlers = true;
 }
 
+static int transports_start(struct daemon *d)
+{
+    char why[WHY_BYTES];
+    d->env = (struct transport_env){.loop = d->loop,
+                                    .cfg = &d->cfg,
+                                    .backend_ops = d->ops,
+                                    .backend = d->backend,
+                                    .engine = d->engine,
+                                    .bufs = d->bufs};
+    for (uint32_t i = 0; i < d->cfg.n_listen; i++) {
+        const struct transport_ops *ops = transport_find(d->cfg.listen[i]);
+        struct transport **t = &d->transports[d->n_transports];
+        if (ops->open(&d->env, d->cfg.listen[i], t, why, sizeof why) != ATTN_OK) {
+            log_error("%s", why);
+            return EX_CANTCREAT;
+        }
+        d->n_transports++;
+        log_info("listening on %s", ops->url(*t));
+    }
+    return EX_OK;
+}
+
 /* An exit code; what was started is daemon_stop's. */
 static int daemon_start(struct daemon *d)
 {
@@ -312,25 +332,7 @@ static int daemon_start(struct daemon *d)
                  d->cfg.http, http_port(d->http));
     }
     handlers_start(d);
-    for (uint32_t i = 0; i < d->cfg.n_listen; i++) {
-        const char *url = d->cfg.listen[i];
-        if (strncmp(url, "shm://", 6) == 0) {
-            st = transport_shm_open(d->loop, &d->cfg, url, d->ops, d->backend, d->engine,
-                                    &d->shm[d->n_shm], why, sizeof why);
-            d->n_shm += st == ATTN_OK;
-        } else {
-            st = transport_sp_open(d->loop, &d->cfg, url, d->engine, d->bufs,
-                                   &d->transports[d->n_transports], why, sizeof why);
-            if (st == ATTN_OK)
-                url = transport_sp_url(d->transports[d->n_transports++]);
-        }
-        if (st != ATTN_OK) {
-            log_error("%s", why);
-            return EX_CANTCREAT;
-        }
-        log_info("listening on %s", url);
-    }
-    return EX_OK;
+    return transports_start(d);
 }
 
 static void on_close_timeout(uv_timer_t *timer)
@@ -350,7 +352,7 @@ static void on_last_replies(uv_timer_t *timer)
     struct daemon *d = timer->data;
     bool is_done = true;
     for (uint32_t i = 0; i < d->n_transports; i++)
-        is_done &= transport_sp_hang_up(d->transports[i]);
+        is_done &= d->transports[i]->ops->hang_up(d->transports[i]);
     if (is_done || stats_now_ns() >= d->drain_until_ns)
         uv_stop(d->loop);
 }
@@ -371,9 +373,7 @@ static void daemon_stop(struct daemon *d)
     if (d->has_handlers)
         uv_timer_stop(&d->tick); /* it looks at the engine */
     for (uint32_t i = 0; i < d->n_transports; i++)
-        transport_sp_stop(d->transports[i]);
-    for (uint32_t i = 0; i < d->n_shm; i++)
-        transport_shm_stop(d->shm[i]);
+        d->transports[i]->ops->stop(d->transports[i]);
     if (engine_close(d->engine) != ATTN_OK) {
         log_error("the device does not give its batches back; ending without it");
         fflush(NULL);
@@ -382,9 +382,7 @@ static void daemon_stop(struct daemon *d)
     if (d->n_transports > 0)
         write_last_replies(d);
     for (uint32_t i = 0; i < d->n_transports; i++)
-        transport_sp_close(d->transports[i]);
-    for (uint32_t i = 0; i < d->n_shm; i++)
-        transport_shm_close(d->shm[i]);
+        d->transports[i]->ops->close(d->transports[i]);
     if (d->loop != NULL) {
         uv_run(d->loop, UV_RUN_NOWAIT);
         uv_walk(d->loop, close_handle, NULL);

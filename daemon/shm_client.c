@@ -24,10 +24,6 @@
 
 enum { PAGE_BYTES = 4096 };
 
-static void shm_reply(struct request *req);
-
-static const struct transport_ops shm_ops = {.label = STATS_SHM, .reply = shm_reply};
-
 /* --- life -------------------------------------------------------------------------------------- */
 
 uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_completes)
@@ -105,7 +101,7 @@ static attn_status decode(struct shm_client *c, struct shm_slot *s, uint64_t now
                           size_t why_bytes)
 {
     struct request *req = &s->req;
-    const struct config *cfg = c->t->cfg;
+    const struct config *cfg = c->t->env->cfg;
     uint8_t preamble[WIRE_PREAMBLE_BYTES];
     struct wire_preamble p = {0};
     attn_status st = ATTN_EPROTO;
@@ -154,13 +150,13 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
                             .capacity_bytes = e->request_bytes,
                             .n_bytes = e->request_bytes};
     s->room = (struct iobuf){.data = c->base + e->room_offset, .capacity_bytes = e->room_bytes};
-    request_init(&s->req, &shm_ops, c);
+    request_init(&s->req, &transport_shm_ops, c);
     s->req.msg = &s->msg;
     s->req.room = &s->room;
     stats_add(received_bytes, e->request_bytes);
     attn_status st = decode(c, s, now_ns, why, sizeof why);
     if (st == ATTN_OK)
-        engine_submit(c->t->engine, &s->req);
+        engine_submit(c->t->env->engine, &s->req);
     else
         request_reply_error(&s->req, st, 0, "%s", why);
 }
@@ -211,8 +207,7 @@ static void wake_client(struct shm_client *c)
         return; /* full: it is readable anyway; or the client is gone */
 }
 
-/* Completes a request; the slot is free when the client sees it. */
-static void shm_reply(struct request *req)
+void shm_reply(struct request *req)
 {
     struct shm_client *c = req->peer;
     struct shm_slot *s = (struct shm_slot *)(void *)req; /* its first member */
@@ -241,7 +236,7 @@ static void shm_reply(struct request *req)
 static void retire(struct shm_client *c)
 {
     struct transport_shm *t = c->t;
-    engine_unwatch(t->engine, c->wake_fd);
+    engine_unwatch(t->env->engine, c->wake_fd);
     (void)stack_push(&t->retired, c);
     uv_async_send(&t->async);
 }
@@ -269,9 +264,14 @@ static void take_news(struct transport_shm *t)
     }
 }
 
+static struct transport_shm *of_poller(struct engine_poller *p)
+{
+    return (struct transport_shm *)(void *)((char *)p - offsetof(struct transport_shm, poller));
+}
+
 bool shm_poll(struct engine_poller *p)
 {
-    struct transport_shm *t = (struct transport_shm *)p;
+    struct transport_shm *t = of_poller(p);
     bool has_work = false;
     if (atomic_load_explicit(&t->has_news, memory_order_relaxed))
         take_news(t);
@@ -289,7 +289,7 @@ bool shm_poll(struct engine_poller *p)
 
 bool shm_may_sleep(struct engine_poller *p)
 {
-    struct transport_shm *t = (struct transport_shm *)p;
+    struct transport_shm *t = of_poller(p);
     bool is_quiet = true;
     for (struct shm_client *c = t->clients; c != NULL; c = c->next)
         atomic_store_explicit(&c->control->daemon_sleeps, 1, memory_order_relaxed);
@@ -302,7 +302,7 @@ bool shm_may_sleep(struct engine_poller *p)
 
 void shm_awake(struct engine_poller *p)
 {
-    struct transport_shm *t = (struct transport_shm *)p;
+    struct transport_shm *t = of_poller(p);
     for (struct shm_client *c = t->clients; c != NULL; c = c->next)
         atomic_store_explicit(&c->control->daemon_sleeps, 0, memory_order_relaxed);
 }

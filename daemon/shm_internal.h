@@ -9,8 +9,10 @@
 #define ATTND_DAEMON_SHM_INTERNAL_H
 
 #include <stdatomic.h>
+#include <uv.h>
 
-#include "daemon/transport_shm.h"
+#include "daemon/engine.h"
+#include "daemon/transport.h"
 #include "proto/shm_ring.h"
 
 /* One request in flight. */
@@ -52,12 +54,9 @@ struct shm_client {
 };
 
 struct transport_shm {
-    struct engine_poller poller; /* first */
-    uv_loop_t *loop;
-    const struct config *cfg;
-    const struct backend_ops *ops;
-    struct backend *backend;
-    struct engine *engine;
+    struct transport base; /* first */
+    struct transport_env *env;
+    struct engine_poller poller;
     char url[256];
 
     /* the loop's */
@@ -84,6 +83,9 @@ attn_status shm_client_init(struct shm_client *c);
 void shm_client_fini(struct shm_client *c); /* of one that never was initialised, too */
 /* Offsets of a region with n_slots; returns where the data area begins. */
 uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_completes);
+
+/* Completes a request; the slot is free when the client sees it. */
+void shm_reply(struct request *req);
 
 bool shm_poll(struct engine_poller *p);
 bool shm_may_sleep(struct engine_poller *p);

@@ -20,6 +20,7 @@ enum { N_SLOTS = 8, REGION_BYTES = 1 << 20 };
 
 static struct rig r;
 static struct transport_shm t;
+static struct transport_env env;
 static uv_loop_t loop;
 
 struct side {
@@ -32,10 +33,10 @@ static int open_rig(void **state)
     (void)state;
     rig_open(&r, NULL);
     uv_loop_init(&loop);
+    env = (struct transport_env){.cfg = &r.cfg, .engine = r.engine};
     t = (struct transport_shm){
+        .env = &env,
         .poller = {.poll = shm_poll, .may_sleep = shm_may_sleep, .awake = shm_awake},
-        .cfg = &r.cfg,
-        .engine = r.engine,
     };
     uv_async_init(&loop, &t.async, NULL);
     engine_poller_add(r.engine, &t.poller);
