@@ -1,4 +1,4 @@
-/* main.c: the daemon's life: settings, backend, message buffers, engine, stats endpoint, transports;
+/* main.c: the daemon's life: settings, device, message buffers, engine, stats endpoint, transports;
  * run; and the same backwards. The main thread runs the event loop: sockets and signals.
  */
 #include <inttypes.h>
@@ -11,13 +11,13 @@
 #include <uv.h>
 
 #include "daemon/config.h"
+#include "daemon/device.h"
 #include "daemon/engine.h"
 #include "daemon/http.h"
 #include "daemon/iobuf.h"
 #include "daemon/log.h"
 #include "daemon/notify.h"
 #include "daemon/transport.h"
-#include "kernels/selftest.h"
 
 enum {
     WHY_BYTES = 512,
@@ -30,8 +30,7 @@ struct daemon {
     int argc;
     char **argv;
     struct config cfg;
-    const struct backend_ops *ops;
-    struct backend *backend;
+    struct device device;
     struct iobuf_pool *bufs;
     struct engine *engine;
     struct http *http;
@@ -46,63 +45,6 @@ struct daemon {
     uint64_t drain_until_ns;
     int exit_code;
 };
-
-/* --- backend ----------------------------------------------------------------------------------- */
-
-static attn_status backend_try(struct daemon *d, const char *name, char *why, size_t why_bytes)
-{
-    const struct backend_ops *ops;
-    attn_status st = backend_load(name, &ops, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    struct backend_config bc = {
-        .kv_bytes = d->cfg.kv_memory_bytes,
-        .max_batch_items = d->cfg.max_batch_items,
-        .max_batch_tokens = d->cfg.max_batch_tokens,
-        .n_threads = d->cfg.threads,
-        .device_index = (int32_t)d->cfg.device_index,
-        .import_fd = -1,
-    };
-    struct backend *b = NULL;
-    st = ops->open(&bc, &b);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "%s%s", st == ATTN_ENOMEM ? "device.kv_memory: " : "",
-                 b == NULL ? attn_status_message(st) : ops->last_error(b));
-        ops->close(b);
-        return st;
-    }
-    d->ops = ops;
-    d->backend = b;
-    return ATTN_OK;
-}
-
-/* Opens the backend asked for, or the first of cuda, hip and cpu. An exit code. */
-static int backend_start(struct daemon *d)
-{
-    static const char *const in_order[] = {"cuda", "hip", "cpu"};
-    char why[WHY_BYTES];
-    bool is_auto = strcmp(d->cfg.backend, "auto") == 0;
-    for (size_t i = 0; i < sizeof in_order / sizeof in_order[0] && d->ops == NULL; i++) {
-        if (!is_auto && strcmp(d->cfg.backend, in_order[i]) != 0)
-            continue;
-        if (backend_try(d, in_order[i], why, sizeof why) == ATTN_OK)
-            break;
-        if (is_auto)
-            log_info("backend %s is not used: %s", in_order[i], why);
-        else
-            log_error("backend %s can't be used: %s", in_order[i], why);
-    }
-    if (d->ops == NULL) {
-        if (is_auto)
-            log_error("no backend can be used");
-        return EX_UNAVAILABLE;
-    }
-    struct backend_info info;
-    d->ops->info(d->backend, &info);
-    log_info("backend %s on %s: %" PRIu64 " MiB of KV memory, %" PRIu32 " processors", info.name,
-             info.device, info.kv_bytes >> 20, info.n_processors);
-    return EX_OK;
-}
 
 /* --- signals and time -------------------------------------------------------------------------- */
 
@@ -287,8 +229,8 @@ static int transports_start(struct daemon *d)
     char why[WHY_BYTES];
     d->env = (struct transport_env){.loop = d->loop,
                                     .cfg = &d->cfg,
-                                    .backend_ops = d->ops,
-                                    .backend = d->backend,
+                                    .backend_ops = d->device.ops,
+                                    .backend = d->device.backend,
                                     .engine = d->engine,
                                     .bufs = d->bufs};
     for (uint32_t i = 0; i < d->cfg.n_listen; i++) {
@@ -308,16 +250,17 @@ static int transports_start(struct daemon *d)
 static int daemon_start(struct daemon *d)
 {
     char why[WHY_BYTES];
-    int code = backend_start(d);
-    if (code != EX_OK)
-        return code;
-    attn_status st = iobuf_pool_open(d->ops, d->backend, d->cfg.io_memory_bytes, &d->bufs);
+    if (device_open(&d->cfg, &d->device) != ATTN_OK)
+        return EX_UNAVAILABLE;
+    attn_status st =
+        iobuf_pool_open(d->device.ops, d->device.backend, d->cfg.io_memory_bytes, &d->bufs);
     if (st != ATTN_OK) {
         log_error("cache.io_memory: %" PRIu64 " bytes can't be had: %s", d->cfg.io_memory_bytes,
                   attn_status_message(st));
         return EX_OSERR;
     }
-    st = engine_open(&d->cfg, d->ops, d->backend, d->bufs, &d->engine, why, sizeof why);
+    st = engine_open(&d->cfg, d->device.ops, d->device.backend, d->bufs, &d->engine, why,
+                     sizeof why);
     if (st != ATTN_OK) {
         log_error("%s", why);
         return EX_OSERR;
@@ -391,8 +334,7 @@ static void daemon_stop(struct daemon *d)
     }
     http_close(d->http);
     iobuf_pool_close(d->bufs);
-    if (d->ops != NULL)
-        d->ops->close(d->backend);
+    device_close(&d->device);
 }
 
 static int daemon_run(struct daemon *d)
@@ -411,31 +353,11 @@ static int daemon_run(struct daemon *d)
     return code;
 }
 
-/* The backend asked for, or the first of all that opens. An exit code. */
 static int self_test(const struct config *cfg)
 {
-    static const char *const in_order[] = {"cuda", "hip", "cpu"};
-    bool is_auto = strcmp(cfg->backend, "auto") == 0;
-    char why[WHY_BYTES];
-    attn_status st = ATTN_ENOTSUP;
     printf("attnd %s\n", ATTND_VERSION);
-    for (size_t i = 0; i < sizeof in_order / sizeof in_order[0]; i++) {
-        const struct backend_ops *ops;
-        if (!is_auto && strcmp(cfg->backend, in_order[i]) != 0)
-            continue;
-        st = backend_load(in_order[i], &ops, why, sizeof why);
-        if (st != ATTN_OK) {
-            printf("backend %s: %s\n", in_order[i], why);
-            st = ATTN_ENOTSUP;
-        } else {
-            st = selftest_run(ops, (int32_t)cfg->device_index, cfg->threads, stdout);
-        }
-        if (st != ATTN_ENOTSUP)
-            break;
-    }
-    if (st == ATTN_OK)
-        return EX_OK;
-    return st == ATTN_ENOTSUP ? EX_UNAVAILABLE : EX_SOFTWARE;
+    attn_status st = device_self_test(cfg, stdout);
+    return st == ATTN_OK ? EX_OK : st == ATTN_ENOTSUP ? EX_UNAVAILABLE : EX_SOFTWARE;
 }
 
 int main(int argc, char **argv)
