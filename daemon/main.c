@@ -121,69 +121,20 @@ static void on_terminate(uv_signal_t *s, int number)
     finish(d, EX_OK);
 }
 
-/* Settings that take effect at once; the others need a restart. */
-static void take_over(struct daemon *d, const struct config *now)
+static void log_start(const struct config *cfg)
 {
-    struct config *c = &d->cfg;
     enum log_level level;
-#define TAKE(field, name)                                                                          \
-    if (c->field != now->field) {                                                                  \
-        log_info("settings: " name " is now %" PRIu64, (uint64_t)now->field);                      \
-        c->field = now->field;                                                                     \
-    }
-    TAKE(max_queue_requests, "engine.max_queue_requests")
-    TAKE(max_queue_bytes, "engine.max_queue (bytes)")
-    TAKE(default_timeout_us, "engine.default_timeout (us)")
-    TAKE(max_timeout_us, "engine.max_timeout (us)")
-    TAKE(drain_timeout_us, "engine.drain_timeout (us)")
-#undef TAKE
-    if (strcmp(c->log_level, now->log_level) != 0 && log_level_parse(now->log_level, &level) == 0) {
-        memcpy(c->log_level, now->log_level, sizeof c->log_level);
+    if (log_level_parse(cfg->log_level, &level) == 0)
         log_init(level);
-        log_info("settings: log.level is now %s", c->log_level);
-    }
-    engine_reload(d->engine, c);
 }
 
-static void warn_of_restart(const struct config *c, const struct config *now)
+static void tell_change(void *user, const char *name, const char *value, bool is_taken)
 {
-#define KEEP(field, name)                                                                          \
-    if (c->field != now->field)                                                                    \
-        log_warn("settings: " name " changed; that needs a restart");
-    KEEP(device_index, "device.index")
-    KEEP(kv_memory_bytes, "device.kv_memory")
-    KEEP(threads, "device.threads")
-    KEEP(n_listen, "listen.address")
-    KEEP(max_peers, "listen.max_peers")
-    KEEP(max_message_bytes, "listen.max_message")
-    KEEP(handshake_timeout_us, "listen.handshake_timeout")
-    KEEP(body_timeout_us, "listen.body_timeout")
-    KEEP(write_timeout_us, "listen.write_timeout")
-    KEEP(max_peer_write_bytes, "listen.max_peer_write")
-    KEEP(shm_slots, "listen.shm_slots")
-    KEEP(shm_client_bytes, "listen.shm_client")
-    KEEP(shm_memory_bytes, "listen.shm_memory")
-    KEEP(max_sequences, "cache.max_sequences")
-    KEEP(max_seq_tokens, "cache.max_seq_tokens")
-    KEEP(max_pools, "cache.max_pools")
-    KEEP(max_layers, "cache.max_layers")
-    KEEP(io_memory_bytes, "cache.io_memory")
-    KEEP(max_batch_items, "engine.max_batch_items")
-    KEEP(max_batch_tokens, "engine.max_batch_tokens")
-    KEEP(max_step_items, "engine.max_step_items")
-    KEEP(max_step_tokens, "engine.max_step_tokens")
-    KEEP(max_sessions, "engine.max_sessions")
-    KEEP(lease_us, "engine.lease")
-    KEEP(spin_us, "engine.spin")
-    KEEP(stall_timeout_us, "engine.stall_timeout")
-#undef KEEP
-    if (strcmp(c->backend, now->backend) != 0)
-        log_warn("settings: device.backend changed; that needs a restart");
-    if (strcmp(c->http, now->http) != 0)
-        log_warn("settings: listen.http changed; that needs a restart");
-    for (uint32_t i = 0; i < c->n_listen && i < now->n_listen; i++)
-        if (strcmp(c->listen[i], now->listen[i]) != 0)
-            log_warn("settings: listen.address %s changed; that needs a restart", c->listen[i]);
+    (void)user;
+    if (is_taken)
+        log_info("settings: %s is now %s", name, value);
+    else
+        log_warn("settings: %s changed; that needs a restart", name);
 }
 
 static void on_reload(uv_signal_t *s, int number)
@@ -191,18 +142,19 @@ static void on_reload(uv_signal_t *s, int number)
     struct daemon *d = s->data;
     struct config now;
     enum config_action action;
-    char why[WHY_BYTES];
+    struct config_fault fault;
     (void)number;
     if (d->is_stopping)
         return;
-    if (config_load(d->argc, d->argv, &now, &action, why, sizeof why) != ATTN_OK) {
-        log_error("SIGHUP: the settings stay as they are: %s", why);
+    if (config_load(d->argc, d->argv, &now, &action, &fault) != ATTN_OK) {
+        log_error("SIGHUP: the settings stay as they are: %s", fault.why);
         return;
     }
     log_info("SIGHUP: settings read");
-    warn_of_restart(&d->cfg, &now);
-    take_over(d, &now);
+    config_take_over(&d->cfg, &now, tell_change, NULL);
     config_fini(&now);
+    log_start(&d->cfg);
+    engine_reload(d->engine, &d->cfg);
 }
 
 /* --- start, run, stop -------------------------------------------------------------------------- */
@@ -364,14 +316,13 @@ int main(int argc, char **argv)
 {
     static struct daemon d;
     enum config_action action;
-    enum log_level level = LOG_LEVEL_INFO;
-    char why[WHY_BYTES];
+    struct config_fault fault;
     d.argc = argc;
     d.argv = argv;
-    log_init(level);
-    if (config_load(argc, argv, &d.cfg, &action, why, sizeof why) != ATTN_OK) {
-        log_error("%s", why);
-        return strncmp(why, "flag", 4) == 0 ? EX_USAGE : EX_CONFIG;
+    log_init(LOG_LEVEL_INFO);
+    if (config_load(argc, argv, &d.cfg, &action, &fault) != ATTN_OK) {
+        log_error("%s", fault.why);
+        return fault.is_flag ? EX_USAGE : EX_CONFIG;
     }
     switch (action) {
     case CONFIG_HELP:
@@ -389,8 +340,7 @@ int main(int argc, char **argv)
         d.exit_code = self_test(&d.cfg);
         break;
     case CONFIG_RUN:
-        log_level_parse(d.cfg.log_level, &level);
-        log_init(level);
+        log_start(&d.cfg);
         d.loop = uv_default_loop();
         d.exit_code = daemon_run(&d);
         break;

@@ -137,7 +137,9 @@ static attn_status decode(struct shm_client *c, struct shm_slot *s, uint64_t now
     memcpy(head, preamble, sizeof preamble);
     copy_once(head + sizeof preamble, s->msg.data + sizeof preamble, head_bytes - sizeof preamble);
     return request_decode_apart(req, head, s->msg.data + head_bytes, now_ns,
-                                cfg->default_timeout_us, cfg->max_timeout_us, why, why_bytes);
+                                __atomic_load_n(&cfg->default_timeout_us, __ATOMIC_RELAXED),
+                                __atomic_load_n(&cfg->max_timeout_us, __ATOMIC_RELAXED), why,
+                                why_bytes);
 }
 
 static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_ns)

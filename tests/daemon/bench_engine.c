@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "config_defaults.h"
 #include "daemon/engine_internal.h"
 #include "daemon/log.h"
 #include "fake_host.h"

@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "config_defaults.h"
 #include "daemon/address.h"
 #include "daemon/log.h"
 #include "fake_host.h"

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "config_defaults.h"
 #include "engine_rig.h"
 
 #define BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)
