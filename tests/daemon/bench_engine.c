@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "config_defaults.h"
 #include "daemon/clock.h"
 #include "daemon/engine_state.h"
 #include "daemon/log.h"

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "config_defaults.h"
 #include "daemon/clock.h"
 #include "daemon/engine_ready.h"
 #include "engine_rig.h"
