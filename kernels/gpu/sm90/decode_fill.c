@@ -102,7 +102,7 @@ static void inline_first_ids(const struct filling *f, const struct decode_dev_ru
                                : is_wide ? decode_wide_begin(n, place % parts, parts)
                                          : decode_cluster_begin(n, place % parts, lg_parts);
         for (uint32_t t = first; t < first + o->ids_stride; t++) {
-            uint32_t tile = t + (t >= dev->sink_tiles ? dev->skip_tiles : 0);
+            uint32_t tile = visible_tile_at(t, dev->sink_tiles, dev->skip_tiles);
             *out++ = t < n ? f->items[i].blocks[tile * DECODE_TILE / f->p->kv.block_tokens] : 0;
         }
     }

@@ -13,17 +13,14 @@ bool decode_supported(const struct backend_pool_config *c, int major, int minor)
 void decode_visible_tiles(const struct decode_pool *p, const struct decode_item *it,
                           uint32_t *out_n, uint32_t *out_sinks, uint32_t *out_skip)
 {
-    const struct attn_layer_spec *spec = &p->specs[it->layer];
-    uint32_t last = ceil_div(it->pos + it->n_tokens, DECODE_TILE), first = 0, sinks = 0;
-    if (spec->window_tokens != 0 && it->pos + 1 > spec->window_tokens) {
-        first = (it->pos + 1 - spec->window_tokens) / DECODE_TILE;
-        sinks = ceil_div(spec->sink_tokens, DECODE_TILE);
-    }
-    if (sinks >= first)
-        first = sinks = 0;
-    *out_n = last - first + sinks;
-    *out_sinks = sinks == 0 && first == 0 ? *out_n : sinks;
-    *out_skip = first - sinks;
+    const struct attn_layer_spec *l = &p->specs[it->layer];
+    const uint32_t w = l->window_tokens, s = l->sink_tokens, n_keys = it->pos + it->n_tokens;
+    const struct visible seen = visible_to_some(visible_to(w, s, l->is_full, it->pos, n_keys),
+                                                visible_to(w, s, l->is_full, n_keys - 1, n_keys));
+    const struct visible_tiles t = visible_tiles_of(seen, DECODE_TILE);
+    *out_n = t.n;
+    *out_sinks = t.sinks == 0 && t.skip == 0 ? t.n : t.sinks;
+    *out_skip = t.skip;
 }
 
 struct decode_shape decode_shape_of(const struct decode_pool *p, const struct decode_item *items,
