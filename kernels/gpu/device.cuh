@@ -6,6 +6,7 @@
 
 #include "kernels/gpu/params.h"
 #include "kernels/gpu/vendor/gpu.h"
+#include "kernels/visible.h"
 #include "proto/attn_types.h"
 
 namespace gpu
@@ -112,24 +113,15 @@ GPU_DEVICE float *scale_address(const gpu_kv &kv, const part &p, uint32_t block,
     return (float *)(kv.base + block * kv.block_bytes + p.scales) + head * p.block_tokens + slot;
 }
 
-/* Keys a query at position p sees: [0, sinks) and [first, end). */
-struct visible {
-    uint32_t sinks, first, end;
-};
-
+/* What the query at `position` of an item of kv_len tokens sees. */
 GPU_DEVICE visible visible_to(const gpu_layer &l, uint32_t position, uint32_t kv_len)
 {
-    visible v;
-    v.end = l.is_full ? kv_len : position + 1;
-    v.first =
-        l.window_tokens && position + 1 > l.window_tokens ? position + 1 - l.window_tokens : 0;
-    v.sinks = l.sink_tokens < v.first ? l.sink_tokens : v.first;
-    return v;
+    return ::visible_to(l.window_tokens, l.sink_tokens, l.is_full, position, kv_len);
 }
 
 GPU_DEVICE bool is_visible(const visible &v, uint32_t key)
 {
-    return key < v.end && (key >= v.first || key < v.sinks);
+    return visible_has(&v, key);
 }
 
 /* The score of a visible key in units of log 2, from the plain dot product. */

@@ -79,11 +79,11 @@ plant(attend_vector.cu 16 "vx[i] *= v_scale;" "vx[i] *= simt::planted == 16 ? k_
 # ---- the tuned kernels
 
 # K and V are read before they have come
-plant(sm90/decode_narrow.cuh 21 "        barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = tile_at(first"
-  "        if (simt::planted != 21) barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = tile_at(first")
+plant(sm90/decode_narrow.cuh 21 "        barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = visible_tile_at(first"
+  "        if (simt::planted != 21) barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = visible_tile_at(first")
 # the wrong parity
-plant(sm90/decode_narrow.cuh 22 "barrier_wait(bar + stage * 8, phase);\n            uint32_t tile = tile_at(run.tile0"
-  "barrier_wait(bar + stage * 8, phase ^ (simt::planted == 22));\n            uint32_t tile = tile_at(run.tile0")
+plant(sm90/decode_narrow.cuh 22 "barrier_wait(bar + stage * 8, phase);\n            uint32_t tile = visible_tile_at(run.tile0"
+  "barrier_wait(bar + stage * 8, phase ^ (simt::planted == 22));\n            uint32_t tile = visible_tile_at(run.tile0")
 # messages to blocks that may not have begun
 plant(sm90/decode_narrow.cuh 23 "        cluster_wait(); /* long since"
   "        if (simt::planted != 23) cluster_wait(); /* long since")
