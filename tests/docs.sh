@@ -70,6 +70,12 @@ print(*bad, sep="\n", end="\n" if bad else "", file=sys.stderr)
 sys.exit(bool(bad))
 EOF
 
+# the tables of the kernels are the file's
+while read -r line; do
+  [[ -z $line ]] || grep -qxF -e "$line" docs/benchmarks.md || { echo "not in docs/benchmarks.md: $line" >&2; rc=1; }
+done < <(scripts/plot-bench --table docs/figures/h200_long.csv)
+cmp <(scripts/plot-bench docs/figures/h200_long.csv /dev/stdout | grep '^<') <(grep '^<' docs/figures/h200_long.svg) || rc=1
+
 # who asks a script for help gets it, and nothing else happens
 for script in quickstart test package install-deps; do
   timeout 10 "scripts/$script" --help | grep -qE 'Installs|Makes' || { echo "scripts/$script --help" >&2; rc=1; }
