@@ -27,7 +27,7 @@
 #define SP_ID_BYTES 4
 
 struct sp {
-    struct transport base;
+    struct client_transport base;
     int socket, recv_fd, send_fd, wake_fd, epoll_fd;
     bool is_send_polled; /* of the thread that waits */
 };
@@ -74,7 +74,7 @@ static bool sp_get_fd(int s, int option, int *out_fd)
     return nn_getsockopt(s, NN_SOL_SOCKET, option, out_fd, &n) == 0;
 }
 
-static void sp_close(struct transport *t)
+static void sp_close(struct client_transport *t)
 {
     struct sp *sp = (struct sp *)t;
     if (sp == NULL)
@@ -90,7 +90,7 @@ static void sp_close(struct transport *t)
     free(sp);
 }
 
-static void sp_abandon(struct transport *t)
+static void sp_abandon(struct client_transport *t)
 {
     struct sp *sp = (struct sp *)t;
     close(sp->epoll_fd);
@@ -98,7 +98,8 @@ static void sp_abandon(struct transport *t)
     free(sp);
 }
 
-static attn_status sp_open(const char *url, struct transport **out_t, char *why, size_t why_bytes)
+static attn_status sp_open(const char *url, struct client_transport **out_t, char *why,
+                           size_t why_bytes)
 {
     pthread_once(&sp_once, sp_init);
     if (atomic_load(&sp_is_lost)) {
@@ -143,13 +144,13 @@ fail:
     return st;
 }
 
-static void *sp_message_alloc(struct transport *t, size_t bytes, size_t reply_bytes)
+static void *sp_message_alloc(struct client_transport *t, size_t bytes, size_t reply_bytes)
 {
     (void)t, (void)reply_bytes;
     return nn_allocmsg(bytes, 0);
 }
 
-static void sp_message_free(struct transport *t, void *message)
+static void sp_message_free(struct client_transport *t, void *message)
 {
     (void)t;
     nn_freemsg(message);
@@ -161,7 +162,7 @@ union sp_control {
     unsigned char bytes[128];
 };
 
-static bool sp_send(struct transport *t, uint32_t id, void *message)
+static bool sp_send(struct client_transport *t, uint32_t id, void *message)
 {
     struct sp *sp = (struct sp *)t;
     union sp_control control = {0};
@@ -183,7 +184,7 @@ static bool sp_send(struct transport *t, uint32_t id, void *message)
     return nn_sendmsg(sp->socket, &hdr, NN_DONTWAIT) >= 0;
 }
 
-static bool sp_recv(struct transport *t, struct transport_message *out_m)
+static bool sp_recv(struct client_transport *t, struct client_message *out_m)
 {
     struct sp *sp = (struct sp *)t;
     for (;;) {
@@ -209,13 +210,13 @@ static bool sp_recv(struct transport *t, struct transport_message *out_m)
         uint32_t id = 0;
         for (int i = 0; i < SP_ID_BYTES; i++)
             id = id << 8 | p[sizeof(size_t) + i];
-        *out_m = (struct transport_message){
-            .base = message, .bytes = (size_t)n, .id = id & ~SP_REPLY_BIT};
+        *out_m =
+            (struct client_message){.base = message, .bytes = (size_t)n, .id = id & ~SP_REPLY_BIT};
         return true;
     }
 }
 
-static void sp_want_send(struct transport *t, bool is_wanted)
+static void sp_want_send(struct client_transport *t, bool is_wanted)
 {
     struct sp *sp = (struct sp *)t;
     if (is_wanted != sp->is_send_polled &&
@@ -223,7 +224,7 @@ static void sp_want_send(struct transport *t, bool is_wanted)
         sp->is_send_polled = is_wanted;
 }
 
-static void sp_wait(struct transport *t, uint64_t ns)
+static void sp_wait(struct client_transport *t, uint64_t ns)
 {
     struct sp *sp = (struct sp *)t;
     struct epoll_event ready[3];
@@ -235,7 +236,7 @@ static void sp_wait(struct transport *t, uint64_t ns)
     }
 }
 
-static void sp_wake(struct transport *t)
+static void sp_wake(struct client_transport *t)
 {
     struct sp *sp = (struct sp *)t;
     uint64_t one = 1;
@@ -244,35 +245,35 @@ static void sp_wake(struct transport *t)
     }
 }
 
-static int sp_fd(struct transport *t)
+static int sp_fd(struct client_transport *t)
 {
     return ((struct sp *)t)->epoll_fd;
 }
 
-static uint64_t sp_generation(struct transport *t)
+static uint64_t sp_generation(struct client_transport *t)
 {
     return nn_get_statistic(((struct sp *)t)->socket, NN_STAT_ESTABLISHED_CONNECTIONS);
 }
 
-static bool sp_is_connected(struct transport *t)
+static bool sp_is_connected(struct client_transport *t)
 {
     return (int)nn_get_statistic(((struct sp *)t)->socket, NN_STAT_CURRENT_CONNECTIONS) > 0;
 }
 
-static uint64_t sp_max_message(struct transport *t)
+static uint64_t sp_max_message(struct client_transport *t)
 {
     (void)t;
     return 0;
 }
 
-static void sp_set_max_message(struct transport *t, uint64_t bytes)
+static void sp_set_max_message(struct client_transport *t, uint64_t bytes)
 {
     /* the SP header counts too; -1 is libnanomsg's "no limit" */
     sp_set(((struct sp *)t)->socket, NN_SOL_SOCKET, NN_RCVMAXSIZE,
            bytes > INT_MAX - SP_ID_BYTES ? -1 : (int)bytes + SP_ID_BYTES);
 }
 
-const struct transport_ops transport_sp_ops = {
+const struct client_transport_ops transport_sp_ops = {
     .schemes = {"ipc://", "tcp://", NULL},
     .open = sp_open,
     .close = sp_close,
