@@ -198,7 +198,8 @@ void attn_client_close(attn_client *c)
     if (is_ours)
         request_fail_all(c);
     for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++) { /* not waited for; all, in a forked child */
-        if (c->slots[i] != NULL && c->slots[i]->message != NULL)
+        bool has_message = c->slots[i] != NULL && c->slots[i]->message != NULL;
+        if (has_message && (is_ours || !t->ops->is_shared)) /* the child can't take shm's lock */
             t->ops->message_free(t, c->slots[i]->message);
         free(c->slots[i]);
     }

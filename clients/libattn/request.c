@@ -107,12 +107,11 @@ static void expire_locked(struct client_request *r)
         snprintf(why, sizeof why, "no answer from %s within %llu ms", c->url,
                  (unsigned long long)ms);
     } else {
-        char refusal[ATTN_MESSAGE_BYTES] = "";
-        if (c->t->ops->refusal != NULL)
-            c->t->ops->refusal(c->t, refusal, sizeof refusal);
+        char reason[ATTN_MESSAGE_BYTES] = "";
+        c->t->ops->why_not(c->t, reason, sizeof reason);
         st = ATTN_ECONN;
         snprintf(why, sizeof why, "no connection to %.80s within %llu ms%s%.120s", c->url,
-                 (unsigned long long)ms, refusal[0] != 0 ? ": " : "", refusal);
+                 (unsigned long long)ms, reason[0] != 0 ? ": " : "", reason);
     }
     unlink_locked(c, r);
     r->state = REQUEST_PINNED;
@@ -352,6 +351,8 @@ static uint32_t read_some(struct attn_client *c)
         handle_message(c, &m);
         n++;
     }
+    if (n == TURN_MESSAGES)
+        c->t->ops->wake(c->t); /* more may be there, of which the descriptor does not tell */
     return n;
 }
 

@@ -31,7 +31,8 @@ struct client_transport_ops {
                         size_t why_bytes);
     /* No other call may be running or follow. */
     void (*close)(struct client_transport *t);
-    /* close in a forked child: frees memory, leaves the connection to the parent. */
+    /* close in a forked child, where locks may be held by threads that are the parent's: frees memory,
+     * leaves the connection to the parent. */
     void (*abandon)(struct client_transport *t);
 
     /* Memory for one message of this size, whose reply has at most reply_bytes; NULL: none left. */
@@ -57,13 +58,18 @@ struct client_transport_ops {
     /* Connections made so far: grows when messages may have been lost. */
     uint64_t (*generation)(struct client_transport *t);
     bool (*is_connected)(struct client_transport *t);
-    /* Why the daemon refused the latest connection, "" if it did not. NULL: the transport can't tell. */
-    void (*refusal)(struct client_transport *t, char *out, size_t out_bytes);
+    /* Attempts to connect that failed, and connections that ended. */
+    uint64_t (*n_failures)(struct client_transport *t);
+    /* Why there is no connection, as the latest failure says; "" before one and while connected. */
+    void (*why_not)(struct client_transport *t, char *out, size_t out_bytes);
     /* The largest request and the largest reply that the connection can carry; 0: no limit of its own. */
     uint64_t (*max_message)(struct client_transport *t);
     /* Larger messages are not received. */
     void (*set_max_message)(struct client_transport *t, uint64_t bytes);
 };
+
+/* What a failed connect, send or receive means; path of a Unix socket, or NULL. The thread's own. */
+const char *connect_error(int error, const char *path);
 
 extern const struct client_transport_ops transport_sp_ops, transport_shm_ops;
 

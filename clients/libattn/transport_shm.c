@@ -42,12 +42,13 @@ struct shm {
     struct sockaddr_un address;
     int epoll_fd, wake_fd; /* never change */
     atomic_bool is_connected, is_woken, is_fd_used;
-    atomic_uint_fast64_t generation;
+    atomic_uint_fast64_t generation, n_failures;
 
     pthread_mutex_t lock;
     struct shm_region *region; /* NULL: not connected. Written by the receiving thread alone */
     SLIST_HEAD(, shm_region) old; /* without connection, with messages in use */
-    char refusal[sizeof((struct shm_welcome *)0)->message]; /* of the latest welcome */
+    char why_not[sizeof((struct shm_welcome *)0)
+                     ->message]; /* there is no connection; "" if there is one */
 
     /* the receiving thread's */
     int socket; /* -1: none. With one and no region: hello is sent */
@@ -65,8 +66,13 @@ struct heap_message {
 
 /* ---- connecting; the receiving thread ---- */
 
-static void drop_socket(struct shm *sh)
+/* Closes the socket, keeps why, and sets when to try again. */
+static void drop_socket(struct shm *sh, const char *why)
 {
+    pthread_mutex_lock(&sh->lock);
+    snprintf(sh->why_not, sizeof sh->why_not, "%s", why);
+    pthread_mutex_unlock(&sh->lock);
+    atomic_fetch_add(&sh->n_failures, 1);
     if (sh->socket >= 0)
         close(sh->socket); /* leaves the epoll set by itself */
     sh->socket = -1;
@@ -77,7 +83,7 @@ static void drop_socket(struct shm *sh)
 
 static void disconnect(struct shm *sh)
 {
-    drop_socket(sh);
+    drop_socket(sh, "the daemon hung up");
     struct shm_region *r = sh->region;
     if (r == NULL)
         return;
@@ -103,7 +109,7 @@ static void start_connecting(struct shm *sh)
         connect(sh->socket, (struct sockaddr *)&sh->address, sizeof sh->address) != 0 ||
         send(sh->socket, &h, sizeof h, MSG_NOSIGNAL) != sizeof h ||
         epoll_ctl(sh->epoll_fd, EPOLL_CTL_ADD, sh->socket, &ev) != 0) {
-        drop_socket(sh);
+        drop_socket(sh, connect_error(errno, sh->address.sun_path));
         return;
     }
     sh->welcome_until_ns = attn_now_ns() + SHM_WELCOME_NS;
@@ -151,7 +157,7 @@ static void take_welcome(struct shm *sh)
     ssize_t n = recvmsg(sh->socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         if (attn_now_ns() > sh->welcome_until_ns)
-            drop_socket(sh);
+            drop_socket(sh, "whoever listens there does not answer");
         return;
     }
     bool has_fds = n >= 0 && take_descriptors(&m, fds);
@@ -165,18 +171,19 @@ static void take_welcome(struct shm *sh)
             close(fds[1]);
     }
     if (r == NULL) {
-        if (n == sizeof w && w.magic == SHM_MAGIC && w.status != ATTN_OK) {
-            pthread_mutex_lock(&sh->lock);
-            snprintf(sh->refusal, sizeof sh->refusal, "%.*s", (int)sizeof w.message - 1, w.message);
-            pthread_mutex_unlock(&sh->lock);
-        }
-        drop_socket(sh);
+        const char *why = "whoever listens there is no attnd that this library understands";
+        if (n == 0)
+            why = "the daemon hung up: it serves its own user, root and the socket's group";
+        else if (n == sizeof w && w.magic == SHM_MAGIC && w.status != ATTN_OK)
+            why = w.message;
+        w.message[sizeof w.message - 1] = 0;
+        drop_socket(sh, why);
         return;
     }
     sh->retry_ns = SHM_RETRY_NS;
     pthread_mutex_lock(&sh->lock);
     sh->region = r;
-    sh->refusal[0] = 0;
+    sh->why_not[0] = 0;
     pthread_mutex_unlock(&sh->lock);
     atomic_fetch_add(&sh->generation, 1);
     atomic_store(&sh->is_connected, true);
@@ -516,11 +523,16 @@ static bool shm_is_connected(struct client_transport *t)
     return atomic_load(&((struct shm *)t)->is_connected);
 }
 
-static void shm_refusal(struct client_transport *t, char *out, size_t out_bytes)
+static uint64_t shm_n_failures(struct client_transport *t)
+{
+    return atomic_load(&((struct shm *)t)->n_failures);
+}
+
+static void shm_why_not(struct client_transport *t, char *out, size_t out_bytes)
 {
     struct shm *sh = (struct shm *)t;
     pthread_mutex_lock(&sh->lock);
-    snprintf(out, out_bytes, "%s", sh->refusal);
+    snprintf(out, out_bytes, "%s", sh->why_not);
     pthread_mutex_unlock(&sh->lock);
 }
 
@@ -554,7 +566,8 @@ const struct client_transport_ops transport_shm_ops = {
     .fd = shm_fd,
     .generation = shm_generation,
     .is_connected = shm_is_connected,
-    .refusal = shm_refusal,
+    .n_failures = shm_n_failures,
+    .why_not = shm_why_not,
     .max_message = shm_max_message,
     .set_max_message = shm_set_max_message,
 };
