@@ -8,12 +8,13 @@
  *     attn_client_close must be the last call on its client and attn_pool_close the last on its pool.
  *   2 The library has no thread of its own: replies are read, deadlines kept and lost requests sent
  *     again by whichever thread is inside a call that waits (a blocking call, attn_step_wait,
- *     attn_client_poll). One waiting thread reads for all of them.
+ *     attn_client_poll). One waiting thread reads for all of them, and writes what is left of a
+ *     request larger than the socket's buffer.
  *   3 Completion callbacks run on such a thread, with no lock held. They may start steps; a call
  *     that waits, made inside a callback, is refused with ATTN_EINVAL.
  *   4 After fork the child may only call attn_client_close and attn_pool_close on what it inherited
- *     (they free memory and leave the connection to the parent); other calls give ATTN_EINVAL. A
- *     process forked while its parent had a client open cannot open a socket client: ATTN_ENOTSUP.
+ *     (they free memory and leave the connection to the parent); other calls give ATTN_EINVAL. It
+ *     may open clients of its own.
  *
  * Time      Every call ends by its timeout (0: the client's default). Timeouts are in microseconds.
  * Delivery  A request whose connection was lost is sent again under the same id until its deadline.
@@ -105,7 +106,7 @@ struct attn_client_counters {
  *
  * The daemon may come up while it waits. timeout_us bounds this call alone.
  * Errors   ATTN_EINVAL url or options; ATTN_ECONN no connection within the timeout; ATTN_ETIMEDOUT
- *          connected but no answer; ATTN_ENOTSUP a protocol or feature one side lacks, or forked;
+ *          connected but no answer; ATTN_ENOTSUP a protocol or feature one side lacks;
  *          ATTN_ENOMEM; what the daemon refuses
  * Owner    the caller; o may be NULL */
 ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_options *o,

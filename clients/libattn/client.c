@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef ATTN_VERSION
@@ -16,7 +15,8 @@
 
 #define HELLO_MAX_REPLY_BYTES (1u << 20)
 
-static const struct transport_ops *const transports[] = {&transport_sp_ops, &transport_shm_ops};
+static const struct client_transport_ops *const transports[] = {&transport_sp_ops,
+                                                                &transport_shm_ops};
 
 static atomic_uint fork_generation;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -31,13 +31,6 @@ static void fork_init(void)
     pthread_atfork(NULL, NULL, forked);
 }
 
-uint64_t client_now_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
 attn_status client_check(const struct attn_client *c)
 {
     if (c == NULL)
@@ -48,10 +41,10 @@ attn_status client_check(const struct attn_client *c)
 }
 
 attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t timeout_us,
-                        attn_status (*take)(struct request *, const struct wire_reply *),
+                        attn_status (*take)(struct client_request *, const struct wire_reply *),
                         void *take_arg)
 {
-    struct request *r;
+    struct client_request *r;
     attn_status st = client_check(c);
     if (st != ATTN_OK)
         return st;
@@ -77,7 +70,7 @@ static void copy_text(char *dst, size_t bytes, const char *src)
     snprintf(dst, bytes, "%s", src);
 }
 
-static attn_status take_hello(struct request *r, const struct wire_reply *reply)
+static attn_status take_hello(struct client_request *r, const struct wire_reply *reply)
 {
     if (reply->header->body_case != ATTND__REPLY__BODY_HELLO) {
         copy_text(r->result.message, sizeof r->result.message, "answer to hello without a body");
@@ -110,7 +103,7 @@ static attn_status say_hello(struct attn_client *c, uint64_t session, uint64_t t
     return client_call(c, &req, timeout_us, take_hello, out);
 }
 
-static const struct transport_ops *find_transport(const char *url)
+static const struct client_transport_ops *find_transport(const char *url)
 {
     for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++) {
         for (const char *const *s = transports[i]->schemes; *s != NULL; s++) {
@@ -148,7 +141,7 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     if (o->struct_size != sizeof *o)
         return error_set(ATTN_EINVAL, "attn_client_options.struct_size %u: this library knows %zu",
                          o->struct_size, sizeof *o);
-    const struct transport_ops *ops = find_transport(url);
+    const struct client_transport_ops *ops = find_transport(url);
     if (ops == NULL)
         return error_set(ATTN_EINVAL,
                          "url \"%s\": expected ipc://PATH, tcp://HOST:PORT or shm://PATH", url);
@@ -162,6 +155,8 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     c->url = strdup(url);
     c->name = strdup(o->client_name != NULL ? o->client_name : program_invocation_short_name);
     pthread_mutex_init(&c->lock, NULL);
+    TAILQ_INIT(&c->in_flight);
+    LIST_INIT(&c->waiters);
     c->default_timeout_us = o->timeout_us != 0 ? o->timeout_us : CLIENT_DEFAULT_TIMEOUT_US;
     c->max_retries = o->max_retries;
     c->fork_generation = atomic_load(&fork_generation);
@@ -199,11 +194,12 @@ void attn_client_close(attn_client *c)
     if (c == NULL)
         return;
     bool is_ours = c->fork_generation == atomic_load(&fork_generation);
-    struct transport *t = c->t;
+    struct client_transport *t = c->t;
     if (is_ours)
         request_fail_all(c);
     for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++) { /* not waited for; all, in a forked child */
-        if (c->slots[i] != NULL && c->slots[i]->message != NULL)
+        bool has_message = c->slots[i] != NULL && c->slots[i]->message != NULL;
+        if (has_message && (is_ours || !t->ops->is_shared)) /* the child can't take shm's lock */
             t->ops->message_free(t, c->slots[i]->message);
         free(c->slots[i]);
     }
@@ -255,16 +251,16 @@ attn_status attn_client_counters(attn_client *c, struct attn_client_counters *ou
 attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint64_t *out_ns)
 {
     struct attn_client_info info = {0};
-    uint64_t start_ns = client_now_ns();
+    uint64_t start_ns = attn_now_ns();
     if (c == NULL)
         return client_check(c);
     attn_status st = say_hello(c, c->info.session, timeout_us, &info);
     if (st == ATTN_OK && out_ns != NULL)
-        *out_ns = client_now_ns() - start_ns;
+        *out_ns = attn_now_ns() - start_ns;
     return st;
 }
 
-static attn_status take_stats(struct request *r, const struct wire_reply *reply)
+static attn_status take_stats(struct client_request *r, const struct wire_reply *reply)
 {
     char **out_json = r->take_arg;
     if (reply->header->body_case != ATTND__REPLY__BODY_STATS) {
@@ -310,7 +306,7 @@ attn_status attn_client_poll(attn_client *c, uint64_t timeout_us, uint32_t *out_
     if (!request_may_wait(c))
         return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
     uint64_t ns = timeout_us > INT64_MAX / 1000000 ? INT64_MAX / 1000 : timeout_us * 1000u;
-    request_poll(c, client_now_ns() + ns, out_n_completed);
+    request_poll(c, attn_now_ns() + ns, out_n_completed);
     return ATTN_OK;
 }
 

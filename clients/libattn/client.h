@@ -10,9 +10,11 @@
 #define ATTN_CLIENT_H
 
 #include <pthread.h>
+#include <sys/queue.h>
 
 #include "clients/libattn/attn.h"
 #include "clients/libattn/transport.h"
+#include "proto/attn_time.h"
 #include "proto/wire.h"
 
 #define CLIENT_DEFAULT_TIMEOUT_US 10000000u
@@ -23,7 +25,7 @@
 #define CLIENT_CONTROL_REPLY_BYTES (320u << 10)
 #define CLIENT_STEP_REPLY_HEAD_BYTES 1024u /* of a step's reply, beside tensors and item statuses */
 
-enum request_state {
+enum client_request_state {
     REQUEST_NEW, /* being built by the thread that starts it; in no list */
     REQUEST_QUEUED, /* to be sent when the transport can */
     REQUEST_SENT,
@@ -32,10 +34,10 @@ enum request_state {
     REQUEST_DONE,
 };
 
-struct request {
-    struct request *next, *prev; /* in flight, in the order of start */
+struct client_request {
+    TAILQ_ENTRY(client_request) link; /* in flight, in the order of start */
     struct attn_client *client;
-    enum request_state state;
+    enum client_request_state state;
     uint64_t id; /* low bits: the slot */
     void *message; /* built and not yet sent, or NULL */
     uint64_t start_ns, deadline_ns, resend_ns;
@@ -51,7 +53,7 @@ struct request {
     /* Takes over what a reply says: a good one, or any of a step. On the leader, without the lock.
      * Returns the request's status and, for a failure of its own, puts the sentence into
      * result.message. NULL: nothing to take. */
-    attn_status (*take)(struct request *r, const struct wire_reply *reply);
+    attn_status (*take)(struct client_request *r, const struct wire_reply *reply);
     void *take_arg;
 
     attn_step_cb cb; /* NULL: somebody waits */
@@ -63,13 +65,13 @@ struct request {
 
 /* A thread that waits while another one reads; on its stack. */
 struct waiter {
-    struct waiter *next, *prev;
+    LIST_ENTRY(waiter) link;
     pthread_cond_t cond;
-    const struct request *r; /* NULL: any completion */
+    const struct client_request *r; /* NULL: any completion */
 };
 
 struct attn_client {
-    struct transport *t;
+    struct client_transport *t;
     struct attn_client_info info;
     uint64_t default_timeout_us;
     uint32_t max_retries;
@@ -78,16 +80,16 @@ struct attn_client {
     char *url, *name;
 
     pthread_mutex_t lock;
-    struct request *slots[ATTN_MAX_IN_FLIGHT];
+    struct client_request *slots[ATTN_MAX_IN_FLIGHT];
     uint32_t free_slots[ATTN_MAX_IN_FLIGHT], n_free_slots;
     uint32_t id_high; /* counts starts; the bits of ids above the slot */
-    struct request *first, *last; /* in flight */
+    TAILQ_HEAD(request_list, client_request) in_flight;
     uint32_t n_queued;
     uint64_t next_wake_ns; /* when the leader must look at deadlines again */
     uint64_t n_completed;
     bool is_led;
     pthread_t leader;
-    struct waiter *waiters;
+    LIST_HEAD(, waiter) waiters;
     struct attn_client_counters counters;
 };
 
@@ -108,31 +110,30 @@ attn_status error_from_result(const struct attn_result *r);
 
 /* client.c */
 
-uint64_t client_now_ns(void);
 /* ATTN_EINVAL after fork. */
 attn_status client_check(const struct attn_client *c);
 /* Sends header (session and timeout are filled in), waits, and lets take have the reply. Returns the
  * status, with its sentence left in attn_last_error. */
 attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t timeout_us,
-                        attn_status (*take)(struct request *, const struct wire_reply *),
+                        attn_status (*take)(struct client_request *, const struct wire_reply *),
                         void *take_arg);
 
 /* request.c */
 
 /* A zeroed request with a slot, its id and its deadline. ATTN_EOVERLOAD: no slot; ATTN_ENOMEM. */
-attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct request **out_r);
+attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct client_request **out_r);
 /* Frees a request that is in no list, and its slot. Not locked. */
-void request_free(struct request *r);
+void request_free(struct client_request *r);
 /* True if the daemon takes a message of this size; else the sentence is left in attn_last_error. */
 bool request_fits(const struct attn_client *c, size_t head_bytes, uint64_t payload_bytes);
 /* Builds and sends. On failure the request is still the caller's. */
-attn_status request_start(struct request *r);
+attn_status request_start(struct client_request *r);
 /* The step of a ticket, to be waited for by the caller alone; NULL: none, or it is waited for. */
-struct request *request_claim(struct attn_client *c, attn_ticket ticket);
+struct client_request *request_claim(struct attn_client *c, attn_ticket ticket);
 /* False on the thread that runs a callback: it must not wait. */
 bool request_may_wait(struct attn_client *c);
 /* Waits until r, started and without a callback, is done. */
-void request_wait(struct request *r);
+void request_wait(struct client_request *r);
 /* Reads and completes until something completed or until_ns. */
 void request_poll(struct attn_client *c, uint64_t until_ns, uint32_t *out_n);
 /* Completes all in flight with ATTN_ECONN. */
@@ -141,8 +142,8 @@ void request_fail_all(struct attn_client *c);
 /* step.c */
 
 /* Encodes a step. ATTN_ENOMEM; ATTN_EINVAL too large, the sentence is left. */
-attn_status step_build(struct request *r, uint64_t timeout_us, void **out_message);
+attn_status step_build(struct client_request *r, uint64_t timeout_us, void **out_message);
 /* Tells item_status that the step failed as a whole. */
-void step_fail(struct request *r);
+void step_fail(struct client_request *r);
 
 #endif

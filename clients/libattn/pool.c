@@ -5,7 +5,7 @@
 
 #include "clients/libattn/client.h"
 
-static attn_status reply_without_body(struct request *r, const char *what)
+static attn_status reply_without_body(struct client_request *r, const char *what)
 {
     snprintf(r->result.message, sizeof r->result.message, "answer to %s without its body", what);
     return ATTN_EPROTO;
@@ -149,7 +149,7 @@ static attn_status spec_copy(const Attnd__PoolSpec *w, struct attn_pool_spec *ou
 
 /* ---- pools ---- */
 
-static attn_status take_pool(struct request *r, const struct wire_reply *reply)
+static attn_status take_pool(struct client_request *r, const struct wire_reply *reply)
 {
     const Attnd__PoolReply *b = reply->header->pool;
     if (reply->header->body_case != ATTND__REPLY__BODY_POOL || b->spec == NULL)
@@ -250,7 +250,7 @@ struct seq_taking {
     bool has_layer_len; /* this request's answer carries it */
 };
 
-static attn_status take_seq(struct request *r, const struct wire_reply *reply)
+static attn_status take_seq(struct client_request *r, const struct wire_reply *reply)
 {
     struct seq_taking *t = r->take_arg;
     const Attnd__SeqReply *b = reply->header->seq;

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "clients/libattn/client.h"
 
@@ -31,54 +30,46 @@ static uint32_t wire_id_of(uint64_t id)
 
 /* ---- lists, under the lock ---- */
 
-static void link_locked(struct attn_client *c, struct request *r)
+static void link_locked(struct attn_client *c, struct client_request *r)
 {
-    r->prev = c->last;
-    r->next = NULL;
-    if (c->last != NULL)
-        c->last->next = r;
-    else
-        c->first = r;
-    c->last = r;
+    TAILQ_INSERT_TAIL(&c->in_flight, r, link);
     c->counters.n_in_flight++;
 }
 
-static void unlink_locked(struct attn_client *c, struct request *r)
+static void unlink_locked(struct attn_client *c, struct client_request *r)
 {
     if (r->state == REQUEST_QUEUED)
         c->n_queued--;
-    *(r->prev != NULL ? &r->prev->next : &c->first) = r->next;
-    *(r->next != NULL ? &r->next->prev : &c->last) = r->prev;
-    r->next = r->prev = NULL;
+    TAILQ_REMOVE(&c->in_flight, r, link);
     c->counters.n_in_flight--;
 }
 
-static void set_state_locked(struct request *r, enum request_state state)
+static void set_state_locked(struct client_request *r, enum client_request_state state)
 {
     struct attn_client *c = r->client;
     c->n_queued += (state == REQUEST_QUEUED) - (r->state == REQUEST_QUEUED);
     r->state = state;
 }
 
-static struct request *find_locked(struct attn_client *c, uint64_t id)
+static struct client_request *find_locked(struct attn_client *c, uint64_t id)
 {
-    struct request *r = c->slots[slot_of(id)];
+    struct client_request *r = c->slots[slot_of(id)];
     return r != NULL && r->id == id ? r : NULL;
 }
 
 /* ---- completion ---- */
 
-static void set_result(struct request *r, attn_status st, const char *message)
+static void set_result(struct client_request *r, attn_status st, const char *message)
 {
     r->result.status = st;
     snprintf(r->result.message, sizeof r->result.message, "%s", message);
 }
 
 /* r left the list and has its result. Called without the lock. */
-static void finish(struct request *r)
+static void finish(struct client_request *r)
 {
     struct attn_client *c = r->client;
-    r->result.total_ns = client_now_ns() - r->start_ns;
+    r->result.total_ns = attn_now_ns() - r->start_ns;
     if (r->message != NULL)
         c->t->ops->message_free(c->t, r->message);
     r->message = NULL;
@@ -94,14 +85,16 @@ static void finish(struct request *r)
     if (r != NULL)
         r->state = REQUEST_DONE;
     c->n_completed++;
-    for (struct waiter *w = c->waiters; w != NULL; w = w->next) {
+    struct waiter *w;
+    LIST_FOREACH(w, &c->waiters, link)
+    {
         if (w->r == NULL || w->r == r)
             pthread_cond_signal(&w->cond);
     }
     pthread_mutex_unlock(&c->lock);
 }
 
-static void expire_locked(struct request *r)
+static void expire_locked(struct client_request *r)
 {
     struct attn_client *c = r->client;
     char why[ATTN_MESSAGE_BYTES];
@@ -114,12 +107,11 @@ static void expire_locked(struct request *r)
         snprintf(why, sizeof why, "no answer from %s within %llu ms", c->url,
                  (unsigned long long)ms);
     } else {
-        char refusal[ATTN_MESSAGE_BYTES] = "";
-        if (c->t->ops->refusal != NULL)
-            c->t->ops->refusal(c->t, refusal, sizeof refusal);
+        char reason[ATTN_MESSAGE_BYTES] = "";
+        c->t->ops->why_not(c->t, reason, sizeof reason);
         st = ATTN_ECONN;
         snprintf(why, sizeof why, "no connection to %.80s within %llu ms%s%.120s", c->url,
-                 (unsigned long long)ms, refusal[0] != 0 ? ": " : "", refusal);
+                 (unsigned long long)ms, reason[0] != 0 ? ": " : "", reason);
     }
     unlink_locked(c, r);
     r->state = REQUEST_PINNED;
@@ -145,10 +137,10 @@ bool request_fits(const struct attn_client *c, size_t head_bytes, uint64_t paylo
     return false;
 }
 
-static attn_status build(struct request *r, void **out_message)
+static attn_status build(struct client_request *r, void **out_message)
 {
     struct attn_client *c = r->client;
-    uint64_t now = client_now_ns();
+    uint64_t now = attn_now_ns();
     uint64_t left_us = r->deadline_ns > now ? (r->deadline_ns - now) / 1000u : 1;
     if (r->is_step)
         return step_build(r, left_us, out_message);
@@ -173,7 +165,7 @@ static bool send_message(struct attn_client *c, uint64_t id, void *message)
     if (c->t->ops->send(c->t, wire_id_of(id), message))
         return true;
     pthread_mutex_lock(&c->lock);
-    struct request *r = find_locked(c, id);
+    struct client_request *r = find_locked(c, id);
     bool is_waiting = r != NULL && r->state == REQUEST_SENT;
     if (is_waiting) {
         r->message = message;
@@ -190,7 +182,7 @@ static bool send_message(struct attn_client *c, uint64_t id, void *message)
     return false;
 }
 
-static void mark_sent_locked(struct request *r)
+static void mark_sent_locked(struct client_request *r)
 {
     struct attn_client *c = r->client;
     set_state_locked(r, REQUEST_SENT);
@@ -203,10 +195,10 @@ static void mark_sent_locked(struct request *r)
 static void flush_queue(struct attn_client *c)
 {
     pthread_mutex_lock(&c->lock);
-    struct request *r = c->first;
+    struct client_request *r = TAILQ_FIRST(&c->in_flight);
     while (c->n_queued > 0 && r != NULL) {
         if (r->state != REQUEST_QUEUED) {
-            r = r->next;
+            r = TAILQ_NEXT(r, link);
             continue;
         }
         void *message = r->message;
@@ -219,8 +211,8 @@ static void flush_queue(struct attn_client *c)
         pthread_mutex_lock(&c->lock);
         if (message == NULL) { /* out of memory: try again at the next tick */
             set_state_locked(r, REQUEST_DELAYED);
-            r->resend_ns = client_now_ns() + CLIENT_TICK_NS;
-            r = r->next;
+            r->resend_ns = attn_now_ns() + CLIENT_TICK_NS;
+            r = TAILQ_NEXT(r, link);
             continue;
         }
         mark_sent_locked(r);
@@ -230,7 +222,7 @@ static void flush_queue(struct attn_client *c)
         pthread_mutex_lock(&c->lock);
         if (!is_sent)
             break;
-        r = c->first; /* r itself may be gone: its thread timed out */
+        r = TAILQ_FIRST(&c->in_flight); /* r itself may be gone: its thread timed out */
     }
     pthread_mutex_unlock(&c->lock);
 }
@@ -238,14 +230,14 @@ static void flush_queue(struct attn_client *c)
 /* ---- reading ---- */
 
 /* True if the request is to be asked again, later. */
-static bool retry_locked(struct request *r)
+static bool retry_locked(struct client_request *r)
 {
     if (r->n_retries_left == 0 || !attn_status_is_retryable(r->result.status))
         return false;
     uint64_t delay_ns = r->result.retry_after_us * 1000u;
     if (delay_ns < CLIENT_MIN_RETRY_NS)
         delay_ns = CLIENT_MIN_RETRY_NS;
-    uint64_t now = client_now_ns();
+    uint64_t now = attn_now_ns();
     if (delay_ns >= r->deadline_ns || now >= r->deadline_ns - delay_ns)
         return false;
     r->n_retries_left--;
@@ -254,7 +246,7 @@ static bool retry_locked(struct request *r)
 }
 
 /* Sets the result of a pinned request from its reply. */
-static void take_reply(struct request *r, struct transport_message *m)
+static void take_reply(struct client_request *r, struct client_message *m)
 {
     uint8_t memory[REPLY_ARENA_BYTES];
     char why[ATTN_MESSAGE_BYTES - 32] = ""; /* leaves room for words before it */
@@ -286,10 +278,10 @@ static void take_reply(struct request *r, struct transport_message *m)
     wire_arena_reset(&arena);
 }
 
-static void handle_message(struct attn_client *c, struct transport_message *m)
+static void handle_message(struct attn_client *c, struct client_message *m)
 {
     pthread_mutex_lock(&c->lock);
-    struct request *r = c->slots[slot_of(m->id)];
+    struct client_request *r = c->slots[slot_of(m->id)];
     if (r == NULL || wire_id_of(r->id) != m->id || r->state == REQUEST_NEW ||
         r->state == REQUEST_PINNED || r->state == REQUEST_DONE) {
         c->counters.n_stray++;
@@ -320,16 +312,15 @@ static void handle_message(struct attn_client *c, struct transport_message *m)
 /* Deadlines, retries that are due, connections that were lost. */
 static void keep_time(struct attn_client *c, uint64_t now)
 {
-    struct request *expired = NULL;
+    struct request_list expired = TAILQ_HEAD_INITIALIZER(expired);
     pthread_mutex_lock(&c->lock);
     uint64_t generation = c->t->ops->generation(c->t);
     c->next_wake_ns = now + CLIENT_TICK_NS;
-    for (struct request *r = c->first, *next; r != NULL; r = next) {
-        next = r->next;
+    for (struct client_request *r = TAILQ_FIRST(&c->in_flight), *next; r != NULL; r = next) {
+        next = TAILQ_NEXT(r, link);
         if (now >= r->deadline_ns) {
             expire_locked(r);
-            r->next = expired;
-            expired = r;
+            TAILQ_INSERT_TAIL(&expired, r, link);
             continue;
         }
         if (r->state == REQUEST_SENT && r->generation != generation) {
@@ -345,22 +336,23 @@ static void keep_time(struct attn_client *c, uint64_t now)
             c->next_wake_ns = due;
     }
     pthread_mutex_unlock(&c->lock);
-    while (expired != NULL) {
-        struct request *r = expired;
-        expired = r->next;
-        r->next = NULL;
+    while (!TAILQ_EMPTY(&expired)) {
+        struct client_request *r = TAILQ_FIRST(&expired);
+        TAILQ_REMOVE(&expired, r, link);
         finish(r);
     }
 }
 
 static uint32_t read_some(struct attn_client *c)
 {
-    struct transport_message m;
+    struct client_message m;
     uint32_t n = 0;
     while (n < TURN_MESSAGES && c->t->ops->recv(c->t, &m)) {
         handle_message(c, &m);
         n++;
     }
+    if (n == TURN_MESSAGES)
+        c->t->ops->wake(c->t); /* more may be there, of which the descriptor does not tell */
     return n;
 }
 
@@ -368,7 +360,7 @@ static uint32_t read_some(struct attn_client *c)
 static void lead(struct attn_client *c, uint64_t until_ns)
 {
     uint32_t n = read_some(c);
-    uint64_t now = client_now_ns();
+    uint64_t now = attn_now_ns();
     pthread_mutex_lock(&c->lock);
     bool is_time = now >= c->next_wake_ns;
     bool is_queued = c->n_queued > 0;
@@ -391,34 +383,31 @@ static void lead(struct attn_client *c, uint64_t until_ns)
 
 /* ---- waiting ---- */
 
-static void follow_locked(struct attn_client *c, const struct request *r, uint64_t until_ns)
+static void follow_locked(struct attn_client *c, const struct client_request *r, uint64_t until_ns)
 {
-    struct waiter w = {.r = r, .next = c->waiters};
+    struct waiter w = {.r = r};
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&w.cond, &attr);
     pthread_condattr_destroy(&attr);
-    if (c->waiters != NULL)
-        c->waiters->prev = &w;
-    c->waiters = &w;
+    LIST_INSERT_HEAD(&c->waiters, &w, link);
     struct timespec ts = {.tv_sec = (time_t)(until_ns / 1000000000u),
                           .tv_nsec = (long)(until_ns % 1000000000u)};
     pthread_cond_timedwait(&w.cond, &c->lock, &ts);
-    *(w.prev != NULL ? &w.prev->next : &c->waiters) = w.next;
-    if (w.next != NULL)
-        w.next->prev = w.prev;
+    LIST_REMOVE(&w, link);
     pthread_cond_destroy(&w.cond);
 }
 
 /* Waits until r is done (r given) or anything completed (r NULL), at most until until_ns. */
-static void wait_for(struct attn_client *c, struct request *r, uint64_t until_ns, uint32_t *out_n)
+static void wait_for(struct attn_client *c, struct client_request *r, uint64_t until_ns,
+                     uint32_t *out_n)
 {
     pthread_mutex_lock(&c->lock);
     uint64_t n_before = c->n_completed;
     bool is_first = true;
     while (r != NULL ? r->state != REQUEST_DONE : c->n_completed == n_before) {
-        uint64_t now = client_now_ns();
+        uint64_t now = attn_now_ns();
         if (now >= until_ns && !is_first) {
             if (r == NULL)
                 break;
@@ -445,8 +434,8 @@ static void wait_for(struct attn_client *c, struct request *r, uint64_t until_ns
         pthread_mutex_lock(&c->lock);
         c->is_led = false;
     }
-    if (!c->is_led && c->waiters != NULL)
-        pthread_cond_signal(&c->waiters->cond); /* the next leader */
+    if (!c->is_led && !LIST_EMPTY(&c->waiters))
+        pthread_cond_signal(&LIST_FIRST(&c->waiters)->cond); /* the next leader */
     if (out_n != NULL)
         *out_n = (uint32_t)(c->n_completed - n_before);
     pthread_mutex_unlock(&c->lock);
@@ -454,9 +443,9 @@ static void wait_for(struct attn_client *c, struct request *r, uint64_t until_ns
 
 /* ---- for the other files ---- */
 
-attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct request **out_r)
+attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct client_request **out_r)
 {
-    struct request *r = calloc(1, sizeof *r);
+    struct client_request *r = calloc(1, sizeof *r);
     if (r == NULL)
         return error_set(ATTN_ENOMEM, "no memory for a request");
     pthread_mutex_lock(&c->lock);
@@ -476,14 +465,14 @@ attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct reque
         timeout_us = INT64_MAX / 1000000;
     r->client = c;
     r->n_retries_left = c->max_retries;
-    r->start_ns = client_now_ns();
+    r->start_ns = attn_now_ns();
     r->deadline_ns = r->start_ns + timeout_us * 1000u;
     r->result.struct_size = sizeof r->result;
     *out_r = r;
     return ATTN_OK;
 }
 
-void request_free(struct request *r)
+void request_free(struct client_request *r)
 {
     struct attn_client *c = r->client;
     pthread_mutex_lock(&c->lock);
@@ -493,7 +482,7 @@ void request_free(struct request *r)
     free(r);
 }
 
-attn_status request_start(struct request *r)
+attn_status request_start(struct client_request *r)
 {
     struct attn_client *c = r->client;
     void *message = NULL;
@@ -519,10 +508,10 @@ attn_status request_start(struct request *r)
     return ATTN_OK;
 }
 
-struct request *request_claim(struct attn_client *c, attn_ticket ticket)
+struct client_request *request_claim(struct attn_client *c, attn_ticket ticket)
 {
     pthread_mutex_lock(&c->lock);
-    struct request *r = find_locked(c, ticket);
+    struct client_request *r = find_locked(c, ticket);
     if (r != NULL && (!r->is_step || r->cb != NULL || r->is_claimed))
         r = NULL;
     if (r != NULL)
@@ -539,7 +528,7 @@ bool request_may_wait(struct attn_client *c)
     return !is_leader;
 }
 
-void request_wait(struct request *r)
+void request_wait(struct client_request *r)
 {
     wait_for(r->client, r, r->deadline_ns, NULL);
 }
@@ -552,8 +541,8 @@ void request_poll(struct attn_client *c, uint64_t until_ns, uint32_t *out_n)
 void request_fail_all(struct attn_client *c)
 {
     pthread_mutex_lock(&c->lock);
-    while (c->first != NULL) {
-        struct request *r = c->first;
+    while (!TAILQ_EMPTY(&c->in_flight)) {
+        struct client_request *r = TAILQ_FIRST(&c->in_flight);
         unlink_locked(c, r);
         r->state = REQUEST_PINNED;
         r->result.n_failed = r->step.n_items;

@@ -59,7 +59,7 @@ static size_t pad(size_t n)
 }
 
 /* The step's tensors into the payload, and zeroes between them. */
-static void put_tensors(const struct request *r, uint8_t *payload)
+static void put_tensors(const struct client_request *r, uint8_t *payload)
 {
     const struct attn_step *s = &r->step;
     const struct attn_pool_spec *spec = &r->pool->spec;
@@ -93,7 +93,7 @@ static void put_tensors(const struct request *r, uint8_t *payload)
         copy_fence(); /* before the message is sent */
 }
 
-attn_status step_build(struct request *r, uint64_t timeout_us, void **out_message)
+attn_status step_build(struct client_request *r, uint64_t timeout_us, void **out_message)
 {
     struct attn_client *c = r->client;
     const struct attn_step *s = &r->step;
@@ -134,13 +134,13 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
     return m != NULL ? ATTN_OK : ATTN_ENOMEM;
 }
 
-void step_fail(struct request *r)
+void step_fail(struct client_request *r)
 {
     for (uint32_t i = 0; r->step.item_status != NULL && i < r->step.n_items; i++)
         r->step.item_status[i] = r->result.status;
 }
 
-static attn_status step_take(struct request *r, const struct wire_reply *reply)
+static attn_status step_take(struct client_request *r, const struct wire_reply *reply)
 {
     const Attnd__Reply *h = reply->header;
     const struct attn_step *s = &r->step;
@@ -237,10 +237,10 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
 }
 
 static attn_status start(struct attn_pool *p, const struct attn_step *s, attn_step_cb cb,
-                         void *user, struct request **out_r, attn_ticket *out_ticket)
+                         void *user, struct client_request **out_r, attn_ticket *out_ticket)
 {
     struct wire_step_layout layout;
-    struct request *r;
+    struct client_request *r;
     attn_status st = step_check(p, s, &layout);
     if (st != ATTN_OK)
         return st;
@@ -267,7 +267,7 @@ static attn_status start(struct attn_pool *p, const struct attn_step *s, attn_st
     return ATTN_OK;
 }
 
-static attn_status finish(struct request *r, struct attn_result *out_result)
+static attn_status finish(struct client_request *r, struct attn_result *out_result)
 {
     request_wait(r);
     attn_status st = error_from_result(&r->result);
@@ -292,7 +292,7 @@ static attn_status check_waiting(struct attn_client *c, const struct attn_result
 
 attn_status attn_step(attn_pool *p, const struct attn_step *s, struct attn_result *out_result)
 {
-    struct request *r;
+    struct client_request *r;
     attn_status st = check_waiting(p != NULL ? p->client : NULL, out_result);
     if (st != ATTN_OK)
         return st;
@@ -313,7 +313,7 @@ attn_status attn_step_wait(attn_client *c, attn_ticket ticket, struct attn_resul
     attn_status st = check_waiting(c, out_result);
     if (st != ATTN_OK)
         return st;
-    struct request *r = request_claim(c, ticket);
+    struct client_request *r = request_claim(c, ticket);
     if (r == NULL)
         return error_set(ATTN_ENOTFOUND, "ticket %llu: no such step, or somebody waits for it",
                          (unsigned long long)ticket);
