@@ -126,7 +126,9 @@ static void run_fork(struct engine *e, struct request *req, uint32_t session, kv
 
 static void run_truncate(struct engine *e, struct request *req, kv_seq_id seq)
 {
-    attn_status st = kv_seq_truncate(e->parts.kv, seq, req->wire.header->truncate->len);
+    uint32_t epoch;
+    attn_status st = kv_seq_truncate(e->parts.kv, seq, req->wire.header->truncate->len,
+                                     req->wire.request_id, &epoch);
     if (st != ATTN_OK)
         engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
     else
@@ -144,7 +146,7 @@ static void run_close(struct engine *e, struct request *req, kv_seq_id seq)
 static void run_adopt(struct engine *e, struct request *req, uint32_t session, kv_seq_id seq)
 {
     uint32_t epoch;
-    attn_status st = kv_seq_adopt(e->parts.kv, seq, session, &epoch);
+    attn_status st = kv_seq_adopt(e->parts.kv, seq, session, req->wire.request_id, &epoch);
     if (st != ATTN_OK)
         engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
     else
@@ -199,6 +201,11 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
     }
     if (h->body_case == ATTND__REQUEST__BODY_ADOPT) {
         run_adopt(e, req, session, seq);
+        return;
+    }
+    if (h->body_case == ATTND__REQUEST__BODY_TRUNCATE &&
+        kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id)) {
+        reply_seq(e, req, seq, false); /* it names the epoch that it ended itself */
         return;
     }
     attn_status st = check_owner(e, seq, name, epoch, session, why, sizeof why);

@@ -68,6 +68,7 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
                           session_count(e->parts.sessions), e->parts.cfg->max_sessions);
             return;
         }
+        kv_owner_begin(e->parts.kv, slot);
         e->is_dirty = true;
     }
     Attnd__HelloReply body = ATTND__HELLO_REPLY__INIT;
@@ -76,6 +77,7 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
     body.protocol_version =
         h->protocol_version < PROTOCOL_VERSION ? h->protocol_version : PROTOCOL_VERSION;
     body.session = session_at(e->parts.sessions, slot)->id;
+    body.last_request_id = kv_owner_last_request(e->parts.kv, slot);
     body.server_version = version;
     body.backend = e->info.name;
     body.lease_us = e->lease_ns / 1000;

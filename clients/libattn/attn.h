@@ -204,8 +204,8 @@ ATTN_API uint32_t attn_pool_free_blocks(const attn_pool *p);
 
 /* ---- sequences ---- */
 
-/* A sequence as its holder knows it. The epoch is the daemon's; adopting a sequence raises it, and
- * whoever holds the older one is refused with ATTN_ESTALE. */
+/* A sequence as its holder knows it. The epoch is the daemon's; truncating or adopting a sequence raises
+ * it, and a request with an older one is refused with ATTN_ESTALE, however late it arrives. */
 struct attn_seq {
     uint64_t id;
     uint32_t epoch;
@@ -221,8 +221,9 @@ ATTN_API attn_status attn_seq_open(attn_pool *p, uint64_t id, uint64_t timeout_u
 ATTN_API attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uint64_t new_id,
                                    uint32_t len, uint64_t timeout_us, struct attn_seq *out_seq,
                                    uint32_t *out_layer_len);
-/* Forgets tokens from len on, in every layer. */
-ATTN_API attn_status attn_seq_truncate(attn_pool *p, const struct attn_seq *seq, uint32_t len,
+/* Forgets tokens from len on, in every layer. seq gets the new epoch. Truncate before other tokens are
+ * written to positions that any request has named, answered or not. */
+ATTN_API attn_status attn_seq_truncate(attn_pool *p, struct attn_seq *seq, uint32_t len,
                                        uint64_t timeout_us);
 /* Forgets the sequence. */
 ATTN_API attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t timeout_us);

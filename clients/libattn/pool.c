@@ -336,8 +336,7 @@ attn_status attn_seq_adopt(attn_pool *p, uint64_t id, uint64_t timeout_us, struc
     return seq_call(p, &req, id, timeout_us, out_seq, out_layer_len, true);
 }
 
-attn_status attn_seq_truncate(attn_pool *p, const struct attn_seq *seq, uint32_t len,
-                              uint64_t timeout_us)
+attn_status attn_seq_truncate(attn_pool *p, struct attn_seq *seq, uint32_t len, uint64_t timeout_us)
 {
     attn_status st = seq_check(p, seq, "seq");
     if (st != ATTN_OK)
@@ -349,7 +348,7 @@ attn_status attn_seq_truncate(attn_pool *p, const struct attn_seq *seq, uint32_t
     truncate.len = len;
     req.body_case = ATTND__REQUEST__BODY_TRUNCATE;
     req.truncate = &truncate;
-    return client_call(p->client, &req, timeout_us, NULL, NULL);
+    return seq_call(p, &req, seq->id, timeout_us, seq, NULL, false);
 }
 
 attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t timeout_us)

@@ -222,6 +222,9 @@ static void on_request(struct session *s, const struct wire_request *req,
         seq.epoch = 2;
         /* fall through */
     case ATTND__REQUEST__BODY_OPEN:
+    case ATTND__REQUEST__BODY_TRUNCATE:
+        if (req->header->body_case == ATTND__REQUEST__BODY_TRUNCATE)
+            seq.epoch = req->header->truncate->epoch + 1;
         h.body_case = ATTND__REPLY__BODY_SEQ;
         h.seq = &seq;
         break;

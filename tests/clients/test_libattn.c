@@ -74,6 +74,7 @@ static void sequences_carry_epochs_and_lengths(void **state)
     assert_int_equal(attn_seq_adopt(f->pool, 5, LONG_US, &a, NULL), ATTN_OK);
     assert_int_equal(a.epoch, 2);
     assert_int_equal(attn_seq_truncate(f->pool, &a, 3, LONG_US), ATTN_OK);
+    assert_int_equal(a.epoch, 3);
     assert_int_equal(attn_seq_close(f->pool, &a, LONG_US), ATTN_OK);
     uint64_t ns = 0;
     char *json = NULL;

@@ -85,9 +85,12 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
     }
     assert_true(b->n_in_flight < b->max_in_flight);
     note_conflicts(b, batch);
-    if (b->n_batches < RIG_MAX_LOGGED && b->n_items + batch->n_items <= RIG_MAX_LOGGED) {
-        b->batches[b->n_batches++] =
-            (struct rig_batch){b->n_items, batch->n_items, batch->n_patches, batch->n_copies};
+    if (b->n_batches < RIG_MAX_LOGGED && b->n_items + batch->n_items <= RIG_MAX_LOGGED &&
+        b->n_copies + batch->n_copies <= RIG_MAX_LOGGED) {
+        b->batches[b->n_batches++] = (struct rig_batch){
+            b->n_items, batch->n_items, batch->n_patches, b->n_copies, batch->n_copies};
+        for (uint32_t i = 0; i < batch->n_copies; i++)
+            b->copies[b->n_copies++] = batch->copies[i];
         for (uint32_t i = 0; i < batch->n_items; i++) {
             const struct backend_item *x = &batch->items[i];
             b->items[b->n_items++] =
@@ -273,6 +276,11 @@ void rig_close(struct rig *r)
         request_free(a->req);
         test_free(a);
     }
+    while (r->sent != NULL) {
+        struct rig_sent *s = r->sent;
+        r->sent = s->next;
+        test_free(s);
+    }
     iobuf_pool_close(r->bufs);
 }
 
@@ -282,9 +290,28 @@ void rig_run(struct rig *r)
         ;
 }
 
-uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t payload_bytes)
+static void submit(struct rig *r, struct request *req)
 {
     char why[256];
+    attn_status st = request_decode(req, rig_now_ns, r->cfg.default_timeout_us,
+                                    r->cfg.max_timeout_us, why, sizeof why);
+    if (st != ATTN_OK)
+        fail_msg("a request does not decode: %s", why);
+    engine_submit(r->engine, req);
+}
+
+static void keep_sent(struct rig *r, uint64_t id, const struct iobuf *msg)
+{
+    if (!r->keeps_sent)
+        return;
+    struct rig_sent *s = test_malloc(sizeof *s + msg->n_bytes);
+    *s = (struct rig_sent){.next = r->sent, .id = id, .n_bytes = msg->n_bytes};
+    memcpy(s->bytes, msg->data, msg->n_bytes);
+    r->sent = s;
+}
+
+uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t payload_bytes)
+{
     uint64_t id = r->next_id++;
     size_t head = wire_request_head_bytes(h);
     struct request *req = request_new(&fake_transport, NULL, r->bufs, head + payload_bytes);
@@ -292,12 +319,20 @@ uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t 
     wire_request_head_encode(h, id, payload_bytes, req->msg->data);
     if (payload_bytes > 0)
         memcpy(req->msg->data + head, payload, payload_bytes);
-    attn_status st = request_decode(req, rig_now_ns, r->cfg.default_timeout_us,
-                                    r->cfg.max_timeout_us, why, sizeof why);
-    if (st != ATTN_OK)
-        fail_msg("a request does not decode: %s", why);
-    engine_submit(r->engine, req);
+    keep_sent(r, id, req->msg);
+    submit(r, req);
     return id;
+}
+
+void rig_resend(struct rig *r, uint64_t id)
+{
+    const struct rig_sent *s = r->sent;
+    while (s->id != id)
+        s = s->next;
+    struct request *req = request_new(&fake_transport, NULL, r->bufs, s->n_bytes);
+    assert_non_null(req);
+    memcpy(req->msg->data, s->bytes, s->n_bytes);
+    submit(r, req);
 }
 
 const struct wire_reply *rig_wire_reply(struct rig *r, uint64_t id)
@@ -396,12 +431,25 @@ attn_status rig_close_seq(struct rig *r, uint64_t seq, uint32_t epoch)
     return (attn_status)rig_call(r, &h)->status;
 }
 
+uint64_t rig_send_fork(struct rig *r, uint64_t seq, uint64_t new_seq)
+{
+    Attnd__Fork b = ATTND__FORK__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.epoch = rig_epoch(r, seq);
+    b.new_seq = new_seq;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_FORK;
+    h.fork = &b;
+    return rig_send(r, &h, NULL, 0);
+}
+
 attn_status rig_fork(struct rig *r, uint64_t seq, uint64_t new_seq, uint32_t len)
 {
     Attnd__Fork b = ATTND__FORK__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.seq = seq;
-    b.epoch = 1;
+    b.epoch = rig_epoch(r, seq);
     b.new_seq = new_seq;
     b.has_len = true;
     b.len = len;
@@ -416,7 +464,7 @@ attn_status rig_truncate(struct rig *r, uint64_t seq, uint32_t len)
     Attnd__Truncate b = ATTND__TRUNCATE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.seq = seq;
-    b.epoch = 1;
+    b.epoch = rig_epoch(r, seq);
     b.len = len;
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
@@ -426,11 +474,11 @@ attn_status rig_truncate(struct rig *r, uint64_t seq, uint32_t len)
 
 uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
 {
-    uint32_t ones[64];
+    uint32_t now[64];
     char why[256];
     assert_true(s->n_items <= 64);
     for (uint32_t i = 0; i < s->n_items; i++)
-        ones[i] = 1;
+        now[i] = rig_epoch(r, s->seq[i]);
     Attnd__Step b = ATTND__STEP__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.pool = r->pool;
@@ -439,7 +487,7 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
     b.dtype = ATTND__DTYPE__F32;
     b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = s->n_items;
     b.seq = (uint64_t *)(uintptr_t)s->seq;
-    b.epoch = s->epoch == NULL ? ones : (uint32_t *)(uintptr_t)s->epoch;
+    b.epoch = s->epoch == NULL ? now : (uint32_t *)(uintptr_t)s->epoch;
     b.pos = (uint32_t *)(uintptr_t)s->pos;
     b.n_tokens = (uint32_t *)(uintptr_t)s->n_tokens;
     h.session = r->session;
@@ -474,6 +522,18 @@ attn_status rig_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos, 
     const Attnd__Reply *reply = rig_reply(r, id);
     assert_non_null(reply);
     return (attn_status)reply->status;
+}
+
+uint32_t rig_epoch(struct rig *r, uint64_t seq)
+{
+    kv_seq_id id;
+    struct kv_seq_info info;
+    if (r->epoch != 0)
+        return r->epoch;
+    if (kv_seq_find(r->kv, TENANT, seq, &id) != ATTN_OK)
+        return 1;
+    kv_seq_info(r->kv, id, &info);
+    return info.epoch;
 }
 
 uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer)
@@ -513,7 +573,7 @@ uint64_t rig_send_truncate(struct rig *r, uint64_t seq, uint32_t len)
     Attnd__Truncate b = ATTND__TRUNCATE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.seq = seq;
-    b.epoch = 1;
+    b.epoch = rig_epoch(r, seq);
     b.len = len;
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
@@ -526,7 +586,7 @@ uint64_t rig_send_close(struct rig *r, uint64_t seq)
     Attnd__Close b = ATTND__CLOSE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.seq = seq;
-    b.epoch = 1;
+    b.epoch = rig_epoch(r, seq);
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_CLOSE;
     h.close = &b;
@@ -559,7 +619,7 @@ const Attnd__Reply *rig_hello_with(struct rig *r, uint64_t resume, const char *f
     return rig_call(r, &h);
 }
 
-const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq)
+uint64_t rig_send_adopt(struct rig *r, uint64_t seq)
 {
     Attnd__Adopt b = ATTND__ADOPT__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
@@ -567,7 +627,14 @@ const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq)
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_ADOPT;
     h.adopt = &b;
-    return rig_call(r, &h);
+    return rig_send(r, &h, NULL, 0);
+}
+
+const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq)
+{
+    uint64_t id = rig_send_adopt(r, seq);
+    rig_run(r);
+    return rig_answer(r, id);
 }
 
 const Attnd__Reply *rig_answer(struct rig *r, uint64_t id)

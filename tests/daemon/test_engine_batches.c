@@ -251,7 +251,10 @@ static void control_waits_for_work_and_work_for_control(void **state)
     r.backend.is_held = true;
     uint64_t a = rig_send_item(&r, 1, 0, 0, 5);
     uint64_t b = rig_send_truncate(&r, 1, 3);
-    uint64_t c = rig_send_item(&r, 1, 0, 3, 4); /* right only after the truncation */
+    uint64_t stale = rig_send_item(&r, 1, 0, 3, 4);
+    r.epoch = 2; /* as the truncation will make it */
+    uint64_t c = rig_send_item(&r, 1, 0, 3, 4);
+    r.epoch = 0;
     rig_run(&r);
     assert_null(rig_reply(&r, b));
     assert_int_equal(r.backend.n_items, 1);
@@ -259,6 +262,7 @@ static void control_waits_for_work_and_work_for_control(void **state)
     rig_run(&r);
     assert_int_equal(rig_answer(&r, a)->status, ATTN_OK);
     assert_int_equal(rig_answer(&r, b)->status, ATTN_OK);
+    assert_int_equal(rig_answer(&r, stale)->status, ATTN_ESTALE);
     assert_int_equal(rig_answer(&r, c)->status, ATTN_OK);
     assert_int_equal(rig_len(&r, 1, 0), 7);
     rig_close(&r);
@@ -273,8 +277,10 @@ static void a_closed_name_may_be_opened_again_at_once(void **state)
     uint64_t a = rig_send_item(&r, 1, 0, 0, 5);
     rig_run(&r);
     uint64_t b = rig_send_close(&r, 1), c = rig_send_item(&r, 1, 0, 5, 1), d = rig_send_open(&r, 1);
+    r.epoch = 2; /* of the second life */
     uint64_t f = rig_send_item(&r, 1, 0, 0, 2), g = rig_send_close(&r, 1),
              h = rig_send_close(&r, 1);
+    r.epoch = 0;
     uint64_t i = rig_send_open(&r, 1);
     rig_run(&r);
     assert_null(rig_reply(&r, b));

@@ -172,7 +172,9 @@ static void an_adopted_sequence_refuses_its_old_owner(void **state)
     struct rig_step s = {
         .flags = BOTH, .n_items = 1, .seq = &seq, .pos = &pos, .n_tokens = &n, .epoch = &two};
     r.session = dead;
+    r.epoch = 1; /* the last that it knew */
     uint64_t id = rig_send_item(&r, 1, 0, 5, 1);
+    r.epoch = 0;
     rig_run(&r);
     rig_assert_says(rig_answer(&r, id), ATTN_ESTALE, "epoch is 1, the sequence is at 2");
     id = rig_send_step(&r, &s);
