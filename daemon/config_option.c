@@ -39,11 +39,11 @@ const struct config_option config_options[] = {
     CHOICE("device", "backend", backend, RESTART, "auto", "auto cpu cuda hip",
         "What computes attention. auto takes the first of cuda, hip and cpu that opens."),
     COUNT("device", "index", device_index, RESTART, "0", 0, 127,
-        "Which GPU, counted as the driver counts."),
+        "Which GPU, by the driver's number."),
     BYTES("device", "kv_memory", kv_memory_bytes, RESTART, "1G", MIB, 64 * TIB,
         "Memory for the K and V of all pools together. Taken at start, never grows."),
     COUNT("device", "threads", threads, RESTART, "0", 0, 1024,
-        "Threads of the cpu backend. 0 is one a core."),
+        "Threads of the cpu backend. 0: one per core."),
 
     {"listen", "address", OPTION_URLS, RESTART, AT(listen), "ipc:///run/attnd/attnd.sock", 0, 0, NULL,
         "Where workers connect: ipc:///PATH or tcp://HOST:PORT with nanomsg's protocol, shm:///PATH for\n"
@@ -62,7 +62,7 @@ const struct config_option config_options[] = {
     TIME("listen", "body_timeout", body_timeout_us, RESTART, "30s", MS, HOUR,
         "From the first byte of a message to its last."),
     TIME("listen", "write_timeout", write_timeout_us, RESTART, "30s", MS, HOUR,
-        "For a worker to take replies that wait for it; a slower one is cut."),
+        "For a worker to take its waiting replies; a slower one is cut."),
     BYTES("listen", "max_peer_write", max_peer_write_bytes, RESTART, "64M", 64 * KIB, 64 * GIB,
         "Replies that may wait for one worker before it is cut. One reply alone always may."),
     COUNT("listen", "shm_slots", shm_slots, RESTART, "256", 1, SHM_MAX_SLOTS,
@@ -71,7 +71,7 @@ const struct config_option config_options[] = {
         "Memory shared with one shm client: its requests and replies in flight, together, take no\n"
         "more. Pages count as they are touched; on a GPU backend all are pinned."),
     BYTES("listen", "shm_memory", shm_memory_bytes, RESTART, "4G", 256 * KIB, 64 * TIB,
-        "The same of all shm clients; more clients are refused."),
+        "The same for all shm clients together; more clients are refused."),
 
     COUNT("cache", "max_sequences", max_sequences, RESTART, "4096", 1, 16777216,
         "Sequences open at once, of all pools."),
@@ -94,7 +94,7 @@ const struct config_option config_options[] = {
     COUNT("engine", "max_step_tokens", max_step_tokens, RESTART, "8192", 1, 1 << 20,
         "Query tokens of one step; at most max_batch_tokens."),
     COUNT("engine", "max_queue_requests", max_queue_requests, AT_ONCE, "8192", 1, 1 << 20,
-        "Requests that may wait; more are answered \"overloaded\" with a time to come back."),
+        "Requests that may wait; more are answered \"overloaded\" with the time to wait."),
     BYTES("engine", "max_queue", max_queue_bytes, AT_ONCE, "128M", MIB, TIB,
         "The same bound in bytes of messages."),
     TIME("engine", "default_timeout", default_timeout_us, AT_ONCE, "10s", MS, 24 * HOUR,
@@ -106,7 +106,7 @@ const struct config_option config_options[] = {
     TIME("engine", "lease", lease_us, RESTART, "30s", 10 * MS, 24 * HOUR,
         "Silence of a session after which its sequences are freed."),
     TIME("engine", "spin", spin_us, RESTART, "200us", 0, 10 * MS,
-        "How long the engine looks out for the next request of shm clients before it sleeps, while\n"
+        "How long the engine watches for the next request of shm clients before it sleeps, while\n"
         "they send often. 0: not at all."),
     TIME("engine", "drain_timeout", drain_timeout_us, AT_ONCE, "30s", 0, HOUR,
         "How long SIGTERM waits for requests in flight."),

@@ -43,6 +43,8 @@ GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[8], u
         y = fmaf(fmaf(-y, scale, x[j]), inverse, y);
         if (is_tiny)
             y = x[j] / scale;
+        if (x[j] == 0.0f)
+            y = x[j]; /* the correction drops the sign of a zero, which e4m3 has */
         if (!(scale > 0.0f))
             y = 0.0f;
         uint32_t code;
