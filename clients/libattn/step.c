@@ -111,14 +111,14 @@ attn_status step_build(struct client_request *r, uint64_t timeout_us, void **out
         uint32_t *u32 = (uint32_t *)((uint64_t *)heap + s->n_items);
         set_items(&step, s, heap, u32, u32 + s->n_items, u32 + 2 * (size_t)s->n_items);
     }
-    req.session = c->info.session;
+    req.session = r->session;
     req.timeout_us = timeout_us;
     req.body_case = ATTND__REQUEST__BODY_STEP;
     req.step = &step;
 
     const struct wire_step_layout *l = &r->layout;
     size_t head_bytes = wire_request_head_bytes(&req);
-    bool is_small = request_fits(c, head_bytes, l->request_bytes);
+    bool is_small = request_fits(r, head_bytes, l->request_bytes);
     uint64_t reply_bytes = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items + l->reply_bytes;
     uint8_t *m = is_small ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes,
                                                      (size_t)reply_bytes)
@@ -191,7 +191,10 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
     if (s->struct_size != sizeof *s)
         return error_set(ATTN_EINVAL, "attn_step.struct_size %u: this library knows %zu",
                          s->struct_size, sizeof *s);
-    const struct attn_client_info *info = &p->client->info;
+    st = pool_check(p);
+    if (st != ATTN_OK)
+        return st;
+    const struct attn_client_info of_client = client_info(p->client), *info = &of_client;
     if (s->n_items == 0 || s->items == NULL || s->n_items > info->max_step_items)
         return error_set(ATTN_EINVAL, "n_items %u: expected 1 to %u", s->n_items,
                          info->max_step_items);
@@ -270,7 +273,7 @@ static attn_status start(struct attn_pool *p, const struct attn_step *s, attn_st
 static attn_status finish(struct client_request *r, struct attn_result *out_result)
 {
     request_wait(r);
-    attn_status st = error_from_result(&r->result);
+    attn_status st = error_from_request(r);
     if (out_result != NULL)
         *out_result = r->result;
     request_free(r);
