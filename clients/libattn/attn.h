@@ -316,8 +316,15 @@ struct attn_result {
     char message[ATTN_MESSAGE_BYTES];
 };
 
-/* attn_step: a step from start to end. Returns its status; out_result may be NULL and, with
- * struct_size set, is written however the step ended, unless the call itself was wrong.
+/* attn_step: a step from start to end.
+ *
+ * Returns its status; out_result may be NULL and, with struct_size set, is written however the step
+ * ended, unless the call itself was wrong.
+ *
+ * A step larger than one message (max_message_bytes, max_step_tokens) is sent as several, one after
+ * another, items cut in the order of their positions; the times of its result are sums. Where such a
+ * step fails, the rows of failed items are NaN, and of what they append the first tokens may be cached.
+ * A layer with is_full does not let items be cut.
  *
  * Errors   ATTN_EINVAL shapes, pointers, limits, or a position gap; ATTN_ENOTFOUND, ATTN_ESTALE a
  *          sequence; ATTN_ENOBLOCKS, ATTN_EOVERLOAD with retry-after; ATTN_EDEADLINE the daemon gave

@@ -29,7 +29,7 @@
 #define CLIENT_STEP_REPLY_HEAD_BYTES 1024u /* of a step's reply, beside tensors and item statuses */
 
 enum client_request_state {
-    REQUEST_NEW, /* being built by the thread that starts it; in no list */
+    REQUEST_NEW, /* being built by the thread that starts it, or in pieces; in no list */
     REQUEST_QUEUED, /* to be sent when the transport can */
     REQUEST_SENT,
     REQUEST_DELAYED, /* to be sent again at resend_ns */
@@ -64,6 +64,7 @@ struct client_request {
     attn_step_cb cb; /* NULL: somebody waits */
     void *user;
     bool is_step, is_claimed;
+    bool is_piece; /* of another step: nobody waits for it alone */
     bool has_item_status; /* the reply told of each item */
     attn_gone gone; /* with ATTN_ENOTFOUND */
     struct attn_result result;
@@ -170,6 +171,8 @@ void request_take_message(struct attn_client *c, struct client_message *m);
 void request_probed(struct attn_client *c);
 /* The leader leaves; one of those who wait goes on. Under the lock. */
 void request_leave_locked(struct attn_client *c);
+/* r has its result and is in no list: tells the callback, or who waits. Without the lock. */
+void request_finish(struct client_request *r);
 /* Completes all in flight with ATTN_ECONN. */
 void request_fail_all(struct attn_client *c);
 
@@ -190,5 +193,14 @@ void keeper_take(struct attn_client *c, struct client_message *m);
 attn_status step_build(struct client_request *r, uint64_t timeout_us, void **out_message);
 /* Tells item_status that the step failed as a whole. */
 void step_fail(struct client_request *r);
+/* Starts a piece of the parent's step, within its deadline. */
+attn_status step_start_piece(struct attn_pool *p, const struct attn_step *s,
+                             const struct client_request *parent, attn_step_cb cb, void *user);
+
+/* split.c */
+
+/* Starts the parent's step as pieces of at most max_tokens; is_whole: items must not be cut. From
+ * success on it completes the parent, which is in no list, by request_finish. */
+attn_status split_start(struct client_request *parent, uint32_t max_tokens, bool is_whole);
 
 #endif

@@ -65,8 +65,7 @@ static void set_result(struct client_request *r, attn_status st, const char *mes
     snprintf(r->result.message, sizeof r->result.message, "%s", message);
 }
 
-/* r left the list and has its result. Called without the lock. */
-static void finish(struct client_request *r)
+void request_finish(struct client_request *r)
 {
     struct attn_client *c = r->client;
     r->result.total_ns = attn_now_ns() - r->start_ns;
@@ -76,6 +75,7 @@ static void finish(struct client_request *r)
     if (r->is_step && r->result.status != ATTN_OK && !r->has_item_status)
         step_fail(r);
 
+    bool is_piece = r->is_piece;
     if (r->cb != NULL) {
         error_from_request(r); /* for attn_last_error_gone in the callback */
         r->cb(r->user, r->id, &r->result);
@@ -85,7 +85,7 @@ static void finish(struct client_request *r)
     pthread_mutex_lock(&c->lock);
     if (r != NULL)
         r->state = REQUEST_DONE;
-    c->n_completed++;
+    c->n_completed += !is_piece;
     struct waiter *w;
     LIST_FOREACH(w, &c->waiters, link)
     {
@@ -100,7 +100,7 @@ static void finish_all(struct request_list *list)
     while (!TAILQ_EMPTY(list)) {
         struct client_request *r = TAILQ_FIRST(list);
         TAILQ_REMOVE(list, r, link);
-        finish(r);
+        request_finish(r);
     }
 }
 
@@ -145,7 +145,7 @@ bool request_fits(const struct client_request *r, size_t head_bytes, uint64_t pa
     }
     if (max == 0 || head_bytes + payload_bytes <= max)
         return true;
-    error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu",
+    error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu (listen.max_message)",
               (unsigned long long)(head_bytes + payload_bytes), (unsigned long long)max);
     return false;
 }
@@ -389,7 +389,7 @@ void request_take_message(struct attn_client *c, struct client_message *m)
     }
     unlink_locked(c, r);
     pthread_mutex_unlock(&c->lock);
-    finish(r);
+    request_finish(r);
 }
 
 /* Deadlines, retries that are due, connections that were lost. */
@@ -503,7 +503,7 @@ static void wait_for(struct attn_client *c, struct client_request *r, uint64_t u
                 r->state == REQUEST_DELAYED || r->state == REQUEST_PROBING) {
                 expire_locked(r);
                 pthread_mutex_unlock(&c->lock);
-                finish(r);
+                request_finish(r);
                 pthread_mutex_lock(&c->lock);
                 break;
             }
@@ -648,7 +648,7 @@ void request_fail_all(struct attn_client *c)
         r->result.n_failed = r->step.n_items;
         set_result(r, ATTN_ECONN, "the client was closed");
         pthread_mutex_unlock(&c->lock);
-        finish(r);
+        request_finish(r);
         pthread_mutex_lock(&c->lock);
     }
     pthread_mutex_unlock(&c->lock);

@@ -103,9 +103,9 @@ static void on_hello(const struct fake_daemon *f, const Attnd__Hello *q, Attnd__
     r->server_version = (char *)"fake";
     r->backend = (char *)"none";
     r->lease_us = f->lease_us != 0 ? f->lease_us : 600000000;
-    r->max_message_bytes = 64 << 20;
+    r->max_message_bytes = f->max_message_bytes != 0 ? f->max_message_bytes : 64 << 20;
     r->max_step_items = 256;
-    r->max_step_tokens = 4096;
+    r->max_step_tokens = f->max_step_tokens != 0 ? f->max_step_tokens : 4096;
     r->max_seq_tokens = 65536;
 }
 

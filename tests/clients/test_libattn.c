@@ -529,29 +529,6 @@ static void many_large_messages_wait_for_their_turn(void **state)
     attn_pool_close(p);
 }
 
-static void a_message_the_daemon_would_not_take_is_not_sent(void **state)
-{
-    struct fixture *f = *state;
-    struct attn_pool_spec spec = spec_of_test();
-    attn_pool *p;
-    spec.num_q_heads = 1024;
-    spec.head_dim_k = 256;
-    assert_int_equal(attn_pool_create(f->client, &spec, LONG_US, &p), ATTN_OK);
-    struct attn_item item = {.seq = {3, 1, 0}, .n_tokens = 64}; /* 64 MiB, and a header */
-    float *q = calloc(64, 1 << 20), *out = calloc(64, 1 << 20);
-    struct attn_step s = {
-        .struct_size = sizeof s, .n_items = 1, .items = &item, .q = q, .out = out};
-    unsigned int n_before = atomic_load(&f->daemon.n_requests);
-    assert_int_equal(attn_step(p, &s, NULL), ATTN_EINVAL);
-    assert_non_null(strstr(attn_last_error()->message, "67108864"));
-    item.n_tokens = 65;
-    assert_int_equal(attn_step(p, &s, NULL), ATTN_EINVAL);
-    assert_int_equal(atomic_load(&f->daemon.n_requests), n_before);
-    free(q);
-    free(out);
-    attn_pool_close(p);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -572,7 +549,6 @@ int main(void)
         T(a_forked_child_may_close_what_still_waits_to_be_sent),
         T(large_messages_pass),
         T(many_large_messages_wait_for_their_turn),
-        T(a_message_the_daemon_would_not_take_is_not_sent),
         cmocka_unit_test(tcp_works_as_ipc_does),
         cmocka_unit_test(an_idle_client_renews_and_runs_no_callback),
     };
