@@ -162,6 +162,8 @@ int main(int argc, char **argv)
     switch (options_parse(argc, argv, &o)) {
     case OPTIONS_EXIT_OK:
         return 0;
+    case OPTIONS_EXIT_FAILED:
+        return 1;
     case OPTIONS_EXIT_USAGE:
         return 2;
     case OPTIONS_RUN:
@@ -178,12 +180,14 @@ int main(int argc, char **argv)
     attn_client *c = NULL;
     struct report r = {.o = &o, .info = {.struct_size = sizeof r.info}};
     struct worker *workers = calloc(o.n_workers, sizeof *workers);
-    struct attn_client_options co = {
-        .struct_size = sizeof co, .client_name = "attnload", .timeout_us = o.timeout_us};
+    struct attn_client_options co = {.struct_size = sizeof co,
+                                     .client_name = "attnload",
+                                     .timeout_us = o.timeout_us,
+                                     .is_hasty = o.wait_s == 0};
+    uint64_t open_us = o.wait_s > 0 ? (uint64_t)(o.wait_s * 1e6) : o.timeout_us;
     if (workers == NULL)
         return fail("", "no memory for workers");
-    if (attn_client_open(o.endpoint, &co, o.timeout_us < 5000000 ? o.timeout_us : 5000000, &c) !=
-        ATTN_OK)
+    if (attn_client_open(o.endpoint, &co, open_us, &c) != ATTN_OK)
         return fail("connect", attn_last_error()->message);
     attn_client_info(c, &r.info);
     struct sigaction sa = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
@@ -192,7 +196,7 @@ int main(int argc, char **argv)
     if (!run(&o, c, workers, &r))
         return fail("", "cannot start all workers");
     report_print(&r);
-    bool is_good = report_is_good(&r);
+    bool is_good = report_is_written() && report_is_good(&r);
 
     struct worker all = {.tally = r.tally};
     worker_fini(&all);

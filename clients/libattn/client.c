@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,8 @@
 #endif
 
 #define HELLO_MAX_REPLY_BYTES (1u << 20)
+/* attn_client_options without what it grew by */
+#define OPTIONS_OLD_BYTES (uint32_t) offsetof(struct attn_client_options, is_hasty)
 
 static const struct client_transport_ops *const transports[] = {&transport_sp_ops,
                                                                 &transport_shm_ops};
@@ -59,10 +62,18 @@ attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t 
     st = request_start(r);
     if (st == ATTN_OK) {
         request_wait(r);
-        st = error_from_result(&r->result);
+        st = error_from_request(r);
     }
     request_free(r);
     return st;
+}
+
+struct attn_client_info client_info(struct attn_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    struct attn_client_info info = c->info;
+    pthread_mutex_unlock(&c->lock);
+    return info;
 }
 
 static void copy_text(char *dst, size_t bytes, const char *src)
@@ -103,6 +114,28 @@ static attn_status say_hello(struct attn_client *c, uint64_t session, uint64_t t
     return client_call(c, &req, timeout_us, take_hello, out);
 }
 
+/* A session, new (0) or to go on with, and its limits. */
+static attn_status begin_session(struct attn_client *c, uint64_t session, uint64_t timeout_us)
+{
+    struct attn_client_info info = {0};
+    const struct client_transport_ops *ops = c->t->ops;
+    attn_status st = say_hello(c, session, timeout_us, &info);
+    if (st != ATTN_OK)
+        return st;
+    uint64_t most = ops->max_message(c->t);
+    if (most != 0 && info.max_message_bytes > most)
+        info.max_message_bytes = most;
+    if (info.max_message_bytes > HELLO_MAX_REPLY_BYTES / 2) /* an answer's header comes on top */
+        ops->set_max_message(c->t, info.max_message_bytes + WIRE_MAX_HEADER_BYTES);
+    pthread_mutex_lock(&c->lock);
+    c->info = info;
+    c->is_session_gone = false;
+    c->is_streaming = ops->is_shared && strcmp(info.backend, "cpu") != 0;
+    atomic_fetch_add(&c->session_number, 1);
+    pthread_mutex_unlock(&c->lock);
+    return ATTN_OK;
+}
+
 static const struct client_transport_ops *find_transport(const char *url)
 {
     for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++) {
@@ -131,16 +164,17 @@ const char *attn_default_url(void)
 attn_status attn_client_open(const char *url, const struct attn_client_options *o,
                              uint64_t timeout_us, attn_client **out_client)
 {
-    static const struct attn_client_options none = {.struct_size = sizeof none};
+    struct attn_client_options all = {.struct_size = OPTIONS_OLD_BYTES};
     if (out_client == NULL)
         return error_set(ATTN_EINVAL, "out_client is NULL");
     if (url == NULL)
         url = attn_default_url();
-    if (o == NULL)
-        o = &none;
-    if (o->struct_size != sizeof *o)
+    if (o != NULL && o->struct_size != sizeof *o && o->struct_size != OPTIONS_OLD_BYTES)
         return error_set(ATTN_EINVAL, "attn_client_options.struct_size %u: this library knows %zu",
                          o->struct_size, sizeof *o);
+    if (o != NULL)
+        memcpy(&all, o, o->struct_size);
+    o = &all;
     const struct client_transport_ops *ops = find_transport(url);
     if (ops == NULL)
         return error_set(ATTN_EINVAL,
@@ -173,20 +207,24 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
         goto fail;
     }
     ops->set_max_message(c->t, HELLO_MAX_REPLY_BYTES);
-    st = say_hello(c, o->resume_session, timeout_us, &c->info);
+    c->is_hasty = o->is_hasty != 0;
+    st = begin_session(c, o->resume_session, timeout_us);
+    c->is_hasty = false;
+    if (st == ATTN_OK && o->has_no_keeper == 0)
+        st = keeper_start(c);
     if (st != ATTN_OK)
         goto fail;
-    c->is_streaming = ops->is_shared && strcmp(c->info.backend, "cpu") != 0;
-    uint64_t most = ops->max_message(c->t);
-    if (most != 0 && c->info.max_message_bytes > most)
-        c->info.max_message_bytes = most;
-    if (c->info.max_message_bytes > HELLO_MAX_REPLY_BYTES / 2) /* an answer's header comes on top */
-        ops->set_max_message(c->t, c->info.max_message_bytes + WIRE_MAX_HEADER_BYTES);
     *out_client = c;
     return ATTN_OK;
 fail:
     attn_client_close(c);
     return st;
+}
+
+attn_status attn_client_reopen(attn_client *c, uint64_t timeout_us)
+{
+    attn_status st = client_check(c);
+    return st == ATTN_OK ? begin_session(c, 0, timeout_us) : st;
 }
 
 void attn_client_close(attn_client *c)
@@ -195,8 +233,10 @@ void attn_client_close(attn_client *c)
         return;
     bool is_ours = c->fork_generation == atomic_load(&fork_generation);
     struct client_transport *t = c->t;
-    if (is_ours)
+    if (is_ours) {
+        keeper_stop(c);
         request_fail_all(c);
+    }
     for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++) { /* not waited for; all, in a forked child */
         bool has_message = c->slots[i] != NULL && c->slots[i]->message != NULL;
         if (has_message && (is_ours || !t->ops->is_shared)) /* the child can't take shm's lock */
@@ -220,7 +260,7 @@ attn_status attn_client_info(const attn_client *c, struct attn_client_info *out)
     if (out == NULL || out->struct_size != sizeof *out)
         return error_set(ATTN_EINVAL, "attn_client_info.struct_size: this library knows %zu",
                          sizeof *out);
-    *out = c->info;
+    *out = client_info((attn_client *)c);
     out->struct_size = sizeof *out;
     return ATTN_OK;
 }
@@ -252,9 +292,9 @@ attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint64_t *out_
 {
     struct attn_client_info info = {0};
     uint64_t start_ns = attn_now_ns();
-    if (c == NULL)
-        return client_check(c);
-    attn_status st = say_hello(c, c->info.session, timeout_us, &info);
+    attn_status st = client_check(c);
+    if (st == ATTN_OK)
+        st = say_hello(c, client_info(c).session, timeout_us, &info);
     if (st == ATTN_OK && out_ns != NULL)
         *out_ns = attn_now_ns() - start_ns;
     return st;

@@ -65,8 +65,7 @@ static void set_result(struct client_request *r, attn_status st, const char *mes
     snprintf(r->result.message, sizeof r->result.message, "%s", message);
 }
 
-/* r left the list and has its result. Called without the lock. */
-static void finish(struct client_request *r)
+void request_finish(struct client_request *r)
 {
     struct attn_client *c = r->client;
     r->result.total_ns = attn_now_ns() - r->start_ns;
@@ -76,7 +75,9 @@ static void finish(struct client_request *r)
     if (r->is_step && r->result.status != ATTN_OK && !r->has_item_status)
         step_fail(r);
 
+    bool is_piece = r->is_piece;
     if (r->cb != NULL) {
+        error_from_request(r); /* for attn_last_error_gone in the callback */
         r->cb(r->user, r->id, &r->result);
         request_free(r);
         r = NULL;
@@ -84,7 +85,7 @@ static void finish(struct client_request *r)
     pthread_mutex_lock(&c->lock);
     if (r != NULL)
         r->state = REQUEST_DONE;
-    c->n_completed++;
+    c->n_completed += !is_piece;
     struct waiter *w;
     LIST_FOREACH(w, &c->waiters, link)
     {
@@ -92,6 +93,15 @@ static void finish(struct client_request *r)
             pthread_cond_signal(&w->cond);
     }
     pthread_mutex_unlock(&c->lock);
+}
+
+static void finish_all(struct request_list *list)
+{
+    while (!TAILQ_EMPTY(list)) {
+        struct client_request *r = TAILQ_FIRST(list);
+        TAILQ_REMOVE(list, r, link);
+        request_finish(r);
+    }
 }
 
 static void expire_locked(struct client_request *r)
@@ -110,8 +120,11 @@ static void expire_locked(struct client_request *r)
         char reason[ATTN_MESSAGE_BYTES] = "";
         c->t->ops->why_not(c->t, reason, sizeof reason);
         st = ATTN_ECONN;
-        snprintf(why, sizeof why, "no connection to %.80s within %llu ms%s%.120s", c->url,
-                 (unsigned long long)ms, reason[0] != 0 ? ": " : "", reason);
+        char within[40] = "";
+        if (!c->is_hasty)
+            snprintf(within, sizeof within, " within %llu ms", (unsigned long long)ms);
+        snprintf(why, sizeof why, "no connection to %.80s%s%s%.120s", c->url, within,
+                 reason[0] != 0 ? ": " : "", reason);
     }
     unlink_locked(c, r);
     r->state = REQUEST_PINNED;
@@ -122,9 +135,9 @@ static void expire_locked(struct client_request *r)
 
 /* ---- sending ---- */
 
-bool request_fits(const struct attn_client *c, size_t head_bytes, uint64_t payload_bytes)
+bool request_fits(const struct client_request *r, size_t head_bytes, uint64_t payload_bytes)
 {
-    uint64_t max = c->info.max_message_bytes; /* 0 until hello is answered */
+    uint64_t max = r->max_message_bytes; /* 0 until hello is answered */
     if (head_bytes == 0) {
         error_set(ATTN_EINVAL, "the request's header is longer than %u bytes",
                   WIRE_MAX_HEADER_BYTES);
@@ -132,7 +145,7 @@ bool request_fits(const struct attn_client *c, size_t head_bytes, uint64_t paylo
     }
     if (max == 0 || head_bytes + payload_bytes <= max)
         return true;
-    error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu",
+    error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu (listen.max_message)",
               (unsigned long long)(head_bytes + payload_bytes), (unsigned long long)max);
     return false;
 }
@@ -145,10 +158,10 @@ static attn_status build(struct client_request *r, void **out_message)
     if (r->is_step)
         return step_build(r, left_us, out_message);
 
-    r->header->session = c->info.session;
+    r->header->session = r->session;
     r->header->timeout_us = left_us;
     size_t bytes = wire_request_head_bytes(r->header);
-    if (!request_fits(c, bytes, 0))
+    if (!request_fits(r, bytes, 0))
         return ATTN_EINVAL;
     void *m = c->t->ops->message_alloc(c->t, bytes, CLIENT_CONTROL_REPLY_BYTES);
     if (m == NULL)
@@ -278,12 +291,76 @@ static void take_reply(struct client_request *r, struct client_message *m)
     wire_arena_reset(&arena);
 }
 
-static void handle_message(struct attn_client *c, struct client_message *m)
+/* Whether a request that found nothing there knows what is gone; else it has to be probed. */
+static bool knows_gone(struct client_request *r)
 {
+    int asked = r->is_step ? ATTND__REQUEST__BODY_STEP : (int)r->header->body_case;
+    if (r->has_item_status) {
+        r->gone = ATTN_GONE_SEQ;
+        return true;
+    }
+    switch (asked) {
+    case ATTND__REQUEST__BODY_HELLO:
+    case ATTND__REQUEST__BODY_POOL_CREATE:
+    case ATTND__REQUEST__BODY_STATS:
+    case ATTND__REQUEST__BODY_DRAIN:
+        r->gone = ATTN_GONE_SESSION;
+        return true;
+    case ATTND__REQUEST__BODY_STEP:
+    case ATTND__REQUEST__BODY_OPEN:
+    case ATTND__REQUEST__BODY_POOL_DESCRIBE:
+        r->gone = ATTN_GONE_POOL;
+        return false;
+    default:
+        r->gone = ATTN_GONE_SEQ;
+        return false;
+    }
+}
+
+/* Says in r->gone what is gone, as far as it is known. True: the daemon has to be asked. */
+static bool probe_locked(struct client_request *r)
+{
+    struct attn_client *c = r->client;
+    if (r->result.status != ATTN_ENOTFOUND)
+        return false;
+    if (r->session == c->info.session && c->is_session_gone)
+        r->gone = ATTN_GONE_SESSION;
+    else if (knows_gone(r))
+        c->is_session_gone |= r->gone == ATTN_GONE_SESSION && r->session == c->info.session;
+    else
+        return r->session == c->info.session;
+    return false;
+}
+
+void request_probed(struct attn_client *c)
+{
+    struct request_list known = TAILQ_HEAD_INITIALIZER(known);
+    pthread_mutex_lock(&c->lock);
+    for (struct client_request *r = TAILQ_FIRST(&c->in_flight), *next; r != NULL; r = next) {
+        next = TAILQ_NEXT(r, link);
+        if (r->state != REQUEST_PROBING)
+            continue;
+        if (c->is_session_gone && r->session == c->info.session)
+            r->gone = ATTN_GONE_SESSION;
+        unlink_locked(c, r);
+        r->state = REQUEST_PINNED;
+        TAILQ_INSERT_TAIL(&known, r, link);
+    }
+    pthread_mutex_unlock(&c->lock);
+    finish_all(&known);
+}
+
+void request_take_message(struct attn_client *c, struct client_message *m)
+{
+    if (m->id == CLIENT_RENEWAL_ID) {
+        keeper_take(c, m);
+        request_probed(c);
+        return;
+    }
     pthread_mutex_lock(&c->lock);
     struct client_request *r = c->slots[slot_of(m->id)];
     if (r == NULL || wire_id_of(r->id) != m->id || r->state == REQUEST_NEW ||
-        r->state == REQUEST_PINNED || r->state == REQUEST_DONE) {
+        r->state == REQUEST_PROBING || r->state == REQUEST_PINNED || r->state == REQUEST_DONE) {
         c->counters.n_stray++;
         pthread_mutex_unlock(&c->lock);
         c->t->ops->message_free(c->t, m->base);
@@ -304,9 +381,15 @@ static void handle_message(struct attn_client *c, struct client_message *m)
         pthread_mutex_unlock(&c->lock);
         return;
     }
+    if (probe_locked(r)) {
+        set_state_locked(r, REQUEST_PROBING);
+        pthread_mutex_unlock(&c->lock);
+        keeper_renew(c); /* if it can't be sent, or is lost: again at the next tick */
+        return;
+    }
     unlink_locked(c, r);
     pthread_mutex_unlock(&c->lock);
-    finish(r);
+    request_finish(r);
 }
 
 /* Deadlines, retries that are due, connections that were lost. */
@@ -315,10 +398,13 @@ static void keep_time(struct attn_client *c, uint64_t now)
     struct request_list expired = TAILQ_HEAD_INITIALIZER(expired);
     pthread_mutex_lock(&c->lock);
     uint64_t generation = c->t->ops->generation(c->t);
+    bool is_probing = false;
+    bool is_hopeless = c->is_hasty && generation == 0 && c->t->ops->n_failures(c->t) > 0;
     c->next_wake_ns = now + CLIENT_TICK_NS;
     for (struct client_request *r = TAILQ_FIRST(&c->in_flight), *next; r != NULL; r = next) {
         next = TAILQ_NEXT(r, link);
-        if (now >= r->deadline_ns) {
+        is_probing |= r->state == REQUEST_PROBING;
+        if (now >= r->deadline_ns || is_hopeless) {
             expire_locked(r);
             TAILQ_INSERT_TAIL(&expired, r, link);
             continue;
@@ -336,19 +422,20 @@ static void keep_time(struct attn_client *c, uint64_t now)
             c->next_wake_ns = due;
     }
     pthread_mutex_unlock(&c->lock);
-    while (!TAILQ_EMPTY(&expired)) {
-        struct client_request *r = TAILQ_FIRST(&expired);
-        TAILQ_REMOVE(&expired, r, link);
-        finish(r);
-    }
+    if (is_probing)
+        keeper_renew(c);
+    finish_all(&expired);
 }
 
 static uint32_t read_some(struct attn_client *c)
 {
-    struct client_message m;
+    struct client_message m = c->held; /* the leader's, as the transport's side of reading */
     uint32_t n = 0;
+    c->held.base = NULL;
+    if (m.base != NULL)
+        request_take_message(c, &m);
     while (n < TURN_MESSAGES && c->t->ops->recv(c->t, &m)) {
-        handle_message(c, &m);
+        request_take_message(c, &m);
         n++;
     }
     if (n == TURN_MESSAGES)
@@ -413,10 +500,10 @@ static void wait_for(struct attn_client *c, struct client_request *r, uint64_t u
                 break;
             /* its own clock, should the leader be away in a callback */
             if (r->state == REQUEST_QUEUED || r->state == REQUEST_SENT ||
-                r->state == REQUEST_DELAYED) {
+                r->state == REQUEST_DELAYED || r->state == REQUEST_PROBING) {
                 expire_locked(r);
                 pthread_mutex_unlock(&c->lock);
-                finish(r);
+                request_finish(r);
                 pthread_mutex_lock(&c->lock);
                 break;
             }
@@ -424,6 +511,8 @@ static void wait_for(struct attn_client *c, struct client_request *r, uint64_t u
         }
         is_first = false;
         if (c->is_led) {
+            if (c->is_kept)
+                c->t->ops->wake(c->t); /* the keeper makes way */
             follow_locked(c, r, until_ns);
             continue;
         }
@@ -434,14 +523,21 @@ static void wait_for(struct attn_client *c, struct client_request *r, uint64_t u
         pthread_mutex_lock(&c->lock);
         c->is_led = false;
     }
-    if (!c->is_led && !LIST_EMPTY(&c->waiters))
-        pthread_cond_signal(&LIST_FIRST(&c->waiters)->cond); /* the next leader */
+    if (!c->is_led)
+        request_leave_locked(c);
     if (out_n != NULL)
         *out_n = (uint32_t)(c->n_completed - n_before);
     pthread_mutex_unlock(&c->lock);
 }
 
 /* ---- for the other files ---- */
+
+void request_leave_locked(struct attn_client *c)
+{
+    c->is_led = c->is_kept = false;
+    if (!LIST_EMPTY(&c->waiters))
+        pthread_cond_signal(&LIST_FIRST(&c->waiters)->cond); /* the next leader */
+}
 
 attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct client_request **out_r)
 {
@@ -456,7 +552,11 @@ attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct clien
                          ATTN_MAX_IN_FLIGHT);
     }
     uint32_t slot = c->free_slots[--c->n_free_slots];
-    r->id = (uint64_t)++c->id_high << SLOT_BITS | slot;
+    if ((++c->id_high & ((1u << (ID_BITS - SLOT_BITS)) - 1)) == 0)
+        c->id_high++; /* no wire id below the first of slots */
+    r->id = (uint64_t)c->id_high << SLOT_BITS | slot;
+    r->session = c->info.session;
+    r->max_message_bytes = c->info.max_message_bytes;
     c->slots[slot] = r;
     pthread_mutex_unlock(&c->lock);
     if (timeout_us == 0)
@@ -548,7 +648,7 @@ void request_fail_all(struct attn_client *c)
         r->result.n_failed = r->step.n_items;
         set_result(r, ATTN_ECONN, "the client was closed");
         pthread_mutex_unlock(&c->lock);
-        finish(r);
+        request_finish(r);
         pthread_mutex_lock(&c->lock);
     }
     pthread_mutex_unlock(&c->lock);

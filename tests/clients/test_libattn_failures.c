@@ -279,7 +279,7 @@ static void wrong_arguments_are_named(void **state)
     REFUSED(w.step.q = NULL; w.step.out = NULL);
     REFUSED(w.step.k = w.step.v = w.step.q = NULL; w.step.out = w.step.lse = NULL);
     REFUSED(w.items[1].n_tokens = 0);
-    REFUSED(w.items[1].n_tokens = 5000);
+    REFUSED(w.items[1].n_tokens = 65536 - 10 + 1); /* past the longest sequence */
     REFUSED(w.items[0].n_tokens = w.items[1].n_tokens = UINT32_MAX);
     REFUSED(work_in_place(&w); w.step.q = w.q);
     REFUSED(work_in_place(&w); w.step.lse = w.lse);
