@@ -2,6 +2,7 @@
  * ids and runs in the kernel's parameters or in an upload, grid and shared memory.
  */
 #include "kernels/gpu/sm90/decode_host.h"
+#include "kernels/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -146,28 +147,14 @@ static void add_segments(const struct decode_pool *p, const struct decode_choice
         }
 }
 
-static attn_status reserve_segments(struct decode_planner *w, uint32_t n_segments)
-{
-    if (n_segments <= w->capacity)
-        return ATTN_OK;
-    const uint64_t n = 2 * (uint64_t)n_segments;
-    struct decode_segment *segments = realloc(w->segments, n * sizeof *segments);
-    if (segments != NULL)
-        w->segments = segments;
-    uint32_t *rounds = realloc(w->rounds, n * sizeof *rounds);
-    if (rounds != NULL)
-        w->rounds = rounds;
-    if (segments == NULL || rounds == NULL)
-        return ATTN_ENOMEM;
-    w->capacity = (uint32_t)n;
-    return ATTN_OK;
-}
-
 /* Cuts the work among the processors. */
 static attn_status plan_runs(const struct filling *f, struct decode_planner *w)
 {
     const struct decode_choice *c = f->c;
-    attn_status st = reserve_segments(w, f->call->n_segments);
+    const uint32_t n = f->call->n_segments; /* at most: a head a warp or one that all share */
+    attn_status st = array_reserve(&w->segments, &w->segments_capacity, n, sizeof *w->segments);
+    if (st == ATTN_OK)
+        st = array_reserve(&w->rounds, &w->rounds_capacity, n, sizeof *w->rounds);
     if (st != ATTN_OK)
         return st;
     const uint32_t lg_all = log2_of(c->warps);
