@@ -23,7 +23,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 2
+#define BACKEND_ABI 3
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -171,20 +171,6 @@ struct backend_ops {
     /* The same for memory that exists (page-aligned). */
     attn_status (*host_register)(struct backend *b, void *p, size_t bytes);
     void (*host_unregister)(struct backend *b, void *p, size_t bytes);
-
-    /* Measurement, for attnbench; results of a run are left in the batch's buffers. out_ns is [n_runs].
-     * time_batch: device time of n_runs runs, run r computing batches[r % n_batches] with cold caches;
-     * variant names one of variants[], NULL is what submit does. time_read: a plain read of bytes the
-     * best way the device knows, cold, of one place of the KV memory after the other; bytes 0: an empty
-     * launch. is_alone: a run is enqueued when the one before is done, so that nothing is submitted while
-     * the clock runs. Block; no batch may be in flight.
-     * Errors: ATTN_ENOTSUP no such variant, it cannot compute this geometry, or more bytes than KV memory. */
-    const char *const *variants; /* NULL-terminated, "naive" first, each faster by one idea */
-    attn_status (*time_batch)(struct backend *b, const char *variant,
-                              struct backend_batch *const *batches, uint32_t n_batches,
-                              uint32_t n_runs, bool is_alone, uint64_t *out_ns);
-    attn_status (*time_read)(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
-                             uint64_t *out_ns);
 };
 
 /* The table every loadable module (attnd-cuda.so, attnd-hip.so) exports under this name. */

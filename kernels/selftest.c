@@ -4,6 +4,7 @@
  */
 #include "kernels/selftest.h"
 
+#include "kernels/backend_bench.h"
 #include "kernels/kv_layout.h"
 #include "kernels/reference.h"
 
@@ -25,6 +26,7 @@
 
 struct selftest {
     const struct backend_ops *ops;
+    const struct backend_bench_ops *bench; /* NULL: it cannot measure itself */
     struct backend_config config;
     struct backend *b;
     FILE *out;
@@ -303,7 +305,7 @@ static bool check_variant(struct run *r, const char *variant, bool *out_is_refus
     }
     struct backend_batch batch = {.pool = r->pool, .items = r->items, .n_items = N_SEQS};
     struct backend_batch *batches[1] = {&batch};
-    attn_status st = r->t->ops->time_batch(r->t->b, variant, batches, 1, 2, false, ns);
+    attn_status st = r->t->bench->time_batch(r->t->b, variant, batches, 1, 2, false, ns);
     *out_is_refused = st == ATTN_ENOTSUP;
     if (*out_is_refused)
         return true;
@@ -396,14 +398,14 @@ static void test_one(struct selftest *t, const struct test_case *c, bool with_va
                    100 * r.max_share);
         else
             report(t, FAILED, "%s: %s", name, r.why);
-        const char *const *variants = t->ops->variants;
         bool is_last = !with_variants;
         for (uint32_t v = 0; !is_last && r.why[0] == 0; v++) {
             bool is_refused;
             r.max_error = r.max_share = 0;
-            is_last = variants[v] == NULL; /* the kernels that submit takes */
-            bool ok = check_variant(&r, variants[v], &is_refused);
-            const char *words = is_last ? "none" : variants[v];
+            const char *variant = t->bench->variants[v];
+            is_last = variant == NULL; /* the kernels that submit takes */
+            bool ok = check_variant(&r, variant, &is_refused);
+            const char *words = is_last ? "none" : variant;
             if (ok)
                 report(t, is_refused ? REFUSED : OK,
                        "  variant %s: largest error %.2g, %.0f %% of the bound", words, r.max_error,
@@ -537,6 +539,17 @@ static void test_registered(struct selftest *t)
     munmap(p, HOST_BYTES);
 }
 
+static void test_read(struct selftest *t)
+{
+    uint64_t ns[5];
+    if (t->bench == NULL)
+        return;
+    if (t->bench->time_read(t->b, 32 << 20, 5, false, ns) == ATTN_OK)
+        report(t, OK, "a read of 32 MiB takes %.1f us", (double)ns[4] / 1e3);
+    else
+        report(t, FAILED, "a read of 32 MiB: %s", t->ops->last_error(t->b));
+}
+
 static attn_status open_backend(struct selftest *t)
 {
     void *memory;
@@ -577,17 +590,15 @@ attn_status selftest_run(const struct backend_ops *ops, int32_t device_index, ui
     fprintf(out, "device %s, %" PRIu32 " processors\n", info.device, info.n_processors);
     if (info.driver[0] != 0)
         fprintf(out, "driver %s\n", info.driver);
+    char why[256];
+    if (backend_bench_load(ops->name, &t.bench, why, sizeof why) != ATTN_OK)
+        report(&t, FAILED, "measurement: %s", why);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        test_one(&t, &cases[i], ops->time_batch != NULL && (i == 0 || i == 8));
+        test_one(&t, &cases[i], t.bench != NULL && (i == 0 || i == 8));
     test_order(&t);
     test_memory(&t);
     test_registered(&t);
-    uint64_t ns[5];
-    st = ops->time_read(t.b, 32 << 20, 5, false, ns);
-    if (st == ATTN_OK)
-        report(&t, OK, "a read of 32 MiB takes %.1f us", (double)ns[4] / 1e3);
-    else
-        report(&t, FAILED, "a read of 32 MiB: %s", ops->last_error(t.b));
+    test_read(&t);
     ops->host_free(t.b, t.memory, HOST_BYTES);
     ops->close(t.b);
     fprintf(out, "%s: %s, %" PRIu32 " ok, %" PRIu32 " not supported, %" PRIu32 " failed\n",

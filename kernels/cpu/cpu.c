@@ -3,6 +3,7 @@
  */
 #define _GNU_SOURCE
 #include "kernels/cpu/cpu.h"
+#include "proto/attn_time.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -266,11 +267,11 @@ static attn_status cpu_submit(struct backend *b, struct backend_batch *batch)
     attn_status st = check_batch(b, batch);
     if (st != ATTN_OK)
         return st;
-    uint64_t start = cpu_now_ns();
+    uint64_t start = attn_now_ns();
     /* the block tables are read from the items, so there is no mirror to patch */
     cpu_append(b, batch);
     batch->status = cpu_attend(b, b->isa, batch);
-    batch->device_ns = cpu_now_ns() - start;
+    batch->device_ns = attn_now_ns() - start;
     b->done = batch;
     return ATTN_OK;
 }
@@ -382,9 +383,6 @@ static const struct backend_ops cpu_ops = {
     .host_free = cpu_host_free,
     .host_register = cpu_host_register,
     .host_unregister = cpu_host_unregister,
-    .variants = cpu_variants,
-    .time_batch = cpu_time_batch,
-    .time_read = cpu_time_read,
 };
 
 const struct backend_ops *backend_cpu(void)

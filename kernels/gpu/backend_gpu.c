@@ -15,10 +15,6 @@
 
 #define POOL_ALIGN 4096
 
-#ifndef GPU_BACKEND_NAME
-#define GPU_BACKEND_NAME "cuda"
-#endif
-
 attn_status gpu_fail(struct backend *b, attn_status st, const char *format, ...)
 {
     va_list args;
@@ -457,9 +453,6 @@ static const struct backend_ops ops = {
     .host_free = gpu_host_free,
     .host_register = gpu_host_register,
     .host_unregister = gpu_host_unregister,
-    .variants = gpu_variants,
-    .time_batch = gpu_time_batch,
-    .time_read = gpu_time_read,
 };
 
 const struct backend_ops *attnd_backend_module(void);

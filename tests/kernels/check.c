@@ -61,7 +61,8 @@ static void close_backend(struct check *c)
 bool check_open(struct check *c, const char *name, uint64_t seed, char *why, size_t why_bytes)
 {
     *c = (struct check){.seed = seed, .rng = seed * 0x9e3779b97f4a7c15u + 1};
-    if (backend_load(name, &c->ops, why, why_bytes) != ATTN_OK)
+    if (backend_load(name, &c->ops, why, why_bytes) != ATTN_OK ||
+        backend_bench_load(name, &c->bench, why, why_bytes) != ATTN_OK)
         return false;
     return open_backend(c, why, why_bytes);
 }
@@ -521,5 +522,5 @@ attn_status check_time(struct check *c, const char *variant, struct check_item *
     struct backend_batch batch = {
         .pool = c->pool, .items = make_items(c, items, n_items), .n_items = n_items};
     struct backend_batch *batches[1] = {&batch};
-    return c->ops->time_batch(c->b, variant, batches, 1, 2, false, ns);
+    return c->bench->time_batch(c->b, variant, batches, 1, 2, false, ns);
 }

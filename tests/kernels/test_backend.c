@@ -318,9 +318,7 @@ static void exported_memory_is_found_again_by_an_import(void **state)
 static void variants_of_the_bench_agree_with_the_reference(void **state)
 {
     (void)state;
-    if (check.ops->time_batch == NULL)
-        skip();
-    for (uint32_t v = 0; check.ops->variants[v] != NULL; v++) {
+    for (uint32_t v = 0; check.bench->variants[v] != NULL; v++) {
         struct case_dtype d = case_dtypes[0];
         assert_int_equal(begin(&case_geometries[0], d, &case_options[0], 3), ATTN_OK);
         struct check_item history[3], step[3];
@@ -335,30 +333,28 @@ static void variants_of_the_bench_agree_with_the_reference(void **state)
         }
         assert_true(check_submit(&check, history, 3));
         assert_true(check_submit(&check, step, 3));
-        attn_status st = check_time(&check, check.ops->variants[v], step, 3);
+        attn_status st = check_time(&check, check.bench->variants[v], step, 3);
         if (st == ATTN_ENOTSUP)
             continue;
         assert_int_equal(st, ATTN_OK);
         if (!check_outputs(&check, step, 3))
-            fail_msg("variant %s", check.ops->variants[v]);
+            fail_msg("variant %s", check.bench->variants[v]);
     }
 }
 
 static void a_timed_read_stays_within_the_kv_memory(void **state)
 {
     (void)state;
-    if (check.ops->time_read == NULL)
-        skip();
     struct backend_info info;
     char size[32];
     uint64_t ns[3] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
     check.ops->info(check.b, &info);
-    attn_status st = check.ops->time_read(check.b, info.kv_bytes + 16, 1, true, ns);
+    attn_status st = check.bench->time_read(check.b, info.kv_bytes + 16, 1, true, ns);
     assert_int_equal(st, ATTN_ENOTSUP);
     snprintf(size, sizeof size, "%" PRIu64, info.kv_bytes + 16);
     assert_non_null(strstr(check.ops->last_error(check.b), size));
     assert_true(ns[0] == UINT64_MAX);
-    assert_int_equal(check.ops->time_read(check.b, 4096, 3, true, ns), ATTN_OK);
+    assert_int_equal(check.bench->time_read(check.b, 4096, 3, true, ns), ATTN_OK);
     assert_true(ns[0] != UINT64_MAX && ns[1] != UINT64_MAX && ns[2] != UINT64_MAX);
 }
 
