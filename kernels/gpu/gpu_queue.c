@@ -8,6 +8,7 @@
  * to, and the block transfers.
  */
 #include "kernels/gpu/gpu_host.h"
+#include "proto/attn_time.h"
 
 #include <string.h>
 #include <time.h>
@@ -15,13 +16,6 @@
 #define LOOKS_BEFORE_CHECK 4096 /* at the flag, before the stream is asked for an error */
 #define SPIN_NS 500000 /* poll looks without pause for so long, then sleeps between looks */
 #define NAP_NS 20000
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static int launch_copies(const struct backend_batch *batch, runtime_stream *s)
 {
@@ -146,7 +140,7 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
     if (b->n_in_flight == 0)
         return NULL;
     const struct gpu_slot *s = &b->slots[b->oldest];
-    uint64_t start = now_ns(), waited = 0;
+    uint64_t start = attn_now_ns(), waited = 0;
     for (uint32_t look = 1;; look++) {
         if (!b->is_lost && (look % LOOKS_BEFORE_CHECK == 0 || waited > SPIN_NS) && is_broken(b))
             gpu_lost(b);
@@ -154,7 +148,7 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
             return take_oldest(b, ATTN_OK);
         if (b->is_lost)
             return take_oldest(b, ATTN_EDEVICE);
-        waited = now_ns() - start;
+        waited = attn_now_ns() - start;
         if (waited >= wait_ns)
             break;
         if (waited > SPIN_NS)
