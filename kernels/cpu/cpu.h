@@ -39,7 +39,8 @@ struct backend {
     struct cpu_threads *threads;
     const struct cpu_isa *isa;
     struct backend_pool *pools;
-    struct backend_batch *done; /* computed, not yet polled */
+    struct backend_batch *batch; /* submitted, not yet polled */
+    bool is_done; /* it is computed; else it waits for its word */
 
     struct attend_scratch **scratch; /* [n_threads] */
     struct plan plan;

@@ -152,6 +152,11 @@ static const char *gpu_last_error(const struct backend *b)
     return b ? b->error : "out of memory";
 }
 
+uint32_t gpu_features(const struct backend *b)
+{
+    return b->device.has_words ? BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES : 0;
+}
+
 static void gpu_info(const struct backend *b, struct backend_info *out)
 {
     memset(out, 0, sizeof *out);
@@ -161,6 +166,7 @@ static void gpu_info(const struct backend *b, struct backend_info *out)
     out->kv_bytes = b->kv.bytes;
     out->max_in_flight = BACKEND_MAX_IN_FLIGHT;
     out->n_processors = b->device.n_processors;
+    out->features = gpu_features(b);
 }
 
 /* ---- pools */

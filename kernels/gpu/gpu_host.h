@@ -141,6 +141,8 @@ struct backend {
 /* Writes b->error, gives st back. */
 __attribute__((format(printf, 3, 4))) attn_status gpu_fail(struct backend *b, attn_status st,
                                                            const char *format, ...);
+/* info.features */
+uint32_t gpu_features(const struct backend *b);
 /* Every slot of the engine thread begins with this: the thread works with the backend's device from
  * now on. ATTN_EDEVICE: it is lost; last_error says why. */
 attn_status gpu_enter(struct backend *b);
