@@ -5,6 +5,7 @@
 #include "kernels/selftest.h"
 
 #include "kernels/backend_bench.h"
+#include "kernels/cases.h"
 #include "kernels/kv_layout.h"
 #include "kernels/reference.h"
 
@@ -57,44 +58,39 @@ struct run {
     char why[160];
 };
 
+/* A row of each table of cases.h. */
 struct test_case {
-    const char *name;
-    uint32_t num_q_heads, num_kv_heads, dk, dv, block_tokens;
-    attn_dtype q, kv;
-    uint32_t window, sinks;
-    float soft_cap;
-    bool is_full, has_sink_logits, has_alibi, is_batch_invariant;
+    uint8_t geometry, dtype, options;
 };
 
 /* Every kernel of the GPU backends is in some case: matrix kernels for head dims up to 64, 128 and 256,
- * few rows and many, 16-bit and quantised, of bf16 and f16; vector kernels of the three widths. */
+ * few rows and many, 16-bit and quantised, of bf16 and f16; vector kernels of the three widths; tuned ones. */
 static const struct test_case cases[] = {
-    {"grouped queries", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
-    {"grouped queries", 8, 2, 128, 128, 16, .q = ATTN_F16, .kv = ATTN_F16},
-    {"grouped queries", 8, 2, 128, 128, 16, .q = ATTN_F32, .kv = ATTN_F32},
-    {"a kv head each", 4, 4, 64, 64, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
-    {"one kv head", 32, 1, 256, 256, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
-    {"one kv head", 16, 1, 256, 256, 32, .q = ATTN_F16, .kv = ATTN_F16},
-    {"k and v of other dims", 8, 2, 192, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
-    {"a dim in between", 6, 2, 80, 80, 16, .q = ATTN_F16, .kv = ATTN_F16},
-    {"quantised", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_FP8_E4M3},
-    {"quantised", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_INT8},
-    {"quantised", 8, 1, 64, 64, 16, .q = ATTN_F16, .kv = ATTN_FP8_E4M3},
-    {"quantised", 8, 1, 256, 256, 16, .q = ATTN_F16, .kv = ATTN_INT8},
-    {"quantised", 4, 1, 64, 64, 16, .q = ATTN_BF16, .kv = ATTN_INT8},
-    {"quantised", 4, 1, 256, 256, 16, .q = ATTN_BF16, .kv = ATTN_FP8_E4M3},
-    {"quantised", 4, 1, 128, 128, 16, .q = ATTN_F16, .kv = ATTN_FP8_E4M3},
-    {"quantised", 4, 2, 24, 40, 8, .q = ATTN_F32, .kv = ATTN_INT8},
-    {"plain arithmetic", 4, 1, 256, 256, 16, .q = ATTN_F32, .kv = ATTN_F32},
-    {"window, sink tokens", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .window = 50,
-     .sinks = 4},
-    {"soft cap", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .soft_cap = 5},
-    {"sink logits", 8, 2, 64, 64, 16, .q = ATTN_F16, .kv = ATTN_F16, .has_sink_logits = true},
-    {"alibi", 8, 2, 128, 128, 16, .q = ATTN_F16, .kv = ATTN_F16, .has_alibi = true},
-    {"not causal", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .is_full = true},
-    {"batch invariant", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16,
-     .is_batch_invariant = true},
+    {CASE_GROUPED, CASE_BF16, CASE_PLAIN},
+    {CASE_GROUPED, CASE_F16, CASE_PLAIN},
+    {CASE_GROUPED, CASE_F32, CASE_PLAIN},
+    {CASE_HEAD_EACH, CASE_BF16, CASE_PLAIN},
+    {CASE_DIM_256, CASE_BF16, CASE_PLAIN},
+    {CASE_DIM_256, CASE_F16, CASE_PLAIN},
+    {CASE_OTHER_DIMS, CASE_BF16, CASE_PLAIN},
+    {CASE_GROUP_OF_3, CASE_F16, CASE_PLAIN},
+    {CASE_GROUPED, CASE_BF16_FP8, CASE_PLAIN},
+    {CASE_GROUPED, CASE_BF16_INT8, CASE_PLAIN},
+    {CASE_ONE_KV_HEAD, CASE_F16_FP8, CASE_PLAIN},
+    {CASE_DIM_256, CASE_F16_INT8, CASE_PLAIN},
+    {CASE_ONE_KV_HEAD, CASE_BF16_INT8, CASE_PLAIN},
+    {CASE_DIM_256, CASE_BF16_FP8, CASE_PLAIN},
+    {CASE_GROUPED, CASE_F16_FP8, CASE_PLAIN},
+    {CASE_SMALLEST_BLOCK, CASE_F32_INT8, CASE_PLAIN},
+    {CASE_DIM_256, CASE_F32, CASE_PLAIN},
+    {CASE_GROUPED, CASE_BF16, CASE_WINDOW_AND_SINKS},
+    {CASE_GROUPED, CASE_BF16, CASE_SOFT_CAP},
+    {CASE_HEAD_EACH, CASE_F16, CASE_SINK_LOGITS},
+    {CASE_GROUPED, CASE_F16, CASE_ALIBI},
+    {CASE_GROUPED, CASE_BF16, CASE_FULL},
+    {CASE_GROUPED, CASE_BF16, CASE_BATCH_INVARIANT},
 };
+enum { WITH_VARIANTS_16_BIT = 0, WITH_VARIANTS_QUANTISED = 8 };
 
 /* ---- the report */
 
@@ -340,34 +336,25 @@ static bool open_run(struct run *r, const struct test_case *c, const char *name)
         logits[i] = 2 * random_unit(t);
         slopes[i] = -0.02f * (float)(1 + i % 10);
     }
-    r->spec = (struct attn_layer_spec){.scale = 1.0f / sqrtf((float)c->dk),
-                                       .window_tokens = c->window,
-                                       .sink_tokens = c->sinks,
-                                       .soft_cap = c->soft_cap,
-                                       .is_full = c->is_full,
-                                       .sink_logits = c->has_sink_logits ? logits : NULL,
-                                       .alibi_slopes = c->has_alibi ? slopes : NULL};
-    r->config = (struct backend_pool_config){.num_layers = 1,
-                                             .num_q_heads = c->num_q_heads,
-                                             .num_kv_heads = c->num_kv_heads,
-                                             .head_dim_k = c->dk,
-                                             .head_dim_v = c->dv,
-                                             .block_tokens = c->block_tokens,
-                                             .n_blocks = N_BLOCKS,
-                                             .n_table_rows = N_SEQS,
-                                             .max_row_blocks = MAX_TOKENS / c->block_tokens,
-                                             .q_dtype = c->q,
-                                             .kv_dtype = c->kv,
-                                             .is_batch_invariant = c->is_batch_invariant,
-                                             .layers = &r->spec};
+    const struct case_geometry *g = &case_geometries[c->geometry];
+    const struct case_options *o = &case_options[c->options];
+    r->spec = case_spec(g, o);
+    r->spec.sink_logits = o->has_sink_logits ? logits : NULL;
+    r->spec.alibi_slopes = o->has_alibi ? slopes : NULL;
+    r->config = case_config(g, case_dtypes[c->dtype], o);
+    r->config.num_layers = 1;
+    r->config.n_blocks = N_BLOCKS;
+    r->config.n_table_rows = N_SEQS;
+    r->config.max_row_blocks = MAX_TOKENS / g->block_tokens;
+    r->config.layers = &r->spec;
     attn_status st = t->ops->pool_check(t->b, &r->config);
     if (st == ATTN_OK)
         st = t->ops->pool_open(t->b, &r->config, &r->pool);
     if (st != ATTN_OK)
         report(t, st == ATTN_ENOTSUP ? REFUSED : FAILED, "%s: %s", name, t->ops->last_error(t->b));
     for (uint32_t i = 0; i < N_SEQS; i++) {
-        r->seqs[i].k = calloc((size_t)MAX_TOKENS * c->num_kv_heads * c->dk, sizeof(float));
-        r->seqs[i].v = calloc((size_t)MAX_TOKENS * c->num_kv_heads * c->dv, sizeof(float));
+        r->seqs[i].k = calloc((size_t)MAX_TOKENS * g->num_kv_heads * g->head_dim_k, sizeof(float));
+        r->seqs[i].v = calloc((size_t)MAX_TOKENS * g->num_kv_heads * g->head_dim_v, sizeof(float));
         if (st == ATTN_OK && (!r->seqs[i].k || !r->seqs[i].v)) {
             st = ATTN_ENOMEM;
             report(t, FAILED, "%s: out of host memory", name);
@@ -387,10 +374,13 @@ static void close_run(struct run *r)
 
 static void test_one(struct selftest *t, const struct test_case *c, bool with_variants)
 {
-    char name[128];
-    snprintf(name, sizeof name, "%s/%s, %u/%u heads of %u/%u, blocks of %u: %s",
-             attn_dtype_name(c->q), attn_dtype_name(c->kv), c->num_q_heads, c->num_kv_heads, c->dk,
-             c->dv, c->block_tokens, c->name);
+    char name[160];
+    const struct case_geometry *g = &case_geometries[c->geometry];
+    const struct case_options *o = &case_options[c->options];
+    snprintf(name, sizeof name, "%s/%s, %u/%u heads of %u/%u, blocks of %u: %s%s%s",
+             attn_dtype_name(case_dtypes[c->dtype].q), attn_dtype_name(case_dtypes[c->dtype].kv),
+             g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
+             g->name, c->options ? ", " : "", c->options ? o->name : "");
     struct run r = {.t = t};
     if (open_run(&r, c, name)) {
         if (run_steps(&r))
@@ -594,7 +584,8 @@ attn_status selftest_run(const struct backend_ops *ops, int32_t device_index, ui
     if (backend_bench_load(ops->name, &t.bench, why, sizeof why) != ATTN_OK)
         report(&t, FAILED, "measurement: %s", why);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        test_one(&t, &cases[i], t.bench != NULL && (i == 0 || i == 8));
+        test_one(&t, &cases[i],
+                 t.bench != NULL && (i == WITH_VARIANTS_16_BIT || i == WITH_VARIANTS_QUANTISED));
     test_order(&t);
     test_memory(&t);
     test_registered(&t);

@@ -30,25 +30,14 @@ static struct check check;
 
 static struct backend_pool_config config_of(const struct case_geometry *g, struct case_dtype d)
 {
-    return (struct backend_pool_config){.num_q_heads = g->num_q_heads,
-                                        .num_kv_heads = g->num_kv_heads,
-                                        .head_dim_k = g->head_dim_k,
-                                        .head_dim_v = g->head_dim_v,
-                                        .block_tokens = g->block_tokens,
-                                        .q_dtype = d.q,
-                                        .kv_dtype = d.kv};
+    return case_config(g, d, &case_options[0]);
 }
 
 static attn_status begin(const struct case_geometry *g, struct case_dtype d,
                          const struct case_options *o, uint32_t n_seqs)
 {
-    struct backend_pool_config config = config_of(g, d);
-    struct attn_layer_spec spec = {.scale = 1.0f / sqrtf((float)g->head_dim_k),
-                                   .window_tokens = o->window_tokens,
-                                   .sink_tokens = o->sink_tokens,
-                                   .soft_cap = o->soft_cap,
-                                   .is_full = o->is_full};
-    config.is_batch_invariant = o->is_batch_invariant;
+    struct backend_pool_config config = case_config(g, d, o);
+    struct attn_layer_spec spec = case_spec(g, o);
     return check_run_begin(&check, &config, &spec, o->has_sink_logits, o->has_alibi, n_seqs);
 }
 
