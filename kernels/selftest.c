@@ -148,17 +148,7 @@ static void *take_random(struct run *r, size_t n)
 /* What the cache must read back: one head's row of n elements. */
 static void remember(const struct run *r, const void *from, size_t at, uint32_t n, float *to)
 {
-    double row[256];
-    uint8_t codes[256];
-    float scale;
-    for (uint32_t i = 0; i < n; i++)
-        row[i] = reference_get(r->config.q_dtype, from, at + i);
-    if (r->config.kv_dtype != r->config.q_dtype) {
-        reference_quantise(r->config.kv_dtype, row, n, codes, &scale);
-        reference_dequantise(r->config.kv_dtype, codes, scale, n, row);
-    }
-    for (uint32_t i = 0; i < n; i++)
-        to[i] = (float)row[i];
+    reference_cached_row(r->config.q_dtype, r->config.kv_dtype, from, at, n, to);
 }
 
 static void set_block(struct run *r, uint32_t seq, uint32_t index)

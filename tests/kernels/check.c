@@ -182,17 +182,7 @@ static void fill_random(struct check *c, void *to, size_t n)
 /* What the cache must read back after this row was appended. */
 static void remember(const struct check *c, const void *from, size_t at, uint32_t n, float *to)
 {
-    double row[256];
-    uint8_t codes[256];
-    float scale;
-    for (uint32_t i = 0; i < n; i++)
-        row[i] = reference_get(c->config.q_dtype, from, at + i);
-    if (c->config.kv_dtype != c->config.q_dtype) {
-        reference_quantise(c->config.kv_dtype, row, n, codes, &scale);
-        reference_dequantise(c->config.kv_dtype, codes, scale, n, row);
-    }
-    for (uint32_t i = 0; i < n; i++)
-        to[i] = (float)row[i];
+    reference_cached_row(c->config.q_dtype, c->config.kv_dtype, from, at, n, to);
 }
 
 static void prepare_append(struct check *c, struct check_item *it)
