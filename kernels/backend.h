@@ -59,9 +59,9 @@ enum {
     BACKEND_ATTEND = 1 << 1, /* compute out (and lse) of the n_tokens queries */
 };
 
-/* One sequence's part of a batch. Addresses but block_table are 16-byte aligned, of memory from host_alloc or
- * host_register, so that a device may read and write it in place, or of the device's own memory where info says
- * BACKEND_HAS_DEVICE_ADDRESSES. block_table is the host's. */
+/* One sequence's part of a batch. Addresses but block_table are 16-byte aligned, of memory from
+ * host_alloc or host_register, so that a device may read and write it in place, or of the
+ * device's own memory where info says BACKEND_HAS_DEVICE_ADDRESSES. block_table is the host's. */
 struct backend_item {
     uint32_t flags;
     uint32_t layer;
@@ -87,14 +87,14 @@ struct backend_copy {
     uint32_t src, dst;
 };
 
-/* A word that says how far others are: 4-byte aligned, where an item's addresses may be. It is the caller's and
- * stays until poll has handed the batch back. */
+/* A word that says how far others are: 4-byte aligned, where an item's addresses may be. It is
+ * the caller's and stays until poll has handed the batch back. */
 struct backend_word {
     uint32_t *word;
     uint32_t value;
 };
 
-/* Has the word reached its value? As a counter that may wrap: 2^31 steps behind a value it has reached it. */
+/* Has the word reached its value? It may be up to 2^31 - 1 ahead of it, and may wrap. */
 static inline bool backend_word_is_reached(const struct backend_word *w)
 {
     return (int32_t)(__atomic_load_n(w->word, __ATOMIC_ACQUIRE) - w->value) >= 0;
@@ -108,11 +108,12 @@ struct backend_batch {
     const struct backend_patch *patches;
     const struct backend_copy *copies;
     uint32_t n_items, n_patches, n_copies;
-    /* Where info says BACKEND_HAS_WORDS, else NULL. wait: nothing of the batch begins, and no tensor of it is read,
-     * before the word has reached its value, whoever writes it. The batch holds its place meanwhile: later ones are
-     * handed back after it, and close and what is ordered with batches wait with it. So the caller sees to it that
-     * the word is written. signal: the word becomes the value when all outputs are there, before poll hands the
-     * batch back; not if the batch fails. */
+    /* Where info says BACKEND_HAS_WORDS, else NULL. wait: nothing of the batch begins, and no
+     * tensor of it is read, before the word has reached its value, whoever writes it. The batch
+     * holds its place meanwhile: later ones are handed back after it, and close and what is
+     * ordered with batches wait with it. So the caller sees to it that the word is written.
+     * signal: the word becomes the value when all outputs are there, before poll hands the batch
+     * back; not if the batch fails. */
     const struct backend_word *wait, *signal;
     void *user; /* the caller's, untouched */
 
@@ -217,8 +218,8 @@ attn_status backend_load(const char *name, const struct backend_ops **out_ops, c
 attn_status backend_pool_config_check(const struct backend_pool_config *c, char *why,
                                       size_t why_bytes);
 
-/* Checks a batch's wait and signal for a backend of that name and info.features. ATTN_EINVAL, ATTN_ENOTSUP: why
- * names the word. Backends with either call it in submit. */
+/* Checks a batch's wait and signal for a backend of that name and info.features. ATTN_EINVAL,
+ * ATTN_ENOTSUP: why names the word. Backends with either call it in submit. */
 attn_status backend_words_check(const struct backend_batch *batch, const char *name,
                                 uint32_t features, char *why, size_t why_bytes);
 

@@ -1,9 +1,9 @@
-/* cases.h: what backends are checked over: geometries, dtypes and attention options, each a table. The tests of every
- * backend walk their product (tests/kernels/test_backend.c), the self test takes some of it. A backend may refuse
- * a case by pool_check with ATTN_ENOTSUP.
+/* cases.h: what backends are checked over: geometries, dtypes and attention options, each a table.
+ * The tests of every backend walk their product (tests/kernels/test_backend.c), the self test takes
+ * some of it. A backend may refuse a case by pool_check with ATTN_ENOTSUP.
  *
- * attnbench has its own cells (bench/attnbench_cells.c): lengths and head counts that others have published times of,
- * bf16 and plain causal.
+ * attnbench has its own cells (bench/attnbench_cells.c): lengths and head counts that others have
+ * published times of, bf16 and plain causal.
  */
 #ifndef ATTND_KERNELS_CASES_H
 #define ATTND_KERNELS_CASES_H
@@ -39,7 +39,8 @@ enum {
     CASE_KV_HEADS_AS_WARPS,
 };
 
-/* Steps through the product share no factor with the tables' sizes: a new row wants a look at them. */
+/* Steps through the product share no factor with the tables' sizes: a new row wants a look at
+ * them. */
 static const struct case_geometry case_geometries[] = {
     [CASE_GROUPED] = {"grouped queries", 8, 2, 128, 128, 16},
     [CASE_HEAD_EACH] = {"a kv head each", 4, 4, 64, 64, 16},

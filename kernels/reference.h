@@ -36,8 +36,8 @@ void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint
 void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale, uint32_t n,
                           double *out_row);
 
-/* What a cache of kv_dtype reads back of one head's row that was appended: n (at most 256) elements of q_dtype, from
- * element `at` of an array on. */
+/* What a cache of kv_dtype reads back of one head's row that was appended: n (at most 256)
+ * elements of q_dtype, from element `at` of an array on. */
 void reference_cached_row(attn_dtype q_dtype, attn_dtype kv_dtype, const void *from, size_t at,
                           uint32_t n, float *out_row);
 

@@ -63,8 +63,9 @@ struct test_case {
     uint8_t geometry, dtype, options;
 };
 
-/* Every kernel of the GPU backends is in some case: matrix kernels for head dims up to 64, 128 and 256,
- * few rows and many, 16-bit and quantised, of bf16 and f16; vector kernels of the three widths; tuned ones. */
+/* Every kernel of the GPU backends is in some case: matrix kernels for head dims up to 64, 128
+ * and 256, few rows and many, 16-bit and quantised, of bf16 and f16; vector kernels of the three
+ * widths; tuned ones. */
 static const struct test_case cases[] = {
     {CASE_GROUPED, CASE_BF16, CASE_PLAIN},
     {CASE_GROUPED, CASE_F16, CASE_PLAIN},

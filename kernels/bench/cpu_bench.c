@@ -1,5 +1,6 @@
-/* cpu_bench.c: what the cpu backend measures of itself (backend_bench.h). Caches are emptied before each run by reading a
- * buffer several times their size; the clock runs from the call on the engine thread to its return.
+/* cpu_bench.c: what the cpu backend measures of itself (backend_bench.h). Caches are emptied before
+ * each run by reading a buffer several times their size; the clock runs from the call on the engine
+ * thread to its return.
  */
 #include "kernels/backend_bench.h"
 #include "kernels/cpu/cpu.h"

@@ -1,6 +1,7 @@
 /* cpu.c: the cpu backend's table. A batch is computed inside submit, by the engine thread and the
- * workers, and handed back by the next poll; everything else is done when its call returns. A batch that waits
- * for a word is computed by whatever call first finds it written. The device is the host: its addresses, too.
+ * workers, and handed back by the next poll; everything else is done when its call returns. A batch
+ * that waits for a word is computed by whatever call first finds it written. The device is the
+ * host: its addresses, too.
  */
 #define _GNU_SOURCE
 #include "kernels/cpu/cpu.h"
@@ -268,7 +269,8 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
     return ATTN_OK;
 }
 
-/* Computes the batch that was submitted, unless its word is not written yet. Is none left to compute? */
+/* Computes the batch that was submitted, unless its word is not written yet. Is none left to
+ * compute? */
 static bool try_compute(struct backend *b)
 {
     struct backend_batch *batch = b->batch;

@@ -1,5 +1,6 @@
 /* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, pools, memory), gpu_job.c (one
- * batch as launches), gpu_queue.c (submit, poll, block transfers) and bench/gpu_bench.c (measurement) share.
+ * batch as launches), gpu_queue.c (submit, poll, block transfers) and bench/gpu_bench.c
+ * (measurement) share.
  *
  * Thread     the engine thread, but for the host memory slots.
  * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement

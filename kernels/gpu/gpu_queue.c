@@ -1,12 +1,12 @@
 /* gpu_queue.c: batches in flight, and whole blocks to and from the host.
  *
- * A batch is, on its slot's stream: its upload if it has one, block copies, prep, and attention, whose last
- * thread block, or else a kernel behind it, writes a word to host memory, which poll watches. A short one is
- * attention alone, which reads q and appends by itself (direct). Batches that have nothing in common run beside
- * each other. One that has follows the stream of the batch in front, after its upload and, where that pays,
- * its q, k and v have come over the bus. A wait for a word is the first on the slot's stream, a signal the last
- * before the word to poll. No call waits for the device but poll, for as long as it is told
- * to, and the block transfers.
+ * A batch is, on its slot's stream: its upload if it has one, block copies, prep, and attention,
+ * whose last thread block, or else a kernel behind it, writes a word to host memory, which poll
+ * watches. A short one is attention alone, which reads q and appends by itself (direct). Batches
+ * that have nothing in common run beside each other. One that has follows the stream of the batch
+ * in front, after its upload and, where that pays, its q, k and v have come over the bus. A wait
+ * for a word is the first on the slot's stream, a signal the last before the word to poll. No call
+ * waits for the device but poll, for as long as it is told to, and the block transfers.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "proto/attn_time.h"
@@ -108,7 +108,8 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     bool has_shared = touch_rows(s, front);
     bool is_following = front && (has_shared || front->is_alone || s->is_alone);
     bool is_brought = is_following && gpu_job_is_brought(j);
-    /* a direct kernel tells the host by itself that it is done: before the signal could be written */
+    /* a direct kernel tells the host by itself that it is done: before the signal could be
+     * written */
     j->is_direct = !is_brought && !batch->signal && gpu_job_can_be_direct(j);
     const struct backend_word *wait = batch->wait;
     int code = wait ? runtime_stream_wait_word(s->stream, wait->word, wait->value) : 0;

@@ -1,8 +1,8 @@
-/* test_gpu.c: what a gpu backend must do beyond the option product that all backends share: large pools and large
- * batches, batches in flight, the same bytes twice, scrubbing, refusals in words.
+/* test_gpu.c: what a gpu backend must do beyond the option product that all backends share: large
+ * pools and large batches, batches in flight, the same bytes twice, scrubbing, refusals in words.
  *
- * Usage: test_gpu [NAME [TESTS]], NAME cuda (the default), hip or a module of the executor; TESTS a pattern of the
- * tests to run; exit 77 where there is no device.
+ * Usage: test_gpu [NAME [TESTS]], NAME cuda (the default), hip or a module of the executor; TESTS a
+ * pattern of the tests to run; exit 77 where there is no device.
  */
 #include "kernels/kv_layout.h"
 #include "tests/gpu/rig.h"

@@ -1,5 +1,5 @@
-/* test_gpu_export.c: KV memory that outlives its maker: a child makes and fills it, hands its descriptor over and is
- * killed. Usage as test_gpu.
+/* test_gpu_export.c: KV memory that outlives its maker: a child makes and fills it, hands its
+ * descriptor over and is killed. Usage as test_gpu.
  */
 #include "kernels/kv_layout.h"
 #include "tests/gpu/rig.h"

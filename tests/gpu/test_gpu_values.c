@@ -1,5 +1,5 @@
-/* test_gpu_values.c: what a gpu backend computes, against the cpu backend: long random histories, and NaN and inf in
- * shapes that take each of the tuned kernels. Usage as test_gpu.
+/* test_gpu_values.c: what a gpu backend computes, against the cpu backend: long random histories,
+ * and NaN and inf in shapes that take each of the tuned kernels. Usage as test_gpu.
  */
 #include "kernels/reference.h"
 #include "tests/gpu/rig.h"

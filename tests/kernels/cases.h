@@ -1,5 +1,5 @@
-/* cases.h: the option product that every backend is checked over: a case is one element of each table of
- * kernels/cases.h and one shape. test_backend walks them all (or every n-th).
+/* cases.h: the option product that every backend is checked over: a case is one element of each
+ * table of kernels/cases.h and one shape. test_backend walks them all (or every n-th).
  */
 #ifndef ATTND_TESTS_KERNELS_CASES_H
 #define ATTND_TESTS_KERNELS_CASES_H

@@ -1,5 +1,6 @@
-/* test_words.c: batches that wait for a word and write one (backend.h): nothing begins before the word is there,
- * inputs are read after it, outputs are there before the signal, and what cannot be is refused by name.
+/* test_words.c: batches that wait for a word and write one (backend.h): nothing begins before the
+ * word is there, inputs are read after it, outputs are there before the signal, and what cannot be
+ * is refused by name.
  *
  *     test_words [NAME [TESTS]]        NAME cpu, cuda (the default), hip or a module of the executor
  *
@@ -94,7 +95,8 @@ static void assert_is_poison(const void *p, size_t bytes)
         assert_int_equal(((const uint8_t *)p)[i], 0xff);
 }
 
-/* Swaps an item's tensors with what was kept of them, so that a batch that begins early reads something else. */
+/* Swaps an item's tensors with what was kept of them, so that a batch that begins early reads
+ * something else. */
 static void swap_inputs(const struct backend_item *it, uint8_t *kept)
 {
     const struct {

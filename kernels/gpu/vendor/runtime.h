@@ -60,8 +60,8 @@ void runtime_event_close(runtime_event *e);
 int runtime_event_record(runtime_event *e, runtime_stream *s);
 /* What is enqueued on s from now on runs after what e was recorded behind. */
 int runtime_stream_follow(runtime_stream *s, runtime_event *e);
-/* What is enqueued on s from now on runs after (int32_t)(*word - value) >= 0. The device reads the word where it
- * is, in page-locked host memory or its own. */
+/* What is enqueued on s from now on runs after (int32_t)(*word - value) >= 0. The device reads
+ * the word where it is, in page-locked host memory or its own. */
 int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t value);
 /* *word becomes value after all that is enqueued on s; who sees it sees what was written before. */
 int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value);
