@@ -5,6 +5,7 @@
  * leave partials in slots of their own and are merged in split order by whoever finishes last.
  */
 #include "kernels/cpu/cpu.h"
+#include "kernels/grow.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -114,25 +115,13 @@ static uint32_t heads_at_once(const struct backend_batch *batch, uint32_t n_thre
 
 static attn_status reserve_segments(struct backend *b, uint64_t n)
 {
-    if (n <= b->segments_capacity)
+    attn_status st = array_reserve(&b->segments, &b->segments_capacity, n, sizeof *b->segments);
+    if (st == ATTN_OK)
+        st = array_reserve(&b->segment_tiles, &b->tiles_capacity, n, sizeof *b->segment_tiles);
+    if (st == ATTN_OK)
         return ATTN_OK;
-    uint64_t want = n + n / 2;
-    if (want > UINT32_MAX) {
-        cpu_fail(b, "a batch of %llu segments is too large", (unsigned long long)n);
-        return ATTN_ENOMEM;
-    }
-    struct segment *segments = realloc(b->segments, want * sizeof *segments);
-    if (segments != NULL)
-        b->segments = segments;
-    uint32_t *tiles = realloc(b->segment_tiles, want * sizeof *tiles);
-    if (tiles != NULL)
-        b->segment_tiles = tiles;
-    if (segments == NULL || tiles == NULL) {
-        cpu_fail(b, "no memory for %llu segments", (unsigned long long)n);
-        return ATTN_ENOMEM;
-    }
-    b->segments_capacity = (uint32_t)want;
-    return ATTN_OK;
+    cpu_fail(b, "no memory for %llu segments", (unsigned long long)n);
+    return ATTN_ENOMEM;
 }
 
 static attn_status reserve_slots(struct backend *b, size_t n_floats)

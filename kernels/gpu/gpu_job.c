@@ -6,6 +6,7 @@
  * from the whole batch.
  */
 #include "kernels/gpu/gpu_host.h"
+#include "kernels/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -188,13 +189,9 @@ static void split_item(const struct backend_pool *p, struct gpu_item *it, uint64
 
 static struct gpu_range *add_range(struct gpu_job *j)
 {
-    if (j->n_ranges == j->ranges_capacity) {
-        void *p = realloc(j->ranges, 2 * j->ranges_capacity * sizeof *j->ranges);
-        if (!p)
-            return NULL;
-        j->ranges = p;
-        j->ranges_capacity *= 2;
-    }
+    if (array_reserve(&j->ranges, &j->ranges_capacity, (uint64_t)j->n_ranges + 1,
+                      sizeof *j->ranges) != ATTN_OK)
+        return NULL;
     struct gpu_range *r = &j->ranges[j->n_ranges++];
     memset(r, 0, sizeof *r);
     return r;
@@ -306,7 +303,8 @@ static uint32_t item_blocks(const struct backend_pool *p, const struct backend_i
     return ((it->pos + it->n_tokens - 1) >> shift) - (it->pos >> shift) + 1;
 }
 
-/* A batch's lists as the host writes them: in prep's parameters, or in the staging, to be uploaded. */
+/* A batch's lists as the host writes them: in prep's parameters, or in the staging, to be
+ * uploaded. */
 struct job_lists {
     struct gpu_item *items;
     uint32_t *blocks; /* of the appends, as gpu_prep has them */

@@ -2,6 +2,7 @@
  * ids and runs in the kernel's parameters or in an upload, grid and shared memory.
  */
 #include "kernels/gpu/sm90/decode_host.h"
+#include "kernels/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -146,28 +147,14 @@ static void add_segments(const struct decode_pool *p, const struct decode_choice
         }
 }
 
-static attn_status reserve_segments(struct decode_planner *w, uint32_t n_segments)
-{
-    if (n_segments <= w->capacity)
-        return ATTN_OK;
-    const uint64_t n = 2 * (uint64_t)n_segments;
-    struct decode_segment *segments = realloc(w->segments, n * sizeof *segments);
-    if (segments != NULL)
-        w->segments = segments;
-    uint32_t *rounds = realloc(w->rounds, n * sizeof *rounds);
-    if (rounds != NULL)
-        w->rounds = rounds;
-    if (segments == NULL || rounds == NULL)
-        return ATTN_ENOMEM;
-    w->capacity = (uint32_t)n;
-    return ATTN_OK;
-}
-
 /* Cuts the work among the processors. */
 static attn_status plan_runs(const struct filling *f, struct decode_planner *w)
 {
     const struct decode_choice *c = f->c;
-    attn_status st = reserve_segments(w, f->call->n_segments);
+    const uint32_t n = f->call->n_segments; /* at most: a head a warp or one that all share */
+    attn_status st = array_reserve(&w->segments, &w->segments_capacity, n, sizeof *w->segments);
+    if (st == ATTN_OK)
+        st = array_reserve(&w->rounds, &w->rounds_capacity, n, sizeof *w->rounds);
     if (st != ATTN_OK)
         return st;
     const uint32_t lg_all = log2_of(c->warps);
@@ -307,7 +294,8 @@ static uint32_t clustered_shared_bytes(const struct decode_choice *c, uint32_t d
     return decode_cluster_bytes(d, c->rows, c->warps, c->stages);
 }
 
-/* DECODE_CLUSTER, DECODE_SHORT, DECODE_WIDE: as many thread blocks a segment, which their index tells apart. */
+/* DECODE_CLUSTER, DECODE_SHORT, DECODE_WIDE: as many thread blocks a segment, which their index
+ * tells apart. */
 static attn_status fill_clustered(const struct filling *f)
 {
     const struct decode_pool *p = f->p;
@@ -351,7 +339,8 @@ static attn_status fill_warp(const struct filling *f)
     return f->max_units == 1 ? ATTN_OK : ATTN_ENOTSUP;
 }
 
-/* Settles where the runs go: behind the items in the parameters if both fit there, else both in the upload. */
+/* Settles where the runs go: behind the items in the parameters if both fit there, else both in
+ * the upload. */
 static attn_status place_runs(const struct filling *f, uint32_t n_runs,
                               struct decode_dev_run **out_runs)
 {
