@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/address.h"
+#include "daemon/clock.h"
 #include "daemon/stats.h"
 
 enum { MAX_CONNECTIONS = 64, CONNECTION_TIMEOUT_S = 10, MEMORY_BYTES = 16 << 10 };
@@ -41,7 +42,7 @@ static unsigned page_stats(const struct http *h, FILE *f)
 /* True, with a line about it, if a thread that has once shown life has stopped to. */
 static bool is_stalled(const struct http *h, FILE *f, const char *thread, uint64_t beat_ns)
 {
-    uint64_t now_ns = stats_now_ns();
+    uint64_t now_ns = clock_now_ns();
     if (beat_ns == 0 || now_ns < beat_ns || now_ns - beat_ns <= h->stall_timeout_ns)
         return false;
     fprintf(f, "the %s has shown no life for %" PRIu64 " ms\n", thread,

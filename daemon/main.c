@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "daemon/clock.h"
 #include "daemon/config.h"
 #include "daemon/device.h"
 #include "daemon/engine.h"
@@ -68,7 +69,7 @@ static void drain(struct daemon *d)
 {
     engine_drain(d->engine);
     d->is_draining = true;
-    d->drain_until_ns = stats_now_ns() + d->cfg.drain_timeout_us * 1000;
+    d->drain_until_ns = clock_now_ns() + d->cfg.drain_timeout_us * 1000;
     stats_set(is_ready, 0);
     notify_send("STOPPING=1\nSTATUS=draining");
     log_info("draining: no new sequences; steps go on until none is in flight, %" PRIu64
@@ -80,7 +81,7 @@ static void drain(struct daemon *d)
 static void on_tick(uv_timer_t *timer)
 {
     struct daemon *d = timer->data;
-    uint64_t now_ns = stats_now_ns();
+    uint64_t now_ns = clock_now_ns();
     stats_beat(loop_beat_ns);
     if (engine_health(d->engine) != ATTN_OK) {
         log_error("the device is lost; ending so that a restart can take it again");
@@ -248,14 +249,14 @@ static void on_last_replies(uv_timer_t *timer)
     bool is_done = true;
     for (uint32_t i = 0; i < d->n_transports; i++)
         is_done &= d->transports[i]->ops->hang_up(d->transports[i]);
-    if (is_done || stats_now_ns() >= d->drain_until_ns)
+    if (is_done || clock_now_ns() >= d->drain_until_ns)
         uv_stop(d->loop);
 }
 
 /* Lets the loop write what is owed and the peers read it, for a moment. */
 static void write_last_replies(struct daemon *d)
 {
-    d->drain_until_ns = stats_now_ns() + (uint64_t)LAST_REPLIES_MS * 1000000;
+    d->drain_until_ns = clock_now_ns() + (uint64_t)LAST_REPLIES_MS * 1000000;
     uv_timer_start(&d->tick, on_last_replies, 0, 1);
     uv_run(d->loop, UV_RUN_DEFAULT);
     uv_timer_start(&d->tick, on_close_timeout, LAST_REPLIES_MS, 0);

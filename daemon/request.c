@@ -1,6 +1,7 @@
 /* request.c: making, decoding, answering and freeing a request; the one place that counts steps.
  */
 #include "daemon/request.h"
+#include "daemon/clock.h"
 
 #include <assert.h>
 #include <stdarg.h>
@@ -123,7 +124,7 @@ void request_reply(struct request *req, attn_status st)
 {
     assert(req->reply != NULL);
     if (is_step(req)) {
-        uint64_t now_ns = stats_now_ns();
+        uint64_t now_ns = clock_now_ns();
         enum stats_transport label = req->transport->label;
         stats_observe_ns(label, STATS_TOTAL, now_ns - req->received_ns);
         if (req->batched_ns != 0) {

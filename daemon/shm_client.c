@@ -19,6 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/shm_internal.h"
 #include "daemon/stack.h"
 
@@ -166,7 +167,7 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
 /* Takes what the client has submitted. */
 static void take_all(struct shm_client *c, uint32_t submitted)
 {
-    uint64_t now_ns = stats_now_ns();
+    uint64_t now_ns = clock_now_ns();
     if (submitted - c->taken > c->n_slots) {
         cut(c, "submitted is %" PRIu32 " with %" PRIu32 " taken and %" PRIu32 " slots", submitted,
             c->taken, c->n_slots);

@@ -31,7 +31,8 @@ struct shm_client {
 
     /* the loop's */
     uv_poll_t poll;
-    uv_timer_t deadline; /* of the hello */
+    uv_timer_t deadline; /* ticks until the hello is there or late */
+    uint64_t hello_until_ns;
     uint8_t n_handles; /* open or closing */
     bool is_shared; /* handed to the engine, not retired */
     bool is_closing;

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "daemon/address.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/sp_internal.h"
 
@@ -77,7 +78,7 @@ void sp_peer_close(struct sp_peer *p)
 static void peer_cut(struct sp_peer *p, const char *why)
 {
     struct transport_sp *t = p->t;
-    uint64_t second = uv_now(t->env->loop) / 1000;
+    uint64_t second = clock_now_ns() / 1000000000u;
     if (second != t->log_second) {
         if (t->n_logged > MAX_LOGGED_CUTS)
             log_info("%s: %llu more peers cut", t->url,
@@ -300,7 +301,7 @@ static void message_complete(struct sp_peer *p)
     p->req = NULL;
     p->n_requests++;
     t->n_owed++;
-    attn_status st = request_decode(req, stats_now_ns(), t->env->cfg->default_timeout_us,
+    attn_status st = request_decode(req, clock_now_ns(), t->env->cfg->default_timeout_us,
                                     t->env->cfg->max_timeout_us, why, sizeof(why));
     if (st == ATTN_OK)
         engine_submit(t->env->engine, req);

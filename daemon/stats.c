@@ -5,7 +5,6 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <time.h>
 
 struct stats stats;
 
@@ -16,13 +15,6 @@ static const char *const time_help[STATS_N_TIMES] = {
     "Time of steps' batches on the device",
     "Time of steps between arrival and reply",
 };
-
-uint64_t stats_now_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
 
 /* Bucket b counts times up to 2^b microseconds; the last counts all longer ones. */
 void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns)

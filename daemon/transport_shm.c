@@ -21,6 +21,7 @@
 #include <fcntl.h>
 
 #include "daemon/address.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/shm_internal.h"
 #include "daemon/stack.h"
@@ -37,7 +38,7 @@ enum {
 static void say_gone(struct shm_client *c, const char *why)
 {
     struct transport_shm *t = c->t;
-    uint64_t second = uv_now(t->env->loop) / 1000;
+    uint64_t second = clock_now_ns() / 1000000000u;
     if (second != t->log_second) {
         t->log_second = second;
         t->n_logged = 0;
@@ -284,6 +285,8 @@ static void on_client(uv_poll_t *poll, int status, int events)
 static void on_deadline(uv_timer_t *timer)
 {
     struct shm_client *c = timer->data;
+    if (clock_now_ns() < c->hello_until_ns)
+        return; /* at the next tick */
     stats_add(peers_cut_handshake, 1);
     client_close(c);
 }
@@ -348,7 +351,9 @@ static void client_open(struct transport_shm *t, int fd)
     stats_add(peers_accepted, 1);
     stats_add(peers, 1);
     uv_poll_start(&c->poll, UV_READABLE | UV_DISCONNECT, on_client);
-    uv_timer_start(&c->deadline, on_deadline, t->env->cfg->handshake_timeout_us / 1000, 0);
+    c->hello_until_ns = clock_now_ns() + t->env->cfg->handshake_timeout_us * 1000;
+    uint64_t tick_ms = clock_tick_ms(t->env->cfg->handshake_timeout_us);
+    uv_timer_start(&c->deadline, on_deadline, tick_ms, tick_ms);
 }
 
 static void on_connection(uv_poll_t *poll, int status, int events);

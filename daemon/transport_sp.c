@@ -3,7 +3,7 @@
  * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes all
  * of them, queues each at its peer and then flushes every such peer once.
  * Deadlines stand in three lists, each ordered because its members wait equally long; one timer looks
- * at the heads.
+ * at the heads and asks the daemon's clock whether they have passed.
  *
  * close may come while the engine still has requests: the memory then waits for them, too.
  */
@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "daemon/address.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/sp_internal.h"
 #include "daemon/stack.h"
@@ -27,8 +28,6 @@
 enum {
     BACKLOG = 1024,
     SPARE_DESCRIPTORS = 64, /* the process's own, beside peers */
-    MIN_TICK_MS = 2,
-    MAX_TICK_MS = 500,
 };
 
 static struct transport_sp *of(struct transport *base)
@@ -42,7 +41,7 @@ static void on_timer(uv_timer_t *timer)
 {
     struct transport_sp *t = timer->data;
     struct sp_waits *lists[] = {&t->handshakes, &t->bodies, &t->writes};
-    uint64_t now_ns = uv_hrtime();
+    uint64_t now_ns = clock_now_ns();
     bool is_empty = true;
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
         while (lists[i]->head != NULL && lists[i]->head->until_ns <= now_ns) {
@@ -77,7 +76,7 @@ void sp_wait_start(struct sp_waits *list, struct sp_wait *w)
 {
     sp_wait_stop(w);
     w->list = list;
-    w->until_ns = uv_hrtime() + list->timeout_ns;
+    w->until_ns = clock_now_ns() + list->timeout_ns;
     w->next = NULL;
     w->prev = list->tail;
     if (list->tail != NULL)
@@ -192,8 +191,7 @@ static uint64_t tick_of(const struct config *cfg)
         us = cfg->body_timeout_us;
     if (cfg->write_timeout_us < us)
         us = cfg->write_timeout_us;
-    uint64_t ms = us / 4000;
-    return ms < MIN_TICK_MS ? MIN_TICK_MS : ms > MAX_TICK_MS ? MAX_TICK_MS : ms;
+    return clock_tick_ms(us);
 }
 
 static void on_handle_closed(uv_handle_t *handle)

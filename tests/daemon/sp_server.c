@@ -20,6 +20,7 @@
 #include "daemon/address.h"
 #include "daemon/log.h"
 #include "fake_host.h"
+#include "proto/attn_time.h"
 
 enum { PATIENCE_S = 20 };
 
@@ -160,12 +161,12 @@ static void on_drain(uv_async_t *async)
 
 void server_drain(struct server *s)
 {
-    uint64_t until_ns = stats_now_ns() + PATIENCE_S * 1000000000ull;
+    uint64_t until_ns = attn_now_ns() + PATIENCE_S * 1000000000ull;
     struct address a;
     char why[256];
     assert_int_equal(address_parse_url(s->url, &a, why, sizeof(why)), ATTN_OK);
     uv_async_send(&s->drain);
-    while (stats_now_ns() < until_ns) {
+    while (attn_now_ns() < until_ns) {
         int fd = socket(a.sa.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
         socklen_t n = a.sa.any.sa_family == AF_UNIX ? sizeof(a.sa.un) : sizeof(a.sa.in);
         int rc = connect(fd, &a.sa.any, n);
@@ -241,8 +242,8 @@ void server_stop(struct server *s)
 
 static bool poll_until(const _Atomic uint64_t *counter, uint64_t value, bool is_exact)
 {
-    uint64_t until_ns = stats_now_ns() + PATIENCE_S * 1000000000ull;
-    while (stats_now_ns() < until_ns) {
+    uint64_t until_ns = attn_now_ns() + PATIENCE_S * 1000000000ull;
+    while (attn_now_ns() < until_ns) {
         uint64_t v = atomic_load(counter);
         if (is_exact ? v == value : v >= value)
             return true;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/address.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/request.h"
 #include "fake_host.h"
@@ -108,7 +109,7 @@ static void a_deadline_is_the_default_the_clients_or_the_longest_allowed(void **
 static void a_reply_has_its_payload_where_it_was_promised(void **state)
 {
     (void)state;
-    struct request *req = request_of(true, 0, stats_now_ns());
+    struct request *req = request_of(true, 0, clock_now_ns());
     Attnd__Reply h = ATTND__REPLY__INIT;
     Attnd__StepReply step = ATTND__STEP_REPLY__INIT;
     uint8_t *payload;
@@ -132,7 +133,7 @@ static void a_reply_has_its_payload_where_it_was_promised(void **state)
 static void an_error_is_answered_without_a_free_buffer(void **state)
 {
     (void)state;
-    struct request *req = request_of(true, 0, stats_now_ns());
+    struct request *req = request_of(true, 0, clock_now_ns());
     struct iobuf *taken[16];
     int n = 0;
     while ((taken[n] = iobuf_acquire(pool, 1)) != NULL)
@@ -189,9 +190,9 @@ static void a_request_that_does_not_decode_counts_as_malformed_alone(void **stat
 static void steps_received_are_answered_or_in_flight(void **state)
 {
     (void)state;
-    struct request *a = request_of(true, 0, stats_now_ns());
-    struct request *b = request_of(true, 0, stats_now_ns());
-    struct request *c = request_of(false, 0, stats_now_ns());
+    struct request *a = request_of(true, 0, clock_now_ns());
+    struct request *b = request_of(true, 0, clock_now_ns());
+    struct request *c = request_of(false, 0, clock_now_ns());
     assert_int_equal(stats_get(requests_received), 3);
     assert_int_equal(stats_get(steps_received), 2);
     assert_int_equal(stats_get(steps_in_flight), 2);

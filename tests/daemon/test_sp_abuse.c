@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "sp_server.h"
 
 static const char *const kinds[] = {"ipc", "tcp"};
@@ -136,6 +137,59 @@ static void a_thousand_stalled_peers_are_cut_while_a_good_one_works(void **state
         good_round_trip(&g);
         close(g.fd);
         server_stop(&s);
+    }
+}
+
+/* ---- deadlines on a time of the test's own ---- */
+
+static _Atomic uint64_t virtual_ns, n_asked;
+
+static uint64_t virtual_now_ns(void)
+{
+    atomic_fetch_add(&n_asked, 1);
+    return atomic_load(&virtual_ns);
+}
+
+/* Until the transport has looked at its deadlines several times. */
+static void wait_for_looks(void)
+{
+    wait_at_least(&n_asked, atomic_load(&n_asked) + 10);
+}
+
+static void deadlines_pass_with_the_daemons_clock_alone(void **state)
+{
+    (void)state;
+    static const uint64_t timeout_ns = 8000000; /* looked at every 2 ms of real time */
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        server_init(&s);
+        s.cfg.handshake_timeout_us = s.cfg.body_timeout_us = timeout_ns / 1000;
+        atomic_store(&virtual_ns, 1000000000000);
+        clock_use(virtual_now_ns);
+        server_start(&s, kinds[kind]);
+        uint64_t cut_handshake = stats_get(peers_cut_handshake);
+        uint64_t cut_body = stats_get(peers_cut_body_timeout);
+        uint64_t received = stats_get(received_bytes);
+        int silent = raw_connect(s.url), halting = raw_connect(s.url);
+        raw_handshake(halting);
+        raw_send(halting, kind == 0 ? "\1" : "\0", 1); /* of a length */
+        wait_equal(&stats.peers, 2);
+        wait_at_least(&stats.received_bytes, received + 9);
+        wait_for_looks();
+
+        atomic_fetch_add(&virtual_ns, timeout_ns - 1);
+        wait_for_looks();
+        assert_int_equal(stats_get(peers), 2);
+        atomic_fetch_add(&virtual_ns, 1);
+        wait_equal(&stats.peers, 0);
+        assert_int_equal(stats_get(peers_cut_handshake), cut_handshake + 1);
+        assert_int_equal(stats_get(peers_cut_body_timeout), cut_body + 1);
+        raw_expect_end(silent);
+        raw_expect_end(halting);
+        close(silent);
+        close(halting);
+        server_stop(&s);
+        clock_use(NULL);
     }
 }
 
@@ -614,6 +668,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_thousand_stalled_peers_are_cut_while_a_good_one_works),
+        cmocka_unit_test(deadlines_pass_with_the_daemons_clock_alone),
         cmocka_unit_test(a_reader_that_stops_is_cut_at_the_write_timeout),
         cmocka_unit_test(a_reader_with_too_many_replies_waiting_is_cut_at_once),
         cmocka_unit_test(an_oversized_message_is_answered_and_its_peer_cut),

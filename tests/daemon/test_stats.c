@@ -16,6 +16,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/http.h"
 #include "daemon/stats.h"
 
@@ -225,12 +226,12 @@ static void healthz_names_the_thread_that_stopped(void **state)
     stats_beat(engine_beat_ns);
     stats_beat(loop_beat_ns);
     expect_page(h, "GET", "/healthz", 200, "ok\n");
-    stats_set(engine_beat_ns, stats_now_ns() - 5000000000);
+    stats_set(engine_beat_ns, clock_now_ns() - 5000000000);
     expect_page(h, "GET", "/healthz", 503, "the engine has shown no life for 5");
     stats_beat(engine_beat_ns);
-    stats_set(loop_beat_ns, stats_now_ns() - 7000000000);
+    stats_set(loop_beat_ns, clock_now_ns() - 7000000000);
     expect_page(h, "GET", "/healthz", 503, "the event loop has shown no life for 7");
-    stats_set(loop_beat_ns, stats_now_ns() + 1000000000); /* read just before the beat */
+    stats_set(loop_beat_ns, clock_now_ns() + 1000000000); /* read just before the beat */
     expect_page(h, "GET", "/healthz", 200, "ok\n");
     http_close(h);
 }
@@ -245,7 +246,7 @@ static void readyz_follows_ready_draining_and_health(void **state)
     stats_set(is_draining, 1);
     expect_page(h, "GET", "/readyz", 503, "draining\n");
     stats_set(is_draining, 0);
-    stats_set(engine_beat_ns, stats_now_ns() - 5000000000);
+    stats_set(engine_beat_ns, clock_now_ns() - 5000000000);
     expect_page(h, "GET", "/readyz", 503, "the engine has shown no life");
     http_close(h);
 }
