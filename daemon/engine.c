@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "daemon/engine_internal.h"
+#include "daemon/health.h"
 #include "daemon/log.h"
 
 static const uint64_t POLL_SLICE_NS = 50 * 1000;
@@ -186,7 +187,7 @@ static struct batch *poll_batch(struct engine *e, uint64_t wait_ns)
 bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = e->now_ns();
-    stats_beat(engine_beat_ns);
+    health_beat(HEALTH_ENGINE);
     bool is_busy = engine_poll_pollers(e);
     is_busy |= take_inbox(e, now_ns);
     tasks_expire(e, now_ns);
@@ -259,7 +260,7 @@ void engine_reload(struct engine *e, const struct config *cfg)
 void engine_drain(struct engine *e)
 {
     atomic_store(&e->is_draining, true);
-    stats_set(is_draining, 1);
+    health_set_draining(true);
 }
 
 bool engine_is_draining(const struct engine *e)
@@ -392,7 +393,7 @@ attn_status engine_close(struct engine *e)
         pthread_join(e->thread, &result);
     else
         result = (void *)(intptr_t)engine_finish(e);
-    stats_set(engine_beat_ns, 0);
+    health_end(HEALTH_ENGINE);
     attn_status st = (attn_status)(intptr_t)result;
     if (st == ATTN_OK)
         engine_free(e);

@@ -131,9 +131,7 @@ void request_reply(struct request *req, attn_status st)
             stats_observe_ns(label, STATS_QUEUE, req->batched_ns - req->received_ns);
             stats_observe_ns(label, STATS_DEVICE, req->device_ns);
         }
-        uint32_t i = (uint32_t)-st;
-        assert(i < STATS_N_STATUS);
-        atomic_fetch_add_explicit(&stats.steps_answered[i], 1, memory_order_relaxed);
+        stats_count_answer(st);
         stats_sub(steps_in_flight, 1);
     }
     req->transport->reply(req);
