@@ -9,6 +9,8 @@
 #ifndef ATTND_DAEMON_REQUEST_H
 #define ATTND_DAEMON_REQUEST_H
 
+#include <sys/queue.h>
+
 #include "daemon/iobuf.h"
 #include "daemon/transport.h"
 #include "proto/wire.h"
@@ -20,7 +22,8 @@ enum {
 };
 
 struct request {
-    struct request *next; /* of whatever queue holds it */
+    struct request *next; /* of the inbox or queue that holds it */
+    STAILQ_ENTRY(request) queued; /* of its transport's, once it is answered */
     const struct transport_ops *transport;
     void *peer; /* the transport's own */
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
@@ -34,7 +37,6 @@ struct request {
     uint64_t deadline_ns; /* answered by then */
     uint64_t batched_ns; /* left the queue; 0: not yet */
     uint64_t device_ns;
-    void *engine; /* the engine's own while it holds the request */
     uint8_t arena_bytes[REQUEST_ARENA_BYTES];
 };
 

@@ -248,21 +248,17 @@ static void retire(struct shm_client *c)
 static void take_news(struct transport_shm *t)
 {
     atomic_store(&t->has_news, false);
-    struct shm_client *c = stack_take_all(&t->incoming);
-    while (c != NULL) {
-        struct shm_client *next = c->next;
-        c->next = t->clients;
-        t->clients = c;
-        c = next;
+    struct shm_client *c = stack_take_all(&t->incoming), *next;
+    for (; c != NULL; c = next) {
+        next = c->next;
+        LIST_INSERT_HEAD(&t->clients, c, entry);
     }
-    struct shm_client **at = &t->clients;
-    while ((c = *at) != NULL) {
+    for (c = LIST_FIRST(&t->clients); c != NULL; c = next) {
+        next = LIST_NEXT(c, entry);
         c->is_dead |= atomic_load(&c->is_hung_up);
         if (c->is_dead && c->n_busy == 0) {
-            *at = c->next;
+            LIST_REMOVE(c, entry);
             retire(c);
-        } else {
-            at = &c->next;
         }
     }
 }
@@ -280,7 +276,8 @@ bool shm_poll(struct engine_poller *p)
         take_news(t);
     if (atomic_load_explicit(&t->is_stopped, memory_order_relaxed))
         return false;
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next) {
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry) {
         uint32_t submitted = atomic_load_explicit(&c->control->submitted, memory_order_acquire);
         if (submitted == c->taken || c->is_dead)
             continue;
@@ -294,10 +291,11 @@ bool shm_may_sleep(struct engine_poller *p)
 {
     struct transport_shm *t = of_poller(p);
     bool is_quiet = true;
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next)
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry)
         atomic_store_explicit(&c->control->daemon_sleeps, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst); /* the client: submitted, fence, daemon_sleeps */
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next)
+    LIST_FOREACH(c, &t->clients, entry)
         is_quiet &= c->is_dead ||
                     c->taken == atomic_load_explicit(&c->control->submitted, memory_order_relaxed);
     return is_quiet && !atomic_load(&t->has_news);
@@ -306,6 +304,7 @@ bool shm_may_sleep(struct engine_poller *p)
 void shm_awake(struct engine_poller *p)
 {
     struct transport_shm *t = of_poller(p);
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next)
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry)
         atomic_store_explicit(&c->control->daemon_sleeps, 0, memory_order_relaxed);
 }

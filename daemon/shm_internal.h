@@ -9,6 +9,7 @@
 #define ATTND_DAEMON_SHM_INTERNAL_H
 
 #include <stdatomic.h>
+#include <sys/queue.h>
 #include <uv.h>
 
 #include "daemon/engine.h"
@@ -24,7 +25,8 @@ struct shm_slot {
 
 struct shm_client {
     struct transport_shm *t;
-    struct shm_client *next; /* of the stack or the list that holds it */
+    struct shm_client *next; /* of a stack */
+    LIST_ENTRY(shm_client) entry; /* of the loop's or the engine's */
     char name[64]; /* for logs: "uid 0, pid 12" */
     int fd; /* the socket; -1: none */
     int wake_fd; /* the eventfd the client has, too; -1: none */
@@ -34,7 +36,7 @@ struct shm_client {
     uv_timer_t deadline; /* ticks until the hello is there or late */
     uint64_t hello_until_ns;
     uint8_t n_handles; /* open or closing */
-    bool is_shared; /* handed to the engine, not retired */
+    bool is_shared; /* handed to the engine, not given back */
     bool is_closing;
 
     /* written by the loop before it is handed over */
@@ -65,7 +67,7 @@ struct transport_shm {
     uv_poll_t listener;
     uv_timer_t accept_again;
     uv_async_t async; /* clients are retired */
-    struct shm_client *unshared; /* connected, not handed over */
+    LIST_HEAD(, shm_client) unshared; /* not handed over, or given back */
     uint32_t n_handles, n_clients;
     bool has_async, has_listener, is_closing;
     uint64_t log_second, n_logged;
@@ -74,7 +76,7 @@ struct transport_shm {
     _Atomic(struct shm_client *) incoming; /* a stack: loop to engine */
     _Atomic(struct shm_client *) retired; /* a stack: engine to loop */
 
-    struct shm_client *clients; /* the engine's; the loop's after engine_close */
+    LIST_HEAD(, shm_client) clients; /* the engine's; the loop's after engine_close */
 };
 
 /* shm_client.c */

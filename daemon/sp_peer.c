@@ -41,9 +41,9 @@ static void on_closed(uv_handle_t *handle)
 {
     struct sp_peer *p = handle->data;
     struct transport_sp *t = p->t;
-    while (p->write_head != NULL) {
-        struct request *req = p->write_head;
-        p->write_head = req->next;
+    while (!STAILQ_EMPTY(&p->replies)) {
+        struct request *req = STAILQ_FIRST(&p->replies);
+        STAILQ_REMOVE_HEAD(&p->replies, queued);
         request_done(t, req);
     }
     p->is_closed = true;
@@ -62,12 +62,7 @@ void sp_peer_close(struct sp_peer *p)
     sp_wait_stop(&p->write_wait);
     request_free(p->req);
     p->req = NULL;
-    if (p->prev != NULL)
-        p->prev->next = p->next;
-    else
-        t->peers = p->next;
-    if (p->next != NULL)
-        p->next->prev = p->prev;
+    LIST_REMOVE(p, entry);
     t->env->n_peers--;
     stats_sub(peers, 1);
     log_debug("%s: peer left (%s)", t->url, p->name);
@@ -124,7 +119,7 @@ static void on_shutdown(uv_shutdown_t *shutdown, int status)
 /* All that is owed is written: a peer that sends no more, or may not, goes now. */
 static void peer_leave_if_done(struct sp_peer *p)
 {
-    if (p->is_closing || p->n_requests > 0 || p->write_head != NULL)
+    if (p->is_closing || p->n_requests > 0 || !STAILQ_EMPTY(&p->replies))
         return;
     if (p->is_eof) {
         sp_peer_close(p);
@@ -145,10 +140,8 @@ static size_t reply_bytes(const struct request *req)
 
 static void write_pop(struct sp_peer *p)
 {
-    struct request *req = p->write_head;
-    p->write_head = req->next;
-    if (p->write_head == NULL)
-        p->write_tail = &p->write_head;
+    struct request *req = STAILQ_FIRST(&p->replies);
+    STAILQ_REMOVE_HEAD(&p->replies, queued);
     p->write_bytes -= reply_bytes(req);
     stats_add(sent_bytes, reply_bytes(req));
     request_done(p->t, req);
@@ -160,7 +153,10 @@ static uint32_t write_gather(struct sp_peer *p, uv_buf_t bufs[2 * MAX_GATHER], u
 {
     uint32_t n = 0, n_bufs = 0;
     size_t bytes = 0, skip = p->write_offset;
-    for (struct request *req = p->write_head; req != NULL && n < MAX_GATHER; req = req->next, n++) {
+    struct request *req;
+    STAILQ_FOREACH(req, &p->replies, queued) {
+        if (n == MAX_GATHER)
+            break;
         if (n > 0 && bytes + reply_bytes(req) > MAX_GATHER_BYTES)
             break;
         size_t head = req->peer_data_bytes;
@@ -172,6 +168,7 @@ static uint32_t write_gather(struct sp_peer *p, uv_buf_t bufs[2 * MAX_GATHER], u
             uv_buf_init((char *)body + body_skip, (unsigned)(req->reply->n_bytes - body_skip));
         bytes += reply_bytes(req) - skip;
         skip = 0;
+        n++;
     }
     *out_n_bufs = n_bufs;
     *out_bytes = bytes;
@@ -197,7 +194,7 @@ static void on_written(uv_write_t *write, int status)
 void sp_peer_flush(struct sp_peer *p)
 {
     uv_buf_t bufs[2 * MAX_GATHER];
-    while (p->write_head != NULL && p->n_writing == 0 && !p->is_closing) {
+    while (!STAILQ_EMPTY(&p->replies) && p->n_writing == 0 && !p->is_closing) {
         uint32_t n_bufs;
         size_t bytes;
         uint32_t n = write_gather(p, bufs, &n_bufs, &bytes);
@@ -208,12 +205,13 @@ void sp_peer_flush(struct sp_peer *p)
         }
         size_t left = written > 0 ? (size_t)written : 0;
         bool is_all = left == bytes;
-        while (p->write_head != NULL && left >= reply_bytes(p->write_head) - p->write_offset &&
-               n > 0) {
-            left -= reply_bytes(p->write_head) - p->write_offset;
+        for (; n > 0; n--) {
+            size_t first = reply_bytes(STAILQ_FIRST(&p->replies)) - p->write_offset;
+            if (left < first)
+                break;
+            left -= first;
             p->write_offset = 0;
             write_pop(p);
-            n--;
         }
         if (is_all)
             continue;
@@ -244,9 +242,7 @@ void sp_peer_queue(struct sp_peer *p, struct request *req)
                                                     (uint8_t *)req->peer_data);
     iobuf_release(req->msg); /* only the reply is needed from here */
     req->msg = NULL;
-    req->next = NULL;
-    *p->write_tail = req;
-    p->write_tail = &req->next;
+    STAILQ_INSERT_TAIL(&p->replies, req, queued);
     bool is_first = p->write_bytes == 0;
     p->write_bytes += reply_bytes(req);
     if (!is_first && p->write_bytes > t->env->cfg->max_peer_write_bytes) {
@@ -460,7 +456,7 @@ void sp_peer_accept(struct transport_sp *t)
         return;
     }
     p->t = t;
-    p->write_tail = &p->write_head;
+    STAILQ_INIT(&p->replies);
     p->read_wait.peer = p->write_wait.peer = p;
     int rc = t->is_ipc ? uv_pipe_init(t->env->loop, &p->io.pipe, 0)
                        : uv_tcp_init(t->env->loop, &p->io.tcp);
@@ -470,10 +466,7 @@ void sp_peer_accept(struct transport_sp *t)
     }
     p->io.handle.data = p;
     t->n_handles++;
-    p->next = t->peers;
-    if (p->next != NULL)
-        p->next->prev = p;
-    t->peers = p;
+    LIST_INSERT_HEAD(&t->peers, p, entry);
     t->env->n_peers++;
     stats_add(peers, 1);
 

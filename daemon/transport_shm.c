@@ -82,19 +82,21 @@ static void on_client_handle_closed(uv_handle_t *h)
         client_free(c);
 }
 
-/* Of a client that is not the engine's. */
+/* Of a client that is the loop's. */
 static void client_close(struct shm_client *c)
 {
     if (c->is_closing)
         return;
     c->is_closing = true;
-    for (struct shm_client **at = &c->t->unshared; *at != NULL; at = &(*at)->next)
-        if (*at == c) {
-            *at = c->next;
-            break;
-        }
+    LIST_REMOVE(c, entry);
     uv_close((uv_handle_t *)&c->poll, on_client_handle_closed);
     uv_close((uv_handle_t *)&c->deadline, on_client_handle_closed);
+}
+
+static void take_back(struct shm_client *c)
+{
+    c->is_shared = false;
+    LIST_INSERT_HEAD(&c->t->unshared, c, entry);
 }
 
 /* The engine is done with these. */
@@ -104,7 +106,7 @@ static void on_async(uv_async_t *async)
     struct shm_client *c = stack_take_all(&t->retired);
     while (c != NULL) {
         struct shm_client *next = c->next;
-        c->is_shared = false;
+        take_back(c);
         if (c->why[0] != '\0') {
             stats_add(peers_cut_malformed, 1);
             say_gone(c, c->why);
@@ -238,11 +240,7 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         engine_unwatch(t->env->engine, c->wake_fd);
         return false;
     }
-    for (struct shm_client **at = &t->unshared; *at != NULL; at = &(*at)->next)
-        if (*at == c) {
-            *at = c->next;
-            break;
-        }
+    LIST_REMOVE(c, entry);
     c->is_shared = true;
     uv_timer_stop(&c->deadline);
     (void)stack_push(&t->incoming, c);
@@ -344,8 +342,7 @@ static void client_open(struct transport_shm *t, int fd)
     c->n_handles = 2;
     c->poll.data = c->deadline.data = c;
     snprintf(c->name, sizeof c->name, "uid %u, pid %d", who.uid, (int)who.pid);
-    c->next = t->unshared;
-    t->unshared = c;
+    LIST_INSERT_HEAD(&t->unshared, c, entry);
     t->n_clients++;
     t->env->n_peers++;
     stats_add(peers_accepted, 1);
@@ -465,6 +462,12 @@ static const char *shm_url(const struct transport *base)
     return ((const struct transport_shm *)base)->url;
 }
 
+static void close_unshared(struct transport_shm *t)
+{
+    while (!LIST_EMPTY(&t->unshared))
+        client_close(LIST_FIRST(&t->unshared));
+}
+
 static void shm_stop(struct transport *base)
 {
     struct transport_shm *t = of(base);
@@ -476,8 +479,7 @@ static void shm_stop(struct transport *base)
     }
     unlink(t->url + strlen(transport_shm_ops.scheme));
     close(t->listen_fd);
-    while (t->unshared != NULL)
-        client_close(t->unshared);
+    close_unshared(t);
 }
 
 /* A reply is in its client's ring as soon as the engine has given it. */
@@ -494,11 +496,11 @@ static bool shm_hang_up(struct transport *base)
     return true;
 }
 
-static void close_all(struct shm_client *c)
+static void take_back_all(struct shm_client *c)
 {
     while (c != NULL) {
         struct shm_client *next = c->next;
-        client_close(c);
+        take_back(c);
         c = next;
     }
 }
@@ -510,10 +512,14 @@ static void shm_close(struct transport *base)
         return;
     shm_stop(base);
     t->is_closing = true;
-    close_all(stack_take_all(&t->incoming));
-    close_all(stack_take_all(&t->retired));
-    close_all(t->clients);
-    t->clients = NULL;
+    take_back_all(stack_take_all(&t->incoming));
+    take_back_all(stack_take_all(&t->retired));
+    while (!LIST_EMPTY(&t->clients)) {
+        struct shm_client *c = LIST_FIRST(&t->clients);
+        LIST_REMOVE(c, entry);
+        take_back(c);
+    }
+    close_unshared(t);
     if (t->has_async)
         uv_close((uv_handle_t *)&t->async, on_handle_closed);
     transport_finish(t);

@@ -80,7 +80,8 @@ static void side_open(struct side *s)
 
 static bool is_served(const struct side *s)
 {
-    for (const struct shm_client *c = t.clients; c != NULL; c = c->next)
+    const struct shm_client *c;
+    LIST_FOREACH(c, &t.clients, entry)
         if (c == &s->c)
             return true;
     return false;
