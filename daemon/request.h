@@ -12,6 +12,7 @@
 #include <sys/queue.h>
 
 #include "daemon/iobuf.h"
+#include "daemon/principal.h"
 #include "daemon/transport.h"
 #include "proto/wire.h"
 
@@ -28,6 +29,7 @@ struct request {
     void *peer; /* the transport's own */
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
     uint32_t peer_data_bytes;
+    struct principal principal; /* who sent it: the transport's answer */
     struct iobuf *msg; /* received message */
     struct iobuf *room; /* where its reply must go, the transport's; NULL: taken from the pool */
     struct iobuf *reply; /* message to send; NULL until replied */

@@ -154,6 +154,7 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
                             .n_bytes = e->request_bytes};
     s->room = (struct iobuf){.data = c->base + e->room_offset, .capacity_bytes = e->room_bytes};
     request_init(&s->req, &transport_shm_ops, c);
+    s->req.principal = c->principal;
     s->req.msg = &s->msg;
     s->req.room = &s->room;
     stats_add(received_bytes, e->request_bytes);

@@ -13,6 +13,7 @@
 #include <uv.h>
 
 #include "daemon/engine.h"
+#include "daemon/principal.h"
 #include "daemon/transport.h"
 #include "proto/shm_ring.h"
 
@@ -27,7 +28,8 @@ struct shm_client {
     struct transport_shm *t;
     struct shm_client *next; /* of a stack */
     LIST_ENTRY(shm_client) entry; /* of the loop's or the engine's */
-    char name[64]; /* for logs: "uid 0, pid 12" */
+    struct principal principal;
+    char name[PRINCIPAL_TEXT_BYTES]; /* for logs: the same */
     int fd; /* the socket; -1: none */
     int wake_fd; /* the eventfd the client has, too; -1: none */
 

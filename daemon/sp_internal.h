@@ -18,6 +18,7 @@
 #include <uv.h>
 
 #include "daemon/engine.h"
+#include "daemon/principal.h"
 #include "daemon/sp_frame.h"
 #include "daemon/transport.h"
 
@@ -74,7 +75,8 @@ struct sp_peer {
     struct transport_sp *t;
     LIST_ENTRY(sp_peer) entry;
     union sp_stream io;
-    char name[96]; /* for logs: "uid 0, pid 12" or an address */
+    struct principal principal;
+    char name[96]; /* for logs: the principal or an address */
     struct sp_frame frame;
     bool is_eof; /* sends no more; closed when all is answered */
     bool is_doomed; /* what it sends is dropped; closed when all is answered */

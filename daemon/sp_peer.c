@@ -4,7 +4,6 @@
  * of large ones straight into their request's buffer. Replies wait in the peer's queue and are written
  * many at a time, first without waiting (uv_try_write), the rest with one uv_write at a time.
  */
-#define _GNU_SOURCE /* struct ucred */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -328,6 +327,7 @@ static void message_begin(struct sp_peer *p)
             return;
         }
     }
+    p->req->principal = p->principal;
     memcpy(p->req->peer_data, p->frame.ids, 4 * (size_t)p->frame.n_ids);
     p->req->peer_data_bytes = 4 * p->frame.n_ids;
     if (p->body_bytes == 0)
@@ -428,20 +428,17 @@ void sp_peer_stop_reading(struct sp_peer *p)
 static void peer_identify(struct sp_peer *p)
 {
     uv_os_fd_t fd;
+    char text[PRINCIPAL_TEXT_BYTES];
     if (p->t->is_ipc) {
-        struct ucred cred;
-        socklen_t n = sizeof(cred);
-        if (uv_fileno(&p->io.handle, &fd) == 0 &&
-            getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0)
-            snprintf(p->name, sizeof(p->name), "pid %ld, uid %ld, gid %ld", (long)cred.pid,
-                     (long)cred.uid, (long)cred.gid);
-        else
-            snprintf(p->name, sizeof(p->name), "unknown");
+        if (uv_fileno(&p->io.handle, &fd) == 0)
+            p->principal = principal_of_socket(fd);
+        snprintf(p->name, sizeof(p->name), "%s", principal_format(&p->principal, text));
     } else {
         struct sockaddr_storage sa;
         int n = sizeof(sa);
         memset(&sa, 0, sizeof(sa));
         uv_tcp_getpeername(&p->io.tcp, (struct sockaddr *)&sa, &n);
+        p->principal = (struct principal){.kind = PRINCIPAL_ANONYMOUS, .family = sa.ss_family};
         address_format((struct sockaddr *)&sa, p->name, sizeof(p->name));
         uv_tcp_nodelay(&p->io.tcp, 1);
         uv_tcp_keepalive(&p->io.tcp, 1, KEEPALIVE_S);

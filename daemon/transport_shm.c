@@ -6,7 +6,7 @@
  * without a hand-over, its tensors are read and written where the client put them. The socket stays
  * open to tell when a client is gone.
  */
-#define _GNU_SOURCE /* memfd_create, accept4, struct ucred */
+#define _GNU_SOURCE /* memfd_create, accept4 */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -293,7 +293,7 @@ static void on_deadline(uv_timer_t *timer)
 
 /* Ourselves, root, and whom the socket file's mode lets in as group or other. The kernel checked the mode
  * at connect; this holds it also for a socket that was passed on or whose directory was bypassed. */
-static bool may_connect(const struct transport_shm *t, int fd, const struct ucred *who)
+static bool may_connect(const struct transport_shm *t, int fd, const struct principal *who)
 {
     struct stat sb;
     gid_t groups[MAX_GROUPS];
@@ -320,10 +320,9 @@ static bool may_connect(const struct transport_shm *t, int fd, const struct ucre
 
 static void client_open(struct transport_shm *t, int fd)
 {
-    struct ucred who = {0};
-    socklen_t bytes = sizeof who;
-    if (t->n_clients >= t->env->cfg->max_peers ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0 || !may_connect(t, fd, &who)) {
+    struct principal who = principal_of_socket(fd);
+    if (t->n_clients >= t->env->cfg->max_peers || who.kind != PRINCIPAL_USER ||
+        !may_connect(t, fd, &who)) {
         stats_add(peers_refused, 1);
         close(fd);
         return;
@@ -341,7 +340,8 @@ static void client_open(struct transport_shm *t, int fd)
     c->wake_fd = -1;
     c->n_handles = 2;
     c->poll.data = c->deadline.data = c;
-    snprintf(c->name, sizeof c->name, "uid %u, pid %d", who.uid, (int)who.pid);
+    c->principal = who;
+    principal_format(&c->principal, c->name);
     LIST_INSERT_HEAD(&t->unshared, c, entry);
     t->n_clients++;
     t->env->n_peers++;

@@ -63,6 +63,7 @@ void engine_submit(struct engine *e, struct request *req)
     if ((uintptr_t)req->msg->data % 64 != 0)
         abort();
     pthread_mutex_lock(&e->lock);
+    e->last = req->principal;
     req->next = NULL;
     *e->tail = req;
     e->tail = &req->next;

@@ -20,6 +20,7 @@ struct engine {
     pthread_cond_t wake;
     struct request *head, **tail;
     uint32_t n_queued;
+    struct principal last; /* of the request submitted last */
     bool is_held, is_reversed, is_stopped;
 };
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -243,6 +244,36 @@ static void every_address_has_a_transport(void **state)
     assert_null(transport_find(""));
 }
 
+static void a_principal_has_a_name_for_the_log(void **state)
+{
+    (void)state;
+    static const struct {
+        struct principal who;
+        const char *text;
+    } cases[] = {
+        {{.kind = PRINCIPAL_USER, .family = AF_UNIX, .uid = 1, .gid = 2, .pid = 3},
+         "uid 1, gid 2, pid 3"},
+        {{.kind = PRINCIPAL_USER, .uid = UINT32_MAX, .gid = UINT32_MAX, .pid = INT32_MAX},
+         "uid 4294967295, gid 4294967295, pid 2147483647"},
+        {{.kind = PRINCIPAL_ANONYMOUS, .family = AF_INET}, "anonymous over IPv4"},
+        {{.kind = PRINCIPAL_ANONYMOUS, .family = AF_INET6}, "anonymous over IPv6"},
+        {{.kind = PRINCIPAL_UNKNOWN}, "unknown"},
+    };
+    char text[PRINCIPAL_TEXT_BYTES];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_string_equal(principal_format(&cases[i].who, text), cases[i].text);
+    struct request *req = request_new(&fake_transport, NULL, pool, 0);
+    assert_int_equal(req->principal.kind, PRINCIPAL_UNKNOWN);
+    request_free(req);
+    int fds[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    struct principal who = principal_of_socket(fds[0]);
+    assert_true(who.kind == PRINCIPAL_USER && who.uid == geteuid() && who.pid == getpid());
+    close(fds[0]);
+    close(fds[1]);
+    assert_int_equal(principal_of_socket(fds[0]).kind, PRINCIPAL_UNKNOWN);
+}
+
 /* ---- log ---- */
 
 /* What log_write puts on stderr, with JOURNAL_STREAM naming that stream or another. */
@@ -304,6 +335,7 @@ int main(void)
         TEST(a_request_that_does_not_decode_counts_as_malformed_alone),
         TEST(steps_received_are_answered_or_in_flight),
         TEST(every_address_has_a_transport),
+        TEST(a_principal_has_a_name_for_the_log),
         TEST(a_log_line_has_a_priority_for_the_journal_and_a_word_for_people),
         TEST(a_clients_text_cannot_forge_a_line),
     };

@@ -140,6 +140,35 @@ static void a_thousand_stalled_peers_are_cut_while_a_good_one_works(void **state
     }
 }
 
+static void requests_say_who_sent_them(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *url;
+        struct principal who;
+    } cases[] = {{"tcp", {.kind = PRINCIPAL_ANONYMOUS, .family = AF_INET}},
+                 {"ipc", {.kind = PRINCIPAL_USER, .family = AF_UNIX}}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct server s;
+        struct good g;
+        struct principal who = cases[i].who;
+        if (who.kind == PRINCIPAL_USER) {
+            who.uid = getuid();
+            who.gid = getgid();
+            who.pid = getpid();
+        }
+        server_init(&s);
+        server_start(&s, cases[i].url);
+        good_open(&g, &s);
+        good_round_trip(&g);
+        pthread_mutex_lock(&s.engine.lock);
+        assert_memory_equal(&s.engine.last, &who, sizeof(who));
+        pthread_mutex_unlock(&s.engine.lock);
+        close(g.fd);
+        server_stop(&s);
+    }
+}
+
 /* ---- deadlines on a time of the test's own ---- */
 
 static _Atomic uint64_t virtual_ns, n_asked;
@@ -668,6 +697,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_thousand_stalled_peers_are_cut_while_a_good_one_works),
+        cmocka_unit_test(requests_say_who_sent_them),
         cmocka_unit_test(deadlines_pass_with_the_daemons_clock_alone),
         cmocka_unit_test(a_reader_that_stops_is_cut_at_the_write_timeout),
         cmocka_unit_test(a_reader_with_too_many_replies_waiting_is_cut_at_once),
