@@ -152,6 +152,13 @@ static void on_stop(uv_async_t *async)
     s->t->ops->close(s->t);
     uv_close((uv_handle_t *)async, NULL);
     uv_close((uv_handle_t *)&s->drain, NULL);
+    uv_close((uv_handle_t *)&s->turn, NULL);
+}
+
+static void on_turn(uv_prepare_t *turn)
+{
+    struct server *s = turn->data;
+    atomic_fetch_add(&s->n_turns, 1);
 }
 
 static void on_drain(uv_async_t *async)
@@ -206,6 +213,9 @@ void server_start(struct server *s, const char *url)
     assert_int_equal(uv_loop_init(&s->loop), 0);
     assert_int_equal(uv_async_init(&s->loop, &s->stop, on_stop), 0);
     assert_int_equal(uv_async_init(&s->loop, &s->drain, on_drain), 0);
+    assert_int_equal(uv_prepare_init(&s->loop, &s->turn), 0);
+    uv_prepare_start(&s->turn, on_turn);
+    s->turn.data = s;
     s->stop.data = s;
     s->drain.data = s;
     s->env = (struct transport_env){

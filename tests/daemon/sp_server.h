@@ -30,6 +30,8 @@ struct server {
     struct engine engine;
     uv_loop_t loop;
     uv_async_t stop, drain;
+    uv_prepare_t turn;
+    _Atomic uint64_t n_turns; /* of the loop */
     pthread_t thread;
     struct transport_env env;
     struct transport *t;
