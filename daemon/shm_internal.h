@@ -1,5 +1,5 @@
-/* shm_internal.h: what transport_shm.c (listening, handing memory over, taking it back) and shm_client.c
- * (rings, requests, replies) share.
+/* shm_internal.h: what transport_shm.c (listening, handing memory over, taking it back), shm_region.c (a
+ * client's memory) and shm_client.c (rings, requests, replies) share.
  *
  * A client is the loop's until its region is handed over, the engine's until it is retired, and then the
  * loop's again, which frees it. Retired is who hung up or broke the protocol and has no request in the
@@ -80,6 +80,17 @@ struct transport_shm {
 
     LIST_HEAD(, shm_client) clients; /* the engine's; the loop's after engine_close */
 };
+
+/* shm_region.c */
+
+/* What the hello asks for within the settings: a memfd that can neither shrink nor grow, mapped, known to
+ * the backend, and an eventfd; c's rings are in it. *out_fd is the memfd, to be sent and closed.
+ * ATTN_EQUOTA, ATTN_ENOMEM: why says which; shm_region_close gives back what there is. */
+attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int *out_fd, char *why,
+                            size_t why_bytes);
+void shm_region_close(struct shm_client *c); /* of one that was never opened, too */
+/* Answers the hello, with memfd and eventfd if region_fd is not -1. false: it was not sent. */
+bool shm_region_send(struct shm_client *c, struct shm_welcome *w, int region_fd);
 
 /* shm_client.c */
 

@@ -1,24 +1,20 @@
 /* transport_shm.c: workers on this host, through shared memory: shm:///PATH. This is the loop's side:
- * listening, who may connect, handing a region over, and taking it back.
+ * listening, who may connect, handing a region (shm_region.c) over, and taking it back.
  *
  * Each client gets a sealed memfd with rings of its own (proto/shm_ring.h) and an eventfd. From then on
  * the engine's thread serves the rings (shm_client.c): a request is decoded, launched and answered
  * without a hand-over, its tensors are read and written where the client put them. The socket stays
  * open to tell when a client is gone.
  */
-#define _GNU_SOURCE /* memfd_create, accept4 */
+#define _GNU_SOURCE /* accept4 */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <fcntl.h>
 
 #include "daemon/address.h"
 #include "daemon/clock.h"
@@ -31,8 +27,6 @@ enum {
     ACCEPT_AGAIN_MS = 100, /* after running out of descriptors */
     MAX_GROUPS = 256,
     LOGGED_A_SECOND = 10,
-    MIN_REGION_BYTES = 64 << 10,
-    PAGE_BYTES = 4096,
 };
 
 static void say_gone(struct shm_client *c, const char *why)
@@ -58,14 +52,7 @@ static void transport_finish(struct transport_shm *t)
 static void client_free(struct shm_client *c)
 {
     struct transport_shm *t = c->t;
-    if (c->base != NULL) {
-        t->env->backend_ops->host_unregister(t->env->backend, c->base, c->region_bytes);
-        munmap(c->base, c->region_bytes);
-        t->env->shared_bytes -= c->region_bytes;
-    }
-    shm_client_fini(c);
-    if (c->wake_fd >= 0)
-        close(c->wake_fd);
+    shm_region_close(c);
     if (c->fd >= 0)
         close(c->fd);
     free(c);
@@ -118,91 +105,6 @@ static void on_async(uv_async_t *async)
 
 /* --- handing over ------------------------------------------------------------------------------ */
 
-static uint32_t power_of_two(uint32_t n)
-{
-    while ((n & (n - 1)) != 0)
-        n &= n - 1;
-    return n;
-}
-
-/* A memfd that can neither shrink nor grow, mapped and known to the backend. */
-static attn_status make_region(struct shm_client *c, const struct shm_hello *h, int *out_fd,
-                               char *why, size_t why_bytes)
-{
-    struct transport_shm *t = c->t;
-    const struct config *cfg = t->env->cfg;
-    uint64_t bytes = h->region_bytes;
-    if (bytes == 0 || bytes > cfg->shm_client_bytes)
-        bytes = cfg->shm_client_bytes;
-    if (bytes < MIN_REGION_BYTES)
-        bytes = MIN_REGION_BYTES;
-    bytes = bytes / PAGE_BYTES * PAGE_BYTES;
-    c->n_slots =
-        power_of_two(h->n_slots == 0 || h->n_slots > cfg->shm_slots ? cfg->shm_slots : h->n_slots);
-    if (bytes > cfg->shm_memory_bytes - t->env->shared_bytes) {
-        snprintf(why, why_bytes,
-                 "%" PRIu64 " bytes of shared memory, %" PRIu64 " of listen.shm_memory's %" PRIu64
-                 " are free",
-                 bytes, cfg->shm_memory_bytes - t->env->shared_bytes, cfg->shm_memory_bytes);
-        return ATTN_EQUOTA;
-    }
-    attn_status st = ATTN_ENOMEM;
-    int fd = memfd_create("attnd-shm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    void *p = MAP_FAILED;
-    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0 ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-        snprintf(why, why_bytes, "a sealed memfd of %" PRIu64 " bytes: %s", bytes, strerror(errno));
-        goto fail;
-    }
-    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (p == MAP_FAILED || c->wake_fd < 0) {
-        snprintf(why, why_bytes, "mapping %" PRIu64 " bytes: %s", bytes, strerror(errno));
-        goto fail;
-    }
-    st = t->env->backend_ops->host_register(t->env->backend, p, bytes);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "the device does not take %" PRIu64 " bytes of host memory",
-                 bytes);
-        goto fail;
-    }
-    c->base = p; /* client_free undoes all of it from here on */
-    c->region_bytes = bytes;
-    t->env->shared_bytes += bytes;
-    *out_fd = fd;
-    st = shm_client_init(c);
-    if (st != ATTN_OK)
-        snprintf(why, why_bytes, "no memory for %" PRIu32 " slots", c->n_slots);
-    return st;
-fail:
-    if (p != MAP_FAILED)
-        munmap(p, bytes);
-    if (fd >= 0)
-        close(fd);
-    return st;
-}
-
-/* true: it was sent, with the descriptors if there are any. */
-static bool send_welcome(struct shm_client *c, struct shm_welcome *w, int region_fd)
-{
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(2 * sizeof(int))];
-    } control = {0};
-    struct iovec iov = {w, sizeof *w};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (region_fd >= 0) {
-        int fds[2] = {region_fd, c->wake_fd};
-        m.msg_control = control.bytes;
-        m.msg_controllen = sizeof control.bytes;
-        control.align.cmsg_len = CMSG_LEN(sizeof fds);
-        control.align.cmsg_level = SOL_SOCKET;
-        control.align.cmsg_type = SCM_RIGHTS;
-        memcpy(CMSG_DATA(&control.align), fds, sizeof fds);
-    }
-    return sendmsg(c->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof *w;
-}
-
 /* Gives the client its region and the client to the engine; false: it is to be closed. */
 static bool hand_over(struct shm_client *c, const struct shm_hello *h)
 {
@@ -217,7 +119,7 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         snprintf(w.message, sizeof w.message, "version is %u, this side speaks %u", h->version,
                  SHM_VERSION);
     else
-        st = make_region(c, h, &region_fd, w.message, sizeof w.message);
+        st = shm_region_open(c, h, &region_fd, w.message, sizeof w.message);
     if (st == ATTN_OK)
         st = engine_watch(t->env->engine, c->wake_fd);
     w.status = st;
@@ -229,7 +131,7 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         close(region_fd);
         region_fd = -1;
     }
-    bool is_sent = send_welcome(c, &w, region_fd);
+    bool is_sent = shm_region_send(c, &w, region_fd);
     if (region_fd >= 0)
         close(region_fd);
     if (st != ATTN_OK) {
