@@ -21,6 +21,7 @@
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_step.h"
+#include "daemon/health.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
 
@@ -139,7 +140,7 @@ static uint64_t slice_ns(const struct engine *e, uint64_t now_ns, uint64_t max_w
 bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = clock_now_ns();
-    stats_beat(engine_beat_ns);
+    health_beat(HEALTH_ENGINE);
     bool is_busy = engine_poll_pollers(e);
     is_busy |= take_inbox(e, now_ns);
     tasks_expire(e, now_ns);
@@ -204,7 +205,7 @@ void engine_reload(struct engine *e, const struct config *cfg)
 void engine_drain(struct engine *e)
 {
     atomic_store(&e->is_draining, true);
-    stats_set(is_draining, 1);
+    health_set_draining(true);
 }
 
 bool engine_is_draining(const struct engine *e)
@@ -308,7 +309,7 @@ attn_status engine_close(struct engine *e)
         pthread_join(e->thread, &result);
     else
         result = (void *)(intptr_t)engine_finish(e);
-    stats_set(engine_beat_ns, 0);
+    health_end(HEALTH_ENGINE);
     attn_status st = (attn_status)(intptr_t)result;
     if (st == ATTN_OK)
         engine_free(e);

@@ -3,7 +3,7 @@
  *   /metrics   Prometheus text        /healthz   200 while loop and engine show life, else 503
  *   /stats     the same as JSON       /readyz    200 while steps are served, else 503
  *
- * Reads atomics only (stats.h), so it answers while the event loop and the engine are stuck.
+ * Reads atomics only (stats.h, health.h), so it answers while the event loop and the engine are stuck.
  */
 #ifndef ATTND_DAEMON_HTTP_H
 #define ATTND_DAEMON_HTTP_H

@@ -232,11 +232,3 @@ void iobuf_release(struct iobuf *buf)
         block_give(p, i);
     pthread_mutex_unlock(&p->lock);
 }
-
-void iobuf_pool_usage(struct iobuf_pool *p, uint64_t *out_used_bytes, uint64_t *out_total_bytes)
-{
-    pthread_mutex_lock(&p->lock);
-    *out_used_bytes = p->used_bytes;
-    *out_total_bytes = p->total_bytes;
-    pthread_mutex_unlock(&p->lock);
-}

@@ -28,6 +28,5 @@ struct iobuf *iobuf_acquire(struct iobuf_pool *pool, size_t n_bytes);
  * its address. NULL: out of memory. */
 struct iobuf *iobuf_heap_new(size_t n_bytes);
 void iobuf_release(struct iobuf *buf); /* NULL is fine */
-void iobuf_pool_usage(struct iobuf_pool *pool, uint64_t *out_used_bytes, uint64_t *out_total_bytes);
 
 #endif

@@ -9,7 +9,10 @@
 #ifndef ATTND_DAEMON_REQUEST_H
 #define ATTND_DAEMON_REQUEST_H
 
+#include <sys/queue.h>
+
 #include "daemon/iobuf.h"
+#include "daemon/principal.h"
 #include "daemon/transport.h"
 #include "proto/wire.h"
 
@@ -20,11 +23,13 @@ enum {
 };
 
 struct request {
-    struct request *next; /* of whatever queue holds it */
+    struct request *next; /* of the inbox or queue that holds it */
+    STAILQ_ENTRY(request) queued; /* of its transport's, once it is answered */
     const struct transport_ops *transport;
     void *peer; /* the transport's own */
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
     uint32_t peer_data_bytes;
+    struct principal principal; /* who sent it: the transport's answer */
     struct iobuf *msg; /* received message */
     struct iobuf *room; /* where its reply must go, the transport's; NULL: taken from the pool */
     struct iobuf *reply; /* message to send; NULL until replied */
@@ -34,7 +39,6 @@ struct request {
     uint64_t deadline_ns; /* answered by then */
     uint64_t batched_ns; /* left the queue; 0: not yet */
     uint64_t device_ns;
-    void *engine; /* the engine's own while it holds the request */
     uint8_t arena_bytes[REQUEST_ARENA_BYTES];
 };
 

@@ -19,6 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/shm_internal.h"
 #include "daemon/stack.h"
 
@@ -153,6 +154,7 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
                             .n_bytes = e->request_bytes};
     s->room = (struct iobuf){.data = c->base + e->room_offset, .capacity_bytes = e->room_bytes};
     request_init(&s->req, &transport_shm_ops, c);
+    s->req.principal = c->principal;
     s->req.msg = &s->msg;
     s->req.room = &s->room;
     stats_add(received_bytes, e->request_bytes);
@@ -166,7 +168,7 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
 /* Takes what the client has submitted. */
 static void take_all(struct shm_client *c, uint32_t submitted)
 {
-    uint64_t now_ns = stats_now_ns();
+    uint64_t now_ns = clock_now_ns();
     if (submitted - c->taken > c->n_slots) {
         cut(c, "submitted is %" PRIu32 " with %" PRIu32 " taken and %" PRIu32 " slots", submitted,
             c->taken, c->n_slots);
@@ -247,21 +249,17 @@ static void retire(struct shm_client *c)
 static void take_news(struct transport_shm *t)
 {
     atomic_store(&t->has_news, false);
-    struct shm_client *c = stack_take_all(&t->incoming);
-    while (c != NULL) {
-        struct shm_client *next = c->next;
-        c->next = t->clients;
-        t->clients = c;
-        c = next;
+    struct shm_client *c = stack_take_all(&t->incoming), *next;
+    for (; c != NULL; c = next) {
+        next = c->next;
+        LIST_INSERT_HEAD(&t->clients, c, entry);
     }
-    struct shm_client **at = &t->clients;
-    while ((c = *at) != NULL) {
+    for (c = LIST_FIRST(&t->clients); c != NULL; c = next) {
+        next = LIST_NEXT(c, entry);
         c->is_dead |= atomic_load(&c->is_hung_up);
         if (c->is_dead && c->n_busy == 0) {
-            *at = c->next;
+            LIST_REMOVE(c, entry);
             retire(c);
-        } else {
-            at = &c->next;
         }
     }
 }
@@ -279,7 +277,8 @@ bool shm_poll(struct engine_poller *p)
         take_news(t);
     if (atomic_load_explicit(&t->is_stopped, memory_order_relaxed))
         return false;
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next) {
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry) {
         uint32_t submitted = atomic_load_explicit(&c->control->submitted, memory_order_acquire);
         if (submitted == c->taken || c->is_dead)
             continue;
@@ -293,10 +292,11 @@ bool shm_may_sleep(struct engine_poller *p)
 {
     struct transport_shm *t = of_poller(p);
     bool is_quiet = true;
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next)
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry)
         atomic_store_explicit(&c->control->daemon_sleeps, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst); /* the client: submitted, fence, daemon_sleeps */
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next)
+    LIST_FOREACH(c, &t->clients, entry)
         is_quiet &= c->is_dead ||
                     c->taken == atomic_load_explicit(&c->control->submitted, memory_order_relaxed);
     return is_quiet && !atomic_load(&t->has_news);
@@ -305,6 +305,7 @@ bool shm_may_sleep(struct engine_poller *p)
 void shm_awake(struct engine_poller *p)
 {
     struct transport_shm *t = of_poller(p);
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next)
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry)
         atomic_store_explicit(&c->control->daemon_sleeps, 0, memory_order_relaxed);
 }

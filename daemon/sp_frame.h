@@ -48,7 +48,6 @@ size_t sp_frame_feed(struct sp_frame *f, const uint8_t *bytes, size_t n, enum sp
 void sp_frame_took(struct sp_frame *f, uint64_t n);
 /* Part of a message (not of the handshake) has arrived and part is missing. */
 bool sp_frame_is_inside(const struct sp_frame *f);
-bool sp_frame_is_ready(const struct sp_frame *f);
 /* Writes what goes before a reply's body; returns its size. */
 size_t sp_head_encode(bool is_ipc, const uint8_t *ids, uint32_t n_ids, uint64_t body_bytes,
                       uint8_t out[SP_MAX_HEAD_BYTES]);

@@ -35,7 +35,9 @@ struct transport {
     const struct transport_ops *ops; /* first member of what a transport allocates */
 };
 
-/* Unless said otherwise: on the loop's thread, never blocks. */
+/* Every request that a transport submits has its principal set.
+ *
+ * Unless said otherwise: on the loop's thread, never blocks. */
 struct transport_ops {
     const char *scheme; /* "ipc://": the beginning of its urls */
     enum stats_transport label; /* of its histograms */

@@ -1,5 +1,6 @@
 /* e2e.c: daemon process and client sockets of the end-to-end tests. */
 #include "e2e.h"
+#include "proto/attn_time.h"
 #include "shm_link.h"
 
 #include <errno.h>
@@ -24,9 +25,7 @@ enum { TIMEOUT_MS = 20000 };
 
 static int64_t now_ms(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)(attn_now_ns() / 1000000);
 }
 
 /* --- the daemon -------------------------------------------------------------------------------- */

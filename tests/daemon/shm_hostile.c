@@ -20,6 +20,7 @@
 #include <cmocka.h>
 
 #include "e2e.h"
+#include "proto/attn_time.h"
 #include "shm_link.h"
 
 static double end_s;
@@ -27,9 +28,7 @@ static unsigned seed;
 
 static double now_s(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+    return (double)attn_now_ns() * 1e-9;
 }
 
 static uint32_t below(uint32_t n)

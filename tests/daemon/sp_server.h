@@ -20,6 +20,7 @@ struct engine {
     pthread_cond_t wake;
     struct request *head, **tail;
     uint32_t n_queued;
+    struct principal last; /* of the request submitted last */
     bool is_held, is_reversed, is_stopped;
 };
 
@@ -29,6 +30,8 @@ struct server {
     struct engine engine;
     uv_loop_t loop;
     uv_async_t stop, drain;
+    uv_prepare_t turn;
+    _Atomic uint64_t n_turns; /* of the loop */
     pthread_t thread;
     struct transport_env env;
     struct transport *t;

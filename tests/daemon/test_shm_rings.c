@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -59,6 +60,8 @@ static void side_open(struct side *s)
     struct shm_client *c = &s->c;
     c->t = &t;
     c->fd = -1;
+    c->principal =
+        (struct principal){.kind = PRINCIPAL_USER, .family = AF_UNIX, .uid = 7, .gid = 8, .pid = 9};
     c->n_slots = N_SLOTS;
     c->region_bytes = REGION_BYTES;
     c->base = aligned_alloc(4096, REGION_BYTES);
@@ -80,7 +83,8 @@ static void side_open(struct side *s)
 
 static bool is_served(const struct side *s)
 {
-    for (const struct shm_client *c = t.clients; c != NULL; c = c->next)
+    const struct shm_client *c;
+    LIST_FOREACH(c, &t.clients, entry)
         if (c == &s->c)
             return true;
     return false;
@@ -374,6 +378,8 @@ static void what_changes_after_it_was_taken_changes_nothing(void **state)
     size_t n = step_message(9, 0, msg);
     assert_true(shm_link_send(&s.l, msg, n));
     assert_true(shm_poll(&t.poller)); /* decoded, in the engine's inbox */
+    assert_memory_equal(&s.c.slots[s.l.submits[0].slot].req.principal, &s.c.principal,
+                        sizeof s.c.principal);
     memset(s.l.base + s.l.welcome.submit_offset, 0xff,
            s.l.welcome.data_offset - s.l.welcome.submit_offset);
     memset(s.l.base + s.l.welcome.data_offset, 0xff, 128); /* preamble and header */
