@@ -38,11 +38,15 @@ def clang_format():
     return None
 
 
-def lay_out(root, tool, is_fix):
+def lay_out(root, tool, is_fix, is_loud=False):
     """True if all sources are as clang-format has them, or are now."""
     sources = [f for f in files(root) if f.endswith(C)]
     options = ["-i"] if is_fix else ["--dry-run", "-Werror"]
-    return subprocess.run([tool, "--style=file", *options, *sources], cwd=root).returncode == 0
+    done = subprocess.run([tool, "--style=file", *options, *sources], cwd=root,
+                          capture_output=True, text=True)
+    if is_loud:
+        sys.stdout.write(done.stderr)
+    return done.returncode == 0
 
 
 # --- long lines -------------------------------------------------------------------------------
@@ -208,7 +212,7 @@ def main():
     left = long_lines(".", option == "--fix")
     for line in left:
         print(line)
-    if not lay_out(".", tool, option == "--fix") or left:
+    if not lay_out(".", tool, option == "--fix", True) or left:
         sys.exit("tests/format.py --fix mends most of this")
 
 
