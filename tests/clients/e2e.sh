@@ -158,7 +158,7 @@ daemon=
 "$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M \
   >"$dir/attnd.log" 2>&1 &
 daemon=$!
-"$load" --wait 60 --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 2 --json \
+"$load" --wait 60 --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 10 --json \
   >"$dir/out" 2>"$dir/err.log" &
 loader=$!
 until "$ctl" --wait 60 stats | grep -q '^steps_received_total [1-9]...'; do :; done
@@ -166,7 +166,7 @@ kill -9 "$daemon"
 wait "$daemon" || true
 daemon=
 rc=0
-timeout 60 tail --pid="$loader" -f /dev/null || die "attnload goes on without a daemon"
+timeout 300 tail --pid="$loader" -f /dev/null || die "attnload goes on without a daemon"
 wait "$loader" || rc=$?
 [[ $rc == 1 ]] || die "attnload's exit code without a daemon: $rc"
 has '"failure": "worker 0, .*connection lost'

@@ -87,7 +87,7 @@ static void run_closed(uint32_t n_sequences, uint32_t n_layers, uint32_t steps, 
                             .duration_s = stop_after > 0 ? 1e6 : 0,
                             .dtype = ATTN_F32,
                             .kv_dtype = ATTN_F32,
-                            .timeout_us = 20000000};
+                            .timeout_us = 300000000};
     r->load.o = &r->o;
     r->load.n_blocks = 100;
     r->load.id_base = 1ull << 32;

@@ -21,7 +21,7 @@
 
 #include <cmocka.h>
 
-enum { TIMEOUT_MS = 20000 };
+enum { TIMEOUT_MS = 300000 }; /* of what hangs */
 
 static int64_t now_ms(void)
 {
@@ -65,6 +65,7 @@ void e2e_restart(struct e2e *d, const char *const *flags)
     unlink(d->log);
     char urls[256];
     snprintf(urls, sizeof urls, "%s shm://%s", d->url, d->shm_path);
+    /* on a busy machine a step may take long, and is to be computed all the same */
     const char *argv[64] = {ATTND_BINARY, "--backend",
                             "cpu",        "--listen",
                             urls,         "--listen.http",
@@ -74,8 +75,10 @@ void e2e_restart(struct e2e *d, const char *const *flags)
                             "2",          "--cache.max_seq_tokens",
                             "4096",       "--listen.shm_client",
                             "512M",       "--listen.shm_memory",
-                            "64G"};
-    int n = 19;
+                            "64G",        "--engine.default_timeout",
+                            "10m",        "--engine.drain_timeout",
+                            "10m"};
+    int n = 23;
     for (; flags != NULL && *flags != NULL; flags++)
         argv[n++] = *flags;
     assert_true(n < 64);
