@@ -250,9 +250,7 @@ def test_an_exception_between_update_and_attention_does_not_reach_the_next_model
 
     with worker.cache() as cache, torch.no_grad():
         forward = attention.forward
-        attention.forward = lambda *a, **k: forward(
-            *a, **{**k, "past_key_values": FailingCache()}
-        )
+        attention.forward = lambda *a, **k: forward(*a, **{**k, "past_key_values": FailingCache()})
         with pytest.raises(Planted):
             model(**inputs, past_key_values=cache)
         attention.forward = forward

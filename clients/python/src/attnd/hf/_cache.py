@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ._worker import Worker
 
 
+_CROSS_ATTENTION = ("is_updated", "self_attention_cache", "cross_attention_cache")
+
+
 class Plan:
     """Which rows of one forward pass are real tokens of which sequence; the same in all layers.
 
@@ -55,6 +58,7 @@ class Plan:
                 pos, n_tokens, begin = pos + n, n_tokens - n, begin + n
         if runs:
             yield first, Items(runs)
+
 
 # What says that a sequence is not this worker's any more: nothing is left to close.
 GONE = (NotFoundError, StaleEpochError, ConnectionLostError)
@@ -99,6 +103,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     def __repr__(self) -> str:
         return f"<attnd.hf.Cache {len(self.sequences)} sequences, {self._columns[0]} columns>"
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(
         self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
     ) -> Any:
@@ -186,6 +191,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         return other
 
     def __getattr__(self, name: str) -> Any:
+        if name in _CROSS_ATTENTION:
+            raise refuse_attribute(f"cross attention (the model asks the cache for {name})")
         raise refuse_attribute(f"a cache over attnd has no {name}")
 
     # ---- rows

@@ -55,6 +55,7 @@ for _name in "add radd sub rsub mul rmul and rand or ror invert lt le gt ge iter
     setattr(Mask, f"__{_name}__", _refuse_operator)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _make_mask(
     batch_size: int,
     q_length: int,
@@ -165,6 +166,7 @@ class Probe(TransformersCache):
         return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend(
     module: Any,
     query: torch.Tensor,

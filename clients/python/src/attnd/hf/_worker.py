@@ -64,12 +64,14 @@ def _windows_of_caches(config: Any, seen: dict[int, Seen]) -> dict[int, int]:
     }
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _check_forward(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Refuses what no attention call shows. A hook before the forward of the attached model."""
-    for name in ("output_attentions",):
-        asked = kwargs.get(name)
-        if asked or (asked is None and getattr(module.config, name, False)):
-            raise refuse(f"{name}: the weights are in the daemon, no one makes them")
+    weights = kwargs.get("output_attentions")
+    if weights or (weights is None and getattr(module.config, "output_attentions", False)):
+        raise refuse("output_attentions: the weights are in the daemon, no one makes them")
+    if kwargs.get("use_cache") is False:
+        raise refuse("use_cache=False: attention without an attnd cache")
     mask = kwargs.get("attention_mask")
     if kwargs.get("logits_to_keep") == 1 and getattr(mask, "ndim", 0) == 2:
         empty = (mask.sum(dim=1) == 0).nonzero().flatten().tolist()
@@ -150,6 +152,13 @@ class Worker(Closing, NotPicklable):
         if kwargs.get("past_key_values") is not None:
             return self.model.generate(*args, **kwargs)
         kwargs.pop("past_key_values", None)
+        kind = kwargs.get("cache_implementation") or getattr(
+            kwargs.get("generation_config") or self.model.generation_config,
+            "cache_implementation",
+            None,
+        )
+        if kind:
+            raise refuse(f"cache_implementation {kind!r}: the cache is attnd's (None)")
         with self.cache() as cache:
             return self.model.generate(*args, past_key_values=cache, **kwargs)
 
