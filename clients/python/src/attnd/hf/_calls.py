@@ -24,16 +24,29 @@ _HARMLESS = frozenset(
 
 
 class Mask:
-    """What the model's layers get for a mask: which mask was meant, not its elements."""
+    """What the model's layers get for a mask: which mask was meant, not its elements.
 
-    __slots__ = ("window", "q_offset", "q_length", "kv_length", "padding")
+    refusal  why attention with this mask is refused; a model may make masks that no layer uses
+    padding  [batch, columns] bool, False is padding, or None
+    """
 
-    def __init__(self, window: int, q_offset: int, q_length: int, kv_length: int, padding: Any):
+    __slots__ = ("window", "q_offset", "q_length", "kv_length", "padding", "refusal")
+
+    def __init__(
+        self,
+        window: int,
+        q_offset: int,
+        q_length: int,
+        kv_length: int,
+        padding: Any,
+        refusal: str | None,
+    ):
+        self.refusal = refusal
         self.window = window
         self.q_offset = q_offset
         self.q_length = q_length
         self.kv_length = kv_length
-        self.padding = padding  # [batch, columns] bool, False is padding, or None
+        self.padding = padding
 
     def __getattr__(self, name: str) -> Any:
         raise refuse_attribute(f"{name} of a mask: the model makes a mask of its own from it")
@@ -69,11 +82,14 @@ def _make_mask(
     **kwargs: Any,
 ) -> Mask:
     """The mask interface "attnd"."""
-    if not allow_is_causal_skip:  # transformers says so when it adds anything to causal or sliding
-        raise refuse("a mask besides causal, sliding window and padding (packed or bidirectional)")
+    refusal = None
     if kwargs.get("allow_is_bidirectional_skip"):
-        raise refuse("a bidirectional mask")
-    return Mask(local_size or 0, int(q_offset), q_length, kv_length, attention_mask)
+        refusal = "a bidirectional mask"
+    elif (
+        not allow_is_causal_skip
+    ):  # transformers says so when it adds anything to causal or sliding
+        refusal = "a mask besides causal, sliding window and padding (packed or bidirectional)"
+    return Mask(local_size or 0, int(q_offset), q_length, kv_length, attention_mask, refusal)
 
 
 class Seen:
@@ -96,7 +112,7 @@ class Seen:
                 f"layer {layer} has q, k and v of {query.dtype}, {key.dtype} and {value.dtype}"
                 " (autocast? load the model in the dtype it is to compute in)"
             )
-        self.geometry = {
+        self.geometry: dict[str, Any] = {
             "query heads": query.shape[1],
             "KV heads": key.shape[1],
             "head_dim of k": query.shape[3],
@@ -196,6 +212,8 @@ def _attend(
             "a custom 4D mask, or a model that does not make its masks through transformers'"
             f" mask interface ({type(module).__name__})"
         )
+    if attention_mask.refusal is not None:
+        raise refuse(attention_mask.refusal)
     if dropout:
         raise refuse(f"attention dropout {dropout}: call model.eval()")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedModel
 
 from .._handle import Closing, NotPicklable
 from ..errors import AttndError
@@ -73,7 +74,7 @@ def _check_forward(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if kwargs.get("use_cache") is False:
         raise refuse("use_cache=False: attention without an attnd cache")
     mask = kwargs.get("attention_mask")
-    if kwargs.get("logits_to_keep") == 1 and getattr(mask, "ndim", 0) == 2:
+    if kwargs.get("logits_to_keep") == 1 and isinstance(mask, torch.Tensor) and mask.ndim == 2:
         empty = (mask.sum(dim=1) == 0).nonzero().flatten().tolist()
         if empty:
             raise refuse(
@@ -111,7 +112,7 @@ class Worker(Closing, NotPicklable):
         self._hooks = [
             m.register_forward_pre_hook(_check_forward, with_kwargs=True)
             for m in model.modules()
-            if getattr(m, "config", None) is switch.config
+            if isinstance(m, PreTrainedModel) and m.config is switch.config
         ]
 
     def check_attached(self) -> None:
