@@ -60,12 +60,6 @@ static uint32_t count_shared(const struct kv *kv, uint32_t seq, const struct kv_
     return n;
 }
 
-bool kv_seq_has_pending_copy(const struct kv *kv, kv_seq_id seq)
-{
-    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    return s != NULL && s->journal_head != 0;
-}
-
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);

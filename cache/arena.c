@@ -159,6 +159,8 @@ static void bind_sections(struct kv *kv)
     kv->specs = kv->base + offset[KV_SPECS];
     kv->seqs = (void *)(kv->base + offset[KV_SEQS]);
     kv->lens = (void *)(kv->base + offset[KV_LENS]);
+    kv->seen = (void *)(kv->base + offset[KV_SEEN]);
+    kv->epochs = (void *)(kv->base + offset[KV_EPOCHS]);
     kv->journal = (void *)(kv->base + offset[KV_JOURNAL]);
     kv->tables = (void *)(kv->base + offset[KV_TABLES]);
     kv->blocks = (void *)(kv->base + offset[KV_BLOCKS]);

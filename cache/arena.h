@@ -15,7 +15,7 @@
 #include "cache/kv.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 1
+#define KV_ARENA_VERSION 2
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
 
@@ -26,6 +26,8 @@
     X(SPECS, uint8_t[KV_SPEC_BYTES], c->max_pools)                                                 \
     X(SEQS, struct kv_seq_rec, c->max_sequences)                                                   \
     X(LENS, uint32_t, (uint64_t)c->max_sequences * c->max_layers)                                  \
+    X(SEEN, struct kv_seen_rec, c->max_owners)                                                     \
+    X(EPOCHS, struct kv_epochs, 1)                                                                 \
     X(JOURNAL, struct kv_journal_rec, kv_journal_capacity(c))                                      \
     X(TABLES, uint32_t, (uint64_t)c->max_sequences * c->max_seq_blocks)
 #define KV_DERIVED_MAP(X)                                                                          \
@@ -72,10 +74,10 @@ struct kv_seq_rec {
     uint32_t state;
     uint32_t tenant; /* sealed */
     uint64_t name; /* sealed */
-    uint64_t request; /* sealed */
+    uint64_t request; /* that made the epoch `made`; it counts if that is the record's */
     uint64_t epoch_owner; /* epoch << 32 | owner: one store changes both */
     uint32_t seal;
-    uint32_t fork_len; /* sealed: tokens it was born with */
+    uint32_t made; /* an epoch; written after request, before the epoch itself */
     uint32_t redo_len; /* a truncation to redo_len - 1 is under way; 0: none */
     uint16_t pool; /* sealed */
     /* derived */
@@ -86,6 +88,19 @@ struct kv_seq_rec {
     uint32_t journal_head; /* plus one */
 };
 static_assert(sizeof(struct kv_seq_rec) == 64, "a sequence record is a cache line");
+
+/* The requests of an owner that a late duplicate could do harm with and that no epoch fences: open, fork,
+ * adopt. The highest KV_MAX_SEEN are known by id; all ids up to floor count as seen. */
+struct kv_seen_rec {
+    uint64_t floor;
+    uint64_t id[KV_MAX_SEEN]; /* 0: none */
+};
+
+/* The epoch of a new sequence is above that of every sequence closed before, so that no name ever has
+ * the same epoch twice. */
+struct kv_epochs {
+    uint32_t ended; /* the highest of a closed sequence */
+};
 
 /* While an entry is live, table[seq][index] goes back to old_block at recovery or cancel. */
 struct kv_journal_rec {

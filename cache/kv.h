@@ -1,8 +1,8 @@
 /* kv.h: metadata of the paged KV cache: which blocks hold which tokens of which sequence.
  *
- * Knows block ids, lengths and names; knows no device, no bytes of K or V, no socket, no clock (times
- * come in as arguments). All state lives in one arena, a memfd of fixed-size tables with indices
- * instead of pointers, so that a successor process can map it and an inspector can read it.
+ * Knows block ids, lengths and names; knows no device, no bytes of K or V, no socket, no clock. All
+ * state lives in one arena, a memfd of fixed-size tables with indices instead of pointers, so that a
+ * successor process can map it and an inspector can read it.
  *
  * Truth     pool records, sequence records, block tables, per-layer lengths, the copy journal.
  * Derived   reference counts, free lists, the name index, owners' lists: kv_recover rebuilds them,
@@ -53,7 +53,7 @@ struct kv_seq_info {
     uint64_t name; /* the client's 64-bit id */
     uint32_t tenant;
     kv_pool_id pool;
-    uint32_t epoch; /* starts at 1, grows with every adoption */
+    uint32_t epoch; /* raised by every truncation and adoption; no name has the same twice */
     uint32_t owner; /* session slot, KV_NO_OWNER */
     uint32_t n_blocks; /* entries in its table */
     const uint32_t *block_table; /* [n_blocks] pool-local ids; the row in the arena: valid until the
@@ -61,6 +61,8 @@ struct kv_seq_info {
     const uint32_t *layer_len; /* [n_layers] committed tokens */
 };
 #define KV_NO_OWNER UINT32_MAX
+#define KV_NO_REQUEST 0 /* nobody will repeat it */
+#define KV_MAX_SEEN 256 /* requests that open, fork or adopt, remembered for an owner */
 
 /* What the device must do before the append: the caller owns the arrays and sets the capacities;
  * reserve adds entries at n_*. Copies are whole blocks. Of two patches of one entry the later holds. */
@@ -131,9 +133,20 @@ attn_status kv_pool_find(struct kv *kv, const char *name, kv_pool_id *out_pool);
 attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
                          uint32_t *out_free_blocks);
 
-/* kv_seq_open: a new empty sequence. request names the client's request: the same name, owner and
- * request again while it is still empty is a repeated message and gives the same sequence.
- * Errors   ATTN_EEXIST; ATTN_ENOTFOUND no such pool; ATTN_EOVERLOAD max_sequences are open */
+/* Late duplicates. Requests that make a sequence or take it over are named by the client's ids, which
+ * rise: a request that the owner has sent before changes nothing. If the sequence is still as that request
+ * made it (its epoch is), the answer is the same; else, and for ids older than the KV_MAX_SEEN highest, it is
+ * ATTN_ESTALE. Everything else is fenced by the epoch, which the caller compares. */
+
+/* A new owner takes this number: nothing of it is seen. */
+void kv_owner_begin(struct kv *kv, uint32_t owner);
+/* The highest id that the owner's requests have had here; 0: none. */
+uint64_t kv_owner_last_request(const struct kv *kv, uint32_t owner);
+/* Was the sequence's epoch made by this request of its owner? */
+bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request);
+
+/* kv_seq_open: a new empty sequence.
+ * Errors   ATTN_EEXIST; ATTN_ESTALE; ATTN_ENOTFOUND no such pool; ATTN_EOVERLOAD max_sequences are open */
 attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
 attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);
@@ -146,21 +159,23 @@ void kv_warm(const struct kv *kv, uint32_t tenant, const uint64_t *names, const 
              uint32_t n, kv_seq_id *out_seq);
 /* kv_seq_fork: a new sequence that shares the blocks of src's first len tokens; every layer of src
  * must have at least len (ATTN_EINVAL). The new sequence's lengths are all len. Adds the new row's
- * table entries to fx. Repeats as in kv_seq_open, where empty is: all lengths still len; a repeat adds
- * nothing to fx.
+ * table entries to fx; a repeat adds nothing.
  * Errors   as kv_seq_open; ATTN_EOVERLOAD also: src has a copy pending, or fx is full */
 attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
                         uint32_t owner, uint64_t request, struct kv_effects *fx,
                         kv_seq_id *out_seq);
-/* kv_seq_truncate: layers longer than len become len, all or (killed half way) all after recovery;
- * blocks past the longest layer are let go.
+/* kv_seq_truncate: layers longer than len become len and the epoch rises by one, all or (killed half
+ * way) all after recovery; blocks past the longest layer are let go.
  * Errors   ATTN_EINVAL len is beyond the longest layer; ATTN_EOVERLOAD appends are outstanding */
-attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len);
+attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t request,
+                            uint32_t *out_epoch);
 /* kv_seq_close: lets go of all blocks at once: the caller has seen to it that no launch still uses
  * them. Outstanding appends are cancelled. */
 void kv_seq_close(struct kv *kv, kv_seq_id seq);
-/* kv_seq_adopt: another owner (or KV_NO_OWNER), the next epoch; both change together. */
-attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint32_t *out_epoch);
+/* kv_seq_adopt: another owner (or KV_NO_OWNER), the next epoch; both change together.
+ * Errors   ATTN_ESTALE */
+attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request,
+                         uint32_t *out_epoch);
 /* Any one sequence of an owner, for freeing in slices: ATTN_ENOTFOUND when it has none. */
 attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq);
 
@@ -176,7 +191,6 @@ attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq);
  *          wait, fx or the journal is full */
 attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                               uint32_t n_tokens, struct kv_effects *fx);
-bool kv_seq_has_pending_copy(const struct kv *kv, kv_seq_id seq);
 /* True if kv_append_reserve of this range would replace a shared block by a copy: it changes entries
  * of the block table that a batch in flight may be reading, so the caller waits for that batch. */
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens);

@@ -4,6 +4,7 @@
  * blocks.c   pools, references, free lists         seq.c      sequence records, owners, fork
  * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
  * check.c    proof that both agree                 siphash.c  the keyed hash
+ * fence.c    epochs and requests seen: what a late duplicate meets
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
@@ -28,6 +29,8 @@ struct kv {
     uint8_t *specs; /* [max_pools][KV_SPEC_BYTES] */
     struct kv_seq_rec *seqs;
     uint32_t *lens; /* [max_sequences][max_layers] */
+    struct kv_seen_rec *seen; /* [max_owners] */
+    struct kv_epochs *epochs;
     struct kv_journal_rec *journal;
     uint32_t *tables; /* [max_sequences][max_seq_blocks] */
     struct kv_block_rec *blocks; /* [max_blocks] */
@@ -126,6 +129,16 @@ void kv_owner_link(struct kv *kv, uint32_t seq);
 void kv_owner_unlink(struct kv *kv, uint32_t seq);
 /* Lets go of the blocks past the first n_blocks. */
 void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks);
+
+/* fence.c. Has the owner's request been carried out (or is it too old to know)? */
+bool kv_request_is_seen(const struct kv *kv, uint32_t owner, uint64_t request);
+void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request);
+/* The epoch of a sequence that is made now; 0: there are no more. */
+uint32_t kv_epoch_first(const struct kv *kv);
+/* A sequence of this epoch is about to be closed. */
+void kv_epoch_end(struct kv *kv, uint32_t epoch);
+/* The next epoch of a sequence is about to be published, made by this request. */
+void kv_epoch_announce(struct kv_seq_rec *s, uint32_t epoch, uint64_t request);
 
 /* append.c. Takes a live entry out of truth and frees its record; the head of a sequence's list. */
 void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s);

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+enum { MAX_SANE_EPOCH = 1 << 30 };
+
 /* Gives the pages back, so that they read as zero and take no memory. */
 static void zero_range(uint8_t *from, uint8_t *to)
 {
@@ -102,6 +104,8 @@ static void seq_drop(struct kv *kv, uint32_t seq, uint32_t *n_dropped)
 {
     if (kv->seqs[seq].state == 0)
         return;
+    if (kv_epoch_of(&kv->seqs[seq]) < MAX_SANE_EPOCH) /* else it may be what is damaged */
+        kv_epoch_end(kv, kv_epoch_of(&kv->seqs[seq]));
     kv_publish32(&kv->seqs[seq].state, 0);
     ++*n_dropped;
 }
@@ -145,8 +149,12 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
             for (uint32_t i = 0; i < p->n_layers; i++)
                 if (lens[i] > s->redo_len - 1)
                     lens[i] = s->redo_len - 1;
+            if (s->made == kv_epoch_of(s) + 1) /* announced with it */
+                kv_publish64(&s->epoch_owner, kv_epoch_owner(s->made, kv_owner_of(s)));
             kv_publish32(&s->redo_len, 0);
         }
+        if (s->made == kv_epoch_of(s))
+            kv_request_see(kv, kv_owner_of(s), s->request);
         s->longest = longest_layer(kv, seq);
         s->n_blocks = s->n_maybe_shared = kv_blocks_of(p, s->longest);
         s->n_outstanding = 0;

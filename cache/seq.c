@@ -21,7 +21,7 @@ struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq)
 uint32_t kv_seq_seal(const struct kv *kv, uint32_t seq)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
-    uint64_t words[] = {seq, s->tenant, s->name, s->request, s->fork_len, s->pool};
+    uint64_t words[] = {seq, s->tenant, s->name, s->pool};
     return (uint32_t)siphash(kv->key, words, sizeof words);
 }
 
@@ -64,27 +64,24 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
 
 /* What a request asks to be born. */
 struct birth {
-    uint32_t tenant, pool, owner, fork_len;
+    uint32_t tenant, pool, owner, fork_len; /* fork_len: the tokens it begins with */
     uint64_t name, request;
 };
-
-static bool is_repeat(const struct kv *kv, uint32_t seq, const struct birth *b)
-{
-    const struct kv_seq_rec *s = &kv->seqs[seq];
-    if (s->request != b->request || kv_owner_of(s) != b->owner || s->pool != b->pool ||
-        s->fork_len != b->fork_len)
-        return false;
-    for (uint32_t i = 0; i < kv->pools[s->pool].n_layers; i++)
-        if (kv_lens(kv, seq)[i] != b->fork_len)
-            return false;
-    return true;
-}
 
 static attn_status owner_check(struct kv *kv, uint32_t owner)
 {
     if (owner < kv->config.max_owners || owner == KV_NO_OWNER)
         return ATTN_OK;
     return kv_fail(kv, ATTN_EINVAL, "owner is %u, at most %u", owner, kv->config.max_owners - 1);
+}
+
+static attn_status seen_before(struct kv *kv, uint64_t name, uint64_t request)
+{
+    return kv_fail(
+        kv, ATTN_ESTALE,
+        "sequence %llu: request %llu was carried out before, or is older than the last %d "
+        "that opened, forked or adopted",
+        (unsigned long long)name, (unsigned long long)request, KV_MAX_SEEN);
 }
 
 /* The sequence that an earlier copy of the same request made (plus one), 0 if it is to be made. */
@@ -94,12 +91,19 @@ static attn_status birth_check(struct kv *kv, const struct birth *b, uint32_t *o
     if (st != ATTN_OK)
         return st;
     uint32_t old = kv_index_find(kv, b->tenant, b->name);
-    if (old != 0 && !is_repeat(kv, old - 1, b))
+    bool is_repeat = old != 0 && kv_seq_is_repeat(kv, (kv_seq_id){old - 1}, b->owner, b->request) &&
+                     kv->seqs[old - 1].pool == b->pool;
+    if (!is_repeat && kv_request_is_seen(kv, b->owner, b->request))
+        return seen_before(kv, b->name, b->request);
+    if (old != 0 && !is_repeat)
         return kv_fail(kv, ATTN_EEXIST, "sequence %llu of tenant %u is already open",
                        (unsigned long long)b->name, b->tenant);
     if (old == 0 && kv->heads->stats.sequences == kv->config.max_sequences)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: all %u sequences are open",
                        (unsigned long long)b->name, kv->config.max_sequences);
+    if (old == 0 && kv_epoch_first(kv) == 0)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no epoch is left",
+                       (unsigned long long)b->name);
     *out_repeat = old;
     return ATTN_OK;
 }
@@ -120,8 +124,8 @@ static uint32_t record_take(struct kv *kv, const struct birth *b)
         .tenant = b->tenant,
         .name = b->name,
         .request = b->request,
-        .epoch_owner = kv_epoch_owner(1, b->owner),
-        .fork_len = b->fork_len,
+        .made = kv_epoch_first(kv),
+        .epoch_owner = kv_epoch_owner(kv_epoch_first(kv), b->owner),
         .pool = (uint16_t)b->pool,
         .longest = b->fork_len,
     };
@@ -136,6 +140,7 @@ static void record_publish(struct kv *kv, uint32_t seq)
     kv_publish32(&kv->seqs[seq].state, KV_LIVE);
     kv_index_put(kv, seq);
     kv_owner_link(kv, seq);
+    kv_request_see(kv, kv_owner_of(&kv->seqs[seq]), kv->seqs[seq].request);
     kv_count(&kv->heads->stats.sequences, 1);
 }
 
@@ -238,7 +243,18 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     return ATTN_OK;
 }
 
-attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len)
+/* The epoch that an operation raises the sequence to; 0, with the sentence of a failure: it has the last. */
+static uint32_t epoch_next(struct kv *kv, const struct kv_seq_rec *s)
+{
+    uint32_t epoch = kv_epoch_of(s) + 1;
+    if (epoch == 0)
+        kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: epoch %u is the last",
+                (unsigned long long)s->name, UINT32_MAX);
+    return epoch;
+}
+
+attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t request,
+                            uint32_t *out_epoch)
 {
     struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
     if (s == NULL)
@@ -249,6 +265,10 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len)
     if (s->n_outstanding > 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding",
                        (unsigned long long)s->name, s->n_outstanding);
+    uint32_t epoch = epoch_next(kv, s);
+    if (epoch == 0)
+        return ATTN_EOVERLOAD;
+    kv_epoch_announce(s, epoch, request);
     if (len < s->longest) { /* so len + 1 does not wrap */
         const struct kv_pool_rec *p = &kv->pools[s->pool];
         uint32_t *lens = kv_lens(kv, seq.index);
@@ -256,11 +276,15 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len)
         for (uint32_t i = 0; i < p->n_layers; i++)
             if (lens[i] > len)
                 lens[i] = len;
+        kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
         kv_publish32(&s->redo_len, 0);
         s->longest = len;
         kv_seq_trim(kv, seq.index, kv_blocks_of(p, len));
+    } else {
+        kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
     }
     kv_count(&kv->heads->stats.truncates, 1);
+    *out_epoch = epoch;
     return ATTN_OK;
 }
 
@@ -270,6 +294,7 @@ void kv_seq_close(struct kv *kv, kv_seq_id seq)
     if (s == NULL)
         return;
     struct kv_heads *h = kv->heads;
+    kv_epoch_end(kv, kv_epoch_of(s));
     kv_publish32(&s->state, 0);
     while (s->journal_head != 0) { /* the table entry has the new block, trimmed below */
         uint32_t old_block = kv->journal[s->journal_head - 1].old_block;
@@ -285,7 +310,8 @@ void kv_seq_close(struct kv *kv, kv_seq_id seq)
     kv_count(&h->stats.closes, 1);
 }
 
-attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint32_t *out_epoch)
+attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request,
+                         uint32_t *out_epoch)
 {
     struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
     if (s == NULL)
@@ -293,15 +319,22 @@ attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint32_t 
     attn_status st = owner_check(kv, owner);
     if (st != ATTN_OK)
         return st;
-    uint32_t epoch = kv_epoch_of(s);
-    if (epoch == UINT32_MAX)
-        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: epoch %u is the last",
-                       (unsigned long long)s->name, epoch);
+    if (kv_seq_is_repeat(kv, seq, owner, request)) {
+        *out_epoch = kv_epoch_of(s);
+        return ATTN_OK;
+    }
+    if (kv_request_is_seen(kv, owner, request))
+        return seen_before(kv, s->name, request);
+    uint32_t epoch = epoch_next(kv, s);
+    if (epoch == 0)
+        return ATTN_EOVERLOAD;
     kv_owner_unlink(kv, seq.index);
-    kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch + 1, owner));
+    kv_epoch_announce(s, epoch, request);
+    kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, owner));
     kv_owner_link(kv, seq.index);
+    kv_request_see(kv, owner, request);
     kv_count(&kv->heads->stats.adoptions, 1);
-    *out_epoch = epoch + 1;
+    *out_epoch = epoch;
     return ATTN_OK;
 }
 

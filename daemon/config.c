@@ -27,9 +27,9 @@ static const char *const other_variables[] = {"ATTND_MODULE_DIR", "ATTND_CPU_ISA
 struct loader {
     struct config *c;
     uint8_t *ranks; /* of each option: the source its value is from */
-    char *why;
-    size_t why_bytes;
+    struct config_fault *fault; /* why it failed, if st says so */
     attn_status st;
+    bool is_flag_bad;
     /* of the file being read */
     const char *file;
     FILE *stream;
@@ -114,8 +114,8 @@ static void set_option(struct loader *l, const struct config_option *o, uint8_t 
     char reason[512], name[MAX_NAME_BYTES];
     option_name(o, name);
     if (rank == RANK_FILE && l->ranks[i] == RANK_FILE && o->type != OPTION_URLS) {
-        snprintf(l->why, l->why_bytes, "%s: %s is given twice (first at %s)", origin, name,
-                 l->c->origins[i]);
+        snprintf(l->fault->why, sizeof(l->fault->why), "%s: %s is given twice (first at %s)",
+                 origin, name, l->c->origins[i]);
         l->st = ATTN_EINVAL;
         return;
     }
@@ -123,13 +123,15 @@ static void set_option(struct loader *l, const struct config_option *o, uint8_t 
         config_option_clear(o, l->c);
     attn_status st = config_option_parse(o, text, l->c, reason, sizeof(reason));
     if (st != ATTN_OK) {
-        snprintf(l->why, l->why_bytes, "%s: %s = %s %s", origin, name, text, reason);
+        snprintf(l->fault->why, sizeof(l->fault->why), "%s: %s = %s %s", origin, name, text,
+                 reason);
         l->st = st;
+        l->is_flag_bad = rank == RANK_FLAG;
         return;
     }
     char *copy = strdup(origin);
     if (copy == NULL) {
-        snprintf(l->why, l->why_bytes, "%s: out of memory", origin);
+        snprintf(l->fault->why, sizeof(l->fault->why), "%s: out of memory", origin);
         l->st = ATTN_ENOMEM;
         return;
     }
@@ -151,7 +153,7 @@ static void default_listen(struct loader *l, const struct config_option *o)
     else if (xdg != NULL && xdg[0] != '\0')
         snprintf(dir, sizeof(dir), "%s", xdg);
     else {
-        snprintf(l->why, l->why_bytes,
+        snprintf(l->fault->why, sizeof(l->fault->why),
                  "listen.address has no default for a user other than root without "
                  "$XDG_RUNTIME_DIR; give one");
         l->st = ATTN_EINVAL;
@@ -179,8 +181,8 @@ static char *read_line(char *str, int num, void *user)
     l->line++;
     size_t n = strlen(str);
     if (n + 1 == (size_t)num && str[n - 1] != '\n') {
-        snprintf(l->why, l->why_bytes, "%s:%u: line is longer than %d bytes", l->file, l->line,
-                 num - 2);
+        snprintf(l->fault->why, sizeof(l->fault->why), "%s:%u: line is longer than %d bytes",
+                 l->file, l->line, num - 2);
         l->st = ATTN_EINVAL;
         return NULL;
     }
@@ -200,7 +202,8 @@ static int handle_line(void *user, const char *section, const char *key, const c
     const struct config_option *o = option_find(name);
     if (o == NULL) {
         const struct config_option *near = option_nearest(name);
-        snprintf(l->why, l->why_bytes, "%s: unknown setting %s; the nearest is %s in [%s]", origin,
+        snprintf(l->fault->why, sizeof(l->fault->why),
+                 "%s: unknown setting %s; the nearest is %s in [%s]", origin,
                  section[0] != '\0' ? name : key, near->key, near->section);
         l->st = ATTN_EINVAL;
     } else {
@@ -219,18 +222,21 @@ static void load_file(struct loader *l, const char *file, bool must_exist)
     if (l->stream == NULL) {
         if (errno == ENOENT && !must_exist)
             return;
-        snprintf(l->why, l->why_bytes, "%s: cannot be read: %s", file, strerror(errno));
+        snprintf(l->fault->why, sizeof(l->fault->why), "%s: cannot be read: %s", file,
+                 strerror(errno));
         l->st = ATTN_ENOTFOUND;
         return;
     }
     int line = ini_parse_stream(read_line, l, handle_line, l);
     if (l->st == ATTN_OK && ferror(l->stream)) {
-        snprintf(l->why, l->why_bytes, "%s: cannot be read: %s", file, strerror(errno));
+        snprintf(l->fault->why, sizeof(l->fault->why), "%s: cannot be read: %s", file,
+                 strerror(errno));
         l->st = ATTN_EINVAL;
     }
     /* inih reads on behind its first error; the earlier mistake is the one to tell */
     if (line > 0 && (l->st == ATTN_OK || (uint32_t)line < l->failed_line)) {
-        snprintf(l->why, l->why_bytes, "%s:%d: is neither [section] nor key = value", file, line);
+        snprintf(l->fault->why, sizeof(l->fault->why),
+                 "%s:%d: is neither [section] nor key = value", file, line);
         l->st = ATTN_EINVAL;
     }
     fclose(l->stream);
@@ -267,8 +273,8 @@ static void load_environment(struct loader *l)
         }
         if (o == NULL) {
             variable_name(near, known);
-            snprintf(l->why, l->why_bytes, "environment: unknown variable %s; the nearest is %s",
-                     name, known);
+            snprintf(l->fault->why, sizeof(l->fault->why),
+                     "environment: unknown variable %s; the nearest is %s", name, known);
             l->st = ATTN_EINVAL;
             return;
         }
@@ -305,8 +311,10 @@ static void refuse_flag(struct loader *l, const char *arg, size_t n)
     char name[256], known[MAX_NAME_BYTES], best_name[MAX_NAME_BYTES + 2] = "";
     snprintf(name, sizeof(name), "%.*s", (int)n, arg);
     l->st = ATTN_EINVAL;
+    l->is_flag_bad = true;
     if (strncmp(name, "--", 2) != 0) {
-        snprintf(l->why, l->why_bytes, "flag: unexpected argument \"%s\"; see --help", name);
+        snprintf(l->fault->why, sizeof(l->fault->why),
+                 "flag: unexpected argument \"%s\"; see --help", name);
         return;
     }
     const struct config_option *near = option_nearest(name + 2);
@@ -326,7 +334,8 @@ static void refuse_flag(struct loader *l, const char *arg, size_t n)
             best = edit_distance(name, words[i].flag);
             snprintf(best_name, sizeof(best_name), "%s", words[i].flag);
         }
-    snprintf(l->why, l->why_bytes, "flag: unknown %s; the nearest is %s", name, best_name);
+    snprintf(l->fault->why, sizeof(l->fault->why), "flag: unknown %s; the nearest is %s", name,
+             best_name);
 }
 
 /* Reads argv[*i] (and the value behind it); moves *i to the last argument used. */
@@ -358,8 +367,9 @@ static void read_flag(struct loader *l, int argc, char **argv, int *i, struct fl
     } else if (*i + 1 < argc) {
         out->value = argv[++*i];
     } else {
-        snprintf(l->why, l->why_bytes, "flag: %s needs a value", name);
+        snprintf(l->fault->why, sizeof(l->fault->why), "flag: %s needs a value", name);
         l->st = ATTN_EINVAL;
+        l->is_flag_bad = true;
     }
 }
 
@@ -395,30 +405,29 @@ static attn_status check_together(const struct config *c, char *why, size_t why_
     return ATTN_OK;
 }
 
-static attn_status loader_init(struct loader *l, struct config *c, char *why, size_t why_bytes)
+static attn_status loader_init(struct loader *l, struct config *c, struct config_fault *fault)
 {
     memset(c, 0, sizeof(*c));
     memset(l, 0, sizeof(*l));
     l->c = c;
-    l->why = why;
-    l->why_bytes = why_bytes;
+    l->fault = fault;
     c->origins = calloc(config_n_options, sizeof(*c->origins));
     l->ranks = calloc(config_n_options, sizeof(*l->ranks));
     if (c->origins == NULL || l->ranks == NULL) {
-        snprintf(why, why_bytes, "out of memory");
+        snprintf(fault->why, sizeof(fault->why), "out of memory");
         l->st = ATTN_ENOMEM;
     }
     return l->st;
 }
 
 attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
-                        char *why, size_t why_bytes)
+                        struct config_fault *out_fault)
 {
     struct loader l;
     struct flag flag;
     const char *file = NULL;
     enum config_action action = CONFIG_RUN;
-    if (loader_init(&l, c, why, why_bytes) != ATTN_OK)
+    if (loader_init(&l, c, out_fault) != ATTN_OK)
         goto done;
 
     for (int i = 1; i < argc && l.st == ATTN_OK; i++) {
@@ -448,23 +457,31 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
     if (l.st == ATTN_OK && c->n_listen == 0 && action != CONFIG_SELF_TEST)
         default_listen(&l, option_find("listen.address"));
     if (l.st == ATTN_OK)
-        l.st = check_together(c, why, why_bytes);
+        l.st = check_together(c, out_fault->why, sizeof(out_fault->why));
 done:
     free(l.ranks);
     if (l.st != ATTN_OK || action == CONFIG_HELP || action == CONFIG_VERSION)
         config_fini(c);
     if (l.st == ATTN_OK)
         *out_action = action;
+    else
+        out_fault->is_flag = l.is_flag_bad;
     return l.st;
 }
 
-void config_defaults(struct config *c)
+void config_take_over(struct config *c, const struct config *now, config_change_fn tell, void *user)
 {
-    char why[256];
-    struct loader l;
-    if (loader_init(&l, c, why, sizeof(why)) == ATTN_OK)
-        load_defaults(&l);
-    free(l.ranks);
+    for (size_t i = 0; i < config_n_options; i++) {
+        const struct config_option *o = &config_options[i];
+        char name[MAX_NAME_BYTES], value[512];
+        if (config_option_is_equal(o, c, now))
+            continue;
+        if (o->effect == AT_ONCE)
+            config_option_copy(o, c, now);
+        option_name(o, name);
+        config_option_format(o, now, 0, value, sizeof(value));
+        tell(user, name, value, o->effect == AT_ONCE);
+    }
 }
 
 void config_fini(struct config *c)
@@ -490,7 +507,8 @@ void config_print(const struct config *c, FILE *f)
         for (uint32_t k = 0; k < n; k++) {
             char value[512];
             config_option_format(o, c, k, value, sizeof(value));
-            fprintf(f, "# from %s\n%s = %s\n", c->origins[i], o->key, value);
+            fprintf(f, "# from %s%s\n%s = %s\n", c->origins[i],
+                    o->effect == AT_ONCE ? "; SIGHUP changes it" : "", o->key, value);
         }
     }
 }
@@ -507,52 +525,30 @@ static void print_help_text(FILE *f, const char *prefix, const char *help)
 
 void config_help(FILE *f)
 {
-    fprintf(f,
-            "attnd - paged attention as a network service\n\n"
-            "usage: attnd [flags]\n\n"
-            "  --config FILE         settings (default %s if it exists)\n"
-            "  --check-config        read all settings, exit 0 if they are good\n"
-            "  --print-config        print every setting, its value and where it is from\n"
-            "  --self-test           check the backend against a float64 reference on this\n"
-            "                        machine, print a report, exit 0 if all is well\n"
-            "  --version, --help\n"
-            "  --backend NAME        short for --device.backend\n"
-            "  --listen URL          short for --listen.address, repeatable\n\n"
-            "A setting comes from its default, then the file ([section] key = value), then the\n"
-            "environment (ATTND_SECTION_KEY), then a flag (--section.key VALUE); the last one "
-            "counts.\n",
-            default_file);
-    for (size_t i = 0; i < config_n_options; i++) {
-        const struct config_option *o = &config_options[i];
-        char range[64];
-        config_option_range(o, range, sizeof(range));
-        fprintf(f, "\n  --%s.%s (default %s%s%s)\n", o->section, o->key, o->default_text,
-                range[0] != '\0' ? "; " : "", range);
-        print_help_text(f, "      ", o->help);
-    }
-}
-
-void config_manual(FILE *f)
-{
     fprintf(
         f,
-        "# attnd.conf: settings of attnd, each with its default.\n"
-        "#\n"
-        "# A value here is overridden by the environment (ATTND_SECTION_KEY), that by a flag\n"
-        "# (--section.key VALUE). `attnd --print-config` shows what is in force and from where;\n"
-        "# `attnd --check-config` finds mistakes. Sizes: K, M, G, T. Times: us, ms, s, m, h.\n");
-    const char *section = "";
+        "attnd - paged attention as a network service\n\n"
+        "usage: attnd [flags]\n\n"
+        "  --config FILE         settings (default %s if it exists)\n"
+        "  --check-config        read all settings, exit 0 if they are good\n"
+        "  --print-config        print every setting, its value and where it is from\n"
+        "  --self-test           check the backend against a float64 reference on this\n"
+        "                        machine, print a report, exit 0 if all is well\n"
+        "  --version, --help\n"
+        "  --backend NAME        short for --device.backend\n"
+        "  --listen URL          short for --listen.address, repeatable\n\n"
+        "A setting comes from its default, then the file ([section] key = value), then the\n"
+        "environment (ATTND_SECTION_KEY), then a flag (--section.key VALUE); the last one "
+        "counts.\n"
+        "SIGHUP reads them again: those that say so take effect at once, others with a restart.\n",
+        default_file);
     for (size_t i = 0; i < config_n_options; i++) {
         const struct config_option *o = &config_options[i];
-        if (strcmp(section, o->section) != 0)
-            fprintf(f, "\n[%s]\n", o->section);
-        section = o->section;
         char range[64];
         config_option_range(o, range, sizeof(range));
-        fputc('\n', f);
-        print_help_text(f, "# ", o->help);
-        if (range[0] != '\0')
-            fprintf(f, "# %s: %s.\n", o->type == OPTION_CHOICE ? "One of" : "Range", range);
-        fprintf(f, "#%s = %s\n", o->key, o->default_text);
+        fprintf(f, "\n  --%s.%s (default %s%s%s%s)\n", o->section, o->key, o->default_text,
+                range[0] != '\0' ? "; " : "", range,
+                o->effect == AT_ONCE ? "; SIGHUP changes it" : "");
+        print_help_text(f, "      ", o->help);
     }
 }

@@ -1,8 +1,8 @@
 /* config.h: the daemon's settings: defaults, then an INI file, then ATTND_* variables, then flags.
  *
  * The option table (config_option.c) is the one place where a setting has its name, type, range,
- * default and help text; --help, --print-config (with the origin of each value) and systemd/attnd.conf
- * follow it. An unknown key or a value out of range is an error that names it (and the nearest known
+ * default, help text and whether SIGHUP changes it; --help, --print-config (with the origin of each
+ * value) and systemd/attnd.conf follow it. An unknown key or a value out of range is an error that names it (and the nearest known
  * key). Nothing here logs; a failure's sentence is the caller's to print.
  */
 #ifndef ATTND_DAEMON_CONFIG_H
@@ -60,18 +60,28 @@ enum config_action {
     CONFIG_SELF_TEST, /* --self-test: of the backend that would be used */
 };
 
-/* Fills *c from all sources. On failure why names source, key and value; *c is empty. For CONFIG_HELP
+/* Why config_load failed. */
+struct config_fault {
+    char why[2048]; /* names source, key and value */
+    bool is_flag; /* the command line is wrong in itself */
+};
+
+/* Fills *c from all sources. On failure *out_fault alone is written and *c is empty. For CONFIG_HELP
  * and CONFIG_VERSION no source is read and *c is empty, too; for CONFIG_SELF_TEST it may listen
  * nowhere. */
 attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
-                        char *why, size_t why_bytes);
+                        struct config_fault *out_fault);
+
+/* Is told of a setting that changed, with its new value as text (of a list: its first); is_taken: it
+ * takes effect at once, else with a restart. */
+typedef void (*config_change_fn)(void *user, const char *name, const char *value, bool is_taken);
+/* Takes over from *now what takes effect at once, and tells of every setting that differs. Numbers are
+ * stored atomically: another thread may load them so, without a lock. */
+void config_take_over(struct config *c, const struct config *now, config_change_fn tell,
+                      void *user);
 /* key = value lines with "# from ..." origins to f, in the INI file's own format. */
 void config_print(const struct config *c, FILE *f);
 void config_help(FILE *f);
-/* The packaged configuration file: every option with its help text and, commented out, its default. */
-void config_manual(FILE *f);
-/* A configuration of defaults alone, for tests of other parts. */
-void config_defaults(struct config *c);
 void config_fini(struct config *c);
 
 #endif

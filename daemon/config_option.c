@@ -1,6 +1,7 @@
 /* config_option.c: every setting of attnd, once. */
 #include "daemon/config_option.h"
 
+#include <assert.h>
 #include <ctype.h>
 #include <inttypes.h>
 #include <stddef.h>
@@ -20,104 +21,99 @@
 #define HOUR (3600 * SEC)
 
 #define AT(field) offsetof(struct config, field)
-#define COUNT(section, key, field, def, lo, hi, help)                                              \
+#define NUMBER(section, key, type, field, effect, def, lo, hi, help)                               \
     {                                                                                              \
-        section, key, OPTION_COUNT, AT(field), def, lo, hi, NULL, help                             \
+        section, key, type, effect, AT(field), def, lo, hi, NULL, help                             \
     }
-#define BYTES(section, key, field, def, lo, hi, help)                                              \
+#define COUNT(section, key, ...) NUMBER(section, key, OPTION_COUNT, __VA_ARGS__)
+#define BYTES(section, key, ...) NUMBER(section, key, OPTION_BYTES, __VA_ARGS__)
+#define TIME(section, key, ...) NUMBER(section, key, OPTION_TIME, __VA_ARGS__)
+#define CHOICE(section, key, field, effect, def, choices, help)                                    \
     {                                                                                              \
-        section, key, OPTION_BYTES, AT(field), def, lo, hi, NULL, help                             \
-    }
-#define TIME(section, key, field, def, lo, hi, help)                                               \
-    {                                                                                              \
-        section, key, OPTION_TIME, AT(field), def, lo, hi, NULL, help                              \
-    }
-#define CHOICE(section, key, field, def, choices, help)                                            \
-    {                                                                                              \
-        section, key, OPTION_CHOICE, AT(field), def, 0, sizeof(((struct config *)0)->field),       \
-            choices, help                                                                          \
+        section, key, OPTION_CHOICE, effect, AT(field), def, 0,                                    \
+            sizeof(((struct config *)0)->field), choices, help                                     \
     }
 
 /* clang-format off */
 const struct config_option config_options[] = {
-    CHOICE("device", "backend", backend, "auto", "auto cpu cuda hip",
+    CHOICE("device", "backend", backend, RESTART, "auto", "auto cpu cuda hip",
         "What computes attention. auto takes the first of cuda, hip and cpu that opens."),
-    COUNT("device", "index", device_index, "0", 0, 127,
-        "Which GPU, counted as the driver counts."),
-    BYTES("device", "kv_memory", kv_memory_bytes, "1G", MIB, 64 * TIB,
+    COUNT("device", "index", device_index, RESTART, "0", 0, 127,
+        "Which GPU, by the driver's number."),
+    BYTES("device", "kv_memory", kv_memory_bytes, RESTART, "1G", MIB, 64 * TIB,
         "Memory for the K and V of all pools together. Taken at start, never grows."),
-    COUNT("device", "threads", threads, "0", 0, 1024,
-        "Threads of the cpu backend. 0 is one a core."),
+    COUNT("device", "threads", threads, RESTART, "0", 0, 1024,
+        "Threads of the cpu backend. 0: one per core."),
 
-    {"listen", "address", OPTION_URLS, AT(listen), "ipc:///run/attnd/attnd.sock", 0, 0, NULL,
+    {"listen", "address", OPTION_URLS, RESTART, AT(listen), "ipc:///run/attnd/attnd.sock", 0, 0, NULL,
         "Where workers connect: ipc:///PATH or tcp://HOST:PORT with nanomsg's protocol, shm:///PATH for\n"
         "workers on this host, through shared memory. May be given several times. A tcp address\n"
         "must be loopback: there is no authentication yet. Without any, it is ipc and attnd.sock in\n"
         "$RUNTIME_DIRECTORY if that is set (systemd does so), else in /run/attnd for root and in\n"
         "$XDG_RUNTIME_DIR for others."},
-    {"listen", "http", OPTION_TEXT, AT(http), "127.0.0.1:9470", 0, 0, NULL,
+    {"listen", "http", OPTION_TEXT, RESTART, AT(http), "127.0.0.1:9470", 0, 0, NULL,
         "HOST:PORT of /metrics, /stats, /healthz and /readyz; loopback only. off: none."},
-    COUNT("listen", "max_peers", max_peers, "4096", 1, 1000000,
+    COUNT("listen", "max_peers", max_peers, RESTART, "4096", 1, 1000000,
         "Connections open at once; more are closed at once and counted."),
-    BYTES("listen", "max_message", max_message_bytes, "64M", 64 * KIB, 2 * GIB,
+    BYTES("listen", "max_message", max_message_bytes, RESTART, "64M", 64 * KIB, 2 * GIB,
         "Largest message a worker may send."),
-    TIME("listen", "handshake_timeout", handshake_timeout_us, "5s", MS, HOUR,
+    TIME("listen", "handshake_timeout", handshake_timeout_us, RESTART, "5s", MS, HOUR,
         "From connecting to a complete protocol handshake."),
-    TIME("listen", "body_timeout", body_timeout_us, "30s", MS, HOUR,
+    TIME("listen", "body_timeout", body_timeout_us, RESTART, "30s", MS, HOUR,
         "From the first byte of a message to its last."),
-    TIME("listen", "write_timeout", write_timeout_us, "30s", MS, HOUR,
-        "For a worker to take replies that wait for it; a slower one is cut."),
-    BYTES("listen", "max_peer_write", max_peer_write_bytes, "64M", 64 * KIB, 64 * GIB,
+    TIME("listen", "write_timeout", write_timeout_us, RESTART, "30s", MS, HOUR,
+        "For a worker to take its waiting replies; a slower one is cut."),
+    BYTES("listen", "max_peer_write", max_peer_write_bytes, RESTART, "64M", 64 * KIB, 64 * GIB,
         "Replies that may wait for one worker before it is cut. One reply alone always may."),
-    COUNT("listen", "shm_slots", shm_slots, "256", 1, SHM_MAX_SLOTS,
+    COUNT("listen", "shm_slots", shm_slots, RESTART, "256", 1, SHM_MAX_SLOTS,
         "Requests that one shm client may have in flight, rounded down to a power of two."),
-    BYTES("listen", "shm_client", shm_client_bytes, "16M", 256 * KIB, 4 * GIB,
+    BYTES("listen", "shm_client", shm_client_bytes, RESTART, "16M", 256 * KIB, 4 * GIB,
         "Memory shared with one shm client: its requests and replies in flight, together, take no\n"
         "more. Pages count as they are touched; on a GPU backend all are pinned."),
-    BYTES("listen", "shm_memory", shm_memory_bytes, "4G", 256 * KIB, 64 * TIB,
-        "The same of all shm clients; more clients are refused."),
+    BYTES("listen", "shm_memory", shm_memory_bytes, RESTART, "4G", 256 * KIB, 64 * TIB,
+        "The same for all shm clients together; more clients are refused."),
 
-    COUNT("cache", "max_sequences", max_sequences, "4096", 1, 16777216,
+    COUNT("cache", "max_sequences", max_sequences, RESTART, "4096", 1, 16777216,
         "Sequences open at once, of all pools."),
-    COUNT("cache", "max_seq_tokens", max_seq_tokens, "131072", 1, 1 << 28,
+    COUNT("cache", "max_seq_tokens", max_seq_tokens, RESTART, "131072", 1, 1 << 28,
         "Tokens of one sequence."),
-    COUNT("cache", "max_pools", max_pools, "16", 1, 1024,
+    COUNT("cache", "max_pools", max_pools, RESTART, "16", 1, 1024,
         "Pools (KV geometries) at once."),
-    COUNT("cache", "max_layers", max_layers, "128", 1, WIRE_MAX_LAYERS,
+    COUNT("cache", "max_layers", max_layers, RESTART, "128", 1, WIRE_MAX_LAYERS,
         "Layers of a pool."),
-    BYTES("cache", "io_memory", io_memory_bytes, "256M", MIB, TIB,
+    BYTES("cache", "io_memory", io_memory_bytes, RESTART, "256M", MIB, TIB,
         "Memory for messages and replies in flight, rounded up to a power of two. Taken at start;\n"
         "when it is used up, requests are answered \"overloaded\"."),
 
-    COUNT("engine", "max_batch_items", max_batch_items, "4096", 1, 65536,
+    COUNT("engine", "max_batch_items", max_batch_items, RESTART, "4096", 1, 65536,
         "Items (sequences of a step) launched together."),
-    COUNT("engine", "max_batch_tokens", max_batch_tokens, "16384", 1, 1 << 20,
+    COUNT("engine", "max_batch_tokens", max_batch_tokens, RESTART, "16384", 1, 1 << 20,
         "Query tokens launched together."),
-    COUNT("engine", "max_step_items", max_step_items, "1024", 1, WIRE_MAX_STEP_ITEMS,
+    COUNT("engine", "max_step_items", max_step_items, RESTART, "1024", 1, WIRE_MAX_STEP_ITEMS,
         "Items of one step; at most max_batch_items."),
-    COUNT("engine", "max_step_tokens", max_step_tokens, "8192", 1, 1 << 20,
+    COUNT("engine", "max_step_tokens", max_step_tokens, RESTART, "8192", 1, 1 << 20,
         "Query tokens of one step; at most max_batch_tokens."),
-    COUNT("engine", "max_queue_requests", max_queue_requests, "8192", 1, 1 << 20,
-        "Requests that may wait; more are answered \"overloaded\" with a time to come back."),
-    BYTES("engine", "max_queue", max_queue_bytes, "128M", MIB, TIB,
+    COUNT("engine", "max_queue_requests", max_queue_requests, AT_ONCE, "8192", 1, 1 << 20,
+        "Requests that may wait; more are answered \"overloaded\" with the time to wait."),
+    BYTES("engine", "max_queue", max_queue_bytes, AT_ONCE, "128M", MIB, TIB,
         "The same bound in bytes of messages."),
-    TIME("engine", "default_timeout", default_timeout_us, "10s", MS, 24 * HOUR,
+    TIME("engine", "default_timeout", default_timeout_us, AT_ONCE, "10s", MS, 24 * HOUR,
         "Deadline of a request that names none."),
-    TIME("engine", "max_timeout", max_timeout_us, "10m", MS, 24 * HOUR,
+    TIME("engine", "max_timeout", max_timeout_us, AT_ONCE, "10m", MS, 24 * HOUR,
         "Longest deadline a request may name; longer ones are shortened to it."),
-    COUNT("engine", "max_sessions", max_sessions, "4096", 1, 1 << 20,
+    COUNT("engine", "max_sessions", max_sessions, RESTART, "4096", 1, 1 << 20,
         "Sessions (hello messages) at once."),
-    TIME("engine", "lease", lease_us, "30s", 10 * MS, 24 * HOUR,
+    TIME("engine", "lease", lease_us, RESTART, "30s", 10 * MS, 24 * HOUR,
         "Silence of a session after which its sequences are freed."),
-    TIME("engine", "spin", spin_us, "200us", 0, 10 * MS,
-        "How long the engine looks out for the next request of shm clients before it sleeps, while\n"
+    TIME("engine", "spin", spin_us, RESTART, "200us", 0, 10 * MS,
+        "How long the engine watches for the next request of shm clients before it sleeps, while\n"
         "they send often. 0: not at all."),
-    TIME("engine", "drain_timeout", drain_timeout_us, "30s", 0, HOUR,
+    TIME("engine", "drain_timeout", drain_timeout_us, AT_ONCE, "30s", 0, HOUR,
         "How long SIGTERM waits for requests in flight."),
-    TIME("engine", "stall_timeout", stall_timeout_us, "30s", 100 * MS, HOUR,
+    TIME("engine", "stall_timeout", stall_timeout_us, RESTART, "30s", 100 * MS, HOUR,
         "A thread that has shown no life for this long makes /healthz fail."),
 
-    CHOICE("log", "level", log_level, "info", "error warn info debug",
+    CHOICE("log", "level", log_level, AT_ONCE, "info", "error warn info debug",
         "Least severe messages that are logged."),
 };
 /* clang-format on */
@@ -359,6 +355,46 @@ void config_option_format(const struct config_option *o, const struct config *c,
         snprintf(out, out_bytes, "%s", c->listen[entry]);
         break;
     }
+}
+
+bool config_option_is_equal(const struct config_option *o, const struct config *a,
+                            const struct config *b)
+{
+    const char *x = (const char *)a + o->offset, *y = (const char *)b + o->offset;
+    switch (o->type) {
+    case OPTION_COUNT:
+        return memcmp(x, y, sizeof(uint32_t)) == 0;
+    case OPTION_BYTES:
+    case OPTION_TIME:
+        return memcmp(x, y, sizeof(uint64_t)) == 0;
+    case OPTION_CHOICE:
+        return strcmp(x, y) == 0;
+    case OPTION_TEXT:
+        return strcmp(*(char *const *)(const void *)x, *(char *const *)(const void *)y) == 0;
+    case OPTION_URLS:
+        if (a->n_listen != b->n_listen)
+            return false;
+        for (uint32_t i = 0; i < a->n_listen; i++)
+            if (strcmp(a->listen[i], b->listen[i]) != 0)
+                return false;
+        return true;
+    }
+    return false;
+}
+
+void config_option_copy(const struct config_option *o, struct config *to, const struct config *from)
+{
+    char *dst = (char *)to + o->offset;
+    const char *src = (const char *)from + o->offset;
+    assert(o->effect == AT_ONCE && o->type != OPTION_TEXT && o->type != OPTION_URLS);
+    if (o->type == OPTION_CHOICE)
+        memcpy(dst, src, o->max);
+    else if (o->type == OPTION_COUNT) /* the engine's thread may be reading it */
+        __atomic_store_n((uint32_t *)(void *)dst, *(const uint32_t *)(const void *)src,
+                         __ATOMIC_RELAXED);
+    else
+        __atomic_store_n((uint64_t *)(void *)dst, *(const uint64_t *)(const void *)src,
+                         __ATOMIC_RELAXED);
 }
 
 void config_option_range(const struct config_option *o, char *out, size_t out_bytes)

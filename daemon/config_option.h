@@ -1,5 +1,5 @@
 /* config_option.h: the table of settings, and how one setting is read from and written as text.
- * Private to config*.c and its tests. */
+ * Private to config*.c and tests. */
 #ifndef ATTND_DAEMON_CONFIG_OPTION_H
 #define ATTND_DAEMON_CONFIG_OPTION_H
 
@@ -14,9 +14,13 @@ enum option_type {
     OPTION_URLS, /* config.listen: urls, added one by one */
 };
 
+/* What SIGHUP does with a new value. */
+enum option_effect { AT_ONCE, RESTART };
+
 struct config_option {
     const char *section, *key;
     enum option_type type;
+    enum option_effect effect; /* AT_ONCE: numbers and choices only */
     size_t offset; /* in struct config */
     const char *default_text;
     uint64_t min, max; /* in base units; numbers only */
@@ -36,6 +40,12 @@ void config_option_clear(const struct config_option *o, struct config *c);
 /* The value as text that config_option_parse reads back; one entry of a list. */
 void config_option_format(const struct config_option *o, const struct config *c, uint32_t entry,
                           char *out, size_t out_bytes);
+/* The same value, or list. */
+bool config_option_is_equal(const struct config_option *o, const struct config *a,
+                            const struct config *b);
+/* Copies the value of an option that takes effect at once. */
+void config_option_copy(const struct config_option *o, struct config *to,
+                        const struct config *from);
 /* "1 to 65536", "auto, cpu, cuda or hip", ...; empty if there is nothing to say. */
 void config_option_range(const struct config_option *o, char *out, size_t out_bytes);
 

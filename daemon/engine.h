@@ -8,16 +8,35 @@
 #ifndef ATTND_DAEMON_ENGINE_H
 #define ATTND_DAEMON_ENGINE_H
 
+#include "cache/kv.h"
 #include "daemon/config.h"
 #include "daemon/request.h"
+#include "daemon/session.h"
 
 struct engine;
 
-/* Opens cache and pools on an open backend and starts the thread. Borrows config, backend and
- * buffers until engine_close. out_why gets the sentence of a failure. */
-attn_status engine_open(const struct config *cfg, const struct backend_ops *ops, struct backend *b,
-                        struct iobuf_pool *bufs, struct engine **out_engine, char *why,
+/* What an engine works with: all of one device, but the sessions, which engines of several devices may share.
+ * Borrowed until engine_close. */
+struct engine_parts {
+    const struct config *cfg;
+    const struct backend_ops *ops;
+    struct backend *backend; /* open */
+    struct iobuf_pool *bufs;
+    struct kv *kv; /* opened with engine_kv_config; the engine is its only writer */
+    struct session_table *sessions;
+};
+
+/* The limits of a cache for a device with kv_bytes of KV memory. */
+struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes);
+
+/* Makes an engine without a thread; engine_start gives it one. out_why gets the sentence of a failure.
+ * Errors   ATTN_ENOMEM */
+attn_status engine_open(const struct engine_parts *parts, struct engine **out_engine, char *why,
                         size_t why_bytes);
+attn_status engine_start(struct engine *e, char *why, size_t why_bytes);
+/* One turn of the loop; false: nothing was done. Waits for work or a batch at most max_wait_ns. The thread's
+ * body; tests without a thread call it themselves. */
+bool engine_turn(struct engine *e, uint64_t max_wait_ns);
 
 /* Hands a decoded request over. Any thread; never blocks. Over the queue bound it is answered at once
  * with ATTN_EOVERLOAD and retry-after (transport->reply runs inside the call). */

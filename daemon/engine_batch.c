@@ -5,31 +5,28 @@
  * all reserves go with the batch. When it is back, appends are committed, or cancelled if it failed,
  * and every task whose last item is done is answered.
  */
-#include <assert.h>
+#include "daemon/engine_batch.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "daemon/engine_internal.h"
+#include "daemon/clock.h"
+#include "daemon/engine_answer.h"
+#include "daemon/engine_pace.h"
+#include "daemon/engine_pool.h"
+#include "daemon/engine_queue.h"
+#include "daemon/engine_ready.h"
 #include "daemon/log.h"
-
-enum { MIN_BLOCK_TOKENS = 8 };
+#include "daemon/stats.h"
 
 attn_status batches_init(struct engine *e)
 {
-    const struct config *c = e->cfg;
-    uint32_t max_row_blocks = c->max_seq_tokens / MIN_BLOCK_TOKENS + 1;
-    if (max_row_blocks > e->n_blocks)
-        max_row_blocks = e->n_blocks;
+    const struct config *c = e->parts.cfg;
+    uint32_t n_patches = e->patches_capacity + e->patches_margin;
     e->max_in_flight = e->info.max_in_flight < BACKEND_MAX_IN_FLIGHT ? e->info.max_in_flight
                                                                      : BACKEND_MAX_IN_FLIGHT;
-    /* every block an item can touch, and a few forks of the longest sequence */
-    e->copies_capacity = c->max_batch_tokens / MIN_BLOCK_TOKENS + 2 * c->max_batch_items;
-    e->patches_capacity = e->copies_capacity + 4 * max_row_blocks;
-    e->patches_margin = (BACKEND_MAX_IN_FLIGHT + 1) * e->copies_capacity;
     for (uint32_t i = 0; i < e->max_in_flight; i++) {
         struct batch *b = &e->batches[i];
-        uint32_t n_patches = e->patches_capacity + e->patches_margin;
         b->device_items = calloc(c->max_batch_items, sizeof *b->device_items);
         b->items = calloc(c->max_batch_items, sizeof(struct item *));
         b->patches = calloc(n_patches, sizeof *b->patches);
@@ -51,72 +48,7 @@ void batches_fini(struct engine *e)
     }
 }
 
-attn_status pool_effects_init(struct engine *e, struct pool *p)
-{
-    p->fx = (struct kv_effects){
-        .patches = calloc(e->patches_capacity + e->patches_margin, sizeof *p->fx.patches),
-        .copies = calloc(e->copies_capacity, sizeof *p->fx.copies),
-        .patches_capacity = e->patches_capacity,
-        .copies_capacity = e->copies_capacity,
-    };
-    return p->fx.patches == NULL || p->fx.copies == NULL ? ATTN_ENOMEM : ATTN_OK;
-}
-
-void pool_effects_fini(struct pool *p)
-{
-    free(p->fx.patches);
-    free(p->fx.copies);
-}
-
-/* --- when to launch ----------------------------------------------------------------------------- */
-
-/* Behind a batch in flight the next one gains nothing by an early launch, and loses what it would still
- * collect. It goes when the device should be six tenths through, but WAY_IN_NS before the end at the latest:
- * early enough that its way in, over the bus and from the caches of cores that may be asleep, is done in time;
- * late enough that workers who were answered meanwhile are in it.
- *
- * A batch's time is guessed from what its pool's cached tokens took in about the last sixteen batches. Not from
- * single ones: of two that ran beside each other the later seems to have taken next to nothing. */
-enum { WAY_IN_NS = 120000, MIN_ENOUGH = 8 };
-
-static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_ns)
-{
-    return e->n_in_flight == 0 || now_ns >= e->due_ns ||
-           p->ready.n_items >= e->cfg->max_batch_items;
-}
-
-/* The device begins with b now. */
-static void set_due(struct engine *e, const struct batch *b, uint64_t now_ns)
-{
-    const struct pool *p = b->pool;
-    double ns = p->n_visible > 0 ? (double)b->n_visible * p->device_ns / p->n_visible : 0;
-    double due = 0.6 * ns < ns - WAY_IN_NS ? 0.6 * ns : ns - WAY_IN_NS;
-    e->due_ns = now_ns + (due > 0 ? (uint64_t)due : 0);
-}
-
-static void learn_device_ns(struct batch *b, uint64_t device_ns)
-{
-    struct pool *p = b->pool;
-    if (b->n_visible == 0)
-        return;
-    p->device_ns += (double)device_ns - p->device_ns / 16;
-    p->n_visible += (double)b->n_visible - p->n_visible / 16;
-}
-
-/* Items that make a batch full enough. Workers who are answered together come back together; if one batch
- * took them all, device and workers would wait for each other in turn. So it takes half of what there is:
- * of the most items that were lately ready or in flight at a time. */
-static uint32_t enough_items(struct engine *e, const struct pool *p)
-{
-    uint32_t n = p->ready.n_items;
-    if (e->max_in_flight == 1)
-        return UINT32_MAX;
-    for (uint32_t i = 0; i < e->max_in_flight; i++)
-        n += e->batches[i].is_in_flight ? e->batches[i].n_items : 0;
-    e->n_about -= (e->n_about + 15) / 16;
-    e->n_about = n > e->n_about ? n : e->n_about;
-    return e->n_about / 2 > MIN_ENOUGH ? (e->n_about + 1) / 2 : MIN_ENOUGH;
-}
+/* --- building ---------------------------------------------------------------------------------- */
 
 /* Cached tokens that the last query of an item sees. */
 static uint32_t visible_tokens(const struct pool *p, const struct item *it)
@@ -126,8 +58,6 @@ static uint32_t visible_tokens(const struct pool *p, const struct item *it)
     return l->window_tokens != 0 && some < all ? some : all;
 }
 
-/* --- building ---------------------------------------------------------------------------------- */
-
 enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred */
 
 static enum taken take_append(struct engine *e, struct batch *b, struct item *it)
@@ -135,12 +65,13 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     struct pool *p = b->pool;
     struct seq_state *s = &e->seqs[it->seq];
     kv_seq_id id = {it->seq};
-    if (s->n_active > 0 && kv_append_copies(e->kv, id, it->pos, it->n_tokens)) {
+    if (s->n_active > 0 && kv_append_copies(e->parts.kv, id, it->pos, it->n_tokens)) {
         item_defer(e, it); /* a batch in flight may be reading the table that would change */
         return NOT_TAKEN;
     }
     uint32_t n_copies = p->fx.n_copies;
-    attn_status st = kv_append_reserve(e->kv, id, it->task->layer, it->pos, it->n_tokens, &p->fx);
+    attn_status st =
+        kv_append_reserve(e->parts.kv, id, it->task->layer, it->pos, it->n_tokens, &p->fx);
     if (st == ATTN_EOVERLOAD && (b->n_items > 0 || e->n_in_flight > 0 || p->fx.n_patches > 0))
         return BATCH_IS_FULL; /* of patches or copies: what is there goes first */
     if (st == ATTN_OK) {
@@ -149,8 +80,40 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     }
     item_unready(it);
     item_release(e, it);
-    item_fail(it, st, "%s", kv_last_error(e->kv));
+    item_fail(it, st, "%s", kv_last_error(e->parts.kv));
     return NOT_TAKEN;
+}
+
+/* What the device is told of an item. */
+static struct backend_item device_item(struct engine *e, const struct item *it)
+{
+    const struct task *t = it->task;
+    const struct backend_pool_config *c = &t->pool->config;
+    const struct wire_step_layout *l = &t->layout;
+    const uint8_t *in = t->req->wire.payload;
+    size_t el = attn_dtype_bytes(c->q_dtype), row = it->row;
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    struct backend_item d = {
+        .layer = t->layer,
+        .table_row = it->seq,
+        .pos = it->pos,
+        .n_tokens = it->n_tokens,
+        .block_table = info.block_table,
+    };
+    if (t->flags & WIRE_STEP_APPEND) {
+        d.flags |= BACKEND_APPEND;
+        d.k = in + l->k_offset + row * c->num_kv_heads * c->head_dim_k * el;
+        d.v = in + l->v_offset + row * c->num_kv_heads * c->head_dim_v * el;
+    }
+    if (t->flags & WIRE_STEP_ATTEND) {
+        d.flags |= BACKEND_ATTEND;
+        d.q = in + l->q_offset + row * c->num_q_heads * c->head_dim_k * el;
+        d.out = t->payload + l->out_offset + row * c->num_q_heads * c->head_dim_v * el;
+    }
+    if (t->flags & WIRE_STEP_LSE)
+        d.lse = (float *)(void *)(t->payload + l->lse_offset + row * c->num_q_heads * 4);
+    return d;
 }
 
 /* Takes the first ready item of its task into the batch. */
@@ -171,43 +134,30 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
     t->n_active++;
     s->n_active++;
     it->state = ITEM_ACTIVE;
-
-    const struct backend_pool_config *c = &b->pool->config;
-    const struct wire_step_layout *l = &t->layout;
-    const uint8_t *in = t->req->wire.payload;
-    size_t el = attn_dtype_bytes(c->q_dtype), row = it->row;
-    struct kv_seq_info info;
-    kv_seq_info(e->kv, (kv_seq_id){it->seq}, &info);
-    struct backend_item *d = &b->device_items[b->n_items];
-    *d = (struct backend_item){
-        .layer = t->layer,
-        .table_row = it->seq,
-        .pos = it->pos,
-        .n_tokens = it->n_tokens,
-        .block_table = info.block_table,
-    };
-    if (t->flags & WIRE_STEP_APPEND) {
-        d->flags |= BACKEND_APPEND;
-        d->k = in + l->k_offset + row * c->num_kv_heads * c->head_dim_k * el;
-        d->v = in + l->v_offset + row * c->num_kv_heads * c->head_dim_v * el;
-    }
-    if (t->flags & WIRE_STEP_ATTEND) {
-        d->flags |= BACKEND_ATTEND;
-        b->n_visible += visible_tokens(b->pool, it);
-        d->q = in + l->q_offset + row * c->num_q_heads * c->head_dim_k * el;
-        d->out = t->payload + l->out_offset + row * c->num_q_heads * c->head_dim_v * el;
-    }
-    if (t->flags & WIRE_STEP_LSE)
-        d->lse = (float *)(void *)(t->payload + l->lse_offset + row * c->num_q_heads * 4);
+    b->device_items[b->n_items] = device_item(e, it);
     b->items[b->n_items++] = it;
     b->n_tokens += it->n_tokens;
+    if (t->flags & WIRE_STEP_ATTEND)
+        b->n_visible += visible_tokens(b->pool, it);
     return TAKEN;
+}
+
+/* Items that make this batch full enough. */
+static uint32_t enough_items(struct engine *e, const struct pool *p)
+{
+    uint32_t n = p->ready.n_items;
+    if (e->max_in_flight == 1)
+        return UINT32_MAX;
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        n += e->batches[i].is_in_flight ? e->batches[i].n_items : 0;
+    e->n_about = pace_about(e->n_about, n);
+    return pace_enough(e->n_about);
 }
 
 /* Fills the batch from the pool's ready tasks. true: it is full of patches or copies. */
 static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
 {
-    uint32_t max_items = e->cfg->max_batch_items, max_tokens = e->cfg->max_batch_tokens;
+    uint32_t max_items = e->parts.cfg->max_batch_items, max_tokens = e->parts.cfg->max_batch_tokens;
     uint32_t enough = enough_items(e, b->pool);
     struct task *t;
     while (b->n_items < enough && (t = ready_first(&b->pool->ready)) != NULL) {
@@ -221,15 +171,15 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
         bool fits_empty = t->n_ready <= max_items && t->n_ready_tokens <= max_tokens;
         if (!fits_here && fits_empty)
             return false; /* whole in the next one */
-        if (task_reserve_reply(t) != ATTN_OK) {
-            task_abort(e, t, ATTN_EOVERLOAD, "no message buffer is left for the reply");
+        if (step_reserve_reply(t) != ATTN_OK) {
+            t->ops->refuse(e, t, ATTN_EOVERLOAD, "no message buffer is left for the reply");
             continue;
         }
         uint32_t n_before = b->n_items;
         enum taken r = TAKEN;
         while (t->n_ready > 0 && r != BATCH_IS_FULL && b->n_items < max_items &&
-               t->ready_head->n_tokens <= max_tokens - b->n_tokens)
-            r = take_item(e, b, t->ready_head);
+               TAILQ_FIRST(&t->ready_items)->n_tokens <= max_tokens - b->n_tokens)
+            r = take_item(e, b, TAILQ_FIRST(&t->ready_items));
         if (b->n_items > n_before) {
             b->n_tasks++;
             t->was_launched = true;
@@ -237,7 +187,7 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
         if (t->n_ready > 0)
             return r == BATCH_IS_FULL;
         ready_remove(&b->pool->ready, t);
-        task_settle(e, t);
+        step_settle(e, t);
     }
     return false;
 }
@@ -269,60 +219,40 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
 
 /* --- the way back ------------------------------------------------------------------------------ */
 
-/* The device may not have seen a failed batch's patches: they are sent again as the table is now. */
-static void patch_again(struct engine *e, struct batch *b)
+/* The device is lost: steps are refused from now on, and the next turn refuses what waits. */
+static void lose_device(struct engine *e, const char *what)
 {
-    struct kv_effects *fx = &b->pool->fx;
-    uint32_t room = e->patches_capacity + e->patches_margin;
-    for (uint32_t i = 0; i < b->device.n_patches && fx->n_patches < room; i++) {
-        const struct backend_patch *patch = &b->patches[i];
-        struct kv_seq_info info;
-        kv_seq_info(e->kv, (kv_seq_id){patch->row}, &info);
-        if (patch->index < info.n_blocks && info.pool.index == b->pool->id.index)
-            fx->patches[fx->n_patches++] =
-                (struct kv_patch){patch->row, patch->index, info.block_table[patch->index]};
-    }
+    if (atomic_exchange(&e->health, ATTN_EDEVICE) == ATTN_OK)
+        log_error("device lost: %s", what);
 }
 
+/* Ends every item of a batch that came back, or was refused by the backend. */
 static void batch_done(struct engine *e, struct batch *b, attn_status st, const char *why)
 {
-    struct kv_effects *fx = &b->pool->fx;
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct item *it = b->items[i];
         struct task *t = it->task;
-        if (t->flags & WIRE_STEP_APPEND) {
-            kv_seq_id id = {it->seq};
-            if (st == ATTN_OK) {
-                kv_append_commit(e->kv, id, t->layer, it->pos, it->n_tokens);
-            } else {
-                fx->patches_capacity = e->patches_capacity + e->patches_margin;
-                attn_status cancelled =
-                    kv_append_cancel(e->kv, id, t->layer, it->pos, it->n_tokens, fx);
-                assert(cancelled == ATTN_OK); /* the margin has room for every copy in flight */
-                (void)cancelled;
-                fx->patches_capacity = e->patches_capacity;
-            }
-        }
+        if ((t->flags & WIRE_STEP_APPEND) && st == ATTN_OK)
+            kv_append_commit(e->parts.kv, (kv_seq_id){it->seq}, t->layer, it->pos, it->n_tokens);
+        else if (t->flags & WIRE_STEP_APPEND)
+            pool_cancel_append(e, b->pool, it);
         item_release(e, it);
         t->n_active--;
         if (st == ATTN_OK)
             item_done(it);
         else
             item_fail(it, st, "%s", why);
-        task_settle(e, t);
+        step_settle(e, t);
     }
     e->is_dirty = true;
+    if (st == ATTN_EDEVICE)
+        lose_device(e, why);
 }
 
-void batch_finish(struct engine *e, struct batch *b)
+/* Counts what a batch took: for its requests, for the stats, for retry-after. */
+static void batch_measure(struct engine *e, const struct batch *b, uint64_t now_ns)
 {
     const struct backend_batch *d = &b->device;
-    uint64_t now_ns = e->now_ns();
-    b->is_in_flight = false;
-    e->n_in_flight--;
-    for (uint32_t i = 0; i < e->max_in_flight; i++)
-        if (e->batches[i].is_in_flight)
-            set_due(e, &e->batches[i], now_ns);
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct request *req = b->items[i]->task->req;
         if (i == 0 || b->items[i - 1]->task->req != req)
@@ -332,25 +262,46 @@ void batch_finish(struct engine *e, struct batch *b)
     stats_add(kv_read_bytes, d->kv_bytes);
     stats_add(device_ns, d->device_ns);
     if (b->n_tasks > 0) {
-        uint64_t old = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
-        uint64_t sample = (now_ns - b->submitted_ns) / b->n_tasks;
-        atomic_store_explicit(&e->task_ns, old - old / 8 + sample / 8, memory_order_relaxed);
+        uint64_t last_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
+        uint64_t ns = pace_request_ns(last_ns, now_ns - b->submitted_ns, b->n_tasks);
+        atomic_store_explicit(&e->task_ns, ns, memory_order_relaxed);
     }
+}
 
-    attn_status st = d->status;
+static void batch_finish(struct engine *e, struct batch *b)
+{
+    uint64_t now_ns = clock_now_ns();
+    b->is_in_flight = false;
+    e->n_in_flight--;
+    for (uint32_t i = 0; i < e->max_in_flight; i++) {
+        const struct batch *next = &e->batches[i];
+        if (next->is_in_flight) /* the device begins with it now */
+            e->due_ns = pace_due_ns(&next->pool->cost, next->n_visible, now_ns);
+    }
+    batch_measure(e, b, now_ns);
+
+    attn_status st = b->device.status;
     const char *why = "";
     if (st == ATTN_OK) {
-        learn_device_ns(b, d->device_ns);
+        pace_learn(&b->pool->cost, b->n_visible, b->device.device_ns);
     } else {
-        why = e->ops->last_error(e->backend);
+        why = e->parts.ops->last_error(e->parts.backend);
         stats_add(batches_failed, 1);
         log_error("a batch of %" PRIu32 " items failed: %s: %s", b->n_items,
                   attn_status_message(st), why);
-        patch_again(e, b);
+        pool_patch_again(e, b->pool, b->patches, b->device.n_patches);
     }
     batch_done(e, b, st, why);
-    if (st == ATTN_EDEVICE)
-        engine_fail(e, st, why);
+}
+
+bool batch_finish_one(struct engine *e, uint64_t wait_ns)
+{
+    struct backend_batch *d =
+        e->n_in_flight == 0 ? NULL : e->parts.ops->poll(e->parts.backend, wait_ns);
+    if (d == NULL)
+        return false;
+    batch_finish(e, d->user);
+    return true;
 }
 
 /* --- submit ------------------------------------------------------------------------------------ */
@@ -359,11 +310,7 @@ void batch_finish(struct engine *e, struct batch *b)
 static void batch_submit(struct engine *e, struct batch *b)
 {
     struct kv_effects *fx = &b->pool->fx;
-    for (uint32_t i = 0; i < fx->n_patches; i++)
-        b->patches[i] =
-            (struct backend_patch){fx->patches[i].row, fx->patches[i].index, fx->patches[i].block};
-    for (uint32_t i = 0; i < fx->n_copies; i++)
-        b->copies[i] = (struct backend_copy){fx->copies[i].src, fx->copies[i].dst};
+    pool_effects_export(b->pool, b->patches, b->copies);
     b->device = (struct backend_batch){
         .pool = b->pool->device,
         .items = b->device_items,
@@ -374,29 +321,27 @@ static void batch_submit(struct engine *e, struct batch *b)
         .n_copies = fx->n_copies,
         .user = b,
     };
-    b->submitted_ns = e->now_ns();
+    b->submitted_ns = clock_now_ns();
     for (uint32_t i = 0; i < b->n_items; i++)
         if (b->items[i]->task->req->batched_ns == 0)
             b->items[i]->task->req->batched_ns = b->submitted_ns;
 
-    attn_status st = e->ops->submit(e->backend, &b->device);
+    attn_status st = e->parts.ops->submit(e->parts.backend, &b->device);
     if (st == ATTN_OK) {
         fx->n_patches = fx->n_copies = 0;
         b->is_in_flight = true;
         if (e->n_in_flight++ == 0)
-            set_due(e, b, b->submitted_ns);
+            e->due_ns = pace_due_ns(&b->pool->cost, b->n_visible, b->submitted_ns);
         stats_add(batches, 1);
         stats_add(batch_items, b->n_items);
         return;
     }
-    const char *why = e->ops->last_error(e->backend);
+    const char *why = e->parts.ops->last_error(e->parts.backend);
     stats_add(batches_failed, 1);
     log_error("the backend refused a batch of %" PRIu32 " items: %s: %s", b->n_items,
               attn_status_message(st), why);
     fx->n_copies = 0; /* all were of this batch's appends, which are cancelled */
     batch_done(e, b, st, why);
-    if (st == ATTN_EDEVICE)
-        engine_fail(e, st, why);
 }
 
 bool batch_flush_patches(struct engine *e, struct pool *p)
@@ -408,11 +353,19 @@ bool batch_flush_patches(struct engine *e, struct pool *p)
     return b->is_in_flight;
 }
 
+/* An idle device gets what is there; behind a batch in flight another goes when it is due, or full. */
+static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_ns)
+{
+    return e->n_in_flight == 0 || now_ns >= e->due_ns ||
+           p->ready.n_items >= e->parts.cfg->max_batch_items;
+}
+
 bool batch_launch(struct engine *e)
 {
     struct pool *p = oldest_pool(e);
-    uint64_t now_ns = e->now_ns();
-    if (p == NULL || e->n_in_flight == e->max_in_flight || !is_time(e, p, now_ns))
+    uint64_t now_ns = clock_now_ns();
+    if (p == NULL || e->n_in_flight == e->max_in_flight || !is_time(e, p, now_ns) ||
+        atomic_load_explicit(&e->health, memory_order_relaxed) != ATTN_OK)
         return false;
     struct batch *b = batch_begin(e, p);
     bool is_full_of_patches = batch_fill(e, b, now_ns);

@@ -1,33 +1,22 @@
-/* engine_control.c: everything but steps: sessions, pools, sequences, stats, drain. Run inline on the
- * engine thread; those that name a sequence wait until its older items and requests are done.
+/* engine_control.c: everything but steps and hello: pools, sequences, stats, drain. Run inline on the
+ * engine thread; a request that names a sequence waits until the sequence's older items and requests are
+ * done.
  */
+#include "daemon/engine_control.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "daemon/engine_internal.h"
+#include "daemon/engine_answer.h"
+#include "daemon/engine_batch.h"
+#include "daemon/engine_pool.h"
+#include "daemon/engine_queue.h"
+#include "daemon/engine_session.h"
 #include "daemon/log.h"
-
-enum {
-    PROTOCOL_VERSION = WIRE_VERSION,
-    EXPIRE_SLICE = 64, /* sequences freed a turn */
-};
+#include "daemon/stats.h"
 
 /* --- answers ----------------------------------------------------------------------------------- */
-
-static void reply(struct engine *e, struct request *req, const Attnd__Reply *header)
-{
-    uint8_t *payload;
-    attn_status st = request_reply_begin(req, header, 0, &payload);
-    if (st == ATTN_EINVAL)
-        engine_refuse(e, req, st, "the reply does not fit into the room of %zu bytes given for it",
-                      req->room->capacity_bytes);
-    else if (st != ATTN_OK)
-        engine_refuse(e, req, st, "no message buffer is left for the reply");
-    else
-        engine_answer(e, req, (attn_status)header->status);
-}
 
 static void reply_pool(struct engine *e, struct request *req, const struct pool *p)
 {
@@ -36,20 +25,17 @@ static void reply_pool(struct engine *e, struct request *req, const struct pool 
     Attnd__Reply header = ATTND__REPLY__INIT;
     body.pool = pool_handle(e, p);
     body.spec = p->spec.wire;
-    kv_pool_info(e->kv, p->id, &ks, &body.n_free_blocks);
+    kv_pool_info(e->parts.kv, p->id, &ks, &body.n_free_blocks);
     header.body_case = ATTND__REPLY__BODY_POOL;
     header.pool = &body;
-    reply(e, req, &header);
+    engine_answer(e, req, &header);
 }
 
 static void reply_seq(struct engine *e, struct request *req, kv_seq_id seq, bool has_lengths)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->kv, seq, &info);
-    const struct pool *p = NULL;
-    for (uint32_t i = 0; i < e->n_pools; i++)
-        if (e->pools[i].id.index == info.pool.index)
-            p = &e->pools[i];
+    kv_seq_info(e->parts.kv, seq, &info);
+    const struct pool *p = pool_of_kv(e, info.pool);
     Attnd__SeqReply body = ATTND__SEQ_REPLY__INIT;
     Attnd__Reply header = ATTND__REPLY__INIT;
     body.epoch = info.epoch;
@@ -60,106 +46,7 @@ static void reply_seq(struct engine *e, struct request *req, kv_seq_id seq, bool
     }
     header.body_case = ATTND__REPLY__BODY_SEQ;
     header.seq = &body;
-    reply(e, req, &header);
-}
-
-/* --- sessions ---------------------------------------------------------------------------------- */
-
-attn_status session_of_request(struct engine *e, const struct request *req, uint64_t now_ns,
-                               uint32_t *out_slot, char *why, size_t why_bytes)
-{
-    uint64_t id = req->wire.header->session;
-    uint32_t slot;
-    if (session_find(e->sessions, id, &slot) != ATTN_OK) {
-        if (id == 0)
-            snprintf(why, why_bytes, "session is 0; say hello first");
-        else
-            snprintf(why, why_bytes, "session 0x%016" PRIx64 " was never made, or its lease ended",
-                     id);
-        return ATTN_ENOTFOUND;
-    }
-    session_renew(e->sessions, slot, now_ns);
-    *out_slot = slot;
-    return ATTN_OK;
-}
-
-static void run_hello(struct engine *e, struct request *req, uint64_t now_ns)
-{
-    const Attnd__Hello *h = req->wire.header->hello;
-    if (h->protocol_version == 0) {
-        engine_refuse(e, req, ATTN_EINVAL,
-                      "hello.protocol_version is 0, this daemon speaks 1 to %d", PROTOCOL_VERSION);
-        return;
-    }
-    if (h->n_required_features > 0) { /* this version has none that a client could require */
-        engine_refuse(e, req, ATTN_ENOTSUP,
-                      "hello.required_features: this daemon has no feature \"%.100s\"",
-                      h->required_features[0]);
-        return;
-    }
-    uint32_t slot;
-    if (h->resume_session != 0) {
-        if (session_find(e->sessions, h->resume_session, &slot) != ATTN_OK) {
-            engine_refuse(e, req, ATTN_ENOTFOUND,
-                          "hello.resume_session 0x%016" PRIx64
-                          " was never made, or its lease ended",
-                          h->resume_session);
-            return;
-        }
-        session_renew(e->sessions, slot, now_ns);
-    } else {
-        if (engine_is_draining(e)) {
-            engine_refuse(e, req, ATTN_EDRAINING, "the daemon is draining: no new sessions");
-            return;
-        }
-        attn_status st = session_open(e->sessions, h->client_name, now_ns, &slot);
-        if (st != ATTN_OK) {
-            engine_refuse(e, req, st, "%" PRIu32 " sessions are open, max_sessions is %" PRIu32,
-                          session_count(e->sessions), e->cfg->max_sessions);
-            return;
-        }
-        e->is_dirty = true;
-    }
-    Attnd__HelloReply body = ATTND__HELLO_REPLY__INIT;
-    Attnd__Reply header = ATTND__REPLY__INIT;
-    char version[] = ATTND_VERSION;
-    body.protocol_version =
-        h->protocol_version < PROTOCOL_VERSION ? h->protocol_version : PROTOCOL_VERSION;
-    body.session = session_at(e->sessions, slot)->id;
-    body.server_version = version;
-    body.backend = e->info.name;
-    body.lease_us = e->lease_ns / 1000;
-    body.max_message_bytes = e->cfg->max_message_bytes;
-    body.max_step_items = e->cfg->max_step_items;
-    body.max_step_tokens = e->cfg->max_step_tokens;
-    body.max_seq_tokens = e->cfg->max_seq_tokens;
-    header.body_case = ATTND__REPLY__BODY_HELLO;
-    header.hello = &body;
-    reply(e, req, &header);
-}
-
-bool sessions_expire(struct engine *e, uint64_t now_ns)
-{
-    while (session_expire(e->sessions, now_ns, e->lease_ns) != SESSION_NONE) {
-        stats_add(leases_expired, 1);
-        e->is_dirty = true;
-    }
-    for (uint32_t n = 0; n < EXPIRE_SLICE; n++) {
-        uint32_t slot = session_expired_first(e->sessions);
-        kv_seq_id seq;
-        if (slot == SESSION_NONE)
-            return false;
-        if (kv_owner_any(e->kv, slot, &seq) != ATTN_OK) {
-            session_release(e->sessions, slot);
-            continue;
-        }
-        if (seq_is_busy(e, seq.index))
-            return false; /* its last batch is on the device; the next turn looks again */
-        kv_seq_close(e->kv, seq);
-        stats_add(sequences_expired, 1);
-        e->is_dirty = true;
-    }
-    return true;
+    engine_answer(e, req, &header);
 }
 
 /* --- sequences --------------------------------------------------------------------------------- */
@@ -177,9 +64,10 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
         engine_refuse(e, req, ATTN_ENOTFOUND, "open.pool is %" PRIu32 ", no such pool", o->pool);
         return;
     }
-    attn_status st = kv_seq_open(e->kv, TENANT, o->seq, p->id, session, req->wire.request_id, &seq);
+    attn_status st =
+        kv_seq_open(e->parts.kv, TENANT, o->seq, p->id, session, req->wire.request_id, &seq);
     if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", kv_last_error(e->kv));
+        engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
     else
         reply_seq(e, req, seq, false);
 }
@@ -189,7 +77,7 @@ static attn_status check_owner(struct engine *e, kv_seq_id seq, uint64_t name, u
                                uint32_t session, char *why, size_t why_bytes)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->kv, seq, &info);
+    kv_seq_info(e->parts.kv, seq, &info);
     if (info.epoch != epoch)
         snprintf(why, why_bytes,
                  "sequence %" PRIu64 ": epoch is %" PRIu32 ", the sequence is at %" PRIu32, name,
@@ -204,15 +92,13 @@ static attn_status check_owner(struct engine *e, kv_seq_id seq, uint64_t name, u
     return ATTN_ESTALE;
 }
 
-static uint32_t len_of_all_layers(const struct engine *e, kv_seq_id seq)
+static uint32_t len_of_all_layers(const struct engine *e, const struct pool *p, kv_seq_id seq)
 {
     struct kv_seq_info info;
-    kv_seq_info(e->kv, seq, &info);
+    kv_seq_info(e->parts.kv, seq, &info);
     uint32_t len = UINT32_MAX;
-    for (uint32_t i = 0; i < e->n_pools; i++)
-        if (e->pools[i].id.index == info.pool.index)
-            for (uint32_t l = 0; l < e->pools[i].config.num_layers; l++)
-                len = info.layer_len[l] < len ? info.layer_len[l] : len;
+    for (uint32_t l = 0; l < p->config.num_layers; l++)
+        len = info.layer_len[l] < len ? info.layer_len[l] : len;
     return len;
 }
 
@@ -224,28 +110,27 @@ static void run_fork(struct engine *e, struct request *req, uint32_t session, kv
         return;
     }
     struct kv_seq_info info;
-    kv_seq_info(e->kv, src, &info);
-    struct pool *p = NULL;
-    for (uint32_t i = 0; i < e->n_pools; i++)
-        if (e->pools[i].id.index == info.pool.index)
-            p = &e->pools[i];
+    kv_seq_info(e->parts.kv, src, &info);
+    struct pool *p = pool_of_kv(e, info.pool);
     if (p->fx.n_patches + info.n_blocks > p->fx.patches_capacity)
         batch_flush_patches(e, p);
-    uint32_t len = f->has_len ? f->len : len_of_all_layers(e, src);
+    uint32_t len = f->has_len ? f->len : len_of_all_layers(e, p, src);
     kv_seq_id seq;
     attn_status st =
-        kv_seq_fork(e->kv, src, f->new_seq, len, session, req->wire.request_id, &p->fx, &seq);
+        kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &p->fx, &seq);
     if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", kv_last_error(e->kv));
+        engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
     else
         reply_seq(e, req, seq, true);
 }
 
 static void run_truncate(struct engine *e, struct request *req, kv_seq_id seq)
 {
-    attn_status st = kv_seq_truncate(e->kv, seq, req->wire.header->truncate->len);
+    uint32_t epoch;
+    attn_status st = kv_seq_truncate(e->parts.kv, seq, req->wire.header->truncate->len,
+                                     req->wire.request_id, &epoch);
     if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", kv_last_error(e->kv));
+        engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
     else
         reply_seq(e, req, seq, false);
 }
@@ -253,17 +138,17 @@ static void run_truncate(struct engine *e, struct request *req, kv_seq_id seq)
 static void run_close(struct engine *e, struct request *req, kv_seq_id seq)
 {
     Attnd__Reply header = ATTND__REPLY__INIT;
-    kv_seq_close(e->kv, seq);
-    reply(e, req, &header);
+    kv_seq_close(e->parts.kv, seq);
+    engine_answer(e, req, &header);
     seq_closed(e, seq.index);
 }
 
 static void run_adopt(struct engine *e, struct request *req, uint32_t session, kv_seq_id seq)
 {
     uint32_t epoch;
-    attn_status st = kv_seq_adopt(e->kv, seq, session, &epoch);
+    attn_status st = kv_seq_adopt(e->parts.kv, seq, session, req->wire.request_id, &epoch);
     if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", kv_last_error(e->kv));
+        engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
     else
         reply_seq(e, req, seq, true);
 }
@@ -310,12 +195,17 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
         run_open(e, req, session);
         return;
     }
-    if (kv_seq_find(e->kv, TENANT, name, &seq) != ATTN_OK) {
+    if (kv_seq_find(e->parts.kv, TENANT, name, &seq) != ATTN_OK) {
         engine_refuse(e, req, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", name);
         return;
     }
     if (h->body_case == ATTND__REQUEST__BODY_ADOPT) {
         run_adopt(e, req, session, seq);
+        return;
+    }
+    if (h->body_case == ATTND__REQUEST__BODY_TRUNCATE &&
+        kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id)) {
+        reply_seq(e, req, seq, false); /* it names the epoch that it ended itself */
         return;
     }
     attn_status st = check_owner(e, seq, name, epoch, session, why, sizeof why);
@@ -329,35 +219,65 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
         run_close(e, req, seq);
 }
 
-/* The index of the sequence that the request has to wait for; SEQ_NONE: it can run. */
-static uint32_t seq_to_wait_for(struct engine *e, const struct request *req)
+/* --- waiting ----------------------------------------------------------------------------------- */
+
+/* The index of the sequence that the request is about; SEQ_NONE: none, or none that is open. */
+static uint32_t seq_named(struct engine *e, const struct request *req)
 {
     uint64_t name;
     uint32_t epoch;
     kv_seq_id seq;
     if (!seq_of_request(req->wire.header, &name, &epoch) ||
-        kv_seq_find(e->kv, TENANT, name, &seq) != ATTN_OK || !seq_is_busy(e, seq.index))
+        kv_seq_find(e->parts.kv, TENANT, name, &seq) != ATTN_OK)
         return SEQ_NONE;
     return seq.index;
 }
 
-void control_run(struct engine *e, struct task *t)
+static void control_run(struct engine *e, struct task *t)
 {
     struct request *req = t->req;
     uint32_t session = t->session;
-    task_unlink(e, t);
+    task_let_go(e, t);
     run_on_seq(e, req, session);
 }
 
-void control_dispatch(struct engine *e, struct task *t)
+static void control_wake(struct engine *e, struct item *it)
 {
-    uint32_t seq = seq_to_wait_for(e, t->req);
-    if (seq == SEQ_NONE) {
-        control_run(e, t);
+    bool was_closed = it->seq == SEQ_NONE;
+    if (was_closed)
+        it->seq = seq_named(e, it->task->req);
+    if (!was_closed || it->seq == SEQ_NONE || item_enter(e, it))
+        control_run(e, it->task);
+}
+
+static void control_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
+{
+    struct request *req = t->req;
+    item_leave(e, &t->items[0]);
+    task_let_go(e, t);
+    engine_refuse(e, req, st, "%s", why);
+}
+
+static const struct task_ops control_ops = {.wake = control_wake, .refuse = control_refuse};
+
+/* Runs the request, or has it wait for its sequence. */
+static void enter(struct engine *e, struct request *req, uint32_t session)
+{
+    uint32_t seq = seq_named(e, req);
+    if (seq == SEQ_NONE || !seq_is_busy(e, seq)) {
+        run_on_seq(e, req, session);
         return;
     }
-    t->items[0].seq = seq;
-    seq_queue_push(&e->seqs[seq], &t->items[0]);
+    struct task *t = wire_arena_alloc(&req->arena, sizeof(struct task) + sizeof(struct item));
+    if (t == NULL) {
+        engine_refuse(e, req, ATTN_ENOMEM, "no memory for a request that waits");
+        return;
+    }
+    *t = (struct task){
+        .ops = &control_ops, .req = req, .session = session, .layer = CLAIM_ALL, .n_items = 1};
+    t->items[0] = (struct item){.task = t, .seq = seq};
+    task_hold(e, t);
+    item_enter(e, &t->items[0]); /* it waits: the sequence is busy */
 }
 
 /* --- the rest ---------------------------------------------------------------------------------- */
@@ -411,7 +331,7 @@ static void run_stats(struct engine *e, struct request *req)
         body.json = json;
         header.body_case = ATTND__REPLY__BODY_STATS;
         header.stats = &body;
-        reply(e, req, &header);
+        engine_answer(e, req, &header);
     }
     free(json);
 }
@@ -421,17 +341,13 @@ static void run_drain(struct engine *e, struct request *req)
     Attnd__Reply header = ATTND__REPLY__INIT;
     log_info("a client asks to drain");
     engine_drain(e);
-    reply(e, req, &header);
+    engine_answer(e, req, &header);
 }
 
 void control_admit(struct engine *e, struct request *req, uint64_t now_ns)
 {
     char why[WHY_BYTES];
     uint32_t session;
-    if (req->wire.header->body_case == ATTND__REQUEST__BODY_HELLO) {
-        run_hello(e, req, now_ns);
-        return;
-    }
     attn_status st = session_of_request(e, req, now_ns, &session, why, sizeof why);
     if (st != ATTN_OK) {
         engine_refuse(e, req, st, "%s", why);
@@ -457,20 +373,7 @@ void control_admit(struct engine *e, struct request *req, uint64_t now_ns)
         engine_refuse(e, req, ATTN_ENOTSUP, "import: this daemon can't import sequences");
         return;
     default:
-        break;
-    }
-    uint32_t seq = seq_to_wait_for(e, req);
-    if (seq == SEQ_NONE) {
-        run_on_seq(e, req, session);
+        enter(e, req, session);
         return;
     }
-    struct task *t = wire_arena_alloc(&req->arena, sizeof(struct task) + sizeof(struct item));
-    if (t == NULL) {
-        engine_refuse(e, req, ATTN_ENOMEM, "no memory for a request that waits");
-        return;
-    }
-    *t = (struct task){.req = req, .session = session, .n_items = 1};
-    t->items[0] = (struct item){.task = t, .seq = seq};
-    task_link(e, t);
-    seq_queue_push(&e->seqs[seq], &t->items[0]);
 }

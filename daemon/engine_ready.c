@@ -2,15 +2,15 @@
  * tasks that become ready again (an item of theirs had to wait) go to a pairing heap. Both are
  * intrusive: nothing is allocated, and a task whose deadline passes is taken out from the middle.
  */
-#include "daemon/engine_internal.h"
+#include "daemon/engine_ready.h"
 
 static bool is_older(const struct task *a, const struct task *b)
 {
     return a->stamp < b->stamp;
 }
 
-/* In the heap, ready_child is the first child, ready_next the next sibling, ready_prev the sibling
- * before or, of a first child, the parent. */
+/* heap_child is the first child, heap_next the next sibling, heap_prev the sibling before or, of a
+ * first child, the parent. */
 static struct task *meld(struct task *a, struct task *b)
 {
     if (a == NULL || b == NULL)
@@ -20,11 +20,11 @@ static struct task *meld(struct task *a, struct task *b)
         a = b;
         b = swap;
     }
-    b->ready_prev = a;
-    b->ready_next = a->ready_child;
-    if (b->ready_next != NULL)
-        b->ready_next->ready_prev = b;
-    a->ready_child = b;
+    b->heap_prev = a;
+    b->heap_next = a->heap_child;
+    if (b->heap_next != NULL)
+        b->heap_next->heap_prev = b;
+    a->heap_child = b;
     return a;
 }
 
@@ -33,28 +33,34 @@ static struct task *meld_siblings(struct task *t)
 {
     struct task *pairs = NULL;
     while (t != NULL) {
-        struct task *a = t, *b = t->ready_next;
-        t = b == NULL ? NULL : b->ready_next;
-        a->ready_next = a->ready_prev = NULL;
+        struct task *a = t, *b = t->heap_next;
+        t = b == NULL ? NULL : b->heap_next;
+        a->heap_next = a->heap_prev = NULL;
         if (b != NULL)
-            b->ready_next = b->ready_prev = NULL;
+            b->heap_next = b->heap_prev = NULL;
         a = meld(a, b);
-        a->ready_next = pairs;
+        a->heap_next = pairs;
         pairs = a;
     }
     struct task *root = NULL;
     while (pairs != NULL) {
-        struct task *next = pairs->ready_next;
-        pairs->ready_next = NULL;
+        struct task *next = pairs->heap_next;
+        pairs->heap_next = NULL;
         root = meld(root, pairs);
         pairs = next;
     }
     return root;
 }
 
+void ready_init(struct ready_queue *q)
+{
+    *q = (struct ready_queue){0};
+    TAILQ_INIT(&q->fresh);
+}
+
 struct task *ready_first(const struct ready_queue *q)
 {
-    struct task *f = q->fresh_head, *w = q->woken_root;
+    struct task *f = TAILQ_FIRST(&q->fresh), *w = q->woken_root;
     if (f == NULL || w == NULL)
         return f == NULL ? w : f;
     return is_older(w, f) ? w : f;
@@ -63,45 +69,36 @@ struct task *ready_first(const struct ready_queue *q)
 void ready_push_fresh(struct ready_queue *q, struct task *t)
 {
     t->place = TASK_FRESH;
-    t->ready_next = t->ready_child = NULL;
-    t->ready_prev = q->fresh_tail;
-    if (q->fresh_tail == NULL)
-        q->fresh_head = t;
-    else
-        q->fresh_tail->ready_next = t;
-    q->fresh_tail = t;
+    TAILQ_INSERT_TAIL(&q->fresh, t, fresh);
 }
 
 void ready_push_woken(struct ready_queue *q, struct task *t)
 {
     t->place = TASK_WOKEN;
-    t->ready_prev = t->ready_next = t->ready_child = NULL;
+    t->heap_prev = t->heap_next = t->heap_child = NULL;
     q->woken_root = meld(q->woken_root, t);
+}
+
+static void heap_remove(struct ready_queue *q, struct task *t)
+{
+    if (t == q->woken_root) {
+        q->woken_root = meld_siblings(t->heap_child);
+        return;
+    }
+    if (t->heap_prev->heap_child == t)
+        t->heap_prev->heap_child = t->heap_next;
+    else
+        t->heap_prev->heap_next = t->heap_next;
+    if (t->heap_next != NULL)
+        t->heap_next->heap_prev = t->heap_prev;
+    q->woken_root = meld(q->woken_root, meld_siblings(t->heap_child));
 }
 
 void ready_remove(struct ready_queue *q, struct task *t)
 {
-    if (t->place == TASK_FRESH) {
-        if (t->ready_prev == NULL)
-            q->fresh_head = t->ready_next;
-        else
-            t->ready_prev->ready_next = t->ready_next;
-        if (t->ready_next == NULL)
-            q->fresh_tail = t->ready_prev;
-        else
-            t->ready_next->ready_prev = t->ready_prev;
-    } else if (t->place == TASK_WOKEN) {
-        if (t != q->woken_root) {
-            if (t->ready_prev->ready_child == t)
-                t->ready_prev->ready_child = t->ready_next;
-            else
-                t->ready_prev->ready_next = t->ready_next;
-            if (t->ready_next != NULL)
-                t->ready_next->ready_prev = t->ready_prev;
-            q->woken_root = meld(q->woken_root, meld_siblings(t->ready_child));
-        } else {
-            q->woken_root = meld_siblings(t->ready_child);
-        }
-    }
+    if (t->place == TASK_FRESH)
+        TAILQ_REMOVE(&q->fresh, t, fresh);
+    else if (t->place == TASK_WOKEN)
+        heap_remove(q, t);
     t->place = TASK_NOWHERE;
 }

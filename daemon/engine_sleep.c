@@ -7,13 +7,17 @@
  * poller's client one of its own. They are edge-triggered and never read, so nobody who holds one can
  * swallow another's wake-up or keep the engine awake without writing to it again and again.
  */
+#include "daemon/engine_sleep.h"
+
 #include <limits.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "daemon/engine_internal.h"
+#include "daemon/clock.h"
+#include "daemon/stack.h"
+#include "proto/attn_time.h"
 
 enum {
     LOOKS_A_CLOCK = 8, /* at the pollers, for one at the clock */
@@ -24,18 +28,9 @@ static const uint64_t MIN_SPIN_NS = 1000; /* shorter ones are none */
 static const uint64_t POLITE_NS = 20 * 1000; /* spinning for longer lets others run in between */
 static const uint64_t RECENT_NS = 10 * 1000 * 1000; /* pollers silent for longer are not spun for */
 
-static void cpu_pause(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 attn_status engine_sleep_init(struct engine *e)
 {
-    e->spin_ns = e->cfg->spin_us * 1000;
+    e->spin_ns = e->parts.cfg->spin_us * 1000;
     e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     e->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     return e->epoll_fd < 0 || e->wake_fd < 0 ? ATTN_ENOMEM : engine_watch(e, e->wake_fd);
@@ -71,9 +66,7 @@ void engine_wake(struct engine *e)
 
 void engine_poller_add(struct engine *e, struct engine_poller *p)
 {
-    p->next = atomic_load(&e->pollers);
-    while (!atomic_compare_exchange_weak(&e->pollers, &p->next, p))
-        ;
+    stack_push(&e->pollers, p);
 }
 
 bool engine_poll_pollers(struct engine *e)
@@ -83,29 +76,29 @@ bool engine_poll_pollers(struct engine *e)
          p != NULL; p = p->next)
         has_work |= p->poll(p);
     if (has_work)
-        e->polled_ns = stats_now_ns();
+        e->polled_ns = clock_now_ns();
     return has_work;
 }
 
 bool engine_is_polled(const struct engine *e)
 {
-    return e->spin_ns >= MIN_SPIN_NS && stats_now_ns() - e->polled_ns < RECENT_NS;
+    return e->spin_ns >= MIN_SPIN_NS && clock_now_ns() - e->polled_ns < RECENT_NS;
 }
 
 static bool is_quiet(struct engine *e)
 {
-    return atomic_load(&e->inbox) == NULL && !atomic_load(&e->is_stopping);
+    return stack_is_empty(&e->inbox) && !atomic_load(&e->is_stopping);
 }
 
 /* Looks at everything until there is something or ns are over. */
 static void spin(struct engine *e, uint64_t start_ns, uint64_t ns)
 {
-    for (uint64_t passed_ns = 0; passed_ns < ns; passed_ns = stats_now_ns() - start_ns) {
+    for (uint64_t passed_ns = 0; passed_ns < ns; passed_ns = clock_now_ns() - start_ns) {
         for (int i = 0; i < LOOKS_A_CLOCK; i++) {
             if (engine_poll_pollers(e) || !is_quiet(e))
                 return;
             for (int k = 0; k < PAUSES_A_LOOK; k++)
-                cpu_pause();
+                attn_cpu_pause();
         }
         if (passed_ns > POLITE_NS)
             sched_yield();
@@ -131,7 +124,7 @@ static void sleep_until_woken(struct engine *e, uint64_t max_ns)
 
 void engine_idle(struct engine *e, uint64_t max_ns)
 {
-    uint64_t start_ns = stats_now_ns(), max_spin_ns = e->cfg->spin_us * 1000;
+    uint64_t start_ns = clock_now_ns(), max_spin_ns = e->parts.cfg->spin_us * 1000;
     uint64_t polled_ns = e->polled_ns;
     if (engine_is_polled(e))
         spin(e, start_ns, e->spin_ns < max_ns ? e->spin_ns : max_ns);

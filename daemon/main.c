@@ -1,4 +1,4 @@
-/* main.c: the daemon's life: settings, backend, message buffers, engine, stats endpoint, transports;
+/* main.c: the daemon's life: settings, device, message buffers, engine, stats endpoint, transports;
  * run; and the same backwards. The main thread runs the event loop: sockets and signals.
  */
 #include <inttypes.h>
@@ -11,14 +11,13 @@
 #include <uv.h>
 
 #include "daemon/config.h"
+#include "daemon/device.h"
 #include "daemon/engine.h"
 #include "daemon/http.h"
 #include "daemon/iobuf.h"
 #include "daemon/log.h"
 #include "daemon/notify.h"
-#include "daemon/transport_shm.h"
-#include "daemon/transport_sp.h"
-#include "kernels/selftest.h"
+#include "daemon/transport.h"
 
 enum {
     WHY_BYTES = 512,
@@ -31,16 +30,16 @@ struct daemon {
     int argc;
     char **argv;
     struct config cfg;
-    const struct backend_ops *ops;
-    struct backend *backend;
+    struct device device;
     struct iobuf_pool *bufs;
+    struct kv *kv;
+    struct session_table *sessions;
     struct engine *engine;
     struct http *http;
-    struct transport_sp *transports[CONFIG_MAX_LISTEN];
-    uint32_t n_transports;
-    struct transport_shm *shm[CONFIG_MAX_LISTEN];
-    uint32_t n_shm;
     uv_loop_t *loop;
+    struct transport_env env;
+    struct transport *transports[CONFIG_MAX_LISTEN];
+    uint32_t n_transports;
     uv_timer_t tick;
     uv_signal_t signals[3];
     uint64_t watchdog_ns, next_watchdog_ns;
@@ -48,63 +47,6 @@ struct daemon {
     uint64_t drain_until_ns;
     int exit_code;
 };
-
-/* --- backend ----------------------------------------------------------------------------------- */
-
-static attn_status backend_try(struct daemon *d, const char *name, char *why, size_t why_bytes)
-{
-    const struct backend_ops *ops;
-    attn_status st = backend_load(name, &ops, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    struct backend_config bc = {
-        .kv_bytes = d->cfg.kv_memory_bytes,
-        .max_batch_items = d->cfg.max_batch_items,
-        .max_batch_tokens = d->cfg.max_batch_tokens,
-        .n_threads = d->cfg.threads,
-        .device_index = (int32_t)d->cfg.device_index,
-        .import_fd = -1,
-    };
-    struct backend *b = NULL;
-    st = ops->open(&bc, &b);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "%s%s", st == ATTN_ENOMEM ? "device.kv_memory: " : "",
-                 b == NULL ? attn_status_message(st) : ops->last_error(b));
-        ops->close(b);
-        return st;
-    }
-    d->ops = ops;
-    d->backend = b;
-    return ATTN_OK;
-}
-
-/* Opens the backend asked for, or the first of cuda, hip and cpu. An exit code. */
-static int backend_start(struct daemon *d)
-{
-    static const char *const in_order[] = {"cuda", "hip", "cpu"};
-    char why[WHY_BYTES];
-    bool is_auto = strcmp(d->cfg.backend, "auto") == 0;
-    for (size_t i = 0; i < sizeof in_order / sizeof in_order[0] && d->ops == NULL; i++) {
-        if (!is_auto && strcmp(d->cfg.backend, in_order[i]) != 0)
-            continue;
-        if (backend_try(d, in_order[i], why, sizeof why) == ATTN_OK)
-            break;
-        if (is_auto)
-            log_info("backend %s is not used: %s", in_order[i], why);
-        else
-            log_error("backend %s can't be used: %s", in_order[i], why);
-    }
-    if (d->ops == NULL) {
-        if (is_auto)
-            log_error("no backend can be used");
-        return EX_UNAVAILABLE;
-    }
-    struct backend_info info;
-    d->ops->info(d->backend, &info);
-    log_info("backend %s on %s: %" PRIu64 " MiB of KV memory, %" PRIu32 " processors", info.name,
-             info.device, info.kv_bytes >> 20, info.n_processors);
-    return EX_OK;
-}
 
 /* --- signals and time -------------------------------------------------------------------------- */
 
@@ -117,7 +59,7 @@ static void finish(struct daemon *d, int exit_code)
 static bool transports_are_idle(const struct daemon *d)
 {
     for (uint32_t i = 0; i < d->n_transports; i++)
-        if (!transport_sp_is_idle(d->transports[i]))
+        if (!d->transports[i]->ops->is_idle(d->transports[i]))
             return false;
     return true;
 }
@@ -181,69 +123,20 @@ static void on_terminate(uv_signal_t *s, int number)
     finish(d, EX_OK);
 }
 
-/* Settings that take effect at once; the others need a restart. */
-static void take_over(struct daemon *d, const struct config *now)
+static void log_start(const struct config *cfg)
 {
-    struct config *c = &d->cfg;
     enum log_level level;
-#define TAKE(field, name)                                                                          \
-    if (c->field != now->field) {                                                                  \
-        log_info("settings: " name " is now %" PRIu64, (uint64_t)now->field);                      \
-        c->field = now->field;                                                                     \
-    }
-    TAKE(max_queue_requests, "engine.max_queue_requests")
-    TAKE(max_queue_bytes, "engine.max_queue (bytes)")
-    TAKE(default_timeout_us, "engine.default_timeout (us)")
-    TAKE(max_timeout_us, "engine.max_timeout (us)")
-    TAKE(drain_timeout_us, "engine.drain_timeout (us)")
-#undef TAKE
-    if (strcmp(c->log_level, now->log_level) != 0 && log_level_parse(now->log_level, &level) == 0) {
-        memcpy(c->log_level, now->log_level, sizeof c->log_level);
+    if (log_level_parse(cfg->log_level, &level) == 0)
         log_init(level);
-        log_info("settings: log.level is now %s", c->log_level);
-    }
-    engine_reload(d->engine, c);
 }
 
-static void warn_of_restart(const struct config *c, const struct config *now)
+static void tell_change(void *user, const char *name, const char *value, bool is_taken)
 {
-#define KEEP(field, name)                                                                          \
-    if (c->field != now->field)                                                                    \
-        log_warn("settings: " name " changed; that needs a restart");
-    KEEP(device_index, "device.index")
-    KEEP(kv_memory_bytes, "device.kv_memory")
-    KEEP(threads, "device.threads")
-    KEEP(n_listen, "listen.address")
-    KEEP(max_peers, "listen.max_peers")
-    KEEP(max_message_bytes, "listen.max_message")
-    KEEP(handshake_timeout_us, "listen.handshake_timeout")
-    KEEP(body_timeout_us, "listen.body_timeout")
-    KEEP(write_timeout_us, "listen.write_timeout")
-    KEEP(max_peer_write_bytes, "listen.max_peer_write")
-    KEEP(shm_slots, "listen.shm_slots")
-    KEEP(shm_client_bytes, "listen.shm_client")
-    KEEP(shm_memory_bytes, "listen.shm_memory")
-    KEEP(max_sequences, "cache.max_sequences")
-    KEEP(max_seq_tokens, "cache.max_seq_tokens")
-    KEEP(max_pools, "cache.max_pools")
-    KEEP(max_layers, "cache.max_layers")
-    KEEP(io_memory_bytes, "cache.io_memory")
-    KEEP(max_batch_items, "engine.max_batch_items")
-    KEEP(max_batch_tokens, "engine.max_batch_tokens")
-    KEEP(max_step_items, "engine.max_step_items")
-    KEEP(max_step_tokens, "engine.max_step_tokens")
-    KEEP(max_sessions, "engine.max_sessions")
-    KEEP(lease_us, "engine.lease")
-    KEEP(spin_us, "engine.spin")
-    KEEP(stall_timeout_us, "engine.stall_timeout")
-#undef KEEP
-    if (strcmp(c->backend, now->backend) != 0)
-        log_warn("settings: device.backend changed; that needs a restart");
-    if (strcmp(c->http, now->http) != 0)
-        log_warn("settings: listen.http changed; that needs a restart");
-    for (uint32_t i = 0; i < c->n_listen && i < now->n_listen; i++)
-        if (strcmp(c->listen[i], now->listen[i]) != 0)
-            log_warn("settings: listen.address %s changed; that needs a restart", c->listen[i]);
+    (void)user;
+    if (is_taken)
+        log_info("settings: %s is now %s", name, value);
+    else
+        log_warn("settings: %s changed; that needs a restart", name);
 }
 
 static void on_reload(uv_signal_t *s, int number)
@@ -251,18 +144,19 @@ static void on_reload(uv_signal_t *s, int number)
     struct daemon *d = s->data;
     struct config now;
     enum config_action action;
-    char why[WHY_BYTES];
+    struct config_fault fault;
     (void)number;
     if (d->is_stopping)
         return;
-    if (config_load(d->argc, d->argv, &now, &action, why, sizeof why) != ATTN_OK) {
-        log_error("SIGHUP: the settings stay as they are: %s", why);
+    if (config_load(d->argc, d->argv, &now, &action, &fault) != ATTN_OK) {
+        log_error("SIGHUP: the settings stay as they are: %s", fault.why);
         return;
     }
     log_info("SIGHUP: settings read");
-    warn_of_restart(&d->cfg, &now);
-    take_over(d, &now);
+    config_take_over(&d->cfg, &now, tell_change, NULL);
     config_fini(&now);
+    log_start(&d->cfg);
+    engine_reload(d->engine, &d->cfg);
 }
 
 /* --- start, run, stop -------------------------------------------------------------------------- */
@@ -284,20 +178,69 @@ static void handlers_start(struct daemon *d)
     d->has_handlers = true;
 }
 
+/* Cache, sessions and the engine that works with them; what was opened is daemon_stop's. */
+static attn_status engine_begin(struct daemon *d, char *why, size_t why_bytes)
+{
+    struct backend_info info;
+    d->device.ops->info(d->device.backend, &info);
+    struct kv_config kc = engine_kv_config(&d->cfg, info.kv_bytes);
+    attn_status st = kv_open(&kc, -1, &d->kv, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = session_table_open(d->cfg.max_sessions, &d->sessions);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for %" PRIu32 " sessions (engine.max_sessions)",
+                 d->cfg.max_sessions);
+        return st;
+    }
+    struct engine_parts parts = {
+        .cfg = &d->cfg,
+        .ops = d->device.ops,
+        .backend = d->device.backend,
+        .bufs = d->bufs,
+        .kv = d->kv,
+        .sessions = d->sessions,
+    };
+    st = engine_open(&parts, &d->engine, why, why_bytes);
+    return st == ATTN_OK ? engine_start(d->engine, why, why_bytes) : st;
+}
+
+static int transports_start(struct daemon *d)
+{
+    char why[WHY_BYTES];
+    d->env = (struct transport_env){.loop = d->loop,
+                                    .cfg = &d->cfg,
+                                    .backend_ops = d->device.ops,
+                                    .backend = d->device.backend,
+                                    .engine = d->engine,
+                                    .bufs = d->bufs};
+    for (uint32_t i = 0; i < d->cfg.n_listen; i++) {
+        const struct transport_ops *ops = transport_find(d->cfg.listen[i]);
+        struct transport **t = &d->transports[d->n_transports];
+        if (ops->open(&d->env, d->cfg.listen[i], t, why, sizeof why) != ATTN_OK) {
+            log_error("%s", why);
+            return EX_CANTCREAT;
+        }
+        d->n_transports++;
+        log_info("listening on %s", ops->url(*t));
+    }
+    return EX_OK;
+}
+
 /* An exit code; what was started is daemon_stop's. */
 static int daemon_start(struct daemon *d)
 {
     char why[WHY_BYTES];
-    int code = backend_start(d);
-    if (code != EX_OK)
-        return code;
-    attn_status st = iobuf_pool_open(d->ops, d->backend, d->cfg.io_memory_bytes, &d->bufs);
+    if (device_open(&d->cfg, &d->device) != ATTN_OK)
+        return EX_UNAVAILABLE;
+    attn_status st =
+        iobuf_pool_open(d->device.ops, d->device.backend, d->cfg.io_memory_bytes, &d->bufs);
     if (st != ATTN_OK) {
         log_error("cache.io_memory: %" PRIu64 " bytes can't be had: %s", d->cfg.io_memory_bytes,
                   attn_status_message(st));
         return EX_OSERR;
     }
-    st = engine_open(&d->cfg, d->ops, d->backend, d->bufs, &d->engine, why, sizeof why);
+    st = engine_begin(d, why, sizeof why);
     if (st != ATTN_OK) {
         log_error("%s", why);
         return EX_OSERR;
@@ -312,25 +255,7 @@ static int daemon_start(struct daemon *d)
                  d->cfg.http, http_port(d->http));
     }
     handlers_start(d);
-    for (uint32_t i = 0; i < d->cfg.n_listen; i++) {
-        const char *url = d->cfg.listen[i];
-        if (strncmp(url, "shm://", 6) == 0) {
-            st = transport_shm_open(d->loop, &d->cfg, url, d->ops, d->backend, d->engine,
-                                    &d->shm[d->n_shm], why, sizeof why);
-            d->n_shm += st == ATTN_OK;
-        } else {
-            st = transport_sp_open(d->loop, &d->cfg, url, d->engine, d->bufs,
-                                   &d->transports[d->n_transports], why, sizeof why);
-            if (st == ATTN_OK)
-                url = transport_sp_url(d->transports[d->n_transports++]);
-        }
-        if (st != ATTN_OK) {
-            log_error("%s", why);
-            return EX_CANTCREAT;
-        }
-        log_info("listening on %s", url);
-    }
-    return EX_OK;
+    return transports_start(d);
 }
 
 static void on_close_timeout(uv_timer_t *timer)
@@ -350,7 +275,7 @@ static void on_last_replies(uv_timer_t *timer)
     struct daemon *d = timer->data;
     bool is_done = true;
     for (uint32_t i = 0; i < d->n_transports; i++)
-        is_done &= transport_sp_hang_up(d->transports[i]);
+        is_done &= d->transports[i]->ops->hang_up(d->transports[i]);
     if (is_done || stats_now_ns() >= d->drain_until_ns)
         uv_stop(d->loop);
 }
@@ -371,9 +296,7 @@ static void daemon_stop(struct daemon *d)
     if (d->has_handlers)
         uv_timer_stop(&d->tick); /* it looks at the engine */
     for (uint32_t i = 0; i < d->n_transports; i++)
-        transport_sp_stop(d->transports[i]);
-    for (uint32_t i = 0; i < d->n_shm; i++)
-        transport_shm_stop(d->shm[i]);
+        d->transports[i]->ops->stop(d->transports[i]);
     if (engine_close(d->engine) != ATTN_OK) {
         log_error("the device does not give its batches back; ending without it");
         fflush(NULL);
@@ -382,9 +305,7 @@ static void daemon_stop(struct daemon *d)
     if (d->n_transports > 0)
         write_last_replies(d);
     for (uint32_t i = 0; i < d->n_transports; i++)
-        transport_sp_close(d->transports[i]);
-    for (uint32_t i = 0; i < d->n_shm; i++)
-        transport_shm_close(d->shm[i]);
+        d->transports[i]->ops->close(d->transports[i]);
     if (d->loop != NULL) {
         uv_run(d->loop, UV_RUN_NOWAIT);
         uv_walk(d->loop, close_handle, NULL);
@@ -392,9 +313,10 @@ static void daemon_stop(struct daemon *d)
         uv_loop_close(d->loop);
     }
     http_close(d->http);
+    session_table_close(d->sessions);
+    kv_close(d->kv);
     iobuf_pool_close(d->bufs);
-    if (d->ops != NULL)
-        d->ops->close(d->backend);
+    device_close(&d->device);
 }
 
 static int daemon_run(struct daemon *d)
@@ -413,45 +335,24 @@ static int daemon_run(struct daemon *d)
     return code;
 }
 
-/* The backend asked for, or the first of all that opens. An exit code. */
 static int self_test(const struct config *cfg)
 {
-    static const char *const in_order[] = {"cuda", "hip", "cpu"};
-    bool is_auto = strcmp(cfg->backend, "auto") == 0;
-    char why[WHY_BYTES];
-    attn_status st = ATTN_ENOTSUP;
     printf("attnd %s\n", ATTND_VERSION);
-    for (size_t i = 0; i < sizeof in_order / sizeof in_order[0]; i++) {
-        const struct backend_ops *ops;
-        if (!is_auto && strcmp(cfg->backend, in_order[i]) != 0)
-            continue;
-        st = backend_load(in_order[i], &ops, why, sizeof why);
-        if (st != ATTN_OK) {
-            printf("backend %s: %s\n", in_order[i], why);
-            st = ATTN_ENOTSUP;
-        } else {
-            st = selftest_run(ops, (int32_t)cfg->device_index, cfg->threads, stdout);
-        }
-        if (st != ATTN_ENOTSUP)
-            break;
-    }
-    if (st == ATTN_OK)
-        return EX_OK;
-    return st == ATTN_ENOTSUP ? EX_UNAVAILABLE : EX_SOFTWARE;
+    attn_status st = device_self_test(cfg, stdout);
+    return st == ATTN_OK ? EX_OK : st == ATTN_ENOTSUP ? EX_UNAVAILABLE : EX_SOFTWARE;
 }
 
 int main(int argc, char **argv)
 {
     static struct daemon d;
     enum config_action action;
-    enum log_level level = LOG_LEVEL_INFO;
-    char why[WHY_BYTES];
+    struct config_fault fault;
     d.argc = argc;
     d.argv = argv;
-    log_init(level);
-    if (config_load(argc, argv, &d.cfg, &action, why, sizeof why) != ATTN_OK) {
-        log_error("%s", why);
-        return strncmp(why, "flag", 4) == 0 ? EX_USAGE : EX_CONFIG;
+    log_init(LOG_LEVEL_INFO);
+    if (config_load(argc, argv, &d.cfg, &action, &fault) != ATTN_OK) {
+        log_error("%s", fault.why);
+        return fault.is_flag ? EX_USAGE : EX_CONFIG;
     }
     switch (action) {
     case CONFIG_HELP:
@@ -469,8 +370,7 @@ int main(int argc, char **argv)
         d.exit_code = self_test(&d.cfg);
         break;
     case CONFIG_RUN:
-        log_level_parse(d.cfg.log_level, &level);
-        log_init(level);
+        log_start(&d.cfg);
         d.loop = uv_default_loop();
         d.exit_code = daemon_run(&d);
         break;

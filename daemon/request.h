@@ -10,18 +10,8 @@
 #define ATTND_DAEMON_REQUEST_H
 
 #include "daemon/iobuf.h"
-#include "daemon/stats.h"
+#include "daemon/transport.h"
 #include "proto/wire.h"
-
-struct request;
-
-/* What a transport gives the engine; static, one a transport kind. */
-struct transport_ops {
-    enum stats_transport label; /* of its histograms */
-    /* Takes the request back with req->reply filled (a whole message). Called on the engine thread,
-     * or inside engine_submit on the caller's; never blocks. */
-    void (*reply)(struct request *req);
-};
 
 enum {
     REQUEST_ARENA_BYTES = 4096,

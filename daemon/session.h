@@ -7,6 +7,8 @@
 #ifndef ATTND_DAEMON_SESSION_H
 #define ATTND_DAEMON_SESSION_H
 
+#include <sys/queue.h>
+
 #include "proto/attn_types.h"
 
 #define SESSION_NONE UINT32_MAX
@@ -17,8 +19,8 @@ struct session {
     uint64_t seen_ns; /* last traffic */
     uint32_t
         n_held; /* requests of it inside the engine: it does not expire while it waits for us */
-    uint32_t prev, next; /* of the live list, by age, or of the expired or free list */
-    uint32_t hash_next;
+    TAILQ_ENTRY(session) link; /* of the live list, by age, or of the expired or free list */
+    struct session *hash_next;
     char client_name[SESSION_NAME_BYTES];
 };
 

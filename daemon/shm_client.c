@@ -20,12 +20,9 @@
 #include <unistd.h>
 
 #include "daemon/shm_internal.h"
+#include "daemon/stack.h"
 
 enum { PAGE_BYTES = 4096 };
-
-static void shm_reply(struct request *req);
-
-static const struct transport_ops shm_ops = {.label = STATS_SHM, .reply = shm_reply};
 
 /* --- life -------------------------------------------------------------------------------------- */
 
@@ -54,13 +51,6 @@ void shm_client_fini(struct shm_client *c)
 {
     free(c->slots);
     c->slots = NULL;
-}
-
-void shm_push(_Atomic(struct shm_client *) *stack, struct shm_client *c)
-{
-    c->next = atomic_load(stack);
-    while (!atomic_compare_exchange_weak(stack, &c->next, c))
-        ;
 }
 
 static void cut(struct shm_client *c, const char *format, ...)
@@ -111,7 +101,7 @@ static attn_status decode(struct shm_client *c, struct shm_slot *s, uint64_t now
                           size_t why_bytes)
 {
     struct request *req = &s->req;
-    const struct config *cfg = c->t->cfg;
+    const struct config *cfg = c->t->env->cfg;
     uint8_t preamble[WIRE_PREAMBLE_BYTES];
     struct wire_preamble p = {0};
     attn_status st = ATTN_EPROTO;
@@ -147,7 +137,9 @@ static attn_status decode(struct shm_client *c, struct shm_slot *s, uint64_t now
     memcpy(head, preamble, sizeof preamble);
     copy_once(head + sizeof preamble, s->msg.data + sizeof preamble, head_bytes - sizeof preamble);
     return request_decode_apart(req, head, s->msg.data + head_bytes, now_ns,
-                                cfg->default_timeout_us, cfg->max_timeout_us, why, why_bytes);
+                                __atomic_load_n(&cfg->default_timeout_us, __ATOMIC_RELAXED),
+                                __atomic_load_n(&cfg->max_timeout_us, __ATOMIC_RELAXED), why,
+                                why_bytes);
 }
 
 static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_ns)
@@ -160,13 +152,13 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
                             .capacity_bytes = e->request_bytes,
                             .n_bytes = e->request_bytes};
     s->room = (struct iobuf){.data = c->base + e->room_offset, .capacity_bytes = e->room_bytes};
-    request_init(&s->req, &shm_ops, c);
+    request_init(&s->req, &transport_shm_ops, c);
     s->req.msg = &s->msg;
     s->req.room = &s->room;
     stats_add(received_bytes, e->request_bytes);
     attn_status st = decode(c, s, now_ns, why, sizeof why);
     if (st == ATTN_OK)
-        engine_submit(c->t->engine, &s->req);
+        engine_submit(c->t->env->engine, &s->req);
     else
         request_reply_error(&s->req, st, 0, "%s", why);
 }
@@ -217,8 +209,7 @@ static void wake_client(struct shm_client *c)
         return; /* full: it is readable anyway; or the client is gone */
 }
 
-/* Completes a request; the slot is free when the client sees it. */
-static void shm_reply(struct request *req)
+void shm_reply(struct request *req)
 {
     struct shm_client *c = req->peer;
     struct shm_slot *s = (struct shm_slot *)(void *)req; /* its first member */
@@ -247,8 +238,8 @@ static void shm_reply(struct request *req)
 static void retire(struct shm_client *c)
 {
     struct transport_shm *t = c->t;
-    engine_unwatch(t->engine, c->wake_fd);
-    shm_push(&t->retired, c);
+    engine_unwatch(t->env->engine, c->wake_fd);
+    (void)stack_push(&t->retired, c);
     uv_async_send(&t->async);
 }
 
@@ -256,7 +247,7 @@ static void retire(struct shm_client *c)
 static void take_news(struct transport_shm *t)
 {
     atomic_store(&t->has_news, false);
-    struct shm_client *c = atomic_exchange(&t->incoming, NULL);
+    struct shm_client *c = stack_take_all(&t->incoming);
     while (c != NULL) {
         struct shm_client *next = c->next;
         c->next = t->clients;
@@ -275,9 +266,14 @@ static void take_news(struct transport_shm *t)
     }
 }
 
+static struct transport_shm *of_poller(struct engine_poller *p)
+{
+    return (struct transport_shm *)(void *)((char *)p - offsetof(struct transport_shm, poller));
+}
+
 bool shm_poll(struct engine_poller *p)
 {
-    struct transport_shm *t = (struct transport_shm *)p;
+    struct transport_shm *t = of_poller(p);
     bool has_work = false;
     if (atomic_load_explicit(&t->has_news, memory_order_relaxed))
         take_news(t);
@@ -295,7 +291,7 @@ bool shm_poll(struct engine_poller *p)
 
 bool shm_may_sleep(struct engine_poller *p)
 {
-    struct transport_shm *t = (struct transport_shm *)p;
+    struct transport_shm *t = of_poller(p);
     bool is_quiet = true;
     for (struct shm_client *c = t->clients; c != NULL; c = c->next)
         atomic_store_explicit(&c->control->daemon_sleeps, 1, memory_order_relaxed);
@@ -308,7 +304,7 @@ bool shm_may_sleep(struct engine_poller *p)
 
 void shm_awake(struct engine_poller *p)
 {
-    struct transport_shm *t = (struct transport_shm *)p;
+    struct transport_shm *t = of_poller(p);
     for (struct shm_client *c = t->clients; c != NULL; c = c->next)
         atomic_store_explicit(&c->control->daemon_sleeps, 0, memory_order_relaxed);
 }

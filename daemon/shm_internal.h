@@ -9,8 +9,10 @@
 #define ATTND_DAEMON_SHM_INTERNAL_H
 
 #include <stdatomic.h>
+#include <uv.h>
 
-#include "daemon/transport_shm.h"
+#include "daemon/engine.h"
+#include "daemon/transport.h"
 #include "proto/shm_ring.h"
 
 /* One request in flight. */
@@ -52,12 +54,9 @@ struct shm_client {
 };
 
 struct transport_shm {
-    struct engine_poller poller; /* first */
-    uv_loop_t *loop;
-    const struct config *cfg;
-    const struct backend_ops *ops;
-    struct backend *backend;
-    struct engine *engine;
+    struct transport base; /* first */
+    struct transport_env *env;
+    struct engine_poller poller;
     char url[256];
 
     /* the loop's */
@@ -71,8 +70,8 @@ struct transport_shm {
     uint64_t log_second, n_logged;
 
     _Atomic bool is_stopped, has_news;
-    _Atomic(struct shm_client *) incoming; /* loop to engine, newest first */
-    _Atomic(struct shm_client *) retired; /* engine to loop */
+    _Atomic(struct shm_client *) incoming; /* a stack: loop to engine */
+    _Atomic(struct shm_client *) retired; /* a stack: engine to loop */
 
     struct shm_client *clients; /* the engine's; the loop's after engine_close */
 };
@@ -85,10 +84,11 @@ void shm_client_fini(struct shm_client *c); /* of one that never was initialised
 /* Offsets of a region with n_slots; returns where the data area begins. */
 uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_completes);
 
+/* Completes a request; the slot is free when the client sees it. */
+void shm_reply(struct request *req);
+
 bool shm_poll(struct engine_poller *p);
 bool shm_may_sleep(struct engine_poller *p);
 void shm_awake(struct engine_poller *p);
-
-void shm_push(_Atomic(struct shm_client *) *stack, struct shm_client *c);
 
 #endif

@@ -1,6 +1,11 @@
-/* sp_internal.h: what transport_sp.c (listening, deadlines, replies coming in from the engine) and
- * sp_peer.c (one connection: reading, writing, cutting) share. All of it runs on the loop thread, but
- * for the push of a reply.
+/* sp_internal.h: nanomsg's REP side (SP wire protocol) on libuv streams, ipc:// and tcp://: what
+ * transport_sp.c (listening, deadlines, replies coming in from the engine) and sp_peer.c (one
+ * connection: reading, writing, cutting) share. All of it runs on the loop thread, but for the push of
+ * a reply.
+ *
+ * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request, its body
+ * is received straight into an iobuf. Each peer has caps and deadlines; a peer that breaks one is cut
+ * and counted by reason, never silently dropped.
  *
  * Lifetime   A peer lives until its handle is closed and the engine has given back all its requests.
  *            A transport lives until its handles are closed and no request is owed by the engine.
@@ -9,9 +14,11 @@
 #define ATTND_DAEMON_SP_INTERNAL_H
 
 #include <stdatomic.h>
+#include <uv.h>
 
+#include "daemon/engine.h"
 #include "daemon/sp_frame.h"
-#include "daemon/transport_sp.h"
+#include "daemon/transport.h"
 
 struct sp_peer;
 
@@ -38,11 +45,8 @@ union sp_stream {
 enum { SP_READ_AHEAD_BYTES = 64 << 10 };
 
 struct transport_sp {
-    uv_loop_t *loop;
-    const struct config *cfg;
-    struct engine *engine;
-    struct iobuf_pool *bufs;
-    const struct transport_ops *ops;
+    struct transport base; /* first */
+    struct transport_env *env;
     bool is_ipc, is_stopped, is_closing, is_async_closing;
     bool is_accept_waiting; /* a connection was not accepted; libuv offers no other until it is */
     char url[256];
@@ -59,7 +63,7 @@ struct transport_sp {
     uint8_t *read_ahead; /* [SP_READ_AHEAD_BYTES] shared: used up before a read callback returns */
 
     uv_async_t async;
-    _Atomic(struct request *) replies; /* stack, newest first */
+    _Atomic(struct request *) replies; /* a stack */
     _Atomic uint32_t n_pushing; /* threads between their push and the end of uv_async_send */
 };
 
@@ -97,7 +101,6 @@ void sp_wait_start(struct sp_waits *list, struct sp_wait *w);
 void sp_wait_stop(struct sp_wait *w);
 void sp_accept_later(struct transport_sp *t); /* out of memory: again at the next tick */
 void sp_transport_finish(struct transport_sp *t); /* goes on closing where it can */
-void sp_reply(struct request *req); /* any thread */
 
 /* sp_peer.c */
 /* Accepts the connection waiting at the listener. */

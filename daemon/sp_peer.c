@@ -67,6 +67,7 @@ void sp_peer_close(struct sp_peer *p)
         t->peers = p->next;
     if (p->next != NULL)
         p->next->prev = p->prev;
+    t->env->n_peers--;
     stats_sub(peers, 1);
     log_debug("%s: peer left (%s)", t->url, p->name);
     uv_close(&p->io.handle, on_closed);
@@ -76,7 +77,7 @@ void sp_peer_close(struct sp_peer *p)
 static void peer_cut(struct sp_peer *p, const char *why)
 {
     struct transport_sp *t = p->t;
-    uint64_t second = uv_now(t->loop) / 1000;
+    uint64_t second = uv_now(t->env->loop) / 1000;
     if (second != t->log_second) {
         if (t->n_logged > MAX_LOGGED_CUTS)
             log_info("%s: %llu more peers cut", t->url,
@@ -247,7 +248,7 @@ void sp_peer_queue(struct sp_peer *p, struct request *req)
     p->write_tail = &req->next;
     bool is_first = p->write_bytes == 0;
     p->write_bytes += reply_bytes(req);
-    if (!is_first && p->write_bytes > t->cfg->max_peer_write_bytes) {
+    if (!is_first && p->write_bytes > t->env->cfg->max_peer_write_bytes) {
         stats_add(peers_cut_slow_reader, 1);
         peer_cut(p, "replies waiting for it are over listen.max_peer_write");
     }
@@ -277,7 +278,7 @@ static void refuse_message(struct sp_peer *p)
         p->is_doomed = true;
         request_reply_error(
             req, ATTN_EINVAL, 0, "message of %llu bytes is over the limit max_message_bytes %llu",
-            (unsigned long long)p->body_bytes, (unsigned long long)t->cfg->max_message_bytes);
+            (unsigned long long)p->body_bytes, (unsigned long long)t->env->cfg->max_message_bytes);
     } else {
         stats_add(requests_refused_overload, 1);
         request_reply_error(req, ATTN_EOVERLOAD, 10000,
@@ -299,10 +300,10 @@ static void message_complete(struct sp_peer *p)
     p->req = NULL;
     p->n_requests++;
     t->n_owed++;
-    attn_status st = request_decode(req, stats_now_ns(), t->cfg->default_timeout_us,
-                                    t->cfg->max_timeout_us, why, sizeof(why));
+    attn_status st = request_decode(req, stats_now_ns(), t->env->cfg->default_timeout_us,
+                                    t->env->cfg->max_timeout_us, why, sizeof(why));
     if (st == ATTN_OK)
-        engine_submit(t->engine, req);
+        engine_submit(t->env->engine, req);
     else
         request_reply_error(req, st, 0, "%s", why);
 }
@@ -314,16 +315,16 @@ static void message_begin(struct sp_peer *p)
     p->body_bytes = p->frame.body_left;
     p->n_body = 0;
     p->refusal = SP_ACCEPTED;
-    if (p->body_bytes > t->cfg->max_message_bytes) {
+    if (p->body_bytes > t->env->cfg->max_message_bytes) {
         p->refusal = SP_OVERSIZE;
     } else {
-        p->req = request_new(t->ops, p, t->bufs, (size_t)p->body_bytes);
+        p->req = request_new(t->base.ops, p, t->env->bufs, (size_t)p->body_bytes);
         if (p->req == NULL)
             p->refusal = SP_OVERLOAD;
     }
     if (p->refusal != SP_ACCEPTED) {
         uint64_t kept = p->body_bytes < WIRE_PREAMBLE_BYTES ? p->body_bytes : WIRE_PREAMBLE_BYTES;
-        p->req = request_new(t->ops, p, NULL, (size_t)kept);
+        p->req = request_new(t->base.ops, p, NULL, (size_t)kept);
         if (p->req == NULL) {
             stats_add(peers_cut_memory, 1);
             peer_cut(p, "out of memory");
@@ -460,7 +461,8 @@ void sp_peer_accept(struct transport_sp *t)
     p->t = t;
     p->write_tail = &p->write_head;
     p->read_wait.peer = p->write_wait.peer = p;
-    int rc = t->is_ipc ? uv_pipe_init(t->loop, &p->io.pipe, 0) : uv_tcp_init(t->loop, &p->io.tcp);
+    int rc = t->is_ipc ? uv_pipe_init(t->env->loop, &p->io.pipe, 0)
+                       : uv_tcp_init(t->env->loop, &p->io.tcp);
     if (rc != 0) {
         free(p);
         return;
@@ -471,6 +473,7 @@ void sp_peer_accept(struct transport_sp *t)
     if (p->next != NULL)
         p->next->prev = p;
     t->peers = p;
+    t->env->n_peers++;
     stats_add(peers, 1);
 
     if (uv_accept(&t->listener.stream, &p->io.stream) != 0) {
@@ -478,7 +481,7 @@ void sp_peer_accept(struct transport_sp *t)
         return;
     }
     peer_identify(p);
-    if (stats_get(peers) > t->cfg->max_peers) {
+    if (t->env->n_peers > t->env->cfg->max_peers) {
         stats_add(peers_refused, 1);
         sp_peer_close(p);
         return;

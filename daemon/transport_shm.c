@@ -1,9 +1,12 @@
-/* transport_shm.c: the loop's side of shared memory: listening, who may connect, handing a region over,
- * and taking it back.
+/* transport_shm.c: workers on this host, through shared memory: shm:///PATH. This is the loop's side:
+ * listening, who may connect, handing a region over, and taking it back.
+ *
+ * Each client gets a sealed memfd with rings of its own (proto/shm_ring.h) and an eventfd. From then on
+ * the engine's thread serves the rings (shm_client.c): a request is decoded, launched and answered
+ * without a hand-over, its tensors are read and written where the client put them. The socket stays
+ * open to tell when a client is gone.
  */
 #define _GNU_SOURCE /* memfd_create, accept4, struct ucred */
-#include "daemon/transport_shm.h"
-
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,6 +23,7 @@
 #include "daemon/address.h"
 #include "daemon/log.h"
 #include "daemon/shm_internal.h"
+#include "daemon/stack.h"
 
 enum {
     BACKLOG = 128,
@@ -30,14 +34,10 @@ enum {
     PAGE_BYTES = 4096,
 };
 
-static uint64_t shared_bytes; /* of all listeners; the loop's */
-
-static void client_close(struct shm_client *c);
-
 static void say_gone(struct shm_client *c, const char *why)
 {
     struct transport_shm *t = c->t;
-    uint64_t second = uv_now(t->loop) / 1000;
+    uint64_t second = uv_now(t->env->loop) / 1000;
     if (second != t->log_second) {
         t->log_second = second;
         t->n_logged = 0;
@@ -58,9 +58,9 @@ static void client_free(struct shm_client *c)
 {
     struct transport_shm *t = c->t;
     if (c->base != NULL) {
-        t->ops->host_unregister(t->backend, c->base, c->region_bytes);
+        t->env->backend_ops->host_unregister(t->env->backend, c->base, c->region_bytes);
         munmap(c->base, c->region_bytes);
-        shared_bytes -= c->region_bytes;
+        t->env->shared_bytes -= c->region_bytes;
     }
     shm_client_fini(c);
     if (c->wake_fd >= 0)
@@ -69,6 +69,7 @@ static void client_free(struct shm_client *c)
         close(c->fd);
     free(c);
     t->n_clients--;
+    t->env->n_peers--;
     stats_sub(peers, 1);
     transport_finish(t);
 }
@@ -99,7 +100,7 @@ static void client_close(struct shm_client *c)
 static void on_async(uv_async_t *async)
 {
     struct transport_shm *t = async->data;
-    struct shm_client *c = atomic_exchange(&t->retired, NULL);
+    struct shm_client *c = stack_take_all(&t->retired);
     while (c != NULL) {
         struct shm_client *next = c->next;
         c->is_shared = false;
@@ -126,7 +127,7 @@ static attn_status make_region(struct shm_client *c, const struct shm_hello *h, 
                                char *why, size_t why_bytes)
 {
     struct transport_shm *t = c->t;
-    const struct config *cfg = t->cfg;
+    const struct config *cfg = t->env->cfg;
     uint64_t bytes = h->region_bytes;
     if (bytes == 0 || bytes > cfg->shm_client_bytes)
         bytes = cfg->shm_client_bytes;
@@ -135,11 +136,11 @@ static attn_status make_region(struct shm_client *c, const struct shm_hello *h, 
     bytes = bytes / PAGE_BYTES * PAGE_BYTES;
     c->n_slots =
         power_of_two(h->n_slots == 0 || h->n_slots > cfg->shm_slots ? cfg->shm_slots : h->n_slots);
-    if (bytes > cfg->shm_memory_bytes - shared_bytes) {
+    if (bytes > cfg->shm_memory_bytes - t->env->shared_bytes) {
         snprintf(why, why_bytes,
                  "%" PRIu64 " bytes of shared memory, %" PRIu64 " of listen.shm_memory's %" PRIu64
                  " are free",
-                 bytes, cfg->shm_memory_bytes - shared_bytes, cfg->shm_memory_bytes);
+                 bytes, cfg->shm_memory_bytes - t->env->shared_bytes, cfg->shm_memory_bytes);
         return ATTN_EQUOTA;
     }
     attn_status st = ATTN_ENOMEM;
@@ -156,7 +157,7 @@ static attn_status make_region(struct shm_client *c, const struct shm_hello *h, 
         snprintf(why, why_bytes, "mapping %" PRIu64 " bytes: %s", bytes, strerror(errno));
         goto fail;
     }
-    st = t->ops->host_register(t->backend, p, bytes);
+    st = t->env->backend_ops->host_register(t->env->backend, p, bytes);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "the device does not take %" PRIu64 " bytes of host memory",
                  bytes);
@@ -164,7 +165,7 @@ static attn_status make_region(struct shm_client *c, const struct shm_hello *h, 
     }
     c->base = p; /* client_free undoes all of it from here on */
     c->region_bytes = bytes;
-    shared_bytes += bytes;
+    t->env->shared_bytes += bytes;
     *out_fd = fd;
     st = shm_client_init(c);
     if (st != ATTN_OK)
@@ -215,7 +216,7 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
     else
         st = make_region(c, h, &region_fd, w.message, sizeof w.message);
     if (st == ATTN_OK)
-        st = engine_watch(t->engine, c->wake_fd);
+        st = engine_watch(t->env->engine, c->wake_fd);
     w.status = st;
     if (st == ATTN_OK) {
         w.n_slots = c->n_slots;
@@ -233,7 +234,7 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         return false;
     }
     if (!is_sent) {
-        engine_unwatch(t->engine, c->wake_fd);
+        engine_unwatch(t->env->engine, c->wake_fd);
         return false;
     }
     for (struct shm_client **at = &t->unshared; *at != NULL; at = &(*at)->next)
@@ -243,9 +244,9 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         }
     c->is_shared = true;
     uv_timer_stop(&c->deadline);
-    shm_push(&t->incoming, c);
+    (void)stack_push(&t->incoming, c);
     atomic_store(&t->has_news, true);
-    engine_wake(t->engine);
+    engine_wake(t->env->engine);
     return true;
 }
 
@@ -265,7 +266,7 @@ static void on_client(uv_poll_t *poll, int status, int events)
             return; /* the engine may be gone */
         atomic_store(&c->is_hung_up, true);
         atomic_store(&c->t->has_news, true);
-        engine_wake(c->t->engine);
+        engine_wake(c->t->env->engine);
         return;
     }
     bool is_welcome = false;
@@ -298,7 +299,7 @@ static bool may_connect(const struct transport_shm *t, int fd, const struct ucre
     socklen_t bytes = sizeof groups;
     if (who->uid == geteuid() || who->uid == 0)
         return true;
-    if (stat(t->url + strlen("shm://"), &sb) != 0)
+    if (stat(t->url + strlen(transport_shm_ops.scheme), &sb) != 0)
         return false;
     if (sb.st_uid == who->uid && (sb.st_mode & S_IWUSR))
         return true;
@@ -320,20 +321,20 @@ static void client_open(struct transport_shm *t, int fd)
 {
     struct ucred who = {0};
     socklen_t bytes = sizeof who;
-    if (t->n_clients >= t->cfg->max_peers ||
+    if (t->n_clients >= t->env->cfg->max_peers ||
         getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0 || !may_connect(t, fd, &who)) {
         stats_add(peers_refused, 1);
         close(fd);
         return;
     }
     struct shm_client *c = calloc(1, sizeof *c);
-    if (c == NULL || uv_poll_init(t->loop, &c->poll, fd) != 0) {
+    if (c == NULL || uv_poll_init(t->env->loop, &c->poll, fd) != 0) {
         stats_add(peers_refused, 1);
         free(c);
         close(fd);
         return;
     }
-    uv_timer_init(t->loop, &c->deadline);
+    uv_timer_init(t->env->loop, &c->deadline);
     c->t = t;
     c->fd = fd;
     c->wake_fd = -1;
@@ -343,10 +344,11 @@ static void client_open(struct transport_shm *t, int fd)
     c->next = t->unshared;
     t->unshared = c;
     t->n_clients++;
+    t->env->n_peers++;
     stats_add(peers_accepted, 1);
     stats_add(peers, 1);
     uv_poll_start(&c->poll, UV_READABLE | UV_DISCONNECT, on_client);
-    uv_timer_start(&c->deadline, on_deadline, t->cfg->handshake_timeout_us / 1000, 0);
+    uv_timer_start(&c->deadline, on_deadline, t->env->cfg->handshake_timeout_us / 1000, 0);
 }
 
 static void on_connection(uv_poll_t *poll, int status, int events);
@@ -376,7 +378,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* --- open and close ---------------------------------------------------------------------------- */
+/* --- the table --------------------------------------------------------------------------------- */
 
 /* A listening socket, or -1 with errno. */
 static int listen_at(const struct address *a)
@@ -395,10 +397,20 @@ static int listen_at(const struct address *a)
     return fd;
 }
 
-attn_status transport_shm_open(uv_loop_t *loop, const struct config *cfg, const char *url,
-                               const struct backend_ops *ops, struct backend *b,
-                               struct engine *engine, struct transport_shm **out_t, char *why,
-                               size_t why_bytes)
+static void on_handle_closed(uv_handle_t *h)
+{
+    struct transport_shm *t = h->data;
+    t->n_handles--;
+    transport_finish(t);
+}
+
+static struct transport_shm *of(struct transport *base)
+{
+    return (struct transport_shm *)base; /* its first member */
+}
+
+static attn_status shm_open_at(struct transport_env *env, const char *url, struct transport **out_t,
+                               char *why, size_t why_bytes)
 {
     struct address a;
     char reason[256];
@@ -418,53 +430,63 @@ attn_status transport_shm_open(uv_loop_t *loop, const struct config *cfg, const 
         return t == NULL ? ATTN_ENOMEM : ATTN_EINVAL;
     }
     *t = (struct transport_shm){
+        .base = {.ops = &transport_shm_ops},
+        .env = env,
         .poller = {.poll = shm_poll, .may_sleep = shm_may_sleep, .awake = shm_awake},
-        .loop = loop,
-        .cfg = cfg,
-        .ops = ops,
-        .backend = b,
-        .engine = engine,
         .listen_fd = fd,
     };
     snprintf(t->url, sizeof t->url, "%s", url);
     t->listener.data = t->async.data = t->accept_again.data = t;
-    int rc = uv_async_init(loop, &t->async, on_async);
+    int rc = uv_async_init(env->loop, &t->async, on_async);
     t->has_async = rc == 0;
     if (rc == 0)
-        rc = uv_poll_init(loop, &t->listener, fd);
+        rc = uv_poll_init(env->loop, &t->listener, fd);
     t->has_listener = rc == 0;
     t->n_handles = t->has_async + 2u * t->has_listener;
     if (rc != 0) {
         snprintf(why, why_bytes, "%s: cannot listen: %s", url, uv_strerror(rc));
-        transport_shm_close(t);
+        transport_shm_ops.close(&t->base);
         return ATTN_EINVAL;
     }
-    uv_timer_init(loop, &t->accept_again);
+    uv_timer_init(env->loop, &t->accept_again);
     uv_poll_start(&t->listener, UV_READABLE, on_connection);
-    engine_poller_add(engine, &t->poller);
-    *out_t = t;
+    engine_poller_add(env->engine, &t->poller);
+    *out_t = &t->base;
     return ATTN_OK;
 }
 
-static void on_handle_closed(uv_handle_t *h)
+static const char *shm_url(const struct transport *base)
 {
-    struct transport_shm *t = h->data;
-    t->n_handles--;
-    transport_finish(t);
+    return ((const struct transport_shm *)base)->url;
 }
 
-void transport_shm_stop(struct transport_shm *t)
+static void shm_stop(struct transport *base)
 {
+    struct transport_shm *t = of(base);
     if (atomic_exchange(&t->is_stopped, true))
         return;
     if (t->has_listener) {
         uv_close((uv_handle_t *)&t->listener, on_handle_closed);
         uv_close((uv_handle_t *)&t->accept_again, on_handle_closed);
     }
-    unlink(t->url + strlen("shm://"));
+    unlink(t->url + strlen(transport_shm_ops.scheme));
     close(t->listen_fd);
     while (t->unshared != NULL)
         client_close(t->unshared);
+}
+
+/* A reply is in its client's ring as soon as the engine has given it. */
+static bool shm_is_idle(const struct transport *base)
+{
+    (void)base;
+    return true;
+}
+
+/* A ring can be read when the daemon is gone. */
+static bool shm_hang_up(struct transport *base)
+{
+    (void)base;
+    return true;
 }
 
 static void close_all(struct shm_client *c)
@@ -476,17 +498,30 @@ static void close_all(struct shm_client *c)
     }
 }
 
-void transport_shm_close(struct transport_shm *t)
+static void shm_close(struct transport *base)
 {
-    if (t == NULL || t->is_closing)
+    struct transport_shm *t = of(base);
+    if (t->is_closing)
         return;
-    transport_shm_stop(t);
+    shm_stop(base);
     t->is_closing = true;
-    close_all(atomic_exchange(&t->incoming, NULL));
-    close_all(atomic_exchange(&t->retired, NULL));
+    close_all(stack_take_all(&t->incoming));
+    close_all(stack_take_all(&t->retired));
     close_all(t->clients);
     t->clients = NULL;
     if (t->has_async)
         uv_close((uv_handle_t *)&t->async, on_handle_closed);
     transport_finish(t);
 }
+
+const struct transport_ops transport_shm_ops = {
+    .scheme = "shm://",
+    .label = STATS_SHM,
+    .open = shm_open_at,
+    .url = shm_url,
+    .stop = shm_stop,
+    .is_idle = shm_is_idle,
+    .hang_up = shm_hang_up,
+    .close = shm_close,
+    .reply = shm_reply,
+};

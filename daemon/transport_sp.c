@@ -1,13 +1,13 @@
 /* transport_sp.c: listening, deadlines, and the way of replies from the engine's thread to the loop.
  *
- * Replies are pushed on a lock-free stack and the loop is woken with uv_async_send; the loop takes the
- * whole stack, restores the order, queues each at its peer and then flushes every such peer once.
+ * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes all
+ * of them, queues each at its peer and then flushes every such peer once.
  * Deadlines stand in three lists, each ordered because its members wait equally long; one timer looks
  * at the heads.
+ *
+ * close may come while the engine still has requests: the memory then waits for them, too.
  */
 #define _GNU_SOURCE /* POLLRDHUP */
-#include "daemon/transport_sp.h"
-
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -22,6 +22,7 @@
 #include "daemon/address.h"
 #include "daemon/log.h"
 #include "daemon/sp_internal.h"
+#include "daemon/stack.h"
 
 enum {
     BACKLOG = 1024,
@@ -30,8 +31,10 @@ enum {
     MAX_TICK_MS = 500,
 };
 
-static const struct transport_ops ipc_ops = {.label = STATS_IPC, .reply = sp_reply};
-static const struct transport_ops tcp_ops = {.label = STATS_TCP, .reply = sp_reply};
+static struct transport_sp *of(struct transport *base)
+{
+    return (struct transport_sp *)base; /* its first member */
+}
 
 /* ---- deadlines ---- */
 
@@ -103,18 +106,14 @@ void sp_wait_stop(struct sp_wait *w)
 
 /* ---- replies ---- */
 
-void sp_reply(struct request *req)
+static void sp_reply(struct request *req)
 {
     struct sp_peer *p = req->peer;
     struct transport_sp *t = p->t;
     /* the loop may send the reply and close the transport as soon as it is pushed; it waits for
      * n_pushing before it closes what uv_async_send touches */
     atomic_fetch_add(&t->n_pushing, 1);
-    struct request *head = atomic_load_explicit(&t->replies, memory_order_relaxed);
-    do
-        req->next = head;
-    while (!atomic_compare_exchange_weak(&t->replies, &head, req));
-    if (head == NULL)
+    if (stack_push(&t->replies, req))
         uv_async_send(&t->async);
     atomic_fetch_sub(&t->n_pushing, 1);
 }
@@ -122,14 +121,7 @@ void sp_reply(struct request *req)
 static void on_async(uv_async_t *async)
 {
     struct transport_sp *t = async->data;
-    struct request *newest_first = atomic_exchange(&t->replies, NULL);
-    struct request *list = NULL;
-    while (newest_first != NULL) {
-        struct request *req = newest_first;
-        newest_first = req->next;
-        req->next = list;
-        list = req;
-    }
+    struct request *list = stack_take_all(&t->replies);
     struct sp_peer *dirty = NULL;
     while (list != NULL) {
         struct request *req = list;
@@ -213,128 +205,20 @@ static void on_handle_closed(uv_handle_t *handle)
 
 static int init_handles(struct transport_sp *t)
 {
-    int rc = uv_timer_init(t->loop, &t->timer);
+    int rc = uv_timer_init(t->env->loop, &t->timer);
     if (rc == 0)
-        rc = t->is_ipc ? uv_pipe_init(t->loop, &t->listener.pipe, 0)
-                       : uv_tcp_init(t->loop, &t->listener.tcp);
+        rc = t->is_ipc ? uv_pipe_init(t->env->loop, &t->listener.pipe, 0)
+                       : uv_tcp_init(t->env->loop, &t->listener.tcp);
     t->timer.data = t;
     t->listener.handle.data = t;
     t->async.data = t;
     if (rc == 0)
         t->n_handles = 2;
     if (rc == 0)
-        rc = uv_async_init(t->loop, &t->async, on_async);
+        rc = uv_async_init(t->env->loop, &t->async, on_async);
     if (rc == 0)
         t->n_handles = 3;
     return rc;
-}
-
-attn_status transport_sp_open(uv_loop_t *loop, const struct config *cfg, const char *url,
-                              struct engine *engine, struct iobuf_pool *bufs,
-                              struct transport_sp **out_t, char *why, size_t why_bytes)
-{
-    struct address a;
-    char reason[256];
-    attn_status st = address_parse_url(url, &a, reason, sizeof(reason));
-    bool is_ipc = st == ATTN_OK && a.sa.any.sa_family == AF_UNIX;
-    if (st == ATTN_OK && is_ipc)
-        st = address_claim_path(&a, reason, sizeof(reason));
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "%s: %s", url, reason);
-        return st;
-    }
-    struct transport_sp *t = calloc(1, sizeof(*t));
-    uint8_t *read_ahead = malloc(SP_READ_AHEAD_BYTES);
-    if (t == NULL || read_ahead == NULL) {
-        snprintf(why, why_bytes, "%s: out of memory", url);
-        free(t);
-        free(read_ahead);
-        return ATTN_ENOMEM;
-    }
-    t->loop = loop;
-    t->cfg = cfg;
-    t->engine = engine;
-    t->bufs = bufs;
-    t->is_ipc = is_ipc;
-    t->ops = is_ipc ? &ipc_ops : &tcp_ops;
-    t->read_ahead = read_ahead;
-    t->tick_ms = tick_of(cfg);
-    t->handshakes = (struct sp_waits){.timeout_ns = cfg->handshake_timeout_us * 1000,
-                                      .expire = sp_peer_expire_handshake};
-    t->bodies =
-        (struct sp_waits){.timeout_ns = cfg->body_timeout_us * 1000, .expire = sp_peer_expire_body};
-    t->writes = (struct sp_waits){.timeout_ns = cfg->write_timeout_us * 1000,
-                                  .expire = sp_peer_expire_write};
-    snprintf(t->url, sizeof(t->url), "%s", url);
-    signal(SIGPIPE, SIG_IGN); /* a write to a peer that left is an error, not the end */
-    raise_descriptor_limit(cfg);
-
-    int rc = init_handles(t);
-    if (rc == 0)
-        rc = bind_and_listen(t, &a);
-    if (rc != 0) {
-        snprintf(why, why_bytes, "%s: cannot listen: %s", url, uv_strerror(rc));
-        t->is_async_closing = t->n_handles < 3;
-        transport_sp_close(t);
-        return ATTN_EINVAL;
-    }
-    if (!is_ipc) {
-        struct sockaddr_storage sa;
-        int n = sizeof(sa);
-        char text[64];
-        uv_tcp_getsockname(&t->listener.tcp, (struct sockaddr *)&sa, &n);
-        address_format((struct sockaddr *)&sa, text, sizeof(text));
-        snprintf(t->url, sizeof(t->url), "tcp://%s", text);
-    }
-    *out_t = t;
-    return ATTN_OK;
-}
-
-const char *transport_sp_url(const struct transport_sp *t)
-{
-    return t->url;
-}
-
-void transport_sp_stop(struct transport_sp *t)
-{
-    if (t->is_stopped)
-        return;
-    t->is_stopped = true;
-    if (t->n_handles >= 2)
-        uv_close(&t->listener.handle, on_handle_closed);
-    for (struct sp_peer *p = t->peers; p != NULL; p = p->next)
-        sp_peer_stop_reading(p);
-}
-
-bool transport_sp_is_idle(const struct transport_sp *t)
-{
-    return t->n_owed == 0;
-}
-
-bool transport_sp_hang_up(struct transport_sp *t)
-{
-    bool is_done = t->n_owed == 0;
-    for (struct sp_peer *p = t->peers; p != NULL && t->n_owed == 0; p = p->next) {
-        struct pollfd at = {.events = POLLRDHUP};
-        if (uv_fileno(&p->io.handle, &at.fd) != 0)
-            continue;
-        shutdown(at.fd, SHUT_WR);
-        is_done &= poll(&at, 1, 0) > 0;
-    }
-    return is_done;
-}
-
-void transport_sp_close(struct transport_sp *t)
-{
-    if (t == NULL || t->is_closing)
-        return;
-    transport_sp_stop(t);
-    t->is_closing = true;
-    while (t->peers != NULL)
-        sp_peer_close(t->peers);
-    if (t->n_handles >= 2)
-        uv_close((uv_handle_t *)&t->timer, on_handle_closed);
-    sp_transport_finish(t);
 }
 
 void sp_transport_finish(struct transport_sp *t)
@@ -352,3 +236,156 @@ void sp_transport_finish(struct transport_sp *t)
         free(t);
     }
 }
+
+static const struct transport_ops *ops_of(const struct address *a)
+{
+    return a->sa.any.sa_family == AF_UNIX ? &transport_ipc_ops : &transport_tcp_ops;
+}
+
+static struct transport_sp *transport_new(struct transport_env *env, const struct address *a,
+                                          const char *url)
+{
+    const struct config *cfg = env->cfg;
+    struct transport_sp *t = calloc(1, sizeof(*t));
+    uint8_t *read_ahead = malloc(SP_READ_AHEAD_BYTES);
+    if (t == NULL || read_ahead == NULL) {
+        free(t);
+        free(read_ahead);
+        return NULL;
+    }
+    t->base.ops = ops_of(a);
+    t->env = env;
+    t->is_ipc = t->base.ops == &transport_ipc_ops;
+    t->read_ahead = read_ahead;
+    t->tick_ms = tick_of(cfg);
+    t->handshakes = (struct sp_waits){.timeout_ns = cfg->handshake_timeout_us * 1000,
+                                      .expire = sp_peer_expire_handshake};
+    t->bodies =
+        (struct sp_waits){.timeout_ns = cfg->body_timeout_us * 1000, .expire = sp_peer_expire_body};
+    t->writes = (struct sp_waits){.timeout_ns = cfg->write_timeout_us * 1000,
+                                  .expire = sp_peer_expire_write};
+    snprintf(t->url, sizeof(t->url), "%s", url);
+    return t;
+}
+
+/* The port that was taken. */
+static void name_port(struct transport_sp *t)
+{
+    struct sockaddr_storage sa;
+    int n = sizeof(sa);
+    char text[64];
+    uv_tcp_getsockname(&t->listener.tcp, (struct sockaddr *)&sa, &n);
+    address_format((struct sockaddr *)&sa, text, sizeof(text));
+    snprintf(t->url, sizeof(t->url), "tcp://%s", text);
+}
+
+/* ---- the tables ---- */
+
+static attn_status sp_open(struct transport_env *env, const char *url, struct transport **out_t,
+                           char *why, size_t why_bytes)
+{
+    struct address a;
+    char reason[256];
+    attn_status st = address_parse_url(url, &a, reason, sizeof(reason));
+    if (st == ATTN_OK && a.sa.any.sa_family == AF_UNIX)
+        st = address_claim_path(&a, reason, sizeof(reason));
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "%s: %s", url, reason);
+        return st;
+    }
+    struct transport_sp *t = transport_new(env, &a, url);
+    if (t == NULL) {
+        snprintf(why, why_bytes, "%s: out of memory", url);
+        return ATTN_ENOMEM;
+    }
+    signal(SIGPIPE, SIG_IGN); /* a write to a peer that left is an error, not the end */
+    raise_descriptor_limit(env->cfg);
+
+    int rc = init_handles(t);
+    if (rc == 0)
+        rc = bind_and_listen(t, &a);
+    if (rc != 0) {
+        snprintf(why, why_bytes, "%s: cannot listen: %s", url, uv_strerror(rc));
+        t->is_async_closing = t->n_handles < 3;
+        t->base.ops->close(&t->base);
+        return ATTN_EINVAL;
+    }
+    if (!t->is_ipc)
+        name_port(t);
+    *out_t = &t->base;
+    return ATTN_OK;
+}
+
+static const char *sp_url(const struct transport *base)
+{
+    return ((const struct transport_sp *)base)->url;
+}
+
+static void sp_stop(struct transport *base)
+{
+    struct transport_sp *t = of(base);
+    if (t->is_stopped)
+        return;
+    t->is_stopped = true;
+    if (t->n_handles >= 2)
+        uv_close(&t->listener.handle, on_handle_closed);
+    for (struct sp_peer *p = t->peers; p != NULL; p = p->next)
+        sp_peer_stop_reading(p);
+}
+
+static bool sp_is_idle(const struct transport *base)
+{
+    return ((const struct transport_sp *)base)->n_owed == 0;
+}
+
+static bool sp_hang_up(struct transport *base)
+{
+    struct transport_sp *t = of(base);
+    bool is_done = t->n_owed == 0;
+    for (struct sp_peer *p = t->peers; p != NULL && t->n_owed == 0; p = p->next) {
+        struct pollfd at = {.events = POLLRDHUP};
+        if (uv_fileno(&p->io.handle, &at.fd) != 0)
+            continue;
+        shutdown(at.fd, SHUT_WR);
+        is_done &= poll(&at, 1, 0) > 0;
+    }
+    return is_done;
+}
+
+static void sp_close(struct transport *base)
+{
+    struct transport_sp *t = of(base);
+    if (t->is_closing)
+        return;
+    sp_stop(base);
+    t->is_closing = true;
+    while (t->peers != NULL)
+        sp_peer_close(t->peers);
+    if (t->n_handles >= 2)
+        uv_close((uv_handle_t *)&t->timer, on_handle_closed);
+    sp_transport_finish(t);
+}
+
+const struct transport_ops transport_ipc_ops = {
+    .scheme = "ipc://",
+    .label = STATS_IPC,
+    .open = sp_open,
+    .url = sp_url,
+    .stop = sp_stop,
+    .is_idle = sp_is_idle,
+    .hang_up = sp_hang_up,
+    .close = sp_close,
+    .reply = sp_reply,
+};
+
+const struct transport_ops transport_tcp_ops = {
+    .scheme = "tcp://",
+    .label = STATS_TCP,
+    .open = sp_open,
+    .url = sp_url,
+    .stop = sp_stop,
+    .is_idle = sp_is_idle,
+    .hang_up = sp_hang_up,
+    .close = sp_close,
+    .reply = sp_reply,
+};

@@ -6,7 +6,7 @@
 set -euo pipefail
 bin=$1
 cd "$(dirname "$0")/.."
-pages=(README.md docs/*.md clients/python/README.md)
+pages=(README.md CONTRIBUTING.md CHANGELOG.md docs/*.md clients/python/README.md)
 folders=(daemon kernels cache proto clients tests scripts systemd docs)
 names=$(mktemp)
 trap 'rm -f "$names"' EXIT
@@ -39,12 +39,50 @@ check option '^ *(build/bin/)?(attnd|attnctl|attnload) .*' '--[a-z][a-z._-]*'
 } | sort -u >"$names"
 check metric '\battnd_(steps|step|peers|blocks|sequences|sessions|queue|leases|batch|batches|kv|device|sent|received|requests|messages|engine|loop)[a-z_]*'
 
-grep -rohE --include='*.[ch]' '\b(kv|backend|wire|attn|reference|op)_[a-z_0-9]+' "${folders[@]}" |
+grep -rohE --include='*.[ch]' '\b(kv|backend|wire|attn|reference|op|decode)_[a-z_0-9]+' "${folders[@]}" |
   sed 's/$/()/' | sort -u >"$names"
 check function '\b[a-z]+_[a-z_0-9]+\(\)'
 
 find "${folders[@]}" >"$names"
 check path "\\b($(IFS='|'; echo "${folders[*]}"))/[A-Za-z0-9_./-]*[A-Za-z0-9_]"
+
+# docs/kernels-tried.csv: every row has as many figures as cells, a date, and yes, no or partly
+python3 - docs/kernels-tried.csv <<'EOF' || rc=1
+import csv, re, sys
+bad = []
+with open(sys.argv[1], newline="") as f:
+    rows = list(csv.DictReader(f, strict=True))
+for n, row in enumerate(rows, 2):
+    cells = row["cell"].split("; ")
+    counts = {len(group.split("; ")) for what in ("before", "after") if row[what]
+              for group in row[what].split(" | ")}
+    if counts != {len(cells)}:
+        bad.append(f"line {n}: {len(cells)} cells, groups of {sorted(counts)} figures")
+    if not re.fullmatch(r"20\d\d-\d\d-\d\d", row["date"]) or row["kept"] not in ("yes", "no", "partly"):
+        bad.append(f"line {n}: date '{row['date']}', kept '{row['kept']}'")
+    if None in row or None in row.values() or not row["change"] or not row["kernel"] or not row["after"]:
+        bad.append(f"line {n}: a column is missing or empty")
+with open("docs/kernels-tried.md") as f:
+    said = int(re.search(r"(\d+) rows", f.read()).group(1))
+if said != len(rows):
+    bad.append(f"docs/kernels-tried.md says {said} rows, there are {len(rows)}")
+print(*bad, sep="\n", end="\n" if bad else "", file=sys.stderr)
+sys.exit(bool(bad))
+EOF
+
+# the tables of the kernels are the file's
+while read -r line; do
+  [[ -z $line ]] || grep -qxF -e "$line" docs/benchmarks.md || { echo "not in docs/benchmarks.md: $line" >&2; rc=1; }
+done < <(scripts/plot-bench --table docs/figures/h200_long.csv)
+cmp <(scripts/plot-bench docs/figures/h200_long.csv /dev/stdout | grep '^<') <(grep '^<' docs/figures/h200_long.svg) || rc=1
+
+# prose within 120 columns, tables within 300; no commit's name where figures and rules are
+awk '/^```/ { fence = !fence } !fence && length($0) > (/^[|]/ ? 300 : /^    / ? 140 : 120) {
+  print FILENAME ":" FNR ": " length($0) " columns"; bad = 1 } END { exit bad }' "${pages[@]}" >&2 || rc=1
+if grep -nP '\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7,40}\b' docs/{design,kernels,kernels-tried,benchmarks}.md >&2; then
+  rc=1
+fi
+
 # who asks a script for help gets it, and nothing else happens
 for script in quickstart test package install-deps; do
   timeout 10 "scripts/$script" --help | grep -qE 'Installs|Makes' || { echo "scripts/$script --help" >&2; rc=1; }

@@ -1,5 +1,6 @@
-/* attnctl.c: the operator's command line, over libattn. One request a call; results on stdout, one
- * sentence on stderr and exit code 1 when the daemon or the way to it fails, 2 for wrong usage.
+/* attnctl.c: the operator's command line, over libattn. One request per call; results on stdout as lines
+ * or, with --json, as one object; one sentence on stderr and exit code 1 when the daemon, the way to it
+ * or stdout fails, 2 for wrong usage. Each command makes a JSON object; lines are printed from that.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -18,7 +19,7 @@ static const char help[] =
     "commands:\n"
     "  ping                     one round trip: version, backend, time\n"
     "  info                     the session's limits\n"
-    "  stats                    the daemon's counters, one a line (--json: as one object)\n"
+    "  stats                    the daemon's counters\n"
     "  pool create NAME         make a pool; geometry below\n"
     "  pool describe NAME       geometry, blocks, free blocks\n"
     "  drain                    take no new sessions and sequences, end when the work is done\n"
@@ -26,9 +27,16 @@ static const char help[] =
     "options:\n"
     "  --endpoint URL           ipc://PATH, tcp://HOST:PORT or shm://PATH\n"
     "                           (default: $ATTND_ENDPOINT, else ipc:///run/attnd/attnd.sock)\n"
-    "  --timeout SECONDS        of the whole command (default 5)\n"
-    "  --json                   stats as JSON\n"
+    "  --timeout SECONDS        for the daemon's answer (default 5)\n"
+    "  --wait SECONDS           for a daemon to come up, where there is none yet (default 0: say "
+    "at\n"
+    "                           once why there is no connection)\n"
+    "  --json                   the result as one JSON object\n"
     "  --help, --version\n"
+    "\n"
+    "exit codes, of every command: 0 done; 1 no connection, refused, failed, or stdout could not "
+    "be\n"
+    "written (the reason is on stderr); 2 wrong usage\n"
     "\n"
     "geometry of pool create:\n"
     "  --layers N --q-heads N --kv-heads N --head-dim N\n"
@@ -39,6 +47,7 @@ static const char help[] =
 enum {
     OPT_ENDPOINT = 256,
     OPT_TIMEOUT,
+    OPT_WAIT,
     OPT_JSON,
     OPT_LAYERS, /* from here to batch-invariant: pool create's */
     OPT_Q_HEADS,
@@ -58,6 +67,7 @@ enum {
 static const struct option options[] = {
     {"endpoint", required_argument, NULL, OPT_ENDPOINT},
     {"timeout", required_argument, NULL, OPT_TIMEOUT},
+    {"wait", required_argument, NULL, OPT_WAIT},
     {"json", no_argument, NULL, OPT_JSON},
     {"layers", required_argument, NULL, OPT_LAYERS},
     {"q-heads", required_argument, NULL, OPT_Q_HEADS},
@@ -79,7 +89,7 @@ struct arguments {
     const char *endpoint;
     const char *name; /* of a pool */
     const char *geometry; /* an option of pool create's that is given, NULL: none */
-    uint64_t timeout_us;
+    uint64_t timeout_us, wait_us;
     bool is_json;
     struct attn_pool_spec spec;
     struct attn_layer layer;
@@ -137,6 +147,11 @@ static bool parse_option(struct arguments *a, int opt)
             return false;
         a->timeout_us = (uint64_t)(x * 1e6);
         return true;
+    case OPT_WAIT:
+        if (!parse_number(optarg, 1e6, &x))
+            return false;
+        a->wait_us = (uint64_t)(x * 1e6);
+        return true;
     case OPT_JSON:
         a->is_json = true;
         return true;
@@ -171,33 +186,94 @@ static bool parse_option(struct arguments *a, int opt)
     }
 }
 
-static int run_ping(attn_client *c, const struct arguments *a)
+/* ---- commands: each gives its result as an object ---- */
+
+static attn_status run_ping(attn_client *c, const struct arguments *a, json_t **out)
 {
     struct attn_client_info info = {.struct_size = sizeof info};
     uint64_t ns;
     attn_status st = attn_client_ping(c, a->timeout_us, &ns);
     if (st == ATTN_OK)
         st = attn_client_info(c, &info);
-    if (st != ATTN_OK)
-        return failed(st);
-    printf("attnd %s, backend %s, %.3f ms\n", info.server_version, info.backend, (double)ns * 1e-6);
-    return 0;
+    if (st == ATTN_OK)
+        *out = json_pack("{s:s, s:s, s:f}", "server_version", info.server_version, "backend",
+                         info.backend, "seconds", (double)ns * 1e-9);
+    return st;
 }
 
-static int run_info(attn_client *c, const struct arguments *a)
+static attn_status run_info(attn_client *c, const struct arguments *a, json_t **out)
 {
     struct attn_client_info info = {.struct_size = sizeof info};
     (void)a;
     attn_status st = attn_client_info(c, &info);
-    if (st != ATTN_OK)
-        return failed(st);
-    printf("server_version %s\nbackend %s\nprotocol_version %" PRIu32 "\nlease_us %" PRIu64
-           "\nmax_message_bytes %" PRIu64 "\nmax_step_items %" PRIu32 "\nmax_step_tokens %" PRIu32
-           "\nmax_seq_tokens %" PRIu32 "\n",
-           info.server_version, info.backend, info.protocol_version, info.lease_us,
-           info.max_message_bytes, info.max_step_items, info.max_step_tokens, info.max_seq_tokens);
-    return 0;
+    if (st == ATTN_OK)
+        *out = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "server_version",
+                         info.server_version, "backend", info.backend, "protocol_version",
+                         (json_int_t)info.protocol_version, "lease_us", (json_int_t)info.lease_us,
+                         "max_message_bytes", (json_int_t)info.max_message_bytes, "max_step_items",
+                         (json_int_t)info.max_step_items, "max_step_tokens",
+                         (json_int_t)info.max_step_tokens, "max_seq_tokens",
+                         (json_int_t)info.max_seq_tokens);
+    return st;
 }
+
+static attn_status run_stats(attn_client *c, const struct arguments *a, json_t **out)
+{
+    char *text = NULL;
+    attn_status st = attn_client_stats(c, a->timeout_us, &text);
+    if (st == ATTN_OK)
+        *out = json_loads(text, 0, NULL);
+    attn_free(text);
+    return st;
+}
+
+static attn_status run_drain(attn_client *c, const struct arguments *a, json_t **out)
+{
+    attn_status st = attn_client_drain(c, a->timeout_us);
+    if (st == ATTN_OK)
+        *out = json_pack("{s:b}", "draining", 1);
+    return st;
+}
+
+/* Closes the handle. */
+static json_t *pool_object(attn_pool *p)
+{
+    const struct attn_pool_spec *s = attn_pool_spec_of(p);
+    json_t *o = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:b, s:s, s:s}", "name", s->name,
+        "layers", (json_int_t)s->num_layers, "q_heads", (json_int_t)s->num_q_heads, "kv_heads",
+        (json_int_t)s->num_kv_heads, "head_dim_k", (json_int_t)s->head_dim_k, "head_dim_v",
+        (json_int_t)s->head_dim_v, "block_tokens", (json_int_t)s->block_tokens, "blocks",
+        (json_int_t)s->n_blocks, "free_blocks", (json_int_t)attn_pool_free_blocks(p), "dtype",
+        attn_dtype_name(s->q_dtype), "kv_dtype", attn_dtype_name(s->kv_dtype), "batch_invariant",
+        (int)s->is_batch_invariant, "model", s->model, "rope", s->rope);
+    attn_pool_close(p);
+    return o;
+}
+
+static attn_status run_create(attn_client *c, const struct arguments *a, json_t **out)
+{
+    struct attn_pool_spec spec = a->spec;
+    attn_pool *p;
+    spec.name = a->name;
+    spec.layers = &a->layer;
+    spec.n_layers = 1;
+    attn_status st = attn_pool_create(c, &spec, a->timeout_us, &p);
+    if (st == ATTN_OK)
+        *out = pool_object(p);
+    return st;
+}
+
+static attn_status run_describe(attn_client *c, const struct arguments *a, json_t **out)
+{
+    attn_pool *p;
+    attn_status st = attn_pool_describe(c, a->name, a->timeout_us, &p);
+    if (st == ATTN_OK)
+        *out = pool_object(p);
+    return st;
+}
+
+/* ---- results ---- */
 
 /* One "name value" a line; names of nested objects are joined by dots. */
 static void print_flat(const char *prefix, json_t *object)
@@ -212,70 +288,39 @@ static void print_flat(const char *prefix, json_t *object)
             *c = *c == ' ' ? '_' : *c; /* a status, "out of blocks" */
         if (json_is_object(value)) {
             print_flat(name, value);
-            continue;
+        } else if (json_is_string(value)) {
+            printf("%s %s\n", name, json_string_value(value));
+        } else {
+            char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9) | JSON_COMPACT);
+            printf("%s %s\n", name, text != NULL ? text : "?");
+            free(text);
         }
-        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9) | JSON_COMPACT);
-        printf("%s %s\n", name, text != NULL ? text : "?");
-        free(text);
     }
 }
 
-static int run_stats(attn_client *c, const struct arguments *a)
+/* What was printed has arrived, or exit code 1. */
+static int printed(void)
 {
-    char *text = NULL;
-    attn_status st = attn_client_stats(c, a->timeout_us, &text);
-    if (st != ATTN_OK)
-        return failed(st);
-    json_t *root = a->is_json ? NULL : json_loads(text, 0, NULL);
-    if (root != NULL)
-        print_flat("", root);
-    else
-        fputs(text, stdout); /* ends with a newline */
-    json_decref(root);
-    attn_free(text);
-    return 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return 0;
+    fprintf(stderr, "attnctl: write to stdout: %s\n", strerror(errno));
+    return 1;
 }
 
-static int run_drain(attn_client *c, const struct arguments *a)
+static int print_result(json_t *result, bool is_json)
 {
-    attn_status st = attn_client_drain(c, a->timeout_us);
-    return st == ATTN_OK ? 0 : failed(st);
-}
-
-static int print_pool(attn_pool *p)
-{
-    const struct attn_pool_spec *s = attn_pool_spec_of(p);
-    printf("name %s\nlayers %u\nq_heads %u\nkv_heads %u\nhead_dim_k %u\nhead_dim_v %u\n"
-           "block_tokens %u\nblocks %u\nfree_blocks %u\ndtype %s\nkv_dtype %s\n"
-           "batch_invariant %u\nmodel %s\nrope %s\n",
-           s->name, s->num_layers, s->num_q_heads, s->num_kv_heads, s->head_dim_k, s->head_dim_v,
-           s->block_tokens, s->n_blocks, attn_pool_free_blocks(p), attn_dtype_name(s->q_dtype),
-           attn_dtype_name(s->kv_dtype), s->is_batch_invariant, s->model, s->rope);
-    attn_pool_close(p);
-    return 0;
-}
-
-static int run_create(attn_client *c, const struct arguments *a)
-{
-    struct attn_pool_spec spec = a->spec;
-    attn_pool *p;
-    spec.name = a->name;
-    spec.layers = &a->layer;
-    spec.n_layers = 1;
-    attn_status st = attn_pool_create(c, &spec, a->timeout_us, &p);
-    return st == ATTN_OK ? print_pool(p) : failed(st);
-}
-
-static int run_describe(attn_client *c, const struct arguments *a)
-{
-    attn_pool *p;
-    attn_status st = attn_pool_describe(c, a->name, a->timeout_us, &p);
-    return st == ATTN_OK ? print_pool(p) : failed(st);
+    if (!is_json) {
+        print_flat("", result);
+    } else {
+        json_dumpf(result, stdout, JSON_REAL_PRECISION(9));
+        putchar('\n');
+    }
+    return printed();
 }
 
 struct command {
     const char *noun, *verb; /* noun NULL: the command is one word */
-    int (*run)(attn_client *, const struct arguments *);
+    attn_status (*run)(attn_client *, const struct arguments *, json_t **out); /* NULL: no memory */
 };
 
 static const struct command commands[] = {
@@ -305,13 +350,34 @@ static int choose(char **words, int n, struct arguments *a, const struct command
     bool is_create = c->run == run_create;
     if (a->geometry != NULL && !is_create)
         return usage("--%s is an option of pool create alone", a->geometry);
-    if (a->is_json && c->run != run_stats)
-        return usage("--json is an option of stats alone");
     if (is_create &&
         (s->num_layers == 0 || s->num_q_heads == 0 || s->num_kv_heads == 0 || s->head_dim_k == 0))
         return usage("pool create needs --layers, --q-heads, --kv-heads and --head-dim");
     *out_command = c;
     return 0;
+}
+
+static int run(const struct command *command, const struct arguments *a)
+{
+    struct attn_client_options o = {.struct_size = sizeof o,
+                                    .client_name = "attnctl",
+                                    .is_hasty = a->wait_us == 0,
+                                    .has_no_keeper = 1};
+    attn_client *c;
+    json_t *result = NULL;
+    uint64_t open_us = a->wait_us > a->timeout_us ? a->wait_us : a->timeout_us;
+    attn_status st = attn_client_open(a->endpoint, &o, open_us, &c);
+    if (st != ATTN_OK)
+        return failed(st);
+    st = command->run(c, a, &result);
+    int rc = st != ATTN_OK ? failed(st) : 1;
+    if (st == ATTN_OK && result == NULL)
+        fprintf(stderr, "attnctl: no memory for the result, or stats that are no JSON\n");
+    else if (st == ATTN_OK)
+        rc = print_result(result, a->is_json);
+    json_decref(result);
+    attn_client_close(c);
+    return rc;
 }
 
 int main(int argc, char **argv)
@@ -325,11 +391,11 @@ int main(int argc, char **argv)
     while ((opt = getopt_long(argc, argv, "h", options, &index)) != -1) {
         if (opt == OPT_HELP || opt == 'h') {
             fputs(help, stdout);
-            return 0;
+            return printed();
         }
         if (opt == OPT_VERSION) {
             printf("attnctl %s\n", attn_version());
-            return 0;
+            return printed();
         }
         if (opt == '?')
             return 2; /* getopt has said why */
@@ -342,12 +408,5 @@ int main(int argc, char **argv)
     int rc = choose(argv + optind, argc - optind, &a, &command);
     if (rc != 0)
         return rc;
-    struct attn_client_options o = {.struct_size = sizeof o, .client_name = "attnctl"};
-    attn_client *c;
-    attn_status st = attn_client_open(a.endpoint, &o, a.timeout_us, &c);
-    if (st != ATTN_OK)
-        return failed(st);
-    rc = command->run(c, &a);
-    attn_client_close(c);
-    return rc;
+    return run(command, &a);
 }

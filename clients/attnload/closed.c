@@ -13,14 +13,14 @@
 static bool step_until_done(struct worker *w, struct attn_step *s, struct attn_result *out_result,
                             const char *what)
 {
-    uint64_t end_ns = worker_now_ns() + w->load->o->timeout_us * 1000u, wait_ns;
+    uint64_t end_ns = attn_now_ns() + w->load->o->timeout_us * 1000u, wait_ns;
     for (;;) {
         *out_result = (struct attn_result){.struct_size = sizeof *out_result};
         attn_status st = attn_step(w->pool, s, out_result);
         if (st == ATTN_OK)
             return true;
         if (!tally_refusal(&w->tally, st, out_result->retry_after_us, &wait_ns) ||
-            worker_now_ns() > end_ns)
+            attn_now_ns() > end_ns)
             return worker_fail(w, st, what);
         worker_sleep(wait_ns);
     }
@@ -96,7 +96,7 @@ bool closed_run(struct worker *w, struct stream *s, uint32_t n)
     bool is_over = false;
     for (uint32_t n_left = o->steps; is_ok && !is_over;) {
         is_ok = run_token(w, s, n, items);
-        is_over = is_stopping(w) || (o->duration_s > 0 ? worker_now_ns() >= end_ns : --n_left == 0);
+        is_over = is_stopping(w) || (o->duration_s > 0 ? attn_now_ns() >= end_ns : --n_left == 0);
     }
     free(items);
     return is_ok;

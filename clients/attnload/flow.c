@@ -67,7 +67,7 @@ static bool flow_take_answer(struct flow *f)
 {
     struct worker *w = f->w;
     const struct options *o = w->load->o;
-    uint64_t now = worker_now_ns(), wait_ns;
+    uint64_t now = attn_now_ns(), wait_ns;
     bool is_prompt = f->stream.pos < f->n_prompt;
     f->is_in_flight = f->is_answered = false;
     if (f->result.status != ATTN_OK) {
@@ -116,7 +116,7 @@ static bool drive(struct flow *flows, uint32_t n, uint64_t *wake_ns)
             return false;
         if (!f->is_active || !f->has_work || f->is_in_flight)
             continue;
-        if (f->not_before_ns > worker_now_ns())
+        if (f->not_before_ns > attn_now_ns())
             *wake_ns = f->not_before_ns < *wake_ns ? f->not_before_ns : *wake_ns;
         else if (!flow_start(f))
             return false;
@@ -126,7 +126,7 @@ static bool drive(struct flow *flows, uint32_t n, uint64_t *wake_ns)
 
 static bool loop_wait(struct worker *w, uint64_t wake_ns)
 {
-    uint64_t now = worker_now_ns(), us = wake_ns > now ? (wake_ns - now) / 1000u : 0;
+    uint64_t now = attn_now_ns(), us = wake_ns > now ? (wake_ns - now) / 1000u : 0;
     attn_status st = attn_client_poll(w->client, us < LOOP_US ? us : LOOP_US, NULL);
     return st == ATTN_OK || worker_fail(w, st, "poll");
 }
@@ -213,7 +213,7 @@ bool open_run(struct worker *w, struct stream *s, uint32_t n)
     }
     due_ns += gap_ns(w, &random);
     while (is_ok && !is_stopping(w) && (n_left > 0 || n_busy > 0)) {
-        uint64_t now = worker_now_ns(), wake_ns = UINT64_MAX;
+        uint64_t now = attn_now_ns(), wake_ns = UINT64_MAX;
         if (o->duration_s > 0)
             n_left = due_ns < end_ns ? 1 : 0; /* time alone ends it */
         while (n_left > 0 && due_ns <= now && (f = next_idle(w, flows, n, &cursor)) != NULL) {
@@ -241,7 +241,7 @@ bool open_run(struct worker *w, struct stream *s, uint32_t n)
 static bool admit(struct worker *w, struct flow *f, uint32_t index)
 {
     const struct trace_request *r = &w->load->trace.requests[index];
-    uint64_t now = worker_now_ns();
+    uint64_t now = attn_now_ns();
     f->arrival_ns = w->load->start_ns + r->arrival_us * 1000u;
     f->stream.seq = (struct attn_seq){.id = w->load->id_base + index};
     if (!worker_seq(w, WORKER_OPEN, 0, &f->stream.seq))
@@ -290,7 +290,7 @@ bool replay_run(struct worker *w)
     struct flow *flows = flows_open(w, n);
     bool is_ok = w->failure == ATTN_OK;
     while (is_ok && !is_stopping(w) && (next < t->n || n_active > 0)) {
-        uint64_t now = worker_now_ns(), wake_ns = UINT64_MAX;
+        uint64_t now = attn_now_ns(), wake_ns = UINT64_MAX;
         for (uint32_t i = 0; is_ok && i < n && next < t->n; i++) {
             uint64_t arrival_ns = w->load->start_ns + t->requests[next].arrival_us * 1000u;
             if (arrival_ns > now) {

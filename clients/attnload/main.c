@@ -62,11 +62,11 @@ static uint32_t count_blocks(const struct options *o, const struct trace *t)
 /* Waits until *n_done is n, telling on stderr how far it is. */
 static void watch(const char *phase, atomic_uint *n_done, uint32_t n)
 {
-    uint64_t next_ns = worker_now_ns() + PROGRESS_NS;
+    uint64_t next_ns = attn_now_ns() + PROGRESS_NS;
     bool is_told = false;
     while (atomic_load(n_done) < n) {
         worker_sleep(LOOK_NS);
-        if (worker_now_ns() < next_ns)
+        if (attn_now_ns() < next_ns)
             continue;
         next_ns += PROGRESS_NS;
         is_told = true;
@@ -120,7 +120,7 @@ static int fail(const char *what, const char *why)
 /* Runs the workers and fills *r. False: not all could be started. */
 static bool run(const struct options *o, attn_client *c, struct worker *workers, struct report *r)
 {
-    uint64_t begin_ns = worker_now_ns();
+    uint64_t begin_ns = attn_now_ns();
     uint32_t n = 0;
     pthread_barrier_init(&load.barrier, NULL, o->n_workers + 1);
     for (; n < o->n_workers; n++) {
@@ -131,7 +131,7 @@ static bool run(const struct options *o, attn_client *c, struct worker *workers,
     }
     watch("filling", &load.n_ready, n);
     struct batch_counts before = batch_counts_of(c);
-    load.start_ns = worker_now_ns();
+    load.start_ns = attn_now_ns();
     pthread_barrier_wait(&load.barrier);
     watch("running", &load.n_finished, n);
     struct batch_counts after = batch_counts_of(c);
@@ -162,6 +162,8 @@ int main(int argc, char **argv)
     switch (options_parse(argc, argv, &o)) {
     case OPTIONS_EXIT_OK:
         return 0;
+    case OPTIONS_EXIT_FAILED:
+        return 1;
     case OPTIONS_EXIT_USAGE:
         return 2;
     case OPTIONS_RUN:
@@ -173,17 +175,19 @@ int main(int argc, char **argv)
         return fail("trace", why);
     load.o = &o;
     load.n_blocks = count_blocks(&o, &load.trace);
-    load.id_base = data_mix(worker_now_ns() ^ (uint64_t)getpid() << 40) & ~0xffffffffull;
+    load.id_base = data_mix(attn_now_ns() ^ (uint64_t)getpid() << 40) & ~0xffffffffull;
 
     attn_client *c = NULL;
     struct report r = {.o = &o, .info = {.struct_size = sizeof r.info}};
     struct worker *workers = calloc(o.n_workers, sizeof *workers);
-    struct attn_client_options co = {
-        .struct_size = sizeof co, .client_name = "attnload", .timeout_us = o.timeout_us};
+    struct attn_client_options co = {.struct_size = sizeof co,
+                                     .client_name = "attnload",
+                                     .timeout_us = o.timeout_us,
+                                     .is_hasty = o.wait_s == 0};
+    uint64_t open_us = o.wait_s > 0 ? (uint64_t)(o.wait_s * 1e6) : o.timeout_us;
     if (workers == NULL)
         return fail("", "no memory for workers");
-    if (attn_client_open(o.endpoint, &co, o.timeout_us < 5000000 ? o.timeout_us : 5000000, &c) !=
-        ATTN_OK)
+    if (attn_client_open(o.endpoint, &co, open_us, &c) != ATTN_OK)
         return fail("connect", attn_last_error()->message);
     attn_client_info(c, &r.info);
     struct sigaction sa = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
@@ -192,7 +196,7 @@ int main(int argc, char **argv)
     if (!run(&o, c, workers, &r))
         return fail("", "cannot start all workers");
     report_print(&r);
-    bool is_good = report_is_good(&r);
+    bool is_good = report_is_written() && report_is_good(&r);
 
     struct worker all = {.tally = r.tally};
     worker_fini(&all);

@@ -1,5 +1,6 @@
 /* options.c: one table of options; --help follows it. */
 #include "clients/attnload/options.h"
+#include "clients/attnload/report.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -26,7 +27,9 @@ static const char intro[] =
     "when a token was due. Trace (--trace): requests arrive, send their prompt in chunks, make\n"
     "their tokens, and leave.\n"
     "\n"
-    "Exit code 0: done and every verified output within its bound; 1: not; 2: wrong usage.\n"
+    "Exit code 0: done and every verified output within its bound; 1: not, no connection, or "
+    "stdout could\n"
+    "not be written; 2: wrong usage.\n"
     "\n";
 
 enum option_id {
@@ -51,6 +54,7 @@ enum option_id {
     OPT_VERIFY,
     OPT_SEED,
     OPT_TIMEOUT,
+    OPT_WAIT,
     OPT_JSON,
     OPT_HELP,
     OPT_VERSION,
@@ -109,13 +113,15 @@ static const struct {
      UINT32_MAX},
     {"timeout", OPT_TIMEOUT, TYPE_REAL, "SECONDS", "of each request (60)", AT(timeout_s), 1e-3,
      1e6},
+    {"wait", OPT_WAIT, TYPE_REAL, "SECONDS",
+     "for a daemon to come up, where there is none yet (0: say at once why)", AT(wait_s), 0, 1e6},
     {"json", OPT_JSON, TYPE_FLAG, NULL, "results as one JSON object", 0, 0, 0},
     {"help", OPT_HELP, TYPE_FLAG, NULL, "this text", 0, 0, 0},
     {"version", OPT_VERSION, TYPE_FLAG, NULL, "the version", 0, 0, 0},
 };
 #define N_OPTIONS (sizeof table / sizeof table[0])
 
-static void print_help(void)
+static enum options_action print_help(void)
 {
     fputs(intro, stdout);
     for (size_t i = 0; i < N_OPTIONS; i++) {
@@ -135,6 +141,7 @@ static void print_help(void)
                    p->full_every);
         putchar('\n');
     }
+    return report_is_written() ? OPTIONS_EXIT_OK : OPTIONS_EXIT_FAILED;
 }
 
 static bool parse_real(const char *text, double min, double max, double *out)
@@ -279,12 +286,11 @@ enum options_action options_parse(int argc, char **argv, struct options *o)
         if (id == '?')
             return OPTIONS_EXIT_USAGE;
         if (id == OPT_HELP || id == 'h') {
-            print_help();
-            return OPTIONS_EXIT_OK;
+            return print_help();
         }
         if (id == OPT_VERSION) {
             printf("attnload %s\n", attn_version());
-            return OPTIONS_EXIT_OK;
+            return report_is_written() ? OPTIONS_EXIT_OK : OPTIONS_EXIT_FAILED;
         }
         given |= 1ull << (id - OPT_ENDPOINT);
         if (!set_option(o, (size_t)index, optarg))

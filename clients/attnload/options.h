@@ -15,7 +15,7 @@ struct options {
     attn_dtype dtype, kv_dtype;
     bool is_prompt_attended;
     uint32_t seed;
-    double timeout_s;
+    double timeout_s, wait_s;
     uint64_t timeout_us; /* the same */
     uint32_t n_verify; /* outputs to recompute, 0: none */
     bool is_json;
@@ -24,7 +24,7 @@ struct options {
     uint32_t n_requests; /* 0: all */
 };
 
-enum options_action { OPTIONS_RUN, OPTIONS_EXIT_OK, OPTIONS_EXIT_USAGE };
+enum options_action { OPTIONS_RUN, OPTIONS_EXIT_OK, OPTIONS_EXIT_FAILED, OPTIONS_EXIT_USAGE };
 
 /* Fills *o; prints help or what is wrong. */
 enum options_action options_parse(int argc, char **argv, struct options *o);

@@ -1,11 +1,13 @@
 /* report.c: see report.h. Times are printed in microseconds and written to JSON in seconds. */
 #include "clients/attnload/report.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const double shares[] = {0.5, 0.9, 0.99, 0.999, 1};
 static const char *const share_names[] = {"p50", "p90", "p99", "p99.9", "max"};
@@ -185,5 +187,12 @@ void report_print(const struct report *r)
         print_json(r);
     else
         print_text(r);
-    fflush(stdout);
+}
+
+bool report_is_written(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return true;
+    fprintf(stderr, "attnload: write to stdout: %s\n", strerror(errno));
+    return false;
 }

@@ -17,5 +17,7 @@ struct report {
 /* True: the run did all it should and no output was wrong. */
 bool report_is_good(const struct report *r);
 void report_print(const struct report *r);
+/* Everything printed so far has arrived; else said on stderr why not. */
+bool report_is_written(void);
 
 #endif

@@ -8,13 +8,6 @@
 
 #define MIN_WAIT_NS 1000000u /* before a refused step is tried again */
 
-uint64_t worker_now_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
 void worker_sleep(uint64_t ns)
 {
     struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u),
@@ -141,7 +134,7 @@ bool worker_seq(struct worker *w, enum worker_verb verb, uint32_t len, struct at
 {
     static const char *const what[] = {"open a sequence", "truncate a sequence",
                                        "close a sequence"};
-    uint64_t end_ns = worker_now_ns() + w->load->o->timeout_us * 1000u, wait_ns;
+    uint64_t end_ns = attn_now_ns() + w->load->o->timeout_us * 1000u, wait_ns;
     for (;;) {
         attn_status st;
         if (verb == WORKER_OPEN)
@@ -153,7 +146,7 @@ bool worker_seq(struct worker *w, enum worker_verb verb, uint32_t len, struct at
         if (st == ATTN_OK)
             return true;
         if (!tally_refusal(&w->tally, st, attn_last_error()->retry_after_us, &wait_ns) ||
-            worker_now_ns() > end_ns)
+            attn_now_ns() > end_ns)
             return worker_fail(w, st, what[verb]);
         worker_sleep(wait_ns);
     }
@@ -206,7 +199,7 @@ void *worker_main(void *arg)
     if (is_ok && !is_trace)
         is_ok = open_streams(w, s, o->n_sequences) &&
                 closed_fill(w, s, o->n_sequences, o->rate > 0 ? 0 : o->steps);
-    w->tally.filled_ns = worker_now_ns();
+    w->tally.filled_ns = attn_now_ns();
     atomic_fetch_add(&w->load->n_ready, 1);
     pthread_barrier_wait(&w->load->barrier); /* start_ns is set from here on */
     if (is_ok && is_trace)
@@ -215,7 +208,7 @@ void *worker_main(void *arg)
         is_ok = open_run(w, s, o->n_sequences);
     else if (is_ok)
         is_ok = closed_run(w, s, o->n_sequences);
-    w->tally.end_ns = worker_now_ns();
+    w->tally.end_ns = attn_now_ns();
     atomic_fetch_add(&w->load->n_finished, 1);
     pthread_barrier_wait(&w->load->barrier);
 

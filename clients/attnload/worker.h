@@ -14,6 +14,7 @@
 #include "clients/attnload/percentile.h"
 #include "clients/attnload/trace.h"
 #include "clients/attnload/verify.h"
+#include "proto/attn_time.h"
 
 #define TALLY_N_STATUS 32
 
@@ -73,7 +74,6 @@ struct work {
 void *worker_main(void *worker);
 void worker_fini(struct worker *w);
 
-uint64_t worker_now_ns(void);
 void worker_sleep(uint64_t ns);
 /* Creates (or finds) the run's pool. */
 attn_status worker_pool_create(attn_client *c, const struct load *load, attn_pool **out_pool);

@@ -6,14 +6,21 @@
  * Concurrency
  *   1 Every function may be called from any thread, several at once, on one client or many; only
  *     attn_client_close must be the last call on its client and attn_pool_close the last on its pool.
- *   2 The library has no thread of its own: replies are read, deadlines kept and lost requests sent
- *     again by whichever thread is inside a call that waits (a blocking call, attn_step_wait,
- *     attn_client_poll). One waiting thread reads for all of them.
+ *   2 Replies are read, deadlines kept and lost requests sent again by whichever thread is inside a
+ *     call that waits (a blocking call, attn_step_wait, attn_client_poll). One waiting thread reads for all of them, and writes what is left of a
+ *     request larger than the socket's buffer. A thread of each client's own, with all signals
+ *     blocked, does nothing but renew the session's lease while no call does; it runs no callback.
  *   3 Completion callbacks run on such a thread, with no lock held. They may start steps; a call
  *     that waits, made inside a callback, is refused with ATTN_EINVAL.
  *   4 After fork the child may only call attn_client_close and attn_pool_close on what it inherited
- *     (they free memory and leave the connection to the parent); other calls give ATTN_EINVAL. A
- *     process forked while its parent had a client open cannot open a socket client: ATTN_ENOTSUP.
+ *     (they free memory and leave the connection to the parent); other calls give ATTN_EINVAL. It
+ *     may open clients of its own.
+ *
+ * Life      A client holds a session until attn_client_close, however long it is idle. When the daemon
+ *           was restarted, or could not be reached for a lease, the session and its sequences are
+ *           gone: calls find a new connection by themselves and then give ATTN_ENOTFOUND with
+ *           ATTN_GONE_SESSION. attn_client_reopen makes a new session on the same client; make the
+ *           pools again and go on.
  *
  * Time      Every call ends by its timeout (0: the client's default). Timeouts are in microseconds.
  * Delivery  A request whose connection was lost is sent again under the same id until its deadline.
@@ -59,6 +66,16 @@ struct attn_error {
 /* Never NULL; the thread's own, valid until its next failing call. */
 ATTN_API const struct attn_error *attn_last_error(void);
 
+/* What is not there any more, where ATTN_ENOTFOUND alone leaves it open. */
+typedef enum attn_gone {
+    ATTN_GONE_NOTHING, /* the error is another one, or it could not be found out in time */
+    ATTN_GONE_SESSION, /* attn_client_reopen, then make pools and sequences anew */
+    ATTN_GONE_POOL, /* make it anew: attn_pool_create */
+    ATTN_GONE_SEQ, /* open it anew and feed it again */
+} attn_gone;
+/* Of the calling thread's latest failed call; inside a completion callback, of the failed step. */
+ATTN_API attn_gone attn_last_error_gone(void);
+
 /* The library's version, "0.1.0". */
 ATTN_API const char *attn_version(void);
 
@@ -75,9 +92,12 @@ struct attn_client_options {
     uint64_t timeout_us; /* of calls that give 0; 0: 10 seconds */
     uint64_t resume_session; /* a session to go on with, 0: a new one */
     const char *client_name; /* for the daemon's logs, NULL: the process's name */
+    /* may be left out of struct_size */
+    uint32_t is_hasty; /* 1: attn_client_open fails at the first attempt to connect that fails */
+    uint32_t has_no_keeper; /* 1: only calls renew the session, nothing does while none is made */
 };
 
-/* Fixed at open. */
+/* Fixed until attn_client_reopen. */
 struct attn_client_info {
     uint32_t struct_size;
     uint32_t protocol_version;
@@ -103,9 +123,9 @@ struct attn_client_counters {
 /* attn_client_open: connects to url (ipc://PATH, tcp://HOST:PORT, shm://PATH; NULL:
  * attn_default_url) and opens or resumes a session.
  *
- * The daemon may come up while it waits. timeout_us bounds this call alone.
+ * The daemon may come up while it waits (but for is_hasty). timeout_us bounds this call alone.
  * Errors   ATTN_EINVAL url or options; ATTN_ECONN no connection within the timeout; ATTN_ETIMEDOUT
- *          connected but no answer; ATTN_ENOTSUP a protocol or feature one side lacks, or forked;
+ *          connected but no answer; ATTN_ENOTSUP a protocol or feature one side lacks;
  *          ATTN_ENOMEM; what the daemon refuses
  * Owner    the caller; o may be NULL */
 ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_options *o,
@@ -114,6 +134,12 @@ ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_
 /* Ends steps in flight with ATTN_ECONN (their callbacks run inside this call) and disconnects. The
  * session and its sequences live on in the daemon until their lease ends. NULL is fine. */
 ATTN_API void attn_client_close(attn_client *c);
+
+/* A new session on the same client, whether the one before is gone or not; that one is left to its
+ * lease. Requests in flight stay the old session's. Pools of the old session are gone for this client
+ * (ATTN_GONE_POOL), and so are the sequences in them: closing those is always ATTN_OK. Errors as
+ * attn_client_open. */
+ATTN_API attn_status attn_client_reopen(attn_client *c, uint64_t timeout_us);
 
 /* out->struct_size is set by the caller. */
 ATTN_API attn_status attn_client_info(const attn_client *c, struct attn_client_info *out);
@@ -203,8 +229,8 @@ ATTN_API uint32_t attn_pool_free_blocks(const attn_pool *p);
 
 /* ---- sequences ---- */
 
-/* A sequence as its holder knows it. The epoch is the daemon's; adopting a sequence raises it, and
- * whoever holds the older one is refused with ATTN_ESTALE. */
+/* A sequence as its holder knows it. The epoch is the daemon's; truncating or adopting a sequence raises
+ * it, and a request with an older one is refused with ATTN_ESTALE, however late it arrives. */
 struct attn_seq {
     uint64_t id;
     uint32_t epoch;
@@ -220,10 +246,11 @@ ATTN_API attn_status attn_seq_open(attn_pool *p, uint64_t id, uint64_t timeout_u
 ATTN_API attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uint64_t new_id,
                                    uint32_t len, uint64_t timeout_us, struct attn_seq *out_seq,
                                    uint32_t *out_layer_len);
-/* Forgets tokens from len on, in every layer. */
-ATTN_API attn_status attn_seq_truncate(attn_pool *p, const struct attn_seq *seq, uint32_t len,
+/* Forgets tokens from len on, in every layer. seq gets the new epoch. Truncate before other tokens are
+ * written to positions that any request has named, answered or not. */
+ATTN_API attn_status attn_seq_truncate(attn_pool *p, struct attn_seq *seq, uint32_t len,
                                        uint64_t timeout_us);
-/* Forgets the sequence. */
+/* Forgets the sequence. ATTN_OK, too, when the session that has it is gone. */
 ATTN_API attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t timeout_us);
 /* Takes over a sequence, of any session of the same tenant, under a new epoch. out_layer_len
  * [num_layers] gets its committed tokens per layer, may be NULL. ATTN_ENOTFOUND. */
@@ -290,8 +317,15 @@ struct attn_result {
     char message[ATTN_MESSAGE_BYTES];
 };
 
-/* attn_step: a step from start to end. Returns its status; out_result may be NULL and, with
- * struct_size set, is written however the step ended, unless the call itself was wrong.
+/* attn_step: a step from start to end.
+ *
+ * Returns its status; out_result may be NULL and, with struct_size set, is written however the step
+ * ended, unless the call itself was wrong.
+ *
+ * A step larger than one message (max_message_bytes, max_step_tokens) is sent as several, one after
+ * another, items cut in the order of their positions; the times of its result are sums. Where such a
+ * step fails, the rows of failed items are NaN, and of what they append the first tokens may be cached.
+ * A layer with is_full does not let items be cut.
  *
  * Errors   ATTN_EINVAL shapes, pointers, limits, or a position gap; ATTN_ENOTFOUND, ATTN_ESTALE a
  *          sequence; ATTN_ENOBLOCKS, ATTN_EOVERLOAD with retry-after; ATTN_EDEADLINE the daemon gave

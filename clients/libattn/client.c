@@ -4,10 +4,10 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef ATTN_VERSION
@@ -15,8 +15,11 @@
 #endif
 
 #define HELLO_MAX_REPLY_BYTES (1u << 20)
+/* attn_client_options without what it grew by */
+#define OPTIONS_OLD_BYTES (uint32_t) offsetof(struct attn_client_options, is_hasty)
 
-static const struct transport_ops *const transports[] = {&transport_sp_ops, &transport_shm_ops};
+static const struct client_transport_ops *const transports[] = {&transport_sp_ops,
+                                                                &transport_shm_ops};
 
 static atomic_uint fork_generation;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -31,13 +34,6 @@ static void fork_init(void)
     pthread_atfork(NULL, NULL, forked);
 }
 
-uint64_t client_now_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
 attn_status client_check(const struct attn_client *c)
 {
     if (c == NULL)
@@ -48,10 +44,10 @@ attn_status client_check(const struct attn_client *c)
 }
 
 attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t timeout_us,
-                        attn_status (*take)(struct request *, const struct wire_reply *),
+                        attn_status (*take)(struct client_request *, const struct wire_reply *),
                         void *take_arg)
 {
-    struct request *r;
+    struct client_request *r;
     attn_status st = client_check(c);
     if (st != ATTN_OK)
         return st;
@@ -66,10 +62,18 @@ attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t 
     st = request_start(r);
     if (st == ATTN_OK) {
         request_wait(r);
-        st = error_from_result(&r->result);
+        st = error_from_request(r);
     }
     request_free(r);
     return st;
+}
+
+struct attn_client_info client_info(struct attn_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    struct attn_client_info info = c->info;
+    pthread_mutex_unlock(&c->lock);
+    return info;
 }
 
 static void copy_text(char *dst, size_t bytes, const char *src)
@@ -77,7 +81,7 @@ static void copy_text(char *dst, size_t bytes, const char *src)
     snprintf(dst, bytes, "%s", src);
 }
 
-static attn_status take_hello(struct request *r, const struct wire_reply *reply)
+static attn_status take_hello(struct client_request *r, const struct wire_reply *reply)
 {
     if (reply->header->body_case != ATTND__REPLY__BODY_HELLO) {
         copy_text(r->result.message, sizeof r->result.message, "answer to hello without a body");
@@ -110,7 +114,29 @@ static attn_status say_hello(struct attn_client *c, uint64_t session, uint64_t t
     return client_call(c, &req, timeout_us, take_hello, out);
 }
 
-static const struct transport_ops *find_transport(const char *url)
+/* A session, new (0) or to go on with, and its limits. */
+static attn_status begin_session(struct attn_client *c, uint64_t session, uint64_t timeout_us)
+{
+    struct attn_client_info info = {0};
+    const struct client_transport_ops *ops = c->t->ops;
+    attn_status st = say_hello(c, session, timeout_us, &info);
+    if (st != ATTN_OK)
+        return st;
+    uint64_t most = ops->max_message(c->t);
+    if (most != 0 && info.max_message_bytes > most)
+        info.max_message_bytes = most;
+    if (info.max_message_bytes > HELLO_MAX_REPLY_BYTES / 2) /* an answer's header comes on top */
+        ops->set_max_message(c->t, info.max_message_bytes + WIRE_MAX_HEADER_BYTES);
+    pthread_mutex_lock(&c->lock);
+    c->info = info;
+    c->is_session_gone = false;
+    c->is_streaming = ops->is_shared && strcmp(info.backend, "cpu") != 0;
+    atomic_fetch_add(&c->session_number, 1);
+    pthread_mutex_unlock(&c->lock);
+    return ATTN_OK;
+}
+
+static const struct client_transport_ops *find_transport(const char *url)
 {
     for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++) {
         for (const char *const *s = transports[i]->schemes; *s != NULL; s++) {
@@ -138,17 +164,18 @@ const char *attn_default_url(void)
 attn_status attn_client_open(const char *url, const struct attn_client_options *o,
                              uint64_t timeout_us, attn_client **out_client)
 {
-    static const struct attn_client_options none = {.struct_size = sizeof none};
+    struct attn_client_options all = {.struct_size = OPTIONS_OLD_BYTES};
     if (out_client == NULL)
         return error_set(ATTN_EINVAL, "out_client is NULL");
     if (url == NULL)
         url = attn_default_url();
-    if (o == NULL)
-        o = &none;
-    if (o->struct_size != sizeof *o)
+    if (o != NULL && o->struct_size != sizeof *o && o->struct_size != OPTIONS_OLD_BYTES)
         return error_set(ATTN_EINVAL, "attn_client_options.struct_size %u: this library knows %zu",
                          o->struct_size, sizeof *o);
-    const struct transport_ops *ops = find_transport(url);
+    if (o != NULL)
+        memcpy(&all, o, o->struct_size);
+    o = &all;
+    const struct client_transport_ops *ops = find_transport(url);
     if (ops == NULL)
         return error_set(ATTN_EINVAL,
                          "url \"%s\": expected ipc://PATH, tcp://HOST:PORT or shm://PATH", url);
@@ -162,6 +189,8 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     c->url = strdup(url);
     c->name = strdup(o->client_name != NULL ? o->client_name : program_invocation_short_name);
     pthread_mutex_init(&c->lock, NULL);
+    TAILQ_INIT(&c->in_flight);
+    LIST_INIT(&c->waiters);
     c->default_timeout_us = o->timeout_us != 0 ? o->timeout_us : CLIENT_DEFAULT_TIMEOUT_US;
     c->max_retries = o->max_retries;
     c->fork_generation = atomic_load(&fork_generation);
@@ -178,15 +207,13 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
         goto fail;
     }
     ops->set_max_message(c->t, HELLO_MAX_REPLY_BYTES);
-    st = say_hello(c, o->resume_session, timeout_us, &c->info);
+    c->is_hasty = o->is_hasty != 0;
+    st = begin_session(c, o->resume_session, timeout_us);
+    c->is_hasty = false;
+    if (st == ATTN_OK && o->has_no_keeper == 0)
+        st = keeper_start(c);
     if (st != ATTN_OK)
         goto fail;
-    c->is_streaming = ops->is_shared && strcmp(c->info.backend, "cpu") != 0;
-    uint64_t most = ops->max_message(c->t);
-    if (most != 0 && c->info.max_message_bytes > most)
-        c->info.max_message_bytes = most;
-    if (c->info.max_message_bytes > HELLO_MAX_REPLY_BYTES / 2) /* an answer's header comes on top */
-        ops->set_max_message(c->t, c->info.max_message_bytes + WIRE_MAX_HEADER_BYTES);
     *out_client = c;
     return ATTN_OK;
 fail:
@@ -194,16 +221,25 @@ fail:
     return st;
 }
 
+attn_status attn_client_reopen(attn_client *c, uint64_t timeout_us)
+{
+    attn_status st = client_check(c);
+    return st == ATTN_OK ? begin_session(c, 0, timeout_us) : st;
+}
+
 void attn_client_close(attn_client *c)
 {
     if (c == NULL)
         return;
     bool is_ours = c->fork_generation == atomic_load(&fork_generation);
-    struct transport *t = c->t;
-    if (is_ours)
+    struct client_transport *t = c->t;
+    if (is_ours) {
+        keeper_stop(c);
         request_fail_all(c);
+    }
     for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++) { /* not waited for; all, in a forked child */
-        if (c->slots[i] != NULL && c->slots[i]->message != NULL)
+        bool has_message = c->slots[i] != NULL && c->slots[i]->message != NULL;
+        if (has_message && (is_ours || !t->ops->is_shared)) /* the child can't take shm's lock */
             t->ops->message_free(t, c->slots[i]->message);
         free(c->slots[i]);
     }
@@ -224,7 +260,7 @@ attn_status attn_client_info(const attn_client *c, struct attn_client_info *out)
     if (out == NULL || out->struct_size != sizeof *out)
         return error_set(ATTN_EINVAL, "attn_client_info.struct_size: this library knows %zu",
                          sizeof *out);
-    *out = c->info;
+    *out = client_info((attn_client *)c);
     out->struct_size = sizeof *out;
     return ATTN_OK;
 }
@@ -255,16 +291,16 @@ attn_status attn_client_counters(attn_client *c, struct attn_client_counters *ou
 attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint64_t *out_ns)
 {
     struct attn_client_info info = {0};
-    uint64_t start_ns = client_now_ns();
-    if (c == NULL)
-        return client_check(c);
-    attn_status st = say_hello(c, c->info.session, timeout_us, &info);
+    uint64_t start_ns = attn_now_ns();
+    attn_status st = client_check(c);
+    if (st == ATTN_OK)
+        st = say_hello(c, client_info(c).session, timeout_us, &info);
     if (st == ATTN_OK && out_ns != NULL)
-        *out_ns = client_now_ns() - start_ns;
+        *out_ns = attn_now_ns() - start_ns;
     return st;
 }
 
-static attn_status take_stats(struct request *r, const struct wire_reply *reply)
+static attn_status take_stats(struct client_request *r, const struct wire_reply *reply)
 {
     char **out_json = r->take_arg;
     if (reply->header->body_case != ATTND__REPLY__BODY_STATS) {
@@ -310,7 +346,7 @@ attn_status attn_client_poll(attn_client *c, uint64_t timeout_us, uint32_t *out_
     if (!request_may_wait(c))
         return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
     uint64_t ns = timeout_us > INT64_MAX / 1000000 ? INT64_MAX / 1000 : timeout_us * 1000u;
-    request_poll(c, client_now_ns() + ns, out_n_completed);
+    request_poll(c, attn_now_ns() + ns, out_n_completed);
     return ATTN_OK;
 }
 

@@ -1,33 +1,85 @@
-/* error.c: the thread's last error. */
+/* error.c: the thread's last error, and errors of connections in words. */
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "clients/libattn/client.h"
 
 static _Thread_local struct attn_error last_error = {.message = ""};
+static _Thread_local attn_gone last_gone;
 
 const struct attn_error *attn_last_error(void)
 {
     return &last_error;
 }
 
+attn_gone attn_last_error_gone(void)
+{
+    return last_gone;
+}
+
+static void set_last(attn_status st, attn_gone gone, const char *format, va_list args)
+{
+    vsnprintf(last_error.message, sizeof last_error.message, format, args);
+    last_error.status = st;
+    last_error.retry_after_us = 0;
+    last_gone = gone;
+}
+
 attn_status error_set(attn_status st, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    vsnprintf(last_error.message, sizeof last_error.message, format, args);
+    set_last(st, ATTN_GONE_NOTHING, format, args);
     va_end(args);
-    last_error.status = st;
-    last_error.retry_after_us = 0;
     return st;
 }
 
-attn_status error_from_result(const struct attn_result *r)
+attn_status error_set_gone(attn_gone gone, const char *format, ...)
 {
-    if (r->status == ATTN_OK)
+    va_list args;
+    va_start(args, format);
+    set_last(ATTN_ENOTFOUND, gone, format, args);
+    va_end(args);
+    return ATTN_ENOTFOUND;
+}
+
+attn_status error_from_request(const struct client_request *r)
+{
+    if (r->result.status == ATTN_OK)
         return ATTN_OK;
-    error_set(r->status, "%s", r->message);
-    last_error.retry_after_us = r->retry_after_us;
-    return r->status;
+    error_set(r->result.status, "%s", r->result.message);
+    last_error.retry_after_us = r->result.retry_after_us;
+    last_gone = r->gone;
+    return r->result.status;
+}
+
+const char *connect_error(int error, const char *path)
+{
+    struct stat sb;
+    bool is_file = path != NULL && stat(path, &sb) == 0 && !S_ISSOCK(sb.st_mode);
+    switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+        return "no such path";
+    case ECONNREFUSED:
+    case ENOTSOCK:
+        return is_file ? "not a socket" : "nobody listens there";
+    case EACCES:
+    case EPERM:
+        return "no permission";
+    case EPROTOTYPE:
+        return "a socket of another type: ipc:// and shm:// have paths of their own";
+    case EAGAIN:
+        return "too many connections wait there already";
+    case ECONNRESET:
+    case EPIPE:
+        return "the daemon hung up";
+    default: {
+        const char *text = strerrordesc_np(error);
+        return text != NULL ? text : "unknown error";
+    }
+    }
 }

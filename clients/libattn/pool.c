@@ -5,7 +5,7 @@
 
 #include "clients/libattn/client.h"
 
-static attn_status reply_without_body(struct request *r, const char *what)
+static attn_status reply_without_body(struct client_request *r, const char *what)
 {
     snprintf(r->result.message, sizeof r->result.message, "answer to %s without its body", what);
     return ATTN_EPROTO;
@@ -149,7 +149,7 @@ static attn_status spec_copy(const Attnd__PoolSpec *w, struct attn_pool_spec *ou
 
 /* ---- pools ---- */
 
-static attn_status take_pool(struct request *r, const struct wire_reply *reply)
+static attn_status take_pool(struct client_request *r, const struct wire_reply *reply)
 {
     const Attnd__PoolReply *b = reply->header->pool;
     if (reply->header->body_case != ATTND__REPLY__BODY_POOL || b->spec == NULL)
@@ -166,11 +166,15 @@ static attn_status take_pool(struct request *r, const struct wire_reply *reply)
 static attn_status pool_call(struct attn_client *c, Attnd__Request *req, uint64_t timeout_us,
                              struct attn_pool **out_pool)
 {
+    attn_status st = client_check(c);
+    if (st != ATTN_OK)
+        return st;
     struct attn_pool *p = calloc(1, sizeof *p);
     if (p == NULL)
         return error_set(ATTN_ENOMEM, "no memory for a pool");
     p->client = c;
-    attn_status st = client_call(c, req, timeout_us, take_pool, p);
+    p->session_number = atomic_load(&c->session_number);
+    st = client_call(c, req, timeout_us, take_pool, p);
     if (st != ATTN_OK) {
         attn_pool_close(p);
         return st;
@@ -243,6 +247,15 @@ uint32_t attn_pool_free_blocks(const attn_pool *p)
 
 /* ---- sequences ---- */
 
+attn_status pool_check(const struct attn_pool *p)
+{
+    if (p->session_number == atomic_load(&p->client->session_number))
+        return ATTN_OK;
+    return error_set_gone(
+        ATTN_GONE_POOL,
+        "pool \"%.100s\" is of a session before attn_client_reopen: create it again", p->spec.name);
+}
+
 struct seq_taking {
     const struct attn_pool *pool;
     struct attn_seq seq;
@@ -250,7 +263,7 @@ struct seq_taking {
     bool has_layer_len; /* this request's answer carries it */
 };
 
-static attn_status take_seq(struct request *r, const struct wire_reply *reply)
+static attn_status take_seq(struct client_request *r, const struct wire_reply *reply)
 {
     struct seq_taking *t = r->take_arg;
     const Attnd__SeqReply *b = reply->header->seq;
@@ -287,7 +300,10 @@ static attn_status seq_call(attn_pool *p, Attnd__Request *req, uint64_t id, uint
 
 static attn_status seq_check(const attn_pool *p, const void *seq, const char *what)
 {
-    return p != NULL && seq != NULL ? ATTN_OK : error_set(ATTN_EINVAL, "pool or %s is NULL", what);
+    if (p == NULL || seq == NULL)
+        return error_set(ATTN_EINVAL, "pool or %s is NULL", what);
+    attn_status st = client_check(p->client);
+    return st == ATTN_OK ? pool_check(p) : st;
 }
 
 attn_status attn_seq_open(attn_pool *p, uint64_t id, uint64_t timeout_us, struct attn_seq *out_seq)
@@ -336,8 +352,7 @@ attn_status attn_seq_adopt(attn_pool *p, uint64_t id, uint64_t timeout_us, struc
     return seq_call(p, &req, id, timeout_us, out_seq, out_layer_len, true);
 }
 
-attn_status attn_seq_truncate(attn_pool *p, const struct attn_seq *seq, uint32_t len,
-                              uint64_t timeout_us)
+attn_status attn_seq_truncate(attn_pool *p, struct attn_seq *seq, uint32_t len, uint64_t timeout_us)
 {
     attn_status st = seq_check(p, seq, "seq");
     if (st != ATTN_OK)
@@ -349,12 +364,14 @@ attn_status attn_seq_truncate(attn_pool *p, const struct attn_seq *seq, uint32_t
     truncate.len = len;
     req.body_case = ATTND__REQUEST__BODY_TRUNCATE;
     req.truncate = &truncate;
-    return client_call(p->client, &req, timeout_us, NULL, NULL);
+    return seq_call(p, &req, seq->id, timeout_us, seq, NULL, false);
 }
 
 attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t timeout_us)
 {
     attn_status st = seq_check(p, seq, "seq");
+    if (st == ATTN_ENOTFOUND)
+        return ATTN_OK; /* went with its session */
     if (st != ATTN_OK)
         return st;
     Attnd__Request req = ATTND__REQUEST__INIT;
@@ -363,5 +380,6 @@ attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, uint64_t ti
     close.epoch = seq->epoch;
     req.body_case = ATTND__REQUEST__BODY_CLOSE;
     req.close = &close;
-    return client_call(p->client, &req, timeout_us, NULL, NULL);
+    st = client_call(p->client, &req, timeout_us, NULL, NULL);
+    return st == ATTN_ENOTFOUND && attn_last_error_gone() == ATTN_GONE_SESSION ? ATTN_OK : st;
 }

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "clients/libattn/client.h"
 
@@ -31,61 +30,54 @@ static uint32_t wire_id_of(uint64_t id)
 
 /* ---- lists, under the lock ---- */
 
-static void link_locked(struct attn_client *c, struct request *r)
+static void link_locked(struct attn_client *c, struct client_request *r)
 {
-    r->prev = c->last;
-    r->next = NULL;
-    if (c->last != NULL)
-        c->last->next = r;
-    else
-        c->first = r;
-    c->last = r;
+    TAILQ_INSERT_TAIL(&c->in_flight, r, link);
     c->counters.n_in_flight++;
 }
 
-static void unlink_locked(struct attn_client *c, struct request *r)
+static void unlink_locked(struct attn_client *c, struct client_request *r)
 {
     if (r->state == REQUEST_QUEUED)
         c->n_queued--;
-    *(r->prev != NULL ? &r->prev->next : &c->first) = r->next;
-    *(r->next != NULL ? &r->next->prev : &c->last) = r->prev;
-    r->next = r->prev = NULL;
+    TAILQ_REMOVE(&c->in_flight, r, link);
     c->counters.n_in_flight--;
 }
 
-static void set_state_locked(struct request *r, enum request_state state)
+static void set_state_locked(struct client_request *r, enum client_request_state state)
 {
     struct attn_client *c = r->client;
     c->n_queued += (state == REQUEST_QUEUED) - (r->state == REQUEST_QUEUED);
     r->state = state;
 }
 
-static struct request *find_locked(struct attn_client *c, uint64_t id)
+static struct client_request *find_locked(struct attn_client *c, uint64_t id)
 {
-    struct request *r = c->slots[slot_of(id)];
+    struct client_request *r = c->slots[slot_of(id)];
     return r != NULL && r->id == id ? r : NULL;
 }
 
 /* ---- completion ---- */
 
-static void set_result(struct request *r, attn_status st, const char *message)
+static void set_result(struct client_request *r, attn_status st, const char *message)
 {
     r->result.status = st;
     snprintf(r->result.message, sizeof r->result.message, "%s", message);
 }
 
-/* r left the list and has its result. Called without the lock. */
-static void finish(struct request *r)
+void request_finish(struct client_request *r)
 {
     struct attn_client *c = r->client;
-    r->result.total_ns = client_now_ns() - r->start_ns;
+    r->result.total_ns = attn_now_ns() - r->start_ns;
     if (r->message != NULL)
         c->t->ops->message_free(c->t, r->message);
     r->message = NULL;
     if (r->is_step && r->result.status != ATTN_OK && !r->has_item_status)
         step_fail(r);
 
+    bool is_piece = r->is_piece;
     if (r->cb != NULL) {
+        error_from_request(r); /* for attn_last_error_gone in the callback */
         r->cb(r->user, r->id, &r->result);
         request_free(r);
         r = NULL;
@@ -93,15 +85,26 @@ static void finish(struct request *r)
     pthread_mutex_lock(&c->lock);
     if (r != NULL)
         r->state = REQUEST_DONE;
-    c->n_completed++;
-    for (struct waiter *w = c->waiters; w != NULL; w = w->next) {
+    c->n_completed += !is_piece;
+    struct waiter *w;
+    LIST_FOREACH(w, &c->waiters, link)
+    {
         if (w->r == NULL || w->r == r)
             pthread_cond_signal(&w->cond);
     }
     pthread_mutex_unlock(&c->lock);
 }
 
-static void expire_locked(struct request *r)
+static void finish_all(struct request_list *list)
+{
+    while (!TAILQ_EMPTY(list)) {
+        struct client_request *r = TAILQ_FIRST(list);
+        TAILQ_REMOVE(list, r, link);
+        request_finish(r);
+    }
+}
+
+static void expire_locked(struct client_request *r)
 {
     struct attn_client *c = r->client;
     char why[ATTN_MESSAGE_BYTES];
@@ -114,12 +117,14 @@ static void expire_locked(struct request *r)
         snprintf(why, sizeof why, "no answer from %s within %llu ms", c->url,
                  (unsigned long long)ms);
     } else {
-        char refusal[ATTN_MESSAGE_BYTES] = "";
-        if (c->t->ops->refusal != NULL)
-            c->t->ops->refusal(c->t, refusal, sizeof refusal);
+        char reason[ATTN_MESSAGE_BYTES] = "";
+        c->t->ops->why_not(c->t, reason, sizeof reason);
         st = ATTN_ECONN;
-        snprintf(why, sizeof why, "no connection to %.80s within %llu ms%s%.120s", c->url,
-                 (unsigned long long)ms, refusal[0] != 0 ? ": " : "", refusal);
+        char within[40] = "";
+        if (!c->is_hasty)
+            snprintf(within, sizeof within, " within %llu ms", (unsigned long long)ms);
+        snprintf(why, sizeof why, "no connection to %.80s%s%s%.120s", c->url, within,
+                 reason[0] != 0 ? ": " : "", reason);
     }
     unlink_locked(c, r);
     r->state = REQUEST_PINNED;
@@ -130,9 +135,9 @@ static void expire_locked(struct request *r)
 
 /* ---- sending ---- */
 
-bool request_fits(const struct attn_client *c, size_t head_bytes, uint64_t payload_bytes)
+bool request_fits(const struct client_request *r, size_t head_bytes, uint64_t payload_bytes)
 {
-    uint64_t max = c->info.max_message_bytes; /* 0 until hello is answered */
+    uint64_t max = r->max_message_bytes; /* 0 until hello is answered */
     if (head_bytes == 0) {
         error_set(ATTN_EINVAL, "the request's header is longer than %u bytes",
                   WIRE_MAX_HEADER_BYTES);
@@ -140,23 +145,23 @@ bool request_fits(const struct attn_client *c, size_t head_bytes, uint64_t paylo
     }
     if (max == 0 || head_bytes + payload_bytes <= max)
         return true;
-    error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu",
+    error_set(ATTN_EINVAL, "a message of %llu bytes, the daemon takes %llu (listen.max_message)",
               (unsigned long long)(head_bytes + payload_bytes), (unsigned long long)max);
     return false;
 }
 
-static attn_status build(struct request *r, void **out_message)
+static attn_status build(struct client_request *r, void **out_message)
 {
     struct attn_client *c = r->client;
-    uint64_t now = client_now_ns();
+    uint64_t now = attn_now_ns();
     uint64_t left_us = r->deadline_ns > now ? (r->deadline_ns - now) / 1000u : 1;
     if (r->is_step)
         return step_build(r, left_us, out_message);
 
-    r->header->session = c->info.session;
+    r->header->session = r->session;
     r->header->timeout_us = left_us;
     size_t bytes = wire_request_head_bytes(r->header);
-    if (!request_fits(c, bytes, 0))
+    if (!request_fits(r, bytes, 0))
         return ATTN_EINVAL;
     void *m = c->t->ops->message_alloc(c->t, bytes, CLIENT_CONTROL_REPLY_BYTES);
     if (m == NULL)
@@ -173,7 +178,7 @@ static bool send_message(struct attn_client *c, uint64_t id, void *message)
     if (c->t->ops->send(c->t, wire_id_of(id), message))
         return true;
     pthread_mutex_lock(&c->lock);
-    struct request *r = find_locked(c, id);
+    struct client_request *r = find_locked(c, id);
     bool is_waiting = r != NULL && r->state == REQUEST_SENT;
     if (is_waiting) {
         r->message = message;
@@ -190,7 +195,7 @@ static bool send_message(struct attn_client *c, uint64_t id, void *message)
     return false;
 }
 
-static void mark_sent_locked(struct request *r)
+static void mark_sent_locked(struct client_request *r)
 {
     struct attn_client *c = r->client;
     set_state_locked(r, REQUEST_SENT);
@@ -203,10 +208,10 @@ static void mark_sent_locked(struct request *r)
 static void flush_queue(struct attn_client *c)
 {
     pthread_mutex_lock(&c->lock);
-    struct request *r = c->first;
+    struct client_request *r = TAILQ_FIRST(&c->in_flight);
     while (c->n_queued > 0 && r != NULL) {
         if (r->state != REQUEST_QUEUED) {
-            r = r->next;
+            r = TAILQ_NEXT(r, link);
             continue;
         }
         void *message = r->message;
@@ -219,8 +224,8 @@ static void flush_queue(struct attn_client *c)
         pthread_mutex_lock(&c->lock);
         if (message == NULL) { /* out of memory: try again at the next tick */
             set_state_locked(r, REQUEST_DELAYED);
-            r->resend_ns = client_now_ns() + CLIENT_TICK_NS;
-            r = r->next;
+            r->resend_ns = attn_now_ns() + CLIENT_TICK_NS;
+            r = TAILQ_NEXT(r, link);
             continue;
         }
         mark_sent_locked(r);
@@ -230,7 +235,7 @@ static void flush_queue(struct attn_client *c)
         pthread_mutex_lock(&c->lock);
         if (!is_sent)
             break;
-        r = c->first; /* r itself may be gone: its thread timed out */
+        r = TAILQ_FIRST(&c->in_flight); /* r itself may be gone: its thread timed out */
     }
     pthread_mutex_unlock(&c->lock);
 }
@@ -238,14 +243,14 @@ static void flush_queue(struct attn_client *c)
 /* ---- reading ---- */
 
 /* True if the request is to be asked again, later. */
-static bool retry_locked(struct request *r)
+static bool retry_locked(struct client_request *r)
 {
     if (r->n_retries_left == 0 || !attn_status_is_retryable(r->result.status))
         return false;
     uint64_t delay_ns = r->result.retry_after_us * 1000u;
     if (delay_ns < CLIENT_MIN_RETRY_NS)
         delay_ns = CLIENT_MIN_RETRY_NS;
-    uint64_t now = client_now_ns();
+    uint64_t now = attn_now_ns();
     if (delay_ns >= r->deadline_ns || now >= r->deadline_ns - delay_ns)
         return false;
     r->n_retries_left--;
@@ -254,7 +259,7 @@ static bool retry_locked(struct request *r)
 }
 
 /* Sets the result of a pinned request from its reply. */
-static void take_reply(struct request *r, struct transport_message *m)
+static void take_reply(struct client_request *r, struct client_message *m)
 {
     uint8_t memory[REPLY_ARENA_BYTES];
     char why[ATTN_MESSAGE_BYTES - 32] = ""; /* leaves room for words before it */
@@ -286,12 +291,76 @@ static void take_reply(struct request *r, struct transport_message *m)
     wire_arena_reset(&arena);
 }
 
-static void handle_message(struct attn_client *c, struct transport_message *m)
+/* Whether a request that found nothing there knows what is gone; else it has to be probed. */
+static bool knows_gone(struct client_request *r)
 {
+    int asked = r->is_step ? ATTND__REQUEST__BODY_STEP : (int)r->header->body_case;
+    if (r->has_item_status) {
+        r->gone = ATTN_GONE_SEQ;
+        return true;
+    }
+    switch (asked) {
+    case ATTND__REQUEST__BODY_HELLO:
+    case ATTND__REQUEST__BODY_POOL_CREATE:
+    case ATTND__REQUEST__BODY_STATS:
+    case ATTND__REQUEST__BODY_DRAIN:
+        r->gone = ATTN_GONE_SESSION;
+        return true;
+    case ATTND__REQUEST__BODY_STEP:
+    case ATTND__REQUEST__BODY_OPEN:
+    case ATTND__REQUEST__BODY_POOL_DESCRIBE:
+        r->gone = ATTN_GONE_POOL;
+        return false;
+    default:
+        r->gone = ATTN_GONE_SEQ;
+        return false;
+    }
+}
+
+/* Says in r->gone what is gone, as far as it is known. True: the daemon has to be asked. */
+static bool probe_locked(struct client_request *r)
+{
+    struct attn_client *c = r->client;
+    if (r->result.status != ATTN_ENOTFOUND)
+        return false;
+    if (r->session == c->info.session && c->is_session_gone)
+        r->gone = ATTN_GONE_SESSION;
+    else if (knows_gone(r))
+        c->is_session_gone |= r->gone == ATTN_GONE_SESSION && r->session == c->info.session;
+    else
+        return r->session == c->info.session;
+    return false;
+}
+
+void request_probed(struct attn_client *c)
+{
+    struct request_list known = TAILQ_HEAD_INITIALIZER(known);
     pthread_mutex_lock(&c->lock);
-    struct request *r = c->slots[slot_of(m->id)];
+    for (struct client_request *r = TAILQ_FIRST(&c->in_flight), *next; r != NULL; r = next) {
+        next = TAILQ_NEXT(r, link);
+        if (r->state != REQUEST_PROBING)
+            continue;
+        if (c->is_session_gone && r->session == c->info.session)
+            r->gone = ATTN_GONE_SESSION;
+        unlink_locked(c, r);
+        r->state = REQUEST_PINNED;
+        TAILQ_INSERT_TAIL(&known, r, link);
+    }
+    pthread_mutex_unlock(&c->lock);
+    finish_all(&known);
+}
+
+void request_take_message(struct attn_client *c, struct client_message *m)
+{
+    if (m->id == CLIENT_RENEWAL_ID) {
+        keeper_take(c, m);
+        request_probed(c);
+        return;
+    }
+    pthread_mutex_lock(&c->lock);
+    struct client_request *r = c->slots[slot_of(m->id)];
     if (r == NULL || wire_id_of(r->id) != m->id || r->state == REQUEST_NEW ||
-        r->state == REQUEST_PINNED || r->state == REQUEST_DONE) {
+        r->state == REQUEST_PROBING || r->state == REQUEST_PINNED || r->state == REQUEST_DONE) {
         c->counters.n_stray++;
         pthread_mutex_unlock(&c->lock);
         c->t->ops->message_free(c->t, m->base);
@@ -312,24 +381,32 @@ static void handle_message(struct attn_client *c, struct transport_message *m)
         pthread_mutex_unlock(&c->lock);
         return;
     }
+    if (probe_locked(r)) {
+        set_state_locked(r, REQUEST_PROBING);
+        pthread_mutex_unlock(&c->lock);
+        keeper_renew(c); /* if it can't be sent, or is lost: again at the next tick */
+        return;
+    }
     unlink_locked(c, r);
     pthread_mutex_unlock(&c->lock);
-    finish(r);
+    request_finish(r);
 }
 
 /* Deadlines, retries that are due, connections that were lost. */
 static void keep_time(struct attn_client *c, uint64_t now)
 {
-    struct request *expired = NULL;
+    struct request_list expired = TAILQ_HEAD_INITIALIZER(expired);
     pthread_mutex_lock(&c->lock);
     uint64_t generation = c->t->ops->generation(c->t);
+    bool is_probing = false;
+    bool is_hopeless = c->is_hasty && generation == 0 && c->t->ops->n_failures(c->t) > 0;
     c->next_wake_ns = now + CLIENT_TICK_NS;
-    for (struct request *r = c->first, *next; r != NULL; r = next) {
-        next = r->next;
-        if (now >= r->deadline_ns) {
+    for (struct client_request *r = TAILQ_FIRST(&c->in_flight), *next; r != NULL; r = next) {
+        next = TAILQ_NEXT(r, link);
+        is_probing |= r->state == REQUEST_PROBING;
+        if (now >= r->deadline_ns || is_hopeless) {
             expire_locked(r);
-            r->next = expired;
-            expired = r;
+            TAILQ_INSERT_TAIL(&expired, r, link);
             continue;
         }
         if (r->state == REQUEST_SENT && r->generation != generation) {
@@ -345,22 +422,24 @@ static void keep_time(struct attn_client *c, uint64_t now)
             c->next_wake_ns = due;
     }
     pthread_mutex_unlock(&c->lock);
-    while (expired != NULL) {
-        struct request *r = expired;
-        expired = r->next;
-        r->next = NULL;
-        finish(r);
-    }
+    if (is_probing)
+        keeper_renew(c);
+    finish_all(&expired);
 }
 
 static uint32_t read_some(struct attn_client *c)
 {
-    struct transport_message m;
+    struct client_message m = c->held; /* the leader's, as the transport's side of reading */
     uint32_t n = 0;
+    c->held.base = NULL;
+    if (m.base != NULL)
+        request_take_message(c, &m);
     while (n < TURN_MESSAGES && c->t->ops->recv(c->t, &m)) {
-        handle_message(c, &m);
+        request_take_message(c, &m);
         n++;
     }
+    if (n == TURN_MESSAGES)
+        c->t->ops->wake(c->t); /* more may be there, of which the descriptor does not tell */
     return n;
 }
 
@@ -368,7 +447,7 @@ static uint32_t read_some(struct attn_client *c)
 static void lead(struct attn_client *c, uint64_t until_ns)
 {
     uint32_t n = read_some(c);
-    uint64_t now = client_now_ns();
+    uint64_t now = attn_now_ns();
     pthread_mutex_lock(&c->lock);
     bool is_time = now >= c->next_wake_ns;
     bool is_queued = c->n_queued > 0;
@@ -391,43 +470,40 @@ static void lead(struct attn_client *c, uint64_t until_ns)
 
 /* ---- waiting ---- */
 
-static void follow_locked(struct attn_client *c, const struct request *r, uint64_t until_ns)
+static void follow_locked(struct attn_client *c, const struct client_request *r, uint64_t until_ns)
 {
-    struct waiter w = {.r = r, .next = c->waiters};
+    struct waiter w = {.r = r};
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&w.cond, &attr);
     pthread_condattr_destroy(&attr);
-    if (c->waiters != NULL)
-        c->waiters->prev = &w;
-    c->waiters = &w;
+    LIST_INSERT_HEAD(&c->waiters, &w, link);
     struct timespec ts = {.tv_sec = (time_t)(until_ns / 1000000000u),
                           .tv_nsec = (long)(until_ns % 1000000000u)};
     pthread_cond_timedwait(&w.cond, &c->lock, &ts);
-    *(w.prev != NULL ? &w.prev->next : &c->waiters) = w.next;
-    if (w.next != NULL)
-        w.next->prev = w.prev;
+    LIST_REMOVE(&w, link);
     pthread_cond_destroy(&w.cond);
 }
 
 /* Waits until r is done (r given) or anything completed (r NULL), at most until until_ns. */
-static void wait_for(struct attn_client *c, struct request *r, uint64_t until_ns, uint32_t *out_n)
+static void wait_for(struct attn_client *c, struct client_request *r, uint64_t until_ns,
+                     uint32_t *out_n)
 {
     pthread_mutex_lock(&c->lock);
     uint64_t n_before = c->n_completed;
     bool is_first = true;
     while (r != NULL ? r->state != REQUEST_DONE : c->n_completed == n_before) {
-        uint64_t now = client_now_ns();
+        uint64_t now = attn_now_ns();
         if (now >= until_ns && !is_first) {
             if (r == NULL)
                 break;
             /* its own clock, should the leader be away in a callback */
             if (r->state == REQUEST_QUEUED || r->state == REQUEST_SENT ||
-                r->state == REQUEST_DELAYED) {
+                r->state == REQUEST_DELAYED || r->state == REQUEST_PROBING) {
                 expire_locked(r);
                 pthread_mutex_unlock(&c->lock);
-                finish(r);
+                request_finish(r);
                 pthread_mutex_lock(&c->lock);
                 break;
             }
@@ -435,6 +511,8 @@ static void wait_for(struct attn_client *c, struct request *r, uint64_t until_ns
         }
         is_first = false;
         if (c->is_led) {
+            if (c->is_kept)
+                c->t->ops->wake(c->t); /* the keeper makes way */
             follow_locked(c, r, until_ns);
             continue;
         }
@@ -445,8 +523,8 @@ static void wait_for(struct attn_client *c, struct request *r, uint64_t until_ns
         pthread_mutex_lock(&c->lock);
         c->is_led = false;
     }
-    if (!c->is_led && c->waiters != NULL)
-        pthread_cond_signal(&c->waiters->cond); /* the next leader */
+    if (!c->is_led)
+        request_leave_locked(c);
     if (out_n != NULL)
         *out_n = (uint32_t)(c->n_completed - n_before);
     pthread_mutex_unlock(&c->lock);
@@ -454,9 +532,16 @@ static void wait_for(struct attn_client *c, struct request *r, uint64_t until_ns
 
 /* ---- for the other files ---- */
 
-attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct request **out_r)
+void request_leave_locked(struct attn_client *c)
 {
-    struct request *r = calloc(1, sizeof *r);
+    c->is_led = c->is_kept = false;
+    if (!LIST_EMPTY(&c->waiters))
+        pthread_cond_signal(&LIST_FIRST(&c->waiters)->cond); /* the next leader */
+}
+
+attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct client_request **out_r)
+{
+    struct client_request *r = calloc(1, sizeof *r);
     if (r == NULL)
         return error_set(ATTN_ENOMEM, "no memory for a request");
     pthread_mutex_lock(&c->lock);
@@ -467,7 +552,11 @@ attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct reque
                          ATTN_MAX_IN_FLIGHT);
     }
     uint32_t slot = c->free_slots[--c->n_free_slots];
-    r->id = (uint64_t)++c->id_high << SLOT_BITS | slot;
+    if ((++c->id_high & ((1u << (ID_BITS - SLOT_BITS)) - 1)) == 0)
+        c->id_high++; /* no wire id below the first of slots */
+    r->id = (uint64_t)c->id_high << SLOT_BITS | slot;
+    r->session = c->info.session;
+    r->max_message_bytes = c->info.max_message_bytes;
     c->slots[slot] = r;
     pthread_mutex_unlock(&c->lock);
     if (timeout_us == 0)
@@ -476,14 +565,14 @@ attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct reque
         timeout_us = INT64_MAX / 1000000;
     r->client = c;
     r->n_retries_left = c->max_retries;
-    r->start_ns = client_now_ns();
+    r->start_ns = attn_now_ns();
     r->deadline_ns = r->start_ns + timeout_us * 1000u;
     r->result.struct_size = sizeof r->result;
     *out_r = r;
     return ATTN_OK;
 }
 
-void request_free(struct request *r)
+void request_free(struct client_request *r)
 {
     struct attn_client *c = r->client;
     pthread_mutex_lock(&c->lock);
@@ -493,7 +582,7 @@ void request_free(struct request *r)
     free(r);
 }
 
-attn_status request_start(struct request *r)
+attn_status request_start(struct client_request *r)
 {
     struct attn_client *c = r->client;
     void *message = NULL;
@@ -519,10 +608,10 @@ attn_status request_start(struct request *r)
     return ATTN_OK;
 }
 
-struct request *request_claim(struct attn_client *c, attn_ticket ticket)
+struct client_request *request_claim(struct attn_client *c, attn_ticket ticket)
 {
     pthread_mutex_lock(&c->lock);
-    struct request *r = find_locked(c, ticket);
+    struct client_request *r = find_locked(c, ticket);
     if (r != NULL && (!r->is_step || r->cb != NULL || r->is_claimed))
         r = NULL;
     if (r != NULL)
@@ -539,7 +628,7 @@ bool request_may_wait(struct attn_client *c)
     return !is_leader;
 }
 
-void request_wait(struct request *r)
+void request_wait(struct client_request *r)
 {
     wait_for(r->client, r, r->deadline_ns, NULL);
 }
@@ -552,14 +641,14 @@ void request_poll(struct attn_client *c, uint64_t until_ns, uint32_t *out_n)
 void request_fail_all(struct attn_client *c)
 {
     pthread_mutex_lock(&c->lock);
-    while (c->first != NULL) {
-        struct request *r = c->first;
+    while (!TAILQ_EMPTY(&c->in_flight)) {
+        struct client_request *r = TAILQ_FIRST(&c->in_flight);
         unlink_locked(c, r);
         r->state = REQUEST_PINNED;
         r->result.n_failed = r->step.n_items;
         set_result(r, ATTN_ECONN, "the client was closed");
         pthread_mutex_unlock(&c->lock);
-        finish(r);
+        request_finish(r);
         pthread_mutex_lock(&c->lock);
     }
     pthread_mutex_unlock(&c->lock);

@@ -8,6 +8,8 @@
 #ifndef ATTN_SHM_REGION_H
 #define ATTN_SHM_REGION_H
 
+#include <sys/queue.h>
+
 #include "proto/attn_types.h"
 #include "proto/shm_ring.h"
 
@@ -28,7 +30,7 @@ struct shm_extent {
 #define SHM_NO_SLOT UINT32_MAX
 
 struct shm_region {
-    struct shm_region *next; /* older */
+    SLIST_ENTRY(shm_region) link; /* older ones, of the transport */
     uint8_t *base;
     uint64_t bytes, data_offset;
     struct shm_control *control;

@@ -11,6 +11,8 @@
 #include "clients/libattn/copy.h"
 
 #define STACK_ITEMS 64
+#define STEP_HEAD_BYTES 256u /* of a request before its tensors, at most, and per item */
+#define STEP_HEAD_ITEM_BYTES 24u
 
 /* The header's parallel arrays. */
 struct item_arrays {
@@ -59,7 +61,7 @@ static size_t pad(size_t n)
 }
 
 /* The step's tensors into the payload, and zeroes between them. */
-static void put_tensors(const struct request *r, uint8_t *payload)
+static void put_tensors(const struct client_request *r, uint8_t *payload)
 {
     const struct attn_step *s = &r->step;
     const struct attn_pool_spec *spec = &r->pool->spec;
@@ -93,7 +95,7 @@ static void put_tensors(const struct request *r, uint8_t *payload)
         copy_fence(); /* before the message is sent */
 }
 
-attn_status step_build(struct request *r, uint64_t timeout_us, void **out_message)
+attn_status step_build(struct client_request *r, uint64_t timeout_us, void **out_message)
 {
     struct attn_client *c = r->client;
     const struct attn_step *s = &r->step;
@@ -111,14 +113,14 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
         uint32_t *u32 = (uint32_t *)((uint64_t *)heap + s->n_items);
         set_items(&step, s, heap, u32, u32 + s->n_items, u32 + 2 * (size_t)s->n_items);
     }
-    req.session = c->info.session;
+    req.session = r->session;
     req.timeout_us = timeout_us;
     req.body_case = ATTND__REQUEST__BODY_STEP;
     req.step = &step;
 
     const struct wire_step_layout *l = &r->layout;
     size_t head_bytes = wire_request_head_bytes(&req);
-    bool is_small = request_fits(c, head_bytes, l->request_bytes);
+    bool is_small = request_fits(r, head_bytes, l->request_bytes);
     uint64_t reply_bytes = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items + l->reply_bytes;
     uint8_t *m = is_small ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes,
                                                      (size_t)reply_bytes)
@@ -134,13 +136,13 @@ attn_status step_build(struct request *r, uint64_t timeout_us, void **out_messag
     return m != NULL ? ATTN_OK : ATTN_ENOMEM;
 }
 
-void step_fail(struct request *r)
+void step_fail(struct client_request *r)
 {
     for (uint32_t i = 0; r->step.item_status != NULL && i < r->step.n_items; i++)
         r->step.item_status[i] = r->result.status;
 }
 
-static attn_status step_take(struct request *r, const struct wire_reply *reply)
+static attn_status step_take(struct client_request *r, const struct wire_reply *reply)
 {
     const Attnd__Reply *h = reply->header;
     const struct attn_step *s = &r->step;
@@ -179,10 +181,69 @@ static attn_status step_take(struct request *r, const struct wire_reply *reply)
     return (attn_status)h->status;
 }
 
+/* A step's sizes, and what one message may hold of it. */
+struct step_size {
+    struct wire_step_layout layout;
+    uint32_t max_tokens; /* of a piece; UINT32_MAX: the step is one message */
+    bool is_whole; /* items may not be cut */
+};
+
+/* A layer without causal order: a query sees the whole item, so no part of one stands alone. */
+static bool sees_all(const struct attn_pool_spec *spec, uint32_t layer)
+{
+    if (spec->n_layers == 0 || (spec->n_layers > 1 && layer >= spec->n_layers))
+        return false;
+    return spec->layers[spec->n_layers == 1 ? 0 : layer].is_full != 0;
+}
+
+/* Whether the step fits one message, and else what a piece of it may have. */
+static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s,
+                            const struct attn_client_info *info, struct step_size *z)
+{
+    const struct wire_step_layout *l = &z->layout;
+    uint64_t most = info->max_message_bytes;
+    uint64_t head = STEP_HEAD_BYTES + (uint64_t)s->n_items * STEP_HEAD_ITEM_BYTES;
+    uint64_t reply_head = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items;
+    z->max_tokens = UINT32_MAX;
+    z->is_whole = (step_flags(s) & WIRE_STEP_ATTEND) != 0 && sees_all(&p->spec, s->layer);
+    if (l->n_tokens <= info->max_step_tokens && head + l->request_bytes <= most &&
+        reply_head + l->reply_bytes <= most)
+        return ATTN_OK;
+    uint64_t tokens = info->max_step_tokens;
+    uint64_t row = l->request_bytes / l->n_tokens + 1, reply_row = l->reply_bytes / l->n_tokens + 1;
+    uint64_t room = most > head + 3 * WIRE_ALIGN ? most - head - 3 * WIRE_ALIGN : 0;
+    uint64_t reply_room =
+        most > reply_head + 2 * WIRE_ALIGN ? most - reply_head - 2 * WIRE_ALIGN : 0;
+    tokens = room / row < tokens ? room / row : tokens;
+    tokens = reply_room / reply_row < tokens ? reply_room / reply_row : tokens;
+    uint32_t least = 1;
+    for (uint32_t i = 0; i < s->n_items; i++) {
+        const struct attn_item *it = &s->items[i];
+        if ((uint64_t)it->pos + it->n_tokens > info->max_seq_tokens)
+            return error_set(ATTN_EINVAL,
+                             "items[%u] ends at token %llu, a sequence has at most %u "
+                             "(cache.max_seq_tokens)",
+                             i, (unsigned long long)it->pos + it->n_tokens, info->max_seq_tokens);
+        if (z->is_whole && it->n_tokens > least)
+            least = it->n_tokens;
+    }
+    if (tokens < least)
+        return error_set(
+            ATTN_EINVAL,
+            "%u token%s of %llu bytes, and %llu of the answer, in one message: it has at "
+            "most %llu bytes (listen.max_message%s) and %u tokens (engine.max_step_tokens)",
+            least, least > 1 ? "s that see each other," : "", (unsigned long long)row,
+            (unsigned long long)reply_row, (unsigned long long)most,
+            p->client->t->ops->is_shared ? ", listen.shm_client" : "", info->max_step_tokens);
+    z->max_tokens = (uint32_t)tokens;
+    return ATTN_OK;
+}
+
 /* Everything that can be refused without the daemon. */
 static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
-                              struct wire_step_layout *out_layout)
+                              struct step_size *out_size)
 {
+    struct wire_step_layout *out_layout = &out_size->layout;
     if (p == NULL || s == NULL)
         return error_set(ATTN_EINVAL, "pool or step is NULL");
     attn_status st = client_check(p->client);
@@ -191,10 +252,13 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
     if (s->struct_size != sizeof *s)
         return error_set(ATTN_EINVAL, "attn_step.struct_size %u: this library knows %zu",
                          s->struct_size, sizeof *s);
-    const struct attn_client_info *info = &p->client->info;
+    st = pool_check(p);
+    if (st != ATTN_OK)
+        return st;
+    const struct attn_client_info of_client = client_info(p->client), *info = &of_client;
     if (s->n_items == 0 || s->items == NULL || s->n_items > info->max_step_items)
-        return error_set(ATTN_EINVAL, "n_items %u: expected 1 to %u", s->n_items,
-                         info->max_step_items);
+        return error_set(ATTN_EINVAL, "n_items %u: expected 1 to %u (engine.max_step_items)",
+                         s->n_items, info->max_step_items);
     const struct attn_in_place *ip = s->in_place;
     if (ip != NULL && (s->q || s->k || s->v || s->out || s->lse))
         return error_set(ATTN_EINVAL, "q, k, v, out or lse beside in_place");
@@ -214,9 +278,8 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
             return error_set(ATTN_EINVAL, "items[%u].n_tokens is 0", i);
         n_tokens += s->items[i].n_tokens;
     }
-    if (n_tokens > info->max_step_tokens)
-        return error_set(ATTN_EINVAL, "%llu tokens in a step, the daemon takes %u",
-                         (unsigned long long)n_tokens, info->max_step_tokens);
+    if (n_tokens > UINT32_MAX)
+        return error_set(ATTN_EINVAL, "%llu tokens in a step", (unsigned long long)n_tokens);
     /* the layout depends on the sum alone: one item stands for all */
     char why[ATTN_MESSAGE_BYTES] = "";
     uint32_t sum = (uint32_t)n_tokens, pos = 0;
@@ -229,19 +292,17 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
                              p->spec.head_dim_v, p->spec.q_dtype, out_layout, why, sizeof why);
     if (st != ATTN_OK)
         return error_set(st, "%s", why);
-    if (out_layout->reply_bytes > info->max_message_bytes)
-        return error_set(ATTN_EINVAL, "an answer of %llu bytes, messages have at most %llu",
-                         (unsigned long long)out_layout->reply_bytes,
-                         (unsigned long long)info->max_message_bytes);
-    return ATTN_OK;
+    return step_cut(p, s, info, out_size);
 }
 
-static attn_status start(struct attn_pool *p, const struct attn_step *s, attn_step_cb cb,
-                         void *user, struct request **out_r, attn_ticket *out_ticket)
+/* deadline_ns 0: by the step's timeout. */
+static attn_status start(struct attn_pool *p, const struct attn_step *s, uint64_t deadline_ns,
+                         attn_step_cb cb, void *user, struct client_request **out_r,
+                         attn_ticket *out_ticket)
 {
-    struct wire_step_layout layout;
-    struct request *r;
-    attn_status st = step_check(p, s, &layout);
+    struct step_size size;
+    struct client_request *r;
+    attn_status st = step_check(p, s, &size);
     if (st != ATTN_OK)
         return st;
     st = request_new(p->client, s->timeout_us, &r);
@@ -250,12 +311,19 @@ static attn_status start(struct attn_pool *p, const struct attn_step *s, attn_st
     r->is_step = true;
     r->pool = p;
     r->step = *s;
-    r->layout = layout;
+    r->layout = size.layout;
     r->take = step_take;
     r->cb = cb;
     r->user = user;
     attn_ticket ticket = r->id;
-    st = request_start(r);
+    if (size.max_tokens < UINT32_MAX) {
+        st = split_start(r, size.max_tokens, size.is_whole);
+    } else {
+        r->is_piece = deadline_ns != 0;
+        if (r->is_piece)
+            r->deadline_ns = deadline_ns;
+        st = request_start(r);
+    }
     if (st != ATTN_OK) {
         request_free(r);
         return st;
@@ -267,10 +335,16 @@ static attn_status start(struct attn_pool *p, const struct attn_step *s, attn_st
     return ATTN_OK;
 }
 
-static attn_status finish(struct request *r, struct attn_result *out_result)
+attn_status step_start_piece(struct attn_pool *p, const struct attn_step *s,
+                             const struct client_request *parent, attn_step_cb cb, void *user)
+{
+    return start(p, s, parent->deadline_ns, cb, user, NULL, NULL);
+}
+
+static attn_status finish(struct client_request *r, struct attn_result *out_result)
 {
     request_wait(r);
-    attn_status st = error_from_result(&r->result);
+    attn_status st = error_from_request(r);
     if (out_result != NULL)
         *out_result = r->result;
     request_free(r);
@@ -292,11 +366,11 @@ static attn_status check_waiting(struct attn_client *c, const struct attn_result
 
 attn_status attn_step(attn_pool *p, const struct attn_step *s, struct attn_result *out_result)
 {
-    struct request *r;
+    struct client_request *r;
     attn_status st = check_waiting(p != NULL ? p->client : NULL, out_result);
     if (st != ATTN_OK)
         return st;
-    st = start(p, s, NULL, NULL, &r, NULL); /* nobody knows its ticket */
+    st = start(p, s, 0, NULL, NULL, &r, NULL); /* nobody knows its ticket */
     return st == ATTN_OK ? finish(r, out_result) : st;
 }
 
@@ -305,7 +379,7 @@ attn_status attn_step_start(attn_pool *p, const struct attn_step *s, attn_step_c
 {
     if (cb == NULL && out_ticket == NULL)
         return error_set(ATTN_EINVAL, "neither a callback nor out_ticket");
-    return start(p, s, cb, user, NULL, out_ticket);
+    return start(p, s, 0, cb, user, NULL, out_ticket);
 }
 
 attn_status attn_step_wait(attn_client *c, attn_ticket ticket, struct attn_result *out_result)
@@ -313,7 +387,7 @@ attn_status attn_step_wait(attn_client *c, attn_ticket ticket, struct attn_resul
     attn_status st = check_waiting(c, out_result);
     if (st != ATTN_OK)
         return st;
-    struct request *r = request_claim(c, ticket);
+    struct client_request *r = request_claim(c, ticket);
     if (r == NULL)
         return error_set(ATTN_ENOTFOUND, "ticket %llu: no such step, or somebody waits for it",
                          (unsigned long long)ticket);

@@ -24,10 +24,10 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "clients/libattn/shm_region.h"
+#include "proto/attn_time.h"
 
 #define SHM_MAX_SPIN_NS 250000u /* covers a short step; longer ones are not worth a core */
 #define SHM_MIN_SPIN_NS 1000u
@@ -38,16 +38,17 @@
 #define SHM_MESSAGE_OVERHEAD (64u << 10) /* of a request and its reply, beside tensors */
 
 struct shm {
-    struct transport base;
+    struct client_transport base;
     struct sockaddr_un address;
     int epoll_fd, wake_fd; /* never change */
     atomic_bool is_connected, is_woken, is_fd_used;
-    atomic_uint_fast64_t generation;
+    atomic_uint_fast64_t generation, n_failures;
 
     pthread_mutex_t lock;
     struct shm_region *region; /* NULL: not connected. Written by the receiving thread alone */
-    struct shm_region *old; /* without connection, with messages in use */
-    char refusal[sizeof((struct shm_welcome *)0)->message]; /* of the latest welcome */
+    SLIST_HEAD(, shm_region) old; /* without connection, with messages in use */
+    char why_not[sizeof((struct shm_welcome *)0)
+                     ->message]; /* there is no connection; "" if there is one */
 
     /* the receiving thread's */
     int socket; /* -1: none. With one and no region: hello is sent */
@@ -63,37 +64,26 @@ struct heap_message {
     size_t reply_bytes;
 };
 
-static uint64_t now_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
-static void cpu_pause(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* ---- connecting; the receiving thread ---- */
 
-static void drop_socket(struct shm *sh)
+/* Closes the socket, keeps why, and sets when to try again. */
+static void drop_socket(struct shm *sh, const char *why)
 {
+    pthread_mutex_lock(&sh->lock);
+    snprintf(sh->why_not, sizeof sh->why_not, "%s", why);
+    pthread_mutex_unlock(&sh->lock);
+    atomic_fetch_add(&sh->n_failures, 1);
     if (sh->socket >= 0)
         close(sh->socket); /* leaves the epoll set by itself */
     sh->socket = -1;
     sh->is_hung_up = false;
-    sh->retry_at_ns = now_ns() + sh->retry_ns;
+    sh->retry_at_ns = attn_now_ns() + sh->retry_ns;
     sh->retry_ns = 2 * sh->retry_ns < SHM_MAX_RETRY_NS ? 2 * sh->retry_ns : SHM_MAX_RETRY_NS;
 }
 
 static void disconnect(struct shm *sh)
 {
-    drop_socket(sh);
+    drop_socket(sh, "the daemon hung up");
     struct shm_region *r = sh->region;
     if (r == NULL)
         return;
@@ -102,8 +92,7 @@ static void disconnect(struct shm *sh)
     sh->region = NULL;
     region_forget(r);
     if (r->n_used > 0) {
-        r->next = sh->old;
-        sh->old = r;
+        SLIST_INSERT_HEAD(&sh->old, r, link);
         r = NULL;
     }
     pthread_mutex_unlock(&sh->lock);
@@ -120,10 +109,10 @@ static void start_connecting(struct shm *sh)
         connect(sh->socket, (struct sockaddr *)&sh->address, sizeof sh->address) != 0 ||
         send(sh->socket, &h, sizeof h, MSG_NOSIGNAL) != sizeof h ||
         epoll_ctl(sh->epoll_fd, EPOLL_CTL_ADD, sh->socket, &ev) != 0) {
-        drop_socket(sh);
+        drop_socket(sh, connect_error(errno, sh->address.sun_path));
         return;
     }
-    sh->welcome_until_ns = now_ns() + SHM_WELCOME_NS;
+    sh->welcome_until_ns = attn_now_ns() + SHM_WELCOME_NS;
 }
 
 /* The two descriptors of a welcome; what else came is closed. false: not those two. */
@@ -167,8 +156,8 @@ static void take_welcome(struct shm *sh)
     int fds[2];
     ssize_t n = recvmsg(sh->socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-        if (now_ns() > sh->welcome_until_ns)
-            drop_socket(sh);
+        if (attn_now_ns() > sh->welcome_until_ns)
+            drop_socket(sh, "whoever listens there does not answer");
         return;
     }
     bool has_fds = n >= 0 && take_descriptors(&m, fds);
@@ -182,18 +171,19 @@ static void take_welcome(struct shm *sh)
             close(fds[1]);
     }
     if (r == NULL) {
-        if (n == sizeof w && w.magic == SHM_MAGIC && w.status != ATTN_OK) {
-            pthread_mutex_lock(&sh->lock);
-            snprintf(sh->refusal, sizeof sh->refusal, "%.*s", (int)sizeof w.message - 1, w.message);
-            pthread_mutex_unlock(&sh->lock);
-        }
-        drop_socket(sh);
+        const char *why = "whoever listens there is no attnd that this library understands";
+        if (n == 0)
+            why = "the daemon hung up: it serves its own user, root and the socket's group";
+        else if (n == sizeof w && w.magic == SHM_MAGIC && w.status != ATTN_OK)
+            why = w.message;
+        w.message[sizeof w.message - 1] = 0;
+        drop_socket(sh, why);
         return;
     }
     sh->retry_ns = SHM_RETRY_NS;
     pthread_mutex_lock(&sh->lock);
     sh->region = r;
-    sh->refusal[0] = 0;
+    sh->why_not[0] = 0;
     pthread_mutex_unlock(&sh->lock);
     atomic_fetch_add(&sh->generation, 1);
     atomic_store(&sh->is_connected, true);
@@ -201,7 +191,7 @@ static void take_welcome(struct shm *sh)
 
 static void connect_some(struct shm *sh)
 {
-    if (sh->socket < 0 && now_ns() >= sh->retry_at_ns)
+    if (sh->socket < 0 && attn_now_ns() >= sh->retry_at_ns)
         start_connecting(sh);
     if (sh->socket >= 0 && sh->region == NULL)
         take_welcome(sh);
@@ -230,21 +220,21 @@ static void free_all(struct shm *sh)
         close(sh->wake_fd);
     if (sh->region != NULL)
         region_close(sh->region);
-    while (sh->old != NULL) {
-        struct shm_region *r = sh->old;
-        sh->old = r->next;
+    while (!SLIST_EMPTY(&sh->old)) {
+        struct shm_region *r = SLIST_FIRST(&sh->old);
+        SLIST_REMOVE_HEAD(&sh->old, link);
         region_close(r);
     }
     free(sh);
 }
 
 /* Nothing but descriptors and memory of our own: right in a forked child, too. */
-static void shm_close(struct transport *t)
+static void shm_close(struct client_transport *t)
 {
     free_all((struct shm *)t);
 }
 
-static attn_status shm_open_url(const char *url, struct transport **out_t, char *why,
+static attn_status shm_open_url(const char *url, struct client_transport **out_t, char *why,
                                 size_t why_bytes)
 {
     const char *path = url + strlen("shm://");
@@ -299,7 +289,7 @@ static void *heap_alloc(size_t bytes, size_t reply_bytes)
     return m + 1;
 }
 
-static void *shm_message_alloc(struct transport *t, size_t bytes, size_t reply_bytes)
+static void *shm_message_alloc(struct client_transport *t, size_t bytes, size_t reply_bytes)
 {
     struct shm *sh = (struct shm *)t;
     pthread_mutex_lock(&sh->lock);
@@ -308,7 +298,7 @@ static void *shm_message_alloc(struct transport *t, size_t bytes, size_t reply_b
     return m != NULL ? m : heap_alloc(bytes, reply_bytes);
 }
 
-static void shm_message_free(struct transport *t, void *message)
+static void shm_message_free(struct client_transport *t, void *message)
 {
     struct shm *sh = (struct shm *)t;
     struct shm_region *unused = NULL;
@@ -316,18 +306,16 @@ static void shm_message_free(struct transport *t, void *message)
     pthread_mutex_lock(&sh->lock);
     if (sh->region != NULL && (x = region_find(sh->region, message)) != NULL)
         region_free(sh->region, x);
-    for (struct shm_region **at = &sh->old; x == NULL && *at != NULL; at = &(*at)->next) {
-        struct shm_region *r = *at;
-        x = region_find(r, message);
-        if (x == NULL)
+    struct shm_region *r;
+    SLIST_FOREACH(r, &sh->old, link)
+    {
+        if (x != NULL || (x = region_find(r, message)) == NULL)
             continue;
         region_free(r, x);
-        if (r->n_used == 0) {
-            *at = r->next;
-            unused = r;
-        }
-        break;
+        unused = r->n_used == 0 ? r : NULL;
     }
+    if (unused != NULL)
+        SLIST_REMOVE(&sh->old, unused, shm_region, link);
     pthread_mutex_unlock(&sh->lock);
     if (unused != NULL)
         region_close(unused);
@@ -341,8 +329,12 @@ static bool send_copy(struct shm *sh, uint32_t id, void *message)
     size_t bytes = 0, reply_bytes = 0;
     pthread_mutex_lock(&sh->lock);
     struct shm_extent *x = NULL;
-    for (struct shm_region *r = sh->old; r != NULL && x == NULL; r = r->next)
-        x = region_find(r, message);
+    struct shm_region *r;
+    SLIST_FOREACH(r, &sh->old, link)
+    {
+        if (x == NULL)
+            x = region_find(r, message);
+    }
     if (x != NULL) {
         bytes = x->request_bytes;
         reply_bytes = x->end - x->room;
@@ -351,7 +343,7 @@ static bool send_copy(struct shm *sh, uint32_t id, void *message)
         bytes = m->bytes;
         reply_bytes = m->reply_bytes;
     }
-    struct shm_region *r = sh->region;
+    r = sh->region;
     void *copy = r != NULL ? region_alloc(r, bytes, reply_bytes) : NULL;
     pthread_mutex_unlock(&sh->lock);
     if (copy == NULL)
@@ -367,7 +359,7 @@ static bool send_copy(struct shm *sh, uint32_t id, void *message)
     return is_current;
 }
 
-static bool shm_send(struct transport *t, uint32_t id, void *message)
+static bool shm_send(struct client_transport *t, uint32_t id, void *message)
 {
     struct shm *sh = (struct shm *)t;
     pthread_mutex_lock(&sh->lock);
@@ -378,7 +370,7 @@ static bool shm_send(struct transport *t, uint32_t id, void *message)
     return x != NULL || send_copy(sh, id, message);
 }
 
-static bool take_reply(struct shm *sh, struct transport_message *out_m)
+static bool take_reply(struct shm *sh, struct client_message *out_m)
 {
     struct shm_extent *x;
     uint32_t bytes;
@@ -386,7 +378,7 @@ static bool take_reply(struct shm *sh, struct transport_message *out_m)
     pthread_mutex_lock(&sh->lock);
     attn_status st = region_take(sh->region, &x, &reply, &bytes);
     if (st == ATTN_OK)
-        *out_m = (struct transport_message){.base = reply, .bytes = bytes, .id = x->id};
+        *out_m = (struct client_message){.base = reply, .bytes = bytes, .id = x->id};
     pthread_mutex_unlock(&sh->lock);
     if (st == ATTN_EPROTO)
         disconnect(sh);
@@ -408,7 +400,7 @@ static void arm_socket(struct shm *sh)
     atomic_store(&sh->region->control->client_sleeps, SHM_WAITS_ON_SOCKET);
 }
 
-static bool shm_recv(struct transport *t, struct transport_message *out_m)
+static bool shm_recv(struct client_transport *t, struct client_message *out_m)
 {
     struct shm *sh = (struct shm *)t;
     if (sh->region == NULL) {
@@ -429,7 +421,7 @@ static bool shm_recv(struct transport *t, struct transport_message *out_m)
 static void wait_on_descriptors(struct shm *sh, uint64_t ns)
 {
     struct epoll_event ready[2];
-    uint64_t now = now_ns();
+    uint64_t now = attn_now_ns();
     if (sh->socket < 0) {
         uint64_t until_ns = sh->retry_at_ns > now ? sh->retry_at_ns - now : 0;
         ns = until_ns < ns ? until_ns : ns;
@@ -448,11 +440,11 @@ static bool has_news(struct shm *sh)
 /* True: there is news. */
 static bool spin(struct shm *sh, uint64_t start_ns, uint64_t ns)
 {
-    for (uint64_t passed_ns = 0; passed_ns < ns; passed_ns = now_ns() - start_ns) {
+    for (uint64_t passed_ns = 0; passed_ns < ns; passed_ns = attn_now_ns() - start_ns) {
         for (int i = 0; i < 16; i++) {
             if (has_news(sh))
                 return true;
-            cpu_pause();
+            attn_cpu_pause();
         }
         if (passed_ns > SHM_POLITE_NS)
             sched_yield();
@@ -471,27 +463,27 @@ static void sleep_on_futex(struct shm *sh, uint64_t ns)
     atomic_store(word, SHM_AWAKE);
 }
 
-static void shm_wait(struct transport *t, uint64_t ns)
+static void shm_wait(struct client_transport *t, uint64_t ns)
 {
     struct shm *sh = (struct shm *)t;
     if (sh->region == NULL || sh->is_hung_up || atomic_load(&sh->is_fd_used)) {
         wait_on_descriptors(sh, ns);
         return;
     }
-    uint64_t start_ns = now_ns();
+    uint64_t start_ns = attn_now_ns();
     bool is_spun = sh->has_spare_core && sh->spin_ns >= SHM_MIN_SPIN_NS &&
                    spin(sh, start_ns, sh->spin_ns < ns ? sh->spin_ns : ns);
     if (!is_spun)
         sleep_on_futex(sh, ns);
     if (region_has_completed(sh->region))
-        sh->spin_ns =
-            is_spun || now_ns() - start_ns <= SHM_MAX_SPIN_NS ? SHM_MAX_SPIN_NS : sh->spin_ns / 2;
+        sh->spin_ns = is_spun || attn_now_ns() - start_ns <= SHM_MAX_SPIN_NS ? SHM_MAX_SPIN_NS
+                                                                             : sh->spin_ns / 2;
     else if (!atomic_load(&sh->is_woken))
         look_at_socket(sh);
     drain_wakes(sh);
 }
 
-static void shm_wake(struct transport *t)
+static void shm_wake(struct client_transport *t)
 {
     struct shm *sh = (struct shm *)t;
     uint64_t one = 1;
@@ -508,12 +500,12 @@ static void shm_wake(struct transport *t)
     pthread_mutex_unlock(&sh->lock);
 }
 
-static void shm_want_send(struct transport *t, bool is_wanted)
+static void shm_want_send(struct client_transport *t, bool is_wanted)
 {
     (void)t, (void)is_wanted; /* what makes room, a reply or a connection, ends a wait anyway */
 }
 
-static int shm_fd(struct transport *t)
+static int shm_fd(struct client_transport *t)
 {
     struct shm *sh = (struct shm *)t;
     if (!atomic_exchange(&sh->is_fd_used, true))
@@ -521,25 +513,30 @@ static int shm_fd(struct transport *t)
     return sh->epoll_fd;
 }
 
-static uint64_t shm_generation(struct transport *t)
+static uint64_t shm_generation(struct client_transport *t)
 {
     return atomic_load(&((struct shm *)t)->generation);
 }
 
-static bool shm_is_connected(struct transport *t)
+static bool shm_is_connected(struct client_transport *t)
 {
     return atomic_load(&((struct shm *)t)->is_connected);
 }
 
-static void shm_refusal(struct transport *t, char *out, size_t out_bytes)
+static uint64_t shm_n_failures(struct client_transport *t)
+{
+    return atomic_load(&((struct shm *)t)->n_failures);
+}
+
+static void shm_why_not(struct client_transport *t, char *out, size_t out_bytes)
 {
     struct shm *sh = (struct shm *)t;
     pthread_mutex_lock(&sh->lock);
-    snprintf(out, out_bytes, "%s", sh->refusal);
+    snprintf(out, out_bytes, "%s", sh->why_not);
     pthread_mutex_unlock(&sh->lock);
 }
 
-static uint64_t shm_max_message(struct transport *t)
+static uint64_t shm_max_message(struct client_transport *t)
 {
     struct shm *sh = (struct shm *)t;
     pthread_mutex_lock(&sh->lock);
@@ -548,12 +545,12 @@ static uint64_t shm_max_message(struct transport *t)
     return bytes / 2 > 2 * SHM_MESSAGE_OVERHEAD ? bytes / 2 - SHM_MESSAGE_OVERHEAD : bytes / 4;
 }
 
-static void shm_set_max_message(struct transport *t, uint64_t bytes)
+static void shm_set_max_message(struct client_transport *t, uint64_t bytes)
 {
     (void)t, (void)bytes; /* a reply's room is as large as was asked for */
 }
 
-const struct transport_ops transport_shm_ops = {
+const struct client_transport_ops transport_shm_ops = {
     .schemes = {"shm://", NULL},
     .is_shared = true,
     .open = shm_open_url,
@@ -569,7 +566,8 @@ const struct transport_ops transport_shm_ops = {
     .fd = shm_fd,
     .generation = shm_generation,
     .is_connected = shm_is_connected,
-    .refusal = shm_refusal,
+    .n_failures = shm_n_failures,
+    .why_not = shm_why_not,
     .max_message = shm_max_message,
     .set_max_message = shm_set_max_message,
 };

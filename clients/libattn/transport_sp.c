@@ -1,141 +1,518 @@
-/* transport_sp.c: ipc:// and tcp:// over libnanomsg, as a raw REQ socket with our own message ids.
+/* transport_sp.c: ipc:// and tcp:// as the REQ side of the SP protocol (docs/protocol.md, section 1), on a
+ * socket that never blocks.
  *
- * Raw, because a cooked REQ socket has one request outstanding and repeats it on its own clock. The
- * id travels in the SP header. libnanomsg writes in the sender's thread and reads in its own; we
- * wait on one epoll descriptor over its two event descriptors and one of ours (wake).
+ * The thread that receives connects, reads, and notices a lost connection; any thread sends. A message is
+ * written where send is called, as far as the socket takes it; what is left, at most one message, is
+ * written by later calls: send, recv, or a wait that ends because the socket is writable. One epoll
+ * descriptor over the socket and an eventfd (wake) is what waits. No thread, nothing global: a forked
+ * process can open clients of its own.
  */
 #include "clients/libattn/transport.h"
 
 #include <errno.h>
 #include <limits.h>
-#include <nanomsg/nn.h>
-#include <nanomsg/reqrep.h>
-#include <nanomsg/tcp.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-#define SP_BUFFER_BYTES (8 << 20)
-#define SP_RECONNECT_MS 10
-#define SP_RECONNECT_MAX_MS 500
-#define SP_REPLY_BIT 0x80000000u
-#define SP_ID_BYTES 4
+#include "proto/attn_time.h"
+
+#define SP_BUFFER_BYTES (8 << 20) /* asked for; the system's limit is usually lower */
+#define SP_READ_BYTES 4096u /* read at once where no message is known yet */
+#define SP_RETRY_NS 10000000u
+#define SP_MAX_RETRY_NS 500000000u
+#define SP_CONNECT_NS 5000000000u /* for connecting and the handshake */
+#define SP_ID_BIT 0x80000000u
+#define SP_HANDSHAKE_BYTES 8u
+#define SP_HEAD_BYTES (9u + 4u) /* on ipc; on tcp without the first */
+#define SP_ALIGN 64u
+
+enum sp_state { SP_CLOSED, SP_CONNECTING, SP_HANDSHAKE, SP_READY };
 
 struct sp {
-    struct transport base;
-    int socket, recv_fd, send_fd, wake_fd, epoll_fd;
-    bool is_send_polled; /* of the thread that waits */
+    struct client_transport base;
+    struct sockaddr_storage address;
+    socklen_t address_bytes;
+    bool is_ipc;
+    int epoll_fd, wake_fd; /* never change */
+    atomic_bool is_ready, is_woken;
+    atomic_uint_fast64_t generation, n_failures, max_message_bytes;
+
+    pthread_mutex_t lock;
+    int socket; /* -1: none. Changed by the receiving thread alone, under the lock */
+    struct sp_message *out; /* partly written, or NULL */
+    uint8_t out_head[SP_HEAD_BYTES];
+    size_t out_at; /* bytes of head and message that are written */
+    char why_not[128]; /* there is no connection; "" if there is one */
+
+    /* the receiving thread's */
+    enum sp_state state;
+    uint64_t retry_ns, retry_at_ns, connect_until_ns;
+    uint8_t read[SP_READ_BYTES]; /* [read_at, read_end) is not looked at yet */
+    size_t read_at, read_end;
+    struct sp_message *in; /* partly read, or NULL */
+    size_t in_at;
+    uint32_t in_id;
 };
 
-/* nanomsg's threads do not exist in a forked child, and its state cannot be made anew there. */
-static atomic_uint sp_n_open;
-static atomic_bool sp_is_lost;
-static pthread_once_t sp_once = PTHREAD_ONCE_INIT;
+/* A message's memory; the message is behind it. */
+struct sp_message {
+    _Alignas(SP_ALIGN) size_t bytes;
+};
 
-static void sp_forked(void)
+static const uint8_t handshake_req[SP_HANDSHAKE_BYTES] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
+static const uint8_t handshake_rep[SP_HANDSHAKE_BYTES] = {0, 'S', 'P', 0, 0, 0x31, 0, 0};
+
+/* Of the socket's file; NULL: it has none. */
+static const char *sp_path(const struct sp *sp)
 {
-    if (atomic_load(&sp_n_open) > 0)
-        atomic_store(&sp_is_lost, true);
+    return sp->is_ipc ? ((const struct sockaddr_un *)&sp->address)->sun_path : NULL;
 }
 
-static void sp_init(void)
+static struct sp_message *message_new(size_t bytes)
 {
-    pthread_atfork(NULL, NULL, sp_forked);
+    if (bytes > SIZE_MAX / 2)
+        return NULL;
+    size_t all = sizeof(struct sp_message) + (bytes + SP_ALIGN - 1) / SP_ALIGN * SP_ALIGN;
+    struct sp_message *m = aligned_alloc(SP_ALIGN, all);
+    if (m != NULL)
+        m->bytes = bytes;
+    return m;
 }
 
-static bool sp_watch(int epoll_fd, int op, int fd, bool is_on)
+/* ---- connecting; the receiving thread ---- */
+
+static void watch(struct sp *sp, int op, bool wants_write)
 {
-    struct epoll_event ev = {.events = is_on ? EPOLLIN : 0, .data.fd = fd};
-    return epoll_ctl(epoll_fd, op, fd, &ev) == 0;
+    struct epoll_event ev = {
+        .events = EPOLLIN | (wants_write ? EPOLLOUT : 0),
+    };
+    epoll_ctl(sp->epoll_fd, op, sp->socket, &ev); /* fails for want of memory: ticks go on */
 }
 
-static bool sp_set(int s, int level, int option, int value)
+/* Closes the connection, keeps why there is none, and sets when to try again. */
+__attribute__((format(printf, 2, 3))) static void disconnect(struct sp *sp, const char *format, ...)
 {
-    return nn_setsockopt(s, level, option, &value, sizeof value) == 0;
+    va_list args;
+    atomic_store(&sp->is_ready, false);
+    pthread_mutex_lock(&sp->lock);
+    va_start(args, format);
+    vsnprintf(sp->why_not, sizeof sp->why_not, format, args);
+    va_end(args);
+    if (sp->socket >= 0)
+        close(sp->socket); /* leaves the epoll set by itself */
+    sp->socket = -1;
+    free(sp->out);
+    sp->out = NULL;
+    pthread_mutex_unlock(&sp->lock);
+    free(sp->in);
+    sp->in = NULL;
+    sp->read_at = sp->read_end = 0;
+    sp->state = SP_CLOSED;
+    sp->retry_at_ns = attn_now_ns() + sp->retry_ns;
+    sp->retry_ns = 2 * sp->retry_ns < SP_MAX_RETRY_NS ? 2 * sp->retry_ns : SP_MAX_RETRY_NS;
+    atomic_fetch_add(&sp->n_failures, 1);
 }
 
-static bool sp_set_options(int s)
+static void start_connecting(struct sp *sp)
 {
-    return sp_set(s, NN_TCP, NN_TCP_NODELAY, 1) &&
-           sp_set(s, NN_SOL_SOCKET, NN_SNDBUF, SP_BUFFER_BYTES) &&
-           sp_set(s, NN_SOL_SOCKET, NN_RCVBUF, SP_BUFFER_BYTES) &&
-           sp_set(s, NN_SOL_SOCKET, NN_RECONNECT_IVL, SP_RECONNECT_MS) &&
-           sp_set(s, NN_SOL_SOCKET, NN_RECONNECT_IVL_MAX, SP_RECONNECT_MAX_MS);
+    const int one = 1, buffer_bytes = SP_BUFFER_BYTES;
+    int family = sp->address.ss_family;
+    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        disconnect(sp, "socket: %s", strerror(errno));
+        return;
+    }
+    if (sp->is_ipc)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
+    else
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    pthread_mutex_lock(&sp->lock);
+    sp->socket = fd;
+    pthread_mutex_unlock(&sp->lock);
+    if (connect(fd, (struct sockaddr *)&sp->address, sp->address_bytes) != 0 &&
+        errno != EINPROGRESS) {
+        disconnect(sp, "%s", connect_error(errno, sp_path(sp)));
+        return;
+    }
+    watch(sp, EPOLL_CTL_ADD, true);
+    sp->state = SP_CONNECTING;
+    sp->connect_until_ns = attn_now_ns() + SP_CONNECT_NS;
 }
 
-static bool sp_get_fd(int s, int option, int *out_fd)
+/* The socket is connected, or it failed, or it is neither yet. */
+static void finish_connecting(struct sp *sp)
 {
-    size_t n = sizeof *out_fd;
-    return nn_getsockopt(s, NN_SOL_SOCKET, option, out_fd, &n) == 0;
+    int error = 0;
+    socklen_t n = sizeof error;
+    ssize_t sent = send(sp->socket, handshake_req, sizeof handshake_req, MSG_NOSIGNAL);
+    if (sent == sizeof handshake_req) {
+        watch(sp, EPOLL_CTL_MOD, false);
+        sp->state = SP_HANDSHAKE;
+        return;
+    }
+    if (sent < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINTR))
+        return;
+    if (getsockopt(sp->socket, SOL_SOCKET, SO_ERROR, &error, &n) != 0 || error == 0)
+        error = sent < 0 ? errno : EPIPE;
+    disconnect(sp, "%s", connect_error(error, sp_path(sp)));
 }
 
-static void sp_close(struct transport *t)
+/* ---- reading; the receiving thread ---- */
+
+/* True: there are bytes in sp->read. False: none yet, or the connection is gone. */
+static bool read_more(struct sp *sp)
+{
+    if (sp->read_at < sp->read_end)
+        return true;
+    ssize_t n = recv(sp->socket, sp->read, sizeof sp->read, 0);
+    if (n > 0) {
+        sp->read_at = 0;
+        sp->read_end = (size_t)n;
+        return true;
+    }
+    if (n == 0)
+        disconnect(sp, "the daemon hung up");
+    else if (errno != EAGAIN && errno != EINTR)
+        disconnect(sp, "%s", connect_error(errno, sp_path(sp)));
+    return false;
+}
+
+static void take_handshake(struct sp *sp)
+{
+    if (!read_more(sp))
+        return;
+    size_t n = sp->read_end - sp->read_at;
+    if (n < SP_HANDSHAKE_BYTES) { /* rare: wait until the rest is there, too */
+        ssize_t more = recv(sp->socket, sp->read + sp->read_end, SP_HANDSHAKE_BYTES - n, 0);
+        if (more == 0 || (more < 0 && errno != EAGAIN && errno != EINTR))
+            disconnect(sp, "the peer hung up in the handshake");
+        else if (more > 0)
+            sp->read_end += (size_t)more;
+        return;
+    }
+    if (memcmp(sp->read, handshake_rep, sizeof handshake_rep) != 0) {
+        disconnect(sp, "whoever listens there does not speak SP as a REP socket");
+        return;
+    }
+    sp->read_at += SP_HANDSHAKE_BYTES;
+    sp->retry_ns = SP_RETRY_NS;
+    sp->state = SP_READY;
+    pthread_mutex_lock(&sp->lock);
+    sp->why_not[0] = '\0';
+    pthread_mutex_unlock(&sp->lock);
+    atomic_fetch_add(&sp->generation, 1);
+    atomic_store(&sp->is_ready, true);
+}
+
+/* Makes sp->in of the head of a message, which is in sp->read from read_at on. */
+static bool take_head(struct sp *sp)
+{
+    const uint8_t *p = sp->read + sp->read_at;
+    uint64_t bytes = 0, most = atomic_load(&sp->max_message_bytes);
+    uint32_t id = 0;
+    if (sp->is_ipc && *p++ != 1) {
+        disconnect(sp, "the daemon sent a message of an unknown type");
+        return false;
+    }
+    for (int i = 0; i < 8; i++)
+        bytes = bytes << 8 | *p++;
+    for (int i = 0; i < 4; i++)
+        id = id << 8 | *p++;
+    if (bytes < 4 || bytes - 4 > most || !(id & SP_ID_BIT)) {
+        disconnect(sp,
+                   "the daemon sent a message of %llu bytes and id 0x%08x, expected at most %llu",
+                   (unsigned long long)bytes, id, (unsigned long long)most);
+        return false;
+    }
+    sp->in = message_new((size_t)bytes - 4);
+    if (sp->in == NULL) {
+        disconnect(sp, "no memory for an answer of %llu bytes", (unsigned long long)bytes);
+        return false;
+    }
+    sp->in_at = 0;
+    sp->in_id = id & ~SP_ID_BIT;
+    sp->read_at = (size_t)(p - sp->read);
+    return true;
+}
+
+/* Reads a head, which may come in pieces. */
+static bool read_head(struct sp *sp)
+{
+    size_t want = SP_HEAD_BYTES - !sp->is_ipc, n = sp->read_end - sp->read_at;
+    if (n > 0 && n < want && sp->read_at > 0) { /* room behind it */
+        memmove(sp->read, sp->read + sp->read_at, n);
+        sp->read_at = 0;
+        sp->read_end = n;
+    }
+    while (n < want) {
+        if (n == 0)
+            sp->read_at = sp->read_end = 0;
+        ssize_t more = recv(sp->socket, sp->read + sp->read_end, sizeof sp->read - sp->read_end, 0);
+        if (more == 0)
+            disconnect(sp, "the daemon hung up");
+        else if (more < 0 && errno != EAGAIN && errno != EINTR)
+            disconnect(sp, "%s", connect_error(errno, sp_path(sp)));
+        if (more <= 0)
+            return false;
+        sp->read_end += (size_t)more;
+        n += (size_t)more;
+    }
+    return take_head(sp);
+}
+
+/* True: all of sp->in is there. */
+static bool read_body(struct sp *sp)
+{
+    struct sp_message *m = sp->in;
+    while (sp->in_at < m->bytes) {
+        size_t left = m->bytes - sp->in_at, ready = sp->read_end - sp->read_at;
+        uint8_t *dst = (uint8_t *)(m + 1) + sp->in_at;
+        if (ready > 0) {
+            size_t n = ready < left ? ready : left;
+            memcpy(dst, sp->read + sp->read_at, n);
+            sp->read_at += n;
+            sp->in_at += n;
+            continue;
+        }
+        ssize_t n = recv(sp->socket, dst, left, 0);
+        if (n == 0)
+            disconnect(sp, "the daemon hung up");
+        else if (n < 0 && errno != EAGAIN && errno != EINTR)
+            disconnect(sp, "%s", connect_error(errno, sp_path(sp)));
+        if (n <= 0)
+            return false;
+        sp->in_at += (size_t)n;
+    }
+    return true;
+}
+
+/* ---- sending ---- */
+
+/* Writes of sp->out what the socket takes. True: all of it. Under the lock. */
+static bool write_out_locked(struct sp *sp)
+{
+    struct sp_message *m = sp->out;
+    size_t head_bytes = SP_HEAD_BYTES - !sp->is_ipc;
+    while (sp->out_at < head_bytes + m->bytes) {
+        size_t at = sp->out_at < head_bytes ? sp->out_at : head_bytes;
+        size_t body_at = sp->out_at - at;
+        struct iovec iov[2] = {{sp->out_head + at, head_bytes - at},
+                               {(uint8_t *)(m + 1) + body_at, m->bytes - body_at}};
+        struct msghdr hdr = {.msg_iov = iov, .msg_iovlen = 2};
+        ssize_t n = sendmsg(sp->socket, &hdr, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return false; /* full; or broken, which the receiving thread is told by epoll */
+        sp->out_at += (size_t)n;
+    }
+    free(m);
+    sp->out = NULL;
+    return true;
+}
+
+static void put_head(struct sp *sp, size_t message_bytes, uint32_t id)
+{
+    uint64_t bytes = (uint64_t)message_bytes + 4;
+    uint8_t *p = sp->out_head;
+    if (sp->is_ipc)
+        *p++ = 1;
+    for (int shift = 56; shift >= 0; shift -= 8)
+        *p++ = (uint8_t)(bytes >> shift);
+    for (int shift = 24; shift >= 0; shift -= 8)
+        *p++ = (uint8_t)((id | SP_ID_BIT) >> shift);
+}
+
+static bool sp_send(struct client_transport *t, uint32_t id, void *message)
 {
     struct sp *sp = (struct sp *)t;
-    if (sp == NULL)
-        return;
+    if (!atomic_load(&sp->is_ready))
+        return false;
+    pthread_mutex_lock(&sp->lock);
+    bool had_rest = sp->out != NULL;
+    bool is_taken = sp->socket >= 0 && (!had_rest || write_out_locked(sp));
+    if (is_taken) {
+        sp->out = (struct sp_message *)message - 1;
+        sp->out_at = 0;
+        put_head(sp, sp->out->bytes, id);
+        bool has_rest = !write_out_locked(sp);
+        if (has_rest != had_rest)
+            watch(sp, EPOLL_CTL_MOD, has_rest);
+    }
+    pthread_mutex_unlock(&sp->lock);
+    return is_taken;
+}
+
+static void send_rest(struct sp *sp)
+{
+    pthread_mutex_lock(&sp->lock);
+    if (sp->out != NULL && write_out_locked(sp))
+        watch(sp, EPOLL_CTL_MOD, false);
+    pthread_mutex_unlock(&sp->lock);
+}
+
+static void drain_wakes(struct sp *sp)
+{
+    uint64_t n_wakes;
+    if (atomic_exchange(&sp->is_woken, false) && read(sp->wake_fd, &n_wakes, sizeof n_wakes) < 0)
+        return; /* drained already */
+}
+
+static bool sp_recv(struct client_transport *t, struct client_message *out_m)
+{
+    struct sp *sp = (struct sp *)t;
+    drain_wakes(sp);
+    if (sp->state == SP_CLOSED && attn_now_ns() >= sp->retry_at_ns)
+        start_connecting(sp);
+    if (sp->state == SP_CONNECTING)
+        finish_connecting(sp);
+    if (sp->state == SP_HANDSHAKE)
+        take_handshake(sp);
+    if ((sp->state == SP_CONNECTING || sp->state == SP_HANDSHAKE) &&
+        attn_now_ns() >= sp->connect_until_ns)
+        disconnect(sp, "whoever listens there does not answer");
+    if (sp->state != SP_READY)
+        return false;
+    send_rest(sp);
+    if ((sp->in == NULL && !read_head(sp)) || !read_body(sp))
+        return false;
+    *out_m = (struct client_message){.base = sp->in + 1, .bytes = sp->in->bytes, .id = sp->in_id};
+    sp->in = NULL;
+    return true;
+}
+
+/* ---- waiting ---- */
+
+static void sp_want_send(struct client_transport *t, bool is_wanted)
+{
+    (void)t, (void)is_wanted; /* a socket with a message left over is watched until it takes it */
+}
+
+static void sp_wait(struct client_transport *t, uint64_t ns)
+{
+    struct sp *sp = (struct sp *)t;
+    struct epoll_event ready[2];
+    if (sp->state == SP_CLOSED) {
+        uint64_t now = attn_now_ns();
+        uint64_t until_ns = sp->retry_at_ns > now ? sp->retry_at_ns - now : 0;
+        ns = until_ns < ns ? until_ns : ns;
+    }
+    uint64_t ms = ns / 1000000u + (ns % 1000000u != 0);
+    epoll_wait(sp->epoll_fd, ready, 2, ms > INT_MAX ? INT_MAX : (int)ms);
+    drain_wakes(sp);
+}
+
+static void sp_wake(struct client_transport *t)
+{
+    struct sp *sp = (struct sp *)t;
+    uint64_t one = 1;
+    bool is_written = write(sp->wake_fd, &one, sizeof one) == sizeof one;
+    (void)is_written; /* else it is full, and readable already */
+    atomic_store(&sp->is_woken, true);
+}
+
+static int sp_fd(struct client_transport *t)
+{
+    return ((struct sp *)t)->epoll_fd;
+}
+
+/* ---- life ---- */
+
+/* Nothing but descriptors and memory of our own, and no lock: right in a forked child, too. */
+static void sp_close(struct client_transport *t)
+{
+    struct sp *sp = (struct sp *)t;
+    if (sp->socket >= 0)
+        close(sp->socket);
     if (sp->epoll_fd >= 0)
         close(sp->epoll_fd);
     if (sp->wake_fd >= 0)
         close(sp->wake_fd);
-    if (sp->socket >= 0) {
-        nn_close(sp->socket);
-        atomic_fetch_sub(&sp_n_open, 1);
-    }
+    free(sp->in);
+    free(sp->out);
     free(sp);
 }
 
-static void sp_abandon(struct transport *t)
+static bool parse_ipc(struct sp *sp, const char *path, char *why, size_t why_bytes)
 {
-    struct sp *sp = (struct sp *)t;
-    close(sp->epoll_fd);
-    close(sp->wake_fd);
-    free(sp);
+    struct sockaddr_un *a = (struct sockaddr_un *)&sp->address;
+    if (strlen(path) >= sizeof a->sun_path) {
+        snprintf(why, why_bytes, "the path has %zu bytes, a Unix socket's at most %zu",
+                 strlen(path), sizeof a->sun_path - 1);
+        return false;
+    }
+    a->sun_family = AF_UNIX;
+    strcpy(a->sun_path, path);
+    sp->address_bytes = sizeof *a;
+    return true;
 }
 
-static attn_status sp_open(const char *url, struct transport **out_t, char *why, size_t why_bytes)
+/* HOST:PORT, HOST a name, a.b.c.d or [a:b::c]. */
+static bool parse_tcp(struct sp *sp, const char *text, char *why, size_t why_bytes)
 {
-    pthread_once(&sp_once, sp_init);
-    if (atomic_load(&sp_is_lost)) {
-        snprintf(why, why_bytes,
-                 "this process was forked while its parent had a client open; libnanomsg cannot be "
-                 "used in it (spawn the process, or fork before opening a client)");
-        return ATTN_ENOTSUP;
+    char host[256];
+    const char *colon = strrchr(text, ':');
+    size_t n = colon != NULL ? (size_t)(colon - text) : 0;
+    if (n == 0 || n >= sizeof host || colon[1] == '\0') {
+        snprintf(why, why_bytes, "expected tcp://HOST:PORT");
+        return false;
     }
+    bool has_brackets = text[0] == '[' && text[n - 1] == ']' && n > 2;
+    snprintf(host, sizeof host, "%.*s", (int)(n - 2 * has_brackets), text + has_brackets);
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    struct addrinfo *found = NULL;
+    int rc = getaddrinfo(host, colon + 1, &hints, &found);
+    if (rc != 0) {
+        snprintf(why, why_bytes, "%s", gai_strerror(rc));
+        return false;
+    }
+    memcpy(&sp->address, found->ai_addr, found->ai_addrlen);
+    sp->address_bytes = found->ai_addrlen;
+    freeaddrinfo(found);
+    return true;
+}
+
+static attn_status sp_open(const char *url, struct client_transport **out_t, char *why,
+                           size_t why_bytes)
+{
+    char problem[128] = "";
     attn_status st = ATTN_ENOMEM;
     struct sp *sp = calloc(1, sizeof *sp);
     if (sp == NULL) {
         snprintf(why, why_bytes, "no memory for a connection to %s", url);
-        return ATTN_ENOMEM;
+        return st;
     }
     sp->base.ops = &transport_sp_ops;
-    sp->epoll_fd = sp->wake_fd = -1;
-    sp->socket = nn_socket(AF_SP_RAW, NN_REQ);
-    if (sp->socket < 0) {
-        snprintf(why, why_bytes, "socket for %s: %s", url, nn_strerror(nn_errno()));
-        goto fail;
-    }
-    atomic_fetch_add(&sp_n_open, 1);
-    sp->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    sp->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (!sp_set_options(sp->socket) || !sp_get_fd(sp->socket, NN_RCVFD, &sp->recv_fd) ||
-        !sp_get_fd(sp->socket, NN_SNDFD, &sp->send_fd) || sp->epoll_fd < 0 || sp->wake_fd < 0 ||
-        !sp_watch(sp->epoll_fd, EPOLL_CTL_ADD, sp->recv_fd, true) ||
-        !sp_watch(sp->epoll_fd, EPOLL_CTL_ADD, sp->send_fd, false) ||
-        !sp_watch(sp->epoll_fd, EPOLL_CTL_ADD, sp->wake_fd, true)) {
-        snprintf(why, why_bytes, "set up a socket for %s: %s", url, strerror(errno));
-        goto fail;
-    }
-    if (nn_connect(sp->socket, url) < 0) {
-        snprintf(why, why_bytes, "url %s: %s", url, nn_strerror(nn_errno()));
+    sp->socket = sp->epoll_fd = sp->wake_fd = -1;
+    sp->is_ipc = strncmp(url, "ipc://", 6) == 0;
+    sp->retry_ns = SP_RETRY_NS;
+    if (!(sp->is_ipc ? parse_ipc : parse_tcp)(sp, url + 6, problem, sizeof problem)) {
+        snprintf(why, why_bytes, "url %.100s: %s", url, problem);
         st = ATTN_EINVAL;
         goto fail;
     }
+    struct epoll_event ev = {.events = EPOLLIN};
+    sp->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    sp->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (sp->epoll_fd < 0 || sp->wake_fd < 0 ||
+        epoll_ctl(sp->epoll_fd, EPOLL_CTL_ADD, sp->wake_fd, &ev) != 0) {
+        snprintf(why, why_bytes, "set up a connection to %s: %s", url, strerror(errno));
+        goto fail;
+    }
+    pthread_mutex_init(&sp->lock, NULL);
+    start_connecting(sp);
     *out_t = &sp->base;
     return ATTN_OK;
 fail:
@@ -143,140 +520,60 @@ fail:
     return st;
 }
 
-static void *sp_message_alloc(struct transport *t, size_t bytes, size_t reply_bytes)
+/* ---- the rest ---- */
+
+static void *sp_message_alloc(struct client_transport *t, size_t bytes, size_t reply_bytes)
 {
     (void)t, (void)reply_bytes;
-    return nn_allocmsg(bytes, 0);
+    struct sp_message *m = message_new(bytes);
+    return m != NULL ? m + 1 : NULL;
 }
 
-static void sp_message_free(struct transport *t, void *message)
+static void sp_message_free(struct client_transport *t, void *message)
 {
     (void)t;
-    nn_freemsg(message);
+    free((struct sp_message *)message - 1);
 }
 
-/* libnanomsg's control buffer: one SP_HDR whose data are a size_t and that many bytes. */
-union sp_control {
-    struct nn_cmsghdr align;
-    unsigned char bytes[128];
-};
+static uint64_t sp_generation(struct client_transport *t)
+{
+    return atomic_load(&((struct sp *)t)->generation);
+}
 
-static bool sp_send(struct transport *t, uint32_t id, void *message)
+static bool sp_is_connected(struct client_transport *t)
+{
+    return atomic_load(&((struct sp *)t)->is_ready);
+}
+
+static uint64_t sp_n_failures(struct client_transport *t)
+{
+    return atomic_load(&((struct sp *)t)->n_failures);
+}
+
+static void sp_why_not(struct client_transport *t, char *out, size_t out_bytes)
 {
     struct sp *sp = (struct sp *)t;
-    union sp_control control = {0};
-    size_t data_bytes = sizeof(size_t) + SP_ID_BYTES, id_bytes = SP_ID_BYTES;
-    control.align.cmsg_len = NN_CMSG_LEN(data_bytes);
-    control.align.cmsg_level = PROTO_SP;
-    control.align.cmsg_type = SP_HDR;
-    unsigned char *p = NN_CMSG_DATA(&control.align);
-    memcpy(p, &id_bytes, sizeof id_bytes);
-    id |= SP_REPLY_BIT;
-    for (int i = 0; i < SP_ID_BYTES; i++)
-        p[sizeof(size_t) + i] = (unsigned char)(id >> (24 - 8 * i)); /* network order */
-
-    struct nn_iovec iov = {.iov_base = &message, .iov_len = NN_MSG};
-    struct nn_msghdr hdr = {.msg_iov = &iov,
-                            .msg_iovlen = 1,
-                            .msg_control = control.bytes,
-                            .msg_controllen = NN_CMSG_SPACE(data_bytes)};
-    return nn_sendmsg(sp->socket, &hdr, NN_DONTWAIT) >= 0;
+    pthread_mutex_lock(&sp->lock);
+    snprintf(out, out_bytes, "%s", sp->why_not);
+    pthread_mutex_unlock(&sp->lock);
 }
 
-static bool sp_recv(struct transport *t, struct transport_message *out_m)
-{
-    struct sp *sp = (struct sp *)t;
-    for (;;) {
-        union sp_control control;
-        void *message = NULL;
-        struct nn_iovec iov = {.iov_base = &message, .iov_len = NN_MSG};
-        struct nn_msghdr hdr = {.msg_iov = &iov,
-                                .msg_iovlen = 1,
-                                .msg_control = control.bytes,
-                                .msg_controllen = sizeof control.bytes};
-        control.align.cmsg_len = 0;
-        int n = nn_recvmsg(sp->socket, &hdr, NN_DONTWAIT);
-        if (n < 0)
-            return false;
-        size_t id_bytes = 0;
-        const unsigned char *p = NN_CMSG_DATA(&control.align);
-        if (control.align.cmsg_len >= NN_CMSG_LEN(sizeof(size_t) + SP_ID_BYTES))
-            memcpy(&id_bytes, p, sizeof id_bytes);
-        if (id_bytes != SP_ID_BYTES) { /* no reply to a request of ours */
-            nn_freemsg(message);
-            continue;
-        }
-        uint32_t id = 0;
-        for (int i = 0; i < SP_ID_BYTES; i++)
-            id = id << 8 | p[sizeof(size_t) + i];
-        *out_m = (struct transport_message){
-            .base = message, .bytes = (size_t)n, .id = id & ~SP_REPLY_BIT};
-        return true;
-    }
-}
-
-static void sp_want_send(struct transport *t, bool is_wanted)
-{
-    struct sp *sp = (struct sp *)t;
-    if (is_wanted != sp->is_send_polled &&
-        sp_watch(sp->epoll_fd, EPOLL_CTL_MOD, sp->send_fd, is_wanted))
-        sp->is_send_polled = is_wanted;
-}
-
-static void sp_wait(struct transport *t, uint64_t ns)
-{
-    struct sp *sp = (struct sp *)t;
-    struct epoll_event ready[3];
-    uint64_t ms = ns / 1000000u + (ns % 1000000u != 0), n_wakes;
-    int n = epoll_wait(sp->epoll_fd, ready, 3, ms > INT_MAX ? INT_MAX : (int)ms);
-    for (int i = 0; i < n; i++) {
-        if (ready[i].data.fd == sp->wake_fd && read(sp->wake_fd, &n_wakes, sizeof n_wakes) < 0)
-            return; /* somebody else has read it: woken all the same */
-    }
-}
-
-static void sp_wake(struct transport *t)
-{
-    struct sp *sp = (struct sp *)t;
-    uint64_t one = 1;
-    if (write(sp->wake_fd, &one, sizeof one) < 0) {
-        /* full: it is readable already */
-    }
-}
-
-static int sp_fd(struct transport *t)
-{
-    return ((struct sp *)t)->epoll_fd;
-}
-
-static uint64_t sp_generation(struct transport *t)
-{
-    return nn_get_statistic(((struct sp *)t)->socket, NN_STAT_ESTABLISHED_CONNECTIONS);
-}
-
-static bool sp_is_connected(struct transport *t)
-{
-    return (int)nn_get_statistic(((struct sp *)t)->socket, NN_STAT_CURRENT_CONNECTIONS) > 0;
-}
-
-static uint64_t sp_max_message(struct transport *t)
+static uint64_t sp_max_message(struct client_transport *t)
 {
     (void)t;
     return 0;
 }
 
-static void sp_set_max_message(struct transport *t, uint64_t bytes)
+static void sp_set_max_message(struct client_transport *t, uint64_t bytes)
 {
-    /* the SP header counts too; -1 is libnanomsg's "no limit" */
-    sp_set(((struct sp *)t)->socket, NN_SOL_SOCKET, NN_RCVMAXSIZE,
-           bytes > INT_MAX - SP_ID_BYTES ? -1 : (int)bytes + SP_ID_BYTES);
+    atomic_store(&((struct sp *)t)->max_message_bytes, bytes);
 }
 
-const struct transport_ops transport_sp_ops = {
+const struct client_transport_ops transport_sp_ops = {
     .schemes = {"ipc://", "tcp://", NULL},
     .open = sp_open,
     .close = sp_close,
-    .abandon = sp_abandon,
+    .abandon = sp_close,
     .message_alloc = sp_message_alloc,
     .message_free = sp_message_free,
     .send = sp_send,
@@ -287,6 +584,8 @@ const struct transport_ops transport_sp_ops = {
     .fd = sp_fd,
     .generation = sp_generation,
     .is_connected = sp_is_connected,
+    .n_failures = sp_n_failures,
+    .why_not = sp_why_not,
     .max_message = sp_max_message,
     .set_max_message = sp_set_max_message,
 };

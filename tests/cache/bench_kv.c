@@ -121,7 +121,7 @@ static struct control control(uint32_t n_open)
         die("find");
     double t0 = now_ns();
     for (uint64_t i = 0; i < SPARE; i++)
-        if (kv_seq_open(kv, 1, name_of(n_open + i), pool, 0, 1, &seq) != ATTN_OK)
+        if (kv_seq_open(kv, 1, name_of(n_open + i), pool, 0, KV_NO_REQUEST, &seq) != ATTN_OK)
             die("open");
     double t1 = now_ns();
     c.open_ns = (t1 - t0) / SPARE;
@@ -131,7 +131,8 @@ static struct control control(uint32_t n_open)
     t0 = now_ns();
     for (uint64_t i = 0; i < SPARE; i++) {
         struct kv_effects fx = fx_new();
-        if (kv_seq_fork(kv, src, name_of(n_open + i), PROMPT_TOKENS, 0, 1, &fx, &seq) != ATTN_OK)
+        if (kv_seq_fork(kv, src, name_of(n_open + i), PROMPT_TOKENS, 0, KV_NO_REQUEST, &fx, &seq) !=
+            ATTN_OK)
             die("fork");
     }
     t1 = now_ns();
@@ -164,7 +165,7 @@ static void bench(uint32_t n_open)
         die("pool");
     for (uint32_t i = 0; i < n_open; i++) {
         kv_seq_id seq;
-        if (kv_seq_open(kv, 1, name_of(i), pool, 0, 1, &seq) != ATTN_OK)
+        if (kv_seq_open(kv, 1, name_of(i), pool, 0, KV_NO_REQUEST, &seq) != ATTN_OK)
             die("open");
         for (uint32_t layer = 0; layer < N_LAYERS; layer++)
             append(seq, layer, 0, PROMPT_TOKENS);

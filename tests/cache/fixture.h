@@ -6,6 +6,8 @@
 
 #include <stdlib.h>
 
+#include "cache/kv_internal.h"
+
 #define NAME 77u
 #define TENANT 3u
 #define OWNER 2u
@@ -20,6 +22,7 @@ static const struct kv_config config = {.max_pools = 3,
 struct fixture {
     struct kv *kv;
     kv_pool_id pool; /* 2 layers, blocks of 4, 12 blocks */
+    uint64_t request; /* the last one used */
     struct test_fx t;
 };
 
@@ -44,7 +47,8 @@ static inline int teardown(void **state)
 static inline kv_seq_id open_seq(struct fixture *f, uint64_t name)
 {
     kv_seq_id seq = {UINT32_MAX};
-    assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, name, f->pool, OWNER, 1, &seq));
+    assert_status(f->kv, ATTN_OK,
+                  kv_seq_open(f->kv, TENANT, name, f->pool, OWNER, ++f->request, &seq));
     return seq;
 }
 
@@ -93,5 +97,18 @@ static inline kv_seq_id fork_at(struct fixture *f, kv_seq_id *src, uint32_t len)
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+static inline attn_status truncate_to(struct fixture *f, kv_seq_id seq, uint32_t len)
+{
+    uint32_t epoch;
+    return kv_seq_truncate(f->kv, seq, len, KV_NO_REQUEST, &epoch);
+}
+
+/* A block of the sequence is being replaced by a copy. */
+static inline bool has_pending_copy(const struct kv *kv, kv_seq_id seq)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    return s != NULL && s->journal_head != 0;
+}
 
 #endif

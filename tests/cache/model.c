@@ -95,17 +95,54 @@ static void trim(struct model *m, uint32_t slot)
         m->seq[slot].n_blocks = blocks_of(longest(&m->seq[slot]));
 }
 
+static bool is_seen(const struct model *m, uint32_t owner, uint64_t request)
+{
+    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST)
+        return false;
+    const struct model_seen *x = &m->seen[owner];
+    for (uint32_t i = 0; i < x->n; i++)
+        if (x->id[i] == request)
+            return true;
+    return request <= x->floor;
+}
+
+static void see(struct model *m, uint32_t owner, uint64_t request)
+{
+    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST || is_seen(m, owner, request))
+        return;
+    struct model_seen *x = &m->seen[owner];
+    uint64_t out = request; /* of the ids and this one, the one there is no room for */
+    for (uint32_t i = 0; i < x->n; i++) {
+        if (x->id[i] < out) {
+            uint64_t swap = x->id[i];
+            x->id[i] = out;
+            out = swap;
+        }
+    }
+    if (x->n < KV_MAX_SEEN)
+        x->id[x->n++] = out;
+    else if (out > x->floor)
+        x->floor = out;
+}
+
+static bool is_repeat(const struct model_seq *s, const struct op *op)
+{
+    return s->is_open && op->request != KV_NO_REQUEST && s->owner == op->owner &&
+           s->request == op->request;
+}
+
 static attn_status birth(const struct model *m, const struct op *op, uint32_t slot,
-                         uint32_t fork_len, bool *out_repeat)
+                         bool *out_repeat)
 {
     const struct model_seq *s = &m->seq[slot];
-    *out_repeat = false;
-    if (!s->is_open)
-        return n_open(m) == M_SEQUENCES ? ATTN_EOVERLOAD : ATTN_OK;
-    *out_repeat = s->owner == op->owner && s->request == op->request && s->fork_len == fork_len;
-    for (uint32_t l = 0; l < M_LAYERS; l++)
-        *out_repeat &= s->len[l] == fork_len;
-    return *out_repeat ? ATTN_OK : ATTN_EEXIST;
+    *out_repeat = is_repeat(s, op);
+    if (*out_repeat)
+        return ATTN_OK;
+    if (is_seen(m, op->owner, op->request))
+        return ATTN_ESTALE;
+    if (s->is_open)
+        return ATTN_EEXIST;
+    return n_open(m) == M_SEQUENCES ? ATTN_EOVERLOAD : ATTN_OK;
 }
 
 static uint32_t value_of(uint32_t seed, uint32_t layer, uint32_t pos)
@@ -150,23 +187,25 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
     return ATTN_OK;
 }
 
-attn_status model_apply(struct model *m, const struct op *op)
+static attn_status apply(struct model *m, const struct op *op)
 {
     struct model_seq *s = &m->seq[op->slot], *to = &m->seq[op->to_slot];
     struct model_pending *p = &m->pending[op->slot][op->layer];
     uint32_t copies;
-    bool is_repeat;
+    bool is_again;
     attn_status st;
     switch (op->kind) {
     case OP_OPEN:
-        st = birth(m, op, op->slot, 0, &is_repeat);
-        if (st == ATTN_OK && !is_repeat)
-            *s = (struct model_seq){
-                .is_open = true, .owner = op->owner, .epoch = 1, .request = op->request};
-        return st;
+        st = birth(m, op, op->slot, &is_again);
+        if (st != ATTN_OK || is_again)
+            return st;
+        *s = (struct model_seq){
+            .is_open = true, .owner = op->owner, .epoch = m->ended + 1, .request = op->request};
+        see(m, op->owner, op->request);
+        return ATTN_OK;
     case OP_FORK:
-        st = birth(m, op, op->to_slot, op->n, &is_repeat);
-        if (st != ATTN_OK || is_repeat)
+        st = birth(m, op, op->to_slot, &is_again);
+        if (st != ATTN_OK || is_again)
             return st;
         for (uint32_t l = 0; l < M_LAYERS; l++)
             if (s->len[l] < op->n)
@@ -176,9 +215,9 @@ attn_status model_apply(struct model *m, const struct op *op)
             return ATTN_EOVERLOAD;
         *to = *s;
         to->owner = op->owner;
-        to->epoch = 1;
+        to->epoch = m->ended + 1;
         to->request = op->request;
-        to->fork_len = op->n;
+        see(m, op->owner, op->request);
         to->n_blocks = blocks_of(op->n);
         for (uint32_t l = 0; l < M_LAYERS; l++)
             to->len[l] = op->n;
@@ -190,15 +229,24 @@ attn_status model_apply(struct model *m, const struct op *op)
             return ATTN_EOVERLOAD;
         for (uint32_t l = 0; l < M_LAYERS; l++)
             s->len[l] = s->len[l] > op->n ? op->n : s->len[l];
+        s->epoch++;
+        s->request = op->request;
         trim(m, op->slot);
         return ATTN_OK;
     case OP_CLOSE:
+        m->ended = s->epoch > m->ended ? s->epoch : m->ended;
         s->is_open = false;
         memset(m->pending[op->slot], 0, sizeof m->pending[op->slot]);
         return ATTN_OK;
     case OP_ADOPT:
+        if (is_repeat(s, op))
+            return ATTN_OK;
+        if (is_seen(m, op->owner, op->request))
+            return ATTN_ESTALE;
         s->epoch++;
         s->owner = op->owner;
+        s->request = op->request;
+        see(m, op->owner, op->request);
         return ATTN_OK;
     case OP_RESERVE:
         return apply_reserve(m, op);
@@ -226,8 +274,19 @@ attn_status model_apply(struct model *m, const struct op *op)
     return ATTN_EINTERNAL;
 }
 
+attn_status model_apply(struct model *m, const struct op *op)
+{
+    attn_status st = apply(m, op);
+    if (st == ATTN_OK && op->request > m->last_request)
+        m->last_request = op->request;
+    return st;
+}
+
 void model_recover(struct model *m)
 {
+    for (uint32_t s = 0; s < M_SLOTS; s++) /* whatever made its epoch */
+        if (m->seq[s].is_open)
+            see(m, m->seq[s].owner, m->seq[s].request);
     for (uint32_t s = 0; s < M_SLOTS; s++)
         for (uint32_t l = 0; l < M_LAYERS; l++)
             if (m->pending[s][l].is_outstanding)
@@ -258,13 +317,13 @@ attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t
         st = kv_seq_fork(kv, id, op->to_slot % M_NAMES, op->n, op->owner, op->request, fx, &made);
         break;
     case OP_TRUNCATE:
-        st = kv_seq_truncate(kv, id, op->n);
+        st = kv_seq_truncate(kv, id, op->n, op->request, &epoch);
         break;
     case OP_CLOSE:
         kv_seq_close(kv, id);
         break;
     case OP_ADOPT:
-        st = kv_seq_adopt(kv, id, op->owner, &epoch);
+        st = kv_seq_adopt(kv, id, op->owner, op->request, &epoch);
         break;
     case OP_RESERVE:
         st = kv_append_reserve(kv, id, op->layer, op->pos, op->n, fx);
@@ -319,13 +378,16 @@ struct op model_op(const struct model *m, uint64_t *random)
     static const uint8_t weight[OP_N_KINDS] = {5, 14, 2, 4, 2, 34, 67, 21, 1};
     for (;;) {
         struct op op = {.owner = below(random, M_OWNERS + 1),
-                        .request = below(random, 2),
+                        .request = m->last_request + 1,
                         .slot = below(random, M_SLOTS),
                         .layer = below(random, M_LAYERS),
                         .value_seed = below(random, 1u << 31),
                         .will_commit = below(random, 4) > 0};
         if (op.owner == M_OWNERS)
             op.owner = KV_NO_OWNER;
+        if (below(random, 8) == 0) /* a repeat, or an old one of another owner */
+            op.request -=
+                below(random, (uint32_t)(m->last_request < 20 ? m->last_request + 1 : 20));
         uint32_t r = below(random, 150);
         while (r >= weight[op.kind])
             r -= weight[op.kind++];

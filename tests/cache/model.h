@@ -23,8 +23,8 @@
 
 struct model_seq {
     bool is_open;
-    uint32_t owner, epoch, fork_len;
-    uint64_t request;
+    uint32_t owner, epoch;
+    uint64_t request; /* that made the epoch */
     uint32_t n_blocks;
     uint64_t block[M_ROW];
     uint32_t len[M_LAYERS];
@@ -42,6 +42,12 @@ struct model {
     struct model_seq seq[M_SLOTS];
     struct model_pending pending[M_SLOTS][M_LAYERS];
     uint64_t next_block;
+    uint32_t ended; /* the highest epoch of a closed sequence */
+    uint64_t last_request;
+    struct model_seen {
+        uint64_t floor, id[KV_MAX_SEEN]; /* highest first */
+        uint32_t n;
+    } seen[M_OWNERS];
 };
 
 enum op_kind {

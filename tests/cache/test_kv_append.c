@@ -157,10 +157,10 @@ static void fork_shares_blocks_until_first_append(void **state)
     assert_int_equal(a.block_table[1], shared);
     assert_int_equal(f->t.fx.n_patches, 1);
     assert_int_equal(f->t.patches[0].block, b.block_table[1]);
-    assert_true(kv_seq_has_pending_copy(f->kv, child));
-    assert_false(kv_seq_has_pending_copy(f->kv, src));
+    assert_true(has_pending_copy(f->kv, child));
+    assert_false(has_pending_copy(f->kv, src));
     kv_append_commit(f->kv, child, 0, 6, 1);
-    assert_false(kv_seq_has_pending_copy(f->kv, child));
+    assert_false(has_pending_copy(f->kv, child));
     assert_int_equal(stats_of(f).blocks_shared, 1);
     assert_int_equal(stats_of(f).blocks_used, 4);
     assert_false(kv_append_copies(f->kv, child, 7, 1));
@@ -180,7 +180,7 @@ static void a_cancelled_copy_brings_the_shared_block_back(void **state)
     struct kv_effects *fx = fx_of(f);
     fx->patches_capacity = 2;
     assert_status(f->kv, ATTN_EOVERLOAD, kv_append_cancel(f->kv, child, 1, 2, 8, fx));
-    assert_true(kv_seq_has_pending_copy(f->kv, child));
+    assert_true(has_pending_copy(f->kv, child));
     assert_status(f->kv, ATTN_OK, kv_append_cancel(f->kv, child, 1, 2, 8, fx_of(f)));
     assert_int_equal(f->t.fx.n_patches, 3);
     for (uint32_t i = 0; i < 3; i++) {
@@ -200,15 +200,15 @@ static void a_copy_is_alone_on_its_sequence(void **state)
     assert_status(f->kv, ATTN_OK, kv_append_reserve(f->kv, child, 1, 8, 1, fx_of(f)));
     assert_status(f->kv, ATTN_EOVERLOAD, kv_append_reserve(f->kv, child, 0, 7, 1, fx_of(f)));
     assert_says(f->kv, "1 copies wait for 2 appends");
-    assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_truncate(f->kv, child, 8));
+    assert_status(f->kv, ATTN_EOVERLOAD, truncate_to(f, child, 8));
     kv_append_commit(f->kv, child, 0, 8, 1);
     kv_append_commit(f->kv, child, 1, 8, 1);
     assert_status(f->kv, ATTN_OK, kv_append_reserve(f->kv, child, 0, 7, 1, fx_of(f)));
     assert_status(f->kv, ATTN_EOVERLOAD, kv_append_reserve(f->kv, child, 1, 9, 1, fx_of(f)));
     assert_says(f->kv, "a copy is pending");
     assert_status(f->kv, ATTN_EOVERLOAD,
-                  kv_seq_fork(f->kv, child, 5, 4, OWNER, 1, fx_of(f), &other));
-    assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_truncate(f->kv, child, 4));
+                  kv_seq_fork(f->kv, child, 5, 4, OWNER, KV_NO_REQUEST, fx_of(f), &other));
+    assert_status(f->kv, ATTN_EOVERLOAD, truncate_to(f, child, 4));
     kv_append_commit(f->kv, child, 0, 7, 1);
 }
 
@@ -232,10 +232,12 @@ static void a_full_journal_refuses_the_copy(void **state)
     /* The journal has room for one copy a sequence and one whole row: 8 + 16. */
     kv_pool_id big = test_pool(f->kv, "big", 1, 4, 52);
     kv_seq_id src, a, b;
-    assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 0, big, OWNER, 1, &src));
+    assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 0, big, OWNER, KV_NO_REQUEST, &src));
     append(f, src, 0, 0, 64);
-    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 1, 64, OWNER, 1, fx_of(f), &a));
-    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 2, 64, OWNER, 1, fx_of(f), &b));
+    assert_status(f->kv, ATTN_OK,
+                  kv_seq_fork(f->kv, src, 1, 64, OWNER, KV_NO_REQUEST, fx_of(f), &a));
+    assert_status(f->kv, ATTN_OK,
+                  kv_seq_fork(f->kv, src, 2, 64, OWNER, KV_NO_REQUEST, fx_of(f), &b));
     assert_status(f->kv, ATTN_OK, kv_append_reserve(f->kv, a, 0, 0, 64, fx_of(f)));
     assert_int_equal(f->t.fx.n_copies, 16);
     assert_status(f->kv, ATTN_EOVERLOAD, kv_append_reserve(f->kv, b, 0, 0, 36, fx_of(f)));
@@ -245,20 +247,22 @@ static void a_full_journal_refuses_the_copy(void **state)
     kv_append_commit(f->kv, b, 0, 0, 32);
 }
 
-static void a_fork_repeated_before_appends_gives_the_same_sequence(void **state)
+static void a_fork_repeated_gives_the_same_sequence(void **state)
 {
     struct fixture *f = *state;
     kv_seq_id src, child = fork_at(f, &src, 6), again = {99};
-    assert_status(f->kv, ATTN_OK,
-                  kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 5, fx_of(f), &again));
-    assert_int_equal(again.index, child.index);
-    assert_int_equal(f->t.fx.n_patches, 0);
+    for (uint32_t n = 0; n < 2; n++) { /* as it was made, then longer */
+        again.index = 99;
+        assert_status(f->kv, ATTN_OK,
+                      kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 5, fx_of(f), &again));
+        assert_int_equal(again.index, child.index);
+        assert_int_equal(f->t.fx.n_patches, 0);
+        append(f, child, 0, 6 + n, 1);
+    }
     assert_status(f->kv, ATTN_EEXIST,
-                  kv_seq_fork(f->kv, src, NAME + 1, 7, OWNER + 1, 5, fx_of(f), &again));
-    assert_status(f->kv, ATTN_EEXIST,
-                  kv_seq_open(f->kv, TENANT, NAME + 1, f->pool, OWNER + 1, 5, &again));
-    append(f, child, 0, 6, 1);
-    assert_status(f->kv, ATTN_EEXIST,
+                  kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 6, fx_of(f), &again));
+    kv_seq_close(f->kv, child);
+    assert_status(f->kv, ATTN_ESTALE,
                   kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 5, fx_of(f), &again));
 }
 
@@ -268,14 +272,14 @@ static void a_fork_past_a_layers_end_is_refused_with_both_numbers(void **state)
     kv_seq_id src = open_seq(f, NAME), child;
     append(f, src, 0, 0, 10);
     append(f, src, 1, 0, 7);
-    assert_status(f->kv, ATTN_EINVAL, kv_seq_fork(f->kv, src, 1, 8, OWNER, 1, fx_of(f), &child));
+    assert_status(f->kv, ATTN_EINVAL, kv_seq_fork(f->kv, src, 1, 8, OWNER, 6, fx_of(f), &child));
     assert_says(f->kv, "fork at 8, layer 1 has 7 tokens");
-    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 1, 7, OWNER, 1, fx_of(f), &child));
+    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 1, 7, OWNER, 7, fx_of(f), &child));
     struct kv_effects *fx = fx_of(f);
     fx->patches_capacity = 1;
-    assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_fork(f->kv, src, 2, 7, OWNER, 1, fx, &child));
+    assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_fork(f->kv, src, 2, 7, OWNER, 9, fx, &child));
     assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_find(f->kv, TENANT, 2, &child));
-    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 3, 0, OWNER, 1, fx_of(f), &child));
+    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 3, 0, OWNER, 8, fx_of(f), &child));
     assert_int_equal(info_of(f, child).n_blocks, 0);
 }
 
@@ -285,13 +289,13 @@ static void truncate_cuts_every_layer_and_lets_go_of_blocks(void **state)
     kv_seq_id seq = open_seq(f, NAME);
     append(f, seq, 0, 0, 10);
     append(f, seq, 1, 0, 3);
-    assert_status(f->kv, ATTN_EINVAL, kv_seq_truncate(f->kv, seq, 11));
+    assert_status(f->kv, ATTN_EINVAL, truncate_to(f, seq, 11));
     assert_says(f->kv, "len is 11, its longest layer has 10");
-    assert_status(f->kv, ATTN_OK, kv_seq_truncate(f->kv, seq, 5));
+    assert_status(f->kv, ATTN_OK, truncate_to(f, seq, 5));
     assert_int_equal(info_of(f, seq).layer_len[0], 5);
     assert_int_equal(info_of(f, seq).layer_len[1], 3);
     assert_int_equal(info_of(f, seq).n_blocks, 2);
-    assert_status(f->kv, ATTN_OK, kv_seq_truncate(f->kv, seq, 0));
+    assert_status(f->kv, ATTN_OK, truncate_to(f, seq, 0));
     assert_int_equal(stats_of(f).blocks_used, 0);
     assert_int_equal(stats_of(f).truncates, 2);
 }
@@ -312,7 +316,7 @@ int main(void)
         T(a_copy_is_alone_on_its_sequence),
         T(closing_with_a_copy_pending_lets_go_of_both_blocks),
         T(a_full_journal_refuses_the_copy),
-        T(a_fork_repeated_before_appends_gives_the_same_sequence),
+        T(a_fork_repeated_gives_the_same_sequence),
         T(a_fork_past_a_layers_end_is_refused_with_both_numbers),
         T(truncate_cuts_every_layer_and_lets_go_of_blocks),
     };

@@ -43,7 +43,7 @@ static void a_successor_finds_what_was_committed(void **state)
     struct fixture *f = *state;
     kv_seq_id src, child = fork_at(f, &src, 6), found;
     uint32_t epoch, table[3];
-    assert_status(f->kv, ATTN_OK, kv_seq_adopt(f->kv, src, 0, &epoch));
+    assert_status(f->kv, ATTN_OK, kv_seq_adopt(f->kv, src, 0, KV_NO_REQUEST, &epoch));
     memcpy(table, info_of(f, src).block_table, sizeof table);
     uint32_t child_block = info_of(f, child).block_table[1];
     assert_status(f->kv, ATTN_OK, kv_append_reserve(f->kv, child, 0, 6, 1, fx_of(f)));
@@ -63,7 +63,7 @@ static void a_successor_finds_what_was_committed(void **state)
     assert_int_equal(i.layer_len[1], 10);
     assert_memory_equal(i.block_table, table, sizeof table);
     assert_int_equal(info_of(f, child).block_table[1], child_block);
-    assert_false(kv_seq_has_pending_copy(f->kv, child));
+    assert_false(has_pending_copy(f->kv, child));
     assert_int_equal(stats_of(f).blocks_used, 3);
     assert_int_equal(stats_of(f).damaged, 0);
     kv_pool_id pool;
@@ -126,8 +126,8 @@ static void block_counts_go_far_beyond_65536(void **state)
     fx.patches = calloc(fx.patches_capacity, sizeof *fx.patches);
     fx.copies = calloc(fx.copies_capacity, sizeof *fx.copies);
     kv_seq_id a, b, child;
-    assert_status(kv, ATTN_OK, kv_seq_open(kv, 1, 1, small, 0, 1, &a));
-    assert_status(kv, ATTN_OK, kv_seq_open(kv, 1, 2, big, 0, 1, &b));
+    assert_status(kv, ATTN_OK, kv_seq_open(kv, 1, 1, small, 0, KV_NO_REQUEST, &a));
+    assert_status(kv, ATTN_OK, kv_seq_open(kv, 1, 2, big, 0, KV_NO_REQUEST, &b));
     assert_status(kv, ATTN_OK, kv_append_reserve(kv, a, 0, 0, 90000, &fx));
     kv_append_commit(kv, a, 0, 0, 90000);
     uint32_t tokens = 70000u * 256u - 1; /* 17.9 million */
@@ -178,7 +178,8 @@ static void the_name_index_holds_every_name_through_churn(void **state)
     kv_seq_id seq, found;
     for (uint64_t round = 0; round < 5; round++) {
         for (uint64_t i = 0; i < 1000; i++)
-            assert_status(kv, ATTN_OK, kv_seq_open(kv, i & 1, i << 32, pool, 0, round, &seq));
+            assert_status(kv, ATTN_OK,
+                          kv_seq_open(kv, i & 1, i << 32, pool, 0, KV_NO_REQUEST, &seq));
         test_check(kv);
         for (uint64_t i = round % 3; i < 1000; i += 3) {
             assert_status(kv, ATTN_OK, kv_seq_find(kv, i & 1, i << 32, &found));

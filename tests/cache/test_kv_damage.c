@@ -135,11 +135,9 @@ static void a_flipped_bit_in_a_sealed_record_drops_that_sequence_alone(void **st
     struct grown g;
     uint32_t seq[3];
     grow_rich(&g, seq);
-    const size_t sealed[] = {
-        offsetof(struct kv_seq_rec, tenant),   offsetof(struct kv_seq_rec, name),
-        offsetof(struct kv_seq_rec, request),  offsetof(struct kv_seq_rec, seal),
-        offsetof(struct kv_seq_rec, fork_len), offsetof(struct kv_seq_rec, pool),
-        offsetof(struct kv_seq_rec, state)};
+    const size_t sealed[] = {offsetof(struct kv_seq_rec, tenant), offsetof(struct kv_seq_rec, name),
+                             offsetof(struct kv_seq_rec, seal), offsetof(struct kv_seq_rec, pool),
+                             offsetof(struct kv_seq_rec, state)};
     for (size_t f = 0; f < sizeof sealed / sizeof sealed[0]; f++) {
         for (uint32_t bit = 0; bit < 16; bit++) {
             memcpy(g.copy, g.bytes, g.n_bytes);

@@ -134,7 +134,7 @@ static void a_predecessors_arena_survives_a_failure_at_every_call(void **state)
     kv_pool_id pool = test_pool(kv, "p", 1, 4, 8);
     kv_seq_id seq;
     struct test_fx t;
-    assert_status(kv, ATTN_OK, kv_seq_open(kv, 1, 1, pool, 0, 1, &seq));
+    assert_status(kv, ATTN_OK, kv_seq_open(kv, 1, 1, pool, 0, KV_NO_REQUEST, &seq));
     assert_status(kv, ATTN_OK, kv_append_reserve(kv, seq, 0, 0, 9, test_fx_reset(&t)));
     kv_append_commit(kv, seq, 0, 0, 9);
     assert_int_equal(open_with_failures(kv_fd(kv)), 4); /* calloc, fcntl twice, mmap */

@@ -95,7 +95,7 @@ static void pools_give_out_ids_of_their_own(void **state)
     struct fixture *f = *state;
     kv_pool_id other = test_pool(f->kv, "other", 1, 4, 12);
     kv_seq_id a = open_seq(f, NAME), b;
-    assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 1, other, OWNER, 1, &b));
+    assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 1, other, OWNER, KV_NO_REQUEST, &b));
     append(f, a, 0, 0, 4);
     append(f, b, 0, 0, 4);
     assert_int_equal(info_of(f, a).block_table[0], 0);
@@ -125,19 +125,78 @@ static void a_new_sequence_is_empty_and_found_by_tenant_and_name(void **state)
     assert_int_equal(found.index, 99);
 }
 
-static void an_open_repeated_while_empty_gives_the_same_sequence(void **state)
+static void an_open_repeated_gives_the_same_sequence(void **state)
 {
     struct fixture *f = *state;
     kv_seq_id seq = open_seq(f, NAME), again = {99};
-    assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER, 1, &again));
-    assert_int_equal(again.index, seq.index);
+    for (uint32_t n = 0; n < 2; n++) { /* empty, then not */
+        again.index = 99;
+        assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER, 1, &again));
+        assert_int_equal(again.index, seq.index);
+        append(f, seq, 1, n, 1);
+    }
     assert_int_equal(stats_of(f).opens, 1);
     assert_status(f->kv, ATTN_EEXIST, kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER, 2, &again));
     assert_says(f->kv, "sequence 77 of tenant 3");
     assert_status(f->kv, ATTN_EEXIST,
                   kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER + 1, 1, &again));
-    append(f, seq, 1, 0, 1);
-    assert_status(f->kv, ATTN_EEXIST, kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER, 1, &again));
+}
+
+static void a_request_is_carried_out_once(void **state)
+{
+    struct fixture *f = *state;
+    kv_seq_id seq = open_seq(f, NAME), out;
+    uint32_t epoch = 0;
+    assert_status(f->kv, ATTN_OK,
+                  truncate_to(f, seq, 0)); /* the epoch is not the open's any more */
+    assert_status(f->kv, ATTN_ESTALE, kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER, 1, &out));
+    assert_says(f->kv, "request 1 was carried out before");
+    assert_status(f->kv, ATTN_OK, kv_seq_adopt(f->kv, seq, 0, 9, &epoch));
+    assert_int_equal(epoch, 3);
+    assert_status(f->kv, ATTN_OK, kv_seq_adopt(f->kv, seq, 0, 9, &epoch)); /* the same answer */
+    assert_int_equal(epoch, 3);
+    assert_status(f->kv, ATTN_OK, kv_seq_adopt(f->kv, seq, 1, 9, &epoch)); /* of another owner */
+    assert_int_equal(epoch, 4);
+    assert_status(f->kv, ATTN_ESTALE, kv_seq_adopt(f->kv, seq, 0, 9, &epoch));
+    kv_seq_close(f->kv, seq);
+    assert_status(f->kv, ATTN_ESTALE, kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER, 1, &out));
+    assert_int_equal(stats_of(f).sequences, 0);
+}
+
+static void epochs_of_a_name_never_come_again(void **state)
+{
+    struct fixture *f = *state;
+    uint32_t last = 0;
+    for (uint32_t life = 0; life < 20; life++) {
+        kv_seq_id seq = open_seq(f, NAME);
+        assert_true(info_of(f, seq).epoch > last);
+        for (uint32_t i = 0; i < life % 3; i++)
+            assert_status(f->kv, ATTN_OK, truncate_to(f, seq, 0));
+        last = info_of(f, seq).epoch;
+        kv_seq_close(f->kv, seq);
+    }
+}
+
+static void requests_are_remembered_to_a_bound_and_older_ones_are_refused(void **state)
+{
+    struct fixture *f = *state;
+    kv_seq_id out;
+    assert_int_equal(kv_owner_last_request(f->kv, OWNER), 0);
+    for (uint64_t id = 10; id < 10 + 2 * KV_MAX_SEEN; id += 2) {
+        assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, id, f->pool, OWNER, id, &out));
+        kv_seq_close(f->kv, out);
+    }
+    uint64_t last = 10 + 2 * KV_MAX_SEEN - 2;
+    assert_int_equal(kv_owner_last_request(f->kv, OWNER), last);
+    /* between two that are remembered: late, but not done yet */
+    assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 1, f->pool, OWNER, last - 1, &out));
+    /* 10 had to make room for it: 9 and 10 may have been done, for all that is known */
+    assert_status(f->kv, ATTN_ESTALE, kv_seq_open(f->kv, TENANT, 2, f->pool, OWNER, 9, &out));
+    assert_status(f->kv, ATTN_ESTALE, kv_seq_open(f->kv, TENANT, 2, f->pool, OWNER, 10, &out));
+    assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 2, f->pool, OWNER, 13, &out));
+    kv_owner_begin(f->kv, OWNER);
+    assert_int_equal(kv_owner_last_request(f->kv, OWNER), 0);
+    assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 3, f->pool, OWNER, 9, &out));
 }
 
 static void opening_needs_a_pool_an_owner_and_a_free_record(void **state)
@@ -150,7 +209,8 @@ static void opening_needs_a_pool_an_owner_and_a_free_record(void **state)
     assert_says(f->kv, "owner is 4, at most 3");
     for (uint64_t i = 0; i < config.max_sequences; i++)
         open_seq(f, i);
-    assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER, 1, &seq));
+    assert_status(f->kv, ATTN_EOVERLOAD,
+                  kv_seq_open(f->kv, TENANT, NAME, f->pool, OWNER, KV_NO_REQUEST, &seq));
     assert_says(f->kv, "all 8 sequences");
     assert_int_equal(seq.index, 99);
     assert_status(f->kv, ATTN_OK, kv_seq_find(f->kv, TENANT, 5, &seq));
@@ -163,14 +223,14 @@ static void adoption_raises_the_epoch_and_moves_the_owner(void **state)
     struct fixture *f = *state;
     kv_seq_id a = open_seq(f, 1), b = open_seq(f, 2), c = open_seq(f, 3), any;
     uint32_t epoch = 0;
-    assert_status(f->kv, ATTN_OK, kv_seq_adopt(f->kv, b, 0, &epoch));
+    assert_status(f->kv, ATTN_OK, kv_seq_adopt(f->kv, b, 0, KV_NO_REQUEST, &epoch));
     assert_int_equal(epoch, 2);
     assert_int_equal(info_of(f, b).epoch, 2);
     assert_int_equal(info_of(f, b).owner, 0);
     assert_status(f->kv, ATTN_OK, kv_owner_any(f->kv, 0, &any));
     assert_int_equal(any.index, b.index);
-    assert_status(f->kv, ATTN_EINVAL, kv_seq_adopt(f->kv, b, 4, &epoch));
-    assert_status(f->kv, ATTN_OK, kv_seq_adopt(f->kv, b, KV_NO_OWNER, &epoch));
+    assert_status(f->kv, ATTN_EINVAL, kv_seq_adopt(f->kv, b, 4, KV_NO_REQUEST, &epoch));
+    assert_status(f->kv, ATTN_OK, kv_seq_adopt(f->kv, b, KV_NO_OWNER, KV_NO_REQUEST, &epoch));
     assert_int_equal(epoch, 3);
     assert_status(f->kv, ATTN_ENOTFOUND, kv_owner_any(f->kv, 0, &any));
     assert_status(f->kv, ATTN_ENOTFOUND, kv_owner_any(f->kv, KV_NO_OWNER, &any));
@@ -182,7 +242,7 @@ static void adoption_raises_the_epoch_and_moves_the_owner(void **state)
         test_check(f->kv);
     }
     assert_int_equal(n, 2);
-    assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_adopt(f->kv, a, 0, &epoch));
+    assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_adopt(f->kv, a, 0, KV_NO_REQUEST, &epoch));
 }
 
 static void a_closed_sequence_answers_nothing(void **state)
@@ -196,9 +256,9 @@ static void a_closed_sequence_answers_nothing(void **state)
     assert_int_equal(stats_of(f).blocks_used, 0);
     assert_null(info_of(f, seq).block_table);
     assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_find(f->kv, TENANT, NAME, &other));
-    assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_truncate(f->kv, seq, 0));
+    assert_status(f->kv, ATTN_ENOTFOUND, truncate_to(f, seq, 0));
     assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_fork(f->kv, seq, 1, 0, OWNER, 1, fx_of(f), &other));
-    assert_false(kv_seq_has_pending_copy(f->kv, seq));
+    assert_false(has_pending_copy(f->kv, seq));
     assert_false(kv_append_copies(f->kv, (kv_seq_id){1000}, 0, 1));
 }
 
@@ -210,7 +270,10 @@ int main(void)
         T(a_pool_that_does_not_fit_is_refused_by_field),
         T(pools_give_out_ids_of_their_own),
         T(a_new_sequence_is_empty_and_found_by_tenant_and_name),
-        T(an_open_repeated_while_empty_gives_the_same_sequence),
+        T(an_open_repeated_gives_the_same_sequence),
+        T(a_request_is_carried_out_once),
+        T(epochs_of_a_name_never_come_again),
+        T(requests_are_remembered_to_a_bound_and_older_ones_are_refused),
         T(opening_needs_a_pool_an_owner_and_a_free_record),
         T(adoption_raises_the_epoch_and_moves_the_owner),
         T(a_closed_sequence_answers_nothing),

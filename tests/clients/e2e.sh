@@ -39,8 +39,24 @@ refuses() {
 export ATTND_ENDPOINT=ipc://$dir/attnd.sock
 ctl=$bin/attnctl load=$bin/attnload
 
-expect 1 "$ctl" --timeout 0.1 ping
-expect 1 "$load" --timeout 0.1
+# why there is no connection, said at once: an hour's patience with answers does not matter
+says() { grep -qE -e "$1" "$dir/err.log" || die "no \"$1\" in: $(cat "$dir/err.log")"; }
+touch "$dir/file"
+for run in "$ctl ping" "$load"; do
+  expect 1 timeout 60 $run --timeout 3600
+  says "no connection to $ATTND_ENDPOINT: no such path"
+  for case in "ipc://$dir/file not a socket" "shm://$dir/file not a socket" \
+    'tcp://127.0.0.1:1 nobody listens there' 'shm:///nowhere/x no such path'; do
+    expect 1 timeout 60 $run --timeout 3600 --endpoint "${case%% *}"
+    says "no connection to ${case%% *}: ${case#* }"
+  done
+done
+expect 1 "$ctl" --wait 0.1 ping
+says 'no connection to .* within [0-9]+ ms: no such path'
+for command in "$ctl --help" "$ctl --version" "$load --help" "$load --version"; do
+  $command >/dev/full 2>"$dir/err.log" && die "$command writes into a full file"
+  says 'write to stdout: No space'
+done
 refuses 'missing command' "$ctl"
 refuses 'unknown command: fly' "$ctl" fly
 refuses 'pool create NAME' "$ctl" pool
@@ -48,7 +64,6 @@ refuses 'ping takes no argument: now' "$ctl" ping now
 refuses '--dtype: "f64"' "$ctl" pool create p --dtype f64
 refuses '--kv-heads' "$ctl" pool create p --layers 2 --q-heads 8
 refuses '--layers .*pool create' "$ctl" ping --layers 2
-refuses '--json .*stats' "$ctl" info --json
 refuses '--preset: "gpt-17"' "$load" --preset gpt-17
 refuses '--workers: "0" is not a whole number from 1 to 1024' "$load" --workers 0
 refuses '--rate: "x" is not a number from' "$load" --rate x
@@ -64,12 +79,22 @@ has gemma3-27b
 "$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT shm://$dir/shm.sock" --listen.http 127.0.0.1:0 \
   --device.kv_memory 512M >"$dir/attnd.log" 2>&1 &
 daemon=$!
-expect 0 "$ctl" --timeout 60 ping
-has 'backend cpu'
+expect 0 "$ctl" --wait 60 ping
+has '^backend cpu$'
 expect 0 "$ctl" info
 has 'max_step_items [1-9]'
 expect 0 "$ctl" pool create p --layers 2 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 10 --dtype f16
 has 'free_blocks 10'
+expect 0 "$ctl" --json pool describe p
+has '^\{.*"free_blocks": 10,.*\}$'
+expect 0 "$ctl" --json ping
+has '^\{.*"backend": "cpu".*\}$'
+expect 0 "$ctl" --json info
+has '^\{.*"max_step_items": [1-9].*\}$'
+for command in ping info stats 'pool describe p' '--json stats'; do
+  "$ctl" $command >/dev/full 2>"$dir/err.log" && die "$command writes into a full file"
+  says 'write to stdout: No space'
+done
 expect 0 "$ctl" pool describe p
 has 'dtype f16'
 expect 1 "$ctl" pool describe nothing
@@ -124,7 +149,8 @@ verified
 has '"requests": 20,'
 has '"ttft": '
 
-expect 0 "$ctl" drain
+expect 0 "$ctl" --json drain
+has '^\{"draining": true\}$'
 wait "$daemon" || die "attnd's exit code after drain"
 daemon=
 
@@ -132,10 +158,10 @@ daemon=
 "$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M \
   >"$dir/attnd.log" 2>&1 &
 daemon=$!
-"$load" --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 2 --json \
+"$load" --wait 60 --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 2 --json \
   >"$dir/out" 2>"$dir/err.log" &
 loader=$!
-until "$ctl" stats | grep -q '^steps_received_total [1-9]...'; do :; done
+until "$ctl" --wait 60 stats | grep -q '^steps_received_total [1-9]...'; do :; done
 kill -9 "$daemon"
 wait "$daemon" || true
 daemon=
@@ -148,7 +174,7 @@ has '"failure": "worker 0, .*connection lost'
 # a daemon that computes something else is found out
 "$bin/fake_attnd" "$ATTND_ENDPOINT" >"$dir/fake.log" 2>&1 &
 daemon=$!
-expect 1 "$load" --preset bytelm --dtype f32 --context 10 --chunk 10 --steps 5 --json --verify
+expect 1 "$load" --wait 60 --preset bytelm --dtype f32 --context 10 --chunk 10 --steps 5 --json --verify
 has '"mismatched": [1-9]'
 expect 0 "$load" --preset bytelm --dtype f32 --context 10 --chunk 10 --steps 5 --json
 kill "$daemon"

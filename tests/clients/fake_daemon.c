@@ -96,16 +96,16 @@ static void reply(struct session *s, Attnd__Reply *h, uint64_t id, const void *p
     send_answer(s, &a);
 }
 
-static void on_hello(const Attnd__Hello *q, Attnd__HelloReply *r)
+static void on_hello(const struct fake_daemon *f, const Attnd__Hello *q, Attnd__HelloReply *r)
 {
     r->protocol_version = 1;
     r->session = q->resume_session != 0 ? q->resume_session : 77;
     r->server_version = (char *)"fake";
     r->backend = (char *)"none";
-    r->lease_us = 5000000;
-    r->max_message_bytes = 64 << 20;
+    r->lease_us = f->lease_us != 0 ? f->lease_us : 600000000;
+    r->max_message_bytes = f->max_message_bytes != 0 ? f->max_message_bytes : 64 << 20;
     r->max_step_items = 256;
-    r->max_step_tokens = 4096;
+    r->max_step_tokens = f->max_step_tokens != 0 ? f->max_step_tokens : 4096;
     r->max_seq_tokens = 65536;
 }
 
@@ -195,7 +195,7 @@ static void on_request(struct session *s, const struct wire_request *req,
     seq.layer_len = layer_len;
     switch (r->body_case) {
     case ATTND__REQUEST__BODY_HELLO:
-        on_hello(r->hello, &hello);
+        on_hello(s->f, r->hello, &hello);
         h.body_case = ATTND__REPLY__BODY_HELLO;
         h.hello = &hello;
         is_garbled = false;
@@ -222,6 +222,9 @@ static void on_request(struct session *s, const struct wire_request *req,
         seq.epoch = 2;
         /* fall through */
     case ATTND__REQUEST__BODY_OPEN:
+    case ATTND__REQUEST__BODY_TRUNCATE:
+        if (req->header->body_case == ATTND__REQUEST__BODY_TRUNCATE)
+            seq.epoch = req->header->truncate->epoch + 1;
         h.body_case = ATTND__REPLY__BODY_SEQ;
         h.seq = &seq;
         break;

@@ -44,6 +44,9 @@ struct fake_daemon {
      * user, before the start. */
     void (*see)(void *user, const Attnd__Request *r);
     void *user;
+    /* What hello tells, set before the start. 0: ten minutes, 64 MiB, 4096 */
+    uint64_t lease_us, max_message_bytes;
+    uint32_t max_step_tokens;
     atomic_uint n_requests, n_steps; /* received */
     _Atomic uint64_t last_step_id; /* request id of the newest step */
     atomic_bool is_stopping;

@@ -1,8 +1,14 @@
 /* libattn_rig.c: see libattn_rig.h. */
 #include "tests/clients/libattn_rig.h"
 
-#include <time.h>
 #include <unistd.h>
+
+/* The thread sanitizer's: children open clients, which have threads, after a fork. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+    return "die_after_fork=0";
+}
 
 void work_init(struct work *w, uint32_t salt, uint32_t n_items)
 {
@@ -110,13 +116,6 @@ struct attn_pool_spec spec_of_test(void)
                                    .num_kv_heads = KV_HEADS,
                                    .head_dim_k = DIM,
                                    .q_dtype = ATTN_F32};
-}
-
-uint64_t now_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
 void open_client(struct fixture *f, const struct attn_client_options *o)

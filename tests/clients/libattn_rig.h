@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "clients/libattn/attn.h"
+#include "proto/attn_time.h"
 #include "tests/clients/fake_daemon.h"
 
 #define HEADS 4
@@ -52,7 +53,6 @@ void work_in_place(struct work *w);
 void assert_good(const struct work *w);
 void assert_untouched(const struct work *w);
 struct attn_pool_spec spec_of_test(void);
-uint64_t now_ns(void);
 void open_client(struct fixture *f, const struct attn_client_options *o);
 void close_client(struct fixture *f);
 int set_up(void **state);

@@ -232,21 +232,49 @@ static void more_in_flight_than_the_memory_holds(void **state)
     free(w);
 }
 
-static void what_never_fits_is_refused_at_once(void **state)
+/* 48 KB of q, k and v for every 32 tokens: six times what a message of a 1 MB region may have. */
+static void a_prompt_larger_than_the_memory_goes_in_pieces(void **state)
 {
     (void)state;
+    enum { TOKENS = 1500 };
     attn_client *c = open_client();
     attn_pool *p = open_pool(c);
     struct attn_client_info info = {.struct_size = sizeof info};
     assert_int_equal(attn_client_info(c, &info), ATTN_OK);
     assert_true(info.max_message_bytes > 300000 && info.max_message_bytes < 524288);
-    enum { TOKENS = 1000 }; /* 1.5 MB */
-    float *x = calloc(TOKENS * ROW, sizeof *x);
-    struct attn_item item = {.seq = {1, 1, 0}, .n_tokens = TOKENS};
-    struct attn_step s = {.struct_size = sizeof s, .n_items = 1, .items = &item, .k = x, .v = x};
-    assert_int_equal(attn_step(p, &s, NULL), ATTN_EINVAL);
-    assert_non_null(strstr(attn_last_error()->message, "the daemon takes"));
-    free(x);
+    float *x[4]; /* q, k, v, out */
+    unsigned seed = 7;
+    for (int i = 0; i < 4; i++) {
+        x[i] = malloc(TOKENS * ROW * sizeof **x);
+        fill(x[i], TOKENS * ROW, &seed);
+    }
+    struct attn_item item = {.n_tokens = TOKENS};
+    struct attn_step s = {.struct_size = sizeof s,
+                          .n_items = 1,
+                          .items = &item,
+                          .q = x[0],
+                          .k = x[1],
+                          .v = x[2],
+                          .out = x[3],
+                          .timeout_us = LONG_US};
+    assert_int_equal(attn_seq_open(p, 700, LONG_US, &item.seq), ATTN_OK);
+    if (attn_step(p, &s, NULL) != ATTN_OK)
+        fail_msg("%s", attn_last_error()->message);
+    double *ref = calloc(TOKENS * ROW, sizeof *ref), *lse = calloc(TOKENS * HEADS, sizeof *lse);
+    struct attn_layer_spec spec = {.scale = 0.1767766952966369f};
+    assert_int_equal(reference_attend(&spec, HEADS, HEADS, DIM, DIM, ATTN_F32, x[0], TOKENS, 0,
+                                      x[1], x[2], TOKENS, ref, lse),
+                     ATTN_OK);
+    for (uint32_t i = 0; i < TOKENS * ROW; i++) {
+        double e = x[3][i] - ref[i];
+        if (!(e * e <= 1e-8))
+            fail_msg("output %u is %g, the reference %g", i, (double)x[3][i], ref[i]);
+    }
+    assert_int_equal(attn_seq_close(p, &item.seq, LONG_US), ATTN_OK);
+    for (int i = 0; i < 4; i++)
+        free(x[i]);
+    free(ref);
+    free(lse);
     attn_pool_close(p);
     attn_client_close(c);
 }
@@ -368,7 +396,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_and_steps_give_what_they_should),
         cmocka_unit_test(more_in_flight_than_the_memory_holds),
-        cmocka_unit_test(what_never_fits_is_refused_at_once),
+        cmocka_unit_test(a_prompt_larger_than_the_memory_goes_in_pieces),
         cmocka_unit_test(threads_share_a_client),
         cmocka_unit_test(an_event_loop_is_told_by_the_descriptor),
         cmocka_unit_test(nobody_there_is_an_error_in_time),

@@ -12,7 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/engine_internal.h"
+#include "config_defaults.h"
+#include "daemon/clock.h"
+#include "daemon/engine_state.h"
 #include "daemon/log.h"
 #include "fake_host.h"
 #include "kernels/kv_layout.h"
@@ -104,7 +106,7 @@ static struct request *make(Attnd__Request *h, size_t payload_bytes)
     struct request *req = request_new(&transport, NULL, bufs, head + payload_bytes);
     h->session = session;
     wire_request_head_encode(h, ++id, payload_bytes, req->msg->data);
-    if (request_decode(req, stats_now_ns(), 100000000, 100000000, why, sizeof why) != ATTN_OK) {
+    if (request_decode(req, clock_now_ns(), 100000000, 100000000, why, sizeof why) != ATTN_OK) {
         fprintf(stderr, "%s\n", why);
         exit(1);
     }
@@ -222,8 +224,13 @@ static void bench(uint32_t n_sequences, uint32_t n_items)
     cfg.max_layers = 1;
     cfg.max_queue_requests = 1 << 20;
     iobuf_pool_open(&null_ops, &backend, 64 << 20, &bufs);
-    if (engine_open_with_clock(&cfg, &null_ops, &backend, bufs, stats_now_ns, false, &engine, why,
-                               sizeof why) != ATTN_OK) {
+    struct engine_parts parts = {.cfg = &cfg, .ops = &null_ops, .backend = &backend, .bufs = bufs};
+    struct backend_info info;
+    null_info(&backend, &info);
+    struct kv_config kc = engine_kv_config(&cfg, info.kv_bytes);
+    if (kv_open(&kc, -1, &parts.kv, why, sizeof why) != ATTN_OK ||
+        session_table_open(cfg.max_sessions, &parts.sessions) != ATTN_OK ||
+        engine_open(&parts, &engine, why, sizeof why) != ATTN_OK) {
         fprintf(stderr, "%s\n", why);
         exit(1);
     }
@@ -238,12 +245,12 @@ static void bench(uint32_t n_sequences, uint32_t n_items)
         bool is_in_turn = (b + 1) * n <= n_sequences;
         uint32_t n_steps = make_steps(steps, n_items, is_in_turn ? order + b * n : order, len,
                                       is_in_turn ? n : n_sequences);
-        uint64_t start = stats_now_ns();
+        uint64_t start = clock_now_ns();
         for (uint32_t i = 0; i < n_steps; i++)
             engine_submit(engine, steps[i]);
         while (atomic_load(&engine->n_held) > 0)
             engine_turn(engine, 0);
-        uint64_t end = stats_now_ns();
+        uint64_t end = clock_now_ns();
         if (b >= n_warm)
             ns[b - n_warm] = (double)(end - start) / n;
         while (answered != NULL) {

@@ -90,7 +90,7 @@ attn_dtype e2e_dtype(void); /* of the pool made last */
 attn_status e2e_open_seq(struct e2e_client *c, struct e2e_seq *s, uint64_t name, uint32_t stream);
 attn_status e2e_fork(struct e2e_client *c, const struct e2e_seq *src, struct e2e_seq *s,
                      uint64_t name, uint32_t len, uint32_t stream);
-attn_status e2e_truncate(struct e2e_client *c, const struct e2e_seq *s, uint32_t len);
+attn_status e2e_truncate(struct e2e_client *c, struct e2e_seq *s, uint32_t len);
 attn_status e2e_close_seq(struct e2e_client *c, const struct e2e_seq *s);
 attn_status e2e_adopt(struct e2e_client *c, struct e2e_seq *s, uint32_t layer_len[E2E_LAYERS]);
 

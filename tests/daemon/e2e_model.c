@@ -69,12 +69,18 @@ void e2e_make_pool(struct e2e_client *c, attn_dtype d, uint32_t n_blocks)
 
 /* --- requests ---------------------------------------------------------------------------------- */
 
+static attn_status take_epoch(struct e2e_seq *s, const Attnd__Reply *r)
+{
+    if (r->status == ATTN_OK)
+        s->epoch = r->seq->epoch;
+    return (attn_status)r->status;
+}
+
 attn_status e2e_open_seq(struct e2e_client *c, struct e2e_seq *s, uint64_t name, uint32_t stream)
 {
     Attnd__Open b = ATTND__OPEN__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     s->name = name;
-    s->epoch = 1;
     for (uint32_t i = 0; i < E2E_MAX_TOKENS; i++)
         s->stream[i] = stream;
     b.seq = name;
@@ -82,7 +88,7 @@ attn_status e2e_open_seq(struct e2e_client *c, struct e2e_seq *s, uint64_t name,
     h.session = c->session;
     h.body_case = ATTND__REQUEST__BODY_OPEN;
     h.open = &b;
-    return (attn_status)e2e_call(c, &h)->status;
+    return take_epoch(s, e2e_call(c, &h));
 }
 
 attn_status e2e_fork(struct e2e_client *c, const struct e2e_seq *src, struct e2e_seq *s,
@@ -92,7 +98,6 @@ attn_status e2e_fork(struct e2e_client *c, const struct e2e_seq *src, struct e2e
     Attnd__Request h = ATTND__REQUEST__INIT;
     *s = *src;
     s->name = name;
-    s->epoch = 1;
     for (uint32_t i = len; i < E2E_MAX_TOKENS; i++)
         s->stream[i] = stream;
     b.seq = src->name;
@@ -103,10 +108,10 @@ attn_status e2e_fork(struct e2e_client *c, const struct e2e_seq *src, struct e2e
     h.session = c->session;
     h.body_case = ATTND__REQUEST__BODY_FORK;
     h.fork = &b;
-    return (attn_status)e2e_call(c, &h)->status;
+    return take_epoch(s, e2e_call(c, &h));
 }
 
-attn_status e2e_truncate(struct e2e_client *c, const struct e2e_seq *s, uint32_t len)
+attn_status e2e_truncate(struct e2e_client *c, struct e2e_seq *s, uint32_t len)
 {
     Attnd__Truncate b = ATTND__TRUNCATE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
@@ -116,7 +121,7 @@ attn_status e2e_truncate(struct e2e_client *c, const struct e2e_seq *s, uint32_t
     h.session = c->session;
     h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
     h.truncate = &b;
-    return (attn_status)e2e_call(c, &h)->status;
+    return take_epoch(s, e2e_call(c, &h));
 }
 
 attn_status e2e_close_seq(struct e2e_client *c, const struct e2e_seq *s)

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "fake_host.h"
 #include "kernels/kv_layout.h"
@@ -84,9 +85,12 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
     }
     assert_true(b->n_in_flight < b->max_in_flight);
     note_conflicts(b, batch);
-    if (b->n_batches < RIG_MAX_LOGGED && b->n_items + batch->n_items <= RIG_MAX_LOGGED) {
-        b->batches[b->n_batches++] =
-            (struct rig_batch){b->n_items, batch->n_items, batch->n_patches, batch->n_copies};
+    if (b->n_batches < RIG_MAX_LOGGED && b->n_items + batch->n_items <= RIG_MAX_LOGGED &&
+        b->n_copies + batch->n_copies <= RIG_MAX_LOGGED) {
+        b->batches[b->n_batches++] = (struct rig_batch){
+            b->n_items, batch->n_items, batch->n_patches, b->n_copies, batch->n_copies};
+        for (uint32_t i = 0; i < batch->n_copies; i++)
+            b->copies[b->n_copies++] = batch->copies[i];
         for (uint32_t i = 0; i < batch->n_items; i++) {
             const struct backend_item *x = &batch->items[i];
             b->items[b->n_items++] =
@@ -125,9 +129,10 @@ static void compute(const struct backend_batch *batch)
 
 static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
 {
-    (void)wait_ns;
-    if (b->is_held || b->n_in_flight == 0 || b->end_ns[0] > rig_now_ns)
+    if (b->is_held || b->n_in_flight == 0 || b->end_ns[0] > rig_now_ns) {
+        rig_now_ns += wait_ns; /* to wait is what lets this clock go on */
         return NULL;
+    }
     struct backend_batch *batch = b->in_flight[0];
     b->n_in_flight--;
     for (uint32_t i = 0; i < b->n_in_flight; i++) {
@@ -181,14 +186,35 @@ static uint64_t fake_clock(void)
     return rig_now_ns;
 }
 
-void rig_open(struct rig *r, void (*tweak)(struct rig *r))
+struct engine *rig_open_engine(const struct config *cfg, struct backend *b, struct iobuf_pool *bufs,
+                               struct kv **out_kv, struct session_table **out_sessions)
 {
     char why[512] = "";
+    struct engine *engine;
+    struct kv_config kc = engine_kv_config(cfg, b->kv_bytes);
+    assert_int_equal(kv_open(&kc, -1, out_kv, why, sizeof why), ATTN_OK);
+    assert_int_equal(session_table_open(cfg->max_sessions, out_sessions), ATTN_OK);
+    struct engine_parts parts = {
+        .cfg = cfg,
+        .ops = &rig_backend_ops,
+        .backend = b,
+        .bufs = bufs,
+        .kv = *out_kv,
+        .sessions = *out_sessions,
+    };
+    if (engine_open(&parts, &engine, why, sizeof why) != ATTN_OK)
+        fail_msg("the engine does not open: %s", why);
+    return engine;
+}
+
+void rig_open(struct rig *r, void (*tweak)(struct rig *r))
+{
     memset(r, 0, sizeof *r);
     memset(&stats, 0, sizeof stats);
     current = r;
     log_init(LOG_LEVEL_ERROR);
     rig_now_ns = 1000000000;
+    clock_use(fake_clock);
     r->next_id = 1;
     r->backend.kv_bytes = 1 << 20;
     r->backend.max_in_flight = 2;
@@ -214,10 +240,7 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
         tweak(r);
     assert_int_equal(
         iobuf_pool_open(&rig_backend_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs), ATTN_OK);
-    attn_status st = engine_open_with_clock(&r->cfg, &rig_backend_ops, &r->backend, r->bufs,
-                                            fake_clock, false, &r->engine, why, sizeof why);
-    if (st != ATTN_OK)
-        fail_msg("the engine does not open: %s", why);
+    r->engine = rig_open_engine(&r->cfg, &r->backend, r->bufs, &r->kv, &r->sessions);
     r->session = rig_hello(r, "test");
     r->pool = rig_pool(r, "p", 64);
 }
@@ -229,8 +252,8 @@ void rig_close(struct rig *r)
     assert_int_equal(atomic_load(&r->engine->n_held), 0);
     assert_int_equal(atomic_load(&r->engine->held_bytes), 0);
     assert_false(r->backend.has_conflict);
-    if (kv_check(r->engine->kv) != ATTN_OK)
-        fail_msg("the cache is inconsistent: %s", kv_last_error(r->engine->kv));
+    if (kv_check(r->kv) != ATTN_OK)
+        fail_msg("the cache is inconsistent: %s", kv_last_error(r->kv));
     for (uint32_t i = 0; i < r->cfg.max_sequences; i++)
         assert_false(seq_is_busy(r->engine, i));
     uint64_t answered = 0;
@@ -243,12 +266,20 @@ void rig_close(struct rig *r)
     for (uint32_t i = 0; i < r->engine->n_pools; i++)
         test_free(r->engine->pools[i].device);
     assert_int_equal(engine_close(r->engine), ATTN_OK);
+    session_table_close(r->sessions);
+    kv_close(r->kv);
+    clock_use(NULL);
     while (r->answers != NULL) {
         struct rig_answer *a = r->answers;
         r->answers = a->next;
         wire_arena_reset(&a->arena);
         request_free(a->req);
         test_free(a);
+    }
+    while (r->sent != NULL) {
+        struct rig_sent *s = r->sent;
+        r->sent = s->next;
+        test_free(s);
     }
     iobuf_pool_close(r->bufs);
 }
@@ -259,9 +290,28 @@ void rig_run(struct rig *r)
         ;
 }
 
-uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t payload_bytes)
+static void submit(struct rig *r, struct request *req)
 {
     char why[256];
+    attn_status st = request_decode(req, rig_now_ns, r->cfg.default_timeout_us,
+                                    r->cfg.max_timeout_us, why, sizeof why);
+    if (st != ATTN_OK)
+        fail_msg("a request does not decode: %s", why);
+    engine_submit(r->engine, req);
+}
+
+static void keep_sent(struct rig *r, uint64_t id, const struct iobuf *msg)
+{
+    if (!r->keeps_sent)
+        return;
+    struct rig_sent *s = test_malloc(sizeof *s + msg->n_bytes);
+    *s = (struct rig_sent){.next = r->sent, .id = id, .n_bytes = msg->n_bytes};
+    memcpy(s->bytes, msg->data, msg->n_bytes);
+    r->sent = s;
+}
+
+uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t payload_bytes)
+{
     uint64_t id = r->next_id++;
     size_t head = wire_request_head_bytes(h);
     struct request *req = request_new(&fake_transport, NULL, r->bufs, head + payload_bytes);
@@ -269,12 +319,20 @@ uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t 
     wire_request_head_encode(h, id, payload_bytes, req->msg->data);
     if (payload_bytes > 0)
         memcpy(req->msg->data + head, payload, payload_bytes);
-    attn_status st = request_decode(req, rig_now_ns, r->cfg.default_timeout_us,
-                                    r->cfg.max_timeout_us, why, sizeof why);
-    if (st != ATTN_OK)
-        fail_msg("a request does not decode: %s", why);
-    engine_submit(r->engine, req);
+    keep_sent(r, id, req->msg);
+    submit(r, req);
     return id;
+}
+
+void rig_resend(struct rig *r, uint64_t id)
+{
+    const struct rig_sent *s = r->sent;
+    while (s->id != id)
+        s = s->next;
+    struct request *req = request_new(&fake_transport, NULL, r->bufs, s->n_bytes);
+    assert_non_null(req);
+    memcpy(req->msg->data, s->bytes, s->n_bytes);
+    submit(r, req);
 }
 
 const struct wire_reply *rig_wire_reply(struct rig *r, uint64_t id)
@@ -373,12 +431,25 @@ attn_status rig_close_seq(struct rig *r, uint64_t seq, uint32_t epoch)
     return (attn_status)rig_call(r, &h)->status;
 }
 
+uint64_t rig_send_fork(struct rig *r, uint64_t seq, uint64_t new_seq)
+{
+    Attnd__Fork b = ATTND__FORK__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.epoch = rig_epoch(r, seq);
+    b.new_seq = new_seq;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_FORK;
+    h.fork = &b;
+    return rig_send(r, &h, NULL, 0);
+}
+
 attn_status rig_fork(struct rig *r, uint64_t seq, uint64_t new_seq, uint32_t len)
 {
     Attnd__Fork b = ATTND__FORK__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.seq = seq;
-    b.epoch = 1;
+    b.epoch = rig_epoch(r, seq);
     b.new_seq = new_seq;
     b.has_len = true;
     b.len = len;
@@ -393,7 +464,7 @@ attn_status rig_truncate(struct rig *r, uint64_t seq, uint32_t len)
     Attnd__Truncate b = ATTND__TRUNCATE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.seq = seq;
-    b.epoch = 1;
+    b.epoch = rig_epoch(r, seq);
     b.len = len;
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
@@ -403,11 +474,11 @@ attn_status rig_truncate(struct rig *r, uint64_t seq, uint32_t len)
 
 uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
 {
-    uint32_t ones[64];
+    uint32_t now[64];
     char why[256];
     assert_true(s->n_items <= 64);
     for (uint32_t i = 0; i < s->n_items; i++)
-        ones[i] = 1;
+        now[i] = rig_epoch(r, s->seq[i]);
     Attnd__Step b = ATTND__STEP__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.pool = r->pool;
@@ -416,7 +487,7 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s)
     b.dtype = ATTND__DTYPE__F32;
     b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = s->n_items;
     b.seq = (uint64_t *)(uintptr_t)s->seq;
-    b.epoch = s->epoch == NULL ? ones : (uint32_t *)(uintptr_t)s->epoch;
+    b.epoch = s->epoch == NULL ? now : (uint32_t *)(uintptr_t)s->epoch;
     b.pos = (uint32_t *)(uintptr_t)s->pos;
     b.n_tokens = (uint32_t *)(uintptr_t)s->n_tokens;
     h.session = r->session;
@@ -453,12 +524,24 @@ attn_status rig_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos, 
     return (attn_status)reply->status;
 }
 
+uint32_t rig_epoch(struct rig *r, uint64_t seq)
+{
+    kv_seq_id id;
+    struct kv_seq_info info;
+    if (r->epoch != 0)
+        return r->epoch;
+    if (kv_seq_find(r->kv, TENANT, seq, &id) != ATTN_OK)
+        return 1;
+    kv_seq_info(r->kv, id, &info);
+    return info.epoch;
+}
+
 uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer)
 {
     kv_seq_id id;
     struct kv_seq_info info;
-    assert_int_equal(kv_seq_find(r->engine->kv, TENANT, seq, &id), ATTN_OK);
-    kv_seq_info(r->engine->kv, id, &info);
+    assert_int_equal(kv_seq_find(r->kv, TENANT, seq, &id), ATTN_OK);
+    kv_seq_info(r->kv, id, &info);
     return info.layer_len[layer];
 }
 
@@ -490,7 +573,7 @@ uint64_t rig_send_truncate(struct rig *r, uint64_t seq, uint32_t len)
     Attnd__Truncate b = ATTND__TRUNCATE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.seq = seq;
-    b.epoch = 1;
+    b.epoch = rig_epoch(r, seq);
     b.len = len;
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
@@ -503,7 +586,7 @@ uint64_t rig_send_close(struct rig *r, uint64_t seq)
     Attnd__Close b = ATTND__CLOSE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.seq = seq;
-    b.epoch = 1;
+    b.epoch = rig_epoch(r, seq);
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_CLOSE;
     h.close = &b;
@@ -536,7 +619,7 @@ const Attnd__Reply *rig_hello_with(struct rig *r, uint64_t resume, const char *f
     return rig_call(r, &h);
 }
 
-const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq)
+uint64_t rig_send_adopt(struct rig *r, uint64_t seq)
 {
     Attnd__Adopt b = ATTND__ADOPT__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
@@ -544,7 +627,14 @@ const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq)
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_ADOPT;
     h.adopt = &b;
-    return rig_call(r, &h);
+    return rig_send(r, &h, NULL, 0);
+}
+
+const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq)
+{
+    uint64_t id = rig_send_adopt(r, seq);
+    rig_run(r);
+    return rig_answer(r, id);
 }
 
 const Attnd__Reply *rig_answer(struct rig *r, uint64_t id)

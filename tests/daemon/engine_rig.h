@@ -4,7 +4,7 @@
 #ifndef TESTS_DAEMON_ENGINE_RIG_H
 #define TESTS_DAEMON_ENGINE_RIG_H
 
-#include "daemon/engine_internal.h"
+#include "daemon/engine_queue.h"
 
 enum {
     RIG_LAYERS = 4,
@@ -20,7 +20,8 @@ struct rig_item {
     uint32_t row, layer, pos, n_tokens, flags;
 };
 struct rig_batch {
-    uint32_t first_item, n_items, n_patches, n_copies;
+    uint32_t first_item, n_items, n_patches;
+    uint32_t first_copy, n_copies;
 };
 
 /* The fake backend. Computes out = pos + t + 1 in every element and lse = -(pos + t). */
@@ -39,7 +40,8 @@ struct backend {
     /* what it saw */
     struct rig_item items[RIG_MAX_LOGGED];
     struct rig_batch batches[RIG_MAX_LOGGED];
-    uint32_t n_items, n_batches;
+    struct backend_copy copies[RIG_MAX_LOGGED];
+    uint32_t n_items, n_batches, n_copies;
     bool has_conflict; /* two appends of one (row, layer) were in flight together */
 };
 
@@ -50,20 +52,37 @@ struct rig_answer {
     struct wire_reply reply;
 };
 
+/* a message as it was sent */
+struct rig_sent {
+    struct rig_sent *next;
+    uint64_t id;
+    size_t n_bytes;
+    uint8_t bytes[];
+};
+
 struct rig {
     struct config cfg;
     struct backend backend;
     struct iobuf_pool *bufs;
+    struct kv *kv;
+    struct session_table *sessions;
     struct engine *engine;
     struct rig_answer *answers;
+    bool keeps_sent; /* for rig_resend */
+    struct rig_sent *sent;
     uint64_t next_id;
     uint64_t session; /* of the requests made by the helpers below */
     uint32_t pool;
+    uint32_t epoch; /* that the helpers name; 0: the sequence's at that moment */
 };
 
 extern const struct backend_ops rig_backend_ops;
 extern uint64_t rig_now_ns; /* the engine's clock */
 
+/* An engine without a thread on the fake backend, with a cache and sessions of its own, which the caller
+ * closes after it. */
+struct engine *rig_open_engine(const struct config *cfg, struct backend *b, struct iobuf_pool *bufs,
+                               struct kv **out_kv, struct session_table **out_sessions);
 /* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
 void rig_open(struct rig *r, void (*tweak)(struct rig *r));
 /* Checks on the way out: nothing held, cache consistent, steps conserved. */
@@ -72,6 +91,8 @@ void rig_run(struct rig *r); /* turns until nothing is left to do */
 
 /* Sends; the reply is looked up by the id returned. payload may be NULL. */
 uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t payload_bytes);
+/* Sends the same message again, which r->keeps_sent has kept. */
+void rig_resend(struct rig *r, uint64_t id);
 /* NULL: not answered yet. Belongs to the rig. */
 const Attnd__Reply *rig_reply(struct rig *r, uint64_t id);
 const struct wire_reply *rig_wire_reply(struct rig *r, uint64_t id);
@@ -87,7 +108,7 @@ attn_status rig_close_seq(struct rig *r, uint64_t seq, uint32_t epoch);
 attn_status rig_fork(struct rig *r, uint64_t seq, uint64_t new_seq, uint32_t len);
 attn_status rig_truncate(struct rig *r, uint64_t seq, uint32_t len);
 
-/* A step of the rig's pool; epochs are 1 unless given. */
+/* A step of the rig's pool; epochs are rig_epoch's unless given. */
 struct rig_step {
     uint32_t layer, flags, n_items;
     const uint64_t *seq;
@@ -99,6 +120,7 @@ uint64_t rig_send_step(struct rig *r, const struct rig_step *s);
 uint64_t rig_send_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos,
                        uint32_t n_tokens);
 attn_status rig_item(struct rig *r, uint64_t seq, uint32_t layer, uint32_t pos, uint32_t n_tokens);
+uint32_t rig_epoch(struct rig *r, uint64_t seq); /* of a sequence that is not open: 1 */
 /* Committed length. */
 uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer);
 
@@ -108,6 +130,8 @@ uint64_t rig_send_wide(struct rig *r, uint64_t first, uint32_t n_items, uint32_t
 uint64_t rig_send_truncate(struct rig *r, uint64_t seq, uint32_t len);
 uint64_t rig_send_close(struct rig *r, uint64_t seq);
 uint64_t rig_send_open(struct rig *r, uint64_t seq);
+uint64_t rig_send_fork(struct rig *r, uint64_t seq, uint64_t new_seq); /* all of it */
+uint64_t rig_send_adopt(struct rig *r, uint64_t seq);
 const Attnd__Reply *rig_hello_with(struct rig *r, uint64_t resume, const char *feature);
 const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq);
 const Attnd__Reply *rig_answer(struct rig *r, uint64_t id); /* which must be there */

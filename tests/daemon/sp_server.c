@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "config_defaults.h"
 #include "daemon/address.h"
 #include "daemon/log.h"
 #include "fake_host.h"
@@ -146,7 +147,7 @@ static void *loop_run(void *arg)
 static void on_stop(uv_async_t *async)
 {
     struct server *s = async->data;
-    transport_sp_close(s->t);
+    s->t->ops->close(s->t);
     uv_close((uv_handle_t *)async, NULL);
     uv_close((uv_handle_t *)&s->drain, NULL);
 }
@@ -154,7 +155,7 @@ static void on_stop(uv_async_t *async)
 static void on_drain(uv_async_t *async)
 {
     struct server *s = async->data;
-    transport_sp_stop(s->t);
+    s->t->ops->stop(s->t);
 }
 
 void server_drain(struct server *s)
@@ -205,10 +206,14 @@ void server_start(struct server *s, const char *url)
     assert_int_equal(uv_async_init(&s->loop, &s->drain, on_drain), 0);
     s->stop.data = s;
     s->drain.data = s;
-    if (transport_sp_open(&s->loop, &s->cfg, s->url, &s->engine, s->bufs, &s->t, why,
-                          sizeof(why)) != ATTN_OK)
+    s->env = (struct transport_env){
+        .loop = &s->loop, .cfg = &s->cfg, .engine = &s->engine, .bufs = s->bufs};
+    const struct transport_ops *ops =
+        strncmp(s->url, "ipc", 3) == 0 ? &transport_ipc_ops : &transport_tcp_ops;
+    if (ops->open(&s->env, s->url, &s->t, why, sizeof(why)) != ATTN_OK)
         fail_msg("%s", why);
-    snprintf(s->url, sizeof(s->url), "%s", transport_sp_url(s->t));
+    assert_ptr_equal(s->t->ops, ops);
+    snprintf(s->url, sizeof(s->url), "%s", ops->url(s->t));
     assert_int_equal(pthread_create(&s->engine.thread, NULL, engine_run, &s->engine), 0);
     assert_int_equal(pthread_create(&s->thread, NULL, loop_run, s), 0);
 }
@@ -229,6 +234,7 @@ void server_stop(struct server *s)
     assert_int_equal(used, 0);
     iobuf_pool_close(s->bufs);
     config_fini(&s->cfg);
+    assert_int_equal(s->env.n_peers, 0);
     assert_int_equal(stats_get(peers), 0);
     assert_int_equal(stats_get(steps_in_flight), 0);
 }

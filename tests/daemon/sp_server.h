@@ -1,4 +1,4 @@
-/* sp_server.h: transport_sp on a loop thread of its own, with a fake engine behind it, and a raw SP
+/* sp_server.h: transport_sp.c on a loop thread of its own, with a fake engine behind it, and a raw SP
  * client that can do what no library would. For the tests of the transport.
  *
  * The fake engine answers a step with a payload: its own payload back if seq[0] is 0, else seq[0]
@@ -12,7 +12,7 @@
 
 #include "daemon/config.h"
 #include "daemon/engine.h"
-#include "daemon/transport_sp.h"
+#include "daemon/transport.h"
 
 struct engine {
     pthread_t thread;
@@ -30,7 +30,8 @@ struct server {
     uv_loop_t loop;
     uv_async_t stop, drain;
     pthread_t thread;
-    struct transport_sp *t;
+    struct transport_env env;
+    struct transport *t;
     char url[256];
 };
 
@@ -39,7 +40,7 @@ void server_init(struct server *s);
 void server_start(struct server *s, const char *url);
 /* Ends everything; asserts that no buffer, request or handle is left. */
 void server_stop(struct server *s);
-/* transport_sp_stop on the loop's thread; done when the listener refuses. */
+/* Stops the transport on the loop's thread; done when the listener refuses. */
 void server_drain(struct server *s);
 void engine_hold(struct engine *e);
 void engine_release(struct engine *e, bool is_reversed);

@@ -40,7 +40,7 @@ for transport in ipc shm; do
     "$bin/attnd" --backend cpu --device.kv_memory 16M --listen "$transport://$dir/$transport" \
       --listen.http "$1" >"$dir/log.first" 2>&1 &
     daemon=$!
-    "$bin/attnctl" --endpoint "$transport://$dir/$transport" --timeout 60 ping >/dev/null || die "no ping"
+    "$bin/attnctl" --endpoint "$transport://$dir/$transport" --wait 60 ping >/dev/null || die "no ping"
   }
   start 127.0.0.1:0
   fails 73 "$transport://$dir/$transport: .*in use" --device.kv_memory 16M --listen "$transport://$dir/$transport"

@@ -60,7 +60,7 @@ static int reset(void **state)
     return 0;
 }
 
-static attn_status load(struct config *c, enum config_action *action, char *why, size_t why_bytes,
+static attn_status load(struct config *c, enum config_action *action, struct config_fault *fault,
                         const char *const *args)
 {
     char *argv[MAX_ARGS + 1] = {(char *)(uintptr_t) "attnd"};
@@ -68,9 +68,9 @@ static attn_status load(struct config *c, enum config_action *action, char *why,
     for (; args[argc - 1] != NULL; argc++)
         argv[argc] = (char *)(uintptr_t)args[argc - 1];
     memset(c, 0xee, sizeof(*c));
-    memset(why, 0, why_bytes);
+    memset(fault, 0x55, sizeof(*fault));
     *action = CONFIG_RUN;
-    return config_load(argc, argv, c, action, why, why_bytes);
+    return config_load(argc, argv, c, action, fault);
 }
 
 #define ARGS(...) ((const char *const[]){__VA_ARGS__, NULL})
@@ -78,26 +78,29 @@ static attn_status load(struct config *c, enum config_action *action, char *why,
 
 static void expect_ok(struct config *c, const char *const *args)
 {
-    char why[512];
+    struct config_fault fault;
     enum config_action action;
-    if (load(c, &action, why, sizeof(why), args) != ATTN_OK)
-        fail_msg("%s", why);
+    if (load(c, &action, &fault, args) != ATTN_OK)
+        fail_msg("%s", fault.why);
 }
 
 /* The load fails and its sentence has all parts (separated by |). */
 static void expect_failure(const char *parts, const char *const *args)
 {
-    char why[512], copy[512];
+    char copy[512];
+    struct config_fault fault;
     enum config_action action;
     struct config c;
-    if (load(&c, &action, why, sizeof(why), args) == ATTN_OK) {
+    if (load(&c, &action, &fault, args) == ATTN_OK) {
         config_fini(&c);
         fail_msg("accepted, expected \"%s\"", parts);
     }
     snprintf(copy, sizeof(copy), "%s", parts);
     for (char *part = strtok(copy, "|"); part != NULL; part = strtok(NULL, "|"))
-        if (strstr(why, part) == NULL)
-            fail_msg("\"%s\" does not say \"%s\"", why, part);
+        if (strstr(fault.why, part) == NULL)
+            fail_msg("\"%s\" does not say \"%s\"", fault.why, part);
+    /* the texts about flags begin so, and no others */
+    assert_int_equal(fault.is_flag, strncmp(fault.why, "flag", 4) == 0);
     static const struct config empty;
     assert_memory_equal(&c, &empty, sizeof(c));
 }
@@ -407,14 +410,13 @@ static void words_on_the_command_line_are_actions(void **state)
                  {"--help", CONFIG_HELP},
                  {"-h", CONFIG_HELP},
                  {"--version", CONFIG_VERSION}};
-    char why[512];
+    struct config_fault fault;
     given_file("");
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
         struct config c;
         enum config_action action;
-        assert_int_equal(
-            load(&c, &action, why, sizeof(why), ARGS("--config", file_path, words[i].word)),
-            ATTN_OK);
+        assert_int_equal(load(&c, &action, &fault, ARGS("--config", file_path, words[i].word)),
+                         ATTN_OK);
         assert_int_equal(action, words[i].action);
         config_fini(&c);
     }
@@ -441,7 +443,8 @@ static void print_config_shows_origins_and_reads_back_to_the_same(void **state)
     captured(config_print, &c, &text);
     snprintf(line, sizeof(line), "# from %s:2\nmax_pools = 3\n", f);
     assert_non_null(strstr(text, line));
-    assert_non_null(strstr(text, "# from environment ATTND_LOG_LEVEL\nlevel = warn\n"));
+    assert_non_null(
+        strstr(text, "# from environment ATTND_LOG_LEVEL; SIGHUP changes it\nlevel = warn\n"));
     assert_non_null(strstr(text, "# from flag --engine.lease\nlease = 1500ms\n"));
     assert_non_null(strstr(text, "# from flag --listen\naddress = ipc:///a\n"));
     assert_non_null(strstr(text, "# from default\nmax_layers = 128\n"));
@@ -460,10 +463,38 @@ static void print_config_shows_origins_and_reads_back_to_the_same(void **state)
     config_fini(&again);
 }
 
+/* The packaged file: every option with its help text and, commented out, its default. */
 static void manual_to(const struct config *c, FILE *f)
 {
     (void)c;
-    config_manual(f);
+    fprintf(
+        f,
+        "# attnd.conf: settings of attnd, each with its default.\n"
+        "#\n"
+        "# A value here is overridden by the environment (ATTND_SECTION_KEY), that by a flag\n"
+        "# (--section.key VALUE). `attnd --print-config` shows what is in force and from where;\n"
+        "# `attnd --check-config` finds mistakes. Sizes: K, M, G, T. Times: us, ms, s, m, h.\n"
+        "# SIGHUP reads it again: what says so takes effect at once, the rest with a restart.\n");
+    const char *section = "";
+    for (size_t i = 0; i < config_n_options; i++) {
+        const struct config_option *o = &config_options[i];
+        if (strcmp(section, o->section) != 0)
+            fprintf(f, "\n[%s]\n", o->section);
+        section = o->section;
+        char range[64];
+        config_option_range(o, range, sizeof(range));
+        fputc('\n', f);
+        for (const char *p = o->help; *p != '\0';) {
+            size_t n = strcspn(p, "\n");
+            fprintf(f, "# %.*s\n", (int)n, p);
+            p += n + (p[n] == '\n');
+        }
+        if (range[0] != '\0')
+            fprintf(f, "# %s: %s.\n", o->type == OPTION_CHOICE ? "One of" : "Range", range);
+        if (o->effect == AT_ONCE)
+            fprintf(f, "# SIGHUP changes it.\n");
+        fprintf(f, "#%s = %s\n", o->key, o->default_text);
+    }
 }
 
 static void help_to(const struct config *c, FILE *f)
@@ -529,6 +560,119 @@ static void help_names_every_setting(void **state)
     free(help);
 }
 
+/* ---- settings read again ---- */
+
+struct told {
+    uint32_t n;
+    char name[64], value[512];
+    bool is_taken;
+};
+
+static void note_change(void *user, const char *name, const char *value, bool is_taken)
+{
+    struct told *t = user;
+    t->n++;
+    t->is_taken = is_taken;
+    snprintf(t->name, sizeof(t->name), "%s", name);
+    snprintf(t->value, sizeof(t->value), "%s", value);
+}
+
+/* A value of the option other than the one in c. */
+static void other_value(const struct config_option *o, const struct config *c, char out[512])
+{
+    char now[512], range[64];
+    config_option_format(o, c, 0, now, sizeof(now));
+    config_option_range(o, range, sizeof(range));
+    if (o->type == OPTION_URLS)
+        snprintf(out, 512, "ipc:///else");
+    else if (o->type == OPTION_TEXT)
+        snprintf(out, 512, "off");
+    else
+        snprintf(out, 512, "%.*s", (int)strcspn(range, ", "), range);
+    if (strcmp(out, now) == 0)
+        snprintf(out, 512, "%s", strrchr(range, ' ') + 1);
+    assert_string_not_equal(out, now);
+}
+
+static void each_changed_setting_is_told_and_taken_if_it_may_be(void **state)
+{
+    (void)state;
+    uint32_t n_taken = 0;
+    for (size_t i = 0; i < config_n_options; i++) {
+        const struct config_option *o = &config_options[i];
+        struct config c, now;
+        struct told t = {0};
+        char name[64], value[512], before[512], after[512], why[256];
+        expect_ok(&c, NO_ARGS);
+        expect_ok(&now, NO_ARGS);
+        config_take_over(&c, &now, note_change, &t);
+        assert_int_equal(t.n, 0);
+        other_value(o, &c, value);
+        config_option_clear(o, &now);
+        assert_int_equal(config_option_parse(o, value, &now, why, sizeof(why)), ATTN_OK);
+        config_option_format(o, &c, 0, before, sizeof(before));
+        config_take_over(&c, &now, note_change, &t);
+        snprintf(name, sizeof(name), "%s.%s", o->section, o->key);
+        assert_int_equal(t.n, 1);
+        assert_string_equal(t.name, name);
+        assert_string_equal(t.value, value);
+        assert_int_equal(t.is_taken, o->effect == AT_ONCE);
+        config_option_format(o, &c, 0, after, sizeof(after));
+        assert_string_equal(after, o->effect == AT_ONCE ? value : before);
+        config_take_over(&c, &now, note_change, &t);
+        assert_int_equal(t.n, o->effect == AT_ONCE ? 1 : 2); /* what was taken is no news */
+        n_taken += o->effect == AT_ONCE;
+        config_fini(&c);
+        config_fini(&now);
+    }
+    assert_int_equal(n_taken, 6);
+}
+
+static void a_list_changes_with_any_of_its_entries(void **state)
+{
+    (void)state;
+    static const char *const lists[][3] = {{"ipc:///a", NULL},
+                                           {"ipc:///a", "ipc:///b", NULL},
+                                           {"ipc:///a", "ipc:///c", NULL},
+                                           {"ipc:///b", "ipc:///a", NULL}};
+    for (size_t i = 0; i < 4; i++)
+        for (size_t k = 0; k < 4; k++) {
+            struct config c[2];
+            struct told t = {0};
+            const size_t at[2] = {i, k};
+            for (int s = 0; s < 2; s++) {
+                const char *args[5] = {"--listen", lists[at[s]][0]};
+                if (lists[at[s]][1] != NULL) {
+                    args[2] = "--listen";
+                    args[3] = lists[at[s]][1];
+                }
+                expect_ok(&c[s], args);
+            }
+            config_take_over(&c[0], &c[1], note_change, &t);
+            assert_int_equal(t.n, i != k);
+            assert_false(t.is_taken);
+            config_fini(&c[0]);
+            config_fini(&c[1]);
+        }
+}
+
+static void help_says_what_sighup_changes(void **state)
+{
+    (void)state;
+    char *help;
+    captured(help_to, NULL, &help);
+    for (size_t i = 0; i < config_n_options; i++) {
+        const struct config_option *o = &config_options[i];
+        char begin[256];
+        snprintf(begin, sizeof(begin), "--%s.%s (default ", o->section, o->key);
+        const char *line = strstr(help, begin);
+        assert_non_null(line);
+        const char *says = strstr(line, "SIGHUP changes it");
+        assert_int_equal(says != NULL && says < strchr(line, '\n'), o->effect == AT_ONCE);
+    }
+    free(help);
+}
+
 static int cleanup(void **state)
 {
     (void)state;
@@ -542,7 +686,7 @@ int main(int argc, char **argv)
         FILE *f = fopen(PACKAGED_CONF, "w");
         if (f == NULL)
             return 1;
-        config_manual(f);
+        manual_to(NULL, f);
         return fclose(f) != 0;
     }
 #define TEST(name) cmocka_unit_test_setup(name, reset)
@@ -566,6 +710,9 @@ int main(int argc, char **argv)
         TEST(the_packaged_file_is_the_manual_of_the_option_table),
         TEST(every_default_of_the_packaged_file_can_be_switched_on),
         TEST(help_names_every_setting),
+        TEST(each_changed_setting_is_told_and_taken_if_it_may_be),
+        TEST(a_list_changes_with_any_of_its_entries),
+        TEST(help_says_what_sighup_changes),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, cleanup);
 }

@@ -251,7 +251,10 @@ static void control_waits_for_work_and_work_for_control(void **state)
     r.backend.is_held = true;
     uint64_t a = rig_send_item(&r, 1, 0, 0, 5);
     uint64_t b = rig_send_truncate(&r, 1, 3);
-    uint64_t c = rig_send_item(&r, 1, 0, 3, 4); /* right only after the truncation */
+    uint64_t stale = rig_send_item(&r, 1, 0, 3, 4);
+    r.epoch = 2; /* as the truncation will make it */
+    uint64_t c = rig_send_item(&r, 1, 0, 3, 4);
+    r.epoch = 0;
     rig_run(&r);
     assert_null(rig_reply(&r, b));
     assert_int_equal(r.backend.n_items, 1);
@@ -259,6 +262,7 @@ static void control_waits_for_work_and_work_for_control(void **state)
     rig_run(&r);
     assert_int_equal(rig_answer(&r, a)->status, ATTN_OK);
     assert_int_equal(rig_answer(&r, b)->status, ATTN_OK);
+    assert_int_equal(rig_answer(&r, stale)->status, ATTN_ESTALE);
     assert_int_equal(rig_answer(&r, c)->status, ATTN_OK);
     assert_int_equal(rig_len(&r, 1, 0), 7);
     rig_close(&r);
@@ -273,8 +277,10 @@ static void a_closed_name_may_be_opened_again_at_once(void **state)
     uint64_t a = rig_send_item(&r, 1, 0, 0, 5);
     rig_run(&r);
     uint64_t b = rig_send_close(&r, 1), c = rig_send_item(&r, 1, 0, 5, 1), d = rig_send_open(&r, 1);
+    r.epoch = 2; /* of the second life */
     uint64_t f = rig_send_item(&r, 1, 0, 0, 2), g = rig_send_close(&r, 1),
              h = rig_send_close(&r, 1);
+    r.epoch = 0;
     uint64_t i = rig_send_open(&r, 1);
     rig_run(&r);
     assert_null(rig_reply(&r, b));
@@ -404,19 +410,19 @@ static void a_failed_copy_is_undone(void **state)
     assert_int_equal(rig_fork(&r, 1, 2, 12), ATTN_OK);
     kv_seq_id one, two;
     struct kv_seq_info x, y;
-    assert_int_equal(kv_seq_find(r.engine->kv, TENANT, 1, &one), ATTN_OK);
-    assert_int_equal(kv_seq_find(r.engine->kv, TENANT, 2, &two), ATTN_OK);
+    assert_int_equal(kv_seq_find(r.kv, TENANT, 1, &one), ATTN_OK);
+    assert_int_equal(kv_seq_find(r.kv, TENANT, 2, &two), ATTN_OK);
     for (int i = 0; i < 2; i++) {
         if (i == 0)
             r.backend.fail_submit = ATTN_EINTERNAL;
         else
             r.backend.fail_batch = ATTN_EINTERNAL;
         assert_int_equal(rig_item(&r, 2, 0, 12, 1), ATTN_EINTERNAL);
-        kv_seq_info(r.engine->kv, one, &x);
-        kv_seq_info(r.engine->kv, two, &y);
+        kv_seq_info(r.kv, one, &x);
+        kv_seq_info(r.kv, two, &y);
         assert_int_equal(x.block_table[1], y.block_table[1]);
         assert_int_equal(y.layer_len[0], 12);
-        assert_int_equal(kv_check(r.engine->kv), ATTN_OK);
+        assert_int_equal(kv_check(r.kv), ATTN_OK);
         assert_int_equal(r.engine->pools[0].fx.n_copies, 0);
     }
     assert_int_equal(rig_item(&r, 2, 0, 12, 1), ATTN_OK);

@@ -115,10 +115,10 @@ static void silence_ends_a_lease_in_slices(void **state)
     rig_open_many(&r, 1000, 1);
     rig_now_ns += 29000000000;
     assert_int_equal(rig_item(&r, 1000, 0, 0, 1), ATTN_OK); /* renews the second only */
-    assert_int_equal(session_count(r.engine->sessions), 2);
+    assert_int_equal(session_count(r.sessions), 2);
     rig_now_ns += 1000000000;
     engine_turn(r.engine, 0);
-    assert_int_equal(session_count(r.engine->sessions), 1);
+    assert_int_equal(session_count(r.sessions), 1);
     assert_int_equal(stats_get(sequences_expired), 64);
     assert_int_equal(rig_item(&r, 1000, 0, 1, 1), ATTN_OK);
     rig_run(&r);
@@ -142,7 +142,7 @@ static void work_in_flight_keeps_a_lease(void **state)
     rig_run(&r);
     rig_now_ns += 60000000000;
     rig_run(&r);
-    assert_int_equal(session_count(r.engine->sessions), 1);
+    assert_int_equal(session_count(r.sessions), 1);
     r.backend.is_held = false;
     rig_run(&r);
     assert_int_equal(rig_answer(&r, a)->status, ATTN_OK);
@@ -172,7 +172,9 @@ static void an_adopted_sequence_refuses_its_old_owner(void **state)
     struct rig_step s = {
         .flags = BOTH, .n_items = 1, .seq = &seq, .pos = &pos, .n_tokens = &n, .epoch = &two};
     r.session = dead;
+    r.epoch = 1; /* the last that it knew */
     uint64_t id = rig_send_item(&r, 1, 0, 5, 1);
+    r.epoch = 0;
     rig_run(&r);
     rig_assert_says(rig_answer(&r, id), ATTN_ESTALE, "epoch is 1, the sequence is at 2");
     id = rig_send_step(&r, &s);

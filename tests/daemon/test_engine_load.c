@@ -8,6 +8,9 @@
 
 #include <cmocka.h>
 
+#include "config_defaults.h"
+#include "daemon/clock.h"
+#include "daemon/engine_ready.h"
 #include "engine_rig.h"
 
 #define BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)
@@ -191,8 +194,8 @@ static void random_requests_keep_their_order_and_the_cache(void **state)
                 rig_run(&r);
                 while (n_replayed <= i)
                     replay(&ops[n_replayed++]);
-                if (kv_check(r.engine->kv) != ATTN_OK)
-                    fail_msg("seed %u, request %u: %s", round, i, kv_last_error(r.engine->kv));
+                if (kv_check(r.kv) != ATTN_OK)
+                    fail_msg("seed %u, request %u: %s", round, i, kv_last_error(r.kv));
             }
         }
         r.backend.is_held = false;
@@ -201,7 +204,7 @@ static void random_requests_keep_their_order_and_the_cache(void **state)
             replay(&ops[n_replayed++]);
         for (uint32_t i = 0; i < n_model; i++) {
             kv_seq_id id;
-            bool is_open = kv_seq_find(r.engine->kv, TENANT, model[i].name, &id) == ATTN_OK;
+            bool is_open = kv_seq_find(r.kv, TENANT, model[i].name, &id) == ATTN_OK;
             if (is_open != model[i].is_open)
                 fail_msg("seed %u: sequence %llu is %s", round, (unsigned long long)model[i].name,
                          is_open ? "open" : "closed");
@@ -302,7 +305,7 @@ static void *say_hello(void *arg)
         while (req == NULL) /* buffers come back as answers are taken */
             req = request_new(&counting, NULL, bufs, wire_request_head_bytes(&h));
         wire_request_head_encode(&h, i + 1, 0, req->msg->data);
-        if (request_decode(req, stats_now_ns(), 60000000, 60000000, why, sizeof why) != ATTN_OK)
+        if (request_decode(req, clock_now_ns(), 60000000, 60000000, why, sizeof why) != ATTN_OK)
             abort();
         engine_submit(engine, req);
     }
@@ -323,18 +326,22 @@ static void requests_of_many_threads_are_all_answered(void **state)
     cfg.max_queue_requests = 1 << 20;
     memset(&stats, 0, sizeof stats);
     assert_int_equal(iobuf_pool_open(&rig_backend_ops, &backend, 128 << 20, &bufs), ATTN_OK);
-    assert_int_equal(engine_open(&cfg, &rig_backend_ops, &backend, bufs, &engine, why, sizeof why),
-                     ATTN_OK);
+    struct kv *kv;
+    struct session_table *sessions;
+    engine = rig_open_engine(&cfg, &backend, bufs, &kv, &sessions);
+    assert_int_equal(engine_start(engine, why, sizeof why), ATTN_OK);
     for (uint32_t i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, say_hello, NULL), 0);
     for (uint32_t i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
-    uint64_t until_ns = stats_now_ns() + 60000000000u;
-    while (atomic_load(&n_answered) < THREADS * EACH && stats_now_ns() < until_ns)
+    uint64_t until_ns = clock_now_ns() + 60000000000u;
+    while (atomic_load(&n_answered) < THREADS * EACH && clock_now_ns() < until_ns)
         sched_yield();
     assert_int_equal(atomic_load(&n_answered), THREADS * EACH);
     assert_int_equal(atomic_load(&n_ok), THREADS * EACH);
     assert_int_equal(engine_close(engine), ATTN_OK);
+    session_table_close(sessions);
+    kv_close(kv);
     iobuf_pool_close(bufs);
     config_fini(&cfg);
 }
@@ -349,7 +356,8 @@ static void ready_tasks_come_out_oldest_first(void **state)
     static struct task tasks[TASKS];
     seed = 11;
     for (uint32_t round = 0; round < 200; round++) {
-        struct ready_queue q = {0};
+        struct ready_queue q;
+        ready_init(&q);
         memset(tasks, 0, sizeof tasks);
         for (uint32_t i = 0; i < TASKS; i++)
             tasks[i].stamp = i;

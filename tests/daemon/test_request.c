@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/address.h"
 #include "daemon/log.h"
 #include "daemon/request.h"
 #include "fake_host.h"
@@ -218,6 +219,29 @@ static void steps_received_are_answered_or_in_flight(void **state)
     assert_int_equal(atomic_load(&stats.time[STATS_SHM][STATS_DEVICE].sum_ns), 3000);
 }
 
+static void every_address_has_a_transport(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *url;
+        enum stats_transport label;
+    } cases[] = {{"ipc:///run/a.sock", STATS_IPC},
+                 {"tcp://[::1]:5555", STATS_TCP},
+                 {"shm:///run/a.shm", STATS_SHM}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct address a;
+        char why[256];
+        assert_int_equal(address_parse_url(cases[i].url, &a, why, sizeof(why)), ATTN_OK);
+        const struct transport_ops *ops = transport_find(cases[i].url);
+        assert_non_null(ops);
+        assert_int_equal(ops->label, cases[i].label);
+        assert_memory_equal(ops->scheme, cases[i].url, strlen(ops->scheme));
+    }
+    assert_null(transport_find("udp://127.0.0.1:1"));
+    assert_null(transport_find("ipc:/"));
+    assert_null(transport_find(""));
+}
+
 /* ---- log ---- */
 
 /* What log_write puts on stderr, with JOURNAL_STREAM naming that stream or another. */
@@ -278,6 +302,7 @@ int main(void)
         TEST(the_longest_sentence_is_cut_and_stays_text),
         TEST(a_request_that_does_not_decode_counts_as_malformed_alone),
         TEST(steps_received_are_answered_or_in_flight),
+        TEST(every_address_has_a_transport),
         TEST(a_log_line_has_a_priority_for_the_journal_and_a_word_for_people),
         TEST(a_clients_text_cannot_forge_a_line),
     };

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "daemon/shm_internal.h"
+#include "daemon/stack.h"
 #include "engine_rig.h"
 #include "shm_link.h"
 
@@ -19,6 +20,7 @@ enum { N_SLOTS = 8, REGION_BYTES = 1 << 20 };
 
 static struct rig r;
 static struct transport_shm t;
+static struct transport_env env;
 static uv_loop_t loop;
 
 struct side {
@@ -31,10 +33,10 @@ static int open_rig(void **state)
     (void)state;
     rig_open(&r, NULL);
     uv_loop_init(&loop);
+    env = (struct transport_env){.cfg = &r.cfg, .engine = r.engine};
     t = (struct transport_shm){
+        .env = &env,
         .poller = {.poll = shm_poll, .may_sleep = shm_may_sleep, .awake = shm_awake},
-        .cfg = &r.cfg,
-        .engine = r.engine,
     };
     uv_async_init(&loop, &t.async, NULL);
     engine_poller_add(r.engine, &t.poller);
@@ -72,7 +74,7 @@ static void side_open(struct side *s)
     s->l.submits = (struct shm_submit *)(void *)(c->base + s->l.welcome.submit_offset);
     s->l.completes = (struct shm_complete *)(void *)(c->base + s->l.welcome.complete_offset);
     s->l.part_bytes = (REGION_BYTES - s->l.welcome.data_offset) / N_SLOTS / 128 * 128;
-    shm_push(&t.incoming, c);
+    (void)stack_push(&t.incoming, c);
     atomic_store(&t.has_news, true);
 }
 

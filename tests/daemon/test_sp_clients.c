@@ -1,4 +1,4 @@
-/* test_sp_clients.c: real libnanomsg and libnng REQ clients, and a raw one, against transport_sp. */
+/* test_sp_clients.c: real libnanomsg and libnng REQ clients, and a raw one, against transport_sp.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -351,12 +351,12 @@ static void a_stale_socket_is_replaced_and_a_live_one_is_not(void **state)
     char why[512] = "";
     server_init(&s);
     server_start(&s, "ipc");
-    struct transport_sp *second = NULL;
+    struct transport *second = NULL;
     uv_loop_t loop;
     uv_loop_init(&loop);
-    assert_int_equal(
-        transport_sp_open(&loop, &s.cfg, s.url, &s.engine, s.bufs, &second, why, sizeof(why)),
-        ATTN_EINVAL);
+    struct transport_env env = {.loop = &loop, .cfg = &s.cfg, .engine = &s.engine, .bufs = s.bufs};
+    assert_int_equal(transport_ipc_ops.open(&env, s.url, &second, why, sizeof(why)), ATTN_EINVAL);
+    assert_null(second);
     assert_non_null(strstr(why, "in use by another process"));
     assert_non_null(strstr(why, s.url));
     uv_run(&loop, UV_RUN_DEFAULT);

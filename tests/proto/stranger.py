@@ -317,7 +317,10 @@ def sequences_and_steps(w):
 
     reply, _ = w.call(blob(15, fixed64(1, seq) + uint(2, 1) + uint(3, 20)))  # truncate
     expect(reply, OK)
-    reply, _, _ = w.step(0, [(seq, 1, 21, 1)], APPEND, None, k1[:1], v1[:1])
+    assert fields(reply[12])[1] == 2  # the epoch rises
+    reply, _, _ = w.step(0, [(seq, 1, 20, 1)], APPEND, None, k1[:1], v1[:1])
+    expect(reply, ESTALE)
+    reply, _, _ = w.step(0, [(seq, 2, 21, 1)], APPEND, None, k1[:1], v1[:1])
     expect(reply, EINVAL)
     return seq, other
 
@@ -326,13 +329,13 @@ def adoption(w, other_worker, seq):
     reply, _ = other_worker.call(blob(17, fixed64(1, seq)))
     expect(reply, OK)
     got = fields(reply[12])
-    assert got[1] == 2 and packed_varints(got[3]) == [20, 20]
+    assert got[1] == 3 and packed_varints(got[3]) == [20, 20]
     q = rows(1, HEADS, DK)
-    reply, _, _ = w.step(0, [(seq, 1, 19, 1)], ATTEND, q)
+    reply, _, _ = w.step(0, [(seq, 2, 19, 1)], ATTEND, q)
     expect(reply, ESTALE)
-    reply, _, _ = other_worker.step(0, [(seq, 2, 19, 1)], ATTEND, q)
+    reply, _, _ = other_worker.step(0, [(seq, 3, 19, 1)], ATTEND, q)
     expect(reply, OK)
-    for epoch, wanted in ((1, ESTALE), (2, OK), (2, ENOTFOUND)):
+    for epoch, wanted in ((2, ESTALE), (3, OK), (3, ENOTFOUND)):
         reply, _ = other_worker.call(blob(16, fixed64(1, seq) + uint(2, epoch)))  # close
         expect(reply, wanted)
 

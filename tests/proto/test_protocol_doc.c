@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/reference.h"
 #include "samples.h"
 
 static char *doc;
@@ -197,9 +198,47 @@ static void the_worked_example_is_a_real_exchange(void **state)
     free(reply);
 }
 
+/* Each row of the table of examples: kv_dtype, elements, scale's bits, codes. */
+static void the_examples_of_quantised_rows_are_what_is_stored(void **state)
+{
+    (void)state;
+    const char *at =
+        strstr(doc, "| kv_dtype | row | scale, as f32 bits | codes |\n|---|---|---|---|\n");
+    int n_examples = 0;
+    assert_non_null(at);
+    at = strstr(at, "---|\n") + strlen("---|\n");
+    for (; *at == '|'; at = strchr(at, '\n') + 1, n_examples++) {
+        char name[16];
+        double row[64];
+        uint8_t codes[64];
+        float scale;
+        uint32_t n = 0, bits, want_bits, code;
+        int used;
+        assert_int_equal(sscanf(at, "| %15[A-Z0-9_] |%n", name, &used), 1);
+        const char *p = at + used;
+        for (; n < 64 && sscanf(p, "%lf%n", &row[n], &used) == 1; n++)
+            p += used;
+        assert_int_equal(sscanf(p, " | %8x |%n", &want_bits, &used), 1);
+        p += used;
+        const attn_dtype dtype = strcmp(name, "INT8") == 0 ? ATTN_INT8 : ATTN_FP8_E4M3;
+        assert_true(dtype == ATTN_INT8 || strcmp(name, "FP8_E4M3") == 0);
+        reference_quantise(dtype, row, n, codes, &scale);
+        memcpy(&bits, &scale, sizeof bits);
+        assert_int_equal(bits, want_bits);
+        for (uint32_t i = 0; i < n; i++, p += used) {
+            assert_int_equal(sscanf(p, " %2x%n", &code, &used), 1);
+            assert_int_equal(codes[i], code);
+        }
+        assert_int_equal(strncmp(p, " |\n", 3), 0);
+        assert_true(n >= 8);
+    }
+    assert_true(n_examples >= 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_examples_of_quantised_rows_are_what_is_stored),
         cmocka_unit_test(every_status_is_documented_with_its_value),
         cmocka_unit_test(every_limit_is_documented_with_its_value),
         cmocka_unit_test(every_request_is_documented),

@@ -135,7 +135,7 @@ def main() -> None:
         f" batch {args.batch}, {args.tokens} steps"
     )
     print(
-        "| model | context | attention | prompt, tokens/s | ms a step | tokens/s | against sdpa |"
+        "| model | context | attention | prompt, tokens/s | ms per step | tokens/s | against sdpa |"
         " agree | a layer, us: copy + step (queue, device) |"
     )
     print("|---|---|---|---|---|---|---|---|---|")

@@ -63,7 +63,7 @@ def main() -> None:
     args = parser.parse_args()
     model = llama.Llama()
     print(
-        "| transport | batch | context | numpy, ms a step | attnd, ms a step | attention alone, ms |"
+        "| transport | batch | context | numpy, ms per step | attnd, ms a step | attention alone, ms |"
         " tokens/s over attnd | attnd against numpy |"
     )
     print("|---|---|---|---|---|---|---|---|")

@@ -197,7 +197,7 @@ class Sequence(Closing, NotPicklable):
     Belongs to the session that opened or adopted it last. As a context manager it closes itself.
 
     id         unique among all clients of the daemon
-    epoch      raised by each adoption; holders of an older one get StaleEpochError
+    epoch      raised by each adoption and truncation; holders of an older one get StaleEpochError
     layer_len  tokens of each layer when it was forked or adopted, else ()
     """
 
@@ -243,17 +243,18 @@ class Sequence(Closing, NotPicklable):
         return Sequence(pool, c, tuple(lens))
 
     def truncate(self, n_tokens: int, *, timeout: float | None = None) -> None:
-        """Forgets tokens from n_tokens on, in every layer."""
-        pool = self.pool
+        """Forgets tokens from n_tokens on, in every layer, and raises the epoch."""
+        pool, c = self.pool, self._c()
         with pool._inside():
             check(
                 pool._lib.attn_seq_truncate(
                     pool._handle,
-                    ctypes.byref(self._c()),
+                    ctypes.byref(c),
                     whole("n_tokens", n_tokens),
                     timeout_us(timeout),
                 )
             )
+        self.epoch = c.epoch
 
     def adopt(self, *, timeout: float | None = None) -> None:
         """Takes the sequence (back) under a new epoch; sets epoch and layer_len."""

@@ -1,0 +1,80 @@
+/* fence.c: what a late duplicate of a request meets, so that it changes nothing.
+ *
+ * Requests that name an epoch are fenced by it: truncation and adoption raise the epoch of a sequence, a
+ * new sequence begins above every epoch that has ended. Requests that name none (open, adopt) or make a
+ * sequence of another name (fork) are remembered by the owner that sent them, a bounded number of them;
+ * older ids are refused. All of this is truth: it holds across a successor.
+ *
+ * A process that dies after the sequence is published and before the request is noted leaves the request
+ * in the sequence's record, from which recovery notes it (a truncation's, too, which does no harm).
+ */
+#include "cache/kv_internal.h"
+
+#include <string.h>
+
+bool kv_request_is_seen(const struct kv *kv, uint32_t owner, uint64_t request)
+{
+    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST)
+        return false;
+    const struct kv_seen_rec *s = &kv->seen[owner];
+    bool is_seen = request <= s->floor;
+    for (uint32_t i = 0; i < KV_MAX_SEEN; i++)
+        is_seen |= s->id[i] == request;
+    return is_seen;
+}
+
+void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request)
+{
+    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST || kv_request_is_seen(kv, owner, request))
+        return;
+    struct kv_seen_rec *s = &kv->seen[owner];
+    uint64_t *least = &s->id[0];
+    for (uint32_t i = 1; i < KV_MAX_SEEN; i++)
+        least = s->id[i] < *least ? &s->id[i] : least;
+    if (request < *least) { /* all known are higher */
+        kv_publish64(&s->floor, request);
+        return;
+    }
+    if (*least > s->floor)
+        kv_publish64(&s->floor, *least);
+    kv_publish64(least, request);
+}
+
+void kv_owner_begin(struct kv *kv, uint32_t owner)
+{
+    memset(&kv->seen[owner], 0, sizeof kv->seen[owner]);
+}
+
+uint64_t kv_owner_last_request(const struct kv *kv, uint32_t owner)
+{
+    const struct kv_seen_rec *s = &kv->seen[owner];
+    uint64_t last = s->floor;
+    for (uint32_t i = 0; i < KV_MAX_SEEN; i++)
+        last = s->id[i] > last ? s->id[i] : last;
+    return last;
+}
+
+uint32_t kv_epoch_first(const struct kv *kv)
+{
+    return kv->epochs->ended + 1;
+}
+
+void kv_epoch_end(struct kv *kv, uint32_t epoch)
+{
+    if (epoch > kv->epochs->ended)
+        kv_publish32(&kv->epochs->ended, epoch);
+}
+
+void kv_epoch_announce(struct kv_seq_rec *s, uint32_t epoch, uint64_t request)
+{
+    kv_publish32(&s->made, 0);
+    kv_publish64(&s->request, request);
+    kv_publish32(&s->made, epoch);
+}
+
+bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    return s != NULL && request != KV_NO_REQUEST && kv_owner_of(s) == owner &&
+           s->made == kv_epoch_of(s) && s->request == request;
+}

@@ -1,0 +1,113 @@
+/* device.c: the order in which backends are tried, and what is done with each. */
+#include "daemon/device.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/log.h"
+#include "kernels/selftest.h"
+
+enum { WHY_BYTES = 512 };
+
+static const char *const in_order[] = {"cuda", "hip", "cpu"};
+
+static bool is_auto(const struct config *cfg)
+{
+    return strcmp(cfg->backend, "auto") == 0;
+}
+
+/* Calls try for each backend that the settings allow, until one returns other than ATTN_ENOTSUP, which
+ * becomes the result. */
+static attn_status
+try_each(const struct config *cfg,
+         attn_status (*try)(const struct config *cfg, const char *name, void *arg), void *arg)
+{
+    attn_status st = ATTN_ENOTSUP;
+    for (size_t i = 0; i < sizeof in_order / sizeof in_order[0] && st == ATTN_ENOTSUP; i++)
+        if (is_auto(cfg) || strcmp(cfg->backend, in_order[i]) == 0)
+            st = try(cfg, in_order[i], arg);
+    return st;
+}
+
+/* --- to serve ---------------------------------------------------------------------------------- */
+
+static attn_status open_one(const struct config *cfg, const char *name, struct device *out,
+                            char *why, size_t why_bytes)
+{
+    const struct backend_ops *ops;
+    attn_status st = backend_load(name, &ops, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    struct backend_config bc = {
+        .kv_bytes = cfg->kv_memory_bytes,
+        .max_batch_items = cfg->max_batch_items,
+        .max_batch_tokens = cfg->max_batch_tokens,
+        .n_threads = cfg->threads,
+        .device_index = (int32_t)cfg->device_index,
+        .import_fd = -1,
+    };
+    struct backend *b = NULL;
+    st = ops->open(&bc, &b);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "%s%s", st == ATTN_ENOMEM ? "device.kv_memory: " : "",
+                 b == NULL ? attn_status_message(st) : ops->last_error(b));
+        ops->close(b);
+        return st;
+    }
+    *out = (struct device){ops, b};
+    return ATTN_OK;
+}
+
+static attn_status try_to_open(const struct config *cfg, const char *name, void *arg)
+{
+    char why[WHY_BYTES];
+    if (open_one(cfg, name, arg, why, sizeof why) == ATTN_OK)
+        return ATTN_OK;
+    if (is_auto(cfg))
+        log_info("backend %s is not used: %s", name, why);
+    else
+        log_error("backend %s can't be used: %s", name, why);
+    return ATTN_ENOTSUP; /* the next one may do, whatever it was */
+}
+
+attn_status device_open(const struct config *cfg, struct device *out_device)
+{
+    struct device d;
+    if (try_each(cfg, try_to_open, &d) != ATTN_OK) {
+        if (is_auto(cfg))
+            log_error("no backend can be used");
+        return ATTN_ENOTSUP;
+    }
+    struct backend_info info;
+    d.ops->info(d.backend, &info);
+    log_info("backend %s on %s: %" PRIu64 " MiB of KV memory, %" PRIu32 " processors", info.name,
+             info.device, info.kv_bytes >> 20, info.n_processors);
+    *out_device = d;
+    return ATTN_OK;
+}
+
+void device_close(struct device *d)
+{
+    if (d->ops != NULL)
+        d->ops->close(d->backend);
+    *d = (struct device){0};
+}
+
+/* --- to check ---------------------------------------------------------------------------------- */
+
+static attn_status try_to_check(const struct config *cfg, const char *name, void *arg)
+{
+    FILE *out = arg;
+    const struct backend_ops *ops;
+    char why[WHY_BYTES];
+    if (backend_load(name, &ops, why, sizeof why) != ATTN_OK) {
+        fprintf(out, "backend %s: %s\n", name, why);
+        return ATTN_ENOTSUP;
+    }
+    return selftest_run(ops, (int32_t)cfg->device_index, cfg->threads, out);
+}
+
+attn_status device_self_test(const struct config *cfg, FILE *out)
+{
+    return try_each(cfg, try_to_check, out);
+}

@@ -1,0 +1,25 @@
+/* device.h: which backend computes: the one asked for by device.backend, or with "auto" the first of
+ * cuda, hip and cpu that can. Main thread. */
+#ifndef ATTND_DAEMON_DEVICE_H
+#define ATTND_DAEMON_DEVICE_H
+
+#include <stdio.h>
+
+#include "daemon/config.h"
+#include "kernels/backend.h"
+
+struct device {
+    const struct backend_ops *ops; /* NULL: not open */
+    struct backend *backend;
+};
+
+/* Opens it, and logs which it is and why others are not used. ATTN_ENOTSUP: none can be used; the log
+ * says why. */
+attn_status device_open(const struct config *cfg, struct device *out_device);
+void device_close(struct device *d); /* one that was never opened, too */
+
+/* Checks it against the float64 reference instead (kernels/selftest.h), with a report to out.
+ * ATTN_ENOTSUP: none can be used. */
+attn_status device_self_test(const struct config *cfg, FILE *out);
+
+#endif

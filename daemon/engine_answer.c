@@ -1,0 +1,165 @@
+/* engine_answer.c: replies of steps and of control requests, and refusals.
+ *
+ * The reply of a step is built in place: its tensors are written by the backend into a buffer that
+ * leaves room before them for a head of any length; the head is written last, so that it ends where they
+ * begin.
+ */
+#include "daemon/engine_answer.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/engine_pace.h"
+#include "daemon/stats.h"
+
+/* A reply's head without its item statuses: preamble, the other fields at their longest, padding. */
+enum { REPLY_HEAD_BYTES = WIRE_PREAMBLE_BYTES + WHY_BYTES + 64 };
+
+void engine_hold(struct engine *e, uint64_t msg_bytes, uint32_t *out_n, uint64_t *out_bytes)
+{
+    stats_add(queue_requests, 1);
+    stats_add(queue_bytes, msg_bytes);
+    *out_n = atomic_fetch_add(&e->n_held, 1) + 1;
+    *out_bytes = atomic_fetch_add(&e->held_bytes, msg_bytes) + msg_bytes;
+}
+
+void engine_let_go(struct engine *e, uint64_t msg_bytes)
+{
+    stats_sub(queue_requests, 1);
+    stats_sub(queue_bytes, msg_bytes);
+    atomic_fetch_sub(&e->held_bytes, msg_bytes);
+    atomic_fetch_sub(&e->n_held, 1);
+}
+
+uint64_t engine_retry_after_us(const struct engine *e)
+{
+    return pace_retry_after_us(atomic_load_explicit(&e->n_held, memory_order_relaxed),
+                               atomic_load_explicit(&e->task_ns, memory_order_relaxed));
+}
+
+/* req->reply is built. */
+static void send_reply(struct engine *e, struct request *req, attn_status st)
+{
+    uint64_t bytes = req->msg->n_bytes;
+    request_reply(req, st);
+    engine_let_go(e, bytes);
+}
+
+void engine_refuse(struct engine *e, struct request *req, attn_status st, const char *format, ...)
+{
+    uint64_t bytes = req->msg->n_bytes;
+    char why[2 * WHY_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, sizeof why, format, args);
+    va_end(args);
+    request_reply_error(req, st, attn_status_is_retryable(st) ? engine_retry_after_us(e) : 0, "%s",
+                        why);
+    engine_let_go(e, bytes);
+}
+
+void engine_answer(struct engine *e, struct request *req, const Attnd__Reply *header)
+{
+    uint8_t *payload;
+    attn_status st = request_reply_begin(req, header, 0, &payload);
+    if (st == ATTN_EINVAL)
+        engine_refuse(e, req, st, "the reply does not fit into the room of %zu bytes given for it",
+                      req->room->capacity_bytes);
+    else if (st != ATTN_OK)
+        engine_refuse(e, req, st, "no message buffer is left for the reply");
+    else
+        send_reply(e, req, (attn_status)header->status);
+}
+
+/* --- steps ------------------------------------------------------------------------------------- */
+
+static size_t head_room(uint32_t n_items)
+{
+    size_t head = REPLY_HEAD_BYTES + n_items;
+    return (head + WIRE_ALIGN - 1) / WIRE_ALIGN * WIRE_ALIGN;
+}
+
+uint64_t step_reply_bytes(const struct wire_step_layout *layout, uint32_t n_items)
+{
+    return layout->reply_bytes + head_room(n_items);
+}
+
+attn_status step_reserve_reply(struct task *t)
+{
+    if (t->payload != NULL)
+        return ATTN_OK;
+    size_t head = head_room(t->n_items);
+    attn_status st = request_reply_reserve(t->req, head + t->layout.reply_bytes);
+    if (st != ATTN_OK)
+        return st;
+    t->head_room = head;
+    t->payload = t->req->reply->data + head;
+    return ATTN_OK;
+}
+
+static void fill_nan(uint8_t *dst, size_t n, attn_dtype dtype)
+{
+    if (dtype == ATTN_F32) {
+        uint32_t nan = 0x7fc00000;
+        for (size_t i = 0; i < n; i++)
+            memcpy(dst + 4 * i, &nan, 4);
+    } else {
+        uint16_t nan = dtype == ATTN_BF16 ? 0x7fc0 : 0x7e00;
+        for (size_t i = 0; i < n; i++)
+            memcpy(dst + 2 * i, &nan, 2);
+    }
+}
+
+static void fill_failed_rows(struct task *t)
+{
+    const struct backend_pool_config *c = &t->pool->config;
+    size_t row = (size_t)c->num_q_heads * c->head_dim_v, e = attn_dtype_bytes(c->q_dtype);
+    for (uint32_t i = t->first_failed; i < t->n_items; i++) {
+        const struct item *it = &t->items[i];
+        if (t->item_status[i] == ATTN_OK)
+            continue;
+        if (t->flags & WIRE_STEP_ATTEND)
+            fill_nan(t->payload + t->layout.out_offset + it->row * row * e, it->n_tokens * row,
+                     c->q_dtype);
+        if (t->flags & WIRE_STEP_LSE)
+            fill_nan(t->payload + t->layout.lse_offset + (size_t)it->row * c->num_q_heads * 4,
+                     (size_t)it->n_tokens * c->num_q_heads, ATTN_F32);
+    }
+}
+
+void step_answer(struct engine *e, struct task *t)
+{
+    struct request *req = t->req;
+    if (step_reserve_reply(t) != ATTN_OK) {
+        engine_refuse(e, req, ATTN_EOVERLOAD, "no message buffer for a reply of %" PRIu64 " bytes",
+                      t->layout.reply_bytes);
+        return;
+    }
+    Attnd__StepReply body = ATTND__STEP_REPLY__INIT;
+    Attnd__Reply header = ATTND__REPLY__INIT;
+    attn_status st = ATTN_OK;
+    header.body_case = ATTND__REPLY__BODY_STEP;
+    header.step = &body;
+    if (t->first_failed < t->n_items) {
+        st = (attn_status)t->item_status[t->first_failed];
+        header.status = st;
+        header.message = t->why;
+        body.n_item_status = t->n_items;
+        body.item_status = t->item_status;
+        fill_failed_rows(t);
+    }
+    if (req->batched_ns != 0)
+        header.queue_ns = req->batched_ns - req->received_ns;
+    header.device_ns = req->device_ns;
+
+    size_t head = wire_reply_head_bytes(&header);
+    req->reply->offset = t->head_room - head;
+    req->reply->n_bytes = head + t->layout.reply_bytes;
+    wire_reply_head_encode(&header, req->wire.request_id, t->layout.reply_bytes,
+                           req->reply->data + req->reply->offset);
+    stats_add(step_items, t->n_items);
+    stats_add(step_tokens, t->layout.n_tokens);
+    send_reply(e, req, st);
+}

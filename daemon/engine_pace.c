@@ -1,0 +1,44 @@
+/* engine_pace.c: the policy of batching (engine_pace.h). */
+#include "daemon/engine_pace.h"
+
+#include "daemon/engine_state.h"
+
+enum { LATELY = 16 }; /* batches that a mean is of */
+
+void pace_learn(struct pace_cost *c, uint64_t n_visible, uint64_t device_ns)
+{
+    if (n_visible == 0)
+        return;
+    c->device_ns += (double)device_ns - c->device_ns / LATELY;
+    c->n_visible += (double)n_visible - c->n_visible / LATELY;
+}
+
+uint64_t pace_due_ns(const struct pace_cost *c, uint64_t n_visible, uint64_t now_ns)
+{
+    double ns = c->n_visible > 0 ? (double)n_visible * c->device_ns / c->n_visible : 0;
+    double due = 0.6 * ns < ns - PACE_WAY_IN_NS ? 0.6 * ns : ns - PACE_WAY_IN_NS;
+    return now_ns + (due > 0 ? (uint64_t)due : 0);
+}
+
+uint32_t pace_about(uint32_t last, uint32_t n_now)
+{
+    last -= (last + LATELY - 1) / LATELY;
+    return n_now > last ? n_now : last;
+}
+
+uint32_t pace_enough(uint32_t n_about)
+{
+    uint32_t half = n_about / 2 + n_about % 2;
+    return n_about / 2 > PACE_MIN_ENOUGH ? half : PACE_MIN_ENOUGH;
+}
+
+uint64_t pace_request_ns(uint64_t last_ns, uint64_t batch_ns, uint32_t n)
+{
+    return last_ns - last_ns / 8 + batch_ns / n / 8;
+}
+
+uint64_t pace_retry_after_us(uint32_t n_held, uint64_t request_ns)
+{
+    uint64_t us = n_held * request_ns / 1000;
+    return us < 100 ? 100 : us > 1000000 ? 1000000 : us;
+}

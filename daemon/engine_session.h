@@ -1,0 +1,14 @@
+/* engine_session.h: sessions as requests use them. */
+#ifndef ATTND_DAEMON_ENGINE_SESSION_H
+#define ATTND_DAEMON_ENGINE_SESSION_H
+
+#include "daemon/engine_state.h"
+
+/* The session that a request names; renews it. ATTN_ENOTFOUND with a sentence. */
+attn_status session_of_request(struct engine *e, const struct request *req, uint64_t now_ns,
+                               uint32_t *out_slot, char *why, size_t why_bytes);
+void hello_admit(struct engine *e, struct request *req, uint64_t now_ns);
+/* Frees sequences of expired sessions, a slice a turn. true: there is more to do. */
+bool sessions_expire(struct engine *e, uint64_t now_ns);
+
+#endif

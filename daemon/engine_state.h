@@ -1,0 +1,196 @@
+/* engine_state.h: what an engine and its requests are made of; structs only. Everything here belongs to
+ * the engine thread, but the fields marked atomic.
+ *
+ * The files of the engine, in the order of a step's way; each includes those below it only:
+ *
+ *   engine.c          life, inbox, the loop: one turn after the other
+ *   engine_step.c     admission of steps: everything that can be wrong is refused here
+ *   engine_control.c  requests that are no steps
+ *   engine_session.c  hello, leases
+ *   engine_batch.c    from ready items to a batch on the device, and back
+ *   engine_pace.c     when to launch and how much: pure functions
+ *   engine_queue.c    claims, waiting, waking, deadlines: which items may run now
+ *   engine_ready.c    ready tasks of a pool by age
+ *   engine_pool.c     pools, and what their tables on the device must be told
+ *   engine_answer.c   how a request leaves
+ *   engine_sleep.c    how an idle engine waits
+ *
+ * A task is a request inside the engine. A step's task has an item for each of its sequences:
+ *
+ *   waiting   in its sequence's queue: an older item or control request comes first
+ *   ready     it holds a claim on (sequence, layer); in its task's ready list, the task in its pool's
+ *             ready queue. Claims never collide, so any set of ready items may be one batch
+ *   active    in a batch that is built or in flight
+ *   done      its status is set
+ *
+ * A control request on a sequence waits in the same queue, with one item, until no claim is left.
+ * Releasing a claim puts the sequence on the wake list; wakes run between the other activities, never
+ * inside them.
+ */
+#ifndef ATTND_DAEMON_ENGINE_STATE_H
+#define ATTND_DAEMON_ENGINE_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/queue.h>
+
+#include "cache/kv.h"
+#include "daemon/engine.h"
+#include "daemon/pool.h"
+#include "daemon/session.h"
+
+enum {
+    MAX_CLAIMS = 8, /* layers of one sequence in work at once; more wait */
+    WHY_BYTES = 256,
+    TENANT = 0,
+};
+#define SEQ_NONE UINT32_MAX
+#define CLAIM_ALL UINT32_MAX /* in place of a layer: the item wants its sequence to itself */
+
+struct task;
+struct pool;
+
+enum item_state { ITEM_WAITING, ITEM_READY, ITEM_ACTIVE, ITEM_DONE };
+
+struct item {
+    TAILQ_ENTRY(item) link; /* of its sequence's queue or its task's ready list */
+    struct task *task;
+    uint32_t seq; /* kv_seq_id; SEQ_NONE: its name is not, or no longer, of a sequence */
+    uint32_t pos, n_tokens;
+    uint32_t row; /* its first token in the step's tensors */
+    enum item_state state;
+};
+TAILQ_HEAD(item_list, item);
+
+/* What the queue asks of a task, whatever kind of request it is. */
+struct task_ops {
+    /* The item has left its sequence's queue. Its turn has come: it has its claim, if it is of a layer;
+     * or, seq SEQ_NONE, its sequence was closed, and its name must be looked up again. */
+    void (*wake)(struct engine *e, struct item *it);
+    /* Ends all of the task that is not in a batch. The task may be gone. */
+    void (*refuse)(struct engine *e, struct task *t, attn_status st, const char *why);
+};
+
+enum task_place { TASK_NOWHERE, TASK_FRESH, TASK_WOKEN }; /* in the pool's ready queue */
+
+struct task {
+    const struct task_ops *ops;
+    struct request *req;
+    TAILQ_ENTRY(task) held; /* of all held, oldest first */
+    uint64_t stamp; /* order of arrival */
+    uint32_t session; /* slot */
+    uint32_t layer; /* or CLAIM_ALL */
+    uint32_t n_items, n_done, n_active;
+
+    /* of a step */
+    struct pool *pool;
+    uint32_t flags;
+    bool was_launched; /* an item has been in a batch */
+    struct wire_step_layout layout;
+    struct item_list ready_items;
+    uint32_t n_ready, n_ready_tokens;
+    enum task_place place;
+    TAILQ_ENTRY(task) fresh; /* engine_ready.c, as far as heap_child */
+    struct task *heap_prev, *heap_next, *heap_child;
+    uint8_t *payload; /* of the reply; NULL until an item is launched */
+    size_t head_room; /* bytes before payload, for the reply's head */
+    uint32_t first_failed; /* item; n_items: none */
+    char why[WHY_BYTES]; /* of first_failed */
+    int32_t *item_status; /* [n_items] */
+
+    struct item items[]; /* a control request's only one is its place in its sequence's queue */
+};
+TAILQ_HEAD(task_list, task);
+
+/* The engine's side of a sequence; index is kv_seq_id. */
+struct seq_state {
+    struct item_list waiting;
+    uint64_t step_stamp; /* the last step that named it: finds duplicates */
+    uint16_t claimed[MAX_CLAIMS]; /* layers */
+    uint8_t n_claims;
+    uint8_t n_active; /* claims whose item is in a batch */
+    bool is_copying; /* its active item replaces a shared block: nothing else runs */
+    bool is_on_wake_list;
+};
+
+/* Ready tasks of a pool, oldest first: new ones arrive in order, woken ones don't. */
+struct ready_queue {
+    struct task_list fresh;
+    struct task *woken_root; /* pairing heap */
+    uint32_t n_items; /* ready items of all tasks of the pool */
+};
+
+/* What a pool's cached tokens have lately cost (engine_pace.c). */
+struct pace_cost {
+    double device_ns, n_visible; /* device time, and the cached tokens that it was for */
+};
+
+struct pool {
+    kv_pool_id id;
+    struct pool_spec spec;
+    struct backend_pool_config config;
+    struct backend_pool *device;
+    uint64_t device_bytes;
+    struct ready_queue ready;
+    struct kv_effects fx; /* what the next batch must tell the device first */
+    struct pace_cost cost;
+};
+
+struct batch {
+    struct backend_batch device; /* user points back here */
+    struct pool *pool;
+    struct backend_item *device_items; /* [max_batch_items] */
+    struct item **items; /* [max_batch_items] */
+    struct backend_patch *patches; /* [patches_capacity + patches_margin] */
+    struct backend_copy *copies; /* [copies_capacity] */
+    uint32_t n_items, n_tokens, n_tasks;
+    uint64_t n_visible; /* cached tokens its items see */
+    uint64_t submitted_ns;
+    bool is_in_flight;
+};
+
+struct engine {
+    struct engine_parts parts;
+    struct backend_info info;
+    uint64_t lease_ns;
+
+    /* any thread */
+    _Atomic(struct request *) inbox; /* newest first */
+    _Atomic uint32_t is_asleep; /* engine_sleep.c, as far as polled_ns */
+    _Atomic(struct engine_poller *) pollers;
+    int epoll_fd, wake_fd;
+    uint64_t spin_ns; /* how long to spin before the next sleep */
+    uint64_t polled_ns; /* when a poller last brought something */
+    _Atomic bool is_stopping, is_draining;
+    _Atomic int health; /* attn_status */
+    _Atomic uint32_t n_held; /* requests between engine_submit and their reply */
+    _Atomic uint64_t held_bytes;
+    _Atomic uint32_t max_queue_requests;
+    _Atomic uint64_t max_queue_bytes;
+    _Atomic uint64_t task_ns; /* recent time a request takes, for retry-after */
+
+    struct seq_state *seqs; /* [max_sequences] */
+    uint32_t *wake_list; /* [max_sequences] */
+    uint32_t n_wakes;
+    struct pool *pools; /* [max_pools]; the handle on the wire is the index + 1 */
+    uint32_t n_pools;
+    uint32_t n_blocks; /* block records of all pools */
+    uint64_t device_bytes; /* of all pools */
+    uint32_t patches_capacity, copies_capacity; /* of a batch */
+    uint32_t patches_margin; /* room beyond, for kv_append_cancel */
+    struct batch batches[BACKEND_MAX_IN_FLIGHT];
+    uint32_t max_in_flight, n_in_flight;
+    uint32_t n_about; /* most items lately ready or in flight at a time */
+    uint64_t due_ns; /* with one batch in flight: when the next may follow */
+    struct task_list held;
+    uint64_t next_stamp;
+    uint64_t turn_ns; /* when this turn began */
+    uint64_t next_deadline_ns; /* no held task has an earlier one */
+    bool is_dirty; /* gauges of cache and sessions are old */
+    bool is_lost; /* what waited for the lost device has been refused */
+    struct kv_stats gauges; /* as published */
+    pthread_t thread;
+    bool has_thread;
+};
+
+#endif

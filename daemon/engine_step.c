@@ -1,0 +1,266 @@
+/* engine_step.c: admission of steps, and the turn of an item that waited.
+ *
+ * A step that is wrong as a whole is refused before anything is touched. An item that is wrong fails
+ * alone: it gets its status, its rows are NaN, the others go on.
+ */
+#include "daemon/engine_step.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/engine_answer.h"
+#include "daemon/engine_pool.h"
+#include "daemon/engine_queue.h"
+#include "daemon/engine_ready.h"
+#include "daemon/engine_session.h"
+
+/* --- items ------------------------------------------------------------------------------------- */
+
+static void item_find(struct engine *e, struct item *it)
+{
+    uint64_t name = it->task->req->wire.header->step->seq[it - it->task->items];
+    kv_seq_id id;
+    it->seq = kv_seq_find(e->parts.kv, TENANT, name, &id) == ATTN_OK ? id.index : SEQ_NONE;
+}
+
+/* A claimed item is checked against its sequence, and ready if it is right. What is checked here
+ * can't change until the claim is released. */
+static void item_check(struct engine *e, struct item *it)
+{
+    struct task *t = it->task;
+    const Attnd__Step *step = t->req->wire.header->step;
+    uint32_t i = (uint32_t)(it - t->items), epoch = step->epoch[i];
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+
+    if (info.epoch != epoch)
+        item_fail(it, ATTN_ESTALE, "epoch is %" PRIu32 ", the sequence is at %" PRIu32, epoch,
+                  info.epoch);
+    else if (info.owner != t->session)
+        item_fail(it, ATTN_ESTALE, "epoch %" PRIu32 " belongs to another session; adopt it first",
+                  epoch);
+    else if (info.pool.index != t->pool->id.index)
+        item_fail(it, ATTN_EINVAL, "the sequence is in pool %" PRIu32 ", step.pool is %" PRIu32,
+                  info.pool.index + 1, step->pool);
+    else if ((uint64_t)it->pos + it->n_tokens > e->parts.cfg->max_seq_tokens)
+        item_fail(it, ATTN_EINVAL,
+                  "pos %" PRIu32 " + n_tokens %" PRIu32 " passes the limit of %" PRIu32
+                  " tokens a sequence",
+                  it->pos, it->n_tokens, e->parts.cfg->max_seq_tokens);
+    else if ((t->flags & WIRE_STEP_APPEND) && it->pos > info.layer_len[t->layer])
+        item_fail(it, ATTN_EINVAL, "pos is %" PRIu32 ", layer %" PRIu32 " has %" PRIu32 " tokens",
+                  it->pos, t->layer, info.layer_len[t->layer]);
+    else if (!(t->flags & WIRE_STEP_APPEND) && it->pos + it->n_tokens > info.layer_len[t->layer])
+        item_fail(it, ATTN_EINVAL,
+                  "pos %" PRIu32 " + n_tokens %" PRIu32 " is not appended yet: layer %" PRIu32
+                  " has %" PRIu32 " tokens",
+                  it->pos, it->n_tokens, t->layer, info.layer_len[t->layer]);
+    else
+        item_ready(it);
+    if (it->state != ITEM_READY)
+        item_release(e, it);
+}
+
+/* The item becomes ready, waits, or fails. */
+static void item_admit(struct engine *e, struct item *it)
+{
+    if (it->seq == SEQ_NONE)
+        item_fail(it, ATTN_ENOTFOUND, "no such sequence");
+    else if (item_enter(e, it))
+        item_check(e, it);
+}
+
+static void step_wake(struct engine *e, struct item *it)
+{
+    if (it->seq == SEQ_NONE) {
+        item_find(e, it);
+        item_admit(e, it);
+    } else {
+        item_check(e, it);
+    }
+    step_settle(e, it->task);
+}
+
+/* Nothing of it was launched: the step is refused as a whole; else its other items fail. */
+static void step_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
+{
+    for (uint32_t i = 0; i < t->n_items; i++) {
+        struct item *it = &t->items[i];
+        if (it->state == ITEM_WAITING) {
+            item_leave(e, it);
+        } else if (it->state == ITEM_READY) {
+            item_unready(it);
+            item_release(e, it);
+        } else {
+            continue;
+        }
+        item_fail(it, st, "%s", why);
+    }
+    ready_remove(&t->pool->ready, t);
+    if (t->was_launched) {
+        step_settle(e, t);
+    } else {
+        task_let_go(e, t);
+        engine_refuse(e, t->req, st, "%s", why);
+    }
+}
+
+static const struct task_ops step_ops = {.wake = step_wake, .refuse = step_refuse};
+
+/* --- admission --------------------------------------------------------------------------------- */
+
+/* Everything of a step that can be wrong without looking at a sequence. */
+static attn_status step_check(struct engine *e, const struct request *req, struct pool *p,
+                              struct wire_step_layout *out, char *why, size_t why_bytes)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    const struct backend_pool_config *c = &p->config;
+    attn_status st = wire_step_layout_of(s, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
+                                         c->head_dim_v, c->q_dtype, out, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (s->layer >= c->num_layers) {
+        snprintf(why, why_bytes, "step.layer is %" PRIu32 ", the pool has %" PRIu32 " layers",
+                 s->layer, c->num_layers);
+        return ATTN_EINVAL;
+    }
+    if (s->n_seq > e->parts.cfg->max_step_items) {
+        snprintf(why, why_bytes, "step has %zu items, %" PRIu32 " are allowed (max_step_items)",
+                 s->n_seq, e->parts.cfg->max_step_items);
+        return ATTN_EINVAL;
+    }
+    if (out->n_tokens > e->parts.cfg->max_step_tokens) {
+        snprintf(why, why_bytes,
+                 "step has %" PRIu64 " tokens, %" PRIu32 " are allowed (max_step_tokens)",
+                 out->n_tokens, e->parts.cfg->max_step_tokens);
+        return ATTN_EINVAL;
+    }
+    if (req->wire.payload_bytes != out->request_bytes) {
+        snprintf(why, why_bytes,
+                 "payload has %zu bytes, %" PRIu64 " tokens with flags %" PRIu32 " need %" PRIu64,
+                 req->wire.payload_bytes, out->n_tokens, s->flags, out->request_bytes);
+        return ATTN_EINVAL;
+    }
+    uint64_t most =
+        req->room != NULL ? req->room->capacity_bytes : (uint64_t)e->parts.cfg->max_message_bytes;
+    uint64_t reply_bytes = step_reply_bytes(out, (uint32_t)s->n_seq);
+    if (reply_bytes > most) {
+        snprintf(why, why_bytes,
+                 "the reply would have %" PRIu64 " bytes, and up to %" PRIu64
+                 " before them; there is room for %" PRIu64,
+                 out->reply_bytes, reply_bytes - out->reply_bytes, most);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+/* Fills the items in; a sequence named twice and an item no batch can hold are errors of the step. */
+static attn_status step_items(struct engine *e, struct task *t, char *why, size_t why_bytes)
+{
+    const Attnd__Step *s = t->req->wire.header->step;
+    uint64_t stamp = e->next_stamp++; /* no earlier step's */
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < t->n_items; i++) {
+        struct item *it = &t->items[i];
+        *it = (struct item){.task = t, .pos = s->pos[i], .n_tokens = s->n_tokens[i], .row = row};
+        row += it->n_tokens;
+        t->item_status[i] = ATTN_OK;
+        if (it->n_tokens > e->parts.cfg->max_batch_tokens) {
+            snprintf(why, why_bytes,
+                     "step.n_tokens[%" PRIu32 "] is %" PRIu32 ", an item may have %" PRIu32
+                     " (max_batch_tokens)",
+                     i, it->n_tokens, e->parts.cfg->max_batch_tokens);
+            return ATTN_EINVAL;
+        }
+        item_find(e, it);
+        if (it->seq == SEQ_NONE)
+            continue;
+        if (e->seqs[it->seq].step_stamp == stamp) {
+            snprintf(why, why_bytes, "step.seq[%" PRIu32 "] %" PRIu64 " is in this step twice", i,
+                     s->seq[i]);
+            return ATTN_EINVAL;
+        }
+        e->seqs[it->seq].step_stamp = stamp;
+    }
+    return ATTN_OK;
+}
+
+static void step_enter(struct engine *e, struct task *t)
+{
+    task_hold(e, t);
+    for (uint32_t i = 0; i < t->n_items; i++)
+        item_admit(e, &t->items[i]);
+    if (t->n_ready > 0)
+        ready_push_fresh(&t->pool->ready, t);
+    step_settle(e, t);
+}
+
+void step_admit(struct engine *e, struct request *req, uint64_t now_ns)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    char why[WHY_BYTES];
+    uint32_t session;
+    attn_status st = session_of_request(e, req, now_ns, &session, why, sizeof why);
+    if (st != ATTN_OK) {
+        engine_refuse(e, req, st, "%s", why);
+        return;
+    }
+    struct pool *p = pool_of_handle(e, s->pool);
+    if (p == NULL) {
+        engine_refuse(e, req, ATTN_ENOTFOUND, "step.pool is %" PRIu32 ", no such pool", s->pool);
+        return;
+    }
+    struct wire_step_layout layout;
+    st = step_check(e, req, p, &layout, why, sizeof why);
+    if (st != ATTN_OK) {
+        engine_refuse(e, req, st, "%s", why);
+        return;
+    }
+
+    size_t head_bytes = sizeof(struct task) + s->n_seq * sizeof(struct item);
+    struct task *t = wire_arena_alloc(&req->arena, head_bytes + s->n_seq * sizeof(int32_t));
+    if (t == NULL) {
+        engine_refuse(e, req, ATTN_ENOMEM, "no memory for a step of %zu items", s->n_seq);
+        return;
+    }
+    *t = (struct task){
+        .ops = &step_ops,
+        .req = req,
+        .pool = p,
+        .session = session,
+        .layer = s->layer,
+        .flags = s->flags,
+        .n_items = (uint32_t)s->n_seq,
+        .first_failed = (uint32_t)s->n_seq,
+        .layout = layout,
+        .ready_items = TAILQ_HEAD_INITIALIZER(t->ready_items),
+        .item_status = (int32_t *)((uint8_t *)t + head_bytes),
+    };
+    st = step_items(e, t, why, sizeof why);
+    if (st != ATTN_OK)
+        engine_refuse(e, req, st, "%s", why);
+    else
+        step_enter(e, t);
+}
+
+struct request *steps_warm(struct engine *e, struct request *first)
+{
+    uint64_t names[KV_WARM_MAX] = {0};
+    uint32_t pos[KV_WARM_MAX] = {0}, n = 0;
+    kv_seq_id seqs[KV_WARM_MAX];
+    struct request *req = first;
+    for (; req != NULL && n < KV_WARM_MAX; req = req->next) {
+        if (req->wire.header->body_case != ATTND__REQUEST__BODY_STEP)
+            continue;
+        const Attnd__Step *s = req->wire.header->step;
+        for (size_t i = 0; i < s->n_seq && n < KV_WARM_MAX; i++, n++) {
+            names[n] = s->seq[i];
+            pos[n] = s->pos[i];
+        }
+    }
+    kv_warm(e->parts.kv, TENANT, names, pos, n, seqs);
+    for (uint32_t i = 0; i < n; i++)
+        if (seqs[i].index != UINT32_MAX)
+            __builtin_prefetch(&e->seqs[seqs[i].index], 1);
+    return req;
+}
