@@ -102,3 +102,19 @@ def client(daemon):
 def python_env(daemon):
     """Environment of subprocesses that use the package."""
     return {**os.environ, "PYTHONPATH": str(PACKAGE / "src"), "ATTND_ENDPOINT": daemon.url}
+
+
+@pytest.fixture
+def attach(client):
+    """Attaches models, each over a pool of 256 blocks, and closes the workers at the end."""
+    import attnd.hf
+
+    workers = []
+
+    def attach_one(model, **options):
+        workers.append(attnd.hf.attach(model, client, **{"n_blocks": 256, **options}))
+        return workers[-1]
+
+    yield attach_one
+    for w in workers:
+        w.close()

@@ -121,4 +121,4 @@ def test_a_wheel_is_built_without_a_compiler(tmp_path):
     assert r.returncode == 0, r.stdout + r.stderr
     (wheel,) = tmp_path.glob("attnd-*-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"attnd/__init__.py", "attnd/aio.py", "attnd/py.typed"} <= set(names)
+    assert {"attnd/__init__.py", "attnd/hf/__init__.py", "attnd/py.typed"} <= set(names)

@@ -1,0 +1,310 @@
+"""The KV cache of one batch: rows and sequences, padding, and one layer of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import Cache as _TransformersCache
+
+from .._handle import Closing, NotPicklable
+from ..errors import AttndError, ConnectionLostError, NotFoundError, StaleEpochError
+from ..pool import Items, Sequence
+from ._calls import Mask, Seen
+from ._handed import Update, hand, refuse, refuse_attribute
+
+if TYPE_CHECKING:
+    from ._worker import Worker
+
+
+_CROSS_ATTENTION = ("is_updated", "self_attention_cache", "cross_attention_cache")
+
+
+class Plan:
+    """Which rows of one forward pass are real tokens of which sequence; the same in all layers.
+
+    runs   (sequence, pos, n_tokens), in batch order; packed tokens are in this order
+    index  indices of real tokens in [batch * new tokens], or None if all are
+    """
+
+    def __init__(self, cache: Cache, column: int, n_new: int, device: torch.device):
+        self.column, self.n_new = column, n_new
+        self.runs: list[tuple[Sequence, int, int]] = []
+        keep: list[int] = []
+        for row, (seq, pad) in enumerate(zip(cache.sequences, cache.pads)):
+            n_padding = min(max(pad - column, 0), n_new)
+            if n_padding < n_new:
+                self.runs.append((seq, max(column - pad, 0), n_new - n_padding))
+                keep.extend(range(row * n_new + n_padding, (row + 1) * n_new))
+        self.n_tokens = len(keep)
+        is_padded = len(keep) < len(cache.sequences) * n_new
+        self.index = torch.tensor(keep, device=device) if is_padded else None
+        self.chunks = list(self._chunks(cache.worker))
+
+    def _chunks(self, worker: Worker) -> Any:
+        """(first packed token, Items) of steps within the daemon's limits."""
+        first = begin = 0
+        runs: list[tuple[Sequence, int, int]] = []
+        for seq, pos, n_tokens in self.runs:
+            while n_tokens > 0:
+                room = worker.max_tokens - (begin - first)
+                if room == 0 or len(runs) == worker.max_items:
+                    yield first, Items(runs)
+                    first, runs = begin, []
+                    continue
+                n = min(n_tokens, room)
+                runs.append((seq, pos, n))
+                pos, n_tokens, begin = pos + n, n_tokens - n, begin + n
+        if runs:
+            yield first, Items(runs)
+
+
+# What says that a sequence is not this worker's any more: nothing is left to close.
+GONE = (NotFoundError, StaleEpochError, ConnectionLostError)
+
+
+def _close_all(sequences: Iterable[Sequence]) -> None:
+    """Closes each; raises the first failure after the last of them."""
+    failed: AttndError | None = None
+    for seq in sequences:
+        try:
+            seq.close()
+        except GONE:
+            pass
+        except AttndError as e:
+            failed = failed or e
+    if failed is not None:
+        raise failed
+
+
+class Cache(Closing, _TransformersCache, NotPicklable):
+    """The KV cache of one batch, in the daemon; row i of the batch is `sequences[i]`.
+
+    Made by Worker.cache(), given to the model as past_key_values. Left padding is not stored: row i
+    has pads[i] columns before its first token. close() forgets the sequences.
+    """
+
+    def __init__(self, worker: Worker):
+        super().__init__(layers=[])
+        self.worker = worker
+        self.is_closed = False
+        self.sequences: list[Sequence] = []
+        self.pads: list[int] = []
+        self._columns = [0] * worker.pool.spec.num_layers  # tokens and padding, by layer
+        self._plan: Plan | None = None
+        self._has_mask = False
+
+    # ---- what transformers asks
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"<attnd.hf.Cache {len(self.sequences)} sequences, {self._columns[0]} columns>"
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def update(
+        self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
+    ) -> Any:
+        """Hands the new keys and values on; the attention call that follows stores them."""
+        self.worker.check_attached()
+        if self.is_closed:
+            raise refuse("this cache is closed")
+        return hand(self, layer_idx, key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._columns[layer_idx]
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self._columns[layer_idx]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._columns[layer_idx] + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.sequences) or -1
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row i becomes what row beam_idx[i] was: the first use keeps the sequence, others fork it."""
+        self._select(beam_idx.tolist())
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        rows = torch.arange(len(self.sequences))[indices.cpu()]  # indices may be a bool mask
+        self._select(rows.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._select([row for row in range(len(self.sequences)) for _ in range(repeats)])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove columns; a positive number is the columns to keep."""
+        now = max(self._columns)
+        keep = tokens_to_remove if tokens_to_remove > 0 else now + tokens_to_remove
+        if keep >= now:
+            return
+        keep = max(keep, 0)
+        for seq, pad in zip(self.sequences, self.pads):
+            if now > max(keep, pad):
+                seq.truncate(max(keep - pad, 0))
+        self._columns = [min(n, keep) for n in self._columns]
+        self._plan = None
+
+    def reset(self) -> None:
+        """Forgets the sequences; the cache is as new. All are closed whatever befalls one of them."""
+        sequences, self.sequences, self.pads = self.sequences, [], []
+        self._columns = [0] * len(self._columns)
+        self._plan, self._has_mask = None, False
+        _close_all(sequences)
+
+    def close(self) -> None:
+        """Forgets the sequences. The cache cannot be used any more."""
+        self.is_closed = True
+        self.worker._caches.discard(self)
+        self.reset()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
+        """A cache of its own with the same tokens: the sequences are forked, nothing is copied."""
+        if self.is_closed:
+            raise refuse("a copy of a closed cache")
+        other = self.worker.cache()
+        try:
+            for seq in self.sequences:
+                other.sequences.append(seq.fork())
+        except BaseException:
+            other.close()
+            raise
+        other.pads = list(self.pads)
+        other._columns = list(self._columns)
+        other._has_mask = self._has_mask
+        return other
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _CROSS_ATTENTION:
+            raise refuse_attribute(f"cross attention (the model asks the cache for {name})")
+        raise refuse_attribute(f"a cache over attnd has no {name}")
+
+    # ---- rows
+
+    def _select(self, rows: list[int]) -> None:
+        old, taken = self.sequences, set()
+        new: list[Sequence] = []
+        forks: list[Sequence] = []
+        try:
+            for row in rows:
+                if row in taken:
+                    forks.append(old[row].fork())
+                    new.append(forks[-1])
+                else:
+                    new.append(old[row])
+                taken.add(row)
+        except BaseException:
+            _close_all(forks)
+            raise
+        self.sequences, self.pads = new, [self.pads[row] for row in rows]
+        self._plan = None
+        _close_all(seq for row, seq in enumerate(old) if row not in taken)
+
+    def _open(self, n: int) -> None:
+        opened: list[Sequence] = []
+        try:
+            for _ in range(n):
+                opened.append(self.worker.pool.open())
+        except BaseException:
+            _close_all(opened)
+            raise
+        self.sequences = opened
+
+    def _check_padding(self, mask: Mask, batch_size: int) -> None:
+        """Finds the left padding in the first mask, and that later ones agree with it."""
+        pads = [0] * batch_size
+        if mask.padding is not None:
+            self._has_mask = True
+            if mask.padding.shape[0] != batch_size:
+                raise refuse(
+                    f"attention_mask has {mask.padding.shape[0]} rows, expected those of a batch of"
+                    f" {batch_size}"
+                )
+            seen = mask.padding[:, : mask.kv_length]
+            if seen.shape[1] < mask.kv_length:
+                raise refuse(
+                    f"attention_mask has {seen.shape[1]} columns, expected {mask.kv_length}"
+                )
+            # as many tokens as there are columns from the first token on: no holes
+            n_tokens = seen.sum(dim=1)
+            first = torch.where(n_tokens > 0, seen.int().argmax(dim=1), mask.kv_length)
+            pads, counts = torch.stack([first, n_tokens]).tolist()
+            for row, (pad, count) in enumerate(zip(pads, counts)):
+                if pad + count != mask.kv_length:
+                    raise refuse(f"row {row}: padding after a token (pad on the left)")
+        elif self._has_mask:
+            raise refuse("attention_mask was given before and is missing now")
+        if not self.sequences:
+            self._open(batch_size)
+            self.pads = pads
+            return
+        if len(self.sequences) != batch_size:
+            raise refuse(f"a batch of {batch_size} rows on a cache of {len(self.sequences)}")
+        before = mask.q_offset
+        for row, (old, new) in enumerate(zip(self.pads, pads)):
+            # a row that was all padding so far may go on with padding
+            if old != new and not (self._has_mask and old >= before and new >= before):
+                raise refuse(f"row {row} has {new} columns of padding, had {old}")
+            if 0 < before == new and mask.q_length == 1:
+                raise refuse(
+                    f"row {row} is all padding and a single token follows: what the model says after"
+                    " padding is no text"
+                )
+        self.pads = pads
+
+    # ---- one layer of one forward pass
+
+    def attend(
+        self,
+        update: Update,
+        seen: Seen,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: Mask,
+    ) -> torch.Tensor:
+        worker, layer = self.worker, update.layer
+        if update.is_stored:
+            raise refuse(f"layer {layer} attends twice in one pass")
+        worker.seen[layer].check(layer, seen)
+        batch, heads, n_new, _ = query.shape
+        column = self._columns[layer]
+        if (mask.q_offset, mask.q_length, mask.kv_length) != (column, n_new, column + n_new):
+            raise refuse(
+                f"layer {layer}: a mask of queries {mask.q_offset}+{mask.q_length}, keys"
+                f" {mask.kv_length}; the cache has {column} columns and {n_new} are new"
+            )
+        worker.check_window(layer, column + n_new)
+        plan = self._plan
+        if layer == 0 or plan is None or (plan.column, plan.n_new) != (column, n_new):
+            self._check_padding(mask, batch)
+            plan = self._plan = Plan(self, column, n_new, query.device)
+        q, k, v = (
+            x.transpose(1, 2).reshape(batch * n_new, x.shape[1], x.shape[3])
+            for x in (query, key, value)
+        )
+        if plan.index is not None:
+            q, k, v = (x.index_select(0, plan.index) for x in (q, k, v))
+        out = worker._run(layer, plan, q, k, v)
+        update.is_stored = True
+        self._columns[layer] = column + n_new
+        if plan.index is not None:
+            padded = out.new_zeros(batch * n_new, heads, out.shape[2])
+            out = padded.index_copy_(0, plan.index, out)
+        return out.view(batch, n_new, heads, out.shape[2])

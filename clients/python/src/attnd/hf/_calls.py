@@ -1,0 +1,242 @@
+"""How the layers of a HuggingFace model call for attention: the attention and the mask interface
+"attnd", which importing this module registers, and what a layer asked for when it was first seen.
+
+A call finds its cache by the keys and values that it is given, which are those of Cache.update().
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache as TransformersCache
+
+from ..spec import LayerSpec
+from ._handed import Handed, Update, hand, refuse, refuse_attribute
+
+NAME = "attnd"
+# Arguments of attention calls that say nothing about the attention of a decoder with a cache.
+_HARMLESS = frozenset(
+    "position_ids cache_position use_cache output_hidden_states output_router_logits logits_to_keep"
+    " return_dict past_key_values position_embeddings".split()
+)
+
+
+class Mask:
+    """What the model's layers get for a mask: which mask was meant, not its elements.
+
+    refusal  why attention with this mask is refused; a model may make masks that no layer uses
+    padding  [batch, columns] bool, False is padding, or None
+    """
+
+    __slots__ = ("window", "q_offset", "q_length", "kv_length", "padding", "refusal")
+
+    def __init__(
+        self,
+        window: int,
+        q_offset: int,
+        q_length: int,
+        kv_length: int,
+        padding: Any,
+        refusal: str | None,
+    ):
+        self.refusal = refusal
+        self.window = window
+        self.q_offset = q_offset
+        self.q_length = q_length
+        self.kv_length = kv_length
+        self.padding = padding
+
+    def __getattr__(self, name: str) -> Any:
+        raise refuse_attribute(f"{name} of a mask: the model makes a mask of its own from it")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise refuse("a part of a mask: the model makes a mask of its own from it")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", func)
+        raise refuse(f"{name}() of a mask: the model makes a mask of its own from it")
+
+
+def _refuse_operator(self: Any, *args: Any) -> Any:
+    raise refuse("arithmetic with a mask: the model makes a mask of its own from it")
+
+
+for _name in "add radd sub rsub mul rmul and rand or ror invert lt le gt ge iter len bool".split():
+    setattr(Mask, f"__{_name}__", _refuse_operator)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Any = None,
+    attention_mask: Any = None,
+    allow_is_causal_skip: bool = True,
+    local_size: int | None = None,
+    **kwargs: Any,
+) -> Mask:
+    """The mask interface "attnd"."""
+    refusal = None
+    if kwargs.get("allow_is_bidirectional_skip"):
+        refusal = "a bidirectional mask"
+    elif (
+        not allow_is_causal_skip
+    ):  # transformers says so when it adds anything to causal or sliding
+        refusal = "a mask besides causal, sliding window and padding (packed or bidirectional)"
+    return Mask(local_size or 0, int(q_offset), q_length, kv_length, attention_mask, refusal)
+
+
+class Seen:
+    """How one layer called for attention.
+
+    sinks  of the latest call, until keep_sinks() copies them
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: Mask,
+        call: dict[str, Any],
+    ):
+        if not query.dtype == key.dtype == value.dtype:
+            raise refuse(
+                f"layer {layer} has q, k and v of {query.dtype}, {key.dtype} and {value.dtype}"
+                " (autocast? load the model in the dtype it is to compute in)"
+            )
+        self.geometry: dict[str, Any] = {
+            "query heads": query.shape[1],
+            "KV heads": key.shape[1],
+            "head_dim of k": query.shape[3],
+            "head_dim of v": value.shape[3],
+            "dtype": query.dtype,
+        }
+        self.window = mask.window
+        self.scale = call.get("scaling")
+        self.soft_cap = call.get("softcap")
+        self.sinks = call.get("s_aux")
+
+    def keep_sinks(self) -> None:
+        if self.sinks is not None:
+            self.sinks = self.sinks.detach().clone()
+
+    def spec(self) -> LayerSpec:
+        sinks = self.sinks
+        return LayerSpec(
+            scale=self.scale or 0.0,
+            window_tokens=self.window,
+            soft_cap=self.soft_cap or 0.0,
+            sink_logits=None if sinks is None else tuple(sinks.float().flatten().tolist()),
+        )
+
+    def check(self, layer: int, now: Seen) -> None:
+        """Refuses a call that differs from the one the pool was made for."""
+        for what, a in self.geometry.items():
+            if a != now.geometry[what]:
+                raise refuse(
+                    f"layer {layer} has {what} {now.geometry[what]}, had {a} when the pool was made"
+                )
+        for what in ("window", "scale", "soft_cap"):
+            a, b = getattr(self, what), getattr(now, what)
+            if a != b:
+                raise refuse(f"layer {layer} has {what} {b}, had {a} when the pool was made")
+        if not _is_same(self.sinks, now.sinks):
+            raise refuse(
+                f"layer {layer} has other sinks than when the pool was made: they were changed after"
+                " attach(), or the cache is another model's"
+            )
+
+
+def _is_same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """By value: a version counter does not tell of changes through .data, nor of another tensor."""
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and torch.equal(a, b.detach().to(a))
+
+
+class Probe(TransformersCache):
+    """Stands in for a cache while one token shows how the layers call for attention."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.seen: dict[int, Seen] = {}
+
+    def update(
+        self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
+    ) -> Any:
+        return hand(self, layer_idx, key_states, value_states)
+
+    def attend(self, update: Update, seen: Seen, q: Any, k: Any, v: Any, mask: Mask) -> Any:
+        if update.layer in self.seen:
+            raise refuse(f"layer {update.layer} attends twice in one pass")
+        seen.keep_sinks()
+        self.seen[update.layer] = seen
+        return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention interface "attnd".
+
+    Shapes  query [batch, num_q_heads, new tokens, head_dim_k], key and value of the new tokens
+            alike; returns [batch, new tokens, num_q_heads, head_dim_v]
+    """
+    if not (isinstance(key, Handed) and isinstance(value, Handed)):
+        raise refuse(
+            "attention without an attnd cache: pass past_key_values=worker.cache(), or use"
+            f" worker.generate() ({type(module).__name__})"
+        )
+    update = key.update
+    layer = update.layer
+    if value.update is not update:
+        raise refuse(f"layer {layer} attends with the values of another layer")
+    key, value = key.tensor, value.tensor
+    if not isinstance(attention_mask, Mask):
+        raise refuse(
+            "a custom 4D mask, or a model that does not make its masks through transformers'"
+            f" mask interface ({type(module).__name__})"
+        )
+    if attention_mask.refusal is not None:
+        raise refuse(attention_mask.refusal)
+    if dropout:
+        raise refuse(f"attention dropout {dropout}: call model.eval()")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+        raise refuse("gradients: run the model under torch.no_grad()")
+    if not (getattr(module, "is_causal", True) and kwargs.pop("is_causal", None) is not False):
+        raise refuse(f"layer {layer} is not causal")
+    known = {k: kwargs.pop(k, None) for k in ("scaling", "softcap", "s_aux")}
+    window = kwargs.pop("sliding_window", None)
+    if window and attention_mask.window not in (0, window):
+        raise refuse(
+            f"layer {layer}: sliding_window {window}, its mask has {attention_mask.window}"
+        )
+    for name, given in kwargs.items():
+        if name not in _HARMLESS and given is not None and given is not False:
+            raise refuse(f"the argument {name} of layer {layer}'s attention")
+    if key.shape[2] != query.shape[2] or value.shape[2] != query.shape[2]:
+        raise refuse(
+            f"layer {layer}: {query.shape[2]} queries, {key.shape[2]} new keys,"
+            f" {value.shape[2]} new values"
+        )
+    seen = Seen(layer, query, key, value, attention_mask, known)
+    return update.cache.attend(update, seen, query, key, value, attention_mask), None
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, _make_mask)

@@ -1,0 +1,236 @@
+"""A model that runs over a pool: its caches, its steps, closing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .._handle import Closing, NotPicklable
+from ..errors import AttndError
+from ..pool import Items, Pool, Result
+from ._cache import Cache
+from ._calls import NAME, Seen
+from ._handed import refuse
+
+if TYPE_CHECKING:
+    from ..client import Client
+    from ._cache import Plan
+    from ._switch import Switch
+
+_STEP_BYTES = 16 << 20  # of a step's message: longer prompts go in several
+_HEADER_BYTES = 1 << 18
+
+
+class Spent:
+    """Time of a worker's steps so far, summed; nanoseconds as in attnd.Result.
+
+    copy_ns  of q, k and v to the host, which includes the wait for the model to have made them
+    """
+
+    def __init__(self) -> None:
+        self.n_steps = 0
+        self.total_ns = self.queue_ns = self.device_ns = self.copy_ns = 0
+
+    def add(self, r: Result) -> None:
+        self.n_steps += 1
+        self.total_ns += r.total_ns
+        self.queue_ns += r.queue_ns
+        self.device_ns += r.device_ns
+
+
+def _step_limits(client: Client, pool: Pool) -> tuple[int, int]:
+    """Tokens and items of one step."""
+    info, spec = client.info, pool.spec
+    element = 4 if spec.q_dtype == "f32" else 2
+    kv = spec.num_kv_heads * (spec.head_dim_k + spec.head_dim_v)
+    token_bytes = element * (spec.num_q_heads * max(spec.head_dim_k, spec.head_dim_v) + kv)
+    room = min(_STEP_BYTES, info.max_message_bytes - _HEADER_BYTES)
+    return max(1, min(info.max_step_tokens, room // token_bytes)), info.max_step_items
+
+
+def _windows_of_caches(config: Any, seen: dict[int, Seen]) -> dict[int, int]:
+    """Layers whose masks show more than the model's own cache keeps, and how much it keeps."""
+    window = getattr(config, "sliding_window", None)
+    if not window:
+        return {}
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * (max(seen) + 1)
+    return {
+        layer: window
+        for layer, s in seen.items()
+        if kinds[layer] == "sliding_attention" and not 0 < s.window <= window
+    }
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _check_forward(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuses what no attention call shows. A hook before the forward of the attached model."""
+    weights = kwargs.get("output_attentions")
+    if weights or (weights is None and getattr(module.config, "output_attentions", False)):
+        raise refuse("output_attentions: the weights are in the daemon, no one makes them")
+    if kwargs.get("use_cache") is False:
+        raise refuse("use_cache=False: attention without an attnd cache")
+    mask = kwargs.get("attention_mask")
+    if kwargs.get("logits_to_keep") == 1 and isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        empty = (mask.sum(dim=1) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise refuse(
+                f"row {empty[0]} is all padding: what the model says after padding is no text"
+            )
+
+
+class Worker(Closing, NotPicklable):
+    """A model that runs over a pool. Made by attach(); as a context manager it detaches itself.
+
+    spent  what its steps took; set a new Spent() to begin again
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        client: Client,
+        pool: Pool,
+        owns_client: bool,
+        switch: Switch,
+        seen: dict[int, Seen],
+    ):
+        self.model = model
+        self.client = client
+        self.seen = seen
+        self.pool = pool
+        self.max_tokens, self.max_items = _step_limits(client, pool)
+        self.is_closed = False
+        self.spent = Spent()
+        self._owns_client = owns_client
+        self._switch = switch
+        self._caches: set[Cache] = set()
+        self._staging = threading.local()  # a thread's host buffers, by name
+        self._forgets = _windows_of_caches(switch.config, seen)
+        self._hooks = [
+            m.register_forward_pre_hook(_check_forward, with_kwargs=True)
+            for m in model.modules()
+            if isinstance(m, PreTrainedModel) and m.config is switch.config
+        ]
+
+    def check_attached(self) -> None:
+        """Refuses if attention would not be attnd's."""
+        if self.is_closed:
+            raise refuse("the worker of this cache is closed")
+        if self._switch.now != NAME:
+            raise refuse(
+                f"the model is set to the attention {self._switch.now!r}; set_attn_implementation"
+                f"({NAME!r}) sets it back"
+            )
+
+    def check_window(self, layer: int, n_columns: int) -> None:
+        """Refuses what the model's own cache would have forgotten while its masks show it."""
+        window = self._forgets.get(layer, n_columns)
+        if n_columns > window:
+            raise refuse(
+                f"layer {layer}: {n_columns} columns, and the model's own cache keeps a sliding_window"
+                f" of {window} that its masks do not know: what it says depends on how the prompt is"
+                " cut"
+            )
+
+    def cache(self) -> Cache:
+        """A new, empty cache, to be passed to the model as past_key_values; close it after use."""
+        if self.is_closed:
+            raise refuse("this worker is closed")
+        cache = Cache(self)
+        self._caches.add(cache)
+        return cache
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's generate(); the sequences are closed at its end.
+
+        Pass past_key_values=worker.cache() to keep them.
+        """
+        if self.is_closed:
+            raise refuse("this worker is closed")
+        if kwargs.get("past_key_values") is not None:
+            return self.model.generate(*args, **kwargs)
+        kwargs.pop("past_key_values", None)
+        kind = kwargs.get("cache_implementation") or getattr(
+            kwargs.get("generation_config") or self.model.generation_config,
+            "cache_implementation",
+            None,
+        )
+        if kind:
+            raise refuse(f"cache_implementation {kind!r}: the cache is attnd's (None)")
+        with self.cache() as cache:
+            return self.model.generate(*args, past_key_values=cache, **kwargs)
+
+    def close(self) -> None:
+        """Gives the model its former attention back and closes what belongs to this worker.
+
+        All of it whatever fails on the way; what the daemon has forgotten anyway is no failure.
+        """
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for hook in self._hooks:
+            hook.remove()
+        self._switch.back()
+        failed: AttndError | None = None
+        closing = [cache.close for cache in list(self._caches)]
+        closing.append(self.pool.close)
+        if self._owns_client:
+            closing.append(self.client.close)
+        for close in closing:
+            try:
+                close()
+            except AttndError as e:
+                failed = failed or e
+        if failed is not None:
+            raise failed
+
+    # ---- steps
+
+    def _run(self, layer: int, plan: Plan, q: Any, k: Any, v: Any) -> torch.Tensor:
+        """The steps of packed q, k and v; the output on their device."""
+        out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
+        run = self._step_host if q.device.type == "cpu" else self._step_device
+        for first, items in plan.chunks:
+            rows = slice(first, first + items.n_tokens)
+            run(layer, items, q[rows], k[rows], v[rows], out[rows])
+        return out
+
+    def _step_host(self, layer: int, items: Items, q: Any, k: Any, v: Any, out: Any) -> None:
+        r = self.pool.step(layer, items, q.contiguous(), k.contiguous(), v.contiguous(), out=out)
+        self.spent.add(r)
+
+    def _pinned(self, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
+        buffers = self._staging.__dict__
+        buffer = buffers.get(name)
+        if buffer is None or buffer.numel() < n:
+            buffer = buffers[name] = torch.empty(n, dtype=dtype, pin_memory=True)
+        return buffer[:n]
+
+    def _step_device(self, layer: int, items: Items, q: Any, k: Any, v: Any, out: Any) -> None:
+        """One copy to the host, the step, one copy back, on the current stream.
+
+        The wait before the step also covers the copy back of the step before, which may still read
+        the staging buffer.
+        """
+        start = time.monotonic_ns()
+        packed = torch.cat([q.reshape(-1), k.reshape(-1), v.reshape(-1)])
+        staged = self._pinned("in", packed.numel(), q.dtype)
+        staged.copy_(packed, non_blocking=True)
+        torch.cuda.current_stream(q.device).synchronize()
+        self.spent.copy_ns += time.monotonic_ns() - start
+        sizes = [q.numel(), k.numel(), v.numel()]
+        host_q, host_k, host_v = torch.split(staged, sizes)
+        host_out = self._pinned("out", out.numel(), out.dtype).view(out.shape)
+        r = self.pool.step(
+            layer,
+            items,
+            host_q.view(q.shape),
+            host_k.view(k.shape),
+            host_v.view(v.shape),
+            out=host_out,
+        )
+        self.spent.add(r)
+        out.copy_(host_out, non_blocking=True)

@@ -1,0 +1,93 @@
+"""Tiny models with random weights for the tests of attnd.hf, and what they are given to read."""
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
+
+import torch  # noqa: E402
+import transformers as tf  # noqa: E402
+
+SIZES = dict(
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+MIXED = ["sliding_attention", "full_attention"] * 2
+
+
+def llama():
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES))
+
+
+def qwen3():
+    return tf.Qwen3ForCausalLM(
+        tf.Qwen3Config(**SIZES, sliding_window=9, use_sliding_window=True, layer_types=MIXED)
+    )
+
+
+def gemma2():
+    return tf.Gemma2ForCausalLM(
+        tf.Gemma2Config(
+            **SIZES,
+            sliding_window=8,
+            layer_types=MIXED,
+            query_pre_attn_scalar=20,
+            attn_logit_softcapping=3.0,
+        )
+    )
+
+
+def gemma3():
+    return tf.Gemma3ForCausalLM(
+        tf.Gemma3TextConfig(**SIZES, sliding_window=7, layer_types=MIXED, query_pre_attn_scalar=48)
+    )
+
+
+def gpt_oss():
+    config = tf.GptOssConfig(
+        **SIZES, sliding_window=6, layer_types=MIXED, num_local_experts=4, num_experts_per_tok=2
+    )
+    model = tf.GptOssForCausalLM(config)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    return model
+
+
+MODELS = [llama, qwen3, gemma2, gemma3, gpt_oss]
+
+
+def make(build, dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    model = build()
+    with torch.no_grad():  # weights large enough that attention matters
+        for name, p in model.named_parameters():
+            if p.ndim == 2:
+                p.copy_(torch.randn_like(p) * 0.15)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = model.to(device, dtype).eval()
+    model.set_attn_implementation("eager")
+    return model
+
+
+def prompts(model, lengths=(11, 3, 17, 8), seed=1):
+    """Left-padded ids and mask."""
+    g = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    ids = torch.zeros(len(lengths), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, n in enumerate(lengths):
+        ids[row, width - n :] = torch.randint(3, 97, (n,), generator=g)
+        mask[row, width - n :] = 1
+    return {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+
+
+GREEDY = dict(do_sample=False, max_new_tokens=24, eos_token_id=None)

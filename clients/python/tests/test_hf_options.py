@@ -1,0 +1,145 @@
+"""Options of models and of generate() over attnd.hf: each works, or is refused by its name."""
+
+import copy
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
+
+import torch  # noqa: E402
+import transformers as tf  # noqa: E402
+from hf_models import GREEDY, SIZES, gpt_oss, llama, make, prompts, qwen3  # noqa: E402
+
+import attnd  # noqa: E402
+import attnd.hf  # noqa: E402
+
+
+def refused(match):
+    return pytest.raises(attnd.UnsupportedError, match=match)
+
+
+@pytest.mark.parametrize("build", [llama, gpt_oss], ids=lambda f: f.__name__)
+def test_a_compiled_model_says_the_same(attach, build):
+    model = make(build)
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model)
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, backend="eager")
+    try:
+        assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    finally:
+        torch._dynamo.reset()
+
+
+def test_a_copied_cache_goes_its_own_way(attach):
+    model = make(qwen3)
+    inputs = prompts(model, (9, 4))
+    more = torch.randint(3, 97, (2, 3), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        mask = inputs["attention_mask"]
+        longer = torch.cat([mask, torch.ones_like(more)], dim=1)
+        ids = torch.cat([inputs["input_ids"], more], dim=1)
+        positions = (longer.cumsum(1) - 1).clamp(min=0)
+        want = model(input_ids=ids, attention_mask=longer, position_ids=positions).logits[:, -1]
+        worker = attach(model)
+        with worker.cache() as cache:
+            model(**inputs, position_ids=positions[:, :9], past_key_values=cache)
+            with copy.deepcopy(cache) as other:
+                rest = dict(input_ids=more, attention_mask=longer, position_ids=positions[:, 9:])
+                for c in other, cache:
+                    got = model(**rest, past_key_values=c).logits[:, -1]
+                    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+                ids_of = {s.id for c in (other, cache) for s in c.sequences}
+                assert len(ids_of) == 4
+            assert other.is_closed and not cache.is_closed
+
+
+@pytest.mark.parametrize("kind", ["static", "offloaded", "quantized"])
+def test_caches_of_transformers_are_refused(attach, kind):
+    model = make(llama)
+    worker = attach(model)
+    inputs = prompts(model)
+    with refused(f"cache_implementation '{kind}'"):
+        worker.generate(**inputs, **GREEDY, cache_implementation=kind)
+    with refused(f"cache_implementation '{kind}'"):
+        config = tf.GenerationConfig(**GREEDY, cache_implementation=kind)
+        worker.generate(**inputs, generation_config=config)
+    with refused("without an attnd cache"):
+        model.generate(**inputs, **GREEDY)
+    with torch.no_grad(), refused("without an attnd cache"):
+        cache = tf.StaticCache(config=model.config, max_cache_len=32)
+        model(**inputs, past_key_values=cache)
+
+
+def test_autocast_is_refused_where_it_changes_the_dtype(attach):
+    model = make(llama)
+    worker = attach(model)
+    inputs = prompts(model)
+    with torch.autocast(model.device.type, torch.bfloat16), refused("autocast"):
+        worker.generate(**inputs, **GREEDY)
+
+
+def test_no_cache_is_refused(attach):
+    model = make(llama)
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model)
+    with refused("use_cache=False"):
+        worker.generate(**inputs, **GREEDY, use_cache=False)
+    with refused("use_cache=False"), torch.no_grad(), worker.cache() as cache:
+        model(**inputs, past_key_values=cache, use_cache=False)
+    with torch.no_grad(), refused("without an attnd cache"):
+        model(**inputs, past_key_values=None)
+    assert torch.equal(worker.generate(**inputs, **GREEDY, past_key_values=None), want)
+
+
+@pytest.mark.parametrize("trained", ["q_proj", "k_proj", "v_proj"])
+def test_gradients_are_refused_whichever_projection_is_trained(attach, trained):
+    model = make(llama)
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    for name, p in model.named_parameters():
+        p.requires_grad = name.endswith(f"0.self_attn.{trained}.weight")
+    worker = attach(model)
+    with worker.cache() as cache, refused("gradients"):
+        model(**inputs, past_key_values=cache)
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+
+
+def bert():
+    config = tf.BertConfig(
+        vocab_size=97,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        is_decoder=True,
+        add_cross_attention=True,
+    )
+    return tf.BertLMHeadModel(config)
+
+
+def test_cross_attention_is_refused(attach):
+    model = make(bert)
+    inputs = prompts(model)
+    worker = attach(model)
+    states = torch.randn(4, 5, 64)
+    with worker.cache() as cache, torch.no_grad():
+        with refused("cross attention|cross-attention"):
+            model(**inputs, encoder_hidden_states=states, past_key_values=cache)
+
+
+def test_prefix_tuning_is_refused(attach):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = make(llama)
+    worker = attach(model)
+    inputs = prompts(model)
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    tuned = peft.get_peft_model(model, config).eval()
+    with refused("without an attnd cache"):
+        tuned.generate(**inputs, **GREEDY)
+    with worker.cache() as cache, refused("attnd"):
+        tuned.generate(**inputs, **GREEDY, past_key_values=cache)
+    assert SIZES["num_hidden_layers"] == len(worker.seen)
