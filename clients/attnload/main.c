@@ -11,10 +11,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "clients/attnload/compare.h"
 #include "clients/attnload/report.h"
 
 #define PROGRESS_NS 2000000000u
 #define LOOK_NS 20000000u
+#define STATS_US 2000000u
 
 static struct load load;
 
@@ -32,7 +34,7 @@ static struct batch_counts batch_counts_of(attn_client *c)
 {
     struct batch_counts b = {-1, -1};
     char *text = NULL;
-    if (attn_client_stats(c, 0, &text) != ATTN_OK)
+    if (attn_client_stats(c, STATS_US, &text) != ATTN_OK)
         return b;
     json_t *root = json_loads(text, 0, NULL);
     json_t *batches = json_object_get(root, "batches_total");
@@ -84,9 +86,9 @@ static void watch(const char *phase, atomic_uint *n_done, uint32_t n)
 static void join_tally(struct tally *dst, struct tally *src)
 {
     struct samples *d[] = {&dst->total, &dst->queue, &dst->device, &dst->added,
-                           &dst->token, &dst->ttft,  &dst->wait};
+                           &dst->token, &dst->ttft,  &dst->late};
     struct samples *s[] = {&src->total, &src->queue, &src->device, &src->added,
-                           &src->token, &src->ttft,  &src->wait};
+                           &src->token, &src->ttft,  &src->late};
     for (size_t i = 0; i < sizeof d / sizeof d[0]; i++)
         samples_join(d[i], s[i]);
     for (int i = 0; i < TALLY_N_STATUS; i++)
@@ -97,6 +99,7 @@ static void join_tally(struct tally *dst, struct tally *src)
     dst->n_prompt_steps += src->n_prompt_steps;
     dst->n_prompt_tokens += src->n_prompt_tokens;
     dst->n_requests += src->n_requests;
+    dst->n_unfinished += src->n_unfinished;
     if (src->filled_ns > dst->filled_ns)
         dst->filled_ns = src->filled_ns;
     if (src->end_ns > dst->end_ns)
@@ -106,7 +109,7 @@ static void join_tally(struct tally *dst, struct tally *src)
 static void sort_tally(struct tally *t)
 {
     struct samples *s[] = {&t->total, &t->queue, &t->device, &t->added,
-                           &t->token, &t->ttft,  &t->wait};
+                           &t->token, &t->ttft,  &t->late};
     for (size_t i = 0; i < sizeof s / sizeof s[0]; i++)
         samples_sort(s[i]);
 }
@@ -177,8 +180,11 @@ int main(int argc, char **argv)
     load.n_blocks = count_blocks(&o, &load.trace);
     load.id_base = data_mix(attn_now_ns() ^ (uint64_t)getpid() << 40) & ~0xffffffffull;
 
+    json_t *old = NULL;
+    if (o.compare != NULL && (old = compare_load(o.compare, why, sizeof why)) == NULL)
+        return fail("compare", why);
     attn_client *c = NULL;
-    struct report r = {.o = &o, .info = {.struct_size = sizeof r.info}};
+    struct report r = {.old = old, .o = &o, .info = {.struct_size = sizeof r.info}};
     struct worker *workers = calloc(o.n_workers, sizeof *workers);
     struct attn_client_options co = {.struct_size = sizeof co,
                                      .client_name = "attnload",
@@ -204,6 +210,7 @@ int main(int argc, char **argv)
         worker_fini(&workers[i]);
     free(workers);
     trace_fini(&load.trace);
+    json_decref(old);
     attn_client_close(c);
     return is_good ? 0 : 1;
 }

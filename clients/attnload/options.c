@@ -22,9 +22,13 @@ static const char intro[] =
     "by\n"
     "--steps tokens, then writes the same ones again from --context on. They begin evenly spread\n"
     "over that way, filled so far.\n"
-    "Open loop (--rate): tokens of single sequences come at random times, and latencies count "
-    "from\n"
-    "when a token was due. Trace (--trace): requests arrive, send their prompt in chunks, make\n"
+    "Open loop (--rate): tokens of single sequences come at times that are fixed before "
+    "(--arrivals,\n"
+    "--seed), and latencies count from then on. A token that is sent late, because the load "
+    "generator or\n"
+    "all sequences are busy, shows in the line \"late\"; where more than 1 % are late by 1 ms, "
+    "percentiles\n"
+    "from p99 on are n/a. Trace (--trace): requests arrive, send their prompt in chunks, make\n"
     "their tokens, and leave.\n"
     "\n"
     "Exit code 0: done and every verified output within its bound; 1: not, no connection, or "
@@ -47,6 +51,7 @@ enum option_id {
     OPT_STEPS,
     OPT_DURATION,
     OPT_RATE,
+    OPT_ARRIVALS,
     OPT_TRACE,
     OPT_SPEED,
     OPT_LENGTH_SCALE,
@@ -56,6 +61,8 @@ enum option_id {
     OPT_TIMEOUT,
     OPT_WAIT,
     OPT_JSON,
+    OPT_CSV,
+    OPT_COMPARE,
     OPT_HELP,
     OPT_VERSION,
 };
@@ -95,10 +102,15 @@ static const struct {
      "prompt chunks only fill the cache, or also attend (append; of a trace: attend)", 0, 0, 0},
     {"steps", OPT_STEPS, TYPE_NUMBER, "N", "tokens a sequence makes (100)", AT(steps), 1, 1u << 26},
     {"duration", OPT_DURATION, TYPE_REAL, "SECONDS",
-     "go on so long, instead of until each sequence has made --steps tokens", AT(duration_s), 1e-3,
-     1e6},
+     "go on so long, instead of until each sequence has made --steps tokens; what is\n"
+     "                             not answered a second later is given up",
+     AT(duration_s), 1e-3, 1e6},
     {"rate", OPT_RATE, TYPE_REAL, "R", "open loop: tokens a second of all workers", AT(rate), 1e-3,
      1e9},
+    {"arrivals", OPT_ARRIVALS, TYPE_OTHER, "KIND",
+     "of the open loop: poisson (the default), constant, gamma=CV (coefficient of\n"
+     "                             variation of the gaps), burst=N (at once)",
+     0, 0, 0},
     {"trace", OPT_TRACE, TYPE_OTHER, "FILE", "replay requests, Mooncake's JSON lines", 0, 0, 0},
     {"speed", OPT_SPEED, TYPE_REAL, "X", "arrivals X times faster; 0: all at once (1)", AT(speed),
      0, 1e9},
@@ -116,6 +128,9 @@ static const struct {
     {"wait", OPT_WAIT, TYPE_REAL, "SECONDS",
      "for a daemon to come up, where there is none yet (0: say at once why)", AT(wait_s), 0, 1e6},
     {"json", OPT_JSON, TYPE_FLAG, NULL, "results as one JSON object", 0, 0, 0},
+    {"csv", OPT_CSV, TYPE_FLAG, NULL, "results as a line of names and a line of values", 0, 0, 0},
+    {"compare", OPT_COMPARE, TYPE_OTHER, "FILE", "results beside those of an earlier run's --json",
+     0, 0, 0},
     {"help", OPT_HELP, TYPE_FLAG, NULL, "this text", 0, 0, 0},
     {"version", OPT_VERSION, TYPE_FLAG, NULL, "the version", 0, 0, 0},
 };
@@ -198,6 +213,13 @@ static const char *set_other(struct options *o, enum option_id id, const char *t
     case OPT_PROMPT:
         o->is_prompt_attended = strcmp(text, "attend") == 0;
         return o->is_prompt_attended || strcmp(text, "append") == 0 ? NULL : "append or attend";
+    case OPT_ARRIVALS:
+        return arrivals_parse(text, &o->arrivals) ? NULL
+                                                  : "poisson, constant, gamma=CV (0.01 to 100) or "
+                                                    "burst=N (1 to 1000000)";
+    case OPT_COMPARE:
+        o->compare = text;
+        return NULL;
     default: /* OPT_TRACE */
         o->trace = text;
         return NULL;
@@ -212,7 +234,7 @@ static bool set_option(struct options *o, size_t i, const char *text)
     void *at = (char *)o + table[i].offset;
     double min = table[i].min, max = table[i].max;
     if (table[i].type == TYPE_FLAG)
-        o->is_json = true; /* the only one that comes here */
+        o->format = table[i].id == OPT_CSV ? FORMAT_CSV : FORMAT_JSON;
     else if (table[i].type == TYPE_OTHER)
         expected = set_other(o, table[i].id, text);
     else if (text == NULL) /* --verify */
@@ -251,6 +273,12 @@ static const char *check(struct options *o, uint64_t given)
     for (size_t i = 0; o->trace == NULL && i < sizeof of_traces / sizeof of_traces[0]; i++)
         if (is_given(given, of_traces[i]))
             return "--speed, --length-scale and --requests need --trace";
+    if (is_given(given, OPT_JSON) && is_given(given, OPT_CSV))
+        return "--json and --csv: one of them";
+    if (is_given(given, OPT_CSV) && o->compare != NULL)
+        return "--compare goes without --csv";
+    if (is_given(given, OPT_ARRIVALS) && !is_given(given, OPT_RATE))
+        return "--arrivals needs --rate";
     if (!is_given(given, OPT_PROMPT))
         o->is_prompt_attended = o->trace != NULL;
     if ((uint64_t)o->context + o->steps > UINT32_MAX / 2)
