@@ -212,10 +212,10 @@ for signal in STOP KILL; do
     timeout 60 tail --pid="$loader" -f /dev/null || die "attnload $way goes on after its time ($signal)"
     rc=0
     wait "$loader" || rc=$?
-    kill -9 "$daemon"
+    kill -9 "$daemon" 2>/dev/null || true # gone already, if the signal was KILL
     wait "$daemon" || true
     daemon=
-    [[ $signal == KILL ]] && { [[ $rc == 1 ]] && has 'connection lost' || die "exit code $rc, killed"; }
+    [[ $signal == KILL ]] && { [[ $rc == 1 ]] && has '"failure": "worker 0, .*no connection to' || die "exit code $rc, killed"; }
     [[ $signal == STOP ]] && { [[ $rc == 0 ]] && has '"unfinished": [1-9]' || die "exit code $rc, stopped"; }
   done
 done
