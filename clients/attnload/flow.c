@@ -212,9 +212,11 @@ bool open_run(struct worker *w, struct stream *s, uint32_t n)
     uint64_t due_ns = start_ns + arrivals_next(&arrivals);
     while (is_ok && !is_stopping(w) && (n_left > 0 || n_busy > 0)) {
         uint64_t now = attn_now_ns(), wake_ns = UINT64_MAX;
-        for (; now >= end_ns && due_ns < end_ns; due_ns = start_ns + arrivals_next(&arrivals)) {
-            samples_add(&w->tally.late, now - due_ns); /* what could not be sent in time */
-            w->tally.n_unfinished++;
+        if (now >= end_ns &&
+            due_ns < end_ns) { /* what could not be sent in time; as many as planned */
+            double left_s = (double)(end_ns - due_ns) * 1e-9;
+            w->tally.n_unsent += (uint64_t)(left_s * o->rate / o->n_workers) + 1;
+            due_ns = end_ns;
         }
         if (o->duration_s > 0)
             n_left = due_ns < end_ns ? 1 : 0; /* time alone ends it */

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define DEFAULT_VERIFY 256
+#define SLO_SECONDS 5
 
 static const char intro[] =
     "usage: attnload [OPTIONS]\n"
@@ -52,6 +53,7 @@ enum option_id {
     OPT_DURATION,
     OPT_RATE,
     OPT_ARRIVALS,
+    OPT_SLO,
     OPT_TRACE,
     OPT_SPEED,
     OPT_LENGTH_SCALE,
@@ -110,6 +112,11 @@ static const struct {
     {"arrivals", OPT_ARRIVALS, TYPE_OTHER, "KIND",
      "of the open loop: poisson (the default), constant, gamma=CV (coefficient of\n"
      "                             variation of the gaps), burst=N (at once)",
+     0, 0, 0},
+    {"slo", OPT_SLO, TYPE_OTHER, "pNN=TIME",
+     "search, from --rate on, the highest rate at which this percentile of the\n"
+     "                             tokens' times is at most so long (p99=5ms); each rate runs for\n"
+     "                             --duration (5)",
      0, 0, 0},
     {"trace", OPT_TRACE, TYPE_OTHER, "FILE", "replay requests, Mooncake's JSON lines", 0, 0, 0},
     {"speed", OPT_SPEED, TYPE_REAL, "X", "arrivals X times faster; 0: all at once (1)", AT(speed),
@@ -190,6 +197,30 @@ static bool parse_layers(const char *text, uint32_t *out)
     return true;
 }
 
+/* p50=300us, p99.9=5ms, p90=1s */
+static bool parse_slo(const char *text, struct slo *out)
+{
+    static const struct {
+        const char *name;
+        double seconds;
+    } units[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
+    char *end;
+    size_t n = strcspn(text, "=");
+    double percent = text[0] == 'p' ? strtod(text + 1, &end) : 0;
+    if (text[0] != 'p' || text[n] == '\0' || n >= sizeof out->name || end != text + n ||
+        !(percent > 0 && percent < 100))
+        return false;
+    double x = strtod(text + n + 1, &end);
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(end, units[i].name) != 0 || !(x > 0 && x < 1e9))
+            continue;
+        *out = (struct slo){.share = percent / 100, .seconds = x * units[i].seconds};
+        memcpy(out->name, text, n);
+        return true;
+    }
+    return false;
+}
+
 /* What was expected instead, NULL if the value is good. */
 static const char *set_other(struct options *o, enum option_id id, const char *text)
 {
@@ -217,6 +248,8 @@ static const char *set_other(struct options *o, enum option_id id, const char *t
         return arrivals_parse(text, &o->arrivals) ? NULL
                                                   : "poisson, constant, gamma=CV (0.01 to 100) or "
                                                     "burst=N (1 to 1000000)";
+    case OPT_SLO:
+        return parse_slo(text, &o->slo) ? NULL : "a percentile and a time, as p99=5ms";
     case OPT_COMPARE:
         o->compare = text;
         return NULL;
@@ -277,6 +310,10 @@ static const char *check(struct options *o, uint64_t given)
         return "--json and --csv: one of them";
     if (is_given(given, OPT_CSV) && o->compare != NULL)
         return "--compare goes without --csv";
+    if (is_given(given, OPT_SLO) && !is_given(given, OPT_RATE))
+        return "--slo needs --rate, to begin with";
+    if (is_given(given, OPT_SLO) && !is_given(given, OPT_DURATION))
+        o->duration_s = SLO_SECONDS;
     if (is_given(given, OPT_ARRIVALS) && !is_given(given, OPT_RATE))
         return "--arrivals needs --rate";
     if (!is_given(given, OPT_PROMPT))

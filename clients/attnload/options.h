@@ -7,6 +7,13 @@
 
 enum options_format { FORMAT_TEXT, FORMAT_JSON, FORMAT_CSV };
 
+/* A percentile of the tokens' times and its bound. */
+struct slo {
+    char name[8]; /* "p99" */
+    double share; /* 0.99; 0: none asked for */
+    double seconds;
+};
+
 struct options {
     const char *endpoint;
     const struct preset *preset;
@@ -16,6 +23,7 @@ struct options {
     double duration_s; /* 0: steps alone end the run */
     double rate; /* open loop: tokens a second of all workers, 0: closed loop */
     struct arrivals_spec arrivals; /* of the open loop */
+    struct slo slo; /* search the rate that keeps it */
     attn_dtype dtype, kv_dtype;
     bool is_prompt_attended;
     uint32_t seed;

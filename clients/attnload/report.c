@@ -45,13 +45,21 @@ static size_t lines_of(const struct report *r, struct line out[7])
 
 double report_late_share(const struct report *r)
 {
-    return samples_share_from(&r->tally.late, LATE_NS);
+    const struct tally *t = &r->tally;
+    double n = (double)t->late.n, n_late = n * samples_share_from(&t->late, LATE_NS);
+    return n + (double)t->n_unsent > 0 ? (n_late + (double)t->n_unsent) / (n + (double)t->n_unsent)
+                                       : 0;
 }
 
-/* Too many were sent late: what the slowest took says more of the load generator than of the daemon. */
+/* What the slowest took says then more of the load generator than of the daemon. */
+bool report_is_late(const struct report *r, double share)
+{
+    return share >= FIRST_REFUSED && report_late_share(r) > MAX_LATE_SHARE;
+}
+
 static bool is_refused(const struct report *r, const struct line *l, double share)
 {
-    return l->is_planned && share >= FIRST_REFUSED && report_late_share(r) > MAX_LATE_SHARE;
+    return l->is_planned && report_is_late(r, share);
 }
 
 static double per_second(double n, double s)
@@ -73,7 +81,7 @@ static const char *mode_of(const struct options *o)
 bool report_is_good(const struct report *r)
 {
     bool is_checked = r->o->n_verify == 0 || r->verified.n_verified > 0;
-    return r->failure == NULL && r->verified.n_mismatched == 0 && is_checked;
+    return r->failure[0] == '\0' && r->verified.n_mismatched == 0 && is_checked;
 }
 
 static void print_text(const struct report *r)
@@ -119,10 +127,14 @@ static void print_text(const struct report *r)
         printf("n/a       %.1f %% of %zu sends were 1 ms late or more: more --sequences or "
                "--workers, or "
                "a lower rate\n",
-               100 * report_late_share(r), t->late.n);
-    if (t->n_unfinished > 0)
-        printf("cut       %" PRIu64 " steps were not sent or not answered when the time was over\n",
-               t->n_unfinished);
+               100 * report_late_share(r), t->late.n + t->n_unsent);
+    if (o->slo.share > 0 && r->good_rate > 0)
+        printf("knee      %.6g tokens/s keep %s of a token within %g s; too many are %.6g\n",
+               r->good_rate, o->slo.name, o->slo.seconds, r->bad_rate);
+    if (t->n_unfinished + t->n_unsent > 0)
+        printf("cut       when the time was over, %" PRIu64 " tokens were not sent and %" PRIu64
+               " steps not answered\n",
+               t->n_unsent, t->n_unfinished);
     for (int i = 1; i < TALLY_N_STATUS; i++) {
         if (t->refused[i] > 0)
             printf("refused   %" PRIu64 " x %s\n", t->refused[i],
@@ -137,7 +149,7 @@ static void print_text(const struct report *r)
         if (v->n_mismatched > 0)
             printf("mismatch  %s\n", v->first);
     }
-    if (r->failure != NULL)
+    if (r->failure[0] != '\0')
         printf("failed    %s\n", r->failure);
 }
 
@@ -196,6 +208,12 @@ static json_t *object_of(const struct report *r)
         json_object_set_new(times, lines[i].name, times_of(r, &lines[i]));
     json_object_set_new(root, "times", times);
     json_object_set_new(root, "late_share", number(report_late_share(r)));
+    if (o->slo.share > 0)
+        json_object_set_new(root, "slo",
+                            json_pack("{s:s, s:f, s:f, s:f}", "percentile", o->slo.name, "seconds",
+                                      o->slo.seconds, "good_rate", r->good_rate, "bad_rate",
+                                      r->bad_rate));
+    json_object_set_new(root, "unsent", json_integer((json_int_t)t->n_unsent));
     json_object_set_new(root, "unfinished", json_integer((json_int_t)t->n_unfinished));
     for (int i = 1; i < TALLY_N_STATUS; i++) {
         if (t->refused[i] > 0)
@@ -209,7 +227,7 @@ static json_t *object_of(const struct report *r)
     json_object_set_new(root, "max_relative_l2", number(r->verified.max_l2));
     json_object_set_new(root, "max_lse_error", number(r->verified.max_lse_error));
     json_object_set_new(root, "failure",
-                        r->failure != NULL ? json_string(r->failure) : json_null());
+                        r->failure[0] != '\0' ? json_string(r->failure) : json_null());
     return root;
 }
 

@@ -139,6 +139,17 @@ uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)
            o->preset->head_dim * attn_dtype_bytes(o->kv_dtype);
 }
 
+void tally_fini(struct tally *t)
+{
+    samples_fini(&t->total);
+    samples_fini(&t->queue);
+    samples_fini(&t->device);
+    samples_fini(&t->added);
+    samples_fini(&t->token);
+    samples_fini(&t->ttft);
+    samples_fini(&t->late);
+}
+
 void tally_step(struct tally *t, const struct attn_result *r, uint64_t total_ns, uint32_t n_items)
 {
     samples_add(&t->total, total_ns);
@@ -253,11 +264,5 @@ void worker_fini(struct worker *w)
     attn_pool_close(w->pool);
     attn_client_close(w->client);
     verify_fini(&w->verify);
-    samples_fini(&w->tally.total);
-    samples_fini(&w->tally.queue);
-    samples_fini(&w->tally.device);
-    samples_fini(&w->tally.added);
-    samples_fini(&w->tally.token);
-    samples_fini(&w->tally.ttft);
-    samples_fini(&w->tally.late);
+    tally_fini(&w->tally);
 }

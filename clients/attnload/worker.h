@@ -17,6 +17,7 @@
 #include "proto/attn_time.h"
 
 #define TALLY_N_STATUS 32
+#define WORKER_WHY_BYTES (ATTN_MESSAGE_BYTES + 64)
 
 /* What all workers of a run share. */
 struct load {
@@ -37,7 +38,7 @@ struct tally {
     struct samples token; /* from due to done, all layers; open loop and traces */
     struct samples ttft; /* of a trace's requests: arrival to prompt done */
     struct samples late; /* from planned to sent; open loop and traces */
-    uint64_t n_unfinished; /* not sent or not answered when --duration was over */
+    uint64_t n_unsent, n_unfinished; /* planned tokens not sent, steps not answered in --duration */
     uint64_t n_steps, n_items, kv_bytes; /* decode */
     uint64_t n_prompt_steps, n_prompt_tokens;
     uint64_t n_requests;
@@ -55,7 +56,7 @@ struct worker {
     struct verify verify;
     struct verify_result verified;
     attn_status failure;
-    char why[ATTN_MESSAGE_BYTES + 64];
+    char why[WORKER_WHY_BYTES];
 };
 
 struct stream {
@@ -94,6 +95,7 @@ struct attn_step work_step(struct work *x, struct attn_item *items, bool is_atte
 /* KV bytes that attention of the query at pos reads. */
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos);
 
+void tally_fini(struct tally *t);
 /* Counts a completed decode step of n_items. */
 void tally_step(struct tally *t, const struct attn_result *r, uint64_t total_ns, uint32_t n_items);
 /* Counts a refusal; true: it may be tried again, after *out_wait_ns. */

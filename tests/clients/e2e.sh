@@ -71,6 +71,9 @@ refuses '--steps: "1.5"' "$load" --steps 1.5
 refuses '--dtype: "int8" is not f32, f16 or bf16' "$load" --dtype int8
 refuses '"5".*--verify=N' "$load" --verify 5
 refuses '--arrivals: "often" is not poisson' "$load" --arrivals often
+refuses '--slo: "p99" is not' "$load" --slo p99
+refuses '--slo: "p99=5" is not' "$load" --slo p99=5
+refuses '--slo needs --rate' "$load" --slo p99=5ms
 refuses '--arrivals needs --rate' "$load" --arrivals poisson
 refuses '--json and --csv' "$load" --json --csv
 refuses '--speed.* need --trace' "$load" --speed 1
@@ -146,6 +149,13 @@ for kind in constant gamma=2 burst=5; do
   verified
   has '"steps": 20,'
 done
+# a bound that every answer keeps, so the rate that can be sent is found; then one that nothing keeps
+expect 0 "$load" --preset bytelm --sequences 4 --context 20 --steps 5 --rate 200 --duration 0.2 --slo p50=1000s --json
+has '"percentile": "p50"'
+has '"good_rate": [1-9]'
+has '"bad_rate": [1-9]'
+expect 1 "$load" --preset bytelm --sequences 4 --context 20 --steps 5 --rate 0.004 --duration 0.05 --slo p50=0.001us
+has 'failed .*--slo: no rate tried keeps p50'
 # more than can be sent in time: the slowest of what was planned are not told
 expect 0 "$load" --preset bytelm --sequences 2 --context 20 --steps 100 --rate 1e6 --json
 has '"p99": null'

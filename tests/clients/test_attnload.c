@@ -13,6 +13,7 @@
 #include "clients/attnload/data.h"
 #include "clients/attnload/percentile.h"
 #include "clients/attnload/preset.h"
+#include "clients/attnload/run.h"
 #include "clients/attnload/trace.h"
 #include "clients/attnload/verify.h"
 #include "clients/libattn/client.h"
@@ -139,6 +140,28 @@ static void wrong_arrivals_are_refused(void **state)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         assert_false(arrivals_parse(wrong[i], &spec));
     assert_true(spec.value == 42);
+}
+
+/* ---- the search for a rate ---- */
+
+static void the_knee_is_found_from_either_side(void **state)
+{
+    (void)state;
+    static const double starts[] = {0.01, 1, 99, 100, 101, 5e6};
+    for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++) {
+        struct knee k = {.rate = starts[i]};
+        while (knee_next(&k, k.rate <= 100))
+            ;
+        assert_true(k.good <= 100 && k.bad > 100 && k.bad <= 1.05 * k.good);
+        assert_true(k.n_tried < 35);
+    }
+    struct knee never = {.rate = 100}, always = never;
+    while (knee_next(&never, false))
+        ;
+    assert_true(never.good == 0 && never.n_tried < 40);
+    while (knee_next(&always, true))
+        ;
+    assert_true(always.bad == 0 && always.good > 1e8);
 }
 
 /* ---- traces ---- */
@@ -479,6 +502,7 @@ int main(void)
         cmocka_unit_test(a_schedule_is_the_same_for_any_number_of_workers),
         cmocka_unit_test(gaps_have_the_rate_and_the_spread_asked_for),
         cmocka_unit_test(wrong_arrivals_are_refused),
+        cmocka_unit_test(the_knee_is_found_from_either_side),
         cmocka_unit_test_teardown(a_trace_is_read_in_order_of_arrival, remove_trace),
         cmocka_unit_test_teardown(a_trace_is_scaled_and_cut, remove_trace),
         cmocka_unit_test_teardown(a_broken_trace_is_named_by_line_and_member, remove_trace),
