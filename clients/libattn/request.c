@@ -123,7 +123,7 @@ static void expire_locked(struct client_request *r)
         char within[40] = "";
         if (!c->is_hasty)
             snprintf(within, sizeof within, " within %llu ms", (unsigned long long)ms);
-        snprintf(why, sizeof why, "no connection to %.80s%s%s%.120s", c->url, within,
+        snprintf(why, sizeof why, "no connection to %.80s%s%s%.110s", c->url, within,
                  reason[0] != 0 ? ": " : "", reason);
     }
     unlink_locked(c, r);

@@ -426,8 +426,9 @@ static void wait_on_descriptors(struct shm *sh, uint64_t ns)
         uint64_t until_ns = sh->retry_at_ns > now ? sh->retry_at_ns - now : 0;
         ns = until_ns < ns ? until_ns : ns;
     }
-    uint64_t ms = ns / 1000000u + (ns % 1000000u != 0);
-    epoll_wait(sh->epoll_fd, ready, 2, ms > INT_MAX ? INT_MAX : (int)ms);
+    struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u),
+                          .tv_nsec = (long)(ns % 1000000000u)};
+    epoll_pwait2(sh->epoll_fd, ready, 2, &ts, NULL);
     drain_wakes(sh);
 }
 
