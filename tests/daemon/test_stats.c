@@ -170,7 +170,7 @@ static void the_json_is_json_and_says_the_same(void **state)
         fail_msg("line %d: %s", error.line, error.text);
 #define X(field, name, help)                                                                       \
     assert_int_equal(json_typeof(json_object_get(root, name)),                                     \
-                     strcmp(#field + strlen(#field) - 3, "_ns") == 0 ? JSON_REAL : JSON_INTEGER);
+                     strcmp(&#field[sizeof #field - 4], "_ns") == 0 ? JSON_REAL : JSON_INTEGER);
     STATS_COUNTER_MAP(X)
     STATS_GAUGE_MAP(X)
 #undef X
