@@ -1,4 +1,5 @@
-/* test_stats.c: what the two writers say against what was counted, and the HTTP pages around them. */
+/* test_stats.c: what the two writers say against what was counted, and the HTTP pages around
+ * them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
