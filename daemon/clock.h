@@ -13,8 +13,8 @@ uint64_t clock_now_ns(void);
  * look, what has passed is asked of clock_now_ns. A quarter of the time, 2 ms to 500 ms. */
 uint64_t clock_tick_ms(uint64_t timeout_us);
 
-/* Tests: now_ns is asked from now on; NULL: CLOCK_MONOTONIC again. To be called while no thread of the
- * daemon's runs. */
+/* Tests: now_ns is asked from now on; NULL: CLOCK_MONOTONIC again. To be called while no thread of
+ * the daemon's runs. */
 void clock_use(uint64_t (*now_ns)(void));
 
 #endif

@@ -1,5 +1,5 @@
-/* health.h: whether the process lives, is ready, drains: what /healthz, /readyz and systemd's watchdog
- * decide by. The gauges of the same names only show it. Any thread. */
+/* health.h: whether the process lives, is ready, drains: what /healthz, /readyz and systemd's
+ * watchdog decide by. The gauges of the same names only show it. Any thread. */
 #ifndef ATTND_DAEMON_HEALTH_H
 #define ATTND_DAEMON_HEALTH_H
 

@@ -1,4 +1,5 @@
-/* http.c: see http.h. libmicrohttpd polls on its own thread; answers are rendered whole into memory.
+/* http.c: see http.h. libmicrohttpd polls on its own thread; answers are rendered whole into
+ * memory.
  */
 #include "daemon/http.h"
 

@@ -50,7 +50,7 @@ struct daemon {
     int exit_code;
 };
 
-/* --- signals and time -------------------------------------------------------------------------- */
+/* --- signals and time ------------------------------------------------------------------------- */
 
 static void finish(struct daemon *d, int exit_code)
 {
@@ -162,7 +162,7 @@ static void on_reload(uv_signal_t *s, int number)
     engine_reload(d->engine, &d->cfg);
 }
 
-/* --- start, run, stop -------------------------------------------------------------------------- */
+/* --- start, run, stop ------------------------------------------------------------------------- */
 
 static void handlers_start(struct daemon *d)
 {

@@ -1,5 +1,5 @@
-/* principal.h: who sends a request, as far as its transport can tell. Filled by the transport before the
- * request is submitted; a value, copied with it. */
+/* principal.h: who sends a request, as far as its transport can tell. Filled by the transport
+ * before the request is submitted; a value, copied with it. */
 #ifndef ATTND_DAEMON_PRINCIPAL_H
 #define ATTND_DAEMON_PRINCIPAL_H
 

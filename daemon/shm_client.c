@@ -1,11 +1,11 @@
 /* shm_client.c: one client's rings, served on the engine's thread.
  *
- * Everything in the region can change at any time. An entry is read once, field by field, into a local;
- * a message's preamble and header are copied once into the request's arena; both are checked there and
- * not read again. Tensors are read by the backend in place: they can change, they decide nothing.
- * What the engine must remember of a request (which slots are taken, how many entries were read and
- * written) is its own memory. A client whose entries make no sense is cut: nothing of it is read any
- * more, and it is retired once the engine has given all its requests back.
+ * Everything in the region can change at any time. An entry is read once, field by field, into a
+ * local; a message's preamble and header are copied once into the request's arena; both are checked
+ * there and not read again. Tensors are read by the backend in place: they can change, they decide
+ * nothing. What the engine must remember of a request (which slots are taken, how many entries were
+ * read and written) is its own memory. A client whose entries make no sense is cut: nothing of it
+ * is read any more, and it is retired once the engine has given all its requests back.
  */
 #define _GNU_SOURCE
 #include <inttypes.h>
@@ -25,7 +25,7 @@
 
 enum { PAGE_BYTES = 4096 };
 
-/* --- life -------------------------------------------------------------------------------------- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_completes)
 {
@@ -66,7 +66,7 @@ static void cut(struct shm_client *c, const char *format, ...)
     atomic_store(&c->t->has_news, true);
 }
 
-/* --- requests ---------------------------------------------------------------------------------- */
+/* --- requests --------------------------------------------------------------------------------- */
 
 /* Copies out of shared memory, once: the compiler must not read src again in place of dst. */
 static void copy_once(void *dst, const uint8_t *src, size_t n)
@@ -197,7 +197,7 @@ static void take_all(struct shm_client *c, uint32_t submitted)
     }
 }
 
-/* --- replies ----------------------------------------------------------------------------------- */
+/* --- replies ---------------------------------------------------------------------------------- */
 
 static void wake_client(struct shm_client *c)
 {
@@ -230,12 +230,13 @@ void shm_reply(struct request *req)
     e->slot = (uint32_t)(s - c->slots);
     c->completed++;
     stats_add(sent_bytes, reply->n_bytes);
-    /* in one order with wake_client's look: the client looks at `completed` after it said it sleeps */
+    /* in one order with wake_client's look: the client looks at `completed` after it said it
+     * sleeps */
     atomic_store(&c->control->completed, c->completed);
     wake_client(c);
 }
 
-/* --- the poller -------------------------------------------------------------------------------- */
+/* --- the poller ------------------------------------------------------------------------------- */
 
 static void retire(struct shm_client *c)
 {

@@ -1,9 +1,9 @@
-/* shm_internal.h: what transport_shm.c (listening, handing memory over, taking it back), shm_region.c (a
- * client's memory) and shm_client.c (rings, requests, replies) share.
+/* shm_internal.h: what transport_shm.c (listening, handing memory over, taking it back),
+ * shm_region.c (a client's memory) and shm_client.c (rings, requests, replies) share.
  *
- * A client is the loop's until its region is handed over, the engine's until it is retired, and then the
- * loop's again, which frees it. Retired is who hung up or broke the protocol and has no request in the
- * engine any more: until then the backend may be reading and writing its memory.
+ * A client is the loop's until its region is handed over, the engine's until it is retired, and
+ * then the loop's again, which frees it. Retired is who hung up or broke the protocol and has no
+ * request in the engine any more: until then the backend may be reading and writing its memory.
  */
 #ifndef ATTND_DAEMON_SHM_INTERNAL_H
 #define ATTND_DAEMON_SHM_INTERNAL_H
@@ -83,9 +83,9 @@ struct transport_shm {
 
 /* shm_region.c */
 
-/* What the hello asks for within the settings: a memfd that can neither shrink nor grow, mapped, known to
- * the backend, and an eventfd; c's rings are in it. *out_fd is the memfd, to be sent and closed.
- * ATTN_EQUOTA, ATTN_ENOMEM: why says which; shm_region_close gives back what there is. */
+/* What the hello asks for within the settings: a memfd that can neither shrink nor grow, mapped,
+ * known to the backend, and an eventfd; c's rings are in it. *out_fd is the memfd, to be sent and
+ * closed. ATTN_EQUOTA, ATTN_ENOMEM: why says which; shm_region_close gives back what there is. */
 attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int *out_fd, char *why,
                             size_t why_bytes);
 void shm_region_close(struct shm_client *c); /* of one that was never opened, too */

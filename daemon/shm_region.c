@@ -1,4 +1,5 @@
-/* shm_region.c: the memory shared with one client, from its hello to its end, on the loop's thread. */
+/* shm_region.c: the memory shared with one client, from its hello to its end, on the loop's
+ * thread. */
 #define _GNU_SOURCE /* memfd_create */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,14 +1,15 @@
 /* sp_internal.h: nanomsg's REP side (SP wire protocol) on libuv streams, ipc:// and tcp://: what
  * transport_sp.c (listening, deadlines, replies coming in from the engine) and sp_peer.c (one
- * connection: reading, writing, cutting) share. All of it runs on the loop thread, but for the push of
- * a reply.
+ * connection: reading, writing, cutting) share. All of it runs on the loop thread, but for the push
+ * of a reply.
  *
- * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request, its body
- * is received straight into an iobuf. Each peer has caps and deadlines; a peer that breaks one is cut
- * and counted by reason, never silently dropped.
+ * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request, its
+ * body is received straight into an iobuf. Each peer has caps and deadlines; a peer that breaks one
+ * is cut and counted by reason, never silently dropped.
  *
- * Lifetime   A peer lives until its handle is closed and the engine has given back all its requests.
- *            A transport lives until its handles are closed and no request is owed by the engine.
+ * Lifetime   A peer lives until its handle is closed and the engine has given back all its
+ *            requests. A transport lives until its handles are closed and no request is owed by the
+ *            engine.
  */
 #ifndef ATTND_DAEMON_SP_INTERNAL_H
 #define ATTND_DAEMON_SP_INTERNAL_H

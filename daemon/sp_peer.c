@@ -1,8 +1,9 @@
 /* sp_peer.c: one connection of a worker: its bytes become requests, replies become its bytes.
  *
- * Small messages and all heads are read through the transport's shared read-ahead buffer, the bodies
- * of large ones straight into their request's buffer. Replies wait in the peer's queue and are written
- * many at a time, first without waiting (uv_try_write), the rest with one uv_write at a time.
+ * Small messages and all heads are read through the transport's shared read-ahead buffer, the
+ * bodies of large ones straight into their request's buffer. Replies wait in the peer's queue and
+ * are written many at a time, first without waiting (uv_try_write), the rest with one uv_write at a
+ * time.
  */
 #include <errno.h>
 #include <stdlib.h>

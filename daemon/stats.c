@@ -18,8 +18,8 @@ static const char *const time_help[STATS_N_TIMES] = {
     "Time of steps between arrival and reply",
 };
 
-/* The map's values are 0, -1, -2, ...: as many as there are, each other than the rest (a switch over
- * them would not compile else), none beyond. */
+/* The map's values are 0, -1, -2, ...: as many as there are, each other than the rest (a switch
+ * over them would not compile else), none beyond. */
 #define X(name, value, message, is_retryable)                                                      \
     static_assert((value) <= 0 && -(value) < STATS_N_STATUS, #name " leaves a gap");
 ATTN_STATUS_MAP(X)
@@ -109,7 +109,7 @@ void stats_write_prometheus(FILE *f)
     }
 }
 
-/* --- JSON -------------------------------------------------------------------------------------- */
+/* --- JSON ------------------------------------------------------------------------------------- */
 
 static int put_value(json_t *object, const char *field, const char *name, uint64_t v)
 {

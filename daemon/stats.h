@@ -1,8 +1,8 @@
 /* stats.h: the daemon's counters: atomics that any thread adds to and the HTTP thread reads.
  *
- * One X-macro a kind is the single place where a metric gets its name, help text and storage. At any
- * moment: steps_received = steps answered (by status) + steps in flight; request.c counts all three.
- * They are for reading: nothing in the daemon decides by one.
+ * One X-macro a kind is the single place where a metric gets its name, help text and storage. At
+ * any moment: steps_received = steps answered (by status) + steps in flight; request.c counts all
+ * three. They are for reading: nothing in the daemon decides by one.
  */
 #ifndef ATTND_DAEMON_STATS_H
 #define ATTND_DAEMON_STATS_H

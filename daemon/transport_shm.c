@@ -1,10 +1,10 @@
-/* transport_shm.c: workers on this host, through shared memory: shm:///PATH. This is the loop's side:
- * listening, who may connect, handing a region (shm_region.c) over, and taking it back.
+/* transport_shm.c: workers on this host, through shared memory: shm:///PATH. This is the loop's
+ * side: listening, who may connect, handing a region (shm_region.c) over, and taking it back.
  *
- * Each client gets a sealed memfd with rings of its own (proto/shm_ring.h) and an eventfd. From then on
- * the engine's thread serves the rings (shm_client.c): a request is decoded, launched and answered
- * without a hand-over, its tensors are read and written where the client put them. The socket stays
- * open to tell when a client is gone.
+ * Each client gets a sealed memfd with rings of its own (proto/shm_ring.h) and an eventfd. From
+ * then on the engine's thread serves the rings (shm_client.c): a request is decoded, launched and
+ * answered without a hand-over, its tensors are read and written where the client put them. The
+ * socket stays open to tell when a client is gone.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>
@@ -41,7 +41,7 @@ static void say_gone(struct shm_client *c, const char *why)
         log_warn("%s: %s: %s", t->url, c->name, why);
 }
 
-/* --- freeing ----------------------------------------------------------------------------------- */
+/* --- freeing ---------------------------------------------------------------------------------- */
 
 static void transport_finish(struct transport_shm *t)
 {
@@ -103,7 +103,7 @@ static void on_async(uv_async_t *async)
     }
 }
 
-/* --- handing over ------------------------------------------------------------------------------ */
+/* --- handing over ----------------------------------------------------------------------------- */
 
 /* Gives the client its region and the client to the engine; false: it is to be closed. */
 static bool hand_over(struct shm_client *c, const struct shm_hello *h)
@@ -191,10 +191,11 @@ static void on_deadline(uv_timer_t *timer)
     client_close(c);
 }
 
-/* --- who may connect --------------------------------------------------------------------------- */
+/* --- who may connect -------------------------------------------------------------------------- */
 
-/* Ourselves, root, and whom the socket file's mode lets in as group or other. The kernel checked the mode
- * at connect; this holds it also for a socket that was passed on or whose directory was bypassed. */
+/* Ourselves, root, and whom the socket file's mode lets in as group or other. The kernel checked
+ * the mode at connect; this holds it also for a socket that was passed on or whose directory was
+ * bypassed. */
 static bool may_connect(const struct transport_shm *t, int fd, const struct principal *who)
 {
     struct stat sb;
@@ -282,7 +283,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* --- the table --------------------------------------------------------------------------------- */
+/* --- the table -------------------------------------------------------------------------------- */
 
 /* A listening socket, or -1 with errno. */
 static int listen_at(const struct address *a)

@@ -1,9 +1,10 @@
-/* transport_sp.c: listening, deadlines, and the way of replies from the engine's thread to the loop.
+/* transport_sp.c: listening, deadlines, and the way of replies from the engine's thread to the
+ * loop.
  *
- * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes all
- * of them, queues each at its peer and then flushes every such peer once.
- * Deadlines stand in three lists, each ordered because its members wait equally long; one timer looks
- * at the heads and asks the daemon's clock whether they have passed.
+ * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes
+ * all of them, queues each at its peer and then flushes every such peer once.
+ * Deadlines stand in three lists, each ordered because its members wait equally long; one timer
+ * looks at the heads and asks the daemon's clock whether they have passed.
  *
  * close may come while the engine still has requests: the memory then waits for them, too.
  */

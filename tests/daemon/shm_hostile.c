@@ -1,6 +1,6 @@
-/* shm_hostile.c: see shm_hostile.h. Each turn connects and does one of six things: scribbles over a step
- * in flight, submits random entries, writes random words, abuses the descriptors it got, stalls or
- * dies, or says a strange hello.
+/* shm_hostile.c: see shm_hostile.h. Each turn connects and does one of six things: scribbles over a
+ * step in flight, submits random entries, writes random words, abuses the descriptors it got,
+ * stalls or dies, or says a strange hello.
  */
 #define _GNU_SOURCE
 #include "shm_hostile.h"
@@ -178,7 +178,9 @@ __attribute__((no_sanitize("thread"))) static void *scribble(void *arg)
     return NULL;
 }
 
-/* Valid and invalid requests, many in flight, replies read or not, while a second thread scribbles. */
+/* Valid and invalid requests, many in flight, replies read or not, while a second thread
+
+ * scribbles. */
 static void submit_and_scribble(struct shm_link *l)
 {
     uint32_t pool;

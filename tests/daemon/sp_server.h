@@ -1,5 +1,5 @@
-/* sp_server.h: transport_sp.c on a loop thread of its own, with a fake engine behind it, and a raw SP
- * client that can do what no library would. For the tests of the transport.
+/* sp_server.h: transport_sp.c on a loop thread of its own, with a fake engine behind it, and a raw
+ * SP client that can do what no library would. For the tests of the transport.
  *
  * The fake engine answers a step with a payload: its own payload back if seq[0] is 0, else seq[0]
  * bytes, byte i being (request id + i) mod 251. While it is held, requests gather.

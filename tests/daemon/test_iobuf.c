@@ -1,4 +1,5 @@
-/* test_iobuf.c: the buddy allocator against what a caller sees: alignment, no overlap, nothing lost. */
+/* test_iobuf.c: the buddy allocator against what a caller sees: alignment, no overlap, nothing
+ * lost. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
-/* test_shm_abuse.c: the running daemon between well-behaved clients, whose every output is verified, and
- * clients that scribble over their memory, submit nonsense, stall, die, or try to take the memory away.
- * It also holds who may connect.
+/* test_shm_abuse.c: the running daemon between well-behaved clients, whose every output is
+ * verified, and clients that scribble over their memory, submit nonsense, stall, die, or try to
+ * take the memory away. It also holds who may connect.
  *
  * Clients are processes of their own: the binary runs itself as "good" or "hostile".
  *   SHM_SOAK_SECONDS=120 SHM_SEED=7 test_shm_abuse
@@ -43,7 +43,7 @@ static uint32_t below(uint32_t n)
     return (uint32_t)rand_r(&seed) % n;
 }
 
-/* --- a well-behaved client --------------------------------------------------------------------- */
+/* --- a well-behaved client -------------------------------------------------------------------- */
 
 static void every_output_is_right(void **state)
 {
@@ -77,7 +77,7 @@ static void every_output_is_right(void **state)
     }
 }
 
-/* --- the daemon seen from outside -------------------------------------------------------------- */
+/* --- the daemon seen from outside ------------------------------------------------------------- */
 
 static uint32_t count_descriptors(pid_t pid)
 {

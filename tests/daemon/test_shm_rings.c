@@ -1,6 +1,6 @@
-/* test_shm_rings.c: one client's rings under an engine without a thread: what is taken, what is answered,
- * what a client that breaks the rules gets, and when its memory may go. The client's side is shm_link.c
- * on the same memory. */
+/* test_shm_rings.c: one client's rings under an engine without a thread: what is taken, what is
+ * answered, what a client that breaks the rules gets, and when its memory may go. The client's side
+ * is shm_link.c on the same memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -108,7 +108,7 @@ static void side_close(struct side *s)
     free(s->c.base);
 }
 
-/* --- messages ---------------------------------------------------------------------------------- */
+/* --- messages --------------------------------------------------------------------------------- */
 
 static size_t hello_message(uint64_t id, uint8_t *dst)
 {
@@ -186,7 +186,7 @@ static void assert_serves(struct side *s)
     assert_false(take_answer(s, &a));
 }
 
-/* --- tests ------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------ */
 
 static void a_steps_tensors_are_read_and_written_in_place(void **state)
 {

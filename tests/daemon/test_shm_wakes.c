@@ -1,6 +1,6 @@
-/* test_shm_wakes.c: who sleeps is woken, and who has nothing to do sleeps: a real engine, transport and
- * loop in this process, whose engine has lost its timer: epoll_wait (wrapped by the linker) ends for a
- * wake-up alone, so that a wake-up that is lost is a request that is never answered.
+/* test_shm_wakes.c: who sleeps is woken, and who has nothing to do sleeps: a real engine, transport
+ * and loop in this process, whose engine has lost its timer: epoll_wait (wrapped by the linker)
+ * ends for a wake-up alone, so that a wake-up that is lost is a request that is never answered.
  */
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -29,7 +29,7 @@
 
 enum { PATIENCE_MS = 20000, N_CLIENTS = 8, MIN_SLEEP_MS = 100, SPINS = 20000 };
 
-/* --- the engine's sleep ------------------------------------------------------------------------ */
+/* --- the engine's sleep ----------------------------------------------------------------------- */
 
 static _Atomic uint32_t n_sleeps, n_woken;
 static _Atomic int asked_ms; /* how long the engine meant to sleep */
@@ -49,7 +49,7 @@ int __wrap_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms)
     return rc;
 }
 
-/* --- the daemon -------------------------------------------------------------------------------- */
+/* --- the daemon ------------------------------------------------------------------------------- */
 
 struct backend {
     int unused;
@@ -98,7 +98,7 @@ static struct daemon {
     uv_async_t close, probe;
     uv_prepare_t prepare;
     bool is_probed;
-    int sleep_ms; /* what the loop was going to sleep after the last probe; -1: until something comes */
+    int sleep_ms; /* what the loop means to sleep after the last probe; -1: without end */
     sem_t is_answered;
     pthread_t thread;
     bool is_over;
@@ -227,7 +227,7 @@ static int daemon_stop(void **state)
     return 0;
 }
 
-/* --- a client ---------------------------------------------------------------------------------- */
+/* --- a client --------------------------------------------------------------------------------- */
 
 /* Writes a hello into the slot's memory, to be submitted; a session of 0 opens one. */
 static struct shm_submit make_hello(struct shm_link *l, uint32_t slot, uint64_t id,
@@ -256,8 +256,8 @@ static bool has_reply(const struct shm_link *l)
     return atomic_load(&l->control->completed) != l->completed;
 }
 
-/* Awake, the client is as quick as the engine: it can send again while the engine falls asleep. Asleep
- * if it takes long. */
+/* Awake, the client is as quick as the engine: it can send again while the engine falls asleep.
+ * Asleep if it takes long. */
 static void await_reply(const struct shm_link *l)
 {
     for (uint32_t k = 0; k < SPINS && !has_reply(l); k++)
@@ -362,7 +362,7 @@ static void who_has_nothing_to_do_sleeps(void **state)
     assert_true(atomic_load(&asked_ms) >= MIN_SLEEP_MS);
 }
 
-/* --- the hello's deadline, on a time of the test's own ----------------------------------------- */
+/* --- the hello's deadline, on a time of the test's own ---------------------------------------- */
 
 static _Atomic uint64_t virtual_ns, n_asked;
 

@@ -1,5 +1,5 @@
-/* test_sp_abuse.c: peers that stall, flood, lie, vanish or bring gifts; each harms itself alone and is
- * counted, while a well-behaved peer beside it is served. */
+/* test_sp_abuse.c: peers that stall, flood, lie, vanish or bring gifts; each harms itself alone and
+ * is counted, while a well-behaved peer beside it is served. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -106,8 +106,8 @@ static void a_thousand_stalled_peers_are_cut_while_a_good_one_works(void **state
             uint8_t head[13] = {1, 0, 0, 0, 0, 0, 0, 0, (uint8_t)(n + 4), 0x80, 0, 0, 1};
             const uint8_t *h = is_ipc ? head : head + 1;
             size_t n_head = is_ipc ? 13 : 12;
-            /* nothing; part of the handshake; then the handshake and part of the length, all but one
-             * byte of the head, part of the body */
+            /* nothing; part of the handshake; then the handshake and part of the length, all but
+             * one byte of the head, part of the body */
             size_t n_hello = i % 5 == 0 ? 0 : i % 5 == 1 ? 7 : 8;
             raw_send(fds[i], hello, n_hello);
             if (i % 5 == 2)
@@ -636,7 +636,8 @@ static void running_out_of_descriptors_refuses_peers_without_spinning(void **sta
             raw_connect_with(fds[i], s.url);
         for (int i = 0; i < N; i++)
             raw_expect_end(fds[i]);
-        /* a loop that were called again and again for peers it can't accept would turn without end */
+        /* a loop that were called again and again for peers it can't accept would turn without
+         * end */
         uint64_t turns = atomic_load(&s.n_turns);
         for (int i = 0; i < ROUND_TRIPS; i++)
             good_round_trip(&g);

@@ -1,4 +1,5 @@
-/* test_sp_clients.c: real libnanomsg and libnng REQ clients, and a raw one, against transport_sp.c. */
+/* test_sp_clients.c: real libnanomsg and libnng REQ clients, and a raw one, against
+ * transport_sp.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -81,8 +81,8 @@ static struct sample *sample_new(bool is_ipc, uint64_t *seed)
     return s;
 }
 
-/* Feeds the stream in pieces of at most max_piece bytes; pieces are malloc'ed to their size, so that a
- * sanitizer sees a read behind them. */
+/* Feeds the stream in pieces of at most max_piece bytes; pieces are malloc'ed to their size, so
+ * that a sanitizer sees a read behind them. */
 static void feed_and_compare(const struct sample *s, bool is_ipc, size_t max_piece, uint64_t *seed)
 {
     struct sp_frame f;
