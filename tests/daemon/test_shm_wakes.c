@@ -24,6 +24,7 @@
 #include "daemon/log.h"
 #include "daemon/shm_internal.h"
 #include "fake_host.h"
+#include "own_parts.h"
 #include "proto/attn_time.h"
 #include "shm_link.h"
 
@@ -93,6 +94,7 @@ static struct daemon {
     struct config cfg;
     struct backend backend;
     struct iobuf_pool *bufs;
+    struct own_parts own;
     struct engine *engine;
     uv_loop_t loop;
     uv_async_t close, probe;
@@ -114,6 +116,7 @@ static void on_close(uv_async_t *async)
     (void)async;
     d.t->ops->stop(d.t);
     d.end.closed = engine_close(d.engine);
+    own_parts_close(&d.own);
     const struct shm_client *c;
     LIST_FOREACH(c, &((struct transport_shm *)d.t)->clients, entry) {
         d.end.n_clients++;
@@ -171,7 +174,9 @@ static int daemon_start_with(uint64_t spin_us)
     snprintf(url, sizeof url, "shm://%s", d.path);
     assert_int_equal(iobuf_pool_open(&no_device, &d.backend, d.cfg.io_memory_bytes, &d.bufs),
                      ATTN_OK);
-    if (engine_open(&d.cfg, &no_device, &d.backend, d.bufs, &d.engine, why, sizeof why) != ATTN_OK)
+    if (own_engine_open(&d.own, &d.cfg, &no_device, &d.backend, d.bufs, &d.engine, why,
+                        sizeof why) != ATTN_OK ||
+        engine_start(d.engine, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     assert_int_equal(uv_loop_init(&d.loop), 0);
     uv_async_init(&d.loop, &d.close, on_close);
