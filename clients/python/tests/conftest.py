@@ -40,8 +40,12 @@ class Daemon:
         self.log = pathlib.Path(self.dir, "log")
         command = [str(BUILD / "bin" / "attnd"), "--backend", "cpu", "--listen", self.url]
         command += ["--listen.http", "off", "--device.threads", "2", "--cache.io_memory", "64M"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
+        self.command = [*command, *flags]
+        self._start()
+
+    def _start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
         until = time.monotonic() + 60
         while True:
             try:
@@ -59,6 +63,12 @@ class Daemon:
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Kills it and starts another in its place, which remembers nothing."""
+        self.process.kill()
+        self.process.wait()
+        self._start()
 
     def stop(self) -> int:
         if self.process.poll() is None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from .errors import AttndError, InvalidArgumentError
@@ -39,6 +40,63 @@ def timeout_us(timeout: float | None) -> int:
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}, expected seconds above 0, or None")
     return max(1, round(min(timeout * 1e6, 2.0**63)))
+
+
+def waits_for_signals() -> bool:
+    """True on the thread that runs Python's signal handlers, which it does between calls only: its
+    waits are cut into pieces, so that Ctrl-C ends them."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class WaitTimes:
+    """Seconds of one piece of a wait after the other, 1 ms at first, at most 0.1 s."""
+
+    __slots__ = ("_next",)
+
+    def __init__(self) -> None:
+        self._next = 0.0005
+
+    def __next__(self) -> float:
+        self._next = min(self._next * 2, 0.1)
+        return self._next
+
+
+def interruptible(call: Callable[[], _T], undo: Callable[[_T], object]) -> _T:
+    """call(), on a thread of its own if this one has to see signals meanwhile.
+
+    undo is given the result of a call that an exception kept from waiting for it.
+    """
+    if not waits_for_signals():
+        return call()
+    lock = threading.Lock()
+    done = threading.Event()
+    state: dict[str, Any] = {"is_wanted": True}
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as e:
+            state["error"] = e
+        else:
+            with lock:
+                state["result"] = result
+                is_wanted = state["is_wanted"]
+            if not is_wanted:
+                undo(result)
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        done.wait()
+    except BaseException:
+        with lock:
+            state["is_wanted"] = False
+        if "result" in state:
+            undo(state["result"])
+        raise
+    if "error" in state:
+        raise state["error"]
+    return state["result"]  # type: ignore[no-any-return]
 
 
 class NotPicklable:

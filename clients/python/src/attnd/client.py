@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import time
 import warnings
 from typing import Any, NamedTuple
 
 from . import _lib
-from ._handle import U64_MAX, Closing, Guard, NotPicklable, text, timeout_us, whole
-from .errors import check
+from ._handle import (
+    U64_MAX,
+    Closing,
+    Guard,
+    NotPicklable,
+    WaitTimes,
+    interruptible,
+    text,
+    timeout_us,
+    waits_for_signals,
+    whole,
+)
+from .errors import OutOfMemoryError, check
 from .pool import Pool
 from .spec import PoolSpec, to_c
 
@@ -88,23 +100,29 @@ def connect(
         resume_session=whole("session", session, U64_MAX),
         client_name=text("name", name) if name is not None else None,
     )
-    handle = ctypes.c_void_p()
-    check(
-        lib.attn_client_open(
-            text("url", url),
-            ctypes.byref(options),
-            timeout_us(connect_timeout),
-            ctypes.byref(handle),
-        )
-    )
+    url_text, wait_us = text("url", url), timeout_us(connect_timeout)
+
+    def open_client() -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        check(lib.attn_client_open(url_text, ctypes.byref(options), wait_us, ctypes.byref(handle)))
+        return handle
+
+    handle = interruptible(open_client, lib.attn_client_close)
     return Client(handle, url)
+
+
+def _no_room(e: OutOfMemoryError) -> OutOfMemoryError:
+    """Of KV memory for a pool: waiting does not help."""
+    error = OutOfMemoryError(f"{e.message}; pools keep theirs until the daemon ends", e.retry_after)
+    error._is_retryable = False
+    return error
 
 
 class Client(Closing, NotPicklable):
     """A connection and its session, made by connect(). Use it as a context manager or close() it.
 
     Every method may be called from any thread, several at once; the interpreter lock is free while
-    they wait; Ctrl-C is seen when a call returns. After os.fork() the child may only close() what it
+    they wait. Ctrl-C ends connect(), steps and poll(); other calls end by their timeouts. After os.fork() the child may only close() what it
     inherited.
     """
 
@@ -114,9 +132,12 @@ class Client(Closing, NotPicklable):
         self._guard = Guard(f"client of {url}")
         self._pools: set[Pool] = set()
         self.url = url
+        self.info = self._read_info()
+
+    def _read_info(self) -> ClientInfo:
         info = _lib.ClientInfo(struct_size=ctypes.sizeof(_lib.ClientInfo))
-        check(self._lib.attn_client_info(handle, ctypes.byref(info)))
-        self.info = ClientInfo(
+        check(self._lib.attn_client_info(self._handle, ctypes.byref(info)))
+        return ClientInfo(
             protocol_version=info.protocol_version,
             session=info.session,
             lease=info.lease_us / 1e6,
@@ -128,6 +149,16 @@ class Client(Closing, NotPicklable):
             backend=info.backend.decode(),
         )
 
+    def reopen(self, *, timeout: float | None = None) -> None:
+        """A new session on this client, after SessionGoneError: the daemon was restarted.
+
+        info has the new session. Pools and sequences of the old one are gone: create_pool() and
+        open() make them anew.
+        """
+        with self._guard:
+            check(self._lib.attn_client_reopen(self._handle, timeout_us(timeout)))
+            self.info = self._read_info()
+
     def create_pool(self, spec: PoolSpec, *, timeout: float | None = None) -> Pool:
         """Makes a pool, or finds the one of this name if its spec is the same.
 
@@ -137,11 +168,17 @@ class Client(Closing, NotPicklable):
         c_spec, keep = to_c(spec)
         handle = ctypes.c_void_p()
         with self._guard:
-            check(
-                self._lib.attn_pool_create(
-                    self._handle, ctypes.byref(c_spec), timeout_us(timeout), ctypes.byref(handle)
+            try:
+                check(
+                    self._lib.attn_pool_create(
+                        self._handle,
+                        ctypes.byref(c_spec),
+                        timeout_us(timeout),
+                        ctypes.byref(handle),
+                    )
                 )
-            )
+            except OutOfMemoryError as e:
+                raise _no_room(e) from None
             del keep
             return self._add(handle)
 
@@ -211,6 +248,17 @@ class Client(Closing, NotPicklable):
         Returns how many were completed. While steps are in flight an event loop calls this when
         fileno() is readable, and at least every 20 ms for deadlines and reconnects.
         """
+        if not waits_for_signals():
+            return self.poll_once(timeout)
+        until, wait = time.monotonic() + timeout, WaitTimes()
+        while True:
+            left = until - time.monotonic()
+            n = self.poll_once(min(max(left, 0), next(wait)))
+            if n > 0 or left <= 0:
+                return n
+
+    def poll_once(self, timeout: float = 0) -> int:
+        """As poll(), in one call of the library, which Ctrl-C does not end."""
         n = ctypes.c_uint32()
         us = timeout_us(timeout) if timeout else 0
         with self._guard:

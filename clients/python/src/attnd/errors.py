@@ -29,6 +29,7 @@ class AttndError(Exception):
         self.retry_after = retry_after
         if status is not None:
             self.status = status
+        self._is_retryable: bool | None = None  # None: as the library says of the status
         self.result: Result | None = None
 
     @property
@@ -38,6 +39,8 @@ class AttndError(Exception):
 
     @property
     def is_retryable(self) -> bool:
+        if self._is_retryable is not None:
+            return self._is_retryable
         return bool(library().attn_status_is_retryable(self.status))
 
     def __str__(self) -> str:
@@ -54,9 +57,21 @@ class InvalidArgumentError(AttndError, ValueError):
 
 
 class NotFoundError(AttndError, LookupError):
-    """No such session (also: its lease ended), pool or sequence."""
+    """No such session, pool or sequence; its classes below say which, where that is known."""
 
     status = -2
+
+
+class SessionGoneError(NotFoundError):
+    """The daemon was restarted, or the session's lease ended: Client.reopen(), then pools anew."""
+
+
+class PoolGoneError(NotFoundError):
+    """The pool went with an earlier session of this client: Client.create_pool() again."""
+
+
+class SequenceGoneError(NotFoundError):
+    """Nobody has this sequence: open another and feed it again."""
 
 
 class AlreadyExistsError(AttndError):
@@ -146,16 +161,25 @@ class ConnectionLostError(AttndError, ConnectionError):
 
 
 _CLASSES = {c.status: c for c in AttndError.__subclasses__()}
+_GONE = {1: SessionGoneError, 2: PoolGoneError, 3: SequenceGoneError}  # enum attn_gone
 
 
-def error_of(status: int, message: str, retry_after_us: int = 0) -> AttndError:
+def error_of(status: int, message: str, retry_after_us: int = 0, gone: int = 0) -> AttndError:
     """The exception for a status; one that is not known here is an InternalError with its number."""
-    cls = _CLASSES.get(status, InternalError)
+    cls: type[AttndError] = _CLASSES.get(status, InternalError)
+    if status == NotFoundError.status:
+        cls = _GONE.get(gone, NotFoundError)
     return cls(message, retry_after_us / 1e6 if retry_after_us else None, status)
+
+
+def last_gone(status: int) -> int:
+    """What is gone, after a call of this thread that failed with status."""
+    return library().attn_last_error_gone() if status == NotFoundError.status else 0
 
 
 def check(status: int) -> None:
     """Raises what the calling thread's latest failed call left, if status says that it failed."""
     if status != 0:
         e = library().attn_last_error().contents
-        raise error_of(status, e.message.decode("utf-8", "replace"), e.retry_after_us)
+        message = e.message.decode("utf-8", "replace")
+        raise error_of(status, message, e.retry_after_us, last_gone(status))

@@ -10,15 +10,26 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _lib
-from ._handle import U32_MAX, U64_MAX, Closing, Guard, NotPicklable, timeout_us, whole
+from ._handle import (
+    U32_MAX,
+    U64_MAX,
+    Closing,
+    Guard,
+    NotPicklable,
+    WaitTimes,
+    timeout_us,
+    waits_for_signals,
+    whole,
+)
 from ._tensor import DTYPES, F32, address_of, empty
-from .errors import AttndError, InvalidArgumentError, check, error_of
+from .errors import AttndError, InvalidArgumentError, check, error_of, last_gone
 from .spec import PoolSpec, from_c
 
 if TYPE_CHECKING:
     from .client import Client
 
 _NO_CALLBACK = _lib.STEP_CB()
+_PENDING = -(2**31)  # no status: an item of a step that has not ended
 
 
 class Item(NamedTuple):
@@ -124,7 +135,7 @@ class _Prepared:
         else:
             lse = None
         self.out, self.lse = out, lse
-        self.item_status = (ctypes.c_int32 * max(1, items.n_items))()
+        self.item_status = (ctypes.c_int32 * max(1, items.n_items))(_PENDING)
         c.item_status = ctypes.cast(self.item_status, ctypes.POINTER(ctypes.c_int32))
         self._keep = keep
 
@@ -143,7 +154,8 @@ class _Prepared:
         """The result, or its exception, which carries the result if only some items failed."""
         if r.status == 0:
             return self.result(r)
-        error = error_of(r.status, r.message.decode("utf-8", "replace"), r.retry_after_us)
+        message = r.message.decode("utf-8", "replace")
+        error = error_of(r.status, message, r.retry_after_us, last_gone(r.status))
         if 0 < r.n_failed < self.c.n_items:
             error.result = self.result(r)
         raise error
@@ -179,6 +191,10 @@ class Step(NotPicklable):
     def _wait(self) -> Result | AttndError:
         pool, r = self._pool, _new_result()
         client = pool.client
+        if waits_for_signals():
+            wait = WaitTimes()
+            while self._prepared.item_status[0] == _PENDING:
+                client.poll_once(next(wait))
         try:
             with client._guard:
                 status = pool._lib.attn_step_wait(client._handle, self._ticket, ctypes.byref(r))
@@ -402,6 +418,8 @@ class Pool(Closing, NotPicklable):
         outputs of the others.
         """
         p = _Prepared(self, layer, items, q, k, v, out, lse, timeout)
+        if waits_for_signals():
+            return self._start(p).wait()
         r = _new_result()
         with self._inside():
             status = self._lib.attn_step(self._handle, ctypes.byref(p.c), ctypes.byref(r))
@@ -425,7 +443,9 @@ class Pool(Closing, NotPicklable):
 
         Wait for each: until then it counts against the client's 1024, and its arrays are kept.
         """
-        p = _Prepared(self, layer, items, q, k, v, out, lse, timeout)
+        return self._start(_Prepared(self, layer, items, q, k, v, out, lse, timeout))
+
+    def _start(self, p: _Prepared) -> Step:
         ticket = ctypes.c_uint64()
         with self._inside():
             check(

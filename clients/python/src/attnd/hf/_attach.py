@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
 import transformers
 
 from .. import client as _client
-from ..spec import PoolSpec
-from ._calls import Probe, Seen
+from ._calls import Probe
 from ._handed import refuse
+from ._pool import BLOCK_TOKENS, PoolMaker, pool_spec
 from ._switch import Switch
 from ._worker import Worker
 
-_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -35,44 +33,12 @@ def _check_config(config: Any) -> None:
         raise refuse("bidirectional attention")
 
 
-def _pool_spec(model: Any, seen: dict[int, Seen], options: dict[str, Any]) -> PoolSpec:
-    n_layers = len(seen)
-    if sorted(seen) != list(range(n_layers)) or n_layers == 0:
-        raise refuse(f"layers {sorted(seen)} attend; they must be 0, 1, ...")
-    geometry = seen[0].geometry
-    for layer, s in sorted(seen.items()):
-        for what, value in s.geometry.items():
-            if value != geometry[what]:
-                raise refuse(
-                    f"layer {layer} has {what} {value}, layer 0 has {geometry[what]}: a pool has one"
-                )
-    if geometry["dtype"] not in _DTYPES:
-        raise refuse(f"dtype {geometry['dtype']}")
-    layers = tuple(seen[i].spec() for i in range(n_layers))
-    config = model.config
-    spec = PoolSpec(
-        name=options.pop("name") or "",
-        num_layers=n_layers,
-        num_q_heads=geometry["query heads"],
-        num_kv_heads=geometry["KV heads"],
-        head_dim_k=geometry["head_dim of k"],
-        head_dim_v=geometry["head_dim of v"],
-        q_dtype=_DTYPES[geometry["dtype"]],
-        layers=layers[:1] if all(layer == layers[0] for layer in layers) else layers,
-        model=getattr(config, "_name_or_path", "") or config.model_type,
-        **options,
-    )
-    if spec.name:
-        return spec
-    digest = hashlib.sha256(repr(spec._replace(n_blocks=0)).encode()).hexdigest()[:12]
-    return spec._replace(name=f"{config.model_type}-{digest}")
-
-
 def attach(
     model: Any,
     client: _client.Client | str,
     *,
     name: str | None = None,
+    n_tokens: int = 0,
     n_blocks: int = 0,
     block_tokens: int = 0,
     kv_dtype: str | None = None,
@@ -83,7 +49,12 @@ def attach(
     model   a transformers model in eval mode, in f32, f16 or bf16, on the CPU or one GPU
     client  an attnd.Client, or a url to connect to
     name    the pool's; None: made of the model's type and geometry
-    others  as in PoolSpec; n_blocks 0 takes what is left of the daemon's KV memory
+    n_tokens, n_blocks  the pool's size, one of them: tokens of all sequences together, or blocks.
+            Neither: 8192 tokens, or fewer where less memory is left
+    others  as in PoolSpec
+
+    A pool of the same geometry that is large enough is shared. One that is too small stays as it is,
+    until the daemon ends, and another is made beside it.
 
     Raises UnsupportedError for a model that needs what attnd cannot do, naming it, and what
     Client.create_pool() raises.
@@ -92,6 +63,9 @@ def attach(
         raise refuse(f"transformers {transformers.__version__}: it needs 5 or newer")
     if model.training:
         raise refuse("a model in training mode: call model.eval()")
+    if n_tokens and n_blocks:
+        raise ValueError(f"n_tokens is {n_tokens} and n_blocks is {n_blocks}, expected one of them")
+    size = n_blocks or -(-n_tokens // (block_tokens or BLOCK_TOKENS))
     _check_config(model.config)
     switch = Switch(model)
     owned: _client.Client | None = None
@@ -100,18 +74,18 @@ def attach(
         with torch.no_grad():
             token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
             model(input_ids=token, past_key_values=probe, use_cache=True)
-        options = {
-            "name": name,
-            "n_blocks": n_blocks,
-            "block_tokens": block_tokens,
-            "kv_dtype": kv_dtype,
-            "is_batch_invariant": is_batch_invariant,
-        }
-        spec = _pool_spec(model, probe.seen, options)
+        spec = pool_spec(
+            model,
+            probe.seen,
+            name=name or "",
+            block_tokens=block_tokens,
+            kv_dtype=kv_dtype,
+            is_batch_invariant=is_batch_invariant,
+        )
         if isinstance(client, str):
             client = owned = _client.connect(client)
-        pool = client.create_pool(spec)
-        return Worker(model, client, pool, owned is not None, switch, probe.seen)
+        maker = PoolMaker(client, spec, size, is_named=bool(name))
+        return Worker(model, client, maker, owned is not None, switch, probe.seen)
     except BaseException:
         switch.back()
         if owned is not None:

@@ -9,7 +9,14 @@ import torch
 from transformers.cache_utils import Cache as _TransformersCache
 
 from .._handle import Closing, NotPicklable
-from ..errors import AttndError, ConnectionLostError, NotFoundError, StaleEpochError
+from ..errors import (
+    AttndError,
+    ConnectionLostError,
+    NotFoundError,
+    SequenceGoneError,
+    StaleEpochError,
+    TimedOutError,
+)
 from ..pool import Items, Sequence
 from ._calls import Mask, Seen
 from ._handed import Update, hand, refuse, refuse_attribute
@@ -60,18 +67,22 @@ class Plan:
             yield first, Items(runs)
 
 
-# What says that a sequence is not this worker's any more: nothing is left to close.
-GONE = (NotFoundError, StaleEpochError, ConnectionLostError)
+def close_all(sequences: Iterable[Sequence]) -> None:
+    """Closes each; raises the first failure after the last of them.
 
-
-def _close_all(sequences: Iterable[Sequence]) -> None:
-    """Closes each; raises the first failure after the last of them."""
+    What is gone is closed. A daemon that does not answer is asked once: leases end.
+    """
     failed: AttndError | None = None
     for seq in sequences:
         try:
             seq.close()
-        except GONE:
+        except (NotFoundError, StaleEpochError):
             pass
+        except ConnectionLostError:
+            break
+        except TimedOutError as e:
+            failed = failed or e
+            break
         except AttndError as e:
             failed = failed or e
     if failed is not None:
@@ -89,6 +100,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         super().__init__(layers=[])
         self.worker = worker
         self.is_closed = False
+        self.is_gone = False  # closed by Worker.reopen()
         self.sequences: list[Sequence] = []
         self.pads: list[int] = []
         self._columns = [0] * worker.pool.spec.num_layers  # tokens and padding, by layer
@@ -109,6 +121,10 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     ) -> Any:
         """Hands the new keys and values on; the attention call that follows stores them."""
         self.worker.check_attached()
+        if self.is_gone:
+            raise SequenceGoneError(
+                "the tokens of this cache went with the session: begin a new one"
+            )
         if self.is_closed:
             raise refuse("this cache is closed")
         return hand(self, layer_idx, key_states, value_states)
@@ -162,11 +178,15 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._plan = None
 
     def reset(self) -> None:
-        """Forgets the sequences; the cache is as new. All are closed whatever befalls one of them."""
+        """Closes the sequences; the cache is as new."""
+        close_all(self.forget())
+
+    def forget(self) -> list[Sequence]:
+        """Lets go of the sequences, which are the caller's to close."""
         sequences, self.sequences, self.pads = self.sequences, [], []
         self._columns = [0] * len(self._columns)
         self._plan, self._has_mask = None, False
-        _close_all(sequences)
+        return sequences
 
     def close(self) -> None:
         """Forgets the sequences. The cache cannot be used any more."""
@@ -210,11 +230,11 @@ class Cache(Closing, _TransformersCache, NotPicklable):
                     new.append(old[row])
                 taken.add(row)
         except BaseException:
-            _close_all(forks)
+            close_all(forks)
             raise
         self.sequences, self.pads = new, [self.pads[row] for row in rows]
         self._plan = None
-        _close_all(seq for row, seq in enumerate(old) if row not in taken)
+        close_all(seq for row, seq in enumerate(old) if row not in taken)
 
     def _open(self, n: int) -> None:
         opened: list[Sequence] = []
@@ -222,7 +242,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             for _ in range(n):
                 opened.append(self.worker.pool.open())
         except BaseException:
-            _close_all(opened)
+            close_all(opened)
             raise
         self.sequences = opened
 

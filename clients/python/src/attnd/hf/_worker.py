@@ -10,15 +10,16 @@ import torch
 from transformers import PreTrainedModel
 
 from .._handle import Closing, NotPicklable
-from ..errors import AttndError
-from ..pool import Items, Pool, Result
-from ._cache import Cache
+from ..errors import AttndError, PoolGoneError, SequenceGoneError, SessionGoneError
+from ..pool import Items, Pool, Result, Sequence
+from ._cache import Cache, close_all
 from ._calls import NAME, Seen
 from ._handed import refuse
 
 if TYPE_CHECKING:
     from ..client import Client
     from ._cache import Plan
+    from ._pool import PoolMaker
     from ._switch import Switch
 
 _STEP_BYTES = 16 << 20  # of a step's message: longer prompts go in several
@@ -92,7 +93,7 @@ class Worker(Closing, NotPicklable):
         self,
         model: Any,
         client: Client,
-        pool: Pool,
+        maker: PoolMaker,
         owns_client: bool,
         switch: Switch,
         seen: dict[int, Seen],
@@ -100,10 +101,11 @@ class Worker(Closing, NotPicklable):
         self.model = model
         self.client = client
         self.seen = seen
-        self.pool = pool
-        self.max_tokens, self.max_items = _step_limits(client, pool)
+        self.pool = maker.make()
+        self.max_tokens, self.max_items = _step_limits(client, self.pool)
         self.is_closed = False
         self.spent = Spent()
+        self._maker = maker
         self._owns_client = owns_client
         self._switch = switch
         self._caches: set[Cache] = set()
@@ -160,8 +162,45 @@ class Worker(Closing, NotPicklable):
         )
         if kind:
             raise refuse(f"cache_implementation {kind!r}: the cache is attnd's (None)")
+        try:
+            return self._generate(args, kwargs)
+        except (SessionGoneError, PoolGoneError, SequenceGoneError):
+            if kwargs.get("streamer") is not None:  # some of the text is out
+                raise
+        self.reopen()
+        return self._generate(args, kwargs)
+
+    def _generate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self.cache() as cache:
             return self.model.generate(*args, past_key_values=cache, **kwargs)
+
+    def reopen(self) -> None:
+        """Goes on after SessionGoneError or PoolGoneError: the daemon was restarted.
+
+        Makes the pool again, on a new session of the client if need be, and closes the caches, whose
+        tokens are gone. generate() does this by itself, but for a cache or a streamer of the user's.
+        """
+        if self.is_closed:
+            raise refuse("this worker is closed")
+        for cache in self._caches:
+            cache.is_gone = True
+        self._close_caches()
+        try:
+            pool = self._maker.make()
+        except SessionGoneError:
+            self.client.reopen()
+            pool = self._maker.make()
+        old, self.pool = self.pool, pool
+        old.close()
+
+    def _close_caches(self) -> None:
+        """All of their sequences at once, so that a daemon that is away is waited for once."""
+        sequences: list[Sequence] = []
+        for cache in list(self._caches):
+            cache.is_closed = True
+            sequences += cache.forget()
+        self._caches.clear()
+        close_all(sequences)
 
     def close(self) -> None:
         """Gives the model its former attention back and closes what belongs to this worker.
@@ -175,8 +214,7 @@ class Worker(Closing, NotPicklable):
             hook.remove()
         self._switch.back()
         failed: AttndError | None = None
-        closing = [cache.close for cache in list(self._caches)]
-        closing.append(self.pool.close)
+        closing = [self._close_caches, self.pool.close]
         if self._owns_client:
             closing.append(self.client.close)
         for close in closing:
