@@ -24,7 +24,10 @@ uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p
     uint64_t items = b->config.max_batch_items, tokens = b->config.max_batch_tokens;
     uint64_t tuned =
         p->tuned ? decode_upload_bytes(p->tuned, (uint32_t)items, (uint32_t)tokens) : 0;
-    return align_up(tuned, UPLOAD_ALIGN) + align_up(items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
+    uint64_t prefill =
+        p->prefill ? prefill_upload_bytes(p->prefill, (uint32_t)items, (uint32_t)tokens) : 0;
+    return align_up(tuned, UPLOAD_ALIGN) + align_up(prefill, UPLOAD_ALIGN) +
+           align_up(items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
            align_up(tokens * sizeof(uint32_t), UPLOAD_ALIGN) +
            align_up(GPU_MAX_PATCHES * sizeof(struct gpu_patch), UPLOAD_ALIGN);
 }
@@ -132,6 +135,8 @@ static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_
         return choice->forced == GPU_MATRIX_16 ? matrix : choice->forced;
     if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS)
         return GPU_TUNED;
+    if (p->prefill && it->n_tokens > DECODE_MAX_TOKENS)
+        return GPU_PREFILL;
     bool has_matrix = p->config.q_dtype != ATTN_F32 && p->b->device.has_matrix_units;
     return has_matrix ? matrix : GPU_VECTOR;
 }
@@ -281,6 +286,16 @@ static attn_status plan_tuned(struct backend *b, struct gpu_job *j,
     return ATTN_OK;
 }
 
+static void plan_prefill(struct gpu_job *j, const struct gpu_item *items, uint32_t n,
+                         const struct gpu_item *device, uint64_t upload_at)
+{
+    prefill_prepare(j->pool->prefill, items, n, device, j->staging.host + upload_at, &j->prefill);
+    j->has_prefill = true;
+    j->prefill_upload = j->prefill.upload_bytes ? j->staging.device + upload_at : NULL;
+    j->kv_bytes += j->prefill.kv_bytes;
+    j->n_splits += j->prefill.n_entries * j->pool->config.num_kv_heads;
+}
+
 /* ---- the batch */
 
 /* Items sorted by kernel (a counting sort); first[k] .. first[k + 1] are those of kernel k. */
@@ -318,6 +333,7 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
     j->kv_bytes = 0;
     j->upload_bytes = 0;
     j->has_tuned = false;
+    j->has_prefill = false;
     j->has_append = false;
     j->is_direct = false;
 
@@ -410,9 +426,16 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
             return st;
         j->upload_bytes += j->tuned.upload_bytes;
     }
+    if (first[GPU_PREFILL + 1] > first[GPU_PREFILL]) {
+        const uint32_t from = first[GPU_PREFILL];
+        const uint64_t at = align_up(j->upload_from + j->upload_bytes, UPLOAD_ALIGN);
+        plan_prefill(j, items + from, first[GPU_PREFILL + 1] - from, device_items + from, at);
+        if (j->prefill.upload_bytes)
+            j->upload_bytes = at + j->prefill.upload_bytes - j->upload_from;
+    }
     for (uint32_t k = GPU_TUNED + 1; k < GPU_NONE; k++) {
         uint32_t n = first[k + 1] - first[k];
-        if (n == 0)
+        if (n == 0 || k == GPU_PREFILL)
             continue;
         bool is_split =
             choice->is_split && (k == GPU_VECTOR || k == GPU_MATRIX_16 || k == GPU_MATRIX_64);
@@ -487,11 +510,17 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
     int code = 0;
     bool is_told = false;
     if (j->has_tuned) {
-        is_told = finish && j->n_ranges == 0 && decode_can_finish(&j->tuned);
+        is_told = finish && j->n_ranges == 0 && !j->has_prefill && decode_can_finish(&j->tuned);
         code = runtime_check("decode kernel",
-                             decode_launch(&j->tuned, j->tuned_upload, j->staging.scratch,
+                             decode_launch(&j->tuned, j->tuned_upload,
+                                           (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES,
                                            is_told ? finish : NULL, s, is_chained && !j->is_direct,
                                            j->is_direct));
+        is_chained = true;
+    }
+    if (j->has_prefill && !code) {
+        code = runtime_check("prefill kernel", prefill_launch(&j->prefill, j->prefill_upload,
+                                                              j->staging.scratch, s, is_chained));
         is_chained = true;
     }
     for (uint32_t i = 0; i < j->n_ranges && !code; i++) {
