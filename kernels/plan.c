@@ -6,6 +6,8 @@
  */
 #include "kernels/plan.h"
 
+#include "kernels/grow.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,24 +21,9 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static attn_status grow(void **array, uint32_t *capacity, uint64_t n, size_t element_bytes)
-{
-    if (n <= *capacity)
-        return ATTN_OK;
-    if (n > UINT32_MAX / 2)
-        return ATTN_EINVAL;
-    uint64_t want = n + n / 2;
-    void *bigger = realloc(*array, want * element_bytes);
-    if (bigger == NULL)
-        return ATTN_ENOMEM;
-    *array = bigger;
-    *capacity = (uint32_t)want;
-    return ATTN_OK;
-}
-
 static attn_status grow_runs(struct plan *p, uint64_t n)
 {
-    return grow((void **)&p->runs, &p->runs_capacity, n, sizeof *p->runs);
+    return array_reserve(&p->runs, &p->runs_capacity, n, sizeof *p->runs);
 }
 
 /* Equal runs that a segment of n tiles is cut into; every kind but the stream plan. */
@@ -162,8 +149,8 @@ static attn_status stream(struct plan *p, const struct plan_config *c, const uin
     if (st != ATTN_OK)
         return st;
     /* scratch: whole_end[np], queue[n_segments], count[n_segments] */
-    st = grow((void **)&p->scratch, &p->scratch_capacity, 2 * (uint64_t)n_segments + np,
-              sizeof *p->scratch);
+    st = array_reserve(&p->scratch, &p->scratch_capacity, 2 * (uint64_t)n_segments + np,
+                       sizeof *p->scratch);
     if (st != ATTN_OK)
         return st;
     uint32_t *whole_end = p->scratch, *queue = whole_end + np, *count = queue + n_segments;
@@ -249,8 +236,8 @@ attn_status plan_make(struct plan *p, const struct plan_config *c, const uint32_
         total += segment_tiles[s];
         n_busy += segment_tiles[s] > 0;
     }
-    attn_status st = grow((void **)&p->first, &p->first_capacity, (uint64_t)c->n_processors + 1,
-                          sizeof *p->first);
+    attn_status st = array_reserve(&p->first, &p->first_capacity, (uint64_t)c->n_processors + 1,
+                                   sizeof *p->first);
     if (st != ATTN_OK)
         return st;
 

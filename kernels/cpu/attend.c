@@ -5,6 +5,7 @@
  * leave partials in slots of their own and are merged in split order by whoever finishes last.
  */
 #include "kernels/cpu/cpu.h"
+#include "kernels/grow.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -114,25 +115,13 @@ static uint32_t heads_at_once(const struct backend_batch *batch, uint32_t n_thre
 
 static attn_status reserve_segments(struct backend *b, uint64_t n)
 {
-    if (n <= b->segments_capacity)
+    attn_status st = array_reserve(&b->segments, &b->segments_capacity, n, sizeof *b->segments);
+    if (st == ATTN_OK)
+        st = array_reserve(&b->segment_tiles, &b->tiles_capacity, n, sizeof *b->segment_tiles);
+    if (st == ATTN_OK)
         return ATTN_OK;
-    uint64_t want = n + n / 2;
-    if (want > UINT32_MAX) {
-        cpu_fail(b, "a batch of %llu segments is too large", (unsigned long long)n);
-        return ATTN_ENOMEM;
-    }
-    struct segment *segments = realloc(b->segments, want * sizeof *segments);
-    if (segments != NULL)
-        b->segments = segments;
-    uint32_t *tiles = realloc(b->segment_tiles, want * sizeof *tiles);
-    if (tiles != NULL)
-        b->segment_tiles = tiles;
-    if (segments == NULL || tiles == NULL) {
-        cpu_fail(b, "no memory for %llu segments", (unsigned long long)n);
-        return ATTN_ENOMEM;
-    }
-    b->segments_capacity = (uint32_t)want;
-    return ATTN_OK;
+    cpu_fail(b, "no memory for %llu segments", (unsigned long long)n);
+    return ATTN_ENOMEM;
 }
 
 static attn_status reserve_slots(struct backend *b, size_t n_floats)
@@ -155,14 +144,12 @@ static attn_status reserve_slots(struct backend *b, size_t n_floats)
 static uint64_t item_kv_bytes(const struct backend_pool *p, const struct backend_item *item)
 {
     const struct attend_geometry *g = &p->geometry;
-    struct attend_rows all = {
-        .g = g, .spec = &p->layers[item->layer], .item = item, .n_rows = item->n_tokens * g->group};
-    struct attend_range first = attend_range_of(&all, item->pos);
-    struct attend_range last = attend_range_of(&all, item->pos + item->n_tokens - 1);
-    uint64_t sinks = last.sink_end < first.lo ? last.sink_end : first.lo;
+    const struct attn_layer_spec *spec = &p->layers[item->layer];
+    struct visible seen =
+        visible_to_some(item_visible(spec, item, 0), item_visible(spec, item, item->n_tokens - 1));
     uint64_t token = (uint64_t)(g->dk + g->dv) * attn_dtype_bytes(g->kv_dtype) +
                      (g->layout.is_quantised ? 2 * sizeof(float) : 0);
-    return (last.hi - first.lo + sinks) * p->config.num_kv_heads * token;
+    return visible_count(seen) * p->config.num_kv_heads * token;
 }
 
 /* Fills segments and segment_tiles, which have room. */
@@ -193,7 +180,8 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
                     .n_rows = n_rows - row < step ? n_rows - row : step,
                 };
                 atomic_init(&b->segments[n].n_done, 0);
-                b->segment_tiles[n] = attend_span_of(&b->segments[n].rows).n_tiles;
+                b->segment_tiles[n] =
+                    visible_tiles_of(rows_visible(&b->segments[n].rows), TILE_TOKENS).n;
                 uint32_t all = b->segments[n].rows.n_heads * b->segments[n].rows.n_rows;
                 *out_max_rows = all > *out_max_rows ? all : *out_max_rows;
             }

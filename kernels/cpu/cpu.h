@@ -46,7 +46,7 @@ struct backend {
     struct plan plan;
     struct segment *segments;
     uint32_t *segment_tiles;
-    uint32_t segments_capacity;
+    uint32_t segments_capacity, tiles_capacity;
     float *slots; /* partials of split segments */
     size_t slots_capacity;
     uint8_t *evict; /* measure.c: what is read to empty the caches */

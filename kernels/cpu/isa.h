@@ -8,6 +8,7 @@
 #define ATTND_KERNELS_CPU_ISA_H
 
 #include "kernels/kv_layout.h"
+#include "kernels/visible.h"
 
 #define TILE_TOKENS 32 /* cached tokens of a tile, the unit of the plan */
 #define MAX_ROWS 128 /* query rows of a kv head, (token, q head), in one pass over K and V */
@@ -33,43 +34,20 @@ struct attend_rows {
     uint32_t kv_head, n_heads, row0, n_rows;
 };
 
-/* The cached tokens that some row sees, as tiles: the sink tiles, then from first_tile on. */
-struct attend_span {
-    uint32_t end; /* one past the last visible token */
-    uint32_t n_sink_tiles, first_tile, n_tiles;
-};
-
-/* The tokens that the query at position p sees: [0, sink_end) and [lo, hi). */
-struct attend_range {
-    uint32_t sink_end, lo, hi;
-};
-
-static inline struct attend_range attend_range_of(const struct attend_rows *r, uint32_t p)
+/* The tokens that the item's query t sees. */
+static inline struct visible item_visible(const struct attn_layer_spec *s,
+                                          const struct backend_item *item, uint32_t t)
 {
-    const struct attn_layer_spec *s = r->spec;
-    struct attend_range a = {.hi = s->is_full ? r->item->pos + r->item->n_tokens : p + 1};
-    if (s->window_tokens > 0 && p + 1 > s->window_tokens) {
-        a.lo = p + 1 - s->window_tokens;
-        a.sink_end = s->sink_tokens < a.lo ? s->sink_tokens : a.lo;
-    }
-    return a;
+    return visible_to(s->window_tokens, s->sink_tokens, s->is_full, item->pos + t,
+                      item->pos + item->n_tokens);
 }
 
-static inline struct attend_span attend_span_of(const struct attend_rows *r)
+/* The cached tokens that some row sees. */
+static inline struct visible rows_visible(const struct attend_rows *r)
 {
-    uint32_t t0 = r->row0 / r->g->group, t1 = (r->row0 + r->n_rows - 1) / r->g->group;
-    struct attend_range first = attend_range_of(r, r->item->pos + t0);
-    struct attend_range last = attend_range_of(r, r->item->pos + t1);
-    struct attend_span s = {.end = last.hi, .first_tile = first.lo / TILE_TOKENS};
-    /* the last row's sinks are the most; what lies between sinks and window is skipped */
-    s.n_sink_tiles = (last.sink_end + TILE_TOKENS - 1) / TILE_TOKENS;
-    if (s.n_sink_tiles >= s.first_tile) {
-        s.n_sink_tiles = 0;
-        if (last.sink_end > 0)
-            s.first_tile = 0;
-    }
-    s.n_tiles = s.n_sink_tiles + (s.end + TILE_TOKENS - 1) / TILE_TOKENS - s.first_tile;
-    return s;
+    uint32_t first = r->row0 / r->g->group, last = (r->row0 + r->n_rows - 1) / r->g->group;
+    return visible_to_some(item_visible(r->spec, r->item, first),
+                           item_visible(r->spec, r->item, last));
 }
 
 /* Rows before they are divided by their sums. */
@@ -93,7 +71,7 @@ struct attend_scratch {
 
 struct cpu_isa {
     const char *name;
-    /* tiles tile0 .. tile0 + n_tiles of the span, into *out */
+    /* visible tiles tile0 .. tile0 + n_tiles of the rows, into *out */
     void (*attend)(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles,
                    struct attend_scratch *scratch, const struct attend_partial *out);
     /* divides, applies the sink logits, writes the item's out and lse */

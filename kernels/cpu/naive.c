@@ -25,11 +25,6 @@ static float element(const struct backend_pool *p, const uint8_t *row, uint32_t 
     return (float)x;
 }
 
-static bool is_seen(struct attend_range v, uint32_t j)
-{
-    return j < v.sink_end || (j >= v.lo && j < v.hi);
-}
-
 static float score(const struct backend_pool *p, const struct backend_item *item, uint32_t t,
                    uint32_t head, uint32_t j)
 {
@@ -54,20 +49,19 @@ static void naive_row(const struct backend_pool *p, const struct backend_item *i
 {
     const struct attend_geometry *g = &p->geometry;
     const struct attn_layer_spec *spec = &p->layers[item->layer];
-    struct attend_rows rows = {.g = g, .spec = spec, .item = item};
-    struct attend_range v = attend_range_of(&rows, item->pos + t);
+    struct visible v = item_visible(spec, item, t);
     float o[MAX_DIM] = {0}, *scale;
     float max = spec->sink_logits ? spec->sink_logits[head] : -INFINITY, sum = 0;
-    for (uint32_t j = 0; j < v.hi; j++) {
-        if (!is_seen(v, j))
+    for (uint32_t j = 0; j < v.end; j++) {
+        if (!visible_has(&v, j))
             continue;
         s[j] = score(p, item, t, head, j);
         max = s[j] <= max ? max : s[j];
     }
     if (spec->sink_logits && max != -INFINITY)
         sum = expf(spec->sink_logits[head] - max);
-    for (uint32_t j = 0; j < v.hi && max != -INFINITY; j++) {
-        if (!is_seen(v, j))
+    for (uint32_t j = 0; j < v.end && max != -INFINITY; j++) {
+        if (!visible_has(&v, j))
             continue;
         float w = expf(s[j] - max);
         const uint8_t *row = cpu_row(p, item, j, head / g->group, true, &scale);

@@ -261,8 +261,8 @@ struct columns {
 
 static struct columns columns_of(const struct tile_state *t, uint32_t token, uint32_t row)
 {
-    struct attend_range v = attend_range_of(t->r, t->r->item->pos + row / t->g->group);
-    uint32_t ends[2][2] = {{0, v.sink_end}, {v.lo, v.hi}};
+    struct visible v = item_visible(t->r->spec, t->r->item, row / t->g->group);
+    uint32_t ends[2][2] = {{0, v.sinks}, {v.first, v.end}};
     struct columns c;
     for (int i = 0; i < 2; i++) {
         uint32_t from = ends[i][0] > token ? ends[i][0] - token : 0;
@@ -427,17 +427,16 @@ INLINE void attend_tiles(struct tile_state *heads, attn_dtype dtype, uint32_t ti
                          uint32_t n_tiles)
 {
     const struct attend_rows *r = heads->r;
-    struct attend_span span = attend_span_of(r);
+    struct visible seen = rows_visible(r);
+    struct visible_tiles tiles = visible_tiles_of(seen, TILE_TOKENS);
     uint32_t n_steps = n_tiles * r->n_heads;
     struct step steps[STEPS_TO_PAGE + 1] = {{0}}, *last = &steps[STEPS_TO_PAGE];
     for (uint32_t i = 0; i < n_steps + STEPS_TO_PAGE; i++) {
         memmove(steps, steps + 1, STEPS_TO_PAGE * sizeof *steps);
         *last = (struct step){0};
         if (i < n_steps) {
-            uint32_t tile = tile0 + i / r->n_heads;
-            if (tile >= span.n_sink_tiles)
-                tile = span.first_tile + tile - span.n_sink_tiles;
-            uint32_t left = span.end - tile * TILE_TOKENS;
+            uint32_t tile = visible_tile_at(tile0 + i / r->n_heads, tiles.sinks, tiles.skip);
+            uint32_t left = seen.end - tile * TILE_TOKENS;
             last->kv_head = r->kv_head + i % r->n_heads;
             last->token = tile * TILE_TOKENS;
             last->n_tokens = left < TILE_TOKENS ? left : TILE_TOKENS;

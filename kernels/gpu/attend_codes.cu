@@ -84,8 +84,6 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
         uint32_t r = g + h * 8, at = r < n ? r : n - 1, q_head = head * kv.group + at % kv.group;
         row[h].position = it.pos + at / kv.group;
         row[h].see = visible_to(layer, row[h].position, kv_len);
-        row[h].m = -INFINITY;
-        row[h].sum = 0.0f;
         row[h].slope = layer.alibi_slopes ? layer.alibi_slopes[q_head] : 0.0f;
         const char *src =
             (const char *)it.q + ((uint64_t)(at / kv.group) * kv.num_q_heads + q_head) * dim * 2;
@@ -190,9 +188,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             top[h] = warp_max<4>(top[h]);
-            float f = exp2_diff(row[h].m, top[h]);
-            row[h].m = top[h];
-            row[h].sum *= f;
+            float f = row[h].raise(top[h]);
 #pragma unroll
             for (int j = 0; j < n_o; ++j) {
                 o[j][h * 2] *= f;
@@ -203,8 +199,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
                 float x[2];
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    x[c] = exp2_diff(s[j][h * 2 + c], top[h]);
-                    row[h].sum += x[c];
+                    x[c] = row[h].add(s[j][h * 2 + c]);
                     /* a hidden key's scale may be NaN */
                     x[c] = x[c] == 0.0f ? 0.0f : x[c] * v_scales[j * 8 + 2 * t + c];
                 }

@@ -121,9 +121,9 @@ GPU_DEVICE void decode_part(const char *codes, const float *scales, uint32_t dty
 }
 
 /* One query row as its warp's lanes know it. */
-struct matrix_row {
+struct matrix_row : softmax_row {
     visible see;
-    float m, sum, slope;
+    float slope;
     uint32_t position;
 };
 
@@ -169,21 +169,20 @@ GPU_DEVICE void merge_warps(const float *all_o, const row_sink &sink, uint32_t n
         uint32_t r = i / pieces, e = i % pieces * 8;
         if (r >= n || e >= sink.a.kv.dv)
             continue;
-        float m = -INFINITY, sum = 0.0f, x[8] = {};
+        float x[8] = {};
+        softmax_row all;
 #pragma unroll
         for (int w = 0; w < warps; ++w)
-            m = fmaxf(m, all_ml[w * 32 + r * 2]);
+            all.m = fmaxf(all.m, all_ml[w * 32 + r * 2]);
 #pragma unroll
         for (int w = 0; w < warps; ++w) {
-            float f = exp2_diff(all_ml[w * 32 + r * 2], m);
-            sum = fmaf(f, all_ml[w * 32 + r * 2 + 1], sum);
-            float y[8];
+            float f = all.take(all_ml[w * 32 + r * 2], all_ml[w * 32 + r * 2 + 1]), y[8];
             load8(y, (const char *)(all_o + (w * 16 + r) * stride + e), ATTN_F32);
 #pragma unroll
             for (int k = 0; k < 8; ++k)
                 x[k] = fmaf(f, y[k], x[k]);
         }
-        sink.template store<is_bf16>(r, e, x, m, sum);
+        sink.template store<is_bf16>(r, e, x, all.m, all.sum);
     }
 }
 
@@ -287,8 +286,6 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
         uint32_t at = row0 + (r < n ? r : n - 1);
         row[h].position = it.pos + at / kv.group;
         row[h].see = visible_to(layer, row[h].position, kv_len);
-        row[h].m = -INFINITY;
-        row[h].sum = 0.0f;
         row[h].slope =
             layer.alibi_slopes ? layer.alibi_slopes[head * kv.group + at % kv.group] : 0.0f;
     }
@@ -399,9 +396,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
 #pragma unroll
         for (int r = 0; r < tile_rows; ++r) {
             top[r] = warp_max<tile_lanes, tile_step>(top[r]);
-            factor[r] = exp2_diff(row[r].m, top[r]);
-            row[r].m = top[r];
-            row[r].sum *= factor[r];
+            factor[r] = row[r].raise(top[r]);
         }
 #pragma unroll
         for (int j = 0; j < n_o; ++j)
@@ -411,10 +406,8 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
 #pragma unroll
         for (int j = 0; j < n_s; ++j)
 #pragma unroll
-            for (int i = 0; i < tile_values; ++i) {
-                s[j][i] = exp2_diff(s[j][i], row[tile_row_of(i)].m);
-                row[tile_row_of(i)].sum += s[j][i];
-            }
+            for (int i = 0; i < tile_values; ++i)
+                s[j][i] = row[tile_row_of(i)].add(s[j][i]);
         if (!is_open && !C::scales_p &&
             hide_bad<C>(parts + C::tile_bytes, o, row, base, warp_token, end))
             __syncthreads();

@@ -15,25 +15,6 @@ namespace
 constexpr int threads = 128, n_warps = threads / warp_width;
 constexpr int rows = 4; /* query rows of a thread block */
 
-/* The merge of two results of one row, the same arithmetic wherever splits are joined. */
-struct fold_factors {
-    float m, a, b;
-};
-
-GPU_DEVICE fold_factors fold(float ma, float mb)
-{
-    fold_factors f;
-    f.m = fmaxf(ma, mb);
-    f.a = exp2_diff(ma, f.m);
-    f.b = exp2_diff(mb, f.m);
-    return f;
-}
-
-GPU_DEVICE float fold_value(const fold_factors &f, float a, float b)
-{
-    return __fmaf_rn(a, f.a, __fmul_rn(b, f.b));
-}
-
 /* lanes: of one token's group; a lane holds 8 elements of each row. */
 template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
 {
@@ -56,7 +37,8 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
     int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     uint32_t e = lane * 8; /* first element of this lane */
 
-    float q[rows][8], o[rows][8], m[rows], sum[rows], slope[rows];
+    float q[rows][8], o[rows][8], slope[rows];
+    softmax_row sums[rows];
     uint32_t position[rows];
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
@@ -64,7 +46,6 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
         uint32_t q_head = head * kv.group + row % kv.group;
         position[r] = it.pos + token;
         slope[r] = layer.alibi_slopes ? layer.alibi_slopes[q_head] : 0.0f;
-        m[r] = -INFINITY, sum[r] = 0.0f;
         const char *src =
             (const char *)it.q + ((uint64_t)token * kv.num_q_heads + q_head) * kv.dk * q_bytes;
 #pragma unroll
@@ -115,16 +96,13 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
             if (!is_live || !is_visible(visible_to(layer, position[r], kv_len), key))
                 continue;
             float s = score_of(layer, dot * k_scale, slope[r], position[r], key);
-            if (s > m[r]) {
-                float f = exp2_diff(m[r], s);
-                m[r] = s;
-                sum[r] *= f;
+            if (s > sums[r].m) {
+                float f = sums[r].raise(s);
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
                     o[r][i] *= f;
             }
-            float p = exp2_diff(s, m[r]);
-            sum[r] += p;
+            float p = sums[r].add(s);
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 o[r][i] = fmaf(p, vx[i], o[r][i]);
@@ -138,8 +116,8 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
         for (int i = 0; i < 8; ++i)
             dst[e + i] = o[r][i];
         if (lane == 0) {
-            s_ml[(group * rows + r) * 2] = m[r];
-            s_ml[(group * rows + r) * 2 + 1] = sum[r];
+            s_ml[(group * rows + r) * 2] = sums[r].m;
+            s_ml[(group * rows + r) * 2 + 1] = sums[r].sum;
         }
     }
     __syncthreads();
@@ -148,12 +126,13 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
     for (uint32_t i = threadIdx.x; i < n * pieces; i += threads) {
         uint32_t r = i / pieces, at8 = i % pieces * 8, row = row0 + r;
         uint32_t token = row / kv.group, q_head = head * kv.group + row % kv.group;
-        float top = -INFINITY, total = 0.0f, x[8] = {};
+        float x[8] = {};
+        softmax_row all;
         for (int g = 0; g < n_groups; ++g)
-            top = fmaxf(top, s_ml[(g * rows + r) * 2]);
+            all.m = fmaxf(all.m, s_ml[(g * rows + r) * 2]);
         for (int g = 0; g < n_groups; ++g) {
-            float f = exp2_diff(s_ml[(g * rows + r) * 2], top);
-            total = fmaf(f, s_ml[(g * rows + r) * 2 + 1], total);
+            const float *ml = s_ml + (g * rows + r) * 2;
+            float f = all.take(ml[0], ml[1]);
 #pragma unroll
             for (int j = 0; j < 8; ++j)
                 x[j] = fmaf(f, s_o[(g * rows + r) * width + at8 + j], x[j]);
@@ -163,10 +142,10 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
             uint64_t at = it.slot0 + (uint64_t)split * it.n_tokens * kv.num_q_heads + out_row;
             store8((char *)(a.part_o + at * kv.dv + at8), x, ATTN_F32);
             if (at8 == 0)
-                *(float2 *)(a.part_ml + at * 2) = make_float2(top, total);
+                *(float2 *)(a.part_ml + at * 2) = make_float2(all.m, all.sum);
             continue;
         }
-        float lse, f = finish_row(layer, q_head, top, total, lse);
+        float lse, f = finish_row(layer, q_head, all.m, all.sum, lse);
 #pragma unroll
         for (int j = 0; j < 8; ++j)
             x[j] *= f;
@@ -197,12 +176,12 @@ __global__ void __launch_bounds__(threads) merge(GPU_PARAM(gpu_attend, a))
             uint64_t at = it.slot0 + (uint64_t)s * it.n_tokens * kv.num_q_heads + out_row;
             float y[8];
             load8(y, (const char *)(a.part_o + at * kv.dv + e), ATTN_F32);
-            fold_factors f = fold(m, a.part_ml[at * 2]);
-            m = f.m;
-            sum = fold_value(f, sum, a.part_ml[at * 2 + 1]);
+            const softmax_fold fold(m, a.part_ml[at * 2]);
+            m = fold.m;
+            sum = fold(sum, a.part_ml[at * 2 + 1]);
 #pragma unroll
             for (int j = 0; j < 8; ++j)
-                x[j] = fold_value(f, x[j], y[j]);
+                x[j] = fold(x[j], y[j]);
         }
         float lse, f = finish_row(layer, q_head, m, sum, lse);
 #pragma unroll

@@ -5,14 +5,13 @@
 #define ATTND_GPU_DEVICE_CUH
 
 #include "kernels/gpu/params.h"
+#include "kernels/gpu/softmax.cuh"
 #include "kernels/gpu/vendor/gpu.h"
+#include "kernels/visible.h"
 #include "proto/attn_types.h"
 
 namespace gpu
 {
-
-constexpr float log2e = 1.4426950408889634f;
-constexpr float ln2 = 0.6931471805599453f;
 
 /* Eight neighbouring elements of a stored array as floats; p is aligned to 8 elements. */
 GPU_DEVICE void load8(float (&x)[8], const char *p, uint32_t dtype)
@@ -112,24 +111,15 @@ GPU_DEVICE float *scale_address(const gpu_kv &kv, const part &p, uint32_t block,
     return (float *)(kv.base + block * kv.block_bytes + p.scales) + head * p.block_tokens + slot;
 }
 
-/* Keys a query at position p sees: [0, sinks) and [first, end). */
-struct visible {
-    uint32_t sinks, first, end;
-};
-
+/* What the query at `position` of an item of kv_len tokens sees. */
 GPU_DEVICE visible visible_to(const gpu_layer &l, uint32_t position, uint32_t kv_len)
 {
-    visible v;
-    v.end = l.is_full ? kv_len : position + 1;
-    v.first =
-        l.window_tokens && position + 1 > l.window_tokens ? position + 1 - l.window_tokens : 0;
-    v.sinks = l.sink_tokens < v.first ? l.sink_tokens : v.first;
-    return v;
+    return ::visible_to(l.window_tokens, l.sink_tokens, l.is_full, position, kv_len);
 }
 
 GPU_DEVICE bool is_visible(const visible &v, uint32_t key)
 {
-    return key < v.end && (key >= v.first || key < v.sinks);
+    return visible_has(&v, key);
 }
 
 /* The score of a visible key in units of log 2, from the plain dot product. */
@@ -142,30 +132,6 @@ GPU_DEVICE float score_of(const gpu_layer &l, float dot, float slope, uint32_t p
     if (slope != 0.0f)
         s += slope * ((float)key - (float)position);
     return s * log2e;
-}
-
-/* A query row's running result: exponents are base 2, m is -inf while nothing was seen. */
-GPU_DEVICE float exp2_diff(float a, float m)
-{
-    return a == -INFINITY ? 0.0f : exp2_fast(a - m);
-}
-
-/* Adds a sink logit, then gives the factor that finishes the sums and the natural-log lse. */
-GPU_DEVICE float finish_row(const gpu_layer &l, uint32_t q_head, float m, float sum, float &out_lse)
-{
-    float factor = 1.0f;
-    if (l.sink_logits) {
-        float sink = l.sink_logits[q_head] * log2e;
-        float top = fmaxf(m, sink);
-        if (top != -INFINITY) {
-            factor = exp2_diff(m, top);
-            sum = sum * factor + exp2_diff(sink, top);
-            m = top;
-        }
-    }
-    /* a sum that is NaN stays so in every element; nothing seen gives 0 and -inf */
-    out_lse = sum == 0.0f ? -INFINITY : (m + log2f(sum)) * ln2;
-    return sum == 0.0f ? 0.0f : factor / sum;
 }
 
 /* What this thread knows to be done is done. */

@@ -6,6 +6,7 @@
  * from the whole batch.
  */
 #include "kernels/gpu/gpu_host.h"
+#include "kernels/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -193,13 +194,9 @@ static void split_item(const struct backend_pool *p, struct gpu_item *it, uint64
 
 static struct gpu_range *add_range(struct gpu_job *j)
 {
-    if (j->n_ranges == j->ranges_capacity) {
-        void *p = realloc(j->ranges, 2 * j->ranges_capacity * sizeof *j->ranges);
-        if (!p)
-            return NULL;
-        j->ranges = p;
-        j->ranges_capacity *= 2;
-    }
+    if (array_reserve(&j->ranges, &j->ranges_capacity, (uint64_t)j->n_ranges + 1,
+                      sizeof *j->ranges) != ATTN_OK)
+        return NULL;
     struct gpu_range *r = &j->ranges[j->n_ranges++];
     memset(r, 0, sizeof *r);
     return r;
@@ -283,17 +280,8 @@ static attn_status plan_tuned(struct backend *b, struct gpu_job *j,
     j->tuned_upload = j->tuned.upload_bytes ? j->staging.device + upload_at : NULL;
     j->kv_bytes += j->tuned.kv_bytes;
     j->n_splits += j->tuned.n_runs;
+    j->upload_bytes += j->tuned.upload_bytes;
     return ATTN_OK;
-}
-
-static void plan_prefill(struct gpu_job *j, const struct gpu_item *items, uint32_t n,
-                         const struct gpu_item *device, uint64_t upload_at)
-{
-    prefill_prepare(j->pool->prefill, items, n, device, j->staging.host + upload_at, &j->prefill);
-    j->has_prefill = true;
-    j->prefill_upload = j->prefill.upload_bytes ? j->staging.device + upload_at : NULL;
-    j->kv_bytes += j->prefill.kv_bytes;
-    j->n_splits += j->prefill.n_entries * j->pool->config.num_kv_heads;
 }
 
 /* ---- the batch */
@@ -320,83 +308,94 @@ static uint32_t item_blocks(const struct backend_pool *p, const struct backend_i
     return ((it->pos + it->n_tokens - 1) >> shift) - (it->pos >> shift) + 1;
 }
 
-attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
-                         const struct gpu_choice *choice, char *out_device, float *lse_device)
+/* A batch's lists as the host writes them: in prep's parameters, or in the staging, to be uploaded. */
+struct job_lists {
+    struct gpu_item *items;
+    uint32_t *blocks; /* of the appends, as gpu_prep has them */
+    struct gpu_patch *patches;
+    const struct gpu_item *device_items; /* where attention finds the items */
+    uint64_t tuned_at; /* in the staging: what the tuned kernels want uploaded */
+};
+
+static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
 {
-    struct backend_pool *p = batch->pool;
-    attn_status st = check_batch(b, batch);
-    if (st != ATTN_OK)
-        return st;
-    j->pool = p;
+    j->pool = batch->pool;
     j->n_ranges = 0;
     j->n_splits = 0;
     j->kv_bytes = 0;
-    j->upload_bytes = 0;
     j->has_tuned = false;
     j->has_prefill = false;
     j->has_append = false;
     j->is_direct = false;
+    j->prep.kv = batch->pool->kv;
+    j->prep.n_items = batch->n_items;
+    j->prep.n_patches = batch->n_patches < GPU_MAX_PATCHES ? batch->n_patches : GPU_MAX_PATCHES;
+    j->prep.out_start_ns = NULL;
+    j->prep.brought = NULL;
+}
 
-    uint32_t n_blocks = 0, first[GPU_N_KERNELS + 1];
-    for (uint32_t i = 0; i < batch->n_items; i++)
-        n_blocks += item_blocks(p, &batch->items[i]);
-    uint32_t n_patches = batch->n_patches < GPU_MAX_PATCHES ? batch->n_patches : GPU_MAX_PATCHES;
-    order_items(p, choice, batch, j->order, first);
-
-    /* small batches travel in the parameters of prep, which stores the items on the device */
-    bool is_inline = batch->n_items <= GPU_INLINE_ITEMS && n_blocks <= GPU_INLINE_BLOCKS &&
-                     n_patches <= GPU_INLINE_PATCHES;
-    uint64_t items_at = 0;
-    uint64_t blocks_at =
-        items_at + align_up(batch->n_items * sizeof(struct gpu_item), UPLOAD_ALIGN);
-    uint64_t patches_at = blocks_at + align_up(n_blocks * sizeof(uint32_t), UPLOAD_ALIGN);
-    uint64_t tuned_at = align_up(patches_at + n_patches * sizeof(struct gpu_patch), UPLOAD_ALIGN);
-
+/* Small batches travel in the parameters of prep, which stores the items on the device. */
+static struct job_lists place_lists(struct gpu_job *j, const struct backend_batch *batch)
+{
     struct gpu_prep *prep = &j->prep;
-    prep->kv = p->kv;
-    prep->n_items = batch->n_items;
-    prep->n_patches = n_patches;
-    prep->out_start_ns = NULL;
-    prep->brought = NULL;
-    struct gpu_item *items, *device_items = (struct gpu_item *)(j->staging.device + items_at);
-    uint32_t *blocks;
-    struct gpu_patch *patches;
-    if (is_inline) {
-        items = prep->inline_items;
-        blocks = prep->inline_blocks;
-        patches = prep->inline_patches;
-        prep->items = NULL;
-        prep->blocks = NULL;
-        prep->patches = NULL;
-        prep->out_items = device_items;
-    } else {
-        items = (struct gpu_item *)(j->staging.host + items_at);
-        blocks = (uint32_t *)(j->staging.host + blocks_at);
-        patches = (struct gpu_patch *)(j->staging.host + patches_at);
-        prep->items = device_items;
-        prep->blocks = (uint32_t *)(j->staging.device + blocks_at);
-        prep->patches = (struct gpu_patch *)(j->staging.device + patches_at);
-        prep->out_items = NULL;
-    }
-    if (n_patches)
-        memcpy(patches, batch->patches, n_patches * sizeof *patches);
+    uint32_t n_blocks = 0;
+    for (uint32_t i = 0; i < batch->n_items; i++)
+        n_blocks += item_blocks(batch->pool, &batch->items[i]);
+    bool is_inline = batch->n_items <= GPU_INLINE_ITEMS && n_blocks <= GPU_INLINE_BLOCKS &&
+                     prep->n_patches <= GPU_INLINE_PATCHES;
+    uint64_t blocks_at = align_up(batch->n_items * sizeof(struct gpu_item), UPLOAD_ALIGN);
+    uint64_t patches_at = blocks_at + align_up(n_blocks * sizeof(uint32_t), UPLOAD_ALIGN);
+    uint64_t end = align_up(patches_at + prep->n_patches * sizeof(struct gpu_patch), UPLOAD_ALIGN);
+    char *host = j->staging.host, *device = j->staging.device;
 
-    uint64_t q_row = (uint64_t)p->config.num_q_heads * p->config.head_dim_k *
-                     attn_dtype_bytes(p->config.q_dtype);
-    uint64_t out_row = (uint64_t)p->config.num_q_heads * p->config.head_dim_v *
-                       attn_dtype_bytes(p->config.q_dtype);
+    struct job_lists l = {.device_items = (struct gpu_item *)device, .tuned_at = end};
+    l.items = is_inline ? prep->inline_items : (struct gpu_item *)host;
+    l.blocks = is_inline ? prep->inline_blocks : (uint32_t *)(host + blocks_at);
+    l.patches = is_inline ? prep->inline_patches : (struct gpu_patch *)(host + patches_at);
+    prep->items = is_inline ? NULL : l.device_items;
+    prep->blocks = is_inline ? NULL : (uint32_t *)(device + blocks_at);
+    prep->patches = is_inline ? NULL : (struct gpu_patch *)(device + patches_at);
+    prep->out_items = is_inline ? (struct gpu_item *)device : NULL;
+    j->upload_from = is_inline ? end : 0;
+    j->upload_bytes = end - j->upload_from;
+    return l;
+}
+
+/* The ids of the blocks that an item appends to, n of them. */
+static attn_status write_blocks(struct backend *b, const struct backend_pool *p,
+                                const struct backend_item *it, uint32_t index, uint32_t n,
+                                uint32_t *out)
+{
+    uint32_t from = it->pos >> p->kv.block_shift;
+    for (uint32_t k = 0; k < n; k++) {
+        out[k] = it->block_table[from + k];
+        if (out[k] >= p->config.n_blocks)
+            return gpu_fail(b, ATTN_EINVAL, "item %u: block_table[%u] is %u of %u blocks", index,
+                            from + k, out[k], p->config.n_blocks);
+    }
+    return ATTN_OK;
+}
+
+/* Items in j->order, and the blocks they append to. */
+static attn_status write_items(struct backend *b, struct gpu_job *j,
+                               const struct backend_batch *batch, const struct job_lists *l,
+                               char *out_device, float *lse_device)
+{
+    const struct backend_pool *p = j->pool;
+    uint64_t heads = p->config.num_q_heads, size = attn_dtype_bytes(p->config.q_dtype);
+    uint64_t q_row = heads * p->config.head_dim_k * size;
+    uint64_t out_row = heads * p->config.head_dim_v * size;
     uint32_t token0 = 0, blocks0 = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *it = &batch->items[j->order[i]];
         bool is_append = it->flags & BACKEND_APPEND, is_attend = it->flags & BACKEND_ATTEND;
-        items[i] = (struct gpu_item){
+        l->items[i] = (struct gpu_item){
             .q_src = is_attend ? it->q : NULL,
             .k_src = is_append ? it->k : NULL,
             .v_src = is_append ? it->v : NULL,
             .q = j->staging.q + token0 * q_row,
             .out = out_device ? out_device + token0 * out_row : it->out,
-            .lse = lse_device && it->lse ? lse_device + (uint64_t)token0 * p->config.num_q_heads
-                                         : it->lse,
+            .lse = lse_device && it->lse ? lse_device + token0 * heads : it->lse,
             .row = it->table_row,
             .pos = it->pos,
             .n_tokens = it->n_tokens,
@@ -404,47 +403,73 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
             .token0 = token0,
             .blocks0 = blocks0,
         };
-        uint32_t n = item_blocks(p, it), from = it->pos >> p->kv.block_shift;
-        for (uint32_t k = 0; k < n; k++) {
-            blocks[blocks0 + k] = it->block_table[from + k];
-            if (blocks[blocks0 + k] >= p->config.n_blocks)
-                return gpu_fail(b, ATTN_EINVAL, "item %u: block_table[%u] is %u of %u blocks",
-                                j->order[i], from + k, blocks[blocks0 + k], p->config.n_blocks);
-        }
+        uint32_t n = item_blocks(p, it);
+        attn_status st = write_blocks(b, p, it, j->order[i], n, l->blocks + blocks0);
+        if (st != ATTN_OK)
+            return st;
         blocks0 += n;
         token0 += it->n_tokens;
         j->has_append |= is_append;
     }
-    prep->n_tokens = token0;
+    j->prep.n_tokens = token0;
+    return ATTN_OK;
+}
 
-    j->upload_from = is_inline ? tuned_at : 0;
-    j->upload_bytes = tuned_at - j->upload_from;
-    if (first[GPU_TUNED + 1]) {
-        st = plan_tuned(b, j, batch, items, first[GPU_TUNED + 1], tuned_at,
-                        out_device == NULL && n_patches == 0);
-        if (st != ATTN_OK)
-            return st;
-        j->upload_bytes += j->tuned.upload_bytes;
+/* Items [from, to) of the job; their upload, if there is one, follows what is brought so far. */
+static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t from, uint32_t to)
+{
+    const uint64_t at = align_up(j->upload_from + j->upload_bytes, UPLOAD_ALIGN);
+    prefill_prepare(j->pool->prefill, l->items + from, to - from, l->device_items + from,
+                    j->staging.host + at, &j->prefill);
+    j->has_prefill = true;
+    j->prefill_upload = NULL;
+    if (j->prefill.upload_bytes) {
+        j->prefill_upload = j->staging.device + at;
+        j->upload_bytes = at + j->prefill.upload_bytes - j->upload_from;
     }
-    if (first[GPU_PREFILL + 1] > first[GPU_PREFILL]) {
-        const uint32_t from = first[GPU_PREFILL];
-        const uint64_t at = align_up(j->upload_from + j->upload_bytes, UPLOAD_ALIGN);
-        plan_prefill(j, items + from, first[GPU_PREFILL + 1] - from, device_items + from, at);
-        if (j->prefill.upload_bytes)
-            j->upload_bytes = at + j->prefill.upload_bytes - j->upload_from;
-    }
-    for (uint32_t k = GPU_TUNED + 1; k < GPU_NONE; k++) {
+    j->kv_bytes += j->prefill.kv_bytes;
+    j->n_splits += j->prefill.n_entries * j->pool->config.num_kv_heads;
+}
+
+/* The launches of every kernel's items; first as order_items leaves it. */
+static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
+                                const struct backend_batch *batch, const struct gpu_choice *choice,
+                                const struct job_lists *l, const uint32_t *first,
+                                bool may_be_direct)
+{
+    attn_status st = ATTN_OK;
+    if (first[GPU_TUNED + 1])
+        st = plan_tuned(b, j, batch, l->items, first[GPU_TUNED + 1], l->tuned_at, may_be_direct);
+    if (st == ATTN_OK && first[GPU_PREFILL + 1] > first[GPU_PREFILL])
+        plan_prefill(j, l, first[GPU_PREFILL], first[GPU_PREFILL + 1]);
+    for (uint32_t k = GPU_TUNED + 1; k < GPU_NONE && st == ATTN_OK; k++) {
         uint32_t n = first[k + 1] - first[k];
-        if (n == 0 || k == GPU_PREFILL)
-            continue;
         bool is_split =
             choice->is_split && (k == GPU_VECTOR || k == GPU_MATRIX_16 || k == GPU_MATRIX_64);
-        st = plan_ranges(b, j, (enum gpu_kernel)k, is_split, items + first[k], n,
-                         device_items + first[k]);
-        if (st != ATTN_OK)
-            return st;
+        if (n > 0 && k != GPU_PREFILL)
+            st = plan_ranges(b, j, (enum gpu_kernel)k, is_split, l->items + first[k], n,
+                             l->device_items + first[k]);
     }
-    return ATTN_OK;
+    return st;
+}
+
+attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
+                         const struct gpu_choice *choice, char *out_device, float *lse_device)
+{
+    uint32_t first[GPU_N_KERNELS + 1];
+    attn_status st = check_batch(b, batch);
+    if (st != ATTN_OK)
+        return st;
+    reset_job(j, batch);
+    order_items(batch->pool, choice, batch, j->order, first);
+    const struct job_lists l = place_lists(j, batch);
+    st = write_items(b, j, batch, &l, out_device, lse_device);
+    if (st != ATTN_OK)
+        return st;
+    const uint32_t n_patches = j->prep.n_patches;
+    if (n_patches > 0)
+        memcpy(l.patches, batch->patches, n_patches * sizeof *l.patches);
+    return plan_kernels(b, j, batch, choice, &l, first, out_device == NULL && n_patches == 0);
 }
 
 /* ---- launches */

@@ -128,26 +128,23 @@ __global__ void __launch_bounds__(threads) one_row(GPU_PARAM(gpu_attend, a))
         s_q[e] = element_at(w.q, e, kv.q_dtype);
     __syncthreads();
 
-    float m = -INFINITY, sum = 0.0f, o[max_dim / threads] = {};
+    float o[max_dim / threads] = {};
+    softmax_row row;
     if (!is_online) {
         for (uint32_t key = threadIdx.x; key < w.see.end; key += threads)
-            m = fmaxf(m, score_at(kv, w, s_q, key));
-        m = block_max(m, s_warp);
+            row.m = fmaxf(row.m, score_at(kv, w, s_q, key));
+        row.m = block_max(row.m, s_warp);
     }
     for (uint32_t base = 0; base < w.see.end; base += threads) {
         uint32_t key = base + threadIdx.x;
         float s = key < w.see.end ? score_at(kv, w, s_q, key) : -INFINITY;
         if (is_online) {
-            float top = fmaxf(m, block_max(s, s_warp));
-            float f = exp2_diff(m, top);
-            m = top;
-            sum *= f;
+            float f = row.raise(fmaxf(row.m, block_max(s, s_warp)));
 #pragma unroll
             for (int i = 0; i < max_dim / threads; ++i)
                 o[i] *= f;
         }
-        s = exp2_diff(s, m);
-        sum += s;
+        s = row.add(s);
         __syncthreads();
         s_p[threadIdx.x] = s;
         __syncthreads();
@@ -165,8 +162,8 @@ __global__ void __launch_bounds__(threads) one_row(GPU_PARAM(gpu_attend, a))
             }
         }
     }
-    sum = block_sum(sum, s_warp);
-    float lse, f = finish_row(w.layer, w.q_head, m, sum, lse);
+    row.sum = block_sum(row.sum, s_warp);
+    float lse, f = finish_row(w.layer, w.q_head, row.m, row.sum, lse);
 #pragma unroll
     for (int j = 0; j < max_dim / threads; ++j)
         if (threadIdx.x + j * threads < kv.dv)
@@ -197,7 +194,8 @@ __global__ void __launch_bounds__(threads) shared_tiles(GPU_PARAM(gpu_attend, a)
     uint32_t end = visible_to(w.layer, it.pos + (min(row0 + shared_rows, n_rows) - 1) / kv.group,
                               it.pos + it.n_tokens)
                        .end;
-    float m = -INFINITY, sum = 0.0f, o[max_dim / shared_threads_a_row] = {};
+    float o[max_dim / shared_threads_a_row] = {};
+    softmax_row sums;
     auto load = [&](uint32_t base, bool is_v) {
         uint32_t d = is_v ? kv.dv : kv.dk;
         for (uint32_t i = threadIdx.x; i < shared_tile * d / 8; i += threads) {
@@ -223,10 +221,8 @@ __global__ void __launch_bounds__(threads) shared_tiles(GPU_PARAM(gpu_attend, a)
                 dot = fmaf(s_q[r][e], s_kv[t][e], dot);
             s = score_of(w.layer, dot, w.slope, w.position, key);
         }
-        float top = fmaxf(m, warp_max<shared_threads_a_row>(s)), f = exp2_diff(m, top);
-        m = top;
-        s = exp2_diff(s, m);
-        sum = fmaf(sum, f, s);
+        float f = sums.raise(fmaxf(sums.m, warp_max<shared_threads_a_row>(s)));
+        s = sums.add(s);
         s_p[r][t] = s;
         __syncthreads();
         load(base, true);
@@ -241,10 +237,10 @@ __global__ void __launch_bounds__(threads) shared_tiles(GPU_PARAM(gpu_attend, a)
                     o[j] = fmaf(s_p[r][i], s_kv[i][e], o[j]);
         }
     }
-    sum = warp_sum<shared_threads_a_row>(sum);
+    sums.sum = warp_sum<shared_threads_a_row>(sums.sum);
     if (!is_live)
         return;
-    float lse, f = finish_row(w.layer, w.q_head, m, sum, lse);
+    float lse, f = finish_row(w.layer, w.q_head, sums.m, sums.sum, lse);
 #pragma unroll
     for (int j = 0; j < max_dim / shared_threads_a_row; ++j)
         if (t + j * shared_threads_a_row < kv.dv)

@@ -82,6 +82,8 @@ static const struct case_shape case_shapes[] = {
     {"prompt chunks", {{0, 40}, {33, 70}}},
     {"one long", {{700, 1}}},
     {"long and short", {{515, 3}, {3, 1}, {260, 1}, {55, 1}, {62, 2}, {49, 1}, {60, 1}, {63, 1}}},
+    {"prompts at edges", {{0, 17}, {0, 64}, {63, 65}, {1, 127}, {200, 56}, {95, 33}, {0, 129}}},
+    {"long prompts", {{0, 257}, {383, 130}, {700, 18}, {0, 1}}},
 };
 
 #define CASE_COUNT(table) (sizeof(table) / sizeof((table)[0]))

@@ -114,7 +114,7 @@ struct decode_planner {
     struct plan plan;
     struct decode_segment *segments;
     uint32_t *rounds; /* of each segment, which the plan cuts as its tiles */
-    uint32_t n_segments, capacity;
+    uint32_t n_segments, segments_capacity, rounds_capacity;
 };
 void decode_planner_fini(struct decode_planner *w);
 

@@ -110,12 +110,13 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     uint32_t ids = 0;
     auto load_ids = [&](uint32_t i) {
         if (i + lane < count) {
-            uint32_t tile = tile_at(first + warp + (i + lane) * W, it.sink_tiles, it.skip_tiles);
+            uint32_t tile =
+                visible_tile_at(first + warp + (i + lane) * W, it.sink_tiles, it.skip_tiles);
             ids = __ldg((const uint32_t *)it.table + (tile >> p.tiles_shift));
         }
     };
     auto copy_tile = [&](uint32_t i, uint32_t s, uint32_t id) {
-        const uint32_t tile = tile_at(first + warp + i * W, it.sink_tiles, it.skip_tiles);
+        const uint32_t tile = visible_tile_at(first + warp + i * W, it.sink_tiles, it.skip_tiles);
         barrier_expect(bar + s * 8, rows_t::tile_bytes);
         map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
                  kv_row + (tile & in_block) * DECODE_TILE, 0, id);
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
         barrier_wait(bar + stage * 8, phase);
-        uint32_t tile = tile_at(first + warp + i * W, it.sink_tiles, it.skip_tiles);
+        uint32_t tile = visible_tile_at(first + warp + i * W, it.sink_tiles, it.skip_tiles);
         acc.template tile<has_extras>(ring + stage * rows_t::tile_bytes, tile * DECODE_TILE,
                                       it.scale_log2, rows, keys, extras);
         gpu::sync_warp();
@@ -323,13 +324,15 @@ __global__ void __launch_bounds__(256, 1)
         const uint32_t k = first_of(r.lg_team) + ((i + lane) << r.lg_team);
         if (k >= r.n_tiles)
             return 0u;
-        return __ldg(r.table + (tile_at(r.tile0 + k, r.sink_tiles, r.skip_tiles) >> p.tiles_shift));
+        return __ldg(r.table +
+                     (visible_tile_at(r.tile0 + k, r.sink_tiles, r.skip_tiles) >> p.tiles_shift));
     };
     auto copy_next = [&](uint32_t s, uint32_t ids) {
         const uint32_t id = __shfl_sync(~0u, ids, in_i % 32);
         if (elect_one()) {
-            const uint32_t tile = tile_at(in.tile0 + first_of(in.lg_team) + (in_i << in.lg_team),
-                                          in.sink_tiles, in.skip_tiles);
+            const uint32_t tile =
+                visible_tile_at(in.tile0 + first_of(in.lg_team) + (in_i << in.lg_team),
+                                in.sink_tiles, in.skip_tiles);
             barrier_expect(bar + s * 8, rows_t::tile_bytes);
             map_copy(ring + s * rows_t::tile_bytes, &map, bar + s * 8,
                      in.kv_row + (tile & in_block) * DECODE_TILE, 0, id);
@@ -412,8 +415,8 @@ __global__ void __launch_bounds__(256, 1)
 #pragma unroll 1
         for (uint32_t i = 0; i < count; ++i) {
             barrier_wait(bar + stage * 8, phase);
-            uint32_t tile = tile_at(run.tile0 + first_of(lg_team) + (i << lg_team), it.sink_tiles,
-                                    it.skip_tiles);
+            uint32_t tile = visible_tile_at(run.tile0 + first_of(lg_team) + (i << lg_team),
+                                            it.sink_tiles, it.skip_tiles);
             acc.template tile<has_extras>(ring + stage * rows_t::tile_bytes, tile * DECODE_TILE,
                                           it.scale_log2, rows, keys, extras);
             gpu::sync_warp();

@@ -8,6 +8,7 @@
 #define ATTND_GPU_DECODE_PARAMS_H
 
 #include "kernels/gpu/sm90/decode.h"
+#include "kernels/visible.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,8 +22,7 @@ enum {
     DECODE_HAS_SINKS = 4, /* sink logits */
 };
 
-/* An item. Visible tiles are numbered without a gap: the first sink_tiles are the item's first, the
- * others lie skip_tiles further on. */
+/* An item. n_tiles, sink_tiles, skip_tiles: what its queries see, as struct visible_tiles has it. */
 struct decode_dev_item {
     uint64_t q, out, lse; /* addresses; lse 0: not wanted */
     uint64_t table; /* block ids, in device memory */

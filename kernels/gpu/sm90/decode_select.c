@@ -13,17 +13,14 @@ bool decode_supported(const struct backend_pool_config *c, int major, int minor)
 void decode_visible_tiles(const struct decode_pool *p, const struct decode_item *it,
                           uint32_t *out_n, uint32_t *out_sinks, uint32_t *out_skip)
 {
-    const struct attn_layer_spec *spec = &p->specs[it->layer];
-    uint32_t last = ceil_div(it->pos + it->n_tokens, DECODE_TILE), first = 0, sinks = 0;
-    if (spec->window_tokens != 0 && it->pos + 1 > spec->window_tokens) {
-        first = (it->pos + 1 - spec->window_tokens) / DECODE_TILE;
-        sinks = ceil_div(spec->sink_tokens, DECODE_TILE);
-    }
-    if (sinks >= first)
-        first = sinks = 0;
-    *out_n = last - first + sinks;
-    *out_sinks = sinks == 0 && first == 0 ? *out_n : sinks;
-    *out_skip = first - sinks;
+    const struct attn_layer_spec *l = &p->specs[it->layer];
+    const uint32_t w = l->window_tokens, s = l->sink_tokens, n_keys = it->pos + it->n_tokens;
+    const struct visible seen = visible_to_some(visible_to(w, s, l->is_full, it->pos, n_keys),
+                                                visible_to(w, s, l->is_full, n_keys - 1, n_keys));
+    const struct visible_tiles t = visible_tiles_of(seen, DECODE_TILE);
+    *out_n = t.n;
+    *out_sinks = t.sinks == 0 && t.skip == 0 ? t.n : t.sinks;
+    *out_skip = t.skip;
 }
 
 struct decode_shape decode_shape_of(const struct decode_pool *p, const struct decode_item *items,
@@ -124,132 +121,174 @@ static uint32_t select_by_head(const struct decode_pool *p, const struct decode_
     return of_short * 8 >= all ? most : 0;
 }
 
+/* Rows computed together, and the batch's shape in units of so many. */
+static uint32_t select_rows(const struct decode_pool *p, const struct decode_item *items,
+                            uint32_t n_items, struct decode_shape *out_shape)
+{
+    const uint32_t d = p->kv.dk;
+    const struct decode_shape by8 = decode_shape_of(p, items, n_items, 8);
+    const uint32_t widest = p->is_batch_invariant ? p->kv.group : by8.max_rows;
+    uint32_t rows = widest <= 8                             ? 8
+                    : d == 64 || (widest <= 16 && d <= 128) ? 16
+                    : widest <= 32                          ? 32
+                                                            : DECODE_WIDE_ROWS;
+    if (p->is_batch_invariant && rows > 16)
+        rows = 16;
+    *out_shape = decode_shape_of(p, items, n_items, rows);
+    if (rows <= 16 || out_shape->tiles >= 1024)
+        return rows;
+    /* so short that every unit of 8 or 16 rows had better read K and V by itself, through L2 */
+    const struct decode_shape by16 = decode_shape_of(p, items, n_items, 16);
+    if (out_shape->tiles < 512 && by8.segments <= p->n_processors) {
+        *out_shape = by8;
+        return 8;
+    }
+    if (out_shape->max_tiles <= 32 && by16.segments <= p->n_processors) {
+        *out_shape = by16;
+        return 16;
+    }
+    return rows;
+}
+
+static void select_wide(const struct decode_pool *p, uint32_t n_items, const struct decode_shape *s,
+                        struct decode_choice *c)
+{
+    const uint32_t d = p->kv.dk;
+    c->kernel = DECODE_WIDE;
+    c->stages = d == 256 ? 3 : 6;
+    /* segments are cut until 64 of 132 processors are at work: that many draw all the bandwidth there
+     * is, and fewer parts are merged sooner */
+    const uint32_t units = n_items * p->kv.num_kv_heads * ceil_div(s->max_rows, c->rows);
+    const uint32_t n_stages = ceil_div(s->max_tiles * DECODE_TILE, DECODE_WIDE_TOKENS);
+    const uint32_t enough = p->n_processors * 16 / 33;
+    for (uint32_t size = 2; size <= DECODE_MAX_CLUSTER && size <= n_stages; size++)
+        if (units * c->cluster < enough && units * size <= cluster_room(p->n_processors, size))
+            c->cluster = size;
+    /* more clusters a segment for few long ones; a rank's slice of all parts must fit in shared
+     * memory, where the ring was */
+    uint32_t groups = enough / (units * c->cluster);
+    groups = min_u32(groups, s->max_tiles / (32 * c->cluster));
+    c->n_groups = c->cluster < 8 ? 1 : min_u32(decode_max(groups, 1), d == 256 ? 6 : 8);
+}
+
+/* Nothing to gain by sharing out what the longest is longer than the mean: a twentieth, or four tiles,
+ * which take no longer than the list's merge. */
+static bool is_even(const struct decode_shape *s)
+{
+    return (uint64_t)s->max_tiles * s->segments * 20 <= s->tiles * 21 + 80ull * s->segments;
+}
+
+static bool is_long(const struct decode_pool *p, const struct decode_shape *s)
+{
+    return s->segments > 16 ? s->tiles >= 1u << 15 && s->segments <= p->n_processors / 2
+                            : s->tiles >= 1u << 17;
+}
+
+/* Whole segments, one a warp, where they keep nearly all warps at work for the same time. */
+static bool select_warp(const struct decode_pool *p, const struct decode_shape *s,
+                        struct decode_choice *c)
+{
+    const uint32_t lanes = p->n_processors * 8; /* warps at work */
+    const uint32_t each = ceil_div(s->segments, lanes);
+    if (p->has_extras || c->rows != 8 || !is_even(s) || s->max_tiles < 16)
+        return false;
+    if (s->segments >= lanes * 3 / 4 && (uint64_t)each * lanes * 10 <= (uint64_t)s->segments * 11) {
+        c->kernel = DECODE_WARP;
+        c->n_processors = ceil_div(s->segments, each);
+        return true;
+    }
+    if (p->kv.dk == 128 && s->segments > 2 * p->n_processors && s->segments <= lanes) {
+        /* fewer warps a processor, with as many bytes under way */
+        c->kernel = DECODE_WARP;
+        c->warps = ceil_div(s->segments, p->n_processors);
+        c->stages = 18 / c->warps;
+        c->n_processors = s->segments;
+        return true;
+    }
+    return false;
+}
+
+/* Long calls are cut so that their blocks load the GPCs alike; those that cannot be, and those of head_dim 64,
+ * take less time by the list. */
+static bool select_even_load(const struct decode_pool *p, const struct decode_shape *s,
+                             struct decode_choice *c)
+{
+    if (p->kv.dk < 128 || !is_even(s) || !is_long(p, s))
+        return false;
+    for (uint32_t size = 1; size <= 8; size *= 2)
+        if (decode_is_even_load(p->n_processors, (uint64_t)s->segments * size) &&
+            size * p->kv.num_kv_heads % 8 == 0) {
+            c->cluster = size;
+            return true;
+        }
+    return false;
+}
+
+static bool select_list(const struct decode_pool *p, const struct decode_item *items,
+                        uint32_t n_items, const struct decode_shape *s, struct decode_choice *c)
+{
+    const uint32_t d = p->kv.dk;
+    const bool has_even = is_even(s), has_long = is_long(p, s);
+    if (has_even && s->segments <= 2 * p->n_processors && !has_long)
+        return false;
+    c->kernel = DECODE_LIST;
+    c->n_processors = p->n_processors;
+    if (!has_even && p->n_processors >= 16)
+        c->n_processors -= c->n_processors % 16; /* as many on each GPC: they have 16 or 18 */
+    if (c->rows * d == 16 * 256)
+        c->rows = 8;
+    /* Long even segments: 64 KB on each of 132 processors, with more under way some are served far sooner than
+     * others; two thread blocks of 4 warps there take up to a hundredth less time than one of 8. Uneven ones, whose
+     * runs change more often, take 1.5 to 3 % less with 128 KB, where there is room. */
+    c->stages = 128 / d;
+    if (d == 256)
+        c->warps = 4, c->stages = 2;
+    else if (has_even && has_long)
+        c->warps = 4, c->n_processors *= 2;
+    if (!has_even) {
+        c->by_head_tiles = select_by_head(p, items, n_items, c);
+        if (c->rows * d < 16 * 128)
+            c->stages = 2048 / (d * c->warps);
+    }
+    return true;
+}
+
+/* Two thread blocks a processor where there is a segment for each, else one; a few segments are cut
+ * until 48 of 132 processors are at work: with 128 KB under way on each they draw nearly all the
+ * bandwidth there is, and more parts take longer to merge than they save. */
+static void select_cluster(const struct decode_pool *p, const struct decode_shape *s,
+                           struct decode_choice *c)
+{
+    const bool is_double = s->segments > p->n_processors;
+    const uint32_t enough = p->n_processors * 4 / 11;
+    for (uint32_t size = 2; size <= 8 && size * 4 <= s->max_tiles; size *= 2)
+        if (s->segments * c->cluster < enough &&
+            s->segments * size <= cluster_room(p->n_processors, size))
+            c->cluster = size;
+    if (s->max_tiles <= c->cluster * c->warps * 2)
+        c->stages = 1;
+    else if (c->cluster == 1 && (is_double || s->tiles >= 1u << 16))
+        c->warps = 4;
+    if (p->kv.dk == 256 && is_double)
+        c->warps = 4;
+}
+
 void decode_select(const struct decode_pool *p, const struct decode_item *items, uint32_t n_items,
                    struct decode_choice *out)
 {
-    const uint32_t d = p->kv.dk;
-    struct decode_shape s = decode_shape_of(p, items, n_items, 8);
-    uint32_t rows = p->is_batch_invariant ? p->kv.group : s.max_rows;
-    struct decode_choice c = {.cluster = 1, .n_groups = 1, .warps = 8, .stages = 256 / d};
-
-    c.rows = rows <= 8                             ? 8
-             : d == 64 || (rows <= 16 && d <= 128) ? 16
-             : rows <= 32                          ? 32
-                                                   : DECODE_WIDE_ROWS;
-    if (p->is_batch_invariant && c.rows > 16)
-        c.rows = 16;
-    s = decode_shape_of(p, items, n_items, c.rows);
-    if (c.rows > 16 && s.tiles < 1024) {
-        /* so short that every unit of 8 or 16 rows had better read K and V by itself, through L2 */
-        struct decode_shape by8 = decode_shape_of(p, items, n_items, 8),
-                            by16 = decode_shape_of(p, items, n_items, 16);
-        if (s.tiles < 512 && by8.segments <= p->n_processors) {
-            c.rows = 8;
-            s = by8;
-        } else if (s.max_tiles <= 32 && by16.segments <= p->n_processors) {
-            c.rows = 16;
-            s = by16;
-        }
-    }
-    if (c.rows > 16) {
-        c.kernel = DECODE_WIDE;
-        c.stages = d == 256 ? 3 : 6;
-        /* segments are cut until 64 of 132 processors are at work: that many draw all the bandwidth there
-         * is, and fewer parts are merged sooner */
-        const uint32_t units = n_items * p->kv.num_kv_heads * ceil_div(s.max_rows, c.rows);
-        const uint32_t n_stages = ceil_div(s.max_tiles * DECODE_TILE, DECODE_WIDE_TOKENS);
-        const uint32_t enough = p->n_processors * 16 / 33;
-        for (uint32_t size = 2; size <= DECODE_MAX_CLUSTER && size <= n_stages; size++)
-            if (units * c.cluster < enough && units * size <= cluster_room(p->n_processors, size))
-                c.cluster = size;
-        /* more clusters a segment for few long ones; a rank's slice of all parts must fit in shared
-         * memory, where the ring was */
-        uint32_t groups = enough / (units * c.cluster);
-        groups = min_u32(groups, s.max_tiles / (32 * c.cluster));
-        c.n_groups = c.cluster < 8 ? 1 : min_u32(decode_max(groups, 1), d == 256 ? 6 : 8);
-        *out = c;
-        return;
-    }
-    c.kernel = DECODE_CLUSTER;
-    if (p->is_batch_invariant) {
+    struct decode_shape s;
+    struct decode_choice c = {.kernel = DECODE_CLUSTER,
+                              .cluster = 1,
+                              .n_groups = 1,
+                              .warps = 8,
+                              .stages = 256 / p->kv.dk};
+    c.rows = select_rows(p, items, n_items, &s);
+    if (c.rows > 16)
+        select_wide(p, n_items, &s, &c);
+    else if (p->is_batch_invariant)
         c.cluster = 8;
-        *out = c;
-        return;
-    }
-    if (select_short(p, items, n_items, &s, &c)) {
-        *out = c;
-        return;
-    }
-    uint32_t lanes = p->n_processors * 8; /* warps at work */
-    uint32_t each = ceil_div(s.segments, lanes);
-    /* nothing to gain by sharing out what the longest is longer than the mean: a twentieth, or four tiles,
-     * which take no longer than the list's merge */
-    bool is_even = (uint64_t)s.max_tiles * s.segments * 20 <= s.tiles * 21 + 80ull * s.segments;
-    bool is_whole = !p->has_extras && c.rows == 8 && is_even && s.max_tiles >= 16;
-    if (is_whole && s.segments >= lanes * 3 / 4 &&
-        (uint64_t)each * lanes * 10 <= (uint64_t)s.segments * 11) {
-        c.kernel = DECODE_WARP;
-        c.n_processors = ceil_div(s.segments, each);
-        *out = c;
-        return;
-    }
-    if (is_whole && d == 128 && s.segments > 2 * p->n_processors && s.segments <= lanes) {
-        /* fewer warps a processor, with as many bytes under way */
-        c.kernel = DECODE_WARP;
-        c.warps = ceil_div(s.segments, p->n_processors);
-        c.stages = 18 / c.warps;
-        c.n_processors = s.segments;
-        *out = c;
-        return;
-    }
-    /* Long calls are cut so that their blocks load the GPCs alike; those that cannot be, and those of head_dim 64,
-     * take less time by the list. */
-    const bool is_long = s.segments > 16 ? s.tiles >= 1u << 15 && s.segments <= p->n_processors / 2
-                                         : s.tiles >= 1u << 17;
-    for (uint32_t size = 1; d >= 128 && is_even && is_long && size <= 8; size *= 2)
-        if (decode_is_even_load(p->n_processors, (uint64_t)s.segments * size) &&
-            size * p->kv.num_kv_heads % 8 == 0) {
-            c.cluster = size;
-            *out = c;
-            return;
-        }
-    if (!is_even || s.segments > 2 * p->n_processors || is_long) {
-        c.kernel = DECODE_LIST;
-        c.n_processors = p->n_processors;
-        if (!is_even && p->n_processors >= 16)
-            c.n_processors -= c.n_processors % 16; /* as many on each GPC: they have 16 or 18 */
-        if (c.rows * d == 16 * 256)
-            c.rows = 8;
-        /* Long even segments: 64 KB on each of 132 processors, with more under way some are served far sooner than
-         * others; two thread blocks of 4 warps there take up to a hundredth less time than one of 8. Uneven ones, whose
-         * runs change more often, take 1.5 to 3 % less with 128 KB, where there is room. */
-        c.stages = 128 / d;
-        if (d == 256)
-            c.warps = 4, c.stages = 2;
-        else if (is_even && is_long)
-            c.warps = 4, c.n_processors *= 2;
-        if (!is_even) {
-            c.by_head_tiles = select_by_head(p, items, n_items, &c);
-            if (c.rows * d < 16 * 128)
-                c.stages = 2048 / (d * c.warps);
-        }
-        *out = c;
-        return;
-    }
-    /* Two thread blocks a processor where there is a segment for each, else one; a few segments are cut
-     * until 48 of 132 processors are at work: with 128 KB under way on each they draw nearly all the
-     * bandwidth there is, and more parts take longer to merge than they save. */
-    const bool is_double = s.segments > p->n_processors;
-    const uint32_t enough = p->n_processors * 4 / 11;
-    for (uint32_t size = 2; size <= 8 && size * 4 <= s.max_tiles; size *= 2)
-        if (s.segments * c.cluster < enough &&
-            s.segments * size <= cluster_room(p->n_processors, size))
-            c.cluster = size;
-    if (s.max_tiles <= c.cluster * c.warps * 2)
-        c.stages = 1;
-    else if (c.cluster == 1 && (is_double || s.tiles >= 1u << 16))
-        c.warps = 4;
-    if (d == 256 && is_double)
-        c.warps = 4;
+    else if (!select_short(p, items, n_items, &s, &c) && !select_warp(p, &s, &c) &&
+             !select_even_load(p, &s, &c) && !select_list(p, items, n_items, &s, &c))
+        select_cluster(p, &s, &c);
     *out = c;
 }

@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(256, D == 128 ? 2 : 1)
         return w.w[p.ids_at + blockIdx.z * p.ids_stride + (tile >> p.tiles_shift)];
     };
     auto tile_of = [&](uint32_t i) {
-        return tile_at(first + n - 1 - i, it.sink_tiles, it.skip_tiles);
+        return visible_tile_at(first + n - 1 - i, it.sink_tiles, it.skip_tiles);
     };
     auto ask = [&](uint32_t i, uint32_t part, uint32_t at, uint32_t bar) {
         const uint32_t tile = tile_of(i);

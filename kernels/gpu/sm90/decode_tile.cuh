@@ -56,11 +56,11 @@ struct unit_keys {
 
     GPU_DEVICE uint32_t end_of(uint32_t token) const
     {
-        return is_full ? total : pos + token + 1;
+        return visible_end(is_full, pos + token, total);
     }
     GPU_DEVICE uint32_t begin_of(uint32_t token) const
     {
-        return window != 0 && pos + token + 1 > window ? pos + token + 1 - window : 0;
+        return visible_first(window, pos + token);
     }
     GPU_DEVICE bool sees(uint32_t token, uint32_t key) const
     {
@@ -113,12 +113,6 @@ GPU_DEVICE unit_keys keys_of(const decode_dev_item &it, const unit_rows &rows,
     k.end_all = k.end_of(rows.token(0));
     k.begin_all = k.window ? k.begin_of(rows.token(rows.count - 1)) : 0;
     return k;
-}
-
-/* The tile of the cache that is the i-th visible one. */
-GPU_DEVICE uint32_t tile_at(uint32_t i, uint32_t sink_tiles, uint32_t skip_tiles)
-{
-    return i + (i >= sink_tiles ? skip_tiles : 0);
 }
 
 /* Soft cap and ALiBi, for pools that have them. Slopes are in log 2 units. */

@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(384, 1)
                     continue;
                 const uint32_t r = row0 + h * 8, c = j / 4 * 8 + 2 * t + j % 2;
                 const uint32_t tile =
-                    tile_at(first + i * TB + c / 16, it.sink_tiles, it.skip_tiles);
+                    visible_tile_at(first + i * TB + c / 16, it.sink_tiles, it.skip_tiles);
                 float x = s[j] * it.scale_log2;
                 if (cap > 0.0f)
                     x = cap * 1.44269504f * tanhf(x * 0.69314718f / cap);
@@ -212,15 +212,16 @@ __global__ void __launch_bounds__(384, 1)
                                        (float)(keys.pos + rows.token(r)));
             }
         }
-        const uint32_t key0 = tile_at(first + i * TB, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
+        const uint32_t key0 =
+            visible_tile_at(first + i * TB, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
         const uint32_t key_last =
-            tile_at(first + i * TB + here - 1, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
+            visible_tile_at(first + i * TB + here - 1, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
         const bool is_masked = here < TB || keys.must_mask(key0, key_last + DECODE_TILE - key0);
         if (is_masked) {
 #pragma unroll
             for (int b = 0; b < (int)TB; ++b) {
                 const uint32_t key =
-                    tile_at(first + i * TB + b, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
+                    visible_tile_at(first + i * TB + b, it.sink_tiles, it.skip_tiles) * DECODE_TILE;
 #pragma unroll
                 for (int h = 0; h < H; ++h) {
                     const uint32_t sees =
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(384, 1)
             const seen_by_some some = keys.seen_by(rows);
             const uint32_t tiles = first + i * TB;
             auto key_of = [&](uint32_t r) {
-                return tile_at(tiles + r / DECODE_TILE, it.sink_tiles, it.skip_tiles) *
+                return visible_tile_at(tiles + r / DECODE_TILE, it.sink_tiles, it.skip_tiles) *
                            DECODE_TILE +
                        r % DECODE_TILE;
             };

@@ -93,7 +93,7 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
         return false;
     const wide_share share = share_of(p, it, part);
     auto tile_of = [&](uint32_t stage) {
-        return tile_at(share.first + stage * TB + loader, it.sink_tiles, it.skip_tiles);
+        return visible_tile_at(share.first + stage * TB + loader, it.sink_tiles, it.skip_tiles);
     };
     /* two lanes copy 8 tokens each */
     const uint32_t row0 = (it.layer * 2 * p.num_kv_heads + blockIdx.y) * p.block_tokens + lane * 8;

@@ -153,9 +153,9 @@ GPU_DEVICE void load_keys(const prefill_params &p, const prefill_words &words,
         };
         uint32_t ids = load_id(0), before = 0;
 #pragma unroll 1
-        for (uint32_t i = 0; i <= u.n_tiles; ++i) {
-            const uint32_t next = i + 1 < u.n_tiles ? load_id(i + 1) : 0;
-            if (i < u.n_tiles) {
+        for (uint32_t i = 0; i <= u.tiles.n; ++i) {
+            const uint32_t next = i + 1 < u.tiles.n ? load_id(i + 1) : 0;
+            if (i < u.tiles.n) {
                 const uint32_t x = n_asked + i;
                 at.k_ring.wait_empty(x);
                 ask(k_map, at.k + x % PREFILL_STAGES * S::tile_bytes, at.k_ring.full(x), i, ids);
@@ -169,7 +169,7 @@ GPU_DEVICE void load_keys(const prefill_params &p, const prefill_words &words,
             before = ids;
             ids = next;
         }
-        n_asked += u.n_tiles;
+        n_asked += u.tiles.n;
         w = __shfl_sync(~0u, w, 0);
     }
     if (lane == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1) /* the last: all have taken */
@@ -220,7 +220,7 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
     float factor[2]; /* that the sums still miss */
     bool is_behind; /* factor is not 1 in some thread of the warp */
     uint32_t token[2];
-    seen sees[2];
+    visible sees[2];
     float slope[2];
 
     GPU_DEVICE void begin(const prefill_params &p, const unit &u, uint32_t row0)
@@ -275,17 +275,17 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
         }
     }
 
-    GPU_DEVICE void mask(uint32_t key, uint32_t sinks)
+    GPU_DEVICE void mask(uint32_t key)
     {
         const uint32_t key0 = key + 2 * (gpu::lane_id() % 4);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int end = (int)(sees[h].end - key0), begin = (int)(sees[h].begin - key0);
-            const int sink = (int)(sinks - key0);
+            const int end = (int)(sees[h].end - key0), first = (int)(sees[h].first - key0);
+            const int sink = (int)(sees[h].sinks - key0);
 #pragma unroll
             for (int j = 2 * h; j < N / 2; j += j % 2 ? 3 : 1) {
                 const int c = j / 4 * 8 + j % 2;
-                if (c >= end || (c < begin && c >= sink))
+                if (c >= end || (c < first && c >= sink))
                     s[j] = -INFINITY;
             }
         }
@@ -330,7 +330,7 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
             scale = 1.0f;
         }
         if (is_masked)
-            mask(key, u.sinks);
+            mask(key);
         weigh(scale);
     }
 
@@ -353,17 +353,17 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
     /* Weights of hidden keys are 0, but 0 times NaN is NaN: V rows of the tile that no row of the unit sees are
      * cleared; where rows see different keys, a NaN or inf is added to the sums of those that see it
      * and cleared too. All computing threads come here. */
-    GPU_DEVICE void hide_values(const unit &u, const seen_together &some, uint32_t v, uint32_t key)
+    GPU_DEVICE void hide_values(const seen_together &seen, uint32_t v, uint32_t key)
     {
         constexpr uint32_t pieces = D / 8, computing = S::computing;
-        const bool is_cut = key < some.begin_all;
-        const uint32_t first = is_cut || some.end_all <= key ? 0 : some.end_all - key;
+        const bool is_cut = key < seen.all.first;
+        const uint32_t first = is_cut || seen.all.end <= key ? 0 : seen.all.end - key;
         bool is_found = false;
 #pragma unroll 1
         for (uint32_t e = first * pieces + threadIdx.x; e < N * pieces; e += computing) {
-            const uint32_t r = e / pieces, c = e % pieces, x = key + r;
+            const uint32_t r = e / pieces, c = e % pieces;
             const uint32_t piece = v + c / 8 * S::slab_bytes + r * 128 + c % 8 * 16;
-            if (x >= some.end_some || (x < some.begin_some && x >= u.sinks))
+            if (!visible_has(&seen.some, key + r))
                 shared_store16(piece, make_uint4(0, 0, 0, 0));
             else
                 is_found |= has_bad<is_bf16>(shared_load16(piece));
@@ -381,7 +381,7 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
                 continue;
 #pragma unroll
             for (int j = 0; j < D / 2; ++j)
-                if (j / 4 == (int)c && sees[j / 2 % 2].has(key + r, u.sinks))
+                if (j / 4 == (int)c && visible_has(&sees[j / 2 % 2], key + r))
                     o[j] += bad[j % 2];
         }
         sync_some<ALL_COMPUTING, computing>();
@@ -468,9 +468,9 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
         auto v_of = [&](uint32_t use) { return at.v + use % PREFILL_STAGES * S::tile_bytes; };
         auto settle = [&](uint32_t key) {
             x.round_weights();
-            if (all.must_mask(key, N, u.sinks)) {
+            if (all.must_mask(key, N)) {
                 at.v_ring.wait_full(v_use);
-                x.hide_values(u, all, v_of(v_use), key);
+                x.hide_values(all, v_of(v_use), key);
             }
         };
         uint32_t key = tile_key(u, 0, N);
@@ -481,11 +481,11 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
         if (lane == 0)
             barrier_arrive(at.k_ring.empty(k_use));
         ++k_use;
-        x.take_scores(u, key, mine.must_mask(key, N, u.sinks));
+        x.take_scores(u, key, mine.must_mask(key, N));
         x.catch_up();
         settle(key);
 #pragma unroll 1
-        for (uint32_t i = 1; i < u.n_tiles; ++i) {
+        for (uint32_t i = 1; i < u.tiles.n; ++i) {
             key = tile_key(u, i, N);
             at.k_ring.wait_full(k_use);
             barrier_some_wait(turn, 256);
@@ -498,7 +498,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
             if (lane == 0)
                 barrier_arrive(at.k_ring.empty(k_use));
             ++k_use;
-            x.take_scores(u, key, mine.must_mask(key, N, u.sinks));
+            x.take_scores(u, key, mine.must_mask(key, N));
             wgmma_wait<0>(x.o);
             if (lane == 0)
                 barrier_arrive(at.v_ring.empty(v_use));

@@ -1,5 +1,5 @@
-/* prefill_params.h: what prefill_launch hands to the prefill kernels, the shape of a unit for each head dim,
- * and which keys a unit sees. Internal to prefill_*.
+/* prefill_params.h: what prefill_launch hands to the prefill kernels and the shape of a unit for each
+ * head dim. Internal to prefill_*.
  *
  * Words used here: a row is one (query token, head of a group), row = token * group + head; a unit is the
  * rows of one tile of an item and one kv head; a tile of keys is what one stage of the ring holds.
@@ -77,24 +77,6 @@ PREFILL_BOTH uint32_t prefill_shared_bytes(uint32_t dim)
            prefill_q_stages(dim) * prefill_rows(dim) * dim * 2 +
            PREFILL_SLOTS * PREFILL_SLOT_BYTES +
            (4 * PREFILL_STAGES + 2 * prefill_q_stages(dim) + 2 * PREFILL_SLOTS) * 8;
-}
-
-/* Tiles of keys that some row of a unit sees, in the order of work: tiles last - 1 down to first, then those
- * of sink tokens before them, sink_tiles - 1 down to 0. */
-struct prefill_tiles {
-    uint32_t first, last, sink_tiles;
-};
-
-/* low, high: positions of the unit's first and last query token. */
-PREFILL_BOTH struct prefill_tiles prefill_tiles_of(uint32_t low, uint32_t high, uint32_t total,
-                                                   uint32_t window, uint32_t sinks, bool is_full,
-                                                   uint32_t keys)
-{
-    struct prefill_tiles t = {0, ((is_full ? total : high + 1) + keys - 1) / keys, 0};
-    if (window != 0 && low + 1 > window)
-        t.first = (low + 1 - window) / keys;
-    t.sink_tiles = sinks < t.first * keys ? (sinks + keys - 1) / keys : t.first;
-    return t;
 }
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
  * of the pool and the batch.
  */
 #include "kernels/gpu/sm90/prefill_params.h"
+#include "kernels/visible.h"
 
 #include <string.h>
 
@@ -34,10 +35,13 @@ static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it,
     const uint64_t row = (uint64_t)tile * prefill_rows(p->dim);
     const uint64_t end = (uint64_t)it->n_tokens * p->kv.group;
     const uint64_t last = row + prefill_rows(p->dim) < end ? row + prefill_rows(p->dim) : end;
-    const struct prefill_tiles t = prefill_tiles_of(
-        it->pos + (uint32_t)(row / p->kv.group), it->pos + (uint32_t)((last - 1) / p->kv.group),
-        it->pos + it->n_tokens, s->window_tokens, s->sink_tokens, s->is_full, prefill_keys(p->dim));
-    return t.last - t.first + t.sink_tiles;
+    const uint32_t low = it->pos + (uint32_t)(row / p->kv.group), n_keys = it->pos + it->n_tokens;
+    const uint32_t high = it->pos + (uint32_t)((last - 1) / p->kv.group);
+    const uint32_t window = s->window_tokens, sinks = s->sink_tokens;
+    const struct visible seen =
+        visible_to_some(visible_to(window, sinks, s->is_full, low, n_keys),
+                        visible_to(window, sinks, s->is_full, high, n_keys));
+    return visible_tiles_of(seen, prefill_keys(p->dim)).n;
 }
 
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,

@@ -24,8 +24,7 @@ struct unit {
     uint32_t pos, total; /* of the item: position of its first query token, cached tokens */
     uint32_t layer, window, sinks, is_full;
     float scale_log2, soft_cap;
-    uint32_t last, n_tiles, n_main,
-        n_sinks; /* tiles of keys: n_main from `last` - 1 down, n_sinks */
+    visible_tiles tiles; /* of keys that some row sees */
 };
 static_assert(sizeof(unit) <= PREFILL_SLOT_BYTES, "fits");
 
@@ -48,44 +47,33 @@ GPU_DEVICE uint32_t query_row(const prefill_params &p, const unit &u, uint32_t r
     return (u.token0 + token) * p.num_q_heads + u.head * p.group + (x - token * p.group);
 }
 
-/* The keys [0, sinks) and [begin, end) that a token sees. */
-struct seen {
-    uint32_t begin, end;
-
-    GPU_DEVICE bool has(uint32_t key, uint32_t sinks) const
-    {
-        return key < end && (key >= begin || key < sinks);
-    }
-};
-
-GPU_DEVICE seen seen_by(const unit &u, uint32_t token)
+GPU_DEVICE visible seen_by(const unit &u, uint32_t token)
 {
-    const uint32_t next = u.pos + token + 1;
-    return {u.window != 0 && next > u.window ? next - u.window : 0, u.is_full ? u.total : next};
+    return visible_to(u.window, u.sinks, u.is_full, u.pos + token, u.total);
 }
 
 /* What rows [r, r + n) see: some of them, and all of them. */
 struct seen_together {
-    uint32_t begin_some, end_some, begin_all, end_all;
+    visible some, all;
 
     /* is one of the keys [key, key + n) hidden from one of the rows? */
-    GPU_DEVICE bool must_mask(uint32_t key, uint32_t n, uint32_t sinks) const
+    GPU_DEVICE bool must_mask(uint32_t key, uint32_t n) const
     {
-        return key + n > end_all || (key < begin_all && key + n > sinks);
+        return key + n > all.end || (key < all.first && key + n > all.sinks);
     }
 };
 
 GPU_DEVICE seen_together seen_by_rows(const prefill_params &p, const unit &u, uint32_t r,
                                       uint32_t n)
 {
-    const seen low = seen_by(u, token_of(p, u, r)), high = seen_by(u, token_of(p, u, r + n - 1));
-    return {low.begin, high.end, high.begin, low.end};
+    const visible low = seen_by(u, token_of(p, u, r)), high = seen_by(u, token_of(p, u, r + n - 1));
+    return {visible_to_some(low, high), {low.sinks, high.first, low.end}};
 }
 
-/* First key of the unit's i-th tile. */
+/* First key of the unit's i-th tile: they are computed from the last one down. */
 GPU_DEVICE uint32_t tile_key(const unit &u, uint32_t i, uint32_t keys)
 {
-    return (i < u.n_main ? u.last - 1 - i : u.n_sinks - 1 - (i - u.n_main)) * keys;
+    return visible_tile_at(u.tiles.n - 1 - i, u.tiles.sinks, u.tiles.skip) * keys;
 }
 
 /* Unit w of the launch: sections of heads, in each all entries, of each all heads of the section. */
@@ -115,17 +103,11 @@ GPU_DEVICE unit unit_at(const prefill_params &p, const prefill_words &words, uin
     u.total = it.pos + it.n_tokens;
     u.layer = it.layer;
     u.window = layer.window_tokens;
-    u.sinks = layer.window_tokens ? layer.sink_tokens : 0;
+    u.sinks = layer.sink_tokens;
     u.is_full = layer.is_full;
     u.scale_log2 = layer.scale * gpu::log2e;
     u.soft_cap = layer.soft_cap;
-    const prefill_tiles t =
-        prefill_tiles_of(u.pos + token_of(p, u, 0), u.pos + token_of(p, u, u.n_rows - 1), u.total,
-                         u.window, u.sinks, u.is_full, N);
-    u.last = t.last;
-    u.n_main = t.last - t.first;
-    u.n_sinks = t.sink_tiles;
-    u.n_tiles = u.n_main + u.n_sinks;
+    u.tiles = visible_tiles_of(seen_by_rows(p, u, 0, u.n_rows).some, N);
     return u;
 }
 

@@ -52,9 +52,9 @@ plant(attend_vector.cu 8 "    __syncthreads();\n\n    uint32_t pieces"
 plant(attend_vector.cu 9 "for (uint32_t s = 0; s < it.n_splits; ++s)"
   "for (uint32_t s = 0; s < it.n_splits - (simt::planted == 9); ++s)")
 # a lane's own maximum becomes the row's scale
-plant(prep.cu 10 "    amax = warp_max(amax);" "    amax = simt::planted == 10 ? amax : warp_max(amax);")
+plant(append.cuh 10 "    amax = warp_max(amax);" "    amax = simt::planted == 10 ? amax : warp_max(amax);")
 # only half of a block is copied
-plant(prep.cu 11 "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
+plant(blocks.cu 11 "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
   "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);\n    uint64_t n = a.block_bytes / (simt::planted == 11 ? 32 : 16),")
 # v of a batch behind another comes from where k is
 plant(prep.cu 17 ": v[v0 + i - nq - nk];" ": (simt::planted == 17 ? k : v)[v0 + i - nq - nk];")
@@ -65,13 +65,13 @@ plant(prep.cu 18 "a.brought + blockIdx.x * kv_row_bytes(a.kv)"
 plant(attend_matrix.cuh 12 "C::shared_bytes, stream,\n                  chained, *a);"
   "C::shared_bytes - (simt::planted == 12 ? 16 : 0), stream,\n                  chained, *a);")
 # only half of a block is scrubbed
-plant(prep.cu 13 "uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
+plant(blocks.cu 13 "uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
   "uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);\n    uint64_t n = a.block_bytes / (simt::planted == 13 ? 32 : 16),")
 # a barrier less: products may read K and V before their codes are decoded
 plant(attend_matrix.cuh 14 "parts + C::tile_bytes);\n            __syncthreads();"
   "parts + C::tile_bytes);\n            if (simt::planted != 14)\n                __syncthreads();")
 # a token at a block's end is appended to the next one
-plant(prep.cu 15 "(position >> kv.block_shift) - (it.pos >> kv.block_shift)]"
+plant(append.cuh 15 "(position >> kv.block_shift) - (it.pos >> kv.block_shift)]"
   "((position + (simt::planted == 15)) >> kv.block_shift) - (it.pos >> kv.block_shift)]")
 # V takes K's scale
 plant(attend_vector.cu 16 "vx[i] *= v_scale;" "vx[i] *= simt::planted == 16 ? k_scale : v_scale;")
@@ -79,11 +79,11 @@ plant(attend_vector.cu 16 "vx[i] *= v_scale;" "vx[i] *= simt::planted == 16 ? k_
 # ---- the tuned kernels
 
 # K and V are read before they have come
-plant(sm90/decode_narrow.cuh 21 "        barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = tile_at(first"
-  "        if (simt::planted != 21) barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = tile_at(first")
+plant(sm90/decode_narrow.cuh 21 "        barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = visible_tile_at(first"
+  "        if (simt::planted != 21) barrier_wait(bar + stage * 8, phase);\n        uint32_t tile = visible_tile_at(first")
 # the wrong parity
-plant(sm90/decode_narrow.cuh 22 "barrier_wait(bar + stage * 8, phase);\n            uint32_t tile = tile_at(run.tile0"
-  "barrier_wait(bar + stage * 8, phase ^ (simt::planted == 22));\n            uint32_t tile = tile_at(run.tile0")
+plant(sm90/decode_narrow.cuh 22 "barrier_wait(bar + stage * 8, phase);\n            uint32_t tile = visible_tile_at(run.tile0"
+  "barrier_wait(bar + stage * 8, phase ^ (simt::planted == 22));\n            uint32_t tile = visible_tile_at(run.tile0")
 # messages to blocks that may not have begun
 plant(sm90/decode_narrow.cuh 23 "        cluster_wait(); /* long since"
   "        if (simt::planted != 23) cluster_wait(); /* long since")
