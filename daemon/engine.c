@@ -202,27 +202,6 @@ void engine_reload(struct engine *e, const struct config *cfg)
     atomic_store(&e->max_queue_bytes, cfg->max_queue_bytes);
 }
 
-void engine_drain(struct engine *e)
-{
-    atomic_store(&e->is_draining, true);
-    health_set_draining(true);
-}
-
-bool engine_is_draining(const struct engine *e)
-{
-    return atomic_load(&e->is_draining);
-}
-
-bool engine_is_drained(const struct engine *e)
-{
-    return atomic_load(&e->is_draining) && atomic_load(&e->n_held) == 0;
-}
-
-attn_status engine_health(const struct engine *e)
-{
-    return (attn_status)atomic_load_explicit(&e->health, memory_order_relaxed);
-}
-
 static void engine_free(struct engine *e)
 {
     batches_fini(e);
