@@ -1,5 +1,5 @@
-/* arrivals.h: when the open loop's tokens are due: one schedule for the whole run, made from its seed and dealt
- * out to the workers in turn, so that it does not depend on how many there are. */
+/* arrivals.h: when the open loop's tokens are due: one schedule for the whole run, made from its
+ * seed and dealt out to the workers in turn, so that it does not depend on how many there are. */
 #ifndef ATTNLOAD_ARRIVALS_H
 #define ATTNLOAD_ARRIVALS_H
 

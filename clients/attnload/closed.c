@@ -1,16 +1,16 @@
-/* closed.c: the closed loop: one message a layer with all of a worker's sequences, the next one when
- * it is answered; and the filling of contexts before any loop.
+/* closed.c: the closed loop: one message a layer with all of a worker's sequences, the next one
+ * when it is answered; and the filling of contexts before any loop.
  *
- * A worker's sequences are at different tokens of their --steps, evenly spread, from the first step on,
- * as a decode worker's are. */
+ * A worker's sequences are at different tokens of their --steps, evenly spread, from the first step
+ * on, as a decode worker's are. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "clients/attnload/worker.h"
 
-/* The same step until it is done or cannot be: appends name their position, so this is harmless. False
- * without worker_fail: the time is over. */
+/* The same step until it is done or cannot be: appends name their position, so this is harmless.
+ * False without worker_fail: the time is over. */
 static bool step_until_done(struct worker *w, struct attn_step *s, struct attn_result *out_result,
                             const char *what)
 {
@@ -68,8 +68,9 @@ bool closed_fill(struct worker *w, struct stream *s, uint32_t n, uint32_t spread
     return is_ok && !is_stopping(w);
 }
 
-/* One token of every sequence, through all layers. A sequence that has made its --steps tokens begins
- * again at its context and writes the same ones in their places: decode workers don't truncate. */
+/* One token of every sequence, through all layers. A sequence that has made its --steps tokens
+ * begins again at its context and writes the same ones in their places: decode workers don't
+ * truncate. */
 static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct attn_item *items)
 {
     const struct options *o = w->load->o;

@@ -1,7 +1,7 @@
 /* flow.c: the open loop and traces: many sequences a worker, each with at most one step in flight.
  *
- * A flow is one sequence on its way: prompt chunks, then tokens, each through all layers. Completion
- * callbacks only mark it; the worker's loop does the rest.
+ * A flow is one sequence on its way: prompt chunks, then tokens, each through all layers.
+ * Completion callbacks only mark it; the worker's loop does the rest.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,7 +176,8 @@ static bool is_stopping(struct worker *w)
 
 /* ---- open loop ---- */
 
-/* An idle flow for a token that is due; at its end it writes the same tokens again, from its context on. */
+/* An idle flow for a token that is due; at its end it writes the same tokens again, from its
+ * context on. */
 static struct flow *next_idle(struct flow *flows, uint32_t n, uint32_t *cursor)
 {
     for (uint32_t i = 0; i < n; i++) {

@@ -69,8 +69,8 @@ enum option_id {
     OPT_VERSION,
 };
 
-/* NUMBER and REAL go to a uint32_t and a double of struct options, within min and max; the others are
- * set_other's. */
+/* NUMBER and REAL go to a uint32_t and a double of struct options, within min and max; the others
+ * are set_other's. */
 enum option_type { TYPE_FLAG, TYPE_OTHER, TYPE_NUMBER, TYPE_REAL };
 #define AT(field) offsetof(struct options, field)
 

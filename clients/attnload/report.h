@@ -22,7 +22,8 @@ struct report {
 bool report_is_good(const struct report *r);
 /* Of the sends of an open loop or a trace, how many were 1 ms late or more: 0 to 1. */
 double report_late_share(const struct report *r);
-/* True: too many sends were late for a percentile (0 to 1) of what counts from the plan to be told. */
+/* True: too many sends were late for a percentile (0 to 1) of what counts from the plan to be told.
+ * */
 bool report_is_late(const struct report *r, double share);
 void report_print(const struct report *r);
 /* Everything printed so far has arrived; else said on stderr why not. */

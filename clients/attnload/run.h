@@ -4,14 +4,15 @@
 
 #include "clients/attnload/report.h"
 
-/* Runs the workers and fills *r, which is zeroed but for info and old. c: for the daemon's counters. False:
- * not all workers could be started; exit, those that were wait for the others. */
+/* Runs the workers and fills *r, which is zeroed but for info and old. c: for the daemon's
+ * counters. False: not all workers could be started; exit, those that were wait for the others. */
 bool run_once(struct load *l, const struct options *o, attn_client *c, struct report *r);
 /* Frees the samples of a run. */
 void run_forget(struct report *r);
 
-/* Runs at rates from o->rate on until the highest that meets o->slo is known within 5 %. *r and *best_o are
- * the best run's; r->slo is set. False: as run_once. Without any good rate r->failure says so. */
+/* Runs at rates from o->rate on until the highest that meets o->slo is known within 5 %. *r and
+ * *best_o are the best run's; r->slo is set. False: as run_once. Without any good rate r->failure
+ * says so. */
 bool slo_search(struct load *l, const struct options *o, attn_client *c, struct options *best_o,
                 struct report *r);
 

@@ -1,5 +1,6 @@
-/* slo.c: --slo: the highest rate of an open loop at which a percentile of the tokens' times keeps its bound.
- * Rates double or halve until one is good and one is bad, then the gap is halved on a logarithmic scale.
+/* slo.c: --slo: the highest rate of an open loop at which a percentile of the tokens' times keeps
+ * its bound. Rates double or halve until one is good and one is bad, then the gap is halved on a
+ * logarithmic scale.
  */
 #include <inttypes.h>
 #include <math.h>

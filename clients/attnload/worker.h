@@ -65,8 +65,8 @@ struct stream {
     uint32_t pos; /* of its next token; its loop moves it on when every layer has been answered */
 };
 
-/* A step of the next n_tokens of each of streams[0 .. n), in one layer. Its q, k and v are made where the daemon
- * reads them, its outputs looked at where the daemon wrote them. */
+/* A step of the next n_tokens of each of streams[0 .. n), in one layer. Its q, k and v are made
+ * where the daemon reads them, its outputs looked at where the daemon wrote them. */
 struct work {
     struct worker *w;
     const struct stream *streams;
@@ -85,7 +85,8 @@ enum worker_verb { WORKER_OPEN, WORKER_CLOSE };
 bool worker_seq(struct worker *w, enum worker_verb verb, struct attn_seq *seq);
 /* When --duration ends the measured run; UINT64_MAX: never, or it has not begun. */
 uint64_t worker_end_ns(const struct worker *w);
-/* True: that is over, so this failure of a step only means that there was no time left. Counts it. */
+/* True: that is over, so this failure of a step only means that there was no time left. Counts it.
+ * */
 bool worker_is_cut(struct worker *w, attn_status st);
 /* Records the failure of a call, stops the run and returns false. */
 bool worker_fail(struct worker *w, attn_status st, const char *what);

@@ -1,11 +1,11 @@
-/* transport_sp.c: ipc:// and tcp:// as the REQ side of the SP protocol (docs/protocol.md, section 1), on a
- * socket that never blocks.
+/* transport_sp.c: ipc:// and tcp:// as the REQ side of the SP protocol (docs/protocol.md, section
+ * 1), on a socket that never blocks.
  *
- * The thread that receives connects, reads, and notices a lost connection; any thread sends. A message is
- * written where send is called, as far as the socket takes it; what is left, at most one message, is
- * written by later calls: send, recv, or a wait that ends because the socket is writable. One epoll
- * descriptor over the socket and an eventfd (wake) is what waits. No thread, nothing global: a forked
- * process can open clients of its own.
+ * The thread that receives connects, reads, and notices a lost connection; any thread sends. A
+ * message is written where send is called, as far as the socket takes it; what is left, at most one
+ * message, is written by later calls: send, recv, or a wait that ends because the socket is
+ * writable. One epoll descriptor over the socket and an eventfd (wake) is what waits. No thread,
+ * nothing global: a forked process can open clients of its own.
  */
 #include "clients/libattn/transport.h"
 

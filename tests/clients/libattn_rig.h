@@ -1,5 +1,5 @@
-/* libattn_rig.h: what the tests of libattn share: a client at a fake daemon, and steps whose answers
- * can be checked. */
+/* libattn_rig.h: what the tests of libattn share: a client at a fake daemon, and steps whose
+ * answers can be checked. */
 #ifndef LIBATTN_RIG_H
 #define LIBATTN_RIG_H
 

@@ -1,6 +1,7 @@
 /* test_attnload_closed.c: which tokens attnload's closed loop sends, as a fake daemon sees it.
  *
- * The fake's thread keeps a model of the sequences' lengths; the test looks at it when both are done.
+ * The fake's thread keeps a model of the sequences' lengths; the test looks at it when both are
+ * done.
  */
 #include <setjmp.h>
 #include <stdarg.h>
