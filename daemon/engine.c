@@ -52,11 +52,12 @@ void engine_submit(struct engine *e, struct request *req)
     stats_add(requests_refused_overload, 1);
     if (n > max_requests)
         request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e),
-                            "%" PRIu32 " requests are queued (max_queue_requests)", max_requests);
+                            "%" PRIu32 " requests are queued (engine.max_queue_requests)",
+                            max_requests);
     else
         request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e),
                             "%" PRIu64 " bytes would be queued, %" PRIu64
-                            " are allowed (max_queue_bytes)",
+                            " are allowed (engine.max_queue)",
                             total, max_bytes);
     engine_let_go(e, bytes);
 }

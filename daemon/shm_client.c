@@ -116,7 +116,7 @@ static attn_status decode(struct shm_client *c, struct shm_slot *s, uint64_t now
     req->wire.request_id = p.request_id;
     if (st == ATTN_OK && s->msg.n_bytes > cfg->max_message_bytes) {
         snprintf(why, why_bytes,
-                 "message of %zu bytes is over the limit max_message_bytes %" PRIu64,
+                 "message of %zu bytes is over the limit of %" PRIu64 " (listen.max_message)",
                  s->msg.n_bytes, cfg->max_message_bytes);
         return ATTN_EINVAL;
     }

@@ -273,9 +273,10 @@ static void refuse_message(struct sp_peer *p)
         log_info("%s: peer sent a message of %llu bytes, over listen.max_message (%s)", t->url,
                  (unsigned long long)p->body_bytes, p->name);
         p->is_doomed = true;
-        request_reply_error(
-            req, ATTN_EINVAL, 0, "message of %llu bytes is over the limit max_message_bytes %llu",
-            (unsigned long long)p->body_bytes, (unsigned long long)t->env->cfg->max_message_bytes);
+        request_reply_error(req, ATTN_EINVAL, 0,
+                            "message of %llu bytes is over the limit of %llu (listen.max_message)",
+                            (unsigned long long)p->body_bytes,
+                            (unsigned long long)t->env->cfg->max_message_bytes);
     } else {
         stats_add(requests_refused_overload, 1);
         request_reply_error(req, ATTN_EOVERLOAD, 10000,

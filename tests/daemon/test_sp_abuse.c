@@ -302,7 +302,7 @@ static void an_oversized_message_is_answered_and_its_peer_cut(void **state)
         int fd = raw_connect(s.url);
         raw_handshake(fd);
         raw_send_message(fd, kind == 0, 1, 3, msg, n);
-        receive_error(fd, kind == 0, 4711, ATTN_EINVAL, "over the limit max_message_bytes 65536");
+        receive_error(fd, kind == 0, 4711, ATTN_EINVAL, "over the limit of 65536 (listen.max_message)");
         raw_expect_end(fd);
         close(fd);
         /* a length of nearly 2^64, and no more than the preamble of it */
