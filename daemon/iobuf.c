@@ -16,6 +16,7 @@ enum {
     MAX_ORDERS = 32,
     N_STACKS = 10, /* orders with a stack: up to 2 MiB */
     STACK_DEPTH = 16,
+    KEPT_SHARE = 8, /* one of so many parts is kept for small buffers */
 };
 static const uint32_t NONE = UINT32_MAX;
 
@@ -167,9 +168,13 @@ struct iobuf *iobuf_acquire(struct iobuf_pool *p, size_t n_bytes)
     if (n_bytes > (size_t)1 << PAGE_SHIFT)
         order = 64 - (uint32_t)__builtin_clzll(n_bytes - 1) - PAGE_SHIFT;
 
+    uint64_t bytes = (uint64_t)1 << (order + PAGE_SHIFT);
     pthread_mutex_lock(&p->lock);
     uint32_t i;
-    if (order < N_STACKS && p->n_stacked[order] > 0) {
+    if (bytes > IOBUF_SMALL_BYTES && p->used_bytes > 0 &&
+        p->used_bytes + bytes > p->total_bytes - p->total_bytes / KEPT_SHARE) {
+        i = NONE;
+    } else if (order < N_STACKS && p->n_stacked[order] > 0) {
         i = p->stack[order][--p->n_stacked[order]];
     } else {
         i = block_take(p, order);
@@ -179,7 +184,7 @@ struct iobuf *iobuf_acquire(struct iobuf_pool *p, size_t n_bytes)
         }
     }
     if (i != NONE)
-        p->used_bytes += (uint64_t)1 << (order + PAGE_SHIFT);
+        p->used_bytes += bytes;
     pthread_mutex_unlock(&p->lock);
     if (i == NONE)
         return NULL;
@@ -191,6 +196,11 @@ struct iobuf *iobuf_acquire(struct iobuf_pool *p, size_t n_bytes)
     buf->n_bytes = n_bytes;
     buf->pool = p;
     return buf;
+}
+
+size_t iobuf_pool_bytes(const struct iobuf_pool *p)
+{
+    return p->total_bytes;
 }
 
 struct iobuf *iobuf_heap_new(size_t n_bytes)

@@ -1,12 +1,16 @@
 /* iobuf.h: buffers for messages, from one region the backend can read and write in place.
  *
  * A buddy allocator over host_alloc memory taken at start: power-of-two sizes, bounded, no
- * allocation after ready. Any thread; one mutex, held for a few dozen instructions.
+ * allocation after ready. An eighth is kept for small buffers, so that hellos, renewals and short
+ * steps find room beside whatever large messages hold. Any thread; one mutex, held for a few dozen
+ * instructions.
  */
 #ifndef ATTND_DAEMON_IOBUF_H
 #define ATTND_DAEMON_IOBUF_H
 
 #include "kernels/backend.h"
+
+enum { IOBUF_SMALL_BYTES = 256 << 10 };
 
 struct iobuf_pool;
 
@@ -22,11 +26,13 @@ struct iobuf {
 attn_status iobuf_pool_open(const struct backend_ops *ops, struct backend *b, size_t total_bytes,
                             struct iobuf_pool **out_pool);
 void iobuf_pool_close(struct iobuf_pool *pool); /* NULL is fine; no buffer may be out */
-/* NULL: none left of this size. n_bytes is set. */
+/* NULL: none left of this size, or a large one would take from what is kept for small ones (the only
+ * buffer out may have all). n_bytes is set. */
 struct iobuf *iobuf_acquire(struct iobuf_pool *pool, size_t n_bytes);
 /* A small buffer from the heap, for what must be said when the pool is empty. No backend may be
  * given its address. NULL: out of memory. */
 struct iobuf *iobuf_heap_new(size_t n_bytes);
 void iobuf_release(struct iobuf *buf); /* NULL is fine */
+size_t iobuf_pool_bytes(const struct iobuf_pool *pool); /* in all */
 
 #endif

@@ -27,6 +27,18 @@ struct request *request_new(const struct transport_ops *t, void *peer, struct io
     return req;
 }
 
+attn_status request_grow(struct request *req, struct iobuf_pool *pool, size_t msg_bytes,
+                         size_t n_kept)
+{
+    struct iobuf *msg = iobuf_acquire(pool, msg_bytes);
+    if (msg == NULL)
+        return ATTN_EOVERLOAD;
+    memcpy(msg->data, req->msg->data, n_kept);
+    iobuf_release(req->msg);
+    req->msg = msg;
+    return ATTN_OK;
+}
+
 void request_init(struct request *req, const struct transport_ops *t, void *peer)
 {
     memset(req, 0, offsetof(struct request, arena_bytes));

@@ -45,7 +45,11 @@ union sp_stream {
     uv_tcp_t tcp;
 };
 
-enum { SP_READ_AHEAD_BYTES = 64 << 10 };
+enum {
+    SP_READ_AHEAD_BYTES = 64 << 10,
+    SP_PROGRESS_BYTES = 128 << 10, /* that a large message must bring in SP_PROGRESS_NS */
+};
+#define SP_PROGRESS_NS UINT64_C(2000000000)
 
 struct transport_sp {
     struct transport base; /* first */
@@ -57,7 +61,7 @@ struct transport_sp {
     union sp_stream listener;
     uv_timer_t timer; /* runs while a list below has members */
     uint64_t tick_ms;
-    struct sp_waits handshakes, bodies, writes;
+    struct sp_waits handshakes, bodies, progress, writes;
 
     LIST_HEAD(, sp_peer) peers;
     uint64_t n_owed; /* requests not yet freed: in the engine, or replies being written */
@@ -83,11 +87,13 @@ struct sp_peer {
     bool is_doomed; /* what it sends is dropped; closed when all is answered */
     bool is_shut, is_closing, is_closed, is_dirty;
 
-    struct sp_wait read_wait, write_wait;
+    struct sp_wait read_wait, progress_wait, write_wait;
 
     struct request *req; /* the message being received */
     uint64_t n_body; /* of it, so far */
     uint64_t body_bytes; /* of it, in all */
+    uint64_t n_looked; /* of it, when its progress was looked at last */
+    size_t n_large; /* bytes of its buffer, if that is a large one */
     enum sp_refusal refusal;
 
     uint32_t n_requests; /* in the engine */
@@ -116,6 +122,7 @@ void sp_peer_stop_reading(struct sp_peer *p);
 void sp_peer_close(struct sp_peer *p);
 void sp_peer_expire_handshake(struct sp_peer *p);
 void sp_peer_expire_body(struct sp_peer *p);
+void sp_peer_expire_progress(struct sp_peer *p);
 void sp_peer_expire_write(struct sp_peer *p);
 
 #endif

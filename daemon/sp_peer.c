@@ -1,7 +1,9 @@
 /* sp_peer.c: one connection of a worker: its bytes become requests, replies become its bytes.
  *
  * Small messages and all heads are read through the transport's shared read-ahead buffer, the
- * bodies of large ones straight into their request's buffer. Replies wait in the peer's queue and
+ * bodies of large ones straight into their request's buffer. That grows as bytes arrive, so that a
+ * size alone takes no memory; large messages that are not complete hold at most half of
+ * cache.io_memory together, and must go on arriving. Replies wait in the peer's queue and
  * are written many at a time, first without waiting (uv_try_write), the rest with one uv_write at a
  * time.
  */
@@ -17,11 +19,26 @@
 
 enum {
     DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
+    FIRST_ROOM_BYTES = 64 << 10, /* of a large message */
     MAX_GATHER = 32, /* replies in one write */
     MAX_GATHER_BYTES = 4 << 20,
     KEEPALIVE_S = 60,
     MAX_LOGGED_CUTS = 10, /* a second */
 };
+
+/* The message being received has a large buffer of so many bytes; 0: none, or no message. */
+static void hold_large(struct sp_peer *p, size_t n)
+{
+    struct transport_sp *t = p->t;
+    t->env->arriving_bytes += n;
+    t->env->arriving_bytes -= p->n_large;
+    p->n_large = n;
+    sp_wait_stop(&p->progress_wait);
+    if (n > 0) {
+        p->n_looked = p->n_body;
+        sp_wait_start(&t->progress, &p->progress_wait);
+    }
+}
 
 /* ---- the end of a peer ---- */
 
@@ -60,6 +77,7 @@ void sp_peer_close(struct sp_peer *p)
     p->is_closing = true;
     sp_wait_stop(&p->read_wait);
     sp_wait_stop(&p->write_wait);
+    hold_large(p, 0);
     request_free(p->req);
     p->req = NULL;
     LIST_REMOVE(p, entry);
@@ -100,6 +118,16 @@ void sp_peer_expire_body(struct sp_peer *p)
     }
     stats_add(peers_cut_body_timeout, 1);
     peer_cut(p, "message not complete within listen.body_timeout");
+}
+
+void sp_peer_expire_progress(struct sp_peer *p)
+{
+    if (p->n_body - p->n_looked >= SP_PROGRESS_BYTES) {
+        hold_large(p, p->n_large); /* looks again */
+        return;
+    }
+    stats_add(peers_cut_body_timeout, 1);
+    peer_cut(p, "a large message arrives at less than 64 KiB/s");
 }
 
 void sp_peer_expire_write(struct sp_peer *p)
@@ -289,6 +317,7 @@ static void message_complete(struct sp_peer *p)
 {
     struct transport_sp *t = p->t;
     sp_wait_stop(&p->read_wait);
+    hold_large(p, 0);
     if (p->refusal != SP_ACCEPTED) {
         refuse_message(p);
         return;
@@ -306,29 +335,66 @@ static void message_complete(struct sp_peer *p)
         request_reply_error(req, st, 0, "%s", why);
 }
 
-/* The frame has the ids and the size: find room for the body. */
+/* The message can't be taken: what is left of it is dropped as it arrives. Its first bytes are kept, so that
+ * the answer names its id. false: no memory even for that; the peer is gone. */
+static bool message_drop(struct sp_peer *p, enum sp_refusal refusal)
+{
+    struct transport_sp *t = p->t;
+    uint64_t kept = p->body_bytes < WIRE_PREAMBLE_BYTES ? p->body_bytes : WIRE_PREAMBLE_BYTES;
+    struct request *req = request_new(t->base.ops, p, NULL, (size_t)kept);
+    if (req == NULL) {
+        stats_add(peers_cut_memory, 1);
+        peer_cut(p, "out of memory");
+        return false;
+    }
+    if (p->req != NULL) {
+        memcpy(req->msg->data, p->req->msg->data, p->n_body < kept ? (size_t)p->n_body : kept);
+        memcpy(req->peer_data, p->req->peer_data, sizeof(req->peer_data));
+        req->peer_data_bytes = p->req->peer_data_bytes;
+        req->principal = p->principal;
+        request_free(p->req);
+    }
+    p->req = req;
+    p->refusal = refusal;
+    hold_large(p, 0);
+    return true;
+}
+
+/* What a message of so many bytes takes next, when it has filled a buffer of `has`: all of it, but for large
+ * ones no more than sixteen times what has come. */
+static size_t next_room(uint64_t body_bytes, size_t has)
+{
+    return body_bytes <= (has == 0 ? IOBUF_SMALL_BYTES : 32 * (uint64_t)has) ? (size_t)body_bytes
+           : has == 0                                                        ? FIRST_ROOM_BYTES
+                                                                             : 16 * has;
+}
+
+/* The buffer is full and the message is not: a larger one, if there is room. */
+static void message_grow(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    size_t n = next_room(p->body_bytes, p->req->msg->n_bytes);
+    uint64_t most = iobuf_pool_bytes(t->env->bufs) / 2;
+    most = most > t->env->cfg->max_message_bytes ? most : t->env->cfg->max_message_bytes;
+    bool is_over = t->env->arriving_bytes > 0 && t->env->arriving_bytes - p->n_large + n > most;
+    if (!is_over && request_grow(p->req, t->env->bufs, n, (size_t)p->n_body) == ATTN_OK)
+        hold_large(p, n);
+    else
+        message_drop(p, SP_OVERLOAD);
+}
+
+/* The frame has the ids and the size: find room for the body's begin. */
 static void message_begin(struct sp_peer *p)
 {
     struct transport_sp *t = p->t;
     p->body_bytes = p->frame.body_left;
     p->n_body = 0;
     p->refusal = SP_ACCEPTED;
-    if (p->body_bytes > t->env->cfg->max_message_bytes) {
-        p->refusal = SP_OVERSIZE;
-    } else {
-        p->req = request_new(t->base.ops, p, t->env->bufs, (size_t)p->body_bytes);
-        if (p->req == NULL)
-            p->refusal = SP_OVERLOAD;
-    }
-    if (p->refusal != SP_ACCEPTED) {
-        uint64_t kept = p->body_bytes < WIRE_PREAMBLE_BYTES ? p->body_bytes : WIRE_PREAMBLE_BYTES;
-        p->req = request_new(t->base.ops, p, NULL, (size_t)kept);
-        if (p->req == NULL) {
-            stats_add(peers_cut_memory, 1);
-            peer_cut(p, "out of memory");
-            return;
-        }
-    }
+    bool is_oversize = p->body_bytes > t->env->cfg->max_message_bytes;
+    if (!is_oversize)
+        p->req = request_new(t->base.ops, p, t->env->bufs, next_room(p->body_bytes, 0));
+    if (p->req == NULL && !message_drop(p, is_oversize ? SP_OVERSIZE : SP_OVERLOAD))
+        return;
     p->req->principal = p->principal;
     memcpy(p->req->peer_data, p->frame.ids, 4 * (size_t)p->frame.n_ids);
     p->req->peer_data_bytes = 4 * p->frame.n_ids;
@@ -346,8 +412,21 @@ static void message_body(struct sp_peer *p, const uint8_t *bytes, size_t n)
     }
     p->n_body += n;
     sp_frame_took(&p->frame, n);
+    if (p->refusal == SP_ACCEPTED && p->n_body == msg->n_bytes && p->frame.body_left > 0) {
+        message_grow(p);
+        if (p->is_closing)
+            return;
+    }
     if (p->frame.body_left == 0 || (p->refusal == SP_OVERSIZE && p->n_body >= WIRE_PREAMBLE_BYTES))
         message_complete(p);
+}
+
+/* Bytes of the body that can be taken at once: into the buffer, or all if they are dropped. */
+static size_t room_left(const struct sp_peer *p)
+{
+    uint64_t n = p->frame.body_left;
+    uint64_t room = p->req->msg->n_bytes - p->n_body;
+    return (size_t)(p->refusal == SP_ACCEPTED && room < n ? room : n);
 }
 
 static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
@@ -355,7 +434,7 @@ static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
     while (n > 0 && !p->is_closing && !p->is_doomed) {
         size_t k;
         if (p->req != NULL) {
-            k = p->frame.body_left < n ? (size_t)p->frame.body_left : n;
+            k = room_left(p) < n ? room_left(p) : n;
             message_body(p, bytes, k);
         } else {
             enum sp_event event;
@@ -381,8 +460,8 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 {
     (void)suggested;
     struct sp_peer *p = handle->data;
-    if (p->req != NULL && p->refusal == SP_ACCEPTED && p->frame.body_left >= DIRECT_MIN_BYTES)
-        *buf = uv_buf_init((char *)p->req->msg->data + p->n_body, (unsigned)p->frame.body_left);
+    if (p->req != NULL && p->refusal == SP_ACCEPTED && room_left(p) >= DIRECT_MIN_BYTES)
+        *buf = uv_buf_init((char *)p->req->msg->data + p->n_body, (unsigned)room_left(p));
     else
         *buf = uv_buf_init((char *)p->t->read_ahead, SP_READ_AHEAD_BYTES);
 }
@@ -397,6 +476,7 @@ static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
         uv_read_stop(stream);
         p->is_eof = true;
         sp_wait_stop(&p->read_wait);
+        hold_large(p, 0);
         request_free(p->req);
         p->req = NULL;
         peer_leave_if_done(p);
@@ -421,6 +501,7 @@ void sp_peer_stop_reading(struct sp_peer *p)
     uv_read_stop(&p->io.stream);
     if (!p->is_shut)
         sp_wait_stop(&p->read_wait);
+    hold_large(p, 0);
     request_free(p->req);
     p->req = NULL;
 }
@@ -456,7 +537,7 @@ void sp_peer_accept(struct transport_sp *t)
     }
     p->t = t;
     STAILQ_INIT(&p->replies);
-    p->read_wait.peer = p->write_wait.peer = p;
+    p->read_wait.peer = p->progress_wait.peer = p->write_wait.peer = p;
     int rc = t->is_ipc ? uv_pipe_init(t->env->loop, &p->io.pipe, 0)
                        : uv_tcp_init(t->env->loop, &p->io.tcp);
     if (rc != 0) {

@@ -29,6 +29,7 @@ struct transport_env {
     /* the transports' own, on the loop's thread */
     uint32_t n_peers; /* connected, of all transports */
     uint64_t shared_bytes; /* of listen.shm_memory, in use */
+    uint64_t arriving_bytes; /* of bufs, held by large messages that are not complete */
 };
 
 struct transport {

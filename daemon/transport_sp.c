@@ -41,7 +41,7 @@ static struct transport_sp *of(struct transport *base)
 static void on_timer(uv_timer_t *timer)
 {
     struct transport_sp *t = timer->data;
-    struct sp_waits *lists[] = {&t->handshakes, &t->bodies, &t->writes};
+    struct sp_waits *lists[] = {&t->handshakes, &t->bodies, &t->progress, &t->writes};
     uint64_t now_ns = clock_now_ns();
     bool is_empty = true;
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
@@ -247,10 +247,13 @@ static struct transport_sp *transport_new(struct transport_env *env, const struc
                                       .expire = sp_peer_expire_handshake};
     t->bodies =
         (struct sp_waits){.timeout_ns = cfg->body_timeout_us * 1000, .expire = sp_peer_expire_body};
+    t->progress =
+        (struct sp_waits){.timeout_ns = SP_PROGRESS_NS, .expire = sp_peer_expire_progress};
     t->writes = (struct sp_waits){.timeout_ns = cfg->write_timeout_us * 1000,
                                   .expire = sp_peer_expire_write};
     TAILQ_INIT(&t->handshakes.waiting);
     TAILQ_INIT(&t->bodies.waiting);
+    TAILQ_INIT(&t->progress.waiting);
     TAILQ_INIT(&t->writes.waiting);
     snprintf(t->url, sizeof(t->url), "%s", url);
     return t;
