@@ -135,6 +135,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 32, "rope_parameters": ROPE},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
     "mamba2": {"num_heads": 8},
     "ministral": {"rope_parameters": ROPE},
     "nemotron": {"head_dim": 32},

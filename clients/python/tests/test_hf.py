@@ -210,7 +210,6 @@ def test_what_cannot_be_done_is_refused_by_name(attach):
     refused("layer type 'chunked_attention'", layer_types=["chunked_attention"] * 4)
     refused("encoder-decoder", is_encoder_decoder=True)
     refused("bidirectional", is_causal=False)
-    refused("num_kv_shared_layers", num_kv_shared_layers=2)
     refused("training mode", make(llama).train())
     refused("dtype torch.float64", make(llama, torch.float64))
 

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from ..spec import LayerSpec
 from ._handed import Handed, Update, hand, refuse, refuse_attribute
+from ._states import States
 
 NAME = "attnd"
 # Arguments of attention calls that say nothing about the attention of a decoder with a cache.
@@ -165,20 +166,33 @@ def _is_same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 class Probe(TransformersCache):
     """Stands in for a cache while one token shows how the layers call for attention."""
 
-    def __init__(self) -> None:
-        super().__init__(layers=[])
+    def __init__(self, config: Any) -> None:
+        super().__init__(layers=States(config).layers)
         self.seen: dict[int, Seen] = {}
 
     def update(
         self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
     ) -> Any:
+        if layer_idx in self.seen:
+            raise refuse(f"layer {layer_idx} attends twice in one pass")
         return hand(self, layer_idx, key_states, value_states)
 
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
     def attend(self, update: Update, seen: Seen, q: Any, k: Any, v: Any, mask: Mask) -> Any:
-        if update.layer in self.seen:
-            raise refuse(f"layer {update.layer} attends twice in one pass")
-        seen.keep_sinks()
-        self.seen[update.layer] = seen
+        if update.is_stored:
+            self.seen[update.layer].check(update.layer, seen)
+        else:
+            seen.keep_sinks()
+            self.seen[update.layer] = seen
+            update.is_stored = True
         return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
@@ -206,6 +220,8 @@ def _attend(
     layer = update.layer
     if value.update is not update:
         raise refuse(f"layer {layer} attends with the values of another layer")
+    if update.is_stored and not (key.is_whole and value.is_whole):
+        raise refuse(f"layer {layer} attends twice in one pass, with other keys or values")
     key, value = key.tensor, value.tensor
     if not isinstance(attention_mask, Mask):
         raise refuse(
