@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache as _TransformersCache
 from .._handle import Closing, NotPicklable
 from ..errors import SequenceGoneError
 from ..pool import Sequence
-from ._calls import Mask, Seen
+from ._calls import Mask, Seen, n_queries
 from ._handed import Update, hand, refuse, refuse_attribute
 from ._rows import Plan, close_all
 from ._states import States
@@ -71,8 +71,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self.get_seq_length(layer_idx)
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.get_seq_length(layer_idx) + query_length, 0
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        return self.get_seq_length(layer_idx) + n_queries(query_length), 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1

@@ -72,8 +72,8 @@ for _name in "add radd sub rsub mul rmul and rand or ror invert lt le gt ge iter
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _make_mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
+    q_length: int = 0,
+    kv_length: int = 0,
     q_offset: int = 0,
     kv_offset: int = 0,
     mask_function: Any = None,
@@ -83,6 +83,9 @@ def _make_mask(
     **kwargs: Any,
 ) -> Mask:
     """The mask interface "attnd"."""
+    positions = kwargs.get("cache_position")  # transformers 5.0: for q_length and q_offset
+    if positions is not None:
+        q_length, q_offset = positions.shape[0], positions[0]
     refusal = None
     if kwargs.get("allow_is_bidirectional_skip"):
         refusal = "a bidirectional mask"
@@ -91,6 +94,11 @@ def _make_mask(
     ):  # transformers says so when it adds anything to causal or sliding
         refusal = "a mask besides causal, sliding window and padding (packed or bidirectional)"
     return Mask(local_size or 0, int(q_offset), q_length, kv_length, attention_mask, refusal)
+
+
+def n_queries(given: Any) -> int:
+    """What a cache is asked the size of a mask for: a number, in transformers 5.0 their positions."""
+    return int(given.shape[0]) if isinstance(given, torch.Tensor) and given.ndim else int(given)
 
 
 class Seen:
@@ -177,8 +185,8 @@ class Probe(TransformersCache):
             raise refuse(f"layer {layer_idx} attends twice in one pass")
         return hand(self, layer_idx, key_states, value_states)
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        return n_queries(query_length), 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
