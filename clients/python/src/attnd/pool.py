@@ -22,7 +22,7 @@ from ._handle import (
     whole,
 )
 from ._tensor import DTYPES, F32, address_of, empty
-from .errors import AttndError, InvalidArgumentError, check, error_of, last_gone
+from .errors import AttndError, check, error_of, last_gone
 from .spec import PoolSpec, from_c
 
 if TYPE_CHECKING:
