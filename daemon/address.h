@@ -27,8 +27,8 @@ attn_status address_parse_url(const char *url, struct address *out, char *why, s
 /* "127.0.0.1:9470" and the other host:port forms above. */
 attn_status address_parse_host_port(const char *text, struct address *out, char *why,
                                     size_t why_bytes);
-/* Makes the directory of a Unix socket's path, and takes a socket file without a listener behind it out
- * of the way. ATTN_EINVAL: why says what is there. */
+/* Makes the directory of a Unix socket's path, and takes a socket file without a listener behind it
+ * out of the way. ATTN_EINVAL: why says what is there. */
 attn_status address_claim_path(const struct address *a, char *why, size_t why_bytes);
 /* host:port of an IPv4 or IPv6 address. */
 void address_format(const struct sockaddr *sa, char *out, size_t out_bytes);

@@ -1,7 +1,8 @@
-/* config.c: the four sources of settings (defaults, file, environment, flags) and the texts about them.
+/* config.c: the four sources of settings (defaults, file, environment, flags) and the texts about
+ * them.
  *
- * Each source hands (option, text, where it stands) to set_option, which parses, stores and notes the
- * origin. A list given by a later source replaces the earlier source's list as a whole.
+ * Each source hands (option, text, where it stands) to set_option, which parses, stores and notes
+ * the origin. A list given by a later source replaces the earlier source's list as a whole.
  */
 #include "daemon/config.h"
 
@@ -78,7 +79,8 @@ static uint32_t edit_distance(const char *a, const char *b)
     return row[n];
 }
 
-/* The known name nearest to name; also looks at the key alone, for the right key in a wrong section. */
+/* The known name nearest to name; also looks at the key alone, for the right key in a wrong
+ * section. */
 static const struct config_option *option_nearest(const char *name)
 {
     const struct config_option *best = NULL;
@@ -171,8 +173,8 @@ static void load_defaults(struct loader *l)
                        config_options[i].default_text);
 }
 
-/* inih's reader: one line a call, without leading blanks, so that an indented line is a line of its own
- * and not more of the one above. */
+/* inih's reader: one line a call, without leading blanks, so that an indented line is a line of its
+ * own and not more of the one above. */
 static char *read_line(char *str, int num, void *user)
 {
     struct loader *l = user;

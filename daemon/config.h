@@ -2,8 +2,9 @@
  *
  * The option table (config_option.c) is the one place where a setting has its name, type, range,
  * default, help text and whether SIGHUP changes it; --help, --print-config (with the origin of each
- * value) and systemd/attnd.conf follow it. An unknown key or a value out of range is an error that names it (and the nearest known
- * key). Nothing here logs; a failure's sentence is the caller's to print.
+ * value) and systemd/attnd.conf follow it. An unknown key or a value out of range is an error that
+ * names it (and the nearest known key). Nothing here logs; a failure's sentence is the caller's to
+ * print.
  */
 #ifndef ATTND_DAEMON_CONFIG_H
 #define ATTND_DAEMON_CONFIG_H
@@ -66,17 +67,17 @@ struct config_fault {
     bool is_flag; /* the command line is wrong in itself */
 };
 
-/* Fills *c from all sources. On failure *out_fault alone is written and *c is empty. For CONFIG_HELP
- * and CONFIG_VERSION no source is read and *c is empty, too; for CONFIG_SELF_TEST it may listen
- * nowhere. */
+/* Fills *c from all sources. On failure *out_fault alone is written and *c is empty. For
+ * CONFIG_HELP and CONFIG_VERSION no source is read and *c is empty, too; for CONFIG_SELF_TEST it
+ * may listen nowhere. */
 attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
                         struct config_fault *out_fault);
 
-/* Is told of a setting that changed, with its new value as text (of a list: its first); is_taken: it
- * takes effect at once, else with a restart. */
+/* Is told of a setting that changed, with its new value as text (of a list: its first); is_taken:
+ * it takes effect at once, else with a restart. */
 typedef void (*config_change_fn)(void *user, const char *name, const char *value, bool is_taken);
-/* Takes over from *now what takes effect at once, and tells of every setting that differs. Numbers are
- * stored atomically: another thread may load them so, without a lock. */
+/* Takes over from *now what takes effect at once, and tells of every setting that differs. Numbers
+ * are stored atomically: another thread may load them so, without a lock. */
 void config_take_over(struct config *c, const struct config *now, config_change_fn tell,
                       void *user);
 /* key = value lines with "# from ..." origins to f, in the INI file's own format. */

@@ -45,7 +45,8 @@ const struct config_option config_options[] = {
     COUNT("device", "threads", threads, RESTART, "0", 0, 1024,
         "Threads of the cpu backend. 0: one per core."),
 
-    {"listen", "address", OPTION_URLS, RESTART, AT(listen), "ipc:///run/attnd/attnd.sock", 0, 0, NULL,
+    {"listen", "address", OPTION_URLS, RESTART, AT(listen), "ipc:///run/attnd/attnd.sock", 0, 0,
+        NULL,
         "Where workers connect: ipc:///PATH or tcp://HOST:PORT with nanomsg's protocol, shm:///PATH for\n"
         "workers on this host, through shared memory. May be given several times. A tcp address\n"
         "must be loopback: there is no authentication yet. Without any, it is ipc and attnd.sock in\n"

@@ -16,8 +16,8 @@ static bool is_auto(const struct config *cfg)
     return strcmp(cfg->backend, "auto") == 0;
 }
 
-/* Calls try for each backend that the settings allow, until one returns other than ATTN_ENOTSUP, which
- * becomes the result. */
+/* Calls try for each backend that the settings allow, until one returns other than ATTN_ENOTSUP,
+ * which becomes the result. */
 static attn_status
 try_each(const struct config *cfg,
          attn_status (*try)(const struct config *cfg, const char *name, void *arg), void *arg)
@@ -29,7 +29,7 @@ try_each(const struct config *cfg,
     return st;
 }
 
-/* --- to serve ---------------------------------------------------------------------------------- */
+/* --- to serve --------------------------------------------------------------------------------- */
 
 static attn_status open_one(const struct config *cfg, const char *name, struct device *out,
                             char *why, size_t why_bytes)
@@ -93,7 +93,7 @@ void device_close(struct device *d)
     *d = (struct device){0};
 }
 
-/* --- to check ---------------------------------------------------------------------------------- */
+/* --- to check --------------------------------------------------------------------------------- */
 
 static attn_status try_to_check(const struct config *cfg, const char *name, void *arg)
 {

@@ -1,5 +1,5 @@
-/* device.h: which backend computes: the one asked for by device.backend, or with "auto" the first of
- * cuda, hip and cpu that can. Main thread. */
+/* device.h: which backend computes: the one asked for by device.backend, or with "auto" the first
+ * of cuda, hip and cpu that can. Main thread. */
 #ifndef ATTND_DAEMON_DEVICE_H
 #define ATTND_DAEMON_DEVICE_H
 
@@ -13,8 +13,8 @@ struct device {
     struct backend *backend;
 };
 
-/* Opens it, and logs which it is and why others are not used. ATTN_ENOTSUP: none can be used; the log
- * says why. */
+/* Opens it, and logs which it is and why others are not used. ATTN_ENOTSUP: none can be used; the
+ * log says why. */
 attn_status device_open(const struct config *cfg, struct device *out_device);
 void device_close(struct device *d); /* one that was never opened, too */
 

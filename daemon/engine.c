@@ -21,6 +21,7 @@
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_step.h"
+#include "daemon/health.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
 
@@ -51,11 +52,12 @@ void engine_submit(struct engine *e, struct request *req)
     stats_add(requests_refused_overload, 1);
     if (n > max_requests)
         request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e),
-                            "%" PRIu32 " requests are queued (max_queue_requests)", max_requests);
+                            "%" PRIu32 " requests are queued (engine.max_queue_requests)",
+                            max_requests);
     else
         request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e),
                             "%" PRIu64 " bytes would be queued, %" PRIu64
-                            " are allowed (max_queue_bytes)",
+                            " are allowed (engine.max_queue)",
                             total, max_bytes);
     engine_let_go(e, bytes);
 }
@@ -139,7 +141,7 @@ static uint64_t slice_ns(const struct engine *e, uint64_t now_ns, uint64_t max_w
 bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = clock_now_ns();
-    stats_beat(engine_beat_ns);
+    health_beat(HEALTH_ENGINE);
     bool is_busy = engine_poll_pollers(e);
     is_busy |= take_inbox(e, now_ns);
     tasks_expire(e, now_ns);
@@ -199,27 +201,6 @@ void engine_reload(struct engine *e, const struct config *cfg)
 {
     atomic_store(&e->max_queue_requests, cfg->max_queue_requests);
     atomic_store(&e->max_queue_bytes, cfg->max_queue_bytes);
-}
-
-void engine_drain(struct engine *e)
-{
-    atomic_store(&e->is_draining, true);
-    stats_set(is_draining, 1);
-}
-
-bool engine_is_draining(const struct engine *e)
-{
-    return atomic_load(&e->is_draining);
-}
-
-bool engine_is_drained(const struct engine *e)
-{
-    return atomic_load(&e->is_draining) && atomic_load(&e->n_held) == 0;
-}
-
-attn_status engine_health(const struct engine *e)
-{
-    return (attn_status)atomic_load_explicit(&e->health, memory_order_relaxed);
 }
 
 static void engine_free(struct engine *e)
@@ -308,7 +289,7 @@ attn_status engine_close(struct engine *e)
         pthread_join(e->thread, &result);
     else
         result = (void *)(intptr_t)engine_finish(e);
-    stats_set(engine_beat_ns, 0);
+    health_end(HEALTH_ENGINE);
     attn_status st = (attn_status)(intptr_t)result;
     if (st == ATTN_OK)
         engine_free(e);

@@ -18,6 +18,7 @@
 #include "daemon/engine_ready.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
+#include "kernels/visible.h"
 
 attn_status batches_init(struct engine *e)
 {
@@ -54,8 +55,9 @@ void batches_fini(struct engine *e)
 static uint32_t visible_tokens(const struct pool *p, const struct item *it)
 {
     const struct attn_layer_spec *l = &p->config.layers[it->task->layer];
-    uint32_t all = it->pos + it->n_tokens, some = l->window_tokens + l->sink_tokens;
-    return l->window_tokens != 0 && some < all ? some : all;
+    uint32_t n_keys = it->pos + it->n_tokens;
+    return visible_count(
+        visible_to(l->window_tokens, l->sink_tokens, l->is_full, n_keys - 1, n_keys));
 }
 
 enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred */

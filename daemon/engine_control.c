@@ -314,32 +314,29 @@ static void run_pool_describe(struct engine *e, struct request *req)
 
 static void run_stats(struct engine *e, struct request *req)
 {
+    Attnd__StatsReply body = ATTND__STATS_REPLY__INIT;
+    Attnd__Reply header = ATTND__REPLY__INIT;
     char *json = NULL;
     size_t n = 0;
     FILE *f = open_memstream(&json, &n);
-    if (f == NULL) {
-        engine_refuse(e, req, ATTN_ENOMEM, "no memory for the stats");
-        return;
-    }
-    stats_write_json(f);
-    bool is_complete = fclose(f) == 0;
-    if (!is_complete) {
-        engine_refuse(e, req, ATTN_ENOMEM, "no memory for the stats");
-    } else {
-        Attnd__StatsReply body = ATTND__STATS_REPLY__INIT;
-        Attnd__Reply header = ATTND__REPLY__INIT;
-        body.json = json;
-        header.body_case = ATTND__REPLY__BODY_STATS;
-        header.stats = &body;
+    attn_status st = f == NULL ? ATTN_ENOMEM : stats_write_json(f);
+    if (f != NULL && fclose(f) != 0)
+        st = ATTN_ENOMEM;
+    body.json = json;
+    header.body_case = ATTND__REPLY__BODY_STATS;
+    header.stats = &body;
+    if (st != ATTN_OK)
+        engine_refuse(e, req, st, "no memory for the stats");
+    else
         engine_answer(e, req, &header);
-    }
     free(json);
 }
 
 static void run_drain(struct engine *e, struct request *req)
 {
     Attnd__Reply header = ATTND__REPLY__INIT;
-    log_info("a client asks to drain");
+    char who[PRINCIPAL_TEXT_BYTES];
+    log_info("a client asks to drain: %s", principal_format(&req->principal, who));
     engine_drain(e);
     engine_answer(e, req, &header);
 }

@@ -104,7 +104,8 @@ static attn_status pool_size(struct engine *e, struct pool *p, char *why, size_t
 {
     Attnd__PoolSpec *w = p->spec.wire;
     if (w->num_layers > e->parts.cfg->max_layers)
-        return FAIL(ATTN_EINVAL, "num_layers is %" PRIu32 ", %" PRIu32 " are allowed (max_layers)",
+        return FAIL(ATTN_EINVAL,
+                    "num_layers is %" PRIu32 ", %" PRIu32 " are allowed (cache.max_layers)",
                     w->num_layers, e->parts.cfg->max_layers);
     uint64_t free_bytes = e->info.kv_bytes - e->device_bytes;
     uint32_t free_blocks = e->n_blocks, asked = w->n_blocks;
@@ -162,8 +163,8 @@ attn_status pool_create(struct engine *e, const Attnd__PoolSpec *asked, struct p
     }
     struct pool *p = &e->pools[e->n_pools];
     if (e->n_pools == e->parts.cfg->max_pools) {
-        st = FAIL(ATTN_EOVERLOAD, "%" PRIu32 " pools exist, max_pools is %" PRIu32, e->n_pools,
-                  e->parts.cfg->max_pools);
+        st = FAIL(ATTN_EOVERLOAD, "%" PRIu32 " pools exist, cache.max_pools is %" PRIu32,
+                  e->n_pools, e->parts.cfg->max_pools);
         pool_spec_fini(&spec);
         return st;
     }

@@ -64,7 +64,8 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
         }
         attn_status st = session_open(e->parts.sessions, h->client_name, now_ns, &slot);
         if (st != ATTN_OK) {
-            engine_refuse(e, req, st, "%" PRIu32 " sessions are open, max_sessions is %" PRIu32,
+            engine_refuse(e, req, st,
+                          "%" PRIu32 " sessions are open, engine.max_sessions is %" PRIu32,
                           session_count(e->parts.sessions), e->parts.cfg->max_sessions);
             return;
         }

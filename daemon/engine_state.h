@@ -14,6 +14,7 @@
  *   engine_pool.c     pools, and what their tables on the device must be told
  *   engine_answer.c   how a request leaves
  *   engine_sleep.c    how an idle engine waits
+ *   engine_status.c   draining, health
  *
  * A task is a request inside the engine. A step's task has an item for each of its sequences:
  *

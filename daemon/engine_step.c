@@ -45,7 +45,7 @@ static void item_check(struct engine *e, struct item *it)
     else if ((uint64_t)it->pos + it->n_tokens > e->parts.cfg->max_seq_tokens)
         item_fail(it, ATTN_EINVAL,
                   "pos %" PRIu32 " + n_tokens %" PRIu32 " passes the limit of %" PRIu32
-                  " tokens a sequence",
+                  " tokens per sequence (cache.max_seq_tokens)",
                   it->pos, it->n_tokens, e->parts.cfg->max_seq_tokens);
     else if ((t->flags & WIRE_STEP_APPEND) && it->pos > info.layer_len[t->layer])
         item_fail(it, ATTN_EINVAL, "pos is %" PRIu32 ", layer %" PRIu32 " has %" PRIu32 " tokens",
@@ -125,13 +125,14 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
         return ATTN_EINVAL;
     }
     if (s->n_seq > e->parts.cfg->max_step_items) {
-        snprintf(why, why_bytes, "step has %zu items, %" PRIu32 " are allowed (max_step_items)",
-                 s->n_seq, e->parts.cfg->max_step_items);
+        snprintf(why, why_bytes,
+                 "step has %zu items, %" PRIu32 " are allowed (engine.max_step_items)", s->n_seq,
+                 e->parts.cfg->max_step_items);
         return ATTN_EINVAL;
     }
     if (out->n_tokens > e->parts.cfg->max_step_tokens) {
         snprintf(why, why_bytes,
-                 "step has %" PRIu64 " tokens, %" PRIu32 " are allowed (max_step_tokens)",
+                 "step has %" PRIu64 " tokens, %" PRIu32 " are allowed (engine.max_step_tokens)",
                  out->n_tokens, e->parts.cfg->max_step_tokens);
         return ATTN_EINVAL;
     }
@@ -168,7 +169,7 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
         if (it->n_tokens > e->parts.cfg->max_batch_tokens) {
             snprintf(why, why_bytes,
                      "step.n_tokens[%" PRIu32 "] is %" PRIu32 ", an item may have %" PRIu32
-                     " (max_batch_tokens)",
+                     " (engine.max_batch_tokens)",
                      i, it->n_tokens, e->parts.cfg->max_batch_tokens);
             return ATTN_EINVAL;
         }

@@ -1,4 +1,5 @@
-/* http.c: see http.h. libmicrohttpd polls on its own thread; answers are rendered whole into memory.
+/* http.c: see http.h. libmicrohttpd polls on its own thread; answers are rendered whole into
+ * memory.
  */
 #include "daemon/http.h"
 
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/address.h"
+#include "daemon/health.h"
 #include "daemon/stats.h"
 
 enum { MAX_CONNECTIONS = 64, CONNECTION_TIMEOUT_S = 10, MEMORY_BYTES = 16 << 10 };
@@ -34,38 +36,32 @@ static unsigned page_metrics(const struct http *h, FILE *f)
 static unsigned page_stats(const struct http *h, FILE *f)
 {
     (void)h;
-    stats_write_json(f);
-    return MHD_HTTP_OK;
-}
-
-/* True, with a line about it, if a thread that has once shown life has stopped to. */
-static bool is_stalled(const struct http *h, FILE *f, const char *thread, uint64_t beat_ns)
-{
-    uint64_t now_ns = stats_now_ns();
-    if (beat_ns == 0 || now_ns < beat_ns || now_ns - beat_ns <= h->stall_timeout_ns)
-        return false;
-    fprintf(f, "the %s has shown no life for %" PRIu64 " ms\n", thread,
-            (now_ns - beat_ns) / 1000000);
-    return true;
+    return stats_write_json(f) == ATTN_OK ? MHD_HTTP_OK : MHD_HTTP_INTERNAL_SERVER_ERROR;
 }
 
 static unsigned page_healthz(const struct http *h, FILE *f)
 {
-    bool engine = is_stalled(h, f, "engine", stats_get(engine_beat_ns));
-    bool loop = is_stalled(h, f, "event loop", stats_get(loop_beat_ns));
-    if (engine || loop)
-        return MHD_HTTP_SERVICE_UNAVAILABLE;
-    fprintf(f, "ok\n");
-    return MHD_HTTP_OK;
+    unsigned status = MHD_HTTP_OK;
+    for (enum health_thread who = 0; who < HEALTH_N_THREADS; who++) {
+        uint64_t silent_ns;
+        if (!health_is_stalled(who, h->stall_timeout_ns, &silent_ns))
+            continue;
+        fprintf(f, "the %s has shown no life for %" PRIu64 " ms\n", health_thread_name(who),
+                silent_ns / 1000000);
+        status = MHD_HTTP_SERVICE_UNAVAILABLE;
+    }
+    if (status == MHD_HTTP_OK)
+        fprintf(f, "ok\n");
+    return status;
 }
 
 static unsigned page_readyz(const struct http *h, FILE *f)
 {
-    if (stats_get(is_draining) != 0) {
+    if (health_is_draining()) {
         fprintf(f, "draining\n");
         return MHD_HTTP_SERVICE_UNAVAILABLE;
     }
-    if (stats_get(is_ready) == 0) {
+    if (!health_is_ready()) {
         fprintf(f, "not ready\n");
         return MHD_HTTP_SERVICE_UNAVAILABLE;
     }

@@ -3,7 +3,8 @@
  *   /metrics   Prometheus text        /healthz   200 while loop and engine show life, else 503
  *   /stats     the same as JSON       /readyz    200 while steps are served, else 503
  *
- * Reads atomics only (stats.h), so it answers while the event loop and the engine are stuck.
+ * Reads atomics only (stats.h, health.h), so it answers while the event loop and the engine are
+ * stuck.
  */
 #ifndef ATTND_DAEMON_HTTP_H
 #define ATTND_DAEMON_HTTP_H
@@ -13,8 +14,8 @@
 struct http;
 
 /* Listens on host_port ("127.0.0.1:9470"; port 0 takes a free one) and starts the thread.
- * stall_timeout_us: silence of a thread's heartbeat that makes /healthz fail. ATTN_EINVAL: why names
- * address and reason. */
+ * stall_timeout_us: silence of a thread's heartbeat that makes /healthz fail. ATTN_EINVAL: why
+ * names address and reason. */
 attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct http **out_http,
                       char *why, size_t why_bytes);
 /* The port taken. */

@@ -1,9 +1,9 @@
 /* iobuf.c: a buddy allocator whose books are outside of the memory it hands out.
  *
- * Page i of the region has its header, order and list links at index i of plain arrays, so the region
- * itself (pinned, perhaps slow to touch) is never read. Freed small buffers are kept unmerged in a
- * short stack an order (the next message finds warm memory and splits nothing); when a size runs out
- * the stacks are merged back and the search is repeated. One mutex; any thread.
+ * Page i of the region has its header, order and list links at index i of plain arrays, so the
+ * region itself (pinned, perhaps slow to touch) is never read. Freed small buffers are kept
+ * unmerged in a short stack an order (the next message finds warm memory and splits nothing); when
+ * a size runs out the stacks are merged back and the search is repeated. One mutex; any thread.
  */
 #include "daemon/iobuf.h"
 
@@ -230,13 +230,5 @@ void iobuf_release(struct iobuf *buf)
         p->stack[order][p->n_stacked[order]++] = i;
     else
         block_give(p, i);
-    pthread_mutex_unlock(&p->lock);
-}
-
-void iobuf_pool_usage(struct iobuf_pool *p, uint64_t *out_used_bytes, uint64_t *out_total_bytes)
-{
-    pthread_mutex_lock(&p->lock);
-    *out_used_bytes = p->used_bytes;
-    *out_total_bytes = p->total_bytes;
     pthread_mutex_unlock(&p->lock);
 }

@@ -1,7 +1,7 @@
 /* iobuf.h: buffers for messages, from one region the backend can read and write in place.
  *
- * A buddy allocator over host_alloc memory taken at start: power-of-two sizes, bounded, no allocation
- * after ready. Any thread; one mutex, held for a few dozen instructions.
+ * A buddy allocator over host_alloc memory taken at start: power-of-two sizes, bounded, no
+ * allocation after ready. Any thread; one mutex, held for a few dozen instructions.
  */
 #ifndef ATTND_DAEMON_IOBUF_H
 #define ATTND_DAEMON_IOBUF_H
@@ -24,10 +24,9 @@ attn_status iobuf_pool_open(const struct backend_ops *ops, struct backend *b, si
 void iobuf_pool_close(struct iobuf_pool *pool); /* NULL is fine; no buffer may be out */
 /* NULL: none left of this size. n_bytes is set. */
 struct iobuf *iobuf_acquire(struct iobuf_pool *pool, size_t n_bytes);
-/* A small buffer from the heap, for what must be said when the pool is empty. No backend may be given
- * its address. NULL: out of memory. */
+/* A small buffer from the heap, for what must be said when the pool is empty. No backend may be
+ * given its address. NULL: out of memory. */
 struct iobuf *iobuf_heap_new(size_t n_bytes);
 void iobuf_release(struct iobuf *buf); /* NULL is fine */
-void iobuf_pool_usage(struct iobuf_pool *pool, uint64_t *out_used_bytes, uint64_t *out_total_bytes);
 
 #endif

@@ -37,8 +37,8 @@ int log_level_parse(const char *text, enum log_level *out_level)
     return -1;
 }
 
-/* systemd sets JOURNAL_STREAM to "device:inode" of the stream it made for us; a redirected stderr is
- * another file. */
+/* systemd sets JOURNAL_STREAM to "device:inode" of the stream it made for us; a redirected stderr
+ * is another file. */
 static bool stderr_is_journal(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");

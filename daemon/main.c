@@ -10,9 +10,11 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "daemon/clock.h"
 #include "daemon/config.h"
 #include "daemon/device.h"
 #include "daemon/engine.h"
+#include "daemon/health.h"
 #include "daemon/http.h"
 #include "daemon/iobuf.h"
 #include "daemon/log.h"
@@ -48,7 +50,7 @@ struct daemon {
     int exit_code;
 };
 
-/* --- signals and time -------------------------------------------------------------------------- */
+/* --- signals and time ------------------------------------------------------------------------- */
 
 static void finish(struct daemon *d, int exit_code)
 {
@@ -70,8 +72,8 @@ static void drain(struct daemon *d)
 {
     engine_drain(d->engine);
     d->is_draining = true;
-    d->drain_until_ns = stats_now_ns() + d->cfg.drain_timeout_us * 1000;
-    stats_set(is_ready, 0);
+    d->drain_until_ns = clock_now_ns() + d->cfg.drain_timeout_us * 1000;
+    health_set_ready(false);
     notify_send("STOPPING=1\nSTATUS=draining");
     log_info("draining: no new sequences; steps go on until none is in flight, %" PRIu64
              " ms at most",
@@ -82,15 +84,16 @@ static void drain(struct daemon *d)
 static void on_tick(uv_timer_t *timer)
 {
     struct daemon *d = timer->data;
-    uint64_t now_ns = stats_now_ns();
-    stats_beat(loop_beat_ns);
+    uint64_t now_ns = clock_now_ns();
+    health_beat(HEALTH_LOOP);
     if (engine_health(d->engine) != ATTN_OK) {
         log_error("the device is lost; ending so that a restart can take it again");
         finish(d, EX_OSERR);
         return;
     }
+    uint64_t silent_ns;
     if (d->watchdog_ns != 0 && now_ns >= d->next_watchdog_ns &&
-        (int64_t)(now_ns - stats_get(engine_beat_ns)) < (int64_t)(d->cfg.stall_timeout_us * 1000)) {
+        !health_is_stalled(HEALTH_ENGINE, d->cfg.stall_timeout_us * 1000, &silent_ns)) {
         d->next_watchdog_ns = now_ns + d->watchdog_ns / 2;
         notify_send("WATCHDOG=1");
     }
@@ -159,7 +162,7 @@ static void on_reload(uv_signal_t *s, int number)
     engine_reload(d->engine, &d->cfg);
 }
 
-/* --- start, run, stop -------------------------------------------------------------------------- */
+/* --- start, run, stop ------------------------------------------------------------------------- */
 
 static void handlers_start(struct daemon *d)
 {
@@ -276,14 +279,14 @@ static void on_last_replies(uv_timer_t *timer)
     bool is_done = true;
     for (uint32_t i = 0; i < d->n_transports; i++)
         is_done &= d->transports[i]->ops->hang_up(d->transports[i]);
-    if (is_done || stats_now_ns() >= d->drain_until_ns)
+    if (is_done || clock_now_ns() >= d->drain_until_ns)
         uv_stop(d->loop);
 }
 
 /* Lets the loop write what is owed and the peers read it, for a moment. */
 static void write_last_replies(struct daemon *d)
 {
-    d->drain_until_ns = stats_now_ns() + (uint64_t)LAST_REPLIES_MS * 1000000;
+    d->drain_until_ns = clock_now_ns() + (uint64_t)LAST_REPLIES_MS * 1000000;
     uv_timer_start(&d->tick, on_last_replies, 0, 1);
     uv_run(d->loop, UV_RUN_DEFAULT);
     uv_timer_start(&d->tick, on_close_timeout, LAST_REPLIES_MS, 0);
@@ -291,7 +294,7 @@ static void write_last_replies(struct daemon *d)
 
 static void daemon_stop(struct daemon *d)
 {
-    stats_set(is_ready, 0);
+    health_set_ready(false);
     d->is_stopping = true;
     if (d->has_handlers)
         uv_timer_stop(&d->tick); /* it looks at the engine */
@@ -323,7 +326,7 @@ static int daemon_run(struct daemon *d)
 {
     int code = daemon_start(d);
     if (code == EX_OK) {
-        stats_set(is_ready, 1);
+        health_set_ready(true);
         notify_send("READY=1\nSTATUS=serving");
         log_info("attnd %s is ready", ATTND_VERSION);
         uv_run(d->loop, UV_RUN_DEFAULT);

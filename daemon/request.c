@@ -1,6 +1,7 @@
 /* request.c: making, decoding, answering and freeing a request; the one place that counts steps.
  */
 #include "daemon/request.h"
+#include "daemon/clock.h"
 
 #include <assert.h>
 #include <stdarg.h>
@@ -123,16 +124,14 @@ void request_reply(struct request *req, attn_status st)
 {
     assert(req->reply != NULL);
     if (is_step(req)) {
-        uint64_t now_ns = stats_now_ns();
+        uint64_t now_ns = clock_now_ns();
         enum stats_transport label = req->transport->label;
         stats_observe_ns(label, STATS_TOTAL, now_ns - req->received_ns);
         if (req->batched_ns != 0) {
             stats_observe_ns(label, STATS_QUEUE, req->batched_ns - req->received_ns);
             stats_observe_ns(label, STATS_DEVICE, req->device_ns);
         }
-        uint32_t i = (uint32_t)-st;
-        assert(i < STATS_N_STATUS);
-        atomic_fetch_add_explicit(&stats.steps_answered[i], 1, memory_order_relaxed);
+        stats_count_answer(st);
         stats_sub(steps_in_flight, 1);
     }
     req->transport->reply(req);

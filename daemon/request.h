@@ -1,15 +1,19 @@
-/* request.h: one message on its way through the daemon: from the transport that received it, through
- * the engine, back to the transport that answers it.
+/* request.h: one message on its way through the daemon: from the transport that received it,
+ * through the engine, back to the transport that answers it.
  *
- * Owner    the transport until engine_submit, the engine until request_reply (or _reply_error) hands
- *          it to transport->reply, then the transport again, which sends the reply and frees both.
+ * Owner    the transport until engine_submit, the engine until request_reply (or _reply_error)
+ *          hands it to transport->reply, then the transport again, which sends the reply and frees
+ *          both.
  * Memory   the message and its reply sit in iobufs: host memory the backend reads and writes in
  *          place. The header is unpacked into the request's own arena; all goes in request_free.
  */
 #ifndef ATTND_DAEMON_REQUEST_H
 #define ATTND_DAEMON_REQUEST_H
 
+#include <sys/queue.h>
+
 #include "daemon/iobuf.h"
+#include "daemon/principal.h"
 #include "daemon/transport.h"
 #include "proto/wire.h"
 
@@ -20,11 +24,13 @@ enum {
 };
 
 struct request {
-    struct request *next; /* of whatever queue holds it */
+    struct request *next; /* of the inbox or queue that holds it */
+    STAILQ_ENTRY(request) queued; /* of its transport's, once it is answered */
     const struct transport_ops *transport;
     void *peer; /* the transport's own */
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
     uint32_t peer_data_bytes;
+    struct principal principal; /* who sent it: the transport's answer */
     struct iobuf *msg; /* received message */
     struct iobuf *room; /* where its reply must go, the transport's; NULL: taken from the pool */
     struct iobuf *reply; /* message to send; NULL until replied */
@@ -34,7 +40,6 @@ struct request {
     uint64_t deadline_ns; /* answered by then */
     uint64_t batched_ns; /* left the queue; 0: not yet */
     uint64_t device_ns;
-    void *engine; /* the engine's own while it holds the request */
     uint8_t arena_bytes[REQUEST_ARENA_BYTES];
 };
 
@@ -50,12 +55,14 @@ void request_free(struct request *req);
 void request_init(struct request *req, const struct transport_ops *t, void *peer);
 
 /* Decodes req->msg (complete) into req->wire and sets received_ns and the deadline from the header
- * (capped by max_timeout_us; default_timeout_us if 0). Counts the request, and a step as received and
- * in flight. On failure answer with request_reply_error; wire.request_id is 0 if it is not known. */
+ * (capped by max_timeout_us; default_timeout_us if 0). Counts the request, and a step as received
+ * and in flight. On failure answer with request_reply_error; wire.request_id is 0 if it is not
+ * known. */
 attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
                            uint64_t max_timeout_us, char *why, size_t why_bytes);
-/* The same where req->msg can change under our eyes: head is a private copy of all before the payload
- * (whose preamble says how long the whole is), and payload is where that lies in req->msg. */
+/* The same where req->msg can change under our eyes: head is a private copy of all before the
+ * payload (whose preamble says how long the whole is), and payload is where that lies in
+ * req->msg. */
 attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *payload,
                                  uint64_t now_ns, uint64_t default_timeout_us,
                                  uint64_t max_timeout_us, char *why, size_t why_bytes);
@@ -65,16 +72,16 @@ attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *pa
 attn_status request_reply_reserve(struct request *req, size_t n_bytes);
 
 /* Builds the reply message from a header and payload_bytes of room behind it, without sending:
- * out_payload is where the tensors go (WIRE_ALIGN-aligned). queue_ns and device_ns of the header are
- * the caller's. Errors and repeating as request_reply_reserve. */
+ * out_payload is where the tensors go (WIRE_ALIGN-aligned). queue_ns and device_ns of the header
+ * are the caller's. Errors and repeating as request_reply_reserve. */
 attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
                                 size_t payload_bytes, uint8_t **out_payload);
-/* Hands the request with its built reply to the transport; the request is gone for the caller. A step
- * is counted as answered with st (its first failed item's), its times go to the histograms. */
+/* Hands the request with its built reply to the transport; the request is gone for the caller. A
+ * step is counted as answered with st (its first failed item's), its times go to the histograms. */
 void request_reply(struct request *req, attn_status st);
 /* Builds a reply of a status and a printf sentence alone and sends it. Always answers: the reply
- * takes the room or the message's place, so no buffer is needed; nothing may read or write the message
- * any more.
+ * takes the room or the message's place, so no buffer is needed; nothing may read or write the
+ * message any more.
  * The format's arguments may point into the request. */
 void request_reply_error(struct request *req, attn_status st, uint64_t retry_after_us,
                          const char *format, ...) __attribute__((format(printf, 4, 5)));

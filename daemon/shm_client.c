@@ -1,11 +1,11 @@
 /* shm_client.c: one client's rings, served on the engine's thread.
  *
- * Everything in the region can change at any time. An entry is read once, field by field, into a local;
- * a message's preamble and header are copied once into the request's arena; both are checked there and
- * not read again. Tensors are read by the backend in place: they can change, they decide nothing.
- * What the engine must remember of a request (which slots are taken, how many entries were read and
- * written) is its own memory. A client whose entries make no sense is cut: nothing of it is read any
- * more, and it is retired once the engine has given all its requests back.
+ * Everything in the region can change at any time. An entry is read once, field by field, into a
+ * local; a message's preamble and header are copied once into the request's arena; both are checked
+ * there and not read again. Tensors are read by the backend in place: they can change, they decide
+ * nothing. What the engine must remember of a request (which slots are taken, how many entries were
+ * read and written) is its own memory. A client whose entries make no sense is cut: nothing of it
+ * is read any more, and it is retired once the engine has given all its requests back.
  */
 #define _GNU_SOURCE
 #include <inttypes.h>
@@ -19,12 +19,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/shm_internal.h"
 #include "daemon/stack.h"
 
 enum { PAGE_BYTES = 4096 };
 
-/* --- life -------------------------------------------------------------------------------------- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 uint64_t shm_layout(uint32_t n_slots, uint64_t *out_submits, uint64_t *out_completes)
 {
@@ -65,7 +66,7 @@ static void cut(struct shm_client *c, const char *format, ...)
     atomic_store(&c->t->has_news, true);
 }
 
-/* --- requests ---------------------------------------------------------------------------------- */
+/* --- requests --------------------------------------------------------------------------------- */
 
 /* Copies out of shared memory, once: the compiler must not read src again in place of dst. */
 static void copy_once(void *dst, const uint8_t *src, size_t n)
@@ -115,7 +116,7 @@ static attn_status decode(struct shm_client *c, struct shm_slot *s, uint64_t now
     req->wire.request_id = p.request_id;
     if (st == ATTN_OK && s->msg.n_bytes > cfg->max_message_bytes) {
         snprintf(why, why_bytes,
-                 "message of %zu bytes is over the limit max_message_bytes %" PRIu64,
+                 "message of %zu bytes is over the limit of %" PRIu64 " (listen.max_message)",
                  s->msg.n_bytes, cfg->max_message_bytes);
         return ATTN_EINVAL;
     }
@@ -153,6 +154,7 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
                             .n_bytes = e->request_bytes};
     s->room = (struct iobuf){.data = c->base + e->room_offset, .capacity_bytes = e->room_bytes};
     request_init(&s->req, &transport_shm_ops, c);
+    s->req.principal = c->principal;
     s->req.msg = &s->msg;
     s->req.room = &s->room;
     stats_add(received_bytes, e->request_bytes);
@@ -166,7 +168,7 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
 /* Takes what the client has submitted. */
 static void take_all(struct shm_client *c, uint32_t submitted)
 {
-    uint64_t now_ns = stats_now_ns();
+    uint64_t now_ns = clock_now_ns();
     if (submitted - c->taken > c->n_slots) {
         cut(c, "submitted is %" PRIu32 " with %" PRIu32 " taken and %" PRIu32 " slots", submitted,
             c->taken, c->n_slots);
@@ -195,7 +197,7 @@ static void take_all(struct shm_client *c, uint32_t submitted)
     }
 }
 
-/* --- replies ----------------------------------------------------------------------------------- */
+/* --- replies ---------------------------------------------------------------------------------- */
 
 static void wake_client(struct shm_client *c)
 {
@@ -228,12 +230,13 @@ void shm_reply(struct request *req)
     e->slot = (uint32_t)(s - c->slots);
     c->completed++;
     stats_add(sent_bytes, reply->n_bytes);
-    /* in one order with wake_client's look: the client looks at `completed` after it said it sleeps */
+    /* in one order with wake_client's look: the client looks at `completed` after it said it
+     * sleeps */
     atomic_store(&c->control->completed, c->completed);
     wake_client(c);
 }
 
-/* --- the poller -------------------------------------------------------------------------------- */
+/* --- the poller ------------------------------------------------------------------------------- */
 
 static void retire(struct shm_client *c)
 {
@@ -247,21 +250,17 @@ static void retire(struct shm_client *c)
 static void take_news(struct transport_shm *t)
 {
     atomic_store(&t->has_news, false);
-    struct shm_client *c = stack_take_all(&t->incoming);
-    while (c != NULL) {
-        struct shm_client *next = c->next;
-        c->next = t->clients;
-        t->clients = c;
-        c = next;
+    struct shm_client *c = stack_take_all(&t->incoming), *next;
+    for (; c != NULL; c = next) {
+        next = c->next;
+        LIST_INSERT_HEAD(&t->clients, c, entry);
     }
-    struct shm_client **at = &t->clients;
-    while ((c = *at) != NULL) {
+    for (c = LIST_FIRST(&t->clients); c != NULL; c = next) {
+        next = LIST_NEXT(c, entry);
         c->is_dead |= atomic_load(&c->is_hung_up);
         if (c->is_dead && c->n_busy == 0) {
-            *at = c->next;
+            LIST_REMOVE(c, entry);
             retire(c);
-        } else {
-            at = &c->next;
         }
     }
 }
@@ -279,7 +278,8 @@ bool shm_poll(struct engine_poller *p)
         take_news(t);
     if (atomic_load_explicit(&t->is_stopped, memory_order_relaxed))
         return false;
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next) {
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry) {
         uint32_t submitted = atomic_load_explicit(&c->control->submitted, memory_order_acquire);
         if (submitted == c->taken || c->is_dead)
             continue;
@@ -293,10 +293,11 @@ bool shm_may_sleep(struct engine_poller *p)
 {
     struct transport_shm *t = of_poller(p);
     bool is_quiet = true;
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next)
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry)
         atomic_store_explicit(&c->control->daemon_sleeps, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst); /* the client: submitted, fence, daemon_sleeps */
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next)
+    LIST_FOREACH(c, &t->clients, entry)
         is_quiet &= c->is_dead ||
                     c->taken == atomic_load_explicit(&c->control->submitted, memory_order_relaxed);
     return is_quiet && !atomic_load(&t->has_news);
@@ -305,6 +306,7 @@ bool shm_may_sleep(struct engine_poller *p)
 void shm_awake(struct engine_poller *p)
 {
     struct transport_shm *t = of_poller(p);
-    for (struct shm_client *c = t->clients; c != NULL; c = c->next)
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry)
         atomic_store_explicit(&c->control->daemon_sleeps, 0, memory_order_relaxed);
 }

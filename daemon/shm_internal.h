@@ -1,17 +1,19 @@
-/* shm_internal.h: what transport_shm.c (listening, handing memory over, taking it back) and shm_client.c
- * (rings, requests, replies) share.
+/* shm_internal.h: what transport_shm.c (listening, handing memory over, taking it back),
+ * shm_region.c (a client's memory) and shm_client.c (rings, requests, replies) share.
  *
- * A client is the loop's until its region is handed over, the engine's until it is retired, and then the
- * loop's again, which frees it. Retired is who hung up or broke the protocol and has no request in the
- * engine any more: until then the backend may be reading and writing its memory.
+ * A client is the loop's until its region is handed over, the engine's until it is retired, and
+ * then the loop's again, which frees it. Retired is who hung up or broke the protocol and has no
+ * request in the engine any more: until then the backend may be reading and writing its memory.
  */
 #ifndef ATTND_DAEMON_SHM_INTERNAL_H
 #define ATTND_DAEMON_SHM_INTERNAL_H
 
 #include <stdatomic.h>
+#include <sys/queue.h>
 #include <uv.h>
 
 #include "daemon/engine.h"
+#include "daemon/principal.h"
 #include "daemon/transport.h"
 #include "proto/shm_ring.h"
 
@@ -24,16 +26,19 @@ struct shm_slot {
 
 struct shm_client {
     struct transport_shm *t;
-    struct shm_client *next; /* of the stack or the list that holds it */
-    char name[64]; /* for logs: "uid 0, pid 12" */
+    struct shm_client *next; /* of a stack */
+    LIST_ENTRY(shm_client) entry; /* of the loop's or the engine's */
+    struct principal principal;
+    char name[PRINCIPAL_TEXT_BYTES]; /* for logs: the same */
     int fd; /* the socket; -1: none */
     int wake_fd; /* the eventfd the client has, too; -1: none */
 
     /* the loop's */
     uv_poll_t poll;
-    uv_timer_t deadline; /* of the hello */
+    uv_timer_t deadline; /* ticks until the hello is there or late */
+    uint64_t hello_until_ns;
     uint8_t n_handles; /* open or closing */
-    bool is_shared; /* handed to the engine, not retired */
+    bool is_shared; /* handed to the engine, not given back */
     bool is_closing;
 
     /* written by the loop before it is handed over */
@@ -64,7 +69,7 @@ struct transport_shm {
     uv_poll_t listener;
     uv_timer_t accept_again;
     uv_async_t async; /* clients are retired */
-    struct shm_client *unshared; /* connected, not handed over */
+    LIST_HEAD(, shm_client) unshared; /* not handed over, or given back */
     uint32_t n_handles, n_clients;
     bool has_async, has_listener, is_closing;
     uint64_t log_second, n_logged;
@@ -73,8 +78,19 @@ struct transport_shm {
     _Atomic(struct shm_client *) incoming; /* a stack: loop to engine */
     _Atomic(struct shm_client *) retired; /* a stack: engine to loop */
 
-    struct shm_client *clients; /* the engine's; the loop's after engine_close */
+    LIST_HEAD(, shm_client) clients; /* the engine's; the loop's after engine_close */
 };
+
+/* shm_region.c */
+
+/* What the hello asks for within the settings: a memfd that can neither shrink nor grow, mapped,
+ * known to the backend, and an eventfd; c's rings are in it. *out_fd is the memfd, to be sent and
+ * closed. ATTN_EQUOTA, ATTN_ENOMEM: why says which; shm_region_close gives back what there is. */
+attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int *out_fd, char *why,
+                            size_t why_bytes);
+void shm_region_close(struct shm_client *c); /* of one that was never opened, too */
+/* Answers the hello, with memfd and eventfd if region_fd is not -1. false: it was not sent. */
+bool shm_region_send(struct shm_client *c, struct shm_welcome *w, int region_fd);
 
 /* shm_client.c */
 

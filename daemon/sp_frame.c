@@ -108,11 +108,6 @@ bool sp_frame_is_inside(const struct sp_frame *f)
     return f->state == IDS || (f->state == LENGTH && (f->n_have > 0 || f->body_left > 0));
 }
 
-bool sp_frame_is_ready(const struct sp_frame *f)
-{
-    return f->state == LENGTH || f->state == IDS;
-}
-
 size_t sp_head_encode(bool is_ipc, const uint8_t *ids, uint32_t n_ids, uint64_t body_bytes,
                       uint8_t out[SP_MAX_HEAD_BYTES])
 {

@@ -1,14 +1,15 @@
-/* sp_frame.h: the framing of nanomsg's REP side (SP over tcp and ipc) as a state machine over bytes.
+/* sp_frame.h: the framing of nanomsg's REP side (SP over tcp and ipc) as a state machine over
+ * bytes.
  *
  * Knows no socket and allocates nothing, so it is tested byte by byte. A connection is
  *
  *   handshake   00 'S' 'P' 00, protocol u16 BE (REQ 0x30, ours REP 0x31), 00 00; both sides send it
  *   message     on ipc a byte 01; length u64 BE; length bytes
- *   of those    first the id stack: u32 BE words up to and with the first whose top bit is set, then
- *               the body; a reply carries the same stack in front of its body
+ *   of those    first the id stack: u32 BE words up to and with the first whose top bit is set,
+ *               then the body; a reply carries the same stack in front of its body
  *
- * The body is not run through here: after SP_MESSAGE the caller moves body_left bytes by whatever way
- * suits it and says so with sp_frame_took.
+ * The body is not run through here: after SP_MESSAGE the caller moves body_left bytes by whatever
+ * way suits it and says so with sp_frame_took.
  */
 #ifndef ATTND_DAEMON_SP_FRAME_H
 #define ATTND_DAEMON_SP_FRAME_H
@@ -48,7 +49,6 @@ size_t sp_frame_feed(struct sp_frame *f, const uint8_t *bytes, size_t n, enum sp
 void sp_frame_took(struct sp_frame *f, uint64_t n);
 /* Part of a message (not of the handshake) has arrived and part is missing. */
 bool sp_frame_is_inside(const struct sp_frame *f);
-bool sp_frame_is_ready(const struct sp_frame *f);
 /* Writes what goes before a reply's body; returns its size. */
 size_t sp_head_encode(bool is_ipc, const uint8_t *ids, uint32_t n_ids, uint64_t body_bytes,
                       uint8_t out[SP_MAX_HEAD_BYTES]);

@@ -1,22 +1,25 @@
 /* sp_internal.h: nanomsg's REP side (SP wire protocol) on libuv streams, ipc:// and tcp://: what
  * transport_sp.c (listening, deadlines, replies coming in from the engine) and sp_peer.c (one
- * connection: reading, writing, cutting) share. All of it runs on the loop thread, but for the push of
- * a reply.
+ * connection: reading, writing, cutting) share. All of it runs on the loop thread, but for the push
+ * of a reply.
  *
- * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request, its body
- * is received straight into an iobuf. Each peer has caps and deadlines; a peer that breaks one is cut
- * and counted by reason, never silently dropped.
+ * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request, its
+ * body is received straight into an iobuf. Each peer has caps and deadlines; a peer that breaks one
+ * is cut and counted by reason, never silently dropped.
  *
- * Lifetime   A peer lives until its handle is closed and the engine has given back all its requests.
- *            A transport lives until its handles are closed and no request is owed by the engine.
+ * Lifetime   A peer lives until its handle is closed and the engine has given back all its
+ *            requests. A transport lives until its handles are closed and no request is owed by the
+ *            engine.
  */
 #ifndef ATTND_DAEMON_SP_INTERNAL_H
 #define ATTND_DAEMON_SP_INTERNAL_H
 
 #include <stdatomic.h>
+#include <sys/queue.h>
 #include <uv.h>
 
 #include "daemon/engine.h"
+#include "daemon/principal.h"
 #include "daemon/sp_frame.h"
 #include "daemon/transport.h"
 
@@ -24,13 +27,13 @@ struct sp_peer;
 
 /* Members of one list wait equally long, so the list is ordered by adding at its end. */
 struct sp_wait {
-    struct sp_wait *prev, *next;
+    TAILQ_ENTRY(sp_wait) entry;
     uint64_t until_ns;
     struct sp_waits *list; /* NULL: not waiting */
     struct sp_peer *peer;
 };
 struct sp_waits {
-    struct sp_wait *head, *tail;
+    TAILQ_HEAD(, sp_wait) waiting;
     uint64_t timeout_ns;
     void (*expire)(struct sp_peer *p);
 };
@@ -56,7 +59,7 @@ struct transport_sp {
     uint64_t tick_ms;
     struct sp_waits handshakes, bodies, writes;
 
-    struct sp_peer *peers;
+    LIST_HEAD(, sp_peer) peers;
     uint64_t n_owed; /* requests not yet freed: in the engine, or replies being written */
     uint32_t n_handles; /* open or closing, peers' included */
     uint64_t log_second, n_logged; /* of cut peers */
@@ -71,9 +74,10 @@ enum sp_refusal { SP_ACCEPTED, SP_OVERSIZE, SP_OVERLOAD };
 
 struct sp_peer {
     struct transport_sp *t;
-    struct sp_peer *prev, *next;
+    LIST_ENTRY(sp_peer) entry;
     union sp_stream io;
-    char name[96]; /* for logs: "uid 0, pid 12" or an address */
+    struct principal principal;
+    char name[96]; /* for logs: the principal or an address */
     struct sp_frame frame;
     bool is_eof; /* sends no more; closed when all is answered */
     bool is_doomed; /* what it sends is dropped; closed when all is answered */
@@ -87,13 +91,13 @@ struct sp_peer {
     enum sp_refusal refusal;
 
     uint32_t n_requests; /* in the engine */
-    struct request *write_head, **write_tail;
+    STAILQ_HEAD(, request) replies; /* to be written, oldest first */
     uint64_t write_bytes; /* of the queue, heads included */
     size_t write_offset; /* of the first reply, already written */
     uint32_t n_writing; /* replies under an active uv_write */
     uv_write_t write;
     uv_shutdown_t shutdown;
-    struct sp_peer *next_dirty;
+    SLIST_ENTRY(sp_peer) dirty; /* while is_dirty */
 };
 
 /* transport_sp.c */

@@ -1,16 +1,17 @@
 /* sp_peer.c: one connection of a worker: its bytes become requests, replies become its bytes.
  *
- * Small messages and all heads are read through the transport's shared read-ahead buffer, the bodies
- * of large ones straight into their request's buffer. Replies wait in the peer's queue and are written
- * many at a time, first without waiting (uv_try_write), the rest with one uv_write at a time.
+ * Small messages and all heads are read through the transport's shared read-ahead buffer, the
+ * bodies of large ones straight into their request's buffer. Replies wait in the peer's queue and
+ * are written many at a time, first without waiting (uv_try_write), the rest with one uv_write at a
+ * time.
  */
-#define _GNU_SOURCE /* struct ucred */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
 #include "daemon/address.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/sp_internal.h"
 
@@ -40,9 +41,9 @@ static void on_closed(uv_handle_t *handle)
 {
     struct sp_peer *p = handle->data;
     struct transport_sp *t = p->t;
-    while (p->write_head != NULL) {
-        struct request *req = p->write_head;
-        p->write_head = req->next;
+    while (!STAILQ_EMPTY(&p->replies)) {
+        struct request *req = STAILQ_FIRST(&p->replies);
+        STAILQ_REMOVE_HEAD(&p->replies, queued);
         request_done(t, req);
     }
     p->is_closed = true;
@@ -61,12 +62,7 @@ void sp_peer_close(struct sp_peer *p)
     sp_wait_stop(&p->write_wait);
     request_free(p->req);
     p->req = NULL;
-    if (p->prev != NULL)
-        p->prev->next = p->next;
-    else
-        t->peers = p->next;
-    if (p->next != NULL)
-        p->next->prev = p->prev;
+    LIST_REMOVE(p, entry);
     t->env->n_peers--;
     stats_sub(peers, 1);
     log_debug("%s: peer left (%s)", t->url, p->name);
@@ -77,7 +73,7 @@ void sp_peer_close(struct sp_peer *p)
 static void peer_cut(struct sp_peer *p, const char *why)
 {
     struct transport_sp *t = p->t;
-    uint64_t second = uv_now(t->env->loop) / 1000;
+    uint64_t second = clock_now_ns() / 1000000000u;
     if (second != t->log_second) {
         if (t->n_logged > MAX_LOGGED_CUTS)
             log_info("%s: %llu more peers cut", t->url,
@@ -123,7 +119,7 @@ static void on_shutdown(uv_shutdown_t *shutdown, int status)
 /* All that is owed is written: a peer that sends no more, or may not, goes now. */
 static void peer_leave_if_done(struct sp_peer *p)
 {
-    if (p->is_closing || p->n_requests > 0 || p->write_head != NULL)
+    if (p->is_closing || p->n_requests > 0 || !STAILQ_EMPTY(&p->replies))
         return;
     if (p->is_eof) {
         sp_peer_close(p);
@@ -144,10 +140,8 @@ static size_t reply_bytes(const struct request *req)
 
 static void write_pop(struct sp_peer *p)
 {
-    struct request *req = p->write_head;
-    p->write_head = req->next;
-    if (p->write_head == NULL)
-        p->write_tail = &p->write_head;
+    struct request *req = STAILQ_FIRST(&p->replies);
+    STAILQ_REMOVE_HEAD(&p->replies, queued);
     p->write_bytes -= reply_bytes(req);
     stats_add(sent_bytes, reply_bytes(req));
     request_done(p->t, req);
@@ -159,7 +153,10 @@ static uint32_t write_gather(struct sp_peer *p, uv_buf_t bufs[2 * MAX_GATHER], u
 {
     uint32_t n = 0, n_bufs = 0;
     size_t bytes = 0, skip = p->write_offset;
-    for (struct request *req = p->write_head; req != NULL && n < MAX_GATHER; req = req->next, n++) {
+    struct request *req;
+    STAILQ_FOREACH(req, &p->replies, queued) {
+        if (n == MAX_GATHER)
+            break;
         if (n > 0 && bytes + reply_bytes(req) > MAX_GATHER_BYTES)
             break;
         size_t head = req->peer_data_bytes;
@@ -171,6 +168,7 @@ static uint32_t write_gather(struct sp_peer *p, uv_buf_t bufs[2 * MAX_GATHER], u
             uv_buf_init((char *)body + body_skip, (unsigned)(req->reply->n_bytes - body_skip));
         bytes += reply_bytes(req) - skip;
         skip = 0;
+        n++;
     }
     *out_n_bufs = n_bufs;
     *out_bytes = bytes;
@@ -196,7 +194,7 @@ static void on_written(uv_write_t *write, int status)
 void sp_peer_flush(struct sp_peer *p)
 {
     uv_buf_t bufs[2 * MAX_GATHER];
-    while (p->write_head != NULL && p->n_writing == 0 && !p->is_closing) {
+    while (!STAILQ_EMPTY(&p->replies) && p->n_writing == 0 && !p->is_closing) {
         uint32_t n_bufs;
         size_t bytes;
         uint32_t n = write_gather(p, bufs, &n_bufs, &bytes);
@@ -207,12 +205,13 @@ void sp_peer_flush(struct sp_peer *p)
         }
         size_t left = written > 0 ? (size_t)written : 0;
         bool is_all = left == bytes;
-        while (p->write_head != NULL && left >= reply_bytes(p->write_head) - p->write_offset &&
-               n > 0) {
-            left -= reply_bytes(p->write_head) - p->write_offset;
+        for (; n > 0; n--) {
+            size_t first = reply_bytes(STAILQ_FIRST(&p->replies)) - p->write_offset;
+            if (left < first)
+                break;
+            left -= first;
             p->write_offset = 0;
             write_pop(p);
-            n--;
         }
         if (is_all)
             continue;
@@ -243,9 +242,7 @@ void sp_peer_queue(struct sp_peer *p, struct request *req)
                                                     (uint8_t *)req->peer_data);
     iobuf_release(req->msg); /* only the reply is needed from here */
     req->msg = NULL;
-    req->next = NULL;
-    *p->write_tail = req;
-    p->write_tail = &req->next;
+    STAILQ_INSERT_TAIL(&p->replies, req, queued);
     bool is_first = p->write_bytes == 0;
     p->write_bytes += reply_bytes(req);
     if (!is_first && p->write_bytes > t->env->cfg->max_peer_write_bytes) {
@@ -276,9 +273,10 @@ static void refuse_message(struct sp_peer *p)
         log_info("%s: peer sent a message of %llu bytes, over listen.max_message (%s)", t->url,
                  (unsigned long long)p->body_bytes, p->name);
         p->is_doomed = true;
-        request_reply_error(
-            req, ATTN_EINVAL, 0, "message of %llu bytes is over the limit max_message_bytes %llu",
-            (unsigned long long)p->body_bytes, (unsigned long long)t->env->cfg->max_message_bytes);
+        request_reply_error(req, ATTN_EINVAL, 0,
+                            "message of %llu bytes is over the limit of %llu (listen.max_message)",
+                            (unsigned long long)p->body_bytes,
+                            (unsigned long long)t->env->cfg->max_message_bytes);
     } else {
         stats_add(requests_refused_overload, 1);
         request_reply_error(req, ATTN_EOVERLOAD, 10000,
@@ -300,7 +298,7 @@ static void message_complete(struct sp_peer *p)
     p->req = NULL;
     p->n_requests++;
     t->n_owed++;
-    attn_status st = request_decode(req, stats_now_ns(), t->env->cfg->default_timeout_us,
+    attn_status st = request_decode(req, clock_now_ns(), t->env->cfg->default_timeout_us,
                                     t->env->cfg->max_timeout_us, why, sizeof(why));
     if (st == ATTN_OK)
         engine_submit(t->env->engine, req);
@@ -331,6 +329,7 @@ static void message_begin(struct sp_peer *p)
             return;
         }
     }
+    p->req->principal = p->principal;
     memcpy(p->req->peer_data, p->frame.ids, 4 * (size_t)p->frame.n_ids);
     p->req->peer_data_bytes = 4 * p->frame.n_ids;
     if (p->body_bytes == 0)
@@ -431,20 +430,17 @@ void sp_peer_stop_reading(struct sp_peer *p)
 static void peer_identify(struct sp_peer *p)
 {
     uv_os_fd_t fd;
+    char text[PRINCIPAL_TEXT_BYTES];
     if (p->t->is_ipc) {
-        struct ucred cred;
-        socklen_t n = sizeof(cred);
-        if (uv_fileno(&p->io.handle, &fd) == 0 &&
-            getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0)
-            snprintf(p->name, sizeof(p->name), "pid %ld, uid %ld, gid %ld", (long)cred.pid,
-                     (long)cred.uid, (long)cred.gid);
-        else
-            snprintf(p->name, sizeof(p->name), "unknown");
+        if (uv_fileno(&p->io.handle, &fd) == 0)
+            p->principal = principal_of_socket(fd);
+        snprintf(p->name, sizeof(p->name), "%s", principal_format(&p->principal, text));
     } else {
         struct sockaddr_storage sa;
         int n = sizeof(sa);
         memset(&sa, 0, sizeof(sa));
         uv_tcp_getpeername(&p->io.tcp, (struct sockaddr *)&sa, &n);
+        p->principal = (struct principal){.kind = PRINCIPAL_ANONYMOUS, .family = sa.ss_family};
         address_format((struct sockaddr *)&sa, p->name, sizeof(p->name));
         uv_tcp_nodelay(&p->io.tcp, 1);
         uv_tcp_keepalive(&p->io.tcp, 1, KEEPALIVE_S);
@@ -459,7 +455,7 @@ void sp_peer_accept(struct transport_sp *t)
         return;
     }
     p->t = t;
-    p->write_tail = &p->write_head;
+    STAILQ_INIT(&p->replies);
     p->read_wait.peer = p->write_wait.peer = p;
     int rc = t->is_ipc ? uv_pipe_init(t->env->loop, &p->io.pipe, 0)
                        : uv_tcp_init(t->env->loop, &p->io.tcp);
@@ -469,10 +465,7 @@ void sp_peer_accept(struct transport_sp *t)
     }
     p->io.handle.data = p;
     t->n_handles++;
-    p->next = t->peers;
-    if (p->next != NULL)
-        p->next->prev = p;
-    t->peers = p;
+    LIST_INSERT_HEAD(&t->peers, p, entry);
     t->env->n_peers++;
     stats_add(peers, 1);
 

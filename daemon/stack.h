@@ -1,13 +1,16 @@
-/* stack.h: a lock-free stack that many threads push to and one takes whole: inboxes between threads.
+/* stack.h: a lock-free stack that many threads push to and one takes whole: inboxes between
+ * threads.
  *
  * Head   _Atomic(struct node *), NULL when empty.
- * Node   any struct with a member `next` of its own type. It is the pusher's until it is pushed, the
- *        taker's from then on: nothing of it is touched after the exchange, so it may be freed at once.
+ * Node   any struct with a member `next` of its own type. It is the pusher's until it is pushed,
+ *        the taker's from then on: nothing of it is touched after the exchange, so it may be freed
+ *        at once.
  * Order  Pushing, taking and looking are sequentially consistent: who says "I sleep" and then finds
  *        the stack empty, while the other pushes and then looks for sleepers, is woken.
  *
- * Taking all at once needs no protection against a node that comes back under the same address (ABA).
- * Concurrency Kit's ck_stack orders nothing beyond the node itself and knows only untyped links.
+ * Taking all at once needs no protection against a node that comes back under the same address
+ * (ABA). Concurrency Kit's ck_stack orders nothing beyond the node itself and knows only untyped
+ * links.
  */
 #ifndef ATTND_DAEMON_STACK_H
 #define ATTND_DAEMON_STACK_H

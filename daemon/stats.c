@@ -3,9 +3,10 @@
  */
 #include "daemon/stats.h"
 
+#include <assert.h>
 #include <inttypes.h>
+#include <jansson.h>
 #include <string.h>
-#include <time.h>
 
 struct stats stats;
 
@@ -17,11 +18,18 @@ static const char *const time_help[STATS_N_TIMES] = {
     "Time of steps between arrival and reply",
 };
 
-uint64_t stats_now_ns(void)
+/* The map's values are 0, -1, -2, ...: as many as there are, each other than the rest (a switch
+ * over them would not compile else), none beyond. */
+#define X(name, value, message, is_retryable)                                                      \
+    static_assert((value) <= 0 && -(value) < STATS_N_STATUS, #name " leaves a gap");
+ATTN_STATUS_MAP(X)
+#undef X
+
+void stats_count_answer(attn_status st)
 {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+    if (st > 0 || st <= -(int)STATS_N_STATUS)
+        st = ATTN_EINTERNAL;
+    atomic_fetch_add_explicit(&stats.steps_answered[-st], 1, memory_order_relaxed);
 }
 
 /* Bucket b counts times up to 2^b microseconds; the last counts all longer ones. */
@@ -101,43 +109,61 @@ void stats_write_prometheus(FILE *f)
     }
 }
 
-void stats_write_json(FILE *f)
+/* --- JSON ------------------------------------------------------------------------------------- */
+
+static int put_value(json_t *object, const char *field, const char *name, uint64_t v)
 {
-    fputc('{', f);
-#define X(field, name, help)                                                                       \
-    fprintf(f, "\"%s\":", name);                                                                   \
-    write_value(f, #field, load(&stats.field));                                                    \
-    fputc(',', f);
+    return json_object_set_new(
+        object, name, is_ns(field) ? json_real((double)v * 1e-9) : json_integer((json_int_t)v));
+}
+
+/* Buckets that counted something, by their upper bounds. */
+static json_t *json_of_histogram(const struct stats_histogram *h)
+{
+    json_t *object = json_object(), *buckets = json_object();
+    uint64_t count = 0;
+    int rc = 0;
+    for (int b = 0; b < STATS_BUCKETS; b++) {
+        char bound[32] = "+Inf";
+        uint64_t n = load(&h->bucket[b]);
+        count += n;
+        if (b < STATS_BUCKETS - 1)
+            snprintf(bound, sizeof(bound), "%.9g", (double)(1ull << b) * 1e-6);
+        if (n != 0)
+            rc |= json_object_set_new(buckets, bound, json_integer((json_int_t)n));
+    }
+    rc |= json_object_set_new(object, "buckets", buckets);
+    rc |= put_value(object, "sum_ns", "sum", load(&h->sum_ns));
+    rc |= put_value(object, "count", "count", count);
+    if (rc == 0)
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
+attn_status stats_write_json(FILE *f)
+{
+    json_t *root = json_object(), *answered = json_object();
+    int rc = 0;
+#define X(field, name, help) rc |= put_value(root, #field, name, load(&stats.field));
     STATS_COUNTER_MAP(X)
     STATS_GAUGE_MAP(X)
 #undef X
-    fprintf(f, "\"steps_answered_total\":{");
     for (int i = 0; i < STATS_N_STATUS; i++)
-        fprintf(f, "%s\"%s\":%" PRIu64, i > 0 ? "," : "", attn_status_message((attn_status)-i),
-                load(&stats.steps_answered[i]));
-    fputc('}', f);
+        rc |= put_value(answered, "", attn_status_message((attn_status)-i),
+                        load(&stats.steps_answered[i]));
+    rc |= json_object_set_new(root, "steps_answered_total", answered);
     for (int what = 0; what < STATS_N_TIMES; what++) {
-        fprintf(f, ",\"step_%s_seconds\":{", time_names[what]);
-        for (int t = 0; t < STATS_N_TRANSPORTS; t++) {
-            const struct stats_histogram *h = &stats.time[t][what];
-            uint64_t count = 0;
-            fprintf(f, "%s\"%s\":{\"buckets\":{", t > 0 ? "," : "", transport_names[t]);
-            const char *comma = "";
-            for (int b = 0; b < STATS_BUCKETS; b++) {
-                uint64_t n = load(&h->bucket[b]);
-                count += n;
-                if (n == 0)
-                    continue;
-                if (b < STATS_BUCKETS - 1)
-                    fprintf(f, "%s\"%.9g\":%" PRIu64, comma, (double)(1ull << b) * 1e-6, n);
-                else
-                    fprintf(f, "%s\"+Inf\":%" PRIu64, comma, n);
-                comma = ",";
-            }
-            fprintf(f, "},\"sum\":%.9f,\"count\":%" PRIu64 "}", (double)load(&h->sum_ns) * 1e-9,
-                    count);
-        }
-        fputc('}', f);
+        char name[64];
+        json_t *times = json_object();
+        for (int t = 0; t < STATS_N_TRANSPORTS; t++)
+            rc |= json_object_set_new(times, transport_names[t],
+                                      json_of_histogram(&stats.time[t][what]));
+        snprintf(name, sizeof(name), "step_%s_seconds", time_names[what]);
+        rc |= json_object_set_new(root, name, times);
     }
-    fprintf(f, "}\n");
+    if (rc == 0) /* 15 digits: a nanosecond in eleven days */
+        rc = json_dumpf(root, f, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(15));
+    json_decref(root);
+    return rc == 0 && fputc('\n', f) != EOF ? ATTN_OK : ATTN_ENOMEM;
 }

@@ -1,7 +1,8 @@
 /* stats.h: the daemon's counters: atomics that any thread adds to and the HTTP thread reads.
  *
- * One X-macro a kind is the single place where a metric gets its name, help text and storage. At any
- * moment: steps_received = steps answered (by status) + steps in flight; request.c counts all three.
+ * One X-macro a kind is the single place where a metric gets its name, help text and storage. At
+ * any moment: steps_received = steps answered (by status) + steps in flight; request.c counts all
+ * three. They are for reading: nothing in the daemon decides by one.
  */
 #ifndef ATTND_DAEMON_STATS_H
 #define ATTND_DAEMON_STATS_H
@@ -9,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "daemon/clock.h"
 #include "proto/attn_types.h"
 
 /* X(field, metric name without attnd_, help). Fields that end in _ns are exported in seconds. */
@@ -56,7 +58,9 @@
     X(is_draining, "draining", "1 while draining")                                                 \
     X(is_ready, "ready", "1 while serving")
 
-#define STATS_N_STATUS 18 /* |most negative status| + 1 */
+#define X(name, value, message, is_retryable) +1
+enum { STATS_N_STATUS = 0 ATTN_STATUS_MAP(X) };
+#undef X
 #define STATS_BUCKETS 32 /* power-of-two microseconds */
 
 enum stats_transport { STATS_IPC, STATS_TCP, STATS_SHM, STATS_N_TRANSPORTS };
@@ -84,15 +88,12 @@ extern struct stats stats;
 #define stats_set(field, n) atomic_store_explicit(&stats.field, (n), memory_order_relaxed)
 #define stats_get(field) atomic_load_explicit(&stats.field, memory_order_relaxed)
 
-/* stats_beat(engine_beat_ns): the calling thread is alive. Each of the two beats at least once a second,
- * also when idle; /healthz answers 503 when one has stopped. 0: not running. */
-#define stats_beat(field) stats_set(field, stats_now_ns())
-uint64_t stats_now_ns(void); /* CLOCK_MONOTONIC */
-
+/* Counts a step as answered with st; a status that is none counts as ATTN_EINTERNAL. */
+void stats_count_answer(attn_status st);
 void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns);
 /* Prometheus text format 0.0.4 to f. */
 void stats_write_prometheus(FILE *f);
-/* The same as one JSON object. */
-void stats_write_json(FILE *f);
+/* The same as one JSON object, and a newline. ATTN_ENOMEM: what was written is not all. */
+attn_status stats_write_json(FILE *f);
 
 #endif

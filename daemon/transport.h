@@ -1,9 +1,9 @@
 /* transport.h: how requests of workers come in and replies go back: a table of functions for each
  * scheme of addresses. transport_sp.c and transport_shm.c end with theirs.
  *
- * A life: open, serve, stop, then (once the engine has given back every request) hang_up until it says
- * true or patience ends, close. Everything a transport borrows is its env's, which outlives the loop's
- * last close callback; what it allocates is its own, and goes with that callback.
+ * A life: open, serve, stop, then (once the engine has given back every request) hang_up until it
+ * says true or patience ends, close. Everything a transport borrows is its env's, which outlives
+ * the loop's last close callback; what it allocates is its own, and goes with that callback.
  */
 #ifndef ATTND_DAEMON_TRANSPORT_H
 #define ATTND_DAEMON_TRANSPORT_H
@@ -35,15 +35,17 @@ struct transport {
     const struct transport_ops *ops; /* first member of what a transport allocates */
 };
 
-/* Unless said otherwise: on the loop's thread, never blocks. */
+/* Every request that a transport submits has its principal set.
+ *
+ * Unless said otherwise: on the loop's thread, never blocks. */
 struct transport_ops {
     const char *scheme; /* "ipc://": the beginning of its urls */
     enum stats_transport label; /* of its histograms */
 
-    /* Listens at url and serves from the loop's next turn on. A stale socket file is replaced, a live
-     * one is an error; its mode is 0660. May block for the moment that making the file takes. On
-     * failure nothing is left to tear down but handles that the loop still has to close. why gets url
-     * and reason: ATTN_EINVAL the address, ATTN_ENOMEM. */
+    /* Listens at url and serves from the loop's next turn on. A stale socket file is replaced, a
+     * live one is an error; its mode is 0660. May block for the moment that making the file takes.
+     * On failure nothing is left to tear down but handles that the loop still has to close. why
+     * gets url and reason: ATTN_EINVAL the address, ATTN_ENOMEM. */
     attn_status (*open)(struct transport_env *env, const char *url, struct transport **out_t,
                         char *why, size_t why_bytes);
     /* Where it listens: as given, but with the port that was taken where 0 was asked for. */
@@ -53,13 +55,13 @@ struct transport_ops {
     void (*stop)(struct transport *t);
     /* No reply is owed to any peer and none is waiting to be written. */
     bool (*is_idle)(const struct transport *t);
-    /* After stop and engine_close: once idle, ends our side of every connection. True: all peers have
-     * ended theirs, as they do when they have read everything. libnanomsg forgets replies that it has
-     * not handed out yet when a connection is closed under it. Call again until true. */
+    /* After stop and engine_close: once idle, ends our side of every connection. True: all peers
+     * have ended theirs, as they do when they have read everything. libnanomsg forgets replies that
+     * it has not handed out yet when a connection is closed under it. Call again until true. */
     bool (*hang_up)(struct transport *t);
     /* Closes all peers, stops first if nobody has. Only after engine_close: by then the engine has
-     * given back every request. t is gone for the caller; its memory goes with the loop's last close
-     * callback. */
+     * given back every request. t is gone for the caller; its memory goes with the loop's last
+     * close callback. */
     void (*close)(struct transport *t);
 
     /* Takes the request back with req->reply filled (a whole message). On the engine's thread, or

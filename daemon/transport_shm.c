@@ -1,26 +1,23 @@
-/* transport_shm.c: workers on this host, through shared memory: shm:///PATH. This is the loop's side:
- * listening, who may connect, handing a region over, and taking it back.
+/* transport_shm.c: workers on this host, through shared memory: shm:///PATH. This is the loop's
+ * side: listening, who may connect, handing a region (shm_region.c) over, and taking it back.
  *
- * Each client gets a sealed memfd with rings of its own (proto/shm_ring.h) and an eventfd. From then on
- * the engine's thread serves the rings (shm_client.c): a request is decoded, launched and answered
- * without a hand-over, its tensors are read and written where the client put them. The socket stays
- * open to tell when a client is gone.
+ * Each client gets a sealed memfd with rings of its own (proto/shm_ring.h) and an eventfd. From
+ * then on the engine's thread serves the rings (shm_client.c): a request is decoded, launched and
+ * answered without a hand-over, its tensors are read and written where the client put them. The
+ * socket stays open to tell when a client is gone.
  */
-#define _GNU_SOURCE /* memfd_create, accept4, struct ucred */
+#define _GNU_SOURCE /* accept4 */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fcntl.h>
-
 #include "daemon/address.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/shm_internal.h"
 #include "daemon/stack.h"
@@ -30,14 +27,12 @@ enum {
     ACCEPT_AGAIN_MS = 100, /* after running out of descriptors */
     MAX_GROUPS = 256,
     LOGGED_A_SECOND = 10,
-    MIN_REGION_BYTES = 64 << 10,
-    PAGE_BYTES = 4096,
 };
 
 static void say_gone(struct shm_client *c, const char *why)
 {
     struct transport_shm *t = c->t;
-    uint64_t second = uv_now(t->env->loop) / 1000;
+    uint64_t second = clock_now_ns() / 1000000000u;
     if (second != t->log_second) {
         t->log_second = second;
         t->n_logged = 0;
@@ -46,7 +41,7 @@ static void say_gone(struct shm_client *c, const char *why)
         log_warn("%s: %s: %s", t->url, c->name, why);
 }
 
-/* --- freeing ----------------------------------------------------------------------------------- */
+/* --- freeing ---------------------------------------------------------------------------------- */
 
 static void transport_finish(struct transport_shm *t)
 {
@@ -57,14 +52,7 @@ static void transport_finish(struct transport_shm *t)
 static void client_free(struct shm_client *c)
 {
     struct transport_shm *t = c->t;
-    if (c->base != NULL) {
-        t->env->backend_ops->host_unregister(t->env->backend, c->base, c->region_bytes);
-        munmap(c->base, c->region_bytes);
-        t->env->shared_bytes -= c->region_bytes;
-    }
-    shm_client_fini(c);
-    if (c->wake_fd >= 0)
-        close(c->wake_fd);
+    shm_region_close(c);
     if (c->fd >= 0)
         close(c->fd);
     free(c);
@@ -81,19 +69,21 @@ static void on_client_handle_closed(uv_handle_t *h)
         client_free(c);
 }
 
-/* Of a client that is not the engine's. */
+/* Of a client that is the loop's. */
 static void client_close(struct shm_client *c)
 {
     if (c->is_closing)
         return;
     c->is_closing = true;
-    for (struct shm_client **at = &c->t->unshared; *at != NULL; at = &(*at)->next)
-        if (*at == c) {
-            *at = c->next;
-            break;
-        }
+    LIST_REMOVE(c, entry);
     uv_close((uv_handle_t *)&c->poll, on_client_handle_closed);
     uv_close((uv_handle_t *)&c->deadline, on_client_handle_closed);
+}
+
+static void take_back(struct shm_client *c)
+{
+    c->is_shared = false;
+    LIST_INSERT_HEAD(&c->t->unshared, c, entry);
 }
 
 /* The engine is done with these. */
@@ -103,7 +93,7 @@ static void on_async(uv_async_t *async)
     struct shm_client *c = stack_take_all(&t->retired);
     while (c != NULL) {
         struct shm_client *next = c->next;
-        c->is_shared = false;
+        take_back(c);
         if (c->why[0] != '\0') {
             stats_add(peers_cut_malformed, 1);
             say_gone(c, c->why);
@@ -113,92 +103,7 @@ static void on_async(uv_async_t *async)
     }
 }
 
-/* --- handing over ------------------------------------------------------------------------------ */
-
-static uint32_t power_of_two(uint32_t n)
-{
-    while ((n & (n - 1)) != 0)
-        n &= n - 1;
-    return n;
-}
-
-/* A memfd that can neither shrink nor grow, mapped and known to the backend. */
-static attn_status make_region(struct shm_client *c, const struct shm_hello *h, int *out_fd,
-                               char *why, size_t why_bytes)
-{
-    struct transport_shm *t = c->t;
-    const struct config *cfg = t->env->cfg;
-    uint64_t bytes = h->region_bytes;
-    if (bytes == 0 || bytes > cfg->shm_client_bytes)
-        bytes = cfg->shm_client_bytes;
-    if (bytes < MIN_REGION_BYTES)
-        bytes = MIN_REGION_BYTES;
-    bytes = bytes / PAGE_BYTES * PAGE_BYTES;
-    c->n_slots =
-        power_of_two(h->n_slots == 0 || h->n_slots > cfg->shm_slots ? cfg->shm_slots : h->n_slots);
-    if (bytes > cfg->shm_memory_bytes - t->env->shared_bytes) {
-        snprintf(why, why_bytes,
-                 "%" PRIu64 " bytes of shared memory, %" PRIu64 " of listen.shm_memory's %" PRIu64
-                 " are free",
-                 bytes, cfg->shm_memory_bytes - t->env->shared_bytes, cfg->shm_memory_bytes);
-        return ATTN_EQUOTA;
-    }
-    attn_status st = ATTN_ENOMEM;
-    int fd = memfd_create("attnd-shm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    void *p = MAP_FAILED;
-    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0 ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-        snprintf(why, why_bytes, "a sealed memfd of %" PRIu64 " bytes: %s", bytes, strerror(errno));
-        goto fail;
-    }
-    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (p == MAP_FAILED || c->wake_fd < 0) {
-        snprintf(why, why_bytes, "mapping %" PRIu64 " bytes: %s", bytes, strerror(errno));
-        goto fail;
-    }
-    st = t->env->backend_ops->host_register(t->env->backend, p, bytes);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "the device does not take %" PRIu64 " bytes of host memory",
-                 bytes);
-        goto fail;
-    }
-    c->base = p; /* client_free undoes all of it from here on */
-    c->region_bytes = bytes;
-    t->env->shared_bytes += bytes;
-    *out_fd = fd;
-    st = shm_client_init(c);
-    if (st != ATTN_OK)
-        snprintf(why, why_bytes, "no memory for %" PRIu32 " slots", c->n_slots);
-    return st;
-fail:
-    if (p != MAP_FAILED)
-        munmap(p, bytes);
-    if (fd >= 0)
-        close(fd);
-    return st;
-}
-
-/* true: it was sent, with the descriptors if there are any. */
-static bool send_welcome(struct shm_client *c, struct shm_welcome *w, int region_fd)
-{
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(2 * sizeof(int))];
-    } control = {0};
-    struct iovec iov = {w, sizeof *w};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (region_fd >= 0) {
-        int fds[2] = {region_fd, c->wake_fd};
-        m.msg_control = control.bytes;
-        m.msg_controllen = sizeof control.bytes;
-        control.align.cmsg_len = CMSG_LEN(sizeof fds);
-        control.align.cmsg_level = SOL_SOCKET;
-        control.align.cmsg_type = SCM_RIGHTS;
-        memcpy(CMSG_DATA(&control.align), fds, sizeof fds);
-    }
-    return sendmsg(c->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof *w;
-}
+/* --- handing over ----------------------------------------------------------------------------- */
 
 /* Gives the client its region and the client to the engine; false: it is to be closed. */
 static bool hand_over(struct shm_client *c, const struct shm_hello *h)
@@ -214,7 +119,7 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         snprintf(w.message, sizeof w.message, "version is %u, this side speaks %u", h->version,
                  SHM_VERSION);
     else
-        st = make_region(c, h, &region_fd, w.message, sizeof w.message);
+        st = shm_region_open(c, h, &region_fd, w.message, sizeof w.message);
     if (st == ATTN_OK)
         st = engine_watch(t->env->engine, c->wake_fd);
     w.status = st;
@@ -226,7 +131,7 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         close(region_fd);
         region_fd = -1;
     }
-    bool is_sent = send_welcome(c, &w, region_fd);
+    bool is_sent = shm_region_send(c, &w, region_fd);
     if (region_fd >= 0)
         close(region_fd);
     if (st != ATTN_OK) {
@@ -237,11 +142,7 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         engine_unwatch(t->env->engine, c->wake_fd);
         return false;
     }
-    for (struct shm_client **at = &t->unshared; *at != NULL; at = &(*at)->next)
-        if (*at == c) {
-            *at = c->next;
-            break;
-        }
+    LIST_REMOVE(c, entry);
     c->is_shared = true;
     uv_timer_stop(&c->deadline);
     (void)stack_push(&t->incoming, c);
@@ -284,15 +185,18 @@ static void on_client(uv_poll_t *poll, int status, int events)
 static void on_deadline(uv_timer_t *timer)
 {
     struct shm_client *c = timer->data;
+    if (clock_now_ns() < c->hello_until_ns)
+        return; /* at the next tick */
     stats_add(peers_cut_handshake, 1);
     client_close(c);
 }
 
-/* --- who may connect --------------------------------------------------------------------------- */
+/* --- who may connect -------------------------------------------------------------------------- */
 
-/* Ourselves, root, and whom the socket file's mode lets in as group or other. The kernel checked the mode
- * at connect; this holds it also for a socket that was passed on or whose directory was bypassed. */
-static bool may_connect(const struct transport_shm *t, int fd, const struct ucred *who)
+/* Ourselves, root, and whom the socket file's mode lets in as group or other. The kernel checked
+ * the mode at connect; this holds it also for a socket that was passed on or whose directory was
+ * bypassed. */
+static bool may_connect(const struct transport_shm *t, int fd, const struct principal *who)
 {
     struct stat sb;
     gid_t groups[MAX_GROUPS];
@@ -319,10 +223,9 @@ static bool may_connect(const struct transport_shm *t, int fd, const struct ucre
 
 static void client_open(struct transport_shm *t, int fd)
 {
-    struct ucred who = {0};
-    socklen_t bytes = sizeof who;
-    if (t->n_clients >= t->env->cfg->max_peers ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0 || !may_connect(t, fd, &who)) {
+    struct principal who = principal_of_socket(fd);
+    if (t->n_clients >= t->env->cfg->max_peers || who.kind != PRINCIPAL_USER ||
+        !may_connect(t, fd, &who)) {
         stats_add(peers_refused, 1);
         close(fd);
         return;
@@ -340,15 +243,17 @@ static void client_open(struct transport_shm *t, int fd)
     c->wake_fd = -1;
     c->n_handles = 2;
     c->poll.data = c->deadline.data = c;
-    snprintf(c->name, sizeof c->name, "uid %u, pid %d", who.uid, (int)who.pid);
-    c->next = t->unshared;
-    t->unshared = c;
+    c->principal = who;
+    principal_format(&c->principal, c->name);
+    LIST_INSERT_HEAD(&t->unshared, c, entry);
     t->n_clients++;
     t->env->n_peers++;
     stats_add(peers_accepted, 1);
     stats_add(peers, 1);
     uv_poll_start(&c->poll, UV_READABLE | UV_DISCONNECT, on_client);
-    uv_timer_start(&c->deadline, on_deadline, t->env->cfg->handshake_timeout_us / 1000, 0);
+    c->hello_until_ns = clock_now_ns() + t->env->cfg->handshake_timeout_us * 1000;
+    uint64_t tick_ms = clock_tick_ms(t->env->cfg->handshake_timeout_us);
+    uv_timer_start(&c->deadline, on_deadline, tick_ms, tick_ms);
 }
 
 static void on_connection(uv_poll_t *poll, int status, int events);
@@ -378,7 +283,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* --- the table --------------------------------------------------------------------------------- */
+/* --- the table -------------------------------------------------------------------------------- */
 
 /* A listening socket, or -1 with errno. */
 static int listen_at(const struct address *a)
@@ -460,6 +365,12 @@ static const char *shm_url(const struct transport *base)
     return ((const struct transport_shm *)base)->url;
 }
 
+static void close_unshared(struct transport_shm *t)
+{
+    while (!LIST_EMPTY(&t->unshared))
+        client_close(LIST_FIRST(&t->unshared));
+}
+
 static void shm_stop(struct transport *base)
 {
     struct transport_shm *t = of(base);
@@ -471,8 +382,7 @@ static void shm_stop(struct transport *base)
     }
     unlink(t->url + strlen(transport_shm_ops.scheme));
     close(t->listen_fd);
-    while (t->unshared != NULL)
-        client_close(t->unshared);
+    close_unshared(t);
 }
 
 /* A reply is in its client's ring as soon as the engine has given it. */
@@ -489,11 +399,11 @@ static bool shm_hang_up(struct transport *base)
     return true;
 }
 
-static void close_all(struct shm_client *c)
+static void take_back_all(struct shm_client *c)
 {
     while (c != NULL) {
         struct shm_client *next = c->next;
-        client_close(c);
+        take_back(c);
         c = next;
     }
 }
@@ -505,10 +415,14 @@ static void shm_close(struct transport *base)
         return;
     shm_stop(base);
     t->is_closing = true;
-    close_all(stack_take_all(&t->incoming));
-    close_all(stack_take_all(&t->retired));
-    close_all(t->clients);
-    t->clients = NULL;
+    take_back_all(stack_take_all(&t->incoming));
+    take_back_all(stack_take_all(&t->retired));
+    while (!LIST_EMPTY(&t->clients)) {
+        struct shm_client *c = LIST_FIRST(&t->clients);
+        LIST_REMOVE(c, entry);
+        take_back(c);
+    }
+    close_unshared(t);
     if (t->has_async)
         uv_close((uv_handle_t *)&t->async, on_handle_closed);
     transport_finish(t);

@@ -1,9 +1,10 @@
-/* transport_sp.c: listening, deadlines, and the way of replies from the engine's thread to the loop.
+/* transport_sp.c: listening, deadlines, and the way of replies from the engine's thread to the
+ * loop.
  *
- * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes all
- * of them, queues each at its peer and then flushes every such peer once.
- * Deadlines stand in three lists, each ordered because its members wait equally long; one timer looks
- * at the heads.
+ * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes
+ * all of them, queues each at its peer and then flushes every such peer once.
+ * Deadlines stand in three lists, each ordered because its members wait equally long; one timer
+ * looks at the heads and asks the daemon's clock whether they have passed.
  *
  * close may come while the engine still has requests: the memory then waits for them, too.
  */
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #include "daemon/address.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/sp_internal.h"
 #include "daemon/stack.h"
@@ -27,8 +29,6 @@
 enum {
     BACKLOG = 1024,
     SPARE_DESCRIPTORS = 64, /* the process's own, beside peers */
-    MIN_TICK_MS = 2,
-    MAX_TICK_MS = 500,
 };
 
 static struct transport_sp *of(struct transport *base)
@@ -42,15 +42,15 @@ static void on_timer(uv_timer_t *timer)
 {
     struct transport_sp *t = timer->data;
     struct sp_waits *lists[] = {&t->handshakes, &t->bodies, &t->writes};
-    uint64_t now_ns = uv_hrtime();
+    uint64_t now_ns = clock_now_ns();
     bool is_empty = true;
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
-        while (lists[i]->head != NULL && lists[i]->head->until_ns <= now_ns) {
-            struct sp_wait *w = lists[i]->head;
+        struct sp_wait *w;
+        while ((w = TAILQ_FIRST(&lists[i]->waiting)) != NULL && w->until_ns <= now_ns) {
             sp_wait_stop(w);
             lists[i]->expire(w->peer);
         }
-        is_empty &= lists[i]->head == NULL;
+        is_empty &= w == NULL;
     }
     if (t->is_accept_waiting) {
         t->is_accept_waiting = false;
@@ -77,30 +77,16 @@ void sp_wait_start(struct sp_waits *list, struct sp_wait *w)
 {
     sp_wait_stop(w);
     w->list = list;
-    w->until_ns = uv_hrtime() + list->timeout_ns;
-    w->next = NULL;
-    w->prev = list->tail;
-    if (list->tail != NULL)
-        list->tail->next = w;
-    else
-        list->head = w;
-    list->tail = w;
+    w->until_ns = clock_now_ns() + list->timeout_ns;
+    TAILQ_INSERT_TAIL(&list->waiting, w, entry);
     timer_start(w->peer->t);
 }
 
 void sp_wait_stop(struct sp_wait *w)
 {
-    struct sp_waits *list = w->list;
-    if (list == NULL)
+    if (w->list == NULL)
         return;
-    if (w->prev != NULL)
-        w->prev->next = w->next;
-    else
-        list->head = w->next;
-    if (w->next != NULL)
-        w->next->prev = w->prev;
-    else
-        list->tail = w->prev;
+    TAILQ_REMOVE(&w->list->waiting, w, entry);
     w->list = NULL;
 }
 
@@ -122,22 +108,21 @@ static void on_async(uv_async_t *async)
 {
     struct transport_sp *t = async->data;
     struct request *list = stack_take_all(&t->replies);
-    struct sp_peer *dirty = NULL;
+    SLIST_HEAD(, sp_peer) dirty = SLIST_HEAD_INITIALIZER(dirty);
     while (list != NULL) {
         struct request *req = list;
         struct sp_peer *p = req->peer;
         list = req->next;
         if (!p->is_closing && !p->is_dirty) {
             p->is_dirty = true;
-            p->next_dirty = dirty;
-            dirty = p;
+            SLIST_INSERT_HEAD(&dirty, p, dirty);
         }
         sp_peer_queue(p, req);
     }
     /* a peer cut meanwhile is still there: it is freed by its close callback, not before */
-    while (dirty != NULL) {
-        struct sp_peer *p = dirty;
-        dirty = p->next_dirty;
+    while (!SLIST_EMPTY(&dirty)) {
+        struct sp_peer *p = SLIST_FIRST(&dirty);
+        SLIST_REMOVE_HEAD(&dirty, dirty);
         p->is_dirty = false;
         sp_peer_flush(p);
     }
@@ -192,8 +177,7 @@ static uint64_t tick_of(const struct config *cfg)
         us = cfg->body_timeout_us;
     if (cfg->write_timeout_us < us)
         us = cfg->write_timeout_us;
-    uint64_t ms = us / 4000;
-    return ms < MIN_TICK_MS ? MIN_TICK_MS : ms > MAX_TICK_MS ? MAX_TICK_MS : ms;
+    return clock_tick_ms(us);
 }
 
 static void on_handle_closed(uv_handle_t *handle)
@@ -258,12 +242,16 @@ static struct transport_sp *transport_new(struct transport_env *env, const struc
     t->is_ipc = t->base.ops == &transport_ipc_ops;
     t->read_ahead = read_ahead;
     t->tick_ms = tick_of(cfg);
+    LIST_INIT(&t->peers);
     t->handshakes = (struct sp_waits){.timeout_ns = cfg->handshake_timeout_us * 1000,
                                       .expire = sp_peer_expire_handshake};
     t->bodies =
         (struct sp_waits){.timeout_ns = cfg->body_timeout_us * 1000, .expire = sp_peer_expire_body};
     t->writes = (struct sp_waits){.timeout_ns = cfg->write_timeout_us * 1000,
                                   .expire = sp_peer_expire_write};
+    TAILQ_INIT(&t->handshakes.waiting);
+    TAILQ_INIT(&t->bodies.waiting);
+    TAILQ_INIT(&t->writes.waiting);
     snprintf(t->url, sizeof(t->url), "%s", url);
     return t;
 }
@@ -329,7 +317,8 @@ static void sp_stop(struct transport *base)
     t->is_stopped = true;
     if (t->n_handles >= 2)
         uv_close(&t->listener.handle, on_handle_closed);
-    for (struct sp_peer *p = t->peers; p != NULL; p = p->next)
+    struct sp_peer *p;
+    LIST_FOREACH(p, &t->peers, entry)
         sp_peer_stop_reading(p);
 }
 
@@ -341,8 +330,11 @@ static bool sp_is_idle(const struct transport *base)
 static bool sp_hang_up(struct transport *base)
 {
     struct transport_sp *t = of(base);
-    bool is_done = t->n_owed == 0;
-    for (struct sp_peer *p = t->peers; p != NULL && t->n_owed == 0; p = p->next) {
+    struct sp_peer *p;
+    bool is_done = true;
+    if (t->n_owed != 0)
+        return false;
+    LIST_FOREACH(p, &t->peers, entry) {
         struct pollfd at = {.events = POLLRDHUP};
         if (uv_fileno(&p->io.handle, &at.fd) != 0)
             continue;
@@ -359,8 +351,8 @@ static void sp_close(struct transport *base)
         return;
     sp_stop(base);
     t->is_closing = true;
-    while (t->peers != NULL)
-        sp_peer_close(t->peers);
+    while (!LIST_EMPTY(&t->peers))
+        sp_peer_close(LIST_FIRST(&t->peers));
     if (t->n_handles >= 2)
         uv_close((uv_handle_t *)&t->timer, on_handle_closed);
     sp_transport_finish(t);

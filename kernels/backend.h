@@ -109,9 +109,9 @@ struct backend_batch {
     const struct backend_copy *copies;
     uint32_t n_items, n_patches, n_copies;
     /* Where info says BACKEND_HAS_WORDS, else NULL. wait: nothing of the batch begins, and no
-     * tensor of it is read, before the word has reached its value, whoever writes it. The batch
-     * holds its place meanwhile: later ones are handed back after it, and close and what is
-     * ordered with batches wait with it. So the caller sees to it that the word is written.
+     * tensor of it is read, before the word has reached its value. The batch holds its place
+     * meanwhile: later ones may be held up, and close and what is ordered with batches wait with
+     * it. So the caller sees to it that the word is written, and not by a later batch.
      * signal: the word becomes the value when all outputs are there, before poll hands the batch
      * back; not if the batch fails. */
     const struct backend_word *wait, *signal;

@@ -30,14 +30,14 @@ VISIBLE_FN uint32_t visible_first(uint32_t window_tokens, uint32_t position)
 }
 
 /* One past the last key that the query at `position` sees, of n_keys (those of its own item
- * included). */
-VISIBLE_FN uint32_t visible_end(bool is_full, uint32_t position, uint32_t n_keys)
+ * included). is_full is a number because kernels have it so. */
+VISIBLE_FN uint32_t visible_end(uint32_t is_full, uint32_t position, uint32_t n_keys)
 {
     return is_full ? n_keys : position + 1;
 }
 
 /* What the query at `position` sees. */
-VISIBLE_FN struct visible visible_to(uint32_t window_tokens, uint32_t sink_tokens, bool is_full,
+VISIBLE_FN struct visible visible_to(uint32_t window_tokens, uint32_t sink_tokens, uint32_t is_full,
                                      uint32_t position, uint32_t n_keys)
 {
     struct visible v;

@@ -1,6 +1,7 @@
-/* attnctl.c: the operator's command line, over libattn. One request per call; results on stdout as lines
- * or, with --json, as one object; one sentence on stderr and exit code 1 when the daemon, the way to it
- * or stdout fails, 2 for wrong usage. Each command makes a JSON object; lines are printed from that.
+/* attnctl.c: the operator's command line, over libattn. One request per call; results on stdout as
+ * lines or, with --json, as one object; one sentence on stderr and exit code 1 when the daemon, the
+ * way to it or stdout fails, 2 for wrong usage. Each command makes a JSON object; lines are printed
+ * from that.
  */
 #include <errno.h>
 #include <getopt.h>

@@ -1,15 +1,16 @@
-/* closed.c: the closed loop: one message a layer with all of a worker's sequences, the next one when
- * it is answered; and the filling of contexts before any loop.
+/* closed.c: the closed loop: one message a layer with all of a worker's sequences, the next one
+ * when it is answered; and the filling of contexts before any loop.
  *
- * A worker's sequences are at different tokens of their --steps, evenly spread, from the first step on,
- * as a decode worker's are. */
+ * A worker's sequences are at different tokens of their --steps, evenly spread, from the first step
+ * on, as a decode worker's are. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "clients/attnload/worker.h"
 
-/* The same step until it is done or cannot be: appends name their position, so this is harmless. */
+/* The same step until it is done or cannot be: appends name their position, so this is harmless.
+ * False without worker_fail: the time is over. */
 static bool step_until_done(struct worker *w, struct attn_step *s, struct attn_result *out_result,
                             const char *what)
 {
@@ -19,6 +20,8 @@ static bool step_until_done(struct worker *w, struct attn_step *s, struct attn_r
         attn_status st = attn_step(w->pool, s, out_result);
         if (st == ATTN_OK)
             return true;
+        if (worker_is_cut(w, st))
+            return false;
         if (!tally_refusal(&w->tally, st, out_result->retry_after_us, &wait_ns) ||
             attn_now_ns() > end_ns)
             return worker_fail(w, st, what);
@@ -65,8 +68,9 @@ bool closed_fill(struct worker *w, struct stream *s, uint32_t n, uint32_t spread
     return is_ok && !is_stopping(w);
 }
 
-/* One token of every sequence, through all layers. A sequence that has made its --steps tokens begins
- * again at its context and writes the same ones in their places: decode workers don't truncate. */
+/* One token of every sequence, through all layers. A sequence that has made its --steps tokens
+ * begins again at its context and writes the same ones in their places: decode workers don't
+ * truncate. */
 static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct attn_item *items)
 {
     const struct options *o = w->load->o;
@@ -90,7 +94,7 @@ static bool run_token(struct worker *w, struct stream *s, uint32_t n, struct att
 bool closed_run(struct worker *w, struct stream *s, uint32_t n)
 {
     const struct options *o = w->load->o;
-    uint64_t end_ns = w->load->start_ns + (uint64_t)(o->duration_s * 1e9);
+    uint64_t end_ns = worker_end_ns(w);
     struct attn_item *items = calloc(n, sizeof *items);
     bool is_ok = items != NULL || worker_fail(w, ATTN_ENOMEM, "items");
     bool is_over = false;
@@ -99,5 +103,5 @@ bool closed_run(struct worker *w, struct stream *s, uint32_t n)
         is_over = is_stopping(w) || (o->duration_s > 0 ? attn_now_ns() >= end_ns : --n_left == 0);
     }
     free(items);
-    return is_ok;
+    return w->failure == ATTN_OK;
 }

@@ -1,5 +1,6 @@
-/* data.h: q, k and v that can be made again: every row is a function of (seed, stream, layer, which,
- * token, head) alone. Values are n / 128 times a power of two, n in [-128, 127]: exact in every dtype.
+/* data.h: q, k and v that can be made again: every row is a function of (seed, stream, layer,
+ * which, token, head) alone. Values are n / 128 times a power of two, n in [-128, 127]: exact in
+ * every dtype.
  */
 #ifndef ATTNLOAD_DATA_H
 #define ATTNLOAD_DATA_H

@@ -1,9 +1,8 @@
 /* flow.c: the open loop and traces: many sequences a worker, each with at most one step in flight.
  *
- * A flow is one sequence on its way: prompt chunks, then tokens, each through all layers. Completion
- * callbacks only mark it; the worker's loop does the rest.
+ * A flow is one sequence on its way: prompt chunks, then tokens, each through all layers.
+ * Completion callbacks only mark it; the worker's loop does the rest.
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +26,7 @@ struct flow {
     uint64_t give_up_ns;
     bool is_active; /* holds a sequence */
     bool has_work; /* a token or prompt is due */
+    bool is_planned; /* and has not been sent yet */
     bool is_in_flight, is_answered;
 };
 
@@ -47,6 +47,9 @@ static bool flow_start(struct flow *f)
         .w = w, .streams = &f->stream, .n = 1, .layer = f->layer, .n_tokens = f->n_tokens};
     struct attn_step step = work_step(&f->work, &f->item, is_attended);
     f->is_answered = false;
+    if (f->is_planned)
+        samples_add(&w->tally.late, attn_now_ns() - f->due_ns);
+    f->is_planned = false;
     attn_status st = attn_step_start(w->pool, &step, on_answer, f, NULL);
     if (st != ATTN_OK)
         return worker_fail(w, st, "start a step");
@@ -70,6 +73,10 @@ static bool flow_take_answer(struct flow *f)
     uint64_t now = attn_now_ns(), wait_ns;
     bool is_prompt = f->stream.pos < f->n_prompt;
     f->is_in_flight = f->is_answered = false;
+    if (f->result.status != ATTN_OK && worker_is_cut(w, f->result.status)) {
+        f->has_work = false;
+        return true;
+    }
     if (f->result.status != ATTN_OK) {
         bool may_retry =
             tally_refusal(&w->tally, f->result.status, f->result.retry_after_us, &wait_ns) &&
@@ -169,27 +176,17 @@ static bool is_stopping(struct worker *w)
 
 /* ---- open loop ---- */
 
-static uint64_t gap_ns(struct worker *w, uint64_t *random)
-{
-    double mean_s = w->load->o->n_workers / w->load->o->rate;
-    *random = data_mix(*random);
-    double u = ((double)(*random >> 11) + 1) / 9007199254740993.0;
-    return (uint64_t)(-log(u) * mean_s * 1e9);
-}
-
-/* An idle flow for a token that is due; back to its context when it is at its end. */
-static struct flow *next_idle(struct worker *w, struct flow *flows, uint32_t n, uint32_t *cursor)
+/* An idle flow for a token that is due; at its end it writes the same tokens again, from its
+ * context on. */
+static struct flow *next_idle(struct flow *flows, uint32_t n, uint32_t *cursor)
 {
     for (uint32_t i = 0; i < n; i++) {
         struct flow *f = &flows[(*cursor + i) % n];
         if (f->has_work)
             continue;
         *cursor = (*cursor + i + 1) % n;
-        if (f->stream.pos < f->n_total)
-            return f;
-        if (!worker_seq(w, WORKER_TRUNCATE, f->n_prompt, &f->stream.seq))
-            return NULL;
-        f->stream.pos = f->n_prompt;
+        if (f->stream.pos == f->n_total)
+            f->stream.pos = f->n_prompt;
         return f;
     }
     return NULL;
@@ -198,8 +195,10 @@ static struct flow *next_idle(struct worker *w, struct flow *flows, uint32_t n, 
 bool open_run(struct worker *w, struct stream *s, uint32_t n)
 {
     const struct options *o = w->load->o;
-    uint64_t random = data_mix((uint64_t)o->seed * 1000003 + w->index), due_ns = w->load->start_ns;
-    uint64_t end_ns = due_ns + (uint64_t)(o->duration_s * 1e9), n_left = (uint64_t)n * o->steps;
+    uint64_t start_ns = w->load->start_ns, end_ns = worker_end_ns(w);
+    uint64_t n_left = (uint64_t)n * o->steps;
+    struct arrivals arrivals;
+    arrivals_init(&arrivals, &o->arrivals, o->rate, o->seed, w->index, o->n_workers);
     uint32_t cursor = 0, n_busy = 0;
     struct flow *flows = flows_open(w, n), *f;
     bool is_ok = w->failure == ATTN_OK;
@@ -211,18 +210,24 @@ bool open_run(struct worker *w, struct stream *s, uint32_t n)
         f->n_tokens = 1;
         f->is_active = true;
     }
-    due_ns += gap_ns(w, &random);
+    uint64_t due_ns = start_ns + arrivals_next(&arrivals);
     while (is_ok && !is_stopping(w) && (n_left > 0 || n_busy > 0)) {
         uint64_t now = attn_now_ns(), wake_ns = UINT64_MAX;
+        if (now >= end_ns &&
+            due_ns < end_ns) { /* what could not be sent in time; as many as planned */
+            double left_s = (double)(end_ns - due_ns) * 1e-9;
+            w->tally.n_unsent += (uint64_t)(left_s * o->rate / o->n_workers) + 1;
+            due_ns = end_ns;
+        }
         if (o->duration_s > 0)
             n_left = due_ns < end_ns ? 1 : 0; /* time alone ends it */
-        while (n_left > 0 && due_ns <= now && (f = next_idle(w, flows, n, &cursor)) != NULL) {
-            f->has_work = true;
+        while (n_left > 0 && due_ns <= now && (f = next_idle(flows, n, &cursor)) != NULL) {
+            f->has_work = f->is_planned = true;
             f->due_ns = f->step_ns = due_ns; /* what waited for a free sequence counts as late */
-            due_ns += gap_ns(w, &random);
+            due_ns = start_ns + arrivals_next(&arrivals);
             n_left = o->duration_s > 0 ? due_ns < end_ns : n_left - 1;
         }
-        is_ok = w->failure == ATTN_OK && drive(flows, n, &wake_ns);
+        is_ok = drive(flows, n, &wake_ns);
         n_busy = 0;
         for (uint32_t i = 0; i < n; i++)
             n_busy += flows[i].has_work;
@@ -244,15 +249,16 @@ static bool admit(struct worker *w, struct flow *f, uint32_t index)
     uint64_t now = attn_now_ns();
     f->arrival_ns = w->load->start_ns + r->arrival_us * 1000u;
     f->stream.seq = (struct attn_seq){.id = w->load->id_base + index};
-    if (!worker_seq(w, WORKER_OPEN, 0, &f->stream.seq))
+    if (!worker_seq(w, WORKER_OPEN, &f->stream.seq))
         return false;
-    samples_add(&w->tally.wait, now - f->arrival_ns);
+    f->is_planned = true;
     f->stream.data = (struct data_stream){.seed = w->load->o->seed, .stream = index};
     f->n_prompt = r->n_input;
     f->n_total = r->n_input + r->n_output;
     f->stream.pos = 0;
     f->is_active = true;
-    f->due_ns = f->step_ns = now;
+    f->due_ns = f->arrival_ns; /* the first step counts from when it was planned */
+    f->step_ns = now;
     f->not_before_ns = 0;
     f->give_up_ns = now + w->load->o->timeout_us * 1000u;
     set_next_chunk(f);
@@ -275,7 +281,7 @@ static bool retire(struct worker *w, struct flow *flows, uint32_t n, uint32_t *o
         f->is_active = f->has_work = false;
         w->tally.n_requests++;
         atomic_fetch_add(&w->load->n_requests, 1);
-        if (!worker_seq(w, WORKER_CLOSE, 0, &f->stream.seq))
+        if (!worker_seq(w, WORKER_CLOSE, &f->stream.seq))
             return false;
     }
     return true;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define DEFAULT_VERIFY 256
+#define SLO_SECONDS 5
 
 static const char intro[] =
     "usage: attnload [OPTIONS]\n"
@@ -22,9 +23,13 @@ static const char intro[] =
     "by\n"
     "--steps tokens, then writes the same ones again from --context on. They begin evenly spread\n"
     "over that way, filled so far.\n"
-    "Open loop (--rate): tokens of single sequences come at random times, and latencies count "
-    "from\n"
-    "when a token was due. Trace (--trace): requests arrive, send their prompt in chunks, make\n"
+    "Open loop (--rate): tokens of single sequences come at times that are fixed before "
+    "(--arrivals,\n"
+    "--seed), and latencies count from then on. A token that is sent late, because the load "
+    "generator or\n"
+    "all sequences are busy, shows in the line \"late\"; where more than 1 % are late by 1 ms, "
+    "percentiles\n"
+    "from p99 on are n/a. Trace (--trace): requests arrive, send their prompt in chunks, make\n"
     "their tokens, and leave.\n"
     "\n"
     "Exit code 0: done and every verified output within its bound; 1: not, no connection, or "
@@ -47,6 +52,8 @@ enum option_id {
     OPT_STEPS,
     OPT_DURATION,
     OPT_RATE,
+    OPT_ARRIVALS,
+    OPT_SLO,
     OPT_TRACE,
     OPT_SPEED,
     OPT_LENGTH_SCALE,
@@ -56,12 +63,14 @@ enum option_id {
     OPT_TIMEOUT,
     OPT_WAIT,
     OPT_JSON,
+    OPT_CSV,
+    OPT_COMPARE,
     OPT_HELP,
     OPT_VERSION,
 };
 
-/* NUMBER and REAL go to a uint32_t and a double of struct options, within min and max; the others are
- * set_other's. */
+/* NUMBER and REAL go to a uint32_t and a double of struct options, within min and max; the others
+ * are set_other's. */
 enum option_type { TYPE_FLAG, TYPE_OTHER, TYPE_NUMBER, TYPE_REAL };
 #define AT(field) offsetof(struct options, field)
 
@@ -95,10 +104,20 @@ static const struct {
      "prompt chunks only fill the cache, or also attend (append; of a trace: attend)", 0, 0, 0},
     {"steps", OPT_STEPS, TYPE_NUMBER, "N", "tokens a sequence makes (100)", AT(steps), 1, 1u << 26},
     {"duration", OPT_DURATION, TYPE_REAL, "SECONDS",
-     "go on so long, instead of until each sequence has made --steps tokens", AT(duration_s), 1e-3,
-     1e6},
+     "go on so long, instead of until each sequence has made --steps tokens; what is\n"
+     "                             not answered a second later is given up",
+     AT(duration_s), 1e-3, 1e6},
     {"rate", OPT_RATE, TYPE_REAL, "R", "open loop: tokens a second of all workers", AT(rate), 1e-3,
      1e9},
+    {"arrivals", OPT_ARRIVALS, TYPE_OTHER, "KIND",
+     "of the open loop: poisson (the default), constant, gamma=CV (coefficient of\n"
+     "                             variation of the gaps), burst=N (at once)",
+     0, 0, 0},
+    {"slo", OPT_SLO, TYPE_OTHER, "pNN=TIME",
+     "search, from --rate on, the highest rate at which this percentile of the\n"
+     "                             tokens' times is at most so long (p99=5ms); each rate runs for\n"
+     "                             --duration (5)",
+     0, 0, 0},
     {"trace", OPT_TRACE, TYPE_OTHER, "FILE", "replay requests, Mooncake's JSON lines", 0, 0, 0},
     {"speed", OPT_SPEED, TYPE_REAL, "X", "arrivals X times faster; 0: all at once (1)", AT(speed),
      0, 1e9},
@@ -116,6 +135,9 @@ static const struct {
     {"wait", OPT_WAIT, TYPE_REAL, "SECONDS",
      "for a daemon to come up, where there is none yet (0: say at once why)", AT(wait_s), 0, 1e6},
     {"json", OPT_JSON, TYPE_FLAG, NULL, "results as one JSON object", 0, 0, 0},
+    {"csv", OPT_CSV, TYPE_FLAG, NULL, "results as a line of names and a line of values", 0, 0, 0},
+    {"compare", OPT_COMPARE, TYPE_OTHER, "FILE", "results beside those of an earlier run's --json",
+     0, 0, 0},
     {"help", OPT_HELP, TYPE_FLAG, NULL, "this text", 0, 0, 0},
     {"version", OPT_VERSION, TYPE_FLAG, NULL, "the version", 0, 0, 0},
 };
@@ -175,6 +197,30 @@ static bool parse_layers(const char *text, uint32_t *out)
     return true;
 }
 
+/* p50=300us, p99.9=5ms, p90=1s */
+static bool parse_slo(const char *text, struct slo *out)
+{
+    static const struct {
+        const char *name;
+        double seconds;
+    } units[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
+    char *end;
+    size_t n = strcspn(text, "=");
+    double percent = text[0] == 'p' ? strtod(text + 1, &end) : 0;
+    if (text[0] != 'p' || text[n] == '\0' || n >= sizeof out->name || end != text + n ||
+        !(percent > 0 && percent < 100))
+        return false;
+    double x = strtod(text + n + 1, &end);
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(end, units[i].name) != 0 || !(x > 0 && x < 1e9))
+            continue;
+        *out = (struct slo){.share = percent / 100, .seconds = x * units[i].seconds};
+        memcpy(out->name, text, n);
+        return true;
+    }
+    return false;
+}
+
 /* What was expected instead, NULL if the value is good. */
 static const char *set_other(struct options *o, enum option_id id, const char *text)
 {
@@ -198,6 +244,15 @@ static const char *set_other(struct options *o, enum option_id id, const char *t
     case OPT_PROMPT:
         o->is_prompt_attended = strcmp(text, "attend") == 0;
         return o->is_prompt_attended || strcmp(text, "append") == 0 ? NULL : "append or attend";
+    case OPT_ARRIVALS:
+        return arrivals_parse(text, &o->arrivals) ? NULL
+                                                  : "poisson, constant, gamma=CV (0.01 to 100) or "
+                                                    "burst=N (1 to 1000000)";
+    case OPT_SLO:
+        return parse_slo(text, &o->slo) ? NULL : "a percentile and a time, as p99=5ms";
+    case OPT_COMPARE:
+        o->compare = text;
+        return NULL;
     default: /* OPT_TRACE */
         o->trace = text;
         return NULL;
@@ -212,7 +267,7 @@ static bool set_option(struct options *o, size_t i, const char *text)
     void *at = (char *)o + table[i].offset;
     double min = table[i].min, max = table[i].max;
     if (table[i].type == TYPE_FLAG)
-        o->is_json = true; /* the only one that comes here */
+        o->format = table[i].id == OPT_CSV ? FORMAT_CSV : FORMAT_JSON;
     else if (table[i].type == TYPE_OTHER)
         expected = set_other(o, table[i].id, text);
     else if (text == NULL) /* --verify */
@@ -251,6 +306,16 @@ static const char *check(struct options *o, uint64_t given)
     for (size_t i = 0; o->trace == NULL && i < sizeof of_traces / sizeof of_traces[0]; i++)
         if (is_given(given, of_traces[i]))
             return "--speed, --length-scale and --requests need --trace";
+    if (is_given(given, OPT_JSON) && is_given(given, OPT_CSV))
+        return "--json and --csv: one of them";
+    if (is_given(given, OPT_CSV) && o->compare != NULL)
+        return "--compare goes without --csv";
+    if (is_given(given, OPT_SLO) && !is_given(given, OPT_RATE))
+        return "--slo needs --rate, to begin with";
+    if (is_given(given, OPT_SLO) && !is_given(given, OPT_DURATION))
+        o->duration_s = SLO_SECONDS;
+    if (is_given(given, OPT_ARRIVALS) && !is_given(given, OPT_RATE))
+        return "--arrivals needs --rate";
     if (!is_given(given, OPT_PROMPT))
         o->is_prompt_attended = o->trace != NULL;
     if ((uint64_t)o->context + o->steps > UINT32_MAX / 2)

@@ -2,7 +2,17 @@
 #ifndef ATTNLOAD_OPTIONS_H
 #define ATTNLOAD_OPTIONS_H
 
+#include "clients/attnload/arrivals.h"
 #include "clients/attnload/preset.h"
+
+enum options_format { FORMAT_TEXT, FORMAT_JSON, FORMAT_CSV };
+
+/* A percentile of the tokens' times and its bound. */
+struct slo {
+    char name[8]; /* "p99" */
+    double share; /* 0.99; 0: none asked for */
+    double seconds;
+};
 
 struct options {
     const char *endpoint;
@@ -12,13 +22,16 @@ struct options {
     uint32_t context, steps, chunk, block_tokens; /* tokens */
     double duration_s; /* 0: steps alone end the run */
     double rate; /* open loop: tokens a second of all workers, 0: closed loop */
+    struct arrivals_spec arrivals; /* of the open loop */
+    struct slo slo; /* search the rate that keeps it */
     attn_dtype dtype, kv_dtype;
     bool is_prompt_attended;
     uint32_t seed;
     double timeout_s, wait_s;
     uint64_t timeout_us; /* the same */
     uint32_t n_verify; /* outputs to recompute, 0: none */
-    bool is_json;
+    enum options_format format;
+    const char *compare; /* the JSON of an earlier run; NULL: none */
     const char *trace; /* NULL: no trace */
     double speed, length_scale;
     uint32_t n_requests; /* 0: all */

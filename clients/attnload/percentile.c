@@ -60,6 +60,19 @@ uint64_t samples_percentile(const struct samples *s, double share)
     return s->v[i < s->n ? i : s->n - 1];
 }
 
+double samples_share_from(const struct samples *s, uint64_t x)
+{
+    size_t low = 0, high = s->n; /* the first that is x or more is in [low, high] */
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (s->v[middle] < x)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return s->n == 0 ? 0 : (double)(s->n - low) / (double)s->n;
+}
+
 void samples_fini(struct samples *s)
 {
     free(s->v);

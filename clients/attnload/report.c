@@ -1,9 +1,9 @@
 /* report.c: see report.h. Times are printed in microseconds and written to JSON in seconds. */
 #include "clients/attnload/report.h"
+#include "clients/attnload/compare.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,10 +12,14 @@
 static const double shares[] = {0.5, 0.9, 0.99, 0.999, 1};
 static const char *const share_names[] = {"p50", "p90", "p99", "p99.9", "max"};
 #define N_SHARES (sizeof shares / sizeof shares[0])
+#define LATE_NS 1000000u
+#define MAX_LATE_SHARE 0.01
+#define FIRST_REFUSED 0.99
 
 struct line {
     const char *name, *text;
     const struct samples *samples;
+    bool is_planned; /* counts from a plan that may not have been kept */
 };
 
 /* The latency table; *out has room for seven. */
@@ -23,13 +27,13 @@ static size_t lines_of(const struct report *r, struct line out[7])
 {
     const struct tally *t = &r->tally;
     const struct line all[7] = {
-        {"total", "step, as the worker sees it", &t->total},
-        {"queue", "waiting in the daemon", &t->queue},
-        {"device", "of the batch on the device", &t->device},
-        {"added", "total without device", &t->added},
-        {"token", "all layers, from due to done", &t->token},
-        {"ttft", "arrival to the prompt's end", &t->ttft},
-        {"wait", "arrival to admission", &t->wait},
+        {"total", "step, as the worker sees it", &t->total, true},
+        {"queue", "waiting in the daemon", &t->queue, false},
+        {"device", "of the batch on the device", &t->device, false},
+        {"added", "total without device", &t->added, true},
+        {"token", "all layers, from due to done", &t->token, true},
+        {"ttft", "arrival to the prompt's end", &t->ttft, true},
+        {"late", "from planned to sent", &t->late, false},
     };
     size_t n = 0;
     for (size_t i = 0; i < 7; i++) {
@@ -37,6 +41,25 @@ static size_t lines_of(const struct report *r, struct line out[7])
             out[n++] = all[i];
     }
     return n;
+}
+
+double report_late_share(const struct report *r)
+{
+    const struct tally *t = &r->tally;
+    double n = (double)t->late.n, n_late = n * samples_share_from(&t->late, LATE_NS);
+    return n + (double)t->n_unsent > 0 ? (n_late + (double)t->n_unsent) / (n + (double)t->n_unsent)
+                                       : 0;
+}
+
+/* What the slowest took says then more of the load generator than of the daemon. */
+bool report_is_late(const struct report *r, double share)
+{
+    return share >= FIRST_REFUSED && report_late_share(r) > MAX_LATE_SHARE;
+}
+
+static bool is_refused(const struct report *r, const struct line *l, double share)
+{
+    return l->is_planned && report_is_late(r, share);
 }
 
 static double per_second(double n, double s)
@@ -58,7 +81,7 @@ static const char *mode_of(const struct options *o)
 bool report_is_good(const struct report *r)
 {
     bool is_checked = r->o->n_verify == 0 || r->verified.n_verified > 0;
-    return r->failure == NULL && r->verified.n_mismatched == 0 && is_checked;
+    return r->failure[0] == '\0' && r->verified.n_mismatched == 0 && is_checked;
 }
 
 static void print_text(const struct report *r)
@@ -92,10 +115,26 @@ static void print_text(const struct report *r)
     }
     for (size_t i = 0; i < n; i++) {
         printf("  %-7s", lines[i].name);
-        for (size_t j = 0; j < N_SHARES; j++)
-            printf(" %10.1f", (double)samples_percentile(lines[i].samples, shares[j]) * 1e-3);
+        for (size_t j = 0; j < N_SHARES; j++) {
+            if (is_refused(r, &lines[i], shares[j]))
+                printf(" %10s", "n/a");
+            else
+                printf(" %10.1f", (double)samples_percentile(lines[i].samples, shares[j]) * 1e-3);
+        }
         printf("  %s\n", lines[i].text);
     }
+    if (report_late_share(r) > MAX_LATE_SHARE)
+        printf("n/a       %.1f %% of %zu sends were 1 ms late or more: more --sequences or "
+               "--workers, or "
+               "a lower rate\n",
+               100 * report_late_share(r), t->late.n + t->n_unsent);
+    if (o->slo.share > 0 && r->good_rate > 0)
+        printf("knee      %.6g tokens/s keep %s of a token within %g s; too many are %.6g\n",
+               r->good_rate, o->slo.name, o->slo.seconds, r->bad_rate);
+    if (t->n_unfinished + t->n_unsent > 0)
+        printf("cut       when the time was over, %" PRIu64 " tokens were not sent and %" PRIu64
+               " steps not answered\n",
+               t->n_unsent, t->n_unfinished);
     for (int i = 1; i < TALLY_N_STATUS; i++) {
         if (t->refused[i] > 0)
             printf("refused   %" PRIu64 " x %s\n", t->refused[i],
@@ -110,7 +149,7 @@ static void print_text(const struct report *r)
         if (v->n_mismatched > 0)
             printf("mismatch  %s\n", v->first);
     }
-    if (r->failure != NULL)
+    if (r->failure[0] != '\0')
         printf("failed    %s\n", r->failure);
 }
 
@@ -119,17 +158,19 @@ static json_t *number(double x)
     return isfinite(x) ? json_real(x) : json_null();
 }
 
-static json_t *times_of(const struct samples *s)
+static json_t *times_of(const struct report *r, const struct line *l)
 {
     json_t *o = json_object();
     for (size_t j = 0; j < N_SHARES; j++)
         json_object_set_new(o, share_names[j],
-                            number((double)samples_percentile(s, shares[j]) * 1e-9));
-    json_object_set_new(o, "count", json_integer((json_int_t)s->n));
+                            is_refused(r, l, shares[j])
+                                ? json_null()
+                                : number((double)samples_percentile(l->samples, shares[j]) * 1e-9));
+    json_object_set_new(o, "count", json_integer((json_int_t)l->samples->n));
     return o;
 }
 
-static void print_json(const struct report *r)
+static json_t *object_of(const struct report *r)
 {
     const struct options *o = r->o;
     const struct tally *t = &r->tally;
@@ -146,6 +187,9 @@ static void print_json(const struct report *r)
     json_object_set_new(root, "workers", json_integer(o->n_workers));
     json_object_set_new(root, "sequences", json_integer(o->n_sequences));
     json_object_set_new(root, "context", json_integer(o->context));
+    json_object_set_new(root, "rate", o->rate > 0 ? number(o->rate) : json_null());
+    json_object_set_new(root, "arrivals",
+                        o->rate > 0 ? json_string(arrivals_name(o->arrivals.kind)) : json_null());
     json_object_set_new(root, "seed", json_integer((json_int_t)o->seed));
     json_object_set_new(root, "prompt_tokens", json_integer((json_int_t)t->n_prompt_tokens));
     json_object_set_new(root, "prompt_seconds", number(r->prompt_s));
@@ -161,8 +205,16 @@ static void print_json(const struct report *r)
     json_object_set_new(root, "mean_batch_items",
                         r->n_batches > 0 ? number(r->n_batch_items / r->n_batches) : json_null());
     for (size_t i = 0; i < n; i++)
-        json_object_set_new(times, lines[i].name, times_of(lines[i].samples));
+        json_object_set_new(times, lines[i].name, times_of(r, &lines[i]));
     json_object_set_new(root, "times", times);
+    json_object_set_new(root, "late_share", number(report_late_share(r)));
+    if (o->slo.share > 0)
+        json_object_set_new(root, "slo",
+                            json_pack("{s:s, s:f, s:f, s:f}", "percentile", o->slo.name, "seconds",
+                                      o->slo.seconds, "good_rate", r->good_rate, "bad_rate",
+                                      r->bad_rate));
+    json_object_set_new(root, "unsent", json_integer((json_int_t)t->n_unsent));
+    json_object_set_new(root, "unfinished", json_integer((json_int_t)t->n_unfinished));
     for (int i = 1; i < TALLY_N_STATUS; i++) {
         if (t->refused[i] > 0)
             json_object_set_new(refused, attn_status_name((attn_status)-i),
@@ -175,18 +227,26 @@ static void print_json(const struct report *r)
     json_object_set_new(root, "max_relative_l2", number(r->verified.max_l2));
     json_object_set_new(root, "max_lse_error", number(r->verified.max_lse_error));
     json_object_set_new(root, "failure",
-                        r->failure != NULL ? json_string(r->failure) : json_null());
-    json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-    putchar('\n');
-    json_decref(root);
+                        r->failure[0] != '\0' ? json_string(r->failure) : json_null());
+    return root;
 }
 
 void report_print(const struct report *r)
 {
-    if (r->o->is_json)
-        print_json(r);
-    else
+    json_t *root = object_of(r);
+    if (r->o->format == FORMAT_CSV) {
+        compare_print_csv(root);
+    } else if (r->o->format == FORMAT_JSON) {
+        if (r->old != NULL)
+            json_object_set_new(root, "change", compare_change(r->old, root));
+        json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        putchar('\n');
+    } else {
         print_text(r);
+        if (r->old != NULL)
+            compare_print(r->old, root);
+    }
+    json_decref(root);
 }
 
 bool report_is_written(void)

@@ -1,6 +1,8 @@
-/* report.h: the results of a run, as text or JSON. */
+/* report.h: the results of a run, as text, JSON or CSV. */
 #ifndef ATTNLOAD_REPORT_H
 #define ATTNLOAD_REPORT_H
+
+#include <jansson.h>
 
 #include "clients/attnload/worker.h"
 
@@ -11,11 +13,18 @@ struct report {
     struct verify_result verified;
     double prompt_s, run_s;
     double n_batches, n_batch_items; /* the daemon's, during the run; negative: not known */
-    const char *failure; /* why a worker failed, NULL */
+    char failure[WORKER_WHY_BYTES]; /* why a worker failed, "" */
+    double good_rate, bad_rate; /* of --slo; 0: none found */
+    const json_t *old; /* results to compare with, NULL */
 };
 
 /* True: the run did all it should and no output was wrong. */
 bool report_is_good(const struct report *r);
+/* Of the sends of an open loop or a trace, how many were 1 ms late or more: 0 to 1. */
+double report_late_share(const struct report *r);
+/* True: too many sends were late for a percentile (0 to 1) of what counts from the plan to be told.
+ * */
+bool report_is_late(const struct report *r, double share);
 void report_print(const struct report *r);
 /* Everything printed so far has arrived; else said on stderr why not. */
 bool report_is_written(void);

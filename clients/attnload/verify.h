@@ -1,5 +1,6 @@
 /* verify.h: keeps a random sample of a run's outputs and their lse, and recomputes it in float64
- * afterwards, from K, V and q that are made again (data.h). One a worker; not shared between threads. */
+ * afterwards, from K, V and q that are made again (data.h). One a worker; not shared between
+ * threads. */
 #ifndef ATTNLOAD_VERIFY_H
 #define ATTNLOAD_VERIFY_H
 

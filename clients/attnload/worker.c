@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#define GRACE_NS 1000000000u
 #define MIN_WAIT_NS 1000000u /* before a refused step is tried again */
 
 void worker_sleep(uint64_t ns)
@@ -86,6 +87,33 @@ static void work_take(void *user, const void *out, const float *lse, uint32_t n_
     }
 }
 
+uint64_t worker_end_ns(const struct worker *w)
+{
+    const struct load *l = w->load;
+    if (l->o->duration_s == 0 || l->start_ns == 0)
+        return UINT64_MAX;
+    return l->start_ns + (uint64_t)(l->o->duration_s * 1e9);
+}
+
+bool worker_is_cut(struct worker *w, attn_status st)
+{
+    bool is_cut =
+        attn_now_ns() >= worker_end_ns(w) && attn_status_is_retryable(st) && st != ATTN_ECONN;
+    w->tally.n_unfinished += is_cut;
+    return is_cut;
+}
+
+/* No step outlives the run by more than a second, not even one to a daemon that is gone. */
+static uint64_t timeout_us(const struct worker *w)
+{
+    uint64_t end_ns = worker_end_ns(w), most_us = w->load->o->timeout_us;
+    if (end_ns == UINT64_MAX)
+        return most_us;
+    uint64_t now = attn_now_ns(), until_ns = end_ns + GRACE_NS;
+    uint64_t left_us = until_ns > now ? (until_ns - now) / 1000u : 0;
+    return left_us == 0 ? 1 : left_us < most_us ? left_us : most_us;
+}
+
 struct attn_step work_step(struct work *x, struct attn_item *items, bool is_attended)
 {
     for (uint32_t i = 0; i < x->n; i++)
@@ -101,6 +129,7 @@ struct attn_step work_step(struct work *x, struct attn_item *items, bool is_atte
                               .layer = x->layer,
                               .n_items = x->n,
                               .items = items,
+                              .timeout_us = timeout_us(x->w),
                               .in_place = &x->in_place};
 }
 
@@ -108,6 +137,17 @@ uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)
 {
     return 2ull * preset_visible(o->preset, layer, pos) * o->preset->num_kv_heads *
            o->preset->head_dim * attn_dtype_bytes(o->kv_dtype);
+}
+
+void tally_fini(struct tally *t)
+{
+    samples_fini(&t->total);
+    samples_fini(&t->queue);
+    samples_fini(&t->device);
+    samples_fini(&t->added);
+    samples_fini(&t->token);
+    samples_fini(&t->ttft);
+    samples_fini(&t->late);
 }
 
 void tally_step(struct tally *t, const struct attn_result *r, uint64_t total_ns, uint32_t n_items)
@@ -130,19 +170,13 @@ bool tally_refusal(struct tally *t, attn_status st, uint64_t retry_after_us, uin
     return attn_status_is_retryable(st) && st != ATTN_ETIMEDOUT && st != ATTN_ECONN;
 }
 
-bool worker_seq(struct worker *w, enum worker_verb verb, uint32_t len, struct attn_seq *seq)
+bool worker_seq(struct worker *w, enum worker_verb verb, struct attn_seq *seq)
 {
-    static const char *const what[] = {"open a sequence", "truncate a sequence",
-                                       "close a sequence"};
+    static const char *const what[] = {"open a sequence", "close a sequence"};
     uint64_t end_ns = attn_now_ns() + w->load->o->timeout_us * 1000u, wait_ns;
     for (;;) {
-        attn_status st;
-        if (verb == WORKER_OPEN)
-            st = attn_seq_open(w->pool, seq->id, 0, seq);
-        else if (verb == WORKER_TRUNCATE)
-            st = attn_seq_truncate(w->pool, seq, len, 0);
-        else
-            st = attn_seq_close(w->pool, seq, 0);
+        attn_status st = verb == WORKER_OPEN ? attn_seq_open(w->pool, seq->id, 0, seq)
+                                             : attn_seq_close(w->pool, seq, 0);
         if (st == ATTN_OK)
             return true;
         if (!tally_refusal(&w->tally, st, attn_last_error()->retry_after_us, &wait_ns) ||
@@ -183,7 +217,7 @@ static bool open_streams(struct worker *w, struct stream *s, uint32_t n)
         uint64_t stream = (uint64_t)w->index * o->n_sequences + i;
         s[i].data = (struct data_stream){.seed = o->seed, .stream = stream};
         s[i].seq.id = w->load->id_base + stream;
-        if (!worker_seq(w, WORKER_OPEN, 0, &s[i].seq))
+        if (!worker_seq(w, WORKER_OPEN, &s[i].seq))
             return false;
     }
     return true;
@@ -213,7 +247,8 @@ void *worker_main(void *arg)
     pthread_barrier_wait(&w->load->barrier);
 
     /* What is not closed ends with its lease: no waiting for a daemon that is gone. */
-    bool is_lost = w->failure == ATTN_ECONN || w->failure == ATTN_ETIMEDOUT;
+    bool is_lost =
+        w->failure == ATTN_ECONN || w->failure == ATTN_ETIMEDOUT || w->tally.n_unfinished > 0;
     for (uint32_t i = 0; s != NULL && i < o->n_sequences && !is_lost; i++) {
         if (s[i].seq.epoch != 0)
             is_lost = attn_seq_close(w->pool, &s[i].seq, 0) == ATTN_ECONN;
@@ -229,11 +264,5 @@ void worker_fini(struct worker *w)
     attn_pool_close(w->pool);
     attn_client_close(w->client);
     verify_fini(&w->verify);
-    samples_fini(&w->tally.total);
-    samples_fini(&w->tally.queue);
-    samples_fini(&w->tally.device);
-    samples_fini(&w->tally.added);
-    samples_fini(&w->tally.token);
-    samples_fini(&w->tally.ttft);
-    samples_fini(&w->tally.wait);
+    tally_fini(&w->tally);
 }

@@ -17,6 +17,7 @@
 #include "proto/attn_time.h"
 
 #define TALLY_N_STATUS 32
+#define WORKER_WHY_BYTES (ATTN_MESSAGE_BYTES + 64)
 
 /* What all workers of a run share. */
 struct load {
@@ -35,7 +36,9 @@ struct load {
 struct tally {
     struct samples total, queue, device, added; /* of decode steps; added: total without device */
     struct samples token; /* from due to done, all layers; open loop and traces */
-    struct samples ttft, wait; /* of a trace's requests: arrival to prompt done, to admission */
+    struct samples ttft; /* of a trace's requests: arrival to prompt done */
+    struct samples late; /* from planned to sent; open loop and traces */
+    uint64_t n_unsent, n_unfinished; /* planned tokens not sent, steps not answered in --duration */
     uint64_t n_steps, n_items, kv_bytes; /* decode */
     uint64_t n_prompt_steps, n_prompt_tokens;
     uint64_t n_requests;
@@ -53,7 +56,7 @@ struct worker {
     struct verify verify;
     struct verify_result verified;
     attn_status failure;
-    char why[ATTN_MESSAGE_BYTES + 64];
+    char why[WORKER_WHY_BYTES];
 };
 
 struct stream {
@@ -62,8 +65,8 @@ struct stream {
     uint32_t pos; /* of its next token; its loop moves it on when every layer has been answered */
 };
 
-/* A step of the next n_tokens of each of streams[0 .. n), in one layer. Its q, k and v are made where the daemon
- * reads them, its outputs looked at where the daemon wrote them. */
+/* A step of the next n_tokens of each of streams[0 .. n), in one layer. Its q, k and v are made
+ * where the daemon reads them, its outputs looked at where the daemon wrote them. */
 struct work {
     struct worker *w;
     const struct stream *streams;
@@ -78,8 +81,13 @@ void worker_sleep(uint64_t ns);
 /* Creates (or finds) the run's pool. */
 attn_status worker_pool_create(attn_client *c, const struct load *load, attn_pool **out_pool);
 /* A sequence's call, again while the daemon asks for patience. False: worker_fail was called. */
-enum worker_verb { WORKER_OPEN, WORKER_TRUNCATE, WORKER_CLOSE };
-bool worker_seq(struct worker *w, enum worker_verb verb, uint32_t len, struct attn_seq *seq);
+enum worker_verb { WORKER_OPEN, WORKER_CLOSE };
+bool worker_seq(struct worker *w, enum worker_verb verb, struct attn_seq *seq);
+/* When --duration ends the measured run; UINT64_MAX: never, or it has not begun. */
+uint64_t worker_end_ns(const struct worker *w);
+/* True: that is over, so this failure of a step only means that there was no time left. Counts it.
+ * */
+bool worker_is_cut(struct worker *w, attn_status st);
 /* Records the failure of a call, stops the run and returns false. */
 bool worker_fail(struct worker *w, attn_status st, const char *what);
 
@@ -88,6 +96,7 @@ struct attn_step work_step(struct work *x, struct attn_item *items, bool is_atte
 /* KV bytes that attention of the query at pos reads. */
 uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos);
 
+void tally_fini(struct tally *t);
 /* Counts a completed decode step of n_items. */
 void tally_step(struct tally *t, const struct attn_result *r, uint64_t total_ns, uint32_t n_items);
 /* Counts a refusal; true: it may be tried again, after *out_wait_ns. */

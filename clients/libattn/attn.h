@@ -6,10 +6,11 @@
  * Concurrency
  *   1 Every function may be called from any thread, several at once, on one client or many; only
  *     attn_client_close must be the last call on its client and attn_pool_close the last on its pool.
- *   2 Replies are read, deadlines kept and lost requests sent again by whichever thread is inside a
- *     call that waits (a blocking call, attn_step_wait, attn_client_poll). One waiting thread reads for all of them, and writes what is left of a
- *     request larger than the socket's buffer. A thread of each client's own, with all signals
- *     blocked, does nothing but renew the session's lease while no call does; it runs no callback.
+ *   2 Replies are read, deadlines kept and lost requests sent again by whichever thread is inside
+ *     a call that waits (a blocking call, attn_step_wait, attn_client_poll). One waiting thread
+ *     reads for all of them, and writes what is left of a request larger than the socket's buffer.
+ *     A thread of each client's own, with all signals blocked, does nothing but renew the session's
+ *     lease while no call does; it runs no callback.
  *   3 Completion callbacks run on such a thread, with no lock held. They may start steps; a call
  *     that waits, made inside a callback, is refused with ATTN_EINVAL.
  *   4 After fork the child may only call attn_client_close and attn_pool_close on what it inherited
@@ -136,9 +137,9 @@ ATTN_API attn_status attn_client_open(const char *url, const struct attn_client_
 ATTN_API void attn_client_close(attn_client *c);
 
 /* A new session on the same client, whether the one before is gone or not; that one is left to its
- * lease. Requests in flight stay the old session's. Pools of the old session are gone for this client
- * (ATTN_GONE_POOL), and so are the sequences in them: closing those is always ATTN_OK. Errors as
- * attn_client_open. */
+ * lease. Requests in flight stay the old session's. Pools of the old session are gone for this
+ * client (ATTN_GONE_POOL), and so are the sequences in them: closing those is always ATTN_OK.
+ * Errors as attn_client_open. */
 ATTN_API attn_status attn_client_reopen(attn_client *c, uint64_t timeout_us);
 
 /* out->struct_size is set by the caller. */
@@ -158,7 +159,8 @@ ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t timeout_us);
 ATTN_API void attn_free(void *p);
 
 /* For event loops: readable when attn_client_poll has something to do. While steps are in flight
- * call attn_client_poll at least every 20 ms besides, for deadlines and reconnects. -1: after fork. */
+ * call attn_client_poll at least every 20 ms besides, for deadlines and reconnects. -1: after fork.
+ * */
 ATTN_API int attn_client_fd(attn_client *c);
 
 /* attn_client_poll: completes what can be completed; waits up to timeout_us for the first.
@@ -171,10 +173,10 @@ ATTN_API attn_status attn_client_poll(attn_client *c, uint64_t timeout_us,
 /* attn_client_copy: memcpy for a fill of attn_in_place, into what it was given, on its thread.
  *
  * A device that reads q, k and v where they are (shm://, a backend other than cpu) reads lines that
- * lie dirty in a core's cache at six tenths of the speed of lines in memory. So for such a client, on
- * x86-64 and where dst and bytes are multiples of 16, the stores go past the cache; the copy takes
- * half as long again, the device's time is all workers'. Steps not in place are copied in the same
- * way. c may be NULL: plain memcpy. */
+ * lie dirty in a core's cache at six tenths of the speed of lines in memory. So for such a client,
+ * on x86-64 and where dst and bytes are multiples of 16, the stores go past the cache; the copy
+ * takes half as long again, the device's time is all workers'. Steps not in place are copied in the
+ * same way. c may be NULL: plain memcpy. */
 ATTN_API void attn_client_copy(const attn_client *c, void *dst, const void *src, size_t bytes);
 
 /* ---- pool ---- */
@@ -266,9 +268,9 @@ struct attn_item {
     uint32_t n_tokens; /* >= 1 */
 };
 
-/* Tensors where the daemon reads and writes them, instead of in arrays of the caller: over shm:// nothing
- * is copied on this host, over sockets one copy less each way. Shapes as in attn_step; pointers are
- * aligned for their dtype.
+/* Tensors where the daemon reads and writes them, instead of in arrays of the caller: over shm://
+ * nothing is copied on this host, over sockets one copy less each way. Shapes as in attn_step;
+ * pointers are aligned for their dtype.
  *
  * fill     writes q, k and v (NULL: not part of the step). Called inside the call that starts the step
  *          and, if it must be sent again, on any thread that waits or polls. Plain stores leave lines
@@ -285,8 +287,8 @@ struct attn_in_place {
     void *user;
 };
 
-/* One layer's new tokens of n_items sequences; T is the sum of their n_tokens, in items' order.
- * k and v: they are appended. q: it attends, over what is cached then. The arrays are borrowed until
+/* One layer's new tokens of n_items sequences; T is the sum of their n_tokens, in items' order. k
+ * and v: they are appended. q: it attends, over what is cached then. The arrays are borrowed until
  * the step completes; nothing touches them after that. */
 struct attn_step {
     uint32_t struct_size;
@@ -304,8 +306,8 @@ struct attn_step {
     const struct attn_in_place *in_place; /* instead of q, k, v, out and lse; NULL: those */
 };
 
-/* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written, the
- * rows of failed items are NaN, and status is that of the first of them. */
+/* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written,
+ * the rows of failed items are NaN, and status is that of the first of them. */
 struct attn_result {
     uint32_t struct_size;
     attn_status status;
@@ -323,9 +325,9 @@ struct attn_result {
  * ended, unless the call itself was wrong.
  *
  * A step larger than one message (max_message_bytes, max_step_tokens) is sent as several, one after
- * another, items cut in the order of their positions; the times of its result are sums. Where such a
- * step fails, the rows of failed items are NaN, and of what they append the first tokens may be cached.
- * A layer with is_full does not let items be cut.
+ * another, items cut in the order of their positions; the times of its result are sums. Where such
+ * a step fails, the rows of failed items are NaN, and of what they append the first tokens may be
+ * cached. A layer with is_full does not let items be cut.
  *
  * Errors   ATTN_EINVAL shapes, pointers, limits, or a position gap; ATTN_ENOTFOUND, ATTN_ESTALE a
  *          sequence; ATTN_ENOBLOCKS, ATTN_EOVERLOAD with retry-after; ATTN_EDEADLINE the daemon gave

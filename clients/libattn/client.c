@@ -1,6 +1,7 @@
 /* client.c: opening and closing a client, and the calls that are about the daemon as a whole. */
 #include "clients/libattn/client.h"
 #include "clients/libattn/copy.h"
+#include "clients/libattn/request.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -81,6 +82,11 @@ static void copy_text(char *dst, size_t bytes, const char *src)
     snprintf(dst, bytes, "%s", src);
 }
 
+struct hello_answer {
+    struct attn_client_info info;
+    uint64_t last_request_id;
+};
+
 static attn_status take_hello(struct client_request *r, const struct wire_reply *reply)
 {
     if (reply->header->body_case != ATTND__REPLY__BODY_HELLO) {
@@ -88,7 +94,9 @@ static attn_status take_hello(struct client_request *r, const struct wire_reply 
         return ATTN_EPROTO;
     }
     const Attnd__HelloReply *h = reply->header->hello;
-    struct attn_client_info *info = r->take_arg;
+    struct hello_answer *out = r->take_arg;
+    struct attn_client_info *info = &out->info;
+    out->last_request_id = h->last_request_id;
     info->protocol_version = h->protocol_version;
     info->session = h->session;
     info->lease_us = h->lease_us;
@@ -102,7 +110,7 @@ static attn_status take_hello(struct client_request *r, const struct wire_reply 
 }
 
 static attn_status say_hello(struct attn_client *c, uint64_t session, uint64_t timeout_us,
-                             struct attn_client_info *out)
+                             struct hello_answer *out)
 {
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__Hello hello = ATTND__HELLO__INIT;
@@ -117,11 +125,12 @@ static attn_status say_hello(struct attn_client *c, uint64_t session, uint64_t t
 /* A session, new (0) or to go on with, and its limits. */
 static attn_status begin_session(struct attn_client *c, uint64_t session, uint64_t timeout_us)
 {
-    struct attn_client_info info = {0};
+    struct hello_answer answer = {0};
     const struct client_transport_ops *ops = c->t->ops;
-    attn_status st = say_hello(c, session, timeout_us, &info);
+    attn_status st = say_hello(c, session, timeout_us, &answer);
     if (st != ATTN_OK)
         return st;
+    struct attn_client_info info = answer.info;
     uint64_t most = ops->max_message(c->t);
     if (most != 0 && info.max_message_bytes > most)
         info.max_message_bytes = most;
@@ -129,6 +138,8 @@ static attn_status begin_session(struct attn_client *c, uint64_t session, uint64
         ops->set_max_message(c->t, info.max_message_bytes + WIRE_MAX_HEADER_BYTES);
     pthread_mutex_lock(&c->lock);
     c->info = info;
+    uint64_t last = answer.last_request_id >> REQUEST_SLOT_BITS;
+    c->id_high = last > c->id_high ? last : c->id_high; /* ids of a session rise */
     c->is_session_gone = false;
     c->is_streaming = ops->is_shared && strcmp(info.backend, "cpu") != 0;
     atomic_fetch_add(&c->session_number, 1);
@@ -290,11 +301,11 @@ attn_status attn_client_counters(attn_client *c, struct attn_client_counters *ou
 
 attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint64_t *out_ns)
 {
-    struct attn_client_info info = {0};
+    struct hello_answer answer = {0};
     uint64_t start_ns = attn_now_ns();
     attn_status st = client_check(c);
     if (st == ATTN_OK)
-        st = say_hello(c, client_info(c).session, timeout_us, &info);
+        st = say_hello(c, client_info(c).session, timeout_us, &answer);
     if (st == ATTN_OK && out_ns != NULL)
         *out_ns = attn_now_ns() - start_ns;
     return st;

@@ -1,15 +1,15 @@
 /* copy.h: copies into memory that a device reads over the bus.
  *
- * A device reads lines that lie dirty in a core's cache at six tenths of the speed of lines in memory:
- * 786 KB took 28 us against 17. Streaming stores leave none dirty; writing so much took 35 us against
- * 23. The device's time is all workers', the writer's its own. */
+ * A device reads lines that lie dirty in a core's cache at six tenths of the speed of lines in
+ * memory: 786 KB took 28 us against 17. Streaming stores leave none dirty; writing so much took 35
+ * us against 23. The device's time is all workers', the writer's its own. */
 #ifndef ATTN_COPY_H
 #define ATTN_COPY_H
 
 #include <stddef.h>
 
-/* memcpy past the cache; a plain one where the processor is not x86-64, and if dst or bytes is not a
- * multiple of 16. */
+/* memcpy past the cache; a plain one where the processor is not x86-64, and if dst or bytes is not
+ * a multiple of 16. */
 void copy_streamed(void *dst, const void *src, size_t bytes);
 /* Lets what this thread streamed be seen before what it stores next. */
 void copy_fence(void);

@@ -1,10 +1,10 @@
 /* keep.c: the keeper, a client's thread that renews the session's lease while no call does, and the
  * renewal itself, which also tells whether a session is gone.
  *
- * A renewal is a hello with the session. It has no slot and no deadline: whoever reads takes its answer.
- * The keeper reads, as the leader, only while nothing is in flight and nobody waits, and stops when that
- * changes; should it have read somebody's reply by then, it leaves that to the next leader, so that
- * callbacks run where attn.h says.
+ * A renewal is a hello with the session. It has no slot and no deadline: whoever reads takes its
+ * answer. The keeper reads, as the leader, only while nothing is in flight and nobody waits, and
+ * stops when that changes; should it have read somebody's reply by then, it leaves that to the next
+ * leader, so that callbacks run where attn.h says.
  */
 #include <errno.h>
 #include <signal.h>

@@ -135,7 +135,8 @@ void region_submit(struct shm_region *r, struct shm_extent *x, uint32_t id)
     e->slot = (uint32_t)(x - r->extents);
     e->reserved = 0;
     r->submitted++;
-    /* in one order with the look at daemon_sleeps: the daemon looks at `submitted` after it said so */
+    /* in one order with the look at daemon_sleeps: the daemon looks at `submitted` after it said so
+     * */
     atomic_store(&r->control->submitted, r->submitted);
     uint64_t one = 1;
     if (atomic_load(&r->control->daemon_sleeps) != 0 &&

@@ -1,9 +1,10 @@
-/* shm_region.h: the client's side of a region of shared memory: its rings, and who has which part of
- * the data area.
+/* shm_region.h: the client's side of a region of shared memory: its rings, and who has which part
+ * of the data area.
  *
- * A message is an extent: the request and, behind it, the room for its reply. Extents are cut from the
- * data area first fit, so that a client with little in flight stays in warm memory. The books are the
- * client's own; nothing in the region is trusted but tensors. The caller has a lock around all of it.
+ * A message is an extent: the request and, behind it, the room for its reply. Extents are cut from
+ * the data area first fit, so that a client with little in flight stays in warm memory. The books
+ * are the client's own; nothing in the region is trusted but tensors. The caller has a lock around
+ * all of it.
  */
 #ifndef ATTN_SHM_REGION_H
 #define ATTN_SHM_REGION_H
@@ -43,8 +44,8 @@ struct shm_region {
     struct shm_extent extents[]; /* [n_slots] */
 };
 
-/* Maps the memfd. wake_fd is the region's from success on, memfd the caller's. ATTN_EPROTO: the welcome
- * or the memfd's size or seals are not as they must be; ATTN_ENOMEM. */
+/* Maps the memfd. wake_fd is the region's from success on, memfd the caller's. ATTN_EPROTO: the
+ * welcome or the memfd's size or seals are not as they must be; ATTN_ENOMEM. */
 attn_status region_open(const struct shm_welcome *w, int memfd, int wake_fd,
                         struct shm_region **out_r);
 void region_close(struct shm_region *r);

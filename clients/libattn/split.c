@@ -1,9 +1,9 @@
 /* split.c: a step too large for one message, or for the daemon's tokens of one step, as several.
  *
- * Pieces are sent one after another, each a stretch of the step's rows: whole items and parts of one, in
- * the order of positions, so that an item's first tokens are cached when its later ones attend. The
- * caller sees one request, the parent, which has a slot but is never sent. Whoever completes a piece
- * starts the next one. An item that failed is left out of later pieces.
+ * Pieces are sent one after another, each a stretch of the step's rows: whole items and parts of
+ * one, in the order of positions, so that an item's first tokens are cached when its later ones
+ * attend. The caller sees one request, the parent, which has a slot but is never sent. Whoever
+ * completes a piece starts the next one. An item that failed is left out of later pieces.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,11 +13,13 @@
 
 struct split {
     struct client_request *parent;
-    struct attn_pool *pool;
+    struct attn_pool *pool; /* not touched once the client is being closed */
     struct attn_step step; /* in arrays, also if the caller's is in place */
     const struct attn_in_place *in_place; /* the caller's, or NULL */
     void *memory; /* of those arrays, then */
     size_t q_row, kv_row_k, kv_row_v, out_row; /* bytes per token */
+    attn_dtype dtype;
+    uint32_t n_heads; /* of queries */
     uint32_t max_tokens; /* of a piece */
     bool is_whole; /* an item may not be cut */
 
@@ -56,15 +58,14 @@ static void put_nan(attn_dtype dtype, void *dst, size_t n)
 /* Earlier pieces of an item that failed later have written outputs. */
 static void forget_failed_rows(struct split *s)
 {
-    const struct attn_pool_spec *spec = &s->pool->spec;
+    size_t e = attn_dtype_bytes(s->dtype);
     uint64_t row = 0;
     for (uint32_t i = 0; i < s->step.n_items; i++) {
         uint32_t n = s->step.items[i].n_tokens;
         if (s->item_status[i] != ATTN_OK && s->step.out != NULL)
-            put_nan(spec->q_dtype, (uint8_t *)s->step.out + row * s->out_row,
-                    (size_t)n * spec->num_q_heads * spec->head_dim_v);
+            put_nan(s->dtype, (uint8_t *)s->step.out + row * s->out_row, n * (s->out_row / e));
         if (s->item_status[i] != ATTN_OK && s->step.lse != NULL)
-            put_nan(ATTN_F32, s->step.lse + row * spec->num_q_heads, (size_t)n * spec->num_q_heads);
+            put_nan(ATTN_F32, s->step.lse + row * s->n_heads, (size_t)n * s->n_heads);
         row += n;
     }
 }
@@ -152,7 +153,7 @@ static struct attn_step next_piece(struct split *s)
         p.v = (const uint8_t *)all->v + s->row * s->kv_row_v;
     }
     if (all->lse != NULL)
-        p.lse = all->lse + s->row * s->pool->spec.num_q_heads;
+        p.lse = all->lse + s->row * s->n_heads;
     s->row += n;
     return p;
 }
@@ -186,7 +187,7 @@ static void on_piece(void *user, attn_ticket ticket, const struct attn_result *r
 /* Arrays for a step in place, with q, k and v in them. */
 static bool fill_arrays(struct split *s, const struct attn_in_place *ip, uint64_t n_tokens)
 {
-    size_t lse_bytes = ip->has_lse ? sizeof(float) * s->pool->spec.num_q_heads : 0;
+    size_t lse_bytes = ip->has_lse ? sizeof(float) * s->n_heads : 0;
     size_t rows[5] = {ip->is_attend ? s->q_row : 0, ip->is_append ? s->kv_row_k : 0,
                       ip->is_append ? s->kv_row_v : 0, ip->is_attend ? s->out_row : 0, lse_bytes};
     uint8_t *at[5];
@@ -222,6 +223,8 @@ attn_status split_start(struct client_request *parent, uint32_t max_tokens, bool
     s->pool = (struct attn_pool *)parent->pool;
     s->step = *step;
     s->in_place = step->in_place;
+    s->dtype = spec->q_dtype;
+    s->n_heads = spec->num_q_heads;
     s->max_tokens = max_tokens;
     s->is_whole = is_whole;
     s->q_row = (size_t)spec->num_q_heads * spec->head_dim_k * e;

@@ -1,4 +1,5 @@
-/* step.c: steps: gathering q, k and v into one message, and the answer back into the caller's arrays.
+/* step.c: steps: gathering q, k and v into one message, and the answer back into the caller's
+ * arrays.
  *
  * The caller's arrays are read when a message is built (again if it must be sent again) and written
  * once, from the reply in place.

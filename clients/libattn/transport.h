@@ -31,8 +31,8 @@ struct client_transport_ops {
                         size_t why_bytes);
     /* No other call may be running or follow. */
     void (*close)(struct client_transport *t);
-    /* close in a forked child, where locks may be held by threads that are the parent's: frees memory,
-     * leaves the connection to the parent. */
+    /* close in a forked child, where locks may be held by threads that are the parent's: frees
+     * memory, leaves the connection to the parent. */
     void (*abandon)(struct client_transport *t);
 
     /* Memory for one message of this size, whose reply has at most reply_bytes; NULL: none left. */
@@ -40,15 +40,16 @@ struct client_transport_ops {
     /* Of a message from message_alloc that was not sent, or of base from recv. */
     void (*message_free)(struct client_transport *t, void *message);
 
-    /* True: the message was taken. False: not now (no connection, or busy); it stays the caller's. */
+    /* True: the message was taken. False: not now (no connection, or busy); it stays the caller's.
+     * */
     bool (*send)(struct client_transport *t, uint32_t id, void *message);
     /* True: *out_m is a message, to be freed. One thread at a time. */
     bool (*recv)(struct client_transport *t, struct client_message *out_m);
 
     /* Whether wait and fd are to tell, too, when send may succeed. The thread that calls recv. */
     void (*want_send)(struct client_transport *t, bool is_wanted);
-    /* Blocks until recv may succeed, send may (if wanted), wake is called, or ns are over. May return
-     * early. The thread that calls recv. */
+    /* Blocks until recv may succeed, send may (if wanted), wake is called, or ns are over. May
+     * return early. The thread that calls recv. */
     void (*wait)(struct client_transport *t, uint64_t ns);
     /* Makes a wait, running or the next, return. */
     void (*wake)(struct client_transport *t);
@@ -62,13 +63,15 @@ struct client_transport_ops {
     uint64_t (*n_failures)(struct client_transport *t);
     /* Why there is no connection, as the latest failure says; "" before one and while connected. */
     void (*why_not)(struct client_transport *t, char *out, size_t out_bytes);
-    /* The largest request and the largest reply that the connection can carry; 0: no limit of its own. */
+    /* The largest request and the largest reply that the connection can carry; 0: no limit of its
+     * own. */
     uint64_t (*max_message)(struct client_transport *t);
     /* Larger messages are not received. */
     void (*set_max_message)(struct client_transport *t, uint64_t bytes);
 };
 
-/* What a failed connect, send or receive means; path of a Unix socket, or NULL. The thread's own. */
+/* What a failed connect, send or receive means; path of a Unix socket, or NULL. The thread's own.
+ * */
 const char *connect_error(int error, const char *path);
 
 extern const struct client_transport_ops transport_sp_ops, transport_shm_ops;

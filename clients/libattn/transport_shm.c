@@ -1,13 +1,14 @@
-/* transport_shm.c: shm:// on the same host: messages are written into memory shared with the daemon.
+/* transport_shm.c: shm:// on the same host: messages are written into memory shared with the
+ * daemon.
  *
- * The thread that receives connects, waits and notices a lost connection; any thread sends. A message
- * is built in the region where the daemon will read it; one that finds no room there (or no connection)
- * is built on the heap and copied when it is sent. A region whose connection is gone stays mapped until
- * the last message in it is freed.
+ * The thread that receives connects, waits and notices a lost connection; any thread sends. A
+ * message is built in the region where the daemon will read it; one that finds no room there (or no
+ * connection) is built on the heap and copied when it is sent. A region whose connection is gone
+ * stays mapped until the last message in it is freed.
  *
- * Waiting is a spin on the completed count, as long as that has been worth it lately, then a futex in
- * the region; with attn_client_fd in use, or without a connection, an epoll descriptor over the socket,
- * to which the daemon sends a byte, and an eventfd for wake.
+ * Waiting is a spin on the completed count, as long as that has been worth it lately, then a futex
+ * in the region; with attn_client_fd in use, or without a connection, an epoll descriptor over the
+ * socket, to which the daemon sends a byte, and an eventfd for wake.
  */
 #include "clients/libattn/transport.h"
 
@@ -426,8 +427,9 @@ static void wait_on_descriptors(struct shm *sh, uint64_t ns)
         uint64_t until_ns = sh->retry_at_ns > now ? sh->retry_at_ns - now : 0;
         ns = until_ns < ns ? until_ns : ns;
     }
-    uint64_t ms = ns / 1000000u + (ns % 1000000u != 0);
-    epoll_wait(sh->epoll_fd, ready, 2, ms > INT_MAX ? INT_MAX : (int)ms);
+    struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u),
+                          .tv_nsec = (long)(ns % 1000000000u)};
+    epoll_pwait2(sh->epoll_fd, ready, 2, &ts, NULL);
     drain_wakes(sh);
 }
 

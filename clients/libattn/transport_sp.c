@@ -1,16 +1,15 @@
-/* transport_sp.c: ipc:// and tcp:// as the REQ side of the SP protocol (docs/protocol.md, section 1), on a
- * socket that never blocks.
+/* transport_sp.c: ipc:// and tcp:// as the REQ side of the SP protocol (docs/protocol.md, section
+ * 1), on a socket that never blocks.
  *
- * The thread that receives connects, reads, and notices a lost connection; any thread sends. A message is
- * written where send is called, as far as the socket takes it; what is left, at most one message, is
- * written by later calls: send, recv, or a wait that ends because the socket is writable. One epoll
- * descriptor over the socket and an eventfd (wake) is what waits. No thread, nothing global: a forked
- * process can open clients of its own.
+ * The thread that receives connects, reads, and notices a lost connection; any thread sends. A
+ * message is written where send is called, as far as the socket takes it; what is left, at most one
+ * message, is written by later calls: send, recv, or a wait that ends because the socket is
+ * writable. One epoll descriptor over the socket and an eventfd (wake) is what waits. No thread,
+ * nothing global: a forked process can open clients of its own.
  */
 #include "clients/libattn/transport.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -409,8 +408,9 @@ static void sp_wait(struct client_transport *t, uint64_t ns)
         uint64_t until_ns = sp->retry_at_ns > now ? sp->retry_at_ns - now : 0;
         ns = until_ns < ns ? until_ns : ns;
     }
-    uint64_t ms = ns / 1000000u + (ns % 1000000u != 0);
-    epoll_wait(sp->epoll_fd, ready, 2, ms > INT_MAX ? INT_MAX : (int)ms);
+    struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u),
+                          .tv_nsec = (long)(ns % 1000000000u)};
+    epoll_pwait2(sp->epoll_fd, ready, 2, &ts, NULL);
     drain_wakes(sp);
 }
 

@@ -19,11 +19,14 @@ static const char help[] =
     "                              (q heads, kv heads, head_dim) (64,1,256), (64,8,128)\n"
     "                    long      those and 22 more, to 4 GiB of KV, one skewed batch\n"
     "                    variants  every step of the kernel's ladder on three cells\n"
+    "                    prompt    42 causal prompts of 512 to 16,384 tokens, and 512 and 2,048\n"
+    "                              tokens over 8,192 and 32,768 cached ones\n"
     "                    cpu       batch 1, 16 x context 4096, 16384 x (32,8,128) (default)\n"
     "  --cell Q,KV,DIM,BATCH,CONTEXT\n"
     "                    this cell, no grid: q heads, kv heads, head_dim, sequences, tokens of\n"
     "                    each (512), of all but the first (512+1x131072), or spread evenly over a\n"
     "                    range and mixed (512..8192); may be repeated\n"
+    "  --new N           with --cell: query tokens of each sequence, its last ones (default 1)\n"
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
     "  --runs N          timed runs a cell (default 50)\n"
@@ -42,6 +45,8 @@ static const char help[] =
     "             memory: the split plan, waking the threads, attention, the merge\n"
     "  cuda, hip  device time of one graph launch, event to event: the attention kernel with its\n"
     "             merge; plan, block tables and graphs are on the device already\n"
+    "Prompts, the sequences' last N tokens, are timed in bursts of 50 ms, each after 0.25 s of\n"
+    "rest, for what runs longer heats the device, which then slows down.\n"
     "Figures are medians. 'cold read' is the best plain read of as many bytes by the same backend\n"
     "in the same run, of one place of the KV memory after the other; 'x read' is the batch's time\n"
     "over it. An empty launch (cpu: waking the threads) is printed first. Before it is timed each\n"
@@ -55,7 +60,7 @@ static const char csv_header[] =
     "Speedup,KV_Bytes,TB_per_s,Cold_Read_us,Share_of_Cold_Read,Max_Abs_Error,Relative_L2_Error,"
     "Allclose_0.01,Rows_Checked,Rows,Empty_Launch_us,Best_Public_us,First_ContextLen,Min_us,"
     "Backend,"
-    "Variant,Max_ContextLen,Is_Alone\n";
+    "Variant,Max_ContextLen,Is_Alone,New_Tokens,TFLOP_per_s\n";
 
 enum { MAX_GIVEN = 64 }; /* cells by --cell */
 
@@ -64,7 +69,7 @@ struct program {
     const char *grid, *match;
     FILE *csv;
     double empty_us;
-    bool is_wrong;
+    bool is_wrong, has_prompts;
 };
 
 /* One cell's line; naive_us 0: not measured. */
@@ -84,6 +89,8 @@ static void name_of(const struct bench_cell *c, char *out, size_t bytes)
         snprintf(out + strlen(out), bytes - strlen(out), "..%u", c->max_context);
     if (c->first_context > 0)
         snprintf(out + strlen(out), bytes - strlen(out), "+1x%u", c->first_context);
+    if (c->new_tokens > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), ",n%u", c->new_tokens);
 }
 
 static void print_header(const struct program *p)
@@ -93,14 +100,38 @@ static void print_header(const struct program *p)
     printf("%s: %s, %u processors; empty launch %.1f us; medians of %u runs%s, cold caches\n\n",
            info.name, info.device, info.n_processors, p->empty_us, p->bench.options.runs,
            p->bench.options.is_alone ? ", each alone" : "");
-    printf("%-26s %-11s %11s %10s %10s %7s %8s %8s %9s %9s %-12s\n", "q,kv,dim,batch,context",
-           "variant", "KV bytes", "us", "cold read", "x read", "GB/s", "public", "max abs",
-           "rel L2", "rows");
+    if (p->has_prompts)
+        printf("%-30s %10s %10s %8s %10s %9s %9s %9s %-12s\n", "q,kv,dim,batch,context,new", "us",
+               "least us", "TFLOP/s", "public", "us/public", "max abs", "rel L2", "rows");
+    else
+        printf("%-26s %-11s %11s %10s %10s %7s %8s %8s %9s %9s %-12s\n", "q,kv,dim,batch,context",
+               "variant", "KV bytes", "us", "cold read", "x read", "GB/s", "public", "max abs",
+               "rel L2", "rows");
+}
+
+static void print_prompt(const struct row *r)
+{
+    char name[64], rows[48], public_us[32] = "-", over[32] = "-";
+    name_of(r->cell, name, sizeof name);
+    if (r->cell->best_public_us > 0) {
+        snprintf(public_us, sizeof public_us, "%.1f", (double)r->cell->best_public_us);
+        snprintf(over, sizeof over, "%.3f", r->us / (double)r->cell->best_public_us);
+    }
+    snprintf(rows, sizeof rows, "%llu/%llu", (unsigned long long)r->error.n_rows_checked,
+             (unsigned long long)r->error.n_rows);
+    printf("%-30s %10.2f %10.2f %8.1f %10s %9s %9.1e %9.1e %-12s%s\n", name, r->us, r->min_us,
+           bench_flops(r->cell) / r->us / 1e6, public_us, over, r->error.max_abs, r->error.l2, rows,
+           r->error.is_allclose ? "" : " WRONG");
+    fflush(stdout);
 }
 
 static void print_row(const struct program *p, const struct row *r)
 {
     char name[64], rows[48], public_us[16] = "-";
+    if (p->has_prompts && r->is_supported) {
+        print_prompt(r);
+        return;
+    }
     name_of(r->cell, name, sizeof name);
     if (!r->is_supported) {
         printf("%-26s %-11s not for this geometry or device\n", name, r->variant);
@@ -139,13 +170,14 @@ static void write_csv(const struct program *p, const struct row *r)
     fprintf(p->csv, "%s%.3f,", naive, r->us);
     if (r->naive_us > 0)
         fprintf(p->csv, "%.3f", r->naive_us / r->us);
-    fprintf(p->csv, ",%.0f,%.4f,%.3f,%.4f,%.3e,%.3e,%s,%llu,%llu,%.3f,%s,%u,%.3f,%s,%s,%u,%s\n",
-            bytes, bytes / r->us / 1e6, r->read_us, r->read_us / r->us, r->error.max_abs,
-            r->error.l2, r->error.is_allclose ? "true" : "false",
-            (unsigned long long)r->error.n_rows_checked, (unsigned long long)r->error.n_rows,
-            p->empty_us, public_us, bench_context(c, 0), r->min_us, p->bench.ops->name, r->variant,
-            c->max_context ? c->max_context : c->context,
-            p->bench.options.is_alone ? "true" : "false");
+    fprintf(
+        p->csv, ",%.0f,%.4f,%.3f,%.4f,%.3e,%.3e,%s,%llu,%llu,%.3f,%s,%u,%.3f,%s,%s,%u,%s,%u,%.2f\n",
+        bytes, bytes / r->us / 1e6, r->read_us, r->read_us / r->us, r->error.max_abs, r->error.l2,
+        r->error.is_allclose ? "true" : "false", (unsigned long long)r->error.n_rows_checked,
+        (unsigned long long)r->error.n_rows, p->empty_us, public_us, bench_context(c, 0), r->min_us,
+        p->bench.ops->name, r->variant, c->max_context ? c->max_context : c->context,
+        p->bench.options.is_alone ? "true" : "false", bench_new_tokens(c),
+        bench_flops(c) / r->us / 1e6);
     fflush(p->csv);
 }
 
@@ -184,8 +216,9 @@ static bool run_cell(struct program *p, const struct bench_cell *c, struct row *
 {
     struct bench *x = &p->bench;
     struct bench_setup s;
-    struct bench_times read;
-    bool ok = bench_setup_open(x, c, &s) && bench_time_read(x, bench_kv_bytes(c), &read);
+    struct bench_times read = {0};
+    bool ok = bench_setup_open(x, c, &s) &&
+              (c->new_tokens > 0 || bench_time_read(x, bench_kv_bytes(c), &read));
     bool is_ladder = strcmp(p->grid, "variants") == 0;
     for (uint32_t i = 0; ok && is_ladder && x->own->variants[i] != NULL; i++) {
         struct row r;
@@ -285,9 +318,9 @@ static int run_grid(struct program *p, const struct bench_cell *cells, uint32_t 
         if (p->match == NULL || strstr(name, p->match) != NULL)
             ok = run_cell(p, &cells[i], &rows[i]);
     }
-    if (ok)
+    if (ok && !p->has_prompts)
         print_means(p, rows, n);
-    else
+    else if (!ok)
         fprintf(stderr, "attnbench: %s\n", p->bench.error);
     free(rows);
     return ok && !p->is_wrong ? 0 : 1;
@@ -329,18 +362,25 @@ static bool parse_cell(const char *text, struct bench_cell *out)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"backend", required_argument, NULL, 'b'}, {"grid", required_argument, NULL, 'g'},
-        {"cell", required_argument, NULL, 'C'},    {"match", required_argument, NULL, 'm'},
-        {"csv", required_argument, NULL, 'c'},     {"runs", required_argument, NULL, 'r'},
-        {"alone", no_argument, NULL, 'a'},         {"naive-runs", required_argument, NULL, 'n'},
-        {"threads", required_argument, NULL, 't'}, {"memory", required_argument, NULL, 'M'},
-        {"help", no_argument, NULL, 'h'},          {0},
+        {"backend", required_argument, NULL, 'b'},
+        {"grid", required_argument, NULL, 'g'},
+        {"cell", required_argument, NULL, 'C'},
+        {"match", required_argument, NULL, 'm'},
+        {"csv", required_argument, NULL, 'c'},
+        {"runs", required_argument, NULL, 'r'},
+        {"new", required_argument, NULL, 'N'},
+        {"alone", no_argument, NULL, 'a'},
+        {"naive-runs", required_argument, NULL, 'n'},
+        {"threads", required_argument, NULL, 't'},
+        {"memory", required_argument, NULL, 'M'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
     };
     struct program p = {0};
     struct bench_options o = {.backend = "cpu", .runs = 50, .naive_runs = 5};
     const char *csv = NULL;
     struct bench_cell given[MAX_GIVEN];
-    uint32_t gib = 0, n_given = 0, n_cells;
+    uint32_t gib = 0, new_tokens = 0, n_given = 0, n_cells;
     int opt;
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         bool ok = true;
@@ -357,6 +397,9 @@ int main(int argc, char **argv)
                 return 2;
             }
             ok = parse_cell(optarg, &given[n_given++]);
+            break;
+        case 'N':
+            ok = parse_count("new", optarg, 1, &new_tokens);
             break;
         case 'm':
             p.match = optarg;
@@ -401,13 +444,24 @@ int main(int argc, char **argv)
                 cells ? argv[optind] : p.grid);
         return 2;
     }
+    for (uint32_t i = 0; new_tokens > 0 && i < n_given; i++) {
+        given[i].new_tokens = new_tokens;
+        if (new_tokens > given[i].context) {
+            fprintf(stderr, "attnbench: --new is %u, but a cell has %u tokens\n", new_tokens,
+                    given[i].context);
+            return 2;
+        }
+    }
+    p.has_prompts = cells[0].new_tokens > 0;
     uint64_t largest = 0;
     for (uint32_t i = 0; i < n_cells; i++) {
         char name[64];
         name_of(&cells[i], name, sizeof name);
-        if (p.match == NULL || strstr(name, p.match) != NULL)
-            largest =
-                bench_setup_bytes(&cells[i]) > largest ? bench_setup_bytes(&cells[i]) : largest;
+        if (p.match != NULL && strstr(name, p.match) == NULL)
+            continue;
+        largest = bench_setup_bytes(&cells[i]) > largest ? bench_setup_bytes(&cells[i]) : largest;
+        uint32_t tokens = cells[i].batch * bench_new_tokens(&cells[i]);
+        o.max_tokens = tokens > o.max_tokens ? tokens : o.max_tokens;
     }
     if (largest == 0) {
         fprintf(stderr, "attnbench: no cell matches '%s'\n", p.match);

@@ -17,18 +17,22 @@ struct bench_cell {
     uint32_t num_q_heads, num_kv_heads, head_dim, batch, context;
     uint32_t max_context; /* lengths lie evenly between context and this; 0: all are context */
     uint32_t first_context; /* of the first sequence, 0: as the others */
+    uint32_t new_tokens; /* query tokens, the last of each context; 0: one */
     float best_public_us; /* 0: not known */
 };
 
 /* NULL: no such grid. */
 const struct bench_cell *bench_cells(const char *grid, uint32_t *out_n);
 uint32_t bench_context(const struct bench_cell *c, uint32_t item); /* tokens of a sequence */
+uint32_t bench_new_tokens(const struct bench_cell *c); /* of each sequence */
 uint64_t bench_kv_bytes(const struct bench_cell *c); /* K and V that one step reads, bf16 */
+double bench_flops(const struct bench_cell *c); /* of causal attention; the diagonal counts half */
 
 struct bench_options {
     const char *backend;
     uint32_t runs, naive_runs, n_threads;
     uint64_t memory_bytes; /* 0: what the largest cell needs */
+    uint32_t max_tokens; /* query tokens of a batch */
     bool is_alone; /* runs are waited for one by one */
 };
 
@@ -58,6 +62,10 @@ struct bench_setup {
     struct backend_batch *batches, **list; /* [n_layers] */
 };
 
+/* Prompts heat the device, which then runs slower: they are timed in bursts, each after a rest. */
+#define BENCH_BURST_NS 50000000u
+#define BENCH_REST_NS 250000000u
+
 struct bench_times {
     double median_us, min_us;
 };
@@ -65,7 +73,7 @@ struct bench_times {
 struct bench_error {
     double max_abs, l2;
     bool is_allclose; /* atol = rtol = 0.01 over the rows checked, and no output anywhere is NaN */
-    uint64_t n_rows, n_rows_checked; /* (sequence, q head) */
+    uint64_t n_rows, n_rows_checked; /* (sequence, query token, q head) */
 };
 
 /* All return false with bench.error set. */

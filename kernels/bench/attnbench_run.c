@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define RANDOM_BYTES ((size_t)64 << 20)
 #define ROTATE_BYTES ((uint64_t)256 << 20) /* successive runs read other bytes until this much */
@@ -51,7 +52,7 @@ static bool open_backend(struct bench *x)
 {
     struct backend_config c = {.kv_bytes = x->kv_bytes,
                                .max_batch_items = BENCH_MAX_BATCH,
-                               .max_batch_tokens = BENCH_MAX_BATCH,
+                               .max_batch_tokens = x->options.max_tokens,
                                .n_threads = x->options.n_threads,
                                .import_fd = -1};
     attn_status st = x->ops->open(&c, &x->b);
@@ -94,7 +95,7 @@ void bench_close(struct bench *x)
 
 static uint32_t layers_of(const struct bench_cell *c)
 {
-    uint64_t n = ROTATE_BYTES / bench_kv_bytes(c);
+    uint64_t n = c->new_tokens > 0 ? 2 : ROTATE_BYTES / bench_kv_bytes(c);
     return n < 2 ? 2 : n > MAX_LAYERS ? MAX_LAYERS : (uint32_t)n;
 }
 
@@ -196,7 +197,8 @@ static bool make_tables(struct bench *x, struct bench_setup *s)
 static void make_batches(struct bench *x, struct bench_setup *s)
 {
     const struct bench_cell *c = s->cell;
-    size_t row = (size_t)c->num_q_heads * c->head_dim * 2;
+    const uint32_t n_tokens = bench_new_tokens(c);
+    size_t row = (size_t)c->num_q_heads * c->head_dim * 2 * n_tokens;
     size_t n = row * c->batch / 2;
     uint16_t *q = (uint16_t *)(void *)s->host;
     for (size_t i = 0; i < n; i++)
@@ -207,8 +209,8 @@ static void make_batches(struct bench *x, struct bench_setup *s)
                 .flags = BACKEND_ATTEND,
                 .layer = l,
                 .table_row = i,
-                .pos = bench_context(c, i) - 1,
-                .n_tokens = 1,
+                .pos = bench_context(c, i) - n_tokens,
+                .n_tokens = n_tokens,
                 .block_table = s->tables + s->first_block[i],
                 .q = s->host + i * row,
                 .out = s->host + ((size_t)(l + 1) * c->batch + i) * row,
@@ -238,7 +240,8 @@ bool bench_setup_open(struct bench *x, const struct bench_cell *c, struct bench_
     if (open_pool(x, s) != ATTN_OK)
         return x->b == NULL ? false : fail(x, "opening a pool");
     void *host;
-    s->host_bytes = (size_t)(s->n_layers + 1) * c->batch * c->num_q_heads * c->head_dim * 2;
+    s->host_bytes = (size_t)(s->n_layers + 1) * c->batch * bench_new_tokens(c) * c->num_q_heads *
+                    c->head_dim * 2;
     s->host_bytes = (s->host_bytes + 4095) / 4096 * 4096;
     if (x->ops->host_alloc(x->b, s->host_bytes, &host) != ATTN_OK)
         return fail(x, "host memory");
@@ -274,14 +277,33 @@ static struct bench_times times_of(uint64_t *ns, uint32_t n)
     return (struct bench_times){.median_us = median / 1e3, .min_us = (double)ns[0] / 1e3};
 }
 
+/* Bursts end when they have taken their time, by what runs took so far; the first is of one run. */
+static attn_status time_in_bursts(struct bench *x, struct bench_setup *s, const char *variant,
+                                  uint32_t runs, uint64_t *ns)
+{
+    attn_status st = ATTN_OK;
+    for (uint32_t at = 0, n = 1; st == ATTN_OK && at < runs; at += n) {
+        if (at > 0) {
+            uint64_t fit = BENCH_BURST_NS / (ns[at - 1] + 1) / 2; /* as many runs warm up */
+            n = fit < 1 ? 1 : fit < runs - at ? (uint32_t)fit : runs - at;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = BENCH_REST_NS}, NULL);
+        st = x->own->time_batch(x->b, variant, s->list, s->n_layers, n, x->options.is_alone,
+                                ns + at);
+    }
+    return st;
+}
+
 bool bench_time(struct bench *x, struct bench_setup *s, const char *variant, uint32_t runs,
                 struct bench_times *out, bool *out_is_supported)
 {
     uint64_t *ns = calloc(runs, sizeof *ns);
     if (ns == NULL)
         return false;
-    attn_status st =
-        x->own->time_batch(x->b, variant, s->list, s->n_layers, runs, x->options.is_alone, ns);
+    attn_status st = s->cell->new_tokens > 0
+                         ? time_in_bursts(x, s, variant, runs, ns)
+                         : x->own->time_batch(x->b, variant, s->list, s->n_layers, runs,
+                                              x->options.is_alone, ns);
     *out_is_supported = st != ATTN_ENOTSUP;
     if (st == ATTN_OK)
         *out = times_of(ns, runs);
@@ -301,12 +323,14 @@ bool bench_time_read(struct bench *x, uint64_t bytes, struct bench_times *out)
     return st == ATTN_OK ? true : fail(x, "timing a read");
 }
 
-/* The q heads of one (sequence, kv head) of a layer against the reference. */
+/* The q heads of one (sequence, kv head) of a layer, of one of its query tokens, against the reference. */
 static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t layer, uint32_t item,
-                        uint32_t kv_head, struct bench_error *e, double *diff, double *norm)
+                        uint32_t kv_head, uint32_t token, struct bench_error *e, double *diff,
+                        double *norm)
 {
     const struct bench_cell *c = s->cell;
-    uint32_t n = bench_context(c, item), group = c->num_q_heads / c->num_kv_heads, d = c->head_dim;
+    uint32_t group = c->num_q_heads / c->num_kv_heads, d = c->head_dim;
+    uint32_t n = bench_context(c, item) - bench_new_tokens(c) + token + 1;
     size_t head_bytes = (size_t)BENCH_BLOCK_TOKENS * d * 2;
     uint16_t *k = malloc((size_t)n * d * 2), *v = malloc((size_t)n * d * 2);
     double *want = malloc((size_t)group * d * sizeof *want);
@@ -320,7 +344,7 @@ static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t l
         memcpy(k + (size_t)t * d, from + kv_head * head_bytes, bytes);
         memcpy(v + (size_t)t * d, from + s->layer_bytes / 2 + kv_head * head_bytes, bytes);
     }
-    size_t first = (size_t)kv_head * group * d;
+    size_t first = ((size_t)token * c->num_q_heads + kv_head * group) * d;
     ok = ok && reference_attend(&spec, group, 1, d, d, ATTN_BF16, (const uint16_t *)it->q + first,
                                 1, n - 1, k, v, n, want, NULL) == ATTN_OK;
     for (size_t i = 0; ok && i < (size_t)group * d; i++) {
@@ -343,12 +367,15 @@ bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
                  struct bench_error *out)
 {
     const struct bench_cell *c = s->cell;
-    uint32_t last = s->n_layers - 1, n_groups = c->batch * c->num_kv_heads;
-    size_t row = (size_t)c->num_q_heads * c->head_dim * 2, q_bytes = row * c->batch;
+    uint32_t last = s->n_layers - 1, n_tokens = bench_new_tokens(c);
+    uint32_t n_groups = c->batch * c->num_kv_heads * n_tokens;
+    size_t row = (size_t)c->num_q_heads * c->head_dim * 2 * n_tokens, q_bytes = row * c->batch;
     struct backend_batch *ends[2] = {s->list[0], s->list[last]};
     double diff = 0, norm = 0, work = 0;
+    const double most_work = c->new_tokens > 0 ? CHECK_WORK / 8 : CHECK_WORK;
     uint64_t ns[2];
-    *out = (struct bench_error){.is_allclose = true, .n_rows = 2 * c->batch * c->num_q_heads};
+    *out = (struct bench_error){.is_allclose = true,
+                                .n_rows = 2ull * c->batch * n_tokens * c->num_q_heads};
 
     memset(s->host + q_bytes, 0xff, s->host_bytes - q_bytes);
     if (x->own->time_batch(x->b, variant, ends, 2, 2, false, ns) != ATTN_OK)
@@ -361,13 +388,15 @@ bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
     /* sequence 0, then an even sample of the others, as far as the work allows */
     for (uint32_t i = 0; i < n_groups; i++) {
         uint32_t at = (uint32_t)((uint64_t)i * 2654435761u % n_groups);
-        uint32_t item = i == 0 ? 0 : at / c->num_kv_heads, head = at % c->num_kv_heads;
+        uint32_t item = i == 0 ? 0 : at / (c->num_kv_heads * n_tokens);
+        uint32_t head = at % c->num_kv_heads, token = at / c->num_kv_heads % n_tokens;
         double cost = 2.0 * c->num_q_heads / c->num_kv_heads * bench_context(c, item) * c->head_dim;
-        if (i > 0 && work + cost > CHECK_WORK)
+        if (i > 0 && work + cost > most_work)
             continue;
         work += cost;
-        if (!check_group(x, s, 0, item, head, out, &diff, &norm) ||
-            (work < CHECK_WORK / 4 && !check_group(x, s, last, item, head, out, &diff, &norm)))
+        if (!check_group(x, s, 0, item, head, token, out, &diff, &norm) ||
+            (work < most_work / 4 &&
+             !check_group(x, s, last, item, head, token, out, &diff, &norm)))
             return false;
     }
     out->l2 = norm > 0 ? sqrt(diff / norm) : 0;

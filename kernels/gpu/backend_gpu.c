@@ -109,6 +109,7 @@ static void pool_free(struct backend_pool *p)
     runtime_free(p->layers_memory);
     runtime_free(p->table_memory);
     free(p->tuned);
+    free(p->prefill);
     free(p->touched);
     free(p->specs);
     free(p);
@@ -283,6 +284,8 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
     if (p->tuned)
         scratch =
             decode_scratch_bytes(p->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
+    if (p->tuned || p->prefill)
+        scratch += PREFILL_SCRATCH_BYTES;
     attn_status st = ATTN_OK;
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT && st == ATTN_OK; i++) {
         struct gpu_staging *s = &b->slots[i].job.staging;
@@ -315,6 +318,18 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
                              (uint64_t)GPU_PART_SLOTS * 2 * sizeof(float));
     }
     return st;
+}
+
+static attn_status open_prefill(struct backend_pool *p)
+{
+    struct backend *b = p->b;
+    if (!prefill_supported(&p->config, (int)(b->device.capability / 10)))
+        return ATTN_OK;
+    p->prefill = aligned_alloc(_Alignof(struct prefill_pool), sizeof *p->prefill);
+    if (!p->prefill)
+        return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
+    int code = prefill_pool_init(p->prefill, &p->config, &p->kv, p->specs, b->device.n_processors);
+    return runtime_check("prefill_pool_init", code) == 0 ? ATTN_OK : gpu_lost(b);
 }
 
 static attn_status open_tuned(struct backend_pool *p)
@@ -373,6 +388,8 @@ static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_co
     }
     describe(p);
     st = open_tuned(p);
+    if (st == ATTN_OK)
+        st = open_prefill(p);
     if (st == ATTN_OK)
         st = grow_workspace(b, p);
     if (st != ATTN_OK)

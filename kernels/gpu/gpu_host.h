@@ -17,6 +17,7 @@
 #include "kernels/backend.h"
 #include "kernels/gpu/params.h"
 #include "kernels/gpu/sm90/decode.h"
+#include "kernels/gpu/sm90/prefill.h"
 #include "kernels/gpu/vendor/runtime.h"
 #include "kernels/kv_layout.h"
 
@@ -40,6 +41,7 @@ enum gpu_kernel {
     GPU_TUNED, /* decode.h */
     GPU_MATRIX_16, /* up to 16 query rows a kv head */
     GPU_MATRIX_64,
+    GPU_PREFILL, /* prefill.h */
     GPU_VECTOR,
     GPU_NAIVE, /* the ladder's steps; never chosen by submit */
     GPU_ONLINE,
@@ -58,7 +60,7 @@ struct gpu_choice {
 /* A launch of one kernel over a range of the items. */
 struct gpu_range {
     enum gpu_kernel kernel;
-    struct gpu_attend attend; /* kernels other than GPU_TUNED */
+    struct gpu_attend attend; /* kernels other than GPU_TUNED and GPU_PREFILL */
 };
 
 /* The memory a batch is staged in. host and device have the same layout. */
@@ -69,7 +71,7 @@ struct gpu_staging {
     uint64_t q_bytes;
     char *kv; /* device: k and v of up to GPU_BRING_TOKENS tokens of the widest pool */
     uint64_t kv_bytes;
-    void *scratch; /* device: of the tuned kernels */
+    void *scratch; /* device: PREFILL_SCRATCH_BYTES, then that of the decode kernels */
     uint64_t scratch_bytes;
 };
 
@@ -82,6 +84,9 @@ struct gpu_job {
     bool has_tuned;
     struct decode_call tuned;
     const void *tuned_upload; /* device */
+    bool has_prefill;
+    struct prefill_call prefill;
+    const void *prefill_upload; /* device */
     struct gpu_range *ranges;
     uint32_t n_ranges, ranges_capacity;
     struct decode_item *tuned_items; /* [max_batch_items] */
@@ -116,6 +121,7 @@ struct backend_pool {
     struct gpu_kv kv;
     void *layers_memory, *table_memory; /* device */
     struct decode_pool *tuned; /* NULL: this geometry has no tuned kernel */
+    struct prefill_pool *prefill; /* the same for prompts */
     uint32_t *touched; /* [n_table_rows] value of the last slot whose batch names the row */
 };
 

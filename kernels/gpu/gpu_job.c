@@ -25,7 +25,10 @@ uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p
     uint64_t items = b->config.max_batch_items, tokens = b->config.max_batch_tokens;
     uint64_t tuned =
         p->tuned ? decode_upload_bytes(p->tuned, (uint32_t)items, (uint32_t)tokens) : 0;
-    return align_up(tuned, UPLOAD_ALIGN) + align_up(items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
+    uint64_t prefill =
+        p->prefill ? prefill_upload_bytes(p->prefill, (uint32_t)items, (uint32_t)tokens) : 0;
+    return align_up(tuned, UPLOAD_ALIGN) + align_up(prefill, UPLOAD_ALIGN) +
+           align_up(items * sizeof(struct gpu_item), UPLOAD_ALIGN) +
            align_up(tokens * sizeof(uint32_t), UPLOAD_ALIGN) +
            align_up(GPU_MAX_PATCHES * sizeof(struct gpu_patch), UPLOAD_ALIGN);
 }
@@ -133,6 +136,8 @@ static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_
         return choice->forced == GPU_MATRIX_16 ? matrix : choice->forced;
     if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS)
         return GPU_TUNED;
+    if (p->prefill && it->n_tokens > DECODE_MAX_TOKENS)
+        return GPU_PREFILL;
     bool has_matrix = p->config.q_dtype != ATTN_F32 && p->b->device.has_matrix_units;
     return has_matrix ? matrix : GPU_VECTOR;
 }
@@ -320,6 +325,7 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
     j->n_splits = 0;
     j->kv_bytes = 0;
     j->has_tuned = false;
+    j->has_prefill = false;
     j->has_append = false;
     j->is_direct = false;
     j->prep.kv = batch->pool->kv;
@@ -410,6 +416,22 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
     return ATTN_OK;
 }
 
+/* Items [from, to) of the job; their upload, if there is one, follows what is brought so far. */
+static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t from, uint32_t to)
+{
+    const uint64_t at = align_up(j->upload_from + j->upload_bytes, UPLOAD_ALIGN);
+    prefill_prepare(j->pool->prefill, l->items + from, to - from, l->device_items + from,
+                    j->staging.host + at, &j->prefill);
+    j->has_prefill = true;
+    j->prefill_upload = NULL;
+    if (j->prefill.upload_bytes) {
+        j->prefill_upload = j->staging.device + at;
+        j->upload_bytes = at + j->prefill.upload_bytes - j->upload_from;
+    }
+    j->kv_bytes += j->prefill.kv_bytes;
+    j->n_splits += j->prefill.n_entries * j->pool->config.num_kv_heads;
+}
+
 /* The launches of every kernel's items; first as order_items leaves it. */
 static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
                                 const struct backend_batch *batch, const struct gpu_choice *choice,
@@ -419,11 +441,13 @@ static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
     attn_status st = ATTN_OK;
     if (first[GPU_TUNED + 1])
         st = plan_tuned(b, j, batch, l->items, first[GPU_TUNED + 1], l->tuned_at, may_be_direct);
+    if (st == ATTN_OK && first[GPU_PREFILL + 1] > first[GPU_PREFILL])
+        plan_prefill(j, l, first[GPU_PREFILL], first[GPU_PREFILL + 1]);
     for (uint32_t k = GPU_TUNED + 1; k < GPU_NONE && st == ATTN_OK; k++) {
         uint32_t n = first[k + 1] - first[k];
         bool is_split =
             choice->is_split && (k == GPU_VECTOR || k == GPU_MATRIX_16 || k == GPU_MATRIX_64);
-        if (n > 0)
+        if (n > 0 && k != GPU_PREFILL)
             st = plan_ranges(b, j, (enum gpu_kernel)k, is_split, l->items + first[k], n,
                              l->device_items + first[k]);
     }
@@ -512,11 +536,17 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
     int code = 0;
     bool is_told = false;
     if (j->has_tuned) {
-        is_told = finish && j->n_ranges == 0 && decode_can_finish(&j->tuned);
+        is_told = finish && j->n_ranges == 0 && !j->has_prefill && decode_can_finish(&j->tuned);
         code = runtime_check("decode kernel",
-                             decode_launch(&j->tuned, j->tuned_upload, j->staging.scratch,
+                             decode_launch(&j->tuned, j->tuned_upload,
+                                           (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES,
                                            is_told ? finish : NULL, s, is_chained && !j->is_direct,
                                            j->is_direct));
+        is_chained = true;
+    }
+    if (j->has_prefill && !code) {
+        code = runtime_check("prefill kernel", prefill_launch(&j->prefill, j->prefill_upload,
+                                                              j->staging.scratch, s, is_chained));
         is_chained = true;
     }
     for (uint32_t i = 0; i < j->n_ranges && !code; i++) {

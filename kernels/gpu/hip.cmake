@@ -92,7 +92,8 @@ endforeach()
 set_source_files_properties(${hip_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 
 add_library(attnd-hip MODULE
-  backend_gpu.c gpu_job.c gpu_queue.c ../bench/gpu_bench.c sm90/decode_none.c vendor/runtime_hip.c ${hip_objects})
+  backend_gpu.c gpu_job.c gpu_queue.c ../bench/gpu_bench.c sm90/decode_none.c sm90/prefill_none.c
+  vendor/runtime_hip.c ${hip_objects})
 set_target_properties(attnd-hip PROPERTIES PREFIX "" C_VISIBILITY_PRESET hidden
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/attnd
   LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)

@@ -47,11 +47,11 @@ struct softmax_row {
         return w;
     }
 
-    /* Adds another part's result, whose maximum is no larger. Gives the factor for its sums. */
-    GPU_DEVICE float take(float part_m, float part_sum)
+    /* Adds another part's (m, sum), whose maximum is no larger. Gives the factor for its sums. */
+    GPU_DEVICE float take(const float *part)
     {
-        float f = exp2_diff(part_m, m);
-        sum = fmaf(f, part_sum, sum);
+        float f = exp2_diff(part[0], m);
+        sum = fmaf(f, part[1], sum);
         return f;
     }
 };

@@ -70,6 +70,12 @@ refuses '--rate: "x" is not a number from' "$load" --rate x
 refuses '--steps: "1.5"' "$load" --steps 1.5
 refuses '--dtype: "int8" is not f32, f16 or bf16' "$load" --dtype int8
 refuses '"5".*--verify=N' "$load" --verify 5
+refuses '--arrivals: "often" is not poisson' "$load" --arrivals often
+refuses '--slo: "p99" is not' "$load" --slo p99
+refuses '--slo: "p99=5" is not' "$load" --slo p99=5
+refuses '--slo needs --rate' "$load" --slo p99=5ms
+refuses '--arrivals needs --rate' "$load" --arrivals poisson
+refuses '--json and --csv' "$load" --json --csv
 refuses '--speed.* need --trace' "$load" --speed 1
 refuses '--trace goes without --context' "$load" --trace x --context 5
 refuses '--layers' "$load" --preset bytelm --layers 5
@@ -77,7 +83,7 @@ expect 0 "$load" --help
 has gemma3-27b
 
 "$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT shm://$dir/shm.sock" --listen.http 127.0.0.1:0 \
-  --device.kv_memory 512M >"$dir/attnd.log" 2>&1 &
+  --device.kv_memory 512M --cache.max_pools 64 >"$dir/attnd.log" 2>&1 &
 daemon=$!
 expect 0 "$ctl" --wait 60 ping
 has '^backend cpu$'
@@ -137,6 +143,37 @@ expect 0 "$load" --preset bytelm --layers all --sequences 3 --context 20 --steps
   --json --verify
 verified
 has '"steps": 120,'
+has '"late_share": '
+for kind in constant gamma=2 burst=5; do
+  expect 0 "$load" --preset bytelm --sequences 4 --context 20 --steps 5 --rate 300 --arrivals $kind --json --verify
+  verified
+  has '"steps": 20,'
+done
+# a bound that every answer keeps, so the rate that can be sent is found; then one that nothing keeps
+expect 0 "$load" --preset bytelm --sequences 4 --context 20 --steps 5 --rate 200 --duration 0.2 --slo p50=1000s --json
+has '"percentile": "p50"'
+has '"good_rate": [1-9]'
+has '"bad_rate": [1-9]'
+expect 1 "$load" --preset bytelm --sequences 4 --context 20 --steps 5 --rate 0.004 --duration 0.05 --slo p50=0.001us
+has 'failed .*--slo: no rate tried keeps p50'
+# more than can be sent in time: the slowest of what was planned are not told
+expect 0 "$load" --preset bytelm --sequences 2 --context 20 --steps 100 --rate 1e6 --json
+has '"p99": null'
+has '"p50": [0-9.e-]+,'
+cp "$dir/out" "$dir/old.json"
+expect 0 "$load" --preset bytelm --sequences 2 --context 20 --steps 100 --rate 1e6
+has 'n/a .* sends were 1 ms late or more'
+expect 0 "$load" --preset bytelm --context 20 --steps 10 --compare "$dir/old.json"
+has '^differs   sequences: 1, before 2$'
+has '^compare   times.total.p50 .* %$'
+grep -q 'compare .*p99' "$dir/out" && die "a figure that was not told is compared"
+expect 0 "$load" --preset bytelm --context 20 --steps 10 --json --compare "$dir/old.json"
+has '"change": '
+expect 1 "$load" --compare "$here/e2e.sh"
+says 'compare: .*e2e.sh: '
+expect 0 "$load" --preset bytelm --context 20 --steps 10 --csv
+has '^mode,.*,times.total.p50,'
+[[ $(head -1 "$dir/out" | tr -cd , | wc -c) == $(tail -1 "$dir/out" | tr -cd , | wc -c) ]] || die "columns: $(cat "$dir/out")"
 expect 0 "$load" --preset bytelm --sequences 2 --context 20 --steps 5 --duration 0.3 --json --verify
 verified
 # every output of sequences that begin again at different steps: 7 x 5 tokens in 4 layers
@@ -158,7 +195,7 @@ daemon=
 "$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M \
   >"$dir/attnd.log" 2>&1 &
 daemon=$!
-"$load" --wait 60 --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 2 --json \
+"$load" --wait 60 --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 10 --json \
   >"$dir/out" 2>"$dir/err.log" &
 loader=$!
 until "$ctl" --wait 60 stats | grep -q '^steps_received_total [1-9]...'; do :; done
@@ -166,10 +203,32 @@ kill -9 "$daemon"
 wait "$daemon" || true
 daemon=
 rc=0
-timeout 60 tail --pid="$loader" -f /dev/null || die "attnload goes on without a daemon"
+timeout 300 tail --pid="$loader" -f /dev/null || die "attnload goes on without a daemon"
 wait "$loader" || rc=$?
 [[ $rc == 1 ]] || die "attnload's exit code without a daemon: $rc"
 has '"failure": "worker 0, .*connection lost'
+
+# --duration ends the run whatever the daemon does: stopped, its steps are given up; gone, that is a failure
+for signal in STOP KILL; do
+  for way in '' '--rate 100'; do
+    "$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M \
+      >"$dir/attnd.log" 2>&1 &
+    daemon=$!
+    "$load" --wait 60 --preset bytelm --context 10 --duration 3 --timeout 3600 --json $way \
+      >"$dir/out" 2>"$dir/err.log" &
+    loader=$!
+    until "$ctl" --wait 60 stats | grep -q '^steps_received_total [1-9].'; do :; done
+    kill -$signal "$daemon"
+    timeout 60 tail --pid="$loader" -f /dev/null || die "attnload $way goes on after its time ($signal)"
+    rc=0
+    wait "$loader" || rc=$?
+    kill -9 "$daemon" 2>/dev/null || true # gone already, if the signal was KILL
+    wait "$daemon" || true
+    daemon=
+    [[ $signal == KILL ]] && { [[ $rc == 1 ]] && has '"failure": "worker 0, .*no connection to' || die "exit code $rc, killed"; }
+    [[ $signal == STOP ]] && { [[ $rc == 0 ]] && has '"unfinished": [1-9]' || die "exit code $rc, stopped"; }
+  done
+done
 
 # a daemon that computes something else is found out
 "$bin/fake_attnd" "$ATTND_ENDPOINT" >"$dir/fake.log" 2>&1 &

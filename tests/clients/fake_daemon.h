@@ -1,8 +1,8 @@
 /* fake_daemon.h: a daemon for libattn's tests: one thread, sockets of fake_sp, no attention.
  *
- * Answers every request like a healthy daemon would, but for what the test planned: requests that are
- * swallowed, answered in reverse order, twice, with a failure, or garbled. A step's out is 2 q + the
- * item's sequence id, its lse the token's position. Only f32 pools with equal dims.
+ * Answers every request like a healthy daemon would, but for what the test planned: requests that
+ * are swallowed, answered in reverse order, twice, with a failure, or garbled. A step's out is 2 q
+ * + the item's sequence id, its lse the token's position. Only f32 pools with equal dims.
  */
 #ifndef FAKE_DAEMON_H
 #define FAKE_DAEMON_H
@@ -40,8 +40,8 @@ struct fake_plan {
 struct fake_daemon {
     char url[96];
     struct fake_plan plan;
-    /* Looks at every request before it is answered, on the daemon's thread; NULL: nobody does. Set, as
-     * user, before the start. */
+    /* Looks at every request before it is answered, on the daemon's thread; NULL: nobody does. Set,
+     * as user, before the start. */
     void (*see)(void *user, const Attnd__Request *r);
     void *user;
     /* What hello tells, set before the start. 0: ten minutes, 64 MiB, 4096 */

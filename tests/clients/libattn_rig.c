@@ -3,13 +3,6 @@
 
 #include <unistd.h>
 
-/* The thread sanitizer's: children open clients, which have threads, after a fork. */
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void)
-{
-    return "die_after_fork=0";
-}
-
 void work_init(struct work *w, uint32_t salt, uint32_t n_items)
 {
     memset(w, 0, sizeof *w);

@@ -9,9 +9,11 @@
 
 #include <cmocka.h>
 
+#include "clients/attnload/arrivals.h"
 #include "clients/attnload/data.h"
 #include "clients/attnload/percentile.h"
 #include "clients/attnload/preset.h"
+#include "clients/attnload/run.h"
 #include "clients/attnload/trace.h"
 #include "clients/attnload/verify.h"
 #include "clients/libattn/client.h"
@@ -56,6 +58,110 @@ static void joined_samples_keep_all(void **state)
     for (uint64_t i = 0; i < 5000; i++)
         assert_int_equal(a.v[i], i);
     samples_fini(&a);
+}
+
+static void a_share_counts_from_its_bound_on(void **state)
+{
+    (void)state;
+    struct samples s = {0};
+    assert_true(samples_share_from(&s, 0) == 0);
+    for (uint64_t i = 0; i < 200; i++)
+        assert_true(samples_add(&s, (i * 37) % 200 / 2)); /* each of 0 to 99 twice */
+    samples_sort(&s);
+    assert_true(samples_share_from(&s, 0) == 1);
+    assert_true(samples_share_from(&s, 99) == 0.01);
+    assert_true(samples_share_from(&s, 98) == 0.02);
+    assert_true(samples_share_from(&s, 100) == 0);
+    samples_fini(&s);
+}
+
+/* ---- arrivals ---- */
+
+static const char *const kinds[] = {"poisson", "constant", "gamma=0.3",
+                                    "gamma=1", "gamma=3",  "burst=8"};
+
+static void a_schedule_is_the_same_for_any_number_of_workers(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        struct arrivals_spec spec;
+        struct arrivals one, part[3], other;
+        assert_true(arrivals_parse(kinds[k], &spec));
+        arrivals_init(&one, &spec, 500, 7, 0, 1);
+        arrivals_init(&other, &spec, 500, 8, 0, 1);
+        for (uint32_t i = 0; i < 3; i++)
+            arrivals_init(&part[i], &spec, 500, 7, i, 3);
+        uint64_t before = 0;
+        bool differs = false;
+        for (uint32_t i = 0; i < 3000; i++) {
+            uint64_t at = arrivals_next(&one);
+            assert_int_equal(arrivals_next(&part[i % 3]), at);
+            differs |= arrivals_next(&other) != at;
+            assert_true(at >= before);
+            before = at;
+        }
+        assert_int_equal(differs, spec.kind != ARRIVALS_CONSTANT && spec.kind != ARRIVALS_BURST);
+    }
+}
+
+/* Mean and spread of the gaps, over so many that four sigma are some percent. */
+static void gaps_have_the_rate_and_the_spread_asked_for(void **state)
+{
+    (void)state;
+    static const double cvs[] = {1, 0, 0.3, 1, 3, 2.6457513}; /* burst: sqrt(8 - 1) */
+    enum { N = 200000 };
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        struct arrivals_spec spec;
+        struct arrivals a;
+        double sum = 0, sum2 = 0;
+        assert_true(arrivals_parse(kinds[k], &spec));
+        arrivals_init(&a, &spec, 1000, 3, 0, 1);
+        uint64_t before = spec.kind == ARRIVALS_BURST ? arrivals_next(&a) : 0;
+        for (int i = 0; i < N; i++) {
+            uint64_t at = arrivals_next(&a);
+            double gap = (double)(at - before) * 1e-6; /* of 1, in the mean */
+            before = at;
+            sum += gap;
+            sum2 += gap * gap;
+        }
+        double mean = sum / N, cv = sqrt(fmax(sum2 / N - mean * mean, 0)) / mean;
+        if (fabs(mean - 1) > 0.04 || fabs(cv - cvs[k]) > 0.05 * cvs[k] + 1e-4)
+            fail_msg("%s: mean %g, variation %g", kinds[k], mean, cv);
+    }
+}
+
+static void wrong_arrivals_are_refused(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {"",          "uniform",  "poisson=1", "gamma",
+                                        "gamma=",    "gamma=0",  "gamma=x",   "burst=0",
+                                        "burst=1.5", "constant "};
+    struct arrivals_spec spec = {.value = 42};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_false(arrivals_parse(wrong[i], &spec));
+    assert_true(spec.value == 42);
+}
+
+/* ---- the search for a rate ---- */
+
+static void the_knee_is_found_from_either_side(void **state)
+{
+    (void)state;
+    static const double starts[] = {0.01, 1, 99, 100, 101, 5e6};
+    for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++) {
+        struct knee k = {.rate = starts[i]};
+        while (knee_next(&k, k.rate <= 100))
+            ;
+        assert_true(k.good <= 100 && k.bad > 100 && k.bad <= 1.05 * k.good);
+        assert_true(k.n_tried < 35);
+    }
+    struct knee never = {.rate = 100}, always = never;
+    while (knee_next(&never, false))
+        ;
+    assert_true(never.good == 0 && never.n_tried < 40);
+    while (knee_next(&always, true))
+        ;
+    assert_true(always.bad == 0 && always.good > 1e8);
 }
 
 /* ---- traces ---- */
@@ -392,6 +498,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(percentiles_are_nearest_ranks),
         cmocka_unit_test(joined_samples_keep_all),
+        cmocka_unit_test(a_share_counts_from_its_bound_on),
+        cmocka_unit_test(a_schedule_is_the_same_for_any_number_of_workers),
+        cmocka_unit_test(gaps_have_the_rate_and_the_spread_asked_for),
+        cmocka_unit_test(wrong_arrivals_are_refused),
+        cmocka_unit_test(the_knee_is_found_from_either_side),
         cmocka_unit_test_teardown(a_trace_is_read_in_order_of_arrival, remove_trace),
         cmocka_unit_test_teardown(a_trace_is_scaled_and_cut, remove_trace),
         cmocka_unit_test_teardown(a_broken_trace_is_named_by_line_and_member, remove_trace),

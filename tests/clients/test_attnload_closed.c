@@ -1,6 +1,7 @@
 /* test_attnload_closed.c: which tokens attnload's closed loop sends, as a fake daemon sees it.
  *
- * The fake's thread keeps a model of the sequences' lengths; the test looks at it when both are done.
+ * The fake's thread keeps a model of the sequences' lengths; the test looks at it when both are
+ * done.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -87,7 +88,7 @@ static void run_closed(uint32_t n_sequences, uint32_t n_layers, uint32_t steps, 
                             .duration_s = stop_after > 0 ? 1e6 : 0,
                             .dtype = ATTN_F32,
                             .kv_dtype = ATTN_F32,
-                            .timeout_us = 20000000};
+                            .timeout_us = 300000000};
     r->load.o = &r->o;
     r->load.n_blocks = 100;
     r->load.id_base = 1ull << 32;

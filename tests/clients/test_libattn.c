@@ -391,6 +391,10 @@ static void many_threads_share_one_client(void **state)
 static void a_forked_child_opens_its_own_and_the_parent_goes_on(void **state)
 {
     struct fixture *f = *state;
+    struct attn_client_options o = {.struct_size = sizeof o};
+#ifdef __SANITIZE_THREAD__
+    o.has_no_keeper = 1; /* the thread sanitizer knows no threads in a child */
+#endif
     pid_t pid = fork();
     if (pid == 0) {
         struct work w;
@@ -402,7 +406,7 @@ static void a_forked_child_opens_its_own_and_the_parent_goes_on(void **state)
         bad += attn_client_ping(f->client, SOON_US, NULL) != ATTN_EINVAL;
         bad += attn_client_fd(f->client) != -1;
         close_client(f);
-        bad += attn_client_open(f->daemon.url, NULL, LONG_US, &c) != ATTN_OK; /* one of its own */
+        bad += attn_client_open(f->daemon.url, &o, LONG_US, &c) != ATTN_OK; /* one of its own */
         bad += bad == 0 && attn_client_ping(c, LONG_US, NULL) != ATTN_OK;
         attn_client_close(bad == 0 ? c : NULL);
         _exit(bad);

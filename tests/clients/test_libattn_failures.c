@@ -1,4 +1,5 @@
-/* test_libattn_failures.c: the client library when the daemon, the way to it, or the caller is wrong. */
+/* test_libattn_failures.c: the client library when the daemon, the way to it, or the caller is
+ * wrong. */
 #include "tests/clients/libattn_rig.h"
 
 /* ---- failures that the daemon tells ---- */

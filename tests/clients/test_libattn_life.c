@@ -72,7 +72,7 @@ static void make(struct worker *w, uint64_t id)
                                   .num_q_heads = HEADS,
                                   .num_kv_heads = HEADS,
                                   .head_dim_k = DIM,
-                                  .n_blocks = 16,
+                                  .n_blocks = 64,
                                   .q_dtype = ATTN_F32};
     MUST_OK(attn_pool_create(w->c, &spec, LONG_US, &w->p));
     MUST_OK(attn_seq_open(w->p, id, LONG_US, &w->seq));
@@ -105,6 +105,26 @@ static void close_worker(struct worker *w)
 {
     attn_pool_close(w->p);
     attn_client_close(w->c);
+}
+
+/* Requests that open a sequence are known by their ids, which begin anew in a new client object. */
+static void a_resumed_session_goes_on_with_higher_ids(void **state)
+{
+    (void)state;
+    struct worker a, b = {0};
+    struct attn_seq seq;
+    open_worker(&a, false, false, 400);
+    for (uint64_t id = 401; id < 410; id++)
+        MUST_OK(attn_seq_open(a.p, id, LONG_US, &seq));
+    struct attn_client_info info = {.struct_size = sizeof info};
+    MUST_OK(attn_client_info(a.c, &info));
+    struct attn_client_options o = {.struct_size = sizeof o, .resume_session = info.session};
+    MUST_OK(attn_client_open(d.url, &o, LONG_US, &b.c));
+    make(&b, 410);
+    for (uint64_t id = 411; id < 420; id++)
+        MUST_OK(attn_seq_open(b.p, id, LONG_US, &seq));
+    close_worker(&b);
+    close_worker(&a);
 }
 
 static unsigned int n_expired(attn_client *c)
@@ -283,6 +303,7 @@ int main(void)
         cmocka_unit_test(a_client_goes_on_after_the_daemon_was_killed),
         cmocka_unit_test(a_session_may_be_left_for_a_new_one),
         cmocka_unit_test(a_hasty_client_does_not_wait_for_a_daemon),
+        cmocka_unit_test(a_resumed_session_goes_on_with_higher_ids), /* its sessions expire later */
     };
     return cmocka_run_group_tests_name("libattn_life", tests, start, stop);
 }

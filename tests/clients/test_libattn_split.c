@@ -1,5 +1,6 @@
-/* test_libattn_split.c: steps that are too large for one message, at a fake daemon that takes few bytes
- * and tokens. Its answers depend on positions and sequences, so a piece in the wrong place shows. */
+/* test_libattn_split.c: steps that are too large for one message, at a fake daemon that takes few
+ * bytes and tokens. Its answers depend on positions and sequences, so a piece in the wrong place
+ * shows. */
 #include <unistd.h>
 
 #include "clients/libattn/client.h"

@@ -1,5 +1,5 @@
-/* test_shm_region.c: the client's books of a region: extents that never overlap, and a daemon that writes
- * nonsense. */
+/* test_shm_region.c: the client's books of a region: extents that never overlap, and a daemon that
+ * writes nonsense. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -18,6 +18,7 @@
 #include "daemon/log.h"
 #include "fake_host.h"
 #include "kernels/kv_layout.h"
+#include "own_parts.h"
 
 enum { BATCH = 1000, N_BATCHES = 300, WARM_UP = 20, MAX_ITEMS = 64 };
 
@@ -224,13 +225,9 @@ static void bench(uint32_t n_sequences, uint32_t n_items)
     cfg.max_layers = 1;
     cfg.max_queue_requests = 1 << 20;
     iobuf_pool_open(&null_ops, &backend, 64 << 20, &bufs);
-    struct engine_parts parts = {.cfg = &cfg, .ops = &null_ops, .backend = &backend, .bufs = bufs};
-    struct backend_info info;
-    null_info(&backend, &info);
-    struct kv_config kc = engine_kv_config(&cfg, info.kv_bytes);
-    if (kv_open(&kc, -1, &parts.kv, why, sizeof why) != ATTN_OK ||
-        session_table_open(cfg.max_sessions, &parts.sessions) != ATTN_OK ||
-        engine_open(&parts, &engine, why, sizeof why) != ATTN_OK) {
+    struct own_parts own;
+    if (own_engine_open(&own, &cfg, &null_ops, &backend, bufs, &engine, why, sizeof why) !=
+        ATTN_OK) {
         fprintf(stderr, "%s\n", why);
         exit(1);
     }

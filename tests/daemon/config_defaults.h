@@ -1,5 +1,5 @@
-/* config_defaults.h: settings for tests of other parts: the option table's defaults, whatever the machine
- * has in files and variables. config_fini frees them. */
+/* config_defaults.h: settings for tests of other parts: the option table's defaults, whatever the
+ * machine has in files and variables. config_fini frees them. */
 #ifndef TESTS_DAEMON_CONFIG_DEFAULTS_H
 #define TESTS_DAEMON_CONFIG_DEFAULTS_H
 

@@ -263,7 +263,7 @@ static void an_oversized_message(void **state)
     h.step = &b;
     uint8_t *payload = calloc(1, 2 << 20);
     const struct wire_reply *r = e2e_await(&loud, e2e_send(&loud, &h, payload, 2 << 20));
-    assert_says(r, ATTN_EINVAL, "over the limit max_message_bytes 1048576");
+    assert_says(r, ATTN_EINVAL, "over the limit of 1048576 (listen.max_message)");
     free(payload);
     e2e_disconnect(&loud);
     assert_nothing_changed();

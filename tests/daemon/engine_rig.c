@@ -186,29 +186,9 @@ static uint64_t fake_clock(void)
     return rig_now_ns;
 }
 
-struct engine *rig_open_engine(const struct config *cfg, struct backend *b, struct iobuf_pool *bufs,
-                               struct kv **out_kv, struct session_table **out_sessions)
-{
-    char why[512] = "";
-    struct engine *engine;
-    struct kv_config kc = engine_kv_config(cfg, b->kv_bytes);
-    assert_int_equal(kv_open(&kc, -1, out_kv, why, sizeof why), ATTN_OK);
-    assert_int_equal(session_table_open(cfg->max_sessions, out_sessions), ATTN_OK);
-    struct engine_parts parts = {
-        .cfg = cfg,
-        .ops = &rig_backend_ops,
-        .backend = b,
-        .bufs = bufs,
-        .kv = *out_kv,
-        .sessions = *out_sessions,
-    };
-    if (engine_open(&parts, &engine, why, sizeof why) != ATTN_OK)
-        fail_msg("the engine does not open: %s", why);
-    return engine;
-}
-
 void rig_open(struct rig *r, void (*tweak)(struct rig *r))
 {
+    char why[512] = "";
     memset(r, 0, sizeof *r);
     memset(&stats, 0, sizeof stats);
     current = r;
@@ -240,7 +220,11 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
         tweak(r);
     assert_int_equal(
         iobuf_pool_open(&rig_backend_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs), ATTN_OK);
-    r->engine = rig_open_engine(&r->cfg, &r->backend, r->bufs, &r->kv, &r->sessions);
+    if (own_engine_open(&r->own, &r->cfg, &rig_backend_ops, &r->backend, r->bufs, &r->engine, why,
+                        sizeof why) != ATTN_OK)
+        fail_msg("the engine does not open: %s", why);
+    r->kv = r->own.kv;
+    r->sessions = r->own.sessions;
     r->session = rig_hello(r, "test");
     r->pool = rig_pool(r, "p", 64);
 }
@@ -266,8 +250,7 @@ void rig_close(struct rig *r)
     for (uint32_t i = 0; i < r->engine->n_pools; i++)
         test_free(r->engine->pools[i].device);
     assert_int_equal(engine_close(r->engine), ATTN_OK);
-    session_table_close(r->sessions);
-    kv_close(r->kv);
+    own_parts_close(&r->own);
     clock_use(NULL);
     while (r->answers != NULL) {
         struct rig_answer *a = r->answers;

@@ -5,6 +5,7 @@
 #define TESTS_DAEMON_ENGINE_RIG_H
 
 #include "daemon/engine_queue.h"
+#include "own_parts.h"
 
 enum {
     RIG_LAYERS = 4,
@@ -64,7 +65,8 @@ struct rig {
     struct config cfg;
     struct backend backend;
     struct iobuf_pool *bufs;
-    struct kv *kv;
+    struct own_parts own;
+    struct kv *kv; /* of own, as the next */
     struct session_table *sessions;
     struct engine *engine;
     struct rig_answer *answers;
@@ -79,10 +81,6 @@ struct rig {
 extern const struct backend_ops rig_backend_ops;
 extern uint64_t rig_now_ns; /* the engine's clock */
 
-/* An engine without a thread on the fake backend, with a cache and sessions of its own, which the caller
- * closes after it. */
-struct engine *rig_open_engine(const struct config *cfg, struct backend *b, struct iobuf_pool *bufs,
-                               struct kv **out_kv, struct session_table **out_sessions);
 /* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
 void rig_open(struct rig *r, void (*tweak)(struct rig *r));
 /* Checks on the way out: nothing held, cache consistent, steps conserved. */

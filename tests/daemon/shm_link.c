@@ -1,6 +1,7 @@
 /* shm_link.c: see shm_link.h. */
 #define _GNU_SOURCE
 #include "shm_link.h"
+#include "proto/attn_time.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -132,9 +133,7 @@ bool shm_link_is_gone(struct shm_link *l, int timeout_ms)
 
 static int64_t now_ms(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)(attn_now_ns() / 1000000);
 }
 
 bool shm_link_receive(struct shm_link *l, int timeout_ms, const uint8_t **out_reply,

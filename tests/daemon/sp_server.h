@@ -1,5 +1,5 @@
-/* sp_server.h: transport_sp.c on a loop thread of its own, with a fake engine behind it, and a raw SP
- * client that can do what no library would. For the tests of the transport.
+/* sp_server.h: transport_sp.c on a loop thread of its own, with a fake engine behind it, and a raw
+ * SP client that can do what no library would. For the tests of the transport.
  *
  * The fake engine answers a step with a payload: its own payload back if seq[0] is 0, else seq[0]
  * bytes, byte i being (request id + i) mod 251. While it is held, requests gather.
@@ -20,6 +20,7 @@ struct engine {
     pthread_cond_t wake;
     struct request *head, **tail;
     uint32_t n_queued;
+    struct principal last; /* of the request submitted last */
     bool is_held, is_reversed, is_stopped;
 };
 
@@ -29,6 +30,8 @@ struct server {
     struct engine engine;
     uv_loop_t loop;
     uv_async_t stop, drain;
+    uv_prepare_t turn;
+    _Atomic uint64_t n_turns; /* of the loop */
     pthread_t thread;
     struct transport_env env;
     struct transport *t;

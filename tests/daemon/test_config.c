@@ -1,5 +1,5 @@
-/* test_config.c: where settings come from, and what every mistake is called. With --update the program
- * rewrites the packaged configuration from the option table instead. */
+/* test_config.c: where settings come from, and what every mistake is called. With --update the
+ * program rewrites the packaged configuration from the option table instead. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -326,9 +326,10 @@ static void requests_of_many_threads_are_all_answered(void **state)
     cfg.max_queue_requests = 1 << 20;
     memset(&stats, 0, sizeof stats);
     assert_int_equal(iobuf_pool_open(&rig_backend_ops, &backend, 128 << 20, &bufs), ATTN_OK);
-    struct kv *kv;
-    struct session_table *sessions;
-    engine = rig_open_engine(&cfg, &backend, bufs, &kv, &sessions);
+    struct own_parts own;
+    assert_int_equal(
+        own_engine_open(&own, &cfg, &rig_backend_ops, &backend, bufs, &engine, why, sizeof why),
+        ATTN_OK);
     assert_int_equal(engine_start(engine, why, sizeof why), ATTN_OK);
     for (uint32_t i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, say_hello, NULL), 0);
@@ -340,8 +341,7 @@ static void requests_of_many_threads_are_all_answered(void **state)
     assert_int_equal(atomic_load(&n_answered), THREADS * EACH);
     assert_int_equal(atomic_load(&n_ok), THREADS * EACH);
     assert_int_equal(engine_close(engine), ATTN_OK);
-    session_table_close(sessions);
-    kv_close(kv);
+    own_parts_close(&own);
     iobuf_pool_close(bufs);
     config_fini(&cfg);
 }

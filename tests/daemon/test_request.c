@@ -9,10 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/address.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/request.h"
 #include "fake_host.h"
@@ -108,7 +110,7 @@ static void a_deadline_is_the_default_the_clients_or_the_longest_allowed(void **
 static void a_reply_has_its_payload_where_it_was_promised(void **state)
 {
     (void)state;
-    struct request *req = request_of(true, 0, stats_now_ns());
+    struct request *req = request_of(true, 0, clock_now_ns());
     Attnd__Reply h = ATTND__REPLY__INIT;
     Attnd__StepReply step = ATTND__STEP_REPLY__INIT;
     uint8_t *payload;
@@ -132,7 +134,7 @@ static void a_reply_has_its_payload_where_it_was_promised(void **state)
 static void an_error_is_answered_without_a_free_buffer(void **state)
 {
     (void)state;
-    struct request *req = request_of(true, 0, stats_now_ns());
+    struct request *req = request_of(true, 0, clock_now_ns());
     struct iobuf *taken[16];
     int n = 0;
     while ((taken[n] = iobuf_acquire(pool, 1)) != NULL)
@@ -189,9 +191,9 @@ static void a_request_that_does_not_decode_counts_as_malformed_alone(void **stat
 static void steps_received_are_answered_or_in_flight(void **state)
 {
     (void)state;
-    struct request *a = request_of(true, 0, stats_now_ns());
-    struct request *b = request_of(true, 0, stats_now_ns());
-    struct request *c = request_of(false, 0, stats_now_ns());
+    struct request *a = request_of(true, 0, clock_now_ns());
+    struct request *b = request_of(true, 0, clock_now_ns());
+    struct request *c = request_of(false, 0, clock_now_ns());
     assert_int_equal(stats_get(requests_received), 3);
     assert_int_equal(stats_get(steps_received), 2);
     assert_int_equal(stats_get(steps_in_flight), 2);
@@ -240,6 +242,36 @@ static void every_address_has_a_transport(void **state)
     assert_null(transport_find("udp://127.0.0.1:1"));
     assert_null(transport_find("ipc:/"));
     assert_null(transport_find(""));
+}
+
+static void a_principal_has_a_name_for_the_log(void **state)
+{
+    (void)state;
+    static const struct {
+        struct principal who;
+        const char *text;
+    } cases[] = {
+        {{.kind = PRINCIPAL_USER, .family = AF_UNIX, .uid = 1, .gid = 2, .pid = 3},
+         "uid 1, gid 2, pid 3"},
+        {{.kind = PRINCIPAL_USER, .uid = UINT32_MAX, .gid = UINT32_MAX, .pid = INT32_MAX},
+         "uid 4294967295, gid 4294967295, pid 2147483647"},
+        {{.kind = PRINCIPAL_ANONYMOUS, .family = AF_INET}, "anonymous over IPv4"},
+        {{.kind = PRINCIPAL_ANONYMOUS, .family = AF_INET6}, "anonymous over IPv6"},
+        {{.kind = PRINCIPAL_UNKNOWN}, "unknown"},
+    };
+    char text[PRINCIPAL_TEXT_BYTES];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_string_equal(principal_format(&cases[i].who, text), cases[i].text);
+    struct request *req = request_new(&fake_transport, NULL, pool, 0);
+    assert_int_equal(req->principal.kind, PRINCIPAL_UNKNOWN);
+    request_free(req);
+    int fds[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    struct principal who = principal_of_socket(fds[0]);
+    assert_true(who.kind == PRINCIPAL_USER && who.uid == geteuid() && who.pid == getpid());
+    close(fds[0]);
+    close(fds[1]);
+    assert_int_equal(principal_of_socket(fds[0]).kind, PRINCIPAL_UNKNOWN);
 }
 
 /* ---- log ---- */
@@ -303,6 +335,7 @@ int main(void)
         TEST(a_request_that_does_not_decode_counts_as_malformed_alone),
         TEST(steps_received_are_answered_or_in_flight),
         TEST(every_address_has_a_transport),
+        TEST(a_principal_has_a_name_for_the_log),
         TEST(a_log_line_has_a_priority_for_the_journal_and_a_word_for_people),
         TEST(a_clients_text_cannot_forge_a_line),
     };

@@ -1,12 +1,13 @@
-/* test_shm_rings.c: one client's rings under an engine without a thread: what is taken, what is answered,
- * what a client that breaks the rules gets, and when its memory may go. The client's side is shm_link.c
- * on the same memory. */
+/* test_shm_rings.c: one client's rings under an engine without a thread: what is taken, what is
+ * answered, what a client that breaks the rules gets, and when its memory may go. The client's side
+ * is shm_link.c on the same memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -59,6 +60,8 @@ static void side_open(struct side *s)
     struct shm_client *c = &s->c;
     c->t = &t;
     c->fd = -1;
+    c->principal =
+        (struct principal){.kind = PRINCIPAL_USER, .family = AF_UNIX, .uid = 7, .gid = 8, .pid = 9};
     c->n_slots = N_SLOTS;
     c->region_bytes = REGION_BYTES;
     c->base = aligned_alloc(4096, REGION_BYTES);
@@ -80,7 +83,8 @@ static void side_open(struct side *s)
 
 static bool is_served(const struct side *s)
 {
-    for (const struct shm_client *c = t.clients; c != NULL; c = c->next)
+    const struct shm_client *c;
+    LIST_FOREACH(c, &t.clients, entry)
         if (c == &s->c)
             return true;
     return false;
@@ -104,7 +108,7 @@ static void side_close(struct side *s)
     free(s->c.base);
 }
 
-/* --- messages ---------------------------------------------------------------------------------- */
+/* --- messages --------------------------------------------------------------------------------- */
 
 static size_t hello_message(uint64_t id, uint8_t *dst)
 {
@@ -182,7 +186,7 @@ static void assert_serves(struct side *s)
     assert_false(take_answer(s, &a));
 }
 
-/* --- tests ------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------ */
 
 static void a_steps_tensors_are_read_and_written_in_place(void **state)
 {
@@ -374,6 +378,8 @@ static void what_changes_after_it_was_taken_changes_nothing(void **state)
     size_t n = step_message(9, 0, msg);
     assert_true(shm_link_send(&s.l, msg, n));
     assert_true(shm_poll(&t.poller)); /* decoded, in the engine's inbox */
+    assert_memory_equal(&s.c.slots[s.l.submits[0].slot].req.principal, &s.c.principal,
+                        sizeof s.c.principal);
     memset(s.l.base + s.l.welcome.submit_offset, 0xff,
            s.l.welcome.data_offset - s.l.welcome.submit_offset);
     memset(s.l.base + s.l.welcome.data_offset, 0xff, 128); /* preamble and header */

@@ -1,4 +1,5 @@
-/* test_sp_clients.c: real libnanomsg and libnng REQ clients, and a raw one, against transport_sp.c. */
+/* test_sp_clients.c: real libnanomsg and libnng REQ clients, and a raw one, against
+ * transport_sp.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -275,6 +276,7 @@ static void a_message_may_come_in_any_pieces(void **state)
         server_init(&s);
         server_start(&s, kinds[kind]);
         int pipe[2];
+        uint64_t arrived = stats_get(received_bytes) + 8; /* the handshake */
         int fd = raw_connect(s.url);
         raw_handshake(fd);
         for (uint32_t i = 0; i < N; i++) {
@@ -295,9 +297,10 @@ static void a_message_may_come_in_any_pieces(void **state)
                 piece = piece < n_wire - at ? piece : n_wire - at;
                 raw_send(fd, wire + at, piece);
                 at += piece;
-                if (next_random(&seed) % 4 == 0)
-                    usleep(100); /* lets pieces arrive apart; nothing depends on it */
+                if (next_random(&seed) % 4 == 0) /* the next piece comes apart from it */
+                    wait_at_least(&stats.received_bytes, arrived + at);
             }
+            arrived += n_wire;
             uint8_t *reply = raw_receive_message(fd, kind == 0, 1, &id, &reply_n);
             assert_non_null(reply);
             check_step_reply(reply, reply_n, i + 1, 0, payload, n_payload);

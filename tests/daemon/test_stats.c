@@ -1,4 +1,5 @@
-/* test_stats.c: what the two writers say against what was counted, and the HTTP pages around them. */
+/* test_stats.c: what the two writers say against what was counted, and the HTTP pages around
+ * them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +17,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
+#include "daemon/health.h"
 #include "daemon/http.h"
 #include "daemon/stats.h"
 
@@ -23,7 +26,17 @@ static int reset(void **state)
 {
     (void)state;
     memset(&stats, 0, sizeof(stats));
+    health_end(HEALTH_ENGINE);
+    health_end(HEALTH_LOOP);
+    health_set_ready(false);
+    health_set_draining(false);
+    clock_use(NULL);
     return 0;
+}
+
+static void json_to(FILE *f)
+{
+    assert_int_equal(stats_write_json(f), ATTN_OK);
 }
 
 static char *rendered(void (*write)(FILE *))
@@ -102,6 +115,22 @@ static void answered_steps_are_counted_by_status(void **state)
     free(text);
 }
 
+static void a_status_that_is_none_counts_as_internal(void **state)
+{
+    (void)state;
+    static const int none[] = {1, -STATS_N_STATUS, -STATS_N_STATUS - 1, -1000000, INT32_MIN};
+    struct stats before = {0};
+#define X(name, value, message, is_retryable) stats_count_answer(name);
+    ATTN_STATUS_MAP(X)
+#undef X
+    for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
+        stats_count_answer((attn_status)none[i]);
+    for (int i = 0; i < STATS_N_STATUS; i++)
+        assert_int_equal(atomic_exchange(&stats.steps_answered[i], 0),
+                         i == -ATTN_EINTERNAL ? 6 : 1);
+    assert_memory_equal(&stats, &before, sizeof(stats)); /* and nothing beside it */
+}
+
 static void histograms_are_cumulative_and_count_each_time_once(void **state)
 {
     (void)state;
@@ -126,20 +155,28 @@ static void histograms_are_cumulative_and_count_each_time_once(void **state)
     free(text);
 }
 
+static json_type json_type_of(const char *field)
+{
+    size_t n = strlen(field);
+    return n > 3 && strcmp(field + n - 3, "_ns") == 0 ? JSON_REAL : JSON_INTEGER;
+}
+
 static void the_json_is_json_and_says_the_same(void **state)
 {
     (void)state;
     stats_set(peers, 12);
+    stats_set(engine_beat_ns, 123456789012345);
     stats_set(steps_received, UINT32_MAX * 4ull);
     atomic_store(&stats.steps_answered[-ATTN_ENOBLOCKS], 5);
     stats_observe_ns(STATS_IPC, STATS_TOTAL, 3000);
     stats_observe_ns(STATS_IPC, STATS_TOTAL, UINT64_MAX / 4);
-    char *text = rendered(stats_write_json);
+    char *text = rendered(json_to);
     json_error_t error;
     json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, &error);
     if (root == NULL)
         fail_msg("line %d: %s", error.line, error.text);
-#define X(field, name, help) assert_true(json_is_number(json_object_get(root, name)));
+#define X(field, name, help)                                                                       \
+    assert_int_equal(json_typeof(json_object_get(root, name)), json_type_of(#field));
     STATS_COUNTER_MAP(X)
     STATS_GAUGE_MAP(X)
 #undef X
@@ -148,11 +185,16 @@ static void the_json_is_json_and_says_the_same(void **state)
                      UINT32_MAX * 4ull);
     json_t *answered = json_object_get(root, "steps_answered_total");
     assert_int_equal(json_integer_value(json_object_get(answered, "out of blocks")), 5);
+    assert_int_equal(json_object_size(answered), STATS_N_STATUS);
+    json_t *seconds = json_object_get(root, "engine_heartbeat_seconds");
+    assert_true(json_real_value(seconds) == 123456.789012345);
     json_t *ipc = json_object_get(json_object_get(root, "step_total_seconds"), "ipc");
     assert_int_equal(json_integer_value(json_object_get(ipc, "count")), 2);
     json_t *buckets = json_object_get(ipc, "buckets");
     assert_int_equal(json_integer_value(json_object_get(buckets, "4e-06")), 1);
     assert_int_equal(json_integer_value(json_object_get(buckets, "+Inf")), 1);
+    assert_int_equal(json_object_size(buckets), 2);
+    assert_int_equal(text[strlen(text) - 1], '\n');
     json_decref(root);
     free(text);
 }
@@ -218,19 +260,45 @@ static void pages_answer_without_a_loop_or_an_engine(void **state)
     http_close(NULL);
 }
 
+static _Atomic uint64_t test_now_ns;
+
+static uint64_t test_clock(void)
+{
+    return test_now_ns;
+}
+
+/* Before http_up: its thread reads it. */
+static void use_test_clock(void)
+{
+    test_now_ns = 1000000000000;
+    clock_use(test_clock);
+}
+
 static void healthz_names_the_thread_that_stopped(void **state)
 {
     (void)state;
+    use_test_clock();
     struct http *h = http_up(1000000);
-    stats_beat(engine_beat_ns);
-    stats_beat(loop_beat_ns);
+    expect_page(h, "GET", "/healthz", 200, "ok\n"); /* nobody has begun */
+    health_beat(HEALTH_ENGINE);
+    health_beat(HEALTH_LOOP);
+    test_now_ns += 1000000000;
     expect_page(h, "GET", "/healthz", 200, "ok\n");
-    stats_set(engine_beat_ns, stats_now_ns() - 5000000000);
-    expect_page(h, "GET", "/healthz", 503, "the engine has shown no life for 5");
-    stats_beat(engine_beat_ns);
-    stats_set(loop_beat_ns, stats_now_ns() - 7000000000);
-    expect_page(h, "GET", "/healthz", 503, "the event loop has shown no life for 7");
-    stats_set(loop_beat_ns, stats_now_ns() + 1000000000); /* read just before the beat */
+    health_beat(HEALTH_LOOP);
+    test_now_ns += 1;
+    expect_page(h, "GET", "/healthz", 503, "the engine has shown no life for 1000 ms\n");
+    test_now_ns += 1000000000;
+    expect_page(h, "GET", "/healthz", 503, "the engine has shown no life for 2000 ms\nthe event");
+    health_beat(HEALTH_ENGINE);
+    test_now_ns += 5000000;
+    expect_page(h, "GET", "/healthz", 503, "the event loop has shown no life for 1005 ms\n");
+    health_beat(HEALTH_LOOP);
+    expect_page(h, "GET", "/healthz", 200, "ok\n");
+    test_now_ns -= 1; /* read just before the beat */
+    expect_page(h, "GET", "/healthz", 200, "ok\n");
+    test_now_ns += 10000000000;
+    health_end(HEALTH_ENGINE);
+    health_end(HEALTH_LOOP);
     expect_page(h, "GET", "/healthz", 200, "ok\n");
     http_close(h);
 }
@@ -238,15 +306,33 @@ static void healthz_names_the_thread_that_stopped(void **state)
 static void readyz_follows_ready_draining_and_health(void **state)
 {
     (void)state;
+    use_test_clock();
     struct http *h = http_up(1000000);
     expect_page(h, "GET", "/readyz", 503, "not ready\n");
-    stats_set(is_ready, 1);
+    health_set_ready(true);
     expect_page(h, "GET", "/readyz", 200, "ok\n");
-    stats_set(is_draining, 1);
+    health_set_draining(true);
     expect_page(h, "GET", "/readyz", 503, "draining\n");
-    stats_set(is_draining, 0);
-    stats_set(engine_beat_ns, stats_now_ns() - 5000000000);
+    health_set_draining(false);
+    health_beat(HEALTH_ENGINE);
+    test_now_ns += 5000000000;
     expect_page(h, "GET", "/readyz", 503, "the engine has shown no life");
+    http_close(h);
+}
+
+static void gauges_show_health_and_decide_nothing(void **state)
+{
+    (void)state;
+    use_test_clock();
+    struct http *h = http_up(1000000);
+    health_beat(HEALTH_ENGINE);
+    health_set_ready(true);
+    assert_int_equal(stats_get(engine_beat_ns), test_now_ns);
+    assert_int_equal(stats_get(is_ready), 1);
+    stats_set(engine_beat_ns, 1);
+    stats_set(is_ready, 0);
+    stats_set(is_draining, 1);
+    expect_page(h, "GET", "/readyz", 200, "ok\n");
     http_close(h);
 }
 
@@ -286,11 +372,13 @@ int main(void)
         TEST(every_counter_and_gauge_is_exported_once_with_help_and_type),
         TEST(times_are_exported_in_seconds),
         TEST(answered_steps_are_counted_by_status),
+        TEST(a_status_that_is_none_counts_as_internal),
         TEST(histograms_are_cumulative_and_count_each_time_once),
         TEST(the_json_is_json_and_says_the_same),
         TEST(pages_answer_without_a_loop_or_an_engine),
         TEST(healthz_names_the_thread_that_stopped),
         TEST(readyz_follows_ready_draining_and_health),
+        TEST(gauges_show_health_and_decide_nothing),
         TEST(other_paths_and_methods_are_refused),
         TEST(an_address_that_is_taken_is_named),
     };

@@ -10,7 +10,7 @@ build=${1:-$source_dir/build-fuzz}
 seconds=${SECONDS_EACH:-60}
 
 cmake -S "$source_dir" -B "$build" -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-  -DATTND_FUZZ=ON -DATTND_SANITIZE=ON -DATTND_CUDA=OFF -DATTND_HIP=OFF >/dev/null
+  -DATTND_FUZZ=ON -DATTND_SANITIZE=address -DATTND_CUDA=OFF -DATTND_HIP=OFF >/dev/null
 targets=(fuzz_frame fuzz_header)
 cmake --build "$build" --target "${targets[@]}" "${targets[@]/%/_libfuzzer}" -j 2
 mkdir -p "$build/findings"

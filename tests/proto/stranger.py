@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 
 OK, EINVAL, ENOTFOUND, EEXIST, ESTALE, ENOTSUP, EPROTO = 0, -1, -2, -3, -8, -10, -15
 APPEND, ATTEND, LSE = 1, 2, 4
@@ -101,7 +100,7 @@ class Connection:
     def __init__(self, address):
         self.is_ipc = isinstance(address, str)
         self.s = socket.socket(socket.AF_UNIX if self.is_ipc else socket.AF_INET)
-        self.s.settimeout(20)
+        self.s.settimeout(300)
         self.s.connect(address)
         self.s.sendall(bytes.fromhex("00535000 0030 0000"))
         assert self.read(8) == bytes.fromhex("00535000 0031 0000")
@@ -397,15 +396,19 @@ def free_port():
         return s.getsockname()[1]
 
 
-def connect(address, daemon):
-    deadline = time.monotonic() + 30
-    while True:
+def start(command, folder):
+    """The daemon, once it says as to systemd that it listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news:
+        news.bind(folder + "/news")
+        news.settimeout(300)
+        daemon = subprocess.Popen(command, env={**os.environ, "NOTIFY_SOCKET": folder + "/news"})
         try:
-            return Connection(address)
+            while b"READY=1" not in news.recv(4096):
+                pass
         except OSError:
-            if daemon.poll() is not None or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)  # until it listens
+            daemon.kill()
+            raise
+    return daemon
 
 
 def main():
@@ -417,10 +420,10 @@ def main():
         command = [sys.argv[1], "--backend", "cpu", "--device.kv_memory", "16M", "--cache.io_memory", "64M"]
         command += ["--listen", "ipc://" + path, "--listen", "tcp://127.0.0.1:%d" % port]
         command += ["--listen.http", "off", "--config", os.devnull]
-        daemon = subprocess.Popen(command)
+        daemon = start(command, folder)
         try:
-            w = Worker(connect(path, daemon), "p")
-            other = Worker(connect(("127.0.0.1", port), daemon), "p")
+            w = Worker(Connection(path), "p")
+            other = Worker(Connection(("127.0.0.1", port)), "p")
             assert w.pool == other.pool and w.session != other.session
             seq, _ = sequences_and_steps(w)
             sequences_and_steps(other)
@@ -430,7 +433,7 @@ def main():
             many_in_flight(w)
             many_in_flight(other)
             daemon.send_signal(signal.SIGTERM)
-            assert daemon.wait(30) == 0
+            assert daemon.wait(300) == 0
         finally:
             if daemon.poll() is None:
                 daemon.kill()

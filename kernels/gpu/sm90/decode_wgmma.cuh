@@ -62,7 +62,8 @@ template <int n> GPU_DEVICE void wgmma_finish(float (&d)[n])
         TEN() TEN(1) TEN(2) "%30, %31}, %32, %33, p, 1, 1, 0, 0;\n}" \
         : SUMS32(0) : "l"(a), "l"(b), "r"((int)add))
 
-template <bool is_bf16> GPU_DEVICE void wgmma_scores(float (&d)[32], uint64_t a, uint64_t b, bool add)
+template <bool is_bf16>
+GPU_DEVICE void wgmma_scores(float (&d)[32], uint64_t a, uint64_t b, bool add)
 {
     if (is_bf16)
         SCORES("bf16");
@@ -76,7 +77,8 @@ template <bool is_bf16> GPU_DEVICE void wgmma_scores(float (&d)[32], uint64_t a,
         "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;" \
         : SUMS32(0), SUMS32(32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-template <bool is_bf16> GPU_DEVICE void wgmma_values(float (&d)[64], const uint32_t (&a)[4], uint64_t b)
+template <bool is_bf16>
+GPU_DEVICE void wgmma_values(float (&d)[64], const uint32_t (&a)[4], uint64_t b)
 {
     if (is_bf16)
         VALUES64("bf16");
@@ -92,7 +94,8 @@ template <bool is_bf16> GPU_DEVICE void wgmma_values(float (&d)[64], const uint3
         : SUMS32(0), SUMS32(32), SUMS32(64), SUMS32(96) \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-template <bool is_bf16> GPU_DEVICE void wgmma_values(float (&d)[128], const uint32_t (&a)[4], uint64_t b)
+template <bool is_bf16>
+GPU_DEVICE void wgmma_values(float (&d)[128], const uint32_t (&a)[4], uint64_t b)
 {
     if (is_bf16)
         VALUES128("bf16");

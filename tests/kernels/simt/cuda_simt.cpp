@@ -1,8 +1,9 @@
-/* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu. It counts launches by kernel; with
- * ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; of wide rows32, of short direct) the process
+/* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu and prefill.cu. It counts launches by kernel;
+ * with ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; of wide rows32, of short direct; prefill) the process
  * ends with code 3 if one of them was never launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/sm90/decode_kernels.h"
+#include "kernels/gpu/sm90/prefill_kernels.h"
 #include "kernels/gpu/vendor/runtime_cuda.h"
 #include "tests/kernels/simt/gpu_simt.h"
 #include "tests/kernels/simt/sm90.h"
@@ -16,18 +17,18 @@
 #undef blockDim
 
 static struct counts {
-    unsigned n[7];
+    unsigned n[8];
 
     ~counts()
     {
-        static const char *const names[7] = {"cluster", "warp",   "list",  "short",
-                                             "wide",    "direct", "rows32"};
+        static const char *const names[8] = {"cluster", "warp",   "list",   "short",
+                                             "wide",    "direct", "rows32", "prefill"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 7; i++) {
+        for (int i = 0; i < 8; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -43,15 +44,18 @@ static CUresult encode(CUtensorMap *out, CUtensorMapDataType, cuuint32_t rank, v
                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
 {
     tensor_map m = {};
-    bool is_good = rank == 5 && swizzle == CU_TENSOR_MAP_SWIZZLE_128B && (uintptr_t)base % 16 == 0;
+    bool is_good = (rank == 4 || rank == 5) && swizzle == CU_TENSOR_MAP_SWIZZLE_128B &&
+                   (uintptr_t)base % 16 == 0;
     is_good &= box[0] == 64; /* 128 bytes of 16-bit elements */
-    for (int i = 0; i < 5; i++) {
+    m.box[4] = 1;
+    m.dims[4] = 1;
+    for (cuuint32_t i = 0; i < rank; i++) {
         is_good &= steps[i] == 1 && box[i] > 0 && box[i] <= 256 && dims[i] > 0 &&
                    dims[i] <= (uint64_t)1 << 32;
-        is_good &= i == 4 || (strides[i] % 16 == 0 && strides[i] < (uint64_t)1 << 40);
+        is_good &= i == rank - 1 || (strides[i] % 16 == 0 && strides[i] < (uint64_t)1 << 40);
         m.box[i] = box[i];
         m.dims[i] = dims[i];
-        if (i < 4)
+        if (i < rank - 1)
             m.strides[i] = strides[i];
     }
     if (!is_good)
@@ -107,20 +111,31 @@ static uint32_t rows_of(const void *kernel, int kind, decode::decode_start start
     return 0;
 }
 
-template <class words>
+static bool is_prefill(const void *kernel)
+{
+    for (uint32_t dim = 64; dim <= 256; dim += 64)
+        for (bool has_extras : {false, true})
+            for (auto find : {prefill::kernel_bf16, prefill::kernel_f16})
+                if (find(dim, has_extras) == kernel)
+                    return true;
+    return false;
+}
+
+/* A kernel's three parameters. */
+template <class params, class words, class maps>
 static int enqueue(runtime_stream *s, const simt::launch &how, const void *kernel, void **args)
 {
     struct copy {
-        decode_params p;
+        params p;
         words w;
-        CUtensorMap map;
+        maps map;
     };
     /* on the heap, where a sanitizer sees its end; the stream may run it later */
     std::shared_ptr<copy> c = std::make_shared<copy>();
     memcpy(&c->p, args[0], sizeof c->p);
     memcpy(&c->w, args[1], sizeof c->w);
     memcpy(&c->map, args[2], sizeof c->map);
-    auto fn = (void (*)(const decode_params &, const words &, const CUtensorMap &))kernel;
+    auto fn = (void (*)(const params &, const words &, const maps &))kernel;
     return simt::enqueue(s, [=] {
         auto before = simt::deliver;
         simt::width = gpu::warp_width;
@@ -139,6 +154,10 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
             how.cluster = l->attrs[i].val.clusterDim.x;
         else
             how.is_chained = true;
+    if (is_prefill(kernel) && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
+        launches.n[7]++;
+        return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
+    }
     int kind = DECODE_CLUSTER;
     while (kind <= DECODE_WIDE && !rows_of(kernel, kind, decode::DECODE_AFTER_PREP) &&
            !rows_of(kernel, kind, decode::DECODE_DIRECT) &&
@@ -150,8 +169,8 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
     launches.n[5] += ((const decode_params *)args[0])->sources_at != 0;
     launches.n[6] += kind == DECODE_WIDE && rows_of(kernel, kind, decode::DECODE_AFTER_PREP) == 32;
     if (kind == DECODE_SHORT && rows_of(kernel, kind, decode::DECODE_DIRECT_FEW))
-        return enqueue<decode_few_words>(s, how, kernel, args);
+        return enqueue<decode_params, decode_few_words, CUtensorMap>(s, how, kernel, args);
     bool is_short = kind == DECODE_CLUSTER || kind == DECODE_SHORT || kind == DECODE_WIDE;
-    return is_short ? enqueue<decode_short_words>(s, how, kernel, args)
-                    : enqueue<decode_words>(s, how, kernel, args);
+    return is_short ? enqueue<decode_params, decode_short_words, CUtensorMap>(s, how, kernel, args)
+                    : enqueue<decode_params, decode_words, CUtensorMap>(s, how, kernel, args);
 }

@@ -1,4 +1,5 @@
-/* decode_simt.h: the tests' spelling of decode_ptx.cuh and of decode_wgmma.cuh: sm_90 as sm90.h models it.
+/* decode_simt.h: the tests' spelling of decode_ptx.cuh, decode_wgmma.cuh and prefill_wgmma.cuh: sm_90 as sm90.h
+ * models it.
  * Before it, the functions of CUDA C++ that only the tuned kernels use.
  */
 #ifndef ATTND_TESTS_DECODE_SIMT_H
@@ -99,9 +100,14 @@ using simt::barrier_wait;
 using simt::cluster_arrive;
 using simt::cluster_sync;
 using simt::cluster_wait;
-using simt::map_copy;
 using simt::proxy_fence;
 using simt::proxy_fence_all;
+
+static inline void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t row,
+                            uint32_t part, uint32_t block)
+{
+    simt::map_copy(dst, map, bar, {0, row, 0, part, block});
+}
 
 static inline void barrier_expect(uint32_t bar, uint32_t bytes)
 {
@@ -257,17 +263,18 @@ static inline void wgmma_fence()
 
 template <int n> void wgmma_finish(float (&)[n])
 {
-    simt::multiply_wait();
+    simt::multiply_commit();
+    simt::multiply_wait(0);
 }
 
-template <bool is_bf16> void wgmma_scores(float (&d)[32], uint64_t a, uint64_t b, bool add)
+template <bool is_bf16, int n> void wgmma_scores(float (&d)[n], uint64_t a, uint64_t b, bool add)
 {
-    simt::multiply({d, 64, is_bf16, false, add, a, b, {}});
+    simt::multiply({d, 2 * n, is_bf16, false, add, a, b, {}, nullptr, 0, {}});
 }
 
 template <bool is_bf16, int n> void wgmma_values(float (&d)[n], const uint32_t (&a)[4], uint64_t b)
 {
-    simt::multiply({d, 2 * n, is_bf16, true, true, 0, b, {a[0], a[1], a[2], a[3]}});
+    simt::multiply({d, 2 * n, is_bf16, true, true, 0, b, {a[0], a[1], a[2], a[3]}, a, 0, {}});
 }
 
 template <int n> void fewer_registers()
@@ -279,4 +286,37 @@ template <int n> void more_registers()
 }
 
 } // namespace decode
+
+/* ---- prefill_wgmma.cuh */
+
+namespace prefill
+{
+
+static inline void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t element,
+                            uint32_t row, uint32_t layer, uint32_t block)
+{
+    simt::map_copy(dst, map, bar, {element, row, layer, block, 0});
+}
+
+static inline void barrier_some_arrive(uint32_t id, uint32_t n)
+{
+    simt::arrive_at(&simt::current->home->some[id], (int)n);
+}
+
+static inline void barrier_some_wait(uint32_t id, uint32_t n)
+{
+    simt::wait_at(&simt::current->home->some[id], (int)n, "a warpgroup's turn", 0, false);
+}
+
+static inline void wgmma_commit()
+{
+    simt::multiply_commit();
+}
+
+template <int pending, int n> void wgmma_wait(float (&)[n])
+{
+    simt::multiply_wait(pending);
+}
+
+} // namespace prefill
 #endif

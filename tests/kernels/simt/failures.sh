@@ -5,7 +5,7 @@
 set -euo pipefail
 for ((n = 1; n < 3000; n += n < 40 ? 1 : n < 400 ? 17 : 101)); do # most later calls write blocks
   code=0
-  out=$(ATTND_SIMT_FAIL=$n timeout 60 "$@" 2>&1) || code=$?
+  out=$(ATTND_SIMT_FAIL=$n timeout 600 "$@" 2>&1) || code=$?
   # 0 passed, 77 could not be opened, else the count of failed tests; 23: leaks of the failed test itself
   case $code in
   0 | 1 | 23 | 77) ;;

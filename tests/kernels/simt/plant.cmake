@@ -164,6 +164,28 @@ plant(sm90/decode_short.cuh 52 "            if (!sees(tile_of(i)" "            i
 plant(sm90/decode_short.cuh 53 "    if (n_fours < n) {" "    if (n_fours < n && simt::planted != 53) {")
 plant(sm90/decode_short.cuh 69 "multiply(near, n_fours % W," "multiply(near, simt::planted == 69 ? 0 : n_fours % W,")
 
+# ---- prompts
+
+# products read K before it has come, and q before the copies' stores are in order
+plant(sm90/prefill_body.cuh 74 "            at.k_ring.wait_full(k_use);\n            barrier" "            if (simt::planted != 74) at.k_ring.wait_full(k_use);\n            barrier")
+plant(sm90/prefill_body.cuh 81 "        copies_wait();\n        proxy_fence();" "        copies_wait();\n        if (simt::planted != 81) proxy_fence();")
+# a row sees one key too many
+plant(sm90/prefill_body.cuh 75 "if (c >= end ||" "if (c >= end + (simt::planted == 75) ||")
+# sums of earlier tiles keep the old maximum; or they get the new one while they are made
+plant(sm90/prefill_body.cuh 76 "o[j] *= factor[j / 2 % 2];" "o[j] *= simt::planted == 76 ? 1.0f : factor[j / 2 % 2];")
+plant(sm90/prefill_body.cuh 78 "            wgmma_wait<0>(x.o);\n            if" "            if (simt::planted == 78) x.catch_up();\n            wgmma_wait<0>(x.o);\n            if")
+# q in another layout than the products want
+plant(sm90/prefill_body.cuh 77 "(c % 8 ^ r % 8) * 16,\n                              is_there" "(simt::planted == 77 ? c % 8 : c % 8 ^ r % 8) * 16,\n                              is_there")
+# V is given back before the products have read it
+plant(sm90/prefill_body.cuh 79 "            barrier_some_arrive(next_turn, 256);" "            barrier_some_arrive(next_turn, 256);\n            if (simt::planted == 79 && lane == 0) barrier_arrive(at.v_ring.empty(v_use));")
+plant(sm90/prefill_body.cuh 79 "            wgmma_wait<0>(x.o);\n            if (lane == 0)" "            wgmma_wait<0>(x.o);\n            if (lane == 0 && simt::planted != 79)")
+# 0 times NaN
+plant(sm90/prefill_body.cuh 80 "            if (all.must_mask(key, N)) {" "            if (all.must_mask(key, N) && simt::planted != 80) {")
+# the next launch begins with what this one has counted
+plant(sm90/prefill_body.cuh 82 "        p.counters[0] = p.counters[1] = 0;" "        p.counters[0] = simt::planted == 82, p.counters[1] = 0;")
+# the tiles that a window hides are computed in place of those that it shows
+plant(sm90/prefill_unit.cuh 83 "u.tiles.sinks, u.tiles.skip)" "u.tiles.sinks, simt::planted == 83 ? 0 : u.tiles.skip)")
+
 # ---- batches in flight
 
 set(declared "#include \"kernels/gpu/gpu_host.h\"")
@@ -174,9 +196,9 @@ plant(gpu_queue.c 61 "    return has_shared;" "    return has_shared && !simt_ha
 plant(gpu_queue.c 62 "launch_attention(s, &finish))"
   "({ struct gpu_slot x = *s@semicolon@ if (simt_has_bug(62)) x.job.staging.scratch = b->slots[0].job.staging.scratch@semicolon@ launch_attention(&x, &finish)@semicolon@ }))")
 # a batch does not wait for its word; tells of its end before its outputs are there
-plant(gpu_queue.c 74 "int code = wait ? runtime" "int code = wait && !simt_has_bug(74) ? runtime")
-plant(gpu_queue.c 75 "    const struct backend_word *signal = s->batch->signal;"
-  "    const struct backend_word *signal = s->batch->signal@semicolon@\n    if (signal && simt_has_bug(75))\n        runtime_stream_write_word(s->stream, signal->word, signal->value)@semicolon@")
+plant(gpu_queue.c 84 "int code = wait ? runtime" "int code = wait && !simt_has_bug(84) ? runtime")
+plant(gpu_queue.c 85 "    const struct backend_word *signal = s->batch->signal;"
+  "    const struct backend_word *signal = s->batch->signal@semicolon@\n    if (signal && simt_has_bug(85))\n        runtime_stream_write_word(s->stream, signal->word, signal->value)@semicolon@")
 # what comes does not follow scrubbing
 plant(gpu_queue.c 63 "        if (follow(b, b->slots[i].stream, b->stream) != 0)" "        if (!simt_has_bug(63) && follow(b, b->slots[i].stream, b->stream) != 0)")
 # nor block copies

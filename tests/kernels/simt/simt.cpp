@@ -235,6 +235,7 @@ void run_blocks()
         t.copies.clear();
         t.stores.clear();
         t.products.clear();
+        t.n_commits = 0;
         t.barriers.clear();
         t.may_multiply = t.may_copy_bulk = t.has_chain_waited = t.is_at_cluster = false;
         t.has_met_cluster = false;
@@ -369,17 +370,29 @@ void wake(const void *what_for)
     }
 }
 
-bool wait_at(gate *g, int n, const char *what, int line, bool v)
+static void come_to(gate *g, int n, int line, bool v)
 {
     if (g->n_here == 0) {
         g->n_wanted = n;
         g->line = line;
     }
+    if (g->n_here == g->n_wanted)
+        die("more threads come to a barrier than it counts");
     if (g->n_wanted != n || g->line != line)
         die("threads wait at different barriers");
     g->any |= v;
     if (++g->n_here == n)
         full.push_back(g);
+}
+
+void arrive_at(gate *g, int n)
+{
+    come_to(g, n, 0, false);
+}
+
+bool wait_at(gate *g, int n, const char *what, int line, bool v)
+{
+    come_to(g, n, line, v);
     current->line = line;
     wait_for(g, what);
     return g->result;

@@ -55,6 +55,10 @@ struct product {
     bool is_bf16, is_turned, is_added; /* is_turned: B lies by columns */
     uint64_t a, b;
     uint32_t a_words[4]; /* A as the thread has it in registers, where a is 0 */
+    const uint32_t
+        *a_registers; /* where they are: nobody may change them before the product is made */
+    uint32_t group; /* commits of the thread before it */
+    std::vector<float> sums; /* d as it was; empty: a product asked for before it adds to d, too */
 };
 
 struct thread {
@@ -78,6 +82,7 @@ struct thread {
     };
     std::vector<store> stores; /* to shared memory, that no proxy fence has ordered */
     std::vector<product> products; /* asked for and not made */
+    uint32_t n_commits; /* of groups of products */
     std::vector<char *> barriers; /* initialised, and not fenced */
     bool may_multiply, may_copy_bulk, has_chain_waited, is_at_cluster, has_met_cluster;
     uint32_t cluster_phase; /* when it arrived */
@@ -120,6 +125,8 @@ void meet(const char *what, const void *argument, combine_fn combine);
 
 /* Waits at a gate for n threads; true if v was true in any of them. */
 bool wait_at(gate *g, int n, const char *what, int line, bool v);
+/* Counts as one of the n, and goes on. */
+void arrive_at(gate *g, int n);
 /* A barrier of the block. */
 bool barrier(int line, bool v);
 /* Waits until somebody wakes those who wait for `what_for`. */

@@ -91,7 +91,8 @@ void write_box(const arrival &a)
         for (uint64_t k = 0; k < m.box[3]; k++)
             for (uint64_t j = 0; j < m.box[2]; j++)
                 for (uint64_t i = 0; i < m.box[1]; i++, row++) {
-                    uint64_t c[4] = {a.at[1] + i, a.at[2] + j, a.at[3] + k, a.at[4] + l}, from = 0;
+                    uint64_t c[4] = {a.at[1] + i, a.at[2] + j, a.at[3] + k, a.at[4] + l};
+                    uint64_t from = a.at[0] * 2;
                     bool is_inside = true;
                     for (int d = 0; d < 4; d++) {
                         is_inside &= c[d] < m.dims[d + 1];
@@ -100,8 +101,9 @@ void write_box(const arrival &a)
                     for (uint32_t piece = 0; piece < 8; piece++) {
                         char *dst = a.dst + row * 128;
                         uint32_t turned = piece ^ (address_of(a.home, dst) / 128 % 8);
-                        write(a.home, dst + turned * 16,
-                              is_inside ? m.base + from + piece * 16 : nullptr, 16);
+                        const bool has = is_inside && a.at[0] + piece * 8 < m.dims[0];
+                        write(a.home, dst + turned * 16, has ? m.base + from + piece * 16 : nullptr,
+                              16);
                     }
                 }
 }
@@ -192,14 +194,12 @@ void async_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, con
     ask(a, bar, dst);
 }
 
-void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t row, uint32_t part,
-              uint32_t block_id)
+void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, const uint64_t (&at)[5])
 {
     arrival a = {};
     a.map = (const tensor_map *)map;
     if ((uintptr_t)map % 64 || a.map->magic != tensor_map_magic)
         die("no tensor map is there");
-    uint64_t at[5] = {0, row, 0, part, block_id};
     memcpy(a.at, at, sizeof at);
     a.bytes = 128;
     for (int d = 1; d < 5; d++)
@@ -290,6 +290,10 @@ void make_product(uint32_t first, size_t which)
         const product &mine = threads[first + t].products[which];
         if (mine.a != p.a || mine.b != p.b || mine.is_added != p.is_added || mine.n != p.n)
             die("threads ask for different products", threads[first + t]);
+        if (mine.a_registers && memcmp(mine.a_registers, mine.a_words, sizeof mine.a_words) != 0)
+            die("registers of a product changed before it was made", threads[first + t]);
+        if (!mine.sums.empty() && memcmp(mine.d, mine.sums.data(), mine.sums.size() * 4) != 0)
+            die("sums changed before they were made", threads[first + t]);
         for (int e = 0; e < p.n / 2; e++) {
             float x = d[t / 32 * 16 + t % 32 / 4 + e / 2 % 2 * 8][e / 4 * 8 + t % 4 * 2 + e % 2];
             mine.d[e] = p.is_added ? mine.d[e] + x : x;
@@ -304,28 +308,45 @@ void multiply_fence()
     current->may_multiply = true;
 }
 
-void multiply(const product &p)
+void multiply(product p)
 {
     if (!current->may_multiply)
         die("a product without a fence before it");
+    bool is_first = true;
+    for (const product &other : current->products)
+        is_first &= other.d != p.d;
+    if (is_first && p.is_added)
+        p.sums.assign(p.d, p.d + p.n / 2);
+    p.group = current->n_commits;
     current->products.push_back(p);
 }
 
-void multiply_wait()
+void multiply_commit()
+{
+    current->n_commits++;
+}
+
+void multiply_wait(uint32_t pending)
 {
     thread *me = current;
+    auto n_to_make = [pending](const thread &t) {
+        size_t n = 0;
+        while (n < t.products.size() && t.products[n].group + pending < t.n_commits)
+            n++;
+        return n;
+    };
+    const size_t n = n_to_make(*me);
     uint32_t group = me->index.x / 128, first = (uint32_t)(me - threads.data()) - me->index.x % 128;
     gate *g = &me->home->groups[group];
     if (g->n_here == 127) {
-        for (size_t i = 0; i < me->products.size(); i++)
-            for (uint32_t t = 0; t < 128 && i == 0; t++)
-                if (threads[first + t].products.size() != me->products.size())
-                    die("threads ask for different products", threads[first + t]);
-        for (size_t i = 0; i < me->products.size(); i++)
+        for (uint32_t t = 0; t < 128; t++)
+            if (n_to_make(threads[first + t]) != n)
+                die("threads ask for different products", threads[first + t]);
+        for (size_t i = 0; i < n; i++)
             make_product(first, i);
     }
     wait_at(g, 128, "the end of products", 0, false);
-    me->products.clear();
+    me->products.erase(me->products.begin(), me->products.begin() + (ptrdiff_t)n);
     me->may_multiply = false;
 }
 

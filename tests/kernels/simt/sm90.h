@@ -6,8 +6,9 @@
  *             newest first (2), or as soon as they are asked for (1). A block that has left gets none.
  * Two views   copies and wgmma see shared memory through block.shared_async: ordinary stores come there
  *             with the storing thread's proxy fence, and a copy over a store without one is an error.
- * wgmma       products are asked for after a fence and made, in order, when the four warps wait for them,
- *             from the matrices that descriptors name (128-byte swizzle only) and by the documented layout.
+ * wgmma       products are asked for after a fence and made, in order, when the four warps wait for their
+ *             group, from the matrices that descriptors name (128-byte swizzle only) and by the documented
+ *             layout. Until then nobody may have changed their registers.
  *
  * Not seen: stores by plain C++ (no kernel lets copies or wgmma read those), the order of stores to device
  * memory between clusters (they run one after another), what a compiler moves, timing, and lanes that
@@ -33,16 +34,18 @@ void proxy_fence_all();
 
 /* data: 8 or 16 bytes for another block, or nullptr: from src */
 void async_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, const void *data);
-void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t row, uint32_t part,
-              uint32_t block_id);
+/* at: coordinates, of as many dimensions as the map has, then zeroes */
+void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, const uint64_t (&at)[5]);
 /* For a launch of the tuned kernels. */
 bool deliver_copy();
 
 void cluster_sync();
 
 void multiply_fence();
-void multiply(const product &p);
-void multiply_wait();
+/* p: all but group and sums. A product may have changed neither d nor A's registers when it is made. */
+void multiply(product p);
+void multiply_commit();
+void multiply_wait(uint32_t pending);
 
 } // namespace simt
 #endif

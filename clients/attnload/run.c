@@ -1,0 +1,148 @@
+/* run.c: see run.h. Shows progress on stderr. The daemon's counters are taken when all contexts are
+ * filled and again when all workers are done, so that they cover the measured run alone.
+ */
+#include "clients/attnload/run.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PROGRESS_NS 2000000000u
+#define LOOK_NS 20000000u
+#define STATS_US 2000000u
+
+struct batch_counts {
+    double n_batches, n_items;
+};
+
+static struct batch_counts batch_counts_of(attn_client *c)
+{
+    struct batch_counts b = {-1, -1};
+    char *text = NULL;
+    if (attn_client_stats(c, STATS_US, &text) != ATTN_OK)
+        return b;
+    json_t *root = json_loads(text, 0, NULL);
+    json_t *batches = json_object_get(root, "batches_total");
+    json_t *items = json_object_get(root, "batch_items_total");
+    if (json_is_number(batches) && json_is_number(items))
+        b = (struct batch_counts){json_number_value(batches), json_number_value(items)};
+    json_decref(root);
+    attn_free(text);
+    return b;
+}
+
+/* Waits until *n_done is n, telling on stderr how far it is. */
+static void watch(struct load *l, const char *phase, atomic_uint *n_done, uint32_t n)
+{
+    uint64_t next_ns = attn_now_ns() + PROGRESS_NS;
+    bool is_told = false;
+    while (atomic_load(n_done) < n) {
+        worker_sleep(LOOK_NS);
+        if (attn_now_ns() < next_ns)
+            continue;
+        next_ns += PROGRESS_NS;
+        is_told = true;
+        fprintf(stderr, "%s: %" PRIu64 " prompt tokens, %" PRIu64 " steps", phase,
+                (uint64_t)atomic_load(&l->n_prompt_tokens), (uint64_t)atomic_load(&l->n_steps));
+        if (l->trace.n > 0)
+            fprintf(stderr, ", %" PRIu64 " of %u requests", (uint64_t)atomic_load(&l->n_requests),
+                    l->trace.n);
+        fputs(isatty(STDERR_FILENO) ? "   \r" : "\n", stderr);
+    }
+    if (is_told && isatty(STDERR_FILENO))
+        fputc('\n', stderr);
+}
+
+static void join_tally(struct tally *dst, struct tally *src)
+{
+    struct samples *d[] = {&dst->total, &dst->queue, &dst->device, &dst->added,
+                           &dst->token, &dst->ttft,  &dst->late};
+    struct samples *s[] = {&src->total, &src->queue, &src->device, &src->added,
+                           &src->token, &src->ttft,  &src->late};
+    for (size_t i = 0; i < sizeof d / sizeof d[0]; i++)
+        samples_join(d[i], s[i]);
+    for (int i = 0; i < TALLY_N_STATUS; i++)
+        dst->refused[i] += src->refused[i];
+    dst->n_steps += src->n_steps;
+    dst->n_items += src->n_items;
+    dst->kv_bytes += src->kv_bytes;
+    dst->n_prompt_steps += src->n_prompt_steps;
+    dst->n_prompt_tokens += src->n_prompt_tokens;
+    dst->n_requests += src->n_requests;
+    dst->n_unfinished += src->n_unfinished;
+    dst->n_unsent += src->n_unsent;
+    if (src->filled_ns > dst->filled_ns)
+        dst->filled_ns = src->filled_ns;
+    if (src->end_ns > dst->end_ns)
+        dst->end_ns = src->end_ns;
+}
+
+static void sort_tally(struct tally *t)
+{
+    struct samples *s[] = {&t->total, &t->queue, &t->device, &t->added,
+                           &t->token, &t->ttft,  &t->late};
+    for (size_t i = 0; i < sizeof s / sizeof s[0]; i++)
+        samples_sort(s[i]);
+}
+
+static void workers_free(struct worker *workers, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        worker_fini(&workers[i]);
+    free(workers);
+}
+
+bool run_once(struct load *l, const struct options *o, attn_client *c, struct report *r)
+{
+    uint64_t begin_ns = attn_now_ns();
+    uint32_t n = 0;
+    struct worker *workers = calloc(o->n_workers, sizeof *workers);
+    if (workers == NULL)
+        return false;
+    l->o = o;
+    l->id_base = data_mix(begin_ns ^ (uint64_t)getpid() << 40) & ~0xffffffffull;
+    l->start_ns = 0;
+    atomic_store(&l->n_ready, 0);
+    atomic_store(&l->n_finished, 0);
+    r->o = o;
+    pthread_barrier_init(&l->barrier, NULL, o->n_workers + 1);
+    for (; n < o->n_workers; n++) {
+        workers[n].load = l;
+        workers[n].index = n;
+        if (pthread_create(&workers[n].thread, NULL, worker_main, &workers[n]) != 0)
+            return false; /* the caller exits: the others wait at the barrier */
+    }
+    watch(l, "filling", &l->n_ready, n);
+    struct batch_counts before = batch_counts_of(c);
+    l->start_ns = attn_now_ns();
+    pthread_barrier_wait(&l->barrier);
+    watch(l, "running", &l->n_finished, n);
+    struct batch_counts after = batch_counts_of(c);
+    pthread_barrier_wait(&l->barrier);
+
+    if (o->n_verify > 0)
+        fprintf(stderr, "verifying %u outputs\n", o->n_verify);
+    r->n_batches = before.n_batches < 0 ? -1 : after.n_batches - before.n_batches;
+    r->n_batch_items = after.n_items - before.n_items;
+    for (uint32_t i = 0; i < n; i++) {
+        pthread_join(workers[i].thread, NULL);
+        join_tally(&r->tally, &workers[i].tally);
+        verify_join(&r->verified, &workers[i].verified);
+        if (workers[i].failure != ATTN_OK && r->failure[0] == '\0')
+            memcpy(r->failure, workers[i].why, sizeof r->failure);
+    }
+    r->prompt_s = (double)(r->tally.filled_ns - begin_ns) * 1e-9;
+    r->run_s = (double)(r->tally.end_ns - l->start_ns) * 1e-9;
+    sort_tally(&r->tally);
+    pthread_barrier_destroy(&l->barrier);
+    workers_free(workers, n);
+    return true;
+}
+
+void run_forget(struct report *r)
+{
+    tally_fini(&r->tally);
+}

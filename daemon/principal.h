@@ -1,0 +1,30 @@
+/* principal.h: who sends a request, as far as its transport can tell. Filled by the transport
+ * before the request is submitted; a value, copied with it. */
+#ifndef ATTND_DAEMON_PRINCIPAL_H
+#define ATTND_DAEMON_PRINCIPAL_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+enum principal_kind {
+    PRINCIPAL_UNKNOWN, /* the transport could not find out */
+    PRINCIPAL_ANONYMOUS, /* of a transport without credentials: loopback TCP */
+    PRINCIPAL_USER, /* uid, gid and pid at the moment of connecting, from the kernel */
+};
+
+struct principal {
+    enum principal_kind kind;
+    int family; /* AF_UNIX, AF_INET, AF_INET6: how it came */
+    uid_t uid; /* these three of PRINCIPAL_USER alone */
+    gid_t gid;
+    pid_t pid;
+};
+
+enum { PRINCIPAL_TEXT_BYTES = 64 };
+
+/* Of the other end of a connected Unix socket. PRINCIPAL_UNKNOWN: the kernel does not say. */
+struct principal principal_of_socket(int fd);
+/* For a log: "uid 0, gid 0, pid 12", "anonymous over IPv4", "unknown". Returns out. */
+const char *principal_format(const struct principal *p, char out[PRINCIPAL_TEXT_BYTES]);
+
+#endif

@@ -1,0 +1,123 @@
+/* prefill.cu: a pool's tensor maps for the prefill kernels, and the launch of a prepared call.
+ */
+#include <cuda_runtime.h>
+#include <string.h>
+
+#include <cudaTypedefs.h>
+
+#include "kernels/gpu/sm90/prefill_kernels.h"
+#include "kernels/gpu/vendor/runtime_cuda.h"
+
+using prefill::prefill_maps;
+
+static prefill::kernel_fn kernel_for(const struct prefill_pool *p)
+{
+    return p->kv.q_dtype == ATTN_BF16 ? prefill::kernel_bf16(p->dim, p->has_extras)
+                                      : prefill::kernel_f16(p->dim, p->has_extras);
+}
+
+/* K or V of the pool as (elements, token rows of all heads of a layer, layers, blocks); a box is 64 elements of
+ * box_tokens rows, 128 bytes wide and swizzled. */
+static int make_map(const struct prefill_pool *p, bool is_v, uint64_t *out_map)
+{
+    static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
+    if (encode == NULL) {
+        cudaDriverEntryPointQueryResult found;
+        cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode,
+                                                         12000, cudaEnableDefault, &found);
+        if (e != cudaSuccess || encode == NULL)
+            return e != cudaSuccess ? (int)e : (int)cudaErrorNotSupported;
+    }
+    const uint32_t dim = is_v ? p->kv.dv : p->kv.dk;
+    const cuuint64_t dims[4] = {dim, (uint64_t)p->kv.num_kv_heads * p->kv.block_tokens,
+                                p->num_layers, p->n_blocks};
+    const cuuint64_t strides[3] = {dim * 2, p->kv.layer_bytes, p->kv.block_bytes};
+    const cuuint32_t box[4] = {64, p->box_tokens, 1, 1}, steps[4] = {1, 1, 1, 1};
+    CUtensorMap map;
+    CUresult e = encode(&map,
+                        p->kv.q_dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                        4, p->kv.base + (is_v ? p->kv.v_offset : 0), dims, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (e != CUDA_SUCCESS)
+        return (int)cudaErrorInvalidValue;
+    static_assert(sizeof map == sizeof p->map_k, "a tensor map is 128 bytes");
+    memcpy(out_map, &map, sizeof map);
+    return 0;
+}
+
+int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
+                      const struct gpu_kv *kv, const struct attn_layer_spec *specs,
+                      uint32_t n_processors)
+{
+    memset(p, 0, sizeof *p);
+    p->kv = *kv;
+    p->specs = specs;
+    p->num_layers = c->num_layers;
+    p->n_blocks = c->n_blocks;
+    p->n_processors = n_processors;
+    const uint32_t dim = c->head_dim_k > c->head_dim_v ? c->head_dim_k : c->head_dim_v;
+    p->dim = dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 192 ? 192 : 256;
+    p->box_tokens = kv->block_tokens;
+    while (prefill_keys(p->dim) % p->box_tokens != 0)
+        p->box_tokens /= 2;
+    int e = 0;
+    for (uint32_t i = 0; i < c->num_layers && e == 0; i++) {
+        struct gpu_layer l;
+        e = (int)cudaMemcpy(&l, &kv->layers[i], sizeof l, cudaMemcpyDeviceToHost);
+        p->has_extras |= e == 0 && (l.soft_cap > 0.0f || l.alibi_slopes != NULL);
+    }
+    if (e == 0)
+        e = make_map(p, false, p->map_k);
+    if (e == 0)
+        e = make_map(p, true, p->map_v);
+    if (e == 0)
+        e = cudaFuncSetAttribute(kernel_for(p), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)prefill_shared_bytes(p->dim));
+    return e;
+}
+
+int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, void *stream,
+                   int chained)
+{
+    const struct prefill_pool *p = c->pool;
+    const struct gpu_kv *kv = &p->kv;
+    prefill_params a = {};
+    a.items = c->items;
+    a.entries = c->upload_bytes ? (const prefill_entry *)upload : NULL;
+    a.layers = kv->layers;
+    a.table = kv->table;
+    a.counters = (uint32_t *)scratch;
+    a.row_blocks = kv->row_blocks;
+    a.n_entries = c->n_entries;
+    a.n_units = c->n_entries * kv->num_kv_heads;
+    a.section_heads = c->section_heads;
+    a.num_q_heads = kv->num_q_heads;
+    a.num_kv_heads = kv->num_kv_heads;
+    a.group = kv->group;
+    a.group_reciprocal = kv->group == 1 ? 0 : UINT32_MAX / kv->group + 1;
+    a.dk = kv->dk;
+    a.dv = kv->dv;
+    a.block_tokens = kv->block_tokens;
+    a.block_shift = kv->block_shift;
+    a.box_tokens = p->box_tokens;
+    a.is_chained = chained != 0;
+    prefill_maps maps;
+    memcpy(&maps.k, p->map_k, sizeof maps.k);
+    memcpy(&maps.v, p->map_v, sizeof maps.v);
+
+    cudaLaunchConfig_t l = {};
+    l.gridDim = dim3(a.n_units < p->n_processors ? a.n_units : p->n_processors);
+    l.blockDim = dim3(prefill_rows(p->dim) * 2 + 128);
+    l.dynamicSmemBytes = prefill_shared_bytes(p->dim);
+    cudaLaunchAttribute attribute = {};
+    l.attrs = &attribute;
+    if (chained) {
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        l.numAttrs = 1;
+    }
+    void *args[] = {&a, (void *)c->inline_entries, &maps};
+    return runtime_launch((runtime_stream *)stream, kernel_for(p), &l, args, 0);
+}

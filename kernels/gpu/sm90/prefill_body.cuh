@@ -1,0 +1,566 @@
+/* prefill_body.cuh: attention of many query rows a kv head: 128 rows a unit (192 of head dim 64), 64 for each
+ * warpgroup that computes.
+ *
+ * One block a processor takes units until there are none, long ones first. Four warps of it load: the first
+ * takes units and asks for K and V, tile by tile, straight from the cache's blocks; the others bring q, of the
+ * next unit already while this one is computed. The computing warpgroups keep scores, weights and sums in
+ * registers: they ask for the scores of a tile and the weighted sums of the tile before together, and turn
+ * those scores into weights while the sums are made. They take turns at asking, so that the weights of
+ * one are computed while the matrix units work for another.
+ *
+ * Tiles of keys go from the last down: those that the causal edge cuts come first. Only such tiles are masked.
+ */
+#ifndef ATTND_GPU_PREFILL_BODY_CUH
+#define ATTND_GPU_PREFILL_BODY_CUH
+
+#include "kernels/gpu/sm90/prefill_kernels.h"
+
+#include "kernels/gpu/sm90/decode_tile.cuh"
+#include "kernels/gpu/sm90/prefill_unit.cuh"
+
+namespace prefill
+{
+
+template <int D> struct shape {
+    static constexpr uint32_t R = prefill_rows(D), N = prefill_keys(D), slabs = D / 64;
+    static constexpr uint32_t groups = R / 64, computing = groups * 128;
+    static constexpr uint32_t threads = computing + 128;
+    static constexpr uint32_t tile_bytes = prefill_tile_bytes(D), slab_bytes = N * 128;
+    static constexpr uint32_t q_stages = prefill_q_stages(D), q_bytes = R * D * 2;
+    static constexpr int few_registers = groups == 3 ? 32 : 40;
+    static constexpr int many_registers = groups == 3 ? 160 : 232;
+};
+
+/* Named barriers: of the computing threads, and of each warpgroup's turn. */
+enum { ALL_COMPUTING = 1, TURN = 2 };
+
+/* A ring of barriers in shared memory, n full ones and n empty ones; use i is of stage i % n. */
+template <uint32_t n> struct ring {
+    uint32_t at;
+
+    GPU_DEVICE uint32_t full(uint32_t i) const
+    {
+        return at + i % n * 8;
+    }
+    GPU_DEVICE uint32_t empty(uint32_t i) const
+    {
+        return at + (n + i % n) * 8;
+    }
+    GPU_DEVICE void wait_full(uint32_t i) const
+    {
+        barrier_wait(full(i), i / n & 1);
+    }
+    GPU_DEVICE void wait_empty(uint32_t i) const
+    {
+        barrier_wait(empty(i), (i / n & 1) ^ 1);
+    }
+    GPU_DEVICE void init(uint32_t n_full, uint32_t n_empty) const
+    {
+        for (uint32_t i = 0; i < n; ++i) {
+            barrier_init(full(i), n_full);
+            barrier_init(empty(i), n_empty);
+        }
+    }
+};
+
+template <int D> struct places {
+    uint32_t k, v, q;
+    unit *units; /* [PREFILL_SLOTS] */
+    ring<PREFILL_STAGES> k_ring, v_ring;
+    ring<shape<D>::q_stages> q_ring;
+    ring<PREFILL_SLOTS> unit_ring;
+};
+
+template <int D> GPU_DEVICE places<D> places_in(uint8_t *base)
+{
+    using S = shape<D>;
+    places<D> x;
+    x.k = gpu::shared_address(base);
+    x.v = x.k + PREFILL_STAGES * S::tile_bytes;
+    x.q = x.v + PREFILL_STAGES * S::tile_bytes;
+    const uint32_t units = x.q + S::q_stages * S::q_bytes;
+    x.units = (unit *)(base + (units - x.k));
+    x.k_ring.at = units + PREFILL_SLOTS * PREFILL_SLOT_BYTES;
+    x.v_ring.at = x.k_ring.at + 2 * PREFILL_STAGES * 8;
+    x.q_ring.at = x.v_ring.at + 2 * PREFILL_STAGES * 8;
+    x.unit_ring.at = x.q_ring.at + 2 * S::q_stages * 8;
+    return x;
+}
+
+/* Dynamic shared memory from where swizzled layouts may begin. */
+GPU_DEVICE uint8_t *aligned_shared()
+{
+    GPU_SHARED(uint8_t, raw);
+    return raw + ((PREFILL_ALIGN - (gpu::shared_address(raw) % PREFILL_ALIGN)) % PREFILL_ALIGN);
+}
+
+GPU_DEVICE unit *slot_of(unit *units, uint32_t n)
+{
+    return (unit *)((char *)units + n % PREFILL_SLOTS * PREFILL_SLOT_BYTES);
+}
+
+/* ---- what loads */
+
+/* One warp: takes units, tells the others, asks for K and V. */
+template <int D>
+GPU_DEVICE void load_keys(const prefill_params &p, const prefill_words &words,
+                          const CUtensorMap *k_map, const CUtensorMap *v_map, const places<D> &at)
+{
+    using S = shape<D>;
+    constexpr uint32_t N = S::N;
+    const uint32_t lane = gpu::lane_id();
+    const bool is_asking = elect_one();
+    uint32_t w = blockIdx.x, n_asked = 0;
+#pragma unroll 1
+    for (uint32_t n = 0;; ++n) {
+        unit &u = *slot_of(at.units, n);
+        at.unit_ring.wait_empty(n);
+        if (lane == 0) {
+            u.n_rows = 0;
+            if (w < p.n_units)
+                u = unit_at<D>(p, words, w);
+            barrier_arrive(at.unit_ring.full(n));
+        }
+        gpu::sync_warp();
+        if (w >= p.n_units)
+            break;
+        if (lane == 0)
+            w = gridDim.x + atomicAdd(&p.counters[0], 1);
+
+        const uint32_t head_row = u.head * p.block_tokens;
+        auto load_id = [&](uint32_t i) {
+            const uint32_t key = tile_key(u, i, N) + lane * p.box_tokens;
+            return lane * p.box_tokens < N && key < u.total
+                       ? __ldg(u.table + (key >> p.block_shift))
+                       : 0;
+        };
+        auto ask = [&](const CUtensorMap *map, uint32_t to, uint32_t full, uint32_t i,
+                       uint32_t ids) {
+            const uint32_t key = tile_key(u, i, N), here = min(N, u.total - key);
+            const uint32_t n_boxes = (here + p.box_tokens - 1) / p.box_tokens;
+            if (is_asking)
+                barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128);
+#pragma unroll 1
+            for (uint32_t b = 0; b < n_boxes; ++b) {
+                const uint32_t id = __shfl_sync(~0u, ids, b), first = b * p.box_tokens;
+                const uint32_t row = head_row + ((key + first) & (p.block_tokens - 1));
+                if (is_asking)
+#pragma unroll
+                    for (uint32_t s = 0; s < S::slabs; ++s)
+                        map_copy(to + s * S::slab_bytes + first * 128, map, full, s * 64, row,
+                                 u.layer, id);
+            }
+        };
+        uint32_t ids = load_id(0), before = 0;
+#pragma unroll 1
+        for (uint32_t i = 0; i <= u.tiles.n; ++i) {
+            const uint32_t next = i + 1 < u.tiles.n ? load_id(i + 1) : 0;
+            if (i < u.tiles.n) {
+                const uint32_t x = n_asked + i;
+                at.k_ring.wait_empty(x);
+                ask(k_map, at.k + x % PREFILL_STAGES * S::tile_bytes, at.k_ring.full(x), i, ids);
+            }
+            if (i > 0) {
+                const uint32_t x = n_asked + i - 1;
+                at.v_ring.wait_empty(x);
+                ask(v_map, at.v + x % PREFILL_STAGES * S::tile_bytes, at.v_ring.full(x), i - 1,
+                    before);
+            }
+            before = ids;
+            ids = next;
+        }
+        n_asked += u.tiles.n;
+        w = __shfl_sync(~0u, w, 0);
+    }
+    if (lane == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1) /* the last: all have taken */
+        p.counters[0] = p.counters[1] = 0;
+}
+
+/* Three warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. */
+template <int D> GPU_DEVICE void load_queries(const prefill_params &p, const places<D> &at)
+{
+    using S = shape<D>;
+    constexpr uint32_t pieces = D / 8;
+    const uint32_t first = threadIdx.x % 128 - 32;
+#pragma unroll 1
+    for (uint32_t n = 0;; ++n) {
+        at.unit_ring.wait_full(n);
+        const unit &u = *slot_of(at.units, n);
+        if (u.n_rows == 0)
+            break;
+        at.q_ring.wait_empty(n);
+        const uint32_t to = at.q + n % S::q_stages * S::q_bytes;
+#pragma unroll 4
+        for (uint32_t i = first; i < S::R * pieces; i += 96) {
+            const uint32_t r = i / pieces, c = i % pieces;
+            const bool is_there = r < u.n_rows && c * 8 < p.dk;
+            const char *from = u.q + (uint64_t)query_row(p, u, r) * p.dk * 2 + c * 16;
+            gpu::copy16_async(to + r / 64 * (64 * D * 2) + c / 8 * 8192 + r % 64 * 128 +
+                                  (c % 8 ^ r % 8) * 16,
+                              is_there ? from : u.q, is_there);
+        }
+        copies_wait();
+        proxy_fence();
+        gpu::sync_warp();
+        if (gpu::lane_id() == 0) {
+            barrier_arrive(at.q_ring.full(n));
+            barrier_arrive(at.unit_ring.empty(n));
+        }
+    }
+}
+
+/* ---- what computes */
+
+/* A warpgroup's 64 rows: thread 4g + t of warp w has rows 16w + g and eight further on. */
+template <bool is_bf16, int D, bool has_extras> struct rows {
+    using S = shape<D>;
+    static constexpr int N = S::N;
+    float o[D / 2], s[N / 2], m[2], l[2];
+    uint32_t weights[N / 16][4]; /* two a word, as the products want them */
+    float factor[2]; /* that the sums still miss */
+    bool is_behind; /* factor is not 1 in some thread of the warp */
+    uint32_t token[2];
+    visible sees[2];
+    float slope[2];
+
+    GPU_DEVICE void begin(const prefill_params &p, const unit &u, uint32_t row0)
+    {
+#pragma unroll
+        for (int j = 0; j < D / 2; ++j)
+            o[j] = 0.0f;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            m[h] = nothing;
+            l[h] = 0.0f;
+            token[h] = token_of(p, u, row0 + h * 8);
+            sees[h] = seen_by(u, token[h]);
+            slope[h] = 0.0f;
+            if (has_extras && u.alibi_slopes)
+                slope[h] =
+                    u.alibi_slopes[query_row(p, u, row0 + h * 8) % p.num_q_heads] * gpu::log2e;
+        }
+    }
+
+    GPU_DEVICE void ask_scores(uint32_t q, uint32_t k)
+    {
+#pragma unroll
+        for (int i = 0; i < D / 16; ++i)
+            wgmma_scores<is_bf16>(s, wgmma_matrix(q + i / 4 * 8192 + i % 4 * 32, 16, 1024),
+                                  wgmma_matrix(k + i / 4 * S::slab_bytes + i % 4 * 32, 16, 1024),
+                                  i > 0);
+        wgmma_commit();
+    }
+
+    GPU_DEVICE void ask_sums(uint32_t v)
+    {
+#pragma unroll
+        for (int i = 0; i < N / 16; ++i)
+            wgmma_values<is_bf16>(o, weights[i], wgmma_matrix(v + i * 2048, S::slab_bytes, 1024));
+        wgmma_commit();
+    }
+
+    /* Soft cap and ALiBi; scores are in units of log 2 then. */
+    GPU_DEVICE void apply_extras(const unit &u, uint32_t key)
+    {
+        const float cap = u.soft_cap, to_cap = cap > 0.0f ? 2.0f * u.scale_log2 / cap : 0.0f;
+#pragma unroll
+        for (int j = 0; j < N / 2; ++j) {
+            const int h = j / 2 % 2;
+            float x = s[j] * u.scale_log2;
+            if (cap > 0.0f) /* tanh y = 1 - 2 / (e^2y + 1) */
+                x = cap * gpu::log2e *
+                    (1.0f - __fdividef(2.0f, gpu::exp2_fast(s[j] * to_cap) + 1.0f));
+            const uint32_t c = key + j / 4 * 8 + 2 * (gpu::lane_id() % 4) + j % 2;
+            s[j] = x + slope[h] * ((float)c - (float)(u.pos + token[h]));
+        }
+    }
+
+    GPU_DEVICE void mask(uint32_t key)
+    {
+        const uint32_t key0 = key + 2 * (gpu::lane_id() % 4);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int end = (int)(sees[h].end - key0), first = (int)(sees[h].first - key0);
+            const int sink = (int)(sees[h].sinks - key0);
+#pragma unroll
+            for (int j = 2 * h; j < N / 2; j += j % 2 ? 3 : 1) {
+                const int c = j / 4 * 8 + j % 2;
+                if (c >= end || (c < first && c >= sink))
+                    s[j] = -INFINITY;
+            }
+        }
+    }
+
+    /* Scores to weights, unrounded. The maximum follows only when it has grown by more than 2^8: weights stay below
+     * 256, and the division at the end makes the result exact all the same. */
+    GPU_DEVICE void weigh(float scale)
+    {
+        float x[2];
+        bool is_more = false;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            x[h] = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+            for (int j = 4; j < N / 2; j += 4)
+                x[h] = fmaxf(x[h], fmaxf(s[j + 2 * h], s[j + 2 * h + 1]));
+            x[h] = gpu::warp_max<4>(x[h]) * scale;
+            is_more |= x[h] > m[h] + 8.0f;
+        }
+        is_behind = __any_sync(~0u, is_more);
+        if (is_behind)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float top = fmaxf(x[h], m[h]);
+                factor[h] = gpu::exp2_fast(m[h] - top);
+                m[h] = top;
+                l[h] *= factor[h];
+            }
+#pragma unroll
+        for (int j = 0; j < N / 2; ++j) {
+            s[j] = gpu::exp2_fast(fmaf(s[j], scale, -m[j / 2 % 2]));
+            l[j / 2 % 2] += s[j];
+        }
+    }
+
+    GPU_DEVICE void take_scores(const unit &u, uint32_t key, bool is_masked)
+    {
+        float scale = u.scale_log2;
+        if (has_extras) {
+            apply_extras(u, key);
+            scale = 1.0f;
+        }
+        if (is_masked)
+            mask(key);
+        weigh(scale);
+    }
+
+    /* The sums' maximum is that of the weights from here on. */
+    GPU_DEVICE void catch_up()
+    {
+        if (is_behind)
+#pragma unroll
+            for (int j = 0; j < D / 2; ++j)
+                o[j] *= factor[j / 2 % 2];
+    }
+
+    GPU_DEVICE void round_weights()
+    {
+#pragma unroll
+        for (int j = 0; j < N / 2; j += 2)
+            weights[j / 8][j % 8 / 2] = encode2<is_bf16>(s[j], s[j + 1]);
+    }
+
+    /* Weights of hidden keys are 0, but 0 times NaN is NaN: V rows of the tile that no row of the unit sees are
+     * cleared; where rows see different keys, a NaN or inf is added to the sums of those that see it
+     * and cleared too. All computing threads come here. */
+    GPU_DEVICE void hide_values(const seen_together &seen, uint32_t v, uint32_t key)
+    {
+        constexpr uint32_t pieces = D / 8, computing = S::computing;
+        const bool is_cut = key < seen.all.first;
+        const uint32_t first = is_cut || seen.all.end <= key ? 0 : seen.all.end - key;
+        bool is_found = false;
+#pragma unroll 1
+        for (uint32_t e = first * pieces + threadIdx.x; e < N * pieces; e += computing) {
+            const uint32_t r = e / pieces, c = e % pieces;
+            const uint32_t piece = v + c / 8 * S::slab_bytes + r * 128 + c % 8 * 16;
+            if (!visible_has(&seen.some, key + r))
+                shared_store16(piece, make_uint4(0, 0, 0, 0));
+            else
+                is_found |= has_bad<is_bf16>(shared_load16(piece));
+        }
+        proxy_fence();
+        if (!sync_some_any<ALL_COMPUTING, computing>(is_found))
+            return;
+        const uint32_t t = gpu::lane_id() % 4;
+#pragma unroll 1
+        for (uint32_t e = 0; e < N * pieces; ++e) {
+            const uint32_t r = e / pieces, c = e % pieces;
+            const uint32_t two = v + c / 8 * S::slab_bytes + r * 128 + (c % 8 ^ r % 8) * 16 + t * 4;
+            const float bad[2] = {take_bad<is_bf16>(two, false), take_bad<is_bf16>(two + 2, false)};
+            if (!__any_sync(~0u, bad[0] != 0.0f || bad[1] != 0.0f))
+                continue;
+#pragma unroll
+            for (int j = 0; j < D / 2; ++j)
+                if (j / 4 == (int)c && visible_has(&sees[j / 2 % 2], key + r))
+                    o[j] += bad[j % 2];
+        }
+        sync_some<ALL_COMPUTING, computing>();
+#pragma unroll 1
+        for (uint32_t e = threadIdx.x; e < N * D; e += computing)
+            take_bad<is_bf16>(v + e * 2, true);
+        proxy_fence();
+        sync_some<ALL_COMPUTING, computing>();
+    }
+
+    /* Sums over the quad's keys, then the rows' results to out and lse. */
+    GPU_DEVICE void finish(const prefill_params &p, const unit &u, uint32_t row0)
+    {
+        const uint32_t t = gpu::lane_id() % 4;
+        float f[2];
+        char *to[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint32_t r = row0 + h * 8, row = query_row(p, u, r);
+            float lse;
+            f[h] = finish_row(u, row % p.num_q_heads, m[h], gpu::warp_sum<4>(l[h]), &lse);
+            to[h] = r < u.n_rows ? u.out + (uint64_t)row * p.dv * 2 : nullptr;
+            if (u.lse && to[h] && t == 0)
+                u.lse[row] = lse;
+        }
+        /* four words of four neighbouring lanes change places, so that each lane stores 16 bytes */
+        const bool is_odd = t & 1, is_high = t & 2;
+#pragma unroll
+        for (int j = 0; j < D / 32; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                uint32_t x[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const float *two = &o[(4 * j + k) * 4 + 2 * h];
+                    x[k] = encode2<is_bf16>(two[0] * f[h], two[1] * f[h]);
+                }
+                swap_words(x[0], x[1], is_odd, 1);
+                swap_words(x[2], x[3], is_odd, 1);
+                swap_words(x[0], x[2], is_high, 2);
+                swap_words(x[1], x[3], is_high, 2);
+                const uint32_t column = 32 * j + 8 * t;
+                if (to[h] && column < p.dv)
+                    *(uint4 *)(to[h] + column * 2) = make_uint4(x[0], x[1], x[2], x[3]);
+            }
+    }
+
+    /* a of the lane with is_high and b of the one without, `apart` lanes away, change places. */
+    static GPU_DEVICE void swap_words(uint32_t &a, uint32_t &b, bool is_high, int apart)
+    {
+        const uint32_t got =
+            __float_as_uint(gpu::shuffle_xor(__uint_as_float(is_high ? a : b), apart));
+        if (is_high)
+            a = got;
+        else
+            b = got;
+    }
+};
+
+template <bool is_bf16, int D, bool has_extras>
+GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
+{
+    using S = shape<D>;
+    constexpr uint32_t N = S::N;
+    const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0), lane = gpu::lane_id();
+    const uint32_t row0 = group * 64 + gpu::warp_id() % 4 * 16 + lane / 4;
+    const uint32_t turn = TURN + group, next_turn = TURN + (group + 1 == S::groups ? 0 : group + 1);
+    rows<is_bf16, D, has_extras> x;
+    uint32_t k_use = 0, v_use = 0;
+    if (group == 0)
+        barrier_some_arrive(TURN, 256);
+#pragma unroll 1
+    for (uint32_t n = 0;; ++n) {
+        at.unit_ring.wait_full(n);
+        const unit &u = *slot_of(at.units, n);
+        if (u.n_rows == 0)
+            break;
+        const seen_together mine = seen_by_rows(p, u, group * 64, 64);
+        const seen_together all = seen_by_rows(p, u, 0, u.n_rows);
+        const uint32_t q = at.q + n % S::q_stages * S::q_bytes + group * (64 * D * 2);
+        x.begin(p, u, row0);
+        at.q_ring.wait_full(n);
+
+        auto v_of = [&](uint32_t use) { return at.v + use % PREFILL_STAGES * S::tile_bytes; };
+        auto settle = [&](uint32_t key) {
+            x.round_weights();
+            if (all.must_mask(key, N)) {
+                at.v_ring.wait_full(v_use);
+                x.hide_values(all, v_of(v_use), key);
+            }
+        };
+        uint32_t key = tile_key(u, 0, N);
+        at.k_ring.wait_full(k_use);
+        wgmma_fence();
+        x.ask_scores(q, at.k + k_use % PREFILL_STAGES * S::tile_bytes);
+        wgmma_wait<0>(x.s);
+        if (lane == 0)
+            barrier_arrive(at.k_ring.empty(k_use));
+        ++k_use;
+        x.take_scores(u, key, mine.must_mask(key, N));
+        x.catch_up();
+        settle(key);
+#pragma unroll 1
+        for (uint32_t i = 1; i < u.tiles.n; ++i) {
+            key = tile_key(u, i, N);
+            at.k_ring.wait_full(k_use);
+            barrier_some_wait(turn, 256);
+            wgmma_fence();
+            x.ask_scores(q, at.k + k_use % PREFILL_STAGES * S::tile_bytes);
+            at.v_ring.wait_full(v_use);
+            x.ask_sums(v_of(v_use));
+            barrier_some_arrive(next_turn, 256);
+            wgmma_wait<1>(x.s);
+            if (lane == 0)
+                barrier_arrive(at.k_ring.empty(k_use));
+            ++k_use;
+            x.take_scores(u, key, mine.must_mask(key, N));
+            wgmma_wait<0>(x.o);
+            if (lane == 0)
+                barrier_arrive(at.v_ring.empty(v_use));
+            ++v_use;
+            x.catch_up();
+            settle(key);
+        }
+        if (lane == 0)
+            barrier_arrive(at.q_ring.empty(n));
+        at.v_ring.wait_full(v_use);
+        wgmma_fence();
+        x.ask_sums(v_of(v_use));
+        wgmma_wait<0>(x.o);
+        if (lane == 0)
+            barrier_arrive(at.v_ring.empty(v_use));
+        ++v_use;
+        x.finish(p, u, row0);
+        gpu::sync_warp();
+        if (lane == 0)
+            barrier_arrive(at.unit_ring.empty(n));
+    }
+    if (group == 0)
+        barrier_some_wait(TURN, 256);
+}
+
+template <bool is_bf16, int D, bool has_extras>
+__global__ void __launch_bounds__(shape<D>::threads, 1)
+    prefill_rows_of(GPU_PARAM(prefill_params, p), GPU_PARAM(prefill_words, words),
+                    GPU_PARAM(prefill_maps, maps))
+{
+    using S = shape<D>;
+    const places<D> at = places_in<D>(aligned_shared());
+    const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) {
+        at.k_ring.init(1, S::groups * 4);
+        at.v_ring.init(1, S::groups * 4);
+        at.q_ring.init(3, S::groups * 4);
+        at.unit_ring.init(1, S::groups * 4 + 3);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    if (p.is_chained)
+        gpu::chain_wait();
+    if (group == S::groups) {
+        fewer_registers<S::few_registers>();
+        if (gpu::warp_id() % 4 == 0)
+            load_keys<D>(p, words, &maps.k, &maps.v, at);
+        else
+            load_queries<D>(p, at);
+    } else {
+        more_registers<S::many_registers>();
+        compute<is_bf16, D, has_extras>(p, at);
+    }
+}
+
+template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim)
+{
+    return dim == 64    ? (kernel_fn)prefill_rows_of<is_bf16, 64, has_extras>
+           : dim == 128 ? (kernel_fn)prefill_rows_of<is_bf16, 128, has_extras>
+           : dim == 192 ? (kernel_fn)prefill_rows_of<is_bf16, 192, has_extras>
+                        : (kernel_fn)prefill_rows_of<is_bf16, 256, has_extras>;
+}
+
+} // namespace prefill
+#endif

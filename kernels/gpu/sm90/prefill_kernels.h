@@ -1,0 +1,26 @@
+/* prefill_kernels.h: where prefill.cu finds the kernel for a geometry. One file a dtype instantiates them, so that
+ * they compile side by side.
+ */
+#ifndef ATTND_GPU_PREFILL_KERNELS_H
+#define ATTND_GPU_PREFILL_KERNELS_H
+
+#include <cuda.h>
+
+#include "kernels/gpu/sm90/prefill_params.h"
+
+namespace prefill
+{
+
+struct prefill_maps {
+    CUtensorMap k, v;
+};
+
+/* void (*)(prefill_params, prefill_words, prefill_maps) */
+typedef const void *kernel_fn;
+
+/* dim: 64, 128, 192 or 256. */
+kernel_fn kernel_bf16(uint32_t dim, bool has_extras);
+kernel_fn kernel_f16(uint32_t dim, bool has_extras);
+
+} // namespace prefill
+#endif

@@ -1,0 +1,85 @@
+/* prefill_params.h: what prefill_launch hands to the prefill kernels and the shape of a unit for each
+ * head dim. Internal to prefill_*.
+ *
+ * Words used here: a row is one (query token, head of a group), row = token * group + head; a unit is the
+ * rows of one tile of an item and one kv head; a tile of keys is what one stage of the ring holds.
+ */
+#ifndef ATTND_GPU_PREFILL_PARAMS_H
+#define ATTND_GPU_PREFILL_PARAMS_H
+
+#include "kernels/gpu/sm90/prefill.h"
+
+#ifdef __CUDACC__
+#define PREFILL_BOTH __host__ __device__ constexpr
+#elif defined(__cplusplus)
+#define PREFILL_BOTH constexpr
+#else
+#define PREFILL_BOTH static inline
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct prefill_params {
+    const struct gpu_item *items;
+    const struct prefill_entry *entries; /* NULL: in the words */
+    const struct gpu_layer *layers;
+    const uint32_t *table;
+    uint32_t *
+        counters; /* [2] units taken beyond the first of each block, blocks done; zero between launches */
+    uint32_t row_blocks;
+    uint32_t n_entries, n_units, section_heads;
+    uint32_t num_q_heads, num_kv_heads, group;
+    uint32_t group_reciprocal; /* 2^32 over group, rounded up; of a group of one 0 */
+    uint32_t dk, dv;
+    uint32_t block_tokens, block_shift, box_tokens;
+    uint32_t is_chained;
+};
+
+struct prefill_words {
+    struct prefill_entry e[PREFILL_INLINE_ENTRIES];
+};
+
+/* 64 rows of a unit for each warpgroup. */
+PREFILL_BOTH uint32_t prefill_rows(uint32_t dim)
+{
+    return dim == 64 ? 192 : 128;
+}
+
+/* Keys of a tile: what two stages of K and V leave room for, and the registers of the scores. */
+PREFILL_BOTH uint32_t prefill_keys(uint32_t dim)
+{
+    return dim <= 128 ? 128 : dim == 192 ? 96 : 80;
+}
+
+/* Tiles of rows that wait in shared memory. */
+PREFILL_BOTH uint32_t prefill_q_stages(uint32_t dim)
+{
+    return dim <= 128 ? 2 : 1;
+}
+
+enum {
+    PREFILL_STAGES = 2, /* of K, and of V */
+    PREFILL_SLOTS = 2, /* units that are known in a block */
+    PREFILL_SLOT_BYTES = 128,
+    PREFILL_ALIGN = 1024,
+};
+
+/* Shared memory: K stages | V stages | q | units | barriers. Slabs of 64 elements are 128 bytes wide. */
+PREFILL_BOTH uint32_t prefill_tile_bytes(uint32_t dim)
+{
+    return prefill_keys(dim) * dim * 2;
+}
+PREFILL_BOTH uint32_t prefill_shared_bytes(uint32_t dim)
+{
+    return PREFILL_ALIGN + 2 * PREFILL_STAGES * prefill_tile_bytes(dim) +
+           prefill_q_stages(dim) * prefill_rows(dim) * dim * 2 +
+           PREFILL_SLOTS * PREFILL_SLOT_BYTES +
+           (4 * PREFILL_STAGES + 2 * prefill_q_stages(dim) + 2 * PREFILL_SLOTS) * 8;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,45 @@
+/* own_parts.h: an engine without a thread that has a cache and sessions of its own. */
+#ifndef TESTS_DAEMON_OWN_PARTS_H
+#define TESTS_DAEMON_OWN_PARTS_H
+
+#include "cache/kv.h"
+#include "daemon/engine.h"
+#include "daemon/session.h"
+
+struct own_parts {
+    struct kv *kv;
+    struct session_table *sessions;
+};
+
+static inline attn_status own_engine_open(struct own_parts *own, const struct config *cfg,
+                                          const struct backend_ops *ops, struct backend *b,
+                                          struct iobuf_pool *bufs, struct engine **out_engine,
+                                          char *why, size_t why_bytes)
+{
+    struct backend_info info;
+    ops->info(b, &info);
+    struct kv_config kc = engine_kv_config(cfg, info.kv_bytes);
+    attn_status st = kv_open(&kc, -1, &own->kv, why, why_bytes);
+    if (st == ATTN_OK)
+        st = session_table_open(cfg->max_sessions, &own->sessions);
+    if (st != ATTN_OK)
+        return st;
+    struct engine_parts parts = {
+        .cfg = cfg,
+        .ops = ops,
+        .backend = b,
+        .bufs = bufs,
+        .kv = own->kv,
+        .sessions = own->sessions,
+    };
+    return engine_open(&parts, out_engine, why, why_bytes);
+}
+
+/* After engine_close. */
+static inline void own_parts_close(struct own_parts *own)
+{
+    session_table_close(own->sessions);
+    kv_close(own->kv);
+}
+
+#endif

@@ -1,0 +1,172 @@
+/* test_prefill_plan: the order of a batch's prompt work, without a device. Random batches: every tile of rows of every
+ * item is there once, the long ones first, and the lists stay where they have room. The seed is printed when one
+ * fails. */
+#include "kernels/gpu/sm90/prefill_params.h"
+#include "kernels/visible.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+#define MAX_ITEMS 40
+
+static uint64_t rng_state;
+
+static uint32_t rng(uint32_t below)
+{
+    rng_state = rng_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((rng_state >> 33) % below);
+}
+
+struct batch {
+    struct prefill_pool pool;
+    struct attn_layer_spec specs[3];
+    struct gpu_item items[MAX_ITEMS];
+    uint32_t n, n_tokens;
+};
+
+static void random_batch(struct batch *b)
+{
+    static const uint32_t dims[] = {64, 128, 192, 256}, groups[] = {1, 2, 3, 4, 8, 64, 160};
+    memset(b, 0, sizeof *b);
+    struct gpu_kv *kv = &b->pool.kv;
+    b->pool.dim = dims[rng(4)];
+    b->pool.specs = b->specs;
+    kv->num_kv_heads = 1 + rng(8);
+    kv->group = groups[rng(7)];
+    kv->num_q_heads = kv->num_kv_heads * kv->group;
+    kv->dk = kv->dv = b->pool.dim;
+    kv->block_tokens = 16;
+    kv->k_head_bytes = kv->v_head_bytes = kv->block_tokens * kv->dk * 2;
+    b->specs[1].window_tokens = 1 + rng(2000);
+    b->specs[1].sink_tokens = rng(300);
+    b->specs[2].is_full = true;
+    b->n = 1 + rng(MAX_ITEMS);
+    const uint32_t longest = rng(4) == 0 ? 20000 : 300;
+    for (uint32_t i = 0; i < b->n; i++) {
+        b->items[i].n_tokens = 17 + rng(longest);
+        b->items[i].pos = rng(2) ? rng(40000) : 0;
+        b->items[i].layer = rng(3);
+        b->n_tokens += b->items[i].n_tokens;
+    }
+}
+
+static uint32_t rows_of(const struct batch *b, uint32_t item)
+{
+    return b->items[item].n_tokens * b->pool.kv.group;
+}
+
+/* Keys that some row of a tile of rows sees, counted one by one from its first and its last token. */
+static uint32_t keys_of(const struct batch *b, struct prefill_entry e)
+{
+    const struct gpu_item *it = &b->items[e.item];
+    const struct attn_layer_spec *s = &b->specs[it->layer];
+    const uint32_t r = prefill_rows(b->pool.dim), n = rows_of(b, e.item),
+                   n_keys = it->pos + it->n_tokens;
+    const uint32_t last = (e.tile + 1) * r < n ? (e.tile + 1) * r : n, group = b->pool.kv.group;
+    const uint32_t low = it->pos + e.tile * r / group, high = it->pos + (last - 1) / group;
+    uint32_t count = 0;
+    for (uint32_t key = 0; key < n_keys; key++)
+        for (uint32_t k = 0; k < 2; k++) { /* windows of neighbours overlap: the ends say all */
+            struct visible v =
+                visible_to(s->window_tokens, s->sink_tokens, s->is_full, k ? high : low, n_keys);
+            bool is_between = key >= low && key <= high;
+            if (visible_has(&v, key) || (is_between && !s->is_full)) {
+                count++;
+                break;
+            }
+        }
+    return count;
+}
+
+static void any_batch_has_every_tile_once_and_long_ones_first(void **state)
+{
+    (void)state;
+    static struct batch b;
+    struct prefill_call *c = malloc(sizeof *c), *again = malloc(sizeof *again);
+    uint32_t n_uploads = 0;
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        rng_state = seed;
+        random_batch(&b);
+        const uint64_t capacity = prefill_upload_bytes(&b.pool, b.n, b.n_tokens);
+        struct prefill_entry *upload = malloc(capacity), *other = malloc(capacity);
+        struct gpu_item *device = (struct gpu_item *)0x1000;
+        prefill_prepare(&b.pool, b.items, b.n, device, upload, c);
+        prefill_prepare(&b.pool, b.items, b.n, device, other, again);
+        if (c->n_entries != again->n_entries || c->upload_bytes > capacity)
+            print_error("seed %llu\n", (unsigned long long)seed);
+        assert_ptr_equal(c->items, device);
+        assert_true(c->upload_bytes <= capacity);
+        assert_int_equal(c->upload_bytes,
+                         c->n_entries > PREFILL_INLINE_ENTRIES ? c->n_entries * sizeof *upload : 0);
+        n_uploads += c->upload_bytes > 0;
+        const struct prefill_entry *list = c->upload_bytes ? upload : c->inline_entries;
+        assert_memory_equal(list, again->upload_bytes ? other : again->inline_entries,
+                            c->n_entries * sizeof *list);
+        assert_in_range(c->section_heads, 1, b.pool.kv.num_kv_heads);
+
+        uint32_t n_tiles = 0, *seen[MAX_ITEMS];
+        for (uint32_t i = 0; i < b.n; i++) {
+            const uint32_t r = prefill_rows(b.pool.dim), n = (rows_of(&b, i) + r - 1) / r;
+            seen[i] = calloc(n, sizeof **seen);
+            n_tiles += n;
+        }
+        assert_int_equal(c->n_entries, n_tiles);
+        for (uint32_t i = 0; i < c->n_entries; i++) {
+            assert_true(list[i].item < b.n);
+            assert_true(list[i].tile * prefill_rows(b.pool.dim) < rows_of(&b, list[i].item));
+            assert_int_equal(seen[list[i].item][list[i].tile]++, 0);
+        }
+        /* by whole tiles of keys, of which each end and the sinks may add one */
+        const uint32_t first = keys_of(&b, list[0]), last = keys_of(&b, list[c->n_entries - 1]);
+        const uint32_t middle = keys_of(&b, list[c->n_entries / 2]);
+        assert_true(first + 3 * prefill_keys(b.pool.dim) >= middle);
+        assert_true(middle + 3 * prefill_keys(b.pool.dim) >= last);
+        for (uint32_t i = 0; i < b.n; i++)
+            free(seen[i]);
+        free(upload);
+        free(other);
+    }
+    assert_true(n_uploads > 20);
+    free(c);
+    free(again);
+}
+
+static void heads_share_a_section_as_far_as_the_cache_holds_them(void **state)
+{
+    (void)state;
+    struct batch b = {.n = 1};
+    struct prefill_call *c = malloc(sizeof *c);
+    b.pool.dim = 128;
+    b.pool.specs = b.specs;
+    b.pool.kv = (struct gpu_kv){.num_kv_heads = 8,
+                                .group = 4,
+                                .block_tokens = 16,
+                                .k_head_bytes = 4096,
+                                .v_head_bytes = 4096};
+    b.items[0].n_tokens = 2048;
+    prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+    assert_int_equal(c->section_heads, 8); /* 1 MiB each */
+    b.items[0].pos = 32768 - 2048;
+    prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+    assert_int_equal(c->section_heads, 2); /* 16 MiB each */
+    b.items[0].pos = 1 << 20;
+    prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+    assert_int_equal(c->section_heads, 1);
+    free(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_batch_has_every_tile_once_and_long_ones_first),
+        cmocka_unit_test(heads_share_a_section_as_far_as_the_cache_holds_them),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
