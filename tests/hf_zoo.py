@@ -6,7 +6,8 @@
 Each class gets a tiny config and random weights and generates from a left-padded batch, first with its
 own attention, then over attnd (own_daemon.py starts one from PREFIX on its cpu backend). Results:
 
-    same              the same tokens, and the model generates as before once the worker is closed
+    same              the same tokens and logits (to 0.002 of their standard deviation), and the model
+                      generates as before once the worker is closed
     refused           UnsupportedError, which names what attnd cannot do
     differs           other tokens, or an error that is not a refusal: a defect
     not constructible no tiny model could be made, or it does not generate by itself
@@ -39,6 +40,8 @@ MEMORY = 3 << 30  # of a class's process, beyond what this one has
 MAX_PARAMETERS = 30_000_000
 N_LAYERS = 4
 N_NEW = 8
+N_PREFILL = 13  # of the logits that are compared
+TOLERANCE = 2e-3  # of logits, in their standard deviation
 PROMPTS = (11, 3, 17, 8)
 VOCAB = 120
 
@@ -120,8 +123,10 @@ BY_NAME = {name: size for size, names in SIZES for name in names.split()}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 # Fields that a general rule gets wrong.
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+ATTENTIONS = ("sliding_attention", "full_attention")
 EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2}
 SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
     "deepseek_v2": {**EXPERTS, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
     "dots1": {**EXPERTS, "first_k_dense_replace": 1},
     "falcon_h1": {"mamba_d_ssm": 256},
@@ -135,8 +140,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 32, "rope_parameters": ROPE},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
     "mamba2": {"num_heads": 8},
-    "ministral": {"rope_parameters": ROPE},
+    "ministral": {"head_dim": 32, "rope_parameters": {t: ROPE for t in ATTENTIONS}},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "nemotron": {"head_dim": 32},
     "zamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
 }
@@ -249,6 +257,19 @@ def prompts(torch: Any) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def logits_of(torch: Any, model: Any, ids: Any, cache: Any) -> Any:
+    """Of a prompt and then of single tokens; cache None: the model's own."""
+    parts = []
+    with torch.no_grad():
+        for part in (ids[:, :N_PREFILL], *ids[:, N_PREFILL:].split(1, dim=1)):
+            out = model(input_ids=part, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            parts.append(out.logits)
+    if cache is None:
+        raise NotConstructible("it keeps no cache")
+    return torch.cat(parts, dim=1)
+
+
 def _first_line(e: BaseException) -> str:
     text = str(e).strip()
     return text.splitlines()[0][:300] if text else ""
@@ -287,6 +308,12 @@ def try_class(url: str, model_type: str, class_name: str) -> tuple[str, str]:
     if len({tuple(row[max(PROMPTS) :].tolist()) for row in own}) == 1:
         return "not constructible", "it says the same after every prompt"
 
+    ids = own[2:3]  # the longest prompt: no padding
+    try:
+        own_logits = logits_of(torch, model, ids, None)
+    except Exception:  # not every model can be called in this way
+        own_logits = None
+
     before = model.config._attn_implementation
     worker = None
     try:
@@ -296,6 +323,12 @@ def try_class(url: str, model_type: str, class_name: str) -> tuple[str, str]:
             if not torch.equal(got, own):
                 column = int((got != own).any(dim=0).nonzero()[0]) - max(PROMPTS)
                 return "differs", f"from token {column} of {N_NEW}"
+            if own_logits is not None:
+                with worker.cache() as cache:
+                    error = (logits_of(torch, model, ids, cache) - own_logits).abs().max()
+                error = float(error / own_logits.std())
+                if not error < TOLERANCE:
+                    return "differs", f"logits by {error:.2g} standard deviations"
             weights = _attentions(attnd, model, worker, inputs)
             if weights:
                 return "differs", weights
@@ -367,7 +400,8 @@ def plain(text: str) -> str:
     """For a cell of a table."""
     text = re.sub(r"\s+", " ", text).replace("()", "").replace("|", "/")
     text = re.sub(r"<(\S+) object at 0x[0-9a-f]+>", r"\1", text)
-    return text.replace("<", "").replace(">", "")
+    text = text.replace("<", "").replace(">", "")
+    return text if len(text) <= 180 else text[:177] + "..."
 
 
 def table(results: list[dict[str, str]], versions: str) -> str:
@@ -376,10 +410,9 @@ def table(results: list[dict[str, str]], versions: str) -> str:
     lines = [
         "# HuggingFace models over attnd",
         "",
-        "Every causal language model class that Transformers maps a model type to, with a tiny config and"
-        " random weights, over `attnd.hf`",
-        f"({versions}, f32, the cpu backend). `tests/hf_zoo.py` makes this page: it says what its words"
-        " mean.",
+        "Every causal language model class that Transformers maps a model type to, with a tiny config and",
+        f"random weights, over `attnd.hf` ({versions}, f32, the cpu backend).",
+        "`tests/hf_zoo.py` makes this page and says what its words mean.",
         "",
         "| result | model types |",
         "|---|---|",

@@ -100,9 +100,10 @@ def test_prompt_lookup_crops_what_was_guessed_wrong(attach):
     model = make(llama)
     inputs = prompts(model, (12,))
     inputs = {k: torch.cat([v, v], dim=1) for k, v in inputs.items()}
-    want = model.generate(**inputs, **GREEDY)
+    options = dict(GREEDY, eos_token_id=2)  # transformers 5.0 wants one here
+    want = model.generate(**inputs, **options)
     worker = attach(model)
-    got = worker.generate(**inputs, **GREEDY, prompt_lookup_num_tokens=3)
+    got = worker.generate(**inputs, **options, prompt_lookup_num_tokens=3)
     assert torch.equal(got, want)
 
 
@@ -210,7 +211,6 @@ def test_what_cannot_be_done_is_refused_by_name(attach):
     refused("layer type 'chunked_attention'", layer_types=["chunked_attention"] * 4)
     refused("encoder-decoder", is_encoder_decoder=True)
     refused("bidirectional", is_causal=False)
-    refused("num_kv_shared_layers", num_kv_shared_layers=2)
     refused("training mode", make(llama).train())
     refused("dtype torch.float64", make(llama, torch.float64))
 

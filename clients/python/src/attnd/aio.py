@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from . import client as _sync
 from . import pool as _pool
 from ._handle import NotPicklable
+from ._step import Item, Items, Prepared, Result
 from .errors import AttndError, InvalidArgumentError
-from .pool import Item, Items, Result
 from .spec import PoolSpec
 
 _TICK = 0.02  # seconds: the library wants a poll this often while steps are in flight
@@ -212,7 +212,7 @@ class Pool(NotPicklable):
         """As attnd.Pool.step(). Cancelling the wait leaves the arrays borrowed until the step ends."""
         if not isinstance(items, Items):
             items = self.items(items)
-        prepared = _pool._Prepared(self.sync, layer, items, q, k, v, out, lse, timeout)
+        prepared = Prepared(self.sync, layer, items, q, k, v, out, lse, timeout)
         loop = asyncio.get_running_loop()
         if loop is not self.client._loop:
             raise InvalidArgumentError("the client belongs to another event loop")

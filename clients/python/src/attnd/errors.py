@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ._lib import library
 
 if TYPE_CHECKING:
-    from .pool import Result
+    from ._step import Result
 
 
 class AttndError(Exception):

@@ -24,7 +24,7 @@ _attach.py  attach(): what a model needs, its pool, switching its attention
 
 try:
     import torch as _torch  # noqa: F401
-    import transformers as _transformers
+    import transformers as _transformers  # noqa: F401
 
     from ._attach import attach
     from ._cache import Cache

@@ -8,13 +8,15 @@ import torch
 import transformers
 
 from .. import client as _client
+from ..errors import AttndError
 from ._calls import Probe
 from ._handed import refuse
 from ._pool import BLOCK_TOKENS, PoolMaker, pool_spec
+from ._states import KINDS
 from ._switch import Switch
 from ._worker import Worker
 
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_LAYER_TYPES = ("full_attention", "sliding_attention", *KINDS, "moe", "mlp")
 
 
 def _check_config(config: Any) -> None:
@@ -24,13 +26,27 @@ def _check_config(config: Any) -> None:
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or ():
         if kind not in _LAYER_TYPES:
-            raise refuse(f"layer type {kind!r}; it knows {' and '.join(_LAYER_TYPES)}")
+            raise refuse(f"layer type {kind!r}; it knows {', '.join(_LAYER_TYPES)}")
     if getattr(text, "layer_types", None) is None and getattr(text, "attention_chunk_size", None):
         raise refuse("chunked attention (attention_chunk_size)")
-    if getattr(text, "num_kv_shared_layers", None):
-        raise refuse("layers that share keys and values (num_kv_shared_layers)")
     if not getattr(text, "is_causal", True) or getattr(text, "use_bidirectional_attention", None):
         raise refuse("bidirectional attention")
+
+
+def _probe(model: Any, config: Any) -> Probe:
+    """One token through the model."""
+    probe = Probe(config)
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    try:
+        with torch.no_grad():
+            model(input_ids=token, past_key_values=probe, use_cache=True)
+    except AttndError:
+        raise
+    except Exception as e:
+        raise refuse(
+            f"{type(model).__name__} fails with a cache that is not its own: {type(e).__name__}: {e}"
+        ) from e
+    return probe
 
 
 def attach(
@@ -70,10 +86,7 @@ def attach(
     switch = Switch(model)
     owned: _client.Client | None = None
     try:
-        probe = Probe()
-        with torch.no_grad():
-            token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-            model(input_ids=token, past_key_values=probe, use_cache=True)
+        probe = _probe(model, switch.config)
         spec = pool_spec(
             model,
             probe.seen,

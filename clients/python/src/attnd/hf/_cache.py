@@ -2,91 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache as _TransformersCache
 
 from .._handle import Closing, NotPicklable
-from ..errors import (
-    AttndError,
-    ConnectionLostError,
-    NotFoundError,
-    SequenceGoneError,
-    StaleEpochError,
-    TimedOutError,
-)
-from ..pool import Items, Sequence
-from ._calls import Mask, Seen
+from ..errors import SequenceGoneError
+from ..pool import Sequence
+from ._calls import Mask, Seen, n_queries
 from ._handed import Update, hand, refuse, refuse_attribute
+from ._rows import Plan, close_all
+from ._states import States
 
 if TYPE_CHECKING:
     from ._worker import Worker
 
 
 _CROSS_ATTENTION = ("is_updated", "self_attention_cache", "cross_attention_cache")
-
-
-class Plan:
-    """Which rows of one forward pass are real tokens of which sequence; the same in all layers.
-
-    runs   (sequence, pos, n_tokens), in batch order; packed tokens are in this order
-    index  indices of real tokens in [batch * new tokens], or None if all are
-    """
-
-    def __init__(self, cache: Cache, column: int, n_new: int, device: torch.device):
-        self.column, self.n_new = column, n_new
-        self.runs: list[tuple[Sequence, int, int]] = []
-        keep: list[int] = []
-        for row, (seq, pad) in enumerate(zip(cache.sequences, cache.pads)):
-            n_padding = min(max(pad - column, 0), n_new)
-            if n_padding < n_new:
-                self.runs.append((seq, max(column - pad, 0), n_new - n_padding))
-                keep.extend(range(row * n_new + n_padding, (row + 1) * n_new))
-        self.n_tokens = len(keep)
-        is_padded = len(keep) < len(cache.sequences) * n_new
-        self.index = torch.tensor(keep, device=device) if is_padded else None
-        self.chunks = list(self._chunks(cache.worker))
-
-    def _chunks(self, worker: Worker) -> Any:
-        """(first packed token, Items) of steps within the daemon's limits."""
-        first = begin = 0
-        runs: list[tuple[Sequence, int, int]] = []
-        for seq, pos, n_tokens in self.runs:
-            while n_tokens > 0:
-                room = worker.max_tokens - (begin - first)
-                if room == 0 or len(runs) == worker.max_items:
-                    yield first, Items(runs)
-                    first, runs = begin, []
-                    continue
-                n = min(n_tokens, room)
-                runs.append((seq, pos, n))
-                pos, n_tokens, begin = pos + n, n_tokens - n, begin + n
-        if runs:
-            yield first, Items(runs)
-
-
-def close_all(sequences: Iterable[Sequence]) -> None:
-    """Closes each; raises the first failure after the last of them.
-
-    What is gone is closed. A daemon that does not answer is asked once: leases end.
-    """
-    failed: AttndError | None = None
-    for seq in sequences:
-        try:
-            seq.close()
-        except (NotFoundError, StaleEpochError):
-            pass
-        except ConnectionLostError:
-            break
-        except TimedOutError as e:
-            failed = failed or e
-            break
-        except AttndError as e:
-            failed = failed or e
-    if failed is not None:
-        raise failed
 
 
 class Cache(Closing, _TransformersCache, NotPicklable):
@@ -97,23 +31,24 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     """
 
     def __init__(self, worker: Worker):
-        super().__init__(layers=[])
+        self.states = States(worker.config)
+        super().__init__(layers=self.states.layers)
         self.worker = worker
         self.is_closed = False
         self.is_gone = False  # closed by Worker.reopen()
         self.sequences: list[Sequence] = []
         self.pads: list[int] = []
-        self._columns = [0] * worker.pool.spec.num_layers  # tokens and padding, by layer
+        self._columns = dict.fromkeys(worker.seen, 0)  # tokens and padding, by layer
         self._plan: Plan | None = None
         self._has_mask = False
 
     # ---- what transformers asks
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(self.layers) or len(self._columns)
 
     def __repr__(self) -> str:
-        return f"<attnd.hf.Cache {len(self.sequences)} sequences, {self._columns[0]} columns>"
+        return f"<attnd.hf.Cache {len(self.sequences)} sequences, {self.get_seq_length()} columns>"
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(
@@ -130,13 +65,14 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         return hand(self, layer_idx, key_states, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._columns[layer_idx]
+        """Columns of the layer; of the first that attends, if this one does not."""
+        return self._columns.get(layer_idx, self._columns[self.worker.first_layer])
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self._columns[layer_idx]
+        return self.get_seq_length(layer_idx)
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self._columns[layer_idx] + query_length, 0
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        return self.get_seq_length(layer_idx) + n_queries(query_length), 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1
@@ -148,6 +84,10 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     @property
     def is_compileable(self) -> bool:
         return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return not self.states.layers
 
     @property
     def is_initialized(self) -> bool:
@@ -166,7 +106,9 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove columns; a positive number is the columns to keep."""
-        now = max(self._columns)
+        if self.states.layers:
+            raise refuse("crop of a model with recurrent or convolution states")
+        now = max(self._columns.values())
         keep = tokens_to_remove if tokens_to_remove > 0 else now + tokens_to_remove
         if keep >= now:
             return
@@ -174,7 +116,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         for seq, pad in zip(self.sequences, self.pads):
             if now > max(keep, pad):
                 seq.truncate(max(keep - pad, 0))
-        self._columns = [min(n, keep) for n in self._columns]
+        self._columns = {layer: min(n, keep) for layer, n in self._columns.items()}
         self._plan = None
 
     def reset(self) -> None:
@@ -184,8 +126,10 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     def forget(self) -> list[Sequence]:
         """Lets go of the sequences, which are the caller's to close."""
         sequences, self.sequences, self.pads = self.sequences, [], []
-        self._columns = [0] * len(self._columns)
+        self._columns = dict.fromkeys(self._columns, 0)
         self._plan, self._has_mask = None, False
+        self.states = States(self.worker.config)
+        self.layers = self.states.layers
         return sequences
 
     def close(self) -> None:
@@ -206,7 +150,9 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             other.close()
             raise
         other.pads = list(self.pads)
-        other._columns = list(self._columns)
+        other._columns = dict(self._columns)
+        other.states = copy.deepcopy(self.states, memo)
+        other.layers = other.states.layers
         other._has_mask = self._has_mask
         return other
 
@@ -233,6 +179,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             close_all(forks)
             raise
         self.sequences, self.pads = new, [self.pads[row] for row in rows]
+        self.states.select(rows)
         self._plan = None
         close_all(seq for row, seq in enumerate(old) if row not in taken)
 
@@ -300,11 +247,10 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         mask: Mask,
     ) -> torch.Tensor:
         worker, layer = self.worker, update.layer
-        if update.is_stored:
-            raise refuse(f"layer {layer} attends twice in one pass")
         worker.seen[layer].check(layer, seen)
         batch, heads, n_new, _ = query.shape
-        column = self._columns[layer]
+        is_again = update.is_stored  # of a layer that shares the keys and values of this one
+        column = self._columns[layer] - (n_new if is_again else 0)
         if (mask.q_offset, mask.q_length, mask.kv_length) != (column, n_new, column + n_new):
             raise refuse(
                 f"layer {layer}: a mask of queries {mask.q_offset}+{mask.q_length}, keys"
@@ -312,7 +258,11 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             )
         worker.check_window(layer, column + n_new)
         plan = self._plan
-        if layer == 0 or plan is None or (plan.column, plan.n_new) != (column, n_new):
+        if (
+            layer == worker.first_layer
+            or plan is None
+            or (plan.column, plan.n_new) != (column, n_new)
+        ):
             self._check_padding(mask, batch)
             plan = self._plan = Plan(self, column, n_new, query.device)
         q, k, v = (
@@ -321,7 +271,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         )
         if plan.index is not None:
             q, k, v = (x.index_select(0, plan.index) for x in (q, k, v))
-        out = worker._run(layer, plan, q, k, v)
+        out = worker.attend(layer, plan, q, k, v, is_append=not is_again)
         update.is_stored = True
         self._columns[layer] = column + n_new
         if plan.index is not None:

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from ..spec import LayerSpec
 from ._handed import Handed, Update, hand, refuse, refuse_attribute
+from ._states import States
 
 NAME = "attnd"
 # Arguments of attention calls that say nothing about the attention of a decoder with a cache.
@@ -71,8 +72,8 @@ for _name in "add radd sub rsub mul rmul and rand or ror invert lt le gt ge iter
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _make_mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
+    q_length: int = 0,
+    kv_length: int = 0,
     q_offset: int = 0,
     kv_offset: int = 0,
     mask_function: Any = None,
@@ -82,6 +83,9 @@ def _make_mask(
     **kwargs: Any,
 ) -> Mask:
     """The mask interface "attnd"."""
+    positions = kwargs.get("cache_position")  # transformers 5.0: for q_length and q_offset
+    if positions is not None:
+        q_length, q_offset = positions.shape[0], positions[0]
     refusal = None
     if kwargs.get("allow_is_bidirectional_skip"):
         refusal = "a bidirectional mask"
@@ -90,6 +94,11 @@ def _make_mask(
     ):  # transformers says so when it adds anything to causal or sliding
         refusal = "a mask besides causal, sliding window and padding (packed or bidirectional)"
     return Mask(local_size or 0, int(q_offset), q_length, kv_length, attention_mask, refusal)
+
+
+def n_queries(given: Any) -> int:
+    """What a cache is asked the size of a mask for: a number, in transformers 5.0 their positions."""
+    return int(given.shape[0]) if isinstance(given, torch.Tensor) and given.ndim else int(given)
 
 
 class Seen:
@@ -165,20 +174,33 @@ def _is_same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 class Probe(TransformersCache):
     """Stands in for a cache while one token shows how the layers call for attention."""
 
-    def __init__(self) -> None:
-        super().__init__(layers=[])
+    def __init__(self, config: Any) -> None:
+        super().__init__(layers=States(config).layers)
         self.seen: dict[int, Seen] = {}
 
     def update(
         self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
     ) -> Any:
+        if layer_idx in self.seen:
+            raise refuse(f"layer {layer_idx} attends twice in one pass")
         return hand(self, layer_idx, key_states, value_states)
 
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        return n_queries(query_length), 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
     def attend(self, update: Update, seen: Seen, q: Any, k: Any, v: Any, mask: Mask) -> Any:
-        if update.layer in self.seen:
-            raise refuse(f"layer {update.layer} attends twice in one pass")
-        seen.keep_sinks()
-        self.seen[update.layer] = seen
+        if update.is_stored:
+            self.seen[update.layer].check(update.layer, seen)
+        else:
+            seen.keep_sinks()
+            self.seen[update.layer] = seen
+            update.is_stored = True
         return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
@@ -206,6 +228,8 @@ def _attend(
     layer = update.layer
     if value.update is not update:
         raise refuse(f"layer {layer} attends with the values of another layer")
+    if update.is_stored and not (key.is_whole and value.is_whole):
+        raise refuse(f"layer {layer} attends twice in one pass, with other keys or values")
     key, value = key.tensor, value.tensor
     if not isinstance(attention_mask, Mask):
         raise refuse(

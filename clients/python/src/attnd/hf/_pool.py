@@ -16,6 +16,7 @@ from ..pool import Pool
 from ..spec import PoolSpec
 from ._calls import Seen
 from ._handed import refuse
+from ._states import States
 
 BLOCK_TOKENS = 16  # the daemon's, of a spec with block_tokens 0
 _DEFAULT_TOKENS, _LEAST_TOKENS = 8192, 256
@@ -24,23 +25,25 @@ _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 def pool_spec(model: Any, seen: dict[int, Seen], *, name: str, **options: Any) -> PoolSpec:
     """What the layers asked for as a pool, of no size yet."""
-    n_layers = len(seen)
-    if sorted(seen) != list(range(n_layers)) or n_layers == 0:
-        raise refuse(f"layers {sorted(seen)} attend; they must be 0, 1, ...")
-    geometry = seen[0].geometry
+    order = sorted(seen)  # the pool's layers are those that attend
+    if not order:
+        raise refuse("a model no layer of which attends through its cache")
+    if order != list(range(len(order))) and not States(model.config.get_text_config()).layers:
+        raise refuse(f"layers {order} attend, and what the others do is not known")
+    geometry = seen[order[0]].geometry
     for layer, s in sorted(seen.items()):
         for what, value in s.geometry.items():
             if value != geometry[what]:
                 raise refuse(
-                    f"layer {layer} has {what} {value}, layer 0 has {geometry[what]}: a pool has one"
+                    f"layer {layer} has {what} {value}, layer {order[0]} has {geometry[what]}: a pool has one"
                 )
     if geometry["dtype"] not in _DTYPES:
         raise refuse(f"dtype {geometry['dtype']}")
-    layers = tuple(seen[i].spec() for i in range(n_layers))
+    layers = tuple(seen[i].spec() for i in order)
     config = model.config
     spec = PoolSpec(
         name=name,
-        num_layers=n_layers,
+        num_layers=len(order),
         num_q_heads=geometry["query heads"],
         num_kv_heads=geometry["KV heads"],
         head_dim_k=geometry["head_dim of k"],

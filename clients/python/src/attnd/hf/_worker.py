@@ -12,14 +12,15 @@ from transformers import PreTrainedModel
 from .._handle import Closing, NotPicklable
 from ..errors import AttndError, PoolGoneError, SequenceGoneError, SessionGoneError
 from ..pool import Items, Pool, Result, Sequence
-from ._cache import Cache, close_all
+from ._cache import Cache
 from ._calls import NAME, Seen
 from ._handed import refuse
+from ._rows import close_all
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ._cache import Plan
     from ._pool import PoolMaker
+    from ._rows import Plan
     from ._switch import Switch
 
 _STEP_BYTES = 16 << 20  # of a step's message: longer prompts go in several
@@ -67,7 +68,7 @@ def _windows_of_caches(config: Any, seen: dict[int, Seen]) -> dict[int, int]:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _check_forward(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _before_forward(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Refuses what no attention call shows. A hook before the forward of the attached model."""
     weights = kwargs.get("output_attentions")
     if weights or (weights is None and getattr(module.config, "output_attentions", False)):
@@ -81,6 +82,16 @@ def _check_forward(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
             raise refuse(
                 f"row {empty[0]} is all padding: what the model says after padding is no text"
             )
+    cache = kwargs.get("past_key_values")
+    if isinstance(cache, Cache):
+        cache.states.begin(module)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    cache = kwargs.get("past_key_values")
+    if isinstance(cache, Cache):
+        cache.states.end(module)
 
 
 class Worker(Closing, NotPicklable):
@@ -100,7 +111,10 @@ class Worker(Closing, NotPicklable):
     ):
         self.model = model
         self.client = client
+        self.config = switch.config
         self.seen = seen
+        self.first_layer = min(seen)
+        self._pool_layers = {layer: i for i, layer in enumerate(sorted(seen))}
         self.pool = maker.make()
         self.max_tokens, self.max_items = _step_limits(client, self.pool)
         self.is_closed = False
@@ -111,11 +125,11 @@ class Worker(Closing, NotPicklable):
         self._caches: set[Cache] = set()
         self._staging = threading.local()  # a thread's host buffers, by name
         self._forgets = _windows_of_caches(switch.config, seen)
-        self._hooks = [
-            m.register_forward_pre_hook(_check_forward, with_kwargs=True)
-            for m in model.modules()
-            if isinstance(m, PreTrainedModel) and m.config is switch.config
-        ]
+        self._hooks = []
+        for m in model.modules():
+            if isinstance(m, PreTrainedModel) and m.config is switch.config:
+                self._hooks.append(m.register_forward_pre_hook(_before_forward, with_kwargs=True))
+                self._hooks.append(m.register_forward_hook(_after_forward, with_kwargs=True))
 
     def check_attached(self) -> None:
         """Refuses if attention would not be attnd's."""
@@ -227,18 +241,23 @@ class Worker(Closing, NotPicklable):
 
     # ---- steps
 
-    def _run(self, layer: int, plan: Plan, q: Any, k: Any, v: Any) -> torch.Tensor:
-        """The steps of packed q, k and v; the output on their device."""
+    def attend(
+        self, layer: int, plan: Plan, q: Any, k: Any, v: Any, is_append: bool
+    ) -> torch.Tensor:
+        """The steps of packed q, k and v; the output on their device.
+
+        is_append  False: k and v are in the cache already
+        """
         out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
         run = self._step_host if q.device.type == "cpu" else self._step_device
         for first, items in plan.chunks:
             rows = slice(first, first + items.n_tokens)
-            run(layer, items, q[rows], k[rows], v[rows], out[rows])
+            new = (k[rows], v[rows]) if is_append else ()
+            run(self._pool_layers[layer], items, (q[rows], *new), out[rows])
         return out
 
-    def _step_host(self, layer: int, items: Items, q: Any, k: Any, v: Any, out: Any) -> None:
-        r = self.pool.step(layer, items, q.contiguous(), k.contiguous(), v.contiguous(), out=out)
-        self.spent.add(r)
+    def _step_host(self, layer: int, items: Items, qkv: tuple[Any, ...], out: Any) -> None:
+        self.spent.add(self.pool.step(layer, items, *(x.contiguous() for x in qkv), out=out))
 
     def _pinned(self, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
         buffers = self._staging.__dict__
@@ -247,28 +266,20 @@ class Worker(Closing, NotPicklable):
             buffer = buffers[name] = torch.empty(n, dtype=dtype, pin_memory=True)
         return buffer[:n]
 
-    def _step_device(self, layer: int, items: Items, q: Any, k: Any, v: Any, out: Any) -> None:
+    def _step_device(self, layer: int, items: Items, qkv: tuple[Any, ...], out: Any) -> None:
         """One copy to the host, the step, one copy back, on the current stream.
 
         The wait before the step also covers the copy back of the step before, which may still read
         the staging buffer.
         """
         start = time.monotonic_ns()
-        packed = torch.cat([q.reshape(-1), k.reshape(-1), v.reshape(-1)])
-        staged = self._pinned("in", packed.numel(), q.dtype)
+        packed = torch.cat([x.reshape(-1) for x in qkv])
+        staged = self._pinned("in", packed.numel(), out.dtype)
         staged.copy_(packed, non_blocking=True)
-        torch.cuda.current_stream(q.device).synchronize()
+        torch.cuda.current_stream(out.device).synchronize()
         self.spent.copy_ns += time.monotonic_ns() - start
-        sizes = [q.numel(), k.numel(), v.numel()]
-        host_q, host_k, host_v = torch.split(staged, sizes)
+        parts = torch.split(staged, [x.numel() for x in qkv])
+        host = [part.view(x.shape) for part, x in zip(parts, qkv)]
         host_out = self._pinned("out", out.numel(), out.dtype).view(out.shape)
-        r = self.pool.step(
-            layer,
-            items,
-            host_q.view(q.shape),
-            host_k.view(k.shape),
-            host_v.view(v.shape),
-            out=host_out,
-        )
-        self.spent.add(r)
+        self.spent.add(self.pool.step(layer, items, *host, out=host_out))
         out.copy_(host_out, non_blocking=True)
