@@ -1,12 +1,12 @@
 /* prefill_body.cuh: attention of many query rows a kv head: 128 rows a unit (192 of head dim 64), 64 for each
  * warpgroup that computes.
  *
- * One block a processor takes units until there are none, long ones first. Four warps of it load: the first
- * takes units and asks for K and V, tile by tile, straight from the cache's blocks; the others bring q, of the
- * next unit already while this one is computed. The computing warpgroups keep scores, weights and sums in
- * registers: they ask for the scores of a tile and the weighted sums of the tile before together, and turn
- * those scores into weights while the sums are made. They take turns at asking, so that the weights of
- * one are computed while the matrix units work for another.
+ * One block a processor takes units until there are none, long ones first. Four warps of it load: one asks for K
+ * and one for V, tile by tile, straight from the cache's blocks; two bring q, of the next unit already while this
+ * one is computed. The computing warpgroups keep scores, weights and sums in registers: they ask for the
+ * scores of a tile and the weighted sums of the tile before together, and turn those scores into weights
+ * while the sums are made. They take turns at asking, so that the weights of one are computed while the
+ * matrix units work for another.
  *
  * Tiles of keys go from the last down: those that the causal edge cuts come first. Only such tiles are masked.
  */
@@ -101,10 +101,9 @@ GPU_DEVICE unit *slot_of(unit *units, uint32_t n)
 
 /* ---- what loads */
 
-/* One warp for K, which also takes units and tells the others, one for V. */
+/* One warp for K, one for V: one for both would take longer than the products. */
 template <int D, bool is_v>
-GPU_DEVICE void load_tiles(const prefill_params &p, const prefill_words &words,
-                           const CUtensorMap *map, const places<D> &at)
+GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, const places<D> &at)
 {
     using S = shape<D>;
     constexpr uint32_t N = S::N;
@@ -112,23 +111,11 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const prefill_words &words,
     const bool is_asking = elect_one();
     const ring<PREFILL_STAGES> tiles = is_v ? at.v_ring : at.k_ring;
     const uint32_t stages = is_v ? at.v : at.k;
-    uint32_t w = blockIdx.x, n_asked = 0;
+    uint32_t n_asked = 0;
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
-        unit &u = *slot_of(at.units, n);
-        if (is_v) {
-            at.unit_ring.wait_full(n);
-        } else {
-            at.unit_ring.wait_empty(n);
-            if (lane == 0) {
-                u.n_rows = 0;
-                if (w < p.n_units)
-                    u = unit_at<D>(p, words, w);
-                barrier_arrive(at.unit_ring.full(n));
-                w = gridDim.x + atomicAdd(&p.counters[0], w < p.n_units);
-            }
-            gpu::sync_warp();
-        }
+        const unit &u = *slot_of(at.units, n);
+        at.unit_ring.wait_full(n);
         if (u.n_rows == 0)
             break;
 
@@ -164,24 +151,36 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const prefill_words &words,
         }
         n_asked += n_tiles;
         gpu::sync_warp();
-        if (is_v && lane == 0)
+        if (lane == 0)
             barrier_arrive(at.unit_ring.empty(n));
-        w = __shfl_sync(~0u, w, 0);
     }
-    if (!is_v && lane == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1) /* all have taken */
-        p.counters[0] = p.counters[1] = 0;
 }
 
-/* Two warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. */
-template <int D> GPU_DEVICE void load_queries(const prefill_params &p, const places<D> &at)
+/* Two warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. The first takes units and tells
+ * the others: the next one when the one before the current is done. */
+template <int D, bool is_taking>
+GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words,
+                             const places<D> &at)
 {
     using S = shape<D>;
     constexpr uint32_t pieces = D / 8;
-    const uint32_t first = threadIdx.x % 128 - 64;
+    const uint32_t first = threadIdx.x % 64;
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
-        at.unit_ring.wait_full(n);
-        const unit &u = *slot_of(at.units, n);
+        unit &u = *slot_of(at.units, n);
+        if (is_taking) {
+            at.unit_ring.wait_empty(n);
+            if (gpu::lane_id() == 0) {
+                const uint32_t w = n == 0 ? blockIdx.x : gridDim.x + atomicAdd(&p.counters[0], 1);
+                u.n_rows = 0;
+                if (w < p.n_units)
+                    u = unit_at<D>(p, words, w);
+                barrier_arrive(at.unit_ring.full(n));
+            }
+            gpu::sync_warp();
+        } else {
+            at.unit_ring.wait_full(n);
+        }
         if (u.n_rows == 0)
             break;
         at.q_ring.wait_empty(n);
@@ -200,9 +199,12 @@ template <int D> GPU_DEVICE void load_queries(const prefill_params &p, const pla
         gpu::sync_warp();
         if (gpu::lane_id() == 0) {
             barrier_arrive(at.q_ring.full(n));
-            barrier_arrive(at.unit_ring.empty(n));
+            if (!is_taking)
+                barrier_arrive(at.unit_ring.empty(n));
         }
     }
+    if (is_taking && gpu::lane_id() == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1)
+        p.counters[0] = p.counters[1] = 0; /* the last block: all have taken what they take */
 }
 
 /* ---- what computes */
@@ -382,14 +384,14 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
         const bool is_cut = key < seen.all.first;
         const uint32_t first = is_cut || seen.all.end <= key ? 0 : seen.all.end - key;
         bool is_found = false;
-#pragma unroll 1
+#pragma unroll 4
         for (uint32_t e = first * pieces + threadIdx.x; e < N * pieces; e += computing) {
             const uint32_t r = e / pieces, c = e % pieces;
             const uint32_t piece = v + c / 8 * S::slab_bytes + r * 128 + c % 8 * 16;
-            if (!visible_has(&seen.some, key + r))
+            const bool is_seen = visible_has(&seen.some, key + r);
+            is_found |= has_bad<is_bf16>(shared_load16(piece)) && is_seen;
+            if (!is_seen)
                 shared_store16(piece, make_uint4(0, 0, 0, 0));
-            else
-                is_found |= has_bad<is_bf16>(shared_load16(piece));
         }
         proxy_fence();
         if (!sync_some_any<ALL_COMPUTING, computing>(is_found))
@@ -580,12 +582,19 @@ __global__ void __launch_bounds__(shape<D>::threads, 1)
         gpu::chain_wait();
     if (group == S::groups) {
         fewer_registers<S::few_registers>();
-        if (gpu::warp_id() % 4 == 0)
-            load_tiles<D, false>(p, words, &maps.k, at);
-        else if (gpu::warp_id() % 4 == 1)
-            load_tiles<D, true>(p, words, &maps.v, at);
-        else
-            load_queries<D>(p, at);
+        switch (gpu::warp_id() % 4) {
+        case 0:
+            load_tiles<D, false>(p, &maps.k, at);
+            break;
+        case 1:
+            load_tiles<D, true>(p, &maps.v, at);
+            break;
+        case 2:
+            load_queries<D, true>(p, words, at);
+            break;
+        default:
+            load_queries<D, false>(p, words, at);
+        }
     } else {
         more_registers<S::many_registers>();
         compute<is_bf16, D, has_extras>(p, at);
