@@ -347,8 +347,9 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
             l[h] += (sum[h][0] + sum[h][1]) + (sum[h][2] + sum[h][3]);
     }
 
-    GPU_DEVICE void take_scores(const unit &u, float scale, uint32_t key, bool is_masked)
+    GPU_DEVICE void take_scores(const unit &u, float scale, uint32_t i, bool is_masked)
     {
+        const uint32_t key = is_masked || has_extras ? tile_key(u, i, N) : 0;
         if (has_extras) {
             apply_extras(u, key);
             scale = 1.0f;
@@ -361,11 +362,9 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
     /* The sums' maximum is that of the weights from here on. */
     GPU_DEVICE void catch_up()
     {
-        {
 #pragma unroll
-            for (int j = 0; j < D / 2; ++j)
-                o[j] *= factor[j / 2 % 2];
-        }
+        for (int j = 0; j < D / 2; ++j)
+            o[j] *= factor[j / 2 % 2];
     }
 
     GPU_DEVICE void round_weights()
@@ -495,56 +494,59 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
         x.begin(p, u, row0);
         at.q_ring.wait_full(n);
 
-        /* Tile i's scores, and the sums of the one before. `use` counts the tiles so far: K of tile i is its use, V of
-         * the one before that less 1. */
-        auto step = [&](auto is_first, auto is_masked, uint32_t i) {
+        /* Asks for tile i's scores and the sums of the one before, and weighs the scores. `use` counts tiles: tile i is
+         * its use of K, and of V. */
+        auto ask = [&](auto is_first, bool is_masked, uint32_t i) {
             const uint32_t k = k_tile(), v = low_word(v_at(use - 1), S::slab_bytes);
             at.k_ring.wait_full(use);
             if (!is_first.value)
                 barrier_some_wait(turn, 256);
             wgmma_fence();
             x.ask_scores(q, k);
-            if (!is_first.value) {
+            if (is_first.value) {
+                wgmma_wait<0>(x.s);
+            } else {
                 at.v_ring.wait_full(use - 1);
                 wgmma_fence();
                 x.ask_sums(v);
                 barrier_some_arrive(next_turn, 256);
                 wgmma_wait<1>(x.s);
-            } else {
-                wgmma_wait<0>(x.s);
             }
             if (lane == 0)
                 barrier_arrive(at.k_ring.empty(use));
-            const uint32_t key = is_masked.value || has_extras ? tile_key(u, i, N) : 0;
-            x.take_scores(u, scale, key, is_masked.value);
+            x.take_scores(u, scale, i, is_masked);
             settle_here(x.s);
-            if (x.is_behind) { /* a branch, which keeps the weights before the wait */
-                if (!is_first.value)
-                    wgmma_wait<0>(x.o);
+        };
+        /* Waits for the sums asked for with tile i's scores; then its weights are ready to be used. */
+        auto settle = [&](bool is_masked, uint32_t i) {
+            wgmma_wait<0>(x.o);
+            if (lane == 0 && i > 0)
+                barrier_arrive(at.v_ring.empty(use - 1));
+            if (x.is_behind)
                 x.catch_up();
-            }
-            if (!is_first.value) {
-                wgmma_wait<0>(x.o);
-                if (lane == 0)
-                    barrier_arrive(at.v_ring.empty(use - 1));
-            }
             x.round_weights();
-            if (is_masked.value) {
+            if (is_masked) {
                 at.v_ring.wait_full(use);
-                x.hide_values(seen, v_at(use), key);
+                x.hide_values(seen, v_at(use), tile_key(u, i, N));
             }
             ++use;
         };
-        step(yes(), yes(), 0);
+        /* The wait comes behind the loop's branch: in one piece with the weights, the compiler has it before them. */
+        ask(yes(), masked.has(0), 0);
 #pragma unroll 1
         for (uint32_t i = 1; i < n_tiles;)
-            if (i < masked.n_first || i >= masked.last) {
-                step(no(), yes(), i++);
+            if (masked.has(i - 1) || masked.has(i)) {
+                settle(masked.has(i - 1), i - 1);
+                ask(no(), masked.has(i), i);
+                ++i;
             } else {
 #pragma unroll 1
-                for (; i < masked.last; ++i)
-                    step(no(), no(), i);
+                for (; i < masked.last; ++i) {
+                    settle(false, i - 1);
+                    ask(no(), false, i);
+                }
             }
+        settle(masked.has(n_tiles - 1), n_tiles - 1);
         if (lane == 0)
             barrier_arrive(at.q_ring.empty(n));
         at.v_ring.wait_full(use - 1);

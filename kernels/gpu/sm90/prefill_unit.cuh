@@ -68,6 +68,11 @@ GPU_DEVICE seen_together seen_by_rows(const prefill_params &p, const unit &u, ui
  * and those from `last` on, which the window's edge or the sink tokens' cuts. */
 struct masked_tiles {
     uint32_t n_first, last;
+
+    GPU_DEVICE bool has(uint32_t i) const
+    {
+        return i < n_first || i >= last;
+    }
 };
 
 GPU_DEVICE masked_tiles masked_of(const unit &u, const seen_together &seen, uint32_t keys)

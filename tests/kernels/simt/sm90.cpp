@@ -321,41 +321,32 @@ void multiply(product p)
     current->products.push_back(p);
 }
 
-static gate *warpgroup(const thread *t)
-{
-    return &t->home->groups[t->index.x / 128];
-}
-
 void multiply_commit()
 {
     current->n_commits++;
-    wake(warpgroup(current));
 }
 
 void multiply_wait(uint32_t pending)
 {
     thread *me = current;
-    const uint32_t first = (uint32_t)(me - threads.data()) - me->index.x % 128;
-    const uint32_t wanted = me->n_commits < pending ? 0 : me->n_commits - pending;
-    auto n_to_make = [wanted](const thread &t) {
+    uint32_t group = me->index.x / 128, first = (uint32_t)(me - threads.data()) - me->index.x % 128;
+    gate *g = &me->home->groups[group];
+    auto n_to_make = [pending](const thread &t) {
         size_t n = 0;
-        while (n < t.products.size() && t.products[n].group < wanted)
+        while (n < t.products.size() && t.products[n].group + pending < t.n_commits)
             n++;
         return n;
     };
-    for (uint32_t t = 0; t < 128; t++) /* all must have asked */
-        while (threads[first + t].n_commits < wanted)
-            wait_for(warpgroup(me), "the end of products");
     const size_t n = n_to_make(*me);
-    for (uint32_t t = 0; t < 128; t++)
-        if (n_to_make(threads[first + t]) != n)
-            die("threads ask for different products", threads[first + t]);
-    for (size_t i = 0; i < n; i++)
-        make_product(first, i);
-    for (uint32_t t = 0; t < 128; t++) {
-        std::vector<product> &made = threads[first + t].products;
-        made.erase(made.begin(), made.begin() + (ptrdiff_t)n);
+    if (g->n_here == 127) {
+        for (uint32_t t = 0; t < 128; t++)
+            if (n_to_make(threads[first + t]) != n)
+                die("threads ask for different products", threads[first + t]);
+        for (size_t i = 0; i < n; i++)
+            make_product(first, i);
     }
+    wait_at(g, 128, "the end of products", 0, false);
+    me->products.erase(me->products.begin(), me->products.begin() + (ptrdiff_t)n);
     me->may_multiply = false;
 }
 
