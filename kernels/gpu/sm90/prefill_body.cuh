@@ -1,12 +1,12 @@
 /* prefill_body.cuh: attention of many query rows a kv head: 128 rows a unit (192 of head dim 64), 64 for each
  * warpgroup that computes.
  *
- * One block a processor takes units until there are none, long ones first. Four warps of it load: the first
- * takes units and asks for K and V, tile by tile, straight from the cache's blocks; the others bring q, of the
- * next unit already while this one is computed. The computing warpgroups keep scores, weights and sums in
- * registers: they ask for the scores of a tile and the weighted sums of the tile before together, and turn
- * those scores into weights while the sums are made. They take turns at asking, so that the weights of
- * one are computed while the matrix units work for another.
+ * One block a processor takes units until there are none, long ones first. Four warps of it load: one asks for K
+ * and one for V, tile by tile, straight from the cache's blocks; two bring q, of the next unit already while this
+ * one is computed. The computing warpgroups keep scores, weights and sums in registers: they ask for the
+ * scores of a tile and the weighted sums of the tile before together, and turn those scores into weights
+ * while the sums are made. They take turns at asking, so that the weights of one are computed while the
+ * matrix units work for another.
  *
  * Tiles of keys go from the last down: those that the causal edge cuts come first. Only such tiles are masked.
  */
@@ -101,97 +101,92 @@ GPU_DEVICE unit *slot_of(unit *units, uint32_t n)
 
 /* ---- what loads */
 
-/* One warp: takes units, tells the others, asks for K and V. */
-template <int D>
-GPU_DEVICE void load_keys(const prefill_params &p, const prefill_words &words,
-                          const CUtensorMap *k_map, const CUtensorMap *v_map, const places<D> &at)
+/* One warp for K, one for V: one for both would take longer than the products. */
+template <int D, bool is_v>
+GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, const places<D> &at)
 {
     using S = shape<D>;
     constexpr uint32_t N = S::N;
     const uint32_t lane = gpu::lane_id();
     const bool is_asking = elect_one();
-    uint32_t w = blockIdx.x, n_asked = 0;
+    const ring<PREFILL_STAGES> tiles = is_v ? at.v_ring : at.k_ring;
+    const uint32_t stages = is_v ? at.v : at.k;
+    uint32_t n_asked = 0;
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
-        unit &u = *slot_of(at.units, n);
-        at.unit_ring.wait_empty(n);
-        if (lane == 0) {
-            u.n_rows = 0;
-            if (w < p.n_units)
-                u = unit_at<D>(p, words, w);
-            barrier_arrive(at.unit_ring.full(n));
-        }
-        gpu::sync_warp();
-        if (w >= p.n_units)
+        const unit &u = *slot_of(at.units, n);
+        at.unit_ring.wait_full(n);
+        if (u.n_rows == 0)
             break;
-        if (lane == 0)
-            w = gridDim.x + atomicAdd(&p.counters[0], 1);
 
-        const uint32_t head_row = u.head * p.block_tokens;
+        const uint32_t head_row = u.head * p.block_tokens, layer = u.layer, total = u.total;
+        const uint32_t n_tiles = u.tiles.n, *const table = u.table;
         auto load_id = [&](uint32_t i) {
             const uint32_t key = tile_key(u, i, N) + lane * p.box_tokens;
-            return lane * p.box_tokens < N && key < u.total
-                       ? __ldg(u.table + (key >> p.block_shift))
-                       : 0;
+            const bool is_there = i < n_tiles && lane * p.box_tokens < N && key < total;
+            return is_there ? __ldg(table + (key >> p.block_shift)) : 0;
         };
-        auto ask = [&](const CUtensorMap *map, uint32_t to, uint32_t full, uint32_t i,
-                       uint32_t ids) {
-            const uint32_t key = tile_key(u, i, N), here = min(N, u.total - key);
-            const uint32_t n_boxes = (here + p.box_tokens - 1) / p.box_tokens;
+        uint32_t next = load_id(0);
+#pragma unroll 1
+        for (uint32_t i = 0; i < n_tiles; ++i) {
+            const uint32_t ids = next, x = n_asked + i, key = tile_key(u, i, N);
+            const uint32_t n_boxes = (min(N, total - key) + p.box_tokens - 1) / p.box_tokens;
+            const uint32_t to = stages + x % PREFILL_STAGES * S::tile_bytes, full = tiles.full(x);
+            next = load_id(i + 1);
+            tiles.wait_empty(x);
             if (is_asking)
                 barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128);
-#pragma unroll 1
-            for (uint32_t b = 0; b < n_boxes; ++b) {
+#pragma unroll
+            for (uint32_t b = 0; b < N / 16; ++b) {
+                if (b >= n_boxes)
+                    break;
                 const uint32_t id = __shfl_sync(~0u, ids, b), first = b * p.box_tokens;
                 const uint32_t row = head_row + ((key + first) & (p.block_tokens - 1));
                 if (is_asking)
 #pragma unroll
                     for (uint32_t s = 0; s < S::slabs; ++s)
                         map_copy(to + s * S::slab_bytes + first * 128, map, full, s * 64, row,
-                                 u.layer, id);
+                                 layer, id);
             }
-        };
-        uint32_t ids = load_id(0), before = 0;
-#pragma unroll 1
-        for (uint32_t i = 0; i <= u.tiles.n; ++i) {
-            const uint32_t next = i + 1 < u.tiles.n ? load_id(i + 1) : 0;
-            if (i < u.tiles.n) {
-                const uint32_t x = n_asked + i;
-                at.k_ring.wait_empty(x);
-                ask(k_map, at.k + x % PREFILL_STAGES * S::tile_bytes, at.k_ring.full(x), i, ids);
-            }
-            if (i > 0) {
-                const uint32_t x = n_asked + i - 1;
-                at.v_ring.wait_empty(x);
-                ask(v_map, at.v + x % PREFILL_STAGES * S::tile_bytes, at.v_ring.full(x), i - 1,
-                    before);
-            }
-            before = ids;
-            ids = next;
         }
-        n_asked += u.tiles.n;
-        w = __shfl_sync(~0u, w, 0);
+        n_asked += n_tiles;
+        gpu::sync_warp();
+        if (lane == 0)
+            barrier_arrive(at.unit_ring.empty(n));
     }
-    if (lane == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1) /* the last: all have taken */
-        p.counters[0] = p.counters[1] = 0;
 }
 
-/* Three warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. */
-template <int D> GPU_DEVICE void load_queries(const prefill_params &p, const places<D> &at)
+/* Two warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. The first takes units and tells
+ * the others: the next one when the one before the current is done. */
+template <int D, bool is_taking>
+GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words,
+                             const places<D> &at)
 {
     using S = shape<D>;
     constexpr uint32_t pieces = D / 8;
-    const uint32_t first = threadIdx.x % 128 - 32;
+    const uint32_t first = threadIdx.x % 64;
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
-        at.unit_ring.wait_full(n);
-        const unit &u = *slot_of(at.units, n);
+        unit &u = *slot_of(at.units, n);
+        if (is_taking) {
+            at.unit_ring.wait_empty(n);
+            if (gpu::lane_id() == 0) {
+                const uint32_t w = n == 0 ? blockIdx.x : gridDim.x + atomicAdd(&p.counters[0], 1);
+                u.n_rows = 0;
+                if (w < p.n_units)
+                    u = unit_at<D>(p, words, w);
+                barrier_arrive(at.unit_ring.full(n));
+            }
+            gpu::sync_warp();
+        } else {
+            at.unit_ring.wait_full(n);
+        }
         if (u.n_rows == 0)
             break;
         at.q_ring.wait_empty(n);
         const uint32_t to = at.q + n % S::q_stages * S::q_bytes;
 #pragma unroll 4
-        for (uint32_t i = first; i < S::R * pieces; i += 96) {
+        for (uint32_t i = first; i < S::R * pieces; i += 64) {
             const uint32_t r = i / pieces, c = i % pieces;
             const bool is_there = r < u.n_rows && c * 8 < p.dk;
             const char *from = u.q + (uint64_t)query_row(p, u, r) * p.dk * 2 + c * 16;
@@ -204,12 +199,34 @@ template <int D> GPU_DEVICE void load_queries(const prefill_params &p, const pla
         gpu::sync_warp();
         if (gpu::lane_id() == 0) {
             barrier_arrive(at.q_ring.full(n));
-            barrier_arrive(at.unit_ring.empty(n));
+            if (!is_taking)
+                barrier_arrive(at.unit_ring.empty(n));
         }
     }
+    if (is_taking && gpu::lane_id() == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1)
+        p.counters[0] = p.counters[1] = 0; /* the last block: all have taken what they take */
 }
 
 /* ---- what computes */
+
+/* The low word of a matrix of 8-row groups 1024 bytes apart, and the matrix 16 * n bytes beyond it: 32-bit arithmetic,
+ * for addresses do not carry. */
+GPU_DEVICE uint32_t low_word(uint32_t address, uint32_t lbo)
+{
+    return (uint32_t)wgmma_matrix(address, lbo, 1024);
+}
+
+GPU_DEVICE uint64_t beyond(uint32_t low, uint32_t n)
+{
+    return wgmma_matrix(0, 0, 1024) | (low + n);
+}
+
+/* What is known when a step is compiled. */
+template <bool x> struct known {
+    static constexpr bool value = x;
+};
+using yes = known<true>;
+using no = known<false>;
 
 /* A warpgroup's 64 rows: thread 4g + t of warp w has rows 16w + g and eight further on. */
 template <bool is_bf16, int D, bool has_extras> struct rows {
@@ -241,13 +258,13 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
         }
     }
 
+    /* q, k, v: low words of the matrices that begin the tiles */
     GPU_DEVICE void ask_scores(uint32_t q, uint32_t k)
     {
 #pragma unroll
         for (int i = 0; i < D / 16; ++i)
-            wgmma_scores<is_bf16>(s, wgmma_matrix(q + i / 4 * 8192 + i % 4 * 32, 16, 1024),
-                                  wgmma_matrix(k + i / 4 * S::slab_bytes + i % 4 * 32, 16, 1024),
-                                  i > 0);
+            wgmma_scores<is_bf16>(s, beyond(q, (i / 4 * 8192 + i % 4 * 32) / 16),
+                                  beyond(k, (i / 4 * S::slab_bytes + i % 4 * 32) / 16), i > 0);
         wgmma_commit();
     }
 
@@ -255,7 +272,7 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
     {
 #pragma unroll
         for (int i = 0; i < N / 16; ++i)
-            wgmma_values<is_bf16>(o, weights[i], wgmma_matrix(v + i * 2048, S::slab_bytes, 1024));
+            wgmma_values<is_bf16>(o, weights[i], beyond(v, i * 2048 / 16));
         wgmma_commit();
     }
 
@@ -299,10 +316,14 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
         bool is_more = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            x[h] = fmaxf(s[2 * h], s[2 * h + 1]);
+            float top[4]; /* short chains */
 #pragma unroll
-            for (int j = 4; j < N / 2; j += 4)
-                x[h] = fmaxf(x[h], fmaxf(s[j + 2 * h], s[j + 2 * h + 1]));
+            for (int k = 0; k < 4; ++k)
+                top[k] = fmaxf(s[4 * k + 2 * h], s[4 * k + 2 * h + 1]);
+#pragma unroll
+            for (int j = 4; j < N / 8; ++j)
+                top[j % 4] = fmaxf(top[j % 4], fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+            x[h] = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
             x[h] = gpu::warp_max<4>(x[h]) * scale;
             is_more |= x[h] > m[h] + 8.0f;
         }
@@ -315,16 +336,20 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
                 m[h] = top;
                 l[h] *= factor[h];
             }
+        float sum[2][4] = {};
 #pragma unroll
         for (int j = 0; j < N / 2; ++j) {
             s[j] = gpu::exp2_fast(fmaf(s[j], scale, -m[j / 2 % 2]));
-            l[j / 2 % 2] += s[j];
+            sum[j / 2 % 2][j % 2 + j / 4 % 2 * 2] += s[j];
         }
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            l[h] += (sum[h][0] + sum[h][1]) + (sum[h][2] + sum[h][3]);
     }
 
-    GPU_DEVICE void take_scores(const unit &u, uint32_t key, bool is_masked)
+    GPU_DEVICE void take_scores(const unit &u, float scale, uint32_t i, bool is_masked)
     {
-        float scale = u.scale_log2;
+        const uint32_t key = is_masked || has_extras ? tile_key(u, i, N) : 0;
         if (has_extras) {
             apply_extras(u, key);
             scale = 1.0f;
@@ -337,10 +362,9 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
     /* The sums' maximum is that of the weights from here on. */
     GPU_DEVICE void catch_up()
     {
-        if (is_behind)
 #pragma unroll
-            for (int j = 0; j < D / 2; ++j)
-                o[j] *= factor[j / 2 % 2];
+        for (int j = 0; j < D / 2; ++j)
+            o[j] *= factor[j / 2 % 2];
     }
 
     GPU_DEVICE void round_weights()
@@ -359,14 +383,14 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
         const bool is_cut = key < seen.all.first;
         const uint32_t first = is_cut || seen.all.end <= key ? 0 : seen.all.end - key;
         bool is_found = false;
-#pragma unroll 1
+#pragma unroll 4
         for (uint32_t e = first * pieces + threadIdx.x; e < N * pieces; e += computing) {
             const uint32_t r = e / pieces, c = e % pieces;
             const uint32_t piece = v + c / 8 * S::slab_bytes + r * 128 + c % 8 * 16;
-            if (!visible_has(&seen.some, key + r))
+            const bool is_seen = visible_has(&seen.some, key + r);
+            is_found |= has_bad<is_bf16>(shared_load16(piece)) && is_seen;
+            if (!is_seen)
                 shared_store16(piece, make_uint4(0, 0, 0, 0));
-            else
-                is_found |= has_bad<is_bf16>(shared_load16(piece));
         }
         proxy_fence();
         if (!sync_some_any<ALL_COMPUTING, computing>(is_found))
@@ -450,7 +474,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
     const uint32_t row0 = group * 64 + gpu::warp_id() % 4 * 16 + lane / 4;
     const uint32_t turn = TURN + group, next_turn = TURN + (group + 1 == S::groups ? 0 : group + 1);
     rows<is_bf16, D, has_extras> x;
-    uint32_t k_use = 0, v_use = 0;
+    uint32_t use = 0;
     if (group == 0)
         barrier_some_arrive(TURN, 256);
 #pragma unroll 1
@@ -459,62 +483,78 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
         const unit &u = *slot_of(at.units, n);
         if (u.n_rows == 0)
             break;
-        const seen_together mine = seen_by_rows(p, u, group * 64, 64);
-        const seen_together all = seen_by_rows(p, u, 0, u.n_rows);
-        const uint32_t q = at.q + n % S::q_stages * S::q_bytes + group * (64 * D * 2);
+        const seen_together seen = seen_by_rows(p, u, 0, u.n_rows);
+        const masked_tiles masked = masked_of(u, seen, N);
+        const uint32_t n_tiles = u.tiles.n;
+        const float scale = u.scale_log2;
+        const uint32_t q_at = at.q + n % S::q_stages * S::q_bytes + group * (64 * D * 2);
+        const uint32_t q = low_word(__shfl_sync(~0u, q_at, 0), 16);
+        auto k_tile = [&] { return low_word(at.k + use % PREFILL_STAGES * S::tile_bytes, 16); };
+        auto v_at = [&](uint32_t x) { return at.v + x % PREFILL_STAGES * S::tile_bytes; };
         x.begin(p, u, row0);
         at.q_ring.wait_full(n);
 
-        auto v_of = [&](uint32_t use) { return at.v + use % PREFILL_STAGES * S::tile_bytes; };
-        auto settle = [&](uint32_t key) {
-            x.round_weights();
-            if (all.must_mask(key, N)) {
-                at.v_ring.wait_full(v_use);
-                x.hide_values(all, v_of(v_use), key);
-            }
-        };
-        uint32_t key = tile_key(u, 0, N);
-        at.k_ring.wait_full(k_use);
-        wgmma_fence();
-        x.ask_scores(q, at.k + k_use % PREFILL_STAGES * S::tile_bytes);
-        wgmma_wait<0>(x.s);
-        if (lane == 0)
-            barrier_arrive(at.k_ring.empty(k_use));
-        ++k_use;
-        x.take_scores(u, key, mine.must_mask(key, N));
-        x.catch_up();
-        settle(key);
-#pragma unroll 1
-        for (uint32_t i = 1; i < u.tiles.n; ++i) {
-            key = tile_key(u, i, N);
-            at.k_ring.wait_full(k_use);
-            barrier_some_wait(turn, 256);
+        /* Asks for tile i's scores and the sums of the one before, and weighs the scores. `use` counts tiles: tile i is
+         * its use of K, and of V. */
+        auto ask = [&](auto is_first, bool is_masked, uint32_t i) {
+            const uint32_t k = k_tile(), v = low_word(v_at(use - 1), S::slab_bytes);
+            at.k_ring.wait_full(use);
+            if (!is_first.value)
+                barrier_some_wait(turn, 256);
             wgmma_fence();
-            x.ask_scores(q, at.k + k_use % PREFILL_STAGES * S::tile_bytes);
-            at.v_ring.wait_full(v_use);
-            x.ask_sums(v_of(v_use));
-            barrier_some_arrive(next_turn, 256);
-            wgmma_wait<1>(x.s);
+            x.ask_scores(q, k);
+            if (is_first.value) {
+                wgmma_wait<0>(x.s);
+            } else {
+                at.v_ring.wait_full(use - 1);
+                wgmma_fence();
+                x.ask_sums(v);
+                barrier_some_arrive(next_turn, 256);
+                wgmma_wait<1>(x.s);
+            }
             if (lane == 0)
-                barrier_arrive(at.k_ring.empty(k_use));
-            ++k_use;
-            x.take_scores(u, key, mine.must_mask(key, N));
+                barrier_arrive(at.k_ring.empty(use));
+            x.take_scores(u, scale, i, is_masked);
+            settle_here(x.s);
+        };
+        /* Waits for the sums asked for with tile i's scores; then its weights are ready to be used. */
+        auto settle = [&](bool is_masked, uint32_t i) {
             wgmma_wait<0>(x.o);
-            if (lane == 0)
-                barrier_arrive(at.v_ring.empty(v_use));
-            ++v_use;
-            x.catch_up();
-            settle(key);
-        }
+            if (lane == 0 && i > 0)
+                barrier_arrive(at.v_ring.empty(use - 1));
+            if (x.is_behind)
+                x.catch_up();
+            x.round_weights();
+            if (is_masked) {
+                at.v_ring.wait_full(use);
+                x.hide_values(seen, v_at(use), tile_key(u, i, N));
+            }
+            ++use;
+        };
+        /* The wait comes behind the loop's branch: in one piece with the weights, the compiler has it before them. */
+        ask(yes(), masked.has(0), 0);
+#pragma unroll 1
+        for (uint32_t i = 1; i < n_tiles;)
+            if (masked.has(i - 1) || masked.has(i)) {
+                settle(masked.has(i - 1), i - 1);
+                ask(no(), masked.has(i), i);
+                ++i;
+            } else {
+#pragma unroll 1
+                for (; i < masked.last; ++i) {
+                    settle(false, i - 1);
+                    ask(no(), false, i);
+                }
+            }
+        settle(masked.has(n_tiles - 1), n_tiles - 1);
         if (lane == 0)
             barrier_arrive(at.q_ring.empty(n));
-        at.v_ring.wait_full(v_use);
+        at.v_ring.wait_full(use - 1);
         wgmma_fence();
-        x.ask_sums(v_of(v_use));
+        x.ask_sums(low_word(v_at(use - 1), S::slab_bytes));
         wgmma_wait<0>(x.o);
         if (lane == 0)
-            barrier_arrive(at.v_ring.empty(v_use));
-        ++v_use;
+            barrier_arrive(at.v_ring.empty(use - 1));
         x.finish(p, u, row0);
         gpu::sync_warp();
         if (lane == 0)
@@ -535,7 +575,7 @@ __global__ void __launch_bounds__(shape<D>::threads, 1)
     if (threadIdx.x == 0) {
         at.k_ring.init(1, S::groups * 4);
         at.v_ring.init(1, S::groups * 4);
-        at.q_ring.init(3, S::groups * 4);
+        at.q_ring.init(2, S::groups * 4);
         at.unit_ring.init(1, S::groups * 4 + 3);
         barrier_init_fence();
     }
@@ -544,10 +584,19 @@ __global__ void __launch_bounds__(shape<D>::threads, 1)
         gpu::chain_wait();
     if (group == S::groups) {
         fewer_registers<S::few_registers>();
-        if (gpu::warp_id() % 4 == 0)
-            load_keys<D>(p, words, &maps.k, &maps.v, at);
-        else
-            load_queries<D>(p, at);
+        switch (gpu::warp_id() % 4) {
+        case 0:
+            load_tiles<D, false>(p, &maps.k, at);
+            break;
+        case 1:
+            load_tiles<D, true>(p, &maps.v, at);
+            break;
+        case 2:
+            load_queries<D, true>(p, words, at);
+            break;
+        default:
+            load_queries<D, false>(p, words, at);
+        }
     } else {
         more_registers<S::many_registers>();
         compute<is_bf16, D, has_extras>(p, at);

@@ -55,12 +55,6 @@ GPU_DEVICE visible seen_by(const unit &u, uint32_t token)
 /* What rows [r, r + n) see: some of them, and all of them. */
 struct seen_together {
     visible some, all;
-
-    /* is one of the keys [key, key + n) hidden from one of the rows? */
-    GPU_DEVICE bool must_mask(uint32_t key, uint32_t n) const
-    {
-        return key + n > all.end || (key < all.first && key + n > all.sinks);
-    }
 };
 
 GPU_DEVICE seen_together seen_by_rows(const prefill_params &p, const unit &u, uint32_t r,
@@ -68,6 +62,31 @@ GPU_DEVICE seen_together seen_by_rows(const prefill_params &p, const unit &u, ui
 {
     const visible low = seen_by(u, token_of(p, u, r)), high = seen_by(u, token_of(p, u, r + n - 1));
     return {visible_to_some(low, high), {low.sinks, high.first, low.end}};
+}
+
+/* Tiles with keys that some row of the unit does not see: those before n_first, which the causal edge or the end cuts,
+ * and those from `last` on, which the window's edge or the sink tokens' cuts. */
+struct masked_tiles {
+    uint32_t n_first, last;
+
+    GPU_DEVICE bool has(uint32_t i) const
+    {
+        return i < n_first || i >= last;
+    }
+};
+
+GPU_DEVICE masked_tiles masked_of(const unit &u, const seen_together &seen, uint32_t keys)
+{
+    const uint32_t n_seen = seen.all.end / keys; /* whole tiles below the end */
+    const uint32_t n_main = u.tiles.n - u.tiles.sinks, first = u.tiles.sinks + u.tiles.skip;
+    const uint32_t end = first + n_main; /* tiles [first, end), the last one first, then sinks */
+    const uint32_t from = (seen.all.first + keys - 1) / keys; /* first tile that no window cuts */
+    masked_tiles m;
+    m.n_first = end > n_seen ? min(end - n_seen, u.tiles.n) : 0;
+    m.last = from > first ? end - min(from, end) : u.tiles.n;
+    if (u.tiles.sinks != 0)
+        m.last = min(m.last, n_main);
+    return m;
 }
 
 /* First key of the unit's i-th tile: they are computed from the last one down. */

@@ -52,6 +52,14 @@ template <int pending, int n> GPU_DEVICE void wgmma_wait(float (&d)[n])
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/* x is computed here: left to itself the compiler moves arithmetic behind the wait that it should fill. */
+template <int n> GPU_DEVICE void settle_here(float (&x)[n])
+{
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+        asm volatile("" : "+f"(x[i])::"memory");
+}
+
 // clang-format off
 #define TEN(tens) "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, " \
                   "%" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9, "

@@ -313,6 +313,10 @@ static inline void wgmma_commit()
     simt::multiply_commit();
 }
 
+template <int n> void settle_here(float (&)[n])
+{
+}
+
 template <int pending, int n> void wgmma_wait(float (&)[n])
 {
     simt::multiply_wait(pending);

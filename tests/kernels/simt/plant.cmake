@@ -167,7 +167,7 @@ plant(sm90/decode_short.cuh 69 "multiply(near, n_fours % W," "multiply(near, sim
 # ---- prompts
 
 # products read K before it has come, and q before the copies' stores are in order
-plant(sm90/prefill_body.cuh 74 "            at.k_ring.wait_full(k_use);\n            barrier" "            if (simt::planted != 74) at.k_ring.wait_full(k_use);\n            barrier")
+plant(sm90/prefill_body.cuh 74 "            at.k_ring.wait_full(use);" "            if (simt::planted != 74) at.k_ring.wait_full(use);")
 plant(sm90/prefill_body.cuh 81 "        copies_wait();\n        proxy_fence();" "        copies_wait();\n        if (simt::planted != 81) proxy_fence();")
 # a row sees one key too many
 plant(sm90/prefill_body.cuh 75 "if (c >= end ||" "if (c >= end + (simt::planted == 75) ||")
@@ -177,10 +177,10 @@ plant(sm90/prefill_body.cuh 78 "            wgmma_wait<0>(x.o);\n            if"
 # q in another layout than the products want
 plant(sm90/prefill_body.cuh 77 "(c % 8 ^ r % 8) * 16,\n                              is_there" "(simt::planted == 77 ? c % 8 : c % 8 ^ r % 8) * 16,\n                              is_there")
 # V is given back before the products have read it
-plant(sm90/prefill_body.cuh 79 "            barrier_some_arrive(next_turn, 256);" "            barrier_some_arrive(next_turn, 256);\n            if (simt::planted == 79 && lane == 0) barrier_arrive(at.v_ring.empty(v_use));")
-plant(sm90/prefill_body.cuh 79 "            wgmma_wait<0>(x.o);\n            if (lane == 0)" "            wgmma_wait<0>(x.o);\n            if (lane == 0 && simt::planted != 79)")
+plant(sm90/prefill_body.cuh 79 "                barrier_some_arrive(next_turn, 256);" "                barrier_some_arrive(next_turn, 256);\n                if (simt::planted == 79 && lane == 0) barrier_arrive(at.v_ring.empty(use - 1));")
+plant(sm90/prefill_body.cuh 79 "            if (lane == 0 && i > 0)" "            if (lane == 0 && i > 0 && simt::planted != 79)")
 # 0 times NaN
-plant(sm90/prefill_body.cuh 80 "            if (all.must_mask(key, N)) {" "            if (all.must_mask(key, N) && simt::planted != 80) {")
+plant(sm90/prefill_body.cuh 80 "            if (is_masked) {" "            if (is_masked && simt::planted != 80) {")
 # the next launch begins with what this one has counted
 plant(sm90/prefill_body.cuh 82 "        p.counters[0] = p.counters[1] = 0;" "        p.counters[0] = simt::planted == 82, p.counters[1] = 0;")
 # the tiles that a window hides are computed in place of those that it shows

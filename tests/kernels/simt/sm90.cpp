@@ -329,6 +329,8 @@ void multiply_commit()
 void multiply_wait(uint32_t pending)
 {
     thread *me = current;
+    uint32_t group = me->index.x / 128, first = (uint32_t)(me - threads.data()) - me->index.x % 128;
+    gate *g = &me->home->groups[group];
     auto n_to_make = [pending](const thread &t) {
         size_t n = 0;
         while (n < t.products.size() && t.products[n].group + pending < t.n_commits)
@@ -336,8 +338,6 @@ void multiply_wait(uint32_t pending)
         return n;
     };
     const size_t n = n_to_make(*me);
-    uint32_t group = me->index.x / 128, first = (uint32_t)(me - threads.data()) - me->index.x % 128;
-    gate *g = &me->home->groups[group];
     if (g->n_here == 127) {
         for (uint32_t t = 0; t < 128; t++)
             if (n_to_make(threads[first + t]) != n)
