@@ -1,9 +1,9 @@
 /* append.c: makes room for tokens before a batch, and counts them after it.
  *
- * Truth moves in single stores. A new table entry lies past every committed length, so it is no truth
- * before a length covers it. A replaced entry is truth: its journal entry is live before the table
- * changes, and until it is freed recovery puts the old block back. Commit frees the entries, then
- * moves the length; only then are the old blocks let go.
+ * Truth moves in single stores. A new table entry lies past every committed length, so it is no
+ * truth before a length covers it. A replaced entry is truth: its journal entry is live before the
+ * table changes, and until it is freed recovery puts the old block back. Commit frees the entries,
+ * then moves the length; only then are the old blocks let go.
  */
 #include "cache/kv_internal.h"
 

@@ -89,15 +89,15 @@ struct kv_seq_rec {
 };
 static_assert(sizeof(struct kv_seq_rec) == 64, "a sequence record is a cache line");
 
-/* The requests of an owner that a late duplicate could do harm with and that no epoch fences: open, fork,
- * adopt. The highest KV_MAX_SEEN are known by id; all ids up to floor count as seen. */
+/* The requests of an owner that a late duplicate could do harm with and that no epoch fences: open,
+ * fork, adopt. The highest KV_MAX_SEEN are known by id; all ids up to floor count as seen. */
 struct kv_seen_rec {
     uint64_t floor;
     uint64_t id[KV_MAX_SEEN]; /* 0: none */
 };
 
-/* The epoch of a new sequence is above that of every sequence closed before, so that no name ever has
- * the same epoch twice. */
+/* The epoch of a new sequence is above that of every sequence closed before, so that no name ever
+ * has the same epoch twice. */
 struct kv_epochs {
     uint32_t ended; /* the highest of a closed sequence */
 };

@@ -1,8 +1,8 @@
 /* blocks.c: pools, and the references to their blocks.
  *
- * A pool is a contiguous range of block records; ids given out count from its start. Pools are never
- * removed, so the ranges are carved one behind the other. A block without references is on its pool's
- * free list or was never used. References and free lists are derived.
+ * A pool is a contiguous range of block records; ids given out count from its start. Pools are
+ * never removed, so the ranges are carved one behind the other. A block without references is on
+ * its pool's free list or was never used. References and free lists are derived.
  *
  * Eviction will change two places here: kv_block_unref, where a published block that loses its last
  * reference stays, in order of last use, instead of becoming free; and whoever asks for more than

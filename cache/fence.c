@@ -1,12 +1,13 @@
 /* fence.c: what a late duplicate of a request meets, so that it changes nothing.
  *
- * Requests that name an epoch are fenced by it: truncation and adoption raise the epoch of a sequence, a
- * new sequence begins above every epoch that has ended. Requests that name none (open, adopt) or make a
- * sequence of another name (fork) are remembered by the owner that sent them, a bounded number of them;
- * older ids are refused. All of this is truth: it holds across a successor.
+ * Requests that name an epoch are fenced by it: truncation and adoption raise the epoch of a
+ * sequence, a new sequence begins above every epoch that has ended. Requests that name none (open,
+ * adopt) or make a sequence of another name (fork) are remembered by the owner that sent them, a
+ * bounded number of them; older ids are refused. All of this is truth: it holds across a successor.
  *
- * A process that dies after the sequence is published and before the request is noted leaves the request
- * in the sequence's record, from which recovery notes it (a truncation's, too, which does no harm).
+ * A process that dies after the sequence is published and before the request is noted leaves the
+ * request in the sequence's record, from which recovery notes it (a truncation's, too, which does
+ * no harm).
  */
 #include "cache/kv_internal.h"
 

@@ -1,8 +1,8 @@
 /* kv.h: metadata of the paged KV cache: which blocks hold which tokens of which sequence.
  *
  * Knows block ids, lengths and names; knows no device, no bytes of K or V, no socket, no clock. All
- * state lives in one arena, a memfd of fixed-size tables with indices instead of pointers, so that a
- * successor process can map it and an inspector can read it.
+ * state lives in one arena, a memfd of fixed-size tables with indices instead of pointers, so that
+ * a successor process can map it and an inspector can read it.
  *
  * Truth     pool records, sequence records, block tables, per-layer lengths, the copy journal.
  * Derived   reference counts, free lists, the name index, owners' lists: kv_recover rebuilds them,
@@ -10,10 +10,12 @@
  *           a truth that kv_recover accepts, with every committed length intact.
  * Thread    one writer (the engine thread). kv_stats may be read from any thread.
  * Cost      every operation is O(1) per block it touches, whatever the number of sequences.
- * Errors    a failed operation changes nothing; kv_last_error has the sentence naming field and value.
+ * Errors    a failed operation changes nothing; kv_last_error has the sentence naming field and
+ *           value.
  *
- * An append is two calls: kv_append_reserve before the batch (allocates blocks, copies shared ones),
- * then kv_append_commit or kv_append_cancel when the batch is back. Lengths move at commit only.
+ * An append is two calls: kv_append_reserve before the batch (allocates blocks, copies shared
+ * ones), then kv_append_commit or kv_append_cancel when the batch is back. Lengths move at commit
+ * only.
  */
 #ifndef ATTND_CACHE_KV_H
 #define ATTND_CACHE_KV_H
@@ -65,7 +67,8 @@ struct kv_seq_info {
 #define KV_MAX_SEEN 256 /* requests that open, fork or adopt, remembered for an owner */
 
 /* What the device must do before the append: the caller owns the arrays and sets the capacities;
- * reserve adds entries at n_*. Copies are whole blocks. Of two patches of one entry the later holds. */
+ * reserve adds entries at n_*. Copies are whole blocks. Of two patches of one entry the later
+ * holds. */
 struct kv_patch {
     uint32_t row, index, block;
 };
@@ -106,8 +109,8 @@ struct kv;
 
 /* kv_open: fd -1 makes a new arena; else maps an existing one (made with the same config; its size
  * and header are checked, it is sealed against resizing) and runs kv_recover. The fd is duplicated.
- * Errors   ATTN_EINVAL a config value out of range or a foreign arena; ATTN_ENOMEM; ATTN_EINTERNAL no
- *          random key. why gets the sentence. */
+ * Errors   ATTN_EINVAL a config value out of range or a foreign arena; ATTN_ENOMEM; ATTN_EINTERNAL
+ *          no random key. why gets the sentence. */
 attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char *why,
                     size_t why_bytes);
 void kv_close(struct kv *kv); /* unmaps; the arena lives on in other descriptors; NULL is fine */
@@ -115,28 +118,30 @@ int kv_fd(const struct kv *kv); /* the memfd, owned by kv */
 const char *kv_last_error(const struct kv *kv);
 
 /* kv_recover: rebuilds all derived state from the truth, rolls the copy journal back and finishes a
- * truncation that was under way. Appends that were reserved and not committed are gone. Table rows may
- * have changed: mirrors are uploaded anew. out_dropped counts sequences that were dropped because
- * their record, table or lengths were damaged, or two of them claimed a block that they cannot share
- * (both are dropped: which one is right cannot be known). */
+ * truncation that was under way. Appends that were reserved and not committed are gone. Table rows
+ * may have changed: mirrors are uploaded anew. out_dropped counts sequences that were dropped
+ * because their record, table or lengths were damaged, or two of them claimed a block that they
+ * cannot share (both are dropped: which one is right cannot be known). */
 attn_status kv_recover(struct kv *kv, uint32_t *out_dropped);
-/* kv_check: recomputes the derived state and compares. ATTN_EINTERNAL: kv_last_error names the first
- * difference. Reads all tables: for tests and inspectors. */
+/* kv_check: recomputes the derived state and compares. ATTN_EINTERNAL: kv_last_error names the
+ * first difference. Reads all tables: for tests and inspectors. */
 attn_status kv_check(struct kv *kv);
 void kv_stats_read(const struct kv *kv, struct kv_stats *out);
 
 /* kv_pool_create: takes a contiguous range of block records. The same name and spec again: the same
- * pool. Errors   ATTN_EEXIST same name, another spec; ATTN_ENOMEM out of pools or blocks; ATTN_EINVAL */
+ * pool. Errors   ATTN_EEXIST same name, another spec; ATTN_ENOMEM out of pools or blocks;
+ * ATTN_EINVAL */
 attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_id *out_pool);
 attn_status kv_pool_find(struct kv *kv, const char *name, kv_pool_id *out_pool);
 /* ATTN_ENOTFOUND: no such pool. out->spec points into the arena. */
 attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
                          uint32_t *out_free_blocks);
 
-/* Late duplicates. Requests that make a sequence or take it over are named by the client's ids, which
- * rise: a request that the owner has sent before changes nothing. If the sequence is still as that request
- * made it (its epoch is), the answer is the same; else, and for ids older than the KV_MAX_SEEN highest, it is
- * ATTN_ESTALE. Everything else is fenced by the epoch, which the caller compares. */
+/* Late duplicates. Requests that make a sequence or take it over are named by the client's ids,
+ * which rise: a request that the owner has sent before changes nothing. If the sequence is still as
+ * that request made it (its epoch is), the answer is the same; else, and for ids older than the
+ * KV_MAX_SEEN highest, it is ATTN_ESTALE. Everything else is fenced by the epoch, which the caller
+ * compares. */
 
 /* A new owner takes this number: nothing of it is seen. */
 void kv_owner_begin(struct kv *kv, uint32_t owner);
@@ -146,14 +151,16 @@ uint64_t kv_owner_last_request(const struct kv *kv, uint32_t owner);
 bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request);
 
 /* kv_seq_open: a new empty sequence.
- * Errors   ATTN_EEXIST; ATTN_ESTALE; ATTN_ENOTFOUND no such pool; ATTN_EOVERLOAD max_sequences are open */
+ * Errors   ATTN_EEXIST; ATTN_ESTALE; ATTN_ENOTFOUND no such pool; ATTN_EOVERLOAD max_sequences are
+ *          open */
 attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
 attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);
 void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out);
-/* kv_warm: a hint that n <= KV_WARM_MAX sequences will be found and appended to at these positions soon.
- * Brings what that touches into the processor's caches, all misses side by side instead of one after
- * another. Changes nothing. out_seq[i] is the likely id, index UINT32_MAX if there is none. */
+/* kv_warm: a hint that n <= KV_WARM_MAX sequences will be found and appended to at these positions
+ * soon. Brings what that touches into the processor's caches, all misses side by side instead of
+ * one after another. Changes nothing. out_seq[i] is the likely id, index UINT32_MAX if there is
+ * none. */
 #define KV_WARM_MAX 64
 void kv_warm(const struct kv *kv, uint32_t tenant, const uint64_t *names, const uint32_t *pos,
              uint32_t n, kv_seq_id *out_seq);
@@ -164,8 +171,8 @@ void kv_warm(const struct kv *kv, uint32_t tenant, const uint64_t *names, const 
 attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
                         uint32_t owner, uint64_t request, struct kv_effects *fx,
                         kv_seq_id *out_seq);
-/* kv_seq_truncate: layers longer than len become len and the epoch rises by one, all or (killed half
- * way) all after recovery; blocks past the longest layer are let go.
+/* kv_seq_truncate: layers longer than len become len and the epoch rises by one, all or (killed
+ * half way) all after recovery; blocks past the longest layer are let go.
  * Errors   ATTN_EINVAL len is beyond the longest layer; ATTN_EOVERLOAD appends are outstanding */
 attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t request,
                             uint32_t *out_epoch);
@@ -179,29 +186,31 @@ attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t 
 /* Any one sequence of an owner, for freeing in slices: ATTN_ENOTFOUND when it has none. */
 attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq);
 
-/* kv_append_reserve: makes [pos, pos + n) of this layer writable: allocates missing blocks, replaces
- * shared ones by copies (journalled until commit). pos <= layer length, or ATTN_EINVAL naming both.
- * All or nothing.
+/* kv_append_reserve: makes [pos, pos + n) of this layer writable: allocates missing blocks,
+ * replaces shared ones by copies (journalled until commit). pos <= layer length, or ATTN_EINVAL
+ * naming both. All or nothing.
  *
- * A reserve that copies changes table entries of committed tokens. So it is alone on its sequence: it
- * is refused while other reserves are outstanding, and others are refused until it is committed or
- * cancelled. Items that only attend read the table, too: the caller counts them, and waits for them
- * where kv_append_copies is true.
+ * A reserve that copies changes table entries of committed tokens. So it is alone on its sequence:
+ * it is refused while other reserves are outstanding, and others are refused until it is committed
+ * or cancelled. Items that only attend read the table, too: the caller counts them, and waits for
+ * them where kv_append_copies is true.
  * Errors   ATTN_EINVAL gap, layer, too long for max_seq_blocks; ATTN_ENOBLOCKS; ATTN_EOVERLOAD must
  *          wait, fx or the journal is full */
 attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                               uint32_t n_tokens, struct kv_effects *fx);
-/* True if kv_append_reserve of this range would replace a shared block by a copy: it changes entries
- * of the block table that a batch in flight may be reading, so the caller waits for that batch. */
+/* True if kv_append_reserve of this range would replace a shared block by a copy: it changes
+ * entries of the block table that a batch in flight may be reading, so the caller waits for that
+ * batch. */
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens);
-/* The batch is done: the layer's length becomes max(length, pos + n); replaced blocks are let go. */
+/* The batch is done: the layer's length becomes max(length, pos + n); replaced blocks are let
+ * go. */
 void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                       uint32_t n_tokens);
 /* The batch failed: replaced blocks come back (their table entries are added to fx for mirrors);
  * lengths stay; blocks allocated past the longest layer are let go unless another reserve of the
  * sequence is outstanding.
- * Errors   ATTN_EOVERLOAD fx has less room for patches than the reserve made copies: nothing changed,
- *          cancel again */
+ * Errors   ATTN_EOVERLOAD fx has less room for patches than the reserve made copies: nothing
+ *          changed, cancel again */
 attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                              uint32_t n_tokens, struct kv_effects *fx);
 

@@ -162,8 +162,8 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
     }
 }
 
-/* An entry of a closed sequence is left over and just freed. An entry that does not fit its sequence
- * tells that one of them is damaged, and then the sequence cannot be trusted. */
+/* An entry of a closed sequence is left over and just freed. An entry that does not fit its
+ * sequence tells that one of them is damaged, and then the sequence cannot be trusted. */
 static void recover_journal(struct kv *kv, uint32_t *n_dropped)
 {
     for (uint32_t i = 0; i < kv->journal_capacity; i++) {

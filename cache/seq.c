@@ -243,7 +243,8 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     return ATTN_OK;
 }
 
-/* The epoch that an operation raises the sequence to; 0, with the sentence of a failure: it has the last. */
+/* The epoch that an operation raises the sequence to; 0, with the sentence of a failure: it has the
+ * last. */
 static uint32_t epoch_next(struct kv *kv, const struct kv_seq_rec *s)
 {
     uint32_t epoch = kv_epoch_of(s) + 1;

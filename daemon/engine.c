@@ -1,8 +1,9 @@
 /* engine.c: the engine's life, its inbox and its loop.
  *
- * The inbox is a stack that any thread pushes to; the engine takes all of it at once. An awake engine costs its producers no system call, a sleeping one
- * (engine_sleep.c) one. While batches are in flight the engine waits inside the backend's poll, a short slice
- * at a time, so that new requests can join the next batch.
+ * The inbox is a stack that any thread pushes to; the engine takes all of it at once. An awake
+ * engine costs its producers no system call, a sleeping one (engine_sleep.c) one. While batches are
+ * in flight the engine waits inside the backend's poll, a short slice at a time, so that new
+ * requests can join the next batch.
  */
 #include "daemon/engine.h"
 
@@ -36,7 +37,7 @@ enum {
     MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches by themselves */
 };
 
-/* --- inbox ------------------------------------------------------------------------------------- */
+/* --- inbox ------------------------------------------------------------------------------------ */
 
 void engine_submit(struct engine *e, struct request *req)
 {
@@ -97,7 +98,7 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
     return has_any;
 }
 
-/* --- the loop ---------------------------------------------------------------------------------- */
+/* --- the loop --------------------------------------------------------------------------------- */
 
 /* The gauges are sums over all engines: what this one's share has changed by is added. */
 static void publish_gauges(struct engine *e)
@@ -195,7 +196,7 @@ static void *engine_main(void *arg)
     return (void *)(intptr_t)engine_finish(e);
 }
 
-/* --- life -------------------------------------------------------------------------------------- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 void engine_reload(struct engine *e, const struct config *cfg)
 {

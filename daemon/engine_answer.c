@@ -1,8 +1,8 @@
 /* engine_answer.c: replies of steps and of control requests, and refusals.
  *
  * The reply of a step is built in place: its tensors are written by the backend into a buffer that
- * leaves room before them for a head of any length; the head is written last, so that it ends where they
- * begin.
+ * leaves room before them for a head of any length; the head is written last, so that it ends where
+ * they begin.
  */
 #include "daemon/engine_answer.h"
 
@@ -14,7 +14,8 @@
 #include "daemon/engine_pace.h"
 #include "daemon/stats.h"
 
-/* A reply's head without its item statuses: preamble, the other fields at their longest, padding. */
+/* A reply's head without its item statuses: preamble, the other fields at their longest,
+ * padding. */
 enum { REPLY_HEAD_BYTES = WIRE_PREAMBLE_BYTES + WHY_BYTES + 64 };
 
 void engine_hold(struct engine *e, uint64_t msg_bytes, uint32_t *out_n, uint64_t *out_bytes)
@@ -73,7 +74,7 @@ void engine_answer(struct engine *e, struct request *req, const Attnd__Reply *he
         send_reply(e, req, (attn_status)header->status);
 }
 
-/* --- steps ------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------ */
 
 static size_t head_room(uint32_t n_items)
 {

@@ -1,5 +1,5 @@
-/* engine_answer.h: how a request leaves the engine. Each leaves once, by one of these functions, and is
- * its transport's after the call.
+/* engine_answer.h: how a request leaves the engine. Each leaves once, by one of these functions,
+ * and is its transport's after the call.
  */
 #ifndef ATTND_DAEMON_ENGINE_ANSWER_H
 #define ATTND_DAEMON_ENGINE_ANSWER_H

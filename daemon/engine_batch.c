@@ -1,9 +1,9 @@
 /* engine_batch.c: from ready items to a batch and back.
  *
  * A batch takes ready tasks of one pool, oldest first, whole if they fit an empty batch, else in
- * parts. Appends are reserved in the cache one by one as they enter; table patches and block copies of
- * all reserves go with the batch. When it is back, appends are committed, or cancelled if it failed,
- * and every task whose last item is done is answered.
+ * parts. Appends are reserved in the cache one by one as they enter; table patches and block copies
+ * of all reserves go with the batch. When it is back, appends are committed, or cancelled if it
+ * failed, and every task whose last item is done is answered.
  */
 #include "daemon/engine_batch.h"
 
@@ -49,7 +49,7 @@ void batches_fini(struct engine *e)
     }
 }
 
-/* --- building ---------------------------------------------------------------------------------- */
+/* --- building --------------------------------------------------------------------------------- */
 
 /* Cached tokens that the last query of an item sees. */
 static uint32_t visible_tokens(const struct pool *p, const struct item *it)
@@ -219,7 +219,7 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
     return b;
 }
 
-/* --- the way back ------------------------------------------------------------------------------ */
+/* --- the way back ----------------------------------------------------------------------------- */
 
 /* The device is lost: steps are refused from now on, and the next turn refuses what waits. */
 static void lose_device(struct engine *e, const char *what)
@@ -306,7 +306,7 @@ bool batch_finish_one(struct engine *e, uint64_t wait_ns)
     return true;
 }
 
-/* --- submit ------------------------------------------------------------------------------------ */
+/* --- submit ----------------------------------------------------------------------------------- */
 
 /* Hands the batch with its pool's patches and copies to the device. */
 static void batch_submit(struct engine *e, struct batch *b)
@@ -355,7 +355,8 @@ bool batch_flush_patches(struct engine *e, struct pool *p)
     return b->is_in_flight;
 }
 
-/* An idle device gets what is there; behind a batch in flight another goes when it is due, or full. */
+/* An idle device gets what is there; behind a batch in flight another goes when it is due, or
+ * full. */
 static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_ns)
 {
     return e->n_in_flight == 0 || now_ns >= e->due_ns ||

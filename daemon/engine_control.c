@@ -1,6 +1,6 @@
-/* engine_control.c: everything but steps and hello: pools, sequences, stats, drain. Run inline on the
- * engine thread; a request that names a sequence waits until the sequence's older items and requests are
- * done.
+/* engine_control.c: everything but steps and hello: pools, sequences, stats, drain. Run inline on
+ * the engine thread; a request that names a sequence waits until the sequence's older items and
+ * requests are done.
  */
 #include "daemon/engine_control.h"
 
@@ -16,7 +16,7 @@
 #include "daemon/log.h"
 #include "daemon/stats.h"
 
-/* --- answers ----------------------------------------------------------------------------------- */
+/* --- answers ---------------------------------------------------------------------------------- */
 
 static void reply_pool(struct engine *e, struct request *req, const struct pool *p)
 {
@@ -49,7 +49,7 @@ static void reply_seq(struct engine *e, struct request *req, kv_seq_id seq, bool
     engine_answer(e, req, &header);
 }
 
-/* --- sequences --------------------------------------------------------------------------------- */
+/* --- sequences -------------------------------------------------------------------------------- */
 
 static void run_open(struct engine *e, struct request *req, uint32_t session)
 {
@@ -219,7 +219,7 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
         run_close(e, req, seq);
 }
 
-/* --- waiting ----------------------------------------------------------------------------------- */
+/* --- waiting ---------------------------------------------------------------------------------- */
 
 /* The index of the sequence that the request is about; SEQ_NONE: none, or none that is open. */
 static uint32_t seq_named(struct engine *e, const struct request *req)
@@ -280,7 +280,7 @@ static void enter(struct engine *e, struct request *req, uint32_t session)
     item_enter(e, &t->items[0]); /* it waits: the sequence is busy */
 }
 
-/* --- the rest ---------------------------------------------------------------------------------- */
+/* --- the rest --------------------------------------------------------------------------------- */
 
 static void run_pool_create(struct engine *e, struct request *req)
 {

@@ -1,10 +1,10 @@
 /* engine_pace.h: when to launch a batch and how much it takes. Pure functions: no engine, no clock.
  *
- * An idle device gets what is there at once. Behind a batch in flight the next one gains nothing by an
- * early launch, and loses what it would still collect. It goes when the device should be six tenths
- * through, but PACE_WAY_IN_NS before the end at the latest: early enough that its way in, over the bus
- * and from the caches of cores that may be asleep, is done in time; late enough that workers who were
- * answered meanwhile are in it.
+ * An idle device gets what is there at once. Behind a batch in flight the next one gains nothing by
+ * an early launch, and loses what it would still collect. It goes when the device should be six
+ * tenths through, but PACE_WAY_IN_NS before the end at the latest: early enough that its way in,
+ * over the bus and from the caches of cores that may be asleep, is done in time; late enough that
+ * workers who were answered meanwhile are in it.
  */
 #ifndef ATTND_DAEMON_ENGINE_PACE_H
 #define ATTND_DAEMON_ENGINE_PACE_H
@@ -15,19 +15,20 @@ struct pace_cost;
 
 enum { PACE_WAY_IN_NS = 120000, PACE_MIN_ENOUGH = 8 };
 
-/* A batch that saw n_visible cached tokens took device_ns. The cost is of about the last sixteen batches, not
- * of single ones: of two that ran beside each other the later seems to have taken next to nothing. */
+/* A batch that saw n_visible cached tokens took device_ns. The cost is of about the last sixteen
+ * batches, not of single ones: of two that ran beside each other the later seems to have taken next
+ * to nothing. */
 void pace_learn(struct pace_cost *c, uint64_t n_visible, uint64_t device_ns);
 
-/* When the batch after one of n_visible cached tokens may follow, if the device begins with that one
- * now. */
+/* When the batch after one of n_visible cached tokens may follow, if the device begins with that
+ * one now. */
 uint64_t pace_due_ns(const struct pace_cost *c, uint64_t n_visible, uint64_t now_ns);
 
 /* The most items lately ready or in flight at a time, from the last answer and the number now. */
 uint32_t pace_about(uint32_t last, uint32_t n_now);
-/* Items that make a batch full enough where another can run behind it. Workers who are answered together
- * come back together; if one batch took them all, device and workers would wait for each other in
- * turn. So it takes half of what there is about. */
+/* Items that make a batch full enough where another can run behind it. Workers who are answered
+ * together come back together; if one batch took them all, device and workers would wait for each
+ * other in turn. So it takes half of what there is about. */
 uint32_t pace_enough(uint32_t n_about);
 
 /* The recent time that a request takes, from the last answer and n requests that took batch_ns. */

@@ -51,7 +51,7 @@ void pools_fini(struct engine *e)
     free(e->pools);
 }
 
-/* --- finding ----------------------------------------------------------------------------------- */
+/* --- finding ---------------------------------------------------------------------------------- */
 
 struct pool *pool_of_handle(struct engine *e, uint32_t handle)
 {
@@ -79,7 +79,7 @@ struct pool *pool_of_kv(struct engine *e, kv_pool_id id)
     return NULL;
 }
 
-/* --- making ------------------------------------------------------------------------------------ */
+/* --- making ----------------------------------------------------------------------------------- */
 
 static attn_status effects_init(struct engine *e, struct pool *p)
 {
@@ -218,7 +218,7 @@ fail:
     return st;
 }
 
-/* --- effects ----------------------------------------------------------------------------------- */
+/* --- effects ---------------------------------------------------------------------------------- */
 
 void pool_effects_export(const struct pool *p, struct backend_patch *patches,
                          struct backend_copy *copies)

@@ -13,8 +13,8 @@ struct pool *pool_of_kv(struct engine *e, kv_pool_id id);
 uint32_t pool_handle(const struct engine *e, const struct pool *p);
 
 /* Makes a pool, or finds the one that was made with the same name and spec.
- * Errors   ATTN_EEXIST another spec; ATTN_EOVERLOAD max_pools; ATTN_ENOMEM; what the backend refuses;
- *          why names field and value */
+ * Errors   ATTN_EEXIST another spec; ATTN_EOVERLOAD max_pools; ATTN_ENOMEM; what the backend
+ *          refuses; why names field and value */
 attn_status pool_create(struct engine *e, const Attnd__PoolSpec *asked, struct pool **out_pool,
                         char *why, size_t why_bytes);
 

@@ -29,10 +29,10 @@ void queue_fini(struct engine *e)
     free(e->wake_list);
 }
 
-/* --- claims ------------------------------------------------------------------------------------ */
+/* --- claims ----------------------------------------------------------------------------------- */
 
-/* false: an item of this layer is in work, or too many layers are, or the sequence is copying. To have
- * all is to see that nobody has any: such an item runs at once and needs no claim. */
+/* false: an item of this layer is in work, or too many layers are, or the sequence is copying. To
+ * have all is to see that nobody has any: such an item runs at once and needs no claim. */
 static bool seq_claim(struct seq_state *s, uint32_t layer)
 {
     if (layer == CLAIM_ALL)
@@ -59,7 +59,7 @@ bool seq_is_busy(const struct engine *e, uint32_t seq)
     return e->seqs[seq].n_claims > 0 || !TAILQ_EMPTY(&e->seqs[seq].waiting);
 }
 
-/* --- items ------------------------------------------------------------------------------------- */
+/* --- items ------------------------------------------------------------------------------------ */
 
 static void wake_later(struct engine *e, uint32_t seq)
 {
@@ -158,7 +158,7 @@ void step_settle(struct engine *e, struct task *t)
     }
 }
 
-/* --- waking ------------------------------------------------------------------------------------ */
+/* --- waking ----------------------------------------------------------------------------------- */
 
 static void seq_wake(struct engine *e, uint32_t seq)
 {
@@ -191,7 +191,7 @@ void seq_closed(struct engine *e, uint32_t seq)
     }
 }
 
-/* --- held tasks -------------------------------------------------------------------------------- */
+/* --- held tasks ------------------------------------------------------------------------------- */
 
 void task_hold(struct engine *e, struct task *t)
 {

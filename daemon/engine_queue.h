@@ -1,8 +1,8 @@
-/* engine_queue.h: which items may run now. A sequence has a queue of items that wait, and claims, one
- * for each layer in work; a task is held from its admission until it is answered.
+/* engine_queue.h: which items may run now. A sequence has a queue of items that wait, and claims,
+ * one for each layer in work; a task is held from its admission until it is answered.
  *
- * The queue knows no kind of request: what to do when an item's turn has come, or when a task must end
- * early, are the two operations of its task.
+ * The queue knows no kind of request: what to do when an item's turn has come, or when a task must
+ * end early, are the two operations of its task.
  */
 #ifndef ATTND_DAEMON_ENGINE_QUEUE_H
 #define ATTND_DAEMON_ENGINE_QUEUE_H
@@ -20,7 +20,8 @@ void tasks_expire(struct engine *e, uint64_t now_ns);
 /* Refuses all of every task that is not in a batch. */
 void tasks_refuse(struct engine *e, attn_status st, const char *why);
 
-/* The item, whose seq is known, enters its sequence's queue. true: its turn is now, it has its claim. */
+/* The item, whose seq is known, enters its sequence's queue. true: its turn is now, it has its
+ * claim. */
 bool item_enter(struct engine *e, struct item *it);
 /* The item, which waits, leaves its sequence's queue. */
 void item_leave(struct engine *e, struct item *it);

@@ -1,6 +1,7 @@
-/* engine_ready.c: ready tasks of a pool by age. New tasks come in order of age and go to a plain list;
- * tasks that become ready again (an item of theirs had to wait) go to a pairing heap. Both are
- * intrusive: nothing is allocated, and a task whose deadline passes is taken out from the middle.
+/* engine_ready.c: ready tasks of a pool by age. New tasks come in order of age and go to a plain
+ * list; tasks that become ready again (an item of theirs had to wait) go to a pairing heap. Both
+ * are intrusive: nothing is allocated, and a task whose deadline passes is taken out from the
+ * middle.
  */
 #include "daemon/engine_ready.h"
 

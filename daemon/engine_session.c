@@ -1,5 +1,5 @@
-/* engine_session.c: workers' sessions: hello makes or resumes one, every request renews it, and what a
- * session leaves behind when its lease ends is freed in slices.
+/* engine_session.c: workers' sessions: hello makes or resumes one, every request renews it, and
+ * what a session leaves behind when its lease ends is freed in slices.
  */
 #include "daemon/engine_session.h"
 

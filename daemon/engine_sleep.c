@@ -1,11 +1,12 @@
-/* engine_sleep.c: how an idle engine waits: it looks at its pollers without pause for a while, if that
- * has been worth it lately, then tells everybody that it sleeps and does.
+/* engine_sleep.c: how an idle engine waits: it looks at its pollers without pause for a while, if
+ * that has been worth it lately, then tells everybody that it sleeps and does.
  *
- * Spinning is bounded by engine.spin and adapts: work that came within that time would have been found
- * by spinning, so the next spin is as long; work that came later halves it. Whoever brings work to a
- * sleeping engine makes a descriptor of its epoll set readable: any thread the engine's own eventfd, a
- * poller's client one of its own. They are edge-triggered and never read, so nobody who holds one can
- * swallow another's wake-up or keep the engine awake without writing to it again and again.
+ * Spinning is bounded by engine.spin and adapts: work that came within that time would have been
+ * found by spinning, so the next spin is as long; work that came later halves it. Whoever brings
+ * work to a sleeping engine makes a descriptor of its epoll set readable: any thread the engine's
+ * own eventfd, a poller's client one of its own. They are edge-triggered and never read, so nobody
+ * who holds one can swallow another's wake-up or keep the engine awake without writing to it again
+ * and again.
  */
 #include "daemon/engine_sleep.h"
 

@@ -1,5 +1,5 @@
-/* engine_state.h: what an engine and its requests are made of; structs only. Everything here belongs to
- * the engine thread, but the fields marked atomic.
+/* engine_state.h: what an engine and its requests are made of; structs only. Everything here
+ * belongs to the engine thread, but the fields marked atomic.
  *
  * The files of the engine, in the order of a step's way; each includes those below it only:
  *
@@ -19,14 +19,14 @@
  * A task is a request inside the engine. A step's task has an item for each of its sequences:
  *
  *   waiting   in its sequence's queue: an older item or control request comes first
- *   ready     it holds a claim on (sequence, layer); in its task's ready list, the task in its pool's
- *             ready queue. Claims never collide, so any set of ready items may be one batch
+ *   ready     it holds a claim on (sequence, layer); in its task's ready list, the task in its
+ *             pool's ready queue. Claims never collide, so any set of ready items may be one batch
  *   active    in a batch that is built or in flight
  *   done      its status is set
  *
  * A control request on a sequence waits in the same queue, with one item, until no claim is left.
- * Releasing a claim puts the sequence on the wake list; wakes run between the other activities, never
- * inside them.
+ * Releasing a claim puts the sequence on the wake list; wakes run between the other activities,
+ * never inside them.
  */
 #ifndef ATTND_DAEMON_ENGINE_STATE_H
 #define ATTND_DAEMON_ENGINE_STATE_H
@@ -65,8 +65,8 @@ TAILQ_HEAD(item_list, item);
 
 /* What the queue asks of a task, whatever kind of request it is. */
 struct task_ops {
-    /* The item has left its sequence's queue. Its turn has come: it has its claim, if it is of a layer;
-     * or, seq SEQ_NONE, its sequence was closed, and its name must be looked up again. */
+    /* The item has left its sequence's queue. Its turn has come: it has its claim, if it is of a
+     * layer; or, seq SEQ_NONE, its sequence was closed, and its name must be looked up again. */
     void (*wake)(struct engine *e, struct item *it);
     /* Ends all of the task that is not in a batch. The task may be gone. */
     void (*refuse)(struct engine *e, struct task *t, attn_status st, const char *why);

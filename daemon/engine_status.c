@@ -1,4 +1,5 @@
-/* engine_status.c: whether the engine drains and whether its device is lost, as others ask and tell it. */
+/* engine_status.c: whether the engine drains and whether its device is lost, as others ask and tell
+ * it. */
 #include "daemon/engine_state.h"
 #include "daemon/health.h"
 

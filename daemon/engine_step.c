@@ -1,7 +1,7 @@
 /* engine_step.c: admission of steps, and the turn of an item that waited.
  *
- * A step that is wrong as a whole is refused before anything is touched. An item that is wrong fails
- * alone: it gets its status, its rows are NaN, the others go on.
+ * A step that is wrong as a whole is refused before anything is touched. An item that is wrong
+ * fails alone: it gets its status, its rows are NaN, the others go on.
  */
 #include "daemon/engine_step.h"
 
@@ -14,7 +14,7 @@
 #include "daemon/engine_ready.h"
 #include "daemon/engine_session.h"
 
-/* --- items ------------------------------------------------------------------------------------- */
+/* --- items ------------------------------------------------------------------------------------ */
 
 static void item_find(struct engine *e, struct item *it)
 {
@@ -107,7 +107,7 @@ static void step_refuse(struct engine *e, struct task *t, attn_status st, const 
 
 static const struct task_ops step_ops = {.wake = step_wake, .refuse = step_refuse};
 
-/* --- admission --------------------------------------------------------------------------------- */
+/* --- admission -------------------------------------------------------------------------------- */
 
 /* Everything of a step that can be wrong without looking at a sequence. */
 static attn_status step_check(struct engine *e, const struct request *req, struct pool *p,
@@ -155,7 +155,8 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
     return ATTN_OK;
 }
 
-/* Fills the items in; a sequence named twice and an item no batch can hold are errors of the step. */
+/* Fills the items in; a sequence named twice and an item no batch can hold are errors of the
+ * step. */
 static attn_status step_items(struct engine *e, struct task *t, char *why, size_t why_bytes)
 {
     const Attnd__Step *s = t->req->wire.header->step;

@@ -26,8 +26,8 @@ struct iobuf {
 attn_status iobuf_pool_open(const struct backend_ops *ops, struct backend *b, size_t total_bytes,
                             struct iobuf_pool **out_pool);
 void iobuf_pool_close(struct iobuf_pool *pool); /* NULL is fine; no buffer may be out */
-/* NULL: none left of this size, or a large one would take from what is kept for small ones (the only
- * buffer out may have all). n_bytes is set. */
+/* NULL: none left of this size, or a large one would take from what is kept for small ones (the
+ * only buffer out may have all). n_bytes is set. */
 struct iobuf *iobuf_acquire(struct iobuf_pool *pool, size_t n_bytes);
 /* A small buffer from the heap, for what must be said when the pool is empty. No backend may be
  * given its address. NULL: out of memory. */

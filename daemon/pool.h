@@ -1,6 +1,6 @@
-/* pool.h: a pool's description in its three forms: as clients send it (PoolSpec), as the backend and
- * the cache take it, and the canonical PoolSpec in between, with every default filled in, which is
- * what is stored, compared and told to clients. No device and no cache in here.
+/* pool.h: a pool's description in its three forms: as clients send it (PoolSpec), as the backend
+ * and the cache take it, and the canonical PoolSpec in between, with every default filled in, which
+ * is what is stored, compared and told to clients. No device and no cache in here.
  */
 #ifndef ATTND_DAEMON_POOL_H
 #define ATTND_DAEMON_POOL_H
@@ -15,13 +15,14 @@ struct pool_spec {
 
 /* Checks what the wire form alone can tell (names, counts, enums, required features) and fills the
  * defaults in. Geometry is the backend's to judge.
- * Errors   ATTN_EINVAL, ATTN_ENOTSUP an unknown required feature, ATTN_ENOMEM; why names the field */
+ * Errors   ATTN_EINVAL, ATTN_ENOTSUP an unknown required feature, ATTN_ENOMEM; why names the
+ *          field */
 attn_status pool_spec_init(struct pool_spec *s, const Attnd__PoolSpec *asked, char *why,
                            size_t why_bytes);
 void pool_spec_fini(struct pool_spec *s); /* a zeroed one is fine */
 
-/* ATTN_EEXIST: the specs differ; why names the first field and both values. asked->n_blocks 0 agrees
- * with any count. */
+/* ATTN_EEXIST: the specs differ; why names the first field and both values. asked->n_blocks 0
+ * agrees with any count. */
 attn_status pool_spec_compare(const struct pool_spec *have, const struct pool_spec *asked,
                               char *why, size_t why_bytes);
 

@@ -48,8 +48,8 @@ struct request {
  * answers or cuts). Any thread. */
 struct request *request_new(const struct transport_ops *t, void *peer, struct iobuf_pool *pool,
                             size_t msg_bytes);
-/* A larger msg for a message that is still arriving, with its first n_kept bytes. ATTN_EOVERLOAD: no
- * buffer; nothing has changed. */
+/* A larger msg for a message that is still arriving, with its first n_kept bytes. ATTN_EOVERLOAD:
+ * no buffer; nothing has changed. */
 attn_status request_grow(struct request *req, struct iobuf_pool *pool, size_t msg_bytes,
                          size_t n_kept);
 /* Frees message, reply, arena and itself; NULL is fine. Any thread. */

@@ -335,8 +335,8 @@ static void message_complete(struct sp_peer *p)
         request_reply_error(req, st, 0, "%s", why);
 }
 
-/* The message can't be taken: what is left of it is dropped as it arrives. Its first bytes are kept, so that
- * the answer names its id. false: no memory even for that; the peer is gone. */
+/* The message can't be taken: what is left of it is dropped as it arrives. Its first bytes are
+ * kept, so that the answer names its id. false: no memory even for that; the peer is gone. */
 static bool message_drop(struct sp_peer *p, enum sp_refusal refusal)
 {
     struct transport_sp *t = p->t;
@@ -360,8 +360,8 @@ static bool message_drop(struct sp_peer *p, enum sp_refusal refusal)
     return true;
 }
 
-/* What a message of so many bytes takes next, when it has filled a buffer of `has`: all of it, but for large
- * ones no more than sixteen times what has come. */
+/* What a message of so many bytes takes next, when it has filled a buffer of `has`: all of it, but
+ * for large ones no more than sixteen times what has come. */
 static size_t next_room(uint64_t body_bytes, size_t has)
 {
     return body_bytes <= (has == 0 ? IOBUF_SMALL_BYTES : 32 * (uint64_t)has) ? (size_t)body_bytes

@@ -5,15 +5,16 @@
  *
  * Who owns what   The caller owns the batch and everything it points to, from backend submit until
  *                 poll hands the batch back. Block tables are read during that time, too.
- * Threads         All slots but host_alloc/host_free are called from one thread (the engine thread).
+ * Threads         All slots but host_alloc/host_free are called from one thread (the engine
+ *                 thread).
  * Order           Batches of one backend run in submission order: a batch sees what the earlier
  *                 ones wrote. Inside a batch: copies first, then all appends, then all attention.
- *                 Two batches in flight that name no table row in common, and have no copies, may run
- *                 at the same time. So the caller sees to it that a token which one of them appends is
- *                 read or written by the other through the same row only. attnd does: shared blocks are
- *                 replaced by copies before they are written (kv_append_reserve), forks take committed
- *                 tokens only (kv_seq_fork), and what a batch in flight uses is not freed (control
- *                 requests wait for a sequence's claims, engine_internal.h).
+ *                 Two batches in flight that name no table row in common, and have no copies, may
+ *                 run at the same time. So the caller sees to it that a token which one of them
+ *                 appends is read or written by the other through the same row only. attnd does:
+ *                 shared blocks are replaced by copies before they are written (kv_append_reserve),
+ *                 forks take committed tokens only (kv_seq_fork), and what a batch in flight uses
+ *                 is not freed (control requests wait for a sequence's claims, engine_internal.h).
  * KV layout       [block][layer][K|V][kv_head][block_tokens][head_dim], one range a pool; quantised
  *                 pools carry one f32 scale a (kv_head, token) behind the codes of each K or V part
  *                 (kv_layout.h computes every stride).
@@ -151,27 +152,28 @@ struct backend_info {
 struct backend;
 
 /* The table a backend fills. Unless said otherwise a slot may be called only between open and
- * close, on the engine thread. Every failure leaves a sentence naming field and value (or the failed
- * device call) in last_error. */
+ * close, on the engine thread. Every failure leaves a sentence naming field and value (or the
+ * failed device call) in last_error. */
 struct backend_ops {
     uint32_t abi; /* BACKEND_ABI */
     const char *name;
 
-    /* Takes the device and its KV memory. May block for seconds. On failure *out_b is still set when
-     * memory allowed, only for last_error and close. Errors: ATTN_ENOTSUP no such device or driver,
-     * ATTN_ENOMEM kv_bytes does not fit (message names both sizes). */
+    /* Takes the device and its KV memory. May block for seconds. On failure *out_b is still set
+     * when memory allowed, only for last_error and close. Errors: ATTN_ENOTSUP no such device or
+     * driver, ATTN_ENOMEM kv_bytes does not fit (message names both sizes). */
     attn_status (*open)(const struct backend_config *c, struct backend **out_b);
     /* Accepts NULL and half-opened backends; waits for batches in flight. */
     void (*close)(struct backend *b);
     const char *(*last_error)(const struct backend *b); /* never NULL; valid until the next call */
     void (*info)(const struct backend *b, struct backend_info *out);
 
-    /* Can this geometry be computed? ATTN_ENOTSUP names the missing feature, ATTN_EINVAL the field. */
+    /* Can this geometry be computed? ATTN_ENOTSUP names the missing feature, ATTN_EINVAL the
+     * field. */
     attn_status (*pool_check)(struct backend *b, const struct backend_pool_config *c);
     /* Bytes the pool's blocks would take from kv_bytes. */
     uint64_t (*pool_bytes)(const struct backend *b, const struct backend_pool_config *c);
-    /* Takes a range of the KV memory; pools opened in the same order with the same geometry after an
-     * import find their bytes. ATTN_ENOMEM: message names wanted and free bytes. */
+    /* Takes a range of the KV memory; pools opened in the same order with the same geometry after
+     * an import find their bytes. ATTN_ENOMEM: message names wanted and free bytes. */
     attn_status (*pool_open)(struct backend *b, const struct backend_pool_config *c,
                              struct backend_pool **out_pool);
 
@@ -207,9 +209,9 @@ typedef const struct backend_ops *(*backend_module_fn)(void);
 /* The built-in CPU backend. */
 const struct backend_ops *backend_cpu(void);
 
-/* Finds a backend by name ("cpu", "cuda", "hip", another module's): built in, or attnd-NAME.so next to
- * the running binary, in ../lib/attnd beside it, or in $ATTND_MODULE_DIR. The module stays loaded.
- * ATTN_ENOTFOUND: the reason is in why. */
+/* Finds a backend by name ("cpu", "cuda", "hip", another module's): built in, or attnd-NAME.so next
+ * to the running binary, in ../lib/attnd beside it, or in $ATTND_MODULE_DIR. The module stays
+ * loaded. ATTN_ENOTFOUND: the reason is in why. */
 attn_status backend_load(const char *name, const struct backend_ops **out_ops, char *why,
                          size_t why_bytes);
 

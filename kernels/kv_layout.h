@@ -1,8 +1,9 @@
 /* kv_layout.h: where a token's K and V live inside a pool. Pure arithmetic, shared by all backends
  * and by the kernels.
  *
- * A pool is [block][layer] of K part, then V part. A part is [kv_head][block_tokens][head_dim] codes
- * and, if quantised, [kv_head][block_tokens] f32 scales. Parts start at multiples of 128 bytes.
+ * A pool is [block][layer] of K part, then V part. A part is [kv_head][block_tokens][head_dim]
+ * codes and, if quantised, [kv_head][block_tokens] f32 scales. Parts start at multiples of 128
+ * bytes.
  */
 #ifndef ATTND_KERNELS_KV_LAYOUT_H
 #define ATTND_KERNELS_KV_LAYOUT_H

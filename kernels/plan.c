@@ -203,7 +203,8 @@ static attn_status stream(struct plan *p, const struct plan_config *c, const uin
     return ATTN_OK;
 }
 
-/* The kind PLAN_AUTO stands for: the first that leaves no processor more than 5 % over its share. */
+/* The kind PLAN_AUTO stands for: the first that leaves no processor more than 5 % over its
+ * share. */
 static enum plan_kind choose(struct plan *p, const struct plan_config *c, const uint32_t *tiles,
                              uint32_t n_segments, uint64_t total, uint32_t n_busy)
 {

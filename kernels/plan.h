@@ -8,9 +8,9 @@
  *
  * Who calls it: the cpu backend for everything, and the tuned kernels' lists (decode_fill.c), whose
  * runs travel to the device. Elsewhere a thread block's part of an item follows from its index
- * alone, so that nothing need travel, and there is no plan. The generic kernels (gpu_job.c) cut each
- * item by itself into equal splits of whole 64 tokens; a plan's runs would have to be looked up.
- * Clusters of the tuned kernels (decode_select.c) have one size for all items, and the kernels
+ * alone, so that nothing need travel, and there is no plan. The generic kernels (gpu_job.c) cut
+ * each item by itself into equal splits of whole 64 tokens; a plan's runs would have to be looked
+ * up. Clusters of the tuned kernels (decode_select.c) have one size for all items, and the kernels
  * compute their parts (decode_cluster_begin, decode_wide_begin).
  */
 #ifndef ATTND_KERNELS_PLAN_H

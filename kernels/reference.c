@@ -147,7 +147,8 @@ void reference_cached_row(attn_dtype q_dtype, attn_dtype kv_dtype, const void *f
         out_row[i] = (float)row[i];
 }
 
-/* Does the query at p see the key at j? A window bounds how far back it sees, never how far ahead. */
+/* Does the query at p see the key at j? A window bounds how far back it sees, never how far
+ * ahead. */
 static bool is_visible(const struct attn_layer_spec *spec, uint32_t p, uint32_t j, uint32_t end)
 {
     if (j >= (spec->is_full ? end : p + 1))

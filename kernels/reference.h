@@ -41,11 +41,11 @@ void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale
 void reference_cached_row(attn_dtype q_dtype, attn_dtype kv_dtype, const void *from, size_t at,
                           uint32_t n, float *out_row);
 
-/* Error bound of an output computed with this dtype against the reference over the K and V that were
- * sent, for values of about unit size: pass when |out - ref| <= atol + rtol * |ref| for every element
- * and the relative L2 error is below l2. An lse is a float whatever the dtype: its bound is that of a
- * dot product in f32. With quantised KV most of the bound is the quantisation: a reference over the
- * dequantised K and V holds the bound of kv_dtype = q_dtype. */
+/* Error bound of an output computed with this dtype against the reference over the K and V that
+ * were sent, for values of about unit size: pass when |out - ref| <= atol + rtol * |ref| for every
+ * element and the relative L2 error is below l2. An lse is a float whatever the dtype: its bound is
+ * that of a dot product in f32. With quantised KV most of the bound is the quantisation: a
+ * reference over the dequantised K and V holds the bound of kv_dtype = q_dtype. */
 struct reference_bound {
     double atol, rtol, l2;
     double lse_atol, lse_rtol;

@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-/* X(name, value, message, is_retryable). Retryable: the same request may succeed later, unchanged. */
+/* X(name, value, message, is_retryable). Retryable: the same request may succeed later,
+ * unchanged. */
 #define ATTN_STATUS_MAP(X)                                                                         \
     X(ATTN_OK, 0, "ok", false)                                                                     \
     X(ATTN_EINVAL, -1, "invalid argument", false)                                                  \

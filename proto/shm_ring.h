@@ -1,9 +1,9 @@
-/* shm_ring.h: what a worker and the daemon share in memory: the layout of a client's region, and the
- * two packets that hand it over. docs/protocol.md, "Shared memory", says how it is used.
+/* shm_ring.h: what a worker and the daemon share in memory: the layout of a client's region, and
+ * the two packets that hand it over. docs/protocol.md, "Shared memory", says how it is used.
  *
- * The region is a sealed memfd: control words, the submit ring, the complete ring, and the data area,
- * which the client divides as it likes. Either side can write to all of it at any time: what comes
- * out of it is read once, into private memory, and checked there.
+ * The region is a sealed memfd: control words, the submit ring, the complete ring, and the data
+ * area, which the client divides as it likes. Either side can write to all of it at any time: what
+ * comes out of it is read once, into private memory, and checked there.
  */
 #ifndef ATTND_PROTO_SHM_RING_H
 #define ATTND_PROTO_SHM_RING_H
@@ -26,8 +26,8 @@ struct shm_hello {
     uint64_t region_bytes; /* the same */
 };
 
-/* daemon -> client, the answer; with status 0 it carries two descriptors: the region's memfd and the
- * eventfd that wakes the daemon */
+/* daemon -> client, the answer; with status 0 it carries two descriptors: the region's memfd and
+ * the eventfd that wakes the daemon */
 struct shm_welcome {
     uint32_t magic, version;
     int32_t status; /* attn_status */
@@ -52,8 +52,8 @@ struct shm_control {
     _Alignas(64) _Atomic uint32_t client_sleeps; /* whoever completes next wakes the client */
 };
 
-/* Entry (count % n_slots) of the submit ring. Offsets are from the start of the region, multiples of
- * SHM_ALIGN, in the data area. */
+/* Entry (count % n_slots) of the submit ring. Offsets are from the start of the region, multiples
+ * of SHM_ALIGN, in the data area. */
 struct shm_submit {
     uint64_t request_offset;
     uint64_t room_offset; /* where the reply goes */

@@ -1,14 +1,14 @@
 /* wire.h: the codec of attnd's messages: preamble, protobuf header, payload.
  *
- * A message is a 24-byte little-endian preamble, a protobuf header (attnd.proto), zero bytes up to a
- * multiple of 64 from the start of the message, then tensors, each starting at a multiple of 64:
+ * A message is a 24-byte little-endian preamble, a protobuf header (attnd.proto), zero bytes up to
+ * a multiple of 64 from the start of the message, then tensors, each starting at a multiple of 64:
  *
  *   offset 0  u32 magic "ATND"      4  u16 version (1)    6  u16 flags (bit 0: this is a reply)
  *          8  u32 header bytes     12  u32 payload bytes  16  u64 request id
  *
- * The transports' framing (SP, shared memory) is outside of this. Nothing here blocks, logs or keeps
- * state; bytes are untrusted until decoded. A decoded message points into the caller's bytes for its
- * payload and into the caller's arena for its header: drop both at once.
+ * The transports' framing (SP, shared memory) is outside of this. Nothing here blocks, logs or
+ * keeps state; bytes are untrusted until decoded. A decoded message points into the caller's bytes
+ * for its payload and into the caller's arena for its header: drop both at once.
  */
 #ifndef ATTND_PROTO_WIRE_H
 #define ATTND_PROTO_WIRE_H
@@ -89,8 +89,8 @@ uint64_t wire_message_bytes(const struct wire_preamble *p);
 /* The same without the payload. */
 uint64_t wire_head_bytes(const struct wire_preamble *p);
 
-/* Decodes a whole message. The request id is set as soon as the magic was right, so that an error can
- * be answered; it is 0 only if it could not be read, a request of id 0 is refused.
+/* Decodes a whole message. The request id is set as soon as the magic was right, so that an error
+ * can be answered; it is 0 only if it could not be read, a request of id 0 is refused.
  * Errors   ATTN_EPROTO anything malformed (a body is missing, parallel arrays of a step disagree in
  *          length, a payload the body has no place for, a limit above or the arena's is passed);
  *          ATTN_ENOTSUP version, flags, or a body this version does not know; ATTN_ENOMEM.
@@ -99,9 +99,9 @@ attn_status wire_request_decode(uint8_t *msg, size_t msg_bytes, struct wire_aren
                                 struct wire_request *out, char *why, size_t why_bytes);
 attn_status wire_reply_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena *a,
                               struct wire_reply *out, char *why, size_t why_bytes);
-/* A request whose head (all before the payload, wire_head_bytes of it) was copied away from its payload:
- * for memory that others write to while it is read. Nothing of payload is looked at; it is as long as
- * the head's preamble says. */
+/* A request whose head (all before the payload, wire_head_bytes of it) was copied away from its
+ * payload: for memory that others write to while it is read. Nothing of payload is looked at; it is
+ * as long as the head's preamble says. */
 attn_status wire_request_decode_apart(uint8_t *head, uint8_t *payload, struct wire_arena *a,
                                       struct wire_request *out, char *why, size_t why_bytes);
 
@@ -123,9 +123,11 @@ struct wire_step_layout {
     uint64_t out_offset, lse_offset;
     uint64_t reply_bytes;
 };
-/* dtype is the pool's q_dtype. The step is decoded or filled by the caller (arrays of equal length).
- * Errors   ATTN_EINVAL flags are 0 or unknown, lse without attend, s->dtype is another, no items, an
- *          item of 0 tokens, positions or sizes that overflow 32 bits. *out is then untouched. */
+/* dtype is the pool's q_dtype. The step is decoded or filled by the caller (arrays of equal
+ * length).
+ * Errors   ATTN_EINVAL flags are 0 or unknown, lse without attend, s->dtype is another, no items,
+ *          an item of 0 tokens, positions or sizes that overflow 32 bits. *out is then
+ *          untouched. */
 attn_status wire_step_layout_of(const Attnd__Step *s, uint32_t num_q_heads, uint32_t num_kv_heads,
                                 uint32_t head_dim_k, uint32_t head_dim_v, attn_dtype dtype,
                                 struct wire_step_layout *out, char *why, size_t why_bytes);

@@ -1,7 +1,7 @@
 /* wire_arena.c: the bump allocator a message's header is unpacked into.
  *
- * First the caller's base, then chunks from malloc, each at least CHUNK_BYTES unless the limit leaves
- * less. Nothing is freed one by one: the header of a request lives as long as the request.
+ * First the caller's base, then chunks from malloc, each at least CHUNK_BYTES unless the limit
+ * leaves less. Nothing is freed one by one: the header of a request lives as long as the request.
  */
 #include "proto/wire.h"
 

@@ -1,8 +1,8 @@
 /* wire_scan.c: the walk over a header's wire format that comes before protobuf-c sees it.
  *
- * protobuf-c 1.4.1 recurses as deep as the bytes ask for, spends dozens of bytes of memory for each byte
- * of empty submessages, cuts wide varints to the field's width and merges repeated singular messages.
- * All of that is refused here, by name. Reads the bytes once, allocates nothing.
+ * protobuf-c 1.4.1 recurses as deep as the bytes ask for, spends dozens of bytes of memory for each
+ * byte of empty submessages, cuts wide varints to the field's width and merges repeated singular
+ * messages. All of that is refused here, by name. Reads the bytes once, allocates nothing.
  */
 #include "proto/wire_scan.h"
 

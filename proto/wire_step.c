@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-/* Places a tensor of rows x heads x dim elements at the next multiple of WIRE_ALIGN past *end (below
- * 2^32). false: the payload would pass 32 bits. */
+/* Places a tensor of rows x heads x dim elements at the next multiple of WIRE_ALIGN past *end
+ * (below 2^32). false: the payload would pass 32 bits. */
 static bool place(uint64_t rows, uint64_t heads, uint64_t dim, uint64_t element_bytes,
                   uint64_t *end, uint64_t *out_offset)
 {

@@ -1,6 +1,6 @@
-# Run by CPack over the staged tree: copies the libraries that the staged programs need into its lib/,
-# and their licences into share/doc/attnd/licences/ where Debian's package database knows them. libc and
-# its parts stay with the system, and so does the GPU's driver.
+# Run by CPack over the staged tree: copies the libraries that the staged programs need into its
+# lib/, and their licences into share/doc/attnd/licences/ where Debian's package database knows
+# them. libc and its parts stay with the system, and so does the GPU's driver.
 set(stage "${CPACK_TEMPORARY_DIRECTORY}")
 file(GLOB programs LIST_DIRECTORIES false "${stage}/bin/*")
 file(GLOB modules "${stage}/lib/attnd/*.so")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The tracked files alone are enough, without git or its history: they configure, and the client library
-# builds from them. And no build that has been made read a file of this folder that is not tracked.
+# The tracked files alone are enough, without git or its history: they configure, and the client
+# library builds from them. And no build that has been made read a file of this folder that is not
+# tracked.
 #
 #   tests/clean_copy.sh BUILD_DIR
 set -euo pipefail

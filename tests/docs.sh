@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Names in the documentation are real: settings, metrics, commands' options, functions and paths. And
-# scripts that install and build say what they do first, if asked.
+# Names in the documentation are real: settings, metrics, commands' options, functions and paths.
+# And scripts that install and build say what they do first, if asked.
 #
 #   tests/docs.sh BIN_DIR
 set -euo pipefail
@@ -12,8 +12,8 @@ names=$(mktemp)
 trap 'rm -f "$names"' EXIT
 rc=0
 
-# check KIND PATTERN [PART]: what the pages say that matches PATTERN (and in that PART) must be a line of
-# $names
+# check KIND PATTERN [PART]: what the pages say that matches PATTERN (and in that PART) must be a
+# line of $names
 check() {
   local unknown
   unknown=$(grep -oEh -e "$2" "${pages[@]}" | grep -oE -e "${3:-.*}" | sort -u | grep -vxFf "$names" || true)

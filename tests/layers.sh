@@ -2,10 +2,12 @@
 # Holds the rule of docs/design.md, section 2: who may include whom.
 #
 #   tests/layers.sh [SOURCE_DIR]       checks the tree; every breach is named, exit 1
-#   tests/layers.sh --self-check       plants breaches in a scratch tree and expects each to be named
+#   tests/layers.sh --self-check       plants breaches in a scratch tree and expects each to be
+#   named
 #
-# An include is judged by its first folder: "cache/kv.h" is cache's. Quoted includes without a folder
-# are the file's own folder's, angle brackets are the system's unless they name one of our folders.
+# An include is judged by its first folder: "cache/kv.h" is cache's. Quoted includes without a
+# folder are the file's own folder's, angle brackets are the system's unless they name one of our
+# folders.
 set -euo pipefail
 
 areas='cache|kernels|proto|clients|daemon|tests'

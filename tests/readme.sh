@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The README's C example is clients/libattn/example.c, which the client tests compile and run, and has
-# 20 lines.
+# The README's C example is clients/libattn/example.c, which the client tests compile and run, and
+# has 20 lines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 example() { tail -n +2 clients/libattn/example.c; }

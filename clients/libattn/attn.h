@@ -5,7 +5,8 @@
  *
  * Concurrency
  *   1 Every function may be called from any thread, several at once, on one client or many; only
- *     attn_client_close must be the last call on its client and attn_pool_close the last on its pool.
+ *     attn_client_close must be the last call on its client and attn_pool_close the last on its
+ *     pool.
  *   2 Replies are read, deadlines kept and lost requests sent again by whichever thread is inside
  *     a call that waits (a blocking call, attn_step_wait, attn_client_poll). One waiting thread
  *     reads for all of them, and writes what is left of a request larger than the socket's buffer.
@@ -17,18 +18,18 @@
  *     (they free memory and leave the connection to the parent); other calls give ATTN_EINVAL. It
  *     may open clients of its own.
  *
- * Life      A client holds a session until attn_client_close, however long it is idle. When the daemon
- *           was restarted, or could not be reached for a lease, the session and its sequences are
- *           gone: calls find a new connection by themselves and then give ATTN_ENOTFOUND with
- *           ATTN_GONE_SESSION. attn_client_reopen makes a new session on the same client; make the
- *           pools again and go on.
+ * Life      A client holds a session until attn_client_close, however long it is idle. When the
+ *           daemon was restarted, or could not be reached for a lease, the session and its
+ *           sequences are gone: calls find a new connection by themselves and then give
+ *           ATTN_ENOTFOUND with ATTN_GONE_SESSION. attn_client_reopen makes a new session on the
+ *           same client; make the pools again and go on.
  *
  * Time      Every call ends by its timeout (0: the client's default). Timeouts are in microseconds.
  * Delivery  A request whose connection was lost is sent again under the same id until its deadline.
  *           That is harmless: appends name their position.
- * Errors    Calls return a status; attn_last_error has the sentence. If a call that takes a callback
- *           returns an error, the callback never runs; if it returned ATTN_OK, it runs exactly once.
- *           Outputs are written only on success, unless a comment says otherwise.
+ * Errors    Calls return a status; attn_last_error has the sentence. If a call that takes a
+ *           callback returns an error, the callback never runs; if it returned ATTN_OK, it runs
+ *           exactly once. Outputs are written only on success, unless a comment says otherwise.
  * ABI       Structs that may grow begin with struct_size: set it to sizeof the struct and zero the
  *           rest. A size the library does not know is refused with ATTN_EINVAL.
  */
@@ -231,8 +232,9 @@ ATTN_API uint32_t attn_pool_free_blocks(const attn_pool *p);
 
 /* ---- sequences ---- */
 
-/* A sequence as its holder knows it. The epoch is the daemon's; truncating or adopting a sequence raises
- * it, and a request with an older one is refused with ATTN_ESTALE, however late it arrives. */
+/* A sequence as its holder knows it. The epoch is the daemon's; truncating or adopting a sequence
+ * raises it, and a request with an older one is refused with ATTN_ESTALE, however late it
+ * arrives. */
 struct attn_seq {
     uint64_t id;
     uint32_t epoch;
@@ -248,8 +250,8 @@ ATTN_API attn_status attn_seq_open(attn_pool *p, uint64_t id, uint64_t timeout_u
 ATTN_API attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uint64_t new_id,
                                    uint32_t len, uint64_t timeout_us, struct attn_seq *out_seq,
                                    uint32_t *out_layer_len);
-/* Forgets tokens from len on, in every layer. seq gets the new epoch. Truncate before other tokens are
- * written to positions that any request has named, answered or not. */
+/* Forgets tokens from len on, in every layer. seq gets the new epoch. Truncate before other tokens
+ * are written to positions that any request has named, answered or not. */
 ATTN_API attn_status attn_seq_truncate(attn_pool *p, struct attn_seq *seq, uint32_t len,
                                        uint64_t timeout_us);
 /* Forgets the sequence. ATTN_OK, too, when the session that has it is gone. */
@@ -272,12 +274,13 @@ struct attn_item {
  * nothing is copied on this host, over sockets one copy less each way. Shapes as in attn_step;
  * pointers are aligned for their dtype.
  *
- * fill     writes q, k and v (NULL: not part of the step). Called inside the call that starts the step
- *          and, if it must be sent again, on any thread that waits or polls. Plain stores leave lines
- *          dirty in the core's cache, which a device reads more slowly; attn_client_copy leaves none.
- * take     reads out and lse, which are gone when it returns; rows of n_failed items are NaN. Called
- *          for every answer that has them (a partly failed step may be tried again), before the step
- *          counts as complete, on a thread that waits or polls.
+ * fill     writes q, k and v (NULL: not part of the step). Called inside the call that starts the
+ *          step and, if it must be sent again, on any thread that waits or polls. Plain stores
+ *          leave lines dirty in the core's cache, which a device reads more slowly;
+ *          attn_client_copy leaves none.
+ * take     reads out and lse, which are gone when it returns; rows of n_failed items are NaN.
+ *          Called for every answer that has them (a partly failed step may be tried again), before
+ *          the step counts as complete, on a thread that waits or polls.
  *
  * Neither may call the library for the same client, but for attn_client_copy. */
 struct attn_in_place {
@@ -330,8 +333,9 @@ struct attn_result {
  * cached. A layer with is_full does not let items be cut.
  *
  * Errors   ATTN_EINVAL shapes, pointers, limits, or a position gap; ATTN_ENOTFOUND, ATTN_ESTALE a
- *          sequence; ATTN_ENOBLOCKS, ATTN_EOVERLOAD with retry-after; ATTN_EDEADLINE the daemon gave
- *          up in time; ATTN_ETIMEDOUT it did not answer; ATTN_ECONN no connection at the deadline */
+ *          sequence; ATTN_ENOBLOCKS, ATTN_EOVERLOAD with retry-after; ATTN_EDEADLINE the daemon
+ *          gave up in time; ATTN_ETIMEDOUT it did not answer; ATTN_ECONN no connection at the
+ *          deadline */
 ATTN_API attn_status attn_step(attn_pool *p, const struct attn_step *s,
                                struct attn_result *out_result);
 

@@ -67,8 +67,7 @@ void request_finish(struct client_request *r)
         r->state = REQUEST_DONE;
     c->n_completed += !is_piece;
     struct waiter *w;
-    LIST_FOREACH(w, &c->waiters, link)
-    {
+    LIST_FOREACH(w, &c->waiters, link) {
         if (w->r == NULL || w->r == r)
             pthread_cond_signal(&w->cond);
     }

@@ -308,8 +308,7 @@ static void shm_message_free(struct client_transport *t, void *message)
     if (sh->region != NULL && (x = region_find(sh->region, message)) != NULL)
         region_free(sh->region, x);
     struct shm_region *r;
-    SLIST_FOREACH(r, &sh->old, link)
-    {
+    SLIST_FOREACH(r, &sh->old, link) {
         if (x != NULL || (x = region_find(r, message)) == NULL)
             continue;
         region_free(r, x);
@@ -331,8 +330,7 @@ static bool send_copy(struct shm *sh, uint32_t id, void *message)
     pthread_mutex_lock(&sh->lock);
     struct shm_extent *x = NULL;
     struct shm_region *r;
-    SLIST_FOREACH(r, &sh->old, link)
-    {
+    SLIST_FOREACH(r, &sh->old, link) {
         if (x == NULL)
             x = region_find(r, message);
     }

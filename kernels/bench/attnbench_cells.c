@@ -1,11 +1,12 @@
 /* attnbench_cells.c: the cells of attnbench's grids, one table each.
  *
- * best_public_us is a fact about one card: the fastest of FlashInfer 0.6.18, FlashAttention-3 (commit
- * 0251105a), TensorRT-LLM's XQA (through FlashInfer fb28d724) and vLLM's paged_attention v1 and v2 on
- * an NVIDIA H200: bf16, page 16, shuffled block tables, cold L2, one call as a graph, event to event,
- * median. Of prompts it is the fastest of FlashAttention-3 and 4, cuDNN, Triton and PyTorch's own on contiguous K
- * and V, of more tokens over cached ones FlashAttention-3's paged kernel at page 16; above 0.2 ms many calls in one
- * graph. It stands beside our time only to be compared on that card.
+ * best_public_us is a fact about one card: the fastest of FlashInfer 0.6.18, FlashAttention-3
+ * (commit 0251105a), TensorRT-LLM's XQA (through FlashInfer fb28d724) and vLLM's paged_attention v1
+ * and v2 on an NVIDIA H200: bf16, page 16, shuffled block tables, cold L2, one call as a graph,
+ * event to event, median. Of prompts it is the fastest of FlashAttention-3 and 4, cuDNN, Triton and
+ * PyTorch's own on contiguous K and V, of more tokens over cached ones FlashAttention-3's paged
+ * kernel at page 16; above 0.2 ms many calls in one graph. It stands beside our time only to be
+ * compared on that card.
  */
 #include "kernels/bench/attnbench.h"
 

@@ -323,7 +323,8 @@ bool bench_time_read(struct bench *x, uint64_t bytes, struct bench_times *out)
     return st == ATTN_OK ? true : fail(x, "timing a read");
 }
 
-/* The q heads of one (sequence, kv head) of a layer, of one of its query tokens, against the reference. */
+/* The q heads of one (sequence, kv head) of a layer, of one of its query tokens, against the
+ * reference. */
 static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t layer, uint32_t item,
                         uint32_t kv_head, uint32_t token, struct bench_error *e, double *diff,
                         double *norm)

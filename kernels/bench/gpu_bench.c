@@ -1,9 +1,9 @@
 /* gpu_bench.c: what the gpu backends measure of themselves (backend_bench.h).
  *
- * Inside the timed window: what a batch does on the device (append if it appends, attention, merge), as one
- * graph, from event to event. Outside: the upload of descriptors, q on its way in, out on its way
- * back; q and out are in device memory. Before every run twice the L2 cache is read, so that caches are
- * cold and hold nothing that has to be written back.
+ * Inside the timed window: what a batch does on the device (append if it appends, attention,
+ * merge), as one graph, from event to event. Outside: the upload of descriptors, q on its way in,
+ * out on its way back; q and out are in device memory. Before every run twice the L2 cache is read,
+ * so that caches are cold and hold nothing that has to be written back.
  */
 #include "kernels/backend_bench.h"
 #include "kernels/gpu/gpu_host.h"
@@ -77,8 +77,8 @@ static attn_status launch_first(struct backend *b, runtime_graph *graph)
     return runtime_graph_launch(graph, b->stream) == 0 ? ATTN_OK : gpu_lost(b);
 }
 
-/* Enqueues n_runs timed launches of graphs[r % n_graphs] and waits for them. What the host submits while a
- * window is open makes it about a microsecond longer; not so if every run is waited for. */
+/* Enqueues n_runs timed launches of graphs[r % n_graphs] and waits for them. What the host submits
+ * while a window is open makes it about a microsecond longer; not so if every run is waited for. */
 static attn_status bench_run(struct bench *m, runtime_graph *const *graphs, uint32_t n_graphs,
                              uint32_t n_runs, uint64_t *out_ns)
 {
@@ -252,7 +252,8 @@ static int compare_ns(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* A plain read of one shape. Its graphs read one place of the KV memory after the other, as batches do. */
+/* A plain read of one shape. Its graphs read one place of the KV memory after the other, as batches
+ * do. */
 enum { READ_PLACES = 8 };
 struct plain_read {
     runtime_graph *graphs[READ_PLACES];

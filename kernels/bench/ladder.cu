@@ -1,9 +1,10 @@
-/* ladder.cu: the first steps from a straightforward kernel to the fast ones, for attnbench --grid variants:
+/* ladder.cu: the first steps from a straightforward kernel to the fast ones, for attnbench --grid
+ * variants:
  * 0  naive: a thread block a query row, a thread a key; one pass for the maximum, one for the sums
  * 1  online softmax: one pass
  * 2  shared tiles: the query rows of a kv head share K and V tiles in shared memory
- * The next steps are attend_vector.cu (a group of lanes a key, 16-byte loads, no barrier in the loop),
- * attend_matrix.cuh (tensor cores; then split-K) and the tuned kernels of decode.h.
+ * The next steps are attend_vector.cu (a group of lanes a key, 16-byte loads, no barrier in the
+ * loop), attend_matrix.cuh (tensor cores; then split-K) and the tuned kernels of decode.h.
  */
 #include "kernels/gpu/device.cuh"
 
@@ -175,7 +176,8 @@ __global__ void __launch_bounds__(threads) one_row(GPU_PARAM(gpu_attend, a))
 constexpr int shared_rows = GPU_SHARED_ROWS, shared_tile = 16;
 constexpr int shared_threads_a_row = threads / shared_rows;
 
-/* A thread works for one row: one key of the tile at a time for its scores, dv / 16 elements of O. */
+/* A thread works for one row: one key of the tile at a time for its scores, dv / 16 elements of
+ * O. */
 __global__ void __launch_bounds__(threads) shared_tiles(GPU_PARAM(gpu_attend, a))
 {
     __shared__ float s_q[shared_rows][max_dim], s_p[shared_rows][shared_tile];

@@ -1,7 +1,7 @@
 /* append.c: writes k and v of new tokens into their blocks, copies whole blocks.
  *
- * Parts of the job are (item, token) and copies; no two parts of one job write the same bytes. Small
- * jobs are done by the engine thread alone, which costs less than waking the others.
+ * Parts of the job are (item, token) and copies; no two parts of one job write the same bytes.
+ * Small jobs are done by the engine thread alone, which costs less than waking the others.
  */
 #include "kernels/cpu/cpu.h"
 

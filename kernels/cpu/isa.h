@@ -1,8 +1,9 @@
-/* isa.h: the part of the cpu backend that is compiled once an instruction set: attention of a tile of
- * query rows over a range of cached tokens. tile.h is the one body; isa_*.c compile it with their
- * flags.
+/* isa.h: the part of the cpu backend that is compiled once an instruction set: attention of a tile
+ * of query rows over a range of cached tokens. tile.h is the one body; isa_*.c compile it with
+ * their flags.
  *
- * Scores, maxima and sums are in base 2 (a score is multiplied by log2 e); lse leaves as natural log.
+ * Scores, maxima and sums are in base 2 (a score is multiplied by log2 e); lse leaves as natural
+ * log.
  */
 #ifndef ATTND_KERNELS_CPU_ISA_H
 #define ATTND_KERNELS_CPU_ISA_H
@@ -23,9 +24,9 @@ struct attend_geometry {
     attn_dtype q_dtype, kv_dtype;
 };
 
-/* The rows of one segment: rows row0 .. row0 + n_rows of each of n_heads kv heads of one item; row r
- * of kv head h is query token r / group, q head h * group + r % group. All heads of a tile are done
- * before the next tile, because the heads of a block lie behind one another in memory. */
+/* The rows of one segment: rows row0 .. row0 + n_rows of each of n_heads kv heads of one item; row
+ * r of kv head h is query token r / group, q head h * group + r % group. All heads of a tile are
+ * done before the next tile, because the heads of a block lie behind one another in memory. */
 struct attend_rows {
     const struct attend_geometry *g;
     const struct attn_layer_spec *spec;

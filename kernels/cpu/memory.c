@@ -1,8 +1,8 @@
 /* memory.c: the cpu backend's KV memory: one memfd, all of its pages taken at open, so that nothing
  * can run out later; its size is sealed, so that no other holder of the descriptor can shrink it.
  *
- * Pages of 2 MiB where the machine has set enough aside (vm.nr_hugepages): blocks lie scattered, and
- * with 4 KiB pages each piece of a block costs a page walk.
+ * Pages of 2 MiB where the machine has set enough aside (vm.nr_hugepages): blocks lie scattered,
+ * and with 4 KiB pages each piece of a block costs a page walk.
  */
 #define _GNU_SOURCE
 #include "kernels/cpu/cpu.h"

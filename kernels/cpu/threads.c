@@ -1,8 +1,9 @@
 /* threads.c: workers that spin for some microseconds after a job, then sleep on a futex.
  *
- * `job` counts starts and ends: odd while a job is open. A worker joins by raising n_joined and then
- * looking at `job` again; the caller ends a job by making `job` even and then waiting for n_joined to
- * fall to 0. Both sides write first and read after (seq_cst), so no worker works on a closed job.
+ * `job` counts starts and ends: odd while a job is open. A worker joins by raising n_joined and
+ * then looking at `job` again; the caller ends a job by making `job` even and then waiting for
+ * n_joined to fall to 0. Both sides write first and read after (seq_cst), so no worker works on a
+ * closed job.
  */
 #define _GNU_SOURCE
 #include "kernels/cpu/threads.h"

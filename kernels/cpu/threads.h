@@ -1,6 +1,6 @@
-/* threads.h: the cpu backend's worker threads. One job at a time, started by the engine thread, which
- * works on it, too. A job hands its parts out by an atomic counter, so any number of threads can
- * finish it: workers that wake up too late are not waited for.
+/* threads.h: the cpu backend's worker threads. One job at a time, started by the engine thread,
+ * which works on it, too. A job hands its parts out by an atomic counter, so any number of threads
+ * can finish it: workers that wake up too late are not waited for.
  */
 #ifndef ATTND_KERNELS_CPU_THREADS_H
 #define ATTND_KERNELS_CPU_THREADS_H

@@ -1,13 +1,13 @@
 /* tile.h: attention of up to MAX_ROWS query rows over tiles of cached tokens; included by isa_*.c,
  * each with its own flags, ISA_NAME and ISA_SYMBOL. All state is the caller's.
  *
- * Per tile: scores of all rows (K is read from memory by the first four rows, then from cache), mask,
- * online softmax, weighted sum of V. While a piece of a tile is computed the same piece of the next
- * tile is fetched, K beside the scores and V beside the sum, since pieces of a shuffled block table
- * lie where no hardware prefetcher looks.
+ * Per tile: scores of all rows (K is read from memory by the first four rows, then from cache),
+ * mask, online softmax, weighted sum of V. While a piece of a tile is computed the same piece of
+ * the next tile is fetched, K beside the scores and V beside the sum, since pieces of a shuffled
+ * block table lie where no hardware prefetcher looks.
  *
- * What a row does not see is never multiplied: K there may be NaN, its score is overwritten; V there
- * is not read by that row.
+ * What a row does not see is never multiplied: K there may be NaN, its score is overwritten; V
+ * there is not read by that row.
  */
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vec.h"
@@ -95,7 +95,8 @@ INLINE void reduce_scores(const vf sums[ROWS_AT_ONCE][TOKENS_AT_ONCE], int n_row
 #endif
 }
 
-/* Scores of n_rows rows with TOKENS_AT_ONCE tokens from k; fetches as many at ahead (NULL: none). */
+/* Scores of n_rows rows with TOKENS_AT_ONCE tokens from k; fetches as many at ahead (NULL:
+ * none). */
 INLINE void scores_f32(attn_dtype dtype, int n_rows, const float *q, uint32_t q_stride,
                        const uint8_t *k, const uint8_t *ahead, uint32_t dk, size_t k_stride,
                        float *s)
@@ -231,7 +232,8 @@ INLINE void sum_rows(attn_dtype dtype, int n_rows, const float *p, const uint8_t
                  v_stride, n_tokens, o + d, o_stride);
 }
 
-/* Adds tokens [a, b) of the tile (columns of s), which lie in one piece at v, to rows [row0, row1). */
+/* Adds tokens [a, b) of the tile (columns of s), which lie in one piece at v, to rows [row0,
+ * row1). */
 INLINE void piece_sum(const struct tile_state *t, attn_dtype dtype, const uint8_t *v,
                       const uint8_t *ahead, uint32_t a, uint32_t b, uint32_t row0, uint32_t row1)
 {
@@ -273,8 +275,8 @@ static struct columns columns_of(const struct tile_state *t, uint32_t token, uin
     return c;
 }
 
-/* Scales, caps, slopes and masks one row's raw products; then the online softmax step: s becomes the
- * weights, o, max and sum of the row are brought to the new maximum. */
+/* Scales, caps, slopes and masks one row's raw products; then the online softmax step: s becomes
+ * the weights, o, max and sum of the row are brought to the new maximum. */
 static void softmax_row(const struct tile_state *t, uint32_t row, uint32_t token, struct columns c)
 {
     const struct attn_layer_spec *spec = t->r->spec;

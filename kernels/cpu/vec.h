@@ -1,5 +1,5 @@
-/* vec.h: VEC floats at once, for the instruction set this file is compiled for. GCC's vector types do
- * the arithmetic; intrinsics stand only where an instruction has no other name.
+/* vec.h: VEC floats at once, for the instruction set this file is compiled for. GCC's vector types
+ * do the arithmetic; intrinsics stand only where an instruction has no other name.
  */
 #ifndef ATTND_KERNELS_CPU_VEC_H
 #define ATTND_KERNELS_CPU_VEC_H

@@ -1,12 +1,12 @@
-/* attend_codes.cu: decode attention (up to 16 query rows of a kv head) over fp8 and int8 K and V, bf16
- * queries: codes go from shared memory into the operands of matrix instructions, decoded on the way by
- * integer operations.
+/* attend_codes.cu: decode attention (up to 16 query rows of a kv head) over fp8 and int8 K and V,
+ * bf16 queries: codes go from shared memory into the operands of matrix instructions, decoded on
+ * the way by integer operations.
  *
- * A warp works alone on tiles of 16 tokens, its copies three tiles ahead; the four warps of a block meet
- * once, at the end. The order of d in a dot product and of columns in a product is free, so that every
- * lane reads 16 neighbouring codes: of K, product k's columns 2t .. and 2t + 8 .. are the codes 4k .. 4k + 3
- * of the lane's piece; of V, product e's column g is element g * dim / 8 + e.
- * Scales of K meet the scores, those of V the probabilities.
+ * A warp works alone on tiles of 16 tokens, its copies three tiles ahead; the four warps of a block
+ * meet once, at the end. The order of d in a dot product and of columns in a product is free, so
+ * that every lane reads 16 neighbouring codes: of K, product k's columns 2t .. and 2t + 8 .. are
+ * the codes 4k .. 4k + 3 of the lane's piece; of V, product e's column g is element g * dim / 8 +
+ * e. Scales of K meet the scores, those of V the probabilities.
  */
 #include "kernels/gpu/attend_matrix.cuh"
 

@@ -1,5 +1,5 @@
-/* attend_codes_none.cu: in place of attend_codes.cu, whose operands are laid out for one vendor's matrix
- * instructions, where those are not built: attend_matrix.cuh does its work.
+/* attend_codes_none.cu: in place of attend_codes.cu, whose operands are laid out for one vendor's
+ * matrix instructions, where those are not built: attend_matrix.cuh does its work.
  */
 #include "kernels/gpu/attend_matrix.cuh"
 

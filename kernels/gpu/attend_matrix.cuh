@@ -1,11 +1,13 @@
-/* attend_matrix.cuh: attention on tensor cores for everything the tuned decode kernels do not compute:
- * prompt chunks, quantised K and V, head dims in between. Tiles as in FlashAttention-2 (Dao, 2023):
- * S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P stay in registers.
+/* attend_matrix.cuh: attention on tensor cores for everything the tuned decode kernels do not
+ * compute: prompt chunks, quantised K and V, head dims in between. Tiles as in FlashAttention-2
+ * (Dao, 2023): S = Q K^T and O += P V by 16 x 16 tiles of 16-bit products, S and P stay in
+ * registers.
  *
- * A thread block takes 16 * row_warps query rows (token x head of a group) of one kv head and one split of
- * the cached tokens, in tiles of `tile` tokens, copy_stages of which are in shared memory. row_warps share a
- * tile's tokens; token_warps cut it and meet at the end. Rows of Q, K and V lie in shared memory as
- * 16-byte pieces, piece c of row r at c ^ (r % 8), so that matrix loads meet no bank twice.
+ * A thread block takes 16 * row_warps query rows (token x head of a group) of one kv head and one
+ * split of the cached tokens, in tiles of `tile` tokens, copy_stages of which are in shared memory.
+ * row_warps share a tile's tokens; token_warps cut it and meet at the end. Rows of Q, K and V lie
+ * in shared memory as 16-byte pieces, piece c of row r at c ^ (r % 8), so that matrix loads meet no
+ * bank twice.
  */
 #ifndef ATTND_GPU_ATTEND_MATRIX_CUH
 #define ATTND_GPU_ATTEND_MATRIX_CUH
@@ -158,8 +160,8 @@ struct row_sink {
     }
 };
 
-/* Joins the results of warps that took different tokens of the same 16 rows: [warp][16][dim + 4] sums,
- * behind them [warp][16] (m, sum). Called by all their threads after a barrier. */
+/* Joins the results of warps that took different tokens of the same 16 rows: [warp][16][dim + 4]
+ * sums, behind them [warp][16] (m, sum). Called by all their threads after a barrier. */
 template <int dim, int warps, bool is_bf16>
 GPU_DEVICE void merge_warps(const float *all_o, const row_sink &sink, uint32_t n)
 {
@@ -198,9 +200,9 @@ template <bool is_bf16> GPU_DEVICE float bad_only(uint32_t bits)
     return !is_bad<is_bf16>(bits) ? 0.0f : is_bf16 ? bf16_decode(bits) : f16_decode(bits);
 }
 
-/* A NaN or inf in V must not reach rows that do not see its key, but 0 * NaN is NaN. In a tile where
- * some key is hidden from some row, such elements are added here to the rows that see them and become
- * zero in shared memory. Collective; true if there was one: a barrier must follow. */
+/* A NaN or inf in V must not reach rows that do not see its key, but 0 * NaN is NaN. In a tile
+ * where some key is hidden from some row, such elements are added here to the rows that see them
+ * and become zero in shared memory. Collective; true if there was one: a barrier must follow. */
 template <class C>
 GPU_DEVICE bool hide_bad(char *v, float (&o)[C::dim / 16][tile_values],
                          const matrix_row (&row)[tile_rows], uint32_t base, int warp_token,

@@ -1,9 +1,10 @@
-/* attend_vector.cu: attention in plain fp32 arithmetic for every geometry, stored type and option, and the
- * merge of split results that the tensor-core kernel shares.
+/* attend_vector.cu: attention in plain fp32 arithmetic for every geometry, stored type and option,
+ * and the merge of split results that the tensor-core kernel shares.
  *
- * A thread block takes a few query rows of one kv head and one split of the cached tokens. A group of
- * lanes holds one token's K in 16-byte pieces, all rows' dot products are summed across the group, and
- * each group keeps its own online softmax; the groups of the block meet once, at the end.
+ * A thread block takes a few query rows of one kv head and one split of the cached tokens. A group
+ * of lanes holds one token's K in 16-byte pieces, all rows' dot products are summed across the
+ * group, and each group keeps its own online softmax; the groups of the block meet once, at the
+ * end.
  */
 #include "kernels/gpu/device.cuh"
 

@@ -1,8 +1,8 @@
 /* backend_gpu.c: the gpu backend's table, device, pools and memory.
  *
- * KV memory is one range that a descriptor keeps alive beyond the process; pools are carved from it in the
- * order they are opened. Everything else on the device (block tables, layers, staging, scratch) is
- * made anew by every process.
+ * KV memory is one range that a descriptor keeps alive beyond the process; pools are carved from it
+ * in the order they are opened. Everything else on the device (block tables, layers, staging,
+ * scratch) is made anew by every process.
  */
 #include "kernels/gpu/gpu_host.h"
 
@@ -222,7 +222,8 @@ static void describe(struct backend_pool *p)
     };
 }
 
-/* Layers and their per-head arrays in one device allocation: [num_layers] structs, then the arrays. */
+/* Layers and their per-head arrays in one device allocation: [num_layers] structs, then the
+ * arrays. */
 static attn_status upload_layers(struct backend_pool *p, const struct attn_layer_spec *from)
 {
     struct backend *b = p->b;

@@ -1,5 +1,5 @@
-/* device.cuh: what all kernels of a pool share: element loads of any stored type, where a token's K and
- * V live, which keys a query sees and what an option does to a score.
+/* device.cuh: what all kernels of a pool share: element loads of any stored type, where a token's K
+ * and V live, which keys a query sees and what an option does to a score.
  */
 #ifndef ATTND_GPU_DEVICE_CUH
 #define ATTND_GPU_DEVICE_CUH
@@ -64,8 +64,8 @@ GPU_DEVICE uint32_t element_bytes(uint32_t dtype)
     return dtype == ATTN_F32 ? 4 : dtype == ATTN_BF16 || dtype == ATTN_F16 ? 2 : 1;
 }
 
-/* The item whose range [start, next item's start) holds x; starts grow. start0 is the range's origin:
- * items[0]'s start. */
+/* The item whose range [start, next item's start) holds x; starts grow. start0 is the range's
+ * origin: items[0]'s start. */
 template <uint32_t gpu_item::*start>
 GPU_DEVICE uint32_t find_item(const gpu_item *items, uint32_t n_items, uint32_t x)
 {

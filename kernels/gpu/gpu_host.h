@@ -1,15 +1,15 @@
-/* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, pools, memory), gpu_job.c (one
- * batch as launches), gpu_queue.c (submit, poll, block transfers) and bench/gpu_bench.c
+/* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, pools, memory), gpu_job.c
+ * (one batch as launches), gpu_queue.c (submit, poll, block transfers) and bench/gpu_bench.c
  * (measurement) share.
  *
  * Thread     the engine thread, but for the host memory slots.
  * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
- *            slots, which give it back); a batch takes none. What the driver takes for the graph of a
- *            direct kernel, once a kernel and stream, it may refuse: then there is no graph.
- * Order      every slot has a stream of its own. A batch whose table rows the one in front does not name
- *            runs beside it: its thread blocks take over processors as blocks of that one leave. Any
- *            other follows that one's stream, all but its way in: upload, q, k and v go to its own
- *            staging before.
+ *            slots, which give it back); a batch takes none. What the driver takes for the graph of
+ *            a direct kernel, once a kernel and stream, it may refuse: then there is no graph.
+ * Order      every slot has a stream of its own. A batch whose table rows the one in front does not
+ *            name runs beside it: its thread blocks take over processors as blocks of that one
+ *            leave. Any other follows that one's stream, all but its way in: upload, q, k and v go
+ *            to its own staging before.
  */
 #ifndef ATTND_GPU_HOST_H
 #define ATTND_GPU_HOST_H
@@ -29,9 +29,9 @@
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
 
-/* A batch that follows the one in front has its q, k and v brought before if they are at least so many bytes
- * (fewer come with prep: another launch takes longer) of at most so many tokens (more are computed for so
- * long that it makes no difference). */
+/* A batch that follows the one in front has its q, k and v brought before if they are at least so
+ * many bytes (fewer come with prep: another launch takes longer) of at most so many tokens (more
+ * are computed for so long that it makes no difference). */
 #ifndef GPU_BRING_BYTES
 #define GPU_BRING_BYTES 65536
 #endif
@@ -165,8 +165,8 @@ uint64_t gpu_brought_bytes(const struct backend *b, const struct backend_pool *p
 /* ATTN_ENOMEM */
 attn_status gpu_job_init(struct backend *b, struct gpu_job *j);
 void gpu_job_fini(struct gpu_job *j);
-/* Checks a batch and turns it into launches. Items' results go to out_device (laid out as q, by token)
- * and lse_device if given, else to the items' own pointers.
+/* Checks a batch and turns it into launches. Items' results go to out_device (laid out as q, by
+ * token) and lse_device if given, else to the items' own pointers.
  * Errors: ATTN_EINVAL an index out of range; ATTN_ENOTSUP; ATTN_ENOMEM */
 attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
@@ -174,18 +174,21 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
 bool gpu_job_is_brought(const struct gpu_job *j);
 /* Can attention do without what is launched before it? */
 bool gpu_job_can_be_direct(const struct gpu_job *j);
-/* The launches of a job, in this order; bring may be left out, all but attend if it is direct. They return the
- * runtime's code. upload: of staging to the device; bring: q, k and v; prep: surplus patches and prep. */
+/* The launches of a job, in this order; bring may be left out, all but attend if it is direct. They
+ * return the runtime's code. upload: of staging to the device; bring: q, k and v; prep: surplus
+ * patches and prep. */
 int gpu_job_upload(const struct gpu_job *j, runtime_stream *s);
 int gpu_job_bring(struct gpu_job *j, runtime_stream *s);
 int gpu_job_prep(const struct gpu_job *j, const struct backend_batch *batch, runtime_stream *s);
-/* attend: is_chained: it follows prep. finish: what the device tells the host after it; NULL: nothing. */
+/* attend: is_chained: it follows prep. finish: what the device tells the host after it; NULL:
+ * nothing. */
 int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
                    bool is_chained);
 
 /* ---- gpu_queue.c: slots of the table */
 
-/* What is enqueued on b->stream from now on runs after all batches in flight. The runtime's code. */
+/* What is enqueued on b->stream from now on runs after all batches in flight. The runtime's
+ * code. */
 int gpu_follow_all(struct backend *b);
 
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch);

@@ -1,9 +1,9 @@
-/* gpu_job.c: one batch as launches: checks it, orders its items by the kernel that computes them, cuts long
- * ones into splits, fills the parameters.
+/* gpu_job.c: one batch as launches: checks it, orders its items by the kernel that computes them,
+ * cuts long ones into splits, fills the parameters.
  *
- * Which kernel computes an item follows from its pool and its own token count, never from the rest of
- * the batch. How it is split follows from its own length too where the pool is batch invariant, else
- * from the whole batch.
+ * Which kernel computes an item follows from its pool and its own token count, never from the rest
+ * of the batch. How it is split follows from its own length too where the pool is batch invariant,
+ * else from the whole batch.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "kernels/grow.h"
@@ -202,8 +202,8 @@ static struct gpu_range *add_range(struct gpu_job *j)
     return r;
 }
 
-/* Cuts items[0..n) into launches whose partial results fit the workspace. device: where items[0] will
- * be. */
+/* Cuts items[0..n) into launches whose partial results fit the workspace. device: where items[0]
+ * will be. */
 static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_kernel kernel,
                                bool is_split, struct gpu_item *items, uint32_t n,
                                const struct gpu_item *device)

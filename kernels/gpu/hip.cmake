@@ -1,7 +1,7 @@
-# attnd-hip.so: the loadable HIP backend. CMake's own HIP language does not find Debian's ROCm, so device
-# code is compiled by commands, one code object a kernel file and device: by hipcc, and for gfx942, which
-# Debian's hipcc does not know, by clang++-19 with Debian's device libraries. The code objects of a file
-# become one bundle, which its host part takes in.
+# attnd-hip.so: the loadable HIP backend. CMake's own HIP language does not find Debian's ROCm, so
+# device code is compiled by commands, one code object a kernel file and device: by hipcc, and for
+# gfx942, which Debian's hipcc does not know, by clang++-19 with Debian's device libraries. The code
+# objects of a file become one bundle, which its host part takes in.
 find_library(ATTND_AMDHIP64 amdhip64 PATHS /opt/rocm/lib)
 find_path(ATTND_HIP_INCLUDE hip/hip_runtime_api.h PATHS /opt/rocm/include)
 find_program(ATTND_OFFLOAD_BUNDLER clang-offload-bundler

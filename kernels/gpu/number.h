@@ -24,8 +24,8 @@ GPU_DEVICE uint32_t bf16_encode_portable(float x)
     return (u + 0x7fff + (u >> 16 & 1)) >> 16;
 }
 
-/* Two e4m3 codes of a word's low half: sign and 7 bits moved into an f16's place have an exponent that
- * is 8 too small. Exact but for the code of NaN, which no append writes. */
+/* Two e4m3 codes of a word's low half: sign and 7 bits moved into an f16's place have an exponent
+ * that is 8 too small. Exact but for the code of NaN, which no append writes. */
 GPU_DEVICE void e4m3_decode2_portable(uint32_t codes, float &lo, float &hi)
 {
     lo = f16_decode((codes & 0x80) << 8 | (codes & 0x7f) << 7) * 256.0f;

@@ -1,7 +1,9 @@
-/* params.h: what the host hands to the kernels: plain structs, read by C and by device code, and the
- * C entry points that launch them. Launches return 0 or the runtime's error code; they never wait.
+/* params.h: what the host hands to the kernels: plain structs, read by C and by device code, and
+ * the C entry points that launch them. Launches return 0 or the runtime's error code; they never
+ * wait.
  *
- * Who owns what   device memory belongs to the backend; a kernel reads items, block table and layers
+ * Who owns what   device memory belongs to the backend; a kernel reads items, block table and
+ * layers
  *                 from device memory, and k, v, q_src from host memory that the device can read.
  */
 #ifndef ATTND_GPU_PARAMS_H
@@ -68,18 +70,21 @@ struct gpu_patch {
 #define GPU_LIST 480 /* words of a list that travels in parameters */
 
 /* prep: patches the block table, appends k and v (quantising), brings q to the device, and for an
- * inline batch stores the items where the attention kernels read them. bring: copies q, k and v to the
- * device and nothing else, so that it may run while the batch before is computed; the batch's prep follows it.
+ * inline batch stores the items where the attention kernels read them. bring: copies q, k and v to
+ * the device and nothing else, so that it may run while the batch before is computed; the batch's
+ * prep follows it.
  *
- * Shapes   items [n_items]; patches [n_patches]; blocks: for each appended item the ids of the blocks
- *          that [pos, pos + n_tokens) touches, in order. NULL: the inline arrays are used. */
+ * Shapes   items [n_items]; patches [n_patches]; blocks: for each appended item the ids of the
+ *          blocks that [pos, pos + n_tokens) touches, in order. NULL: the inline arrays are
+ *          used. */
 struct gpu_prep {
     struct gpu_kv kv;
     const struct gpu_item *items;
     const struct gpu_patch *patches;
     const uint32_t *blocks;
     struct gpu_item *out_items; /* inline only */
-    /* device, [n_tokens][num_kv_heads * (dk + dv)] each token's k, then v; NULL: they were not brought */
+    /* device, [n_tokens][num_kv_heads * (dk + dv)] each token's k, then v; NULL: they were not
+     * brought */
     char *brought;
     uint64_t *out_start_ns; /* host memory, NULL: not wanted */
     uint32_t n_items, n_patches, n_tokens, pad;
@@ -108,7 +113,8 @@ struct gpu_finish {
     uint64_t
         *out_done; /* host memory: value in the upper half, the lower half of the device's time */
     uint64_t *
-        out_start_ns; /* host memory: when it began; of a direct call (decode.h), else prep writes it */
+        /* host memory: when it began; of a direct call (decode.h), else prep writes it */
+        out_start_ns;
     uint32_t value, pad;
 };
 int gpu_finish_launch(const struct gpu_finish *a, void *stream, int chained);

@@ -10,7 +10,8 @@ namespace
 
 constexpr int prep_threads = append_threads;
 
-/* About as many as keep the bus busy: more reads of host memory at a time hold up the attention kernel's. */
+/* About as many as keep the bus busy: more reads of host memory at a time hold up the attention
+ * kernel's. */
 constexpr int bring_threads = 64, bring_blocks = 128;
 
 GPU_DEVICE uint64_t kv_row_bytes(const gpu_kv &kv)
@@ -37,8 +38,8 @@ GPU_DEVICE void bring_q(const gpu_kv &kv, const gpu_item &it, uint32_t token)
     }
 }
 
-/* A token's item: in one go, and without a search where every item has one token, so that few loads wait for
- * each other. */
+/* A token's item: in one go, and without a search where every item has one token, so that few loads
+ * wait for each other. */
 GPU_DEVICE gpu_item item_of(const gpu_prep &a, const gpu_item *items, uint32_t token)
 {
     uint32_t i = token;
@@ -51,8 +52,8 @@ GPU_DEVICE gpu_item item_of(const gpu_prep &a, const gpu_item *items, uint32_t t
     return it;
 }
 
-/* Two thread blocks a token, for k and v and for q; patches and the inline items are spread over the
- * first ones. */
+/* Two thread blocks a token, for k and v and for q; patches and the inline items are spread over
+ * the first ones. */
 __global__ void __launch_bounds__(prep_threads) prep(GPU_PARAM(gpu_prep, by_value))
 {
     const gpu_prep &a = params(by_value);
@@ -85,8 +86,9 @@ __global__ void __launch_bounds__(prep_threads) prep(GPU_PARAM(gpu_prep, by_valu
                      a.brought ? a.brought + blockIdx.x * kv_row_bytes(a.kv) : nullptr);
 }
 
-/* Every token's q, k and v are one list of 16 bytes each, in pieces of bring_threads * at_once, which the
- * blocks take in turn. Few threads of few registers: there is room for them beside every attention kernel. */
+/* Every token's q, k and v are one list of 16 bytes each, in pieces of bring_threads * at_once,
+ * which the blocks take in turn. Few threads of few registers: there is room for them beside every
+ * attention kernel. */
 __global__ void __launch_bounds__(bring_threads) bring(GPU_PARAM(gpu_prep, by_value))
 {
     const gpu_prep &a = params(by_value);
@@ -144,8 +146,9 @@ int gpu_bring_launch(const struct gpu_prep *a, void *stream)
     return launch(bring, dim3(bring_blocks), dim3(bring_threads), 0, stream, false, *a);
 }
 
-/* A processor divides its memory between cache and shared memory anew only when it is empty, so blocks
- * that ask for none of the latter would keep those of the attention kernels out, or be kept out. */
+/* A processor divides its memory between cache and shared memory anew only when it is empty, so
+ * blocks that ask for none of the latter would keep those of the attention kernels out, or be kept
+ * out. */
 int gpu_prep_init(void)
 {
     int code = share_memory(prep);

@@ -1,8 +1,8 @@
 /* model.h: a naive model of the cache, a pretended device, and random operations on all three.
  *
  * The model keeps plain arrays and counts by searching; it predicts the status of every operation.
- * Its blocks have ids of its own that are never used twice. The device is an array of cells, one for
- * each (block, layer, token), written as a backend would: copies, then appends, at reserve.
+ * Its blocks have ids of its own that are never used twice. The device is an array of cells, one
+ * for each (block, layer, token), written as a backend would: copies, then appends, at reserve.
  */
 #ifndef TESTS_KV_MODEL_H
 #define TESTS_KV_MODEL_H

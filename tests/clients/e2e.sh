@@ -149,7 +149,8 @@ for kind in constant gamma=2 burst=5; do
   verified
   has '"steps": 20,'
 done
-# a bound that every answer keeps, so the rate that can be sent is found; then one that nothing keeps
+# a bound that every answer keeps, so the rate that can be sent is found; then one that nothing
+# keeps
 expect 0 "$load" --preset bytelm --sequences 4 --context 20 --steps 5 --rate 200 --duration 0.2 --slo p50=1000s --json
 has '"percentile": "p50"'
 has '"good_rate": [1-9]'
@@ -208,7 +209,8 @@ wait "$loader" || rc=$?
 [[ $rc == 1 ]] || die "attnload's exit code without a daemon: $rc"
 has '"failure": "worker 0, .*connection lost'
 
-# --duration ends the run whatever the daemon does: stopped, its steps are given up; gone, that is a failure
+# --duration ends the run whatever the daemon does: stopped, its steps are given up; gone, that is a
+# failure
 for signal in STOP KILL; do
   for way in '' '--rate 100'; do
     "$bin/attnd" --backend cpu --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M \

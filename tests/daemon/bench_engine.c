@@ -1,9 +1,10 @@
-/* bench_engine.c: host cost of the engine a step's item, with a backend that does nothing. Not a test: it
- * prints figures and asserts none.
+/* bench_engine.c: host cost of the engine a step's item, with a backend that does nothing. Not a
+ * test: it prints figures and asserts none.
  *
- * Timed: engine_submit, one turn that admits, claims, reserves, batches, submits, commits and encodes
- * replies, and the fake transport taking them. Not timed: making and decoding requests. Items take their
- * sequences in a random order, one token each; their positions cross block borders as they come.
+ * Timed: engine_submit, one turn that admits, claims, reserves, batches, submits, commits and
+ * encodes replies, and the fake transport taking them. Not timed: making and decoding requests.
+ * Items take their sequences in a random order, one token each; their positions cross block borders
+ * as they come.
  *
  *   bench_engine [items a step]
  */
@@ -168,7 +169,8 @@ static void set_up(uint32_t n_sequences)
     }
 }
 
-/* Steps of n_items items over a random run of sequences, BATCH items in all if there are as many. */
+/* Steps of n_items items over a random run of sequences, BATCH items in all if there are as
+ * many. */
 static uint32_t make_steps(struct request **out, uint32_t n_items, uint32_t *order, uint32_t *len,
                            uint32_t n_sequences)
 {

@@ -1,9 +1,10 @@
-/* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ) or
- * through shared memory (shm_link.h), and the codec; and a model of what it should compute.
+/* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ)
+ * or through shared memory (shm_link.h), and the codec; and a model of what it should compute.
  * E2E_TRANSPORT=shm in the environment runs any test through shared memory.
  *
- * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries the
- * same bytes, and the reference can be computed for any sequence from the streams of its tokens.
+ * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries
+ * the same bytes, and the reference can be computed for any sequence from the streams of its
+ * tokens.
  */
 #ifndef TESTS_DAEMON_E2E_H
 #define TESTS_DAEMON_E2E_H
@@ -13,15 +14,15 @@
 #include "kernels/reference.h"
 #include "proto/wire.h"
 
-/* --- the daemon -------------------------------------------------------------------------------- */
+/* --- the daemon ------------------------------------------------------------------------------- */
 
 struct e2e {
     pid_t pid; /* 0: has ended */
     char dir[64], url[96], shm_path[96], log[96];
 };
 
-/* Starts attnd with a socket in a directory of its own and waits until it serves. flags: NULL-terminated,
- * after those that make it small. */
+/* Starts attnd with a socket in a directory of its own and waits until it serves. flags:
+ * NULL-terminated, after those that make it small. */
 void e2e_start(struct e2e *d, const char *const *flags);
 /* The same at the same addresses, after the daemon ended. */
 void e2e_restart(struct e2e *d, const char *const *flags);
@@ -35,7 +36,7 @@ bool e2e_log_has(const struct e2e *d, const char *text);
 /* SIGTERM, wait, expect 0, remove the directory; kills what is left if a test failed before. */
 void e2e_stop(struct e2e *d);
 
-/* --- a client ---------------------------------------------------------------------------------- */
+/* --- a client --------------------------------------------------------------------------------- */
 
 struct e2e_reply {
     struct e2e_reply *next;
@@ -66,7 +67,7 @@ const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id);
 const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int timeout_ms);
 const Attnd__Reply *e2e_call(struct e2e_client *c, Attnd__Request *h);
 
-/* --- the model --------------------------------------------------------------------------------- */
+/* --- the model -------------------------------------------------------------------------------- */
 
 enum {
     E2E_LAYERS = 3,

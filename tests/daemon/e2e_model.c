@@ -67,7 +67,7 @@ void e2e_make_pool(struct e2e_client *c, attn_dtype d, uint32_t n_blocks)
     c->pool = r->pool->pool;
 }
 
-/* --- requests ---------------------------------------------------------------------------------- */
+/* --- requests --------------------------------------------------------------------------------- */
 
 static attn_status take_epoch(struct e2e_seq *s, const Attnd__Reply *r)
 {
@@ -154,7 +154,7 @@ attn_status e2e_adopt(struct e2e_client *c, struct e2e_seq *s, uint32_t layer_le
     return ATTN_OK;
 }
 
-/* --- tokens ------------------------------------------------------------------------------------ */
+/* --- tokens ----------------------------------------------------------------------------------- */
 
 enum tensor { TENSOR_Q, TENSOR_K, TENSOR_V };
 
@@ -242,7 +242,7 @@ uint64_t e2e_send_zeros(struct e2e_client *c, uint32_t layer, const struct e2e_i
     return send_step(c, layer, E2E_BOTH, item, 1, timeout_us, true);
 }
 
-/* --- the reference ----------------------------------------------------------------------------- */
+/* --- the reference ---------------------------------------------------------------------------- */
 
 static void check_item(const uint8_t *out, const float *lse, uint32_t layer,
                        const struct e2e_item *it)

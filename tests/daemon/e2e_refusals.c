@@ -1,5 +1,5 @@
-/* e2e_refusals.c: each bad input gets its status and a message that names field and value, and changes
- * nothing: afterwards the sequences read back byte for byte as before. */
+/* e2e_refusals.c: each bad input gets its status and a message that names field and value, and
+ * changes nothing: afterwards the sequences read back byte for byte as before. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* e2e_steps.c: what the running daemon computes, whoever sends it, however often, in whatever order. */
+/* e2e_steps.c: what the running daemon computes, whoever sends it, however often, in whatever
+ * order. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

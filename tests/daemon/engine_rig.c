@@ -17,7 +17,7 @@ uint64_t rig_now_ns;
 
 static struct rig *current; /* cmocka runs one test at a time */
 
-/* --- the backend ------------------------------------------------------------------------------- */
+/* --- the backend ------------------------------------------------------------------------------ */
 
 struct backend_pool {
     struct backend_pool_config config;
@@ -161,7 +161,7 @@ const struct backend_ops rig_backend_ops = {
     .host_free = fake_host_free,
 };
 
-/* --- the transport ----------------------------------------------------------------------------- */
+/* --- the transport ---------------------------------------------------------------------------- */
 
 static void fake_reply(struct request *req)
 {
@@ -179,7 +179,7 @@ static void fake_reply(struct request *req)
 
 static const struct transport_ops fake_transport = {.label = STATS_IPC, .reply = fake_reply};
 
-/* --- the rig ----------------------------------------------------------------------------------- */
+/* --- the rig ---------------------------------------------------------------------------------- */
 
 static uint64_t fake_clock(void)
 {

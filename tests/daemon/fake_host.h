@@ -1,4 +1,5 @@
-/* fake_host.h: a backend that gives host memory and nothing else, for tests of the daemon's parts. */
+/* fake_host.h: a backend that gives host memory and nothing else, for tests of the daemon's
+ * parts. */
 #ifndef TESTS_DAEMON_FAKE_HOST_H
 #define TESTS_DAEMON_FAKE_HOST_H
 

@@ -163,8 +163,8 @@ struct scribbler {
     atomic_bool is_over;
 };
 
-/* Changes what the daemon reads while it reads it, and what the other thread writes: these races are
- * what the daemon must survive, so the thread sanitizer is not asked about them. */
+/* Changes what the daemon reads while it reads it, and what the other thread writes: these races
+ * are what the daemon must survive, so the thread sanitizer is not asked about them. */
 __attribute__((no_sanitize("thread"))) static void *scribble(void *arg)
 {
     struct scribbler *s = arg;

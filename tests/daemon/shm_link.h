@@ -1,6 +1,6 @@
-/* shm_link.h: a client of shm:// written from the protocol's page, with every part of it in reach, so
- * that a test can also do what no client should. Its data area is cut into equal parts, one a slot:
- * half for the request, half for the reply. */
+/* shm_link.h: a client of shm:// written from the protocol's page, with every part of it in reach,
+ * so that a test can also do what no client should. Its data area is cut into equal parts, one a
+ * slot: half for the request, half for the reply. */
 #ifndef TESTS_DAEMON_SHM_LINK_H
 #define TESTS_DAEMON_SHM_LINK_H
 
@@ -24,8 +24,8 @@ struct shm_link {
 
 /* A connected socket that has not said hello; -1: refused. */
 int shm_link_connect(const char *path);
-/* Says hello and maps what comes. false: the daemon hung up or answered with another status, which is in
- * l->welcome. */
+/* Says hello and maps what comes. false: the daemon hung up or answered with another status, which
+ * is in l->welcome. */
 bool shm_link_open(struct shm_link *l, const char *path, uint32_t n_slots, uint64_t region_bytes);
 void shm_link_close(struct shm_link *l);
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# attnd that cannot start says why in one sentence that names the setting or the path, with the exit code that
-# docs/operations.md gives it.
+# attnd that cannot start says why in one sentence that names the setting or the path, with the exit
+# code that docs/operations.md gives it.
 #
 #   tests/daemon/start.sh BIN_DIR
 set -euo pipefail

@@ -12,7 +12,7 @@
 
 static struct rig r;
 
-/* --- sessions and pools ------------------------------------------------------------------------ */
+/* --- sessions and pools ----------------------------------------------------------------------- */
 
 static void requests_without_a_session_are_refused(void **state)
 {
@@ -169,7 +169,7 @@ static void pools_that_cannot_be_are_refused_by_field(void **state)
     rig_close(&r);
 }
 
-/* --- steps ------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------ */
 
 static void outputs_come_back_in_item_order(void **state)
 {

@@ -1,5 +1,5 @@
-/* test_engine_batches.c: what shares a batch, what waits, and what happens when a batch fails, with a
- * backend the test holds, fails and lets finish when it wants. */
+/* test_engine_batches.c: what shares a batch, what waits, and what happens when a batch fails, with
+ * a backend the test holds, fails and lets finish when it wants. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 static struct rig r;
 
-/* --- batching ---------------------------------------------------------------------------------- */
+/* --- batching --------------------------------------------------------------------------------- */
 
 static void a_busy_device_collects_what_arrives(void **state)
 {
@@ -61,8 +61,8 @@ static void a_batch_behind_another_waits_until_that_is_nearly_done(void **state)
     rig_close(&r);
 }
 
-/* Workers of `each` sequences send their next step `away_ns` after the answer, which takes the engine
- * `answer_ns`. Gives the share of time that the device worked and the mean batch. */
+/* Workers of `each` sequences send their next step `away_ns` after the answer, which takes the
+ * engine `answer_ns`. Gives the share of time that the device worked and the mean batch. */
 struct closed_loop {
     uint32_t n_workers, each;
     uint64_t item_ns, away_ns, answer_ns;
@@ -241,7 +241,7 @@ static void an_item_that_waits_holds_only_its_own_step(void **state)
     rig_close(&r);
 }
 
-/* --- control requests and work in flight ------------------------------------------------------- */
+/* --- control requests and work in flight ------------------------------------------------------ */
 
 static void control_waits_for_work_and_work_for_control(void **state)
 {
@@ -373,7 +373,7 @@ static void a_copy_waits_for_readers_of_the_table(void **state)
     rig_close(&r);
 }
 
-/* --- failures ---------------------------------------------------------------------------------- */
+/* --- failures --------------------------------------------------------------------------------- */
 
 static void a_failed_batch_fails_its_items_only(void **state)
 {

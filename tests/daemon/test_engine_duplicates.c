@@ -1,9 +1,9 @@
-/* test_engine_duplicates.c: late duplicates. Whatever request arrives again, however late, and whatever has
- * happened since: the cache stays as it is, to the token.
+/* test_engine_duplicates.c: late duplicates. Whatever request arrives again, however late, and
+ * whatever has happened since: the cache stays as it is, to the token.
  *
- * A script is a client's work, each request answered before the next is sent. After each of its requests
- * every earlier one arrives again. The cache is compared whole: which sequences there are, their epochs,
- * owners and lengths, and which request wrote each token.
+ * A script is a client's work, each request answered before the next is sent. After each of its
+ * requests every earlier one arrives again. The cache is compared whole: which sequences there are,
+ * their epochs, owners and lengths, and which request wrote each token.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +20,7 @@ enum { NAMES = 3, MAX_TOKENS = 64 };
 
 static struct rig r;
 
-/* --- what the cache holds ---------------------------------------------------------------------- */
+/* --- what the cache holds --------------------------------------------------------------------- */
 
 struct seq_view {
     bool is_open;
@@ -83,7 +83,7 @@ static struct view look(void)
     return v;
 }
 
-/* --- scripts ----------------------------------------------------------------------------------- */
+/* --- scripts ---------------------------------------------------------------------------------- */
 
 enum kind { OPEN, APPEND, TRUNCATE, CLOSE, ADOPT, FORK };
 
@@ -154,7 +154,8 @@ static void begin(void)
     sessions[1] = rig_hello(&r, "other");
 }
 
-/* Every step must be answered with ok; then all before arrive again, oldest first and newest first. */
+/* Every step must be answered with ok; then all before arrive again, oldest first and newest
+ * first. */
 static void play(const struct op *script, uint32_t n)
 {
     uint64_t ids[64];
@@ -225,7 +226,7 @@ static void a_fork_whose_child_was_closed(void **state)
          {OPEN, 0, 1, 0, 0});
 }
 
-/* --- random scripts ---------------------------------------------------------------------------- */
+/* --- random scripts --------------------------------------------------------------------------- */
 
 static unsigned seed;
 

@@ -1,4 +1,5 @@
-/* test_engine_life.c: deadlines, overload, leases, adoption and draining, on a clock the test sets. */
+/* test_engine_life.c: deadlines, overload, leases, adoption and draining, on a clock the test
+ * sets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@ static void small_batches(struct rig *rig)
     rig->cfg.max_batch_items = 4;
 }
 
-/* --- deadlines, overload, leases, drain -------------------------------------------------------- */
+/* --- deadlines, overload, leases, drain ------------------------------------------------------- */
 
 static void a_step_past_its_deadline_is_never_run(void **state)
 {

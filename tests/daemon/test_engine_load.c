@@ -1,5 +1,5 @@
-/* test_engine_load.c: the engine under many requests at once: random ones against a model, thousands of
- * sequences, many threads; and the ready queue alone. */
+/* test_engine_load.c: the engine under many requests at once: random ones against a model,
+ * thousands of sequences, many threads; and the ready queue alone. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@ static uint32_t below(uint32_t n)
     return (uint32_t)rand_r(&seed) % n;
 }
 
-/* --- random requests --------------------------------------------------------------------------- */
+/* --- random requests -------------------------------------------------------------------------- */
 
 enum { NAMES = 24, OPS = 400 };
 
@@ -218,7 +218,7 @@ static void random_requests_keep_their_order_and_the_cache(void **state)
     }
 }
 
-/* --- thousands of sequences -------------------------------------------------------------------- */
+/* --- thousands of sequences ------------------------------------------------------------------- */
 
 enum { MANY = 4200 };
 
@@ -267,7 +267,7 @@ static void thousands_of_sequences_are_kept_apart(void **state)
     rig_close(&r);
 }
 
-/* --- many threads ------------------------------------------------------------------------------ */
+/* --- many threads ----------------------------------------------------------------------------- */
 
 enum { THREADS = 4, EACH = 2000 };
 
@@ -346,7 +346,7 @@ static void requests_of_many_threads_are_all_answered(void **state)
     config_fini(&cfg);
 }
 
-/* --- the ready queue --------------------------------------------------------------------------- */
+/* --- the ready queue -------------------------------------------------------------------------- */
 
 enum { TASKS = 300 };
 

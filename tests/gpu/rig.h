@@ -1,6 +1,6 @@
-/* rig.h: a backend with one pool and a few sequences, driven the way the engine drives it: blocks are
- * allocated, shared and copied on write here, table changes go out as patches. Two rigs fed by the
- * same seed make the same batches, so their results can be compared.
+/* rig.h: a backend with one pool and a few sequences, driven the way the engine drives it: blocks
+ * are allocated, shared and copied on write here, table changes go out as patches. Two rigs fed by
+ * the same seed make the same batches, so their results can be compared.
  */
 #ifndef ATTND_TESTS_GPU_RIG_H
 #define ATTND_TESTS_GPU_RIG_H

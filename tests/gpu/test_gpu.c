@@ -211,8 +211,9 @@ static void two_batches_may_be_in_flight_and_come_back_in_order(void **state)
     rig_close(&r);
 }
 
-/* Three batches of all sequences: 20 tokens, the next one, that one again and another. Up to `depth` are in
- * flight; the last two are large enough that their q, k and v come while the one before is computed. */
+/* Three batches of all sequences: 20 tokens, the next one, that one again and another. Up to
+ * `depth` are in flight; the last two are large enough that their q, k and v come while the one
+ * before is computed. */
 static void run_three_batches(struct rig *r, uint32_t depth)
 {
     enum { N_SEQS = 80, N_BATCHES = 3 };

@@ -1,9 +1,9 @@
-/* test_gpu_queue.c: batches in flight behind and beside each other: random histories with two of them, whose
- * table rows are apart or shared, with forks, block copies, scrubbing and transfers in between, agree with
- * the cpu backend, which computes them one by one.
+/* test_gpu_queue.c: batches in flight behind and beside each other: random histories with two of
+ * them, whose table rows are apart or shared, with forks, block copies, scrubbing and transfers in
+ * between, agree with the cpu backend, which computes them one by one.
  *
- * Usage: test_gpu_queue [NAME [TESTS]] as test_gpu. A caller's part of the bargain (backend.h) is kept: what is in
- * flight is neither forked nor dropped.
+ * Usage: test_gpu_queue [NAME [TESTS]] as test_gpu. A caller's part of the bargain (backend.h) is
+ * kept: what is in flight is neither forked nor dropped.
  */
 #include "kernels/kv_layout.h"
 #include "tests/gpu/rig.h"
@@ -43,7 +43,8 @@ static uint32_t draw(struct walk *w, uint32_t n)
     return rig_random(&w->state) % n;
 }
 
-/* Drops a sequence and scrubs the blocks that were its alone; the next ones taken are among them. */
+/* Drops a sequence and scrubs the blocks that were its alone; the next ones taken are among
+ * them. */
 static void drop_and_scrub(struct walk *w, uint32_t seq)
 {
     struct rig *r = &w->r;
@@ -82,7 +83,8 @@ static void random_batch(struct walk *w, uint32_t i)
 {
     struct rig *r = &w->r;
     uint32_t items0 = r->n_items, patches0 = r->n_patches, copies0 = r->n_copies;
-    /* The step of a child copies its parent's last block, and the parent writes there again meanwhile. */
+    /* The step of a child copies its parent's last block, and the parent writes there again
+     * meanwhile. */
     bool is_child = w->forked != NEVER && w->forked + 2 == i;
     bool is_parent = w->forked != NEVER && w->forked + 3 == i;
     bool is_apart = is_parent || w->is_calm || draw(w, 4) != 0; /* from the batch in front */

@@ -369,12 +369,13 @@ static bool is_close(double got, double want, double atol, double rtol)
 
 /* The proven bound of |got - want| in L2 for 16-bit queries, relative to |want|.
  *
- * A kernel rounds each weight (with quantised K and V the weight times V's scale) and each output once to
- * the 16-bit type, by at most u of its size (bf16: 2^-8): got = (1 + e) sum w(1 + d) v, |e|, |d| <= u,
- * so |got - want| <= u (|want| + sum w |v|), fp32 arithmetic aside. reference_bound_of is what the L2 norm of
- * many such roundings comes to: each has an rms of 0.0016, the two 0.0023, and 5e-3 is twice that. It takes an
- * output of many values, for one weight's rounding moves a whole row alike and a few rows may cancel: of
- * 16 values 3 in 10,000 are beyond 5e-3 (up to 8e-3), of 64 none of 30,000 was beyond 4e-3. */
+ * A kernel rounds each weight (with quantised K and V the weight times V's scale) and each output
+ * once to the 16-bit type, by at most u of its size (bf16: 2^-8): got = (1 + e) sum w(1 + d) v,
+ * |e|, |d| <= u, so |got - want| <= u (|want| + sum w |v|), fp32 arithmetic aside.
+ * reference_bound_of is what the L2 norm of many such roundings comes to: each has an rms of
+ * 0.0016, the two 0.0023, and 5e-3 is twice that. It takes an output of many values, for one
+ * weight's rounding moves a whole row alike and a few rows may cancel: of 16 values 3 in 10,000 are
+ * beyond 5e-3 (up to 8e-3), of 64 none of 30,000 was beyond 4e-3. */
 static double proven_l2(const struct check *c, const struct check_item *it, const float *q,
                         const double *want)
 {

@@ -1,5 +1,5 @@
-/* check.h: runs sequences through a backend's vtable and compares with the float64 reference. Used by
- * the tests of every backend.
+/* check.h: runs sequences through a backend's vtable and compares with the float64 reference. Used
+ * by the tests of every backend.
  *
  * A check owns one open backend; a run is one pool with a few sequences whose K and V it remembers.
  * Blocks are poisoned with NaN before use, outputs before each batch. Failures print what and where
@@ -63,8 +63,9 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
                             const struct attn_layer_spec *spec, bool has_sink_logits,
                             bool has_alibi, uint32_t n_seqs);
 /* Random q, k, v (about unit size); allocates blocks in random order; poisons outputs; submits one
- * batch and waits. Every other one is submitted while the batch before it is in flight once more, which must
- * give the same bytes. poison_k and poison_v of check_poison are applied to what is appended. */
+ * batch and waits. Every other one is submitted while the batch before it is in flight once more,
+ * which must give the same bytes. poison_k and poison_v of check_poison are applied to what is
+ * appended. */
 bool check_submit(struct check *c, struct check_item *items, uint32_t n_items);
 /* The next append of seq writes value at (token within the item, kv head, element). */
 struct check_poison {
@@ -73,8 +74,8 @@ struct check_poison {
     float value;
 };
 extern struct check_poison check_poison;
-/* Gives the sequence's block `index` another id, by a device copy in the next batch; the old block is
- * poisoned after it. */
+/* Gives the sequence's block `index` another id, by a device copy in the next batch; the old block
+ * is poisoned after it. */
 void check_move_block(struct check *c, uint32_t seq, uint32_t index);
 /* Every attended item against the reference: places of NaN and inf first, then the bound. */
 bool check_outputs(struct check *c, const struct check_item *items, uint32_t n_items);

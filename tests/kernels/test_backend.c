@@ -3,10 +3,11 @@
  *     test_backend [NAME [EVERY [OFFSET [TESTS]]]]
  *
  * NAME is cpu, cuda or hip (default cpu). EVERY: the option product is walked in steps of EVERY
- * (default 97; 1 is all of it; choose one prime to the tables' sizes). TESTS: a pattern of the tests
- * to run. Exit code 77: the backend cannot be opened here. With ATTND_TEST_TUNED=1 the product is only
- * what the tuned decode kernels of sm_90 compute, with ATTND_TEST_TUNED=prompts what those for prompts
- * compute; ATTND_TEST_FAIL_FAST=1 ends it at the first failure, not the tenth.
+ * (default 97; 1 is all of it; choose one prime to the tables' sizes). TESTS: a pattern of the
+ * tests to run. Exit code 77: the backend cannot be opened here. With ATTND_TEST_TUNED=1 the
+ * product is only what the tuned decode kernels of sm_90 compute, with ATTND_TEST_TUNED=prompts
+ * what those for prompts compute; ATTND_TEST_FAIL_FAST=1 ends it at the first failure, not the
+ * tenth.
  */
 #include "tests/kernels/cases.h"
 #include "tests/kernels/check.h"

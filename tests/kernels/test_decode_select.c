@@ -1,6 +1,6 @@
-/* test_decode_select: the host side of the tuned decode kernels, without a device: whatever the batch,
- * the call it prepares stays within what the kernels and the device have, and its runs cover every
- * visible tile once. The seed is printed when a batch fails. */
+/* test_decode_select: the host side of the tuned decode kernels, without a device: whatever the
+ * batch, the call it prepares stays within what the kernels and the device have, and its runs cover
+ * every visible tile once. The seed is printed when a batch fails. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* test_plan: the split planner, without a device. Random segments of every shape against the rules of
- * plan.h; the seed is printed when one fails. */
+/* test_plan: the split planner, without a device. Random segments of every shape against the rules
+ * of plan.h; the seed is printed when one fails. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,8 +54,8 @@ static uint64_t longest_load(const struct plan *p)
     return longest;
 }
 
-/* Every rule that holds for all kinds: each tile in exactly one run, splits contiguous and in order,
- * slots disjoint, processors' ranges a partition of the runs. */
+/* Every rule that holds for all kinds: each tile in exactly one run, splits contiguous and in
+ * order, slots disjoint, processors' ranges a partition of the runs. */
 static void check(const struct plan *p, const struct plan_config *c, const uint32_t *tiles,
                   uint32_t n)
 {

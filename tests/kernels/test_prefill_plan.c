@@ -1,6 +1,6 @@
-/* test_prefill_plan: the order of a batch's prompt work, without a device. Random batches: every tile of rows of every
- * item is there once, the long ones first, and the lists stay where they have room. The seed is printed when one
- * fails. */
+/* test_prefill_plan: the order of a batch's prompt work, without a device. Random batches: every
+ * tile of rows of every item is there once, the long ones first, and the lists stay where they have
+ * room. The seed is printed when one fails. */
 #include "kernels/gpu/sm90/prefill_params.h"
 #include "kernels/visible.h"
 
@@ -62,7 +62,8 @@ static uint32_t rows_of(const struct batch *b, uint32_t item)
     return b->items[item].n_tokens * b->pool.kv.group;
 }
 
-/* Keys that some row of a tile of rows sees, counted one by one from its first and its last token. */
+/* Keys that some row of a tile of rows sees, counted one by one from its first and its last
+ * token. */
 static uint32_t keys_of(const struct batch *b, struct prefill_entry e)
 {
     const struct gpu_item *it = &b->items[e.item];

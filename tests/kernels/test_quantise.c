@@ -1,5 +1,5 @@
-/* test_quantise.c: what an append stores in a quantised pool is reference_quantise's, bit by bit, as
- * docs/protocol.md promises to those who compare implementations.
+/* test_quantise.c: what an append stores in a quantised pool is reference_quantise's, bit by bit,
+ * as docs/protocol.md promises to those who compare implementations.
  *
  *   test_quantise [BACKEND]
  */
@@ -35,8 +35,8 @@ static float unit(void)
     return (float)(random_bits() >> 8) / (1 << 23) - 1.0f;
 }
 
-/* Rows of every kind: ordinary, zeros, ties (the largest is the largest code, so the scale is 1), very
- * small, very large, one with a NaN, one with an inf. */
+/* Rows of every kind: ordinary, zeros, ties (the largest is the largest code, so the scale is 1),
+ * very small, very large, one with a NaN, one with an inf. */
 static float value_of(uint32_t row, uint32_t i)
 {
     switch (row % 8) {

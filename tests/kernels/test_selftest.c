@@ -1,5 +1,5 @@
-/* test_selftest.c: the self test says "ok" of a backend that computes right, and names what a broken one
- * does wrong.
+/* test_selftest.c: the self test says "ok" of a backend that computes right, and names what a
+ * broken one does wrong.
  *
  *     test_selftest [NAME [TESTS]]
  */

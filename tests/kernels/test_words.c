@@ -2,7 +2,8 @@
  * word is there, inputs are read after it, outputs are there before the signal, and what cannot be
  * is refused by name.
  *
- *     test_words [NAME [TESTS]]        NAME cpu, cuda (the default), hip or a module of the executor
+ *     test_words [NAME [TESTS]]        NAME cpu, cuda (the default), hip or a module of the
+ *     executor
  *
  * Exit code 77: the backend cannot be opened here.
  */

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets with clang, libFuzzer and the sanitizers, and runs each for SECONDS_EACH
-# (default 60) from the valid inputs. Corpora stay in BUILD_DIR/corpus; a finding ends the script with
-# its input written to BUILD_DIR/findings.
+# (default 60) from the valid inputs. Corpora stay in BUILD_DIR/corpus; a finding ends the script
+# with its input written to BUILD_DIR/findings.
 #
 #   tests/proto/fuzz_long.sh [BUILD_DIR]
 set -euo pipefail

@@ -97,8 +97,8 @@ static void a_step_written_by_hand_decodes_to_its_fields(void **state)
     wire_arena_reset(&a);
 }
 
-/* Decodes exactly n bytes in a buffer of its own, as both kinds; a message that decodes must survive
- * being encoded and decoded again. Returns how many of the two decoded. */
+/* Decodes exactly n bytes in a buffer of its own, as both kinds; a message that decodes must
+ * survive being encoded and decoded again. Returns how many of the two decoded. */
 static int decode_and_recode(const uint8_t *bytes, size_t n)
 {
     int n_decoded = 0;

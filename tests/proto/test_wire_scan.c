@@ -461,7 +461,8 @@ static void the_number_of_fields_is_bounded(void **state)
     expect_refused(one_more, "header has more than 32768 fields");
 }
 
-/* The largest pools: the header limit binds before anything else, and the arena's limit never does. */
+/* The largest pools: the header limit binds before anything else, and the arena's limit never
+ * does. */
 static void the_largest_pool_unpacks_inside_the_arena_limit(void **state)
 {
     (void)state;

@@ -10,7 +10,8 @@
 #include "bytes.h"
 #include "proto/wire_scan.h"
 
-/* attnd.proto reaches neither limit, so a schema that could: message Tree { repeated Tree sub = 1; } */
+/* attnd.proto reaches neither limit, so a schema that could: message Tree { repeated Tree sub = 1;
+ * } */
 static const ProtobufCMessageDescriptor tree;
 static const ProtobufCFieldDescriptor tree_fields[] = {
     {.name = "sub",

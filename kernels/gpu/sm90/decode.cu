@@ -16,8 +16,8 @@ static decode::kernel_fn kernel_for(const struct decode_pool *p, enum decode_ker
     return find(kernel, p->kv.dk, rows, p->has_extras, start);
 }
 
-/* The pool as (64 elements, token rows of a block, slabs of 64, K or V, block); a box is `tokens` rows of
- * one head, of K or of K and V, each slab 128 bytes wide and swizzled. */
+/* The pool as (64 elements, token rows of a block, slabs of 64, K or V, block); a box is `tokens`
+ * rows of one head, of K or of K and V, each slab 128 bytes wide and swizzled. */
 static int make_map(const struct decode_pool *p, uint32_t tokens, uint32_t parts, uint64_t *out_map)
 {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;

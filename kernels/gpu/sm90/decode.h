@@ -1,13 +1,16 @@
 /* decode.h: the tuned attention of the newest tokens (1 to 16 a sequence) over the paged cache, for
  * sm_90. The host side of it: what can be computed, how a batch is cut, and the launch.
  *
- * Way of use      decode_pool_init once a pool. For every batch decode_prepare (pure host work: picks
- *                 the kernel, cuts the work, fills the call and, for larger batches, an upload); the
- *                 caller brings the upload to the device if there is one; decode_launch.
- * Who owns what   everything is the caller's. A call may be launched many times (it is not changed);
+ * Way of use      decode_pool_init once a pool. For every batch decode_prepare (pure host work:
+ * picks
+ *                 the kernel, cuts the work, fills the call and, for larger batches, an upload);
+ *                 the caller brings the upload to the device if there is one; decode_launch.
+ * Who owns what   everything is the caller's. A call may be launched many times (it is not
+ * changed);
  *                 launches that share scratch must follow each other on one stream.
  * Nothing hangs   no thread block waits for another except inside one cluster, whose blocks run
- *                 together by definition. Splits that meet in memory are merged by the last to arrive.
+ *                 together by definition. Splits that meet in memory are merged by the last to
+ *                 arrive.
  */
 #ifndef ATTND_GPU_DECODE_H
 #define ATTND_GPU_DECODE_H
@@ -27,7 +30,8 @@ struct decode_item {
     const void *q; /* [n_tokens][num_q_heads][head_dim] q_dtype, 16-byte aligned */
     void *out; /* [n_tokens][num_q_heads][head_dim] q_dtype, 16-byte aligned */
     float *lse; /* [n_tokens][num_q_heads] natural log, or NULL */
-    /* where q, and the k and v to append, are in host memory; NULL: a direct launch is not wanted */
+    /* where q, and the k and v to append, are in host memory; NULL: a direct launch is not
+     * wanted */
     const void *q_src, *k_src, *v_src;
     const uint32_t *blocks; /* host: [ceil((pos + n_tokens) / block_tokens)] block ids */
     uint32_t row; /* of the device's block table; must hold the same ids as blocks */
@@ -54,13 +58,14 @@ struct decode_pool {
  * f16 or bf16, KV not quantised, block_tokens 16 to 256. major, minor: compute capability. */
 bool decode_supported(const struct backend_pool_config *c, int major, int minor);
 
-/* Fills *p. kv and specs are kept (specs borrowed for the pool's life); kv.layers has been written. 0 or the driver's error code
- * (loads every kernel, so that later launches allocate nothing). */
+/* Fills *p. kv and specs are kept (specs borrowed for the pool's life); kv.layers has been written.
+ * 0 or the driver's error code (loads every kernel, so that later launches allocate nothing). */
 int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,
                      const struct gpu_kv *kv, const struct attn_layer_spec *specs,
                      uint32_t n_processors);
 
-/* Sizes that hold for every batch within the limits. scratch: device memory, zeroed once at start. */
+/* Sizes that hold for every batch within the limits. scratch: device memory, zeroed once at
+ * start. */
 uint64_t decode_scratch_bytes(const struct decode_pool *p, uint32_t max_items, uint32_t max_tokens);
 uint64_t decode_upload_bytes(const struct decode_pool *p, uint32_t max_items, uint32_t max_tokens);
 
@@ -72,12 +77,14 @@ enum decode_kernel {
     DECODE_WIDE, /* more than 16 query rows a kv head: wgmma, 32 or 64 rows; a cluster merges */
 };
 
-/* What travels in a kernel's parameters, in those of the kernels for short calls, and for a few short items. */
+/* What travels in a kernel's parameters, in those of the kernels for short calls, and for a few
+ * short items. */
 #define DECODE_INLINE_WORDS 7680
 #define DECODE_SHORT_WORDS 1152
 #define DECODE_FEW_WORDS 192
 
-/* A prepared batch. Only decode.cu and the kernels look inside; the scalars are good for statistics. */
+/* A prepared batch. Only decode.cu and the kernels look inside; the scalars are good for
+ * statistics. */
 struct decode_call {
     const struct decode_pool *pool;
     enum decode_kernel kernel;
@@ -104,7 +111,8 @@ struct decode_call {
     uint32_t inline_words[DECODE_INLINE_WORDS] __attribute__((aligned(16)));
 };
 
-/* What a list's plan cuts: an item's tiles, of one kv head that all warps share or of one for each warp. */
+/* What a list's plan cuts: an item's tiles, of one kv head that all warps share or of one for each
+ * warp. */
 struct decode_segment {
     uint32_t item, head_unit, lg_team, slot; /* as in decode_dev_run */
 };
@@ -118,9 +126,9 @@ struct decode_planner {
 };
 void decode_planner_fini(struct decode_planner *w);
 
-/* Cuts a batch: chooses the kernel by the one rule there is (decode_select.c), fills *out_call and up to
- * upload_capacity bytes at upload, of which the first out_call->upload_bytes must be at a device
- * address (64-byte aligned) when the call runs. Same items, same call.
+/* Cuts a batch: chooses the kernel by the one rule there is (decode_select.c), fills *out_call and
+ * up to upload_capacity bytes at upload, of which the first out_call->upload_bytes must be at a
+ * device address (64-byte aligned) when the call runs. Same items, same call.
  * Errors   ATTN_ENOTSUP an item has more than DECODE_MAX_TOKENS tokens; ATTN_ENOMEM */
 attn_status decode_prepare(const struct decode_pool *p, const struct decode_item *items,
                            uint32_t n_items, struct decode_planner *w, void *upload,
@@ -128,14 +136,14 @@ attn_status decode_prepare(const struct decode_pool *p, const struct decode_item
 
 /* May the call tell the host by itself that it is done? */
 bool decode_can_finish(const struct decode_call *c);
-/* May it be direct: read q from the host and append k and v by itself, so that nothing need be launched before
- * it? Items as backend.h has them: no two append to the same (row, layer). */
+/* May it be direct: read q from the host and append k and v by itself, so that nothing need be
+ * launched before it? Items as backend.h has them: no two append to the same (row, layer). */
 bool decode_can_be_direct(const struct decode_call *c);
 
-/* 0 or the runtime's error code; never waits. upload NULL if the call has none. finish: what it tells the
- * host at its end, of a direct call also at its start; NULL: nothing. chained: the kernel before it on the
- * stream ends with gpu::chain_release (programmatic dependent launch); this one releases its own successor
- * when its blocks are near their end. */
+/* 0 or the runtime's error code; never waits. upload NULL if the call has none. finish: what it
+ * tells the host at its end, of a direct call also at its start; NULL: nothing. chained: the kernel
+ * before it on the stream ends with gpu::chain_release (programmatic dependent launch); this one
+ * releases its own successor when its blocks are near their end. */
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
                   const struct gpu_finish *finish, void *stream, int chained, int is_direct);
 

@@ -1,5 +1,5 @@
-/* decode_fill.c: a call of the tuned decode kernels from a batch and what decode_select.c chose for it: items, block
- * ids and runs in the kernel's parameters or in an upload, grid and shared memory.
+/* decode_fill.c: a call of the tuned decode kernels from a batch and what decode_select.c chose for
+ * it: items, block ids and runs in the kernel's parameters or in an upload, grid and shared memory.
  */
 #include "kernels/gpu/sm90/decode_host.h"
 #include "kernels/grow.h"
@@ -75,8 +75,9 @@ static void inline_ids(const struct filling *f)
                ceil_div(f->items[i].pos + f->items[i].n_tokens, block_tokens) * sizeof(uint32_t));
 }
 
-/* Block ids of the tiles with which blocks or warps begin, in the parameters as far as there is room: a load from
- * cold memory that their first copies need not wait for. runs: of DECODE_LIST, each processor's first. */
+/* Block ids of the tiles with which blocks or warps begin, in the parameters as far as there is
+ * room: a load from cold memory that their first copies need not wait for. runs: of DECODE_LIST,
+ * each processor's first. */
 static void inline_first_ids(const struct filling *f, const struct decode_dev_run *runs)
 {
     struct decode_call *o = f->call;
@@ -129,8 +130,9 @@ static void inline_sources(const struct filling *f)
     o->sources_at = at;
 }
 
-/* Adds the segments of an item, in the order unit, kv head: of one head, or of one for each warp. The plan cuts
- * rounds: a tile of each warp. Four of a head a warp take about as long as three of a shared head. */
+/* Adds the segments of an item, in the order unit, kv head: of one head, or of one for each warp.
+ * The plan cuts rounds: a tile of each warp. Four of a head a warp take about as long as three of a
+ * shared head. */
 static void add_segments(const struct decode_pool *p, const struct decode_choice *c, uint32_t item,
                          uint32_t units, uint32_t n_tiles, uint32_t lg_team,
                          struct decode_planner *w)
@@ -192,8 +194,8 @@ static uint32_t tile_of_round(const struct decode_planner *w, const struct decod
                           : (uint32_t)((uint64_t)n * round / w->rounds[segment]);
 }
 
-/* Writes the planner's runs; each processor's first comes first, so that it is found without a look-up.
- * Gives the number of processors that have runs. */
+/* Writes the planner's runs; each processor's first comes first, so that it is found without a
+ * look-up. Gives the number of processors that have runs. */
 static uint32_t write_runs(const struct decode_planner *w, const struct decode_dev_item *dev,
                            struct decode_dev_run *runs)
 {
@@ -409,10 +411,10 @@ attn_status decode_fill(const struct decode_pool *p, const struct decode_item *i
     }
 }
 
-/* Two launches that share processors share their bandwidth: both end late, and at the same time. So a long one
- * that fills the processors takes so much shared memory that no other's thread blocks have room beside its
- * own; those of the next come when these leave. A short one's neighbours may have their head start, and
- * clusters need every place there is. */
+/* Two launches that share processors share their bandwidth: both end late, and at the same time. So
+ * a long one that fills the processors takes so much shared memory that no other's thread blocks
+ * have room beside its own; those of the next come when these leave. A short one's neighbours may
+ * have their head start, and clusters need every place there is. */
 static void keep_others_out(const struct decode_pool *p, const struct decode_shape *s,
                             struct decode_call *c)
 {

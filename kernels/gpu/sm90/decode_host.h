@@ -1,6 +1,6 @@
-/* decode_host.h: the host side of the tuned decode kernels: decode_select.c chooses how a batch is computed,
- * decode_fill.c turns that and the batch into a call. Pure functions of the pool and the batch, so that the
- * same batch gives the same bytes. Internal to them and their tests.
+/* decode_host.h: the host side of the tuned decode kernels: decode_select.c chooses how a batch is
+ * computed, decode_fill.c turns that and the batch into a call. Pure functions of the pool and the
+ * batch, so that the same batch gives the same bytes. Internal to them and their tests.
  */
 #ifndef ATTND_GPU_DECODE_HOST_H
 #define ATTND_GPU_DECODE_HOST_H

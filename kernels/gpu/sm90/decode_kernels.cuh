@@ -1,5 +1,5 @@
-/* decode_kernels.cuh: the useful instantiations of the decode kernels for one dtype. Included by one .cu
- * file a dtype.
+/* decode_kernels.cuh: the useful instantiations of the decode kernels for one dtype. Included by
+ * one .cu file a dtype.
  */
 #ifndef ATTND_GPU_DECODE_KERNELS_CUH
 #define ATTND_GPU_DECODE_KERNELS_CUH

@@ -1,12 +1,12 @@
-/* decode_narrow.cuh: kernels for up to 16 query rows a kv head. A warp takes one 16-token tile at a time,
- * alone: one tensor-map copy brings its K and V into the warp's own stages, the warp waits on its own
- * barrier, computes and refills. No barrier of the thread block lies in the main loop.
+/* decode_narrow.cuh: kernels for up to 16 query rows a kv head. A warp takes one 16-token tile at a
+ * time, alone: one tensor-map copy brings its K and V into the warp's own stages, the warp waits on
+ * its own barrier, computes and refills. No barrier of the thread block lies in the main loop.
  *
- *   decode_cluster   one run a thread block, computed from the block index; neighbours in a cluster share
- *                    a segment and merge through each other's shared memory
- *   decode_runs      a list of runs a thread block, shared by its warps or, of short items, a kv head each;
- *                    splits meet in device memory (the last to arrive merges). Or a list of whole segments a
- *                    warp, with nothing to merge
+ *   decode_cluster   one run a thread block, computed from the block index; neighbours in a cluster
+ *                    share a segment and merge through each other's shared memory
+ *   decode_runs      a list of runs a thread block, shared by its warps or, of short items, a kv
+ *                    head each; splits meet in device memory (the last to arrive merges). Or a list
+ *                    of whole segments a warp, with nothing to merge
  *
  * Both are launched with 32 * W threads; the ring has p.stages stages a warp.
  */
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     const uint32_t lg_w = 31 - __clz(W), count = (n + W - 1 - warp) >> lg_w;
     const uint32_t kv_row = (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens;
     const uint32_t in_block = (1u << p.tiles_shift) - 1;
-    /* Block ids, one a lane, of the warp's next 32 tiles; those of its first ones came with the parameters. */
+    /* Block ids, one a lane, of the warp's next 32 tiles; those of its first ones came with the
+     * parameters. */
     const uint32_t n_known = min(p.ids_stride >> lg_w, count);
     uint32_t ids = 0;
     auto load_ids = [&](uint32_t i) {
@@ -263,8 +264,8 @@ __global__ void __launch_bounds__(256, 1)
     if (is_warp && processor >= p.n_processors)
         return;
 
-    /* DECODE_WARP: a warp's runs are whole segments, every n_processors-th. DECODE_LIST: a block's come from the list;
-     * all warps share the run's kv head, or each has the next one. */
+    /* DECODE_WARP: a warp's runs are whole segments, every n_processors-th. DECODE_LIST: a block's
+     * come from the list; all warps share the run's kv head, or each has the next one. */
     auto fetch = [&](uint32_t i, decode_dev_item &it) {
         decode_dev_run r;
         if (is_warp) {
@@ -284,14 +285,16 @@ __global__ void __launch_bounds__(256, 1)
             r.n_tiles = it.n_tiles;
         return r;
     };
-    /* A team of 2^lg_team warps, all or one, takes the tiles of a run in turn, this warp from its first on. */
+    /* A team of 2^lg_team warps, all or one, takes the tiles of a run in turn, this warp from its
+     * first on. */
     auto first_of = [&](uint32_t lg_team) { return warp & ((1u << lg_team) - 1); };
     auto tiles_of = [&](uint32_t n, uint32_t lg_team) {
         return (n + (1u << lg_team) - 1 - first_of(lg_team)) >> lg_team;
     };
 
-    /* Loading side: it runs ahead of the computing side by the ring, across runs. `in` is the run being
-     * loaded, `ahead` the one after it, whose block ids are fetched before they are needed. */
+    /* Loading side: it runs ahead of the computing side by the ring, across runs. `in` is the run
+     * being loaded, `ahead` the one after it, whose block ids are fetched before they are
+     * needed. */
     struct source {
         const uint32_t *table;
         uint64_t q;
@@ -374,8 +377,9 @@ __global__ void __launch_bounds__(256, 1)
                    next.head_unit & 0xffff);
     };
 
-    /* Block ids of the first tiles came with the parameters; the others are fetched meanwhile. q before K and V:
-     * behind a whole ring it would come late, behind one tile of more than one it does not. */
+    /* Block ids of the first tiles came with the parameters; the others are fetched meanwhile. q
+     * before K and V: behind a whole ring it would come late, behind one tile of more than one it
+     * does not. */
     in = source_of(next, next_it);
     in_count = tiles_of(in.n_tiles, in.lg_team);
     const uint32_t n_known = min(p.ids_stride >> in.lg_team, S), n_first = min(n_known, in_count);
@@ -478,7 +482,8 @@ __global__ void __launch_bounds__(256, 1)
         const uint32_t slot = run.slot + (run.split_of & 0xffff);
         if (count)
             acc.to_shared(slabs + mine * R * row_floats, s_ml + mine * R, row_floats, rows.count);
-        if (lg_team) /* what all read is written again two such runs later, with a barrier between */
+        /* what all read is written again two such runs later, with a barrier between */
+        if (lg_team)
             half ^= 1;
         sync_team();
 #pragma unroll 1

@@ -1,5 +1,5 @@
-/* decode_none.c: decode.h where no tuned kernel is built: every geometry is answered "no", and the generic
- * kernels do all the work.
+/* decode_none.c: decode.h where no tuned kernel is built: every geometry is answered "no", and the
+ * generic kernels do all the work.
  */
 #include "kernels/gpu/sm90/decode.h"
 

@@ -1,8 +1,9 @@
-/* decode_params.h: what decode_prepare writes and the decode kernels read, on both sides of the bus.
- * Plain structs of fixed size; internal to decode_*.
+/* decode_params.h: what decode_prepare writes and the decode kernels read, on both sides of the
+ * bus. Plain structs of fixed size; internal to decode_*.
  *
- * Words used here: a tile is 16 cached tokens; a row is one (query token, head of a group); a unit is
- * the rows that one thread block (or warp) computes together; a segment is (item, kv head, unit).
+ * Words used here: a tile is 16 cached tokens; a row is one (query token, head of a group); a unit
+ * is the rows that one thread block (or warp) computes together; a segment is (item, kv head,
+ * unit).
  */
 #ifndef ATTND_GPU_DECODE_PARAMS_H
 #define ATTND_GPU_DECODE_PARAMS_H
@@ -52,15 +53,16 @@ struct decode_dev_run {
 
 #define DECODE_NO_RUN 0xffffffffu
 
-/* Parameters are in no cache: a kernel waits for each line of 64 bytes that it comes to. So what all begin with is in
- * the first 48 bytes, which are the rest of a line, and the words behind the struct begin with a line. */
+/* Parameters are in no cache: a kernel waits for each line of 64 bytes that it comes to. So what
+ * all begin with is in the first 48 bytes, which are the rest of a line, and the words behind the
+ * struct begin with a line. */
 struct decode_params {
     const struct decode_dev_item *items; /* NULL: in the words, from the first on */
     uint32_t num_q_heads, num_kv_heads, group;
     uint32_t block_tokens;
-    /* Block ids in the words: of DECODE_SHORT all of every item; else those of the first tiles, a ring's or as
-     * many as there is room for, of every part of every item (DECODE_CLUSTER, DECODE_WIDE), processor
-     * (DECODE_LIST) or item (DECODE_WARP). */
+    /* Block ids in the words: of DECODE_SHORT all of every item; else those of the first tiles, a
+     * ring's or as many as there is room for, of every part of every item (DECODE_CLUSTER,
+     * DECODE_WIDE), processor (DECODE_LIST) or item (DECODE_WARP). */
     uint32_t ids_at, ids_stride; /* word of the first; words for each */
     uint32_t tiles_shift; /* tiles a block = 1 << tiles_shift */
     uint32_t stages; /* of a ring; DECODE_SHORT: tiles a thread block, at most */
@@ -80,9 +82,10 @@ struct decode_params {
     float *part_ml; /* DECODE_LIST: [slot][rows of a unit][2] maximum (base 2), sum; DECODE_WIDE:
                        [slot] eight pieces of decode_wide_piece_bytes, up to the end of scratch */
     uint32_t *
-        arrivals; /* [slot], of DECODE_WIDE [segment][rank], of DECODE_SHORT one; zero between launches */
-    /* DECODE_WIDE: for every rank of a cluster and its end, in four bits each, the first of a part's eight pieces
-     * that it finishes; shared memory before the kernel's (m, l) */
+        /* [slot], of DECODE_WIDE [segment][rank], of DECODE_SHORT one; zero between launches */
+        arrivals;
+    /* DECODE_WIDE: for every rank of a cluster and its end, in four bits each, the first of a
+     * part's eight pieces that it finishes; shared memory before the kernel's (m, l) */
     uint64_t pieces;
     uint32_t wide_body;
     /* DECODE_SHORT: */
@@ -94,11 +97,12 @@ struct decode_params {
     uint64_t pad[2]; /* up to a line's end */
 };
 
-/* A direct call reads q over the bus once a block of a cluster: so many bytes take less than a launch. */
+/* A direct call reads q over the bus once a block of a cluster: so many bytes take less than a
+ * launch. */
 #define DECODE_DIRECT_BYTES 131072
 
-/* Items, block ids and runs in the kernel's parameters: no memory to wait for, nothing to bring over.
- * 26 or 32 KB of them cost 0.2 us a launch, so the short calls have their own size. */
+/* Items, block ids and runs in the kernel's parameters: no memory to wait for, nothing to bring
+ * over. 26 or 32 KB of them cost 0.2 us a launch, so the short calls have their own size. */
 struct decode_words {
     uint32_t w[DECODE_INLINE_WORDS];
 } __attribute__((aligned(16)));
@@ -134,7 +138,8 @@ DECODE_BOTH uint32_t decode_max(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* A segment's parts, of n visible tiles: the tile with which part k begins (part `parts` is the end). */
+/* A segment's parts, of n visible tiles: the tile with which part k begins (part `parts` is the
+ * end). */
 enum { DECODE_WIDE_TOKENS = 64 }; /* of a stage of decode_wide, whose parts are whole stages */
 DECODE_BOTH uint32_t decode_cluster_begin(uint32_t n, uint32_t k, uint32_t lg_parts)
 {
@@ -146,8 +151,8 @@ DECODE_BOTH uint32_t decode_wide_begin(uint32_t n, uint32_t k, uint32_t parts)
            parts * (DECODE_WIDE_TOKENS / DECODE_TILE);
 }
 
-/* decode_cluster: a ring a warp, where later its sums lie | q | sums of the cluster | (m, l) of the warps |
- * (m, l) of the cluster | barriers */
+/* decode_cluster: a ring a warp, where later its sums lie | q | sums of the cluster | (m, l) of the
+ * warps | (m, l) of the cluster | barriers */
 DECODE_BOTH uint32_t decode_warp_bytes(uint32_t d, uint32_t rows, uint32_t stages)
 {
     return (decode_max(stages * 64 * d, rows * (d + 4) * 4) + DECODE_ALIGN - 1) / DECODE_ALIGN *
@@ -160,9 +165,9 @@ DECODE_BOTH uint32_t decode_cluster_bytes(uint32_t d, uint32_t rows, uint32_t wa
            warps * rows * 8 + 8 * rows * 8 + (warps * stages + 1) * 8;
 }
 
-/* decode_short: K of all tiles | V of all, or of the first eight (is_tight) | the kernel's struct shared (q | weights
- * of the tiles | (m, l) of eight warps and of the cluster | 16 barriers of K, eight of V and three, to a multiple of
- * 16 bytes | sums of the cluster) */
+/* decode_short: K of all tiles | V of all, or of the first eight (is_tight) | the kernel's struct
+ * shared (q | weights of the tiles | (m, l) of eight warps and of the cluster | 16 barriers of K,
+ * eight of V and three, to a multiple of 16 bytes | sums of the cluster) */
 enum { DECODE_SHORT_TILES = 16 }; /* of a block at most */
 DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tiles, uint32_t cluster,
                                         bool is_tight)
@@ -172,8 +177,8 @@ DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tile
            (cluster > 1 ? rows * d * 4 : 0);
 }
 
-/* decode_runs: ring | two slabs of sums a warp | (m, l) of both | barriers | who was last to arrive. Slabs and the
- * last are not there where warps take whole segments. */
+/* decode_runs: ring | two slabs of sums a warp | (m, l) of both | barriers | who was last to
+ * arrive. Slabs and the last are not there where warps take whole segments. */
 DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps, uint32_t stages,
                                        bool is_warp)
 {
@@ -182,9 +187,9 @@ DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps
            warps * stages * 8;
 }
 
-/* decode_wide: q | ring (later the sums that the warpgroups exchange, and the parts of a slice) | (m, l) of the
- * two halves | barriers. Partial results travel in eight pieces of 8 rows, f16 with (m, l): of 64 rows the whole
- * head_dim, of 32 rows half of it. */
+/* decode_wide: q | ring (later the sums that the warpgroups exchange, and the parts of a slice) |
+ * (m, l) of the two halves | barriers. Partial results travel in eight pieces of 8 rows, f16 with
+ * (m, l): of 64 rows the whole head_dim, of 32 rows half of it. */
 DECODE_BOTH uint32_t decode_wide_piece_bytes(uint32_t d, uint32_t rows)
 {
     return 8 * d * 2 * rows / 64 + 8 * 8;

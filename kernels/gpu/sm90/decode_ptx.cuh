@@ -1,7 +1,8 @@
-/* decode_ptx.cuh: the sm_90 instructions of the decode kernels: transaction barriers, tensor-map copies,
- * clusters. The only kernels that name them are decode_*; what every GPU has is in gpu.h. Shared memory is
- * named by 32-bit addresses. The tests spell these functions for the host (ATTND_DECODE_SPELLING names
- * their header, which stands for the assembly of decode_wgmma.cuh, too).
+/* decode_ptx.cuh: the sm_90 instructions of the decode kernels: transaction barriers, tensor-map
+ * copies, clusters. The only kernels that name them are decode_*; what every GPU has is in gpu.h.
+ * Shared memory is named by 32-bit addresses. The tests spell these functions for the host
+ * (ATTND_DECODE_SPELLING names their header, which stands for the assembly of decode_wgmma.cuh,
+ * too).
  */
 #ifndef ATTND_GPU_DECODE_PTX_CUH
 #define ATTND_GPU_DECODE_PTX_CUH
@@ -17,8 +18,8 @@
 namespace decode
 {
 
-/* One lane of a warp whose lanes are all here. For copies: where the condition is a lane's number, the
- * compiler makes a loop over lanes around each. */
+/* One lane of a warp whose lanes are all here. For copies: where the condition is a lane's number,
+ * the compiler makes a loop over lanes around each. */
 GPU_DEVICE bool elect_one()
 {
     uint32_t is_it;
@@ -112,7 +113,8 @@ GPU_DEVICE void copies_wait()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Adds one; what this block has written is seen by who adds later, and what those before wrote by this one. */
+/* Adds one; what this block has written is seen by who adds later, and what those before wrote by
+ * this one. */
 GPU_DEVICE uint32_t arrive_at(uint32_t *counter)
 {
     uint32_t before;
@@ -129,8 +131,9 @@ GPU_DEVICE void prefetch_line(uint64_t address)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/* Barrier `id` of the thread block, for n threads in whole warps. `bar.sync` would demand that all threads of the block
- * come to the same instruction; here loaders and those that compute meet from different ones. */
+/* Barrier `id` of the thread block, for n threads in whole warps. `bar.sync` would demand that all
+ * threads of the block come to the same instruction; here loaders and those that compute meet from
+ * different ones. */
 template <int id, int n> GPU_DEVICE void sync_some()
 {
     asm volatile("barrier.sync %0, %1;" ::"n"(id), "n"(n) : "memory");
@@ -169,8 +172,8 @@ GPU_DEVICE void map_prefetch(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* K (part 0) and what follows it in the box (K and V of map16, K alone of the others), or V (part 1), of
- * tokens [row, row + box) of one block and head; bytes count on bar. */
+/* K (part 0) and what follows it in the box (K and V of map16, K alone of the others), or V (part
+ * 1), of tokens [row, row + box) of one block and head; bytes count on bar. */
 GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t row,
                          uint32_t part, uint32_t block)
 {
@@ -258,7 +261,8 @@ GPU_DEVICE uint32_t transpose8(uint32_t v)
     return r;
 }
 
-/* x, which the compiler cannot compute again: left to itself it does so with addresses, in the innermost loop. */
+/* x, which the compiler cannot compute again: left to itself it does so with addresses, in the
+ * innermost loop. */
 GPU_DEVICE uint32_t keep(uint32_t x)
 {
     uint32_t r;

@@ -39,9 +39,9 @@ struct decode_shape decode_shape_of(const struct decode_pool *p, const struct de
     return s;
 }
 
-/* Thread blocks in clusters of `size` that run at the same time, one a processor: GPCs have 16 or 18
- * processors and a cluster stays in one. On an H200 (132): 2, 4 and 8 as the driver says; 32 of 3 and
- * 16 of 6 were seen to run at once, 16 of 7 not. */
+/* Thread blocks in clusters of `size` that run at the same time, one a processor: GPCs have 16 or
+ * 18 processors and a cluster stays in one. On an H200 (132): 2, 4 and 8 as the driver says; 32 of
+ * 3 and 16 of 6 were seen to run at once, 16 of 7 not. */
 static uint32_t cluster_room(uint32_t n_processors, uint32_t size)
 {
     static const uint8_t clusters[] = {0, 132, 66, 42, 30, 24, 18, 14, 15};
@@ -53,15 +53,17 @@ uint32_t decode_cluster_a_gpc(uint32_t n_processors)
     return (cluster_room(n_processors, 8) / 8 + 1) / 2 * 8;
 }
 
-/* Long calls of 8 or 14 such clusters take 1.02 to 1.04 times a plain read, of 6, 7, 10 or 12 of them 1.08 to 1.21. */
+/* Long calls of 8 or 14 such clusters take 1.02 to 1.04 times a plain read, of 6, 7, 10 or 12 of
+ * them 1.08 to 1.21. */
 bool decode_is_even_load(uint32_t n_processors, uint64_t blocks)
 {
     return blocks == decode_cluster_a_gpc(n_processors) ||
            blocks + 16 == 2 * decode_cluster_a_gpc(n_processors);
 }
 
-/* What decode_short takes: one token an item, everything in the parameters, and a segment's tiles all in
- * the shared memory of the blocks that share it. Fills *out but for rows, which the caller has chosen. */
+/* What decode_short takes: one token an item, everything in the parameters, and a segment's tiles
+ * all in the shared memory of the blocks that share it. Fills *out but for rows, which the caller
+ * has chosen. */
 static bool select_short(const struct decode_pool *p, const struct decode_item *items,
                          uint32_t n_items, const struct decode_shape *s, struct decode_choice *out)
 {
@@ -80,7 +82,8 @@ static bool select_short(const struct decode_pool *p, const struct decode_item *
            (size * DECODE_SHORT_TILES < s->max_tiles ||
             (size * few_tiles < s->max_tiles && s->segments * size * 2 <= few_blocks)))
         size *= 2;
-    /* more segments than processors: two thread blocks a processor, of half its shared memory each */
+    /* more segments than processors: two thread blocks a processor, of half its shared memory
+     * each */
     const uint32_t tiles = ceil_div(s->max_tiles, size);
     const uint32_t a_processor = s->segments > p->n_processors ? 2 : 1;
     const bool is_tight = p->kv.dk == 256 || a_processor == 2;
@@ -96,8 +99,9 @@ static bool select_short(const struct decode_pool *p, const struct decode_item *
     return true;
 }
 
-/* Items of a list that are at most half a processor's share are computed a head a warp, whole, so that the warps of a
- * block need not meet; but only where they are an eighth of the work or more. Gives the most tiles of such an item, or 0. */
+/* Items of a list that are at most half a processor's share are computed a head a warp, whole, so
+ * that the warps of a block need not meet; but only where they are an eighth of the work or more.
+ * Gives the most tiles of such an item, or 0. */
 static uint32_t select_by_head(const struct decode_pool *p, const struct decode_item *items,
                                uint32_t n_items, const struct decode_choice *c)
 {

@@ -1,19 +1,27 @@
-/* decode_short.cuh: the kernel for short calls: one query token an item, so few tiles that the thread blocks of
- * a segment have them all at work at once. What such a call takes is latency:
+/* decode_short.cuh: the kernel for short calls: one query token an item, so few tiles that the
+ * thread blocks of a segment have them all at work at once. What such a call takes is latency:
  *
- *   1. each warp asks for its tiles (warp, warp + 8): for K of both before V, so that the scores are made while V
- *      is on its way. In a direct call q, and the newest row of K and V, come from the host; the warp that has the
- *      row's tile puts it there and into the cache
- *   2. it makes their scores, q in registers, and weights against the maxima of both, rounded up to integers,
+ *   1. each warp asks for its tiles (warp, warp + 8): for K of both before V, so that the scores
+ *   are made while V
+ *      is on its way. In a direct call q, and the newest row of K and V, come from the host; the
+ *      warp that has the row's tile puts it there and into the cache
+ *   2. it makes their scores, q in registers, and weights against the maxima of both, rounded up to
+ *   integers,
  *      and leaves the weights, as operands, the maxima and the sums of weights in shared memory
- *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, with a warp's weights times
- *      2^(maximum of that warp - maximum of all), which is exact. Nothing is left to merge in the block
- *   4. meanwhile the blocks of a segment have sent each other their maxima and sums of weights; each scales its
- *      sums and sends every slice of them, in the order registers have, to the rank that finishes it by adding
- *   5. the last block of all tells the host, if it wants to know: another kernel would take its launch's time
+ *   3. one barrier; then each warp sums its own eighth of head_dim over all tiles, with a warp's
+ *   weights times
+ *      2^(maximum of that warp - maximum of all), which is exact. Nothing is left to merge in the
+ *      block
+ *   4. meanwhile the blocks of a segment have sent each other their maxima and sums of weights;
+ *   each scales its
+ *      sums and sends every slice of them, in the order registers have, to the rank that finishes
+ *      it by adding
+ *   5. the last block of all tells the host, if it wants to know: another kernel would take its
+ *   launch's time
  *
- * V of a warp's second tile is late: the last sums of 3 wait for it. Where sixteen tiles are more than shared
- * memory holds (head_dim 256, or two thread blocks a processor) it takes the place of the first K.
+ * V of a warp's second tile is late: the last sums of 3 wait for it. Where sixteen tiles are more
+ * than shared memory holds (head_dim 256, or two thread blocks a processor) it takes the place of
+ * the first K.
  */
 #ifndef ATTND_GPU_DECODE_SHORT_CUH
 #define ATTND_GPU_DECODE_SHORT_CUH
@@ -63,8 +71,8 @@ GPU_DEVICE void leave(const decode_params &p)
     gpu::tell_host(p.finish);
 }
 
-/* A direct call's newest row of K and V, which the warp that has its tile brings from the host: chunks of 16
- * bytes, of K and then of V, one after the other to the lanes. */
+/* A direct call's newest row of K and V, which the warp that has its tile brings from the host:
+ * chunks of 16 bytes, of K and then of V, one after the other to the lanes. */
 template <int D> struct new_row {
     static constexpr uint32_t chunks = D / 8; /* of K, of V */
     uint4 x[2 * chunks / 32];
@@ -139,8 +147,8 @@ __global__ void __launch_bounds__(256, D == 128 ? 2 : 1)
     const uint32_t n = decode_cluster_begin(it.n_tiles, rank + 1, lg) - first;
     const uint32_t row0 = (blockIdx.x >> lg) * R, rows = min(p.group - row0, R);
     const uint32_t q_head = head * p.group + row0;
-    /* Our tiles are numbered from the last on, so that the one with a hidden end, and a direct call's newest row, is
-     * tile 0, whose V is not late */
+    /* Our tiles are numbered from the last on, so that the one with a hidden end, and a direct
+     * call's newest row, is tile 0, whose V is not late */
     const bool has_newest = is_direct && n > 0 && first + n == it.n_tiles;
     const uint32_t lg_slices = 31 - __clz(steps) - lg; /* slices a rank finishes */
 
@@ -345,8 +353,8 @@ __global__ void __launch_bounds__(256, D == 128 ? 2 : 1)
         gpu::chain_release();
     __syncthreads();
 
-    /* 3. four tiles are loaded while four are multiplied, always the same four warps'; sums of even and of odd
-     * tiles, as chains half as long */
+    /* 3. four tiles are loaded while four are multiplied, always the same four warps'; sums of even
+     * and of odd tiles, as chains half as long */
     constexpr int depth = 4;
     struct values {
         uint32_t v[depth][own][4];

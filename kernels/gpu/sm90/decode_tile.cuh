@@ -1,10 +1,11 @@
-/* decode_tile.cuh: one warp's work on one tile of 16 cached tokens: scores, online softmax, weighted sum,
- * for up to 8 * NT query rows of one kv head.
+/* decode_tile.cuh: one warp's work on one tile of 16 cached tokens: scores, online softmax,
+ * weighted sum, for up to 8 * NT query rows of one kv head.
  *
- * The operands are swapped: S^T = K q^T (M = 16 tokens, N = 8 rows) and O^T = V^T P^T (M = head_dim,
- * N = rows). K and V come from shared memory, as the tensor map leaves them (128-byte swizzle, slabs of
- * 64 elements), q stays in registers, and a row's maximum sits in the lanes that hold its sums. Lane
- * l = 4g + t holds, of each 16 x 8 result, token (or element) g and g + 8 of rows 2t and 2t + 1.
+ * The operands are swapped: S^T = K q^T (M = 16 tokens, N = 8 rows) and O^T = V^T P^T (M =
+ * head_dim, N = rows). K and V come from shared memory, as the tensor map leaves them (128-byte
+ * swizzle, slabs of 64 elements), q stays in registers, and a row's maximum sits in the lanes that
+ * hold its sums. Lane l = 4g + t holds, of each 16 x 8 result, token (or element) g and g + 8 of
+ * rows 2t and 2t + 1.
  */
 #ifndef ATTND_GPU_DECODE_TILE_CUH
 #define ATTND_GPU_DECODE_TILE_CUH
@@ -15,8 +16,8 @@
 namespace decode
 {
 
-/* What a unit's rows are: row r of the unit is query token (first_row + r) / group of the item, head
- * (first_row + r) % group of the kv head's group. */
+/* What a unit's rows are: row r of the unit is query token (first_row + r) / group of the item,
+ * head (first_row + r) % group of the kv head's group. */
 struct unit_rows {
     uint32_t first, count; /* rows of this unit that exist */
     uint32_t group;
@@ -47,7 +48,8 @@ struct seen_by_some {
     }
 };
 
-/* Which keys the rows of a unit see. A key below `end_all` and not below `begin_all` is seen by all. */
+/* Which keys the rows of a unit see. A key below `end_all` and not below `begin_all` is seen by
+ * all. */
 struct unit_keys {
     uint32_t total; /* pos + n_tokens: cached tokens of the item; nothing lies behind */
     uint32_t pos, window, sinks;
@@ -153,7 +155,8 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
     static constexpr int steps = D / 16;
     static constexpr uint32_t tile_bytes = 64 * D; /* K, then V */
     static constexpr uint32_t v_offset = 32 * D;
-    /* q stays in registers where there is room, else it is read from shared memory for every tile */
+    /* q stays in registers where there is room, else it is read from shared memory for every
+     * tile */
     static constexpr bool has_q = D * NT <= 256;
     uint32_t q[has_q ? steps : 1][NT][2];
     uint32_t q_at;
@@ -188,8 +191,8 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
         }
     }
 
-    /* q of the unit into shared memory, by all threads: rows of D elements, 16-byte chunks swizzled.
-     * Then, when it has arrived for all, from there to MMA operands. */
+    /* q of the unit into shared memory, by all threads: rows of D elements, 16-byte chunks
+     * swizzled. Then, when it has arrived for all, from there to MMA operands. */
     static GPU_DEVICE void ask_q(uint32_t s_q, uint64_t q_address, const unit_rows &rows,
                                  uint32_t num_q_heads, uint32_t head)
     {
@@ -278,8 +281,8 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
                 x0 = fmaxf(x0, gpu::shuffle_xor(x0, d));
                 x1 = fmaxf(x1, gpu::shuffle_xor(x1, d));
             }
-            /* the maximum follows only when it has grown by more than 2^8: weights stay below 256 and
-             * the division at the end makes the result exact all the same */
+            /* the maximum follows only when it has grown by more than 2^8: weights stay below 256
+             * and the division at the end makes the result exact all the same */
             if (__any_sync(~0u, x0 > m[x][0] + 8.0f || x1 > m[x][1] + 8.0f)) {
                 x0 = fmaxf(x0, m[x][0]);
                 x1 = fmaxf(x1, m[x][1]);
@@ -422,7 +425,8 @@ template <bool is_bf16, int D, int NT> struct warp_rows {
             }
     }
 
-    /* The sums as [row][row_floats] in shared memory, (m, l) as [row]; rows from `count` on are left. */
+    /* The sums as [row][row_floats] in shared memory, (m, l) as [row]; rows from `count` on are
+     * left. */
     GPU_DEVICE void to_shared(float *slab, float2 *ml, uint32_t row_floats, uint32_t count)
     {
         const uint32_t g = gpu::lane_id() / 4, t = gpu::lane_id() % 4;
@@ -464,8 +468,8 @@ GPU_DEVICE unit_extras<NT> extras_of(const decode_dev_item &it, const unit_rows 
 }
 
 /* Ends a row of q with maximum m and sum l: adds its sink logit, gives the factor for its sums, and
- * stores its lse where is_first (one thread a row). A row that saw no key has l = 0, factor 0; one that
- * saw a NaN has l = NaN, and so everything. */
+ * stores its lse where is_first (one thread a row). A row that saw no key has l = 0, factor 0; one
+ * that saw a NaN has l = NaN, and so everything. */
 GPU_DEVICE float finish_row(const decode_dev_item &it, const decode_params &p, uint32_t row,
                             float m, float l, bool is_first)
 {
@@ -492,7 +496,8 @@ GPU_DEVICE void store_out4(const decode_dev_item &it, uint64_t element, float4 a
         make_uint2(encode2<is_bf16>(a.x * f, a.y * f), encode2<is_bf16>(a.z * f, a.w * f));
 }
 
-/* Brings N more partial results to a common maximum with (m, l, a). Missing ones are (nothing, 0), 0. */
+/* Brings N more partial results to a common maximum with (m, l, a). Missing ones are (nothing, 0),
+ * 0. */
 template <int N>
 GPU_DEVICE void fold_parts(const float2 (&ml)[N], const float4 (&x)[N], float *m, float *l,
                            float4 *a)

@@ -3,8 +3,9 @@
  *   wgmma_scores   64 columns; A and B in shared memory, both with the inner dimension contiguous
  *   wgmma_values   128 or 256 columns; A in registers, B in shared memory, its columns contiguous
  *
- * Lane 4g + t of warp w holds rows 16w + g (elements 0, 1 of each four) and 16w + g + 8 (2, 3), columns
- * 8j + 2t and the next, at d[4j ...]. So the scores of 16 tokens, two a word, are the A of their values.
+ * Lane 4g + t of warp w holds rows 16w + g (elements 0, 1 of each four) and 16w + g + 8 (2, 3),
+ * columns 8j + 2t and the next, at d[4j ...]. So the scores of 16 tokens, two a word, are the A of
+ * their values.
  */
 #ifndef ATTND_GPU_DECODE_WGMMA_CUH
 #define ATTND_GPU_DECODE_WGMMA_CUH
@@ -14,8 +15,8 @@
 namespace decode
 {
 
-/* A matrix in shared memory with 128-byte swizzle: lbo and sbo are the byte strides between slabs of 64
- * contiguous elements and between groups of 8 rows. */
+/* A matrix in shared memory with 128-byte swizzle: lbo and sbo are the byte strides between slabs
+ * of 64 contiguous elements and between groups of 8 rows. */
 GPU_DEVICE uint64_t wgmma_matrix(uint32_t address, uint32_t lbo, uint32_t sbo)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(lbo >> 4) << 16 |
@@ -24,7 +25,8 @@ GPU_DEVICE uint64_t wgmma_matrix(uint32_t address, uint32_t lbo, uint32_t sbo)
 
 #ifndef ATTND_DECODE_SPELLING
 
-/* The warpgroup's threads have n registers each from now on: fewer, or more when others gave some up. */
+/* The warpgroup's threads have n registers each from now on: fewer, or more when others gave some
+ * up. */
 template <int n> GPU_DEVICE void fewer_registers()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n));

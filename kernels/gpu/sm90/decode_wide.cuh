@@ -1,17 +1,19 @@
-/* decode_wide.cuh: the kernel for more than 16 query rows a kv head: R = 32 or 64 rows a thread block on the
- * warpgroup matrix instructions. Those have 64 rows; 32 fill half of each warp's, so that products take as long as
- * those of 64 and everything else about half.
+/* decode_wide.cuh: the kernel for more than 16 query rows a kv head: R = 32 or 64 rows a thread
+ * block on the warpgroup matrix instructions. Those have 64 rows; 32 fill half of each warp's, so
+ * that products take as long as those of 64 and everything else about half.
  *
- * Four warps ask for K and V, in stages of 64 tokens; two warpgroups take every second stage each. A
- * warpgroup computes the scores of its stage, their weights in its registers, and the weighted sums of the
- * whole head dim, and meets nobody: while one works on weights, the other's products keep the matrix units
- * busy. At the end they exchange halves of their sums, so that each holds half the head dim of all tokens.
+ * Four warps ask for K and V, in stages of 64 tokens; two warpgroups take every second stage each.
+ * A warpgroup computes the scores of its stage, their weights in its registers, and the weighted
+ * sums of the whole head dim, and meets nobody: while one works on weights, the other's products
+ * keep the matrix units busy. At the end they exchange halves of their sums, so that each holds
+ * half the head dim of all tokens.
  *
  * The blocks of a cluster share a segment; decode_wide_parts.cuh says how their sums meet.
  *
- * What runs once is kept short and early: it costs about 3 cycles an instruction, unrolled loops more than
- * their latency, a barrier 65 cycles to set up. So q is asked for first, while the loaders look up their first
- * blocks, the computing warps share the barriers, and registers change hands while q is on its way.
+ * What runs once is kept short and early: it costs about 3 cycles an instruction, unrolled loops
+ * more than their latency, a barrier 65 cycles to set up. So q is asked for first, while the
+ * loaders look up their first blocks, the computing warps share the barriers, and registers change
+ * hands while q is on its way.
  */
 #ifndef ATTND_GPU_DECODE_WIDE_CUH
 #define ATTND_GPU_DECODE_WIDE_CUH
@@ -31,9 +33,10 @@ GPU_DEVICE bool warpgroup_any(uint32_t half, bool x, uint32_t &n_met)
 }
 
 #ifdef ATTND_RACECHECK
-/* So that compute-sanitizer's racecheck can follow both warpgroups: where one met among itself more often than the
- * other, it takes what they exchange for races, whatever barrier of both stands between (docs/kernels.md, Checks).
- * The one that met less often makes up for it. met: [2], shared, 0. */
+/* So that compute-sanitizer's racecheck can follow both warpgroups: where one met among itself more
+ * often than the other, it takes what they exchange for races, whatever barrier of both stands
+ * between (docs/kernels.md, Checks). The one that met less often makes up for it. met: [2], shared,
+ * 0. */
 GPU_DEVICE void meet_as_often(uint32_t half, uint32_t n_met, uint32_t *met)
 {
     if (threadIdx.x % 128 == 0)
@@ -45,15 +48,15 @@ GPU_DEVICE void meet_as_often(uint32_t half, uint32_t n_met, uint32_t *met)
 }
 #endif
 
-/* The row of the matrix instructions' 64 that row r of the unit is: of 32 rows, eight in each warp's sixteen,
- * so that all threads have half as much to do. */
+/* The row of the matrix instructions' 64 that row r of the unit is: of 32 rows, eight in each
+ * warp's sixteen, so that all threads have half as much to do. */
 template <int R> GPU_DEVICE uint32_t matrix_row(uint32_t r)
 {
     return R == 64 ? r : r / 8 * 16 + r % 8;
 }
 
-/* Half of the sums o stay, in a, the others are written as f16, times their row's factor, for the other warpgroup.
- * Of four elements of o those of the first H rows count. */
+/* Half of the sums o stay, in a, the others are written as f16, times their row's factor, for the
+ * other warpgroup. Of four elements of o those of the first H rows count. */
 template <int D, int H, bool is_high>
 GPU_DEVICE void swap_sums(const float (&o)[D / 2], const float (&factor)[H], float (&a)[D * H / 8],
                           uint4 *mail)
@@ -338,8 +341,8 @@ __global__ void __launch_bounds__(384, 1)
     if (parts > 1)
         cluster_arrive(); /* once all have, the others may send their sums: the ring is free */
 
-    /* Both warpgroups meet: each keeps half of head_dim and gets the other's sums of it, f16, through the ring.
-     * From here on a row's sums and l are times a power of two, which m knows. */
+    /* Both warpgroups meet: each keeps half of head_dim and gets the other's sums of it, f16,
+     * through the ring. From here on a row's sums and l are times a power of two, which m knows. */
     float factor[H];
     sum_factors<D, H>(o, factor);
 #pragma unroll

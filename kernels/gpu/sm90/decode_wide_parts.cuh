@@ -1,13 +1,14 @@
-/* decode_wide_parts.cuh: what surrounds the products of decode_wide: the ring that its four loading warps
- * fill, and the merging of a segment's parts.
+/* decode_wide_parts.cuh: what surrounds the products of decode_wide: the ring that its four loading
+ * warps fill, and the merging of a segment's parts.
  *
- * A part is one block's sums of all its rows: f16, each row times its own power of two, so that nothing overflows
- * and nothing is rounded more coarsely than the output. With one cluster a segment every row's part goes
- * straight to the rank that finishes the row: by st.async, where data and arrival are one message but a block
- * sends 16 bytes a cycle, and by plain stores where that rank is the block itself. Maxima and sums of weights go
- * first, so that the loading warps, which have nothing left to load, compute what each part
- * counts while the rest is under way. With more clusters parts go through scratch, and the last cluster to
- * arrive brings them in by bulk copies, rank by rank.
+ * A part is one block's sums of all its rows: f16, each row times its own power of two, so that
+ * nothing overflows and nothing is rounded more coarsely than the output. With one cluster a
+ * segment every row's part goes straight to the rank that finishes the row: by st.async, where data
+ * and arrival are one message but a block sends 16 bytes a cycle, and by plain stores where that
+ * rank is the block itself. Maxima and sums of weights go first, so that the loading warps, which
+ * have nothing left to load, compute what each part counts while the rest is under way. With more
+ * clusters parts go through scratch, and the last cluster to arrive brings them in by bulk copies,
+ * rank by rank.
  */
 #ifndef ATTND_GPU_DECODE_WIDE_PARTS_CUH
 #define ATTND_GPU_DECODE_WIDE_PARTS_CUH
@@ -50,8 +51,9 @@ GPU_DEVICE wide_share share_of(const decode_params &p, const decode_dev_item &it
     return {begin * TB, min(end * TB, it.n_tiles) - begin * TB, end - begin};
 }
 
-/* The ring: slots of 64 tokens of K or of V, filled in the order K, K, V, V of a stage of each warpgroup,
- * so that a slot is of one warpgroup always (there is an even number of them). Barriers in shared memory: */
+/* The ring: slots of 64 tokens of K or of V, filled in the order K, K, V, V of a stage of each
+ * warpgroup, so that a slot is of one warpgroup always (there is an even number of them). Barriers
+ * in shared memory: */
 struct wide_ring {
     uint32_t at, n_slots;
     uint32_t full, empty; /* [n_slots] */
@@ -70,8 +72,9 @@ struct wide_place {
     }
 };
 
-/* What a loader does, one of four warps: asks for K and V of one tile of each stage. (A warp that asks for
- * whole stages gets 40 bytes a cycle.) false: the unit has no rows, the whole cluster leaves. */
+/* What a loader does, one of four warps: asks for K and V of one tile of each stage. (A warp that
+ * asks for whole stages gets 40 bytes a cycle.) false: the unit has no rows, the whole cluster
+ * leaves. */
 template <int D, int R>
 GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
                            const CUtensorMap *map, const wide_ring &ring, uint32_t unit,
@@ -99,8 +102,8 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
     const uint32_t row0 = (it.layer * 2 * p.num_kv_heads + blockIdx.y) * p.block_tokens + lane * 8;
     const uint32_t to = ring.at + (loader * 2 + lane) * group_bytes;
     const uint32_t in_block = (1u << p.tiles_shift) - 1;
-    /* Block ids of the tile, a stage a lane: those of the first stages came with the parameters, the others
-     * are fetched meanwhile. */
+    /* Block ids of the tile, a stage a lane: those of the first stages came with the parameters,
+     * the others are fetched meanwhile. */
     const uint32_t n_known = p.ids_stride / TB;
     uint32_t known = 0, ids = 0;
     if (lane < n_known)
@@ -138,8 +141,8 @@ GPU_DEVICE bool load_tiles(const decode_params &p, const decode_short_words &w,
 
 /* ---- parts */
 
-/* A part's sums, as they travel: eight pieces of 8 rows, of 64 rows the whole head dim, of 32 rows half of it.
- * A piece is [32 columns][lane][16 bytes], then [row] (m, l). */
+/* A part's sums, as they travel: eight pieces of 8 rows, of 64 rows the whole head dim, of 32 rows
+ * half of it. A piece is [32 columns][lane][16 bytes], then [row] (m, l). */
 template <int D, int R> struct wide_piece {
     static constexpr uint32_t columns = D * R / 64;
     static constexpr uint32_t sum_bytes = 8 * columns * 2;
@@ -192,8 +195,8 @@ GPU_DEVICE wide_merge merge_of(const decode_params &p, uint8_t *base, uint32_t u
     return m;
 }
 
-/* The powers of two that bring the largest of a row's sums o, of a warpgroup's tokens, below 2^14. So as f16 they do
- * not overflow, neither on their way to the other warpgroup nor added to its. */
+/* The powers of two that bring the largest of a row's sums o, of a warpgroup's tokens, below 2^14.
+ * So as f16 they do not overflow, neither on their way to the other warpgroup nor added to its. */
 template <int D, int H> GPU_DEVICE void sum_factors(const float (&o)[D / 2], float (&factor)[H])
 {
     float largest[H];
@@ -225,8 +228,8 @@ template <int D, int H> GPU_DEVICE void sum_factors(const float (&o)[D / 2], flo
     }
 }
 
-/* Sends the maxima m and sums of weights l of the thread's rows and, as they are made, their sums: sums(j, x) gives
- * the thread's eight of columns 32j on of the warpgroup's half of head_dim. */
+/* Sends the maxima m and sums of weights l of the thread's rows and, as they are made, their sums:
+ * sums(j, x) gives the thread's eight of columns 32j on of the warpgroup's half of head_dim. */
 template <int D, int R, class sums_function>
 GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring, uint32_t half,
                            const float (&m)[R / 32], const float (&l)[R / 32], sums_function sums)
@@ -278,7 +281,8 @@ GPU_DEVICE void send_parts(const wide_merge &way, const wide_ring &ring, uint32_
     }
 }
 
-/* What the 128 loading threads do: each part's maximum in a row gives way to what the part counts there. */
+/* What the 128 loading threads do: each part's maximum in a row gives way to what the part counts
+ * there. */
 template <int D, int R>
 GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
                             const wide_merge &way, const wide_ring &ring, uint32_t unit)
@@ -352,8 +356,8 @@ GPU_DEVICE void weigh_parts(const decode_params &p, const decode_short_words &w,
     sync_all(); /* weights */
 }
 
-/* What the 256 computing threads do when all is there: this rank's rows, 8 elements at a time, twice side by
- * side, as each is a chain of loads and sums. */
+/* What the 256 computing threads do when all is there: this rank's rows, 8 elements at a time,
+ * twice side by side, as each is a chain of loads and sums. */
 template <bool is_bf16, int D, int R>
 GPU_DEVICE void add_parts(const decode_params &p, const wide_merge &way, const decode_dev_item &it,
                           const unit_rows &rows, uint32_t head)

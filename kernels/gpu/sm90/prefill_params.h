@@ -1,8 +1,9 @@
-/* prefill_params.h: what prefill_launch hands to the prefill kernels and the shape of a unit for each
- * head dim. Internal to prefill_*.
+/* prefill_params.h: what prefill_launch hands to the prefill kernels and the shape of a unit for
+ * each head dim. Internal to prefill_*.
  *
- * Words used here: a row is one (query token, head of a group), row = token * group + head; a unit is the
- * rows of one tile of an item and one kv head; a tile of keys is what one stage of the ring holds.
+ * Words used here: a row is one (query token, head of a group), row = token * group + head; a unit
+ * is the rows of one tile of an item and one kv head; a tile of keys is what one stage of the ring
+ * holds.
  */
 #ifndef ATTND_GPU_PREFILL_PARAMS_H
 #define ATTND_GPU_PREFILL_PARAMS_H
@@ -27,7 +28,8 @@ struct prefill_params {
     const struct gpu_layer *layers;
     const uint32_t *table;
     uint32_t *
-        counters; /* [2] units taken beyond the first of each block, blocks done; zero between launches */
+        /* [2] units taken beyond the first of each block, blocks done; zero between launches */
+        counters;
     uint32_t row_blocks;
     uint32_t n_entries, n_units, section_heads;
     uint32_t num_q_heads, num_kv_heads, group;
@@ -66,7 +68,8 @@ enum {
     PREFILL_ALIGN = 1024,
 };
 
-/* Shared memory: K stages | V stages | q | units | barriers. Slabs of 64 elements are 128 bytes wide. */
+/* Shared memory: K stages | V stages | q | units | barriers. Slabs of 64 elements are 128 bytes
+ * wide. */
 PREFILL_BOTH uint32_t prefill_tile_bytes(uint32_t dim)
 {
     return prefill_keys(dim) * dim * 2;

@@ -1,12 +1,13 @@
-/* prefill_plan.c: which pools the prefill kernels compute, and the order of a batch's work. Pure functions
- * of the pool and the batch.
+/* prefill_plan.c: which pools the prefill kernels compute, and the order of a batch's work. Pure
+ * functions of the pool and the batch.
  */
 #include "kernels/gpu/sm90/prefill_params.h"
 #include "kernels/visible.h"
 
 #include <string.h>
 
-/* K and V of so many bytes are left in the L2 cache until every unit that reads them has done so. */
+/* K and V of so many bytes are left in the L2 cache until every unit that reads them has done
+ * so. */
 #define SECTION_BYTES (32u << 20)
 
 bool prefill_supported(const struct backend_pool_config *c, int major)
@@ -48,8 +49,8 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
                      const struct gpu_item *device_items, void *upload,
                      struct prefill_call *out_call)
 {
-    /* a counting sort by tiles of keys, the most first; long units share a bucket with those of nearly
-     * as many */
+    /* a counting sort by tiles of keys, the most first; long units share a bucket with those of
+     * nearly as many */
     enum { BUCKETS = 1024 };
     uint32_t at[BUCKETS + 1] = {0}, most = 0, shift = 0, n_entries = 0;
     uint64_t tokens = 0;

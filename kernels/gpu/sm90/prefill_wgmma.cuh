@@ -1,9 +1,12 @@
-/* prefill_wgmma.cuh: the instructions of sm_90a that the prefill kernels use besides those of decode_ptx.cuh and
- * decode_wgmma.cuh, which says how matrices and sums lie: products in more shapes that are committed and
- * finished in groups, barriers where some arrive and others wait, and copies by a map of four dimensions.
+/* prefill_wgmma.cuh: the instructions of sm_90a that the prefill kernels use besides those of
+ * decode_ptx.cuh and decode_wgmma.cuh, which says how matrices and sums lie: products in more
+ * shapes that are committed and finished in groups, barriers where some arrive and others wait, and
+ * copies by a map of four dimensions.
  *
- *   wgmma_scores   128, 96 or 80 columns; A and B in shared memory, both with the inner dimension contiguous
- *   wgmma_values   64, 128, 192 or 256 columns; A in registers, B in shared memory, its columns contiguous
+ *   wgmma_scores   128, 96 or 80 columns; A and B in shared memory, both with the inner dimension
+ *                  contiguous
+ *   wgmma_values   64, 128, 192 or 256 columns; A in registers, B in shared memory, its columns
+ *                  contiguous
  */
 #ifndef ATTND_GPU_PREFILL_WGMMA_CUH
 #define ATTND_GPU_PREFILL_WGMMA_CUH
@@ -15,8 +18,8 @@
 namespace prefill
 {
 
-/* 64 elements from `element` on of tokens [row, row + box) of a layer of a block; bytes count on bar. Elements
- * behind the head dim are zero. */
+/* 64 elements from `element` on of tokens [row, row + box) of a layer of a block; bytes count on
+ * bar. Elements behind the head dim are zero. */
 GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t element,
                          uint32_t row, uint32_t layer, uint32_t block)
 {
@@ -26,7 +29,8 @@ GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uin
                  : "memory");
 }
 
-/* Barrier `id` of the thread block, for n threads in whole warps: those that arrive and those that wait. */
+/* Barrier `id` of the thread block, for n threads in whole warps: those that arrive and those that
+ * wait. */
 GPU_DEVICE void barrier_some_arrive(uint32_t id, uint32_t n)
 {
     asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
@@ -43,7 +47,8 @@ GPU_DEVICE void wgmma_commit()
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* All groups but the newest `pending` are made; d, the sums of the last of them, may be read from here on. */
+/* All groups but the newest `pending` are made; d, the sums of the last of them, may be read from
+ * here on. */
 template <int pending, int n> GPU_DEVICE void wgmma_wait(float (&d)[n])
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
@@ -52,7 +57,8 @@ template <int pending, int n> GPU_DEVICE void wgmma_wait(float (&d)[n])
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* x is computed here: left to itself the compiler moves arithmetic behind the wait that it should fill. */
+/* x is computed here: left to itself the compiler moves arithmetic behind the wait that it should
+ * fill. */
 template <int n> GPU_DEVICE void settle_here(float (&x)[n])
 {
 #pragma unroll
@@ -72,8 +78,8 @@ template <int n> GPU_DEVICE void settle_here(float (&x)[n])
 #define TEXT64 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
 #define TEXT96 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) \
                "%90, %91, %92, %93, %94, %95"
-#define TEXT128 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) TEN(11) \
-                "%120, %121, %122, %123, %124, %125, %126, %127"
+#define TEXT128 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) \
+                TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
 
 #define SCORES(columns, text, a_at, b_at, add_at, ...) \
     template <bool is_bf16> \
@@ -104,14 +110,15 @@ SCORES(128, TEXT64, "%64", "%65", "%66", SUMS32(0), SUMS32(32))
             VALUES_OF("f16", columns, text, a_at, b_at, __VA_ARGS__); \
     }
 #define VALUES_OF(type, columns, text, a_at, b_at, ...) \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" text "}, " \
-        "{" a_at "}, " b_at ", 1, 1, 1, 1;" \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type \
+        " {" text "}, {" a_at "}, " b_at ", 1, 1, 1, 1;" \
         : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
 VALUES(64, TEXT32, "%32, %33, %34, %35", "%36", SUMS32(0))
 VALUES(128, TEXT64, "%64, %65, %66, %67", "%68", SUMS32(0), SUMS32(32))
 VALUES(192, TEXT96, "%96, %97, %98, %99", "%100", SUMS32(0), SUMS32(32), SUMS32(64))
-VALUES(256, TEXT128, "%128, %129, %130, %131", "%132", SUMS32(0), SUMS32(32), SUMS32(64), SUMS32(96))
+VALUES(256, TEXT128, "%128, %129, %130, %131", "%132", SUMS32(0), SUMS32(32), SUMS32(64),
+       SUMS32(96))
 
 #undef TEN
 #undef SUMS8

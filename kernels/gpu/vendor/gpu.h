@@ -3,8 +3,9 @@
  *
  * Kernels are plain templates over these functions and hold no vendor intrinsic of their own (the
  * kernels tuned for one chip excepted, which say so). 16-bit floats travel as uint16_t bits, only
- * 32-bit values are shuffled. The functions are spelled in gpu_cuda.h, in gpu_hip.h, and by the tests,
- * whose spelling runs kernels on the host (ATTND_GPU_SPELLING names their header). A spelling gives:
+ * 32-bit values are shuffled. The functions are spelled in gpu_cuda.h, in gpu_hip.h, and by the
+ * tests, whose spelling runs kernels on the host (ATTND_GPU_SPELLING names their header). A
+ * spelling gives:
  *
  *     warp_width, shuffle_xor, sync_warp, block_any          warps and thread blocks
  *     exp2_fast, log2_fast, time_ns                          2^-inf is 0

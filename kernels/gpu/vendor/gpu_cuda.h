@@ -95,9 +95,9 @@ GPU_DEVICE void e4m3_decode2(uint32_t codes, float &lo, float &hi)
 #endif
 }
 
-/* Two e4m3 codes of a word, bytes 2 * pair and 2 * pair + 1, as bf16. Exact; the NaN code reads as 480
- * (no quantiser here stores it). The code's bits in a bf16's place have an exponent that is 120 too
- * small; conversions proper would take a quarter of the rate. */
+/* Two e4m3 codes of a word, bytes 2 * pair and 2 * pair + 1, as bf16. Exact; the NaN code reads as
+ * 480 (no quantiser here stores it). The code's bits in a bf16's place have an exponent that is 120
+ * too small; conversions proper would take a quarter of the rate. */
 template <int pair> GPU_DEVICE uint32_t e4m3_to_bf16x2(uint32_t codes)
 {
     uint32_t w = __byte_perm(codes, 0, pair ? 0x3424 : 0x1404), r;
@@ -125,7 +125,8 @@ GPU_DEVICE uint32_t e4m3_encode(float x)
 #endif
 }
 
-/* ---- shared memory by its own addresses; asynchronous copies global -> shared, 16 bytes a thread */
+/* ---- shared memory by its own addresses; asynchronous copies global -> shared, 16 bytes a
+ * thread */
 
 using shared_at = uint32_t;
 constexpr int shared_limit = 227 << 10; /* bytes of a thread block */
@@ -171,8 +172,8 @@ template <int pending> GPU_DEVICE void copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-/* ---- matrix instructions: 16 x 8 x 16, fp32 sums. Lane l of the result holds rows l/4 and l/4 + 8,
- * columns 2(l%4) and 2(l%4) + 1: c[0], c[1] of the upper row, c[2], c[3] of the lower. */
+/* ---- matrix instructions: 16 x 8 x 16, fp32 sums. Lane l of the result holds rows l/4 and l/4 +
+ * 8, columns 2(l%4) and 2(l%4) + 1: c[0], c[1] of the upper row, c[2], c[3] of the lower. */
 
 template <bool is_bf16>
 GPU_DEVICE void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)

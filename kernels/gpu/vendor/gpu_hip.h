@@ -1,4 +1,5 @@
-/* gpu_hip.h: the HIP spelling of gpu.h, for CDNA devices (waves of 64 lanes); only gpu.h includes it. */
+/* gpu_hip.h: the HIP spelling of gpu.h, for CDNA devices (waves of 64 lanes); only gpu.h includes
+ * it. */
 #ifndef ATTND_GPU_HIP_H
 #define ATTND_GPU_HIP_H
 
@@ -138,8 +139,9 @@ template <int pending> GPU_DEVICE void copy_wait()
 {
 }
 
-/* ---- matrix instructions: 16 x 16 x 16, fp32 sums. Lane l gives elements 4(l/16) .. 4(l/16) + 3 of row
- * l%16 of a and of column l%16 of b, and holds rows 4(l/16) .. 4(l/16) + 3 of column l%16 of c. */
+/* ---- matrix instructions: 16 x 16 x 16, fp32 sums. Lane l gives elements 4(l/16) .. 4(l/16) + 3
+ * of row l%16 of a and of column l%16 of b, and holds rows 4(l/16) .. 4(l/16) + 3 of column l%16 of
+ * c. */
 
 template <bool is_bf16>
 GPU_DEVICE void mfma_16x16x16(float (&c)[4], const uint32_t (&a)[2], const uint32_t (&b)[2])
@@ -174,7 +176,8 @@ GPU_DEVICE void chain_release()
 {
 }
 
-/* The parameters where the launch has put them; a copy of its own would cost every thread memory. */
+/* The parameters where the launch has put them; a copy of its own would cost every thread
+ * memory. */
 template <class Params> GPU_DEVICE const Params &params(const Params &a)
 {
     (void)a;

@@ -1,9 +1,9 @@
-/* runtime.h: the calls of a vendor's runtime that the backend makes, in plain C; runtime_cuda.c spells
- * them for CUDA.
+/* runtime.h: the calls of a vendor's runtime that the backend makes, in plain C; runtime_cuda.c
+ * spells them for CUDA.
  *
  * Every function returns 0 or an error code and leaves "CALL: the runtime's words" in
- * runtime_last_error(), which is the calling thread's own. Nothing here allocates behind the caller's
- * back, and every allocation has a free.
+ * runtime_last_error(), which is the calling thread's own. Nothing here allocates behind the
+ * caller's back, and every allocation has a free.
  */
 #ifndef ATTND_GPU_RUNTIME_H
 #define ATTND_GPU_RUNTIME_H

@@ -1,5 +1,5 @@
-/* runtime_cuda.c: runtime.h over the CUDA runtime. The driver's memory calls are looked up through the
- * runtime, so that the module loads, and fails in words, where there is no driver.
+/* runtime_cuda.c: runtime.h over the CUDA runtime. The driver's memory calls are looked up through
+ * the runtime, so that the module loads, and fails in words, where there is no driver.
  */
 #include "kernels/gpu/vendor/runtime_cuda.h"
 

@@ -1,8 +1,8 @@
 /* runtime_hip.c: runtime.h over the HIP runtime.
  *
- * The range for KV memory is virtual memory with a shareable handle where runtime and device can do that,
- * else plain device memory, which cannot be exported. Host memory is asked for as coherent: the device's
- * flags and results must be seen while its work goes on.
+ * The range for KV memory is virtual memory with a shareable handle where runtime and device can do
+ * that, else plain device memory, which cannot be exported. Host memory is asked for as coherent:
+ * the device's flags and results must be seen while its work goes on.
  */
 #include "kernels/gpu/vendor/runtime.h"
 

@@ -1,9 +1,9 @@
-/* tile_mfma.h: a 16 x 16 tile of scores or outputs in a wave of 64 lanes, computed by one 16 x 16 x 16
- * product. Lane l holds row l%16, of it the columns 4(l/16) .. 4(l/16) + 3.
+/* tile_mfma.h: a 16 x 16 tile of scores or outputs in a wave of 64 lanes, computed by one 16 x 16 x
+ * 16 product. Lane l holds row l%16, of it the columns 4(l/16) .. 4(l/16) + 3.
  *
- * The instruction leaves a lane with four rows of one column, so the factors are swapped: it computes
- * the transposed tile. A lane then has all it knows of one row, and its four columns are what the next
- * product wants of it as an operand. Interface as in tile_mma.h.
+ * The instruction leaves a lane with four rows of one column, so the factors are swapped: it
+ * computes the transposed tile. A lane then has all it knows of one row, and its four columns are
+ * what the next product wants of it as an operand. Interface as in tile_mma.h.
  */
 #ifndef ATTND_GPU_TILE_MFMA_H
 #define ATTND_GPU_TILE_MFMA_H
@@ -77,8 +77,8 @@ GPU_DEVICE void tile_multiply(float (&c)[tile_values], const tile_operand &a, co
     mfma_16x16x16<is_bf16>(c, b.w, a.w);
 }
 
-/* Whether a loop with a way out may be unrolled. Without it, kernels compute the zeroes behind a head dim
- * too. */
+/* Whether a loop with a way out may be unrolled. Without it, kernels compute the zeroes behind a
+ * head dim too. */
 constexpr bool has_early_exits = false;
 
 /* Tokens of K and V that attend_matrix.cuh holds at once: a thread block has 64 KiB. */

@@ -1,8 +1,9 @@
-/* tile_mma.h: a 16 x 16 tile of scores or outputs in a warp of 32 lanes, computed by two 16 x 8 x 16
- * products. Lane l holds rows l/4 and l/4 + 8, of each the columns 2(l%4), 2(l%4) + 1 and 8 more.
+/* tile_mma.h: a 16 x 16 tile of scores or outputs in a warp of 32 lanes, computed by two 16 x 8 x
+ * 16 products. Lane l holds rows l/4 and l/4 + 8, of each the columns 2(l%4), 2(l%4) + 1 and 8
+ * more.
  *
- * An operand of 16 rows by 16 elements of 16 bits is four words a lane. Where it comes from is said by
- * at(row, piece): the shared address of elements 8 * piece and up (piece 0 or 1) of that row.
+ * An operand of 16 rows by 16 elements of 16 bits is four words a lane. Where it comes from is said
+ * by at(row, piece): the shared address of elements 8 * piece and up (piece 0 or 1) of that row.
  */
 #ifndef ATTND_GPU_TILE_MMA_H
 #define ATTND_GPU_TILE_MMA_H
@@ -14,7 +15,8 @@ constexpr int tile_rows = 2; /* of a lane */
 constexpr int tile_values = 8; /* of a lane; 2i and 2i + 1 are neighbours in a row */
 constexpr int tile_lanes = 4, tile_step = 1; /* so many lanes, so far apart, share their rows */
 
-/* The row of a tile that is a lane's r-th; the columns of its values; which of its rows a value is in. */
+/* The row of a tile that is a lane's r-th; the columns of its values; which of its rows a value is
+ * in. */
 GPU_DEVICE int tile_row(int lane, int r)
 {
     return lane / 4 + r * 8;
@@ -74,8 +76,8 @@ GPU_DEVICE void tile_multiply(float (&c)[tile_values], const tile_operand &a, co
     mma_16816<is_bf16>(*(float(*)[4]) & c[4], a.w, b.w[2], b.w[3]);
 }
 
-/* Whether a loop with a way out may be unrolled. Without it, kernels compute the zeroes behind a head dim
- * too. */
+/* Whether a loop with a way out may be unrolled. Without it, kernels compute the zeroes behind a
+ * head dim too. */
 constexpr bool has_early_exits = true;
 
 /* Tokens of K and V that attend_matrix.cuh holds at once. */

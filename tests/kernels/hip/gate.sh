@@ -3,9 +3,10 @@
 #
 #   gate.sh TOOLS ARCH CODE...         TOOLS: the folder of llvm-readelf
 #
-# Every kernel: no spilled vector register, no scratch memory. Spilled scalar registers go to lanes of
-# vector registers, not to memory; they and all vector registers and static shared memory (LDS) have
-# ceilings, a little above what the kernels use now. Prints a row a kernel; exit 1 names what is too much.
+# Every kernel: no spilled vector register, no scratch memory. Spilled scalar registers go to lanes
+# of vector registers, not to memory; they and all vector registers and static shared memory (LDS)
+# have ceilings, a little above what the kernels use now. Prints a row a kernel; exit 1 names what
+# is too much.
 set -euo pipefail
 tools=$1 arch=$2
 shift 2

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The module holds as much code for each device as for the others, and needs nothing that it does not name.
+# The module holds as much code for each device as for the others, and needs nothing that it does
+# not name.
 #   module.sh MODULE ARCH...
 set -euo pipefail
 module=$1

@@ -1,5 +1,5 @@
-/* planted.cu: a kernel that gate.sh must refuse: an array that is indexed at run time lies in scratch
- * memory.
+/* planted.cu: a kernel that gate.sh must refuse: an array that is indexed at run time lies in
+ * scratch memory.
  */
 #include <hip/hip_runtime.h>
 

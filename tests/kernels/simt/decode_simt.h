@@ -1,5 +1,5 @@
-/* decode_simt.h: the tests' spelling of decode_ptx.cuh, decode_wgmma.cuh and prefill_wgmma.cuh: sm_90 as sm90.h
- * models it.
+/* decode_simt.h: the tests' spelling of decode_ptx.cuh, decode_wgmma.cuh and prefill_wgmma.cuh:
+ * sm_90 as sm90.h models it.
  * Before it, the functions of CUDA C++ that only the tuned kernels use.
  */
 #ifndef ATTND_TESTS_DECODE_SIMT_H

@@ -1,6 +1,6 @@
-/* gpu_simt.h: the tests' spelling of gpu.h: kernels run on the host by simt.h, warps of SIMT_WIDTH lanes,
- * matrix instructions emulated by their documented lane layout: CUDA's of mma.sync and ldmatrix at 32
- * lanes, CDNA's of mfma at 64.
+/* gpu_simt.h: the tests' spelling of gpu.h: kernels run on the host by simt.h, warps of SIMT_WIDTH
+ * lanes, matrix instructions emulated by their documented lane layout: CUDA's of mma.sync and
+ * ldmatrix at 32 lanes, CDNA's of mfma at 64.
  */
 #ifndef ATTND_TESTS_GPU_SIMT_H
 #define ATTND_TESTS_GPU_SIMT_H
@@ -224,8 +224,8 @@ GPU_DEVICE uint32_t e4m3_encode(float x)
     return e4m3_encode_portable(x);
 }
 
-/* ---- shared memory and copies into it. At 32 lanes copies are asynchronous: what a thread asked for
- * arrives when it waits, as late as the device may do it. */
+/* ---- shared memory and copies into it. At 32 lanes copies are asynchronous: what a thread asked
+ * for arrives when it waits, as late as the device may do it. */
 
 constexpr int shared_limit = SIMT_WIDTH == 32 ? 227 << 10 : (64 << 10) - 256;
 
@@ -321,9 +321,10 @@ struct product_argument {
 };
 
 #if SIMT_WIDTH == 32
-/* mma.sync m16n8k16: lane l has of a the rows l/4 (words 0, 2) and l/4 + 8 (words 1, 3), elements 2(l%4) and up
- * of the first 8 (words 0, 1) and the last 8 (words 2, 3); of b column l/4, elements 2(l%4) and up of
- * the first 8 (word 0) and the last (word 1); of c rows l/4 and l/4 + 8, columns 2(l%4) and up. */
+/* mma.sync m16n8k16: lane l has of a the rows l/4 (words 0, 2) and l/4 + 8 (words 1, 3), elements
+ * 2(l%4) and up of the first 8 (words 0, 1) and the last 8 (words 2, 3); of b column l/4, elements
+ * 2(l%4) and up of the first 8 (word 0) and the last (word 1); of c rows l/4 and l/4 + 8, columns
+ * 2(l%4) and up. */
 template <bool is_bf16> void mma_all(const void *const *arguments, int n)
 {
     float a[16][16], b[16][8];
@@ -359,8 +360,8 @@ struct load_argument {
     uint32_t *words;
 };
 
-/* ldmatrix x4: lane l names row l%8 of matrix l/8; word m of lane l is elements 2(l%4) and 2(l%4) + 1 of row
- * l/4 of matrix m, transposed: of column l/4. */
+/* ldmatrix x4: lane l names row l%8 of matrix l/8; word m of lane l is elements 2(l%4) and 2(l%4) +
+ * 1 of row l/4 of matrix m, transposed: of column l/4. */
 template <bool is_transposed> void load_all(const void *const *arguments, int n)
 {
     auto at = [&](int m, int row, int column) {

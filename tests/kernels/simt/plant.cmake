@@ -1,7 +1,8 @@
 # Copies kernel sources with bugs planted behind a switch, for planted.sh:
 #   cmake -DFROM=kernels/gpu -DTO=dir -P plant.cmake
-# A bug is a text that must be in its file exactly once and what stands for it; simt::planted picks one.
-# When a source changes so that a text is gone, plant the same bug in the new text. C sources ask simt_has_bug.
+# A bug is a text that must be in its file exactly once and what stands for it; simt::planted picks
+# one. When a source changes so that a text is gone, plant the same bug in the new text. C sources
+# ask simt_has_bug.
 function(plant file number good bad)
   if(NOT DEFINED text_${file})
     file(READ ${FROM}/${file} text)
@@ -134,7 +135,8 @@ plant(sm90/decode_wide_parts.cuh 42 "m.n_pieces = m.first_piece(m.rank + 1)"
   "m.n_pieces = simt::planted == 42 ? 8 / m.n_ranks : m.first_piece(m.rank + 1)")
 # the ring's next round is taken for the last
 plant(sm90/decode_wide_parts.cuh 44 "phase ^ is_next" "phase ^ (simt::planted == 44 ? 0 : is_next)")
-# sums for blocks that still compute; read before they have come: (m, l), a rank's own and weights, the others'
+# sums for blocks that still compute; read before they have come: (m, l), a rank's own and weights,
+# the others'
 plant(sm90/decode_wide_parts.cuh 56 "    cluster_wait(); /* their" "    if (simt::planted != 56) cluster_wait(); /* their")
 plant(sm90/decode_wide_parts.cuh 57 "    barrier_wait(ring.merge + (way" "    if (simt::planted != 57) barrier_wait(ring.merge + (way")
 plant(sm90/decode_wide.cuh 58 "    barrier_wait(ring.merge + 8, 0);" "    if (simt::planted != 58) barrier_wait(ring.merge + 8, 0);")

@@ -2,8 +2,8 @@
 # The executor's own control: every bug that plant.cmake plants must be found, and none without one.
 #   planted.sh TEST_BACKEND BACKEND EVERY BUG...
 #   planted.sh TEST_GPU_QUEUE BACKEND TESTS BUG...
-# A bug counts as found when a run fails, in one of the orders and on 4 processors or 7 (which cut the work
-# into more parts, and into three). TEST_GPU_VALUES lies beside TEST_BACKEND.
+# A bug counts as found when a run fails, in one of the orders and on 4 processors or 7 (which cut
+# the work into more parts, and into three). TEST_GPU_VALUES lies beside TEST_BACKEND.
 set -euo pipefail
 test=$1 backend=$2 every=$3
 shift 3

@@ -1,13 +1,14 @@
-/* runtime_simt.cpp: runtime.h without a device: device memory is heap memory of exact size, filled with NaN,
- * a stream is a list of work that simt.h runs on the host.
+/* runtime_simt.cpp: runtime.h without a device: device memory is heap memory of exact size, filled
+ * with NaN, a stream is a list of work that simt.h runs on the host.
  *
- * When a stream works follows from ATTND_SIMT_ORDER (0 to 2, see simt.h; default 0): at once with 0,
- * else not before somebody waits for it or, piece by piece, asks after it, which shows host memory that
- * changed too early. Of a backend's two streams the second works as late as it may with 1 (when what follows
- * it must begin, or the first has nothing left to do), with 2 before or in the middle of the first's next
- * kernel, one piece or as many as can, or at once where the first has nothing to do.
- * ATTND_SIMT_PROCESSORS (default 4) decides how work is cut. ATTND_SIMT_MATRIX=0 takes the matrix units away;
- * ATTND_SIMT_FAIL=N lets the N-th call that can fail do so, and all after it.
+ * When a stream works follows from ATTND_SIMT_ORDER (0 to 2, see simt.h; default 0): at once with
+ * 0, else not before somebody waits for it or, piece by piece, asks after it, which shows host
+ * memory that changed too early. Of a backend's two streams the second works as late as it may with
+ * 1 (when what follows it must begin, or the first has nothing left to do), with 2 before or in the
+ * middle of the first's next kernel, one piece or as many as can, or at once where the first has
+ * nothing to do. ATTND_SIMT_PROCESSORS (default 4) decides how work is cut. ATTND_SIMT_MATRIX=0
+ * takes the matrix units away; ATTND_SIMT_FAIL=N lets the N-th call that can fail do so, and all
+ * after it.
  */
 #include "kernels/gpu/vendor/runtime.h"
 #include "tests/kernels/simt/gpu_simt.h"
@@ -272,8 +273,8 @@ int runtime_stream_wait(runtime_stream *s)
     return is_stuck(s) ? fail("stream_wait: a word that nobody writes") : 0;
 }
 
-/* Time passes: one piece of work is done (with 2 by chance, less often of the second stream), so that a batch is
- * back while the one behind it is not. */
+/* Time passes: one piece of work is done (with 2 by chance, less often of the second stream), so
+ * that a batch is back while the one behind it is not. */
 int runtime_stream_check(runtime_stream *s)
 {
     if (is_planted("stream_check")) {

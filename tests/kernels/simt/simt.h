@@ -1,13 +1,14 @@
-/* simt.h: runs GPU kernels on the host, one fiber a thread, one thread block (or cluster) at a time.
+/* simt.h: runs GPU kernels on the host, one fiber a thread, one thread block (or cluster) at a
+ * time.
  *
- * Lanes of a warp meet at each collective (shuffle, matrix instruction, warp barrier), all threads of a
- * block at each block barrier. Between two meetings a lane runs alone, so what a missing barrier lets
- * through shows as a wrong result in one of the orders: 0 all warps in turn, 1 the lowest warp as far
- * as it gets, 2 the highest, lanes and thread blocks backwards. Barriers open, and what was asked for
- * asynchronously arrives (sm90.h), when no thread can run. Lanes that meet at different collectives, or
- * not at all, and threads that wait for ever end the program with words. Dynamic shared memory is one
- * heap block of the size the launch gave, filled with NaN; it is named by pointers, or by 32-bit
- * addresses as on a device, which are checked.
+ * Lanes of a warp meet at each collective (shuffle, matrix instruction, warp barrier), all threads
+ * of a block at each block barrier. Between two meetings a lane runs alone, so what a missing
+ * barrier lets through shows as a wrong result in one of the orders: 0 all warps in turn, 1 the
+ * lowest warp as far as it gets, 2 the highest, lanes and thread blocks backwards. Barriers open,
+ * and what was asked for asynchronously arrives (sm90.h), when no thread can run. Lanes that meet
+ * at different collectives, or not at all, and threads that wait for ever end the program with
+ * words. Dynamic shared memory is one heap block of the size the launch gave, filled with NaN; it
+ * is named by pointers, or by 32-bit addresses as on a device, which are checked.
  *
  * Thread     one: the host's engine thread.
  */
@@ -107,9 +108,9 @@ extern int width; /* of a warp: set once, by the spelling */
 extern int order; /* 0 to 2 */
 extern int planted; /* the bug to have, in sources that plant.cmake made; 0: none */
 
-/* Dynamic shared memory of the running block. Its addresses begin at shared_base: right for swizzled
- * layouts, or wrong by 128 bytes in order 2, so that a kernel must align by itself. A rank of the cluster
- * plus 1 in the top byte names another block's. */
+/* Dynamic shared memory of the running block. Its addresses begin at shared_base: right for
+ * swizzled layouts, or wrong by 128 bytes in order 2, so that a kernel must align by itself. A rank
+ * of the cluster plus 1 in the top byte names another block's. */
 void *shared();
 uint32_t shared_base();
 uint32_t shared_address(const void *p);
@@ -118,8 +119,8 @@ char *shared_pointer(uint32_t address, uint32_t bytes, block **out_home = nullpt
 [[noreturn]] void die(const char *words, const thread &t);
 [[noreturn]] void die(const char *words); /* in the running thread */
 
-/* A collective of a warp: when all its lanes are here, combine sees their arguments by lane, once; then all
- * go on. Arguments live on the lanes' stacks. */
+/* A collective of a warp: when all its lanes are here, combine sees their arguments by lane, once;
+ * then all go on. Arguments live on the lanes' stacks. */
 using combine_fn = void (*)(const void *const *arguments, int n_lanes);
 void meet(const char *what, const void *argument, combine_fn combine);
 
@@ -140,8 +141,8 @@ void cluster_wait();
 /* Records a store that only a proxy fence shows to asynchronous copies and wgmma. */
 void note_store(char *at, uint32_t bytes);
 
-/* Asynchronous copies of up to 16 bytes by the running thread, made when it waits for them; in order 1 at
- * once. src nullptr: zeroes. copy_wait makes all but the newest `pending` groups. */
+/* Asynchronous copies of up to 16 bytes by the running thread, made when it waits for them; in
+ * order 1 at once. src nullptr: zeroes. copy_wait makes all but the newest `pending` groups. */
 void copy(void *dst, const void *src, int bytes);
 void copy_commit();
 void copy_wait(int pending);

@@ -256,8 +256,8 @@ float matrix_element(const block *b, const product &p, uint64_t matrix, bool is_
     return p.is_bf16 ? gpu::bf16_decode(bits) : gpu::f16_decode(bits);
 }
 
-/* The same of a matrix in registers: lane 4g + t of warp w has rows 16w + g and 16w + g + 8, elements 2t,
- * 2t + 1 and eight further on. */
+/* The same of a matrix in registers: lane 4g + t of warp w has rows 16w + g and 16w + g + 8,
+ * elements 2t, 2t + 1 and eight further on. */
 float word_element(uint32_t first, size_t which, uint32_t i, uint32_t k)
 {
     const thread &t = threads[first + i / 16 * 32 + i % 8 * 4 + k % 8 / 2];

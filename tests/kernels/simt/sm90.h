@@ -1,18 +1,22 @@
 /* sm90.h: what decode_simt.h's functions do: the asynchronous side of sm_90, on simt.h's fibers.
  *
- * Barriers    8 bytes of shared memory: arrivals and bytes that a phase waits for, as mbarrier counts them.
- *             Nothing but barrier_init makes one; others may use it after the maker's fence.
- * Copies      (bulk, tensor map, to the cluster) arrive when no thread can run, oldest first (order 0) or
- *             newest first (2), or as soon as they are asked for (1). A block that has left gets none.
- * Two views   copies and wgmma see shared memory through block.shared_async: ordinary stores come there
- *             with the storing thread's proxy fence, and a copy over a store without one is an error.
+ * Barriers    8 bytes of shared memory: arrivals and bytes that a phase waits for, as mbarrier
+ *             counts them. Nothing but barrier_init makes one; others may use it after the maker's
+ *             fence.
+ * Copies      (bulk, tensor map, to the cluster) arrive when no thread can run, oldest first (order
+ *             0) or newest first (2), or as soon as they are asked for (1). A block that has left
+ *             gets none.
+ * Two views   copies and wgmma see shared memory through block.shared_async: ordinary stores come
+ * there
+ *             with the storing thread's proxy fence, and a copy over a store without one is an
+ *             error.
  * wgmma       products are asked for after a fence and made, in order, when the four warps wait for
- *             their group, from the matrices that descriptors name (128-byte swizzle only) and by the documented
- *             layout. Until then nobody may have changed their registers.
+ *             their group, from the matrices that descriptors name (128-byte swizzle only) and by
+ *             the documented layout. Until then nobody may have changed their registers.
  *
- * Not seen: stores by plain C++ (no kernel lets copies or wgmma read those), the order of stores to device
- * memory between clusters (they run one after another), what a compiler moves, timing, and lanes that
- * leave a warp's instruction to others, where the emulation needs no meeting.
+ * Not seen: stores by plain C++ (no kernel lets copies or wgmma read those), the order of stores to
+ * device memory between clusters (they run one after another), what a compiler moves, timing, and
+ * lanes that leave a warp's instruction to others, where the emulation needs no meeting.
  */
 #ifndef ATTND_TESTS_SM90_H
 #define ATTND_TESTS_SM90_H
@@ -42,7 +46,8 @@ bool deliver_copy();
 void cluster_sync();
 
 void multiply_fence();
-/* p: all but group and sums. A product may have changed neither d nor A's registers when it is made. */
+/* p: all but group and sums. A product may have changed neither d nor A's registers when it is
+ * made. */
 void multiply(product p);
 void multiply_commit();
 void multiply_wait(uint32_t pending);
