@@ -3,8 +3,8 @@
  * wait.
  *
  * Who owns what   device memory belongs to the backend; a kernel reads items, block table and
- * layers
- *                 from device memory, and k, v, q_src from host memory that the device can read.
+ *                 layers from device memory, and k, v, q_src from host memory that the device can
+ *                 read.
  */
 #ifndef ATTND_GPU_PARAMS_H
 #define ATTND_GPU_PARAMS_H

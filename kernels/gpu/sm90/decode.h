@@ -1,13 +1,12 @@
 /* decode.h: the tuned attention of the newest tokens (1 to 16 a sequence) over the paged cache, for
  * sm_90. The host side of it: what can be computed, how a batch is cut, and the launch.
  *
- * Way of use      decode_pool_init once a pool. For every batch decode_prepare (pure host work:
- * picks
- *                 the kernel, cuts the work, fills the call and, for larger batches, an upload);
- *                 the caller brings the upload to the device if there is one; decode_launch.
+ * Way of use      decode_pool_init once per pool. For every batch decode_prepare (pure host work:
+ *                 picks the kernel, cuts the work, fills the call and, for larger batches, an
+ *                 upload); the caller brings the upload to the device if there is one;
+ *                 decode_launch.
  * Who owns what   everything is the caller's. A call may be launched many times (it is not
- * changed);
- *                 launches that share scratch must follow each other on one stream.
+ *                 changed); launches that share scratch must follow each other on one stream.
  * Nothing hangs   no thread block waits for another except inside one cluster, whose blocks run
  *                 together by definition. Splits that meet in memory are merged by the last to
  *                 arrive.

@@ -2,12 +2,11 @@
  * of a sequence) over the paged cache, for sm_90. The host side of it: what can be computed, the
  * order of the work, and the launch.
  *
- * Way of use      prefill_pool_init once a pool. For every batch prefill_prepare (pure host work),
- * the
- *                 caller brings the upload to the device if there is one, then prefill_launch.
+ * Way of use      prefill_pool_init once per pool. For every batch prefill_prepare (pure host
+ *                 work), the caller brings the upload to the device if there is one, then
+ *                 prefill_launch.
  * Who owns what   everything is the caller's. A call may be launched many times; launches that
- * share
- *                 scratch must follow each other on one stream.
+ *                 share scratch must follow each other on one stream.
  * Same bytes      a row's result depends on its item alone: nothing is cut over keys.
  * Nothing hangs   no thread block waits for another.
  */

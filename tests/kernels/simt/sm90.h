@@ -7,9 +7,8 @@
  *             0) or newest first (2), or as soon as they are asked for (1). A block that has left
  *             gets none.
  * Two views   copies and wgmma see shared memory through block.shared_async: ordinary stores come
- * there
- *             with the storing thread's proxy fence, and a copy over a store without one is an
- *             error.
+ *             there with the storing thread's proxy fence, and a copy over a store without one is
+ *             an error.
  * wgmma       products are asked for after a fence and made, in order, when the four warps wait for
  *             their group, from the matrices that descriptors name (128-byte swizzle only) and by
  *             the documented layout. Until then nobody may have changed their registers.
