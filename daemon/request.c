@@ -175,7 +175,12 @@ void request_reply_error(struct request *req, attn_status st, uint64_t retry_aft
     if (req->reply == NULL && req->room != NULL) {
         req->reply = req->room;
     } else if (req->reply == NULL) {
-        req->reply = req->msg;
+        bool is_large = req->msg->capacity_bytes > REQUEST_MAX_REUSED_BYTES;
+        req->reply = is_large ? iobuf_heap_new(head_bytes) : NULL;
+        if (req->reply == NULL)
+            req->reply = req->msg;
+        else
+            iobuf_release(req->msg);
         req->msg = NULL;
     }
     req->reply->offset = 0;

@@ -21,6 +21,7 @@ enum {
     REQUEST_ARENA_BYTES = 4096,
     REQUEST_MAX_ARENA_BYTES = 4 << 20, /* a header unpacked, chunks included */
     REQUEST_MIN_MSG_BYTES = 1024, /* room of every msg: an error can be answered in its place */
+    REQUEST_MAX_REUSED_BYTES = 64 << 10, /* a larger msg is given back before its error is sent */
 };
 
 struct request {

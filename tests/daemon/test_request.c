@@ -174,6 +174,25 @@ static void the_longest_sentence_is_cut_and_stays_text(void **state)
     wire_arena_reset(&arena);
 }
 
+static void a_large_message_that_is_refused_gives_its_buffer_back(void **state)
+{
+    (void)state;
+    struct iobuf_pool *large;
+    assert_int_equal(iobuf_pool_open(&fake_host, NULL, 128 << 10, &large), ATTN_OK);
+    struct request *req = request_new(&fake_transport, NULL, large, REQUEST_MAX_REUSED_BYTES + 1);
+    assert_non_null(req);
+    request_reply_error(req, ATTN_EOVERLOAD, 1, "too much");
+    assert_ptr_equal(replied, req);
+    assert_null(replied->msg); /* while its answer waits to be written */
+    assert_null(replied->reply->pool);
+    struct wire_arena arena;
+    struct wire_reply r;
+    decode_reply(&arena, &r);
+    assert_string_equal(r.header->message, "too much");
+    wire_arena_reset(&arena);
+    iobuf_pool_close(large); /* nothing of it is out */
+}
+
 static void a_request_that_does_not_decode_counts_as_malformed_alone(void **state)
 {
     (void)state;
@@ -332,6 +351,7 @@ int main(void)
         TEST(a_reply_has_its_payload_where_it_was_promised),
         TEST(an_error_is_answered_without_a_free_buffer),
         TEST(the_longest_sentence_is_cut_and_stays_text),
+        TEST(a_large_message_that_is_refused_gives_its_buffer_back),
         TEST(a_request_that_does_not_decode_counts_as_malformed_alone),
         TEST(steps_received_are_answered_or_in_flight),
         TEST(every_address_has_a_transport),
