@@ -3,7 +3,7 @@
  * The cpu backend is linked in; the others are modules, so that this program needs no driver to
  * start. A module that was loaded stays loaded until the process ends.
  */
-#include "kernels/backend.h"
+#include "kernels/backend_bench.h"
 
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -13,31 +13,69 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Loads path and takes its table; false leaves the reason in why. */
-static bool module_load(const char *path, const char *name, const struct backend_ops **out_ops,
-                        char *why, size_t why_bytes)
+struct module {
+    void *handle;
+    void *symbol; /* the function that gives the table */
+    char path[PATH_MAX + 64];
+};
+
+static bool module_open(struct module *m, const char *symbol, char *why, size_t why_bytes)
 {
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL) {
+    m->handle = dlopen(m->path, RTLD_NOW | RTLD_LOCAL);
+    if (m->handle == NULL) {
         snprintf(why, why_bytes, "%s", dlerror());
         return false;
     }
-    backend_module_fn fn;
-    void *symbol = dlsym(handle, BACKEND_MODULE_SYMBOL);
-    memcpy(&fn, &symbol, sizeof fn);
-    const struct backend_ops *ops = symbol ? fn() : NULL;
-    if (ops == NULL) {
-        snprintf(why, why_bytes, "%s has no %s", path, BACKEND_MODULE_SYMBOL);
-    } else if (ops->abi != BACKEND_ABI) {
-        snprintf(why, why_bytes, "%s speaks backend ABI %" PRIu32 ", this program %d", path,
-                 ops->abi, BACKEND_ABI);
-    } else if (strcmp(ops->name, name) != 0) {
-        snprintf(why, why_bytes, "%s is the backend '%s', not '%s'", path, ops->name, name);
-    } else {
-        *out_ops = ops;
+    m->symbol = dlsym(m->handle, symbol);
+    if (m->symbol != NULL)
         return true;
+    snprintf(why, why_bytes, "%s has no %s", m->path, symbol);
+    dlclose(m->handle);
+    return false;
+}
+
+/* Finds attnd-NAME.so and opens the first there is. */
+static bool module_find(struct module *m, const char *name, const char *symbol, char *why,
+                        size_t why_bytes)
+{
+    if (*name == 0 || name[strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789")] != 0) {
+        snprintf(why, why_bytes, "no backend is called '%s' (cpu, cuda, hip)", name);
+        return false;
     }
-    dlclose(handle);
+    char exe[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    exe[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(exe, '/');
+    if (slash != NULL)
+        *slash = 0;
+    const char *env = getenv("ATTND_MODULE_DIR");
+    const char *formats[] = {"%s/attnd-%s.so", "%s/../lib/attnd/attnd-%s.so"};
+
+    for (size_t i = 0; i < 3; i++) {
+        const char *dir = i < 2 ? exe : env;
+        if (dir == NULL)
+            continue;
+        snprintf(m->path, sizeof m->path, formats[i % 2], dir, name);
+        if (access(m->path, F_OK) == 0)
+            return module_open(m, symbol, why, why_bytes);
+    }
+    snprintf(why, why_bytes, "attnd-%s.so is neither beside %s, nor in ../lib/attnd, nor in %s",
+             name, exe, env ? env : "$ATTND_MODULE_DIR (not set)");
+    return false;
+}
+
+/* Is a module's table what this program wants? */
+static bool table_fits(const struct module *m, uint32_t abi, const char *is_of, const char *name,
+                       char *why, size_t why_bytes)
+{
+    if (abi != BACKEND_ABI)
+        snprintf(why, why_bytes, "%s speaks backend ABI %" PRIu32 ", this program %d", m->path, abi,
+                 BACKEND_ABI);
+    else if (strcmp(is_of, name) != 0)
+        snprintf(why, why_bytes, "%s is the backend '%s', not '%s'", m->path, is_of, name);
+    else
+        return true;
+    dlclose(m->handle);
     return false;
 }
 
@@ -48,30 +86,33 @@ attn_status backend_load(const char *name, const struct backend_ops **out_ops, c
         *out_ops = backend_cpu();
         return ATTN_OK;
     }
-    if (*name == 0 || name[strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789")] != 0) {
-        snprintf(why, why_bytes, "no backend is called '%s' (cpu, cuda, hip)", name);
+    struct module m;
+    if (!module_find(&m, name, BACKEND_MODULE_SYMBOL, why, why_bytes))
         return ATTN_ENOTFOUND;
-    }
+    backend_module_fn fn;
+    memcpy(&fn, &m.symbol, sizeof fn);
+    const struct backend_ops *ops = fn();
+    if (!table_fits(&m, ops->abi, ops->name, name, why, why_bytes))
+        return ATTN_ENOTFOUND;
+    *out_ops = ops;
+    return ATTN_OK;
+}
 
-    char exe[PATH_MAX], path[PATH_MAX + 64];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    exe[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(exe, '/');
-    if (slash != NULL)
-        *slash = 0;
-    const char *env = getenv("ATTND_MODULE_DIR");
-    const char *formats[] = {"%s/attnd-%s.so", "%s/../lib/attnd/attnd-%s.so"};
-
-    snprintf(why, why_bytes, "attnd-%s.so is neither beside %s, nor in ../lib/attnd, nor in %s",
-             name, exe, env ? env : "$ATTND_MODULE_DIR (not set)");
-    for (size_t i = 0; i < 3; i++) {
-        const char *dir = i < 2 ? exe : env;
-        if (dir == NULL)
-            continue;
-        snprintf(path, sizeof path, formats[i % 2], dir, name);
-        if (access(path, F_OK) != 0)
-            continue;
-        return module_load(path, name, out_ops, why, why_bytes) ? ATTN_OK : ATTN_ENOTFOUND;
+attn_status backend_bench_load(const char *name, const struct backend_bench_ops **out_ops,
+                               char *why, size_t why_bytes)
+{
+    if (strcmp(name, "cpu") == 0) {
+        *out_ops = backend_cpu_bench();
+        return ATTN_OK;
     }
-    return ATTN_ENOTFOUND;
+    struct module m;
+    if (!module_find(&m, name, BACKEND_BENCH_SYMBOL, why, why_bytes))
+        return ATTN_ENOTFOUND;
+    backend_bench_fn fn;
+    memcpy(&fn, &m.symbol, sizeof fn);
+    const struct backend_bench_ops *ops = fn();
+    if (!table_fits(&m, ops->abi, ops->name, name, why, why_bytes))
+        return ATTN_ENOTFOUND;
+    *out_ops = ops;
+    return ATTN_OK;
 }

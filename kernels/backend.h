@@ -23,7 +23,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 2
+#define BACKEND_ABI 3
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -59,8 +59,9 @@ enum {
     BACKEND_ATTEND = 1 << 1, /* compute out (and lse) of the n_tokens queries */
 };
 
-/* One sequence's part of a batch. Host pointers, 16-byte aligned, of memory from host_alloc or
- * host_register, so that a device may read and write them in place. */
+/* One sequence's part of a batch. Addresses but block_table are 16-byte aligned, of memory from
+ * host_alloc or host_register, so that a device may read and write it in place, or of the
+ * device's own memory where info says BACKEND_HAS_DEVICE_ADDRESSES. block_table is the host's. */
 struct backend_item {
     uint32_t flags;
     uint32_t layer;
@@ -86,6 +87,19 @@ struct backend_copy {
     uint32_t src, dst;
 };
 
+/* A word that says how far others are: 4-byte aligned, where an item's addresses may be. It is
+ * the caller's and stays until poll has handed the batch back. */
+struct backend_word {
+    uint32_t *word;
+    uint32_t value;
+};
+
+/* Has the word reached its value? It may be up to 2^31 - 1 ahead of it, and may wrap. */
+static inline bool backend_word_is_reached(const struct backend_word *w)
+{
+    return (int32_t)(__atomic_load_n(w->word, __ATOMIC_ACQUIRE) - w->value) >= 0;
+}
+
 struct backend_pool;
 
 struct backend_batch {
@@ -94,6 +108,13 @@ struct backend_batch {
     const struct backend_patch *patches;
     const struct backend_copy *copies;
     uint32_t n_items, n_patches, n_copies;
+    /* Where info says BACKEND_HAS_WORDS, else NULL. wait: nothing of the batch begins, and no
+     * tensor of it is read, before the word has reached its value. The batch holds its place
+     * meanwhile: later ones may be held up, and close and what is ordered with batches wait with
+     * it. So the caller sees to it that the word is written, and not by a later batch.
+     * signal: the word becomes the value when all outputs are there, before poll hands the batch
+     * back; not if the batch fails. */
+    const struct backend_word *wait, *signal;
     void *user; /* the caller's, untouched */
 
     /* written by the backend before poll returns the batch */
@@ -112,6 +133,11 @@ struct backend_config {
     int import_fd; /* KV memory of a predecessor to map instead of taking new, -1: none */
 };
 
+enum {
+    BACKEND_HAS_WORDS = 1 << 0, /* batches may have wait and signal */
+    BACKEND_HAS_DEVICE_ADDRESSES = 1 << 1, /* items may lie in the device's memory */
+};
+
 struct backend_info {
     char name[16]; /* "cpu", "cuda", "hip" */
     char device[128]; /* "AMD EPYC ..., avx512", "NVIDIA H200" */
@@ -119,6 +145,7 @@ struct backend_info {
     uint64_t kv_bytes; /* as taken */
     uint32_t max_in_flight; /* batches that submit accepts before one must be polled */
     uint32_t n_processors; /* threads or SMs */
+    uint32_t features; /* BACKEND_HAS_... */
 };
 
 struct backend;
@@ -171,20 +198,6 @@ struct backend_ops {
     /* The same for memory that exists (page-aligned). */
     attn_status (*host_register)(struct backend *b, void *p, size_t bytes);
     void (*host_unregister)(struct backend *b, void *p, size_t bytes);
-
-    /* Measurement, for attnbench; results of a run are left in the batch's buffers. out_ns is [n_runs].
-     * time_batch: device time of n_runs runs, run r computing batches[r % n_batches] with cold caches;
-     * variant names one of variants[], NULL is what submit does. time_read: a plain read of bytes the
-     * best way the device knows, cold, of one place of the KV memory after the other; bytes 0: an empty
-     * launch. is_alone: a run is enqueued when the one before is done, so that nothing is submitted while
-     * the clock runs. Block; no batch may be in flight.
-     * Errors: ATTN_ENOTSUP no such variant, it cannot compute this geometry, or more bytes than KV memory. */
-    const char *const *variants; /* NULL-terminated, "naive" first, each faster by one idea */
-    attn_status (*time_batch)(struct backend *b, const char *variant,
-                              struct backend_batch *const *batches, uint32_t n_batches,
-                              uint32_t n_runs, bool is_alone, uint64_t *out_ns);
-    attn_status (*time_read)(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
-                             uint64_t *out_ns);
 };
 
 /* The table every loadable module (attnd-cuda.so, attnd-hip.so) exports under this name. */
@@ -204,5 +217,10 @@ attn_status backend_load(const char *name, const struct backend_ops **out_ops, c
  * the field and value in why. Backends call it first in pool_check. */
 attn_status backend_pool_config_check(const struct backend_pool_config *c, char *why,
                                       size_t why_bytes);
+
+/* Checks a batch's wait and signal for a backend of that name and info.features. ATTN_EINVAL,
+ * ATTN_ENOTSUP: why names the word. Backends with either call it in submit. */
+attn_status backend_words_check(const struct backend_batch *batch, const char *name,
+                                uint32_t features, char *why, size_t why_bytes);
 
 #endif

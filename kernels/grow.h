@@ -1,5 +1,5 @@
-/* grow.h: an array that grows as more of it is needed, by half more than that, so that steady use allocates
- * nothing.
+/* grow.h: an array that grows as more of it is needed, by half more than that, so that steady use
+ * allocates nothing.
  */
 #ifndef ATTND_KERNELS_GROW_H
 #define ATTND_KERNELS_GROW_H

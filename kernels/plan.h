@@ -6,15 +6,12 @@
  * splits. A segment of one split is stored directly; more splits leave partials in slots and are
  * merged.
  *
- * Who calls it   the cpu backend for everything; the tuned kernels' lists (decode_fill.c), whose runs travel to
- *                the device. Elsewhere a thread block's part of an item follows from its index alone, so that
- *                nothing need travel, and there is no plan:
- *                - the generic kernels (gpu_job.c) cut each item by itself, into equal splits of whole 64
- *                  tokens that together are four times the device's processors, as long as there are partial
- *                  slots; a plan's runs would have to be looked up
- *                - clusters of the tuned kernels (decode_select.c) are of one size for all items, whose parts
- *                  the kernels compute (decode_cluster_begin, decode_wide_begin)
- *                Whether a batch invariant pool's item is cut depends on its own length in each of them.
+ * Who calls it: the cpu backend for everything, and the tuned kernels' lists (decode_fill.c), whose
+ * runs travel to the device. Elsewhere a thread block's part of an item follows from its index
+ * alone, so that nothing need travel, and there is no plan. The generic kernels (gpu_job.c) cut each
+ * item by itself into equal splits of whole 64 tokens; a plan's runs would have to be looked up.
+ * Clusters of the tuned kernels (decode_select.c) have one size for all items, and the kernels
+ * compute their parts (decode_cluster_begin, decode_wide_begin).
  */
 #ifndef ATTND_KERNELS_PLAN_H
 #define ATTND_KERNELS_PLAN_H

@@ -1,5 +1,5 @@
-/* pool_config.c: checks what all backends need of a geometry. Apart from backend.c so that a loadable
- * backend carries this and not the built-in one.
+/* pool_config.c: checks what all backends need of a geometry, and of a batch's words. Apart from
+ * backend.c so that a loadable backend carries this and not the built-in one.
  */
 #include "kernels/kv_layout.h"
 
@@ -116,6 +116,28 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
         snprintf(why, why_bytes, "n_blocks %" PRIu32 " of %" PRIu64 " bytes is too large",
                  c->n_blocks, block_bytes);
         return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+attn_status backend_words_check(const struct backend_batch *batch, const char *name,
+                                uint32_t features, char *why, size_t why_bytes)
+{
+    const struct backend_word *words[] = {batch->wait, batch->signal};
+    static const char *const fields[] = {"wait", "signal"};
+    for (int i = 0; i < 2; i++) {
+        if (words[i] == NULL)
+            continue;
+        if (!(features & BACKEND_HAS_WORDS)) {
+            snprintf(why, why_bytes, "%s: backend %s has no words that batches wait for or write",
+                     fields[i], name);
+            return ATTN_ENOTSUP;
+        }
+        if (words[i]->word == NULL || (uintptr_t)words[i]->word % sizeof(uint32_t) != 0) {
+            snprintf(why, why_bytes, "%s: the word is at %p, not a multiple of 4", fields[i],
+                     (void *)words[i]->word);
+            return ATTN_EINVAL;
+        }
     }
     return ATTN_OK;
 }

@@ -131,6 +131,22 @@ void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale
     }
 }
 
+void reference_cached_row(attn_dtype q_dtype, attn_dtype kv_dtype, const void *from, size_t at,
+                          uint32_t n, float *out_row)
+{
+    double row[256];
+    uint8_t codes[256];
+    float scale;
+    for (uint32_t i = 0; i < n; i++)
+        row[i] = reference_get(q_dtype, from, at + i);
+    if (kv_dtype != q_dtype) {
+        reference_quantise(kv_dtype, row, n, codes, &scale);
+        reference_dequantise(kv_dtype, codes, scale, n, row);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        out_row[i] = (float)row[i];
+}
+
 /* Does the query at p see the key at j? A window bounds how far back it sees, never how far ahead. */
 static bool is_visible(const struct attn_layer_spec *spec, uint32_t p, uint32_t j, uint32_t end)
 {

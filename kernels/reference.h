@@ -36,6 +36,11 @@ void reference_quantise(attn_dtype kv_dtype, const double *row, uint32_t n, uint
 void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale, uint32_t n,
                           double *out_row);
 
+/* What a cache of kv_dtype reads back of one head's row that was appended: n (at most 256)
+ * elements of q_dtype, from element `at` of an array on. */
+void reference_cached_row(attn_dtype q_dtype, attn_dtype kv_dtype, const void *from, size_t at,
+                          uint32_t n, float *out_row);
+
 /* Error bound of an output computed with this dtype against the reference over the K and V that were
  * sent, for values of about unit size: pass when |out - ref| <= atol + rtol * |ref| for every element
  * and the relative L2 error is below l2. An lse is a float whatever the dtype: its bound is that of a

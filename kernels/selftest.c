@@ -4,6 +4,8 @@
  */
 #include "kernels/selftest.h"
 
+#include "kernels/backend_bench.h"
+#include "kernels/cases.h"
 #include "kernels/kv_layout.h"
 #include "kernels/reference.h"
 
@@ -25,6 +27,7 @@
 
 struct selftest {
     const struct backend_ops *ops;
+    const struct backend_bench_ops *bench; /* NULL: it cannot measure itself */
     struct backend_config config;
     struct backend *b;
     FILE *out;
@@ -55,44 +58,40 @@ struct run {
     char why[160];
 };
 
+/* A row of each table of cases.h. */
 struct test_case {
-    const char *name;
-    uint32_t num_q_heads, num_kv_heads, dk, dv, block_tokens;
-    attn_dtype q, kv;
-    uint32_t window, sinks;
-    float soft_cap;
-    bool is_full, has_sink_logits, has_alibi, is_batch_invariant;
+    uint8_t geometry, dtype, options;
 };
 
-/* Every kernel of the GPU backends is in some case: matrix kernels for head dims up to 64, 128 and 256,
- * few rows and many, 16-bit and quantised, of bf16 and f16; vector kernels of the three widths. */
+/* Every kernel of the GPU backends is in some case: matrix kernels for head dims up to 64, 128
+ * and 256, few rows and many, 16-bit and quantised, of bf16 and f16; vector kernels of the three
+ * widths; tuned ones. */
 static const struct test_case cases[] = {
-    {"grouped queries", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
-    {"grouped queries", 8, 2, 128, 128, 16, .q = ATTN_F16, .kv = ATTN_F16},
-    {"grouped queries", 8, 2, 128, 128, 16, .q = ATTN_F32, .kv = ATTN_F32},
-    {"a kv head each", 4, 4, 64, 64, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
-    {"one kv head", 32, 1, 256, 256, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
-    {"one kv head", 16, 1, 256, 256, 32, .q = ATTN_F16, .kv = ATTN_F16},
-    {"k and v of other dims", 8, 2, 192, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16},
-    {"a dim in between", 6, 2, 80, 80, 16, .q = ATTN_F16, .kv = ATTN_F16},
-    {"quantised", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_FP8_E4M3},
-    {"quantised", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_INT8},
-    {"quantised", 8, 1, 64, 64, 16, .q = ATTN_F16, .kv = ATTN_FP8_E4M3},
-    {"quantised", 8, 1, 256, 256, 16, .q = ATTN_F16, .kv = ATTN_INT8},
-    {"quantised", 4, 1, 64, 64, 16, .q = ATTN_BF16, .kv = ATTN_INT8},
-    {"quantised", 4, 1, 256, 256, 16, .q = ATTN_BF16, .kv = ATTN_FP8_E4M3},
-    {"quantised", 4, 1, 128, 128, 16, .q = ATTN_F16, .kv = ATTN_FP8_E4M3},
-    {"quantised", 4, 2, 24, 40, 8, .q = ATTN_F32, .kv = ATTN_INT8},
-    {"plain arithmetic", 4, 1, 256, 256, 16, .q = ATTN_F32, .kv = ATTN_F32},
-    {"window, sink tokens", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .window = 50,
-     .sinks = 4},
-    {"soft cap", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .soft_cap = 5},
-    {"sink logits", 8, 2, 64, 64, 16, .q = ATTN_F16, .kv = ATTN_F16, .has_sink_logits = true},
-    {"alibi", 8, 2, 128, 128, 16, .q = ATTN_F16, .kv = ATTN_F16, .has_alibi = true},
-    {"not causal", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16, .is_full = true},
-    {"batch invariant", 8, 2, 128, 128, 16, .q = ATTN_BF16, .kv = ATTN_BF16,
-     .is_batch_invariant = true},
+    {CASE_GROUPED, CASE_BF16, CASE_PLAIN},
+    {CASE_GROUPED, CASE_F16, CASE_PLAIN},
+    {CASE_GROUPED, CASE_F32, CASE_PLAIN},
+    {CASE_HEAD_EACH, CASE_BF16, CASE_PLAIN},
+    {CASE_DIM_256, CASE_BF16, CASE_PLAIN},
+    {CASE_DIM_256, CASE_F16, CASE_PLAIN},
+    {CASE_OTHER_DIMS, CASE_BF16, CASE_PLAIN},
+    {CASE_GROUP_OF_3, CASE_F16, CASE_PLAIN},
+    {CASE_GROUPED, CASE_BF16_FP8, CASE_PLAIN},
+    {CASE_GROUPED, CASE_BF16_INT8, CASE_PLAIN},
+    {CASE_ONE_KV_HEAD, CASE_F16_FP8, CASE_PLAIN},
+    {CASE_DIM_256, CASE_F16_INT8, CASE_PLAIN},
+    {CASE_ONE_KV_HEAD, CASE_BF16_INT8, CASE_PLAIN},
+    {CASE_DIM_256, CASE_BF16_FP8, CASE_PLAIN},
+    {CASE_GROUPED, CASE_F16_FP8, CASE_PLAIN},
+    {CASE_SMALLEST_BLOCK, CASE_F32_INT8, CASE_PLAIN},
+    {CASE_DIM_256, CASE_F32, CASE_PLAIN},
+    {CASE_GROUPED, CASE_BF16, CASE_WINDOW_AND_SINKS},
+    {CASE_GROUPED, CASE_BF16, CASE_SOFT_CAP},
+    {CASE_HEAD_EACH, CASE_F16, CASE_SINK_LOGITS},
+    {CASE_GROUPED, CASE_F16, CASE_ALIBI},
+    {CASE_GROUPED, CASE_BF16, CASE_FULL},
+    {CASE_GROUPED, CASE_BF16, CASE_BATCH_INVARIANT},
 };
+enum { WITH_VARIANTS_16_BIT = 0, WITH_VARIANTS_QUANTISED = 8 };
 
 /* ---- the report */
 
@@ -150,17 +149,7 @@ static void *take_random(struct run *r, size_t n)
 /* What the cache must read back: one head's row of n elements. */
 static void remember(const struct run *r, const void *from, size_t at, uint32_t n, float *to)
 {
-    double row[256];
-    uint8_t codes[256];
-    float scale;
-    for (uint32_t i = 0; i < n; i++)
-        row[i] = reference_get(r->config.q_dtype, from, at + i);
-    if (r->config.kv_dtype != r->config.q_dtype) {
-        reference_quantise(r->config.kv_dtype, row, n, codes, &scale);
-        reference_dequantise(r->config.kv_dtype, codes, scale, n, row);
-    }
-    for (uint32_t i = 0; i < n; i++)
-        to[i] = (float)row[i];
+    reference_cached_row(r->config.q_dtype, r->config.kv_dtype, from, at, n, to);
 }
 
 static void set_block(struct run *r, uint32_t seq, uint32_t index)
@@ -303,7 +292,7 @@ static bool check_variant(struct run *r, const char *variant, bool *out_is_refus
     }
     struct backend_batch batch = {.pool = r->pool, .items = r->items, .n_items = N_SEQS};
     struct backend_batch *batches[1] = {&batch};
-    attn_status st = r->t->ops->time_batch(r->t->b, variant, batches, 1, 2, false, ns);
+    attn_status st = r->t->bench->time_batch(r->t->b, variant, batches, 1, 2, false, ns);
     *out_is_refused = st == ATTN_ENOTSUP;
     if (*out_is_refused)
         return true;
@@ -338,34 +327,25 @@ static bool open_run(struct run *r, const struct test_case *c, const char *name)
         logits[i] = 2 * random_unit(t);
         slopes[i] = -0.02f * (float)(1 + i % 10);
     }
-    r->spec = (struct attn_layer_spec){.scale = 1.0f / sqrtf((float)c->dk),
-                                       .window_tokens = c->window,
-                                       .sink_tokens = c->sinks,
-                                       .soft_cap = c->soft_cap,
-                                       .is_full = c->is_full,
-                                       .sink_logits = c->has_sink_logits ? logits : NULL,
-                                       .alibi_slopes = c->has_alibi ? slopes : NULL};
-    r->config = (struct backend_pool_config){.num_layers = 1,
-                                             .num_q_heads = c->num_q_heads,
-                                             .num_kv_heads = c->num_kv_heads,
-                                             .head_dim_k = c->dk,
-                                             .head_dim_v = c->dv,
-                                             .block_tokens = c->block_tokens,
-                                             .n_blocks = N_BLOCKS,
-                                             .n_table_rows = N_SEQS,
-                                             .max_row_blocks = MAX_TOKENS / c->block_tokens,
-                                             .q_dtype = c->q,
-                                             .kv_dtype = c->kv,
-                                             .is_batch_invariant = c->is_batch_invariant,
-                                             .layers = &r->spec};
+    const struct case_geometry *g = &case_geometries[c->geometry];
+    const struct case_options *o = &case_options[c->options];
+    r->spec = case_spec(g, o);
+    r->spec.sink_logits = o->has_sink_logits ? logits : NULL;
+    r->spec.alibi_slopes = o->has_alibi ? slopes : NULL;
+    r->config = case_config(g, case_dtypes[c->dtype], o);
+    r->config.num_layers = 1;
+    r->config.n_blocks = N_BLOCKS;
+    r->config.n_table_rows = N_SEQS;
+    r->config.max_row_blocks = MAX_TOKENS / g->block_tokens;
+    r->config.layers = &r->spec;
     attn_status st = t->ops->pool_check(t->b, &r->config);
     if (st == ATTN_OK)
         st = t->ops->pool_open(t->b, &r->config, &r->pool);
     if (st != ATTN_OK)
         report(t, st == ATTN_ENOTSUP ? REFUSED : FAILED, "%s: %s", name, t->ops->last_error(t->b));
     for (uint32_t i = 0; i < N_SEQS; i++) {
-        r->seqs[i].k = calloc((size_t)MAX_TOKENS * c->num_kv_heads * c->dk, sizeof(float));
-        r->seqs[i].v = calloc((size_t)MAX_TOKENS * c->num_kv_heads * c->dv, sizeof(float));
+        r->seqs[i].k = calloc((size_t)MAX_TOKENS * g->num_kv_heads * g->head_dim_k, sizeof(float));
+        r->seqs[i].v = calloc((size_t)MAX_TOKENS * g->num_kv_heads * g->head_dim_v, sizeof(float));
         if (st == ATTN_OK && (!r->seqs[i].k || !r->seqs[i].v)) {
             st = ATTN_ENOMEM;
             report(t, FAILED, "%s: out of host memory", name);
@@ -385,10 +365,13 @@ static void close_run(struct run *r)
 
 static void test_one(struct selftest *t, const struct test_case *c, bool with_variants)
 {
-    char name[128];
-    snprintf(name, sizeof name, "%s/%s, %u/%u heads of %u/%u, blocks of %u: %s",
-             attn_dtype_name(c->q), attn_dtype_name(c->kv), c->num_q_heads, c->num_kv_heads, c->dk,
-             c->dv, c->block_tokens, c->name);
+    char name[160];
+    const struct case_geometry *g = &case_geometries[c->geometry];
+    const struct case_options *o = &case_options[c->options];
+    snprintf(name, sizeof name, "%s/%s, %u/%u heads of %u/%u, blocks of %u: %s%s%s",
+             attn_dtype_name(case_dtypes[c->dtype].q), attn_dtype_name(case_dtypes[c->dtype].kv),
+             g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
+             g->name, c->options ? ", " : "", c->options ? o->name : "");
     struct run r = {.t = t};
     if (open_run(&r, c, name)) {
         if (run_steps(&r))
@@ -396,14 +379,14 @@ static void test_one(struct selftest *t, const struct test_case *c, bool with_va
                    100 * r.max_share);
         else
             report(t, FAILED, "%s: %s", name, r.why);
-        const char *const *variants = t->ops->variants;
         bool is_last = !with_variants;
         for (uint32_t v = 0; !is_last && r.why[0] == 0; v++) {
             bool is_refused;
             r.max_error = r.max_share = 0;
-            is_last = variants[v] == NULL; /* the kernels that submit takes */
-            bool ok = check_variant(&r, variants[v], &is_refused);
-            const char *words = is_last ? "none" : variants[v];
+            const char *variant = t->bench->variants[v];
+            is_last = variant == NULL; /* the kernels that submit takes */
+            bool ok = check_variant(&r, variant, &is_refused);
+            const char *words = is_last ? "none" : variant;
             if (ok)
                 report(t, is_refused ? REFUSED : OK,
                        "  variant %s: largest error %.2g, %.0f %% of the bound", words, r.max_error,
@@ -537,6 +520,17 @@ static void test_registered(struct selftest *t)
     munmap(p, HOST_BYTES);
 }
 
+static void test_read(struct selftest *t)
+{
+    uint64_t ns[5];
+    if (t->bench == NULL)
+        return;
+    if (t->bench->time_read(t->b, 32 << 20, 5, false, ns) == ATTN_OK)
+        report(t, OK, "a read of 32 MiB takes %.1f us", (double)ns[4] / 1e3);
+    else
+        report(t, FAILED, "a read of 32 MiB: %s", t->ops->last_error(t->b));
+}
+
 static attn_status open_backend(struct selftest *t)
 {
     void *memory;
@@ -577,17 +571,16 @@ attn_status selftest_run(const struct backend_ops *ops, int32_t device_index, ui
     fprintf(out, "device %s, %" PRIu32 " processors\n", info.device, info.n_processors);
     if (info.driver[0] != 0)
         fprintf(out, "driver %s\n", info.driver);
+    char why[256];
+    if (backend_bench_load(ops->name, &t.bench, why, sizeof why) != ATTN_OK)
+        report(&t, FAILED, "measurement: %s", why);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        test_one(&t, &cases[i], ops->time_batch != NULL && (i == 0 || i == 8));
+        test_one(&t, &cases[i],
+                 t.bench != NULL && (i == WITH_VARIANTS_16_BIT || i == WITH_VARIANTS_QUANTISED));
     test_order(&t);
     test_memory(&t);
     test_registered(&t);
-    uint64_t ns[5];
-    st = ops->time_read(t.b, 32 << 20, 5, false, ns);
-    if (st == ATTN_OK)
-        report(&t, OK, "a read of 32 MiB takes %.1f us", (double)ns[4] / 1e3);
-    else
-        report(&t, FAILED, "a read of 32 MiB: %s", ops->last_error(t.b));
+    test_read(&t);
     ops->host_free(t.b, t.memory, HOST_BYTES);
     ops->close(t.b);
     fprintf(out, "%s: %s, %" PRIu32 " ok, %" PRIu32 " not supported, %" PRIu32 " failed\n",

@@ -1,8 +1,9 @@
-/* visible.h: which keys a query sees: the window, sink tokens and causality of a layer as ranges of cached
- * tokens. Pure arithmetic on plain numbers, for C and for device code: what the daemon counts, what the cpu
- * backend computes and what kernels mask is one rule. Written again elsewhere are: the float64 reference's rule,
- * so that the tests would see an error here; and, for the code that compilers make of it, the comparisons of a
- * key in the tuned kernels (sm90/decode_tile.cuh, decode_short.cuh).
+/* visible.h: which keys a query sees: the window, sink tokens and causality of a layer as ranges of
+ * cached tokens. Pure arithmetic on plain numbers, for C and for device code: what the daemon
+ * counts, what the cpu backend computes and what kernels mask is one rule. Written again elsewhere
+ * are: the float64 reference's rule, so that the tests would see an error here; and, for the code
+ * that compilers make of it, the comparisons of a key in the tuned kernels (sm90/decode_tile.cuh,
+ * decode_short.cuh).
  */
 #ifndef ATTND_KERNELS_VISIBLE_H
 #define ATTND_KERNELS_VISIBLE_H
@@ -28,14 +29,15 @@ VISIBLE_FN uint32_t visible_first(uint32_t window_tokens, uint32_t position)
     return window_tokens == 0 ? 0 : end - window_tokens;
 }
 
-/* One past the last key that the query at `position` sees, of n_keys (those of its own item included). */
-VISIBLE_FN uint32_t visible_end(bool is_full, uint32_t position, uint32_t n_keys)
+/* One past the last key that the query at `position` sees, of n_keys (those of its own item
+ * included). is_full is a number because kernels have it so. */
+VISIBLE_FN uint32_t visible_end(uint32_t is_full, uint32_t position, uint32_t n_keys)
 {
     return is_full ? n_keys : position + 1;
 }
 
 /* What the query at `position` sees. */
-VISIBLE_FN struct visible visible_to(uint32_t window_tokens, uint32_t sink_tokens, bool is_full,
+VISIBLE_FN struct visible visible_to(uint32_t window_tokens, uint32_t sink_tokens, uint32_t is_full,
                                      uint32_t position, uint32_t n_keys)
 {
     struct visible v;
@@ -64,8 +66,8 @@ VISIBLE_FN uint32_t visible_count(struct visible v)
     return v.end - v.first + v.sinks;
 }
 
-/* Visible keys as tiles of a fixed number of tokens, numbered without a gap: the first `sinks` are the
- * first of the cache, the others lie `skip` tiles further on. */
+/* Visible keys as tiles of a fixed number of tokens, numbered without a gap: the first `sinks`
+ * are the first of the cache, the others lie `skip` tiles further on. */
 struct visible_tiles {
     uint32_t n, sinks, skip;
 };

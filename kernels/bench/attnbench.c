@@ -220,9 +220,9 @@ static bool run_cell(struct program *p, const struct bench_cell *c, struct row *
     bool ok = bench_setup_open(x, c, &s) &&
               (c->new_tokens > 0 || bench_time_read(x, bench_kv_bytes(c), &read));
     bool is_ladder = strcmp(p->grid, "variants") == 0;
-    for (uint32_t i = 0; ok && is_ladder && x->ops->variants[i] != NULL; i++) {
+    for (uint32_t i = 0; ok && is_ladder && x->own->variants[i] != NULL; i++) {
         struct row r;
-        ok = measure(p, &s, x->ops->variants[i], read.median_us, 0, &r);
+        ok = measure(p, &s, x->own->variants[i], read.median_us, 0, &r);
         if (ok) {
             print_row(p, &r);
             write_csv(p, &r);

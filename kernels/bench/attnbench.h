@@ -7,7 +7,7 @@
 #ifndef ATTND_KERNELS_ATTNBENCH_H
 #define ATTND_KERNELS_ATTNBENCH_H
 
-#include "kernels/backend.h"
+#include "kernels/backend_bench.h"
 
 #define BENCH_PAGED_CELLS 16
 #define BENCH_BLOCK_TOKENS 16
@@ -39,6 +39,7 @@ struct bench_options {
 /* A device, its memory, and random bytes to fill pools with. */
 struct bench {
     const struct backend_ops *ops;
+    const struct backend_bench_ops *own; /* what the backend measures of itself */
     struct backend *b;
     struct bench_options options;
     uint64_t kv_bytes;

@@ -67,12 +67,9 @@ static bool open_backend(struct bench *x)
 bool bench_open(struct bench *x, const struct bench_options *o, uint64_t largest_bytes)
 {
     *x = (struct bench){.options = *o, .rng = 0x9e3779b97f4a7c15u};
-    if (backend_load(o->backend, &x->ops, x->error, sizeof x->error) != ATTN_OK)
+    if (backend_load(o->backend, &x->ops, x->error, sizeof x->error) != ATTN_OK ||
+        backend_bench_load(o->backend, &x->own, x->error, sizeof x->error) != ATTN_OK)
         return false;
-    if (x->ops->time_batch == NULL || x->ops->time_read == NULL) {
-        snprintf(x->error, sizeof x->error, "backend %s cannot time itself", o->backend);
-        return false;
-    }
     x->kv_bytes = o->memory_bytes > largest_bytes ? o->memory_bytes : largest_bytes;
     x->random = malloc(RANDOM_BYTES);
     if (x->random == NULL) {
@@ -291,7 +288,7 @@ static attn_status time_in_bursts(struct bench *x, struct bench_setup *s, const 
             n = fit < 1 ? 1 : fit < runs - at ? (uint32_t)fit : runs - at;
         }
         nanosleep(&(struct timespec){.tv_nsec = BENCH_REST_NS}, NULL);
-        st = x->ops->time_batch(x->b, variant, s->list, s->n_layers, n, x->options.is_alone,
+        st = x->own->time_batch(x->b, variant, s->list, s->n_layers, n, x->options.is_alone,
                                 ns + at);
     }
     return st;
@@ -305,7 +302,7 @@ bool bench_time(struct bench *x, struct bench_setup *s, const char *variant, uin
         return false;
     attn_status st = s->cell->new_tokens > 0
                          ? time_in_bursts(x, s, variant, runs, ns)
-                         : x->ops->time_batch(x->b, variant, s->list, s->n_layers, runs,
+                         : x->own->time_batch(x->b, variant, s->list, s->n_layers, runs,
                                               x->options.is_alone, ns);
     *out_is_supported = st != ATTN_ENOTSUP;
     if (st == ATTN_OK)
@@ -319,7 +316,7 @@ bool bench_time_read(struct bench *x, uint64_t bytes, struct bench_times *out)
     uint64_t *ns = calloc(x->options.runs, sizeof *ns);
     if (ns == NULL)
         return false;
-    attn_status st = x->ops->time_read(x->b, bytes, x->options.runs, x->options.is_alone, ns);
+    attn_status st = x->own->time_read(x->b, bytes, x->options.runs, x->options.is_alone, ns);
     if (st == ATTN_OK)
         *out = times_of(ns, x->options.runs);
     free(ns);
@@ -381,7 +378,7 @@ bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
                                 .n_rows = 2ull * c->batch * n_tokens * c->num_q_heads};
 
     memset(s->host + q_bytes, 0xff, s->host_bytes - q_bytes);
-    if (x->ops->time_batch(x->b, variant, ends, 2, 2, false, ns) != ATTN_OK)
+    if (x->own->time_batch(x->b, variant, ends, 2, 2, false, ns) != ATTN_OK)
         return fail(x, "computing a batch to check");
     for (uint32_t i = 0; i < 2 * c->batch; i++) {
         const uint16_t *o = ends[i / c->batch]->items[i % c->batch].out;

@@ -1,8 +1,11 @@
 /* cpu.c: the cpu backend's table. A batch is computed inside submit, by the engine thread and the
- * workers, and handed back by the next poll; everything else is done when its call returns.
+ * workers, and handed back by the next poll; everything else is done when its call returns. A batch
+ * that waits for a word is computed by whatever call first finds it written. The device is the
+ * host: its addresses, too.
  */
 #define _GNU_SOURCE
 #include "kernels/cpu/cpu.h"
+#include "proto/attn_time.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -11,6 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
+
+#define FEATURES (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES)
+#define LOOKS_BEFORE_NAP 1000
+#define NAP_NS 20000
 
 void cpu_fail(struct backend *b, const char *format, ...)
 {
@@ -34,10 +42,13 @@ static const struct cpu_isa *choose_isa(void)
     return NULL;
 }
 
+static bool compute_within(struct backend *b, uint64_t wait_ns);
+
 static void cpu_close(struct backend *b)
 {
     if (b == NULL)
         return;
+    compute_within(b, UINT64_MAX);
     cpu_threads_close(b->threads);
     while (b->pools != NULL) {
         struct backend_pool *p = b->pools;
@@ -106,7 +117,8 @@ static void cpu_info(const struct backend *b, struct backend_info *out)
     *out = (struct backend_info){.name = "cpu",
                                  .kv_bytes = b->memory.bytes,
                                  .max_in_flight = 1,
-                                 .n_processors = b->threads ? cpu_threads_count(b->threads) : 0};
+                                 .n_processors = b->threads ? cpu_threads_count(b->threads) : 0,
+                                 .features = FEATURES};
     FILE *f = fopen("/proc/cpuinfo", "re");
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
         if (sscanf(line, "model name : %95[^\n]", model) == 1)
@@ -257,34 +269,71 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
     return ATTN_OK;
 }
 
+/* Computes the batch that was submitted, unless its word is not written yet. Is none left to
+ * compute? */
+static bool try_compute(struct backend *b)
+{
+    struct backend_batch *batch = b->batch;
+    if (batch == NULL || b->is_done)
+        return true;
+    if (batch->wait != NULL && !backend_word_is_reached(batch->wait))
+        return false;
+    uint64_t start = attn_now_ns();
+    /* the block tables are read from the items, so there is no mirror to patch */
+    cpu_append(b, batch);
+    batch->status = cpu_attend(b, b->isa, batch);
+    batch->device_ns = attn_now_ns() - start;
+    b->is_done = true;
+    if (batch->signal != NULL && batch->status == ATTN_OK)
+        __atomic_store_n(batch->signal->word, batch->signal->value, __ATOMIC_RELEASE);
+    return true;
+}
+
+/* The same, looking for as long as it may take. */
+static bool compute_within(struct backend *b, uint64_t wait_ns)
+{
+    uint64_t start = attn_now_ns();
+    for (uint32_t look = 1; !try_compute(b); look++) {
+        if (attn_now_ns() - start >= wait_ns)
+            return false;
+        if (look < LOOKS_BEFORE_NAP)
+            attn_cpu_pause();
+        else
+            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    }
+    return true;
+}
+
 static attn_status cpu_submit(struct backend *b, struct backend_batch *batch)
 {
-    if (b->done != NULL) {
+    if (b->batch != NULL) {
         cpu_fail(b, "a batch waits to be polled, max_in_flight is 1");
         return ATTN_EOVERLOAD;
     }
     attn_status st = check_batch(b, batch);
+    if (st == ATTN_OK)
+        st = backend_words_check(batch, "cpu", FEATURES, b->error, sizeof b->error);
     if (st != ATTN_OK)
         return st;
-    uint64_t start = cpu_now_ns();
-    /* the block tables are read from the items, so there is no mirror to patch */
-    cpu_append(b, batch);
-    batch->status = cpu_attend(b, b->isa, batch);
-    batch->device_ns = cpu_now_ns() - start;
-    b->done = batch;
+    b->batch = batch;
+    b->is_done = false;
+    try_compute(b);
     return ATTN_OK;
 }
 
 static struct backend_batch *cpu_poll(struct backend *b, uint64_t wait_ns)
 {
-    (void)wait_ns;
-    struct backend_batch *batch = b->done;
-    b->done = NULL;
+    if (!compute_within(b, wait_ns))
+        return NULL;
+    struct backend_batch *batch = b->batch;
+    b->batch = NULL;
     return batch;
 }
 
+/* What touches blocks follows the batch that was submitted. */
 static attn_status check_block(struct backend_pool *p, uint32_t block)
 {
+    compute_within(p->b, UINT64_MAX);
     if (block < p->config.n_blocks)
         return ATTN_OK;
     cpu_fail(p->b, "block is %" PRIu32 " of %" PRIu32, block, p->config.n_blocks);
@@ -382,9 +431,6 @@ static const struct backend_ops cpu_ops = {
     .host_free = cpu_host_free,
     .host_register = cpu_host_register,
     .host_unregister = cpu_host_unregister,
-    .variants = cpu_variants,
-    .time_batch = cpu_time_batch,
-    .time_read = cpu_time_read,
 };
 
 const struct backend_ops *backend_cpu(void)

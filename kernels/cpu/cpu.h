@@ -4,8 +4,7 @@
  * memory.c   the one range of KV memory
  * append.c   writes k and v, copies blocks
  * attend.c   plans a batch's attention and runs it on the threads
- * naive.c    the same attention the obvious way, for attnbench's ladder
- * measure.c  time_batch and time_read
+ * bench/     the same attention the obvious way (cpu_naive.c), and measurement (cpu_bench.c)
  *
  * The engine thread owns everything here; workers see a batch only inside cpu_threads_run.
  */
@@ -40,7 +39,8 @@ struct backend {
     struct cpu_threads *threads;
     const struct cpu_isa *isa;
     struct backend_pool *pools;
-    struct backend_batch *done; /* computed, not yet polled */
+    struct backend_batch *batch; /* submitted, not yet polled */
+    bool is_done; /* it is computed; else it waits for its word */
 
     struct attend_scratch **scratch; /* [n_threads] */
     struct plan plan;
@@ -49,7 +49,7 @@ struct backend {
     uint32_t segments_capacity, tiles_capacity;
     float *slots; /* partials of split segments */
     size_t slots_capacity;
-    uint8_t *evict; /* measure.c: what is read to empty the caches */
+    uint8_t *evict; /* bench/cpu_bench.c: what is read to empty the caches */
     size_t evict_bytes;
     char error[CPU_ERROR_BYTES];
 };
@@ -70,14 +70,6 @@ void cpu_append(struct backend *b, const struct backend_batch *batch);
 attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch);
 attn_status cpu_attend_naive(struct backend *b, const struct backend_batch *batch);
 
-extern const char *const cpu_variants[];
-attn_status cpu_time_batch(struct backend *b, const char *variant,
-                           struct backend_batch *const *batches, uint32_t n_batches,
-                           uint32_t n_runs, bool is_alone, uint64_t *out_ns);
-attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
-                          uint64_t *out_ns);
-
-uint64_t cpu_now_ns(void);
 __attribute__((format(printf, 2, 3))) void cpu_fail(struct backend *b, const char *format, ...);
 
 /* Where one head's row of K (or V) of a token is, and its scale (NULL if not quantised). */

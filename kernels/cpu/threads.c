@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "kernels/cpu/threads.h"
+#include "proto/attn_time.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -36,15 +37,6 @@ struct cpu_threads {
     } workers[MAX_THREADS];
 };
 
-static void cpu_pause(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
 {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
@@ -62,7 +54,7 @@ static uint32_t wait_for_change(struct cpu_threads *t, uint32_t seen)
     for (uint32_t i = 0; i < SPINS; i++) {
         if ((job = atomic_load(&t->job)) != seen)
             return job;
-        cpu_pause();
+        attn_cpu_pause();
     }
     atomic_fetch_add(&t->n_asleep, 1);
     while ((job = atomic_load(&t->job)) == seen)
@@ -160,7 +152,7 @@ void cpu_threads_run(struct cpu_threads *t, cpu_job_fn fn, void *arg)
     uint32_t joined;
     for (uint32_t i = 0; (joined = atomic_load(&t->n_joined)) != 0; i++) {
         if (i < SPINS)
-            cpu_pause();
+            attn_cpu_pause();
         else
             futex_wait(&t->n_joined, joined);
     }

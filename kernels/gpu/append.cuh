@@ -1,8 +1,9 @@
-/* append.cuh: k and v of a new token into its block, by a thread block: as they are, or quantised by
- * reference_quantise's rule. prep.cu calls it for every token of a batch; a direct call of the tuned kernels
- * (sm90/decode_short.cuh) appends by itself.
+/* append.cuh: k and v of a new token into its block, by a thread block: as they are, or quantised
+ * by reference_quantise's rule. prep.cu calls it for every token of a batch; a direct call of the
+ * tuned kernels (sm90/decode_short.cuh) appends by itself.
  *
- * Block ids come from the batch, never from the block table, so patches and appends need no order between them.
+ * Block ids come from the batch, never from the block table, so patches and appends need no order
+ * between them.
  */
 #ifndef ATTND_GPU_APPEND_CUH
 #define ATTND_GPU_APPEND_CUH
@@ -56,7 +57,8 @@ GPU_DEVICE void quantise_row(char *dst, float *dst_scale, const float (&x)[8], u
         *dst_scale = scale;
 }
 
-/* Loads over the bus take a microsecond: `at_once` of them are asked for before the first is used. */
+/* Loads over the bus take a microsecond: `at_once` of them are asked for before the first is
+ * used. */
 constexpr int at_once = 4, rows_at_once = 2;
 
 /* brought: the token's k and v on the device, or NULL. */

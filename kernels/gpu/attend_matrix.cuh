@@ -176,7 +176,7 @@ GPU_DEVICE void merge_warps(const float *all_o, const row_sink &sink, uint32_t n
             all.m = fmaxf(all.m, all_ml[w * 32 + r * 2]);
 #pragma unroll
         for (int w = 0; w < warps; ++w) {
-            float f = all.take(all_ml[w * 32 + r * 2], all_ml[w * 32 + r * 2 + 1]), y[8];
+            float f = all.take(all_ml + w * 32 + r * 2), y[8];
             load8(y, (const char *)(all_o + (w * 16 + r) * stride + e), ATTN_F32);
 #pragma unroll
             for (int k = 0; k < 8; ++k)

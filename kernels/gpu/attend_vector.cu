@@ -131,8 +131,7 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
         for (int g = 0; g < n_groups; ++g)
             all.m = fmaxf(all.m, s_ml[(g * rows + r) * 2]);
         for (int g = 0; g < n_groups; ++g) {
-            const float *ml = s_ml + (g * rows + r) * 2;
-            float f = all.take(ml[0], ml[1]);
+            float f = all.take(s_ml + (g * rows + r) * 2);
 #pragma unroll
             for (int j = 0; j < 8; ++j)
                 x[j] = fmaf(f, s_o[(g * rows + r) * width + at8 + j], x[j]);

@@ -15,10 +15,6 @@
 
 #define POOL_ALIGN 4096
 
-#ifndef GPU_BACKEND_NAME
-#define GPU_BACKEND_NAME "cuda"
-#endif
-
 attn_status gpu_fail(struct backend *b, attn_status st, const char *format, ...)
 {
     va_list args;
@@ -157,6 +153,11 @@ static const char *gpu_last_error(const struct backend *b)
     return b ? b->error : "out of memory";
 }
 
+uint32_t gpu_features(const struct backend *b)
+{
+    return b->device.has_words ? BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES : 0;
+}
+
 static void gpu_info(const struct backend *b, struct backend_info *out)
 {
     memset(out, 0, sizeof *out);
@@ -166,6 +167,7 @@ static void gpu_info(const struct backend *b, struct backend_info *out)
     out->kv_bytes = b->kv.bytes;
     out->max_in_flight = BACKEND_MAX_IN_FLIGHT;
     out->n_processors = b->device.n_processors;
+    out->features = gpu_features(b);
 }
 
 /* ---- pools */
@@ -474,9 +476,6 @@ static const struct backend_ops ops = {
     .host_free = gpu_host_free,
     .host_register = gpu_host_register,
     .host_unregister = gpu_host_unregister,
-    .variants = gpu_variants,
-    .time_batch = gpu_time_batch,
-    .time_read = gpu_time_read,
 };
 
 const struct backend_ops *attnd_backend_module(void);

@@ -1,5 +1,6 @@
 /* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, pools, memory), gpu_job.c (one
- * batch as launches), gpu_queue.c (submit, poll, block transfers) and gpu_bench.c (measurement) share.
+ * batch as launches), gpu_queue.c (submit, poll, block transfers) and bench/gpu_bench.c
+ * (measurement) share.
  *
  * Thread     the engine thread, but for the host memory slots.
  * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
@@ -19,6 +20,10 @@
 #include "kernels/gpu/sm90/prefill.h"
 #include "kernels/gpu/vendor/runtime.h"
 #include "kernels/kv_layout.h"
+
+#ifndef GPU_BACKEND_NAME
+#define GPU_BACKEND_NAME "cuda"
+#endif
 
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
@@ -143,6 +148,8 @@ struct backend {
 /* Writes b->error, gives st back. */
 __attribute__((format(printf, 3, 4))) attn_status gpu_fail(struct backend *b, attn_status st,
                                                            const char *format, ...);
+/* info.features */
+uint32_t gpu_features(const struct backend *b);
 /* Every slot of the engine thread begins with this: the thread works with the backend's device from
  * now on. ATTN_EDEVICE: it is lost; last_error says why. */
 attn_status gpu_enter(struct backend *b);
@@ -176,7 +183,7 @@ int gpu_job_prep(const struct gpu_job *j, const struct backend_batch *batch, run
 int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
                    bool is_chained);
 
-/* ---- gpu_queue.c, gpu_bench.c: slots of the table */
+/* ---- gpu_queue.c: slots of the table */
 
 /* What is enqueued on b->stream from now on runs after all batches in flight. The runtime's code. */
 int gpu_follow_all(struct backend *b);
@@ -186,12 +193,5 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);
 attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes);
 attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes);
 attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n);
-
-extern const char *const gpu_variants[];
-attn_status gpu_time_batch(struct backend *b, const char *variant,
-                           struct backend_batch *const *batches, uint32_t n_batches,
-                           uint32_t n_runs, bool is_alone, uint64_t *out_ns);
-attn_status gpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
-                          uint64_t *out_ns);
 
 #endif

@@ -308,7 +308,8 @@ static uint32_t item_blocks(const struct backend_pool *p, const struct backend_i
     return ((it->pos + it->n_tokens - 1) >> shift) - (it->pos >> shift) + 1;
 }
 
-/* A batch's lists as the host writes them: in prep's parameters, or in the staging, to be uploaded. */
+/* A batch's lists as the host writes them: in prep's parameters, or in the staging, to be
+ * uploaded. */
 struct job_lists {
     struct gpu_item *items;
     uint32_t *blocks; /* of the appends, as gpu_prep has them */

@@ -1,13 +1,15 @@
 /* gpu_queue.c: batches in flight, and whole blocks to and from the host.
  *
- * A batch is, on its slot's stream: its upload if it has one, block copies, prep, and attention, whose last
- * thread block, or else a kernel behind it, writes a word to host memory, which poll watches. A short one is
- * attention alone, which reads q and appends by itself (direct). Batches that have nothing in common run beside
- * each other. One that has follows the stream of the batch in front, after its upload and, where that pays,
- * its q, k and v have come over the bus. No call waits for the device but poll, for as long as it is told
- * to, and the block transfers.
+ * A batch is, on its slot's stream: its upload if it has one, block copies, prep, and attention,
+ * whose last thread block, or else a kernel behind it, writes a word to host memory, which poll
+ * watches. A short one is attention alone, which reads q and appends by itself (direct). Batches
+ * that have nothing in common run beside each other. One that has follows the stream of the batch
+ * in front, after its upload and, where that pays, its q, k and v have come over the bus. A wait
+ * for a word is the first on the slot's stream, a signal the last before the word to poll. No call
+ * waits for the device but poll, for as long as it is told to, and the block transfers.
  */
 #include "kernels/gpu/gpu_host.h"
+#include "proto/attn_time.h"
 
 #include <string.h>
 #include <time.h>
@@ -15,13 +17,6 @@
 #define LOOKS_BEFORE_CHECK 4096 /* at the flag, before the stream is asked for an error */
 #define SPIN_NS 500000 /* poll looks without pause for so long, then sleeps between looks */
 #define NAP_NS 20000
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static int launch_copies(const struct backend_batch *batch, runtime_stream *s)
 {
@@ -74,6 +69,19 @@ static bool touch_rows(const struct gpu_slot *s, const struct gpu_slot *front)
     return has_shared;
 }
 
+/* Attention, the batch's signal, and the word that poll watches. */
+static int launch_attention(const struct gpu_slot *s, const struct gpu_finish *finish)
+{
+    const struct gpu_job *j = &s->job;
+    const struct backend_word *signal = s->batch->signal;
+    if (signal == NULL)
+        return gpu_job_attend(j, finish, s->stream, true);
+    int code = gpu_job_attend(j, NULL, s->stream, true);
+    if (!code)
+        code = runtime_stream_write_word(s->stream, signal->word, signal->value);
+    return code ? code : runtime_check("finish kernel", gpu_finish_launch(finish, s->stream, 0));
+}
+
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
 {
     static const struct gpu_choice choice = {.is_split = true};
@@ -85,7 +93,9 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     const struct gpu_slot *front = b->n_in_flight > 0 ? &b->slots[b->oldest] : NULL;
     struct gpu_slot *s = &b->slots[(b->oldest + b->n_in_flight) % BACKEND_MAX_IN_FLIGHT];
     struct gpu_job *j = &s->job;
-    st = gpu_job_make(b, j, batch, &choice, NULL, NULL);
+    st = backend_words_check(batch, GPU_BACKEND_NAME, gpu_features(b), b->error, sizeof b->error);
+    if (st == ATTN_OK)
+        st = gpu_job_make(b, j, batch, &choice, NULL, NULL);
     if (st != ATTN_OK)
         return st;
 
@@ -98,15 +108,19 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     bool has_shared = touch_rows(s, front);
     bool is_following = front && (has_shared || front->is_alone || s->is_alone);
     bool is_brought = is_following && gpu_job_is_brought(j);
-    j->is_direct = !is_brought && gpu_job_can_be_direct(j);
-    int code = j->is_direct ? 0 : gpu_job_upload(j, s->stream);
+    /* a direct kernel tells the host by itself that it is done: before the signal could be
+     * written */
+    j->is_direct = !is_brought && !batch->signal && gpu_job_can_be_direct(j);
+    const struct backend_word *wait = batch->wait;
+    int code = wait ? runtime_stream_wait_word(s->stream, wait->word, wait->value) : 0;
+    if (!code && !j->is_direct)
+        code = gpu_job_upload(j, s->stream);
     if (!code && is_brought)
         code = gpu_job_bring(j, s->stream);
     if (!code && is_following)
         code = follow(b, s->stream, front->stream);
     if (code || launch_copies(batch, s->stream) ||
-        (!j->is_direct && gpu_job_prep(j, batch, s->stream)) ||
-        gpu_job_attend(j, &finish, s->stream, true))
+        (!j->is_direct && gpu_job_prep(j, batch, s->stream)) || launch_attention(s, &finish))
         return gpu_lost(b);
     b->n_in_flight++;
     return ATTN_OK;
@@ -146,7 +160,7 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
     if (b->n_in_flight == 0)
         return NULL;
     const struct gpu_slot *s = &b->slots[b->oldest];
-    uint64_t start = now_ns(), waited = 0;
+    uint64_t start = attn_now_ns(), waited = 0;
     for (uint32_t look = 1;; look++) {
         if (!b->is_lost && (look % LOOKS_BEFORE_CHECK == 0 || waited > SPIN_NS) && is_broken(b))
             gpu_lost(b);
@@ -154,7 +168,7 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
             return take_oldest(b, ATTN_OK);
         if (b->is_lost)
             return take_oldest(b, ATTN_EDEVICE);
-        waited = now_ns() - start;
+        waited = attn_now_ns() - start;
         if (waited >= wait_ns)
             break;
         if (waited > SPIN_NS)

@@ -56,8 +56,10 @@ endif()
 set(hip_objects)
 set(out ${CMAKE_CURRENT_BINARY_DIR}/hip)
 file(MAKE_DIRECTORY ${out})
-foreach(k prep blocks read attend_vector attend_matrix_bf16 attend_matrix_f16 attend_codes_none ladder)
-  set(source ${CMAKE_CURRENT_SOURCE_DIR}/${k}.cu)
+foreach(file prep attend_vector attend_matrix_bf16 attend_matrix_f16 attend_codes_none blocks
+    ../bench/read ../bench/ladder)
+  set(source ${CMAKE_CURRENT_SOURCE_DIR}/${file}.cu)
+  get_filename_component(k ${file} NAME)
   set(codes)
   set(bundle --type=o --bundle-align=4096 --input=/dev/null)
   set(targets host-${CMAKE_SYSTEM_PROCESSOR}-unknown-linux)
@@ -90,7 +92,7 @@ endforeach()
 set_source_files_properties(${hip_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 
 add_library(attnd-hip MODULE
-  backend_gpu.c gpu_job.c gpu_queue.c gpu_bench.c sm90/decode_none.c sm90/prefill_none.c vendor/runtime_hip.c ${hip_objects})
+  backend_gpu.c gpu_job.c gpu_queue.c ../bench/gpu_bench.c sm90/decode_none.c sm90/prefill_none.c vendor/runtime_hip.c ${hip_objects})
 set_target_properties(attnd-hip PROPERTIES PREFIX "" C_VISIBILITY_PRESET hidden
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/attnd
   LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)

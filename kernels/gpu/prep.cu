@@ -1,5 +1,5 @@
-/* prep.cu: what a batch does before attention: block-table patches, appends (append.cuh), q to the device; and
- * the word to the host when it is done.
+/* prep.cu: what a batch does before attention: block-table patches, appends (append.cuh), q to the
+ * device; and the word to the host when it is done.
  */
 #include "kernels/gpu/append.cuh"
 

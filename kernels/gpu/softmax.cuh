@@ -1,11 +1,13 @@
-/* softmax.cuh: the online softmax of the generic kernels: a query row's maximum and sum of weights as keys are
- * added, and how the results of parts of its keys become one.
+/* softmax.cuh: the online softmax of the generic kernels: a query row's maximum and sum of weights
+ * as keys are added, and how the results of parts of its keys become one.
  *
- * Scores, and so maxima, are in units of log 2; a row that has seen nothing has maximum -inf and sum 0. What is
- * summed beside the weights (the row of O) stays with the caller, who multiplies it by the factors given here.
+ * Scores, and so maxima, are in units of log 2; a row that has seen nothing has maximum -inf and
+ * sum 0. What is summed beside the weights (the row of O) stays with the caller, who multiplies it
+ * by the factors given here.
  *
- * The tuned kernels of sm90/ have their own: a maximum that lags behind by up to 2^8 (decode_tile.cuh), maxima that
- * are integers (decode_short.cuh), sums of two warpgroups (decode_wide.cuh).
+ * The tuned kernels of sm90/ have their own: a maximum that lags behind by up to 2^8
+ * (decode_tile.cuh), maxima that are integers (decode_short.cuh), sums of two warpgroups
+ * (decode_wide.cuh).
  */
 #ifndef ATTND_GPU_SOFTMAX_CUH
 #define ATTND_GPU_SOFTMAX_CUH
@@ -45,17 +47,17 @@ struct softmax_row {
         return w;
     }
 
-    /* Adds another part's result, whose maximum is no larger. Gives the factor for its sums. */
-    GPU_DEVICE float take(float part_m, float part_sum)
+    /* Adds another part's (m, sum), whose maximum is no larger. Gives the factor for its sums. */
+    GPU_DEVICE float take(const float *part)
     {
-        float f = exp2_diff(part_m, m);
-        sum = fmaf(f, part_sum, sum);
+        float f = exp2_diff(part[0], m);
+        sum = fmaf(f, part[1], sum);
         return f;
     }
 };
 
-/* Two results of one row where neither maximum is known to be the larger: the same arithmetic wherever splits are
- * joined, one after the other. */
+/* Two results of one row where neither maximum is known to be the larger: the same arithmetic
+ * wherever splits are joined, one after the other. */
 struct softmax_fold {
     float m, a, b;
 

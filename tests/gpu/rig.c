@@ -47,7 +47,7 @@ struct backend_pool_config rig_config(const struct attn_layer_spec *layers, uint
     };
 }
 
-int rig_find_device(const struct backend_ops *ops)
+static int find_device(const struct backend_ops *ops)
 {
     struct backend_config c = {
         .kv_bytes = 1 << 21, .max_batch_items = 1, .max_batch_tokens = 1, .import_fd = -1};
@@ -57,6 +57,20 @@ int rig_find_device(const struct backend_ops *ops)
         printf("%s: %s\n", st == ATTN_ENOTSUP ? "skipped" : "failed", ops->last_error(b));
     ops->close(b);
     return st == ATTN_OK ? 0 : st == ATTN_ENOTSUP ? 77 : 1;
+}
+
+int rig_start(int argc, char **argv, const struct backend_ops **out_ops, uint64_t *out_seed)
+{
+    char why[512];
+    const char *given = getenv("ATTND_TEST_SEED");
+    *out_seed = given ? strtoull(given, NULL, 0) : 1;
+    if (backend_load(argc > 1 ? argv[1] : "cuda", out_ops, why, sizeof why) != ATTN_OK) {
+        printf("failed: %s\n", why);
+        return 1;
+    }
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]);
+    return find_device(*out_ops);
 }
 
 void rig_open(struct rig *r, const struct backend_ops *ops, const struct backend_pool_config *c,

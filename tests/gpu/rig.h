@@ -40,8 +40,11 @@ float rig_normal(uint64_t *state);
 /* A pool of plain geometry to change: bf16, 8/2 heads of 64, blocks of 16, one layer. */
 struct backend_pool_config rig_config(const struct attn_layer_spec *layers, uint32_t n_layers);
 
-/* 0, or what a test program ends with, and why on stdout: 77 without a device, 1 if it cannot be opened. */
-int rig_find_device(const struct backend_ops *ops);
+/* The begin of a test program [NAME [TESTS]]: loads the backend (default cuda), takes the seed
+ * from ATTND_TEST_SEED, and filters the tests. 0, or what the program ends with, and why on
+ * stdout: 77 without a device, 1 if the backend cannot be loaded (what was built must load where
+ * there is no driver, too) or opened. */
+int rig_start(int argc, char **argv, const struct backend_ops **out_ops, uint64_t *out_seed);
 /* Opens backend and pool; fails the test if that fails. kv_bytes 0: what the pool needs. */
 void rig_open(struct rig *r, const struct backend_ops *ops, const struct backend_pool_config *c,
               uint64_t kv_bytes, int import_fd);

@@ -323,16 +323,7 @@ static void long_batches_in_flight_agree_with_the_cpu_backend(void **state)
 
 int main(int argc, char **argv)
 {
-    char why[512];
-    const char *given = getenv("ATTND_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 0) : 1;
-    if (backend_load(argc > 1 ? argv[1] : "cuda", &gpu, why, sizeof why) != ATTN_OK) {
-        printf("failed: %s\n", why);
-        return 1;
-    }
-    if (argc > 2)
-        cmocka_set_test_filter(argv[2]);
-    int code = rig_find_device(gpu);
+    int code = rig_start(argc, argv, &gpu, &seed);
     if (code != 0)
         return code;
     const struct CMUnitTest tests[] = {

@@ -61,7 +61,8 @@ static void close_backend(struct check *c)
 bool check_open(struct check *c, const char *name, uint64_t seed, char *why, size_t why_bytes)
 {
     *c = (struct check){.seed = seed, .rng = seed * 0x9e3779b97f4a7c15u + 1};
-    if (backend_load(name, &c->ops, why, why_bytes) != ATTN_OK)
+    if (backend_load(name, &c->ops, why, why_bytes) != ATTN_OK ||
+        backend_bench_load(name, &c->bench, why, why_bytes) != ATTN_OK)
         return false;
     return open_backend(c, why, why_bytes);
 }
@@ -181,17 +182,7 @@ static void fill_random(struct check *c, void *to, size_t n)
 /* What the cache must read back after this row was appended. */
 static void remember(const struct check *c, const void *from, size_t at, uint32_t n, float *to)
 {
-    double row[256];
-    uint8_t codes[256];
-    float scale;
-    for (uint32_t i = 0; i < n; i++)
-        row[i] = reference_get(c->config.q_dtype, from, at + i);
-    if (c->config.kv_dtype != c->config.q_dtype) {
-        reference_quantise(c->config.kv_dtype, row, n, codes, &scale);
-        reference_dequantise(c->config.kv_dtype, codes, scale, n, row);
-    }
-    for (uint32_t i = 0; i < n; i++)
-        to[i] = (float)row[i];
+    reference_cached_row(c->config.q_dtype, c->config.kv_dtype, from, at, n, to);
 }
 
 static void prepare_append(struct check *c, struct check_item *it)
@@ -521,5 +512,5 @@ attn_status check_time(struct check *c, const char *variant, struct check_item *
     struct backend_batch batch = {
         .pool = c->pool, .items = make_items(c, items, n_items), .n_items = n_items};
     struct backend_batch *batches[1] = {&batch};
-    return c->ops->time_batch(c->b, variant, batches, 1, 2, false, ns);
+    return c->bench->time_batch(c->b, variant, batches, 1, 2, false, ns);
 }

@@ -8,6 +8,7 @@
 #ifndef ATTND_TESTS_KERNELS_CHECK_H
 #define ATTND_TESTS_KERNELS_CHECK_H
 
+#include "kernels/backend_bench.h"
 #include "kernels/kv_layout.h"
 
 #define CHECK_LAYERS 2
@@ -31,6 +32,7 @@ struct check_item {
 
 struct check {
     const struct backend_ops *ops;
+    const struct backend_bench_ops *bench;
     struct backend *b;
     uint64_t seed, rng;
     uint8_t *arena; /* from host_alloc */

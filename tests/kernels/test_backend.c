@@ -32,25 +32,14 @@ static struct check check;
 
 static struct backend_pool_config config_of(const struct case_geometry *g, struct case_dtype d)
 {
-    return (struct backend_pool_config){.num_q_heads = g->num_q_heads,
-                                        .num_kv_heads = g->num_kv_heads,
-                                        .head_dim_k = g->head_dim_k,
-                                        .head_dim_v = g->head_dim_v,
-                                        .block_tokens = g->block_tokens,
-                                        .q_dtype = d.q,
-                                        .kv_dtype = d.kv};
+    return case_config(g, d, &case_options[0]);
 }
 
 static attn_status begin(const struct case_geometry *g, struct case_dtype d,
                          const struct case_options *o, uint32_t n_seqs)
 {
-    struct backend_pool_config config = config_of(g, d);
-    struct attn_layer_spec spec = {.scale = 1.0f / sqrtf((float)g->head_dim_k),
-                                   .window_tokens = o->window_tokens,
-                                   .sink_tokens = o->sink_tokens,
-                                   .soft_cap = o->soft_cap,
-                                   .is_full = o->is_full};
-    config.is_batch_invariant = o->is_batch_invariant;
+    struct backend_pool_config config = case_config(g, d, o);
+    struct attn_layer_spec spec = case_spec(g, o);
     return check_run_begin(&check, &config, &spec, o->has_sink_logits, o->has_alibi, n_seqs);
 }
 
@@ -333,9 +322,7 @@ static void exported_memory_is_found_again_by_an_import(void **state)
 static void variants_of_the_bench_agree_with_the_reference(void **state)
 {
     (void)state;
-    if (check.ops->time_batch == NULL)
-        skip();
-    for (uint32_t v = 0; check.ops->variants[v] != NULL; v++) {
+    for (uint32_t v = 0; check.bench->variants[v] != NULL; v++) {
         struct case_dtype d = case_dtypes[0];
         assert_int_equal(begin(&case_geometries[0], d, &case_options[0], 3), ATTN_OK);
         struct check_item history[3], step[3];
@@ -350,30 +337,28 @@ static void variants_of_the_bench_agree_with_the_reference(void **state)
         }
         assert_true(check_submit(&check, history, 3));
         assert_true(check_submit(&check, step, 3));
-        attn_status st = check_time(&check, check.ops->variants[v], step, 3);
+        attn_status st = check_time(&check, check.bench->variants[v], step, 3);
         if (st == ATTN_ENOTSUP)
             continue;
         assert_int_equal(st, ATTN_OK);
         if (!check_outputs(&check, step, 3))
-            fail_msg("variant %s", check.ops->variants[v]);
+            fail_msg("variant %s", check.bench->variants[v]);
     }
 }
 
 static void a_timed_read_stays_within_the_kv_memory(void **state)
 {
     (void)state;
-    if (check.ops->time_read == NULL)
-        skip();
     struct backend_info info;
     char size[32];
     uint64_t ns[3] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
     check.ops->info(check.b, &info);
-    attn_status st = check.ops->time_read(check.b, info.kv_bytes + 16, 1, true, ns);
+    attn_status st = check.bench->time_read(check.b, info.kv_bytes + 16, 1, true, ns);
     assert_int_equal(st, ATTN_ENOTSUP);
     snprintf(size, sizeof size, "%" PRIu64, info.kv_bytes + 16);
     assert_non_null(strstr(check.ops->last_error(check.b), size));
     assert_true(ns[0] == UINT64_MAX);
-    assert_int_equal(check.ops->time_read(check.b, 4096, 3, true, ns), ATTN_OK);
+    assert_int_equal(check.bench->time_read(check.b, 4096, 3, true, ns), ATTN_OK);
     assert_true(ns[0] != UINT64_MAX && ns[1] != UINT64_MAX && ns[2] != UINT64_MAX);
 }
 

@@ -1,6 +1,6 @@
 /* test_modules.c: the backends that were built load side by side, and one without a device says so.
  */
-#include "kernels/backend.h"
+#include "kernels/backend_bench.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -56,6 +56,11 @@ static void all_modules_load_and_are_open_side_by_side(void **state)
         if (backend_load(names[i], &ops[i], why, sizeof why) != ATTN_OK)
             fail_msg("%s: %s", names[i], why);
         assert_string_equal(ops[i]->name, names[i]);
+        const struct backend_bench_ops *bench = NULL;
+        if (backend_bench_load(names[i], &bench, why, sizeof why) != ATTN_OK)
+            fail_msg("%s: %s", names[i], why);
+        assert_string_equal(bench->name, names[i]);
+        assert_string_equal(bench->variants[0], "naive");
     }
     for (int round = 0; round < 2; round++) {
         for (size_t i = 0; i < N_NAMES; i++)
@@ -73,6 +78,9 @@ static void a_name_that_is_no_module_is_refused_with_words(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const struct backend_ops *ops = NULL;
         char why[512] = "";
+        const struct backend_bench_ops *bench = NULL;
+        assert_int_equal(backend_bench_load(bad[i], &bench, why, sizeof why), ATTN_ENOTFOUND);
+        assert_null(bench);
         assert_int_equal(backend_load(bad[i], &ops, why, sizeof why), ATTN_ENOTFOUND);
         assert_null(ops);
         assert_non_null(strstr(why, bad[i]));

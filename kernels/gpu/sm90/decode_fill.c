@@ -294,7 +294,8 @@ static uint32_t clustered_shared_bytes(const struct decode_choice *c, uint32_t d
     return decode_cluster_bytes(d, c->rows, c->warps, c->stages);
 }
 
-/* DECODE_CLUSTER, DECODE_SHORT, DECODE_WIDE: as many thread blocks a segment, which their index tells apart. */
+/* DECODE_CLUSTER, DECODE_SHORT, DECODE_WIDE: as many thread blocks a segment, which their index
+ * tells apart. */
 static attn_status fill_clustered(const struct filling *f)
 {
     const struct decode_pool *p = f->p;
@@ -338,7 +339,8 @@ static attn_status fill_warp(const struct filling *f)
     return f->max_units == 1 ? ATTN_OK : ATTN_ENOTSUP;
 }
 
-/* Settles where the runs go: behind the items in the parameters if both fit there, else both in the upload. */
+/* Settles where the runs go: behind the items in the parameters if both fit there, else both in
+ * the upload. */
 static attn_status place_runs(const struct filling *f, uint32_t n_runs,
                               struct decode_dev_run **out_runs)
 {

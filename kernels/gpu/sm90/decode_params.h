@@ -22,7 +22,8 @@ enum {
     DECODE_HAS_SINKS = 4, /* sink logits */
 };
 
-/* An item. n_tiles, sink_tiles, skip_tiles: what its queries see, as struct visible_tiles has it. */
+/* An item. n_tiles, sink_tiles, skip_tiles: what its queries see, as struct visible_tiles has
+ * it. */
 struct decode_dev_item {
     uint64_t q, out, lse; /* addresses; lse 0: not wanted */
     uint64_t table; /* block ids, in device memory */

@@ -156,8 +156,8 @@ static void select_wide(const struct decode_pool *p, uint32_t n_items, const str
     const uint32_t d = p->kv.dk;
     c->kernel = DECODE_WIDE;
     c->stages = d == 256 ? 3 : 6;
-    /* segments are cut until 64 of 132 processors are at work: that many draw all the bandwidth there
-     * is, and fewer parts are merged sooner */
+    /* segments are cut until 64 of 132 processors are at work: that many draw all the bandwidth
+     * there is, and fewer parts are merged sooner */
     const uint32_t units = n_items * p->kv.num_kv_heads * ceil_div(s->max_rows, c->rows);
     const uint32_t n_stages = ceil_div(s->max_tiles * DECODE_TILE, DECODE_WIDE_TOKENS);
     const uint32_t enough = p->n_processors * 16 / 33;
@@ -171,8 +171,8 @@ static void select_wide(const struct decode_pool *p, uint32_t n_items, const str
     c->n_groups = c->cluster < 8 ? 1 : min_u32(decode_max(groups, 1), d == 256 ? 6 : 8);
 }
 
-/* Nothing to gain by sharing out what the longest is longer than the mean: a twentieth, or four tiles,
- * which take no longer than the list's merge. */
+/* Nothing to gain by sharing out what the longest is longer than the mean: a twentieth, or four
+ * tiles, which take no longer than the list's merge. */
 static bool is_even(const struct decode_shape *s)
 {
     return (uint64_t)s->max_tiles * s->segments * 20 <= s->tiles * 21 + 80ull * s->segments;
@@ -208,8 +208,8 @@ static bool select_warp(const struct decode_pool *p, const struct decode_shape *
     return false;
 }
 
-/* Long calls are cut so that their blocks load the GPCs alike; those that cannot be, and those of head_dim 64,
- * take less time by the list. */
+/* Long calls are cut so that their blocks load the GPCs alike; those that cannot be, and those
+ * of head_dim 64, take less time by the list. */
 static bool select_even_load(const struct decode_pool *p, const struct decode_shape *s,
                              struct decode_choice *c)
 {
@@ -237,9 +237,10 @@ static bool select_list(const struct decode_pool *p, const struct decode_item *i
         c->n_processors -= c->n_processors % 16; /* as many on each GPC: they have 16 or 18 */
     if (c->rows * d == 16 * 256)
         c->rows = 8;
-    /* Long even segments: 64 KB on each of 132 processors, with more under way some are served far sooner than
-     * others; two thread blocks of 4 warps there take up to a hundredth less time than one of 8. Uneven ones, whose
-     * runs change more often, take 1.5 to 3 % less with 128 KB, where there is room. */
+    /* Long even segments: 64 KB on each of 132 processors, with more under way some are served
+     * far sooner than others; two thread blocks of 4 warps there take up to a hundredth less
+     * time than one of 8. Uneven ones, whose runs change more often, take 1.5 to 3 % less with
+     * 128 KB, where there is room. */
     c->stages = 128 / d;
     if (d == 256)
         c->warps = 4, c->stages = 2;

@@ -25,6 +25,7 @@ struct runtime_device {
     char driver[128]; /* versions of driver and runtime */
     uint32_t n_processors;
     uint32_t capability; /* 10 * major + minor */
+    bool has_words; /* runtime_stream_wait_word and _write_word */
     bool has_matrix_units; /* 16-bit products with 32-bit sums, as attend_matrix.cuh wants them */
     uint64_t l2_bytes;
     uint64_t total_bytes, free_bytes;
@@ -59,6 +60,11 @@ void runtime_event_close(runtime_event *e);
 int runtime_event_record(runtime_event *e, runtime_stream *s);
 /* What is enqueued on s from now on runs after what e was recorded behind. */
 int runtime_stream_follow(runtime_stream *s, runtime_event *e);
+/* What is enqueued on s from now on runs after (int32_t)(*word - value) >= 0. The device reads
+ * the word where it is, in page-locked host memory or its own. */
+int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t value);
+/* *word becomes value after all that is enqueued on s; who sees it sees what was written before. */
+int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value);
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns);
 
 /* What is launched on s between begin and end becomes a graph instead. */

@@ -27,7 +27,7 @@ int runtime_check(const char *call, int code)
 
 #define CALL(name, args) runtime_check(#name, (int)name args)
 
-/* ---- the driver's memory calls */
+/* ---- the driver's calls */
 
 static struct {
     CUresult (*get_granularity)(size_t *, const CUmemAllocationProp *,
@@ -44,6 +44,8 @@ static struct {
                               unsigned long long);
     CUresult (*import_handle)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
     CUresult (*error_string)(CUresult, const char **);
+    CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+    CUresult (*write_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 } driver;
 
 static int driver_find(const char *name, void *out_function)
@@ -91,6 +93,14 @@ static int driver_check(const char *call, CUresult code)
     driver.error_string(code, &words);
     snprintf(last_error, sizeof last_error, "%s: %s", call, words ? words : "unknown error");
     return (int)code; /* the runtime's codes have the driver's values */
+}
+
+/* Calls that a driver may lack. */
+static bool driver_has_words(void)
+{
+    return driver_find("cuStreamWaitValue32", &driver.wait_value) == 0 &&
+           driver_find("cuStreamWriteValue32", &driver.write_value) == 0 &&
+           driver_find("cuGetErrorString", &driver.error_string) == 0;
 }
 
 /* ---- device */
@@ -146,6 +156,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     describe_driver(out->driver, sizeof out->driver);
     out->n_processors = (uint32_t)prop.multiProcessorCount;
     out->capability = (uint32_t)(10 * prop.major + prop.minor);
+    out->has_words = driver_has_words();
     out->has_matrix_units = true;
     out->l2_bytes = (uint64_t)prop.l2CacheSize;
     out->free_bytes = free_bytes;
@@ -277,6 +288,20 @@ int runtime_event_record(runtime_event *e, runtime_stream *s)
 int runtime_stream_follow(runtime_stream *s, runtime_event *e)
 {
     return CALL(cudaStreamWaitEvent, (s->stream, (cudaEvent_t)e, 0));
+}
+
+int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t value)
+{
+    return driver_check("cuStreamWaitValue32",
+                        driver.wait_value(s->stream, (CUdeviceptr)(uintptr_t)word, value,
+                                          CU_STREAM_WAIT_VALUE_GEQ));
+}
+
+int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value)
+{
+    return driver_check("cuStreamWriteValue32",
+                        driver.write_value(s->stream, (CUdeviceptr)(uintptr_t)word, value,
+                                           CU_STREAM_WRITE_VALUE_DEFAULT));
 }
 
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)

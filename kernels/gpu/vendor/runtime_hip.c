@@ -102,6 +102,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     describe_driver(out->driver, sizeof out->driver);
     out->n_processors = (uint32_t)prop.multiProcessorCount;
     out->capability = (uint32_t)(10 * prop.major + prop.minor);
+    out->has_words = false; /* hipStreamWaitValue32 has not been tried */
     out->has_matrix_units = has_matrix_units(prop.gcnArchName);
     out->l2_bytes = (uint64_t)prop.l2CacheSize;
     out->free_bytes = free_bytes;
@@ -225,6 +226,18 @@ int runtime_event_record(runtime_event *e, runtime_stream *s)
 int runtime_stream_follow(runtime_stream *s, runtime_event *e)
 {
     return CALL(hipStreamWaitEvent, ((hipStream_t)s, (hipEvent_t)e, 0));
+}
+
+int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t value)
+{
+    (void)s, (void)word, (void)value;
+    return runtime_check("hipStreamWaitValue32", (int)hipErrorNotSupported);
+}
+
+int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value)
+{
+    (void)s, (void)word, (void)value;
+    return runtime_check("hipStreamWriteValue32", (int)hipErrorNotSupported);
 }
 
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <ctime>
 
 #define GPU_DEVICE inline
 #define GPU_PARAM(type, name) const type &name
@@ -106,6 +105,7 @@ static inline void __threadfence_system()
 }
 
 #include "kernels/gpu/number.h"
+#include "proto/attn_time.h"
 
 namespace simt
 {
@@ -165,9 +165,7 @@ GPU_DEVICE float log2_fast(float x)
 
 GPU_DEVICE uint64_t time_ns()
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    return attn_now_ns();
 }
 
 /* ---- element conversions */

@@ -193,8 +193,12 @@ plant(gpu_queue.c 61 "${declared}" "${declared}\nint simt_has_bug(int bug);")
 # a batch runs beside one that names the same table row
 plant(gpu_queue.c 61 "    return has_shared;" "    return has_shared && !simt_has_bug(61);")
 # two of them use the same scratch
-plant(gpu_queue.c 62 "gpu_job_attend(j, &finish, s->stream, true)"
-  "({ struct gpu_job x = *j@semicolon@ if (simt_has_bug(62)) x.staging.scratch = b->slots[0].job.staging.scratch@semicolon@ gpu_job_attend(&x, &finish, s->stream, true)@semicolon@ })")
+plant(gpu_queue.c 62 "launch_attention(s, &finish))"
+  "({ struct gpu_slot x = *s@semicolon@ if (simt_has_bug(62)) x.job.staging.scratch = b->slots[0].job.staging.scratch@semicolon@ launch_attention(&x, &finish)@semicolon@ }))")
+# a batch does not wait for its word; tells of its end before its outputs are there
+plant(gpu_queue.c 74 "int code = wait ? runtime" "int code = wait && !simt_has_bug(74) ? runtime")
+plant(gpu_queue.c 75 "    const struct backend_word *signal = s->batch->signal;"
+  "    const struct backend_word *signal = s->batch->signal@semicolon@\n    if (signal && simt_has_bug(75))\n        runtime_stream_write_word(s->stream, signal->word, signal->value)@semicolon@")
 # what comes does not follow scrubbing
 plant(gpu_queue.c 63 "        if (follow(b, b->slots[i].stream, b->stream) != 0)" "        if (!simt_has_bug(63) && follow(b, b->slots[i].stream, b->stream) != 0)")
 # nor block copies

@@ -3,7 +3,7 @@
 #   planted.sh TEST_BACKEND BACKEND EVERY BUG...
 #   planted.sh TEST_GPU_QUEUE BACKEND TESTS BUG...
 # A bug counts as found when a run fails, in one of the orders and on 4 processors or 7 (which cut the work
-# into more parts, and into three). TEST_GPU lies beside TEST_BACKEND.
+# into more parts, and into three). TEST_GPU_VALUES lies beside TEST_BACKEND.
 set -euo pipefail
 test=$1 backend=$2 every=$3
 shift 3
@@ -26,7 +26,7 @@ found() { # BUG: in which order
   for n in $numbers; do
     for order in $orders; do
       local run=("$test" "$backend" "$every" ${tests:+"$order" "$tests"})
-      [ "$n" != 132 ] || run=("$(dirname "$test")/test_gpu" "$backend" 'nan_and_inf*')
+      [ "$n" != 132 ] || run=("$(dirname "$test")/test_gpu_values" "$backend" 'nan_and_inf*')
       ATTND_SIMT_PLANT=$1 ATTND_SIMT_ORDER=$order ATTND_SIMT_PROCESSORS=$n "${run[@]}" \
         >/dev/null 2>&1 ||
         { echo "order $order on $n processors" && return; }

@@ -25,6 +25,9 @@
 struct piece {
     std::function<void()> work;
     std::shared_ptr<bool> after; /* what it waits for, or none */
+    runtime_stream *home; /* of after */
+    const uint32_t *word; /* waits until this has reached value, or NULL */
+    uint32_t value;
 };
 using work_list = std::list<piece>;
 
@@ -99,6 +102,7 @@ int runtime_device_open(int index, struct runtime_device *out)
              simt::order);
     out->n_processors = (uint32_t)setting("ATTND_SIMT_PROCESSORS", 4);
     out->capability = 90;
+    out->has_words = true;
     out->has_matrix_units = setting("ATTND_SIMT_MATRIX", 1) != 0;
     out->l2_bytes = 4096;
     out->total_bytes = out->free_bytes = (uint64_t)4 << 30;
@@ -160,6 +164,17 @@ int runtime_host_unregister(void *p)
 
 static void work_once(runtime_stream *s);
 
+/* Does what comes next wait for a word that the host, or another stream, has not written? */
+static bool is_stuck(const runtime_stream *s)
+{
+    if (s->work.empty())
+        return false;
+    const piece &p = s->work.front();
+    if (p.word && (int32_t)(__atomic_load_n(p.word, __ATOMIC_ACQUIRE) - p.value) < 0)
+        return true;
+    return p.after && !*p.after && p.home != s && is_stuck(p.home);
+}
+
 /* 0 to 7. */
 static unsigned draw()
 {
@@ -170,15 +185,16 @@ static unsigned draw()
 /* Works as long as nothing must be waited for, n pieces at most. */
 static void work_free(runtime_stream *s, unsigned n)
 {
-    while (n-- > 0 && !s->is_following && !s->work.empty() &&
+    while (n-- > 0 && !s->is_following && !s->work.empty() && !is_stuck(s) &&
            (!s->work.front().after || *s->work.front().after))
         work_once(s);
 }
 
 static void work_once(runtime_stream *s)
 {
-    std::function<void()> work = std::move(s->work.front().work);
-    const bool is_follow = s->work.front().after != nullptr; /* works the other stream itself */
+    const piece p = std::move(s->work.front());
+    const std::function<void()> &work = p.work;
+    const bool is_follow = p.after != nullptr; /* works the other stream itself */
     s->work.pop_front();
     if (simt::order == 2 && !is_follow && s->second && !s->second->work.empty()) {
         const unsigned n = draw();
@@ -189,26 +205,32 @@ static void work_once(runtime_stream *s)
             simt::beside = cross;
     }
     work();
+    if (is_follow && !*p.after) /* the other stream is stuck */
+        s->work.push_front(p);
     if (simt::beside) /* it was no kernel */
         std::exchange(simt::beside, nullptr)();
 }
 
 static void work_off(runtime_stream *s)
 {
-    while (!s->work.empty())
+    while (!s->work.empty() && !is_stuck(s))
         work_once(s);
 }
 
-static int add(const char *call, runtime_stream *s, std::function<void()> work,
-               std::shared_ptr<bool> after = nullptr)
+static int add_piece(const char *call, runtime_stream *s, piece p)
 {
     if (is_planted(call))
         return 2;
-    (s->capture ? s->capture->work : s->work).push_back({std::move(work), std::move(after)});
+    (s->capture ? s->capture->work : s->work).push_back(std::move(p));
     bool is_free = simt::order == 2 && s->first && s->first->work.empty();
     if (!s->capture && (simt::order == 0 || is_free))
         work_off(s);
     return 0;
+}
+
+static int add(const char *call, runtime_stream *s, std::function<void()> work)
+{
+    return add_piece(call, s, {std::move(work), nullptr, nullptr, nullptr, 0});
 }
 
 int runtime_stream_open(runtime_stream **out_s)
@@ -242,7 +264,12 @@ int runtime_stream_wait(runtime_stream *s)
         return 1;
     }
     work_off(s);
-    return 0;
+    for (runtime_stream *other : {s->first, s->second}) /* may write what s waits for */
+        if (other && is_stuck(s)) {
+            work_off(other);
+            work_off(s);
+        }
+    return is_stuck(s) ? fail("stream_wait: a word that nobody writes") : 0;
 }
 
 /* Time passes: one piece of work is done (with 2 by chance, less often of the second stream), so that a batch is
@@ -253,8 +280,9 @@ int runtime_stream_check(runtime_stream *s)
         s->work.clear();
         return 1;
     }
-    if (!s->work.empty() &&
-        (simt::order == 2 ? draw() < (s->first ? 1 : 4) : !s->first || s->first->work.empty()))
+    const bool is_behind = s->first && !s->first->work.empty() && !is_stuck(s->first);
+    if (!s->work.empty() && !is_stuck(s) &&
+        (simt::order == 2 ? draw() < (s->first ? 1 : 4) : !is_behind))
         work_once(s);
     return 0;
 }
@@ -299,11 +327,21 @@ int runtime_stream_follow(runtime_stream *s, runtime_event *e)
     std::shared_ptr<bool> is_met = e->is_met;
     auto work = [=] {
         s->is_following = true;
-        while (!*is_met && !home->work.empty())
+        while (!*is_met && !home->work.empty() && !is_stuck(home))
             work_once(home);
         s->is_following = false;
     };
-    return add("stream_follow", s, work, is_met);
+    return add_piece("stream_follow", s, {work, is_met, home, nullptr, 0});
+}
+
+int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t value)
+{
+    return add_piece("stream_wait_word", s, {[] {}, nullptr, nullptr, word, value});
+}
+
+int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value)
+{
+    return add("stream_write_word", s, [=] { __atomic_store_n(word, value, __ATOMIC_RELEASE); });
 }
 
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns)

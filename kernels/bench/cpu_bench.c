@@ -1,24 +1,19 @@
-/* measure.c: time_batch and time_read for attnbench. Caches are emptied before each run by reading a
- * buffer several times their size; the clock runs from the call on the engine thread to its return.
+/* cpu_bench.c: what the cpu backend measures of itself (backend_bench.h). Caches are emptied before
+ * each run by reading a buffer several times their size; the clock runs from the call on the engine
+ * thread to its return.
  */
+#include "kernels/backend_bench.h"
 #include "kernels/cpu/cpu.h"
+#include "proto/attn_time.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PART_BYTES (64 << 10)
 
-uint64_t cpu_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
-const char *const cpu_variants[] = {"naive", "portable", "avx2", "avx512", "avx512bf16", NULL};
+static const char *const variants[] = {"naive", "portable", "avx2", "avx512", "avx512bf16", NULL};
 
 struct read_job {
     const struct cpu_isa *isa;
@@ -62,9 +57,9 @@ static attn_status evict_caches(struct backend *b)
     return ATTN_OK;
 }
 
-attn_status cpu_time_batch(struct backend *b, const char *variant,
-                           struct backend_batch *const *batches, uint32_t n_batches,
-                           uint32_t n_runs, bool is_alone, uint64_t *out_ns)
+static attn_status cpu_time_batch(struct backend *b, const char *variant,
+                                  struct backend_batch *const *batches, uint32_t n_batches,
+                                  uint32_t n_runs, bool is_alone, uint64_t *out_ns)
 {
     const struct cpu_isa *isas[4], *isa = variant == NULL ? b->isa : NULL;
     bool is_naive = variant != NULL && strcmp(variant, "naive") == 0;
@@ -82,10 +77,10 @@ attn_status cpu_time_batch(struct backend *b, const char *variant,
         attn_status st = evict_caches(b);
         if (st != ATTN_OK)
             return st;
-        uint64_t start = cpu_now_ns();
+        uint64_t start = attn_now_ns();
         cpu_append(b, batch);
         st = is_naive ? cpu_attend_naive(b, batch) : cpu_attend(b, isa, batch);
-        out_ns[run] = cpu_now_ns() - start;
+        out_ns[run] = attn_now_ns() - start;
         batch->status = st;
         if (st != ATTN_OK)
             return st;
@@ -93,8 +88,8 @@ attn_status cpu_time_batch(struct backend *b, const char *variant,
     return ATTN_OK;
 }
 
-attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
-                          uint64_t *out_ns)
+static attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
+                                 uint64_t *out_ns)
 {
     (void)is_alone;
     if (bytes > b->memory.bytes) {
@@ -108,9 +103,22 @@ attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bo
             return st;
         uint64_t room = b->memory.bytes - bytes;
         uint64_t at = room > 0 ? (run * bytes) % room / 4096 * 4096 : 0;
-        uint64_t start = cpu_now_ns();
+        uint64_t start = attn_now_ns();
         read_all(b, b->memory.base + at, bytes / 64 * 64);
-        out_ns[run] = cpu_now_ns() - start;
+        out_ns[run] = attn_now_ns() - start;
     }
     return ATTN_OK;
+}
+
+static const struct backend_bench_ops ops = {
+    .abi = BACKEND_ABI,
+    .name = "cpu",
+    .variants = variants,
+    .time_batch = cpu_time_batch,
+    .time_read = cpu_time_read,
+};
+
+const struct backend_bench_ops *backend_cpu_bench(void)
+{
+    return &ops;
 }

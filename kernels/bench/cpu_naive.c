@@ -1,6 +1,6 @@
-/* naive.c: the obvious kernel, the first step of attnbench's ladder: each q head of each query on its
- * own, all scores, then their softmax, then the sum of V, one float after another. Threads share the
- * (item, token, q head) rows. As correct as the others, and as slow as it looks.
+/* cpu_naive.c: the obvious kernel, the first step of attnbench's ladder: each q head of each query
+ * on its own, all scores, then their softmax, then the sum of V, one float after another. Threads
+ * share the (item, token, q head) rows. As correct as the others, and as slow as it looks.
  */
 #include "kernels/cpu/cpu.h"
 

@@ -1,16 +1,17 @@
-/* gpu_bench.c: measurement for attnbench.
+/* gpu_bench.c: what the gpu backends measure of themselves (backend_bench.h).
  *
  * Inside the timed window: what a batch does on the device (append if it appends, attention, merge), as one
  * graph, from event to event. Outside: the upload of descriptors, q on its way in, out on its way
  * back; q and out are in device memory. Before every run twice the L2 cache is read, so that caches are
  * cold and hold nothing that has to be written back.
  */
+#include "kernels/backend_bench.h"
 #include "kernels/gpu/gpu_host.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-const char *const gpu_variants[] = {"naive", "online", "shared", "warp", "mma", "splitk", NULL};
+static const char *const variants[] = {"naive", "online", "shared", "warp", "mma", "splitk", NULL};
 
 /* What only measurements need; made for a call and freed at its end. */
 struct bench {
@@ -113,7 +114,7 @@ static bool variant_choice(const char *variant, struct gpu_choice *out)
     if (!variant)
         return true;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
-        if (strcmp(variant, gpu_variants[i]) == 0) {
+        if (strcmp(variant, variants[i]) == 0) {
             *out = (struct gpu_choice){true, steps[i].is_split, steps[i].kernel};
             return true;
         }
@@ -203,9 +204,9 @@ static attn_status batch_results(struct backend *b, struct bench_batch *x)
     return runtime_stream_wait(b->stream) == 0 ? ATTN_OK : gpu_lost(b);
 }
 
-attn_status gpu_time_batch(struct backend *b, const char *variant,
-                           struct backend_batch *const *batches, uint32_t n_batches,
-                           uint32_t n_runs, bool is_alone, uint64_t *out_ns)
+static attn_status gpu_time_batch(struct backend *b, const char *variant,
+                                  struct backend_batch *const *batches, uint32_t n_batches,
+                                  uint32_t n_runs, bool is_alone, uint64_t *out_ns)
 {
     struct gpu_choice choice;
     if (n_batches == 0 || n_runs == 0)
@@ -284,8 +285,8 @@ static attn_status plain_read_open(struct bench *m, uint64_t bytes, int shape, s
     return ATTN_OK;
 }
 
-attn_status gpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
-                          uint64_t *out_ns)
+static attn_status gpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
+                                 uint64_t *out_ns)
 {
     enum { n_tries = 9 };
     if (n_runs == 0)
@@ -317,4 +318,19 @@ attn_status gpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bo
     plain_read_close(&best);
     bench_close(&m);
     return st;
+}
+
+static const struct backend_bench_ops ops = {
+    .abi = BACKEND_ABI,
+    .name = GPU_BACKEND_NAME,
+    .variants = variants,
+    .time_batch = gpu_time_batch,
+    .time_read = gpu_time_read,
+};
+
+const struct backend_bench_ops *attnd_backend_bench(void);
+
+__attribute__((visibility("default"))) const struct backend_bench_ops *attnd_backend_bench(void)
+{
+    return &ops;
 }
