@@ -1,6 +1,6 @@
-/* test_prefill_plan: the order of a batch's prompt work, without a device. Random batches: every tile of rows of every
- * item is there once, the long ones first, and the lists stay where they have room. The seed is printed when one
- * fails. */
+/* test_prefill_plan: the order of a batch's prompt work, without a device. Random batches: every
+ * tile of rows of every item is there once, the long ones first, and the lists stay where they
+ * have room. The seed is printed when one fails. */
 #include "kernels/gpu/sm90/prefill_params.h"
 #include "kernels/visible.h"
 

@@ -16,8 +16,8 @@ static prefill::kernel_fn kernel_for(const struct prefill_pool *p)
                                       : prefill::kernel_f16(p->dim, p->has_extras);
 }
 
-/* K or V of the pool as (elements, token rows of all heads of a layer, layers, blocks); a box is 64 elements of
- * box_tokens rows, 128 bytes wide and swizzled. */
+/* K or V of the pool as (elements, token rows of all heads of a layer, layers, blocks); a box is
+ * 64 elements of box_tokens rows, 128 bytes wide and swizzled. */
 static int make_map(const struct prefill_pool *p, bool is_v, uint64_t *out_map)
 {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;

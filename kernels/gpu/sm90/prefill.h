@@ -31,12 +31,13 @@ struct prefill_pool {
     bool has_extras; /* a layer has a soft cap or ALiBi slopes */
 } __attribute__((aligned(64)));
 
-/* This geometry is computed on this device: head dims from 64 to 256, f16 or bf16, KV not quantised,
- * block_tokens 16 to 256. major: of the compute capability. */
+/* This geometry is computed on this device: head dims from 64 to 256, f16 or bf16, KV not
+ * quantised, block_tokens 16 to 256. major: of the compute capability. */
 bool prefill_supported(const struct backend_pool_config *c, int major);
 
-/* Fills *p. kv and specs are kept (specs borrowed for the pool's life); kv.layers has been written. 0 or
- * the driver's error code (loads every kernel, so that later launches allocate nothing). */
+/* Fills *p. kv and specs are kept (specs borrowed for the pool's life); kv.layers has been
+ * written. 0 or the driver's error code (loads every kernel, so that later launches allocate
+ * nothing). */
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
                       const struct gpu_kv *kv, const struct attn_layer_spec *specs,
                       uint32_t n_processors);
@@ -66,15 +67,15 @@ struct prefill_call {
 uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items,
                               uint32_t max_tokens);
 
-/* Orders the work of n items, host copies of those at device_items: long units first. Fills *out_call and
- * out_call->upload_bytes, if they are not 0, at upload (8-byte aligned; also on the device). Same items,
- * same call. */
+/* Orders the work of n items, host copies of those at device_items: long units first. Fills
+ * *out_call and out_call->upload_bytes, if they are not 0, at upload (8-byte aligned; also on the
+ * device). Same items, same call. */
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
                      const struct gpu_item *device_items, void *upload,
                      struct prefill_call *out_call);
 
-/* upload: where the upload is on the device. chained: may begin while the kernel before on the stream still
- * runs. The driver's error code. */
+/* upload: where the upload is on the device. chained: may begin while the kernel before on the
+ * stream still runs. The driver's error code. */
 int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, void *stream,
                    int chained);
 

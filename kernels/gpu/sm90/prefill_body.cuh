@@ -1,14 +1,15 @@
-/* prefill_body.cuh: attention of many query rows a kv head: 128 rows a unit (192 of head dim 64), 64 for each
- * warpgroup that computes.
+/* prefill_body.cuh: attention of many query rows a kv head: 128 rows a unit (192 of head dim 64),
+ * 64 for each warpgroup that computes.
  *
- * One block a processor takes units until there are none, long ones first. Four warps of it load: one asks for K
- * and one for V, tile by tile, straight from the cache's blocks; two bring q, of the next unit already while this
- * one is computed. The computing warpgroups keep scores, weights and sums in registers: they ask for the
- * scores of a tile and the weighted sums of the tile before together, and turn those scores into weights
- * while the sums are made. They take turns at asking, so that the weights of one are computed while the
- * matrix units work for another.
+ * One block a processor takes units until there are none, long ones first. Four warps of it load:
+ * one asks for K and one for V, tile by tile, straight from the cache's blocks; two bring q, of
+ * the next unit already while this one is computed. The computing warpgroups keep scores, weights
+ * and sums in registers: they ask for the scores of a tile and the weighted sums of the tile
+ * before together, and turn those scores into weights while the sums are made. They take turns at
+ * asking, so that the weights of one are computed while the matrix units work for another.
  *
- * Tiles of keys go from the last down: those that the causal edge cuts come first. Only such tiles are masked.
+ * Tiles of keys go from the last down: those that the causal edge cuts come first. Only such tiles
+ * are masked.
  */
 #ifndef ATTND_GPU_PREFILL_BODY_CUH
 #define ATTND_GPU_PREFILL_BODY_CUH
@@ -156,8 +157,8 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, cons
     }
 }
 
-/* Two warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. The first takes units and tells
- * the others: the next one when the one before the current is done. */
+/* Two warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. The first
+ * takes units and tells the others: the next one when the one before the current is done. */
 template <int D, bool is_taking>
 GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words,
                              const places<D> &at)
@@ -209,8 +210,8 @@ GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words
 
 /* ---- what computes */
 
-/* The low word of a matrix of 8-row groups 1024 bytes apart, and the matrix 16 * n bytes beyond it: 32-bit arithmetic,
- * for addresses do not carry. */
+/* The low word of a matrix of 8-row groups 1024 bytes apart, and the matrix 16 * n bytes beyond
+ * it: 32-bit arithmetic, for addresses do not carry. */
 GPU_DEVICE uint32_t low_word(uint32_t address, uint32_t lbo)
 {
     return (uint32_t)wgmma_matrix(address, lbo, 1024);
@@ -308,8 +309,8 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
         }
     }
 
-    /* Scores to weights, unrounded. The maximum follows only when it has grown by more than 2^8: weights stay below
-     * 256, and the division at the end makes the result exact all the same. */
+    /* Scores to weights, unrounded. The maximum follows only when it has grown by more than 2^8:
+     * weights stay below 256, and the division at the end makes the result exact all the same. */
     GPU_DEVICE void weigh(float scale)
     {
         float x[2];
@@ -374,9 +375,9 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
             weights[j / 8][j % 8 / 2] = encode2<is_bf16>(s[j], s[j + 1]);
     }
 
-    /* Weights of hidden keys are 0, but 0 times NaN is NaN: V rows of the tile that no row of the unit sees are
-     * cleared; where rows see different keys, a NaN or inf is added to the sums of those that see it
-     * and cleared too. All computing threads come here. */
+    /* Weights of hidden keys are 0, but 0 times NaN is NaN: V rows of the tile that no row of the
+     * unit sees are cleared; where rows see different keys, a NaN or inf is added to the sums of
+     * those that see it and cleared too. All computing threads come here. */
     GPU_DEVICE void hide_values(const seen_together &seen, uint32_t v, uint32_t key)
     {
         constexpr uint32_t pieces = D / 8, computing = S::computing;
@@ -494,8 +495,8 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
         x.begin(p, u, row0);
         at.q_ring.wait_full(n);
 
-        /* Asks for tile i's scores and the sums of the one before, and weighs the scores. `use` counts tiles: tile i is
-         * its use of K, and of V. */
+        /* Asks for tile i's scores and the sums of the one before, and weighs the scores. `use`
+         * counts tiles: tile i is its use of K, and of V. */
         auto ask = [&](auto is_first, bool is_masked, uint32_t i) {
             const uint32_t k = k_tile(), v = low_word(v_at(use - 1), S::slab_bytes);
             at.k_ring.wait_full(use);
@@ -517,7 +518,8 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
             x.take_scores(u, scale, i, is_masked);
             settle_here(x.s);
         };
-        /* Waits for the sums asked for with tile i's scores; then its weights are ready to be used. */
+        /* Waits for the sums asked for with tile i's scores; then its weights are ready to be
+         * used. */
         auto settle = [&](bool is_masked, uint32_t i) {
             wgmma_wait<0>(x.o);
             if (lane == 0 && i > 0)
@@ -531,7 +533,8 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
             }
             ++use;
         };
-        /* The wait comes behind the loop's branch: in one piece with the weights, the compiler has it before them. */
+        /* The wait comes behind the loop's branch: in one piece with the weights, the compiler has
+         * it before them. */
         ask(yes(), masked.has(0), 0);
 #pragma unroll 1
         for (uint32_t i = 1; i < n_tiles;)

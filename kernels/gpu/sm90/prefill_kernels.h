@@ -1,5 +1,5 @@
-/* prefill_kernels.h: where prefill.cu finds the kernel for a geometry. One file a dtype instantiates them, so that
- * they compile side by side.
+/* prefill_kernels.h: where prefill.cu finds the kernel for a geometry. One file a dtype
+ * instantiates them, so that they compile side by side.
  */
 #ifndef ATTND_GPU_PREFILL_KERNELS_H
 #define ATTND_GPU_PREFILL_KERNELS_H

@@ -1,8 +1,9 @@
-/* prefill_params.h: what prefill_launch hands to the prefill kernels and the shape of a unit for each
- * head dim. Internal to prefill_*.
+/* prefill_params.h: what prefill_launch hands to the prefill kernels and the shape of a unit for
+ * each head dim. Internal to prefill_*.
  *
- * Words used here: a row is one (query token, head of a group), row = token * group + head; a unit is the
- * rows of one tile of an item and one kv head; a tile of keys is what one stage of the ring holds.
+ * Words used here: a row is one (query token, head of a group), row = token * group + head; a unit
+ * is the rows of one tile of an item and one kv head; a tile of keys is what one stage of the ring
+ * holds.
  */
 #ifndef ATTND_GPU_PREFILL_PARAMS_H
 #define ATTND_GPU_PREFILL_PARAMS_H
@@ -66,7 +67,8 @@ enum {
     PREFILL_ALIGN = 1024,
 };
 
-/* Shared memory: K stages | V stages | q | units | barriers. Slabs of 64 elements are 128 bytes wide. */
+/* Shared memory: K stages | V stages | q | units | barriers. Slabs of 64 elements are 128 bytes
+ * wide. */
 PREFILL_BOTH uint32_t prefill_tile_bytes(uint32_t dim)
 {
     return prefill_keys(dim) * dim * 2;

@@ -1,5 +1,5 @@
-/* prefill_plan.c: which pools the prefill kernels compute, and the order of a batch's work. Pure functions
- * of the pool and the batch.
+/* prefill_plan.c: which pools the prefill kernels compute, and the order of a batch's work. Pure
+ * functions of the pool and the batch.
  */
 #include "kernels/gpu/sm90/prefill_params.h"
 #include "kernels/visible.h"
@@ -48,8 +48,8 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
                      const struct gpu_item *device_items, void *upload,
                      struct prefill_call *out_call)
 {
-    /* a counting sort by tiles of keys, the most first; long units share a bucket with those of nearly
-     * as many */
+    /* a counting sort by tiles of keys, the most first; long units share a bucket with those of
+     * nearly as many */
     enum { BUCKETS = 1024 };
     uint32_t at[BUCKETS + 1] = {0}, most = 0, shift = 0, n_entries = 0;
     uint64_t tokens = 0;

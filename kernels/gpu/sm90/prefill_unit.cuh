@@ -1,5 +1,5 @@
-/* prefill_unit.cuh: the prefill kernels' units of work: how a block finds one and tells its warps, where its rows
- * of q and out lie, and which keys they see.
+/* prefill_unit.cuh: the prefill kernels' units of work: how a block finds one and tells its warps,
+ * where its rows of q and out lie, and which keys they see.
  */
 #ifndef ATTND_GPU_PREFILL_UNIT_CUH
 #define ATTND_GPU_PREFILL_UNIT_CUH
@@ -64,8 +64,9 @@ GPU_DEVICE seen_together seen_by_rows(const prefill_params &p, const unit &u, ui
     return {visible_to_some(low, high), {low.sinks, high.first, low.end}};
 }
 
-/* Tiles with keys that some row of the unit does not see: those before n_first, which the causal edge or the end cuts,
- * and those from `last` on, which the window's edge or the sink tokens' cuts. */
+/* Tiles with keys that some row of the unit does not see: those before n_first, which the causal
+ * edge or the end cuts, and those from `last` on, which the window's edge or the sink tokens'
+ * cuts. */
 struct masked_tiles {
     uint32_t n_first, last;
 
@@ -130,8 +131,9 @@ GPU_DEVICE unit unit_at(const prefill_params &p, const prefill_words &words, uin
     return u;
 }
 
-/* Ends a row with maximum m and sum l: adds its sink logit, gives its lse and the factor for its sums. A row that
- * saw no key has l = 0, factor 0; one that saw a NaN has l = NaN, and so everything. */
+/* Ends a row with maximum m and sum l: adds its sink logit, gives its lse and the factor for its
+ * sums. A row that saw no key has l = 0, factor 0; one that saw a NaN has l = NaN, and so
+ * everything. */
 GPU_DEVICE float finish_row(const unit &u, uint32_t q_head, float m, float l, float *out_lse)
 {
     float scale = 1.0f;

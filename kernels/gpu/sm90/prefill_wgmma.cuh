@@ -15,8 +15,8 @@
 namespace prefill
 {
 
-/* 64 elements from `element` on of tokens [row, row + box) of a layer of a block; bytes count on bar. Elements
- * behind the head dim are zero. */
+/* 64 elements from `element` on of tokens [row, row + box) of a layer of a block; bytes count on
+ * bar. Elements behind the head dim are zero. */
 GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t element,
                          uint32_t row, uint32_t layer, uint32_t block)
 {
@@ -26,7 +26,8 @@ GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uin
                  : "memory");
 }
 
-/* Barrier `id` of the thread block, for n threads in whole warps: those that arrive and those that wait. */
+/* Barrier `id` of the thread block, for n threads in whole warps: those that arrive and those that
+ * wait. */
 GPU_DEVICE void barrier_some_arrive(uint32_t id, uint32_t n)
 {
     asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
@@ -43,7 +44,8 @@ GPU_DEVICE void wgmma_commit()
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* All groups but the newest `pending` are made; d, the sums of the last of them, may be read from here on. */
+/* All groups but the newest `pending` are made; d, the sums of the last of them, may be read from
+ * here on. */
 template <int pending, int n> GPU_DEVICE void wgmma_wait(float (&d)[n])
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
@@ -52,7 +54,8 @@ template <int pending, int n> GPU_DEVICE void wgmma_wait(float (&d)[n])
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* x is computed here: left to itself the compiler moves arithmetic behind the wait that it should fill. */
+/* x is computed here: left to itself the compiler moves arithmetic behind the wait that it should
+ * fill. */
 template <int n> GPU_DEVICE void settle_here(float (&x)[n])
 {
 #pragma unroll
