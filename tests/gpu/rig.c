@@ -265,7 +265,7 @@ void rig_run(struct rig *r)
     };
     if (r->ops->submit(r->b, &batch) != ATTN_OK)
         fail_msg("submit %s: %s", r->ops->name, r->ops->last_error(r->b));
-    struct backend_batch *back = r->ops->poll(r->b, 60000000000u);
+    struct backend_batch *back = r->ops->poll(r->b, RIG_POLL_NS);
     if (!back)
         fail_msg("%s: the batch did not come back within a minute", r->ops->name);
     assert_ptr_equal(back, &batch);

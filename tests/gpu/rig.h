@@ -7,6 +7,8 @@
 
 #include "kernels/backend.h"
 
+#define RIG_POLL_NS UINT64_C(600000000000) /* ends what hangs; a busy machine is slow */
+
 #define RIG_MAX_SEQS 160
 #define RIG_MAX_ITEMS 256
 #define RIG_MAX_LAYERS 4

@@ -196,10 +196,10 @@ static void two_batches_may_be_in_flight_and_come_back_in_order(void **state)
     assert_int_equal(gpu->submit(r.b, &batches[0]), ATTN_OK);
     assert_int_equal(gpu->submit(r.b, &batches[1]), ATTN_OK);
     assert_int_equal(gpu->submit(r.b, &batches[2]), ATTN_EOVERLOAD);
-    assert_ptr_equal(gpu->poll(r.b, 10000000000u), &batches[0]);
+    assert_ptr_equal(gpu->poll(r.b, RIG_POLL_NS), &batches[0]);
     assert_int_equal(gpu->submit(r.b, &batches[2]), ATTN_OK);
-    assert_ptr_equal(gpu->poll(r.b, 10000000000u), &batches[1]);
-    assert_ptr_equal(gpu->poll(r.b, 10000000000u), &batches[2]);
+    assert_ptr_equal(gpu->poll(r.b, RIG_POLL_NS), &batches[1]);
+    assert_ptr_equal(gpu->poll(r.b, RIG_POLL_NS), &batches[2]);
     assert_null(gpu->poll(r.b, 0));
     for (uint32_t i = 0; i < 3; i++) {
         assert_int_equal(batches[i].status, ATTN_OK);
@@ -234,7 +234,7 @@ static void run_three_batches(struct rig *r, uint32_t depth)
     for (uint32_t i = 0, n_back = 0; n_back < N_BATCHES; n_back++) {
         for (; i < N_BATCHES && i - n_back < depth; i++)
             assert_int_equal(r->ops->submit(r->b, &batches[i]), ATTN_OK);
-        assert_ptr_equal(r->ops->poll(r->b, 10000000000u), &batches[n_back]);
+        assert_ptr_equal(r->ops->poll(r->b, RIG_POLL_NS), &batches[n_back]);
         assert_int_equal(batches[n_back].status, ATTN_OK);
     }
 }

@@ -158,7 +158,7 @@ static void random_round(struct walk *w)
     w->forked = NEVER;
     for (uint32_t i = 1; i <= N_BATCHES + w->depth; i++) {
         if (i > w->depth) {
-            struct backend_batch *back = r->ops->poll(r->b, 60000000000u);
+            struct backend_batch *back = r->ops->poll(r->b, RIG_POLL_NS);
             assert_ptr_equal(back, &w->batches[++n_back]);
             assert_int_equal(back->status, ATTN_OK);
         }
@@ -263,7 +263,7 @@ static void two_batches_apart_come_back_in_order(void **state)
             n++;
         if (i == n)
             fail_msg("submit: %s", gpu->last_error(r.b));
-        if (gpu->poll(r.b, 10000000000u) != &batches[i])
+        if (gpu->poll(r.b, RIG_POLL_NS) != &batches[i])
             abort();
         assert_true(batches[i].status == ATTN_OK || batches[i].status == ATTN_EDEVICE);
     }

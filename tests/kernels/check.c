@@ -11,6 +11,7 @@
 
 #define KV_BYTES (64u << 20)
 #define ARENA_BYTES (64u << 20)
+#define POLL_NS UINT64_C(600000000000) /* ends what hangs; a busy machine is slow */
 #define FEW_VALUES 64 /* an output of fewer has a bound of its own */
 
 struct check_poison check_poison;
@@ -256,7 +257,7 @@ static bool submit(struct check *c, struct backend_batch *batch)
 
 static bool poll(struct check *c, const struct backend_batch *batch)
 {
-    struct backend_batch *back = c->ops->poll(c->b, 10000000000u);
+    struct backend_batch *back = c->ops->poll(c->b, POLL_NS);
     if (back == batch && back->status == ATTN_OK && back->user == c)
         return true;
     fprintf(stderr, "poll: %s: %s\n", back ? attn_status_name(back->status) : "nothing came",
