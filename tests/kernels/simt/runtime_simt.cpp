@@ -165,15 +165,17 @@ int runtime_host_unregister(void *p)
 
 static void work_once(runtime_stream *s);
 
-/* Does what comes next wait for a word that the host, or another stream, has not written? */
+/* Does what comes next wait for a word that the host, or another stream, has not written? There are
+ * two streams: one that waits for the other, which waits for the one, waits for no word. */
 static bool is_stuck(const runtime_stream *s)
 {
-    if (s->work.empty())
-        return false;
-    const piece &p = s->work.front();
-    if (p.word && (int32_t)(__atomic_load_n(p.word, __ATOMIC_ACQUIRE) - p.value) < 0)
-        return true;
-    return p.after && !*p.after && p.home != s && is_stuck(p.home);
+    for (int n = 0; n < 2 && s && !s->work.empty(); n++) {
+        const piece &p = s->work.front();
+        if (p.word && (int32_t)(__atomic_load_n(p.word, __ATOMIC_ACQUIRE) - p.value) < 0)
+            return true;
+        s = p.after && !*p.after && p.home != s ? p.home : nullptr;
+    }
+    return false;
 }
 
 /* 0 to 7. */
