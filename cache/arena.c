@@ -33,6 +33,7 @@ static const struct {
     {"max_seq_blocks", offsetof(struct kv_config, max_seq_blocks), 1u << 26},
     {"max_layers", offsetof(struct kv_config, max_layers), 4096},
     {"max_owners", offsetof(struct kv_config, max_owners), 1u << 26},
+    {"block_layout", offsetof(struct kv_config, block_layout), UINT32_MAX},
 };
 #define N_CONFIG_FIELDS (sizeof config_fields / sizeof config_fields[0])
 
@@ -159,6 +160,7 @@ static void bind_sections(struct kv *kv)
     kv->specs = kv->base + offset[KV_SPECS];
     kv->seqs = (void *)(kv->base + offset[KV_SEQS]);
     kv->lens = (void *)(kv->base + offset[KV_LENS]);
+    kv->owners = (void *)(kv->base + offset[KV_OWNERS]);
     kv->seen = (void *)(kv->base + offset[KV_SEEN]);
     kv->epochs = (void *)(kv->base + offset[KV_EPOCHS]);
     kv->journal = (void *)(kv->base + offset[KV_JOURNAL]);
@@ -166,7 +168,7 @@ static void bind_sections(struct kv *kv)
     kv->blocks = (void *)(kv->base + offset[KV_BLOCKS]);
     kv->links = (void *)(kv->base + offset[KV_LINKS]);
     kv->slots = (void *)(kv->base + offset[KV_INDEX]);
-    kv->owners = (void *)(kv->base + offset[KV_OWNERS]);
+    kv->owned = (void *)(kv->base + offset[KV_OWNED]);
     kv->heads = (void *)(kv->base + offset[KV_HEADS]);
 }
 
@@ -245,6 +247,12 @@ void kv_close(struct kv *kv)
 int kv_fd(const struct kv *kv)
 {
     return kv->fd;
+}
+
+uint64_t kv_arena_id(const struct kv *kv)
+{
+    static const uint64_t no_key[2];
+    return siphash(no_key, kv->key, sizeof kv->key);
 }
 
 const char *kv_last_error(const struct kv *kv)

@@ -15,7 +15,7 @@
 #include "cache/kv.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 2
+#define KV_ARENA_VERSION 4
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
 
@@ -26,6 +26,7 @@
     X(SPECS, uint8_t[KV_SPEC_BYTES], c->max_pools)                                                 \
     X(SEQS, struct kv_seq_rec, c->max_sequences)                                                   \
     X(LENS, uint32_t, (uint64_t)c->max_sequences * c->max_layers)                                  \
+    X(OWNERS, struct kv_owner_rec, c->max_owners)                                                  \
     X(SEEN, struct kv_seen_rec, c->max_owners)                                                     \
     X(EPOCHS, struct kv_epochs, 1)                                                                 \
     X(JOURNAL, struct kv_journal_rec, kv_journal_capacity(c))                                      \
@@ -34,7 +35,7 @@
     X(BLOCKS, struct kv_block_rec, c->max_blocks)                                                  \
     X(LINKS, struct kv_seq_links, c->max_sequences)                                                \
     X(INDEX, struct kv_index_slot, kv_index_capacity(c))                                           \
-    X(OWNERS, uint32_t, c->max_owners)                                                             \
+    X(OWNED, uint32_t, c->max_owners)                                                              \
     X(HEADS, struct kv_heads, 1)
 
 enum kv_section {
@@ -60,13 +61,17 @@ struct kv_pool_rec {
     uint32_t n_layers, block_tokens, n_blocks; /* sealed, as are name and spec */
     uint32_t first_block; /* sealed: the pool's range of block records */
     uint32_t spec_bytes;
+    uint32_t tenant; /* sealed */
     char name[KV_NAME_BYTES];
+    uint64_t place; /* sealed */
     uint64_t seal;
+    uint32_t generation; /* of the record: outlives the pool */
     /* derived */
     uint32_t block_shift; /* log2(block_tokens) */
     uint32_t free_head; /* plus one; free blocks below n_fresh */
     uint32_t n_fresh; /* blocks from here on were never used */
     uint32_t n_free;
+    uint32_t n_seqs; /* open in it */
 };
 
 /* One cache line: all that an append needs of the record. */
@@ -88,6 +93,12 @@ struct kv_seq_rec {
     uint32_t journal_head; /* plus one */
 };
 static_assert(sizeof(struct kv_seq_rec) == 64, "a sequence record is a cache line");
+
+struct kv_owner_rec {
+    uint64_t id; /* 0: nobody has this number; written last */
+    uint32_t tenant;
+    char label[KV_LABEL_BYTES];
+};
 
 /* The requests of an owner that a late duplicate could do harm with and that no epoch fences: open,
  * fork, adopt. The highest KV_MAX_SEEN are known by id; all ids up to floor count as seen. */
@@ -128,7 +139,6 @@ struct kv_index_slot {
 struct kv_heads {
     uint32_t seq_free, seq_n_fresh; /* as in kv_pool_rec */
     uint32_t journal_free, journal_n_fresh, journal_n_free;
-    uint32_t blocks_carved; /* block records given to pools */
     struct kv_stats stats;
 };
 

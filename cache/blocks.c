@@ -1,8 +1,8 @@
 /* blocks.c: pools, and the references to their blocks.
  *
- * A pool is a contiguous range of block records; ids given out count from its start. Pools are
- * never removed, so the ranges are carved one behind the other. A block without references is on
- * its pool's free list or was never used. References and free lists are derived.
+ * A pool is a contiguous range of block records; ids given out count from its start. A new pool
+ * takes the first gap that fits. A block without references is on its pool's free list or was never
+ * used. References and free lists are derived.
  *
  * Eviction will change two places here: kv_block_unref, where a published block that loses its last
  * reference stays, in order of last use, instead of becoming free; and whoever asks for more than
@@ -61,7 +61,9 @@ uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool)
     uint64_t spec = siphash(kv->key, kv->specs + (size_t)pool * KV_SPEC_BYTES, p->spec_bytes);
     uint64_t name = siphash(kv->key, p->name, sizeof p->name);
     uint64_t words[] = {
-        pool, p->n_layers, p->block_tokens, p->n_blocks, p->first_block, p->spec_bytes, spec, name};
+        pool, p->n_layers, p->block_tokens, p->n_blocks, p->first_block, p->spec_bytes,
+        spec, name,        p->place,        p->tenant,
+    };
     return siphash(kv->key, words, sizeof words);
 }
 
@@ -106,15 +108,58 @@ static attn_status spec_compare(struct kv *kv, uint32_t pool, const struct kv_po
     return ATTN_OK;
 }
 
-attn_status kv_pool_find(struct kv *kv, const char *name, kv_pool_id *out_pool)
+attn_status kv_pool_find(struct kv *kv, uint32_t tenant, const char *name, kv_pool_id *out_pool)
 {
     for (uint32_t i = 0; i < kv->config.max_pools; i++) {
-        if (kv_pool_live(kv, i) != NULL && strcmp(kv->pools[i].name, name) == 0) {
+        const struct kv_pool_rec *p = kv_pool_live(kv, i);
+        if (p != NULL && p->tenant == tenant && strcmp(p->name, name) == 0) {
             *out_pool = (kv_pool_id){i};
             return ATTN_OK;
         }
     }
     return kv_fail(kv, ATTN_ENOTFOUND, "pool %.*s: not found", KV_NAME_BYTES, name);
+}
+
+/* The first range of n records that no pool has. */
+static bool find_gap(const struct kv *kv, uint32_t n, uint32_t *out_first, uint32_t *out_largest)
+{
+    uint32_t at = 0, largest = 0;
+    for (;;) {
+        uint32_t next = kv->config.max_blocks, end = next; /* of the pool that begins next */
+        for (uint32_t i = 0; i < kv->config.max_pools; i++) {
+            const struct kv_pool_rec *p = kv_pool_live(kv, i);
+            if (p != NULL && p->first_block >= at && p->first_block < next) {
+                next = p->first_block;
+                end = next + p->n_blocks;
+            }
+        }
+        if (next - at >= n) {
+            *out_first = at;
+            return true;
+        }
+        largest = next - at > largest ? next - at : largest;
+        if (next == kv->config.max_blocks)
+            break;
+        at = end;
+    }
+    *out_largest = largest;
+    return false;
+}
+
+attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
+{
+    struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    if (p == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "pool index %u: no such pool", pool.index);
+    if (p->n_seqs > 0)
+        return kv_fail(kv, ATTN_EINVAL, "pool %s: %u sequences are open in it", p->name, p->n_seqs);
+    struct kv_stats *stats = &kv->heads->stats;
+    p->generation++; /* first: nothing that named the old pool may name the next */
+    kv_publish32(&p->state, 0);
+    kv_count(&stats->pools, -1);
+    kv_count(&stats->blocks_total, -(int64_t)p->n_blocks);
+    kv_count(&stats->blocks_free, -(int64_t)p->n_free);
+    return ATTN_OK;
 }
 
 attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_id *out_pool)
@@ -123,7 +168,7 @@ attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_
     if (st != ATTN_OK)
         return st;
     kv_pool_id old;
-    if (kv_pool_find(kv, s->name, &old) == ATTN_OK) {
+    if (kv_pool_find(kv, s->tenant, s->name, &old) == ATTN_OK) {
         st = spec_compare(kv, old.index, s);
         if (st == ATTN_OK)
             *out_pool = old;
@@ -136,18 +181,21 @@ attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_
     if (i == kv->config.max_pools)
         return kv_fail(kv, ATTN_ENOMEM, "pool %s: all %u pools are made", s->name, i);
     struct kv_heads *h = kv->heads;
-    uint32_t n_left = kv->config.max_blocks - h->blocks_carved;
-    if (s->n_blocks > n_left)
-        return kv_fail(kv, ATTN_ENOMEM, "pool %s: n_blocks is %u, %u are left", s->name,
-                       s->n_blocks, n_left);
+    uint32_t first_block, n_largest;
+    if (!find_gap(kv, s->n_blocks, &first_block, &n_largest))
+        return kv_fail(kv, ATTN_ENOMEM, "pool %s: n_blocks is %u, %u are left in one piece",
+                       s->name, s->n_blocks, n_largest);
 
     struct kv_pool_rec *p = &kv->pools[i];
     *p = (struct kv_pool_rec){
+        .generation = p->generation,
+        .place = s->place,
         .n_layers = s->n_layers,
         .block_tokens = s->block_tokens,
         .n_blocks = s->n_blocks,
-        .first_block = h->blocks_carved,
+        .first_block = first_block,
         .spec_bytes = s->spec_bytes,
+        .tenant = s->tenant,
         .block_shift = (uint32_t)__builtin_ctz(s->block_tokens),
         .n_free = s->n_blocks,
     };
@@ -157,12 +205,17 @@ attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_
     p->seal = kv_pool_seal(kv, i);
     kv_publish32(&p->state, KV_LIVE);
 
-    h->blocks_carved += s->n_blocks;
     kv_count(&h->stats.pools, 1);
     kv_count(&h->stats.blocks_total, s->n_blocks);
     kv_count(&h->stats.blocks_free, s->n_blocks);
     *out_pool = (kv_pool_id){i};
     return ATTN_OK;
+}
+
+uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    return p == NULL ? 0 : p->n_seqs;
 }
 
 attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
@@ -172,11 +225,14 @@ attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_sp
     if (p == NULL)
         return ATTN_ENOTFOUND;
     *out = (struct kv_pool_spec){
+        .tenant = p->tenant,
         .n_layers = p->n_layers,
         .n_blocks = p->n_blocks,
         .block_tokens = p->block_tokens,
         .spec_bytes = p->spec_bytes,
         .spec = kv->specs + (size_t)pool.index * KV_SPEC_BYTES,
+        .place = p->place,
+        .generation = p->generation,
     };
     memcpy(out->name, p->name, sizeof out->name);
     *out_free_blocks = p->n_free;

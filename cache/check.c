@@ -9,6 +9,7 @@
 struct scratch {
     uint32_t *n_refs; /* [max_blocks] by table entries and journal entries */
     uint32_t *user; /* [max_blocks] a sequence whose table has it, plus one */
+    uint32_t *n_seqs; /* [max_pools] */
     uint64_t n_sequences, n_owned, n_used, n_shared;
 };
 
@@ -81,6 +82,7 @@ static attn_status check_sequence(struct kv *kv, uint32_t seq, struct scratch *x
     if (kv_index_find(kv, s->tenant, s->name) != seq + 1)
         return DIFFER("sequence index %u: the name index does not find it", seq);
     x->n_sequences++;
+    x->n_seqs[s->pool]++;
     x->n_owned += kv_owner_of(s) != KV_NO_OWNER;
     attn_status st = check_table(kv, seq, x);
     return st != ATTN_OK ? st : check_journal_list(kv, seq, x, n_entries);
@@ -154,7 +156,7 @@ static attn_status check_lookup(struct kv *kv, const struct scratch *x)
                       (unsigned long long)x->n_sequences);
     for (uint32_t owner = 0; owner < kv->config.max_owners; owner++) {
         uint32_t prev = 0;
-        for (uint32_t i = kv->owners[owner]; i != 0; prev = i, i = kv->links[i - 1].next)
+        for (uint32_t i = kv->owned[owner]; i != 0; prev = i, i = kv->links[i - 1].next)
             if (kv_seq_live(kv, i - 1) == NULL || kv_owner_of(&kv->seqs[i - 1]) != owner ||
                 kv->links[i - 1].prev != prev || n_owned++ == x->n_owned)
                 return DIFFER("owner %u: the list is broken at sequence index %u", owner, i - 1);
@@ -172,6 +174,9 @@ static attn_status check_pool(struct kv *kv, uint32_t pool, struct scratch *x)
     if (damage != NULL)
         return DIFFER("pool index %u: its %s is damaged", pool, damage);
     uint32_t n_used = 0, n_listed = 0;
+    if (p->n_seqs != x->n_seqs[pool])
+        return DIFFER("pool %s: %u sequences open, %u counted", p->name, x->n_seqs[pool],
+                      p->n_seqs);
     for (uint32_t block = 0; block < p->n_blocks; block++) {
         uint32_t expected = x->n_refs[(uint64_t)p->first_block + block];
         n_used += expected > 0;
@@ -221,9 +226,10 @@ attn_status kv_check(struct kv *kv)
     struct scratch x = {
         .n_refs = calloc(kv->config.max_blocks, sizeof *x.n_refs),
         .user = calloc(kv->config.max_blocks, sizeof *x.user),
+        .n_seqs = calloc(kv->config.max_pools, sizeof *x.n_seqs),
     };
     attn_status st;
-    if (x.n_refs == NULL || x.user == NULL)
+    if (x.n_refs == NULL || x.user == NULL || x.n_seqs == NULL)
         st = kv_fail(kv, ATTN_ENOMEM, "check: no memory for %u blocks", kv->config.max_blocks);
     else
         st = check_sequences(kv, &x);
@@ -235,5 +241,6 @@ attn_status kv_check(struct kv *kv)
         st = check_pools(kv, &x);
     free(x.n_refs);
     free(x.user);
+    free(x.n_seqs);
     return st;
 }

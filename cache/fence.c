@@ -1,4 +1,4 @@
-/* fence.c: what a late duplicate of a request meets, so that it changes nothing.
+/* fence.c: owners, and what a late duplicate of a request meets, so that it changes nothing.
  *
  * Requests that name an epoch are fenced by it: truncation and adoption raise the epoch of a
  * sequence, a new sequence begins above every epoch that has ended. Requests that name none (open,
@@ -11,6 +11,7 @@
  */
 #include "cache/kv_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 bool kv_request_is_seen(const struct kv *kv, uint32_t owner, uint64_t request)
@@ -41,9 +42,34 @@ void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request)
     kv_publish64(least, request);
 }
 
-void kv_owner_begin(struct kv *kv, uint32_t owner)
+void kv_owner_begin(struct kv *kv, uint32_t owner, uint64_t id, uint32_t tenant, const char *label)
 {
+    struct kv_owner_rec *o = &kv->owners[owner];
+    kv_publish64(&o->id, 0);
     memset(&kv->seen[owner], 0, sizeof kv->seen[owner]);
+    o->tenant = tenant;
+    snprintf(o->label, sizeof o->label, "%s", label);
+    kv_publish64(&o->id, id);
+}
+
+void kv_owner_end(struct kv *kv, uint32_t owner)
+{
+    kv_publish64(&kv->owners[owner].id, 0);
+}
+
+uint64_t kv_owner_id(const struct kv *kv, uint32_t owner)
+{
+    return kv->owners[owner].id;
+}
+
+uint32_t kv_owner_tenant(const struct kv *kv, uint32_t owner)
+{
+    return kv->owners[owner].tenant;
+}
+
+const char *kv_owner_label(const struct kv *kv, uint32_t owner)
+{
+    return kv->owners[owner].label;
 }
 
 uint64_t kv_owner_last_request(const struct kv *kv, uint32_t owner)

@@ -4,7 +4,8 @@
  * state lives in one arena, a memfd of fixed-size tables with indices instead of pointers, so that
  * a successor process can map it and an inspector can read it.
  *
- * Truth     pool records, sequence records, block tables, per-layer lengths, the copy journal.
+ * Truth     owners, pool records, sequence records, block tables, per-layer lengths, the copy
+ *           journal.
  * Derived   reference counts, free lists, the name index, owners' lists: kv_recover rebuilds them,
  *           kv_check proves them equal. Writes are ordered so that a kill at any instruction leaves
  *           a truth that kv_recover accepts, with every committed length intact.
@@ -36,19 +37,25 @@ struct kv_config {
     uint32_t max_seq_blocks; /* entries in a row of the block table */
     uint32_t max_layers; /* of any pool */
     uint32_t max_owners; /* sessions */
+    uint32_t block_layout; /* the caller's version of what blocks hold; an arena of another one is
+                              refused */
 };
 
 #define KV_NAME_BYTES 64
 #define KV_SPEC_BYTES 16384
+#define KV_LABEL_BYTES 52
 
 /* What the cache knows of a pool. spec is the owner's own description (encoded PoolSpec), kept as
  * truth, compared byte by byte when the pool is made again, given back after a restart. */
 struct kv_pool_spec {
-    char name[KV_NAME_BYTES];
+    char name[KV_NAME_BYTES]; /* among the pools of its tenant */
+    uint32_t tenant;
     uint32_t n_layers, n_blocks;
     uint32_t block_tokens; /* a power of two */
     uint32_t spec_bytes;
     const uint8_t *spec;
+    uint64_t place; /* the owner's own word, kept as truth: where the blocks are */
+    uint32_t generation; /* of kv_pool_info: pools that this index was before; not compared */
 };
 
 struct kv_seq_info {
@@ -82,7 +89,7 @@ struct kv_effects {
 };
 
 /* Blocks are those of created pools: total = free + used, a shared block counts once. shared:
- * referenced more than once. damaged: sequences and pools that a recovery dropped. */
+ * referenced more than once. damaged: sequences and pools that the latest recovery dropped. */
 #define KV_STATS_MAP(X)                                                                            \
     X(blocks_total)                                                                                \
     X(blocks_free)                                                                                 \
@@ -115,6 +122,8 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
                     size_t why_bytes);
 void kv_close(struct kv *kv); /* unmaps; the arena lives on in other descriptors; NULL is fine */
 int kv_fd(const struct kv *kv); /* the memfd, owned by kv */
+/* random, told to belong together with what it is about */
+uint64_t kv_arena_id(const struct kv *kv);
 const char *kv_last_error(const struct kv *kv);
 
 /* kv_recover: rebuilds all derived state from the truth, rolls the copy journal back and finishes a
@@ -128,14 +137,23 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped);
 attn_status kv_check(struct kv *kv);
 void kv_stats_read(const struct kv *kv, struct kv_stats *out);
 
+/* kv_pool_drop: forgets a pool; its block records may be another's. Its index is the next pool's.
+ * Errors   ATTN_ENOTFOUND; ATTN_EINVAL sequences are open in it */
+attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool);
 /* kv_pool_create: takes a contiguous range of block records. The same name and spec again: the same
  * pool. Errors   ATTN_EEXIST same name, another spec; ATTN_ENOMEM out of pools or blocks;
  * ATTN_EINVAL */
 attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_id *out_pool);
-attn_status kv_pool_find(struct kv *kv, const char *name, kv_pool_id *out_pool);
+attn_status kv_pool_find(struct kv *kv, uint32_t tenant, const char *name, kv_pool_id *out_pool);
 /* ATTN_ENOTFOUND: no such pool. out->spec points into the arena. */
 attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
                          uint32_t *out_free_blocks);
+/* After a recovery, for whoever can't use them: drops the pools from `first` on and recovers again,
+ * which drops their sequences. out_dropped counts both. */
+attn_status kv_pools_drop(struct kv *kv, kv_pool_id first, uint32_t *out_dropped);
+
+/* Sequences open in a pool; 0: no such pool, too. */
+uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool);
 
 /* Late duplicates. Requests that make a sequence or take it over are named by the client's ids,
  * which rise: a request that the owner has sent before changes nothing. If the sequence is still as
@@ -143,8 +161,15 @@ attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_sp
  * KV_MAX_SEEN highest, it is ATTN_ESTALE. Everything else is fenced by the epoch, which the caller
  * compares. */
 
-/* A new owner takes this number: nothing of it is seen. */
-void kv_owner_begin(struct kv *kv, uint32_t owner);
+/* A new owner takes this number: nothing of it is seen. id (not 0) and label are its own words,
+ * kept as truth; the label is cut to KV_LABEL_BYTES. */
+void kv_owner_begin(struct kv *kv, uint32_t owner, uint64_t id, uint32_t tenant, const char *label);
+/* The owner is no more; its sequences stay until they are closed. */
+void kv_owner_end(struct kv *kv, uint32_t owner);
+/* Who has this number: 0 is nobody. The label is the arena's. */
+uint64_t kv_owner_id(const struct kv *kv, uint32_t owner);
+uint32_t kv_owner_tenant(const struct kv *kv, uint32_t owner);
+const char *kv_owner_label(const struct kv *kv, uint32_t owner);
 /* The highest id that the owner's requests have had here; 0: none. */
 uint64_t kv_owner_last_request(const struct kv *kv, uint32_t owner);
 /* Was the sequence's epoch made by this request of its owner? */
@@ -157,6 +182,9 @@ attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_i
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
 attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);
 void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out);
+/* kv_seq_next: *seq becomes the first open sequence whose index is at least seq's and below end.
+ * ATTN_ENOTFOUND: no such index and none above; ATTN_EOVERLOAD: none below end, *seq is end. */
+attn_status kv_seq_next(const struct kv *kv, uint32_t end, kv_seq_id *seq);
 /* kv_warm: a hint that n <= KV_WARM_MAX sequences will be found and appended to at these positions
  * soon. Brings what that touches into the processor's caches, all misses side by side instead of
  * one after another. Changes nothing. out_seq[i] is the likely id, index UINT32_MAX if there is

@@ -4,7 +4,7 @@
  * blocks.c   pools, references, free lists         seq.c      sequence records, owners, fork
  * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
  * check.c    proof that both agree                 siphash.c  the keyed hash
- * fence.c    epochs and requests seen: what a late duplicate meets
+ * fence.c    owners, epochs and requests seen: what a late duplicate meets
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
@@ -29,6 +29,7 @@ struct kv {
     uint8_t *specs; /* [max_pools][KV_SPEC_BYTES] */
     struct kv_seq_rec *seqs;
     uint32_t *lens; /* [max_sequences][max_layers] */
+    struct kv_owner_rec *owners; /* [max_owners] */
     struct kv_seen_rec *seen; /* [max_owners] */
     struct kv_epochs *epochs;
     struct kv_journal_rec *journal;
@@ -36,7 +37,7 @@ struct kv {
     struct kv_block_rec *blocks; /* [max_blocks] */
     struct kv_seq_links *links;
     struct kv_index_slot *slots;
-    uint32_t *owners; /* [max_owners] first sequence, plus one */
+    uint32_t *owned; /* [max_owners] first sequence, plus one */
     struct kv_heads *heads;
     char error[256];
 };

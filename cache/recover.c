@@ -1,7 +1,7 @@
 /* recover.c: derived state from truth, after a kill or from a predecessor's arena.
  *
  * Passes, each trusting only what the ones before have checked:
- *   1. pools: seal, ranges                          4. journal entries: put back, freed
+ *   1. owners, pools: seal, ranges                  4. journal entries: put back, freed
  *   2. sequences: seal, owner, pool                 5. blocks: who shares what with whom
  *   3. lengths and table entries in range           6. references, lists, index
  * A sequence or pool that fails is dropped and counted. A kill during recovery is harmless: truth
@@ -29,9 +29,9 @@ static void derived_reset(struct kv *kv)
     h->seq_free = h->seq_n_fresh = 0;
     h->journal_free = h->journal_n_fresh = 0;
     h->journal_n_free = kv->journal_capacity;
-    h->blocks_carved = 0;
     uint64_t *gauges[] = {&h->stats.blocks_total,  &h->stats.blocks_free, &h->stats.blocks_used,
-                          &h->stats.blocks_shared, &h->stats.sequences,   &h->stats.pools};
+                          &h->stats.blocks_shared, &h->stats.sequences,   &h->stats.pools,
+                          &h->stats.damaged};
     for (size_t i = 0; i < sizeof gauges / sizeof gauges[0]; i++)
         __atomic_store_n(gauges[i], 0, __ATOMIC_RELAXED);
 }
@@ -110,6 +110,13 @@ static void seq_drop(struct kv *kv, uint32_t seq, uint32_t *n_dropped)
     ++*n_dropped;
 }
 
+static void recover_owners(struct kv *kv)
+{
+    for (uint32_t i = 0; i < kv->config.max_owners; i++)
+        if (kv->owners[i].label[KV_LABEL_BYTES - 1] != '\0')
+            kv->owners[i].label[KV_LABEL_BYTES - 1] = '\0';
+}
+
 static void recover_pools(struct kv *kv)
 {
     struct kv_heads *h = kv->heads;
@@ -118,15 +125,14 @@ static void recover_pools(struct kv *kv)
         if (p->state == 0)
             continue;
         if (kv_pool_damage(kv, i) != NULL) {
+            p->generation++;
             kv_publish32(&p->state, 0);
             kv_count(&h->stats.damaged, 1);
             continue;
         }
         p->block_shift = (uint32_t)__builtin_ctz(p->block_tokens);
-        p->free_head = p->n_fresh = 0;
+        p->free_head = p->n_fresh = p->n_seqs = 0;
         p->n_free = p->n_blocks;
-        if (h->blocks_carved < p->first_block + p->n_blocks)
-            h->blocks_carved = p->first_block + p->n_blocks;
         kv_count(&h->stats.pools, 1);
         kv_count(&h->stats.blocks_total, p->n_blocks);
         kv_count(&h->stats.blocks_free, p->n_blocks);
@@ -231,6 +237,7 @@ static void recover_references(struct kv *kv, uint32_t *n_dropped)
         }
         kv_index_put(kv, seq);
         kv_owner_link(kv, seq);
+        p->n_seqs++;
         kv_count(&h->stats.sequences, 1);
         h->seq_n_fresh = seq + 1;
     }
@@ -269,6 +276,7 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
 {
     uint32_t n_dropped = 0;
     derived_reset(kv);
+    recover_owners(kv);
     recover_pools(kv);
     recover_records(kv, &n_dropped);
     recover_journal(kv, &n_dropped);
@@ -278,4 +286,19 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
     kv_count(&kv->heads->stats.damaged, n_dropped);
     *out_dropped = n_dropped;
     return ATTN_OK;
+}
+
+attn_status kv_pools_drop(struct kv *kv, kv_pool_id first, uint32_t *out_dropped)
+{
+    uint32_t n_pools = 0, n_sequences;
+    for (uint32_t i = first.index; i < kv->config.max_pools; i++) {
+        bool was_made = kv->pools[i].state != 0;
+        n_pools += was_made;
+        kv->pools[i].generation += was_made;
+        kv_publish32(&kv->pools[i].state, 0);
+    }
+    attn_status st = kv_recover(kv, &n_sequences);
+    kv_count(&kv->heads->stats.damaged, n_pools);
+    *out_dropped = n_pools + n_sequences;
+    return st;
 }

@@ -31,11 +31,11 @@ void kv_owner_link(struct kv *kv, uint32_t seq)
     kv->links[seq] = (struct kv_seq_links){0};
     if (owner == KV_NO_OWNER)
         return;
-    uint32_t head = kv->owners[owner];
+    uint32_t head = kv->owned[owner];
     kv->links[seq].next = head;
     if (head != 0)
         kv->links[head - 1].prev = seq + 1;
-    kv->owners[owner] = seq + 1;
+    kv->owned[owner] = seq + 1;
 }
 
 void kv_owner_unlink(struct kv *kv, uint32_t seq)
@@ -47,7 +47,7 @@ void kv_owner_unlink(struct kv *kv, uint32_t seq)
     if (l.prev != 0)
         kv->links[l.prev - 1].next = l.next;
     else
-        kv->owners[owner] = l.next;
+        kv->owned[owner] = l.next;
     if (l.next != 0)
         kv->links[l.next - 1].prev = l.prev;
 }
@@ -99,7 +99,8 @@ static attn_status birth_check(struct kv *kv, const struct birth *b, uint32_t *o
         return kv_fail(kv, ATTN_EEXIST, "sequence %llu of tenant %u is already open",
                        (unsigned long long)b->name, b->tenant);
     if (old == 0 && kv->heads->stats.sequences == kv->config.max_sequences)
-        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: all %u sequences are open",
+        return kv_fail(kv, ATTN_EOVERLOAD,
+                       "sequence %llu: all %u sequences are open (cache.max_sequences)",
                        (unsigned long long)b->name, kv->config.max_sequences);
     if (old == 0 && kv_epoch_first(kv) == 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no epoch is left",
@@ -141,6 +142,7 @@ static void record_publish(struct kv *kv, uint32_t seq)
     kv_index_put(kv, seq);
     kv_owner_link(kv, seq);
     kv_request_see(kv, kv_owner_of(&kv->seqs[seq]), kv->seqs[seq].request);
+    kv->pools[kv->seqs[seq].pool].n_seqs++;
     kv_count(&kv->heads->stats.sequences, 1);
 }
 
@@ -289,6 +291,18 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
     return ATTN_OK;
 }
 
+attn_status kv_seq_next(const struct kv *kv, uint32_t end, kv_seq_id *seq)
+{
+    uint32_t n = kv->heads->seq_n_fresh;
+    uint32_t i = seq->index;
+    while (i < n && i < end && kv_seq_live(kv, i) == NULL)
+        i++;
+    if (i >= n)
+        return ATTN_ENOTFOUND;
+    seq->index = i;
+    return i < end ? ATTN_OK : ATTN_EOVERLOAD;
+}
+
 void kv_seq_close(struct kv *kv, kv_seq_id seq)
 {
     struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
@@ -307,6 +321,7 @@ void kv_seq_close(struct kv *kv, kv_seq_id seq)
     kv_owner_unlink(kv, seq.index);
     kv->links[seq.index] = (struct kv_seq_links){.next = h->seq_free};
     h->seq_free = seq.index + 1;
+    kv->pools[s->pool].n_seqs--;
     kv_count(&h->stats.sequences, -1);
     kv_count(&h->stats.closes, 1);
 }
@@ -341,8 +356,8 @@ attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t 
 
 attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq)
 {
-    if (owner >= kv->config.max_owners || kv->owners[owner] == 0)
+    if (owner >= kv->config.max_owners || kv->owned[owner] == 0)
         return kv_fail(kv, ATTN_ENOTFOUND, "owner %u has no sequence", owner);
-    *out_seq = (kv_seq_id){kv->owners[owner] - 1};
+    *out_seq = (kv_seq_id){kv->owned[owner] - 1};
     return ATTN_OK;
 }

@@ -67,14 +67,21 @@ attn_status address_parse_host_port(const char *text, struct address *out, char 
 
 attn_status address_parse_url(const char *url, struct address *out, char *why, size_t why_bytes)
 {
-    if (strncmp(url, "tcp://", 6) == 0)
-        return address_parse_host_port(url + 6, out, why, why_bytes);
-    bool is_shm = strncmp(url, "shm://", 6) == 0;
-    if (strncmp(url, "ipc://", 6) != 0 && !is_shm) {
-        snprintf(why, why_bytes, "\"%s\" begins with none of ipc://, shm:// and tcp://", url);
+    bool is_tls = strncmp(url, "tls+tcp://", 10) == 0;
+    if (is_tls || strncmp(url, "tcp://", 6) == 0) {
+        attn_status st = address_parse_host_port(url + (is_tls ? 10 : 6), out, why, why_bytes);
+        if (st == ATTN_OK)
+            out->is_tls = is_tls;
+        return st;
+    }
+    bool is_shm = strncmp(url, "shm://", 6) == 0 || strncmp(url, "gpu://", 6) == 0;
+    bool is_admin = strncmp(url, "admin://", 8) == 0;
+    if (strncmp(url, "ipc://", 6) != 0 && !is_shm && !is_admin) {
+        snprintf(why, why_bytes,
+                 "\"%s\" begins with none of ipc://, shm://, gpu://, tcp:// and tls+tcp://", url);
         return ATTN_EINVAL;
     }
-    const char *path = url + 6;
+    const char *path = url + (is_admin ? 8 : 6);
     struct address a;
     memset(&a, 0, sizeof(a));
     if (path[0] != '/') {
@@ -90,6 +97,7 @@ attn_status address_parse_url(const char *url, struct address *out, char *why, s
     strcpy(a.sa.un.sun_path, path);
     a.is_loopback = true;
     a.is_shm = is_shm;
+    a.is_admin = is_admin;
     *out = a;
     return ATTN_OK;
 }

@@ -18,11 +18,14 @@ struct address {
     } sa;
     bool is_loopback; /* reachable from this host only; true for Unix sockets */
     bool is_shm; /* a Unix socket that hands out shared memory */
+    bool is_tls;
+    bool is_admin; /* a Unix socket for the daemon's own user alone */
 };
 
 /* "ipc:///run/attnd/attnd.sock" (an absolute path), "shm:///run/attnd/attnd.shm", the same,
  * "tcp://127.0.0.1:5555", "tcp://[::1]:5555",
- * "tcp://localhost:5555"; a host of * is all IPv4 addresses. ATTN_EINVAL: why names the part. */
+ * "tcp://localhost:5555", "tls+tcp://...", the same; "admin:///run/attnd/attnd.sock.admin" for
+ * listen.admin; a host of * is all IPv4 addresses. ATTN_EINVAL: why names the part. */
 attn_status address_parse_url(const char *url, struct address *out, char *why, size_t why_bytes);
 /* "127.0.0.1:9470" and the other host:port forms above. */
 attn_status address_parse_host_port(const char *text, struct address *out, char *why,

@@ -1,5 +1,4 @@
-/* config.c: the four sources of settings (defaults, file, environment, flags) and the texts about
- * them.
+/* config.c: the four sources of settings (defaults, file, environment, flags).
  *
  * Each source hands (option, text, where it stands) to set_option, which parses, stores and notes
  * the origin. A list given by a later source replaces the earlier source's list as a whole.
@@ -13,17 +12,20 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/address.h"
 #include "daemon/config_option.h"
 
 extern char **environ;
 
-static const char default_file[] = "/etc/attnd/attnd.conf";
 enum { MAX_NAME_BYTES = 64, MAX_ORIGIN_BYTES = 512 };
 
 /* ATTND_ variables that are no settings of this program: the modules' folder, the cpu backend's
- * instruction set, the clients' address. */
-static const char *const other_variables[] = {"ATTND_MODULE_DIR", "ATTND_CPU_ISA",
-                                              "ATTND_ENDPOINT"};
+ * instruction set, the clients' address
+ * and credentials. */
+static const char *const other_variables[] = {
+    "ATTND_MODULE_DIR", "ATTND_CPU_ISA",       "ATTND_ENDPOINT",          "ATTND_KEY_FILE",
+    "ATTND_CA_FILE",    "ATTND_TLS_CERT_FILE", "ATTND_TLS_CERT_KEY_FILE",
+};
 
 struct loader {
     struct config *c;
@@ -43,7 +45,7 @@ static void option_name(const struct config_option *o, char out[MAX_NAME_BYTES])
     snprintf(out, MAX_NAME_BYTES, "%s.%s", o->section, o->key);
 }
 
-static const struct config_option *option_find(const char *name)
+const struct config_option *config_option_find(const char *name)
 {
     for (size_t i = 0; i < config_n_options; i++) {
         char known[MAX_NAME_BYTES];
@@ -79,8 +81,14 @@ static uint32_t edit_distance(const char *a, const char *b)
     return row[n];
 }
 
+/* Is a name that differs by so much from this one likely to be what was meant? */
+static bool is_near(const char *name, uint32_t distance)
+{
+    return distance <= 1 + strlen(name) / 3;
+}
+
 /* The known name nearest to name; also looks at the key alone, for the right key in a wrong
- * section. */
+ * section. NULL: none is near. */
 static const struct config_option *option_nearest(const char *name)
 {
     const struct config_option *best = NULL;
@@ -98,7 +106,7 @@ static const struct config_option *option_nearest(const char *name)
             best = &config_options[i];
         }
     }
-    return best;
+    return is_near(name, best_distance) ? best : NULL;
 }
 
 /* "section.key" as ATTND_SECTION_KEY */
@@ -188,6 +196,11 @@ static char *read_line(char *str, int num, void *user)
         l->st = ATTN_EINVAL;
         return NULL;
     }
+    for (size_t i = 1; i < n; i++) /* a comment behind a value */
+        if (str[i] == '#' && (str[i - 1] == ' ' || str[i - 1] == '\t')) {
+            str[i] = '\n';
+            str[n = i + 1] = '\0';
+        }
     size_t blanks = strspn(str, " \t");
     memmove(str, str + blanks, n - blanks + 1);
     return str;
@@ -201,12 +214,17 @@ static int handle_line(void *user, const char *section, const char *key, const c
     char origin[MAX_ORIGIN_BYTES], name[256];
     snprintf(origin, sizeof(origin), "%s:%u", l->file, l->line);
     snprintf(name, sizeof(name), "%s.%s", section, key);
-    const struct config_option *o = option_find(name);
+    const struct config_option *o = config_option_find(name);
     if (o == NULL) {
         const struct config_option *near = option_nearest(name);
-        snprintf(l->fault->why, sizeof(l->fault->why),
-                 "%s: unknown setting %s; the nearest is %s in [%s]", origin,
-                 section[0] != '\0' ? name : key, near->key, near->section);
+        const char *unknown = section[0] != '\0' ? name : key;
+        if (near != NULL)
+            snprintf(l->fault->why, sizeof(l->fault->why),
+                     "%s: unknown setting %s; the nearest is %s in [%s]", origin, unknown,
+                     near->key, near->section);
+        else
+            snprintf(l->fault->why, sizeof(l->fault->why),
+                     "%s: unknown setting %s; attnd --help lists all", origin, unknown);
         l->st = ATTN_EINVAL;
     } else {
         set_option(l, o, RANK_FILE, origin, value);
@@ -275,8 +293,9 @@ static void load_environment(struct loader *l)
         }
         if (o == NULL) {
             variable_name(near, known);
-            snprintf(l->fault->why, sizeof(l->fault->why),
-                     "environment: unknown variable %s; the nearest is %s", name, known);
+            snprintf(l->fault->why, sizeof(l->fault->why), "environment: unknown variable %s; %s%s",
+                     name, is_near(name, best) ? "the nearest is " : "attnd --help lists all",
+                     is_near(name, best) ? known : "");
             l->st = ATTN_EINVAL;
             return;
         }
@@ -288,6 +307,7 @@ static void load_environment(struct loader *l)
 struct flag {
     const struct config_option *option; /* NULL: is a word */
     bool is_config_file;
+    bool is_danger; /* --danger-inject-faults */
     enum config_action action; /* of other words */
     const char *value; /* of option and --config */
 };
@@ -303,10 +323,36 @@ static const struct {
     const char *flag;
     enum config_action action;
 } words[] = {
-    {"--check-config", CONFIG_CHECK}, {"--print-config", CONFIG_PRINT},
-    {"--help", CONFIG_HELP},          {"-h", CONFIG_HELP},
-    {"--version", CONFIG_VERSION},    {"--self-test", CONFIG_SELF_TEST},
+    {"--check-config", CONFIG_CHECK},  {"--print-config", CONFIG_PRINT},
+    {"--help", CONFIG_HELP},           {"-h", CONFIG_HELP},
+    {"--version", CONFIG_VERSION},     {"--self-test", CONFIG_SELF_TEST},
+    {"--supervise", CONFIG_SUPERVISE},
 };
+
+/* Allows --backend NAME+faults:TEXT, which breaks what attnd promises: for tests alone. */
+static const char danger_flag[] = "--danger-inject-faults";
+
+/* Takes the faults off the value of --backend. */
+static void take_faults(struct loader *l, struct flag *flag, char value[MAX_NAME_BYTES])
+{
+    static const char sign[] = "+faults:";
+    const char *at = strstr(flag->value, sign);
+    if (strcmp(flag->option->key, "backend") != 0 || at == NULL)
+        return;
+    const char *text = at + sizeof(sign) - 1;
+    if (strlen(text) >= sizeof(l->c->faults)) {
+        snprintf(l->fault->why, sizeof(l->fault->why),
+                 "flag --backend: faults of %zu bytes, %zu "
+                 "are allowed",
+                 strlen(text), sizeof(l->c->faults) - 1);
+        l->st = ATTN_EINVAL;
+        l->is_flag_bad = true;
+        return;
+    }
+    strcpy(l->c->faults, text);
+    snprintf(value, MAX_NAME_BYTES, "%.*s", (int)(at - flag->value), flag->value);
+    flag->value = value;
+}
 
 static void refuse_flag(struct loader *l, const char *arg, size_t n)
 {
@@ -320,9 +366,12 @@ static void refuse_flag(struct loader *l, const char *arg, size_t n)
         return;
     }
     const struct config_option *near = option_nearest(name + 2);
-    option_name(near, known);
-    snprintf(best_name, sizeof(best_name), "--%s", known);
-    uint32_t best = edit_distance(name, best_name);
+    uint32_t best = UINT32_MAX;
+    if (near != NULL) {
+        option_name(near, known);
+        snprintf(best_name, sizeof(best_name), "--%s", known);
+        best = edit_distance(name, best_name);
+    }
     for (size_t i = 0; i < sizeof(short_flags) / sizeof(short_flags[0]) + 1; i++) {
         bool is_last = i == sizeof(short_flags) / sizeof(short_flags[0]);
         const char *candidate = is_last ? "--config" : short_flags[i].flag;
@@ -336,8 +385,9 @@ static void refuse_flag(struct loader *l, const char *arg, size_t n)
             best = edit_distance(name, words[i].flag);
             snprintf(best_name, sizeof(best_name), "%s", words[i].flag);
         }
-    snprintf(l->fault->why, sizeof(l->fault->why), "flag: unknown %s; the nearest is %s", name,
-             best_name);
+    bool has_near = near != NULL || is_near(name, best);
+    snprintf(l->fault->why, sizeof(l->fault->why), "flag: unknown %s; %s%s", name,
+             has_near ? "the nearest is " : "attnd --help lists all", has_near ? best_name : "");
 }
 
 /* Reads argv[*i] (and the value behind it); moves *i to the last argument used. */
@@ -354,12 +404,15 @@ static void read_flag(struct loader *l, int argc, char **argv, int *i, struct fl
             out->action = words[w].action;
             return;
         }
+    out->is_danger = strcmp(arg, danger_flag) == 0;
+    if (out->is_danger)
+        return;
     out->is_config_file = strcmp(name, "--config") == 0;
     for (size_t s = 0; s < sizeof(short_flags) / sizeof(short_flags[0]); s++)
         if (strcmp(name, short_flags[s].flag) == 0)
-            out->option = option_find(short_flags[s].name);
+            out->option = config_option_find(short_flags[s].name);
     if (out->option == NULL && strncmp(name, "--", 2) == 0)
-        out->option = option_find(name + 2);
+        out->option = config_option_find(name + 2);
     if (out->option == NULL && !out->is_config_file) {
         refuse_flag(l, arg, n);
         return;
@@ -373,38 +426,6 @@ static void read_flag(struct loader *l, int argc, char **argv, int *i, struct fl
         l->st = ATTN_EINVAL;
         l->is_flag_bad = true;
     }
-}
-
-/* Settings that must agree with each other. */
-static attn_status check_together(const struct config *c, char *why, size_t why_bytes)
-{
-    const struct {
-        const char *small_name, *large_name;
-        uint64_t small, large;
-    } pairs[] = {
-        {"engine.max_step_items", "engine.max_batch_items", c->max_step_items, c->max_batch_items},
-        {"engine.max_step_tokens", "engine.max_batch_tokens", c->max_step_tokens,
-         c->max_batch_tokens},
-        {"engine.default_timeout", "engine.max_timeout", c->default_timeout_us, c->max_timeout_us},
-        {"listen.max_message", "cache.io_memory", c->max_message_bytes, c->io_memory_bytes},
-        {"listen.shm_client", "listen.shm_memory", c->shm_client_bytes, c->shm_memory_bytes},
-    };
-    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
-        if (pairs[i].small <= pairs[i].large)
-            continue;
-        char text[2][64];
-        const char *names[2] = {pairs[i].small_name, pairs[i].large_name};
-        const char *origins[2];
-        for (int k = 0; k < 2; k++) {
-            const struct config_option *o = option_find(names[k]);
-            config_option_format(o, c, 0, text[k], sizeof(text[k]));
-            origins[k] = c->origins[o - config_options];
-        }
-        snprintf(why, why_bytes, "%s = %s (%s) is more than %s = %s (%s)", names[0], text[0],
-                 origins[0], names[1], text[1], origins[1]);
-        return ATTN_EINVAL;
-    }
-    return ATTN_OK;
 }
 
 static attn_status loader_init(struct loader *l, struct config *c, struct config_fault *fault)
@@ -428,12 +449,14 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
     struct loader l;
     struct flag flag;
     const char *file = NULL;
+    bool is_danger = false;
     enum config_action action = CONFIG_RUN;
     if (loader_init(&l, c, out_fault) != ATTN_OK)
         goto done;
 
     for (int i = 1; i < argc && l.st == ATTN_OK; i++) {
         read_flag(&l, argc, argv, &i, &flag);
+        is_danger |= flag.is_danger;
         if (flag.is_config_file)
             file = flag.value;
         else if (flag.action != CONFIG_RUN && action != CONFIG_HELP)
@@ -444,7 +467,7 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
 
     load_defaults(&l);
     if (l.st == ATTN_OK)
-        load_file(&l, file != NULL ? file : default_file, file != NULL);
+        load_file(&l, file != NULL ? file : CONFIG_DEFAULT_FILE, file != NULL);
     if (l.st == ATTN_OK)
         load_environment(&l);
     for (int i = 1; i < argc && l.st == ATTN_OK; i++) {
@@ -452,14 +475,25 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
         read_flag(&l, argc, argv, &i, &flag);
         if (flag.option == NULL)
             continue;
+        char value[MAX_NAME_BYTES];
+        take_faults(&l, &flag, value);
+        if (l.st != ATTN_OK)
+            break;
         char origin[MAX_ORIGIN_BYTES];
         snprintf(origin, sizeof(origin), "flag %.*s", (int)strcspn(argv[at], "="), argv[at]);
         set_option(&l, flag.option, RANK_FLAG, origin, flag.value);
     }
+    if (l.st == ATTN_OK && c->faults[0] != '\0' && !is_danger) {
+        snprintf(out_fault->why, sizeof(out_fault->why),
+                 "flag --backend: faults break what attnd promises; tests allow them with %s",
+                 danger_flag);
+        l.st = ATTN_EINVAL;
+        l.is_flag_bad = true;
+    }
     if (l.st == ATTN_OK && c->n_listen == 0 && action != CONFIG_SELF_TEST)
-        default_listen(&l, option_find("listen.address"));
+        default_listen(&l, config_option_find("listen.address"));
     if (l.st == ATTN_OK)
-        l.st = check_together(c, out_fault->why, sizeof(out_fault->why));
+        l.st = config_check(c, out_fault->why, sizeof(out_fault->why));
 done:
     free(l.ranks);
     if (l.st != ATTN_OK || action == CONFIG_HELP || action == CONFIG_VERSION)
@@ -486,6 +520,36 @@ void config_take_over(struct config *c, const struct config *now, config_change_
     }
 }
 
+attn_status config_set(struct config *c, const char *name, const char *value, char *why,
+                       size_t why_bytes)
+{
+    const struct config_option *o = config_option_find(name);
+    char reason[512];
+    if (o == NULL) {
+        snprintf(why, why_bytes, "no setting is named %.64s", name);
+        return ATTN_ENOTFOUND;
+    }
+    if (o->effect != AT_ONCE) {
+        snprintf(why, why_bytes, "%s needs a restart", name);
+        return ATTN_ENOTSUP;
+    }
+    struct config changed = *c; /* numbers and words alone change at once: nothing of it is owned */
+    attn_status st = config_option_parse(o, value, &changed, reason, sizeof(reason));
+    if (st != ATTN_OK)
+        snprintf(why, why_bytes, "%s = %.100s %s", name, value, reason);
+    else
+        st = config_check(&changed, why, why_bytes);
+    char *origin = st == ATTN_OK ? strdup("attnctl") : NULL;
+    if (st != ATTN_OK)
+        return st;
+    config_option_copy(o, c, &changed);
+    if (origin != NULL) {
+        free(c->origins[o - config_options]);
+        c->origins[o - config_options] = origin;
+    }
+    return ATTN_OK;
+}
+
 void config_fini(struct config *c)
 {
     for (size_t i = 0; i < config_n_options; i++) {
@@ -497,60 +561,20 @@ void config_fini(struct config *c)
     memset(c, 0, sizeof(*c));
 }
 
-void config_print(const struct config *c, FILE *f)
+bool config_admin_url(const struct config *c, char *out, size_t out_bytes)
 {
-    const char *section = "";
-    for (size_t i = 0; i < config_n_options; i++) {
-        const struct config_option *o = &config_options[i];
-        if (strcmp(section, o->section) != 0)
-            fprintf(f, "%s[%s]\n", i > 0 ? "\n" : "", o->section);
-        section = o->section;
-        uint32_t n = o->type == OPTION_URLS ? c->n_listen : 1;
-        for (uint32_t k = 0; k < n; k++) {
-            char value[512];
-            config_option_format(o, c, k, value, sizeof(value));
-            fprintf(f, "# from %s%s\n%s = %s\n", c->origins[i],
-                    o->effect == AT_ONCE ? "; SIGHUP changes it" : "", o->key, value);
-        }
+    static const char scheme[] = "ipc://";
+    struct address a;
+    char why[256];
+    if (strcmp(c->admin, "auto") != 0) {
+        snprintf(out, out_bytes, "admin://%s", c->admin);
+        return c->admin[0] != '\0';
     }
-}
-
-/* The help text, each line behind prefix. */
-static void print_help_text(FILE *f, const char *prefix, const char *help)
-{
-    for (const char *p = help; *p != '\0';) {
-        size_t n = strcspn(p, "\n");
-        fprintf(f, "%s%.*s\n", prefix, (int)n, p);
-        p += n + (p[n] == '\n');
+    for (uint32_t i = 0; i < c->n_listen; i++) {
+        if (strncmp(c->listen[i], scheme, strlen(scheme)) != 0)
+            continue;
+        int n = snprintf(out, out_bytes, "admin://%s.admin", c->listen[i] + strlen(scheme));
+        return n < (int)out_bytes && address_parse_url(out, &a, why, sizeof(why)) == ATTN_OK;
     }
-}
-
-void config_help(FILE *f)
-{
-    fprintf(
-        f,
-        "attnd - paged attention as a network service\n\n"
-        "usage: attnd [flags]\n\n"
-        "  --config FILE         settings (default %s if it exists)\n"
-        "  --check-config        read all settings, exit 0 if they are good\n"
-        "  --print-config        print every setting, its value and where it is from\n"
-        "  --self-test           check the backend against a float64 reference on this\n"
-        "                        machine, print a report, exit 0 if all is well\n"
-        "  --version, --help\n"
-        "  --backend NAME        short for --device.backend\n"
-        "  --listen URL          short for --listen.address, repeatable\n\n"
-        "A setting comes from its default, then the file ([section] key = value), then the\n"
-        "environment (ATTND_SECTION_KEY), then a flag (--section.key VALUE); the last one "
-        "counts.\n"
-        "SIGHUP reads them again: those that say so take effect at once, others with a restart.\n",
-        default_file);
-    for (size_t i = 0; i < config_n_options; i++) {
-        const struct config_option *o = &config_options[i];
-        char range[64];
-        config_option_range(o, range, sizeof(range));
-        fprintf(f, "\n  --%s.%s (default %s%s%s%s)\n", o->section, o->key, o->default_text,
-                range[0] != '\0' ? "; " : "", range,
-                o->effect == AT_ONCE ? "; SIGHUP changes it" : "");
-        print_help_text(f, "      ", o->help);
-    }
+    return false;
 }

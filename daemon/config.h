@@ -14,23 +14,32 @@
 #include "proto/attn_types.h"
 
 #define CONFIG_MAX_LISTEN 8
+#define CONFIG_DEFAULT_FILE "/etc/attnd/attnd.conf" /* read if it exists */
 
 struct config {
     /* [device] */
     char backend[16]; /* auto, cpu, cuda, hip */
+    char faults[128]; /* of --backend NAME+faults:TEXT (kernels/faults.h); "": none */
     uint32_t device_index;
     uint64_t kv_memory_bytes; /* KV memory of all pools */
     uint32_t threads; /* cpu backend; 0: one a core */
     /* [listen] */
     char *listen[CONFIG_MAX_LISTEN]; /* urls, owned */
     uint32_t n_listen;
+    char *admin; /* path of the admin socket, "auto" or "" off */
     char *http; /* host:port of the stats endpoint, "" off */
     uint32_t max_peers;
     uint64_t max_message_bytes;
     uint64_t handshake_timeout_us, body_timeout_us, write_timeout_us;
+    uint32_t peer_share, principal_share; /* percent of what others leave (share.h) */
     uint64_t max_peer_write_bytes; /* replies queued to one peer before it is cut */
     uint32_t shm_slots; /* requests of one shm client in flight */
     uint64_t shm_client_bytes, shm_memory_bytes; /* shared with one, with all */
+    char *tls_cert, *tls_key, *tls_ca; /* files of tls+tcp://, "" none; see credential.h */
+    char tls_client_cert[16]; /* with tls_ca: required, optional */
+    char tls_min_version[8]; /* 1.3, 1.2 */
+    char insecure_tcp[8]; /* yes: tcp:// beyond loopback, without TLS */
+    char *tenants; /* file, "" none */
     /* [cache] */
     uint32_t max_sequences, max_seq_tokens, max_pools, max_layers;
     uint64_t io_memory_bytes; /* message buffers */
@@ -40,15 +49,19 @@ struct config {
     uint32_t max_queue_requests;
     uint64_t max_queue_bytes;
     uint64_t default_timeout_us, max_timeout_us;
-    uint32_t max_sessions;
+    uint32_t max_sessions, max_peer_sessions;
     uint64_t lease_us;
     uint64_t spin_us;
+    uint64_t drain_delay_us; /* not ready, and all doors still open */
     uint64_t drain_timeout_us;
     uint64_t stall_timeout_us; /* a thread silent for longer makes /healthz fail */
     /* [log] */
     char log_level[8];
+    char log_format[8]; /* logfmt, json */
+    /* [stats] */
+    uint64_t slow_step_us; /* 0: none is slow */
 
-    char **origins; /* config.c's own: where each option's value came from */
+    char **origins; /* where each option's value came from, in the table's order */
 };
 
 /* What the command line asked for besides settings. */
@@ -59,6 +72,7 @@ enum config_action {
     CONFIG_HELP,
     CONFIG_VERSION,
     CONFIG_SELF_TEST, /* --self-test: of the backend that would be used */
+    CONFIG_SUPERVISE, /* --supervise */
 };
 
 /* Why config_load failed. */
@@ -80,8 +94,14 @@ typedef void (*config_change_fn)(void *user, const char *name, const char *value
  * are stored atomically: another thread may load them so, without a lock. */
 void config_take_over(struct config *c, const struct config *now, config_change_fn tell,
                       void *user);
+/* One setting that takes effect at once; stored as config_take_over does. ATTN_ENOTFOUND no such
+ * setting; ATTN_ENOTSUP it needs a restart; ATTN_EINVAL the value, alone or with others. */
+attn_status config_set(struct config *c, const char *name, const char *value, char *why,
+                       size_t why_bytes);
 /* key = value lines with "# from ..." origins to f, in the INI file's own format. */
 void config_print(const struct config *c, FILE *f);
+/* The url of the admin socket; false: there is none. */
+bool config_admin_url(const struct config *c, char *out, size_t out_bytes);
 void config_help(FILE *f);
 void config_fini(struct config *c);
 

@@ -34,6 +34,11 @@
             sizeof(((struct config *)0)->field), choices, help                                     \
     }
 
+#define FILE_NAME(section, key, field, help)                                                       \
+    {                                                                                              \
+        section, key, OPTION_FILE, RESTART, AT(field), "off", 0, 0, NULL, help                     \
+    }
+
 /* clang-format off */
 const struct config_option config_options[] = {
     CHOICE("device", "backend", backend, RESTART, "auto", "auto cpu cuda hip",
@@ -47,15 +52,45 @@ const struct config_option config_options[] = {
 
     {"listen", "address", OPTION_URLS, RESTART, AT(listen), "ipc:///run/attnd/attnd.sock", 0, 0,
         NULL,
-        "Where workers connect: ipc:///PATH or tcp://HOST:PORT with nanomsg's protocol, shm:///PATH for\n"
-        "workers on this host, through shared memory. May be given several times. A tcp address\n"
-        "must be loopback: there is no authentication yet. Without any, it is ipc and attnd.sock in\n"
-        "$RUNTIME_DIRECTORY if that is set (systemd does so), else in /run/attnd for root and in\n"
-        "$XDG_RUNTIME_DIR for others."},
+        "Where workers connect: ipc:///PATH, tcp://HOST:PORT or tls+tcp://HOST:PORT with nanomsg's\n"
+        "protocol, shm:///PATH for workers on this host, through shared memory; gpu:///PATH for lanes of\n"
+        "workers on the daemon's GPU. May be given several times. Beyond loopback, tls+tcp needs tenants\n"
+        "or tls_ca; tcp needs insecure_tcp = yes and tenants. Without any address, it is ipc and\n"
+        "attnd.sock in $RUNTIME_DIRECTORY if that is set (systemd does so), else in /run/attnd for root\n"
+        "and in $XDG_RUNTIME_DIR for others."},
+    FILE_NAME("listen", "tls_cert", tls_cert,
+        "The daemon's certificate for tls+tcp addresses, and those of the CAs between, as PEM. This\n"
+        "and the files below: an absolute path, or the name of a systemd credential."),
+    FILE_NAME("listen", "tls_key", tls_key,
+        "Its private key. Only the daemon's user may be able to read it, or root and one group."),
+    FILE_NAME("listen", "tls_ca", tls_ca,
+        "CA certificates, as PEM: workers show a certificate of one of them, whose common name is\n"
+        "their tenant's if there are tenants. off: they are not asked for one."),
+    CHOICE("listen", "tls_client_cert", tls_client_cert, RESTART, "required", "required optional",
+        "Whether a worker must show its certificate, where tls_ca is set."),
+    CHOICE("listen", "tls_min_version", tls_min_version, RESTART, "1.3", "1.3 1.2",
+        "Oldest TLS that is spoken. 1.2 is for clients whose library has no other: nng with mbedTLS 2."),
+    CHOICE("listen", "insecure_tcp", insecure_tcp, RESTART, "no", "no yes",
+        "yes: a tcp address may be other than loopback. Whoever sees the network's packets sees tokens\n"
+        "and tensors: for closed networks."),
+    FILE_NAME("listen", "tenants", tenants,
+        "Who may connect: a file with a section for each tenant, see docs/operations.md. off: everyone\n"
+        "who reaches a socket."),
+    {"listen", "admin", OPTION_TEXT, RESTART, AT(admin), "auto", 0, 0, NULL,
+        "Path of a Unix socket of mode 0600 for what changes the daemon for everybody, such as drain;\n"
+        "on other sockets that is answered to root and to attnd's own user alone. auto: the path of\n"
+        "the first ipc address with .admin behind it, none without such an address. off: none."},
     {"listen", "http", OPTION_TEXT, RESTART, AT(http), "127.0.0.1:9470", 0, 0, NULL,
         "HOST:PORT of /metrics, /stats, /healthz and /readyz; loopback only. off: none."},
     COUNT("listen", "max_peers", max_peers, RESTART, "4096", 1, 1000000,
         "Connections open at once; more are closed at once and counted."),
+    COUNT("listen", "peer_share", peer_share, RESTART, "75", 1, 100,
+        "Percent that one connection may hold of what the others leave of engine.max_queue_requests,\n"
+        "engine.max_queue, cache.io_memory and engine.max_sessions; what it wants beyond is answered\n"
+        "\"overloaded\". Below 100 a quarter of each stays free for connections that hold little."),
+    COUNT("listen", "principal_share", principal_share, RESTART, "95", 1, 100,
+        "The same for all connections of one user together (all of TCP count as one), and of\n"
+        "listen.max_peers and listen.shm_memory, too. 100: no bound."),
     BYTES("listen", "max_message", max_message_bytes, RESTART, "64M", 64 * KIB, 2 * GIB,
         "Largest message a worker may send."),
     TIME("listen", "handshake_timeout", handshake_timeout_us, RESTART, "5s", MS, HOUR,
@@ -68,10 +103,10 @@ const struct config_option config_options[] = {
         "Replies that may wait for one worker before it is cut. One reply alone always may."),
     COUNT("listen", "shm_slots", shm_slots, RESTART, "256", 1, SHM_MAX_SLOTS,
         "Requests that one shm client may have in flight, rounded down to a power of two."),
-    BYTES("listen", "shm_client", shm_client_bytes, RESTART, "16M", 256 * KIB, 4 * GIB,
+    BYTES("listen", "shm_client", shm_client_bytes, RESTART, "16M", MIB, 4 * GIB,
         "Memory shared with one shm client: its requests and replies in flight, together, take no\n"
         "more. Pages count as they are touched; on a GPU backend all are pinned."),
-    BYTES("listen", "shm_memory", shm_memory_bytes, RESTART, "4G", 256 * KIB, 64 * TIB,
+    BYTES("listen", "shm_memory", shm_memory_bytes, RESTART, "4G", MIB, 64 * TIB,
         "The same for all shm clients together; more clients are refused."),
 
     COUNT("cache", "max_sequences", max_sequences, RESTART, "4096", 1, 16777216,
@@ -104,18 +139,29 @@ const struct config_option config_options[] = {
         "Longest deadline a request may name; longer ones are shortened to it."),
     COUNT("engine", "max_sessions", max_sessions, RESTART, "4096", 1, 1 << 20,
         "Sessions (hello messages) at once."),
+    COUNT("engine", "max_peer_sessions", max_peer_sessions, RESTART, "256", 1, 1 << 20,
+        "Sessions made by one connection; more are answered \"over quota\"."),
     TIME("engine", "lease", lease_us, RESTART, "30s", 10 * MS, 24 * HOUR,
         "Silence of a session after which its sequences are freed."),
     TIME("engine", "spin", spin_us, RESTART, "200us", 0, 10 * MS,
         "How long the engine watches for the next request of shm clients before it sleeps, while\n"
         "they send often. 0: not at all."),
+    TIME("engine", "drain_delay", drain_delay_us, AT_ONCE, "0", 0, HOUR,
+        "How long SIGTERM only makes /readyz fail, for balancers to see it, before the drain begins."),
     TIME("engine", "drain_timeout", drain_timeout_us, AT_ONCE, "30s", 0, HOUR,
         "How long SIGTERM waits for requests in flight."),
     TIME("engine", "stall_timeout", stall_timeout_us, RESTART, "30s", 100 * MS, HOUR,
-        "A thread that has shown no life for this long makes /healthz fail."),
+        "A thread that has shown no life for this long makes /healthz fail. A device that has given no\n"
+        "batch back for this long is taken for lost."),
 
     CHOICE("log", "level", log_level, AT_ONCE, "info", "error warn info debug",
         "Least severe messages that are logged."),
+    CHOICE("log", "format", log_format, AT_ONCE, "logfmt", "logfmt json",
+        "How lines are written. The journal gets them bare, with their priority."),
+
+    TIME("stats", "slow_step", slow_step_us, AT_ONCE, "1s", 0, HOUR,
+        "A step that takes longer, from its first byte to its reply's last, is logged and kept with\n"
+        "its times by stage (attnctl slow). 0: none."),
 };
 /* clang-format on */
 const size_t config_n_options = sizeof(config_options) / sizeof(config_options[0]);
@@ -202,16 +248,6 @@ static attn_status parse_choice(const struct config_option *o, const char *text,
     return ATTN_EINVAL;
 }
 
-/* Where it listens decides who can reach it: both kinds of address are checked here, by name. */
-static attn_status check_reach(const struct address *a, char *why, size_t why_bytes)
-{
-    if (a->is_loopback)
-        return ATTN_OK;
-    snprintf(why, why_bytes,
-             "is not a loopback address; others are refused until authentication exists");
-    return ATTN_EINVAL;
-}
-
 static attn_status add_url(const char *url, struct config *c, char *why, size_t why_bytes)
 {
     struct address a;
@@ -220,9 +256,6 @@ static attn_status add_url(const char *url, struct config *c, char *why, size_t 
         snprintf(why, why_bytes, "cannot be listened on: %s", reason);
         return ATTN_EINVAL;
     }
-    attn_status st = check_reach(&a, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
     if (c->n_listen == CONFIG_MAX_LISTEN) {
         snprintf(why, why_bytes, "is one address too many, at most %d", CONFIG_MAX_LISTEN);
         return ATTN_EINVAL;
@@ -270,6 +303,18 @@ static attn_status add_urls(const char *text, struct config *c, char *why, size_
     return ATTN_OK;
 }
 
+static attn_status set_text(const char *text, char **out, char *why, size_t why_bytes)
+{
+    char *copy = strdup(text);
+    if (copy == NULL) {
+        snprintf(why, why_bytes, "cannot be kept: out of memory");
+        return ATTN_ENOMEM;
+    }
+    free(*out);
+    *out = copy;
+    return ATTN_OK;
+}
+
 static attn_status set_http(const char *text, char **out, char *why, size_t why_bytes)
 {
     bool is_off = strcmp(text, "off") == 0;
@@ -279,17 +324,37 @@ static attn_status set_http(const char *text, char **out, char *why, size_t why_
         snprintf(why, why_bytes, "cannot be listened on: %s", reason);
         return ATTN_EINVAL;
     }
-    attn_status st = is_off ? ATTN_OK : check_reach(&a, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    char *copy = strdup(is_off ? "" : text);
-    if (copy == NULL) {
-        snprintf(why, why_bytes, "cannot be kept: out of memory");
-        return ATTN_ENOMEM;
+    if (!is_off && !a.is_loopback) {
+        snprintf(why, why_bytes, "is not a loopback address; whoever reaches it sees everything");
+        return ATTN_EINVAL;
     }
-    free(*out);
-    *out = copy;
-    return ATTN_OK;
+    return set_text(is_off ? "" : text, out, why, why_bytes);
+}
+
+/* A path, or the name of a systemd credential. */
+static attn_status set_file(const char *text, char **out, char *why, size_t why_bytes)
+{
+    bool is_off = strcmp(text, "off") == 0;
+    if (!is_off && text[0] != '/' && (text[0] == '\0' || strchr(text, '/') != NULL)) {
+        snprintf(why, why_bytes, "is neither an absolute path nor the name of a credential");
+        return ATTN_EINVAL;
+    }
+    return set_text(is_off ? "" : text, out, why, why_bytes);
+}
+
+static attn_status set_admin(const char *text, char **out, char *why, size_t why_bytes)
+{
+    bool is_off = strcmp(text, "off") == 0, is_auto = strcmp(text, "auto") == 0;
+    char url[256], reason[256];
+    struct address a;
+    int n = snprintf(url, sizeof(url), "admin://%s", text);
+    if (!is_off && !is_auto &&
+        (n >= (int)sizeof(url) || address_parse_url(url, &a, reason, sizeof(reason)) != ATTN_OK)) {
+        snprintf(why, why_bytes, "cannot be listened on: %s",
+                 n >= (int)sizeof(url) ? "too long" : reason);
+        return ATTN_EINVAL;
+    }
+    return set_text(is_off ? "" : text, out, why, why_bytes);
 }
 
 attn_status config_option_parse(const struct config_option *o, const char *text, struct config *c,
@@ -313,7 +378,10 @@ attn_status config_option_parse(const struct config_option *o, const char *text,
     case OPTION_CHOICE:
         return parse_choice(o, text, field, why, why_bytes);
     case OPTION_TEXT:
-        return set_http(text, (char **)(void *)field, why, why_bytes);
+        return (o->offset == AT(admin) ? set_admin : set_http)(text, (char **)(void *)field, why,
+                                                               why_bytes);
+    case OPTION_FILE:
+        return set_file(text, (char **)(void *)field, why, why_bytes);
     case OPTION_URLS:
         return add_urls(text, c, why, why_bytes);
     }
@@ -325,7 +393,7 @@ void config_option_clear(const struct config_option *o, struct config *c)
     if (o->type == OPTION_URLS) {
         while (c->n_listen > 0)
             free(c->listen[--c->n_listen]);
-    } else if (o->type == OPTION_TEXT) {
+    } else if (o->type == OPTION_TEXT || o->type == OPTION_FILE) {
         char **text = (char **)(void *)((char *)c + o->offset);
         free(*text);
         *text = NULL;
@@ -347,7 +415,8 @@ void config_option_format(const struct config_option *o, const struct config *c,
     case OPTION_CHOICE:
         snprintf(out, out_bytes, "%s", field);
         break;
-    case OPTION_TEXT: {
+    case OPTION_TEXT:
+    case OPTION_FILE: {
         const char *text = *(char *const *)(const void *)field;
         snprintf(out, out_bytes, "%s", text == NULL || text[0] == '\0' ? "off" : text);
         break;
@@ -371,6 +440,7 @@ bool config_option_is_equal(const struct config_option *o, const struct config *
     case OPTION_CHOICE:
         return strcmp(x, y) == 0;
     case OPTION_TEXT:
+    case OPTION_FILE:
         return strcmp(*(char *const *)(const void *)x, *(char *const *)(const void *)y) == 0;
     case OPTION_URLS:
         if (a->n_listen != b->n_listen)
@@ -387,7 +457,8 @@ void config_option_copy(const struct config_option *o, struct config *to, const 
 {
     char *dst = (char *)to + o->offset;
     const char *src = (const char *)from + o->offset;
-    assert(o->effect == AT_ONCE && o->type != OPTION_TEXT && o->type != OPTION_URLS);
+    assert(o->effect == AT_ONCE && o->type != OPTION_TEXT && o->type != OPTION_FILE &&
+           o->type != OPTION_URLS);
     if (o->type == OPTION_CHOICE)
         memcpy(dst, src, o->max);
     else if (o->type == OPTION_COUNT) /* the engine's thread may be reading it */

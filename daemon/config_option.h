@@ -11,6 +11,7 @@ enum option_type {
     OPTION_TIME, /* uint64_t microseconds: 250ms; us, ms, s, m, h */
     OPTION_CHOICE, /* char[], one of choices */
     OPTION_TEXT, /* char *, owned */
+    OPTION_FILE, /* the same: a file's name, see credential.h */
     OPTION_URLS, /* config.listen: urls, added one by one */
 };
 
@@ -31,6 +32,11 @@ struct config_option {
 extern const struct config_option config_options[];
 extern const size_t config_n_options;
 
+/* "listen.address"; NULL: there is none of this name. */
+const struct config_option *config_option_find(const char *name);
+/* config_check.c: what is right alone may be wrong together. ATTN_EINVAL: why names the settings,
+ * their values and where those are from. */
+attn_status config_check(const struct config *c, char *why, size_t why_bytes);
 /* Stores text as the option's value (a list grows by it). why gets the reason without the option's
  * name ("is out of range 1 to 64"). ATTN_EINVAL, ATTN_ENOMEM. */
 attn_status config_option_parse(const struct config_option *o, const char *text, struct config *c,

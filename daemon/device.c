@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "daemon/log.h"
+#include "daemon/memory.h"
+#include "kernels/faults.h"
 #include "kernels/selftest.h"
 
 enum { WHY_BYTES = 512 };
@@ -31,11 +33,13 @@ try_each(const struct config *cfg,
 
 /* --- to serve --------------------------------------------------------------------------------- */
 
-static attn_status open_one(const struct config *cfg, const char *name, struct device *out,
-                            char *why, size_t why_bytes)
+static attn_status open_one(const struct config *cfg, const char *name, int import_fd,
+                            struct device *out, char *why, size_t why_bytes)
 {
     const struct backend_ops *ops;
     attn_status st = backend_load(name, &ops, why, why_bytes);
+    if (st == ATTN_OK && cfg->faults[0] != '\0')
+        st = backend_faults(ops, cfg->faults, &ops, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     struct backend_config bc = {
@@ -44,8 +48,13 @@ static attn_status open_one(const struct config *cfg, const char *name, struct d
         .max_batch_tokens = cfg->max_batch_tokens,
         .n_threads = cfg->threads,
         .device_index = (int32_t)cfg->device_index,
-        .import_fd = -1,
+        .import_fd = import_fd,
     };
+    /* an imported memory is taken already */
+    bool takes_kv = strcmp(name, "cpu") == 0 && import_fd < 0;
+    st = memory_check("", takes_kv ? bc.kv_bytes : 0, cfg->io_memory_bytes, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
     struct backend *b = NULL;
     st = ops->open(&bc, &b);
     if (st != ATTN_OK) {
@@ -58,30 +67,62 @@ static attn_status open_one(const struct config *cfg, const char *name, struct d
     return ATTN_OK;
 }
 
+/* What trying has come to. */
+struct attempt {
+    struct device device;
+    char why[2 * WHY_BYTES]; /* of those that failed */
+};
+
 static attn_status try_to_open(const struct config *cfg, const char *name, void *arg)
 {
     char why[WHY_BYTES];
-    if (open_one(cfg, name, arg, why, sizeof why) == ATTN_OK)
+    struct attempt *a = arg;
+    log_info("opening backend %s", name);
+    if (open_one(cfg, name, -1, &a->device, why, sizeof why) == ATTN_OK)
         return ATTN_OK;
     if (is_auto(cfg))
         log_info("backend %s is not used: %s", name, why);
-    else
-        log_error("backend %s can't be used: %s", name, why);
+    size_t n = strlen(a->why);
+    snprintf(a->why + n, sizeof a->why - n, "%sbackend %s can't be used: %s", n > 0 ? "; " : "",
+             name, why);
     return ATTN_ENOTSUP; /* the next one may do, whatever it was */
+}
+
+static void say_opened(const struct config *cfg, const struct device *d)
+{
+    struct backend_info info;
+    d->ops->info(d->backend, &info);
+    if (cfg->faults[0] != '\0')
+        log_warn("faults are injected: %s", cfg->faults);
+    log_info("backend %s on %s: %" PRIu64 " MiB of KV memory, %" PRIu32 " processors", info.name,
+             info.device, info.kv_bytes >> 20, info.n_processors);
 }
 
 attn_status device_open(const struct config *cfg, struct device *out_device)
 {
-    struct device d;
-    if (try_each(cfg, try_to_open, &d) != ATTN_OK) {
-        if (is_auto(cfg))
-            log_error("no backend can be used");
+    struct attempt a = {.why = ""};
+    if (try_each(cfg, try_to_open, &a) != ATTN_OK) {
+        log_error("%s%s", is_auto(cfg) ? "no backend can be used: " : "", a.why);
         return ATTN_ENOTSUP;
     }
-    struct backend_info info;
-    d.ops->info(d.backend, &info);
-    log_info("backend %s on %s: %" PRIu64 " MiB of KV memory, %" PRIu32 " processors", info.name,
-             info.device, info.kv_bytes >> 20, info.n_processors);
+    say_opened(cfg, &a.device);
+    *out_device = a.device;
+    return ATTN_OK;
+}
+
+attn_status device_import(const struct config *cfg, const char *backend, int memory_fd,
+                          struct device *out_device, char *why, size_t why_bytes)
+{
+    struct device d;
+    if (!is_auto(cfg) && strcmp(cfg->backend, backend) != 0) {
+        snprintf(why, why_bytes, "device.backend is %s, the kept KV memory is of %s", cfg->backend,
+                 backend);
+        return ATTN_EINVAL;
+    }
+    attn_status st = open_one(cfg, backend, memory_fd, &d, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    say_opened(cfg, &d);
     *out_device = d;
     return ATTN_OK;
 }

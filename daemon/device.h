@@ -16,6 +16,11 @@ struct device {
 /* Opens it, and logs which it is and why others are not used. ATTN_ENOTSUP: none can be used; the
  * log says why. */
 attn_status device_open(const struct config *cfg, struct device *out_device);
+/* Opens the backend with the KV memory that a predecessor had from it. why gets the reason.
+ * Errors   ATTN_EINVAL the memory is not what the settings ask for, or can't be mapped; all else:
+ *          the backend can't be opened now, and may be later */
+attn_status device_import(const struct config *cfg, const char *backend, int memory_fd,
+                          struct device *out_device, char *why, size_t why_bytes);
 void device_close(struct device *d); /* one that was never opened, too */
 
 /* Checks it against the float64 reference instead (kernels/selftest.h), with a report to out.

@@ -12,11 +12,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_control.h"
+#include "daemon/engine_pace.h"
+#include "daemon/engine_plan.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
@@ -25,11 +28,14 @@
 #include "daemon/health.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
+#include "kernels/kv_layout.h"
 
 static const uint64_t POLL_SLICE_NS = 50 * 1000;
 static const uint64_t POLLED_SLICE_NS = 2 * 1000; /* with pollers that bring work */
 static const uint64_t MAX_SLEEP_NS = 500 * 1000 * 1000; /* the heartbeat goes on when idle */
+static const uint64_t POOLS_EVERY_NS = 100 * 1000 * 1000;
 static const uint64_t CLOSE_TIMEOUT_NS = 5ull * 1000 * 1000 * 1000;
+static const uint64_t LOST_CLOSE_TIMEOUT_NS = 200 * 1000 * 1000; /* of a lost device */
 enum {
     MIN_BLOCK_BYTES = 4096, /* smaller blocks run out of records before they run out of memory */
     MAX_BLOCKS = 1 << 26,
@@ -39,43 +45,102 @@ enum {
 
 /* --- inbox ------------------------------------------------------------------------------------ */
 
+void engine_renew(struct engine *e, uint64_t session)
+{
+    session_touch(e->parts.sessions, session, clock_now_ns());
+}
+
+/* Why the queue, or what one holder may have of it, is full; NULL: the request is counted there. */
+static const char *queue_fault(struct engine *e, struct request *req, uint32_t n, uint64_t total,
+                               char why[SHARE_TEXT_BYTES])
+{
+    uint32_t max_requests = atomic_load_explicit(&e->max_queue_requests, memory_order_relaxed);
+    uint64_t max_bytes = atomic_load_explicit(&e->max_queue_bytes, memory_order_relaxed);
+    uint64_t bytes = req->msg->n_bytes;
+    if (n > max_requests) {
+        snprintf(why, SHARE_TEXT_BYTES,
+                 "%" PRIu32 " requests are queued (engine.max_queue_requests)", max_requests);
+        return why;
+    }
+    if (total > max_bytes) {
+        snprintf(why, SHARE_TEXT_BYTES,
+                 "%" PRIu64 " bytes would be queued, %" PRIu64 " are allowed (engine.max_queue)",
+                 total, max_bytes);
+        return why;
+    }
+    uint64_t task_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
+    uint64_t left_ns = req->deadline_ns - req->received_ns;
+    if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP &&
+        !pace_is_in_time(n - 1, task_ns, left_ns)) {
+        snprintf(why, SHARE_TEXT_BYTES,
+                 "%" PRIu32 " requests are ahead, about %" PRIu64 " ms; the deadline is in %" PRIu64
+                 " ms",
+                 n - 1, (n - 1) * task_ns / 1000000, left_ns / 1000000);
+        return why;
+    }
+    uint64_t n_free = max_requests - (n - 1), bytes_free = max_bytes - (total - bytes);
+    const struct share *full = share_take(req->share, SHARE_REQUESTS, 1, n_free, max_requests);
+    if (full != NULL)
+        return share_say(full, SHARE_REQUESTS, n_free, why);
+    full = share_take(req->share, SHARE_QUEUE_BYTES, bytes, bytes_free, max_bytes);
+    if (full == NULL)
+        return NULL;
+    share_give(req->share, SHARE_REQUESTS, 1);
+    return share_say(full, SHARE_QUEUE_BYTES, bytes_free, why);
+}
+
+/* Of what is refused because the process ends: which of its reasons to end it is. */
+static attn_status stop_status(const struct engine *e)
+{
+    return engine_health(e) != ATTN_OK ? engine_health(e) : ATTN_EDRAINING;
+}
+
 void engine_submit(struct engine *e, struct request *req)
 {
     uint64_t bytes = req->msg->n_bytes, total;
-    uint32_t max_requests = atomic_load_explicit(&e->max_queue_requests, memory_order_relaxed), n;
-    uint64_t max_bytes = atomic_load_explicit(&e->max_queue_bytes, memory_order_relaxed);
+    char why[SHARE_TEXT_BYTES];
+    uint32_t n;
     engine_hold(e, bytes, &n, &total);
-    if (n <= max_requests && total <= max_bytes) {
+    const char *fault = queue_fault(e, req, n, total, why);
+    if (fault == NULL) {
         stack_push(&e->inbox, req);
         engine_wake(e);
         return;
     }
     stats_add(requests_refused_overload, 1);
-    if (n > max_requests)
-        request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e),
-                            "%" PRIu32 " requests are queued (engine.max_queue_requests)",
-                            max_requests);
-    else
-        request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e),
-                            "%" PRIu64 " bytes would be queued, %" PRIu64
-                            " are allowed (engine.max_queue)",
-                            total, max_bytes);
+    engine_renew(e, request_session(req));
+    request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e), "%s", fault);
     engine_let_go(e, bytes);
+}
+
+/* A request that nobody needs to look into; its session is renewed all the same. */
+static bool refuse_unread(struct engine *e, struct request *req, uint64_t now_ns)
+{
+    attn_status health = engine_health(e);
+    uint64_t session = request_session(req);
+    if (atomic_load_explicit(&e->is_stopping, memory_order_relaxed))
+        engine_refuse(e, req, stop_status(e), "the daemon is stopping");
+    else if (req->deadline_ns <= now_ns)
+        engine_refuse(e, req, ATTN_EDEADLINE, "%" PRIu64 " us passed before the engine saw it",
+                      (now_ns - req->received_ns) / 1000);
+    else if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP && health != ATTN_OK)
+        engine_refuse(e, req, health, "the device is lost");
+    else
+        return false;
+    engine_renew(e, session);
+    return true;
 }
 
 static void take_request(struct engine *e, struct request *req, uint64_t now_ns)
 {
     Attnd__Request__BodyCase body = req->wire.header->body_case;
-    attn_status health = engine_health(e);
-    if (atomic_load_explicit(&e->is_stopping, memory_order_relaxed))
-        engine_refuse(e, req, ATTN_EDRAINING, "the daemon is stopping");
-    else if (req->deadline_ns <= now_ns)
-        engine_refuse(e, req, ATTN_EDEADLINE, "%" PRIu64 " us passed before the engine saw it",
-                      (now_ns - req->received_ns) / 1000);
-    else if (body == ATTND__REQUEST__BODY_STEP && health != ATTN_OK)
-        engine_refuse(e, req, health, "the device is lost");
-    else if (body == ATTND__REQUEST__BODY_STEP)
+    req->taken_ns = now_ns;
+    if (refuse_unread(e, req, now_ns))
+        return;
+    if (body == ATTND__REQUEST__BODY_STEP)
         step_admit(e, req, now_ns);
+    else if (body == ATTND__REQUEST__BODY_PLAN)
+        plan_admit(e, req, now_ns);
     else if (body == ATTND__REQUEST__BODY_HELLO)
         hello_admit(e, req, now_ns);
     else
@@ -112,6 +177,34 @@ static void publish_gauges(struct engine *e)
     stats_add(blocks_shared, e->gauges.blocks_shared - last.blocks_shared);
     stats_set(sessions, session_count(e->parts.sessions));
     e->is_dirty = false;
+    e->has_old_pools = true;
+}
+
+/* What the pools hold, now and then. */
+static void publish_pools(struct engine *e, uint64_t now_ns)
+{
+    struct stats_pool list[STATS_MAX_POOLS + 1] = {0};
+    uint64_t used_bytes = 0;
+    size_t n = 0;
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
+        struct kv_pool_spec ks;
+        uint32_t n_free = 0;
+        kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+        struct stats_pool *s = &list[n < STATS_MAX_POOLS ? n : STATS_MAX_POOLS];
+        snprintf(s->name, sizeof s->name, "%s", n < STATS_MAX_POOLS ? ks.name : "");
+        s->blocks += ks.n_blocks;
+        s->free += n_free;
+        s->sequences += kv_pool_sequences(e->parts.kv, p->id);
+        used_bytes += (ks.n_blocks - n_free) * (p->device_bytes / ks.n_blocks);
+        n += n <= STATS_MAX_POOLS;
+    }
+    stats_set_pools(list, n);
+    stats_set(kv_memory_bytes, e->info.kv_bytes);
+    stats_set(kv_given_bytes, e->device_bytes);
+    stats_set(kv_used_bytes, used_bytes);
+    stats_set(io_memory_bytes, iobuf_pool_bytes(e->parts.bufs));
+    e->has_old_pools = false;
+    e->pools_at_ns = now_ns;
 }
 
 /* A batch came back with the device lost: what waits is refused, once. */
@@ -154,11 +247,16 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 
     if (e->is_dirty)
         publish_gauges(e);
+    if (e->has_old_pools && now_ns - e->pools_at_ns >= POOLS_EVERY_NS)
+        publish_pools(e, now_ns);
+    const struct task *oldest = TAILQ_FIRST(&e->held);
+    stats_set(oldest_at_ns, oldest == NULL ? 0 : oldest->req->received_ns);
     if (e->n_in_flight > 0) {
         bool is_hurried = is_busy || !stack_is_empty(&e->inbox);
         uint64_t wait_ns = is_hurried ? 0 : slice_ns(e, now_ns, max_wait_ns);
         for (; batch_finish_one(e, wait_ns); wait_ns = 0)
             is_busy = true;
+        batches_watch(e, now_ns);
         refuse_if_lost(e);
     } else if (!is_busy && max_wait_ns > 0) {
         uint64_t wait_ns = idle_ns(e, now_ns, max_wait_ns);
@@ -172,19 +270,21 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 static attn_status wait_for_batches(struct engine *e)
 {
     uint64_t start_ns = clock_now_ns();
-    while (e->n_in_flight > 0)
-        if (!batch_finish_one(e, POLL_SLICE_NS) && clock_now_ns() - start_ns > CLOSE_TIMEOUT_NS)
+    while (e->n_in_flight > 0) {
+        uint64_t most_ns = engine_health(e) == ATTN_OK ? CLOSE_TIMEOUT_NS : LOST_CLOSE_TIMEOUT_NS;
+        if (!batch_finish_one(e, POLL_SLICE_NS) && clock_now_ns() - start_ns > most_ns)
             return ATTN_ETIMEDOUT;
+    }
     return ATTN_OK;
 }
 
 static attn_status engine_finish(struct engine *e)
 {
     take_inbox(e, clock_now_ns());
-    tasks_refuse(e, ATTN_EDRAINING, "the daemon is stopping");
+    tasks_refuse(e, stop_status(e), "the daemon is stopping");
     attn_status st = wait_for_batches(e);
     seqs_wake(e);
-    tasks_refuse(e, ATTN_EDRAINING, "the daemon is stopping");
+    tasks_refuse(e, stop_status(e), "the daemon is stopping");
     return st;
 }
 
@@ -225,6 +325,7 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
         .max_seq_blocks = cfg->max_seq_tokens / 8 + 1,
         .max_layers = cfg->max_layers,
         .max_owners = cfg->max_sessions,
+        .block_layout = KV_LAYOUT_VERSION,
     };
 }
 
@@ -241,10 +342,17 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
     e->lease_ns = c->lease_us * 1000;
     e->next_stamp = 1;
     e->epoll_fd = e->wake_fd = -1;
+    if (getrandom(e->hello_secret, sizeof e->hello_secret, 0) < 0)
+        e->hello_secret[0] = clock_now_ns();
     parts->ops->info(parts->backend, &e->info);
     e->n_blocks = engine_kv_config(c, e->info.kv_bytes).max_blocks;
     engine_reload(e, c);
-    attn_status st = queue_init(e);
+    attn_status st = ATTN_EINTERNAL;
+    if (getrandom(&e->boot_id, sizeof e->boot_id, 0) != sizeof e->boot_id) {
+        snprintf(why, why_bytes, "getrandom: %s", strerror(errno));
+        goto fail;
+    }
+    st = queue_init(e);
     if (st == ATTN_OK)
         st = pools_init(e);
     if (st == ATTN_OK)

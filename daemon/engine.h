@@ -12,8 +12,10 @@
 #include "daemon/config.h"
 #include "daemon/request.h"
 #include "daemon/session.h"
+#include "daemon/tenant.h"
 
 struct engine;
+struct lane;
 
 /* What an engine works with: all of one device, but the sessions, which engines of several devices
  * may share. Borrowed until engine_close. */
@@ -24,6 +26,9 @@ struct engine_parts {
     struct iobuf_pool *bufs;
     struct kv *kv; /* opened with engine_kv_config; the engine is its only writer */
     struct session_table *sessions;
+    struct tenants *tenants; /* NULL: nobody is asked who he is */
+    bool is_kept; /* a successor will take up the cache */
+    struct settings *settings; /* what operators may change; NULL: nothing */
 };
 
 /* The limits of a cache for a device with kv_bytes of KV memory. */
@@ -35,6 +40,17 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes);
 attn_status engine_open(const struct engine_parts *parts, struct engine **out_engine, char *why,
                         size_t why_bytes);
 attn_status engine_start(struct engine *e, char *why, size_t why_bytes);
+/* What a predecessor left in the cache and could be taken up. */
+struct engine_kept {
+    uint32_t n_sequences, n_pools, n_sessions;
+    uint64_t n_tokens;
+    uint64_t n_dropped; /* sequences and pools that failed a check */
+};
+/* Takes up the pools, sequences and sessions of a cache that kv_open took from a predecessor, whose
+ * KV memory the backend has imported. Between engine_open and engine_start. Pools that the backend
+ * can't make again are dropped with their sequences, and logged.
+ * Errors   ATTN_EDEVICE */
+attn_status engine_restore(struct engine *e, struct engine_kept *out_kept);
 /* One turn of the loop; false: nothing was done. Waits for work or a batch at most max_wait_ns. The
  * thread's body; tests without a thread call it themselves. */
 bool engine_turn(struct engine *e, uint64_t max_wait_ns);
@@ -42,6 +58,9 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns);
 /* Hands a decoded request over. Any thread; never blocks. Over the queue bound it is answered at
  * once with ATTN_EOVERLOAD and retry-after (transport->reply runs inside the call). */
 void engine_submit(struct engine *e, struct request *req);
+/* Renews the lease of the session that a request names which its transport refuses; 0: none. Any
+ * thread. */
+void engine_renew(struct engine *e, uint64_t session);
 
 /* Something that brings requests on the engine's own thread: rings in shared memory. poll and the
  * others run on the engine thread; poll hands requests to engine_submit. */
@@ -54,6 +73,9 @@ struct engine_poller {
     bool (*may_sleep)(struct engine_poller *p);
     void (*awake)(
         struct engine_poller *p); /* after each may_sleep: nobody needs to do so any more */
+    /* How long the engine may sleep at most, though what it waits for cannot wake it; 0: not at
+     * all. NULL: as long as it likes. */
+    uint64_t (*nap_ns)(struct engine_poller *p);
 };
 /* p is used until engine_close. Any thread. */
 void engine_poller_add(struct engine *e, struct engine_poller *p);
@@ -64,6 +86,10 @@ void engine_unwatch(struct engine *e, int fd);
 /* Ends the engine's sleep, so that it polls. Any thread. */
 void engine_wake(struct engine *e);
 
+/* A lane whose plans may come from now on, until it is removed. The engine's thread. */
+void engine_lane_add(struct engine *e, struct lane *l);
+void engine_lane_remove(struct lane *l);
+
 /* Takes over what may change while running: max_queue_requests and max_queue_bytes. Any thread. */
 void engine_reload(struct engine *e, const struct config *cfg);
 
@@ -73,6 +99,8 @@ void engine_drain(struct engine *e);
 bool engine_is_draining(const struct engine *e);
 /* True once draining and nothing is queued or in flight. */
 bool engine_is_drained(const struct engine *e);
+/* Every request handed over has been answered. Any thread. */
+bool engine_is_idle(const struct engine *e);
 
 /* ATTN_OK, or ATTN_EDEVICE once the backend has lost its device: every step is answered with it,
  * and the process should end. Any thread. */

@@ -40,10 +40,32 @@ uint64_t engine_retry_after_us(const struct engine *e)
                                atomic_load_explicit(&e->task_ns, memory_order_relaxed));
 }
 
+/* What the request held of its tenant's is the tenant's again. */
+static void tenant_release(const struct request *req, attn_status st)
+{
+    if (req->tenant == NULL)
+        return;
+    tenant_give(req->tenant, TENANT_BYTES, req->tenant_bytes);
+    if (!tenant_is_operator(req->tenant))
+        atomic_fetch_add_explicit(
+            &stats.tenants[req->tenant->stats]
+                 .used[st == ATTN_OK ? STATS_TENANT_STEPS : STATS_TENANT_FAILED],
+            1, memory_order_relaxed);
+}
+
+/* While req is ours: its connection may be gone with it. */
+static void share_let_go(const struct request *req)
+{
+    share_give(req->share, SHARE_REQUESTS, 1);
+    share_give(req->share, SHARE_QUEUE_BYTES, req->msg->n_bytes);
+}
+
 /* req->reply is built. */
 static void send_reply(struct engine *e, struct request *req, attn_status st)
 {
+    tenant_release(req, st);
     uint64_t bytes = req->msg->n_bytes;
+    share_let_go(req);
     request_reply(req, st);
     engine_let_go(e, bytes);
 }
@@ -56,6 +78,8 @@ void engine_refuse(struct engine *e, struct request *req, attn_status st, const 
     va_start(args, format);
     vsnprintf(why, sizeof why, format, args);
     va_end(args);
+    tenant_release(req, st);
+    share_let_go(req);
     request_reply_error(req, st, attn_status_is_retryable(st) ? engine_retry_after_us(e) : 0, "%s",
                         why);
     engine_let_go(e, bytes);
@@ -91,6 +115,10 @@ attn_status step_reserve_reply(struct task *t)
 {
     if (t->payload != NULL)
         return ATTN_OK;
+    if (t->req->bell != NULL) {
+        t->payload = t->req->bell->out;
+        return ATTN_OK;
+    }
     size_t head = head_room(t->n_items);
     attn_status st = request_reply_reserve(t->req, head + t->layout.reply_bytes);
     if (st != ATTN_OK)
@@ -130,9 +158,28 @@ static void fill_failed_rows(struct task *t)
     }
 }
 
+/* A bell's outputs are the device's, failed rows too: its worker gets the status alone. */
+static void bell_answer(struct engine *e, struct task *t)
+{
+    struct request *req = t->req;
+    attn_status st = ATTN_OK;
+    req->why = "";
+    if (t->first_failed < t->n_items) {
+        st = (attn_status)t->item_status[t->first_failed];
+        req->why = t->why;
+    }
+    send_reply(e, req, st);
+}
+
 void step_answer(struct engine *e, struct task *t)
 {
     struct request *req = t->req;
+    stats_add(step_items, t->n_items);
+    stats_add(step_tokens, t->layout.n_tokens);
+    if (req->bell != NULL) {
+        bell_answer(e, t);
+        return;
+    }
     if (step_reserve_reply(t) != ATTN_OK) {
         engine_refuse(e, req, ATTN_EOVERLOAD, "no message buffer for a reply of %" PRIu64 " bytes",
                       t->layout.reply_bytes);
@@ -160,7 +207,5 @@ void step_answer(struct engine *e, struct task *t)
     req->reply->n_bytes = head + t->layout.reply_bytes;
     wire_reply_head_encode(&header, req->wire.request_id, t->layout.reply_bytes,
                            req->reply->data + req->reply->offset);
-    stats_add(step_items, t->n_items);
-    stats_add(step_tokens, t->layout.n_tokens);
     send_reply(e, req, st);
 }

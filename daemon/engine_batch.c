@@ -8,6 +8,7 @@
 #include "daemon/engine_batch.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/clock.h"
@@ -18,7 +19,7 @@
 #include "daemon/engine_ready.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
-#include "kernels/visible.h"
+#include "kernels/layer_visible.h"
 
 attn_status batches_init(struct engine *e)
 {
@@ -30,9 +31,11 @@ attn_status batches_init(struct engine *e)
         struct batch *b = &e->batches[i];
         b->device_items = calloc(c->max_batch_items, sizeof *b->device_items);
         b->items = calloc(c->max_batch_items, sizeof(struct item *));
+        b->signals = calloc(c->max_batch_items, sizeof *b->signals);
         b->patches = calloc(n_patches, sizeof *b->patches);
         b->copies = calloc(e->copies_capacity, sizeof *b->copies);
-        if (b->device_items == NULL || b->items == NULL || b->patches == NULL || b->copies == NULL)
+        if (b->device_items == NULL || b->items == NULL || b->signals == NULL ||
+            b->patches == NULL || b->copies == NULL)
             return ATTN_ENOMEM;
     }
     return ATTN_OK;
@@ -44,6 +47,7 @@ void batches_fini(struct engine *e)
         struct batch *b = &e->batches[i];
         free(b->device_items);
         free(b->items);
+        free(b->signals);
         free(b->patches);
         free(b->copies);
     }
@@ -51,13 +55,12 @@ void batches_fini(struct engine *e)
 
 /* --- building --------------------------------------------------------------------------------- */
 
-/* Cached tokens that the last query of an item sees. */
+/* Cached tokens that the last query of an item sees, in the mean over kv heads. */
 static uint32_t visible_tokens(const struct pool *p, const struct item *it)
 {
     const struct attn_layer_spec *l = &p->config.layers[it->task->layer];
-    uint32_t n_keys = it->pos + it->n_tokens;
-    return visible_count(
-        visible_to(l->window_tokens, l->sink_tokens, l->is_full, n_keys - 1, n_keys));
+    uint32_t heads = p->config.num_kv_heads;
+    return (uint32_t)(layer_keys_seen(l, heads, it->pos + it->n_tokens - 1, 1) / heads);
 }
 
 enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred */
@@ -198,11 +201,11 @@ static struct pool *oldest_pool(struct engine *e)
 {
     struct pool *best = NULL;
     uint64_t best_stamp = UINT64_MAX;
-    for (uint32_t i = 0; i < e->n_pools; i++) {
-        struct task *t = ready_first(&e->pools[i].ready);
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
+        struct task *t = ready_first(&p->ready);
         if (t != NULL && t->stamp < best_stamp) {
             best_stamp = t->stamp;
-            best = &e->pools[i];
+            best = p;
         }
     }
     return best;
@@ -259,15 +262,19 @@ static void batch_measure(struct engine *e, const struct batch *b, uint64_t now_
         struct request *req = b->items[i]->task->req;
         if (i == 0 || b->items[i - 1]->task->req != req)
             req->device_ns += d->device_ns;
+        req->done_ns = now_ns;
     }
     stats_add(batch_splits, d->n_splits);
     stats_add(kv_read_bytes, d->kv_bytes);
     stats_add(device_ns, d->device_ns);
     if (b->n_tasks > 0) {
+        /* of two batches beside each other each counts from the end of the one before */
+        uint64_t since_ns = b->submitted_ns > e->finished_ns ? b->submitted_ns : e->finished_ns;
         uint64_t last_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
-        uint64_t ns = pace_request_ns(last_ns, now_ns - b->submitted_ns, b->n_tasks);
+        uint64_t ns = pace_request_ns(last_ns, now_ns - since_ns, b->n_tasks);
         atomic_store_explicit(&e->task_ns, ns, memory_order_relaxed);
     }
+    e->finished_ns = now_ns;
 }
 
 static void batch_finish(struct engine *e, struct batch *b)
@@ -275,6 +282,7 @@ static void batch_finish(struct engine *e, struct batch *b)
     uint64_t now_ns = clock_now_ns();
     b->is_in_flight = false;
     e->n_in_flight--;
+    e->progress_ns = now_ns;
     for (uint32_t i = 0; i < e->max_in_flight; i++) {
         const struct batch *next = &e->batches[i];
         if (next->is_in_flight) /* the device begins with it now */
@@ -306,13 +314,41 @@ bool batch_finish_one(struct engine *e, uint64_t wait_ns)
     return true;
 }
 
+void batches_watch(struct engine *e, uint64_t now_ns)
+{
+    uint64_t most_ns = e->parts.cfg->stall_timeout_us * 1000;
+    if (e->n_in_flight == 0 || most_ns == 0 || now_ns < e->progress_ns ||
+        now_ns - e->progress_ns < most_ns)
+        return;
+    char why[WHY_BYTES];
+    snprintf(why, sizeof why, "no batch has come back for %" PRIu64 " ms (engine.stall_timeout)",
+             most_ns / 1000000);
+    lose_device(e, why);
+}
+
 /* --- submit ----------------------------------------------------------------------------------- */
+
+/* The words of bells that are whole in this batch: their workers need not wait for the host. */
+static uint32_t take_signals(struct batch *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0, n_of_task; i < b->n_items; i += n_of_task) {
+        const struct task *t = b->items[i]->task;
+        for (n_of_task = 1; i + n_of_task < b->n_items && b->items[i + n_of_task]->task == t;)
+            n_of_task++;
+        if (t->req->bell == NULL || n_of_task < t->n_items)
+            continue;
+        b->signals[n++] = t->req->bell->done;
+        t->req->bell->is_signalled = true;
+    }
+    return n;
+}
 
 /* Hands the batch with its pool's patches and copies to the device. */
 static void batch_submit(struct engine *e, struct batch *b)
 {
     struct kv_effects *fx = &b->pool->fx;
-    pool_effects_export(b->pool, b->patches, b->copies);
+    pool_effects_export(e, b->pool, b->patches, b->copies);
     b->device = (struct backend_batch){
         .pool = b->pool->device,
         .items = b->device_items,
@@ -321,6 +357,8 @@ static void batch_submit(struct engine *e, struct batch *b)
         .n_items = b->n_items,
         .n_patches = fx->n_patches,
         .n_copies = fx->n_copies,
+        .signals = b->signals,
+        .n_signals = take_signals(b),
         .user = b,
     };
     b->submitted_ns = clock_now_ns();
@@ -332,6 +370,8 @@ static void batch_submit(struct engine *e, struct batch *b)
     if (st == ATTN_OK) {
         fx->n_patches = fx->n_copies = 0;
         b->is_in_flight = true;
+        if (e->n_in_flight == 0)
+            e->progress_ns = b->submitted_ns;
         if (e->n_in_flight++ == 0)
             e->due_ns = pace_due_ns(&b->pool->cost, b->n_visible, b->submitted_ns);
         stats_add(batches, 1);

@@ -10,6 +10,7 @@
 
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
+#include "daemon/engine_operator.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
@@ -51,11 +52,33 @@ static void reply_seq(struct engine *e, struct request *req, kv_seq_id seq, bool
 
 /* --- sequences -------------------------------------------------------------------------------- */
 
+static uint64_t n_sequences(const struct engine *e)
+{
+    struct kv_stats s;
+    kv_stats_read(e->parts.kv, &s);
+    return s.sequences;
+}
+
+/* Whether the tenant may have one more sequence; of a name that it has, one is not asked for. */
+static attn_status seq_charge(struct engine *e, const struct tenant *who, uint64_t name, char *why,
+                              size_t why_bytes)
+{
+    kv_seq_id seq;
+    if (tenant_left(who, TENANT_SEQUENCES) > 0 ||
+        kv_seq_find(e->parts.kv, tenant_id(who), name, &seq) == ATTN_OK)
+        return ATTN_OK;
+    snprintf(why, why_bytes, "tenant %s has all %" PRIu64 " sequences of its quota", who->name,
+             who->most[TENANT_SEQUENCES]);
+    return ATTN_EQUOTA;
+}
+
 static void run_open(struct engine *e, struct request *req, uint32_t session)
 {
     const Attnd__Open *o = req->wire.header->open;
-    struct pool *p = pool_of_handle(e, o->pool);
+    struct tenant *who = session_tenant(e, session);
+    struct pool *p = pool_of_handle(e, who, o->pool);
     kv_seq_id seq;
+    char why[WHY_BYTES];
     if (engine_is_draining(e)) {
         engine_refuse(e, req, ATTN_EDRAINING, "the daemon is draining: no new sequences");
         return;
@@ -64,10 +87,18 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
         engine_refuse(e, req, ATTN_ENOTFOUND, "open.pool is %" PRIu32 ", no such pool", o->pool);
         return;
     }
-    attn_status st =
-        kv_seq_open(e->parts.kv, TENANT, o->seq, p->id, session, req->wire.request_id, &seq);
+    attn_status st = seq_charge(e, who, o->seq, why, sizeof why);
+    if (st == ATTN_OK) {
+        uint64_t n_before = n_sequences(e);
+        st = kv_seq_open(e->parts.kv, tenant_id(who), o->seq, p->id, session, req->wire.request_id,
+                         &seq);
+        if (n_sequences(e) != n_before)
+            tenant_count(who, TENANT_SEQUENCES, 1);
+        if (st != ATTN_OK)
+            snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
+    }
     if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
+        engine_refuse(e, req, st, "%s", why);
     else
         reply_seq(e, req, seq, false);
 }
@@ -115,11 +146,21 @@ static void run_fork(struct engine *e, struct request *req, uint32_t session, kv
     if (p->fx.n_patches + info.n_blocks > p->fx.patches_capacity)
         batch_flush_patches(e, p);
     uint32_t len = f->has_len ? f->len : len_of_all_layers(e, p, src);
+    struct tenant *who = session_tenant(e, session);
     kv_seq_id seq;
-    attn_status st =
-        kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &p->fx, &seq);
+    char why[WHY_BYTES];
+    attn_status st = seq_charge(e, who, f->new_seq, why, sizeof why);
+    if (st == ATTN_OK) {
+        uint64_t n_before = n_sequences(e);
+        st = kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &p->fx,
+                         &seq);
+        if (n_sequences(e) != n_before)
+            tenant_count(who, TENANT_SEQUENCES, 1);
+        if (st != ATTN_OK)
+            snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
+    }
     if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
+        engine_refuse(e, req, st, "%s", why);
     else
         reply_seq(e, req, seq, true);
 }
@@ -138,7 +179,7 @@ static void run_truncate(struct engine *e, struct request *req, kv_seq_id seq)
 static void run_close(struct engine *e, struct request *req, kv_seq_id seq)
 {
     Attnd__Reply header = ATTND__REPLY__INIT;
-    kv_seq_close(e->parts.kv, seq);
+    seq_close(e, seq);
     engine_answer(e, req, &header);
     seq_closed(e, seq.index);
 }
@@ -195,7 +236,8 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
         run_open(e, req, session);
         return;
     }
-    if (kv_seq_find(e->parts.kv, TENANT, name, &seq) != ATTN_OK) {
+    uint32_t tenant = tenant_id(session_tenant(e, session));
+    if (kv_seq_find(e->parts.kv, tenant, name, &seq) != ATTN_OK) {
         engine_refuse(e, req, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", name);
         return;
     }
@@ -222,13 +264,14 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
 /* --- waiting ---------------------------------------------------------------------------------- */
 
 /* The index of the sequence that the request is about; SEQ_NONE: none, or none that is open. */
-static uint32_t seq_named(struct engine *e, const struct request *req)
+static uint32_t seq_named(struct engine *e, const struct request *req, uint32_t session)
 {
+    uint32_t tenant = tenant_id(session_tenant(e, session));
     uint64_t name;
     uint32_t epoch;
     kv_seq_id seq;
     if (!seq_of_request(req->wire.header, &name, &epoch) ||
-        kv_seq_find(e->parts.kv, TENANT, name, &seq) != ATTN_OK)
+        kv_seq_find(e->parts.kv, tenant, name, &seq) != ATTN_OK)
         return SEQ_NONE;
     return seq.index;
 }
@@ -245,7 +288,7 @@ static void control_wake(struct engine *e, struct item *it)
 {
     bool was_closed = it->seq == SEQ_NONE;
     if (was_closed)
-        it->seq = seq_named(e, it->task->req);
+        it->seq = seq_named(e, it->task->req, it->task->session);
     if (!was_closed || it->seq == SEQ_NONE || item_enter(e, it))
         control_run(e, it->task);
 }
@@ -263,7 +306,7 @@ static const struct task_ops control_ops = {.wake = control_wake, .refuse = cont
 /* Runs the request, or has it wait for its sequence. */
 static void enter(struct engine *e, struct request *req, uint32_t session)
 {
-    uint32_t seq = seq_named(e, req);
+    uint32_t seq = seq_named(e, req, session);
     if (seq == SEQ_NONE || !seq_is_busy(e, seq)) {
         run_on_seq(e, req, session);
         return;
@@ -282,44 +325,54 @@ static void enter(struct engine *e, struct request *req, uint32_t session)
 
 /* --- the rest --------------------------------------------------------------------------------- */
 
-static void run_pool_create(struct engine *e, struct request *req)
+static void give_pool(struct engine *e, struct request *req, struct pool *p, uint32_t session)
+{
+    pool_hold(e, p, session);
+    reply_pool(e, req, p);
+}
+
+static void run_pool_create(struct engine *e, struct request *req, uint32_t session)
 {
     const Attnd__PoolSpec *spec = req->wire.header->pool_create->spec;
+    struct tenant *who = session_tenant(e, session);
     struct pool *p;
     char why[2 * WHY_BYTES];
     if (spec == NULL) {
         engine_refuse(e, req, ATTN_EINVAL, "pool_create.spec is missing");
         return;
     }
-    if (engine_is_draining(e) && pool_find(e, spec->name) == NULL) {
+    if (engine_is_draining(e) && pool_find(e, who, spec->name) == NULL) {
         engine_refuse(e, req, ATTN_EDRAINING, "the daemon is draining: no new pools");
         return;
     }
-    attn_status st = pool_create(e, spec, &p, why, sizeof why);
+    attn_status st = pool_create(e, who, spec, &p, why, sizeof why);
     if (st != ATTN_OK)
         engine_refuse(e, req, st, "%s", why);
     else
-        reply_pool(e, req, p);
+        give_pool(e, req, p, session);
 }
 
-static void run_pool_describe(struct engine *e, struct request *req)
+static void run_pool_describe(struct engine *e, struct request *req, uint32_t session)
 {
     const char *name = req->wire.header->pool_describe->name;
-    const struct pool *p = pool_find(e, name);
+    struct pool *p = pool_find(e, session_tenant(e, session), name);
     if (p == NULL)
         engine_refuse(e, req, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
     else
-        reply_pool(e, req, p);
+        give_pool(e, req, p, session);
 }
 
-static void run_stats(struct engine *e, struct request *req)
+/* The operator sees all, a tenant what is its own. */
+static void run_stats(struct engine *e, struct request *req, const struct tenant *who)
 {
     Attnd__StatsReply body = ATTND__STATS_REPLY__INIT;
     Attnd__Reply header = ATTND__REPLY__INIT;
     char *json = NULL;
     size_t n = 0;
     FILE *f = open_memstream(&json, &n);
-    attn_status st = f == NULL ? ATTN_ENOMEM : stats_write_json(f);
+    attn_status st = f == NULL                 ? ATTN_ENOMEM
+                     : tenant_is_operator(who) ? stats_write_json(f)
+                                               : stats_write_tenant_json(f, who->stats);
     if (f != NULL && fclose(f) != 0)
         st = ATTN_ENOMEM;
     body.json = json;
@@ -332,11 +385,28 @@ static void run_stats(struct engine *e, struct request *req)
     free(json);
 }
 
+/* What changes the daemon for everybody: refuses it to whom it may not, and logs who did it. */
+static bool admin_enter(struct engine *e, struct request *req, const char *what)
+{
+    char who[PRINCIPAL_TEXT_BYTES];
+    principal_format(&req->principal, who);
+    if (request_may_administer(req)) {
+        log_info("admin: %s, asked for by %s", what, who);
+        return true;
+    }
+    log_warn("admin: %s refused to %s", what, who);
+    engine_refuse(e, req, ATTN_EAUTH,
+                  "%s is for root, the daemon's user and the admin socket (listen.admin); you are "
+                  "%s",
+                  what, who);
+    return false;
+}
+
 static void run_drain(struct engine *e, struct request *req)
 {
     Attnd__Reply header = ATTND__REPLY__INIT;
-    char who[PRINCIPAL_TEXT_BYTES];
-    log_info("a client asks to drain: %s", principal_format(&req->principal, who));
+    if (!admin_enter(e, req, "drain"))
+        return;
     engine_drain(e);
     engine_answer(e, req, &header);
 }
@@ -350,15 +420,17 @@ void control_admit(struct engine *e, struct request *req, uint64_t now_ns)
         engine_refuse(e, req, st, "%s", why);
         return;
     }
+    if (operator_run(e, req))
+        return;
     switch (req->wire.header->body_case) {
     case ATTND__REQUEST__BODY_POOL_CREATE:
-        run_pool_create(e, req);
+        run_pool_create(e, req, session);
         return;
     case ATTND__REQUEST__BODY_POOL_DESCRIBE:
-        run_pool_describe(e, req);
+        run_pool_describe(e, req, session);
         return;
     case ATTND__REQUEST__BODY_STATS:
-        run_stats(e, req);
+        run_stats(e, req, session_tenant(e, session));
         return;
     case ATTND__REQUEST__BODY_DRAIN:
         run_drain(e, req);

@@ -32,6 +32,12 @@ uint32_t pace_enough(uint32_t n_about)
     return n_about / 2 > PACE_MIN_ENOUGH ? half : PACE_MIN_ENOUGH;
 }
 
+bool pace_is_in_time(uint32_t n_ahead, uint64_t request_ns, uint64_t left_ns)
+{
+    uint64_t wait_ns = n_ahead * request_ns;
+    return wait_ns + wait_ns / 4 <= left_ns; /* and a little is left for its own batch */
+}
+
 uint64_t pace_request_ns(uint64_t last_ns, uint64_t batch_ns, uint32_t n)
 {
     return last_ns - last_ns / 8 + batch_ns / n / 8;

@@ -9,6 +9,7 @@
 #ifndef ATTND_DAEMON_ENGINE_PACE_H
 #define ATTND_DAEMON_ENGINE_PACE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct pace_cost;
@@ -30,6 +31,10 @@ uint32_t pace_about(uint32_t last, uint32_t n_now);
  * together come back together; if one batch took them all, device and workers would wait for each
  * other in turn. So it takes half of what there is about. */
 uint32_t pace_enough(uint32_t n_about);
+
+/* A request with so many before it, each of which takes request_ns, will probably be in a batch
+ * within left_ns. */
+bool pace_is_in_time(uint32_t n_ahead, uint64_t request_ns, uint64_t left_ns);
 
 /* The recent time that a request takes, from the last answer and n requests that took batch_ns. */
 uint64_t pace_request_ns(uint64_t last_ns, uint64_t batch_ns, uint32_t n);

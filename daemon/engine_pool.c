@@ -1,7 +1,7 @@
 /* engine_pool.c: pools, and what the device must be told of them.
  *
- * Making one: the same name again must mean the same, everything that can refuse is asked before
- * anything is taken, because a pool can't be given back.
+ * Making one: the same name again must mean the same. Where there is no room, pools make way that
+ * no sequence lives in and no session holds.
  *
  * Effects: what the cache changes in block tables, patches of table entries and copies of blocks,
  * gathers in the pool until its next batch takes it to the device.
@@ -33,7 +33,8 @@ attn_status pools_init(struct engine *e)
     e->patches_capacity = e->copies_capacity + 4 * max_row_blocks;
     e->patches_margin = (BACKEND_MAX_IN_FLIGHT + 1) * e->copies_capacity;
     e->pools = calloc(c->max_pools, sizeof *e->pools);
-    return e->pools == NULL ? ATTN_ENOMEM : ATTN_OK;
+    e->holds = calloc(c->max_sessions, c->max_pools);
+    return e->pools == NULL || e->holds == NULL ? ATTN_ENOMEM : ATTN_OK;
 }
 
 static void effects_fini(struct pool *p)
@@ -49,34 +50,76 @@ void pools_fini(struct engine *e)
         effects_fini(&e->pools[i]);
     }
     free(e->pools);
+    free(e->holds);
 }
 
 /* --- finding ---------------------------------------------------------------------------------- */
 
-struct pool *pool_of_handle(struct engine *e, uint32_t handle)
+/* A handle is the index plus one, and above it how many pools the index was before. */
+enum { HANDLE_INDEX_BITS = 11 };
+
+static bool is_made(const struct pool *p)
 {
-    return handle == 0 || handle > e->n_pools ? NULL : &e->pools[handle - 1];
+    return p->spec.wire != NULL;
 }
 
 uint32_t pool_handle(const struct engine *e, const struct pool *p)
 {
-    return (uint32_t)(p - e->pools) + 1;
+    return p->generation << HANDLE_INDEX_BITS | ((uint32_t)(p - e->pools) + 1);
 }
 
-struct pool *pool_find(struct engine *e, const char *name)
+struct pool *pool_of_handle(struct engine *e, const struct tenant *who, uint32_t handle)
 {
-    for (uint32_t i = 0; i < e->n_pools; i++)
-        if (strcmp(e->pools[i].spec.wire->name, name) == 0)
-            return &e->pools[i];
+    uint32_t i = (handle & ((1u << HANDLE_INDEX_BITS) - 1)) - 1;
+    if (i >= e->n_pools || !is_made(&e->pools[i]) || pool_handle(e, &e->pools[i]) != handle ||
+        e->pools[i].tenant != tenant_id(who))
+        return NULL;
+    return &e->pools[i];
+}
+
+struct pool *pool_next(struct engine *e, struct pool *p)
+{
+    for (p = p == NULL ? e->pools : p + 1; p < e->pools + e->n_pools; p++)
+        if (is_made(p))
+            return p;
     return NULL;
 }
 
-struct pool *pool_of_kv(struct engine *e, kv_pool_id id)
+struct pool *pool_find(struct engine *e, const struct tenant *who, const char *name)
 {
-    for (uint32_t i = 0; i < e->n_pools; i++)
-        if (e->pools[i].id.index == id.index)
-            return &e->pools[i];
-    return NULL;
+    struct pool *p = NULL;
+    while ((p = pool_next(e, p)) != NULL &&
+           (p->tenant != tenant_id(who) || strcmp(p->spec.wire->name, name) != 0))
+        ;
+    return p;
+}
+
+struct pool *pool_of_kv(const struct engine *e, kv_pool_id id)
+{
+    return id.index < e->n_pools && is_made(&e->pools[id.index]) ? &e->pools[id.index] : NULL;
+}
+
+/* --- holding ---------------------------------------------------------------------------------- */
+
+static uint8_t *hold_of(struct engine *e, const struct pool *p, uint32_t session)
+{
+    return &e->holds[(size_t)session * e->parts.cfg->max_pools + (size_t)(p - e->pools)];
+}
+
+void pool_hold(struct engine *e, struct pool *p, uint32_t session)
+{
+    uint8_t *hold = hold_of(e, p, session);
+    p->n_holders += *hold == 0;
+    *hold = 1;
+}
+
+void pools_let_go(struct engine *e, uint32_t session)
+{
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
+        uint8_t *hold = hold_of(e, p, session);
+        p->n_holders -= *hold;
+        *hold = 0;
+    }
 }
 
 /* --- making ----------------------------------------------------------------------------------- */
@@ -100,7 +143,8 @@ static uint32_t row_blocks(const struct engine *e, const struct pool_spec *s)
 }
 
 /* Checks the geometry and decides n_blocks. */
-static attn_status pool_size(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+static attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p, char *why,
+                             size_t why_bytes)
 {
     Attnd__PoolSpec *w = p->spec.wire;
     if (w->num_layers > e->parts.cfg->max_layers)
@@ -109,9 +153,17 @@ static attn_status pool_size(struct engine *e, struct pool *p, char *why, size_t
                     w->num_layers, e->parts.cfg->max_layers);
     uint64_t free_bytes = e->info.kv_bytes - e->device_bytes;
     uint32_t free_blocks = e->n_blocks, asked = w->n_blocks;
-    for (uint32_t i = 0; i < e->n_pools; i++)
-        free_blocks -= e->pools[i].spec.wire->n_blocks;
+    for (struct pool *k = NULL; (k = pool_next(e, k)) != NULL;)
+        free_blocks -= k == p ? 0 : k->spec.wire->n_blocks;
 
+    uint64_t left = tenant_left(who, TENANT_BLOCKS);
+    if (asked > left || left == 0)
+        return FAIL(ATTN_EQUOTA,
+                    "n_blocks is %" PRIu32 ", tenant %s has %" PRIu64 " of its %" PRIu64
+                    " blocks in its pools",
+                    asked, who->name, who->used[TENANT_BLOCKS], who->most[TENANT_BLOCKS]);
+    if (asked == 0 && left < free_blocks)
+        free_blocks = (uint32_t)left;
     if (asked == 0)
         w->n_blocks = 1; /* the geometry is judged first, the size after it */
     pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec), &p->config);
@@ -122,6 +174,7 @@ static attn_status pool_size(struct engine *e, struct pool *p, char *why, size_t
     if (asked == 0) {
         uint64_t n = free_bytes / block_bytes;
         p->config.n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
+        p->config.n_blocks = p->config.n_blocks / 2 + p->config.n_blocks % 2;
         while (p->config.n_blocks > 0 &&
                e->parts.ops->pool_bytes(e->parts.backend, &p->config) > free_bytes)
             p->config.n_blocks--;
@@ -129,104 +182,235 @@ static attn_status pool_size(struct engine *e, struct pool *p, char *why, size_t
         if (w->n_blocks == 0)
             return FAIL(ATTN_ENOMEM,
                         "a block of %" PRIu64 " bytes does not fit: %" PRIu64 " of %" PRIu64
-                        " KV bytes are free",
+                        " KV bytes are free (device.kv_memory)",
                         block_bytes, free_bytes, e->info.kv_bytes);
         pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec),
                          &p->config);
     }
     if (w->n_blocks > free_blocks)
-        return FAIL(ATTN_ENOMEM, "n_blocks is %" PRIu32 ", %" PRIu32 " block records are free",
+        return FAIL(ATTN_ENOMEM,
+                    "n_blocks is %" PRIu32 ", %" PRIu32
+                    " block records are free (device.kv_memory)",
                     w->n_blocks, free_blocks);
     p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->config);
     if (p->device_bytes > free_bytes)
         return FAIL(ATTN_ENOMEM,
                     "n_blocks %" PRIu32 " takes %" PRIu64 " bytes, %" PRIu64 " of %" PRIu64
-                    " KV bytes are free",
+                    " KV bytes are free (device.kv_memory)",
                     w->n_blocks, p->device_bytes, free_bytes, e->info.kv_bytes);
     return ATTN_OK;
 }
 
-attn_status pool_create(struct engine *e, const Attnd__PoolSpec *asked, struct pool **out_pool,
-                        char *why, size_t why_bytes)
+static void pool_undo(struct engine *e, struct pool *p)
 {
-    struct pool_spec spec;
-    attn_status st = pool_spec_init(&spec, asked, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    struct pool *have = pool_find(e, spec.wire->name);
-    if (have != NULL) {
-        st = pool_spec_compare(&have->spec, &spec, why, why_bytes);
-        pool_spec_fini(&spec);
-        if (st == ATTN_OK)
-            *out_pool = have;
-        return st;
+    if (p->device != NULL) {
+        e->parts.ops->pool_close(p->device);
+        e->device_bytes -= p->device_bytes;
     }
-    struct pool *p = &e->pools[e->n_pools];
-    if (e->n_pools == e->parts.cfg->max_pools) {
-        st = FAIL(ATTN_EOVERLOAD, "%" PRIu32 " pools exist, cache.max_pools is %" PRIu32,
-                  e->n_pools, e->parts.cfg->max_pools);
-        pool_spec_fini(&spec);
-        return st;
-    }
-    uint8_t *packed = NULL;
-    *p = (struct pool){.spec = spec};
+    effects_fini(p);
+    pool_spec_fini(&p->spec);
+    *p = (struct pool){0};
+}
+
+/* Takes over spec and makes *p of it, without counting it: judged, sized, with its range of the
+ * device's memory; place: where that is, 0: anywhere. */
+static attn_status pool_make(struct engine *e, const struct tenant *who, struct pool *p,
+                             struct pool_spec *spec, uint64_t place, char *why, size_t why_bytes)
+{
+    *p = (struct pool){.spec = *spec, .tenant = tenant_id(who)};
     ready_init(&p->ready);
-    st = pool_size(e, p, why, why_bytes);
+    attn_status st = pool_size(e, who, p, why, why_bytes);
     if (st != ATTN_OK)
         goto fail;
-    packed = malloc(pool_spec_packed_bytes(&p->spec));
-    st = packed == NULL ? ATTN_ENOMEM : effects_init(e, p);
+    st = effects_init(e, p);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for a pool's tables");
         goto fail;
     }
+    p->config.kv_place = place;
     st = e->parts.ops->pool_open(e->parts.backend, &p->config, &p->device);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "%s", e->parts.ops->last_error(e->parts.backend));
         goto fail;
     }
-    e->device_bytes += p->device_bytes; /* taken for good, whatever happens next */
+    e->device_bytes += p->device_bytes;
+    return ATTN_OK;
+fail:
+    pool_undo(e, p);
+    return st;
+}
 
+/* Notes the pool, which the device has, in the cache. */
+static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    size_t packed_bytes = pool_spec_packed_bytes(&p->spec);
+    uint8_t *packed = malloc(packed_bytes + 1);
+    if (packed == NULL) {
+        snprintf(why, why_bytes, "no memory for a pool's tables");
+        return ATTN_ENOMEM;
+    }
     pool_spec_pack(&p->spec, packed);
-    struct kv_pool_spec ks = {.n_layers = p->config.num_layers,
+    struct kv_pool_spec ks = {.tenant = p->tenant,
+                              .n_layers = p->config.num_layers,
                               .block_tokens = p->config.block_tokens,
                               .n_blocks = p->config.n_blocks,
-                              .spec_bytes = (uint32_t)pool_spec_packed_bytes(&p->spec),
-                              .spec = packed};
+                              .spec_bytes = (uint32_t)packed_bytes,
+                              .spec = packed,
+                              .place = e->parts.ops->pool_place(p->device)};
     snprintf(ks.name, sizeof ks.name, "%s", p->spec.wire->name);
-    st = kv_pool_create(e->parts.kv, &ks, &p->id);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "%s", kv_last_error(e->parts.kv));
-        goto fail;
-    }
+    attn_status st = kv_pool_create(e->parts.kv, &ks, &p->id);
     free(packed);
-    e->n_pools++;
+    if (st != ATTN_OK)
+        snprintf(why, why_bytes, "%s", kv_last_error(e->parts.kv));
+    return st;
+}
+
+static void pool_count(struct engine *e, struct pool *p)
+{
+    struct kv_pool_spec ks;
+    uint32_t n_free, i = (uint32_t)(p - e->pools);
+    assert(p->id.index == i);
+    kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+    p->generation = ks.generation;
+    e->n_pools = i < e->n_pools ? e->n_pools : i + 1;
     e->is_dirty = true;
+    tenant_count(tenants_of_id(e->parts.tenants, p->tenant), TENANT_BLOCKS, p->config.n_blocks);
     log_info("pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
              ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB",
              p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
              p->config.num_kv_heads, p->config.head_dim_k, p->config.head_dim_v,
              attn_dtype_name(p->config.q_dtype), attn_dtype_name(p->config.kv_dtype),
              p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20);
+}
+
+/* Makes a pool in the first free place. Takes spec over. */
+static attn_status pool_add(struct engine *e, const struct tenant *who, struct pool_spec *spec,
+                            struct pool **out_pool, char *why, size_t why_bytes)
+{
+    struct pool *p = e->pools, *end = e->pools + e->parts.cfg->max_pools;
+    while (p < end && is_made(p))
+        p++;
+    if (p == end) {
+        pool_spec_fini(spec);
+        return FAIL(ATTN_EQUOTA,
+                    "%" PRIu32 " pools exist, cache.max_pools is %" PRIu32
+                    "; attnctl pool drop makes room",
+                    e->parts.cfg->max_pools, e->parts.cfg->max_pools);
+    }
+    attn_status st = pool_make(e, who, p, spec, 0, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = pool_note(e, p, why, why_bytes);
+    if (st != ATTN_OK) {
+        pool_undo(e, p);
+        return st;
+    }
+    pool_count(e, p);
     *out_pool = p;
     return ATTN_OK;
-fail:
-    free(packed);
-    effects_fini(p);
-    pool_spec_fini(&p->spec);
-    *p = (struct pool){0};
-    return st;
+}
+
+/* Drops one pool of the tenant's that nobody would miss; false: there is none. */
+static bool drop_idle(struct engine *e, const struct tenant *who)
+{
+    char why[WHY_BYTES];
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+        if (p->tenant == tenant_id(who) && p->n_holders == 0 &&
+            pool_drop(e, p, why, sizeof why) == ATTN_OK)
+            return true;
+    return false;
+}
+
+attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
+                        struct pool **out_pool, char *why, size_t why_bytes)
+{
+    for (;;) {
+        struct pool_spec spec;
+        attn_status st = pool_spec_init(&spec, asked, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+        struct pool *p = pool_find(e, who, spec.wire->name);
+        if (p != NULL) {
+            st = pool_spec_compare(&p->spec, &spec, why, why_bytes);
+            pool_spec_fini(&spec);
+            if (st == ATTN_OK)
+                *out_pool = p;
+            return st;
+        }
+        st = pool_add(e, who, &spec, out_pool, why, why_bytes);
+        bool may_help = st == ATTN_EQUOTA || (st == ATTN_ENOMEM && asked->n_blocks <= e->n_blocks);
+        if (!may_help || !drop_idle(e, who))
+            return st;
+    }
+}
+
+attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (e->batches[i].is_in_flight && e->batches[i].pool == p)
+            return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
+    attn_status st = kv_pool_drop(e->parts.kv, p->id);
+    if (st != ATTN_OK)
+        return FAIL(st, "%s", kv_last_error(e->parts.kv));
+    assert(p->ready.n_items == 0);
+    log_info("pool \"%s\" is dropped: %" PRIu64 " MiB", p->spec.wire->name, p->device_bytes >> 20);
+    for (uint32_t session = 0; p->n_holders > 0; session++) {
+        uint8_t *hold = hold_of(e, p, session);
+        p->n_holders -= *hold;
+        *hold = 0;
+    }
+    tenant_give(tenants_of_id(e->parts.tenants, p->tenant), TENANT_BLOCKS, p->config.n_blocks);
+    pool_undo(e, p);
+    while (e->n_pools > 0 && !is_made(&e->pools[e->n_pools - 1]))
+        e->n_pools--;
+    e->is_dirty = true;
+    return ATTN_OK;
+}
+
+attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_bytes)
+{
+    struct kv_pool_spec ks;
+    uint32_t n_free;
+    if (kv_pool_info(e->parts.kv, id, &ks, &n_free) != ATTN_OK)
+        return FAIL(ATTN_ENOTFOUND, "there is no pool %" PRIu32, id.index);
+    Attnd__PoolSpec *stored = attnd__pool_spec__unpack(NULL, ks.spec_bytes, ks.spec);
+    if (stored == NULL)
+        return FAIL(ATTN_EPROTO, "pool \"%s\": its description does not decode", ks.name);
+    struct pool_spec spec;
+    struct pool *p = &e->pools[id.index];
+    attn_status st = pool_spec_init(&spec, stored, why, why_bytes);
+    attnd__pool_spec__free_unpacked(stored, NULL);
+    if (st == ATTN_OK)
+        st = pool_make(e, NULL, p, &spec, ks.place, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    p->id = id;
+    p->tenant = ks.tenant;
+    if (p->config.num_layers != ks.n_layers || p->config.block_tokens != ks.block_tokens ||
+        p->config.n_blocks != ks.n_blocks) {
+        pool_undo(e, p);
+        return FAIL(ATTN_EPROTO, "pool \"%s\": its description is of another geometry", ks.name);
+    }
+    pool_count(e, p);
+    return ATTN_OK;
 }
 
 /* --- effects ---------------------------------------------------------------------------------- */
 
-void pool_effects_export(const struct pool *p, struct backend_patch *patches,
+/* A device applies patches in any order, so those of one entry must agree: with what the entry is
+ * now. Entries past the sequence's end are read by nobody. */
+void pool_effects_export(struct engine *e, const struct pool *p, struct backend_patch *patches,
                          struct backend_copy *copies)
 {
     const struct kv_effects *fx = &p->fx;
-    for (uint32_t i = 0; i < fx->n_patches; i++)
-        patches[i] =
-            (struct backend_patch){fx->patches[i].row, fx->patches[i].index, fx->patches[i].block};
+    for (uint32_t i = 0; i < fx->n_patches; i++) {
+        const struct kv_patch *patch = &fx->patches[i];
+        struct kv_seq_info info;
+        kv_seq_info(e->parts.kv, (kv_seq_id){patch->row}, &info);
+        bool is_live = patch->index < info.n_blocks && info.pool.index == p->id.index;
+        patches[i] = (struct backend_patch){
+            patch->row, patch->index, is_live ? info.block_table[patch->index] : patch->block};
+    }
     for (uint32_t i = 0; i < fx->n_copies; i++)
         copies[i] = (struct backend_copy){fx->copies[i].src, fx->copies[i].dst};
 }

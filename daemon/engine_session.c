@@ -5,9 +5,14 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "cache/siphash.h"
 #include "daemon/engine_answer.h"
+#include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
+#include "daemon/lane.h"
+#include "daemon/log.h"
 #include "daemon/stats.h"
 
 enum {
@@ -15,12 +20,37 @@ enum {
     EXPIRE_SLICE = 64, /* sequences freed a turn */
 };
 
+/* The connection is known to be another tenant's: then the session does not exist for it. */
+static bool is_hidden(const struct engine *e, const struct principal *p, uint32_t slot)
+{
+    const struct tenant *who = session_tenant(e, slot);
+    const char *name = who != NULL ? who->name : "";
+    if (e->parts.tenants == NULL)
+        return false;
+    return (p->tenant[0] != '\0' && strcmp(p->tenant, name) != 0) ||
+           (p->certificate[0] != '\0' && strcmp(p->certificate, name) != 0);
+}
+
+struct tenant *session_tenant(const struct engine *e, uint32_t slot)
+{
+    return session_at(e->parts.sessions, slot)->tenant;
+}
+
+void seq_close(struct engine *e, kv_seq_id seq)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, seq, &info);
+    tenant_give(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
+    kv_seq_close(e->parts.kv, seq);
+}
+
 attn_status session_of_request(struct engine *e, const struct request *req, uint64_t now_ns,
                                uint32_t *out_slot, char *why, size_t why_bytes)
 {
     uint64_t id = req->wire.header->session;
     uint32_t slot;
-    if (session_find(e->parts.sessions, id, &slot) != ATTN_OK) {
+    if (session_find(e->parts.sessions, id, &slot) != ATTN_OK ||
+        is_hidden(e, &req->principal, slot)) {
         if (id == 0)
             snprintf(why, why_bytes, "session is 0; say hello first");
         else
@@ -30,6 +60,96 @@ attn_status session_of_request(struct engine *e, const struct request *req, uint
     }
     session_renew(e->parts.sessions, slot, now_ns);
     *out_slot = slot;
+    return ATTN_OK;
+}
+
+static void tell_begin(const struct request *req, const struct session *s)
+{
+    char client[SESSION_NAME_BYTES + 8], who[PRINCIPAL_TEXT_BYTES], peer[PRINCIPAL_TEXT_BYTES + 8];
+    log_quote(s->client_name, client, sizeof client);
+    log_quote(principal_format(&req->principal, who), peer, sizeof peer);
+    log_limited("session begins", LOG_LEVEL_INFO, log_event, "session begins",
+                "session=%08" PRIx32 " client=%s peer=%s", session_label(s->id), client, peer);
+}
+
+static void tell_end(const struct session *s)
+{
+    char client[SESSION_NAME_BYTES + 8];
+    log_quote(s->client_name, client, sizeof client);
+    log_limited("session ends", LOG_LEVEL_INFO, log_event, "session ends",
+                "session=%08" PRIx32 " client=%s why=\"its lease ended\"",
+                session_label(s->ended_id), client);
+}
+
+/* Where lanes are opened; "": nowhere. */
+static const char *lane_url(const struct engine *e)
+{
+    const struct config *c = e->parts.cfg;
+    for (uint32_t i = 0; i < c->n_listen && lane_is_possible(&e->info); i++)
+        if (strncmp(c->listen[i], transport_gpu_ops.scheme, strlen(transport_gpu_ops.scheme)) == 0)
+            return c->listen[i];
+    return "";
+}
+
+/* Who says hello; a connection is one tenant's for good. */
+static attn_status identify(struct engine *e, struct request *req, struct tenant **out, char *why,
+                            size_t why_bytes)
+{
+    struct principal *p = &req->principal;
+    char who[PRINCIPAL_TEXT_BYTES];
+    attn_status st =
+        tenants_identify(e->parts.tenants, p, req->wire.header->hello->token, out, why, why_bytes);
+    if (st == ATTN_OK && p->tenant[0] != '\0' && strcmp(p->tenant, (*out)->name) != 0) {
+        snprintf(why, why_bytes, "hello.token is refused: the connection is another tenant's");
+        st = ATTN_EAUTH;
+    }
+    if (st == ATTN_OK && *out != NULL)
+        snprintf(p->tenant, sizeof p->tenant, "%s", (*out)->name);
+    if (st != ATTN_OK) {
+        stats_add(hellos_refused, 1);
+        log_limited("hellos refused", LOG_LEVEL_WARN, log_write, "hello of %s: %s",
+                    principal_format(p, who), why);
+    }
+    return st;
+}
+
+/* What tells a repeated hello from another: its nonce; of a client that gives none, the connection,
+ * the way back and the request id, which the same client uses again only to repeat. */
+static uint64_t hello_key(const struct engine *e, const struct request *req,
+                          const struct tenant *who)
+{
+    struct {
+        uint64_t nonce, serial, request_id, tenant;
+        uint64_t way[sizeof req->peer_data / sizeof req->peer_data[0]];
+    } of = {.nonce = req->wire.header->hello->nonce, .tenant = tenant_id(who)};
+    if (of.nonce == 0) {
+        of.serial = req->share == NULL ? 0 : req->share->serial;
+        of.request_id = req->wire.request_id;
+        memcpy(of.way, req->peer_data, req->peer_data_bytes);
+    }
+    return siphash(e->hello_secret, &of, sizeof of);
+}
+
+/* The session of a hello of the tenant's: a new one, or that of the same hello before. */
+static attn_status session_make(struct engine *e, struct request *req, struct tenant *who,
+                                uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes)
+{
+    const Attnd__Hello *h = req->wire.header->hello;
+    struct session_hello hello = {h->client_name, hello_key(e, req, who), req->share};
+    uint32_t n_before = session_count(e->parts.sessions);
+    attn_status st = tenant_take(who, TENANT_SESSIONS, 1, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = session_open(e->parts.sessions, &hello, now_ns, out_slot, why, why_bytes);
+    if (st != ATTN_OK || session_count(e->parts.sessions) == n_before) {
+        tenant_give(who, TENANT_SESSIONS, 1);
+        return st;
+    }
+    struct session *s = session_at(e->parts.sessions, *out_slot);
+    s->tenant = who;
+    kv_owner_begin(e->parts.kv, *out_slot, s->id, tenant_id(who), h->client_name);
+    tell_begin(req, s);
+    e->is_dirty = true;
     return ATTN_OK;
 }
 
@@ -48,8 +168,16 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
         return;
     }
     uint32_t slot;
+    struct tenant *who;
+    char why[WHY_BYTES];
+    attn_status st = identify(e, req, &who, why, sizeof why);
+    if (st != ATTN_OK) {
+        engine_refuse(e, req, st, "%s", why);
+        return;
+    }
     if (h->resume_session != 0) {
-        if (session_find(e->parts.sessions, h->resume_session, &slot) != ATTN_OK) {
+        if (session_find(e->parts.sessions, h->resume_session, &slot) != ATTN_OK ||
+            session_tenant(e, slot) != who) {
             engine_refuse(e, req, ATTN_ENOTFOUND,
                           "hello.resume_session 0x%016" PRIx64
                           " was never made, or its lease ended",
@@ -62,15 +190,11 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
             engine_refuse(e, req, ATTN_EDRAINING, "the daemon is draining: no new sessions");
             return;
         }
-        attn_status st = session_open(e->parts.sessions, h->client_name, now_ns, &slot);
+        st = session_make(e, req, who, now_ns, &slot, why, sizeof why);
         if (st != ATTN_OK) {
-            engine_refuse(e, req, st,
-                          "%" PRIu32 " sessions are open, engine.max_sessions is %" PRIu32,
-                          session_count(e->parts.sessions), e->parts.cfg->max_sessions);
+            engine_refuse(e, req, st, "%s", why);
             return;
         }
-        kv_owner_begin(e->parts.kv, slot);
-        e->is_dirty = true;
     }
     Attnd__HelloReply body = ATTND__HELLO_REPLY__INIT;
     Attnd__Reply header = ATTND__REPLY__INIT;
@@ -79,6 +203,8 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
         h->protocol_version < PROTOCOL_VERSION ? h->protocol_version : PROTOCOL_VERSION;
     body.session = session_at(e->parts.sessions, slot)->id;
     body.last_request_id = kv_owner_last_request(e->parts.kv, slot);
+    body.boot_id = e->boot_id;
+    body.is_kept = e->parts.is_kept;
     body.server_version = version;
     body.backend = e->info.name;
     body.lease_us = e->lease_ns / 1000;
@@ -86,6 +212,7 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
     body.max_step_items = e->parts.cfg->max_step_items;
     body.max_step_tokens = e->parts.cfg->max_step_tokens;
     body.max_seq_tokens = e->parts.cfg->max_seq_tokens;
+    body.lane_url = (char *)(uintptr_t)lane_url(e); /* packing only reads it */
     header.body_case = ATTND__REPLY__BODY_HELLO;
     header.hello = &body;
     engine_answer(e, req, &header);
@@ -93,7 +220,12 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
 
 bool sessions_expire(struct engine *e, uint64_t now_ns)
 {
-    while (session_expire(e->parts.sessions, now_ns, e->lease_ns) != SESSION_NONE) {
+    uint32_t silent;
+    while ((silent = session_expire(e->parts.sessions, now_ns, e->lease_ns)) != SESSION_NONE) {
+        kv_owner_end(e->parts.kv, silent);
+        tenant_give(session_tenant(e, silent), TENANT_SESSIONS, 1);
+        pools_let_go(e, silent);
+        tell_end(session_at(e->parts.sessions, silent));
         stats_add(leases_expired, 1);
         e->is_dirty = true;
     }
@@ -108,7 +240,7 @@ bool sessions_expire(struct engine *e, uint64_t now_ns)
         }
         if (seq_is_busy(e, seq.index))
             return false; /* its last batch is on the device; the next turn looks again */
-        kv_seq_close(e->parts.kv, seq);
+        seq_close(e, seq);
         stats_add(sequences_expired, 1);
         e->is_dirty = true;
     }

@@ -7,6 +7,10 @@
 /* The session that a request names; renews it. ATTN_ENOTFOUND with a sentence. */
 attn_status session_of_request(struct engine *e, const struct request *req, uint64_t now_ns,
                                uint32_t *out_slot, char *why, size_t why_bytes);
+/* Whose session it is; NULL: nobody asks. */
+struct tenant *session_tenant(const struct engine *e, uint32_t slot);
+/* Closes a sequence, which is its tenant's no more. */
+void seq_close(struct engine *e, kv_seq_id seq);
 void hello_admit(struct engine *e, struct request *req, uint64_t now_ns);
 /* Frees sequences of expired sessions, a slice a turn. true: there is more to do. */
 bool sessions_expire(struct engine *e, uint64_t now_ns);

@@ -106,6 +106,16 @@ static void spin(struct engine *e, uint64_t start_ns, uint64_t ns)
     }
 }
 
+/* The shortest that a poller allows. */
+static uint64_t nap_ns(struct engine *e, uint64_t ns)
+{
+    for (struct engine_poller *p = atomic_load(&e->pollers); p != NULL; p = p->next) {
+        uint64_t most_ns = p->nap_ns != NULL ? p->nap_ns(p) : UINT64_MAX;
+        ns = most_ns < ns ? most_ns : ns;
+    }
+    return ns;
+}
+
 static void sleep_until_woken(struct engine *e, uint64_t max_ns)
 {
     struct engine_poller *first = atomic_load(&e->pollers);
@@ -129,7 +139,10 @@ void engine_idle(struct engine *e, uint64_t max_ns)
     uint64_t polled_ns = e->polled_ns;
     if (engine_is_polled(e))
         spin(e, start_ns, e->spin_ns < max_ns ? e->spin_ns : max_ns);
-    if (e->polled_ns == polled_ns && is_quiet(e)) {
+    max_ns = nap_ns(e, max_ns);
+    if (max_ns == 0) {
+        sched_yield();
+    } else if (e->polled_ns == polled_ns && is_quiet(e)) {
         sleep_until_woken(e, max_ns);
         engine_poll_pollers(e);
     }

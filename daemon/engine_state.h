@@ -4,8 +4,10 @@
  * The files of the engine, in the order of a step's way; each includes those below it only:
  *
  *   engine.c          life, inbox, the loop: one turn after the other
+ *   engine_plan.c     plans of lanes, whose bells come as steps
  *   engine_step.c     admission of steps: everything that can be wrong is refused here
  *   engine_control.c  requests that are no steps
+ *   engine_operator.c what operators ask
  *   engine_session.c  hello, leases
  *   engine_batch.c    from ready items to a batch on the device, and back
  *   engine_pace.c     when to launch and how much: pure functions
@@ -13,6 +15,7 @@
  *   engine_ready.c    ready tasks of a pool by age
  *   engine_pool.c     pools, and what their tables on the device must be told
  *   engine_answer.c   how a request leaves
+ *   engine_restore.c  what a predecessor left
  *   engine_sleep.c    how an idle engine waits
  *   engine_status.c   draining, health
  *
@@ -43,11 +46,11 @@
 enum {
     MAX_CLAIMS = 8, /* layers of one sequence in work at once; more wait */
     WHY_BYTES = 256,
-    TENANT = 0,
 };
 #define SEQ_NONE UINT32_MAX
 #define CLAIM_ALL UINT32_MAX /* in place of a layer: the item wants its sequence to itself */
 
+struct lane;
 struct task;
 struct pool;
 
@@ -129,11 +132,14 @@ struct pace_cost {
 struct pool {
     kv_pool_id id;
     struct pool_spec spec;
+    uint32_t tenant; /* whose it is; of nobody's that is known, too */
     struct backend_pool_config config;
     struct backend_pool *device;
     uint64_t device_bytes;
+    uint32_t generation; /* pools that this one's index was before */
     struct ready_queue ready;
     struct kv_effects fx; /* what the next batch must tell the device first */
+    uint32_t n_holders; /* sessions that made or found it and live */
     struct pace_cost cost;
 };
 
@@ -142,6 +148,7 @@ struct batch {
     struct pool *pool;
     struct backend_item *device_items; /* [max_batch_items] */
     struct item **items; /* [max_batch_items] */
+    struct backend_word *signals; /* [max_batch_items] */
     struct backend_patch *patches; /* [patches_capacity + patches_margin] */
     struct backend_copy *copies; /* [copies_capacity] */
     uint32_t n_items, n_tokens, n_tasks;
@@ -154,6 +161,8 @@ struct engine {
     struct engine_parts parts;
     struct backend_info info;
     uint64_t lease_ns;
+    uint64_t boot_id; /* random */
+    uint64_t hello_secret[2]; /* random: nobody can make two hellos look the same */
 
     /* any thread */
     _Atomic(struct request *) inbox; /* newest first */
@@ -173,8 +182,9 @@ struct engine {
     struct seq_state *seqs; /* [max_sequences] */
     uint32_t *wake_list; /* [max_sequences] */
     uint32_t n_wakes;
-    struct pool *pools; /* [max_pools]; the handle on the wire is the index + 1 */
-    uint32_t n_pools;
+    struct pool *pools; /* [max_pools]; those without a spec are free */
+    uint8_t *holds; /* [max_sessions][max_pools] does the session hold the pool? */
+    uint32_t n_pools; /* the highest in use, plus one */
     uint32_t n_blocks; /* block records of all pools */
     uint64_t device_bytes; /* of all pools */
     uint32_t patches_capacity, copies_capacity; /* of a batch */
@@ -182,12 +192,17 @@ struct engine {
     struct batch batches[BACKEND_MAX_IN_FLIGHT];
     uint32_t max_in_flight, n_in_flight;
     uint32_t n_about; /* most items lately ready or in flight at a time */
+    uint64_t finished_ns; /* when the last batch came back */
+    uint64_t progress_ns; /* when a batch last came back, or went to an idle device */
     uint64_t due_ns; /* with one batch in flight: when the next may follow */
+    LIST_HEAD(, lane) lanes;
     struct task_list held;
     uint64_t next_stamp;
     uint64_t turn_ns; /* when this turn began */
     uint64_t next_deadline_ns; /* no held task has an earlier one */
     bool is_dirty; /* gauges of cache and sessions are old */
+    bool has_old_pools; /* the same of single pools */
+    uint64_t pools_at_ns; /* when those were published */
     bool is_lost; /* what waited for the lost device has been refused */
     struct kv_stats gauges; /* as published */
     pthread_t thread;

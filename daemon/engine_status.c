@@ -16,7 +16,12 @@ bool engine_is_draining(const struct engine *e)
 
 bool engine_is_drained(const struct engine *e)
 {
-    return atomic_load(&e->is_draining) && atomic_load(&e->n_held) == 0;
+    return atomic_load(&e->is_draining) && engine_is_idle(e);
+}
+
+bool engine_is_idle(const struct engine *e)
+{
+    return atomic_load(&e->n_held) == 0;
 }
 
 attn_status engine_health(const struct engine *e)

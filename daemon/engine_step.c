@@ -20,7 +20,57 @@ static void item_find(struct engine *e, struct item *it)
 {
     uint64_t name = it->task->req->wire.header->step->seq[it - it->task->items];
     kv_seq_id id;
-    it->seq = kv_seq_find(e->parts.kv, TENANT, name, &id) == ATTN_OK ? id.index : SEQ_NONE;
+    uint32_t tenant = tenant_id(session_tenant(e, it->task->session));
+    it->seq = kv_seq_find(e->parts.kv, tenant, name, &id) == ATTN_OK ? id.index : SEQ_NONE;
+}
+
+attn_status step_check_seq(const struct engine *e, const Attnd__Step *s, uint32_t i,
+                           const struct kv_seq_info *info, const struct pool *p, uint32_t session,
+                           char *why, size_t why_bytes)
+{
+    uint32_t pos = s->pos[i], n_tokens = s->n_tokens[i];
+    if (info->epoch != s->epoch[i]) {
+        snprintf(why, why_bytes, "epoch is %" PRIu32 ", the sequence is at %" PRIu32, s->epoch[i],
+                 info->epoch);
+        return ATTN_ESTALE;
+    }
+    if (info->owner != session) {
+        snprintf(why, why_bytes, "epoch %" PRIu32 " belongs to another session; adopt it first",
+                 s->epoch[i]);
+        return ATTN_ESTALE;
+    }
+    if (info->pool.index != p->id.index) {
+        snprintf(why, why_bytes, "the sequence is in pool %" PRIu32 ", step.pool is %" PRIu32,
+                 pool_handle(e, pool_of_kv(e, info->pool)), s->pool);
+        return ATTN_EINVAL;
+    }
+    if ((uint64_t)pos + n_tokens > e->parts.cfg->max_seq_tokens) {
+        snprintf(why, why_bytes,
+                 "pos %" PRIu32 " + n_tokens %" PRIu32 " passes the limit of %" PRIu32
+                 " tokens per sequence (cache.max_seq_tokens)",
+                 pos, n_tokens, e->parts.cfg->max_seq_tokens);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+attn_status step_check_pos(const Attnd__Step *s, uint32_t i, uint32_t layer, uint32_t len,
+                           char *why, size_t why_bytes)
+{
+    uint32_t pos = s->pos[i], n_tokens = s->n_tokens[i];
+    if ((s->flags & WIRE_STEP_APPEND) && pos > len) {
+        snprintf(why, why_bytes, "pos is %" PRIu32 ", layer %" PRIu32 " has %" PRIu32 " tokens",
+                 pos, layer, len);
+        return ATTN_EINVAL;
+    }
+    if (!(s->flags & WIRE_STEP_APPEND) && pos + n_tokens > len) {
+        snprintf(why, why_bytes,
+                 "pos %" PRIu32 " + n_tokens %" PRIu32 " is not appended yet: layer %" PRIu32
+                 " has %" PRIu32 " tokens",
+                 pos, n_tokens, layer, len);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
 }
 
 /* A claimed item is checked against its sequence, and ready if it is right. What is checked here
@@ -28,37 +78,20 @@ static void item_find(struct engine *e, struct item *it)
 static void item_check(struct engine *e, struct item *it)
 {
     struct task *t = it->task;
-    const Attnd__Step *step = t->req->wire.header->step;
-    uint32_t i = (uint32_t)(it - t->items), epoch = step->epoch[i];
+    const Attnd__Step *s = t->req->wire.header->step;
+    uint32_t i = (uint32_t)(it - t->items);
     struct kv_seq_info info;
+    char why[WHY_BYTES];
     kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
-
-    if (info.epoch != epoch)
-        item_fail(it, ATTN_ESTALE, "epoch is %" PRIu32 ", the sequence is at %" PRIu32, epoch,
-                  info.epoch);
-    else if (info.owner != t->session)
-        item_fail(it, ATTN_ESTALE, "epoch %" PRIu32 " belongs to another session; adopt it first",
-                  epoch);
-    else if (info.pool.index != t->pool->id.index)
-        item_fail(it, ATTN_EINVAL, "the sequence is in pool %" PRIu32 ", step.pool is %" PRIu32,
-                  info.pool.index + 1, step->pool);
-    else if ((uint64_t)it->pos + it->n_tokens > e->parts.cfg->max_seq_tokens)
-        item_fail(it, ATTN_EINVAL,
-                  "pos %" PRIu32 " + n_tokens %" PRIu32 " passes the limit of %" PRIu32
-                  " tokens per sequence (cache.max_seq_tokens)",
-                  it->pos, it->n_tokens, e->parts.cfg->max_seq_tokens);
-    else if ((t->flags & WIRE_STEP_APPEND) && it->pos > info.layer_len[t->layer])
-        item_fail(it, ATTN_EINVAL, "pos is %" PRIu32 ", layer %" PRIu32 " has %" PRIu32 " tokens",
-                  it->pos, t->layer, info.layer_len[t->layer]);
-    else if (!(t->flags & WIRE_STEP_APPEND) && it->pos + it->n_tokens > info.layer_len[t->layer])
-        item_fail(it, ATTN_EINVAL,
-                  "pos %" PRIu32 " + n_tokens %" PRIu32 " is not appended yet: layer %" PRIu32
-                  " has %" PRIu32 " tokens",
-                  it->pos, it->n_tokens, t->layer, info.layer_len[t->layer]);
-    else
+    attn_status st = step_check_seq(e, s, i, &info, t->pool, t->session, why, sizeof why);
+    if (st == ATTN_OK)
+        st = step_check_pos(s, i, t->layer, info.layer_len[t->layer], why, sizeof why);
+    if (st == ATTN_OK) {
         item_ready(it);
-    if (it->state != ITEM_READY)
-        item_release(e, it);
+        return;
+    }
+    item_fail(it, st, "%s", why);
+    item_release(e, it);
 }
 
 /* The item becomes ready, waits, or fails. */
@@ -109,11 +142,9 @@ static const struct task_ops step_ops = {.wake = step_wake, .refuse = step_refus
 
 /* --- admission -------------------------------------------------------------------------------- */
 
-/* Everything of a step that can be wrong without looking at a sequence. */
-static attn_status step_check(struct engine *e, const struct request *req, struct pool *p,
-                              struct wire_step_layout *out, char *why, size_t why_bytes)
+attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const struct pool *p,
+                             struct wire_step_layout *out, char *why, size_t why_bytes)
 {
-    const Attnd__Step *s = req->wire.header->step;
     const struct backend_pool_config *c = &p->config;
     attn_status st = wire_step_layout_of(s, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
                                          c->head_dim_v, c->q_dtype, out, why, why_bytes);
@@ -136,6 +167,26 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
                  out->n_tokens, e->parts.cfg->max_step_tokens);
         return ATTN_EINVAL;
     }
+    for (uint32_t i = 0; i < s->n_seq; i++) {
+        if (s->n_tokens[i] <= e->parts.cfg->max_batch_tokens)
+            continue;
+        snprintf(why, why_bytes,
+                 "step.n_tokens[%" PRIu32 "] is %" PRIu32 ", an item may have %" PRIu32
+                 " (engine.max_batch_tokens)",
+                 i, s->n_tokens[i], e->parts.cfg->max_batch_tokens);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+/* Everything of a step that can be wrong without looking at a sequence. */
+static attn_status step_check(struct engine *e, const struct request *req, struct pool *p,
+                              struct wire_step_layout *out, char *why, size_t why_bytes)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    attn_status st = step_check_shape(e, s, p, out, why, why_bytes);
+    if (st != ATTN_OK || req->bell != NULL) /* whose plan was checked against its regions */
+        return st;
     if (req->wire.payload_bytes != out->request_bytes) {
         snprintf(why, why_bytes,
                  "payload has %zu bytes, %" PRIu64 " tokens with flags %" PRIu32 " need %" PRIu64,
@@ -155,8 +206,7 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
     return ATTN_OK;
 }
 
-/* Fills the items in; a sequence named twice and an item no batch can hold are errors of the
- * step. */
+/* Fills the items in; a sequence named twice is an error of the step. */
 static attn_status step_items(struct engine *e, struct task *t, char *why, size_t why_bytes)
 {
     const Attnd__Step *s = t->req->wire.header->step;
@@ -167,13 +217,6 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
         *it = (struct item){.task = t, .pos = s->pos[i], .n_tokens = s->n_tokens[i], .row = row};
         row += it->n_tokens;
         t->item_status[i] = ATTN_OK;
-        if (it->n_tokens > e->parts.cfg->max_batch_tokens) {
-            snprintf(why, why_bytes,
-                     "step.n_tokens[%" PRIu32 "] is %" PRIu32 ", an item may have %" PRIu32
-                     " (engine.max_batch_tokens)",
-                     i, it->n_tokens, e->parts.cfg->max_batch_tokens);
-            return ATTN_EINVAL;
-        }
         item_find(e, it);
         if (it->seq == SEQ_NONE)
             continue;
@@ -197,17 +240,33 @@ static void step_enter(struct engine *e, struct task *t)
     step_settle(e, t);
 }
 
+/* Charges the step's bytes to its tenant until it is answered. */
+static attn_status step_charge(struct engine *e, struct request *req, uint32_t session, char *why,
+                               size_t why_bytes)
+{
+    struct tenant *who = session_tenant(e, session);
+    uint64_t bytes = req->msg->n_bytes;
+    attn_status st = tenant_take(who, TENANT_BYTES, bytes, why, why_bytes);
+    if (st != ATTN_OK) /* alone it may fit */
+        return bytes <= who->most[TENANT_BYTES] ? ATTN_EOVERLOAD : st;
+    req->tenant = who;
+    req->tenant_bytes = bytes;
+    return ATTN_OK;
+}
+
 void step_admit(struct engine *e, struct request *req, uint64_t now_ns)
 {
     const Attnd__Step *s = req->wire.header->step;
     char why[WHY_BYTES];
     uint32_t session;
     attn_status st = session_of_request(e, req, now_ns, &session, why, sizeof why);
+    if (st == ATTN_OK)
+        st = step_charge(e, req, session, why, sizeof why);
     if (st != ATTN_OK) {
         engine_refuse(e, req, st, "%s", why);
         return;
     }
-    struct pool *p = pool_of_handle(e, s->pool);
+    struct pool *p = pool_of_handle(e, session_tenant(e, session), s->pool);
     if (p == NULL) {
         engine_refuse(e, req, ATTN_ENOTFOUND, "step.pool is %" PRIu32 ", no such pool", s->pool);
         return;
@@ -245,13 +304,26 @@ void step_admit(struct engine *e, struct request *req, uint64_t now_ns)
         step_enter(e, t);
 }
 
+/* Of the session that the request names, if there is one. */
+static uint32_t tenant_guess(const struct engine *e, const struct request *req)
+{
+    uint32_t slot;
+    if (e->parts.tenants == NULL ||
+        session_find(e->parts.sessions, req->wire.header->session, &slot) != ATTN_OK)
+        return TENANT_OPERATOR;
+    return tenant_id(session_tenant(e, slot));
+}
+
 struct request *steps_warm(struct engine *e, struct request *first)
 {
+    uint32_t tenant = tenant_guess(e, first);
     uint64_t names[KV_WARM_MAX] = {0};
     uint32_t pos[KV_WARM_MAX] = {0}, n = 0;
     kv_seq_id seqs[KV_WARM_MAX];
     struct request *req = first;
     for (; req != NULL && n < KV_WARM_MAX; req = req->next) {
+        if (tenant_guess(e, req) != tenant)
+            break;
         if (req->wire.header->body_case != ATTND__REQUEST__BODY_STEP)
             continue;
         const Attnd__Step *s = req->wire.header->step;
@@ -260,7 +332,7 @@ struct request *steps_warm(struct engine *e, struct request *first)
             pos[n] = s->pos[i];
         }
     }
-    kv_warm(e->parts.kv, TENANT, names, pos, n, seqs);
+    kv_warm(e->parts.kv, tenant, names, pos, n, seqs);
     for (uint32_t i = 0; i < n; i++)
         if (seqs[i].index != UINT32_MAX)
             __builtin_prefetch(&e->seqs[seqs[i].index], 1);

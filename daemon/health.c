@@ -13,9 +13,9 @@ static void set_beat(enum health_thread who, uint64_t ns)
 {
     atomic_store_explicit(&beat_ns[who], ns, memory_order_relaxed);
     if (who == HEALTH_ENGINE)
-        stats_set(engine_beat_ns, ns);
+        stats_set(engine_beat_at_ns, ns);
     else
-        stats_set(loop_beat_ns, ns);
+        stats_set(loop_beat_at_ns, ns);
 }
 
 void health_beat(enum health_thread who)

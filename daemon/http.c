@@ -1,9 +1,7 @@
-/* http.c: see http.h. libmicrohttpd polls on its own thread; answers are rendered whole into
- * memory.
- */
+/* http.c: see http.h. The pages; answers are rendered whole into memory, on the thread of
+ * http_door.c. */
 #include "daemon/http.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <microhttpd.h>
 #include <stdlib.h>
@@ -11,20 +9,28 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/address.h"
+#include "daemon/dashboard.h"
 #include "daemon/health.h"
+#include "daemon/http_door.h"
+#include "daemon/keep.h"
+#include "daemon/listener.h"
 #include "daemon/stats.h"
 
-enum { MAX_CONNECTIONS = 64, CONNECTION_TIMEOUT_S = 10, MEMORY_BYTES = 16 << 10 };
-
 struct http {
-    struct MHD_Daemon *daemon;
+    struct http_door *door;
     uint64_t stall_timeout_ns;
     uint16_t port;
 };
 
 /* Writes a page's body; returns its HTTP status. */
 typedef unsigned (*page_fn)(const struct http *h, FILE *f);
+
+static unsigned page_dashboard(const struct http *h, FILE *f)
+{
+    (void)h;
+    fwrite(dashboard_html, 1, dashboard_html_bytes, f);
+    return MHD_HTTP_OK;
+}
 
 static unsigned page_metrics(const struct http *h, FILE *f)
 {
@@ -37,6 +43,28 @@ static unsigned page_stats(const struct http *h, FILE *f)
 {
     (void)h;
     return stats_write_json(f) == ATTN_OK ? MHD_HTTP_OK : MHD_HTTP_INTERNAL_SERVER_ERROR;
+}
+
+static unsigned page_livez(const struct http *h, FILE *f)
+{
+    (void)h;
+    fprintf(f, "ok\n");
+    return MHD_HTTP_OK;
+}
+
+/* A line per thread, for people. */
+static unsigned page_health_verbose(const struct http *h, FILE *f)
+{
+    unsigned status = MHD_HTTP_OK;
+    for (enum health_thread who = 0; who < HEALTH_N_THREADS; who++) {
+        uint64_t silent_ns;
+        bool is_stalled = health_is_stalled(who, h->stall_timeout_ns, &silent_ns);
+        fprintf(f, "%s %s\n", is_stalled ? "[-]" : "[+]", health_thread_name(who));
+        status = is_stalled ? MHD_HTTP_SERVICE_UNAVAILABLE : status;
+    }
+    fprintf(f, "%s ready%s\n", health_is_ready() ? "[+]" : "[-]",
+            health_is_draining() ? ", draining" : "");
+    return status;
 }
 
 static unsigned page_healthz(const struct http *h, FILE *f)
@@ -71,7 +99,7 @@ static unsigned page_readyz(const struct http *h, FILE *f)
 static unsigned page_not_found(const struct http *h, FILE *f)
 {
     (void)h;
-    fprintf(f, "no such page; there are /metrics, /stats, /healthz and /readyz\n");
+    fprintf(f, "no such page; there are /, /metrics, /stats, /livez, /healthz and /readyz\n");
     return MHD_HTTP_NOT_FOUND;
 }
 
@@ -87,11 +115,14 @@ static const struct page {
     const char *path, *content_type;
     page_fn write;
 } pages[] = {
+    {"/", "text/html; charset=utf-8", page_dashboard},
     {"/metrics", "text/plain; version=0.0.4; charset=utf-8", page_metrics},
     {"/stats", "application/json", page_stats},
+    {"/livez", text_plain, page_livez},
     {"/healthz", text_plain, page_healthz},
     {"/readyz", text_plain, page_readyz},
 };
+static const struct page health_verbose = {NULL, text_plain, page_health_verbose};
 static const struct page not_found = {NULL, text_plain, page_not_found};
 static const struct page bad_method = {NULL, text_plain, page_bad_method};
 
@@ -114,6 +145,11 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++)
         if (strcmp(url, pages[i].path) == 0)
             page = &pages[i];
+    bool is_verbose =
+        MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, NULL, NULL) > 0 &&
+        MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, "verbose", 7, NULL, NULL);
+    if (page->write == page_healthz && is_verbose)
+        page = &health_verbose;
     if (page != &not_found && strcmp(method, MHD_HTTP_METHOD_GET) != 0 &&
         strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
         page = &bad_method;
@@ -134,6 +170,10 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
         return MHD_NO;
     }
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, page->content_type);
+    if (page->write == page_dashboard) /* nobody else is asked, whatever a name in it says */
+        MHD_add_response_header(response, "Content-Security-Policy",
+                                "default-src 'none'; style-src 'unsafe-inline'; "
+                                "script-src 'unsafe-inline'; connect-src 'self'");
     if (page == &bad_method)
         MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
     enum MHD_Result rc = MHD_queue_response(connection, status, response);
@@ -141,29 +181,14 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     return rc;
 }
 
-/* A listening socket of our own, so that a failure has a reason to tell. */
-static int listen_on(const struct address *a, uint16_t *out_port)
+static uint16_t port_of(int fd)
 {
     struct sockaddr_storage bound;
-    socklen_t n = a->sa.any.sa_family == AF_INET ? sizeof(a->sa.in) : sizeof(a->sa.in6);
-    int one = 1;
-    int fd = socket(a->sa.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    if (bind(fd, &a->sa.any, n) == 0 && listen(fd, MAX_CONNECTIONS) == 0) {
-        n = sizeof(bound);
-        if (getsockname(fd, (struct sockaddr *)&bound, &n) == 0) {
-            *out_port = ntohs(bound.ss_family == AF_INET
-                                  ? ((struct sockaddr_in *)(void *)&bound)->sin_port
-                                  : ((struct sockaddr_in6 *)(void *)&bound)->sin6_port);
-            return fd;
-        }
-    }
-    int error = errno;
-    close(fd);
-    errno = error;
-    return -1;
+    socklen_t n = sizeof(bound);
+    if (getsockname(fd, (struct sockaddr *)&bound, &n) != 0)
+        return 0;
+    return ntohs(bound.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&bound)->sin_port
+                                            : ((struct sockaddr_in6 *)(void *)&bound)->sin6_port);
 }
 
 attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct http **out_http,
@@ -181,22 +206,21 @@ attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct h
         return ATTN_ENOMEM;
     }
     h->stall_timeout_ns = stall_timeout_us * 1000;
-    int fd = listen_on(&a, &h->port);
-    if (fd < 0) {
-        snprintf(why, why_bytes, "listen.http %s: cannot listen: %s", host_port, strerror(errno));
+    char what[KEEP_NAME_BYTES];
+    int fd; /* a socket of our own, so that a failure has a reason to tell */
+    snprintf(what, sizeof(what), "http://%s", host_port);
+    if (listener_open(what, &a, HTTP_MAX_CONNECTIONS, &fd, reason, sizeof(reason)) != ATTN_OK) {
+        snprintf(why, why_bytes, "listen.http %s: %s", host_port, reason);
         free(h);
         return ATTN_EINVAL;
     }
-    h->daemon = MHD_start_daemon(
-        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, 0, NULL, NULL, on_request, h,
-        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)MAX_CONNECTIONS,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)CONNECTION_TIMEOUT_S,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)MEMORY_BYTES, MHD_OPTION_END);
-    if (h->daemon == NULL) {
-        snprintf(why, why_bytes, "listen.http %s: its thread cannot be started", host_port);
-        close(fd);
+    h->port = port_of(fd);
+    attn_status st = http_door_open(fd, on_request, h, &h->door);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "listen.http %s: its thread cannot be started: %s", host_port,
+                 attn_status_message(st));
         free(h);
-        return ATTN_EINTERNAL;
+        return st;
     }
     *out_http = h;
     return ATTN_OK;
@@ -207,10 +231,15 @@ uint16_t http_port(const struct http *h)
     return h->port;
 }
 
+uint64_t http_turns(const struct http *h)
+{
+    return http_door_turns(h->door);
+}
+
 void http_close(struct http *h)
 {
     if (h == NULL)
         return;
-    MHD_stop_daemon(h->daemon); /* closes the socket, too */
+    http_door_close(h->door);
     free(h);
 }

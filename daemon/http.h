@@ -1,6 +1,7 @@
 /* http.h: the stats endpoint, on a thread of its own.
  *
  *   /metrics   Prometheus text        /healthz   200 while loop and engine show life, else 503
+ *   /livez     200 while this thread answers; /healthz?verbose: a line per thread
  *   /stats     the same as JSON       /readyz    200 while steps are served, else 503
  *
  * Reads atomics only (stats.h, health.h), so it answers while the event loop and the engine are
@@ -20,6 +21,8 @@ attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct h
                       char *why, size_t why_bytes);
 /* The port taken. */
 uint16_t http_port(const struct http *h);
+/* How often its thread woke up. */
+uint64_t http_turns(const struct http *h);
 /* Stops the thread; NULL is fine. */
 void http_close(struct http *h);
 

@@ -17,6 +17,7 @@ enum {
     N_STACKS = 10, /* orders with a stack: up to 2 MiB */
     STACK_DEPTH = 16,
     KEPT_SHARE = 8, /* one of so many parts is kept for small buffers */
+    SPARED_PART = 8, /* so that replies leave one for holders that have little (share.h) */
 };
 static const uint32_t NONE = UINT32_MAX;
 
@@ -33,7 +34,7 @@ struct iobuf_pool {
     size_t total_bytes;
     uint32_t n_orders; /* the highest order is the whole region */
     pthread_mutex_t lock;
-    uint64_t used_bytes; /* of buffers out, whole blocks */
+    uint64_t used_bytes, large_bytes; /* of buffers out, whole blocks: all, and the large ones */
     uint32_t free_head[MAX_ORDERS];
     uint32_t stack[N_STACKS][STACK_DEPTH], n_stacked[N_STACKS];
     struct page *pages;
@@ -160,31 +161,54 @@ void iobuf_pool_close(struct iobuf_pool *p)
     free(p);
 }
 
-struct iobuf *iobuf_acquire(struct iobuf_pool *p, size_t n_bytes)
+static enum share_kind kind_of(size_t bytes)
+{
+    return bytes > IOBUF_SMALL_BYTES ? SHARE_LARGE_BYTES : SHARE_SMALL_BYTES;
+}
+
+/* The first page of a block of this order, or NONE. */
+static uint32_t block_find(struct iobuf_pool *p, uint32_t order)
+{
+    if (order < N_STACKS && p->n_stacked[order] > 0)
+        return p->stack[order][--p->n_stacked[order]];
+    uint32_t i = block_take(p, order);
+    if (i == NONE) {
+        stacks_flush(p);
+        i = block_take(p, order);
+    }
+    return i;
+}
+
+static struct iobuf *acquire(struct iobuf_pool *p, struct share *holder, bool is_owed,
+                             size_t n_bytes)
 {
     if (n_bytes > p->total_bytes)
         return NULL;
-    uint32_t order = 0;
+    uint32_t order = 0, i = NONE;
     if (n_bytes > (size_t)1 << PAGE_SHIFT)
         order = 64 - (uint32_t)__builtin_clzll(n_bytes - 1) - PAGE_SHIFT;
 
     uint64_t bytes = (uint64_t)1 << (order + PAGE_SHIFT);
     pthread_mutex_lock(&p->lock);
-    uint32_t i;
-    if (bytes > IOBUF_SMALL_BYTES && p->used_bytes > 0 &&
-        p->used_bytes + bytes > p->total_bytes - p->total_bytes / KEPT_SHARE) {
-        i = NONE;
-    } else if (order < N_STACKS && p->n_stacked[order] > 0) {
-        i = p->stack[order][--p->n_stacked[order]];
-    } else {
-        i = block_take(p, order);
-        if (i == NONE) {
-            stacks_flush(p);
-            i = block_take(p, order);
-        }
+    bool is_large = kind_of(bytes) == SHARE_LARGE_BYTES;
+    uint64_t most = p->total_bytes;
+    if (is_large && p->used_bytes > 0)
+        most -= p->total_bytes / KEPT_SHARE;
+    uint64_t shared = is_large ? most : most - p->large_bytes; /* among the holders of this kind */
+    bool is_granted = p->used_bytes + bytes <= most;
+    if (is_granted && is_owed && p->used_bytes + bytes <= most - most / SPARED_PART)
+        share_add(holder, kind_of(bytes), bytes);
+    else if (is_granted)
+        is_granted =
+            share_take(holder, kind_of(bytes), bytes, most - p->used_bytes, shared) == NULL;
+    if (is_granted) {
+        i = block_find(p, order);
+        if (i == NONE)
+            share_give(holder, kind_of(bytes), bytes);
+        else if (is_large)
+            p->large_bytes += bytes;
+        p->used_bytes += i == NONE ? 0 : bytes;
     }
-    if (i != NONE)
-        p->used_bytes += bytes;
     pthread_mutex_unlock(&p->lock);
     if (i == NONE)
         return NULL;
@@ -195,7 +219,20 @@ struct iobuf *iobuf_acquire(struct iobuf_pool *p, size_t n_bytes)
     buf->offset = 0;
     buf->n_bytes = n_bytes;
     buf->pool = p;
+    buf->holder = holder;
     return buf;
+}
+
+struct iobuf *iobuf_acquire(struct iobuf_pool *p, struct share *holder, size_t n_bytes)
+{
+    return acquire(p, holder, false, n_bytes);
+}
+
+struct iobuf *iobuf_acquire_owed(struct iobuf_pool *p, struct share *holder, size_t n_bytes)
+{
+    bool is_behind =
+        holder != NULL && atomic_load_explicit(&holder->is_behind, memory_order_relaxed);
+    return acquire(p, holder, !is_behind, n_bytes);
 }
 
 size_t iobuf_pool_bytes(const struct iobuf_pool *p)
@@ -219,6 +256,7 @@ struct iobuf *iobuf_heap_new(size_t n_bytes)
     buf->offset = 0;
     buf->n_bytes = n_bytes;
     buf->pool = NULL;
+    buf->holder = NULL;
     return buf;
 }
 
@@ -235,7 +273,10 @@ void iobuf_release(struct iobuf *buf)
     uint32_t i = (uint32_t)(buf - p->bufs);
     pthread_mutex_lock(&p->lock);
     uint32_t order = p->pages[i].order;
+    share_give(buf->holder, kind_of(buf->capacity_bytes), buf->capacity_bytes);
     p->used_bytes -= buf->capacity_bytes;
+    if (kind_of(buf->capacity_bytes) == SHARE_LARGE_BYTES)
+        p->large_bytes -= buf->capacity_bytes;
     if (order < N_STACKS && p->n_stacked[order] < STACK_DEPTH)
         p->stack[order][p->n_stacked[order]++] = i;
     else

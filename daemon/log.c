@@ -1,21 +1,27 @@
-/* log.c: one write(2) a line, so that lines of several threads never mix.
+/* log.c: one write(2) per line, so that lines of several threads never mix.
  */
 #include "daemon/log.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { MAX_LINE_BYTES = 1024 };
+#include "daemon/clock.h"
 
-static _Atomic int max_level = LOG_LEVEL_INFO;
+enum { MAX_TEXT_BYTES = 1024, MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES + 128 };
+
+static _Atomic int max_level = LOG_LEVEL_INFO, line_format = LOG_FORMAT_LOGFMT;
 static _Atomic bool is_journal;
+static _Atomic(struct log_limit *) limits;
+static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct log_record kept[LOG_KEPT];
+static uint64_t n_kept;
 
 static const struct {
     enum log_level level;
@@ -37,6 +43,15 @@ int log_level_parse(const char *text, enum log_level *out_level)
     return -1;
 }
 
+int log_format_parse(const char *text, enum log_format *out_format)
+{
+    bool is_json = strcmp(text, "json") == 0;
+    if (!is_json && strcmp(text, "logfmt") != 0)
+        return -1;
+    *out_format = is_json ? LOG_FORMAT_JSON : LOG_FORMAT_LOGFMT;
+    return 0;
+}
+
 /* systemd sets JOURNAL_STREAM to "device:inode" of the stream it made for us; a redirected stderr
  * is another file. */
 static bool stderr_is_journal(void)
@@ -49,47 +64,279 @@ static bool stderr_is_journal(void)
     return fstat(STDERR_FILENO, &sb) == 0 && sb.st_dev == dev && sb.st_ino == ino;
 }
 
-void log_init(enum log_level level)
+void log_init(enum log_level level, enum log_format format)
 {
     atomic_store(&max_level, (int)level);
+    atomic_store(&line_format, (int)format);
     atomic_store(&is_journal, stderr_is_journal());
 }
 
-void log_write(enum log_level level, const char *format, ...)
-{
-    if ((int)level > atomic_load_explicit(&max_level, memory_order_relaxed))
-        return;
-    char line[MAX_LINE_BYTES];
+/* --- one line --------------------------------------------------------------------------------- */
+
+struct line {
+    char text[MAX_LINE_BYTES];
     size_t n;
-    if (atomic_load_explicit(&is_journal, memory_order_relaxed)) {
-        n = (size_t)snprintf(line, sizeof(line), "<%d>", (int)level);
-    } else {
-        const char *text = "";
-        for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++)
-            if (levels[i].level == level)
-                text = levels[i].text;
-        n = (size_t)snprintf(line, sizeof(line), "attnd: %s: ", text);
+};
+
+static void put_char(struct line *l, char c)
+{
+    if (l->n < sizeof l->text - 2) /* a quote and the line's end always fit */
+        l->text[l->n++] = c;
+}
+
+static void put_bytes(struct line *l, const char *text, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        put_char(l, text[i]);
+}
+
+static void put(struct line *l, const char *text)
+{
+    put_bytes(l, text, strlen(text));
+}
+
+/* In quotes, as logfmt and JSON both have it. */
+static void put_quoted(struct line *l, const char *text, size_t n)
+{
+    put_char(l, '"');
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] == '"' || text[i] == '\\')
+            put_char(l, '\\');
+        put_char(l, text[i]);
     }
-    va_list args;
-    va_start(args, format);
-    int m = vsnprintf(line + n, sizeof(line) - n - 1, format, args);
-    va_end(args);
-    if (m < 0)
+    l->text[l->n++] = '"';
+}
+
+static bool is_number(const char *text, size_t n)
+{
+    char copy[32], *end;
+    if (n == 0 || n >= sizeof copy || (text[0] != '-' && (text[0] < '0' || text[0] > '9')))
+        return false;
+    if (n > 1 && text[0] == '0' && text[1] != '.')
+        return false; /* 0x..: a name */
+    memcpy(copy, text, n);
+    copy[n] = '\0';
+    strtod(copy, &end);
+    return *end == '\0';
+}
+
+/* key=value pairs as JSON members. */
+static void put_members(struct line *l, const char *p)
+{
+    while (*(p += strspn(p, " ")) != '\0') {
+        size_t n = strcspn(p, "= ");
+        put(l, ",");
+        put_quoted(l, p, n);
+        put(l, ":");
+        p += n + (p[n] == '=');
+        if (*p == '"') {
+            n = 1;
+            while (p[n] != '\0' && p[n] != '"')
+                n += p[n] == '\\' && p[n + 1] != '\0' ? 2 : 1;
+            put_bytes(l, p, n); /* escaped already */
+            put(l, "\"");
+            n += p[n] == '"';
+        } else {
+            n = strcspn(p, " ");
+            if (is_number(p, n))
+                put_bytes(l, p, n);
+            else
+                put_quoted(l, p, n);
+        }
+        p += n;
+    }
+}
+
+static void put_time(struct line *l)
+{
+    struct timespec now;
+    struct tm utc;
+    char text[40];
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    size_t n = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
+    snprintf(text + n, sizeof text - n, ".%03dZ", (int)(now.tv_nsec / 1000000));
+    put(l, text);
+}
+
+static const char *level_name(enum log_level level)
+{
+    for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++)
+        if (levels[i].level == level)
+            return levels[i].text;
+    return "";
+}
+
+static void make_json(struct line *l, enum log_level level, const char *msg, const char *pairs)
+{
+    put(l, "{\"ts\":\"");
+    put_time(l);
+    put(l, "\",\"level\":\"");
+    put(l, level_name(level));
+    put(l, "\",\"msg\":");
+    put_quoted(l, msg, strlen(msg));
+    put_members(l, pairs);
+    put(l, "}");
+}
+
+static void make_line(struct line *l, enum log_level level, const char *msg, const char *pairs)
+{
+    char priority[8];
+    if (atomic_load_explicit(&is_journal, memory_order_relaxed)) {
+        snprintf(priority, sizeof priority, "<%d>", (int)level);
+        put(l, priority);
+        put(l, msg);
+    } else if (atomic_load_explicit(&line_format, memory_order_relaxed) == LOG_FORMAT_JSON) {
+        make_json(l, level, msg, pairs);
         return;
-    size_t end = n + (size_t)m;
-    if (end > sizeof(line) - 2)
-        end = sizeof(line) - 2;
-    /* names come from clients: no line may pretend to be two, or move a terminal's cursor */
-    for (size_t i = n; i < end; i++)
-        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
-            line[i] = '?';
-    line[end++] = '\n';
-    for (size_t at = 0; at < end;) {
-        ssize_t k = write(STDERR_FILENO, line + at, end - at);
+    } else {
+        put(l, "ts=");
+        put_time(l);
+        put(l, " level=");
+        put(l, level_name(level));
+        put(l, " msg=");
+        put_quoted(l, msg, strlen(msg));
+    }
+    if (pairs[0] != '\0')
+        put(l, " ");
+    put(l, pairs);
+}
+
+/* Names come from clients: no line may pretend to be two, or move a terminal's cursor. */
+static void clean(char *text)
+{
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+            *text = '?';
+}
+
+static bool is_wanted(enum log_level level)
+{
+    return (int)level <= atomic_load_explicit(&max_level, memory_order_relaxed);
+}
+
+/* For log_read. A line that is too long keeps its message alone. */
+static void keep(enum log_level level, const char *msg, const char *pairs)
+{
+    struct line l = {.n = 0};
+    make_json(&l, level, msg, pairs);
+    if (l.n >= LOG_RECORD_BYTES) {
+        char cut[LOG_RECORD_BYTES / 2 - 128];
+        snprintf(cut, sizeof cut, "%s", msg);
+        l.n = 0;
+        make_json(&l, level, cut, "");
+    }
+    pthread_mutex_lock(&kept_lock);
+    struct log_record *r = &kept[n_kept++ % LOG_KEPT];
+    r->number = n_kept;
+    memcpy(r->json, l.text, l.n);
+    r->json[l.n] = '\0';
+    pthread_mutex_unlock(&kept_lock);
+}
+
+uint32_t log_read(uint64_t after, struct log_record out[LOG_KEPT])
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&kept_lock);
+    uint64_t first = n_kept < LOG_KEPT ? 0 : n_kept - LOG_KEPT;
+    for (uint64_t i = after > first ? after : first; i < n_kept; i++)
+        out[n++] = kept[i % LOG_KEPT];
+    pthread_mutex_unlock(&kept_lock);
+    return n;
+}
+
+static void write_line(enum log_level level, const char *msg, const char *pairs)
+{
+    keep(level, msg, pairs);
+    struct line l = {.n = 0};
+    make_line(&l, level, msg, pairs);
+    l.text[l.n++] = '\n';
+    for (size_t at = 0; at < l.n;) {
+        ssize_t k = write(STDERR_FILENO, l.text + at, l.n - at);
         if (k < 0 && errno == EINTR)
             continue;
         if (k <= 0)
             return; /* nowhere left to complain */
         at += (size_t)k;
     }
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+void log_write(enum log_level level, const char *format, ...)
+{
+    char msg[MAX_TEXT_BYTES];
+    if (!is_wanted(level))
+        return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(msg, sizeof msg, format, args);
+    va_end(args);
+    clean(msg);
+    write_line(level, msg, "");
+}
+
+void log_event(enum log_level level, const char *msg, const char *pairs, ...)
+{
+    char text[MAX_TEXT_BYTES];
+    if (!is_wanted(level))
+        return;
+    va_list args;
+    va_start(args, pairs);
+    vsnprintf(text, sizeof text, pairs, args);
+    va_end(args);
+    clean(text);
+    write_line(level, msg, text);
+}
+
+const char *log_quote(const char *text, char *out, size_t out_bytes)
+{
+    size_t n = 0;
+    out[n++] = '"';
+    for (; *text != '\0' && n + 4 < out_bytes; text++) {
+        if (*text == '"' || *text == '\\')
+            out[n++] = '\\';
+        out[n++] = *text;
+    }
+    out[n++] = '"';
+    out[n] = '\0';
+    return out;
+}
+
+/* --- limits ----------------------------------------------------------------------------------- */
+
+static void tell(const struct log_limit *l, uint32_t n)
+{
+    char name[64];
+    if (n > LOG_LIMIT)
+        log_event(l->level, "lines left out", "of=%s n=%u", log_quote(l->name, name, sizeof name),
+                  (unsigned)(n - LOG_LIMIT));
+}
+
+/* A second is over: what it left out is told by whoever comes first. */
+static void turn(struct log_limit *l, uint64_t second)
+{
+    uint64_t then = atomic_load(&l->second);
+    if (then != second && atomic_compare_exchange_strong(&l->second, &then, second))
+        tell(l, atomic_exchange(&l->n, 0));
+}
+
+bool log_limit_pass(struct log_limit *l)
+{
+    if (!is_wanted(l->level))
+        return false;
+    if (!atomic_load(&l->is_known) && !atomic_exchange(&l->is_known, true)) {
+        l->next = atomic_load(&limits);
+        while (!atomic_compare_exchange_weak(&limits, &l->next, l))
+            ;
+    }
+    turn(l, clock_now_ns() / 1000000000u);
+    return atomic_fetch_add(&l->n, 1) < LOG_LIMIT;
+}
+
+void log_tell_left_out(void)
+{
+    uint64_t second = clock_now_ns() / 1000000000u;
+    for (struct log_limit *l = atomic_load(&limits); l != NULL; l = l->next)
+        turn(l, second);
 }

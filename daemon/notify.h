@@ -3,11 +3,17 @@
 #ifndef ATTND_DAEMON_NOTIFY_H
 #define ATTND_DAEMON_NOTIFY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* state: "READY=1", "STOPPING=1", "WATCHDOG=1", with "\nSTATUS=..." if wanted. Never blocks or
  * fails: who does not listen does not want to know. */
 void notify_send(const char *state);
+/* The same with a descriptor, which the other side gets a copy of (-1: none). false: it was not
+ * sent, after some seconds at most. */
+bool notify_send_fd(const char *state, int fd);
+/* Returns when everything sent so far has been read, or after some seconds. */
+void notify_wait_until_read(void);
 /* How often systemd wants WATCHDOG=1; 0: it does not. */
 uint64_t notify_watchdog_us(void);
 

@@ -11,9 +11,9 @@
 enum { DEFAULT_BLOCK_TOKENS = 16 };
 
 /* what a client may require of a pool by name */
-static const char *const known_features[] = {"alibi",        "batch_invariant", "full",
-                                             "quantised_kv", "sink_logits",     "sink_tokens",
-                                             "soft_cap",     "window"};
+static const char *const known_features[] = {"alibi",       "batch_invariant", "dilated",
+                                             "full",        "quantised_kv",    "sink_logits",
+                                             "sink_tokens", "soft_cap",        "window"};
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
 
@@ -52,6 +52,13 @@ static attn_status check_layer(const Attnd__PoolSpec *s, size_t i, char *why, si
     if (l->n_alibi_slopes != 0 && l->n_alibi_slopes != s->num_q_heads)
         return FAIL(ATTN_EINVAL, "layers[%zu].alibi_slopes has %zu entries, num_q_heads is %u", i,
                     l->n_alibi_slopes, s->num_q_heads);
+    if (l->n_branch_segment_tokens > ATTN_MAX_BRANCHES)
+        return FAIL(ATTN_EINVAL, "layers[%zu].branch_segment_tokens has %zu entries, at most %d", i,
+                    l->n_branch_segment_tokens, ATTN_MAX_BRANCHES);
+    if (l->n_branch_rates != l->n_branch_segment_tokens)
+        return FAIL(ATTN_EINVAL,
+                    "layers[%zu].branch_rates has %zu entries, branch_segment_tokens %zu", i,
+                    l->n_branch_rates, l->n_branch_segment_tokens);
     return ATTN_OK;
 }
 
@@ -81,9 +88,10 @@ static attn_status check_spec(const Attnd__PoolSpec *s, char *why, size_t why_by
     return check_features(s, why, why_bytes);
 }
 
-static bool floats_equal(size_t n_a, const float *a, size_t n_b, const float *b)
+/* Arrays of floats or of numbers, by their bytes. */
+static bool arrays_equal(size_t n_a, const void *a, size_t n_b, const void *b)
 {
-    return n_a == n_b && (n_a == 0 || memcmp(a, b, n_a * sizeof *a) == 0);
+    return n_a == n_b && (n_a == 0 || memcmp(a, b, n_a * 4) == 0);
 }
 
 /* The field in which two layers differ, NULL if they are alike. */
@@ -102,18 +110,20 @@ static const char *layer_difference(const Attnd__LayerSpec *a, const Attnd__Laye
     FIELD(soft_cap)
     FIELD(is_full)
 #undef FIELD
-#define FLOATS(f)                                                                                  \
-    if (!floats_equal(a->n_##f, a->f, b->n_##f, b->f)) {                                           \
+#define ARRAY(f)                                                                                   \
+    if (!arrays_equal(a->n_##f, a->f, b->n_##f, b->f)) {                                           \
         size_t i = 0;                                                                              \
-        while (i < a->n_##f && i < b->n_##f && memcmp(&a->f[i], &b->f[i], sizeof(float)) == 0)     \
+        while (i < a->n_##f && i < b->n_##f && memcmp(&a->f[i], &b->f[i], 4) == 0)                 \
             i++;                                                                                   \
         *out_a = i < a->n_##f ? a->f[i] : NAN;                                                     \
         *out_b = i < b->n_##f ? b->f[i] : NAN;                                                     \
         return #f;                                                                                 \
     }
-    FLOATS(sink_logits)
-    FLOATS(alibi_slopes)
-#undef FLOATS
+    ARRAY(sink_logits)
+    ARRAY(alibi_slopes)
+    ARRAY(branch_segment_tokens)
+    ARRAY(branch_rates)
+#undef ARRAY
     return NULL;
 }
 
@@ -216,7 +226,11 @@ attn_status pool_spec_init(struct pool_spec *s, const Attnd__PoolSpec *asked, ch
             .is_full = l->is_full,
             .sink_logits = l->n_sink_logits == 0 ? NULL : l->sink_logits,
             .alibi_slopes = l->n_alibi_slopes == 0 ? NULL : l->alibi_slopes,
+            .n_branches = (uint32_t)l->n_branch_rates,
         };
+        for (uint32_t k = 0; k < s->layers[i].n_branches; k++)
+            s->layers[i].branches[k] = (struct attn_branch){
+                .segment_tokens = l->branch_segment_tokens[k], .rate = l->branch_rates[k]};
     }
     if (pool_spec_packed_bytes(s) > KV_SPEC_BYTES) {
         st = FAIL(ATTN_ENOTSUP, "layers: the pool's description has %zu bytes, %d are allowed",

@@ -15,20 +15,31 @@ struct principal principal_of_socket(int fd)
         .kind = PRINCIPAL_USER, .family = AF_UNIX, .uid = who.uid, .gid = who.gid, .pid = who.pid};
 }
 
+void principal_set_certificate(struct principal *p, const char *name)
+{
+    snprintf(p->certificate, sizeof p->certificate, "%s", name);
+}
+
 const char *principal_format(const struct principal *p, char out[PRINCIPAL_TEXT_BYTES])
 {
     const char *family = p->family == AF_INET6 ? "IPv6" : p->family == AF_INET ? "IPv4" : "?";
+    int n = 0;
     switch (p->kind) {
     case PRINCIPAL_USER:
-        snprintf(out, PRINCIPAL_TEXT_BYTES, "uid %ld, gid %ld, pid %ld", (long)p->uid, (long)p->gid,
-                 (long)p->pid);
-        return out;
+        n = snprintf(out, PRINCIPAL_TEXT_BYTES, "uid %ld, gid %ld, pid %ld", (long)p->uid,
+                     (long)p->gid, (long)p->pid);
+        break;
     case PRINCIPAL_ANONYMOUS:
-        snprintf(out, PRINCIPAL_TEXT_BYTES, "anonymous over %s", family);
-        return out;
+        n = snprintf(out, PRINCIPAL_TEXT_BYTES, "anonymous over %s", family);
+        break;
     case PRINCIPAL_UNKNOWN:
+        n = snprintf(out, PRINCIPAL_TEXT_BYTES, "unknown");
         break;
     }
-    snprintf(out, PRINCIPAL_TEXT_BYTES, "unknown");
+    if (p->certificate[0] != '\0')
+        n += snprintf(out + n, PRINCIPAL_TEXT_BYTES - (size_t)n, ", certificate of %.63s",
+                      p->certificate);
+    if (p->tenant[0] != '\0')
+        snprintf(out + n, PRINCIPAL_TEXT_BYTES - (size_t)n, ", tenant %.63s", p->tenant);
     return out;
 }

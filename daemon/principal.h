@@ -6,9 +6,11 @@
 #include <stddef.h>
 #include <sys/types.h>
 
+#define TENANT_NAME_BYTES 64 /* of a name and its end; longer common names are no tenant's */
+
 enum principal_kind {
     PRINCIPAL_UNKNOWN, /* the transport could not find out */
-    PRINCIPAL_ANONYMOUS, /* of a transport without credentials: loopback TCP */
+    PRINCIPAL_ANONYMOUS, /* of a transport without credentials: TCP */
     PRINCIPAL_USER, /* uid, gid and pid at the moment of connecting, from the kernel */
 };
 
@@ -18,13 +20,18 @@ struct principal {
     uid_t uid; /* these three of PRINCIPAL_USER alone */
     gid_t gid;
     pid_t pid;
+    char certificate[TENANT_NAME_BYTES]; /* common name of its TLS certificate; "" none */
+    char tenant[TENANT_NAME_BYTES]; /* as hello found out; "" not yet, or nobody asks */
 };
 
-enum { PRINCIPAL_TEXT_BYTES = 64 };
+enum { PRINCIPAL_TEXT_BYTES = 192 };
 
 /* Of the other end of a connected Unix socket. PRINCIPAL_UNKNOWN: the kernel does not say. */
 struct principal principal_of_socket(int fd);
-/* For a log: "uid 0, gid 0, pid 12", "anonymous over IPv4", "unknown". Returns out. */
+/* Its certificate, which was checked, has this common name. */
+void principal_set_certificate(struct principal *p, const char *name);
+/* For a log: "uid 0, gid 0, pid 12", "anonymous over IPv4", "unknown", and then tenant and
+ * certificate if there are any. Returns out. */
 const char *principal_format(const struct principal *p, char out[PRINCIPAL_TEXT_BYTES]);
 
 #endif

@@ -2,23 +2,31 @@
  */
 #include "daemon/request.h"
 #include "daemon/clock.h"
+#include "daemon/log.h"
+#include "daemon/session.h"
+#include "daemon/slow.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { MAX_SENTENCE_BYTES = 480 };
 
-struct request *request_new(const struct transport_ops *t, void *peer, struct iobuf_pool *pool,
-                            size_t msg_bytes)
+struct request *request_new(const struct transport_ops *t, void *peer, struct share *share,
+                            struct iobuf_pool *pool, size_t msg_bytes)
 {
     struct request *req = malloc(sizeof(*req));
     if (req == NULL)
         return NULL;
     request_init(req, t, peer);
+    req->share = share;
     size_t room = msg_bytes > REQUEST_MIN_MSG_BYTES ? msg_bytes : REQUEST_MIN_MSG_BYTES;
-    req->msg = pool != NULL ? iobuf_acquire(pool, room) : iobuf_heap_new(room);
+    req->msg = pool != NULL ? iobuf_acquire(pool, share, room) : iobuf_heap_new(room);
     if (req->msg == NULL) {
         free(req);
         return NULL;
@@ -30,7 +38,7 @@ struct request *request_new(const struct transport_ops *t, void *peer, struct io
 attn_status request_grow(struct request *req, struct iobuf_pool *pool, size_t msg_bytes,
                          size_t n_kept)
 {
-    struct iobuf *msg = iobuf_acquire(pool, msg_bytes);
+    struct iobuf *msg = iobuf_acquire(pool, req->share, msg_bytes);
     if (msg == NULL)
         return ATTN_EOVERLOAD;
     memcpy(msg->data, req->msg->data, n_kept);
@@ -63,6 +71,15 @@ static bool is_step(const struct request *req)
     return req->wire.header != NULL && req->wire.header->body_case == ATTND__REQUEST__BODY_STEP;
 }
 
+static void count(const struct request *req)
+{
+    stats_add(requests_received, 1);
+    if (is_step(req)) {
+        stats_add(steps_received, 1);
+        stats_add(steps_in_flight, 1);
+    }
+}
+
 /* Takes over what decoding gave: counts the request and sets its times. */
 static attn_status decoded(struct request *req, attn_status st, uint64_t now_ns,
                            uint64_t default_timeout_us, uint64_t max_timeout_us)
@@ -74,17 +91,24 @@ static attn_status decoded(struct request *req, attn_status st, uint64_t now_ns,
         stats_add(messages_malformed, 1);
         return st;
     }
-    stats_add(requests_received, 1);
+    count(req);
     uint64_t timeout_us = req->wire.header->timeout_us;
     if (timeout_us > max_timeout_us)
         timeout_us = max_timeout_us;
     if (timeout_us != 0)
         req->deadline_ns = now_ns + timeout_us * 1000;
-    if (is_step(req)) {
-        stats_add(steps_received, 1);
-        stats_add(steps_in_flight, 1);
-    }
     return ATTN_OK;
+}
+
+void request_take_bell(struct request *req, struct request_bell *bell, const Attnd__Request *header,
+                       uint8_t *payload, size_t payload_bytes, uint64_t now_ns, uint64_t timeout_us)
+{
+    req->bell = bell;
+    req->wire =
+        (struct wire_request){.header = header, .payload = payload, .payload_bytes = payload_bytes};
+    req->received_ns = now_ns;
+    req->deadline_ns = now_ns + timeout_us * 1000;
+    count(req);
 }
 
 attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
@@ -104,6 +128,19 @@ attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *pa
     return decoded(req, st, now_ns, default_timeout_us, max_timeout_us);
 }
 
+uint64_t request_session(const struct request *req)
+{
+    const Attnd__Request *h = req->wire.header;
+    return h->body_case == ATTND__REQUEST__BODY_HELLO ? h->hello->resume_session : h->session;
+}
+
+bool request_may_administer(const struct request *req)
+{
+    const struct principal *who = &req->principal;
+    return req->transport->is_admin ||
+           (who->kind == PRINCIPAL_USER && (who->uid == 0 || who->uid == geteuid()));
+}
+
 attn_status request_reply_reserve(struct request *req, size_t n_bytes)
 {
     if (req->room != NULL) {
@@ -116,7 +153,7 @@ attn_status request_reply_reserve(struct request *req, size_t n_bytes)
     }
     assert(req->msg->pool != NULL); /* heap messages are refused, never served */
     iobuf_release(req->reply);
-    req->reply = iobuf_acquire(req->msg->pool, n_bytes);
+    req->reply = iobuf_acquire_owed(req->msg->pool, req->share, n_bytes);
     return req->reply == NULL ? ATTN_EOVERLOAD : ATTN_OK;
 }
 
@@ -134,9 +171,10 @@ attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
 
 void request_reply(struct request *req, attn_status st)
 {
-    assert(req->reply != NULL);
+    assert(req->reply != NULL || req->bell != NULL);
+    req->status = st;
     if (is_step(req)) {
-        uint64_t now_ns = clock_now_ns();
+        uint64_t now_ns = req->replied_ns = clock_now_ns();
         enum stats_transport label = req->transport->label;
         stats_observe_ns(label, STATS_TOTAL, now_ns - req->received_ns);
         if (req->batched_ns != 0) {
@@ -147,6 +185,63 @@ void request_reply(struct request *req, attn_status st)
         stats_sub(steps_in_flight, 1);
     }
     req->transport->reply(req);
+}
+
+static double seconds(uint64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+static void tell_slow(const struct request *req, const uint64_t stage_ns[STAGE_N],
+                      uint64_t total_ns)
+{
+    const Attnd__Step *step = req->wire.header->step;
+    struct timespec now;
+    char who[PRINCIPAL_TEXT_BYTES];
+    clock_gettime(CLOCK_REALTIME, &now);
+    struct slow_step s = {
+        .unix_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec,
+        .request_id = req->wire.request_id,
+        .session = req->wire.header->session,
+        .pool = step->pool,
+        .layer = step->layer,
+        .n_items = (uint32_t)step->n_seq,
+        .status = req->status,
+        .transport = stats_transport_name(req->transport->label),
+    };
+    memcpy(s.stage_ns, stage_ns, sizeof s.stage_ns);
+    for (size_t i = 0; i < step->n_n_tokens; i++)
+        s.n_tokens += step->n_tokens[i];
+    snprintf(s.who, sizeof s.who, "%s", principal_format(&req->principal, who));
+    slow_add(&s);
+    stats_add(steps_slow, 1);
+    const char *status = attn_status_message(s.status);
+    char quoted[2][SLOW_WHO_BYTES + 8];
+    log_limited("slow steps", LOG_LEVEL_WARN, log_event, "slow step",
+                "total=%.6f receive=%.6f queue=%.6f wait=%.6f launch=%.6f device=%.6f reply=%.6f "
+                "send=%.6f session=%08" PRIx32 " request=%" PRIu64 " pool=%" PRIu32
+                " layer=%" PRIu32 " items=%" PRIu32 " tokens=%" PRIu32
+                " status=%s transport=%s peer=%s",
+                seconds(total_ns), seconds(stage_ns[STAGE_RECEIVE]), seconds(stage_ns[STAGE_QUEUE]),
+                seconds(stage_ns[STAGE_WAIT]), seconds(stage_ns[STAGE_LAUNCH]),
+                seconds(stage_ns[STAGE_DEVICE]), seconds(stage_ns[STAGE_REPLY]),
+                seconds(stage_ns[STAGE_SEND]), session_label(s.session), s.request_id, s.pool,
+                s.layer, s.n_items, s.n_tokens, log_quote(status, quoted[0], sizeof quoted[0]),
+                s.transport, log_quote(s.who, quoted[1], sizeof quoted[1]));
+}
+
+void request_sent(const struct request *req)
+{
+    if (!is_step(req))
+        return;
+    uint64_t stage_ns[STAGE_N], total_ns = 0;
+    stages_of(req, clock_now_ns(), stage_ns);
+    for (enum stage s = 0; s < STAGE_N; s++) {
+        stats_observe_stage_ns(s, stage_ns[s]);
+        total_ns += stage_ns[s];
+    }
+    if (slow_is(total_ns))
+        tell_slow(req, stage_ns, total_ns);
 }
 
 void request_reply_error(struct request *req, attn_status st, uint64_t retry_after_us,
@@ -161,6 +256,7 @@ void request_reply_error(struct request *req, attn_status st, uint64_t retry_aft
     for (char *c = sentence; *c != '\0'; c++)
         if ((unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7f)
             *c = '?';
+    req->why = sentence;
 
     Attnd__Reply header = ATTND__REPLY__INIT;
     header.status = st;

@@ -15,6 +15,7 @@
 #include "daemon/iobuf.h"
 #include "daemon/principal.h"
 #include "daemon/transport.h"
+#include "kernels/backend.h"
 #include "proto/wire.h"
 
 enum {
@@ -22,6 +23,13 @@ enum {
     REQUEST_MAX_ARENA_BYTES = 4 << 20, /* a header unpacked, chunks included */
     REQUEST_MIN_MSG_BYTES = 1024, /* room of every msg: an error can be answered in its place */
     REQUEST_MAX_REUSED_BYTES = 64 << 10, /* a larger msg is given back before its error is sent */
+};
+
+/* Of a step that came without a message, by a bell (lane.h). */
+struct request_bell {
+    uint8_t *out; /* where its outputs go */
+    struct backend_word done; /* written by the device where the step is whole in one batch: */
+    bool is_signalled; /* the batch was told to */
 };
 
 struct request {
@@ -32,23 +40,35 @@ struct request {
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
     uint32_t peer_data_bytes;
     struct principal principal; /* who sent it: the transport's answer */
+    struct tenant *tenant; /* a step's, from its admission on; NULL: nobody asks */
+    uint64_t tenant_bytes; /* that it holds of the tenant's */
+    struct share *share; /* of its connection: what it holds is counted there; NULL: nowhere */
     struct iobuf *msg; /* received message */
     struct iobuf *room; /* where its reply must go, the transport's; NULL: taken from the pool */
     struct iobuf *reply; /* message to send; NULL until replied */
     struct wire_request wire;
     struct wire_arena arena;
+    struct request_bell *bell; /* NULL: it is a message */
+    const char *why; /* of a bell's failure, while transport->reply runs */
     uint64_t received_ns; /* CLOCK_MONOTONIC */
     uint64_t deadline_ns; /* answered by then */
     uint64_t batched_ns; /* left the queue; 0: not yet */
     uint64_t device_ns;
+    /* further moments for stages.h; 0: there was none */
+    uint64_t began_ns; /* its first byte came */
+    uint64_t taken_ns; /* the engine took it up */
+    uint64_t done_ns; /* its last batch came back */
+    uint64_t replied_ns; /* its reply was handed to the transport */
+    attn_status status; /* of the reply */
     uint8_t arena_bytes[REQUEST_ARENA_BYTES];
 };
 
 /* A request for a message of msg_bytes, with msg allocated from pool; pool NULL: from the heap, for
- * messages that are refused unread. NULL: out of memory or buffers (an overload; the transport
- * answers or cuts). Any thread. */
-struct request *request_new(const struct transport_ops *t, void *peer, struct iobuf_pool *pool,
-                            size_t msg_bytes);
+ * messages that are refused unread. share is its connection's and outlives it; NULL: nobody is
+ * counted. NULL: out of memory or buffers (an overload; the transport answers or cuts). Any thread.
+ */
+struct request *request_new(const struct transport_ops *t, void *peer, struct share *share,
+                            struct iobuf_pool *pool, size_t msg_bytes);
 /* A larger msg for a message that is still arriving, with its first n_kept bytes. ATTN_EOVERLOAD:
  * no buffer; nothing has changed. */
 attn_status request_grow(struct request *req, struct iobuf_pool *pool, size_t msg_bytes,
@@ -72,6 +92,19 @@ attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *pa
                                  uint64_t now_ns, uint64_t default_timeout_us,
                                  uint64_t max_timeout_us, char *why, size_t why_bytes);
 
+/* The session that a decoded request is about, also the one that hello resumes; 0: none. */
+uint64_t request_session(const struct request *req);
+
+/* May change the daemon for everybody: it came through the admin socket, or from root or the
+ * daemon's own user, who could as well send a signal. */
+bool request_may_administer(const struct request *req);
+
+/* Takes a step that a bell stands for as if it had been decoded: header, tensors at payload, and
+ * bell are the transport's. Its reply has no message: transport->reply gets status and why. */
+void request_take_bell(struct request *req, struct request_bell *bell, const Attnd__Request *header,
+                       uint8_t *payload, size_t payload_bytes, uint64_t now_ns,
+                       uint64_t timeout_us);
+
 /* Makes req->reply n_bytes big: the room if there is one, else a buffer. ATTN_EOVERLOAD: no buffer;
  * ATTN_EINVAL: the room is too small. May be repeated: the later replaces the earlier. */
 attn_status request_reply_reserve(struct request *req, size_t n_bytes);
@@ -81,6 +114,9 @@ attn_status request_reply_reserve(struct request *req, size_t n_bytes);
  * are the caller's. Errors and repeating as request_reply_reserve. */
 attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
                                 size_t payload_bytes, uint8_t **out_payload);
+/* The transport has written the reply: the step's stages go to the histograms, a slow one to slow.h
+ * and to the log. Before the arena is reset. Any thread. */
+void request_sent(const struct request *req);
 /* Hands the request with its built reply to the transport; the request is gone for the caller. A
  * step is counted as answered with st (its first failed item's), its times go to the histograms. */
 void request_reply(struct request *req, attn_status st);

@@ -20,10 +20,13 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/lane.h"
 #include "daemon/shm_internal.h"
 #include "daemon/stack.h"
 
 enum { PAGE_BYTES = 4096 };
+static const uint64_t BELL_SOON_NS = 10 * 1000 * 1000; /* after the last: the next is looked for */
+static const uint64_t BELL_NAP_NS = 1000 * 1000; /* later it may wait so long */
 
 /* --- life ------------------------------------------------------------------------------------- */
 
@@ -155,6 +158,7 @@ static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_
     s->room = (struct iobuf){.data = c->base + e->room_offset, .capacity_bytes = e->room_bytes};
     request_init(&s->req, &transport_shm_ops, c);
     s->req.principal = c->principal;
+    s->req.share = c->share;
     s->req.msg = &s->msg;
     s->req.room = &s->room;
     stats_add(received_bytes, e->request_bytes);
@@ -216,6 +220,9 @@ void shm_reply(struct request *req)
     struct shm_client *c = req->peer;
     struct shm_slot *s = (struct shm_slot *)(void *)req; /* its first member */
     const struct iobuf *reply = req->reply;
+    request_sent(req); /* the client has it a moment later */
+    if (req->principal.tenant[0] != '\0') /* its hello told whose client this is */
+        c->principal = req->principal;
     wire_arena_reset(&req->arena);
     s->is_busy = false;
     c->n_busy--;
@@ -241,7 +248,10 @@ void shm_reply(struct request *req)
 static void retire(struct shm_client *c)
 {
     struct transport_shm *t = c->t;
-    engine_unwatch(t->env->engine, c->wake_fd);
+    if (c->lane != NULL)
+        engine_lane_remove(c->lane);
+    else
+        engine_unwatch(t->env->engine, c->wake_fd);
     (void)stack_push(&t->retired, c);
     uv_async_send(&t->async);
 }
@@ -254,11 +264,15 @@ static void take_news(struct transport_shm *t)
     for (; c != NULL; c = next) {
         next = c->next;
         LIST_INSERT_HEAD(&t->clients, c, entry);
+        if (c->lane != NULL)
+            engine_lane_add(t->env->engine, c->lane);
     }
     for (c = LIST_FIRST(&t->clients); c != NULL; c = next) {
         next = LIST_NEXT(c, entry);
         c->is_dead |= atomic_load(&c->is_hung_up);
-        if (c->is_dead && c->n_busy == 0) {
+        if (c->is_dead && c->lane != NULL)
+            lane_close(c->lane);
+        if (c->is_dead && (c->lane != NULL ? c->lane->n_busy : c->n_busy) == 0) {
             LIST_REMOVE(c, entry);
             retire(c);
         }
@@ -280,6 +294,10 @@ bool shm_poll(struct engine_poller *p)
         return false;
     struct shm_client *c;
     LIST_FOREACH(c, &t->clients, entry) {
+        if (c->lane != NULL) {
+            has_work |= lane_poll(c->lane);
+            continue;
+        }
         uint32_t submitted = atomic_load_explicit(&c->control->submitted, memory_order_acquire);
         if (submitted == c->taken || c->is_dead)
             continue;
@@ -295,10 +313,11 @@ bool shm_may_sleep(struct engine_poller *p)
     bool is_quiet = true;
     struct shm_client *c;
     LIST_FOREACH(c, &t->clients, entry)
-        atomic_store_explicit(&c->control->daemon_sleeps, 1, memory_order_relaxed);
+        if (c->lane == NULL)
+            atomic_store_explicit(&c->control->daemon_sleeps, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst); /* the client: submitted, fence, daemon_sleeps */
     LIST_FOREACH(c, &t->clients, entry)
-        is_quiet &= c->is_dead ||
+        is_quiet &= c->is_dead || c->lane != NULL ||
                     c->taken == atomic_load_explicit(&c->control->submitted, memory_order_relaxed);
     return is_quiet && !atomic_load(&t->has_news);
 }
@@ -308,5 +327,20 @@ void shm_awake(struct engine_poller *p)
     struct transport_shm *t = of_poller(p);
     struct shm_client *c;
     LIST_FOREACH(c, &t->clients, entry)
-        atomic_store_explicit(&c->control->daemon_sleeps, 0, memory_order_relaxed);
+        if (c->lane == NULL)
+            atomic_store_explicit(&c->control->daemon_sleeps, 0, memory_order_relaxed);
+}
+
+/* A bell wakes nobody: where one is awaited the engine does not sleep for long, or at all. */
+uint64_t shm_nap_ns(struct engine_poller *p)
+{
+    struct transport_shm *t = of_poller(p);
+    uint64_t ns = UINT64_MAX, now_ns = clock_now_ns();
+    struct shm_client *c;
+    LIST_FOREACH(c, &t->clients, entry) {
+        const struct lane *l = c->lane;
+        if (l != NULL && l->n_plans > 0)
+            ns = now_ns - l->taken_ns < BELL_SOON_NS || ns == 0 ? 0 : BELL_NAP_NS;
+    }
+    return ns;
 }

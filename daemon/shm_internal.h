@@ -1,5 +1,6 @@
 /* shm_internal.h: what transport_shm.c (listening, handing memory over, taking it back),
- * shm_region.c (a client's memory) and shm_client.c (rings, requests, replies) share.
+ * shm_region.c (a client's memory) and shm_client.c (rings, requests, replies) share. A client of
+ * gpu:// has a lane instead of rings (transport_gpu.c); the rest is the same.
  *
  * A client is the loop's until its region is handed over, the engine's until it is retired, and
  * then the loop's again, which frees it. Retired is who hung up or broke the protocol and has no
@@ -12,9 +13,11 @@
 #include <sys/queue.h>
 #include <uv.h>
 
+#include "daemon/address.h"
 #include "daemon/engine.h"
 #include "daemon/principal.h"
 #include "daemon/transport.h"
+#include "proto/lane_words.h"
 #include "proto/shm_ring.h"
 
 /* One request in flight. */
@@ -24,11 +27,18 @@ struct shm_slot {
     bool is_busy;
 };
 
+struct lane;
+union shm_first_packet {
+    struct shm_hello shm;
+    struct lane_hello lane;
+};
+
 struct shm_client {
     struct transport_shm *t;
     struct shm_client *next; /* of a stack */
     LIST_ENTRY(shm_client) entry; /* of the loop's or the engine's */
     struct principal principal;
+    struct share *share;
     char name[PRINCIPAL_TEXT_BYTES]; /* for logs: the same */
     int fd; /* the socket; -1: none */
     int wake_fd; /* the eventfd the client has, too; -1: none */
@@ -42,6 +52,7 @@ struct shm_client {
     bool is_closing;
 
     /* written by the loop before it is handed over */
+    struct lane *lane; /* NULL: rings */
     uint8_t *base; /* NULL: no region yet */
     uint64_t region_bytes, data_offset;
     struct shm_control *control;
@@ -63,6 +74,14 @@ struct transport_shm {
     struct transport_env *env;
     struct engine_poller poller;
     char url[256];
+    struct address address;
+
+    /* Gives a client that said hello what it shares; ATTN_OK: it is the engine's now, else why says
+     * what is wrong and the client was answered. fd: the descriptor that came with the hello, or
+     * -1; it stays the caller's. */
+    attn_status (*welcome)(struct shm_client *c, const union shm_first_packet *hello,
+                           size_t hello_bytes, int fd, char *why, size_t why_bytes);
+    bool wants_descriptor; /* with a hello */
 
     /* the loop's */
     int listen_fd;
@@ -72,7 +91,7 @@ struct transport_shm {
     LIST_HEAD(, shm_client) unshared; /* not handed over, or given back */
     uint32_t n_handles, n_clients;
     bool has_async, has_listener, is_closing;
-    uint64_t log_second, n_logged;
+    bool is_polled; /* the engine knows the poller: from the first client on */
 
     _Atomic bool is_stopped, has_news;
     _Atomic(struct shm_client *) incoming; /* a stack: loop to engine */
@@ -89,8 +108,27 @@ struct transport_shm {
 attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int *out_fd, char *why,
                             size_t why_bytes);
 void shm_region_close(struct shm_client *c); /* of one that was never opened, too */
-/* Answers the hello, with memfd and eventfd if region_fd is not -1. false: it was not sent. */
-bool shm_region_send(struct shm_client *c, struct shm_welcome *w, int region_fd);
+/* A packet of bytes with n_fds descriptors. false: it was not sent. */
+bool shm_send_packet(int fd, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
+
+/* transport_gpu.c */
+
+attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hello,
+                         size_t hello_bytes, int fd, char *why, size_t why_bytes);
+void lane_free(struct shm_client *c); /* of one that has none, too */
+
+/* transport_shm.c */
+
+/* open of shm:// and gpu://, which differ in ops and welcome. */
+attn_status shm_listen(const struct transport_ops *ops, struct transport_env *env, const char *url,
+                       struct transport **out_t, char *why, size_t why_bytes);
+/* c's memory is there: the engine's from now on. */
+void shm_hand_over(struct shm_client *c);
+const char *shm_url(const struct transport *base);
+void shm_stop(struct transport *base);
+bool shm_is_idle(const struct transport *base);
+bool shm_hang_up(struct transport *base);
+void shm_close(struct transport *base);
 
 /* shm_client.c */
 
@@ -106,5 +144,6 @@ void shm_reply(struct request *req);
 bool shm_poll(struct engine_poller *p);
 bool shm_may_sleep(struct engine_poller *p);
 void shm_awake(struct engine_poller *p);
+uint64_t shm_nap_ns(struct engine_poller *p);
 
 #endif

@@ -36,11 +36,19 @@ attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int
     bytes = bytes / PAGE_BYTES * PAGE_BYTES;
     c->n_slots =
         power_of_two(h->n_slots == 0 || h->n_slots > cfg->shm_slots ? cfg->shm_slots : h->n_slots);
-    if (bytes > cfg->shm_memory_bytes - t->env->shared_bytes) {
+    uint64_t n_free = cfg->shm_memory_bytes - t->env->shared_bytes;
+    if (bytes > n_free) {
         snprintf(why, why_bytes,
                  "%" PRIu64 " bytes of shared memory, %" PRIu64 " of listen.shm_memory's %" PRIu64
                  " are free",
-                 bytes, cfg->shm_memory_bytes - t->env->shared_bytes, cfg->shm_memory_bytes);
+                 bytes, n_free, cfg->shm_memory_bytes);
+        return ATTN_EQUOTA;
+    }
+    const struct share *full =
+        share_take(c->share, SHARE_SHM_BYTES, bytes, n_free, cfg->shm_memory_bytes);
+    if (full != NULL) {
+        char text[SHARE_TEXT_BYTES];
+        snprintf(why, why_bytes, "%s", share_say(full, SHARE_SHM_BYTES, n_free, text));
         return ATTN_EQUOTA;
     }
     attn_status st = ATTN_ENOMEM;
@@ -72,6 +80,7 @@ attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int
         snprintf(why, why_bytes, "no memory for %" PRIu32 " slots", c->n_slots);
     return st;
 fail:
+    share_give(c->share, SHARE_SHM_BYTES, bytes);
     if (p != MAP_FAILED)
         munmap(p, bytes);
     if (fd >= 0)
@@ -86,28 +95,28 @@ void shm_region_close(struct shm_client *c)
         env->backend_ops->host_unregister(env->backend, c->base, c->region_bytes);
         munmap(c->base, c->region_bytes);
         env->shared_bytes -= c->region_bytes;
+        share_give(c->share, SHARE_SHM_BYTES, c->region_bytes);
     }
     shm_client_fini(c);
     if (c->wake_fd >= 0)
         close(c->wake_fd);
 }
 
-bool shm_region_send(struct shm_client *c, struct shm_welcome *w, int region_fd)
+bool shm_send_packet(int fd, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
 {
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(2 * sizeof(int))];
     } control = {0};
-    struct iovec iov = {w, sizeof *w};
+    struct iovec iov = {(void *)(uintptr_t)bytes, n_bytes};
     struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (region_fd >= 0) {
-        int fds[2] = {region_fd, c->wake_fd};
+    if (n_fds > 0) {
         m.msg_control = control.bytes;
-        m.msg_controllen = sizeof control.bytes;
-        control.align.cmsg_len = CMSG_LEN(sizeof fds);
+        m.msg_controllen = CMSG_SPACE(n_fds * sizeof *fds);
+        control.align.cmsg_len = CMSG_LEN(n_fds * sizeof *fds);
         control.align.cmsg_level = SOL_SOCKET;
         control.align.cmsg_type = SCM_RIGHTS;
-        memcpy(CMSG_DATA(&control.align), fds, sizeof fds);
+        memcpy(CMSG_DATA(&control.align), fds, n_fds * sizeof *fds);
     }
-    return sendmsg(c->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof *w;
+    return sendmsg(fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)n_bytes;
 }

@@ -1,7 +1,8 @@
-/* sp_internal.h: nanomsg's REP side (SP wire protocol) on libuv streams, ipc:// and tcp://: what
- * transport_sp.c (listening, deadlines, replies coming in from the engine) and sp_peer.c (one
- * connection: reading, writing, cutting) share. All of it runs on the loop thread, but for the push
- * of a reply.
+/* sp_internal.h: nanomsg's REP side (SP wire protocol) on libuv streams, ipc://, tcp:// and
+ * tls+tcp://: what transport_sp.c (listening, deadlines, replies coming in from the engine),
+ * sp_peer.c (one connection: reading, cutting), sp_write.c (writing) and sp_tls.c (both through
+ * TLS) share.
+ * All of it runs on the loop thread, but for the push of a reply.
  *
  * Every nanomsg and nng client can talk to it. A message's id stack is kept with the request, its
  * body is received straight into an iobuf. Each peer has caps and deadlines; a peer that breaks one
@@ -18,10 +19,12 @@
 #include <sys/queue.h>
 #include <uv.h>
 
+#include "daemon/address.h"
 #include "daemon/engine.h"
 #include "daemon/principal.h"
 #include "daemon/sp_frame.h"
 #include "daemon/transport.h"
+#include "proto/tls_stream.h"
 
 struct sp_peer;
 
@@ -46,6 +49,8 @@ union sp_stream {
 };
 
 enum {
+    SP_MAX_GATHER = 32, /* replies in one write */
+    SP_MAX_PIECES = 2 * SP_MAX_GATHER,
     SP_READ_AHEAD_BYTES = 64 << 10,
     SP_PROGRESS_BYTES = 128 << 10, /* that a large message must bring in SP_PROGRESS_NS */
 };
@@ -57,6 +62,7 @@ struct transport_sp {
     bool is_ipc, is_stopped, is_closing, is_async_closing;
     bool is_accept_waiting; /* a connection was not accepted; libuv offers no other until it is */
     char url[256];
+    struct address address;
 
     union sp_stream listener;
     uv_timer_t timer; /* runs while a list below has members */
@@ -66,8 +72,9 @@ struct transport_sp {
     LIST_HEAD(, sp_peer) peers;
     uint64_t n_owed; /* requests not yet freed: in the engine, or replies being written */
     uint32_t n_handles; /* open or closing, peers' included */
-    uint64_t log_second, n_logged; /* of cut peers */
     uint8_t *read_ahead; /* [SP_READ_AHEAD_BYTES] shared: used up before a read callback returns */
+    struct ssl_ctx_st *tls_context; /* of tls+tcp://; NULL: no TLS */
+    uint8_t *plain; /* [TLS_STREAM_RECORD_BYTES] of tls+tcp://, shared like read_ahead */
 
     uv_async_t async;
     _Atomic(struct request *) replies; /* a stack */
@@ -81,6 +88,7 @@ struct sp_peer {
     LIST_ENTRY(sp_peer) entry;
     union sp_stream io;
     struct principal principal;
+    struct share *share;
     char name[96]; /* for logs: the principal or an address */
     struct sp_frame frame;
     bool is_eof; /* sends no more; closed when all is answered */
@@ -104,6 +112,10 @@ struct sp_peer {
     uv_write_t write;
     uv_shutdown_t shutdown;
     SLIST_ENTRY(sp_peer) dirty; /* while is_dirty */
+
+    struct tls_stream *tls; /* NULL: none */
+    bool is_secure; /* its handshake is over */
+    uint8_t *cipher; /* under an active uv_write; NULL: none */
 };
 
 /* transport_sp.c */
@@ -115,14 +127,42 @@ void sp_transport_finish(struct transport_sp *t); /* goes on closing where it ca
 /* sp_peer.c */
 /* Accepts the connection waiting at the listener. */
 void sp_peer_accept(struct transport_sp *t);
-/* Queues a reply that came back from the engine; sp_peer_flush sends it. */
-void sp_peer_queue(struct sp_peer *p, struct request *req);
-void sp_peer_flush(struct sp_peer *p);
 void sp_peer_stop_reading(struct sp_peer *p);
 void sp_peer_close(struct sp_peer *p);
+void sp_peer_free_if_done(struct sp_peer *p);
+void sp_request_done(struct transport_sp *t, struct request *req);
+/* A peer that breaks a rule; the caller has counted it by reason. */
+void sp_peer_cut(struct sp_peer *p, const char *why);
+/* Where the next bytes of a large message go, and how many of them; NULL: no such message. */
+uint8_t *sp_peer_room(struct sp_peer *p, size_t *out_n);
+/* n bytes have come; they are in that place already if bytes is NULL. */
+void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n);
+/* The peer sends no more. */
+void sp_peer_end_of_file(struct sp_peer *p);
 void sp_peer_expire_handshake(struct sp_peer *p);
 void sp_peer_expire_body(struct sp_peer *p);
 void sp_peer_expire_progress(struct sp_peer *p);
 void sp_peer_expire_write(struct sp_peer *p);
+
+/* sp_write.c */
+/* Queues a reply that came back from the engine; sp_peer_flush sends it. */
+void sp_peer_queue(struct sp_peer *p, struct request *req);
+void sp_peer_flush(struct sp_peer *p);
+/* All that is owed is written: a peer that sends no more, or may not, goes now. */
+void sp_peer_leave_if_done(struct sp_peer *p);
+/* The first replies of the queue, without what is written of the first; the number of pieces. */
+size_t sp_peer_gather(struct sp_peer *p, struct iovec pieces[SP_MAX_PIECES]);
+/* The next n bytes of the queue are on their way. */
+void sp_peer_wrote(struct sp_peer *p, size_t n);
+
+/* sp_tls.c; of peers with tls */
+bool sp_tls_begin(struct sp_peer *p); /* false: out of memory */
+void sp_tls_free(struct sp_peer *p);
+/* Bytes have come from the socket. */
+void sp_tls_take(struct sp_peer *p, const uint8_t *bytes, size_t n);
+bool sp_tls_is_inside(const struct sp_peer *p); /* part of a record is missing */
+void sp_tls_flush(struct sp_peer *p);
+/* Tells the peer, if it can be told at once, that nothing more will come. */
+void sp_tls_end(struct sp_peer *p);
 
 #endif

@@ -1,13 +1,12 @@
-/* sp_peer.c: one connection of a worker: its bytes become requests, replies become its bytes.
+/* sp_peer.c: one connection of a worker: its bytes become requests.
  *
  * Small messages and all heads are read through the transport's shared read-ahead buffer, the
  * bodies of large ones straight into their request's buffer. That grows as bytes arrive, so that a
  * size alone takes no memory; large messages that are not complete hold at most half of
- * cache.io_memory together, and must go on arriving. Replies wait in the peer's queue and
- * are written many at a time, first without waiting (uv_try_write), the rest with one uv_write at a
- * time.
+ * cache.io_memory together, and must go on arriving. sp_write.c has the way back.
  */
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -20,10 +19,8 @@
 enum {
     DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
     FIRST_ROOM_BYTES = 64 << 10, /* of a large message */
-    MAX_GATHER = 32, /* replies in one write */
-    MAX_GATHER_BYTES = 4 << 20,
     KEEPALIVE_S = 60,
-    MAX_LOGGED_CUTS = 10, /* a second */
+    USER_TIMEOUT_MS = 60000, /* for bytes to be acknowledged */
 };
 
 /* The message being received has a large buffer of so many bytes; 0: none, or no message. */
@@ -42,13 +39,15 @@ static void hold_large(struct sp_peer *p, size_t n)
 
 /* ---- the end of a peer ---- */
 
-static void peer_free_if_done(struct sp_peer *p)
+void sp_peer_free_if_done(struct sp_peer *p)
 {
-    if (p->is_closed && p->n_requests == 0)
-        free(p);
+    if (!p->is_closed || p->n_requests > 0)
+        return;
+    share_unref(p->share);
+    free(p);
 }
 
-static void request_done(struct transport_sp *t, struct request *req)
+void sp_request_done(struct transport_sp *t, struct request *req)
 {
     request_free(req);
     t->n_owed--;
@@ -61,10 +60,11 @@ static void on_closed(uv_handle_t *handle)
     while (!STAILQ_EMPTY(&p->replies)) {
         struct request *req = STAILQ_FIRST(&p->replies);
         STAILQ_REMOVE_HEAD(&p->replies, queued);
-        request_done(t, req);
+        sp_request_done(t, req);
     }
+    sp_tls_free(p);
     p->is_closed = true;
-    peer_free_if_done(p);
+    sp_peer_free_if_done(p);
     t->n_handles--;
     sp_transport_finish(t);
 }
@@ -81,33 +81,25 @@ void sp_peer_close(struct sp_peer *p)
     request_free(p->req);
     p->req = NULL;
     LIST_REMOVE(p, entry);
+    share_give(p->share, SHARE_PEERS, 1);
     t->env->n_peers--;
     stats_sub(peers, 1);
     log_debug("%s: peer left (%s)", t->url, p->name);
     uv_close(&p->io.handle, on_closed);
 }
 
-/* A peer that breaks a rule; the caller has counted it by reason. */
-static void peer_cut(struct sp_peer *p, const char *why)
+void sp_peer_cut(struct sp_peer *p, const char *why)
 {
     struct transport_sp *t = p->t;
-    uint64_t second = clock_now_ns() / 1000000000u;
-    if (second != t->log_second) {
-        if (t->n_logged > MAX_LOGGED_CUTS)
-            log_info("%s: %llu more peers cut", t->url,
-                     (unsigned long long)(t->n_logged - MAX_LOGGED_CUTS));
-        t->log_second = second;
-        t->n_logged = 0;
-    }
-    if (t->n_logged++ < MAX_LOGGED_CUTS)
-        log_info("%s: peer cut (%s): %s", t->url, p->name, why);
+    log_limited("peers cut", LOG_LEVEL_INFO, log_write, "%s: peer cut (%s): %s", t->url, p->name,
+                why);
     sp_peer_close(p);
 }
 
 void sp_peer_expire_handshake(struct sp_peer *p)
 {
     stats_add(peers_cut_handshake, 1);
-    peer_cut(p, "no handshake within listen.handshake_timeout");
+    sp_peer_cut(p, "no handshake within listen.handshake_timeout");
 }
 
 void sp_peer_expire_body(struct sp_peer *p)
@@ -117,7 +109,7 @@ void sp_peer_expire_body(struct sp_peer *p)
         return;
     }
     stats_add(peers_cut_body_timeout, 1);
-    peer_cut(p, "message not complete within listen.body_timeout");
+    sp_peer_cut(p, "message not complete within listen.body_timeout");
 }
 
 void sp_peer_expire_progress(struct sp_peer *p)
@@ -127,156 +119,13 @@ void sp_peer_expire_progress(struct sp_peer *p)
         return;
     }
     stats_add(peers_cut_body_timeout, 1);
-    peer_cut(p, "a large message arrives at less than 64 KiB/s");
+    sp_peer_cut(p, "a large message arrives at less than 64 KiB/s");
 }
 
 void sp_peer_expire_write(struct sp_peer *p)
 {
     stats_add(peers_cut_slow_reader, 1);
-    peer_cut(p, "replies not taken within listen.write_timeout");
-}
-
-/* ---- writing ---- */
-
-static void on_shutdown(uv_shutdown_t *shutdown, int status)
-{
-    (void)shutdown;
-    (void)status; /* the peer's end of file or the deadline closes it, whatever this says */
-}
-
-/* All that is owed is written: a peer that sends no more, or may not, goes now. */
-static void peer_leave_if_done(struct sp_peer *p)
-{
-    if (p->is_closing || p->n_requests > 0 || !STAILQ_EMPTY(&p->replies))
-        return;
-    if (p->is_eof) {
-        sp_peer_close(p);
-    } else if (p->is_doomed && !p->is_shut) {
-        /* closing with unread bytes would reset the connection and take the answer with it: end our
-         * side, drop what still comes, wait for the peer's end */
-        p->is_shut = true;
-        sp_wait_start(&p->t->bodies, &p->read_wait);
-        if (uv_shutdown(&p->shutdown, &p->io.stream, on_shutdown) != 0)
-            sp_peer_close(p);
-    }
-}
-
-static size_t reply_bytes(const struct request *req)
-{
-    return req->peer_data_bytes + req->reply->n_bytes;
-}
-
-static void write_pop(struct sp_peer *p)
-{
-    struct request *req = STAILQ_FIRST(&p->replies);
-    STAILQ_REMOVE_HEAD(&p->replies, queued);
-    p->write_bytes -= reply_bytes(req);
-    stats_add(sent_bytes, reply_bytes(req));
-    request_done(p->t, req);
-}
-
-/* The first replies of the queue as buffers, without the write_offset bytes that are gone. */
-static uint32_t write_gather(struct sp_peer *p, uv_buf_t bufs[2 * MAX_GATHER], uint32_t *out_n_bufs,
-                             size_t *out_bytes)
-{
-    uint32_t n = 0, n_bufs = 0;
-    size_t bytes = 0, skip = p->write_offset;
-    struct request *req;
-    STAILQ_FOREACH(req, &p->replies, queued) {
-        if (n == MAX_GATHER)
-            break;
-        if (n > 0 && bytes + reply_bytes(req) > MAX_GATHER_BYTES)
-            break;
-        size_t head = req->peer_data_bytes;
-        uint8_t *body = req->reply->data + req->reply->offset;
-        if (skip < head)
-            bufs[n_bufs++] = uv_buf_init((char *)req->peer_data + skip, (unsigned)(head - skip));
-        size_t body_skip = skip > head ? skip - head : 0;
-        bufs[n_bufs++] =
-            uv_buf_init((char *)body + body_skip, (unsigned)(req->reply->n_bytes - body_skip));
-        bytes += reply_bytes(req) - skip;
-        skip = 0;
-        n++;
-    }
-    *out_n_bufs = n_bufs;
-    *out_bytes = bytes;
-    return n;
-}
-
-static void on_written(uv_write_t *write, int status)
-{
-    struct sp_peer *p = write->handle->data;
-    if (p->is_closing)
-        return; /* on_closed frees the queue */
-    if (status < 0) {
-        sp_peer_close(p);
-        return;
-    }
-    sp_wait_stop(&p->write_wait);
-    p->write_offset = 0;
-    for (; p->n_writing > 0; p->n_writing--)
-        write_pop(p);
-    sp_peer_flush(p);
-}
-
-void sp_peer_flush(struct sp_peer *p)
-{
-    uv_buf_t bufs[2 * MAX_GATHER];
-    while (!STAILQ_EMPTY(&p->replies) && p->n_writing == 0 && !p->is_closing) {
-        uint32_t n_bufs;
-        size_t bytes;
-        uint32_t n = write_gather(p, bufs, &n_bufs, &bytes);
-        int written = uv_try_write(&p->io.stream, bufs, n_bufs);
-        if (written < 0 && written != UV_EAGAIN) {
-            sp_peer_close(p);
-            return;
-        }
-        size_t left = written > 0 ? (size_t)written : 0;
-        bool is_all = left == bytes;
-        for (; n > 0; n--) {
-            size_t first = reply_bytes(STAILQ_FIRST(&p->replies)) - p->write_offset;
-            if (left < first)
-                break;
-            left -= first;
-            p->write_offset = 0;
-            write_pop(p);
-        }
-        if (is_all)
-            continue;
-        p->write_offset += left;
-        p->n_writing = write_gather(p, bufs, &n_bufs, &bytes);
-        sp_wait_start(&p->t->writes, &p->write_wait);
-        if (uv_write(&p->write, &p->io.stream, bufs, n_bufs, on_written) != 0) {
-            p->n_writing = 0;
-            sp_peer_close(p);
-        }
-    }
-    peer_leave_if_done(p);
-}
-
-void sp_peer_queue(struct sp_peer *p, struct request *req)
-{
-    struct transport_sp *t = p->t;
-    p->n_requests--;
-    if (p->is_closing) {
-        request_done(t, req);
-        peer_free_if_done(p);
-        return;
-    }
-    uint32_t n_ids = req->peer_data_bytes / 4;
-    uint8_t ids[4 * SP_MAX_IDS];
-    memcpy(ids, req->peer_data, req->peer_data_bytes);
-    req->peer_data_bytes = (uint32_t)sp_head_encode(t->is_ipc, ids, n_ids, req->reply->n_bytes,
-                                                    (uint8_t *)req->peer_data);
-    iobuf_release(req->msg); /* only the reply is needed from here */
-    req->msg = NULL;
-    STAILQ_INSERT_TAIL(&p->replies, req, queued);
-    bool is_first = p->write_bytes == 0;
-    p->write_bytes += reply_bytes(req);
-    if (!is_first && p->write_bytes > t->env->cfg->max_peer_write_bytes) {
-        stats_add(peers_cut_slow_reader, 1);
-        peer_cut(p, "replies waiting for it are over listen.max_peer_write");
-    }
+    sp_peer_cut(p, "replies not taken within listen.write_timeout");
 }
 
 /* ---- reading ---- */
@@ -293,13 +142,17 @@ static void refuse_message(struct sp_peer *p)
     p->refusal = SP_ACCEPTED;
     p->n_requests++;
     t->n_owed++;
-    if (req->msg->n_bytes == WIRE_PREAMBLE_BYTES && p->n_body >= WIRE_PREAMBLE_BYTES &&
-        wire_preamble_decode(req->msg->data, UINT64_MAX, &preamble, why, sizeof(why)) == ATTN_OK)
+    if (req->msg->n_bytes >= WIRE_PREAMBLE_BYTES && p->n_body >= WIRE_PREAMBLE_BYTES &&
+        wire_preamble_decode(req->msg->data, UINT64_MAX, &preamble, why, sizeof(why)) == ATTN_OK) {
         req->wire.request_id = preamble.request_id;
+        if (req->msg->n_bytes == WIRE_PEEK_BYTES && p->n_body >= WIRE_PEEK_BYTES)
+            engine_renew(t->env->engine, wire_session_peek(req->msg->data));
+    }
     if (refusal == SP_OVERSIZE) {
         stats_add(peers_cut_oversize, 1);
-        log_info("%s: peer sent a message of %llu bytes, over listen.max_message (%s)", t->url,
-                 (unsigned long long)p->body_bytes, p->name);
+        log_limited("oversized messages", LOG_LEVEL_INFO, log_write,
+                    "%s: peer sent a message of %llu bytes, over listen.max_message (%s)", t->url,
+                    (unsigned long long)p->body_bytes, p->name);
         p->is_doomed = true;
         request_reply_error(req, ATTN_EINVAL, 0,
                             "message of %llu bytes is over the limit of %llu (listen.max_message)",
@@ -308,7 +161,8 @@ static void refuse_message(struct sp_peer *p)
     } else {
         stats_add(requests_refused_overload, 1);
         request_reply_error(req, ATTN_EOVERLOAD, 10000,
-                            "no buffer for a message of %llu bytes: cache.io_memory is used up",
+                            "no buffer for a message of %llu bytes: cache.io_memory, or this "
+                            "connection's share of it (listen.peer_share), is used up",
                             (unsigned long long)p->body_bytes);
     }
 }
@@ -336,15 +190,16 @@ static void message_complete(struct sp_peer *p)
 }
 
 /* The message can't be taken: what is left of it is dropped as it arrives. Its first bytes are
- * kept, so that the answer names its id. false: no memory even for that; the peer is gone. */
+ * kept, so that the answer names its id and its session is renewed. false: no memory even for that;
+ * the peer is gone. */
 static bool message_drop(struct sp_peer *p, enum sp_refusal refusal)
 {
     struct transport_sp *t = p->t;
-    uint64_t kept = p->body_bytes < WIRE_PREAMBLE_BYTES ? p->body_bytes : WIRE_PREAMBLE_BYTES;
-    struct request *req = request_new(t->base.ops, p, NULL, (size_t)kept);
+    uint64_t kept = p->body_bytes < WIRE_PEEK_BYTES ? p->body_bytes : WIRE_PEEK_BYTES;
+    struct request *req = request_new(t->base.ops, p, p->share, NULL, (size_t)kept);
     if (req == NULL) {
         stats_add(peers_cut_memory, 1);
-        peer_cut(p, "out of memory");
+        sp_peer_cut(p, "out of memory");
         return false;
     }
     if (p->req != NULL) {
@@ -392,9 +247,10 @@ static void message_begin(struct sp_peer *p)
     p->refusal = SP_ACCEPTED;
     bool is_oversize = p->body_bytes > t->env->cfg->max_message_bytes;
     if (!is_oversize)
-        p->req = request_new(t->base.ops, p, t->env->bufs, next_room(p->body_bytes, 0));
+        p->req = request_new(t->base.ops, p, p->share, t->env->bufs, next_room(p->body_bytes, 0));
     if (p->req == NULL && !message_drop(p, is_oversize ? SP_OVERSIZE : SP_OVERLOAD))
         return;
+    p->req->began_ns = clock_now_ns();
     p->req->principal = p->principal;
     memcpy(p->req->peer_data, p->frame.ids, 4 * (size_t)p->frame.n_ids);
     p->req->peer_data_bytes = 4 * p->frame.n_ids;
@@ -448,7 +304,7 @@ static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
                     stats_add(peers_cut_handshake, 1);
                 else
                     stats_add(peers_cut_malformed, 1);
-                peer_cut(p, p->frame.why);
+                sp_peer_cut(p, p->frame.why);
             }
         }
         bytes += k;
@@ -456,14 +312,53 @@ static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
     }
 }
 
+uint8_t *sp_peer_room(struct sp_peer *p, size_t *out_n)
+{
+    if (p->req == NULL || p->refusal != SP_ACCEPTED || room_left(p) < DIRECT_MIN_BYTES)
+        return NULL;
+    *out_n = room_left(p);
+    return p->req->msg->data + p->n_body;
+}
+
 static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 {
     (void)suggested;
     struct sp_peer *p = handle->data;
-    if (p->req != NULL && p->refusal == SP_ACCEPTED && room_left(p) >= DIRECT_MIN_BYTES)
-        *buf = uv_buf_init((char *)p->req->msg->data + p->n_body, (unsigned)room_left(p));
+    size_t room = SP_READ_AHEAD_BYTES;
+    uint8_t *in_place = p->tls == NULL ? sp_peer_room(p, &room) : NULL;
+    *buf = uv_buf_init((char *)(in_place != NULL ? in_place : p->t->read_ahead), (unsigned)room);
+}
+
+void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n)
+{
+    if (bytes == NULL)
+        message_body(p, NULL, n);
     else
-        *buf = uv_buf_init((char *)p->t->read_ahead, SP_READ_AHEAD_BYTES);
+        consume(p, bytes, n);
+}
+
+void sp_peer_end_of_file(struct sp_peer *p)
+{
+    /* a half-closed peer may still want its answers; a message cut short is nobody's */
+    uv_read_stop(&p->io.stream);
+    p->is_eof = true;
+    sp_wait_stop(&p->read_wait);
+    hold_large(p, 0);
+    request_free(p->req);
+    p->req = NULL;
+    sp_peer_leave_if_done(p);
+}
+
+/* A part of a message or of a TLS record is waited for. */
+static void watch_parts(struct sp_peer *p)
+{
+    bool is_inside = sp_frame_is_inside(&p->frame) || (p->tls != NULL && sp_tls_is_inside(p));
+    if (p->is_closing || p->is_doomed || p->is_eof)
+        return;
+    if (is_inside && p->read_wait.list == NULL)
+        sp_wait_start(&p->t->bodies, &p->read_wait);
+    else if (!is_inside && p->read_wait.list == &p->t->bodies)
+        sp_wait_stop(&p->read_wait);
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
@@ -471,15 +366,13 @@ static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
     struct sp_peer *p = stream->data;
     if (n_read == 0)
         return;
+    if (n_read == UV_EOF && p->tls != NULL && !p->is_doomed) {
+        stats_add(peers_cut_tls, 1);
+        sp_peer_cut(p, "TLS: the connection ended without close_notify");
+        return;
+    }
     if (n_read == UV_EOF) {
-        /* a half-closed peer may still want its answers; a message cut short is nobody's */
-        uv_read_stop(stream);
-        p->is_eof = true;
-        sp_wait_stop(&p->read_wait);
-        hold_large(p, 0);
-        request_free(p->req);
-        p->req = NULL;
-        peer_leave_if_done(p);
+        sp_peer_end_of_file(p);
         return;
     }
     if (n_read < 0) {
@@ -487,13 +380,12 @@ static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
         return;
     }
     stats_add(received_bytes, (uint64_t)n_read);
-    if ((uint8_t *)buf->base != p->t->read_ahead)
-        message_body(p, NULL, (size_t)n_read);
-    else
-        consume(p, (const uint8_t *)buf->base, (size_t)n_read);
-    if (!p->is_closing && !p->is_doomed && p->read_wait.list == NULL &&
-        sp_frame_is_inside(&p->frame))
-        sp_wait_start(&p->t->bodies, &p->read_wait);
+    const uint8_t *bytes = (const uint8_t *)buf->base;
+    if (p->tls != NULL && !p->is_doomed)
+        sp_tls_take(p, bytes, (size_t)n_read);
+    else if (p->tls == NULL)
+        sp_peer_take(p, bytes != p->t->read_ahead ? NULL : bytes, (size_t)n_read);
+    watch_parts(p);
 }
 
 void sp_peer_stop_reading(struct sp_peer *p)
@@ -510,6 +402,7 @@ void sp_peer_stop_reading(struct sp_peer *p)
 
 static void peer_identify(struct sp_peer *p)
 {
+    const unsigned user_timeout_ms = USER_TIMEOUT_MS;
     uv_os_fd_t fd;
     char text[PRINCIPAL_TEXT_BYTES];
     if (p->t->is_ipc) {
@@ -525,7 +418,31 @@ static void peer_identify(struct sp_peer *p)
         address_format((struct sockaddr *)&sa, p->name, sizeof(p->name));
         uv_tcp_nodelay(&p->io.tcp, 1);
         uv_tcp_keepalive(&p->io.tcp, 1, KEEPALIVE_S);
+        if (uv_fileno(&p->io.handle, &fd) == 0)
+            setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms);
     }
+}
+
+/* There is room for it among all peers and those of its principal; else it is gone. */
+static bool peer_is_welcome(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    uint32_t most = t->env->cfg->max_peers, n_others = t->env->n_peers - 1;
+    char why[SHARE_TEXT_BYTES] = "listen.max_peers is reached";
+    struct share *share = n_others < most ? share_open(t->env->shares, &p->principal) : NULL;
+    const struct share *full = share_take(share, SHARE_PEERS, 1, most - n_others, most);
+    if (share != NULL && full == NULL) {
+        p->share = share;
+        return true;
+    }
+    if (full != NULL)
+        share_say(full, SHARE_PEERS, most - n_others, why);
+    else if (n_others < most)
+        snprintf(why, sizeof why, "out of memory");
+    share_unref(share);
+    stats_add(peers_refused, 1);
+    sp_peer_cut(p, why);
+    return false;
 }
 
 void sp_peer_accept(struct transport_sp *t)
@@ -555,17 +472,16 @@ void sp_peer_accept(struct transport_sp *t)
         return;
     }
     peer_identify(p);
-    if (t->env->n_peers > t->env->cfg->max_peers) {
-        stats_add(peers_refused, 1);
-        sp_peer_close(p);
+    if (!peer_is_welcome(p))
         return;
-    }
     stats_add(peers_accepted, 1);
     log_debug("%s: peer came (%s)", t->url, p->name);
     sp_frame_init(&p->frame, t->is_ipc);
     sp_wait_start(&t->handshakes, &p->read_wait);
     uv_buf_t hello = uv_buf_init((char *)(uintptr_t)sp_handshake, SP_HANDSHAKE_BYTES);
-    if (uv_try_write(&p->io.stream, &hello, 1) != SP_HANDSHAKE_BYTES ||
-        uv_read_start(&p->io.stream, on_alloc, on_read) != 0)
+    bool is_begun = t->tls_context != NULL
+                        ? sp_tls_begin(p)
+                        : uv_try_write(&p->io.stream, &hello, 1) == SP_HANDSHAKE_BYTES;
+    if (!is_begun || uv_read_start(&p->io.stream, on_alloc, on_read) != 0)
         sp_peer_close(p);
 }

@@ -6,11 +6,14 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <pthread.h>
 #include <string.h>
+
+#include "daemon/process.h"
 
 struct stats stats;
 
-static const char *const transport_names[STATS_N_TRANSPORTS] = {"ipc", "tcp", "shm"};
+static const char *const transport_names[STATS_N_TRANSPORTS] = {"ipc", "tcp", "shm", "gpu", "tls"};
 static const char *const time_names[STATS_N_TIMES] = {"queue", "device", "total"};
 static const char *const time_help[STATS_N_TIMES] = {
     "Time of steps between arrival and launch",
@@ -32,16 +35,30 @@ void stats_count_answer(attn_status st)
     atomic_fetch_add_explicit(&stats.steps_answered[-st], 1, memory_order_relaxed);
 }
 
+const char *stats_transport_name(enum stats_transport t)
+{
+    return transport_names[t];
+}
+
 /* Bucket b counts times up to 2^b microseconds; the last counts all longer ones. */
-void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns)
+static void observe(struct stats_histogram *h, uint64_t ns)
 {
     uint64_t us = (ns + 999) / 1000;
     uint32_t b = us <= 1 ? 0 : 64 - (uint32_t)__builtin_clzll(us - 1);
     if (b >= STATS_BUCKETS)
         b = STATS_BUCKETS - 1;
-    struct stats_histogram *h = &stats.time[t][what];
     atomic_fetch_add_explicit(&h->bucket[b], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&h->sum_ns, ns, memory_order_relaxed);
+}
+
+void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns)
+{
+    observe(&stats.time[t][what], ns);
+}
+
+void stats_observe_stage_ns(enum stage s, uint64_t ns)
+{
+    observe(&stats.stage[s], ns);
 }
 
 static uint64_t load(const _Atomic uint64_t *v)
@@ -55,8 +72,19 @@ static bool is_ns(const char *field)
     return n > 3 && strcmp(field + n - 3, "_ns") == 0;
 }
 
+/* A moment becomes its age. */
+static uint64_t exported(const char *field, uint64_t v)
+{
+    size_t n = strlen(field);
+    if (n <= 6 || strcmp(field + n - 6, "_at_ns") != 0 || v == 0)
+        return v;
+    uint64_t now_ns = clock_now_ns();
+    return now_ns > v ? now_ns - v : 0;
+}
+
 static void write_value(FILE *f, const char *field, uint64_t v)
 {
+    v = exported(field, v);
     if (is_ns(field))
         fprintf(f, "%.9f", (double)v * 1e-9);
     else
@@ -71,25 +99,107 @@ static void write_metric(FILE *f, const char *field, const char *name, const cha
     fputc('\n', f);
 }
 
-static void write_histogram(FILE *f, const char *what, const char *transport,
+/* label: name of the label and value, as name="value" */
+static void write_histogram(FILE *f, const char *what, const char *label,
                             const struct stats_histogram *h)
 {
     uint64_t sum = 0;
     for (int b = 0; b < STATS_BUCKETS; b++) {
         sum += load(&h->bucket[b]);
         if (b < STATS_BUCKETS - 1)
-            fprintf(f, "attnd_step_%s_seconds_bucket{transport=\"%s\",le=\"%.9g\"} %" PRIu64 "\n",
-                    what, transport, (double)(1ull << b) * 1e-6, sum);
+            fprintf(f, "attnd_step_%s_seconds_bucket{%s,le=\"%.9g\"} %" PRIu64 "\n", what, label,
+                    (double)(1ull << b) * 1e-6, sum);
     }
-    fprintf(f, "attnd_step_%s_seconds_bucket{transport=\"%s\",le=\"+Inf\"} %" PRIu64 "\n", what,
-            transport, sum);
-    fprintf(f, "attnd_step_%s_seconds_sum{transport=\"%s\"} %.9f\n", what, transport,
+    fprintf(f, "attnd_step_%s_seconds_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n", what, label, sum);
+    fprintf(f, "attnd_step_%s_seconds_sum{%s} %.9f\n", what, label,
             (double)load(&h->sum_ns) * 1e-9);
-    fprintf(f, "attnd_step_%s_seconds_count{transport=\"%s\"} %" PRIu64 "\n", what, transport, sum);
+    fprintf(f, "attnd_step_%s_seconds_count{%s} %" PRIu64 "\n", what, label, sum);
+}
+
+static void write_tenants(FILE *f)
+{
+    uint32_t n = atomic_load(&stats.n_tenants);
+#define X(i, metric, type, help)                                                                   \
+    if (n > 0)                                                                                     \
+        fprintf(f, "# HELP attnd_" metric " " help ".\n# TYPE attnd_" metric " " type "\n");       \
+    for (uint32_t t = 0; t < n; t++)                                                               \
+        fprintf(f, "attnd_" metric "{tenant=\"%s\"} %" PRIu64 "\n", stats.tenants[t].name,         \
+                load(&stats.tenants[t].used[i]));
+    STATS_TENANT_MAP(X)
+#undef X
+}
+
+/* --- pools ------------------------------------------------------------------------------------ */
+
+static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct stats_pool pools[STATS_MAX_POOLS + 1]; /* the last is all others */
+static size_t n_pools;
+
+void stats_set_pools(const struct stats_pool *now, size_t n)
+{
+    struct stats_pool others = {.name = "(others)"};
+    size_t n_named = n < STATS_MAX_POOLS ? n : STATS_MAX_POOLS;
+    for (size_t i = n_named; i < n; i++) {
+        others.blocks += now[i].blocks;
+        others.free += now[i].free;
+        others.sequences += now[i].sequences;
+    }
+    pthread_mutex_lock(&pools_lock);
+    if (n_named > 0)
+        memcpy(pools, now, n_named * sizeof *now);
+    pools[n_named] = others;
+    n_pools = n_named + (n > n_named);
+    pthread_mutex_unlock(&pools_lock);
+}
+
+static size_t read_pools(struct stats_pool out[STATS_MAX_POOLS + 1])
+{
+    pthread_mutex_lock(&pools_lock);
+    size_t n = n_pools;
+    memcpy(out, pools, n * sizeof *out);
+    pthread_mutex_unlock(&pools_lock);
+    return n;
+}
+
+static void write_label(FILE *f, const char *text)
+{
+    for (; *text != '\0'; text++) {
+        if (*text == '"' || *text == '\\')
+            fputc('\\', f);
+        fputc(*text, f);
+    }
+}
+
+static void write_pools(FILE *f)
+{
+    static const char *const names[] = {"blocks", "blocks_free", "sequences"};
+    static const char *const help[] = {"Blocks of a pool", "Blocks free in a pool",
+                                       "Sequences open in a pool"};
+    struct stats_pool p[STATS_MAX_POOLS + 1];
+    size_t n = read_pools(p);
+    for (size_t k = 0; k < 3; k++) {
+        fprintf(f, "# HELP attnd_pool_%s %s.\n# TYPE attnd_pool_%s gauge\n", names[k], help[k],
+                names[k]);
+        for (size_t i = 0; i < n; i++) {
+            fprintf(f, "attnd_pool_%s{pool=\"", names[k]);
+            write_label(f, p[i].name);
+            fprintf(f, "\"} %" PRIu64 "\n",
+                    k == 0   ? p[i].blocks
+                    : k == 1 ? p[i].free
+                             : p[i].sequences);
+        }
+    }
 }
 
 void stats_write_prometheus(FILE *f)
 {
+    char label[64];
+    fprintf(f,
+            "# HELP attnd_build_info Version of this daemon.\n# TYPE attnd_build_info gauge\n"
+            "attnd_build_info{version=\"%s\"} 1\n",
+            ATTND_VERSION);
+    process_write_prometheus(f);
+    write_pools(f);
 #define X(field, name, help) write_metric(f, #field, name, "counter", help, load(&stats.field));
     STATS_COUNTER_MAP(X)
 #undef X
@@ -104,15 +214,40 @@ void stats_write_prometheus(FILE *f)
     for (int what = 0; what < STATS_N_TIMES; what++) {
         fprintf(f, "# HELP attnd_step_%s_seconds %s.\n# TYPE attnd_step_%s_seconds histogram\n",
                 time_names[what], time_help[what], time_names[what]);
-        for (int t = 0; t < STATS_N_TRANSPORTS; t++)
-            write_histogram(f, time_names[what], transport_names[t], &stats.time[t][what]);
+        for (int t = 0; t < STATS_N_TRANSPORTS; t++) {
+            snprintf(label, sizeof(label), "transport=\"%s\"", transport_names[t]);
+            write_histogram(f, time_names[what], label, &stats.time[t][what]);
+        }
     }
+    fprintf(f, "# HELP attnd_step_stage_seconds Time of steps by stage; the sum is from a "
+               "message's first byte to its reply's last.\n"
+               "# TYPE attnd_step_stage_seconds histogram\n");
+    for (enum stage s = 0; s < STAGE_N; s++) {
+        snprintf(label, sizeof(label), "stage=\"%s\"", stage_name(s));
+        write_histogram(f, "stage", label, &stats.stage[s]);
+    }
+    write_tenants(f);
+}
+
+uint32_t stats_tenant_add(const char *name)
+{
+    uint32_t n = atomic_load(&stats.n_tenants), i = 0;
+    while (i < n && strcmp(stats.tenants[i].name, name) != 0)
+        i++;
+    if (i == STATS_MAX_TENANTS)
+        return i - 1;
+    if (i == n) {
+        snprintf(stats.tenants[i].name, sizeof stats.tenants[i].name, "%s", name);
+        atomic_store(&stats.n_tenants, n + 1);
+    }
+    return i;
 }
 
 /* --- JSON ------------------------------------------------------------------------------------- */
 
 static int put_value(json_t *object, const char *field, const char *name, uint64_t v)
 {
+    v = exported(field, v);
     return json_object_set_new(
         object, name, is_ns(field) ? json_real((double)v * 1e-9) : json_integer((json_int_t)v));
 }
@@ -143,8 +278,22 @@ static json_t *json_of_histogram(const struct stats_histogram *h)
 
 attn_status stats_write_json(FILE *f)
 {
-    json_t *root = json_object(), *answered = json_object();
-    int rc = 0;
+    json_t *root = json_object(), *answered = json_object(), *list = json_array();
+    struct stats_pool p[STATS_MAX_POOLS + 1];
+    struct process_usage usage;
+    int rc = json_object_set_new(root, "schema_version", json_integer(STATS_SCHEMA));
+    process_usage_read(&usage);
+    rc |= json_object_set_new(root, "version", json_string(ATTND_VERSION));
+    rc |= json_object_set_new(root, "start_time_seconds", json_real(usage.start_unix_seconds));
+    rc |= json_object_set_new(root, "cpu_seconds_total", json_real(usage.cpu_seconds));
+    rc |= json_object_set_new(root, "resident_memory_bytes", json_real(usage.resident_bytes));
+    size_t n_listed = read_pools(p);
+    for (size_t i = 0; i < n_listed; i++)
+        rc |= json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:I}", "name", p[i].name,
+                                                    "blocks", (json_int_t)p[i].blocks,
+                                                    "blocks_free", (json_int_t)p[i].free,
+                                                    "sequences", (json_int_t)p[i].sequences));
+    rc |= json_object_set_new(root, "pools", list);
 #define X(field, name, help) rc |= put_value(root, #field, name, load(&stats.field));
     STATS_COUNTER_MAP(X)
     STATS_GAUGE_MAP(X)
@@ -162,8 +311,27 @@ attn_status stats_write_json(FILE *f)
         snprintf(name, sizeof(name), "step_%s_seconds", time_names[what]);
         rc |= json_object_set_new(root, name, times);
     }
+    json_t *stages = json_object();
+    for (enum stage s = 0; s < STAGE_N; s++)
+        rc |= json_object_set_new(stages, stage_name(s), json_of_histogram(&stats.stage[s]));
+    rc |= json_object_set_new(root, "step_stage_seconds", stages);
     if (rc == 0) /* 15 digits: a nanosecond in eleven days */
         rc = json_dumpf(root, f, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(15));
     json_decref(root);
     return rc == 0 && fputc('\n', f) != EOF ? ATTN_OK : ATTN_ENOMEM;
+}
+
+attn_status stats_write_tenant_json(FILE *f, uint32_t tenant)
+{
+    const struct stats_tenant *t = &stats.tenants[tenant];
+    json_t *root = json_pack("{s:s}", "tenant", t->name);
+    int rc = root == NULL;
+#define X(i, metric, type, help)                                                                   \
+    rc = rc || json_object_set_new(root, metric, json_integer((json_int_t)load(&t->used[i]))) != 0;
+    STATS_TENANT_MAP(X)
+#undef X
+    rc = rc || json_dumpf(root, f, JSON_COMPACT) != 0;
+    json_decref(root);
+    fputc('\n', f);
+    return rc ? ATTN_ENOMEM : ATTN_OK;
 }

@@ -11,15 +11,18 @@
 #include <stdio.h>
 
 #include "daemon/clock.h"
+#include "daemon/stages.h"
 #include "proto/attn_types.h"
 
-/* X(field, metric name without attnd_, help). Fields that end in _ns are exported in seconds. */
+/* X(field, metric name without attnd_, help). Fields that end in _ns are exported in seconds, those
+ * that end in _at_ns, moments of clock_now_ns, as their age; 0 is none. */
 #define STATS_COUNTER_MAP(X)                                                                       \
     X(requests_received, "requests_received_total", "Requests decoded, steps included")            \
     X(requests_refused_overload, "requests_refused_overload_total",                                \
       "Requests refused at the queue bound")                                                       \
     X(messages_malformed, "messages_malformed_total", "Messages that did not decode")              \
     X(steps_received, "steps_received_total", "Steps received")                                    \
+    X(steps_slow, "steps_slow_total", "Steps that took longer than stats.slow_step")               \
     X(step_items, "step_items_total", "Items of answered steps")                                   \
     X(step_tokens, "step_tokens_total", "Query tokens of answered steps")                          \
     X(batches, "batches_total", "Batches launched")                                                \
@@ -28,6 +31,8 @@
     X(batches_failed, "batches_failed_total", "Batches the backend failed")                        \
     X(kv_read_bytes, "kv_read_bytes_total", "Cached K and V read by attention")                    \
     X(device_ns, "device_seconds_total", "Time batches ran on the device")                         \
+    X(hellos_refused, "hellos_refused_total",                                                      \
+      "Hellos without a tenant's token, certificate or user")                                      \
     X(leases_expired, "leases_expired_total", "Sessions whose lease ended")                        \
     X(sequences_expired, "sequences_expired_total", "Sequences freed at a lease's end")            \
     X(peers_accepted, "peers_accepted_total", "Connections accepted")                              \
@@ -38,7 +43,10 @@
       "Peers cut: message not complete in time")                                                   \
     X(peers_cut_slow_reader, "peers_cut_slow_reader_total", "Peers cut: did not read replies")     \
     X(peers_cut_malformed, "peers_cut_malformed_total", "Peers cut: bytes outside the protocol")   \
+    X(peers_cut_tls, "peers_cut_tls_total", "Peers cut: TLS refused, broken or cut short")         \
     X(peers_cut_memory, "peers_cut_memory_total", "Peers cut: no memory to answer them")           \
+    X(plans, "plans_total", "Plans of lanes accepted")                                             \
+    X(bells_refused, "bells_refused_total", "Bells of lanes that were not the next of a plan")     \
     X(received_bytes, "received_bytes_total", "Bytes of messages received")                        \
     X(sent_bytes, "sent_bytes_total", "Bytes of replies sent")
 
@@ -48,13 +56,19 @@
     X(queue_bytes, "queue_bytes", "Bytes of messages held by the engine")                          \
     X(sessions, "sessions", "Sessions known")                                                      \
     X(peers, "peers", "Connections open")                                                          \
+    X(lanes, "lanes", "Lanes open")                                                                \
     X(sequences, "sequences", "Sequences open")                                                    \
     X(blocks_total, "blocks", "Blocks of all pools")                                               \
     X(blocks_free, "blocks_free", "Blocks free")                                                   \
     X(blocks_used, "blocks_used", "Blocks in use")                                                 \
     X(blocks_shared, "blocks_shared", "Blocks in use by more than one sequence")                   \
-    X(engine_beat_ns, "engine_heartbeat_seconds", "Monotonic time of the engine's last turn")      \
-    X(loop_beat_ns, "loop_heartbeat_seconds", "Monotonic time of the event loop's last turn")      \
+    X(kv_memory_bytes, "kv_memory_bytes", "KV memory, as configured")                              \
+    X(kv_given_bytes, "kv_memory_given_bytes", "KV memory given to pools")                         \
+    X(kv_used_bytes, "kv_memory_used_bytes", "KV memory of blocks in use")                         \
+    X(io_memory_bytes, "io_memory_bytes", "Memory for messages in flight, as taken")               \
+    X(oldest_at_ns, "oldest_request_age_seconds", "Age of the oldest request the engine holds")    \
+    X(engine_beat_at_ns, "engine_heartbeat_age_seconds", "Since the engine's last turn")           \
+    X(loop_beat_at_ns, "loop_heartbeat_age_seconds", "Since the event loop's last turn")           \
     X(is_draining, "draining", "1 while draining")                                                 \
     X(is_ready, "ready", "1 while serving")
 
@@ -63,12 +77,27 @@ enum { STATS_N_STATUS = 0 ATTN_STATUS_MAP(X) };
 #undef X
 #define STATS_BUCKETS 32 /* power-of-two microseconds */
 
-enum stats_transport { STATS_IPC, STATS_TCP, STATS_SHM, STATS_N_TRANSPORTS };
+enum stats_transport { STATS_IPC, STATS_TCP, STATS_SHM, STATS_GPU, STATS_TLS, STATS_N_TRANSPORTS };
 enum stats_time { STATS_QUEUE, STATS_DEVICE, STATS_TOTAL, STATS_N_TIMES };
 
 struct stats_histogram {
     _Atomic uint64_t bucket[STATS_BUCKETS];
     _Atomic uint64_t sum_ns;
+};
+
+#define STATS_MAX_TENANTS 64
+#define STATS_TENANT_MAP(X)                                                                        \
+    X(0, "tenant_pool_blocks", "gauge", "Blocks of the tenant's pools")                            \
+    X(1, "tenant_sequences", "gauge", "Sequences of the tenant")                                   \
+    X(2, "tenant_sessions", "gauge", "Sessions of the tenant")                                     \
+    X(3, "tenant_bytes_in_flight", "gauge", "Bytes of the tenant's steps not answered")            \
+    X(4, "tenant_steps_total", "counter", "Steps of the tenant answered with ok")                  \
+    X(5, "tenant_steps_failed_total", "counter", "Steps of the tenant answered otherwise")
+enum { STATS_TENANT_STEPS = 4, STATS_TENANT_FAILED = 5, STATS_TENANT_N };
+
+struct stats_tenant {
+    char name[64];
+    _Atomic uint64_t used[STATS_TENANT_N]; /* the first four as enum tenant_quota */
 };
 
 struct stats {
@@ -78,7 +107,20 @@ struct stats {
 #undef X
     _Atomic uint64_t steps_answered[STATS_N_STATUS]; /* by -status */
     struct stats_histogram time[STATS_N_TRANSPORTS][STATS_N_TIMES];
+    struct stats_histogram stage[STAGE_N]; /* of all transports */
+    struct stats_tenant tenants[STATS_MAX_TENANTS];
+    _Atomic uint32_t n_tenants;
 };
+
+/* Pools by name, as the engine saw them last. */
+enum { STATS_MAX_POOLS = 32, STATS_POOL_NAME_BYTES = 64 };
+struct stats_pool {
+    char name[STATS_POOL_NAME_BYTES];
+    uint64_t blocks, free, sequences;
+};
+/* n of them, all there are; those past STATS_MAX_POOLS are told as one, "(others)". Any thread; a
+ * short copy under a lock. */
+void stats_set_pools(const struct stats_pool *pools, size_t n);
 
 /* The process has one. */
 extern struct stats stats;
@@ -91,9 +133,16 @@ extern struct stats stats;
 /* Counts a step as answered with st; a status that is none counts as ATTN_EINTERNAL. */
 void stats_count_answer(attn_status st);
 void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns);
+void stats_observe_stage_ns(enum stage s, uint64_t ns);
+const char *stats_transport_name(enum stats_transport t); /* "ipc" */
 /* Prometheus text format 0.0.4 to f. */
 void stats_write_prometheus(FILE *f);
+#define STATS_SCHEMA 2 /* of the JSON: raised when a name goes or changes its meaning */
 /* The same as one JSON object, and a newline. ATTN_ENOMEM: what was written is not all. */
 attn_status stats_write_json(FILE *f);
+/* A tenant's place, made if it is new; at the end of the table all share the last. */
+uint32_t stats_tenant_add(const char *name);
+/* What one tenant may see: its own, as one object. */
+attn_status stats_write_tenant_json(FILE *f, uint32_t tenant);
 
 #endif

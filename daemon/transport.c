@@ -4,9 +4,8 @@
 #include <string.h>
 
 static const struct transport_ops *const transports[] = {
-    &transport_ipc_ops,
-    &transport_tcp_ops,
-    &transport_shm_ops,
+    &transport_ipc_ops,   &transport_tcp_ops, &transport_tls_ops,
+    &transport_admin_ops, &transport_shm_ops, &transport_gpu_ops,
 };
 
 const struct transport_ops *transport_find(const char *url)

@@ -16,9 +16,11 @@ struct backend_ops;
 struct engine;
 struct iobuf_pool;
 struct request;
+struct share_table;
 struct uv_loop_s;
 
-/* What transports live on; one for all of them. */
+/* What transports live on; one for all of them. loop and cfg are there when a transport is opened,
+ * all else before the loop first runs. */
 struct transport_env {
     struct uv_loop_s *loop;
     const struct config *cfg;
@@ -26,6 +28,7 @@ struct transport_env {
     struct backend *backend;
     struct engine *engine; /* not touched after engine_close */
     struct iobuf_pool *bufs;
+    struct share_table *shares;
     /* the transports' own, on the loop's thread */
     uint32_t n_peers; /* connected, of all transports */
     uint64_t shared_bytes; /* of listen.shm_memory, in use */
@@ -42,6 +45,7 @@ struct transport {
 struct transport_ops {
     const char *scheme; /* "ipc://": the beginning of its urls */
     enum stats_transport label; /* of its histograms */
+    bool is_admin; /* who can connect may do what changes the daemon for everybody */
 
     /* Listens at url and serves from the loop's next turn on. A stale socket file is replaced, a
      * live one is an error; its mode is 0660. May block for the moment that making the file takes.
@@ -70,8 +74,11 @@ struct transport_ops {
     void (*reply)(struct request *req);
 };
 
-extern const struct transport_ops transport_ipc_ops, transport_tcp_ops; /* transport_sp.c */
+/* transport_sp.c */
+extern const struct transport_ops transport_ipc_ops, transport_tcp_ops, transport_tls_ops,
+    transport_admin_ops;
 extern const struct transport_ops transport_shm_ops; /* transport_shm.c */
+extern const struct transport_ops transport_gpu_ops; /* transport_gpu.c */
 
 /* The table for a url's scheme; NULL: none has it. */
 const struct transport_ops *transport_find(const char *url);

@@ -16,8 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/address.h"
 #include "daemon/clock.h"
+#include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/shm_internal.h"
 #include "daemon/stack.h"
@@ -26,19 +26,12 @@ enum {
     BACKLOG = 128,
     ACCEPT_AGAIN_MS = 100, /* after running out of descriptors */
     MAX_GROUPS = 256,
-    LOGGED_A_SECOND = 10,
 };
 
 static void say_gone(struct shm_client *c, const char *why)
 {
-    struct transport_shm *t = c->t;
-    uint64_t second = clock_now_ns() / 1000000000u;
-    if (second != t->log_second) {
-        t->log_second = second;
-        t->n_logged = 0;
-    }
-    if (t->n_logged++ < LOGGED_A_SECOND)
-        log_warn("%s: %s: %s", t->url, c->name, why);
+    log_limited("shm clients cut", LOG_LEVEL_WARN, log_write, "%s: %s: %s", c->t->url, c->name,
+                why);
 }
 
 /* --- freeing ---------------------------------------------------------------------------------- */
@@ -52,9 +45,12 @@ static void transport_finish(struct transport_shm *t)
 static void client_free(struct shm_client *c)
 {
     struct transport_shm *t = c->t;
+    lane_free(c);
     shm_region_close(c);
     if (c->fd >= 0)
         close(c->fd);
+    share_give(c->share, SHARE_PEERS, 1);
+    share_unref(c->share);
     free(c);
     t->n_clients--;
     t->env->n_peers--;
@@ -105,12 +101,31 @@ static void on_async(uv_async_t *async)
 
 /* --- handing over ----------------------------------------------------------------------------- */
 
-/* Gives the client its region and the client to the engine; false: it is to be closed. */
-static bool hand_over(struct shm_client *c, const struct shm_hello *h)
+void shm_hand_over(struct shm_client *c)
 {
     struct transport_shm *t = c->t;
+    LIST_REMOVE(c, entry);
+    c->is_shared = true;
+    uv_timer_stop(&c->deadline);
+    (void)stack_push(&t->incoming, c);
+    atomic_store(&t->has_news, true);
+    engine_wake(t->env->engine);
+}
+
+/* The client's region, and the client to the engine. */
+static attn_status region_welcome(struct shm_client *c, const union shm_first_packet *hello,
+                                  size_t hello_bytes, int fd, char *why, size_t why_bytes)
+{
+    struct transport_shm *t = c->t;
+    const struct shm_hello *h = &hello->shm;
     struct shm_welcome w = {.magic = SHM_MAGIC, .version = SHM_VERSION};
     int region_fd = -1;
+    (void)fd;
+    if (hello_bytes != sizeof *h) {
+        stats_add(peers_cut_handshake, 1);
+        snprintf(why, why_bytes, "its first packet is no hello");
+        return ATTN_EPROTO;
+    }
     attn_status st = ATTN_EPROTO;
     if (h->magic != SHM_MAGIC || h->reserved != 0)
         snprintf(w.message, sizeof w.message, "hello has magic 0x%x and reserved %u", h->magic,
@@ -127,38 +142,54 @@ static bool hand_over(struct shm_client *c, const struct shm_hello *h)
         w.n_slots = c->n_slots;
         w.region_bytes = c->region_bytes;
         w.data_offset = shm_layout(c->n_slots, &w.submit_offset, &w.complete_offset);
-    } else if (region_fd >= 0) {
-        close(region_fd);
-        region_fd = -1;
     }
-    bool is_sent = shm_region_send(c, &w, region_fd);
+    const int fds[] = {region_fd, c->wake_fd};
+    bool is_sent = shm_send_packet(c->fd, &w, sizeof w, fds, st == ATTN_OK ? 2 : 0);
     if (region_fd >= 0)
         close(region_fd);
     if (st != ATTN_OK) {
-        say_gone(c, w.message);
-        return false;
-    }
-    if (!is_sent) {
+        snprintf(why, why_bytes, "%s", w.message);
+    } else if (!is_sent) {
         engine_unwatch(t->env->engine, c->wake_fd);
-        return false;
+        st = ATTN_ECONN;
+    } else {
+        shm_hand_over(c);
     }
-    LIST_REMOVE(c, entry);
-    c->is_shared = true;
-    uv_timer_stop(&c->deadline);
-    (void)stack_push(&t->incoming, c);
-    atomic_store(&t->has_news, true);
-    engine_wake(t->env->engine);
-    return true;
+    return st;
 }
 
-/* The socket says nothing more once the region is shared, but that the client is gone. */
+/* The first packet, and the one descriptor that may come with it, or -1. */
+static ssize_t read_packet(struct shm_client *c, void *bytes, size_t n_bytes, int *out_fd)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec iov = {bytes, n_bytes};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (c->t->wants_descriptor && !c->is_shared) {
+        m.msg_control = control.bytes;
+        m.msg_controllen = sizeof control.bytes;
+    }
+    ssize_t n = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    const struct cmsghdr *h = n < 0 ? NULL : CMSG_FIRSTHDR(&m);
+    *out_fd = -1;
+    if (h != NULL && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS &&
+        h->cmsg_len == CMSG_LEN(sizeof *out_fd))
+        memcpy(out_fd, CMSG_DATA(h), sizeof *out_fd);
+    return n;
+}
+
+/* The socket says nothing more once the memory is shared, but that the client is gone. */
 static void on_client(uv_poll_t *poll, int status, int events)
 {
     struct shm_client *c = poll->data;
-    struct shm_hello h;
-    uint8_t more[sizeof h + 1];
+    union shm_first_packet hello;
+    uint8_t more[sizeof hello + 1];
+    char why[256] = "";
+    int fd = -1;
     (void)events;
-    ssize_t n = status < 0 ? 0 : recv(c->fd, more, sizeof more, MSG_DONTWAIT);
+    ssize_t n = status < 0 ? 0 : read_packet(c, more, sizeof more, &fd);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (c->is_shared) {
@@ -170,16 +201,18 @@ static void on_client(uv_poll_t *poll, int status, int events)
         engine_wake(c->t->env->engine);
         return;
     }
-    bool is_welcome = false;
-    if (n == sizeof h) {
-        memcpy(&h, more, sizeof h);
-        is_welcome = hand_over(c, &h);
-    } else if (n > 0) {
-        stats_add(peers_cut_handshake, 1);
-        say_gone(c, "its first packet is no hello");
+    attn_status st = ATTN_ECONN;
+    if (n > 0) {
+        memcpy(&hello, more, sizeof hello);
+        st = c->t->welcome(c, &hello, (size_t)n, fd, why, sizeof why);
     }
-    if (!is_welcome)
-        client_close(c);
+    if (fd >= 0)
+        close(fd);
+    if (st == ATTN_OK)
+        return;
+    if (why[0] != '\0')
+        say_gone(c, why);
+    client_close(c);
 }
 
 static void on_deadline(uv_timer_t *timer)
@@ -203,7 +236,7 @@ static bool may_connect(const struct transport_shm *t, int fd, const struct prin
     socklen_t bytes = sizeof groups;
     if (who->uid == geteuid() || who->uid == 0)
         return true;
-    if (stat(t->url + strlen(transport_shm_ops.scheme), &sb) != 0)
+    if (stat(t->url + strlen(t->base.ops->scheme), &sb) != 0)
         return false;
     if (sb.st_uid == who->uid && (sb.st_mode & S_IWUSR))
         return true;
@@ -224,15 +257,18 @@ static bool may_connect(const struct transport_shm *t, int fd, const struct prin
 static void client_open(struct transport_shm *t, int fd)
 {
     struct principal who = principal_of_socket(fd);
-    if (t->n_clients >= t->env->cfg->max_peers || who.kind != PRINCIPAL_USER ||
-        !may_connect(t, fd, &who)) {
-        stats_add(peers_refused, 1);
-        close(fd);
-        return;
-    }
     struct shm_client *c = calloc(1, sizeof *c);
-    if (c == NULL || uv_poll_init(t->env->loop, &c->poll, fd) != 0) {
+    struct share *share = share_open(t->env->shares, &who);
+    uint32_t n_free = t->env->cfg->max_peers - t->env->n_peers;
+    bool is_taken = false;
+    if (c != NULL && share != NULL && n_free > 0 && who.kind == PRINCIPAL_USER &&
+        may_connect(t, fd, &who))
+        is_taken = share_take(share, SHARE_PEERS, 1, n_free, t->env->cfg->max_peers) == NULL;
+    if (!is_taken || uv_poll_init(t->env->loop, &c->poll, fd) != 0) {
         stats_add(peers_refused, 1);
+        if (is_taken)
+            share_give(share, SHARE_PEERS, 1);
+        share_unref(share);
         free(c);
         close(fd);
         return;
@@ -244,8 +280,12 @@ static void client_open(struct transport_shm *t, int fd)
     c->n_handles = 2;
     c->poll.data = c->deadline.data = c;
     c->principal = who;
+    c->share = share;
     principal_format(&c->principal, c->name);
     LIST_INSERT_HEAD(&t->unshared, c, entry);
+    if (!t->is_polled)
+        engine_poller_add(t->env->engine, &t->poller);
+    t->is_polled = true;
     t->n_clients++;
     t->env->n_peers++;
     stats_add(peers_accepted, 1);
@@ -285,23 +325,6 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-/* A listening socket, or -1 with errno. */
-static int listen_at(const struct address *a)
-{
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return -1;
-    /* the group may connect, others may not; nobody can before listen */
-    if (bind(fd, &a->sa.any, sizeof a->sa.un) != 0 || chmod(a->sa.un.sun_path, 0660) != 0 ||
-        listen(fd, BACKLOG) != 0) {
-        int error = errno;
-        close(fd);
-        errno = error;
-        return -1;
-    }
-    return fd;
-}
-
 static void on_handle_closed(uv_handle_t *h)
 {
     struct transport_shm *t = h->data;
@@ -314,30 +337,32 @@ static struct transport_shm *of(struct transport *base)
     return (struct transport_shm *)base; /* its first member */
 }
 
-static attn_status shm_open_at(struct transport_env *env, const char *url, struct transport **out_t,
-                               char *why, size_t why_bytes)
+attn_status shm_listen(const struct transport_ops *ops, struct transport_env *env, const char *url,
+                       struct transport **out_t, char *why, size_t why_bytes)
 {
     struct address a;
     char reason[256];
     attn_status st = address_parse_url(url, &a, reason, sizeof reason);
+    int fd = -1;
     if (st == ATTN_OK)
-        st = address_claim_path(&a, reason, sizeof reason);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "%s: %s", url, reason);
-        return st;
-    }
-    struct transport_shm *t = calloc(1, sizeof *t);
-    int fd = t == NULL ? -1 : listen_at(&a);
-    if (fd < 0) {
-        snprintf(why, why_bytes, "%s: cannot listen: %s", url,
-                 t == NULL ? "out of memory" : strerror(errno));
-        free(t);
-        return t == NULL ? ATTN_ENOMEM : ATTN_EINVAL;
+        st = listener_open(url, &a, BACKLOG, &fd, reason, sizeof reason);
+    struct transport_shm *t = st != ATTN_OK ? NULL : calloc(1, sizeof *t);
+    if (t == NULL) {
+        snprintf(why, why_bytes, "%s: %s", url, st != ATTN_OK ? reason : "out of memory");
+        if (fd >= 0)
+            listener_close(fd, &a);
+        return st != ATTN_OK ? st : ATTN_ENOMEM;
     }
     *t = (struct transport_shm){
-        .base = {.ops = &transport_shm_ops},
+        .base = {.ops = ops},
         .env = env,
-        .poller = {.poll = shm_poll, .may_sleep = shm_may_sleep, .awake = shm_awake},
+        .poller = {.poll = shm_poll,
+                   .may_sleep = shm_may_sleep,
+                   .awake = shm_awake,
+                   .nap_ns = shm_nap_ns},
+        .welcome = ops == &transport_gpu_ops ? lane_welcome : region_welcome,
+        .wants_descriptor = ops == &transport_gpu_ops,
+        .address = a,
         .listen_fd = fd,
     };
     snprintf(t->url, sizeof t->url, "%s", url);
@@ -350,17 +375,16 @@ static attn_status shm_open_at(struct transport_env *env, const char *url, struc
     t->n_handles = t->has_async + 2u * t->has_listener;
     if (rc != 0) {
         snprintf(why, why_bytes, "%s: cannot listen: %s", url, uv_strerror(rc));
-        transport_shm_ops.close(&t->base);
+        shm_close(&t->base);
         return ATTN_EINVAL;
     }
     uv_timer_init(env->loop, &t->accept_again);
     uv_poll_start(&t->listener, UV_READABLE, on_connection);
-    engine_poller_add(env->engine, &t->poller);
     *out_t = &t->base;
     return ATTN_OK;
 }
 
-static const char *shm_url(const struct transport *base)
+const char *shm_url(const struct transport *base)
 {
     return ((const struct transport_shm *)base)->url;
 }
@@ -371,7 +395,7 @@ static void close_unshared(struct transport_shm *t)
         client_close(LIST_FIRST(&t->unshared));
 }
 
-static void shm_stop(struct transport *base)
+void shm_stop(struct transport *base)
 {
     struct transport_shm *t = of(base);
     if (atomic_exchange(&t->is_stopped, true))
@@ -380,20 +404,19 @@ static void shm_stop(struct transport *base)
         uv_close((uv_handle_t *)&t->listener, on_handle_closed);
         uv_close((uv_handle_t *)&t->accept_again, on_handle_closed);
     }
-    unlink(t->url + strlen(transport_shm_ops.scheme));
-    close(t->listen_fd);
+    listener_close(t->listen_fd, &t->address);
     close_unshared(t);
 }
 
 /* A reply is in its client's ring as soon as the engine has given it. */
-static bool shm_is_idle(const struct transport *base)
+bool shm_is_idle(const struct transport *base)
 {
     (void)base;
     return true;
 }
 
 /* A ring can be read when the daemon is gone. */
-static bool shm_hang_up(struct transport *base)
+bool shm_hang_up(struct transport *base)
 {
     (void)base;
     return true;
@@ -408,7 +431,7 @@ static void take_back_all(struct shm_client *c)
     }
 }
 
-static void shm_close(struct transport *base)
+void shm_close(struct transport *base)
 {
     struct transport_shm *t = of(base);
     if (t->is_closing)
@@ -426,6 +449,12 @@ static void shm_close(struct transport *base)
     if (t->has_async)
         uv_close((uv_handle_t *)&t->async, on_handle_closed);
     transport_finish(t);
+}
+
+static attn_status shm_open_at(struct transport_env *env, const char *url, struct transport **out_t,
+                               char *why, size_t why_bytes)
+{
+    return shm_listen(&transport_shm_ops, env, url, out_t, why, why_bytes);
 }
 
 const struct transport_ops transport_shm_ops = {

@@ -9,7 +9,7 @@
  * close may come while the engine still has requests: the memory then waits for them, too.
  */
 #define _GNU_SOURCE /* POLLRDHUP */
-#include <errno.h>
+#include <openssl/ssl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -17,14 +17,14 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/address.h"
 #include "daemon/clock.h"
+#include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/sp_internal.h"
 #include "daemon/stack.h"
+#include "daemon/tls_server.h"
 
 enum {
     BACKLOG = 1024,
@@ -135,7 +135,8 @@ static void on_connection(uv_stream_t *listener, int status)
 {
     struct transport_sp *t = listener->data;
     if (status < 0) {
-        log_warn("%s: a connection could not be accepted: %s", t->url, uv_strerror(status));
+        log_limited("accept", LOG_LEVEL_WARN, log_write,
+                    "%s: a connection could not be accepted: %s", t->url, uv_strerror(status));
         return;
     }
     sp_peer_accept(t);
@@ -154,18 +155,13 @@ static void raise_descriptor_limit(const struct config *cfg)
                  (unsigned long long)wanted, (unsigned long long)limit.rlim_cur);
 }
 
-static int bind_and_listen(struct transport_sp *t, const struct address *a)
+/* Takes over a listening socket. */
+static int accept_from(struct transport_sp *t, int fd)
 {
-    int rc;
-    if (t->is_ipc) {
-        rc = uv_pipe_bind(&t->listener.pipe, a->sa.un.sun_path);
-        /* the group may connect, others may not; nobody can before uv_listen */
-        if (rc == 0 && chmod(a->sa.un.sun_path, 0660) != 0)
-            rc = -errno;
-    } else {
-        rc = uv_tcp_bind(&t->listener.tcp, &a->sa.any, 0);
-    }
-    if (rc == 0)
+    int rc = t->is_ipc ? uv_pipe_open(&t->listener.pipe, fd) : uv_tcp_open(&t->listener.tcp, fd);
+    if (rc != 0)
+        close(fd);
+    else
         rc = uv_listen(&t->listener.stream, BACKLOG, on_connection);
     return rc;
 }
@@ -205,6 +201,14 @@ static int init_handles(struct transport_sp *t)
     return rc;
 }
 
+static void transport_free(struct transport_sp *t)
+{
+    SSL_CTX_free(t->tls_context);
+    free(t->plain);
+    free(t->read_ahead);
+    free(t);
+}
+
 void sp_transport_finish(struct transport_sp *t)
 {
     if (!t->is_closing)
@@ -216,14 +220,16 @@ void sp_transport_finish(struct transport_sp *t)
         uv_close((uv_handle_t *)&t->async, on_handle_closed);
     }
     if (t->n_handles == 0) {
-        free(t->read_ahead);
-        free(t);
+        transport_free(t);
     }
 }
 
 static const struct transport_ops *ops_of(const struct address *a)
 {
-    return a->sa.any.sa_family == AF_UNIX ? &transport_ipc_ops : &transport_tcp_ops;
+    return a->is_tls                        ? &transport_tls_ops
+           : a->is_admin                    ? &transport_admin_ops
+           : a->sa.any.sa_family == AF_UNIX ? &transport_ipc_ops
+                                            : &transport_tcp_ops;
 }
 
 static struct transport_sp *transport_new(struct transport_env *env, const struct address *a,
@@ -231,16 +237,17 @@ static struct transport_sp *transport_new(struct transport_env *env, const struc
 {
     const struct config *cfg = env->cfg;
     struct transport_sp *t = calloc(1, sizeof(*t));
-    uint8_t *read_ahead = malloc(SP_READ_AHEAD_BYTES);
-    if (t == NULL || read_ahead == NULL) {
-        free(t);
-        free(read_ahead);
+    if (t == NULL)
+        return NULL;
+    t->read_ahead = malloc(SP_READ_AHEAD_BYTES);
+    t->plain = a->is_tls ? malloc(TLS_STREAM_RECORD_BYTES) : NULL;
+    if (t->read_ahead == NULL || (a->is_tls && t->plain == NULL)) {
+        transport_free(t);
         return NULL;
     }
     t->base.ops = ops_of(a);
     t->env = env;
-    t->is_ipc = t->base.ops == &transport_ipc_ops;
-    t->read_ahead = read_ahead;
+    t->is_ipc = a->sa.any.sa_family == AF_UNIX;
     t->tick_ms = tick_of(cfg);
     LIST_INIT(&t->peers);
     t->handshakes = (struct sp_waits){.timeout_ns = cfg->handshake_timeout_us * 1000,
@@ -267,7 +274,7 @@ static void name_port(struct transport_sp *t)
     char text[64];
     uv_tcp_getsockname(&t->listener.tcp, (struct sockaddr *)&sa, &n);
     address_format((struct sockaddr *)&sa, text, sizeof(text));
-    snprintf(t->url, sizeof(t->url), "tcp://%s", text);
+    snprintf(t->url, sizeof(t->url), "%s%s", t->base.ops->scheme, text);
 }
 
 /* ---- the tables ---- */
@@ -278,8 +285,6 @@ static attn_status sp_open(struct transport_env *env, const char *url, struct tr
     struct address a;
     char reason[256];
     attn_status st = address_parse_url(url, &a, reason, sizeof(reason));
-    if (st == ATTN_OK && a.sa.any.sa_family == AF_UNIX)
-        st = address_claim_path(&a, reason, sizeof(reason));
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "%s: %s", url, reason);
         return st;
@@ -289,18 +294,35 @@ static attn_status sp_open(struct transport_env *env, const char *url, struct tr
         snprintf(why, why_bytes, "%s: out of memory", url);
         return ATTN_ENOMEM;
     }
+    if (a.is_tls &&
+        (st = tls_server_open(env->cfg, &t->tls_context, reason, sizeof(reason))) != ATTN_OK) {
+        snprintf(why, why_bytes, "%s: %s", url, reason);
+        transport_free(t);
+        return st;
+    }
     signal(SIGPIPE, SIG_IGN); /* a write to a peer that left is an error, not the end */
     raise_descriptor_limit(env->cfg);
 
-    int rc = init_handles(t);
-    if (rc == 0)
-        rc = bind_and_listen(t, &a);
+    int fd, rc = init_handles(t);
+    if (rc != 0)
+        snprintf(reason, sizeof(reason), "cannot listen: %s", uv_strerror(rc));
+    else if (listener_open(url, &a, BACKLOG, &fd, reason, sizeof(reason)) != ATTN_OK)
+        rc = UV_EADDRNOTAVAIL;
+    else if ((rc = accept_from(t, fd)) != 0) {
+        snprintf(reason, sizeof(reason), "cannot listen: %s", uv_strerror(rc));
+        listener_close(-1, &a);
+    }
     if (rc != 0) {
-        snprintf(why, why_bytes, "%s: cannot listen: %s", url, uv_strerror(rc));
+        snprintf(why, why_bytes, "%s: %s", url, reason);
         t->is_async_closing = t->n_handles < 3;
         t->base.ops->close(&t->base);
         return ATTN_EINVAL;
     }
+    t->address = a;
+    if (!a.is_tls && !a.is_loopback)
+        log_warn("%s is NOT ENCRYPTED (listen.insecure_tcp = yes): whoever sees the network's "
+                 "packets can read tokens and tensors, and act as any worker",
+                 url);
     if (!t->is_ipc)
         name_port(t);
     *out_t = &t->base;
@@ -320,6 +342,8 @@ static void sp_stop(struct transport *base)
     t->is_stopped = true;
     if (t->n_handles >= 2)
         uv_close(&t->listener.handle, on_handle_closed);
+    if (t->address.sa.any.sa_family == AF_UNIX)
+        listener_close(-1, &t->address);
     struct sp_peer *p;
     LIST_FOREACH(p, &t->peers, entry)
         sp_peer_stop_reading(p);
@@ -333,13 +357,18 @@ static bool sp_is_idle(const struct transport *base)
 static bool sp_hang_up(struct transport *base)
 {
     struct transport_sp *t = of(base);
-    struct sp_peer *p;
+    struct sp_peer *p, *next;
     bool is_done = true;
     if (t->n_owed != 0)
         return false;
-    LIST_FOREACH(p, &t->peers, entry) {
+    for (p = LIST_FIRST(&t->peers); p != NULL; p = next) {
+        next = LIST_NEXT(p, entry);
         struct pollfd at = {.events = POLLRDHUP};
         if (uv_fileno(&p->io.handle, &at.fd) != 0)
+            continue;
+        if (p->tls != NULL)
+            sp_tls_end(p); /* p may be closing now */
+        if (p->is_closing)
             continue;
         shutdown(at.fd, SHUT_WR);
         is_done &= poll(&at, 1, 0) > 0;
@@ -361,26 +390,33 @@ static void sp_close(struct transport *base)
     sp_transport_finish(t);
 }
 
+/* What all doors do alike. */
+#define SP_OPERATIONS                                                                              \
+    .open = sp_open, .url = sp_url, .stop = sp_stop, .is_idle = sp_is_idle, .hang_up = sp_hang_up, \
+    .close = sp_close, .reply = sp_reply
+
 const struct transport_ops transport_ipc_ops = {
     .scheme = "ipc://",
     .label = STATS_IPC,
-    .open = sp_open,
-    .url = sp_url,
-    .stop = sp_stop,
-    .is_idle = sp_is_idle,
-    .hang_up = sp_hang_up,
-    .close = sp_close,
-    .reply = sp_reply,
+    SP_OPERATIONS,
+};
+
+const struct transport_ops transport_tls_ops = {
+    .scheme = "tls+tcp://",
+    .label = STATS_TLS,
+    SP_OPERATIONS,
 };
 
 const struct transport_ops transport_tcp_ops = {
     .scheme = "tcp://",
     .label = STATS_TCP,
-    .open = sp_open,
-    .url = sp_url,
-    .stop = sp_stop,
-    .is_idle = sp_is_idle,
-    .hang_up = sp_hang_up,
-    .close = sp_close,
-    .reply = sp_reply,
+    SP_OPERATIONS,
+};
+
+/* ipc with another door */
+const struct transport_ops transport_admin_ops = {
+    .scheme = "admin://",
+    .label = STATS_IPC,
+    .is_admin = true,
+    SP_OPERATIONS,
 };

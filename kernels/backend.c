@@ -79,6 +79,16 @@ static bool table_fits(const struct module *m, uint32_t abi, const char *is_of, 
     return false;
 }
 
+attn_status backend_module_symbol(const char *name, const char *symbol, void **out_symbol,
+                                  char *why, size_t why_bytes)
+{
+    struct module m;
+    if (!module_find(&m, name, symbol, why, why_bytes))
+        return ATTN_ENOTFOUND;
+    *out_symbol = m.symbol;
+    return ATTN_OK;
+}
+
 attn_status backend_load(const char *name, const struct backend_ops **out_ops, char *why,
                          size_t why_bytes)
 {

@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 3
+#define BACKEND_ABI 5
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -36,6 +36,8 @@ struct attn_layer_spec {
     bool is_full; /* not causal: every query of an item sees [0, pos + n_tokens) */
     const float *sink_logits; /* [num_q_heads] extra softmax term without a value, NULL: none */
     const float *alibi_slopes; /* [num_q_heads] adds slope * (key_pos - query_pos), NULL: none */
+    uint32_t n_branches; /* 0: not dilated; no window then; one branch has rate 1 */
+    struct attn_branch branches[ATTN_MAX_BRANCHES]; /* see dilated.h */
 };
 
 /* The KV geometry of a pool. Borrowed for the call; a backend copies what it keeps. */
@@ -51,6 +53,7 @@ struct backend_pool_config {
     uint32_t max_row_blocks; /* entries in a row of the block table */
     attn_dtype q_dtype; /* of q, k, v and out as they travel: f32, f16, bf16 */
     attn_dtype kv_dtype; /* as stored: q_dtype, fp8_e4m3 or int8 */
+    uint64_t kv_place; /* where its memory is to be, as pool_place said; 0: in the first gap */
     bool is_batch_invariant; /* an item's bytes do not depend on what else is in the batch */
     const struct attn_layer_spec *layers; /* [num_layers] */
 };
@@ -78,7 +81,7 @@ struct backend_item {
 };
 
 /* entry `index` of `row` of the block table becomes `block`; backends with a mirror apply it before
- * anything else of the batch */
+ * anything else of the batch, in any order: those of one entry that is read name the same block */
 struct backend_patch {
     uint32_t row, index, block;
 };
@@ -113,9 +116,10 @@ struct backend_batch {
      * tensor of it is read, before the word has reached its value. The batch holds its place
      * meanwhile: later ones may be held up, and close and what is ordered with batches wait with
      * it. So the caller sees to it that the word is written, and not by a later batch.
-     * signal: the word becomes the value when all outputs are there, before poll hands the batch
+     * signals: each word becomes its value when all outputs are there, before poll hands the batch
      * back; not if the batch fails. */
-    const struct backend_word *wait, *signal;
+    const struct backend_word *wait, *signals; /* one; [n_signals] */
+    uint32_t n_signals;
     void *user; /* the caller's, untouched */
 
     /* written by the backend before poll returns the batch */
@@ -135,9 +139,25 @@ struct backend_config {
 };
 
 enum {
-    BACKEND_HAS_WORDS = 1 << 0, /* batches may have wait and signal */
+    BACKEND_HAS_WORDS = 1 << 0, /* batches may have wait and signals */
     BACKEND_HAS_DEVICE_ADDRESSES = 1 << 1, /* items may lie in the device's memory */
+    BACKEND_HAS_REGIONS = 1 << 2, /* region_open and the two behind it */
 };
+
+/* Which device it is, for a process that would share memory of it. All zeros: host memory. */
+struct backend_device_id {
+    uint8_t uuid[16];
+    uint32_t driver_version; /* as the driver counts: 13000 is 13.0 */
+    uint32_t is_shared; /* processes run side by side on it (MPS), not in time slices */
+};
+
+/* Memory of the device that several processes map. */
+struct backend_region {
+    uint8_t *p; /* its address for the device */
+    uint64_t bytes;
+    void *handle; /* the backend's */
+};
+#define BACKEND_REGION_ALIGN (2u << 20) /* its bytes are a multiple */
 
 struct backend_info {
     char name[16]; /* "cpu", "cuda", "hip" */
@@ -147,6 +167,7 @@ struct backend_info {
     uint32_t max_in_flight; /* batches that submit accepts before one must be polled */
     uint32_t n_processors; /* threads or SMs */
     uint32_t features; /* BACKEND_HAS_... */
+    struct backend_device_id id;
 };
 
 struct backend;
@@ -172,10 +193,14 @@ struct backend_ops {
     attn_status (*pool_check)(struct backend *b, const struct backend_pool_config *c);
     /* Bytes the pool's blocks would take from kv_bytes. */
     uint64_t (*pool_bytes)(const struct backend *b, const struct backend_pool_config *c);
-    /* Takes a range of the KV memory; pools opened in the same order with the same geometry after
-     * an import find their bytes. ATTN_ENOMEM: message names wanted and free bytes. */
+    /* Takes a range of the KV memory; a pool of the same geometry and place after an import finds
+     * its bytes, another pool's are zeroed. ATTN_ENOMEM: message names wanted and free bytes. */
     attn_status (*pool_open)(struct backend *b, const struct backend_pool_config *c,
                              struct backend_pool **out_pool);
+    /* Where its range is; never 0. */
+    uint64_t (*pool_place)(const struct backend_pool *p);
+    /* Gives the range back. Waits for batches in flight, of which none may be of this pool. */
+    void (*pool_close)(struct backend_pool *p);
 
     /* Starts a batch; never waits for the device. ATTN_OK: it comes back exactly once from poll,
      * whatever happens. Error: nothing was started. A batch without ATTEND items is fine. */
@@ -200,6 +225,15 @@ struct backend_ops {
     /* The same for memory that exists (page-aligned). */
     attn_status (*host_register)(struct backend *b, void *p, size_t bytes);
     void (*host_unregister)(struct backend *b, void *p, size_t bytes);
+
+    /* Where info says BACKEND_HAS_REGIONS. region_open takes new memory (import_fd -1), whose bytes
+     * may be anything, or maps what another process exported, all of which must be as large;
+     * import_fd stays the caller's. ATTN_ENOMEM, ATTN_EINVAL: why says what does not fit. A region
+     * outlives who made it; no batch may use it from region_close on. Any thread. */
+    attn_status (*region_open)(struct backend *b, uint64_t bytes, int import_fd,
+                               struct backend_region *out_r, char *why, size_t why_bytes);
+    attn_status (*region_export)(struct backend *b, const struct backend_region *r, int *out_fd);
+    void (*region_close)(struct backend *b, struct backend_region *r); /* a zeroed one is fine */
 };
 
 /* The table every loadable module (attnd-cuda.so, attnd-hip.so) exports under this name. */
@@ -220,7 +254,7 @@ attn_status backend_load(const char *name, const struct backend_ops **out_ops, c
 attn_status backend_pool_config_check(const struct backend_pool_config *c, char *why,
                                       size_t why_bytes);
 
-/* Checks a batch's wait and signal for a backend of that name and info.features. ATTN_EINVAL,
+/* Checks a batch's wait and signals for a backend of that name and info.features. ATTN_EINVAL,
  * ATTN_ENOTSUP: why names the word. Backends with either call it in submit. */
 attn_status backend_words_check(const struct backend_batch *batch, const char *name,
                                 uint32_t features, char *why, size_t why_bytes);

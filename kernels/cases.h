@@ -1,9 +1,7 @@
 /* cases.h: what backends are checked over: geometries, dtypes and attention options, each a table.
  * The tests of every backend walk their product (tests/kernels/test_backend.c), the self test takes
- * some of it. A backend may refuse a case by pool_check with ATTN_ENOTSUP.
- *
- * attnbench has its own cells (bench/attnbench_cells.c): lengths and head counts that others have
- * published times of, bf16 and plain causal.
+ * some of it, attnbench's cells name the geometries that it measures, which the tests check, too. A
+ * backend may refuse a case by pool_check with ATTN_ENOTSUP.
  */
 #ifndef ATTND_KERNELS_CASES_H
 #define ATTND_KERNELS_CASES_H
@@ -37,6 +35,17 @@ enum {
     CASE_GROUP_OF_160,
     CASE_GROUP_OF_64_DIM_128,
     CASE_KV_HEADS_AS_WARPS,
+    CASE_N_PRODUCT, /* those above are in the product; attnbench measures those below */
+    CASE_64_1_256 = CASE_N_PRODUCT,
+    CASE_64_8_128,
+    CASE_32_8_64,
+    CASE_32_8_128,
+    CASE_32_8_256,
+    CASE_32_32_128,
+    CASE_12_12_64,
+    CASE_12_12_128,
+    CASE_12_12_256,
+    CASE_24_24_256,
 };
 
 /* Steps through the product share no factor with the tables' sizes: a new row wants a look at
@@ -60,6 +69,16 @@ static const struct case_geometry case_geometries[] = {
     [CASE_GROUP_OF_64_DIM_128] = {"a group of 64, a dim that has kernels for it", 64, 1, 128, 128,
                                   16},
     [CASE_KV_HEADS_AS_WARPS] = {"as many kv heads as a thread block has warps", 16, 8, 64, 64, 16},
+    [CASE_64_1_256] = {"measured", 64, 1, 256, 256, 16},
+    [CASE_64_8_128] = {"measured", 64, 8, 128, 128, 16},
+    [CASE_32_8_64] = {"measured", 32, 8, 64, 64, 16},
+    [CASE_32_8_128] = {"measured", 32, 8, 128, 128, 16},
+    [CASE_32_8_256] = {"measured", 32, 8, 256, 256, 16},
+    [CASE_32_32_128] = {"measured", 32, 32, 128, 128, 16},
+    [CASE_12_12_64] = {"measured", 12, 12, 64, 64, 16},
+    [CASE_12_12_128] = {"measured", 12, 12, 128, 128, 16},
+    [CASE_12_12_256] = {"measured", 12, 12, 256, 256, 16},
+    [CASE_24_24_256] = {"measured", 24, 24, 256, 256, 16},
 };
 
 struct case_dtype {

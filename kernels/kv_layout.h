@@ -47,4 +47,6 @@ static inline struct kv_layout kv_layout_of(const struct backend_pool_config *c)
     return l;
 }
 
+#define KV_LAYOUT_VERSION 1 /* raised by every change of the layout: kept caches end with it */
+
 #endif

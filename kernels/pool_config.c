@@ -36,6 +36,41 @@ static bool dtypes_are_valid(const struct backend_pool_config *c, char *why, siz
     return true;
 }
 
+/* The query at position 0 of kv head 1 is on no stride but 1. */
+static bool branches_are_valid(const struct attn_layer_spec *s, uint32_t layer, char *why,
+                               size_t why_bytes)
+{
+    bool has_rate_1 = s->n_branches == 0;
+    if (s->n_branches > ATTN_MAX_BRANCHES) {
+        snprintf(why, why_bytes, "layers[%" PRIu32 "].branches has %" PRIu32 " entries, at most %d",
+                 layer, s->n_branches, ATTN_MAX_BRANCHES);
+        return false;
+    }
+    if (s->n_branches > 0 && s->window_tokens > 0) {
+        snprintf(why, why_bytes,
+                 "layers[%" PRIu32 "].window_tokens is %" PRIu32 ", a dilated layer has no window",
+                 layer, s->window_tokens);
+        return false;
+    }
+    for (uint32_t i = 0; i < s->n_branches; i++) {
+        const struct attn_branch *b = &s->branches[i];
+        if (b->rate == 0 || b->segment_tokens == 0 || b->segment_tokens > INT32_MAX ||
+            b->segment_tokens % b->rate != 0) {
+            snprintf(why, why_bytes,
+                     "layers[%" PRIu32 "].branches[%" PRIu32 "] has segments of %" PRIu32
+                     " tokens and rate %" PRIu32 ": must be a multiple of the rate, 1 to %d",
+                     layer, i, b->segment_tokens, b->rate, INT32_MAX);
+            return false;
+        }
+        has_rate_1 = has_rate_1 || b->rate == 1;
+    }
+    if (!has_rate_1)
+        snprintf(why, why_bytes,
+                 "layers[%" PRIu32 "].branches: none has rate 1, so some queries would see nothing",
+                 layer);
+    return has_rate_1;
+}
+
 static bool layer_is_valid(const struct backend_pool_config *c, uint32_t layer, char *why,
                            size_t why_bytes)
 {
@@ -55,6 +90,8 @@ static bool layer_is_valid(const struct backend_pool_config *c, uint32_t layer, 
                  layer, s->sink_tokens);
         return false;
     }
+    if (!branches_are_valid(s, layer, why, why_bytes))
+        return false;
     for (uint32_t h = 0; h < c->num_q_heads; h++) {
         /* -inf is a sink that is not there */
         if (s->sink_logits && !isfinite(s->sink_logits[h]) && s->sink_logits[h] != -INFINITY) {
@@ -123,19 +160,18 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
 attn_status backend_words_check(const struct backend_batch *batch, const char *name,
                                 uint32_t features, char *why, size_t why_bytes)
 {
-    const struct backend_word *words[] = {batch->wait, batch->signal};
-    static const char *const fields[] = {"wait", "signal"};
-    for (int i = 0; i < 2; i++) {
-        if (words[i] == NULL)
-            continue;
+    uint32_t n_waits = batch->wait != NULL;
+    for (uint32_t i = 0; i < n_waits + batch->n_signals; i++) {
+        const struct backend_word *w = i < n_waits ? batch->wait : &batch->signals[i - n_waits];
+        const char *field = i < n_waits ? "wait" : "signals";
         if (!(features & BACKEND_HAS_WORDS)) {
             snprintf(why, why_bytes, "%s: backend %s has no words that batches wait for or write",
-                     fields[i], name);
+                     field, name);
             return ATTN_ENOTSUP;
         }
-        if (words[i]->word == NULL || (uintptr_t)words[i]->word % sizeof(uint32_t) != 0) {
-            snprintf(why, why_bytes, "%s: the word is at %p, not a multiple of 4", fields[i],
-                     (void *)words[i]->word);
+        if (w->word == NULL || (uintptr_t)w->word % sizeof(uint32_t) != 0) {
+            snprintf(why, why_bytes, "%s: the word is at %p, not a multiple of 4", field,
+                     (void *)w->word);
             return ATTN_EINVAL;
         }
     }

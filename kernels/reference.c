@@ -157,6 +157,20 @@ static bool is_visible(const struct attn_layer_spec *spec, uint32_t p, uint32_t 
            j < spec->sink_tokens;
 }
 
+/* How often: once, or once for each branch of a dilated layer that has both. */
+static uint32_t times_seen(const struct attn_layer_spec *spec, uint32_t kv_head, uint32_t p,
+                           uint32_t j, uint32_t end)
+{
+    uint32_t n = 0;
+    if (!is_visible(spec, p, j, end))
+        return 0;
+    for (uint32_t i = 0; i < spec->n_branches; i++) {
+        uint32_t w = spec->branches[i].segment_tokens, r = spec->branches[i].rate;
+        n += p / w == j / w && p % w % r == kv_head % r && j % w % r == kv_head % r;
+    }
+    return spec->n_branches == 0 ? 1 : n;
+}
+
 static double score(const struct attn_layer_spec *spec, attn_dtype dtype, uint32_t dk,
                     const void *q, size_t q0, const void *k, size_t k0)
 {
@@ -170,13 +184,13 @@ static double score(const struct attn_layer_spec *spec, attn_dtype dtype, uint32
 }
 
 /* One query row of one head: out[dv] and its lse. s holds n_kv scores. */
-static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint32_t p,
-                         uint32_t end, uint32_t n_kv, double *s, attn_dtype dtype, const void *v,
-                         size_t v0, size_t v_stride, uint32_t dv, double *out)
+static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint32_t kv_head,
+                         uint32_t p, uint32_t end, uint32_t n_kv, double *s, attn_dtype dtype,
+                         const void *v, size_t v0, size_t v_stride, uint32_t dv, double *out)
 {
     double max = spec->sink_logits ? spec->sink_logits[head] : -INFINITY;
     for (uint32_t j = 0; j < n_kv; j++)
-        if (is_visible(spec, p, j, end) && !(s[j] <= max))
+        if (times_seen(spec, kv_head, p, j, end) && !(s[j] <= max))
             max = s[j]; /* a NaN score becomes the maximum, and so the result */
     for (uint32_t d = 0; d < dv; d++)
         out[d] = 0;
@@ -185,9 +199,10 @@ static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint
 
     double sum = spec->sink_logits ? exp(spec->sink_logits[head] - max) : 0;
     for (uint32_t j = 0; j < n_kv; j++) {
-        if (!is_visible(spec, p, j, end))
+        uint32_t n = times_seen(spec, kv_head, p, j, end);
+        if (n == 0)
             continue;
-        double w = exp(s[j] - max);
+        double w = n * exp(s[j] - max);
         sum += w;
         for (uint32_t d = 0; d < dv; d++)
             out[d] += w * reference_get(dtype, v, v0 + j * v_stride + d);
@@ -210,7 +225,7 @@ attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_
         for (uint32_t h = 0; h < num_q_heads; h++) {
             size_t row = (size_t)t * num_q_heads + h;
             for (uint32_t j = 0; j < n_kv; j++) {
-                if (!is_visible(spec, pos + t, j, end))
+                if (!times_seen(spec, h / group, pos + t, j, end))
                     continue;
                 s[j] = score(spec, dtype, dk, q, row * dk, k,
                              ((size_t)j * num_kv_heads + h / group) * dk);
@@ -218,8 +233,8 @@ attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_
                     s[j] += (double)spec->alibi_slopes[h] * ((double)j - (double)(pos + t));
             }
             double l =
-                attend_row(spec, h, pos + t, end, n_kv, s, dtype, v, (size_t)(h / group) * dv,
-                           (size_t)num_kv_heads * dv, dv, out + row * dv);
+                attend_row(spec, h, h / group, pos + t, end, n_kv, s, dtype, v,
+                           (size_t)(h / group) * dv, (size_t)num_kv_heads * dv, dv, out + row * dv);
             if (lse)
                 lse[row] = l;
         }

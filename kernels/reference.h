@@ -13,6 +13,8 @@
  * Units    query t is at position pos + t; keys at 0 .. n_kv - 1; n_kv >= pos + n_q unless empty
  * Masks    query p sees key j when j <= p (is_full: j < pos + n_q), and with a window also
  *          j > p - window or j < sink_tokens
+ * Dilated  for each branch in which p and j are both kv_head mod rate (modulo rate) and in one
+ *          segment, p sees j once more; the masks above hold, too
  * Scores   scale, then soft cap, then ALiBi; a sink logit is used as it is
  * Empty    a query that sees no key, or only scores of -inf, gives out = 0 and lse = -inf (or the
  *          sink logit's lse)

@@ -477,6 +477,8 @@ static void test_memory(struct selftest *t)
     } else {
         ok = in && back && st == ATTN_OK && t->ops->pool_open(b, &r.config, &pool) == ATTN_OK &&
              t->ops->block_write(pool, 9, in) == ATTN_OK;
+        if (ok)
+            r.config.kv_place = t->ops->pool_place(pool);
         t->ops->close(b);
         b = NULL;
         config.import_fd = fd;

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #if defined(__CUDACC__) || defined(__HIP__)
-#define VISIBLE_FN static __host__ __device__ __forceinline__
+#define VISIBLE_FN static inline __host__ __device__ __attribute__((always_inline))
 #else
 #define VISIBLE_FN static inline
 #endif

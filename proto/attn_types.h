@@ -69,6 +69,14 @@ const char *attn_dtype_name(attn_dtype d);
 /* ATTN_DTYPE_NONE if the text names none. */
 attn_dtype attn_dtype_parse(const char *text);
 
+#define ATTN_MAX_BRANCHES 8
+
+/* A branch of a layer of dilated attention: of each segment of so many tokens, every rate-th. */
+struct attn_branch {
+    uint32_t segment_tokens; /* a multiple of rate, at most INT32_MAX */
+    uint32_t rate;
+};
+
 #ifdef __cplusplus
 }
 #endif

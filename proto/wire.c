@@ -78,6 +78,14 @@ attn_status wire_preamble_decode(const uint8_t bytes[WIRE_PREAMBLE_BYTES],
     return ATTN_OK;
 }
 
+uint64_t wire_session_peek(const uint8_t bytes[WIRE_PEEK_BYTES])
+{
+    enum { TAG = 1 << 3 | 1 }; /* Request.session, field 1, fixed64 */
+    uint64_t session;
+    memcpy(&session, bytes + WIRE_PREAMBLE_BYTES + 1, sizeof session);
+    return bytes[WIRE_PREAMBLE_BYTES] == TAG ? session : 0;
+}
+
 static void *arena_alloc(void *arena, size_t bytes)
 {
     return wire_arena_alloc(arena, bytes);
@@ -155,7 +163,8 @@ static attn_status message_decode(uint8_t *msg, size_t msg_bytes, bool is_reply,
                          why_bytes);
 }
 
-static attn_status step_check(const Attnd__Step *s, char *why, size_t why_bytes)
+/* prefix: "" or "plan." */
+static attn_status step_check(const Attnd__Step *s, const char *prefix, char *why, size_t why_bytes)
 {
     const struct {
         const char *name;
@@ -164,8 +173,8 @@ static attn_status step_check(const Attnd__Step *s, char *why, size_t why_bytes)
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i].n == s->n_seq)
             continue;
-        snprintf(why, why_bytes, "step.%s has %zu elements, step.seq has %zu", arrays[i].name,
-                 arrays[i].n, s->n_seq);
+        snprintf(why, why_bytes, "%sstep.%s has %zu elements, %sstep.seq has %zu", prefix,
+                 arrays[i].name, arrays[i].n, prefix, s->n_seq);
         return ATTN_EPROTO;
     }
     return ATTN_OK;
@@ -208,11 +217,12 @@ static attn_status request_decode(uint8_t *msg, size_t msg_bytes, uint8_t *paylo
     const Attnd__Request *h = (const Attnd__Request *)m.header;
     if (h->body_case == ATTND__REQUEST__BODY__NOT_SET)
         return body_missing(h, why, why_bytes);
-    if (h->body_case == ATTND__REQUEST__BODY_STEP) {
-        st = step_check(h->step, why, why_bytes);
-        if (st != ATTN_OK)
-            return st;
-    }
+    if (h->body_case == ATTND__REQUEST__BODY_STEP)
+        st = step_check(h->step, "", why, why_bytes);
+    else if (h->body_case == ATTND__REQUEST__BODY_PLAN && h->plan->step != NULL)
+        st = step_check(h->plan->step, "plan.", why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
     st = payload_check(h->body_case == ATTND__REQUEST__BODY_STEP ||
                            h->body_case == ATTND__REQUEST__BODY_IMPORT,
                        &m, why, why_bytes);

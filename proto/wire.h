@@ -89,6 +89,11 @@ uint64_t wire_message_bytes(const struct wire_preamble *p);
 /* The same without the payload. */
 uint64_t wire_head_bytes(const struct wire_preamble *p);
 
+/* The session of a request of which only the first bytes are there; 0: none, or it does not stand
+ * first in the header, where encoders that write fields in order put it. */
+enum { WIRE_PEEK_BYTES = WIRE_PREAMBLE_BYTES + 9 };
+uint64_t wire_session_peek(const uint8_t bytes[WIRE_PEEK_BYTES]);
+
 /* Decodes a whole message. The request id is set as soon as the magic was right, so that an error
  * can be answered; it is 0 only if it could not be read, a request of id 0 is refused.
  * Errors   ATTN_EPROTO anything malformed (a body is missing, parallel arrays of a step disagree in

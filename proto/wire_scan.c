@@ -50,6 +50,7 @@ static const struct {
     {&attnd__layer_spec__descriptor, NULL, WIRE_MAX_HEADS},
     {&attnd__pool_spec__descriptor, "layers", WIRE_MAX_LAYERS},
     {&attnd__seq_reply__descriptor, NULL, WIRE_MAX_LAYERS},
+    {&attnd__plan__descriptor, NULL, WIRE_MAX_LAYERS},
 };
 
 static uint32_t max_elements_of(const struct frame *f, const ProtobufCFieldDescriptor *field)

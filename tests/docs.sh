@@ -23,7 +23,13 @@ check() {
 }
 
 "$bin/attnd" --help | grep -oE -- '--[a-z-]+(\.[a-z_]+)?' | sed 's/^--//' >"$names"
-check setting '\b(device|listen|cache|engine|log)\.[a-z_]+\b'
+settings='\b(device|listen|cache|engine|log|stats)\.[a-z_]+\b'
+check setting "$settings"
+
+# and those in what programs and libraries say
+unknown=$(grep -rh --include='*.c' --include='*.py' '"' daemon cache kernels proto clients/{lib,attn}* clients/python/src |
+  grep -v '^ *#' | grep -oE '"([^"\\]|\\.)*"' | grep -oE "$settings" | sort -u | grep -vxFf "$names" || true)
+[[ -z $unknown ]] || { echo "said, and no setting: "$unknown >&2; rc=1; }
 
 {
   "$bin/attnd" --help
@@ -35,9 +41,9 @@ check option '^ *(build/bin/)?(attnd|attnctl|attnload) .*' '--[a-z][a-z._-]*'
 # steps are timed in histograms of three names
 {
   grep -ohE '[a-z_]+' daemon/stats.[ch] | sed 's/^/attnd_/'
-  printf 'attnd_step_%s_seconds\n' queue device total
+  printf 'attnd_step_%s_seconds\n' queue device total stage
 } | sort -u >"$names"
-check metric '\battnd_(steps|step|peers|blocks|sequences|sessions|queue|leases|batch|batches|kv|device|sent|received|requests|messages|engine|loop)[a-z_]*'
+check metric '\battnd_(steps|step|pool|oldest|io|peers|blocks|sequences|sessions|queue|leases|batch|batches|kv|device|sent|received|requests|messages|engine|loop)[a-z_]*'
 
 grep -rohE --include='*.[ch]' '\b(kv|backend|wire|attn|reference|op|decode)_[a-z_0-9]+' "${folders[@]}" |
   sed 's/$/()/' | sort -u >"$names"

@@ -23,7 +23,7 @@ def files(root):
     yield "CMakeLists.txt"
     for folder in FOLDERS:
         for path, folders, names in os.walk(os.path.join(root, folder)):
-            folders[:] = sorted(f for f in folders if not f.startswith(("__", ".")))
+            folders[:] = sorted(f for f in folders if not f.startswith(("__", ".")) and f != "build")
             for name in sorted(names):
                 yield os.path.relpath(os.path.join(path, name), root)
 

@@ -457,8 +457,8 @@ def main() -> int:
         for line in args.results.read_text().splitlines():
             entry = json.loads(line)
             done[entry["type"]] = entry
-    flags = ("--device.kv_memory", "2G", "--cache.max_pools", "256", "--device.threads", "1")
-    with own_daemon.running(args, "ipc", *flags) as url, args.results.open("a") as f:
+    settings = {"device.kv_memory": "2G", "cache.max_pools": 256, "device.threads": 1}
+    with own_daemon.running(args, "ipc", settings) as url, args.results.open("a") as f:
         for model_type, class_name in wanted.items():
             if model_type in done and not args.only:
                 continue

@@ -1,39 +1,88 @@
-/* attnctl.c: the operator's command line, over libattn. One request per call; results on stdout as
- * lines or, with --json, as one object; one sentence on stderr and exit code 1 when the daemon, the
- * way to it or stdout fails, 2 for wrong usage. Each command makes a JSON object; lines are printed
- * from that.
+/* attnctl.c: the operator's command line, over libattn: options, the table of commands, exit codes.
+ * One sentence on stderr and exit code 1 when the daemon, the way to it or stdout fails, 2 for
+ * wrong usage.
  */
+#include "clients/attnctl/attnctl.h"
+#include "clients/attnctl/keys.h"
+
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "clients/libattn/attn.h"
+/* Reached only where options stand before the word: keys_command has a command line of its own. */
+static int run_keys(const struct arguments *a)
+{
+    (void)a;
+    fputs("attnctl: keys comes first, then its own options (attnctl keys --help)\n", stderr);
+    return 2;
+}
 
-static const char help[] =
-    "usage: attnctl [OPTIONS] COMMAND\n"
-    "\n"
-    "commands:\n"
-    "  ping                     one round trip: version, backend, time\n"
-    "  info                     the session's limits\n"
-    "  stats                    the daemon's counters\n"
-    "  pool create NAME         make a pool; geometry below\n"
-    "  pool describe NAME       geometry, blocks, free blocks\n"
-    "  drain                    take no new sessions and sequences, end when the work is done\n"
+/* Commands of one noun stand together. */
+const struct command commands[] = {
+    {NULL, "ping", NULL, "one round trip: version, backend, time", .ask = ask_ping},
+    {NULL, "info", NULL, "the limits of a session", .ask = ask_info},
+    {NULL, "stats", NULL, "the counters", .ask = ask_stats},
+    {NULL, "top", NULL, "what the daemon does, again every --interval", .live = run_top},
+    {NULL, "latency", NULL, "percentiles of the times of steps, by stage", .ask = ask_latency,
+     .print = print_latency},
+    {NULL, "slow", NULL, "the latest steps above stats.slow_step, with their stages",
+     .ask = ask_slow, .print = print_table, .is_admin = true},
+    {NULL, "sessions", NULL, "the workers that are there", .ask = ask_sessions,
+     .print = print_table, .is_admin = true},
+    {NULL, "sequences", NULL, "the sequences that are open", .ask = ask_sequences,
+     .print = print_table, .is_admin = true},
+    {NULL, "watch", NULL, "what is logged, as it happens", .live = run_watch, .is_admin = true},
+    {"pool", "list", NULL, "all pools", .ask = ask_pools, .print = print_table},
+    {"pool", "create", "NAME", "make a pool; geometry below", .ask = ask_pool_create},
+    {"pool", "describe", "NAME", "geometry, blocks, free blocks", .ask = ask_pool_describe},
+    {"pool", "drop", "NAME", "forget a pool that no sequence lives in", .ask = ask_pool_drop,
+     .is_admin = true},
+    {"config", "list", NULL, "every setting, its value and where it is from", .ask = ask_config,
+     .print = print_table, .is_admin = true},
+    {"config", "get", "NAME", "one setting", .ask = ask_config_get, .is_admin = true},
+    {"config", "set", "NAME VALUE", "change one until the settings are read again",
+     .ask = ask_config_set, .is_admin = true},
+    {NULL, "reload", NULL, "read the settings again, as SIGHUP does", .ask = ask_reload,
+     .is_admin = true},
+    {NULL, "drain", NULL, "take no new sessions and sequences, end when the work is done",
+     .ask = ask_drain, .is_admin = true},
+    {NULL, "keys", "DIR",
+     "make certificates and tokens\n"
+     "                           (--host NAME... --tenant NAME... --days N)",
+     .local = run_keys},
+    {NULL, "doctor", NULL, "what may be wrong with this machine, and what to do",
+     .local = run_doctor},
+    {NULL, "completion", "SHELL", "what bash, zsh or fish needs to complete these words",
+     .local = run_completion},
+};
+const size_t n_commands = sizeof commands / sizeof commands[0];
+
+static const char usage_head[] = "usage: attnctl [OPTIONS] COMMAND\n"
+                                 "\n"
+                                 "commands:\n";
+static const char usage_tail[] =
     "\n"
     "options:\n"
-    "  --endpoint URL           ipc://PATH, tcp://HOST:PORT or shm://PATH\n"
-    "                           (default: $ATTND_ENDPOINT, else ipc:///run/attnd/attnd.sock)\n"
+    "  --endpoint URL           ipc://PATH, shm://PATH, tcp://HOST:PORT or tls+tcp://HOST:PORT\n"
+    "                           (default: $ATTND_ENDPOINT, else ipc:///run/attnd/attnd.sock);\n"
+    "                           drain goes to the admin socket beside it, URL.admin, if it can\n"
     "  --timeout SECONDS        for the daemon's answer (default 5)\n"
     "  --wait SECONDS           for a daemon to come up, where there is none yet (default 0: say "
     "at\n"
     "                           once why there is no connection)\n"
-    "  --json                   the result as one JSON object\n"
+    "  --json                   the result as one JSON object; of top and watch, one per line\n"
     "  --help, --version\n"
+    "\n"
+    "of top and watch:\n"
+    "  --interval SECONDS       between two looks (default 1)\n"
+    "  --count N                end after so many looks, or events (default: go on)\n"
+    "\n"
+    "top fills a terminal (NO_COLOR: without colours) and prints a line per look into a pipe.\n"
+    "slow, sessions, sequences, watch, config and reload answer root and the daemon's user.\n"
     "\n"
     "exit codes, of every command: 0 done; 1 no connection, refused, failed, or stdout could not "
     "be\n"
@@ -42,14 +91,30 @@ static const char help[] =
     "geometry of pool create:\n"
     "  --layers N --q-heads N --kv-heads N --head-dim N\n"
     "  --dtype f32|f16|bf16 (default bf16)  --kv-dtype TYPE (default: dtype)\n"
-    "  --block-tokens N (default 16)  --blocks N (default: what is left)\n"
+    "  --block-tokens N (default 16)  --blocks N (default: half of what is left)\n"
     "  --window N  --soft-cap X  --batch-invariant\n";
+
+static void print_help(void)
+{
+    fputs(usage_head, stdout);
+    for (size_t i = 0; i < n_commands; i++) {
+        const struct command *c = &commands[i];
+        char words[64];
+        snprintf(words, sizeof words, "%s%s%s%s%s", c->noun != NULL ? c->noun : "",
+                 c->noun != NULL ? " " : "", c->verb, c->operands != NULL ? " " : "",
+                 c->operands != NULL ? c->operands : "");
+        printf("  %-24s %s\n", words, c->help);
+    }
+    fputs(usage_tail, stdout);
+}
 
 enum {
     OPT_ENDPOINT = 256,
     OPT_TIMEOUT,
     OPT_WAIT,
     OPT_JSON,
+    OPT_INTERVAL,
+    OPT_COUNT,
     OPT_LAYERS, /* from here to batch-invariant: pool create's */
     OPT_Q_HEADS,
     OPT_KV_HEADS,
@@ -65,11 +130,13 @@ enum {
     OPT_VERSION,
 };
 
-static const struct option options[] = {
+const struct option options[] = {
     {"endpoint", required_argument, NULL, OPT_ENDPOINT},
     {"timeout", required_argument, NULL, OPT_TIMEOUT},
     {"wait", required_argument, NULL, OPT_WAIT},
     {"json", no_argument, NULL, OPT_JSON},
+    {"interval", required_argument, NULL, OPT_INTERVAL},
+    {"count", required_argument, NULL, OPT_COUNT},
     {"layers", required_argument, NULL, OPT_LAYERS},
     {"q-heads", required_argument, NULL, OPT_Q_HEADS},
     {"kv-heads", required_argument, NULL, OPT_KV_HEADS},
@@ -86,16 +153,6 @@ static const struct option options[] = {
     {NULL, 0, NULL, 0},
 };
 
-struct arguments {
-    const char *endpoint;
-    const char *name; /* of a pool */
-    const char *geometry; /* an option of pool create's that is given, NULL: none */
-    uint64_t timeout_us, wait_us;
-    bool is_json;
-    struct attn_pool_spec spec;
-    struct attn_layer layer;
-};
-
 __attribute__((format(printf, 1, 2))) static int usage(const char *format, ...)
 {
     va_list args;
@@ -104,13 +161,21 @@ __attribute__((format(printf, 1, 2))) static int usage(const char *format, ...)
     vfprintf(stderr, format, args);
     fputs(" (attnctl --help)\n", stderr);
     va_end(args);
-    return 2;
+    return EXIT_USAGE;
 }
 
-static int failed(attn_status st)
+int failed(attn_status st)
 {
     fprintf(stderr, "attnctl: %s: %s\n", attn_status_message(st), attn_last_error()->message);
-    return 1;
+    return EXIT_FAILED;
+}
+
+int printed(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return EXIT_DONE;
+    fprintf(stderr, "attnctl: write to stdout: %s\n", strerror(errno));
+    return EXIT_FAILED;
 }
 
 static bool parse_number(const char *text, double max, double *out)
@@ -156,6 +221,13 @@ static bool parse_option(struct arguments *a, int opt)
     case OPT_JSON:
         a->is_json = true;
         return true;
+    case OPT_INTERVAL:
+        if (!parse_number(optarg, 1e6, &x))
+            return false;
+        a->interval_us = (uint64_t)(x * 1e6);
+        return true;
+    case OPT_COUNT:
+        return parse_u32(optarg, &a->count) && a->count > 0;
     case OPT_LAYERS:
         return parse_u32(optarg, &a->spec.num_layers);
     case OPT_Q_HEADS:
@@ -187,196 +259,132 @@ static bool parse_option(struct arguments *a, int opt)
     }
 }
 
-/* ---- commands: each gives its result as an object ---- */
+/* ---- one command ---- */
 
-static attn_status run_ping(attn_client *c, const struct arguments *a, json_t **out)
+static size_t n_operands(const struct command *c)
 {
-    struct attn_client_info info = {.struct_size = sizeof info};
-    uint64_t ns;
-    attn_status st = attn_client_ping(c, a->timeout_us, &ns);
-    if (st == ATTN_OK)
-        st = attn_client_info(c, &info);
-    if (st == ATTN_OK)
-        *out = json_pack("{s:s, s:s, s:f}", "server_version", info.server_version, "backend",
-                         info.backend, "seconds", (double)ns * 1e-9);
-    return st;
+    size_t n = c->operands != NULL;
+    for (const char *p = c->operands; p != NULL && *p != '\0'; p++)
+        n += *p == ' ';
+    return n;
 }
 
-static attn_status run_info(attn_client *c, const struct arguments *a, json_t **out)
+/* "pool list, pool create NAME": what a noun may be followed by */
+static const char *forms_of(const char *noun, char *out, size_t out_bytes)
 {
-    struct attn_client_info info = {.struct_size = sizeof info};
-    (void)a;
-    attn_status st = attn_client_info(c, &info);
-    if (st == ATTN_OK)
-        *out = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "server_version",
-                         info.server_version, "backend", info.backend, "protocol_version",
-                         (json_int_t)info.protocol_version, "lease_us", (json_int_t)info.lease_us,
-                         "max_message_bytes", (json_int_t)info.max_message_bytes, "max_step_items",
-                         (json_int_t)info.max_step_items, "max_step_tokens",
-                         (json_int_t)info.max_step_tokens, "max_seq_tokens",
-                         (json_int_t)info.max_seq_tokens);
-    return st;
-}
-
-static attn_status run_stats(attn_client *c, const struct arguments *a, json_t **out)
-{
-    char *text = NULL;
-    attn_status st = attn_client_stats(c, a->timeout_us, &text);
-    if (st == ATTN_OK)
-        *out = json_loads(text, 0, NULL);
-    attn_free(text);
-    return st;
-}
-
-static attn_status run_drain(attn_client *c, const struct arguments *a, json_t **out)
-{
-    attn_status st = attn_client_drain(c, a->timeout_us);
-    if (st == ATTN_OK)
-        *out = json_pack("{s:b}", "draining", 1);
-    return st;
-}
-
-/* Closes the handle. */
-static json_t *pool_object(attn_pool *p)
-{
-    const struct attn_pool_spec *s = attn_pool_spec_of(p);
-    json_t *o = json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:b, s:s, s:s}", "name", s->name,
-        "layers", (json_int_t)s->num_layers, "q_heads", (json_int_t)s->num_q_heads, "kv_heads",
-        (json_int_t)s->num_kv_heads, "head_dim_k", (json_int_t)s->head_dim_k, "head_dim_v",
-        (json_int_t)s->head_dim_v, "block_tokens", (json_int_t)s->block_tokens, "blocks",
-        (json_int_t)s->n_blocks, "free_blocks", (json_int_t)attn_pool_free_blocks(p), "dtype",
-        attn_dtype_name(s->q_dtype), "kv_dtype", attn_dtype_name(s->kv_dtype), "batch_invariant",
-        (int)s->is_batch_invariant, "model", s->model, "rope", s->rope);
-    attn_pool_close(p);
-    return o;
-}
-
-static attn_status run_create(attn_client *c, const struct arguments *a, json_t **out)
-{
-    struct attn_pool_spec spec = a->spec;
-    attn_pool *p;
-    spec.name = a->name;
-    spec.layers = &a->layer;
-    spec.n_layers = 1;
-    attn_status st = attn_pool_create(c, &spec, a->timeout_us, &p);
-    if (st == ATTN_OK)
-        *out = pool_object(p);
-    return st;
-}
-
-static attn_status run_describe(attn_client *c, const struct arguments *a, json_t **out)
-{
-    attn_pool *p;
-    attn_status st = attn_pool_describe(c, a->name, a->timeout_us, &p);
-    if (st == ATTN_OK)
-        *out = pool_object(p);
-    return st;
-}
-
-/* ---- results ---- */
-
-/* One "name value" a line; names of nested objects are joined by dots. */
-static void print_flat(const char *prefix, json_t *object)
-{
-    const char *key;
-    json_t *value;
-    json_object_foreach(object, key, value)
-    {
-        char name[256];
-        snprintf(name, sizeof name, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", key);
-        for (char *c = name; *c != '\0'; c++)
-            *c = *c == ' ' ? '_' : *c; /* a status, "out of blocks" */
-        if (json_is_object(value)) {
-            print_flat(name, value);
-        } else if (json_is_string(value)) {
-            printf("%s %s\n", name, json_string_value(value));
-        } else {
-            char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9) | JSON_COMPACT);
-            printf("%s %s\n", name, text != NULL ? text : "?");
-            free(text);
-        }
+    size_t n = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < n_commands && n < out_bytes; i++) {
+        const struct command *c = &commands[i];
+        if (c->noun != NULL && strcmp(c->noun, noun) == 0)
+            n += (size_t)snprintf(out + n, out_bytes - n, "%s%s %s%s%s", n > 0 ? ", " : "", noun,
+                                  c->verb, c->operands != NULL ? " " : "",
+                                  c->operands != NULL ? c->operands : "");
     }
+    return out;
 }
-
-/* What was printed has arrived, or exit code 1. */
-static int printed(void)
-{
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return 0;
-    fprintf(stderr, "attnctl: write to stdout: %s\n", strerror(errno));
-    return 1;
-}
-
-static int print_result(json_t *result, bool is_json)
-{
-    if (!is_json) {
-        print_flat("", result);
-    } else {
-        json_dumpf(result, stdout, JSON_REAL_PRECISION(9));
-        putchar('\n');
-    }
-    return printed();
-}
-
-struct command {
-    const char *noun, *verb; /* noun NULL: the command is one word */
-    attn_status (*run)(attn_client *, const struct arguments *, json_t **out); /* NULL: no memory */
-};
-
-static const struct command commands[] = {
-    {NULL, "ping", run_ping},   {NULL, "info", run_info},       {NULL, "stats", run_stats},
-    {NULL, "drain", run_drain}, {"pool", "create", run_create}, {"pool", "describe", run_describe},
-};
 
 /* Finds the command and what it takes. 0, or usage's 2. */
 static int choose(char **words, int n, struct arguments *a, const struct command **out_command)
 {
-    const struct command *c = commands, *end = commands + sizeof commands / sizeof commands[0];
+    char forms[256];
     if (n == 0)
         return usage("missing command");
-    bool is_pool = strcmp(words[0], "pool") == 0;
-    if (is_pool && n != 3)
-        return usage("expected pool create NAME or pool describe NAME");
-    while (c < end &&
-           ((c->noun != NULL) != is_pool || strcmp(c->verb, words[is_pool ? 1 : 0]) != 0))
-        c++;
-    if (c == end)
-        return usage("unknown command: %s%s%s", words[0], is_pool ? " " : "",
-                     is_pool ? words[1] : "");
-    if (!is_pool && n > 1)
-        return usage("%s takes no argument: %s", words[0], words[1]);
-    a->name = is_pool ? words[2] : NULL;
+    bool is_noun = false;
+    const struct command *c = NULL;
+    for (size_t i = 0; i < n_commands; i++) {
+        const struct command *k = &commands[i];
+        bool is_of_noun = k->noun != NULL && strcmp(k->noun, words[0]) == 0;
+        is_noun |= is_of_noun;
+        if (is_of_noun ? n > 1 && strcmp(k->verb, words[1]) == 0
+                       : k->noun == NULL && strcmp(k->verb, words[0]) == 0)
+            c = k;
+    }
+    if (c == NULL && is_noun)
+        return usage("expected %s", forms_of(words[0], forms, sizeof forms));
+    if (c == NULL)
+        return usage("unknown command: %s", words[0]);
+    int n_words = is_noun ? 2 : 1, wanted = (int)n_operands(c);
+    if (n - n_words > wanted && wanted == 0)
+        return usage("%s takes no argument: %s", c->verb, words[n_words]);
+    if (n - n_words != wanted)
+        return usage("expected %s%s%s %s", is_noun ? c->noun : "", is_noun ? " " : "", c->verb,
+                     c->operands);
+    for (int i = 0; i < wanted; i++)
+        a->operands[i] = words[n_words + i];
     const struct attn_pool_spec *s = &a->spec;
-    bool is_create = c->run == run_create;
+    bool is_create = c->ask == ask_pool_create;
     if (a->geometry != NULL && !is_create)
         return usage("--%s is an option of pool create alone", a->geometry);
+    if (a->live != NULL && c->live == NULL)
+        return usage("--%s is an option of top and watch", a->live);
     if (is_create &&
         (s->num_layers == 0 || s->num_q_heads == 0 || s->num_kv_heads == 0 || s->head_dim_k == 0))
         return usage("pool create needs --layers, --q-heads, --kv-heads and --head-dim");
+    a->is_admin = c->is_admin;
     *out_command = c;
     return 0;
 }
 
-static int run(const struct command *command, const struct arguments *a)
+/* The admin socket beside an ipc endpoint; false: the endpoint has none. */
+static bool admin_endpoint(const char *endpoint, char *out, size_t out_bytes)
 {
-    struct attn_client_options o = {.struct_size = sizeof o,
-                                    .client_name = "attnctl",
-                                    .is_hasty = a->wait_us == 0,
-                                    .has_no_keeper = 1};
-    attn_client *c;
-    json_t *result = NULL;
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    bool is_user = geteuid() != 0 && runtime != NULL && runtime[0] != '\0';
+    if (endpoint == NULL)
+        endpoint = getenv("ATTND_ENDPOINT");
+    if (endpoint != NULL && strncmp(endpoint, "ipc://", 6) != 0)
+        return false;
+    int n = endpoint != NULL ? snprintf(out, out_bytes, "%s.admin", endpoint)
+                             : snprintf(out, out_bytes, "ipc://%s/attnd.sock.admin",
+                                        is_user ? runtime : "/run/attnd");
+    return n < (int)out_bytes;
+}
+
+/* What is for operators goes to the daemon's admin socket; where that can't be reached, to the
+ * endpoint, which lets the daemon decide. */
+attn_status connect_to(const struct arguments *a, attn_client **out_client)
+{
+    struct attn_client_options o = {
+        .struct_size = sizeof o, .client_name = "attnctl", .is_hasty = 1, .has_no_keeper = 1};
+    char admin[256];
     uint64_t open_us = a->wait_us > a->timeout_us ? a->wait_us : a->timeout_us;
-    attn_status st = attn_client_open(a->endpoint, &o, open_us, &c);
+    if (a->is_admin && admin_endpoint(a->endpoint, admin, sizeof admin) &&
+        attn_client_open(admin, &o, a->timeout_us, out_client) == ATTN_OK)
+        return ATTN_OK;
+    o.is_hasty = a->wait_us == 0;
+    return attn_client_open(a->endpoint, &o, open_us, out_client);
+}
+
+static int ask(const struct command *command, attn_client *c, const struct arguments *a)
+{
+    json_t *result = NULL;
+    attn_status st = command->ask(c, a, &result);
     if (st != ATTN_OK)
         return failed(st);
-    st = command->run(c, a, &result);
-    int rc = st != ATTN_OK ? failed(st) : 1;
-    if (st == ATTN_OK && result == NULL)
-        fprintf(stderr, "attnctl: no memory for the result, or stats that are no JSON\n");
-    else if (st == ATTN_OK)
-        rc = print_result(result, a->is_json);
+    if (result == NULL) {
+        fprintf(stderr, "attnctl: no memory for the result, or an answer that is no JSON\n");
+        return EXIT_FAILED;
+    }
+    if (a->is_json)
+        print_json(result);
+    else if (command->print != NULL)
+        command->print(result);
+    else
+        print_flat(result);
     json_decref(result);
+    return printed();
+}
+
+static int run(const struct command *command, const struct arguments *a)
+{
+    attn_client *c;
+    if (command->local != NULL)
+        return command->local(a);
+    attn_status st = connect_to(a, &c);
+    if (st != ATTN_OK)
+        return failed(st);
+    int rc = command->live != NULL ? command->live(c, a) : ask(command, c, a);
     attn_client_close(c);
     return rc;
 }
@@ -385,13 +393,16 @@ int main(int argc, char **argv)
 {
     struct arguments a = {.endpoint = attn_default_url(),
                           .timeout_us = 5000000,
+                          .interval_us = 1000000,
                           .spec = {.struct_size = sizeof a.spec,
                                    .layer_struct_size = sizeof a.layer,
                                    .q_dtype = ATTN_BF16}};
     int opt, index = 0;
+    if (argc > 1 && strcmp(argv[1], "keys") == 0)
+        return keys_command(argc - 1, argv + 1);
     while ((opt = getopt_long(argc, argv, "h", options, &index)) != -1) {
         if (opt == OPT_HELP || opt == 'h') {
-            fputs(help, stdout);
+            print_help();
             return printed();
         }
         if (opt == OPT_VERSION) {
@@ -399,11 +410,13 @@ int main(int argc, char **argv)
             return printed();
         }
         if (opt == '?')
-            return 2; /* getopt has said why */
+            return EXIT_USAGE; /* getopt has said why */
         if (!parse_option(&a, opt))
             return usage("--%s: \"%s\" cannot be used", options[index].name, optarg);
         if (opt >= OPT_LAYERS)
             a.geometry = options[index].name;
+        else if (opt >= OPT_INTERVAL)
+            a.live = options[index].name;
     }
     const struct command *command = NULL;
     int rc = choose(argv + optind, argc - optind, &a, &command);

@@ -19,10 +19,12 @@
  *     may open clients of its own.
  *
  * Life      A client holds a session until attn_client_close, however long it is idle. When the
- *           daemon was restarted, or could not be reached for a lease, the session and its
- *           sequences are gone: calls find a new connection by themselves and then give
- *           ATTN_ENOTFOUND with ATTN_GONE_SESSION. attn_client_reopen makes a new session on the
- *           same client; make the pools again and go on.
+ *           daemon's process ends, calls find a new connection by themselves, and where the cache
+ *           is kept (systemd, attnd --supervise) go on in the same session: they take longer, and
+ *           that is all. Where it is not kept, or the daemon could not be reached for a lease, the
+ *           session and its sequences are gone: calls give ATTN_ENOTFOUND with ATTN_GONE_SESSION.
+ *           attn_client_reopen makes a new session on the same client; make the pools again and go
+ *           on.
  *
  * Time      Every call ends by its timeout (0: the client's default). Timeouts are in microseconds.
  * Delivery  A request whose connection was lost is sent again under the same id until its deadline.
@@ -97,9 +99,15 @@ struct attn_client_options {
     /* may be left out of struct_size */
     uint32_t is_hasty; /* 1: attn_client_open fails at the first attempt to connect that fails */
     uint32_t has_no_keeper; /* 1: only calls renew the session, nothing does while none is made */
+    /* names of files; NULL: those of the environment, if there */
+    const char *token_file; /* its first line says which tenant this is; $ATTND_KEY_FILE */
+    const char *ca_file; /* of tls+tcp://, CAs of the daemon's certificate; $ATTND_CA_FILE; else the
+                            system's */
+    const char *cert_file, *cert_key_file; /* a certificate of our own, where the daemon wants one;
+                                     $ATTND_TLS_CERT_FILE, $ATTND_TLS_CERT_KEY_FILE */
 };
 
-/* Fixed until attn_client_reopen. */
+/* Fixed until attn_client_reopen, but for boot_id. */
 struct attn_client_info {
     uint32_t struct_size;
     uint32_t protocol_version;
@@ -109,6 +117,8 @@ struct attn_client_info {
     uint32_t max_step_items, max_step_tokens, max_seq_tokens;
     uint32_t reserved;
     char server_version[64], backend[64];
+    /* may be left out of struct_size */
+    uint64_t boot_id; /* of the daemon's process; another one after it was restarted */
 };
 
 /* What a client did so far. */
@@ -156,7 +166,23 @@ ATTN_API attn_status attn_client_stats(attn_client *c, uint64_t timeout_us, char
 /* Asks the daemon to take no new sessions and sequences and to end when its work is done. */
 ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t timeout_us);
 
-/* Frees what attn_client_stats gave; NULL is fine. */
+/* For operators: the daemon answers its own user and root alone (ATTN_EAUTH), but for pools.
+ * A list as a JSON object: topic is pools, sessions, sequences, slow, events or config; lists begin
+ * behind `after` and say with `next` where to go on. ATTN_ENOTSUP: no such topic. Free with
+ * attn_free. */
+ATTN_API attn_status attn_client_inspect(attn_client *c, const char *topic, uint64_t after,
+                                         uint64_t timeout_us, char **out_json);
+/* Changes a setting ("log.level") until the daemon reads its settings again. ATTN_ENOTFOUND;
+ * ATTN_ENOTSUP: it needs a restart; ATTN_EINVAL: the value. */
+ATTN_API attn_status attn_client_configure(attn_client *c, const char *name, const char *value,
+                                           uint64_t timeout_us);
+/* Forgets a pool. ATTN_ENOTFOUND; ATTN_EINVAL: sequences live in it; ATTN_EOVERLOAD: it is in
+ * work. */
+ATTN_API attn_status attn_client_pool_drop(attn_client *c, const char *name, uint64_t timeout_us);
+/* Has the daemon read its settings again; out_json says how many changed. Free with attn_free. */
+ATTN_API attn_status attn_client_reload(attn_client *c, uint64_t timeout_us, char **out_json);
+
+/* Frees what attn_client_stats, _inspect and _reload gave; NULL is fine. */
 ATTN_API void attn_free(void *p);
 
 /* For event loops: readable when attn_client_poll has something to do. While steps are in flight
@@ -182,16 +208,20 @@ ATTN_API void attn_client_copy(const attn_client *c, void *dst, const void *src,
 
 /* ---- pool ---- */
 
-/* How one layer attends; all zero is plain causal attention. */
+/* How one layer attends; all zero is plain causal attention. With branches (dilated attention, as
+ * in LongNet): kv head h of a branch has the tokens that are h mod rate modulo rate, as queries and
+ * as keys; a query sees those of its own segment, up to itself unless is_full. The branches'
+ * results are weighed by their softmax denominators. One branch must have rate 1; no window. */
 struct attn_layer {
     float scale; /* multiplies q.k; 0: 1 / sqrt(head_dim_k) */
     uint32_t window_tokens; /* 0: unlimited; else query p sees keys (p - window, p] */
     uint32_t sink_tokens; /* with a window: first tokens that stay visible */
     float soft_cap; /* 0: none; else s -> cap * tanh(s / cap) */
     uint32_t is_full; /* 1: not causal */
-    uint32_t reserved;
+    uint32_t n_branches; /* 0: not dilated; at most ATTN_MAX_BRANCHES */
     const float *sink_logits; /* [num_q_heads] or NULL */
     const float *alibi_slopes; /* [num_q_heads] or NULL */
+    const struct attn_branch *branches; /* [n_branches], NULL if there are none */
 };
 
 struct attn_pool_spec {
@@ -353,6 +383,91 @@ ATTN_API attn_status attn_step_start(attn_pool *p, const struct attn_step *s, at
  * ticket. Returns the step's status; out_result as in attn_step. ATTN_ENOTFOUND: no such ticket. */
 ATTN_API attn_status attn_step_wait(attn_client *c, attn_ticket ticket,
                                     struct attn_result *out_result);
+
+/* ---- lanes: layers without messages ---- */
+
+/* A lane is the way of one stream of layers to the daemon: a plan says once per decode step what
+ * its layers will be, and then each layer is a kernel on the caller's stream, which puts q, k and v
+ * where the daemon reads them, rings, and waits for the output. Nothing is copied to the host, no
+ * call but attn_lane_plan waits, and what is enqueued may be captured in a CUDA graph and replayed,
+ * because a layer's number is counted in the GPU's memory.
+ *
+ * Needs libattn-cuda.so beside this library, and a daemon on the same host that listens at gpu://
+ * and computes on the GPU that is current on the calling thread, both under MPS. With a daemon that
+ * computes on the CPU a lane is the same in host memory, and attn_lane_enqueue does the layer.
+ *
+ * Failures  A layer that fails, or whose wait ends (timeout, the daemon hung up), leaves NaN in its
+ *           output; the layers behind it do nothing, theirs are NaN, too. attn_lane_check and
+ *           attn_lane_plan tell. After ATTN_ECONN the lane is over: close it, open another.
+ * Threads   one at a time on a lane; the client may be used by others meanwhile. */
+typedef struct attn_lane attn_lane;
+
+struct attn_lane_options {
+    uint32_t struct_size;
+    uint32_t reserved;
+    /* of q, k and v of one layer, and of its output, at most; 0: 16 MiB. Rounded up to 2 MiB */
+    uint64_t in_bytes, out_bytes;
+    uint64_t wait_us; /* a layer waits so long for the daemon; 0: the client's timeout */
+};
+
+struct attn_lane_info {
+    uint32_t struct_size;
+    uint32_t is_host; /* 1: regions are host memory */
+    uint64_t in_bytes, out_bytes;
+    /* A layer's q, then k, then v may be written here, each at the next multiple of 64 bytes, and
+     * its out, then lse, be read here until the next layer is enqueued. */
+    void *in;
+    const void *out;
+};
+
+/* The steps of n_layers layers to come. */
+struct attn_plan {
+    uint32_t struct_size;
+    uint32_t n_items;
+    const struct attn_item *items; /* [n_items], of each layer */
+    uint32_t n_layers;
+    uint32_t is_append, is_attend, has_lse; /* as q, k, v and lse of attn_step */
+    const uint32_t *layers; /* [n_layers]; NULL: 0, 1, ... */
+    /* 1: layers that were planned and not enqueued are forgotten, and so is a layer that failed. No
+     * enqueued layer may be unfinished: synchronise the stream first */
+    uint32_t is_restart;
+    uint32_t reserved;
+    uint64_t timeout_us; /* of this call, and of each layer in the daemon */
+};
+
+/* One layer's tensors, [T][heads][head_dim] of the pool's q_dtype, in memory of the lane's GPU (or
+ * of the host), contiguous, at multiples of 16. What lies at its place in attn_lane_info.in already
+ * is not copied. */
+struct attn_lane_step {
+    uint32_t struct_size;
+    uint32_t n_tokens; /* T, the plan's */
+    const void *q, *k, *v;
+    void *out; /* NULL: it is read in attn_lane_info.out */
+    float *lse;
+};
+
+/* attn_lane_open: url gpu://PATH, NULL: where the daemon says.
+ * Errors   ATTN_ENOTSUP this pair cannot have a lane; the message says what is missing; ATTN_ECONN;
+ *          ATTN_EQUOTA; ATTN_ENOMEM. o may be NULL */
+ATTN_API attn_status attn_lane_open(attn_client *c, const char *url,
+                                    const struct attn_lane_options *o, attn_lane **out_lane);
+/* Enqueued layers are finished; before attn_client_close. NULL is fine. */
+ATTN_API void attn_lane_close(attn_lane *l);
+/* out->struct_size is set by the caller. */
+ATTN_API attn_status attn_lane_info(const attn_lane *l, struct attn_lane_info *out);
+/* attn_lane_plan: the layers behind those that are planned already. Waits for the daemon's answer,
+ * not for layers.
+ * Errors   as attn_step, told before anything is computed; those of attn_lane_check;
+ *          ATTN_EOVERLOAD four plans are not finished */
+ATTN_API attn_status attn_lane_plan(attn_lane *l, attn_pool *p, const struct attn_plan *plan);
+/* attn_lane_enqueue: the next layer of the plan, on stream (a CUstream; ignored in host memory,
+ * where the layer is done when this returns, with its status). A layer that was captured is one
+ * layer at each replay. Errors  ATTN_EINVAL shapes, sizes; ATTN_EDEVICE the launch */
+ATTN_API attn_status attn_lane_enqueue(attn_lane *l, const attn_pool *p, void *stream,
+                                       const struct attn_lane_step *s);
+/* How layers that are finished have ended: ATTN_OK, or the first failure since the last restart.
+ * Never waits. */
+ATTN_API attn_status attn_lane_check(attn_lane *l);
 
 #ifdef __cplusplus
 }

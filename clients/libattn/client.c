@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #ifndef ATTN_VERSION
@@ -18,6 +19,9 @@
 #define HELLO_MAX_REPLY_BYTES (1u << 20)
 /* attn_client_options without what it grew by */
 #define OPTIONS_OLD_BYTES (uint32_t) offsetof(struct attn_client_options, is_hasty)
+#define OPTIONS_0_1_BYTES (uint32_t) offsetof(struct attn_client_options, token_file)
+#define TOKEN_BYTES 256
+#define INFO_OLD_BYTES (uint32_t) offsetof(struct attn_client_info, boot_id)
 
 static const struct client_transport_ops *const transports[] = {&transport_sp_ops,
                                                                 &transport_shm_ops};
@@ -84,7 +88,9 @@ static void copy_text(char *dst, size_t bytes, const char *src)
 
 struct hello_answer {
     struct attn_client_info info;
+    char lane_url[sizeof((struct attn_client *)0)->lane_url];
     uint64_t last_request_id;
+    bool is_kept;
 };
 
 static attn_status take_hello(struct client_request *r, const struct wire_reply *reply)
@@ -98,6 +104,8 @@ static attn_status take_hello(struct client_request *r, const struct wire_reply 
     struct attn_client_info *info = &out->info;
     out->last_request_id = h->last_request_id;
     info->protocol_version = h->protocol_version;
+    out->is_kept = h->is_kept;
+    info->boot_id = h->boot_id;
     info->session = h->session;
     info->lease_us = h->lease_us;
     info->max_message_bytes = h->max_message_bytes;
@@ -106,6 +114,7 @@ static attn_status take_hello(struct client_request *r, const struct wire_reply 
     info->max_seq_tokens = h->max_seq_tokens;
     copy_text(info->server_version, sizeof info->server_version, h->server_version);
     copy_text(info->backend, sizeof info->backend, h->backend);
+    copy_text(out->lane_url, sizeof out->lane_url, h->lane_url);
     return ATTN_OK;
 }
 
@@ -117,6 +126,9 @@ static attn_status say_hello(struct attn_client *c, uint64_t session, uint64_t t
     hello.protocol_version = CLIENT_PROTOCOL_VERSION;
     hello.client_name = c->name;
     hello.resume_session = session;
+    hello.token = c->token != NULL ? c->token : hello.token;
+    if (session == 0 && getrandom(&hello.nonce, sizeof hello.nonce, GRND_NONBLOCK) < 0)
+        hello.nonce = 0; /* the daemon then knows a repeated hello by connection and request id */
     req.body_case = ATTND__REQUEST__BODY_HELLO;
     req.hello = &hello;
     return client_call(c, &req, timeout_us, take_hello, out);
@@ -138,9 +150,12 @@ static attn_status begin_session(struct attn_client *c, uint64_t session, uint64
         ops->set_max_message(c->t, info.max_message_bytes + WIRE_MAX_HEADER_BYTES);
     pthread_mutex_lock(&c->lock);
     c->info = info;
+    copy_text(c->lane_url, sizeof c->lane_url, answer.lane_url);
     uint64_t last = answer.last_request_id >> REQUEST_SLOT_BITS;
     c->id_high = last > c->id_high ? last : c->id_high; /* ids of a session rise */
     c->is_session_gone = false;
+    c->is_kept_daemon = answer.is_kept;
+    c->known_generation = ops->generation(c->t);
     c->is_streaming = ops->is_shared && strcmp(info.backend, "cpu") != 0;
     atomic_fetch_add(&c->session_number, 1);
     pthread_mutex_unlock(&c->lock);
@@ -172,6 +187,34 @@ const char *attn_default_url(void)
     return "ipc:///run/attnd/attnd.sock";
 }
 
+/* A file's name, from the options or the environment; NULL: none. */
+static const char *given(const char *option, const char *variable)
+{
+    const char *name = option != NULL ? option : getenv(variable);
+    return name != NULL && name[0] != '\0' ? name : NULL;
+}
+
+/* The first line of a file, without its end; *out is the caller's. No file, no token. */
+static attn_status token_read(const char *file, char **out, char *why, size_t why_bytes)
+{
+    char line[TOKEN_BYTES + 2] = "";
+    if (file == NULL)
+        return ATTN_OK;
+    FILE *f = fopen(file, "re");
+    bool is_read = f != NULL && fgets(line, sizeof line, f) != NULL;
+    int error = errno;
+    if (f != NULL)
+        fclose(f);
+    line[strcspn(line, "\r\n")] = '\0';
+    if (!is_read || line[0] == '\0' || strlen(line) > TOKEN_BYTES) {
+        snprintf(why, why_bytes, "token_file %.150s (ATTND_KEY_FILE): %s", file,
+                 f == NULL ? strerror(error) : "its first line is no token");
+        return ATTN_EINVAL;
+    }
+    *out = strdup(line);
+    return *out != NULL ? ATTN_OK : ATTN_ENOMEM;
+}
+
 attn_status attn_client_open(const char *url, const struct attn_client_options *o,
                              uint64_t timeout_us, attn_client **out_client)
 {
@@ -180,7 +223,8 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
         return error_set(ATTN_EINVAL, "out_client is NULL");
     if (url == NULL)
         url = attn_default_url();
-    if (o != NULL && o->struct_size != sizeof *o && o->struct_size != OPTIONS_OLD_BYTES)
+    if (o != NULL && o->struct_size != sizeof *o && o->struct_size != OPTIONS_0_1_BYTES &&
+        o->struct_size != OPTIONS_OLD_BYTES)
         return error_set(ATTN_EINVAL, "attn_client_options.struct_size %u: this library knows %zu",
                          o->struct_size, sizeof *o);
     if (o != NULL)
@@ -189,7 +233,9 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     const struct client_transport_ops *ops = find_transport(url);
     if (ops == NULL)
         return error_set(ATTN_EINVAL,
-                         "url \"%s\": expected ipc://PATH, tcp://HOST:PORT or shm://PATH", url);
+                         "url \"%s\": expected ipc://PATH, tcp://HOST:PORT, tls+tcp://HOST:PORT or "
+                         "shm://PATH",
+                         url);
     pthread_once(&fork_once, fork_init);
 
     char why[ATTN_MESSAGE_BYTES] = "";
@@ -212,7 +258,14 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
         error_set(st, "no memory for a client");
         goto fail;
     }
-    st = ops->open(url, &c->t, why, sizeof why);
+    struct client_credentials files = {
+        .ca_file = given(o->ca_file, "ATTND_CA_FILE"),
+        .cert_file = given(o->cert_file, "ATTND_TLS_CERT_FILE"),
+        .cert_key_file = given(o->cert_key_file, "ATTND_TLS_CERT_KEY_FILE"),
+    };
+    st = token_read(given(o->token_file, "ATTND_KEY_FILE"), &c->token, why, sizeof why);
+    if (st == ATTN_OK)
+        st = ops->open(url, &files, &c->t, why, sizeof why);
     if (st != ATTN_OK) {
         error_set(st, "%s", why);
         goto fail;
@@ -260,6 +313,7 @@ void attn_client_close(attn_client *c)
         t->ops->abandon(t);
     free(c->url);
     free(c->name);
+    free(c->token);
     free(c);
 }
 
@@ -268,11 +322,12 @@ attn_status attn_client_info(const attn_client *c, struct attn_client_info *out)
     attn_status st = client_check(c);
     if (st != ATTN_OK)
         return st;
-    if (out == NULL || out->struct_size != sizeof *out)
+    if (out == NULL || (out->struct_size != sizeof *out && out->struct_size != INFO_OLD_BYTES))
         return error_set(ATTN_EINVAL, "attn_client_info.struct_size: this library knows %zu",
                          sizeof *out);
-    *out = client_info((attn_client *)c);
-    out->struct_size = sizeof *out;
+    struct attn_client_info info = client_info((attn_client *)c);
+    info.struct_size = out->struct_size;
+    memcpy(out, &info, out->struct_size);
     return ATTN_OK;
 }
 
@@ -306,6 +361,12 @@ attn_status attn_client_ping(attn_client *c, uint64_t timeout_us, uint64_t *out_
     attn_status st = client_check(c);
     if (st == ATTN_OK)
         st = say_hello(c, client_info(c).session, timeout_us, &answer);
+    if (st == ATTN_OK) {
+        pthread_mutex_lock(&c->lock);
+        c->info.boot_id = answer.info.boot_id;
+        c->is_kept_daemon = answer.is_kept;
+        pthread_mutex_unlock(&c->lock);
+    }
     if (st == ATTN_OK && out_ns != NULL)
         *out_ns = attn_now_ns() - start_ns;
     return st;
@@ -332,6 +393,57 @@ attn_status attn_client_stats(attn_client *c, uint64_t timeout_us, char **out_js
         return error_set(ATTN_EINVAL, "out_json is NULL");
     req.body_case = ATTND__REQUEST__BODY_STATS;
     req.stats = &stats;
+    return client_call(c, &req, timeout_us, take_stats, out_json);
+}
+
+attn_status attn_client_inspect(attn_client *c, const char *topic, uint64_t after,
+                                uint64_t timeout_us, char **out_json)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Inspect inspect = ATTND__INSPECT__INIT;
+    if (topic == NULL || out_json == NULL)
+        return error_set(ATTN_EINVAL, "topic or out_json is NULL");
+    inspect.topic = (char *)topic;
+    inspect.after = after;
+    req.body_case = ATTND__REQUEST__BODY_INSPECT;
+    req.inspect = &inspect;
+    return client_call(c, &req, timeout_us, take_stats, out_json);
+}
+
+attn_status attn_client_configure(attn_client *c, const char *name, const char *value,
+                                  uint64_t timeout_us)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Configure configure = ATTND__CONFIGURE__INIT;
+    if (name == NULL || value == NULL)
+        return error_set(ATTN_EINVAL, "name or value is NULL");
+    configure.name = (char *)name;
+    configure.value = (char *)value;
+    req.body_case = ATTND__REQUEST__BODY_CONFIGURE;
+    req.configure = &configure;
+    return client_call(c, &req, timeout_us, NULL, NULL);
+}
+
+attn_status attn_client_pool_drop(attn_client *c, const char *name, uint64_t timeout_us)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__PoolDrop drop = ATTND__POOL_DROP__INIT;
+    if (name == NULL)
+        return error_set(ATTN_EINVAL, "name is NULL");
+    drop.name = (char *)name;
+    req.body_case = ATTND__REQUEST__BODY_POOL_DROP;
+    req.pool_drop = &drop;
+    return client_call(c, &req, timeout_us, NULL, NULL);
+}
+
+attn_status attn_client_reload(attn_client *c, uint64_t timeout_us, char **out_json)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Reload reload = ATTND__RELOAD__INIT;
+    if (out_json == NULL)
+        return error_set(ATTN_EINVAL, "out_json is NULL");
+    req.body_case = ATTND__REQUEST__BODY_RELOAD;
+    req.reload = &reload;
     return client_call(c, &req, timeout_us, take_stats, out_json);
 }
 

@@ -1,9 +1,7 @@
-/* error.c: the thread's last error, and errors of connections in words. */
-#include <errno.h>
+/* error.c: the thread's last error. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "clients/libattn/client.h"
 
@@ -54,32 +52,4 @@ attn_status error_from_request(const struct client_request *r)
     last_error.retry_after_us = r->result.retry_after_us;
     last_gone = r->gone;
     return r->result.status;
-}
-
-const char *connect_error(int error, const char *path)
-{
-    struct stat sb;
-    bool is_file = path != NULL && stat(path, &sb) == 0 && !S_ISSOCK(sb.st_mode);
-    switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-        return "no such path";
-    case ECONNREFUSED:
-    case ENOTSOCK:
-        return is_file ? "not a socket" : "nobody listens there";
-    case EACCES:
-    case EPERM:
-        return "no permission";
-    case EPROTOTYPE:
-        return "a socket of another type: ipc:// and shm:// have paths of their own";
-    case EAGAIN:
-        return "too many connections wait there already";
-    case ECONNRESET:
-    case EPIPE:
-        return "the daemon hung up";
-    default: {
-        const char *text = strerrordesc_np(error);
-        return text != NULL ? text : "unknown error";
-    }
-    }
 }

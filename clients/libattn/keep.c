@@ -1,5 +1,5 @@
 /* keep.c: the keeper, a client's thread that renews the session's lease while no call does, and the
- * renewal itself, which also tells whether a session is gone.
+ * renewal itself, which also tells whether a session is gone, and of a daemon that was restarted.
  *
  * A renewal is a hello with the session. It has no slot and no deadline: whoever reads takes its
  * answer. The keeper reads, as the leader, only while nothing is in flight and nobody waits, and
@@ -34,6 +34,7 @@ static void *renewal_build(struct attn_client *c)
     uint64_t id = renewal_id(atomic_load(&c->session_number));
     pthread_mutex_unlock(&c->lock);
     hello.protocol_version = CLIENT_PROTOCOL_VERSION;
+    hello.token = c->token != NULL ? c->token : hello.token;
     req.body_case = ATTND__REQUEST__BODY_HELLO;
     req.hello = &hello;
     void *m = c->t->ops->message_alloc(c->t, wire_request_head_bytes(&req), REPLY_BYTES);
@@ -64,6 +65,10 @@ void keeper_take(struct attn_client *c, struct client_message *m)
     pthread_mutex_lock(&c->lock);
     if (st == ATTN_OK && reply.request_id == renewal_id(atomic_load(&c->session_number))) {
         c->is_session_gone |= reply.header->status == ATTN_ENOTFOUND;
+        if (reply.header->body_case == ATTND__REPLY__BODY_HELLO) {
+            c->info.boot_id = reply.header->hello->boot_id;
+            c->is_kept_daemon = reply.header->hello->is_kept;
+        }
         c->is_renewed = true;
     }
     pthread_mutex_unlock(&c->lock);

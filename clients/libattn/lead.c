@@ -13,6 +13,7 @@ static void keep_time(struct attn_client *c, uint64_t now)
     pthread_mutex_lock(&c->lock);
     uint64_t generation = c->t->ops->generation(c->t);
     bool is_probing = false;
+    bool is_unknown = c->info.session != 0 && generation != c->known_generation;
     bool is_hopeless = c->is_hasty && generation == 0 && c->t->ops->n_failures(c->t) > 0;
     c->next_wake_ns = now + CLIENT_TICK_NS;
     for (struct client_request *r = TAILQ_FIRST(&c->in_flight), *next; r != NULL; r = next) {
@@ -36,8 +37,11 @@ static void keep_time(struct attn_client *c, uint64_t now)
             c->next_wake_ns = due;
     }
     pthread_mutex_unlock(&c->lock);
-    if (is_probing)
-        keeper_renew(c);
+    if ((is_probing || is_unknown) && keeper_renew(c) && is_unknown) {
+        pthread_mutex_lock(&c->lock);
+        c->known_generation = generation;
+        pthread_mutex_unlock(&c->lock);
+    }
     request_finish_all(&expired);
 }
 

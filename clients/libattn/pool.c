@@ -13,17 +13,39 @@ static attn_status reply_without_body(struct client_request *r, const char *what
 
 /* ---- spec to and from the wire ---- */
 
+struct wire_branches {
+    uint32_t segment_tokens[ATTN_MAX_BRANCHES], rates[ATTN_MAX_BRANCHES];
+};
+
 struct wire_spec {
     Attnd__PoolSpec spec;
     Attnd__Identity identity;
     Attnd__LayerSpec *layers;
     Attnd__LayerSpec **layer_ptrs;
+    struct wire_branches *branches; /* of each layer */
 };
 
 static void wire_spec_fini(struct wire_spec *w)
 {
     free(w->layers);
     free(w->layer_ptrs);
+    free(w->branches);
+}
+
+static attn_status put_branches(const struct attn_layer *a, uint32_t layer,
+                                struct wire_branches *to, Attnd__LayerSpec *l)
+{
+    if (a->n_branches > ATTN_MAX_BRANCHES || (a->n_branches > 0 && a->branches == NULL))
+        return error_set(ATTN_EINVAL, "layers[%u].branches: %u of them at %p, at most %d are taken",
+                         layer, a->n_branches, (const void *)a->branches, ATTN_MAX_BRANCHES);
+    for (uint32_t i = 0; i < a->n_branches; i++) {
+        to->segment_tokens[i] = a->branches[i].segment_tokens;
+        to->rates[i] = a->branches[i].rate;
+    }
+    l->n_branch_segment_tokens = l->n_branch_rates = a->n_branches;
+    l->branch_segment_tokens = to->segment_tokens;
+    l->branch_rates = to->rates;
+    return ATTN_OK;
 }
 
 /* Protobuf-c takes char * and float * and does not write to them. */
@@ -49,7 +71,8 @@ static attn_status wire_spec_init(struct wire_spec *w, const struct attn_pool_sp
         return ATTN_OK;
     w->layers = calloc(s->n_layers, sizeof *w->layers);
     w->layer_ptrs = calloc(s->n_layers, sizeof(Attnd__LayerSpec *));
-    if (w->layers == NULL || w->layer_ptrs == NULL)
+    w->branches = calloc(s->n_layers, sizeof *w->branches);
+    if (w->layers == NULL || w->layer_ptrs == NULL || w->branches == NULL)
         return error_set(ATTN_ENOMEM, "no memory for a pool's layers");
     for (uint32_t i = 0; i < s->n_layers; i++) {
         const struct attn_layer *a = &s->layers[i];
@@ -64,6 +87,9 @@ static attn_status wire_spec_init(struct wire_spec *w, const struct attn_pool_sp
         l->n_sink_logits = a->sink_logits != NULL ? s->num_q_heads : 0;
         l->alibi_slopes = (float *)a->alibi_slopes;
         l->n_alibi_slopes = a->alibi_slopes != NULL ? s->num_q_heads : 0;
+        attn_status st = put_branches(a, i, &w->branches[i], l);
+        if (st != ATTN_OK)
+            return st;
     }
     p->n_layers = s->n_layers;
     p->layers = w->layer_ptrs;
@@ -94,23 +120,41 @@ static const float *put_floats(float **cursor, const float *src, size_t n)
     return dst;
 }
 
+static const struct attn_branch *take_branches(struct attn_branch **cursor,
+                                               const Attnd__LayerSpec *l)
+{
+    struct attn_branch *to = *cursor;
+    for (size_t i = 0; i < l->n_branch_rates; i++)
+        to[i] = (struct attn_branch){.segment_tokens = l->branch_segment_tokens[i],
+                                     .rate = l->branch_rates[i]};
+    *cursor += l->n_branch_rates;
+    return l->n_branch_rates > 0 ? to : NULL;
+}
+
 /* Copies a spec from the wire into *out and one piece of memory behind it. */
 static attn_status spec_copy(const Attnd__PoolSpec *w, struct attn_pool_spec *out,
                              void **out_memory)
 {
     const char *model = w->identity != NULL ? w->identity->model : NULL;
     const char *rope = w->identity != NULL ? w->identity->rope : NULL;
-    size_t n_floats = 0;
-    for (size_t i = 0; i < w->n_layers; i++)
-        n_floats += w->layers[i]->n_sink_logits + w->layers[i]->n_alibi_slopes;
+    size_t n_floats = 0, n_branches = 0;
+    for (size_t i = 0; i < w->n_layers; i++) {
+        const Attnd__LayerSpec *l = w->layers[i];
+        if (l->n_branch_segment_tokens != l->n_branch_rates)
+            return ATTN_EPROTO;
+        n_floats += l->n_sink_logits + l->n_alibi_slopes;
+        n_branches += l->n_branch_rates;
+    }
     size_t bytes = w->n_layers * sizeof(struct attn_layer) + n_floats * sizeof(float) +
-                   text_bytes(w->name) + text_bytes(model) + text_bytes(rope);
+                   n_branches * sizeof(struct attn_branch) + text_bytes(w->name) +
+                   text_bytes(model) + text_bytes(rope);
     void *memory = calloc(1, bytes);
     if (memory == NULL)
         return ATTN_ENOMEM;
     struct attn_layer *layers = memory;
     float *floats = (float *)(layers + w->n_layers);
-    char *text = (char *)(floats + n_floats);
+    struct attn_branch *branches = (struct attn_branch *)(floats + n_floats);
+    char *text = (char *)(branches + n_branches);
     for (size_t i = 0; i < w->n_layers; i++) {
         const Attnd__LayerSpec *l = w->layers[i];
         layers[i] = (struct attn_layer){
@@ -121,6 +165,8 @@ static attn_status spec_copy(const Attnd__PoolSpec *w, struct attn_pool_spec *ou
             .is_full = l->is_full,
             .sink_logits = put_floats(&floats, l->sink_logits, l->n_sink_logits),
             .alibi_slopes = put_floats(&floats, l->alibi_slopes, l->n_alibi_slopes),
+            .n_branches = (uint32_t)l->n_branch_rates,
+            .branches = take_branches(&branches, l),
         };
     }
     *out = (struct attn_pool_spec){
@@ -159,7 +205,9 @@ static attn_status take_pool(struct client_request *r, const struct wire_reply *
     p->n_free_blocks = b->n_free_blocks;
     attn_status st = spec_copy(b->spec, &p->spec, &p->memory);
     if (st != ATTN_OK)
-        snprintf(r->result.message, sizeof r->result.message, "no memory for a pool's spec");
+        snprintf(r->result.message, sizeof r->result.message,
+                 st == ATTN_EPROTO ? "branch_segment_tokens and branch_rates differ in length"
+                                   : "no memory for a pool's spec");
     return st;
 }
 

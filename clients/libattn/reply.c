@@ -24,6 +24,22 @@ static bool retry_locked(struct client_request *r)
     return true;
 }
 
+/* A daemon that has lost its device ends. If its successor will know the session, the request waits
+ * for the connection to that one, and is sent again. */
+static bool wait_for_successor_locked(struct client_request *r)
+{
+    struct attn_client *c = r->client;
+    return r->result.status == ATTN_EDEVICE && c->is_kept_daemon && r->session == c->info.session &&
+           attn_now_ns() < r->deadline_ns;
+}
+
+/* A close that was sent twice and then found nothing was carried out the first time. */
+static bool is_closed_already(const struct client_request *r)
+{
+    return r->result.status == ATTN_ENOTFOUND && r->header != NULL && r->result.n_sends > 1 &&
+           r->header->body_case == ATTND__REQUEST__BODY_CLOSE;
+}
+
 /* Sets the result of a pinned request from its reply. */
 static void take_reply(struct client_request *r, struct client_message *m)
 {
@@ -53,6 +69,8 @@ static void take_reply(struct client_request *r, struct client_message *m)
             r, st, st != ATTN_OK && h->message[0] == '\0' ? attn_status_message(st) : h->message);
         if (r->take != NULL && (st == ATTN_OK || r->is_step))
             r->result.status = r->take(r, &reply);
+        if (is_closed_already(r))
+            request_set_result(r, ATTN_OK, "");
     }
     wire_arena_reset(&arena);
 }
@@ -70,6 +88,8 @@ static bool knows_gone(struct client_request *r)
     case ATTND__REQUEST__BODY_POOL_CREATE:
     case ATTND__REQUEST__BODY_STATS:
     case ATTND__REQUEST__BODY_DRAIN:
+    case ATTND__REQUEST__BODY_INSPECT:
+    case ATTND__REQUEST__BODY_RELOAD:
         r->gone = ATTN_GONE_SESSION;
         return true;
     case ATTND__REQUEST__BODY_STEP:
@@ -144,6 +164,11 @@ void request_take_message(struct attn_client *c, struct client_message *m)
         c->counters.n_retried++;
         if (r->resend_ns < c->next_wake_ns)
             c->next_wake_ns = r->resend_ns;
+        pthread_mutex_unlock(&c->lock);
+        return;
+    }
+    if (wait_for_successor_locked(r)) {
+        request_set_state_locked(r, REQUEST_SENT); /* over a connection that is about to end */
         pthread_mutex_unlock(&c->lock);
         return;
     }

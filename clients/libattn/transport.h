@@ -20,15 +20,20 @@ struct client_message {
     uint32_t id;
 };
 
+/* Files of tls+tcp://, as in attn_client_options. */
+struct client_credentials {
+    const char *ca_file, *cert_file, *cert_key_file;
+};
+
 /* Unless said otherwise: any thread, several at once, never blocks. */
 struct client_transport_ops {
-    const char *schemes[3]; /* "ipc://", ..., NULL */
+    const char *schemes[4]; /* "ipc://", ..., NULL */
     bool is_shared; /* the daemon reads a message in the memory of message_alloc */
 
     /* Starts to connect and returns. ATTN_EINVAL url, ATTN_ENOTSUP, ATTN_ENOMEM; why gets the
      * sentence. */
-    attn_status (*open)(const char *url, struct client_transport **out_t, char *why,
-                        size_t why_bytes);
+    attn_status (*open)(const char *url, const struct client_credentials *files,
+                        struct client_transport **out_t, char *why, size_t why_bytes);
     /* No other call may be running or follow. */
     void (*close)(struct client_transport *t);
     /* close in a forked child, where locks may be held by threads that are the parent's: frees

@@ -1,4 +1,5 @@
-/* transport_sp.c: ipc:// and tcp:// as the REQ side of the SP protocol (docs/protocol.md, section
+/* transport_sp.c: ipc://, tcp:// and tls+tcp:// as the REQ side of the SP protocol
+ * (docs/protocol.md, section
  * 1), on a socket that never blocks.
  *
  * The thread that receives connects, reads, and notices a lost connection; any thread sends. A
@@ -10,9 +11,6 @@
 #include "clients/libattn/transport.h"
 
 #include <errno.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -22,12 +20,12 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
+#include "clients/libattn/secure.h"
+#include "clients/libattn/sp_address.h"
 #include "proto/attn_time.h"
 
-#define SP_BUFFER_BYTES (8 << 20) /* asked for; the system's limit is usually lower */
 #define SP_READ_BYTES 4096u /* read at once where no message is known yet */
 #define SP_RETRY_NS 10000000u
 #define SP_MAX_RETRY_NS 500000000u
@@ -37,13 +35,12 @@
 #define SP_HEAD_BYTES (9u + 4u) /* on ipc; on tcp without the first */
 #define SP_ALIGN 64u
 
-enum sp_state { SP_CLOSED, SP_CONNECTING, SP_HANDSHAKE, SP_READY };
+enum sp_state { SP_CLOSED, SP_CONNECTING, SP_SECURING, SP_HANDSHAKE, SP_READY };
 
 struct sp {
     struct client_transport base;
-    struct sockaddr_storage address;
-    socklen_t address_bytes;
-    bool is_ipc;
+    struct sp_address address;
+    struct secure *secure; /* of a tls+tcp:// url; NULL: no TLS */
     int epoll_fd, wake_fd; /* never change */
     atomic_bool is_ready, is_woken;
     atomic_uint_fast64_t generation, n_failures, max_message_bytes;
@@ -53,7 +50,7 @@ struct sp {
     struct sp_message *out; /* partly written, or NULL */
     uint8_t out_head[SP_HEAD_BYTES];
     size_t out_at; /* bytes of head and message that are written */
-    char why_not[128]; /* there is no connection; "" if there is one */
+    char why_not[256]; /* there is no connection; "" if there is one */
 
     /* the receiving thread's */
     enum sp_state state;
@@ -72,12 +69,6 @@ struct sp_message {
 
 static const uint8_t handshake_req[SP_HANDSHAKE_BYTES] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
 static const uint8_t handshake_rep[SP_HANDSHAKE_BYTES] = {0, 'S', 'P', 0, 0, 0x31, 0, 0};
-
-/* Of the socket's file; NULL: it has none. */
-static const char *sp_path(const struct sp *sp)
-{
-    return sp->is_ipc ? ((const struct sockaddr_un *)&sp->address)->sun_path : NULL;
-}
 
 static struct sp_message *message_new(size_t bytes)
 {
@@ -100,6 +91,21 @@ static void watch(struct sp *sp, int op, bool wants_write)
     epoll_ctl(sp->epoll_fd, op, sp->socket, &ev); /* fails for want of memory: ticks go on */
 }
 
+/* Bytes from the daemon, as recv(2); through TLS, if that is spoken. */
+static ssize_t sp_read(struct sp *sp, void *dst, size_t n)
+{
+    return sp->secure != NULL ? secure_recv(sp->secure, sp->socket, dst, n)
+                              : recv(sp->socket, dst, n, 0);
+}
+
+/* What a failed connect, send or sp_read means. */
+static const char *why_broken(const struct sp *sp)
+{
+    return sp->secure != NULL && errno == EPROTO
+               ? secure_why(sp->secure)
+               : connect_error(errno, sp_address_path(&sp->address));
+}
+
 /* Closes the connection, keeps why there is none, and sets when to try again. */
 __attribute__((format(printf, 2, 3))) static void disconnect(struct sp *sp, const char *format, ...)
 {
@@ -112,6 +118,8 @@ __attribute__((format(printf, 2, 3))) static void disconnect(struct sp *sp, cons
     if (sp->socket >= 0)
         close(sp->socket); /* leaves the epoll set by itself */
     sp->socket = -1;
+    if (sp->secure != NULL)
+        secure_end(sp->secure);
     free(sp->out);
     sp->out = NULL;
     pthread_mutex_unlock(&sp->lock);
@@ -126,23 +134,17 @@ __attribute__((format(printf, 2, 3))) static void disconnect(struct sp *sp, cons
 
 static void start_connecting(struct sp *sp)
 {
-    const int one = 1, buffer_bytes = SP_BUFFER_BYTES;
-    int family = sp->address.ss_family;
-    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = sp_address_socket(&sp->address);
     if (fd < 0) {
         disconnect(sp, "socket: %s", strerror(errno));
         return;
     }
-    if (sp->is_ipc)
-        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
-    else
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     pthread_mutex_lock(&sp->lock);
     sp->socket = fd;
     pthread_mutex_unlock(&sp->lock);
-    if (connect(fd, (struct sockaddr *)&sp->address, sp->address_bytes) != 0 &&
+    if (connect(fd, (struct sockaddr *)&sp->address.any, sp->address.bytes) != 0 &&
         errno != EINPROGRESS) {
-        disconnect(sp, "%s", connect_error(errno, sp_path(sp)));
+        disconnect(sp, "%s", why_broken(sp));
         return;
     }
     watch(sp, EPOLL_CTL_ADD, true);
@@ -150,11 +152,39 @@ static void start_connecting(struct sp *sp)
     sp->connect_until_ns = attn_now_ns() + SP_CONNECT_NS;
 }
 
+/* The TLS handshake, and after it our side of SP's. */
+static void secure_connection(struct sp *sp)
+{
+    struct iovec hello = {(void *)(uintptr_t)handshake_req, sizeof handshake_req};
+    enum secure_result r = secure_handshake(sp->secure, sp->socket);
+    if (r == SECURE_NO)
+        disconnect(sp, "%s", secure_why(sp->secure));
+    if (r != SECURE_YES)
+        return;
+    sp->state = SP_HANDSHAKE;
+    if (secure_send(sp->secure, sp->socket, &hello, 1) != (ssize_t)sizeof handshake_req)
+        disconnect(sp, "TLS: the connection takes nothing");
+}
+
 /* The socket is connected, or it failed, or it is neither yet. */
 static void finish_connecting(struct sp *sp)
 {
     int error = 0;
     socklen_t n = sizeof error;
+    struct sockaddr_storage peer;
+    socklen_t peer_bytes = sizeof peer;
+    if (sp->secure != NULL && getpeername(sp->socket, (struct sockaddr *)&peer, &peer_bytes) == 0) {
+        watch(sp, EPOLL_CTL_MOD, false);
+        sp->state = SP_SECURING;
+        if (!secure_begin(sp->secure))
+            disconnect(sp, "no memory for TLS");
+        return;
+    }
+    if (sp->secure != NULL) {
+        if (getsockopt(sp->socket, SOL_SOCKET, SO_ERROR, &error, &n) == 0 && error != 0)
+            disconnect(sp, "%s", connect_error(error, NULL));
+        return;
+    }
     ssize_t sent = send(sp->socket, handshake_req, sizeof handshake_req, MSG_NOSIGNAL);
     if (sent == sizeof handshake_req) {
         watch(sp, EPOLL_CTL_MOD, false);
@@ -165,7 +195,7 @@ static void finish_connecting(struct sp *sp)
         return;
     if (getsockopt(sp->socket, SOL_SOCKET, SO_ERROR, &error, &n) != 0 || error == 0)
         error = sent < 0 ? errno : EPIPE;
-    disconnect(sp, "%s", connect_error(error, sp_path(sp)));
+    disconnect(sp, "%s", connect_error(error, sp_address_path(&sp->address)));
 }
 
 /* ---- reading; the receiving thread ---- */
@@ -175,7 +205,7 @@ static bool read_more(struct sp *sp)
 {
     if (sp->read_at < sp->read_end)
         return true;
-    ssize_t n = recv(sp->socket, sp->read, sizeof sp->read, 0);
+    ssize_t n = sp_read(sp, sp->read, sizeof sp->read);
     if (n > 0) {
         sp->read_at = 0;
         sp->read_end = (size_t)n;
@@ -184,7 +214,7 @@ static bool read_more(struct sp *sp)
     if (n == 0)
         disconnect(sp, "the daemon hung up");
     else if (errno != EAGAIN && errno != EINTR)
-        disconnect(sp, "%s", connect_error(errno, sp_path(sp)));
+        disconnect(sp, "%s", why_broken(sp));
     return false;
 }
 
@@ -194,7 +224,7 @@ static void take_handshake(struct sp *sp)
         return;
     size_t n = sp->read_end - sp->read_at;
     if (n < SP_HANDSHAKE_BYTES) { /* rare: wait until the rest is there, too */
-        ssize_t more = recv(sp->socket, sp->read + sp->read_end, SP_HANDSHAKE_BYTES - n, 0);
+        ssize_t more = sp_read(sp, sp->read + sp->read_end, SP_HANDSHAKE_BYTES - n);
         if (more == 0 || (more < 0 && errno != EAGAIN && errno != EINTR))
             disconnect(sp, "the peer hung up in the handshake");
         else if (more > 0)
@@ -221,7 +251,7 @@ static bool take_head(struct sp *sp)
     const uint8_t *p = sp->read + sp->read_at;
     uint64_t bytes = 0, most = atomic_load(&sp->max_message_bytes);
     uint32_t id = 0;
-    if (sp->is_ipc && *p++ != 1) {
+    if (sp->address.is_ipc && *p++ != 1) {
         disconnect(sp, "the daemon sent a message of an unknown type");
         return false;
     }
@@ -249,7 +279,7 @@ static bool take_head(struct sp *sp)
 /* Reads a head, which may come in pieces. */
 static bool read_head(struct sp *sp)
 {
-    size_t want = SP_HEAD_BYTES - !sp->is_ipc, n = sp->read_end - sp->read_at;
+    size_t want = SP_HEAD_BYTES - !sp->address.is_ipc, n = sp->read_end - sp->read_at;
     if (n > 0 && n < want && sp->read_at > 0) { /* room behind it */
         memmove(sp->read, sp->read + sp->read_at, n);
         sp->read_at = 0;
@@ -258,11 +288,11 @@ static bool read_head(struct sp *sp)
     while (n < want) {
         if (n == 0)
             sp->read_at = sp->read_end = 0;
-        ssize_t more = recv(sp->socket, sp->read + sp->read_end, sizeof sp->read - sp->read_end, 0);
+        ssize_t more = sp_read(sp, sp->read + sp->read_end, sizeof sp->read - sp->read_end);
         if (more == 0)
             disconnect(sp, "the daemon hung up");
         else if (more < 0 && errno != EAGAIN && errno != EINTR)
-            disconnect(sp, "%s", connect_error(errno, sp_path(sp)));
+            disconnect(sp, "%s", why_broken(sp));
         if (more <= 0)
             return false;
         sp->read_end += (size_t)more;
@@ -285,11 +315,11 @@ static bool read_body(struct sp *sp)
             sp->in_at += n;
             continue;
         }
-        ssize_t n = recv(sp->socket, dst, left, 0);
+        ssize_t n = sp_read(sp, dst, left);
         if (n == 0)
             disconnect(sp, "the daemon hung up");
         else if (n < 0 && errno != EAGAIN && errno != EINTR)
-            disconnect(sp, "%s", connect_error(errno, sp_path(sp)));
+            disconnect(sp, "%s", why_broken(sp));
         if (n <= 0)
             return false;
         sp->in_at += (size_t)n;
@@ -303,20 +333,23 @@ static bool read_body(struct sp *sp)
 static bool write_out_locked(struct sp *sp)
 {
     struct sp_message *m = sp->out;
-    size_t head_bytes = SP_HEAD_BYTES - !sp->is_ipc;
+    size_t head_bytes = SP_HEAD_BYTES - !sp->address.is_ipc;
     while (sp->out_at < head_bytes + m->bytes) {
         size_t at = sp->out_at < head_bytes ? sp->out_at : head_bytes;
         size_t body_at = sp->out_at - at;
         struct iovec iov[2] = {{sp->out_head + at, head_bytes - at},
                                {(uint8_t *)(m + 1) + body_at, m->bytes - body_at}};
         struct msghdr hdr = {.msg_iov = iov, .msg_iovlen = 2};
-        ssize_t n = sendmsg(sp->socket, &hdr, MSG_NOSIGNAL);
+        ssize_t n = sp->secure != NULL ? secure_send(sp->secure, sp->socket, iov, 2)
+                                       : sendmsg(sp->socket, &hdr, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
             return false; /* full; or broken, which the receiving thread is told by epoll */
         sp->out_at += (size_t)n;
     }
+    if (sp->secure != NULL && !secure_flush(sp->secure, sp->socket))
+        return false;
     free(m);
     sp->out = NULL;
     return true;
@@ -326,7 +359,7 @@ static void put_head(struct sp *sp, size_t message_bytes, uint32_t id)
 {
     uint64_t bytes = (uint64_t)message_bytes + 4;
     uint8_t *p = sp->out_head;
-    if (sp->is_ipc)
+    if (sp->address.is_ipc)
         *p++ = 1;
     for (int shift = 56; shift >= 0; shift -= 8)
         *p++ = (uint8_t)(bytes >> shift);
@@ -377,10 +410,11 @@ static bool sp_recv(struct client_transport *t, struct client_message *out_m)
         start_connecting(sp);
     if (sp->state == SP_CONNECTING)
         finish_connecting(sp);
+    if (sp->state == SP_SECURING)
+        secure_connection(sp);
     if (sp->state == SP_HANDSHAKE)
         take_handshake(sp);
-    if ((sp->state == SP_CONNECTING || sp->state == SP_HANDSHAKE) &&
-        attn_now_ns() >= sp->connect_until_ns)
+    if (sp->state != SP_CLOSED && sp->state != SP_READY && attn_now_ns() >= sp->connect_until_ns)
         disconnect(sp, "whoever listens there does not answer");
     if (sp->state != SP_READY)
         return false;
@@ -431,7 +465,7 @@ static int sp_fd(struct client_transport *t)
 /* ---- life ---- */
 
 /* Nothing but descriptors and memory of our own, and no lock: right in a forked child, too. */
-static void sp_close(struct client_transport *t)
+static void sp_abandon(struct client_transport *t)
 {
     struct sp *sp = (struct sp *)t;
     if (sp->socket >= 0)
@@ -440,52 +474,22 @@ static void sp_close(struct client_transport *t)
         close(sp->epoll_fd);
     if (sp->wake_fd >= 0)
         close(sp->wake_fd);
+    secure_close(sp->secure);
     free(sp->in);
     free(sp->out);
     free(sp);
 }
 
-static bool parse_ipc(struct sp *sp, const char *path, char *why, size_t why_bytes)
+static void sp_close(struct client_transport *t)
 {
-    struct sockaddr_un *a = (struct sockaddr_un *)&sp->address;
-    if (strlen(path) >= sizeof a->sun_path) {
-        snprintf(why, why_bytes, "the path has %zu bytes, a Unix socket's at most %zu",
-                 strlen(path), sizeof a->sun_path - 1);
-        return false;
-    }
-    a->sun_family = AF_UNIX;
-    strcpy(a->sun_path, path);
-    sp->address_bytes = sizeof *a;
-    return true;
+    struct sp *sp = (struct sp *)t;
+    if (sp->secure != NULL && sp->socket >= 0)
+        secure_goodbye(sp->secure, sp->socket);
+    sp_abandon(t);
 }
 
-/* HOST:PORT, HOST a name, a.b.c.d or [a:b::c]. */
-static bool parse_tcp(struct sp *sp, const char *text, char *why, size_t why_bytes)
-{
-    char host[256];
-    const char *colon = strrchr(text, ':');
-    size_t n = colon != NULL ? (size_t)(colon - text) : 0;
-    if (n == 0 || n >= sizeof host || colon[1] == '\0') {
-        snprintf(why, why_bytes, "expected tcp://HOST:PORT");
-        return false;
-    }
-    bool has_brackets = text[0] == '[' && text[n - 1] == ']' && n > 2;
-    snprintf(host, sizeof host, "%.*s", (int)(n - 2 * has_brackets), text + has_brackets);
-    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
-    struct addrinfo *found = NULL;
-    int rc = getaddrinfo(host, colon + 1, &hints, &found);
-    if (rc != 0) {
-        snprintf(why, why_bytes, "%s", gai_strerror(rc));
-        return false;
-    }
-    memcpy(&sp->address, found->ai_addr, found->ai_addrlen);
-    sp->address_bytes = found->ai_addrlen;
-    freeaddrinfo(found);
-    return true;
-}
-
-static attn_status sp_open(const char *url, struct client_transport **out_t, char *why,
-                           size_t why_bytes)
+static attn_status sp_open(const char *url, const struct client_credentials *files,
+                           struct client_transport **out_t, char *why, size_t why_bytes)
 {
     char problem[128] = "";
     attn_status st = ATTN_ENOMEM;
@@ -496,12 +500,17 @@ static attn_status sp_open(const char *url, struct client_transport **out_t, cha
     }
     sp->base.ops = &transport_sp_ops;
     sp->socket = sp->epoll_fd = sp->wake_fd = -1;
-    sp->is_ipc = strncmp(url, "ipc://", 6) == 0;
     sp->retry_ns = SP_RETRY_NS;
-    if (!(sp->is_ipc ? parse_ipc : parse_tcp)(sp, url + 6, problem, sizeof problem)) {
+    if (!sp_address_parse(url, &sp->address, problem, sizeof problem)) {
         snprintf(why, why_bytes, "url %.100s: %s", url, problem);
         st = ATTN_EINVAL;
         goto fail;
+    }
+    if (sp->address.is_tls) {
+        st = secure_open(sp->address.host, files, &sp->secure, why, why_bytes);
+        if (st != ATTN_OK)
+            goto fail;
+        st = ATTN_ENOMEM;
     }
     struct epoll_event ev = {.events = EPOLLIN};
     sp->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -516,7 +525,7 @@ static attn_status sp_open(const char *url, struct client_transport **out_t, cha
     *out_t = &sp->base;
     return ATTN_OK;
 fail:
-    sp_close(&sp->base);
+    sp_abandon(&sp->base);
     return st;
 }
 
@@ -570,10 +579,10 @@ static void sp_set_max_message(struct client_transport *t, uint64_t bytes)
 }
 
 const struct client_transport_ops transport_sp_ops = {
-    .schemes = {"ipc://", "tcp://", NULL},
+    .schemes = {"ipc://", "tcp://", "tls+tcp://", NULL},
     .open = sp_open,
     .close = sp_close,
-    .abandon = sp_close,
+    .abandon = sp_abandon,
     .message_alloc = sp_message_alloc,
     .message_free = sp_message_free,
     .send = sp_send,

@@ -3,6 +3,7 @@
  * was wrong, 2 on bad arguments, 69 if the backend cannot be opened.
  */
 #include "kernels/bench/attnbench.h"
+#include "kernels/bench/tables.h"
 
 #include <getopt.h>
 #include <math.h>
@@ -21,7 +22,14 @@ static const char help[] =
     "                    variants  every step of the kernel's ladder on three cells\n"
     "                    prompt    42 causal prompts of 512 to 16,384 tokens, and 512 and 2,048\n"
     "                              tokens over 8,192 and 32,768 cached ones\n"
+    "                    dilated   LongNet's attention, fp32 and bf16, as whole sequences, over "
+    "the\n"
+    "                              heads of a token, and in shards: rows of its own\n"
     "                    cpu       batch 1, 16 x context 4096, 16384 x (32,8,128) (default)\n"
+    "                    sweep     whole attention calls over contiguous tensors, 512 to 16,384\n"
+    "                              tokens, by rungs: naive, vectorised, fused and tuned\n"
+    "                    ladder    all rungs on 64 to 1,024 tokens, then as the attention of a\n"
+    "                              small encoder, ten batches of it\n"
     "  --cell Q,KV,DIM,BATCH,CONTEXT\n"
     "                    this cell, no grid: q heads, kv heads, head_dim, sequences, tokens of\n"
     "                    each (512), of all but the first (512+1x131072), or spread evenly over a\n"
@@ -36,6 +44,9 @@ static const char help[] =
     "  --naive-runs N    timed runs of the naive variant, paged grid only (default 5, 0: none)\n"
     "  --threads N       cpu: threads including the caller (default: one a processor)\n"
     "  --memory GIB      KV memory to take (default: what the largest cell needs)\n"
+    "  --max-tokens N    sweep, ladder: no lengths above N, a multiple of 64; below 512 the\n"
+    "                    encoder has one layer of one head\n"
+    "  --type TYPE       sweep, ladder: bf16 or f32 only (default: both)\n"
     "\n"
     "What is timed. bf16, blocks of 16 tokens, block tables shuffled over the whole pool, random\n"
     "data, one query token a sequence; nothing is appended. Each run takes the next layer of a\n"
@@ -53,7 +64,14 @@ static const char help[] =
     "cell is checked: outputs are poisoned with NaN, two layers are computed, every output must\n"
     "be finite, and a sample of rows (all of them in small cells) is compared with a float64\n"
     "reference; 'rows' says how many of how many. 'public' is the best public kernel's time on\n"
-    "one NVIDIA H200, measured the same way; it means something beside times of that card only.\n";
+    "one NVIDIA H200, measured the same way; it means something beside times of that card only.\n"
+    "\n"
+    "sweep and ladder: attention without a mask, as many kv heads as query heads; averages of\n"
+    "up to --runs runs (at least 2, up to 1 s), cold caches, bursts as above. 'share' is of a\n"
+    "large matrix product's rate in the same run: cuBLAS's where it is found (LD_LIBRARY_PATH),\n"
+    "else our own.\n"
+    "'scratch' is MiB of scores that a rung holds. Each rung's output is poisoned first, must be\n"
+    "finite everywhere, and is compared with float64: sampled rows, all where they are few.\n";
 
 static const char csv_header[] =
     "Timestamp,BatchSize,ContextLen,NumQHeads,NumKVHeads,HeadSize,Naive_Time_us,Custom_Time_us,"
@@ -83,8 +101,8 @@ struct row {
 
 static void name_of(const struct bench_cell *c, char *out, size_t bytes)
 {
-    snprintf(out, bytes, "%u,%u,%u,b%u,c%u", c->num_q_heads, c->num_kv_heads, c->head_dim, c->batch,
-             c->context);
+    snprintf(out, bytes, "%u,%u,%u,b%u,c%u", c->g->num_q_heads, c->g->num_kv_heads,
+             c->g->head_dim_k, c->batch, c->context);
     if (c->max_context > 0)
         snprintf(out + strlen(out), bytes - strlen(out), "..%u", c->max_context);
     if (c->first_context > 0)
@@ -163,8 +181,8 @@ static void write_csv(const struct program *p, const struct row *r)
     if (c->best_public_us > 0)
         snprintf(public_us, sizeof public_us, "%.1f", (double)c->best_public_us);
     double bytes = (double)bench_kv_bytes(c);
-    fprintf(p->csv, "%s,%u,%u,%u,%u,%u,", when, c->batch, c->context, c->num_q_heads,
-            c->num_kv_heads, c->head_dim);
+    fprintf(p->csv, "%s,%u,%u,%u,%u,%u,", when, c->batch, c->context, c->g->num_q_heads,
+            c->g->num_kv_heads, c->g->head_dim_k);
     if (r->naive_us > 0)
         snprintf(naive, sizeof naive, "%.3f,", r->naive_us);
     fprintf(p->csv, "%s%.3f,", naive, r->us);
@@ -261,7 +279,7 @@ static bool is_large(const struct bench_cell *c, uint32_t index)
 static bool is_one_kv_head(const struct bench_cell *c, uint32_t index)
 {
     (void)index;
-    return c->num_q_heads == 64 && c->num_kv_heads == 1 && c->head_dim == 256;
+    return c->g->num_q_heads == 64 && c->g->num_kv_heads == 1 && c->g->head_dim_k == 256;
 }
 
 static void print_means(const struct program *p, const struct row *rows, uint32_t n)
@@ -326,6 +344,23 @@ static int run_grid(struct program *p, const struct bench_cell *cells, uint32_t 
     return ok && !p->is_wrong ? 0 : 1;
 }
 
+static int run_tables(const struct tables_options *o, const char *grid)
+{
+    struct tables t;
+    int rc = 69;
+    if (tables_open(&t, o)) {
+        bool ok =
+            strcmp(grid, "sweep") == 0 ? tables_sweep(&t) : tables_ladder(&t) && tables_encoder(&t);
+        rc = ok && !t.is_wrong ? 0 : 1;
+        if (!ok)
+            fprintf(stderr, "attnbench: %s\n", t.error);
+    } else {
+        fprintf(stderr, "attnbench: %s\n", t.error);
+    }
+    tables_close(&t);
+    return rc;
+}
+
 static bool parse_count(const char *name, const char *text, uint32_t min, uint32_t *out)
 {
     char *end;
@@ -338,14 +373,16 @@ static bool parse_count(const char *name, const char *text, uint32_t min, uint32
     return true;
 }
 
-static bool parse_cell(const char *text, struct bench_cell *out)
+static bool parse_cell(const char *text, struct case_geometry *g, struct bench_cell *out)
 {
     int end = 0, more = 0;
-    *out = (struct bench_cell){0};
-    bool ok = sscanf(text, "%5u,%5u,%5u,%5u,%7u%n", &out->num_q_heads, &out->num_kv_heads,
-                     &out->head_dim, &out->batch, &out->context, &end) == 5 &&
-              strchr(text, '-') == NULL && out->num_kv_heads > 0 && out->batch > 0 &&
+    *g = (struct case_geometry){.name = "given", .block_tokens = BENCH_BLOCK_TOKENS};
+    *out = (struct bench_cell){.g = g};
+    bool ok = sscanf(text, "%5u,%5u,%5u,%5u,%7u%n", &g->num_q_heads, &g->num_kv_heads,
+                     &g->head_dim_k, &out->batch, &out->context, &end) == 5 &&
+              strchr(text, '-') == NULL && g->num_kv_heads > 0 && out->batch > 0 &&
               out->batch <= BENCH_MAX_BATCH && out->context > 0;
+    g->head_dim_v = g->head_dim_k;
     if (ok && sscanf(text + end, "..%7u%n", &out->max_context, &more) == 1)
         ok = out->max_context > out->context;
     else if (ok && sscanf(text + end, "+1x%7u%n", &out->first_context, &more) == 1)
@@ -357,6 +394,25 @@ static bool parse_cell(const char *text, struct bench_cell *out)
                 "head_dim, sequences (up to %d) and tokens, as 512, 512+1x131072 or 512..8192\n",
                 text, BENCH_MAX_BATCH);
     return ok;
+}
+
+/* path NULL: none is asked for. */
+static bool open_csv(const char *path, FILE **out_f)
+{
+    *out_f = path != NULL ? fopen(path, "w") : NULL;
+    if (path == NULL || *out_f != NULL)
+        return true;
+    perror(path);
+    return false;
+}
+
+/* Gives rc, or 1 if what was written is not there. */
+static int close_csv(FILE *f, const char *path, int rc)
+{
+    if (f == NULL || fclose(f) == 0)
+        return rc;
+    perror(path);
+    return 1;
 }
 
 int main(int argc, char **argv)
@@ -373,6 +429,8 @@ int main(int argc, char **argv)
         {"naive-runs", required_argument, NULL, 'n'},
         {"threads", required_argument, NULL, 't'},
         {"memory", required_argument, NULL, 'M'},
+        {"max-tokens", required_argument, NULL, 'T'},
+        {"type", required_argument, NULL, 'y'},
         {"help", no_argument, NULL, 'h'},
         {0},
     };
@@ -380,7 +438,9 @@ int main(int argc, char **argv)
     struct bench_options o = {.backend = "cpu", .runs = 50, .naive_runs = 5};
     const char *csv = NULL;
     struct bench_cell given[MAX_GIVEN];
-    uint32_t gib = 0, new_tokens = 0, n_given = 0, n_cells;
+    struct case_geometry geometries[MAX_GIVEN];
+    const char *type = NULL;
+    uint32_t gib = 0, new_tokens = 0, n_given = 0, max_tokens = 0, n_cells;
     int opt;
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         bool ok = true;
@@ -396,7 +456,8 @@ int main(int argc, char **argv)
                 fprintf(stderr, "attnbench: more than %d times --cell: '%s'\n", MAX_GIVEN, optarg);
                 return 2;
             }
-            ok = parse_cell(optarg, &given[n_given++]);
+            ok = parse_cell(optarg, &geometries[n_given], &given[n_given]);
+            n_given++;
             break;
         case 'N':
             ok = parse_count("new", optarg, 1, &new_tokens);
@@ -422,6 +483,18 @@ int main(int argc, char **argv)
         case 'M':
             ok = parse_count("memory", optarg, 1, &gib);
             break;
+        case 'T':
+            ok = parse_count("max-tokens", optarg, 64, &max_tokens) && max_tokens % 64 == 0;
+            if (!ok)
+                fprintf(stderr, "attnbench: --max-tokens is '%s', must be a multiple of 64\n",
+                        optarg);
+            break;
+        case 'y':
+            type = optarg;
+            ok = strcmp(type, "bf16") == 0 || strcmp(type, "f32") == 0;
+            if (!ok)
+                fprintf(stderr, "attnbench: --type is '%s', must be bf16 or f32\n", type);
+            break;
         case 'h':
             fputs(help, stdout);
             return 0;
@@ -437,6 +510,30 @@ int main(int argc, char **argv)
     }
     if (p.grid == NULL)
         p.grid = n_given > 0 ? "cell" : "cpu";
+    const bool is_tables = strcmp(p.grid, "sweep") == 0 || strcmp(p.grid, "ladder") == 0;
+    if ((type != NULL || max_tokens > 0) && !is_tables) {
+        fprintf(stderr, "attnbench: --%s is for the grids sweep and ladder\n",
+                type != NULL ? "type" : "max-tokens");
+        return 2;
+    }
+    if (is_tables) {
+        if (!open_csv(csv, &p.csv))
+            return 2;
+        const struct tables_options to = {.backend = o.backend,
+                                          .match = p.match,
+                                          .runs = o.runs,
+                                          .n_threads = o.n_threads,
+                                          .max_tokens = max_tokens,
+                                          .has_bf16 = type == NULL || type[0] == 'b',
+                                          .has_f32 = type == NULL || type[0] == 'f',
+                                          .csv = p.csv};
+        return close_csv(p.csv, csv, run_tables(&to, p.grid));
+    }
+    if (strcmp(p.grid, "dilated") == 0 && optind == argc) {
+        if (!open_csv(csv, &p.csv))
+            return 2;
+        return close_csv(p.csv, csv, bench_dilated(&o, p.match, p.csv));
+    }
     n_cells = n_given;
     const struct bench_cell *cells = n_given > 0 ? given : bench_cells(p.grid, &n_cells);
     if (cells == NULL || optind < argc) {
@@ -468,19 +565,13 @@ int main(int argc, char **argv)
         return 2;
     }
     o.memory_bytes = (uint64_t)gib << 30;
-    if (csv != NULL && (p.csv = fopen(csv, "w")) == NULL) {
-        perror(csv);
+    if (!open_csv(csv, &p.csv))
         return 2;
-    }
     int rc = 69;
     if (bench_open(&p.bench, &o, largest))
         rc = run_grid(&p, cells, n_cells);
     else
         fprintf(stderr, "attnbench: %s\n", p.bench.error);
     bench_close(&p.bench);
-    if (p.csv != NULL && fclose(p.csv) != 0) {
-        perror(csv);
-        rc = 1;
-    }
-    return rc;
+    return close_csv(p.csv, csv, rc);
 }

@@ -3,18 +3,21 @@
  * attnbench.c        arguments, tables, CSV
  * attnbench_cells.c  what is measured
  * attnbench_run.c    one cell: fills a pool, checks, times
+ * attnbench_dilated.c  the grid of dilated attention, whose rows are other ones
  */
 #ifndef ATTND_KERNELS_ATTNBENCH_H
 #define ATTND_KERNELS_ATTNBENCH_H
 
 #include "kernels/backend_bench.h"
+#include "kernels/cases.h"
 
 #define BENCH_PAGED_CELLS 16
 #define BENCH_BLOCK_TOKENS 16
 #define BENCH_MAX_BATCH 256
 
 struct bench_cell {
-    uint32_t num_q_heads, num_kv_heads, head_dim, batch, context;
+    const struct case_geometry *g;
+    uint32_t batch, context;
     uint32_t max_context; /* lengths lie evenly between context and this; 0: all are context */
     uint32_t first_context; /* of the first sequence, 0: as the others */
     uint32_t new_tokens; /* query tokens, the last of each context; 0: one */
@@ -75,6 +78,15 @@ struct bench_error {
     bool is_allclose; /* atol = rtol = 0.01 over the rows checked, and no output anywhere is NaN */
     uint64_t n_rows, n_rows_checked; /* (sequence, query token, q head) */
 };
+
+/* A pool of the backend, opened anew if earlier pools have used its memory up. */
+attn_status bench_pool_open(struct bench *x, const struct backend_pool_config *c,
+                            struct backend_pool **out);
+struct bench_times bench_times_of(uint64_t *ns, uint32_t n); /* sorts ns */
+attn_status bench_time_in_bursts(struct bench *x, struct backend_batch *const *list, uint32_t n,
+                                 const char *variant, uint32_t runs, uint64_t *out_ns);
+/* The grid of dilated attention, its CSV and all; the exit code. match, csv: NULL: none. */
+int bench_dilated(const struct bench_options *o, const char *match, FILE *csv);
 
 /* All return false with bench.error set. */
 bool bench_open(struct bench *x, const struct bench_options *o, uint64_t largest_bytes);

@@ -110,7 +110,7 @@ uint64_t bench_setup_bytes(const struct bench_cell *c)
     for (uint32_t i = 0; i < c->batch; i++)
         blocks += blocks_of(c, i);
     uint64_t block =
-        (uint64_t)layers_of(c) * c->num_kv_heads * BENCH_BLOCK_TOKENS * c->head_dim * 4;
+        (uint64_t)layers_of(c) * c->g->num_kv_heads * BENCH_BLOCK_TOKENS * c->g->head_dim_k * 4;
     return blocks * block + 4096;
 }
 
@@ -122,6 +122,17 @@ static const uint8_t *block_bytes(const struct bench *x, const struct bench_setu
     return (const uint8_t *)x->random + (uint64_t)block * 40503 % room * 128;
 }
 
+attn_status bench_pool_open(struct bench *x, const struct backend_pool_config *c,
+                            struct backend_pool **out)
+{
+    attn_status st = x->ops->pool_open(x->b, c, out);
+    if (st != ATTN_ENOMEM)
+        return st;
+    x->ops->close(x->b); /* earlier cells have used the memory up */
+    x->b = NULL;
+    return open_backend(x) ? x->ops->pool_open(x->b, c, out) : ATTN_ENOMEM;
+}
+
 static attn_status open_pool(struct bench *x, struct bench_setup *s)
 {
     const struct bench_cell *c = s->cell;
@@ -130,10 +141,10 @@ static attn_status open_pool(struct bench *x, struct bench_setup *s)
     for (uint32_t i = 0; i < c->batch; i++)
         max_blocks = blocks_of(c, i) > max_blocks ? blocks_of(c, i) : max_blocks;
     struct backend_pool_config p = {.num_layers = s->n_layers,
-                                    .num_q_heads = c->num_q_heads,
-                                    .num_kv_heads = c->num_kv_heads,
-                                    .head_dim_k = c->head_dim,
-                                    .head_dim_v = c->head_dim,
+                                    .num_q_heads = c->g->num_q_heads,
+                                    .num_kv_heads = c->g->num_kv_heads,
+                                    .head_dim_k = c->g->head_dim_k,
+                                    .head_dim_v = c->g->head_dim_k,
                                     .block_tokens = BENCH_BLOCK_TOKENS,
                                     .n_blocks = s->n_blocks,
                                     .n_table_rows = c->batch,
@@ -142,16 +153,11 @@ static attn_status open_pool(struct bench *x, struct bench_setup *s)
                                     .kv_dtype = ATTN_BF16,
                                     .layers = specs};
     for (uint32_t i = 0; i < s->n_layers; i++)
-        specs[i] = (struct attn_layer_spec){.scale = 1.0f / sqrtf((float)c->head_dim)};
+        specs[i] = (struct attn_layer_spec){.scale = 1.0f / sqrtf((float)c->g->head_dim_k)};
     struct kv_layout l = kv_layout_of(&p);
     s->block_bytes = l.block_bytes;
     s->layer_bytes = l.layer_bytes;
-    attn_status st = x->ops->pool_open(x->b, &p, &s->pool);
-    if (st != ATTN_ENOMEM)
-        return st;
-    x->ops->close(x->b); /* earlier cells have used the memory up */
-    x->b = NULL;
-    return open_backend(x) ? x->ops->pool_open(x->b, &p, &s->pool) : ATTN_ENOMEM;
+    return bench_pool_open(x, &p, &s->pool);
 }
 
 static bool fill_blocks(struct bench *x, struct bench_setup *s)
@@ -198,7 +204,7 @@ static void make_batches(struct bench *x, struct bench_setup *s)
 {
     const struct bench_cell *c = s->cell;
     const uint32_t n_tokens = bench_new_tokens(c);
-    size_t row = (size_t)c->num_q_heads * c->head_dim * 2 * n_tokens;
+    size_t row = (size_t)c->g->num_q_heads * c->g->head_dim_k * 2 * n_tokens;
     size_t n = row * c->batch / 2;
     uint16_t *q = (uint16_t *)(void *)s->host;
     for (size_t i = 0; i < n; i++)
@@ -240,8 +246,8 @@ bool bench_setup_open(struct bench *x, const struct bench_cell *c, struct bench_
     if (open_pool(x, s) != ATTN_OK)
         return x->b == NULL ? false : fail(x, "opening a pool");
     void *host;
-    s->host_bytes = (size_t)(s->n_layers + 1) * c->batch * bench_new_tokens(c) * c->num_q_heads *
-                    c->head_dim * 2;
+    s->host_bytes = (size_t)(s->n_layers + 1) * c->batch * bench_new_tokens(c) * c->g->num_q_heads *
+                    c->g->head_dim_k * 2;
     s->host_bytes = (s->host_bytes + 4095) / 4096 * 4096;
     if (x->ops->host_alloc(x->b, s->host_bytes, &host) != ATTN_OK)
         return fail(x, "host memory");
@@ -270,7 +276,7 @@ static int compare_ns(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static struct bench_times times_of(uint64_t *ns, uint32_t n)
+struct bench_times bench_times_of(uint64_t *ns, uint32_t n)
 {
     qsort(ns, n, sizeof *ns, compare_ns);
     double median = n % 2 ? (double)ns[n / 2] : ((double)ns[n / 2 - 1] + (double)ns[n / 2]) / 2;
@@ -278,18 +284,17 @@ static struct bench_times times_of(uint64_t *ns, uint32_t n)
 }
 
 /* Bursts end when they have taken their time, by what runs took so far; the first is of one run. */
-static attn_status time_in_bursts(struct bench *x, struct bench_setup *s, const char *variant,
-                                  uint32_t runs, uint64_t *ns)
+attn_status bench_time_in_bursts(struct bench *x, struct backend_batch *const *list, uint32_t n,
+                                 const char *variant, uint32_t runs, uint64_t *out_ns)
 {
     attn_status st = ATTN_OK;
-    for (uint32_t at = 0, n = 1; st == ATTN_OK && at < runs; at += n) {
+    for (uint32_t at = 0, burst = 1; st == ATTN_OK && at < runs; at += burst) {
         if (at > 0) {
-            uint64_t fit = BENCH_BURST_NS / (ns[at - 1] + 1) / 2; /* as many runs warm up */
-            n = fit < 1 ? 1 : fit < runs - at ? (uint32_t)fit : runs - at;
+            uint64_t fit = BENCH_BURST_NS / (out_ns[at - 1] + 1) / 2; /* as many runs warm up */
+            burst = fit < 1 ? 1 : fit < runs - at ? (uint32_t)fit : runs - at;
         }
         nanosleep(&(struct timespec){.tv_nsec = BENCH_REST_NS}, NULL);
-        st = x->own->time_batch(x->b, variant, s->list, s->n_layers, n, x->options.is_alone,
-                                ns + at);
+        st = x->own->time_batch(x->b, variant, list, n, burst, x->options.is_alone, out_ns + at);
     }
     return st;
 }
@@ -301,12 +306,12 @@ bool bench_time(struct bench *x, struct bench_setup *s, const char *variant, uin
     if (ns == NULL)
         return false;
     attn_status st = s->cell->new_tokens > 0
-                         ? time_in_bursts(x, s, variant, runs, ns)
+                         ? bench_time_in_bursts(x, s->list, s->n_layers, variant, runs, ns)
                          : x->own->time_batch(x->b, variant, s->list, s->n_layers, runs,
                                               x->options.is_alone, ns);
     *out_is_supported = st != ATTN_ENOTSUP;
     if (st == ATTN_OK)
-        *out = times_of(ns, runs);
+        *out = bench_times_of(ns, runs);
     free(ns);
     return st == ATTN_OK || st == ATTN_ENOTSUP ? true : fail(x, "timing a batch");
 }
@@ -318,7 +323,7 @@ bool bench_time_read(struct bench *x, uint64_t bytes, struct bench_times *out)
         return false;
     attn_status st = x->own->time_read(x->b, bytes, x->options.runs, x->options.is_alone, ns);
     if (st == ATTN_OK)
-        *out = times_of(ns, x->options.runs);
+        *out = bench_times_of(ns, x->options.runs);
     free(ns);
     return st == ATTN_OK ? true : fail(x, "timing a read");
 }
@@ -330,7 +335,7 @@ static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t l
                         double *norm)
 {
     const struct bench_cell *c = s->cell;
-    uint32_t group = c->num_q_heads / c->num_kv_heads, d = c->head_dim;
+    uint32_t group = c->g->num_q_heads / c->g->num_kv_heads, d = c->g->head_dim_k;
     uint32_t n = bench_context(c, item) - bench_new_tokens(c) + token + 1;
     size_t head_bytes = (size_t)BENCH_BLOCK_TOKENS * d * 2;
     uint16_t *k = malloc((size_t)n * d * 2), *v = malloc((size_t)n * d * 2);
@@ -345,7 +350,7 @@ static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t l
         memcpy(k + (size_t)t * d, from + kv_head * head_bytes, bytes);
         memcpy(v + (size_t)t * d, from + s->layer_bytes / 2 + kv_head * head_bytes, bytes);
     }
-    size_t first = ((size_t)token * c->num_q_heads + kv_head * group) * d;
+    size_t first = ((size_t)token * c->g->num_q_heads + kv_head * group) * d;
     ok = ok && reference_attend(&spec, group, 1, d, d, ATTN_BF16, (const uint16_t *)it->q + first,
                                 1, n - 1, k, v, n, want, NULL) == ATTN_OK;
     for (size_t i = 0; ok && i < (size_t)group * d; i++) {
@@ -369,14 +374,15 @@ bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
 {
     const struct bench_cell *c = s->cell;
     uint32_t last = s->n_layers - 1, n_tokens = bench_new_tokens(c);
-    uint32_t n_groups = c->batch * c->num_kv_heads * n_tokens;
-    size_t row = (size_t)c->num_q_heads * c->head_dim * 2 * n_tokens, q_bytes = row * c->batch;
+    uint32_t n_groups = c->batch * c->g->num_kv_heads * n_tokens;
+    size_t row = (size_t)c->g->num_q_heads * c->g->head_dim_k * 2 * n_tokens,
+           q_bytes = row * c->batch;
     struct backend_batch *ends[2] = {s->list[0], s->list[last]};
     double diff = 0, norm = 0, work = 0;
     const double most_work = c->new_tokens > 0 ? CHECK_WORK / 8 : CHECK_WORK;
     uint64_t ns[2];
     *out = (struct bench_error){.is_allclose = true,
-                                .n_rows = 2ull * c->batch * n_tokens * c->num_q_heads};
+                                .n_rows = 2ull * c->batch * n_tokens * c->g->num_q_heads};
 
     memset(s->host + q_bytes, 0xff, s->host_bytes - q_bytes);
     if (x->own->time_batch(x->b, variant, ends, 2, 2, false, ns) != ATTN_OK)
@@ -389,9 +395,10 @@ bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
     /* sequence 0, then an even sample of the others, as far as the work allows */
     for (uint32_t i = 0; i < n_groups; i++) {
         uint32_t at = (uint32_t)((uint64_t)i * 2654435761u % n_groups);
-        uint32_t item = i == 0 ? 0 : at / (c->num_kv_heads * n_tokens);
-        uint32_t head = at % c->num_kv_heads, token = at / c->num_kv_heads % n_tokens;
-        double cost = 2.0 * c->num_q_heads / c->num_kv_heads * bench_context(c, item) * c->head_dim;
+        uint32_t item = i == 0 ? 0 : at / (c->g->num_kv_heads * n_tokens);
+        uint32_t head = at % c->g->num_kv_heads, token = at / c->g->num_kv_heads % n_tokens;
+        double cost = 2.0 * c->g->num_q_heads / c->g->num_kv_heads * bench_context(c, item) *
+                      c->g->head_dim_k;
         if (i > 0 && work + cost > most_work)
             continue;
         work += cost;

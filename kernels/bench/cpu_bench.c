@@ -3,6 +3,7 @@
  * thread to its return.
  */
 #include "kernels/backend_bench.h"
+#include "kernels/bench/cpu_layer.h"
 #include "kernels/cpu/cpu.h"
 #include "proto/attn_time.h"
 
@@ -61,7 +62,8 @@ static attn_status cpu_time_batch(struct backend *b, const char *variant,
                                   struct backend_batch *const *batches, uint32_t n_batches,
                                   uint32_t n_runs, bool is_alone, uint64_t *out_ns)
 {
-    const struct cpu_isa *isas[4], *isa = variant == NULL ? b->isa : NULL;
+    uint32_t n_shards = backend_bench_shards(variant);
+    const struct cpu_isa *isas[4], *isa = variant == NULL || n_shards > 0 ? b->isa : NULL;
     bool is_naive = variant != NULL && strcmp(variant, "naive") == 0;
     uint32_t n_isas = cpu_isa_supported(isas);
     (void)is_alone; /* it always is */
@@ -72,6 +74,12 @@ static attn_status cpu_time_batch(struct backend *b, const char *variant,
         cpu_fail(b, "variant '%s' is unknown or needs another CPU", variant);
         return ATTN_ENOTSUP;
     }
+    for (uint32_t i = 0; is_naive && i < n_batches; i++)
+        for (uint32_t k = 0; k < batches[i]->n_items; k++)
+            if (batches[i]->pool->layers[batches[i]->items[k].layer].n_branches > 0) {
+                cpu_fail(b, "variant naive: layer %u is dilated", batches[i]->items[k].layer);
+                return ATTN_ENOTSUP;
+            }
     for (uint32_t run = 0; run < n_runs; run++) {
         struct backend_batch *batch = batches[run % n_batches];
         attn_status st = evict_caches(b);
@@ -79,13 +87,35 @@ static attn_status cpu_time_batch(struct backend *b, const char *variant,
             return st;
         uint64_t start = attn_now_ns();
         cpu_append(b, batch);
-        st = is_naive ? cpu_attend_naive(b, batch) : cpu_attend(b, isa, batch);
+        st = is_naive ? cpu_attend_naive(b, batch) : cpu_attend(b, isa, batch, n_shards);
         out_ns[run] = attn_now_ns() - start;
         batch->status = st;
         if (st != ATTN_OK)
             return st;
     }
     return ATTN_OK;
+}
+
+static attn_status cpu_time_layer(struct backend *b, struct backend_batch *batch,
+                                  const struct backend_bench_layer *layer, uint32_t n_runs,
+                                  bool is_alone, uint64_t *out_ns)
+{
+    (void)is_alone;
+    struct cpu_layer l;
+    attn_status st = ATTN_OK;
+    if (!cpu_layer_open(&l, batch->pool->config.q_dtype, layer, batch)) {
+        cpu_fail(b, "no memory for a layer of dim %u", layer->dim);
+        st = ATTN_ENOMEM;
+    }
+    for (uint32_t run = 0; run < n_runs && st == ATTN_OK; run++) {
+        st = evict_caches(b);
+        uint64_t start = attn_now_ns();
+        if (st == ATTN_OK)
+            st = cpu_layer_run(b, &l, batch);
+        out_ns[run] = attn_now_ns() - start;
+    }
+    cpu_layer_close(&l);
+    return st;
 }
 
 static attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_runs, bool is_alone,
@@ -110,12 +140,49 @@ static attn_status cpu_time_read(struct backend *b, uint64_t bytes, uint32_t n_r
     return ATTN_OK;
 }
 
+/* ---- a batch as work */
+
+struct cpu_work {
+    struct bench_work work;
+    struct backend *b;
+    struct backend_batch *batch;
+};
+
+static attn_status work_run(struct bench_work *work, void *stream)
+{
+    struct cpu_work *w = (struct cpu_work *)work;
+    (void)stream;
+    cpu_append(w->b, w->batch);
+    w->batch->status = cpu_attend(w->b, w->b->isa, w->batch, 0);
+    return w->batch->status;
+}
+
+static void work_close(struct bench_work *work)
+{
+    free(work);
+}
+
+static attn_status cpu_work_open(struct backend *b, struct backend_batch *batch,
+                                 struct bench_work **out_w)
+{
+    struct cpu_work *w = malloc(sizeof *w);
+    if (w == NULL) {
+        cpu_fail(b, "no memory for a batch");
+        return ATTN_ENOMEM;
+    }
+    *w = (struct cpu_work){{work_run, work_close}, b, batch};
+    *out_w = &w->work;
+    return ATTN_OK;
+}
+
 static const struct backend_bench_ops ops = {
     .abi = BACKEND_ABI,
     .name = "cpu",
     .variants = variants,
     .time_batch = cpu_time_batch,
+    .time_layer = cpu_time_layer,
     .time_read = cpu_time_read,
+    .work_open = cpu_work_open,
 };
 
 const struct backend_bench_ops *backend_cpu_bench(void)

@@ -35,7 +35,7 @@ GPU_DEVICE row_work row_of(const gpu_attend &a, uint32_t unit, uint32_t row, uin
     w.head = head;
     w.q_head = head * kv.group + row % kv.group;
     w.position = w.item->pos + row / kv.group;
-    w.see = visible_to(w.layer, w.position, w.item->pos + w.item->n_tokens);
+    w.see = visible_to(w.layer, branch_of(0, 1, 0), w.position, w.item->pos + w.item->n_tokens);
     w.out_row = (uint64_t)(row / kv.group) * kv.num_q_heads + w.q_head;
     w.slope = w.layer.alibi_slopes ? w.layer.alibi_slopes[w.q_head] : 0.0f;
     w.q = (const char *)w.item->q + w.out_row * kv.dk * element_bytes(kv.q_dtype);
@@ -193,9 +193,10 @@ __global__ void __launch_bounds__(threads) shared_tiles(GPU_PARAM(gpu_attend, a)
     for (uint32_t e = t; e < kv.dk; e += shared_threads_a_row)
         s_q[r][e] = element_at(w.q, e, kv.q_dtype);
 
-    uint32_t end = visible_to(w.layer, it.pos + (min(row0 + shared_rows, n_rows) - 1) / kv.group,
-                              it.pos + it.n_tokens)
-                       .end;
+    uint32_t end =
+        visible_to(w.layer, branch_of(0, 1, 0),
+                   it.pos + (min(row0 + shared_rows, n_rows) - 1) / kv.group, it.pos + it.n_tokens)
+            .end;
     float o[max_dim / shared_threads_a_row] = {};
     softmax_row sums;
     auto load = [&](uint32_t base, bool is_v) {

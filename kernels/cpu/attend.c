@@ -145,11 +145,17 @@ static uint64_t item_kv_bytes(const struct backend_pool *p, const struct backend
 {
     const struct attend_geometry *g = &p->geometry;
     const struct attn_layer_spec *spec = &p->layers[item->layer];
-    struct visible seen =
-        visible_to_some(item_visible(spec, item, 0), item_visible(spec, item, item->n_tokens - 1));
     uint64_t token = (uint64_t)(g->dk + g->dv) * attn_dtype_bytes(g->kv_dtype) +
                      (g->layout.is_quantised ? 2 * sizeof(float) : 0);
-    return visible_count(seen) * p->config.num_kv_heads * token;
+    return layer_keys_seen(spec, p->config.num_kv_heads, item->pos, item->n_tokens) * token;
+}
+
+static uint32_t tiles_of(const struct attend_rows *r)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < layer_n_branches(r->spec); i++)
+        n += visible_tiles_of(rows_visible(r, layer_branch(r->spec, i, r->kv_head)), TILE_TOKENS).n;
+    return n;
 }
 
 /* Fills segments and segment_tiles, which have room. */
@@ -165,23 +171,23 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
         if ((item->flags & BACKEND_ATTEND) == 0)
             continue;
         batch->kv_bytes += item_kv_bytes(p, item);
-        uint32_t n_rows = item->n_tokens * g->group;
-        uint32_t heads = p->config.num_kv_heads;
-        for (uint32_t h = 0; h < heads; h += n_heads) {
+        const struct attn_layer_spec *spec = &p->layers[item->layer];
+        uint32_t n_rows = item->n_tokens * g->group, heads = p->config.num_kv_heads;
+        uint32_t n_together = spec->n_branches > 0 ? 1 : n_heads;
+        for (uint32_t h = 0; h < heads; h += n_together) {
             for (uint32_t row = 0; row < n_rows; row += step, n++) {
                 b->segments[n].rows = (struct attend_rows){
                     .g = g,
-                    .spec = &p->layers[item->layer],
+                    .spec = spec,
                     .item = item,
                     .layer = p->base + item->layer * g->layout.layer_bytes,
                     .kv_head = h,
-                    .n_heads = heads - h < n_heads ? heads - h : n_heads,
+                    .n_heads = heads - h < n_together ? heads - h : n_together,
                     .row0 = row,
                     .n_rows = n_rows - row < step ? n_rows - row : step,
                 };
                 atomic_init(&b->segments[n].n_done, 0);
-                b->segment_tiles[n] =
-                    visible_tiles_of(rows_visible(&b->segments[n].rows), TILE_TOKENS).n;
+                b->segment_tiles[n] = tiles_of(&b->segments[n].rows);
                 uint32_t all = b->segments[n].rows.n_heads * b->segments[n].rows.n_rows;
                 *out_max_rows = all > *out_max_rows ? all : *out_max_rows;
             }
@@ -190,7 +196,34 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
     return n;
 }
 
-attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch)
+/* The splits of the batch's segments, which are ready. */
+static attn_status plan_segments(struct backend *b, const struct backend_pool *p,
+                                 uint32_t n_segments, uint32_t n_shards)
+{
+    uint32_t n_threads = cpu_threads_count(b->threads), longest = 1;
+    struct plan_config c = {
+        .kind = p->config.is_batch_invariant ? PLAN_FIXED : PLAN_AUTO,
+        .n_processors = n_threads > 1 ? n_threads * SHARES_A_THREAD : 1,
+        .max_splits = MAX_SPLITS,
+        .min_run_tiles = MIN_RUN_TILES,
+        .snap_percent = 25,
+        .fixed_run_tiles = FIXED_RUN_TILES,
+    };
+    for (uint32_t i = 0; n_shards > 0 && i < n_segments; i++)
+        longest = b->segment_tiles[i] > longest ? b->segment_tiles[i] : longest;
+    if (n_shards > 0) {
+        c.kind = PLAN_FIXED;
+        c.fixed_run_tiles = (longest + n_shards - 1) / n_shards;
+    }
+    attn_status st = plan_make(&b->plan, &c, b->segment_tiles, n_segments);
+    if (st == ATTN_OK)
+        return ATTN_OK;
+    cpu_fail(b, "no plan for %u segments: %s", n_segments, attn_status_message(st));
+    return ATTN_ENOMEM;
+}
+
+attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch,
+                       uint32_t n_shards)
 {
     const struct backend_pool *p = batch->pool;
     uint64_t n_wanted = 0, step = rows_at_once(p->geometry.group);
@@ -209,19 +242,9 @@ attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct back
     struct attend_job job = {.b = b, .isa = isa};
     uint32_t n_threads = cpu_threads_count(b->threads);
     uint32_t n_segments = make_segments(b, batch, heads_at_once(batch, n_threads), &job.max_rows);
-    struct plan_config c = {
-        .kind = p->config.is_batch_invariant ? PLAN_FIXED : PLAN_AUTO,
-        .n_processors = n_threads > 1 ? n_threads * SHARES_A_THREAD : 1,
-        .max_splits = MAX_SPLITS,
-        .min_run_tiles = MIN_RUN_TILES,
-        .snap_percent = 25,
-        .fixed_run_tiles = FIXED_RUN_TILES,
-    };
-    st = plan_make(&b->plan, &c, b->segment_tiles, n_segments);
-    if (st != ATTN_OK) {
-        cpu_fail(b, "no plan for %u segments: %s", n_segments, attn_status_message(st));
-        return ATTN_ENOMEM;
-    }
+    st = plan_segments(b, p, n_segments, n_shards);
+    if (st != ATTN_OK)
+        return st;
     job.o_stride = (p->geometry.dv + 15) / 16 * 16;
     job.slot_floats = ((size_t)job.max_rows * (job.o_stride + 2) + 15) / 16 * 16;
     st = reserve_slots(b, b->plan.n_slots * job.slot_floats);

@@ -9,14 +9,16 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <time.h>
 
-#define FEATURES (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES)
+#define FEATURES (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS)
 #define LOOKS_BEFORE_NAP 1000
 #define NAP_NS 20000
 
@@ -43,6 +45,7 @@ static const struct cpu_isa *choose_isa(void)
 }
 
 static bool compute_within(struct backend *b, uint64_t wait_ns);
+static void pool_free(struct backend_pool *p);
 
 static void cpu_close(struct backend *b)
 {
@@ -53,9 +56,7 @@ static void cpu_close(struct backend *b)
     while (b->pools != NULL) {
         struct backend_pool *p = b->pools;
         b->pools = p->next;
-        free(p->layer_arrays);
-        free(p->layers);
-        free(p);
+        pool_free(p);
     }
     for (uint32_t i = 0; b->scratch != NULL && b->scratch[i] != NULL; i++)
         free(b->scratch[i]);
@@ -83,16 +84,15 @@ static attn_status cpu_open(const struct backend_config *c, struct backend **out
                  getenv("ATTND_CPU_ISA"));
         return ATTN_ENOTSUP;
     }
-    attn_status st =
-        cpu_memory_open(&b->memory, c->kv_bytes, c->import_fd, b->error, sizeof b->error);
-    if (st != ATTN_OK)
-        return st;
-    st = cpu_threads_open(c->n_threads, &b->threads);
+    attn_status st = cpu_threads_open(c->n_threads, &b->threads);
     if (st != ATTN_OK) {
         cpu_fail(b, "n_threads %" PRIu32 ": cannot start the threads", c->n_threads);
         return st;
     }
     uint32_t n = cpu_threads_count(b->threads);
+    st = cpu_memory_open(&b->memory, c->kv_bytes, c->import_fd, n, b->error, sizeof b->error);
+    if (st != ATTN_OK)
+        return st;
     b->scratch = calloc(n + 1, sizeof(struct attend_scratch *));
     for (uint32_t i = 0; b->scratch != NULL && i < n; i++) {
         b->scratch[i] = aligned_alloc(64, sizeof *b->scratch[i]);
@@ -162,25 +162,83 @@ static bool copy_layers(struct backend_pool *p, const struct backend_pool_config
     return true;
 }
 
+/* The pool's part of the memory, its pages taken. What another pool left there is zeroed, but where
+ * the place is named: that is the pool's own. */
+static attn_status take_range(struct backend_pool *p)
+{
+    struct backend *b = p->b;
+    struct cpu_memory *m = &b->memory;
+    uint64_t largest, place = p->config.kv_place;
+    p->range =
+        (struct kv_range){.offset = place - (place != 0), .bytes = cpu_pool_bytes(b, &p->config)};
+    if (!kv_range_take(&m->ranges, m->bytes, place != 0, &p->range, &largest)) {
+        cpu_fail(b,
+                 "the pool's %" PRIu32 " blocks take %" PRIu64 " bytes, %" PRIu64
+                 " are free in one piece",
+                 p->config.n_blocks, p->range.bytes, largest);
+        return ATTN_ENOMEM;
+    }
+    attn_status st = cpu_memory_take(m, p->range.offset, p->range.bytes, b->error, sizeof b->error);
+    if (st != ATTN_OK) {
+        kv_range_give(&m->ranges, &p->range);
+        return st;
+    }
+    uint64_t end = p->range.offset + p->range.bytes;
+    if (place == 0 && p->range.offset < m->n_written)
+        memset(m->base + p->range.offset, 0,
+               (end < m->n_written ? end : m->n_written) - p->range.offset);
+    if (end > m->n_written)
+        m->n_written = end;
+    return ATTN_OK;
+}
+
+static uint64_t cpu_pool_place(const struct backend_pool *p)
+{
+    return p->range.offset + 1;
+}
+
+static void pool_free(struct backend_pool *p)
+{
+    free(p->layer_arrays);
+    free(p->layers);
+    free(p);
+}
+
+static void cpu_pool_close(struct backend_pool *p)
+{
+    struct backend_pool **at = &p->b->pools;
+    compute_within(p->b, UINT64_MAX);
+    kv_range_give(&p->b->memory.ranges, &p->range);
+    while (*at != NULL && *at != p)
+        at = &(*at)->next;
+    if (*at == p)
+        *at = p->next;
+    pool_free(p);
+}
+
 static attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c,
                                  struct backend_pool **out_pool)
 {
     attn_status st = cpu_pool_check(b, c);
     if (st != ATTN_OK)
         return st;
-    uint64_t bytes = cpu_pool_bytes(b, c), left = b->memory.bytes - b->memory.used;
-    if (bytes > left) {
-        cpu_fail(b, "the pool's %" PRIu32 " blocks take %" PRIu64 " bytes, %" PRIu64 " are free",
-                 c->n_blocks, bytes, left);
+    struct backend_pool *p = calloc(1, sizeof *p);
+    if (p == NULL) {
+        cpu_fail(b, "no memory for a pool's description");
         return ATTN_ENOMEM;
     }
-    struct backend_pool *p = calloc(1, sizeof *p);
-    if (p == NULL)
-        goto fail;
     p->b = b;
     p->config = *c;
-    if (!copy_layers(p, c))
-        goto fail;
+    st = take_range(p);
+    if (st != ATTN_OK) {
+        free(p);
+        return st;
+    }
+    if (!copy_layers(p, c)) {
+        cpu_fail(b, "no memory for a pool's description");
+        cpu_pool_close(p);
+        return ATTN_ENOMEM;
+    }
     p->geometry = (struct attend_geometry){
         .layout = kv_layout_of(c),
         .num_q_heads = c->num_q_heads,
@@ -192,20 +250,11 @@ static attn_status cpu_pool_open(struct backend *b, const struct backend_pool_co
         .q_dtype = c->q_dtype,
         .kv_dtype = c->kv_dtype,
     };
-    p->base = b->memory.base + b->memory.used;
-    b->memory.used += bytes;
+    p->base = b->memory.base + p->range.offset;
     p->next = b->pools;
     b->pools = p;
     *out_pool = p;
     return ATTN_OK;
-fail:
-    if (p != NULL) {
-        free(p->layers);
-        free(p->layer_arrays);
-    }
-    free(p);
-    cpu_fail(b, "no memory for a pool's description");
-    return ATTN_ENOMEM;
 }
 
 static attn_status check_item(struct backend *b, const struct backend_pool_config *c,
@@ -281,11 +330,11 @@ static bool try_compute(struct backend *b)
     uint64_t start = attn_now_ns();
     /* the block tables are read from the items, so there is no mirror to patch */
     cpu_append(b, batch);
-    batch->status = cpu_attend(b, b->isa, batch);
+    batch->status = cpu_attend(b, b->isa, batch, 0);
     batch->device_ns = attn_now_ns() - start;
     b->is_done = true;
-    if (batch->signal != NULL && batch->status == ATTN_OK)
-        __atomic_store_n(batch->signal->word, batch->signal->value, __ATOMIC_RELEASE);
+    for (uint32_t i = 0; i < batch->n_signals && batch->status == ATTN_OK; i++)
+        __atomic_store_n(batch->signals[i].word, batch->signals[i].value, __ATOMIC_RELEASE);
     return true;
 }
 
@@ -411,6 +460,54 @@ static void cpu_host_unregister(struct backend *b, void *p, size_t bytes)
     (void)b, (void)p, (void)bytes;
 }
 
+/* ---- regions: memfds, like the KV memory */
+
+static attn_status cpu_region_open(struct backend *b, uint64_t bytes, int import_fd,
+                                   struct backend_region *out_r, char *why, size_t why_bytes)
+{
+    (void)b;
+    struct statfs fs;
+    /* a hole that its maker punches into one of huge pages can be impossible to fill again */
+    if (import_fd >= 0 && (fstatfs(import_fd, &fs) != 0 || fs.f_type == HUGETLBFS_MAGIC)) {
+        snprintf(why, why_bytes, "import_fd %d is of huge pages, or of no file system", import_fd);
+        return ATTN_EINVAL;
+    }
+    struct cpu_memory *m = calloc(1, sizeof *m);
+    if (m == NULL) {
+        snprintf(why, why_bytes, "no memory for a region's books");
+        return ATTN_ENOMEM;
+    }
+    attn_status st = cpu_memory_open(m, bytes, import_fd, 0, why, why_bytes);
+    if (st == ATTN_OK)
+        st = cpu_memory_take(m, 0, m->bytes, why, why_bytes);
+    if (st != ATTN_OK) {
+        cpu_memory_close(m);
+        free(m);
+        return st;
+    }
+    *out_r = (struct backend_region){.p = m->base, .bytes = m->bytes, .handle = m};
+    return ATTN_OK;
+}
+
+static attn_status cpu_region_export(struct backend *b, const struct backend_region *r, int *out_fd)
+{
+    (void)b;
+    int fd = fcntl(((const struct cpu_memory *)r->handle)->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return ATTN_ENOMEM;
+    *out_fd = fd;
+    return ATTN_OK;
+}
+
+static void cpu_region_close(struct backend *b, struct backend_region *r)
+{
+    (void)b;
+    if (r->handle != NULL)
+        cpu_memory_close(r->handle);
+    free(r->handle);
+    *r = (struct backend_region){0};
+}
+
 static const struct backend_ops cpu_ops = {
     .abi = BACKEND_ABI,
     .name = "cpu",
@@ -421,6 +518,8 @@ static const struct backend_ops cpu_ops = {
     .pool_check = cpu_pool_check,
     .pool_bytes = cpu_pool_bytes,
     .pool_open = cpu_pool_open,
+    .pool_place = cpu_pool_place,
+    .pool_close = cpu_pool_close,
     .submit = cpu_submit,
     .poll = cpu_poll,
     .block_read = cpu_block_read,
@@ -431,6 +530,9 @@ static const struct backend_ops cpu_ops = {
     .host_free = cpu_host_free,
     .host_register = cpu_host_register,
     .host_unregister = cpu_host_unregister,
+    .region_open = cpu_region_open,
+    .region_export = cpu_region_export,
+    .region_close = cpu_region_close,
 };
 
 const struct backend_ops *backend_cpu(void)

@@ -11,20 +11,39 @@
 #ifndef ATTND_KERNELS_CPU_CPU_H
 #define ATTND_KERNELS_CPU_CPU_H
 
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/threads.h"
+#include "kernels/kv_range.h"
 #include "kernels/plan.h"
 
 #define CPU_ERROR_BYTES 256
+#define CPU_MAX_TAKERS 8
 
 /* [block][layer].. of all pools behind one another, in a memfd. */
 struct cpu_memory {
     uint8_t *base; /* NULL: none */
-    uint64_t bytes, used;
+    uint64_t bytes;
+    struct kv_range *ranges; /* of pools */
+    uint64_t n_written; /* bytes from the start that pools had */
     int fd; /* -1: none */
+
+    /* take the pages, slice by slice from the start, while others work already */
+    pthread_t takers[CPU_MAX_TAKERS];
+    uint32_t n_takers;
+    _Atomic uint64_t next_slice;
+    _Atomic bool is_closing;
 };
 
-attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd, char *why,
+/* bytes must fit what the machine has to spare now. Their pages are taken afterwards, by up to
+ * CPU_MAX_TAKERS threads, no more than n_threads, that the call leaves behind. */
+attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd, uint32_t n_threads,
+                            char *why, size_t why_bytes);
+/* The pages of this range are taken when it returns, so that touching them can't fail any more.
+ * ATTN_ENOMEM: they can't be had. */
+attn_status cpu_memory_take(struct cpu_memory *m, uint64_t offset, uint64_t bytes, char *why,
                             size_t why_bytes);
 void cpu_memory_close(struct cpu_memory *m);
 
@@ -57,6 +76,7 @@ struct backend {
 struct backend_pool {
     struct backend *b;
     struct backend_pool *next;
+    struct kv_range range;
     struct backend_pool_config config;
     struct attend_geometry geometry;
     uint8_t *base;
@@ -66,8 +86,10 @@ struct backend_pool {
 
 /* All copies, then all appends of the batch. */
 void cpu_append(struct backend *b, const struct backend_batch *batch);
-/* All attention of the batch; fills kv_bytes and n_splits. ATTN_ENOMEM: error is set. */
-attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch);
+/* All attention of the batch; fills kv_bytes and n_splits. n_shards: parts that the keys of a query
+ * are cut into, 0: as many as keep the threads busy. ATTN_ENOMEM: error is set. */
+attn_status cpu_attend(struct backend *b, const struct cpu_isa *isa, struct backend_batch *batch,
+                       uint32_t n_shards);
 attn_status cpu_attend_naive(struct backend *b, const struct backend_batch *batch);
 
 __attribute__((format(printf, 2, 3))) void cpu_fail(struct backend *b, const char *format, ...);

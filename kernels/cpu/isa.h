@@ -9,7 +9,7 @@
 #define ATTND_KERNELS_CPU_ISA_H
 
 #include "kernels/kv_layout.h"
-#include "kernels/visible.h"
+#include "kernels/layer_visible.h"
 
 #define TILE_TOKENS 32 /* cached tokens of a tile, the unit of the plan */
 #define MAX_ROWS 128 /* query rows of a kv head, (token, q head), in one pass over K and V */
@@ -32,23 +32,16 @@ struct attend_rows {
     const struct attn_layer_spec *spec;
     const struct backend_item *item;
     const uint8_t *layer; /* this layer of block 0 */
-    uint32_t kv_head, n_heads, row0, n_rows;
+    uint32_t kv_head, row0, n_rows;
+    uint32_t n_heads; /* 1 if the layer is dilated: its kv heads see different tokens */
 };
 
-/* The tokens that the item's query t sees. */
-static inline struct visible item_visible(const struct attn_layer_spec *s,
-                                          const struct backend_item *item, uint32_t t)
+/* The keys that some row sees; of several kv heads all have the same. */
+static inline struct visible rows_visible(const struct attend_rows *r, struct branch b)
 {
-    return visible_to(s->window_tokens, s->sink_tokens, s->is_full, item->pos + t,
-                      item->pos + item->n_tokens);
-}
-
-/* The cached tokens that some row sees. */
-static inline struct visible rows_visible(const struct attend_rows *r)
-{
-    uint32_t first = r->row0 / r->g->group, last = (r->row0 + r->n_rows - 1) / r->g->group;
-    return visible_to_some(item_visible(r->spec, r->item, first),
-                           item_visible(r->spec, r->item, last));
+    uint32_t pos = r->item->pos, first = r->row0 / r->g->group;
+    uint32_t last = (r->row0 + r->n_rows - 1) / r->g->group;
+    return layer_visible_to_some(r->spec, b, pos + first, pos + last, pos + r->item->n_tokens);
 }
 
 /* Rows before they are divided by their sums. */
@@ -64,15 +57,20 @@ struct attend_scratch {
     _Alignas(64) float q[MAX_SEGMENT_ROWS * MAX_DIM];
     _Alignas(64) float o[MAX_SEGMENT_ROWS * MAX_DIM];
     _Alignas(64) float s[MAX_ROWS * TILE_TOKENS];
+    _Alignas(64) uint8_t k[TILE_TOKENS * MAX_DIM * 4]; /* a tile whose tokens lie apart */
+    _Alignas(64) uint8_t v[TILE_TOKENS * MAX_DIM * 4];
     _Alignas(64) float k_scales[TILE_TOKENS];
     _Alignas(64) float v_scales[TILE_TOKENS];
     _Alignas(64) float max[MAX_SEGMENT_ROWS];
     _Alignas(64) float sum[MAX_SEGMENT_ROWS];
+    _Alignas(64) uint16_t v_pairs[TILE_TOKENS * MAX_DIM]; /* sum_bf16.h */
+    _Alignas(64) uint32_t weights[MAX_ROWS * TILE_TOKENS / 2];
 };
 
 struct cpu_isa {
     const char *name;
-    /* visible tiles tile0 .. tile0 + n_tiles of the rows, into *out */
+    /* visible tiles tile0 .. tile0 + n_tiles of the rows, those of all branches behind one
+     * another, into *out */
     void (*attend)(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles,
                    struct attend_scratch *scratch, const struct attend_partial *out);
     /* divides, applies the sink logits, writes the item's out and lse */

@@ -1,5 +1,6 @@
-/* memory.c: the cpu backend's KV memory: one memfd, all of its pages taken at open, so that nothing
- * can run out later; its size is sealed, so that no other holder of the descriptor can shrink it.
+/* memory.c: the cpu backend's KV memory: one memfd. Threads take its pages after open, so that a
+ * large memory keeps nobody waiting; a pool's are there when it is made, so that nothing can run
+ * out later. Its size is sealed, so that no other holder of the descriptor can shrink it.
  *
  * Pages of 2 MiB where the machine has set enough aside (vm.nr_hugepages): blocks lie scattered,
  * and with 4 KiB pages each piece of a block costs a page walk.
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #define HUGE_BYTES (2 << 20)
+#define SLICE_BYTES (UINT64_C(8) << 20)
 
 static uint64_t file_number(const char *path)
 {
@@ -113,8 +115,36 @@ static attn_status take_import(struct cpu_memory *m, int import_fd, char *why, s
     return ATTN_OK;
 }
 
-attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd, char *why,
-                            size_t why_bytes)
+/* Pages that are in the memfd, taken by a predecessor or by a taker, need only be mapped: the first
+ * touch does that, and can't fail for want of them. With many pages the wait for it is long. */
+static bool is_taken(const struct cpu_memory *m, uint64_t offset, uint64_t bytes)
+{
+    return lseek(m->fd, (off_t)offset, SEEK_HOLE) >= (off_t)(offset + bytes);
+}
+
+/* What can't be taken now is the pool's to complain about that needs it. */
+static void *take_slices(void *arg)
+{
+    struct cpu_memory *m = arg;
+    while (!atomic_load(&m->is_closing)) {
+        uint64_t at = atomic_fetch_add(&m->next_slice, 1) * SLICE_BYTES;
+        if (at >= m->bytes)
+            break;
+        uint64_t left = m->bytes - at, bytes = left < SLICE_BYTES ? left : SLICE_BYTES;
+        if (!is_taken(m, at, bytes))
+            madvise(m->base + at, bytes, MADV_POPULATE_WRITE);
+    }
+    return NULL;
+}
+
+static void takers_start(struct cpu_memory *m, uint32_t n)
+{
+    while (m->n_takers < n && pthread_create(&m->takers[m->n_takers], NULL, take_slices, m) == 0)
+        m->n_takers++;
+}
+
+attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd, uint32_t n_threads,
+                            char *why, size_t why_bytes)
 {
     *m = (struct cpu_memory){.fd = -1, .bytes = (bytes + 4095) & ~(uint64_t)4095};
     if (m->bytes == 0) {
@@ -134,16 +164,27 @@ attn_status cpu_memory_open(struct cpu_memory *m, uint64_t bytes, int import_fd,
         m->base = p;
         madvise(p, m->bytes, MADV_HUGEPAGE); /* heeded where shmem_enabled says advise */
     }
-    /* every page now, so that a later touch cannot fail */
-    if (madvise(m->base, m->bytes, MADV_POPULATE_WRITE) != 0) {
-        snprintf(why, why_bytes, "taking kv_bytes %" PRIu64 ": %s", m->bytes, strerror(errno));
-        return ATTN_ENOMEM;
-    }
+    m->n_written = import_fd >= 0 ? m->bytes : 0;
+    takers_start(m, n_threads < CPU_MAX_TAKERS ? n_threads : CPU_MAX_TAKERS);
     return ATTN_OK;
+}
+
+attn_status cpu_memory_take(struct cpu_memory *m, uint64_t offset, uint64_t bytes, char *why,
+                            size_t why_bytes)
+{
+    if (bytes == 0 || is_taken(m, offset, bytes) ||
+        madvise(m->base + offset, bytes, MADV_POPULATE_WRITE) == 0)
+        return ATTN_OK;
+    snprintf(why, why_bytes, "taking %" PRIu64 " bytes of kv_bytes %" PRIu64 ": %s", bytes,
+             m->bytes, strerror(errno));
+    return ATTN_ENOMEM;
 }
 
 void cpu_memory_close(struct cpu_memory *m)
 {
+    atomic_store(&m->is_closing, true);
+    while (m->n_takers > 0)
+        pthread_join(m->takers[--m->n_takers], NULL);
     if (m->base != NULL)
         munmap(m->base, m->bytes);
     if (m->fd >= 0)

@@ -26,6 +26,7 @@
 #endif
 #if defined(__AVX512BF16__)
 #define HAS_BF16_DOT 1
+#include "kernels/cpu/sum_bf16.h"
 #else
 #define HAS_BF16_DOT 0
 #endif
@@ -46,6 +47,12 @@ struct tile_state {
     uint32_t o_stride, q_stride; /* in floats, or bf16 elements if the dot product is bf16 */
     uint32_t piece_tokens;
     bool is_bf16_dot;
+};
+
+/* One tile of one kv head: keys of one branch. */
+struct step {
+    struct branch branch;
+    uint32_t kv_head, key, n_keys; /* n_keys 0: past the end */
 };
 
 INLINE struct piece piece_of(const struct tile_state *t, uint32_t kv_head, uint32_t token)
@@ -261,14 +268,16 @@ struct columns {
     uint32_t from[2], to[2];
 };
 
-static struct columns columns_of(const struct tile_state *t, uint32_t token, uint32_t row)
+static struct columns columns_of(const struct tile_state *t, const struct step *step, uint32_t row)
 {
-    struct visible v = item_visible(t->r->spec, t->r->item, row / t->g->group);
-    uint32_t ends[2][2] = {{0, v.sinks}, {v.first, v.end}};
+    const struct backend_item *item = t->r->item;
+    struct visible v = layer_visible(t->r->spec, step->branch, item->pos + row / t->g->group,
+                                     item->pos + item->n_tokens);
+    uint32_t ends[2][2] = {{0, v.sinks}, {v.first, v.end}}, key = step->key;
     struct columns c;
     for (int i = 0; i < 2; i++) {
-        uint32_t from = ends[i][0] > token ? ends[i][0] - token : 0;
-        uint32_t to = ends[i][1] > token ? ends[i][1] - token : 0;
+        uint32_t from = ends[i][0] > key ? ends[i][0] - key : 0;
+        uint32_t to = ends[i][1] > key ? ends[i][1] - key : 0;
         c.to[i] = to < TILE_TOKENS ? to : TILE_TOKENS;
         c.from[i] = from < c.to[i] ? from : c.to[i];
     }
@@ -277,7 +286,8 @@ static struct columns columns_of(const struct tile_state *t, uint32_t token, uin
 
 /* Scales, caps, slopes and masks one row's raw products; then the online softmax step: s becomes
  * the weights, o, max and sum of the row are brought to the new maximum. */
-static void softmax_row(const struct tile_state *t, uint32_t row, uint32_t token, struct columns c)
+static void softmax_row(const struct tile_state *t, const struct step *step, uint32_t row,
+                        struct columns c)
 {
     const struct attn_layer_spec *spec = t->r->spec;
     float *s = t->x->s + row * TILE_TOKENS;
@@ -285,6 +295,7 @@ static void softmax_row(const struct tile_state *t, uint32_t row, uint32_t token
     uint32_t p = t->r->item->pos + (t->r->row0 + row) / t->g->group;
     float unit = spec->scale * vec_code_unit(t->g->kv_dtype);
     float slope = spec->alibi_slopes ? spec->alibi_slopes[head] * LOG2E : 0;
+    float rate = (float)step->branch.rate;
     vf lane;
     for (int i = 0; i < VEC; i++)
         lane[i] = (float)i;
@@ -301,7 +312,8 @@ static void softmax_row(const struct tile_state *t, uint32_t row, uint32_t token
         else
             x *= unit * LOG2E;
         if (spec->alibi_slopes)
-            x += slope * (lane + ((float)(token + j) - (float)p));
+            x += slope *
+                 (lane * rate + ((float)branch_token(step->branch, step->key + j) - (float)p));
         vf col = lane + (float)j;
         vi seen = ((col >= (float)c.from[0]) & (col < (float)c.to[0])) |
                   ((col >= (float)c.from[1]) & (col < (float)c.to[1]));
@@ -359,10 +371,32 @@ static void load_q(const struct tile_state *t)
 
 #define STEPS_TO_PAGE 4 /* how far ahead pages are touched */
 
-/* One tile of one kv head. */
-struct step {
-    uint32_t kv_head, token, n_tokens; /* n_tokens 0: past the end */
-};
+/* Brings a tile's tokens that lie apart together; behind the last, keys are 0. */
+static struct piece gather(const struct tile_state *t, const struct step *step)
+{
+    const struct attend_geometry *g = t->g;
+    struct attend_scratch *x = t->x;
+    size_t bytes = dtype_bytes(g->kv_dtype), k_row = g->dk * bytes, v_row = g->dv * bytes;
+    for (uint32_t i = 0; i < step->n_keys; i++) {
+        struct piece from = piece_of(t, t->kv_head, branch_token(step->branch, step->key + i));
+        memcpy(x->k + i * k_row, from.k, k_row);
+        memcpy(x->v + i * v_row, from.v, v_row);
+        if (g->layout.is_quantised) {
+            x->k_scales[i] = *from.k_scales;
+            x->v_scales[i] = *from.v_scales;
+        }
+    }
+    memset(x->k + step->n_keys * k_row, 0, (TILE_TOKENS - step->n_keys) * k_row);
+    for (uint32_t i = step->n_keys; i < TILE_TOKENS; i++)
+        x->k_scales[i] = x->v_scales[i] = 0;
+    return (struct piece){x->k, x->v, x->k_scales, x->v_scales};
+}
+
+/* Do the tokens of a tile lie behind one another? */
+INLINE bool is_in_place(const struct step *step)
+{
+    return step->branch.rate == 1;
+}
 
 /* Computes steps[0]; fetches steps[1], and the page addresses of steps[STEPS_TO_PAGE]: a piece is
  * often a page, and a prefetch that waits for a page walk is lost or holds up those behind it. */
@@ -371,25 +405,26 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
 {
     struct piece pieces[TILE_TOKENS / 8];
     const uint8_t *v_ahead[TILE_TOKENS / 8];
-    uint32_t size = t->piece_tokens, group = t->g->group, n_rows = t->r->n_rows;
-    uint32_t token = steps[0].token, n_tokens = steps[0].n_tokens;
-    uint32_t n_pieces = (n_tokens + size - 1) / size;
+    const bool is_gathered = !is_in_place(&steps[0]);
+    uint32_t size = is_gathered ? TILE_TOKENS : t->piece_tokens, group = t->g->group;
+    uint32_t n_rows = t->r->n_rows, key = steps[0].key, n_keys = steps[0].n_keys;
+    uint32_t n_pieces = (n_keys + size - 1) / size;
 
     const struct step *far_step = &steps[STEPS_TO_PAGE];
-    for (uint32_t i = 0; i * size < far_step->n_tokens; i++) {
-        struct piece far = piece_of(t, far_step->kv_head, far_step->token + i * size);
+    for (uint32_t i = 0; i * size < far_step->n_keys && is_in_place(far_step); i++) {
+        struct piece far = piece_of(t, far_step->kv_head, far_step->key + i * size);
         prefetch(far.k);
         prefetch(far.v);
     }
     for (uint32_t i = 0; i < n_pieces; i++) {
         struct piece ahead = {0};
-        pieces[i] = piece_of(t, t->kv_head, token + i * size);
-        if (i * size < steps[1].n_tokens)
-            ahead = piece_of(t, steps[1].kv_head, steps[1].token + i * size);
+        pieces[i] = is_gathered ? gather(t, &steps[0]) : piece_of(t, t->kv_head, key + i * size);
+        if (i * size < steps[1].n_keys && !is_gathered && is_in_place(&steps[1]))
+            ahead = piece_of(t, steps[1].kv_head, steps[1].key + i * size);
         v_ahead[i] = ahead.v;
-        uint32_t n = n_tokens - i * size < size ? n_tokens - i * size : size;
+        uint32_t n = n_keys - i * size < size ? n_keys - i * size : size;
         piece_scores(t, dtype, pieces[i].k, ahead.k, n, i * size);
-        if (dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) {
+        if ((dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) && !is_gathered) {
             memcpy(t->x->k_scales + i * size, pieces[i].k_scales, size * sizeof(float));
             memcpy(t->x->v_scales + i * size, pieces[i].v_scales, size * sizeof(float));
         }
@@ -399,20 +434,30 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
     bool is_same = true; /* all rows see the same columns */
     for (uint32_t i = 0; i < n_rows; i++) {
         if (i == 0 || (t->r->row0 + i) % group == 0) {
-            struct columns next = columns_of(t, token, t->r->row0 + i);
+            struct columns next = columns_of(t, &steps[0], t->r->row0 + i);
             is_same = is_same && (i == 0 || memcmp(&c, &next, sizeof c) == 0);
             c = next;
         }
-        softmax_row(t, i, token, c);
+        softmax_row(t, &steps[0], i, c);
     }
 
+#if HAS_BF16_DOT
+    const bool is_whole = c.to[0] == TILE_TOKENS || c.to[1] - c.from[1] == TILE_TOKENS;
+    if (dtype == ATTN_BF16 && is_same && is_whole &&
+        t->r->item->n_tokens * group >= SUM_BF16_MIN_ROWS && t->g->dv % SUM_BF16_DIMS == 0) {
+        for (uint32_t j = 0; j < TILE_TOKENS; j += 2)
+            pair_rows(t->x, j, pieces[j / size].v, v_ahead[j / size], j % size, t->g->dv);
+        sum_whole_tile(t->x, n_rows, t->g->dv, t->o, t->o_stride);
+        return;
+    }
+#endif
     for (uint32_t i = 0; i < n_pieces; i++) {
         size_t v_stride = t->g->dv * dtype_bytes(dtype);
         uint32_t begin = i * size, end = begin + size;
         for (uint32_t row = 0, next; row < n_rows; row = next) {
             next = is_same ? n_rows : row + group - (t->r->row0 + row) % group;
             next = next < n_rows ? next : n_rows;
-            c = columns_of(t, token, t->r->row0 + row);
+            c = columns_of(t, &steps[0], t->r->row0 + row);
             for (int j = 0; j < 2; j++) {
                 uint32_t a = c.from[j] > begin ? c.from[j] : begin;
                 uint32_t b = c.to[j] < end ? c.to[j] : end;
@@ -429,19 +474,28 @@ INLINE void attend_tiles(struct tile_state *heads, attn_dtype dtype, uint32_t ti
                          uint32_t n_tiles)
 {
     const struct attend_rows *r = heads->r;
-    struct visible seen = rows_visible(r);
-    struct visible_tiles tiles = visible_tiles_of(seen, TILE_TOKENS);
-    uint32_t n_steps = n_tiles * r->n_heads;
-    struct step steps[STEPS_TO_PAGE + 1] = {{0}}, *last = &steps[STEPS_TO_PAGE];
+    uint32_t n_steps = n_tiles * r->n_heads, next_branch = 0, past = 0; /* tiles of those behind */
+    struct branch branch = {0};
+    struct visible seen = {0};
+    struct visible_tiles tiles = {0};
+    struct step steps[STEPS_TO_PAGE + 1] = {{{0}, 0, 0, 0}}, *last = &steps[STEPS_TO_PAGE];
     for (uint32_t i = 0; i < n_steps + STEPS_TO_PAGE; i++) {
         memmove(steps, steps + 1, STEPS_TO_PAGE * sizeof *steps);
-        *last = (struct step){0};
+        *last = (struct step){.n_keys = 0};
         if (i < n_steps) {
-            uint32_t tile = visible_tile_at(tile0 + i / r->n_heads, tiles.sinks, tiles.skip);
+            uint32_t at = tile0 + i / r->n_heads;
+            while (at - past >= tiles.n) {
+                past += tiles.n;
+                branch = layer_branch(r->spec, next_branch++, r->kv_head);
+                seen = rows_visible(r, branch);
+                tiles = visible_tiles_of(seen, TILE_TOKENS);
+            }
+            uint32_t tile = visible_tile_at(at - past, tiles.sinks, tiles.skip);
             uint32_t left = seen.end - tile * TILE_TOKENS;
+            last->branch = branch;
             last->kv_head = r->kv_head + i % r->n_heads;
-            last->token = tile * TILE_TOKENS;
-            last->n_tokens = left < TILE_TOKENS ? left : TILE_TOKENS;
+            last->key = tile * TILE_TOKENS;
+            last->n_keys = left < TILE_TOKENS ? left : TILE_TOKENS;
         }
         if (i >= STEPS_TO_PAGE)
             attend_tile(&heads[steps[0].kv_head - r->kv_head], dtype, steps);
@@ -528,27 +582,9 @@ static void finish(const struct attend_rows *r, const struct attend_partial *p)
     }
 }
 
-static uint64_t read_all(const void *p, size_t bytes)
-{
-    const uint8_t *from = p;
-    vi sum[4] = {0};
-    for (size_t i = 0; i + 4 * sizeof(vi) <= bytes; i += 4 * sizeof(vi)) {
-        vi v[4];
-        memcpy(v, from + i, sizeof v);
-        __builtin_prefetch(from + i + 1024, 0, 2);
-        for (int j = 0; j < 4; j++)
-            sum[j] ^= v[j];
-    }
-    vi all = sum[0] ^ sum[1] ^ sum[2] ^ sum[3];
-    uint64_t x = 0;
-    for (int i = 0; i < VEC; i++)
-        x += (uint32_t)all[i];
-    return x;
-}
-
 const struct cpu_isa ISA_SYMBOL = {
     .name = ISA_NAME,
     .attend = attend,
     .finish = finish,
-    .read = read_all,
+    .read = vec_read,
 };

@@ -242,4 +242,23 @@ INLINE void vf_store_as(attn_dtype dtype, void *p, vf v, int n)
     memcpy(p, &h, (size_t)n * 2);
 }
 
+/* Reads bytes and returns something made of all of them. */
+__attribute__((unused)) static uint64_t vec_read(const void *p, size_t bytes)
+{
+    const uint8_t *from = p;
+    vi sum[4] = {0};
+    for (size_t i = 0; i + 4 * sizeof(vi) <= bytes; i += 4 * sizeof(vi)) {
+        vi v[4];
+        memcpy(v, from + i, sizeof v);
+        __builtin_prefetch(from + i + 1024, 0, 2);
+        for (int j = 0; j < 4; j++)
+            sum[j] ^= v[j];
+    }
+    vi all = sum[0] ^ sum[1] ^ sum[2] ^ sum[3];
+    uint64_t x = 0;
+    for (int i = 0; i < VEC; i++)
+        x += (uint32_t)all[i];
+    return x;
+}
+
 #endif

@@ -83,7 +83,6 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
     for (int h = 0; h < 2; ++h) {
         uint32_t r = g + h * 8, at = r < n ? r : n - 1, q_head = head * kv.group + at % kv.group;
         row[h].position = it.pos + at / kv.group;
-        row[h].see = visible_to(layer, row[h].position, kv_len);
         row[h].slope = layer.alibi_slopes ? layer.alibi_slopes[q_head] : 0.0f;
         const char *src =
             (const char *)it.q + ((uint64_t)(at / kv.group) * kv.num_q_heads + q_head) * dim * 2;
@@ -96,144 +95,160 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
                 q[i][k][2 + h] = r < n ? x.y : 0;
             }
     }
-    const visible lowest = visible_to(layer, it.pos, kv_len);
-    const visible highest = visible_to(layer, it.pos + (n - 1) / kv.group, kv_len);
-    const uint32_t begin = split * it.split_tokens + warp_id() * tile;
-    const uint32_t end = min(split * it.split_tokens + it.split_tokens, highest.end);
+    const gpu_layer &stored = kv.layers[it.layer];
+    const token_order order = {1, it.n_tokens}; /* too few for another */
+    const query_range queries = queries_of(order, it, 0, (n - 1) / kv.group);
+    branch from;
+    branch_part keys;
     const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
     const float scale_log2 = layer.scale * log2e;
     const part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
     const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
     char *stages = shared + warp_id() * n_stages * L::stage_bytes;
 
-    auto seen_from = [&](uint32_t base) { /* jumps over tiles that no row sees */
-                                          while (base < end && base >= highest.sinks &&
-                                                 base + tile <= lowest.first)
-                                              base += max((lowest.first - base) / step * step,
-                                                          (uint32_t)step);
-                                          return base;
+    /* jumps over tiles that no row sees */
+    auto seen_from = [&](uint32_t base) {
+        while (base < keys.end && base >= keys.highest.sinks && base + tile <= keys.lowest.first)
+            base += max((keys.lowest.first - base) / step * step, (uint32_t)step);
+        return base;
     };
-    auto start_tile =
-        [&](uint32_t base,
-            int stage) { /* rows past the end become zero */
-                         if (base < end) {
-                             shared_at to = shared_address(stages + stage * L::stage_bytes);
-                             uint32_t block = table[base >> kv.block_shift],
-                                      slot = base & (kv.block_tokens - 1);
-                             const char *k = row_address(kv, pk, block, head, slot);
-                             const char *v = row_address(kv, pv, block, head, slot);
+    /* Rows past the end become zero. The tokens of a tile lie behind one another in one block
+     * unless the layer is dilated. */
+    auto start_tile = [&](uint32_t base, int stage) {
+        if (base < keys.end) {
+            shared_at to = shared_address(stages + stage * L::stage_bytes);
+            const uint32_t first = branch_token(from, base);
+            uint32_t block = table[first >> kv.block_shift];
+            auto slot_of = [&](uint32_t r) {
+                if (!stored.n_branches)
+                    return (first & (kv.block_tokens - 1)) + r;
+                const uint32_t token = branch_token(from, base + r);
+                block = base + r < keys.end ? table[token >> kv.block_shift] : 0;
+                return token & (kv.block_tokens - 1);
+            };
 #pragma unroll
-                             for (int i = lane; i < tile * L::pieces; i += warp_width) {
-                                 uint32_t r = i / L::pieces, c = i % L::pieces;
-                                 copy16_async(to + L::k_at(r, c), k + i * 16, base + r < end);
-                                 copy16_async(to + L::part_bytes + L::v_at(r, c), v + i * 16,
-                                              base + r < end);
-                             }
-                             const part &p = lane < tile ? pk : pv;
-                             copy_async<4>(to + 2 * L::part_bytes + lane * 4,
-                                           scale_address(kv, p, block, head, slot) + lane % tile,
-                                           base + lane % tile < end);
-                         }
-                         copy_commit();
-        };
+            for (int i = lane; i < tile * L::pieces; i += warp_width) {
+                uint32_t r = i / L::pieces, c = i % L::pieces, slot = slot_of(r);
+                const char *k = row_address(kv, pk, block, head, slot);
+                const char *v = row_address(kv, pv, block, head, slot);
+                copy16_async(to + L::k_at(r, c), k + c * 16, base + r < keys.end);
+                copy16_async(to + L::part_bytes + L::v_at(r, c), v + c * 16, base + r < keys.end);
+            }
+            const part &p = lane < tile ? pk : pv;
+            uint32_t slot = slot_of(lane % tile);
+            copy_async<4>(to + 2 * L::part_bytes + lane * 4,
+                          scale_address(kv, p, block, head, slot), base + lane % tile < keys.end);
+        }
+        copy_commit();
+    };
 
     float o[n_o][4];
 #pragma unroll
     for (int j = 0; j < n_o; ++j)
         o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
 
-    uint32_t base = seen_from(begin), ahead = base;
+    for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
+        from = branch_at(stored, nth, head);
+        keys = part_of_branch(layer, from, it, queries, split);
 #pragma unroll
-    for (int i = 0; i < n_stages - 1; ++i) {
-        start_tile(ahead, i);
-        ahead = seen_from(ahead + step);
-    }
-    int stage = 0;
+        for (int h = 0; h < 2; ++h)
+            row[h].see = visible_to(layer, from, row[h].position, kv_len);
+        uint32_t base = seen_from(keys.begin + warp_id() * tile), ahead = base;
+#pragma unroll
+        for (int i = 0; i < n_stages - 1; ++i) {
+            start_tile(ahead, i);
+            ahead = seen_from(ahead + step);
+        }
+        int stage = 0;
 #pragma unroll 1
-    for (; base < end; base = seen_from(base + step)) {
-        start_tile(ahead, stage ? stage - 1 : n_stages - 1);
-        ahead = seen_from(ahead + step);
-        copy_wait<n_stages - 1>();
-        sync_warp();
-        const char *s_k = stages + stage * L::stage_bytes, *s_v = s_k + L::part_bytes;
-        const float *k_scales = (const float *)(s_v + L::part_bytes), *v_scales = k_scales + tile;
+        for (; base < keys.end; base = seen_from(base + step)) {
+            start_tile(ahead, stage ? stage - 1 : n_stages - 1);
+            ahead = seen_from(ahead + step);
+            copy_wait<n_stages - 1>();
+            sync_warp();
+            const char *s_k = stages + stage * L::stage_bytes, *s_v = s_k + L::part_bytes;
+            const float *k_scales = (const float *)(s_v + L::part_bytes),
+                        *v_scales = k_scales + tile;
 
-        float s[2][4] = {};
+            float s[2][4] = {};
 #pragma unroll
-        for (int i = 0; i < n_q; ++i)
+            for (int i = 0; i < n_q; ++i)
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                uint4 c = *(const uint4 *)(s_k + L::k_at(j * 8 + g, t + 4 * i));
+                for (int j = 0; j < 2; ++j) {
+                    uint4 c = *(const uint4 *)(s_k + L::k_at(j * 8 + g, t + 4 * i));
 #pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    mma_16816<true>(s[j], q[i][k], decode_pair<is_fp8, 0>(word_of(c, k)),
-                                    decode_pair<is_fp8, 1>(word_of(c, k)));
-            }
-
-        const bool is_open = base >= highest.first && base + tile <= min(lowest.end, end);
-        float top[2] = {row[0].m, row[1].m};
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const matrix_row &w = row[c / 2];
-                uint32_t slot = j * 8 + 2 * t + c % 2, key = base + slot;
-                float dot = s[j][c] * k_scales[slot];
-                float x =
-                    is_plain ? dot * scale_log2 : score_of(layer, dot, w.slope, w.position, key);
-                s[j][c] = is_open || (key < end && is_visible(w.see, key)) ? x : -INFINITY;
-                top[c / 2] = fmaxf(top[c / 2], s[j][c]);
-            }
-        uint32_t p[4];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            top[h] = warp_max<4>(top[h]);
-            float f = row[h].raise(top[h]);
-#pragma unroll
-            for (int j = 0; j < n_o; ++j) {
-                o[j][h * 2] *= f;
-                o[j][h * 2 + 1] *= f;
-            }
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                float x[2];
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    x[c] = row[h].add(s[j][h * 2 + c]);
-                    /* a hidden key's scale may be NaN */
-                    x[c] = x[c] == 0.0f ? 0.0f : x[c] * v_scales[j * 8 + 2 * t + c];
+                    for (int k = 0; k < 4; ++k)
+                        mma_16816<true>(s[j], q[i][k], decode_pair<is_fp8, 0>(word_of(c, k)),
+                                        decode_pair<is_fp8, 1>(word_of(c, k)));
                 }
-                p[j * 2 + h] = bf16_encode2(x[0], x[1]);
-            }
-        }
 
-        /* a lane's columns: dim / 8 codes of the tokens 2t, 2t + 1, 2t + 8, 2t + 9 */
-        constexpr int n_words = dim == 64 ? 2 : 4;
+            const bool is_open = keys.all_take_part && base >= keys.highest.first &&
+                                 base + tile <= min(keys.lowest.end, keys.end);
+            float top[2] = {row[0].m, row[1].m};
 #pragma unroll
-        for (int e = 0; e < n_o; e += n_words * 4) {
-            uint4 from[4];
+            for (int j = 0; j < 2; ++j)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                uint32_t r = 2 * t + i % 2 + i / 2 * 8, at = g * (dim / 8) + e;
-                const char *src = s_v + L::v_at(r, at / 16) + at % 16;
-                if (n_words == 4) {
-                    from[i] = *(const uint4 *)src;
-                } else {
-                    uint2 x = *(const uint2 *)src;
-                    from[i] = make_uint4(x.x, x.y, 0, 0);
+                for (int c = 0; c < 4; ++c) {
+                    const matrix_row &w = row[c / 2];
+                    uint32_t slot = j * 8 + 2 * t + c % 2, key = base + slot;
+                    float dot = s[j][c] * k_scales[slot];
+                    float x = is_plain ? dot * scale_log2
+                                       : score_of(layer, dot, w.slope, w.position,
+                                                  branch_token(from, key));
+                    s[j][c] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
+                    top[c / 2] = fmaxf(top[c / 2], s[j][c]);
+                }
+            uint32_t p[4];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                top[h] = warp_max<4>(top[h]);
+                float f = row[h].raise(top[h]);
+#pragma unroll
+                for (int j = 0; j < n_o; ++j) {
+                    o[j][h * 2] *= f;
+                    o[j][h * 2 + 1] *= f;
+                }
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    float x[2];
+#pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        x[c] = row[h].add(s[j][h * 2 + c]);
+                        /* a hidden key's scale may be NaN */
+                        x[c] = x[c] == 0.0f ? 0.0f : x[c] * v_scales[j * 8 + 2 * t + c];
+                    }
+                    p[j * 2 + h] = bf16_encode2(x[0], x[1]);
                 }
             }
+
+            /* a lane's columns: dim / 8 codes of the tokens 2t, 2t + 1, 2t + 8, 2t + 9 */
+            constexpr int n_words = dim == 64 ? 2 : 4;
 #pragma unroll
-            for (int w = 0; w < n_words; ++w)
+            for (int e = 0; e < n_o; e += n_words * 4) {
+                uint4 from[4];
 #pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    mma_16816<true>(
-                        o[e + w * 4 + k], p,
-                        decode_across<is_fp8>(word_of(from[0], w), word_of(from[1], w), k),
-                        decode_across<is_fp8>(word_of(from[2], w), word_of(from[3], w), k));
+                for (int i = 0; i < 4; ++i) {
+                    uint32_t r = 2 * t + i % 2 + i / 2 * 8, at = g * (dim / 8) + e;
+                    const char *src = s_v + L::v_at(r, at / 16) + at % 16;
+                    if (n_words == 4) {
+                        from[i] = *(const uint4 *)src;
+                    } else {
+                        uint2 x = *(const uint2 *)src;
+                        from[i] = make_uint4(x.x, x.y, 0, 0);
+                    }
+                }
+#pragma unroll
+                for (int w = 0; w < n_words; ++w)
+#pragma unroll
+                    for (int k = 0; k < 4; ++k)
+                        mma_16816<true>(
+                            o[e + w * 4 + k], p,
+                            decode_across<is_fp8>(word_of(from[0], w), word_of(from[1], w), k),
+                            decode_across<is_fp8>(word_of(from[2], w), word_of(from[3], w), k));
+            }
+            sync_warp(); /* the stage may be filled again */
+            stage = stage == n_stages - 1 ? 0 : stage + 1;
         }
-        sync_warp(); /* the stage may be filled again */
-        stage = stage == n_stages - 1 ? 0 : stage + 1;
     }
     copy_wait<0>();
     row[0].sum = warp_sum<4>(row[0].sum);
@@ -257,7 +272,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
                     o[j][h * 2 + c], o[j + 1][h * 2 + c], o[j + 2][h * 2 + c], o[j + 3][h * 2 + c]);
     }
     __syncthreads();
-    const row_sink sink = {a, it, layer, head, 0, split};
+    const row_sink sink = {a, it, layer, order, head, 0, split};
     merge_warps<dim, n_warps, true>(all_o, sink, n);
 }
 

@@ -57,22 +57,24 @@ template <class C> GPU_DEVICE shared_at piece_at(shared_at base, uint32_t row, u
 struct matrix_source {
     const uint32_t *table;
     part k, v;
-    uint32_t head, end; /* keys from end on become zero */
+    uint32_t head;
 };
 
-/* Starts bringing one tile of K and V to a stage; rows past the end and pieces past the head dim
- * become zero. Quantised: codes as they are, and their scales. */
+/* Starts bringing one tile of a branch's K and V to a stage; keys from end on and pieces past the
+ * head dim become zero. Quantised: codes as they are, and their scales. */
 template <class C>
-GPU_DEVICE void load_tile(const gpu_kv &kv, const matrix_source &src, uint32_t base, shared_at dst)
+GPU_DEVICE void load_tile(const gpu_kv &kv, const matrix_source &src, const branch &from,
+                          uint32_t end, uint32_t base, shared_at dst)
 {
     const char *k0 = kv.base + src.k.codes + src.head * src.k.head_bytes;
     const char *v0 = kv.base + src.v.codes + src.head * src.v.head_bytes;
 #pragma unroll 4
     for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
         uint32_t row = i / C::pieces, piece = i % C::pieces, key = base + row;
-        bool is_live = key < src.end;
-        uint32_t block = is_live ? src.table[key >> kv.block_shift] : 0;
-        uint32_t slot = is_live ? key & (kv.block_tokens - 1) : 0;
+        uint32_t token = branch_token(from, key);
+        bool is_live = key < end;
+        uint32_t block = is_live ? src.table[token >> kv.block_shift] : 0;
+        uint32_t slot = is_live ? token & (kv.block_tokens - 1) : 0;
         uint64_t at = block * kv.block_bytes;
         bool has_k = is_live && piece * 8 < kv.dk, has_v = is_live && piece * 8 < kv.dv;
         uint32_t bytes = C::is_quantised ? piece * 8 : piece * 16;
@@ -134,6 +136,7 @@ struct row_sink {
     const gpu_attend &a;
     const gpu_item &it;
     const gpu_layer &layer;
+    token_order order;
     uint32_t head, row0, split;
 
     /* Elements e .. e + 7 of row r, not yet divided by the sum. */
@@ -142,7 +145,7 @@ struct row_sink {
     {
         const gpu_kv &kv = a.kv;
         uint32_t row = row0 + r, q_head = head * kv.group + row % kv.group;
-        uint64_t out_row = (uint64_t)(row / kv.group) * kv.num_q_heads + q_head;
+        uint64_t out_row = (uint64_t)token_at(order, row / kv.group) * kv.num_q_heads + q_head;
         if (it.n_splits > 1) {
             uint64_t at = it.slot0 + (uint64_t)split * it.n_tokens * kv.num_q_heads + out_row;
             store8((char *)(a.part_o + at * kv.dv + e), x, ATTN_F32);
@@ -271,12 +274,14 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
     const uint32_t n = n_rows - row0 < C::rows ? n_rows - row0 : C::rows;
     const gpu_layer layer = kv.layers[it.layer];
     const uint32_t kv_len = it.pos + it.n_tokens;
+    const gpu_layer &stored = kv.layers[it.layer];
+    const token_order order = order_of(stored, it);
 
     for (int i = threadIdx.x; i < C::rows * C::pieces; i += C::threads) {
         uint32_t r = i / C::pieces, piece = i % C::pieces, row = row0 + r;
         bool is_live = r < n && piece * 8 < kv.dk;
-        uint64_t at =
-            (uint64_t)(row / kv.group) * kv.num_q_heads + head * kv.group + row % kv.group;
+        uint64_t at = (uint64_t)token_at(order, is_live ? row / kv.group : 0) * kv.num_q_heads +
+                      head * kv.group + row % kv.group;
         const char *from = (const char *)it.q + (at * kv.dk + piece * 8) * 2;
         copy16_async(piece_at<C>(s_q, r, piece), is_live ? from : (const char *)it.q, is_live);
     }
@@ -286,29 +291,26 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
     for (int h = 0; h < tile_rows; ++h) {
         uint32_t r = warp_row + tile_row(lane, h);
         uint32_t at = row0 + (r < n ? r : n - 1);
-        row[h].position = it.pos + at / kv.group;
-        row[h].see = visible_to(layer, row[h].position, kv_len);
+        row[h].position = it.pos + token_at(order, at / kv.group);
         row[h].slope =
             layer.alibi_slopes ? layer.alibi_slopes[head * kv.group + at % kv.group] : 0.0f;
     }
-    const visible lowest = visible_to(layer, it.pos + row0 / kv.group, kv_len);
-    const visible highest = visible_to(layer, it.pos + (row0 + n - 1) / kv.group, kv_len);
-    const uint32_t begin = split * it.split_tokens;
-    const uint32_t end = min(begin + it.split_tokens, highest.end);
+    const query_range queries = queries_of(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
     const bool is_plain = layer.soft_cap == 0.0f && !layer.alibi_slopes;
     const float scale_log2 = layer.scale * log2e;
     const matrix_source src = {kv.table + (uint64_t)it.row * kv.row_blocks,
-                               part_of(kv, it.layer, false), part_of(kv, it.layer, true), head,
-                               end};
+                               part_of(kv, it.layer, false), part_of(kv, it.layer, true), head};
+    branch from;
+    branch_part keys;
 
-    auto next_tile = [&](uint32_t base) { /* jumps over tiles that no row sees */
-                                          if (base >= highest.sinks &&
-                                              base + C::tile <= lowest.first)
-                                              base += (lowest.first - base) / C::tile * C::tile;
-                                          return base;
+    /* jumps over tiles that no row sees */
+    auto next_tile = [&](uint32_t base) {
+        if (base >= keys.highest.sinks && base + C::tile <= keys.lowest.first)
+            base += (keys.lowest.first - base) / C::tile * C::tile;
+        return base;
     };
     auto start_tile = [&](uint32_t base, int stage) {
-        load_tile<C>(kv, src, base, s_q + C::stages_at + stage * C::stage_bytes);
+        load_tile<C>(kv, src, from, keys.end, base, s_q + C::stages_at + stage * C::stage_bytes);
         copy_commit();
     };
 
@@ -319,125 +321,134 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
         for (int i = 0; i < tile_values; ++i)
             o[j][i] = 0.0f;
 
-    uint32_t base = next_tile(begin);
-    int stage = 0;
-    if (copy_stages == 2 && base < end)
-        start_tile(base, 0);
-    while (base < end) {
-        uint32_t next = next_tile(base + C::tile);
-        if (copy_stages == 1)
+    for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
+        from = branch_at(stored, nth, head);
+        keys = part_of_branch(layer, from, it, queries, split);
+#pragma unroll
+        for (int r = 0; r < tile_rows; ++r)
+            row[r].see = visible_to(layer, from, row[r].position, kv_len);
+        uint32_t base = next_tile(keys.begin);
+        int stage = 0;
+        if (copy_stages == 2 && base < keys.end)
             start_tile(base, 0);
-        else if (next < end)
-            start_tile(next, stage ^ 1);
-        if (copy_stages == 2 && next < end)
-            copy_wait<1>();
-        else
-            copy_wait<0>();
-        __syncthreads();
-
-        char *staged = shared + C::stages_at + stage * C::stage_bytes, *parts = staged;
-        const float *k_scales = (const float *)(staged + 2 * C::code_bytes);
-        const float *v_scales = k_scales + C::tile;
-        if (C::is_quantised) {
-            parts = shared + C::q_bytes;
-            decode_part<C, false>(staged, k_scales, kv.kv_dtype, parts);
-            decode_part<C, true>(staged + C::code_bytes, v_scales, kv.kv_dtype,
-                                 parts + C::tile_bytes);
+        while (base < keys.end) {
+            uint32_t next = next_tile(base + C::tile);
+            if (copy_stages == 1)
+                start_tile(base, 0);
+            else if (next < keys.end)
+                start_tile(next, stage ^ 1);
+            if (copy_stages == 2 && next < keys.end)
+                copy_wait<1>();
+            else
+                copy_wait<0>();
             __syncthreads();
-        }
-        const shared_at s_k = shared_address(parts), s_v = s_k + C::tile_bytes;
-        float s[n_s][tile_values];
-#pragma unroll
-        for (int j = 0; j < n_s; ++j)
-#pragma unroll
-            for (int i = 0; i < tile_values; ++i)
-                s[j][i] = 0.0f;
-#pragma unroll
-        for (int kk = 0; kk < C::dim / 16; ++kk) {
-            if (has_early_exits && kk * 16 >= kv.dk)
-                break;
-            tile_operand q;
-            tile_load_rows(q, lane, [&](uint32_t r, uint32_t piece) {
-                return piece_at<C>(s_q, warp_row + r, kk * 2 + piece);
-            });
-#pragma unroll
-            for (int j = 0; j < n_s; ++j) {
-                tile_operand k;
-                tile_load_columns(k, lane, [&](uint32_t r, uint32_t piece) {
-                    return piece_at<C>(s_k, warp_token + j * 16 + r, kk * 2 + piece);
-                });
-                tile_multiply<C::is_bf16>(s[j], q, k);
-            }
-        }
 
-        if (C::is_quantised) {
-            k_scales += warp_token;
+            char *staged = shared + C::stages_at + stage * C::stage_bytes, *parts = staged;
+            const float *k_scales = (const float *)(staged + 2 * C::code_bytes);
+            const float *v_scales = k_scales + C::tile;
+            if (C::is_quantised) {
+                parts = shared + C::q_bytes;
+                decode_part<C, false>(staged, k_scales, kv.kv_dtype, parts);
+                decode_part<C, true>(staged + C::code_bytes, v_scales, kv.kv_dtype,
+                                     parts + C::tile_bytes);
+                __syncthreads();
+            }
+            const shared_at s_k = shared_address(parts), s_v = s_k + C::tile_bytes;
+            float s[n_s][tile_values];
 #pragma unroll
             for (int j = 0; j < n_s; ++j)
 #pragma unroll
                 for (int i = 0; i < tile_values; ++i)
-                    s[j][i] *= k_scales[j * 16 + tile_column(lane, i)];
-        }
-
-        const bool is_open = base >= highest.first && base + C::tile <= min(lowest.end, end);
-        float top[tile_rows], factor[tile_rows];
+                    s[j][i] = 0.0f;
 #pragma unroll
-        for (int r = 0; r < tile_rows; ++r)
-            top[r] = row[r].m;
-#pragma unroll
-        for (int j = 0; j < n_s; ++j)
-#pragma unroll
-            for (int i = 0; i < tile_values; ++i) {
-                matrix_row &w = row[tile_row_of(i)];
-                uint32_t key = base + warp_token + j * 16 + tile_column(lane, i);
-                float x = is_plain ? s[j][i] * scale_log2
-                                   : score_of(layer, s[j][i], w.slope, w.position, key);
-                s[j][i] = is_open || (key < end && is_visible(w.see, key)) ? x : -INFINITY;
-                top[tile_row_of(i)] = fmaxf(top[tile_row_of(i)], s[j][i]);
-            }
-#pragma unroll
-        for (int r = 0; r < tile_rows; ++r) {
-            top[r] = warp_max<tile_lanes, tile_step>(top[r]);
-            factor[r] = row[r].raise(top[r]);
-        }
-#pragma unroll
-        for (int j = 0; j < n_o; ++j)
-#pragma unroll
-            for (int i = 0; i < tile_values; ++i)
-                o[j][i] *= factor[tile_row_of(i)];
-#pragma unroll
-        for (int j = 0; j < n_s; ++j)
-#pragma unroll
-            for (int i = 0; i < tile_values; ++i)
-                s[j][i] = row[tile_row_of(i)].add(s[j][i]);
-        if (!is_open && !C::scales_p &&
-            hide_bad<C>(parts + C::tile_bytes, o, row, base, warp_token, end))
-            __syncthreads();
-
-#pragma unroll
-        for (int j = 0; j < n_s; ++j) {
-#pragma unroll
-            for (int i = 0; i < tile_values && C::scales_p;
-                 ++i) /* a hidden key's scale may be NaN */
-                s[j][i] = s[j][i] == 0.0f
-                              ? 0.0f
-                              : s[j][i] * v_scales[warp_token + j * 16 + tile_column(lane, i)];
-            tile_operand p;
-            tile_pack<C::is_bf16>(p, s[j]);
-#pragma unroll
-            for (int d = 0; d < n_o; ++d) {
-                if (has_early_exits && d * 16 >= kv.dv)
+            for (int kk = 0; kk < C::dim / 16; ++kk) {
+                if (has_early_exits && kk * 16 >= kv.dk)
                     break;
-                tile_operand v;
-                tile_load_transposed(v, lane, [&](uint32_t r, uint32_t piece) {
-                    return piece_at<C>(s_v, warp_token + j * 16 + r, d * 2 + piece);
+                tile_operand q;
+                tile_load_rows(q, lane, [&](uint32_t r, uint32_t piece) {
+                    return piece_at<C>(s_q, warp_row + r, kk * 2 + piece);
                 });
-                tile_multiply<C::is_bf16>(o[d], p, v);
+#pragma unroll
+                for (int j = 0; j < n_s; ++j) {
+                    tile_operand k;
+                    tile_load_columns(k, lane, [&](uint32_t r, uint32_t piece) {
+                        return piece_at<C>(s_k, warp_token + j * 16 + r, kk * 2 + piece);
+                    });
+                    tile_multiply<C::is_bf16>(s[j], q, k);
+                }
             }
+
+            if (C::is_quantised) {
+                k_scales += warp_token;
+#pragma unroll
+                for (int j = 0; j < n_s; ++j)
+#pragma unroll
+                    for (int i = 0; i < tile_values; ++i)
+                        s[j][i] *= k_scales[j * 16 + tile_column(lane, i)];
+            }
+
+            const bool is_open = keys.all_take_part && base >= keys.highest.first &&
+                                 base + C::tile <= min(keys.lowest.end, keys.end);
+            float top[tile_rows], factor[tile_rows];
+#pragma unroll
+            for (int r = 0; r < tile_rows; ++r)
+                top[r] = row[r].m;
+#pragma unroll
+            for (int j = 0; j < n_s; ++j)
+#pragma unroll
+                for (int i = 0; i < tile_values; ++i) {
+                    matrix_row &w = row[tile_row_of(i)];
+                    uint32_t key = base + warp_token + j * 16 + tile_column(lane, i);
+                    float x = is_plain ? s[j][i] * scale_log2
+                                       : score_of(layer, s[j][i], w.slope, w.position,
+                                                  branch_token(from, key));
+                    s[j][i] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
+                    top[tile_row_of(i)] = fmaxf(top[tile_row_of(i)], s[j][i]);
+                }
+#pragma unroll
+            for (int r = 0; r < tile_rows; ++r) {
+                top[r] = warp_max<tile_lanes, tile_step>(top[r]);
+                factor[r] = row[r].raise(top[r]);
+            }
+#pragma unroll
+            for (int j = 0; j < n_o; ++j)
+#pragma unroll
+                for (int i = 0; i < tile_values; ++i)
+                    o[j][i] *= factor[tile_row_of(i)];
+#pragma unroll
+            for (int j = 0; j < n_s; ++j)
+#pragma unroll
+                for (int i = 0; i < tile_values; ++i)
+                    s[j][i] = row[tile_row_of(i)].add(s[j][i]);
+            if (!is_open && !C::scales_p &&
+                hide_bad<C>(parts + C::tile_bytes, o, row, base, warp_token, keys.end))
+                __syncthreads();
+
+#pragma unroll
+            for (int j = 0; j < n_s; ++j) {
+#pragma unroll
+                for (int i = 0; i < tile_values && C::scales_p;
+                     ++i) /* a hidden key's scale may be NaN */
+                    s[j][i] = s[j][i] == 0.0f
+                                  ? 0.0f
+                                  : s[j][i] * v_scales[warp_token + j * 16 + tile_column(lane, i)];
+                tile_operand p;
+                tile_pack<C::is_bf16>(p, s[j]);
+#pragma unroll
+                for (int d = 0; d < n_o; ++d) {
+                    if (has_early_exits && d * 16 >= kv.dv)
+                        break;
+                    tile_operand v;
+                    tile_load_transposed(v, lane, [&](uint32_t r, uint32_t piece) {
+                        return piece_at<C>(s_v, warp_token + j * 16 + r, d * 2 + piece);
+                    });
+                    tile_multiply<C::is_bf16>(o[d], p, v);
+                }
+            }
+            __syncthreads(); /* the stage may be filled again */
+            base = next;
+            stage ^= copy_stages - 1;
         }
-        __syncthreads(); /* the stage may be filled again */
-        base = next;
-        stage ^= copy_stages - 1;
     }
     copy_wait<0>();
 #pragma unroll
@@ -446,7 +457,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
     __syncthreads();
 
     /* results: [warp][16 rows][dim + 4] floats, then (m, sum), over K and V where they fit */
-    const row_sink sink = {a, it, layer, head, row0, split};
+    const row_sink sink = {a, it, layer, order, head, row0, split};
     constexpr int slice = C::slice, stride = C::slice_stride;
     float *s_o = (float *)(shared + C::q_bytes) + warp_id() * 16 * stride;
     float *s_ml = (float *)(shared + C::q_bytes) + C::warps * 16 * stride + warp_id() * 32;

@@ -38,12 +38,14 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
     int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     uint32_t e = lane * 8; /* first element of this lane */
 
+    const gpu_layer &stored = kv.layers[it.layer];
+    const token_order order = order_of(stored, it);
     float q[rows][8], o[rows][8], slope[rows];
     softmax_row sums[rows];
     uint32_t position[rows];
 #pragma unroll
     for (int r = 0; r < rows; ++r) {
-        uint32_t row = row0 + (r < n ? r : 0), token = row / kv.group;
+        uint32_t row = row0 + (r < n ? r : 0), token = token_at(order, row / kv.group);
         uint32_t q_head = head * kv.group + row % kv.group;
         position[r] = it.pos + token;
         slope[r] = layer.alibi_slopes ? layer.alibi_slopes[q_head] : 0.0f;
@@ -56,57 +58,61 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
             load8(q[r], src + e * q_bytes, kv.q_dtype);
     }
 
-    /* keys that some row of this block sees: [begin, sinks) and [first, end) of this split */
-    visible lowest = visible_to(layer, position[0], kv_len);
-    visible highest = visible_to(layer, it.pos + (row0 + n - 1) / kv.group, kv_len);
-    uint32_t begin = split * it.split_tokens, end = begin + it.split_tokens;
-    end = end < highest.end ? end : highest.end;
+    const query_range queries = queries_of(order, it, row0 / kv.group, (row0 + n - 1) / kv.group);
     part pk = part_of(kv, it.layer, false), pv = part_of(kv, it.layer, true);
     const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
     uint32_t kv_bytes = element_bytes(kv.kv_dtype);
-    for (uint32_t base = begin; base < end; base += n_groups) {
-        if (base >= highest.sinks && base + n_groups <= lowest.first) {
-            base = lowest.first - n_groups; /* the loop adds n_groups */
-            continue;
-        }
-        uint32_t key = base + group;
-        bool is_live = key < end;
-        uint32_t block = is_live ? table[key >> kv.block_shift] : 0;
-        uint32_t slot = key & (kv.block_tokens - 1);
-        const char *k = row_address(kv, pk, block, head, slot);
-        const char *v = row_address(kv, pv, block, head, slot);
-        float kx[8] = {}, vx[8] = {}, k_scale = 1.0f;
-        if (is_live && e < kv.dk)
-            load8(kx, k + e * kv_bytes, kv.kv_dtype);
-        if (is_live && e < kv.dv)
-            load8(vx, v + e * kv_bytes, kv.kv_dtype);
-        if (kv.is_quantised && is_live) {
-            k_scale = *scale_address(kv, pk, block, head, slot);
-            float v_scale = *scale_address(kv, pv, block, head, slot);
+    for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
+        const branch b = branch_at(stored, nth, head);
+        const branch_part keys = part_of_branch(layer, b, it, queries, split);
+        visible see[rows];
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                vx[i] *= v_scale;
-        }
-#pragma unroll
-        for (int r = 0; r < rows; ++r) {
-            float dot = 0.0f;
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                dot = fmaf(q[r][i], kx[i], dot);
-            dot = warp_sum<lanes>(dot);
-            if (!is_live || !is_visible(visible_to(layer, position[r], kv_len), key))
+        for (int r = 0; r < rows; ++r)
+            see[r] = visible_to(layer, b, position[r], kv_len);
+        for (uint32_t base = keys.begin; base < keys.end; base += n_groups) {
+            if (base >= keys.highest.sinks && base + n_groups <= keys.lowest.first) {
+                base = keys.lowest.first - n_groups; /* the loop adds n_groups */
                 continue;
-            float s = score_of(layer, dot * k_scale, slope[r], position[r], key);
-            if (s > sums[r].m) {
-                float f = sums[r].raise(s);
+            }
+            uint32_t key = base + group, token = branch_token(b, key);
+            bool is_live = key < keys.end;
+            uint32_t block = is_live ? table[token >> kv.block_shift] : 0;
+            uint32_t slot = token & (kv.block_tokens - 1);
+            const char *k = row_address(kv, pk, block, head, slot);
+            const char *v = row_address(kv, pv, block, head, slot);
+            float kx[8] = {}, vx[8] = {}, k_scale = 1.0f;
+            if (is_live && e < kv.dk)
+                load8(kx, k + e * kv_bytes, kv.kv_dtype);
+            if (is_live && e < kv.dv)
+                load8(vx, v + e * kv_bytes, kv.kv_dtype);
+            if (kv.is_quantised && is_live) {
+                k_scale = *scale_address(kv, pk, block, head, slot);
+                float v_scale = *scale_address(kv, pv, block, head, slot);
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
-                    o[r][i] *= f;
+                    vx[i] *= v_scale;
             }
-            float p = sums[r].add(s);
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                o[r][i] = fmaf(p, vx[i], o[r][i]);
+            for (int r = 0; r < rows; ++r) {
+                float dot = 0.0f;
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    dot = fmaf(q[r][i], kx[i], dot);
+                dot = warp_sum<lanes>(dot);
+                if (!is_live || !is_visible(see[r], key))
+                    continue;
+                float s = score_of(layer, dot * k_scale, slope[r], position[r], token);
+                if (s > sums[r].m) {
+                    float f = sums[r].raise(s);
+#pragma unroll
+                    for (int i = 0; i < 8; ++i)
+                        o[r][i] *= f;
+                }
+                float p = sums[r].add(s);
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    o[r][i] = fmaf(p, vx[i], o[r][i]);
+            }
         }
     }
 
@@ -126,7 +132,8 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
     uint32_t pieces = kv.dv / 8;
     for (uint32_t i = threadIdx.x; i < n * pieces; i += threads) {
         uint32_t r = i / pieces, at8 = i % pieces * 8, row = row0 + r;
-        uint32_t token = row / kv.group, q_head = head * kv.group + row % kv.group;
+        uint32_t token = token_at(order, row / kv.group);
+        uint32_t q_head = head * kv.group + row % kv.group;
         float x[8] = {};
         softmax_row all;
         for (int g = 0; g < n_groups; ++g)

@@ -56,6 +56,7 @@ static attn_status take_kv(struct backend *b)
                         "kv_bytes %" PRIu64 ": %s; %" PRIu64 " bytes are free on %s", c->kv_bytes,
                         runtime_last_error(), b->device.free_bytes, b->device.name);
     }
+    b->kv_written = c->import_fd >= 0 ? b->kv.bytes : 0;
     if (c->import_fd < 0 && runtime_fill(b->kv.p, 0, b->kv.bytes, b->stream) != 0)
         return gpu_lost(b);
     return ATTN_OK;
@@ -155,7 +156,8 @@ static const char *gpu_last_error(const struct backend *b)
 
 uint32_t gpu_features(const struct backend *b)
 {
-    return b->device.has_words ? BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES : 0;
+    const uint32_t all = BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS;
+    return b->device.has_words ? all : 0;
 }
 
 static void gpu_info(const struct backend *b, struct backend_info *out)
@@ -168,6 +170,43 @@ static void gpu_info(const struct backend *b, struct backend_info *out)
     out->max_in_flight = BACKEND_MAX_IN_FLIGHT;
     out->n_processors = b->device.n_processors;
     out->features = gpu_features(b);
+    memcpy(out->id.uuid, b->device.uuid, sizeof out->id.uuid);
+    out->id.driver_version = b->device.driver_version;
+    out->id.is_shared = b->device.is_shared;
+}
+
+/* ---- regions */
+
+static attn_status gpu_region_open(struct backend *b, uint64_t bytes, int import_fd,
+                                   struct backend_region *out_r, char *why, size_t why_bytes)
+{
+    struct runtime_range *range = calloc(1, sizeof *range);
+    if (range && runtime_device_use(b->config.device_index) == 0 &&
+        runtime_range_open(b->config.device_index, bytes, import_fd, range) == 0) {
+        *out_r = (struct backend_region){.p = range->p, .bytes = range->bytes, .handle = range};
+        return ATTN_OK;
+    }
+    snprintf(why, why_bytes, "a region of %" PRIu64 " bytes%s: %s", bytes,
+             import_fd >= 0 ? " of another process" : "",
+             range ? runtime_last_error() : "no memory for its books");
+    if (range)
+        runtime_range_close(range);
+    free(range);
+    return import_fd >= 0 ? ATTN_EINVAL : ATTN_ENOMEM;
+}
+
+static attn_status gpu_region_export(struct backend *b, const struct backend_region *r, int *out_fd)
+{
+    (void)b;
+    return runtime_range_export(r->handle, out_fd) == 0 ? ATTN_OK : ATTN_ENOMEM;
+}
+
+static void gpu_region_close(struct backend *b, struct backend_region *r)
+{
+    if (r->handle && runtime_device_use(b->config.device_index) == 0)
+        runtime_range_close(r->handle);
+    free(r->handle);
+    *r = (struct backend_region){0};
 }
 
 /* ---- pools */
@@ -198,7 +237,7 @@ static void describe(struct backend_pool *p)
     const struct backend_pool_config *c = &p->config;
     const struct kv_layout *l = &p->layout;
     p->kv = (struct gpu_kv){
-        .base = (char *)p->b->kv.p + p->b->kv_used,
+        .base = (char *)p->b->kv.p + p->range.offset,
         .block_bytes = l->block_bytes,
         .layer_bytes = l->layer_bytes,
         .v_offset = l->v_offset,
@@ -243,6 +282,8 @@ static attn_status upload_layers(struct backend_pool *p, const struct attn_layer
         l->window_tokens = from[i].window_tokens;
         l->sink_tokens = from[i].sink_tokens;
         l->is_full = from[i].is_full;
+        l->n_branches = from[i].n_branches;
+        memcpy(l->branches, from[i].branches, sizeof l->branches);
         const float *given[2] = {from[i].sink_logits, from[i].alibi_slopes};
         const float **to[2] = {&l->sink_logits, &l->alibi_slopes};
         for (int k = 0; k < 2; k++) {
@@ -311,6 +352,7 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
     if (st == ATTN_OK && p->config.head_dim_v > b->part_dv) {
         uint64_t had = 0;
         b->part_dv = p->config.head_dim_v;
+        b->part_slots = GPU_PART_SLOTS;
         st = grow_device(b, (void **)&b->part_o, &had,
                          (uint64_t)GPU_PART_SLOTS * b->part_dv * sizeof(float));
         had = 0;
@@ -346,6 +388,31 @@ static attn_status open_tuned(struct backend_pool *p)
     return runtime_check("decode_pool_init", code) == 0 ? ATTN_OK : gpu_lost(b);
 }
 
+/* The pool's part of the KV memory. What another pool left there is zeroed, but where the place is
+ * named: that is the pool's own. */
+static attn_status take_range(struct backend_pool *p)
+{
+    struct backend *b = p->b;
+    uint64_t largest, place = p->config.kv_place;
+    p->range =
+        (struct kv_range){.offset = place - (place != 0), .bytes = gpu_pool_bytes(b, &p->config)};
+    if (!kv_range_take(&b->kv_ranges, b->kv.bytes, place != 0, &p->range, &largest))
+        return gpu_fail(b, ATTN_ENOMEM,
+                        "the pool needs %" PRIu64 " bytes of KV memory, %" PRIu64
+                        " are free in one piece",
+                        p->range.bytes, largest);
+    uint64_t end = p->range.offset + p->range.bytes;
+    uint64_t old = end < b->kv_written ? end : b->kv_written;
+    if (end > b->kv_written)
+        b->kv_written = end;
+    if (place == 0 && p->range.offset < old &&
+        runtime_fill((char *)b->kv.p + p->range.offset, 0, old - p->range.offset, b->stream) != 0) {
+        kv_range_give(&b->kv_ranges, &p->range);
+        return gpu_lost(b);
+    }
+    return ATTN_OK;
+}
+
 static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_config *c,
                                  struct backend_pool **out_pool)
 {
@@ -354,11 +421,6 @@ static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_co
         st = gpu_pool_check(b, c);
     if (st != ATTN_OK)
         return st;
-    uint64_t want = gpu_pool_bytes(b, c), left = b->kv.bytes - b->kv_used;
-    if (want > left)
-        return gpu_fail(b, ATTN_ENOMEM,
-                        "the pool needs %" PRIu64 " bytes of KV memory, %" PRIu64 " are free", want,
-                        left);
     if (gpu_follow_all(b) != 0 || runtime_stream_wait(b->stream) != 0)
         return gpu_lost(b);
 
@@ -368,6 +430,11 @@ static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_co
     p->b = b;
     p->config = *c;
     p->layout = kv_layout_of(c);
+    st = take_range(p);
+    if (st != ATTN_OK) {
+        free(p);
+        return st;
+    }
     p->specs = malloc(c->num_layers * sizeof *p->specs);
     p->touched = calloc(c->n_table_rows, sizeof *p->touched);
     if (!p->specs || !p->touched) {
@@ -401,14 +468,32 @@ static attn_status gpu_pool_open(struct backend *b, const struct backend_pool_co
         st = gpu_lost(b);
         goto fail;
     }
-    b->kv_used += want;
     p->next = b->pools;
     b->pools = p;
     *out_pool = p;
     return ATTN_OK;
 fail:
+    kv_range_give(&b->kv_ranges, &p->range);
     pool_free(p);
     return st;
+}
+
+static uint64_t gpu_pool_place(const struct backend_pool *p)
+{
+    return p->range.offset + 1;
+}
+
+static void gpu_pool_close(struct backend_pool *p)
+{
+    struct backend *b = p->b;
+    struct backend_pool **at = &b->pools;
+    if (gpu_enter(b) == ATTN_OK && gpu_follow_all(b) == 0)
+        (void)runtime_stream_wait(b->stream);
+    kv_range_give(&b->kv_ranges, &p->range);
+    while (*at != p)
+        at = &(*at)->next;
+    *at = p->next;
+    pool_free(p);
 }
 
 /* ---- memory */
@@ -467,6 +552,8 @@ static const struct backend_ops ops = {
     .pool_check = gpu_pool_check,
     .pool_bytes = gpu_pool_bytes,
     .pool_open = gpu_pool_open,
+    .pool_place = gpu_pool_place,
+    .pool_close = gpu_pool_close,
     .submit = gpu_submit,
     .poll = gpu_poll,
     .block_read = gpu_block_read,
@@ -477,6 +564,9 @@ static const struct backend_ops ops = {
     .host_free = gpu_host_free,
     .host_register = gpu_host_register,
     .host_unregister = gpu_host_unregister,
+    .region_open = gpu_region_open,
+    .region_export = gpu_region_export,
+    .region_close = gpu_region_close,
 };
 
 const struct backend_ops *attnd_backend_module(void);

@@ -11,7 +11,7 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
-option(ATTND_RACECHECK "Tuned kernels as compute-sanitizer's racecheck can follow them (docs/kernels.md)" OFF)
+option(ATTND_RACECHECK "Tuned kernels as compute-sanitizer's racecheck can follow them (tests/kernels/README.md)" OFF)
 
 # The tuned kernels are written in instructions that only sm_90a has.
 add_library(attnd-cuda-decode OBJECT sm90/decode_bf16.cu sm90/decode_f16.cu sm90/prefill_bf16.cu
@@ -24,7 +24,7 @@ target_link_libraries(attnd-cuda-decode PRIVATE kernels)
 
 add_library(attnd-cuda MODULE
   backend_gpu.c gpu_job.c gpu_queue.c ../bench/gpu_bench.c vendor/runtime_cuda.c
-  sm90/decode_select.c sm90/decode_fill.c sm90/prefill_plan.c prep.cu blocks.cu ../bench/read.cu
+  sm90/decode_select.c sm90/decode_fill.c sm90/prefill_plan.c prep.cu blocks.cu ../bench/read.cu ../bench/project.cu
   attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu attend_codes.cu sm90/decode.cu
   sm90/prefill.cu ../bench/ladder.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
 set_target_properties(attnd-cuda PROPERTIES PREFIX "" CUDA_STANDARD 17
@@ -38,3 +38,19 @@ target_link_options(attnd-cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed -W
   LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)
 set_target_properties(attnd-cuda PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
 install(TARGETS attnd-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/attnd)
+
+# attnd-cudabench.so: attnbench's rungs (bench/rungs/rungs.h), apart from what serves requests.
+set(rungs ${CMAKE_CURRENT_SOURCE_DIR}/../bench/rungs)
+add_library(attnd-cudabench MODULE ${rungs}/rungs_gpu.c vendor/runtime_cuda.c ../bench/read.cu
+  ${rungs}/rung_naive.cu ${rungs}/rung_vectorised.cu ${rungs}/rung_shared.cu ${rungs}/rung_warp.cu
+  ${rungs}/rung_matrix.cu ${rungs}/encoder.cu)
+set_target_properties(attnd-cudabench PROPERTIES PREFIX "" CUDA_STANDARD 17
+  CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}"
+  C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/attnd)
+target_include_directories(attnd-cudabench SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(attnd-cudabench PRIVATE attn_types CUDA::cudart_static ${CMAKE_DL_LIBS})
+target_link_options(attnd-cudabench PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed -Wl,-z,defs
+  -static-libgcc -static-libstdc++ LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)
+set_target_properties(attnd-cudabench PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
+install(TARGETS attnd-cudabench LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/attnd)

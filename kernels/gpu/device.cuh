@@ -4,10 +4,10 @@
 #ifndef ATTND_GPU_DEVICE_CUH
 #define ATTND_GPU_DEVICE_CUH
 
+#include "kernels/dilated.h"
 #include "kernels/gpu/params.h"
 #include "kernels/gpu/softmax.cuh"
 #include "kernels/gpu/vendor/gpu.h"
-#include "kernels/visible.h"
 #include "proto/attn_types.h"
 
 namespace gpu
@@ -111,10 +111,109 @@ GPU_DEVICE float *scale_address(const gpu_kv &kv, const part &p, uint32_t block,
     return (float *)(kv.base + block * kv.block_bytes + p.scales) + head * p.block_tokens + slot;
 }
 
-/* What the query at `position` of an item of kv_len tokens sees. */
-GPU_DEVICE visible visible_to(const gpu_layer &l, uint32_t position, uint32_t kv_len)
+/* A layer's branches as a kv head has them; one of all tokens where it is not dilated. The layer is
+ * the one in device memory: a copy would be indexed in local memory. */
+GPU_DEVICE uint32_t n_branches_of(const gpu_layer &l)
 {
-    return ::visible_to(l.window_tokens, l.sink_tokens, l.is_full, position, kv_len);
+    return l.n_branches ? l.n_branches : 1;
+}
+
+GPU_DEVICE branch branch_at(const gpu_layer &l, uint32_t i, uint32_t kv_head)
+{
+    return l.n_branches ? branch_of(l.branches[i].segment_tokens, l.branches[i].rate, kv_head)
+                        : branch_of(0, 1, 0);
+}
+
+/* The keys of the branch that the query at `position` of an item of kv_len tokens sees. */
+GPU_DEVICE visible visible_to(const gpu_layer &l, const branch &b, uint32_t position,
+                              uint32_t kv_len)
+{
+    return b.segment_tokens
+               ? branch_visible(b, l.is_full, position, kv_len)
+               : ::visible_to(l.window_tokens, l.sink_tokens, l.is_full, position, kv_len);
+}
+
+/* The order of an item's tokens in rows. In a prompt of a dilated layer tokens that are equal
+ * modulo the largest rate come together, so that those of a thread block take part in the same
+ * branches; else they come as they are. */
+struct token_order {
+    uint32_t stride, n_tokens;
+};
+
+GPU_DEVICE token_order order_of(const gpu_layer &l, const gpu_item &it)
+{
+    token_order o = {1, it.n_tokens};
+    for (uint32_t i = 0; i < l.n_branches; ++i)
+        o.stride = max(o.stride, l.branches[i].rate);
+    bool is_all = it.n_tokens / 16 >= o.stride;
+    for (uint32_t i = 0; i < l.n_branches; ++i)
+        is_all = is_all && o.stride % l.branches[i].rate == 0;
+    o.stride = is_all ? o.stride : 1;
+    return o;
+}
+
+/* The item's token that is i-th in the order. */
+GPU_DEVICE uint32_t token_at(const token_order &o, uint32_t i)
+{
+    if (o.stride == 1)
+        return i;
+    const uint32_t few = o.n_tokens / o.stride, n_more = o.n_tokens % o.stride;
+    const uint32_t more = n_more * (few + 1); /* tokens of the remainders that have one more */
+    return i < more ? i / (few + 1) + i % (few + 1) * o.stride
+                    : n_more + (i - more) / few + (i - more) % few * o.stride;
+}
+
+/* Positions of a thread block's first and last query; all others lie between them, `step` or a
+ * multiple of it apart. */
+struct query_range {
+    uint32_t low, high, step;
+};
+
+GPU_DEVICE query_range queries_of(const token_order &o, const gpu_item &it, uint32_t first,
+                                  uint32_t last)
+{
+    const uint32_t low = token_at(o, first), high = token_at(o, last);
+    query_range q = {it.pos + low, it.pos + high, o.stride};
+    if (low % o.stride != high % o.stride) {
+        q.low = it.pos;
+        q.high = it.pos + it.n_tokens - 1;
+        q.step = 1;
+    }
+    return q;
+}
+
+/* A branch's keys as one thread block has them: those that the first and the last of its queries
+ * that take part see, and the part of them that is its split's. */
+struct branch_part {
+    visible lowest, highest;
+    uint32_t begin, end;
+    bool all_take_part; /* every query of the thread block */
+};
+
+GPU_DEVICE branch_part part_of_branch(const gpu_layer &l, const branch &b, const gpu_item &it,
+                                      const query_range &q, uint32_t split)
+{
+    const uint32_t kv_len = it.pos + it.n_tokens;
+    branch_part x = {};
+    if (b.segment_tokens == 0) {
+        x.lowest = visible_to(l, b, q.low, kv_len);
+        x.highest = visible_to(l, b, q.high, kv_len);
+        x.begin = split * it.split_tokens;
+        x.end = min(x.begin + it.split_tokens, x.highest.end);
+        x.all_take_part = true;
+        return x;
+    }
+    const bool is_all_or_none = q.step % b.rate == 0 || q.low == q.high;
+    if (is_all_or_none && q.low % b.rate != b.offset)
+        return x;
+    const branch_range seen = branch_visible_to(b, l.is_full, q.low, q.high, kv_len);
+    x.lowest = seen.lowest;
+    x.highest = seen.highest;
+    const uint32_t share = (seen.highest.end - seen.lowest.first + it.n_splits - 1) / it.n_splits;
+    x.begin = seen.lowest.first + split * share;
+    x.end = min(x.begin + share, seen.highest.end);
+    x.all_take_part = is_all_or_none;
+    return x;
 }
 
 GPU_DEVICE bool is_visible(const visible &v, uint32_t key)
@@ -138,6 +237,8 @@ GPU_DEVICE float score_of(const gpu_layer &l, float dot, float slope, uint32_t p
 GPU_DEVICE void tell_host(const gpu_finish &a)
 {
     __threadfence_system();
+    for (uint32_t i = 0; i < a.n_signals; ++i)
+        *(volatile uint32_t *)a.signals[i].word = (uint32_t)a.signals[i].value;
     *(volatile uint64_t *)a.out_done = (uint64_t)a.value << 32 | (uint32_t)time_ns();
 }
 

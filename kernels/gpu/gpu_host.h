@@ -20,6 +20,7 @@
 #include "kernels/gpu/sm90/prefill.h"
 #include "kernels/gpu/vendor/runtime.h"
 #include "kernels/kv_layout.h"
+#include "kernels/kv_range.h"
 
 #ifndef GPU_BACKEND_NAME
 #define GPU_BACKEND_NAME "cuda"
@@ -55,6 +56,7 @@ struct gpu_choice {
     bool is_forced; /* `forced` for every item, else by geometry */
     bool is_split;
     enum gpu_kernel forced;
+    uint32_t n_shards; /* splits of every item, 0: as many as fill the processors */
 };
 
 /* A launch of one kernel over a range of the items. */
@@ -115,6 +117,7 @@ struct gpu_slot {
 struct backend_pool {
     struct backend *b;
     struct backend_pool *next;
+    struct kv_range range;
     struct backend_pool_config config; /* layers points to specs */
     struct attn_layer_spec *specs; /* sink_logits and alibi_slopes are set to NULL: see kv.layers */
     struct kv_layout layout;
@@ -131,7 +134,8 @@ struct backend {
     runtime_stream *stream; /* of the first slot, and of all that is no batch */
     runtime_event *met; /* where one stream follows another */
     struct runtime_range kv;
-    uint64_t kv_used;
+    struct kv_range *kv_ranges; /* of pools */
+    uint64_t kv_written; /* bytes from the start that pools had */
     struct backend_pool *pools;
     struct gpu_slot slots[BACKEND_MAX_IN_FLIGHT];
     struct gpu_signal *signals;
@@ -140,6 +144,7 @@ struct backend {
     struct decode_planner planner;
     float *part_o, *part_ml; /* device: GPU_PART_SLOTS */
     uint32_t part_dv;
+    uint64_t part_slots; /* GPU_PART_SLOTS but while shards are measured */
     uint32_t n_looks;
     bool is_lost; /* the device gave an error that does not go away */
     char error[512];

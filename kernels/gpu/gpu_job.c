@@ -1,12 +1,13 @@
 /* gpu_job.c: one batch as launches: checks it, orders its items by the kernel that computes them,
  * cuts long ones into splits, fills the parameters.
  *
- * Which kernel computes an item follows from its pool and its own token count, never from the rest
- * of the batch. How it is split follows from its own length too where the pool is batch invariant,
- * else from the whole batch.
+ * Which kernel computes an item follows from its pool, layer and own token count, never from the
+ * rest of the batch. How it is split follows from its own length too where the pool is batch
+ * invariant, else from the whole batch.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "kernels/grow.h"
+#include "kernels/layer_visible.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -134,9 +135,10 @@ static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_
     enum gpu_kernel matrix = rows <= 16 ? GPU_MATRIX_16 : GPU_MATRIX_64;
     if (choice->is_forced)
         return choice->forced == GPU_MATRIX_16 ? matrix : choice->forced;
-    if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS)
+    bool is_dilated = p->specs[it->layer].n_branches > 0;
+    if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS && !is_dilated)
         return GPU_TUNED;
-    if (p->prefill && it->n_tokens > DECODE_MAX_TOKENS)
+    if (p->prefill && it->n_tokens > DECODE_MAX_TOKENS && !is_dilated)
         return GPU_PREFILL;
     bool has_matrix = p->config.q_dtype != ATTN_F32 && p->b->device.has_matrix_units;
     return has_matrix ? matrix : GPU_VECTOR;
@@ -166,24 +168,43 @@ static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
     return (rows + r - 1) / r * p->kv.num_kv_heads;
 }
 
+/* Tokens that splits cut: all that are cached; of a dilated layer those that a query sees at most,
+ * in all branches. */
+static uint64_t tokens_to_cut(const struct backend_pool *p, const struct gpu_item *it)
+{
+    const struct attn_layer_spec *s = &p->specs[it->layer];
+    uint64_t len = (uint64_t)it->pos + it->n_tokens, n = 0;
+    for (uint32_t i = 0; i < s->n_branches; i++) {
+        const struct attn_branch *b = &s->branches[i];
+        n += (b->segment_tokens < len ? b->segment_tokens : len) / b->rate + 1;
+    }
+    return s->n_branches > 0 ? n : len;
+}
+
 /* Tokens of one split: the batch's work in equal shares for all processors. */
 static uint64_t share_of(const struct backend *b, const struct backend_pool *p,
                          enum gpu_kernel kernel, const struct gpu_item *items, uint32_t n)
 {
     uint64_t work = 0;
     for (uint32_t i = 0; i < n; i++)
-        work += units_of(p, kernel, &items[i]) * (items[i].pos + items[i].n_tokens);
+        work += units_of(p, kernel, &items[i]) * tokens_to_cut(p, &items[i]);
     uint64_t share = work / (4 * b->device.n_processors) + 1;
     return share < MIN_SPLIT_TOKENS ? MIN_SPLIT_TOKENS : share;
 }
 
-static void split_item(const struct backend_pool *p, struct gpu_item *it, uint64_t share)
+static void split_item(const struct backend *b, const struct backend_pool *p,
+                       const struct gpu_choice *choice, struct gpu_item *it, uint64_t share)
 {
-    uint64_t len = (uint64_t)it->pos + it->n_tokens;
+    uint64_t len = tokens_to_cut(p, it);
     uint64_t rows = (uint64_t)it->n_tokens * p->config.num_q_heads;
     if (p->config.is_batch_invariant)
         share = it->n_tokens <= DECODE_MAX_TOKENS ? FIXED_SPLIT_TOKENS : len;
-    uint64_t n = (len + share - 1) / share, most = GPU_PART_SLOTS / rows;
+    if (choice->n_shards > 0) {
+        it->n_splits = choice->n_shards;
+        it->split_tokens = (uint32_t)((len + it->n_splits - 1) / it->n_splits);
+        return;
+    }
+    uint64_t n = (len + share - 1) / share, most = b->part_slots / rows;
     if (n > GPU_MAX_SPLITS)
         n = GPU_MAX_SPLITS;
     if (n > most)
@@ -202,13 +223,25 @@ static struct gpu_range *add_range(struct gpu_job *j)
     return r;
 }
 
+static uint64_t kv_bytes_read(const struct backend_pool *p, const struct gpu_item *it)
+{
+    const struct attn_layer_spec *s = &p->specs[it->layer];
+    const uint64_t row_bytes = (p->kv.k_head_bytes + p->kv.v_head_bytes) / p->kv.block_tokens;
+    const uint32_t heads = p->config.num_kv_heads;
+    const uint64_t n = s->n_branches > 0 ? layer_keys_seen(s, heads, it->pos, it->n_tokens)
+                                         : (uint64_t)(it->pos + it->n_tokens) * heads;
+    return n * row_bytes;
+}
+
 /* Cuts items[0..n) into launches whose partial results fit the workspace. device: where items[0]
  * will be. */
 static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_kernel kernel,
-                               bool is_split, struct gpu_item *items, uint32_t n,
+                               const struct gpu_choice *choice, struct gpu_item *items, uint32_t n,
                                const struct gpu_item *device)
 {
     struct backend_pool *p = j->pool;
+    const bool is_split = choice->is_split && (kernel == GPU_VECTOR || kernel == GPU_MATRIX_16 ||
+                                               kernel == GPU_MATRIX_64);
     uint64_t share = is_split ? share_of(b, p, kernel, items, n) : 0;
     struct gpu_range *r = NULL;
     uint64_t slots = 0;
@@ -218,9 +251,9 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         it->n_splits = 1;
         it->split_tokens = it->pos + it->n_tokens;
         if (is_split)
-            split_item(p, it, share);
+            split_item(b, p, choice, it, share);
         uint64_t need = it->n_splits > 1 ? rows * it->n_splits : 0;
-        if (!r || slots + need > GPU_PART_SLOTS) {
+        if (!r || slots + need > b->part_slots) {
             r = add_range(j);
             if (!r)
                 return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
@@ -245,9 +278,7 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         r->attend.n_items++;
         r->attend.any_split |= it->n_splits > 1;
         j->n_splits += it->n_splits * p->config.num_kv_heads;
-        uint64_t row_bytes = p->kv.k_head_bytes + p->kv.v_head_bytes;
-        j->kv_bytes +=
-            (it->pos + it->n_tokens) * row_bytes / p->kv.block_tokens * p->config.num_kv_heads;
+        j->kv_bytes += kv_bytes_read(p, it);
     }
     return ATTN_OK;
 }
@@ -445,10 +476,8 @@ static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
         plan_prefill(j, l, first[GPU_PREFILL], first[GPU_PREFILL + 1]);
     for (uint32_t k = GPU_TUNED + 1; k < GPU_NONE && st == ATTN_OK; k++) {
         uint32_t n = first[k + 1] - first[k];
-        bool is_split =
-            choice->is_split && (k == GPU_VECTOR || k == GPU_MATRIX_16 || k == GPU_MATRIX_64);
         if (n > 0 && k != GPU_PREFILL)
-            st = plan_ranges(b, j, (enum gpu_kernel)k, is_split, l->items + first[k], n,
+            st = plan_ranges(b, j, (enum gpu_kernel)k, choice, l->items + first[k], n,
                              l->device_items + first[k]);
     }
     return st;

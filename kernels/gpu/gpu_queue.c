@@ -5,8 +5,9 @@
  * watches. A short one is attention alone, which reads q and appends by itself (direct). Batches
  * that have nothing in common run beside each other. One that has follows the stream of the batch
  * in front, after its upload and, where that pays, its q, k and v have come over the bus. A wait
- * for a word is the first on the slot's stream, a signal the last before the word to poll. No call
- * waits for the device but poll, for as long as it is told to, and the block transfers.
+ * for a word is the first on the slot's stream; signals are written with the word to poll, just
+ * before it. No call waits for the device but poll, for as long as it is told to, and the block
+ * transfers.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "proto/attn_time.h"
@@ -69,17 +70,31 @@ static bool touch_rows(const struct gpu_slot *s, const struct gpu_slot *front)
     return has_shared;
 }
 
-/* Attention, the batch's signal, and the word that poll watches. */
+/* Attention, the batch's signals, and the word that poll watches. Signals that the last kernel has
+ * no room for are the stream's to write. */
 static int launch_attention(const struct gpu_slot *s, const struct gpu_finish *finish)
 {
-    const struct gpu_job *j = &s->job;
-    const struct backend_word *signal = s->batch->signal;
-    if (signal == NULL)
-        return gpu_job_attend(j, finish, s->stream, true);
-    int code = gpu_job_attend(j, NULL, s->stream, true);
-    if (!code)
-        code = runtime_stream_write_word(s->stream, signal->word, signal->value);
+    const struct backend_batch *batch = s->batch;
+    if (batch->n_signals <= GPU_FINISH_SIGNALS)
+        return gpu_job_attend(&s->job, finish, s->stream, true);
+    int code = gpu_job_attend(&s->job, NULL, s->stream, true);
+    for (uint32_t i = finish->n_signals; i < batch->n_signals && !code; i++)
+        code =
+            runtime_stream_write_word(s->stream, batch->signals[i].word, batch->signals[i].value);
     return code ? code : runtime_check("finish kernel", gpu_finish_launch(finish, s->stream, 0));
+}
+
+/* What the slot's last kernel tells when the batch is done. */
+static struct gpu_finish finish_of(const struct gpu_slot *s)
+{
+    const struct backend_batch *batch = s->batch;
+    struct gpu_finish f = {
+        .out_done = &s->signal->done, .out_start_ns = &s->signal->start_ns, .value = s->value};
+    for (; f.n_signals < batch->n_signals && f.n_signals < GPU_FINISH_SIGNALS; f.n_signals++) {
+        f.signals[f.n_signals].word = batch->signals[f.n_signals].word;
+        f.signals[f.n_signals].value = batch->signals[f.n_signals].value;
+    }
+    return f;
 }
 
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
@@ -103,14 +118,12 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     s->value = ++b->last_value;
     s->is_alone = batch->n_copies > 0 || j->n_ranges > 0; /* blocks or partial results of others */
     j->prep.out_start_ns = &s->signal->start_ns;
-    const struct gpu_finish finish = {
-        .out_done = &s->signal->done, .out_start_ns = &s->signal->start_ns, .value = s->value};
+    const struct gpu_finish finish = finish_of(s);
     bool has_shared = touch_rows(s, front);
     bool is_following = front && (has_shared || front->is_alone || s->is_alone);
     bool is_brought = is_following && gpu_job_is_brought(j);
-    /* a direct kernel tells the host by itself that it is done: before the signal could be
-     * written */
-    j->is_direct = !is_brought && !batch->signal && gpu_job_can_be_direct(j);
+    j->is_direct =
+        !is_brought && batch->n_signals <= GPU_FINISH_SIGNALS && gpu_job_can_be_direct(j);
     const struct backend_word *wait = batch->wait;
     int code = wait ? runtime_stream_wait_word(s->stream, wait->word, wait->value) : 0;
     if (!code && !j->is_direct)

@@ -54,10 +54,12 @@ if(ATTND_WERROR)
 endif()
 
 set(hip_objects)
+set(rung_objects) # attnbench's, for a module of their own
 set(out ${CMAKE_CURRENT_BINARY_DIR}/hip)
 file(MAKE_DIRECTORY ${out})
 foreach(file prep attend_vector attend_matrix_bf16 attend_matrix_f16 attend_codes_none blocks
-    ../bench/read ../bench/ladder)
+    ../bench/read ../bench/project ../bench/ladder ../bench/rungs/rung_naive ../bench/rungs/rung_vectorised
+    ../bench/rungs/rung_shared ../bench/rungs/rung_warp ../bench/rungs/rung_matrix ../bench/rungs/encoder)
   set(source ${CMAKE_CURRENT_SOURCE_DIR}/${file}.cu)
   get_filename_component(k ${file} NAME)
   set(codes)
@@ -77,7 +79,9 @@ foreach(file prep attend_vector attend_matrix_bf16 attend_matrix_f16 attend_code
     list(APPEND codes ${code})
     list(APPEND bundle --input=${code})
     string(APPEND targets ,hipv4-amdgcn-amd-amdhsa--${arch})
-    set_property(GLOBAL APPEND PROPERTY ATTND_HIP_CODE_${arch} ${code}) # for the tests' gates
+    if(NOT file MATCHES "/rungs/") # for the tests' gates
+      set_property(GLOBAL APPEND PROPERTY ATTND_HIP_CODE_${arch} ${code})
+    endif()
     set_property(GLOBAL PROPERTY ATTND_HIP_COMPILE_${arch} ${compile_${arch}})
   endforeach()
   set(o ${out}/${k}.o)
@@ -87,9 +91,13 @@ foreach(file prep attend_vector attend_matrix_bf16 attend_matrix_f16 attend_code
       -Xclang -fcuda-include-gpubinary -Xclang ${out}/${k}.fatbin
       -MD -MF ${o}.d -MT ${o} -c ${source} -o ${o}
     DEPENDS ${source} ${codes} DEPFILE ${o}.d COMMENT "Building HIP object ${k}.o" VERBATIM)
-  list(APPEND hip_objects ${o})
+  if(file MATCHES "/rungs/")
+    list(APPEND rung_objects ${o})
+  else()
+    list(APPEND hip_objects ${o})
+  endif()
 endforeach()
-set_source_files_properties(${hip_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+set_source_files_properties(${hip_objects} ${rung_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 
 add_library(attnd-hip MODULE
   backend_gpu.c gpu_job.c gpu_queue.c ../bench/gpu_bench.c sm90/decode_none.c sm90/prefill_none.c
@@ -108,3 +116,20 @@ if(NOT ATTND_SANITIZE)
   target_link_options(attnd-hip PRIVATE LINKER:-z,defs)
 endif()
 install(TARGETS attnd-hip LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/attnd)
+
+# attnd-hipbench.so: attnbench's rungs (bench/rungs/rungs.h), apart from what serves requests.
+add_library(attnd-hipbench MODULE ../bench/rungs/rungs_gpu.c vendor/runtime_hip.c ${out}/read.o
+  ${rung_objects})
+set_target_properties(attnd-hipbench PROPERTIES PREFIX "" C_VISIBILITY_PRESET hidden
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/attnd
+  LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
+target_include_directories(attnd-hipbench SYSTEM PRIVATE ${ATTND_HIP_INCLUDE})
+target_compile_definitions(attnd-hipbench PRIVATE GPU_BACKEND_NAME="hip" __HIP_PLATFORM_AMD__=1
+  ATTND_HIP_ARCHS="${archs}")
+target_link_libraries(attnd-hipbench PRIVATE attn_types ${ATTND_AMDHIP64} ${CMAKE_DL_LIBS})
+target_link_options(attnd-hipbench PRIVATE
+  LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)
+if(NOT ATTND_SANITIZE)
+  target_link_options(attnd-hipbench PRIVATE LINKER:-z,defs)
+endif()
+install(TARGETS attnd-hipbench LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/attnd)

@@ -9,7 +9,7 @@
 #ifndef ATTND_GPU_PARAMS_H
 #define ATTND_GPU_PARAMS_H
 
-#include <stdint.h>
+#include "proto/attn_types.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,9 +22,10 @@ struct gpu_layer {
     uint32_t window_tokens; /* 0: unlimited */
     uint32_t sink_tokens;
     uint32_t is_full;
-    uint32_t pad;
+    uint32_t n_branches; /* 0: not dilated */
     const float *sink_logits; /* [num_q_heads] or NULL */
     const float *alibi_slopes; /* [num_q_heads] or NULL */
+    struct attn_branch branches[ATTN_MAX_BRANCHES];
 };
 
 /* One pool. Offsets as struct kv_layout. */
@@ -54,7 +55,7 @@ struct gpu_item {
     uint32_t blocks0; /* this item's first entry in the append's block list */
     uint32_t unit0; /* thread blocks of the items before this one (of the same kernel) */
     uint32_t n_splits; /* parts its cached tokens are cut into, >= 1 */
-    uint32_t split_tokens; /* tokens in each part but the last */
+    uint32_t split_tokens; /* tokens in each part but the last; dilated: see split_of */
     uint32_t slot0; /* first partial slot; a slot is one query row's part of one split */
     uint32_t pad[2];
 } __attribute__((aligned(16))); /* moved in pieces of 16 bytes, out of the parameters too */
@@ -108,14 +109,20 @@ int gpu_copy_launch(const struct gpu_copy *a, void *stream);
 /* Zeroes up to GPU_LIST blocks; dst ids in list. */
 int gpu_scrub_launch(const struct gpu_copy *a, void *stream);
 
-/* Tells the host that everything before it is done. */
+#define GPU_FINISH_SIGNALS 4
+
+/* Tells the host, and whoever waits for a signal, that everything before it is done. */
 struct gpu_finish {
     uint64_t
         *out_done; /* host memory: value in the upper half, the lower half of the device's time */
     uint64_t *
         /* host memory: when it began; of a direct call (decode.h), else prep writes it */
         out_start_ns;
-    uint32_t value, pad;
+    uint32_t value, n_signals;
+    struct {
+        uint32_t *word; /* where the device can write */
+        uint64_t value; /* 32 bits of it */
+    } signals[GPU_FINISH_SIGNALS]; /* written first */
 };
 int gpu_finish_launch(const struct gpu_finish *a, void *stream, int chained);
 

@@ -152,7 +152,8 @@ static void bench(uint32_t n_open)
                           .max_sequences = n_open + SPARE,
                           .max_seq_blocks = 1024,
                           .max_layers = N_LAYERS,
-                          .max_owners = 16};
+                          .max_owners = 16,
+                          .block_layout = 1};
     struct kv_pool_spec s = {.name = "bench",
                              .n_layers = N_LAYERS,
                              .block_tokens = BLOCK_TOKENS,

@@ -17,7 +17,8 @@ static const struct kv_config config = {.max_pools = 3,
                                         .max_sequences = 8,
                                         .max_seq_blocks = 16,
                                         .max_layers = 3,
-                                        .max_owners = 4};
+                                        .max_owners = 4,
+                                        .block_layout = 1};
 
 struct fixture {
     struct kv *kv;

@@ -6,7 +6,8 @@ const struct kv_config model_config = {.max_pools = 1,
                                        .max_sequences = M_SEQUENCES,
                                        .max_seq_blocks = M_ROW,
                                        .max_layers = M_LAYERS,
-                                       .max_owners = M_OWNERS};
+                                       .max_owners = M_OWNERS,
+                                       .block_layout = 1};
 
 struct kv *model_kv_open(void)
 {
@@ -306,7 +307,7 @@ attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t
     kv_seq_id id = id_of(kv, op->slot), made;
     kv_pool_id pool;
     uint32_t epoch, n_dropped;
-    attn_status st = kv_pool_find(kv, "model", &pool);
+    attn_status st = kv_pool_find(kv, 0, "model", &pool);
     struct kv_effects *fx = &t->fx;
     switch (op->kind) {
     case OP_OPEN:

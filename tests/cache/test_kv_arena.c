@@ -67,8 +67,87 @@ static void a_successor_finds_what_was_committed(void **state)
     assert_int_equal(stats_of(f).blocks_used, 3);
     assert_int_equal(stats_of(f).damaged, 0);
     kv_pool_id pool;
-    assert_status(f->kv, ATTN_OK, kv_pool_find(f->kv, "pool", &pool));
+    assert_status(f->kv, ATTN_OK, kv_pool_find(f->kv, 0, "pool", &pool));
     assert_int_equal(pool.index, f->pool.index);
+}
+
+static void a_successor_finds_owners_by_id_and_label(void **state)
+{
+    struct fixture *f = *state;
+    char label[2 * KV_LABEL_BYTES];
+    memset(label, 'x', sizeof label);
+    label[sizeof label - 1] = '\0';
+    kv_owner_begin(f->kv, 0, 7, 5, "worker");
+    kv_owner_begin(f->kv, 1, 8, 0, "gone");
+    kv_owner_end(f->kv, 1);
+    kv_owner_begin(f->kv, 3, 9, 0, label);
+    struct kv *next = test_kv_open(&config, kv_fd(f->kv));
+    assert_int_equal(kv_arena_id(next), kv_arena_id(f->kv));
+    kv_close(f->kv);
+    f->kv = next;
+    assert_int_equal(kv_owner_id(next, 0), 7);
+    assert_string_equal(kv_owner_label(next, 0), "worker");
+    assert_int_equal(kv_owner_tenant(next, 0), 5);
+    assert_int_equal(kv_owner_id(next, 1), 0);
+    assert_int_equal(kv_owner_id(next, 2), 0);
+    assert_int_equal(kv_owner_id(next, 3), 9);
+    assert_int_equal(strlen(kv_owner_label(next, 3)), KV_LABEL_BYTES - 1);
+}
+
+static void pools_that_are_dropped_take_their_sequences_along(void **state)
+{
+    struct fixture *f = *state;
+    kv_pool_id other = test_pool(f->kv, "other", 1, 4, 8), pool;
+    kv_seq_id kept = open_seq(f, NAME), lost;
+    append_all(f, kept, 0, 9);
+    assert_status(f->kv, ATTN_OK,
+                  kv_seq_open(f->kv, TENANT, NAME + 1, other, OWNER, ++f->request, &lost));
+    append(f, lost, 0, 0, 5);
+    uint32_t n_dropped;
+    assert_status(f->kv, ATTN_OK, kv_pools_drop(f->kv, other, &n_dropped));
+    test_check(f->kv);
+    assert_int_equal(n_dropped, 2);
+    assert_int_equal(stats_of(f).damaged, 2);
+    assert_int_equal(stats_of(f).blocks_used, 3);
+    assert_int_equal(info_of(f, kept).layer_len[1], 9);
+    assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_find(f->kv, TENANT, NAME + 1, &lost));
+    assert_status(f->kv, ATTN_ENOTFOUND, kv_pool_find(f->kv, 0, "other", &pool));
+    assert_int_equal(test_pool(f->kv, "third", 1, 4, 8).index, other.index);
+}
+
+static void a_dropped_pool_makes_room_and_its_index_is_another_pools(void **state)
+{
+    struct fixture *f = *state;
+    struct kv_pool_spec before, after;
+    uint32_t n_free, n_dropped;
+    kv_seq_id kept = open_seq(f, NAME), other_seq;
+    append_all(f, kept, 0, 9);
+    kv_pool_id a = test_pool(f->kv, "a", 1, 4, 8), b = test_pool(f->kv, "b", 1, 4, 3);
+    assert_status(f->kv, ATTN_OK, kv_pool_info(f->kv, a, &before, &n_free));
+    assert_status(f->kv, ATTN_OK,
+                  kv_seq_open(f->kv, TENANT, NAME + 1, a, OWNER, ++f->request, &other_seq));
+    append(f, other_seq, 0, 0, 5);
+    assert_int_equal(kv_pool_sequences(f->kv, a), 1);
+    assert_status(f->kv, ATTN_EINVAL, kv_pool_drop(f->kv, a));
+    kv_seq_close(f->kv, other_seq);
+    assert_status(f->kv, ATTN_OK, kv_pool_drop(f->kv, a));
+    test_check(f->kv);
+    assert_status(f->kv, ATTN_ENOTFOUND, kv_pool_drop(f->kv, a));
+    assert_status(f->kv, ATTN_OK, kv_recover(f->kv, &n_dropped));
+    assert_int_equal(n_dropped, 0);
+    kv_pool_id c = test_pool(f->kv, "c", 1, 8, 8); /* all of the gap, the same index */
+    test_check(f->kv);
+    assert_int_equal(c.index, a.index);
+    assert_status(f->kv, ATTN_OK, kv_pool_info(f->kv, c, &after, &n_free));
+    assert_int_equal(after.generation, before.generation + 1);
+    assert_int_equal(n_free, 8);
+    assert_status(f->kv, ATTN_OK,
+                  kv_seq_open(f->kv, TENANT, NAME + 1, c, OWNER, ++f->request, &other_seq));
+    append(f, other_seq, 0, 0, 64);
+    test_check(f->kv);
+    assert_int_equal(info_of(f, kept).layer_len[1], 9);
+    assert_status(f->kv, ATTN_OK, kv_pool_info(f->kv, b, &after, &n_free));
+    assert_int_equal(n_free, 3);
 }
 
 static void a_foreign_arena_is_refused_with_the_reason(void **state)
@@ -80,6 +159,11 @@ static void a_foreign_arena_is_refused_with_the_reason(void **state)
     c.max_owners = 5;
     assert_int_equal(kv_open(&c, kv_fd(f->kv), &kv, why, sizeof why), ATTN_EINVAL);
     assert_string_equal(why, "arena: made with max_owners 4, configured is 5");
+
+    c = config;
+    c.block_layout = 2;
+    assert_int_equal(kv_open(&c, kv_fd(f->kv), &kv, why, sizeof why), ATTN_EINVAL);
+    assert_string_equal(why, "arena: made with block_layout 1, configured is 2");
 
     int fd = memfd_create("other", MFD_ALLOW_SEALING);
     assert_int_equal(kv_open(&config, fd, &kv, why, sizeof why), ATTN_EINVAL);
@@ -118,7 +202,8 @@ static void block_counts_go_far_beyond_65536(void **state)
                           .max_sequences = 4,
                           .max_seq_blocks = 200000,
                           .max_layers = 1,
-                          .max_owners = 1};
+                          .max_owners = 1,
+                          .block_layout = 1};
     struct kv *kv = test_kv_open(&c, -1);
     kv_pool_id small = test_pool(kv, "small", 1, 1, 100000);
     kv_pool_id big = test_pool(kv, "big", 1, 256, 300000);
@@ -172,7 +257,8 @@ static void the_name_index_holds_every_name_through_churn(void **state)
                           .max_sequences = 1000,
                           .max_seq_blocks = 1,
                           .max_layers = 1,
-                          .max_owners = 1};
+                          .max_owners = 1,
+                          .block_layout = 1};
     struct kv *kv = test_kv_open(&c, -1);
     kv_pool_id pool = test_pool(kv, "p", 1, 4, 1);
     kv_seq_id seq, found;
@@ -203,6 +289,9 @@ int main(void)
         cmocka_unit_test(siphash_gives_the_published_vectors),
         cmocka_unit_test(config_out_of_range_is_refused_by_name),
         T(a_successor_finds_what_was_committed),
+        T(a_successor_finds_owners_by_id_and_label),
+        T(pools_that_are_dropped_take_their_sequences_along),
+        T(a_dropped_pool_makes_room_and_its_index_is_another_pools),
         T(a_foreign_arena_is_refused_with_the_reason),
         cmocka_unit_test(block_counts_go_far_beyond_65536),
         cmocka_unit_test(the_name_index_holds_every_name_through_churn),

@@ -82,7 +82,8 @@ static const struct kv_config config = {.max_pools = 1,
                                         .max_sequences = 4,
                                         .max_seq_blocks = 4,
                                         .max_layers = 1,
-                                        .max_owners = 1};
+                                        .max_owners = 1,
+                                        .block_layout = 1};
 
 static uint32_t n_descriptors(void)
 {

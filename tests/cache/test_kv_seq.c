@@ -17,10 +17,11 @@ static void a_pool_made_again_is_the_same_pool(void **state)
     assert_int_equal(s.spec_bytes, 4);
     assert_memory_equal(s.spec, "pool", 4);
     kv_pool_id found;
-    assert_int_equal(kv_pool_find(f->kv, "pool", &found), ATTN_OK);
+    assert_int_equal(kv_pool_find(f->kv, 0, "pool", &found), ATTN_OK);
     assert_int_equal(found.index, f->pool.index);
-    assert_status(f->kv, ATTN_ENOTFOUND, kv_pool_find(f->kv, "other", &found));
+    assert_status(f->kv, ATTN_ENOTFOUND, kv_pool_find(f->kv, 0, "other", &found));
     assert_says(f->kv, "pool other");
+    assert_status(f->kv, ATTN_ENOTFOUND, kv_pool_find(f->kv, 1, "pool", &found));
     assert_int_equal(kv_pool_info(f->kv, (kv_pool_id){1}, &s, &n_free), ATTN_ENOTFOUND);
     assert_int_equal(kv_pool_info(f->kv, (kv_pool_id){99}, &s, &n_free), ATTN_ENOTFOUND);
 }
@@ -194,7 +195,7 @@ static void requests_are_remembered_to_a_bound_and_older_ones_are_refused(void *
     assert_status(f->kv, ATTN_ESTALE, kv_seq_open(f->kv, TENANT, 2, f->pool, OWNER, 9, &out));
     assert_status(f->kv, ATTN_ESTALE, kv_seq_open(f->kv, TENANT, 2, f->pool, OWNER, 10, &out));
     assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 2, f->pool, OWNER, 13, &out));
-    kv_owner_begin(f->kv, OWNER);
+    kv_owner_begin(f->kv, OWNER, 1, 0, "another");
     assert_int_equal(kv_owner_last_request(f->kv, OWNER), 0);
     assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 3, f->pool, OWNER, 9, &out));
 }

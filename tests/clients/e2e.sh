@@ -187,9 +187,13 @@ verified
 has '"requests": 20,'
 has '"ttft": '
 
+admin=${ATTND_ENDPOINT#ipc://}.admin
+[[ $(stat -c %a:%F "$admin") == 600:socket ]] || die "the admin socket: $(stat "$admin")"
 expect 0 "$ctl" --json drain
 has '^\{"draining": true\}$'
 wait "$daemon" || die "attnd's exit code after drain"
+grep -q "admin: drain, asked for by uid $(id -u), gid .*, pid [0-9]" "$dir/attnd.log" || die "no word of who drained"
+[ ! -e "$admin" ] || die "the admin socket is left"
 daemon=
 
 # a daemon that dies under load: every sequence is given up together, not one timeout after another

@@ -14,7 +14,7 @@ cc=${CC:-cc}
 $cc -std=c17 -Wall -Wextra -Werror "$src/clients/libattn/example.c" -o "$dir/shared" \
   $(pkg-config --cflags --libs attn)
 $cc -std=c17 "$src/clients/libattn/example.c" -o "$dir/static" $(pkg-config --cflags attn) \
-  "$(find "$dir" -name libattn.a)" -lprotobuf-c -pthread
+  "$(find "$dir" -name libattn.a)" -lprotobuf-c -lssl -lcrypto -pthread
 if ATTND_ENDPOINT=ipc:///nowhere/attnd.sock "$dir/static" >"$dir/out"; then exit 1; fi
 grep -q /nowhere/attnd.sock "$dir/out"
 # nothing is exported but the library's own names

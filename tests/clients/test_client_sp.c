@@ -60,7 +60,7 @@ static int tear_down(void **state)
 static void open_transport(struct fixture *f)
 {
     char why[128] = "";
-    assert_int_equal(ops->open(f->url, &f->t, why, sizeof why), ATTN_OK);
+    assert_int_equal(ops->open(f->url, NULL, &f->t, why, sizeof why), ATTN_OK);
     ops->set_max_message(f->t, MOST_BYTES);
 }
 
@@ -294,7 +294,7 @@ static void assert_why_not(const char *url, const char *words)
 {
     struct client_transport *t;
     char why[128] = "";
-    assert_int_equal(ops->open(url, &t, why, sizeof why), ATTN_OK);
+    assert_int_equal(ops->open(url, NULL, &t, why, sizeof why), ATTN_OK);
     assert_int_equal(ops->n_failures(t), 1); /* known at once */
     ops->why_not(t, why, sizeof why);
     if (strstr(why, words) == NULL)

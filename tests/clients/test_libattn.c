@@ -34,6 +34,9 @@ static void a_pool_comes_back_as_it_was_made(void **state)
     struct attn_layer layers[LAYERS] = {
         {.scale = 0.5f}, {.window_tokens = 7, .sink_tokens = 2}, {.soft_cap = 30, .is_full = 1}};
     layers[2].sink_logits = sinks;
+    const struct attn_branch branches[2] = {{4, 1}, {12, 3}};
+    layers[2].branches = branches;
+    layers[2].n_branches = 2;
     struct attn_pool_spec spec = spec_of_test();
     spec.layers = layers;
     spec.n_layers = LAYERS;
@@ -54,9 +57,19 @@ static void a_pool_comes_back_as_it_was_made(void **state)
     assert_int_equal(s->layers[2].is_full, 1);
     assert_memory_equal(s->layers[2].sink_logits, sinks, sizeof sinks);
     assert_null(s->layers[2].alibi_slopes);
+    assert_null(s->layers[1].branches);
+    assert_int_equal(s->layers[2].n_branches, 2);
+    assert_memory_equal(s->layers[2].branches, branches, sizeof branches);
     assert_int_equal(attn_pool_free_blocks(again), 123);
     attn_pool_close(p);
     attn_pool_close(again);
+    layers[2].n_branches = 9;
+    assert_int_equal(attn_pool_create(f->client, &spec, LONG_US, &p), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "layers[2].branches: 9 of them"));
+    layers[2].n_branches = 2;
+    layers[2].branches = NULL;
+    assert_int_equal(attn_pool_create(f->client, &spec, LONG_US, &p), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "layers[2].branches"));
 }
 
 static void sequences_carry_epochs_and_lengths(void **state)

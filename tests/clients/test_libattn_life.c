@@ -278,7 +278,7 @@ static void a_hasty_client_does_not_wait_for_a_daemon(void **state)
         {"tcp://127.0.0.1:1", "nobody listens"},
         {NULL, "another type"},
     };
-    char other[300];
+    char other[400];
     struct attn_client_options o = {.struct_size = sizeof o, .is_hasty = 1};
     snprintf(other, sizeof other, "shm://%s", d.url + strlen("ipc://"));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

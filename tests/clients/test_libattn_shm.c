@@ -362,7 +362,7 @@ static void nobody_there_is_an_error_in_time(void **state)
     attn_client *c = NULL;
     assert_int_equal(attn_client_open("shm:///tmp/attnd-nobody-here", NULL, 50000, &c), ATTN_ECONN);
     assert_null(c);
-    char ipc[300]; /* not that kind of socket */
+    char ipc[400]; /* not that kind of socket */
     snprintf(ipc, sizeof ipc, "shm://%s", d.url + strlen("ipc://"));
     assert_int_equal(attn_client_open(ipc, NULL, 50000, &c), ATTN_ECONN);
 }

@@ -51,6 +51,12 @@ static uint64_t null_bytes(const struct backend *b, const struct backend_pool_co
     (void)b;
     return kv_layout_of(c).block_bytes * c->n_blocks;
 }
+static uint64_t null_place(const struct backend_pool *p)
+{
+    (void)p;
+    return 1;
+}
+
 static attn_status null_pool(struct backend *b, const struct backend_pool_config *c,
                              struct backend_pool **out)
 {
@@ -79,6 +85,7 @@ static const struct backend_ops null_ops = {
     .pool_check = null_check,
     .pool_bytes = null_bytes,
     .pool_open = null_pool,
+    .pool_place = null_place,
     .submit = null_submit,
     .poll = null_poll,
     .host_alloc = fake_host_alloc,
@@ -105,7 +112,7 @@ static struct request *make(Attnd__Request *h, size_t payload_bytes)
     static uint64_t id;
     char why[256];
     size_t head = wire_request_head_bytes(h);
-    struct request *req = request_new(&transport, NULL, bufs, head + payload_bytes);
+    struct request *req = request_new(&transport, NULL, NULL, bufs, head + payload_bytes);
     h->session = session;
     wire_request_head_encode(h, ++id, payload_bytes, req->msg->data);
     if (request_decode(req, clock_now_ns(), 100000000, 100000000, why, sizeof why) != ATTN_OK) {
@@ -278,7 +285,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_engine [items a step, 1 to %d]\n", MAX_ITEMS);
         return 64;
     }
-    log_init(LOG_LEVEL_ERROR);
+    log_init(LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
     printf("%10s %10s %12s %10s %10s %10s\n", "sequences", "items/step", "items/batch", "min ns",
            "median ns", "p90 ns");
     fflush(stdout);

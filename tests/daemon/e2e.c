@@ -1,5 +1,7 @@
 /* e2e.c: daemon process and client sockets of the end-to-end tests. */
 #include "e2e.h"
+#include "certs.h"
+#include "clients/libattn/transport.h"
 #include "proto/attn_time.h"
 #include "shm_link.h"
 
@@ -37,7 +39,17 @@ static void make_dir(struct e2e *d)
     assert_non_null(mkdtemp(d->dir));
     snprintf(d->url, sizeof d->url, "ipc://%s/s", d->dir);
     snprintf(d->shm_path, sizeof d->shm_path, "%s/m", d->dir);
+    snprintf(d->gpu_path, sizeof d->gpu_path, "%s/g", d->dir);
     snprintf(d->log, sizeof d->log, "%s/log", d->dir);
+}
+
+void (*e2e_before_exec)(void);
+
+/* Another one than was built, for tests that run where they were not built. */
+static const char *e2e_binary(void)
+{
+    const char *path = getenv("ATTND_TEST_BINARY");
+    return path != NULL ? path : ATTND_BINARY;
 }
 
 static void spawn(struct e2e *d, const char **argv)
@@ -50,8 +62,31 @@ static void spawn(struct e2e *d, const char **argv)
     int log = open(d->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
     dup2(log, 1);
     dup2(log, 2);
+    if (e2e_before_exec != NULL)
+        e2e_before_exec();
     execv(argv[0], (char **)(uintptr_t)argv);
     _exit(127);
+}
+
+static bool is_transport(const char *name)
+{
+    const char *transport = getenv("E2E_TRANSPORT");
+    return transport != NULL && strcmp(transport, name) == 0;
+}
+
+/* Where it listens for TLS, by its log, if it does. */
+static void find_tls_url(struct e2e *d)
+{
+    static const char mark[] = "listening on tls";
+    char line[1024];
+    FILE *f = fopen(d->log, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f) != NULL) {
+        const char *at = strstr(line, mark);
+        if (at != NULL)
+            snprintf(d->tls_url, sizeof d->tls_url, "%.*s", (int)strcspn(at + 13, "\"\n"), at + 13);
+    }
+    fclose(f);
 }
 
 void e2e_start(struct e2e *d, const char *const *flags)
@@ -63,10 +98,13 @@ void e2e_start(struct e2e *d, const char *const *flags)
 void e2e_restart(struct e2e *d, const char *const *flags)
 {
     unlink(d->log);
-    char urls[256];
-    snprintf(urls, sizeof urls, "%s shm://%s", d->url, d->shm_path);
+    bool is_tls = is_transport("tls");
+    char urls[400], *cert = certs_file(CERTS_GOOD, "server.crt");
+    char *key = certs_file(CERTS_GOOD, "server.key");
+    snprintf(urls, sizeof urls, "%s shm://%s gpu://%s%s", d->url, d->shm_path, d->gpu_path,
+             is_tls ? " tls+tcp://127.0.0.1:0" : "");
     /* on a busy machine a step may take long, and is to be computed all the same */
-    const char *argv[64] = {ATTND_BINARY, "--backend",
+    const char *argv[64] = {e2e_binary(), "--backend",
                             "cpu",        "--listen",
                             urls,         "--listen.http",
                             "off",        "--device.kv_memory",
@@ -77,12 +115,16 @@ void e2e_restart(struct e2e *d, const char *const *flags)
                             "512M",       "--listen.shm_memory",
                             "64G",        "--engine.default_timeout",
                             "10m",        "--engine.drain_timeout",
-                            "10m"};
-    int n = 23;
+                            "10m",        "--listen.tls_cert",
+                            cert,         "--listen.tls_key",
+                            key};
+    int n = 27;
     for (; flags != NULL && *flags != NULL; flags++)
         argv[n++] = *flags;
     assert_true(n < 64);
     spawn(d, argv);
+    free(cert);
+    free(key);
     int64_t until = now_ms() + TIMEOUT_MS;
     while (!e2e_log_has(d, "is ready")) {
         int status;
@@ -94,12 +136,13 @@ void e2e_restart(struct e2e *d, const char *const *flags)
         }
         poll(NULL, 0, 2);
     }
+    find_tls_url(d);
 }
 
 int e2e_run(struct e2e *d, const char *const *flags)
 {
     make_dir(d);
-    const char *argv[64] = {ATTND_BINARY};
+    const char *argv[64] = {e2e_binary()};
     int n = 1;
     for (; *flags != NULL; flags++)
         argv[n++] = *flags;
@@ -110,6 +153,13 @@ int e2e_run(struct e2e *d, const char *const *flags)
 void e2e_signal(struct e2e *d, int number)
 {
     assert_int_equal(kill(d->pid, number), 0);
+}
+
+void e2e_pause(struct e2e *d)
+{
+    siginfo_t stopped;
+    e2e_signal(d, SIGSTOP); /* a thread that computes goes on for a while after it */
+    assert_int_equal(waitid(P_PID, (id_t)d->pid, &stopped, WSTOPPED), 0);
 }
 
 int e2e_wait(struct e2e *d)
@@ -169,17 +219,24 @@ void e2e_stop(struct e2e *d)
 
 /* --- a client --------------------------------------------------------------------------------- */
 
+const Attnd__Reply *e2e_hello(struct e2e_client *c, const char *token)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Hello hello = ATTND__HELLO__INIT;
+    hello.protocol_version = 1;
+    hello.client_name = "e2e";
+    hello.token = (char *)(uintptr_t)token;
+    h.body_case = ATTND__REQUEST__BODY_HELLO;
+    h.hello = &hello;
+    const Attnd__Reply *r = e2e_call(c, &h);
+    if (r->status == ATTN_OK)
+        c->session = r->hello->session;
+    return r;
+}
+
 static void say_hello(struct e2e_client *c)
 {
-    Attnd__Hello b = ATTND__HELLO__INIT;
-    Attnd__Request h = ATTND__REQUEST__INIT;
-    b.protocol_version = 1;
-    b.client_name = "e2e";
-    h.body_case = ATTND__REQUEST__BODY_HELLO;
-    h.hello = &b;
-    const Attnd__Reply *r = e2e_call(c, &h);
-    assert_int_equal(r->status, ATTN_OK);
-    c->session = r->hello->session;
+    assert_int_equal(e2e_hello(c, "")->status, ATTN_OK);
 }
 
 void e2e_connect_shm(struct e2e_client *c, const struct e2e *d)
@@ -191,21 +248,43 @@ void e2e_connect_shm(struct e2e_client *c, const struct e2e *d)
     say_hello(c);
 }
 
+void e2e_connect_tls(struct e2e_client *c, const struct e2e *d)
+{
+    *c = (struct e2e_client){.next_id = 1, .socket = -1};
+    char why[256], *ca = certs_file(CERTS_GOOD, "ca.crt");
+    struct client_credentials files = {.ca_file = ca};
+    if (transport_sp_ops.open(d->tls_url, &files, &c->tls, why, sizeof why) != ATTN_OK)
+        fail_msg("%s", why);
+    transport_sp_ops.set_max_message(c->tls, UINT32_MAX);
+    free(ca);
+}
+
 void e2e_connect(struct e2e_client *c, const struct e2e *d)
 {
-    const char *transport = getenv("E2E_TRANSPORT");
-    if (transport != NULL && strcmp(transport, "shm") == 0) {
+    if (is_transport("shm")) {
         e2e_connect_shm(c, d);
         return;
     }
-    *c = (struct e2e_client){.next_id = 1};
-    int max = -1, buffer = 8 << 20, timeout = TIMEOUT_MS;
+    if (is_transport("tls")) {
+        e2e_connect_tls(c, d);
+        say_hello(c);
+        return;
+    }
+    e2e_connect_badly(c, d, 0);
+}
+
+void e2e_connect_badly(struct e2e_client *c, const struct e2e *d, int retry_ms)
+{
+    *c = (struct e2e_client){.next_id = 1, .retry_ms = retry_ms};
+    int again_ms = 2, max = -1, buffer = 8 << 20, timeout = TIMEOUT_MS;
     c->socket = nn_socket(AF_SP_RAW, NN_REQ);
     assert_true(c->socket >= 0);
     nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RCVMAXSIZE, &max, sizeof max);
     nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_SNDBUF, &buffer, sizeof buffer);
     nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RCVBUF, &buffer, sizeof buffer);
     nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_SNDTIMEO, &timeout, sizeof timeout);
+    if (retry_ms != 0)
+        nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RECONNECT_IVL, &again_ms, sizeof again_ms);
     assert_true(nn_connect(c->socket, d->url) >= 0);
     say_hello(c);
 }
@@ -219,16 +298,24 @@ static void reply_free(struct e2e_reply *r)
     free(r);
 }
 
-void e2e_disconnect(struct e2e_client *c)
+void e2e_forget(struct e2e_client *c)
 {
     while (c->replies != NULL) {
         struct e2e_reply *r = c->replies;
         c->replies = r->next;
         reply_free(r);
     }
+}
+
+void e2e_disconnect(struct e2e_client *c)
+{
+    e2e_forget(c);
+    free(c->last);
     if (c->shm != NULL) {
         shm_link_close(c->shm);
         free(c->shm);
+    } else if (c->tls != NULL) {
+        transport_sp_ops.close(c->tls);
     } else {
         nn_close(c->socket);
     }
@@ -245,6 +332,13 @@ void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n)
         return;
     }
     uint32_t id = (uint32_t)c->next_id;
+    if (c->tls != NULL) {
+        void *message = transport_sp_ops.message_alloc(c->tls, n, 0);
+        memcpy(message, bytes, n);
+        while (!transport_sp_ops.send(c->tls, id & 0x7fffffff, message))
+            receive(c, 10); /* it connects, or takes the rest of an earlier one */
+        return;
+    }
     uint8_t control[NN_CMSG_SPACE(sizeof(size_t) + 4)] __attribute__((aligned(16))) = {0};
     uint8_t be[4] = {(uint8_t)(0x80 | id >> 24), (uint8_t)(id >> 16), (uint8_t)(id >> 8),
                      (uint8_t)id};
@@ -272,7 +366,9 @@ uint64_t e2e_send(struct e2e_client *c, Attnd__Request *h, const void *payload,
     if (payload_bytes > 0)
         memcpy(msg + head, payload, payload_bytes);
     e2e_send_bytes(c, msg, head + payload_bytes);
-    free(msg);
+    free(c->last);
+    c->last = msg;
+    c->last_bytes = head + payload_bytes;
     c->next_id++;
     return id;
 }
@@ -294,6 +390,21 @@ static void keep_reply(struct e2e_client *c, void *message, const void *bytes, s
     c->replies = r;
 }
 
+static bool receive_tls(struct e2e_client *c, int timeout_ms)
+{
+    struct client_message m;
+    int64_t until = now_ms() + timeout_ms;
+    while (!transport_sp_ops.recv(c->tls, &m)) {
+        int64_t left = until - now_ms();
+        if (left <= 0)
+            return false;
+        transport_sp_ops.wait(c->tls, (uint64_t)left * 1000000);
+    }
+    keep_reply(c, NULL, m.base, m.bytes);
+    transport_sp_ops.message_free(c->tls, m.base);
+    return true;
+}
+
 /* Takes one message off the connection. false: none within timeout_ms. */
 static bool receive(struct e2e_client *c, int timeout_ms)
 {
@@ -305,6 +416,8 @@ static bool receive(struct e2e_client *c, int timeout_ms)
             keep_reply(c, NULL, reply, bytes);
         return has_reply;
     }
+    if (c->tls != NULL)
+        return receive_tls(c, timeout_ms);
     struct nn_pollfd p = {.fd = c->socket, .events = NN_POLLIN};
     if (nn_poll(&p, 1, timeout_ms) <= 0)
         return false;
@@ -334,7 +447,12 @@ const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int tim
 
 const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id)
 {
-    const struct wire_reply *r = e2e_await_ms(c, id, TIMEOUT_MS);
+    int64_t until = now_ms() + TIMEOUT_MS;
+    const struct wire_reply *r = e2e_await_ms(c, id, c->retry_ms != 0 ? c->retry_ms : TIMEOUT_MS);
+    for (; r == NULL && c->retry_ms != 0 && now_ms() < until; c->n_retries++) {
+        e2e_send_bytes(c, c->last, c->last_bytes);
+        r = e2e_await_ms(c, id, c->retry_ms);
+    }
     if (r == NULL)
         fail_msg("request %llu was not answered", (unsigned long long)id);
     return r;

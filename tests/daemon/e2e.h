@@ -1,6 +1,6 @@
 /* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ)
  * or through shared memory (shm_link.h), and the codec; and a model of what it should compute.
- * E2E_TRANSPORT=shm in the environment runs any test through shared memory.
+ * E2E_TRANSPORT=shm or tls in the environment runs any test through shared memory or TLS.
  *
  * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries
  * the same bytes, and the reference can be computed for any sequence from the streams of its
@@ -18,9 +18,11 @@
 
 struct e2e {
     pid_t pid; /* 0: has ended */
-    char dir[64], url[96], shm_path[96], log[96];
+    char gpu_path[96], dir[64], url[96], shm_path[96], tls_url[96], log[96];
 };
 
+/* Runs in the process that becomes attnd, if a test sets it. */
+extern void (*e2e_before_exec)(void);
 /* Starts attnd with a socket in a directory of its own and waits until it serves. flags:
  * NULL-terminated, after those that make it small. */
 void e2e_start(struct e2e *d, const char *const *flags);
@@ -29,9 +31,11 @@ void e2e_restart(struct e2e *d, const char *const *flags);
 /* Runs attnd with these flags alone until it ends: its exit code; what it wrote is in d->log. */
 int e2e_run(struct e2e *d, const char *const *flags);
 void e2e_signal(struct e2e *d, int number);
-/* Waits for the end: exit code, or -signal. Fails the test after 20 s. */
+/* Stops it until SIGCONT: all its threads stand still when this returns. */
+void e2e_pause(struct e2e *d);
+/* Waits for the end: exit code, or -signal. Fails the test after five minutes. */
 int e2e_wait(struct e2e *d);
-void e2e_await_log(const struct e2e *d, const char *text); /* fails the test after 20 s */
+void e2e_await_log(const struct e2e *d, const char *text); /* fails the test after five minutes */
 bool e2e_log_has(const struct e2e *d, const char *text);
 /* SIGTERM, wait, expect 0, remove the directory; kills what is left if a test failed before. */
 void e2e_stop(struct e2e *d);
@@ -40,7 +44,7 @@ void e2e_stop(struct e2e *d);
 
 struct e2e_reply {
     struct e2e_reply *next;
-    void *message; /* libnanomsg's; NULL: it came through shared memory */
+    void *message; /* libnanomsg's; NULL: it came another way */
     uint8_t *aligned;
     struct wire_arena arena;
     struct wire_reply wire;
@@ -48,20 +52,32 @@ struct e2e_reply {
 
 struct e2e_client {
     int socket;
-    struct shm_link *shm; /* NULL: socket */
+    struct shm_link *shm; /* NULL: not through shared memory */
+    struct client_transport *tls; /* NULL: not through TLS */
     uint64_t session, next_id;
     uint32_t pool;
     struct e2e_reply *replies; /* received and not freed */
+    /* over a bad network (not shared memory): what is not answered in time is sent again */
+    int retry_ms; /* 0: nothing is */
+    uint8_t *last; /* the message sent last */
+    size_t last_bytes;
+    uint64_t n_retries;
 };
 
 void e2e_connect(struct e2e_client *c, const struct e2e *d); /* and hello */
 void e2e_connect_shm(struct e2e_client *c, const struct e2e *d); /* whatever the environment says */
+/* The same through TLS, which d listens at, and without hello. */
+void e2e_connect_tls(struct e2e_client *c, const struct e2e *d);
+/* Says hello with a token, "" none; the session is the client's. */
+const Attnd__Reply *e2e_hello(struct e2e_client *c, const char *token);
+void e2e_connect_badly(struct e2e_client *c, const struct e2e *d, int retry_ms); /* and hello */
 void e2e_disconnect(struct e2e_client *c);
+void e2e_forget(struct e2e_client *c); /* the replies received so far */
 uint64_t e2e_send(struct e2e_client *c, Attnd__Request *h, const void *payload,
                   size_t payload_bytes);
 /* Any bytes as one message. */
 void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n);
-/* The reply; fails the test after 20 s. Belongs to the client. */
+/* The reply; fails the test after five minutes. Belongs to the client. */
 const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id);
 /* NULL: nothing came within timeout_ms. */
 const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int timeout_ms);
@@ -99,6 +115,19 @@ struct e2e_item {
     struct e2e_seq *seq;
     uint32_t pos, n_tokens;
 };
+/* A step's header, and where its tensors are. */
+enum { E2E_MAX_ITEMS = 64 };
+struct e2e_step {
+    Attnd__Step wire;
+    struct wire_step_layout layout;
+    uint64_t seq[E2E_MAX_ITEMS];
+    uint32_t epoch[E2E_MAX_ITEMS], pos[E2E_MAX_ITEMS], n_tokens[E2E_MAX_ITEMS];
+};
+void e2e_build_step(struct e2e_step *s, const struct e2e_client *c, uint32_t layer, uint32_t flags,
+                    const struct e2e_item *items, uint32_t n_items);
+/* Its q, k and v, as of this layer. */
+void e2e_fill_step(const struct e2e_step *s, uint32_t layer, const struct e2e_item *items,
+                   uint8_t *payload);
 #define E2E_BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)
 uint64_t e2e_send_step(struct e2e_client *c, uint32_t layer, uint32_t flags,
                        const struct e2e_item *items, uint32_t n_items, uint64_t timeout_us);

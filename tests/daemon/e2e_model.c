@@ -177,55 +177,66 @@ static void put_row(void *dst, size_t row, const struct e2e_seq *s, uint32_t lay
                       value(s->stream[pos], layer, pos, t, i));
 }
 
+void e2e_build_step(struct e2e_step *s, const struct e2e_client *c, uint32_t layer, uint32_t flags,
+                    const struct e2e_item *items, uint32_t n_items)
+{
+    char why[256];
+    assert_true(n_items <= E2E_MAX_ITEMS);
+    attnd__step__init(&s->wire);
+    for (uint32_t i = 0; i < n_items; i++) {
+        s->seq[i] = items[i].seq->name;
+        s->epoch[i] = items[i].seq->epoch;
+        s->pos[i] = items[i].pos;
+        s->n_tokens[i] = items[i].n_tokens;
+    }
+    s->wire.pool = c->pool;
+    s->wire.layer = layer;
+    s->wire.flags = flags;
+    s->wire.dtype = (Attnd__Dtype)dtype;
+    s->wire.n_seq = s->wire.n_epoch = s->wire.n_pos = s->wire.n_n_tokens = n_items;
+    s->wire.seq = s->seq;
+    s->wire.epoch = s->epoch;
+    s->wire.pos = s->pos;
+    s->wire.n_tokens = s->n_tokens;
+    if (wire_step_layout_of(&s->wire, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, dtype,
+                            &s->layout, why, sizeof why) != ATTN_OK)
+        fail_msg("the test's step is wrong: %s", why);
+}
+
+void e2e_fill_step(const struct e2e_step *s, uint32_t layer, const struct e2e_item *items,
+                   uint8_t *payload)
+{
+    size_t row = 0;
+    for (uint32_t i = 0; i < s->wire.n_seq; i++) {
+        for (uint32_t t = 0; t < items[i].n_tokens; t++, row++) {
+            const struct e2e_seq *q = items[i].seq;
+            uint32_t p = items[i].pos + t;
+            if (s->wire.flags & WIRE_STEP_ATTEND)
+                put_row(payload + s->layout.q_offset, row, q, layer, p, TENSOR_Q, E2E_Q_HEADS);
+            if (s->wire.flags & WIRE_STEP_APPEND) {
+                put_row(payload + s->layout.k_offset, row, q, layer, p, TENSOR_K, E2E_KV_HEADS);
+                put_row(payload + s->layout.v_offset, row, q, layer, p, TENSOR_V, E2E_KV_HEADS);
+            }
+        }
+    }
+}
+
 /* Fills tensors in, or leaves them zero. */
 static uint64_t send_step(struct e2e_client *c, uint32_t layer, uint32_t flags,
                           const struct e2e_item *items, uint32_t n_items, uint64_t timeout_us,
                           bool is_zero)
 {
-    uint64_t seq[64];
-    uint32_t epoch[64], pos[64], n_tokens[64];
-    char why[256];
-    assert_true(n_items <= 64);
-    Attnd__Step b = ATTND__STEP__INIT;
+    struct e2e_step s;
     Attnd__Request h = ATTND__REQUEST__INIT;
-    for (uint32_t i = 0; i < n_items; i++) {
-        seq[i] = items[i].seq->name;
-        epoch[i] = items[i].seq->epoch;
-        pos[i] = items[i].pos;
-        n_tokens[i] = items[i].n_tokens;
-    }
-    b.pool = c->pool;
-    b.layer = layer;
-    b.flags = flags;
-    b.dtype = (Attnd__Dtype)dtype;
-    b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = n_items;
-    b.seq = seq;
-    b.epoch = epoch;
-    b.pos = pos;
-    b.n_tokens = n_tokens;
+    e2e_build_step(&s, c, layer, flags, items, n_items);
     h.session = c->session;
     h.timeout_us = timeout_us;
     h.body_case = ATTND__REQUEST__BODY_STEP;
-    h.step = &b;
-    struct wire_step_layout l;
-    if (wire_step_layout_of(&b, E2E_Q_HEADS, E2E_KV_HEADS, E2E_DIM, E2E_DIM, dtype, &l, why,
-                            sizeof why) != ATTN_OK)
-        fail_msg("the test's step is wrong: %s", why);
-    uint8_t *payload = calloc(1, l.request_bytes);
-    size_t row = 0;
-    for (uint32_t i = 0; i < n_items && !is_zero; i++) {
-        for (uint32_t t = 0; t < items[i].n_tokens; t++, row++) {
-            const struct e2e_seq *s = items[i].seq;
-            uint32_t p = items[i].pos + t;
-            if (flags & WIRE_STEP_ATTEND)
-                put_row(payload + l.q_offset, row, s, layer, p, TENSOR_Q, E2E_Q_HEADS);
-            if (flags & WIRE_STEP_APPEND) {
-                put_row(payload + l.k_offset, row, s, layer, p, TENSOR_K, E2E_KV_HEADS);
-                put_row(payload + l.v_offset, row, s, layer, p, TENSOR_V, E2E_KV_HEADS);
-            }
-        }
-    }
-    uint64_t id = e2e_send(c, &h, payload, l.request_bytes);
+    h.step = &s.wire;
+    uint8_t *payload = calloc(1, s.layout.request_bytes);
+    if (!is_zero)
+        e2e_fill_step(&s, layer, items, payload);
+    uint64_t id = e2e_send(c, &h, payload, s.layout.request_bytes);
     free(payload);
     return id;
 }

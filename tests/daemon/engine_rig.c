@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -20,6 +21,8 @@ static struct rig *current; /* cmocka runs one test at a time */
 /* --- the backend ------------------------------------------------------------------------------ */
 
 struct backend_pool {
+    struct backend *backend;
+    uint64_t place;
     struct backend_pool_config config;
 };
 
@@ -54,12 +57,37 @@ static uint64_t fake_pool_bytes(const struct backend *b, const struct backend_po
 static attn_status fake_pool_open(struct backend *b, const struct backend_pool_config *c,
                                   struct backend_pool **out_pool)
 {
+    if (b->max_pools != 0 && b->n_pools == b->max_pools)
+        return ATTN_ENOMEM;
+    b->n_pools++;
     struct backend_pool *p = test_malloc(sizeof *p);
     p->config = *c;
+    p->backend = b;
+    p->place = c->kv_place != 0 ? c->kv_place : ++b->last_place;
     b->used_bytes += fake_pool_bytes(b, c);
     assert_true(b->used_bytes <= b->kv_bytes);
     *out_pool = p;
     return ATTN_OK;
+}
+
+static attn_status fake_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        assert_true(blocks[i] < p->config.n_blocks);
+    p->backend->n_scrubbed += n;
+    return ATTN_OK;
+}
+
+static uint64_t fake_pool_place(const struct backend_pool *p)
+{
+    return p->place;
+}
+
+static void fake_pool_close(struct backend_pool *p)
+{
+    p->backend->n_pools--;
+    p->backend->used_bytes -= fake_pool_bytes(p->backend, &p->config);
+    test_free(p);
 }
 
 static void note_conflicts(struct backend *b, const struct backend_batch *batch)
@@ -76,6 +104,18 @@ static void note_conflicts(struct backend *b, const struct backend_batch *batch)
     }
 }
 
+/* They are applied in any order: all that name an entry which is read agree with the cache. */
+static void note_patch_conflicts(struct backend *b, const struct backend_batch *batch)
+{
+    for (uint32_t i = 0; i < batch->n_patches; i++) {
+        const struct backend_patch *x = &batch->patches[i];
+        struct kv_seq_info info;
+        kv_seq_info(current->kv, (kv_seq_id){x->row}, &info);
+        bool is_read = x->index < info.n_blocks && info.pool.index == current->pool - 1;
+        b->has_patch_conflict |= is_read && info.block_table[x->index] != x->block;
+    }
+}
+
 static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
 {
     if (b->fail_submit != ATTN_OK) {
@@ -85,6 +125,7 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
     }
     assert_true(b->n_in_flight < b->max_in_flight);
     note_conflicts(b, batch);
+    note_patch_conflicts(b, batch);
     if (b->n_batches < RIG_MAX_LOGGED && b->n_items + batch->n_items <= RIG_MAX_LOGGED &&
         b->n_copies + batch->n_copies <= RIG_MAX_LOGGED) {
         b->batches[b->n_batches++] = (struct rig_batch){
@@ -144,6 +185,8 @@ static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
     batch->device_ns = b->item_ns ? b->batch_ns + batch->n_items * b->item_ns : 1000;
     if (batch->status == ATTN_OK)
         compute(batch);
+    for (uint32_t i = 0; i < batch->n_signals && batch->status == ATTN_OK; i++)
+        *batch->signals[i].word = batch->signals[i].value;
     return batch;
 }
 
@@ -155,6 +198,9 @@ const struct backend_ops rig_backend_ops = {
     .pool_check = fake_pool_check,
     .pool_bytes = fake_pool_bytes,
     .pool_open = fake_pool_open,
+    .blocks_scrub = fake_blocks_scrub,
+    .pool_place = fake_pool_place,
+    .pool_close = fake_pool_close,
     .submit = fake_submit,
     .poll = fake_poll,
     .host_alloc = fake_host_alloc,
@@ -192,7 +238,7 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
     memset(r, 0, sizeof *r);
     memset(&stats, 0, sizeof stats);
     current = r;
-    log_init(LOG_LEVEL_ERROR);
+    log_init(LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
     rig_now_ns = 1000000000;
     clock_use(fake_clock);
     r->next_id = 1;
@@ -214,6 +260,7 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
         .default_timeout_us = 1000000,
         .max_timeout_us = 10000000,
         .max_sessions = 16,
+        .max_peer_sessions = 16,
         .lease_us = 30000000,
     };
     if (tweak != NULL)
@@ -229,6 +276,14 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
     r->pool = rig_pool(r, "p", 64);
 }
 
+static void close_engine(struct rig *r)
+{
+    for (uint32_t i = 0; i < r->engine->n_pools; i++)
+        if (r->engine->pools[i].device != NULL)
+            test_free(r->engine->pools[i].device);
+    assert_int_equal(engine_close(r->engine), ATTN_OK);
+}
+
 void rig_close(struct rig *r)
 {
     r->backend.is_held = false;
@@ -236,6 +291,7 @@ void rig_close(struct rig *r)
     assert_int_equal(atomic_load(&r->engine->n_held), 0);
     assert_int_equal(atomic_load(&r->engine->held_bytes), 0);
     assert_false(r->backend.has_conflict);
+    assert_false(r->backend.has_patch_conflict);
     if (kv_check(r->kv) != ATTN_OK)
         fail_msg("the cache is inconsistent: %s", kv_last_error(r->kv));
     for (uint32_t i = 0; i < r->cfg.max_sequences; i++)
@@ -247,9 +303,7 @@ void rig_close(struct rig *r)
     assert_int_equal(stats_get(steps_in_flight), 0);
     assert_int_equal(stats_get(queue_requests), 0);
 
-    for (uint32_t i = 0; i < r->engine->n_pools; i++)
-        test_free(r->engine->pools[i].device);
-    assert_int_equal(engine_close(r->engine), ATTN_OK);
+    close_engine(r);
     own_parts_close(&r->own);
     clock_use(NULL);
     while (r->answers != NULL) {
@@ -267,6 +321,27 @@ void rig_close(struct rig *r)
     iobuf_pool_close(r->bufs);
 }
 
+struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r))
+{
+    char why[512] = "";
+    struct engine_kept kept;
+    rig_run(r);
+    close_engine(r);
+    if (change != NULL)
+        change(r);
+    int fd = dup(kv_fd(r->kv));
+    own_parts_close(&r->own);
+    r->backend.used_bytes = r->backend.n_pools = 0;
+    if (own_engine_take(&r->own, fd, &r->cfg, &rig_backend_ops, &r->backend, r->bufs, &r->engine,
+                        why, sizeof why) != ATTN_OK)
+        fail_msg("the successor does not open: %s", why);
+    close(fd);
+    r->kv = r->own.kv;
+    r->sessions = r->own.sessions;
+    assert_int_equal(engine_restore(r->engine, &kept), ATTN_OK);
+    return kept;
+}
+
 void rig_run(struct rig *r)
 {
     while (engine_turn(r->engine, 0))
@@ -280,6 +355,7 @@ static void submit(struct rig *r, struct request *req)
                                     r->cfg.max_timeout_us, why, sizeof why);
     if (st != ATTN_OK)
         fail_msg("a request does not decode: %s", why);
+    req->principal = r->principal;
     engine_submit(r->engine, req);
 }
 
@@ -297,7 +373,8 @@ uint64_t rig_send(struct rig *r, Attnd__Request *h, const void *payload, size_t 
 {
     uint64_t id = r->next_id++;
     size_t head = wire_request_head_bytes(h);
-    struct request *req = request_new(&fake_transport, NULL, r->bufs, head + payload_bytes);
+    struct request *req =
+        request_new(&fake_transport, NULL, r->share, r->bufs, head + payload_bytes);
     assert_non_null(req);
     wire_request_head_encode(h, id, payload_bytes, req->msg->data);
     if (payload_bytes > 0)
@@ -312,7 +389,7 @@ void rig_resend(struct rig *r, uint64_t id)
     const struct rig_sent *s = r->sent;
     while (s->id != id)
         s = s->next;
-    struct request *req = request_new(&fake_transport, NULL, r->bufs, s->n_bytes);
+    struct request *req = request_new(&fake_transport, NULL, r->share, r->bufs, s->n_bytes);
     assert_non_null(req);
     memcpy(req->msg->data, s->bytes, s->n_bytes);
     submit(r, req);
@@ -513,7 +590,7 @@ uint32_t rig_epoch(struct rig *r, uint64_t seq)
     struct kv_seq_info info;
     if (r->epoch != 0)
         return r->epoch;
-    if (kv_seq_find(r->kv, TENANT, seq, &id) != ATTN_OK)
+    if (kv_seq_find(r->kv, TENANT_OPERATOR, seq, &id) != ATTN_OK)
         return 1;
     kv_seq_info(r->kv, id, &info);
     return info.epoch;
@@ -523,7 +600,7 @@ uint32_t rig_len(struct rig *r, uint64_t seq, uint32_t layer)
 {
     kv_seq_id id;
     struct kv_seq_info info;
-    assert_int_equal(kv_seq_find(r->kv, TENANT, seq, &id), ATTN_OK);
+    assert_int_equal(kv_seq_find(r->kv, TENANT_OPERATOR, seq, &id), ATTN_OK);
     kv_seq_info(r->kv, id, &info);
     return info.layer_len[layer];
 }

@@ -37,13 +37,16 @@ struct backend {
     uint64_t end_ns[BACKEND_MAX_IN_FLIGHT]; /* of each in flight */
     uint64_t idle_ns; /* the device was without a batch between two */
     uint64_t last_end_ns;
-    uint64_t used_bytes;
+    uint64_t used_bytes, last_place;
+    uint32_t n_pools, max_pools; /* opened; 0: any number */
+    uint32_t n_scrubbed; /* blocks */
     /* what it saw */
     struct rig_item items[RIG_MAX_LOGGED];
     struct rig_batch batches[RIG_MAX_LOGGED];
     struct backend_copy copies[RIG_MAX_LOGGED];
     uint32_t n_items, n_batches, n_copies;
     bool has_conflict; /* two appends of one (row, layer) were in flight together */
+    bool has_patch_conflict; /* a patch named another block than the cache has there */
 };
 
 struct rig_answer {
@@ -70,6 +73,8 @@ struct rig {
     struct session_table *sessions;
     struct engine *engine;
     struct rig_answer *answers;
+    struct principal principal; /* of requests made from now on */
+    struct share *share; /* of requests made from now on: the connection that they come over */
     bool keeps_sent; /* for rig_resend */
     struct rig_sent *sent;
     uint64_t next_id;
@@ -85,6 +90,8 @@ extern uint64_t rig_now_ns; /* the engine's clock */
 void rig_open(struct rig *r, void (*tweak)(struct rig *r));
 /* Checks on the way out: nothing held, cache consistent, steps conserved. */
 void rig_close(struct rig *r);
+/* Ends the engine and opens another one on the arena, which the test may change in between. */
+struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r));
 void rig_run(struct rig *r); /* turns until nothing is left to do */
 
 /* Sends; the reply is looked up by the id returned. payload may be NULL. */

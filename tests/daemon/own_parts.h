@@ -11,17 +11,18 @@ struct own_parts {
     struct session_table *sessions;
 };
 
-static inline attn_status own_engine_open(struct own_parts *own, const struct config *cfg,
-                                          const struct backend_ops *ops, struct backend *b,
-                                          struct iobuf_pool *bufs, struct engine **out_engine,
-                                          char *why, size_t why_bytes)
+/* arena_fd: a predecessor's, -1: none. */
+static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
+                                          const struct config *cfg, const struct backend_ops *ops,
+                                          struct backend *b, struct iobuf_pool *bufs,
+                                          struct engine **out_engine, char *why, size_t why_bytes)
 {
     struct backend_info info;
     ops->info(b, &info);
     struct kv_config kc = engine_kv_config(cfg, info.kv_bytes);
-    attn_status st = kv_open(&kc, -1, &own->kv, why, why_bytes);
+    attn_status st = kv_open(&kc, arena_fd, &own->kv, why, why_bytes);
     if (st == ATTN_OK)
-        st = session_table_open(cfg->max_sessions, &own->sessions);
+        st = session_table_open(cfg->max_sessions, cfg->max_peer_sessions, &own->sessions);
     if (st != ATTN_OK)
         return st;
     struct engine_parts parts = {
@@ -33,6 +34,14 @@ static inline attn_status own_engine_open(struct own_parts *own, const struct co
         .sessions = own->sessions,
     };
     return engine_open(&parts, out_engine, why, why_bytes);
+}
+
+static inline attn_status own_engine_open(struct own_parts *own, const struct config *cfg,
+                                          const struct backend_ops *ops, struct backend *b,
+                                          struct iobuf_pool *bufs, struct engine **out_engine,
+                                          char *why, size_t why_bytes)
+{
+    return own_engine_take(own, -1, cfg, ops, b, bufs, out_engine, why, why_bytes);
 }
 
 /* After engine_close. */

@@ -72,6 +72,13 @@ void engine_submit(struct engine *e, struct request *req)
     pthread_mutex_unlock(&e->lock);
 }
 
+void engine_renew(struct engine *e, uint64_t session)
+{
+    pthread_mutex_lock(&e->lock);
+    e->renewed = session;
+    pthread_mutex_unlock(&e->lock);
+}
+
 static void *engine_run(void *arg)
 {
     struct engine *e = arg;
@@ -192,7 +199,7 @@ void server_init(struct server *s)
     config_defaults(&s->cfg);
     s->cfg.io_memory_bytes = 64 << 20;
     s->cfg.max_message_bytes = 16 << 20;
-    log_init(LOG_LEVEL_ERROR);
+    log_init(LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
     pthread_mutex_init(&s->engine.lock, NULL);
     pthread_cond_init(&s->engine.wake, NULL);
     s->engine.tail = &s->engine.head;
@@ -205,6 +212,8 @@ void server_start(struct server *s, const char *url)
     if (strcmp(url, "ipc") == 0)
         snprintf(s->url, sizeof(s->url), "ipc:///tmp/attnd_test_%ld_%d.sock", (long)getpid(),
                  n_started++);
+    else if (strcmp(url, "tls") == 0)
+        snprintf(s->url, sizeof(s->url), "tls+tcp://127.0.0.1:0");
     else if (strcmp(url, "tcp") == 0)
         snprintf(s->url, sizeof(s->url), "tcp://127.0.0.1:0");
     else
@@ -218,10 +227,16 @@ void server_start(struct server *s, const char *url)
     s->turn.data = s;
     s->stop.data = s;
     s->drain.data = s;
-    s->env = (struct transport_env){
-        .loop = &s->loop, .cfg = &s->cfg, .engine = &s->engine, .bufs = s->bufs};
-    const struct transport_ops *ops =
-        strncmp(s->url, "ipc", 3) == 0 ? &transport_ipc_ops : &transport_tcp_ops;
+    s->shares = share_table_open(s->cfg.peer_share, s->cfg.principal_share);
+    assert_non_null(s->shares);
+    s->env = (struct transport_env){.loop = &s->loop,
+                                    .cfg = &s->cfg,
+                                    .engine = &s->engine,
+                                    .bufs = s->bufs,
+                                    .shares = s->shares};
+    const struct transport_ops *ops = strncmp(s->url, "ipc", 3) == 0   ? &transport_ipc_ops
+                                      : strncmp(s->url, "tls", 3) == 0 ? &transport_tls_ops
+                                                                       : &transport_tcp_ops;
     if (ops->open(&s->env, s->url, &s->t, why, sizeof(why)) != ATTN_OK)
         fail_msg("%s", why);
     assert_ptr_equal(s->t->ops, ops);
@@ -241,10 +256,11 @@ void server_stop(struct server *s)
     pthread_mutex_unlock(&s->engine.lock);
     pthread_join(s->engine.thread, NULL);
     assert_int_equal(uv_loop_close(&s->loop), 0);
-    struct iobuf *all = iobuf_acquire(s->bufs, s->cfg.io_memory_bytes);
+    struct iobuf *all = iobuf_acquire(s->bufs, NULL, s->cfg.io_memory_bytes);
     assert_non_null(all); /* every buffer came back */
     iobuf_release(all);
     iobuf_pool_close(s->bufs);
+    share_table_close(s->shares);
     config_fini(&s->cfg);
     assert_int_equal(s->env.n_peers, 0);
     assert_int_equal(stats_get(peers), 0);
@@ -286,6 +302,7 @@ uint8_t *step_message(uint64_t request_id, uint32_t reply_bytes, const void *pay
     Attnd__Step step = ATTND__STEP__INIT;
     uint64_t seq = reply_bytes;
     uint32_t one = 1, zero = 0;
+    h.session = STEP_SESSION;
     h.body_case = ATTND__REQUEST__BODY_STEP;
     h.step = &step;
     step.flags = WIRE_STEP_ATTEND;

@@ -21,12 +21,14 @@ struct engine {
     struct request *head, **tail;
     uint32_t n_queued;
     struct principal last; /* of the request submitted last */
+    uint64_t renewed; /* the session renewed last */
     bool is_held, is_reversed, is_stopped;
 };
 
 struct server {
     struct config cfg;
     struct iobuf_pool *bufs;
+    struct share_table *shares;
     struct engine engine;
     uv_loop_t loop;
     uv_async_t stop, drain;
@@ -38,7 +40,9 @@ struct server {
     char url[256];
 };
 
-/* Settings may be changed between the two; url: "ipc" takes a fresh path, "tcp" a free port. */
+/* Settings may be changed between the two; url: "ipc" takes a fresh path, "tcp" and "tls" a free
+ * port.
+ */
 void server_init(struct server *s);
 void server_start(struct server *s, const char *url);
 /* Ends everything; asserts that no buffer, request or handle is left. */
@@ -54,6 +58,7 @@ void engine_wait_queued(struct engine *e, uint32_t n);
 void wait_at_least(const _Atomic uint64_t *counter, uint64_t value);
 void wait_equal(const _Atomic uint64_t *counter, uint64_t value);
 
+#define STEP_SESSION UINT64_C(0x1122334455667788) /* of every step below */
 /* A step message whose reply has reply_bytes (0: the payload itself); malloc'ed. */
 uint8_t *step_message(uint64_t request_id, uint32_t reply_bytes, const void *payload,
                       uint32_t payload_bytes, size_t *out_bytes);

@@ -22,13 +22,13 @@ fails() {
   shift 2
   timeout 30 "$bin/attnd" --backend cpu --listen.http off "$@" >"$dir/log" 2>&1 || rc=$?
   [[ $rc == "$want" ]] || die "exit code $rc, not $want: $* $(cat "$dir/log")"
-  grep -E 'error: ' "$dir/log" | grep -qE -e "$words" || die "no \"$words\" in: $(cat "$dir/log")"
+  grep -E 'level=error ' "$dir/log" | grep -qE -e "$words" || die "no \"$words\" in: $(cat "$dir/log")"
 }
 
 fails 64 'engine.lease = 3 ' --engine.lease 3
 printf '[engine]\nleese = 3s\n' >"$dir/conf"
 fails 78 'conf:2: .*engine.leese.*lease' --config "$dir/conf"
-fails 69 'device.kv_memory: .*65970697666560' --device.kv_memory 60T --listen "ipc://$dir/s"
+fails 69 'device.kv_memory 62914560 MiB, cache.io_memory 256 MiB and .* are free' --device.kv_memory 60T --listen "ipc://$dir/s"
 fails 71 'max_sequences 1000000' --cache.max_sequences 1000000 --cache.max_seq_tokens 268435456 \
   --device.kv_memory 16M --listen "ipc://$dir/s"
 fails 73 "directory $dir/a/b" --device.kv_memory 16M --listen "ipc://$dir/a/b/s"
@@ -54,5 +54,75 @@ for transport in ipc shm; do
   wait "$daemon" || die "exit code $? after SIGTERM"
   daemon=
   [[ ! -e $dir/$transport ]] || die "the socket is left"
+done
+# nobody needs to listen to what it says: standard descriptors closed, a reader of stderr that left
+for way in '2>&-' '<&- >&- 2>&-' '2> >(head -c 1 >/dev/null)'; do
+  eval "\"$bin/attnd\" --backend cpu --device.kv_memory 16M --listen ipc://$dir/s --listen.http off $way &"
+  daemon=$!
+  "$bin/attnctl" --endpoint "ipc://$dir/s" --wait 60 ping >/dev/null || die "no ping with $way"
+  kill -HUP "$daemon" # it has something to say
+  "$bin/attnctl" --endpoint "ipc://$dir/s" drain >/dev/null || die "no drain with $way"
+  wait "$daemon" || die "exit code $? with $way"
+done
+daemon=
+for flag in --help --version --print-config; do
+  rc=0
+  "$bin/attnd" $flag >/dev/full 2>"$dir/log" || rc=$?
+  [[ $rc == 74 ]] && grep -q 'write to stdout: No space' "$dir/log" || die "$flag writes into a full file: $rc"
+done
+# page PATH: the status of a page, and the page in $dir/page
+page() {
+  exec 3<>"/dev/tcp/127.0.0.1/$port"
+  printf 'GET %s HTTP/1.0\r\n\r\n' "$1" >&3
+  cat <&3 >"$dir/page"
+  exec 3<&-
+  grep -oE '^HTTP/1.[01] [0-9]+' "$dir/page" | cut -d' ' -f2
+}
+# a balancer sees that the daemon is about to go; doors stay open until a second signal shuts them
+"$bin/attnd" --backend cpu --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http 127.0.0.1:0 \
+  --engine.drain_delay 1h >"$dir/log" 2>&1 &
+daemon=$!
+"$bin/attnctl" --endpoint "ipc://$dir/s" --wait 60 ping >/dev/null
+port=$(grep -oE 'http://127.0.0.1:[0-9]+' "$dir/log" | grep -oE '[0-9]+$')
+for path in /readyz /livez '/healthz?verbose'; do
+  [[ $(page "$path") == 200 ]] || die "$path: $(cat "$dir/page")"
+done
+shape='--layers 1 --q-heads 2 --kv-heads 2 --head-dim 8 --blocks 9'
+"$bin/attnctl" --endpoint "ipc://$dir/s" pool create p $shape >/dev/null
+until page /metrics >/dev/null && grep -q '^attnd_pool_blocks{pool="p"} 9' "$dir/page"; do :; done
+grep -qE '^attnd_kv_memory_bytes 16777216' "$dir/page" || die "no KV memory in: $(cat "$dir/page")"
+kill "$daemon"
+until [[ $(page /readyz) == 503 ]]; do :; done
+grep -q 'not ready' "$dir/page" || die "readyz: $(cat "$dir/page")"
+[[ $(page /livez) == 200 ]] || die "not alive while it waits"
+"$bin/attnctl" --endpoint "ipc://$dir/s" pool create q $shape >/dev/null ||
+  die "the doors are shut before the delay is over"
+kill "$daemon"
+wait "$daemon" || die "exit code $? after two signals"
+daemon=
+# sockets listen before what may take long
+"$bin/attnd" --backend cpu --device.kv_memory 16M --listen "ipc://$dir/s" --listen.admin off --listen.http 127.0.0.1:0 \
+  >"$dir/log" 2>&1 &
+daemon=$!
+"$bin/attnctl" --endpoint "ipc://$dir/s" --wait 60 drain >/dev/null
+wait "$daemon"
+daemon=
+order=$(grep -nE 'listening on|backend cpu on|stats on' "$dir/log" | sed 's/.*msg="//; s/ on.*//' | paste -sd,)
+[[ $order == stats,listening,'backend cpu' ]] || die "order: $order"
+# a control group's limit, where this test may make one
+for root in /sys/fs/cgroup/memory /sys/fs/cgroup; do
+  group=$root/attnd_start_$$
+  mkdir "$group" 2>/dev/null || continue
+  file=memory.max
+  [ "$root" = /sys/fs/cgroup ] || file=memory.limit_in_bytes
+  if echo 128M >"$group/$file" 2>/dev/null; then
+    rc=0
+    (echo $BASHPID >"$group/cgroup.procs" && exec "$bin/attnd" --backend cpu --device.kv_memory 256M \
+      --listen "ipc://$dir/s" --listen.http off) >"$dir/log" 2>&1 || rc=$?
+    [[ $rc == 69 ]] && grep -q "device.kv_memory 256 MiB, .* of 128 are free .*$file" "$dir/log" ||
+      die "in a group of 128 MiB: $rc"
+  fi
+  rmdir "$group"
+  break
 done
 echo "attnd says why it does not start"

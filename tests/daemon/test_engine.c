@@ -95,6 +95,39 @@ static void a_window(Attnd__PoolSpec *s)
     say_the_defaults(s);
     s->layers[0]->window_tokens = 512;
 }
+static void dilated(Attnd__PoolSpec *s)
+{
+    static uint32_t segments[] = {16, 64}, rates[] = {1, 4};
+    static char *features[] = {"dilated"};
+    say_the_defaults(s);
+    s->name = "dilated";
+    s->n_blocks = 2;
+    s->n_required_features = 1;
+    s->required_features = features;
+    s->layers[0]->n_branch_segment_tokens = s->layers[0]->n_branch_rates = 2;
+    s->layers[0]->branch_segment_tokens = segments;
+    s->layers[0]->branch_rates = rates;
+}
+static void other_rates(Attnd__PoolSpec *s)
+{
+    static uint32_t rates[] = {1, 2};
+    dilated(s);
+    s->layers[0]->branch_rates = rates;
+}
+static void a_rate_missing(Attnd__PoolSpec *s)
+{
+    dilated(s);
+    s->name = "q";
+    s->layers[0]->n_branch_rates = 1;
+}
+static void nine_branches(Attnd__PoolSpec *s)
+{
+    static uint32_t nine[] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+    dilated(s);
+    s->name = "q";
+    s->layers[0]->n_branch_rates = s->layers[0]->n_branch_segment_tokens = 9;
+    s->layers[0]->branch_segment_tokens = s->layers[0]->branch_rates = nine;
+}
 static void a_feature(Attnd__PoolSpec *s)
 {
     static char *features[] = {"mla"};
@@ -149,6 +182,11 @@ static void another_pool_of_the_same_name_is_refused_by_field(void **state)
                     "identity.model \"\", asked for \"sha256:abc\"");
     rig_assert_says(make_pool(a_window), ATTN_EEXIST, "layers[0].window_tokens 0, asked for 512");
     assert_int_equal(r.engine->n_pools, 1);
+    const Attnd__LayerSpec *l = make_pool(dilated)->pool->spec->layers[0];
+    assert_int_equal(l->n_branch_rates, 2);
+    assert_int_equal(l->branch_segment_tokens[1], 64);
+    assert_int_equal(l->branch_rates[1], 4);
+    rig_assert_says(make_pool(other_rates), ATTN_EEXIST, "layers[0].branch_rates 4, asked for 2");
     rig_close(&r);
 }
 
@@ -158,14 +196,19 @@ static void pools_that_cannot_be_are_refused_by_field(void **state)
     rig_open(&r, NULL);
     rig_assert_says(make_pool(a_feature), ATTN_ENOTSUP, "mla");
     rig_assert_says(make_pool(no_name), ATTN_EINVAL, "name");
+    rig_assert_says(make_pool(a_rate_missing), ATTN_EINVAL,
+                    "layers[0].branch_rates has 1 entries, branch_segment_tokens 2");
+    rig_assert_says(make_pool(nine_branches), ATTN_EINVAL,
+                    "layers[0].branch_segment_tokens has 9 entries, at most 8");
     rig_assert_says(make_pool(odd_dim), ATTN_ENOTSUP, "fake backend");
     rig_assert_says(make_pool(too_many_layers), ATTN_EINVAL, "num_layers is 9, 8 are allowed");
     rig_assert_says(make_pool(too_many_blocks), ATTN_ENOMEM, "n_blocks");
     assert_int_equal(r.engine->n_pools, 1);
     const Attnd__Reply *a = make_pool(what_is_left);
     assert_int_equal(a->status, ATTN_OK);
-    /* a block is 4 layers x (K and V) x 2 heads x 8 tokens x 8 x 4 bytes = 4 KiB; 1 MiB in all */
-    assert_int_equal(a->pool->spec->n_blocks, 256 - 64);
+    /* a block is 4 layers x (K and V) x 2 heads x 8 tokens x 8 x 4 bytes = 4 KiB; 1 MiB in all, and
+     * a pool that asks for no number takes half of what is left */
+    assert_int_equal(a->pool->spec->n_blocks, (256 - 64) / 2);
     rig_close(&r);
 }
 

@@ -410,8 +410,8 @@ static void a_failed_copy_is_undone(void **state)
     assert_int_equal(rig_fork(&r, 1, 2, 12), ATTN_OK);
     kv_seq_id one, two;
     struct kv_seq_info x, y;
-    assert_int_equal(kv_seq_find(r.kv, TENANT, 1, &one), ATTN_OK);
-    assert_int_equal(kv_seq_find(r.kv, TENANT, 2, &two), ATTN_OK);
+    assert_int_equal(kv_seq_find(r.kv, TENANT_OPERATOR, 1, &one), ATTN_OK);
+    assert_int_equal(kv_seq_find(r.kv, TENANT_OPERATOR, 2, &two), ATTN_OK);
     for (int i = 0; i < 2; i++) {
         if (i == 0)
             r.backend.fail_submit = ATTN_EINTERNAL;
@@ -482,7 +482,7 @@ static void no_room_for_replies_is_an_overload(void **state)
     struct iobuf *all[4096];
     uint32_t n = 0;
     uint64_t id = rig_send_item(&r, 1, 0, 0, 100);
-    while (n < 4096 && (all[n] = iobuf_acquire(r.bufs, 4096)) != NULL)
+    while (n < 4096 && (all[n] = iobuf_acquire(r.bufs, NULL, 4096)) != NULL)
         n++;
     rig_run(&r);
     assert_int_equal(rig_answer(&r, id)->status, ATTN_EOVERLOAD);

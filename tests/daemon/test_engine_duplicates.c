@@ -64,7 +64,7 @@ static struct view look(void)
     for (uint64_t name = 1; name <= NAMES; name++) {
         kv_seq_id id;
         struct kv_seq_info info;
-        if (kv_seq_find(r.kv, TENANT, name, &id) != ATTN_OK)
+        if (kv_seq_find(r.kv, TENANT_OPERATOR, name, &id) != ATTN_OK)
             continue;
         kv_seq_info(r.kv, id, &info);
         struct seq_view *q = &v.seqs[name];
@@ -296,6 +296,69 @@ static void random_scripts_with_random_duplicates(void **state)
     }
 }
 
+/* --- hello ------------------------------------------------------------------------------------ */
+
+static uint64_t send_hello(uint64_t nonce)
+{
+    Attnd__Hello b = ATTND__HELLO__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.protocol_version = 1;
+    b.nonce = nonce;
+    h.body_case = ATTND__REQUEST__BODY_HELLO;
+    h.hello = &b;
+    return rig_send(&r, &h, NULL, 0);
+}
+
+static uint64_t session_of_hello(uint64_t id)
+{
+    assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+    return rig_answer(&r, id)->hello->session;
+}
+
+static void a_hello_that_comes_again_gives_the_same_session(void **state)
+{
+    (void)state;
+    struct principal who = {.kind = PRINCIPAL_USER};
+    struct share_table *shares = share_table_open(100, 100);
+    struct share *here = share_open(shares, &who), *there = share_open(shares, &who);
+    rig_open(&r, NULL);
+    r.keeps_sent = true;
+    uint32_t n = session_count(r.sessions);
+    r.share = here;
+    uint64_t bare = send_hello(0), named = send_hello(77);
+    rig_run(&r);
+    uint64_t bare_session = session_of_hello(bare), named_session = session_of_hello(named);
+    assert_int_not_equal(bare_session, named_session);
+    for (int i = 0; i < 5; i++) { /* on the wire twice */
+        rig_resend(&r, bare);
+        rig_resend(&r, named);
+        rig_run(&r);
+        assert_int_equal(session_of_hello(bare), bare_session);
+        assert_int_equal(session_of_hello(named), named_session);
+        r.share = i % 2 == 0 ? here : there;
+        uint64_t again = send_hello(77); /* a client that did not hear the answer */
+        rig_run(&r);
+        assert_int_equal(session_of_hello(again), named_session);
+        assert_int_equal(session_count(r.sessions), n + 2);
+        r.share = here;
+    }
+    r.share = there; /* another connection's first request may have the same id */
+    rig_resend(&r, bare);
+    rig_run(&r);
+    assert_int_equal(session_count(r.sessions), n + 3);
+    rig_now_ns += 30000000000; /* all are gone, and the hello is a new one */
+    rig_run(&r);
+    assert_int_equal(session_count(r.sessions), 0);
+    rig_resend(&r, named);
+    rig_run(&r);
+    assert_int_not_equal(session_of_hello(named), named_session);
+    r.share = NULL;
+    rig_close(&r);
+    share_unref(here);
+    share_unref(there);
+    share_table_close(shares);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -306,6 +369,7 @@ int main(void)
         cmocka_unit_test(an_adoption_that_another_followed),
         cmocka_unit_test(a_fork_whose_child_was_closed),
         cmocka_unit_test(random_scripts_with_random_duplicates),
+        cmocka_unit_test(a_hello_that_comes_again_gives_the_same_session),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -106,6 +107,120 @@ static void overload_is_an_answer(void **state)
     rig_close(&r);
 }
 
+static void a_step_that_would_be_late_is_refused_at_once(void **state)
+{
+    (void)state;
+    enum { AHEAD = 20 };
+    rig_open(&r, NULL);
+    rig_open_many(&r, 1, AHEAD + 1);
+    uint64_t late = AHEAD + 1;
+    uint32_t zero = 0, one = 1;
+    struct rig_step s = {.flags = BOTH, .n_items = 1, .seq = &late, .pos = &zero, .n_tokens = &one};
+    atomic_store(&r.engine->task_ns, 10000000);
+    s.timeout_us = 5000; /* alone it is taken, whatever requests have lately cost */
+    uint64_t alone = rig_send_step(&r, &s);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, alone)->status, ATTN_OK);
+    r.backend.is_held = true;
+    for (uint64_t i = 1; i <= AHEAD; i++)
+        rig_send_item(&r, i, 0, 0, 1);
+    atomic_store(&r.engine->task_ns, 10000000);
+    s.timeout_us = 200000; /* 200 ms are ahead */
+    rig_assert_says(rig_answer(&r, rig_send_step(&r, &s)), ATTN_EOVERLOAD,
+                    "20 requests are ahead, about 200 ms; the deadline is in 200 ms");
+    s.timeout_us = 300000;
+    uint64_t in_time = rig_send_step(&r, &s);
+    assert_null(rig_reply(&r, in_time));
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, in_time)->status, ATTN_OK);
+    rig_close(&r);
+}
+
+static void room_for_sessions(struct rig *rig)
+{
+    rig->cfg.max_sessions = 100;
+    rig->cfg.max_peer_sessions = 30;
+}
+
+/* Says hello over this connection until it is refused: how many sessions it got. */
+static unsigned hello_until_refused(struct share *connection, const Attnd__Reply **out_refusal)
+{
+    r.share = connection;
+    for (unsigned n = 0;; n++) {
+        *out_refusal = rig_hello_with(&r, 0, NULL);
+        if ((*out_refusal)->status != ATTN_OK)
+            return n;
+    }
+}
+
+static void newcomers_find_room_for_their_session(void **state)
+{
+    (void)state;
+    enum { GREEDY = 12 };
+    struct share_table *shares = share_table_open(50, 80);
+    struct principal who = {.kind = PRINCIPAL_USER, .uid = 5};
+    struct share *s[GREEDY];
+    const Attnd__Reply *refusal;
+    unsigned n = 0;
+    rig_open(&r, room_for_sessions);
+    for (unsigned i = 0; i < GREEDY; i++)
+        s[i] = share_open(shares, &who);
+    assert_int_equal(hello_until_refused(s[0], &refusal), 30);
+    rig_assert_says(refusal, ATTN_EQUOTA, "engine.max_peer_sessions is 30");
+    for (unsigned i = 1; i < GREEDY; i++)
+        n += hello_until_refused(s[i], &refusal);
+    assert_int_equal(30 + n, 79); /* of the 99 that the rig's own session leaves */
+    rig_assert_says(refusal, ATTN_EOVERLOAD,
+                    "uid 5 has 79 sessions; the 20 that engine.max_sessions leaves are for others "
+                    "(listen.principal_share)");
+    who.uid = 6;
+    struct share *newcomer = share_open(shares, &who);
+    r.share = newcomer;
+    assert_int_equal(rig_hello_with(&r, 0, NULL)->status, ATTN_OK);
+    rig_now_ns += 30000000000; /* with the leases the places come back */
+    rig_run(&r);
+    assert_int_equal(share_held(s[0], SHARE_SESSIONS), 0);
+    assert_int_equal(hello_until_refused(s[0], &refusal), 30);
+    r.share = NULL;
+    rig_close(&r);
+    for (unsigned i = 0; i < GREEDY; i++)
+        share_unref(s[i]);
+    share_unref(newcomer);
+    share_table_close(shares);
+}
+
+static void one_connection_leaves_others_their_part_of_the_queue(void **state)
+{
+    (void)state;
+    struct share_table *shares = share_table_open(50, 80);
+    struct principal who = {.kind = PRINCIPAL_USER, .uid = 5};
+    struct share *a = share_open(shares, &who), *b = share_open(shares, &who);
+    rig_open(&r, NULL);
+    rig_open_many(&r, 1, 64);
+    r.backend.is_held = true;
+    r.share = a;
+    uint64_t last = 0;
+    for (uint32_t i = 0; i <= r.cfg.max_queue_requests / 2; i++)
+        last = rig_send_item(&r, 1 + i % 64, 0, 0, 1);
+    rig_assert_says(rig_answer(&r, last), ATTN_EOVERLOAD, "listen.peer_share");
+    r.share = b;
+    for (uint32_t i = 0; i < r.cfg.max_queue_requests / 4; i++)
+        assert_null(rig_reply(&r, rig_send_item(&r, 1 + i % 64, 0, 0, 1)));
+    last = rig_send_item(&r, 1, 0, 0, 1);
+    rig_assert_says(rig_answer(&r, last), ATTN_EOVERLOAD, "this connection has 128 requests");
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(share_held(a->principal, SHARE_REQUESTS), 0);
+    assert_int_equal(share_held(a->principal, SHARE_QUEUE_BYTES), 0);
+    r.share = NULL;
+    rig_close(&r);
+    assert_int_equal(share_held(a->principal, SHARE_SMALL_BYTES), 0);
+    share_unref(a);
+    share_unref(b);
+    share_table_close(shares);
+}
+
 static void silence_ends_a_lease_in_slices(void **state)
 {
     (void)state;
@@ -130,6 +245,36 @@ static void silence_ends_a_lease_in_slices(void **state)
     assert_int_equal(rig_open_seq(&r, 1), ATTN_ENOTFOUND);
     r.session = rig_hello(&r, "again");
     assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    rig_close(&r);
+}
+
+static void queue_of_one(struct rig *rig)
+{
+    rig->cfg.max_queue_requests = 1;
+}
+
+static void a_refused_request_renews_its_session(void **state)
+{
+    (void)state;
+    rig_open(&r, queue_of_one);
+    rig_open_many(&r, 1, 1);
+    uint64_t held = r.session, refused = rig_hello(&r, "refused");
+    r.backend.is_held = true;
+    rig_send_item(&r, 1, 0, 0, 1);
+    rig_run(&r);
+    for (int i = 0; i < 3; i++) {
+        rig_now_ns += 20000000000; /* two thirds of the lease */
+        r.session = refused;
+        rig_assert_says(rig_answer(&r, rig_send_item(&r, 1, 0, 0, 1)), ATTN_EOVERLOAD, "queued");
+        rig_run(&r);
+        assert_int_equal(session_count(r.sessions), 2);
+    }
+    r.session = held;
+    r.backend.is_held = false;
+    rig_run(&r);
+    rig_now_ns += 60000000000; /* and from then on only silence */
+    rig_run(&r);
+    assert_int_equal(session_count(r.sessions), 0);
     rig_close(&r);
 }
 
@@ -219,6 +364,41 @@ static void draining_refuses_what_is_new_and_finishes_what_is_not(void **state)
     rig_close(&r);
 }
 
+static void only_who_may_administer_drains(void **state)
+{
+    (void)state;
+    const struct {
+        struct principal who;
+        bool may;
+    } cases[] = {
+        {{.kind = PRINCIPAL_UNKNOWN}, false},
+        {{.kind = PRINCIPAL_ANONYMOUS}, false},
+        {{.kind = PRINCIPAL_USER, .uid = geteuid() + 12345, .pid = 77}, false},
+        {{.kind = PRINCIPAL_USER, .uid = geteuid()}, true},
+        {{.kind = PRINCIPAL_USER, .uid = 0}, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char who[PRINCIPAL_TEXT_BYTES];
+        rig_open(&r, NULL);
+        Attnd__Drain b = ATTND__DRAIN__INIT;
+        Attnd__Request h = ATTND__REQUEST__INIT;
+        h.session = r.session;
+        h.body_case = ATTND__REQUEST__BODY_DRAIN;
+        h.drain = &b;
+        r.principal = cases[i].who;
+        const Attnd__Reply *reply = rig_call(&r, &h);
+        assert_int_equal(engine_is_draining(r.engine), cases[i].may);
+        if (cases[i].may) {
+            assert_int_equal(reply->status, ATTN_OK);
+        } else {
+            rig_assert_says(reply, ATTN_EAUTH, "drain is for root");
+            rig_assert_says(reply, ATTN_EAUTH, "listen.admin");
+            rig_assert_says(reply, ATTN_EAUTH, principal_format(&cases[i].who, who));
+        }
+        rig_close(&r);
+    }
+}
+
 static void what_is_not_built_is_refused_by_name(void **state)
 {
     (void)state;
@@ -258,10 +438,15 @@ int main(void)
         cmocka_unit_test(a_step_past_its_deadline_is_never_run),
         cmocka_unit_test(a_partly_launched_step_gives_up_the_rest),
         cmocka_unit_test(overload_is_an_answer),
+        cmocka_unit_test(a_step_that_would_be_late_is_refused_at_once),
+        cmocka_unit_test(newcomers_find_room_for_their_session),
+        cmocka_unit_test(one_connection_leaves_others_their_part_of_the_queue),
         cmocka_unit_test(silence_ends_a_lease_in_slices),
+        cmocka_unit_test(a_refused_request_renews_its_session),
         cmocka_unit_test(work_in_flight_keeps_a_lease),
         cmocka_unit_test(an_adopted_sequence_refuses_its_old_owner),
         cmocka_unit_test(draining_refuses_what_is_new_and_finishes_what_is_not),
+        cmocka_unit_test(only_who_may_administer_drains),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(stats_are_answered_as_json),
     };

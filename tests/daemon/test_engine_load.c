@@ -204,7 +204,7 @@ static void random_requests_keep_their_order_and_the_cache(void **state)
             replay(&ops[n_replayed++]);
         for (uint32_t i = 0; i < n_model; i++) {
             kv_seq_id id;
-            bool is_open = kv_seq_find(r.kv, TENANT, model[i].name, &id) == ATTN_OK;
+            bool is_open = kv_seq_find(r.kv, TENANT_OPERATOR, model[i].name, &id) == ATTN_OK;
             if (is_open != model[i].is_open)
                 fail_msg("seed %u: sequence %llu is %s", round, (unsigned long long)model[i].name,
                          is_open ? "open" : "closed");
@@ -303,7 +303,7 @@ static void *say_hello(void *arg)
         h.hello = &b;
         struct request *req = NULL;
         while (req == NULL) /* buffers come back as answers are taken */
-            req = request_new(&counting, NULL, bufs, wire_request_head_bytes(&h));
+            req = request_new(&counting, NULL, NULL, bufs, wire_request_head_bytes(&h));
         wire_request_head_encode(&h, i + 1, 0, req->msg->data);
         if (request_decode(req, clock_now_ns(), 60000000, 60000000, why, sizeof why) != ATTN_OK)
             abort();

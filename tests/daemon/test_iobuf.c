@@ -32,7 +32,7 @@ static struct iobuf_pool *pool_of(size_t bytes)
 /* Every buffer has come back: all of it can be had at once. */
 static void assert_whole(struct iobuf_pool *p, size_t bytes)
 {
-    struct iobuf *all = iobuf_acquire(p, bytes);
+    struct iobuf *all = iobuf_acquire(p, NULL, bytes);
     assert_non_null(all);
     assert_int_equal(all->capacity_bytes, bytes);
     iobuf_release(all);
@@ -43,7 +43,7 @@ static void total_is_rounded_up_to_a_power_of_two(void **state)
     (void)state;
     struct iobuf_pool *p = pool_of(3 * 4096 + 1);
     assert_whole(p, 4 * 4096);
-    assert_null(iobuf_acquire(p, 4 * 4096 + 1));
+    assert_null(iobuf_acquire(p, NULL, 4 * 4096 + 1));
     iobuf_pool_close(p);
     iobuf_pool_close(NULL);
 }
@@ -54,7 +54,7 @@ static void buffers_have_the_size_asked_for_and_are_page_aligned(void **state)
     static const size_t sizes[] = {0, 1, 4095, 4096, 4097, 8192, 8193, 65536 + 64, 1 << 20};
     struct iobuf_pool *p = pool_of(8 << 20);
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        struct iobuf *b = iobuf_acquire(p, sizes[i]);
+        struct iobuf *b = iobuf_acquire(p, NULL, sizes[i]);
         assert_non_null(b);
         assert_int_equal(b->n_bytes, sizes[i]);
         assert_true(b->capacity_bytes >= sizes[i] && b->capacity_bytes >= 4096);
@@ -74,18 +74,18 @@ static void the_whole_region_can_be_taken_in_pages_and_then_at_once(void **state
     struct iobuf *b[N];
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < N; i++)
-            assert_non_null(b[i] = iobuf_acquire(p, 4096));
-        assert_null(iobuf_acquire(p, 1));
+            assert_non_null(b[i] = iobuf_acquire(p, NULL, 4096));
+        assert_null(iobuf_acquire(p, NULL, 1));
         for (int i = 0; i < N; i++)
             iobuf_release(b[(i * 37 + round) % N]);
         /* kept small buffers must not stand in the way of a large one */
-        struct iobuf *all = iobuf_acquire(p, N * 4096);
+        struct iobuf *all = iobuf_acquire(p, NULL, N * 4096);
         assert_non_null(all);
-        assert_null(iobuf_acquire(p, 1));
+        assert_null(iobuf_acquire(p, NULL, 1));
         iobuf_release(all);
     }
-    assert_null(iobuf_acquire(p, N * 4096 + 1));
-    assert_null(iobuf_acquire(p, SIZE_MAX));
+    assert_null(iobuf_acquire(p, NULL, N * 4096 + 1));
+    assert_null(iobuf_acquire(p, NULL, SIZE_MAX));
     iobuf_pool_close(p);
 }
 
@@ -110,7 +110,7 @@ static void random_buffers_never_overlap_and_all_memory_comes_back(void **state)
             held[i] = NULL;
         } else {
             size_t n = 1 + (size_t)((x >> 20) % (1u << (4 + (x >> 50) % 17)));
-            held[i] = iobuf_acquire(p, n);
+            held[i] = iobuf_acquire(p, NULL, n);
             if (held[i] == NULL)
                 continue;
             mark[i] = (uint8_t)(x >> 32);
@@ -129,7 +129,7 @@ static void *churn(void *arg)
     uint64_t seed = (uint64_t)(uintptr_t)&seed | 1;
     for (int i = 0; i < 20000; i++) {
         size_t n = 8 + (size_t)(next_random(&seed) % 20000);
-        struct iobuf *b = iobuf_acquire(p, n);
+        struct iobuf *b = iobuf_acquire(p, NULL, n);
         if (b == NULL)
             continue;
         uint64_t token = next_random(&seed);

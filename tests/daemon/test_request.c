@@ -17,6 +17,7 @@
 #include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/request.h"
+#include "daemon/slow.h"
 #include "fake_host.h"
 
 static struct request *replied;
@@ -72,7 +73,7 @@ static struct request *request_of(bool is_step, uint64_t timeout_us, uint64_t no
         h.stats = &query;
     }
     size_t n = wire_request_head_bytes(&h);
-    struct request *req = request_new(&fake_transport, NULL, pool, n);
+    struct request *req = request_new(&fake_transport, NULL, NULL, pool, n);
     assert_non_null(req);
     wire_request_head_encode(&h, 77, 0, req->msg->data);
     if (request_decode(req, now_ns, 1000, 5000, why, sizeof(why)) != ATTN_OK)
@@ -137,7 +138,7 @@ static void an_error_is_answered_without_a_free_buffer(void **state)
     struct request *req = request_of(true, 0, clock_now_ns());
     struct iobuf *taken[16];
     int n = 0;
-    while ((taken[n] = iobuf_acquire(pool, 1)) != NULL)
+    while ((taken[n] = iobuf_acquire(pool, NULL, 1)) != NULL)
         n++;
     Attnd__Reply h = ATTND__REPLY__INIT;
     uint8_t *payload;
@@ -163,7 +164,7 @@ static void the_longest_sentence_is_cut_and_stays_text(void **state)
     text[0] = (char)0xff;
     text[1] = '\n';
     text[sizeof(text) - 1] = '\0';
-    struct request *req = request_new(&fake_transport, NULL, NULL, 0); /* from the heap */
+    struct request *req = request_new(&fake_transport, NULL, NULL, NULL, 0); /* from the heap */
     request_reply_error(req, ATTN_EPROTO, UINT64_MAX, "%s", text);
     struct wire_arena arena;
     struct wire_reply r;
@@ -179,7 +180,8 @@ static void a_large_message_that_is_refused_gives_its_buffer_back(void **state)
     (void)state;
     struct iobuf_pool *large;
     assert_int_equal(iobuf_pool_open(&fake_host, NULL, 128 << 10, &large), ATTN_OK);
-    struct request *req = request_new(&fake_transport, NULL, large, REQUEST_MAX_REUSED_BYTES + 1);
+    struct request *req =
+        request_new(&fake_transport, NULL, NULL, large, REQUEST_MAX_REUSED_BYTES + 1);
     assert_non_null(req);
     request_reply_error(req, ATTN_EOVERLOAD, 1, "too much");
     assert_ptr_equal(replied, req);
@@ -197,7 +199,7 @@ static void a_request_that_does_not_decode_counts_as_malformed_alone(void **stat
 {
     (void)state;
     char why[256] = "";
-    struct request *req = request_new(&fake_transport, NULL, pool, 30);
+    struct request *req = request_new(&fake_transport, NULL, NULL, pool, 30);
     memset(req->msg->data, 0x11, 30);
     assert_int_equal(request_decode(req, 5, 1, 1, why, sizeof(why)), ATTN_EPROTO);
     assert_true(strlen(why) > 10);
@@ -238,6 +240,93 @@ static void steps_received_are_answered_or_in_flight(void **state)
     assert_int_equal(atomic_load(&stats.steps_answered[-ATTN_ENOTFOUND]), 1);
     assert_int_equal(atomic_load(&stats.time[STATS_SHM][STATS_QUEUE].sum_ns), 7000);
     assert_int_equal(atomic_load(&stats.time[STATS_SHM][STATS_DEVICE].sum_ns), 3000);
+}
+
+static uint64_t given_ns;
+static uint64_t given_now(void)
+{
+    return given_ns;
+}
+
+/* A step that was begun at 1000 and has some of the later moments, each 10 to 99 after the last. */
+static struct request *step_with_moments(uint32_t which, uint64_t *out_end_ns)
+{
+    struct request *req = request_of(true, 0, 1000);
+    uint64_t *moments[] = {&req->taken_ns, &req->batched_ns, &req->done_ns, &req->replied_ns};
+    uint64_t at = 1000;
+    req->began_ns = which & 1 ? 900 : 0;
+    for (size_t i = 0; i < sizeof moments / sizeof moments[0]; i++)
+        if (which & 2u << i)
+            *moments[i] = at += 10 + (uint64_t)rand() % 90;
+    *out_end_ns = at;
+    return req;
+}
+
+static void stages_add_up_to_the_total_whatever_a_step_went_through(void **state)
+{
+    (void)state;
+    for (uint32_t which = 0; which < 32; which++)
+        for (uint64_t device_ns = 0; device_ns <= 1000; device_ns += 50) {
+            uint64_t end_ns, ns[STAGE_N], sum = 0;
+            struct request *req = step_with_moments(which, &end_ns);
+            req->device_ns = device_ns;
+            memset(ns, 0xff, sizeof ns);
+            stages_of(req, end_ns + 7, ns);
+            for (int s = 0; s < STAGE_N; s++)
+                sum += ns[s];
+            assert_int_equal(sum, end_ns + 7 - (which & 1 ? 900 : 1000));
+            assert_int_equal(ns[STAGE_RECEIVE], which & 1 ? 100 : 0);
+            uint64_t in_flight_ns = ns[STAGE_DEVICE] + ns[STAGE_LAUNCH];
+            if ((which & 12) == 12) /* launched and back */
+                assert_int_equal(in_flight_ns, req->done_ns - req->batched_ns);
+            if ((which & 12) == 12 && device_ns < in_flight_ns)
+                assert_int_equal(ns[STAGE_DEVICE], device_ns);
+            request_reply_error(req, ATTN_ENOTFOUND, 0, "no");
+            request_free(replied);
+            replied = NULL;
+        }
+}
+
+static void slow_steps_are_kept_with_their_stages_and_the_latest_stay(void **state)
+{
+    (void)state;
+    static struct slow_step kept[SLOW_MAX];
+    uint64_t end_ns, ns[STAGE_N];
+    log_init(LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
+    clock_use(given_now);
+    slow_set_threshold_ns(5000);
+    uint32_t n_before = slow_read(kept);
+    assert_int_equal(n_before, 0);
+    for (uint64_t i = 0; i < SLOW_MAX + 5; i++) {
+        struct request *req = step_with_moments(31, &end_ns);
+        given_ns = 900 + 5000 + i;
+        stages_of(req, given_ns, ns);
+        req->status = ATTN_ENOBLOCKS;
+        request_sent(req);
+        given_ns = 900 + 4999; /* as long as a step that is not slow */
+        request_sent(req);
+        request_free(req);
+    }
+    clock_use(NULL);
+    slow_set_threshold_ns(0);
+    assert_false(slow_is(UINT64_MAX));
+    log_init(LOG_LEVEL_INFO, LOG_FORMAT_LOGFMT);
+    assert_int_equal(slow_read(kept), SLOW_MAX);
+    assert_int_equal(stats_get(steps_slow), SLOW_MAX + 5);
+    for (uint32_t i = 0; i < SLOW_MAX; i++) {
+        uint64_t total = 0;
+        for (int s = 0; s < STAGE_N; s++)
+            total += kept[i].stage_ns[s];
+        assert_int_equal(kept[i].number, i + 6);
+        assert_int_equal(total, 5000 + i + 5);
+    }
+    assert_memory_equal(kept[SLOW_MAX - 1].stage_ns, ns, sizeof ns);
+    assert_int_equal(kept[0].status, ATTN_ENOBLOCKS);
+    assert_string_equal(kept[0].transport, "shm");
+    uint64_t n = 0;
+    for (int b = 0; b < STATS_BUCKETS; b++)
+        n += atomic_load(&stats.stage[STAGE_SEND].bucket[b]);
+    assert_int_equal(n, 2 * (SLOW_MAX + 5));
 }
 
 static void every_address_has_a_transport(void **state)
@@ -281,7 +370,7 @@ static void a_principal_has_a_name_for_the_log(void **state)
     char text[PRINCIPAL_TEXT_BYTES];
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         assert_string_equal(principal_format(&cases[i].who, text), cases[i].text);
-    struct request *req = request_new(&fake_transport, NULL, pool, 0);
+    struct request *req = request_new(&fake_transport, NULL, NULL, pool, 0);
     assert_int_equal(req->principal.kind, PRINCIPAL_UNKNOWN);
     request_free(req);
     int fds[2];
@@ -295,39 +384,136 @@ static void a_principal_has_a_name_for_the_log(void **state)
 
 /* ---- log ---- */
 
+/* stderr, caught in a file. */
+struct capture {
+    FILE *f;
+    int saved;
+};
+
+static struct capture capture_begin(void)
+{
+    struct capture c = {tmpfile(), dup(STDERR_FILENO)};
+    assert_non_null(c.f);
+    dup2(fileno(c.f), STDERR_FILENO);
+    unsetenv("JOURNAL_STREAM");
+    return c;
+}
+
+/* What was written, the first line's time as TIME. */
+static char *capture_end(struct capture *c)
+{
+    static char got[8192];
+    char *time;
+    dup2(c->saved, STDERR_FILENO);
+    close(c->saved);
+    rewind(c->f);
+    size_t n = fread(got, 1, sizeof(got) - 1, c->f);
+    got[n] = '\0';
+    fclose(c->f);
+    if ((time = strstr(got, "ts=2")) != NULL) /* ts=2026-11-23T12:00:00.000Z */
+        memmove(memcpy(time, "TIME", 4) + 4, time + 27, strlen(time + 27) + 1);
+    else if ((time = strstr(got, "\"ts\":\"2")) != NULL)
+        memmove(memcpy(time, "TIME", 4) + 4, time + 31, strlen(time + 31) + 1);
+    return got;
+}
+
 /* What log_write puts on stderr, with JOURNAL_STREAM naming that stream or another. */
 static char *logged(bool is_journal, enum log_level max, enum log_level level, const char *text)
 {
     char stream[64];
     struct stat sb;
-    static char got[4096];
-    FILE *f = tmpfile();
-    int saved = dup(STDERR_FILENO);
-    assert_non_null(f);
-    dup2(fileno(f), STDERR_FILENO);
+    struct capture c = capture_begin();
     assert_int_equal(fstat(STDERR_FILENO, &sb), 0);
     snprintf(stream, sizeof(stream), "%llu:%llu", (unsigned long long)sb.st_dev,
              (unsigned long long)sb.st_ino + (is_journal ? 0 : 1));
     setenv("JOURNAL_STREAM", stream, 1);
-    log_init(max);
+    log_init(max, LOG_FORMAT_LOGFMT);
     log_write(level, "%s", text);
-    dup2(saved, STDERR_FILENO);
-    close(saved);
-    rewind(f);
-    size_t n = fread(got, 1, sizeof(got) - 1, f);
-    got[n] = '\0';
-    fclose(f);
-    return got;
+    return capture_end(&c);
 }
 
-static void a_log_line_has_a_priority_for_the_journal_and_a_word_for_people(void **state)
+static void an_event_has_its_values_apart_in_both_formats(void **state)
+{
+    (void)state;
+    char quoted[32];
+    for (int is_json = 0; is_json < 2; is_json++) {
+        struct capture c = capture_begin();
+        log_init(LOG_LEVEL_INFO, is_json ? LOG_FORMAT_JSON : LOG_FORMAT_LOGFMT);
+        log_event(LOG_LEVEL_WARN, "slow step", "total=%.3f session=0x%04x n=%d peer=%s to=me", 1.5,
+                  0x12, 7, log_quote("uid 0, \"x\\", quoted, sizeof quoted));
+        assert_string_equal(
+            capture_end(&c),
+            is_json ? "{TIME,\"level\":\"warn\",\"msg\":\"slow step\",\"total\":1.500,"
+                      "\"session\":\"0x0012\",\"n\":7,\"peer\":\"uid 0, \\\"x\\\\\","
+                      "\"to\":\"me\"}\n"
+                    : "TIME level=warn msg=\"slow step\" total=1.500 session=0x0012 n=7 "
+                      "peer=\"uid 0, \\\"x\\\\\" to=me\n");
+    }
+}
+
+static void a_flood_of_lines_is_cut_and_what_was_left_out_is_counted(void **state)
+{
+    (void)state;
+    given_ns = 5000000000;
+    clock_use(given_now);
+    struct capture c = capture_begin();
+    log_init(LOG_LEVEL_INFO, LOG_FORMAT_LOGFMT);
+    for (int i = 0; i < 25; i++)
+        log_limited("drops", LOG_LEVEL_INFO, log_write, "drop %d", i);
+    log_tell_left_out(); /* the second is not over */
+    given_ns += 1000000000;
+    log_tell_left_out();
+    log_tell_left_out();
+    const char *got = capture_end(&c);
+    clock_use(NULL);
+    for (int i = 0; i < 25; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "msg=\"drop %d\"", i);
+        assert_int_equal(strstr(got, line) != NULL, i < LOG_LIMIT);
+    }
+    const char *told = strstr(got, "level=info msg=\"lines left out\" of=\"drops\" n=15\n");
+    assert_non_null(told);
+    assert_null(strstr(strchr(told, '\n'), "drops"));
+}
+
+static void a_log_line_has_a_priority_for_the_journal_and_time_and_level_for_others(void **state)
 {
     (void)state;
     assert_string_equal(logged(true, LOG_LEVEL_INFO, LOG_LEVEL_ERROR, "no disk"), "<3>no disk\n");
     assert_string_equal(logged(false, LOG_LEVEL_INFO, LOG_LEVEL_ERROR, "no disk"),
-                        "attnd: error: no disk\n");
+                        "TIME level=error msg=\"no disk\"\n");
+    assert_string_equal(logged(false, LOG_LEVEL_INFO, LOG_LEVEL_INFO, "a \"b\" \\"),
+                        "TIME level=info msg=\"a \\\"b\\\" \\\\\"\n");
     assert_string_equal(logged(true, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG, "detail"), "");
     assert_string_equal(logged(true, LOG_LEVEL_DEBUG, LOG_LEVEL_DEBUG, "detail"), "<7>detail\n");
+}
+
+static void lines_are_kept_by_number_and_the_oldest_make_room(void **state)
+{
+    (void)state;
+    static struct log_record kept[LOG_KEPT];
+    struct capture c = capture_begin();
+    log_init(LOG_LEVEL_INFO, LOG_FORMAT_LOGFMT);
+    log_info("first");
+    uint32_t n = log_read(0, kept);
+    uint64_t number = kept[n - 1].number;
+    assert_non_null(strstr(kept[n - 1].json, "\"level\":\"info\",\"msg\":\"first\"}"));
+    assert_int_equal(log_read(number, kept), 0);
+    log_debug("not written, not kept");
+    for (int i = 0; i < LOG_KEPT + 7; i++)
+        log_info("line %d", i);
+    assert_int_equal(log_read(number, kept), LOG_KEPT);
+    assert_int_equal(kept[0].number, number + 8); /* seven went by unseen */
+    assert_non_null(strstr(kept[0].json, "line 7\""));
+    assert_int_equal(log_read(number + 9, kept), LOG_KEPT - 2);
+    assert_non_null(strstr(kept[0].json, "line 9\""));
+    char longest[4000];
+    memset(longest, '"', sizeof longest); /* twice as long when it is escaped */
+    longest[sizeof longest - 1] = '\0';
+    log_info("%s", longest);
+    n = log_read(0, kept);
+    assert_string_equal(kept[n - 1].json + strlen(kept[n - 1].json) - 2, "\"}");
+    capture_end(&c);
 }
 
 static void a_clients_text_cannot_forge_a_line(void **state)
@@ -339,8 +525,8 @@ static void a_clients_text_cannot_forge_a_line(void **state)
     memset(longest, 'y', sizeof(longest));
     longest[sizeof(longest) - 1] = '\0';
     char *line = logged(true, LOG_LEVEL_INFO, LOG_LEVEL_INFO, longest);
-    assert_int_equal(strlen(line), 1023);
-    assert_int_equal(line[1022], '\n');
+    assert_int_equal(strlen(line), 3 + 1023 + 1);
+    assert_int_equal(line[3 + 1023], '\n');
 }
 
 int main(void)
@@ -354,9 +540,14 @@ int main(void)
         TEST(a_large_message_that_is_refused_gives_its_buffer_back),
         TEST(a_request_that_does_not_decode_counts_as_malformed_alone),
         TEST(steps_received_are_answered_or_in_flight),
+        TEST(stages_add_up_to_the_total_whatever_a_step_went_through),
+        TEST(slow_steps_are_kept_with_their_stages_and_the_latest_stay),
         TEST(every_address_has_a_transport),
         TEST(a_principal_has_a_name_for_the_log),
-        TEST(a_log_line_has_a_priority_for_the_journal_and_a_word_for_people),
+        TEST(a_log_line_has_a_priority_for_the_journal_and_time_and_level_for_others),
+        TEST(an_event_has_its_values_apart_in_both_formats),
+        TEST(a_flood_of_lines_is_cut_and_what_was_left_out_is_counted),
+        TEST(lines_are_kept_by_number_and_the_oldest_make_room),
         TEST(a_clients_text_cannot_forge_a_line),
     };
     return cmocka_run_group_tests_name("request", tests, NULL, NULL);

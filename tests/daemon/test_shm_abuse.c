@@ -196,7 +196,7 @@ static void others_are_refused(void **state)
     assert_int_equal(chmod(d.shm_path, 0666), 0);
     assert_true(nobody_can_connect(&d)); /* let in by it */
     /* who got past the file's mode is looked at again */
-    e2e_signal(&d, SIGSTOP);
+    e2e_pause(&d);
     int connected[2];
     char byte = 0;
     assert_int_equal(pipe(connected), 0);
@@ -225,7 +225,14 @@ static void memory_is_bounded(void **state)
     (void)state;
     struct e2e d;
     struct shm_link l[5];
-    static const char *const flags[] = {"--listen.shm_client", "1M", "--listen.shm_memory", "4M",
+    static const char *const flags[] = {"--listen.shm_client",
+                                        "1M",
+                                        "--listen.shm_memory",
+                                        "4M",
+                                        "--listen.peer_share",
+                                        "100",
+                                        "--listen.principal_share",
+                                        "100",
                                         NULL};
     e2e_start(&d, flags);
     for (uint32_t i = 0; i < 4; i++) {

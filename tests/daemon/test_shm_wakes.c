@@ -164,7 +164,7 @@ static int daemon_start_with(uint64_t spin_us)
     char url[96], why[512] = "";
     static uint32_t n;
     memset(&d, 0, sizeof d);
-    log_init(LOG_LEVEL_ERROR);
+    log_init(LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
     config_defaults(&d.cfg);
     d.cfg.io_memory_bytes = 1 << 20;
     d.cfg.max_sequences = 16;
@@ -189,7 +189,8 @@ static int daemon_start_with(uint64_t spin_us)
                                    .backend_ops = &no_device,
                                    .backend = &d.backend,
                                    .engine = d.engine,
-                                   .bufs = d.bufs};
+                                   .bufs = d.bufs,
+                                   .shares = share_table_open(100, 100)};
     if (transport_shm_ops.open(&d.env, url, &d.t, why, sizeof why) != ATTN_OK)
         fail_msg("%s", why);
     assert_int_equal(pthread_create(&d.thread, NULL, run_loop, NULL), 0);
@@ -227,6 +228,7 @@ static int daemon_stop(void **state)
     assert_int_equal(d.env.n_peers, 0);
     assert_int_equal(d.env.shared_bytes, 0);
     iobuf_pool_close(d.bufs);
+    share_table_close(d.env.shares);
     config_fini(&d.cfg);
     clock_use(NULL);
     return 0;

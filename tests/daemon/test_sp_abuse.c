@@ -18,60 +18,10 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "sp_good.h"
 #include "sp_server.h"
 
 static const char *const kinds[] = {"ipc", "tcp"};
-
-/* A peer that does everything right. */
-struct good {
-    int fd;
-    bool is_ipc;
-    uint64_t n_done;
-};
-
-static void good_open(struct good *g, const struct server *s)
-{
-    g->is_ipc = strncmp(s->url, "ipc", 3) == 0;
-    g->n_done = 0;
-    g->fd = raw_connect(s->url);
-    raw_handshake(g->fd);
-}
-
-static void good_round_trip(struct good *g)
-{
-    uint8_t payload[5000];
-    size_t n;
-    uint32_t id = 0;
-    uint64_t request_id = 1000000 + g->n_done;
-    memset(payload, (int)g->n_done & 0xff, sizeof(payload));
-    uint8_t *msg = step_message(request_id, 0, payload, sizeof(payload), &n);
-    raw_send_message(g->fd, g->is_ipc, 1, 5, msg, n);
-    free(msg);
-    uint8_t *reply = raw_receive_message(g->fd, g->is_ipc, 1, &id, &n);
-    assert_non_null(reply);
-    check_step_reply(reply, n, request_id, 0, payload, sizeof(payload));
-    free(reply);
-    g->n_done++;
-}
-
-static void send_step(int fd, bool is_ipc, uint64_t request_id, uint32_t reply_bytes)
-{
-    size_t n;
-    uint8_t *msg = step_message(request_id, reply_bytes, NULL, 0, &n);
-    raw_send_message(fd, is_ipc, 1, 9, msg, n);
-    free(msg);
-}
-
-static void receive_error(int fd, bool is_ipc, uint64_t request_id, attn_status st,
-                          const char *part)
-{
-    uint32_t id;
-    size_t n;
-    uint8_t *reply = raw_receive_message(fd, is_ipc, 1, &id, &n);
-    assert_non_null(reply);
-    check_error_reply(reply, n, request_id, st, part);
-    free(reply);
-}
 
 static void a_thousand_stalled_peers_are_cut_while_a_good_one_works(void **state)
 {
@@ -89,14 +39,14 @@ static void a_thousand_stalled_peers_are_cut_while_a_good_one_works(void **state
     for (int kind = 0; kind < 2; kind++) {
         bool is_ipc = kind == 0;
         struct server s;
-        struct good g;
+        struct sp_good g;
         server_init(&s);
         s.cfg.handshake_timeout_us = 400000;
         s.cfg.body_timeout_us = 400000;
         server_start(&s, kinds[kind]);
         uint64_t cut_handshake = stats_get(peers_cut_handshake);
         uint64_t cut_body = stats_get(peers_cut_body_timeout);
-        good_open(&g, &s);
+        sp_good_open(&g, &s);
         static const uint8_t hello[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
         size_t n;
         uint8_t *msg = step_message(1, 0, hello, 8, &n);
@@ -121,19 +71,19 @@ static void a_thousand_stalled_peers_are_cut_while_a_good_one_works(void **state
             n_hand += i % 5 < 2;
             n_body += i % 5 >= 2;
             if (i % 50 == 0)
-                good_round_trip(&g);
+                sp_good_round_trip(&g);
         }
         free(msg);
         while (stats_get(peers_cut_handshake) - cut_handshake < n_hand ||
                stats_get(peers_cut_body_timeout) - cut_body < n_body)
-            good_round_trip(&g); /* the test's own timeout ends this */
+            sp_good_round_trip(&g); /* the test's own timeout ends this */
         assert_int_equal(stats_get(peers_cut_handshake) - cut_handshake, n_hand);
         assert_int_equal(stats_get(peers_cut_body_timeout) - cut_body, n_body);
         for (int i = 0; i < N; i++) {
             raw_expect_end(fds[i]);
             close(fds[i]);
         }
-        good_round_trip(&g);
+        sp_good_round_trip(&g);
         close(g.fd);
         server_stop(&s);
     }
@@ -149,7 +99,7 @@ static void requests_say_who_sent_them(void **state)
                  {"ipc", {.kind = PRINCIPAL_USER, .family = AF_UNIX}}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct server s;
-        struct good g;
+        struct sp_good g;
         struct principal who = cases[i].who;
         if (who.kind == PRINCIPAL_USER) {
             who.uid = getuid();
@@ -158,30 +108,14 @@ static void requests_say_who_sent_them(void **state)
         }
         server_init(&s);
         server_start(&s, cases[i].url);
-        good_open(&g, &s);
-        good_round_trip(&g);
+        sp_good_open(&g, &s);
+        sp_good_round_trip(&g);
         pthread_mutex_lock(&s.engine.lock);
         assert_memory_equal(&s.engine.last, &who, sizeof(who));
         pthread_mutex_unlock(&s.engine.lock);
         close(g.fd);
         server_stop(&s);
     }
-}
-
-/* ---- deadlines on a time of the test's own ---- */
-
-static _Atomic uint64_t virtual_ns, n_asked;
-
-static uint64_t virtual_now_ns(void)
-{
-    atomic_fetch_add(&n_asked, 1);
-    return atomic_load(&virtual_ns);
-}
-
-/* Until the transport has looked at its deadlines several times. */
-static void wait_for_looks(void)
-{
-    wait_at_least(&n_asked, atomic_load(&n_asked) + 10);
 }
 
 static void deadlines_pass_with_the_daemons_clock_alone(void **state)
@@ -192,8 +126,7 @@ static void deadlines_pass_with_the_daemons_clock_alone(void **state)
         struct server s;
         server_init(&s);
         s.cfg.handshake_timeout_us = s.cfg.body_timeout_us = timeout_ns / 1000;
-        atomic_store(&virtual_ns, 1000000000000);
-        clock_use(virtual_now_ns);
+        sp_time_use();
         server_start(&s, kinds[kind]);
         uint64_t cut_handshake = stats_get(peers_cut_handshake);
         uint64_t cut_body = stats_get(peers_cut_body_timeout);
@@ -203,12 +136,12 @@ static void deadlines_pass_with_the_daemons_clock_alone(void **state)
         raw_send(halting, kind == 0 ? "\1" : "\0", 1); /* of a length */
         wait_equal(&stats.peers, 2);
         wait_at_least(&stats.received_bytes, received + 9);
-        wait_for_looks();
+        sp_time_wait_for_looks();
 
-        atomic_fetch_add(&virtual_ns, timeout_ns - 1);
-        wait_for_looks();
+        sp_time_pass(timeout_ns - 1);
+        sp_time_wait_for_looks();
         assert_int_equal(stats_get(peers), 2);
-        atomic_fetch_add(&virtual_ns, 1);
+        sp_time_pass(1);
         wait_equal(&stats.peers, 0);
         assert_int_equal(stats_get(peers_cut_handshake), cut_handshake + 1);
         assert_int_equal(stats_get(peers_cut_body_timeout), cut_body + 1);
@@ -226,22 +159,22 @@ static void a_reader_that_stops_is_cut_at_the_write_timeout(void **state)
     (void)state;
     for (int kind = 0; kind < 2; kind++) {
         struct server s;
-        struct good g;
+        struct sp_good g;
         server_init(&s);
         s.cfg.write_timeout_us = 300000;
         server_start(&s, kinds[kind]);
         uint64_t cut = stats_get(peers_cut_slow_reader);
-        good_open(&g, &s);
+        sp_good_open(&g, &s);
         int fd = raw_connect(s.url);
         raw_handshake(fd);
         for (uint64_t i = 1; i <= 12; i++)
-            send_step(fd, kind == 0, i, 2 << 20);
+            sp_send_step(fd, kind == 0, i, 2 << 20);
         while (stats_get(peers_cut_slow_reader) == cut)
-            good_round_trip(&g);
+            sp_good_round_trip(&g);
         assert_int_equal(stats_get(peers_cut_slow_reader), cut + 1);
         raw_expect_end(fd);
         close(fd);
-        good_round_trip(&g);
+        sp_good_round_trip(&g);
         close(g.fd);
         server_stop(&s);
     }
@@ -252,26 +185,26 @@ static void a_reader_with_too_many_replies_waiting_is_cut_at_once(void **state)
     (void)state;
     for (int kind = 0; kind < 2; kind++) {
         struct server s;
-        struct good g;
+        struct sp_good g;
         server_init(&s);
         s.cfg.max_peer_write_bytes = 1 << 20;
         server_start(&s, kinds[kind]);
         uint64_t cut = stats_get(peers_cut_slow_reader);
-        good_open(&g, &s);
+        sp_good_open(&g, &s);
         int fd = raw_connect(s.url);
         raw_handshake(fd);
         engine_hold(&s.engine);
         for (uint64_t i = 1; i <= 60; i++)
-            send_step(fd, kind == 0, i, 256 << 10);
+            sp_send_step(fd, kind == 0, i, 256 << 10);
         engine_wait_queued(&s.engine, 60);
         engine_release(&s.engine, false);
         wait_at_least(&stats.peers_cut_slow_reader, cut + 1);
-        good_round_trip(&g);
+        sp_good_round_trip(&g);
         close(fd);
         /* one reply that alone is over the bound may wait */
         fd = raw_connect(s.url);
         raw_handshake(fd);
-        send_step(fd, kind == 0, 77, 9 << 20);
+        sp_send_step(fd, kind == 0, 77, 9 << 20);
         uint32_t id;
         size_t n;
         uint8_t *reply = raw_receive_message(fd, kind == 0, 1, &id, &n);
@@ -302,8 +235,8 @@ static void an_oversized_message_is_answered_and_its_peer_cut(void **state)
         int fd = raw_connect(s.url);
         raw_handshake(fd);
         raw_send_message(fd, kind == 0, 1, 3, msg, n);
-        receive_error(fd, kind == 0, 4711, ATTN_EINVAL,
-                      "over the limit of 65536 (listen.max_message)");
+        sp_receive_error(fd, kind == 0, 4711, ATTN_EINVAL,
+                         "over the limit of 65536 (listen.max_message)");
         raw_expect_end(fd);
         close(fd);
         /* a length of nearly 2^64, and no more than the preamble of it */
@@ -312,7 +245,7 @@ static void an_oversized_message_is_answered_and_its_peer_cut(void **state)
         uint8_t head[13] = {1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x80, 0, 0, 9};
         raw_send(fd, kind == 0 ? head : head + 1, kind == 0 ? 13 : 12);
         raw_send(fd, msg, WIRE_PREAMBLE_BYTES);
-        receive_error(fd, kind == 0, 4711, ATTN_EINVAL, "message of 18446744073709551611 bytes");
+        sp_receive_error(fd, kind == 0, 4711, ATTN_EINVAL, "message of 18446744073709551611 bytes");
         raw_expect_end(fd);
         close(fd);
         free(msg);
@@ -348,14 +281,14 @@ static void what_does_not_decode_is_answered_and_the_peer_stays(void **state)
         server_init(&s);
         server_start(&s, kinds[kind]);
         uint64_t malformed = stats_get(messages_malformed);
-        struct good g;
-        good_open(&g, &s);
+        struct sp_good g;
+        sp_good_open(&g, &s);
         raw_send_message(g.fd, g.is_ipc, 1, 1, NULL, 0);
-        receive_error(g.fd, g.is_ipc, 0, ATTN_EPROTO, "");
+        sp_receive_error(g.fd, g.is_ipc, 0, ATTN_EPROTO, "");
         size_t n;
         uint8_t *msg = step_message(99, 0, "x", 1, &n);
         raw_send_message(g.fd, g.is_ipc, 1, 1, msg, n - 1); /* cut short: the id is known */
-        receive_error(g.fd, g.is_ipc, 99, ATTN_EPROTO, "");
+        sp_receive_error(g.fd, g.is_ipc, 99, ATTN_EPROTO, "");
         free(msg);
         for (int i = 0; i < 200; i++) {
             uint8_t bytes[300];
@@ -363,9 +296,9 @@ static void what_does_not_decode_is_answered_and_the_peer_stays(void **state)
             for (size_t b = 0; b < k; b++)
                 bytes[b] = (uint8_t)next_random(&seed);
             raw_send_message(g.fd, g.is_ipc, 1, 1, bytes, k);
-            receive_error(g.fd, g.is_ipc, 0, ATTN_EPROTO, "");
+            sp_receive_error(g.fd, g.is_ipc, 0, ATTN_EPROTO, "");
         }
-        good_round_trip(&g);
+        sp_good_round_trip(&g);
         assert_int_equal(stats_get(messages_malformed), malformed + 202);
         close(g.fd);
         server_stop(&s);
@@ -378,13 +311,13 @@ static void random_bytes_cut_their_peer_alone(void **state)
     uint64_t seed = seed_from_clock();
     for (int kind = 0; kind < 2; kind++) {
         struct server s;
-        struct good g;
+        struct sp_good g;
         server_init(&s);
         s.cfg.handshake_timeout_us = s.cfg.body_timeout_us = 200000;
         server_start(&s, kinds[kind]);
         uint64_t n_cut = stats_get(peers_cut_malformed) + stats_get(peers_cut_handshake) +
                          stats_get(peers_cut_body_timeout) + stats_get(peers_cut_oversize);
-        good_open(&g, &s);
+        sp_good_open(&g, &s);
         enum { N = 100 };
         int fds[N];
         for (int i = 0; i < N; i++) {
@@ -397,7 +330,7 @@ static void random_bytes_cut_their_peer_alone(void **state)
             if (kind == 0 && i % 4 == 0)
                 bytes[0] = 1;
             raw_send(fds[i], bytes, sizeof(bytes));
-            good_round_trip(&g);
+            sp_good_round_trip(&g);
         }
         for (int i = 0; i < N; i++) {
             raw_expect_end(fds[i]);
@@ -407,7 +340,7 @@ static void random_bytes_cut_their_peer_alone(void **state)
         assert_int_equal(stats_get(peers_cut_malformed) + stats_get(peers_cut_handshake) +
                              stats_get(peers_cut_body_timeout) + stats_get(peers_cut_oversize),
                          n_cut + N);
-        good_round_trip(&g);
+        sp_good_round_trip(&g);
         close(g.fd);
         server_stop(&s);
     }
@@ -508,13 +441,14 @@ static void peers_over_the_cap_are_refused_and_counted(void **state)
     (void)state;
     for (int kind = 0; kind < 2; kind++) {
         struct server s;
-        struct good g[3];
+        struct sp_good g[3];
         server_init(&s);
         s.cfg.max_peers = 3;
+        s.cfg.principal_share = 100;
         server_start(&s, kinds[kind]);
         uint64_t refused = stats_get(peers_refused), accepted = stats_get(peers_accepted);
         for (int i = 0; i < 3; i++)
-            good_open(&g[i], &s);
+            sp_good_open(&g[i], &s);
         for (int i = 0; i < 20; i++) {
             int fd = raw_connect(s.url);
             raw_expect_end(fd);
@@ -523,12 +457,12 @@ static void peers_over_the_cap_are_refused_and_counted(void **state)
         assert_int_equal(stats_get(peers_refused), refused + 20);
         assert_int_equal(stats_get(peers_accepted), accepted + 3);
         for (int i = 0; i < 3; i++)
-            good_round_trip(&g[i]);
+            sp_good_round_trip(&g[i]);
         close(g[0].fd);
         wait_equal(&stats.peers, 2);
-        good_open(&g[0], &s);
+        sp_good_open(&g[0], &s);
         for (int i = 0; i < 3; i++) {
-            good_round_trip(&g[i]);
+            sp_good_round_trip(&g[i]);
             close(g[i].fd);
         }
         server_stop(&s);
@@ -540,17 +474,17 @@ static void a_peer_may_vanish_with_requests_in_flight(void **state)
     (void)state;
     for (int kind = 0; kind < 2; kind++) {
         struct server s;
-        struct good g;
+        struct sp_good g;
         server_init(&s);
         server_start(&s, kinds[kind]);
-        good_open(&g, &s);
-        good_round_trip(&g);
+        sp_good_open(&g, &s);
+        sp_good_round_trip(&g);
         for (int round = 0; round < 20; round++) {
             engine_hold(&s.engine);
             int fd = raw_connect(s.url);
             raw_handshake(fd);
             for (uint64_t i = 1; i <= 10; i++)
-                send_step(fd, kind == 0, i, 100000);
+                sp_send_step(fd, kind == 0, i, 100000);
             engine_wait_queued(&s.engine, 10);
             if (round % 2 == 0) { /* a reset, where the transport has one */
                 struct linger now = {.l_onoff = 1, .l_linger = 0};
@@ -559,164 +493,10 @@ static void a_peer_may_vanish_with_requests_in_flight(void **state)
             close(fd);
             engine_release(&s.engine, round % 3 == 0);
             wait_equal(&stats.peers, 1);
-            good_round_trip(&g);
+            sp_good_round_trip(&g);
         }
         close(g.fd);
         server_stop(&s);
-    }
-}
-
-static uint8_t *large_step(uint64_t request_id, uint32_t payload_bytes, size_t *out_n)
-{
-    uint8_t *payload = calloc(1, payload_bytes);
-    uint8_t *msg = step_message(request_id, 0, payload, payload_bytes, out_n);
-    free(payload);
-    return msg;
-}
-
-static void an_empty_buffer_pool_is_an_answer(void **state)
-{
-    (void)state;
-    enum { LARGE = 6 }; /* the next would hold 512 KiB beside its first 64 while it moves */
-    for (int kind = 0; kind < 2; kind++) {
-        struct server s;
-        bool is_ipc = kind == 0;
-        server_init(&s);
-        s.cfg.io_memory_bytes = 4 << 20; /* an eighth of it is for small messages */
-        server_start(&s, kinds[kind]);
-        uint64_t refused = stats_get(requests_refused_overload);
-        engine_hold(&s.engine);
-        int fd = raw_connect(s.url);
-        raw_handshake(fd);
-        size_t n;
-        uint8_t *msg = large_step(31, 300 << 10, &n); /* takes 512 KiB */
-        for (int i = 0; i < LARGE; i++)
-            raw_send_message(fd, is_ipc, 1, 1, msg, n);
-        engine_wait_queued(&s.engine, LARGE);
-        /* no room: the bodies are dropped, each is answered while the engine stands still */
-        for (int i = 0; i < 5; i++) {
-            raw_send_message(fd, is_ipc, 1, 1, msg, n);
-            receive_error(fd, is_ipc, 31, ATTN_EOVERLOAD, "cache.io_memory");
-        }
-        assert_int_equal(stats_get(requests_refused_overload), refused + 5);
-        for (int i = 0; i < 16; i++) /* small ones have theirs */
-            send_step(fd, is_ipc, 32, 1000);
-        engine_wait_queued(&s.engine, LARGE + 16);
-        engine_release(&s.engine, false);
-        receive_error(fd, is_ipc, 31, ATTN_EOVERLOAD, "no buffer for the reply");
-        for (uint32_t i = 1, id; i < LARGE + 16; i++) {
-            size_t n_reply;
-            uint8_t *reply = raw_receive_message(fd, is_ipc, 1, &id, &n_reply);
-            assert_non_null(reply);
-            if (i >= LARGE)
-                check_step_reply(reply, n_reply, 32, 1000, NULL, 0);
-            free(reply);
-        }
-        free(msg);
-        close(fd);
-        server_stop(&s);
-    }
-}
-
-/* The length of a message and its first bytes. */
-static int send_begin(const struct server *s, const uint8_t *msg, size_t n, size_t n_sent)
-{
-    bool is_ipc = strncmp(s->url, "ipc", 3) == 0;
-    uint8_t head[32] = {1}, *at = head + is_ipc, *id = at + 8;
-    int fd = raw_connect(s->url);
-    raw_handshake(fd);
-    for (int i = 0; i < 8; i++)
-        at[i] = (uint8_t)((n + 4) >> 8 * (7 - i));
-    memcpy(id, "\x80\0\0\5", 4);
-    raw_send(fd, head, (size_t)(id + 4 - head));
-    raw_send(fd, msg, n_sent);
-    return fd;
-}
-
-static void a_size_alone_takes_no_memory(void **state)
-{
-    (void)state;
-    enum { PEERS = 32 };
-    for (int kind = 0; kind < 2; kind++) {
-        struct server s;
-        struct good g;
-        int fds[PEERS];
-        size_t n;
-        server_init(&s);
-        s.cfg.io_memory_bytes = 8 << 20;
-        s.cfg.max_message_bytes = 4 << 20;
-        server_start(&s, kinds[kind]);
-        uint64_t received = stats_get(received_bytes);
-        uint8_t *msg = large_step(1, 3 << 20, &n);
-        for (int i = 0; i < PEERS; i++)
-            fds[i] = send_begin(&s, msg, n, 20);
-        wait_at_least(&stats.received_bytes, received + PEERS * (8 + 12 + 20));
-        good_open(&g, &s);
-        for (int i = 0; i < 50; i++)
-            good_round_trip(&g);
-        uint32_t id;
-        size_t n_reply;
-        raw_send_message(g.fd, g.is_ipc, 1, 5, msg, n); /* 4 MiB of the 8 */
-        uint8_t *reply = raw_receive_message(g.fd, g.is_ipc, 1, &id, &n_reply);
-        assert_non_null(reply); /* taken: what is short is room for a reply of that size */
-        check_error_reply(reply, n_reply, 1, ATTN_EOVERLOAD, "no buffer for the reply");
-        free(reply);
-        for (int i = 0; i < PEERS; i++)
-            close(fds[i]);
-        close(g.fd);
-        free(msg);
-        server_stop(&s);
-    }
-}
-
-static void large_messages_that_stop_halfway_are_cut_and_leave_room(void **state)
-{
-    (void)state;
-    enum { PEERS = 8 };
-    for (int kind = 0; kind < 2; kind++) {
-        struct server s;
-        struct good g;
-        int fds[PEERS];
-        size_t n;
-        server_init(&s);
-        s.cfg.io_memory_bytes = 8 << 20;
-        s.cfg.max_message_bytes = 1 << 20;
-        s.cfg.handshake_timeout_us = 8000; /* looked at every 2 ms */
-        s.cfg.body_timeout_us = UINT64_C(3600000000);
-        atomic_store(&virtual_ns, 1000000000000);
-        clock_use(virtual_now_ns);
-        server_start(&s, kinds[kind]);
-        uint64_t received = stats_get(received_bytes), cut = stats_get(peers_cut_body_timeout);
-        uint8_t *msg = large_step(1, 900 << 10, &n);
-        for (int i = 0; i < PEERS; i++)
-            fds[i] = send_begin(&s, msg, n, 600 << 10);
-        wait_at_least(&stats.received_bytes, received + PEERS * (8 + 12 + (600 << 10)));
-        good_open(&g, &s);
-        for (int i = 0; i < 50; i++)
-            good_round_trip(&g);
-        /* four hold 1 MiB each, half of the memory; the others' bytes are dropped as they come */
-        atomic_fetch_add(&virtual_ns, UINT64_C(2000000000));
-        wait_for_looks();
-        assert_int_equal(stats_get(peers_cut_body_timeout), cut); /* they have brought enough */
-        atomic_fetch_add(&virtual_ns, UINT64_C(2000000000));
-        wait_at_least(&stats.peers_cut_body_timeout, cut + 4);
-        wait_for_looks();
-        assert_int_equal(stats_get(peers_cut_body_timeout), cut + 4);
-        uint32_t id;
-        size_t n_reply;
-        raw_send_message(g.fd, g.is_ipc, 1, 5, msg, n);
-        uint8_t *reply = raw_receive_message(g.fd, g.is_ipc, 1, &id, &n_reply);
-        assert_non_null(reply);
-        uint8_t *payload = calloc(1, 900 << 10);
-        check_step_reply(reply, n_reply, 1, 0, payload, 900 << 10);
-        free(payload);
-        free(reply);
-        for (int i = 0; i < PEERS; i++)
-            close(fds[i]);
-        close(g.fd);
-        free(msg);
-        server_stop(&s);
-        clock_use(NULL);
     }
 }
 
@@ -726,13 +506,13 @@ static void running_out_of_descriptors_refuses_peers_without_spinning(void **sta
     enum { N = 20, ROUND_TRIPS = 200 };
     for (int kind = 0; kind < 2; kind++) {
         struct server s;
-        struct good g;
+        struct sp_good g;
         struct rlimit before, tight;
         int fds[N];
         server_init(&s);
         server_start(&s, kinds[kind]);
-        good_open(&g, &s);
-        good_round_trip(&g);
+        sp_good_open(&g, &s);
+        sp_good_round_trip(&g);
         getrlimit(RLIMIT_NOFILE, &before);
         /* the lowest free descriptor becomes the limit: connecting needs none, accepting does */
         for (int i = 0; i < N; i++)
@@ -752,15 +532,15 @@ static void running_out_of_descriptors_refuses_peers_without_spinning(void **sta
          * end */
         uint64_t turns = atomic_load(&s.n_turns);
         for (int i = 0; i < ROUND_TRIPS; i++)
-            good_round_trip(&g);
+            sp_good_round_trip(&g);
         turns = atomic_load(&s.n_turns) - turns;
         if (turns > 20 * ROUND_TRIPS)
             fail_msg("%llu turns of the loop for %d requests", (unsigned long long)turns,
                      ROUND_TRIPS);
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-        struct good late;
-        good_open(&late, &s);
-        good_round_trip(&late);
+        struct sp_good late;
+        sp_good_open(&late, &s);
+        sp_good_round_trip(&late);
         close(late.fd);
         for (int i = 0; i < N; i++)
             close(fds[i]);
@@ -780,7 +560,7 @@ static void a_stopped_transport_still_writes_what_it_owes(void **state)
         int fd = raw_connect(s.url);
         raw_handshake(fd);
         for (uint64_t i = 1; i <= 4; i++)
-            send_step(fd, kind == 0, i, 1 << 20);
+            sp_send_step(fd, kind == 0, i, 1 << 20);
         engine_wait_queued(&s.engine, 4);
         server_drain(&s);
         assert_false(s.t->ops->is_idle(s.t));
@@ -813,9 +593,6 @@ int main(void)
         cmocka_unit_test(descriptors_that_a_peer_passes_are_not_kept),
         cmocka_unit_test(peers_over_the_cap_are_refused_and_counted),
         cmocka_unit_test(a_peer_may_vanish_with_requests_in_flight),
-        cmocka_unit_test(an_empty_buffer_pool_is_an_answer),
-        cmocka_unit_test(a_size_alone_takes_no_memory),
-        cmocka_unit_test(large_messages_that_stop_halfway_are_cut_and_leave_room),
         cmocka_unit_test(running_out_of_descriptors_refuses_peers_without_spinning),
         cmocka_unit_test(a_stopped_transport_still_writes_what_it_owes),
     };

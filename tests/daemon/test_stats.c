@@ -8,13 +8,16 @@
 #include <cmocka.h>
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/clock.h"
@@ -32,6 +35,20 @@ static int reset(void **state)
     health_set_draining(false);
     clock_use(NULL);
     return 0;
+}
+
+static _Atomic uint64_t test_now_ns;
+
+static uint64_t test_clock(void)
+{
+    return test_now_ns;
+}
+
+/* Before http_up: its thread reads it. */
+static void use_test_clock(void)
+{
+    test_now_ns = 1000000000000;
+    clock_use(test_clock);
 }
 
 static void json_to(FILE *f)
@@ -165,7 +182,9 @@ static void the_json_is_json_and_says_the_same(void **state)
 {
     (void)state;
     stats_set(peers, 12);
-    stats_set(engine_beat_ns, 123456789012345);
+    use_test_clock();
+    test_now_ns = 123456789012345;
+    stats_set(engine_beat_at_ns, 123456789012345 - 1500000000);
     stats_set(steps_received, UINT32_MAX * 4ull);
     atomic_store(&stats.steps_answered[-ATTN_ENOBLOCKS], 5);
     stats_observe_ns(STATS_IPC, STATS_TOTAL, 3000);
@@ -186,8 +205,12 @@ static void the_json_is_json_and_says_the_same(void **state)
     json_t *answered = json_object_get(root, "steps_answered_total");
     assert_int_equal(json_integer_value(json_object_get(answered, "out of blocks")), 5);
     assert_int_equal(json_object_size(answered), STATS_N_STATUS);
-    json_t *seconds = json_object_get(root, "engine_heartbeat_seconds");
-    assert_true(json_real_value(seconds) == 123456.789012345);
+    json_t *seconds = json_object_get(root, "engine_heartbeat_age_seconds");
+    assert_true(json_real_value(seconds) == 1.5);
+    seconds = json_object_get(root, "oldest_request_age_seconds");
+    assert_true(json_real_value(seconds) == 0); /* there is none */
+    assert_int_equal(json_integer_value(json_object_get(root, "schema_version")), STATS_SCHEMA);
+    assert_true(json_real_value(json_object_get(root, "start_time_seconds")) > 1.6e9);
     json_t *ipc = json_object_get(json_object_get(root, "step_total_seconds"), "ipc");
     assert_int_equal(json_integer_value(json_object_get(ipc, "count")), 2);
     json_t *buckets = json_object_get(ipc, "buckets");
@@ -201,15 +224,19 @@ static void the_json_is_json_and_says_the_same(void **state)
 
 /* ---- pages ---- */
 
-/* Sends raw request text; the whole answer until the server closes, malloc'ed. */
-static char *ask(uint16_t port, const char *request)
+static void connect_at(int fd, uint16_t port)
 {
     struct sockaddr_in sa = {
         .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct timeval patience = {.tv_sec = 20};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(fd >= 0);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     assert_int_equal(connect(fd, (struct sockaddr *)&sa, sizeof(sa)), 0);
+}
+
+/* Sends raw request text; the whole answer until the server closes, malloc'ed. Closes fd. */
+static char *ask_at(int fd, const char *request)
+{
     assert_int_equal(send(fd, request, strlen(request), MSG_NOSIGNAL), strlen(request));
     size_t n = 0, capacity = 1 << 20;
     char *answer = malloc(capacity);
@@ -220,6 +247,13 @@ static char *ask(uint16_t port, const char *request)
     answer[n] = '\0';
     close(fd);
     return answer;
+}
+
+static char *ask(uint16_t port, const char *request)
+{
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    connect_at(fd, port);
+    return ask_at(fd, request);
 }
 
 static void expect_page(const struct http *h, const char *method, const char *path, int status,
@@ -245,6 +279,47 @@ static struct http *http_up(uint64_t stall_timeout_us)
     return h;
 }
 
+static void pools_are_told_by_name_and_those_past_the_limit_as_one(void **state)
+{
+    (void)state;
+    static struct stats_pool p[STATS_MAX_POOLS + 3];
+    for (uint64_t i = 0; i < STATS_MAX_POOLS + 3; i++) {
+        p[i] = (struct stats_pool){.blocks = 100 + i, .free = i, .sequences = 2 * i};
+        snprintf(p[i].name, sizeof p[i].name, "pool \"%d\\", (int)i);
+    }
+    stats_set_pools(p, STATS_MAX_POOLS + 3);
+    char *text = rendered(stats_write_prometheus);
+    assert_true(sample(text, "attnd_pool_blocks{pool=\"pool \\\"0\\\\\"}") == 100);
+    assert_true(sample(text, "attnd_pool_sequences{pool=\"pool \\\"31\\\\\"}") == 62);
+    assert_null(strstr(text, "pool \\\"32"));
+    assert_true(sample(text, "attnd_pool_blocks_free{pool=\"(others)\"}") == 32 + 33 + 34);
+    free(text);
+    stats_set_pools(p, 1);
+    text = rendered(json_to);
+    json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    json_t *list = json_object_get(root, "pools");
+    assert_int_equal(json_array_size(list), 1);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(list, 0), "name")),
+                        "pool \"0\\");
+    json_decref(root);
+    free(text);
+    stats_set_pools(NULL, 0);
+}
+
+static void the_process_and_the_build_are_told(void **state)
+{
+    (void)state;
+    char *text = rendered(stats_write_prometheus);
+    assert_true(sample(text, "attnd_build_info{version=\"" ATTND_VERSION "\"}") == 1);
+    assert_true(sample(text, "process_resident_memory_bytes") > 100000);
+    assert_true(sample(text, "process_open_fds") >= 3);
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    double began = sample(text, "process_start_time_seconds");
+    assert_true(began > 1.6e9 && began <= (double)now.tv_sec + 1);
+    free(text);
+}
+
 static void pages_answer_without_a_loop_or_an_engine(void **state)
 {
     (void)state;
@@ -260,20 +335,6 @@ static void pages_answer_without_a_loop_or_an_engine(void **state)
     http_close(NULL);
 }
 
-static _Atomic uint64_t test_now_ns;
-
-static uint64_t test_clock(void)
-{
-    return test_now_ns;
-}
-
-/* Before http_up: its thread reads it. */
-static void use_test_clock(void)
-{
-    test_now_ns = 1000000000000;
-    clock_use(test_clock);
-}
-
 static void healthz_names_the_thread_that_stopped(void **state)
 {
     (void)state;
@@ -287,6 +348,8 @@ static void healthz_names_the_thread_that_stopped(void **state)
     health_beat(HEALTH_LOOP);
     test_now_ns += 1;
     expect_page(h, "GET", "/healthz", 503, "the engine has shown no life for 1000 ms\n");
+    expect_page(h, "GET", "/healthz?verbose", 503, "[-] engine\n[+] event loop\n[-] ready\n");
+    expect_page(h, "GET", "/livez", 200, "ok\n");
     test_now_ns += 1000000000;
     expect_page(h, "GET", "/healthz", 503, "the engine has shown no life for 2000 ms\nthe event");
     health_beat(HEALTH_ENGINE);
@@ -327,9 +390,9 @@ static void gauges_show_health_and_decide_nothing(void **state)
     struct http *h = http_up(1000000);
     health_beat(HEALTH_ENGINE);
     health_set_ready(true);
-    assert_int_equal(stats_get(engine_beat_ns), test_now_ns);
+    assert_int_equal(stats_get(engine_beat_at_ns), test_now_ns);
     assert_int_equal(stats_get(is_ready), 1);
-    stats_set(engine_beat_ns, 1);
+    stats_set(engine_beat_at_ns, 1);
     stats_set(is_ready, 0);
     stats_set(is_draining, 1);
     expect_page(h, "GET", "/readyz", 200, "ok\n");
@@ -340,7 +403,8 @@ static void other_paths_and_methods_are_refused(void **state)
 {
     (void)state;
     struct http *h = http_up(1000000);
-    expect_page(h, "GET", "/", 404, "/metrics");
+    expect_page(h, "GET", "/nothing", 404, "/metrics");
+    expect_page(h, "GET", "/", 200, "<!doctype html>");
     expect_page(h, "GET", "/metrics/", 404, "no such page");
     expect_page(h, "POST", "/other", 404, "no such page");
     expect_page(h, "POST", "/metrics", 405, "Allow: GET, HEAD");
@@ -349,6 +413,70 @@ static void other_paths_and_methods_are_refused(void **state)
                                      "Content-Length: 5\r\n\r\nhello");
     assert_non_null(strstr(answer, "405"));
     free(answer);
+    http_close(h);
+}
+
+static const char healthz[] = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+
+static void half_sent_requests_keep_nobody_out(void **state)
+{
+    (void)state;
+    enum { N = 300, HALF = 30 };
+    struct http *h = http_up(1000000);
+    int fds[N];
+    for (int i = 0; i < N; i++) {
+        fds[i] = socket(AF_INET, SOCK_STREAM, 0);
+        connect_at(fds[i], http_port(h));
+        assert_int_equal(send(fds[i], healthz, HALF, MSG_NOSIGNAL), HALF);
+        if (i % 20 == 0)
+            expect_page(h, "GET", "/healthz", 200, "ok\n");
+    }
+    expect_page(h, "GET", "/healthz", 200, "ok\n");
+    /* one of the latest still has its place, and its time to go on */
+    char *answer = ask_at(fds[N - 1], healthz + HALF);
+    assert_non_null(strstr(answer, "200 OK"));
+    free(answer);
+    for (int i = 0; i < N - 1; i++)
+        close(fds[i]);
+    http_close(h);
+}
+
+static void healthz_answers_where_no_descriptor_is_left(void **state)
+{
+    (void)state;
+    enum { N = 100, ASKED = 50 };
+    struct http *h = http_up(1000000);
+    struct rlimit before, tight;
+    int fds[N];
+    for (int i = 0; i < N; i++)
+        fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int top = dup(0);
+    close(top);
+    getrlimit(RLIMIT_NOFILE, &before);
+    tight = before;
+    tight.rlim_cur = (rlim_t)top; /* the lowest that is free */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &tight), 0);
+    for (int i = 0; i < N - ASKED; i++) { /* more than are in reserve wait half-sent */
+        connect_at(fds[i], http_port(h));
+        assert_int_equal(send(fds[i], healthz, 10, MSG_NOSIGNAL), 10);
+    }
+    uint64_t turns = http_turns(h);
+    for (int i = N - ASKED; i < N; i++) {
+        connect_at(fds[i], http_port(h));
+        char *answer = ask_at(fds[i], healthz);
+        assert_non_null(strstr(answer, "200 OK"));
+        free(answer);
+        /* what this process gives back would be descriptors again */
+        setrlimit(RLIMIT_NOFILE, &tight);
+        fds[i] = fcntl(0, F_DUPFD, 0);
+    }
+    turns = http_turns(h) - turns;
+    if (turns > 50 * ASKED)
+        fail_msg("%llu turns for %d requests", (unsigned long long)turns, ASKED);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    for (int i = 0; i < N; i++)
+        close(fds[i]);
+    expect_page(h, "GET", "/healthz", 200, "ok\n");
     http_close(h);
 }
 
@@ -375,11 +503,15 @@ int main(void)
         TEST(a_status_that_is_none_counts_as_internal),
         TEST(histograms_are_cumulative_and_count_each_time_once),
         TEST(the_json_is_json_and_says_the_same),
+        TEST(pools_are_told_by_name_and_those_past_the_limit_as_one),
+        TEST(the_process_and_the_build_are_told),
         TEST(pages_answer_without_a_loop_or_an_engine),
         TEST(healthz_names_the_thread_that_stopped),
         TEST(readyz_follows_ready_draining_and_health),
         TEST(gauges_show_health_and_decide_nothing),
         TEST(other_paths_and_methods_are_refused),
+        TEST(half_sent_requests_keep_nobody_out),
+        TEST(healthz_answers_where_no_descriptor_is_left),
         TEST(an_address_that_is_taken_is_named),
     };
     return cmocka_run_group_tests_name("stats", tests, NULL, NULL);

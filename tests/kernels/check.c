@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KV_BYTES (64u << 20)
+#define KV_BYTES (128u << 20)
 #define ARENA_BYTES (64u << 20)
 #define POLL_NS UINT64_C(600000000000) /* ends what hangs; a busy machine is slow */
 #define FEW_VALUES 64 /* an output of fewer has a bound of its own */
@@ -124,6 +124,8 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
     c->n_front = c->n_batches = 0;
     for (uint32_t l = 0; l < CHECK_LAYERS; l++) {
         c->specs[l] = *spec;
+        if (c->has_plain_layer && l + 1 == CHECK_LAYERS)
+            c->specs[l].n_branches = 0;
         for (uint32_t h = 0; h < config->num_q_heads; h++) {
             arrays[2 * l][h] = check_normal(c) * 2;
             arrays[2 * l + 1][h] = -0.02f * (float)(1 + check_random(c, 10));

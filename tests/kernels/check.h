@@ -41,6 +41,7 @@ struct check {
     struct backend_pool *pool;
     struct backend_pool_config config;
     struct attn_layer_spec specs[CHECK_LAYERS];
+    bool has_plain_layer; /* the last layer is not dilated, whatever the runs' layers are */
     struct check_seq seqs[CHECK_MAX_SEQS];
     uint32_t n_seqs, next_block;
     struct backend_patch *patches;

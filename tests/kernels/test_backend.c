@@ -98,7 +98,7 @@ static bool is_left_out(const struct backend_pool_config *c, const struct case_s
 static void every_option_agrees_with_the_reference(void **state)
 {
     (void)state;
-    uint32_t n_g = CASE_COUNT(case_geometries), n_d = CASE_COUNT(case_dtypes);
+    uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
     uint32_t n_o = CASE_COUNT(case_options), n_s = CASE_COUNT(case_shapes);
     uint32_t n_run = 0, n_skipped = 0, n_failed = 0;
     const uint32_t n_most = getenv("ATTND_TEST_FAIL_FAST") ? 1 : 10;
@@ -137,6 +137,27 @@ static void every_option_agrees_with_the_reference(void **state)
 }
 
 /* One poisoned element of K or V: NaN and inf reach exactly the outputs that see it. */
+/* What attnbench measures: the groups and head dims of its geometries, of at most 4 kv heads, so
+ * that they fit. */
+static void measured_geometries_agree_with_the_reference(void **state)
+{
+    (void)state;
+    const struct case_dtype d = case_dtypes[CASE_BF16];
+    for (uint32_t i = CASE_N_PRODUCT; i < CASE_COUNT(case_geometries); i++) {
+        struct case_geometry g = case_geometries[i];
+        const uint32_t group = g.num_q_heads / g.num_kv_heads;
+        const struct case_shape *s = &case_shapes[i % 2];
+        g.num_kv_heads = g.num_kv_heads < 4 ? g.num_kv_heads : 4;
+        g.num_q_heads = group * g.num_kv_heads;
+        const struct backend_pool_config config = config_of(&g, d);
+        if (is_left_out(&config, s))
+            continue;
+        assert_int_equal(begin(&g, d, &case_options[CASE_PLAIN], CASE_MAX_ITEMS), ATTN_OK);
+        if (!run_case(s, false))
+            fail_msg("(%u, %u, %u), %s", g.num_q_heads, g.num_kv_heads, g.head_dim_k, s->name);
+    }
+}
+
 static void nan_and_inf_are_where_the_reference_has_them(void **state)
 {
     (void)state;
@@ -306,18 +327,71 @@ static void exported_memory_is_found_again_by_an_import(void **state)
     assert_int_equal(check.ops->pool_open(b, &c, &first), ATTN_OK);
     assert_int_equal(check.ops->pool_open(b, &c, &second), ATTN_OK);
     assert_int_equal(check.ops->block_write(second, 7, in), ATTN_OK);
+    uint64_t place = check.ops->pool_place(second);
     check.ops->close(b);
 
     config.import_fd = fd;
     assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
-    assert_int_equal(check.ops->pool_open(b, &c, &first), ATTN_OK);
+    c.kv_place = place; /* without the first: a pool may have been dropped */
     assert_int_equal(check.ops->pool_open(b, &c, &second), ATTN_OK);
+    assert_int_equal(check.ops->pool_open(b, &c, &first), ATTN_ENOMEM); /* it is taken */
     memset(out, 0, bytes);
     assert_int_equal(check.ops->block_read(second, 7, out), ATTN_OK);
     assert_memory_equal(in, out, bytes);
     check.ops->close(b);
     free(in);
     free(out);
+}
+
+/* A closed pool's memory is the next pool's, as zeros; its neighbours keep theirs. */
+static void a_closed_pools_memory_is_found_by_the_next(void **state)
+{
+    (void)state;
+    struct backend_config config = {.kv_bytes = 4 << 20,
+                                    .max_batch_items = 4,
+                                    .max_batch_tokens = 16,
+                                    .n_threads = 2,
+                                    .import_fd = -1};
+    struct attn_layer_spec specs[2] = {{.scale = 1}, {.scale = 1}};
+    struct backend_pool_config c = config_of(&case_geometries[0], case_dtypes[0]);
+    c.num_layers = 2;
+    c.n_table_rows = c.max_row_blocks = 1;
+    c.n_blocks = 4;
+    c.layers = specs;
+    uint64_t bytes = kv_layout_of(&c).block_bytes;
+    uint8_t *in = malloc(bytes), *out = malloc(bytes), *zeros = calloc(1, bytes);
+    for (uint64_t i = 0; i < bytes; i++)
+        in[i] = (uint8_t)(1 + check_random(&check, 255));
+
+    struct backend *b = NULL;
+    struct backend_pool *pools[3];
+    assert_int_equal(check.ops->open(&config, &b), ATTN_OK);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(check.ops->pool_open(b, &c, &pools[i]), ATTN_OK);
+        for (uint32_t k = 0; k < c.n_blocks; k++)
+            assert_int_equal(check.ops->block_write(pools[i], k, in), ATTN_OK);
+    }
+    for (int round = 0; round < 3; round++) {
+        uint64_t place = check.ops->pool_place(pools[1]);
+        check.ops->pool_close(pools[1]);
+        assert_int_equal(check.ops->pool_open(b, &c, &pools[1]), ATTN_OK);
+        assert_int_equal(check.ops->pool_place(pools[1]), place); /* the first gap that fits */
+        for (uint32_t k = 0; k < c.n_blocks; k++) {
+            memset(out, 0xaa, bytes);
+            assert_int_equal(check.ops->block_read(pools[1], k, out), ATTN_OK);
+            assert_memory_equal(out, zeros, bytes);
+            assert_int_equal(check.ops->block_write(pools[1], k, in), ATTN_OK);
+        }
+    }
+    for (int i = 0; i < 3; i += 2) {
+        memset(out, 0, bytes);
+        assert_int_equal(check.ops->block_read(pools[i], 3, out), ATTN_OK);
+        assert_memory_equal(out, in, bytes);
+    }
+    check.ops->close(b);
+    free(in);
+    free(out);
+    free(zeros);
 }
 
 static void variants_of_the_bench_agree_with_the_reference(void **state)
@@ -422,12 +496,14 @@ int main(int argc, char **argv)
     printf("%s: %s\n", info.name, info.device);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_agrees_with_the_reference),
+        cmocka_unit_test(measured_geometries_agree_with_the_reference),
         cmocka_unit_test(nan_and_inf_are_where_the_reference_has_them),
         cmocka_unit_test(a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd),
         cmocka_unit_test(blocks_are_read_back_as_written_and_scrubbed_to_zero),
         cmocka_unit_test(a_geometry_out_of_range_is_refused_by_field_and_value),
         cmocka_unit_test(a_pool_larger_than_the_memory_is_refused_with_both_sizes),
         cmocka_unit_test(exported_memory_is_found_again_by_an_import),
+        cmocka_unit_test(a_closed_pools_memory_is_found_by_the_next),
         cmocka_unit_test(variants_of_the_bench_agree_with_the_reference),
         cmocka_unit_test(a_timed_read_stays_within_the_kv_memory),
         cmocka_unit_test(a_bad_item_starts_nothing_and_is_named),

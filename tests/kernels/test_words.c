@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 // clang-format off
 #include <cmocka.h>
 // clang-format on
@@ -131,7 +132,8 @@ static void check_wait(uint32_t before, uint32_t value, uint32_t after)
     const struct backend_word signal = {take_word(&r, 3), 9};
     struct backend_batch batch = batch_of(&r, 1, 0);
     batch.wait = &wait;
-    batch.signal = &signal;
+    batch.signals = &signal;
+    batch.n_signals = 1;
     memset(kept, 0xff, sizeof kept);
     swap_inputs(it, kept);
     submit(&r, &batch);
@@ -188,7 +190,8 @@ static void a_signal_comes_after_the_outputs(void **state)
         const struct backend_word word = {take_word(x, 0), 1};
         bool is_beside = k == 1 && info_of(x).max_in_flight > 1;
         if (k == 1) {
-            one.signal = &word;
+            one.signals = &word;
+            one.n_signals = 1;
             two.wait = &word;
         }
         submit(x, &one);
@@ -234,7 +237,8 @@ static void who_sees_the_signal_sees_the_outputs(void **state)
         struct backend_item *it = rig_step(&r, i, 0, 0, N_TOKENS, 3, &s);
         const struct backend_word signal = {take_word(&r, i), i + 1};
         struct backend_batch batch = batch_of(&r, 1, 0);
-        batch.signal = &signal;
+        batch.signals = &signal;
+        batch.n_signals = 1;
         w = (struct watcher){.signal = &signal, .out = it->out};
         pthread_t thread;
         assert_int_equal(pthread_create(&thread, NULL, watch, &w), 0);
@@ -244,6 +248,93 @@ static void who_sees_the_signal_sees_the_outputs(void **state)
         assert_memory_equal(w.seen, it->out, OUT_BYTES);
     }
     rig_close(&r);
+}
+
+/* As many as a kernel tells by itself, and more. */
+static void all_signals_of_a_batch_are_written(void **state)
+{
+    (void)state;
+    static struct rig r;
+    uint64_t s = seed;
+    if (!open_rig(&r))
+        skip();
+    for (uint32_t n = 1; n <= 19; n += 3) {
+        struct backend_word signals[20];
+        rig_begin(&r);
+        struct backend_item *it = rig_step(&r, n, 0, 0, N_TOKENS, 3, &s);
+        for (uint32_t i = 0; i < 20; i++)
+            signals[i] = (struct backend_word){take_word(&r, 5), 100 * n + i};
+        struct backend_batch batch = batch_of(&r, 1, 0);
+        batch.signals = signals;
+        batch.n_signals = n;
+        submit(&r, &batch);
+        poll(&r, &batch);
+        for (uint32_t i = 0; i < 20; i++)
+            assert_int_equal(read_word(signals[i].word), i < n ? 100 * n + i : 5);
+        assert_int_equal(((uint16_t *)it->out)[0] == 0xffff, 0);
+    }
+    rig_close(&r);
+}
+
+/* What one backend exports is the same memory in another; k and v come from it, out goes to it. */
+static void a_region_is_one_memory_for_both(void **state)
+{
+    (void)state;
+    static struct rig r, other;
+    struct backend_region made, mapped = {0}, none = {0};
+    char why[256] = "";
+    uint64_t s = seed;
+    int fd = -1;
+    if (!open_rig(&r))
+        skip();
+    open_rig(&other);
+    if ((info_of(&r).features & BACKEND_HAS_REGIONS) == 0) {
+        rig_close(&r);
+        rig_close(&other);
+        skip();
+    }
+    const uint64_t bytes = BACKEND_REGION_ALIGN;
+    assert_int_equal(ops->region_open(r.b, bytes, -1, &made, why, sizeof why), ATTN_OK);
+    assert_int_equal(made.bytes, bytes);
+    assert_int_equal(ops->region_export(r.b, &made, &fd), ATTN_OK);
+    assert_int_not_equal(ops->region_open(other.b, 2 * bytes, fd, &mapped, why, sizeof why),
+                         ATTN_OK);
+    assert_string_not_equal(why, "");
+    assert_int_equal(ops->region_open(other.b, bytes, fd, &mapped, why, sizeof why), ATTN_OK);
+    close(fd);
+
+    struct backend_item *first = rig_step(&r, 0, 0, 0, N_TOKENS, 3, &s);
+    void *const plain_out = first->out;
+    struct backend_batch batch = batch_of(&r, 1, 0);
+    submit(&r, &batch);
+    poll(&r, &batch);
+    first->out = made.p + 64; /* the same step again, its output in the region */
+    batch.n_patches = 0;
+    submit(&r, &batch);
+    poll(&r, &batch);
+
+    rig_begin(&other);
+    struct backend_item *it = rig_step(&other, 0, 0, 0, N_TOKENS, BACKEND_APPEND, &s);
+    struct backend_batch append = batch_of(&other, 1, 0);
+    submit(&other, &append);
+    poll(&other, &append);
+    it = rig_step(&other, 0, 0, 0, N_TOKENS, BACKEND_ATTEND, &s);
+    it->q = mapped.p + 64;
+    struct backend_batch attend = batch_of(&other, 1, other.n_patches);
+    submit(&other, &attend);
+    poll(&other, &attend);
+    void *from_region = it->out;
+    it->q = plain_out;
+    it->out = rig_take(&other, OUT_BYTES);
+    submit(&other, &attend);
+    poll(&other, &attend);
+    assert_memory_equal(from_region, it->out, OUT_BYTES);
+
+    ops->region_close(other.b, &mapped);
+    ops->region_close(r.b, &made);
+    ops->region_close(r.b, &none);
+    rig_close(&r);
+    rig_close(&other);
 }
 
 static void words_that_cannot_be_are_refused_by_name(void **state)
@@ -260,7 +351,8 @@ static void words_that_cannot_be_are_refused_by_name(void **state)
     const bool has_words = info_of(&r).features & BACKEND_HAS_WORDS;
     for (int i = 0; i < 2; i++) {
         batch.wait = i == 0 ? &word : NULL;
-        batch.signal = i == 1 ? &word : NULL;
+        batch.signals = &word;
+        batch.n_signals = i == 1;
         assert_int_equal(r.ops->submit(r.b, &batch), has_words ? ATTN_EINVAL : ATTN_ENOTSUP);
         assert_non_null(strstr(r.ops->last_error(r.b), i == 0 ? "wait" : "signal"));
         assert_non_null(strstr(r.ops->last_error(r.b), has_words ? "multiple of 4" : ops->name));
@@ -280,6 +372,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_word_may_be_ahead_and_may_wrap),
         cmocka_unit_test(a_signal_comes_after_the_outputs),
         cmocka_unit_test(who_sees_the_signal_sees_the_outputs),
+        cmocka_unit_test(all_signals_of_a_batch_are_written),
+        cmocka_unit_test(a_region_is_one_memory_for_both),
         cmocka_unit_test(words_that_cannot_be_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

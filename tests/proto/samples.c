@@ -82,10 +82,34 @@ FILL(hello)
             .required_features = hello_features, .resume_session = SESSION);
     q->session = 0;
 }
+FILL(hello_with_token)
+{
+    REQUEST(hello, HELLO, Attnd__Hello, attnd__hello__init, .protocol_version = 1,
+            .client_name = "worker 7", .token = "a3f1c2");
+    q->session = 0;
+}
 FILL(pool_create)
 {
     REQUEST(pool_create, POOL_CREATE, Attnd__PoolCreate, attnd__pool_create__init,
             .spec = spec_fill());
+}
+FILL(pool_create_dilated)
+{
+    static uint32_t segments[] = {2048, 4096, 8192}, rates[] = {1, 2, 4};
+    static Attnd__LayerSpec layer = ATTND__LAYER_SPEC__INIT, *only[] = {&layer};
+    static Attnd__PoolSpec dilated = ATTND__POOL_SPEC__INIT;
+    layer.n_branch_segment_tokens = layer.n_branch_rates = N(rates);
+    layer.branch_segment_tokens = segments;
+    layer.branch_rates = rates;
+    dilated.name = "longnet";
+    dilated.num_layers = 12;
+    dilated.num_q_heads = dilated.num_kv_heads = 12;
+    dilated.head_dim_k = 64;
+    dilated.q_dtype = ATTND__DTYPE__BF16;
+    dilated.n_layers = 1;
+    dilated.layers = only;
+    REQUEST(pool_create, POOL_CREATE, Attnd__PoolCreate, attnd__pool_create__init,
+            .spec = &dilated);
 }
 FILL(pool_describe)
 {
@@ -127,6 +151,27 @@ FILL(step)
             .epoch = step_epoch, .n_pos = 2, .pos = step_pos, .n_n_tokens = 2,
             .n_tokens = step_n_tokens);
 }
+static uint32_t plan_layers[] = {0, 1};
+FILL(plan)
+{
+    static Attnd__Step step;
+    attnd__step__init(&step);
+    step = (Attnd__Step){.base = step.base,
+                         .pool = 1,
+                         .flags = WIRE_STEP_APPEND | WIRE_STEP_ATTEND,
+                         .dtype = ATTND__DTYPE__BF16,
+                         .n_seq = 2,
+                         .seq = step_seq,
+                         .n_epoch = 2,
+                         .epoch = step_epoch,
+                         .n_pos = 2,
+                         .pos = step_pos,
+                         .n_n_tokens = 2,
+                         .n_tokens = step_n_tokens};
+    REQUEST(plan, PLAN, Attnd__Plan, attnd__plan__init, .lane = 0x1a4e000000000001u,
+            .first_bell = 4294967295u, .n_layers = 2, .layers = plan_layers, .step = &step,
+            .in_offset = 64, .out_offset = 128);
+}
 FILL(export)
 {
     REQUEST(export, EXPORT, Attnd__Export, attnd__export__init, .seq = SEQ_A, .epoch = 1);
@@ -142,6 +187,24 @@ FILL(stats)
 FILL(drain)
 {
     REQUEST(drain, DRAIN, Attnd__Drain, attnd__drain__init);
+}
+FILL(inspect)
+{
+    REQUEST(inspect, INSPECT, Attnd__Inspect, attnd__inspect__init, .topic = "sequences",
+            .after = 500);
+}
+FILL(configure)
+{
+    REQUEST(configure, CONFIGURE, Attnd__Configure, attnd__configure__init, .name = "log.level",
+            .value = "debug");
+}
+FILL(pool_drop)
+{
+    REQUEST(pool_drop, POOL_DROP, Attnd__PoolDrop, attnd__pool_drop__init, .name = "pool");
+}
+FILL(reload)
+{
+    REQUEST(reload, RELOAD, Attnd__Reload, attnd__reload__init);
 }
 
 FILL(hello_reply)
@@ -192,7 +255,11 @@ FILL(ok_reply)
 const struct sample samples[] = {
     {"request_hello", "an old session is resumed, with a feature no daemon has", false, 0,
      fill_hello},
+    {"request_hello_with_token", "a tenant's token says who it is", false, 0,
+     fill_hello_with_token},
     {"request_pool_create", "two layers, the second with every option", false, 0, fill_pool_create},
+    {"request_pool_create_dilated", "every layer dilated, in three branches", false, 0,
+     fill_pool_create_dilated},
     {"request_pool_describe", "a pool by name", false, 0, fill_pool_describe},
     {"request_open", "a new sequence", false, 0, fill_open},
     {"request_fork", "the first 48 tokens under a new name", false, 0, fill_fork},
@@ -202,10 +269,16 @@ const struct sample samples[] = {
     /* 3 tokens, 4 q heads, 2 kv heads, head_dim 64 and 32, bf16: q 1536, k 768, v 384 */
     {"request_step", "two items, three tokens; q at 0, k at 1536, v at 2304 of the payload", false,
      2688, fill_step},
+    {"request_plan", "the same items in both layers, whose bells will be 4294967295 and 0", false,
+     0, fill_plan},
     {"request_export", "answered with unsupported", false, 0, fill_export},
     {"request_import", "answered with unsupported", false, 0, fill_import},
     {"request_stats", "an empty body that is present", false, 0, fill_stats},
     {"request_drain", "an empty body that is present", false, 0, fill_drain},
+    {"request_inspect", "a list for operators, from entry 500 on", false, 0, fill_inspect},
+    {"request_configure", "a setting that changes at once", false, 0, fill_configure},
+    {"request_pool_drop", "a pool by name", false, 0, fill_pool_drop},
+    {"request_reload", "an empty body that is present", false, 0, fill_reload},
     {"reply_hello", "the session and the limits", true, 0, fill_hello_reply},
     {"reply_pool", "to pool_create and pool_describe", true, 0, fill_pool_reply},
     {"reply_seq", "to adopt and fork: with the lengths", true, 0, fill_seq_reply},
@@ -214,7 +287,7 @@ const struct sample samples[] = {
      fill_step_reply},
     {"reply_stats", "json", true, 0, fill_stats_reply},
     {"reply_error", "a status, a sentence and a hint; no body", true, 0, fill_error_reply},
-    {"reply_ok", "to close, truncate and drain: no body", true, 0, fill_ok_reply},
+    {"reply_ok", "to close, truncate, plan and drain: no body", true, 0, fill_ok_reply},
 };
 const size_t n_samples = N(samples);
 

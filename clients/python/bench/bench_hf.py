@@ -1,22 +1,25 @@
-"""Tokens per second of HuggingFace models: attention by attnd.hf against the model's own sdpa.
+"""Decoding speed of HuggingFace models: attention by attnd.hf against the model's own.
 
     python3 clients/python/bench/bench_hf.py --prefix PREFIX        (bin/attnd, lib/libattn.so.0)
 
-Models: bytelm (4 layers, 8 query and 2 KV heads of 64) and a random one of Llama-3-8B's shape with 4
-layers (32 and 8 heads of 128); bf16, on the GPU if there is one. Each starts with a prompt of
-random tokens, put in by chunks of columns; then --tokens greedy steps are timed after 4 that are
-not: the whole forward pass and argmax, with the device waited for at the start and the end only.
+Models: bytelm (4 layers, 8 query and 2 KV heads of 64), and random ones of the shapes of Llama-3.2-1B
+(32 and 8 heads of 64) and Llama-3-8B (32 and 8 heads of 128), with 4 layers each; on the GPU if there
+is one. All attentions get the same prompt of random tokens, put in by chunks of columns, and then take
+turns at greedy steps, each fed the first one's tokens: the whole forward pass and argmax, with the
+device waited for after each step. Figures are medians of steps, ratios those of the medians of one run.
+The own attentions keep transformers' DynamicCache; sdpa runs without cuDNN's, which plans anew for every
+length.
 
-sdpa runs without cuDNN's attention, which plans anew for every length.
-
-`agree` is the share of the greedy tokens that attention by attnd and by sdpa have in common when
-each step is fed sdpa's tokens. Of a step of one layer over attnd, in microseconds: `copy` to the
-host (it waits for the model), `step` from call to answer, of which `queue` and `device` in the daemon.
+`agree` is the share of the tokens that an attention has in common with the first. Of a step of one layer
+over attnd, in microseconds: `copy` to the host (it waits for the model), `step` from call to answer, of
+which `queue` and `device` in the daemon.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import statistics
 import time
 
 import own_daemon
@@ -33,23 +36,30 @@ def bytelm():
     return transformers.LlamaForCausalLM.from_pretrained(folder)
 
 
-def llama8b():
+def random_llama(name: str, **sizes: int):
     config = transformers.LlamaConfig(
         vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
         num_hidden_layers=4,
         num_attention_heads=32,
         num_key_value_heads=8,
-        head_dim=128,
         max_position_embeddings=131072,
+        **sizes,
     )
-    config._name_or_path = "random-llama-8b-4-layers"
+    config._name_or_path = name
     return transformers.LlamaForCausalLM(config)
 
 
-MODELS = {"bytelm": bytelm, "llama8b": llama8b}
+MODELS = {
+    "bytelm": bytelm,
+    "llama1b": lambda: random_llama(
+        "random-llama-1b-4-layers", hidden_size=2048, intermediate_size=8192, head_dim=64
+    ),
+    "llama8b": lambda: random_llama(
+        "random-llama-8b-4-layers", hidden_size=4096, intermediate_size=14336, head_dim=128
+    ),
+}
 N_WARM = 4
+TURN = 8  # steps
 
 
 def wait(device: torch.device) -> None:
@@ -57,126 +67,130 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-@torch.no_grad()
-def prefill(model, cache, ids: torch.Tensor, chunk: int) -> float:
-    """Seconds to put the prompt in."""
-    wait(ids.device)
-    start = time.perf_counter()
-    for part in ids.split(chunk, dim=1):
-        model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    wait(ids.device)
-    return time.perf_counter() - start
+class Runner:
+    """A model with one attention, and the cache of one batch."""
 
+    def __init__(self, name: str, model, kind: str, cache):
+        self.name, self.model, self.kind, self.cache = name, model, kind, cache
+        self.seconds: list[float] = []
+        self.tokens: list[torch.Tensor] = []
 
-@torch.no_grad()
-def decode(model, cache, token: torch.Tensor, n_steps: int, feed=None, begin=None):
-    """Seconds of n_steps after N_WARM, and all tokens; feed: what to put in, else its own."""
-    tokens = []
-    start = 0.0
-    for n in range(N_WARM + n_steps):
-        if n == N_WARM:
-            wait(token.device)
-            if begin:
-                begin()
+    @torch.no_grad()
+    def prefill(self, ids: torch.Tensor, chunk: int) -> None:
+        self.model.set_attn_implementation(self.kind)
+        wait(ids.device)
+        start = time.perf_counter()
+        for part in ids.split(chunk, dim=1):
+            self.model(input_ids=part, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        wait(ids.device)
+        self.prompt_seconds = time.perf_counter() - start
+
+    @torch.no_grad()
+    def decode(self, token: torch.Tensor, n_steps: int, feed: list[torch.Tensor] | None) -> None:
+        """Feeds token, and then what `feed` says, or its own."""
+        self.model.set_attn_implementation(self.kind)
+        for _ in range(n_steps):
             start = time.perf_counter()
-        logits = model(input_ids=token, past_key_values=cache, use_cache=True).logits
-        token = logits[:, -1:].argmax(dim=-1)
-        tokens.append(token)
-        if feed is not None:
-            token = feed[n]
-    wait(token.device)
-    return time.perf_counter() - start, tokens
+            logits = self.model(input_ids=token, past_key_values=self.cache, use_cache=True).logits
+            self.tokens.append(logits[:, -1:].argmax(dim=-1))
+            wait(token.device)
+            self.seconds.append(time.perf_counter() - start)
+            token = (feed or self.tokens)[len(self.tokens) - 1]
 
 
-def bench_sdpa(model, ids, args):
-    model.set_attn_implementation("sdpa")
-    cache = transformers.DynamicCache(config=model.config)
-    prefill_s = prefill(model, cache, ids, args.chunk)
-    seconds, tokens = decode(model, cache, ids[:, -1:], args.tokens)
-    return prefill_s, seconds, tokens
-
-
-def bench_attnd(model, ids, args, transport, expected):
+def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namespace) -> None:
+    """Prints the rows of one cell."""
     batch, context = ids.shape
-    n_blocks = batch * ((context + N_WARM + args.tokens) // 16 + 2)
+    n_steps = N_WARM + args.tokens
+    n_blocks = batch * ((context + n_steps) // 16 + 2)
     text = model.config
-    kv_bytes = 2 * text.num_key_value_heads * text.head_dim * text.num_hidden_layers * 2
+    kv_bytes = 2 * text.num_key_value_heads * text.head_dim * text.num_hidden_layers * 4
     memory = n_blocks * 16 * kv_bytes + (64 << 20)
-    flags = ["--device.kv_memory", f"{memory >> 20}M", "--cache.io_memory", "512M"]
-    with own_daemon.running(args, transport, *flags) as url:
-        with attnd.connect(url, timeout=120) as client:
-            with attnd.hf.attach(model, client, n_blocks=n_blocks) as worker:
-                with worker.cache() as cache:
-                    prefill_s = prefill(worker.model, cache, ids, args.chunk)
-
-                    def begin():
-                        worker.spent = attnd.hf.Spent()
-
-                    seconds, tokens = decode(
-                        model, cache, ids[:, -1:], args.tokens, expected, begin
-                    )
-                    return prefill_s, seconds, tokens, worker.spent, client.info.backend
+    settings = {"device.kv_memory": f"{memory >> 20}M", "cache.io_memory": "512M"}
+    if args.threads:
+        settings["device.threads"] = args.threads
+    runners = [
+        Runner(kind, model, kind, transformers.DynamicCache(config=text))
+        for kind in args.own.split(",")
+    ]
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for transport in args.transport.split(","):
+            url = stack.enter_context(own_daemon.running(args, transport, settings))
+            client = stack.enter_context(attnd.connect(url, timeout=120))
+            lane = transport == "gpu"
+            worker = stack.enter_context(
+                attnd.hf.attach(model, client, n_blocks=n_blocks, lane=lane)
+            )
+            workers.append(worker)
+            cache = stack.enter_context(worker.cache())
+            what = f"attnd {client.info.backend}, {transport}"
+            runners.append(Runner(what, model, "attnd", cache))
+        first = runners[0]
+        for r in runners:
+            r.prefill(ids, args.chunk)
+        for n in range(0, n_steps, TURN):
+            for r in runners:
+                token = first.tokens[n - 1] if n else ids[:, -1:]
+                r.decode(token, min(TURN, n_steps - n), None if r is first else first.tokens)
+            if n == 0:
+                for worker in workers:
+                    worker.spent = attnd.hf.Spent()
+        medians = [statistics.median(r.seconds[N_WARM:]) for r in runners]
+        n_own = len(runners) - len(workers)
+        for i, (r, median) in enumerate(zip(runners, medians)):
+            same = torch.stack([a == b for a, b in zip(r.tokens, first.tokens)]).float().mean()
+            ratios = [f"{own / median:.2f}" for own in medians[:n_own]]
+            layer = ""
+            if i >= n_own and workers[i - n_own].spent.n_steps:  # over a lane nobody waits for one
+                s, n = workers[i - n_own].spent, workers[i - n_own].spent.n_steps * 1e3
+                layer = f"{s.copy_ns / n:.0f} + {s.total_ns / n:.0f}"
+                layer += f" ({s.queue_ns / n:.0f}, {s.device_ns / n:.0f})"
+            cells = [name, dtype, f"{batch}, {context}", r.name]
+            cells += [f"{ids.numel() / r.prompt_seconds:.0f}", f"{median * 1e3:.2f}", *ratios]
+            print("|", " | ".join([*cells, f"{same:.1%}", layer]), "|", flush=True)
+        model.set_attn_implementation("attnd")  # as its workers expect
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     own_daemon.add_arguments(parser)
     parser.add_argument("--models", default="bytelm,llama8b")
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--dtypes", default="bf16")
+    parser.add_argument("--own", default="eager,sdpa", help="the model's attentions")
+    parser.add_argument("--batches", default="32")
     parser.add_argument("--contexts", default="512,8192")
     parser.add_argument("--tokens", type=int, default=64, help="steps that are timed")
     parser.add_argument("--chunk", type=int, default=512, help="columns of the prompt at a time")
+    parser.add_argument("--threads", type=int, default=0, help="of torch, and of the cpu backend")
     args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
     torch.backends.cuda.enable_cudnn_sdp(False)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {name}; bf16,"
-        f" batch {args.batch}, {args.tokens} steps"
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {where};"
+        f" {args.tokens} steps"
     )
+    against = " | ".join(f"against {kind}" for kind in args.own.split(","))
     print(
-        "| model | context | attention | prompt, tokens/s | ms per step | tokens/s | against sdpa |"
+        f"| model | dtype | batch, context | attention | prompt, tokens/s | ms per step | {against} |"
         " agree | a layer, us: copy + step (queue, device) |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---" * (8 + len(args.own.split(","))) + "|")
     for model_name in args.models.split(","):
-        torch.manual_seed(0)
-        torch.set_default_dtype(torch.bfloat16)
-        with torch.device(device):
-            model = MODELS[model_name]().to(device, torch.bfloat16).eval()
-        torch.set_default_dtype(torch.float32)
-        for context in map(int, args.contexts.split(",")):
-            ids = torch.randint(3, 256, (args.batch, context), device=device)
-            n_tokens = args.batch * args.tokens
-
-            def row(kind, prefill_s, seconds, ratio="", agree="", layer=""):
-                print(
-                    f"| {model_name} | {context} | {kind} | {ids.numel() / prefill_s:.0f} |"
-                    f" {seconds / args.tokens * 1e3:.2f} | {n_tokens / seconds:.0f} | {ratio} |"
-                    f" {agree} | {layer} |",
-                    flush=True,
-                )
-
-            prefill_s, sdpa_s, expected = bench_sdpa(model, ids, args)
-            row("sdpa", prefill_s, sdpa_s)
-            for transport in args.transport.split(","):
-                prefill_s, seconds, tokens, spent, backend = bench_attnd(
-                    model, ids, args, transport, expected
-                )
-                same = torch.stack([a == b for a, b in zip(tokens, expected)]).float().mean()
-                n = spent.n_steps * 1e3
-                layer = (
-                    f"{spent.copy_ns / n:.0f} + {spent.total_ns / n:.0f}"
-                    f" ({spent.queue_ns / n:.0f}, {spent.device_ns / n:.0f})"
-                )
-                row(
-                    f"attnd {backend}, {transport}",
-                    prefill_s,
-                    seconds,
-                    f"{sdpa_s / seconds:.2f}x",
-                    f"{same:.1%}",
-                    layer,
-                )
+        for dtype in args.dtypes.split(","):
+            torch.manual_seed(0)
+            kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+            torch.set_default_dtype(kind)
+            with torch.device(device):
+                model = MODELS[model_name]().to(device, kind).eval()
+            torch.set_default_dtype(torch.float32)
+            for batch in map(int, args.batches.split(",")):
+                for context in map(int, args.contexts.split(",")):
+                    ids = torch.randint(3, 256, (batch, context), device=device)
+                    bench(model, model_name, dtype, ids, args)
 
 
 if __name__ == "__main__":

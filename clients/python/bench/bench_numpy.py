@@ -68,7 +68,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|")
     for transport in args.transport.split(","):
-        with own_daemon.running(args, transport, "--device.kv_memory", "4G") as url:
+        with own_daemon.running(args, transport, {"device.kv_memory": "4G"}) as url:
             with attnd.connect(url, timeout=60) as client:
                 pool = client.create_pool(pool_spec(model, n_blocks=0))
                 for batch in map(int, args.batches.split(",")):

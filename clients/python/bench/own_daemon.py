@@ -6,9 +6,7 @@ import argparse
 import contextlib
 import os
 import pathlib
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -29,30 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def running(args: argparse.Namespace, transport: str, *flags: str) -> Iterator[str]:
+def running(args: argparse.Namespace, transport: str, settings: dict[str, object]) -> Iterator[str]:
     """The url of an attnd that runs meanwhile."""
     os.environ.setdefault("ATTN_LIBRARY", str(args.prefix / "lib" / "libattn.so.0"))
     import attnd
 
-    with tempfile.TemporaryDirectory(prefix="attnd-bench-", dir="/tmp") as folder:
-        url = f"{transport}://{folder}/s"
-        command = [str(args.prefix / "bin" / "attnd"), "--backend", args.backend, "--listen", url]
-        command += ["--listen.http", "off", "--engine.lease", "1h", *flags]
-        log = pathlib.Path(folder, "log")
-        with log.open("wb") as f:
-            process = subprocess.Popen(command, stdout=f, stderr=f)
+    settings = {"backend": args.backend, "engine.lease": "1h", **settings}
+    program = args.prefix / "bin" / "attnd"
+    has_lanes = transport == "gpu"  # messages go through shared memory
+    scheme = "shm" if has_lanes else transport
+    with attnd.Daemon(settings, scheme=scheme, has_lanes=has_lanes, program=program) as daemon:
         try:
-            while True:
-                try:
-                    attnd.connect(url, connect_timeout=1).close()
-                    break
-                except attnd.AttndError:
-                    if process.poll() is not None:
-                        raise SystemExit(f"attnd did not start:\n{log.read_text()}") from None
-            yield url
+            yield daemon.url
         except attnd.AttndError:
-            print(log.read_text(), file=sys.stderr)
+            print(daemon.log.read_text(), file=sys.stderr)
             raise
-        finally:
-            process.terminate()
-            process.wait()

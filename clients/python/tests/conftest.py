@@ -1,19 +1,16 @@
 """Starts the real attnd on its cpu backend for the tests, and has the float64 reference they use.
 
 $ATTN_BUILD is the build folder with bin/attnd and lib/libattn.so.0; default build/ of this tree.
-$ATTN_TRANSPORT is the scheme of the daemon's url, ipc (the default) or shm.
+$ATTN_TRANSPORT is the scheme of the daemon's url, ipc (the default) or shm. $ATTN_LANE: attached
+models use lanes.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-import time
 
 import pytest
 
@@ -21,6 +18,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parent
 ROOT = PACKAGE.parents[1]
 BUILD = pathlib.Path(os.environ.get("ATTN_BUILD", ROOT / "build"))
+HAS_LANES = "ATTN_LANE" in os.environ
 TRANSPORT = os.environ.get("ATTN_TRANSPORT", "ipc")
 
 if "ATTN_LIBRARY" not in os.environ:
@@ -31,30 +29,15 @@ if str(PACKAGE / "src") not in sys.path:
 import attnd  # noqa: E402
 
 
-class Daemon:
-    """An attnd process; its socket is in a folder of its own."""
+class Daemon(attnd.Daemon):
+    """An attnd that tests may freeze and kill."""
 
-    def __init__(self, *flags: str):
-        self.dir = tempfile.mkdtemp(prefix="attnd-py-", dir="/tmp")
-        self.url = f"{TRANSPORT}://{self.dir}/s"
-        self.log = pathlib.Path(self.dir, "log")
-        command = [str(BUILD / "bin" / "attnd"), "--backend", "cpu", "--listen", self.url]
-        command += ["--listen.http", "off", "--device.threads", "2", "--cache.io_memory", "64M"]
-        self.command = [*command, *flags]
-        self._start()
-
-    def _start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
-        until = time.monotonic() + 60
-        while True:
-            try:
-                attnd.connect(self.url, connect_timeout=0.5).close()
-                return
-            except (attnd.ConnectionLostError, attnd.TimedOutError):
-                if self.process.poll() is not None or time.monotonic() > until:
-                    self.process.kill()
-                    raise RuntimeError(f"attnd did not start:\n{self.log.read_text()}") from None
+    def __init__(self, **settings: object):
+        ours = {"backend": "cpu", "device.threads": 2, "cache.io_memory": "64M"}
+        program = BUILD / "bin" / "attnd"
+        super().__init__(
+            {**ours, **settings}, scheme=TRANSPORT, has_lanes=True, program=program
+        )
 
     def freeze(self) -> None:
         """Stops all of its threads, and returns when they have stopped."""
@@ -67,39 +50,24 @@ class Daemon:
     def restart(self) -> None:
         """Kills it and starts another in its place, which remembers nothing."""
         self.process.kill()
-        self.process.wait()
-        self._start()
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.terminate()
-        try:
-            code = self.process.wait(30)
-            if code != 0:
-                print(f"attnd left with {code}:\n{self.log.read_text()}", file=sys.stderr)
-            return code
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        finally:
-            shutil.rmtree(self.dir, ignore_errors=True)
+        self.stop()
+        self.start()
 
 
 @pytest.fixture(scope="session")
 def daemon():
     """One daemon for all tests that do it no harm; it must end well."""
-    d = Daemon("--engine.lease", "10m", "--device.kv_memory", "512M", "--cache.max_pools", "256")
-    yield d
-    assert d.stop() == 0
+    with Daemon(**{"engine.lease": "10m", "cache.max_pools": 256}) as d:
+        yield d
+        assert d.stop() == 0, d.log.read_text()
 
 
 @pytest.fixture
 def own_daemon():
     """A daemon that a test may stop and kill."""
-    d = Daemon("--device.kv_memory", "64M")
-    yield d
-    d.stop()
+    with Daemon(**{"device.kv_memory": "64M"}) as d:
+        yield d
+        d.go_on()
 
 
 @pytest.fixture
@@ -122,7 +90,8 @@ def attach(client):
     workers = []
 
     def attach_one(model, **options):
-        workers.append(attnd.hf.attach(model, client, **{"n_blocks": 256, **options}))
+        options = {"n_blocks": 256, "lane": HAS_LANES or None, **options}
+        workers.append(attnd.hf.attach(model, client, **options))
         return workers[-1]
 
     yield attach_one

@@ -26,7 +26,14 @@ def attention(q, k, v, pos: int, layer: attnd.LayerSpec = attnd.LayerSpec()):
                 s = layer.soft_cap * np.tanh(s / layer.soft_cap)
             if layer.alibi_slopes is not None:
                 s = s + layer.alibi_slopes[h] * (j - p)
-            e = np.exp(s[seen])
+            times = np.ones(len(k))  # how often a key counts
+            if layer.branches:
+                times = sum(
+                    (j // w == p // w) & (j % r == h // group % r) & (p % r == h // group % r)
+                    for w, r in layer.branches
+                )
+                seen &= times > 0
+            e = times[seen] * np.exp(s[seen])
             z = e.sum()
             if layer.sink_logits is not None:
                 z += np.exp(layer.sink_logits[h])

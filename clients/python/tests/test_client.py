@@ -32,18 +32,20 @@ def test_a_random_walk_of_ragged_steps_agrees_with_the_reference(client):
         attnd.LayerSpec(scale=0.3, window_tokens=7, sink_tokens=2, soft_cap=5.0),
         attnd.LayerSpec(window_tokens=5, sink_logits=sinks),
         attnd.LayerSpec(alibi_slopes=slopes),
+        attnd.LayerSpec(branches=((4, 1), (12, 2))),
     ]
-    spec = attnd.PoolSpec("walk", 4, 4, 2, 32, 64, n_blocks=64, layers=layers)
+    spec = attnd.PoolSpec("walk", len(layers), 4, 2, 32, 64, n_blocks=64, layers=layers)
     pool = client.create_pool(spec)
     assert pool.spec.layers[2].sink_logits == pytest.approx(sinks)
+    assert pool.spec.layers[4].branches == ((4, 1), (12, 2))
     rng = np.random.default_rng(10)
     seqs = [pool.open() for _ in range(3)]
-    cache = {(i, layer): ([], []) for i in range(3) for layer in range(4)}
+    cache = {(i, layer): ([], []) for i in range(3) for layer in range(len(layers))}
     lens = [0, 0, 0]
     for _ in range(8):
         counts = [int(rng.integers(1, 6)) for _ in seqs]
         items = pool.items([(s, n, c) for s, n, c in zip(seqs, lens, counts)])
-        for layer in range(4):
+        for layer in range(len(layers)):
             n = sum(counts)
             q, k, v = random(rng, n, 4, 32), random(rng, n, 2, 32), random(rng, n, 2, 64)
             r = pool.step(layer, items, q, k, v, lse=True)
@@ -60,6 +62,21 @@ def test_a_random_walk_of_ragged_steps_agrees_with_the_reference(client):
         lens = [n + c for n, c in zip(lens, counts)]
     for s in seqs:
         s.close()
+
+
+def test_a_dilated_layer_that_cannot_be_is_refused_by_field(client):
+    def refusal(**layer):
+        spec = attnd.PoolSpec("bad", 1, 4, 2, 32, n_blocks=4, layers=[attnd.LayerSpec(**layer)])
+        with pytest.raises(attnd.InvalidArgumentError) as e:
+            client.create_pool(spec)
+        return str(e.value)
+
+    assert "layers[0].branches[1]" in refusal(branches=[(8, 1), (8, 3)])
+    assert "layers[0].branches: none has rate 1" in refusal(branches=[(8, 2)])
+    assert "layers[0].window_tokens is 3" in refusal(branches=[(8, 1)], window_tokens=3)
+    assert "layers[0].branches: 9 of them" in refusal(branches=[(8, 1)] * 9)
+    with pytest.raises(ValueError, match="rate"):
+        refusal(branches=[(8, -1)])
 
 
 def test_append_and_attend_can_be_apart(pool):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PACKAGE
+from conftest import BUILD, PACKAGE
 
 EXAMPLES = PACKAGE / "examples"
 
@@ -46,3 +46,36 @@ def test_a_killed_workers_sequences_are_finished_by_another(python_env):
 def test_speculative_text_is_that_of_greedy_decoding(python_env):
     out = run(python_env, "speculative.py", "--tokens", "48")
     assert "8 of 8 texts" in out and "guesses accepted" in out
+
+
+def test_the_model_in_c_says_the_same_token_for_token(python_env, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import llama
+    import over_attnd
+
+    model = llama.Llama()
+    texts = llama.generate(model, llama.NumpyAttention(model.num_layers), over_attnd.PROMPTS, 64)
+    expected = b"".join(p + t + b"\n--\n" for p, t in zip(over_attnd.PROMPTS, texts))
+    weights = EXAMPLES / "bytelm" / "model.safetensors"
+    command = [BUILD / "bin" / "bytelm", weights, "64", *over_attnd.PROMPTS]
+    r = subprocess.run(command, env=python_env, capture_output=True)
+    assert (r.returncode, r.stderr) == (0, b"")
+    assert r.stdout == expected
+
+
+def test_the_model_in_c_says_what_is_wrong(python_env, tmp_path):
+    def said(*arguments):
+        r = subprocess.run(
+            [BUILD / "bin" / "bytelm", *arguments], env=python_env, capture_output=True
+        )
+        assert r.returncode == 1
+        return r.stderr.decode()
+
+    (tmp_path / "short").write_bytes(b"123")
+    (tmp_path / "no model").write_bytes(b"\x02" + bytes(7) + b"{}")
+    weights = EXAMPLES / "bytelm" / "model.safetensors"
+    assert "1 to 4096 tokens" in said(weights, "0", "x")
+    assert "cannot read" in said("/nowhere", "4", "x")
+    assert "cannot read" in said(tmp_path / "short", "4", "x")
+    assert "holds no Llama" in said(tmp_path / "no model", "4", "x")
+    assert "n_tokens is 0" in said(weights, "4", "")

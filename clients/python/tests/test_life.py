@@ -1,5 +1,7 @@
 """Sessions, pools and sequences that are gone, daemons that are restarted, and Ctrl-C."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -71,7 +73,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import attnd
 
-url, pid, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+url, pid, *calls = sys.argv[1:]
 client = attnd.connect(url)
 pool = client.create_pool(attnd.PoolSpec("life", 2, 4, 2, 32, n_blocks=64))
 seq = pool.open()
@@ -79,34 +81,56 @@ q = np.zeros((1, 4, 32), np.float32)
 k = v = np.zeros((1, 2, 32), np.float32)
 step = pool.step_start(0, [(seq, 0, 1)], q, k, v, timeout=600)
 step.wait()
-os.kill(pid, signal.SIGSTOP)
+os.kill(int(pid), signal.SIGSTOP)
 
-def interrupt():
-    while client.counters().n_in_flight == 0:
+def interrupt(n_in_flight):  # once it waits; a call that takes another's place is not seen to
+    until = time.monotonic() + 5
+    while client.counters().n_in_flight == n_in_flight and time.monotonic() < until:
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGINT)
 
-threading.Thread(target=interrupt, daemon=True).start()
-try:
-    if what == "step":
-        pool.step(0, [(seq, 1, 1)], q, k, v, timeout=600)
-    elif what == "wait":
-        pool.step_start(0, [(seq, 1, 1)], q, k, v, timeout=600).wait()
-    else:
-        pool.step_start(0, [(seq, 1, 1)], q, k, v, timeout=600)
-        client.poll(600)
-except KeyboardInterrupt:
-    client.close()
-    print("interrupted")
+for call in calls:
+    thread = threading.Thread(target=interrupt, args=[client.counters().n_in_flight])
+    thread.start()
+    try:
+        eval(call)
+    except KeyboardInterrupt:
+        print(call)
+    thread.join()
+client.close()
 """
+STEP = "(0, [(seq, 1, 1)], q, k, v, timeout=600)"
 
 
-@pytest.mark.parametrize("what", ["step", "wait", "poll"])
-def test_ctrl_c_ends_a_call_that_waits(own_daemon, python_env, what):
-    pid = own_daemon.process.pid
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ["pool.step" + STEP],
+        [f"pool.step_start{STEP}.wait()"],
+        [f"pool.step_start{STEP} and client.poll(600)"],
+        [
+            "client.ping(timeout=600)",
+            "client.reopen(timeout=600)",
+            "client.create_pool(pool.spec, timeout=600)",
+            "client.pool('life', timeout=600)",
+            "client.stats(timeout=600)",
+            "client.drain(timeout=600)",
+            "pool.open(timeout=600)",
+            "pool.adopt(3, timeout=600)",
+            "seq.fork(timeout=600)",
+            "seq.adopt(timeout=600)",
+            "seq.truncate(0, timeout=600)",
+            "seq.close(timeout=600)",
+        ],
+    ],
+    ids=["step", "wait", "poll", "others"],
+)
+def test_ctrl_c_ends_a_call_that_waits(own_daemon, python_env, calls):
+    """And closing the client afterwards waits for none of them."""
+    command = [sys.executable, "-c", WAITING, own_daemon.url, str(own_daemon.process.pid), *calls]
     try:
         r = subprocess.run(
-            [sys.executable, "-c", WAITING, own_daemon.url, str(pid), what],
+            command,
             env=python_env,
             capture_output=True,
             text=True,
@@ -114,7 +138,32 @@ def test_ctrl_c_ends_a_call_that_waits(own_daemon, python_env, what):
         )
     finally:
         own_daemon.go_on()
-    assert r.stdout.strip() == "interrupted", r.stderr
+    assert r.stdout.splitlines() == calls, r.stderr
+
+
+def test_what_an_interrupted_call_made_is_closed_when_its_answer_comes(own_daemon):
+    with attnd.connect(own_daemon.url) as client:
+        pool = client.create_pool(PLAIN)
+        own_daemon.freeze()
+        n_sent = client.counters().n_sent
+
+        def interrupt():
+            while client.counters().n_sent == n_sent:
+                pass
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pool.open(7)
+        finally:
+            thread.join()
+            own_daemon.go_on()
+        while client.counters().n_in_flight > 0 or client.counters().n_sent == n_sent + 1:
+            pass  # the open, then its close
+        with pytest.raises(attnd.SequenceGoneError):
+            pool.adopt(7)
 
 
 CONNECTING = """

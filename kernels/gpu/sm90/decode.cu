@@ -4,9 +4,8 @@
 #include <stddef.h>
 #include <string.h>
 
-#include <cudaTypedefs.h>
-
 #include "kernels/gpu/sm90/decode_kernels.h"
+#include "kernels/gpu/sm90/tensor_map.h"
 #include "kernels/gpu/vendor/runtime_cuda.h"
 
 static decode::kernel_fn kernel_for(const struct decode_pool *p, enum decode_kernel kernel,
@@ -20,30 +19,11 @@ static decode::kernel_fn kernel_for(const struct decode_pool *p, enum decode_ker
  * rows of one head, of K or of K and V, each slab 128 bytes wide and swizzled. */
 static int make_map(const struct decode_pool *p, uint32_t tokens, uint32_t parts, uint64_t *out_map)
 {
-    static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
-    if (encode == NULL) {
-        cudaDriverEntryPointQueryResult found;
-        cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode,
-                                                         12000, cudaEnableDefault, &found);
-        if (e != cudaSuccess || encode == NULL)
-            return e != cudaSuccess ? (int)e : (int)cudaErrorNotSupported;
-    }
     const uint64_t row = p->kv.dk * 2, part = (uint64_t)p->kv.num_kv_heads * p->kv.block_tokens;
     const cuuint64_t dims[5] = {64, p->num_layers * 2 * part, p->kv.dk / 64, 2, p->n_blocks};
     const cuuint64_t strides[4] = {row, 128, part * row, p->kv.block_bytes};
-    const cuuint32_t box[5] = {64, tokens, p->kv.dk / 64, parts, 1}, steps[5] = {1, 1, 1, 1, 1};
-    CUtensorMap map;
-    CUresult e = encode(&map,
-                        p->kv.q_dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                        5, p->kv.base, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (e != CUDA_SUCCESS)
-        return (int)cudaErrorInvalidValue;
-    static_assert(sizeof map == sizeof p->map16, "a tensor map is 128 bytes");
-    memcpy(out_map, &map, sizeof map);
-    return 0;
+    const cuuint32_t box[5] = {64, tokens, p->kv.dk / 64, parts, 1};
+    return tensor_map_make(&p->kv, p->kv.base, 5, dims, strides, box, out_map);
 }
 
 int decode_pool_init(struct decode_pool *p, const struct backend_pool_config *c,

@@ -35,7 +35,7 @@ GPU_DEVICE bool warpgroup_any(uint32_t half, bool x, uint32_t &n_met)
 #ifdef ATTND_RACECHECK
 /* So that compute-sanitizer's racecheck can follow both warpgroups: where one met among itself more
  * often than the other, it takes what they exchange for races, whatever barrier of both stands
- * between (docs/kernels.md, Checks). The one that met less often makes up for it. met: [2], shared,
+ * between (tests/kernels/README.md). The one that met less often makes up for it. met: [2], shared,
  * 0. */
 GPU_DEVICE void meet_as_often(uint32_t half, uint32_t n_met, uint32_t *met)
 {

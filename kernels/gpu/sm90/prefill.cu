@@ -3,9 +3,8 @@
 #include <cuda_runtime.h>
 #include <string.h>
 
-#include <cudaTypedefs.h>
-
 #include "kernels/gpu/sm90/prefill_kernels.h"
+#include "kernels/gpu/sm90/tensor_map.h"
 #include "kernels/gpu/vendor/runtime_cuda.h"
 
 using prefill::prefill_maps;
@@ -20,31 +19,13 @@ static prefill::kernel_fn kernel_for(const struct prefill_pool *p)
  * elements of box_tokens rows, 128 bytes wide and swizzled. */
 static int make_map(const struct prefill_pool *p, bool is_v, uint64_t *out_map)
 {
-    static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
-    if (encode == NULL) {
-        cudaDriverEntryPointQueryResult found;
-        cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode,
-                                                         12000, cudaEnableDefault, &found);
-        if (e != cudaSuccess || encode == NULL)
-            return e != cudaSuccess ? (int)e : (int)cudaErrorNotSupported;
-    }
     const uint32_t dim = is_v ? p->kv.dv : p->kv.dk;
     const cuuint64_t dims[4] = {dim, (uint64_t)p->kv.num_kv_heads * p->kv.block_tokens,
                                 p->num_layers, p->n_blocks};
     const cuuint64_t strides[3] = {dim * 2, p->kv.layer_bytes, p->kv.block_bytes};
-    const cuuint32_t box[4] = {64, p->box_tokens, 1, 1}, steps[4] = {1, 1, 1, 1};
-    CUtensorMap map;
-    CUresult e = encode(&map,
-                        p->kv.q_dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                        4, p->kv.base + (is_v ? p->kv.v_offset : 0), dims, strides, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (e != CUDA_SUCCESS)
-        return (int)cudaErrorInvalidValue;
-    static_assert(sizeof map == sizeof p->map_k, "a tensor map is 128 bytes");
-    memcpy(out_map, &map, sizeof map);
-    return 0;
+    const cuuint32_t box[4] = {64, p->box_tokens, 1, 1};
+    const char *base = p->kv.base + (is_v ? p->kv.v_offset : 0);
+    return tensor_map_make(&p->kv, base, 4, dims, strides, box, out_map);
 }
 
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,

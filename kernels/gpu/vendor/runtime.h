@@ -26,6 +26,9 @@ struct runtime_device {
     uint32_t n_processors;
     uint32_t capability; /* 10 * major + minor */
     bool has_words; /* runtime_stream_wait_word and _write_word */
+    uint8_t uuid[16];
+    uint32_t driver_version;
+    bool is_shared; /* by processes that run side by side (MPS) */
     bool has_matrix_units; /* 16-bit products with 32-bit sums, as attend_matrix.cuh wants them */
     uint64_t l2_bytes;
     uint64_t total_bytes, free_bytes;
@@ -48,6 +51,7 @@ int runtime_host_unregister(void *p);
 
 int runtime_stream_open(runtime_stream **out_s);
 void runtime_stream_close(runtime_stream *s);
+void *runtime_stream_native(runtime_stream *s); /* as the vendor's libraries name it */
 int runtime_stream_wait(runtime_stream *s);
 /* 0: nothing is wrong (done or not), else the error that stopped it. */
 int runtime_stream_check(runtime_stream *s);

@@ -46,6 +46,7 @@ static struct {
     CUresult (*error_string)(CUresult, const char **);
     CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
     CUresult (*write_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+    CUresult (*device_attribute)(int *, CUdevice_attribute, CUdevice);
 } driver;
 
 static int driver_find(const char *name, void *out_function)
@@ -116,6 +117,16 @@ int runtime_device_use(int index)
     return code;
 }
 
+/* Only newer drivers know the question; for the others it is not. */
+static bool is_under_mps(int index)
+{
+    int is_shared = 0;
+    return driver_find("cuDeviceGetAttribute", &driver.device_attribute) == 0 &&
+           driver.device_attribute(&is_shared, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, index) ==
+               CUDA_SUCCESS &&
+           is_shared;
+}
+
 /* "CUDA 13.0, driver for 12.8" */
 static void describe_driver(char *out, size_t bytes)
 {
@@ -157,6 +168,11 @@ int runtime_device_open(int index, struct runtime_device *out)
     out->n_processors = (uint32_t)prop.multiProcessorCount;
     out->capability = (uint32_t)(10 * prop.major + prop.minor);
     out->has_words = driver_has_words();
+    memcpy(out->uuid, prop.uuid.bytes, sizeof out->uuid);
+    int driver_version = 0;
+    (void)cudaDriverGetVersion(&driver_version);
+    out->driver_version = (uint32_t)driver_version;
+    out->is_shared = is_under_mps(index);
     out->has_matrix_units = true;
     out->l2_bytes = (uint64_t)prop.l2CacheSize;
     out->free_bytes = free_bytes;
@@ -246,6 +262,11 @@ void runtime_stream_close(runtime_stream *s)
         kept_close(&s->kept[i]);
     cudaStreamDestroy(s->stream);
     free(s);
+}
+
+void *runtime_stream_native(runtime_stream *s)
+{
+    return s->stream;
 }
 
 int runtime_stream_wait(runtime_stream *s)

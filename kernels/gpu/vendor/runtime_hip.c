@@ -186,6 +186,11 @@ void runtime_stream_close(runtime_stream *s)
         (void)hipStreamDestroy((hipStream_t)s);
 }
 
+void *runtime_stream_native(runtime_stream *s)
+{
+    return s;
+}
+
 int runtime_stream_wait(runtime_stream *s)
 {
     return CALL(hipStreamSynchronize, ((hipStream_t)s));

@@ -13,12 +13,13 @@ shift 2
 
 ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS
   case $1 in
-  *attend_matrix*Li64E*) echo "208 16 256" ;;
-  *attend_matrix*Li128E*) echo "320 16 256" ;;
-  *attend_matrix*) echo "384 16 256" ;;
+  *attend_matrix*Li64E*) echo "208 64 256" ;;
+  *attend_matrix*Li128E*) echo "320 64 256" ;;
+  *attend_matrix*) echo "416 64 256" ;;
   *shared_tiles*) echo "104 96 25600" ;; # of the bench's ladder only
   *one_row*) echo "80 8 2048" ;;
-  *attend*) echo "160 8 0" ;;
+  *attend*) echo "168 32 0" ;;
+  *project_f32*) echo "88 0 0" ;;
   *) echo "80 0 0" ;;
   esac
 }

@@ -24,19 +24,19 @@ function(plant file number good bad)
 endfunction()
 
 # a barrier less: products may read K and V before they are there
-plant(attend_matrix.cuh 1 "            copy_wait<0>();\n        __syncthreads();\n\n        char *staged"
-  "            copy_wait<0>();\n        if (simt::planted != 1)\n            __syncthreads();\n\n        char *staged")
+plant(attend_matrix.cuh 1 "                copy_wait<0>();\n            __syncthreads();\n\n            char *staged"
+  "                copy_wait<0>();\n            if (simt::planted != 1)\n                __syncthreads();\n\n            char *staged")
 # a barrier less: a stage may be filled while it is read
-plant(attend_matrix.cuh 2 "        __syncthreads(); /* the stage may be filled again */"
-  "        if (simt::planted != 2)\n            __syncthreads();")
+plant(attend_matrix.cuh 2 "            __syncthreads(); /* the stage may be filled again */"
+  "            if (simt::planted != 2)\n                __syncthreads();")
 # hidden keys are not masked
-plant(attend_matrix.cuh 3 "(key < end && is_visible(w.see, key)) ? x"
-  "(key < end && (simt::planted == 3 || is_visible(w.see, key))) ? x")
+plant(attend_matrix.cuh 3 "(key < keys.end && is_visible(w.see, key)) ? x"
+  "(key < keys.end && (simt::planted == 3 || is_visible(w.see, key))) ? x")
 # the jump to a window's first tile jumps over sink tokens
-plant(attend_matrix.cuh 4 "if (base >= highest.sinks &&" "if ((simt::planted == 4 || base >= highest.sinks) &&")
+plant(attend_matrix.cuh 4 "if (base >= keys.highest.sinks &&" "if ((simt::planted == 4 || base >= keys.highest.sinks) &&")
 # sums of earlier tiles keep the old maximum
-plant(attend_matrix.cuh 5 "                o[j][i] *= factor[tile_row_of(i)];"
-  "                o[j][i] *= simt::planted == 5 ? 1.0f : factor[tile_row_of(i)];")
+plant(attend_matrix.cuh 5 "                    o[j][i] *= factor[tile_row_of(i)];"
+  "                    o[j][i] *= simt::planted == 5 ? 1.0f : factor[tile_row_of(i)];")
 # V's operand with rows and columns in another order
 plant(vendor/tile_mfma.h 6 "at(lane / 16 * 4 + i, lane % 16 / 8)"
   "at(simt::planted == 6 ? lane / 16 + i * 4 : lane / 16 * 4 + i, lane % 16 / 8)")
@@ -69,8 +69,8 @@ plant(attend_matrix.cuh 12 "C::shared_bytes, stream,\n                  chained,
 plant(blocks.cu 13 "uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
   "uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);\n    uint64_t n = a.block_bytes / (simt::planted == 13 ? 32 : 16),")
 # a barrier less: products may read K and V before their codes are decoded
-plant(attend_matrix.cuh 14 "parts + C::tile_bytes);\n            __syncthreads();"
-  "parts + C::tile_bytes);\n            if (simt::planted != 14)\n                __syncthreads();")
+plant(attend_matrix.cuh 14 "parts + C::tile_bytes);\n                __syncthreads();"
+  "parts + C::tile_bytes);\n                if (simt::planted != 14)\n                    __syncthreads();")
 # a token at a block's end is appended to the next one
 plant(append.cuh 15 "(position >> kv.block_shift) - (it.pos >> kv.block_shift)]"
   "((position + (simt::planted == 15)) >> kv.block_shift) - (it.pos >> kv.block_shift)]")
@@ -148,9 +148,9 @@ plant(sm90/decode_wide_parts.cuh 43 "        gpu::chain_wait();\n    if (p.items
 plant(sm90/decode_short.cuh 45 "    copies_wait();" "    if (simt::planted != 45) copies_wait();")
 plant(sm90/decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")
 # other warps' weights are read before they are there
-plant(sm90/decode_short.cuh 47 "        gpu::chain_release();\n    __syncthreads();" "        gpu::chain_release();\n    if (simt::planted != 47) __syncthreads();")
+plant(sm90/decode_short.cuh 47 "        gpu::chain_release();\n        __syncthreads();" "        gpu::chain_release();\n        if (simt::planted != 47) __syncthreads();")
 # values from the ninth tile on are read before they have come
-plant(sm90/decode_short.cuh 70 "            barrier_wait(v_late, 0);\n            load(near" "            if (simt::planted != 70) barrier_wait(v_late, 0);\n            load(near")
+plant(sm90/decode_short.cuh 70 "            barrier_wait(v_late, 0);\n                load(near" "            if (simt::planted != 70) barrier_wait(v_late, 0);\n                load(near")
 # a direct call's newest row of K, and V that comes over it later, in no order
 plant(sm90/decode_short.cuh 73 "                proxy_fence(); /* late" "                if (simt::planted != 73) proxy_fence(); /* late")
 # messages to blocks that may not have begun; read before they have come
@@ -164,7 +164,7 @@ plant(sm90/decode_short.cuh 51 "const float f = gpu::exp2_fast(m[k] - all);"
 plant(sm90/decode_short.cuh 52 "            if (!sees(tile_of(i)" "            if (simt::planted != 52 && !sees(tile_of(i)")
 # the last tiles, fewer than four, are left out, or count as other warps'
 plant(sm90/decode_short.cuh 53 "    if (n_fours < n) {" "    if (n_fours < n && simt::planted != 53) {")
-plant(sm90/decode_short.cuh 69 "multiply(near, n_fours % W," "multiply(near, simt::planted == 69 ? 0 : n_fours % W,")
+plant(sm90/decode_short.cuh 69 "near, factor, n_fours % W," "near, factor, simt::planted == 69 ? 0 : n_fours % W,")
 
 # ---- prompts
 
@@ -199,8 +199,8 @@ plant(gpu_queue.c 62 "launch_attention(s, &finish))"
   "({ struct gpu_slot x = *s@semicolon@ if (simt_has_bug(62)) x.job.staging.scratch = b->slots[0].job.staging.scratch@semicolon@ launch_attention(&x, &finish)@semicolon@ }))")
 # a batch does not wait for its word; tells of its end before its outputs are there
 plant(gpu_queue.c 84 "int code = wait ? runtime" "int code = wait && !simt_has_bug(84) ? runtime")
-plant(gpu_queue.c 85 "    const struct backend_word *signal = s->batch->signal;"
-  "    const struct backend_word *signal = s->batch->signal@semicolon@\n    if (signal && simt_has_bug(85))\n        runtime_stream_write_word(s->stream, signal->word, signal->value)@semicolon@")
+plant(gpu_queue.c 85 "    if (batch->n_signals <= GPU_FINISH_SIGNALS)"
+  "    if (batch->n_signals > 0 && simt_has_bug(85))\n        runtime_stream_write_word(s->stream, batch->signals->word, batch->signals->value)@semicolon@\n    if (batch->n_signals <= GPU_FINISH_SIGNALS)")
 # what comes does not follow scrubbing
 plant(gpu_queue.c 63 "        if (follow(b, b->slots[i].stream, b->stream) != 0)" "        if (!simt_has_bug(63) && follow(b, b->slots[i].stream, b->stream) != 0)")
 # nor block copies
@@ -213,3 +213,8 @@ plant(sm90/decode_short.cuh 66 "            fresh.put(k_at(i), false, it.pos % D
 plant(sm90/decode_short.cuh 67 "            if (row0 == 0) {" "            if (row0 == 0 && simt::planted != 67) {")
 plant(gpu_job.c 68 "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(gpu_job.c 68 "out_device == NULL && n_patches == 0)" "out_device == NULL && (n_patches == 0 || simt_has_bug(68)))")
+# a branch's keys lie behind one another; queries that it does not take see the keys that others see
+plant(attend_matrix.cuh 86 "uint32_t token = branch_token(from, key);"
+  "uint32_t token = simt::planted == 86 ? key : branch_token(from, key);")
+plant(attend_matrix.cuh 87 "is_open = keys.all_take_part &&" "is_open = (simt::planted == 87 || keys.all_take_part) &&")
+plant(attend_vector.cu 88 "token = branch_token(b, key);" "token = simt::planted == 88 ? key : branch_token(b, key);")

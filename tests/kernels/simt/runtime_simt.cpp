@@ -104,6 +104,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     out->n_processors = (uint32_t)setting("ATTND_SIMT_PROCESSORS", 4);
     out->capability = 90;
     out->has_words = true;
+    out->is_shared = true;
     out->has_matrix_units = setting("ATTND_SIMT_MATRIX", 1) != 0;
     out->l2_bytes = 4096;
     out->total_bytes = out->free_bytes = (uint64_t)4 << 30;
@@ -258,6 +259,11 @@ void runtime_stream_close(runtime_stream *s)
     if (s && s->second)
         s->second->first = nullptr;
     delete s;
+}
+
+void *runtime_stream_native(runtime_stream *s)
+{
+    return s;
 }
 
 int runtime_stream_wait(runtime_stream *s)

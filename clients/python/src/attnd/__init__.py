@@ -9,12 +9,13 @@
             result = pool.step(0, [(seq, 0, 1)], q, k, v)   # numpy arrays, or DLPack tensors
 
 Calls take `timeout` in seconds and raise subclasses of AttndError. attnd.aio is the same for
-asyncio, attnd.hf runs HuggingFace models. Nothing but the standard library and libattn.so is
+asyncio, attnd.hf runs HuggingFace models, attnd.torch has a PyTorch operator over a Lane. Nothing but the standard library and libattn.so is
 needed to import this.
 """
 
 from ._lib import LibraryNotFound
 from .client import Client, ClientCounters, ClientInfo, connect, default_url
+from .daemon import Daemon
 from .errors import (
     AlreadyExistsError,
     AttndError,
@@ -38,6 +39,7 @@ from .errors import (
     UnauthenticatedError,
     UnsupportedError,
 )
+from .lane import Lane
 from .pool import Item, Items, Pool, Result, Sequence, Step
 from .spec import LayerSpec, PoolSpec
 
@@ -50,6 +52,7 @@ __all__ = [
     "ClientCounters",
     "ClientInfo",
     "ConnectionLostError",
+    "Daemon",
     "DeadlineError",
     "DeviceLostError",
     "DrainingError",
@@ -57,6 +60,7 @@ __all__ = [
     "InvalidArgumentError",
     "Item",
     "Items",
+    "Lane",
     "LayerSpec",
     "LibraryNotFound",
     "NotFoundError",

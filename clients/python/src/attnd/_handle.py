@@ -7,7 +7,8 @@ import operator
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from .errors import AttndError, InvalidArgumentError
 
@@ -61,42 +62,116 @@ class WaitTimes:
         return self._next
 
 
-def interruptible(call: Callable[[], _T], undo: Callable[[_T], object]) -> _T:
-    """call(), on a thread of its own if this one has to see signals meanwhile.
+class _Helper:
+    """A thread that makes calls for one that has to see signals meanwhile, one at a time."""
 
-    undo is given the result of a call that an exception kept from waiting for it.
+    _idle: list[_Helper] = []
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._calls.get()()
+
+    @classmethod
+    def start(cls, run: Callable[[], None]) -> None:
+        try:
+            helper = cls._idle.pop()
+        except IndexError:
+            helper = cls()
+
+        def call() -> None:
+            run()
+            cls._idle.append(helper)
+
+        helper._calls.put(call)
+
+
+os.register_at_fork(after_in_child=_Helper._idle.clear)  # the child has one thread
+
+
+class _Call(Generic[_T]):
+    """A call on a helper's thread. Whoever is last to know of the other leaves the guard."""
+
+    def __init__(
+        self, call: Callable[[], _T], undo: Callable[[_T], object] | None, guard: Inside | None
+    ):
+        self._call, self._undo, self._guard = call, undo, guard
+        self._lock = threading.Lock()
+        self._is_done = threading.Lock()
+        self._is_done.acquire()
+        self._outcome: tuple[bool, Any] | None = None  # (True, result) or (False, exception)
+        self._is_abandoned = False
+
+    def run(self) -> None:
+        outcome: tuple[bool, Any]
+        try:
+            outcome = True, self._call()
+        except BaseException as e:
+            outcome = False, e
+        with self._lock:
+            self._outcome = outcome
+            is_abandoned = self._is_abandoned
+        if is_abandoned:
+            self._clean_up(outcome)
+        self._is_done.release()
+
+    def _clean_up(self, outcome: tuple[bool, Any]) -> None:
+        """Of a call whose result nobody waits for."""
+        is_ok, result = outcome
+        try:
+            if is_ok and self._undo is not None:
+                self._undo(result)
+        except AttndError:
+            pass
+        finally:
+            if self._guard is not None:
+                self._guard.leave_abandoned()
+
+    def wait(self) -> _T:
+        try:
+            while not self._is_done.acquire(timeout=0.1):
+                pass  # a signal just before the wait does not end it
+        except BaseException:
+            with self._lock:
+                self._is_abandoned = True
+                if self._guard is not None:
+                    self._guard.abandon()
+                outcome = self._outcome
+            if outcome is not None:
+                self._clean_up(outcome)
+            raise
+        if self._guard is not None:
+            self._guard.__exit__()
+        assert self._outcome is not None
+        is_ok, result = self._outcome
+        if not is_ok:
+            raise result
+        return result  # type: ignore[no-any-return]
+
+
+def interruptible(
+    call: Callable[[], _T],
+    undo: Callable[[_T], object] | None = None,
+    guard: Inside | None = None,
+) -> _T:
+    """call(), which Ctrl-C ends for the caller; the library goes on with it until its timeout.
+
+    undo   is given the result if an exception kept the caller from waiting for it
+    guard  what call() is inside of, until it has ended
     """
     if not waits_for_signals():
-        return call()
-    lock = threading.Lock()
-    done = threading.Event()
-    state: dict[str, Any] = {"is_wanted": True}
-
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as e:
-            state["error"] = e
-        else:
-            with lock:
-                state["result"] = result
-                is_wanted = state["is_wanted"]
-            if not is_wanted:
-                undo(result)
-        done.set()
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        done.wait()
-    except BaseException:
-        with lock:
-            state["is_wanted"] = False
-        if "result" in state:
-            undo(state["result"])
-        raise
-    if "error" in state:
-        raise state["error"]
-    return state["result"]  # type: ignore[no-any-return]
+        if guard is None:
+            return call()
+        with guard:
+            return call()
+    if guard is not None:
+        guard.__enter__()
+    c = _Call(call, undo, guard)
+    _Helper.start(c.run)
+    return c.wait()
 
 
 class NotPicklable:
@@ -130,17 +205,32 @@ class Closing:
         raise NotImplementedError
 
 
+class Inside(Protocol):
+    """What calls are inside of: a Guard, or two."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def abandon(self) -> None: ...
+
+    def leave_abandoned(self) -> None: ...
+
+
 class Guard:
     """Counts the calls that are inside the library with one handle.
 
     `with guard:` around each of them; close() lets no more in and waits for the last to leave, so
-    that the handle can be freed. Calls end by their timeouts, so the wait does, too.
+    that the handle can be freed. Calls end by their timeouts, so the wait does, too. It does not wait
+    for those that were abandoned, by Ctrl-C: the last of them frees the handle when it leaves.
     """
 
     def __init__(self, what: str):
         self._what = what
         self._changed = threading.Condition(threading.Lock())
-        self._n_inside = 0
+        self._n_inside = 0  # abandoned ones among them
+        self._n_abandoned = 0
+        self._free: Callable[[], object] | None = None
         self._pid = os.getpid()
         self.is_closed = False
 
@@ -158,20 +248,45 @@ class Guard:
             self._n_inside += 1
 
     def __exit__(self, *exc: object) -> None:
+        self._leave(0)
+
+    def abandon(self) -> None:
+        """Somebody inside will leave by leave_abandoned()."""
+        with self._changed:
+            self._n_abandoned += 1
+            self._changed.notify_all()
+
+    def leave_abandoned(self) -> None:
+        self._leave(1)
+
+    def _leave(self, n_abandoned: int) -> None:
+        free = None
         with self._changed:
             self._n_inside -= 1
-            if self.is_closed and self._n_inside == 0:
+            self._n_abandoned -= n_abandoned
+            if self.is_closed and self._n_inside == self._n_abandoned:
                 self._changed.notify_all()
+            if self._n_inside == 0:
+                free, self._free = self._free, None
+        if free is not None:
+            free()
 
-    def close(self) -> bool:
-        """True for the one caller that is to free the handle."""
+    def close(self, free: Callable[[], object]) -> bool:
+        """Has free() called once; True for the one caller whose free it is."""
         if self.is_inherited:  # the lock may be held by a thread that does not exist here
-            was_closed, self.is_closed = self.is_closed, True
-            return not was_closed
+            if self.is_closed:
+                return False
+            self.is_closed = True
+            free()
+            return True
         with self._changed:
             if self.is_closed:
                 return False
             self.is_closed = True
-            while self._n_inside > 0:
+            while self._n_inside > self._n_abandoned:
                 self._changed.wait()
+            if self._n_inside > 0:
+                self._free = free
+                return True
+        free()
         return True

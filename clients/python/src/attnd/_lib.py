@@ -45,6 +45,12 @@ class ClientOptions(Structure):
         ("timeout_us", c_uint64),
         ("resume_session", c_uint64),
         ("client_name", c_char_p),
+        ("is_hasty", c_uint32),
+        ("has_no_keeper", c_uint32),
+        ("token_file", c_char_p),
+        ("ca_file", c_char_p),
+        ("cert_file", c_char_p),
+        ("cert_key_file", c_char_p),
     ]
 
 
@@ -76,6 +82,10 @@ class ClientCounters(Structure):
     ]
 
 
+class Branch(Structure):
+    _fields_ = [("segment_tokens", c_uint32), ("rate", c_uint32)]
+
+
 class Layer(Structure):
     _fields_ = [
         ("scale", c_float),
@@ -83,9 +93,10 @@ class Layer(Structure):
         ("sink_tokens", c_uint32),
         ("soft_cap", c_float),
         ("is_full", c_uint32),
-        ("reserved", c_uint32),
+        ("n_branches", c_uint32),
         ("sink_logits", POINTER(c_float)),
         ("alibi_slopes", POINTER(c_float)),
+        ("branches", POINTER(Branch)),
     ]
 
 
@@ -156,6 +167,55 @@ class StepResult(Structure):
     ]
 
 
+class LaneOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("in_bytes", c_uint64),
+        ("out_bytes", c_uint64),
+        ("wait_us", c_uint64),
+    ]
+
+
+class LaneInfo(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("is_host", c_uint32),
+        ("in_bytes", c_uint64),
+        ("out_bytes", c_uint64),
+        ("in_address", c_void_p),
+        ("out_address", c_void_p),
+    ]
+
+
+class Plan(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_items", c_uint32),
+        ("items", POINTER(Item)),
+        ("n_layers", c_uint32),
+        ("is_append", c_uint32),
+        ("is_attend", c_uint32),
+        ("has_lse", c_uint32),
+        ("layers", POINTER(c_uint32)),
+        ("is_restart", c_uint32),
+        ("reserved", c_uint32),
+        ("timeout_us", c_uint64),
+    ]
+
+
+class LaneStep(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_tokens", c_uint32),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+    ]
+
+
 STEP_CB = CFUNCTYPE(None, c_void_p, c_uint64, POINTER(StepResult))
 
 # name: (result type, argument types)
@@ -202,6 +262,12 @@ _FUNCTIONS = {
         c_int,
         [c_void_p, POINTER(Step), STEP_CB, c_void_p, POINTER(c_uint64)],
     ),
+    "attn_lane_open": (c_int, [c_void_p, c_char_p, POINTER(LaneOptions), POINTER(c_void_p)]),
+    "attn_lane_close": (None, [c_void_p]),
+    "attn_lane_info": (c_int, [c_void_p, POINTER(LaneInfo)]),
+    "attn_lane_plan": (c_int, [c_void_p, c_void_p, POINTER(Plan)]),
+    "attn_lane_enqueue": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(LaneStep)]),
+    "attn_lane_check": (c_int, [c_void_p]),
     "attn_step_wait": (c_int, [c_void_p, c_uint64, POINTER(StepResult)]),
 }
 
@@ -216,7 +282,7 @@ def _candidates() -> list[str]:
     if named:
         return [named]  # who names one wants that one
     package = os.path.dirname(os.path.realpath(__file__))
-    places = [os.path.join(package, SONAME)]
+    places = [os.path.join(package, "native/lib", SONAME)]  # a wheel's
     places.append(os.path.normpath(os.path.join(package, "../../..", SONAME)))  # installed by CMake
     root = os.path.normpath(os.path.join(package, "../../../.."))
     if os.path.isfile(os.path.join(root, "clients/libattn/attn.h")):  # a source tree
@@ -237,7 +303,7 @@ _lib: ctypes.CDLL | None = None
 def library() -> ctypes.CDLL:
     """The library, loaded on first use.
 
-    Looked for as $ATTN_LIBRARY (a path, and then nowhere else), beside this package, in the lib/ it
+    Looked for as $ATTN_LIBRARY (a path, and then nowhere else), inside this package, in the lib/ it
     was installed to or the build folder of its source tree, and where the system keeps libraries.
     """
     global _lib

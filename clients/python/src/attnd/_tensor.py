@@ -115,6 +115,17 @@ def _from_dlpack(t: Any, name: str, dtype: int, shape: tuple[int, ...]) -> tuple
     return d.data + d.byte_offset, capsule
 
 
+def _is_plain(a: Any, torch: Any, dtype: int, shape: tuple[int, ...]) -> bool:
+    """Whether nothing is to be said of a torch tensor; a capsule, which tells what, takes longer."""
+    return (
+        a.dtype is getattr(torch, _TORCH_NAMES[dtype])
+        and a.shape == shape
+        and a.is_cpu
+        and a.is_contiguous()
+        and not (a.requires_grad or a.is_neg())
+    )
+
+
 def address_of(
     a: Any, name: str, dtype: int, shape: tuple[int, ...], is_output: bool = False
 ) -> tuple[int, Any]:
@@ -126,6 +137,9 @@ def address_of(
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(a, numpy.ndarray):
         return _from_numpy(a, name, dtype, shape, is_output), a
+    torch = sys.modules.get("torch")
+    if torch is not None and type(a) is torch.Tensor and _is_plain(a, torch, dtype, shape):
+        return a.data_ptr(), a
     if hasattr(a, "__dlpack__"):
         address, capsule = _from_dlpack(a, name, dtype, shape)
         return address, (a, capsule)

@@ -21,6 +21,7 @@ from ._handle import (
     whole,
 )
 from .errors import OutOfMemoryError, check
+from .lane import Lane, open_lane
 from .pool import Pool
 from .spec import PoolSpec, to_c
 
@@ -76,19 +77,28 @@ def connect(
     max_retries: int = 0,
     session: int = 0,
     name: str | None = None,
+    token_file: str | None = None,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    cert_key_file: str | None = None,
 ) -> Client:
     """Connects to a daemon and opens or resumes a session. The daemon may come up meanwhile.
 
-    url              ipc://PATH, tcp://HOST:PORT, or shm://PATH (this host, through shared memory);
-                     None: default_url()
+    url              ipc://PATH, tcp://HOST:PORT, tls+tcp://HOST:PORT, or shm://PATH (this host,
+                     through shared memory); None: default_url()
     timeout          seconds, of calls that name none
     connect_timeout  seconds, of this call; None: timeout
     max_retries      how often a request that was answered with a retryable status is repeated
     session          a session to go on with (ClientInfo.session); 0: a new one
     name             for the daemon's logs; None: the process's name
+    token_file       a file whose first line says which tenant this is; None: $ATTND_KEY_FILE
+    ca_file          of tls+tcp://: CAs of the daemon's certificate; None: $ATTND_CA_FILE, else the
+                     system's
+    cert_file, cert_key_file  a certificate of the worker's own, where the daemon wants one; None:
+                     $ATTND_TLS_CERT_FILE, $ATTND_TLS_CERT_KEY_FILE
 
     Raises ConnectionLostError, TimedOutError, InvalidArgumentError (url), NotFoundError (session),
-    UnsupportedError (in a process forked while its parent was connected), LibraryNotFound.
+    LibraryNotFound.
     """
     lib = _lib.library()
     if url is None:
@@ -99,6 +109,10 @@ def connect(
         timeout_us=timeout_us(timeout),
         resume_session=whole("session", session, U64_MAX),
         client_name=text("name", name) if name is not None else None,
+        token_file=text("token_file", token_file) if token_file is not None else None,
+        ca_file=text("ca_file", ca_file) if ca_file is not None else None,
+        cert_file=text("cert_file", cert_file) if cert_file is not None else None,
+        cert_key_file=text("cert_key_file", cert_key_file) if cert_key_file is not None else None,
     )
     url_text, wait_us = text("url", url), timeout_us(connect_timeout)
 
@@ -122,14 +136,15 @@ class Client(Closing, NotPicklable):
     """A connection and its session, made by connect(). Use it as a context manager or close() it.
 
     Every method may be called from any thread, several at once; the interpreter lock is free while
-    they wait. Ctrl-C ends connect(), steps and poll(); other calls end by their timeouts. After os.fork() the child may only close() what it
-    inherited.
+    they wait. Ctrl-C ends every call that waits, also of its pools and sequences; what was asked for
+    may still be done. After os.fork() the child may close() what it inherited, and connect() anew.
     """
 
     def __init__(self, handle: ctypes.c_void_p, url: str):
         self._lib = _lib.library()
         self._handle = handle
         self._guard = Guard(f"client of {url}")
+        self._lanes: set[Lane] = set()
         self._pools: set[Pool] = set()
         self.url = url
         self.info = self._read_info()
@@ -155,9 +170,13 @@ class Client(Closing, NotPicklable):
         info has the new session. Pools and sequences of the old one are gone: create_pool() and
         open() make them anew.
         """
-        with self._guard:
-            check(self._lib.attn_client_reopen(self._handle, timeout_us(timeout)))
+        us = timeout_us(timeout)
+
+        def reopen() -> None:
+            check(self._lib.attn_client_reopen(self._handle, us))
             self.info = self._read_info()
+
+        interruptible(reopen, guard=self._guard)
 
     def create_pool(self, spec: PoolSpec, *, timeout: float | None = None) -> Pool:
         """Makes a pool, or finds the one of this name if its spec is the same.
@@ -166,32 +185,52 @@ class Client(Closing, NotPicklable):
         cannot compute this geometry), OutOfMemoryError (KV memory), InvalidArgumentError.
         """
         c_spec, keep = to_c(spec)
-        handle = ctypes.c_void_p()
-        with self._guard:
+        us = timeout_us(timeout)
+
+        def create() -> Pool:
+            handle = ctypes.c_void_p()
             try:
                 check(
                     self._lib.attn_pool_create(
-                        self._handle,
-                        ctypes.byref(c_spec),
-                        timeout_us(timeout),
-                        ctypes.byref(handle),
+                        self._handle, ctypes.byref(c_spec), us, ctypes.byref(handle)
                     )
                 )
             except OutOfMemoryError as e:
                 raise _no_room(e) from None
-            del keep
             return self._add(handle)
+
+        pool = interruptible(create, Pool.close, self._guard)
+        del keep
+        return pool
+
+    def open_lane(
+        self,
+        url: str | None = None,
+        *,
+        in_bytes: int = 0,
+        out_bytes: int = 0,
+        wait: float | None = None,
+    ) -> Lane:
+        """A lane to the daemon, for layers without messages; close it before the client.
+
+        url        gpu://PATH; None: where the daemon says
+        in_bytes, out_bytes  of one layer's q, k and v, and of its output, at most; 0: 16 MiB
+        wait       seconds that a layer waits for the daemon; None: the client's timeout
+        The GPU is the one that is current on this thread. Raises UnsupportedError, which says what
+        is missing (the same host, the same GPU, MPS), ConnectionLostError, OverQuotaError.
+        """
+        return open_lane(self, url, in_bytes, out_bytes, wait)
 
     def pool(self, name: str, *, timeout: float | None = None) -> Pool:
         """Finds a pool by name. Raises NotFoundError."""
-        handle = ctypes.c_void_p()
-        with self._guard:
-            check(
-                self._lib.attn_pool_describe(
-                    self._handle, text("name", name), timeout_us(timeout), ctypes.byref(handle)
-                )
-            )
+        name_text, us = text("name", name), timeout_us(timeout)
+
+        def describe() -> Pool:
+            handle = ctypes.c_void_p()
+            check(self._lib.attn_pool_describe(self._handle, name_text, us, ctypes.byref(handle)))
             return self._add(handle)
+
+        return interruptible(describe, Pool.close, self._guard)
 
     def _add(self, handle: ctypes.c_void_p) -> Pool:
         pool = Pool(self, handle)
@@ -200,32 +239,38 @@ class Client(Closing, NotPicklable):
 
     def ping(self, *, timeout: float | None = None) -> float:
         """Seconds of one round trip, which also renews the session's lease."""
-        ns = ctypes.c_uint64()
-        with self._guard:
-            check(self._lib.attn_client_ping(self._handle, timeout_us(timeout), ctypes.byref(ns)))
-        return ns.value / 1e9
+        us = timeout_us(timeout)
+
+        def ping() -> float:
+            ns = ctypes.c_uint64()
+            check(self._lib.attn_client_ping(self._handle, us, ctypes.byref(ns)))
+            return ns.value / 1e9
+
+        return interruptible(ping, guard=self._guard)
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The daemon's counters."""
         import json
 
-        json_text = ctypes.c_void_p()
-        with self._guard:
-            check(
-                self._lib.attn_client_stats(
-                    self._handle, timeout_us(timeout), ctypes.byref(json_text)
-                )
-            )
-        try:
-            stats: dict[str, Any] = json.loads(ctypes.string_at(json_text))
-        finally:
-            self._lib.attn_free(json_text)
+        us = timeout_us(timeout)
+
+        def read() -> bytes:
+            json_text = ctypes.c_void_p()
+            check(self._lib.attn_client_stats(self._handle, us, ctypes.byref(json_text)))
+            try:
+                return ctypes.string_at(json_text)
+            finally:
+                self._lib.attn_free(json_text)
+
+        stats: dict[str, Any] = json.loads(interruptible(read, guard=self._guard))
         return stats
 
     def drain(self, *, timeout: float | None = None) -> None:
         """Asks the daemon to take no new sessions and sequences and to end when its work is done."""
-        with self._guard:
-            check(self._lib.attn_client_drain(self._handle, timeout_us(timeout)))
+        us = timeout_us(timeout)
+        interruptible(
+            lambda: check(self._lib.attn_client_drain(self._handle, us)), guard=self._guard
+        )
 
     def counters(self) -> ClientCounters:
         """What this client did so far."""
@@ -275,9 +320,10 @@ class Client(Closing, NotPicklable):
         Waits for calls of other threads, which end by their timeouts. The session and its sequences
         live on in the daemon until their lease ends.
         """
-        if not self._guard.close():
+        for lane in list(self._lanes):
+            lane.close()
+        if not self._guard.close(lambda: self._lib.attn_client_close(self._handle)):
             return
-        self._lib.attn_client_close(self._handle)
         for pool in list(self._pools):
             pool.close()
 

@@ -115,7 +115,7 @@ class UnauthenticatedError(AttndError):
 
 
 class UnsupportedError(AttndError, NotImplementedError):
-    """The daemon, its backend or this process cannot do it; the message names what."""
+    """The daemon or its backend cannot do it; the message names what."""
 
     status = -10
 

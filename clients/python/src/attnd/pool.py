@@ -14,6 +14,7 @@ from ._handle import (
     Closing,
     Guard,
     NotPicklable,
+    interruptible,
     timeout_us,
     waits_for_signals,
     whole,
@@ -63,38 +64,33 @@ class Sequence(Closing, NotPicklable):
         Copies nothing; blocks are shared until one side writes. new_id None: a random id.
         """
         pool = self.pool
-        c, lens = _lib.Seq(), (ctypes.c_uint32 * pool.spec.num_layers)()
-        with pool._inside():
+        new_id = _random_id() if new_id is None else whole("new_id", new_id, U64_MAX)
+        n = _lib.ALL_TOKENS
+        if n_tokens is not None:
+            n = whole("n_tokens", n_tokens, _lib.ALL_TOKENS - 1)
+        us, c = timeout_us(timeout), self._c()
+
+        def fork() -> Sequence:
+            new, lens = _lib.Seq(), (ctypes.c_uint32 * pool.spec.num_layers)()
             check(
                 pool._lib.attn_seq_fork(
-                    pool._handle,
-                    ctypes.byref(self._c()),
-                    _random_id() if new_id is None else whole("new_id", new_id, U64_MAX),
-                    (
-                        _lib.ALL_TOKENS
-                        if n_tokens is None
-                        else whole("n_tokens", n_tokens, _lib.ALL_TOKENS - 1)
-                    ),
-                    timeout_us(timeout),
-                    ctypes.byref(c),
-                    lens,
+                    pool._handle, ctypes.byref(c), new_id, n, us, ctypes.byref(new), lens
                 )
             )
-        return Sequence(pool, c, tuple(lens))
+            return Sequence(pool, new, tuple(lens))
+
+        return interruptible(fork, Sequence._forget, pool._inside())
 
     def truncate(self, n_tokens: int, *, timeout: float | None = None) -> None:
         """Forgets tokens from n_tokens on, in every layer, and raises the epoch."""
         pool, c = self.pool, self._c()
-        with pool._inside():
-            check(
-                pool._lib.attn_seq_truncate(
-                    pool._handle,
-                    ctypes.byref(c),
-                    whole("n_tokens", n_tokens),
-                    timeout_us(timeout),
-                )
-            )
-        self.epoch = c.epoch
+        n, us = whole("n_tokens", n_tokens), timeout_us(timeout)
+
+        def truncate() -> None:
+            check(pool._lib.attn_seq_truncate(pool._handle, ctypes.byref(c), n, us))
+            self.epoch = c.epoch
+
+        interruptible(truncate, guard=pool._inside())
 
     def adopt(self, *, timeout: float | None = None) -> None:
         """Takes the sequence (back) under a new epoch; sets epoch and layer_len."""
@@ -105,11 +101,13 @@ class Sequence(Closing, NotPicklable):
         """Forgets the sequence and frees its blocks. Safe to call again."""
         if self.is_closed:
             return
+        us = timeout_us(timeout)
+        interruptible(lambda: self._forget(us), guard=self.pool._inside())
+
+    def _forget(self, timeout_us: int = 0) -> None:
+        """close(), for who is inside already."""
         pool = self.pool
-        with pool._inside():
-            check(
-                pool._lib.attn_seq_close(pool._handle, ctypes.byref(self._c()), timeout_us(timeout))
-            )
+        check(pool._lib.attn_seq_close(pool._handle, ctypes.byref(self._c()), timeout_us))
         self.is_closed = True
 
     def __exit__(self, *exc: Any) -> None:
@@ -144,6 +142,14 @@ class _Both:
         self._pool.__exit__()
         self._client.__exit__()
 
+    def abandon(self) -> None:
+        self._pool.abandon()
+        self._client.abandon()
+
+    def leave_abandoned(self) -> None:
+        self._pool.leave_abandoned()
+        self._client.leave_abandoned()
+
 
 class Pool(Closing, NotPicklable):
     """One KV geometry in the daemon, found or made by a Client.
@@ -172,35 +178,29 @@ class Pool(Closing, NotPicklable):
 
         Raises AlreadyExistsError, OverloadedError, DrainingError.
         """
-        c = _lib.Seq()
-        with self._inside():
-            check(
-                self._lib.attn_seq_open(
-                    self._handle,
-                    _random_id() if seq_id is None else whole("seq_id", seq_id, U64_MAX),
-                    timeout_us(timeout),
-                    ctypes.byref(c),
-                )
-            )
-        return Sequence(self, c)
+        seq_id = _random_id() if seq_id is None else whole("seq_id", seq_id, U64_MAX)
+        us = timeout_us(timeout)
+
+        def open_seq() -> Sequence:
+            c = _lib.Seq()
+            check(self._lib.attn_seq_open(self._handle, seq_id, us, ctypes.byref(c)))
+            return Sequence(self, c)
+
+        return interruptible(open_seq, Sequence._forget, self._inside())
 
     def adopt(self, seq_id: int, *, timeout: float | None = None) -> Sequence:
         """Takes over a sequence of any session; whoever had it gets StaleEpochError from now on.
 
         layer_len of what comes back tells how many tokens each layer has. Raises NotFoundError.
         """
-        c, lens = _lib.Seq(), (ctypes.c_uint32 * self.spec.num_layers)()
-        with self._inside():
-            check(
-                self._lib.attn_seq_adopt(
-                    self._handle,
-                    whole("seq_id", seq_id, U64_MAX),
-                    timeout_us(timeout),
-                    ctypes.byref(c),
-                    lens,
-                )
-            )
-        return Sequence(self, c, tuple(lens))
+        seq_id, us = whole("seq_id", seq_id, U64_MAX), timeout_us(timeout)
+
+        def adopt() -> Sequence:
+            c, lens = _lib.Seq(), (ctypes.c_uint32 * self.spec.num_layers)()
+            check(self._lib.attn_seq_adopt(self._handle, seq_id, us, ctypes.byref(c), lens))
+            return Sequence(self, c, tuple(lens))
+
+        return interruptible(adopt, guard=self._inside())
 
     # ---- steps
 
@@ -329,10 +329,8 @@ class Pool(Closing, NotPicklable):
         """
         if not (self.client.is_closed or self._guard.is_inherited):
             self._wait_for_steps()
-        if not self._guard.close():
-            return
-        self._lib.attn_pool_close(self._handle)
-        self.client._pools.discard(self)
+        if self._guard.close(lambda: self._lib.attn_pool_close(self._handle)):
+            self.client._pools.discard(self)
 
     def __repr__(self) -> str:
         return f"<attnd.Pool {self.spec.name!r}>"

@@ -21,6 +21,7 @@ class LayerSpec(NamedTuple):
     is_full        not causal: a query sees every token up to the end of its item
     sink_logits    [num_q_heads] floats: exp of each is added to its head's softmax denominator
     alibi_slopes   [num_q_heads] floats: slope * (key position - query position) is added to scores
+    branches       dilated attention: (segment_tokens, rate) of each branch; see docs/protocol.md
     """
 
     scale: float = 0.0
@@ -30,6 +31,7 @@ class LayerSpec(NamedTuple):
     is_full: bool = False
     sink_logits: Sequence[float] | None = None
     alibi_slopes: Sequence[float] | None = None
+    branches: Sequence[tuple[int, int]] = ()
 
 
 class PoolSpec(NamedTuple):
@@ -80,6 +82,14 @@ def _floats(values: Sequence[float] | None, num_q_heads: int, name: str, keep: l
     return ctypes.cast(array, ctypes.POINTER(ctypes.c_float))
 
 
+def _branches(branches: Sequence[tuple[int, int]], keep: list[Any]) -> Any:
+    array = (_lib.Branch * len(branches))(
+        *[_lib.Branch(whole("segment_tokens", s), whole("rate", r)) for s, r in branches]
+    )
+    keep.append(array)
+    return ctypes.cast(array, ctypes.POINTER(_lib.Branch)) if branches else None
+
+
 def to_c(spec: PoolSpec) -> tuple[_lib.PoolSpec, list[Any]]:
     """The C struct, and what its pointers need to stay alive."""
     keep: list[Any] = []
@@ -92,6 +102,8 @@ def to_c(spec: PoolSpec) -> tuple[_lib.PoolSpec, list[Any]]:
         c.is_full = layer.is_full
         c.sink_logits = _floats(layer.sink_logits, spec.num_q_heads, "sink_logits", keep)
         c.alibi_slopes = _floats(layer.alibi_slopes, spec.num_q_heads, "alibi_slopes", keep)
+        c.n_branches = len(layer.branches)
+        c.branches = _branches(layer.branches, keep)
     keep.append(layers)
     c_spec = _lib.PoolSpec(
         struct_size=ctypes.sizeof(_lib.PoolSpec),
@@ -140,6 +152,10 @@ def from_c(c: _lib.PoolSpec) -> PoolSpec:
                 is_full=bool(layer.is_full),
                 sink_logits=floats(layer.sink_logits),
                 alibi_slopes=floats(layer.alibi_slopes),
+                branches=tuple(
+                    (b.segment_tokens, b.rate)
+                    for b in (layer.branches[: layer.n_branches] if layer.n_branches else ())
+                ),
             )
             for layer in (c.layers[: c.n_layers] if c.n_layers else ())
         ),

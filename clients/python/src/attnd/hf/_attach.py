@@ -59,6 +59,7 @@ def attach(
     block_tokens: int = 0,
     kv_dtype: str | None = None,
     is_batch_invariant: bool = False,
+    lane: bool | None = None,
 ) -> Worker:
     """Makes a pool for a causal language model and has the model attend through it.
 
@@ -67,6 +68,8 @@ def attach(
     name    the pool's; None: made of the model's type and geometry
     n_tokens, n_blocks  the pool's size, one of them: tokens of all sequences together, or blocks.
             Neither: 8192 tokens, or fewer where less memory is left
+    lane    layers without messages: None, where model and daemon share a GPU under MPS; False:
+            never; True: or an error that says what is missing
     others  as in PoolSpec
 
     A pool of the same geometry that is large enough is shared. One that is too small stays as it is,
@@ -98,7 +101,7 @@ def attach(
         if isinstance(client, str):
             client = owned = _client.connect(client)
         maker = PoolMaker(client, spec, size, is_named=bool(name))
-        return Worker(model, client, maker, owned is not None, switch, probe.seen)
+        return Worker(model, client, maker, owned is not None, switch, probe.seen, lane)
     except BaseException:
         switch.back()
         if owned is not None:

@@ -108,6 +108,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         """Removes the last -tokens_to_remove columns; a positive number is the columns to keep."""
         if self.states.layers:
             raise refuse("crop of a model with recurrent or convolution states")
+        self.worker.layers.wait()
         now = max(self._columns.values())
         keep = tokens_to_remove if tokens_to_remove > 0 else now + tokens_to_remove
         if keep >= now:
@@ -125,6 +126,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     def forget(self) -> list[Sequence]:
         """Lets go of the sequences, which are the caller's to close."""
+        self.worker.layers.wait()
         sequences, self.sequences, self.pads = self.sequences, [], []
         self._columns = dict.fromkeys(self._columns, 0)
         self._plan, self._has_mask = None, False
@@ -142,6 +144,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         """A cache of its own with the same tokens: the sequences are forked, nothing is copied."""
         if self.is_closed:
             raise refuse("a copy of a closed cache")
+        self.worker.layers.wait()
         other = self.worker.cache()
         try:
             for seq in self.sequences:
@@ -164,6 +167,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     # ---- rows
 
     def _select(self, rows: list[int]) -> None:
+        self.worker.layers.wait()
         old, taken = self.sequences, set()
         new: list[Sequence] = []
         forks: list[Sequence] = []

@@ -80,8 +80,8 @@ class Switch:
 
     @property
     def now(self) -> str:
-        """The attention that the model is set to."""
-        return str(self.config._attn_implementation)
+        """The attention that the model is set to; asked in every layer, past what configs look up."""
+        return str(object.__getattribute__(self.config, "_attn_implementation_internal"))
 
     def back(self) -> None:
         """Gives up this worker's part. What a user has set meanwhile stays."""

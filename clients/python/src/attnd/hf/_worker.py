@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from .._handle import Closing, NotPicklable
 from ..errors import AttndError, PoolGoneError, SequenceGoneError, SessionGoneError
@@ -15,6 +18,7 @@ from ..pool import Items, Pool, Result, Sequence
 from ._cache import Cache
 from ._calls import NAME, Seen
 from ._handed import refuse
+from ._lane import Layers
 from ._rows import close_all
 
 if TYPE_CHECKING:
@@ -67,9 +71,45 @@ def _windows_of_caches(config: Any, seen: dict[int, Seen]) -> dict[int, int]:
     }
 
 
+class _Generating:
+    """A worker's generate(), and the caches that it made for what runs besides."""
+
+    def __init__(self, stack: contextlib.ExitStack):
+        self._stack = stack  # closes them at the end
+        self._replaced: list[Any] = []
+
+    def cache_for(self, worker: Worker | None, given: Any) -> Any:
+        """One of worker's in place of none, or of an empty one that transformers made; else given.
+
+        Who keeps to the cache it gave, instead of taking that of the output, would give it again, as
+        empty as before.
+        """
+        is_new = given is None or (type(given) is DynamicCache and given.get_seq_length() == 0)
+        if worker is None or not is_new:
+            return given
+        if any(given is cache for cache in self._replaced):
+            raise refuse("a cache of transformers' own: the one to go on with is in the output")
+        if given is not None:
+            self._replaced.append(given)
+        return self._stack.enter_context(worker.cache())
+
+
+class _Thread(threading.local):
+    generating: _Generating | None = None
+
+
+_thread = _Thread()
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _before_forward(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Refuses what no attention call shows. A hook before the forward of the attached model."""
+def _before_forward(
+    worker: weakref.ref[Worker], module: Any, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Refuses what no attention call shows. A hook before the forward of the attached model.
+
+    generate() also runs models whose caches it makes itself: an assistant, and the model once more,
+    for guidance. They get one of their worker's.
+    """
     weights = kwargs.get("output_attentions")
     if weights or (weights is None and getattr(module.config, "output_attentions", False)):
         raise refuse("output_attentions: the weights are in the daemon, no one makes them")
@@ -83,8 +123,12 @@ def _before_forward(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
                 f"row {empty[0]} is all padding: what the model says after padding is no text"
             )
     cache = kwargs.get("past_key_values")
+    if _thread.generating is not None and isinstance(module, GenerationMixin):
+        cache = _thread.generating.cache_for(worker(), cache)
+        kwargs = {**kwargs, "past_key_values": cache}
     if isinstance(cache, Cache):
         cache.states.begin(module)
+    return args, kwargs
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -108,6 +152,7 @@ class Worker(Closing, NotPicklable):
         owns_client: bool,
         switch: Switch,
         seen: dict[int, Seen],
+        lane: bool | None = None,
     ):
         self.model = model
         self.client = client
@@ -123,12 +168,14 @@ class Worker(Closing, NotPicklable):
         self._owns_client = owns_client
         self._switch = switch
         self._caches: set[Cache] = set()
+        self.layers = Layers(self, lane)
         self._staging = threading.local()  # a thread's host buffers, by name
         self._forgets = _windows_of_caches(switch.config, seen)
         self._hooks = []
         for m in model.modules():
             if isinstance(m, PreTrainedModel) and m.config is switch.config:
-                self._hooks.append(m.register_forward_pre_hook(_before_forward, with_kwargs=True))
+                before = functools.partial(_before_forward, weakref.ref(self))  # models are copied
+                self._hooks.append(m.register_forward_pre_hook(before, with_kwargs=True))
                 self._hooks.append(m.register_forward_hook(_after_forward, with_kwargs=True))
 
     def check_attached(self) -> None:
@@ -167,7 +214,7 @@ class Worker(Closing, NotPicklable):
         if self.is_closed:
             raise refuse("this worker is closed")
         if kwargs.get("past_key_values") is not None:
-            return self.model.generate(*args, **kwargs)
+            return self._generate(args, kwargs)
         kwargs.pop("past_key_values", None)
         kind = kwargs.get("cache_implementation") or getattr(
             kwargs.get("generation_config") or self.model.generation_config,
@@ -185,8 +232,17 @@ class Worker(Closing, NotPicklable):
         return self._generate(args, kwargs)
 
     def _generate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with self.cache() as cache:
-            return self.model.generate(*args, past_key_values=cache, **kwargs)
+        before = _thread.generating
+        with contextlib.ExitStack() as stack:
+            if kwargs.get("past_key_values") is None:
+                kwargs = {**kwargs, "past_key_values": stack.enter_context(self.cache())}
+            _thread.generating = _Generating(stack)
+            try:
+                text = self.model.generate(*args, **kwargs)
+            finally:
+                _thread.generating = before
+            self.layers.check()
+            return text
 
     def reopen(self) -> None:
         """Goes on after SessionGoneError or PoolGoneError: the daemon was restarted.
@@ -198,6 +254,7 @@ class Worker(Closing, NotPicklable):
             raise refuse("this worker is closed")
         for cache in self._caches:
             cache.is_gone = True
+        self.layers.close()
         self._close_caches()
         try:
             pool = self._maker.make()
@@ -228,7 +285,7 @@ class Worker(Closing, NotPicklable):
             hook.remove()
         self._switch.back()
         failed: AttndError | None = None
-        closing = [self._close_caches, self.pool.close]
+        closing = [self._close_caches, self.layers.close, self.pool.close]
         if self._owns_client:
             closing.append(self.client.close)
         for close in closing:
@@ -248,6 +305,12 @@ class Worker(Closing, NotPicklable):
 
         is_append  False: k and v are in the cache already
         """
+        if is_append:
+            here = self.layers.attend(self._pool_layers[layer], plan, q, k, v)
+            if here is not None:
+                return here
+        else:
+            self.layers.refuse("layers of this model share keys and values")
         out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
         run = self._step_host if q.device.type == "cpu" else self._step_device
         for first, items in plan.chunks:

@@ -1,0 +1,100 @@
+/* attnctl.h: the parts of the operator's command line among themselves.
+ *
+ * attnctl.c      options, the table of commands, exit codes
+ * command.c      commands of one request
+ * print.c        results as lines, tables or JSON
+ * latency.c      percentiles of the histograms in /stats
+ * live.c         top and watch
+ * doctor.c       what may be wrong with this machine
+ * completion.c   completion of bash, zsh and fish, from the table
+ *
+ * A command makes a JSON object; what people see is printed from that.
+ */
+#ifndef ATTND_CLIENTS_ATTNCTL_H
+#define ATTND_CLIENTS_ATTNCTL_H
+
+#include <getopt.h>
+#include <jansson.h>
+
+#include "clients/libattn/attn.h"
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, MAX_OPERANDS = 2 };
+
+struct arguments {
+    bool is_admin; /* of the command */
+    const char *endpoint;
+    const char *operands[MAX_OPERANDS]; /* NAME, VALUE ... as the command's usage has them */
+    const char *geometry; /* an option of pool create's that is given, NULL: none */
+    const char *live; /* the same of top's and watch's */
+    uint64_t timeout_us, wait_us, interval_us;
+    uint32_t count; /* of top and watch; 0: without end */
+    bool is_json;
+    struct attn_pool_spec spec;
+    struct attn_layer layer;
+};
+
+struct command {
+    const char *noun, *verb; /* noun NULL: the command is one word */
+    const char *operands; /* "NAME VALUE"; NULL: none */
+    const char *help;
+    /* One of these. ask gives its result; an object that is NULL: no memory. */
+    attn_status (*ask)(attn_client *c, const struct arguments *a, json_t **out);
+    int (*live)(attn_client *c, const struct arguments *a); /* prints by itself; an exit code */
+    int (*local)(const struct arguments *a); /* the same, without a daemon */
+    /* how people see the result; NULL: a name and a value per line */
+    void (*print)(const json_t *result);
+    bool is_admin; /* goes to the admin socket */
+};
+extern const struct command commands[];
+extern const size_t n_commands;
+extern const struct option options[]; /* ends with a zero */
+
+/* A sentence on stderr, and EXIT_FAILED. */
+int failed(attn_status st);
+/* What was printed has arrived, or a sentence and EXIT_FAILED. */
+int printed(void);
+/* A client as the options want it. */
+attn_status connect_to(const struct arguments *a, attn_client **out_client);
+
+/* command.c */
+attn_status ask_ping(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_info(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_stats(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_drain(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_reload(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_pools(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_pool_create(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_pool_describe(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_pool_drop(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_sessions(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_sequences(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_slow(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_config(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_config_get(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_config_set(attn_client *c, const struct arguments *a, json_t **out);
+/* One request for a list; the object is the daemon's. */
+attn_status inspect(attn_client *c, const char *topic, uint64_t after, uint64_t timeout_us,
+                    json_t **out);
+
+/* print.c */
+void print_flat(const json_t *object);
+/* The list in the object as columns under their names. */
+void print_table(const json_t *object);
+void print_json(const json_t *object); /* one line */
+
+/* latency.c */
+attn_status ask_latency(attn_client *c, const struct arguments *a, json_t **out);
+void print_latency(const json_t *result);
+/* {"count", "mean", "p50", "p90", "p99"} of what a histogram of /stats has more than an earlier one
+ * (NULL: all), in seconds; without steps, the times are null. */
+json_t *latency_of(const json_t *histogram, const json_t *before);
+
+/* live.c */
+int run_top(attn_client *c, const struct arguments *a);
+int run_watch(attn_client *c, const struct arguments *a);
+
+/* doctor.c, completion.c */
+int run_doctor(const struct arguments *a);
+int run_completion(const struct arguments *a);
+
+#endif

@@ -1,0 +1,244 @@
+/* live.c: top and watch: ask again and again, until the count is reached, the daemon goes or the
+ * reader of stdout does.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "clients/attnctl/attnctl.h"
+
+static void pause_for(uint64_t us)
+{
+    struct timespec t = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
+    while (nanosleep(&t, &t) != 0)
+        ;
+}
+
+static double now_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double number(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(object, key));
+}
+
+/* --- top -------------------------------------------------------------------------------------- */
+
+struct sample {
+    json_t *stats, *pools;
+    double at;
+};
+
+static void sample_free(struct sample *s)
+{
+    json_decref(s->stats);
+    json_decref(s->pools);
+    *s = (struct sample){0};
+}
+
+static attn_status sample_take(attn_client *c, const struct arguments *a, struct sample *out)
+{
+    *out = (struct sample){.at = now_seconds()};
+    attn_status st = ask_stats(c, a, &out->stats);
+    return st == ATTN_OK ? ask_pools(c, a, &out->pools) : st;
+}
+
+static double rate(const struct sample *now, const struct sample *old, const char *counter)
+{
+    double seconds = now->at - old->at;
+    return seconds > 0 ? (number(now->stats, counter) - number(old->stats, counter)) / seconds : 0;
+}
+
+/* Steps that were answered with anything but ok, per second. */
+static double refused_rate(const struct sample *now, const struct sample *old)
+{
+    double n = 0;
+    const char *status;
+    json_t *value;
+    const json_t *before = json_object_get(old->stats, "steps_answered_total");
+    json_object_foreach(json_object_get(now->stats, "steps_answered_total"), status, value)
+    {
+        if (strcmp(status, "ok") != 0)
+            n += json_number_value(value) - number(before, status);
+    }
+    return n / (now->at > old->at ? now->at - old->at : 1);
+}
+
+static json_t *top_object(const struct sample *now, const struct sample *old)
+{
+    double batches = rate(now, old, "batches_total");
+    json_t *stages = json_object(), *h;
+    const char *name;
+    const json_t *before = json_object_get(old->stats, "step_stage_seconds");
+    json_object_foreach(json_object_get(now->stats, "step_stage_seconds"), name, h)
+    {
+        json_object_set_new(stages, name, latency_of(h, json_object_get(before, name)));
+    }
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:O, s:o}",
+                     "steps_per_second", rate(now, old, "steps_received_total"),
+                     "tokens_per_second", rate(now, old, "step_tokens_total"), "refused_per_second",
+                     refused_rate(now, old), "batches_per_second", batches, "items_per_batch",
+                     batches > 0 ? rate(now, old, "batch_items_total") / batches : 0.0,
+                     "device_busy", rate(now, old, "device_seconds_total"),
+                     "kv_read_bytes_per_second", rate(now, old, "kv_read_bytes_total"),
+                     "steps_in_flight", (json_int_t)number(now->stats, "steps_in_flight"),
+                     "queue_requests", (json_int_t)number(now->stats, "queue_requests"), "sessions",
+                     (json_int_t)number(now->stats, "sessions"), "sequences",
+                     (json_int_t)number(now->stats, "sequences"), "blocks",
+                     (json_int_t)number(now->stats, "blocks"), "blocks_free",
+                     (json_int_t)number(now->stats, "blocks_free"), "pools",
+                     json_object_get(now->pools, "pools"), "stages", stages);
+}
+
+static void print_top_line(const json_t *t, bool is_first)
+{
+    if (is_first)
+        printf("%10s %10s %9s %9s %8s %6s %9s %9s %10s %12s\n", "steps/s", "tokens/s", "refused/s",
+               "batches/s", "items", "busy%", "GB/s", "in_flight", "sequences", "blocks_free");
+    printf("%10.0f %10.0f %9.0f %9.0f %8.1f %6.1f %9.2f %9.0f %10.0f %12.0f\n",
+           number(t, "steps_per_second"), number(t, "tokens_per_second"),
+           number(t, "refused_per_second"), number(t, "batches_per_second"),
+           number(t, "items_per_batch"), 100 * number(t, "device_busy"),
+           number(t, "kv_read_bytes_per_second") * 1e-9, number(t, "steps_in_flight"),
+           number(t, "sequences"), number(t, "blocks_free"));
+}
+
+/* A bar of the share. */
+static void print_bar(double share, bool has_colour)
+{
+    enum { WIDTH = 30 };
+    int n = (int)(share * WIDTH + 0.5);
+    n = n < 0 ? 0 : n > WIDTH ? WIDTH : n;
+    const char *green = "\x1b[32m", *yellow = "\x1b[33m", *red = "\x1b[31m";
+    const char *colour = !has_colour ? "" : share < 0.75 ? green : share < 0.95 ? yellow : red;
+    printf("[%s%.*s%s%*s] %5.1f %%", colour, n, "||||||||||||||||||||||||||||||",
+           has_colour ? "\x1b[0m" : "", WIDTH - n, "", 100 * share);
+}
+
+static void print_top_screen(const struct arguments *a, const json_t *t, bool has_colour)
+{
+    const char *bold = has_colour ? "\x1b[1m" : "", *off = has_colour ? "\x1b[0m" : "", *name;
+    json_t *row;
+    size_t i;
+    printf("\x1b[H\x1b[J%sattnd%s %s\n\n", bold, off, a->endpoint);
+    printf("steps    %10.0f /s  %10.0f tokens/s  %8.0f refused/s  %6.0f in flight  %6.0f queued\n",
+           number(t, "steps_per_second"), number(t, "tokens_per_second"),
+           number(t, "refused_per_second"), number(t, "steps_in_flight"),
+           number(t, "queue_requests"));
+    printf("batches  %10.0f /s  %10.1f items     %8.2f GB/s of K and V\n",
+           number(t, "batches_per_second"), number(t, "items_per_batch"),
+           number(t, "kv_read_bytes_per_second") * 1e-9);
+    printf("sessions %10.0f     %10.0f sequences\n", number(t, "sessions"), number(t, "sequences"));
+    printf("device   ");
+    print_bar(number(t, "device_busy"), has_colour);
+    double blocks = number(t, "blocks");
+    printf("\nblocks   ");
+    print_bar(blocks > 0 ? 1 - number(t, "blocks_free") / blocks : 0, has_colour);
+    printf("\n\n%s%-10s %10s %10s %10s  us%s\n", bold, "stage", "p50", "p90", "p99", off);
+    json_object_foreach(json_object_get(t, "stages"), name, row)
+    {
+        printf("%-10s %10.1f %10.1f %10.1f\n", name, number(row, "p50") * 1e6,
+               number(row, "p90") * 1e6, number(row, "p99") * 1e6);
+    }
+    printf("\n%s%-40s %10s %10s %10s%s\n", bold, "pool", "blocks", "free", "sequences", off);
+    json_array_foreach(json_object_get(t, "pools"), i, row)
+    {
+        printf("%-40s %10.0f %10.0f %10.0f\n", json_string_value(json_object_get(row, "name")),
+               number(row, "blocks"), number(row, "free_blocks"), number(row, "sequences"));
+    }
+}
+
+int run_top(attn_client *c, const struct arguments *a)
+{
+    bool is_terminal = isatty(STDOUT_FILENO);
+    const char *no_colour = getenv("NO_COLOR");
+    bool has_colour = is_terminal && (no_colour == NULL || no_colour[0] == '\0');
+    struct sample old, now = {0};
+    attn_status st = sample_take(c, a, &old);
+    int rc = EXIT_DONE;
+    for (uint32_t i = 0; st == ATTN_OK && rc == EXIT_DONE && (a->count == 0 || i < a->count); i++) {
+        pause_for(a->interval_us);
+        st = sample_take(c, a, &now);
+        if (st != ATTN_OK)
+            break;
+        json_t *t = top_object(&now, &old);
+        if (a->is_json)
+            print_json(t);
+        else if (is_terminal)
+            print_top_screen(a, t, has_colour);
+        else
+            print_top_line(t, i == 0);
+        json_decref(t);
+        rc = printed();
+        sample_free(&old);
+        old = now;
+        now = (struct sample){0};
+    }
+    sample_free(&old);
+    sample_free(&now);
+    return st == ATTN_OK ? rc : failed(st);
+}
+
+/* --- watch ------------------------------------------------------------------------------------ */
+
+static void print_event(const json_t *event)
+{
+    const char *key;
+    json_t *value;
+    const char *ts = json_string_value(json_object_get(event, "ts"));
+    const char *level = json_string_value(json_object_get(event, "level"));
+    const char *msg = json_string_value(json_object_get(event, "msg"));
+    printf("%s %-5s %s", ts != NULL ? ts : "?", level != NULL ? level : "?",
+           msg != NULL ? msg : "?");
+    json_object_foreach((json_t *)event, key, value)
+    {
+        if (strcmp(key, "ts") == 0 || strcmp(key, "level") == 0 || strcmp(key, "msg") == 0 ||
+            strcmp(key, "number") == 0)
+            continue;
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+        printf(" %s=%s", key, text != NULL ? text : "?");
+        free(text);
+    }
+    putchar('\n');
+}
+
+int run_watch(attn_client *c, const struct arguments *a)
+{
+    uint64_t after = 0;
+    uint32_t n_printed = 0;
+    int rc = EXIT_DONE;
+    while (rc == EXIT_DONE && (a->count == 0 || n_printed < a->count)) {
+        json_t *page = NULL, *event;
+        size_t i;
+        attn_status st = inspect(c, "events", after, a->timeout_us, &page);
+        if (st != ATTN_OK)
+            return failed(st);
+        double dropped = number(page, "dropped");
+        if (dropped > 0 && a->is_json)
+            printf("{\"dropped\": %.0f}\n", dropped);
+        else if (dropped > 0)
+            printf("... %.0f events went by unseen\n", dropped);
+        json_array_foreach(json_object_get(page, "events"), i, event)
+        {
+            if (a->count != 0 && n_printed == a->count)
+                break;
+            n_printed++;
+            if (a->is_json)
+                print_json(event);
+            else
+                print_event(event);
+        }
+        after = (uint64_t)number(page, "next");
+        json_decref(page);
+        rc = printed();
+        if (rc == EXIT_DONE && (a->count == 0 || n_printed < a->count))
+            pause_for(a->interval_us);
+    }
+    return rc;
+}

@@ -1,0 +1,21 @@
+# Needs nvcc to build and nothing but libc to load: the runtime is linked in and finds the driver by
+# itself, and shares the process's primary context.
+if(NOT DEFINED CMAKE_CUDA_COMPILER)
+  set(CMAKE_CUDA_COMPILER ${ATTND_NVCC})
+endif()
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES ${ATTND_CUDA_ARCHS})
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+add_library(attn-cuda SHARED lane_cuda.cu)
+set_target_properties(attn-cuda PROPERTIES CUDA_STANDARD 17 CUDA_RUNTIME_LIBRARY Static
+  CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}" CUDA_VISIBILITY_PRESET hidden
+  VISIBILITY_INLINES_HIDDEN ON VERSION ${PROJECT_VERSION} SOVERSION 0)
+target_include_directories(attn-cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_include_directories(attn-cuda PRIVATE ${CMAKE_SOURCE_DIR}/proto)
+target_link_libraries(attn-cuda PRIVATE CUDA::cudart_static)
+target_link_options(attn-cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed -Wl,-z,defs
+  -static-libgcc -static-libstdc++)
+install(TARGETS attn-cuda)

@@ -1,0 +1,264 @@
+"""Layers over a lane, on the card: first whether they are right, then what the hand-over costs.
+
+    python3 clients/python/bench/bench_lane.py --prefix PREFIX --transport gpu      (under MPS)
+
+right  layers of random shapes and lengths, eagerly and in replayed CUDA graphs, byte for byte those
+       of steps through shared memory; workers that come and go meanwhile
+cost   32 layers in one CUDA graph, a few sequences of a short context: microseconds per layer from
+       the graph's events, of which the daemon's kernels by its own count. What is added is their
+       difference: copying q, k and v, the bell, the launch, the answer. Of it, `engine` is from the
+       bell that was seen to the launch; `in it` the whole of a layer as the daemon sees it
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import signal
+import time
+
+import own_daemon
+
+import torch
+
+import attnd
+import attnd.torch
+
+
+def make_pool(client, name, layers, heads, kv_heads, dim, n_blocks, is_invariant=True):
+    return client.create_pool(
+        attnd.PoolSpec(
+            name,
+            num_layers=layers,
+            num_q_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim_k=dim,
+            n_blocks=n_blocks,
+            q_dtype="bf16",
+            is_batch_invariant=is_invariant,
+        )
+    )
+
+
+def tensors(pool, n):
+    s = pool.spec
+    make = lambda h, d: torch.randn(n, h, d, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+    return (
+        make(s.num_q_heads, s.head_dim_k),
+        make(s.num_kv_heads, s.head_dim_k),
+        make(s.num_kv_heads, s.head_dim_v),
+    )
+
+
+def expect(pool, layer, items, qkv, got):
+    want = pool.step(layer, items, *(x.cpu() for x in qkv)).out
+    if not torch.equal(got.cpu(), want):
+        wrong = (got.cpu() != want).float().mean()
+        raise SystemExit(f"layer {layer} of {len(items)} items: {wrong:.2%} of the bytes differ")
+
+
+def check_eager(url, seed, n_layers):
+    """Layers against steps of twin sequences."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    done = 0
+    with attnd.connect(url, timeout=60) as client:
+        shapes = [(32, 8, 128), (8, 2, 64), (8, 8, 128), (64, 8, 128), (16, 1, 256)]
+        while done < n_layers:
+            heads, kv_heads, dim = random.choice(shapes)
+            name = f"{heads}-{kv_heads}-{dim}"
+            pool = make_pool(client, name, 4, heads, kv_heads, dim, 4000)
+            with client.open_lane(in_bytes=64 << 20, out_bytes=64 << 20) as lane:
+                assert not lane.is_host
+                attention = attnd.torch.Attention(lane, pool)
+                n = random.randint(1, 24)
+                pairs = [(pool.open(), pool.open()) for _ in range(n)]
+                lens = [0] * n
+                for _ in range(random.randint(2, 12)):
+                    chosen = random.sample(range(n), random.randint(1, n))
+                    more = [1 if random.random() < 0.8 else random.randint(2, 60) for _ in chosen]
+                    attention.plan([(pairs[i][0], lens[i], m) for i, m in zip(chosen, more)])
+                    twins = [(pairs[i][1], lens[i], m) for i, m in zip(chosen, more)]
+                    made = []
+                    for _ in range(4):  # all are enqueued before one is looked at
+                        qkv = tensors(pool, sum(more))
+                        made.append((qkv, attention(*qkv)))
+                    torch.cuda.synchronize()
+                    attention.check()
+                    for layer, (qkv, out) in enumerate(made):
+                        expect(pool, layer, twins, qkv, out)
+                        done += 1
+                    for i, m in zip(chosen, more):
+                        lens[i] += m
+                for pair in pairs:
+                    for seq in pair:
+                        seq.close()
+    return done
+
+
+def check_graph(url, n_replays):
+    """A captured pass of 8 layers, whose plan alone changes from token to token."""
+    with attnd.connect(url, timeout=60) as client:
+        pool = make_pool(client, "graph", 8, 32, 8, 128, 4000)
+        with client.open_lane() as lane:
+            attention = attnd.torch.Attention(lane, pool)
+            pairs = [(pool.open(), pool.open()) for _ in range(5)]
+            fixed = [tensors(pool, 5) for _ in range(8)]
+            outs = []
+            items = attnd.Items([(a, 0, 1) for a, _ in pairs])
+            attention.plan(items)
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for qkv in fixed:
+                    attention(*qkv)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                outs = [attention(*qkv) for qkv in fixed]
+            for pos in range(n_replays):
+                for qkv in fixed:
+                    for x in qkv:
+                        x.normal_()
+                attention.plan([(a, pos, 1) for a, _ in pairs])
+                graph.replay()
+                torch.cuda.synchronize()
+                attention.check()
+                for layer, (qkv, out) in enumerate(zip(fixed, outs)):
+                    expect(pool, layer, [(b, pos, 1) for _, b in pairs], qkv, out)
+            for pair in pairs:
+                for seq in pair:
+                    seq.close()
+    return 8 * n_replays
+
+
+def check_end(args):
+    """A daemon killed while a layer waits for it: the stream goes on, the device is as it was."""
+    for _ in range(3):
+        program = args.prefix / "bin" / "attnd"
+        with attnd.Daemon(scheme="shm", has_lanes=True, program=program) as daemon:
+            with daemon.connect(timeout=60) as client:
+                pool = make_pool(client, "end", 2, 32, 8, 128, 100)
+                lane = client.open_lane()
+                attention = attnd.torch.Attention(lane, pool)
+                seq = pool.open()
+                for pos in range(3):
+                    attention.plan([(seq, pos, 1)])
+                    if pos == 2:
+                        daemon.process.send_signal(signal.SIGSTOP)
+                    outs = [attention(*tensors(pool, 1)) for _ in range(2)]
+                    if pos == 2:
+                        time.sleep(0.2)  # the first one waits
+                        start = time.monotonic()
+                        daemon.process.kill()
+                        torch.cuda.synchronize()
+                        took = time.monotonic() - start
+                    assert bool(outs[0].isnan().any()) == (pos == 2)
+                    assert bool(outs[1].isnan().any()) == (pos == 2)
+                try:
+                    attention.check()
+                    raise SystemExit("a lane to a dead daemon is well")
+                except attnd.ConnectionLostError:
+                    pass
+                lane.close()
+        print(f"right: a killed daemon's worker goes on after {took * 1e3:.0f} ms", flush=True)
+
+
+def come_and_go(url, seed):
+    try:
+        check_eager(url, seed, 60)
+    except BaseException as e:
+        print(f"worker {seed}: {type(e).__name__}: {e}", flush=True)
+        raise SystemExit(1)
+
+
+def hand_over(url, n_sequences, context, n_replays=300):
+    """Microseconds per layer: p50 and p99 of replays, the daemon's kernels, its engine, all of it."""
+    layers = 32
+    with attnd.connect(url, timeout=60) as client:
+        pool = make_pool(client, f"cost{context}", layers, 32, 8, 128, 4000, False)
+        with client.open_lane() as lane:
+            attention = attnd.torch.Attention(lane, pool)
+            seqs = [pool.open() for _ in range(n_sequences)]
+            for layer in range(layers):  # the context
+                n = n_sequences * context
+                qkv = [x.cpu() for x in tensors(pool, n)]
+                pool.step(layer, [(s, 0, context) for s in seqs], *qkv)
+            qkv = tensors(pool, n_sequences)
+            stream = torch.cuda.Stream()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(layers):
+                    # as a projection would have written them: in place, and out is read there
+                    lane.enqueue(
+                        pool,
+                        n_sequences,
+                        *(x.data_ptr() for x in qkv),
+                        stream=torch.cuda.current_stream().cuda_stream,
+                    )
+            times = []
+            for n in range(n_replays + 20):
+                if n == 20:
+                    before = client.stats()
+                attention.plan([(s, context + n, 1) for s in seqs])
+                a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                a.record(stream)
+                with torch.cuda.stream(stream):
+                    graph.replay()
+                b.record(stream)
+                b.synchronize()
+                times.append(a.elapsed_time(b) * 1e3 / layers)
+            after = client.stats()
+            attention.check()
+            for s in seqs:
+                s.close()
+    took = after["device_seconds_total"] - before["device_seconds_total"]
+    batches = after["batches_total"] - before["batches_total"]
+    parts = []
+    for what in ("queue", "total"):
+        a, b = (x[f"step_{what}_seconds"]["gpu"] for x in (before, after))
+        parts.append((b["sum"] - a["sum"]) / (b["count"] - a["count"]) * 1e6)
+    times = sorted(times[20:])
+    p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
+    return p50, p99, took / batches * 1e6, *parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    own_daemon.add_arguments(parser)
+    parser.add_argument("--layers", type=int, default=3000, help="that are checked")
+    args = parser.parse_args()
+    args.transport = "gpu"
+    settings = {"device.kv_memory": "24G", "cache.io_memory": "512M", "listen.shm_client": "256M"}
+    with own_daemon.running(args, "gpu", settings) as url:
+        start = time.monotonic()
+        n = check_eager(url, 1, args.layers)
+        print(f"right: {n} layers eagerly, {time.monotonic() - start:.0f} s", flush=True)
+        print(f"right: {check_graph(url, 60)} layers of a replayed graph", flush=True)
+        spawn = multiprocessing.get_context("spawn")
+        workers = [spawn.Process(target=come_and_go, args=(url, 10 + i)) for i in range(4)]
+        for w in workers:
+            w.start()
+        check_eager(url, 2, 400)
+        for w in workers:
+            w.join()
+            if w.exitcode != 0:
+                raise SystemExit(f"a worker left with {w.exitcode}")
+        print("right: beside 4 workers that came and went", flush=True)
+        print("| sequences | context | us per layer, p50 | p99 | kernels | added | engine | in it |")
+        print("|---|---|---|---|---|---|---|---|")
+        for n_sequences, context in ((1, 64), (3, 64), (3, 512), (16, 512), (32, 512)):
+            p50, p99, kernels, queue, total = hand_over(url, n_sequences, context)
+            print(
+                f"| {n_sequences} | {context} | {p50:.1f} | {p99:.1f} | {kernels:.1f} |"
+                f" {p50 - kernels:.1f} | {queue:.1f} | {total:.1f} |",
+                flush=True,
+            )
+        with attnd.connect(url, timeout=60) as client:
+            refused = client.stats()["bells_refused_total"]
+            print(f"bells refused: {refused}", flush=True)
+    check_end(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""A worker's layers over a lane: planned once per forward pass, then one kernel per layer on the
+model's own stream, where the daemon computes on the model's GPU. What a lane cannot do goes the way
+of all steps, layer by layer, and both may alternate."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import (
+    AttndError,
+    ConnectionLostError,
+    OverloadedError,
+    TimedOutError,
+    UnsupportedError,
+)
+from ..lane import Lane
+
+if TYPE_CHECKING:
+    from ._rows import Plan
+    from ._worker import Worker
+
+_log = logging.getLogger("attnd.hf")
+
+
+class _DeviceBytes:
+    """Memory that is there, for torch.as_tensor."""
+
+    def __init__(self, address: int, n_bytes: int):
+        self.__cuda_array_interface__ = {
+            "shape": (n_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _view(address: int, n_bytes: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=torch.uint8)
+    return torch.as_tensor(_DeviceBytes(address, n_bytes), device=device)
+
+
+class Layers:
+    """A worker's lane, opened by the first pass that can use one.
+
+    wanted  True: a lane or an error; False: never; None: where the model is on the daemon's GPU
+    """
+
+    def __init__(self, worker: Worker, wanted: bool | None):
+        self._worker = worker
+        self._wanted = wanted
+        self._is_refused = wanted is False
+        self._lane: Lane | None = None
+        self._out: Any = None  # where the lane leaves outputs
+        self._order = [worker._pool_layers[layer] for layer in sorted(worker.seen)]
+        self._plan: Plan | None = None  # of the pass that is on its way
+        self._n_enqueued = len(self._order)  # of its layers
+        self._stream: Any = None  # where layers were enqueued that may not be finished
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None  # whose passes go over the lane
+
+    @property
+    def is_used(self) -> bool:
+        return self._lane is not None
+
+    def _open(self, device: torch.device) -> Lane | None:
+        if self._lane is not None or self._is_refused:
+            return self._lane
+        if self._wanted is None and device.type != "cuda":
+            self._is_refused = True
+            return None
+        try:
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    lane = self._worker.client.open_lane()
+            else:
+                lane = self._worker.client.open_lane()
+        except AttndError as e:
+            if self._wanted:
+                raise
+            _log.info("no lane, layers go through the host: %s", e)
+            self._is_refused = True
+            return None
+        if lane.is_host != (device.type == "cpu"):
+            _log.info("no lane: the daemon computes on the CPU, the model is on %s", device)
+            lane.close()
+            self._is_refused = True
+            return None
+        self._lane = lane
+        self._out = _view(lane.out_address, lane.out_bytes, device)
+        return lane
+
+    def _begin(self, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+        """Plans a pass. False: it goes the other way."""
+        lane = self._open(q.device)
+        in_bytes = sum(x.numel() for x in (q, k, v)) * q.element_size() + 192
+        out_bytes = q.shape[0] * q.shape[1] * v.shape[2] * q.element_size() + 64
+        if lane is None or in_bytes > lane.in_bytes or out_bytes > lane.out_bytes:
+            return False
+        is_left = self._n_enqueued < len(self._order)  # a pass ended half way
+        if is_left:
+            self.wait()
+        items = plan.chunks[0][1]
+        try:
+            lane.plan(self._worker.pool, items, layers=self._order, is_restart=is_left)
+        except OverloadedError:  # the host is far ahead of the device
+            self.wait()
+            lane.plan(self._worker.pool, items, layers=self._order)
+        except ConnectionLostError:
+            self.close()  # a step finds out what became of the session
+            return False
+        self._plan, self._n_enqueued = plan, 0
+        return True
+
+    def attend(
+        self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The output of a pool's layer, there until the next layer; None: not over the lane."""
+        with self._lock:
+            if not self._is_ours():
+                return None
+            out = self._attend(layer, plan, q, k, v)
+            if out is None:
+                self.wait()  # a step is to find what came before it done
+            return out
+
+    def _is_ours(self) -> bool:
+        """An output is there until the next layer: one thread uses the lane, as long as it lives."""
+        now = threading.current_thread()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = now
+        return self._thread is now
+
+    def _attend(
+        self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor | None:
+        if self._is_refused or len(plan.chunks) != 1:
+            return None
+        stream = torch.cuda.current_stream(q.device) if q.is_cuda else None
+        if stream != self._stream:
+            self.wait()
+        if layer == self._order[0]:
+            if not self._begin(plan, q, k, v):
+                return None
+        elif self._plan is not plan or self._order[self._n_enqueued % len(self._order)] != layer:
+            return None  # what is planned is given up by the next pass
+        lane = self._lane
+        assert lane is not None
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
+        number = stream.cuda_stream if stream is not None else 0
+        self._stream = stream
+        try:
+            lane.enqueue(
+                self._worker.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), stream=number
+            )
+        except (ConnectionLostError, TimedOutError):
+            self.close()
+            return None
+        self._n_enqueued += 1
+        size = n * heads * dim * q.element_size()
+        return self._out[:size].view(q.dtype).view(n, heads, dim)  # type: ignore[no-any-return]
+
+    def refuse(self, why: str) -> None:
+        """Never over a lane from now on."""
+        with self._lock:
+            if self._wanted and not self._is_refused:
+                raise UnsupportedError(f"attnd.hf: lane=True, and {why}")
+            self._is_refused = True
+            self.close()
+
+    def wait(self) -> None:
+        """Until what was enqueued is finished: what comes by other ways is to find it done."""
+        with self._lock:
+            stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.synchronize()
+
+    def check(self) -> None:
+        """Waits, and raises what failed."""
+        with self._lock:
+            self.wait()
+            if self._lane is not None:
+                self._lane.check()
+
+    def close(self) -> None:
+        """A new lane is opened when one is needed again."""
+        with self._lock:
+            self.wait()
+            lane, self._lane, self._out, self._plan = self._lane, None, None, None
+            self._n_enqueued = len(self._order)
+            if lane is not None:
+                lane.close()

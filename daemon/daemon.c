@@ -1,0 +1,543 @@
+/* daemon.c: the daemon's life: settings, stats endpoint, transports, device, message buffers,
+ * engine; run; and the same backwards. The main thread runs the event loop: sockets and signals.
+ *
+ * Sockets listen before the device is opened, which may take seconds: who connects meanwhile waits
+ * in the backlog until the loop runs.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sysexits.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "daemon/clock.h"
+#include "daemon/config.h"
+#include "daemon/daemon.h"
+#include "daemon/device.h"
+#include "daemon/engine.h"
+#include "daemon/health.h"
+#include "daemon/http.h"
+#include "daemon/iobuf.h"
+#include "daemon/keep.h"
+#include "daemon/kept_cache.h"
+#include "daemon/log.h"
+#include "daemon/loop_memory.h"
+#include "daemon/notify.h"
+#include "daemon/settings.h"
+#include "daemon/transport.h"
+
+enum {
+    WHY_BYTES = 512,
+    TICK_MS = 100, /* heartbeat, watchdog, the device's health */
+    DRAIN_TICK_MS = 5,
+    LAST_ANSWERS_MS = 5000, /* for what is in the engine after the drain timeout */
+    LAST_REPLIES_MS = 1000, /* for answers of the last moment to be written and read */
+    LAST_REPLIES_OF_LOST_MS = 300, /* the same when the device is lost */
+};
+
+#define DEVICE_TIMEOUT_US "300000000" /* a driver may take minutes to wake several devices */
+
+struct daemon {
+    int argc;
+    char **argv;
+    struct config *cfg;
+    struct device device;
+    struct iobuf_pool *bufs;
+    struct kv *kv;
+    struct session_table *sessions;
+    struct tenants *tenants; /* NULL: nobody is asked */
+    struct share_table *shares;
+    struct settings *settings;
+    struct engine *engine;
+    struct http *http;
+    uv_loop_t *loop;
+    struct transport_env env;
+    struct transport *transports[CONFIG_MAX_LISTEN + 1]; /* the admin socket's, too */
+    uint32_t n_transports;
+    uv_timer_t tick;
+    uv_signal_t signals[4];
+    uint64_t watchdog_ns, next_watchdog_ns;
+    bool has_handlers, is_draining, is_stopping;
+    bool is_handing_over; /* no request is taken any more; those taken are answered */
+    uint64_t leave_at_ns; /* when a drain begins that was put off; 0: none */
+    uint64_t drain_until_ns;
+    int exit_code;
+};
+
+/* --- signals and time ------------------------------------------------------------------------- */
+
+static void finish(struct daemon *d, int exit_code)
+{
+    d->exit_code = exit_code;
+    uv_stop(d->loop);
+}
+
+static bool transports_are_idle(const struct daemon *d)
+{
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        if (!d->transports[i]->ops->is_idle(d->transports[i]))
+            return false;
+    return true;
+}
+
+static void on_tick(uv_timer_t *timer);
+
+static void stop_transports(struct daemon *d)
+{
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        d->transports[i]->ops->stop(d->transports[i]);
+}
+
+/* Ends with this code once what was taken is answered. All else is the successor's: requests wait
+ * for it in the sockets, sequences in what is kept. */
+static void hand_over(struct daemon *d, int exit_code)
+{
+    d->is_handing_over = true;
+    d->exit_code = exit_code;
+    d->drain_until_ns = clock_now_ns() + d->cfg->drain_timeout_us * 1000;
+    health_set_ready(false);
+    notify_send("STOPPING=1\nSTATUS=handing over");
+    log_info("handing over: what was received is answered, the rest waits for the next process");
+    stop_transports(d);
+    uv_timer_start(&d->tick, on_tick, 0, DRAIN_TICK_MS);
+}
+
+/* Whoever goes on sending does not keep the daemon: what is there is answered, nothing else
+ * read. */
+static void answer_the_last(struct daemon *d)
+{
+    d->is_handing_over = true;
+    d->drain_until_ns = clock_now_ns() + (uint64_t)LAST_ANSWERS_MS * 1000000;
+    stop_transports(d);
+}
+
+static void drain(struct daemon *d)
+{
+    engine_drain(d->engine);
+    d->is_draining = true;
+    d->drain_until_ns = clock_now_ns() + d->cfg->drain_timeout_us * 1000;
+    health_set_ready(false);
+    notify_send("STOPPING=1\nSTATUS=draining");
+    log_info("draining: no new sequences; steps go on until none is in flight, %" PRIu64
+             " ms at most",
+             d->cfg->drain_timeout_us / 1000);
+    uv_timer_start(&d->tick, on_tick, DRAIN_TICK_MS, DRAIN_TICK_MS);
+}
+
+/* Says that it is not ready and goes on: who asks /readyz sends nobody here any more. */
+static void leave_later(struct daemon *d)
+{
+    d->leave_at_ns = clock_now_ns() + d->cfg->drain_delay_us * 1000;
+    health_set_ready(false);
+    log_info("not ready: the drain begins in %" PRIu64 " ms (engine.drain_delay)",
+             d->cfg->drain_delay_us / 1000);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    uint64_t now_ns = clock_now_ns();
+    health_beat(HEALTH_LOOP);
+    log_tell_left_out();
+    if (engine_health(d->engine) != ATTN_OK) {
+        log_error("the device is lost; ending so that a restart can take it again");
+        finish(d, EX_TEMPFAIL);
+        return;
+    }
+    uint64_t silent_ns;
+    if (d->watchdog_ns != 0 && now_ns >= d->next_watchdog_ns &&
+        !health_is_stalled(HEALTH_ENGINE, d->cfg->stall_timeout_us * 1000, &silent_ns)) {
+        d->next_watchdog_ns = now_ns + d->watchdog_ns / 2;
+        notify_send("WATCHDOG=1");
+    }
+    if (!d->is_draining && !d->is_handing_over) {
+        bool is_over = d->leave_at_ns != 0 && now_ns >= d->leave_at_ns;
+        if (is_over || engine_is_draining(d->engine)) /* a client asked */
+            drain(d);
+        return;
+    }
+    if (engine_is_idle(d->engine) && transports_are_idle(d)) {
+        log_info("%s", d->is_handing_over ? "all is answered" : "drained");
+        uv_stop(d->loop);
+    } else if (now_ns >= d->drain_until_ns) {
+        log_warn("%" PRIu64 " requests are still in flight after the drain timeout",
+                 stats_get(queue_requests));
+        if (d->is_handing_over)
+            uv_stop(d->loop);
+        else
+            answer_the_last(d);
+    }
+}
+
+static void on_terminate(uv_signal_t *s, int number)
+{
+    struct daemon *d = s->data;
+    if (d->is_stopping)
+        return;
+    if (!d->is_draining && !d->is_handing_over) {
+        log_info("%s", number == SIGINT ? "SIGINT" : "SIGTERM");
+        if (keep_is_there())
+            hand_over(d, EX_OK);
+        else if (d->cfg->drain_delay_us > 0 && d->leave_at_ns == 0)
+            leave_later(d);
+        else
+            drain(d);
+        return;
+    }
+    log_warn("a second signal: stopping now");
+    finish(d, EX_OK);
+}
+
+static void on_upgrade(uv_signal_t *s, int number)
+{
+    struct daemon *d = s->data;
+    (void)number;
+    if (d->is_stopping || d->is_draining || d->is_handing_over)
+        return;
+    if (!keep_is_there()) {
+        log_warn("SIGUSR2 is ignored: nobody keeps the cache for the next process");
+        return;
+    }
+    log_info("SIGUSR2");
+    hand_over(d, EX_TEMPFAIL);
+}
+
+static void settings_took(void *user, const struct config *cfg)
+{
+    struct daemon *d = user;
+    settings_publish(cfg);
+    engine_reload(d->engine, cfg);
+}
+
+static void on_reload(uv_signal_t *s, int number)
+{
+    struct daemon *d = s->data;
+    uint32_t n_taken, n_kept;
+    char why[WHY_BYTES];
+    (void)number;
+    if (d->is_stopping)
+        return;
+    log_info("SIGHUP: settings are read");
+    if (settings_reload(d->settings, &n_taken, &n_kept, why, sizeof why) != ATTN_OK)
+        log_error("SIGHUP: %s", why);
+}
+
+/* --- start, run, stop ------------------------------------------------------------------------- */
+
+static void handlers_start(struct daemon *d)
+{
+    static const struct {
+        int number;
+        uv_signal_cb cb;
+    } handlers[] = {{SIGTERM, on_terminate},
+                    {SIGINT, on_terminate},
+                    {SIGHUP, on_reload},
+                    {SIGUSR2, on_upgrade}};
+    for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++) {
+        uv_signal_init(d->loop, &d->signals[i]);
+        d->signals[i].data = d;
+        uv_signal_start(&d->signals[i], handlers[i].cb, handlers[i].number);
+    }
+    uv_timer_init(d->loop, &d->tick);
+    d->tick.data = d;
+    uv_timer_start(&d->tick, on_tick, 0, TICK_MS);
+    d->watchdog_ns = notify_watchdog_us() * 1000;
+    d->has_handlers = true;
+}
+
+/* The kept cache is of no use, whatever was taken of it. */
+static void start_empty(struct kept_cache *kept, const char *why)
+{
+    log_warn("starting empty, the kept cache can't be used: %s", why);
+    kept_cache_drop(kept);
+}
+
+static attn_status cache_open(struct daemon *d, struct kept_cache *kept, char *why,
+                              size_t why_bytes)
+{
+    struct backend_info info;
+    d->device.ops->info(d->device.backend, &info);
+    struct kv_config kc = engine_kv_config(d->cfg, info.kv_bytes);
+    if (kept->arena_fd >= 0 && kv_open(&kc, kept->arena_fd, &d->kv, why, why_bytes) == ATTN_OK)
+        return ATTN_OK;
+    if (kept->arena_fd >= 0)
+        start_empty(kept, why);
+    return kv_open(&kc, -1, &d->kv, why, why_bytes);
+}
+
+/* Takes up what is in the kept cache. */
+static attn_status cache_restore(struct daemon *d, struct kept_cache *kept)
+{
+    struct engine_kept n;
+    attn_status st = engine_restore(d->engine, &n);
+    if (st == ATTN_OK)
+        log_info("kept: %" PRIu32 " sequences of %" PRIu64 " tokens, %" PRIu32 " pools, %" PRIu32
+                 " sessions; dropped: %" PRIu64,
+                 n.n_sequences, n.n_tokens, n.n_pools, n.n_sessions, n.n_dropped);
+    kept_cache_close(kept);
+    return st;
+}
+
+/* Cache, sessions and the engine that works with them; what was opened is daemon_stop's. */
+static attn_status engine_begin(struct daemon *d, struct kept_cache *kept, char *why,
+                                size_t why_bytes)
+{
+    attn_status st = cache_open(d, kept, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = session_table_open(d->cfg->max_sessions, d->cfg->max_peer_sessions, &d->sessions);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for %" PRIu32 " sessions (engine.max_sessions)",
+                 d->cfg->max_sessions);
+        return st;
+    }
+    d->shares = share_table_open(d->cfg->peer_share, d->cfg->principal_share);
+    if (d->shares == NULL) {
+        snprintf(why, why_bytes, "no memory for the shares of peers");
+        return ATTN_ENOMEM;
+    }
+    st = settings_open(d->cfg, d->argc, d->argv, settings_took, d, &d->settings);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for the settings");
+        return st;
+    }
+    struct engine_parts parts = {
+        .cfg = d->cfg,
+        .ops = d->device.ops,
+        .backend = d->device.backend,
+        .bufs = d->bufs,
+        .kv = d->kv,
+        .sessions = d->sessions,
+        .tenants = d->tenants,
+        .is_kept = kept->arena_fd >= 0 || kept_cache_put(d->kv, &d->device),
+        .settings = d->settings,
+    };
+    st = engine_open(&parts, &d->engine, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (kept->arena_fd >= 0)
+        st = cache_restore(d, kept);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "the kept cache can't be taken up: %s", attn_status_message(st));
+        return st;
+    }
+    return engine_start(d->engine, why, why_bytes);
+}
+
+static int http_start(struct daemon *d)
+{
+    char why[WHY_BYTES];
+    if (d->cfg->http[0] == '\0')
+        return EX_OK;
+    if (http_open(d->cfg->http, d->cfg->stall_timeout_us, &d->http, why, sizeof why) != ATTN_OK) {
+        log_error("%s", why);
+        return EX_CANTCREAT;
+    }
+    log_info("stats on http://%.*s:%u", (int)(strrchr(d->cfg->http, ':') - d->cfg->http),
+             d->cfg->http, http_port(d->http));
+    return EX_OK;
+}
+
+static bool transport_start(struct daemon *d, const char *url)
+{
+    char why[WHY_BYTES];
+    const struct transport_ops *ops = transport_find(url);
+    struct transport **t = &d->transports[d->n_transports];
+    if (ops->open(&d->env, url, t, why, sizeof why) != ATTN_OK) {
+        log_error("%s", why);
+        return false;
+    }
+    d->n_transports++;
+    log_info("listening on %s", ops->url(*t));
+    return true;
+}
+
+static int transports_start(struct daemon *d)
+{
+    char admin[WHY_BYTES], why[WHY_BYTES];
+    if (tenants_open(d->cfg->tenants, &d->tenants, why, sizeof why) != ATTN_OK) {
+        log_error("%s", why);
+        return EX_CONFIG;
+    }
+    d->env = (struct transport_env){.loop = d->loop, .cfg = d->cfg};
+    for (uint32_t i = 0; i < d->cfg->n_listen; i++)
+        if (!transport_start(d, d->cfg->listen[i]))
+            return EX_CANTCREAT;
+    if (config_admin_url(d->cfg, admin, sizeof admin) && !transport_start(d, admin))
+        return EX_CANTCREAT;
+    return EX_OK;
+}
+
+/* The backend, with the KV memory of the kept cache if it takes it. */
+static int device_start(struct daemon *d, struct kept_cache *kept)
+{
+    char why[WHY_BYTES];
+    bool is_kept = kept_cache_take(kept);
+    keep_drop_rest();
+    if (is_kept) {
+        attn_status st =
+            device_import(d->cfg, kept->backend, kept->memory_fd, &d->device, why, sizeof why);
+        if (st == ATTN_OK)
+            return EX_OK;
+        if (st != ATTN_EINVAL) { /* later, maybe: the cache is worth a wait */
+            log_error("backend %s, whose cache is kept, can't be used: %s", kept->backend, why);
+            return EX_UNAVAILABLE;
+        }
+        start_empty(kept, why);
+    }
+    return device_open(d->cfg, &d->device) == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
+}
+
+/* Device, buffers, cache and engine: what transports need before they serve. */
+static int engine_and_device_start(struct daemon *d)
+{
+    char why[WHY_BYTES];
+    struct kept_cache kept = {.arena_fd = -1, .memory_fd = -1};
+    int code = device_start(d, &kept);
+    if (code != EX_OK)
+        return code;
+    attn_status st =
+        iobuf_pool_open(d->device.ops, d->device.backend, d->cfg->io_memory_bytes, &d->bufs);
+    if (st != ATTN_OK) {
+        log_error("cache.io_memory: %" PRIu64 " bytes can't be had: %s", d->cfg->io_memory_bytes,
+                  attn_status_message(st));
+        return EX_OSERR;
+    }
+    st = engine_begin(d, &kept, why, sizeof why);
+    if (st != ATTN_OK) {
+        log_error("%s", why);
+        return EX_OSERR;
+    }
+    d->env.backend_ops = d->device.ops;
+    d->env.backend = d->device.backend;
+    d->env.engine = d->engine;
+    d->env.bufs = d->bufs;
+    d->env.shares = d->shares;
+    return EX_OK;
+}
+
+/* An exit code; what was started is daemon_stop's. */
+static int daemon_start(struct daemon *d)
+{
+    int code = http_start(d);
+    if (code == EX_OK)
+        code = transports_start(d);
+    if (code != EX_OK)
+        return code;
+    notify_send("STATUS=opening the device\nEXTEND_TIMEOUT_USEC=" DEVICE_TIMEOUT_US);
+    code = engine_and_device_start(d);
+    if (code == EX_OK)
+        handlers_start(d);
+    return code;
+}
+
+static void on_close_timeout(uv_timer_t *timer)
+{
+    uv_stop(timer->loop);
+}
+
+static void close_handle(uv_handle_t *h, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(h))
+        uv_close(h, NULL);
+}
+
+static void on_last_replies(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    bool is_done = true;
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        is_done &= d->transports[i]->ops->hang_up(d->transports[i]);
+    if (is_done || clock_now_ns() >= d->drain_until_ns)
+        uv_stop(d->loop);
+}
+
+/* Lets the loop write what is owed and the peers read it, for a moment. */
+static void write_last_replies(struct daemon *d, uint64_t most_ms)
+{
+    d->drain_until_ns = clock_now_ns() + most_ms * 1000000;
+    uv_timer_start(&d->tick, on_last_replies, 0, 1);
+    uv_run(d->loop, UV_RUN_DEFAULT);
+    uv_timer_start(&d->tick, on_close_timeout, most_ms, 0);
+}
+
+/* Nothing of a lost device is touched any more: its driver may wait for ever. */
+static void end_without_device(struct daemon *d)
+{
+    write_last_replies(d, LAST_REPLIES_OF_LOST_MS);
+    fflush(NULL);
+    _exit(EX_TEMPFAIL);
+}
+
+static void daemon_stop(struct daemon *d)
+{
+    health_set_ready(false);
+    d->is_stopping = true;
+    if (d->has_handlers)
+        uv_timer_stop(&d->tick); /* it looks at the engine */
+    stop_transports(d);
+    bool is_lost = d->engine != NULL && engine_health(d->engine) != ATTN_OK;
+    if (engine_close(d->engine) != ATTN_OK) {
+        log_error("the device does not give its batches back; ending without it");
+        is_lost = true;
+    }
+    if (is_lost)
+        end_without_device(d);
+    if (d->has_handlers)
+        write_last_replies(d, LAST_REPLIES_MS);
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        d->transports[i]->ops->close(d->transports[i]);
+    if (d->loop != NULL) {
+        uv_run(d->loop, UV_RUN_NOWAIT);
+        uv_walk(d->loop, close_handle, NULL);
+        uv_run(d->loop, UV_RUN_DEFAULT);
+        uv_loop_close(d->loop);
+    }
+    http_close(d->http);
+    settings_close(d->settings);
+    session_table_close(d->sessions);
+    tenants_close(d->tenants);
+    share_table_close(d->shares);
+    kv_close(d->kv);
+    iobuf_pool_close(d->bufs);
+    device_close(&d->device);
+}
+
+static int daemon_serve(struct daemon *d)
+{
+    int code = daemon_start(d);
+    if (code == EX_OK) {
+        health_set_ready(true);
+        notify_send("READY=1\nSTATUS=serving");
+        log_info("attnd %s is ready", ATTND_VERSION);
+        uv_run(d->loop, UV_RUN_DEFAULT);
+        code = d->exit_code;
+    }
+    daemon_stop(d);
+    if (code == EX_OK)
+        log_info("stopped");
+    return code;
+}
+
+int daemon_run(struct config *cfg, int argc, char **argv)
+{
+    static struct daemon d;
+    d.cfg = cfg;
+    d.argc = argc;
+    d.argv = argv;
+    settings_publish(cfg);
+    keep_begin();
+    loop_memory_use();
+    d.loop = uv_default_loop();
+    if (d.loop == NULL) {
+        log_error("no memory or descriptors for the event loop");
+        return EX_OSERR;
+    }
+    return daemon_serve(&d);
+}

@@ -1,0 +1,24 @@
+/* kept_cache.h: the cache as a keeper (keep.h) holds it: the arena's memfd and the descriptor of
+ * the KV memory that it is about, which carry the arena's id in their names. Main thread only. */
+#ifndef ATTND_DAEMON_KEPT_CACHE_H
+#define ATTND_DAEMON_KEPT_CACHE_H
+
+#include "cache/kv.h"
+#include "daemon/device.h"
+
+struct kept_cache {
+    int arena_fd, memory_fd; /* -1: none */
+    char backend[16]; /* that the memory is of */
+    char arena_name[64], memory_name[64];
+};
+
+/* What a predecessor left, if both are there; false: nothing. */
+bool kept_cache_take(struct kept_cache *out);
+/* Closes this process's copies: both have been opened. */
+void kept_cache_close(struct kept_cache *k);
+/* It is of no use: nobody holds it any more when this returns. */
+void kept_cache_drop(struct kept_cache *k);
+/* Gives the keeper the arena and the device's memory; false: it does not have both. Logs why. */
+bool kept_cache_put(const struct kv *kv, const struct device *d);
+
+#endif

@@ -1,0 +1,71 @@
+/* tenant.h: who may use the daemon and how much of it: listen.tenants, a file with a section for
+ * each tenant:
+ *
+ *   [research]                     its name: letters, digits, '.', '_' and '-'
+ *   token_sha256 = 9f86d0...       of the token that its workers send in hello (attnctl keys)
+ *   users = alice 1007             who connects as these on Unix sockets is the tenant, too
+ *   blocks = 100000                most that its pools may have, together; so below; 0: no bound
+ *   sequences = 1000
+ *   sessions = 64
+ *   bytes_in_flight = 64M          of steps that are not answered
+ *
+ * A certificate whose common name is a tenant's name is that tenant's. Names of pools, sequences
+ * and sessions belong to their tenant. Without a file nobody is asked, and all is tenant 0's, the
+ * operator's; with one, root and the daemon's own user on Unix sockets are the operator.
+ */
+#ifndef ATTND_DAEMON_TENANT_H
+#define ATTND_DAEMON_TENANT_H
+
+#include "daemon/principal.h"
+#include "proto/attn_types.h"
+
+enum { TENANT_MAX = 64, TENANT_OPERATOR = 0, TENANT_MAX_USERS = 32, TENANT_HASH_BYTES = 32 };
+
+enum tenant_quota {
+    TENANT_BLOCKS,
+    TENANT_SEQUENCES,
+    TENANT_SESSIONS,
+    TENANT_BYTES,
+    TENANT_N_QUOTAS
+};
+
+struct tenant {
+    char name[TENANT_NAME_BYTES]; /* "" the operator's */
+    uint32_t id; /* of the name, the same in every process; what the cache knows it by */
+    uint32_t stats; /* its place in stats.tenants */
+    bool has_token;
+    uint8_t token_hash[TENANT_HASH_BYTES];
+    uid_t users[TENANT_MAX_USERS];
+    uint32_t n_users;
+    uint64_t most[TENANT_N_QUOTAS]; /* 0: no bound */
+    uint64_t used[TENANT_N_QUOTAS]; /* the engine's */
+};
+
+struct tenants;
+
+/* Reads the file (credential.h); "": nobody is asked, NULL. ATTN_EINVAL: why names file, line and
+ * value; ATTN_ENOMEM. */
+attn_status tenants_open(const char *file, struct tenants **out_t, char *why, size_t why_bytes);
+void tenants_close(struct tenants *t); /* NULL is fine */
+
+/* Whose request it is: by token, else by certificate, else by user; t NULL: the operator's, out
+ * NULL. Compares every token with all hashes, in constant time. ATTN_EAUTH: nobody's, or two say
+ * different things; why says so and tells nothing. */
+attn_status tenants_identify(struct tenants *t, const struct principal *p, const char *token,
+                             struct tenant **out, char *why, size_t why_bytes);
+/* NULL: nobody has this id, or t is NULL. */
+struct tenant *tenants_of_id(struct tenants *t, uint32_t id);
+
+/* Of who is NULL: nobody asks, nothing is counted. */
+uint32_t tenant_id(const struct tenant *who);
+bool tenant_is_operator(const struct tenant *who);
+/* How much it may still take of this. */
+uint64_t tenant_left(const struct tenant *who, enum tenant_quota what);
+/* Takes n of it. ATTN_EQUOTA: nothing is taken, why names tenant, setting and numbers. */
+attn_status tenant_take(struct tenant *who, enum tenant_quota what, uint64_t n, char *why,
+                        size_t why_bytes);
+/* The same whether there is room or not: what a predecessor gave out. */
+void tenant_count(struct tenant *who, enum tenant_quota what, uint64_t n);
+void tenant_give(struct tenant *who, enum tenant_quota what, uint64_t n);
+
+#endif

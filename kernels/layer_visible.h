@@ -1,0 +1,56 @@
+/* layer_visible.h: visible.h and dilated.h for a layer as backends are told of it: on the host. A
+ * layer that is not dilated counts as one branch of all tokens.
+ */
+#ifndef ATTND_KERNELS_LAYER_VISIBLE_H
+#define ATTND_KERNELS_LAYER_VISIBLE_H
+
+#include "kernels/backend.h"
+#include "kernels/dilated.h"
+
+static inline uint32_t layer_n_branches(const struct attn_layer_spec *s)
+{
+    return s->n_branches > 0 ? s->n_branches : 1;
+}
+
+/* The i-th branch as the kv head has it. */
+static inline struct branch layer_branch(const struct attn_layer_spec *s, uint32_t i,
+                                         uint32_t kv_head)
+{
+    if (s->n_branches == 0)
+        return branch_of(0, 1, 0);
+    return branch_of(s->branches[i].segment_tokens, s->branches[i].rate, kv_head);
+}
+
+/* The keys of the branch that the query at `position` sees of n_tokens. */
+static inline struct visible layer_visible(const struct attn_layer_spec *s, struct branch b,
+                                           uint32_t position, uint32_t n_tokens)
+{
+    if (b.segment_tokens > 0)
+        return branch_visible(b, s->is_full, position, n_tokens);
+    return visible_to(s->window_tokens, s->sink_tokens, s->is_full, position, n_tokens);
+}
+
+/* The keys that some query of those at [low, high] sees. */
+static inline struct visible layer_visible_to_some(const struct attn_layer_spec *s, struct branch b,
+                                                   uint32_t low, uint32_t high, uint32_t n_tokens)
+{
+    if (b.segment_tokens == 0)
+        return visible_to_some(layer_visible(s, b, low, n_tokens),
+                               layer_visible(s, b, high, n_tokens));
+    struct branch_range some = branch_visible_to(b, s->is_full, low, high, n_tokens);
+    return visible_to_some(some.lowest, some.highest);
+}
+
+/* Keys that some query at [pos, pos + n_tokens) sees, summed over branches and kv heads. */
+static inline uint64_t layer_keys_seen(const struct attn_layer_spec *s, uint32_t num_kv_heads,
+                                       uint32_t pos, uint32_t n_tokens)
+{
+    uint64_t n = 0;
+    for (uint32_t h = 0; h < (s->n_branches > 0 ? num_kv_heads : 1); h++)
+        for (uint32_t i = 0; i < layer_n_branches(s); i++)
+            n += visible_count(layer_visible_to_some(s, layer_branch(s, i, h), pos,
+                                                     pos + n_tokens - 1, pos + n_tokens));
+    return s->n_branches > 0 ? n : n * num_kv_heads;
+}
+
+#endif

@@ -1,0 +1,166 @@
+#!/usr/bin/env bash
+# What an operator sees of a daemon under load, and who may see it: every command that shows or
+# changes a running daemon, as people and as programs read it.
+#
+#   tests/clients/operator.sh BIN_DIR
+set -euo pipefail
+bin=$1
+dir=$(mktemp -d)
+daemon=
+cleanup() {
+  [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
+  rm -rf "$dir"
+}
+trap cleanup EXIT
+die() {
+  echo "FAILED: $*" >&2
+  tail -n 3 "$dir"/*.log >&2 || true
+  exit 1
+}
+expect() {
+  local want=$1 rc=0
+  shift
+  "$@" >"$dir/out" 2>"$dir/err.log" || rc=$?
+  [[ $rc == "$want" ]] || die "exit code $rc, not $want: $* $(cat "$dir/out")"
+}
+has() { grep -qE -e "$1" "$dir/out" || die "no \"$1\" in: $(cat "$dir/out")"; }
+says() { grep -qE -e "$1" "$dir/err.log" || die "no \"$1\" in: $(cat "$dir/err.log")"; }
+# holds PYTHON: true of the JSON in the output, as x
+holds() { python3 -c "import json,sys; x=json.load(open('$dir/out')); sys.exit(not ($1))" || die "not $1: $(head -c 2000 "$dir/out")"; }
+
+export ATTND_ENDPOINT=ipc://$dir/attnd.sock
+ctl=$bin/attnctl
+printf '[engine]\nlease = 1h\n[stats]\nslow_step = 1us # all are\n' >"$dir/conf"
+"$bin/attnd" --config "$dir/conf" --backend cpu --listen "$ATTND_ENDPOINT tcp://127.0.0.1:0 shm://$dir/shm" \
+  --listen.http off --device.kv_memory 64M >"$dir/attnd.log" 2>&1 &
+daemon=$!
+expect 0 "$ctl" --wait 60 pool list
+[[ ! -s $dir/out ]] || die "pools before there is one"
+expect 0 "$ctl" --json slow
+holds "x == {'slow': []}"
+
+for endpoint in "$ATTND_ENDPOINT" "shm://$dir/shm"; do
+  expect 0 "$bin/attnload" --endpoint "$endpoint" --preset bytelm --sequences 3 --context 20 --steps 20
+done
+expect 0 "$ctl" --json slow
+holds "len(x['slow']) > 40 and {s['transport'] for s in x['slow']} == {'ipc', 'shm'}"
+# the stages are all of a step's time
+holds "all(abs(sum(s['stages'].values()) - s['total_seconds']) <= 0.01 * s['total_seconds'] for s in x['slow'])"
+holds "all(s['stages']['device'] > 0 and s['status'] == 'ok' for s in x['slow'])"
+grep -qE 'level=warn msg="slow step" total=[0-9.]+ receive=.* device=[0-9.]+ .*transport=ipc' "$dir/attnd.log" || die "no slow step in the log"
+grep -qE 'msg="session begins" session=[0-9a-f]{8} client="attnload"' "$dir/attnd.log" || die "no session in the log"
+expect 0 "$ctl" slow
+has '^number .*receive +queue +wait +launch +device +reply +send'
+expect 0 "$ctl" --json latency
+holds "x['stages']['device']['count'] > 40 and 0 < x['stages']['device']['p50'] <= x['stages']['device']['p99']"
+holds "x['arrival_to_reply']['tcp'] == {'count': 0, 'mean': None, 'p50': None, 'p90': None, 'p99': None}"
+expect 0 "$ctl" latency
+has '^stages +device +[0-9]+ +[0-9.]+'
+
+expect 0 "$bin/attnctl" pool create kept --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 4
+expect 0 "$ctl" --json pool list
+holds "[p for p in x['pools'] if p['name'] == 'kept'][0]['free_blocks'] == 4"
+expect 0 "$ctl" --json sessions
+holds "{'attnload', 'attnctl'} <= {s['client'] for s in x['sessions']} and len(x['sessions'][0]['session']) == 8"
+expect 0 "$ctl" pool drop kept
+expect 1 "$ctl" pool describe kept
+expect 1 "$ctl" pool drop kept
+says 'no pool is named "kept"'
+
+# a sequence while it lives
+"$bin/attnload" --preset bytelm --sequences 2 --context 20 --duration 600 >"$dir/load.log" 2>&1 &
+loader=$!
+until "$ctl" --json sequences >"$dir/out" && grep -q '"tokens": [1-9]' "$dir/out"; do :; done
+holds "any(s['pool'].startswith('attnload') and s['blocks'] > 0 for s in x['sequences'])"
+pool=$(grep -oE 'attnload-[a-z0-9-]+' "$dir/out" | head -1)
+until rc=0; "$ctl" pool drop "$pool" >"$dir/out" 2>"$dir/err.log" || rc=$?; ! grep -q 'in work' "$dir/err.log"; do :; done
+[[ $rc == 1 ]] || die "a pool with sequences is dropped"
+says 'sequences are open in it'
+expect 0 "$ctl" --json top --count 2 --interval 0.2
+[[ $(wc -l <"$dir/out") == 2 ]] || die "not a line per look: $(cat "$dir/out")"
+has '"steps_per_second": [1-9]'
+expect 0 "$ctl" top --count 2 --interval 0.2
+[[ $(wc -l <"$dir/out") == 3 ]] || die "not a head and two lines: $(cat "$dir/out")"
+grep -q $'\x1b' "$dir/out" && die "escapes in a pipe"
+if script -qec true /dev/null >/dev/null 2>&1; then # a terminal, with colours and without
+  expect 0 script -qec "$ctl top --count 1 --interval 0.2" /dev/null
+  has $'\x1b\\[H.*'
+  has $'\x1b\\[32m'
+  expect 0 env NO_COLOR=1 script -qec "$ctl top --count 1 --interval 0.2" /dev/null
+  has 'device '
+  grep -q $'\x1b\\[32m' "$dir/out" && die "colours against NO_COLOR"
+fi
+kill "$loader"
+wait "$loader" || true
+
+expect 0 "$ctl" --json watch --count 3
+[[ $(wc -l <"$dir/out") == 3 ]] || die "not three events: $(cat "$dir/out")"
+has '"msg": "'
+expect 0 "$ctl" watch --count 1
+has '^2[0-9-]+T[0-9:.]+Z info +[a-z]'
+
+expect 0 "$ctl" --json config get stats.slow_step
+holds "x['value'] == '1us' and x['changes_at_once'] and x['origin'].endswith('conf:4')"
+expect 0 "$ctl" config set stats.slow_step 5s
+expect 0 "$ctl" config get stats.slow_step
+has '^value 5s$'
+has '^origin attnctl$'
+expect 1 "$ctl" config set stats.slow_step 5
+says 'stats.slow_step = 5 is not a time'
+expect 1 "$ctl" config set engine.default_timeout 20m
+says 'engine.default_timeout = 20m .*is more than engine.max_timeout'
+expect 1 "$ctl" config set cache.max_pools 5
+says 'cache.max_pools needs a restart'
+expect 1 "$ctl" config get no.such
+says 'no setting is named no.such'
+sed -i 's/1us/7s/; s/1h/2h/' "$dir/conf"
+expect 0 "$ctl" --json reload
+holds "x == {'changed': 1, 'need_restart': 1}"
+expect 0 "$ctl" config get stats.slow_step
+has '^value 7s$'
+printf 'nonsense\n' >>"$dir/conf"
+expect 1 "$ctl" reload
+says 'the settings stay as they are: .*conf:5'
+expect 0 "$ctl" config list
+has '^engine.max_queue +128M +default +true$'
+
+expect 0 "$ctl" --json doctor
+holds "x['healthy'] and {'daemon', 'operator', 'open files', 'memory'} <= {c['check'] for c in x['checks']}"
+expect 0 "$ctl" doctor
+has '^ok +daemon +attnd '
+expect 1 "$ctl" --endpoint "ipc://$dir/nowhere" doctor
+has '^fail +daemon +no connection'
+
+# over tcp nobody knows who asks: pools and counters alone
+tcp=$(grep -oE 'tcp://127.0.0.1:[0-9]+' "$dir/attnd.log")
+for command in 'pool list' stats latency 'top --count 1 --interval 0.1'; do
+  expect 0 "$ctl" --endpoint "$tcp" $command
+done
+for command in 'pool drop p' sessions sequences slow watch 'config list' 'config set log.level debug' reload; do
+  expect 1 "$ctl" --endpoint "$tcp" $command
+  says "unauthenticated: only root and the daemon's user may ask"
+done
+
+for command in top latency slow sessions watch 'pool list' 'config list' doctor 'completion bash'; do
+  "$ctl" $command --count 1 >/dev/full 2>"$dir/err.log" 2>/dev/null && die "$command writes into a full file"
+  [[ $command == top || $command == watch ]] && flags='--count 1' || flags=
+  "$ctl" $command $flags >/dev/full 2>"$dir/err.log" && die "$command writes into a full file"
+  says 'write to stdout: No space'
+done
+expect 2 "$ctl" config get
+says 'expected config get NAME'
+expect 2 "$ctl" ping --count 3
+says '--count is an option of top and watch'
+expect 2 "$ctl" completion tcsh
+for shell in bash zsh fish; do
+  expect 0 "$ctl" completion $shell
+  for word in describe sequences reload endpoint; do has "$word"; done
+  ! command -v $shell >/dev/null || $shell -n "$dir/out" || die "$shell does not read its completion"
+done
+expect 0 bash -c 'eval "$('"$ctl"' completion bash)"; COMP_WORDS=(attnctl pool d) COMP_CWORD=2; _attnctl; echo "${COMPREPLY[*]}"'
+has '^describe drop$'
+
+kill "$daemon"
+wait "$daemon" || die "exit code $? after SIGTERM"
+daemon=
+echo "operators see what happens"

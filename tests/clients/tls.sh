@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# The first set-up of networked workers as docs/operations.md has it: keys, a daemon with tenants
+# that listens for TLS, and the client programs; what they say when a credential is wrong; and the
+# doors that do not open.
+#
+#   tests/clients/tls.sh BIN_DIR
+set -euo pipefail
+bin=$1
+dir=$(mktemp -d)
+daemon=
+cleanup() {
+  [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
+  rm -rf "$dir"
+}
+trap cleanup EXIT
+die() {
+  echo "FAILED: $*" >&2
+  cat "$dir"/*log* >&2 || true
+  exit 1
+}
+expect() {
+  local want=$1 rc=0
+  shift
+  "$@" >"$dir/out" 2>"$dir/err.log" || rc=$?
+  [[ $rc == "$want" ]] || die "exit code $rc, not $want: $* $(cat "$dir/out")"
+}
+says() { grep -qE -e "$1" "$dir/err.log" "$dir/out" || die "no \"$1\""; }
+ctl=$bin/attnctl load=$bin/attnload keys=$dir/keys
+
+# --- keys
+expect 0 "$ctl" keys "$keys" --host localhost --host 127.0.0.1 --tenant alpha --tenant beta
+says "^tls_key = $keys/server.key$"
+says "^export ATTND_KEY_FILE=$keys/alpha.token$"
+[[ $(stat -c %a "$keys"/* | sort -u) == 600 ]] || die "modes: $(ls -l "$keys")"
+sha256sum "$keys"/* >"$dir/sums"
+expect 0 "$ctl" keys "$keys" --tenant alpha --tenant gamma
+sha256sum --quiet -c "$dir/sums" 2>/dev/null | grep -v tenants.conf && die "keys were made anew"
+grep -q '^\[gamma\]$' "$keys/tenants.conf" || die "no tenant was added"
+[[ $(grep -c '^\[alpha\]$' "$keys/tenants.conf") == 1 ]] || die "a tenant was added twice"
+expect 1 "$ctl" keys "$keys" --tenant 'a b'
+says 'tenant "a b": a name has'
+expect 1 "$ctl" keys /proc/keys
+expect 2 "$ctl" keys
+expect 2 "$ctl" keys "$dir/k" --days 0
+expect 0 "$ctl" keys "$dir/foreign" --host localhost
+[[ -e $dir/foreign/ca.crt ]] || die "no second CA"
+
+# --- doors that do not open
+refused() { # CODE WORDS FLAG...
+  local want=$1 words=$2
+  shift 2
+  expect "$want" timeout 60 "$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off "$@"
+  grep 'level=error' "$dir/err.log" | grep -qE -e "$words" || die "no \"$words\": $(cat "$dir/err.log")"
+}
+tls=(--listen tls+tcp://127.0.0.1:0 --listen.tls_cert "$keys/server.crt" --listen.tls_key "$keys/server.key")
+refused 78 'tcp://\*:7471 .*listen.insecure_tcp' --listen 'tcp://*:7471'
+refused 78 'tcp://\*:7471 .*listen.tenants' --listen 'tcp://*:7471' --listen.insecure_tcp yes
+refused 73 'tls_key: .*/alpha.key is not the key of listen.tls_cert' "${tls[@]}" --listen.tls_key "$keys/alpha.key"
+refused 73 'tls_cert: .*/server.key holds no certificate' "${tls[@]}" --listen.tls_cert "$keys/server.key"
+refused 73 'tls_ca: .*/nowhere: No such file' "${tls[@]}" --listen.tls_ca "$dir/nowhere"
+chmod 0644 "$keys/server.key"
+refused 73 'tls_key: .*/server.key has mode 0644.*chmod' "${tls[@]}"
+chmod 0600 "$keys/server.key"
+refused 78 'tenants: .*/server.crt:[0-9]+: ' "${tls[@]}" --listen.tenants "$keys/server.crt"
+
+# --- one that does, and one that says loudly that it is open
+: >"$dir/attnd.log"
+"$bin/attnd" --backend cpu --device.kv_memory 256M --listen.http off "${tls[@]}" --listen 'tcp://*:0' \
+  --listen.insecure_tcp yes --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log" &
+daemon=$!
+until grep -q 'is ready' "$dir/attnd.log"; do
+  kill -0 "$daemon" || die "attnd did not start"
+  sleep 0.02
+done
+grep -q 'level=warn .*tcp://\*:0 is NOT ENCRYPTED' "$dir/attnd.log" || die "nothing is said of the open door"
+port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
+open=$(grep -oE 'listening on tcp://0.0.0.0:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
+export ATTND_ENDPOINT=tls+tcp://localhost:$port ATTND_CA_FILE=$keys/ca.crt ATTND_KEY_FILE=$keys/alpha.token
+expect 0 "$ctl" ping
+expect 0 "$ctl" --json stats
+says '"tenant": ?"alpha"'
+for preset in bytelm llama3-8b; do
+  expect 0 "$load" --preset $preset --workers 3 --context 100 --steps 6 --json --verify
+  says '"mismatched": 0'
+done
+expect 0 "$ctl" --endpoint "tcp://127.0.0.1:$open" ping
+
+# --- credentials that are wrong
+expect 1 env -u ATTND_KEY_FILE "$ctl" ping
+says 'unauthenticated: hello has no token'
+expect 1 env ATTND_KEY_FILE="$dir/foreign/workers.token" "$ctl" ping
+says 'unauthenticated: hello.token is refused'
+expect 1 env ATTND_KEY_FILE="$dir/none" "$ctl" ping
+says 'token_file .*/none \(ATTND_KEY_FILE\): No such file'
+expect 1 env ATTND_CA_FILE="$dir/foreign/ca.crt" "$ctl" ping
+says 'unknown CA'
+expect 1 env ATTND_CA_FILE="$dir/none" "$ctl" ping
+says 'ca_file .*/none \(ATTND_CA_FILE\)'
+expect 1 env -u ATTND_KEY_FILE "$ctl" --endpoint "tcp://127.0.0.1:$open" ping
+says 'unauthenticated: hello has no token'
+expect 1 "$ctl" --endpoint "tls+tcp://127.0.0.1:$open" ping
+says 'TLS with 127.0.0.1'
+expect 1 "$ctl" drain
+says "drain is for root"
+kill "$daemon"
+wait "$daemon" || die "exit code $? after SIGTERM"
+
+# --- certificates of workers in place of tokens
+: >"$dir/attnd.log2"
+"$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off "${tls[@]}" --listen.tls_ca "$keys/ca.crt" \
+  --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log2" &
+daemon=$!
+until grep -q 'is ready' "$dir/attnd.log2"; do
+  kill -0 "$daemon" || die "attnd did not start"
+  sleep 0.02
+done
+port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$dir/attnd.log2" | grep -oE '[0-9]+$')
+unset ATTND_KEY_FILE
+export ATTND_ENDPOINT=tls+tcp://localhost:$port
+expect 1 "$ctl" ping
+says 'wants a certificate'
+export ATTND_TLS_CERT_FILE=$keys/beta.crt ATTND_TLS_CERT_KEY_FILE=$keys/beta.key
+expect 0 "$ctl" --json stats
+says '"tenant": ?"beta"'
+expect 1 env ATTND_KEY_FILE="$keys/alpha.token" "$ctl" ping
+says "another tenant's"
+expect 1 env -u ATTND_TLS_CERT_KEY_FILE "$ctl" ping
+says 'need each other'
+kill "$daemon"
+wait "$daemon" || die "exit code $? after SIGTERM"
+daemon=
+echo "networked workers can connect"

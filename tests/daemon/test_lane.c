@@ -1,0 +1,574 @@
+/* test_lane.c: one lane, or several, under an engine without a thread: what a bell becomes, how it
+ * is answered, what a plan may be, and that bells which lie change nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/lane.h"
+#include "engine_rig.h"
+
+enum { IN_BYTES = 1 << 18, OUT_BYTES = 1 << 18, SEQS = 6 };
+
+struct side {
+    struct lane lane;
+    struct lane_page page;
+    _Alignas(64) uint8_t in[IN_BYTES], out[OUT_BYTES];
+};
+
+static struct rig r;
+static struct side *sides[2];
+static struct engine_poller poller;
+static _Atomic bool has_news;
+
+static bool poll_lanes(struct engine_poller *p)
+{
+    (void)p;
+    bool has_work = false;
+    for (int i = 0; i < 2; i++)
+        has_work |= lane_poll(&sides[i]->lane);
+    return has_work;
+}
+
+static bool may_sleep(struct engine_poller *p)
+{
+    (void)p;
+    return true;
+}
+
+static void awake(struct engine_poller *p)
+{
+    (void)p;
+}
+
+static const struct transport_ops transport = {.label = STATS_GPU, .reply = lane_reply};
+
+static void side_open(struct side **out_s, uint64_t id)
+{
+    struct side *s = *out_s = aligned_alloc(64, sizeof *s);
+    memset(s, 0, sizeof *s);
+    memset(s->out + LANE_OUT_OFFSET, 0xff, OUT_BYTES - LANE_OUT_OFFSET);
+    s->lane.id = id;
+    s->lane.engine = r.engine;
+    s->lane.transport = &transport;
+    s->lane.out_news = &has_news;
+    s->lane.page = &s->page;
+    s->lane.in = (struct backend_region){.p = s->in, .bytes = IN_BYTES};
+    s->lane.out = (struct backend_region){.p = s->out, .bytes = OUT_BYTES};
+    lane_init(&s->lane);
+    engine_lane_add(r.engine, &s->lane);
+}
+
+static void tweak(struct rig *rig)
+{
+    rig->cfg.max_batch_items = 4;
+    rig->cfg.max_step_tokens = rig->cfg.max_batch_tokens = 1024;
+}
+
+static void open_rig(void)
+{
+    rig_open(&r, tweak);
+    side_open(&sides[0], 11);
+    side_open(&sides[1], 12);
+    poller = (struct engine_poller){.poll = poll_lanes, .may_sleep = may_sleep, .awake = awake};
+    engine_poller_add(r.engine, &poller);
+    rig_open_many(&r, 1, SEQS);
+}
+
+static void close_rig(void)
+{
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(sides[i]->lane.n_busy, 0);
+        lane_fini(&sides[i]->lane);
+    }
+    rig_close(&r);
+    for (int i = 0; i < 2; i++)
+        free(sides[i]);
+}
+
+/* --- a worker --------------------------------------------------------------------------------- */
+
+struct planned {
+    uint64_t lane;
+    uint32_t first_bell, n_layers, n_items, pos, n_tokens;
+    uint32_t layers[RIG_LAYERS];
+    uint64_t first_seq, in_offset, out_offset, timeout_us;
+    uint32_t flags, pool, epoch, step_layer;
+};
+
+/* One token each of n_items sequences from the first, in all layers. */
+static struct planned plan_of(uint32_t first_bell, uint32_t n_items, uint32_t pos)
+{
+    return (struct planned){.lane = 11,
+                            .first_bell = first_bell,
+                            .n_layers = RIG_LAYERS,
+                            .layers = {0, 1, 2, 3},
+                            .n_items = n_items,
+                            .first_seq = 1,
+                            .pos = pos,
+                            .n_tokens = 1,
+                            .out_offset = LANE_OUT_OFFSET,
+                            .flags = WIRE_STEP_APPEND | WIRE_STEP_ATTEND};
+}
+
+static uint64_t send_plan(const struct planned *p)
+{
+    uint64_t seq[64];
+    uint32_t epoch[64], pos[64], n_tokens[64];
+    Attnd__Step step = ATTND__STEP__INIT;
+    Attnd__Plan plan = ATTND__PLAN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    for (uint32_t i = 0; i < p->n_items; i++) {
+        seq[i] = p->first_seq + i;
+        epoch[i] = p->epoch ? p->epoch : rig_epoch(&r, seq[i]);
+        pos[i] = p->pos;
+        n_tokens[i] = p->n_tokens;
+    }
+    step.pool = p->pool ? p->pool : r.pool;
+    step.layer = p->step_layer;
+    step.flags = p->flags;
+    step.dtype = ATTND__DTYPE__F32;
+    step.n_seq = step.n_epoch = step.n_pos = step.n_n_tokens = p->n_items;
+    step.seq = seq;
+    step.epoch = epoch;
+    step.pos = pos;
+    step.n_tokens = n_tokens;
+    plan.lane = p->lane;
+    plan.first_bell = p->first_bell;
+    plan.n_layers = p->n_layers;
+    plan.layers = (uint32_t *)(uintptr_t)p->layers;
+    plan.step = &step;
+    plan.in_offset = p->in_offset;
+    plan.out_offset = p->out_offset;
+    h.session = r.session;
+    h.timeout_us = p->timeout_us;
+    h.body_case = ATTND__REQUEST__BODY_PLAN;
+    h.plan = &plan;
+    return rig_send(&r, &h, NULL, 0);
+}
+
+static attn_status plan(const struct planned *p)
+{
+    uint64_t id = send_plan(p);
+    rig_run(&r);
+    return (attn_status)rig_answer(&r, id)->status;
+}
+
+static void refused(const struct planned *p, attn_status st, const char *part)
+{
+    uint64_t id = send_plan(p);
+    rig_run(&r);
+    rig_assert_says(rig_answer(&r, id), st, part);
+}
+
+static void ring(int side, uint32_t bell)
+{
+    atomic_store(&sides[side]->page.bell, bell);
+}
+
+static uint32_t done(int side)
+{
+    uint32_t word;
+    memcpy(&word, sides[side]->out, sizeof word);
+    return word;
+}
+
+static int32_t verdict_of(int side, uint32_t bell)
+{
+    uint64_t v = atomic_load(&sides[side]->page.verdict);
+    assert_int_equal((uint32_t)v, bell);
+    return (int32_t)(v >> 32);
+}
+
+static float output(int side, uint64_t offset)
+{
+    float x;
+    memcpy(&x, sides[side]->out + offset, sizeof x);
+    return x;
+}
+
+/* Rings, and the device answers. */
+static void pass(int side, uint32_t bell)
+{
+    ring(side, bell);
+    rig_run(&r);
+    assert_int_equal(done(side), bell);
+}
+
+/* --- tests ------------------------------------------------------------------------------------ */
+
+static void a_bell_is_the_next_layer_of_the_plan(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 2, 0);
+    p.layers[0] = 2, p.layers[1] = 0, p.layers[2] = 3, p.layers[3] = 1;
+    p.out_offset = 192;
+    assert_int_equal(plan(&p), ATTN_OK);
+    for (uint32_t bell = 1; bell <= 4; bell++) {
+        pass(0, bell);
+        assert_int_equal(rig_len(&r, 1, p.layers[bell - 1]), 1);
+        assert_int_equal(rig_len(&r, 2, p.layers[bell - 1]), 1);
+        assert_true(output(0, 192) == 1);
+        for (uint32_t k = bell; k < 4; k++)
+            assert_int_equal(rig_len(&r, 1, p.layers[k]), 0);
+        memset(sides[0]->out + 192, 0xff, 64);
+    }
+    assert_int_equal(atomic_load(&sides[0]->page.verdict), 0); /* the host said nothing */
+    p = plan_of(5, 2, 1);
+    assert_int_equal(plan(&p), ATTN_OK);
+    for (uint32_t bell = 5; bell <= 8; bell++)
+        pass(0, bell);
+    assert_true(output(0, LANE_OUT_OFFSET) == 2);
+    assert_int_equal(stats_get(bells_refused), 0);
+    assert_int_equal(stats_get(plans), 2);
+}
+
+static void bells_count_past_the_end_of_their_bits(void **state)
+{
+    (void)state;
+    sides[0]->lane.taken = 0xfffffffd;
+    ring(0, 0xfffffffd);
+    struct planned p = plan_of(0xfffffffe, 1, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    p = plan_of(2, 1, 1);
+    assert_int_equal(plan(&p), ATTN_OK); /* behind it */
+    for (uint32_t k = 0; k < 8; k++)
+        pass(0, 0xfffffffe + k);
+    assert_int_equal(rig_len(&r, 1, 3), 2);
+}
+
+static void bells_that_are_there_together_are_one_batch(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 2, 0), q = plan_of(1, 2, 0);
+    q.lane = 12;
+    q.first_seq = 3;
+    assert_int_equal(plan(&p), ATTN_OK);
+    assert_int_equal(plan(&q), ATTN_OK);
+    uint32_t n_batches = r.backend.n_batches;
+    ring(0, 1);
+    ring(1, 1);
+    rig_run(&r);
+    assert_int_equal(r.backend.n_batches, n_batches + 1);
+    assert_int_equal(r.backend.batches[n_batches].n_items, 4);
+    assert_int_equal(done(0), 1);
+    assert_int_equal(done(1), 1);
+}
+
+/* More items than a batch may have: no device can say when all are done. */
+static void a_bell_that_takes_several_batches_is_answered_by_the_host(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, SEQS, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    ring(0, 1);
+    rig_run(&r);
+    assert_int_equal(done(0), 0);
+    assert_int_equal(verdict_of(0, 1), ATTN_OK);
+    assert_int_equal(rig_len(&r, SEQS, 0), 1);
+}
+
+static void the_next_bell_may_come_before_the_host_knows(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 1, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    r.backend.is_held = true;
+    for (uint32_t bell = 1; bell <= 3; bell++) {
+        ring(0, bell);
+        engine_turn(r.engine, 0);
+    }
+    assert_int_equal(sides[0]->lane.n_busy, 3);
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(done(0), 3);
+    assert_int_equal(rig_len(&r, 1, 2), 1);
+    pass(0, 4);
+}
+
+static void bells_that_lie_change_nothing(void **state)
+{
+    (void)state;
+    static const uint32_t lies[] = {2, 7, 0xfffffff0, 0x80000000, 0x12345678};
+    struct planned p;
+    uint32_t next = 1;
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        p = plan_of(next, 1, 0);
+        assert_int_equal(plan(&p), ATTN_OK);
+        uint32_t lie = next + lies[i] - (lies[i] < 8 ? 1 : 0);
+        ring(0, lie);
+        rig_run(&r);
+        assert_int_equal(verdict_of(0, lie), ATTN_EPROTO);
+        assert_non_null(strstr(sides[0]->page.why, "is next"));
+        assert_int_equal(stats_get(bells_refused), i + 1);
+        for (uint32_t layer = 0; layer < RIG_LAYERS; layer++)
+            assert_int_equal(rig_len(&r, 1, layer), 0);
+        next = lie + 1;
+    }
+    ring(0, next); /* of no plan: what was planned is gone */
+    rig_run(&r);
+    assert_int_equal(verdict_of(0, next), ATTN_EPROTO);
+    ring(0, next); /* once more is no bell */
+    rig_run(&r);
+    assert_int_equal(stats_get(bells_refused), sizeof lies / sizeof *lies + 1);
+    p = plan_of(next + 1, 1, 0); /* whoever plans anew goes on */
+    assert_int_equal(plan(&p), ATTN_OK);
+    pass(0, next + 1);
+}
+
+static void a_plan_is_the_same_when_repeated_and_replaced_when_not(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 2, 0), q;
+    assert_int_equal(plan(&p), ATTN_OK);
+    assert_int_equal(plan(&p), ATTN_OK);
+    pass(0, 1);
+    assert_int_equal(plan(&p), ATTN_OK); /* half done: still the same */
+    assert_int_equal(sides[0]->lane.n_plans, 1);
+    q = plan_of(2, 2, 0); /* from its second bell on another */
+    q.layers[0] = 3;
+    q.n_layers = 1;
+    assert_int_equal(plan(&q), ATTN_OK);
+    pass(0, 2);
+    assert_int_equal(rig_len(&r, 1, 3), 1);
+    assert_int_equal(rig_len(&r, 1, 1), 0);
+    q.first_bell = 3;
+    q.n_layers = 0; /* abandons nothing */
+    assert_int_equal(plan(&q), ATTN_OK);
+    p = plan_of(3, 2, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    pass(0, 3);
+    q.first_bell = 4;
+    assert_int_equal(plan(&q), ATTN_OK); /* the other three layers */
+    ring(0, 4);
+    rig_run(&r);
+    assert_int_equal(verdict_of(0, 4), ATTN_EPROTO);
+    assert_int_equal(rig_len(&r, 1, 1), 0);
+    p = plan_of(5, 2, 0); /* all again: written again, the same */
+    assert_int_equal(plan(&p), ATTN_OK);
+    for (uint32_t bell = 5; bell <= 8; bell++)
+        pass(0, bell);
+    assert_int_equal(rig_len(&r, 1, 1), 1);
+}
+
+static void plans_queue_up(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 1, 0);
+    for (uint32_t k = 0; k < LANE_MAX_PLANS; k++) {
+        p = plan_of(1 + 4 * k, 1, k); /* positions that are there when their turn comes */
+        assert_int_equal(plan(&p), ATTN_OK);
+    }
+    p = plan_of(1 + 4 * LANE_MAX_PLANS, 1, LANE_MAX_PLANS);
+    refused(&p, ATTN_EOVERLOAD, "plans that are not finished");
+    for (uint32_t bell = 1; bell <= 4 * LANE_MAX_PLANS; bell++)
+        pass(0, bell);
+    assert_int_equal(rig_len(&r, 1, 3), LANE_MAX_PLANS);
+    assert_int_equal(plan(&p), ATTN_OK);
+    p.first_bell -= 1;
+    refused(&p, ATTN_EINVAL, "plan.first_bell is 16, a plan may begin with 17 to 21");
+    p.first_bell = 22;
+    refused(&p, ATTN_EINVAL, "plan.first_bell is 22");
+}
+
+static void what_is_wrong_with_a_plan_is_named(void **state)
+{
+    (void)state;
+    const struct planned good = plan_of(1, 2, 0);
+    struct {
+        const char *part;
+        attn_status st;
+        struct planned p;
+    } cases[] = {
+        {"plan.lane is 0x000000000000000d, no such lane", ATTN_ENOTFOUND, good},
+        {"plan.layers[2] is 4, the pool has 4 layers", ATTN_EINVAL, good},
+        {"plan.step.layer is 1", ATTN_EINVAL, good},
+        {"plan.step.pool is 99", ATTN_ENOTFOUND, good},
+        {"item 1 (sequence 7): no such sequence", ATTN_ENOTFOUND, good},
+        {"item 0 (sequence 1): epoch is 5", ATTN_ESTALE, good},
+        {"item 0 (sequence 1): pos is 1, layer 0 has 0 tokens", ATTN_EINVAL, good},
+        {"is not appended yet: layer 0 has 0", ATTN_EINVAL, good},
+        {"plan.in_offset is 32", ATTN_EINVAL, good},
+        {"plan.in_offset is 262080", ATTN_EINVAL, good},
+        {"plan.in_offset is 18446744073709551552", ATTN_EINVAL, good},
+        {"plan.out_offset is 64", ATTN_EINVAL, good},
+        {"plan.out_offset is 262144", ATTN_EINVAL, good},
+        {"plan.out_offset is 1099511627776", ATTN_EINVAL, good},
+        {"lse", ATTN_EINVAL, good},
+        {"blocks, pool", ATTN_ENOBLOCKS, good},
+    };
+    cases[0].p.lane = 13;
+    cases[1].p.layers[2] = 4;
+    cases[2].p.step_layer = 1;
+    cases[3].p.pool = 99;
+    cases[4].p.first_seq = 6;
+    cases[5].p.epoch = 5;
+    cases[6].p.pos = 1;
+    cases[7].p.flags = WIRE_STEP_ATTEND;
+    cases[8].p.in_offset = 32;
+    cases[9].p.in_offset = IN_BYTES - 64;
+    cases[10].p.in_offset = UINT64_MAX - 63;
+    cases[11].p.out_offset = 64;
+    cases[12].p.out_offset = OUT_BYTES;
+    cases[13].p.out_offset = (uint64_t)1 << 40;
+    cases[14].p.flags = WIRE_STEP_APPEND | WIRE_STEP_LSE;
+    cases[15].p.n_tokens = 320; /* 80 blocks of 64 */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        refused(&cases[i].p, cases[i].st, cases[i].part);
+    ring(0, 1);
+    rig_run(&r);
+    assert_int_equal(verdict_of(0, 1), ATTN_EPROTO); /* none of them was taken */
+    for (uint64_t seq = 1; seq <= SEQS; seq++)
+        assert_int_equal(rig_len(&r, seq, 0), 0);
+}
+
+static void a_failed_layer_ends_the_plan(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 2, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    pass(0, 1);
+    r.backend.fail_batch = ATTN_EINTERNAL;
+    ring(0, 2);
+    rig_run(&r);
+    assert_int_equal(done(0), 1);
+    assert_int_equal(verdict_of(0, 2), ATTN_EINTERNAL);
+    ring(0, 3); /* the worker's stream goes on: each layer is told the same */
+    rig_run(&r);
+    assert_int_equal(verdict_of(0, 3), ATTN_EINTERNAL);
+    assert_int_equal(rig_len(&r, 1, 1), 0);
+    p = plan_of(4, 2, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    for (uint32_t bell = 4; bell <= 7; bell++)
+        pass(0, bell);
+    assert_int_equal(rig_len(&r, 1, 1), 1);
+}
+
+/* What is true when it is planned need not be when it is rung for. */
+static void a_bell_is_checked_as_a_step(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 2, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    assert_int_equal(rig_truncate(&r, 2, 0), ATTN_OK); /* raises the epoch */
+    ring(0, 1);
+    rig_run(&r);
+    assert_int_equal(verdict_of(0, 1), ATTN_ESTALE);
+    assert_non_null(strstr(sides[0]->page.why, "item 1 (sequence 2): epoch is"));
+}
+
+static void a_bell_that_waits_too_long_is_told_so(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 1, 0), q = p;
+    p.timeout_us = q.timeout_us = 1000;
+    q.lane = 12;
+    assert_int_equal(plan(&p), ATTN_OK);
+    assert_int_equal(plan(&q), ATTN_OK);
+    r.backend.is_held = true;
+    ring(0, 1);
+    engine_turn(r.engine, 0);
+    ring(1, 1); /* the same sequence and layer: it waits */
+    engine_turn(r.engine, 0);
+    rig_now_ns += 2000000;
+    engine_turn(r.engine, 0);
+    assert_int_equal(verdict_of(1, 1), ATTN_EDEADLINE);
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(done(0), 1);
+}
+
+static void a_worker_that_goes_leaves_what_is_in_work_to_end(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 1, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    r.backend.is_held = true;
+    ring(0, 1);
+    engine_turn(r.engine, 0);
+    lane_close(&sides[0]->lane);
+    ring(0, 2);
+    engine_turn(r.engine, 0);
+    assert_int_equal(sides[0]->lane.n_busy, 1);
+    assert_false(atomic_load(&has_news));
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(sides[0]->lane.n_busy, 0);
+    assert_true(atomic_load(&has_news));
+    assert_int_equal(rig_len(&r, 1, 0), 1);
+    assert_int_equal(rig_len(&r, 1, 1), 0);
+    refused(&p, ATTN_ENOTFOUND, "no such lane");
+}
+
+/* Random plans and random bells, next to true ones: lengths move by true bells alone. */
+static void random_bells_never_move_a_length(void **state)
+{
+    (void)state;
+    uint32_t x = 12345, count = 0, len[RIG_LAYERS] = {0};
+    struct planned p = {0};
+    uint32_t n_left = 0;
+    for (int i = 0; i < 3000; i++) {
+        x = x * 1664525u + 1013904223u;
+        uint32_t dice = x >> 24;
+        if (n_left == 0) {
+            p = plan_of(count + 1, 1, len[RIG_LAYERS - 1] % 20);
+            if (plan(&p) == ATTN_OK)
+                n_left = RIG_LAYERS;
+        } else if (dice < 200) {
+            pass(0, ++count);
+            uint32_t layer = p.layers[RIG_LAYERS - n_left--];
+            len[layer] = p.pos + 1 > len[layer] ? p.pos + 1 : len[layer];
+        } else {
+            x = x * 1664525u + 1013904223u;
+            uint32_t lie = dice < 230 ? x : count + 2 + (x >> 28);
+            ring(0, lie);
+            rig_run(&r);
+            n_left = lie == count + 1 ? n_left : 0;
+            count = lie;
+            if (verdict_of(0, lie) == ATTN_OK)
+                fail_msg("bell %u was believed", lie);
+        }
+        for (uint32_t layer = 0; layer < RIG_LAYERS; layer++)
+            assert_int_equal(rig_len(&r, 1, layer), len[layer]);
+    }
+}
+
+/* A test between opening and closing: what the rig keeps would count as the test's leak. */
+static void run(void **state)
+{
+    void (*const *test)(void **) = *state;
+    open_rig();
+    (*test)(NULL);
+    close_rig();
+}
+
+int main(void)
+{
+#define T(name)                                                                                    \
+    {                                                                                              \
+#name, run, NULL, NULL, &(void (*)(void **))                                               \
+        {                                                                                          \
+            name                                                                                   \
+        }                                                                                          \
+    }
+    const struct CMUnitTest tests[] = {
+        T(a_bell_is_the_next_layer_of_the_plan),
+        T(bells_count_past_the_end_of_their_bits),
+        T(bells_that_are_there_together_are_one_batch),
+        T(a_bell_that_takes_several_batches_is_answered_by_the_host),
+        T(the_next_bell_may_come_before_the_host_knows),
+        T(bells_that_lie_change_nothing),
+        T(a_plan_is_the_same_when_repeated_and_replaced_when_not),
+        T(plans_queue_up),
+        T(what_is_wrong_with_a_plan_is_named),
+        T(a_failed_layer_ends_the_plan),
+        T(a_bell_is_checked_as_a_step),
+        T(a_bell_that_waits_too_long_is_told_so),
+        T(a_worker_that_goes_leaves_what_is_in_work_to_end),
+        T(random_bells_never_move_a_length),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,146 @@
+/* test_memory.c: what the machine and its control groups leave, read from a root of the test's own.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/memory.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static char root[64];
+
+static void write_file(const char *path, const char *text)
+{
+    char full[512];
+    snprintf(full, sizeof full, "%s/%s", root, path);
+    for (char *p = full + strlen(root) + 1; (p = strchr(p, '/')) != NULL; p++) {
+        *p = '\0';
+        mkdir(full, 0700);
+        *p = '/';
+    }
+    FILE *f = fopen(full, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+static int make_root(void **state)
+{
+    (void)state;
+    snprintf(root, sizeof root, "/tmp/attnd_memory_XXXXXX");
+    assert_non_null(mkdtemp(root));
+    write_file("proc/meminfo", "MemTotal: 1048576 kB\nMemFree: 5 kB\nMemAvailable: 524288 kB\n");
+    return 0;
+}
+
+static int drop_root(void **state)
+{
+    char command[96];
+    (void)state;
+    snprintf(command, sizeof command, "rm -r %s", root);
+    return system(command) != 0;
+}
+
+/* One group of version 2, in MiB; limit NULL: max. */
+static void group(const char *path, const char *limit, unsigned used, unsigned cache)
+{
+    char at[256], text[128];
+    snprintf(at, sizeof at, "sys/fs/cgroup%s/memory.max", path);
+    write_file(at, limit == NULL ? "max\n" : limit);
+    snprintf(at, sizeof at, "sys/fs/cgroup%s/memory.current", path);
+    snprintf(text, sizeof text, "%llu\n", used * (unsigned long long)MIB);
+    write_file(at, text);
+    snprintf(at, sizeof at, "sys/fs/cgroup%s/memory.stat", path);
+    snprintf(text, sizeof text, "anon 5\ninactive_file %llu\nactive_file 1\n",
+             cache * (unsigned long long)MIB);
+    write_file(at, text);
+}
+
+static void assert_room(uint64_t free_mib, uint64_t limit_mib, const char *what)
+{
+    struct memory_room room;
+    memory_room_read(root, &room);
+    assert_int_equal(room.free_bytes, free_mib * MIB);
+    assert_int_equal(room.limit_bytes, limit_mib * MIB);
+    assert_string_equal(room.what, what);
+}
+
+static void the_least_of_machine_group_and_groups_above_counts(void **state)
+{
+    (void)state;
+    assert_room(512, 1024, "MemAvailable of this machine");
+    write_file("proc/self/cgroup", "0::/a.slice/attnd.service\n");
+    assert_room(512, 1024, "MemAvailable of this machine"); /* the files are not there */
+    group("/a.slice/attnd.service", NULL, 10, 0);
+    group("/a.slice", "419430400\n", 100, 30); /* 400 MiB, of which 30 can be dropped */
+    assert_room(330, 400, "/sys/fs/cgroup/a.slice/memory.max");
+    group("/a.slice/attnd.service", "67108864\n", 10, 0);
+    assert_room(54, 64, "/sys/fs/cgroup/a.slice/attnd.service/memory.max");
+    group("/a.slice/attnd.service", "67108864\n", 100, 0); /* over it already */
+    assert_room(0, 64, "/sys/fs/cgroup/a.slice/attnd.service/memory.max");
+}
+
+static void a_container_sees_its_group_as_the_top(void **state)
+{
+    (void)state;
+    write_file("proc/self/cgroup", "0::/\n");
+    group("", "134217728\n", 28, 0);
+    assert_room(100, 128, "/sys/fs/cgroup/memory.max");
+    write_file("proc/self/cgroup", "0::/docker/0123456789abcdef\n");
+    assert_room(100, 128, "/sys/fs/cgroup/memory.max");
+}
+
+static void version_1_is_read_too(void **state)
+{
+    (void)state;
+    write_file("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/pods/7\n0::/\n");
+    write_file("sys/fs/cgroup/memory/pods/7/memory.limit_in_bytes", "104857600\n");
+    write_file("sys/fs/cgroup/memory/pods/7/memory.usage_in_bytes", "52428800\n");
+    write_file("sys/fs/cgroup/memory/pods/7/memory.stat", "total_inactive_file 10485760\n");
+    write_file("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"); /* none */
+    write_file("sys/fs/cgroup/memory/memory.usage_in_bytes", "99\n");
+    assert_room(60, 100, "/sys/fs/cgroup/memory/pods/7/memory.limit_in_bytes");
+}
+
+static void a_refusal_is_one_sentence_with_all_sizes(void **state)
+{
+    (void)state;
+    char why[512];
+    write_file("proc/self/cgroup", "0::/x\n");
+    group("/x", "134217728\n", 8, 0);
+    assert_int_equal(memory_check(root, 256 * MIB, 16 * MIB, why, sizeof why), ATTN_ENOMEM);
+    assert_string_equal(why, "device.kv_memory 256 MiB, cache.io_memory 16 MiB and 24 MiB for "
+                             "attnd itself do not fit: 120 MiB of 128 are free "
+                             "(/sys/fs/cgroup/x/memory.max)");
+    assert_int_equal(memory_check(root, 64 * MIB, 32 * MIB, why, sizeof why), ATTN_OK);
+    assert_int_equal(memory_check(root, 64 * MIB, 33 * MIB, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check(root, 0, 128 * MIB, why, sizeof why), ATTN_ENOMEM);
+    assert_string_equal(why, "cache.io_memory 128 MiB and 24 MiB for attnd itself do not fit: "
+                             "120 MiB of 128 are free (/sys/fs/cgroup/x/memory.max)");
+    assert_int_equal(memory_check(root, UINT64_MAX, 1, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check("/nowhere", 64 * MIB, MIB, why, sizeof why), ATTN_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(the_least_of_machine_group_and_groups_above_counts,
+                                        make_root, drop_root),
+        cmocka_unit_test_setup_teardown(a_container_sees_its_group_as_the_top, make_root,
+                                        drop_root),
+        cmocka_unit_test_setup_teardown(version_1_is_read_too, make_root, drop_root),
+        cmocka_unit_test_setup_teardown(a_refusal_is_one_sentence_with_all_sizes, make_root,
+                                        drop_root),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,428 @@
+/* test_dilated.c: layers of dilated attention, on any backend against the float64 reference.
+ *
+ *     test_dilated [NAME [EVERY [OFFSET [TESTS]]]]
+ *
+ * NAME is cpu, cuda or hip (default cpu); the product of geometries, dtypes, options and shapes is
+ * walked in steps of EVERY (default 53), each case with other branches, every other with a second
+ * layer that is not dilated. Exit code 77: the backend
+ * cannot be opened here.
+ */
+#include "tests/kernels/cases.h"
+#include "tests/kernels/check.h"
+
+#include "kernels/dilated.h"
+#include "kernels/reference.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+static const char *backend_name = "cpu";
+static uint32_t every = 53, offset;
+static struct check check;
+
+/* Segments that blocks do not divide, of one token, of everything; rates that are no power of two;
+ * a branch twice. */
+static const struct {
+    uint32_t n;
+    struct attn_branch branches[ATTN_MAX_BRANCHES];
+} fixed[] = {
+    {1, {{50, 1}}},
+    {3, {{64, 1}, {128, 2}, {256, 4}}},
+    {3, {{10, 1}, {30, 3}, {100, 5}}},
+    {2, {{600, 6}, {1, 1}}},
+    {3, {{2048, 1}, {4096, 2}, {8192, 8}}},
+    {2, {{32, 1}, {32, 1}}},
+    {5, {{16, 1}, {32, 2}, {64, 4}, {128, 8}, {256, 16}}},
+    {3, {{INT32_MAX, INT32_MAX}, {INT32_MAX - 1, 2}, {INT32_MAX, 1}}},
+};
+
+static const struct case_shape shapes[] = {
+    {"decode", {{130, 1}, {1, 4}, {40, 1}, {299, 1}, {0, 1}, {64, 2}}},
+    {"prompts", {{0, 70}, {33, 40}, {127, 17}}},
+    {"long and short", {{600, 3}, {10, 1}}},
+};
+
+static const struct case_options options[] = {
+    {.name = "plain"},
+    {.name = "full", .is_full = true},
+    {.name = "soft cap", .soft_cap = 5},
+    {.name = "sink logits", .has_sink_logits = true},
+    {.name = "alibi", .has_alibi = true},
+    {.name = "batch invariant", .is_batch_invariant = true},
+    {.name = "all", .soft_cap = 8, .has_sink_logits = true, .has_alibi = true},
+};
+
+/* The i-th of the table, or random ones; any rate, but one branch has rate 1. */
+static void set_branches(struct attn_layer_spec *s, uint32_t i)
+{
+    if (i < CASE_COUNT(fixed)) {
+        s->n_branches = fixed[i].n;
+        memcpy(s->branches, fixed[i].branches, sizeof s->branches);
+        return;
+    }
+    s->n_branches = 1 + check_random(&check, ATTN_MAX_BRANCHES);
+    for (uint32_t b = 0; b < s->n_branches; b++) {
+        uint32_t rate = b == i % s->n_branches ? 1 : 1 + check_random(&check, 9);
+        s->branches[b].rate = rate;
+        s->branches[b].segment_tokens = rate * (1 + check_random(&check, 1 + 300 / rate));
+    }
+}
+
+static attn_status begin(const struct case_geometry *g, struct case_dtype d,
+                         const struct case_options *o, uint32_t branches, uint32_t n_seqs)
+{
+    struct backend_pool_config config = case_config(g, d, o);
+    struct attn_layer_spec spec = case_spec(g, o);
+    set_branches(&spec, branches);
+    return check_run_begin(&check, &config, &spec, o->has_sink_logits, o->has_alibi, n_seqs);
+}
+
+/* History, then a step, then decodes of a few tokens anywhere in what is cached. */
+static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
+{
+    struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS], last[CASE_MAX_ITEMS];
+    uint32_t n = 0, n_history = 0;
+    for (; n < CASE_MAX_ITEMS && shape->items[n].n_tokens > 0; n++) {
+        const struct case_item *i = &shape->items[n];
+        uint32_t len = i->n_before + i->n_tokens, n_again = 1 + n % 3;
+        n_again = n_again < len ? n_again : len;
+        if (i->n_before > 0)
+            history[n_history++] =
+                (struct check_item){.seq = n, .n_tokens = i->n_before, .flags = BACKEND_APPEND};
+        step[n] = (struct check_item){.seq = n,
+                                      .pos = i->n_before,
+                                      .n_tokens = i->n_tokens,
+                                      .flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                      .wants_lse = n % 3 != 1};
+        last[n] = (struct check_item){.seq = n,
+                                      .pos = check_random(&check, len - n_again + 1),
+                                      .n_tokens = n_again,
+                                      .flags = BACKEND_ATTEND,
+                                      .wants_lse = true};
+    }
+    return (n_history == 0 || check_submit(&check, history, n_history)) &&
+           check_submit(&check, step, n) && check_outputs(&check, step, n) &&
+           check_again(&check, step, n) && (!is_batch_invariant || check_alone(&check, step, n)) &&
+           check_submit(&check, last, n) && check_outputs(&check, last, n);
+}
+
+static void print_branches(void)
+{
+    const struct attn_layer_spec *s = &check.specs[0];
+    for (uint32_t i = 0; i < s->n_branches; i++)
+        fprintf(stderr, " (%" PRIu32 ", %" PRIu32 ")", s->branches[i].segment_tokens,
+                s->branches[i].rate);
+    fprintf(stderr, "\n");
+}
+
+static void every_option_of_a_dilated_layer_agrees_with_the_reference(void **state)
+{
+    (void)state;
+    uint32_t n_g = CASE_N_PRODUCT, n_d = CASE_COUNT(case_dtypes);
+    uint32_t n_o = CASE_COUNT(options), n_s = CASE_COUNT(shapes), n_run = 0, n_failed = 0;
+    for (uint32_t i = offset; i < n_g * n_d * n_o * n_s; i += every) {
+        const struct case_geometry *g = &case_geometries[i % n_g];
+        struct case_dtype d = case_dtypes[i / n_g % n_d];
+        const struct case_options *o = &options[i / n_g / n_d % n_o];
+        const struct case_shape *s = &shapes[i / n_g / n_d / n_o];
+        check.has_plain_layer = n_run % 2;
+        attn_status st = begin(g, d, o, n_run % (2 * CASE_COUNT(fixed)), CASE_MAX_ITEMS);
+        if (st == ATTN_ENOTSUP)
+            continue;
+        n_run++;
+        if (st == ATTN_OK && run_case(s, o->is_batch_invariant))
+            continue;
+        fprintf(stderr, "case %" PRIu32 ": (%u, %u, %u, %u) blocks of %u, %s/%s, %s, %s: %s;", i,
+                g->num_q_heads, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->block_tokens,
+                attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name, s->name,
+                check.b ? check.ops->last_error(check.b) : "closed");
+        print_branches();
+        assert_non_null(check.b);
+        if (++n_failed == 10 || getenv("ATTND_TEST_FAIL_FAST"))
+            break;
+    }
+    check.has_plain_layer = false;
+    printf("%" PRIu32 " cases run\n", n_run);
+    assert_true(n_run > 0);
+    assert_int_equal(n_failed, 0);
+}
+
+/* NaN in K or V of a token reaches the heads and queries that see the token, nobody else. */
+static void nan_reaches_who_sees_its_token(void **state)
+{
+    (void)state;
+    /* in K and in V, two tokens and heads; every fifth but on the cpu */
+    const uint32_t apart = strcmp(backend_name, "cpu") == 0 ? 1 : 5;
+    for (uint32_t i = 0; i < 4 * CASE_COUNT(case_dtypes); i += apart) {
+        if (begin(&case_geometries[CASE_KV_HEADS_AS_WARPS], case_dtypes[i / 4], &options[0], 1,
+                  1) != ATTN_OK)
+            continue;
+        struct check_item history = {.n_tokens = 108, .flags = BACKEND_APPEND};
+        struct check_item step[2] = {
+            {.pos = 108, .n_tokens = 1, .flags = 3, .wants_lse = true},
+            {.pos = 80, .n_tokens = 28, .flags = BACKEND_ATTEND, .wants_lse = true}};
+        check_poison = (struct check_poison){.is_set = true,
+                                             .is_v = i % 2,
+                                             .token = i % 4 < 2 ? 82 : 41,
+                                             .kv_head = i % 4 < 2 ? 2 : 5,
+                                             .element = 9,
+                                             .value = NAN};
+        bool ok = check_submit(&check, &history, 1);
+        check_poison.is_set = false;
+        for (uint32_t k = 0; k < 2; k++)
+            ok = ok && check_submit(&check, &step[k], 1) && check_outputs(&check, &step[k], 1);
+        if (!ok)
+            fail_msg("%s/%s, NaN in %s", attn_dtype_name(case_dtypes[i / 4].q),
+                     attn_dtype_name(case_dtypes[i / 4].kv), i % 2 ? "v" : "k");
+    }
+}
+
+/* The mask of dilated.h, key by key, against the sentence that defines it. */
+static void the_header_shows_each_query_its_keys(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 3000; i++) {
+        uint32_t rate = 1 + check_random(&check, 7), n = 1 + check_random(&check, 90);
+        uint32_t segment = rate * (1 + check_random(&check, 20)), head = check_random(&check, 9);
+        uint32_t p = check_random(&check, n), is_full = i % 2;
+        struct branch b = branch_of(segment, rate, head);
+        struct visible v = branch_visible(b, is_full, p, n);
+        uint32_t low = check_random(&check, p + 1), n_seen = 0, some_end = 0, some_first = 0;
+        for (uint32_t j = 0; j < n; j++) {
+            bool is_seen = p % rate == head % rate && j % rate == head % rate &&
+                           p / segment == j / segment && (is_full || j <= p);
+            bool is_shown = false;
+            for (uint32_t key = v.first; key < v.end; key++)
+                is_shown = is_shown || branch_token(b, key) == j;
+            assert_true(is_seen == is_shown);
+            n_seen += is_seen;
+        }
+        assert_int_equal(visible_count(v), n_seen);
+        struct branch_range range = branch_visible_to(b, is_full, low, p, n);
+        for (uint32_t t = p + 1; t-- > low;) {
+            struct visible one = branch_visible(b, is_full, t, n);
+            if (one.end == 0)
+                continue;
+            some_end = some_end ? some_end : one.end;
+            some_first = one.first;
+        }
+        assert_int_equal(range.highest.end, some_end);
+        assert_int_equal(range.lowest.first, some_first);
+    }
+}
+
+/* What a query sees, computed in parts that meet by their sums of weights. */
+static void shards_agree_with_the_reference(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 6; i++) {
+        const uint32_t dtype = i % 2 ? CASE_F32 : CASE_BF16;
+        const struct case_geometry *g = &case_geometries[CASE_KV_HEADS_AS_WARPS];
+        char variant[16];
+        assert_int_equal(begin(g, case_dtypes[dtype], &options[1], i < 2 ? 1 : 9 + i, 2), ATTN_OK);
+        struct check_item step[2] = {{.n_tokens = 150, .flags = 3, .wants_lse = true},
+                                     {.seq = 1, .n_tokens = 20, .flags = 3, .wants_lse = true}};
+        snprintf(variant, sizeof variant, "shards%u", 1 + i);
+        assert_true(check_submit(&check, step, 2));
+        assert_int_equal(check_time(&check, variant, step, 2), ATTN_OK);
+        if (!check_outputs(&check, step, 2))
+            fail_msg("%s of %s", variant, attn_dtype_name(case_dtypes[dtype].q));
+    }
+    struct check_item step[1] = {{.n_tokens = 9, .flags = 3}};
+    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &options[0], 1, 1), ATTN_OK);
+    assert_true(check_submit(&check, step, 1));
+    assert_int_equal(check_time(&check, "shards33", step, 1), ATTN_ENOTSUP);
+    assert_int_equal(check_time(&check, "naive", step, 1), ATTN_ENOTSUP);
+    assert_non_null(strstr(check.ops->last_error(check.b), "layer 0 is dilated"));
+}
+
+/* x + out(attention(q, k, v of x's norm)), as backend_bench.h has it, in float64 but for
+ * rounding. */
+static void reference_layer(const struct check *c, const struct backend_bench_layer *l, uint32_t n,
+                            double *out)
+{
+    const struct backend_pool_config *g = &c->config;
+    uint32_t dim = l->dim;
+    size_t size = (size_t)n * dim, e = attn_dtype_bytes(g->q_dtype);
+    double *normed = calloc(2 * size, sizeof *normed), *mixed = normed + size;
+    uint8_t *sent = calloc(3, size * e), *rounded = calloc(2, size * e);
+    for (uint32_t r = 0; r < n; r++) {
+        double mean = 0, squares = 0;
+        for (uint32_t d = 0; d < dim; d++)
+            mean += reference_get(g->q_dtype, l->x, (size_t)r * dim + d) / dim;
+        for (uint32_t d = 0; d < dim; d++)
+            squares += pow(reference_get(g->q_dtype, l->x, (size_t)r * dim + d) - mean, 2) / dim;
+        for (uint32_t d = 0; d < dim; d++)
+            reference_put(g->q_dtype, rounded, (size_t)r * dim + d,
+                          (reference_get(g->q_dtype, l->x, (size_t)r * dim + d) - mean) /
+                              sqrt(squares + 1e-5));
+    }
+    for (uint32_t w = 0; w < 4; w++) {
+        const uint8_t *from = w < 3 ? rounded : rounded + size * e;
+        if (w == 3) {
+            assert_int_equal(reference_attend(&c->specs[0], g->num_q_heads, g->num_kv_heads,
+                                              g->head_dim_k, g->head_dim_v, g->q_dtype, sent, n, 0,
+                                              sent + size * e, sent + 2 * size * e, n, mixed, NULL),
+                             ATTN_OK);
+            for (size_t i = 0; i < size; i++)
+                reference_put(g->q_dtype, rounded + size * e, i, mixed[i]);
+        }
+        for (size_t i = 0; i < size; i++) {
+            double sum = 0;
+            for (uint32_t d = 0; d < dim; d++)
+                sum += reference_get(g->q_dtype, from, i / dim * dim + d) *
+                       reference_get(g->q_dtype, l->weights[w], i % dim * dim + d);
+            if (w < 3)
+                reference_put(g->q_dtype, sent + w * size * e, i, sum);
+            else
+                out[i] = sum + reference_get(g->q_dtype, l->x, i);
+        }
+    }
+    free(normed);
+    free(sent);
+    free(rounded);
+}
+
+/* What attnbench measures as a whole layer. */
+static void a_layer_around_attention_agrees_with_the_reference(void **state)
+{
+    (void)state;
+    enum { N = 70, HEADS = 2, DIM = 64 * HEADS };
+    const struct case_geometry g = {"two heads", HEADS, HEADS, 64, 64, 16};
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct case_dtype d = case_dtypes[i];
+        const size_t e = attn_dtype_bytes(d.q);
+        assert_int_equal(begin(&g, d, &options[1], 1, 1), ATTN_OK);
+        uint8_t *at = check.arena + check.arena_used + (1 << 20);
+        struct backend_bench_layer l = {.dim = DIM, .x = at, .y = at + (1 << 20)};
+        for (size_t k = 0; k < N * DIM; k++)
+            reference_put(d.q, at, k, check_normal(&check));
+        for (uint32_t w = 0; w < 4; w++) {
+            uint8_t *weights = at + (2 + w) * (1 << 20);
+            for (size_t k = 0; k < DIM * DIM; k++)
+                reference_put(d.q, weights, k, check_normal(&check) / sqrt(DIM));
+            l.weights[w] = weights;
+        }
+        memset(l.y, 0xff, N * DIM * e);
+        struct check_item fill = {.n_tokens = N, .flags = BACKEND_APPEND};
+        assert_true(check_submit(&check, &fill, 1)); /* takes the blocks */
+        struct backend_item item = {.flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                    .n_tokens = N,
+                                    .block_table = check.seqs[0].table,
+                                    .q = at,
+                                    .k = at,
+                                    .v = at,
+                                    .out = at + 6 * (1 << 20)};
+        struct backend_batch batch = {.pool = check.pool, .items = &item, .n_items = 1};
+        uint64_t ns[2];
+        double *want = malloc(N * DIM * sizeof *want), diff = 0, norm = 0;
+        assert_int_equal(check.bench->time_layer(check.b, &batch, &l, 2, false, ns), ATTN_OK);
+        reference_layer(&check, &l, N, want);
+        for (size_t k = 0; k < N * DIM; k++) {
+            diff += pow(reference_get(d.q, l.y, k) - want[k], 2);
+            norm += pow(want[k], 2);
+        }
+        free(want);
+        if (!(sqrt(diff / norm) < reference_bound_of(d.q, d.q).l2))
+            fail_msg("%s: relative error %g", attn_dtype_name(d.q), sqrt(diff / norm));
+    }
+}
+
+/* The bytes that one token of 500 reads are those of the keys that it sees. */
+static void a_decode_reads_the_tokens_it_sees(void **state)
+{
+    (void)state;
+    const struct case_geometry *g = &case_geometries[CASE_HEAD_EACH];
+    if (strcmp(backend_name, "cpu") != 0)
+        skip(); /* others tell bytes of whole sequences */
+    assert_int_equal(begin(g, case_dtypes[CASE_BF16], &options[0], 1, 1), ATTN_OK);
+    struct check_item history = {.n_tokens = 500, .flags = BACKEND_APPEND};
+    assert_true(check_submit(&check, &history, 1));
+    uint8_t *q = check.arena + check.arena_used, *out = q + 4096;
+    memset(q, 0, 4096);
+    struct backend_item item = {.flags = BACKEND_ATTEND,
+                                .pos = 499,
+                                .n_tokens = 1,
+                                .block_table = check.seqs[0].table,
+                                .q = q,
+                                .out = out};
+    struct backend_batch batch = {.pool = check.pool, .items = &item, .n_items = 1};
+    assert_int_equal(check.ops->submit(check.b, &batch), ATTN_OK);
+    assert_ptr_equal(check.ops->poll(check.b, UINT64_MAX), &batch);
+    assert_int_equal(batch.status, ATTN_OK);
+    /* position 499 is 1 modulo 2 and 3 modulo 4: heads 1 and 3 take part at rate 2, 3 at rate 4 */
+    uint64_t keys = 4 * (499 % 64 + 1) + 2 * (499 % 128 / 2 + 1) + 1 * (499 % 256 / 4 + 1);
+    assert_int_equal(batch.kv_bytes, keys * (g->head_dim_k + g->head_dim_v) * 2);
+}
+
+static void bad_branches_are_refused_by_field_and_value(void **state)
+{
+    (void)state;
+    struct attn_layer_spec spec = {.scale = 1, .n_branches = 2, .branches = {{8, 1}, {64, 4}}};
+    struct backend_pool_config c =
+        case_config(&case_geometries[0], case_dtypes[0], &case_options[CASE_PLAIN]);
+    c.num_layers = c.n_blocks = c.n_table_rows = c.max_row_blocks = 1;
+    c.layers = &spec;
+    const struct attn_layer_spec good = spec;
+    assert_int_equal(check.ops->pool_check(check.b, &c), ATTN_OK);
+#define REFUSES(change, text)                                                                      \
+    spec = good;                                                                                   \
+    change;                                                                                        \
+    assert_int_equal(check.ops->pool_check(check.b, &c), ATTN_EINVAL);                             \
+    assert_non_null(strstr(check.ops->last_error(check.b), text))
+    REFUSES(spec.branches[1].rate = 0, "layers[0].branches[1] has segments of 64 tokens and");
+    REFUSES(spec.branches[1].rate = 65, "branches[1] has segments of 64 tokens and rate 65");
+    REFUSES(spec.branches[1].segment_tokens = 0, "branches[1] has segments of 0 tokens");
+    REFUSES(spec.branches[1].segment_tokens = 66, "must be a multiple of the rate");
+    REFUSES(spec.branches[1].segment_tokens = UINT32_MAX - 3, "1 to 2147483647");
+    REFUSES(spec.branches[0].rate = 2, "layers[0].branches: none has rate 1");
+    REFUSES(spec.n_branches = 9, "layers[0].branches has 9 entries, at most 8");
+    REFUSES(spec.window_tokens = 5, "layers[0].window_tokens is 5, a dilated layer has no window");
+#undef REFUSES
+}
+
+static int close_check(void **state)
+{
+    (void)state;
+    check_close(&check);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    char why[512];
+    if (argc > 1)
+        backend_name = argv[1];
+    if (argc > 2)
+        every = (uint32_t)strtoul(argv[2], NULL, 10);
+    if (argc > 3)
+        offset = (uint32_t)strtoul(argv[3], NULL, 10);
+    if (argc > 4)
+        cmocka_set_test_filter(argv[4]);
+    if (every == 0) {
+        fprintf(stderr, "EVERY must be 1 or more\n");
+        return 2;
+    }
+    if (!check_open(&check, backend_name, 733 + offset, why, sizeof why)) {
+        printf("%s: skipped: %s\n", backend_name, why);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_option_of_a_dilated_layer_agrees_with_the_reference),
+        cmocka_unit_test(nan_reaches_who_sees_its_token),
+        cmocka_unit_test(shards_agree_with_the_reference),
+        cmocka_unit_test(a_layer_around_attention_agrees_with_the_reference),
+        cmocka_unit_test(the_header_shows_each_query_its_keys),
+        cmocka_unit_test(a_decode_reads_the_tokens_it_sees),
+        cmocka_unit_test(bad_branches_are_refused_by_field_and_value),
+    };
+    return cmocka_run_group_tests(tests, NULL, close_check);
+}
