@@ -63,7 +63,8 @@ struct attend_scratch {
     _Alignas(64) float v_scales[TILE_TOKENS];
     _Alignas(64) float max[MAX_SEGMENT_ROWS];
     _Alignas(64) float sum[MAX_SEGMENT_ROWS];
-    _Alignas(64) uint16_t v_pairs[TILE_TOKENS * MAX_DIM]; /* sum_bf16.h */
+    _Alignas(64) uint32_t k_pairs[MAX_DIM / 2 * TILE_TOKENS]; /* pairs_bf16.h, as those below */
+    _Alignas(64) uint16_t v_pairs[TILE_TOKENS * MAX_DIM];
     _Alignas(64) uint32_t weights[MAX_ROWS * TILE_TOKENS / 2];
 };
 

@@ -26,7 +26,7 @@
 #endif
 #if defined(__AVX512BF16__)
 #define HAS_BF16_DOT 1
-#include "kernels/cpu/sum_bf16.h"
+#include "kernels/cpu/pairs_bf16.h"
 #else
 #define HAS_BF16_DOT 0
 #endif
@@ -47,6 +47,8 @@ struct tile_state {
     uint32_t o_stride, q_stride; /* in floats, or bf16 elements if the dot product is bf16 */
     uint32_t piece_tokens;
     bool is_bf16_dot;
+    bool is_plain; /* scores are scaled, and that is all */
+    bool is_paired; /* its products are those of pairs_bf16.h, and q is laid for them */
 };
 
 /* One tile of one kv head: keys of one branch. */
@@ -193,6 +195,29 @@ INLINE void piece_scores(const struct tile_state *t, attn_dtype dtype, const uin
     }
 }
 
+#if HAS_BF16_DOT
+/* Scores of all rows with a tile that lies in n_pieces of size tokens; fetches k_ahead. */
+INLINE void pair_scores(const struct tile_state *t, const struct piece *pieces,
+                        const uint8_t *const *k_ahead, uint32_t n_pieces, uint32_t size)
+{
+    size_t k_stride = (size_t)t->g->dk * 2;
+    for (uint32_t col = 0; col < TILE_TOKENS; col += 16) {
+        const uint8_t *rows[16];
+        for (uint32_t j = 0; j < 16; j++) {
+            uint32_t i = (col + j) / size, at = (col + j) % size;
+            rows[j] = i < n_pieces ? pieces[i].k + at * k_stride : NULL;
+            for (size_t n = 0; i < n_pieces && k_ahead[i] != NULL && n < k_stride; n += 64)
+                prefetch(k_ahead[i] + at * k_stride + n);
+        }
+        pair_keys(t->x, rows, t->g->dk, col);
+    }
+    uint32_t n_pairs = t->g->dk / 2;
+    for (uint32_t row = 0; row < t->r->n_rows; row += ROWS_OF_PAIRS)
+        scores_of_pairs((const uint32_t *)(const void *)t->q + (size_t)row * n_pairs, t->x->k_pairs,
+                        n_pairs, t->x->s + row * TILE_TOKENS);
+}
+#endif
+
 /* o[row][d ..] += p[row][token] * v[token][d ..] for n_vecs vectors of the head; fetches as many
  * rows of V ahead (NULL: none). */
 INLINE void sum_vecs(attn_dtype dtype, int n_rows, int n_vecs, int lanes, const float *p,
@@ -284,10 +309,14 @@ static struct columns columns_of(const struct tile_state *t, const struct step *
     return c;
 }
 
-/* Scales, caps, slopes and masks one row's raw products; then the online softmax step: s becomes
- * the weights, o, max and sum of the row are brought to the new maximum. */
-static void softmax_row(const struct tile_state *t, const struct step *step, uint32_t row,
-                        struct columns c)
+INLINE bool is_whole(struct columns c)
+{
+    return c.to[0] == TILE_TOKENS || c.to[1] - c.from[1] == TILE_TOKENS;
+}
+
+/* Scales, caps, slopes and masks one row's raw products, n of them; returns their maximum. */
+INLINE vf finish_scores(const struct tile_state *t, const struct step *step, uint32_t row,
+                        struct columns c, uint32_t n)
 {
     const struct attn_layer_spec *spec = t->r->spec;
     float *s = t->x->s + row * TILE_TOKENS;
@@ -300,8 +329,6 @@ static void softmax_row(const struct tile_state *t, const struct step *step, uin
     for (int i = 0; i < VEC; i++)
         lane[i] = (float)i;
 
-    uint32_t n = c.to[1] > c.to[0] ? c.to[1] : c.to[0];
-    n = (n + VEC - 1) / VEC * VEC;
     vf max = vf_set(-INFINITY);
     for (uint32_t j = 0; j < n; j += VEC) {
         vf x = vf_load(s + j);
@@ -321,15 +348,22 @@ static void softmax_row(const struct tile_state *t, const struct step *step, uin
         vf_store(s + j, x);
         max = vf_max(x, max);
     }
+    return max;
+}
 
-    float old = t->max[row], m = vf_hmax(max);
+/* The online softmax step of one row: its scores, whose maximum is max, become weights, and its o,
+ * max and sum are brought to the new maximum. */
+INLINE void softmax_row(const struct tile_state *t, uint32_t row, uint32_t n, vf max,
+                        bool is_quantised)
+{
+    float *s = t->x->s + row * TILE_TOKENS, old = t->max[row], m = vf_hmax(max);
     m = m > old ? m : old;
     float base = m == -INFINITY ? 0 : m;
     vf sum = {0};
     for (uint32_t j = 0; j < n; j += VEC) {
         vf w = vf_exp2(vf_load(s + j) - base);
         sum += w;
-        if (t->g->layout.is_quantised)
+        if (is_quantised)
             w *= vf_load(t->x->v_scales + j);
         vf_store(s + j, w);
     }
@@ -344,6 +378,27 @@ static void softmax_row(const struct tile_state *t, const struct step *step, uin
     t->sum[row] += vf_hsum(sum);
 }
 
+static void masked_softmax_row(const struct tile_state *t, const struct step *step, uint32_t row,
+                               struct columns c)
+{
+    uint32_t n = c.to[1] > c.to[0] ? c.to[1] : c.to[0];
+    n = (n + VEC - 1) / VEC * VEC;
+    softmax_row(t, row, n, finish_scores(t, step, row, c, n), t->g->layout.is_quantised);
+}
+
+/* The same of a row that sees the whole tile, where scores are only scaled. */
+static void plain_softmax_row(const struct tile_state *t, uint32_t row)
+{
+    float *s = t->x->s + row * TILE_TOKENS, unit = t->r->spec->scale * LOG2E;
+    vf max = vf_set(-INFINITY);
+    for (uint32_t j = 0; j < TILE_TOKENS; j += VEC) {
+        vf x = vf_load(s + j) * unit;
+        vf_store(s + j, x);
+        max = vf_max(x, max);
+    }
+    softmax_row(t, row, TILE_TOKENS, max, false);
+}
+
 static void load_q(const struct tile_state *t)
 {
     const struct attend_rows *r = t->r;
@@ -353,6 +408,12 @@ static void load_q(const struct tile_state *t)
         uint32_t row = r->row0 + i;
         size_t head = (size_t)(row / g->group) * g->num_q_heads + t->kv_head * g->group;
         const uint8_t *q = (const uint8_t *)r->item->q + (head + row % g->group) * g->dk * bytes;
+#if HAS_BF16_DOT
+        if (t->is_paired) {
+            pair_q((const uint16_t *)(const void *)q, g->dk, i, (uint32_t *)(void *)t->q);
+            continue;
+        }
+#endif
         if (t->is_bf16_dot) {
             uint16_t *to = (uint16_t *)t->q + (size_t)i * t->q_stride;
             memset(to, 0, t->q_stride * 2);
@@ -404,7 +465,7 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
                         const struct step steps[STEPS_TO_PAGE + 1])
 {
     struct piece pieces[TILE_TOKENS / 8];
-    const uint8_t *v_ahead[TILE_TOKENS / 8];
+    const uint8_t *k_ahead[TILE_TOKENS / 8], *v_ahead[TILE_TOKENS / 8];
     const bool is_gathered = !is_in_place(&steps[0]);
     uint32_t size = is_gathered ? TILE_TOKENS : t->piece_tokens, group = t->g->group;
     uint32_t n_rows = t->r->n_rows, key = steps[0].key, n_keys = steps[0].n_keys;
@@ -421,30 +482,42 @@ INLINE void attend_tile(const struct tile_state *t, attn_dtype dtype,
         pieces[i] = is_gathered ? gather(t, &steps[0]) : piece_of(t, t->kv_head, key + i * size);
         if (i * size < steps[1].n_keys && !is_gathered && is_in_place(&steps[1]))
             ahead = piece_of(t, steps[1].kv_head, steps[1].key + i * size);
+        k_ahead[i] = ahead.k;
         v_ahead[i] = ahead.v;
-        uint32_t n = n_keys - i * size < size ? n_keys - i * size : size;
-        piece_scores(t, dtype, pieces[i].k, ahead.k, n, i * size);
         if ((dtype == ATTN_INT8 || dtype == ATTN_FP8_E4M3) && !is_gathered) {
             memcpy(t->x->k_scales + i * size, pieces[i].k_scales, size * sizeof(float));
             memcpy(t->x->v_scales + i * size, pieces[i].v_scales, size * sizeof(float));
         }
     }
 
+#if HAS_BF16_DOT
+    if (dtype == ATTN_BF16 && t->is_paired)
+        pair_scores(t, pieces, k_ahead, n_pieces, size);
+#endif
+    for (uint32_t i = 0; i < n_pieces && !t->is_paired; i++) {
+        uint32_t n = n_keys - i * size < size ? n_keys - i * size : size;
+        piece_scores(t, dtype, pieces[i].k, k_ahead[i], n, i * size);
+    }
+
     struct columns c = {0};
     bool is_same = true; /* all rows see the same columns */
+    bool is_plain = false;
     for (uint32_t i = 0; i < n_rows; i++) {
         if (i == 0 || (t->r->row0 + i) % group == 0) {
             struct columns next = columns_of(t, &steps[0], t->r->row0 + i);
             is_same = is_same && (i == 0 || memcmp(&c, &next, sizeof c) == 0);
             c = next;
+            is_plain = t->is_plain && is_whole(c);
         }
-        softmax_row(t, &steps[0], i, c);
+        if (is_plain)
+            plain_softmax_row(t, i);
+        else
+            masked_softmax_row(t, &steps[0], i, c);
     }
 
 #if HAS_BF16_DOT
-    const bool is_whole = c.to[0] == TILE_TOKENS || c.to[1] - c.from[1] == TILE_TOKENS;
-    if (dtype == ATTN_BF16 && is_same && is_whole &&
-        t->r->item->n_tokens * group >= SUM_BF16_MIN_ROWS && t->g->dv % SUM_BF16_DIMS == 0) {
+    if (dtype == ATTN_BF16 && t->is_paired && is_same && is_whole(c) &&
+        t->g->dv % PAIRS_DIMS == 0) {
         for (uint32_t j = 0; j < TILE_TOKENS; j += 2)
             pair_rows(t->x, j, pieces[j / size].v, v_ahead[j / size], j % size, t->g->dv);
         sum_whole_tile(t->x, n_rows, t->g->dv, t->o, t->o_stride);
@@ -508,6 +581,14 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
     const struct attend_geometry *g = r->g;
     struct tile_state t[MAX_SEGMENT_ROWS];
     uint32_t q_stride = (g->dk + 31) / 32 * 32, n_rows = r->n_heads * r->n_rows;
+    uint32_t head_q = r->n_rows * q_stride;
+    bool is_paired = false;
+#if HAS_BF16_DOT
+    /* by the item alone, as its bytes are */
+    is_paired = g->kv_dtype == ATTN_BF16 && r->item->n_tokens * g->group >= PAIRS_MIN_ROWS;
+    if (is_paired)
+        head_q = (r->n_rows + ROWS_OF_PAIRS - 1) / ROWS_OF_PAIRS * ROWS_OF_PAIRS * (g->dk / 2);
+#endif
     for (uint32_t h = 0; h < r->n_heads; h++) {
         size_t row = (size_t)h * r->n_rows;
         t[h] = (struct tile_state){
@@ -515,7 +596,7 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
             .g = g,
             .x = scratch,
             .kv_head = r->kv_head + h,
-            .q = scratch->q + row * q_stride,
+            .q = scratch->q + (size_t)h * head_q,
             .o = out->o + row * out->o_stride,
             .max = out->max + row,
             .sum = out->sum + row,
@@ -523,6 +604,9 @@ static void attend(const struct attend_rows *r, uint32_t tile0, uint32_t n_tiles
             .q_stride = q_stride,
             .piece_tokens = g->block_tokens < TILE_TOKENS ? g->block_tokens : TILE_TOKENS,
             .is_bf16_dot = HAS_BF16_DOT && g->kv_dtype == ATTN_BF16,
+            .is_plain = !g->layout.is_quantised && g->kv_dtype != ATTN_FP8_E4M3 &&
+                        r->spec->soft_cap <= 0 && r->spec->alibi_slopes == NULL,
+            .is_paired = is_paired,
         };
         load_q(&t[h]);
     }

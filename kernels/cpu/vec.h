@@ -150,10 +150,13 @@ INLINE float vec_code_unit(attn_dtype dtype)
     return dtype == ATTN_FP8_E4M3 ? 256.0f : 1.0f;
 }
 
-/* 2^x for x <= 0 within 2 ulp; 0 below -126; NaN stays NaN. */
+/* 2^x for x <= 0 within 2 ulp; below -126 at most 2^-126, below -127 0; NaN stays NaN. */
 INLINE vf vf_exp2(vf x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+#if defined(__AVX512F__)
+    x = (vf)_mm512_max_ps(_mm512_set1_ps(-127), (__m512)x); /* the second where it is NaN */
+#endif
     vf t = x + magic;
     vf f = x - (t - magic);
     /* 2^f interpolated at Chebyshev points on [-0.5, 0.5] */
@@ -165,7 +168,9 @@ INLINE vf vf_exp2(vf x)
     p = p * f + 0.693147182f;
     p = p * f + 1.0f;
     vf r = (vf)((vu)p + ((vu)t << 23));
+#if !defined(__AVX512F__)
     r = vf_select(x < -126.0f, vf_set(0), r);
+#endif
     return vf_select(x != x, x, r);
 }
 
@@ -188,10 +193,14 @@ INLINE vf vf_tanh(vf x)
 
 INLINE float vf_hmax(vf v)
 {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float m = v[0];
     for (int i = 1; i < VEC; i++)
         m = v[i] > m ? v[i] : m;
     return m;
+#endif
 }
 
 INLINE float vf_hsum(vf v)
