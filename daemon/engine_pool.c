@@ -274,7 +274,9 @@ static void pool_count(struct engine *e, struct pool *p)
     p->generation = ks.generation;
     e->n_pools = i < e->n_pools ? e->n_pools : i + 1;
     e->is_dirty = true;
-    tenant_count(tenants_of_id(e->parts.tenants, p->tenant), TENANT_BLOCKS, p->config.n_blocks);
+    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
+    tenant_count(who, TENANT_BLOCKS, p->config.n_blocks);
+    tenant_count(who, TENANT_POOLS, 1);
     log_info("pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
              ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB",
              p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
@@ -296,6 +298,11 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
                     "%" PRIu32 " pools exist, cache.max_pools is %" PRIu32
                     "; attnctl pool drop makes room",
                     e->parts.cfg->max_pools, e->parts.cfg->max_pools);
+    }
+    if (tenant_left(who, TENANT_POOLS) == 0) {
+        pool_spec_fini(spec);
+        return FAIL(ATTN_EQUOTA, "tenant %s has all %" PRIu64 " pools of its quota", who->name,
+                    who->most[TENANT_POOLS]);
     }
     attn_status st = pool_make(e, who, p, spec, 0, why, why_bytes);
     if (st != ATTN_OK)
@@ -359,7 +366,9 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
         p->n_holders -= *hold;
         *hold = 0;
     }
-    tenant_give(tenants_of_id(e->parts.tenants, p->tenant), TENANT_BLOCKS, p->config.n_blocks);
+    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
+    tenant_give(who, TENANT_BLOCKS, p->config.n_blocks);
+    tenant_give(who, TENANT_POOLS, 1);
     pool_undo(e, p);
     while (e->n_pools > 0 && !is_made(&e->pools[e->n_pools - 1]))
         e->n_pools--;
