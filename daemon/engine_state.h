@@ -184,6 +184,7 @@ struct engine {
     uint32_t *wake_list; /* [max_sequences] */
     uint32_t n_wakes;
     struct pool *pools; /* [max_pools]; those without a spec are free */
+    uint64_t *pool_keys; /* [max_pools] tenant and handle of each; 0: free */
     uint8_t *holds; /* [max_sessions][max_pools] does the session hold the pool? */
     uint32_t n_pools; /* the highest in use, plus one */
     uint32_t n_blocks; /* block records of all pools */
