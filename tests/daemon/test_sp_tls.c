@@ -414,27 +414,6 @@ static void handshakes_that_stop_are_cut_at_their_deadline(void **state)
     server_stop(&s);
 }
 
-static void handshakes_that_are_cut_short_leave_nothing(void **state)
-{
-    (void)state;
-    uint64_t seed = seed_from_clock();
-    struct server s;
-    start(&s, false);
-    for (int i = 0; i < 40; i++) {
-        struct tls_client c;
-        size_t n;
-        tls_client_connect(&c, s.url, N_CERTS, false);
-        tls_stream_handshake(c.tls);
-        uint8_t *bytes = tls_stream_take(c.tls, &n);
-        raw_send(c.fd, bytes, next_random(&seed) % n);
-        free(bytes);
-        tls_client_close(&c);
-    }
-    wait_equal(&stats.peers, 0);
-    expect_service(&s);
-    server_stop(&s);
-}
-
 static void a_record_that_stops_halfway_is_cut(void **state)
 {
     (void)state;
@@ -595,7 +574,6 @@ int main(void)
         cmocka_unit_test(a_plain_client_is_cut_at_the_tls_door),
         cmocka_unit_test(a_tls_client_is_cut_at_the_plain_door),
         cmocka_unit_test(handshakes_that_stop_are_cut_at_their_deadline),
-        cmocka_unit_test(handshakes_that_are_cut_short_leave_nothing),
         cmocka_unit_test(a_record_that_stops_halfway_is_cut),
         cmocka_unit_test(a_stream_without_its_end_is_cut),
         cmocka_unit_test(a_changed_bit_ends_the_connection),
