@@ -89,8 +89,8 @@ const struct config_option config_options[] = {
         "engine.max_queue, cache.io_memory and engine.max_sessions; what it wants beyond is answered\n"
         "\"overloaded\". Below 100 a quarter of each stays free for connections that hold little."),
     COUNT("listen", "principal_share", principal_share, RESTART, "95", 1, 100,
-        "The same for all connections of one user together (all of TCP count as one), and of\n"
-        "listen.max_peers and listen.shm_memory, too. 100: no bound."),
+        "The same for all connections of one user of this host, of one certificate or, without one,\n"
+        "of one address together, and of listen.max_peers and listen.shm_memory, too. 100: no bound."),
     BYTES("listen", "max_message", max_message_bytes, RESTART, "64M", 64 * KIB, 2 * GIB,
         "Largest message a worker may send."),
     TIME("listen", "handshake_timeout", handshake_timeout_us, RESTART, "5s", MS, HOUR,

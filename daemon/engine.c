@@ -70,7 +70,7 @@ static const char *queue_fault(struct engine *e, struct request *req, uint32_t n
     }
     uint64_t task_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
     uint64_t left_ns = req->deadline_ns - req->received_ns;
-    if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP &&
+    if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP && e->parts.tenants == NULL &&
         !pace_is_in_time(n - 1, task_ns, left_ns)) {
         snprintf(why, SHARE_TEXT_BYTES,
                  "%" PRIu32 " requests are ahead, about %" PRIu64 " ms; the deadline is in %" PRIu64

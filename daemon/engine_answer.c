@@ -46,6 +46,7 @@ static void tenant_release(const struct request *req, attn_status st)
     if (req->tenant == NULL)
         return;
     tenant_give(req->tenant, TENANT_BYTES, req->tenant_bytes);
+    req->tenant->n_steps--;
     if (!tenant_is_operator(req->tenant))
         atomic_fetch_add_explicit(
             &stats.tenants[req->tenant->stats]

@@ -1,9 +1,10 @@
 /* engine_batch.c: from ready items to a batch and back.
  *
  * A batch takes ready tasks of one pool, oldest first, whole if they fit an empty batch, else in
- * parts. Appends are reserved in the cache one by one as they enter; table patches and block copies
- * of all reserves go with the batch. When it is back, appends are committed, or cancelled if it
- * failed, and every task whose last item is done is answered.
+ * parts. Whose pool it is decides who has had least of the device for his share; of his pools it is
+ * the one with the oldest task. Appends are reserved in the cache one by one as they enter; table
+ * patches and block copies of all reserves go with the batch. When it is back, appends are
+ * committed, or cancelled if it failed, and every task whose last item is done is answered.
  */
 #include "daemon/engine_batch.h"
 
@@ -197,13 +198,24 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
     return false;
 }
 
-static struct pool *oldest_pool(struct engine *e)
+/* Whose device time it is; NULL: nobody's that is counted. */
+static struct tenant *payer(const struct engine *e, const struct pool *p)
+{
+    return tenants_of_id(e->parts.tenants, p->tenant);
+}
+
+/* Whose items go next; NULL: none are ready. */
+static struct pool *next_pool(struct engine *e)
 {
     struct pool *best = NULL;
-    uint64_t best_stamp = UINT64_MAX;
+    uint64_t best_start = 0, best_stamp = 0;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
-        struct task *t = ready_first(&p->ready);
-        if (t != NULL && t->stamp < best_stamp) {
+        const struct task *t = ready_first(&p->ready);
+        const struct tenant *who = t != NULL ? payer(e, p) : NULL;
+        uint64_t start = who == NULL ? 0 : who->flow.end;
+        if (t != NULL && (best == NULL || start < best_start ||
+                          (start == best_start && t->stamp < best_stamp))) {
+            best_start = start;
             best_stamp = t->stamp;
             best = p;
         }
@@ -254,10 +266,24 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
         lose_device(e, why);
 }
 
-/* Counts what a batch took: for its requests, for the stats, for retry-after. */
-static void batch_measure(struct engine *e, const struct batch *b, uint64_t now_ns)
+/* The tenant pays what the batch has taken in place of what it was charged. */
+static void batch_settle(struct engine *e, struct batch *b, uint64_t took_ns)
+{
+    struct tenant *who = payer(e, b->pool);
+    if (who == NULL)
+        return;
+    pace_flow_settle(&who->flow, b->charged_ns, took_ns);
+    if (!tenant_is_operator(who))
+        atomic_fetch_add_explicit(&stats.tenants[who->stats].used[STATS_TENANT_DEVICE], took_ns,
+                                  memory_order_relaxed);
+}
+
+/* Counts what a batch took: for its requests and its tenant, for the stats, for retry-after. */
+static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
 {
     const struct backend_batch *d = &b->device;
+    /* of two batches beside each other each counts from the end of the one before */
+    uint64_t since_ns = b->submitted_ns > e->finished_ns ? b->submitted_ns : e->finished_ns;
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct request *req = b->items[i]->task->req;
         if (i == 0 || b->items[i - 1]->task->req != req)
@@ -268,12 +294,11 @@ static void batch_measure(struct engine *e, const struct batch *b, uint64_t now_
     stats_add(kv_read_bytes, d->kv_bytes);
     stats_add(device_ns, d->device_ns);
     if (b->n_tasks > 0) {
-        /* of two batches beside each other each counts from the end of the one before */
-        uint64_t since_ns = b->submitted_ns > e->finished_ns ? b->submitted_ns : e->finished_ns;
         uint64_t last_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
         uint64_t ns = pace_request_ns(last_ns, now_ns - since_ns, b->n_tasks);
         atomic_store_explicit(&e->task_ns, ns, memory_order_relaxed);
     }
+    batch_settle(e, b, now_ns - since_ns);
     e->finished_ns = now_ns;
 }
 
@@ -366,6 +391,11 @@ static void batch_submit(struct engine *e, struct batch *b)
         if (b->items[i]->task->req->batched_ns == 0)
             b->items[i]->task->req->batched_ns = b->submitted_ns;
 
+    struct tenant *who = payer(e, b->pool);
+    b->charged_ns = pace_cost_ns(&b->pool->cost, b->n_visible);
+    if (who != NULL)
+        pace_flow_charge(&who->flow, &e->flow_clock, b->charged_ns);
+
     attn_status st = e->parts.ops->submit(e->parts.backend, &b->device);
     if (st == ATTN_OK) {
         fx->n_patches = fx->n_copies = 0;
@@ -382,6 +412,7 @@ static void batch_submit(struct engine *e, struct batch *b)
     stats_add(batches_failed, 1);
     log_error("the backend refused a batch of %" PRIu32 " items: %s: %s", b->n_items,
               attn_status_message(st), why);
+    batch_settle(e, b, 0);
     fx->n_copies = 0; /* all were of this batch's appends, which are cancelled */
     batch_done(e, b, st, why);
 }
@@ -405,7 +436,7 @@ static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_n
 
 bool batch_launch(struct engine *e)
 {
-    struct pool *p = oldest_pool(e);
+    struct pool *p = next_pool(e);
     uint64_t now_ns = clock_now_ns();
     if (p == NULL || e->n_in_flight == e->max_in_flight || !is_time(e, p, now_ns) ||
         atomic_load_explicit(&e->health, memory_order_relaxed) != ATTN_OK)

@@ -14,12 +14,14 @@
 
 struct pace_cost;
 
-enum { PACE_WAY_IN_NS = 120000, PACE_MIN_ENOUGH = 8 };
+enum { PACE_WAY_IN_NS = 120000, PACE_MIN_ENOUGH = 8, PACE_MAX_SHARE = 1000 };
 
 /* A batch that saw n_visible cached tokens took device_ns. The cost is of about the last sixteen
  * batches, not of single ones: of two that ran beside each other the later seems to have taken next
  * to nothing. */
 void pace_learn(struct pace_cost *c, uint64_t n_visible, uint64_t device_ns);
+/* What a batch of n_visible cached tokens will probably take; 0: nothing is known yet. */
+uint64_t pace_cost_ns(const struct pace_cost *c, uint64_t n_visible);
 
 /* When the batch after one of n_visible cached tokens may follow, if the device begins with that
  * one now. */
@@ -31,6 +33,25 @@ uint32_t pace_about(uint32_t last, uint32_t n_now);
  * together come back together; if one batch took them all, device and workers would wait for each
  * other in turn. So it takes half of what there is about. */
 uint32_t pace_enough(uint32_t n_about);
+
+/* Device time between tenants: weighted fair queueing, by the start of batches. A flow is a
+ * tenant's. Its virtual time is the device time that it has had over its share; the flow whose next
+ * batch would start earliest goes next. The clock of all is where the latest batch has started: who
+ * had nothing to do begins there, and has saved nothing. A flow that always has something ready
+ * gets its part of the shares of all such flows, whatever the others send. */
+struct pace_flow {
+    uint32_t share; /* 1 to PACE_MAX_SHARE */
+    uint64_t end; /* virtual: where its last batch ends, and the next one starts */
+};
+/* It had nothing to do, and has now. */
+void pace_flow_begin(struct pace_flow *f, uint64_t clock);
+/* A batch of it that will probably take ns starts. */
+void pace_flow_charge(struct pace_flow *f, uint64_t *clock, uint64_t ns);
+/* A batch that was charged with charged_ns has taken took_ns; 0: it never ran. */
+void pace_flow_settle(struct pace_flow *f, uint64_t charged_ns, uint64_t took_ns);
+/* Of the n_all requests that are held so many go before the next one of a flow that has n_own of
+ * them, where flows with something held have shares of all_shares together. */
+uint32_t pace_ahead(uint32_t n_all, uint32_t n_own, uint32_t share, uint32_t all_shares);
 
 /* A request with so many before it, each of which takes request_ns, will probably be in a batch
  * within left_ns. */

@@ -33,8 +33,9 @@ attn_status pools_init(struct engine *e)
     e->patches_capacity = e->copies_capacity + 4 * max_row_blocks;
     e->patches_margin = (BACKEND_MAX_IN_FLIGHT + 1) * e->copies_capacity;
     e->pools = calloc(c->max_pools, sizeof *e->pools);
+    e->pool_keys = calloc(c->max_pools, sizeof *e->pool_keys);
     e->holds = calloc(c->max_sessions, c->max_pools);
-    return e->pools == NULL || e->holds == NULL ? ATTN_ENOMEM : ATTN_OK;
+    return e->pools == NULL || e->pool_keys == NULL || e->holds == NULL ? ATTN_ENOMEM : ATTN_OK;
 }
 
 static void effects_fini(struct pool *p)
@@ -50,6 +51,7 @@ void pools_fini(struct engine *e)
         effects_fini(&e->pools[i]);
     }
     free(e->pools);
+    free(e->pool_keys);
     free(e->holds);
 }
 
@@ -68,13 +70,19 @@ uint32_t pool_handle(const struct engine *e, const struct pool *p)
     return p->generation << HANDLE_INDEX_BITS | ((uint32_t)(p - e->pools) + 1);
 }
 
+static uint64_t pool_key(uint32_t tenant, uint32_t handle)
+{
+    return (uint64_t)tenant << 32 | handle;
+}
+
+/* All keys are looked at, so that the time tells nothing about handles of others. */
 struct pool *pool_of_handle(struct engine *e, const struct tenant *who, uint32_t handle)
 {
-    uint32_t i = (handle & ((1u << HANDLE_INDEX_BITS) - 1)) - 1;
-    if (i >= e->n_pools || !is_made(&e->pools[i]) || pool_handle(e, &e->pools[i]) != handle ||
-        e->pools[i].tenant != tenant_id(who))
-        return NULL;
-    return &e->pools[i];
+    uint64_t key = pool_key(tenant_id(who), handle);
+    uint32_t found = 0; /* and one more */
+    for (uint32_t i = 0; i < e->n_pools; i++)
+        found |= (uint32_t) - (e->pool_keys[i] == key) & (i + 1);
+    return found == 0 || handle == 0 ? NULL : &e->pools[found - 1];
 }
 
 struct pool *pool_next(struct engine *e, struct pool *p)
@@ -210,6 +218,7 @@ static void pool_undo(struct engine *e, struct pool *p)
     effects_fini(p);
     pool_spec_fini(&p->spec);
     *p = (struct pool){0};
+    e->pool_keys[p - e->pools] = 0;
 }
 
 /* Takes over spec and makes *p of it, without counting it: judged, sized, with its range of the
@@ -272,9 +281,12 @@ static void pool_count(struct engine *e, struct pool *p)
     assert(p->id.index == i);
     kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
     p->generation = ks.generation;
+    e->pool_keys[i] = pool_key(p->tenant, pool_handle(e, p));
     e->n_pools = i < e->n_pools ? e->n_pools : i + 1;
     e->is_dirty = true;
-    tenant_count(tenants_of_id(e->parts.tenants, p->tenant), TENANT_BLOCKS, p->config.n_blocks);
+    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
+    tenant_count(who, TENANT_BLOCKS, p->config.n_blocks);
+    tenant_count(who, TENANT_POOLS, 1);
     log_info("pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
              ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB",
              p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
@@ -296,6 +308,11 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
                     "%" PRIu32 " pools exist, cache.max_pools is %" PRIu32
                     "; attnctl pool drop makes room",
                     e->parts.cfg->max_pools, e->parts.cfg->max_pools);
+    }
+    if (tenant_left(who, TENANT_POOLS) == 0) {
+        pool_spec_fini(spec);
+        return FAIL(ATTN_EQUOTA, "tenant %s has all %" PRIu64 " pools of its quota", who->name,
+                    who->most[TENANT_POOLS]);
     }
     attn_status st = pool_make(e, who, p, spec, 0, why, why_bytes);
     if (st != ATTN_OK)
@@ -359,7 +376,9 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
         p->n_holders -= *hold;
         *hold = 0;
     }
-    tenant_give(tenants_of_id(e->parts.tenants, p->tenant), TENANT_BLOCKS, p->config.n_blocks);
+    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
+    tenant_give(who, TENANT_BLOCKS, p->config.n_blocks);
+    tenant_give(who, TENANT_POOLS, 1);
     pool_undo(e, p);
     while (e->n_pools > 0 && !is_made(&e->pools[e->n_pools - 1]))
         e->n_pools--;

@@ -136,15 +136,15 @@ static attn_status session_make(struct engine *e, struct request *req, struct te
 {
     const Attnd__Hello *h = req->wire.header->hello;
     struct session_hello hello = {h->client_name, hello_key(e, req, who), req->share};
-    uint32_t n_before = session_count(e->parts.sessions);
-    attn_status st = tenant_take(who, TENANT_SESSIONS, 1, why, why_bytes);
+    bool is_new = !session_is_known(e->parts.sessions, &hello);
+    attn_status st = is_new ? tenant_take(who, TENANT_SESSIONS, 1, why, why_bytes) : ATTN_OK;
     if (st != ATTN_OK)
         return st;
     st = session_open(e->parts.sessions, &hello, now_ns, out_slot, why, why_bytes);
-    if (st != ATTN_OK || session_count(e->parts.sessions) == n_before) {
+    if (st != ATTN_OK && is_new)
         tenant_give(who, TENANT_SESSIONS, 1);
+    if (st != ATTN_OK || !is_new)
         return st;
-    }
     struct session *s = session_at(e->parts.sessions, *out_slot);
     s->tenant = who;
     kv_owner_begin(e->parts.kv, *out_slot, s->id, tenant_id(who), h->client_name);

@@ -154,6 +154,7 @@ struct batch {
     uint32_t n_items, n_tokens, n_tasks;
     uint64_t n_visible; /* cached tokens its items see */
     uint64_t submitted_ns;
+    uint64_t charged_ns; /* to its tenant, as long as nobody knows what it takes */
     bool is_in_flight;
 };
 
@@ -183,6 +184,7 @@ struct engine {
     uint32_t *wake_list; /* [max_sequences] */
     uint32_t n_wakes;
     struct pool *pools; /* [max_pools]; those without a spec are free */
+    uint64_t *pool_keys; /* [max_pools] tenant and handle of each; 0: free */
     uint8_t *holds; /* [max_sessions][max_pools] does the session hold the pool? */
     uint32_t n_pools; /* the highest in use, plus one */
     uint32_t n_blocks; /* block records of all pools */
@@ -195,6 +197,7 @@ struct engine {
     uint64_t finished_ns; /* when the last batch came back */
     uint64_t progress_ns; /* when a batch last came back, or went to an idle device */
     uint64_t due_ns; /* with one batch in flight: when the next may follow */
+    uint64_t flow_clock; /* of all tenants' device time (engine_pace.h) */
     LIST_HEAD(, lane) lanes;
     struct task_list held;
     uint64_t next_stamp;

@@ -9,10 +9,12 @@
 #include <stdio.h>
 
 #include "daemon/engine_answer.h"
+#include "daemon/engine_pace.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_ready.h"
 #include "daemon/engine_session.h"
+#include "daemon/stats.h"
 
 /* --- items ------------------------------------------------------------------------------------ */
 
@@ -240,6 +242,29 @@ static void step_enter(struct engine *e, struct task *t)
     step_settle(e, t);
 }
 
+/* Whether the tenant's turn will come in time; where nobody has tenants the inbox has seen to
+ * it. */
+static attn_status step_check_turn(struct engine *e, const struct request *req,
+                                   const struct tenant *who, uint64_t now_ns, char *why,
+                                   size_t why_bytes)
+{
+    if (who == NULL || who->n_steps == 0)
+        return ATTN_OK;
+    uint32_t n_all = atomic_load_explicit(&e->n_held, memory_order_relaxed);
+    uint32_t n =
+        pace_ahead(n_all, who->n_steps, who->flow.share, tenants_busy_shares(e->parts.tenants));
+    uint64_t left_ns = req->deadline_ns - now_ns;
+    uint64_t task_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
+    if (pace_is_in_time(n, task_ns, left_ns))
+        return ATTN_OK;
+    stats_add(requests_refused_overload, 1);
+    snprintf(why, why_bytes,
+             "%" PRIu32 " requests are ahead, about %" PRIu64 " ms; the deadline is in %" PRIu64
+             " ms",
+             n, n * task_ns / 1000000, left_ns / 1000000);
+    return ATTN_EOVERLOAD;
+}
+
 /* Charges the step's bytes to its tenant until it is answered. */
 static attn_status step_charge(struct engine *e, struct request *req, uint32_t session, char *why,
                                size_t why_bytes)
@@ -251,6 +276,8 @@ static attn_status step_charge(struct engine *e, struct request *req, uint32_t s
         return bytes <= who->most[TENANT_BYTES] ? ATTN_EOVERLOAD : st;
     req->tenant = who;
     req->tenant_bytes = bytes;
+    if (who != NULL && who->n_steps++ == 0)
+        pace_flow_begin(&who->flow, e->flow_clock);
     return ATTN_OK;
 }
 
@@ -260,6 +287,8 @@ void step_admit(struct engine *e, struct request *req, uint64_t now_ns)
     char why[WHY_BYTES];
     uint32_t session;
     attn_status st = session_of_request(e, req, now_ns, &session, why, sizeof why);
+    if (st == ATTN_OK)
+        st = step_check_turn(e, req, session_tenant(e, session), now_ns, why, sizeof why);
     if (st == ATTN_OK)
         st = step_charge(e, req, session, why, sizeof why);
     if (st != ATTN_OK) {

@@ -71,12 +71,17 @@ void session_table_close(struct session_table *t)
     free(t);
 }
 
-static struct session *find_hello(struct session_table *t, uint64_t key)
+static struct session *find_hello(const struct session_table *t, uint64_t key)
 {
     struct session *s = t->hello_buckets[key & t->bucket_mask];
     while (s != NULL && s->hello_key != key)
         s = s->hello_next;
     return s;
+}
+
+bool session_is_known(const struct session_table *t, const struct session_hello *hello)
+{
+    return find_hello(t, hello->key) != NULL;
 }
 
 /* A slot is left, and the connection and its principal may have it: it is counted. */

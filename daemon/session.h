@@ -59,6 +59,8 @@ struct session_hello {
  * made too many; ATTN_EINTERNAL: no random bytes. why gets the sentence. */
 attn_status session_open(struct session_table *t, const struct session_hello *hello,
                          uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes);
+/* Whether the session of this hello lives. */
+bool session_is_known(const struct session_table *t, const struct session_hello *hello);
 /* A predecessor's session in the free slot that it had; its lease begins anew. id 0: it has expired
  * and left sequences behind. ATTN_EEXIST: the id is another slot's. */
 attn_status session_restore(struct session_table *t, uint32_t slot, uint64_t id,

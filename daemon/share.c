@@ -13,7 +13,7 @@ enum {
 
 struct share_table {
     pthread_mutex_t lock; /* of what follows and of all n_refs */
-    LIST_HEAD(, share) principals; /* few: users of this host */
+    LIST_HEAD(, share) principals; /* users, certificates, addresses: few */
     uint64_t n_made;
     uint32_t peer_percent, principal_percent;
 };
@@ -38,12 +38,6 @@ void share_table_close(struct share_table *t)
     free(t);
 }
 
-/* Connections without credentials are one principal. */
-static bool is_same(const struct principal *a, const struct principal *b)
-{
-    return a->kind == b->kind && (a->kind != PRINCIPAL_USER || a->uid == b->uid);
-}
-
 static struct share *share_new(struct share_table *t, const struct principal *who, uint32_t percent)
 {
     struct share *s = calloc(1, sizeof *s);
@@ -62,7 +56,7 @@ static struct share *principal_open(struct share_table *t, const struct principa
 {
     struct share *s;
     LIST_FOREACH(s, &t->principals, entry) {
-        if (is_same(&s->who, who)) {
+        if (principal_is_same(&s->who, who)) {
             s->n_refs++;
             return s;
         }

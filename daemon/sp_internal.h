@@ -129,6 +129,8 @@ void sp_transport_finish(struct transport_sp *t); /* goes on closing where it ca
 void sp_peer_accept(struct transport_sp *t);
 void sp_peer_stop_reading(struct sp_peer *p);
 void sp_peer_close(struct sp_peer *p);
+/* There is room for it among all peers and those of its principal; else it is gone. */
+bool sp_peer_is_welcome(struct sp_peer *p);
 void sp_peer_free_if_done(struct sp_peer *p);
 void sp_request_done(struct transport_sp *t, struct request *req);
 /* A peer that breaks a rule; the caller has counted it by reason. */

@@ -414,7 +414,7 @@ static void peer_identify(struct sp_peer *p)
         int n = sizeof(sa);
         memset(&sa, 0, sizeof(sa));
         uv_tcp_getpeername(&p->io.tcp, (struct sockaddr *)&sa, &n);
-        p->principal = (struct principal){.kind = PRINCIPAL_ANONYMOUS, .family = sa.ss_family};
+        p->principal = principal_of_address((struct sockaddr *)&sa);
         address_format((struct sockaddr *)&sa, p->name, sizeof(p->name));
         uv_tcp_nodelay(&p->io.tcp, 1);
         uv_tcp_keepalive(&p->io.tcp, 1, KEEPALIVE_S);
@@ -423,8 +423,7 @@ static void peer_identify(struct sp_peer *p)
     }
 }
 
-/* There is room for it among all peers and those of its principal; else it is gone. */
-static bool peer_is_welcome(struct sp_peer *p)
+bool sp_peer_is_welcome(struct sp_peer *p)
 {
     struct transport_sp *t = p->t;
     uint32_t most = t->env->cfg->max_peers, n_others = t->env->n_peers - 1;
@@ -472,7 +471,7 @@ void sp_peer_accept(struct transport_sp *t)
         return;
     }
     peer_identify(p);
-    if (!peer_is_welcome(p))
+    if (!sp_peer_is_welcome(p))
         return;
     stats_add(peers_accepted, 1);
     log_debug("%s: peer came (%s)", t->url, p->name);

@@ -116,6 +116,16 @@ void sp_tls_end(struct sp_peer *p)
 
 /* ---- reading ---- */
 
+/* From now on it is counted with its certificate's connections, no longer with its address's. */
+static void become_certificate(struct sp_peer *p, const char *name)
+{
+    share_give(p->share, SHARE_PEERS, 1);
+    share_unref(p->share);
+    p->share = NULL;
+    principal_set_certificate(&p->principal, name);
+    sp_peer_is_welcome(p);
+}
+
 /* The TLS handshake goes on; when it is over SP's begins. False: it is not over. */
 static bool shake_hands(struct sp_peer *p)
 {
@@ -129,7 +139,7 @@ static bool shake_hands(struct sp_peer *p)
         struct iovec hello = {(void *)(uintptr_t)sp_handshake, SP_HANDSHAKE_BYTES};
         p->is_secure = tls_stream_write(p->tls, &hello, 1, SP_HANDSHAKE_BYTES) > 0;
         if (tls_stream_peer_name(p->tls, name))
-            principal_set_certificate(&p->principal, name);
+            become_certificate(p, name);
     }
     sp_tls_flush(p);
     return p->is_secure && !p->is_closing;

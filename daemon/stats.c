@@ -119,12 +119,14 @@ static void write_histogram(FILE *f, const char *what, const char *label,
 static void write_tenants(FILE *f)
 {
     uint32_t n = atomic_load(&stats.n_tenants);
-#define X(i, metric, type, help)                                                                   \
+#define X(i, field, metric, type, help)                                                            \
     if (n > 0)                                                                                     \
         fprintf(f, "# HELP attnd_" metric " " help ".\n# TYPE attnd_" metric " " type "\n");       \
-    for (uint32_t t = 0; t < n; t++)                                                               \
-        fprintf(f, "attnd_" metric "{tenant=\"%s\"} %" PRIu64 "\n", stats.tenants[t].name,         \
-                load(&stats.tenants[t].used[i]));
+    for (uint32_t t = 0; t < n; t++) {                                                             \
+        fprintf(f, "attnd_" metric "{tenant=\"%s\"} ", stats.tenants[t].name);                     \
+        write_value(f, field, load(&stats.tenants[t].used[i]));                                    \
+        fputc('\n', f);                                                                            \
+    }
     STATS_TENANT_MAP(X)
 #undef X
 }
@@ -326,8 +328,8 @@ attn_status stats_write_tenant_json(FILE *f, uint32_t tenant)
     const struct stats_tenant *t = &stats.tenants[tenant];
     json_t *root = json_pack("{s:s}", "tenant", t->name);
     int rc = root == NULL;
-#define X(i, metric, type, help)                                                                   \
-    rc = rc || json_object_set_new(root, metric, json_integer((json_int_t)load(&t->used[i]))) != 0;
+#define X(i, field, metric, type, help)                                                            \
+    rc = rc || put_value(root, field, metric, load(&t->used[i])) != 0;
     STATS_TENANT_MAP(X)
 #undef X
     rc = rc || json_dumpf(root, f, JSON_COMPACT) != 0;

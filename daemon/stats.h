@@ -87,17 +87,21 @@ struct stats_histogram {
 
 #define STATS_MAX_TENANTS 64
 #define STATS_TENANT_MAP(X)                                                                        \
-    X(0, "tenant_pool_blocks", "gauge", "Blocks of the tenant's pools")                            \
-    X(1, "tenant_sequences", "gauge", "Sequences of the tenant")                                   \
-    X(2, "tenant_sessions", "gauge", "Sessions of the tenant")                                     \
-    X(3, "tenant_bytes_in_flight", "gauge", "Bytes of the tenant's steps not answered")            \
-    X(4, "tenant_steps_total", "counter", "Steps of the tenant answered with ok")                  \
-    X(5, "tenant_steps_failed_total", "counter", "Steps of the tenant answered otherwise")
-enum { STATS_TENANT_STEPS = 4, STATS_TENANT_FAILED = 5, STATS_TENANT_N };
+    X(0, "count", "tenant_pool_blocks", "gauge", "Blocks of the tenant's pools")                   \
+    X(1, "count", "tenant_sequences", "gauge", "Sequences of the tenant")                          \
+    X(2, "count", "tenant_sessions", "gauge", "Sessions of the tenant")                            \
+    X(3, "count", "tenant_bytes_in_flight", "gauge", "Bytes of the tenant's steps not answered")   \
+    X(4, "count", "tenant_pools", "gauge", "Pools of the tenant")                                  \
+    X(5, "count", "tenant_steps_total", "counter", "Steps of the tenant answered with ok")         \
+    X(6, "count", "tenant_steps_failed_total", "counter",                                          \
+      "Steps of the tenant answered otherwise")                                                    \
+    X(7, "device_ns", "tenant_device_seconds_total", "counter",                                    \
+      "Device time of the tenant's batches")
+enum { STATS_TENANT_STEPS = 5, STATS_TENANT_FAILED, STATS_TENANT_DEVICE, STATS_TENANT_N };
 
 struct stats_tenant {
     char name[64];
-    _Atomic uint64_t used[STATS_TENANT_N]; /* the first four as enum tenant_quota */
+    _Atomic uint64_t used[STATS_TENANT_N]; /* the first five as enum tenant_quota */
 };
 
 struct stats {

@@ -21,7 +21,7 @@ struct tenants {
 };
 
 static const char *const quota_names[TENANT_N_QUOTAS] = {"blocks", "sequences", "sessions",
-                                                         "bytes_in_flight"};
+                                                         "bytes_in_flight", "pools"};
 
 /* ---- the file ---- */
 
@@ -64,6 +64,7 @@ static struct tenant *section(struct reader *r, const char *name)
     if (t->n == TENANT_MAX)
         return refuse(r, "[%s] is one tenant too many, at most %d", name, TENANT_MAX - 1), NULL;
     snprintf(new.name, sizeof new.name, "%s", name);
+    new.flow.share = 1;
     if (!hash_of(name, hash))
         return refuse(r, "SHA-256 is not to be had"), NULL;
     memcpy(&new.id, hash, sizeof new.id);
@@ -139,6 +140,17 @@ static int set_quota(struct reader *r, struct tenant *who, enum tenant_quota wha
     return 1;
 }
 
+static int set_share(struct reader *r, struct tenant *who, const char *value)
+{
+    char *end;
+    unsigned long n = strtoul(value, &end, 10);
+    if (!isdigit((unsigned char)value[0]) || *end != '\0' || n == 0 || n > PACE_MAX_SHARE)
+        return refuse(r, "[%s] share = %.64s is not a whole number from 1 to %d", who->name, value,
+                      PACE_MAX_SHARE);
+    who->flow.share = (uint32_t)n;
+    return 1;
+}
+
 static int handle_line(void *user, const char *name, const char *key, const char *value)
 {
     struct reader *r = user;
@@ -149,12 +161,14 @@ static int handle_line(void *user, const char *name, const char *key, const char
         return set_token(r, who, value);
     if (strcmp(key, "users") == 0)
         return set_users(r, who, value);
+    if (strcmp(key, "share") == 0)
+        return set_share(r, who, value);
     for (int i = 0; i < TENANT_N_QUOTAS; i++)
         if (strcmp(key, quota_names[i]) == 0)
             return set_quota(r, who, (enum tenant_quota)i, value);
     return refuse(r,
-                  "[%s] %.64s is none of token_sha256, users, blocks, sequences, sessions and "
-                  "bytes_in_flight",
+                  "[%s] %.64s is none of token_sha256, users, blocks, sequences, sessions, pools, "
+                  "bytes_in_flight and share",
                   name, key);
 }
 
@@ -176,6 +190,7 @@ attn_status tenants_open(const char *file, struct tenants **out_t, char *why, si
         return ATTN_ENOMEM;
     }
     r.t->n = 1;
+    r.t->list[TENANT_OPERATOR].flow.share = 1;
     int line = ini_parse_file(f, handle_line, &r);
     fclose(f);
     if (line != 0 || r.t->n == 1) {
@@ -272,6 +287,14 @@ struct tenant *tenants_of_id(struct tenants *t, uint32_t id)
 }
 
 /* ---- what it has ---- */
+
+uint32_t tenants_busy_shares(const struct tenants *t)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < t->n; i++)
+        sum += t->list[i].n_steps > 0 ? t->list[i].flow.share : 0;
+    return sum;
+}
 
 uint32_t tenant_id(const struct tenant *who)
 {

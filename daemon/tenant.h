@@ -7,7 +7,9 @@
  *   blocks = 100000                most that its pools may have, together; so below; 0: no bound
  *   sequences = 1000
  *   sessions = 64
+ *   pools = 4
  *   bytes_in_flight = 64M          of steps that are not answered
+ *   share = 3                      of device time: three times that of a tenant with 1; default 1
  *
  * A certificate whose common name is a tenant's name is that tenant's. Names of pools, sequences
  * and sessions belong to their tenant. Without a file nobody is asked, and all is tenant 0's, the
@@ -16,6 +18,7 @@
 #ifndef ATTND_DAEMON_TENANT_H
 #define ATTND_DAEMON_TENANT_H
 
+#include "daemon/engine_pace.h"
 #include "daemon/principal.h"
 #include "proto/attn_types.h"
 
@@ -26,6 +29,7 @@ enum tenant_quota {
     TENANT_SEQUENCES,
     TENANT_SESSIONS,
     TENANT_BYTES,
+    TENANT_POOLS,
     TENANT_N_QUOTAS
 };
 
@@ -38,7 +42,9 @@ struct tenant {
     uid_t users[TENANT_MAX_USERS];
     uint32_t n_users;
     uint64_t most[TENANT_N_QUOTAS]; /* 0: no bound */
-    uint64_t used[TENANT_N_QUOTAS]; /* the engine's */
+    uint64_t used[TENANT_N_QUOTAS]; /* the engine's, as what follows */
+    struct pace_flow flow; /* its device time */
+    uint32_t n_steps; /* admitted and not answered */
 };
 
 struct tenants;
@@ -59,6 +65,8 @@ struct tenant *tenants_of_id(struct tenants *t, uint32_t id);
 /* Of who is NULL: nobody asks, nothing is counted. */
 uint32_t tenant_id(const struct tenant *who);
 bool tenant_is_operator(const struct tenant *who);
+/* The shares of all who have steps in the engine, together. */
+uint32_t tenants_busy_shares(const struct tenants *t);
 /* How much it may still take of this. */
 uint64_t tenant_left(const struct tenant *who, enum tenant_quota what);
 /* Takes n of it. ATTN_EQUOTA: nothing is taken, why names tenant, setting and numbers. */

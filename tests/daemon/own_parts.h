@@ -9,6 +9,7 @@
 struct own_parts {
     struct kv *kv;
     struct session_table *sessions;
+    struct tenants *tenants; /* borrowed; NULL: nobody is asked */
 };
 
 /* arena_fd: a predecessor's, -1: none. */
@@ -32,6 +33,7 @@ static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
         .bufs = bufs,
         .kv = own->kv,
         .sessions = own->sessions,
+        .tenants = own->tenants,
     };
     return engine_open(&parts, out_engine, why, why_bytes);
 }

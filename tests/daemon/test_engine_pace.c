@@ -6,6 +6,8 @@
 
 #include <cmocka.h>
 
+#include <stdlib.h>
+
 #include "daemon/engine_pace.h"
 #include "daemon/engine_state.h"
 
@@ -75,6 +77,101 @@ static void a_refused_request_comes_back_when_the_queue_should_be_done(void **st
     assert_in_range(ns, 95000, 100000);
 }
 
+/* ---- shares ---- */
+
+enum { FLOWS = 5, DEEPEST = 2 };
+
+/* A device that has up to `depth` batches, whose cost is guessed badly and now and then comes back:
+ * flows that always have something ready are never further apart than the batches that are under
+ * way, whatever the shares. */
+static void check_flows(unsigned seed, uint32_t depth)
+{
+    struct pace_flow flows[FLOWS];
+    double had[FLOWS] = {0};
+    struct {
+        uint32_t flow;
+        uint64_t charged, takes;
+    } way[DEEPEST];
+    uint64_t clock = 0;
+    uint32_t n_way = 0, oldest = 0;
+    const uint64_t longest = 20000;
+    for (int i = 0; i < FLOWS; i++)
+        flows[i] = (struct pace_flow){.share = 1 + (uint32_t)rand_r(&seed) % 20};
+    for (int round = 0; round < 5000; round++) {
+        uint32_t best = 0;
+        if (n_way == depth) { /* the oldest comes back; one in eight never ran */
+            struct pace_flow *f = &flows[way[oldest].flow];
+            uint64_t took = rand_r(&seed) % 8 == 0 ? 0 : way[oldest].takes;
+            pace_flow_settle(f, way[oldest].charged, took);
+            had[way[oldest].flow] += (double)took / f->share;
+            oldest = (oldest + 1) % depth;
+            n_way--;
+        }
+        for (uint32_t i = 1; i < FLOWS; i++)
+            if (flows[i].end < flows[best].end)
+                best = i;
+        uint32_t at = (oldest + n_way++) % depth;
+        way[at].flow = best;
+        way[at].takes = 1000 + (uint64_t)rand_r(&seed) % (longest - 1000);
+        way[at].charged = way[at].takes / 2 + (uint64_t)rand_r(&seed) % way[at].takes;
+        pace_flow_charge(&flows[best], &clock, way[at].charged);
+        for (uint32_t i = 0; i < FLOWS; i++) {
+            for (uint32_t k = 0; k < i; k++) {
+                double most = 3.0 * depth * longest * (1.0 / flows[i].share + 1.0 / flows[k].share);
+                assert_true(had[i] - had[k] < most && had[k] - had[i] < most);
+            }
+        }
+    }
+}
+
+static void flows_that_are_always_ready_stay_together(void **state)
+{
+    (void)state;
+    for (unsigned seed = 1; seed <= 20; seed++)
+        check_flows(seed, 1 + seed % DEEPEST);
+}
+
+static void a_flow_that_was_away_has_saved_nothing(void **state)
+{
+    (void)state;
+    struct pace_flow a = {.share = 1}, b = {.share = 1};
+    uint64_t clock = 0;
+    for (int i = 0; i < 100; i++)
+        pace_flow_charge(&a, &clock, 1000);
+    pace_flow_begin(&b, clock);
+    assert_int_equal(b.end, clock);
+    pace_flow_charge(&b, &clock, 1000); /* first, and then by turns */
+    assert_int_equal(b.end, a.end);
+    pace_flow_begin(&b, clock); /* and has lost nothing */
+    assert_int_equal(b.end, a.end);
+}
+
+static void a_charge_that_is_given_back_leaves_nothing(void **state)
+{
+    (void)state;
+    struct pace_flow f = {.share = 7};
+    uint64_t clock = 12345;
+    pace_flow_charge(&f, &clock, 999);
+    uint64_t end = f.end;
+    for (int i = 0; i < 100; i++) {
+        pace_flow_charge(&f, &clock, 4711);
+        pace_flow_settle(&f, 4711, 0);
+    }
+    assert_int_equal(f.end, end);
+    pace_flow_settle(&f, UINT32_MAX, 0); /* never below nothing */
+    assert_int_equal(f.end, 0);
+}
+
+static void a_request_waits_for_the_turns_before_its_own(void **state)
+{
+    (void)state;
+    assert_int_equal(pace_ahead(1000, 0, 1, 9), 0);
+    assert_int_equal(pace_ahead(1000, 10, 1, 4), 40);
+    assert_int_equal(pace_ahead(1000, 10, 3, 4), 13);
+    assert_int_equal(pace_ahead(25, 10, 1, 4), 25); /* no more than there are */
+    assert_int_equal(pace_ahead(UINT32_MAX, UINT32_MAX, 1, 64000), UINT32_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -84,6 +181,10 @@ int main(void)
         cmocka_unit_test(a_batch_takes_half_of_what_is_about),
         cmocka_unit_test(what_is_about_rises_at_once_and_falls_slowly),
         cmocka_unit_test(a_refused_request_comes_back_when_the_queue_should_be_done),
+        cmocka_unit_test(flows_that_are_always_ready_stay_together),
+        cmocka_unit_test(a_flow_that_was_away_has_saved_nothing),
+        cmocka_unit_test(a_charge_that_is_given_back_leaves_nothing),
+        cmocka_unit_test(a_request_waits_for_the_turns_before_its_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -363,8 +363,12 @@ static void a_principal_has_a_name_for_the_log(void **state)
          "uid 1, gid 2, pid 3"},
         {{.kind = PRINCIPAL_USER, .uid = UINT32_MAX, .gid = UINT32_MAX, .pid = INT32_MAX},
          "uid 4294967295, gid 4294967295, pid 2147483647"},
-        {{.kind = PRINCIPAL_ANONYMOUS, .family = AF_INET}, "anonymous over IPv4"},
-        {{.kind = PRINCIPAL_ANONYMOUS, .family = AF_INET6}, "anonymous over IPv6"},
+        {{.kind = PRINCIPAL_ANONYMOUS,
+          .family = AF_INET,
+          .host = {[10] = 0xff, [11] = 0xff, 10, 1, 2, 3}},
+         "anonymous over IPv4 from 10.1.2.3"},
+        {{.kind = PRINCIPAL_ANONYMOUS, .family = AF_INET6, .host = {0xfd, [15] = 7}},
+         "anonymous over IPv6 from fd00::7"},
         {{.kind = PRINCIPAL_UNKNOWN}, "unknown"},
     };
     char text[PRINCIPAL_TEXT_BYTES];

@@ -6,6 +6,8 @@
 
 #include <cmocka.h>
 
+#include <arpa/inet.h>
+
 #include "daemon/share.h"
 
 enum { TOTAL = 10000 };
@@ -67,6 +69,56 @@ static void who_comes_last_has_a_32nd_of_everything(void **state)
     share_table_close(t);
 }
 
+static struct principal host(const char *text)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6};
+    if (inet_pton(AF_INET, text, &v4.sin_addr) == 1)
+        return principal_of_address((struct sockaddr *)&v4);
+    assert_int_equal(inet_pton(AF_INET6, text, &v6.sin6_addr), 1);
+    return principal_of_address((struct sockaddr *)&v6);
+}
+
+static void network_peers_are_counted_by_certificate_and_address(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *host, *certificate;
+        int group;
+    } peers[] = {
+        {"10.0.0.1", "", 0},
+        {"10.0.0.1", "", 0},
+        {"::ffff:10.0.0.1", "", 0},
+        {"10.0.0.2", "", 1},
+        {"::1", "", 2},
+        {"2001:db8::1", "", 3},
+        {"2001:db8::2:1", "", 3},
+        {"2001:db8:0:1::1", "", 4},
+        {"10.0.0.1", "alpha", 5},
+        {"10.0.0.2", "alpha", 5},
+        {"10.0.0.1", "beta", 6},
+    };
+    enum { N_PEERS = sizeof peers / sizeof peers[0] };
+    struct share_table *t = share_table_open(50, 50);
+    struct share *s[N_PEERS];
+    for (int i = 0; i < N_PEERS; i++) {
+        struct principal who = host(peers[i].host);
+        principal_set_certificate(&who, peers[i].certificate);
+        s[i] = share_open(t, &who);
+        for (int k = 0; k < i; k++)
+            assert_int_equal(s[i]->principal == s[k]->principal, peers[i].group == peers[k].group);
+    }
+    /* what one host takes, the others do not feel */
+    uint64_t n_free = TOTAL;
+    for (int i = 0; i < 3; i++)
+        take_all(s[i], &n_free);
+    assert_in_range(n_free, TOTAL / 2, TOTAL / 2 + 1);
+    assert_true(take_all(s[3], &n_free) >= TOTAL / 4);
+    for (int i = 0; i < N_PEERS; i++)
+        share_unref(s[i]);
+    share_table_close(t);
+}
+
 static void a_refusal_changes_nothing_and_names_holder_and_setting(void **state)
 {
     (void)state;
@@ -105,6 +157,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_alone_leaves_what_its_percentage_says),
         cmocka_unit_test(who_comes_last_has_a_32nd_of_everything),
+        cmocka_unit_test(network_peers_are_counted_by_certificate_and_address),
         cmocka_unit_test(a_refusal_changes_nothing_and_names_holder_and_setting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

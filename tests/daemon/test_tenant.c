@@ -84,6 +84,9 @@ static void every_mistake_is_named_with_its_line(void **state)
     expect_mistake("[a]\nblocks = 1K\n", "is not a whole number");
     expect_mistake("[a]\nbytes_in_flight = 64X\n", "is not a size");
     expect_mistake("[a]\nbytes_in_flight = 99999999T\n", "is not a size");
+    expect_mistake("[a]\nshare = 0\n", ":2: [a] share = 0 is not a whole number from 1 to 1000");
+    expect_mistake("[a]\nshare = 1001\n", "share = 1001 is not");
+    expect_mistake("[a]\nshare = 3x\n", "share = 3x is not");
     expect_mistake("[a]\nwords\n", ":2: is neither [tenant] nor key = value");
 }
 

@@ -1,0 +1,296 @@
+/* test_engine_probes.c: a tenant asks for names, some of which are another tenant's and some
+ * nobody's. Both are answered alike, but for the name itself. With an argument it is a measurement,
+ * too: so many probes of each kind, and how well the time that the engine takes for them tells the
+ * two apart (AUC; 0.5 is not at all), without a network's or a thread's noise in between. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine_rig.h"
+#include "proto/attn_time.h"
+
+enum {
+    N_POOLS = 24,
+    N_SEQS = 450,
+    NAMES = 900, /* half of them: each is asked for as often */
+    N_SESSIONS = 8,
+    FIRST_NAME = 100,
+    OWNER = 5001,
+    PROBER = 5002
+};
+
+static struct rig r;
+static unsigned seed = 1;
+static uint32_t n_probes = 60;
+static bool is_theirs[FIRST_NAME + NAMES], is_their_pool[FIRST_NAME + NAMES];
+static uint32_t handles[N_POOLS], own_pool;
+static uint64_t sessions[2][N_SESSIONS], own_session; /* of nobody, and theirs */
+
+static uint32_t below(uint32_t n)
+{
+    return (uint32_t)rand_r(&seed) % n;
+}
+
+static void tweak(struct rig *rig)
+{
+    char path[64], why[256];
+    snprintf(path, sizeof path, "/tmp/attnd_probes_%ld", (long)getpid());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fchmod(fileno(f), 0600), 0);
+    fprintf(f, "[owner]\nusers = %d\n[prober]\nusers = %d\n", OWNER, PROBER);
+    fclose(f);
+    if (tenants_open(path, &rig->own.tenants, why, sizeof why) != ATTN_OK)
+        fail_msg("%s", why);
+    unlink(path);
+    rig->principal = (struct principal){.kind = PRINCIPAL_USER};
+    rig->cfg.max_pools = 64;
+    rig->cfg.max_sequences = 512;
+    rig->backend.kv_bytes = 16 << 20;
+    rig->epoch = 1;
+}
+
+/* Names of three digits, drawn alike from those that are taken and those that are not. */
+static uint32_t draw(const bool taken[], uint32_t n_names, bool wants_taken)
+{
+    uint32_t name;
+    do
+        name = FIRST_NAME + below(n_names);
+    while (taken[name] != wants_taken);
+    return name;
+}
+
+static void start(void)
+{
+    rig_open(&r, tweak);
+    r.principal.uid = OWNER;
+    for (int i = 0; i < N_SESSIONS; i++) {
+        sessions[1][i] = r.session = rig_hello(&r, "owner");
+        sessions[0][i] = (uint64_t)below(1u << 30) << 33 | below(1u << 30);
+    }
+    for (uint32_t i = 0; i < N_POOLS; i++) {
+        char name[16];
+        uint32_t number = draw(is_their_pool, 2 * N_POOLS, false);
+        is_their_pool[number] = true;
+        snprintf(name, sizeof name, "%u", number);
+        handles[i] = r.pool = rig_pool(&r, name, 8);
+    }
+    for (uint32_t i = 0; i < N_SEQS; i++) {
+        uint32_t name = draw(is_theirs, 2 * N_SEQS, false);
+        is_theirs[name] = true;
+        assert_int_equal(rig_open_seq(&r, name), ATTN_OK);
+    }
+    r.principal.uid = PROBER;
+    own_session = r.session = rig_hello(&r, "prober");
+    strcpy(r.principal.tenant, "prober"); /* what its transport has learnt from the reply */
+    own_pool = r.pool = rig_pool(&r, "own", 8);
+}
+
+static void stop(void)
+{
+    struct tenants *t = r.own.tenants;
+    r.principal.tenant[0] = '\0';
+    rig_close(&r);
+    tenants_close(t);
+}
+
+/* ---- what is asked ---- */
+
+static uint64_t describe(bool there)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__PoolDescribe body = ATTND__POOL_DESCRIBE__INIT;
+    char name[16];
+    snprintf(name, sizeof name, "%u", draw(is_their_pool, 2 * N_POOLS, there));
+    body.name = name;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_DESCRIBE;
+    h.pool_describe = &body;
+    return rig_send(&r, &h, NULL, 0);
+}
+
+static uint64_t adopt(bool there)
+{
+    return rig_send_adopt(&r, draw(is_theirs, 2 * N_SEQS, there));
+}
+
+static uint64_t close_seq(bool there)
+{
+    return rig_send_close(&r, draw(is_theirs, 2 * N_SEQS, there));
+}
+
+static uint64_t truncate_seq(bool there)
+{
+    return rig_send_truncate(&r, draw(is_theirs, 2 * N_SEQS, there), 0);
+}
+
+static uint64_t fork_seq(bool there)
+{
+    return rig_send_fork(&r, draw(is_theirs, 2 * N_SEQS, there), 99);
+}
+
+static uint64_t step(bool there)
+{
+    return rig_send_item(&r, draw(is_theirs, 2 * N_SEQS, there), 0, 0, 1);
+}
+
+/* Handles that look alike: of a pool of the owner's, and of a place that has none. */
+static uint32_t draw_handle(bool there)
+{
+    return there ? handles[N_POOLS - 1 - below(12)] : handles[N_POOLS - 1] + 2 + below(12);
+}
+
+static uint64_t open_in_pool(bool there)
+{
+    r.pool = draw_handle(there);
+    uint64_t id = rig_send_open(&r, 99);
+    r.pool = own_pool;
+    return id;
+}
+
+static uint64_t step_in_pool(bool there)
+{
+    r.pool = draw_handle(there);
+    uint64_t id = rig_send_item(&r, 99, 0, 0, 1);
+    r.pool = own_pool;
+    return id;
+}
+
+static uint64_t use_session(bool there)
+{
+    r.session = sessions[there][below(N_SESSIONS)];
+    uint64_t id = rig_send_adopt(&r, FIRST_NAME);
+    r.session = own_session;
+    return id;
+}
+
+static uint64_t resume_session(bool there)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Hello hello = ATTND__HELLO__INIT;
+    hello.protocol_version = 1;
+    hello.resume_session = sessions[there][below(N_SESSIONS)];
+    h.body_case = ATTND__REQUEST__BODY_HELLO;
+    h.hello = &hello;
+    return rig_send(&r, &h, NULL, 0);
+}
+
+static const struct {
+    const char *name;
+    uint64_t (*send)(bool there);
+    bool is_guessable; /* the number of a session, 64 random bits, is not */
+} kinds[] = {
+    {"pool_describe, a name", describe, true},
+    {"open, a pool's handle", open_in_pool, true},
+    {"step, a pool's handle", step_in_pool, true},
+    {"step, a sequence", step, true},
+    {"adopt", adopt, true},
+    {"close", close_seq, true},
+    {"truncate", truncate_seq, true},
+    {"fork", fork_seq, true},
+    {"a session", use_session, false},
+    {"hello, a session", resume_session, false},
+};
+enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+
+/* ---- the measure ---- */
+
+struct sample {
+    uint64_t ns;
+    bool there;
+};
+
+static int by_time(const void *a, const void *b)
+{
+    const struct sample *x = a, *y = b;
+    return x->ns < y->ns ? -1 : x->ns > y->ns;
+}
+
+/* The chance that of one of each kind that which is there takes longer; ties count half. */
+static double auc(struct sample *s, uint32_t n)
+{
+    double ranks = 0, n_there = 0;
+    qsort(s, n, sizeof *s, by_time);
+    for (uint32_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && s[end].ns == s[i].ns;)
+            end++;
+        for (uint32_t k = i; k < end; k++) {
+            ranks += s[k].there ? (i + end + 1) / 2.0 : 0;
+            n_there += s[k].there;
+        }
+    }
+    return (ranks - n_there * (n_there + 1) / 2) / (n_there * (n - n_there));
+}
+
+static void forget_answers(void)
+{
+    while (r.answers != NULL) {
+        struct rig_answer *a = r.answers;
+        r.answers = a->next;
+        wire_arena_reset(&a->arena);
+        request_free(a->req);
+        test_free(a);
+    }
+}
+
+/* A sentence without its numbers. */
+static void blot(const char *text, char out[256])
+{
+    size_t n = 0;
+    for (; *text != '\0' && n < 255; text++)
+        if ((*text < '0' || *text > '9') && (*text < 'a' || *text > 'f'))
+            out[n++] = *text;
+    out[n] = '\0';
+}
+
+static void what_is_anothers_is_answered_like_what_is_nobodys(void **state)
+{
+    (void)state;
+    start();
+    struct sample *samples = test_calloc(n_probes, sizeof *samples);
+    for (int kind = 0; kind < N_KINDS; kind++) {
+        char first[256] = "", why[256];
+        attn_status st = ATTN_OK;
+        for (uint32_t i = 0; i < n_probes; i++) {
+            bool there = below(2);
+            uint64_t id = kinds[kind].send(there);
+            uint64_t since_ns = attn_now_ns();
+            engine_turn(r.engine, 0);
+            samples[i] = (struct sample){attn_now_ns() - since_ns, there};
+            const Attnd__Reply *reply = rig_answer(&r, id);
+            blot(reply->message, why);
+            if (i == 0) {
+                snprintf(first, sizeof first, "%s", why);
+                st = (attn_status)reply->status;
+            }
+            assert_int_equal(reply->status, st);
+            assert_int_not_equal(st, ATTN_OK);
+            assert_string_equal(why, first);
+            assert_true(reply->queue_ns == 0 && reply->device_ns == 0);
+            forget_answers();
+        }
+        if (n_probes >= 1000 && kinds[kind].is_guessable)
+            printf("| %s | %.3f |\n", kinds[kind].name, auc(samples, n_probes));
+    }
+    test_free(samples);
+    stop();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_anothers_is_answered_like_what_is_nobodys),
+    };
+    if (argc > 1)
+        n_probes = (uint32_t)atoi(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
