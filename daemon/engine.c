@@ -18,6 +18,7 @@
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_control.h"
+#include "daemon/engine_operator.h"
 #include "daemon/engine_pace.h"
 #include "daemon/engine_plan.h"
 #include "daemon/engine_pool.h"
@@ -26,6 +27,7 @@
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_step.h"
 #include "daemon/health.h"
+#include "daemon/log.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
 #include "kernels/kv_layout.h"
@@ -240,6 +242,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     is_busy |= take_inbox(e, now_ns);
     tasks_expire(e, now_ns);
     is_busy |= sessions_expire(e, now_ns);
+    watchers_answer(e, false);
     do
         seqs_wake(e);
     while (batch_launch(e));
@@ -281,6 +284,7 @@ static attn_status wait_for_batches(struct engine *e)
 static attn_status engine_finish(struct engine *e)
 {
     take_inbox(e, clock_now_ns());
+    watchers_answer(e, true);
     tasks_refuse(e, stop_status(e), "the daemon is stopping");
     attn_status st = wait_for_batches(e);
     seqs_wake(e);
@@ -306,6 +310,7 @@ void engine_reload(struct engine *e, const struct config *cfg)
 
 static void engine_free(struct engine *e)
 {
+    log_set_listener(NULL, NULL);
     batches_fini(e);
     pools_fini(e);
     queue_fini(e);
@@ -370,6 +375,7 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         goto fail;
     }
     publish_gauges(e);
+    log_set_listener(watchers_wake, e);
     *out_engine = e;
     return ATTN_OK;
 fail:

@@ -237,9 +237,10 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct item *it = b->items[i];
         struct task *t = it->task;
-        if ((t->flags & WIRE_STEP_APPEND) && st == ATTN_OK)
+        if ((t->flags & WIRE_STEP_APPEND) && st == ATTN_OK) {
             kv_append_commit(e->parts.kv, (kv_seq_id){it->seq}, t->layer, it->pos, it->n_tokens);
-        else if (t->flags & WIRE_STEP_APPEND)
+            trace_append(&e->seqs[it->seq].trace, it->pos, it->n_tokens);
+        } else if (t->flags & WIRE_STEP_APPEND)
             pool_cancel_append(e, b->pool, it);
         item_release(e, it);
         t->n_active--;

@@ -7,7 +7,8 @@
  *   engine_plan.c     plans of lanes, whose bells come as steps
  *   engine_step.c     admission of steps: everything that can be wrong is refused here
  *   engine_control.c  requests that are no steps
- *   engine_operator.c what operators ask
+ *   engine_operator.c what operators ask and change
+ *   engine_list.c     the lists among it
  *   engine_session.c  hello, leases
  *   engine_batch.c    from ready items to a batch on the device, and back
  *   engine_pace.c     when to launch and how much: pure functions
@@ -17,6 +18,7 @@
  *   engine_answer.c   how a request leaves
  *   engine_restore.c  what a predecessor left
  *   engine_sleep.c    how an idle engine waits
+ *   engine_trace.c    what was asked for, as a trace
  *   engine_status.c   draining, health
  *
  * A task is a request inside the engine. A step's task has an item for each of its sequences:
@@ -40,6 +42,7 @@
 
 #include "cache/kv.h"
 #include "daemon/engine.h"
+#include "daemon/engine_trace.h"
 #include "daemon/pool.h"
 #include "daemon/session.h"
 
@@ -115,6 +118,7 @@ struct seq_state {
     uint8_t n_active; /* claims whose item is in a batch */
     bool is_copying; /* its active item replaces a shared block: nothing else runs */
     bool is_on_wake_list;
+    struct trace_entry trace;
 };
 
 /* Ready tasks of a pool, oldest first: new ones arrive in order, woken ones don't. */
@@ -205,6 +209,9 @@ struct engine {
     uint64_t pools_at_ns; /* when those were published */
     bool is_lost; /* what waited for the lost device has been refused */
     struct kv_stats gauges; /* as published */
+    struct trace_ring trace;
+    struct request *watchers; /* that wait for something to be logged */
+    _Atomic uint32_t n_watchers;
     pthread_t thread;
     bool has_thread;
 };

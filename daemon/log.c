@@ -21,7 +21,9 @@ static _Atomic bool is_journal;
 static _Atomic(struct log_limit *) limits;
 static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct log_record kept[LOG_KEPT];
-static uint64_t n_kept;
+static _Atomic uint64_t n_kept;
+static void (*listener)(void *user);
+static void *listener_user;
 
 static const struct {
     enum log_level level;
@@ -227,10 +229,13 @@ static void keep(enum log_level level, const char *msg, const char *pairs)
         make_json(&l, level, cut, "");
     }
     pthread_mutex_lock(&kept_lock);
-    struct log_record *r = &kept[n_kept++ % LOG_KEPT];
-    r->number = n_kept;
+    struct log_record *r = &kept[n_kept % LOG_KEPT];
+    r->number = n_kept + 1;
     memcpy(r->json, l.text, l.n);
     r->json[l.n] = '\0';
+    n_kept++;
+    if (listener != NULL)
+        listener(listener_user);
     pthread_mutex_unlock(&kept_lock);
 }
 
@@ -243,6 +248,19 @@ uint32_t log_read(uint64_t after, struct log_record out[LOG_KEPT])
         out[n++] = kept[i % LOG_KEPT];
     pthread_mutex_unlock(&kept_lock);
     return n;
+}
+
+uint64_t log_count(void)
+{
+    return n_kept;
+}
+
+void log_set_listener(void (*tell)(void *user), void *user)
+{
+    pthread_mutex_lock(&kept_lock);
+    listener = tell;
+    listener_user = user;
+    pthread_mutex_unlock(&kept_lock);
 }
 
 static void write_line(enum log_level level, const char *msg, const char *pairs)

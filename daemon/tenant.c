@@ -271,6 +271,18 @@ struct tenant *tenants_of_id(struct tenants *t, uint32_t id)
     return NULL;
 }
 
+const struct tenant *tenants_at(const struct tenants *t, uint32_t i)
+{
+    return t != NULL && i < t->n ? &t->list[i] : NULL;
+}
+
+struct tenant *tenants_find(struct tenants *t, const char *name)
+{
+    if (t == NULL || name[0] == '\0')
+        return t == NULL ? NULL : &t->list[TENANT_OPERATOR];
+    return of_name(t, name);
+}
+
 /* ---- what it has ---- */
 
 uint32_t tenant_id(const struct tenant *who)

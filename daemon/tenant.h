@@ -56,6 +56,11 @@ attn_status tenants_identify(struct tenants *t, const struct principal *p, const
 /* NULL: nobody has this id, or t is NULL. */
 struct tenant *tenants_of_id(struct tenants *t, uint32_t id);
 
+/* Those of the file, from 1 on; NULL: there are no more. */
+const struct tenant *tenants_at(const struct tenants *t, uint32_t i);
+/* By name, "" the operator; NULL: nobody has it, or t is NULL. */
+struct tenant *tenants_find(struct tenants *t, const char *name);
+
 /* Of who is NULL: nobody asks, nothing is counted. */
 uint32_t tenant_id(const struct tenant *who);
 bool tenant_is_operator(const struct tenant *who);

@@ -65,7 +65,7 @@ refused 78 'tenants: .*/server.crt:[0-9]+: ' "${tls[@]}" --listen.tenants "$keys
 
 # --- one that does, and one that says loudly that it is open
 : >"$dir/attnd.log"
-"$bin/attnd" --backend cpu --device.kv_memory 256M --listen.http off "${tls[@]}" --listen 'tcp://*:0' \
+"$bin/attnd" --backend cpu --device.kv_memory 256M --listen.http off "${tls[@]}" --listen "tcp://*:0 ipc://$dir/sock" \
   --listen.insecure_tcp yes --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log" &
 daemon=$!
 until grep -q 'is ready' "$dir/attnd.log"; do
@@ -84,6 +84,24 @@ for preset in bytelm llama3-8b; do
   says '"mismatched": 0'
 done
 expect 0 "$ctl" --endpoint "tcp://127.0.0.1:$open" ping
+
+# --- tenants as the operator sees them
+op=(env -u ATTND_KEY_FILE "$ctl" --endpoint "ipc://$dir/sock")
+expect 0 "${op[@]}" --json tenants
+says '"tenant": "alpha", "blocks": [1-9][0-9]*, "max_blocks": null, .*"steps": [1-9][0-9]*, "steps_failed": 0'
+"$load" --preset bytelm --sequences 1 --duration 600 >"$dir/load" 2>&1 &
+loader=$!
+until "${op[@]}" --json sequences >"$dir/out" && grep -q '"tenant": "alpha"' "$dir/out"; do :; done
+sequence=$(grep -oE '"sequence": "[0-9]+"' "$dir/out" | grep -oE '[0-9]+' | head -1)
+expect 1 "${op[@]}" kill sequence "$sequence"
+says 'is not open'
+expect 1 "${op[@]}" kill sequence "$sequence" --tenant nobody
+says 'no tenant is named "nobody"'
+expect 1 "${op[@]}" kill sequence "$sequence" --tenant beta
+expect 0 "${op[@]}" kill sequence "$sequence" --tenant alpha
+wait "$loader" && die "the load goes on without its sequence"
+expect 1 "$ctl" tenants
+says "only root and the daemon's user"
 
 # --- credentials that are wrong
 expect 1 env -u ATTND_KEY_FILE "$ctl" ping
