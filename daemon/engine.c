@@ -17,6 +17,7 @@
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
+#include "daemon/engine_canary.h"
 #include "daemon/engine_control.h"
 #include "daemon/engine_operator.h"
 #include "daemon/engine_pace.h"
@@ -261,6 +262,8 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
             is_busy = true;
         batches_watch(e, now_ns);
         refuse_if_lost(e);
+    } else if (!is_busy && canary_work(e)) {
+        is_busy = true;
     } else if (!is_busy && max_wait_ns > 0) {
         uint64_t wait_ns = idle_ns(e, now_ns, max_wait_ns);
         if (wait_ns > 0)
@@ -306,11 +309,13 @@ void engine_reload(struct engine *e, const struct config *cfg)
 {
     atomic_store(&e->max_queue_requests, cfg->max_queue_requests);
     atomic_store(&e->max_queue_bytes, cfg->max_queue_bytes);
+    atomic_store(&e->canary.one_in, cfg->canary);
 }
 
 static void engine_free(struct engine *e)
 {
     log_set_listener(NULL, NULL);
+    canary_end(e);
     batches_fini(e);
     pools_fini(e);
     queue_fini(e);

@@ -13,6 +13,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
+#include "daemon/engine_canary.h"
 #include "daemon/engine_pace.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
@@ -75,6 +76,7 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
         return NOT_TAKEN;
     }
     uint32_t n_copies = p->fx.n_copies;
+    canary_forget(e, it->seq, it->task->layer, it->pos);
     attn_status st =
         kv_append_reserve(e->parts.kv, id, it->task->layer, it->pos, it->n_tokens, &p->fx);
     if (st == ATTN_EOVERLOAD && (b->n_items > 0 || e->n_in_flight > 0 || p->fx.n_patches > 0))
@@ -295,6 +297,7 @@ static void batch_finish(struct engine *e, struct batch *b)
     const char *why = "";
     if (st == ATTN_OK) {
         pace_learn(&b->pool->cost, b->n_visible, b->device.device_ns);
+        canary_choose(e, b);
     } else {
         why = e->parts.ops->last_error(e->parts.backend);
         stats_add(batches_failed, 1);

@@ -11,6 +11,7 @@
  *   engine_list.c     the lists among it
  *   engine_session.c  hello, leases
  *   engine_batch.c    from ready items to a batch on the device, and back
+ *   engine_canary.c   a sample of outputs against the reference
  *   engine_pace.c     when to launch and how much: pure functions
  *   engine_queue.c    claims, waiting, waking, deadlines: which items may run now
  *   engine_ready.c    ready tasks of a pool by age
@@ -41,6 +42,7 @@
 #include <sys/queue.h>
 
 #include "cache/kv.h"
+#include "daemon/canary.h"
 #include "daemon/engine.h"
 #include "daemon/engine_trace.h"
 #include "daemon/pool.h"
@@ -161,6 +163,26 @@ struct batch {
     bool is_in_flight;
 };
 
+/* A live item that is looked at again (engine_canary.c). */
+struct canary_watch {
+    _Atomic uint32_t one_in; /* stats.canary; any thread */
+    _Atomic int state; /* CANARY_JUDGING: all below is the thread's, but for the counts */
+    uint64_t n_since; /* items since the last that was chosen */
+    uint64_t chance;
+    struct canary item;
+    uint32_t seq, tenant, epoch;
+    uint64_t name;
+    char pool_name[KV_NAME_BYTES];
+    uint32_t n_taken; /* blocks */
+    uint64_t block_bytes;
+    uint8_t *block;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool has_thread, is_ending;
+};
+enum { CANARY_FREE, CANARY_READING, CANARY_JUDGING };
+
 struct engine {
     struct engine_parts parts;
     struct backend_info info;
@@ -210,6 +232,7 @@ struct engine {
     bool is_lost; /* what waited for the lost device has been refused */
     struct kv_stats gauges; /* as published */
     struct trace_ring trace;
+    struct canary_watch canary;
     struct request *watchers; /* that wait for something to be logged */
     _Atomic uint32_t n_watchers;
     pthread_t thread;
