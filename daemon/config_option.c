@@ -157,7 +157,7 @@ const struct config_option config_options[] = {
     CHOICE("log", "level", log_level, AT_ONCE, "info", "error warn info debug",
         "Least severe messages that are logged."),
     CHOICE("log", "format", log_format, AT_ONCE, "logfmt", "logfmt json",
-        "How lines are written. The journal gets them bare, with their priority."),
+        "How lines are written. The journal gets them bare, with a field per value."),
 
     TIME("stats", "slow_step", slow_step_us, AT_ONCE, "1s", 0, HOUR,
         "A step that takes longer, from its first byte to its reply's last, is logged and kept with\n"

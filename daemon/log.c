@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/log_journal.h"
 
 enum { MAX_TEXT_BYTES = 1024, MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES + 128 };
 
@@ -70,7 +71,10 @@ void log_init(enum log_level level, enum log_format format)
 {
     atomic_store(&max_level, (int)level);
     atomic_store(&line_format, (int)format);
-    atomic_store(&is_journal, stderr_is_journal());
+    bool has_journal = stderr_is_journal();
+    if (has_journal)
+        journal_open();
+    atomic_store(&is_journal, has_journal);
 }
 
 /* --- one line --------------------------------------------------------------------------------- */
@@ -266,6 +270,8 @@ void log_set_listener(void (*tell)(void *user), void *user)
 static void write_line(enum log_level level, const char *msg, const char *pairs)
 {
     keep(level, msg, pairs);
+    if (atomic_load_explicit(&is_journal, memory_order_relaxed) && journal_send(level, msg, pairs))
+        return;
     struct line l = {.n = 0};
     make_line(&l, level, msg, pairs);
     l.text[l.n++] = '\n';

@@ -1,6 +1,6 @@
-/* log.h: one line per message to stderr: logfmt or JSON with a time stamp; bare with systemd's
- * <priority> prefix when stderr is the journal, which has its own. Any thread. Libraries never log;
- * only the daemon does. */
+/* log.h: one line per message to stderr: logfmt or JSON with a time stamp; when stderr is systemd's
+ * journal, to that, with a field per value (log_journal.h), or, if it does not take it, to stderr,
+ * bare, with a <priority> in front. Any thread. Libraries never log; only the daemon does. */
 #ifndef ATTND_DAEMON_LOG_H
 #define ATTND_DAEMON_LOG_H
 
