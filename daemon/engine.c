@@ -27,6 +27,7 @@
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_step.h"
+#include "daemon/engine_tenants.h"
 #include "daemon/health.h"
 #include "daemon/log.h"
 #include "daemon/stack.h"
@@ -239,6 +240,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = clock_now_ns();
     health_beat(HEALTH_ENGINE);
+    tenants_turn(e); /* before the first hello: who is gone is refused at once */
     bool is_busy = engine_poll_pollers(e);
     is_busy |= take_inbox(e, now_ns);
     tasks_expire(e, now_ns);
@@ -316,6 +318,7 @@ static void engine_free(struct engine *e)
 {
     log_set_listener(NULL, NULL);
     canary_end(e);
+    tenants_close(atomic_load(&e->new_tenants));
     batches_fini(e);
     pools_fini(e);
     queue_fini(e);

@@ -207,14 +207,15 @@ static json_t *tenant_object(const struct tenant *t)
     return o;
 }
 
-/* All but the operator's, who has no bounds and is not counted. */
+/* All that are in the file. The operator has no bounds and is not counted. */
 static json_t *list_tenants(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
     const struct tenant *t;
     (void)ask;
     for (uint32_t i = 1; (t = tenants_at(e->parts.tenants, i)) != NULL; i++)
-        json_array_append_new(list, tenant_object(t));
+        if (!t->is_gone)
+            json_array_append_new(list, tenant_object(t));
     return json_pack("{s:o}", "tenants", list);
 }
 

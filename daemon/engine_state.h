@@ -20,6 +20,7 @@
  *   engine_restore.c  what a predecessor left
  *   engine_sleep.c    how an idle engine waits
  *   engine_trace.c    what was asked for, as a trace
+ *   engine_tenants.c  another file of tenants
  *   engine_status.c   draining, health
  *
  * A task is a request inside the engine. A step's task has an item for each of its sequences:
@@ -198,6 +199,7 @@ struct engine {
     uint64_t spin_ns; /* how long to spin before the next sleep */
     uint64_t polled_ns; /* when a poller last brought something */
     _Atomic bool is_stopping, is_draining;
+    _Atomic(struct tenants *) new_tenants; /* as another file has them; NULL: none */
     _Atomic int health; /* attn_status */
     _Atomic uint32_t n_held; /* requests between engine_submit and their reply */
     _Atomic uint64_t held_bytes;
@@ -228,6 +230,7 @@ struct engine {
     uint64_t next_deadline_ns; /* no held task has an earlier one */
     bool is_dirty; /* gauges of cache and sessions are old */
     bool has_old_pools; /* the same of single pools */
+    bool has_gone_tenants; /* some of whom have pools */
     uint64_t pools_at_ns; /* when those were published */
     bool is_lost; /* what waited for the lost device has been refused */
     struct kv_stats gauges; /* as published */
