@@ -60,6 +60,7 @@ struct config {
     char log_format[8]; /* logfmt, json */
     /* [stats] */
     uint64_t slow_step_us; /* 0: none is slow */
+    uint32_t canary; /* one item in so many is recomputed; 0: none */
 
     char **origins; /* where each option's value came from, in the table's order */
 };

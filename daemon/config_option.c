@@ -157,11 +157,14 @@ const struct config_option config_options[] = {
     CHOICE("log", "level", log_level, AT_ONCE, "info", "error warn info debug",
         "Least severe messages that are logged."),
     CHOICE("log", "format", log_format, AT_ONCE, "logfmt", "logfmt json",
-        "How lines are written. The journal gets them bare, with their priority."),
+        "How lines are written. The journal gets them bare, with a field per value."),
 
     TIME("stats", "slow_step", slow_step_us, AT_ONCE, "1s", 0, HOUR,
         "A step that takes longer, from its first byte to its reply's last, is logged and kept with\n"
         "its times by stage (attnctl slow). 0: none."),
+    COUNT("stats", "canary", canary, AT_ONCE, "10000", 0, 1000000000,
+        "Of so many items one is computed again by a float64 reference while the engine is idle, on a\n"
+        "thread of its own. An error beyond its bound is logged and makes /healthz fail. 0: none."),
 };
 /* clang-format on */
 const size_t config_n_options = sizeof(config_options) / sizeof(config_options[0]);

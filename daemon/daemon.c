@@ -207,6 +207,22 @@ static void on_upgrade(uv_signal_t *s, int number)
     hand_over(d, EX_TEMPFAIL);
 }
 
+/* Certificates and tenants, from the files that they were first read from. */
+static attn_status read_files(void *user, const struct config *cfg, char *why, size_t why_bytes)
+{
+    struct daemon *d = user;
+    struct tenants *tenants;
+    attn_status st = tenants_open(cfg->tenants, &tenants, why, why_bytes);
+    for (uint32_t i = 0; i < d->n_transports && st == ATTN_OK; i++)
+        if (d->transports[i]->ops->reload != NULL)
+            st = d->transports[i]->ops->reload(d->transports[i], cfg, why, why_bytes);
+    if (st == ATTN_OK)
+        engine_take_tenants(d->engine, tenants);
+    else
+        tenants_close(tenants);
+    return st;
+}
+
 static void settings_took(void *user, const struct config *cfg)
 {
     struct daemon *d = user;
@@ -301,7 +317,8 @@ static attn_status engine_begin(struct daemon *d, struct kept_cache *kept, char 
         snprintf(why, why_bytes, "no memory for the shares of peers");
         return ATTN_ENOMEM;
     }
-    st = settings_open(d->cfg, d->argc, d->argv, settings_took, d, &d->settings);
+    const struct settings_user user = {d, read_files, settings_took};
+    st = settings_open(d->cfg, d->argc, d->argv, &user, &d->settings);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for the settings");
         return st;

@@ -17,7 +17,9 @@
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
+#include "daemon/engine_canary.h"
 #include "daemon/engine_control.h"
+#include "daemon/engine_operator.h"
 #include "daemon/engine_pace.h"
 #include "daemon/engine_plan.h"
 #include "daemon/engine_pool.h"
@@ -25,7 +27,9 @@
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_step.h"
+#include "daemon/engine_tenants.h"
 #include "daemon/health.h"
+#include "daemon/log.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
 #include "kernels/kv_layout.h"
@@ -236,10 +240,12 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = clock_now_ns();
     health_beat(HEALTH_ENGINE);
+    tenants_turn(e); /* before the first hello: who is gone is refused at once */
     bool is_busy = engine_poll_pollers(e);
     is_busy |= take_inbox(e, now_ns);
     tasks_expire(e, now_ns);
     is_busy |= sessions_expire(e, now_ns);
+    watchers_answer(e, false);
     do
         seqs_wake(e);
     while (batch_launch(e));
@@ -258,6 +264,8 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
             is_busy = true;
         batches_watch(e, now_ns);
         refuse_if_lost(e);
+    } else if (!is_busy && canary_work(e)) {
+        is_busy = true;
     } else if (!is_busy && max_wait_ns > 0) {
         uint64_t wait_ns = idle_ns(e, now_ns, max_wait_ns);
         if (wait_ns > 0)
@@ -281,6 +289,7 @@ static attn_status wait_for_batches(struct engine *e)
 static attn_status engine_finish(struct engine *e)
 {
     take_inbox(e, clock_now_ns());
+    watchers_answer(e, true);
     tasks_refuse(e, stop_status(e), "the daemon is stopping");
     attn_status st = wait_for_batches(e);
     seqs_wake(e);
@@ -302,10 +311,14 @@ void engine_reload(struct engine *e, const struct config *cfg)
 {
     atomic_store(&e->max_queue_requests, cfg->max_queue_requests);
     atomic_store(&e->max_queue_bytes, cfg->max_queue_bytes);
+    atomic_store(&e->canary.one_in, cfg->canary);
 }
 
 static void engine_free(struct engine *e)
 {
+    log_set_listener(NULL, NULL);
+    canary_end(e);
+    tenants_close(atomic_load(&e->new_tenants));
     batches_fini(e);
     pools_fini(e);
     queue_fini(e);
@@ -370,6 +383,7 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         goto fail;
     }
     publish_gauges(e);
+    log_set_listener(watchers_wake, e);
     *out_engine = e;
     return ATTN_OK;
 fail:

@@ -93,6 +93,10 @@ void engine_lane_remove(struct lane *l);
 /* Takes over what may change while running: max_queue_requests and max_queue_bytes. Any thread. */
 void engine_reload(struct engine *e, const struct config *cfg);
 
+/* Another file of tenants, whose sessions, sequences and pools end if they are not in it; it is the
+ * engine's from now on. NULL, where there are no tenants, changes nothing. Any thread. */
+void engine_take_tenants(struct engine *e, struct tenants *now);
+
 /* No new sequences, sessions or pools from now on; steps go on. Any thread, also from a signal's
  * callback. A client's drain request does the same. */
 void engine_drain(struct engine *e);

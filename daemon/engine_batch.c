@@ -14,6 +14,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
+#include "daemon/engine_canary.h"
 #include "daemon/engine_pace.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
@@ -76,6 +77,7 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
         return NOT_TAKEN;
     }
     uint32_t n_copies = p->fx.n_copies;
+    canary_forget(e, it->seq, it->task->layer, it->pos);
     attn_status st =
         kv_append_reserve(e->parts.kv, id, it->task->layer, it->pos, it->n_tokens, &p->fx);
     if (st == ATTN_EOVERLOAD && (b->n_items > 0 || e->n_in_flight > 0 || p->fx.n_patches > 0))
@@ -249,9 +251,10 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct item *it = b->items[i];
         struct task *t = it->task;
-        if ((t->flags & WIRE_STEP_APPEND) && st == ATTN_OK)
+        if ((t->flags & WIRE_STEP_APPEND) && st == ATTN_OK) {
             kv_append_commit(e->parts.kv, (kv_seq_id){it->seq}, t->layer, it->pos, it->n_tokens);
-        else if (t->flags & WIRE_STEP_APPEND)
+            trace_append(&e->seqs[it->seq].trace, it->pos, it->n_tokens);
+        } else if (t->flags & WIRE_STEP_APPEND)
             pool_cancel_append(e, b->pool, it);
         item_release(e, it);
         t->n_active--;
@@ -319,6 +322,7 @@ static void batch_finish(struct engine *e, struct batch *b)
     const char *why = "";
     if (st == ATTN_OK) {
         pace_learn(&b->pool->cost, b->n_visible, b->device.device_ns);
+        canary_choose(e, b);
     } else {
         why = e->parts.ops->last_error(e->parts.backend);
         stats_add(batches_failed, 1);

@@ -72,6 +72,13 @@ static attn_status seq_charge(struct engine *e, const struct tenant *who, uint64
     return ATTN_EQUOTA;
 }
 
+/* There is one more, with so many tokens of another. */
+static void seq_begin(struct engine *e, struct tenant *who, kv_seq_id seq, uint32_t n_forked)
+{
+    tenant_count(who, TENANT_SEQUENCES, 1);
+    trace_begin(&e->seqs[seq.index].trace, e->turn_ns, n_forked);
+}
+
 static void run_open(struct engine *e, struct request *req, uint32_t session)
 {
     const Attnd__Open *o = req->wire.header->open;
@@ -93,7 +100,7 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
         st = kv_seq_open(e->parts.kv, tenant_id(who), o->seq, p->id, session, req->wire.request_id,
                          &seq);
         if (n_sequences(e) != n_before)
-            tenant_count(who, TENANT_SEQUENCES, 1);
+            seq_begin(e, who, seq, 0);
         if (st != ATTN_OK)
             snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
     }
@@ -155,7 +162,7 @@ static void run_fork(struct engine *e, struct request *req, uint32_t session, kv
         st = kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &p->fx,
                          &seq);
         if (n_sequences(e) != n_before)
-            tenant_count(who, TENANT_SEQUENCES, 1);
+            seq_begin(e, who, seq, len);
         if (st != ATTN_OK)
             snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
     }
@@ -217,9 +224,22 @@ static bool seq_of_request(const Attnd__Request *h, uint64_t *out_name, uint32_t
     case ATTND__REQUEST__BODY_ADOPT:
         *out_name = h->adopt->seq;
         return true;
+    case ATTND__REQUEST__BODY_KILL: /* of a sequence */
+        *out_name = h->kill->seq;
+        return true;
     default:
         return false;
     }
+}
+
+/* Whose names a request's sequence is looked up among. */
+static uint32_t tenant_of_request(const struct engine *e, const struct request *req,
+                                  uint32_t session)
+{
+    const Attnd__Request *h = req->wire.header;
+    if (h->body_case == ATTND__REQUEST__BODY_KILL)
+        return tenant_id(tenants_find(e->parts.tenants, h->kill->tenant));
+    return tenant_id(session_tenant(e, session));
 }
 
 /* Runs a request about a sequence that nothing is in work of. */
@@ -236,9 +256,13 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
         run_open(e, req, session);
         return;
     }
-    uint32_t tenant = tenant_id(session_tenant(e, session));
+    uint32_t tenant = tenant_of_request(e, req, session);
     if (kv_seq_find(e->parts.kv, tenant, name, &seq) != ATTN_OK) {
         engine_refuse(e, req, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", name);
+        return;
+    }
+    if (h->body_case == ATTND__REQUEST__BODY_KILL) {
+        run_close(e, req, seq);
         return;
     }
     if (h->body_case == ATTND__REQUEST__BODY_ADOPT) {
@@ -266,7 +290,7 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
 /* The index of the sequence that the request is about; SEQ_NONE: none, or none that is open. */
 static uint32_t seq_named(struct engine *e, const struct request *req, uint32_t session)
 {
-    uint32_t tenant = tenant_id(session_tenant(e, session));
+    uint32_t tenant = tenant_of_request(e, req, session);
     uint64_t name;
     uint32_t epoch;
     kv_seq_id seq;

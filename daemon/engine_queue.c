@@ -205,8 +205,11 @@ void task_hold(struct engine *e, struct task *t)
 void task_let_go(struct engine *e, struct task *t)
 {
     TAILQ_REMOVE(&e->held, t, held);
-    session_at(e->parts.sessions, t->session)->n_held--;
-    session_renew(e->parts.sessions, t->session, e->turn_ns); /* the lease runs from the answer */
+    struct session *s = session_at(e->parts.sessions, t->session);
+    s->n_held--;
+    if (s->id != 0) /* nobody has ended it */
+        /* the lease runs from the answer */
+        session_renew(e->parts.sessions, t->session, e->turn_ns);
 }
 
 /* Something of it is not in a batch yet. */
@@ -223,6 +226,15 @@ void tasks_refuse(struct engine *e, attn_status st, const char *why)
             t->ops->refuse(e, t, st, why);
     }
     seqs_wake(e);
+}
+
+void tasks_refuse_of(struct engine *e, uint32_t session, attn_status st, const char *why)
+{
+    for (struct task *t = TAILQ_FIRST(&e->held), *next; t != NULL; t = next) {
+        next = TAILQ_NEXT(t, held);
+        if (t->session == session && is_refusable(t))
+            t->ops->refuse(e, t, st, why);
+    }
 }
 
 void tasks_expire(struct engine *e, uint64_t now_ns)

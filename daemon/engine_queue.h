@@ -19,6 +19,8 @@ void task_let_go(struct engine *e, struct task *t);
 void tasks_expire(struct engine *e, uint64_t now_ns);
 /* Refuses all of every task that is not in a batch. */
 void tasks_refuse(struct engine *e, attn_status st, const char *why);
+/* The same of the tasks of one session. */
+void tasks_refuse_of(struct engine *e, uint32_t session, attn_status st, const char *why);
 
 /* The item, whose seq is known, enters its sequence's queue. true: its turn is now, it has its
  * claim. */

@@ -41,6 +41,7 @@ void seq_close(struct engine *e, kv_seq_id seq)
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
     tenant_give(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
+    trace_end(&e->trace, &e->seqs[seq.index].trace);
     kv_seq_close(e->parts.kv, seq);
 }
 
@@ -72,13 +73,30 @@ static void tell_begin(const struct request *req, const struct session *s)
                 "session=%08" PRIx32 " client=%s peer=%s", session_label(s->id), client, peer);
 }
 
-static void tell_end(const struct session *s)
+static void tell_end(const struct session *s, const char *why)
 {
     char client[SESSION_NAME_BYTES + 8];
     log_quote(s->client_name, client, sizeof client);
     log_limited("session ends", LOG_LEVEL_INFO, log_event, "session ends",
-                "session=%08" PRIx32 " client=%s why=\"its lease ended\"",
-                session_label(s->ended_id), client);
+                "session=%08" PRIx32 " client=%s why=\"%s\"", session_label(s->ended_id), client,
+                why);
+}
+
+/* The session has left the live ones; what it leaves behind, sessions_expire frees. */
+static void session_ended(struct engine *e, uint32_t slot, const char *why)
+{
+    kv_owner_end(e->parts.kv, slot);
+    tenant_give(session_tenant(e, slot), TENANT_SESSIONS, 1);
+    pools_let_go(e, slot);
+    tell_end(session_at(e->parts.sessions, slot), why);
+    e->is_dirty = true;
+}
+
+void session_kill(struct engine *e, uint32_t slot, const char *why)
+{
+    session_end(e->parts.sessions, slot);
+    session_ended(e, slot, why);
+    tasks_refuse_of(e, slot, ATTN_ENOTFOUND, why);
 }
 
 /* Where lanes are opened; "": nowhere. */
@@ -222,12 +240,8 @@ bool sessions_expire(struct engine *e, uint64_t now_ns)
 {
     uint32_t silent;
     while ((silent = session_expire(e->parts.sessions, now_ns, e->lease_ns)) != SESSION_NONE) {
-        kv_owner_end(e->parts.kv, silent);
-        tenant_give(session_tenant(e, silent), TENANT_SESSIONS, 1);
-        pools_let_go(e, silent);
-        tell_end(session_at(e->parts.sessions, silent));
+        session_ended(e, silent, "its lease ended");
         stats_add(leases_expired, 1);
-        e->is_dirty = true;
     }
     for (uint32_t n = 0; n < EXPIRE_SLICE; n++) {
         uint32_t slot = session_expired_first(e->parts.sessions);
@@ -235,6 +249,8 @@ bool sessions_expire(struct engine *e, uint64_t now_ns)
         if (slot == SESSION_NONE)
             return false;
         if (kv_owner_any(e->parts.kv, slot, &seq) != ATTN_OK) {
+            if (session_at(e->parts.sessions, slot)->n_held > 0)
+                return false; /* it was killed, and a batch of it is on the device */
             session_release(e->parts.sessions, slot);
             continue;
         }

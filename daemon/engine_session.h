@@ -11,6 +11,9 @@ attn_status session_of_request(struct engine *e, const struct request *req, uint
 struct tenant *session_tenant(const struct engine *e, uint32_t slot);
 /* Closes a sequence, which is its tenant's no more. */
 void seq_close(struct engine *e, kv_seq_id seq);
+/* Ends a live session at once: what waits of it is refused, its sequences are freed as those of an
+ * expired one. */
+void session_kill(struct engine *e, uint32_t slot, const char *why);
 void hello_admit(struct engine *e, struct request *req, uint64_t now_ns);
 /* Frees sequences of expired sessions, a slice a turn. true: there is more to do. */
 bool sessions_expire(struct engine *e, uint64_t now_ns);

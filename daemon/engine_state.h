@@ -7,9 +7,11 @@
  *   engine_plan.c     plans of lanes, whose bells come as steps
  *   engine_step.c     admission of steps: everything that can be wrong is refused here
  *   engine_control.c  requests that are no steps
- *   engine_operator.c what operators ask
+ *   engine_operator.c what operators ask and change
+ *   engine_list.c     the lists among it
  *   engine_session.c  hello, leases
  *   engine_batch.c    from ready items to a batch on the device, and back
+ *   engine_canary.c   a sample of outputs against the reference
  *   engine_pace.c     when to launch and how much: pure functions
  *   engine_queue.c    claims, waiting, waking, deadlines: which items may run now
  *   engine_ready.c    ready tasks of a pool by age
@@ -17,6 +19,8 @@
  *   engine_answer.c   how a request leaves
  *   engine_restore.c  what a predecessor left
  *   engine_sleep.c    how an idle engine waits
+ *   engine_trace.c    what was asked for, as a trace
+ *   engine_tenants.c  another file of tenants
  *   engine_status.c   draining, health
  *
  * A task is a request inside the engine. A step's task has an item for each of its sequences:
@@ -39,7 +43,9 @@
 #include <sys/queue.h>
 
 #include "cache/kv.h"
+#include "daemon/canary.h"
 #include "daemon/engine.h"
+#include "daemon/engine_trace.h"
 #include "daemon/pool.h"
 #include "daemon/session.h"
 
@@ -115,6 +121,7 @@ struct seq_state {
     uint8_t n_active; /* claims whose item is in a batch */
     bool is_copying; /* its active item replaces a shared block: nothing else runs */
     bool is_on_wake_list;
+    struct trace_entry trace;
 };
 
 /* Ready tasks of a pool, oldest first: new ones arrive in order, woken ones don't. */
@@ -158,6 +165,26 @@ struct batch {
     bool is_in_flight;
 };
 
+/* A live item that is looked at again (engine_canary.c). */
+struct canary_watch {
+    _Atomic uint32_t one_in; /* stats.canary; any thread */
+    _Atomic int state; /* CANARY_JUDGING: all below is the thread's, but for the counts */
+    uint64_t n_since; /* items since the last that was chosen */
+    uint64_t chance;
+    struct canary item;
+    uint32_t seq, tenant, epoch;
+    uint64_t name;
+    char pool_name[KV_NAME_BYTES];
+    uint32_t n_taken; /* blocks */
+    uint64_t block_bytes;
+    uint8_t *block;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool has_thread, is_ending;
+};
+enum { CANARY_FREE, CANARY_READING, CANARY_JUDGING };
+
 struct engine {
     struct engine_parts parts;
     struct backend_info info;
@@ -173,6 +200,7 @@ struct engine {
     uint64_t spin_ns; /* how long to spin before the next sleep */
     uint64_t polled_ns; /* when a poller last brought something */
     _Atomic bool is_stopping, is_draining;
+    _Atomic(struct tenants *) new_tenants; /* as another file has them; NULL: none */
     _Atomic int health; /* attn_status */
     _Atomic uint32_t n_held; /* requests between engine_submit and their reply */
     _Atomic uint64_t held_bytes;
@@ -205,9 +233,14 @@ struct engine {
     uint64_t next_deadline_ns; /* no held task has an earlier one */
     bool is_dirty; /* gauges of cache and sessions are old */
     bool has_old_pools; /* the same of single pools */
+    bool has_gone_tenants; /* some of whom have pools */
     uint64_t pools_at_ns; /* when those were published */
     bool is_lost; /* what waited for the lost device has been refused */
     struct kv_stats gauges; /* as published */
+    struct trace_ring trace;
+    struct canary_watch canary;
+    struct request *watchers; /* that wait for something to be logged */
+    _Atomic uint32_t n_watchers;
     pthread_t thread;
     bool has_thread;
 };

@@ -62,6 +62,10 @@ static unsigned page_health_verbose(const struct http *h, FILE *f)
         fprintf(f, "%s %s\n", is_stalled ? "[-]" : "[+]", health_thread_name(who));
         status = is_stalled ? MHD_HTTP_SERVICE_UNAVAILABLE : status;
     }
+    uint64_t n_wrong = stats_get(canary_wrong);
+    fprintf(f, "%s canary: %" PRIu64 " of %" PRIu64 " outputs wrong\n", n_wrong > 0 ? "[-]" : "[+]",
+            n_wrong, stats_get(canary_items));
+    status = n_wrong > 0 ? MHD_HTTP_SERVICE_UNAVAILABLE : status;
     fprintf(f, "%s ready%s\n", health_is_ready() ? "[+]" : "[-]",
             health_is_draining() ? ", draining" : "");
     return status;
@@ -76,6 +80,10 @@ static unsigned page_healthz(const struct http *h, FILE *f)
             continue;
         fprintf(f, "the %s has shown no life for %" PRIu64 " ms\n", health_thread_name(who),
                 silent_ns / 1000000);
+        status = MHD_HTTP_SERVICE_UNAVAILABLE;
+    }
+    if (stats_get(canary_wrong) > 0) {
+        fprintf(f, "the canary has found %" PRIu64 " outputs wrong\n", stats_get(canary_wrong));
         status = MHD_HTTP_SERVICE_UNAVAILABLE;
     }
     if (status == MHD_HTTP_OK)

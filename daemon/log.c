@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/log_journal.h"
 
 enum { MAX_TEXT_BYTES = 1024, MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES + 128 };
 
@@ -21,7 +22,9 @@ static _Atomic bool is_journal;
 static _Atomic(struct log_limit *) limits;
 static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct log_record kept[LOG_KEPT];
-static uint64_t n_kept;
+static _Atomic uint64_t n_kept;
+static void (*listener)(void *user);
+static void *listener_user;
 
 static const struct {
     enum log_level level;
@@ -68,7 +71,10 @@ void log_init(enum log_level level, enum log_format format)
 {
     atomic_store(&max_level, (int)level);
     atomic_store(&line_format, (int)format);
-    atomic_store(&is_journal, stderr_is_journal());
+    bool has_journal = stderr_is_journal();
+    if (has_journal)
+        journal_open();
+    atomic_store(&is_journal, has_journal);
 }
 
 /* --- one line --------------------------------------------------------------------------------- */
@@ -227,10 +233,13 @@ static void keep(enum log_level level, const char *msg, const char *pairs)
         make_json(&l, level, cut, "");
     }
     pthread_mutex_lock(&kept_lock);
-    struct log_record *r = &kept[n_kept++ % LOG_KEPT];
-    r->number = n_kept;
+    struct log_record *r = &kept[n_kept % LOG_KEPT];
+    r->number = n_kept + 1;
     memcpy(r->json, l.text, l.n);
     r->json[l.n] = '\0';
+    n_kept++;
+    if (listener != NULL)
+        listener(listener_user);
     pthread_mutex_unlock(&kept_lock);
 }
 
@@ -245,9 +254,24 @@ uint32_t log_read(uint64_t after, struct log_record out[LOG_KEPT])
     return n;
 }
 
+uint64_t log_count(void)
+{
+    return n_kept;
+}
+
+void log_set_listener(void (*tell)(void *user), void *user)
+{
+    pthread_mutex_lock(&kept_lock);
+    listener = tell;
+    listener_user = user;
+    pthread_mutex_unlock(&kept_lock);
+}
+
 static void write_line(enum log_level level, const char *msg, const char *pairs)
 {
     keep(level, msg, pairs);
+    if (atomic_load_explicit(&is_journal, memory_order_relaxed) && journal_send(level, msg, pairs))
+        return;
     struct line l = {.n = 0};
     make_line(&l, level, msg, pairs);
     l.text[l.n++] = '\n';

@@ -1,6 +1,6 @@
-/* log.h: one line per message to stderr: logfmt or JSON with a time stamp; bare with systemd's
- * <priority> prefix when stderr is the journal, which has its own. Any thread. Libraries never log;
- * only the daemon does. */
+/* log.h: one line per message to stderr: logfmt or JSON with a time stamp; when stderr is systemd's
+ * journal, to that, with a field per value (log_journal.h), or, if it does not take it, to stderr,
+ * bare, with a <priority> in front. Any thread. Libraries never log; only the daemon does. */
 #ifndef ATTND_DAEMON_LOG_H
 #define ATTND_DAEMON_LOG_H
 
@@ -39,6 +39,11 @@ struct log_record {
 };
 /* Those with a number above `after`, oldest first; returns how many. */
 uint32_t log_read(uint64_t after, struct log_record out[LOG_KEPT]);
+/* The number of the latest. */
+uint64_t log_count(void);
+/* Is told, on the thread that logs, of every line; must neither log nor wait. NULL: nobody is.
+ * After the call nobody is in the one before. */
+void log_set_listener(void (*tell)(void *user), void *user);
 
 /* What others can make us say any number of times passes a limit: LOG_LIMIT lines per second, and
  * log_tell_left_out says how many more there were. One static limit per message, zeros but for

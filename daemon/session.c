@@ -232,7 +232,13 @@ uint32_t session_expire(struct session_table *t, uint64_t now_ns, uint64_t lease
     }
     if (s == NULL)
         return SESSION_NONE;
+    session_end(t, slot_of(t, s));
+    return slot_of(t, s);
+}
 
+void session_end(struct session_table *t, uint32_t slot)
+{
+    struct session *s = &t->slots[slot];
     pthread_mutex_lock(&t->lock);
     struct session **place = bucket_of(t, s->id);
     while (*place != s)
@@ -251,7 +257,6 @@ uint32_t session_expire(struct session_table *t, uint64_t now_ns, uint64_t lease
     TAILQ_REMOVE(&t->live, s, link);
     TAILQ_INSERT_TAIL(&t->expired, s, link);
     t->n_live--;
-    return slot_of(t, s);
 }
 
 uint64_t session_next_expiry_ns(const struct session_table *t, uint64_t lease_ns)

@@ -75,6 +75,8 @@ void session_touch(struct session_table *t, uint64_t id, uint64_t now_ns);
 struct session *session_at(struct session_table *t, uint32_t slot);
 uint32_t session_count(const struct session_table *t); /* live ones */
 
+/* Takes a live session out of the live ones: it counts as expired. */
+void session_end(struct session_table *t, uint32_t slot);
 /* Takes one session silent for lease_ns out of the live ones; SESSION_NONE: there is none. */
 uint32_t session_expire(struct session_table *t, uint64_t now_ns, uint64_t lease_ns);
 /* When the next session may expire; UINT64_MAX without one. */

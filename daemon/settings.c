@@ -12,8 +12,7 @@ struct settings {
     struct config *cfg;
     int argc;
     char **argv;
-    void (*took)(void *user, const struct config *cfg);
-    void *user;
+    struct settings_user user;
     pthread_mutex_t lock;
     uint32_t n_taken, n_kept; /* of the change under way */
 };
@@ -29,13 +28,12 @@ void settings_publish(const struct config *cfg)
 }
 
 attn_status settings_open(struct config *cfg, int argc, char **argv,
-                          void (*took)(void *user, const struct config *cfg), void *user,
-                          struct settings **out_settings)
+                          const struct settings_user *user, struct settings **out_settings)
 {
     struct settings *s = calloc(1, sizeof *s);
     if (s == NULL)
         return ATTN_ENOMEM;
-    *s = (struct settings){.cfg = cfg, .argc = argc, .argv = argv, .took = took, .user = user};
+    *s = (struct settings){.cfg = cfg, .argc = argc, .argv = argv, .user = *user};
     pthread_mutex_init(&s->lock, NULL);
     *out_settings = s;
     return ATTN_OK;
@@ -64,6 +62,7 @@ attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t 
                             char *why, size_t why_bytes)
 {
     struct config now;
+    char reason[1024];
     enum config_action action;
     struct config_fault fault;
     attn_status st = config_load(s->argc, s->argv, &now, &action, &fault);
@@ -73,13 +72,18 @@ attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t 
     }
     pthread_mutex_lock(&s->lock);
     s->n_taken = s->n_kept = 0;
-    config_take_over(s->cfg, &now, tell_change, s);
-    s->took(s->user, s->cfg);
-    *out_n_taken = s->n_taken;
-    *out_n_kept = s->n_kept;
+    st = s->user.read_files(s->user.user, s->cfg, reason, sizeof reason);
+    if (st == ATTN_OK) {
+        config_take_over(s->cfg, &now, tell_change, s);
+        s->user.took(s->user.user, s->cfg);
+        *out_n_taken = s->n_taken;
+        *out_n_kept = s->n_kept;
+    } else {
+        snprintf(why, why_bytes, "the settings stay as they are: %s", reason);
+    }
     pthread_mutex_unlock(&s->lock);
     config_fini(&now);
-    return ATTN_OK;
+    return st;
 }
 
 attn_status settings_set(struct settings *s, const char *name, const char *value, char *why,
@@ -89,7 +93,7 @@ attn_status settings_set(struct settings *s, const char *name, const char *value
     attn_status st = config_set(s->cfg, name, value, why, why_bytes);
     if (st == ATTN_OK) {
         log_info("settings: %s is now %s", name, value);
-        s->took(s->user, s->cfg);
+        s->user.took(s->user.user, s->cfg);
     }
     pthread_mutex_unlock(&s->lock);
     return st;

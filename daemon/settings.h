@@ -10,16 +10,25 @@ struct settings;
 /* Hands on what any thread looks up by itself: how much is logged, what counts as slow. */
 void settings_publish(const struct config *cfg);
 
+/* Who is told of changes, inside of the call that makes them; on the thread that does. */
+struct settings_user {
+    void *user;
+    /* Reads again the files that settings name. ATTN_EINVAL and others: why, and nothing of it has
+     * changed. */
+    attn_status (*read_files)(void *user, const struct config *cfg, char *why, size_t why_bytes);
+    /* Takes the new values over. */
+    void (*took)(void *user, const struct config *cfg);
+};
+
 /* cfg stays the caller's, and is read without a lock by whoever has it (config.h says how); argc
- * and argv are what it was loaded from. took is told, inside of a call that changed something, to
- * take the new values over. ATTN_ENOMEM. */
+ * and argv are what it was loaded from. ATTN_ENOMEM. */
 attn_status settings_open(struct config *cfg, int argc, char **argv,
-                          void (*took)(void *user, const struct config *cfg), void *user,
-                          struct settings **out_settings);
+                          const struct settings_user *user, struct settings **out_settings);
 void settings_close(struct settings *s); /* NULL is fine */
 
-/* All sources again; what may change is taken over and logged. n_taken and n_kept count what
- * changed, and what changed but needs a restart. ATTN_EINVAL and others: why; nothing changed. */
+/* All sources again, and the files that they name; what may change is taken over and logged.
+ * n_taken and n_kept count what changed, and what changed but needs a restart. ATTN_EINVAL and
+ * others: why; nothing changed. */
 attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t *out_n_kept,
                             char *why, size_t why_bytes);
 /* One setting, until it is set again or the sources are read again. ATTN_ENOTFOUND no such setting,

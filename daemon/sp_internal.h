@@ -73,7 +73,7 @@ struct transport_sp {
     uint64_t n_owed; /* requests not yet freed: in the engine, or replies being written */
     uint32_t n_handles; /* open or closing, peers' included */
     uint8_t *read_ahead; /* [SP_READ_AHEAD_BYTES] shared: used up before a read callback returns */
-    struct ssl_ctx_st *tls_context; /* of tls+tcp://; NULL: no TLS */
+    struct tls_server *tls; /* of tls+tcp://; NULL: no TLS */
     uint8_t *plain; /* [TLS_STREAM_RECORD_BYTES] of tls+tcp://, shared like read_ahead */
 
     uv_async_t async;

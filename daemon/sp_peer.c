@@ -478,9 +478,8 @@ void sp_peer_accept(struct transport_sp *t)
     sp_frame_init(&p->frame, t->is_ipc);
     sp_wait_start(&t->handshakes, &p->read_wait);
     uv_buf_t hello = uv_buf_init((char *)(uintptr_t)sp_handshake, SP_HANDSHAKE_BYTES);
-    bool is_begun = t->tls_context != NULL
-                        ? sp_tls_begin(p)
-                        : uv_try_write(&p->io.stream, &hello, 1) == SP_HANDSHAKE_BYTES;
+    bool is_begun = t->tls != NULL ? sp_tls_begin(p)
+                                   : uv_try_write(&p->io.stream, &hello, 1) == SP_HANDSHAKE_BYTES;
     if (!is_begun || uv_read_start(&p->io.stream, on_alloc, on_read) != 0)
         sp_peer_close(p);
 }

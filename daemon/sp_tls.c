@@ -6,17 +6,21 @@
  * take is the peer's `cipher` until it does, and nothing more is encrypted before: so a slow reader
  * costs its queue, as without TLS, and one piece.
  */
+#include <openssl/ssl.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/log.h"
 #include "daemon/sp_internal.h"
+#include "daemon/tls_server.h"
 
 enum { PIECE_BYTES = 256 << 10 }; /* of replies, encrypted at a time */
 
 bool sp_tls_begin(struct sp_peer *p)
 {
-    p->tls = tls_stream_new(p->t->tls_context, NULL);
+    SSL_CTX *context = tls_server_take(p->t->tls);
+    p->tls = tls_stream_new(context, NULL);
+    SSL_CTX_free(context); /* the stream has its own reference */
     return p->tls != NULL;
 }
 

@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -66,6 +67,23 @@ static uint64_t load(const _Atomic uint64_t *v)
     return atomic_load_explicit(v, memory_order_relaxed);
 }
 
+/* Upper bound of a bucket; the last has none. */
+static double canary_bound(int b)
+{
+    return ldexp(1, b - 10);
+}
+
+void stats_observe_canary(double ratio)
+{
+    int b = 0;
+    while (b < STATS_CANARY_BUCKETS - 1 && !(ratio <= canary_bound(b)))
+        b++;
+    stats_add(canary_items, 1);
+    atomic_fetch_add_explicit(&stats.canary_ratio[b], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&stats.canary_ratio_sum, (uint64_t)(fmin(ratio, 1e6) * 1e6),
+                              memory_order_relaxed);
+}
+
 static bool is_ns(const char *field)
 {
     size_t n = strlen(field);
@@ -114,6 +132,23 @@ static void write_histogram(FILE *f, const char *what, const char *label,
     fprintf(f, "attnd_step_%s_seconds_sum{%s} %.9f\n", what, label,
             (double)load(&h->sum_ns) * 1e-9);
     fprintf(f, "attnd_step_%s_seconds_count{%s} %" PRIu64 "\n", what, label, sum);
+}
+
+static void write_canary(FILE *f)
+{
+    uint64_t sum = 0;
+    fprintf(f, "# HELP attnd_canary_error_ratio Largest error of an output that the canary "
+               "computed again, over its bound.\n# TYPE attnd_canary_error_ratio histogram\n");
+    for (int b = 0; b < STATS_CANARY_BUCKETS; b++) {
+        sum += load(&stats.canary_ratio[b]);
+        if (b < STATS_CANARY_BUCKETS - 1)
+            fprintf(f, "attnd_canary_error_ratio_bucket{le=\"%.9g\"} %" PRIu64 "\n",
+                    canary_bound(b), sum);
+    }
+    fprintf(f,
+            "attnd_canary_error_ratio_bucket{le=\"+Inf\"} %" PRIu64
+            "\nattnd_canary_error_ratio_sum %.6f\nattnd_canary_error_ratio_count %" PRIu64 "\n",
+            sum, (double)load(&stats.canary_ratio_sum) * 1e-6, sum);
 }
 
 static void write_tenants(FILE *f)
@@ -228,6 +263,7 @@ void stats_write_prometheus(FILE *f)
         snprintf(label, sizeof(label), "stage=\"%s\"", stage_name(s));
         write_histogram(f, "stage", label, &stats.stage[s]);
     }
+    write_canary(f);
     write_tenants(f);
 }
 
@@ -278,6 +314,28 @@ static json_t *json_of_histogram(const struct stats_histogram *h)
     return NULL;
 }
 
+static json_t *json_of_canary(void)
+{
+    json_t *object = json_object(), *buckets = json_object();
+    uint64_t count = 0;
+    int rc = 0;
+    for (int b = 0; b < STATS_CANARY_BUCKETS; b++) {
+        char bound[32] = "+Inf";
+        uint64_t n = load(&stats.canary_ratio[b]);
+        count += n;
+        if (b < STATS_CANARY_BUCKETS - 1)
+            snprintf(bound, sizeof(bound), "%.9g", canary_bound(b));
+        if (n != 0)
+            rc |= json_object_set_new(buckets, bound, json_integer((json_int_t)n));
+    }
+    rc |= json_object_set_new(object, "buckets", buckets);
+    rc |= json_object_set_new(object, "count", json_integer((json_int_t)count));
+    if (rc == 0)
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
 attn_status stats_write_json(FILE *f)
 {
     json_t *root = json_object(), *answered = json_object(), *list = json_array();
@@ -317,6 +375,7 @@ attn_status stats_write_json(FILE *f)
     for (enum stage s = 0; s < STAGE_N; s++)
         rc |= json_object_set_new(stages, stage_name(s), json_of_histogram(&stats.stage[s]));
     rc |= json_object_set_new(root, "step_stage_seconds", stages);
+    rc |= json_object_set_new(root, "canary_error_ratio", json_of_canary());
     if (rc == 0) /* 15 digits: a nanosecond in eleven days */
         rc = json_dumpf(root, f, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(15));
     json_decref(root);

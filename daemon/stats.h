@@ -31,6 +31,10 @@
     X(batches_failed, "batches_failed_total", "Batches the backend failed")                        \
     X(kv_read_bytes, "kv_read_bytes_total", "Cached K and V read by attention")                    \
     X(device_ns, "device_seconds_total", "Time batches ran on the device")                         \
+    X(canary_items, "canary_items_total", "Outputs compared with the float64 reference")           \
+    X(canary_wrong, "canary_wrong_total", "Outputs that were beyond their bound")                  \
+    X(canary_skipped, "canary_skipped_total",                                                      \
+      "Outputs chosen that were too long, changed, or came while another was looked at")           \
     X(hellos_refused, "hellos_refused_total",                                                      \
       "Hellos without a tenant's token, certificate or user")                                      \
     X(leases_expired, "leases_expired_total", "Sessions whose lease ended")                        \
@@ -85,6 +89,8 @@ struct stats_histogram {
     _Atomic uint64_t sum_ns;
 };
 
+#define STATS_CANARY_BUCKETS 16 /* up to 2^-10, 2^-9 ... 2^4 times the bound, and beyond */
+
 #define STATS_MAX_TENANTS 64
 #define STATS_TENANT_MAP(X)                                                                        \
     X(0, "count", "tenant_pool_blocks", "gauge", "Blocks of the tenant's pools")                   \
@@ -112,6 +118,8 @@ struct stats {
     _Atomic uint64_t steps_answered[STATS_N_STATUS]; /* by -status */
     struct stats_histogram time[STATS_N_TRANSPORTS][STATS_N_TIMES];
     struct stats_histogram stage[STAGE_N]; /* of all transports */
+    _Atomic uint64_t canary_ratio[STATS_CANARY_BUCKETS];
+    _Atomic uint64_t canary_ratio_sum; /* millionths */
     struct stats_tenant tenants[STATS_MAX_TENANTS];
     _Atomic uint32_t n_tenants;
 };
@@ -138,6 +146,8 @@ extern struct stats stats;
 void stats_count_answer(attn_status st);
 void stats_observe_ns(enum stats_transport t, enum stats_time what, uint64_t ns);
 void stats_observe_stage_ns(enum stage s, uint64_t ns);
+/* An output was compared: its largest error over its bound. */
+void stats_observe_canary(double ratio);
 const char *stats_transport_name(enum stats_transport t); /* "ipc" */
 /* Prometheus text format 0.0.4 to f. */
 void stats_write_prometheus(FILE *f);

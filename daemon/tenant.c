@@ -213,6 +213,54 @@ void tenants_close(struct tenants *t)
     free(t);
 }
 
+/* ---- another file ---- */
+
+static bool has_anything(const struct tenant *who)
+{
+    for (int i = 0; i < TENANT_N_QUOTAS; i++)
+        if (who->used[i] > 0)
+            return true;
+    return false;
+}
+
+/* The place of a tenant of this id; else one that is free. NULL: none is. */
+static struct tenant *place_of(struct tenants *t, uint32_t id)
+{
+    struct tenant *free_one = t->n < TENANT_MAX ? &t->list[t->n] : NULL;
+    for (uint32_t i = 1; i < t->n; i++) {
+        if (t->list[i].id == id)
+            return &t->list[i];
+        if (t->list[i].is_gone && !has_anything(&t->list[i]))
+            free_one = &t->list[i];
+    }
+    return free_one;
+}
+
+bool tenants_update(struct tenants *t, struct tenants *now)
+{
+    bool is_all = true;
+    for (uint32_t i = 1; i < t->n; i++) {
+        struct tenant *who = &t->list[i];
+        who->is_gone = true;
+        who->has_token = false;
+        who->n_users = 0;
+    }
+    for (uint32_t i = 1; i < now->n; i++) {
+        struct tenant *place = place_of(t, now->list[i].id);
+        if (place == NULL) {
+            is_all = false;
+            continue;
+        }
+        struct tenant next = now->list[i];
+        if (place < &t->list[t->n] && place->id == next.id)
+            memcpy(next.used, place->used, sizeof next.used);
+        t->n += place == &t->list[t->n];
+        *place = next;
+    }
+    tenants_close(now);
+    return is_all;
+}
+
 /* ---- who it is ---- */
 
 static struct tenant *of_token(struct tenants *t, const char *token)
@@ -230,7 +278,7 @@ static struct tenant *of_token(struct tenants *t, const char *token)
 static struct tenant *of_name(struct tenants *t, const char *name)
 {
     for (uint32_t i = 1; i < t->n; i++)
-        if (strcmp(t->list[i].name, name) == 0)
+        if (!t->list[i].is_gone && strcmp(t->list[i].name, name) == 0)
             return &t->list[i];
     return NULL;
 }
@@ -284,6 +332,18 @@ struct tenant *tenants_of_id(struct tenants *t, uint32_t id)
         if (t->list[i].id == id)
             return &t->list[i];
     return NULL;
+}
+
+const struct tenant *tenants_at(const struct tenants *t, uint32_t i)
+{
+    return t != NULL && i < t->n ? &t->list[i] : NULL;
+}
+
+struct tenant *tenants_find(struct tenants *t, const char *name)
+{
+    if (t == NULL || name[0] == '\0')
+        return t == NULL ? NULL : &t->list[TENANT_OPERATOR];
+    return of_name(t, name);
 }
 
 /* ---- what it has ---- */

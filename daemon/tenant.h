@@ -37,6 +37,7 @@ struct tenant {
     char name[TENANT_NAME_BYTES]; /* "" the operator's */
     uint32_t id; /* of the name, the same in every process; what the cache knows it by */
     uint32_t stats; /* its place in stats.tenants */
+    bool is_gone; /* it was in the file; what it has ends */
     bool has_token;
     uint8_t token_hash[TENANT_HASH_BYTES];
     uid_t users[TENANT_MAX_USERS];
@@ -53,6 +54,10 @@ struct tenants;
  * value; ATTN_ENOMEM. */
 attn_status tenants_open(const char *file, struct tenants **out_t, char *why, size_t why_bytes);
 void tenants_close(struct tenants *t); /* NULL is fine */
+/* Takes over from `now`, which is closed: who is new, whose token, users or quotas are others, and
+ * who is gone; whoever stays has the same struct. false: there is no room for some until what those
+ * who are gone have had has ended. Engine thread. */
+bool tenants_update(struct tenants *t, struct tenants *now);
 
 /* Whose request it is: by token, else by certificate, else by user; t NULL: the operator's, out
  * NULL. Compares every token with all hashes, in constant time. ATTN_EAUTH: nobody's, or two say
@@ -61,6 +66,11 @@ attn_status tenants_identify(struct tenants *t, const struct principal *p, const
                              struct tenant **out, char *why, size_t why_bytes);
 /* NULL: nobody has this id, or t is NULL. */
 struct tenant *tenants_of_id(struct tenants *t, uint32_t id);
+
+/* Those of the file, from 1 on; NULL: there are no more. */
+const struct tenant *tenants_at(const struct tenants *t, uint32_t i);
+/* By name, "" the operator; NULL: nobody has it, or t is NULL. */
+struct tenant *tenants_find(struct tenants *t, const char *name);
 
 /* Of who is NULL: nobody asks, nothing is counted. */
 uint32_t tenant_id(const struct tenant *who);

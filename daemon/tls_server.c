@@ -8,10 +8,17 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/credential.h"
 #include "daemon/log.h"
+
+struct tls_server {
+    pthread_mutex_t lock;
+    SSL_CTX *context; /* under the lock; connections have references of their own */
+};
 
 #define FAIL(...) (snprintf(why, why_bytes, __VA_ARGS__), ATTN_EINVAL)
 
@@ -94,8 +101,8 @@ static bool set_versions(SSL_CTX *context, const struct config *cfg)
            (!has_1_2 || SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM:ECDHE+CHACHA20") == 1);
 }
 
-attn_status tls_server_open(const struct config *cfg, SSL_CTX **out_context, char *why,
-                            size_t why_bytes)
+static attn_status context_open(const struct config *cfg, SSL_CTX **out_context, char *why,
+                                size_t why_bytes)
 {
     SSL_CTX *context = SSL_CTX_new(TLS_server_method());
     if (context == NULL || !set_versions(context, cfg)) {
@@ -118,4 +125,55 @@ attn_status tls_server_open(const struct config *cfg, SSL_CTX **out_context, cha
     }
     *out_context = context;
     return ATTN_OK;
+}
+
+attn_status tls_server_open(const struct config *cfg, struct tls_server **out_s, char *why,
+                            size_t why_bytes)
+{
+    struct tls_server *s = calloc(1, sizeof *s);
+    if (s == NULL) {
+        snprintf(why, why_bytes, "no memory for TLS");
+        return ATTN_ENOMEM;
+    }
+    attn_status st = context_open(cfg, &s->context, why, why_bytes);
+    if (st != ATTN_OK) {
+        free(s);
+        return st;
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    *out_s = s;
+    return ATTN_OK;
+}
+
+void tls_server_close(struct tls_server *s)
+{
+    if (s == NULL)
+        return;
+    SSL_CTX_free(s->context);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+attn_status tls_server_reload(struct tls_server *s, const struct config *cfg, char *why,
+                              size_t why_bytes)
+{
+    SSL_CTX *now;
+    attn_status st = context_open(cfg, &now, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    pthread_mutex_lock(&s->lock);
+    SSL_CTX *old = s->context;
+    s->context = now;
+    pthread_mutex_unlock(&s->lock);
+    SSL_CTX_free(old);
+    return ATTN_OK;
+}
+
+SSL_CTX *tls_server_take(struct tls_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    SSL_CTX *context = s->context;
+    SSL_CTX_up_ref(context);
+    pthread_mutex_unlock(&s->lock);
+    return context;
 }

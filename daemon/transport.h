@@ -69,6 +69,12 @@ struct transport_ops {
      * close callback. */
     void (*close)(struct transport *t);
 
+    /* Reads its files again, for connections that come from now on. ATTN_EINVAL, ATTN_ENOMEM: why
+     * says which and why not, and all stays as it is. NULL: it has none. Any thread, before
+     * stop. */
+    attn_status (*reload)(struct transport *t, const struct config *cfg, char *why,
+                          size_t why_bytes);
+
     /* Takes the request back with req->reply filled (a whole message). On the engine's thread, or
      * inside engine_submit on the caller's. */
     void (*reply)(struct request *req);

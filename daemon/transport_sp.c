@@ -9,7 +9,6 @@
  * close may come while the engine still has requests: the memory then waits for them, too.
  */
 #define _GNU_SOURCE /* POLLRDHUP */
-#include <openssl/ssl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -203,7 +202,7 @@ static int init_handles(struct transport_sp *t)
 
 static void transport_free(struct transport_sp *t)
 {
-    SSL_CTX_free(t->tls_context);
+    tls_server_close(t->tls);
     free(t->plain);
     free(t->read_ahead);
     free(t);
@@ -294,8 +293,7 @@ static attn_status sp_open(struct transport_env *env, const char *url, struct tr
         snprintf(why, why_bytes, "%s: out of memory", url);
         return ATTN_ENOMEM;
     }
-    if (a.is_tls &&
-        (st = tls_server_open(env->cfg, &t->tls_context, reason, sizeof(reason))) != ATTN_OK) {
+    if (a.is_tls && (st = tls_server_open(env->cfg, &t->tls, reason, sizeof(reason))) != ATTN_OK) {
         snprintf(why, why_bytes, "%s: %s", url, reason);
         transport_free(t);
         return st;
@@ -390,10 +388,17 @@ static void sp_close(struct transport *base)
     sp_transport_finish(t);
 }
 
+static attn_status sp_reload(struct transport *base, const struct config *cfg, char *why,
+                             size_t why_bytes)
+{
+    struct transport_sp *t = of(base);
+    return t->tls == NULL ? ATTN_OK : tls_server_reload(t->tls, cfg, why, why_bytes);
+}
+
 /* What all doors do alike. */
 #define SP_OPERATIONS                                                                              \
     .open = sp_open, .url = sp_url, .stop = sp_stop, .is_idle = sp_is_idle, .hang_up = sp_hang_up, \
-    .close = sp_close, .reply = sp_reply
+    .reload = sp_reload, .close = sp_close, .reply = sp_reply
 
 const struct transport_ops transport_ipc_ops = {
     .scheme = "ipc://",

@@ -35,6 +35,16 @@ const struct command commands[] = {
      .print = print_table, .is_admin = true},
     {NULL, "sequences", NULL, "the sequences that are open", .ask = ask_sequences,
      .print = print_table, .is_admin = true},
+    {NULL, "tenants", NULL, "who shares the daemon, and how much of each quota is used",
+     .ask = ask_tenants, .print = print_table, .is_admin = true},
+    {NULL, "cache", NULL, "blocks by state, per pool and of all", .ask = ask_cache,
+     .print = print_cache, .is_admin = true},
+    {NULL, "trace", "FILE", "the requests of --seconds, for attnload --trace", .live = run_trace,
+     .is_admin = true},
+    {"kill", "session", "ID", "end a session with its sequences, as sessions names it",
+     .ask = ask_kill_session, .is_admin = true},
+    {"kill", "sequence", "NUMBER", "free one sequence, of --tenant where there are tenants",
+     .ask = ask_kill_sequence, .is_admin = true},
     {NULL, "watch", NULL, "what is logged, as it happens", .live = run_watch, .is_admin = true},
     {"pool", "list", NULL, "all pools", .ask = ask_pools, .print = print_table},
     {"pool", "create", "NAME", "make a pool; geometry below", .ask = ask_pool_create},
@@ -77,12 +87,16 @@ static const char usage_tail[] =
     "  --json                   the result as one JSON object; of top and watch, one per line\n"
     "  --help, --version\n"
     "\n"
-    "of top and watch:\n"
-    "  --interval SECONDS       between two looks (default 1)\n"
-    "  --count N                end after so many looks, or events (default: go on)\n"
+    "of top, watch and trace:\n"
+    "  --interval SECONDS       between two looks of top (default 1)\n"
+    "  --count N                end after so many looks, events or requests (default: go on)\n"
+    "  --seconds N              how long trace records (default 10)\n"
+    "\n"
+    "of kill sequence:\n"
+    "  --tenant NAME            whose sequence it is\n"
     "\n"
     "top fills a terminal (NO_COLOR: without colours) and prints a line per look into a pipe.\n"
-    "slow, sessions, sequences, watch, config and reload answer root and the daemon's user.\n"
+    "What shows or changes other people's work answers root and the daemon's user alone.\n"
     "\n"
     "exit codes, of every command: 0 done; 1 no connection, refused, failed, or stdout could not "
     "be\n"
@@ -115,6 +129,8 @@ enum {
     OPT_JSON,
     OPT_INTERVAL,
     OPT_COUNT,
+    OPT_SECONDS,
+    OPT_TENANT,
     OPT_LAYERS, /* from here to batch-invariant: pool create's */
     OPT_Q_HEADS,
     OPT_KV_HEADS,
@@ -137,6 +153,8 @@ const struct option options[] = {
     {"json", no_argument, NULL, OPT_JSON},
     {"interval", required_argument, NULL, OPT_INTERVAL},
     {"count", required_argument, NULL, OPT_COUNT},
+    {"seconds", required_argument, NULL, OPT_SECONDS},
+    {"tenant", required_argument, NULL, OPT_TENANT},
     {"layers", required_argument, NULL, OPT_LAYERS},
     {"q-heads", required_argument, NULL, OPT_Q_HEADS},
     {"kv-heads", required_argument, NULL, OPT_KV_HEADS},
@@ -195,6 +213,14 @@ static bool parse_u32(const char *text, uint32_t *out)
     return true;
 }
 
+static bool parse_u64(const char *text, uint64_t *out)
+{
+    char *end;
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    return errno == 0 && text[0] >= '0' && text[0] <= '9' && *end == '\0';
+}
+
 static bool parse_dtype(const char *text, attn_dtype *out)
 {
     *out = attn_dtype_parse(text);
@@ -228,6 +254,14 @@ static bool parse_option(struct arguments *a, int opt)
         return true;
     case OPT_COUNT:
         return parse_u32(optarg, &a->count) && a->count > 0;
+    case OPT_SECONDS:
+        if (!parse_number(optarg, 86400, &x) || x == 0)
+            return false;
+        a->record_us = (uint64_t)(x * 1e6);
+        return true;
+    case OPT_TENANT:
+        a->tenant = optarg;
+        return true;
     case OPT_LAYERS:
         return parse_u32(optarg, &a->spec.num_layers);
     case OPT_Q_HEADS:
@@ -317,7 +351,11 @@ static int choose(char **words, int n, struct arguments *a, const struct command
     if (a->geometry != NULL && !is_create)
         return usage("--%s is an option of pool create alone", a->geometry);
     if (a->live != NULL && c->live == NULL)
-        return usage("--%s is an option of top and watch", a->live);
+        return usage("--%s is an option of top, watch and trace", a->live);
+    if (a->tenant != NULL && c->ask != ask_kill_sequence)
+        return usage("--tenant is an option of kill sequence");
+    if (c->ask == ask_kill_sequence && !parse_u64(a->operands[0], &a->seq))
+        return usage("kill sequence: \"%s\" is no number", a->operands[0]);
     if (is_create &&
         (s->num_layers == 0 || s->num_q_heads == 0 || s->num_kv_heads == 0 || s->head_dim_k == 0))
         return usage("pool create needs --layers, --q-heads, --kv-heads and --head-dim");
@@ -394,6 +432,7 @@ int main(int argc, char **argv)
     struct arguments a = {.endpoint = attn_default_url(),
                           .timeout_us = 5000000,
                           .interval_us = 1000000,
+                          .record_us = 10000000,
                           .spec = {.struct_size = sizeof a.spec,
                                    .layer_struct_size = sizeof a.layer,
                                    .q_dtype = ATTN_BF16}};
@@ -415,7 +454,7 @@ int main(int argc, char **argv)
             return usage("--%s: \"%s\" cannot be used", options[index].name, optarg);
         if (opt >= OPT_LAYERS)
             a.geometry = options[index].name;
-        else if (opt >= OPT_INTERVAL)
+        else if (opt >= OPT_INTERVAL && opt <= OPT_SECONDS)
             a.live = options[index].name;
     }
     const struct command *command = NULL;

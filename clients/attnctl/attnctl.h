@@ -5,6 +5,7 @@
  * print.c        results as lines, tables or JSON
  * latency.c      percentiles of the histograms in /stats
  * live.c         top and watch
+ * record.c       trace
  * doctor.c       what may be wrong with this machine
  * completion.c   completion of bash, zsh and fish, from the table
  *
@@ -25,9 +26,12 @@ struct arguments {
     const char *endpoint;
     const char *operands[MAX_OPERANDS]; /* NAME, VALUE ... as the command's usage has them */
     const char *geometry; /* an option of pool create's that is given, NULL: none */
-    const char *live; /* the same of top's and watch's */
+    const char *live; /* the same of top's, watch's and trace's */
+    const char *tenant; /* of kill sequence */
+    uint64_t seq; /* the same: its operand */
+    uint64_t record_us; /* of trace */
     uint64_t timeout_us, wait_us, interval_us;
-    uint32_t count; /* of top and watch; 0: without end */
+    uint32_t count; /* of top, watch and trace; 0: without end */
     bool is_json;
     struct attn_pool_spec spec;
     struct attn_layer layer;
@@ -53,6 +57,7 @@ extern const struct option options[]; /* ends with a zero */
 int failed(attn_status st);
 /* What was printed has arrived, or a sentence and EXIT_FAILED. */
 int printed(void);
+void pause_for(uint64_t us);
 /* A client as the options want it. */
 attn_status connect_to(const struct arguments *a, attn_client **out_client);
 
@@ -68,6 +73,11 @@ attn_status ask_pool_describe(attn_client *c, const struct arguments *a, json_t 
 attn_status ask_pool_drop(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_sessions(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_sequences(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_tenants(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_cache(attn_client *c, const struct arguments *a, json_t **out);
+void print_cache(const json_t *result);
+attn_status ask_kill_session(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_kill_sequence(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_slow(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_config(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_config_get(attn_client *c, const struct arguments *a, json_t **out);
@@ -92,6 +102,9 @@ json_t *latency_of(const json_t *histogram, const json_t *before);
 /* live.c */
 int run_top(attn_client *c, const struct arguments *a);
 int run_watch(attn_client *c, const struct arguments *a);
+
+/* record.c: the requests of some seconds, into a file that attnload --trace replays. */
+int run_trace(attn_client *c, const struct arguments *a);
 
 /* doctor.c, completion.c */
 int run_doctor(const struct arguments *a);

@@ -148,6 +148,40 @@ attn_status ask_sessions(attn_client *c, const struct arguments *a, json_t **out
     return all_pages(c, a, "sessions", out);
 }
 
+attn_status ask_tenants(attn_client *c, const struct arguments *a, json_t **out)
+{
+    return all_pages(c, a, "tenants", out);
+}
+
+/* One page: with the sums of all pools. */
+attn_status ask_cache(attn_client *c, const struct arguments *a, json_t **out)
+{
+    return inspect(c, "cache", 0, a->timeout_us, out);
+}
+
+/* The pools, and what is of all of them. */
+void print_cache(const json_t *result)
+{
+    print_table(result);
+    print_flat(json_object_get(result, "all"));
+}
+
+attn_status ask_kill_session(attn_client *c, const struct arguments *a, json_t **out)
+{
+    attn_status st = attn_client_kill_session(c, a->operands[0], a->timeout_us);
+    if (st == ATTN_OK)
+        *out = json_pack("{s:s}", "killed_session", a->operands[0]);
+    return st;
+}
+
+attn_status ask_kill_sequence(attn_client *c, const struct arguments *a, json_t **out)
+{
+    attn_status st = attn_client_kill_seq(c, a->tenant, a->seq, a->timeout_us);
+    if (st == ATTN_OK)
+        *out = json_pack("{s:s}", "killed_sequence", a->operands[0]);
+    return st;
+}
+
 attn_status ask_sequences(attn_client *c, const struct arguments *a, json_t **out)
 {
     return all_pages(c, a, "sequences", out);

@@ -9,7 +9,10 @@
 
 #include "clients/attnctl/attnctl.h"
 
-static void pause_for(uint64_t us)
+static const uint64_t WATCH_WAIT_US = 5000000;
+static const double SOON_SECONDS = 0.01;
+
+void pause_for(uint64_t us)
 {
     struct timespec t = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
     while (nanosleep(&t, &t) != 0)
@@ -208,37 +211,49 @@ static void print_event(const json_t *event)
     putchar('\n');
 }
 
+/* What is in a page, up to the count; false: that is reached. */
+static bool print_page(const struct arguments *a, const json_t *page, uint32_t *n_printed)
+{
+    json_t *event;
+    size_t i;
+    double dropped = number(page, "dropped");
+    if (dropped > 0 && a->is_json)
+        printf("{\"dropped\": %.0f}\n", dropped);
+    else if (dropped > 0)
+        printf("... %.0f events went by unseen\n", dropped);
+    json_array_foreach(json_object_get(page, "events"), i, event)
+    {
+        (a->is_json ? print_json : print_event)(event);
+        if (++*n_printed == a->count)
+            return false;
+    }
+    return true;
+}
+
+/* The daemon keeps each question until something is logged; where it answers at once with nothing
+ * (it drains, or too many watch), we wait ourselves. */
 int run_watch(attn_client *c, const struct arguments *a)
 {
     uint64_t after = 0;
     uint32_t n_printed = 0;
-    int rc = EXIT_DONE;
-    while (rc == EXIT_DONE && (a->count == 0 || n_printed < a->count)) {
-        json_t *page = NULL, *event;
-        size_t i;
-        attn_status st = inspect(c, "events", after, a->timeout_us, &page);
+    for (bool goes_on = true; goes_on;) {
+        char *text = NULL;
+        double asked_at = now_seconds();
+        attn_status st = attn_client_watch(c, after, WATCH_WAIT_US, a->timeout_us, &text);
         if (st != ATTN_OK)
             return failed(st);
-        double dropped = number(page, "dropped");
-        if (dropped > 0 && a->is_json)
-            printf("{\"dropped\": %.0f}\n", dropped);
-        else if (dropped > 0)
-            printf("... %.0f events went by unseen\n", dropped);
-        json_array_foreach(json_object_get(page, "events"), i, event)
-        {
-            if (a->count != 0 && n_printed == a->count)
-                break;
-            n_printed++;
-            if (a->is_json)
-                print_json(event);
-            else
-                print_event(event);
-        }
+        json_t *page = json_loads(text, 0, NULL);
+        attn_free(text);
+        goes_on = print_page(a, page, &n_printed);
+        bool is_early = json_array_size(json_object_get(page, "events")) == 0 &&
+                        now_seconds() - asked_at < SOON_SECONDS;
         after = (uint64_t)number(page, "next");
         json_decref(page);
-        rc = printed();
-        if (rc == EXIT_DONE && (a->count == 0 || n_printed < a->count))
+        int rc = printed();
+        if (rc != EXIT_DONE)
+            return rc;
+        if (is_early)
             pause_for(a->interval_us);
     }
-    return rc;
+    return EXIT_DONE;
 }

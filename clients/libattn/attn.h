@@ -167,11 +167,21 @@ ATTN_API attn_status attn_client_stats(attn_client *c, uint64_t timeout_us, char
 ATTN_API attn_status attn_client_drain(attn_client *c, uint64_t timeout_us);
 
 /* For operators: the daemon answers its own user and root alone (ATTN_EAUTH), but for pools.
- * A list as a JSON object: topic is pools, sessions, sequences, slow, events or config; lists begin
- * behind `after` and say with `next` where to go on. ATTN_ENOTSUP: no such topic. Free with
- * attn_free. */
+ * A list as a JSON object: topic is pools, sessions, sequences, tenants, cache, requests,
+ * open_requests, slow, events or config; lists begin behind `after` and say with `next` where to go
+ * on. ATTN_ENOTSUP: no such topic. Free with attn_free. */
 ATTN_API attn_status attn_client_inspect(attn_client *c, const char *topic, uint64_t after,
                                          uint64_t timeout_us, char **out_json);
+/* The same of events; where there are none behind `after` yet, it waits for one, up to wait_us or
+ * what the daemon allows (5 s), before the list is empty. timeout_us: on top. */
+ATTN_API attn_status attn_client_watch(attn_client *c, uint64_t after, uint64_t wait_us,
+                                       uint64_t timeout_us, char **out_json);
+/* Ends a session, named as in the list of sessions, with all its sequences; or one sequence of a
+ * tenant's (NULL: the operator's, or of all where there are no tenants). ATTN_ENOTFOUND. */
+ATTN_API attn_status attn_client_kill_session(attn_client *c, const char *session,
+                                              uint64_t timeout_us);
+ATTN_API attn_status attn_client_kill_seq(attn_client *c, const char *tenant, uint64_t seq,
+                                          uint64_t timeout_us);
 /* Changes a setting ("log.level") until the daemon reads its settings again. ATTN_ENOTFOUND;
  * ATTN_ENOTSUP: it needs a restart; ATTN_EINVAL: the value. */
 ATTN_API attn_status attn_client_configure(attn_client *c, const char *name, const char *value,
@@ -182,7 +192,7 @@ ATTN_API attn_status attn_client_pool_drop(attn_client *c, const char *name, uin
 /* Has the daemon read its settings again; out_json says how many changed. Free with attn_free. */
 ATTN_API attn_status attn_client_reload(attn_client *c, uint64_t timeout_us, char **out_json);
 
-/* Frees what attn_client_stats, _inspect and _reload gave; NULL is fine. */
+/* Frees what attn_client_stats, _inspect, _watch and _reload gave; NULL is fine. */
 ATTN_API void attn_free(void *p);
 
 /* For event loops: readable when attn_client_poll has something to do. While steps are in flight

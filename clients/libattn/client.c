@@ -410,6 +410,47 @@ attn_status attn_client_inspect(attn_client *c, const char *topic, uint64_t afte
     return client_call(c, &req, timeout_us, take_stats, out_json);
 }
 
+attn_status attn_client_watch(attn_client *c, uint64_t after, uint64_t wait_us, uint64_t timeout_us,
+                              char **out_json)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Inspect inspect = ATTND__INSPECT__INIT;
+    if (out_json == NULL)
+        return error_set(ATTN_EINVAL, "out_json is NULL");
+    inspect.topic = (char *)"events";
+    inspect.after = after;
+    inspect.wait_us = wait_us;
+    req.body_case = ATTND__REQUEST__BODY_INSPECT;
+    req.inspect = &inspect;
+    return client_call(c, &req, wait_us + timeout_us, take_stats, out_json);
+}
+
+static attn_status kill_call(attn_client *c, const Attnd__Kill *kill, uint64_t timeout_us)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    req.body_case = ATTND__REQUEST__BODY_KILL;
+    req.kill = (Attnd__Kill *)kill;
+    return client_call(c, &req, timeout_us, NULL, NULL);
+}
+
+attn_status attn_client_kill_session(attn_client *c, const char *session, uint64_t timeout_us)
+{
+    Attnd__Kill kill = ATTND__KILL__INIT;
+    if (session == NULL || session[0] == '\0')
+        return error_set(ATTN_EINVAL, "session is NULL or empty");
+    kill.session = (char *)session;
+    return kill_call(c, &kill, timeout_us);
+}
+
+attn_status attn_client_kill_seq(attn_client *c, const char *tenant, uint64_t seq,
+                                 uint64_t timeout_us)
+{
+    Attnd__Kill kill = ATTND__KILL__INIT;
+    kill.seq = seq;
+    kill.tenant = (char *)(tenant != NULL ? tenant : "");
+    return kill_call(c, &kill, timeout_us);
+}
+
 attn_status attn_client_configure(attn_client *c, const char *name, const char *value,
                                   uint64_t timeout_us)
 {

@@ -90,8 +90,59 @@ if script -qec true /dev/null >/dev/null 2>&1; then # a terminal, with colours a
   has 'device '
   grep -q $'\x1b\\[32m' "$dir/out" && die "colours against NO_COLOR"
 fi
-kill "$loader"
-wait "$loader" || true
+# its requests as a trace that can be replayed; the load's own begin before
+expect 0 "$ctl" --json trace "$dir/empty" --seconds 0.1
+holds "x['requests'] == 0 and x['dropped'] == 0"
+"$ctl" --json trace "$dir/trace" --seconds 600 --count 4 --interval 0.1 >"$dir/out" 2>"$dir/err.log" &
+tracer=$!
+until [[ -e $dir/trace ]]; do :; done
+for i in 1 2 3 4; do "$bin/attnload" --preset bytelm --sequences 1 --context 9 --steps 5 >/dev/null; done
+wait "$tracer" || die "trace: $(cat "$dir/err.log")"
+holds "x['requests'] == 4"
+[[ $(grep -c '"input_length": 9, "output_length": 5}' "$dir/trace") == 4 ]] || die "not what was asked for: $(cat "$dir/trace")"
+expect 0 "$bin/attnload" --preset bytelm --trace "$dir/trace" --speed 0 --json
+expect 1 "$ctl" trace "$dir/no/where"
+says 'trace: .*/no/where: No such file'
+
+expect 0 "$ctl" --json cache
+holds "all(p['free'] + p['used'] == p['blocks'] for p in x['cache']) and x['all']['blocks_used'] == sum(p['used'] for p in x['cache']) > 0"
+expect 0 "$ctl" cache
+has '^name +blocks +free +used +bytes +sequences$'
+has '^blocks_shared [0-9]+$'
+expect 0 "$ctl" --json tenants
+holds "x == {'tenants': []}"
+
+# a sequence of the load's, then its session: its next steps say so
+expect 1 "$ctl" kill sequence 18446744073709551615
+says 'sequence 18446744073709551615 is not open'
+expect 2 "$ctl" kill sequence one
+expect 1 "$ctl" kill session 00000000
+says 'not found: kill.session "00000000": 0 sessions'
+"$ctl" --json sequences >"$dir/out"
+sequence=$(python3 -c "import json; print(json.load(open('$dir/out'))['sequences'][0]['sequence'])")
+session=$(python3 -c "import json; print(json.load(open('$dir/out'))['sequences'][0]['session'])")
+expect 0 "$ctl" --json kill sequence "$sequence"
+holds "x == {'killed_sequence': '$sequence'}"
+"$ctl" --json sequences >"$dir/out"
+holds "'$sequence' not in {s['sequence'] for s in x['sequences']}"
+expect 0 "$ctl" kill session "$session"
+has "^killed_session $session\$"
+wait "$loader" && die "the load goes on without its session"
+"$ctl" --json sessions >"$dir/out"
+holds "'$session' not in {s['session'] for s in x['sessions']}"
+"$ctl" --json sequences >"$dir/out"
+holds "x == {'sequences': []}"
+grep -qE "msg=\"admin: end of sequence $sequence, asked for by uid $(id -u), " "$dir/attnd.log" || die "no caller in the log"
+grep -qE "session=$session client=\"attnload\" why=\"an operator ended it\"" "$dir/attnd.log" || die "no end in the log"
+
+# who watches sees what happens next
+"$ctl" --json watch >"$dir/events" 2>"$dir/watch.log" &
+watcher=$!
+until [[ -s $dir/events ]]; do :; done
+expect 0 "$ctl" config set log.level info
+until grep -q 'admin: log.level = info, asked for by uid' "$dir/events"; do :; done
+kill "$watcher"
+wait "$watcher" || true
 
 expect 0 "$ctl" --json watch --count 3
 [[ $(wc -l <"$dir/out") == 3 ]] || die "not three events: $(cat "$dir/out")"
@@ -136,12 +187,12 @@ tcp=$(grep -oE 'tcp://127.0.0.1:[0-9]+' "$dir/attnd.log")
 for command in 'pool list' stats latency 'top --count 1 --interval 0.1'; do
   expect 0 "$ctl" --endpoint "$tcp" $command
 done
-for command in 'pool drop p' sessions sequences slow watch 'config list' 'config set log.level debug' reload; do
+for command in 'pool drop p' sessions sequences tenants cache 'kill session 1' 'kill sequence 1' "trace $dir/trace" slow watch 'config list' 'config set log.level debug' reload; do
   expect 1 "$ctl" --endpoint "$tcp" $command
   says "unauthenticated: only root and the daemon's user may ask"
 done
 
-for command in top latency slow sessions watch 'pool list' 'config list' doctor 'completion bash'; do
+for command in top latency slow sessions cache watch 'pool list' 'config list' doctor 'completion bash'; do
   "$ctl" $command --count 1 >/dev/full 2>"$dir/err.log" 2>/dev/null && die "$command writes into a full file"
   [[ $command == top || $command == watch ]] && flags='--count 1' || flags=
   "$ctl" $command $flags >/dev/full 2>"$dir/err.log" && die "$command writes into a full file"
@@ -150,17 +201,23 @@ done
 expect 2 "$ctl" config get
 says 'expected config get NAME'
 expect 2 "$ctl" ping --count 3
-says '--count is an option of top and watch'
+says '--count is an option of top, watch and trace'
 expect 2 "$ctl" completion tcsh
 for shell in bash zsh fish; do
   expect 0 "$ctl" completion $shell
-  for word in describe sequences reload endpoint; do has "$word"; done
+  for word in describe sequences reload endpoint tenants cache kill trace; do has "$word"; done
   ! command -v $shell >/dev/null || $shell -n "$dir/out" || die "$shell does not read its completion"
 done
 expect 0 bash -c 'eval "$('"$ctl"' completion bash)"; COMP_WORDS=(attnctl pool d) COMP_CWORD=2; _attnctl; echo "${COMPREPLY[*]}"'
 has '^describe drop$'
 
+# a daemon that ends waits for nobody who watches
+"$ctl" watch >"$dir/events" 2>"$dir/watch.log" &
+watcher=$!
+until [[ -s $dir/events ]]; do :; done
 kill "$daemon"
 wait "$daemon" || die "exit code $? after SIGTERM"
+grep -q 'drained' "$dir/attnd.log" || die "not drained: $(tail -3 "$dir/attnd.log")"
+wait "$watcher" && die "watch goes on without a daemon"
 daemon=
 echo "operators see what happens"

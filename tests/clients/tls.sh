@@ -65,7 +65,7 @@ refused 78 'tenants: .*/server.crt:[0-9]+: ' "${tls[@]}" --listen.tenants "$keys
 
 # --- one that does, and one that says loudly that it is open
 : >"$dir/attnd.log"
-"$bin/attnd" --backend cpu --device.kv_memory 256M --listen.http off "${tls[@]}" --listen 'tcp://*:0' \
+"$bin/attnd" --backend cpu --device.kv_memory 256M --listen.http off "${tls[@]}" --listen "tcp://*:0 ipc://$dir/sock" \
   --listen.insecure_tcp yes --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log" &
 daemon=$!
 until grep -q 'is ready' "$dir/attnd.log"; do
@@ -84,6 +84,80 @@ for preset in bytelm llama3-8b; do
   says '"mismatched": 0'
 done
 expect 0 "$ctl" --endpoint "tcp://127.0.0.1:$open" ping
+
+# --- tenants as the operator sees them
+op=(env -u ATTND_KEY_FILE "$ctl" --endpoint "ipc://$dir/sock")
+expect 0 "${op[@]}" --json tenants
+says '"tenant": "alpha", "blocks": [1-9][0-9]*, "max_blocks": null, .*"steps": [1-9][0-9]*, "steps_failed": 0'
+"$load" --preset bytelm --sequences 1 --duration 600 >"$dir/load" 2>&1 &
+loader=$!
+until "${op[@]}" --json sequences >"$dir/out" && grep -q '"tenant": "alpha"' "$dir/out"; do :; done
+sequence=$(grep -oE '"sequence": "[0-9]+"' "$dir/out" | grep -oE '[0-9]+' | head -1)
+expect 1 "${op[@]}" kill sequence "$sequence"
+says 'is not open'
+expect 1 "${op[@]}" kill sequence "$sequence" --tenant nobody
+says 'no tenant is named "nobody"'
+expect 1 "${op[@]}" kill sequence "$sequence" --tenant beta
+expect 0 "${op[@]}" kill sequence "$sequence" --tenant alpha
+wait "$loader" && die "the load goes on without its sequence"
+expect 1 "$ctl" tenants
+says "only root and the daemon's user"
+
+# --- another file of tenants and another certificate, while workers work
+loads() { # TENANT: a load of its own in the background
+  ATTND_KEY_FILE=$keys/$1.token "$load" --preset bytelm --sequences 1 --duration 600 >"$dir/load.$1" 2>&1 &
+  until "${op[@]}" --json sequences >"$dir/out" && grep -q "\"tenant\": \"$1\"" "$dir/out"; do :; done
+}
+loads alpha
+alpha=$!
+loads beta
+beta=$!
+cp "$keys/tenants.conf" "$dir/tenants.conf"
+sed -i '/^\[beta\]/,/^$/d' "$keys/tenants.conf"
+printf '[delta]\ntoken_sha256 = %s\n' "$(printf secret | sha256sum | cut -d' ' -f1)" >>"$keys/tenants.conf"
+(umask 077 && printf 'secret\n' >"$dir/delta.token")
+expect 0 "${op[@]}" reload
+expect 1 env ATTND_KEY_FILE="$keys/beta.token" "$ctl" ping
+says 'hello.token is refused'
+expect 0 env ATTND_KEY_FILE="$dir/delta.token" "$ctl" --json stats
+says '"tenant": ?"delta"'
+wait "$beta" && die "the load of a tenant that is gone goes on"
+until "${op[@]}" --json pool list >"$dir/out" && ! grep -q '"tenant": "beta"' "$dir/out"; do :; done
+says '"tenant": "alpha"'
+says_not() { grep -qE -e "$1" "$dir/out" && die "\"$1\" in: $(cat "$dir/out")" || true; }
+expect 0 "${op[@]}" --json tenants
+says '"tenant": "delta"'
+says_not '"tenant": "beta"'
+grep -qE 'msg="session ends" .* why="its tenant is gone"' "$dir/attnd.log" || die "no end in the log"
+printf 'nonsense\n' >>"$keys/tenants.conf"
+expect 1 "${op[@]}" reload
+says 'the settings stay as they are: listen.tenants: .*/tenants.conf:[0-9]+: '
+expect 0 env ATTND_KEY_FILE="$dir/delta.token" "$ctl" ping
+cp "$dir/tenants.conf" "$keys/tenants.conf"
+kill -HUP "$daemon" # the other way; what was gone is back
+until ATTND_KEY_FILE=$keys/beta.token "$ctl" ping >"$dir/out" 2>&1; do :; done
+
+mkdir "$dir/old"
+cp "$keys"/server.* "$keys/ca.crt" "$dir/old/"
+expect 0 "$ctl" keys "$dir/new" --host localhost
+cp "$dir/new/server.crt" "$keys/server.crt" # without its key
+expect 1 "${op[@]}" reload
+says 'the settings stay as they are: listen.tls_key: .* is not the key of listen.tls_cert'
+expect 0 "$ctl" ping
+cp "$dir/new/server.key" "$keys/server.key"
+expect 0 "${op[@]}" reload
+expect 1 "$ctl" ping
+says 'unknown CA'
+expect 0 env ATTND_CA_FILE="$dir/new/ca.crt" "$ctl" ping
+kill -0 "$alpha" || die "a worker that was connected is not any more: $(cat "$dir/load.alpha")"
+steps() { "${op[@]}" --json tenants | grep -oE '"tenant": "alpha".*' | grep -oE '"steps": [0-9]+' | grep -oE '[0-9]+' | head -1; }
+before=$(steps)
+until [[ $(steps) -gt $before ]]; do kill -0 "$alpha" || die "the load ended: $(cat "$dir/load.alpha")"; done
+cp "$dir/old"/server.* "$keys/"
+expect 0 "${op[@]}" reload
+expect 0 "$ctl" ping
+kill "$alpha"
+wait "$alpha" || true
 
 # --- credentials that are wrong
 expect 1 env -u ATTND_KEY_FILE "$ctl" ping

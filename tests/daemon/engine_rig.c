@@ -78,6 +78,14 @@ static attn_status fake_blocks_scrub(struct backend_pool *p, const uint32_t *blo
     return ATTN_OK;
 }
 
+/* All zeros: the cache has no bytes. */
+static attn_status fake_block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
+{
+    assert_true(block < p->config.n_blocks);
+    memset(out_bytes, 0, kv_layout_of(&p->config).block_bytes);
+    return ATTN_OK;
+}
+
 static uint64_t fake_pool_place(const struct backend_pool *p)
 {
     return p->place;
@@ -198,6 +206,7 @@ const struct backend_ops rig_backend_ops = {
     .pool_check = fake_pool_check,
     .pool_bytes = fake_pool_bytes,
     .pool_open = fake_pool_open,
+    .block_read = fake_block_read,
     .blocks_scrub = fake_blocks_scrub,
     .pool_place = fake_pool_place,
     .pool_close = fake_pool_close,

@@ -11,11 +11,13 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "daemon/address.h"
 #include "daemon/clock.h"
 #include "daemon/log.h"
+#include "daemon/log_journal.h"
 #include "daemon/request.h"
 #include "daemon/slow.h"
 #include "fake_host.h"
@@ -431,9 +433,49 @@ static char *logged(bool is_journal, enum log_level max, enum log_level level, c
     snprintf(stream, sizeof(stream), "%llu:%llu", (unsigned long long)sb.st_dev,
              (unsigned long long)sb.st_ino + (is_journal ? 0 : 1));
     setenv("JOURNAL_STREAM", stream, 1);
+    journal_set_path("/nowhere"); /* of the machine's own we want nothing */
     log_init(max, LOG_FORMAT_LOGFMT);
     log_write(level, "%s", text);
     return capture_end(&c);
+}
+
+static void the_journal_gets_a_field_per_value(void **state)
+{
+    (void)state;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    char quoted[64], got[1024], stream[64], dir[] = "/tmp/attnd_journal_XXXXXX";
+    struct stat sb;
+    assert_non_null(mkdtemp(dir));
+    snprintf(at.sun_path, sizeof at.sun_path, "%s/socket", dir);
+    int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    journal_set_path(at.sun_path);
+    struct capture c = capture_begin();
+    assert_int_equal(fstat(STDERR_FILENO, &sb), 0);
+    snprintf(stream, sizeof(stream), "%llu:%llu", (unsigned long long)sb.st_dev,
+             (unsigned long long)sb.st_ino);
+    setenv("JOURNAL_STREAM", stream, 1);
+    log_init(LOG_LEVEL_INFO, LOG_FORMAT_JSON);
+    log_event(LOG_LEVEL_WARN, "slow step", "total=%.3f session=%04x peer=%s to=me", 1.5, 0x12,
+              log_quote("uid 0, \"x\\", quoted, sizeof quoted));
+    ssize_t n = recv(fd, got, sizeof got - 1, MSG_DONTWAIT);
+    assert_true(n > 0);
+    got[n] = '\0';
+    assert_string_equal(got, "PRIORITY=4\nSYSLOG_IDENTIFIER=attnd\n"
+                             "MESSAGE=slow step total=1.500 session=0012 "
+                             "peer=\"uid 0, \\\"x\\\\\" to=me\n"
+                             "ATTND_TOTAL=1.500\nATTND_SESSION=0012\n"
+                             "ATTND_PEER=uid 0, \"x\\\nATTND_TO=me\n");
+    log_info("two\nMESSAGE=lines"); /* as a client's name may have it */
+    n = recv(fd, got, sizeof got - 1, MSG_DONTWAIT);
+    got[n > 0 ? n : 0] = '\0';
+    assert_string_equal(got, "PRIORITY=6\nSYSLOG_IDENTIFIER=attnd\nMESSAGE=two?MESSAGE=lines\n");
+    close(fd);
+    unlink(at.sun_path);
+    log_info("nobody reads");
+    assert_string_equal(capture_end(&c), "<6>nobody reads\n");
+    journal_set_path("/nowhere");
+    rmdir(dir);
 }
 
 static void an_event_has_its_values_apart_in_both_formats(void **state)
@@ -549,6 +591,7 @@ int main(void)
         TEST(every_address_has_a_transport),
         TEST(a_principal_has_a_name_for_the_log),
         TEST(a_log_line_has_a_priority_for_the_journal_and_time_and_level_for_others),
+        TEST(the_journal_gets_a_field_per_value),
         TEST(an_event_has_its_values_apart_in_both_formats),
         TEST(a_flood_of_lines_is_cut_and_what_was_left_out_is_counted),
         TEST(lines_are_kept_by_number_and_the_oldest_make_room),

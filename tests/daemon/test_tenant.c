@@ -187,6 +187,58 @@ static void quotas_are_exact(void **state)
     tenants_close(t);
 }
 
+static void another_file_changes_who_somebody_is_and_not_what_he_has(void **state)
+{
+    (void)state;
+    struct principal p = {.kind = PRINCIPAL_ANONYMOUS};
+    char why[256];
+    struct tenants *t = load("[a]\ntoken_sha256 = " ONE "\nblocks = 5\n[b]\nusers = 12345\n");
+    struct tenant *a = identify(t, &p, "one", "");
+    assert_int_equal(tenant_take(a, TENANT_BLOCKS, 4, why, sizeof why), ATTN_OK);
+
+    assert_true(
+        tenants_update(t, load("[c]\nblocks = 1\n[a]\ntoken_sha256 = " TWO "\nblocks = 3\n")));
+    assert_null(identify(t, &p, "one", "is refused"));
+    assert_ptr_equal(identify(t, &p, "two", ""), a);
+    assert_int_equal(a->used[TENANT_BLOCKS], 4);
+    assert_int_equal(tenant_left(a, TENANT_BLOCKS), 0);
+    p = (struct principal){.kind = PRINCIPAL_USER, .uid = 12345};
+    assert_null(identify(t, &p, "", "no tenant's user"));
+    assert_non_null(tenants_find(t, "c"));
+    assert_null(tenants_find(t, "b"));
+    uint32_t a_id = a->id;
+
+    assert_true(tenants_update(t, load("[b]\nusers = 12345\n")));
+    assert_true(a->is_gone);
+    assert_ptr_equal(tenants_of_id(t, a_id), a); /* to whom what he has is given back */
+    assert_non_null(identify(t, &p, "", ""));
+    tenant_give(a, TENANT_BLOCKS, 4);
+    tenants_close(t);
+}
+
+static void those_who_are_gone_make_room_when_they_have_nothing_left(void **state)
+{
+    (void)state;
+    char many[8192] = "", others[8192] = "", why[256];
+    for (int i = 1; i < TENANT_MAX; i++) {
+        snprintf(many + strlen(many), 128, "[m%d]\nblocks = 9\n", i);
+        snprintf(others + strlen(others), 128, "[o%d]\nblocks = 9\n", i);
+    }
+    struct tenants *t = load(many);
+    struct tenant *m = tenants_find(t, "m7");
+    assert_int_equal(tenant_take(m, TENANT_SEQUENCES, 1, why, sizeof why), ATTN_OK);
+    assert_false(tenants_update(t, load(others)));
+    assert_string_equal(m->name, "m7");
+    tenant_give(m, TENANT_SEQUENCES, 1);
+    assert_true(tenants_update(t, load(others)));
+    for (int i = 1; i < TENANT_MAX; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "o%d", i);
+        assert_non_null(tenants_find(t, name));
+    }
+    tenants_close(t);
+}
+
 static int cleanup(void **state)
 {
     (void)state;
@@ -203,6 +255,8 @@ int main(void)
         cmocka_unit_test(who_somebody_is),
         cmocka_unit_test(numbers_are_those_of_the_names),
         cmocka_unit_test(quotas_are_exact),
+        cmocka_unit_test(another_file_changes_who_somebody_is_and_not_what_he_has),
+        cmocka_unit_test(those_who_are_gone_make_room_when_they_have_nothing_left),
     };
     return cmocka_run_group_tests(tests, NULL, cleanup);
 }

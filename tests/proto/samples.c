@@ -202,6 +202,20 @@ FILL(pool_drop)
 {
     REQUEST(pool_drop, POOL_DROP, Attnd__PoolDrop, attnd__pool_drop__init, .name = "pool");
 }
+FILL(kill_session)
+{
+    REQUEST(kill, KILL, Attnd__Kill, attnd__kill__init, .session = "0badcafe");
+}
+FILL(kill_seq)
+{
+    REQUEST(kill, KILL, Attnd__Kill, attnd__kill__init, .seq = 0x1122334455667788,
+            .tenant = "research");
+}
+FILL(watch)
+{
+    REQUEST(inspect, INSPECT, Attnd__Inspect, attnd__inspect__init, .topic = "events", .after = 7,
+            .wait_us = 5000000);
+}
 FILL(reload)
 {
     REQUEST(reload, RELOAD, Attnd__Reload, attnd__reload__init);
@@ -276,8 +290,11 @@ const struct sample samples[] = {
     {"request_stats", "an empty body that is present", false, 0, fill_stats},
     {"request_drain", "an empty body that is present", false, 0, fill_drain},
     {"request_inspect", "a list for operators, from entry 500 on", false, 0, fill_inspect},
+    {"request_watch", "events behind the seventh, when there are any", false, 0, fill_watch},
     {"request_configure", "a setting that changes at once", false, 0, fill_configure},
     {"request_pool_drop", "a pool by name", false, 0, fill_pool_drop},
+    {"request_kill_session", "a session, by its label", false, 0, fill_kill_session},
+    {"request_kill_sequence", "a tenant's sequence", false, 0, fill_kill_seq},
     {"request_reload", "an empty body that is present", false, 0, fill_reload},
     {"reply_hello", "the session and the limits", true, 0, fill_hello_reply},
     {"reply_pool", "to pool_create and pool_describe", true, 0, fill_pool_reply},

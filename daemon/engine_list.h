@@ -1,0 +1,18 @@
+/* engine_list.h: the lists that operators ask for: each topic of the request inspect. */
+#ifndef ATTND_DAEMON_ENGINE_LIST_H
+#define ATTND_DAEMON_ENGINE_LIST_H
+
+#include <jansson.h>
+
+#include "daemon/engine_state.h"
+
+struct topic {
+    const char *name;
+    bool is_for_all; /* who may send steps may see it */
+    json_t *(*list)(struct engine *e, const Attnd__Inspect *ask); /* NULL: no memory */
+};
+
+/* NULL: there is no such topic. */
+const struct topic *topic_find(const char *name);
+
+#endif

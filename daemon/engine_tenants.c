@@ -1,0 +1,57 @@
+/* engine_tenants.c: see engine_tenants.h. Sessions end at once, sequences as those of expired
+ * sessions do, a pool once no sequence lives in it.
+ */
+#include "daemon/engine_tenants.h"
+
+#include <inttypes.h>
+
+#include "daemon/engine_pool.h"
+#include "daemon/engine_session.h"
+#include "daemon/engine_sleep.h"
+#include "daemon/log.h"
+
+void engine_take_tenants(struct engine *e, struct tenants *now)
+{
+    tenants_close(atomic_exchange(&e->new_tenants, now)); /* of a file that is old by now */
+    engine_wake(e);
+}
+
+static bool is_gone(const struct tenant *who)
+{
+    return who != NULL && who->is_gone;
+}
+
+static void end_sessions(struct engine *e)
+{
+    for (uint32_t slot = 0; slot < e->parts.cfg->max_sessions; slot++) {
+        const struct session *s = session_at(e->parts.sessions, slot);
+        if (s->id != 0 && is_gone(s->tenant))
+            session_kill(e, slot, "its tenant is gone");
+    }
+}
+
+/* true: there are more, in which sequences live or whose work is not over. */
+static bool drop_pools(struct engine *e)
+{
+    bool is_more = false;
+    char why[WHY_BYTES];
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+        if (is_gone(tenants_of_id(e->parts.tenants, p->tenant)))
+            is_more |= pool_drop(e, p, why, sizeof why) != ATTN_OK;
+    return is_more;
+}
+
+void tenants_turn(struct engine *e)
+{
+    if (atomic_load_explicit(&e->new_tenants, memory_order_relaxed) != NULL) {
+        struct tenants *now = atomic_exchange(&e->new_tenants, NULL);
+        if (now != NULL && !tenants_update(e->parts.tenants, now))
+            log_warn(
+                "listen.tenants: some new tenants have no place before those who are gone have "
+                "ended; reload again");
+        end_sessions(e);
+        e->has_gone_tenants = true;
+    }
+    if (e->has_gone_tenants)
+        e->has_gone_tenants = drop_pools(e);
+}
