@@ -49,15 +49,17 @@ class Layers:
     """A worker's lane, opened by the first pass that can use one.
 
     wanted  True: a lane or an error; False: never; None: where the model is on the daemon's GPU
+
+    A plan is of one pool: there is none for a model of several.
     """
 
     def __init__(self, worker: Worker, wanted: bool | None):
         self._worker = worker
         self._wanted = wanted
-        self._is_refused = wanted is False
+        self._is_refused = wanted is False or len(worker.pools.all) > 1
         self._lane: Lane | None = None
         self._out: Any = None  # where the lane leaves outputs
-        self._order = [worker._pool_layers[layer] for layer in sorted(worker.seen)]
+        self._order = [worker.pools.places[layer][1] for layer in sorted(worker.seen)]
         self._plan: Plan | None = None  # of the pass that is on its way
         self._n_enqueued = len(self._order)  # of its layers
         self._stream: Any = None  # where layers were enqueued that may not be finished
@@ -105,7 +107,7 @@ class Layers:
         is_left = self._n_enqueued < len(self._order)  # a pass ended half way
         if is_left:
             self.wait()
-        items = plan.chunks[0][1]
+        items = plan.chunks[0].items[0]
         try:
             lane.plan(self._worker.pool, items, layers=self._order, is_restart=is_left)
         except OverloadedError:  # the host is far ahead of the device
