@@ -254,7 +254,10 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             plan = self._plan = Plan(self, column, n_new, query.device)
         assert plan is not None
         given = (query,) if is_again else (query, key, value)
-        packed = [x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in given]
+        if n_new == 1:
+            packed = [x.reshape(batch, x.shape[1], x.shape[3]) for x in given]
+        else:
+            packed = [x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in given]
         if plan.index is not None:
             packed = [x.index_select(0, plan.index) for x in packed]
         out = worker.attend(layer, plan, packed, value.shape[3])

@@ -313,18 +313,22 @@ class Worker(Closing, NotPicklable):
         their device."""
         i_pool, pool_layer = self.pools.places[layer]
         q = qkv[0]
-        if len(qkv) == 3:
+        if len(qkv) == 3 and not self.layers.is_refused:
             here = self.layers.attend(pool_layer, plan, *qkv)
             if here is not None:
                 return here
-        else:
+        elif len(qkv) == 1:
             self.layers.refuse("layers of this model share keys and values")
         out = torch.empty(q.shape[0], q.shape[1], head_dim_v, dtype=q.dtype, device=q.device)
         run = self._step_host if q.device.type == "cpu" else self._step_device
+        pool = self.pools.all[i_pool]
+        if len(plan.chunks) == 1:
+            run(pool, pool_layer, plan.chunks[0].items[i_pool], qkv, out)
+            return out
         for chunk in plan.chunks:
             items = chunk.items[i_pool]
             rows = slice(chunk.first, chunk.first + items.n_tokens)
-            run(self.pools.all[i_pool], pool_layer, items, [x[rows] for x in qkv], out[rows])
+            run(pool, pool_layer, items, [x[rows] for x in qkv], out[rows])
         return out
 
     def _step_host(
