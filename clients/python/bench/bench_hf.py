@@ -109,6 +109,7 @@ def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namesp
     settings = {"device.kv_memory": f"{memory >> 20}M", "cache.io_memory": "512M"}
     if args.threads:
         settings["device.threads"] = args.threads
+    settings.update(setting.split("=", 1) for setting in args.set)
     runners = [
         Runner(kind, model, kind, transformers.DynamicCache(config=text))
         for kind in args.own.split(",")
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="steps that are timed")
     parser.add_argument("--chunk", type=int, default=512, help="columns of the prompt at a time")
     parser.add_argument("--threads", type=int, default=0, help="of torch, and of the cpu backend")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE, of attnd.conf")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)

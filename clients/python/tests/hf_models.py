@@ -62,7 +62,23 @@ def gpt_oss():
     return model
 
 
-MODELS = [llama, qwen3, gemma2, gemma3, gpt_oss]
+def llama4():
+    """Layers 2 and 4 attend to chunks of 7 tokens."""
+    config = tf.Llama4TextConfig(
+        **SIZES,
+        intermediate_size_mlp=96,
+        attention_chunk_size=7,
+        layer_types=["full_attention", "chunked_attention"] * 2,
+        no_rope_layers=[0, 1] * 2,
+        floor_scale=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+    )
+    return tf.Llama4ForCausalLM(config)
+
+
+MODELS = [llama, qwen3, gemma2, gemma3, gpt_oss, llama4]
 
 
 def make(build, dtype=torch.float32, seed=0):

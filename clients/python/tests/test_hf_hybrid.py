@@ -37,6 +37,18 @@ def lfm2():
     return tf.Lfm2ForCausalLM(tf.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"] * 2))
 
 
+def minimax():
+    """With a cache class of its own, which takes its first layer for one that attends."""
+    config = tf.MiniMaxConfig(
+        **SIZES,
+        layer_types=KINDS[1:] + KINDS[:1],
+        block_size=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    return tf.MiniMaxForCausalLM(config)
+
+
 def gemma3n():
     config = tf.Gemma3nTextConfig(
         **SIZES,
@@ -51,8 +63,10 @@ def gemma3n():
     return tf.Gemma3nForCausalLM(config)
 
 
-ALL = pytest.mark.parametrize("build", [qwen3_next, lfm2, gemma3n], ids=lambda f: f.__name__)
-HYBRID = pytest.mark.parametrize("build", [qwen3_next, lfm2], ids=lambda f: f.__name__)
+ALL = pytest.mark.parametrize(
+    "build", [qwen3_next, lfm2, minimax, gemma3n], ids=lambda f: f.__name__
+)
+HYBRID = pytest.mark.parametrize("build", [qwen3_next, lfm2, minimax], ids=lambda f: f.__name__)
 
 
 @ALL

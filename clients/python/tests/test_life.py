@@ -61,8 +61,8 @@ def test_what_is_gone_has_an_exception_of_its_own(own_daemon):
 
 
 def test_memory_for_a_pool_is_not_worth_waiting_for(client):
-    """Pools stay until the daemon ends."""
-    with pytest.raises(attnd.OutOfMemoryError, match="until the daemon ends") as e:
+    """Pools stay while a session has them."""
+    with pytest.raises(attnd.OutOfMemoryError, match="while a session has them") as e:
         client.create_pool(PLAIN._replace(name="huge", n_blocks=2**20))
     assert not e.value.is_retryable
     assert attnd.OutOfMemoryError("host memory").is_retryable

@@ -94,8 +94,9 @@ class Prepared:
         dim_k, dim_v = spec.head_dim_k, spec.head_dim_v
         keep: list[Any] = [items]
         self.c = c = _lib.Step(ctypes.sizeof(_lib.Step), whole("layer", layer), items.n_items)
-        c.items = ctypes.cast(items.c, ctypes.POINTER(_lib.Item))
-        c.timeout_us = timeout_us(timeout)
+        c.items = items.c
+        if timeout is not None:
+            c.timeout_us = timeout_us(timeout)
 
         def point(array: Any, name: str, kind: int, shape: tuple[int, ...], is_out: bool) -> int:
             address, owner = address_of(array, name, kind, shape, is_out)
@@ -122,7 +123,7 @@ class Prepared:
             lse = None
         self.out, self.lse = out, lse
         self.item_status = (ctypes.c_int32 * max(1, items.n_items))(PENDING)
-        c.item_status = ctypes.cast(self.item_status, ctypes.POINTER(ctypes.c_int32))
+        c.item_status = self.item_status
         self._keep = keep
 
     def result(self, r: _lib.StepResult) -> Result:

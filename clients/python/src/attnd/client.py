@@ -127,7 +127,9 @@ def connect(
 
 def _no_room(e: OutOfMemoryError) -> OutOfMemoryError:
     """Of KV memory for a pool: waiting does not help."""
-    error = OutOfMemoryError(f"{e.message}; pools keep theirs until the daemon ends", e.retry_after)
+    error = OutOfMemoryError(
+        f"{e.message}; pools keep theirs while a session has them", e.retry_after
+    )
     error._is_retryable = False
     return error
 

@@ -11,12 +11,13 @@ from .. import client as _client
 from ..errors import AttndError
 from ._calls import Probe
 from ._handed import refuse
-from ._pool import BLOCK_TOKENS, PoolMaker, pool_spec
+from ._minimax import cache_class
+from ._pool import BLOCK_TOKENS, Pools, pool_specs
 from ._states import KINDS
 from ._switch import Switch
 from ._worker import Worker
 
-_LAYER_TYPES = ("full_attention", "sliding_attention", *KINDS, "moe", "mlp")
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", *KINDS, "moe", "mlp")
 
 
 def _check_config(config: Any) -> None:
@@ -27,15 +28,13 @@ def _check_config(config: Any) -> None:
     for kind in getattr(text, "layer_types", None) or ():
         if kind not in _LAYER_TYPES:
             raise refuse(f"layer type {kind!r}; it knows {', '.join(_LAYER_TYPES)}")
-    if getattr(text, "layer_types", None) is None and getattr(text, "attention_chunk_size", None):
-        raise refuse("chunked attention (attention_chunk_size)")
     if not getattr(text, "is_causal", True) or getattr(text, "use_bidirectional_attention", None):
         raise refuse("bidirectional attention")
 
 
 def _probe(model: Any, config: Any) -> Probe:
     """One token through the model."""
-    probe = Probe(config)
+    probe = cache_class(config, Probe)(config)
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     try:
         with torch.no_grad():
@@ -61,19 +60,21 @@ def attach(
     is_batch_invariant: bool = False,
     lane: bool | None = None,
 ) -> Worker:
-    """Makes a pool for a causal language model and has the model attend through it.
+    """Makes a pool for a causal language model, or one for each geometry that its layers have, and
+    has the model attend through them.
 
     model   a transformers model in eval mode, in f32, f16 or bf16, on the CPU or one GPU
     client  an attnd.Client, or a url to connect to
-    name    the pool's; None: made of the model's type and geometry
-    n_tokens, n_blocks  the pool's size, one of them: tokens of all sequences together, or blocks.
+    name    the pool's, of several with their numbers behind it; None: made of the model's type and
+            geometry
+    n_tokens, n_blocks  each pool's size, one of them: tokens of all sequences together, or blocks.
             Neither: 8192 tokens, or fewer where less memory is left
     lane    layers without messages: None, where model and daemon share a GPU under MPS; False:
             never; True: or an error that says what is missing
     others  as in PoolSpec
 
     A pool of the same geometry that is large enough is shared. One that is too small stays as it is,
-    until the daemon ends, and another is made beside it.
+    and another is made beside it; it makes way for others once no session has it.
 
     Raises UnsupportedError for a model that needs what attnd cannot do, naming it, and what
     Client.create_pool() raises.
@@ -90,7 +91,7 @@ def attach(
     owned: _client.Client | None = None
     try:
         probe = _probe(model, switch.config)
-        spec = pool_spec(
+        specs = pool_specs(
             model,
             probe.seen,
             name=name or "",
@@ -98,10 +99,12 @@ def attach(
             kv_dtype=kv_dtype,
             is_batch_invariant=is_batch_invariant,
         )
+        if lane and len(specs) > 1:
+            raise refuse(f"lane=True, and layers of {len(specs)} geometries, each in its own pool")
         if isinstance(client, str):
             client = owned = _client.connect(client)
-        maker = PoolMaker(client, spec, size, is_named=bool(name))
-        return Worker(model, client, maker, owned is not None, switch, probe.seen, lane)
+        pools = Pools(client, specs, size, is_named=bool(name))
+        return Worker(model, client, pools, owned is not None, switch, probe.seen, lane)
     except BaseException:
         switch.back()
         if owned is not None:

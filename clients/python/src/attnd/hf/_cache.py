@@ -13,7 +13,7 @@ from ..errors import SequenceGoneError
 from ..pool import Sequence
 from ._calls import Mask, Seen, n_queries
 from ._handed import Update, hand, refuse, refuse_attribute
-from ._rows import Plan, close_all
+from ._rows import Plan, Row, close_all, fork_rows, open_rows
 from ._states import States
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _CROSS_ATTENTION = ("is_updated", "self_attention_cache", "cross_attention_cache
 
 
 class Cache(Closing, _TransformersCache, NotPicklable):
-    """The KV cache of one batch, in the daemon; row i of the batch is `sequences[i]`.
+    """The KV cache of one batch, in the daemon; row i of the batch is `rows[i]`, a sequence of each pool.
 
     Made by Worker.cache(), given to the model as past_key_values. Left padding is not stored: row i
     has pads[i] columns before its first token. close() forgets the sequences.
@@ -32,11 +32,11 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     def __init__(self, worker: Worker):
         self.states = States(worker.config)
-        super().__init__(layers=self.states.layers)
+        _TransformersCache.__init__(self, layers=self.states.layers)  # MiniMax's is another besides
         self.worker = worker
         self.is_closed = False
         self.is_gone = False  # closed by Worker.reopen()
-        self.sequences: list[Sequence] = []
+        self.rows: list[Row] = []
         self.pads: list[int] = []
         self._columns = dict.fromkeys(worker.seen, 0)  # tokens and padding, by layer
         self._plan: Plan | None = None
@@ -48,7 +48,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         return len(self.layers) or len(self._columns)
 
     def __repr__(self) -> str:
-        return f"<attnd.hf.Cache {len(self.sequences)} sequences, {self.get_seq_length()} columns>"
+        return f"<attnd.hf.Cache {len(self.rows)} rows, {self.get_seq_length()} columns>"
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(
@@ -79,7 +79,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     @property
     def batch_size(self) -> int:
-        return len(self.sequences) or -1
+        return len(self.rows) or -1
 
     @property
     def is_compileable(self) -> bool:
@@ -98,11 +98,11 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._select(beam_idx.tolist())
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        rows = torch.arange(len(self.sequences))[indices.cpu()]  # indices may be a bool mask
+        rows = torch.arange(len(self.rows))[indices.cpu()]  # indices may be a bool mask
         self._select(rows.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._select([row for row in range(len(self.sequences)) for _ in range(repeats)])
+        self._select([row for row in range(len(self.rows)) for _ in range(repeats)])
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove columns; a positive number is the columns to keep."""
@@ -114,9 +114,12 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         if keep >= now:
             return
         keep = max(keep, 0)
-        for seq, pad in zip(self.sequences, self.pads):
-            if now > max(keep, pad):
-                seq.truncate(max(keep - pad, 0))
+        # layers may differ: an early exit leaves the last ones behind
+        longest = self.worker.pools.longest(self._columns)
+        for row, pad in zip(self.rows, self.pads):
+            for seq, n_columns in zip(row, longest):
+                if n_columns > max(keep, pad):
+                    seq.truncate(max(keep - pad, 0))
         self._columns = {layer: min(n, keep) for layer, n in self._columns.items()}
         self._plan = None
 
@@ -127,7 +130,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     def forget(self) -> list[Sequence]:
         """Lets go of the sequences, which are the caller's to close."""
         self.worker.layers.wait()
-        sequences, self.sequences, self.pads = self.sequences, [], []
+        sequences = self.sequences
+        self.rows, self.pads = [], []
         self._columns = dict.fromkeys(self._columns, 0)
         self._plan, self._has_mask = None, False
         self.states = States(self.worker.config)
@@ -145,14 +149,9 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         if self.is_closed:
             raise refuse("a copy of a closed cache")
         self.worker.layers.wait()
+        rows = fork_rows(self.rows)
         other = self.worker.cache()
-        try:
-            for seq in self.sequences:
-                other.sequences.append(seq.fork())
-        except BaseException:
-            other.close()
-            raise
-        other.pads = list(self.pads)
+        other.rows, other.pads = rows, list(self.pads)
         other._columns = dict(self._columns)
         other.states = copy.deepcopy(self.states, memo)
         other.layers = other.states.layers
@@ -166,36 +165,23 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     # ---- rows
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Of all rows, one after the other."""
+        return [seq for row in self.rows for seq in row]
+
     def _select(self, rows: list[int]) -> None:
         self.worker.layers.wait()
-        old, taken = self.sequences, set()
-        new: list[Sequence] = []
-        forks: list[Sequence] = []
-        try:
-            for row in rows:
-                if row in taken:
-                    forks.append(old[row].fork())
-                    new.append(forks[-1])
-                else:
-                    new.append(old[row])
-                taken.add(row)
-        except BaseException:
-            close_all(forks)
-            raise
-        self.sequences, self.pads = new, [self.pads[row] for row in rows]
+        old = self.rows
+        again = [i for i, row in enumerate(rows) if row in rows[:i]]
+        new = [old[row] for row in rows]
+        for i, fork in zip(again, fork_rows(new[i] for i in again)):
+            new[i] = fork
+        self.rows, self.pads = new, [self.pads[row] for row in rows]
         self.states.select(rows)
         self._plan = None
-        close_all(seq for row, seq in enumerate(old) if row not in taken)
-
-    def _open(self, n: int) -> None:
-        opened: list[Sequence] = []
-        try:
-            for _ in range(n):
-                opened.append(self.worker.pool.open())
-        except BaseException:
-            close_all(opened)
-            raise
-        self.sequences = opened
+        left = set(range(len(old))) - set(rows)
+        close_all(seq for i in left for seq in old[i])
 
     def _check_padding(self, mask: Mask, batch_size: int) -> None:
         """Finds the left padding in the first mask, and that later ones agree with it."""
@@ -221,12 +207,11 @@ class Cache(Closing, _TransformersCache, NotPicklable):
                     raise refuse(f"row {row}: padding after a token (pad on the left)")
         elif self._has_mask:
             raise refuse("attention_mask was given before and is missing now")
-        if not self.sequences:
-            self._open(batch_size)
-            self.pads = pads
+        if not self.rows:
+            self.rows, self.pads = open_rows(self.worker.pools.all, batch_size), pads
             return
-        if len(self.sequences) != batch_size:
-            raise refuse(f"a batch of {batch_size} rows on a cache of {len(self.sequences)}")
+        if len(self.rows) != batch_size:
+            raise refuse(f"a batch of {batch_size} rows on a cache of {len(self.rows)}")
         before = mask.q_offset
         for row, (old, new) in enumerate(zip(self.pads, pads)):
             # a row that was all padding so far may go on with padding
@@ -262,20 +247,20 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             )
         worker.check_window(layer, column + n_new)
         plan = self._plan
-        if (
-            layer == worker.first_layer
-            or plan is None
-            or (plan.column, plan.n_new) != (column, n_new)
-        ):
-            self._check_padding(mask, batch)
+        is_other = plan is None or (plan.column, plan.n_new) != (column, n_new)
+        if is_other or (layer == worker.first_layer and not is_again):
+            if not is_again:
+                self._check_padding(mask, batch)
             plan = self._plan = Plan(self, column, n_new, query.device)
-        q, k, v = (
-            x.transpose(1, 2).reshape(batch * n_new, x.shape[1], x.shape[3])
-            for x in (query, key, value)
-        )
+        assert plan is not None
+        given = (query,) if is_again else (query, key, value)
+        if n_new == 1:
+            packed = [x.reshape(batch, x.shape[1], x.shape[3]) for x in given]
+        else:
+            packed = [x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in given]
         if plan.index is not None:
-            q, k, v = (x.index_select(0, plan.index) for x in (q, k, v))
-        out = worker.attend(layer, plan, q, k, v, is_append=not is_again)
+            packed = [x.index_select(0, plan.index) for x in packed]
+        out = worker.attend(layer, plan, packed, value.shape[3])
         update.is_stored = True
         self._columns[layer] = column + n_new
         if plan.index is not None:

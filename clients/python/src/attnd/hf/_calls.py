@@ -6,6 +6,7 @@ A call finds its cache by the keys and values that it is given, which are those 
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -29,9 +30,10 @@ class Mask:
 
     refusal  why attention with this mask is refused; a model may make masks that no layer uses
     padding  [batch, columns] bool, False is padding, or None
+    chunk    tokens that see each other: those of a row from its first token on, cut into pieces
     """
 
-    __slots__ = ("window", "q_offset", "q_length", "kv_length", "padding", "refusal")
+    __slots__ = ("window", "chunk", "q_offset", "q_length", "kv_length", "padding", "refusal")
 
     def __init__(
         self,
@@ -41,9 +43,11 @@ class Mask:
         kv_length: int,
         padding: Any,
         refusal: str | None,
+        chunk: int = 0,
     ):
         self.refusal = refusal
         self.window = window
+        self.chunk = chunk
         self.q_offset = q_offset
         self.q_length = q_length
         self.kv_length = kv_length
@@ -52,7 +56,15 @@ class Mask:
     def __getattr__(self, name: str) -> Any:
         raise refuse_attribute(f"{name} of a mask: the model makes a mask of its own from it")
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Mask:
+        """Of the last queries: layers that share keys and values may leave the others out."""
+        whole, n = slice(None), self.q_length
+        if isinstance(index, tuple) and len(index) == 4 and isinstance(index[2], slice):
+            begin, end, step = index[2].indices(n)
+            if index[0] == index[1] == index[3] == whole and (end, step) == (n, 1) and begin < n:
+                part = copy.copy(self)
+                part.q_offset, part.q_length = self.q_offset + begin, n - begin
+                return part
         raise refuse("a part of a mask: the model makes a mask of its own from it")
 
     @classmethod
@@ -67,6 +79,12 @@ def _refuse_operator(self: Any, *args: Any) -> Any:
 
 for _name in "add radd sub rsub mul rmul and rand or ror invert lt le gt ge iter len bool".split():
     setattr(Mask, f"__{_name}__", _refuse_operator)
+
+
+def _is_chunked(mask_function: Any, size: int, device: Any) -> bool:
+    """Whether a mask of local_size `size` is of chunks: one of so many tokens does not see the last."""
+    q = torch.arange(1, size + 1, device=device)
+    return not bool(mask_function(0, 0, q, q - 1).all())
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -93,7 +111,12 @@ def _make_mask(
         not allow_is_causal_skip
     ):  # transformers says so when it adds anything to causal or sliding
         refusal = "a mask besides causal, sliding window and padding (packed or bidirectional)"
-    return Mask(local_size or 0, int(q_offset), q_length, kv_length, attention_mask, refusal)
+    window, chunk = local_size or 0, 0
+    if window and getattr(kwargs.get("config"), "attention_chunk_size", None) is not None:
+        device = kwargs["device"] if positions is None else positions.device
+        if _is_chunked(mask_function, window, device):
+            window, chunk = 0, window
+    return Mask(window, int(q_offset), q_length, kv_length, attention_mask, refusal, chunk)
 
 
 def n_queries(given: Any) -> int:
@@ -128,7 +151,7 @@ class Seen:
             "head_dim of v": value.shape[3],
             "dtype": query.dtype,
         }
-        self.window = mask.window
+        self.window, self.chunk = mask.window, mask.chunk
         self.scale = call.get("scaling")
         self.soft_cap = call.get("softcap")
         self.sinks = call.get("s_aux")
@@ -143,6 +166,7 @@ class Seen:
             scale=self.scale or 0.0,
             window_tokens=self.window,
             soft_cap=self.soft_cap or 0.0,
+            branches=((self.chunk, 1),) if self.chunk else (),  # one that takes every token
             sink_logits=None if sinks is None else tuple(sinks.float().flatten().tolist()),
         )
 
@@ -153,7 +177,7 @@ class Seen:
                 raise refuse(
                     f"layer {layer} has {what} {now.geometry[what]}, had {a} when the pool was made"
                 )
-        for what in ("window", "scale", "soft_cap"):
+        for what in ("window", "chunk", "scale", "soft_cap"):
             a, b = getattr(self, what), getattr(now, what)
             if a != b:
                 raise refuse(f"layer {layer} has {what} {b}, had {a} when the pool was made")
@@ -175,7 +199,8 @@ class Probe(TransformersCache):
     """Stands in for a cache while one token shows how the layers call for attention."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__(layers=States(config).layers)
+        self.states = States(config)
+        TransformersCache.__init__(self, layers=self.states.layers)
         self.seen: dict[int, Seen] = {}
 
     def update(
@@ -253,7 +278,9 @@ def _attend(
     for name, given in kwargs.items():
         if name not in _HARMLESS and given is not None and given is not False:
             raise refuse(f"the argument {name} of layer {layer}'s attention")
-    if key.shape[2] != query.shape[2] or value.shape[2] != query.shape[2]:
+    n_keys = key.shape[2]
+    is_part = update.is_stored and query.shape[2] <= n_keys  # the last tokens of a shared layer
+    if value.shape[2] != n_keys or not (query.shape[2] == n_keys or is_part):
         raise refuse(
             f"layer {layer}: {query.shape[2]} queries, {key.shape[2]} new keys,"
             f" {value.shape[2]} new values"

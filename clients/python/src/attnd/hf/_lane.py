@@ -49,15 +49,17 @@ class Layers:
     """A worker's lane, opened by the first pass that can use one.
 
     wanted  True: a lane or an error; False: never; None: where the model is on the daemon's GPU
+
+    A plan is of one pool: there is none for a model of several.
     """
 
     def __init__(self, worker: Worker, wanted: bool | None):
         self._worker = worker
         self._wanted = wanted
-        self._is_refused = wanted is False
+        self.is_refused = wanted is False or len(worker.pools.all) > 1
         self._lane: Lane | None = None
         self._out: Any = None  # where the lane leaves outputs
-        self._order = [worker._pool_layers[layer] for layer in sorted(worker.seen)]
+        self._order = [worker.pools.places[layer][1] for layer in sorted(worker.seen)]
         self._plan: Plan | None = None  # of the pass that is on its way
         self._n_enqueued = len(self._order)  # of its layers
         self._stream: Any = None  # where layers were enqueued that may not be finished
@@ -69,10 +71,10 @@ class Layers:
         return self._lane is not None
 
     def _open(self, device: torch.device) -> Lane | None:
-        if self._lane is not None or self._is_refused:
+        if self._lane is not None or self.is_refused:
             return self._lane
         if self._wanted is None and device.type != "cuda":
-            self._is_refused = True
+            self.is_refused = True
             return None
         try:
             if device.type == "cuda":
@@ -84,12 +86,12 @@ class Layers:
             if self._wanted:
                 raise
             _log.info("no lane, layers go through the host: %s", e)
-            self._is_refused = True
+            self.is_refused = True
             return None
         if lane.is_host != (device.type == "cpu"):
             _log.info("no lane: the daemon computes on the CPU, the model is on %s", device)
             lane.close()
-            self._is_refused = True
+            self.is_refused = True
             return None
         self._lane = lane
         self._out = _view(lane.out_address, lane.out_bytes, device)
@@ -105,7 +107,7 @@ class Layers:
         is_left = self._n_enqueued < len(self._order)  # a pass ended half way
         if is_left:
             self.wait()
-        items = plan.chunks[0][1]
+        items = plan.chunks[0].items[0]
         try:
             lane.plan(self._worker.pool, items, layers=self._order, is_restart=is_left)
         except OverloadedError:  # the host is far ahead of the device
@@ -139,7 +141,7 @@ class Layers:
     def _attend(
         self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor | None:
-        if self._is_refused or len(plan.chunks) != 1:
+        if self.is_refused or len(plan.chunks) != 1:
             return None
         stream = torch.cuda.current_stream(q.device) if q.is_cuda else None
         if stream != self._stream:
@@ -169,9 +171,9 @@ class Layers:
     def refuse(self, why: str) -> None:
         """Never over a lane from now on."""
         with self._lock:
-            if self._wanted and not self._is_refused:
+            if self._wanted and not self.is_refused:
                 raise UnsupportedError(f"attnd.hf: lane=True, and {why}")
-            self._is_refused = True
+            self.is_refused = True
             self.close()
 
     def wait(self) -> None:

@@ -1,12 +1,14 @@
-"""The pool of a model: its spec from what the layers asked for, and finding or making one large enough.
+"""The pools of a model: their specs from what the layers asked for, and finding or making them, large
+enough.
 
-A pool keeps its size and its memory until the daemon ends, so that workers share what is there.
+Layers of one geometry are in one pool; most models have no other. A pool keeps its size and its memory
+as long as any session has it, so that workers share what is there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,30 +22,52 @@ from ._states import States
 
 BLOCK_TOKENS = 16  # the daemon's, of a spec with block_tokens 0
 _DEFAULT_TOKENS, _LEAST_TOKENS = 8192, 256
+_MAX_HEAD_DIM = 256  # the daemon's
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-def pool_spec(model: Any, seen: dict[int, Seen], *, name: str, **options: Any) -> PoolSpec:
-    """What the layers asked for as a pool, of no size yet."""
+class LayersSpec(NamedTuple):
+    """A pool's spec, of no size yet, and the model's layers that are in it."""
+
+    spec: PoolSpec
+    layers: list[int]
+
+
+def pool_specs(model: Any, seen: dict[int, Seen], *, name: str, **options: Any) -> list[LayersSpec]:
+    """What the layers asked for as pools."""
     order = sorted(seen)  # the pool's layers are those that attend
     if not order:
         raise refuse("a model no layer of which attends through its cache")
     if order != list(range(len(order))) and not States(model.config.get_text_config()).layers:
         raise refuse(f"layers {order} attend, and what the others do is not known")
-    geometry = seen[order[0]].geometry
-    for layer, s in sorted(seen.items()):
-        for what, value in s.geometry.items():
-            if value != geometry[what]:
-                raise refuse(
-                    f"layer {layer} has {what} {value}, layer {order[0]} has {geometry[what]}: a pool has one"
-                )
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for layer in order:
+        _check_geometry(layer, seen[layer].geometry)
+        alike.setdefault(tuple(seen[layer].geometry.values()), []).append(layer)
+    numbered = [f"{name}.{i}" for i in range(len(alike))]
+    names = numbered if name and len(alike) > 1 else [name] * len(alike)
+    return [
+        LayersSpec(_spec(model.config, {i: seen[i] for i in layers}, name=n, **options), layers)
+        for n, layers in zip(names, alike.values())
+    ]
+
+
+def _check_geometry(layer: int, geometry: dict[str, Any]) -> None:
     if geometry["dtype"] not in _DTYPES:
         raise refuse(f"dtype {geometry['dtype']}")
-    layers = tuple(seen[i].spec() for i in order)
-    config = model.config
+    for what in ("head_dim of k", "head_dim of v"):
+        n = geometry[what]
+        if n % 8 != 0 or n > _MAX_HEAD_DIM:
+            raise refuse(f"layer {layer} has {what} {n}: a multiple of 8, at most {_MAX_HEAD_DIM}")
+
+
+def _spec(config: Any, seen: dict[int, Seen], *, name: str, **options: Any) -> PoolSpec:
+    """Of layers that have one geometry."""
+    layers = tuple(s.spec() for s in seen.values())
+    geometry = next(iter(seen.values())).geometry
     spec = PoolSpec(
         name=name,
-        num_layers=len(order),
+        num_layers=len(layers),
         num_q_heads=geometry["query heads"],
         num_kv_heads=geometry["KV heads"],
         head_dim_k=geometry["head_dim of k"],
@@ -59,7 +83,7 @@ def pool_spec(model: Any, seen: dict[int, Seen], *, name: str, **options: Any) -
     return spec._replace(name=f"{config.model_type}-{digest}")
 
 
-class PoolMaker:
+class _PoolMaker:
     """Finds or makes a pool of a spec; again after the daemon was restarted.
 
     n_blocks  at least; 0: as many as there are, or the default size
@@ -79,7 +103,7 @@ class PoolMaker:
             if self._is_named:
                 raise AlreadyExistsError(
                     f"pool {spec.name!r} has {have} blocks, {self._n_blocks} are asked for: pools keep"
-                    f" their size until the daemon ends; take n_blocks={have} or another name"
+                    f" their size; take n_blocks={have} or another name"
                 )
             spec = spec._replace(name=f"{spec.name}-{self._n_blocks}")
             have = self._size_of(spec.name)
@@ -109,3 +133,48 @@ class PoolMaker:
             raise
         except NotFoundError:
             return None
+
+
+class Pools:
+    """A model's pools, there as a whole or not at all.
+
+    all     in the order in which layers first use them
+    places  of each layer: which pool, and which layer of it
+    """
+
+    def __init__(self, client: Client, specs: list[LayersSpec], n_blocks: int, is_named: bool):
+        self.places = {
+            layer: (i_pool, i_layer)
+            for i_pool, (_, layers) in enumerate(specs)
+            for i_layer, layer in enumerate(layers)
+        }
+        self._makers = [_PoolMaker(client, spec, n_blocks, is_named) for spec, _ in specs]
+        self.all = self._make()
+
+    def _make(self) -> list[Pool]:
+        pools: list[Pool] = []
+        try:
+            for maker in self._makers:
+                pools.append(maker.make())
+        except BaseException:
+            for pool in pools:
+                pool.close()
+            raise
+        return pools
+
+    def remake(self) -> None:
+        """After the daemon was restarted."""
+        old, self.all = self.all, self._make()
+        for pool in old:
+            pool.close()
+
+    def longest(self, columns: dict[int, int]) -> list[int]:
+        """The most columns that a layer of each pool has."""
+        most = [0] * len(self.all)
+        for layer, (i_pool, _) in self.places.items():
+            most[i_pool] = max(most[i_pool], columns[layer])
+        return most
+
+    def close(self) -> None:
+        for pool in self.all:
+            pool.close()

@@ -1,9 +1,12 @@
-"""The rows of a batch as sequences: which tokens of a forward pass are whose, and closing them."""
+"""The rows of a batch as sequences: which tokens of a forward pass are whose, opening and closing them.
+
+A row is one sequence in each of the model's pools. What is opened or forked for several rows is there
+as a whole or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Tuple
 
 import torch
 
@@ -14,50 +17,95 @@ from ..errors import (
     StaleEpochError,
     TimedOutError,
 )
-from ..pool import Items, Sequence
+from ..pool import Items, Pool, Sequence
 
 if TYPE_CHECKING:
     from ._cache import Cache
     from ._worker import Worker
 
 
+Row = Tuple[Sequence, ...]  # one of each pool
+
+
+def open_rows(pools: list[Pool], n: int) -> list[Row]:
+    """New rows, of no tokens."""
+    rows: list[Row] = []
+    opened: list[Sequence] = []
+    try:
+        for _ in range(n):
+            for pool in pools:
+                opened.append(pool.open())
+            rows.append(tuple(opened[-len(pools) :]))
+    except BaseException:
+        close_all(opened)
+        raise
+    return rows
+
+
+def fork_rows(rows: Iterable[Row]) -> list[Row]:
+    """One of the same tokens for each."""
+    new: list[Row] = []
+    forks: list[Sequence] = []
+    try:
+        for row in rows:
+            for seq in row:
+                forks.append(seq.fork())
+            new.append(tuple(forks[-len(row) :]))
+    except BaseException:
+        close_all(forks)
+        raise
+    return new
+
+
+class Chunk(NamedTuple):
+    """Packed tokens that one step takes, from `first` on; the step's items in each pool."""
+
+    first: int
+    items: tuple[Items, ...]
+
+
 class Plan:
     """Which rows of one forward pass are real tokens of which sequence; the same in all layers.
 
-    runs   (sequence, pos, n_tokens), in batch order; packed tokens are in this order
-    index  indices of real tokens in [batch * new tokens], or None if all are
+    runs    (row, pos, n_tokens), in batch order; packed tokens are in this order
+    index   indices of real tokens in [batch * new tokens], or None if all are
+    chunks  the steps of a layer, within the daemon's limits
     """
 
     def __init__(self, cache: Cache, column: int, n_new: int, device: torch.device):
         self.column, self.n_new = column, n_new
-        self.runs: list[tuple[Sequence, int, int]] = []
+        self.runs: list[tuple[Row, int, int]] = []
         keep: list[int] = []
-        for row, (seq, pad) in enumerate(zip(cache.sequences, cache.pads)):
+        for i, (row, pad) in enumerate(zip(cache.rows, cache.pads)):
             n_padding = min(max(pad - column, 0), n_new)
             if n_padding < n_new:
-                self.runs.append((seq, max(column - pad, 0), n_new - n_padding))
-                keep.extend(range(row * n_new + n_padding, (row + 1) * n_new))
+                self.runs.append((row, max(column - pad, 0), n_new - n_padding))
+                keep.extend(range(i * n_new + n_padding, (i + 1) * n_new))
         self.n_tokens = len(keep)
-        is_padded = len(keep) < len(cache.sequences) * n_new
+        is_padded = len(keep) < len(cache.rows) * n_new
         self.index = torch.tensor(keep, device=device) if is_padded else None
-        self.chunks = list(self._chunks(cache.worker))
+        self.chunks = list(self._cut(cache.worker))
 
-    def _chunks(self, worker: Worker) -> Any:
-        """(first packed token, Items) of steps within the daemon's limits."""
+    def _cut(self, worker: Worker) -> Iterator[Chunk]:
         first = begin = 0
-        runs: list[tuple[Sequence, int, int]] = []
-        for seq, pos, n_tokens in self.runs:
+        runs: list[tuple[Row, int, int]] = []
+        for row, pos, n_tokens in self.runs:
             while n_tokens > 0:
                 room = worker.max_tokens - (begin - first)
                 if room == 0 or len(runs) == worker.max_items:
-                    yield first, Items(runs)
+                    yield Chunk(first, _items(runs))
                     first, runs = begin, []
                     continue
                 n = min(n_tokens, room)
-                runs.append((seq, pos, n))
+                runs.append((row, pos, n))
                 pos, n_tokens, begin = pos + n, n_tokens - n, begin + n
         if runs:
-            yield first, Items(runs)
+            yield Chunk(first, _items(runs))
+
+
+def _items(runs: list[tuple[Row, int, int]]) -> tuple[Items, ...]:
+    n_pools = len(runs[0][0])
+    return tuple(Items((row[i], pos, n) for row, pos, n in runs) for i in range(n_pools))
 
 
 def close_all(sequences: Iterable[Sequence]) -> None:

@@ -1,4 +1,4 @@
-"""A model that runs over a pool: its caches, its steps, closing."""
+"""A model that runs over pools: its caches, its steps, closing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from .._handle import Closing, NotPicklable
 from ..errors import AttndError, PoolGoneError, SequenceGoneError, SessionGoneError
 from ..pool import Items, Pool, Result, Sequence
+from ..spec import PoolSpec
 from ._cache import Cache
 from ._calls import NAME, Seen
 from ._handed import refuse
 from ._lane import Layers
+from ._minimax import cache_class
 from ._rows import close_all
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ._pool import PoolMaker
+    from ._pool import Pools
     from ._rows import Plan
     from ._switch import Switch
 
@@ -48,12 +50,16 @@ class Spent:
         self.device_ns += r.device_ns
 
 
-def _step_limits(client: Client, pool: Pool) -> tuple[int, int]:
-    """Tokens and items of one step."""
-    info, spec = client.info, pool.spec
+def _token_bytes(spec: PoolSpec) -> int:
+    """Of a step's message."""
     element = 4 if spec.q_dtype == "f32" else 2
     kv = spec.num_kv_heads * (spec.head_dim_k + spec.head_dim_v)
-    token_bytes = element * (spec.num_q_heads * max(spec.head_dim_k, spec.head_dim_v) + kv)
+    return element * (spec.num_q_heads * max(spec.head_dim_k, spec.head_dim_v) + kv)
+
+
+def _step_limits(client: Client, pools: list[Pool]) -> tuple[int, int]:
+    """Tokens and items of one step, in whichever pool."""
+    info, token_bytes = client.info, max(_token_bytes(pool.spec) for pool in pools)
     room = min(_STEP_BYTES, info.max_message_bytes - _HEADER_BYTES)
     return max(1, min(info.max_step_tokens, room // token_bytes)), info.max_step_items
 
@@ -139,8 +145,9 @@ def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) 
 
 
 class Worker(Closing, NotPicklable):
-    """A model that runs over a pool. Made by attach(); as a context manager it detaches itself.
+    """A model that runs over pools. Made by attach(); as a context manager it detaches itself.
 
+    pools  one for each geometry of its layers; pool is the first, of most models the only one
     spent  what its steps took; set a new Spent() to begin again
     """
 
@@ -148,7 +155,7 @@ class Worker(Closing, NotPicklable):
         self,
         model: Any,
         client: Client,
-        maker: PoolMaker,
+        pools: Pools,
         owns_client: bool,
         switch: Switch,
         seen: dict[int, Seen],
@@ -159,14 +166,13 @@ class Worker(Closing, NotPicklable):
         self.config = switch.config
         self.seen = seen
         self.first_layer = min(seen)
-        self._pool_layers = {layer: i for i, layer in enumerate(sorted(seen))}
-        self.pool = maker.make()
-        self.max_tokens, self.max_items = _step_limits(client, self.pool)
+        self.pools = pools
+        self.max_tokens, self.max_items = _step_limits(client, pools.all)
         self.is_closed = False
         self.spent = Spent()
-        self._maker = maker
         self._owns_client = owns_client
         self._switch = switch
+        self._cache_class = cache_class(switch.config, Cache)
         self._caches: set[Cache] = set()
         self.layers = Layers(self, lane)
         self._staging = threading.local()  # a thread's host buffers, by name
@@ -177,6 +183,10 @@ class Worker(Closing, NotPicklable):
                 before = functools.partial(_before_forward, weakref.ref(self))  # models are copied
                 self._hooks.append(m.register_forward_pre_hook(before, with_kwargs=True))
                 self._hooks.append(m.register_forward_hook(_after_forward, with_kwargs=True))
+
+    @property
+    def pool(self) -> Pool:
+        return self.pools.all[0]
 
     def check_attached(self) -> None:
         """Refuses if attention would not be attnd's."""
@@ -202,7 +212,7 @@ class Worker(Closing, NotPicklable):
         """A new, empty cache, to be passed to the model as past_key_values; close it after use."""
         if self.is_closed:
             raise refuse("this worker is closed")
-        cache = Cache(self)
+        cache = self._cache_class(self)
         self._caches.add(cache)
         return cache
 
@@ -257,12 +267,10 @@ class Worker(Closing, NotPicklable):
         self.layers.close()
         self._close_caches()
         try:
-            pool = self._maker.make()
+            self.pools.remake()
         except SessionGoneError:
             self.client.reopen()
-            pool = self._maker.make()
-        old, self.pool = self.pool, pool
-        old.close()
+            self.pools.remake()
 
     def _close_caches(self) -> None:
         """All of their sequences at once, so that a daemon that is away is waited for once."""
@@ -285,7 +293,7 @@ class Worker(Closing, NotPicklable):
             hook.remove()
         self._switch.back()
         failed: AttndError | None = None
-        closing = [self._close_caches, self.layers.close, self.pool.close]
+        closing = [self._close_caches, self.layers.close, self.pools.close]
         if self._owns_client:
             closing.append(self.client.close)
         for close in closing:
@@ -299,28 +307,34 @@ class Worker(Closing, NotPicklable):
     # ---- steps
 
     def attend(
-        self, layer: int, plan: Plan, q: Any, k: Any, v: Any, is_append: bool
+        self, layer: int, plan: Plan, qkv: list[torch.Tensor], head_dim_v: int
     ) -> torch.Tensor:
-        """The steps of packed q, k and v; the output on their device.
-
-        is_append  False: k and v are in the cache already
-        """
-        if is_append:
-            here = self.layers.attend(self._pool_layers[layer], plan, q, k, v)
+        """The steps of packed q, k and v, or of q alone, if the others are in the cache; the output on
+        their device."""
+        i_pool, pool_layer = self.pools.places[layer]
+        q = qkv[0]
+        if len(qkv) == 3 and not self.layers.is_refused:
+            here = self.layers.attend(pool_layer, plan, *qkv)
             if here is not None:
                 return here
-        else:
+        elif len(qkv) == 1:
             self.layers.refuse("layers of this model share keys and values")
-        out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
+        out = torch.empty(q.shape[0], q.shape[1], head_dim_v, dtype=q.dtype, device=q.device)
         run = self._step_host if q.device.type == "cpu" else self._step_device
-        for first, items in plan.chunks:
-            rows = slice(first, first + items.n_tokens)
-            new = (k[rows], v[rows]) if is_append else ()
-            run(self._pool_layers[layer], items, (q[rows], *new), out[rows])
+        pool = self.pools.all[i_pool]
+        if len(plan.chunks) == 1:
+            run(pool, pool_layer, plan.chunks[0].items[i_pool], qkv, out)
+            return out
+        for chunk in plan.chunks:
+            items = chunk.items[i_pool]
+            rows = slice(chunk.first, chunk.first + items.n_tokens)
+            run(pool, pool_layer, items, [x[rows] for x in qkv], out[rows])
         return out
 
-    def _step_host(self, layer: int, items: Items, qkv: tuple[Any, ...], out: Any) -> None:
-        self.spent.add(self.pool.step(layer, items, *(x.contiguous() for x in qkv), out=out))
+    def _step_host(
+        self, pool: Pool, layer: int, items: Items, qkv: list[torch.Tensor], out: Any
+    ) -> None:
+        self.spent.add(pool.step(layer, items, *(x.contiguous() for x in qkv), out=out))
 
     def _pinned(self, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
         buffers = self._staging.__dict__
@@ -329,7 +343,9 @@ class Worker(Closing, NotPicklable):
             buffer = buffers[name] = torch.empty(n, dtype=dtype, pin_memory=True)
         return buffer[:n]
 
-    def _step_device(self, layer: int, items: Items, qkv: tuple[Any, ...], out: Any) -> None:
+    def _step_device(
+        self, pool: Pool, layer: int, items: Items, qkv: list[torch.Tensor], out: Any
+    ) -> None:
         """One copy to the host, the step, one copy back, on the current stream.
 
         The wait before the step also covers the copy back of the step before, which may still read
@@ -344,5 +360,5 @@ class Worker(Closing, NotPicklable):
         parts = torch.split(staged, [x.numel() for x in qkv])
         host = [part.view(x.shape) for part, x in zip(parts, qkv)]
         host_out = self._pinned("out", out.numel(), out.dtype).view(out.shape)
-        self.spent.add(self.pool.step(layer, items, *host, out=host_out))
+        self.spent.add(pool.step(layer, items, *host, out=host_out))
         out.copy_(host_out, non_blocking=True)
