@@ -95,7 +95,10 @@ static void requests_say_who_sent_them(void **state)
     static const struct {
         const char *url;
         struct principal who;
-    } cases[] = {{"tcp", {.kind = PRINCIPAL_ANONYMOUS, .family = AF_INET}},
+    } cases[] = {{"tcp",
+                  {.kind = PRINCIPAL_ANONYMOUS,
+                   .family = AF_INET,
+                   .host = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1}}},
                  {"ipc", {.kind = PRINCIPAL_USER, .family = AF_UNIX}}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct server s;
