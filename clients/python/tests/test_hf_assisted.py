@@ -76,6 +76,10 @@ def test_early_exit_drafts_with_the_first_layers(attach, client):
     model = make(llama)
     inputs = prompts(model, (9,))
     want = model.generate(**inputs, **GREEDY)
+    try:
+        model.generate(**inputs, **GREEDY, assistant_early_exit=2)
+    except TypeError as e:
+        pytest.skip(f"transformers {tf.__version__} does not do it by itself: {e}")
     worker = attach(model)
     before = n_sequences(client)
     assert torch.equal(worker.generate(**inputs, **GREEDY, assistant_early_exit=2), want)

@@ -78,6 +78,10 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         return -1
 
     @property
+    def max_cache_len(self) -> int:  # of static caches; transformers 5.0 has it in all
+        raise refuse_attribute("a cache over attnd has no max_cache_len")
+
+    @property
     def batch_size(self) -> int:
         return len(self.rows) or -1
 
