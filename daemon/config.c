@@ -449,6 +449,7 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
     struct loader l;
     struct flag flag;
     const char *file = NULL;
+    char installed[1024];
     bool is_danger = false;
     enum config_action action = CONFIG_RUN;
     if (loader_init(&l, c, out_fault) != ATTN_OK)
@@ -465,9 +466,10 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
     if (l.st != ATTN_OK || action == CONFIG_HELP || action == CONFIG_VERSION)
         goto done;
 
+    config_path(installed, sizeof(installed));
     load_defaults(&l);
     if (l.st == ATTN_OK)
-        load_file(&l, file != NULL ? file : CONFIG_DEFAULT_FILE, file != NULL);
+        load_file(&l, file != NULL ? file : installed, file != NULL);
     if (l.st == ATTN_OK)
         load_environment(&l);
     for (int i = 1; i < argc && l.st == ATTN_OK; i++) {

@@ -14,7 +14,6 @@
 #include "proto/attn_types.h"
 
 #define CONFIG_MAX_LISTEN 8
-#define CONFIG_DEFAULT_FILE "/etc/attnd/attnd.conf" /* read if it exists */
 
 struct config {
     /* [device] */

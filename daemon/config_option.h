@@ -34,6 +34,9 @@ extern const size_t config_n_options;
 
 /* "listen.address"; NULL: there is none of this name. */
 const struct config_option *config_option_find(const char *name);
+/* The file of settings that is installed with this program, whether it exists or not:
+ * PREFIX/etc/attnd/attnd.conf of one in PREFIX/bin, /etc/attnd/attnd.conf of one in /usr/bin. */
+void config_path(char *out, size_t out_bytes);
 /* config_check.c: what is right alone may be wrong together. ATTN_EINVAL: why names the settings,
  * their values and where those are from. */
 attn_status config_check(const struct config *c, char *why, size_t why_bytes);

@@ -35,10 +35,12 @@ static void print_help_text(FILE *f, const char *prefix, const char *help)
 void config_help(FILE *f)
 {
     fprintf(
-        f,
+        f, "%s",
         "attnd - paged attention as a network service\n\n"
         "usage: attnd [flags]\n\n"
-        "  --config FILE         settings (default %s if it exists)\n"
+        "  --config FILE         settings. Without it, of a program in PREFIX/bin,\n"
+        "                        PREFIX/etc/attnd/attnd.conf if it exists; of one in /usr/bin,\n"
+        "                        /etc/attnd/attnd.conf\n"
         "  --check-config        read all settings, exit 0 if they are good\n"
         "  --print-config        print every setting, its value and where it is from\n"
         "  --self-test           check the backend against a float64 reference on this\n"
@@ -51,8 +53,7 @@ void config_help(FILE *f)
         "A setting comes from its default, then the file ([section] key = value), then the\n"
         "environment (ATTND_SECTION_KEY), then a flag (--section.key VALUE); the last one "
         "counts.\n"
-        "SIGHUP reads them again: those that say so take effect at once, others with a restart.\n",
-        CONFIG_DEFAULT_FILE);
+        "SIGHUP reads them again: those that say so take effect at once, others with a restart.\n");
     for (size_t i = 0; i < config_n_options; i++) {
         const struct config_option *o = &config_options[i];
         char range[64];

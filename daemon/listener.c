@@ -2,6 +2,7 @@
 #include "daemon/listener.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -65,8 +66,8 @@ attn_status listener_open(const char *what, const struct address *a, int backlog
     char name[KEEP_NAME_BYTES];
     keep_name(what, name);
     int fd = keep_take(name);
-    if (fd >= 0 && is_reachable(a)) {
-        *out_fd = fd;
+    if (fd >= 0 && is_reachable(a) && fcntl(fd, F_SETFL, O_NONBLOCK) == 0) {
+        *out_fd = fd; /* a socket unit's blocks */
         return ATTN_OK;
     }
     if (fd >= 0) {

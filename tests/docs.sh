@@ -50,6 +50,7 @@ grep -rohE --include='*.[ch]' '\b(kv|backend|wire|attn|reference|op|decode)_[a-z
 check function '\b[a-z]+_[a-z_0-9]+\(\)'
 
 find "${folders[@]}" >"$names"
+printf 'systemd/system/%s\n' attnd.service attnd-http.socket attnd.service.d >>"$names" # as installed
 check path "\\b($(IFS='|'; echo "${folders[*]}"))/[A-Za-z0-9_./-]*[A-Za-z0-9_]"
 
 # docs/kernels-tried.csv: every row has as many figures as cells, a date, and yes, no or partly

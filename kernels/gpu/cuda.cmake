@@ -37,7 +37,7 @@ target_link_options(attnd-cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed -W
   -static-libgcc -static-libstdc++
   LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)
 set_target_properties(attnd-cuda PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
-install(TARGETS attnd-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/attnd)
+install(TARGETS attnd-cuda LIBRARY DESTINATION lib/attnd)
 
 # attnd-cudabench.so: attnbench's rungs (bench/rungs/rungs.h), apart from what serves requests.
 set(rungs ${CMAKE_CURRENT_SOURCE_DIR}/../bench/rungs)
@@ -53,4 +53,4 @@ target_link_libraries(attnd-cudabench PRIVATE attn_types CUDA::cudart_static ${C
 target_link_options(attnd-cudabench PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed -Wl,-z,defs
   -static-libgcc -static-libstdc++ LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)
 set_target_properties(attnd-cudabench PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
-install(TARGETS attnd-cudabench LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/attnd)
+install(TARGETS attnd-cudabench LIBRARY DESTINATION lib/attnd)

@@ -115,7 +115,7 @@ target_link_options(attnd-hip PRIVATE
 if(NOT ATTND_SANITIZE)
   target_link_options(attnd-hip PRIVATE LINKER:-z,defs)
 endif()
-install(TARGETS attnd-hip LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/attnd)
+install(TARGETS attnd-hip LIBRARY DESTINATION lib/attnd)
 
 # attnd-hipbench.so: attnbench's rungs (bench/rungs/rungs.h), apart from what serves requests.
 add_library(attnd-hipbench MODULE ../bench/rungs/rungs_gpu.c vendor/runtime_hip.c ${out}/read.o
@@ -132,4 +132,4 @@ target_link_options(attnd-hipbench PRIVATE
 if(NOT ATTND_SANITIZE)
   target_link_options(attnd-hipbench PRIVATE LINKER:-z,defs)
 endif()
-install(TARGETS attnd-hipbench LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/attnd)
+install(TARGETS attnd-hipbench LIBRARY DESTINATION lib/attnd)

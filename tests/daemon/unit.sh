@@ -1,17 +1,105 @@
 #!/usr/bin/env bash
-# The packaged unit says nothing that systemd does not understand. Skipped without systemd-analyze.
+# The packaged units say nothing that systemd does not understand, leave little of the machine open,
+# and attnd lives with that: it serves /metrics on a socket that it was handed, without a network of
+# its own, and makes no system call that the unit forbids.
 #
 #   unit.sh SOURCE_DIR BIN_DIR
 set -euo pipefail
 source=$1 bin=$2
-command -v systemd-analyze >/dev/null || exit 77
 dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-sed "s#^ExecStart=/usr/bin/attnd#ExecStart=$bin/attnd#" "$source/systemd/attnd.service" >"$dir/attnd.service"
-said=$(systemd-analyze verify --man=no "$dir/attnd.service" 2>&1) || { echo "$said" >&2; exit 1; }
-# of other units of this machine it may say what it likes
-! grep attnd <<<"$said" >&2 || exit 1
+daemon=
+cleanup() {
+  [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
+  rm -rf "$dir"
+}
+trap cleanup EXIT
+die() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
 # what the daemon keeps of it, and what lets it do so
 for line in FileDescriptorStoreMax= Environment=FDSTORE= RuntimeDirectoryPreserve=restart; do
-  grep -q "^$line" "$source/systemd/attnd.service" || { echo "the unit has no $line" >&2; exit 1; }
+  grep -q "^$line" "$source/systemd/attnd.service" || die "the unit has no $line"
 done
+
+# a socket unit's socket, which blocks, and no network: the process id stays that of python
+trace=()
+command -v strace >/dev/null && trace=(strace -D -f -qq -o "$dir/calls")
+alone=(unshare --net)
+[[ $(id -u) == 0 ]] || alone=(unshare --map-root-user --net)
+"${alone[@]}" true 2>/dev/null || alone=()
+cat >"$dir/hand_in.py" <<'EOF'
+import os, socket, sys
+s = socket.create_server(("127.0.0.1", 0))
+port = s.getsockname()[1]
+os.dup2(s.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES=f"http=//127.0.0.1={port}")
+with open(sys.argv[1], "w") as f:
+    f.write(str(port))
+os.execvp(sys.argv[2], sys.argv[2:] + ["--listen.http", f"127.0.0.1:{port}"])
+EOF
+# strace -D: attnd stays the process that was started
+python3 "$dir/hand_in.py" "$dir/port" "${alone[@]}" "${trace[@]}" "$bin/attnd" --backend cpu \
+  --device.kv_memory 64M --cache.io_memory 64M --listen "ipc://$dir/s shm://$dir/m" >"$dir/log" 2>&1 &
+daemon=$!
+for url in "ipc://$dir/s" "shm://$dir/m"; do
+  "$bin/attnload" --wait 60 --endpoint "$url" --preset bytelm --context 16 --steps 2 --verify >/dev/null ||
+    die "$(cat "$dir/log")"
+done
+curl -sf --noproxy '*' "http://127.0.0.1:$(cat "$dir/port")/metrics" >"$dir/metrics" || die "no /metrics: $(cat "$dir/log")"
+grep -q ^attnd_steps_received_total "$dir/metrics" || die "no counters"
+kill -HUP "$daemon"
+kill "$daemon"
+wait "$daemon" || die "attnd left with $?: $(cat "$dir/log")"
+daemon=
+[[ ${#alone[@]} -gt 0 ]] || echo "not tried: a network of its own, unshare --net is refused"
+
+command -v systemd-analyze >/dev/null || { echo "skipped: no systemd-analyze here"; exit 77; }
+# calls NAME...: the system calls of groups, by name
+calls() {
+  local name
+  for name in $(systemd-analyze syscall-filter "$@" | sed -n 's/^ \+\([^# ]\+\).*/\1/p'); do
+    case $name in
+      @*) calls "$name" ;;
+      *) echo "$name" ;;
+    esac
+  done
+}
+if [[ -s $dir/calls ]]; then
+  calls @system-service | sort -u >"$dir/service"
+  calls @privileged @resources | sort -u | comm -23 "$dir/service" - >"$dir/allowed"
+  [[ $(wc -l <"$dir/allowed") -gt 200 ]] || die "systemd allows $(wc -l <"$dir/allowed") system calls"
+  sed -nE 's/^[0-9]+ +([a-z0-9_]+)\(.*/\1/p' "$dir/calls" | sort -u >"$dir/made"
+  grep -qx openat "$dir/made" || die "strace saw nothing: $(head -n 3 "$dir/calls")"
+  forbidden=$(comm -23 "$dir/made" "$dir/allowed" | tr '\n' ' ')
+  [[ -z $forbidden ]] || die "forbidden by the unit: $forbidden"
+  # MemoryDenyWriteExecute, RestrictAddressFamilies
+  ! grep -E 'PROT_WRITE\|PROT_EXEC|socket\(AF_(INET|NETLINK)' "$dir/calls" >&2 || exit 1
+else
+  echo "system calls were not compared: no strace here"
+fi
+
+# unit NAME WORST DROP_IN...: clean, and exposed at most so much
+unit() {
+  local name=$1 worst=$2 said exposure
+  shift 2
+  mkdir -p "$dir/$name"
+  sed "s#^ExecStart=/usr/bin/attnd#ExecStart=$bin/attnd#" "$source/systemd/attnd.service" >"$dir/$name/attnd.service"
+  cp "$source/systemd/attnd-http.socket" "$dir/$name"
+  for drop_in in "$@"; do # --offline reads none
+    cat "$source/systemd/$drop_in" >>"$dir/$name/attnd.service"
+  done
+  said=$(systemd-analyze verify --man=no "$dir/$name"/attnd.service "$dir/$name"/attnd-http.socket 2>&1) ||
+    die "$said"
+  # of other units of this machine it may say what it likes
+  ! grep attnd <<<"$said" >&2 || exit 1
+  exposure=$(systemd-analyze security --offline=yes --no-pager "$dir/$name/attnd.service" |
+    sed -nE 's/.*exposure level for [^ ]+: ([0-9.]+) .*/\1/p')
+  awk -v e="$exposure" -v worst="$worst" 'BEGIN { exit !(e != "" && e <= worst) }' ||
+    die "$name: exposure is '$exposure', at most $worst is wanted"
+  echo "$name: exposure $exposure"
+}
+unit cpu 0.5
+unit gpu 1.0 gpu.conf
+unit network 1.9 network.conf

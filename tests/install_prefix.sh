@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# `cmake --install` writes below its prefix and nowhere else, and what it installs belongs together:
+# attnd reads the settings that came with it, the unit and attn.pc have the real paths, manual pages
+# are clean, settings that somebody changed stay.
+#
+#   tests/install_prefix.sh SOURCE_DIR BUILD_DIR
+set -euo pipefail
+src=$1 build=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+die() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+export LC_ALL=C.UTF-8
+prefix=$dir/a/prefix
+cmake --install "$build" --prefix "$prefix" >"$dir/log" 2>&1 || die "$(cat "$dir/log")"
+outside=$(sed -nE 's/^-- (Installing|Up-to-date): //p' "$dir/log" | grep -v "^$prefix/" || true)
+[[ -z $outside && $(grep -c '^-- Installing' "$dir/log") -gt 50 ]] || die "outside of the prefix: $outside"
+[[ $(ls -A "$dir") == $'a\nlog' && $(ls -A "$dir/a") == prefix ]] || die "beside the prefix: $(ls -A "$dir" "$dir/a")"
+
+# its own settings, also through a link to the program; --config is another's
+cd "$prefix"
+sed -i 's/^#kv_memory = .*/kv_memory = 77M/' etc/attnd/attnd.conf
+ln -s "$prefix/bin/attnd" "$dir/attnd"
+for program in bin/attnd "$dir/attnd"; do
+  env -i "$program" --print-config --listen "ipc://$dir/s" | grep -A1 "^# from $prefix/etc/attnd/attnd.conf:" |
+    grep -qx 'kv_memory = 77M' || die "$program does not read $prefix/etc/attnd/attnd.conf"
+done
+env -i bin/attnd --print-config --listen "ipc://$dir/s" --config /dev/null | grep -q '^kv_memory = 1G' ||
+  die "--config does not replace the installed file"
+cmake --install "$build" --prefix "$prefix" >"$dir/log" 2>&1 || die "$(cat "$dir/log")"
+grep -qx 'kv_memory = 77M' etc/attnd/attnd.conf || die "an upgrade changed the settings"
+# of /usr/bin it is /etc/attnd/attnd.conf: as packages are made
+DESTDIR=$dir/stage cmake --install "$build" --prefix /usr >"$dir/log" 2>&1 || die "$(cat "$dir/log")"
+[[ -f $dir/stage/etc/attnd/attnd.conf && ! -e $dir/stage/usr/etc ]] || die "not in /etc: $(find "$dir/stage" -name attnd.conf)"
+grep -qx 'ExecStart=/usr/bin/attnd' "$dir/stage/usr/lib/systemd/system/attnd.service" || die "the unit of /usr"
+
+# real paths
+grep -qx "ExecStart=$prefix/bin/attnd" lib/systemd/system/attnd.service || die "the unit has another path"
+documentation=$(sed -n 's/^Documentation=file://p' lib/systemd/system/attnd.service)
+[[ -f $documentation ]] || die "the unit's Documentation= is no file: $documentation"
+[[ -f lib/systemd/system/attnd-http.socket && -f lib/sysusers.d/attnd.conf ]] || die "no socket unit or user"
+pc=$(find . -name attn.pc)
+export PKG_CONFIG_PATH=${pc%/*}
+${CC:-cc} -std=c17 -Wall -Wextra -Werror share/doc/attnd/examples/example.c -o "$dir/example" \
+  $(pkg-config --cflags --libs attn) "-Wl,-rpath,$(pkg-config --variable=libdir attn)"
+
+# the daemon, the tools, the C example and Python, all from there
+bin/attnd --backend cpu --listen.http off --listen "ipc://$dir/s" >"$dir/log" 2>&1 &
+daemon=$!
+trap 'kill -9 "$daemon" 2>/dev/null || true; rm -rf "$dir"' EXIT
+export ATTND_ENDPOINT=ipc://$dir/s
+bin/attnctl --wait 60 ping >/dev/null || die "$(cat "$dir/log")"
+bin/attnctl pool create demo --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --dtype f32 --blocks 16 >/dev/null
+[[ $("$dir/example") == "ok; 10 tokens, out[0] = 3" ]] || die "the example says: $("$dir/example")"
+python=$(dirname "$(find . -path '*/attnd/__init__.py')")
+PYTHONPATH=${python%/*} /usr/bin/python3 -c 'import attnd; print(attnd.connect().pool("demo").spec.head_dim_k)' >"$dir/out" ||
+  die "python"
+[[ $(cat "$dir/out") == 64 ]] || die "python says: $(cat "$dir/out")"
+kill "$daemon"
+wait "$daemon" || die "attnd left with $?"
+
+# what is read
+for page in man1/attnctl.1 man1/attnload.1 man1/attnbench.1 man5/attnd.conf.5 man8/attnd.8; do
+  file=share/man/$page
+  [[ $(grep -c '^\.TP' "$file") -ge 10 ]] || die "$page has few entries"
+  for option in $(sed -nE 's/^ {2,4}(--[a-z_.-]+).*/\1/p' <("bin/$(basename "${page%.*}")" --help 2>/dev/null || true)); do
+    grep -qF -- "\\fB${option//-/\\-}" "$file" || die "$page lacks $option"
+  done
+  if command -v mandoc >/dev/null; then mandoc -Tlint "$file" || die "mandoc: $page"; fi
+  if command -v groff >/dev/null; then
+    said=$(groff -man -ww -z "$file" 2>&1) && [[ -z $said ]] || die "groff: $page: $said"
+  fi
+done
+for section in device listen cache engine log stats; do grep -qx "\.SS \[$section\]" share/man/man5/attnd.conf.5 || die "$section"; done
+bash -n share/bash-completion/completions/attnctl
+for file in README.md operations.md tutorial.md monitoring/alerts.yml examples/bytelm.c examples/serve.py examples/attnd.conf \
+  examples/network.conf; do
+  [[ -s share/doc/attnd/$file ]] || die "no share/doc/attnd/$file"
+done
+[[ -s share/zsh/site-functions/_attnctl && -s share/fish/vendor_completions.d/attnctl.fish ]] || die "no completions"
+echo "what is installed stands alone"
