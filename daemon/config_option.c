@@ -92,7 +92,8 @@ const struct config_option config_options[] = {
         "The same for all connections of one user together (all of TCP count as one), and of\n"
         "listen.max_peers and listen.shm_memory, too. 100: no bound."),
     BYTES("listen", "max_message", max_message_bytes, AT_ONCE, "64M", 64 * KIB, 2 * GIB,
-        "Largest message a worker may send. This and engine.max_step_* are told when a worker connects."),
+        "Largest message a worker may send. Workers are told when they connect, also of\n"
+        "engine.max_step_items and engine.max_step_tokens."),
     TIME("listen", "handshake_timeout", handshake_timeout_us, AT_ONCE, "5s", MS, HOUR,
         "From connecting to a complete protocol handshake."),
     TIME("listen", "body_timeout", body_timeout_us, AT_ONCE, "30s", MS, HOUR,

@@ -94,14 +94,14 @@ attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t 
 attn_status settings_set(struct settings *s, const char *name, const char *value, char *why,
                          size_t why_bytes)
 {
-    static const char tls[] = "listen.tls_";
+    const struct config_option *o = config_option_find(name);
     pthread_mutex_lock(&s->lock);
     struct config before = *s->cfg; /* owns nothing */
     attn_status st = config_set(s->cfg, name, value, why, why_bytes);
-    if (st == ATTN_OK && strncmp(name, tls, strlen(tls)) == 0) {
+    if (st == ATTN_OK && strncmp(o->key, "tls_", 4) == 0) {
         st = s->user.read_files(s->user.user, s->cfg, why, why_bytes);
         if (st != ATTN_OK)
-            config_option_copy(config_option_find(name), s->cfg, &before);
+            config_option_copy(o, s->cfg, &before);
     }
     if (st == ATTN_OK) {
         log_info("settings: %s is now %s", name, value);

@@ -165,8 +165,8 @@ expect 0 "$ctl" config set listen.max_message 1M
 expect 0 "$ctl" config set engine.lease 40s
 expect 0 "$ctl" --json info
 holds "(x['max_step_items'], x['max_message_bytes'], x['lease_us']) == (77, 1 << 20, 40000000)"
-expect 1 "$ctl" config set engine.max_step_items 5000
-says 'engine.max_step_items = 5000 .*is more than engine.max_batch_items'
+expect 1 "$ctl" config set engine.max_step_tokens 20000
+says 'engine.max_step_tokens = 20000 .*is more than engine.max_batch_tokens'
 expect 1 "$ctl" config set cache.max_pools 5
 says 'cache.max_pools needs a restart'
 expect 1 "$ctl" config get no.such
