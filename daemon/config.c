@@ -494,8 +494,11 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
     }
     if (l.st == ATTN_OK && c->n_listen == 0 && action != CONFIG_SELF_TEST)
         default_listen(&l, config_option_find("listen.address"));
-    if (l.st == ATTN_OK)
+    if (l.st == ATTN_OK) {
         l.st = config_check(c, out_fault->why, sizeof(out_fault->why));
+        /* it says where each of the values is from: with a flag in it the command line is wrong */
+        l.is_flag_bad = l.st != ATTN_OK && strstr(out_fault->why, "(flag ") != NULL;
+    }
 done:
     free(l.ranks);
     if (l.st != ATTN_OK || action == CONFIG_HELP || action == CONFIG_VERSION)

@@ -64,6 +64,9 @@ struct config {
     char **origins; /* where each option's value came from, in the table's order */
 };
 
+/* A setting that takes effect at once, on whatever thread. */
+#define config_now(cfg, field) __atomic_load_n(&(cfg)->field, __ATOMIC_RELAXED)
+
 /* What the command line asked for besides settings. */
 enum config_action {
     CONFIG_RUN,

@@ -99,7 +99,7 @@ static void hand_over(struct daemon *d, int exit_code)
 {
     d->is_handing_over = true;
     d->exit_code = exit_code;
-    d->drain_until_ns = clock_now_ns() + d->cfg->drain_timeout_us * 1000;
+    d->drain_until_ns = clock_now_ns() + config_now(d->cfg, drain_timeout_us) * 1000;
     health_set_ready(false);
     notify_send("STOPPING=1\nSTATUS=handing over");
     log_info("handing over: what was received is answered, the rest waits for the next process");
@@ -120,22 +120,22 @@ static void drain(struct daemon *d)
 {
     engine_drain(d->engine);
     d->is_draining = true;
-    d->drain_until_ns = clock_now_ns() + d->cfg->drain_timeout_us * 1000;
+    d->drain_until_ns = clock_now_ns() + config_now(d->cfg, drain_timeout_us) * 1000;
     health_set_ready(false);
     notify_send("STOPPING=1\nSTATUS=draining");
     log_info("draining: no new sequences; steps go on until none is in flight, %" PRIu64
              " ms at most",
-             d->cfg->drain_timeout_us / 1000);
+             config_now(d->cfg, drain_timeout_us) / 1000);
     uv_timer_start(&d->tick, on_tick, DRAIN_TICK_MS, DRAIN_TICK_MS);
 }
 
 /* Says that it is not ready and goes on: who asks /readyz sends nobody here any more. */
 static void leave_later(struct daemon *d)
 {
-    d->leave_at_ns = clock_now_ns() + d->cfg->drain_delay_us * 1000;
+    d->leave_at_ns = clock_now_ns() + config_now(d->cfg, drain_delay_us) * 1000;
     health_set_ready(false);
     log_info("not ready: the drain begins in %" PRIu64 " ms (engine.drain_delay)",
-             d->cfg->drain_delay_us / 1000);
+             config_now(d->cfg, drain_delay_us) / 1000);
 }
 
 static void on_tick(uv_timer_t *timer)
@@ -151,7 +151,8 @@ static void on_tick(uv_timer_t *timer)
     }
     uint64_t silent_ns;
     if (d->watchdog_ns != 0 && now_ns >= d->next_watchdog_ns &&
-        !health_is_stalled(HEALTH_ENGINE, d->cfg->stall_timeout_us * 1000, &silent_ns)) {
+        !health_is_stalled(HEALTH_ENGINE, config_now(d->cfg, stall_timeout_us) * 1000,
+                           &silent_ns)) {
         d->next_watchdog_ns = now_ns + d->watchdog_ns / 2;
         notify_send("WATCHDOG=1");
     }
@@ -183,7 +184,7 @@ static void on_terminate(uv_signal_t *s, int number)
         log_info("%s", number == SIGINT ? "SIGINT" : "SIGTERM");
         if (keep_is_there())
             hand_over(d, EX_OK);
-        else if (d->cfg->drain_delay_us > 0 && d->leave_at_ns == 0)
+        else if (config_now(d->cfg, drain_delay_us) > 0 && d->leave_at_ns == 0)
             leave_later(d);
         else
             drain(d);
@@ -228,6 +229,8 @@ static void settings_took(void *user, const struct config *cfg)
     struct daemon *d = user;
     settings_publish(cfg);
     engine_reload(d->engine, cfg);
+    share_table_set(d->shares, cfg->peer_share, cfg->principal_share);
+    http_set_stall_timeout(d->http, cfg->stall_timeout_us);
 }
 
 static void on_reload(uv_signal_t *s, int number)

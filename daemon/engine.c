@@ -312,6 +312,7 @@ void engine_reload(struct engine *e, const struct config *cfg)
     atomic_store(&e->max_queue_requests, cfg->max_queue_requests);
     atomic_store(&e->max_queue_bytes, cfg->max_queue_bytes);
     atomic_store(&e->canary.one_in, cfg->canary);
+    session_table_set(e->parts.sessions, cfg->max_peer_sessions);
 }
 
 static void engine_free(struct engine *e)
@@ -352,7 +353,7 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         return ATTN_ENOMEM;
     }
     e->parts = *parts;
-    e->lease_ns = c->lease_us * 1000;
+    e->lease_ns = e->next_lease_ns = c->lease_us * 1000;
     e->next_stamp = 1;
     e->epoll_fd = e->wake_fd = -1;
     if (getrandom(e->hello_secret, sizeof e->hello_secret, 0) < 0)

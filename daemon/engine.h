@@ -90,7 +90,7 @@ void engine_wake(struct engine *e);
 void engine_lane_add(struct engine *e, struct lane *l);
 void engine_lane_remove(struct lane *l);
 
-/* Takes over what may change while running: max_queue_requests and max_queue_bytes. Any thread. */
+/* Takes over what may change while running and is not looked up when it is needed. Any thread. */
 void engine_reload(struct engine *e, const struct config *cfg);
 
 /* Another file of tenants, whose sessions, sequences and pools end if they are not in it; it is the

@@ -345,7 +345,7 @@ bool batch_finish_one(struct engine *e, uint64_t wait_ns)
 
 void batches_watch(struct engine *e, uint64_t now_ns)
 {
-    uint64_t most_ns = e->parts.cfg->stall_timeout_us * 1000;
+    uint64_t most_ns = config_now(e->parts.cfg, stall_timeout_us) * 1000;
     if (e->n_in_flight == 0 || most_ns == 0 || now_ns < e->progress_ns ||
         now_ns - e->progress_ns < most_ns)
         return;

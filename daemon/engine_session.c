@@ -225,10 +225,10 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
     body.is_kept = e->parts.is_kept;
     body.server_version = version;
     body.backend = e->info.name;
-    body.lease_us = e->lease_ns / 1000;
-    body.max_message_bytes = e->parts.cfg->max_message_bytes;
-    body.max_step_items = e->parts.cfg->max_step_items;
-    body.max_step_tokens = e->parts.cfg->max_step_tokens;
+    body.lease_us = config_now(e->parts.cfg, lease_us);
+    body.max_message_bytes = config_now(e->parts.cfg, max_message_bytes);
+    body.max_step_items = config_now(e->parts.cfg, max_step_items);
+    body.max_step_tokens = config_now(e->parts.cfg, max_step_tokens);
     body.max_seq_tokens = e->parts.cfg->max_seq_tokens;
     body.lane_url = (char *)(uintptr_t)lane_url(e); /* packing only reads it */
     header.body_case = ATTND__REPLY__BODY_HELLO;
@@ -236,9 +236,23 @@ void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
     engine_answer(e, req, &header);
 }
 
+/* A longer lease counts at once. A shorter one counts once the old one is over: who renews in time
+ * has said hello by then, and was told. */
+static void lease_turn(struct engine *e, uint64_t now_ns)
+{
+    uint64_t lease_ns = config_now(e->parts.cfg, lease_us) * 1000;
+    if (lease_ns != e->next_lease_ns) {
+        e->next_lease_ns = lease_ns;
+        e->next_lease_at_ns = now_ns + e->lease_ns;
+    }
+    if (lease_ns > e->lease_ns || now_ns >= e->next_lease_at_ns)
+        e->lease_ns = lease_ns;
+}
+
 bool sessions_expire(struct engine *e, uint64_t now_ns)
 {
     uint32_t silent;
+    lease_turn(e, now_ns);
     while ((silent = session_expire(e->parts.sessions, now_ns, e->lease_ns)) != SESSION_NONE) {
         session_ended(e, silent, "its lease ended");
         stats_add(leases_expired, 1);

@@ -135,7 +135,7 @@ static void sleep_until_woken(struct engine *e, uint64_t max_ns)
 
 void engine_idle(struct engine *e, uint64_t max_ns)
 {
-    uint64_t start_ns = clock_now_ns(), max_spin_ns = e->parts.cfg->spin_us * 1000;
+    uint64_t start_ns = clock_now_ns(), max_spin_ns = config_now(e->parts.cfg, spin_us) * 1000;
     uint64_t polled_ns = e->polled_ns;
     if (engine_is_polled(e))
         spin(e, start_ns, e->spin_ns < max_ns ? e->spin_ns : max_ns);

@@ -189,6 +189,7 @@ struct engine {
     struct engine_parts parts;
     struct backend_info info;
     uint64_t lease_ns;
+    uint64_t next_lease_ns, next_lease_at_ns; /* as it is set, and when it counts */
     uint64_t boot_id; /* random */
     uint64_t hello_secret[2]; /* random: nobody can make two hellos look the same */
 

@@ -157,16 +157,16 @@ attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const
                  s->layer, c->num_layers);
         return ATTN_EINVAL;
     }
-    if (s->n_seq > e->parts.cfg->max_step_items) {
+    if (s->n_seq > config_now(e->parts.cfg, max_step_items)) {
         snprintf(why, why_bytes,
                  "step has %zu items, %" PRIu32 " are allowed (engine.max_step_items)", s->n_seq,
-                 e->parts.cfg->max_step_items);
+                 config_now(e->parts.cfg, max_step_items));
         return ATTN_EINVAL;
     }
-    if (out->n_tokens > e->parts.cfg->max_step_tokens) {
+    if (out->n_tokens > config_now(e->parts.cfg, max_step_tokens)) {
         snprintf(why, why_bytes,
                  "step has %" PRIu64 " tokens, %" PRIu32 " are allowed (engine.max_step_tokens)",
-                 out->n_tokens, e->parts.cfg->max_step_tokens);
+                 out->n_tokens, config_now(e->parts.cfg, max_step_tokens));
         return ATTN_EINVAL;
     }
     for (uint32_t i = 0; i < s->n_seq; i++) {
@@ -195,8 +195,8 @@ static attn_status step_check(struct engine *e, const struct request *req, struc
                  req->wire.payload_bytes, out->n_tokens, s->flags, out->request_bytes);
         return ATTN_EINVAL;
     }
-    uint64_t most =
-        req->room != NULL ? req->room->capacity_bytes : (uint64_t)e->parts.cfg->max_message_bytes;
+    uint64_t most = req->room != NULL ? req->room->capacity_bytes
+                                      : (uint64_t)config_now(e->parts.cfg, max_message_bytes);
     uint64_t reply_bytes = step_reply_bytes(out, (uint32_t)s->n_seq);
     if (reply_bytes > most) {
         snprintf(why, why_bytes,

@@ -18,7 +18,7 @@
 
 struct http {
     struct http_door *door;
-    uint64_t stall_timeout_ns;
+    _Atomic uint64_t stall_timeout_ns;
     uint16_t port;
 };
 
@@ -232,6 +232,12 @@ attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct h
     }
     *out_http = h;
     return ATTN_OK;
+}
+
+void http_set_stall_timeout(struct http *h, uint64_t stall_timeout_us)
+{
+    if (h != NULL)
+        h->stall_timeout_ns = stall_timeout_us * 1000;
 }
 
 uint16_t http_port(const struct http *h)

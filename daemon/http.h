@@ -19,6 +19,8 @@ struct http;
  * names address and reason. */
 attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct http **out_http,
                       char *why, size_t why_bytes);
+/* Another one. Any thread; NULL is fine. */
+void http_set_stall_timeout(struct http *h, uint64_t stall_timeout_us);
 /* The port taken. */
 uint16_t http_port(const struct http *h);
 /* How often its thread woke up. */

@@ -14,7 +14,8 @@ TAILQ_HEAD(session_list, session);
 struct session_table {
     struct session *slots;
     struct session **buckets, **hello_buckets;
-    uint32_t bucket_mask, n_live, n_max, max_peer_sessions;
+    uint32_t bucket_mask, n_live, n_max;
+    _Atomic uint32_t max_peer_sessions;
     pthread_mutex_t lock; /* of the hash */
     struct session_list free, live, expired;
 };
@@ -69,6 +70,11 @@ void session_table_close(struct session_table *t)
     free(t->buckets);
     free(t->hello_buckets);
     free(t);
+}
+
+void session_table_set(struct session_table *t, uint32_t max_peer_sessions)
+{
+    atomic_store(&t->max_peer_sessions, max_peer_sessions);
 }
 
 static struct session *find_hello(const struct session_table *t, uint64_t key)

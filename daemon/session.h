@@ -3,7 +3,7 @@
  * A session is a random 64-bit id and a slot; sequences name the slot as their owner. Any traffic
  * renews the lease. An expired session's id is forgotten at once; its slot stays taken until the
  * engine has freed or handed over its sequences. Every operation is O(1). Engine thread only, but
- * for session_touch.
+ * for session_touch and session_table_set.
  */
 #ifndef ATTND_DAEMON_SESSION_H
 #define ATTND_DAEMON_SESSION_H
@@ -45,6 +45,7 @@ static inline uint32_t session_label(uint64_t id)
 /* max_peer_sessions: of one connection. */
 attn_status session_table_open(uint32_t max_sessions, uint32_t max_peer_sessions,
                                struct session_table **out_table);
+void session_table_set(struct session_table *t, uint32_t max_peer_sessions); /* any thread */
 void session_table_close(struct session_table *t); /* NULL is fine */
 
 /* A hello that asks for a new session. */

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/config_option.h"
 #include "daemon/log.h"
@@ -72,7 +73,11 @@ attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t 
     }
     pthread_mutex_lock(&s->lock);
     s->n_taken = s->n_kept = 0;
-    st = s->user.read_files(s->user.user, s->cfg, reason, sizeof reason);
+    struct config next = *s->cfg; /* as it will be; owns nothing */
+    for (size_t i = 0; i < config_n_options; i++)
+        if (config_options[i].effect == AT_ONCE)
+            config_option_copy(&config_options[i], &next, &now);
+    st = s->user.read_files(s->user.user, &next, reason, sizeof reason);
     if (st == ATTN_OK) {
         config_take_over(s->cfg, &now, tell_change, s);
         s->user.took(s->user.user, s->cfg);
@@ -89,8 +94,15 @@ attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t 
 attn_status settings_set(struct settings *s, const char *name, const char *value, char *why,
                          size_t why_bytes)
 {
+    const struct config_option *o = config_option_find(name);
     pthread_mutex_lock(&s->lock);
+    struct config before = *s->cfg; /* owns nothing */
     attn_status st = config_set(s->cfg, name, value, why, why_bytes);
+    if (st == ATTN_OK && strncmp(o->key, "tls_", 4) == 0) {
+        st = s->user.read_files(s->user.user, s->cfg, why, why_bytes);
+        if (st != ATTN_OK)
+            config_option_copy(o, s->cfg, &before);
+    }
     if (st == ATTN_OK) {
         log_info("settings: %s is now %s", name, value);
         s->user.took(s->user.user, s->cfg);

@@ -15,7 +15,7 @@ struct share_table {
     pthread_mutex_t lock; /* of what follows and of all n_refs */
     LIST_HEAD(, share) principals; /* users, certificates, addresses: few */
     uint64_t n_made;
-    uint32_t peer_percent, principal_percent;
+    _Atomic uint32_t peer_percent, principal_percent;
 };
 
 struct share_table *share_table_open(uint32_t peer_percent, uint32_t principal_percent)
@@ -38,14 +38,19 @@ void share_table_close(struct share_table *t)
     free(t);
 }
 
-static struct share *share_new(struct share_table *t, const struct principal *who, uint32_t percent)
+void share_table_set(struct share_table *t, uint32_t peer_percent, uint32_t principal_percent)
+{
+    atomic_store(&t->peer_percent, peer_percent);
+    atomic_store(&t->principal_percent, principal_percent);
+}
+
+static struct share *share_new(struct share_table *t, const struct principal *who)
 {
     struct share *s = calloc(1, sizeof *s);
     if (s == NULL)
         return NULL;
     s->table = t;
     s->who = *who;
-    s->percent = percent;
     s->serial = ++t->n_made;
     s->n_refs = 1;
     return s;
@@ -61,7 +66,7 @@ static struct share *principal_open(struct share_table *t, const struct principa
             return s;
         }
     }
-    s = share_new(t, who, t->principal_percent);
+    s = share_new(t, who);
     if (s != NULL)
         LIST_INSERT_HEAD(&t->principals, s, entry);
     return s;
@@ -82,7 +87,7 @@ struct share *share_open(struct share_table *t, const struct principal *who)
     pthread_mutex_lock(&t->lock);
     struct share *principal = principal_open(t, who), *s = NULL;
     if (principal != NULL)
-        s = share_new(t, who, t->peer_percent);
+        s = share_new(t, who);
     if (s != NULL)
         s->principal = principal;
     else
@@ -112,11 +117,13 @@ static bool is_allowed(const struct share *s, uint64_t held, uint64_t n, uint64_
                        uint64_t n_total)
 {
     bool is_peer = s->principal != NULL;
+    uint32_t percent = atomic_load_explicit(
+        is_peer ? &s->table->peer_percent : &s->table->principal_percent, memory_order_relaxed);
     if (held == 0 || (is_peer && held + n <= n_total / SURE_PART))
         return true;
-    if (is_peer && s->percent < 100 && n_free < n + n_total / SPARED_PART)
+    if (is_peer && percent < 100 && n_free < n + n_total / SPARED_PART)
         return false;
-    return (held + n) * 100 <= s->percent * (held + n_free);
+    return (held + n) * 100 <= percent * (held + n_free);
 }
 
 const struct share *share_take(struct share *s, enum share_kind kind, uint64_t n, uint64_t n_free,

@@ -36,7 +36,6 @@ struct share {
     struct share_table *table;
     struct principal who;
     uint64_t serial; /* no two of a table have the same */
-    uint32_t percent;
     uint32_t n_refs; /* under the table's lock */
     LIST_ENTRY(share) entry; /* of all principals */
     _Atomic bool is_behind; /* a connection's: replies wait for its reader */
@@ -47,6 +46,8 @@ struct share_table;
 
 /* NULL: no memory. */
 struct share_table *share_table_open(uint32_t peer_percent, uint32_t principal_percent);
+/* Other percents, for what is asked from now on. */
+void share_table_set(struct share_table *t, uint32_t peer_percent, uint32_t principal_percent);
 void share_table_close(struct share_table *t); /* NULL is fine; after the last share_unref */
 
 /* Of a connection of this principal, with one reference. NULL: no memory. */

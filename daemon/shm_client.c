@@ -117,10 +117,10 @@ static attn_status decode(struct shm_client *c, struct shm_slot *s, uint64_t now
         st = wire_preamble_decode(preamble, UINT64_MAX, &p, why, why_bytes);
     }
     req->wire.request_id = p.request_id;
-    if (st == ATTN_OK && s->msg.n_bytes > cfg->max_message_bytes) {
+    if (st == ATTN_OK && s->msg.n_bytes > config_now(cfg, max_message_bytes)) {
         snprintf(why, why_bytes,
                  "message of %zu bytes is over the limit of %" PRIu64 " (listen.max_message)",
-                 s->msg.n_bytes, cfg->max_message_bytes);
+                 s->msg.n_bytes, config_now(cfg, max_message_bytes));
         return ATTN_EINVAL;
     }
     if (st == ATTN_OK && wire_message_bytes(&p) != s->msg.n_bytes) {
@@ -141,9 +141,8 @@ static attn_status decode(struct shm_client *c, struct shm_slot *s, uint64_t now
     memcpy(head, preamble, sizeof preamble);
     copy_once(head + sizeof preamble, s->msg.data + sizeof preamble, head_bytes - sizeof preamble);
     return request_decode_apart(req, head, s->msg.data + head_bytes, now_ns,
-                                __atomic_load_n(&cfg->default_timeout_us, __ATOMIC_RELAXED),
-                                __atomic_load_n(&cfg->max_timeout_us, __ATOMIC_RELAXED), why,
-                                why_bytes);
+                                config_now(cfg, default_timeout_us),
+                                config_now(cfg, max_timeout_us), why, why_bytes);
 }
 
 static void take(struct shm_client *c, const struct shm_submit *e, uint64_t now_ns)

@@ -28,24 +28,24 @@ attn_status shm_region_open(struct shm_client *c, const struct shm_hello *h, int
 {
     struct transport_shm *t = c->t;
     const struct config *cfg = t->env->cfg;
-    uint64_t bytes = h->region_bytes;
-    if (bytes == 0 || bytes > cfg->shm_client_bytes)
-        bytes = cfg->shm_client_bytes;
+    uint64_t bytes = h->region_bytes, most_bytes = config_now(cfg, shm_client_bytes);
+    uint64_t memory_bytes = config_now(cfg, shm_memory_bytes);
+    uint32_t n_slots = config_now(cfg, shm_slots);
+    if (bytes == 0 || bytes > most_bytes)
+        bytes = most_bytes;
     if (bytes < MIN_REGION_BYTES)
         bytes = MIN_REGION_BYTES;
     bytes = bytes / PAGE_BYTES * PAGE_BYTES;
-    c->n_slots =
-        power_of_two(h->n_slots == 0 || h->n_slots > cfg->shm_slots ? cfg->shm_slots : h->n_slots);
-    uint64_t n_free = cfg->shm_memory_bytes - t->env->shared_bytes;
+    c->n_slots = power_of_two(h->n_slots == 0 || h->n_slots > n_slots ? n_slots : h->n_slots);
+    uint64_t n_free = memory_bytes > t->env->shared_bytes ? memory_bytes - t->env->shared_bytes : 0;
     if (bytes > n_free) {
         snprintf(why, why_bytes,
                  "%" PRIu64 " bytes of shared memory, %" PRIu64 " of listen.shm_memory's %" PRIu64
                  " are free",
-                 bytes, n_free, cfg->shm_memory_bytes);
+                 bytes, n_free, memory_bytes);
         return ATTN_EQUOTA;
     }
-    const struct share *full =
-        share_take(c->share, SHARE_SHM_BYTES, bytes, n_free, cfg->shm_memory_bytes);
+    const struct share *full = share_take(c->share, SHARE_SHM_BYTES, bytes, n_free, memory_bytes);
     if (full != NULL) {
         char text[SHARE_TEXT_BYTES];
         snprintf(why, why_bytes, "%s", share_say(full, SHARE_SHM_BYTES, n_free, text));

@@ -28,16 +28,17 @@
 
 struct sp_peer;
 
-/* Members of one list wait equally long, so the list is ordered by adding at its end. */
+/* Members of one list wait equally long, whatever that is at the time, so the list is ordered by
+ * adding at its end. */
 struct sp_wait {
     TAILQ_ENTRY(sp_wait) entry;
-    uint64_t until_ns;
+    uint64_t began_ns;
     struct sp_waits *list; /* NULL: not waiting */
     struct sp_peer *peer;
 };
 struct sp_waits {
     TAILQ_HEAD(, sp_wait) waiting;
-    uint64_t timeout_ns;
+    const uint64_t *timeout_us; /* a setting: it may change */
     void (*expire)(struct sp_peer *p);
 };
 
@@ -52,9 +53,8 @@ enum {
     SP_MAX_GATHER = 32, /* replies in one write */
     SP_MAX_PIECES = 2 * SP_MAX_GATHER,
     SP_READ_AHEAD_BYTES = 64 << 10,
-    SP_PROGRESS_BYTES = 128 << 10, /* that a large message must bring in SP_PROGRESS_NS */
+    SP_PROGRESS_BYTES = 128 << 10, /* that a large message must bring in two seconds */
 };
-#define SP_PROGRESS_NS UINT64_C(2000000000)
 
 struct transport_sp {
     struct transport base; /* first */
@@ -66,7 +66,6 @@ struct transport_sp {
 
     union sp_stream listener;
     uv_timer_t timer; /* runs while a list below has members */
-    uint64_t tick_ms;
     struct sp_waits handshakes, bodies, progress, writes;
 
     LIST_HEAD(, sp_peer) peers;

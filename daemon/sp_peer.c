@@ -157,7 +157,7 @@ static void refuse_message(struct sp_peer *p)
         request_reply_error(req, ATTN_EINVAL, 0,
                             "message of %llu bytes is over the limit of %llu (listen.max_message)",
                             (unsigned long long)p->body_bytes,
-                            (unsigned long long)t->env->cfg->max_message_bytes);
+                            (unsigned long long)config_now(t->env->cfg, max_message_bytes));
     } else {
         stats_add(requests_refused_overload, 1);
         request_reply_error(req, ATTN_EOVERLOAD, 10000,
@@ -181,8 +181,9 @@ static void message_complete(struct sp_peer *p)
     p->req = NULL;
     p->n_requests++;
     t->n_owed++;
-    attn_status st = request_decode(req, clock_now_ns(), t->env->cfg->default_timeout_us,
-                                    t->env->cfg->max_timeout_us, why, sizeof(why));
+    attn_status st =
+        request_decode(req, clock_now_ns(), config_now(t->env->cfg, default_timeout_us),
+                       config_now(t->env->cfg, max_timeout_us), why, sizeof(why));
     if (st == ATTN_OK)
         engine_submit(t->env->engine, req);
     else
@@ -230,7 +231,8 @@ static void message_grow(struct sp_peer *p)
     struct transport_sp *t = p->t;
     size_t n = next_room(p->body_bytes, p->req->msg->n_bytes);
     uint64_t most = iobuf_pool_bytes(t->env->bufs) / 2;
-    most = most > t->env->cfg->max_message_bytes ? most : t->env->cfg->max_message_bytes;
+    uint64_t largest = config_now(t->env->cfg, max_message_bytes);
+    most = most > largest ? most : largest;
     bool is_over = t->env->arriving_bytes > 0 && t->env->arriving_bytes - p->n_large + n > most;
     if (!is_over && request_grow(p->req, t->env->bufs, n, (size_t)p->n_body) == ATTN_OK)
         hold_large(p, n);
@@ -245,7 +247,7 @@ static void message_begin(struct sp_peer *p)
     p->body_bytes = p->frame.body_left;
     p->n_body = 0;
     p->refusal = SP_ACCEPTED;
-    bool is_oversize = p->body_bytes > t->env->cfg->max_message_bytes;
+    bool is_oversize = p->body_bytes > config_now(t->env->cfg, max_message_bytes);
     if (!is_oversize)
         p->req = request_new(t->base.ops, p, p->share, t->env->bufs, next_room(p->body_bytes, 0));
     if (p->req == NULL && !message_drop(p, is_oversize ? SP_OVERSIZE : SP_OVERLOAD))
@@ -426,7 +428,7 @@ static void peer_identify(struct sp_peer *p)
 bool sp_peer_is_welcome(struct sp_peer *p)
 {
     struct transport_sp *t = p->t;
-    uint32_t most = t->env->cfg->max_peers, n_others = t->env->n_peers - 1;
+    uint32_t most = config_now(t->env->cfg, max_peers), n_others = t->env->n_peers - 1;
     char why[SHARE_TEXT_BYTES] = "listen.max_peers is reached";
     struct share *share = n_others < most ? share_open(t->env->shares, &p->principal) : NULL;
     const struct share *full = share_take(share, SHARE_PEERS, 1, most - n_others, most);

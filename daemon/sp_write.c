@@ -164,7 +164,7 @@ void sp_peer_queue(struct sp_peer *p, struct request *req)
     STAILQ_INSERT_TAIL(&p->replies, req, queued);
     bool is_first = p->write_bytes == 0;
     p->write_bytes += reply_bytes(req);
-    if (!is_first && p->write_bytes > t->env->cfg->max_peer_write_bytes) {
+    if (!is_first && p->write_bytes > config_now(t->env->cfg, max_peer_write_bytes)) {
         stats_add(peers_cut_slow_reader, 1);
         sp_peer_cut(p, "replies waiting for it are over listen.max_peer_write");
     }

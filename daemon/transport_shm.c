@@ -291,8 +291,9 @@ static void client_open(struct transport_shm *t, int fd)
     stats_add(peers_accepted, 1);
     stats_add(peers, 1);
     uv_poll_start(&c->poll, UV_READABLE | UV_DISCONNECT, on_client);
-    c->hello_until_ns = clock_now_ns() + t->env->cfg->handshake_timeout_us * 1000;
-    uint64_t tick_ms = clock_tick_ms(t->env->cfg->handshake_timeout_us);
+    uint64_t timeout_us = config_now(t->env->cfg, handshake_timeout_us);
+    c->hello_until_ns = clock_now_ns() + timeout_us * 1000;
+    uint64_t tick_ms = clock_tick_ms(timeout_us);
     uv_timer_start(&c->deadline, on_deadline, tick_ms, tick_ms);
 }
 

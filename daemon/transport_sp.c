@@ -37,6 +37,24 @@ static struct transport_sp *of(struct transport *base)
 
 /* ---- deadlines ---- */
 
+static const uint64_t PROGRESS_US = 2000000;
+
+static uint64_t tick_of(const struct config *cfg)
+{
+    uint64_t us = config_now(cfg, handshake_timeout_us);
+    uint64_t body_us = config_now(cfg, body_timeout_us),
+             write_us = config_now(cfg, write_timeout_us);
+    us = body_us < us ? body_us : us;
+    return clock_tick_ms(write_us < us ? write_us : us);
+}
+
+/* What began before this moment has waited long enough. */
+static uint64_t oldest_of(const struct sp_waits *list, uint64_t now_ns)
+{
+    uint64_t ns = __atomic_load_n(list->timeout_us, __ATOMIC_RELAXED) * 1000;
+    return now_ns > ns ? now_ns - ns : 0;
+}
+
 static void on_timer(uv_timer_t *timer)
 {
     struct transport_sp *t = timer->data;
@@ -45,7 +63,8 @@ static void on_timer(uv_timer_t *timer)
     bool is_empty = true;
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
         struct sp_wait *w;
-        while ((w = TAILQ_FIRST(&lists[i]->waiting)) != NULL && w->until_ns <= now_ns) {
+        uint64_t oldest_ns = oldest_of(lists[i], now_ns);
+        while ((w = TAILQ_FIRST(&lists[i]->waiting)) != NULL && w->began_ns <= oldest_ns) {
             sp_wait_stop(w);
             lists[i]->expire(w->peer);
         }
@@ -58,12 +77,15 @@ static void on_timer(uv_timer_t *timer)
     }
     if (is_empty && !t->is_accept_waiting)
         uv_timer_stop(timer);
+    else
+        uv_timer_set_repeat(timer, tick_of(t->env->cfg));
 }
 
 static void timer_start(struct transport_sp *t)
 {
+    uint64_t tick_ms = tick_of(t->env->cfg);
     if (!uv_is_active((uv_handle_t *)&t->timer) && !t->is_closing)
-        uv_timer_start(&t->timer, on_timer, t->tick_ms, t->tick_ms);
+        uv_timer_start(&t->timer, on_timer, tick_ms, tick_ms);
 }
 
 void sp_accept_later(struct transport_sp *t)
@@ -76,7 +98,7 @@ void sp_wait_start(struct sp_waits *list, struct sp_wait *w)
 {
     sp_wait_stop(w);
     w->list = list;
-    w->until_ns = clock_now_ns() + list->timeout_ns;
+    w->began_ns = clock_now_ns();
     TAILQ_INSERT_TAIL(&list->waiting, w, entry);
     timer_start(w->peer->t);
 }
@@ -165,16 +187,6 @@ static int accept_from(struct transport_sp *t, int fd)
     return rc;
 }
 
-static uint64_t tick_of(const struct config *cfg)
-{
-    uint64_t us = cfg->handshake_timeout_us;
-    if (cfg->body_timeout_us < us)
-        us = cfg->body_timeout_us;
-    if (cfg->write_timeout_us < us)
-        us = cfg->write_timeout_us;
-    return clock_tick_ms(us);
-}
-
 static void on_handle_closed(uv_handle_t *handle)
 {
     struct transport_sp *t = handle->data;
@@ -247,16 +259,14 @@ static struct transport_sp *transport_new(struct transport_env *env, const struc
     t->base.ops = ops_of(a);
     t->env = env;
     t->is_ipc = a->sa.any.sa_family == AF_UNIX;
-    t->tick_ms = tick_of(cfg);
     LIST_INIT(&t->peers);
-    t->handshakes = (struct sp_waits){.timeout_ns = cfg->handshake_timeout_us * 1000,
+    t->handshakes = (struct sp_waits){.timeout_us = &cfg->handshake_timeout_us,
                                       .expire = sp_peer_expire_handshake};
     t->bodies =
-        (struct sp_waits){.timeout_ns = cfg->body_timeout_us * 1000, .expire = sp_peer_expire_body};
-    t->progress =
-        (struct sp_waits){.timeout_ns = SP_PROGRESS_NS, .expire = sp_peer_expire_progress};
-    t->writes = (struct sp_waits){.timeout_ns = cfg->write_timeout_us * 1000,
-                                  .expire = sp_peer_expire_write};
+        (struct sp_waits){.timeout_us = &cfg->body_timeout_us, .expire = sp_peer_expire_body};
+    t->progress = (struct sp_waits){.timeout_us = &PROGRESS_US, .expire = sp_peer_expire_progress};
+    t->writes =
+        (struct sp_waits){.timeout_us = &cfg->write_timeout_us, .expire = sp_peer_expire_write};
     TAILQ_INIT(&t->handshakes.waiting);
     TAILQ_INIT(&t->bodies.waiting);
     TAILQ_INIT(&t->progress.waiting);

@@ -30,7 +30,7 @@ holds() { python3 -c "import json,sys; x=json.load(open('$dir/out')); sys.exit(n
 
 export ATTND_ENDPOINT=ipc://$dir/attnd.sock
 ctl=$bin/attnctl
-printf '[engine]\nlease = 1h\n[stats]\nslow_step = 1us # all are\n' >"$dir/conf"
+printf '[cache]\nmax_pools = 9\n[stats]\nslow_step = 1us # all are\n' >"$dir/conf"
 "$bin/attnd" --config "$dir/conf" --backend cpu --listen "$ATTND_ENDPOINT tcp://127.0.0.1:0 shm://$dir/shm" \
   --listen.http off --device.kv_memory 64M >"$dir/attnd.log" 2>&1 &
 daemon=$!
@@ -160,13 +160,20 @@ expect 1 "$ctl" config set stats.slow_step 5
 says 'stats.slow_step = 5 is not a time'
 expect 1 "$ctl" config set engine.default_timeout 20m
 says 'engine.default_timeout = 20m .*is more than engine.max_timeout'
+expect 0 "$ctl" config set engine.max_step_items 77
+expect 0 "$ctl" config set listen.max_message 1M
+expect 0 "$ctl" config set engine.lease 40s
+expect 0 "$ctl" --json info
+holds "(x['max_step_items'], x['max_message_bytes'], x['lease_us']) == (77, 1 << 20, 40000000)"
+expect 1 "$ctl" config set engine.max_step_tokens 20000
+says 'engine.max_step_tokens = 20000 .*is more than engine.max_batch_tokens'
 expect 1 "$ctl" config set cache.max_pools 5
 says 'cache.max_pools needs a restart'
 expect 1 "$ctl" config get no.such
 says 'no setting is named no.such'
-sed -i 's/1us/7s/; s/1h/2h/' "$dir/conf"
+sed -i 's/1us/7s/; s/= 9/= 8/' "$dir/conf"
 expect 0 "$ctl" --json reload
-holds "x == {'changed': 1, 'need_restart': 1}"
+holds "x == {'changed': 4, 'need_restart': 1}" # three are as the file has them again
 expect 0 "$ctl" config get stats.slow_step
 has '^value 7s$'
 printf 'nonsense\n' >>"$dir/conf"

@@ -53,8 +53,8 @@ refused() { # CODE WORDS FLAG...
   grep 'level=error' "$dir/err.log" | grep -qE -e "$words" || die "no \"$words\": $(cat "$dir/err.log")"
 }
 tls=(--listen tls+tcp://127.0.0.1:0 --listen.tls_cert "$keys/server.crt" --listen.tls_key "$keys/server.key")
-refused 78 'tcp://\*:7471 .*listen.insecure_tcp' --listen 'tcp://*:7471'
-refused 78 'tcp://\*:7471 .*listen.tenants' --listen 'tcp://*:7471' --listen.insecure_tcp yes
+refused 64 'tcp://\*:7471 .*listen.insecure_tcp' --listen 'tcp://*:7471'
+refused 64 'tcp://\*:7471 .*listen.tenants' --listen 'tcp://*:7471' --listen.insecure_tcp yes
 refused 73 'tls_key: .*/alpha.key is not the key of listen.tls_cert' "${tls[@]}" --listen.tls_key "$keys/alpha.key"
 refused 73 'tls_cert: .*/server.key holds no certificate' "${tls[@]}" --listen.tls_cert "$keys/server.key"
 refused 73 'tls_ca: .*/nowhere: No such file' "${tls[@]}" --listen.tls_ca "$dir/nowhere"

@@ -26,6 +26,11 @@ fails() {
 }
 
 fails 64 'engine.lease = 3 ' --engine.lease 3
+# what is wrong together has the exit code of what is wrong alone
+fails 64 'engine.default_timeout = 20m \(flag .*is more than engine.max_timeout = 10m' --engine.default_timeout 20m
+printf '[engine]\ndefault_timeout = 20m\n' >"$dir/conf"
+fails 78 'engine.default_timeout = 20m .*is more than engine.max_timeout = 10m' --config "$dir/conf"
+fails 64 'engine.max_timeout = 1m \(flag ' --config "$dir/conf" --engine.max_timeout 1m
 printf '[engine]\nleese = 3s\n' >"$dir/conf"
 fails 78 'conf:2: .*engine.leese.*lease' --config "$dir/conf"
 fails 69 'device.kv_memory 62914560 MiB, cache.io_memory 256 MiB and .* are free' --device.kv_memory 60T --listen "ipc://$dir/s"

@@ -248,6 +248,42 @@ static void silence_ends_a_lease_in_slices(void **state)
     rig_close(&r);
 }
 
+static void a_changed_lease_ends_nobody_who_has_not_been_told(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL); /* 30 s */
+    r.cfg.lease_us = 1000000;
+    rig_run(&r);
+    rig_now_ns += 10000000000; /* a third of what the client knows of */
+    rig_run(&r);
+    assert_int_equal(session_count(r.sessions), 1);
+    assert_int_equal(rig_hello_with(&r, r.session, NULL)->hello->lease_us, 1000000);
+    for (int i = 0; i < 80; i++) { /* from now on it renews every quarter of a second */
+        rig_now_ns += 250000000;
+        rig_hello_with(&r, r.session, NULL);
+        rig_run(&r);
+    }
+    assert_int_equal(session_count(r.sessions), 1);
+    r.cfg.lease_us = 5000000; /* longer: at once */
+    rig_run(&r);
+    rig_now_ns += 4999999999;
+    rig_run(&r);
+    assert_int_equal(session_count(r.sessions), 1);
+    rig_now_ns += 1;
+    rig_run(&r);
+    assert_int_equal(session_count(r.sessions), 0);
+    r.session = rig_hello(&r, "another");
+    r.cfg.lease_us = 1000000; /* shorter: after five seconds */
+    rig_run(&r);
+    rig_now_ns += 4999999999;
+    rig_run(&r);
+    assert_int_equal(session_count(r.sessions), 1);
+    rig_now_ns += 1;
+    rig_run(&r);
+    assert_int_equal(session_count(r.sessions), 0);
+    rig_close(&r);
+}
+
 static void queue_of_one(struct rig *rig)
 {
     rig->cfg.max_queue_requests = 1;
@@ -442,6 +478,7 @@ int main(void)
         cmocka_unit_test(newcomers_find_room_for_their_session),
         cmocka_unit_test(one_connection_leaves_others_their_part_of_the_queue),
         cmocka_unit_test(silence_ends_a_lease_in_slices),
+        cmocka_unit_test(a_changed_lease_ends_nobody_who_has_not_been_told),
         cmocka_unit_test(a_refused_request_renews_its_session),
         cmocka_unit_test(work_in_flight_keeps_a_lease),
         cmocka_unit_test(an_adopted_sequence_refuses_its_old_owner),

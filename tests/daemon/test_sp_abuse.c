@@ -128,7 +128,7 @@ static void deadlines_pass_with_the_daemons_clock_alone(void **state)
     for (int kind = 0; kind < 2; kind++) {
         struct server s;
         server_init(&s);
-        s.cfg.handshake_timeout_us = s.cfg.body_timeout_us = timeout_ns / 1000;
+        s.cfg.handshake_timeout_us = s.cfg.body_timeout_us = 4 * timeout_ns / 1000;
         sp_time_use();
         server_start(&s, kinds[kind]);
         uint64_t cut_handshake = stats_get(peers_cut_handshake);
@@ -139,6 +139,10 @@ static void deadlines_pass_with_the_daemons_clock_alone(void **state)
         raw_send(halting, kind == 0 ? "\1" : "\0", 1); /* of a length */
         wait_equal(&stats.peers, 2);
         wait_at_least(&stats.received_bytes, received + 9);
+        sp_time_wait_for_looks();
+        /* the settings change; those that wait already are meant, too */
+        __atomic_store_n(&s.cfg.handshake_timeout_us, timeout_ns / 1000, __ATOMIC_RELAXED);
+        __atomic_store_n(&s.cfg.body_timeout_us, timeout_ns / 1000, __ATOMIC_RELAXED);
         sp_time_wait_for_looks();
 
         sp_time_pass(timeout_ns - 1);
