@@ -220,7 +220,7 @@ static bool has_anything(const struct tenant *who)
     for (int i = 0; i < TENANT_N_QUOTAS; i++)
         if (who->used[i] > 0)
             return true;
-    return false;
+    return who->n_steps > 0;
 }
 
 /* The place of a tenant of this id; else one that is free. NULL: none is. */
@@ -252,8 +252,11 @@ bool tenants_update(struct tenants *t, struct tenants *now)
             continue;
         }
         struct tenant next = now->list[i];
-        if (place < &t->list[t->n] && place->id == next.id)
+        if (place < &t->list[t->n] && place->id == next.id) {
             memcpy(next.used, place->used, sizeof next.used);
+            next.flow.end = place->flow.end;
+            next.n_steps = place->n_steps;
+        }
         t->n += place == &t->list[t->n];
         *place = next;
     }

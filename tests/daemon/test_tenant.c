@@ -195,9 +195,14 @@ static void another_file_changes_who_somebody_is_and_not_what_he_has(void **stat
     struct tenants *t = load("[a]\ntoken_sha256 = " ONE "\nblocks = 5\n[b]\nusers = 12345\n");
     struct tenant *a = identify(t, &p, "one", "");
     assert_int_equal(tenant_take(a, TENANT_BLOCKS, 4, why, sizeof why), ATTN_OK);
+    a->n_steps = 2;
+    a->flow.end = 4711;
 
-    assert_true(
-        tenants_update(t, load("[c]\nblocks = 1\n[a]\ntoken_sha256 = " TWO "\nblocks = 3\n")));
+    assert_true(tenants_update(
+        t, load("[c]\nblocks = 1\n[a]\ntoken_sha256 = " TWO "\nblocks = 3\nshare = 5\n")));
+    assert_int_equal(a->n_steps, 2); /* steps that will be answered, and device time it has had */
+    assert_int_equal(a->flow.end, 4711);
+    assert_int_equal(a->flow.share, 5);
     assert_null(identify(t, &p, "one", "is refused"));
     assert_ptr_equal(identify(t, &p, "two", ""), a);
     assert_int_equal(a->used[TENANT_BLOCKS], 4);
