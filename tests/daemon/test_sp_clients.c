@@ -10,6 +10,8 @@
 #include <nanomsg/nn.h>
 #include <nanomsg/reqrep.h>
 #include <nanomsg/tcp.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <nng/nng.h>
 #include <nng/protocol/reqrep0/req.h>
 #include <stdlib.h>
@@ -384,6 +386,45 @@ static void a_stale_socket_is_replaced_and_a_live_one_is_not(void **state)
     assert_int_not_equal(access(url + 6, F_OK), 0); /* and is gone after a clean end */
 }
 
+/* The daemon's end of a connection, which is a descriptor of this process, too. */
+static int other_end(int fd)
+{
+    struct sockaddr_in own, theirs;
+    socklen_t n = sizeof own;
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&own, &n), 0);
+    for (int other = 3; other < 1024; other++) {
+        n = sizeof theirs;
+        if (other != fd && getpeername(other, (struct sockaddr *)&theirs, &n) == 0 &&
+            theirs.sin_family == AF_INET && theirs.sin_port == own.sin_port)
+            return other;
+    }
+    fail_msg("the connection has no other end");
+    return -1;
+}
+
+static void tcp_peers_that_are_gone_are_noticed(void **state)
+{
+    (void)state;
+    struct server s;
+    server_init(&s);
+    server_start(&s, "tcp");
+    int fd = raw_connect(s.url);
+    raw_handshake(fd); /* it is accepted, and set up */
+    int other = other_end(fd), alive = 0, no_delay = 0, idle_s = 0;
+    unsigned timeout_ms = 0;
+    socklen_t n = sizeof alive;
+    assert_int_equal(getsockopt(other, SOL_SOCKET, SO_KEEPALIVE, &alive, &n), 0);
+    assert_int_equal(getsockopt(other, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, &n), 0);
+    assert_int_equal(getsockopt(other, IPPROTO_TCP, TCP_NODELAY, &no_delay, &n), 0);
+    n = sizeof timeout_ms;
+    assert_int_equal(getsockopt(other, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, &n), 0);
+    assert_true(alive && no_delay);
+    assert_in_range(idle_s, 1, 120);
+    assert_in_range(timeout_ms, 1000, 120000);
+    close(fd);
+    server_stop(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -395,6 +436,7 @@ int main(void)
         cmocka_unit_test(a_message_may_come_in_any_pieces),
         cmocka_unit_test(a_half_closed_peer_still_gets_its_answers),
         cmocka_unit_test(a_stale_socket_is_replaced_and_a_live_one_is_not),
+        cmocka_unit_test(tcp_peers_that_are_gone_are_noticed),
     };
     return cmocka_run_group_tests_name("sp_clients", tests, NULL, NULL);
 }
