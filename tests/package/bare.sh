@@ -86,6 +86,7 @@ cd /attnd
 scripts/quickstart </dev/null | tee /tmp/quick
 grep -q 'attnd left with exit code 0' /tmp/quick
 ! grep -q $'\r' /tmp/quick
+[ "$(wc -l </tmp/quick)" -le 100 ] # quiet off a terminal
 EOF
 fi
 if [[ $parts == *venv* ]]; then
