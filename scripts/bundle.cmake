@@ -30,6 +30,18 @@ function(package_of library out)
   set(${out} "${owner}" PARENT_SCOPE)
 endfunction()
 
+# what has paths: the unit expects the tarball where the file system's standard has such packages,
+# attn.pc finds its folders from its own
+set(unit "${stage}/lib/systemd/system/attnd.service")
+if(EXISTS "${unit}")
+  file(READ "${unit}" text)
+  string(REPLACE "${stage}/" "/opt/${CPACK_PACKAGE_FILE_NAME}/" text "${text}")
+  file(WRITE "${unit}" "${text}")
+  file(READ "${stage}/lib/pkgconfig/attn.pc" text)
+  string(REGEX REPLACE "^prefix=[^\n]*" "prefix=\${pcfiledir}/../.." text "${text}")
+  file(WRITE "${stage}/lib/pkgconfig/attn.pc" "${text}")
+endif()
+
 foreach(library IN LISTS found)
   file(COPY "${library}" DESTINATION "${stage}/lib" FOLLOW_SYMLINK_CHAIN)
   package_of("${library}" package)

@@ -91,7 +91,7 @@ if grep -nP '\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7,40}\b' docs/{desig
 fi
 
 # who asks a script for help gets it, and nothing else happens
-for script in quickstart test package install-deps; do
+for script in quickstart test package install-deps oci; do
   timeout 10 "scripts/$script" --help | grep -qE 'Installs|Makes' || { echo "scripts/$script --help" >&2; rc=1; }
 done
 for script in quickstart test install-deps; do

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# scripts/package --deb makes packages that lintian has no error to tell of, and bare.sh tries them.
+#
+#   tests/package/debs.sh SOURCE_DIR [PART...]    parts: see bare.sh
+set -euo pipefail
+src=$1
+shift
+cd "$src"
+for tool in dh lintian; do
+  command -v $tool >/dev/null || { echo "skipped: no $tool: scripts/install-deps --package" && exit 77; }
+done
+rm -f dist/*.deb
+scripts/package --deb
+version=$(sed -nE 's/^project\(attnd VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
+for name in attnd attnd-tools libattn0 libattn-dev python3-attnd; do
+  compgen -G "dist/${name}_${version}_*.deb" >/dev/null || { echo "no package $name of $version" && exit 1; }
+done
+lintian --fail-on error --allow-root dist/*.deb
+tests/package/bare.sh "$src" dist "$@"
