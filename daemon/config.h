@@ -53,6 +53,7 @@ struct config {
     uint64_t spin_us;
     uint64_t drain_delay_us; /* not ready, and all doors still open */
     uint64_t drain_timeout_us;
+    uint64_t token_timeout_us; /* of a drain: until the next layer of a token that is begun */
     uint64_t stall_timeout_us; /* a thread silent for longer makes /healthz fail */
     /* [log] */
     char log_level[8];

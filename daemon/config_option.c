@@ -152,7 +152,9 @@ const struct config_option config_options[] = {
     TIME("engine", "drain_delay", drain_delay_us, AT_ONCE, "0", 0, HOUR,
         "How long SIGTERM only makes /readyz fail, for balancers to see it, before the drain begins."),
     TIME("engine", "drain_timeout", drain_timeout_us, AT_ONCE, "30s", 0, HOUR,
-        "How long SIGTERM waits for requests in flight."),
+        "How long SIGTERM waits for requests in flight. Then tokens are finished, and none is begun."),
+    TIME("engine", "token_timeout", token_timeout_us, AT_ONCE, "1s", 0, HOUR,
+        "How long a drain waits for the next layer of a token that some layers have."),
     TIME("engine", "stall_timeout", stall_timeout_us, AT_ONCE, "30s", 100 * MS, HOUR,
         "A thread that has shown no life for this long makes /healthz fail. A device that has given no\n"
         "batch back for this long is taken for lost."),

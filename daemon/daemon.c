@@ -35,7 +35,8 @@ enum {
     WHY_BYTES = 512,
     TICK_MS = 100, /* heartbeat, watchdog, the device's health */
     DRAIN_TICK_MS = 5,
-    LAST_ANSWERS_MS = 5000, /* for what is in the engine after the drain timeout */
+    LAST_TOKENS_MS = 5000, /* after the drain timeout, for tokens that are begun */
+    LAST_ANSWERS_MS = 5000, /* then for what is in the engine */
     LAST_REPLIES_MS = 1000, /* for answers of the last moment to be written and read */
     LAST_REPLIES_OF_LOST_MS = 300, /* the same when the device is lost */
 };
@@ -63,6 +64,7 @@ struct daemon {
     uv_signal_t signals[4];
     uint64_t watchdog_ns, next_watchdog_ns;
     bool has_handlers, is_draining, is_stopping;
+    bool ends_tokens; /* a drain: tokens are finished, none is begun */
     bool is_handing_over; /* no request is taken any more; those taken are answered */
     uint64_t leave_at_ns; /* when a drain begins that was put off; 0: none */
     uint64_t drain_until_ns;
@@ -107,6 +109,16 @@ static void hand_over(struct daemon *d, int exit_code)
     uv_timer_start(&d->tick, on_tick, 0, DRAIN_TICK_MS);
 }
 
+/* Whoever goes on does not keep the daemon, but may finish the token that he is in. */
+static void end_tokens(struct daemon *d)
+{
+    uint64_t most_ns = (uint64_t)LAST_TOKENS_MS * 1000000;
+    uint64_t one_ns = config_now(d->cfg, token_timeout_us) * 1000;
+    d->ends_tokens = true;
+    d->drain_until_ns = clock_now_ns() + (one_ns > most_ns ? one_ns : most_ns);
+    engine_end_tokens(d->engine);
+}
+
 /* Whoever goes on sending does not keep the daemon: what is there is answered, nothing else
  * read. */
 static void answer_the_last(struct daemon *d)
@@ -127,6 +139,14 @@ static void drain(struct daemon *d)
              " ms at most",
              config_now(d->cfg, drain_timeout_us) / 1000);
     uv_timer_start(&d->tick, on_tick, DRAIN_TICK_MS, DRAIN_TICK_MS);
+}
+
+/* Nothing is in flight, and nobody is there who is in the middle of a token. */
+static bool is_over(const struct daemon *d)
+{
+    bool has_workers = !d->is_handing_over && d->env.n_peers > 0;
+    bool is_still = has_workers ? engine_is_drained(d->engine) : engine_is_idle(d->engine);
+    return is_still && transports_are_idle(d);
 }
 
 /* Says that it is not ready and goes on: who asks /readyz sends nobody here any more. */
@@ -157,14 +177,17 @@ static void on_tick(uv_timer_t *timer)
         notify_send("WATCHDOG=1");
     }
     if (!d->is_draining && !d->is_handing_over) {
-        bool is_over = d->leave_at_ns != 0 && now_ns >= d->leave_at_ns;
-        if (is_over || engine_is_draining(d->engine)) /* a client asked */
+        bool has_waited = d->leave_at_ns != 0 && now_ns >= d->leave_at_ns;
+        if (has_waited || engine_is_draining(d->engine)) /* a client asked */
             drain(d);
         return;
     }
-    if (engine_is_idle(d->engine) && transports_are_idle(d)) {
+    if (is_over(d)) {
         log_info("%s", d->is_handing_over ? "all is answered" : "drained");
         uv_stop(d->loop);
+    } else if (now_ns >= d->drain_until_ns && !d->is_handing_over && !d->ends_tokens) {
+        log_info("the drain timeout is over: tokens are finished, none is begun");
+        end_tokens(d);
     } else if (now_ns >= d->drain_until_ns) {
         log_warn("%" PRIu64 " requests are still in flight after the drain timeout",
                  stats_get(queue_requests));

@@ -26,6 +26,7 @@
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
+#include "daemon/engine_status.h"
 #include "daemon/engine_step.h"
 #include "daemon/engine_tenants.h"
 #include "daemon/health.h"
@@ -251,6 +252,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     while (batch_launch(e));
     refuse_if_lost(e);
 
+    tokens_look(e);
     if (e->is_dirty)
         publish_gauges(e);
     if (e->has_old_pools && now_ns - e->pools_at_ns >= POOLS_EVERY_NS)

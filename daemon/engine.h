@@ -101,7 +101,11 @@ void engine_take_tenants(struct engine *e, struct tenants *now);
  * callback. A client's drain request does the same. */
 void engine_drain(struct engine *e);
 bool engine_is_draining(const struct engine *e);
-/* True once draining and nothing is queued or in flight. */
+/* Nor a token that no layer of its sequence has; tokens that are begun may still be finished. Any
+ * thread. */
+void engine_end_tokens(struct engine *e);
+/* True once draining and nothing is queued or in flight, and no sequence is in the middle of a
+ * token whose worker has been silent for less than engine.token_timeout. Any thread. */
 bool engine_is_drained(const struct engine *e);
 /* Every request handed over has been answered. Any thread. */
 bool engine_is_idle(const struct engine *e);

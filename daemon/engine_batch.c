@@ -19,6 +19,7 @@
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_ready.h"
+#include "daemon/engine_status.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
 #include "kernels/layer_visible.h"
@@ -168,7 +169,8 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
     uint32_t max_items = e->parts.cfg->max_batch_items, max_tokens = e->parts.cfg->max_batch_tokens;
     uint32_t enough = enough_items(e, b->pool);
     struct task *t;
-    while (b->n_items < enough && (t = ready_first(&b->pool->ready)) != NULL) {
+    while (b->n_items < enough && !pace_is_long(&b->pool->cost, b->n_visible) &&
+           (t = ready_first(&b->pool->ready)) != NULL) {
         if (t->req->deadline_ns <= now_ns) {
             e->next_deadline_ns = 0;
             tasks_expire(e, now_ns);
@@ -248,6 +250,8 @@ static void lose_device(struct engine *e, const char *what)
 /* Ends every item of a batch that came back, or was refused by the backend. */
 static void batch_done(struct engine *e, struct batch *b, attn_status st, const char *why)
 {
+    if (atomic_load_explicit(&e->is_draining, memory_order_relaxed))
+        tokens_came(e, clock_now_ns());
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct item *it = b->items[i];
         struct task *t = it->task;

@@ -33,6 +33,11 @@ uint64_t pace_due_ns(const struct pace_cost *c, uint64_t n_visible, uint64_t now
     return now_ns + (due > 0 ? (uint64_t)due : 0);
 }
 
+bool pace_is_long(const struct pace_cost *c, uint64_t n_visible)
+{
+    return c->n_visible > 0 && (double)n_visible * c->device_ns / c->n_visible >= PACE_LONG_NS;
+}
+
 uint32_t pace_about(uint32_t last, uint32_t n_now)
 {
     last -= (last + LATELY - 1) / LATELY;
@@ -76,7 +81,8 @@ uint32_t pace_ahead(uint32_t n_all, uint32_t n_own, uint32_t share, uint32_t all
 bool pace_is_in_time(uint32_t n_ahead, uint64_t request_ns, uint64_t left_ns)
 {
     uint64_t wait_ns = n_ahead * request_ns;
-    return wait_ns + wait_ns / 4 <= left_ns; /* and a little is left for its own batch */
+    uint64_t own_ns = wait_ns < PACE_LONG_NS ? wait_ns : PACE_LONG_NS; /* of its batch */
+    return 2 * wait_ns + own_ns <= left_ns;
 }
 
 uint64_t pace_request_ns(uint64_t last_ns, uint64_t batch_ns, uint32_t n)

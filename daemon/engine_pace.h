@@ -14,7 +14,12 @@
 
 struct pace_cost;
 
-enum { PACE_WAY_IN_NS = 120000, PACE_MIN_ENOUGH = 8, PACE_MAX_SHARE = 1000 };
+enum {
+    PACE_WAY_IN_NS = 120000,
+    PACE_MIN_ENOUGH = 8,
+    PACE_MAX_SHARE = 1000,
+    PACE_LONG_NS = 10000000,
+};
 
 /* A batch that saw n_visible cached tokens took device_ns. The cost is of about the last sixteen
  * batches, not of single ones: of two that ran beside each other the later seems to have taken next
@@ -33,6 +38,10 @@ uint32_t pace_about(uint32_t last, uint32_t n_now);
  * together come back together; if one batch took them all, device and workers would wait for each
  * other in turn. So it takes half of what there is about. */
 uint32_t pace_enough(uint32_t n_about);
+
+/* A batch that sees n_visible cached tokens is so long that more items would not make it cheaper:
+ * they would only let everybody in it, and everybody behind it, wait longer. */
+bool pace_is_long(const struct pace_cost *c, uint64_t n_visible);
 
 /* Device time between tenants: weighted fair queueing, by the start of batches. A flow is a
  * tenant's. Its virtual time is the device time that it has had over its share; the flow whose next
@@ -53,8 +62,8 @@ void pace_flow_settle(struct pace_flow *f, uint64_t charged_ns, uint64_t took_ns
  * them, where flows with something held have shares of all_shares together. */
 uint32_t pace_ahead(uint32_t n_all, uint32_t n_own, uint32_t share, uint32_t all_shares);
 
-/* A request with so many before it, each of which takes request_ns, will probably be in a batch
- * within left_ns. */
+/* A request with so many before it, each of which takes request_ns, will be answered within
+ * left_ns, though all of them took twice as long. */
 bool pace_is_in_time(uint32_t n_ahead, uint64_t request_ns, uint64_t left_ns);
 
 /* The recent time that a request takes, from the last answer and n requests that took batch_ns. */

@@ -202,6 +202,9 @@ struct engine {
     uint64_t polled_ns; /* when a poller last brought something */
     _Atomic bool is_stopping, is_draining;
     _Atomic(struct tenants *) new_tenants; /* as another file has them; NULL: none */
+    _Atomic bool ends_tokens; /* no sequence begins a token any more */
+    _Atomic bool is_in_token; /* draining: some sequence is, or nobody has looked since a step */
+    _Atomic uint64_t token_at_ns; /* draining: when a layer last got tokens */
     _Atomic int health; /* attn_status */
     _Atomic uint32_t n_held; /* requests between engine_submit and their reply */
     _Atomic uint64_t held_bytes;

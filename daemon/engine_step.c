@@ -14,6 +14,7 @@
 #include "daemon/engine_queue.h"
 #include "daemon/engine_ready.h"
 #include "daemon/engine_session.h"
+#include "daemon/engine_status.h"
 #include "daemon/stats.h"
 
 /* --- items ------------------------------------------------------------------------------------ */
@@ -232,6 +233,19 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
     return ATTN_OK;
 }
 
+/* The drain has come to where tokens are finished and none is begun. */
+static bool is_after_last_token(const struct engine *e, const struct task *t)
+{
+    if (!(t->flags & WIRE_STEP_APPEND) || !atomic_load(&e->ends_tokens))
+        return false;
+    for (uint32_t i = 0; i < t->n_items; i++) {
+        const struct item *it = &t->items[i];
+        if (it->seq != SEQ_NONE && seq_begins_token(e, it->seq, it->pos + it->n_tokens))
+            return true;
+    }
+    return false;
+}
+
 static void step_enter(struct engine *e, struct task *t)
 {
     task_hold(e, t);
@@ -329,6 +343,8 @@ void step_admit(struct engine *e, struct request *req, uint64_t now_ns)
     st = step_items(e, t, why, sizeof why);
     if (st != ATTN_OK)
         engine_refuse(e, req, st, "%s", why);
+    else if (is_after_last_token(e, t))
+        engine_refuse(e, req, ATTN_EDRAINING, "the daemon is draining: no new tokens");
     else
         step_enter(e, t);
 }

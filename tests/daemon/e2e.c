@@ -351,7 +351,8 @@ void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n)
     memcpy(NN_CMSG_DATA(cmsg) + sizeof four, be, 4);
     struct nn_iovec iov = {(void *)(uintptr_t)bytes, n};
     struct nn_msghdr h = {&iov, 1, control, sizeof control};
-    if (nn_sendmsg(c->socket, &h, 0) != (int)n)
+    c->has_failed |= nn_sendmsg(c->socket, &h, c->may_fail ? NN_DONTWAIT : 0) != (int)n;
+    if (c->has_failed && !c->may_fail)
         fail_msg("nn_sendmsg: %s", nn_strerror(nn_errno()));
 }
 

@@ -62,6 +62,8 @@ struct e2e_client {
     uint8_t *last; /* the message sent last */
     size_t last_bytes;
     uint64_t n_retries;
+    /* over nanomsg: the daemon may be gone when something is sent */
+    bool may_fail, has_failed;
 };
 
 void e2e_connect(struct e2e_client *c, const struct e2e *d); /* and hello */

@@ -353,7 +353,8 @@ int shm_be_hostile(const char *path, double until_s, unsigned with_seed)
             strange_hellos(path);
             continue;
         }
-        if (!shm_link_open(&l, path, 1u << below(7), (uint64_t)64 << (10 + below(6))))
+        uint32_t n_slots = 1u << below(7);
+        if (!shm_link_open(&l, path, n_slots, (uint64_t)64 << (10 + below(6))))
             continue;
         if (what == 0)
             submit_and_scribble(&l);

@@ -125,10 +125,10 @@ static void a_step_that_would_be_late_is_refused_at_once(void **state)
     for (uint64_t i = 1; i <= AHEAD; i++)
         rig_send_item(&r, i, 0, 0, 1);
     atomic_store(&r.engine->task_ns, 10000000);
-    s.timeout_us = 200000; /* 200 ms are ahead */
+    s.timeout_us = 400000; /* 200 ms are ahead, and may take twice as long */
     rig_assert_says(rig_answer(&r, rig_send_step(&r, &s)), ATTN_EOVERLOAD,
-                    "20 requests are ahead, about 200 ms; the deadline is in 200 ms");
-    s.timeout_us = 300000;
+                    "20 requests are ahead, about 200 ms; the deadline is in 400 ms");
+    s.timeout_us = 410000;
     uint64_t in_time = rig_send_step(&r, &s);
     assert_null(rig_reply(&r, in_time));
     r.backend.is_held = false;
@@ -400,6 +400,49 @@ static void draining_refuses_what_is_new_and_finishes_what_is_not(void **state)
     rig_close(&r);
 }
 
+static void a_drain_ends_between_two_tokens(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    r.cfg.token_timeout_us = 1000000;
+    rig_open_many(&r, 1, 2);
+    uint64_t id = rig_send_item(&r, 1, 0, 0, 1);
+    engine_drain(r.engine);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+    assert_false(engine_is_drained(r.engine)); /* its other layers are to come */
+    engine_end_tokens(r.engine);
+    uint64_t other = rig_send_item(&r, 2, 0, 0, 1), next = rig_send_item(&r, 1, 0, 1, 1);
+    rig_run(&r);
+    rig_assert_says(rig_answer(&r, other), ATTN_EDRAINING, "no new tokens");
+    rig_assert_says(rig_answer(&r, next), ATTN_EDRAINING, "no new tokens");
+    for (uint32_t layer = 1; layer < RIG_LAYERS; layer++) {
+        assert_false(engine_is_drained(r.engine));
+        id = rig_send_item(&r, 1, layer, 0, 1);
+        rig_run(&r);
+        assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+    }
+    assert_true(engine_is_drained(r.engine));
+    rig_close(&r);
+}
+
+static void a_worker_that_is_silent_within_a_token_is_not_waited_for(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    r.cfg.token_timeout_us = 1000000;
+    rig_open_many(&r, 1, 1);
+    uint64_t id = rig_send_item(&r, 1, 0, 0, 1);
+    engine_drain(r.engine);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+    rig_now_ns += 999000000;
+    assert_false(engine_is_drained(r.engine));
+    rig_now_ns += 2000000;
+    assert_true(engine_is_drained(r.engine));
+    rig_close(&r);
+}
+
 static void only_who_may_administer_drains(void **state)
 {
     (void)state;
@@ -483,6 +526,8 @@ int main(void)
         cmocka_unit_test(work_in_flight_keeps_a_lease),
         cmocka_unit_test(an_adopted_sequence_refuses_its_old_owner),
         cmocka_unit_test(draining_refuses_what_is_new_and_finishes_what_is_not),
+        cmocka_unit_test(a_drain_ends_between_two_tokens),
+        cmocka_unit_test(a_worker_that_is_silent_within_a_token_is_not_waited_for),
         cmocka_unit_test(only_who_may_administer_drains),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(stats_are_answered_as_json),

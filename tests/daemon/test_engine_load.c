@@ -326,7 +326,7 @@ static void requests_of_many_threads_are_all_answered(void **state)
     cfg.max_queue_requests = 1 << 20;
     memset(&stats, 0, sizeof stats);
     assert_int_equal(iobuf_pool_open(&rig_backend_ops, &backend, 128 << 20, &bufs), ATTN_OK);
-    struct own_parts own;
+    struct own_parts own = {0};
     assert_int_equal(
         own_engine_open(&own, &cfg, &rig_backend_ops, &backend, bufs, &engine, why, sizeof why),
         ATTN_OK);

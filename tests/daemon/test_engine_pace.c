@@ -77,6 +77,27 @@ static void a_refused_request_comes_back_when_the_queue_should_be_done(void **st
     assert_in_range(ns, 95000, 100000);
 }
 
+static void a_batch_of_ten_milliseconds_is_long(void **state)
+{
+    (void)state;
+    struct pace_cost c = {0};
+    assert_false(pace_is_long(&c, UINT32_MAX)); /* nothing is known */
+    pace_learn(&c, 1000, 1000000); /* 1 us a token */
+    assert_false(pace_is_long(&c, 9999));
+    assert_true(pace_is_long(&c, 10000));
+}
+
+static void in_time_is_what_may_take_twice_as_long(void **state)
+{
+    (void)state;
+    assert_true(pace_is_in_time(0, UINT64_MAX, 0)); /* nobody is ahead */
+    assert_true(pace_is_in_time(45, 1000000, 100000000)); /* 45 ms, and 10 of its own batch */
+    assert_false(pace_is_in_time(46, 1000000, 100000000));
+    assert_true(pace_is_in_time(1, 1000000, 3000000)); /* its batch takes no longer than what is
+                                                          ahead */
+    assert_false(pace_is_in_time(1, 1000000, 2999999));
+}
+
 /* ---- shares ---- */
 
 enum { FLOWS = 5, DEEPEST = 2 };
@@ -181,6 +202,8 @@ int main(void)
         cmocka_unit_test(a_batch_takes_half_of_what_is_about),
         cmocka_unit_test(what_is_about_rises_at_once_and_falls_slowly),
         cmocka_unit_test(a_refused_request_comes_back_when_the_queue_should_be_done),
+        cmocka_unit_test(a_batch_of_ten_milliseconds_is_long),
+        cmocka_unit_test(in_time_is_what_may_take_twice_as_long),
         cmocka_unit_test(flows_that_are_always_ready_stay_together),
         cmocka_unit_test(a_flow_that_was_away_has_saved_nothing),
         cmocka_unit_test(a_charge_that_is_given_back_leaves_nothing),

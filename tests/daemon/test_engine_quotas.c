@@ -15,16 +15,19 @@
 
 #include "engine_rig.h"
 
-enum { N = 32, BLOCKS = 90, SEQUENCES = 12, SESSIONS = 20, POOLS = 3, BYTES = 2500, UID = 5000 };
+enum { N = 32, BLOCKS = 90, SEQUENCES = 12, SESSIONS = 20, POOLS = 3, BYTES = 2500, UID = 5000, IDS = 20 };
 
 static struct rig r;
-static unsigned seed;
+static uint64_t random_state;
 static uint64_t sessions[N];
 static struct tenant *who;
 
-static uint32_t below(uint32_t n)
+static uint32_t below(uint32_t n) /* xorshift64* */
 {
-    return (uint32_t)rand_r(&seed) % n;
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return (uint32_t)((random_state * 0x2545f4914f6cdd1d) >> 32) % n;
 }
 
 static void tweak(struct rig *rig)
@@ -135,7 +138,8 @@ static void make_pool(void)
 static void send_step(void)
 {
     uint64_t left = tenant_left(who, TENANT_BYTES);
-    uint64_t id = rig_send_item(&r, 1 + below(40), below(RIG_LAYERS), 0, 1 + below(16));
+    uint32_t seq = 1 + below(IDS), layer = below(RIG_LAYERS), n_tokens = 1 + below(16);
+    uint64_t id = rig_send_item(&r, seq, layer, 0, n_tokens);
     engine_turn(r.engine, 0);
     const Attnd__Reply *reply = rig_reply(&r, id);
     if (reply == NULL) /* held: it was charged */
@@ -144,7 +148,7 @@ static void send_step(void)
 
 static void do_something(void)
 {
-    uint32_t i = below(N);
+    uint32_t i = below(N), seq;
     uint64_t left = tenant_left(who, TENANT_SEQUENCES);
     r.session = sessions[i];
     switch (below(12)) {
@@ -156,20 +160,21 @@ static void do_something(void)
         break;
     case 2:
     case 3: {
-        uint64_t id = rig_send_open(&r, 1 + below(40));
+        uint64_t id = rig_send_open(&r, 1 + below(IDS));
         engine_turn(r.engine, 0);
         check_answer(id, TENANT_SEQUENCES, left, 1);
         break;
     }
     case 4:
-        rig_send_fork(&r, 1 + below(40), 1 + below(40));
+        seq = 1 + below(IDS);
+        rig_send_fork(&r, seq, 1 + below(IDS));
         break;
     case 5:
-        rig_send_adopt(&r, 1 + below(40));
+        rig_send_adopt(&r, 1 + below(IDS));
         break;
     case 6:
         r.epoch = 1 + below(6);
-        rig_send_close(&r, 1 + below(40));
+        rig_send_close(&r, 1 + below(IDS));
         r.epoch = 1;
         break;
     case 7:
@@ -180,7 +185,7 @@ static void do_something(void)
         r.backend.is_held = below(2);
         break;
     case 9:
-        rig_now_ns += (uint64_t)below(2) * below(20) * 1000000000;
+        rig_now_ns += (uint64_t)(below(8) == 0 ? 20 : 1) * 1000000000; /* some leases end */
         break;
     default:
         send_step();
@@ -204,7 +209,7 @@ static void nothing_is_over_its_quota_and_all_comes_back(void **state)
     (void)state;
     uint64_t most[TENANT_N_QUOTAS] = {0};
     for (unsigned first = 1; first <= 6; first++) {
-        seed = first;
+        random_state = first;
         rig_open(&r, tweak);
         r.principal.uid = UID;
         r.pool = 0;
