@@ -15,7 +15,16 @@
 
 #include "engine_rig.h"
 
-enum { N = 32, BLOCKS = 90, SEQUENCES = 12, SESSIONS = 20, POOLS = 3, BYTES = 2500, UID = 5000, IDS = 20 };
+enum {
+    N = 32,
+    BLOCKS = 90,
+    SEQUENCES = 12,
+    SESSIONS = 20,
+    POOLS = 3,
+    BYTES = 2500,
+    UID = 5000,
+    IDS = 20
+};
 
 static struct rig r;
 static uint64_t random_state;
