@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets with clang, libFuzzer and the sanitizers, and runs each for SECONDS_EACH
-# (default 60) from the valid inputs. Corpora stay in BUILD_DIR/corpus; a finding ends the script
-# with its input written to BUILD_DIR/findings.
+# (default 60) from the valid inputs and those in tests/*/corpus. Corpora stay in BUILD_DIR/corpus;
+# a finding ends the script with its input written to BUILD_DIR/findings.
 #
 #   tests/proto/fuzz_long.sh [BUILD_DIR]
 set -euo pipefail
@@ -11,7 +11,7 @@ seconds=${SECONDS_EACH:-60}
 
 cmake -S "$source_dir" -B "$build" -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DATTND_FUZZ=ON -DATTND_SANITIZE=address -DATTND_CUDA=OFF -DATTND_HIP=OFF >/dev/null
-targets=(fuzz_frame fuzz_header fuzz_config fuzz_trace fuzz_session fuzz_shm)
+targets=(fuzz_frame fuzz_header fuzz_config fuzz_trace fuzz_session fuzz_shm fuzz_http)
 cmake --build "$build" --target "${targets[@]}" "${targets[@]/%/_libfuzzer}" -j 2
 mkdir -p "$build/findings"
 for target in "${targets[@]}"; do
@@ -19,7 +19,8 @@ for target in "${targets[@]}"; do
   "$build/bin/$target" --write "$build/corpus/$target"
   echo "$target: $seconds seconds"
   "$build/bin/${target}_libfuzzer" -max_total_time="$seconds" -max_len=8192 -timeout=5 \
-    -print_final_stats=1 -artifact_prefix="$build/findings/$target-" "$build/corpus/$target" 2>&1 |
+    -print_final_stats=1 -artifact_prefix="$build/findings/$target-" "$build/corpus/$target" \
+    "$source_dir"/tests/*/corpus/"$target" 2>&1 |
     grep -E '^#[0-9]+.*(DONE|INITED)|ERROR|SUMMARY|stat::(number|average|peak)'
   "$build/bin/$target" "$build/corpus/$target" # the replay driver agrees
 done
