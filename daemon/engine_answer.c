@@ -159,6 +159,16 @@ static void fill_failed_rows(struct task *t)
     }
 }
 
+/* Between out and lse are bytes of whoever had the buffer before. */
+static void clear_gap(struct task *t)
+{
+    const struct backend_pool_config *c = &t->pool->config;
+    uint64_t end = t->layout.out_offset + t->layout.n_tokens * c->num_q_heads * c->head_dim_v *
+                                              attn_dtype_bytes(c->q_dtype);
+    if (t->flags & WIRE_STEP_LSE)
+        memset(t->payload + end, 0, t->layout.lse_offset - end);
+}
+
 /* A bell's outputs are the device's, failed rows too: its worker gets the status alone. */
 static void bell_answer(struct engine *e, struct task *t)
 {
@@ -199,6 +209,7 @@ void step_answer(struct engine *e, struct task *t)
         body.item_status = t->item_status;
         fill_failed_rows(t);
     }
+    clear_gap(t);
     if (req->batched_ns != 0)
         header.queue_ns = req->batched_ns - req->received_ns;
     header.device_ns = req->device_ns;

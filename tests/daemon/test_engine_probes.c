@@ -285,10 +285,82 @@ static void what_is_anothers_is_answered_like_what_is_nobodys(void **state)
     stop();
 }
 
+/* ---- what is left in buffers ---- */
+
+/* A pool whose outputs of a token end in the middle of 64 bytes, before its lse. */
+static uint32_t make_narrow_pool(void)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
+    Attnd__PoolCreate body = ATTND__POOL_CREATE__INIT;
+    spec.name = "narrow";
+    spec.num_layers = spec.num_q_heads = spec.num_kv_heads = 1;
+    spec.head_dim_k = RIG_DIM;
+    spec.block_tokens = RIG_BLOCK_TOKENS;
+    spec.q_dtype = ATTND__DTYPE__F32;
+    spec.n_blocks = 8;
+    body.spec = &spec;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
+    h.pool_create = &body;
+    const Attnd__Reply *reply = rig_call(&r, &h);
+    assert_int_equal(reply->status, ATTN_OK);
+    return reply->pool->pool;
+}
+
+enum { NARROW_BYTES = 2 * 64 + RIG_DIM * 4, POISON_BYTES = 3000 };
+
+static uint64_t send_narrow(uint64_t seq, size_t payload_bytes)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Step s = ATTND__STEP__INIT;
+    uint8_t payload[POISON_BYTES];
+    uint32_t pos = 0, n = 1, epoch = 1;
+    memset(payload, 0xee, sizeof payload);
+    s.pool = r.pool;
+    s.flags = WIRE_STEP_APPEND | WIRE_STEP_ATTEND | WIRE_STEP_LSE;
+    s.dtype = ATTND__DTYPE__F32;
+    s.n_seq = s.n_epoch = s.n_pos = s.n_n_tokens = 1;
+    s.seq = &seq;
+    s.epoch = &epoch;
+    s.pos = &pos;
+    s.n_tokens = &n;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_STEP;
+    h.step = &s;
+    return rig_send(&r, &h, payload, payload_bytes);
+}
+
+/* Replies are built in buffers that other messages have been in. */
+static void bytes_between_tensors_are_nobodys(void **state)
+{
+    (void)state;
+    enum { OUT_BYTES = RIG_DIM * 4, LSE_OFFSET = 64 };
+    start();
+    r.pool = make_narrow_pool();
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    for (int i = 0; i < 50; i++) {
+        send_narrow(1, POISON_BYTES); /* refused for its size */
+        rig_run(&r);
+        forget_answers();
+        uint64_t id = send_narrow(1, NARROW_BYTES);
+        rig_run(&r);
+        const struct wire_reply *w = rig_wire_reply(&r, id);
+        assert_non_null(w);
+        assert_int_equal(w->header->status, ATTN_OK);
+        assert_int_equal(w->payload_bytes, LSE_OFFSET + 4);
+        for (int k = OUT_BYTES; k < LSE_OFFSET; k++)
+            assert_int_equal(w->payload[k], 0);
+        forget_answers();
+    }
+    stop();
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_anothers_is_answered_like_what_is_nobodys),
+        cmocka_unit_test(bytes_between_tensors_are_nobodys),
     };
     if (argc > 1)
         n_probes = (uint32_t)atoi(argv[1]);
