@@ -145,8 +145,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "ministral": {"head_dim": 32, "rope_parameters": {t: ROPE for t in ATTENTIONS}},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
-    "nemotron": {"head_dim": 32},
-    "zamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "nemotron": {"head_dim": 32, "num_key_value_heads": 2},
+    "zamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "attention_hidden_size": 2 * WIDTH,
+        "attention_head_dim": 2 * HEAD_DIM,
+    },
+    "zamba2": {"attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * HEAD_DIM},
 }
 
 

@@ -112,7 +112,8 @@ def _make_mask(
     ):  # transformers says so when it adds anything to causal or sliding
         refusal = "a mask besides causal, sliding window and padding (packed or bidirectional)"
     window, chunk = local_size or 0, 0
-    if window and getattr(kwargs.get("config"), "attention_chunk_size", None) is not None:
+    has_chunks = getattr(kwargs.get("config"), "attention_chunk_size", None) is not None
+    if window and has_chunks and refusal is None:
         device = kwargs["device"] if positions is None else positions.device
         if _is_chunked(mask_function, window, device):
             window, chunk = 0, window
