@@ -61,7 +61,23 @@ PYTHONPATH=${python%/*} /usr/bin/python3 -c 'import attnd; print(attnd.connect()
 kill "$daemon"
 wait "$daemon" || die "attnd left with $?"
 
+# the tarball: unpacked anywhere it is an installation of its own, whose unit expects it in /opt
+(cd "$dir" && cpack -G TGZ -B "$dir/pack" --config "$build/CPackConfig.cmake" \
+  -D CPACK_PRE_BUILD_SCRIPTS="$src/scripts/bundle.cmake" >"$dir/log" 2>&1) || die "$(cat "$dir/log")"
+mkdir "$dir/else"
+tar -xf "$dir"/pack/attnd-*.tar.gz -C "$dir/else"
+tree=$(echo "$dir"/else/attnd-*)
+grep -qx "ExecStart=/opt/${tree##*/}/bin/attnd" "$tree/lib/systemd/system/attnd.service" || die "the tarball's unit"
+sed -i 's/^#kv_memory = .*/kv_memory = 78M/' "$tree/etc/attnd/attnd.conf"
+env -i "$tree/bin/attnd" --print-config --listen "ipc://$dir/s" | grep -qx 'kv_memory = 78M' || die "the tarball's settings"
+(
+  export PKG_CONFIG_PATH=$tree/lib/pkgconfig
+  ${CC:-cc} -std=c17 "$tree/share/doc/attnd/examples/example.c" -o "$dir/example" $(pkg-config --cflags --libs attn)
+)
+[[ -z $(grep -rl "$dir/pack" "$tree/lib" "$tree/etc" "$tree/share" || true) ]] || die "the tarball names the folder it was made in"
+
 # what is read
+cd "$prefix"
 for page in man1/attnctl.1 man1/attnload.1 man1/attnbench.1 man5/attnd.conf.5 man8/attnd.8; do
   file=share/man/$page
   [[ $(grep -c '^\.TP' "$file") -ge 10 ]] || die "$page has few entries"

@@ -7,9 +7,10 @@
 set -euo pipefail
 source=$1 bin=$2
 dir=$(mktemp -d)
-daemon=
+daemon='' systemd=''
 cleanup() {
   [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
+  [[ -z $systemd ]] || kill -9 "$systemd" 2>/dev/null || true
   rm -rf "$dir"
 }
 trap cleanup EXIT
@@ -39,8 +40,20 @@ with open(sys.argv[1], "w") as f:
     f.write(str(port))
 os.execvp(sys.argv[2], sys.argv[2:] + ["--listen.http", f"127.0.0.1:{port}"])
 EOF
+# what systemd is told, a line each
+cat >"$dir/systemd.py" <<'EOF'
+import socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.bind(sys.argv[1])
+print("bound", flush=True)
+while True:
+    print(s.recv(4096).decode(), flush=True)
+EOF
+python3 "$dir/systemd.py" "$dir/notify" >"$dir/told" &
+systemd=$!
+while ! grep -q bound "$dir/told"; do kill -0 "$systemd" && sleep 0.05; done
 # strace -D: attnd stays the process that was started
-python3 "$dir/hand_in.py" "$dir/port" "${alone[@]}" "${trace[@]}" "$bin/attnd" --backend cpu \
+NOTIFY_SOCKET=$dir/notify python3 "$dir/hand_in.py" "$dir/port" "${alone[@]}" "${trace[@]}" "$bin/attnd" --backend cpu \
   --device.kv_memory 64M --cache.io_memory 64M --listen "ipc://$dir/s shm://$dir/m" >"$dir/log" 2>&1 &
 daemon=$!
 for url in "ipc://$dir/s" "shm://$dir/m"; do
@@ -53,6 +66,11 @@ kill -HUP "$daemon"
 kill "$daemon"
 wait "$daemon" || die "attnd left with $?: $(cat "$dir/log")"
 daemon=
+# a device that takes long to open is not a start that hangs: more time is asked for before it is;
+# the last that is told may still be on its way
+for _ in {1..600}; do ! grep -q STOPPING=1 "$dir/told" || break; sleep 0.1; done
+[[ $(grep -oE '^(EXTEND_TIMEOUT_USEC=[1-9]|READY=1|STOPPING=1)' "$dir/told" | head -3 | tr '\n' ' ') == \
+  'EXTEND_TIMEOUT_USEC='[1-9]' READY=1 STOPPING=1 ' ]] || die "systemd was told: $(cat "$dir/told")"
 [[ ${#alone[@]} -gt 0 ]] || echo "not tried: a network of its own, unshare --net is refused"
 
 command -v systemd-analyze >/dev/null || { echo "skipped: no systemd-analyze here"; exit 77; }
