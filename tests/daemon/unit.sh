@@ -25,7 +25,10 @@ done
 
 # a socket unit's socket, which blocks, and no network: the process id stays that of python
 trace=()
-command -v strace >/dev/null && trace=(strace -D -f -qq -o "$dir/calls")
+if command -v strace >/dev/null; then
+  trace=(strace -D -f -qq -o "$dir/calls")
+  export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0 # LeakSanitizer ends what is traced
+fi
 alone=(unshare --net)
 [[ $(id -u) == 0 ]] || alone=(unshare --map-root-user --net)
 "${alone[@]}" true 2>/dev/null || alone=()
