@@ -305,10 +305,12 @@ static attn_status cache_open(struct daemon *d, struct kept_cache *kept, char *w
     struct backend_info info;
     d->device.ops->info(d->device.backend, &info);
     struct kv_config kc = engine_kv_config(d->cfg, info.kv_bytes);
-    if (kept->arena_fd >= 0 && kv_open(&kc, kept->arena_fd, &d->kv, why, why_bytes) == ATTN_OK)
-        return ATTN_OK;
-    if (kept->arena_fd >= 0)
+    if (kept->arena_fd >= 0) {
+        attn_status st = kv_open(&kc, kept->arena_fd, &d->kv, why, why_bytes);
+        if (st == ATTN_OK || st == ATTN_ENOMEM)
+            return st;
         start_empty(kept, why);
+    }
     return kv_open(&kc, -1, &d->kv, why, why_bytes);
 }
 
@@ -571,9 +573,7 @@ static int daemon_serve(struct daemon *d)
 int daemon_run(struct config *cfg, int argc, char **argv)
 {
     static struct daemon d;
-    d.cfg = cfg;
-    d.argc = argc;
-    d.argv = argv;
+    d = (struct daemon){.cfg = cfg, .argc = argc, .argv = argv};
     settings_publish(cfg);
     keep_begin();
     loop_memory_use();

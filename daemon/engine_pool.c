@@ -392,13 +392,16 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     uint32_t n_free;
     if (kv_pool_info(e->parts.kv, id, &ks, &n_free) != ATTN_OK)
         return FAIL(ATTN_ENOTFOUND, "there is no pool %" PRIu32, id.index);
-    Attnd__PoolSpec *stored = attnd__pool_spec__unpack(NULL, ks.spec_bytes, ks.spec);
-    if (stored == NULL)
-        return FAIL(ATTN_EPROTO, "pool \"%s\": its description does not decode", ks.name);
+    struct wire_arena arena;
+    wire_arena_init(&arena, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
+    const ProtobufCMessage *stored;
     struct pool_spec spec;
     struct pool *p = &e->pools[id.index];
-    attn_status st = pool_spec_init(&spec, stored, why, why_bytes);
-    attnd__pool_spec__free_unpacked(stored, NULL);
+    attn_status st = wire_unpack(&attnd__pool_spec__descriptor, ks.spec, ks.spec_bytes, &arena,
+                                 &stored, why, why_bytes);
+    if (st == ATTN_OK)
+        st = pool_spec_init(&spec, (const Attnd__PoolSpec *)stored, why, why_bytes);
+    wire_arena_reset(&arena);
     if (st == ATTN_OK)
         st = pool_make(e, NULL, p, &spec, ks.place, why, why_bytes);
     if (st != ATTN_OK)

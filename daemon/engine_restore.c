@@ -11,24 +11,30 @@
 
 static const uint64_t WAIT_NS = 1000 * 1000;
 
-/* A pool that can't be made again goes, with its sequences, and so do all after it. */
-static uint32_t restore_pools(struct engine *e)
+/* A pool that can't be made again goes, with its sequences, and so do all after it. Where memory is
+ * short or the device fails, the next start may do better: nothing goes. */
+static attn_status restore_pools(struct engine *e, struct engine_kept *kept)
 {
     char why[WHY_BYTES] = "";
     struct kv_stats s;
-    uint32_t n_dropped, n_restored = 0, i = 0;
+    uint32_t n_dropped, i = 0;
     kv_stats_read(e->parts.kv, &s);
-    for (; i < e->parts.cfg->max_pools && n_restored < s.pools; i++) {
+    for (; i < e->parts.cfg->max_pools && kept->n_pools < s.pools; i++) {
         attn_status st = pool_restore(e, (kv_pool_id){i}, why, sizeof why);
+        if (st == ATTN_ENOMEM || st == ATTN_EDEVICE) {
+            log_error("the kept pool %" PRIu32 " can't be made now: %s", i, why);
+            return st;
+        }
         if (st != ATTN_OK && st != ATTN_ENOTFOUND)
             break;
-        n_restored += st == ATTN_OK;
+        kept->n_pools += st == ATTN_OK;
     }
-    if (s.pools == n_restored)
-        return n_restored;
-    log_warn("of %" PRIu64 " pools the first %" PRIu32 " are kept: %s", s.pools, n_restored, why);
+    if (s.pools == kept->n_pools)
+        return ATTN_OK;
+    log_warn("of %" PRIu64 " pools the first %" PRIu32 " are kept: %s", s.pools, kept->n_pools,
+             why);
     kv_pools_drop(e->parts.kv, (kv_pool_id){i}, &n_dropped);
-    return n_restored;
+    return ATTN_OK;
 }
 
 /* Makes room among the pool's patches. */
@@ -96,13 +102,13 @@ attn_status engine_restore(struct engine *e, struct engine_kept *out_kept)
 {
     struct engine_kept kept = {0};
     struct kv_stats s;
-    uint32_t n_pools = restore_pools(e);
-    attn_status st = restore_tables(e, &kept);
+    attn_status st = restore_pools(e, &kept);
+    if (st == ATTN_OK)
+        st = restore_tables(e, &kept);
     if (st != ATTN_OK)
         return st;
     restore_sessions(e, &kept);
     kv_stats_read(e->parts.kv, &s);
-    kept.n_pools = n_pools;
     kept.n_dropped = s.damaged;
     *out_kept = kept;
     return ATTN_OK;

@@ -97,9 +97,9 @@ static void arena_free(void *arena, void *p)
     (void)p; /* the arena is reset as a whole */
 }
 
-static attn_status header_unpack(const ProtobufCMessageDescriptor *desc, const uint8_t *bytes,
-                                 size_t n_bytes, struct wire_arena *a, const ProtobufCMessage **out,
-                                 char *why, size_t why_bytes)
+attn_status wire_unpack(const ProtobufCMessageDescriptor *desc, const uint8_t *bytes,
+                        size_t n_bytes, struct wire_arena *a, const ProtobufCMessage **out,
+                        char *why, size_t why_bytes)
 {
     attn_status st = wire_scan(desc, bytes, n_bytes, why, why_bytes);
     if (st != ATTN_OK)
@@ -158,9 +158,8 @@ static attn_status message_decode(uint8_t *msg, size_t msg_bytes, bool is_reply,
         return ATTN_EPROTO;
     }
     out->payload = msg + head_bytes;
-    return header_unpack(is_reply ? &attnd__reply__descriptor : &attnd__request__descriptor,
-                         msg + WIRE_PREAMBLE_BYTES, p->header_bytes, a, &out->header, why,
-                         why_bytes);
+    return wire_unpack(is_reply ? &attnd__reply__descriptor : &attnd__request__descriptor,
+                       msg + WIRE_PREAMBLE_BYTES, p->header_bytes, a, &out->header, why, why_bytes);
 }
 
 /* prefix: "" or "plan." */

@@ -63,6 +63,12 @@ void *wire_arena_alloc(struct wire_arena *a, size_t bytes);
 /* Frees everything at once; the arena can be used again. */
 void wire_arena_reset(struct wire_arena *a);
 
+/* Unpacks one protobuf message into the arena, checked as headers are.
+ * Errors   ATTN_EPROTO malformed or over the arena's limit; ATTN_ENOMEM. why gets a sentence. */
+attn_status wire_unpack(const ProtobufCMessageDescriptor *desc, const uint8_t *bytes,
+                        size_t n_bytes, struct wire_arena *a, const ProtobufCMessage **out,
+                        char *why, size_t why_bytes);
+
 struct wire_request {
     uint64_t request_id;
     const Attnd__Request *header; /* in the arena */

@@ -58,7 +58,7 @@ static attn_status fake_pool_open(struct backend *b, const struct backend_pool_c
                                   struct backend_pool **out_pool)
 {
     if (b->max_pools != 0 && b->n_pools == b->max_pools)
-        return ATTN_ENOMEM;
+        return b->over_max_pools;
     b->n_pools++;
     struct backend_pool *p = test_malloc(sizeof *p);
     p->config = *c;
@@ -330,11 +330,10 @@ void rig_close(struct rig *r)
     iobuf_pool_close(r->bufs);
 }
 
-struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r))
+attn_status rig_try_to_succeed(struct rig *r, void (*change)(struct rig *r),
+                               struct engine_kept *out_kept)
 {
     char why[512] = "";
-    struct engine_kept kept;
-    rig_run(r);
     close_engine(r);
     if (change != NULL)
         change(r);
@@ -347,7 +346,14 @@ struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r))
     close(fd);
     r->kv = r->own.kv;
     r->sessions = r->own.sessions;
-    assert_int_equal(engine_restore(r->engine, &kept), ATTN_OK);
+    return engine_restore(r->engine, out_kept);
+}
+
+struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r))
+{
+    struct engine_kept kept;
+    rig_run(r);
+    assert_int_equal(rig_try_to_succeed(r, change, &kept), ATTN_OK);
     return kept;
 }
 

@@ -39,6 +39,7 @@ struct backend {
     uint64_t last_end_ns;
     uint64_t used_bytes, last_place;
     uint32_t n_pools, max_pools; /* opened; 0: any number */
+    attn_status over_max_pools; /* what opening one more gives */
     uint32_t n_scrubbed; /* blocks */
     /* what it saw */
     struct rig_item items[RIG_MAX_LOGGED];
@@ -91,6 +92,9 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r));
 /* Checks on the way out: nothing held, cache consistent, steps conserved. */
 void rig_close(struct rig *r);
 /* Ends the engine and opens another one on the arena, which the test may change in between. */
+attn_status rig_try_to_succeed(struct rig *r, void (*change)(struct rig *r),
+                               struct engine_kept *out_kept);
+/* The same of an engine that has worked, with success. */
 struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r));
 void rig_run(struct rig *r); /* turns until nothing is left to do */
 

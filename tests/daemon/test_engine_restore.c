@@ -180,9 +180,39 @@ static void an_expired_session_is_unknown_to_the_successor(void **state)
     rig_close(&r);
 }
 
-static void have_one_pool_fail(struct rig *rig)
+static void have_second_pool_fail(struct rig *rig)
 {
     rig->backend.max_pools = 1;
+    rig->backend.over_max_pools = ATTN_ENOTSUP;
+}
+
+static void have_memory_fail(struct rig *rig)
+{
+    rig->backend.max_pools = 1;
+    rig->backend.over_max_pools = ATTN_ENOMEM;
+}
+
+static void have_all_succeed(struct rig *rig)
+{
+    rig->backend.max_pools = 0;
+}
+
+static void nothing_is_dropped_where_memory_is_short(void **state)
+{
+    (void)state;
+    open_rig();
+    rig_open_many(&r, 1, 1);
+    append_all(1, 0, 9);
+    rig_make_pool(&r, "second");
+    struct engine_kept kept = {0};
+    rig_run(&r);
+    assert_int_equal(rig_try_to_succeed(&r, have_memory_fail, &kept), ATTN_ENOMEM);
+    assert_int_equal(rig_try_to_succeed(&r, have_all_succeed, &kept), ATTN_OK);
+    assert_int_equal(kept.n_pools, 2);
+    assert_int_equal(kept.n_sequences, 1);
+    assert_int_equal(kept.n_dropped, 0);
+    append_all(1, 9, 1);
+    rig_close(&r);
 }
 
 static void pools_that_the_backend_refuses_are_dropped_and_said_so(void **state)
@@ -195,7 +225,7 @@ static void pools_that_the_backend_refuses_are_dropped_and_said_so(void **state)
     r.pool = rig_make_pool(&r, "second")->pool->pool;
     rig_open_many(&r, 2, 2);
     rig_make_pool(&r, "third");
-    struct engine_kept kept = rig_succeed(&r, have_one_pool_fail);
+    struct engine_kept kept = rig_succeed(&r, have_second_pool_fail);
     r.backend.max_pools = 0;
     assert_int_equal(kept.n_pools, 1);
     assert_int_equal(kept.n_sequences, 1);
@@ -220,6 +250,7 @@ int main(void)
         cmocka_unit_test(leases_begin_anew),
         cmocka_unit_test(sequences_of_a_session_that_ended_are_freed),
         cmocka_unit_test(an_expired_session_is_unknown_to_the_successor),
+        cmocka_unit_test(nothing_is_dropped_where_memory_is_short),
         cmocka_unit_test(pools_that_the_backend_refuses_are_dropped_and_said_so),
     };
     return cmocka_run_group_tests_name("engine_restore", tests, NULL, NULL);
