@@ -1,0 +1,366 @@
+/* ask.c: requests as bytes, with what their answers must be. */
+#include <string.h>
+
+#include "model.h"
+
+const char *const ask_kinds[] = {"hello", "pool",  "open", "fork", "truncate",
+                                 "close", "adopt", "step", "gap",  "stale"};
+
+bool seq_is_quiet(const struct seq *s)
+{
+    bool is_quiet = s->control == NULL && s->n_readers == 0;
+    for (uint32_t l = 0; l < N_LAYERS; l++)
+        is_quiet &= s->step[l] == NULL;
+    return is_quiet;
+}
+
+static struct ask *ask_new(struct peer *p, enum ask_kind kind)
+{
+    if (p->n_asks == MAX_ASKS)
+        return NULL;
+    struct ask *a = sim_alloc(sizeof *a);
+    a->peer = p;
+    a->kind = kind;
+    p->asks[p->n_asks++] = a;
+    a->id = p->n_asks;
+    sim_counts.requests++;
+    return a;
+}
+
+static void say(const struct ask *a, const Attnd__Request *h)
+{
+    char line[256] = "";
+    int n = 0;
+    if (!sim_is_told)
+        return;
+    for (uint32_t i = 0; i < a->n_items; i++)
+        n += snprintf(line + n, sizeof line - (size_t)n, " %04x/%u:%u+%u",
+                      (unsigned)(a->of[i]->name & 0xffff), h->step->epoch[i], a->pos[i],
+                      a->n_tokens[i]);
+    if (a->seq != NULL)
+        snprintf(line, sizeof line, " %04x/%u len %u", (unsigned)(a->seq->name & 0xffff),
+                 a->seq->epoch, a->len);
+    sim_say("peer %u: request %llu is %s%s%s", a->peer->number, (unsigned long long)a->id,
+            ask_kinds[a->kind], line, a->n_items > 0 && (a->flags & 1) ? " append" : "");
+}
+
+static struct ask *send(struct ask *a, Attnd__Request *h, const void *payload, size_t payload_bytes)
+{
+    static const uint32_t timeouts_us[] = {500, 3000, 20000};
+    h->session = a->kind == ASK_HELLO ? 0 : a->peer->session;
+    if (sim_has_faults && sim_chance(60))
+        h->timeout_us = timeouts_us[sim_below(3)];
+    size_t head = wire_request_head_bytes(h);
+    a->n_bytes = head + payload_bytes;
+    a->bytes = sim_alloc(a->n_bytes);
+    wire_request_head_encode(h, a->id, payload_bytes, a->bytes);
+    if (payload_bytes > 0)
+        memcpy(a->bytes + head, payload, payload_bytes);
+    say(a, h);
+    peer_send(a);
+    return a;
+}
+
+struct ask *ask_hello(struct peer *p)
+{
+    Attnd__Hello b = ATTND__HELLO__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    char name[32];
+    struct ask *a = ask_new(p, ASK_HELLO);
+    if (a == NULL)
+        return NULL;
+    snprintf(name, sizeof name, "peer %u", p->number);
+    b.protocol_version = 1;
+    b.client_name = name;
+    b.resume_session = p->session;
+    b.nonce = p->session == 0 ? sim_random() | 1 : 0;
+    a->is_resuming = p->session != 0;
+    h.body_case = ATTND__REQUEST__BODY_HELLO;
+    h.hello = &b;
+    return send(a, &h, NULL, 0);
+}
+
+struct ask *ask_pool(struct peer *p)
+{
+    Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
+    Attnd__PoolCreate b = ATTND__POOL_CREATE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    struct ask *a = ask_new(p, ASK_POOL);
+    if (a == NULL)
+        return NULL;
+    spec.name = "pool";
+    spec.num_layers = N_LAYERS;
+    spec.num_q_heads = Q_HEADS;
+    spec.num_kv_heads = KV_HEADS;
+    spec.head_dim_k = HEAD_DIM;
+    spec.block_tokens = BLOCK_TOKENS;
+    spec.n_blocks = sim_plan.n_blocks;
+    spec.q_dtype = ATTND__DTYPE__F32;
+    b.spec = &spec;
+    h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
+    h.pool_create = &b;
+    return send(a, &h, NULL, 0);
+}
+
+static struct seq *seq_new(struct peer *p)
+{
+    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+        if (p->seqs[i] != NULL && !p->seqs[i]->is_gone)
+            continue;
+        struct seq *s = sim_alloc(sizeof *s);
+        s->name = sim_random();
+        s->owner = p;
+        p->seqs[i] = s;
+        return s;
+    }
+    return NULL;
+}
+
+struct ask *ask_open(struct peer *p)
+{
+    Attnd__Open b = ATTND__OPEN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    struct seq *s = seq_new(p);
+    struct ask *a = s == NULL ? NULL : ask_new(p, ASK_OPEN);
+    if (a == NULL)
+        return NULL;
+    b.seq = s->name;
+    b.pool = p->pool;
+    a->seq = s;
+    s->control = a;
+    h.body_case = ATTND__REQUEST__BODY_OPEN;
+    h.open = &b;
+    return send(a, &h, NULL, 0);
+}
+
+struct ask *ask_fork(struct peer *p, struct seq *src)
+{
+    Attnd__Fork b = ATTND__FORK__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    uint32_t least = MAX_LEN;
+    bool is_quiet = seq_is_quiet(src);
+    if (src->control != NULL || src->is_unsure)
+        return NULL;
+    struct seq *s = seq_new(p);
+    struct ask *a = s == NULL ? NULL : ask_new(p, ASK_FORK);
+    if (a == NULL)
+        return NULL;
+    for (uint32_t l = 0; l < N_LAYERS; l++)
+        least = src->len[l] < least ? src->len[l] : least;
+    b.seq = src->name;
+    b.epoch = src->epoch;
+    b.new_seq = s->name;
+    b.has_len = !is_quiet || sim_chance(500); /* steps on their way may make it longer */
+    b.len = b.has_len ? sim_below(least + 1) : 0;
+    a->len = b.has_len ? b.len : least;
+    a->seq = src;
+    a->new_seq = s;
+    src->control = s->control = a;
+    h.body_case = ATTND__REQUEST__BODY_FORK;
+    h.fork = &b;
+    return send(a, &h, NULL, 0);
+}
+
+struct ask *ask_truncate(struct seq *s, uint32_t len)
+{
+    Attnd__Truncate b = ATTND__TRUNCATE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    struct ask *a = seq_is_quiet(s) ? ask_new(s->owner, ASK_TRUNCATE) : NULL;
+    if (a == NULL)
+        return NULL;
+    b.seq = s->name;
+    b.epoch = s->epoch;
+    b.len = a->len = len;
+    a->seq = s;
+    s->control = a;
+    h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
+    h.truncate = &b;
+    return send(a, &h, NULL, 0);
+}
+
+struct ask *ask_close(struct seq *s)
+{
+    Attnd__Close b = ATTND__CLOSE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    struct ask *a = seq_is_quiet(s) ? ask_new(s->owner, ASK_CLOSE) : NULL;
+    if (a == NULL)
+        return NULL;
+    b.seq = s->name;
+    b.epoch = s->epoch;
+    a->seq = s;
+    s->control = a;
+    h.body_case = ATTND__REQUEST__BODY_CLOSE;
+    h.close = &b;
+    return send(a, &h, NULL, 0);
+}
+
+/* From another client, which knows of it, or is dead. */
+struct ask *ask_adopt(struct peer *p, struct seq *s)
+{
+    Attnd__Adopt b = ATTND__ADOPT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    uint32_t i = 0, was = 0;
+    struct peer *from = s->owner;
+    while (i < MAX_SEQS && p->seqs[i] != NULL && !p->seqs[i]->is_gone)
+        i++;
+    while (from->seqs[was] != s)
+        was++;
+    struct ask *a = i < MAX_SEQS ? ask_new(p, ASK_ADOPT) : NULL;
+    if (a == NULL)
+        return NULL;
+    from->seqs[was] = NULL;
+    p->seqs[i] = s;
+    s->owner = p;
+    s->control = a;
+    s->n_readers = 0;
+    a->seq = s;
+    b.seq = s->name;
+    h.body_case = ATTND__REQUEST__BODY_ADOPT;
+    h.adopt = &b;
+    return send(a, &h, NULL, 0);
+}
+
+/* --- steps ------------------------------------------------------------------------------------ */
+
+static void fill(float *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i += 2) {
+        uint64_t x = sim_random();
+        rows[i] = (float)(x & 0xffff);
+        rows[i + 1] = (float)(x >> 48);
+    }
+}
+
+/* What every row of item i gives, by the tokens of its sequence and those that the step appends. */
+static void expect_rows(struct ask *a, uint32_t i, uint32_t row, const float *q)
+{
+    const struct seq *s = a->of[i];
+    uint64_t seen = 0;
+    for (uint32_t pos = 0; pos < a->pos[i] && pos < s->len[a->layer]; pos++)
+        seen = device_fold(seen, s->token[a->layer][pos]);
+    for (uint32_t t = 0; t < a->n_tokens[i]; t++) {
+        uint64_t token =
+            a->flags & WIRE_STEP_APPEND ? a->tokens[row + t] : s->token[a->layer][a->pos[i] + t];
+        seen = device_fold(seen, token);
+        a->rows[row + t] =
+            device_row(seen, q + (size_t)(row + t) * Q_FLOATS, Q_FLOATS * sizeof(float));
+    }
+}
+
+/* Sends a step whose items, layer and flags are set; epoch_off is added to the epochs. */
+static struct ask *send_step(struct ask *a, uint32_t epoch_off)
+{
+    Attnd__Step b = ATTND__STEP__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    struct wire_step_layout l;
+    uint64_t names[MAX_ITEMS];
+    uint32_t epochs[MAX_ITEMS], n = 0;
+    char why[256];
+    for (uint32_t i = 0; i < a->n_items; i++) {
+        names[i] = a->of[i]->name;
+        epochs[i] = a->of[i]->epoch + epoch_off;
+        n += a->n_tokens[i];
+    }
+    b.pool = a->peer->pool;
+    b.layer = a->layer;
+    b.flags = a->flags;
+    b.dtype = ATTND__DTYPE__F32;
+    b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = a->n_items;
+    b.seq = names;
+    b.epoch = epochs;
+    b.pos = a->pos;
+    b.n_tokens = a->n_tokens;
+    if (wire_step_layout_of(&b, Q_HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM, ATTN_F32, &l, why,
+                            sizeof why) != ATTN_OK)
+        sim_fail("a step of a client's is none: %s", why);
+    uint8_t *payload = sim_alloc(l.request_bytes);
+    a->tokens = sim_alloc(n * sizeof *a->tokens);
+    a->rows = sim_alloc(n * sizeof *a->rows);
+    if (a->flags & WIRE_STEP_APPEND) {
+        float *k = (float *)(void *)(payload + l.k_offset);
+        float *v = (float *)(void *)(payload + l.v_offset);
+        fill(k, (size_t)n * KV_FLOATS);
+        fill(v, (size_t)n * KV_FLOATS);
+        for (uint32_t t = 0; t < n; t++)
+            a->tokens[t] = device_token(k + t * KV_FLOATS, KV_FLOATS * sizeof *k, v + t * KV_FLOATS,
+                                        KV_FLOATS * sizeof *v);
+    }
+    if (a->flags & WIRE_STEP_ATTEND) {
+        float *q = (float *)(void *)(payload + l.q_offset);
+        fill(q, (size_t)n * Q_FLOATS);
+        for (uint32_t i = 0, row = 0; i < a->n_items; row += a->n_tokens[i++])
+            expect_rows(a, i, row, q);
+    }
+    sim_counts.steps++;
+    h.body_case = ATTND__REQUEST__BODY_STEP;
+    h.step = &b;
+    return send(a, &h, payload, l.request_bytes);
+}
+
+static bool may_append(const struct seq *s, uint32_t layer)
+{
+    return s != NULL && s->is_open && !s->is_gone && !s->is_unsure && s->control == NULL &&
+           s->step[layer] == NULL && s->len[layer] < MAX_LEN;
+}
+
+struct ask *ask_append(struct peer *p)
+{
+    struct seq *found[MAX_SEQS];
+    uint32_t layer = sim_below(N_LAYERS), n = 0, left = 100;
+    for (uint32_t i = 0; i < MAX_SEQS; i++)
+        if (may_append(p->seqs[i], layer))
+            found[n++] = p->seqs[i];
+    struct ask *a = n == 0 ? NULL : ask_new(p, ASK_STEP);
+    if (a == NULL)
+        return NULL;
+    static const uint32_t flags[] = {1, 3, 3, 7};
+    a->layer = layer;
+    a->flags = flags[sim_below(4)];
+    a->n_items = 1 + sim_below(n < MAX_ITEMS ? n : MAX_ITEMS);
+    for (uint32_t i = 0; i < a->n_items; i++) {
+        uint32_t pick = i + sim_below(n - i);
+        struct seq *s = found[pick];
+        found[pick] = found[i];
+        uint32_t most = MAX_LEN - s->len[layer] < left ? MAX_LEN - s->len[layer] : left;
+        uint32_t want = sim_chance(60) ? 1 + sim_below(70) : 1 + sim_below(5);
+        a->of[i] = s;
+        a->pos[i] = s->len[layer];
+        a->n_tokens[i] = want < most ? want : most;
+        left -= a->n_tokens[i] < left ? a->n_tokens[i] : left - 1;
+        s->step[layer] = a;
+    }
+    return send_step(a, 0);
+}
+
+struct ask *ask_attend(struct seq *s, uint32_t layer, uint32_t pos, uint32_t n)
+{
+    struct ask *a = ask_new(s->owner, ASK_STEP);
+    if (a == NULL)
+        return NULL;
+    a->layer = layer;
+    a->flags = WIRE_STEP_ATTEND | (sim_chance(500) ? WIRE_STEP_LSE : 0);
+    a->n_items = 1;
+    a->of[0] = s;
+    a->pos[0] = pos;
+    a->n_tokens[0] = n;
+    s->n_readers++;
+    return send_step(a, 0);
+}
+
+struct ask *ask_wrong(struct seq *s, enum ask_kind kind)
+{
+    uint32_t layer = sim_below(N_LAYERS);
+    if (!may_append(s, layer) || s->len[layer] + 8 > MAX_LEN || (kind == ASK_STALE && s->epoch < 2))
+        return NULL;
+    struct ask *a = ask_new(s->owner, kind);
+    if (a == NULL)
+        return NULL;
+    a->layer = layer;
+    a->flags = WIRE_STEP_APPEND;
+    a->n_items = 1;
+    a->of[0] = s;
+    a->pos[0] = s->len[layer] + (kind == ASK_GAP ? 1 + sim_below(4) : 0);
+    a->n_tokens[0] = 1;
+    s->step[layer] = a;
+    return send_step(a, kind == ASK_STALE ? UINT32_MAX : 0);
+}

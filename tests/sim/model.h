@@ -1,0 +1,125 @@
+/* model.h: clients and what each knows: sequences token by token, and every request it has ever
+ * sent with the answer that it must have. peer.c (connections, faults, life), ask.c (making
+ * requests) and answer.c (judging replies) share it. */
+#ifndef TESTS_SIM_MODEL_H
+#define TESTS_SIM_MODEL_H
+
+#include "net.h"
+#include "proto/wire.h"
+
+enum {
+    N_LAYERS = 2,
+    Q_HEADS = 8,
+    KV_HEADS = 2,
+    HEAD_DIM = 16,
+    BLOCK_TOKENS = 8,
+    Q_FLOATS = Q_HEADS * HEAD_DIM,
+    KV_FLOATS = KV_HEADS * HEAD_DIM,
+    MAX_LEN = 200,
+    MAX_SEQS = 6, /* of a client */
+    MAX_ITEMS = 4, /* of a step */
+    MAX_ASKS = 4096, /* of a client */
+    MAX_OPEN_ASKS = 8, /* unanswered ones of a client */
+    MAX_PEERS = 24, /* those that died included */
+};
+#define LEASE_NS (10 * SIM_S)
+
+struct ask;
+
+/* A sequence as its owner knows it. */
+struct seq {
+    uint64_t name;
+    struct peer *owner;
+    uint32_t epoch;
+    uint32_t len[N_LAYERS];
+    uint64_t token[N_LAYERS][MAX_LEN];
+    struct ask *step[N_LAYERS]; /* on its way */
+    uint32_t n_readers; /* steps on their way that only attend */
+    struct ask *control; /* on its way: open, fork, truncate, close, adopt */
+    bool is_open; /* the daemon has said so */
+    bool is_gone;
+    bool is_unsure; /* an append was given up: it must be truncated to sure_len */
+    uint32_t sure_len;
+};
+
+enum ask_kind {
+    ASK_HELLO,
+    ASK_POOL,
+    ASK_OPEN,
+    ASK_FORK,
+    ASK_TRUNCATE,
+    ASK_CLOSE,
+    ASK_ADOPT,
+    ASK_STEP,
+    ASK_GAP, /* steps that must be refused: past the end, at an epoch that is over */
+    ASK_STALE,
+};
+
+extern const char *const ask_kinds[];
+
+struct ask {
+    struct peer *peer;
+    uint64_t id;
+    enum ask_kind kind;
+    uint8_t *bytes;
+    size_t n_bytes;
+    uint32_t n_sent, n_refused;
+    uint64_t first_sent_ns, sent_ns, again_ns; /* again: when it is to be repeated */
+    bool is_answered; /* for good, or given up */
+    bool is_void; /* its session is over, or it was given up: late answers say nothing */
+    attn_status status; /* of the answer */
+    uint32_t epoch; /* that the answer has told */
+
+    struct seq *seq, *new_seq; /* of requests that are no steps */
+    uint32_t len; /* of fork and truncate */
+    bool is_resuming; /* hello */
+    /* a step */
+    uint32_t layer, flags, n_items;
+    struct seq *of[MAX_ITEMS];
+    uint32_t pos[MAX_ITEMS], n_tokens[MAX_ITEMS];
+    uint64_t *tokens, *rows; /* [all tokens]: what is appended, what must come back */
+};
+
+struct peer {
+    uint32_t number;
+    bool is_dead; /* it never comes back */
+    struct conn *conn; /* NULL: none */
+    bool is_slow; /* reads now and then */
+    bool has_shaken; /* the daemon's handshake has come */
+    uint64_t connect_ns; /* when to try again */
+    struct bytes in;
+    uint64_t session, known_since_ns;
+    uint64_t renewed_ns; /* the session lived then, by what was answered */
+    uint32_t pool; /* 0: not asked for yet */
+    struct ask *asks[MAX_ASKS];
+    uint64_t n_asks; /* ids are 1 to n_asks */
+    struct seq *seqs[MAX_SEQS];
+    uint64_t looked_ns;
+};
+
+extern struct peer *peers[MAX_PEERS];
+extern uint32_t n_peers;
+
+/* ask.c: each makes a request and sends it. NULL: it is not possible now. */
+struct ask *ask_hello(struct peer *p);
+struct ask *ask_pool(struct peer *p);
+struct ask *ask_open(struct peer *p);
+struct ask *ask_fork(struct peer *p, struct seq *src);
+struct ask *ask_truncate(struct seq *s, uint32_t len);
+struct ask *ask_close(struct seq *s);
+struct ask *ask_adopt(struct peer *p, struct seq *s);
+struct ask *ask_append(struct peer *p);
+struct ask *ask_attend(struct seq *s, uint32_t layer, uint32_t pos, uint32_t n);
+struct ask *ask_wrong(struct seq *s, enum ask_kind kind);
+bool seq_is_quiet(const struct seq *s); /* nothing of it is on its way */
+
+/* answer.c */
+void answer_take(struct peer *p, uint8_t *message, size_t n);
+/* What belongs to the request is free for others. */
+void ask_settle(struct ask *a);
+
+/* peer.c */
+void peer_send(struct ask *a);
+void peer_lose_session(struct peer *p); /* begins anew with nothing */
+
+#endif

@@ -1,0 +1,265 @@
+/* outside.c: the kernel's and the keeper's services as the daemon uses them: in place of keep.c,
+ * listener.c and notify.c, and (by the linker's --wrap) of some functions of libc and the daemon's
+ * look at the machine. Descriptors are real ones; those of a process that is gone are closed. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "daemon/engine_state.h"
+#include "daemon/keep.h"
+#include "daemon/listener.h"
+#include "daemon/log.h"
+#include "daemon/memory.h"
+#include "daemon/notify.h"
+#include "daemon/stack.h"
+#include "kernels/backend.h"
+#include "net.h"
+
+enum { KEPT_FDS = 400, LISTEN_FD = 1 << 19 };
+
+static struct kept {
+    char name[KEEP_NAME_BYTES];
+    int fd;
+    bool is_given; /* to this process, and not taken */
+} kept[KEEP_MAX_FDS];
+static uint32_t n_kept;
+static int first_fd = -1; /* the process's are from here on, below KEPT_FDS */
+
+/* --- the keeper ------------------------------------------------------------------------------- */
+
+void keep_begin(void)
+{
+    for (uint32_t i = 0; i < n_kept; i++)
+        kept[i].is_given = true;
+}
+
+bool keep_is_there(void)
+{
+    return sim_plan.has_keeper;
+}
+
+static struct kept *keep_of(const char *name)
+{
+    for (uint32_t i = 0; i < n_kept; i++)
+        if (strcmp(kept[i].name, name) == 0)
+            return &kept[i];
+    return NULL;
+}
+
+int keep_take(const char *name)
+{
+    struct kept *k = keep_of(name);
+    process_point();
+    if (k == NULL || !k->is_given)
+        return -1;
+    k->is_given = false;
+    return fcntl(k->fd, F_DUPFD_CLOEXEC, first_fd);
+}
+
+bool keep_find(const char *prefix, char out_name[KEEP_NAME_BYTES])
+{
+    for (uint32_t i = 0; i < n_kept; i++) {
+        if (!kept[i].is_given || strncmp(kept[i].name, prefix, strlen(prefix)) != 0)
+            continue;
+        memcpy(out_name, kept[i].name, KEEP_NAME_BYTES);
+        return true;
+    }
+    return false;
+}
+
+int outside_keep_fd(int fd)
+{
+    return fcntl(fd, F_DUPFD_CLOEXEC, KEPT_FDS);
+}
+
+bool keep_put(const char *name, int fd)
+{
+    process_point();
+    if (!sim_plan.has_keeper || n_kept == KEEP_MAX_FDS)
+        return false;
+    struct kept *k = &kept[n_kept++];
+    *k = (struct kept){.fd = outside_keep_fd(fd)};
+    memcpy(k->name, name, strlen(name) + 1);
+    process_point();
+    return true;
+}
+
+static void let_go(struct kept *k)
+{
+    close(k->fd);
+    *k = kept[--n_kept];
+}
+
+/* The cache is whole in every run, so nobody has a reason to give it up. */
+void keep_drop(const char *name)
+{
+    sim_fail("the daemon has given up what was kept: %s", name);
+}
+
+/* Half of a pair: its process died before it had served. */
+void keep_drop_rest(void)
+{
+    process_point();
+    for (uint32_t i = 0; i < n_kept;) {
+        if (kept[i].is_given)
+            let_go(&kept[i]);
+        else
+            i++;
+    }
+}
+
+bool outside_has_kept(void)
+{
+    return n_kept >= 2;
+}
+
+/* --- sockets, systemd, the machine ------------------------------------------------------------ */
+
+attn_status listener_open(const char *what, const struct address *a, int backlog, int *out_fd,
+                          char *why, size_t why_bytes)
+{
+    (void)what, (void)a, (void)backlog, (void)why, (void)why_bytes;
+    *out_fd = LISTEN_FD;
+    return ATTN_OK;
+}
+
+void listener_close(int fd, const struct address *a)
+{
+    (void)fd, (void)a;
+}
+
+void notify_send(const char *state)
+{
+    (void)state;
+}
+
+bool notify_send_fd(const char *state, int fd)
+{
+    (void)state, (void)fd;
+    return false;
+}
+
+void notify_wait_until_read(void)
+{
+}
+
+uint64_t notify_watchdog_us(void)
+{
+    return 0;
+}
+
+attn_status __wrap_memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes, char *why,
+                                size_t why_bytes);
+attn_status __wrap_memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes, char *why,
+                                size_t why_bytes)
+{
+    (void)root, (void)kv_bytes, (void)io_bytes, (void)why, (void)why_bytes;
+    return ATTN_OK;
+}
+
+attn_status __wrap_backend_load(const char *name, const struct backend_ops **out_ops, char *why,
+                                size_t why_bytes);
+attn_status __wrap_backend_load(const char *name, const struct backend_ops **out_ops, char *why,
+                                size_t why_bytes)
+{
+    (void)name, (void)why, (void)why_bytes;
+    *out_ops = &device_ops;
+    return ATTN_OK;
+}
+
+void __wrap_log_write(enum log_level level, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void __wrap_log_write(enum log_level level, const char *format, ...)
+{
+    char line[1024];
+    va_list args;
+    (void)level;
+    if (!sim_is_told)
+        return;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    sim_say("    attnd: %s", line);
+}
+
+void __wrap_log_event(enum log_level level, const char *msg, const char *pairs, ...)
+    __attribute__((format(printf, 3, 4)));
+void __wrap_log_event(enum log_level level, const char *msg, const char *pairs, ...)
+{
+    (void)level, (void)pairs;
+    sim_say("    attnd: %s", msg);
+}
+
+bool __wrap_log_limit_pass(struct log_limit *l);
+bool __wrap_log_limit_pass(struct log_limit *l)
+{
+    (void)l;
+    return sim_is_told;
+}
+
+void __wrap_log_tell_left_out(void);
+void __wrap_log_tell_left_out(void)
+{
+}
+
+_Noreturn void __wrap__exit(int code);
+_Noreturn void __wrap__exit(int code)
+{
+    process_exit(code);
+}
+
+ssize_t __wrap_getrandom(void *p, size_t n, unsigned flags);
+ssize_t __wrap_getrandom(void *p, size_t n, unsigned flags)
+{
+    uint8_t *bytes = p;
+    (void)flags;
+    process_point();
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = (uint8_t)sim_random();
+    return (ssize_t)n;
+}
+
+/* The engine sleeps: others go on until somebody wakes it. */
+int __real_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms);
+int __wrap_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms);
+int __wrap_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms)
+{
+    uint64_t until_ns = sim_now_ns + (uint64_t)timeout_ms * SIM_MS;
+    const struct engine *e = sim_engine;
+    while (sim_loop_runs && sim_now_ns < until_ns) {
+        int n_ready = __real_epoll_wait(fd, events, n, 0);
+        if (n_ready != 0)
+            return n_ready;
+        sim_step(until_ns);
+    }
+    if (sim_loop_runs && !stack_is_empty(&e->inbox) && __real_epoll_wait(fd, events, n, 0) == 0)
+        sim_fail("the engine has slept its time out over a request");
+    return 0;
+}
+
+/* --- of a process and of a run ---------------------------------------------------------------- */
+
+void outside_begin(void)
+{
+    if (first_fd >= 0)
+        return;
+    first_fd = dup(STDERR_FILENO);
+    close(first_fd);
+}
+
+void outside_end(void)
+{
+    close_range((unsigned)first_fd, KEPT_FDS - 1, 0);
+    while (!sim_plan.has_keeper && n_kept > 0)
+        let_go(&kept[0]);
+}
+
+void outside_forget(void)
+{
+    while (n_kept > 0)
+        let_go(&kept[0]);
+}

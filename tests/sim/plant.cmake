@@ -1,0 +1,79 @@
+# Copies sources with bugs planted behind a switch, for planted.sh:
+#   cmake -DFROM=source-tree -DTO=dir -P plant.cmake
+# A bug is a text that must be in its file exactly once, and what stands for it where sim_bug is its
+# number. When a source changes so that a text is gone, plant the same bug in the new text.
+set(files "")
+function(plant number file good bad)
+  string(MAKE_C_IDENTIFIER ${file} name)
+  if(NOT DEFINED text_${name})
+    file(READ ${FROM}/${file} text)
+    string(REPLACE ";" "@semicolon@" text "${text}")
+    set(text "extern int sim_bug@semicolon@\n${text}")
+    list(APPEND files ${file})
+    set(files "${files}" PARENT_SCOPE)
+  else()
+    set(text "${text_${name}}")
+  endif()
+  string(REPLACE ";" "@semicolon@" good "${good}")
+  string(REPLACE ";" "@semicolon@" bad "${bad}")
+  string(FIND "${text}" "${good}" first)
+  string(FIND "${text}" "${good}" last REVERSE)
+  if(first EQUAL -1 OR NOT first EQUAL last)
+    message(FATAL_ERROR "planted bug ${number}: '${good}' is not in ${file} exactly once")
+  endif()
+  string(REPLACE "${good}" "${bad}" text "${text}")
+  set(text_${name} "${text}" PARENT_SCOPE)
+endfunction()
+
+# the fence forgets what it has carried out: a late open or adopt is carried out again
+plant(1 cache/fence.c "    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST)\n        return false;"
+  "    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST || sim_bug == 1)\n        return false;")
+# a repeated open, fork, adopt or truncation is not known again
+plant(2 cache/fence.c "return s != NULL && request != KV_NO_REQUEST &&"
+  "return sim_bug != 2 && s != NULL && request != KV_NO_REQUEST &&")
+# a truncation does not raise the epoch, but says so
+plant(3 cache/seq.c "        kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
+        kv_publish32(&s->redo_len, 0);"
+  "        if (sim_bug != 3)\n            kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
+        kv_publish32(&s->redo_len, 0);")
+# blocks of an append that failed are not returned
+plant(4 cache/append.c "    if (--s->n_outstanding == 0)" "    if (--s->n_outstanding == 0 && sim_bug != 4)")
+# a block that a copy has replaced is never given back
+plant(5 cache/append.c "        kv_block_unref(kv, p, old_block);" "        if (sim_bug != 5)\n            kv_block_unref(kv, p, old_block);")
+# recovery does not roll copies back
+plant(6 cache/recover.c "                kv_publish32(&row[e->index], e->old_block);"
+  "                kv_publish32(&row[e->index], sim_bug == 6 ? e->new_block : e->old_block);")
+# an item's output goes to the row before its own
+plant(7 daemon/engine_batch.c "row = it->row;\n" "row = sim_bug == 7 && it->row > 0 ? it->row - 1 : it->row;\n")
+# a batch that failed is committed
+plant(8 daemon/engine_batch.c "(t->flags & WIRE_STEP_APPEND) && st == ATTN_OK)"
+  "(t->flags & WIRE_STEP_APPEND) && (st == ATTN_OK || sim_bug == 8))")
+# the patches of a failed batch are not told again
+plant(9 daemon/engine_batch.c "        pool_patch_again(" "        if (sim_bug != 9)\n            pool_patch_again(")
+# a copy is made under a batch that reads the table
+plant(10 daemon/engine_batch.c "if (s->n_active > 0 &&" "if (sim_bug != 10 && s->n_active > 0 &&")
+# a successor does not tell the device all block tables
+plant(11 daemon/engine_restore.c "i < info.n_blocks; i++" "i + (sim_bug == 11) < info.n_blocks; i++")
+# a successor forgets sessions
+plant(12 daemon/engine_restore.c "        if (id != 0 && session_restore"
+  "        if (sim_bug != 12 && id != 0 && session_restore")
+# a sleeping engine is not woken
+plant(13 daemon/engine_sleep.c "    if (write(e->wake_fd, &one, sizeof one) < 0)"
+  "    if (sim_bug == 13 || write(e->wake_fd, &one, sizeof one) < 0)")
+# what is left of a reply that was written in part begins at the wrong byte
+plant(14 daemon/sp_write.c "    p->write_offset += n;" "    p->write_offset += sim_bug == 14 ? 0 : n;")
+# replies of a connection that is gone are not freed
+plant(15 daemon/sp_peer.c "        STAILQ_REMOVE_HEAD(&p->replies, queued);
+        sp_request_done(t, req);"
+  "        STAILQ_REMOVE_HEAD(&p->replies, queued);
+        if (sim_bug != 15)\n            sp_request_done(t, req);")
+# the rows of failed items are not made NaN
+plant(16 daemon/engine_answer.c "        fill_failed_rows(t);" "        if (sim_bug != 16)\n            fill_failed_rows(t);")
+# an item of another epoch is not refused
+plant(17 daemon/engine_step.c "    if (info->epoch != s->epoch[i]) {" "    if (sim_bug != 17 && info->epoch != s->epoch[i]) {")
+
+foreach(file ${files})
+  string(MAKE_C_IDENTIFIER ${file} name)
+  string(REPLACE "@semicolon@" ";" text "${text_${name}}")
+  file(WRITE ${TO}/${file} "${text}")
+endforeach()

@@ -1,0 +1,357 @@
+/* process.c: the daemon's process: it is started as main.c would, serves, is killed at any place
+ * where it asks the outside for something, ends by itself, and is followed by the next one. */
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/config.h"
+#include "daemon/daemon.h"
+#include "daemon/engine_state.h"
+#include "daemon/health.h"
+#include "daemon/log.h"
+#include "daemon/stack.h"
+#include "daemon/stats.h"
+#include "net.h"
+
+enum {
+    MAX_POINTS_TO_KILL = 4000,
+    MAX_POINTS_TO_KILL_IN_STOP = 300,
+    MAX_TURN_NS = 500 * 1000 * 1000,
+    CHECK_EVERY = 16
+};
+enum end { BEGINS, KILLED, EXITED };
+
+struct engine *sim_engine;
+uint64_t sim_life;
+
+static jmp_buf way_out;
+static bool is_up, is_serving, is_last, is_over, is_upgrade_asked;
+static uint64_t points_to_kill; /* 0: no kill is due */
+static int exit_code;
+static uint64_t empty_since_ns, turns;
+static uint64_t short_until_ns;
+
+attn_status __wrap_engine_start(struct engine *e, char *why, size_t why_bytes);
+attn_status __wrap_engine_close(struct engine *e);
+attn_status __real_engine_close(struct engine *e);
+
+/* --- the engine's thread ---------------------------------------------------------------------- */
+
+static void on_turn(void *arg, uint64_t word)
+{
+    struct engine *e = arg;
+    (void)word;
+    if (e != sim_engine)
+        return;
+    bool is_busy = engine_turn(e, MAX_TURN_NS);
+    if (++turns % CHECK_EVERY == 0)
+        process_check();
+    sim_at(is_busy ? sim_below(5000) : sim_between(500, 20000), SIM_PROCESS, on_turn, e, 0);
+}
+
+attn_status __wrap_engine_start(struct engine *e, char *why, size_t why_bytes)
+{
+    (void)why, (void)why_bytes;
+    sim_engine = e;
+    is_serving = true;
+    sim_at(0, SIM_PROCESS, on_turn, e, 0);
+    return ATTN_OK;
+}
+
+attn_status __wrap_engine_close(struct engine *e)
+{
+    if (sim_engine != NULL)
+        process_check();
+    sim_engine = NULL;
+    return __real_engine_close(e);
+}
+
+/* --- books ------------------------------------------------------------------------------------ */
+
+void process_check(void)
+{
+    bool was_daemon = sim_is_daemon;
+    struct kv_stats s;
+    uint64_t n_answered = 0;
+    sim_is_daemon = false;
+    sim_counts.cache_checks++;
+    struct kv *kv = sim_engine->parts.kv;
+    if (kv_check(kv) != ATTN_OK)
+        sim_fail("the cache's books are wrong: %s", kv_last_error(kv));
+    kv_stats_read(kv, &s);
+    if (s.blocks_total != s.blocks_free + s.blocks_used)
+        sim_fail("%llu blocks, %llu free and %llu used", (unsigned long long)s.blocks_total,
+                 (unsigned long long)s.blocks_free, (unsigned long long)s.blocks_used);
+    for (size_t i = 0; i < STATS_N_STATUS; i++)
+        n_answered += atomic_load(&stats.steps_answered[i]);
+    if (stats_get(steps_received) != n_answered + stats_get(steps_in_flight))
+        sim_fail("%llu steps received, %llu answered, %llu in flight",
+                 (unsigned long long)stats_get(steps_received), (unsigned long long)n_answered,
+                 (unsigned long long)stats_get(steps_in_flight));
+    sim_is_daemon = was_daemon;
+}
+
+void process_check_is_empty(void)
+{
+    struct kv_stats s;
+    process_check();
+    kv_stats_read(sim_engine->parts.kv, &s);
+    for (kv_seq_id seq = {0}; kv_seq_next(sim_engine->parts.kv, UINT32_MAX, &seq) == ATTN_OK;
+         seq.index++) {
+        struct kv_seq_info i;
+        kv_seq_info(sim_engine->parts.kv, seq, &i);
+        sim_say("left: %04x at epoch %u of owner %u", (unsigned)(i.name & 0xffff), i.epoch,
+                i.owner);
+    }
+    if (s.sequences != 0 || s.blocks_used != 0)
+        sim_fail("everything is closed, and %llu sequences and %llu blocks are left",
+                 (unsigned long long)s.sequences, (unsigned long long)s.blocks_used);
+    if (stats_get(steps_in_flight) != 0 || stats_get(queue_requests) != 0 ||
+        stats_get(queue_bytes) != 0)
+        sim_fail("nobody asks, and %llu steps are in flight, %llu requests queued of %llu bytes",
+                 (unsigned long long)stats_get(steps_in_flight),
+                 (unsigned long long)stats_get(queue_requests),
+                 (unsigned long long)stats_get(queue_bytes));
+    if (!engine_is_idle(sim_engine))
+        sim_fail("nobody asks, and the engine is not idle");
+}
+
+/* --- start and end ---------------------------------------------------------------------------- */
+
+static uint64_t now_ns(void)
+{
+    process_point();
+    return sim_now_ns;
+}
+
+/* What a new process would find as zeros. */
+static void clear_statics(void)
+{
+    memset(&stats, 0, sizeof stats);
+    health_set_ready(false);
+    health_set_draining(false);
+    health_end(HEALTH_LOOP);
+    health_end(HEALTH_ENGINE);
+}
+
+static int run(void)
+{
+    char *argv[] = {"attnd",      "--backend",
+                    "cpu",        "--listen",
+                    "ipc:///sim", "--listen.http",
+                    "off",        "--listen.admin",
+                    "off",        "--listen.max_peers",
+                    "16",         "--listen.max_message",
+                    "128K",       "--listen.max_peer_write",
+                    "512K",       "--listen.handshake_timeout",
+                    "2s",         "--listen.body_timeout",
+                    "3s",         "--listen.write_timeout",
+                    "3s",         "--device.kv_memory",
+                    "2M",         "--cache.io_memory",
+                    "1M",         "--cache.max_sequences",
+                    "64",         "--cache.max_seq_tokens",
+                    "256",        "--cache.max_pools",
+                    "2",          "--cache.max_layers",
+                    "4",          "--engine.max_batch_items",
+                    "16",         "--engine.max_batch_tokens",
+                    "128",        "--engine.max_step_items",
+                    "16",         "--engine.max_step_tokens",
+                    "128",        "--engine.max_queue_requests",
+                    "64",         "--engine.max_queue",
+                    "1M",         "--engine.max_sessions",
+                    "32",         "--engine.max_peer_sessions",
+                    "16",         "--engine.lease",
+                    "10s",        "--engine.default_timeout",
+                    "2s",         "--engine.stall_timeout",
+                    "2s",         "--engine.drain_timeout",
+                    "2s",         NULL};
+    struct config cfg;
+    struct config_fault fault;
+    enum config_action action;
+    int argc = (int)(sizeof argv / sizeof argv[0]) - 1;
+    if (config_load(argc, argv, &cfg, &action, &fault) != ATTN_OK) {
+        sim_say("settings: %s", fault.why);
+        return EX_CONFIG;
+    }
+    int code = daemon_run(&cfg, argc, argv);
+    config_fini(&cfg);
+    return code;
+}
+
+static void on_start(void *arg, uint64_t word);
+static void on_stop(void *arg, uint64_t word);
+
+/* The process is gone; what it had is the kernel's again. */
+static void bury(enum end how)
+{
+    sim_forget_process();
+    sim_engine = NULL;
+    sim_loop_runs = false;
+    is_up = false;
+    points_to_kill = 0;
+    if (how == EXITED && exit_code == EX_OK && memory_n_held() != 0)
+        sim_fail("the process ended and has %llu pieces of memory left",
+                 (unsigned long long)memory_n_held());
+    memory_reap();
+    outside_end();
+    net_process_gone(outside_has_kept() && !is_last);
+    sim_say("process %llu is gone: %s %d", (unsigned long long)sim_life,
+            how == KILLED ? "killed" : "exit code", how == KILLED ? SIGKILL : exit_code);
+    if (is_last && how == EXITED && exit_code == EX_OK)
+        is_over = true;
+    else
+        sim_at(sim_between(SIM_MS, 40 * SIM_MS), SIM_WORLD, on_start, NULL, 0);
+}
+
+/* Whether the process had a reason to end so. */
+static void judge_end(void)
+{
+    bool is_explained = sim_now_ns < short_until_ns; /* without memory everything may end */
+    is_explained |= exit_code == EX_TEMPFAIL && is_upgrade_asked;
+    is_explained |= exit_code == EX_TEMPFAIL && sim_counts.lost_devices > 0;
+    is_explained |= exit_code == EX_OK && is_last;
+    if (!is_explained)
+        sim_fail("the process ended with %d%s", exit_code, is_serving ? "" : " before it served");
+    sim_counts.failed_starts += !is_serving;
+}
+
+static void on_start(void *arg, uint64_t word)
+{
+    (void)arg, (void)word;
+    clear_statics();
+    log_init(sim_is_told ? LOG_LEVEL_INFO : LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
+    uv_process_begin();
+    outside_begin();
+    sim_counts.starts++;
+    is_up = true;
+    is_serving = false;
+    is_upgrade_asked = false;
+    if (!outside_has_kept())
+        empty_since_ns = sim_now_ns;
+    if (sim_has_faults && sim_plan.fail_alloc > 0 && sim_chance(200)) {
+        short_until_ns = sim_now_ns + 1;
+        memory_be_short(1);
+    }
+    sim_say("process %llu starts%s", (unsigned long long)sim_life + 1,
+            outside_has_kept() ? " with a kept cache" : "");
+    if (is_last)
+        sim_at(sim_between(0, 20 * SIM_MS), SIM_WORLD, on_stop, NULL, 0);
+    switch (setjmp(way_out)) {
+    case BEGINS:
+        sim_is_daemon = true;
+        exit_code = run();
+        sim_is_daemon = false;
+        judge_end();
+        bury(EXITED);
+        break;
+    case EXITED:
+        sim_is_daemon = false;
+        judge_end();
+        bury(EXITED);
+        break;
+    case KILLED:
+        sim_counts.kills++;
+        bury(KILLED);
+        break;
+    }
+}
+
+_Noreturn void process_exit(int code)
+{
+    exit_code = code;
+    longjmp(way_out, EXITED);
+}
+
+void process_point(void)
+{
+    if (!sim_is_daemon || points_to_kill == 0)
+        return;
+    if (!sim_has_faults && !is_last)
+        points_to_kill = 0;
+    else if (--points_to_kill == 0)
+        longjmp(way_out, KILLED);
+}
+
+static void on_kill(void *arg, uint64_t word)
+{
+    (void)arg, (void)word;
+    if (sim_has_faults && !is_up)
+        sim_at(5 * SIM_MS, SIM_WORLD, on_kill, NULL, 0);
+    else if (sim_has_faults)
+        points_to_kill = 1 + sim_below(sim_chance(300) ? 50 : MAX_POINTS_TO_KILL);
+}
+
+static void on_upgrade(void *arg, uint64_t word)
+{
+    (void)arg, (void)word;
+    if (!sim_has_faults || !is_up || sim_engine == NULL || !outside_has_kept())
+        return;
+    sim_say("SIGUSR2");
+    sim_counts.upgrades++;
+    is_upgrade_asked = true;
+    uv_deliver_signal(SIGUSR2);
+}
+
+static void on_shortage(void *arg, uint64_t word)
+{
+    (void)arg, (void)word;
+    if (!sim_has_faults)
+        return;
+    uint64_t for_ns = sim_between(SIM_MS, 30 * SIM_MS);
+    sim_say("memory is short for %llu us", (unsigned long long)for_ns / 1000);
+    short_until_ns = sim_now_ns + for_ns;
+    memory_be_short(for_ns);
+}
+
+void process_begin(void)
+{
+    uint64_t all_ns = sim_plan.n_ops * SIM_MS; /* about as long as a run is busy */
+    is_up = is_last = is_over = false;
+    points_to_kill = 0;
+    short_until_ns = 0;
+    empty_since_ns = sim_now_ns;
+    sim_engine = NULL;
+    clock_use(now_ns);
+    sim_at(0, SIM_WORLD, on_start, NULL, 0);
+    for (uint32_t i = 0; i < sim_plan.n_kills; i++)
+        sim_at(sim_between(0, all_ns), SIM_WORLD, on_kill, NULL, 0);
+    for (uint32_t i = 0; i < sim_plan.n_upgrades; i++)
+        sim_at(sim_between(0, all_ns), SIM_WORLD, on_upgrade, NULL, 0);
+    for (uint32_t i = 0; sim_plan.fail_alloc > 0 && i < 3; i++)
+        sim_at(sim_between(0, all_ns), SIM_WORLD, on_shortage, NULL, 0);
+}
+
+bool process_is_up(void)
+{
+    return is_up;
+}
+
+uint64_t process_empty_since_ns(void)
+{
+    return empty_since_ns;
+}
+
+static void on_stop(void *arg, uint64_t word)
+{
+    (void)arg, (void)word;
+    if (!is_up)
+        return; /* the next one is told as it starts */
+    sim_say("SIGTERM");
+    uv_deliver_signal(SIGTERM);
+}
+
+void process_stop(void)
+{
+    is_last = true;
+    if (sim_plan.n_kills > 0 && sim_chance(300))
+        points_to_kill = 1 + sim_below(MAX_POINTS_TO_KILL_IN_STOP);
+    on_stop(NULL, 0);
+}
+
+bool process_is_over(void)
+{
+    return is_over;
+}
