@@ -209,10 +209,11 @@ static void every_item(struct rig *rig)
     rig->cfg.canary = 1;
 }
 
-/* Until the judge has said something of n items. */
+/* Until the judge has said something of n items and would take another one. */
 static void wait_for(uint64_t n)
 {
-    while (stats_get(canary_items) + stats_get(canary_skipped) < n)
+    while (stats_get(canary_items) + stats_get(canary_skipped) < n ||
+           atomic_load(&r.engine->canary.state) != CANARY_FREE)
         sched_yield();
     assert_int_equal(stats_get(canary_items) + stats_get(canary_skipped), n);
 }
