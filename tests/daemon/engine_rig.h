@@ -25,8 +25,11 @@ struct rig_batch {
     uint32_t first_copy, n_copies;
 };
 
-/* The fake backend. Computes out = pos + t + 1 in every element and lse = -(pos + t). */
+/* The fake backend (rig_backend.c). Computes out = pos + t + 1 in every element and lse = -(pos +
+ * t). */
+struct rig;
 struct backend {
+    const struct rig *rig; /* its cache is what patches are compared with */
     uint64_t kv_bytes;
     uint32_t max_in_flight;
     bool is_held; /* poll gives nothing back */
@@ -105,9 +108,12 @@ void rig_resend(struct rig *r, uint64_t id);
 /* NULL: not answered yet. Belongs to the rig. */
 const Attnd__Reply *rig_reply(struct rig *r, uint64_t id);
 const struct wire_reply *rig_wire_reply(struct rig *r, uint64_t id);
+const Attnd__Reply *rig_answer(struct rig *r, uint64_t id); /* which must be there */
+void rig_assert_says(const Attnd__Reply *reply, attn_status st, const char *part);
 /* Sends, runs, and gives the reply, which must be there. */
 const Attnd__Reply *rig_call(struct rig *r, Attnd__Request *h);
 
+/* The requests (rig_requests.c). */
 uint64_t rig_hello(struct rig *r, const char *name); /* a session */
 uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks);
 const Attnd__Reply *rig_make_pool(struct rig *r, const char *name); /* the whole reply */
@@ -143,7 +149,5 @@ uint64_t rig_send_fork(struct rig *r, uint64_t seq, uint64_t new_seq); /* all of
 uint64_t rig_send_adopt(struct rig *r, uint64_t seq);
 const Attnd__Reply *rig_hello_with(struct rig *r, uint64_t resume, const char *feature);
 const Attnd__Reply *rig_adopt(struct rig *r, uint64_t seq);
-const Attnd__Reply *rig_answer(struct rig *r, uint64_t id); /* which must be there */
-void rig_assert_says(const Attnd__Reply *reply, attn_status st, const char *part);
 
 #endif
