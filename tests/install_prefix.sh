@@ -5,13 +5,8 @@
 #
 #   tests/install_prefix.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
+. "$(dirname "$0")/lib.sh"
 src=$1 build=$2
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-die() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
 export LC_ALL=C.UTF-8
 prefix=$dir/a/prefix
 cmake --install "$build" --prefix "$prefix" >"$dir/log" 2>&1 || die "$(cat "$dir/log")"
@@ -49,7 +44,6 @@ ${CC:-cc} -std=c17 -Wall -Wextra -Werror share/doc/attnd/examples/example.c -o "
 # the daemon, the tools, the C example and Python, all from there
 bin/attnd --backend cpu --listen.http off --listen "ipc://$dir/s" >"$dir/log" 2>&1 &
 daemon=$!
-trap 'kill -9 "$daemon" 2>/dev/null || true; rm -rf "$dir"' EXIT
 export ATTND_ENDPOINT=ipc://$dir/s
 bin/attnctl --wait 60 ping >/dev/null || die "$(cat "$dir/log")"
 bin/attnctl pool create demo --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --dtype f32 --blocks 16 >/dev/null
@@ -58,8 +52,7 @@ python=$(dirname "$(find . -path '*/attnd/__init__.py')")
 PYTHONPATH=${python%/*} /usr/bin/python3 -c 'import attnd; print(attnd.connect().pool("demo").spec.head_dim_k)' >"$dir/out" ||
   die "python"
 [[ $(cat "$dir/out") == 64 ]] || die "python says: $(cat "$dir/out")"
-kill "$daemon"
-wait "$daemon" || die "attnd left with $?"
+stop
 
 # the tarball: unpacked anywhere it is an installation of its own, whose unit expects it in /opt
 (cd "$dir" && cpack -G TGZ -B "$dir/pack" --config "$build/CPackConfig.cmake" \

@@ -4,30 +4,9 @@
 #
 #   tests/clients/e2e.sh BIN_DIR
 set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
 bin=$1
 here=$(cd "$(dirname "$0")" && pwd)
-dir=$(mktemp -d)
-daemon=
-cleanup() {
-  if [[ -n $daemon ]]; then
-    kill -9 "$daemon" 2>/dev/null || true
-  fi
-  rm -rf "$dir"
-}
-trap cleanup EXIT
-die() {
-  echo "FAILED: $*" >&2
-  cat "$dir"/*.log >&2 || true
-  exit 1
-}
-# expect CODE COMMAND...: the command's output is in $dir/out
-expect() {
-  local want=$1 rc=0
-  shift
-  "$@" >"$dir/out" 2>"$dir/err.log" || rc=$?
-  [[ $rc == "$want" ]] || die "exit code $rc, not $want: $* $(cat "$dir/out")"
-}
-has() { grep -qE "$1" "$dir/out" || die "no \"$1\" in: $(cat "$dir/out")"; }
 # refuses WORDS COMMAND...: wrong usage, the option and the value named
 refuses() {
   local words=$1
@@ -40,7 +19,6 @@ export ATTND_ENDPOINT=ipc://$dir/attnd.sock
 ctl=$bin/attnctl load=$bin/attnload
 
 # why there is no connection, said at once: an hour's patience with answers does not matter
-says() { grep -qE -e "$1" "$dir/err.log" || die "no \"$1\" in: $(cat "$dir/err.log")"; }
 touch "$dir/file"
 for run in "$ctl ping" "$load"; do
   expect 1 timeout 60 $run --timeout 3600
@@ -203,7 +181,8 @@ daemon=$!
 "$load" --wait 60 --preset bytelm --sequences 100 --context 10 --duration 600 --timeout 10 --json \
   >"$dir/out" 2>"$dir/err.log" &
 loader=$!
-until "$ctl" --wait 60 stats | grep -q '^steps_received_total [1-9]...'; do :; done
+has_steps() { "$ctl" --wait 60 stats | grep -qE "^steps_received_total [0-9]{$1}"; }
+await has_steps 4
 kill -9 "$daemon"
 wait "$daemon" || true
 daemon=
@@ -223,7 +202,7 @@ for signal in STOP KILL; do
     "$load" --wait 60 --preset bytelm --context 10 --duration 3 --timeout 3600 --json $way \
       >"$dir/out" 2>"$dir/err.log" &
     loader=$!
-    until "$ctl" --wait 60 stats | grep -q '^steps_received_total [1-9].'; do :; done
+    await has_steps 2
     kill -$signal "$daemon"
     timeout 60 tail --pid="$loader" -f /dev/null || die "attnload $way goes on after its time ($signal)"
     rc=0

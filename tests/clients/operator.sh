@@ -4,27 +4,8 @@
 #
 #   tests/clients/operator.sh BIN_DIR
 set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
 bin=$1
-dir=$(mktemp -d)
-daemon=
-cleanup() {
-  [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
-  rm -rf "$dir"
-}
-trap cleanup EXIT
-die() {
-  echo "FAILED: $*" >&2
-  tail -n 3 "$dir"/*.log >&2 || true
-  exit 1
-}
-expect() {
-  local want=$1 rc=0
-  shift
-  "$@" >"$dir/out" 2>"$dir/err.log" || rc=$?
-  [[ $rc == "$want" ]] || die "exit code $rc, not $want: $* $(cat "$dir/out")"
-}
-has() { grep -qE -e "$1" "$dir/out" || die "no \"$1\" in: $(cat "$dir/out")"; }
-says() { grep -qE -e "$1" "$dir/err.log" || die "no \"$1\" in: $(cat "$dir/err.log")"; }
 # holds PYTHON: true of the JSON in the output, as x
 holds() { python3 -c "import json,sys; x=json.load(open('$dir/out')); sys.exit(not ($1))" || die "not $1: $(head -c 2000 "$dir/out")"; }
 
@@ -70,10 +51,16 @@ says 'no pool is named "kept"'
 # a sequence while it lives
 "$bin/attnload" --preset bytelm --sequences 2 --context 20 --duration 600 >"$dir/load.log" 2>&1 &
 loader=$!
-until "$ctl" --json sequences >"$dir/out" && grep -q '"tokens": [1-9]' "$dir/out"; do sleep 0.05; done
+has_tokens() { "$ctl" --json sequences >"$dir/out" && grep -q '"tokens": [1-9]' "$dir/out"; }
+await has_tokens
 holds "any(s['pool'].startswith('attnload') and s['blocks'] > 0 for s in x['sequences'])"
 pool=$(grep -oE 'attnload-[a-z0-9-]+' "$dir/out" | head -1)
-until rc=0; "$ctl" pool drop "$pool" >"$dir/out" 2>"$dir/err.log" || rc=$?; ! grep -q 'in work' "$dir/err.log"; do sleep 0.05; done
+is_at_rest() { # a step of the pool may be on its way
+  rc=0
+  "$ctl" pool drop "$pool" >"$dir/out" 2>"$dir/err.log" || rc=$?
+  ! grep -q 'in work' "$dir/err.log"
+}
+await is_at_rest
 [[ $rc == 1 ]] || die "a pool with sequences is dropped"
 says 'sequences are open in it'
 expect 0 "$ctl" --json top --count 2 --interval 0.2
@@ -95,7 +82,7 @@ expect 0 "$ctl" --json trace "$dir/empty" --seconds 0.1
 holds "x['requests'] == 0 and x['dropped'] == 0"
 "$ctl" --json trace "$dir/trace" --seconds 600 --count 4 --interval 0.1 >"$dir/out" 2>"$dir/err.log" &
 tracer=$!
-until [[ -e $dir/trace ]]; do sleep 0.05; done
+await test -e "$dir/trace"
 for i in 1 2 3 4; do "$bin/attnload" --preset bytelm --sequences 1 --context 9 --steps 5 >/dev/null; done
 wait "$tracer" || die "trace: $(cat "$dir/err.log")"
 holds "x['requests'] == 4"
@@ -138,9 +125,9 @@ grep -qE "session=$session client=\"attnload\" why=\"an operator ended it\"" "$d
 # who watches sees what happens next
 "$ctl" --json watch >"$dir/events" 2>"$dir/watch.log" &
 watcher=$!
-until [[ -s $dir/events ]]; do sleep 0.05; done
+await test -s "$dir/events"
 expect 0 "$ctl" config set log.level info
-until grep -q 'admin: log.level = info, asked for by uid' "$dir/events"; do sleep 0.05; done
+await grep -q 'admin: log.level = info, asked for by uid' "$dir/events"
 kill "$watcher"
 wait "$watcher" || true
 
@@ -221,7 +208,7 @@ has '^describe drop$'
 # a daemon that ends waits for nobody who watches
 "$ctl" watch >"$dir/events" 2>"$dir/watch.log" &
 watcher=$!
-until [[ -s $dir/events ]]; do sleep 0.05; done
+await test -s "$dir/events"
 kill "$daemon"
 wait "$daemon" || die "exit code $? after SIGTERM"
 grep -q 'drained' "$dir/attnd.log" || die "not drained: $(tail -3 "$dir/attnd.log")"

@@ -5,26 +5,12 @@
 #
 #   tests/clients/tls.sh BIN_DIR
 set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
 bin=$1
-dir=$(mktemp -d)
-daemon=
-cleanup() {
-  [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
-  rm -rf "$dir"
-}
-trap cleanup EXIT
-die() {
-  echo "FAILED: $*" >&2
-  cat "$dir"/*log* >&2 || true
-  exit 1
-}
-expect() {
-  local want=$1 rc=0
-  shift
-  "$@" >"$dir/out" 2>"$dir/err.log" || rc=$?
-  [[ $rc == "$want" ]] || die "exit code $rc, not $want: $* $(cat "$dir/out")"
-}
-says() { grep -qE -e "$1" "$dir/err.log" "$dir/out" || die "no \"$1\""; }
+says() { grep -qE -e "$1" "$dir/err.log" "$dir/out" || die "no \"$1\""; } # on either
+# knows WORDS TENANT: attnctl's answer to these words
+knows() { "${op[@]}" --json $1 >"$dir/out" && grep -q "\"tenant\": \"$2\"" "$dir/out"; }
+knows_not() { "${op[@]}" --json $1 >"$dir/out" && ! grep -q "\"tenant\": \"$2\"" "$dir/out"; }
 ctl=$bin/attnctl load=$bin/attnload keys=$dir/keys
 
 # --- keys
@@ -68,10 +54,7 @@ refused 78 'tenants: .*/server.crt:[0-9]+: ' "${tls[@]}" --listen.tenants "$keys
 "$bin/attnd" --backend cpu --device.kv_memory 256M --listen.http off "${tls[@]}" --listen "tcp://*:0 ipc://$dir/sock" \
   --listen.insecure_tcp yes --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log" &
 daemon=$!
-until grep -q 'is ready' "$dir/attnd.log"; do
-  kill -0 "$daemon" || die "attnd did not start"
-  sleep 0.02
-done
+await grep -q 'is ready' "$dir/attnd.log"
 grep -q 'level=warn .*tcp://\*:0 is NOT ENCRYPTED' "$dir/attnd.log" || die "nothing is said of the open door"
 port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
 open=$(grep -oE 'listening on tcp://0.0.0.0:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
@@ -91,7 +74,7 @@ expect 0 "${op[@]}" --json tenants
 says '"tenant": "alpha", "blocks": [1-9][0-9]*, "max_blocks": null, .*"steps": [1-9][0-9]*, "steps_failed": 0'
 "$load" --preset bytelm --sequences 1 --duration 600 >"$dir/load" 2>&1 &
 loader=$!
-until "${op[@]}" --json sequences >"$dir/out" && grep -q '"tenant": "alpha"' "$dir/out"; do :; done
+await knows sequences alpha
 sequence=$(grep -oE '"sequence": "[0-9]+"' "$dir/out" | grep -oE '[0-9]+' | head -1)
 expect 1 "${op[@]}" kill sequence "$sequence"
 says 'is not open'
@@ -106,7 +89,7 @@ says "only root and the daemon's user"
 # --- another file of tenants and another certificate, while workers work
 loads() { # TENANT: a load of its own in the background
   ATTND_KEY_FILE=$keys/$1.token "$load" --preset bytelm --sequences 1 --duration 600 >"$dir/load.$1" 2>&1 &
-  until "${op[@]}" --json sequences >"$dir/out" && grep -q "\"tenant\": \"$1\"" "$dir/out"; do :; done
+  await knows sequences "$1"
 }
 loads alpha
 alpha=$!
@@ -122,7 +105,7 @@ says 'hello.token is refused'
 expect 0 env ATTND_KEY_FILE="$dir/delta.token" "$ctl" --json stats
 says '"tenant": ?"delta"'
 wait "$beta" && die "the load of a tenant that is gone goes on"
-until "${op[@]}" --json pool list >"$dir/out" && ! grep -q '"tenant": "beta"' "$dir/out"; do :; done
+await knows_not 'pool list' beta
 says '"tenant": "alpha"'
 says_not() { grep -qE -e "$1" "$dir/out" && die "\"$1\" in: $(cat "$dir/out")" || true; }
 expect 0 "${op[@]}" --json tenants
@@ -135,7 +118,8 @@ says 'the settings stay as they are: listen.tenants: .*/tenants.conf:[0-9]+: '
 expect 0 env ATTND_KEY_FILE="$dir/delta.token" "$ctl" ping
 cp "$dir/tenants.conf" "$keys/tenants.conf"
 kill -HUP "$daemon" # the other way; what was gone is back
-until ATTND_KEY_FILE=$keys/beta.token "$ctl" ping >"$dir/out" 2>&1; do :; done
+is_back() { ATTND_KEY_FILE=$keys/beta.token "$ctl" ping >"$dir/out" 2>&1; }
+await is_back
 
 mkdir "$dir/old"
 cp "$keys"/server.* "$keys/ca.crt" "$dir/old/"
@@ -152,7 +136,11 @@ expect 0 env ATTND_CA_FILE="$dir/new/ca.crt" "$ctl" ping
 kill -0 "$alpha" || die "a worker that was connected is not any more: $(cat "$dir/load.alpha")"
 steps() { "${op[@]}" --json tenants | grep -oE '"tenant": "alpha".*' | grep -oE '"steps": [0-9]+' | grep -oE '[0-9]+' | head -1; }
 before=$(steps)
-until [[ $(steps) -gt $before ]]; do kill -0 "$alpha" || die "the load ended: $(cat "$dir/load.alpha")"; done
+goes_on() {
+  kill -0 "$alpha" || die "the load ended: $(cat "$dir/load.alpha")"
+  [[ $(steps) -gt $before ]]
+}
+await goes_on
 cp "$dir/old"/server.* "$keys/"
 expect 0 "${op[@]}" reload
 expect 0 "$ctl" ping
@@ -176,18 +164,14 @@ expect 1 "$ctl" --endpoint "tls+tcp://127.0.0.1:$open" ping
 says 'TLS with 127.0.0.1'
 expect 1 "$ctl" drain
 says "drain is for root"
-kill "$daemon"
-wait "$daemon" || die "exit code $? after SIGTERM"
+stop
 
 # --- certificates of workers in place of tokens
 : >"$dir/attnd.log2"
 "$bin/attnd" --backend cpu --device.kv_memory 64M --listen.http off "${tls[@]}" --listen.tls_ca "$keys/ca.crt" \
   --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log2" &
 daemon=$!
-until grep -q 'is ready' "$dir/attnd.log2"; do
-  kill -0 "$daemon" || die "attnd did not start"
-  sleep 0.02
-done
+await grep -q 'is ready' "$dir/attnd.log2"
 port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$dir/attnd.log2" | grep -oE '[0-9]+$')
 unset ATTND_KEY_FILE
 export ATTND_ENDPOINT=tls+tcp://localhost:$port
@@ -200,7 +184,5 @@ expect 1 env ATTND_KEY_FILE="$keys/alpha.token" "$ctl" ping
 says "another tenant's"
 expect 1 env -u ATTND_TLS_CERT_KEY_FILE "$ctl" ping
 says 'need each other'
-kill "$daemon"
-wait "$daemon" || die "exit code $? after SIGTERM"
-daemon=
+stop
 echo "networked workers can connect"

@@ -4,19 +4,8 @@
 # never crashes: a start ends with a sentence or serves, a request gets an answer.
 # usage: alloc_failure.sh BIN LIBRARY
 set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
 bin=$1 library=$2
-dir=$(mktemp -d)
-daemon=
-cleanup() {
-  [ -z "$daemon" ] || kill -9 "$daemon" 2>/dev/null || true
-  rm -rf "$dir"
-}
-trap cleanup EXIT
-die() {
-  echo "FAILED: $*" >&2
-  tail -n 5 "$dir/log" >&2
-  exit 1
-}
 
 # attnd NAME=VALUE...: starts it with the library
 attnd() {

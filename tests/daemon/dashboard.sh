@@ -4,19 +4,9 @@
 #
 #   tests/daemon/dashboard.sh BIN_DIR
 set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
 bin=$1
 here=$(cd "$(dirname "$0")" && pwd)
-dir=$(mktemp -d)
-daemon=
-cleanup() {
-  [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
-  rm -rf "$dir"
-}
-trap cleanup EXIT
-die() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
 html=$here/../../daemon/dashboard.html
 grep -nE 'https?:|//[a-z]+\.|@import|url\(|src=' "$html" | grep -v 'http://www.w3.org/2000/svg' && die "the page asks others"
 
@@ -24,32 +14,26 @@ export ATTND_ENDPOINT=ipc://$dir/s
 "$bin/attnd" --backend cpu --device.kv_memory 64M --listen "$ATTND_ENDPOINT" --listen.http 127.0.0.1:0 >"$dir/log" 2>&1 &
 daemon=$!
 "$bin/attnctl" --wait 60 pool create '<b>shown</b>' --layers 1 --q-heads 2 --kv-heads 2 --head-dim 8 --blocks 9 >/dev/null
-url=$(grep -oE 'http://127.0.0.1:[0-9]+' "$dir/log")
-exec 3<>"/dev/tcp/127.0.0.1/${url##*:}"
-printf 'GET / HTTP/1.0\r\n\r\n' >&3
-cat <&3 >"$dir/page"
+port=$(http_port "$dir/log")
+page / >/dev/null
 sed '1,/^\r$/d' "$dir/page" | cmp - "$html" || die "the page is not the file"
 grep -q "^Content-Security-Policy: default-src 'none'" "$dir/page" || die "no policy"
 
 chromium=$(command -v chromium || command -v chromium-browser || true)
-if [[ -z $chromium ]]; then
-  echo "skipped: no chromium to look at the page with"
-  exit 77
-fi
+[[ -n $chromium ]] || skip "no chromium to look at the page with"
 "$bin/attnload" --preset bytelm --sequences 2 --context 20 --duration 600 >/dev/null 2>&1 &
-loader=$!
+beside=$!
 for look in 1 2 3; do # a browser on a busy machine may have seen one answer only
   timeout 120 "$chromium" --headless=new --no-sandbox --disable-gpu --user-data-dir="$dir/profile" \
-    --virtual-time-budget=8000 --dump-dom "$url/" >"$dir/dom" 2>/dev/null || die "the browser: $?"
+    --virtual-time-budget=8000 --dump-dom "http://127.0.0.1:$port/" >"$dir/dom" 2>/dev/null || die "the browser: $?"
   grep -q 'id="card-steps"' "$dir/dom" && break
 done
-kill "$loader"
-wait "$loader" || true
+kill "$beside"
+wait "$beside" || true
+beside=
 for text in '>serving<' '&lt;b&gt;shown&lt;/b&gt;' 'id="card-steps"' '<polyline points="[0-9]' 'id="card-total-ipc"' '<td>device</td>'; do
   grep -qE -e "$text" "$dir/dom" || die "no $text in the page: $(head -c 3000 "$dir/dom")"
 done
 grep -q '<b>shown' "$dir/dom" && die "a pool's name is taken for HTML"
-kill "$daemon"
-wait "$daemon" || die "exit code $? after SIGTERM"
-daemon=
+stop
 echo "the page shows what the daemon does"

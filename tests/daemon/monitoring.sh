@@ -4,37 +4,21 @@
 #
 #   tests/daemon/monitoring.sh BIN_DIR
 set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
 bin=$1
 pages=$(cd "$(dirname "$0")/../../docs/monitoring" && pwd)
-dir=$(mktemp -d)
-daemon=
-cleanup() {
-  [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
-  rm -rf "$dir"
-}
-trap cleanup EXIT
-die() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
 "$bin/attnd" --backend cpu --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http 127.0.0.1:0 >"$dir/log" 2>&1 &
 daemon=$!
 "$bin/attnctl" --endpoint "ipc://$dir/s" --wait 60 ping >/dev/null
-port=$(grep -oE 'http://127.0.0.1:[0-9]+' "$dir/log" | grep -oE '[0-9]+$')
-exec 3<>"/dev/tcp/127.0.0.1/$port"
-printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
-cat <&3 | sed '1,/^\r$/d' >"$dir/metrics"
+port=$(http_port "$dir/log")
+page /metrics >/dev/null
+sed '1,/^\r$/d' "$dir/page" >"$dir/metrics"
 python3 -c "import json; json.load(open('$pages/grafana.json'))" || die "grafana.json is no JSON"
 for name in $(grep -ohE 'attnd_[a-z_]+' "$pages/alerts.yml" "$pages/grafana.json" | sort -u); do
   grep -qE "^# TYPE ${name%_bucket} |^# TYPE ${name%_sum} |^# TYPE ${name%_count} " "$dir/metrics" || die "no metric $name"
 done
-kill "$daemon"
-wait "$daemon" || die "exit code $?"
-daemon=
-if ! command -v promtool >/dev/null; then
-  echo "skipped: no promtool to run the rules with"
-  exit 77
-fi
+stop
+command -v promtool >/dev/null || skip "no promtool to run the rules with"
 promtool check metrics <"$dir/metrics" || die "the metrics are not as promtool wants them"
 promtool test rules "$pages/alerts_test.yml" || die "the rules"
 echo "the rules fire when they should"

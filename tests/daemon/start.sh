@@ -4,18 +4,8 @@
 #
 #   tests/daemon/start.sh BIN_DIR
 set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
 bin=$1
-dir=$(mktemp -d)
-daemon=
-cleanup() {
-  [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
-  rm -rf "$dir"
-}
-trap cleanup EXIT
-die() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
 # fails CODE WORDS FLAG...: attnd with these flags leaves with CODE and says WORDS as an error
 fails() {
   local want=$1 words=$2 rc=0
@@ -49,15 +39,12 @@ for transport in ipc shm; do
   }
   start 127.0.0.1:0
   fails 73 "$transport://$dir/$transport: .*in use" --device.kv_memory 16M --listen "$transport://$dir/$transport"
-  port=$(grep -oE 'http://127.0.0.1:[0-9]+' "$dir/log.first")
-  fails 73 'listen.http' --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http "${port#http://}"
+  fails 73 'listen.http' --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http "127.0.0.1:$(http_port "$dir/log.first")"
   kill -9 "$daemon"
   wait "$daemon" 2>/dev/null || true
   [[ -S $dir/$transport ]] || die "a killed daemon took its socket along"
   start off
-  kill "$daemon"
-  wait "$daemon" || die "exit code $? after SIGTERM"
-  daemon=
+  stop
   [[ ! -e $dir/$transport ]] || die "the socket is left"
 done
 # nobody needs to listen to what it says: standard descriptors closed, a reader of stderr that left
@@ -75,29 +62,23 @@ for flag in --help --version --print-config; do
   "$bin/attnd" $flag >/dev/full 2>"$dir/log" || rc=$?
   [[ $rc == 74 ]] && grep -q 'write to stdout: No space' "$dir/log" || die "$flag writes into a full file: $rc"
 done
-# page PATH: the status of a page, and the page in $dir/page
-page() {
-  exec 3<>"/dev/tcp/127.0.0.1/$port"
-  printf 'GET %s HTTP/1.0\r\n\r\n' "$1" >&3
-  cat <&3 >"$dir/page"
-  exec 3<&-
-  grep -oE '^HTTP/1.[01] [0-9]+' "$dir/page" | cut -d' ' -f2
-}
 # a balancer sees that the daemon is about to go; doors stay open until a second signal shuts them
 "$bin/attnd" --backend cpu --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http 127.0.0.1:0 \
   --engine.drain_delay 1h >"$dir/log" 2>&1 &
 daemon=$!
 "$bin/attnctl" --endpoint "ipc://$dir/s" --wait 60 ping >/dev/null
-port=$(grep -oE 'http://127.0.0.1:[0-9]+' "$dir/log" | grep -oE '[0-9]+$')
+port=$(http_port "$dir/log")
 for path in /readyz /livez '/healthz?verbose'; do
   [[ $(page "$path") == 200 ]] || die "$path: $(cat "$dir/page")"
 done
 shape='--layers 1 --q-heads 2 --kv-heads 2 --head-dim 8 --blocks 9'
 "$bin/attnctl" --endpoint "ipc://$dir/s" pool create p $shape >/dev/null
-until page /metrics >/dev/null && grep -q '^attnd_pool_blocks{pool="p"} 9' "$dir/page"; do :; done
+has_blocks() { page /metrics >/dev/null && grep -q '^attnd_pool_blocks{pool="p"} 9' "$dir/page"; }
+await has_blocks
 grep -qE '^attnd_kv_memory_bytes 16777216' "$dir/page" || die "no KV memory in: $(cat "$dir/page")"
 kill "$daemon"
-until [[ $(page /readyz) == 503 ]]; do :; done
+is_leaving() { [[ $(page /readyz) == 503 ]]; }
+await is_leaving
 grep -q 'not ready' "$dir/page" || die "readyz: $(cat "$dir/page")"
 [[ $(page /livez) == 200 ]] || die "not alive while it waits"
 "$bin/attnctl" --endpoint "ipc://$dir/s" pool create q $shape >/dev/null ||

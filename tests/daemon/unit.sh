@@ -5,19 +5,8 @@
 #
 #   unit.sh SOURCE_DIR BIN_DIR
 set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
 source=$1 bin=$2
-dir=$(mktemp -d)
-daemon='' systemd=''
-cleanup() {
-  [[ -z $daemon ]] || kill -9 "$daemon" 2>/dev/null || true
-  [[ -z $systemd ]] || kill -9 "$systemd" 2>/dev/null || true
-  rm -rf "$dir"
-}
-trap cleanup EXIT
-die() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
 # what the daemon keeps of it, and what lets it do so
 for line in FileDescriptorStoreMax= Environment=FDSTORE= RuntimeDirectoryPreserve=restart; do
   grep -q "^$line" "$source/systemd/attnd.service" || die "the unit has no $line"
@@ -53,8 +42,8 @@ while True:
     print(s.recv(4096).decode(), flush=True)
 EOF
 python3 "$dir/systemd.py" "$dir/notify" >"$dir/told" &
-systemd=$!
-while ! grep -q bound "$dir/told"; do kill -0 "$systemd" && sleep 0.05; done
+beside=$!
+await grep -q bound "$dir/told"
 # strace -D: attnd stays the process that was started
 NOTIFY_SOCKET=$dir/notify python3 "$dir/hand_in.py" "$dir/port" "${alone[@]}" "${trace[@]}" "$bin/attnd" --backend cpu \
   --device.kv_memory 64M --cache.io_memory 64M --listen "ipc://$dir/s shm://$dir/m" >"$dir/log" 2>&1 &
@@ -66,17 +55,15 @@ done
 curl -sf --noproxy '*' "http://127.0.0.1:$(cat "$dir/port")/metrics" >"$dir/metrics" || die "no /metrics: $(cat "$dir/log")"
 grep -q ^attnd_steps_received_total "$dir/metrics" || die "no counters"
 kill -HUP "$daemon"
-kill "$daemon"
-wait "$daemon" || die "attnd left with $?: $(cat "$dir/log")"
-daemon=
+stop
 # a device that takes long to open is not a start that hangs: more time is asked for before it is;
 # the last that is told may still be on its way
-for _ in {1..600}; do ! grep -q STOPPING=1 "$dir/told" || break; sleep 0.1; done
+await grep -q STOPPING=1 "$dir/told"
 [[ $(grep -oE '^(EXTEND_TIMEOUT_USEC=[1-9]|READY=1|STOPPING=1)' "$dir/told" | head -3 | tr '\n' ' ') == \
   'EXTEND_TIMEOUT_USEC='[1-9]' READY=1 STOPPING=1 ' ]] || die "systemd was told: $(cat "$dir/told")"
 [[ ${#alone[@]} -gt 0 ]] || echo "not tried: a network of its own, unshare --net is refused"
 
-command -v systemd-analyze >/dev/null || { echo "skipped: no systemd-analyze here"; exit 77; }
+command -v systemd-analyze >/dev/null || skip "no systemd-analyze here"
 # calls NAME...: the system calls of groups, by name
 calls() {
   local name
