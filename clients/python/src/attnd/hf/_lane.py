@@ -4,9 +4,11 @@ of all steps, layer by layer, and both may alternate."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,12 +65,17 @@ class Layers:
         self._plan: Plan | None = None  # of the pass that is on its way
         self._n_enqueued = len(self._order)  # of its layers
         self._stream: Any = None  # where layers were enqueued that may not be finished
+        self._n_recorded: int | None = None  # layers of a pass that is being captured
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None  # whose passes go over the lane
 
     @property
     def is_used(self) -> bool:
         return self._lane is not None
+
+    @property
+    def lane(self) -> Lane | None:
+        return self._lane
 
     def _open(self, device: torch.device) -> Lane | None:
         if self._lane is not None or self.is_refused:
@@ -104,6 +111,10 @@ class Layers:
         out_bytes = q.shape[0] * q.shape[1] * v.shape[2] * q.element_size() + 64
         if lane is None or in_bytes > lane.in_bytes or out_bytes > lane.out_bytes:
             return False
+        return self._tell(lane, plan)
+
+    def _tell(self, lane: Lane, plan: Plan) -> bool:
+        """The daemon plans a pass. False: the lane is closed."""
         is_left = self._n_enqueued < len(self._order)  # a pass ended half way
         if is_left:
             self.wait()
@@ -141,6 +152,8 @@ class Layers:
     def _attend(
         self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor | None:
+        if self._n_recorded is not None:
+            return self._record(layer, q, k, v)
         if self.is_refused or len(plan.chunks) != 1:
             return None
         stream = torch.cuda.current_stream(q.device) if q.is_cuda else None
@@ -151,22 +164,66 @@ class Layers:
                 return None
         elif self._plan is not plan or self._order[self._n_enqueued % len(self._order)] != layer:
             return None  # what is planned is given up by the next pass
-        lane = self._lane
-        assert lane is not None
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
-        number = stream.cuda_stream if stream is not None else 0
         self._stream = stream
         try:
-            lane.enqueue(
-                self._worker.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), stream=number
-            )
+            out = self._enqueue(q, k, v)
         except (ConnectionLostError, TimedOutError):
             self.close()
             return None
         self._n_enqueued += 1
+        return out
+
+    def _enqueue(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        lane = self._lane
+        assert lane is not None
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
+        stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+        lane.enqueue(self._worker.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), stream=stream)
         size = n * heads * dim * q.element_size()
         return self._out[:size].view(q.dtype).view(n, heads, dim)  # type: ignore[no-any-return]
+
+    # ---- captured passes
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """The layers of one pass are captured: nothing is planned, and nothing runs."""
+        with self._lock:
+            self.wait()
+            self._n_recorded = 0
+            try:
+                yield
+            finally:
+                self._n_recorded = None
+
+    def check_recorded(self) -> None:
+        """At the end of a pass that is captured."""
+        if self._n_recorded != len(self._order):
+            raise UnsupportedError(
+                f"attnd.hf: a captured pass called for attention {self._n_recorded} times, expected"
+                f" {len(self._order)}"
+            )
+
+    def _record(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        n = self._n_recorded
+        assert n is not None
+        if n == len(self._order) or self._order[n] != layer:
+            raise UnsupportedError(f"attnd.hf: a captured pass has layer {layer} out of its order")
+        self._n_recorded = n + 1
+        return self._enqueue(q, k, v)
+
+    def replay(self, plan: Plan, run: Callable[[], Any]) -> Any:
+        """run(), which enqueues all layers of a pass; None: it has to go another way."""
+        with self._lock:
+            if self._lane is None or len(plan.chunks) != 1 or not self._is_ours():
+                return None
+            stream = torch.cuda.current_stream() if not self._lane.is_host else None
+            if stream != self._stream:
+                self.wait()
+            if not self._tell(self._lane, plan):
+                return None
+            self._stream, self._n_enqueued = stream, len(self._order)
+            return run()
 
     def refuse(self, why: str) -> None:
         """Never over a lane from now on."""
