@@ -1,6 +1,6 @@
-"""A worker's layers over a lane: planned once per forward pass, then one kernel per layer on the
-model's own stream, where the daemon computes on the model's GPU. What a lane cannot do goes the way
-of all steps, layer by layer, and both may alternate."""
+"""A worker's layers over a lane: planned once per forward pass, or chunk by chunk where that is too
+large for one step, then one kernel per layer on the model's own stream, where the daemon computes on
+the model's GPU. What a lane cannot do goes the way of all steps, and both may alternate."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ..errors import (
 from ..lane import Lane
 
 if TYPE_CHECKING:
+    from ..pool import Items
     from ._rows import Plan
     from ._worker import Worker
 
@@ -104,30 +105,37 @@ class Layers:
         self._out = _view(lane.out_address, lane.out_bytes, device)
         return lane
 
+    def _open_for(self, n: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Lane | None:
+        """The lane, if it is large enough for n tokens at a time."""
+        lane = self._open(q.device)
+        token_bytes = sum(x[0].numel() for x in (q, k, v)) * q.element_size()
+        out_bytes = q.shape[1] * v.shape[2] * q.element_size()
+        if lane is None or n * token_bytes + 192 > lane.in_bytes:
+            return None
+        return lane if n * out_bytes + 64 <= lane.out_bytes else None
+
     def _begin(self, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         """Plans a pass. False: it goes the other way."""
-        lane = self._open(q.device)
-        in_bytes = sum(x.numel() for x in (q, k, v)) * q.element_size() + 192
-        out_bytes = q.shape[0] * q.shape[1] * v.shape[2] * q.element_size() + 64
-        if lane is None or in_bytes > lane.in_bytes or out_bytes > lane.out_bytes:
+        lane = self._open_for(q.shape[0], q, k, v)
+        if lane is None or not self._tell(lane, plan.chunks[0].items[0], self._order):
             return False
-        return self._tell(lane, plan)
+        self._plan, self._n_enqueued = plan, 0
+        return True
 
-    def _tell(self, lane: Lane, plan: Plan) -> bool:
-        """The daemon plans a pass. False: the lane is closed."""
+    def _tell(self, lane: Lane, items: Items, layers: list[int]) -> bool:
+        """The daemon plans layers. False: the lane is closed."""
         is_left = self._n_enqueued < len(self._order)  # a pass ended half way
         if is_left:
             self.wait()
-        items = plan.chunks[0].items[0]
         try:
-            lane.plan(self._worker.pool, items, layers=self._order, is_restart=is_left)
+            lane.plan(self._worker.pool, items, layers=layers, is_restart=is_left)
         except OverloadedError:  # the host is far ahead of the device
             self.wait()
-            lane.plan(self._worker.pool, items, layers=self._order)
+            lane.plan(self._worker.pool, items, layers=layers)
         except ConnectionLostError:
             self.close()  # a step finds out what became of the session
             return False
-        self._plan, self._n_enqueued = plan, 0
+        self._n_enqueued = len(self._order)
         return True
 
     def attend(
@@ -154,11 +162,13 @@ class Layers:
     ) -> torch.Tensor | None:
         if self._n_recorded is not None:
             return self._record(layer, q, k, v)
-        if self.is_refused or len(plan.chunks) != 1:
+        if self.is_refused:
             return None
         stream = torch.cuda.current_stream(q.device) if q.is_cuda else None
         if stream != self._stream:
             self.wait()
+        if len(plan.chunks) != 1:
+            return self._attend_chunks(layer, plan, q, k, v, stream)
         if layer == self._order[0]:
             if not self._begin(plan, q, k, v):
                 return None
@@ -171,6 +181,30 @@ class Layers:
             self.close()
             return None
         self._n_enqueued += 1
+        return out
+
+    def _attend_chunks(
+        self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, stream: Any
+    ) -> torch.Tensor | None:
+        """A layer of a prompt, a plan for each of its chunks."""
+        lane = self._open_for(max(c.items[0].n_tokens for c in plan.chunks), q, k, v)
+        if lane is None:
+            return None
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
+        number = stream.cuda_stream if stream is not None else 0
+        for chunk in plan.chunks:
+            items = chunk.items[0]
+            if not self._tell(lane, items, [layer]):
+                return None
+            self._stream = stream
+            rows = slice(chunk.first, chunk.first + items.n_tokens)
+            at = [x[rows].data_ptr() for x in (q, k, v, out)]
+            try:
+                lane.enqueue(self._worker.pool, items.n_tokens, *at, stream=number)
+            except (ConnectionLostError, TimedOutError):
+                self.close()
+                return None
         return out
 
     def _enqueue(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -220,9 +254,9 @@ class Layers:
             stream = torch.cuda.current_stream() if not self._lane.is_host else None
             if stream != self._stream:
                 self.wait()
-            if not self._tell(self._lane, plan):
+            if not self._tell(self._lane, plan.chunks[0].items[0], self._order):
                 return None
-            self._stream, self._n_enqueued = stream, len(self._order)
+            self._stream = stream
             return run()
 
     def refuse(self, why: str) -> None:
