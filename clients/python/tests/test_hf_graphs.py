@@ -223,5 +223,7 @@ def test_refused_by_name(attach, count):
 
 def test_a_model_on_the_cpu_has_no_graphs(attach):
     model = make(llama).cpu()
-    with pytest.raises(attnd.UnsupportedError, match="graphs=True, and the model is on cpu: not a GPU"):
+    with pytest.raises(
+        attnd.UnsupportedError, match="graphs=True, and the model is on cpu: not a GPU"
+    ):
         attach(model, graphs=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from ._cache import Cache
 from ._handed import refuse
@@ -47,7 +47,9 @@ class Recording:
     def check(model: Any) -> None:
         devices = {str(p.device) for p in model.parameters()}
         if len(devices) != 1 or not next(iter(devices)).startswith("cuda"):
-            raise refuse(f"graphs=True, and the model is on {', '.join(sorted(devices))}: not a GPU")
+            raise refuse(
+                f"graphs=True, and the model is on {', '.join(sorted(devices))}: not a GPU"
+            )
 
 
 class _Step:
@@ -146,7 +148,9 @@ class Graphs:
         ):
             return None
         tensors = _tensors_of(kwargs)
-        if any(not isinstance(x, torch.Tensor) or x.device != self._device for x in tensors.values()):
+        if any(
+            not isinstance(x, torch.Tensor) or x.device != self._device for x in tensors.values()
+        ):
             return None
         rest = {
             name: value
@@ -191,7 +195,9 @@ class Graphs:
         for name, x in given.items():
             if not torch.equal(x, expected[name]):
                 cache.crop(-1)  # what the replay stored may be as wrong
-                raise refuse(f"graphs=True, and a replayed step has other {name} than the step itself")
+                raise refuse(
+                    f"graphs=True, and a replayed step has other {name} than the step itself"
+                )
         step.is_verified = True
         return out
 

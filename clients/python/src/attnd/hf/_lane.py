@@ -201,7 +201,9 @@ class Layers:
             rows = slice(chunk.first, chunk.first + items.n_tokens)
             at = [x[rows].data_ptr() for x in (q, k, v, out)]
             try:
-                lane.enqueue(self._worker.pool, items.n_tokens, *at, stream=number)
+                lane.enqueue(
+                    self._worker.pool, items.n_tokens, at[0], at[1], at[2], at[3], stream=number
+                )
             except (ConnectionLostError, TimedOutError):
                 self.close()
                 return None
@@ -238,7 +240,9 @@ class Layers:
                 f" {len(self._order)}"
             )
 
-    def _record(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    def _record(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
         n = self._n_recorded
         assert n is not None
         if n == len(self._order) or self._order[n] != layer:
