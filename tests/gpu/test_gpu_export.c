@@ -31,26 +31,27 @@ static void kept_pattern(uint32_t block, unsigned char *x, uint64_t bytes)
     }
 }
 
-static bool fd_send(int socket, int fd)
+/* With the place of the pool in the memory. */
+static bool fd_send(int socket, int fd, uint64_t place)
 {
-    char byte = 1, space[CMSG_SPACE(sizeof fd)] = {0};
-    struct iovec v = {&byte, 1};
+    char space[CMSG_SPACE(sizeof fd)] = {0};
+    struct iovec v = {&place, sizeof place};
     struct msghdr m = {
         .msg_iov = &v, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     struct cmsghdr *h = CMSG_FIRSTHDR(&m);
     *h = (struct cmsghdr){CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS};
     memcpy(CMSG_DATA(h), &fd, sizeof fd);
-    return sendmsg(socket, &m, 0) == 1;
+    return sendmsg(socket, &m, 0) == sizeof place;
 }
 
-static int fd_receive(int socket)
+static int fd_receive(int socket, uint64_t *out_place)
 {
     int fd = -1;
-    char byte, space[CMSG_SPACE(sizeof fd)];
-    struct iovec v = {&byte, 1};
+    char space[CMSG_SPACE(sizeof fd)];
+    struct iovec v = {out_place, sizeof *out_place};
     struct msghdr m = {
         .msg_iov = &v, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
-    if (recvmsg(socket, &m, 0) != 1 || !CMSG_FIRSTHDR(&m))
+    if (recvmsg(socket, &m, 0) != sizeof *out_place || !CMSG_FIRSTHDR(&m))
         return -1;
     memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof fd);
     return fd;
@@ -77,7 +78,7 @@ static int maker(int socket)
         if (gpu->block_write(p, i, x) != ATTN_OK)
             return 1;
     }
-    if (gpu->export_memory(b, &fd) != ATTN_OK || !fd_send(socket, fd))
+    if (gpu->export_memory(b, &fd) != ATTN_OK || !fd_send(socket, fd, gpu->pool_place(p)))
         return 1;
     for (;;)
         pause();
@@ -98,13 +99,15 @@ static void exported_memory_outlives_a_killed_process(void **state)
         _exit(127);
     }
     close(pair[1]);
-    int fd = fd_receive(pair[0]);
+    uint64_t place = 0;
+    int fd = fd_receive(pair[0], &place);
     kill(child, SIGKILL);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(fd >= 0);
 
     struct backend_pool_config c = rig_config(plain, 2);
     c.n_blocks = kept_blocks;
+    c.kv_place = place;
     static struct rig r;
     rig_open(&r, gpu, &c, 0, fd);
     uint64_t bytes = kv_layout_of(&c).block_bytes;

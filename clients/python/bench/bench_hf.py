@@ -3,12 +3,13 @@
     python3 clients/python/bench/bench_hf.py --prefix PREFIX        (bin/attnd, lib/libattn.so.0)
 
 Models: bytelm (4 layers, 8 query and 2 KV heads of 64), and random ones of the shapes of Llama-3.2-1B
-(32 and 8 heads of 64) and Llama-3-8B (32 and 8 heads of 128), with 4 layers each; on the GPU if there
-is one. All attentions get the same prompt of random tokens, put in by chunks of columns, and then take
+(32 and 8 heads of 64) and Llama-3-8B (32 and 8 heads of 128), with 4 layers each, and all 16 of the
+former's (llama1b16); on the GPU if there is one. All attentions get the same prompt of random tokens, put in by chunks of columns, and then take
 turns at greedy steps, each fed the first one's tokens: the whole forward pass and argmax, with the
 device waited for after each step. Figures are medians of steps, ratios those of the medians of one run.
 The own attentions keep transformers' DynamicCache; sdpa runs without cuDNN's, which plans anew for every
-length.
+length. The attention `static` is sdpa with a StaticCache of the final length, its steps captured in a CUDA
+graph; the transport `graphs` is attnd over a lane (`gpu`) with steps that attnd.hf captures.
 
 `agree` is the share of the tokens that an attention has in common with the first. Of a step of one layer
 over attnd, in microseconds: `copy` to the host (it waits for the model), `step` from call to answer, of
@@ -36,10 +37,10 @@ def bytelm():
     return transformers.LlamaForCausalLM.from_pretrained(folder)
 
 
-def random_llama(name: str, **sizes: int):
+def random_llama(name: str, n_layers: int = 4, **sizes: int):
     config = transformers.LlamaConfig(
         vocab_size=128256,
-        num_hidden_layers=4,
+        num_hidden_layers=n_layers,
         num_attention_heads=32,
         num_key_value_heads=8,
         max_position_embeddings=131072,
@@ -53,6 +54,9 @@ MODELS = {
     "bytelm": bytelm,
     "llama1b": lambda: random_llama(
         "random-llama-1b-4-layers", hidden_size=2048, intermediate_size=8192, head_dim=64
+    ),
+    "llama1b16": lambda: random_llama(
+        "random-llama-1b", n_layers=16, hidden_size=2048, intermediate_size=8192, head_dim=64
     ),
     "llama8b": lambda: random_llama(
         "random-llama-8b-4-layers", hidden_size=4096, intermediate_size=14336, head_dim=128
@@ -72,6 +76,7 @@ class Runner:
 
     def __init__(self, name: str, model, kind: str, cache):
         self.name, self.model, self.kind, self.cache = name, model, kind, cache
+        self.run = model
         self.seconds: list[float] = []
         self.tokens: list[torch.Tensor] = []
 
@@ -91,11 +96,42 @@ class Runner:
         self.model.set_attn_implementation(self.kind)
         for _ in range(n_steps):
             start = time.perf_counter()
-            logits = self.model(input_ids=token, past_key_values=self.cache, use_cache=True).logits
+            logits = self.step(token)
             self.tokens.append(logits[:, -1:].argmax(dim=-1))
             wait(token.device)
             self.seconds.append(time.perf_counter() - start)
             token = (feed or self.tokens)[len(self.tokens) - 1]
+
+
+    def step(self, token: torch.Tensor) -> torch.Tensor:
+        return self.run(input_ids=token, past_key_values=self.cache, use_cache=True).logits
+
+
+class Static(Runner):
+    """sdpa over a StaticCache, its steps a CUDA graph."""
+
+    graph = None
+
+    def step(self, token: torch.Tensor) -> torch.Tensor:
+        if self.graph is None:
+            self.token = token.clone()
+            lengths = [layer.cumulative_length.clone() for layer in self.cache.layers]
+            super().step(self.token)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.logits = super().step(self.token)
+            for layer, n in zip(self.cache.layers, lengths):
+                layer.cumulative_length.copy_(n)
+        self.token.copy_(token)
+        self.graph.replay()
+        return self.logits
+
+
+def own_runner(model, kind: str, n_columns: int) -> Runner:
+    if kind == "static":
+        cache = transformers.StaticCache(config=model.config, max_cache_len=n_columns)
+        return Static("sdpa, static, graph", model, "sdpa", cache)
+    return Runner(kind, model, kind, transformers.DynamicCache(config=model.config))
 
 
 def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namespace) -> None:
@@ -110,23 +146,23 @@ def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namesp
     if args.threads:
         settings["device.threads"] = args.threads
     settings.update(setting.split("=", 1) for setting in args.set)
-    runners = [
-        Runner(kind, model, kind, transformers.DynamicCache(config=text))
-        for kind in args.own.split(",")
-    ]
+    runners = [own_runner(model, kind, context + n_steps) for kind in args.own.split(",")]
     with contextlib.ExitStack() as stack:
         workers = []
         for transport in args.transport.split(","):
-            url = stack.enter_context(own_daemon.running(args, transport, settings))
+            graphs = transport == "graphs"
+            lane = graphs or transport == "gpu"
+            scheme = "gpu" if lane else transport
+            url = stack.enter_context(own_daemon.running(args, scheme, settings))
             client = stack.enter_context(attnd.connect(url, timeout=120))
-            lane = transport == "gpu"
             worker = stack.enter_context(
-                attnd.hf.attach(model, client, n_blocks=n_blocks, lane=lane)
+                attnd.hf.attach(model, client, n_blocks=n_blocks, lane=lane, graphs=graphs)
             )
             workers.append(worker)
             cache = stack.enter_context(worker.cache())
             what = f"attnd {client.info.backend}, {transport}"
             runners.append(Runner(what, model, "attnd", cache))
+            runners[-1].run = worker.forward
         first = runners[0]
         for r in runners:
             r.prefill(ids, args.chunk)

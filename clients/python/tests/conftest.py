@@ -2,7 +2,7 @@
 
 $ATTN_BUILD is the build folder with bin/attnd and lib/libattn.so.0; default build/ of this tree.
 $ATTN_TRANSPORT is the scheme of the daemon's url, ipc (the default) or shm. $ATTN_LANE: attached
-models use lanes.
+models use lanes. $ATTN_BACKEND is the daemon's, cpu by default; models are on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ PACKAGE = HERE.parent
 ROOT = PACKAGE.parents[1]
 BUILD = pathlib.Path(os.environ.get("ATTN_BUILD", ROOT / "build"))
 HAS_LANES = "ATTN_LANE" in os.environ
+BACKEND = os.environ.get("ATTN_BACKEND", "cpu")
 TRANSPORT = os.environ.get("ATTN_TRANSPORT", "ipc")
 
 if "ATTN_LIBRARY" not in os.environ:
@@ -33,7 +34,8 @@ class Daemon(attnd.Daemon):
     """An attnd that tests may freeze and kill."""
 
     def __init__(self, **settings: object):
-        ours = {"backend": "cpu", "device.threads": 2, "cache.io_memory": "64M"}
+        ours = {"backend": BACKEND, "cache.io_memory": "64M"}
+        ours |= {"device.threads": 2} if BACKEND == "cpu" else {"device.kv_memory": "4G"}
         program = BUILD / "bin" / "attnd"
         super().__init__(
             {**ours, **settings}, scheme=TRANSPORT, has_lanes=True, program=program

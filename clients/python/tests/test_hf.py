@@ -171,6 +171,17 @@ def test_the_way_of_a_gpu_gives_the_same(attach, monkeypatch):
     assert worker.spent.n_steps >= 24 * 4 and worker.spent.copy_ns > 0
 
 
+@pytest.mark.parametrize("build", (llama, gemma3), ids=lambda f: f.__name__)
+def test_prompts_go_over_a_lane_in_chunks(build, attach):
+    model = make(build)
+    inputs = prompts(model, (40, 3, 17))
+    want = model.generate(**inputs, **GREEDY)
+    worker = attach(model, lane=True)
+    worker.max_tokens = 7
+    assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+    assert worker.spent.n_steps == 0 and worker.layers.is_used
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_models_stay_near_eager_attention(dtype, attach):
     model = make(llama, dtype)

@@ -13,11 +13,14 @@ left padding stays out of it. Greedy search, sampling, beam search (by fork) and
 work. What cannot be done is refused with UnsupportedError that names it: what a Cache hands to a
 layer is no tensor, so no attention but attnd's can be computed with it.
 
-q, k and v of a model on a GPU are copied to pinned host memory, and the output back.
+q, k and v of a model on a GPU are copied to pinned host memory, and the output back; over a lane they
+stay on the GPU, and with graphs=True decode steps are captured, too.
 
 _calls.py   the attention and the mask interface "attnd", and what a layer asks of them
 _handed.py  what Cache.update() hands to a layer instead of keys and values
 _cache.py   Cache: rows and sequences, padding, one layer of one forward pass
+_lane.py    layers over a lane
+_graphs.py  decode steps as CUDA graphs
 _worker.py  Worker: caches, steps, closing
 _attach.py  attach(): what a model needs, its pool, switching its attention
 """

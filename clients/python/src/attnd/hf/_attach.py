@@ -59,6 +59,7 @@ def attach(
     kv_dtype: str | None = None,
     is_batch_invariant: bool = False,
     lane: bool | None = None,
+    graphs: bool = False,
 ) -> Worker:
     """Makes a pool for a causal language model, or one for each geometry that its layers have, and
     has the model attend through them.
@@ -71,6 +72,9 @@ def attach(
             Neither: 8192 tokens, or fewer where less memory is left
     lane    layers without messages: None, where model and daemon share a GPU under MPS; False:
             never; True: or an error that says what is missing
+    graphs  decode steps of generate() and Worker.forward() are captured in CUDA graphs, over a lane,
+            and replayed: the host's part of a step no longer grows with the layers. The model's
+            weights stay where they are meanwhile, and hooks on its parts are not called
     others  as in PoolSpec
 
     A pool of the same geometry that is large enough is shared. One that is too small stays as it is,
@@ -85,6 +89,8 @@ def attach(
         raise refuse("a model in training mode: call model.eval()")
     if n_tokens and n_blocks:
         raise ValueError(f"n_tokens is {n_tokens} and n_blocks is {n_blocks}, expected one of them")
+    if graphs and lane is False:
+        raise ValueError("graphs is True and lane is False: steps are captured over a lane")
     size = n_blocks or -(-n_tokens // (block_tokens or BLOCK_TOKENS))
     _check_config(model.config)
     switch = Switch(model)
@@ -99,12 +105,13 @@ def attach(
             kv_dtype=kv_dtype,
             is_batch_invariant=is_batch_invariant,
         )
+        lane = True if graphs else lane
         if lane and len(specs) > 1:
             raise refuse(f"lane=True, and layers of {len(specs)} geometries, each in its own pool")
         if isinstance(client, str):
             client = owned = _client.connect(client)
         pools = Pools(client, specs, size, is_named=bool(name))
-        return Worker(model, client, pools, owned is not None, switch, probe.seen, lane)
+        return Worker(model, client, pools, owned is not None, switch, probe.seen, lane, graphs)
     except BaseException:
         switch.back()
         if owned is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +43,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._columns = dict.fromkeys(worker.seen, 0)  # tokens and padding, by layer
         self._plan: Plan | None = None
         self._has_mask = False
+        self._is_recorded = False
 
     # ---- what transformers asks
 
@@ -55,13 +58,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kw: Any
     ) -> Any:
         """Hands the new keys and values on; the attention call that follows stores them."""
-        self.worker.check_attached()
-        if self.is_gone:
-            raise SequenceGoneError(
-                "the tokens of this cache went with the session: begin a new one"
-            )
-        if self.is_closed:
-            raise refuse("this cache is closed")
+        self._check_open()
         return hand(self, layer_idx, key_states, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -167,6 +164,15 @@ class Cache(Closing, _TransformersCache, NotPicklable):
             raise refuse_attribute(f"cross attention (the model asks the cache for {name})")
         raise refuse_attribute(f"a cache over attnd has no {name}")
 
+    def _check_open(self) -> None:
+        self.worker.check_attached()
+        if self.is_gone:
+            raise SequenceGoneError(
+                "the tokens of this cache went with the session: begin a new one"
+            )
+        if self.is_closed:
+            raise refuse("this cache is closed")
+
     # ---- rows
 
     @property
@@ -228,6 +234,40 @@ class Cache(Closing, _TransformersCache, NotPicklable):
                 )
         self.pads = pads
 
+    # ---- passes of captured steps
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all layers have the same columns, and each row a token among them."""
+        columns = set(self._columns.values())
+        return len(columns) == 1 and max(self.pads, default=0) < columns.pop()
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """A pass leaves the cache as it was: its layers are captured, not run."""
+        before = dict(self._columns)
+        self._is_recorded = True
+        try:
+            yield
+        finally:
+            self._is_recorded = False
+            self._columns, self._plan = before, None
+
+    def plan_token(self, padding: Any, device: torch.device) -> Plan:
+        """A pass of one more token per row, none of whose layers will call for attention."""
+        self._check_open()
+        column = self.get_seq_length()
+        if padding is not None:
+            padding = padding.bool()
+        self._check_padding(Mask(0, column, 1, column + 1, padding, None), len(self.rows))
+        for layer in self._columns:
+            self.worker.check_window(layer, column + 1)
+        return Plan(self, column, 1, device)
+
+    def has_passed(self, plan: Plan) -> None:
+        self._columns = dict.fromkeys(self._columns, plan.column + 1)
+        self._plan = plan
+
     # ---- one layer of one forward pass
 
     def attend(
@@ -253,7 +293,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         plan = self._plan
         is_other = plan is None or (plan.column, plan.n_new) != (column, n_new)
         if is_other or (layer == worker.first_layer and not is_again):
-            if not is_again:
+            if not is_again and not self._is_recorded:
                 self._check_padding(mask, batch)
             plan = self._plan = Plan(self, column, n_new, query.device)
         assert plan is not None

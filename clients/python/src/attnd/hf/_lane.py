@@ -1,12 +1,14 @@
-"""A worker's layers over a lane: planned once per forward pass, then one kernel per layer on the
-model's own stream, where the daemon computes on the model's GPU. What a lane cannot do goes the way
-of all steps, layer by layer, and both may alternate."""
+"""A worker's layers over a lane: planned once per forward pass, or chunk by chunk where that is too
+large for one step, then one kernel per layer on the model's own stream, where the daemon computes on
+the model's GPU. What a lane cannot do goes the way of all steps, and both may alternate."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,7 @@ from ..errors import (
 from ..lane import Lane
 
 if TYPE_CHECKING:
+    from ..pool import Items
     from ._rows import Plan
     from ._worker import Worker
 
@@ -63,12 +66,17 @@ class Layers:
         self._plan: Plan | None = None  # of the pass that is on its way
         self._n_enqueued = len(self._order)  # of its layers
         self._stream: Any = None  # where layers were enqueued that may not be finished
+        self._n_recorded: int | None = None  # layers of a pass that is being captured
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None  # whose passes go over the lane
 
     @property
     def is_used(self) -> bool:
         return self._lane is not None
+
+    @property
+    def lane(self) -> Lane | None:
+        return self._lane
 
     def _open(self, device: torch.device) -> Lane | None:
         if self._lane is not None or self.is_refused:
@@ -97,26 +105,37 @@ class Layers:
         self._out = _view(lane.out_address, lane.out_bytes, device)
         return lane
 
+    def _open_for(self, n: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Lane | None:
+        """The lane, if it is large enough for n tokens at a time."""
+        lane = self._open(q.device)
+        token_bytes = sum(x[0].numel() for x in (q, k, v)) * q.element_size()
+        out_bytes = q.shape[1] * v.shape[2] * q.element_size()
+        if lane is None or n * token_bytes + 192 > lane.in_bytes:
+            return None
+        return lane if n * out_bytes + 64 <= lane.out_bytes else None
+
     def _begin(self, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         """Plans a pass. False: it goes the other way."""
-        lane = self._open(q.device)
-        in_bytes = sum(x.numel() for x in (q, k, v)) * q.element_size() + 192
-        out_bytes = q.shape[0] * q.shape[1] * v.shape[2] * q.element_size() + 64
-        if lane is None or in_bytes > lane.in_bytes or out_bytes > lane.out_bytes:
+        lane = self._open_for(q.shape[0], q, k, v)
+        if lane is None or not self._tell(lane, plan.chunks[0].items[0], self._order):
             return False
+        self._plan, self._n_enqueued = plan, 0
+        return True
+
+    def _tell(self, lane: Lane, items: Items, layers: list[int]) -> bool:
+        """The daemon plans layers. False: the lane is closed."""
         is_left = self._n_enqueued < len(self._order)  # a pass ended half way
         if is_left:
             self.wait()
-        items = plan.chunks[0].items[0]
         try:
-            lane.plan(self._worker.pool, items, layers=self._order, is_restart=is_left)
+            lane.plan(self._worker.pool, items, layers=layers, is_restart=is_left)
         except OverloadedError:  # the host is far ahead of the device
             self.wait()
-            lane.plan(self._worker.pool, items, layers=self._order)
+            lane.plan(self._worker.pool, items, layers=layers)
         except ConnectionLostError:
             self.close()  # a step finds out what became of the session
             return False
-        self._plan, self._n_enqueued = plan, 0
+        self._n_enqueued = len(self._order)
         return True
 
     def attend(
@@ -141,32 +160,108 @@ class Layers:
     def _attend(
         self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor | None:
-        if self.is_refused or len(plan.chunks) != 1:
+        if self._n_recorded is not None:
+            return self._record(layer, q, k, v)
+        if self.is_refused:
             return None
         stream = torch.cuda.current_stream(q.device) if q.is_cuda else None
         if stream != self._stream:
             self.wait()
+        if len(plan.chunks) != 1:
+            return self._attend_chunks(layer, plan, q, k, v, stream)
         if layer == self._order[0]:
             if not self._begin(plan, q, k, v):
                 return None
         elif self._plan is not plan or self._order[self._n_enqueued % len(self._order)] != layer:
             return None  # what is planned is given up by the next pass
-        lane = self._lane
-        assert lane is not None
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
-        number = stream.cuda_stream if stream is not None else 0
         self._stream = stream
         try:
-            lane.enqueue(
-                self._worker.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), stream=number
-            )
+            out = self._enqueue(q, k, v)
         except (ConnectionLostError, TimedOutError):
             self.close()
             return None
         self._n_enqueued += 1
+        return out
+
+    def _attend_chunks(
+        self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, stream: Any
+    ) -> torch.Tensor | None:
+        """A layer of a prompt, a plan for each of its chunks."""
+        lane = self._open_for(max(c.items[0].n_tokens for c in plan.chunks), q, k, v)
+        if lane is None:
+            return None
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
+        number = stream.cuda_stream if stream is not None else 0
+        for chunk in plan.chunks:
+            items = chunk.items[0]
+            if not self._tell(lane, items, [layer]):
+                return None
+            self._stream = stream
+            rows = slice(chunk.first, chunk.first + items.n_tokens)
+            at = [x[rows].data_ptr() for x in (q, k, v, out)]
+            try:
+                lane.enqueue(
+                    self._worker.pool, items.n_tokens, at[0], at[1], at[2], at[3], stream=number
+                )
+            except (ConnectionLostError, TimedOutError):
+                self.close()
+                return None
+        return out
+
+    def _enqueue(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        lane = self._lane
+        assert lane is not None
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
+        stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+        lane.enqueue(self._worker.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), stream=stream)
         size = n * heads * dim * q.element_size()
         return self._out[:size].view(q.dtype).view(n, heads, dim)  # type: ignore[no-any-return]
+
+    # ---- captured passes
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """The layers of one pass are captured: nothing is planned, and nothing runs."""
+        with self._lock:
+            self.wait()
+            self._n_recorded = 0
+            try:
+                yield
+            finally:
+                self._n_recorded = None
+
+    def check_recorded(self) -> None:
+        """At the end of a pass that is captured."""
+        if self._n_recorded != len(self._order):
+            raise UnsupportedError(
+                f"attnd.hf: a captured pass called for attention {self._n_recorded} times, expected"
+                f" {len(self._order)}"
+            )
+
+    def _record(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        n = self._n_recorded
+        assert n is not None
+        if n == len(self._order) or self._order[n] != layer:
+            raise UnsupportedError(f"attnd.hf: a captured pass has layer {layer} out of its order")
+        self._n_recorded = n + 1
+        return self._enqueue(q, k, v)
+
+    def replay(self, plan: Plan, run: Callable[[], Any]) -> Any:
+        """run(), which enqueues all layers of a pass; None: it has to go another way."""
+        with self._lock:
+            if self._lane is None or len(plan.chunks) != 1 or not self._is_ours():
+                return None
+            stream = torch.cuda.current_stream() if not self._lane.is_host else None
+            if stream != self._stream:
+                self.wait()
+            if not self._tell(self._lane, plan.chunks[0].items[0], self._order):
+                return None
+            self._stream = stream
+            return run()
 
     def refuse(self, why: str) -> None:
         """Never over a lane from now on."""

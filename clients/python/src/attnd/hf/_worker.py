@@ -18,10 +18,12 @@ from ..pool import Items, Pool, Result, Sequence
 from ..spec import PoolSpec
 from ._cache import Cache
 from ._calls import NAME, Seen
+from ._graphs import Graphs
 from ._handed import refuse
 from ._lane import Layers
 from ._minimax import cache_class
 from ._rows import close_all
+from ._states import States
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -160,6 +162,7 @@ class Worker(Closing, NotPicklable):
         switch: Switch,
         seen: dict[int, Seen],
         lane: bool | None = None,
+        graphs: bool = False,
     ):
         self.model = model
         self.client = client
@@ -175,6 +178,7 @@ class Worker(Closing, NotPicklable):
         self._cache_class = cache_class(switch.config, Cache)
         self._caches: set[Cache] = set()
         self.layers = Layers(self, lane)
+        self.graphs = Graphs(self) if graphs else None
         self._staging = threading.local()  # a thread's host buffers, by name
         self._forgets = _windows_of_caches(switch.config, seen)
         self._hooks = []
@@ -187,6 +191,11 @@ class Worker(Closing, NotPicklable):
     @property
     def pool(self) -> Pool:
         return self.pools.all[0]
+
+    @property
+    def cache_has_states(self) -> bool:
+        """Whether the model keeps recurrent or convolution states besides."""
+        return bool(States(self.config).layers)
 
     def check_attached(self) -> None:
         """Refuses if attention would not be attnd's."""
@@ -248,11 +257,21 @@ class Worker(Closing, NotPicklable):
                 kwargs = {**kwargs, "past_key_values": stack.enter_context(self.cache())}
             _thread.generating = _Generating(stack)
             try:
+                if self.graphs is not None:
+                    stack.enter_context(self.graphs.in_place())
                 text = self.model.generate(*args, **kwargs)
             finally:
                 _thread.generating = before
             self.layers.check()
             return text
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward pass, with decode steps as generate() has them: as graphs, if attach()
+        was told so. Arguments by name."""
+        if self.is_closed:
+            raise refuse("this worker is closed")
+        with contextlib.nullcontext() if self.graphs is None else self.graphs.in_place():
+            return self.model(*args, **kwargs)
 
     def reopen(self) -> None:
         """Goes on after SessionGoneError or PoolGoneError: the daemon was restarted.
