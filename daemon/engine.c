@@ -45,6 +45,7 @@ enum {
     MIN_BLOCK_BYTES = 4096, /* smaller blocks run out of records before they run out of memory */
     MAX_BLOCKS = 1 << 26,
     MIN_BLOCKS = 64,
+    MAX_BLOCK_TOKENS = 256, /* of a pool; protocol.md */
     MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches by themselves */
 };
 
@@ -339,6 +340,8 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
                                        : (uint32_t)n,
         .max_sequences = cfg->max_sequences,
         .max_seq_blocks = cfg->max_seq_tokens / 8 + 1,
+        .max_seq_tokens = cfg->max_seq_tokens,
+        .max_block_tokens = MAX_BLOCK_TOKENS,
         .max_layers = cfg->max_layers,
         .max_owners = cfg->max_sessions,
         .block_layout = KV_LAYOUT_VERSION,
