@@ -233,6 +233,12 @@ uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool)
     return p == NULL ? 0 : p->n_seqs;
 }
 
+uint32_t kv_pool_cached(const struct kv *kv, kv_pool_id pool)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    return p == NULL ? 0 : p->n_cached;
+}
+
 attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
                          uint32_t *out_free_blocks)
 {

@@ -177,6 +177,8 @@ attn_status kv_pools_drop(struct kv *kv, kv_pool_id first, uint32_t *out_dropped
 
 /* Sequences open in a pool; 0: no such pool, too. */
 uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool);
+/* Of a pool's blocks that can be had, those that would be evicted for it. */
+uint32_t kv_pool_cached(const struct kv *kv, kv_pool_id pool);
 
 /* Late duplicates. Requests that make a sequence or take it over are named by the client's ids,
  * which rise: a request that the owner has sent before changes nothing. If the sequence is still as

@@ -181,6 +181,12 @@ static void publish_gauges(struct engine *e)
     stats_add(blocks_free, e->gauges.blocks_free - last.blocks_free);
     stats_add(blocks_used, e->gauges.blocks_used - last.blocks_used);
     stats_add(blocks_shared, e->gauges.blocks_shared - last.blocks_shared);
+    stats_add(blocks_cached, e->gauges.blocks_cached - last.blocks_cached);
+    stats_add(blocks_published, e->gauges.blocks_published - last.blocks_published);
+    stats_add(prefix_hits, e->gauges.prefix_hits - last.prefix_hits);
+    stats_add(prefix_misses, e->gauges.prefix_misses - last.prefix_misses);
+    stats_add(prefix_hit_tokens, e->gauges.prefix_hit_tokens - last.prefix_hit_tokens);
+    stats_add(evictions, e->gauges.evictions - last.evictions);
     stats_set(sessions, session_count(e->parts.sessions));
     e->is_dirty = false;
     e->has_old_pools = true;
