@@ -60,6 +60,21 @@ static uint32_t count_shared(const struct kv *kv, uint32_t seq, const struct kv_
     return n;
 }
 
+/* What this sequence alone refers to it may write again, once nobody finds it any more. */
+static void take_back(struct kv *kv, uint32_t seq, const struct kv_pool_rec *p, uint32_t pos,
+                      uint32_t past)
+{
+    const uint32_t *row = kv_row(kv, seq);
+    if (past > kv->seqs[seq].n_maybe_shared)
+        past = kv->seqs[seq].n_maybe_shared;
+    for (uint32_t i = pos >> p->block_shift; i < past; i++) {
+        if (kv_block(kv, p, row[i])->n_refs > 1 || !kv_is_published(kv, p, row[i]))
+            continue;
+        kv_prefix_rewind(kv, seq, i);
+        kv_unpublish(kv, p, row[i]);
+    }
+}
+
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
@@ -101,13 +116,13 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
     if (n_copies > 0 && s->n_outstanding > 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u copies wait for %u appends", name,
                        n_copies, s->n_outstanding);
-    if (s->n_outstanding == UINT16_MAX)
+    if (s->n_outstanding == KV_MAX_OUTSTANDING)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding", name,
                        s->n_outstanding);
-    if (n_patches > p->n_free) { /* the place to evict, and to move idle sequences to a tier */
+    if (n_patches > kv_n_available(p)) { /* the place to move idle sequences to a tier */
         kv_count(&kv->heads->stats.out_of_blocks, 1);
         return kv_fail(kv, ATTN_ENOBLOCKS, "sequence %llu: needs %llu blocks, pool %s has %u free",
-                       name, (unsigned long long)n_patches, p->name, p->n_free);
+                       name, (unsigned long long)n_patches, p->name, kv_n_available(p));
     }
     if (n_copies > kv->heads->journal_n_free)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: needs %u copies, the journal has %u",
@@ -138,6 +153,7 @@ attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint
         return st;
 
     uint32_t *row = kv_row(kv, seq.index);
+    take_back(kv, seq.index, p, pos, past);
     for (uint32_t i = pos >> p->block_shift; n_copies > 0; i++) {
         uint32_t old_block = row[i];
         if (kv_block(kv, p, old_block)->n_refs == 1)
@@ -161,12 +177,15 @@ attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint
     return ATTN_OK;
 }
 
-/* A reserve has ended; the last one lets go of the blocks that no length covers. */
+/* A reserve has ended; the last one lets go of the blocks that no length covers, and publishes what
+ * is full. */
 static void reserve_end(struct kv *kv, uint32_t seq)
 {
     struct kv_seq_rec *s = &kv->seqs[seq];
     if (--s->n_outstanding == 0)
         kv_seq_trim(kv, seq, kv_blocks_of(&kv->pools[s->pool], s->longest));
+    if (s->n_outstanding == 0 && s->has_ids)
+        kv_prefix_publish(kv, seq);
 }
 
 void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos, uint32_t n_tokens)

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sodium.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +33,8 @@ static const struct {
     {"max_sequences", offsetof(struct kv_config, max_sequences), 1u << 26},
     {"max_seq_blocks", offsetof(struct kv_config, max_seq_blocks), 1u << 26},
     {"max_layers", offsetof(struct kv_config, max_layers), 4096},
+    {"max_seq_tokens", offsetof(struct kv_config, max_seq_tokens), UINT32_MAX},
+    {"max_block_tokens", offsetof(struct kv_config, max_block_tokens), KV_MAX_BLOCK_TOKENS},
     {"max_owners", offsetof(struct kv_config, max_owners), 1u << 26},
     {"block_layout", offsetof(struct kv_config, block_layout), UINT32_MAX},
 };
@@ -71,13 +74,23 @@ static uint64_t header_seal(const struct kv_header *h)
     return siphash(no_key, h, offsetof(struct kv_header, seal));
 }
 
+static void keys_take(struct kv *kv, const struct kv_header *h)
+{
+    memcpy(kv->key, h->key, sizeof kv->key);
+    memcpy(kv->secret, h->secret, sizeof kv->secret);
+}
+
 static attn_status header_init(struct kv *kv, struct kv_header *h)
 {
+    struct {
+        uint64_t key[2];
+        uint8_t secret[KV_SECRET_BYTES];
+    } random;
     ssize_t n;
     do
-        n = getrandom(kv->key, sizeof kv->key, 0);
+        n = getrandom(&random, sizeof random, 0);
     while (n < 0 && errno == EINTR);
-    if (n != sizeof kv->key)
+    if (n != sizeof random)
         return kv_fail(kv, ATTN_EINTERNAL, "arena: getrandom: %s", strerror(errno));
     *h = (struct kv_header){
         .magic = KV_ARENA_MAGIC,
@@ -85,10 +98,12 @@ static attn_status header_init(struct kv *kv, struct kv_header *h)
         .header_bytes = sizeof *h,
         .arena_bytes = kv->bytes,
         .config = kv->config,
-        .key = {kv->key[0], kv->key[1]},
+        .key = {random.key[0], random.key[1]},
     };
+    memcpy(h->secret, random.secret, sizeof h->secret);
     layout(&kv->config, h->offset);
     kv_publish64(&h->seal, header_seal(h));
+    keys_take(kv, h);
     return ATTN_OK;
 }
 
@@ -148,7 +163,7 @@ static attn_status arena_take(struct kv *kv, int fd)
     if (st == ATTN_OK && (uint64_t)sb.st_size != kv->bytes)
         st = kv_fail(kv, ATTN_EINVAL, "arena: has %lld bytes, needs %llu", (long long)sb.st_size,
                      (unsigned long long)kv->bytes);
-    memcpy(kv->key, h.key, sizeof kv->key);
+    keys_take(kv, &h);
     return st;
 }
 
@@ -160,6 +175,11 @@ static void bind_sections(struct kv *kv)
     kv->specs = kv->base + offset[KV_SPECS];
     kv->seqs = (void *)(kv->base + offset[KV_SEQS]);
     kv->lens = (void *)(kv->base + offset[KV_LENS]);
+    kv->given = (void *)(kv->base + offset[KV_GIVEN]);
+    kv->given_ids = (void *)(kv->base + offset[KV_GIVEN_IDS]);
+    kv->published = (void *)(kv->base + offset[KV_PUBLISHED]);
+    kv->published_ids = (void *)(kv->base + offset[KV_PUBLISHED_IDS]);
+    kv->prefixes = (void *)(kv->base + offset[KV_PREFIXES]);
     kv->owners = (void *)(kv->base + offset[KV_OWNERS]);
     kv->seen = (void *)(kv->base + offset[KV_SEEN]);
     kv->epochs = (void *)(kv->base + offset[KV_EPOCHS]);
@@ -183,8 +203,11 @@ static attn_status config_check(struct kv *kv)
     uint64_t offset[KV_N_SECTIONS];
     kv->bytes = layout(&kv->config, offset);
     if (kv->bytes > MAX_ARENA_BYTES)
-        return kv_fail(kv, ATTN_EINVAL, "max_sequences %u x max_seq_blocks %u: tables too large",
-                       kv->config.max_sequences, kv->config.max_seq_blocks);
+        return kv_fail(kv, ATTN_EINVAL,
+                       "max_sequences %u x (max_seq_blocks %u + max_seq_tokens %u): tables too "
+                       "large",
+                       kv->config.max_sequences, kv->config.max_seq_blocks,
+                       kv->config.max_seq_tokens);
     return ATTN_OK;
 }
 
@@ -203,6 +226,11 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
         goto fail;
     kv->journal_capacity = kv_journal_capacity(c);
     kv->index_mask = kv_index_capacity(c) - 1;
+    kv->prefix_mask = kv_prefix_capacity(c) - 1;
+    if (sodium_init() < 0) {
+        st = kv_fail(kv, ATTN_EINTERNAL, "libsodium does not start");
+        goto fail;
+    }
 
     st = fd < 0 ? arena_make(kv) : arena_take(kv, fd);
     if (st != ATTN_OK)

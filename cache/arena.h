@@ -15,9 +15,11 @@
 #include "cache/kv.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 4
+#define KV_ARENA_VERSION 5
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
+#define KV_SECRET_BYTES 32
+#define KV_MAX_OUTSTANDING 32767 /* reserves of a sequence: 15 bits */
 
 /* X(name, record type, number of records) with c the config */
 #define KV_TRUTH_MAP(X)                                                                            \
@@ -26,6 +28,10 @@
     X(SPECS, uint8_t[KV_SPEC_BYTES], c->max_pools)                                                 \
     X(SEQS, struct kv_seq_rec, c->max_sequences)                                                   \
     X(LENS, uint32_t, (uint64_t)c->max_sequences * c->max_layers)                                  \
+    X(GIVEN, struct kv_given_rec, c->max_sequences)                                                \
+    X(GIVEN_IDS, uint32_t, (uint64_t)c->max_sequences * c->max_seq_tokens)                         \
+    X(PUBLISHED, struct kv_published_rec, c->max_blocks)                                           \
+    X(PUBLISHED_IDS, uint32_t, (uint64_t)c->max_blocks * c->max_block_tokens)                      \
     X(OWNERS, struct kv_owner_rec, c->max_owners)                                                  \
     X(SEEN, struct kv_seen_rec, c->max_owners)                                                     \
     X(EPOCHS, struct kv_epochs, 1)                                                                 \
@@ -35,6 +41,7 @@
     X(BLOCKS, struct kv_block_rec, c->max_blocks)                                                  \
     X(LINKS, struct kv_seq_links, c->max_sequences)                                                \
     X(INDEX, struct kv_index_slot, kv_index_capacity(c))                                           \
+    X(PREFIXES, uint32_t, kv_prefix_capacity(c))                                                   \
     X(OWNED, uint32_t, c->max_owners)                                                              \
     X(HEADS, struct kv_heads, 1)
 
@@ -52,7 +59,8 @@ struct kv_header {
     uint64_t arena_bytes;
     uint64_t offset[KV_N_SECTIONS];
     struct kv_config config;
-    uint64_t key[2]; /* of every keyed hash in this arena; from the kernel's random source */
+    uint64_t key[2]; /* of every siphash in this arena; from the kernel's random source */
+    uint8_t secret[KV_SECRET_BYTES]; /* of the keys of published blocks; from there, too */
     uint64_t seal; /* hash, under an all-zero key, of what is above */
 };
 
@@ -66,11 +74,14 @@ struct kv_pool_rec {
     uint64_t place; /* sealed */
     uint64_t seal;
     uint32_t generation; /* of the record: outlives the pool */
+    uint32_t n_ever_published; /* blocks from here on were never published */
     /* derived */
     uint32_t block_shift; /* log2(block_tokens) */
     uint32_t free_head; /* plus one; free blocks below n_fresh */
     uint32_t n_fresh; /* blocks from here on were never used */
     uint32_t n_free;
+    uint32_t n_cached; /* published and unreferenced: evicted when blocks run out */
+    uint32_t oldest, newest; /* plus one: of them, by last use */
     uint32_t n_seqs; /* open in it */
 };
 
@@ -86,13 +97,40 @@ struct kv_seq_rec {
     uint32_t redo_len; /* a truncation to redo_len - 1 is under way; 0: none */
     uint16_t pool; /* sealed */
     /* derived */
-    uint16_t n_outstanding; /* reserves neither committed nor cancelled */
+    uint16_t n_outstanding : 15; /* reserves neither committed nor cancelled */
+    uint16_t has_ids : 1; /* token ids were given */
     uint32_t n_blocks; /* table entries that hold a reference */
-    uint32_t n_maybe_shared; /* entries from here on have the only reference to their block */
+    uint32_t n_maybe_shared; /* entries from here on have the only reference to their block, which
+                                is not published */
     uint32_t longest; /* layer, tokens */
     uint32_t journal_head; /* plus one */
 };
 static_assert(sizeof(struct kv_seq_rec) == 64, "a sequence record is a cache line");
+
+/* What the client said of a sequence's tokens; their ids are in its row of GIVEN_IDS. */
+struct kv_given_rec {
+    uint64_t adapter; /* sealed by the sequence's record, as is n_cached */
+    uint32_t n_cached; /* tokens that it was opened with */
+    uint32_t n_ids; /* tokens from the start whose ids are known; written after them */
+    /* derived */
+    uint32_t n_looked_at; /* leading blocks that are published, by this sequence or another */
+    uint32_t parent; /* plus one: the published block that is like the last of them */
+    uint64_t parent_serial; /* the parent's: else it was evicted since */
+};
+
+/* A published block: full in every layer, never written to, found by its key. */
+struct kv_published_rec {
+    uint32_t state;
+    uint32_t tenant;
+    uint32_t index; /* its place in every table that has it */
+    uint32_t seal; /* all but state and used; its token ids, too */
+    uint64_t adapter;
+    uint64_t key[2]; /* chained hash: finds it, proves nothing */
+    uint64_t serial; /* no two publications have the same */
+    uint64_t parent; /* serial of the block before; 0: it is the first */
+    uint64_t used; /* when it was last let go of, by the clock */
+};
+static_assert(sizeof(struct kv_published_rec) == 64, "a publication is a cache line");
 
 struct kv_owner_rec {
     uint64_t id; /* 0: nobody has this number; written last */
@@ -108,9 +146,10 @@ struct kv_seen_rec {
 };
 
 /* The epoch of a new sequence is above that of every sequence closed before, so that no name ever
- * has the same epoch twice. */
+ * has the same epoch twice. Nor is there ever the same clock twice. */
 struct kv_epochs {
     uint32_t ended; /* the highest of a closed sequence */
+    uint64_t clock; /* counts publications and uses of published blocks */
 };
 
 /* While an entry is live, table[seq][index] goes back to old_block at recovery or cancel. */
@@ -123,7 +162,9 @@ struct kv_journal_rec {
 
 struct kv_block_rec {
     uint32_t n_refs; /* table entries and journal entries' old_block */
-    uint32_t next; /* plus one: free list; while recovering, a sequence that refers to it */
+    uint32_t next; /* plus one: free, or used later; while recovering, a sequence that has it */
+    uint32_t prev; /* plus one: used earlier */
+    uint32_t chain; /* plus one, counted over all pools: published, of the same slot of PREFIXES */
 };
 
 struct kv_seq_links {
@@ -153,6 +194,15 @@ static inline uint32_t kv_index_capacity(const struct kv_config *c)
 {
     uint32_t n = 8;
     while (n < 2 * c->max_sequences)
+        n *= 2;
+    return n;
+}
+
+/* A power of two: as many slots as there can be published blocks. */
+static inline uint32_t kv_prefix_capacity(const struct kv_config *c)
+{
+    uint32_t n = 8;
+    while (n < c->max_blocks)
         n *= 2;
     return n;
 }

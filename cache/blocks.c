@@ -2,19 +2,27 @@
  *
  * A pool is a contiguous range of block records; ids given out count from its start. A new pool
  * takes the first gap that fits. A block without references is on its pool's free list or was never
- * used. References and free lists are derived.
- *
- * Eviction will change two places here: kv_block_unref, where a published block that loses its last
- * reference stays, in order of last use, instead of becoming free; and whoever asks for more than
- * n_free (append.c), who first evicts.
+ * used; one that is published stays as it is until blocks run out (lru.c). References and free
+ * lists are derived.
  */
 #include "cache/kv_internal.h"
 
 #include <string.h>
 
+static void free_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+{
+    struct kv_block_rec *b = kv_block(kv, p, block);
+    b->next = p->free_head;
+    p->free_head = block + 1;
+    p->n_free++;
+    kv_count(&kv->heads->stats.blocks_free, 1);
+}
+
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)
 {
     uint32_t block;
+    if (p->n_free == 0)
+        free_put(kv, p, kv_lru_evict(kv, p));
     if (p->free_head != 0) {
         block = p->free_head - 1;
         p->free_head = kv_block(kv, p, block)->next;
@@ -28,9 +36,14 @@ uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)
     return block;
 }
 
-void kv_block_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
-    if (++kv_block(kv, p, block)->n_refs == 2)
+    struct kv_block_rec *b = kv_block(kv, p, block);
+    if (b->n_refs == 0) { /* published: else nobody could name it */
+        kv_lru_take(kv, p, block);
+        kv_count(&kv->heads->stats.blocks_used, 1);
+    }
+    if (++b->n_refs == 2)
         kv_count(&kv->heads->stats.blocks_shared, 1);
 }
 
@@ -41,11 +54,11 @@ void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
         kv_count(&kv->heads->stats.blocks_shared, -1);
     if (b->n_refs > 0)
         return;
-    b->next = p->free_head;
-    p->free_head = block + 1;
-    p->n_free++;
-    kv_count(&kv->heads->stats.blocks_free, 1);
     kv_count(&kv->heads->stats.blocks_used, -1);
+    if (kv_is_published(kv, p, block))
+        kv_lru_put(kv, p, block);
+    else
+        free_put(kv, p, block);
 }
 
 struct kv_pool_rec *kv_pool_live(const struct kv *kv, uint32_t pool)
@@ -76,10 +89,10 @@ static attn_status spec_check(struct kv *kv, const struct kv_pool_spec *s)
     if (s->n_layers < 1 || s->n_layers > kv->config.max_layers)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: n_layers is %u, not in 1..%u", s->name,
                        s->n_layers, kv->config.max_layers);
-    if (s->block_tokens < 1 || s->block_tokens > KV_MAX_BLOCK_TOKENS ||
+    if (s->block_tokens < 1 || s->block_tokens > kv->config.max_block_tokens ||
         (s->block_tokens & (s->block_tokens - 1)) != 0)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: block_tokens is %u, not a power of two to %u",
-                       s->name, s->block_tokens, KV_MAX_BLOCK_TOKENS);
+                       s->name, s->block_tokens, kv->config.max_block_tokens);
     if (s->n_blocks < 1)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: n_blocks is 0", s->name);
     if (s->spec_bytes > KV_SPEC_BYTES || (s->spec_bytes > 0 && s->spec == NULL))
@@ -154,6 +167,8 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
     if (p->n_seqs > 0)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: %u sequences are open in it", p->name, p->n_seqs);
     struct kv_stats *stats = &kv->heads->stats;
+    while (p->n_cached > 0)
+        free_put(kv, p, kv_lru_evict(kv, p));
     p->generation++; /* first: nothing that named the old pool may name the next */
     kv_publish32(&p->state, 0);
     kv_count(&stats->pools, -1);
@@ -218,6 +233,12 @@ uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool)
     return p == NULL ? 0 : p->n_seqs;
 }
 
+uint32_t kv_pool_cached(const struct kv *kv, kv_pool_id pool)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    return p == NULL ? 0 : p->n_cached;
+}
+
 attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
                          uint32_t *out_free_blocks)
 {
@@ -235,6 +256,6 @@ attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_sp
         .generation = p->generation,
     };
     memcpy(out->name, p->name, sizeof out->name);
-    *out_free_blocks = p->n_free;
+    *out_free_blocks = kv_n_available(p);
     return ATTN_OK;
 }

@@ -10,7 +10,7 @@ struct scratch {
     uint32_t *n_refs; /* [max_blocks] by table entries and journal entries */
     uint32_t *user; /* [max_blocks] a sequence whose table has it, plus one */
     uint32_t *n_seqs; /* [max_pools] */
-    uint64_t n_sequences, n_owned, n_used, n_shared;
+    uint64_t n_sequences, n_owned, n_used, n_shared, n_cached, n_published;
 };
 
 #define DIFFER(...) kv_fail(kv, ATTN_EINTERNAL, __VA_ARGS__)
@@ -25,6 +25,10 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
             return DIFFER("sequence index %u: table entry %u is block %u of %u", seq, i, row[i],
                           p->n_blocks);
         uint64_t at = (uint64_t)p->first_block + row[i];
+        const struct kv_published_rec *r = kv_published(kv, p, row[i]);
+        if (kv_is_published(kv, p, row[i]) && (r->index != i || r->tenant != s->tenant))
+            return DIFFER("sequence index %u: entry %u is block %u, published as %u of tenant %u",
+                          seq, i, row[i], r->index, r->tenant);
         x->n_refs[at]++;
         if (x->user[at] == 0) {
             x->user[at] = seq + 1;
@@ -58,6 +62,19 @@ static attn_status check_journal_list(struct kv *kv, uint32_t seq, struct scratc
     return ATTN_OK;
 }
 
+static attn_status check_given(struct kv *kv, uint32_t seq)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    const struct kv_given_rec *g = &kv->given[seq];
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    uint32_t n = g->n_ids < s->longest ? g->n_ids : s->longest;
+    if (s->has_ids != (g->n_ids > 0) || g->n_looked_at > n >> p->block_shift ||
+        (g->parent == 0) != (g->n_looked_at == 0) || g->parent > p->n_blocks)
+        return DIFFER("sequence index %u: %u ids, %u blocks of %u tokens looked at", seq, g->n_ids,
+                      g->n_looked_at, n);
+    return ATTN_OK;
+}
+
 static attn_status check_sequence(struct kv *kv, uint32_t seq, struct scratch *x,
                                   uint32_t *n_entries)
 {
@@ -84,7 +101,9 @@ static attn_status check_sequence(struct kv *kv, uint32_t seq, struct scratch *x
     x->n_sequences++;
     x->n_seqs[s->pool]++;
     x->n_owned += kv_owner_of(s) != KV_NO_OWNER;
-    attn_status st = check_table(kv, seq, x);
+    attn_status st = check_given(kv, seq);
+    if (st == ATTN_OK)
+        st = check_table(kv, seq, x);
     return st != ATTN_OK ? st : check_journal_list(kv, seq, x, n_entries);
 }
 
@@ -98,11 +117,13 @@ static attn_status check_private(struct kv *kv, const struct scratch *x)
         if (s->n_maybe_shared > s->n_blocks)
             return DIFFER("sequence index %u: %u of %u blocks may be shared", seq,
                           s->n_maybe_shared, s->n_blocks);
-        uint64_t first_block = kv->pools[s->pool].first_block;
-        for (uint32_t i = s->n_maybe_shared; i < s->n_blocks; i++)
-            if (x->n_refs[first_block + kv_row(kv, seq)[i]] != 1)
-                return DIFFER("sequence index %u: entry %u passes as private, has %u references",
-                              seq, i, x->n_refs[first_block + kv_row(kv, seq)[i]]);
+        const struct kv_pool_rec *p = &kv->pools[s->pool];
+        for (uint32_t i = s->n_maybe_shared; i < s->n_blocks; i++) {
+            uint32_t block = kv_row(kv, seq)[i], n_refs = x->n_refs[p->first_block + block];
+            if (n_refs != 1 || kv_is_published(kv, p, block))
+                return DIFFER("sequence index %u: entry %u passes as private, has %u references%s",
+                              seq, i, n_refs, n_refs == 1 ? ", is published" : "");
+        }
     }
     return ATTN_OK;
 }
@@ -167,6 +188,53 @@ static attn_status check_lookup(struct kv *kv, const struct scratch *x)
     return ATTN_OK;
 }
 
+/* What is published of a pool is whole, can be found, and is listed in the order it goes. */
+static attn_status check_published(struct kv *kv, const struct kv_pool_rec *p, struct scratch *x)
+{
+    uint32_t n_cached = 0, n_listed = 0, prev = 0;
+    for (uint32_t block = 0; block < p->n_ever_published; block++) {
+        const struct kv_published_rec *r = kv_published(kv, p, block);
+        if (r->state == 0)
+            continue;
+        const char *damage = kv_published_damage(kv, p, block);
+        if (damage != NULL || block >= p->n_fresh)
+            return DIFFER("pool %s: published block %u: its %s is damaged", p->name, block,
+                          damage != NULL ? damage : "pool");
+        uint32_t at = kv->prefixes[r->key[0] & kv->prefix_mask], n = 0;
+        while (at != 0 && at != p->first_block + block + 1 && n++ < kv->config.max_blocks)
+            at = kv->blocks[at - 1].chain;
+        if (at != p->first_block + block + 1)
+            return DIFFER("pool %s: published block %u is not found", p->name, block);
+        x->n_published++;
+        n_cached += x->n_refs[p->first_block + block] == 0;
+    }
+    for (uint32_t at = p->oldest; at != 0; prev = at, at = kv_block(kv, p, at - 1)->next)
+        if (at > p->n_blocks || kv_block(kv, p, at - 1)->n_refs != 0 ||
+            !kv_is_published(kv, p, at - 1) || kv_block(kv, p, at - 1)->prev != prev ||
+            n_listed++ == n_cached ||
+            (prev != 0 && kv_published(kv, p, prev - 1)->used > kv_published(kv, p, at - 1)->used))
+            return DIFFER("pool %s: the list of cached blocks is broken at %u", p->name, at - 1);
+    if (n_listed != n_cached || p->n_cached != n_cached || p->newest != prev)
+        return DIFFER("pool %s: %u blocks cached, %u listed, %u counted", p->name, n_cached,
+                      n_listed, p->n_cached);
+    x->n_cached += n_cached;
+    return ATTN_OK;
+}
+
+static attn_status check_prefixes(struct kv *kv, const struct scratch *x)
+{
+    uint64_t n = 0;
+    for (uint64_t i = 0; i <= kv->prefix_mask; i++)
+        for (uint32_t at = kv->prefixes[i]; at != 0; at = kv->blocks[at - 1].chain)
+            if (n++ == x->n_published)
+                return DIFFER("published blocks: slot %llu has one too many",
+                              (unsigned long long)i);
+    if (n != x->n_published)
+        return DIFFER("published blocks: %llu there, %llu found",
+                      (unsigned long long)x->n_published, (unsigned long long)n);
+    return ATTN_OK;
+}
+
 static attn_status check_pool(struct kv *kv, uint32_t pool, struct scratch *x)
 {
     const struct kv_pool_rec *p = &kv->pools[pool];
@@ -188,11 +256,17 @@ static attn_status check_pool(struct kv *kv, uint32_t pool, struct scratch *x)
                           kv_block(kv, p, block)->n_refs, expected);
     }
     for (uint32_t i = p->free_head; i != 0; i = kv_block(kv, p, i - 1)->next)
-        if (i > p->n_fresh || kv_block(kv, p, i - 1)->n_refs != 0 || n_listed++ == p->n_fresh)
+        if (i > p->n_fresh || kv_block(kv, p, i - 1)->n_refs != 0 ||
+            kv_is_published(kv, p, i - 1) || n_listed++ == p->n_fresh)
             return DIFFER("pool %s: the free list is broken at block %u", p->name, i - 1);
-    if (n_listed + n_used != p->n_fresh || p->n_free != p->n_blocks - n_used)
-        return DIFFER("pool %s: %u blocks used, %u listed, %u ever used, %u counted free", p->name,
-                      n_used, n_listed, p->n_fresh, p->n_free);
+    attn_status st = check_published(kv, p, x);
+    if (st != ATTN_OK)
+        return st;
+    if (n_listed + n_used + p->n_cached != p->n_fresh ||
+        p->n_free != p->n_blocks - n_used - p->n_cached)
+        return DIFFER("pool %s: %u blocks used, %u cached, %u listed, %u ever used, %u counted "
+                      "free",
+                      p->name, n_used, p->n_cached, n_listed, p->n_fresh, p->n_free);
     x->n_used += n_used;
     return ATTN_OK;
 }
@@ -211,14 +285,17 @@ static attn_status check_pools(struct kv *kv, struct scratch *x)
         n_blocks += kv->pools[i].n_blocks;
     }
     if (s->pools != n_pools || s->blocks_total != n_blocks || s->blocks_used != x->n_used ||
-        s->blocks_free != n_blocks - x->n_used || s->blocks_shared != x->n_shared)
-        return DIFFER("stats: %llu pools, %llu blocks, %llu used, %llu shared counted; "
-                      "%llu, %llu, %llu, %llu there",
+        s->blocks_free != n_blocks - x->n_used - x->n_cached || s->blocks_shared != x->n_shared ||
+        s->blocks_cached != x->n_cached || s->blocks_published != x->n_published)
+        return DIFFER("stats: %llu pools, %llu blocks, %llu used, %llu shared, %llu cached, %llu "
+                      "published counted; %llu, %llu, %llu, %llu, %llu, %llu there",
                       (unsigned long long)s->pools, (unsigned long long)s->blocks_total,
                       (unsigned long long)s->blocks_used, (unsigned long long)s->blocks_shared,
+                      (unsigned long long)s->blocks_cached, (unsigned long long)s->blocks_published,
                       (unsigned long long)n_pools, (unsigned long long)n_blocks,
-                      (unsigned long long)x->n_used, (unsigned long long)x->n_shared);
-    return ATTN_OK;
+                      (unsigned long long)x->n_used, (unsigned long long)x->n_shared,
+                      (unsigned long long)x->n_cached, (unsigned long long)x->n_published);
+    return check_prefixes(kv, x);
 }
 
 attn_status kv_check(struct kv *kv)

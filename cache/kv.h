@@ -4,9 +4,10 @@
  * state lives in one arena, a memfd of fixed-size tables with indices instead of pointers, so that
  * a successor process can map it and an inspector can read it.
  *
- * Truth     owners, pool records, sequence records, block tables, per-layer lengths, the copy
- *           journal.
- * Derived   reference counts, free lists, the name index, owners' lists: kv_recover rebuilds them,
+ * Truth     owners, pool records, sequence records, block tables, per-layer lengths, token ids,
+ *           published blocks, the copy journal.
+ * Derived   reference counts, free lists, the order of eviction, the indexes of names and of
+ *           published blocks, owners' lists: kv_recover rebuilds them,
  *           kv_check proves them equal. Writes are ordered so that a kill at any instruction leaves
  *           a truth that kv_recover accepts, with every committed length intact.
  * Thread    one writer (the engine thread). kv_stats may be read from any thread.
@@ -36,6 +37,8 @@ struct kv_config {
     uint32_t max_sequences; /* open at once, all pools together */
     uint32_t max_seq_blocks; /* entries in a row of the block table */
     uint32_t max_layers; /* of any pool */
+    uint32_t max_seq_tokens; /* whose ids are kept of a sequence */
+    uint32_t max_block_tokens; /* of any pool */
     uint32_t max_owners; /* sessions */
     uint32_t block_layout; /* the caller's version of what blocks hold; an arena of another one is
                               refused */
@@ -58,6 +61,13 @@ struct kv_pool_spec {
     uint32_t generation; /* of kv_pool_info: pools that this index was before; not compared */
 };
 
+/* What a client says of a sequence's tokens. */
+struct kv_tokens {
+    const uint32_t *ids;
+    uint32_t n;
+    uint64_t adapter; /* what else K and V depend on; 0: nothing */
+};
+
 struct kv_seq_info {
     uint64_t name; /* the client's 64-bit id */
     uint32_t tenant;
@@ -68,6 +78,9 @@ struct kv_seq_info {
     const uint32_t *block_table; /* [n_blocks] pool-local ids; the row in the arena: valid until the
                                     sequence is closed, entries change at a reserve that copies */
     const uint32_t *layer_len; /* [n_layers] committed tokens */
+    uint32_t n_cached; /* tokens that every layer had when it was opened */
+    uint32_t n_ids; /* tokens from the start whose ids are known */
+    uint64_t adapter;
 };
 #define KV_NO_OWNER UINT32_MAX
 #define KV_NO_REQUEST 0 /* nobody will repeat it */
@@ -88,13 +101,18 @@ struct kv_effects {
     uint32_t n_patches, n_copies, patches_capacity, copies_capacity;
 };
 
-/* Blocks are those of created pools: total = free + used, a shared block counts once. shared:
- * referenced more than once. damaged: sequences and pools that the latest recovery dropped. */
+/* Blocks are those of created pools: total = free + used + cached, a shared block counts once.
+ * shared: referenced more than once. published: found by their token ids; cached: those of them
+ * that no sequence refers to, which are evicted when blocks run out. prefix_hits and prefix_misses:
+ * full blocks of the tokens that sequences were opened with. damaged: sequences, pools and
+ * published blocks that the latest recovery dropped. */
 #define KV_STATS_MAP(X)                                                                            \
     X(blocks_total)                                                                                \
     X(blocks_free)                                                                                 \
     X(blocks_used)                                                                                 \
     X(blocks_shared)                                                                               \
+    X(blocks_cached)                                                                               \
+    X(blocks_published)                                                                            \
     X(sequences)                                                                                   \
     X(pools)                                                                                       \
     X(opens)                                                                                       \
@@ -104,6 +122,10 @@ struct kv_effects {
     X(adoptions)                                                                                   \
     X(copies)                                                                                      \
     X(out_of_blocks)                                                                               \
+    X(prefix_hits)                                                                                 \
+    X(prefix_misses)                                                                               \
+    X(prefix_hit_tokens)                                                                           \
+    X(evictions)                                                                                   \
     X(damaged)
 
 struct kv_stats {
@@ -145,7 +167,8 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool);
  * ATTN_EINVAL */
 attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_id *out_pool);
 attn_status kv_pool_find(struct kv *kv, uint32_t tenant, const char *name, kv_pool_id *out_pool);
-/* ATTN_ENOTFOUND: no such pool. out->spec points into the arena. */
+/* ATTN_ENOTFOUND: no such pool. out->spec points into the arena. Free blocks are those that can be
+ * had: also what would be evicted for it. */
 attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
                          uint32_t *out_free_blocks);
 /* After a recovery, for whoever can't use them: drops the pools from `first` on and recovers again,
@@ -154,6 +177,8 @@ attn_status kv_pools_drop(struct kv *kv, kv_pool_id first, uint32_t *out_dropped
 
 /* Sequences open in a pool; 0: no such pool, too. */
 uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool);
+/* Of a pool's blocks that can be had, those that would be evicted for it. */
+uint32_t kv_pool_cached(const struct kv *kv, kv_pool_id pool);
 
 /* Late duplicates. Requests that make a sequence or take it over are named by the client's ids,
  * which rise: a request that the owner has sent before changes nothing. If the sequence is still as
@@ -180,6 +205,19 @@ bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64
  *          open */
 attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
+/* kv_seq_open_with: a new sequence of these tokens. It begins with those that published blocks of
+ * its tenant, pool and adapter have, never with the last one of t: its layers' lengths and n_cached
+ * of kv_seq_info say how many. Adds the row's table entries to fx; a repeat adds nothing.
+ * Errors   as kv_seq_open; ATTN_EINVAL too many tokens; ATTN_EOVERLOAD also: fx is full */
+attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
+                             uint32_t owner, uint64_t request, const struct kv_tokens *t,
+                             struct kv_effects *fx, kv_seq_id *out_seq);
+/* kv_seq_tokens: the ids of tokens [pos, pos + n), appended already or not. Those that are known
+ * may be given again. Full blocks whose ids are known are published when every layer has them and
+ * no append of the sequence is outstanding.
+ * Errors   ATTN_EINVAL n is 0, pos leaves a gap, an id differs from the one given, too many */
+attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint32_t *ids,
+                          uint32_t n);
 attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);
 void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out);
 /* kv_seq_next: *seq becomes the first open sequence whose index is at least seq's and below end.

@@ -4,6 +4,7 @@
  * blocks.c   pools, references, free lists         seq.c      sequence records, owners, fork
  * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
  * check.c    proof that both agree                 siphash.c  the keyed hash
+ * prefix.c   published blocks: keys, lookup        lru.c      eviction
  * fence.c    owners, epochs and requests seen: what a late duplicate meets
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
@@ -24,11 +25,16 @@ struct kv {
     uint64_t bytes;
     struct kv_config config; /* ours: the arena's copy is only compared with it */
     uint64_t key[2];
-    uint32_t journal_capacity, index_mask;
+    uint8_t secret[KV_SECRET_BYTES];
+    uint32_t journal_capacity, index_mask, prefix_mask;
     struct kv_pool_rec *pools;
     uint8_t *specs; /* [max_pools][KV_SPEC_BYTES] */
     struct kv_seq_rec *seqs;
     uint32_t *lens; /* [max_sequences][max_layers] */
+    struct kv_given_rec *given; /* [max_sequences] */
+    uint32_t *given_ids; /* [max_sequences][max_seq_tokens] */
+    struct kv_published_rec *published; /* [max_blocks] */
+    uint32_t *published_ids; /* each pool's from first_block * max_block_tokens on */
     struct kv_owner_rec *owners; /* [max_owners] */
     struct kv_seen_rec *seen; /* [max_owners] */
     struct kv_epochs *epochs;
@@ -37,6 +43,7 @@ struct kv {
     struct kv_block_rec *blocks; /* [max_blocks] */
     struct kv_seq_links *links;
     struct kv_index_slot *slots;
+    uint32_t *prefixes; /* [prefix_mask + 1] first block of a slot, plus one */
     uint32_t *owned; /* [max_owners] first sequence, plus one */
     struct kv_heads *heads;
     char error[256];
@@ -110,15 +117,66 @@ struct kv_pool_rec *kv_pool_live(const struct kv *kv, uint32_t pool);
 uint32_t kv_seq_seal(const struct kv *kv, uint32_t seq);
 uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool);
 
-/* blocks.c. Ids are pool-local. alloc's caller has seen n_free > 0; the block has one reference. */
+/* blocks.c. Ids are pool-local. alloc's caller has seen kv_n_available > 0; the block has one
+ * reference. */
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p);
-void kv_block_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 static inline struct kv_block_rec *kv_block(const struct kv *kv, const struct kv_pool_rec *p,
                                             uint32_t block)
 {
     return &kv->blocks[(size_t)p->first_block + block];
 }
+
+/* Blocks that can be had: free, or to be evicted. */
+static inline uint32_t kv_n_available(const struct kv_pool_rec *p)
+{
+    return p->n_free + p->n_cached;
+}
+
+/* lru.c. Puts a published block that nobody refers to among those to be evicted, as the one used
+ * last; takes it out; evicts the one used longest ago, which then belongs to nobody. */
+void kv_lru_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
+void kv_lru_take(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
+uint32_t kv_lru_evict(struct kv *kv, struct kv_pool_rec *p);
+/* Orders a pool's list, linked by next, by last use. */
+void kv_lru_sort(struct kv *kv, struct kv_pool_rec *p);
+
+/* prefix.c. */
+struct kv_prefix { /* where a chain of published blocks has come to */
+    uint32_t n_blocks;
+    uint32_t block; /* plus one: the last of them, 0: there is none */
+    uint64_t serial; /* the last one's */
+};
+static inline struct kv_published_rec *kv_published(const struct kv *kv,
+                                                    const struct kv_pool_rec *p, uint32_t block)
+{
+    return &kv->published[(size_t)p->first_block + block];
+}
+static inline bool kv_is_published(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    return block < p->n_ever_published && kv_published(kv, p, block)->state == KV_LIVE;
+}
+static inline uint32_t *kv_published_ids(const struct kv *kv, const struct kv_pool_rec *p,
+                                         uint32_t block)
+{
+    return kv->published_ids + (size_t)p->first_block * kv->config.max_block_tokens +
+           (size_t)block * p->block_tokens;
+}
+static inline uint32_t *kv_given_ids(const struct kv *kv, uint32_t seq)
+{
+    return kv->given_ids + (size_t)seq * kv->config.max_seq_tokens;
+}
+uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+/* Writes the leading published blocks of these tokens to row. */
+struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
+                                 const struct kv_tokens *t, uint32_t *row);
+/* Publishes what is full in every layer, and has ids, and nobody writes to. */
+void kv_prefix_publish(struct kv *kv, uint32_t seq);
+void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+/* Derived: makes a published block findable; so many leading blocks were looked at. */
+void kv_prefix_link(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
 /* index.c. put's caller knows that the name is absent. */
 uint32_t kv_index_find(const struct kv *kv, uint32_t tenant, uint64_t name); /* plus one, 0: none */
@@ -147,5 +205,6 @@ void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s);
 /* recover.c. What truth alone can tell of a record; check.c asks the same. NULL: nothing wrong. */
 const char *kv_pool_damage(const struct kv *kv, uint32_t pool);
 const char *kv_seq_damage(const struct kv *kv, uint32_t seq);
+const char *kv_published_damage(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 
 #endif

@@ -1,11 +1,12 @@
 /* recover.c: derived state from truth, after a kill or from a predecessor's arena.
  *
  * Passes, each trusting only what the ones before have checked:
- *   1. owners, pools: seal, ranges                  4. journal entries: put back, freed
- *   2. sequences: seal, owner, pool                 5. blocks: who shares what with whom
- *   3. lengths and table entries in range           6. references, lists, index
- * A sequence or pool that fails is dropped and counted. A kill during recovery is harmless: truth
- * changes only as in any other operation, and derived state is made anew.
+ *   1. owners, pools: seal, ranges                  5. journal entries: put back, freed
+ *   2. published blocks: seal                       6. blocks: who shares what with whom
+ *   3. sequences: seal, owner, pool                 7. references, lists, indexes
+ *   4. lengths and table entries in range
+ * A sequence, pool or published block that fails is dropped and counted. A kill during recovery is
+ * harmless: truth changes only as in any other operation, and derived state is made anew.
  */
 #define _GNU_SOURCE /* MADV_REMOVE */
 #include "cache/kv_internal.h"
@@ -14,6 +15,7 @@
 #include <sys/mman.h>
 
 enum { MAX_SANE_EPOCH = 1 << 30 };
+#define MAX_SANE_CLOCK (UINT64_C(1) << 62)
 
 /* Gives the pages back, so that they read as zero and take no memory. */
 static void zero_range(uint8_t *from, uint8_t *to)
@@ -29,9 +31,10 @@ static void derived_reset(struct kv *kv)
     h->seq_free = h->seq_n_fresh = 0;
     h->journal_free = h->journal_n_fresh = 0;
     h->journal_n_free = kv->journal_capacity;
-    uint64_t *gauges[] = {&h->stats.blocks_total,  &h->stats.blocks_free, &h->stats.blocks_used,
-                          &h->stats.blocks_shared, &h->stats.sequences,   &h->stats.pools,
-                          &h->stats.damaged};
+    uint64_t *gauges[] = {
+        &h->stats.blocks_total,  &h->stats.blocks_free,   &h->stats.blocks_used,
+        &h->stats.blocks_shared, &h->stats.blocks_cached, &h->stats.blocks_published,
+        &h->stats.sequences,     &h->stats.pools,         &h->stats.damaged};
     for (size_t i = 0; i < sizeof gauges / sizeof gauges[0]; i++)
         __atomic_store_n(gauges[i], 0, __ATOMIC_RELAXED);
 }
@@ -49,7 +52,7 @@ const char *kv_pool_damage(const struct kv *kv, uint32_t pool)
         return "name";
     if (p->n_layers < 1 || p->n_layers > kv->config.max_layers)
         return "n_layers";
-    if (p->block_tokens < 1 || p->block_tokens > KV_MAX_BLOCK_TOKENS ||
+    if (p->block_tokens < 1 || p->block_tokens > kv->config.max_block_tokens ||
         (p->block_tokens & (p->block_tokens - 1)) != 0)
         return "block_tokens";
     if (p->n_blocks < 1 || (uint64_t)p->first_block + p->n_blocks > kv->config.max_blocks)
@@ -91,12 +94,27 @@ const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
     uint32_t longest = longest_layer(kv, seq);
     if (longest > kv_max_tokens(kv, p))
         return "length";
+    uint32_t n_ids = kv->given[seq].n_ids;
+    if (n_ids > kv->config.max_seq_tokens || n_ids > kv_max_tokens(kv, p))
+        return "n_ids";
     if (s->redo_len > (uint64_t)longest + 1)
         return "redo_len";
     const uint32_t *row = kv_row(kv, seq);
     for (uint32_t i = 0; i < kv_blocks_of(p, longest); i++)
         if (row[i] >= p->n_blocks)
             return "block table";
+    return NULL;
+}
+
+const char *kv_published_damage(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    const struct kv_published_rec *r = kv_published(kv, p, block);
+    if (r->state != KV_LIVE)
+        return "state";
+    if (r->seal != kv_published_seal(kv, p, block))
+        return "seal";
+    if (r->serial > kv->epochs->clock || r->used > kv->epochs->clock)
+        return "clock";
     return NULL;
 }
 
@@ -132,11 +150,35 @@ static void recover_pools(struct kv *kv)
         }
         p->block_shift = (uint32_t)__builtin_ctz(p->block_tokens);
         p->free_head = p->n_fresh = p->n_seqs = 0;
+        p->n_cached = p->oldest = p->newest = 0;
         p->n_free = p->n_blocks;
+        if (p->n_ever_published > p->n_blocks)
+            p->n_ever_published = p->n_blocks;
         kv_count(&h->stats.pools, 1);
         kv_count(&h->stats.blocks_total, p->n_blocks);
         kv_count(&h->stats.blocks_free, p->n_blocks);
     }
+}
+
+static void recover_published(struct kv *kv, uint32_t *n_dropped)
+{
+    bool is_clock_sane = kv->epochs->clock < MAX_SANE_CLOCK;
+    for (uint32_t i = 0; i < kv->config.max_pools; i++) {
+        struct kv_pool_rec *p = kv_pool_live(kv, i);
+        for (uint32_t block = 0; p != NULL && block < p->n_ever_published; block++) {
+            struct kv_published_rec *r = kv_published(kv, p, block);
+            if (r->state == 0)
+                continue;
+            if (!is_clock_sane || kv_published_damage(kv, p, block) != NULL) {
+                kv_publish32(&r->state, 0);
+                ++*n_dropped;
+                continue;
+            }
+            kv_prefix_link(kv, p, block);
+        }
+    }
+    if (!is_clock_sane)
+        kv_publish64(&kv->epochs->clock, 0);
 }
 
 static void recover_records(struct kv *kv, uint32_t *n_dropped)
@@ -155,6 +197,8 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
             for (uint32_t i = 0; i < p->n_layers; i++)
                 if (lens[i] > s->redo_len - 1)
                     lens[i] = s->redo_len - 1;
+            if (kv->given[seq].n_ids > s->redo_len - 1)
+                kv->given[seq].n_ids = s->redo_len - 1;
             if (s->made == kv_epoch_of(s) + 1) /* announced with it */
                 kv_publish64(&s->epoch_owner, kv_epoch_owner(s->made, kv_owner_of(s)));
             kv_publish32(&s->redo_len, 0);
@@ -165,6 +209,9 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
         s->n_blocks = s->n_maybe_shared = kv_blocks_of(p, s->longest);
         s->n_outstanding = 0;
         s->journal_head = 0;
+        s->has_ids = kv->given[seq].n_ids > 0;
+        kv->given[seq].n_looked_at = kv->given[seq].parent = 0;
+        kv->given[seq].parent_serial = 0;
     }
 }
 
@@ -190,6 +237,14 @@ static void recover_journal(struct kv *kv, uint32_t *n_dropped)
     }
 }
 
+/* A published block stands at its own place in tables of its own tenant. */
+static bool may_hold(const struct kv *kv, const struct kv_pool_rec *p, const struct kv_seq_rec *s,
+                     uint32_t index, uint32_t block)
+{
+    const struct kv_published_rec *r = kv_published(kv, p, block);
+    return !kv_is_published(kv, p, block) || (r->index == index && r->tenant == s->tenant);
+}
+
 /* Sequences share a block only at the same place of their tables and within a tenant: that is all
  * that fork can make. A block's next holds the first sequence seen with it. */
 static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
@@ -199,8 +254,15 @@ static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
         if (s == NULL)
             continue;
         const uint32_t *row = kv_row(kv, seq);
+        const struct kv_pool_rec *p = &kv->pools[s->pool];
         for (uint32_t i = 0; i < s->n_blocks; i++) {
-            struct kv_block_rec *b = kv_block(kv, &kv->pools[s->pool], row[i]);
+            struct kv_block_rec *b = kv_block(kv, p, row[i]);
+            if (!may_hold(kv, p, s, i, row[i])) {
+                kv_unpublish(kv, p, row[i]);
+                seq_drop(kv, seq, n_dropped);
+                ++*n_dropped;
+                break;
+            }
             if (b->next == 0) {
                 b->next = seq + 1;
                 continue;
@@ -231,7 +293,8 @@ static void recover_references(struct kv *kv, uint32_t *n_dropped)
         struct kv_pool_rec *p = &kv->pools[s->pool];
         const uint32_t *row = kv_row(kv, seq);
         for (uint32_t i = 0; i < s->n_blocks; i++) {
-            kv_block_ref(kv, p, row[i]);
+            if (++kv_block(kv, p, row[i])->n_refs == 2)
+                kv_count(&h->stats.blocks_shared, 1);
             if (p->n_fresh <= row[i])
                 p->n_fresh = row[i] + 1;
         }
@@ -243,7 +306,7 @@ static void recover_references(struct kv *kv, uint32_t *n_dropped)
     }
 }
 
-/* Lowest ids first out. */
+/* Lowest ids first out; published blocks by last use. */
 static void recover_free_lists(struct kv *kv)
 {
     struct kv_heads *h = kv->heads;
@@ -251,8 +314,21 @@ static void recover_free_lists(struct kv *kv)
         struct kv_pool_rec *p = kv_pool_live(kv, i);
         if (p == NULL)
             continue;
+        for (uint32_t block = p->n_ever_published; block-- > p->n_fresh;)
+            if (kv_is_published(kv, p, block))
+                p->n_fresh = block + 1;
         for (uint32_t block = p->n_fresh; block-- > 0;) {
             struct kv_block_rec *b = kv_block(kv, p, block);
+            bool is_cached = b->n_refs == 0 && kv_is_published(kv, p, block);
+            if (is_cached) {
+                b->next = p->oldest;
+                p->oldest = block + 1;
+                p->n_cached++;
+                p->n_free--;
+                kv_count(&h->stats.blocks_free, -1);
+                kv_count(&h->stats.blocks_cached, 1);
+                continue;
+            }
             if (b->n_refs == 0) {
                 b->next = p->free_head;
                 p->free_head = block + 1;
@@ -263,6 +339,7 @@ static void recover_free_lists(struct kv *kv)
             kv_count(&h->stats.blocks_free, -1);
             kv_count(&h->stats.blocks_used, 1);
         }
+        kv_lru_sort(kv, p);
     }
     for (uint32_t seq = h->seq_n_fresh; seq-- > 0;) {
         if (kv_seq_live(kv, seq) != NULL)
@@ -278,6 +355,7 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
     derived_reset(kv);
     recover_owners(kv);
     recover_pools(kv);
+    recover_published(kv, &n_dropped);
     recover_records(kv, &n_dropped);
     recover_journal(kv, &n_dropped);
     recover_sharing(kv, &n_dropped);

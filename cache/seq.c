@@ -2,10 +2,8 @@
  *
  * A record is written whole while its state is free and published by the state; closing takes the
  * state back first. Truncation writes its goal into the record before it lowers the first layer, so
- * that recovery finishes what was begun.
- *
- * Prefix sharing will come in beside kv_seq_fork: opening with tokens fills the row of a new record
- * with published blocks, the same way as fork fills it with the source's.
+ * that recovery finishes what was begun. Opening with tokens fills the row of a new record with
+ * published blocks, the same way as fork fills it with the source's.
  */
 #include "cache/kv_internal.h"
 
@@ -21,7 +19,8 @@ struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq)
 uint32_t kv_seq_seal(const struct kv *kv, uint32_t seq)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
-    uint64_t words[] = {seq, s->tenant, s->name, s->pool};
+    const struct kv_given_rec *g = &kv->given[seq];
+    uint64_t words[] = {seq, s->tenant, s->name, s->pool, g->adapter, g->n_cached};
     return (uint32_t)siphash(kv->key, words, sizeof words);
 }
 
@@ -64,8 +63,10 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
 
 /* What a request asks to be born. */
 struct birth {
-    uint32_t tenant, pool, owner, fork_len; /* fork_len: the tokens it begins with */
+    uint32_t tenant, pool, owner, len; /* len: the tokens it begins with */
     uint64_t name, request;
+    struct kv_tokens tokens; /* whose ids are known */
+    uint32_t n_cached; /* of len, what others had */
 };
 
 static attn_status owner_check(struct kv *kv, uint32_t owner)
@@ -109,17 +110,26 @@ static attn_status birth_check(struct kv *kv, const struct birth *b, uint32_t *o
     return ATTN_OK;
 }
 
+/* The record that is taken next. */
+static uint32_t record_next(const struct kv *kv)
+{
+    const struct kv_heads *h = kv->heads;
+    return h->seq_free != 0 ? h->seq_free - 1 : h->seq_n_fresh;
+}
+
 /* Takes a free record and writes it, all but its table row, its blocks and its state. */
 static uint32_t record_take(struct kv *kv, const struct birth *b)
 {
     struct kv_heads *h = kv->heads;
-    uint32_t seq;
-    if (h->seq_free != 0) {
-        seq = h->seq_free - 1;
+    uint32_t seq = record_next(kv);
+    if (h->seq_free != 0)
         h->seq_free = kv->links[seq].next;
-    } else {
-        seq = h->seq_n_fresh++;
-    }
+    else
+        h->seq_n_fresh++;
+    kv->given[seq] = (struct kv_given_rec){
+        .adapter = b->tokens.adapter, .n_cached = b->n_cached, .n_ids = b->tokens.n};
+    if (b->tokens.n > 0)
+        memcpy(kv_given_ids(kv, seq), b->tokens.ids, b->tokens.n * sizeof b->tokens.ids[0]);
     struct kv_seq_rec *s = &kv->seqs[seq];
     *s = (struct kv_seq_rec){
         .tenant = b->tenant,
@@ -128,11 +138,12 @@ static uint32_t record_take(struct kv *kv, const struct birth *b)
         .made = kv_epoch_first(kv),
         .epoch_owner = kv_epoch_owner(kv_epoch_first(kv), b->owner),
         .pool = (uint16_t)b->pool,
-        .longest = b->fork_len,
+        .has_ids = b->tokens.n > 0,
+        .longest = b->len,
     };
     s->seal = kv_seq_seal(kv, seq);
     for (uint32_t i = 0; i < kv->pools[b->pool].n_layers; i++)
-        kv_lens(kv, seq)[i] = b->fork_len;
+        kv_lens(kv, seq)[i] = b->len;
     return seq;
 }
 
@@ -146,13 +157,60 @@ static void record_publish(struct kv *kv, uint32_t seq)
     kv_count(&kv->heads->stats.sequences, 1);
 }
 
+/* The new record's table, of blocks that others have. */
+static void row_share(struct kv *kv, uint32_t seq, uint32_t n_blocks, struct kv_effects *fx)
+{
+    struct kv_seq_rec *s = &kv->seqs[seq];
+    const uint32_t *row = kv_row(kv, seq);
+    s->n_blocks = s->n_maybe_shared = n_blocks;
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        kv_block_ref(kv, &kv->pools[s->pool], row[i]);
+        fx->patches[fx->n_patches++] = (struct kv_patch){.row = seq, .index = i, .block = row[i]};
+    }
+}
+
+static attn_status too_many_ids(struct kv *kv, uint64_t name, const struct kv_pool_rec *p,
+                                uint64_t n)
+{
+    uint64_t most = kv_max_tokens(kv, p);
+    if (most > kv->config.max_seq_tokens)
+        most = kv->config.max_seq_tokens;
+    if (n <= most)
+        return ATTN_OK;
+    return kv_fail(kv, ATTN_EINVAL, "sequence %llu: ids of %llu tokens are over %llu",
+                   (unsigned long long)name, (unsigned long long)n, (unsigned long long)most);
+}
+
+static void count_hits(struct kv *kv, const struct kv_pool_rec *p, const struct kv_prefix *m,
+                       uint32_t n_ids)
+{
+    struct kv_stats *stats = &kv->heads->stats;
+    kv_count(&stats->prefix_hits, m->n_blocks);
+    kv_count(&stats->prefix_misses, (n_ids >> p->block_shift) - m->n_blocks);
+    kv_count(&stats->prefix_hit_tokens, (int64_t)m->n_blocks << p->block_shift);
+}
+
 attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq)
 {
-    if (kv_pool_live(kv, pool.index) == NULL)
+    struct kv_tokens none = {0};
+    struct kv_effects no_effects = {0};
+    return kv_seq_open_with(kv, tenant, name, pool, owner, request, &none, &no_effects, out_seq);
+}
+
+attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
+                             uint32_t owner, uint64_t request, const struct kv_tokens *t,
+                             struct kv_effects *fx, kv_seq_id *out_seq)
+{
+    struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    if (p == NULL)
         return kv_fail(kv, ATTN_ENOTFOUND, "pool index %u: no such pool", pool.index);
-    struct birth b = {
-        .tenant = tenant, .name = name, .pool = pool.index, .owner = owner, .request = request};
+    struct birth b = {.tenant = tenant,
+                      .name = name,
+                      .pool = pool.index,
+                      .owner = owner,
+                      .request = request,
+                      .tokens = *t};
     uint32_t repeat;
     attn_status st = birth_check(kv, &b, &repeat);
     if (st != ATTN_OK)
@@ -161,10 +219,55 @@ attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_i
         *out_seq = (kv_seq_id){repeat - 1};
         return ATTN_OK;
     }
+    st = too_many_ids(kv, name, p, t->n);
+    if (st != ATTN_OK)
+        return st;
+    struct kv_prefix m = kv_prefix_match(kv, p, tenant, t, kv_row(kv, record_next(kv)));
+    if (m.n_blocks > fx->patches_capacity - fx->n_patches)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches",
+                       (unsigned long long)name, m.n_blocks);
+    b.n_cached = b.len = m.n_blocks << p->block_shift;
     uint32_t seq = record_take(kv, &b);
     record_publish(kv, seq);
+    row_share(kv, seq, m.n_blocks, fx);
+    kv->given[seq].n_looked_at = m.n_blocks;
+    kv->given[seq].parent = m.block;
+    kv->given[seq].parent_serial = m.serial;
+    count_hits(kv, p, &m, t->n);
     kv_count(&kv->heads->stats.opens, 1);
     *out_seq = (kv_seq_id){seq};
+    return ATTN_OK;
+}
+
+attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint32_t *ids,
+                          uint32_t n)
+{
+    struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
+    struct kv_given_rec *g = &kv->given[seq.index];
+    uint32_t *known = kv_given_ids(kv, seq.index);
+    unsigned long long name = s->name;
+    if (n == 0)
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: ids of 0 tokens", name);
+    if (pos > g->n_ids)
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: ids from pos %u, those of %u are known",
+                       name, pos, g->n_ids);
+    attn_status st = too_many_ids(kv, s->name, &kv->pools[s->pool], (uint64_t)pos + n);
+    if (st != ATTN_OK)
+        return st;
+    for (uint32_t i = 0; i < n && pos + i < g->n_ids; i++)
+        if (known[pos + i] != ids[i])
+            return kv_fail(kv, ATTN_EINVAL,
+                           "sequence %llu: the id of token %u is %u, was %u: truncate first", name,
+                           pos + i, ids[i], known[pos + i]);
+    if (pos + n <= g->n_ids)
+        return ATTN_OK;
+    memcpy(known + pos, ids, n * sizeof ids[0]);
+    kv_publish32(&g->n_ids, pos + n);
+    s->has_ids = 1;
+    if (s->n_outstanding == 0)
+        kv_prefix_publish(kv, seq.index);
     return ATTN_OK;
 }
 
@@ -193,6 +296,9 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
         .n_blocks = s->n_blocks,
         .block_table = kv_row(kv, seq.index),
         .layer_len = kv_lens(kv, seq.index),
+        .n_cached = kv->given[seq.index].n_cached,
+        .n_ids = kv->given[seq.index].n_ids,
+        .adapter = kv->given[seq.index].adapter,
     };
 }
 
@@ -207,7 +313,7 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
                       .pool = s->pool,
                       .owner = owner,
                       .request = request,
-                      .fork_len = len};
+                      .len = len};
     uint32_t repeat;
     attn_status st = birth_check(kv, &b, &repeat);
     if (st != ATTN_OK)
@@ -229,17 +335,19 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches", src_name,
                        n_blocks);
 
+    const struct kv_given_rec *g = &kv->given[src.index];
+    b.tokens = (struct kv_tokens){kv_given_ids(kv, src.index), g->n_ids < len ? g->n_ids : len,
+                                  g->adapter};
     uint32_t seq = record_take(kv, &b);
-    uint32_t *row = kv_row(kv, seq);
-    memcpy(row, kv_row(kv, src.index), n_blocks * sizeof row[0]);
+    memcpy(kv_row(kv, seq), kv_row(kv, src.index), n_blocks * sizeof kv_row(kv, seq)[0]);
     record_publish(kv, seq);
-    kv->seqs[seq].n_blocks = kv->seqs[seq].n_maybe_shared = n_blocks;
+    row_share(kv, seq, n_blocks, fx);
     if (s->n_maybe_shared < n_blocks)
         s->n_maybe_shared = n_blocks;
-    for (uint32_t i = 0; i < n_blocks; i++) {
-        kv_block_ref(kv, p, row[i]);
-        fx->patches[fx->n_patches++] = (struct kv_patch){.row = seq, .index = i, .block = row[i]};
-    }
+    kv->given[seq].n_looked_at = g->n_looked_at;
+    kv->given[seq].parent = g->parent;
+    kv->given[seq].parent_serial = g->parent_serial;
+    kv_prefix_rewind(kv, seq, len >> p->block_shift);
     kv_count(&kv->heads->stats.forks, 1);
     *out_seq = (kv_seq_id){seq};
     return ATTN_OK;
@@ -272,16 +380,21 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
     if (epoch == 0)
         return ATTN_EOVERLOAD;
     kv_epoch_announce(s, epoch, request);
-    if (len < s->longest) { /* so len + 1 does not wrap */
+    struct kv_given_rec *g = &kv->given[seq.index];
+    if (len < s->longest || len < g->n_ids) { /* so len + 1 does not wrap */
         const struct kv_pool_rec *p = &kv->pools[s->pool];
         uint32_t *lens = kv_lens(kv, seq.index);
         kv_publish32(&s->redo_len, len + 1);
         for (uint32_t i = 0; i < p->n_layers; i++)
             if (lens[i] > len)
                 lens[i] = len;
+        if (g->n_ids > len)
+            g->n_ids = len;
+        s->has_ids = g->n_ids > 0;
         kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
         kv_publish32(&s->redo_len, 0);
         s->longest = len;
+        kv_prefix_rewind(kv, seq.index, len >> p->block_shift);
         kv_seq_trim(kv, seq.index, kv_blocks_of(p, len));
     } else {
         kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));

@@ -45,6 +45,7 @@ enum {
     MIN_BLOCK_BYTES = 4096, /* smaller blocks run out of records before they run out of memory */
     MAX_BLOCKS = 1 << 26,
     MIN_BLOCKS = 64,
+    MAX_BLOCK_TOKENS = 256, /* of a pool; protocol.md */
     MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches by themselves */
 };
 
@@ -180,6 +181,12 @@ static void publish_gauges(struct engine *e)
     stats_add(blocks_free, e->gauges.blocks_free - last.blocks_free);
     stats_add(blocks_used, e->gauges.blocks_used - last.blocks_used);
     stats_add(blocks_shared, e->gauges.blocks_shared - last.blocks_shared);
+    stats_add(blocks_cached, e->gauges.blocks_cached - last.blocks_cached);
+    stats_add(blocks_published, e->gauges.blocks_published - last.blocks_published);
+    stats_add(prefix_hits, e->gauges.prefix_hits - last.prefix_hits);
+    stats_add(prefix_misses, e->gauges.prefix_misses - last.prefix_misses);
+    stats_add(prefix_hit_tokens, e->gauges.prefix_hit_tokens - last.prefix_hit_tokens);
+    stats_add(evictions, e->gauges.evictions - last.evictions);
     stats_set(sessions, session_count(e->parts.sessions));
     e->is_dirty = false;
     e->has_old_pools = true;
@@ -339,6 +346,8 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
                                        : (uint32_t)n,
         .max_sequences = cfg->max_sequences,
         .max_seq_blocks = cfg->max_seq_tokens / 8 + 1,
+        .max_seq_tokens = cfg->max_seq_tokens,
+        .max_block_tokens = MAX_BLOCK_TOKENS,
         .max_layers = cfg->max_layers,
         .max_owners = cfg->max_sessions,
         .block_layout = KV_LAYOUT_VERSION,

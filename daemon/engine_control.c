@@ -40,6 +40,7 @@ static void reply_seq(struct engine *e, struct request *req, kv_seq_id seq, bool
     Attnd__SeqReply body = ATTND__SEQ_REPLY__INIT;
     Attnd__Reply header = ATTND__REPLY__INIT;
     body.epoch = info.epoch;
+    body.cached_tokens = info.n_cached;
     body.pool = p == NULL ? 0 : pool_handle(e, p);
     if (has_lengths && p != NULL) {
         body.n_layer_len = p->config.num_layers;
@@ -72,11 +73,20 @@ static attn_status seq_charge(struct engine *e, const struct tenant *who, uint64
     return ATTN_EQUOTA;
 }
 
-/* There is one more, with so many tokens of another. */
-static void seq_begin(struct engine *e, struct tenant *who, kv_seq_id seq, uint32_t n_forked)
+/* There is one more, with as many tokens as others had. */
+static void seq_begin(struct engine *e, struct tenant *who, kv_seq_id seq)
 {
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, seq, &info);
     tenant_count(who, TENANT_SEQUENCES, 1);
-    trace_begin(&e->seqs[seq.index].trace, e->turn_ns, n_forked);
+    trace_begin(&e->seqs[seq.index].trace, e->turn_ns, info.layer_len[0]);
+}
+
+/* So that a new row's patches fit. */
+static void make_patch_room(struct engine *e, struct pool *p, size_t n_blocks)
+{
+    if (p->fx.n_patches + n_blocks > p->fx.patches_capacity)
+        batch_flush_patches(e, p);
 }
 
 static void run_open(struct engine *e, struct request *req, uint32_t session)
@@ -96,11 +106,13 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
     }
     attn_status st = seq_charge(e, who, o->seq, why, sizeof why);
     if (st == ATTN_OK) {
+        struct kv_tokens known = {o->tokens, (uint32_t)o->n_tokens, o->adapter};
         uint64_t n_before = n_sequences(e);
-        st = kv_seq_open(e->parts.kv, tenant_id(who), o->seq, p->id, session, req->wire.request_id,
-                         &seq);
+        make_patch_room(e, p, o->n_tokens / p->config.block_tokens);
+        st = kv_seq_open_with(e->parts.kv, tenant_id(who), o->seq, p->id, session,
+                              req->wire.request_id, &known, &p->fx, &seq);
         if (n_sequences(e) != n_before)
-            seq_begin(e, who, seq, 0);
+            seq_begin(e, who, seq);
         if (st != ATTN_OK)
             snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
     }
@@ -150,8 +162,7 @@ static void run_fork(struct engine *e, struct request *req, uint32_t session, kv
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, src, &info);
     struct pool *p = pool_of_kv(e, info.pool);
-    if (p->fx.n_patches + info.n_blocks > p->fx.patches_capacity)
-        batch_flush_patches(e, p);
+    make_patch_room(e, p, info.n_blocks);
     uint32_t len = f->has_len ? f->len : len_of_all_layers(e, p, src);
     struct tenant *who = session_tenant(e, session);
     kv_seq_id seq;
@@ -162,7 +173,7 @@ static void run_fork(struct engine *e, struct request *req, uint32_t session, kv
         st = kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &p->fx,
                          &seq);
         if (n_sequences(e) != n_before)
-            seq_begin(e, who, seq, len);
+            seq_begin(e, who, seq);
         if (st != ATTN_OK)
             snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
     }
@@ -177,6 +188,16 @@ static void run_truncate(struct engine *e, struct request *req, kv_seq_id seq)
     uint32_t epoch;
     attn_status st = kv_seq_truncate(e->parts.kv, seq, req->wire.header->truncate->len,
                                      req->wire.request_id, &epoch);
+    if (st != ATTN_OK)
+        engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
+    else
+        reply_seq(e, req, seq, false);
+}
+
+static void run_tokens(struct engine *e, struct request *req, kv_seq_id seq)
+{
+    const Attnd__Tokens *t = req->wire.header->tokens;
+    attn_status st = kv_seq_tokens(e->parts.kv, seq, t->pos, t->tokens, (uint32_t)t->n_tokens);
     if (st != ATTN_OK)
         engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
     else
@@ -216,6 +237,10 @@ static bool seq_of_request(const Attnd__Request *h, uint64_t *out_name, uint32_t
     case ATTND__REQUEST__BODY_TRUNCATE:
         *out_name = h->truncate->seq;
         *out_epoch = h->truncate->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_TOKENS:
+        *out_name = h->tokens->seq;
+        *out_epoch = h->tokens->epoch;
         return true;
     case ATTND__REQUEST__BODY_CLOSE:
         *out_name = h->close->seq;
@@ -281,6 +306,8 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
         run_fork(e, req, session, seq);
     else if (h->body_case == ATTND__REQUEST__BODY_TRUNCATE)
         run_truncate(e, req, seq);
+    else if (h->body_case == ATTND__REQUEST__BODY_TOKENS)
+        run_tokens(e, req, seq);
     else
         run_close(e, req, seq);
 }

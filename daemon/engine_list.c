@@ -231,11 +231,13 @@ static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
         struct kv_pool_spec ks;
         uint32_t n_free = 0;
         kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+        uint32_t n_cached = kv_pool_cached(e->parts.kv, p->id);
         json_t *o =
-            json_pack("{s:s, s:I, s:I, s:I, s:I, s:I}", "name", p->spec.wire->name, "blocks",
-                      (json_int_t)ks.n_blocks, "free", (json_int_t)n_free, "used",
-                      (json_int_t)(ks.n_blocks - n_free), "bytes", (json_int_t)p->device_bytes,
-                      "sequences", (json_int_t)kv_pool_sequences(e->parts.kv, p->id));
+            json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", p->spec.wire->name, "blocks",
+                      (json_int_t)ks.n_blocks, "free", (json_int_t)(n_free - n_cached), "cached",
+                      (json_int_t)n_cached, "used", (json_int_t)(ks.n_blocks - n_free), "bytes",
+                      (json_int_t)p->device_bytes, "sequences",
+                      (json_int_t)kv_pool_sequences(e->parts.kv, p->id));
         add_tenant(e, o, p->tenant);
         json_array_append_new(list, o);
     }

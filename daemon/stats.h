@@ -37,6 +37,10 @@
       "Outputs chosen that were too long, changed, or came while another was looked at")           \
     X(hellos_refused, "hellos_refused_total",                                                      \
       "Hellos without a tenant's token, certificate or user")                                      \
+    X(prefix_hits, "prefix_hits_total", "Blocks of opened sequences that were found")              \
+    X(prefix_misses, "prefix_misses_total", "Blocks of opened sequences that were not")            \
+    X(prefix_hit_tokens, "prefix_hit_tokens_total", "Tokens that sequences began with")            \
+    X(evictions, "evictions_total", "Cached blocks that made way for others")                      \
     X(leases_expired, "leases_expired_total", "Sessions whose lease ended")                        \
     X(sequences_expired, "sequences_expired_total", "Sequences freed at a lease's end")            \
     X(peers_accepted, "peers_accepted_total", "Connections accepted")                              \
@@ -66,6 +70,8 @@
     X(blocks_free, "blocks_free", "Blocks free")                                                   \
     X(blocks_used, "blocks_used", "Blocks in use")                                                 \
     X(blocks_shared, "blocks_shared", "Blocks in use by more than one sequence")                   \
+    X(blocks_cached, "blocks_cached", "Blocks kept for whoever has their tokens, till needed")     \
+    X(blocks_published, "blocks_published", "Blocks found by their tokens, in use or cached")      \
     X(kv_memory_bytes, "kv_memory_bytes", "KV memory, as configured")                              \
     X(kv_given_bytes, "kv_memory_given_bytes", "KV memory given to pools")                         \
     X(kv_used_bytes, "kv_memory_used_bytes", "KV memory of blocks in use")                         \

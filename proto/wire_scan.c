@@ -47,6 +47,8 @@ static const struct {
 } element_limits[] = {
     {&attnd__step__descriptor, NULL, WIRE_MAX_STEP_ITEMS},
     {&attnd__step_reply__descriptor, NULL, WIRE_MAX_STEP_ITEMS},
+    {&attnd__open__descriptor, NULL, WIRE_MAX_TOKENS},
+    {&attnd__tokens__descriptor, NULL, WIRE_MAX_TOKENS},
     {&attnd__layer_spec__descriptor, NULL, WIRE_MAX_HEADS},
     {&attnd__pool_spec__descriptor, "layers", WIRE_MAX_LAYERS},
     {&attnd__seq_reply__descriptor, NULL, WIRE_MAX_LAYERS},

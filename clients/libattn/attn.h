@@ -285,6 +285,24 @@ struct attn_seq {
  * ATTN_EDRAINING. */
 ATTN_API attn_status attn_seq_open(attn_pool *p, uint64_t id, uint64_t timeout_us,
                                    struct attn_seq *out_seq);
+/* What is known of a sequence's tokens. */
+struct attn_tokens {
+    const uint32_t *ids; /* [n] of the first tokens; equal ones have equal K and V in this pool */
+    uint32_t n;
+    uint32_t reserved;
+    uint64_t adapter; /* what else K and V depend on, like a LoRA's digest; 0: nothing */
+};
+/* A new sequence of these tokens, which begins with what the cache has of them: every layer has
+ * *out_cached tokens, less than t->n. Append from there on. The first 131072 are looked for. Full
+ * blocks of a sequence whose ids are known are shared with others of the tenant, also when it is
+ * closed. ATTN_EINVAL more than max_seq_tokens, else as attn_seq_open. */
+ATTN_API attn_status attn_seq_open_with(attn_pool *p, uint64_t id, const struct attn_tokens *t,
+                                        uint64_t timeout_us, struct attn_seq *out_seq,
+                                        uint32_t *out_cached);
+/* The ids of tokens [pos, pos + n), appended already or not; those that are known may be given
+ * again. ATTN_EINVAL: ids before pos are not known, or one differs: truncate first. */
+ATTN_API attn_status attn_seq_tokens(attn_pool *p, const struct attn_seq *seq, uint32_t pos,
+                                     const uint32_t *ids, uint32_t n, uint64_t timeout_us);
 /* A new sequence that shares the first len tokens (ATTN_ALL_TOKENS: all that every layer has).
  * out_layer_len [num_layers] gets the new sequence's tokens per layer, may be NULL. */
 ATTN_API attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uint64_t new_id,

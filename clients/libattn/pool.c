@@ -307,6 +307,7 @@ attn_status pool_check(const struct attn_pool *p)
 struct seq_taking {
     const struct attn_pool *pool;
     struct attn_seq seq;
+    uint32_t n_cached;
     uint32_t *layer_len; /* [num_layers] or NULL */
     bool has_layer_len; /* this request's answer carries it */
 };
@@ -330,6 +331,7 @@ static attn_status take_seq(struct client_request *r, const struct wire_reply *r
         return ATTN_EPROTO;
     }
     t->seq.epoch = b->epoch;
+    t->n_cached = b->cached_tokens;
     if (t->layer_len != NULL)
         memcpy(t->layer_len, b->layer_len, num_layers * sizeof(uint32_t));
     return ATTN_OK;
@@ -356,16 +358,68 @@ static attn_status seq_check(const attn_pool *p, const void *seq, const char *wh
 
 attn_status attn_seq_open(attn_pool *p, uint64_t id, uint64_t timeout_us, struct attn_seq *out_seq)
 {
-    attn_status st = seq_check(p, out_seq, "out_seq");
+    const struct attn_tokens none = {0};
+    uint32_t n_cached;
+    return attn_seq_open_with(p, id, &none, timeout_us, out_seq, &n_cached);
+}
+
+attn_status attn_seq_open_with(attn_pool *p, uint64_t id, const struct attn_tokens *t,
+                               uint64_t timeout_us, struct attn_seq *out_seq, uint32_t *out_cached)
+{
+    bool is_whole = t != NULL && out_cached != NULL && (t->ids != NULL || t->n == 0);
+    attn_status st = seq_check(p, is_whole ? out_seq : NULL, "t, t->ids, out_seq or out_cached");
     if (st != ATTN_OK)
         return st;
+    uint32_t n_asked = t->n < WIRE_MAX_TOKENS ? t->n : WIRE_MAX_TOKENS;
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__Open open = ATTND__OPEN__INIT;
     open.seq = id;
     open.pool = p->id;
+    open.tokens = (uint32_t *)(uintptr_t)t->ids; /* packing only reads it */
+    open.n_tokens = n_asked;
+    open.adapter = t->adapter;
     req.body_case = ATTND__REQUEST__BODY_OPEN;
     req.open = &open;
-    return seq_call(p, &req, id, timeout_us, out_seq, NULL, false);
+    struct seq_taking taking = {.pool = p, .seq.id = id};
+    st = client_call(p->client, &req, timeout_us, take_seq, &taking);
+    if (st != ATTN_OK)
+        return st;
+    *out_seq = taking.seq;
+    *out_cached = taking.n_cached;
+    if (t->n > n_asked)
+        st = attn_seq_tokens(p, out_seq, n_asked, t->ids + n_asked, t->n - n_asked, timeout_us);
+    if (st != ATTN_OK)
+        attn_seq_close(p, out_seq, timeout_us); /* the caller has none */
+    return st;
+}
+
+static attn_status tokens_send(attn_pool *p, const struct attn_seq *seq, uint32_t pos,
+                               const uint32_t *ids, uint32_t n, uint64_t timeout_us)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Tokens tokens = ATTND__TOKENS__INIT;
+    struct attn_seq same;
+    tokens.seq = seq->id;
+    tokens.epoch = seq->epoch;
+    tokens.pos = pos;
+    tokens.tokens = (uint32_t *)(uintptr_t)ids; /* packing only reads it */
+    tokens.n_tokens = n;
+    req.body_case = ATTND__REQUEST__BODY_TOKENS;
+    req.tokens = &tokens;
+    return seq_call(p, &req, seq->id, timeout_us, &same, NULL, false);
+}
+
+attn_status attn_seq_tokens(attn_pool *p, const struct attn_seq *seq, uint32_t pos,
+                            const uint32_t *ids, uint32_t n, uint64_t timeout_us)
+{
+    attn_status st = seq_check(p, ids != NULL ? seq : NULL, "seq or ids");
+    if (st == ATTN_OK && n > UINT32_MAX - pos)
+        return error_set(ATTN_EINVAL, "n is %u, pos %u: too far", n, pos);
+    for (uint32_t n_part; st == ATTN_OK && n > 0; pos += n_part, ids += n_part, n -= n_part) {
+        n_part = n < WIRE_MAX_TOKENS ? n : WIRE_MAX_TOKENS;
+        st = tokens_send(p, seq, pos, ids, n_part, timeout_us);
+    }
+    return st;
 }
 
 attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uint64_t new_id, uint32_t len,

@@ -151,6 +151,8 @@ static void bench(uint32_t n_open)
                           .max_blocks = n_open * 16 + 100000,
                           .max_sequences = n_open + SPARE,
                           .max_seq_blocks = 1024,
+                          .max_seq_tokens = 1024 * BLOCK_TOKENS,
+                          .max_block_tokens = BLOCK_TOKENS,
                           .max_layers = N_LAYERS,
                           .max_owners = 16,
                           .block_layout = 1};

@@ -16,6 +16,8 @@ static const struct kv_config config = {.max_pools = 3,
                                         .max_blocks = 64,
                                         .max_sequences = 8,
                                         .max_seq_blocks = 16,
+                                        .max_seq_tokens = 64,
+                                        .max_block_tokens = 64,
                                         .max_layers = 3,
                                         .max_owners = 4,
                                         .block_layout = 1};

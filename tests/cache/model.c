@@ -1,10 +1,14 @@
 /* model.c: see model.h. */
 #include "tests/cache/model.h"
 
+#include "cache/kv_internal.h"
+
 const struct kv_config model_config = {.max_pools = 1,
                                        .max_blocks = M_BLOCKS,
                                        .max_sequences = M_SEQUENCES,
                                        .max_seq_blocks = M_ROW,
+                                       .max_seq_tokens = M_TOKENS,
+                                       .max_block_tokens = M_BLOCK_TOKENS,
                                        .max_layers = M_LAYERS,
                                        .max_owners = M_OWNERS,
                                        .block_layout = 1};
@@ -44,6 +48,22 @@ static uint32_t references(const struct model *m, uint64_t block)
     return n;
 }
 
+static struct model_published *published_block(struct model *m, uint64_t block)
+{
+    for (uint32_t i = 0; i < M_BLOCKS; i++)
+        if (m->published[i].serial != 0 && m->published[i].block == block)
+            return &m->published[i];
+    return NULL;
+}
+
+/* A reference is gone: a published block that nobody has any more was used now. */
+static void let_go(struct model *m, uint64_t block)
+{
+    struct model_published *e = published_block(m, block);
+    if (e != NULL && references(m, block) == 0)
+        e->used = ++m->clock;
+}
+
 static uint32_t add_distinct(uint64_t *seen, uint32_t n, uint64_t block)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -69,6 +89,116 @@ static uint32_t n_used(const struct model *m)
     return n;
 }
 
+static uint32_t n_published(const struct model *m)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < M_BLOCKS; i++)
+        n += m->published[i].serial != 0;
+    return n;
+}
+
+/* A new block; where there is no free one, the published one that was let go of first. */
+static uint64_t block_new(struct model *m)
+{
+    struct model_published *oldest = NULL;
+    uint32_t n = n_used(m);
+    for (uint32_t i = 0; i < M_BLOCKS; i++) {
+        struct model_published *e = &m->published[i];
+        if (e->serial == 0 || references(m, e->block) > 0)
+            continue;
+        n++;
+        if (oldest == NULL || e->used < oldest->used)
+            oldest = e;
+    }
+    if (n == M_BLOCKS) {
+        *oldest = (struct model_published){0};
+        m->n_evicted++;
+    }
+    return ++m->next_block;
+}
+
+static struct model_published *published_find(struct model *m, uint32_t tenant, uint64_t adapter,
+                                              uint32_t index, uint64_t parent, const uint32_t *id)
+{
+    for (uint32_t i = 0; i < M_BLOCKS; i++) {
+        struct model_published *e = &m->published[i];
+        if (e->serial != 0 && e->tenant == tenant && e->adapter == adapter && e->index == index &&
+            e->parent == parent && memcmp(e->id, id, sizeof e->id) == 0)
+            return e;
+    }
+    return NULL;
+}
+
+static void look_from(struct model *m, struct model_seq *s, uint32_t n_blocks)
+{
+    if (n_blocks >= s->n_looked_at)
+        return;
+    const struct model_published *e =
+        n_blocks == 0 ? NULL : published_block(m, s->block[n_blocks - 1]);
+    s->n_looked_at = e == NULL ? 0 : n_blocks;
+    s->parent = e == NULL ? 0 : e->serial;
+}
+
+static void publish(struct model *m, uint32_t slot)
+{
+    struct model_seq *s = &m->seq[slot];
+    uint32_t n = s->n_ids;
+    for (uint32_t l = 0; l < M_LAYERS; l++)
+        n = s->len[l] < n ? s->len[l] : n;
+    bool has_parent = s->parent == 0;
+    for (uint32_t i = 0; i < M_BLOCKS; i++)
+        has_parent |= m->published[i].serial != 0 && m->published[i].serial == s->parent;
+    if (n / M_BLOCK_TOKENS > s->n_looked_at && !has_parent)
+        s->n_looked_at = 0, s->parent = 0;
+    for (uint32_t i = s->n_looked_at; i < n / M_BLOCK_TOKENS; i++) {
+        const uint32_t *id = s->id + i * M_BLOCK_TOKENS;
+        struct model_published *e = published_find(m, slot / M_NAMES, s->adapter, i, s->parent, id);
+        if (e == NULL)
+            e = published_block(m, s->block[i]); /* behind another one that is gone */
+        for (uint32_t k = 0; e == NULL; k++)
+            e = m->published[k].serial == 0 ? &m->published[k] : NULL;
+        if (e->serial == 0 || e->parent != s->parent) {
+            *e = (struct model_published){.serial = ++m->clock,
+                                          .parent = s->parent,
+                                          .block = s->block[i],
+                                          .adapter = s->adapter,
+                                          .tenant = slot / M_NAMES,
+                                          .index = i};
+            memcpy(e->id, id, sizeof e->id);
+            for (uint32_t l = 0; l < M_LAYERS; l++)
+                memcpy(e->token[l], s->token[l] + i * M_BLOCK_TOKENS, sizeof e->token[l]);
+        }
+        s->parent = e->serial;
+        s->n_looked_at = i + 1;
+    }
+}
+
+/* Begins with what is published of its ids. */
+static void begin_with(struct model *m, uint32_t slot)
+{
+    struct model_seq *s = &m->seq[slot];
+    for (uint32_t i = 0; s->n_ids > 0 && i < (s->n_ids - 1) / M_BLOCK_TOKENS; i++) {
+        const struct model_published *e =
+            published_find(m, slot / M_NAMES, s->adapter, i, s->parent, s->id + i * M_BLOCK_TOKENS);
+        if (e == NULL)
+            return;
+        s->block[i] = e->block;
+        for (uint32_t l = 0; l < M_LAYERS; l++) {
+            memcpy(s->token[l] + i * M_BLOCK_TOKENS, e->token[l], sizeof e->token[l]);
+            s->len[l] += M_BLOCK_TOKENS;
+        }
+        s->parent = e->serial;
+        s->n_blocks = s->n_looked_at = i + 1;
+        m->n_hits++;
+    }
+}
+
+/* Three prompts that part after 4 and after 8 tokens. */
+static uint32_t id_of(uint32_t prompt, uint32_t pos)
+{
+    return pos * 3 + (prompt > 0 && pos >= prompt * M_BLOCK_TOKENS ? prompt : 0);
+}
+
 static uint32_t n_open(const struct model *m)
 {
     uint32_t n = 0;
@@ -91,9 +221,20 @@ static uint32_t n_outstanding(const struct model *m, uint32_t slot, uint32_t *ou
 
 static void trim(struct model *m, uint32_t slot)
 {
+    struct model_seq *s = &m->seq[slot];
     uint32_t copies;
-    if (n_outstanding(m, slot, &copies) == 0)
-        m->seq[slot].n_blocks = blocks_of(longest(&m->seq[slot]));
+    if (n_outstanding(m, slot, &copies) > 0)
+        return;
+    while (s->n_blocks > blocks_of(longest(s))) {
+        s->n_blocks--;
+        let_go(m, s->block[s->n_blocks]);
+    }
+}
+
+static bool is_quiet(const struct model *m, uint32_t slot)
+{
+    uint32_t copies;
+    return n_outstanding(m, slot, &copies) == 0;
 }
 
 static bool is_seen(const struct model *m, uint32_t owner, uint64_t request)
@@ -175,17 +316,45 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
     bool is_shared[M_ROW] = {0};
     for (uint32_t i = op->pos / M_BLOCK_TOKENS; i < past && i < s->n_blocks; i++)
         is_shared[i] = references(m, s->block[i]) > 1;
+    for (uint32_t i = op->pos / M_BLOCK_TOKENS; i < past && i < s->n_blocks; i++) {
+        struct model_published *e = published_block(m, s->block[i]);
+        if (e == NULL || is_shared[i])
+            continue;
+        look_from(m, s, i);
+        *e = (struct model_published){0};
+        m->n_taken_back++;
+    }
     for (uint32_t i = 0; i < M_ROW; i++) {
         if (!is_shared[i])
             continue;
         q.index[q.n_copies] = i;
         q.old_block[q.n_copies++] = s->block[i];
-        s->block[i] = ++m->next_block;
+        *p = q; /* it holds the old block */
+        s->block[i] = block_new(m);
     }
-    while (s->n_blocks < past)
-        s->block[s->n_blocks++] = ++m->next_block;
+    while (s->n_blocks < past) {
+        s->block[s->n_blocks] = block_new(m);
+        s->n_blocks++;
+    }
     *p = q;
     return ATTN_OK;
+}
+
+static void let_go_of_copied(struct model *m, struct model_pending *p)
+{
+    while (p->n_copies > 0) {
+        p->n_copies--;
+        let_go(m, p->old_block[p->n_copies]);
+    }
+}
+
+static void cancel(struct model *m, uint32_t slot, uint32_t layer)
+{
+    struct model_pending *p = &m->pending[slot][layer];
+    for (uint32_t i = 0; i < p->n_copies; i++)
+        m->seq[slot].block[p->index[i]] = p->old_block[i];
+    *p = (struct model_pending){0};
+    trim(m, slot);
 }
 
 static attn_status apply(struct model *m, const struct op *op)
@@ -200,8 +369,18 @@ static attn_status apply(struct model *m, const struct op *op)
         st = birth(m, op, op->slot, &is_again);
         if (st != ATTN_OK || is_again)
             return st;
-        *s = (struct model_seq){
-            .is_open = true, .owner = op->owner, .epoch = m->ended + 1, .request = op->request};
+        if (op->n > M_TOKENS)
+            return ATTN_EINVAL;
+        *s = (struct model_seq){.is_open = true,
+                                .owner = op->owner,
+                                .epoch = m->ended + 1,
+                                .request = op->request,
+                                .adapter = op->adapter,
+                                .prompt = op->prompt,
+                                .n_ids = op->n};
+        for (uint32_t i = 0; i < op->n; i++)
+            s->id[i] = id_of(op->prompt, i);
+        begin_with(m, op->slot);
         see(m, op->owner, op->request);
         return ATTN_OK;
     case OP_FORK:
@@ -222,6 +401,8 @@ static attn_status apply(struct model *m, const struct op *op)
         to->n_blocks = blocks_of(op->n);
         for (uint32_t l = 0; l < M_LAYERS; l++)
             to->len[l] = op->n;
+        to->n_ids = to->n_ids < op->n ? to->n_ids : op->n;
+        look_from(m, to, op->n / M_BLOCK_TOKENS);
         return ATTN_OK;
     case OP_TRUNCATE:
         if (op->n > longest(s))
@@ -232,12 +413,34 @@ static attn_status apply(struct model *m, const struct op *op)
             s->len[l] = s->len[l] > op->n ? op->n : s->len[l];
         s->epoch++;
         s->request = op->request;
+        s->n_ids = s->n_ids < op->n ? s->n_ids : op->n;
+        look_from(m, s, op->n / M_BLOCK_TOKENS);
         trim(m, op->slot);
+        return ATTN_OK;
+    case OP_TOKENS:
+        if (op->n == 0 || op->pos > s->n_ids || op->pos + op->n > M_TOKENS)
+            return ATTN_EINVAL;
+        for (uint32_t i = op->pos; i < op->pos + op->n && i < s->n_ids; i++)
+            if (s->id[i] != id_of(op->prompt, i))
+                return ATTN_EINVAL;
+        if (op->pos + op->n <= s->n_ids)
+            return ATTN_OK;
+        for (uint32_t i = s->n_ids; i < op->pos + op->n; i++)
+            s->id[i] = id_of(op->prompt, i);
+        s->n_ids = op->pos + op->n;
+        if (is_quiet(m, op->slot))
+            publish(m, op->slot);
         return ATTN_OK;
     case OP_CLOSE:
         m->ended = s->epoch > m->ended ? s->epoch : m->ended;
-        s->is_open = false;
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            let_go_of_copied(m, &m->pending[op->slot][l]);
         memset(m->pending[op->slot], 0, sizeof m->pending[op->slot]);
+        while (s->n_blocks > 0) {
+            s->n_blocks--;
+            let_go(m, s->block[s->n_blocks]);
+        }
+        s->is_open = false;
         return ATTN_OK;
     case OP_ADOPT:
         if (is_repeat(s, op))
@@ -257,14 +460,16 @@ static attn_status apply(struct model *m, const struct op *op)
                 s->token[op->layer][i] = value_of(p->value_seed, op->layer, i);
         if (p->pos + p->n > s->len[op->layer])
             s->len[op->layer] = p->pos + p->n;
+        let_go_of_copied(m, p);
         *p = (struct model_pending){0};
         trim(m, op->slot);
+        if (is_quiet(m, op->slot))
+            publish(m, op->slot);
         return ATTN_OK;
     case OP_CANCEL:
-        for (uint32_t i = 0; i < p->n_copies; i++)
-            s->block[p->index[i]] = p->old_block[i];
-        *p = (struct model_pending){0};
-        trim(m, op->slot);
+        cancel(m, op->slot, op->layer);
+        if (is_quiet(m, op->slot))
+            publish(m, op->slot);
         return ATTN_OK;
     case OP_RECOVER:
         model_recover(m);
@@ -291,10 +496,12 @@ void model_recover(struct model *m)
     for (uint32_t s = 0; s < M_SLOTS; s++)
         for (uint32_t l = 0; l < M_LAYERS; l++)
             if (m->pending[s][l].is_outstanding)
-                model_apply(m, &(struct op){.kind = OP_CANCEL, .slot = s, .layer = l});
+                cancel(m, s, l);
+    for (uint32_t s = 0; s < M_SLOTS; s++)
+        m->seq[s].n_looked_at = 0, m->seq[s].parent = 0;
 }
 
-static kv_seq_id id_of(struct kv *kv, uint32_t slot)
+static kv_seq_id seq_of(struct kv *kv, uint32_t slot)
 {
     kv_seq_id id = {UINT32_MAX};
     kv_seq_find(kv, slot / M_NAMES, slot % M_NAMES, &id);
@@ -304,15 +511,22 @@ static kv_seq_id id_of(struct kv *kv, uint32_t slot)
 attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
                            uint32_t mirror[M_SEQUENCES][M_ROW])
 {
-    kv_seq_id id = id_of(kv, op->slot), made;
+    kv_seq_id id = seq_of(kv, op->slot), made;
     kv_pool_id pool;
     uint32_t epoch, n_dropped;
     attn_status st = kv_pool_find(kv, 0, "model", &pool);
     struct kv_effects *fx = &t->fx;
+    uint32_t ids[M_TOKENS + 8];
+    for (uint32_t i = 0; i < M_TOKENS + 8; i++)
+        ids[i] = id_of(op->prompt, i);
+    struct kv_tokens tokens = {.ids = ids, .n = op->n, .adapter = op->adapter};
     switch (op->kind) {
     case OP_OPEN:
-        st = kv_seq_open(kv, op->slot / M_NAMES, op->slot % M_NAMES, pool, op->owner, op->request,
-                         &made);
+        st = kv_seq_open_with(kv, op->slot / M_NAMES, op->slot % M_NAMES, pool, op->owner,
+                              op->request, &tokens, fx, &made);
+        break;
+    case OP_TOKENS:
+        st = kv_seq_tokens(kv, id, op->pos, ids + (op->pos < M_TOKENS ? op->pos : 0), op->n);
         break;
     case OP_FORK:
         st = kv_seq_fork(kv, id, op->to_slot % M_NAMES, op->n, op->owner, op->request, fx, &made);
@@ -353,7 +567,7 @@ void model_device_run(struct device *d, struct kv *kv, const struct model *m, co
 {
     const struct model_seq *s = &m->seq[op->slot];
     struct kv_seq_info info;
-    kv_seq_info(kv, id_of(kv, op->slot), &info);
+    kv_seq_info(kv, seq_of(kv, op->slot), &info);
     /* A batch that will fail stops somewhere. */
     uint32_t n_copies = t->fx.n_copies, n = op->n;
     if (!op->will_commit) {
@@ -375,8 +589,8 @@ static uint32_t below(uint64_t *random, uint32_t n)
 
 struct op model_op(const struct model *m, uint64_t *random)
 {
-    /* By kind, of 150; a draw that makes no sense is drawn again. */
-    static const uint8_t weight[OP_N_KINDS] = {5, 14, 2, 4, 2, 34, 67, 21, 1};
+    /* By kind, of 165; a draw that makes no sense is drawn again. */
+    static const uint8_t weight[OP_N_KINDS] = {12, 12, 2, 5, 2, 9, 34, 67, 21, 1};
     for (;;) {
         struct op op = {.owner = below(random, M_OWNERS + 1),
                         .request = m->last_request + 1,
@@ -389,7 +603,9 @@ struct op model_op(const struct model *m, uint64_t *random)
         if (below(random, 8) == 0) /* a repeat, or an old one of another owner */
             op.request -=
                 below(random, (uint32_t)(m->last_request < 20 ? m->last_request + 1 : 20));
-        uint32_t r = below(random, 150);
+        uint32_t r = below(random, 165);
+        op.prompt = below(random, 3);
+        op.adapter = below(random, 8) == 0;
         while (r >= weight[op.kind])
             r -= weight[op.kind++];
         const struct model_seq *s = &m->seq[op.slot];
@@ -397,12 +613,21 @@ struct op model_op(const struct model *m, uint64_t *random)
         op.to_slot = op.slot / M_NAMES * M_NAMES + below(random, M_NAMES);
         if (op.kind == OP_FORK && m->seq[op.to_slot].is_open && below(random, 4) > 0)
             continue; /* mostly a free name */
+        if (op.kind == OP_OPEN && m->seq[op.slot].is_open && below(random, 4) > 0)
+            continue;
+        if (op.kind == OP_OPEN)
+            op.n = below(random, 8) > 0 ? below(random, M_TOKENS + 2) : 0;
         if (op.kind == OP_OPEN || op.kind == OP_RECOVER)
             return op;
         if (!s->is_open)
             continue;
         uint32_t len = s->len[op.layer];
         switch (op.kind) {
+        case OP_TOKENS:
+            op.prompt = below(random, 6) > 0 ? s->prompt : op.prompt;
+            op.pos = below(random, 3) > 0 ? s->n_ids : below(random, s->n_ids + 2);
+            op.n = below(random, 12);
+            return op;
         case OP_RESERVE:
             if (p->is_outstanding)
                 continue;
@@ -428,11 +653,12 @@ struct op model_op(const struct model *m, uint64_t *random)
 
 const char *op_text(const struct op *op)
 {
-    static const char *const name[] = {"open",    "fork",   "truncate", "close",  "adopt",
-                                       "reserve", "commit", "cancel",   "recover"};
+    static const char *const name[] = {"open",   "fork",    "truncate", "close",  "adopt",
+                                       "tokens", "reserve", "commit",   "cancel", "recover"};
     static char text[160];
-    snprintf(text, sizeof text, "%s slot %u to %u layer %u pos %u n %u owner %u request %u",
-             name[op->kind], op->slot, op->to_slot, op->layer, op->pos, op->n, op->owner,
+    snprintf(text, sizeof text,
+             "%s slot %u to %u layer %u pos %u n %u prompt %u owner %u request %u", name[op->kind],
+             op->slot, op->to_slot, op->layer, op->pos, op->n, op->prompt, op->owner,
              (unsigned)op->request);
     return text;
 }
@@ -448,7 +674,7 @@ static const char *sharing_difference(struct kv *kv, const struct model *m)
     uint64_t expected[M_SLOTS * M_ROW];
     for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
         struct kv_seq_info info;
-        kv_seq_info(kv, id_of(kv, slot), &info);
+        kv_seq_info(kv, seq_of(kv, slot), &info);
         for (uint32_t i = 0; m->seq[slot].is_open && i < info.n_blocks; i++, n++) {
             block[n] = info.block_table[i];
             expected[n] = m->seq[slot].block[i];
@@ -480,7 +706,7 @@ const char *model_visible_difference(struct kv *kv, const struct model *m, const
 {
     for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
         const struct model_seq *s = &m->seq[slot];
-        kv_seq_id id = id_of(kv, slot);
+        kv_seq_id id = seq_of(kv, slot);
         if ((id.index != UINT32_MAX) != s->is_open)
             return DIFFER("slot %u: %s", slot, s->is_open ? "missing" : "open");
         if (!s->is_open)
@@ -495,6 +721,9 @@ const char *model_visible_difference(struct kv *kv, const struct model *m, const
             if (i.layer_len[l] != s->len[l])
                 return DIFFER("slot %u layer %u: %u tokens, not %u", slot, l, i.layer_len[l],
                               s->len[l]);
+        if (i.n_ids != s->n_ids || i.adapter != s->adapter)
+            return DIFFER("slot %u: %u ids, adapter %u, not %u and %u", slot, i.n_ids,
+                          (unsigned)i.adapter, s->n_ids, (unsigned)s->adapter);
         if (i.n_blocks != s->n_blocks)
             return DIFFER("slot %u: %u blocks, not %u", slot, i.n_blocks, s->n_blocks);
         const char *diff = content_difference(&i, m, slot, d);
@@ -515,4 +744,48 @@ const char *model_difference(struct kv *kv, const struct model *m, const struct 
         return DIFFER("stats: %u blocks used, %u sequences, not %u and %u",
                       (unsigned)stats.blocks_used, (unsigned)stats.sequences, n_used(m), n_open(m));
     return sharing_difference(kv, m);
+}
+
+static bool is_of(const struct model *m, const struct model_published *e)
+{
+    for (uint32_t i = 0; i < M_BLOCKS; i++)
+        if (m->published[i].serial == e->serial)
+            return true;
+    return false;
+}
+
+/* Whether m has this published block, and its cells are those it was published with. */
+static bool holds(const struct model *m, const struct kv_published_rec *r, const uint32_t *id,
+                  const uint32_t cell[M_LAYERS][M_BLOCK_TOKENS])
+{
+    for (uint32_t i = 0; i < M_BLOCKS; i++) {
+        const struct model_published *e = &m->published[i];
+        if (e->serial != 0 && e->tenant == r->tenant && e->adapter == r->adapter &&
+            e->index == r->index && memcmp(e->id, id, sizeof e->id) == 0 &&
+            memcmp(e->token, cell, sizeof e->token) == 0)
+            return true;
+    }
+    return false;
+}
+
+const char *model_published_difference(struct kv *kv, const struct model *a, const struct model *b,
+                                       const struct device *d)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, 0);
+    uint32_t n = 0, n_both = 0, n_a = n_published(a), n_b = n_published(b);
+    for (uint32_t block = 0; block < M_BLOCKS; block++) {
+        if (!kv_is_published(kv, p, block))
+            continue;
+        const struct kv_published_rec *r = kv_published(kv, p, block);
+        const uint32_t *id = kv_published_ids(kv, p, block);
+        n++;
+        if (!holds(a, r, id, d->cell[block]) && !holds(b, r, id, d->cell[block]))
+            return DIFFER("block %u is published as entry %u of tenant %u, or is not what was",
+                          block, r->index, r->tenant);
+    }
+    for (uint32_t i = 0; i < M_BLOCKS; i++)
+        n_both += a->published[i].serial != 0 && is_of(b, &a->published[i]);
+    if (n < n_both || n > (n_a > n_b ? n_a : n_b))
+        return DIFFER("%u blocks are published, not %u to %u", n, n_both, n_a > n_b ? n_a : n_b);
+    return "";
 }

@@ -29,6 +29,17 @@ struct model_seq {
     uint64_t block[M_ROW];
     uint32_t len[M_LAYERS];
     uint32_t token[M_LAYERS][M_TOKENS];
+    uint64_t adapter;
+    uint32_t prompt, n_ids, id[M_TOKENS];
+    uint32_t n_looked_at; /* leading blocks that are published, the last as serial parent */
+    uint64_t parent;
+};
+
+struct model_published {
+    uint64_t serial, parent, used; /* serial 0: none */
+    uint64_t block, adapter;
+    uint32_t tenant, index;
+    uint32_t id[M_BLOCK_TOKENS], token[M_LAYERS][M_BLOCK_TOKENS];
 };
 
 struct model_pending {
@@ -41,7 +52,9 @@ struct model_pending {
 struct model {
     struct model_seq seq[M_SLOTS];
     struct model_pending pending[M_SLOTS][M_LAYERS];
-    uint64_t next_block;
+    struct model_published published[M_BLOCKS];
+    uint64_t next_block, clock;
+    uint32_t n_hits, n_evicted, n_taken_back;
     uint32_t ended; /* the highest epoch of a closed sequence */
     uint64_t last_request;
     struct model_seen {
@@ -56,6 +69,7 @@ enum op_kind {
     OP_TRUNCATE,
     OP_CLOSE,
     OP_ADOPT,
+    OP_TOKENS,
     OP_RESERVE,
     OP_COMMIT,
     OP_CANCEL,
@@ -66,6 +80,8 @@ enum op_kind {
 struct op {
     enum op_kind kind;
     uint32_t slot, to_slot, layer, pos, n, owner, value_seed;
+    uint32_t prompt; /* whose ids are given */
+    uint64_t adapter;
     uint64_t request;
     bool will_commit;
 };
@@ -95,6 +111,10 @@ void model_recover(struct model *m);
 const char *model_difference(struct kv *kv, const struct model *m, const struct device *d);
 /* The same without the sharing. */
 const char *model_visible_difference(struct kv *kv, const struct model *m, const struct device *d);
+/* Empty, or why what is published is not what both have and what some of them has, or not as it
+ * was. */
+const char *model_published_difference(struct kv *kv, const struct model *a, const struct model *b,
+                                       const struct device *d);
 const char *op_text(const struct op *op);
 
 #endif

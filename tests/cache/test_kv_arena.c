@@ -201,6 +201,8 @@ static void block_counts_go_far_beyond_65536(void **state)
                           .max_blocks = 400000,
                           .max_sequences = 4,
                           .max_seq_blocks = 200000,
+                          .max_seq_tokens = 1,
+                          .max_block_tokens = 256,
                           .max_layers = 1,
                           .max_owners = 1,
                           .block_layout = 1};
@@ -256,6 +258,8 @@ static void the_name_index_holds_every_name_through_churn(void **state)
                           .max_blocks = 1,
                           .max_sequences = 1000,
                           .max_seq_blocks = 1,
+                          .max_seq_tokens = 4,
+                          .max_block_tokens = 4,
                           .max_layers = 1,
                           .max_owners = 1,
                           .block_layout = 1};

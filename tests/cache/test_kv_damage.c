@@ -116,7 +116,8 @@ static void derived_state_in_ruins_is_rebuilt(void **state)
         memset(g.copy + g.header.offset[KV_HEADS], 0xff, offsetof(struct kv_heads, stats));
         for (uint32_t i = 0; i < M_SEQUENCES; i++) {
             struct kv_seq_rec *s = &seq_recs(&g)[i];
-            s->n_outstanding = 0xffff;
+            s->n_outstanding = KV_MAX_OUTSTANDING;
+            s->has_ids = !s->has_ids;
             s->n_blocks = s->longest = s->journal_head = s->n_maybe_shared = UINT32_MAX;
         }
         struct kv *kv = open_copy(&g, seed);

@@ -81,6 +81,8 @@ static const struct kv_config config = {.max_pools = 1,
                                         .max_blocks = 8,
                                         .max_sequences = 4,
                                         .max_seq_blocks = 4,
+                                        .max_seq_tokens = 16,
+                                        .max_block_tokens = 4,
                                         .max_layers = 1,
                                         .max_owners = 1,
                                         .block_layout = 1};

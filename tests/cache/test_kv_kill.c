@@ -58,6 +58,33 @@ static const struct op script[] = {
     {.kind = OP_RECOVER},
     {.kind = OP_ADOPT, .slot = 0, .owner = 1},
     {.kind = OP_CLOSE, .slot = 0},
+    /* blocks are published by a commit, and by ids that come later; one is taken back and published
+     * again, one is written by a sequence that shares it, and all are evicted */
+    {.kind = OP_OPEN, .slot = 3, .n = 9},
+    {.kind = OP_RESERVE, .slot = 3, .layer = 0, .pos = 0, .n = 13, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 3, .layer = 0, .pos = 0, .n = 13},
+    {.kind = OP_RESERVE, .slot = 3, .layer = 1, .pos = 0, .n = 13, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 3, .layer = 1, .pos = 0, .n = 13},
+    {.kind = OP_TOKENS, .slot = 3, .pos = 9, .n = 4},
+    {.kind = OP_TRUNCATE, .slot = 3, .n = 6},
+    {.kind = OP_TOKENS, .slot = 3, .pos = 6, .n = 7},
+    {.kind = OP_RESERVE, .slot = 3, .layer = 0, .pos = 6, .n = 7, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 3, .layer = 0, .pos = 6, .n = 7},
+    {.kind = OP_RESERVE, .slot = 3, .layer = 1, .pos = 6, .n = 7, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 3, .layer = 1, .pos = 6, .n = 7},
+    {.kind = OP_OPEN, .slot = 4, .n = 16},
+    {.kind = OP_RESERVE, .slot = 4, .layer = 0, .pos = 7, .n = 8, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 4, .layer = 0, .pos = 7, .n = 8},
+    {.kind = OP_CLOSE, .slot = 3},
+    {.kind = OP_CLOSE, .slot = 4},
+    {.kind = OP_OPEN, .slot = 0},
+    {.kind = OP_RESERVE, .slot = 0, .layer = 0, .pos = 0, .n = 24, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 0, .layer = 0, .pos = 0, .n = 24},
+    {.kind = OP_CLOSE, .slot = 1},
+    {.kind = OP_OPEN, .slot = 4},
+    {.kind = OP_RESERVE, .slot = 4, .layer = 0, .pos = 0, .n = 24, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 4, .layer = 0, .pos = 0, .n = 24},
+    {.kind = OP_RECOVER},
 };
 #define N_SCRIPT (sizeof script / sizeof script[0])
 
@@ -104,6 +131,12 @@ static void check_state(uint64_t seed, uint32_t i, const struct model *must_be)
                  ? model_visible_difference(kv, &before, &stage->device)
                  : model_difference(kv, &before, &stage->device));
     snprintf(text[1], sizeof text[1], "%s", model_difference(kv, &after, &stage->device));
+    const char *published =
+        model_published_difference(kv, must_be == &stage->after ? &after : &before,
+                                   must_be == &stage->before ? &before : &after, &stage->device);
+    if (published[0] != '\0')
+        fail_msg("seed %llu op %u, %s: %s", (unsigned long long)seed, i, op_text(&stage->op),
+                 published);
     bool is_before = text[0][0] == '\0', is_after = text[1][0] == '\0';
     if (stats.damaged != 0 || stats.pools != 1 || (must_be == NULL && !is_before && !is_after) ||
         (must_be == &stage->before && !is_before) || (must_be == &stage->after && !is_after))

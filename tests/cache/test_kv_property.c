@@ -46,6 +46,8 @@ static void run_seed(uint64_t seed)
             fail_msg("seed %llu op %u, %s: kv_check: %s", (unsigned long long)seed, i, op_text(&op),
                      kv_last_error(kv));
         const char *diff = model_difference(kv, &m, &d);
+        if (diff[0] == '\0')
+            diff = model_published_difference(kv, &m, &m, &d);
         if (diff[0] != '\0')
             fail_msg("seed %llu op %u, %s: %s", (unsigned long long)seed, i, op_text(&op), diff);
         for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
@@ -70,6 +72,10 @@ static void run_seed(uint64_t seed)
     for (uint32_t kind = 0; kind < OP_N_KINDS; kind++)
         assert_true(n_ok[kind] > 0);
     assert_true(n_copies > 100 && n_noblocks > 100); /* the test is worth its name */
+    if (m.n_hits < 100 || m.n_evicted < 50 || m.n_taken_back < 1)
+        fail_msg("seed %llu: %u hits, %u evicted, %u taken back", (unsigned long long)seed,
+                 m.n_hits, m.n_evicted, m.n_taken_back);
+    assert_true(n_refused[OP_TOKENS] > 0);
     assert_true(n_refused[OP_OPEN] > 0 && n_refused[OP_FORK] > 0 && n_refused[OP_TRUNCATE] > 0 &&
                 n_refused[OP_RESERVE] > 0);
 }

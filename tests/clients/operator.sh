@@ -92,9 +92,9 @@ expect 1 "$ctl" trace "$dir/no/where"
 says 'trace: .*/no/where: No such file'
 
 expect 0 "$ctl" --json cache
-holds "all(p['free'] + p['used'] == p['blocks'] for p in x['cache']) and x['all']['blocks_used'] == sum(p['used'] for p in x['cache']) > 0"
+holds "all(p['free'] + p['cached'] + p['used'] == p['blocks'] for p in x['cache']) and x['all']['blocks_used'] == sum(p['used'] for p in x['cache']) > 0"
 expect 0 "$ctl" cache
-has '^name +blocks +free +used +bytes +sequences$'
+has '^name +blocks +free +cached +used +bytes +sequences$'
 has '^blocks_shared [0-9]+$'
 expect 0 "$ctl" --json tenants
 holds "x == {'tenants': []}"

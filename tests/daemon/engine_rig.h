@@ -116,9 +116,11 @@ const Attnd__Reply *rig_call(struct rig *r, Attnd__Request *h);
 /* The requests (rig_requests.c). */
 uint64_t rig_hello(struct rig *r, const char *name); /* a session */
 uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks);
+uint64_t rig_send_open_with(struct rig *r, uint64_t seq, const struct kv_tokens *t);
 const Attnd__Reply *rig_make_pool(struct rig *r, const char *name); /* the whole reply */
 /* each returns the status of the reply */
 attn_status rig_open_seq(struct rig *r, uint64_t seq);
+attn_status rig_tokens(struct rig *r, uint64_t seq, uint32_t pos, const uint32_t *ids, uint32_t n);
 attn_status rig_close_seq(struct rig *r, uint64_t seq, uint32_t epoch);
 attn_status rig_fork(struct rig *r, uint64_t seq, uint64_t new_seq, uint32_t len);
 attn_status rig_truncate(struct rig *r, uint64_t seq, uint32_t len);

@@ -65,10 +65,18 @@ static attn_status status_of(struct rig *r, uint64_t id)
 
 uint64_t rig_send_open(struct rig *r, uint64_t seq)
 {
+    return rig_send_open_with(r, seq, &(struct kv_tokens){0});
+}
+
+uint64_t rig_send_open_with(struct rig *r, uint64_t seq, const struct kv_tokens *t)
+{
     Attnd__Open b = ATTND__OPEN__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     b.seq = seq;
     b.pool = r->pool;
+    b.tokens = (uint32_t *)(uintptr_t)t->ids;
+    b.n_tokens = t->n;
+    b.adapter = t->adapter;
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_OPEN;
     h.open = &b;
@@ -100,6 +108,21 @@ uint64_t rig_send_close(struct rig *r, uint64_t seq)
 attn_status rig_close_seq(struct rig *r, uint64_t seq, uint32_t epoch)
 {
     return status_of(r, send_close(r, seq, epoch));
+}
+
+attn_status rig_tokens(struct rig *r, uint64_t seq, uint32_t pos, const uint32_t *ids, uint32_t n)
+{
+    Attnd__Tokens b = ATTND__TOKENS__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.seq = seq;
+    b.epoch = rig_epoch(r, seq);
+    b.pos = pos;
+    b.tokens = (uint32_t *)(uintptr_t)ids;
+    b.n_tokens = n;
+    h.session = r->session;
+    h.body_case = ATTND__REQUEST__BODY_TOKENS;
+    h.tokens = &b;
+    return status_of(r, rig_send(r, &h, NULL, 0));
 }
 
 static uint64_t send_fork(struct rig *r, uint64_t seq, uint64_t new_seq, const uint32_t *len)

@@ -120,6 +120,18 @@ FILL(open)
 {
     REQUEST(open, OPEN, Attnd__Open, attnd__open__init, .seq = SEQ_A, .pool = 1);
 }
+FILL(open_with_tokens)
+{
+    static uint32_t ids[] = {128000, 9906, 1917};
+    REQUEST(open, OPEN, Attnd__Open, attnd__open__init, .seq = SEQ_A, .pool = 1, .n_tokens = N(ids),
+            .tokens = ids, .adapter = 0x1122334455667788);
+}
+FILL(tokens)
+{
+    static uint32_t ids[] = {0, 300, 4294967295};
+    REQUEST(tokens, TOKENS, Attnd__Tokens, attnd__tokens__init, .seq = SEQ_A, .epoch = 1, .pos = 3,
+            .n_tokens = N(ids), .tokens = ids);
+}
 FILL(fork)
 {
     REQUEST(fork, FORK, Attnd__Fork, attnd__fork__init, .seq = SEQ_A, .epoch = 1, .new_seq = SEQ_B,
@@ -276,6 +288,9 @@ const struct sample samples[] = {
      fill_pool_create_dilated},
     {"request_pool_describe", "a pool by name", false, 0, fill_pool_describe},
     {"request_open", "a new sequence", false, 0, fill_open},
+    {"request_open_with_tokens", "a new sequence of three tokens, with an adapter", false, 0,
+     fill_open_with_tokens},
+    {"request_tokens", "which tokens are at 3, 4 and 5", false, 0, fill_tokens},
     {"request_fork", "the first 48 tokens under a new name", false, 0, fill_fork},
     {"request_truncate", "back to 33 tokens", false, 0, fill_truncate},
     {"request_close", "a sequence is given up", false, 0, fill_close},

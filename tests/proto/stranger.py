@@ -324,6 +324,46 @@ def sequences_and_steps(w):
     return seq, other
 
 
+def prefixes(w, other_worker):
+    """What one worker has computed the other begins with; blocks are of 16 tokens."""
+    ids = [random.getrandbits(32) for _ in range(20)]
+    seq, other, third = (random.getrandbits(64) for _ in range(3))
+
+    def opening(name, n, adapter):
+        body = fixed64(1, name) + uint(2, w.pool) + blob(3, b"".join(varint(i) for i in ids[:n]))
+        return blob(13, body + fixed64(4, adapter))
+
+    def told(first, tokens):
+        body = fixed64(1, seq) + uint(2, epoch) + uint(3, first)
+        return blob(24, body + blob(4, b"".join(varint(i) for i in tokens)))
+
+    reply, _ = w.call(opening(seq, 10, 7))
+    expect(reply, OK)
+    epoch = fields(reply[12])[1]
+    assert 4 not in fields(reply[12])
+    cache = []
+    for layer in range(LAYERS):
+        k, v = rows(20, KV_HEADS, DK), rows(20, KV_HEADS, DV)
+        cache.append((k, v))
+        expect(w.step(layer, [(seq, epoch, 0, 20)], APPEND, None, k, v)[0], OK)
+    expect(w.call(told(11, ids[11:]))[0], EINVAL, "pos 11")
+    expect(w.call(told(9, [ids[9] ^ 1]))[0], EINVAL, "token 9")
+    expect(w.call(told(8, ids[8:]))[0], OK)
+    expect(w.call(told(8, ids[8:]))[0], OK)
+    reply, _ = other_worker.call(opening(third, 20, 8))
+    assert 4 not in fields(reply[12])  # another adapter's
+    reply, _ = other_worker.call(opening(other, 20, 7))
+    expect(reply, OK)
+    got = fields(reply[12])
+    assert got[4] == 16
+    for layer, (k, v) in enumerate(cache):
+        q = rows(4, HEADS, DK)
+        item = [(other, got[1], 16, 4)]
+        reply, out, lse = other_worker.step(layer, item, APPEND | ATTEND | LSE, q, k[16:], v[16:])
+        expect(reply, OK)
+        check_rows(SPECS[layer], q, 16, k, v, out, lse)
+
+
 def adoption(w, other_worker, seq):
     reply, _ = other_worker.call(blob(17, fixed64(1, seq)))
     expect(reply, OK)
@@ -427,6 +467,7 @@ def main():
             assert w.pool == other.pool and w.session != other.session
             seq, _ = sequences_and_steps(w)
             sequences_and_steps(other)
+            prefixes(w, other)
             adoption(w, other, seq)
             refusals(w)
             refusals(other)

@@ -103,6 +103,22 @@ static void take_step(struct ask *a)
     }
 }
 
+static void take_open(struct ask *a, const Attnd__Reply *r)
+{
+    struct seq *s = a->seq;
+    uint32_t n = a->n_cached = r->seq->cached_tokens;
+    if (n > 0 && (n >= a->len || n % BLOCK_TOKENS != 0))
+        is_wrong(a, r, "it begins with too many tokens");
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        s->len[l] = n;
+        for (uint32_t i = 0; i < n; i++)
+            s->token[l][i] = prompt_token(s->prompt, l, i, NULL, NULL);
+    }
+    s->epoch = a->epoch;
+    s->is_open = true;
+    sim_counts.cached_tokens += n;
+}
+
 static void take_fork(struct ask *a, const Attnd__Reply *r)
 {
     struct seq *s = a->new_seq;
@@ -114,6 +130,7 @@ static void take_fork(struct ask *a, const Attnd__Reply *r)
         s->len[l] = a->len;
         memcpy(s->token[l], a->seq->token[l], a->len * sizeof s->token[l][0]);
     }
+    s->prompt = prompt_like(a->seq->prompt, a->len);
     s->epoch = r->seq->epoch;
     s->is_open = true;
     sim_counts.forks++;
@@ -126,6 +143,7 @@ static void take_truncate(struct ask *a, const Attnd__Reply *r)
         is_wrong(a, r, "a truncation did not raise the epoch by one");
     for (uint32_t l = 0; l < N_LAYERS; l++)
         s->len[l] = s->len[l] < a->len ? s->len[l] : a->len;
+    s->prompt = prompt_like(s->prompt, a->len);
     s->epoch = r->seq->epoch;
     s->is_unsure = false;
     sim_counts.truncates++;
@@ -173,7 +191,7 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
     const Attnd__Reply *r = w->header;
     bool has_seq = r->body_case == ATTND__REPLY__BODY_SEQ && r->seq != NULL;
     bool wants_seq = a->kind == ASK_OPEN || a->kind == ASK_FORK || a->kind == ASK_TRUNCATE ||
-                     a->kind == ASK_ADOPT;
+                     a->kind == ASK_ADOPT || a->kind == ASK_TOKENS;
     if (wants_seq && !has_seq)
         is_wrong(a, r, "the answer has no body");
     a->epoch = wants_seq ? r->seq->epoch : 0;
@@ -185,8 +203,7 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
         a->peer->pool = r->pool->pool;
         break;
     case ASK_OPEN:
-        a->seq->epoch = a->epoch;
-        a->seq->is_open = true;
+        take_open(a, r);
         break;
     case ASK_FORK:
         take_fork(a, r);
@@ -200,6 +217,8 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
         break;
     case ASK_ADOPT:
         take_adopt(a, r);
+        break;
+    case ASK_TOKENS:
         break;
     case ASK_STEP:
         take_step(a);
@@ -271,7 +290,9 @@ static void check_copy(const struct ask *a, const struct wire_reply *w)
         return;
     if (a->kind == ASK_GAP || a->kind == ASK_STALE)
         is_wrong(a, r, "a copy of it was carried out");
-    if (r->body_case == ATTND__REPLY__BODY_SEQ && r->seq->epoch != a->epoch)
+    if (r->body_case == ATTND__REPLY__BODY_SEQ &&
+        (r->seq->epoch != a->epoch ||
+         (a->kind == ASK_OPEN && r->seq->cached_tokens != a->n_cached)))
         is_wrong(a, r, "a copy of it has another answer");
 }
 

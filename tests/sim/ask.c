@@ -3,8 +3,8 @@
 
 #include "model.h"
 
-const char *const ask_kinds[] = {"hello", "pool",  "open", "fork", "truncate",
-                                 "close", "adopt", "step", "gap",  "stale"};
+const char *const ask_kinds[] = {"hello", "pool",   "open", "fork", "truncate", "close",
+                                 "adopt", "tokens", "step", "gap",  "stale"};
 
 bool seq_is_quiet(const struct seq *s)
 {
@@ -116,6 +116,38 @@ static struct seq *seq_new(struct peer *p)
     return NULL;
 }
 
+/* Prompt n parts from those above it after 16 n + 3 tokens, inside of a block. */
+static uint32_t way_of(uint32_t prompt, uint32_t pos)
+{
+    return pos >= 2 * BLOCK_TOKENS * prompt + 3 ? prompt : 0;
+}
+
+uint32_t prompt_like(uint32_t prompt, uint32_t len)
+{
+    uint32_t other = 1 + sim_below(N_PROMPTS);
+    bool is_like = len == 0 || way_of(other, len - 1) == way_of(prompt, len - 1);
+    return prompt != 0 && is_like ? other : prompt;
+}
+
+static const uint32_t *ids_of(uint32_t prompt)
+{
+    static uint32_t ids[MAX_LEN];
+    for (uint32_t i = 0; i < MAX_LEN; i++)
+        ids[i] = i * 1000003 + way_of(prompt, i);
+    return ids;
+}
+
+uint64_t prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v)
+{
+    float own[2][KV_FLOATS];
+    float *to[] = {k != NULL ? k : own[0], v != NULL ? v : own[1]};
+    uint64_t x = ((uint64_t)layer << 40) + (way_of(prompt, pos) << 20) + pos;
+    for (uint32_t part = 0; part < 2; part++)
+        for (uint32_t i = 0; i < KV_FLOATS; i++)
+            to[part][i] = (float)((x = sim_mix(x + 1)) & 0xffff);
+    return device_token(to[0], KV_FLOATS * sizeof(float), to[1], KV_FLOATS * sizeof(float));
+}
+
 struct ask *ask_open(struct peer *p)
 {
     Attnd__Open b = ATTND__OPEN__INIT;
@@ -126,10 +158,35 @@ struct ask *ask_open(struct peer *p)
         return NULL;
     b.seq = s->name;
     b.pool = p->pool;
+    s->prompt = sim_chance(500) ? 1 + sim_below(N_PROMPTS) : 0;
+    if (s->prompt != 0 && sim_chance(800)) {
+        b.n_tokens = a->len = sim_below(MAX_LEN + 1);
+        b.tokens = (uint32_t *)(uintptr_t)ids_of(s->prompt);
+    }
     a->seq = s;
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_OPEN;
     h.open = &b;
+    return send(a, &h, NULL, 0);
+}
+
+struct ask *ask_tokens(struct seq *s)
+{
+    Attnd__Tokens b = ATTND__TOKENS__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    if (s->prompt == 0 || s->control != NULL || s->is_unsure)
+        return NULL;
+    struct ask *a = ask_new(s->owner, ASK_TOKENS);
+    if (a == NULL)
+        return NULL;
+    b.seq = s->name;
+    b.epoch = s->epoch;
+    b.n_tokens = a->len = 1 + sim_below(MAX_LEN);
+    b.tokens = (uint32_t *)(uintptr_t)ids_of(s->prompt);
+    a->seq = s;
+    s->control = a;
+    h.body_case = ATTND__REQUEST__BODY_TOKENS;
+    h.tokens = &b;
     return send(a, &h, NULL, 0);
 }
 
@@ -247,6 +304,15 @@ static void expect_rows(struct ask *a, uint32_t i, uint32_t row, const float *q)
     }
 }
 
+static uint64_t make_token(const struct seq *s, uint32_t layer, uint32_t pos, float *k, float *v)
+{
+    if (s->prompt != 0)
+        return prompt_token(s->prompt, layer, pos, k, v);
+    fill(k, KV_FLOATS);
+    fill(v, KV_FLOATS);
+    return device_token(k, KV_FLOATS * sizeof *k, v, KV_FLOATS * sizeof *v);
+}
+
 /* Sends a step whose items, layer and flags are set; epoch_off is added to the epochs. */
 static struct ask *send_step(struct ask *a, uint32_t epoch_off)
 {
@@ -279,11 +345,10 @@ static struct ask *send_step(struct ask *a, uint32_t epoch_off)
     if (a->flags & WIRE_STEP_APPEND) {
         float *k = (float *)(void *)(payload + l.k_offset);
         float *v = (float *)(void *)(payload + l.v_offset);
-        fill(k, (size_t)n * KV_FLOATS);
-        fill(v, (size_t)n * KV_FLOATS);
-        for (uint32_t t = 0; t < n; t++)
-            a->tokens[t] = device_token(k + t * KV_FLOATS, KV_FLOATS * sizeof *k, v + t * KV_FLOATS,
-                                        KV_FLOATS * sizeof *v);
+        for (uint32_t i = 0, t = 0; i < a->n_items; i++)
+            for (uint32_t pos = a->pos[i]; pos < a->pos[i] + a->n_tokens[i]; pos++, t++)
+                a->tokens[t] =
+                    make_token(a->of[i], a->layer, pos, k + t * KV_FLOATS, v + t * KV_FLOATS);
     }
     if (a->flags & WIRE_STEP_ATTEND) {
         float *q = (float *)(void *)(payload + l.q_offset);

@@ -16,6 +16,7 @@ enum {
     Q_FLOATS = Q_HEADS * HEAD_DIM,
     KV_FLOATS = KV_HEADS * HEAD_DIM,
     MAX_LEN = 200,
+    N_PROMPTS = 3,
     MAX_SEQS = 6, /* of a client */
     MAX_ITEMS = 4, /* of a step */
     MAX_ASKS = 4096, /* of a client */
@@ -31,6 +32,7 @@ struct seq {
     uint64_t name;
     struct peer *owner;
     uint32_t epoch;
+    uint32_t prompt; /* that its tokens are, of 1 to N_PROMPTS; 0: tokens like no others */
     uint32_t len[N_LAYERS];
     uint64_t token[N_LAYERS][MAX_LEN];
     struct ask *step[N_LAYERS]; /* on its way */
@@ -50,6 +52,7 @@ enum ask_kind {
     ASK_TRUNCATE,
     ASK_CLOSE,
     ASK_ADOPT,
+    ASK_TOKENS,
     ASK_STEP,
     ASK_GAP, /* steps that must be refused: past the end, at an epoch that is over */
     ASK_STALE,
@@ -68,10 +71,10 @@ struct ask {
     bool is_answered; /* for good, or given up */
     bool is_void; /* its session is over, or it was given up: late answers say nothing */
     attn_status status; /* of the answer */
-    uint32_t epoch; /* that the answer has told */
+    uint32_t epoch, n_cached; /* that the answer has told */
 
     struct seq *seq, *new_seq; /* of requests that are no steps */
-    uint32_t len; /* of fork and truncate */
+    uint32_t len; /* of fork and truncate; of open and tokens: of how many it told the ids */
     bool is_resuming; /* hello */
     /* a step */
     uint32_t layer, flags, n_items;
@@ -104,6 +107,7 @@ extern uint32_t n_peers;
 struct ask *ask_hello(struct peer *p);
 struct ask *ask_pool(struct peer *p);
 struct ask *ask_open(struct peer *p);
+struct ask *ask_tokens(struct seq *s);
 struct ask *ask_fork(struct peer *p, struct seq *src);
 struct ask *ask_truncate(struct seq *s, uint32_t len);
 struct ask *ask_close(struct seq *s);
@@ -111,6 +115,10 @@ struct ask *ask_adopt(struct peer *p, struct seq *s);
 struct ask *ask_append(struct peer *p);
 struct ask *ask_attend(struct seq *s, uint32_t layer, uint32_t pos, uint32_t n);
 struct ask *ask_wrong(struct seq *s, enum ask_kind kind);
+/* What a token of a prompt is in a layer, as device_token says it; k and v may be NULL. */
+uint64_t prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v);
+/* A prompt that begins with the same len tokens. */
+uint32_t prompt_like(uint32_t prompt, uint32_t len);
 bool seq_is_quiet(const struct seq *s); /* nothing of it is on its way */
 
 /* answer.c */

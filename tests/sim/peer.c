@@ -285,7 +285,9 @@ static void do_something(struct peer *p)
         ask_fork(p, s);
     } else if (what < 840) {
         ask_truncate(s, sim_below(longest(s) + 1));
-    } else if (what < 910) {
+    } else if (what < 870) {
+        ask_tokens(s);
+    } else if (what < 915) {
         ask_close(s);
     } else if (what < 950) {
         adopt_something(p);

@@ -71,6 +71,14 @@ plant(15 daemon/sp_peer.c "        STAILQ_REMOVE_HEAD(&p->replies, queued);
 plant(16 daemon/engine_answer.c "        fill_failed_rows(t);" "        if (sim_bug != 16)\n            fill_failed_rows(t);")
 # an item of another epoch is not refused
 plant(17 daemon/engine_step.c "    if (info->epoch != s->epoch[i]) {" "    if (sim_bug != 17 && info->epoch != s->epoch[i]) {")
+# a block is published when one layer has it
+plant(18 cache/prefix.c "i-- > 0 && n > 0;)" "i-- > 0 && n > 0 && sim_bug != 18;)")
+# a published block is written to
+plant(19 cache/append.c "    take_back(kv, seq.index, p, pos, past);" "    if (sim_bug != 19)\n        take_back(kv, seq.index, p, pos, past);")
+# an evicted block can still be found
+plant(20 cache/lru.c "    kv_unpublish(kv, p, block); /*" "    if (sim_bug != 20)\n        kv_unpublish(kv, p, block); /*")
+# truncation keeps token ids
+plant(21 cache/seq.c "        if (g->n_ids > len)" "        if (g->n_ids > len && sim_bug != 21)")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)

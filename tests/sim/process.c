@@ -82,7 +82,7 @@ void process_check(void)
     if (kv_check(kv) != ATTN_OK)
         sim_fail("the cache's books are wrong: %s", kv_last_error(kv));
     kv_stats_read(kv, &s);
-    if (s.blocks_total != s.blocks_free + s.blocks_used)
+    if (s.blocks_total != s.blocks_free + s.blocks_used + s.blocks_cached)
         sim_fail("%llu blocks, %llu free and %llu used", (unsigned long long)s.blocks_total,
                  (unsigned long long)s.blocks_free, (unsigned long long)s.blocks_used);
     for (size_t i = 0; i < STATS_N_STATUS; i++)

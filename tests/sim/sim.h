@@ -97,6 +97,7 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(adoptions)                                                                                   \
     X(truncates)                                                                                   \
     X(forks)                                                                                       \
+    X(cached_tokens)                                                                               \
     X(closes)                                                                                      \
     X(sessions_lost)                                                                               \
     X(cache_checks)

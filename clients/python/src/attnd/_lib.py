@@ -127,6 +127,15 @@ class Seq(Structure):
     _fields_ = [("id", c_uint64), ("epoch", c_uint32), ("reserved", c_uint32)]
 
 
+class Tokens(Structure):
+    _fields_ = [
+        ("ids", POINTER(c_uint32)),
+        ("n", c_uint32),
+        ("reserved", c_uint32),
+        ("adapter", c_uint64),
+    ]
+
+
 class Item(Structure):
     _fields_ = [
         ("seq", Seq),
@@ -250,6 +259,14 @@ _FUNCTIONS = {
     "attn_pool_spec_of": (POINTER(PoolSpec), [c_void_p]),
     "attn_pool_free_blocks": (c_uint32, [c_void_p]),
     "attn_seq_open": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(Seq)]),
+    "attn_seq_open_with": (
+        c_int,
+        [c_void_p, c_uint64, POINTER(Tokens), c_uint64, POINTER(Seq), POINTER(c_uint32)],
+    ),
+    "attn_seq_tokens": (
+        c_int,
+        [c_void_p, POINTER(Seq), c_uint32, POINTER(c_uint32), c_uint32, c_uint64],
+    ),
     "attn_seq_fork": (
         c_int,
         [c_void_p, POINTER(Seq), c_uint64, c_uint32, c_uint64, POINTER(Seq), POINTER(c_uint32)],

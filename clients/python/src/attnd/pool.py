@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _lib
 from ._handle import (
+    U32_MAX,
     U64_MAX,
     Closing,
     Guard,
@@ -40,10 +41,12 @@ class Sequence(Closing, NotPicklable):
     id         unique among all clients of the daemon
     epoch      raised by each adoption and truncation; holders of an older one get StaleEpochError
     layer_len  tokens of each layer when it was forked or adopted, else ()
+    n_cached   tokens that every layer had when it was opened
     """
 
-    def __init__(self, pool: Pool, c: _lib.Seq, layer_len: tuple[int, ...] = ()):
+    def __init__(self, pool: Pool, c: _lib.Seq, layer_len: tuple[int, ...] = (), n_cached: int = 0):
         self.pool = pool
+        self.n_cached = n_cached
         self.id: int = c.id
         self.epoch: int = c.epoch
         self.layer_len = layer_len
@@ -80,6 +83,20 @@ class Sequence(Closing, NotPicklable):
             return Sequence(pool, new, tuple(lens))
 
         return interruptible(fork, Sequence._forget, pool._inside())
+
+    def set_tokens(self, pos: int, tokens: Iterable[int], *, timeout: float | None = None) -> None:
+        """Says which tokens are at pos and behind, appended already or not.
+
+        Full blocks of known tokens are shared with sequences that are opened with the same ones.
+        Raises InvalidArgumentError: those before pos are not known, or one is known as another.
+        """
+        pool, c = self.pool, self._c()
+        pos, us, ids = whole("pos", pos, U32_MAX), timeout_us(timeout), _token_ids(tokens)
+
+        def set_tokens() -> None:
+            check(pool._lib.attn_seq_tokens(pool._handle, ctypes.byref(c), pos, ids, len(ids), us))
+
+        interruptible(set_tokens, guard=pool._inside())
 
     def truncate(self, n_tokens: int, *, timeout: float | None = None) -> None:
         """Forgets tokens from n_tokens on, in every layer, and raises the epoch."""
@@ -120,6 +137,13 @@ class Sequence(Closing, NotPicklable):
 
 def _random_id() -> int:
     return int.from_bytes(os.urandom(8), "little")
+
+
+def _token_ids(tokens: Iterable[int]) -> Any:
+    """As libattn takes them: of a list, or of an array or tensor of one dimension."""
+    tolist = getattr(tokens, "tolist", None)
+    ids = tolist() if tolist is not None else list(tokens)
+    return (ctypes.c_uint32 * len(ids))(*(whole("token", t, U32_MAX) for t in ids))
 
 
 class _Both:
@@ -173,18 +197,40 @@ class Pool(Closing, NotPicklable):
 
     # ---- sequences
 
-    def open(self, seq_id: int | None = None, *, timeout: float | None = None) -> Sequence:
-        """A new, empty sequence; seq_id None: a random id.
+    def open(
+        self,
+        seq_id: int | None = None,
+        *,
+        tokens: Iterable[int] = (),
+        adapter: int = 0,
+        timeout: float | None = None,
+    ) -> Sequence:
+        """A new sequence; seq_id None: a random id.
+
+        With the ids of its first tokens it begins with what the cache has of them: every layer has
+        n_cached tokens, less than were given, and the worker appends from there on. Equal tokens
+        must have equal k and v; adapter is a number for what else those depend on (a LoRA, an
+        image in the prompt).
 
         Raises AlreadyExistsError, OverloadedError, DrainingError.
         """
         seq_id = _random_id() if seq_id is None else whole("seq_id", seq_id, U64_MAX)
-        us = timeout_us(timeout)
+        us, ids = timeout_us(timeout), _token_ids(tokens)
+        known = _lib.Tokens(ids, len(ids), 0, whole("adapter", adapter, U64_MAX))
 
         def open_seq() -> Sequence:
-            c = _lib.Seq()
-            check(self._lib.attn_seq_open(self._handle, seq_id, us, ctypes.byref(c)))
-            return Sequence(self, c)
+            c, n_cached = _lib.Seq(), ctypes.c_uint32()
+            check(
+                self._lib.attn_seq_open_with(
+                    self._handle,
+                    seq_id,
+                    ctypes.byref(known),
+                    us,
+                    ctypes.byref(c),
+                    ctypes.byref(n_cached),
+                )
+            )
+            return Sequence(self, c, n_cached=n_cached.value)
 
         return interruptible(open_seq, Sequence._forget, self._inside())
 

@@ -13,7 +13,8 @@ from ._calls import Probe
 from ._handed import refuse
 from ._minimax import cache_class
 from ._pool import BLOCK_TOKENS, Pools, pool_specs
-from ._states import KINDS
+from ._prefix import weights_digest
+from ._states import KINDS, States
 from ._switch import Switch
 from ._worker import Worker
 
@@ -60,6 +61,7 @@ def attach(
     is_batch_invariant: bool = False,
     lane: bool | None = None,
     graphs: bool = False,
+    share_prefixes: bool = False,
 ) -> Worker:
     """Makes a pool for a causal language model, or one for each geometry that its layers have, and
     has the model attend through them.
@@ -75,6 +77,10 @@ def attach(
     graphs  decode steps of generate() and Worker.forward() are captured in CUDA graphs, over a lane,
             and replayed: the host's part of a step no longer grows with the layers. The model's
             weights stay where they are meanwhile, and hooks on its parts are not called
+    share_prefixes  what the cache has of a prompt is not computed again, whichever worker of the same
+            tenant computed it, as long as there is room: leading blocks of tokens that are equal.
+            Workers share if config and weights are the same to the bit, which attach() looks at;
+            they must not change while it is attached
     others  as in PoolSpec
 
     A pool of the same geometry that is large enough is shared. One that is too small stays as it is,
@@ -91,6 +97,8 @@ def attach(
         raise ValueError(f"n_tokens is {n_tokens} and n_blocks is {n_blocks}, expected one of them")
     if graphs and lane is False:
         raise ValueError("graphs is True and lane is False: steps are captured over a lane")
+    if share_prefixes and States(model.config.get_text_config()).layers:
+        raise refuse("share_prefixes=True, and a model with recurrent or convolution states")
     size = n_blocks or -(-n_tokens // (block_tokens or BLOCK_TOKENS))
     _check_config(model.config)
     switch = Switch(model)
@@ -111,7 +119,10 @@ def attach(
         if isinstance(client, str):
             client = owned = _client.connect(client)
         pools = Pools(client, specs, size, is_named=bool(name))
-        return Worker(model, client, pools, owned is not None, switch, probe.seen, lane, graphs)
+        adapter = weights_digest(model) if share_prefixes else None
+        return Worker(
+            model, client, pools, owned is not None, switch, probe.seen, lane, graphs, adapter
+        )
     except BaseException:
         switch.back()
         if owned is not None:

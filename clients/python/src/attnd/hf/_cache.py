@@ -15,6 +15,7 @@ from ..errors import SequenceGoneError
 from ..pool import Sequence
 from ._calls import Mask, Seen, n_queries
 from ._handed import Update, hand, refuse, refuse_attribute
+from ._prefix import Told
 from ._rows import Plan, Row, close_all, fork_rows, open_rows
 from ._states import States
 
@@ -44,6 +45,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._plan: Plan | None = None
         self._has_mask = False
         self._is_recorded = False
+        self.told = None if worker.adapter is None else Told(self, worker.adapter)
 
     # ---- what transformers asks
 
@@ -115,6 +117,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         if keep >= now:
             return
         keep = max(keep, 0)
+        if self.told is not None:
+            self.told.crop(keep)
         # layers may differ: an early exit leaves the last ones behind
         longest = self.worker.pools.longest(self._columns)
         for row, pad in zip(self.rows, self.pads):
@@ -137,6 +141,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._plan, self._has_mask = None, False
         self.states = States(self.worker.config)
         self.layers = self.states.layers
+        if self.told is not None:
+            self.told.forget()
         return sequences
 
     def close(self) -> None:
@@ -157,6 +163,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         other.states = copy.deepcopy(self.states, memo)
         other.layers = other.states.layers
         other._has_mask = self._has_mask
+        if self.told is not None and other.told is not None:
+            self.told.copy_to(other.told)
         return other
 
     def __getattr__(self, name: str) -> Any:
@@ -182,6 +190,8 @@ class Cache(Closing, _TransformersCache, NotPicklable):
 
     def _select(self, rows: list[int]) -> None:
         self.worker.layers.wait()
+        if self.told is not None:
+            self.told.select(rows)
         old = self.rows
         again = [i for i, row in enumerate(rows) if row in rows[:i]]
         new = [old[row] for row in rows]
@@ -192,6 +202,14 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         self._plan = None
         left = set(range(len(old))) - set(rows)
         close_all(seq for i in left for seq in old[i])
+
+    def begin_at(self, rows: list[Row], pads: list[int], column: int) -> None:
+        """An empty cache has these rows, of so many columns."""
+        self.rows, self.pads = rows, pads
+        self._columns = dict.fromkeys(self._columns, column)
+
+    def _open_rows(self, n: int) -> list[Row]:
+        return open_rows(self.worker.pools.all, n, self.worker.adapter or 0)
 
     def _check_padding(self, mask: Mask, batch_size: int) -> None:
         """Finds the left padding in the first mask, and that later ones agree with it."""
@@ -218,7 +236,7 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         elif self._has_mask:
             raise refuse("attention_mask was given before and is missing now")
         if not self.rows:
-            self.rows, self.pads = open_rows(self.worker.pools.all, batch_size), pads
+            self.rows, self.pads = self._open_rows(batch_size), pads
             return
         if len(self.rows) != batch_size:
             raise refuse(f"a batch of {batch_size} rows on a cache of {len(self.rows)}")

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 Row = Tuple[Sequence, ...]  # one of each pool
 
 
-def open_rows(pools: list[Pool], n: int) -> list[Row]:
+def open_rows(pools: list[Pool], n: int, adapter: int = 0) -> list[Row]:
     """New rows, of no tokens."""
     rows: list[Row] = []
     opened: list[Sequence] = []
     try:
         for _ in range(n):
             for pool in pools:
-                opened.append(pool.open())
+                opened.append(pool.open(adapter=adapter))
             rows.append(tuple(opened[-len(pools) :]))
     except BaseException:
         close_all(opened)

@@ -135,6 +135,8 @@ def _before_forward(
         cache = _thread.generating.cache_for(worker(), cache)
         kwargs = {**kwargs, "past_key_values": cache}
     if isinstance(cache, Cache):
+        if cache.told is not None and module is cache.worker.model:
+            kwargs = cache.told.before(args, kwargs)
         cache.states.begin(module)
     return args, kwargs
 
@@ -144,6 +146,8 @@ def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) 
     cache = kwargs.get("past_key_values")
     if isinstance(cache, Cache):
         cache.states.end(module)
+        if cache.told is not None and module is cache.worker.model:
+            cache.told.after(kwargs)
 
 
 class Worker(Closing, NotPicklable):
@@ -163,12 +167,14 @@ class Worker(Closing, NotPicklable):
         seen: dict[int, Seen],
         lane: bool | None = None,
         graphs: bool = False,
+        adapter: int | None = None,
     ):
         self.model = model
         self.client = client
         self.config = switch.config
         self.seen = seen
         self.first_layer = min(seen)
+        self.adapter = adapter  # None: prompts are not shared
         self.pools = pools
         self.max_tokens, self.max_items = _step_limits(client, pools.all)
         self.is_closed = False

@@ -1,0 +1,270 @@
+/* prefix.c: published blocks: what a sequence has computed, others of its tenant need not.
+ *
+ * A full block whose token ids are known is published once every layer has it. Its key is a keyed
+ * hash of the key before it and of its ids; the first one's, of pool, tenant and adapter. The key
+ * only finds candidates: a block is taken if its own ids are the ones asked for, and if the block
+ * before it is the very publication that was taken before, which its serial tells. So equal keys of
+ * unequal tokens serve nothing wrong.
+ *
+ * Nobody writes to a published block. Who has the only reference takes the publication back first,
+ * others copy the block (append.c). Two sequences may compute the same block side by side; the
+ * second one's stays its own, and goes when it is closed.
+ *
+ * A record and its ids are written whole while the state is free; the state publishes them.
+ */
+#include "cache/kv_internal.h"
+
+#include <sodium.h>
+#include <string.h>
+
+#ifdef KV_PREFIX_KEY_BITS /* of a key, so that unlike blocks have the same: for tests */
+enum { KEY_BITS = KV_PREFIX_KEY_BITS };
+#else
+enum { KEY_BITS = 64 };
+#endif
+
+struct prefix_key {
+    uint64_t word[2];
+};
+
+static const uint8_t no_salt[crypto_generichash_blake2b_SALTBYTES];
+static const uint8_t root_domain[crypto_generichash_blake2b_PERSONALBYTES] = "attnd root";
+static const uint8_t block_domain[crypto_generichash_blake2b_PERSONALBYTES] = "attnd block";
+static_assert(sizeof(struct prefix_key) >= crypto_generichash_blake2b_BYTES_MIN, "a key's size");
+
+static void hash_begin(const struct kv *kv, crypto_generichash_blake2b_state *h,
+                       const uint8_t *domain)
+{
+    crypto_generichash_blake2b_init_salt_personal(h, kv->secret, sizeof kv->secret,
+                                                  sizeof(struct prefix_key), no_salt, domain);
+}
+
+static struct prefix_key hash_end(crypto_generichash_blake2b_state *h)
+{
+    struct prefix_key k;
+    crypto_generichash_blake2b_final(h, (uint8_t *)&k, sizeof k);
+    if (KEY_BITS < 64) {
+        k.word[0] &= (UINT64_C(1) << KEY_BITS % 64) - 1;
+        k.word[1] = 0;
+    }
+    return k;
+}
+
+/* What a block's key is chained to where no block is before it. */
+static struct prefix_key root_key(const struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
+                                  uint64_t adapter)
+{
+    const uint64_t words[] = {p->seal, p->generation, tenant, adapter};
+    crypto_generichash_blake2b_state h;
+    hash_begin(kv, &h, root_domain);
+    crypto_generichash_blake2b_update(&h, (const uint8_t *)words, sizeof words);
+    return hash_end(&h);
+}
+
+/* A walk along the blocks of some tokens. */
+struct walk {
+    const struct kv_pool_rec *p;
+    uint32_t tenant;
+    uint64_t adapter;
+    const uint32_t *ids; /* of the whole sequence */
+    uint32_t index; /* of the next block */
+    uint64_t serial; /* of the publication before it; 0: it is the first */
+    struct prefix_key key; /* the next block's, once computed */
+    crypto_generichash_blake2b_state begun;
+};
+
+static void walk_begin(const struct kv *kv, struct walk *w, uint32_t block_before)
+{
+    hash_begin(kv, &w->begun, block_domain);
+    if (block_before == 0) {
+        w->serial = 0;
+        w->key = root_key(kv, w->p, w->tenant, w->adapter);
+        return;
+    }
+    const struct kv_published_rec *r = kv_published(kv, w->p, block_before - 1);
+    w->serial = r->serial;
+    memcpy(w->key.word, r->key, sizeof w->key.word);
+}
+
+static const uint32_t *walk_ids(const struct walk *w)
+{
+    return w->ids + ((size_t)w->index << w->p->block_shift);
+}
+
+/* From the key before the next block to the block's own. */
+static void walk_hash(struct walk *w)
+{
+    crypto_generichash_blake2b_state h = w->begun;
+    crypto_generichash_blake2b_update(&h, (const uint8_t *)w->key.word, sizeof w->key.word);
+    crypto_generichash_blake2b_update(&h, (const uint8_t *)walk_ids(w),
+                                      w->p->block_tokens * sizeof w->ids[0]);
+    w->key = hash_end(&h);
+}
+
+static uint32_t *slot_of(const struct kv *kv, const uint64_t key[2])
+{
+    return &kv->prefixes[key[0] & kv->prefix_mask];
+}
+
+/* The published block that is the walk's next one, plus one; 0: there is none. */
+static uint32_t walk_find(const struct kv *kv, const struct walk *w)
+{
+    size_t ids_bytes = w->p->block_tokens * sizeof w->ids[0];
+    for (uint32_t at = *slot_of(kv, w->key.word); at != 0; at = kv->blocks[at - 1].chain) {
+        const struct kv_published_rec *r = &kv->published[at - 1];
+        uint32_t block = at - 1 - w->p->first_block; /* wraps for another pool's */
+        if (r->key[0] == w->key.word[0] && r->key[1] == w->key.word[1] && block < w->p->n_blocks &&
+            r->parent == w->serial && r->index == w->index && r->tenant == w->tenant &&
+            r->adapter == w->adapter &&
+            memcmp(kv_published_ids(kv, w->p, block), walk_ids(w), ids_bytes) == 0)
+            return block + 1;
+    }
+    return 0;
+}
+
+static void walk_on(const struct kv *kv, struct walk *w, uint32_t block)
+{
+    w->serial = kv_published(kv, w->p, block)->serial;
+    w->index++;
+}
+
+struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
+                                 const struct kv_tokens *t, uint32_t *row)
+{
+    struct walk w = {.p = p, .tenant = tenant, .adapter = t->adapter, .ids = t->ids};
+    struct kv_prefix m = {0};
+    uint32_t n_blocks = t->n == 0 ? 0 : (t->n - 1) >> p->block_shift;
+    walk_begin(kv, &w, 0);
+    while (w.index < n_blocks) {
+        walk_hash(&w);
+        uint32_t block = walk_find(kv, &w);
+        if (block == 0)
+            break;
+        row[w.index] = block - 1;
+        walk_on(kv, &w, block - 1);
+        m = (struct kv_prefix){.n_blocks = w.index, .block = block, .serial = w.serial};
+    }
+    return m;
+}
+
+uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    const struct kv_published_rec *r = kv_published(kv, p, block);
+    uint64_t ids =
+        siphash(kv->key, kv_published_ids(kv, p, block), p->block_tokens * sizeof(uint32_t));
+    uint64_t words[] = {p->seal,   p->generation, block,     r->tenant, r->index, r->adapter,
+                        r->key[0], r->key[1],     r->serial, r->parent, ids};
+    return (uint32_t)siphash(kv->key, words, sizeof words);
+}
+
+void kv_prefix_link(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    uint32_t *slot = slot_of(kv, kv_published(kv, p, block)->key);
+    kv_block(kv, p, block)->chain = *slot;
+    *slot = p->first_block + block + 1;
+    kv_count(&kv->heads->stats.blocks_published, 1);
+}
+
+void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    struct kv_published_rec *r = kv_published(kv, p, block);
+    uint32_t *at = slot_of(kv, r->key);
+    kv_publish32(&r->state, 0);
+    while (*at != p->first_block + block + 1)
+        at = &kv->blocks[*at - 1].chain;
+    *at = kv_block(kv, p, block)->chain;
+    kv_block(kv, p, block)->chain = 0;
+    kv_count(&kv->heads->stats.blocks_published, -1);
+}
+
+/* Publishes a block as the walk's next one. */
+static void publish(struct kv *kv, struct kv_pool_rec *p, const struct walk *w, uint32_t block)
+{
+    struct kv_published_rec *r = kv_published(kv, p, block);
+    kv_publish64(&kv->epochs->clock, kv->epochs->clock + 1);
+    *r = (struct kv_published_rec){
+        .tenant = w->tenant,
+        .index = w->index,
+        .adapter = w->adapter,
+        .key = {w->key.word[0], w->key.word[1]},
+        .serial = kv->epochs->clock,
+        .parent = w->serial,
+        .used = kv->epochs->clock,
+    };
+    memcpy(kv_published_ids(kv, p, block), walk_ids(w), p->block_tokens * sizeof w->ids[0]);
+    r->seal = kv_published_seal(kv, p, block);
+    if (block >= p->n_ever_published) { /* an earlier pool may have left records behind */
+        for (uint32_t i = p->n_ever_published; i < block; i++)
+            kv_published(kv, p, i)->state = 0;
+        kv_publish32(&p->n_ever_published, block + 1);
+    }
+    kv_publish32(&r->state, KV_LIVE);
+    kv_prefix_link(kv, p, block);
+}
+
+void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks)
+{
+    struct kv_given_rec *g = &kv->given[seq];
+    const struct kv_pool_rec *p = &kv->pools[kv->seqs[seq].pool];
+    if (n_blocks >= g->n_looked_at)
+        return;
+    uint32_t last = n_blocks == 0 ? 0 : kv_row(kv, seq)[n_blocks - 1];
+    g->n_looked_at = g->parent = 0;
+    g->parent_serial = 0;
+    if (n_blocks == 0 || !kv_is_published(kv, p, last))
+        return; /* from the start: what is like the last one is not known */
+    g->n_looked_at = n_blocks;
+    g->parent = last + 1;
+    g->parent_serial = kv_published(kv, p, last)->serial;
+}
+
+/* Tokens that every layer has, rounded down to full blocks of known ids. */
+static uint32_t n_publishable(const struct kv *kv, uint32_t seq)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    const struct kv_given_rec *g = &kv->given[seq];
+    uint32_t n = g->n_ids < s->longest ? g->n_ids : s->longest;
+    if (n >> p->block_shift <= g->n_looked_at)
+        return 0;
+    for (uint32_t i = p->n_layers; i-- > 0 && n > 0;) /* the last layer comes last */
+        if (kv_lens(kv, seq)[i] < n)
+            n = kv_lens(kv, seq)[i];
+    return n >> p->block_shift;
+}
+
+void kv_prefix_publish(struct kv *kv, uint32_t seq)
+{
+    const struct kv_seq_rec *s = &kv->seqs[seq];
+    struct kv_pool_rec *p = &kv->pools[s->pool];
+    struct kv_given_rec *g = &kv->given[seq];
+    uint32_t past = n_publishable(kv, seq);
+    if (past <= g->n_looked_at)
+        return;
+    if (g->parent != 0 && (!kv_is_published(kv, p, g->parent - 1) ||
+                           kv_published(kv, p, g->parent - 1)->serial != g->parent_serial))
+        kv_prefix_rewind(kv, seq, 0);
+    struct walk w = {.p = p,
+                     .tenant = s->tenant,
+                     .adapter = g->adapter,
+                     .ids = kv_given_ids(kv, seq),
+                     .index = g->n_looked_at};
+    const uint32_t *row = kv_row(kv, seq);
+    walk_begin(kv, &w, g->parent);
+    while (w.index < past) {
+        walk_hash(&w);
+        uint32_t block = walk_find(kv, &w);
+        if (block == 0) {
+            block = row[w.index] + 1;
+            if (kv_is_published(kv, p, block - 1)) /* behind one that was evicted since */
+                kv_unpublish(kv, p, block - 1);
+            publish(kv, p, &w, block - 1);
+        }
+        walk_on(kv, &w, block - 1);
+        g->parent = block;
+    }
+    g->n_looked_at = w.index;
+    g->parent_serial = w.serial;
+    if (kv->seqs[seq].n_maybe_shared < w.index)
+        kv->seqs[seq].n_maybe_shared = w.index;
+}
