@@ -46,6 +46,15 @@ uint64_t data_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
+/* What the token's rows are made of, besides what they are. */
+static uint64_t stream_of(const struct data_stream *s, enum data_which which, uint32_t token)
+{
+    uint64_t seed = data_mix(s->seed);
+    if (which == DATA_Q || s->n_blocks == 0 || token / s->block_tokens >= s->n_blocks)
+        return data_mix(seed ^ s->stream);
+    return data_mix(~seed ^ s->blocks[token / s->block_tokens]);
+}
+
 void data_fill(const struct data_stream *s, uint32_t layer, enum data_which which, uint32_t token0,
                uint32_t n_tokens, uint32_t head0, uint32_t n_heads, uint32_t dim, attn_dtype dtype,
                void *dst, const attn_client *client)
@@ -53,13 +62,13 @@ void data_fill(const struct data_stream *s, uint32_t layer, enum data_which whic
     pthread_once(&once, make_tapes);
     uint8_t *p = dst;
     size_t row_bytes = dim * attn_dtype_bytes(dtype);
-    uint64_t base = data_mix(data_mix(s->seed) ^ s->stream);
-    base = data_mix(base ^ ((uint64_t)layer << 2 | which));
     const uint8_t *tape = dtype == ATTN_F32 ? (const uint8_t *)tape32[which]
                                             : (const uint8_t *)tape16[dtype == ATTN_BF16][which];
-    for (uint32_t t = token0; t < token0 + n_tokens; t++)
+    for (uint32_t t = token0; t < token0 + n_tokens; t++) {
+        uint64_t base = data_mix(stream_of(s, which, t) ^ ((uint64_t)layer << 2 | which));
         for (uint32_t h = head0; h < head0 + n_heads; h++, p += row_bytes) {
             uint64_t place = data_mix(base ^ ((uint64_t)t << 16 | h)) % TAPE_PLACES;
             attn_client_copy(client, p, tape + place * (row_bytes / dim), row_bytes);
         }
+    }
 }

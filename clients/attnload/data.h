@@ -1,5 +1,6 @@
 /* data.h: q, k and v that can be made again: every row is a function of (seed, stream, layer,
- * which, token, head) alone. Values are n / 128 times a power of two, n in [-128, 127]: exact in
+ * which, token, head) alone; k and v of a prompt's blocks of (seed, block, layer, which, token,
+ * head). Values are n / 128 times a power of two, n in [-128, 127]: exact in
  * every dtype.
  */
 #ifndef ATTNLOAD_DATA_H
@@ -13,6 +14,9 @@ enum data_which { DATA_Q, DATA_K, DATA_V };
 struct data_stream {
     uint64_t seed;
     uint64_t stream; /* different for every sequence of the run */
+    /* [n_blocks] names of the first ones; of equal ones k and v are equal */
+    const uint64_t *blocks;
+    uint32_t n_blocks, block_tokens;
 };
 
 /* Rows [n_tokens][n_heads][dim] of dtype, dim up to 1024, for tokens token0.. and heads head0.., to

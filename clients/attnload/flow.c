@@ -242,6 +242,25 @@ bool open_run(struct worker *w, struct stream *s, uint32_t n)
 
 /* ---- traces ---- */
 
+/* Opens a request's sequence with the tokens of its blocks, and sets where it begins. */
+static bool open_of_trace(struct worker *w, const struct trace_request *r, struct stream *s)
+{
+    uint64_t n = (uint64_t)s->data.n_blocks * s->data.block_tokens;
+    struct attn_tokens t = {.n = n < r->n_input ? (uint32_t)n : r->n_input};
+    uint32_t *ids = malloc((t.n > 0 ? t.n : 1) * sizeof *ids);
+    if (ids == NULL)
+        return worker_fail(w, ATTN_ENOMEM, "token ids");
+    for (uint32_t i = 0; i < t.n; i++)
+        ids[i] = (uint32_t)data_mix(data_mix(s->data.blocks[i / s->data.block_tokens]) ^
+                                    i % s->data.block_tokens);
+    t.ids = ids;
+    bool is_ok = worker_open(w, &t, &s->seq, &s->pos);
+    free(ids);
+    if (is_ok)
+        w->tally.n_cached_tokens += s->pos;
+    return is_ok;
+}
+
 /* Gives request `index` to a free flow. */
 static bool admit(struct worker *w, struct flow *f, uint32_t index)
 {
@@ -249,13 +268,16 @@ static bool admit(struct worker *w, struct flow *f, uint32_t index)
     uint64_t now = attn_now_ns();
     f->arrival_ns = w->load->start_ns + r->arrival_us * 1000u;
     f->stream.seq = (struct attn_seq){.id = w->load->id_base + index};
-    if (!worker_seq(w, WORKER_OPEN, &f->stream.seq))
+    f->stream.data = (struct data_stream){.seed = w->load->o->seed,
+                                          .stream = index,
+                                          .blocks = w->load->trace.blocks + r->first_block,
+                                          .n_blocks = r->n_blocks,
+                                          .block_tokens = w->load->trace.block_tokens};
+    if (!open_of_trace(w, r, &f->stream))
         return false;
     f->is_planned = true;
-    f->stream.data = (struct data_stream){.seed = w->load->o->seed, .stream = index};
     f->n_prompt = r->n_input;
     f->n_total = r->n_input + r->n_output;
-    f->stream.pos = 0;
     f->is_active = true;
     f->due_ns = f->arrival_ns; /* the first step counts from when it was planned */
     f->step_ns = now;
@@ -281,7 +303,7 @@ static bool retire(struct worker *w, struct flow *flows, uint32_t n, uint32_t *o
         f->is_active = f->has_work = false;
         w->tally.n_requests++;
         atomic_fetch_add(&w->load->n_requests, 1);
-        if (!worker_seq(w, WORKER_CLOSE, &f->stream.seq))
+        if (!worker_close(w, &f->stream.seq))
             return false;
     }
     return true;

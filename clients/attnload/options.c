@@ -118,7 +118,8 @@ static const struct {
      "                             tokens' times is at most so long (p99=5ms); each rate runs for\n"
      "                             --duration (5)",
      0, 0, 0},
-    {"trace", OPT_TRACE, TYPE_OTHER, "FILE", "replay requests, Mooncake's JSON lines", 0, 0, 0},
+    {"trace", OPT_TRACE, TYPE_OTHER, "FILE",
+     "replay requests, Mooncake's JSON lines; blocks of equal hash_ids are shared", 0, 0, 0},
     {"speed", OPT_SPEED, TYPE_REAL, "X", "arrivals X times faster; 0: all at once (1)", AT(speed),
      0, 1e9},
     {"length-scale", OPT_LENGTH_SCALE, TYPE_REAL, "X", "of inputs and outputs (1)",

@@ -99,8 +99,11 @@ static void print_text(const struct report *r)
         printf("prompts   %" PRIu64 " tokens in %.3f s: %.0f tokens/s\n", t->n_prompt_tokens,
                r->prompt_s, per_second((double)t->n_prompt_tokens, r->prompt_s));
     if (o->trace != NULL)
-        printf("requests  %" PRIu64 " done, %" PRIu64 " prompt tokens\n", t->n_requests,
-               t->n_prompt_tokens);
+        printf("requests  %" PRIu64 " done, %" PRIu64 " prompt tokens, %" PRIu64
+               " more (%.1f %%) were cached\n",
+               t->n_requests, t->n_prompt_tokens, t->n_cached_tokens,
+               100 * per_second((double)t->n_cached_tokens,
+                                (double)(t->n_prompt_tokens + t->n_cached_tokens)));
     printf("run       %" PRIu64 " steps, %.0f tokens in %.3f s: %.1f steps/s, %.1f tokens/s, "
            "KV %.3f GB/s\n",
            t->n_steps, n_tokens_of(r), r->run_s, per_second((double)t->n_steps, r->run_s),
@@ -192,6 +195,7 @@ static json_t *object_of(const struct report *r)
                         o->rate > 0 ? json_string(arrivals_name(o->arrivals.kind)) : json_null());
     json_object_set_new(root, "seed", json_integer((json_int_t)o->seed));
     json_object_set_new(root, "prompt_tokens", json_integer((json_int_t)t->n_prompt_tokens));
+    json_object_set_new(root, "cached_tokens", json_integer((json_int_t)t->n_cached_tokens));
     json_object_set_new(root, "prompt_seconds", number(r->prompt_s));
     json_object_set_new(root, "requests", json_integer((json_int_t)t->n_requests));
     json_object_set_new(root, "steps", json_integer((json_int_t)t->n_steps));

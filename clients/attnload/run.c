@@ -71,6 +71,7 @@ static void join_tally(struct tally *dst, struct tally *src)
     dst->kv_bytes += src->kv_bytes;
     dst->n_prompt_steps += src->n_prompt_steps;
     dst->n_prompt_tokens += src->n_prompt_tokens;
+    dst->n_cached_tokens += src->n_cached_tokens;
     dst->n_requests += src->n_requests;
     dst->n_unfinished += src->n_unfinished;
     dst->n_unsent += src->n_unsent;

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #define MAX_TOKENS (1u << 30)
+#define MAX_BLOCKS (1u << 30) /* of a trace */
+#define BLOCK_TOKENS 512
 
 static bool get_number(json_t *object, const char *name, double max, double *out)
 {
@@ -25,9 +27,38 @@ static uint32_t scaled(double tokens, double scale)
     return n < 1 ? 1 : n > MAX_TOKENS ? MAX_TOKENS : (uint32_t)n;
 }
 
+/* Room for one more element, which doubles whenever n is 0 or a power of two. */
+static bool grow(void **array, uint32_t n, size_t element)
+{
+    if ((n & (n - 1)) != 0)
+        return true;
+    void *grown = realloc(*array, (n == 0 ? 1 : 2 * (size_t)n) * element);
+    if (grown != NULL)
+        *array = grown;
+    return grown != NULL;
+}
+
+/* "hash_ids", which may be missing. */
+static bool get_blocks(json_t *object, struct trace *t, struct trace_request *out)
+{
+    json_t *list = json_object_get(object, "hash_ids");
+    out->first_block = t->n_blocks;
+    out->n_blocks = (uint32_t)json_array_size(list);
+    if (list != NULL && !json_is_array(list))
+        return false;
+    for (uint32_t i = 0; i < out->n_blocks; i++) {
+        json_t *x = json_array_get(list, i);
+        if (!json_is_integer(x) || json_integer_value(x) < 0 || t->n_blocks == MAX_BLOCKS ||
+            !grow((void **)&t->blocks, t->n_blocks, sizeof *t->blocks))
+            return false;
+        t->blocks[t->n_blocks++] = (uint64_t)json_integer_value(x);
+    }
+    return true;
+}
+
 /* Names the member that is missing or out of range, NULL if all is well. */
 static const char *parse_line(const char *line, size_t bytes, const struct trace_scaling *s,
-                              struct trace_request *out)
+                              struct trace *t, struct trace_request *out)
 {
     json_t *root = json_loadb(line, bytes, 0, NULL);
     double timestamp_ms, input, output;
@@ -40,6 +71,8 @@ static const char *parse_line(const char *line, size_t bytes, const struct trace
         bad = "input_length";
     else if (!get_number(root, "output_length", MAX_TOKENS, &output))
         bad = "output_length";
+    else if (!get_blocks(root, t, out))
+        bad = "hash_ids";
     json_decref(root);
     if (bad != NULL)
         return bad;
@@ -57,13 +90,8 @@ static int by_arrival(const void *a, const void *b)
 
 static bool append(struct trace *t, const struct trace_request *r)
 {
-    if ((t->n & (t->n - 1)) == 0) { /* 0 or a power of two: full */
-        size_t capacity = t->n == 0 ? 1 : 2 * (size_t)t->n;
-        struct trace_request *grown = realloc(t->requests, capacity * sizeof *grown);
-        if (grown == NULL)
-            return false;
-        t->requests = grown;
-    }
+    if (!grow((void **)&t->requests, t->n, sizeof *t->requests))
+        return false;
     t->requests[t->n++] = *r;
     return true;
 }
@@ -71,7 +99,7 @@ static bool append(struct trace *t, const struct trace_request *r)
 attn_status trace_load(const char *path, const struct trace_scaling *s, struct trace *out,
                        char *why, size_t why_bytes)
 {
-    struct trace t = {0};
+    struct trace t = {.block_tokens = scaled(BLOCK_TOKENS, s->length)};
     char *line = NULL;
     size_t capacity = 0;
     uint32_t n_lines = 0;
@@ -87,7 +115,7 @@ attn_status trace_load(const char *path, const struct trace_scaling *s, struct t
         n_lines++;
         if (strspn(line, " \t\r\n") == (size_t)n)
             continue;
-        const char *bad = parse_line(line, (size_t)n, s, &r);
+        const char *bad = parse_line(line, (size_t)n, s, &t, &r);
         if (bad != NULL) {
             snprintf(why, why_bytes, "%s, line %u: no usable %s", path, n_lines, bad);
             st = ATTN_EINVAL;
@@ -117,5 +145,6 @@ attn_status trace_load(const char *path, const struct trace_scaling *s, struct t
 void trace_fini(struct trace *t)
 {
     free(t->requests);
+    free(t->blocks);
     *t = (struct trace){0};
 }

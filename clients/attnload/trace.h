@@ -1,5 +1,7 @@
 /* trace.h: request traces in Mooncake's JSON-lines format: one object a line with "timestamp" in
- * milliseconds, "input_length" and "output_length" in tokens; other members are not looked at. */
+ * milliseconds, "input_length" and "output_length" in tokens; "hash_ids", if there, names the
+ * blocks of the input: 512 tokens each, equal where the number is. Other members are not looked
+ * at. */
 #ifndef ATTNLOAD_TRACE_H
 #define ATTNLOAD_TRACE_H
 
@@ -11,6 +13,7 @@
 struct trace_request {
     uint64_t arrival_us; /* after the first request's */
     uint32_t n_input, n_output; /* tokens, >= 1 */
+    uint32_t first_block, n_blocks; /* of the trace's */
 };
 
 struct trace_scaling {
@@ -22,6 +25,8 @@ struct trace_scaling {
 struct trace {
     struct trace_request *requests; /* in order of arrival */
     uint32_t n;
+    uint64_t *blocks; /* [n_blocks] names */
+    uint32_t n_blocks, block_tokens;
 };
 
 /* ATTN_ENOTFOUND file; ATTN_EINVAL names line and member; ATTN_ENOMEM. *out only on success. */

@@ -170,20 +170,38 @@ bool tally_refusal(struct tally *t, attn_status st, uint64_t retry_after_us, uin
     return attn_status_is_retryable(st) && st != ATTN_ETIMEDOUT && st != ATTN_ECONN;
 }
 
-bool worker_seq(struct worker *w, enum worker_verb verb, struct attn_seq *seq)
+/* Whether a call is to be made again, which it is after a pause. False: what it gave stands. */
+static bool may_try_again(struct worker *w, attn_status st, uint64_t end_ns)
 {
-    static const char *const what[] = {"open a sequence", "close a sequence"};
-    uint64_t end_ns = attn_now_ns() + w->load->o->timeout_us * 1000u, wait_ns;
-    for (;;) {
-        attn_status st = verb == WORKER_OPEN ? attn_seq_open(w->pool, seq->id, 0, seq)
-                                             : attn_seq_close(w->pool, seq, 0);
-        if (st == ATTN_OK)
-            return true;
-        if (!tally_refusal(&w->tally, st, attn_last_error()->retry_after_us, &wait_ns) ||
-            attn_now_ns() > end_ns)
-            return worker_fail(w, st, what[verb]);
-        worker_sleep(wait_ns);
-    }
+    uint64_t wait_ns;
+    if (st == ATTN_OK ||
+        !tally_refusal(&w->tally, st, attn_last_error()->retry_after_us, &wait_ns) ||
+        attn_now_ns() > end_ns)
+        return false;
+    worker_sleep(wait_ns);
+    return true;
+}
+
+bool worker_open(struct worker *w, const struct attn_tokens *t, struct attn_seq *seq,
+                 uint32_t *out_cached)
+{
+    uint64_t end_ns = attn_now_ns() + w->load->o->timeout_us * 1000u;
+    const struct attn_tokens nothing = {0};
+    attn_status st;
+    do
+        st = attn_seq_open_with(w->pool, seq->id, t != NULL ? t : &nothing, 0, seq, out_cached);
+    while (may_try_again(w, st, end_ns));
+    return st == ATTN_OK || worker_fail(w, st, "open a sequence");
+}
+
+bool worker_close(struct worker *w, const struct attn_seq *seq)
+{
+    uint64_t end_ns = attn_now_ns() + w->load->o->timeout_us * 1000u;
+    attn_status st;
+    do
+        st = attn_seq_close(w->pool, seq, 0);
+    while (may_try_again(w, st, end_ns));
+    return st == ATTN_OK || worker_fail(w, st, "close a sequence");
 }
 
 static bool connect_worker(struct worker *w)
@@ -213,11 +231,12 @@ static bool connect_worker(struct worker *w)
 static bool open_streams(struct worker *w, struct stream *s, uint32_t n)
 {
     const struct options *o = w->load->o;
+    uint32_t n_cached;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t stream = (uint64_t)w->index * o->n_sequences + i;
         s[i].data = (struct data_stream){.seed = o->seed, .stream = stream};
         s[i].seq.id = w->load->id_base + stream;
-        if (!worker_seq(w, WORKER_OPEN, &s[i].seq))
+        if (!worker_open(w, NULL, &s[i].seq, &n_cached))
             return false;
     }
     return true;

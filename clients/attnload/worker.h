@@ -40,7 +40,7 @@ struct tally {
     struct samples late; /* from planned to sent; open loop and traces */
     uint64_t n_unsent, n_unfinished; /* planned tokens not sent, steps not answered in --duration */
     uint64_t n_steps, n_items, kv_bytes; /* decode */
-    uint64_t n_prompt_steps, n_prompt_tokens;
+    uint64_t n_prompt_steps, n_prompt_tokens, n_cached_tokens; /* cached: not sent */
     uint64_t n_requests;
     uint64_t refused[TALLY_N_STATUS]; /* by -status */
     uint64_t filled_ns, end_ns; /* when contexts were full, when the run was over */
@@ -80,9 +80,11 @@ void worker_fini(struct worker *w);
 void worker_sleep(uint64_t ns);
 /* Creates (or finds) the run's pool. */
 attn_status worker_pool_create(attn_client *c, const struct load *load, attn_pool **out_pool);
-/* A sequence's call, again while the daemon asks for patience. False: worker_fail was called. */
-enum worker_verb { WORKER_OPEN, WORKER_CLOSE };
-bool worker_seq(struct worker *w, enum worker_verb verb, struct attn_seq *seq);
+/* Sequences, again while the daemon asks for patience. t: what is known of its tokens, NULL:
+ * nothing; *out_cached of them it begins with. False: worker_fail was called. */
+bool worker_open(struct worker *w, const struct attn_tokens *t, struct attn_seq *seq,
+                 uint32_t *out_cached);
+bool worker_close(struct worker *w, const struct attn_seq *seq);
 /* When --duration ends the measured run; UINT64_MAX: never, or it has not begun. */
 uint64_t worker_end_ns(const struct worker *w);
 /* True: that is over, so this failure of a step only means that there was no time left. Counts it.

@@ -88,6 +88,10 @@ wait "$tracer" || die "trace: $(cat "$dir/err.log")"
 holds "x['requests'] == 4"
 [[ $(grep -c '"input_length": 9, "output_length": 5}' "$dir/trace") == 4 ]] || die "not what was asked for: $(cat "$dir/trace")"
 expect 0 "$bin/attnload" --preset bytelm --trace "$dir/trace" --speed 0 --json
+# blocks that a trace names alike are computed once; two layers' outputs are compared
+for i in 1 2 3; do echo '{"timestamp": '$i', "input_length": 600, "output_length": 2, "hash_ids": [5, '$((i / 3))']}'; done >"$dir/hashed"
+expect 0 "$bin/attnload" --preset bytelm --trace "$dir/hashed" --speed 0 --verify=20 --json
+holds "x['requests'] == 3 and x['cached_tokens'] == 592 + 512 and x['prompt_tokens'] == 1800 - 592 - 512"
 expect 1 "$ctl" trace "$dir/no/where"
 says 'trace: .*/no/where: No such file'
 

@@ -205,6 +205,10 @@ static void a_trace_is_read_in_order_of_arrival(void **state)
     assert_int_equal(t.requests[0].n_input, 3);
     assert_int_equal(t.requests[1].n_output, 50);
     assert_int_equal(t.requests[2].n_input, 100);
+    assert_int_equal(t.block_tokens, 512);
+    assert_int_equal(t.requests[0].n_blocks + t.requests[1].n_blocks, 0);
+    assert_int_equal(t.requests[2].n_blocks, 2);
+    assert_int_equal(t.blocks[t.requests[2].first_block + 1], 2);
     trace_fini(&t);
 }
 
@@ -233,6 +237,10 @@ static void a_broken_trace_is_named_by_line_and_member(void **state)
     static const struct {
         const char *line, *named;
     } cases[] = {
+        {"{\"timestamp\": 1, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [-1]}",
+         "hash_ids"},
+        {"{\"timestamp\": 1, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": 3}",
+         "hash_ids"},
         {"{\"timestamp\": 1, \"input_length\": 2}", "output_length"},
         {"{\"timestamp\": 1, \"output_length\": 2}", "input_length"},
         {"{\"input_length\": 1, \"output_length\": 2}", "timestamp"},
