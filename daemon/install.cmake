@@ -1,5 +1,5 @@
 # Run when attnd is installed. ${source} and ${build} are the folders of the tree and of the build;
-# ${has_gpu}: there are GPU modules.
+# ${has_gpu}: there are GPU modules; ${has_cuda}: one of them is CUDA's.
 set(etc "${CMAKE_INSTALL_PREFIX}/etc/attnd")
 if(CMAKE_INSTALL_PREFIX STREQUAL "/usr")
   set(etc /etc/attnd)
@@ -15,4 +15,7 @@ set(units "${CMAKE_INSTALL_PREFIX}/lib/systemd/system")
 file(INSTALL "${build}/attnd.service" "${source}/systemd/attnd-http.socket" DESTINATION "${units}")
 if(has_gpu)
   file(INSTALL "${source}/systemd/gpu.conf" DESTINATION "${units}/attnd.service.d")
+endif()
+if(has_cuda)
+  file(INSTALL "${source}/systemd/attnd-mps.service" DESTINATION "${units}")
 endif()

@@ -111,3 +111,10 @@ unit() {
 unit cpu 0.5
 unit gpu 1.0 gpu.conf
 unit network 1.9 network.conf
+unit mps 1.0 gpu.conf mps.conf
+
+# that of MPS, whose program need not be here
+mkdir -p "$dir/mps-control"
+sed 's#/usr/bin/nvidia-cuda-mps-control#/bin/true#' "$source/systemd/attnd-mps.service" >"$dir/mps-control/attnd-mps.service"
+said=$(systemd-analyze verify --man=no "$dir/mps-control/attnd-mps.service" 2>&1) || die "$said"
+! grep attnd-mps <<<"$said" >&2 || exit 1

@@ -5,9 +5,14 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
 
 #define KV_BYTES (128u << 20)
 #define ARENA_BYTES (64u << 20)
@@ -59,13 +64,39 @@ static void close_backend(struct check *c)
     c->ops->close(c->b);
 }
 
-bool check_open(struct check *c, const char *name, uint64_t seed, char *why, size_t why_bytes)
+static bool open_named(struct check *c, const char *name, uint64_t seed, char *why,
+                       size_t why_bytes)
 {
-    *c = (struct check){.seed = seed, .rng = seed * 0x9e3779b97f4a7c15u + 1};
+    *c = (struct check){.name = name, .seed = seed, .rng = seed * 0x9e3779b97f4a7c15u + 1};
     if (backend_load(name, &c->ops, why, why_bytes) != ATTN_OK ||
         backend_bench_load(name, &c->bench, why, why_bytes) != ATTN_OK)
         return false;
     return open_backend(c, why, why_bytes);
+}
+
+int check_start(struct check *c, int argc, char **argv, uint64_t seed, uint32_t *every,
+                uint32_t *offset)
+{
+    const char *name = argc > 1 ? argv[1] : "cpu";
+    char why[512];
+    if (argc > 2)
+        *every = (uint32_t)strtoul(argv[2], NULL, 10);
+    if (argc > 3)
+        *offset = (uint32_t)strtoul(argv[3], NULL, 10);
+    if (argc > 4)
+        cmocka_set_test_filter(argv[4]);
+    if (*every == 0) {
+        fprintf(stderr, "EVERY must be 1 or more\n");
+        return 2;
+    }
+    if (!open_named(c, name, seed + *offset, why, sizeof why)) {
+        printf("%s: skipped: %s\n", name, why);
+        return 77;
+    }
+    struct backend_info info;
+    c->ops->info(c->b, &info);
+    printf("%s: %s\n", info.name, info.device);
+    return 0;
 }
 
 static void free_seqs(struct check *c)
@@ -86,6 +117,25 @@ void check_close(struct check *c)
     if (c->ops != NULL && c->b != NULL)
         close_backend(c);
     c->b = NULL;
+}
+
+uint32_t check_shape(const struct case_shape *shape, struct check_item history[CASE_MAX_ITEMS],
+                     uint32_t *out_n_history, struct check_item step[CASE_MAX_ITEMS])
+{
+    uint32_t n = 0, n_history = 0;
+    for (; n < CASE_MAX_ITEMS && shape->items[n].n_tokens > 0; n++) {
+        const struct case_item *i = &shape->items[n];
+        if (i->n_before > 0)
+            history[n_history++] =
+                (struct check_item){.seq = n, .n_tokens = i->n_before, .flags = BACKEND_APPEND};
+        step[n] = (struct check_item){.seq = n,
+                                      .pos = i->n_before,
+                                      .n_tokens = i->n_tokens,
+                                      .flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                      .wants_lse = n % 3 != 1};
+    }
+    *out_n_history = n_history;
+    return n;
 }
 
 static void *take(struct check *c, size_t bytes)

@@ -10,6 +10,7 @@
 
 #include "kernels/backend_bench.h"
 #include "kernels/kv_layout.h"
+#include "tests/kernels/cases.h"
 
 #define CHECK_LAYERS 2
 #define CHECK_MAX_SEQS 8
@@ -34,6 +35,7 @@ struct check {
     const struct backend_ops *ops;
     const struct backend_bench_ops *bench;
     struct backend *b;
+    const char *name; /* as the backend was asked for */
     uint64_t seed, rng;
     uint8_t *arena; /* from host_alloc */
     size_t arena_bytes, arena_used;
@@ -53,8 +55,12 @@ struct check {
     uint32_t n_front, n_batches;
 };
 
-/* name: cpu, cuda, hip. false: cannot be opened here; why says it. */
-bool check_open(struct check *c, const char *name, uint64_t seed, char *why, size_t why_bytes);
+/* The beginning of a test program's main, whose arguments are [NAME [EVERY [OFFSET [TESTS]]]]:
+ * opens the backend (cpu, cuda, hip; default cpu) and says what it is. EVERY and OFFSET replace
+ * what is there; TESTS is a pattern of the tests to run. Not 0: the program's exit code, 77 if the
+ * backend cannot be opened here. */
+int check_start(struct check *c, int argc, char **argv, uint64_t seed, uint32_t *every,
+                uint32_t *offset);
 void check_close(struct check *c);
 
 /* A pool of config (n_blocks, n_table_rows, max_row_blocks and layers are filled in here) with
@@ -63,6 +69,9 @@ void check_close(struct check *c);
 attn_status check_run_begin(struct check *c, const struct backend_pool_config *config,
                             const struct attn_layer_spec *spec, bool has_sink_logits,
                             bool has_alibi, uint32_t n_seqs);
+/* What a shape appends before its step, and the step. Returns the step's items. */
+uint32_t check_shape(const struct case_shape *shape, struct check_item history[CASE_MAX_ITEMS],
+                     uint32_t *out_n_history, struct check_item step[CASE_MAX_ITEMS]);
 /* Random q, k, v (about unit size); allocates blocks in random order; poisons outputs; submits one
  * batch and waits. Every other one is submitted while the batch before it is in flight once more,
  * which must give the same bytes. poison_k and poison_v of check_poison are applied to what is

@@ -27,7 +27,6 @@
 #include <cmocka.h>
 // clang-format on
 
-static const char *backend_name = "cpu";
 static uint32_t every = 97, offset;
 static struct check check;
 
@@ -48,18 +47,7 @@ static attn_status begin(const struct case_geometry *g, struct case_dtype d,
 static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
 {
     struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS], last[CASE_MAX_ITEMS];
-    uint32_t n = 0, n_history = 0;
-    for (; n < CASE_MAX_ITEMS && shape->items[n].n_tokens > 0; n++) {
-        const struct case_item *i = &shape->items[n];
-        if (i->n_before > 0)
-            history[n_history++] =
-                (struct check_item){.seq = n, .n_tokens = i->n_before, .flags = BACKEND_APPEND};
-        step[n] = (struct check_item){.seq = n,
-                                      .pos = i->n_before,
-                                      .n_tokens = i->n_tokens,
-                                      .flags = BACKEND_APPEND | BACKEND_ATTEND,
-                                      .wants_lse = n % 3 != 1};
-    }
+    uint32_t n_history, n = check_shape(shape, history, &n_history, step);
     if (n_history > 0 && !check_submit(&check, history, n_history))
         return false;
     if (!check_submit(&check, step, n) || !check_outputs(&check, step, n) ||
@@ -131,7 +119,7 @@ static void every_option_agrees_with_the_reference(void **state)
             break;
     }
     printf("%" PRIu32 " cases run, %" PRIu32 " not supported by %s\n", n_run, n_skipped,
-           backend_name);
+           check.name);
     assert_true(n_run > 0);
     assert_int_equal(n_failed, 0);
 }
@@ -474,26 +462,9 @@ static int close_check(void **state)
 
 int main(int argc, char **argv)
 {
-    char why[512];
-    if (argc > 1)
-        backend_name = argv[1];
-    if (argc > 2)
-        every = (uint32_t)strtoul(argv[2], NULL, 10);
-    if (argc > 3)
-        offset = (uint32_t)strtoul(argv[3], NULL, 10);
-    if (argc > 4)
-        cmocka_set_test_filter(argv[4]);
-    if (every == 0) {
-        fprintf(stderr, "EVERY must be 1 or more\n");
-        return 2;
-    }
-    if (!check_open(&check, backend_name, 20250 + offset, why, sizeof why)) {
-        printf("%s: skipped: %s\n", backend_name, why);
-        return 77;
-    }
-    struct backend_info info;
-    check.ops->info(check.b, &info);
-    printf("%s: %s\n", info.name, info.device);
+    int rc = check_start(&check, argc, argv, 20250, &every, &offset);
+    if (rc != 0)
+        return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_agrees_with_the_reference),
         cmocka_unit_test(measured_geometries_agree_with_the_reference),

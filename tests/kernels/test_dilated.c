@@ -4,8 +4,7 @@
  *
  * NAME is cpu, cuda or hip (default cpu); the product of geometries, dtypes, options and shapes is
  * walked in steps of EVERY (default 53), each case with other branches, every other with a second
- * layer that is not dilated. Exit code 77: the backend
- * cannot be opened here.
+ * layer that is not dilated. Exit code 77: the backend cannot be opened here.
  */
 #include "tests/kernels/cases.h"
 #include "tests/kernels/check.h"
@@ -24,7 +23,6 @@
 #include <cmocka.h>
 // clang-format on
 
-static const char *backend_name = "cpu";
 static uint32_t every = 53, offset;
 static struct check check;
 
@@ -89,20 +87,11 @@ static attn_status begin(const struct case_geometry *g, struct case_dtype d,
 static bool run_case(const struct case_shape *shape, bool is_batch_invariant)
 {
     struct check_item history[CASE_MAX_ITEMS], step[CASE_MAX_ITEMS], last[CASE_MAX_ITEMS];
-    uint32_t n = 0, n_history = 0;
-    for (; n < CASE_MAX_ITEMS && shape->items[n].n_tokens > 0; n++) {
-        const struct case_item *i = &shape->items[n];
-        uint32_t len = i->n_before + i->n_tokens, n_again = 1 + n % 3;
+    uint32_t n_history, n = check_shape(shape, history, &n_history, step);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t len = step[i].pos + step[i].n_tokens, n_again = 1 + i % 3;
         n_again = n_again < len ? n_again : len;
-        if (i->n_before > 0)
-            history[n_history++] =
-                (struct check_item){.seq = n, .n_tokens = i->n_before, .flags = BACKEND_APPEND};
-        step[n] = (struct check_item){.seq = n,
-                                      .pos = i->n_before,
-                                      .n_tokens = i->n_tokens,
-                                      .flags = BACKEND_APPEND | BACKEND_ATTEND,
-                                      .wants_lse = n % 3 != 1};
-        last[n] = (struct check_item){.seq = n,
+        last[i] = (struct check_item){.seq = i,
                                       .pos = check_random(&check, len - n_again + 1),
                                       .n_tokens = n_again,
                                       .flags = BACKEND_ATTEND,
@@ -160,7 +149,7 @@ static void nan_reaches_who_sees_its_token(void **state)
 {
     (void)state;
     /* in K and in V, two tokens and heads; every fifth but on the cpu */
-    const uint32_t apart = strcmp(backend_name, "cpu") == 0 ? 1 : 5;
+    const uint32_t apart = strcmp(check.name, "cpu") == 0 ? 1 : 5;
     for (uint32_t i = 0; i < 4 * CASE_COUNT(case_dtypes); i += apart) {
         if (begin(&case_geometries[CASE_KV_HEADS_AS_WARPS], case_dtypes[i / 4], &options[0], 1,
                   1) != ATTN_OK)
@@ -341,7 +330,7 @@ static void a_decode_reads_the_tokens_it_sees(void **state)
 {
     (void)state;
     const struct case_geometry *g = &case_geometries[CASE_HEAD_EACH];
-    if (strcmp(backend_name, "cpu") != 0)
+    if (strcmp(check.name, "cpu") != 0)
         skip(); /* others tell bytes of whole sequences */
     assert_int_equal(begin(g, case_dtypes[CASE_BF16], &options[0], 1, 1), ATTN_OK);
     struct check_item history = {.n_tokens = 500, .flags = BACKEND_APPEND};
@@ -398,23 +387,9 @@ static int close_check(void **state)
 
 int main(int argc, char **argv)
 {
-    char why[512];
-    if (argc > 1)
-        backend_name = argv[1];
-    if (argc > 2)
-        every = (uint32_t)strtoul(argv[2], NULL, 10);
-    if (argc > 3)
-        offset = (uint32_t)strtoul(argv[3], NULL, 10);
-    if (argc > 4)
-        cmocka_set_test_filter(argv[4]);
-    if (every == 0) {
-        fprintf(stderr, "EVERY must be 1 or more\n");
-        return 2;
-    }
-    if (!check_open(&check, backend_name, 733 + offset, why, sizeof why)) {
-        printf("%s: skipped: %s\n", backend_name, why);
-        return 77;
-    }
+    int rc = check_start(&check, argc, argv, 733, &every, &offset);
+    if (rc != 0)
+        return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_of_a_dilated_layer_agrees_with_the_reference),
         cmocka_unit_test(nan_reaches_who_sees_its_token),
