@@ -81,6 +81,20 @@ uint64_t kv_owner_last_request(const struct kv *kv, uint32_t owner)
     return last;
 }
 
+void kv_owner_saw(struct kv *kv, uint32_t owner, uint64_t request)
+{
+    kv_request_see(kv, owner, request);
+}
+
+void kv_owner_saw_all(struct kv *kv, const struct kv *other, uint32_t owner)
+{
+    const struct kv_seen_rec *s = &other->seen[owner];
+    for (uint32_t i = 0; i < KV_MAX_SEEN; i++)
+        kv_request_see(kv, owner, s->id[i]);
+    if (s->floor > kv->seen[owner].floor)
+        kv_publish64(&kv->seen[owner].floor, s->floor);
+}
+
 uint32_t kv_epoch_first(const struct kv *kv)
 {
     return kv->epochs->ended + 1;

@@ -197,6 +197,10 @@ uint32_t kv_owner_tenant(const struct kv *kv, uint32_t owner);
 const char *kv_owner_label(const struct kv *kv, uint32_t owner);
 /* The highest id that the owner's requests have had here; 0: none. */
 uint64_t kv_owner_last_request(const struct kv *kv, uint32_t owner);
+/* The request of this owner's has been carried out where this cache does not see it; all those that
+ * other's owner of this number has had. */
+void kv_owner_saw(struct kv *kv, uint32_t owner, uint64_t request);
+void kv_owner_saw_all(struct kv *kv, const struct kv *other, uint32_t owner);
 /* Was the sequence's epoch made by this request of its owner? */
 bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request);
 

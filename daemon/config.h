@@ -14,12 +14,13 @@
 #include "proto/attn_types.h"
 
 #define CONFIG_MAX_LISTEN 8
+#define CONFIG_MAX_DEVICES 8
 
 struct config {
     /* [device] */
     char backend[16]; /* auto, cpu, cuda, hip */
     char faults[128]; /* of --backend NAME+faults:TEXT (kernels/faults.h); "": none */
-    uint32_t device_index;
+    char *device_index; /* "0,1", "all" */
     uint64_t kv_memory_bytes; /* KV memory of all pools */
     uint32_t threads; /* cpu backend; 0: one a core */
     /* [listen] */
@@ -104,6 +105,8 @@ attn_status config_set(struct config *c, const char *name, const char *value, ch
                        size_t why_bytes);
 /* key = value lines with "# from ..." origins to f, in the INI file's own format. */
 void config_print(const struct config *c, FILE *f);
+/* The devices of a text such as device.index; *out_n 0: all there are. false: it is not one. */
+bool config_devices(const char *text, uint32_t out[CONFIG_MAX_DEVICES], uint32_t *out_n);
 /* The url of the admin socket; false: there is none. */
 bool config_admin_url(const struct config *c, char *out, size_t out_bytes);
 void config_help(FILE *f);

@@ -43,12 +43,14 @@
 const struct config_option config_options[] = {
     CHOICE("device", "backend", backend, RESTART, "auto", "auto cpu cuda hip",
         "What computes attention. auto takes the first of cuda, hip and cpu that opens."),
-    COUNT("device", "index", device_index, RESTART, "0", 0, 127,
-        "Which GPU, by the driver's number."),
+    {"device", "index", OPTION_TEXT, RESTART, AT(device_index), "0", 0, 0, NULL,
+        "Which GPUs, by the driver's numbers: one, several (0,1), eight at most, or all. Each sequence\n"
+        "lives on one of them; lanes (gpu:///PATH) are of the first. With the cpu backend every number\n"
+        "is one more engine with threads and memory of its own."},
     BYTES("device", "kv_memory", kv_memory_bytes, RESTART, "1G", MIB, 64 * TIB,
-        "Memory for the K and V of all pools together. Taken at start, never grows."),
+        "Memory for the K and V of all pools together, on each device. Taken at start, never grows."),
     COUNT("device", "threads", threads, RESTART, "0", 0, 1024,
-        "Threads of the cpu backend. 0: one per core."),
+        "Threads of the cpu backend. 0: one per core, shared by its engines."),
 
     {"listen", "address", OPTION_URLS, RESTART, AT(listen), "ipc:///run/attnd/attnd.sock", 0, 0,
         NULL,
@@ -365,6 +367,38 @@ static attn_status set_admin(const char *text, char **out, char *why, size_t why
     return set_text(is_off ? "" : text, out, why, why_bytes);
 }
 
+bool config_devices(const char *text, uint32_t out[CONFIG_MAX_DEVICES], uint32_t *out_n)
+{
+    *out_n = 0;
+    if (strcmp(text, "all") == 0)
+        return true;
+    for (const char *at = text;; at++) {
+        char *end;
+        unsigned long index = strtoul(at, &end, 10);
+        if (!isdigit((unsigned char)*at) || end - at > 3 || index > 127 ||
+            *out_n == CONFIG_MAX_DEVICES || (*end != ',' && *end != '\0'))
+            return false;
+        for (uint32_t i = 0; i < *out_n; i++)
+            if (out[i] == index)
+                return false;
+        out[(*out_n)++] = (uint32_t)index;
+        if (*end == '\0')
+            return true;
+        at = end;
+    }
+}
+
+static attn_status set_devices(const char *text, char **out, char *why, size_t why_bytes)
+{
+    uint32_t index[CONFIG_MAX_DEVICES], n;
+    if (config_devices(text, index, &n))
+        return set_text(text, out, why, why_bytes);
+    snprintf(why, why_bytes,
+             "is neither \"all\" nor a list such as 0,1 of up to %d different numbers, 0 to 127",
+             CONFIG_MAX_DEVICES);
+    return ATTN_EINVAL;
+}
+
 attn_status config_option_parse(const struct config_option *o, const char *text, struct config *c,
                                 char *why, size_t why_bytes)
 {
@@ -386,6 +420,8 @@ attn_status config_option_parse(const struct config_option *o, const char *text,
     case OPTION_CHOICE:
         return parse_choice(o, text, field, why, why_bytes);
     case OPTION_TEXT:
+        if (o->offset == AT(device_index))
+            return set_devices(text, (char **)(void *)field, why, why_bytes);
         return (o->offset == AT(admin) ? set_admin : set_http)(text, (char **)(void *)field, why,
                                                                why_bytes);
     case OPTION_FILE:

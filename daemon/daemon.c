@@ -15,16 +15,15 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "daemon/card.h"
 #include "daemon/clock.h"
 #include "daemon/config.h"
 #include "daemon/daemon.h"
-#include "daemon/device.h"
 #include "daemon/engine.h"
 #include "daemon/health.h"
 #include "daemon/http.h"
 #include "daemon/iobuf.h"
 #include "daemon/keep.h"
-#include "daemon/kept_cache.h"
 #include "daemon/log.h"
 #include "daemon/loop_memory.h"
 #include "daemon/notify.h"
@@ -47,14 +46,12 @@ struct daemon {
     int argc;
     char **argv;
     struct config *cfg;
-    struct device device;
+    struct card_list cards;
     struct iobuf_pool *bufs;
-    struct kv *kv;
-    struct session_table *sessions;
     struct tenants *tenants; /* NULL: nobody is asked */
     struct share_table *shares;
     struct settings *settings;
-    struct engine *engine;
+    struct engine *engine; /* of the first card: the doors' */
     struct http *http;
     uv_loop_t *loop;
     struct transport_env env;
@@ -164,15 +161,14 @@ static void on_tick(uv_timer_t *timer)
     uint64_t now_ns = clock_now_ns();
     health_beat(HEALTH_LOOP);
     log_tell_left_out();
-    if (engine_health(d->engine) != ATTN_OK) {
+    cards_give_up(&d->cards);
+    if (cards_are_lost(&d->cards)) {
         log_error("the device is lost; ending so that a restart can take it again");
         finish(d, EX_TEMPFAIL);
         return;
     }
-    uint64_t silent_ns;
     if (d->watchdog_ns != 0 && now_ns >= d->next_watchdog_ns &&
-        !health_is_stalled(HEALTH_ENGINE, config_now(d->cfg, stall_timeout_us) * 1000,
-                           &silent_ns)) {
+        !cards_are_stalled(&d->cards, config_now(d->cfg, stall_timeout_us) * 1000)) {
         d->next_watchdog_ns = now_ns + d->watchdog_ns / 2;
         notify_send("WATCHDOG=1");
     }
@@ -251,7 +247,8 @@ static void settings_took(void *user, const struct config *cfg)
 {
     struct daemon *d = user;
     settings_publish(cfg);
-    engine_reload(d->engine, cfg);
+    for (uint32_t i = 0; i < d->cards.n; i++)
+        engine_reload(d->cards.at[i].engine, cfg);
     share_table_set(d->shares, cfg->peer_share, cfg->principal_share);
     http_set_stall_timeout(d->http, cfg->stall_timeout_us);
 }
@@ -292,86 +289,29 @@ static void handlers_start(struct daemon *d)
     d->has_handlers = true;
 }
 
-/* The kept cache is of no use, whatever was taken of it. */
-static void start_empty(struct kept_cache *kept, const char *why)
+/* Caches, sessions and the engines that work with them; what was opened is daemon_stop's. */
+static attn_status engines_begin(struct daemon *d, char *why, size_t why_bytes)
 {
-    log_warn("starting empty, the kept cache can't be used: %s", why);
-    kept_cache_drop(kept);
-}
-
-static attn_status cache_open(struct daemon *d, struct kept_cache *kept, char *why,
-                              size_t why_bytes)
-{
-    struct backend_info info;
-    d->device.ops->info(d->device.backend, &info);
-    struct kv_config kc = engine_kv_config(d->cfg, info.kv_bytes);
-    if (kept->arena_fd >= 0) {
-        attn_status st = kv_open(&kc, kept->arena_fd, &d->kv, why, why_bytes);
-        if (st == ATTN_OK || st == ATTN_ENOMEM)
-            return st;
-        start_empty(kept, why);
-    }
-    return kv_open(&kc, -1, &d->kv, why, why_bytes);
-}
-
-/* Takes up what is in the kept cache. */
-static attn_status cache_restore(struct daemon *d, struct kept_cache *kept)
-{
-    struct engine_kept n;
-    attn_status st = engine_restore(d->engine, &n);
-    if (st == ATTN_OK)
-        log_info("kept: %" PRIu32 " sequences of %" PRIu64 " tokens, %" PRIu32 " pools, %" PRIu32
-                 " sessions; dropped: %" PRIu64,
-                 n.n_sequences, n.n_tokens, n.n_pools, n.n_sessions, n.n_dropped);
-    kept_cache_close(kept);
-    return st;
-}
-
-/* Cache, sessions and the engine that works with them; what was opened is daemon_stop's. */
-static attn_status engine_begin(struct daemon *d, struct kept_cache *kept, char *why,
-                                size_t why_bytes)
-{
-    attn_status st = cache_open(d, kept, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    st = session_table_open(d->cfg->max_sessions, d->cfg->max_peer_sessions, &d->sessions);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "no memory for %" PRIu32 " sessions (engine.max_sessions)",
-                 d->cfg->max_sessions);
-        return st;
-    }
     d->shares = share_table_open(d->cfg->peer_share, d->cfg->principal_share);
     if (d->shares == NULL) {
         snprintf(why, why_bytes, "no memory for the shares of peers");
         return ATTN_ENOMEM;
     }
     const struct settings_user user = {d, read_files, settings_took};
-    st = settings_open(d->cfg, d->argc, d->argv, &user, &d->settings);
+    attn_status st = settings_open(d->cfg, d->argc, d->argv, &user, &d->settings);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for the settings");
         return st;
     }
     struct engine_parts parts = {
         .cfg = d->cfg,
-        .ops = d->device.ops,
-        .backend = d->device.backend,
         .bufs = d->bufs,
-        .kv = d->kv,
-        .sessions = d->sessions,
         .tenants = d->tenants,
-        .is_kept = kept->arena_fd >= 0 || kept_cache_put(d->kv, &d->device),
         .settings = d->settings,
     };
-    st = engine_open(&parts, &d->engine, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    if (kept->arena_fd >= 0)
-        st = cache_restore(d, kept);
-    if (st != ATTN_OK) {
-        snprintf(why, why_bytes, "the kept cache can't be taken up: %s", attn_status_message(st));
-        return st;
-    }
-    return engine_start(d->engine, why, why_bytes);
+    st = cards_engines_begin(&d->cards, &parts, why, why_bytes);
+    d->engine = st == ATTN_OK ? d->cards.at[0].engine : NULL;
+    return st;
 }
 
 static int http_start(struct daemon *d)
@@ -418,48 +358,28 @@ static int transports_start(struct daemon *d)
     return EX_OK;
 }
 
-/* The backend, with the KV memory of the kept cache if it takes it. */
-static int device_start(struct daemon *d, struct kept_cache *kept)
-{
-    char why[WHY_BYTES];
-    bool is_kept = kept_cache_take(kept);
-    keep_drop_rest();
-    if (is_kept) {
-        attn_status st =
-            device_import(d->cfg, kept->backend, kept->memory_fd, &d->device, why, sizeof why);
-        if (st == ATTN_OK)
-            return EX_OK;
-        if (st != ATTN_EINVAL) { /* later, maybe: the cache is worth a wait */
-            log_error("backend %s, whose cache is kept, can't be used: %s", kept->backend, why);
-            return EX_UNAVAILABLE;
-        }
-        start_empty(kept, why);
-    }
-    return device_open(d->cfg, &d->device) == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
-}
-
 /* Device, buffers, cache and engine: what transports need before they serve. */
 static int engine_and_device_start(struct daemon *d)
 {
     char why[WHY_BYTES];
-    struct kept_cache kept = {.arena_fd = -1, .memory_fd = -1};
-    int code = device_start(d, &kept);
+    int code = cards_devices_begin(d->cfg, &d->cards);
     if (code != EX_OK)
         return code;
+    const struct device *device = &d->cards.at[0].device; /* messages are in memory for all */
     attn_status st =
-        iobuf_pool_open(d->device.ops, d->device.backend, d->cfg->io_memory_bytes, &d->bufs);
+        iobuf_pool_open(device->ops, device->backend, d->cfg->io_memory_bytes, &d->bufs);
     if (st != ATTN_OK) {
         log_error("cache.io_memory: %" PRIu64 " bytes can't be had: %s", d->cfg->io_memory_bytes,
                   attn_status_message(st));
         return EX_OSERR;
     }
-    st = engine_begin(d, &kept, why, sizeof why);
+    st = engines_begin(d, why, sizeof why);
     if (st != ATTN_OK) {
         log_error("%s", why);
         return EX_OSERR;
     }
-    d->env.backend_ops = d->device.ops;
-    d->env.backend = d->device.backend;
+    d->env.backend_ops = device->ops;
+    d->env.backend = device->backend;
     d->env.engine = d->engine;
     d->env.bufs = d->bufs;
     d->env.shares = d->shares;
@@ -513,11 +433,11 @@ static void write_last_replies(struct daemon *d, uint64_t most_ms)
 }
 
 /* Nothing of a lost device is touched any more: its driver may wait for ever. */
-static void end_without_device(struct daemon *d)
+static void end_without_device(struct daemon *d, bool is_all)
 {
     write_last_replies(d, LAST_REPLIES_OF_LOST_MS);
     fflush(NULL);
-    _exit(EX_TEMPFAIL);
+    _exit(is_all ? EX_TEMPFAIL : d->exit_code);
 }
 
 static void daemon_stop(struct daemon *d)
@@ -527,13 +447,9 @@ static void daemon_stop(struct daemon *d)
     if (d->has_handlers)
         uv_timer_stop(&d->tick); /* it looks at the engine */
     stop_transports(d);
-    bool is_lost = d->engine != NULL && engine_health(d->engine) != ATTN_OK;
-    if (engine_close(d->engine) != ATTN_OK) {
-        log_error("the device does not give its batches back; ending without it");
-        is_lost = true;
-    }
-    if (is_lost)
-        end_without_device(d);
+    bool is_all = d->engine != NULL && (d->cards.n == 1 || cards_are_lost(&d->cards));
+    if (cards_stop(&d->cards) != ATTN_OK)
+        end_without_device(d, is_all);
     if (d->has_handlers)
         write_last_replies(d, LAST_REPLIES_MS);
     for (uint32_t i = 0; i < d->n_transports; i++)
@@ -546,12 +462,11 @@ static void daemon_stop(struct daemon *d)
     }
     http_close(d->http);
     settings_close(d->settings);
-    session_table_close(d->sessions);
+    cards_end(&d->cards);
     tenants_close(d->tenants);
     share_table_close(d->shares);
-    kv_close(d->kv);
     iobuf_pool_close(d->bufs);
-    device_close(&d->device);
+    cards_devices_end(&d->cards);
 }
 
 static int daemon_serve(struct daemon *d)

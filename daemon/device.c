@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/log.h"
 #include "daemon/memory.h"
@@ -18,27 +19,41 @@ static bool is_auto(const struct config *cfg)
     return strcmp(cfg->backend, "auto") == 0;
 }
 
-/* Calls try for each backend that the settings allow, until one returns other than ATTN_ENOTSUP,
- * which becomes the result. */
-static attn_status
-try_each(const struct config *cfg,
-         attn_status (*try)(const struct config *cfg, const char *name, void *arg), void *arg)
+/* Calls try for each backend that the settings allow (only: this one; NULL: any of them), until one
+ * returns other than ATTN_ENOTSUP, which becomes the result. */
+static attn_status try_each(const struct config *cfg,
+                            attn_status (*try)(const struct config *cfg, const char *name,
+                                               void *arg),
+                            void *arg, const char *only)
 {
     attn_status st = ATTN_ENOTSUP;
+    if (only == NULL && !is_auto(cfg))
+        only = cfg->backend;
     for (size_t i = 0; i < sizeof in_order / sizeof in_order[0] && st == ATTN_ENOTSUP; i++)
-        if (is_auto(cfg) || strcmp(cfg->backend, in_order[i]) == 0)
+        if (only == NULL || strcmp(only, in_order[i]) == 0)
             st = try(cfg, in_order[i], arg);
     return st;
 }
 
 /* --- to serve --------------------------------------------------------------------------------- */
 
-static attn_status open_one(const struct config *cfg, const char *name, int import_fd,
-                            struct device *out, char *why, size_t why_bytes)
+/* Of the cores where the settings leave it open. */
+static uint32_t threads_of(const struct config *cfg, const struct device_choice *which)
 {
+    uint32_t n_cores = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    if (cfg->threads != 0 || which->n_all <= 1)
+        return cfg->threads;
+    return n_cores > which->n_all ? n_cores / which->n_all : 1;
+}
+
+static attn_status open_one(const struct config *cfg, const struct device_choice *which,
+                            const char *name, int import_fd, struct device *out, char *why,
+                            size_t why_bytes)
+{
+    bool is_last = which->n + 1 >= which->n_all;
     const struct backend_ops *ops;
     attn_status st = backend_load(name, &ops, why, why_bytes);
-    if (st == ATTN_OK && cfg->faults[0] != '\0')
+    if (st == ATTN_OK && cfg->faults[0] != '\0' && is_last)
         st = backend_faults(ops, cfg->faults, &ops, why, why_bytes);
     if (st != ATTN_OK)
         return st;
@@ -46,13 +61,15 @@ static attn_status open_one(const struct config *cfg, const char *name, int impo
         .kv_bytes = cfg->kv_memory_bytes,
         .max_batch_items = cfg->max_batch_items,
         .max_batch_tokens = cfg->max_batch_tokens,
-        .n_threads = cfg->threads,
-        .device_index = (int32_t)cfg->device_index,
+        .n_threads = threads_of(cfg, which),
+        .device_index = (int32_t)which->index,
         .import_fd = import_fd,
     };
     /* an imported memory is taken already */
     bool takes_kv = strcmp(name, "cpu") == 0 && import_fd < 0;
-    st = memory_check("", takes_kv ? bc.kv_bytes : 0, cfg->io_memory_bytes, why, why_bytes);
+    uint64_t n_to_come = is_last ? 1 : which->n_all - which->n;
+    st = memory_check("", takes_kv ? bc.kv_bytes * n_to_come : 0,
+                      which->n == 0 ? cfg->io_memory_bytes : 0, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     struct backend *b = NULL;
@@ -67,8 +84,27 @@ static attn_status open_one(const struct config *cfg, const char *name, int impo
     return ATTN_OK;
 }
 
+static attn_status try_to_count(const struct config *cfg, const char *name, void *arg)
+{
+    const struct backend_ops *ops;
+    char why[WHY_BYTES];
+    uint32_t *n = arg;
+    (void)cfg;
+    if (backend_load(name, &ops, why, sizeof why) == ATTN_OK)
+        *n = ops->n_devices == NULL ? 1 : ops->n_devices();
+    return *n > 0 ? ATTN_OK : ATTN_ENOTSUP;
+}
+
+uint32_t device_count(const struct config *cfg)
+{
+    uint32_t n = 0;
+    try_each(cfg, try_to_count, &n, NULL);
+    return n;
+}
+
 /* What trying has come to. */
 struct attempt {
+    const struct device_choice *which;
     struct device device;
     char why[2 * WHY_BYTES]; /* of those that failed */
 };
@@ -78,7 +114,7 @@ static attn_status try_to_open(const struct config *cfg, const char *name, void 
     char why[WHY_BYTES];
     struct attempt *a = arg;
     log_info("opening backend %s", name);
-    if (open_one(cfg, name, -1, &a->device, why, sizeof why) == ATTN_OK)
+    if (open_one(cfg, a->which, name, -1, &a->device, why, sizeof why) == ATTN_OK)
         return ATTN_OK;
     if (is_auto(cfg))
         log_info("backend %s is not used: %s", name, why);
@@ -98,10 +134,11 @@ static void say_opened(const struct config *cfg, const struct device *d)
              info.device, info.kv_bytes >> 20, info.n_processors);
 }
 
-attn_status device_open(const struct config *cfg, struct device *out_device)
+attn_status device_open(const struct config *cfg, const struct device_choice *which,
+                        struct device *out_device)
 {
-    struct attempt a = {.why = ""};
-    if (try_each(cfg, try_to_open, &a) != ATTN_OK) {
+    struct attempt a = {.which = which, .why = ""};
+    if (try_each(cfg, try_to_open, &a, which->backend) != ATTN_OK) {
         log_error("%s%s", is_auto(cfg) ? "no backend can be used: " : "", a.why);
         return ATTN_ENOTSUP;
     }
@@ -110,8 +147,9 @@ attn_status device_open(const struct config *cfg, struct device *out_device)
     return ATTN_OK;
 }
 
-attn_status device_import(const struct config *cfg, const char *backend, int memory_fd,
-                          struct device *out_device, char *why, size_t why_bytes)
+attn_status device_import(const struct config *cfg, const struct device_choice *which,
+                          const char *backend, int memory_fd, struct device *out_device, char *why,
+                          size_t why_bytes)
 {
     struct device d;
     if (!is_auto(cfg) && strcmp(cfg->backend, backend) != 0) {
@@ -119,7 +157,7 @@ attn_status device_import(const struct config *cfg, const char *backend, int mem
                  backend);
         return ATTN_EINVAL;
     }
-    attn_status st = open_one(cfg, backend, memory_fd, &d, why, why_bytes);
+    attn_status st = open_one(cfg, which, backend, memory_fd, &d, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     say_opened(cfg, &d);
@@ -145,10 +183,12 @@ static attn_status try_to_check(const struct config *cfg, const char *name, void
         fprintf(out, "backend %s: %s\n", name, why);
         return ATTN_ENOTSUP;
     }
-    return selftest_run(ops, (int32_t)cfg->device_index, cfg->threads, out);
+    uint32_t index[CONFIG_MAX_DEVICES] = {0}, n;
+    config_devices(cfg->device_index, index, &n); /* of several the first */
+    return selftest_run(ops, (int32_t)index[0], cfg->threads, out);
 }
 
 attn_status device_self_test(const struct config *cfg, FILE *out)
 {
-    return try_each(cfg, try_to_check, out);
+    return try_each(cfg, try_to_check, out, NULL);
 }

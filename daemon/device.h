@@ -8,19 +8,30 @@
 #include "daemon/config.h"
 #include "kernels/backend.h"
 
+/* Which of the devices that are opened. */
+struct device_choice {
+    uint32_t index; /* by the driver's number */
+    uint32_t n, n_all; /* how many are opened before it, and in all */
+    const char *backend; /* of those before it; NULL: as the settings say */
+};
+
 struct device {
     const struct backend_ops *ops; /* NULL: not open */
     struct backend *backend;
 };
 
-/* Opens it, and logs which it is and why others are not used. ATTN_ENOTSUP: none can be used; the
- * log says why. */
-attn_status device_open(const struct config *cfg, struct device *out_device);
+/* How many devices the backend of the settings has; with "auto", the first that has any. */
+uint32_t device_count(const struct config *cfg);
+/* Opens it, and logs which it is and why others are not used. Faults that the settings inject are
+ * the last device's. ATTN_ENOTSUP: none can be used; the log says why. */
+attn_status device_open(const struct config *cfg, const struct device_choice *which,
+                        struct device *out_device);
 /* Opens the backend with the KV memory that a predecessor had from it. why gets the reason.
  * Errors   ATTN_EINVAL the memory is not what the settings ask for, or can't be mapped; all else:
  *          the backend can't be opened now, and may be later */
-attn_status device_import(const struct config *cfg, const char *backend, int memory_fd,
-                          struct device *out_device, char *why, size_t why_bytes);
+attn_status device_import(const struct config *cfg, const struct device_choice *which,
+                          const char *backend, int memory_fd, struct device *out_device, char *why,
+                          size_t why_bytes);
 void device_close(struct device *d); /* one that was never opened, too */
 
 /* Checks it against the float64 reference instead (kernels/selftest.h), with a report to out.

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/cards.h"
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
@@ -103,20 +104,45 @@ static attn_status stop_status(const struct engine *e)
 
 void engine_submit(struct engine *e, struct request *req)
 {
+    if (e->parts.cards != NULL)
+        cards_submit(e->parts.cards, req);
+    else
+        engine_take(e, req);
+}
+
+void engine_take(struct engine *e, struct request *req)
+{
+    if (!engine_admit(e, req))
+        return;
+    stack_push(&e->inbox, req);
+    engine_wake(e);
+}
+
+bool engine_admit(struct engine *e, struct request *req)
+{
     uint64_t bytes = req->msg->n_bytes, total;
     char why[SHARE_TEXT_BYTES];
     uint32_t n;
     engine_hold(e, bytes, &n, &total);
     const char *fault = queue_fault(e, req, n, total, why);
-    if (fault == NULL) {
-        stack_push(&e->inbox, req);
-        engine_wake(e);
-        return;
-    }
+    if (fault == NULL)
+        return true;
     stats_add(requests_refused_overload, 1);
     engine_renew(e, request_session(req));
+    if (req->is_placed)
+        cards_settle(e->parts.cards, req);
     request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e), "%s", fault);
     engine_let_go(e, bytes);
+    return false;
+}
+
+/* What is left of the cards goes on: the sequences were this one's, and are no more. */
+static void refuse_of_lost(struct engine *e, struct request *req)
+{
+    if (e->parts.cards != NULL && cards_live(e->parts.cards))
+        engine_refuse(e, req, ATTN_ENOTFOUND, "no such sequence: its card is lost");
+    else
+        engine_refuse(e, req, engine_health(e), "the device is lost");
 }
 
 /* A request that nobody needs to look into; its session is renewed all the same. */
@@ -130,7 +156,7 @@ static bool refuse_unread(struct engine *e, struct request *req, uint64_t now_ns
         engine_refuse(e, req, ATTN_EDEADLINE, "%" PRIu64 " us passed before the engine saw it",
                       (now_ns - req->received_ns) / 1000);
     else if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP && health != ATTN_OK)
-        engine_refuse(e, req, health, "the device is lost");
+        refuse_of_lost(e, req);
     else
         return false;
     engine_renew(e, session);
@@ -156,6 +182,8 @@ static void take_request(struct engine *e, struct request *req, uint64_t now_ns)
 static bool take_inbox(struct engine *e, uint64_t now_ns)
 {
     struct request *oldest = stack_take_all(&e->inbox);
+    if (e->parts.cards != NULL)
+        cards_listen(e);
     bool has_any = oldest != NULL;
     bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
     struct request *cold = oldest; /* the first one that was not warmed */
@@ -187,7 +215,10 @@ static void publish_gauges(struct engine *e)
     stats_add(prefix_misses, e->gauges.prefix_misses - last.prefix_misses);
     stats_add(prefix_hit_tokens, e->gauges.prefix_hit_tokens - last.prefix_hit_tokens);
     stats_add(evictions, e->gauges.evictions - last.evictions);
-    stats_set(sessions, session_count(e->parts.sessions));
+    if (e->parts.card == 0)
+        stats_set(sessions, session_count(e->parts.sessions));
+    if (e->parts.cards != NULL)
+        cards_publish(e);
     e->is_dirty = false;
     e->has_old_pools = true;
 }
@@ -204,17 +235,25 @@ static void publish_pools(struct engine *e, uint64_t now_ns)
         kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
         struct stats_pool *s = &list[n < STATS_MAX_POOLS ? n : STATS_MAX_POOLS];
         snprintf(s->name, sizeof s->name, "%s", n < STATS_MAX_POOLS ? ks.name : "");
-        s->blocks += ks.n_blocks;
-        s->free += n_free;
-        s->sequences += kv_pool_sequences(e->parts.kv, p->id);
+        struct pool_count other = {0};
+        if (e->parts.cards != NULL)
+            other = cards_pool_count(e->parts.cards, e, p->id.index);
+        s->blocks += ks.n_blocks + other.blocks;
+        s->free += n_free + other.free;
+        s->sequences += kv_pool_sequences(e->parts.kv, p->id) + other.sequences;
         used_bytes += (ks.n_blocks - n_free) * (p->device_bytes / ks.n_blocks);
         n += n <= STATS_MAX_POOLS;
     }
-    stats_set_pools(list, n);
-    stats_set(kv_memory_bytes, e->info.kv_bytes);
-    stats_set(kv_given_bytes, e->device_bytes);
-    stats_set(kv_used_bytes, used_bytes);
-    stats_set(io_memory_bytes, iobuf_pool_bytes(e->parts.bufs));
+    if (e->parts.card == 0) {
+        stats_set_pools(list, n);
+        stats_set(io_memory_bytes, iobuf_pool_bytes(e->parts.bufs));
+    }
+    stats_add(kv_memory_bytes, e->info.kv_bytes - e->told.kv_bytes);
+    stats_add(kv_given_bytes, e->device_bytes - e->told.given_bytes);
+    stats_add(kv_used_bytes, used_bytes - e->told.used_bytes);
+    e->told.kv_bytes = e->info.kv_bytes;
+    e->told.given_bytes = e->device_bytes;
+    e->told.used_bytes = used_bytes;
     e->has_old_pools = false;
     e->pools_at_ns = now_ns;
 }
@@ -222,15 +261,20 @@ static void publish_pools(struct engine *e, uint64_t now_ns)
 /* A batch came back with the device lost: what waits is refused, once. */
 static void refuse_if_lost(struct engine *e)
 {
-    if (e->is_lost || engine_health(e) == ATTN_OK)
+    if (engine_health(e) == ATTN_OK)
         return;
+    if (!e->is_lost)
+        tasks_refuse(e, engine_health(e), "the device is lost");
     e->is_lost = true;
-    tasks_refuse(e, engine_health(e), "the device is lost");
+    if (e->parts.cards != NULL && cards_live(e->parts.cards))
+        cards_drop_sequences(e);
 }
 
 static uint64_t idle_ns(const struct engine *e, uint64_t now_ns, uint64_t max_wait_ns)
 {
-    uint64_t expiry_ns = session_next_expiry_ns(e->parts.sessions, e->lease_ns);
+    uint64_t expiry_ns = e->parts.card > 0 /* the lead ends sessions */
+                             ? UINT64_MAX
+                             : session_next_expiry_ns(e->parts.sessions, e->lease_ns);
     uint64_t until_ns = expiry_ns <= now_ns ? 0 : expiry_ns - now_ns;
     return until_ns < max_wait_ns ? until_ns : max_wait_ns;
 }
@@ -247,7 +291,7 @@ static uint64_t slice_ns(const struct engine *e, uint64_t now_ns, uint64_t max_w
 bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = clock_now_ns();
-    health_beat(HEALTH_ENGINE);
+    health_beat(HEALTH_ENGINE + e->parts.card);
     tenants_turn(e); /* before the first hello: who is gone is refused at once */
     bool is_busy = engine_poll_pollers(e);
     is_busy |= take_inbox(e, now_ns);
@@ -265,9 +309,13 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     if (e->has_old_pools && now_ns - e->pools_at_ns >= POOLS_EVERY_NS)
         publish_pools(e, now_ns);
     const struct task *oldest = TAILQ_FIRST(&e->held);
-    stats_set(oldest_at_ns, oldest == NULL ? 0 : oldest->req->received_ns);
+    atomic_store_explicit(&e->oldest_at_ns, oldest == NULL ? 0 : oldest->req->received_ns,
+                          memory_order_relaxed);
+    if (e->parts.card == 0)
+        stats_set(oldest_at_ns,
+                  e->parts.cards != NULL ? cards_oldest_at_ns(e->parts.cards) : e->oldest_at_ns);
     if (e->n_in_flight > 0) {
-        bool is_hurried = is_busy || !stack_is_empty(&e->inbox);
+        bool is_hurried = is_busy || !engine_is_quiet(e);
         uint64_t wait_ns = is_hurried ? 0 : slice_ns(e, now_ns, max_wait_ns);
         for (; batch_finish_one(e, wait_ns); wait_ns = 0)
             is_busy = true;
@@ -326,7 +374,8 @@ void engine_reload(struct engine *e, const struct config *cfg)
 
 static void engine_free(struct engine *e)
 {
-    log_set_listener(NULL, NULL);
+    if (e->parts.card == 0)
+        log_set_listener(NULL, NULL);
     canary_end(e);
     tenants_close(atomic_load(&e->new_tenants));
     batches_fini(e);
@@ -364,6 +413,7 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         return ATTN_ENOMEM;
     }
     e->parts = *parts;
+    e->epoch_bits = parts->cards == NULL ? 0 : cards_epoch_bits(parts->cards);
     e->lease_ns = e->next_lease_ns = c->lease_us * 1000;
     e->next_stamp = 1;
     e->epoll_fd = e->wake_fd = -1;
@@ -395,7 +445,9 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         goto fail;
     }
     publish_gauges(e);
-    log_set_listener(watchers_wake, e);
+    if (e->parts.card == 0)
+        log_set_listener(watchers_wake, e);
+
     *out_engine = e;
     return ATTN_OK;
 fail:
@@ -413,20 +465,28 @@ attn_status engine_start(struct engine *e, char *why, size_t why_bytes)
     return ATTN_ENOMEM;
 }
 
-attn_status engine_close(struct engine *e)
+attn_status engine_stop(struct engine *e)
 {
-    if (e == NULL)
-        return ATTN_OK;
     void *result = NULL;
+    if (e->has_stopped)
+        return e->stopped_with;
     atomic_store(&e->is_stopping, true);
     engine_wake(e);
     if (e->has_thread)
         pthread_join(e->thread, &result);
     else
         result = (void *)(intptr_t)engine_finish(e);
-    health_end(HEALTH_ENGINE);
-    attn_status st = (attn_status)(intptr_t)result;
-    if (st == ATTN_OK)
+    health_end(HEALTH_ENGINE + e->parts.card);
+    e->has_thread = false;
+    e->has_stopped = true;
+    e->stopped_with = (attn_status)(intptr_t)result;
+    return e->stopped_with;
+}
+
+attn_status engine_close(struct engine *e)
+{
+    attn_status st = e == NULL ? ATTN_OK : engine_stop(e);
+    if (e != NULL && st == ATTN_OK)
         engine_free(e);
     return st;
 }

@@ -14,11 +14,11 @@
 #include "daemon/session.h"
 #include "daemon/tenant.h"
 
+struct cards;
 struct engine;
 struct lane;
 
-/* What an engine works with: all of one device, but the sessions, which engines of several devices
- * may share. Borrowed until engine_close. */
+/* What an engine works with: all of one device. Borrowed until engine_close. */
 struct engine_parts {
     const struct config *cfg;
     const struct backend_ops *ops;
@@ -29,6 +29,8 @@ struct engine_parts {
     struct tenants *tenants; /* NULL: nobody is asked who he is */
     bool is_kept; /* a successor will take up the cache */
     struct settings *settings; /* what operators may change; NULL: nothing */
+    struct cards *cards; /* NULL: it is the only engine */
+    uint32_t card; /* which it is of them; 0 is the lead */
 };
 
 /* The limits of a cache for a device with kv_bytes of KV memory. */
@@ -58,6 +60,10 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns);
 /* Hands a decoded request over. Any thread; never blocks. Over the queue bound it is answered at
  * once with ATTN_EOVERLOAD and retry-after (transport->reply runs inside the call). */
 void engine_submit(struct engine *e, struct request *req);
+/* The same for this engine, though there may be others. */
+void engine_take(struct engine *e, struct request *req);
+/* Counts the request as this engine's until it is answered; false: it is, with ATTN_EOVERLOAD. */
+bool engine_admit(struct engine *e, struct request *req);
 /* Renews the lease of the session that a request names which its transport refuses; 0: none. Any
  * thread. */
 void engine_renew(struct engine *e, uint64_t session);
@@ -114,6 +120,9 @@ bool engine_is_idle(const struct engine *e);
  * and the process should end. Any thread. */
 attn_status engine_health(const struct engine *e);
 
+/* The first half of engine_close: all but the freeing. Engines of several cards all stop before the
+ * first is freed. */
+attn_status engine_stop(struct engine *e);
 /* Answers what is left with ATTN_EDRAINING, stops the thread, frees all. NULL is fine.
  * ATTN_ETIMEDOUT: the backend did not give its batches back in time; the engine and its buffers are
  * left as they are, and the process should end without touching the backend again. */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/cards.h"
 #include "daemon/engine_pace.h"
 #include "daemon/stats.h"
 
@@ -67,6 +68,8 @@ static void send_reply(struct engine *e, struct request *req, attn_status st)
     tenant_release(req, st);
     uint64_t bytes = req->msg->n_bytes;
     share_let_go(req);
+    if (req->is_placed)
+        cards_settle(e->parts.cards, req);
     request_reply(req, st);
     engine_let_go(e, bytes);
 }
@@ -81,6 +84,8 @@ void engine_refuse(struct engine *e, struct request *req, attn_status st, const 
     va_end(args);
     tenant_release(req, st);
     share_let_go(req);
+    if (req->is_placed)
+        cards_settle(e->parts.cards, req);
     request_reply_error(req, st, attn_status_is_retryable(st) ? engine_retry_after_us(e) : 0, "%s",
                         why);
     engine_let_go(e, bytes);
@@ -116,6 +121,8 @@ attn_status step_reserve_reply(struct task *t)
 {
     if (t->payload != NULL)
         return ATTN_OK;
+    if (t->req->part != NULL)
+        return cards_step_reserve(t, head_room(t->n_items));
     if (t->req->bell != NULL) {
         t->payload = t->req->bell->out;
         return ATTN_OK;
@@ -185,6 +192,10 @@ static void bell_answer(struct engine *e, struct task *t)
 void step_answer(struct engine *e, struct task *t)
 {
     struct request *req = t->req;
+    if (req->part != NULL) {
+        send_reply(e, req, cards_step_part_done(t));
+        return;
+    }
     stats_add(step_items, t->n_items);
     stats_add(step_tokens, t->layout.n_tokens);
     if (req->bell != NULL) {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/cards.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_operator.h"
@@ -27,6 +28,8 @@ static void reply_pool(struct engine *e, struct request *req, const struct pool 
     body.pool = pool_handle(e, p);
     body.spec = p->spec.wire;
     kv_pool_info(e->parts.kv, p->id, &ks, &body.n_free_blocks);
+    if (e->parts.cards != NULL)
+        body.n_free_blocks += (uint32_t)cards_pool_count(e->parts.cards, e, p->id.index).free;
     header.body_case = ATTND__REPLY__BODY_POOL;
     header.pool = &body;
     engine_answer(e, req, &header);
@@ -39,7 +42,7 @@ static void reply_seq(struct engine *e, struct request *req, kv_seq_id seq, bool
     const struct pool *p = pool_of_kv(e, info.pool);
     Attnd__SeqReply body = ATTND__SEQ_REPLY__INIT;
     Attnd__Reply header = ATTND__REPLY__INIT;
-    body.epoch = info.epoch;
+    body.epoch = epoch_on_wire(e, info.epoch);
     body.cached_tokens = info.n_cached;
     body.pool = p == NULL ? 0 : pool_handle(e, p);
     if (has_lengths && p != NULL) {
@@ -73,12 +76,21 @@ static attn_status seq_charge(struct engine *e, const struct tenant *who, uint64
     return ATTN_EQUOTA;
 }
 
+/* The request has been carried out, and is not to be again, by whatever card. */
+static void note_done(struct engine *e, const struct request *req, uint32_t session)
+{
+    if (e->parts.cards != NULL)
+        cards_saw(e, session, req->wire.header->session, req->wire.request_id);
+}
+
 /* There is one more, with as many tokens as others had. */
 static void seq_begin(struct engine *e, struct tenant *who, kv_seq_id seq)
 {
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
     tenant_count(who, TENANT_SEQUENCES, 1);
+    if (e->parts.cards != NULL)
+        cards_opened(e->parts.cards, e->parts.card, info.name, info.pool.index);
     trace_begin(&e->seqs[seq.index].trace, e->turn_ns, info.layer_len[0]);
 }
 
@@ -100,6 +112,10 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
         engine_refuse(e, req, ATTN_EDRAINING, "the daemon is draining: no new sequences");
         return;
     }
+    if (e->parts.cards != NULL && engine_health(e) != ATTN_OK) {
+        engine_refuse(e, req, ATTN_EDEVICE, "the device is lost");
+        return;
+    }
     if (p == NULL) {
         engine_refuse(e, req, ATTN_ENOTFOUND, "open.pool is %" PRIu32 ", no such pool", o->pool);
         return;
@@ -116,10 +132,12 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
         if (st != ATTN_OK)
             snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
     }
-    if (st != ATTN_OK)
+    if (st != ATTN_OK) {
         engine_refuse(e, req, st, "%s", why);
-    else
-        reply_seq(e, req, seq, false);
+        return;
+    }
+    note_done(e, req, session);
+    reply_seq(e, req, seq, false);
 }
 
 /* The sequence must be the session's, at this epoch. */
@@ -128,10 +146,10 @@ static attn_status check_owner(struct engine *e, kv_seq_id seq, uint64_t name, u
 {
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
-    if (info.epoch != epoch)
+    if (epoch_on_wire(e, info.epoch) != epoch)
         snprintf(why, why_bytes,
                  "sequence %" PRIu64 ": epoch is %" PRIu32 ", the sequence is at %" PRIu32, name,
-                 epoch, info.epoch);
+                 epoch, epoch_on_wire(e, info.epoch));
     else if (info.owner != session)
         snprintf(why, why_bytes,
                  "sequence %" PRIu64 ": epoch %" PRIu32
@@ -177,10 +195,12 @@ static void run_fork(struct engine *e, struct request *req, uint32_t session, kv
         if (st != ATTN_OK)
             snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
     }
-    if (st != ATTN_OK)
+    if (st != ATTN_OK) {
         engine_refuse(e, req, st, "%s", why);
-    else
-        reply_seq(e, req, seq, true);
+        return;
+    }
+    note_done(e, req, session);
+    reply_seq(e, req, seq, true);
 }
 
 static void run_truncate(struct engine *e, struct request *req, kv_seq_id seq)
@@ -216,10 +236,12 @@ static void run_adopt(struct engine *e, struct request *req, uint32_t session, k
 {
     uint32_t epoch;
     attn_status st = kv_seq_adopt(e->parts.kv, seq, session, req->wire.request_id, &epoch);
-    if (st != ATTN_OK)
+    if (st != ATTN_OK) {
         engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
-    else
-        reply_seq(e, req, seq, true);
+        return;
+    }
+    note_done(e, req, session);
+    reply_seq(e, req, seq, true);
 }
 
 /* Name and epoch of the sequence that a request is about. false: it is about none. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/cards.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_trace.h"
 #include "daemon/log.h"
@@ -18,6 +19,7 @@
 enum {
     MAX_LISTED = 500, /* entries of an answer */
     MAX_LOOKED_AT = 1 << 16, /* records that one answer walks over */
+    CARD_SHIFT = 40, /* of a place in a list that goes over the cards, one after the other */
 };
 
 /* Whose it is, where somebody asks. */
@@ -28,24 +30,38 @@ static void add_tenant(struct engine *e, json_t *object, uint32_t id)
         json_object_set_new(object, "tenant", json_string(t == NULL ? "?" : t->name));
 }
 
+/* A pool of all cards. */
+static struct pool_count count_of(struct engine *e, const struct pool *p)
+{
+    struct kv_pool_spec ks;
+    uint32_t n_free = 0;
+    struct pool_count n = {0};
+    if (e->parts.cards != NULL)
+        n = cards_pool_count(e->parts.cards, e, p->id.index);
+    kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+    n.blocks += ks.n_blocks;
+    n.free += n_free;
+    n.cached += kv_pool_cached(e->parts.kv, p->id);
+    n.sequences += kv_pool_sequences(e->parts.kv, p->id);
+    n.bytes += p->device_bytes;
+    return n;
+}
+
 static json_t *list_pools(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
     (void)ask;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
         const struct backend_pool_config *c = &p->config;
-        struct kv_pool_spec ks;
-        uint32_t n_free = 0;
-        kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+        struct pool_count n = count_of(e, p);
         json_t *o = json_pack(
             "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I}", "name",
             p->spec.wire->name, "layers", (json_int_t)c->num_layers, "q_heads",
             (json_int_t)c->num_q_heads, "kv_heads", (json_int_t)c->num_kv_heads, "head_dim_k",
             (json_int_t)c->head_dim_k, "head_dim_v", (json_int_t)c->head_dim_v, "block_tokens",
             (json_int_t)c->block_tokens, "dtype", attn_dtype_name(c->q_dtype), "kv_dtype",
-            attn_dtype_name(c->kv_dtype), "blocks", (json_int_t)c->n_blocks, "free_blocks",
-            (json_int_t)n_free, "sequences", (json_int_t)kv_pool_sequences(e->parts.kv, p->id),
-            "bytes", (json_int_t)p->device_bytes);
+            attn_dtype_name(c->kv_dtype), "blocks", (json_int_t)n.blocks, "free_blocks",
+            (json_int_t)n.free, "sequences", (json_int_t)n.sequences, "bytes", (json_int_t)n.bytes);
         add_tenant(e, o, p->tenant);
         json_array_append_new(list, o);
     }
@@ -56,6 +72,24 @@ static json_t *list_pools(struct engine *e, const Attnd__Inspect *ask)
 static json_t *paged(const char *name, json_t *list, uint64_t next)
 {
     return json_pack("{s:o, s:I}", name, list, "next", (json_int_t)next);
+}
+
+/* The same of a list that goes over all cards. */
+static json_t *paged_by_card(const struct engine *e, const char *name, json_t *list, uint64_t next)
+{
+    uint32_t n = e->parts.cards == NULL ? 1 : cards_n(e->parts.cards);
+    uint64_t card = e->parts.card;
+    if (next == 0 && card + 1 < n)
+        next = (card + 1) << CARD_SHIFT;
+    else if (next != 0)
+        next |= card << CARD_SHIFT;
+    return paged(name, list, next);
+}
+
+static uint32_t first_row(const Attnd__Inspect *ask)
+{
+    uint64_t row = ask->after & ((1ull << CARD_SHIFT) - 1);
+    return row < UINT32_MAX ? (uint32_t)row : UINT32_MAX;
 }
 
 static json_t *list_sessions(struct engine *e, const Attnd__Inspect *ask)
@@ -94,10 +128,11 @@ static json_t *sequence_object(struct engine *e, kv_seq_id seq)
                  session_label(session_at(e->parts.sessions, info.owner)->id));
     char name[24];
     snprintf(name, sizeof name, "%" PRIu64, info.name); /* JSON numbers end at 2^53 */
-    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:b}", "sequence", name, "pool",
-                          p == NULL ? "" : p->spec.wire->name, "session", label, "epoch",
-                          (json_int_t)info.epoch, "tokens", (json_int_t)n_tokens, "blocks",
-                          (json_int_t)info.n_blocks, "busy", e->seqs[seq.index].n_claims > 0);
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:b}", "sequence", name, "pool",
+                  p == NULL ? "" : p->spec.wire->name, "session", label, "epoch",
+                  (json_int_t)epoch_on_wire(e, info.epoch), "tokens", (json_int_t)n_tokens,
+                  "blocks", (json_int_t)info.n_blocks, "busy", e->seqs[seq.index].n_claims > 0);
     add_tenant(e, o, info.tenant);
     return o;
 }
@@ -105,15 +140,15 @@ static json_t *sequence_object(struct engine *e, kv_seq_id seq)
 static json_t *list_sequences(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
-    kv_seq_id seq = {(uint32_t)ask->after};
-    uint32_t end = ask->after > UINT32_MAX - MAX_LOOKED_AT ? UINT32_MAX : seq.index + MAX_LOOKED_AT;
+    kv_seq_id seq = {first_row(ask)};
+    uint32_t end = seq.index > UINT32_MAX - MAX_LOOKED_AT ? UINT32_MAX : seq.index + MAX_LOOKED_AT;
     attn_status st;
     while ((st = kv_seq_next(e->parts.kv, end, &seq)) == ATTN_OK &&
            json_array_size(list) < MAX_LISTED) {
         json_array_append_new(list, sequence_object(e, seq));
         seq.index++;
     }
-    return paged("sequences", list, st == ATTN_ENOTFOUND ? 0 : seq.index);
+    return paged_by_card(e, "sequences", list, st == ATTN_ENOTFOUND ? 0 : seq.index);
 }
 
 static json_t *slow_object(const struct slow_step *s)
@@ -228,20 +263,18 @@ static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
     struct kv_stats total;
     (void)ask;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
-        struct kv_pool_spec ks;
-        uint32_t n_free = 0;
-        kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
-        uint32_t n_cached = kv_pool_cached(e->parts.kv, p->id);
-        json_t *o =
-            json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", p->spec.wire->name, "blocks",
-                      (json_int_t)ks.n_blocks, "free", (json_int_t)(n_free - n_cached), "cached",
-                      (json_int_t)n_cached, "used", (json_int_t)(ks.n_blocks - n_free), "bytes",
-                      (json_int_t)p->device_bytes, "sequences",
-                      (json_int_t)kv_pool_sequences(e->parts.kv, p->id));
+        struct pool_count n = count_of(e, p);
+        json_t *o = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", p->spec.wire->name,
+                              "blocks", (json_int_t)n.blocks, "free",
+                              (json_int_t)(n.free - n.cached), "cached", (json_int_t)n.cached,
+                              "used", (json_int_t)(n.blocks - n.free), "bytes",
+                              (json_int_t)n.bytes, "sequences", (json_int_t)n.sequences);
         add_tenant(e, o, p->tenant);
         json_array_append_new(list, o);
     }
     kv_stats_read(e->parts.kv, &total);
+    if (e->parts.cards != NULL)
+        cards_stats_add(e->parts.cards, e, &total);
 #define X(field) json_object_set_new(all, #field, json_integer((json_int_t)total.field));
     KV_STATS_MAP(X)
 #undef X
@@ -281,8 +314,8 @@ static json_t *list_requests(struct engine *e, const Attnd__Inspect *ask)
 static json_t *list_open_requests(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
-    kv_seq_id seq = {(uint32_t)ask->after};
-    uint32_t end = ask->after > UINT32_MAX - MAX_LOOKED_AT ? UINT32_MAX : seq.index + MAX_LOOKED_AT;
+    kv_seq_id seq = {first_row(ask)};
+    uint32_t end = seq.index > UINT32_MAX - MAX_LOOKED_AT ? UINT32_MAX : seq.index + MAX_LOOKED_AT;
     attn_status st;
     while ((st = kv_seq_next(e->parts.kv, end, &seq)) == ATTN_OK &&
            json_array_size(list) < MAX_LISTED) {
@@ -291,7 +324,7 @@ static json_t *list_open_requests(struct engine *e, const Attnd__Inspect *ask)
             json_array_append_new(list, trace_object(0, t));
         seq.index++;
     }
-    return paged("open_requests", list, st == ATTN_ENOTFOUND ? 0 : seq.index);
+    return paged_by_card(e, "open_requests", list, st == ATTN_ENOTFOUND ? 0 : seq.index);
 }
 
 /* --- topics ----------------------------------------------------------------------------------- */
@@ -308,6 +341,14 @@ static const struct topic topics[] = {
     {"events", false, list_events},
     {"config", false, list_config},
 };
+
+uint32_t list_card(const struct cards *c, const Attnd__Inspect *ask)
+{
+    bool is_by_card =
+        strcmp(ask->topic, "sequences") == 0 || strcmp(ask->topic, "open_requests") == 0;
+    uint64_t card = ask->after >> CARD_SHIFT;
+    return is_by_card && card < cards_n(c) ? (uint32_t)card : 0;
+}
 
 const struct topic *topic_find(const char *name)
 {

@@ -12,6 +12,8 @@ struct topic {
     json_t *(*list)(struct engine *e, const Attnd__Inspect *ask); /* NULL: no memory */
 };
 
+/* Whose engine answers: lists of sequences go through the cards by their pages. */
+uint32_t list_card(const struct cards *c, const Attnd__Inspect *ask);
 /* NULL: there is no such topic. */
 const struct topic *topic_find(const char *name);
 

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/cards.h"
 #include "daemon/engine_ready.h"
 #include "daemon/log.h"
 #include "kernels/kv_layout.h"
@@ -55,6 +56,8 @@ void pools_fini(struct engine *e)
     free(e->holds);
 }
 
+static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes);
+
 /* --- finding ---------------------------------------------------------------------------------- */
 
 /* A handle is the index plus one, and above it how many pools the index was before. */
@@ -68,6 +71,11 @@ static bool is_made(const struct pool *p)
 uint32_t pool_handle(const struct engine *e, const struct pool *p)
 {
     return p->generation << HANDLE_INDEX_BITS | ((uint32_t)(p - e->pools) + 1);
+}
+
+uint32_t pool_index_of_handle(uint32_t handle)
+{
+    return (handle & ((1u << HANDLE_INDEX_BITS) - 1)) - 1;
 }
 
 static uint64_t pool_key(uint32_t tenant, uint32_t handle)
@@ -295,9 +303,22 @@ static void pool_count(struct engine *e, struct pool *p)
              p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20);
 }
 
-/* Makes a pool in the first free place. Takes spec over. */
+void pool_rename(struct engine *e, struct pool *p, uint32_t generation)
+{
+    p->generation = generation;
+    e->pool_keys[p - e->pools] = pool_key(p->tenant, pool_handle(e, p));
+}
+
+/* There are other cards, and this is the lead. */
+static bool has_others(const struct engine *e)
+{
+    return e->parts.cards != NULL && e->parts.card == 0 && cards_n(e->parts.cards) > 1;
+}
+
+/* Makes a pool in the first free place. Takes spec over; asked is where it is from. */
 static attn_status pool_add(struct engine *e, const struct tenant *who, struct pool_spec *spec,
-                            struct pool **out_pool, char *why, size_t why_bytes)
+                            const Attnd__PoolSpec *asked, struct pool **out_pool, char *why,
+                            size_t why_bytes)
 {
     struct pool *p = e->pools, *end = e->pools + e->parts.cfg->max_pools;
     while (p < end && is_made(p))
@@ -323,6 +344,12 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         return st;
     }
     pool_count(e, p);
+    st = has_others(e) ? cards_pool_create(e, p, asked, why, why_bytes) : ATTN_OK;
+    if (st != ATTN_OK) {
+        char ignored[WHY_BYTES];
+        pool_forget(e, p, ignored, sizeof ignored);
+        return st;
+    }
     *out_pool = p;
     return ATTN_OK;
 }
@@ -354,14 +381,25 @@ attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd_
                 *out_pool = p;
             return st;
         }
-        st = pool_add(e, who, &spec, out_pool, why, why_bytes);
+        st = pool_add(e, who, &spec, asked, out_pool, why, why_bytes);
         bool may_help = st == ATTN_EQUOTA || (st == ATTN_ENOMEM && asked->n_blocks <= e->n_blocks);
-        if (!may_help || !drop_idle(e, who))
+        bool may_drop = e->parts.card == 0; /* the lead decides what makes way */
+        if (!may_help || !may_drop || !drop_idle(e, who))
             return st;
     }
 }
 
 attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    if (kv_pool_sequences(e->parts.kv, p->id) == 0 && has_others(e)) {
+        attn_status st = cards_pool_drop(e, p, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+    }
+    return pool_forget(e, p, why, why_bytes);
+}
+
+static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
     for (uint32_t i = 0; i < e->max_in_flight; i++)
         if (e->batches[i].is_in_flight && e->batches[i].pool == p)

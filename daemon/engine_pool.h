@@ -12,6 +12,8 @@ struct pool *pool_find(struct engine *e, const struct tenant *who, const char *n
 struct pool *pool_of_handle(struct engine *e, const struct tenant *who, uint32_t handle);
 struct pool *pool_of_kv(const struct engine *e, kv_pool_id id);
 uint32_t pool_handle(const struct engine *e, const struct pool *p);
+/* Which pool a handle is of; of one that is of none, any number. */
+uint32_t pool_index_of_handle(uint32_t handle);
 struct pool *pool_next(struct engine *e, struct pool *p); /* all in turn: behind p; NULL begins */
 
 /* The session has the pool's handle: it does not make way for others while the session lives. Not
@@ -27,6 +29,9 @@ void pools_let_go(struct engine *e, uint32_t session);
  *          the backend refuses; why names field and value */
 attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
                         struct pool **out_pool, char *why, size_t why_bytes);
+
+/* Clients know it by a handle of this generation (a card's pool has the lead's). */
+void pool_rename(struct engine *e, struct pool *p, uint32_t generation);
 
 /* Forgets a pool: its memory and its place may be another's.
  * Errors   ATTN_EINVAL sequences live in it; ATTN_EOVERLOAD the device has work of it */

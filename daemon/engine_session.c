@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cache/siphash.h"
+#include "daemon/cards.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
@@ -42,6 +43,8 @@ void seq_close(struct engine *e, kv_seq_id seq)
     kv_seq_info(e->parts.kv, seq, &info);
     tenant_give(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
     trace_end(&e->trace, &e->seqs[seq.index].trace);
+    if (e->parts.cards != NULL)
+        cards_closed(e->parts.cards, e->parts.card, info.name);
     kv_seq_close(e->parts.kv, seq);
 }
 
@@ -88,8 +91,12 @@ static void session_ended(struct engine *e, uint32_t slot, const char *why)
     kv_owner_end(e->parts.kv, slot);
     tenant_give(session_tenant(e, slot), TENANT_SESSIONS, 1);
     pools_let_go(e, slot);
-    tell_end(session_at(e->parts.sessions, slot), why);
     e->is_dirty = true;
+    if (e->parts.card > 0)
+        return;
+    tell_end(session_at(e->parts.sessions, slot), why);
+    if (e->parts.cards != NULL)
+        cards_session_end(e->parts.cards, slot, session_at(e->parts.sessions, slot)->ended_id);
 }
 
 void session_kill(struct engine *e, uint32_t slot, const char *why)
@@ -168,7 +175,14 @@ static attn_status session_make(struct engine *e, struct request *req, struct te
     kv_owner_begin(e->parts.kv, *out_slot, s->id, tenant_id(who), h->client_name);
     tell_begin(req, s);
     e->is_dirty = true;
-    return ATTN_OK;
+    if (e->parts.cards == NULL)
+        return ATTN_OK;
+    st = cards_session_begin(e->parts.cards, *out_slot, s->id, h->client_name);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for a session");
+        session_kill(e, *out_slot, why);
+    }
+    return st;
 }
 
 void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
@@ -253,7 +267,9 @@ bool sessions_expire(struct engine *e, uint64_t now_ns)
 {
     uint32_t silent;
     lease_turn(e, now_ns);
-    while ((silent = session_expire(e->parts.sessions, now_ns, e->lease_ns)) != SESSION_NONE) {
+    const _Atomic uint32_t *held = e->parts.cards == NULL ? NULL : cards_held(e->parts.cards);
+    while (e->parts.card == 0 && (silent = session_expire(e->parts.sessions, now_ns, e->lease_ns,
+                                                          held)) != SESSION_NONE) {
         session_ended(e, silent, "its lease ended");
         stats_add(leases_expired, 1);
     }
@@ -265,6 +281,8 @@ bool sessions_expire(struct engine *e, uint64_t now_ns)
         if (kv_owner_any(e->parts.kv, slot, &seq) != ATTN_OK) {
             if (session_at(e->parts.sessions, slot)->n_held > 0)
                 return false; /* it was killed, and a batch of it is on the device */
+            if (e->parts.cards != NULL && !cards_session_let_go(e, slot))
+                return false; /* another card has something of it */
             session_release(e->parts.sessions, slot);
             continue;
         }

@@ -16,6 +16,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "daemon/cards.h"
 #include "daemon/clock.h"
 #include "daemon/stack.h"
 #include "proto/attn_time.h"
@@ -86,9 +87,10 @@ bool engine_is_polled(const struct engine *e)
     return e->spin_ns >= MIN_SPIN_NS && clock_now_ns() - e->polled_ns < RECENT_NS;
 }
 
-static bool is_quiet(struct engine *e)
+bool engine_is_quiet(const struct engine *e)
 {
-    return stack_is_empty(&e->inbox) && !atomic_load(&e->is_stopping);
+    return stack_is_empty(&e->inbox) && !atomic_load(&e->is_stopping) &&
+           (e->parts.cards == NULL || cards_is_quiet(e));
 }
 
 /* Looks at everything until there is something or ns are over. */
@@ -96,7 +98,7 @@ static void spin(struct engine *e, uint64_t start_ns, uint64_t ns)
 {
     for (uint64_t passed_ns = 0; passed_ns < ns; passed_ns = clock_now_ns() - start_ns) {
         for (int i = 0; i < LOOKS_A_CLOCK; i++) {
-            if (engine_poll_pollers(e) || !is_quiet(e))
+            if (engine_poll_pollers(e) || !engine_is_quiet(e))
                 return;
             for (int k = 0; k < PAUSES_A_LOOK; k++)
                 attn_cpu_pause();
@@ -120,7 +122,7 @@ static void sleep_until_woken(struct engine *e, uint64_t max_ns)
 {
     struct engine_poller *first = atomic_load(&e->pollers);
     atomic_store(&e->is_asleep, 1);
-    bool may_sleep = is_quiet(e);
+    bool may_sleep = engine_is_quiet(e);
     for (struct engine_poller *p = first; p != NULL; p = p->next)
         may_sleep = p->may_sleep(p) && may_sleep; /* all are told, all are told again below */
     if (may_sleep) {
@@ -142,7 +144,7 @@ void engine_idle(struct engine *e, uint64_t max_ns)
     max_ns = nap_ns(e, max_ns);
     if (max_ns == 0) {
         sched_yield();
-    } else if (e->polled_ns == polled_ns && is_quiet(e)) {
+    } else if (e->polled_ns == polled_ns && engine_is_quiet(e)) {
         sleep_until_woken(e, max_ns);
         engine_poll_pollers(e);
     }

@@ -11,6 +11,7 @@
  *   engine_list.c     the lists among it
  *   engine_session.c  hello, leases
  *   engine_batch.c    from ready items to a batch on the device, and back
+ *   cards.h           what engines of several cards have to do with each other
  *   engine_canary.c   a sample of outputs against the reference
  *   engine_pace.c     when to launch and how much: pure functions
  *   engine_queue.c    claims, waiting, waking, deadlines: which items may run now
@@ -191,10 +192,13 @@ struct engine {
     uint64_t lease_ns;
     uint64_t next_lease_ns, next_lease_at_ns; /* as it is set, and when it counts */
     uint64_t boot_id; /* random */
+    uint32_t epoch_bits; /* of an epoch on the wire, below the cache's: the card; 0: there is one */
     uint64_t hello_secret[2]; /* random: nobody can make two hellos look the same */
 
     /* any thread */
     _Atomic(struct request *) inbox; /* newest first */
+    _Atomic(struct card_note *) notes; /* of other cards' engines (cards.h), as the next */
+    _Atomic(struct request *) returned; /* answered, for the thread that polls */
     _Atomic uint32_t is_asleep; /* engine_sleep.c, as far as polled_ns */
     _Atomic(struct engine_poller *) pollers;
     int epoll_fd, wake_fd;
@@ -210,6 +214,7 @@ struct engine {
     _Atomic uint64_t held_bytes;
     _Atomic uint32_t max_queue_requests;
     _Atomic uint64_t max_queue_bytes;
+    _Atomic uint64_t oldest_at_ns; /* when the oldest held came; 0: none is */
     _Atomic uint64_t task_ns; /* recent time a request takes, for retry-after */
 
     struct seq_state *seqs; /* [max_sequences] */
@@ -240,13 +245,23 @@ struct engine {
     bool has_gone_tenants; /* some of whom have pools */
     uint64_t pools_at_ns; /* when those were published */
     bool is_lost; /* what waited for the lost device has been refused */
-    struct kv_stats gauges; /* as published */
+    struct kv_stats gauges; /* as published, as the next */
+    struct {
+        uint64_t kv_bytes, given_bytes, used_bytes;
+    } told;
     struct trace_ring trace;
     struct canary_watch canary;
     struct request *watchers; /* that wait for something to be logged */
     _Atomic uint32_t n_watchers;
     pthread_t thread;
-    bool has_thread;
+    bool has_thread, has_stopped;
+    attn_status stopped_with;
 };
+
+/* An epoch as clients know it. */
+static inline uint32_t epoch_on_wire(const struct engine *e, uint32_t epoch)
+{
+    return epoch << e->epoch_bits | e->parts.card;
+}
 
 #endif

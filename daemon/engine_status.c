@@ -2,21 +2,37 @@
  * it. */
 #include "daemon/engine_status.h"
 
+#include "daemon/cards.h"
 #include "daemon/clock.h"
 #include "daemon/engine_pool.h"
 #include "daemon/health.h"
 
+/* All of the process: of the other cards, too. */
+static uint32_t n_engines(const struct engine *e)
+{
+    return e->parts.cards == NULL ? 1 : cards_n(e->parts.cards);
+}
+
+static struct engine *engine_at(const struct engine *e, uint32_t i)
+{
+    return e->parts.cards == NULL ? (struct engine *)(uintptr_t)e : cards_engine(e->parts.cards, i);
+}
+
 void engine_drain(struct engine *e)
 {
-    tokens_came(e, clock_now_ns());
-    atomic_store(&e->is_draining, true);
     health_set_draining(true);
-    engine_wake(e); /* it looks for tokens */
+    for (uint32_t i = 0; i < n_engines(e); i++) {
+        struct engine *k = engine_at(e, i);
+        tokens_came(k, clock_now_ns());
+        atomic_store(&k->is_draining, true);
+        engine_wake(k); /* it looks for tokens */
+    }
 }
 
 void engine_end_tokens(struct engine *e)
 {
-    atomic_store(&e->ends_tokens, true);
+    for (uint32_t i = 0; i < n_engines(e); i++)
+        atomic_store(&engine_at(e, i)->ends_tokens, true);
 }
 
 void tokens_came(struct engine *e, uint64_t now_ns)
@@ -28,7 +44,8 @@ void tokens_came(struct engine *e, uint64_t now_ns)
 void tokens_look(struct engine *e)
 {
     const struct kv *kv = e->parts.kv;
-    if (!atomic_load(&e->is_draining) || !atomic_load(&e->is_in_token) || !engine_is_idle(e))
+    if (!atomic_load(&e->is_draining) || !atomic_load(&e->is_in_token) ||
+        atomic_load(&e->n_held) > 0)
         return;
     for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
         struct kv_seq_info info;
@@ -57,18 +74,29 @@ bool engine_is_draining(const struct engine *e)
     return atomic_load(&e->is_draining);
 }
 
-bool engine_is_drained(const struct engine *e)
+static bool is_drained(const struct engine *e)
 {
     uint64_t now_ns = clock_now_ns(), at_ns = atomic_load(&e->token_at_ns);
     uint64_t most_ns = config_now(e->parts.cfg, token_timeout_us) * 1000;
     bool is_waited_for =
         atomic_load(&e->is_in_token) && (now_ns < at_ns || now_ns - at_ns < most_ns);
-    return atomic_load(&e->is_draining) && engine_is_idle(e) && !is_waited_for;
+    return atomic_load(&e->is_draining) && atomic_load(&e->n_held) == 0 && !is_waited_for;
+}
+
+bool engine_is_drained(const struct engine *e)
+{
+    for (uint32_t i = 0; i < n_engines(e); i++)
+        if (!is_drained(engine_at(e, i)))
+            return false;
+    return true;
 }
 
 bool engine_is_idle(const struct engine *e)
 {
-    return atomic_load(&e->n_held) == 0;
+    for (uint32_t i = 0; i < n_engines(e); i++)
+        if (atomic_load(&engine_at(e, i)->n_held) > 0)
+            return false;
+    return true;
 }
 
 attn_status engine_health(const struct engine *e)

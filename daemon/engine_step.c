@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "daemon/cards.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_pace.h"
 #include "daemon/engine_pool.h"
@@ -32,9 +33,9 @@ attn_status step_check_seq(const struct engine *e, const Attnd__Step *s, uint32_
                            char *why, size_t why_bytes)
 {
     uint32_t pos = s->pos[i], n_tokens = s->n_tokens[i];
-    if (info->epoch != s->epoch[i]) {
+    if (epoch_on_wire(e, info->epoch) != s->epoch[i]) {
         snprintf(why, why_bytes, "epoch is %" PRIu32 ", the sequence is at %" PRIu32, s->epoch[i],
-                 info->epoch);
+                 epoch_on_wire(e, info->epoch));
         return ATTN_ESTALE;
     }
     if (info->owner != session) {
@@ -97,11 +98,22 @@ static void item_check(struct engine *e, struct item *it)
     item_release(e, it);
 }
 
+/* The epoch has sent it to a card that has no sequence of the name: now another may. */
+static void item_is_unknown(struct engine *e, struct item *it)
+{
+    const Attnd__Step *s = it->task->req->wire.header->step;
+    size_t i = (size_t)(it - it->task->items);
+    if (e->parts.cards != NULL && cards_know(e->parts.cards, s->seq[i]))
+        item_fail(it, ATTN_ESTALE, "epoch is %" PRIu32 ", the sequence is at another", s->epoch[i]);
+    else
+        item_fail(it, ATTN_ENOTFOUND, "no such sequence");
+}
+
 /* The item becomes ready, waits, or fails. */
 static void item_admit(struct engine *e, struct item *it)
 {
     if (it->seq == SEQ_NONE)
-        item_fail(it, ATTN_ENOTFOUND, "no such sequence");
+        item_is_unknown(e, it);
     else if (item_enter(e, it))
         item_check(e, it);
 }
@@ -220,6 +232,11 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
         *it = (struct item){.task = t, .pos = s->pos[i], .n_tokens = s->n_tokens[i], .row = row};
         row += it->n_tokens;
         t->item_status[i] = ATTN_OK;
+        if (t->req->part != NULL && cards_step_is_foreign(e, t->req, i)) {
+            it->seq = SEQ_NONE;
+            item_done(it);
+            continue;
+        }
         item_find(e, it);
         if (it->seq == SEQ_NONE)
             continue;
@@ -250,7 +267,8 @@ static void step_enter(struct engine *e, struct task *t)
 {
     task_hold(e, t);
     for (uint32_t i = 0; i < t->n_items; i++)
-        item_admit(e, &t->items[i]);
+        if (t->items[i].state != ITEM_DONE) /* another card's */
+            item_admit(e, &t->items[i]);
     if (t->n_ready > 0)
         ready_push_fresh(&t->pool->ready, t);
     step_settle(e, t);

@@ -12,15 +12,21 @@ static _Atomic bool ready, draining;
 static void set_beat(enum health_thread who, uint64_t ns)
 {
     atomic_store_explicit(&beat_ns[who], ns, memory_order_relaxed);
-    if (who == HEALTH_ENGINE)
-        stats_set(engine_beat_at_ns, ns);
-    else
+    if (who == HEALTH_LOOP)
         stats_set(loop_beat_at_ns, ns);
+    else if (who == HEALTH_ENGINE)
+        stats_set(engine_beat_at_ns, ns);
 }
 
 void health_beat(enum health_thread who)
 {
     set_beat(who, clock_now_ns());
+}
+
+bool health_is_there(enum health_thread who)
+{
+    return who == HEALTH_ENGINE || who == HEALTH_LOOP ||
+           atomic_load_explicit(&beat_ns[who], memory_order_relaxed) != 0;
 }
 
 void health_end(enum health_thread who)
@@ -40,7 +46,11 @@ bool health_is_stalled(enum health_thread who, uint64_t timeout_ns, uint64_t *ou
 
 const char *health_thread_name(enum health_thread who)
 {
-    return who == HEALTH_ENGINE ? "engine" : "event loop";
+    static const char *const names[HEALTH_N_THREADS] = {
+        "engine",           "engine of card 1", "engine of card 2",
+        "engine of card 3", "engine of card 4", "engine of card 5",
+        "engine of card 6", "engine of card 7", "event loop"};
+    return names[who];
 }
 
 void health_set_ready(bool is_ready)

@@ -5,10 +5,18 @@
 
 #include "proto/attn_types.h"
 
-enum health_thread { HEALTH_ENGINE, HEALTH_LOOP, HEALTH_N_THREADS };
+/* HEALTH_ENGINE + i is the engine of card i. */
+enum health_thread {
+    HEALTH_ENGINE,
+    HEALTH_LAST_ENGINE = HEALTH_ENGINE + 7,
+    HEALTH_LOOP,
+    HEALTH_N_THREADS
+};
 
 /* The calling thread shows life. Each does so at least once a second, also when idle. */
 void health_beat(enum health_thread who);
+/* The loop and the first engine, and whatever else shows life. */
+bool health_is_there(enum health_thread who);
 /* It ends, as it should: its silence means nothing from now on. */
 void health_end(enum health_thread who);
 /* It has shown life once, and none for longer than timeout_ns. *out_silent_ns says for how long. */

@@ -58,6 +58,8 @@ static unsigned page_health_verbose(const struct http *h, FILE *f)
     unsigned status = MHD_HTTP_OK;
     for (enum health_thread who = 0; who < HEALTH_N_THREADS; who++) {
         uint64_t silent_ns;
+        if (!health_is_there(who))
+            continue;
         bool is_stalled = health_is_stalled(who, h->stall_timeout_ns, &silent_ns);
         fprintf(f, "%s %s\n", is_stalled ? "[-]" : "[+]", health_thread_name(who));
         status = is_stalled ? MHD_HTTP_SERVICE_UNAVAILABLE : status;

@@ -12,18 +12,29 @@
 #define ARENA "arena-" /* and the id */
 #define MEMORY "memory-" /* and the backend, a dash, the id */
 
-bool kept_cache_take(struct kept_cache *out)
+struct kept_whose kept_whose(uint32_t card, uint32_t n_cards, uint32_t device_index)
+{
+    struct kept_whose w = {""};
+    if (n_cards > 1)
+        snprintf(w.text, sizeof w.text, "card%" PRIu32 "of%" PRIu32 ".%" PRIu32 ".", card % 100,
+                 n_cards % 100, device_index);
+    return w;
+}
+
+bool kept_cache_take(struct kept_whose whose, struct kept_cache *out)
 {
     struct kept_cache k = {.arena_fd = -1, .memory_fd = -1};
-    char arena[KEEP_NAME_BYTES], memory[KEEP_NAME_BYTES];
-    if (!keep_find(ARENA, arena) || !keep_find(MEMORY, memory))
+    char arena[KEEP_NAME_BYTES], memory[KEEP_NAME_BYTES], prefix[2][64];
+    snprintf(prefix[0], sizeof prefix[0], "%s" ARENA, whose.text);
+    snprintf(prefix[1], sizeof prefix[1], "%s" MEMORY, whose.text);
+    if (!keep_find(prefix[0], arena) || !keep_find(prefix[1], memory))
         return false; /* a process died before it had put both, and had served nobody */
-    const char *backend = memory + strlen(MEMORY), *dash = strchr(backend, '-');
-    if (dash == NULL || strcmp(dash + 1, arena + strlen(ARENA)) != 0)
+    const char *backend = memory + strlen(prefix[1]), *dash = strchr(backend, '-');
+    if (dash == NULL || strcmp(dash + 1, arena + strlen(prefix[0])) != 0)
         return false;
     snprintf(k.backend, sizeof k.backend, "%.*s", (int)(dash - backend), backend);
-    snprintf(k.arena_name, sizeof k.arena_name, "%.60s", arena);
-    snprintf(k.memory_name, sizeof k.memory_name, "%.60s", memory);
+    snprintf(k.arena_name, sizeof k.arena_name, "%.127s", arena);
+    snprintf(k.memory_name, sizeof k.memory_name, "%.127s", memory);
     k.arena_fd = keep_take(arena);
     k.memory_fd = keep_take(memory);
     *out = k;
@@ -46,10 +57,11 @@ void kept_cache_drop(struct kept_cache *k)
     keep_drop(k->memory_name);
 }
 
-bool kept_cache_put(const struct kv *kv, const struct device *d)
+bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct device *d,
+                    struct kept_cache *out)
 {
     struct backend_info info;
-    char name[KEEP_NAME_BYTES];
+    struct kept_cache k = {.arena_fd = -1, .memory_fd = -1};
     int memory_fd;
     if (!keep_is_there())
         return false;
@@ -58,9 +70,12 @@ bool kept_cache_put(const struct kv *kv, const struct device *d)
         log_warn("the cache ends with this process: %s", d->ops->last_error(d->backend));
         return false;
     }
-    snprintf(name, sizeof name, MEMORY "%s-%016" PRIx64, info.name, kv_arena_id(kv));
-    bool is_kept = keep_put(name, memory_fd);
+    snprintf(k.memory_name, sizeof k.memory_name, "%s" MEMORY "%s-%016" PRIx64, whose.text,
+             info.name, kv_arena_id(kv));
+    bool is_kept = keep_put(k.memory_name, memory_fd);
     close(memory_fd);
-    snprintf(name, sizeof name, ARENA "%016" PRIx64, kv_arena_id(kv));
-    return is_kept && keep_put(name, kv_fd(kv));
+    snprintf(k.arena_name, sizeof k.arena_name, "%s" ARENA "%016" PRIx64, whose.text,
+             kv_arena_id(kv));
+    *out = k;
+    return is_kept && keep_put(k.arena_name, kv_fd(kv));
 }

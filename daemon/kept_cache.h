@@ -9,16 +9,24 @@
 struct kept_cache {
     int arena_fd, memory_fd; /* -1: none */
     char backend[16]; /* that the memory is of */
-    char arena_name[64], memory_name[64];
+    char arena_name[128], memory_name[128];
 };
 
+/* Which card's they are: "" where there is one. */
+struct kept_whose {
+    char text[32];
+};
+struct kept_whose kept_whose(uint32_t card, uint32_t n_cards, uint32_t device_index);
+
 /* What a predecessor left, if both are there; false: nothing. */
-bool kept_cache_take(struct kept_cache *out);
+bool kept_cache_take(struct kept_whose whose, struct kept_cache *out);
 /* Closes this process's copies: both have been opened. */
 void kept_cache_close(struct kept_cache *k);
 /* It is of no use: nobody holds it any more when this returns. */
 void kept_cache_drop(struct kept_cache *k);
-/* Gives the keeper the arena and the device's memory; false: it does not have both. Logs why. */
-bool kept_cache_put(const struct kv *kv, const struct device *d);
+/* Gives the keeper the arena and the device's memory; false: it does not have both. Logs why. What
+ * kept_cache_drop needs to drop them is in *out, which has no descriptors. */
+bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct device *d,
+                    struct kept_cache *out);
 
 #endif

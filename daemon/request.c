@@ -171,9 +171,9 @@ attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
 
 void request_reply(struct request *req, attn_status st)
 {
-    assert(req->reply != NULL || req->bell != NULL);
+    assert(req->reply != NULL || req->bell != NULL || req->part != NULL);
     req->status = st;
-    if (is_step(req)) {
+    if (is_step(req) && req->part == NULL) {
         uint64_t now_ns = req->replied_ns = clock_now_ns();
         enum stats_transport label = req->transport->label;
         stats_observe_ns(label, STATS_TOTAL, now_ns - req->received_ns);
@@ -257,6 +257,10 @@ void request_reply_error(struct request *req, attn_status st, uint64_t retry_aft
         if ((unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7f)
             *c = '?';
     req->why = sentence;
+    if (req->part != NULL) { /* the whole step is answered, not this card's part of it */
+        request_reply(req, st);
+        return;
+    }
 
     Attnd__Reply header = ATTND__REPLY__INIT;
     header.status = st;

@@ -32,6 +32,9 @@ struct request_bell {
     bool is_signalled; /* the batch was told to */
 };
 
+struct engine;
+struct step_part;
+
 struct request {
     struct request *next; /* of the inbox or queue that holds it */
     STAILQ_ENTRY(request) queued; /* of its transport's, once it is answered */
@@ -50,6 +53,12 @@ struct request {
     struct wire_arena arena;
     struct request_bell *bell; /* NULL: it is a message */
     const char *why; /* of a bell's failure, while transport->reply runs */
+    /* with several cards (cards.h) */
+    struct step_part *part; /* NULL: it is not one card's part of a step */
+    struct engine *lead; /* whose thread gives the reply to polled->reply */
+    const struct transport_ops *polled; /* NULL: the reply goes its way by itself */
+    uint64_t placed_name; /* of the sequence that it may make */
+    bool is_placed;
     uint64_t received_ns; /* CLOCK_MONOTONIC */
     uint64_t deadline_ns; /* answered by then */
     uint64_t batched_ns; /* left the queue; 0: not yet */

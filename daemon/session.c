@@ -225,16 +225,24 @@ uint32_t session_count(const struct session_table *t)
     return t->n_live;
 }
 
-uint32_t session_expire(struct session_table *t, uint64_t now_ns, uint64_t lease_ns)
+static bool is_held(const struct session_table *t, const struct session *s,
+                    const _Atomic uint32_t *held)
+{
+    return s->n_held > 0 || (held != NULL && atomic_load(&held[slot_of(t, s)]) > 0);
+}
+
+uint32_t session_expire(struct session_table *t, uint64_t now_ns, uint64_t lease_ns,
+                        const _Atomic uint32_t *held)
 {
     struct session *s;
     while ((s = TAILQ_FIRST(&t->live)) != NULL) {
         if (now_ns < s->seen_ns || now_ns - s->seen_ns < lease_ns)
             return SESSION_NONE;
         uint64_t touched_ns = atomic_load_explicit(&s->touched_ns, memory_order_relaxed);
-        if (s->n_held == 0 && touched_ns <= s->seen_ns)
+        bool is_waiting = is_held(t, s, held);
+        if (!is_waiting && touched_ns <= s->seen_ns)
             break;
-        session_renew(t, slot_of(t, s), s->n_held > 0 ? now_ns : touched_ns);
+        session_renew(t, slot_of(t, s), is_waiting ? now_ns : touched_ns);
     }
     if (s == NULL)
         return SESSION_NONE;

@@ -78,8 +78,10 @@ uint32_t session_count(const struct session_table *t); /* live ones */
 
 /* Takes a live session out of the live ones: it counts as expired. */
 void session_end(struct session_table *t, uint32_t slot);
-/* Takes one session silent for lease_ns out of the live ones; SESSION_NONE: there is none. */
-uint32_t session_expire(struct session_table *t, uint64_t now_ns, uint64_t lease_ns);
+/* Takes one session silent for lease_ns out of the live ones; SESSION_NONE: there is none. held:
+ * requests of each slot's that are inside other engines; NULL: there are none. */
+uint32_t session_expire(struct session_table *t, uint64_t now_ns, uint64_t lease_ns,
+                        const _Atomic uint32_t *held);
 /* When the next session may expire; UINT64_MAX without one. */
 uint64_t session_next_expiry_ns(const struct session_table *t, uint64_t lease_ns);
 /* An expired session whose slot is not released; SESSION_NONE. */

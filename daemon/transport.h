@@ -45,6 +45,7 @@ struct transport {
 struct transport_ops {
     const char *scheme; /* "ipc://": the beginning of its urls */
     enum stats_transport label; /* of its histograms */
+    bool is_polled; /* reply is for the thread of the engine that polls it alone */
     bool is_admin; /* who can connect may do what changes the daemon for everybody */
 
     /* Listens at url and serves from the loop's next turn on. A stale socket file is replaced, a

@@ -461,6 +461,7 @@ static attn_status shm_open_at(struct transport_env *env, const char *url, struc
 const struct transport_ops transport_shm_ops = {
     .scheme = "shm://",
     .label = STATS_SHM,
+    .is_polled = true,
     .open = shm_open_at,
     .url = shm_url,
     .stop = shm_stop,

@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 5
+#define BACKEND_ABI 6
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -179,6 +179,9 @@ struct backend_ops {
     uint32_t abi; /* BACKEND_ABI */
     const char *name;
 
+    /* How many devices there are, by the driver's numbers; without a driver 0. NULL: one, whatever
+     * its number. */
+    uint32_t (*n_devices)(void);
     /* Takes the device and its KV memory. May block for seconds. On failure *out_b is still set
      * when memory allowed, only for last_error and close. Errors: ATTN_ENOTSUP no such device or
      * driver, ATTN_ENOMEM kv_bytes does not fit (message names both sizes). */

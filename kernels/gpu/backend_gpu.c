@@ -545,6 +545,7 @@ static void gpu_host_free(struct backend *b, void *p, size_t bytes)
 static const struct backend_ops ops = {
     .abi = BACKEND_ABI,
     .name = GPU_BACKEND_NAME,
+    .n_devices = runtime_n_devices,
     .open = gpu_open,
     .close = gpu_close,
     .last_error = gpu_last_error,

@@ -119,6 +119,10 @@ void e2e_restart(struct e2e *d, const char *const *flags)
                             cert,         "--listen.tls_key",
                             key};
     int n = 27;
+    if (getenv("E2E_CARDS") != NULL) {
+        argv[n++] = "--device.index";
+        argv[n++] = getenv("E2E_CARDS");
+    }
     for (; flags != NULL && *flags != NULL; flags++)
         argv[n++] = *flags;
     assert_true(n < 64);

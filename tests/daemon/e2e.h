@@ -1,6 +1,7 @@
 /* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ)
  * or through shared memory (shm_link.h), and the codec; and a model of what it should compute.
- * E2E_TRANSPORT=shm or tls in the environment runs any test through shared memory or TLS.
+ * E2E_TRANSPORT=shm or tls in the environment runs any test through shared memory or TLS,
+ * E2E_CARDS=0,1 on two engines.
  *
  * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries
  * the same bytes, and the reference can be computed for any sequence from the streams of its

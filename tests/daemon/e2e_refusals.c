@@ -89,6 +89,7 @@ static void by_hand_init(struct by_hand *b, uint32_t n_items)
         b->epoch[i] = b->n_tokens[i] = 1;
         b->pos[i] = LEN;
     }
+    b->epoch[0] = good.epoch;
     b->step.pool = c.pool;
     b->step.flags = E2E_BOTH;
     b->step.dtype = ATTND__DTYPE__BF16;
@@ -207,9 +208,10 @@ static void a_stale_epoch(void **state)
     (void)state;
     struct by_hand b;
     by_hand_init(&b, 1);
-    b.epoch[0] = 2;
-    assert_says(send_by_hand(&b), ATTN_ESTALE,
-                "item 0 (sequence 1): epoch is 2, the sequence is at 1");
+    char says[96];
+    b.epoch[0]++;
+    snprintf(says, sizeof says, "item 0 (sequence 1): epoch is %u, the sequence is ", b.epoch[0]);
+    assert_says(send_by_hand(&b), ATTN_ESTALE, says);
     struct e2e_seq stale = good;
     stale.epoch = 0;
     assert_int_equal(e2e_truncate(&c, &stale, 0), ATTN_ESTALE);
@@ -220,6 +222,8 @@ static void a_stale_epoch(void **state)
 static void out_of_blocks(void **state)
 {
     (void)state;
+    if (getenv("E2E_CARDS") != NULL)
+        skip(); /* there is as much on each card: e2e_cards.c */
     struct e2e_seq big;
     assert_int_equal(e2e_open_seq(&c, &big, 3, 3), ATTN_OK);
     /* 4 + 2 blocks are used of 24: 18 are left, 19 are asked for, beside an item that is right */
@@ -236,6 +240,8 @@ static void out_of_blocks(void **state)
 static void too_many_sequences(void **state)
 {
     (void)state;
+    if (getenv("E2E_CARDS") != NULL)
+        skip(); /* there is as much on each card: e2e_cards.c */
     struct e2e_seq more[5];
     for (uint32_t i = 0; i < 4; i++)
         assert_int_equal(e2e_open_seq(&c, &more[i], 50 + i, 1), ATTN_OK);

@@ -262,7 +262,7 @@ static void a_killed_workers_sequence_is_adopted_and_goes_on(void **state)
     assert_int_equal(e2e_open_seq(&c, clean, 41, 3), ATTN_OK);
     *heir = *clean;
     heir->name = 40;
-    uint32_t epoch = s[0].epoch; /* of the worker that was killed */
+    uint32_t epoch = heir->epoch = s[0].epoch; /* of the worker that was killed */
     assert_int_equal(e2e_item(&c, heir, 0, 0, 1), ATTN_ESTALE);
     assert_int_equal(e2e_adopt(&c, heir, len), ATTN_OK);
     assert_true(heir->epoch > epoch);

@@ -184,6 +184,8 @@ static void other_value(const struct config_option *o, const struct config *c, c
         snprintf(out, 512, "ipc:///else");
     else if (o->type == OPTION_FILE)
         snprintf(out, 512, "/else");
+    else if (strcmp(o->key, "index") == 0)
+        snprintf(out, 512, "0,1");
     else if (o->type == OPTION_TEXT)
         snprintf(out, 512, "off");
     else

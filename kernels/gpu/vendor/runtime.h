@@ -39,6 +39,7 @@ const char *runtime_last_error(void); /* never NULL */
 int runtime_check(const char *call, int code);
 /* Is the device usable at all? 0, or the driver's words in runtime_last_error. */
 int runtime_device_open(int index, struct runtime_device *out);
+uint32_t runtime_n_devices(void); /* 0: or no driver */
 /* The calling thread works with device index from now on. */
 int runtime_device_use(int index);
 

@@ -137,6 +137,12 @@ static void describe_driver(char *out, size_t bytes)
              runtime_version % 1000 / 10, driver_version / 1000, driver_version % 1000 / 10);
 }
 
+uint32_t runtime_n_devices(void)
+{
+    int n = 0;
+    return CALL(cudaGetDeviceCount, (&n)) ? 0 : (uint32_t)n;
+}
+
 int runtime_device_open(int index, struct runtime_device *out)
 {
     int n = 0;

@@ -71,6 +71,12 @@ static void describe_driver(char *out, size_t bytes)
              HIP_VERSION_PATCH, ATTND_HIP_ARCHS);
 }
 
+uint32_t runtime_n_devices(void)
+{
+    int n = 0;
+    return CALL(hipGetDeviceCount, (&n)) ? 0 : (uint32_t)n;
+}
+
 int runtime_device_open(int index, struct runtime_device *out)
 {
     int n = 0;

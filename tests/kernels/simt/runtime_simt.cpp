@@ -89,6 +89,11 @@ int runtime_check(const char *call, int code)
     return code;
 }
 
+uint32_t runtime_n_devices(void)
+{
+    return 1;
+}
+
 int runtime_device_open(int index, struct runtime_device *out)
 {
     simt::order = (int)setting("ATTND_SIMT_ORDER", 0);

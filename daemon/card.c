@@ -1,0 +1,290 @@
+/* card.c: see card.h. */
+#include "daemon/card.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <sysexits.h>
+
+#include "daemon/health.h"
+#include "daemon/keep.h"
+#include "daemon/log.h"
+
+enum { CARD_WHY_BYTES = 512 };
+
+/* --- devices ---------------------------------------------------------------------------------- */
+
+/* The kept caches are of no use, whatever was taken of them. */
+static void start_empty(struct card_list *list, const char *why)
+{
+    log_warn("starting empty, the kept cache can't be used: %s", why);
+    for (uint32_t i = 0; i < list->n; i++)
+        if (list->at[i].kept.arena_fd >= 0)
+            kept_cache_drop(&list->at[i].kept);
+}
+
+static int device_begin(const struct config *cfg, struct card_list *list,
+                        const struct device_choice *which, struct card *card)
+{
+    char why[CARD_WHY_BYTES];
+    if (card->kept.arena_fd >= 0) {
+        attn_status st = device_import(cfg, which, card->kept.backend, card->kept.memory_fd,
+                                       &card->device, why, sizeof why);
+        if (st == ATTN_OK)
+            return EX_OK;
+        if (st != ATTN_EINVAL) { /* later, maybe: the cache is worth a wait */
+            log_error("backend %s, whose cache is kept, can't be used: %s", card->kept.backend,
+                      why);
+            return EX_UNAVAILABLE;
+        }
+        start_empty(list, why);
+    }
+    return device_open(cfg, which, &card->device) == ATTN_OK ? EX_OK : EX_UNAVAILABLE;
+}
+
+/* What a predecessor with the same cards left; of all of them, or of none. */
+static void caches_take(struct card_list *list, const uint32_t *index)
+{
+    uint32_t n_taken = 0;
+    for (uint32_t i = 0; i < list->n; i++) {
+        struct card *card = &list->at[i];
+        card->kept = (struct kept_cache){.arena_fd = -1, .memory_fd = -1};
+        n_taken += kept_cache_take(kept_whose(i, list->n, index[i]), &card->kept);
+    }
+    if (n_taken > 0 && list->at[0].kept.arena_fd < 0)
+        start_empty(list, "that of the first card is not there");
+    keep_drop_rest();
+}
+
+int cards_devices_begin(const struct config *cfg, struct card_list *list)
+{
+    uint32_t index[CONFIG_MAX_DEVICES] = {0}, n;
+    config_devices(cfg->device_index, index, &n);
+    if (n == 0) { /* all; without any, opening the first says why */
+        n = device_count(cfg);
+        n = n < 1 ? 1 : n > CONFIG_MAX_DEVICES ? CONFIG_MAX_DEVICES : n;
+        for (uint32_t i = 0; i < n; i++)
+            index[i] = i;
+    }
+    list->n = n;
+    caches_take(list, index);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct backend_ops *first = list->at[0].device.ops;
+        struct device_choice which = {index[i], i, n, i == 0 ? NULL : first->name};
+        int code = device_begin(cfg, list, &which, &list->at[i]);
+        if (code != EX_OK)
+            return code;
+    }
+    return EX_OK;
+}
+
+/* --- caches and engines ----------------------------------------------------------------------- */
+
+static attn_status cache_begin(const struct config *cfg, struct card_list *list, struct card *card,
+                               char *why, size_t why_bytes)
+{
+    struct backend_info info;
+    card->device.ops->info(card->device.backend, &info);
+    struct kv_config kc = engine_kv_config(cfg, info.kv_bytes);
+    if (card->kept.arena_fd >= 0) {
+        attn_status st = kv_open(&kc, card->kept.arena_fd, &card->kv, why, why_bytes);
+        if (st == ATTN_OK || st == ATTN_ENOMEM)
+            return st;
+        start_empty(list, why);
+    }
+    return kv_open(&kc, -1, &card->kv, why, why_bytes);
+}
+
+/* One card's cache being of no use, none is used: an arena that was opened before is made anew. */
+static attn_status caches_begin(const struct config *cfg, struct card_list *list, char *why,
+                                size_t why_bytes)
+{
+    bool had = list->at[0].kept.arena_fd >= 0;
+    for (uint32_t i = 0; i < list->n; i++) {
+        struct card *card = &list->at[i];
+        attn_status st = cache_begin(cfg, list, card, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+        if (had && list->at[0].kept.arena_fd < 0) {
+            had = false;
+            for (uint32_t k = 0; k < i; k++) {
+                kv_close(list->at[k].kv);
+                list->at[k].kv = NULL;
+                st = cache_begin(cfg, list, &list->at[k], why, why_bytes);
+                if (st != ATTN_OK)
+                    return st;
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+/* Gives what is new to the keeper; true: it has all cards. */
+static bool caches_put(const struct config *cfg, struct card_list *list)
+{
+    uint32_t index[CONFIG_MAX_DEVICES] = {0}, n;
+    bool is_kept = true;
+    config_devices(cfg->device_index, index, &n);
+    for (uint32_t i = 0; i < list->n; i++) {
+        struct card *card = &list->at[i];
+        struct kept_whose whose = kept_whose(i, list->n, n == 0 ? i : index[i]);
+        is_kept &=
+            card->kept.arena_fd >= 0 || kept_cache_put(whose, card->kv, &card->device, &card->kept);
+    }
+    return is_kept;
+}
+
+static attn_status engine_begin(struct card_list *list, struct card *card,
+                                const struct engine_parts *shared, struct engine_kept *kept,
+                                char *why, size_t why_bytes)
+{
+    const struct config *cfg = shared->cfg;
+    struct engine_parts parts = *shared;
+    struct engine_kept n = {0};
+    attn_status st = session_table_open(cfg->max_sessions, cfg->max_peer_sessions, &card->sessions);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for %" PRIu32 " sessions (engine.max_sessions)",
+                 cfg->max_sessions);
+        return st;
+    }
+    parts.ops = card->device.ops;
+    parts.backend = card->device.backend;
+    parts.kv = card->kv;
+    parts.sessions = card->sessions;
+    parts.cards = list->cards;
+    parts.card = (uint32_t)(card - list->at);
+    st = engine_open(&parts, &card->engine, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (list->cards != NULL)
+        cards_join(list->cards, card->engine);
+    if (card->kept.arena_fd >= 0)
+        st = engine_restore(card->engine, &n);
+    if (st != ATTN_OK)
+        snprintf(why, why_bytes, "the kept cache can't be taken up: %s", attn_status_message(st));
+    kept->n_sequences += n.n_sequences;
+    kept->n_tokens += n.n_tokens;
+    kept->n_dropped += n.n_dropped;
+    if (parts.card == 0) {
+        kept->n_pools = n.n_pools;
+        kept->n_sessions = n.n_sessions;
+    }
+    return st;
+}
+
+attn_status cards_engines_begin(struct card_list *list, const struct engine_parts *parts, char *why,
+                                size_t why_bytes)
+{
+    const struct config *cfg = parts->cfg;
+    struct engine_parts shared = *parts;
+    struct engine_kept kept = {0};
+    attn_status st = caches_begin(cfg, list, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (list->n > 1 &&
+        cards_open(list->n, cfg->max_pools, cfg->max_sessions, &list->cards) != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for %" PRIu32 " cards", list->n);
+        return ATTN_ENOMEM;
+    }
+    shared.is_kept = caches_put(cfg, list);
+    for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++)
+        st = engine_begin(list, &list->at[i], &shared, &kept, why, why_bytes);
+    if (st == ATTN_OK && list->cards != NULL)
+        st = cards_restore(list->cards, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (list->at[0].kept.arena_fd >= 0)
+        log_info("kept: %" PRIu32 " sequences of %" PRIu64 " tokens, %" PRIu32 " pools, %" PRIu32
+                 " sessions; dropped: %" PRIu64,
+                 kept.n_sequences, kept.n_tokens, kept.n_pools, kept.n_sessions, kept.n_dropped);
+    for (uint32_t i = 0; i < list->n; i++)
+        kept_cache_close(&list->at[i].kept);
+    for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++)
+        st = engine_start(list->at[i].engine, why, why_bytes);
+    return st;
+}
+
+/* --- while they run --------------------------------------------------------------------------- */
+
+bool cards_are_lost(const struct card_list *list)
+{
+    for (uint32_t i = 0; i < list->n; i++)
+        if (engine_health(list->at[i].engine) == ATTN_OK)
+            return false;
+    return true;
+}
+
+void cards_give_up(struct card_list *list)
+{
+    for (uint32_t i = 0; i < list->n && list->n > 1; i++) {
+        struct card *card = &list->at[i];
+        if (card->is_given_up || engine_health(card->engine) == ATTN_OK)
+            continue;
+        card->is_given_up = true;
+        log_error("card %" PRIu32 " is lost; the others go on without it until a restart", i);
+        if (card->kept.arena_name[0] != '\0')
+            kept_cache_drop(&card->kept);
+    }
+}
+
+bool cards_are_stalled(const struct card_list *list, uint64_t timeout_ns)
+{
+    uint64_t silent_ns;
+    for (uint32_t i = 0; i < list->n; i++)
+        if (health_is_stalled(HEALTH_ENGINE + i, timeout_ns, &silent_ns))
+            return true;
+    return false;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+static attn_status stop_one(struct engine *e)
+{
+    attn_status st = e == NULL ? ATTN_OK : engine_health(e);
+    if (engine_close(e) == ATTN_OK)
+        return st;
+    log_error("the device does not give its batches back; ending without it");
+    return ATTN_ETIMEDOUT;
+}
+
+attn_status cards_stop(struct card_list *list)
+{
+    if (list->n <= 1)
+        return stop_one(list->at[0].engine);
+    attn_status st = ATTN_OK;
+    bool has_all = true;
+    for (uint32_t i = 0; i < list->n; i++) {
+        struct engine *e = list->at[i].engine;
+        has_all &= e != NULL;
+        if (e == NULL)
+            continue;
+        bool is_lost = engine_health(e) != ATTN_OK;
+        if (engine_stop(e) != ATTN_OK) {
+            log_error("the device does not give its batches back; ending without it");
+            st = ATTN_ETIMEDOUT;
+        } else if (is_lost && st == ATTN_OK) {
+            st = ATTN_EDEVICE;
+        }
+    }
+    for (uint32_t i = 0; i < list->n && list->cards != NULL && has_all; i++)
+        cards_listen(list->at[i].engine); /* what they told each other last */
+    for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++) {
+        engine_close(list->at[i].engine);
+        list->at[i].engine = NULL;
+    }
+    return st;
+}
+
+void cards_end(struct card_list *list)
+{
+    cards_close(list->cards);
+    for (uint32_t i = 0; i < list->n; i++) {
+        session_table_close(list->at[i].sessions);
+        kv_close(list->at[i].kv);
+    }
+}
+
+void cards_devices_end(struct card_list *list)
+{
+    for (uint32_t i = list->n; i-- > 0;)
+        device_close(&list->at[i].device);
+}

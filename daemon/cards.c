@@ -1,0 +1,376 @@
+/* cards.c: requests on their way to an engine, and the table of names. */
+#define _GNU_SOURCE
+#include <inttypes.h>
+#include <search.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/cards_internal.h"
+#include "daemon/clock.h"
+#include "daemon/engine_answer.h"
+#include "daemon/engine_list.h"
+#include "daemon/engine_pool.h"
+#include "daemon/stack.h"
+#include "daemon/stats.h"
+
+/* Where a sequence is, or is being made. */
+struct card_name {
+    uint64_t name; /* first: what the tree compares */
+    uint32_t card, pool;
+    uint32_t n_pending; /* requests on their way that may make it */
+    bool is_open;
+};
+
+enum { NO_POOL = UINT32_MAX };
+
+attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
+                       struct cards **out_cards)
+{
+    struct cards *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return ATTN_ENOMEM;
+    c->n = n;
+    while (1u << c->epoch_bits < n)
+        c->epoch_bits++;
+    c->max_pools = max_pools;
+    c->max_sessions = max_sessions;
+    pthread_mutex_init(&c->lock, NULL);
+    c->slots = calloc(max_sessions, sizeof *c->slots);
+    c->held = calloc(max_sessions, sizeof *c->held);
+    bool is_whole = c->slots != NULL && c->held != NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        c->pools[i] = calloc(max_pools, sizeof *c->pools[i]);
+        c->n_names[i] = calloc(max_pools, sizeof *c->n_names[i]);
+        is_whole &= c->pools[i] != NULL && c->n_names[i] != NULL;
+    }
+    if (!is_whole) {
+        cards_close(c);
+        return ATTN_ENOMEM;
+    }
+    *out_cards = c;
+    return ATTN_OK;
+}
+
+void cards_close(struct cards *c)
+{
+    if (c == NULL)
+        return;
+    tdestroy(c->names, free);
+    for (uint32_t i = 0; i < c->n; i++) {
+        free(c->pools[i]);
+        free(c->n_names[i]);
+    }
+    free(c->slots);
+    free(c->held);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+void cards_join(struct cards *c, struct engine *e)
+{
+    c->engines[e->parts.card] = e;
+    c->n_joined++;
+}
+
+uint32_t cards_n(const struct cards *c)
+{
+    return c->n_joined;
+}
+
+struct engine *cards_engine(const struct cards *c, uint32_t card)
+{
+    return c->engines[card];
+}
+
+uint32_t cards_epoch_bits(const struct cards *c)
+{
+    return c->epoch_bits;
+}
+
+bool cards_live(const struct cards *c)
+{
+    for (uint32_t i = 0; i < c->n_joined; i++)
+        if (!card_is_lost(c->engines[i]))
+            return true;
+    return false;
+}
+
+uint64_t cards_oldest_at_ns(const struct cards *c)
+{
+    uint64_t oldest = 0;
+    for (uint32_t i = 0; i < c->n_joined; i++) {
+        uint64_t at = atomic_load_explicit(&c->engines[i]->oldest_at_ns, memory_order_relaxed);
+        oldest = at != 0 && (oldest == 0 || at < oldest) ? at : oldest;
+    }
+    return oldest;
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+static int compare(const void *a, const void *b)
+{
+    uint64_t x = ((const struct card_name *)a)->name, y = ((const struct card_name *)b)->name;
+    return x < y ? -1 : x > y;
+}
+
+static struct card_name *name_find(struct cards *c, uint64_t name)
+{
+    const struct card_name key = {.name = name};
+    struct card_name **at = tfind(&key, &c->names, compare);
+    return at == NULL ? NULL : *at;
+}
+
+/* The entry counts for a card and a pool, or does no more. */
+static void name_count(struct cards *c, const struct card_name *n, int by)
+{
+    if (n->pool < c->max_pools)
+        c->n_names[n->card][n->pool] += (uint32_t)by;
+}
+
+static struct card_name *name_add(struct cards *c, uint64_t name, uint32_t card, uint32_t pool)
+{
+    struct card_name *n = calloc(1, sizeof *n);
+    if (n == NULL)
+        return NULL;
+    *n = (struct card_name){.name = name, .card = card, .pool = pool};
+    if (tsearch(n, &c->names, compare) == NULL) {
+        free(n);
+        return NULL;
+    }
+    name_count(c, n, 1);
+    return n;
+}
+
+static void name_move(struct cards *c, struct card_name *n, uint32_t card, uint32_t pool)
+{
+    name_count(c, n, -1);
+    n->card = card;
+    n->pool = pool;
+    name_count(c, n, 1);
+}
+
+/* Nobody has the name or is about to: it is free. */
+static void name_look(struct cards *c, struct card_name *n)
+{
+    if (n->is_open || n->n_pending > 0)
+        return;
+    name_count(c, n, -1);
+    tdelete(n, &c->names, compare);
+    free(n);
+}
+
+bool cards_opened(struct cards *c, uint32_t card, uint64_t name, uint32_t pool)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    if (n == NULL)
+        n = name_add(c, name, card, pool);
+    bool is_ours = n != NULL && (n->card == card || !n->is_open);
+    if (is_ours) {
+        name_move(c, n, card, pool);
+        n->is_open = true;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return is_ours;
+}
+
+void cards_closed(struct cards *c, uint32_t card, uint64_t name)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    if (n != NULL && n->card == card) {
+        n->is_open = false;
+        name_look(c, n);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+void cards_settle(struct cards *c, struct request *req)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, req->placed_name);
+    if (n != NULL) {
+        n->n_pending--;
+        name_look(c, n);
+    }
+    pthread_mutex_unlock(&c->lock);
+    req->is_placed = false;
+}
+
+/* The live card where a sequence of the pool has most free blocks to itself; of equal ones the one
+ * with less work. */
+static uint32_t best_card(struct cards *c, uint32_t pool)
+{
+    uint32_t best = 0, best_held = 0;
+    double best_room = -1;
+    for (uint32_t i = 0; i < c->n; i++) {
+        if (card_is_lost(c->engines[i]) || pool >= c->max_pools)
+            continue;
+        uint64_t n_free = atomic_load_explicit(&c->pools[i][pool].free, memory_order_relaxed);
+        double room = (double)n_free / (c->n_names[i][pool] + 1);
+        uint32_t held = atomic_load_explicit(&c->engines[i]->n_held, memory_order_relaxed);
+        if (room > best_room || (room == best_room && held < best_held)) {
+            best = i;
+            best_room = room;
+            best_held = held;
+        }
+    }
+    return best;
+}
+
+/* Where the request that may make this sequence goes; it is placed there. `card` is where it must
+ * go, CARDS_MAX: anywhere. CARDS_MAX: the name is another card's, or (*out_no_memory) there is no
+ * memory. */
+static uint32_t name_place(struct cards *c, struct request *req, uint64_t name, uint32_t pool,
+                           uint32_t card, bool *out_no_memory)
+{
+    *out_no_memory = false;
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    if (n == NULL) {
+        n = name_add(c, name, card == CARDS_MAX ? best_card(c, pool) : card, pool);
+        *out_no_memory = n == NULL;
+    } else if (card_is_lost(c->engines[n->card])) {
+        n->is_open = false; /* its sequence went with the card */
+        name_move(c, n, card == CARDS_MAX ? best_card(c, pool) : card, pool);
+    }
+    uint32_t at = n == NULL || (card != CARDS_MAX && n->card != card) ? CARDS_MAX : n->card;
+    if (at != CARDS_MAX) {
+        n->n_pending++;
+        req->is_placed = true;
+        req->placed_name = name;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return at;
+}
+
+bool cards_know(struct cards *c, uint64_t name)
+{
+    pthread_mutex_lock(&c->lock);
+    const struct card_name *n = name_find(c, name);
+    bool is_open = n != NULL && n->is_open && !card_is_lost(c->engines[n->card]);
+    pthread_mutex_unlock(&c->lock);
+    return is_open;
+}
+
+/* Where the sequence is; the lead says that it is not open. */
+static uint32_t name_card(struct cards *c, uint64_t name)
+{
+    pthread_mutex_lock(&c->lock);
+    const struct card_name *n = name_find(c, name);
+    uint32_t card = n == NULL ? 0 : n->card;
+    pthread_mutex_unlock(&c->lock);
+    return card;
+}
+
+/* --- sending on ------------------------------------------------------------------------------- */
+
+/* A reply that only the thread which polls may give. */
+static void give_back(struct request *req)
+{
+    struct engine *lead = req->lead;
+    stack_push(&lead->returned, req);
+    engine_wake(lead);
+}
+
+/* As the tables of the transports that are polled, but for the way back. */
+static const struct transport_ops *returning_ops(enum stats_transport label)
+{
+    static const struct transport_ops shm = {.label = STATS_SHM, .reply = give_back};
+    static const struct transport_ops gpu = {.label = STATS_GPU, .reply = give_back};
+    return label == STATS_GPU ? &gpu : &shm;
+}
+
+/* The reply may be given by another thread from now on. */
+static void leave_lead(struct cards *c, struct request *req)
+{
+    if (!req->transport->is_polled)
+        return;
+    req->lead = c->engines[0];
+    req->polled = req->transport;
+    req->transport = returning_ops(req->transport->label);
+}
+
+static void send_to(struct cards *c, struct request *req, uint32_t card)
+{
+    if (card != 0) {
+        engine_renew(c->engines[0], request_session(req));
+        leave_lead(c, req);
+    }
+    engine_take(c->engines[card], req);
+}
+
+static void refuse(struct cards *c, struct request *req, attn_status st, const char *why)
+{
+    engine_renew(c->engines[0], request_session(req));
+    request_reply_error(req, st, 0, "%s", why);
+}
+
+static void send_step(struct cards *c, struct request *req)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    uint32_t of_cards = req->bell != NULL ? 1 : cards_of_step(c, s);
+    if ((of_cards & (of_cards - 1)) == 0) {
+        send_to(c, req, of_cards == 0 ? 0 : (uint32_t)__builtin_ctz(of_cards));
+        return;
+    }
+    engine_renew(c->engines[0], request_session(req));
+    leave_lead(c, req);
+    cards_step_split(c, req, of_cards);
+}
+
+/* A request that may make a sequence of this name. */
+static void send_maker(struct cards *c, struct request *req, uint64_t name, uint32_t pool,
+                       uint32_t card)
+{
+    char why[WHY_BYTES];
+    bool no_memory;
+    uint32_t at = name_place(c, req, name, pool, card, &no_memory);
+    if (at != CARDS_MAX) {
+        send_to(c, req, at);
+        return;
+    }
+    snprintf(why, sizeof why, "sequence %" PRIu64 "%s", name,
+             no_memory ? ": no memory for its name" : " is open");
+    refuse(c, req, no_memory ? ATTN_ENOMEM : ATTN_EEXIST, why);
+}
+
+void cards_submit(struct cards *c, struct request *req)
+{
+    const Attnd__Request *h = req->wire.header;
+    switch (h->body_case) {
+    case ATTND__REQUEST__BODY_STEP:
+        send_step(c, req);
+        return;
+    case ATTND__REQUEST__BODY_OPEN:
+        send_maker(c, req, h->open->seq, pool_index_of_handle(h->open->pool), CARDS_MAX);
+        return;
+    case ATTND__REQUEST__BODY_FORK:
+        send_maker(c, req, h->fork->new_seq, NO_POOL, name_card(c, h->fork->seq));
+        return;
+    case ATTND__REQUEST__BODY_TRUNCATE:
+        send_to(c, req, name_card(c, h->truncate->seq));
+        return;
+    case ATTND__REQUEST__BODY_CLOSE:
+        send_to(c, req, name_card(c, h->close->seq));
+        return;
+    case ATTND__REQUEST__BODY_ADOPT:
+        send_to(c, req, name_card(c, h->adopt->seq));
+        return;
+    case ATTND__REQUEST__BODY_KILL:
+        send_to(c, req, h->kill->session[0] != '\0' ? 0 : name_card(c, h->kill->seq));
+        return;
+    case ATTND__REQUEST__BODY_PLAN:
+        if (h->plan->step != NULL && (cards_of_step(c, h->plan->step) & ~1u) != 0)
+            refuse(c, req, ATTN_ENOTSUP, "plan: lanes reach sequences of the first card only");
+        else
+            send_to(c, req, 0);
+        return;
+    case ATTND__REQUEST__BODY_INSPECT:
+        send_to(c, req, list_card(c, h->inspect));
+        return;
+    default:
+        send_to(c, req, 0);
+        return;
+    }
+}

@@ -1,0 +1,105 @@
+/* cards.h: what is above the engines of a daemon with several cards: which request goes to which,
+ * where sequences are, and what engines tell each other. A daemon with one card has none of it.
+ *
+ * The first card's engine is the lead: doors give it everything, and engine_submit comes here. An
+ * epoch on the wire has the card in its lowest bits, so a request that names one is sent on without
+ * a look at anything; a request that only has a sequence's name needs the table of names.
+ *
+ * Any thread, unless said otherwise.
+ */
+#ifndef ATTND_DAEMON_CARDS_H
+#define ATTND_DAEMON_CARDS_H
+
+#include "daemon/engine.h"
+
+enum { CARDS_MAX = 8 };
+
+struct cards;
+struct engine;
+struct request;
+
+/* For n engines, which join in engine_open. ATTN_ENOMEM. */
+attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
+                       struct cards **out_cards);
+void cards_close(struct cards *c); /* after all engines; NULL is fine */
+/* An engine is open; the lead is the first. Main thread. */
+void cards_join(struct cards *c, struct engine *e);
+uint32_t cards_n(const struct cards *c);
+struct engine *cards_engine(const struct cards *c, uint32_t card);
+/* Bits of an epoch on the wire that name the card. */
+uint32_t cards_epoch_bits(const struct cards *c);
+/* Some card is not lost. */
+bool cards_live(const struct cards *c);
+
+/* Sends a request that a door gave the lead to whom it is for. */
+void cards_submit(struct cards *c, struct request *req);
+
+/* --- one card's part of a step that several compute; its engine's thread ---------------------- */
+
+struct task;
+/* Whether the item is of another card. */
+bool cards_step_is_foreign(const struct engine *e, const struct request *req, uint32_t item);
+/* The outputs go where those of the other parts do, behind `head` bytes. As step_reserve_reply. */
+attn_status cards_step_reserve(struct task *t, size_t head);
+/* All items are done: their statuses are noted. What the part is answered with. */
+attn_status cards_step_part_done(struct task *t);
+
+/* When the oldest request that any of them holds came; 0: none is held. */
+uint64_t cards_oldest_at_ns(const struct cards *c);
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+/* A sequence of this name is open on some card. */
+bool cards_know(struct cards *c, uint64_t name);
+/* A sequence is open on this card, or is no more. Its engine's thread. false: it is open on another
+ * card, or there is no memory. */
+bool cards_opened(struct cards *c, uint32_t card, uint64_t name, uint32_t pool);
+void cards_closed(struct cards *c, uint32_t card, uint64_t name);
+/* A request that was placed by a name leaves. */
+void cards_settle(struct cards *c, struct request *req);
+
+/* --- sessions --------------------------------------------------------------------------------- */
+
+/* The lead has begun or ended one: so do the others. The lead's thread. */
+attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, const char *client);
+void cards_session_end(struct cards *c, uint32_t slot, uint64_t id);
+/* This card has nothing of an ended session left. false: the lead must wait for others. */
+bool cards_session_let_go(struct engine *e, uint32_t slot);
+/* A session of a predecessor: n_cards have something of it. Before the engines have threads. */
+void cards_session_kept(struct cards *c, uint32_t slot, uint32_t n_cards);
+/* Requests of a session's, by slot, that are inside engines other than the lead. */
+_Atomic uint32_t *cards_held(const struct cards *c);
+/* The request has been carried out: a repetition must not be, by another card either. */
+void cards_saw(struct engine *e, uint32_t slot, uint64_t session, uint64_t request);
+
+/* --- pools ------------------------------------------------------------------------------------ */
+
+struct pool;
+struct pool_count {
+    uint64_t blocks, free, cached, sequences, bytes; /* free: and those that are cached, too */
+};
+/* What this card's pools have now. The engine's thread. */
+void cards_publish(struct engine *e);
+/* Of all cards but e's own, as they last said; all cards: e is NULL. */
+struct pool_count cards_pool_count(const struct cards *c, const struct engine *but, uint32_t index);
+/* What the caches of the cards but this engine's count, added. */
+void cards_stats_add(const struct cards *c, const struct engine *but, struct kv_stats *sum);
+/* The lead has made a pool, or is about to drop it: so do the others. All or none. The lead's
+ * thread. */
+attn_status cards_pool_create(struct engine *lead, const struct pool *p,
+                              const Attnd__PoolSpec *asked, char *why, size_t why_bytes);
+attn_status cards_pool_drop(struct engine *lead, const struct pool *p, char *why, size_t why_bytes);
+
+/* --- between engines -------------------------------------------------------------------------- */
+
+/* Takes what others have told this engine. After its inbox was taken, before that is looked at. */
+void cards_listen(struct engine *e);
+/* Nobody has told it anything. */
+bool cards_is_quiet(const struct engine *e);
+/* Makes what the arenas of a predecessor say agree, and learns the names. Main thread, before any
+ * engine has a thread. */
+attn_status cards_restore(struct cards *c, char *why, size_t why_bytes);
+/* A card is lost: its sequences go. Its engine's thread; may be repeated. */
+void cards_drop_sequences(struct engine *e);
+
+#endif

@@ -1,0 +1,46 @@
+/* cards_internal.h: what the files of cards.h share. */
+#ifndef ATTND_DAEMON_CARDS_INTERNAL_H
+#define ATTND_DAEMON_CARDS_INTERNAL_H
+
+#include <pthread.h>
+
+#include "daemon/cards.h"
+#include "daemon/engine_state.h"
+
+/* A pool of one card, as its engine last said. */
+struct card_pool {
+    _Atomic uint64_t blocks, free, cached, sequences, bytes;
+};
+
+struct cards {
+    uint32_t n, n_joined, epoch_bits;
+    uint32_t max_pools, max_sessions;
+    struct engine *engines[CARDS_MAX];
+    struct card_pool *pools[CARDS_MAX]; /* [max_pools] */
+    _Atomic uint32_t *slots; /* [max_sessions] cards that have something of the slot's session */
+    _Atomic uint32_t *held; /* [max_sessions] */
+    pthread_mutex_t lock; /* of all below */
+    void *names; /* tsearch(3): struct card_name */
+    uint32_t *n_names[CARDS_MAX]; /* [max_pools] sequences of a pool, those to be opened, too */
+};
+
+static inline bool card_is_lost(const struct engine *e)
+{
+    return engine_health(e) != ATTN_OK;
+}
+
+/* The card that an epoch on the wire names; one that there is not is the lead's to refuse. */
+static inline uint32_t card_of_epoch(const struct cards *c, uint32_t epoch)
+{
+    uint32_t card = epoch & ((1u << c->epoch_bits) - 1);
+    return card < c->n ? card : 0;
+}
+
+/* cards_step.c: the cards that a step's items are on, as bits. */
+uint32_t cards_of_step(const struct cards *c, const Attnd__Step *s);
+void cards_step_split(struct cards *c, struct request *req, uint32_t of_cards);
+
+/* cards_tell.c: has fn run on the engine's thread and waits for it. ATTN_ETIMEDOUT: it did not. */
+attn_status cards_ask(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg);
+
+#endif

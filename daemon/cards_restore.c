@@ -1,0 +1,126 @@
+/* cards_restore.c: several arenas of a predecessor are made to agree. It may have been killed
+ * between telling one card something and telling another. Engines have taken up their arenas, and
+ * have no thread yet.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/cards_internal.h"
+#include "daemon/clock.h"
+#include "daemon/engine_pool.h"
+#include "daemon/engine_session.h"
+#include "daemon/log.h"
+
+/* But for the number of blocks, which is each card's own. */
+static bool is_same(const struct pool *a, const struct pool *b, char *why, size_t why_bytes)
+{
+    uint32_t n_blocks = b->spec.wire->n_blocks;
+    b->spec.wire->n_blocks = 0;
+    attn_status st = pool_spec_compare(&a->spec, &b->spec, why, why_bytes);
+    b->spec.wire->n_blocks = n_blocks;
+    return st == ATTN_OK;
+}
+
+/* A pool that not all cards have was never answered, or is being dropped: it is empty, unless a
+ * card's cache was of no use. What the lead has counts. */
+static attn_status restore_pools(struct engine *lead, struct engine *e, char *why, size_t why_bytes)
+{
+    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++) {
+        const struct pool *is = pool_of_kv(lead, (kv_pool_id){i});
+        struct pool *p = pool_of_kv(e, (kv_pool_id){i});
+        if (p != NULL && (is == NULL || !is_same(is, p, why, why_bytes))) {
+            attn_status st = pool_drop(e, p, why, why_bytes);
+            if (st != ATTN_OK)
+                return st;
+            p = NULL;
+        }
+        if (is == NULL)
+            continue;
+        if (p == NULL) {
+            attn_status st = pool_create(e, NULL, is->spec.wire, &p, why, why_bytes);
+            if (st != ATTN_OK)
+                return st;
+        }
+        if (p->id.index != i) {
+            snprintf(why, why_bytes, "pool \"%s\" has another place on card %" PRIu32,
+                     is->spec.wire->name, e->parts.card);
+            return ATTN_EINTERNAL;
+        }
+        pool_rename(e, p, is->generation);
+    }
+    return ATTN_OK;
+}
+
+/* A session that the lead does not have has ended; one that a card lacks has nothing there. */
+static void restore_session(struct cards *c, uint32_t slot)
+{
+    struct engine *lead = c->engines[0];
+    uint64_t id = session_at(lead->parts.sessions, slot)->id, now_ns = clock_now_ns();
+    const char *client = kv_owner_label(lead->parts.kv, slot);
+    uint32_t n_cards = 1;
+    for (uint32_t i = 1; i < c->n; i++) {
+        struct engine *e = c->engines[i];
+        uint64_t had = session_at(e->parts.sessions, slot)->id;
+        kv_seq_id any;
+        if (had != id && had != 0)
+            session_kill(e, slot, "the session has ended");
+        bool has_slot = had == id && id != 0;
+        bool has_left = had != id || id == 0;
+        has_left = has_left && kv_owner_any(e->parts.kv, slot, &any) == ATTN_OK;
+        has_left |= had != id && had != 0;
+        if (id != 0 && !has_slot && !has_left) {
+            session_restore(e->parts.sessions, slot, id, client, now_ns);
+            kv_owner_begin(e->parts.kv, slot, id, tenant_id(NULL), client);
+            has_slot = true;
+        }
+        n_cards += has_slot || has_left;
+    }
+    kv_seq_id any;
+    if (id == 0 && n_cards > 1 && kv_owner_any(lead->parts.kv, slot, &any) != ATTN_OK)
+        session_restore(lead->parts.sessions, slot, 0, "", now_ns); /* taken until all are free */
+    cards_session_kept(c, slot, n_cards);
+}
+
+/* What one card has carried out the others are not to carry out again. */
+static void merge_seen(struct cards *c, uint32_t slot)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        for (uint32_t k = 0; k < c->n; k++)
+            if (i != k && kv_owner_id(c->engines[i]->parts.kv, slot) != 0 &&
+                kv_owner_id(c->engines[i]->parts.kv, slot) ==
+                    kv_owner_id(c->engines[k]->parts.kv, slot))
+                kv_owner_saw_all(c->engines[i]->parts.kv, c->engines[k]->parts.kv, slot);
+}
+
+static void learn_names(struct cards *c)
+{
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct kv *kv = c->engines[i]->parts.kv;
+        for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+            struct kv_seq_info info;
+            kv_seq_info(kv, id, &info);
+            if (cards_opened(c, i, info.name, info.pool.index))
+                continue;
+            log_warn("sequence %" PRIu64 " is on two cards: that of card %" PRIu32 " is dropped",
+                     info.name, i);
+            seq_close(c->engines[i], id);
+        }
+    }
+}
+
+attn_status cards_restore(struct cards *c, char *why, size_t why_bytes)
+{
+    for (uint32_t i = 1; i < c->n; i++) {
+        attn_status st = restore_pools(c->engines[0], c->engines[i], why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+    }
+    for (uint32_t slot = 0; slot < c->max_sessions; slot++) {
+        restore_session(c, slot);
+        merge_seen(c, slot);
+    }
+    learn_names(c);
+    for (uint32_t i = 0; i < c->n; i++)
+        cards_publish(c->engines[i]);
+    return ATTN_OK;
+}
