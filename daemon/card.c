@@ -8,6 +8,7 @@
 #include "daemon/health.h"
 #include "daemon/keep.h"
 #include "daemon/log.h"
+#include "daemon/stats.h"
 
 enum { CARD_WHY_BYTES = 512 };
 
@@ -171,6 +172,15 @@ static attn_status engine_begin(struct card_list *list, struct card *card,
     return st;
 }
 
+static void stats_cards_name(const struct config *cfg, const struct card_list *list)
+{
+    uint32_t index[CONFIG_MAX_DEVICES] = {0}, n;
+    config_devices(cfg->device_index, index, &n);
+    for (uint32_t i = 0; i < list->n; i++)
+        stats.cards[i].device = n == 0 ? i : index[i];
+    atomic_store(&stats.n_cards, list->n > 1 ? list->n : 0);
+}
+
 attn_status cards_engines_begin(struct card_list *list, const struct engine_parts *parts, char *why,
                                 size_t why_bytes)
 {
@@ -188,6 +198,7 @@ attn_status cards_engines_begin(struct card_list *list, const struct engine_part
     shared.is_kept = caches_put(cfg, list);
     for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++)
         st = engine_begin(list, &list->at[i], &shared, &kept, why, why_bytes);
+    stats_cards_name(cfg, list);
     if (st == ATTN_OK && list->cards != NULL)
         st = cards_restore(list->cards, why, why_bytes);
     if (st != ATTN_OK)

@@ -17,6 +17,7 @@
 #include "daemon/engine_session.h"
 #include "daemon/log.h"
 #include "daemon/stack.h"
+#include "daemon/stats.h"
 
 enum { ASK_SECONDS = 30 };
 
@@ -235,8 +236,13 @@ static void pool_say(struct engine *e, const struct pool *p, uint32_t index)
 
 void cards_publish(struct engine *e)
 {
+    uint32_t card = e->parts.card;
     for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++)
         pool_say(e, pool_of_kv(e, (kv_pool_id){i}), i);
+    stats_card_set(card, STATS_CARD_SEQUENCES, e->gauges.sequences);
+    stats_card_set(card, STATS_CARD_BLOCKS, e->gauges.blocks_total);
+    stats_card_set(card, STATS_CARD_FREE, e->gauges.blocks_free);
+    stats_card_set(card, STATS_CARD_MEMORY, e->info.kv_bytes);
 }
 
 struct pool_count cards_pool_count(const struct cards *c, const struct engine *but, uint32_t index)

@@ -245,6 +245,7 @@ static void lose_device(struct engine *e, const char *what)
 {
     if (atomic_exchange(&e->health, ATTN_EDEVICE) == ATTN_OK)
         log_error("device lost: %s", what);
+    stats_card_set(e->parts.card, STATS_CARD_LOST, 1);
 }
 
 /* Ends every item of a batch that came back, or was refused by the backend. */
@@ -285,6 +286,14 @@ static void batch_settle(struct engine *e, struct batch *b, uint64_t took_ns)
                                   memory_order_relaxed);
 }
 
+static void card_measure(uint32_t card, const struct batch *b)
+{
+    stats_card_add(card, STATS_CARD_BATCHES, 1);
+    stats_card_add(card, STATS_CARD_ITEMS, b->n_items);
+    stats_card_add(card, STATS_CARD_READ, b->device.kv_bytes);
+    stats_card_add(card, STATS_CARD_DEVICE, b->device.device_ns);
+}
+
 /* Counts what a batch took: for its requests and its tenant, for the stats, for retry-after. */
 static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
 {
@@ -300,6 +309,8 @@ static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
     stats_add(batch_splits, d->n_splits);
     stats_add(kv_read_bytes, d->kv_bytes);
     stats_add(device_ns, d->device_ns);
+    if (e->parts.cards != NULL)
+        card_measure(e->parts.card, b);
     if (b->n_tasks > 0) {
         uint64_t last_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
         uint64_t ns = pace_request_ns(last_ns, now_ns - since_ns, b->n_tasks);

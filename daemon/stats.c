@@ -151,6 +151,21 @@ static void write_canary(FILE *f)
             sum, (double)load(&stats.canary_ratio_sum) * 1e-6, sum);
 }
 
+static void write_cards(FILE *f)
+{
+    uint32_t n = atomic_load(&stats.n_cards);
+#define X(i, field, metric, type, help)                                                            \
+    if (n > 0)                                                                                     \
+        fprintf(f, "# HELP attnd_" metric " " help ".\n# TYPE attnd_" metric " " type "\n");       \
+    for (uint32_t c = 0; c < n; c++) {                                                             \
+        fprintf(f, "attnd_" metric "{device=\"%" PRIu32 "\"} ", stats.cards[c].device);            \
+        write_value(f, field, load(&stats.cards[c].value[i]));                                     \
+        fputc('\n', f);                                                                            \
+    }
+    STATS_CARD_MAP(X)
+#undef X
+}
+
 static void write_tenants(FILE *f)
 {
     uint32_t n = atomic_load(&stats.n_tenants);
@@ -264,6 +279,7 @@ void stats_write_prometheus(FILE *f)
         write_histogram(f, "stage", label, &stats.stage[s]);
     }
     write_canary(f);
+    write_cards(f);
     write_tenants(f);
 }
 
@@ -336,6 +352,20 @@ static json_t *json_of_canary(void)
     return NULL;
 }
 
+static json_t *json_of_cards(void)
+{
+    json_t *list = json_array();
+    for (uint32_t c = 0; c < atomic_load(&stats.n_cards); c++) {
+        json_t *object = json_pack("{s:I}", "device", (json_int_t)stats.cards[c].device);
+#define X(i, field, metric, type, help)                                                            \
+    put_value(object, field, metric, load(&stats.cards[c].value[i]));
+        STATS_CARD_MAP(X)
+#undef X
+        json_array_append_new(list, object);
+    }
+    return list;
+}
+
 attn_status stats_write_json(FILE *f)
 {
     json_t *root = json_object(), *answered = json_object(), *list = json_array();
@@ -354,6 +384,7 @@ attn_status stats_write_json(FILE *f)
                                                     "blocks_free", (json_int_t)p[i].free,
                                                     "sequences", (json_int_t)p[i].sequences));
     rc |= json_object_set_new(root, "pools", list);
+    rc |= json_object_set_new(root, "cards", json_of_cards());
 #define X(field, name, help) rc |= put_value(root, #field, name, load(&stats.field));
     STATS_COUNTER_MAP(X)
     STATS_GAUGE_MAP(X)

@@ -111,6 +111,36 @@ struct stats_histogram {
       "Device time of the tenant's batches")
 enum { STATS_TENANT_STEPS = 5, STATS_TENANT_FAILED, STATS_TENANT_DEVICE, STATS_TENANT_N };
 
+#define STATS_MAX_CARDS 8
+/* X(number, field, name, type, help): of each card, where there are several */
+#define STATS_CARD_MAP(X)                                                                          \
+    X(0, "count", "card_sequences", "gauge", "Sequences open on a card")                           \
+    X(1, "count", "card_blocks", "gauge", "Blocks of all pools on a card")                         \
+    X(2, "count", "card_blocks_free", "gauge", "Blocks free on a card")                            \
+    X(3, "count", "card_kv_memory_bytes", "gauge", "KV memory of a card, as configured")           \
+    X(4, "count", "card_lost", "gauge", "1 if the card is lost")                                   \
+    X(5, "count", "card_batches_total", "counter", "Batches that came back from a card")           \
+    X(6, "count", "card_batch_items_total", "counter", "Items in those")                           \
+    X(7, "count", "card_kv_read_bytes_total", "counter", "Cached K and V read on a card")          \
+    X(8, "device_ns", "card_device_seconds_total", "counter", "Time batches ran on a card")
+enum {
+    STATS_CARD_SEQUENCES,
+    STATS_CARD_BLOCKS,
+    STATS_CARD_FREE,
+    STATS_CARD_MEMORY,
+    STATS_CARD_LOST,
+    STATS_CARD_BATCHES,
+    STATS_CARD_ITEMS,
+    STATS_CARD_READ,
+    STATS_CARD_DEVICE,
+    STATS_CARD_N
+};
+
+struct stats_card {
+    uint32_t device; /* by the driver's number */
+    _Atomic uint64_t value[STATS_CARD_N];
+};
+
 struct stats_tenant {
     char name[64];
     _Atomic uint64_t used[STATS_TENANT_N]; /* the first five as enum tenant_quota */
@@ -126,6 +156,8 @@ struct stats {
     struct stats_histogram stage[STAGE_N]; /* of all transports */
     _Atomic uint64_t canary_ratio[STATS_CANARY_BUCKETS];
     _Atomic uint64_t canary_ratio_sum; /* millionths */
+    struct stats_card cards[STATS_MAX_CARDS];
+    _Atomic uint32_t n_cards; /* 0: there is one, and the sums say all */
     struct stats_tenant tenants[STATS_MAX_TENANTS];
     _Atomic uint32_t n_tenants;
 };
@@ -147,6 +179,11 @@ extern struct stats stats;
 #define stats_sub(field, n) atomic_fetch_sub_explicit(&stats.field, (n), memory_order_relaxed)
 #define stats_set(field, n) atomic_store_explicit(&stats.field, (n), memory_order_relaxed)
 #define stats_get(field) atomic_load_explicit(&stats.field, memory_order_relaxed)
+
+#define stats_card_add(card, what, n)                                                              \
+    atomic_fetch_add_explicit(&stats.cards[card].value[what], (n), memory_order_relaxed)
+#define stats_card_set(card, what, n)                                                              \
+    atomic_store_explicit(&stats.cards[card].value[what], (n), memory_order_relaxed)
 
 /* Counts a step as answered with st; a status that is none counts as ATTN_EINTERNAL. */
 void stats_count_answer(attn_status st);

@@ -73,6 +73,34 @@ static double refused_rate(const struct sample *now, const struct sample *old)
     return n / (now->at > old->at ? now->at - old->at : 1);
 }
 
+/* What each card does, where there are several. */
+static json_t *top_cards(const struct sample *now, const struct sample *old)
+{
+    json_t *list = json_array(), *card;
+    const json_t *before = json_object_get(old->stats, "cards");
+    double seconds = now->at > old->at ? now->at - old->at : 1;
+    size_t i;
+    json_array_foreach(json_object_get(now->stats, "cards"), i, card)
+    {
+        const json_t *was = json_array_get(before, i);
+        double busy =
+            number(card, "card_device_seconds_total") - number(was, "card_device_seconds_total");
+        double batches = number(card, "card_batches_total") - number(was, "card_batches_total");
+        double bytes =
+            number(card, "card_kv_read_bytes_total") - number(was, "card_kv_read_bytes_total");
+        json_array_append_new(list,
+                              json_pack("{s:I, s:f, s:f, s:f, s:I, s:I, s:I, s:b}", "device",
+                                        (json_int_t)number(card, "device"), "busy", busy / seconds,
+                                        "batches_per_second", batches / seconds,
+                                        "kv_read_bytes_per_second", bytes / seconds, "sequences",
+                                        (json_int_t)number(card, "card_sequences"), "blocks",
+                                        (json_int_t)number(card, "card_blocks"), "blocks_free",
+                                        (json_int_t)number(card, "card_blocks_free"), "is_lost",
+                                        number(card, "card_lost") != 0));
+    }
+    return list;
+}
+
 static json_t *top_object(const struct sample *now, const struct sample *old)
 {
     double batches = rate(now, old, "batches_total");
@@ -83,19 +111,22 @@ static json_t *top_object(const struct sample *now, const struct sample *old)
     {
         json_object_set_new(stages, name, latency_of(h, json_object_get(before, name)));
     }
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:O, s:o}",
+    json_t *cards = top_cards(now, old);
+    size_t n_cards = json_array_size(cards) > 0 ? json_array_size(cards) : 1;
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:O, "
+                     "s:o}",
                      "steps_per_second", rate(now, old, "steps_received_total"),
                      "tokens_per_second", rate(now, old, "step_tokens_total"), "refused_per_second",
                      refused_rate(now, old), "batches_per_second", batches, "items_per_batch",
                      batches > 0 ? rate(now, old, "batch_items_total") / batches : 0.0,
-                     "device_busy", rate(now, old, "device_seconds_total"),
+                     "device_busy", rate(now, old, "device_seconds_total") / (double)n_cards,
                      "kv_read_bytes_per_second", rate(now, old, "kv_read_bytes_total"),
                      "steps_in_flight", (json_int_t)number(now->stats, "steps_in_flight"),
                      "queue_requests", (json_int_t)number(now->stats, "queue_requests"), "sessions",
                      (json_int_t)number(now->stats, "sessions"), "sequences",
                      (json_int_t)number(now->stats, "sequences"), "blocks",
                      (json_int_t)number(now->stats, "blocks"), "blocks_free",
-                     (json_int_t)number(now->stats, "blocks_free"), "pools",
+                     (json_int_t)number(now->stats, "blocks_free"), "cards", cards, "pools",
                      json_object_get(now->pools, "pools"), "stages", stages);
 }
 
@@ -110,6 +141,16 @@ static void print_top_line(const json_t *t, bool is_first)
            number(t, "items_per_batch"), 100 * number(t, "device_busy"),
            number(t, "kv_read_bytes_per_second") * 1e-9, number(t, "steps_in_flight"),
            number(t, "sequences"), number(t, "blocks_free"));
+    json_t *card;
+    size_t i;
+    json_array_foreach(json_object_get(t, "cards"), i, card)
+    {
+        printf("%10s %10.0f %9s %9.0f %8s %6.1f %9.2f %9s %10.0f %12.0f%s\n", "card",
+               number(card, "device"), "", number(card, "batches_per_second"), "",
+               100 * number(card, "busy"), number(card, "kv_read_bytes_per_second") * 1e-9, "",
+               number(card, "sequences"), number(card, "blocks_free"),
+               json_is_true(json_object_get(card, "is_lost")) ? "  lost" : "");
+    }
 }
 
 /* A bar of the share. */
@@ -122,6 +163,21 @@ static void print_bar(double share, bool has_colour)
     const char *colour = !has_colour ? "" : share < 0.75 ? green : share < 0.95 ? yellow : red;
     printf("[%s%.*s%s%*s] %5.1f %%", colour, n, "||||||||||||||||||||||||||||||",
            has_colour ? "\x1b[0m" : "", WIDTH - n, "", 100 * share);
+}
+
+static void print_top_cards(const json_t *t, bool has_colour)
+{
+    json_t *card;
+    size_t i;
+    json_array_foreach(json_object_get(t, "cards"), i, card)
+    {
+        printf("card %-3.0f ", number(card, "device"));
+        print_bar(number(card, "busy"), has_colour);
+        printf("  %8.2f GB/s %8.0f sequences %10.0f blocks free%s\n",
+               number(card, "kv_read_bytes_per_second") * 1e-9, number(card, "sequences"),
+               number(card, "blocks_free"),
+               json_is_true(json_object_get(card, "is_lost")) ? "  lost" : "");
+    }
 }
 
 static void print_top_screen(const struct arguments *a, const json_t *t, bool has_colour)
@@ -143,7 +199,9 @@ static void print_top_screen(const struct arguments *a, const json_t *t, bool ha
     double blocks = number(t, "blocks");
     printf("\nblocks   ");
     print_bar(blocks > 0 ? 1 - number(t, "blocks_free") / blocks : 0, has_colour);
-    printf("\n\n%s%-10s %10s %10s %10s  us%s\n", bold, "stage", "p50", "p90", "p99", off);
+    printf("\n");
+    print_top_cards(t, has_colour);
+    printf("\n%s%-10s %10s %10s %10s  us%s\n", bold, "stage", "p50", "p90", "p99", off);
     json_object_foreach(json_object_get(t, "stages"), name, row)
     {
         printf("%-10s %10.1f %10.1f %10.1f\n", name, number(row, "p50") * 1e6,

@@ -245,6 +245,8 @@ static void an_upgrade_answers_what_was_received(void **state)
 /* In every process some launch ends in the fault; the workers notice nothing. */
 static void survive_faults(const char *faults, const char *stall_timeout, const char *says)
 {
+    if (getenv("E2E_CARDS") != NULL)
+        skip(); /* a lost card takes its sequences with it, and the others go on: e2e_cards.c */
     char backend[64];
     if (getenv("SURVIVE_BACKEND") != NULL)
         skip();
