@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# What an operator sees of a daemon with several cards: lists are of all of them, top and /metrics
+# show each; load is computed right, whatever card it is on.
+#
+#   tests/clients/cards.sh BIN_DIR
+set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
+bin=$1
+holds() { python3 -c "import json,sys; x=json.load(open('$dir/out')); sys.exit(not ($1))" || die "not $1: $(head -c 2000 "$dir/out")"; }
+
+export ATTND_ENDPOINT=ipc://$dir/attnd.sock
+ctl=$bin/attnctl
+"$bin/attnd" --backend cpu --device.index 0,3 --listen "$ATTND_ENDPOINT shm://$dir/shm" \
+  --listen.http 127.0.0.1:0 --device.kv_memory 64M --device.threads 1 >"$dir/attnd.log" 2>&1 &
+daemon=$!
+expect 0 "$ctl" --wait 60 ping
+port=$(http_port "$dir/attnd.log")
+for endpoint in "$ATTND_ENDPOINT" "shm://$dir/shm"; do
+  expect 0 "$bin/attnload" --endpoint "$endpoint" --preset bytelm --workers 2 --sequences 3 --context 40 --steps 20 --verify=5
+done
+
+# while sequences are open
+"$bin/attnload" --preset bytelm --sequences 6 --context 40 --steps 60 --duration 600 >"$dir/load.log" 2>&1 &
+beside=$!
+has_six() { kill -0 "$beside" 2>/dev/null || die "no load: $(cat "$dir/load.log")"; "$ctl" --json sequences >"$dir/out" 2>"$dir/err.log" && holds_six; }
+holds_six() { python3 -c "import json,sys; x=json.load(open('$dir/out')); sys.exit(len([s for s in x['sequences'] if s['tokens'] > 0]) != 6)"; }
+await has_six
+# epochs say the card in their lowest bit
+holds "sorted(s['epoch'] % 2 for s in x['sequences']) == [0, 0, 0, 1, 1, 1]"
+expect 0 "$ctl" --json pool list
+holds "x['pools'][-1]['sequences'] == 6 and x['pools'][-1]['free_blocks'] < x['pools'][-1]['blocks']"
+expect 0 "$ctl" --json cache
+holds "x['all']['sequences'] == 6 and x['all']['blocks_used'] > 0"
+expect 0 "$ctl" --json top --count 1 --interval 0.3
+holds "[c['device'] for c in x['cards']] == [0, 3] and all(c['sequences'] == 3 and not c['is_lost'] for c in x['cards'])"
+holds "all(c['batches_per_second'] > 0 and c['blocks_free'] < c['blocks'] for c in x['cards'])"
+holds "x['sequences'] == 6 and x['blocks'] == sum(c['blocks'] for c in x['cards'])"
+expect 0 "$ctl" top --count 1 --interval 0.2
+has '^ +card +3 .* 3 +[0-9]+$'
+[[ $(page /metrics) == 200 ]] || die "no /metrics"
+for device in 0 3; do
+  grep -qE "^attnd_card_sequences\{device=\"$device\"\} 3" "$dir/page" || die "no sequences of $device: $(grep card "$dir/page")"
+  grep -qE "^attnd_card_device_seconds_total\{device=\"$device\"\} [0-9.]*[1-9]" "$dir/page" || die "no time of $device"
+  grep -qE "^attnd_card_lost\{device=\"$device\"\} 0" "$dir/page" || die "device $device is lost"
+done
+grep -qE '^attnd_sequences 6' "$dir/page" || die "no sum"
+[[ $(page '/healthz?verbose') == 200 ]] || die "not healthy: $(cat "$dir/page")"
+
+# the end of one session frees what it has on all cards
+expect 0 "$ctl" --json sessions
+session=$(python3 -c "import json; print([s['session'] for s in json.load(open('$dir/out'))['sessions'] if s['client'] == 'attnload'][0])")
+expect 0 "$ctl" kill session "$session"
+is_empty() { "$ctl" --json sequences >"$dir/out" 2>"$dir/err.log" && python3 -c "import json,sys; sys.exit(json.load(open('$dir/out'))['sequences'] != [])"; }
+await is_empty
+wait "$beside" || true
+beside=
+stop
+
+# all: the cpu backend is one device
+"$bin/attnd" --backend cpu --device.index all --listen "$ATTND_ENDPOINT" --listen.http off --device.kv_memory 64M >"$dir/all.log" 2>&1 &
+daemon=$!
+expect 0 "$ctl" --wait 60 --json top --count 1 --interval 0.1
+holds "x['cards'] == []"
+stop
