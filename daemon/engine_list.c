@@ -264,11 +264,11 @@ static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
     (void)ask;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
         struct pool_count n = count_of(e, p);
-        json_t *o = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", p->spec.wire->name,
-                              "blocks", (json_int_t)n.blocks, "free",
-                              (json_int_t)(n.free - n.cached), "cached", (json_int_t)n.cached,
-                              "used", (json_int_t)(n.blocks - n.free), "bytes",
-                              (json_int_t)n.bytes, "sequences", (json_int_t)n.sequences);
+        json_t *o =
+            json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", p->spec.wire->name, "blocks",
+                      (json_int_t)n.blocks, "free", (json_int_t)(n.free - n.cached), "cached",
+                      (json_int_t)n.cached, "used", (json_int_t)(n.blocks - n.free), "bytes",
+                      (json_int_t)n.bytes, "sequences", (json_int_t)n.sequences);
         add_tenant(e, o, p->tenant);
         json_array_append_new(list, o);
     }

@@ -25,8 +25,8 @@ bool kept_cache_take(struct kept_whose whose, struct kept_cache *out)
 {
     struct kept_cache k = {.arena_fd = -1, .memory_fd = -1};
     char arena[KEEP_NAME_BYTES], memory[KEEP_NAME_BYTES], prefix[2][64];
-    snprintf(prefix[0], sizeof prefix[0], "%s" ARENA, whose.text);
-    snprintf(prefix[1], sizeof prefix[1], "%s" MEMORY, whose.text);
+    snprintf(prefix[0], sizeof prefix[0], ARENA "%s", whose.text);
+    snprintf(prefix[1], sizeof prefix[1], MEMORY "%s", whose.text);
     if (!keep_find(prefix[0], arena) || !keep_find(prefix[1], memory))
         return false; /* a process died before it had put both, and had served nobody */
     const char *backend = memory + strlen(prefix[1]), *dash = strchr(backend, '-');
@@ -70,12 +70,11 @@ bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct d
         log_warn("the cache ends with this process: %s", d->ops->last_error(d->backend));
         return false;
     }
-    snprintf(k.memory_name, sizeof k.memory_name, "%s" MEMORY "%s-%016" PRIx64, whose.text,
-             info.name, kv_arena_id(kv));
+    snprintf(k.memory_name, sizeof k.memory_name, MEMORY "%s%s-%016" PRIx64, whose.text, info.name,
+             kv_arena_id(kv));
     bool is_kept = keep_put(k.memory_name, memory_fd);
     close(memory_fd);
-    snprintf(k.arena_name, sizeof k.arena_name, "%s" ARENA "%016" PRIx64, whose.text,
-             kv_arena_id(kv));
+    snprintf(k.arena_name, sizeof k.arena_name, ARENA "%s%016" PRIx64, whose.text, kv_arena_id(kv));
     *out = k;
     return is_kept && keep_put(k.arena_name, kv_fd(kv));
 }
