@@ -46,14 +46,15 @@ done
 grep -qE '^attnd_sequences 6' "$dir/page" || die "no sum"
 [[ $(page '/healthz?verbose') == 200 ]] || die "not healthy: $(cat "$dir/page")"
 
-# the end of one session frees what it has on all cards
+# the end of one session frees what it has on all cards; its worker is gone, and makes no other
+kill -9 "$beside"
+wait "$beside" 2>/dev/null || true
+beside=
 expect 0 "$ctl" --json sessions
-session=$(python3 -c "import json; print([s['session'] for s in json.load(open('$dir/out'))['sessions'] if s['client'] == 'attnload'][0])")
-expect 0 "$ctl" kill session "$session"
+sessions=$(python3 -c "import json; print(*[s['session'] for s in json.load(open('$dir/out'))['sessions'] if s['client'] == 'attnload'])")
+for session in $sessions; do expect 0 "$ctl" kill session "$session"; done
 is_empty() { "$ctl" --json sequences >"$dir/out" 2>"$dir/err.log" && python3 -c "import json,sys; sys.exit(json.load(open('$dir/out'))['sequences'] != [])"; }
 await is_empty
-wait "$beside" || true
-beside=
 stop
 
 # all: the cpu backend is one device
