@@ -410,6 +410,29 @@ static bool receive_tls(struct e2e_client *c, int timeout_ms)
     return true;
 }
 
+/* A connection that is cut between the poll and the read takes its message with it: poll again. */
+static bool receive_sp(struct e2e_client *c, int timeout_ms)
+{
+    int64_t until = now_ms() + timeout_ms;
+    for (int64_t left = timeout_ms; left >= 0; left = until - now_ms()) {
+        struct nn_pollfd p = {.fd = c->socket, .events = NN_POLLIN};
+        if (nn_poll(&p, 1, (int)left) <= 0)
+            return false;
+        uint8_t control[256] __attribute__((aligned(16)));
+        void *message = NULL;
+        struct nn_iovec iov = {&message, NN_MSG};
+        struct nn_msghdr h = {&iov, 1, control, sizeof control};
+        int n = nn_recvmsg(c->socket, &h, NN_DONTWAIT);
+        if (n >= 0) {
+            keep_reply(c, message, message, (size_t)n);
+            return true;
+        }
+        if (nn_errno() != EAGAIN)
+            fail_msg("nn_recvmsg: %s", nn_strerror(nn_errno()));
+    }
+    return false;
+}
+
 /* Takes one message off the connection. false: none within timeout_ms. */
 static bool receive(struct e2e_client *c, int timeout_ms)
 {
@@ -423,18 +446,7 @@ static bool receive(struct e2e_client *c, int timeout_ms)
     }
     if (c->tls != NULL)
         return receive_tls(c, timeout_ms);
-    struct nn_pollfd p = {.fd = c->socket, .events = NN_POLLIN};
-    if (nn_poll(&p, 1, timeout_ms) <= 0)
-        return false;
-    uint8_t control[256] __attribute__((aligned(16)));
-    void *message = NULL;
-    struct nn_iovec iov = {&message, NN_MSG};
-    struct nn_msghdr h = {&iov, 1, control, sizeof control};
-    int n = nn_recvmsg(c->socket, &h, NN_DONTWAIT);
-    if (n < 0)
-        fail_msg("nn_recvmsg: %s", nn_strerror(nn_errno()));
-    keep_reply(c, message, message, (size_t)n);
-    return true;
+    return receive_sp(c, timeout_ms);
 }
 
 const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int timeout_ms)
