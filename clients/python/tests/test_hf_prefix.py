@@ -147,12 +147,12 @@ def test_other_weights_share_nothing(shared, attach):
 def test_passes_of_more_than_ids_are_whole_and_not_shared(shared):
     model = make(llama, seed=105)
     worker = shared(model)
-    ids = torch.tensor([SYSTEM])
+    ids = torch.tensor([SYSTEM], device=model.device)
     with torch.no_grad():
         want = model.model.embed_tokens(ids)
         for kwargs in (
             {"inputs_embeds": want},
-            {"input_ids": ids, "position_ids": torch.arange(50)[None] + 3},
+            {"input_ids": ids, "position_ids": 3 + torch.arange(50, device=ids.device)[None]},
         ):
             with worker.cache() as cache:
                 model(**kwargs, past_key_values=cache, logits_to_keep=1)
@@ -175,13 +175,13 @@ def test_chunks_of_a_prompt_and_copies_of_a_cache_are_shared(shared):
     assert same(worker, model, inputs, prefill_chunk_size=33) == 33
     assert same(worker, model, inputs, prefill_chunk_size=33) == 1
     assert same(worker, model, inputs) == 80 - 64
-    ids = torch.tensor([tokens(40, 13)])
+    ids = torch.tensor([tokens(40, 13)], device=model.device)
     with torch.no_grad(), worker.cache() as cache:
         model(input_ids=ids[:, :30], past_key_values=cache)
         with copy.deepcopy(cache) as other:
             model(input_ids=ids[:, 30:], past_key_values=other)
         cache.crop(20)
-        more = torch.tensor([tokens(40, 14)])
+        more = torch.tensor([tokens(40, 14)], device=model.device)
         model(input_ids=more, past_key_values=cache)
     worker.passes.clear()
     assert same(worker, model, {"input_ids": ids}) == 40 - 32
