@@ -11,7 +11,7 @@ seconds=${SECONDS_EACH:-60}
 
 cmake -S "$source_dir" -B "$build" -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DATTND_FUZZ=ON -DATTND_SANITIZE=address -DATTND_CUDA=OFF -DATTND_HIP=OFF >/dev/null
-targets=(fuzz_frame fuzz_header fuzz_config fuzz_trace fuzz_session fuzz_shm fuzz_http)
+targets=(fuzz_frame fuzz_header fuzz_seq_file fuzz_config fuzz_trace fuzz_session fuzz_shm fuzz_http)
 cmake --build "$build" --target "${targets[@]}" "${targets[@]/%/_libfuzzer}" -j 2
 mkdir -p "$build/findings"
 for target in "${targets[@]}"; do
