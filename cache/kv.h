@@ -224,6 +224,8 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
                           uint32_t n);
 attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);
 void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out);
+/* The ids of its first n_ids tokens; the arena's. */
+const uint32_t *kv_seq_ids(const struct kv *kv, kv_seq_id seq);
 /* kv_seq_next: *seq becomes the first open sequence whose index is at least seq's and below end.
  * ATTN_ENOTFOUND: no such index and none above; ATTN_EOVERLOAD: none below end, *seq is end. */
 attn_status kv_seq_next(const struct kv *kv, uint32_t end, kv_seq_id *seq);

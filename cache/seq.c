@@ -404,6 +404,11 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
     return ATTN_OK;
 }
 
+const uint32_t *kv_seq_ids(const struct kv *kv, kv_seq_id seq)
+{
+    return kv_given_ids(kv, seq.index);
+}
+
 attn_status kv_seq_next(const struct kv *kv, uint32_t end, kv_seq_id *seq)
 {
     uint32_t n = kv->heads->seq_n_fresh;

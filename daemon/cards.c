@@ -354,6 +354,12 @@ void cards_submit(struct cards *c, struct request *req)
     case ATTND__REQUEST__BODY_CLOSE:
         send_to(c, req, name_card(c, h->close->seq));
         return;
+    case ATTND__REQUEST__BODY_EXPORT:
+        send_to(c, req, name_card(c, h->export->seq));
+        return;
+    case ATTND__REQUEST__BODY_IMPORT:
+        send_to(c, req, name_card(c, h->import->seq));
+        return;
     case ATTND__REQUEST__BODY_ADOPT:
         send_to(c, req, name_card(c, h->adopt->seq));
         return;

@@ -104,6 +104,11 @@ void engine_answer(struct engine *e, struct request *req, const Attnd__Reply *he
         send_reply(e, req, (attn_status)header->status);
 }
 
+void engine_answer_built(struct engine *e, struct request *req)
+{
+    send_reply(e, req, ATTN_OK);
+}
+
 /* --- steps ------------------------------------------------------------------------------------ */
 
 static size_t head_room(uint32_t n_items)

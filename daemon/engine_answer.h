@@ -18,6 +18,9 @@ void engine_refuse(struct engine *e, struct request *req, attn_status st, const 
 /* A reply without tensors. */
 void engine_answer(struct engine *e, struct request *req, const Attnd__Reply *header);
 
+/* The same, once request_reply_begin and the caller have built it. */
+void engine_answer_built(struct engine *e, struct request *req);
+
 /* Most bytes that the reply of a step takes, head and tensors. */
 uint64_t step_reply_bytes(const struct wire_step_layout *layout, uint32_t n_items);
 /* Room for the reply's tensors; may be repeated. ATTN_EOVERLOAD: no buffer. */

@@ -11,6 +11,7 @@
 #include "daemon/cards.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
+#include "daemon/engine_export.h"
 #include "daemon/engine_operator.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
@@ -271,6 +272,14 @@ static bool seq_of_request(const Attnd__Request *h, uint64_t *out_name, uint32_t
     case ATTND__REQUEST__BODY_ADOPT:
         *out_name = h->adopt->seq;
         return true;
+    case ATTND__REQUEST__BODY_EXPORT:
+        *out_name = h->export->seq;
+        *out_epoch = h->export->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_IMPORT:
+        *out_name = h->import->seq;
+        *out_epoch = h->import->epoch;
+        return true;
     case ATTND__REQUEST__BODY_KILL: /* of a sequence */
         *out_name = h->kill->seq;
         return true;
@@ -316,6 +325,10 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
         run_adopt(e, req, session, seq);
         return;
     }
+    if (h->body_case == ATTND__REQUEST__BODY_EXPORT) {
+        export_run(e, req, seq);
+        return;
+    }
     if (h->body_case == ATTND__REQUEST__BODY_TRUNCATE &&
         kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id)) {
         reply_seq(e, req, seq, false); /* it names the epoch that it ended itself */
@@ -330,6 +343,8 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
         run_truncate(e, req, seq);
     else if (h->body_case == ATTND__REQUEST__BODY_TOKENS)
         run_tokens(e, req, seq);
+    else if (h->body_case == ATTND__REQUEST__BODY_IMPORT)
+        import_run(e, req, seq);
     else
         run_close(e, req, seq);
 }
@@ -507,12 +522,6 @@ void control_admit(struct engine *e, struct request *req, uint64_t now_ns)
         return;
     case ATTND__REQUEST__BODY_DRAIN:
         run_drain(e, req);
-        return;
-    case ATTND__REQUEST__BODY_EXPORT:
-        engine_refuse(e, req, ATTN_ENOTSUP, "export: this daemon can't export sequences");
-        return;
-    case ATTND__REQUEST__BODY_IMPORT:
-        engine_refuse(e, req, ATTN_ENOTSUP, "import: this daemon can't import sequences");
         return;
     default:
         enter(e, req, session);

@@ -7,6 +7,7 @@
  *   engine_plan.c     plans of lanes, whose bells come as steps
  *   engine_step.c     admission of steps: everything that can be wrong is refused here
  *   engine_control.c  requests that are no steps
+ *   engine_export.c   blocks of sequences, out and in
  *   engine_operator.c what operators ask and change
  *   engine_list.c     the lists among it
  *   engine_session.c  hello, leases

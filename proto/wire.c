@@ -263,7 +263,9 @@ attn_status wire_reply_decode(uint8_t *msg, size_t msg_bytes, struct wire_arena 
         snprintf(why, why_bytes, "status is %d, it must be 0 or negative", h->status);
         return ATTN_EPROTO;
     }
-    st = payload_check(h->body_case == ATTND__REPLY__BODY_STEP, &m, why, why_bytes);
+    st = payload_check(h->body_case == ATTND__REPLY__BODY_STEP ||
+                           h->body_case == ATTND__REPLY__BODY_EXPORT,
+                       &m, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     out->header = h;

@@ -52,6 +52,11 @@ static const struct {
     {&attnd__layer_spec__descriptor, NULL, WIRE_MAX_HEADS},
     {&attnd__pool_spec__descriptor, "layers", WIRE_MAX_LAYERS},
     {&attnd__seq_reply__descriptor, NULL, WIRE_MAX_LAYERS},
+    {&attnd__export_reply__descriptor, "tokens", WIRE_MAX_TOKENS},
+    {&attnd__export_reply__descriptor, "layer_len", WIRE_MAX_LAYERS},
+    {&attnd__export_reply__descriptor, "sums", 2 * WIRE_MAX_CHUNK_BLOCKS},
+    {&attnd__import__descriptor, "layer_len", WIRE_MAX_LAYERS},
+    {&attnd__import__descriptor, "sums", 2 * WIRE_MAX_CHUNK_BLOCKS},
     {&attnd__plan__descriptor, NULL, WIRE_MAX_LAYERS},
 };
 

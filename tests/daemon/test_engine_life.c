@@ -478,7 +478,7 @@ static void only_who_may_administer_drains(void **state)
     }
 }
 
-static void what_is_not_built_is_refused_by_name(void **state)
+static void blocks_of_no_sequence_are_refused_by_name(void **state)
 {
     (void)state;
     rig_open(&r, NULL);
@@ -488,10 +488,10 @@ static void what_is_not_built_is_refused_by_name(void **state)
     h.session = r.session;
     h.body_case = ATTND__REQUEST__BODY_EXPORT;
     h.export = &x;
-    rig_assert_says(rig_call(&r, &h), ATTN_ENOTSUP, "export");
+    rig_assert_says(rig_call(&r, &h), ATTN_ENOTFOUND, "sequence 0 is not open");
     h.body_case = ATTND__REQUEST__BODY_IMPORT;
     h.import = &i;
-    rig_assert_says(rig_call(&r, &h), ATTN_ENOTSUP, "import");
+    rig_assert_says(rig_call(&r, &h), ATTN_ENOTFOUND, "sequence 0 is not open");
     rig_close(&r);
 }
 
@@ -529,7 +529,7 @@ int main(void)
         cmocka_unit_test(a_drain_ends_between_two_tokens),
         cmocka_unit_test(a_worker_that_is_silent_within_a_token_is_not_waited_for),
         cmocka_unit_test(only_who_may_administer_drains),
-        cmocka_unit_test(what_is_not_built_is_refused_by_name),
+        cmocka_unit_test(blocks_of_no_sequence_are_refused_by_name),
         cmocka_unit_test(stats_are_answered_as_json),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

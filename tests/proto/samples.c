@@ -186,11 +186,16 @@ FILL(plan)
 }
 FILL(export)
 {
-    REQUEST(export, EXPORT, Attnd__Export, attnd__export__init, .seq = SEQ_A, .epoch = 1);
+    REQUEST(export, EXPORT, Attnd__Export, attnd__export__init, .seq = SEQ_A, .epoch = 1,
+            .first_block = 2, .n_blocks = 1, .n_tokens = 16);
 }
+static uint32_t import_lens[] = {40, 33};
+static uint64_t import_sums[] = {0x1111111111111111u, 0x2222222222222222u};
 FILL(import)
 {
-    REQUEST(import, IMPORT, Attnd__Import, attnd__import__init, .seq = SEQ_A, .pool = 1, .len = 64);
+    REQUEST(import, IMPORT, Attnd__Import, attnd__import__init, .seq = SEQ_A, .epoch = 1,
+            .first_block = 2, .layout = 1, .n_layer_len = 2, .layer_len = import_lens, .n_sums = 2,
+            .sums = import_sums);
 }
 FILL(stats)
 {
@@ -251,6 +256,14 @@ FILL(seq_reply)
     REPLY(seq, SEQ, Attnd__SeqReply, attnd__seq_reply__init, .epoch = 300, .pool = 1,
           .n_layer_len = 2, .layer_len = layer_len);
 }
+static uint32_t export_ids[] = {7, 70000};
+static uint64_t export_sums[] = {0x1111111111111111u, 0x2222222222222222u};
+FILL(export_reply)
+{
+    REPLY(export, EXPORT, Attnd__ExportReply, attnd__export_reply__init, .epoch = 300, .pool = 1,
+          .layout = 1, .block_bytes = 128, .n_layer_len = 2, .layer_len = layer_len, .n_ids = 2,
+          .adapter = 5, .n_tokens = 2, .tokens = export_ids, .n_sums = 2, .sums = export_sums);
+}
 static int32_t item_status[] = {ATTN_OK, ATTN_ENOBLOCKS};
 FILL(step_reply)
 {
@@ -300,8 +313,8 @@ const struct sample samples[] = {
      2688, fill_step},
     {"request_plan", "the same items in both layers, whose bells will be 4294967295 and 0", false,
      0, fill_plan},
-    {"request_export", "answered with unsupported", false, 0, fill_export},
-    {"request_import", "answered with unsupported", false, 0, fill_import},
+    {"request_export", "one block, and 16 ids", false, 0, fill_export},
+    {"request_import", "one block of 128 bytes", false, 128, fill_import},
     {"request_stats", "an empty body that is present", false, 0, fill_stats},
     {"request_drain", "an empty body that is present", false, 0, fill_drain},
     {"request_inspect", "a list for operators, from entry 500 on", false, 0, fill_inspect},
@@ -317,6 +330,7 @@ const struct sample samples[] = {
     /* out [3][4][32] bf16 768, lse [3][4] f32 48 */
     {"reply_step", "the second item failed; out at 0, lse at 768 of the payload", true, 816,
      fill_step_reply},
+    {"reply_export", "one block of 128 bytes", true, 128, fill_export_reply},
     {"reply_stats", "json", true, 0, fill_stats_reply},
     {"reply_error", "a status, a sentence and a hint; no body", true, 0, fill_error_reply},
     {"reply_ok", "to close, truncate, plan and drain: no body", true, 0, fill_ok_reply},

@@ -382,8 +382,8 @@ def adoption(w, other_worker, seq):
 def refusals(w):
     c = w.c
     expect(c.call(blob(21, b""))[0], ENOTFOUND, "session")
-    expect(w.call(blob(19, b""))[0], ENOTSUP)
-    expect(w.call(blob(20, b""))[0], ENOTSUP)
+    expect(w.call(blob(19, b""))[0], ENOTFOUND, "sequence 0")
+    expect(w.call(blob(20, b""))[0], ENOTFOUND, "sequence 0")
     expect(w.call(blob(60, b""))[0], ENOTSUP, "field 60")
     expect(w.call(b"")[0], EPROTO, "body")
     expect(w.call(blob(21, b""), b"x" * 64)[0], EPROTO, "payload")

@@ -76,7 +76,7 @@ static void every_limit_is_documented_with_its_value(void **state)
         LIMIT(WIRE_MAX_HEADER_BYTES), LIMIT(WIRE_MAX_DEPTH),      LIMIT(WIRE_MAX_SUBMESSAGES),
         LIMIT(WIRE_MAX_FIELDS),       LIMIT(WIRE_MAX_STEP_ITEMS), LIMIT(WIRE_MAX_STRING_BYTES),
         LIMIT(WIRE_MAX_JSON_BYTES),   LIMIT(WIRE_MAX_LAYERS),     LIMIT(WIRE_MAX_HEADS),
-        LIMIT(WIRE_MAX_FEATURES),     LIMIT(WIRE_MAX_TOKENS),
+        LIMIT(WIRE_MAX_FEATURES),     LIMIT(WIRE_MAX_TOKENS),     LIMIT(WIRE_MAX_CHUNK_BLOCKS),
     };
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         char line[256];

@@ -1,0 +1,288 @@
+/* engine_export.c: blocks of sequences, out and in, a message's worth at a time; between two of
+ * them other work goes on. The device is asked for blocks behind all batches in flight, so a
+ * request waits for those, and they for nothing.
+ *
+ * An import is an append of all layers at once: blocks are reserved for each, written, and
+ * committed; nothing else of the sequence is in work. Bytes that do not make their checksums are
+ * refused before anything is reserved.
+ */
+#include "daemon/engine_export.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/engine_answer.h"
+#include "daemon/engine_batch.h"
+#include "daemon/engine_pool.h"
+#include "kernels/kv_layout.h"
+#include "proto/checksum.h"
+
+/* --- export ----------------------------------------------------------------------------------- */
+
+/* Zeroes [from, block_tokens) of a part's rows. */
+static void zero_rows(uint8_t *part, uint32_t n_heads, uint32_t block_tokens, uint64_t row_bytes,
+                      uint32_t from)
+{
+    for (uint32_t h = 0; h < n_heads; h++)
+        memset(part + (h * (uint64_t)block_tokens + from) * row_bytes, 0,
+               (block_tokens - from) * row_bytes);
+}
+
+/* What lies behind the last token of a layer was another sequence's. */
+static void zero_behind(const struct backend_pool_config *c, const uint32_t *layer_len,
+                        uint32_t block, uint8_t *bytes)
+{
+    struct kv_layout l = kv_layout_of(c);
+    uint64_t first = (uint64_t)block * c->block_tokens;
+    for (uint32_t i = 0; i < c->num_layers; i++) {
+        uint64_t n = layer_len[i] > first ? layer_len[i] - first : 0;
+        if (n >= c->block_tokens)
+            continue;
+        uint8_t *k = bytes + i * l.layer_bytes, *v = k + l.v_offset;
+        zero_rows(k, c->num_kv_heads, c->block_tokens, l.k_head_bytes / c->block_tokens,
+                  (uint32_t)n);
+        zero_rows(v, c->num_kv_heads, c->block_tokens, l.v_head_bytes / c->block_tokens,
+                  (uint32_t)n);
+        if (!l.is_quantised)
+            continue;
+        zero_rows(k + l.k_scales, c->num_kv_heads, c->block_tokens, sizeof(float), (uint32_t)n);
+        zero_rows(k + l.v_scales, c->num_kv_heads, c->block_tokens, sizeof(float), (uint32_t)n);
+    }
+}
+
+static attn_status export_check(const struct engine *e, const Attnd__Export *x,
+                                const struct kv_seq_info *info, uint64_t block_bytes, char *why)
+{
+    uint64_t most = e->parts.cfg->max_message_bytes;
+    if (x->epoch != 0 && x->epoch != epoch_on_wire(e, info->epoch)) {
+        snprintf(why, WHY_BYTES, "sequence %" PRIu64 ": epoch is %" PRIu32 ", it is at %" PRIu32,
+                 x->seq, x->epoch, epoch_on_wire(e, info->epoch));
+        return ATTN_ESTALE;
+    }
+    if ((uint64_t)x->first_block + x->n_blocks > info->n_blocks ||
+        x->n_blocks > WIRE_MAX_CHUNK_BLOCKS) {
+        snprintf(why, WHY_BYTES,
+                 "export.first_block %" PRIu32 " and n_blocks %" PRIu32
+                 ": the sequence has %" PRIu32 ", a message at most %u",
+                 x->first_block, x->n_blocks, info->n_blocks, WIRE_MAX_CHUNK_BLOCKS);
+        return ATTN_EINVAL;
+    }
+    if (x->n_blocks * block_bytes <= most)
+        return ATTN_OK;
+    snprintf(why, WHY_BYTES,
+             "export.n_blocks is %" PRIu32 ", of %" PRIu64 " bytes: a message has %" PRIu64
+             " (listen.max_message)",
+             x->n_blocks, block_bytes, most);
+    return ATTN_EINVAL;
+}
+
+static attn_status blocks_out(struct engine *e, struct pool *p, const struct kv_seq_info *info,
+                              const Attnd__Export *x, uint8_t *dst, uint64_t *sums)
+{
+    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
+    for (uint32_t i = 0; i < x->n_blocks; i++, dst += block_bytes) {
+        uint32_t at = x->first_block + i;
+        attn_status st = e->parts.ops->block_read(p->device, info->block_table[at], dst);
+        if (st != ATTN_OK)
+            return st;
+        zero_behind(&p->config, info->layer_len, at, dst);
+        struct checksum sum = checksum_of(dst, block_bytes);
+        sums[2 * i] = sum.low;
+        sums[2 * i + 1] = sum.high;
+    }
+    return ATTN_OK;
+}
+
+void export_run(struct engine *e, struct request *req, kv_seq_id seq)
+{
+    const Attnd__Export *x = req->wire.header->export;
+    Attnd__ExportReply body = ATTND__EXPORT_REPLY__INIT;
+    Attnd__Reply header = ATTND__REPLY__INIT;
+    struct kv_seq_info info;
+    char why[WHY_BYTES];
+    kv_seq_info(e->parts.kv, seq, &info);
+    struct pool *p = pool_of_kv(e, info.pool);
+    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
+    attn_status st = export_check(e, x, &info, block_bytes, why);
+    if (st != ATTN_OK) {
+        engine_refuse(e, req, st, "%s", why);
+        return;
+    }
+    uint64_t *sums = wire_arena_alloc(&req->arena, (2 * (size_t)x->n_blocks + 1) * sizeof *sums);
+    if (sums == NULL) {
+        engine_refuse(e, req, ATTN_ENOMEM, "no memory for the checksums of an export");
+        return;
+    }
+    memset(sums, 0, 2 * (size_t)x->n_blocks * sizeof *sums);
+    uint32_t known = info.n_ids > x->first_token ? info.n_ids - x->first_token : 0;
+    known = known < x->n_tokens ? known : x->n_tokens;
+    body.epoch = epoch_on_wire(e, info.epoch);
+    body.pool = pool_handle(e, p);
+    body.layout = KV_LAYOUT_VERSION;
+    body.block_bytes = block_bytes;
+    body.n_layer_len = p->config.num_layers;
+    body.layer_len = (uint32_t *)(uintptr_t)info.layer_len; /* packing only reads these */
+    body.n_ids = info.n_ids;
+    body.adapter = info.adapter;
+    body.n_tokens = known < WIRE_MAX_TOKENS ? known : WIRE_MAX_TOKENS;
+    body.tokens =
+        (uint32_t *)(uintptr_t)(kv_seq_ids(e->parts.kv, seq) + (known > 0 ? x->first_token : 0));
+    body.n_sums = 2 * (size_t)x->n_blocks;
+    body.sums = sums;
+    header.body_case = ATTND__REPLY__BODY_EXPORT;
+    header.export = &body;
+    uint8_t *payload;
+    size_t bytes = (size_t)(x->n_blocks * block_bytes);
+    st = request_reply_begin(req, &header, bytes, &payload);
+    if (st != ATTN_OK) {
+        engine_refuse(e, req, st, "no room for a reply with %zu bytes of blocks", bytes);
+        return;
+    }
+    st = blocks_out(e, p, &info, x, payload, sums);
+    if (st != ATTN_OK) {
+        engine_refuse(e, req, st, "%s", e->parts.ops->last_error(e->parts.backend));
+        return;
+    }
+    /* once more, with the checksums, in as many bytes */
+    size_t head = wire_reply_head_bytes(&header);
+    wire_reply_head_encode(&header, req->wire.request_id, bytes, payload - head);
+    engine_answer_built(e, req);
+}
+
+/* --- import ----------------------------------------------------------------------------------- */
+
+/* Is the sequence as the request leaves it? */
+static bool is_done(const struct pool *p, const Attnd__Import *m, const struct kv_seq_info *info)
+{
+    for (uint32_t l = 0; l < p->config.num_layers; l++)
+        if (info->layer_len[l] != m->layer_len[l])
+            return false;
+    return true;
+}
+
+static attn_status lengths_check(const struct pool *p, const Attnd__Import *m,
+                                 const struct kv_seq_info *info, char *why)
+{
+    uint64_t first = (uint64_t)m->first_block * p->config.block_tokens, longest = 0;
+    uint64_t n = m->n_sums / 2;
+    for (uint32_t l = 0; l < p->config.num_layers; l++) {
+        uint32_t have = info->layer_len[l], len = m->layer_len[l];
+        longest = len > longest ? len : longest;
+        if (len >= have && have <= first && (len == have || have == first))
+            continue;
+        snprintf(why, WHY_BYTES,
+                 "import.first_block is %" PRIu32 ", layer_len[%" PRIu32 "] %" PRIu32
+                 ": the layer has %" PRIu32 " tokens",
+                 m->first_block, l, len, have);
+        return ATTN_EINVAL;
+    }
+    uint64_t past = (longest + p->config.block_tokens - 1) / p->config.block_tokens;
+    if (past == m->first_block + n && n > 0)
+        return ATTN_OK;
+    snprintf(why, WHY_BYTES,
+             "import has %" PRIu64 " blocks from %" PRIu32 " on, its longest layer_len is %" PRIu64,
+             n, m->first_block, longest);
+    return ATTN_EINVAL;
+}
+
+static attn_status import_check(const struct request *req, const struct pool *p,
+                                const struct kv_seq_info *info, char *why)
+{
+    const Attnd__Import *m = req->wire.header->import;
+    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes, n = m->n_sums / 2;
+    if (m->layout != KV_LAYOUT_VERSION)
+        snprintf(why, WHY_BYTES, "import.layout is %" PRIu32 ", this daemon's blocks have %d",
+                 m->layout, KV_LAYOUT_VERSION);
+    else if (m->n_layer_len != p->config.num_layers)
+        snprintf(why, WHY_BYTES, "import.layer_len has %zu entries, the pool %" PRIu32 " layers",
+                 m->n_layer_len, p->config.num_layers);
+    else if (m->n_sums % 2 != 0 || req->wire.payload_bytes != n * block_bytes)
+        snprintf(why, WHY_BYTES,
+                 "import has %zu bytes of payload and %zu sums; a block of this pool has %" PRIu64
+                 " bytes and 2",
+                 req->wire.payload_bytes, m->n_sums, block_bytes);
+    else
+        return is_done(p, m, info) ? ATTN_OK : lengths_check(p, m, info, why);
+    return ATTN_EINVAL;
+}
+
+static attn_status sums_check(const struct request *req, uint64_t block_bytes, char *why)
+{
+    const Attnd__Import *m = req->wire.header->import;
+    for (size_t i = 0; i < m->n_sums / 2; i++) {
+        struct checksum want = {.low = m->sums[2 * i], .high = m->sums[2 * i + 1]};
+        struct checksum sum = checksum_of(req->wire.payload + i * block_bytes, block_bytes);
+        if (checksum_is_equal(sum, want))
+            continue;
+        snprintf(why, WHY_BYTES,
+                 "block %zu: checksum is %016" PRIx64 "%016" PRIx64 ", its bytes make %016" PRIx64
+                 "%016" PRIx64,
+                 m->first_block + i, want.high, want.low, sum.high, sum.low);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+/* Layers from 0 below n_layers: what was reserved for them is the sequence's, or is given back. */
+static void layers_end(struct engine *e, struct pool *p, kv_seq_id seq, const Attnd__Import *m,
+                       uint32_t n_layers, bool is_good)
+{
+    uint32_t first = m->first_block * p->config.block_tokens;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        if (m->layer_len[l] <= first)
+            continue;
+        uint32_t n = m->layer_len[l] - first;
+        if (is_good)
+            kv_append_commit(e->parts.kv, seq, l, first, n);
+        else /* it made no copy, so there is nothing to patch */
+            kv_append_cancel(e->parts.kv, seq, l, first, n, &p->fx);
+    }
+}
+
+static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
+                             const struct request *req, char *why)
+{
+    const Attnd__Import *m = req->wire.header->import;
+    uint32_t first = m->first_block * p->config.block_tokens, l;
+    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
+    attn_status st = ATTN_OK;
+    struct kv_seq_info info;
+    if (p->fx.n_patches + m->n_sums / 2 > p->fx.patches_capacity)
+        batch_flush_patches(e, p);
+    for (l = 0; l < p->config.num_layers && st == ATTN_OK; l++)
+        if (m->layer_len[l] > first)
+            st = kv_append_reserve(e->parts.kv, seq, l, first, m->layer_len[l] - first, &p->fx);
+    if (st != ATTN_OK) {
+        snprintf(why, WHY_BYTES, "%s", kv_last_error(e->parts.kv));
+        layers_end(e, p, seq, m, l - 1, false);
+        return st;
+    }
+    kv_seq_info(e->parts.kv, seq, &info);
+    for (size_t i = 0; i < m->n_sums / 2 && st == ATTN_OK; i++)
+        st = e->parts.ops->block_write(p->device, info.block_table[m->first_block + i],
+                                       req->wire.payload + i * block_bytes);
+    if (st != ATTN_OK)
+        snprintf(why, WHY_BYTES, "%s", e->parts.ops->last_error(e->parts.backend));
+    layers_end(e, p, seq, m, l, st == ATTN_OK);
+    return st;
+}
+
+void import_run(struct engine *e, struct request *req, kv_seq_id seq)
+{
+    const Attnd__Import *m = req->wire.header->import;
+    Attnd__Reply header = ATTND__REPLY__INIT;
+    struct kv_seq_info info;
+    char why[WHY_BYTES];
+    kv_seq_info(e->parts.kv, seq, &info);
+    struct pool *p = pool_of_kv(e, info.pool);
+    attn_status st = import_check(req, p, &info, why);
+    if (st == ATTN_OK)
+        st = sums_check(req, kv_layout_of(&p->config).block_bytes, why);
+    if (st == ATTN_OK && !is_done(p, m, &info)) /* else it is a repeat */
+        st = blocks_in(e, p, seq, req, why);
+    if (st != ATTN_OK)
+        engine_refuse(e, req, st, "%s", why);
+    else
+        engine_answer(e, req, &header);
+}

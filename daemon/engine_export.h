@@ -1,0 +1,12 @@
+/* engine_export.h: the requests export and import: blocks of a sequence, out and in. */
+#ifndef ATTND_DAEMON_ENGINE_EXPORT_H
+#define ATTND_DAEMON_ENGINE_EXPORT_H
+
+#include "daemon/engine_state.h"
+
+/* Both of a sequence of which nothing is in work; each answers. The importer has been checked to be
+ * its owner. */
+void export_run(struct engine *e, struct request *req, kv_seq_id seq);
+void import_run(struct engine *e, struct request *req, kv_seq_id seq);
+
+#endif

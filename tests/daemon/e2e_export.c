@@ -1,0 +1,249 @@
+/* e2e_export.c: blocks of sequences out of a daemon and into one: what comes back attends to the
+ * bit as before, and is right; what is wrong is refused and changes nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "e2e.h"
+
+enum { MAX_BLOCKS = 8 };
+
+/* A sequence outside of any daemon. */
+struct taken {
+    uint32_t layer_len[E2E_LAYERS], n_ids, layout, n_blocks;
+    uint64_t adapter, block_bytes;
+    uint64_t sums[2 * MAX_BLOCKS];
+    uint8_t *blocks;
+};
+
+static const struct wire_reply *ask_export(struct e2e_client *c, const struct e2e_seq *s,
+                                           uint32_t first, uint32_t n)
+{
+    Attnd__Export x = ATTND__EXPORT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    x.seq = s->name;
+    x.epoch = s->epoch;
+    x.first_block = first;
+    x.n_blocks = n;
+    x.n_tokens = 100;
+    h.session = c->session;
+    h.body_case = ATTND__REQUEST__BODY_EXPORT;
+    h.export = &x;
+    return e2e_await(c, e2e_send(c, &h, NULL, 0));
+}
+
+/* The whole sequence, block by block. */
+static void take(struct e2e_client *c, const struct e2e_seq *s, struct taken *t)
+{
+    const struct wire_reply *r = ask_export(c, s, 0, 0);
+    assert_int_equal(r->header->status, ATTN_OK);
+    const Attnd__ExportReply *x = r->header->export;
+    uint32_t longest = 0;
+    assert_int_equal(x->n_layer_len, E2E_LAYERS);
+    *t = (struct taken){.layout = x->layout, .n_ids = x->n_ids, .block_bytes = x->block_bytes};
+    memcpy(t->layer_len, x->layer_len, sizeof t->layer_len);
+    for (uint32_t l = 0; l < E2E_LAYERS; l++)
+        longest = t->layer_len[l] > longest ? t->layer_len[l] : longest;
+    t->n_blocks = (longest + E2E_BLOCK_TOKENS - 1) / E2E_BLOCK_TOKENS;
+    assert_in_range(t->n_blocks, 1, MAX_BLOCKS);
+    t->blocks = malloc(t->n_blocks * t->block_bytes);
+    assert_non_null(t->blocks);
+    for (uint32_t i = 0; i < t->n_blocks; i++) {
+        r = ask_export(c, s, i, 1);
+        assert_int_equal(r->header->status, ATTN_OK);
+        assert_int_equal(r->payload_bytes, t->block_bytes);
+        assert_int_equal(r->header->export->n_sums, 2);
+        memcpy(t->blocks + i * t->block_bytes, r->payload, t->block_bytes);
+        memcpy(&t->sums[2 * (size_t)i], r->header->export->sums, 16);
+    }
+    e2e_forget(c);
+}
+
+static uint32_t at_most(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Puts blocks [first, first + n) into a sequence; the status. */
+static attn_status put(struct e2e_client *c, const struct e2e_seq *s, struct taken *t,
+                       uint32_t first, uint32_t n)
+{
+    uint32_t lens[E2E_LAYERS];
+    Attnd__Import m = ATTND__IMPORT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    for (uint32_t l = 0; l < E2E_LAYERS; l++)
+        lens[l] = at_most(t->layer_len[l], (first + n) * E2E_BLOCK_TOKENS);
+    m.seq = s->name;
+    m.epoch = s->epoch;
+    m.first_block = first;
+    m.layout = t->layout;
+    m.layer_len = lens;
+    m.n_layer_len = E2E_LAYERS;
+    m.sums = &t->sums[2 * (size_t)first];
+    m.n_sums = 2 * (size_t)n;
+    h.session = c->session;
+    h.body_case = ATTND__REQUEST__BODY_IMPORT;
+    h.import = &m;
+    const struct wire_reply *r = e2e_await(
+        c, e2e_send(c, &h, t->blocks + first * t->block_bytes, (size_t)(n * t->block_bytes)));
+    attn_status st = (attn_status)r->header->status;
+    e2e_forget(c);
+    return st;
+}
+
+/* Tokens of every layer; the last layer has fewer. */
+static void fill(struct e2e_client *c, struct e2e_seq *s, uint32_t n, uint32_t n_last)
+{
+    for (uint32_t l = 0; l < E2E_LAYERS; l++)
+        assert_int_equal(e2e_item(c, s, l, 0, l == E2E_LAYERS - 1 ? n_last : n), ATTN_OK);
+}
+
+static void assert_same(struct e2e_client *ca, struct e2e_seq *a, struct e2e_client *cb,
+                        struct e2e_seq *b, const struct taken *t)
+{
+    for (uint32_t l = 0; l < E2E_LAYERS; l++) {
+        size_t na, nb;
+        void *ba = e2e_read_back(ca, a, l, t->layer_len[l], &na);
+        void *bb = e2e_read_back(cb, b, l, t->layer_len[l], &nb);
+        assert_int_equal(na, nb);
+        assert_memory_equal(ba, bb, na);
+        free(ba);
+        free(bb);
+    }
+}
+
+static uint32_t free_blocks(struct e2e_client *c)
+{
+    Attnd__PoolDescribe d = ATTND__POOL_DESCRIBE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    d.name = "e2e";
+    h.session = c->session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_DESCRIBE;
+    h.pool_describe = &d;
+    const Attnd__Reply *r = e2e_call(c, &h);
+    assert_int_equal(r->status, ATTN_OK);
+    return r->pool->n_free_blocks;
+}
+
+/* Cards tell each other a moment later. */
+static void await_free(struct e2e_client *c, uint32_t n)
+{
+    for (int i = 0; i < 10000 && free_blocks(c) != n; i++)
+        e2e_forget(c);
+    assert_int_equal(free_blocks(c), n);
+}
+
+static struct e2e_seq a, b;
+
+/* From one daemon to another, over each dtype; then both go on alike, and right. */
+static void a_sequence_goes_to_another_daemon(void **state)
+{
+    (void)state;
+    const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16};
+    for (size_t i = 0; i < 2; i++) {
+        struct e2e from, to;
+        struct e2e_client cf, ct;
+        struct taken t, again;
+        e2e_start(&from, NULL);
+        e2e_start(&to, NULL);
+        e2e_connect(&cf, &from);
+        e2e_connect(&ct, &to);
+        e2e_make_pool(&cf, dtypes[i], 32);
+        e2e_make_pool(&ct, dtypes[i], 32);
+        assert_int_equal(e2e_open_seq(&cf, &a, 7, 3), ATTN_OK);
+        assert_int_equal(e2e_open_seq(&ct, &b, 9, 3), ATTN_OK);
+        fill(&cf, &a, 70, 45);
+        take(&cf, &a, &t);
+        for (uint32_t n = 0; n < t.n_blocks; n += 2)
+            assert_int_equal(put(&ct, &b, &t, n, at_most(2, t.n_blocks - n)), ATTN_OK);
+        assert_int_equal(put(&ct, &b, &t, t.n_blocks - 1, 1), ATTN_OK); /* a repeat */
+        assert_same(&cf, &a, &ct, &b, &t);
+        take(&ct, &b, &again);
+        assert_memory_equal(again.layer_len, t.layer_len, sizeof t.layer_len);
+        assert_memory_equal(again.blocks, t.blocks, t.n_blocks * t.block_bytes);
+        struct e2e_item item = {.seq = &b, .pos = 70, .n_tokens = 3};
+        e2e_step(&ct, 0, &item, 1); /* against the reference */
+        item.pos = 45;
+        e2e_step(&ct, E2E_LAYERS - 1, &item, 1);
+        free(t.blocks);
+        free(again.blocks);
+        e2e_disconnect(&cf);
+        e2e_disconnect(&ct);
+        e2e_stop(&from);
+        e2e_stop(&to);
+    }
+}
+
+static void what_is_wrong_is_refused_and_changes_nothing(void **state)
+{
+    (void)state;
+    struct e2e d;
+    struct e2e_client c, other;
+    struct taken t;
+    e2e_start(&d, NULL);
+    e2e_connect(&c, &d);
+    e2e_make_pool(&c, ATTN_F32, 12);
+    assert_int_equal(e2e_open_seq(&c, &a, 7, 3), ATTN_OK);
+    assert_int_equal(e2e_open_seq(&c, &b, 9, 3), ATTN_OK);
+    fill(&c, &a, 70, 45);
+    take(&c, &a, &t);
+    uint32_t n_free = free_blocks(&c);
+    srand(1);
+    for (int i = 0; i < 50; i++) {
+        size_t at = (size_t)rand() % (t.n_blocks * t.block_bytes);
+        t.blocks[at] ^= 1;
+        assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_EINVAL);
+        t.blocks[at] ^= 1;
+    }
+    t.layout++;
+    assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_EINVAL);
+    t.layout--;
+    t.block_bytes -= 64;
+    assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_EINVAL);
+    t.block_bytes += 64;
+    assert_int_equal(put(&c, &b, &t, 1, 1), ATTN_EINVAL); /* a gap */
+    assert_int_equal(put(&c, &a, &t, 0, 2), ATTN_EINVAL); /* there is something */
+    struct e2e_seq stale = b;
+    stale.epoch++;
+    assert_int_equal(put(&c, &stale, &t, 0, 1), ATTN_ESTALE);
+    e2e_connect(&other, &d);
+    assert_int_equal(put(&other, &b, &t, 0, 1), ATTN_ESTALE);
+    assert_int_equal(ask_export(&c, &a, 4, 2)->header->status, ATTN_EINVAL);
+    assert_int_equal(ask_export(&c, &stale, 0, 0)->header->status, ATTN_ESTALE);
+    await_free(&c, n_free);
+
+    assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_OK);
+    struct e2e_seq more; /* on the card where b is */
+    attn_status st = ATTN_OK;
+    uint32_t n_more = 0;
+    while (st == ATTN_OK) {
+        assert_true(n_more < 2);
+        n_free -= t.n_blocks; /* of what was put last */
+        assert_int_equal(e2e_fork(&c, &b, &more, 10 + n_more++, 0, 3), ATTN_OK);
+        st = put(&c, &more, &t, 0, t.n_blocks);
+    }
+    assert_int_equal(st, ATTN_ENOBLOCKS);
+    assert_int_equal(put(&c, &more, &t, 0, 1), ATTN_OK);
+    assert_int_equal(e2e_close_seq(&c, &more), ATTN_OK); /* an import that was given up */
+    await_free(&c, n_free);
+    assert_same(&c, &a, &c, &b, &t);
+    free(t.blocks);
+    e2e_disconnect(&other);
+    e2e_disconnect(&c);
+    e2e_stop(&d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_sequence_goes_to_another_daemon),
+        cmocka_unit_test(what_is_wrong_is_refused_and_changes_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
