@@ -68,6 +68,18 @@ struct kv_tokens {
     uint64_t adapter; /* what else K and V depend on; 0: nothing */
 };
 
+/* What a published block holds, wherever its bytes are. */
+struct kv_content {
+    uint32_t pool, tenant;
+    uint32_t index; /* its place in every table that has it */
+    uint32_t n_ids;
+    uint64_t adapter;
+    uint64_t key[2]; /* finds it, proves nothing */
+    uint64_t serial; /* of the publication; no two have the same */
+    uint64_t parent; /* serial of the block before; 0: it is the first */
+    const uint32_t *ids; /* [n_ids] */
+};
+
 struct kv_seq_info {
     uint64_t name; /* the client's 64-bit id */
     uint32_t tenant;
