@@ -288,6 +288,11 @@ const char *kv_last_error(const struct kv *kv)
     return kv->error;
 }
 
+void kv_set_elsewhere(struct kv *kv, const struct kv_elsewhere *x)
+{
+    kv->elsewhere = *x;
+}
+
 void kv_stats_read(const struct kv *kv, struct kv_stats *out)
 {
     const struct kv_stats *s = &kv->heads->stats;

@@ -21,8 +21,10 @@ static void free_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)
 {
     uint32_t block;
-    if (p->n_free == 0)
+    if (p->n_free == 0) {
+        kv_prefix_leaves(kv, p, p->oldest - 1);
         free_put(kv, p, kv_lru_evict(kv, p));
+    }
     if (p->free_head != 0) {
         block = p->free_head - 1;
         p->free_head = kv_block(kv, p, block)->next;

@@ -146,6 +146,20 @@ struct kv_stats {
 #undef X
 };
 
+/* Where evicted blocks may be kept and come back from: the caller's, told by kv_set_elsewhere.
+ * Called while blocks are allocated and sequences opened; may not call the cache. */
+struct kv_elsewhere {
+    void *arg;
+    /* The block makes way; its bytes are still there, and are not once this returns. */
+    void (*evicted)(void *arg, const struct kv_content *c, uint32_t block);
+    /* A block of this content, whatever its serial, which is then noted in c; NULL: there is none.
+     * It stays until it is brought or left. */
+    void *(*find)(void *arg, struct kv_content *c);
+    /* Has its bytes written to this block; NULL of a block: it is left. false: they are not
+     * there. */
+    bool (*bring)(void *arg, void *found, uint32_t pool, const uint32_t *block);
+};
+
 struct kv;
 
 /* kv_open: fd -1 makes a new arena; else maps an existing one (made with the same config; its size
@@ -154,6 +168,8 @@ struct kv;
  *          no random key. why gets the sentence. */
 attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char *why,
                     size_t why_bytes);
+/* Until it is closed; x is copied. */
+void kv_set_elsewhere(struct kv *kv, const struct kv_elsewhere *x);
 void kv_close(struct kv *kv); /* unmaps; the arena lives on in other descriptors; NULL is fine */
 int kv_fd(const struct kv *kv); /* the memfd, owned by kv */
 /* random, told to belong together with what it is about */
@@ -222,8 +238,9 @@ bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64
 attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
 /* kv_seq_open_with: a new sequence of these tokens. It begins with those that published blocks of
- * its tenant, pool and adapter have, never with the last one of t: its layers' lengths and n_cached
- * of kv_seq_info say how many. Adds the row's table entries to fx; a repeat adds nothing.
+ * its tenant, pool and adapter have, also those that come back from elsewhere, never with the last
+ * one of t: its layers' lengths and n_cached of kv_seq_info say how many. Adds the row's table
+ * entries to fx; a repeat adds nothing.
  * Errors   as kv_seq_open; ATTN_EINVAL too many tokens; ATTN_EOVERLOAD also: fx is full */
 attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                              uint32_t owner, uint64_t request, const struct kv_tokens *t,

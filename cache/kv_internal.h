@@ -46,6 +46,7 @@ struct kv {
     uint32_t *prefixes; /* [prefix_mask + 1] first block of a slot, plus one */
     uint32_t *owned; /* [max_owners] first sequence, plus one */
     struct kv_heads *heads;
+    struct kv_elsewhere elsewhere; /* all NULL: nowhere */
     char error[256];
 };
 
@@ -171,6 +172,12 @@ uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uin
 /* Writes the leading published blocks of these tokens to row. */
 struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
                                  const struct kv_tokens *t, uint32_t *row);
+/* Brings back what comes after them and is elsewhere, as cached blocks; n_blocks entries of row are
+ * for scratch. */
+void kv_prefix_bring(struct kv *kv, struct kv_pool_rec *p, uint32_t tenant,
+                     const struct kv_tokens *t, uint32_t *row);
+/* Tells that a published block is about to be evicted. */
+void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 /* Publishes what is full in every layer, and has ids, and nobody writes to. */
 void kv_prefix_publish(struct kv *kv, uint32_t seq);
 void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);

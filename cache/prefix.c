@@ -177,8 +177,9 @@ void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
     kv_count(&kv->heads->stats.blocks_published, -1);
 }
 
-/* Publishes a block as the walk's next one. */
-static void publish(struct kv *kv, struct kv_pool_rec *p, const struct walk *w, uint32_t block)
+/* Publishes a block as the walk's next one; serial 0: as a new publication. */
+static void publish(struct kv *kv, struct kv_pool_rec *p, const struct walk *w, uint32_t block,
+                    uint64_t serial)
 {
     struct kv_published_rec *r = kv_published(kv, p, block);
     kv_publish64(&kv->epochs->clock, kv->epochs->clock + 1);
@@ -187,7 +188,7 @@ static void publish(struct kv *kv, struct kv_pool_rec *p, const struct walk *w, 
         .index = w->index,
         .adapter = w->adapter,
         .key = {w->key.word[0], w->key.word[1]},
-        .serial = kv->epochs->clock,
+        .serial = serial != 0 ? serial : kv->epochs->clock,
         .parent = w->serial,
         .used = kv->epochs->clock,
     };
@@ -258,7 +259,7 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
             block = row[w.index] + 1;
             if (kv_is_published(kv, p, block - 1)) /* behind one that was evicted since */
                 kv_unpublish(kv, p, block - 1);
-            publish(kv, p, &w, block - 1);
+            publish(kv, p, &w, block - 1, 0);
         }
         walk_on(kv, &w, block - 1);
         g->parent = block;
@@ -267,4 +268,73 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
     g->parent_serial = w.serial;
     if (kv->seqs[seq].n_maybe_shared < w.index)
         kv->seqs[seq].n_maybe_shared = w.index;
+}
+
+void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    const struct kv_published_rec *r = kv_published(kv, p, block);
+    const struct kv_content c = {
+        .pool = (uint32_t)(p - kv->pools),
+        .tenant = r->tenant,
+        .index = r->index,
+        .n_ids = p->block_tokens,
+        .adapter = r->adapter,
+        .key = {r->key[0], r->key[1]},
+        .serial = r->serial,
+        .parent = r->parent,
+        .ids = kv_published_ids(kv, p, block),
+    };
+    if (kv->elsewhere.evicted != NULL)
+        kv->elsewhere.evicted(kv->elsewhere.arg, &c, block);
+}
+
+/* The walk's next block from elsewhere, published under the serial that it had; plus one, with a
+ * reference. 0: it is not there, or there is no block for it. */
+static uint32_t bring_next(struct kv *kv, struct kv_pool_rec *p, const struct walk *w)
+{
+    const struct kv_elsewhere *x = &kv->elsewhere;
+    struct kv_content c = {
+        .pool = (uint32_t)(p - kv->pools),
+        .tenant = w->tenant,
+        .index = w->index,
+        .n_ids = p->block_tokens,
+        .adapter = w->adapter,
+        .key = {w->key.word[0], w->key.word[1]},
+        .parent = w->serial,
+        .ids = walk_ids(w),
+    };
+    void *found = x->find(x->arg, &c);
+    if (found == NULL)
+        return 0;
+    if (kv_n_available(p) == 0) {
+        x->bring(x->arg, found, c.pool, NULL);
+        return 0;
+    }
+    uint32_t block = kv_block_alloc(kv, p);
+    if (!x->bring(x->arg, found, c.pool, &block)) {
+        kv_block_unref(kv, p, block);
+        return 0;
+    }
+    publish(kv, p, w, block, c.serial);
+    return block + 1;
+}
+
+void kv_prefix_bring(struct kv *kv, struct kv_pool_rec *p, uint32_t tenant,
+                     const struct kv_tokens *t, uint32_t *row)
+{
+    struct walk w = {.p = p, .tenant = tenant, .adapter = t->adapter, .ids = t->ids};
+    uint32_t n_blocks = t->n == 0 ? 0 : (t->n - 1) >> p->block_shift, n = 0;
+    walk_begin(kv, &w, 0);
+    while (n < n_blocks) {
+        walk_hash(&w);
+        uint32_t block = walk_find(kv, &w);
+        if (block != 0)
+            kv_block_ref(kv, p, block - 1); /* the next one must not push it out */
+        else if ((block = bring_next(kv, p, &w)) == 0)
+            break;
+        row[n++] = block - 1;
+        walk_on(kv, &w, block - 1);
+    }
+    while (n > 0)
+        kv_block_unref(kv, p, row[--n]);
 }
