@@ -43,6 +43,7 @@ struct config {
     /* [cache] */
     uint32_t max_sequences, max_seq_tokens, max_pools, max_layers;
     uint64_t io_memory_bytes; /* message buffers */
+    uint64_t host_memory_bytes; /* of each card, for evicted blocks; 0: none */
     /* [engine] */
     uint32_t max_batch_items, max_batch_tokens;
     uint32_t max_step_items, max_step_tokens;

@@ -124,6 +124,9 @@ const struct config_option config_options[] = {
     BYTES("cache", "io_memory", io_memory_bytes, RESTART, "256M", MIB, TIB,
         "Memory for messages and replies in flight, rounded up to a power of two. Taken at start;\n"
         "when it is used up, requests are answered \"overloaded\"."),
+    BYTES("cache", "host_memory", host_memory_bytes, RESTART, "0", 0, 64 * TIB,
+        "Host memory, for each device, for blocks of known tokens that make way for others; 0: they\n"
+        "are computed anew. Page-locked with a GPU. Taken when it is needed, gone with the process."),
 
     COUNT("engine", "max_batch_items", max_batch_items, RESTART, "4096", 1, 65536,
         "Items (sequences of a step) launched together."),

@@ -30,6 +30,7 @@
 #include "daemon/engine_status.h"
 #include "daemon/engine_step.h"
 #include "daemon/engine_tenants.h"
+#include "daemon/engine_tier.h"
 #include "daemon/health.h"
 #include "daemon/log.h"
 #include "daemon/stack.h"
@@ -215,6 +216,7 @@ static void publish_gauges(struct engine *e)
     stats_add(prefix_misses, e->gauges.prefix_misses - last.prefix_misses);
     stats_add(prefix_hit_tokens, e->gauges.prefix_hit_tokens - last.prefix_hit_tokens);
     stats_add(evictions, e->gauges.evictions - last.evictions);
+    tier_publish(e);
     if (e->parts.card == 0)
         stats_set(sessions, session_count(e->parts.sessions));
     if (e->parts.cards != NULL)
@@ -378,6 +380,7 @@ static void engine_free(struct engine *e)
         log_set_listener(NULL, NULL);
     canary_end(e);
     tenants_close(atomic_load(&e->new_tenants));
+    tier_fini(e);
     batches_fini(e);
     pools_fini(e);
     queue_fini(e);
@@ -432,6 +435,8 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         st = pools_init(e);
     if (st == ATTN_OK)
         st = batches_init(e);
+    if (st == ATTN_OK)
+        st = tier_init(e);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes,
                  "no memory for the engine's tables (max_sequences %" PRIu32

@@ -16,6 +16,7 @@
 
 #include "daemon/cards.h"
 #include "daemon/engine_ready.h"
+#include "daemon/engine_tier.h"
 #include "daemon/log.h"
 #include "kernels/kv_layout.h"
 
@@ -417,6 +418,7 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
     tenant_give(who, TENANT_BLOCKS, p->config.n_blocks);
     tenant_give(who, TENANT_POOLS, 1);
+    tier_forget_pool(e, p->id);
     pool_undo(e, p);
     while (e->n_pools > 0 && !is_made(&e->pools[e->n_pools - 1]))
         e->n_pools--;

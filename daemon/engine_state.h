@@ -22,6 +22,7 @@
  *   engine_restore.c  what a predecessor left
  *   engine_sleep.c    how an idle engine waits
  *   engine_trace.c    what was asked for, as a trace
+ *   engine_tier.c     evicted blocks in host memory
  *   engine_tenants.c  another file of tenants
  *   engine_status.c   draining, health
  *
@@ -44,6 +45,7 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
+#include "cache/host_tier.h"
 #include "cache/kv.h"
 #include "daemon/canary.h"
 #include "daemon/engine.h"
@@ -187,6 +189,13 @@ struct canary_watch {
 };
 enum { CANARY_FREE, CANARY_READING, CANARY_JUDGING };
 
+/* Evicted blocks (engine_tier.h). */
+struct engine_tier {
+    struct host_tier *blocks; /* NULL: cache.host_memory is 0 */
+    struct host_tier_stats told; /* as the stats have it */
+    uint64_t out_bytes, in_bytes; /* moved since */
+};
+
 struct engine {
     struct engine_parts parts;
     struct backend_info info;
@@ -252,6 +261,7 @@ struct engine {
     } told;
     struct trace_ring trace;
     struct canary_watch canary;
+    struct engine_tier tier;
     struct request *watchers; /* that wait for something to be logged */
     _Atomic uint32_t n_watchers;
     pthread_t thread;

@@ -41,6 +41,12 @@
     X(prefix_misses, "prefix_misses_total", "Blocks of opened sequences that were not")            \
     X(prefix_hit_tokens, "prefix_hit_tokens_total", "Tokens that sequences began with")            \
     X(evictions, "evictions_total", "Cached blocks that made way for others")                      \
+    X(host_hits, "host_hits_total", "Evicted blocks found in host memory")                         \
+    X(host_evictions, "host_evictions_total", "Blocks that made way in host memory")               \
+    X(host_no_room, "host_no_room_total", "Evicted blocks that host memory had no room for")       \
+    X(host_damaged, "host_damaged_total", "Blocks in host memory whose checksum was wrong")        \
+    X(host_out_bytes, "host_out_bytes_total", "Bytes of blocks moved to host memory")              \
+    X(host_in_bytes, "host_in_bytes_total", "Bytes of blocks that came back from host memory")     \
     X(leases_expired, "leases_expired_total", "Sessions whose lease ended")                        \
     X(sequences_expired, "sequences_expired_total", "Sequences freed at a lease's end")            \
     X(peers_accepted, "peers_accepted_total", "Connections accepted")                              \
@@ -72,6 +78,8 @@
     X(blocks_shared, "blocks_shared", "Blocks in use by more than one sequence")                   \
     X(blocks_cached, "blocks_cached", "Blocks kept for whoever has their tokens, till needed")     \
     X(blocks_published, "blocks_published", "Blocks found by their tokens, in use or cached")      \
+    X(blocks_host, "blocks_host", "Evicted blocks in host memory")                                 \
+    X(host_memory_bytes, "host_memory_bytes", "Host memory taken for evicted blocks")              \
     X(kv_memory_bytes, "kv_memory_bytes", "KV memory, as configured")                              \
     X(kv_given_bytes, "kv_memory_given_bytes", "KV memory given to pools")                         \
     X(kv_used_bytes, "kv_memory_used_bytes", "KV memory of blocks in use")                         \

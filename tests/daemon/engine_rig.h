@@ -43,7 +43,8 @@ struct backend {
     uint64_t used_bytes, last_place;
     uint32_t n_pools, max_pools; /* opened; 0: any number */
     attn_status over_max_pools; /* what opening one more gives */
-    uint32_t n_scrubbed; /* blocks */
+    uint32_t n_scrubbed, n_written; /* blocks */
+    attn_status fail_read, fail_write; /* of blocks */
     /* what it saw */
     struct rig_item items[RIG_MAX_LOGGED];
     struct rig_batch batches[RIG_MAX_LOGGED];

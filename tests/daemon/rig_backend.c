@@ -77,7 +77,18 @@ static attn_status fake_block_read(struct backend_pool *p, uint32_t block, void 
 {
     assert_true(block < p->config.n_blocks);
     memset(out_bytes, 0, kv_layout_of(&p->config).block_bytes);
-    return ATTN_OK;
+    return p->backend->fail_read;
+}
+
+/* What block_read has given. */
+static attn_status fake_block_write(struct backend_pool *p, uint32_t block, const void *bytes)
+{
+    uint64_t n = kv_layout_of(&p->config).block_bytes;
+    assert_true(block < p->config.n_blocks);
+    for (uint64_t i = 0; i < n; i++)
+        assert_int_equal(((const uint8_t *)bytes)[i], 0);
+    p->backend->n_written++;
+    return p->backend->fail_write;
 }
 
 static uint64_t fake_pool_place(const struct backend_pool *p)
@@ -201,6 +212,7 @@ const struct backend_ops rig_backend_ops = {
     .pool_bytes = fake_pool_bytes,
     .pool_open = fake_pool_open,
     .block_read = fake_block_read,
+    .block_write = fake_block_write,
     .blocks_scrub = fake_blocks_scrub,
     .pool_place = fake_pool_place,
     .pool_close = fake_pool_close,

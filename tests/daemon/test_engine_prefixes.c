@@ -178,6 +178,53 @@ static void a_successor_has_what_was_kept(void **state)
     rig_close(&r);
 }
 
+static void with_host_memory(struct rig *rig)
+{
+    rig->cfg.host_memory_bytes = 1 << 20;
+}
+
+/* Prompt i, computed or taken from the cache, and closed; what it began with. */
+static uint32_t run_prompt(uint32_t i)
+{
+    static uint64_t name = 1000;
+    ids[0] = i; /* so that no two have anything in common */
+    uint32_t n = open_with(++name, ids, N_IDS, 0);
+    append(name, n, N_IDS - n);
+    close_seq(name);
+    assert_int_equal(kv_check(r.kv), ATTN_OK);
+    return n;
+}
+
+static void what_is_evicted_comes_back(void **state)
+{
+    enum { N = 20, ALL = N_IDS - RIG_BLOCK_TOKENS };
+    (void)state;
+    rig_open(&r, with_host_memory);
+    ids_make();
+    for (uint32_t i = 0; i < N; i++) /* 5 blocks each, of 64 */
+        assert_int_equal(run_prompt(i), 0);
+    assert_true(counts().evictions > 0);
+    assert_int_equal(r.backend.n_written, 0);
+    assert_int_equal(run_prompt(0), ALL);
+    assert_int_equal(r.backend.n_written, ALL / RIG_BLOCK_TOKENS);
+    assert_int_equal(stats.host_in_bytes,
+                     stats.host_hits * (stats.host_out_bytes / counts().evictions));
+
+    r.backend.fail_write = ATTN_EINTERNAL; /* then it is computed */
+    uint32_t n_before = r.backend.n_written;
+    for (uint32_t i = 2; run_prompt(i) != 0; i++)
+        assert_true(i < N);
+    assert_true(r.backend.n_written > n_before);
+    r.backend.fail_write = ATTN_OK;
+    r.backend.fail_read = ATTN_EINTERNAL; /* nothing new goes there */
+    uint64_t n_out = stats.host_out_bytes;
+    for (uint32_t i = 0; i < N; i++)
+        run_prompt(100 + i);
+    assert_int_equal(stats.host_out_bytes, n_out);
+    assert_int_equal(run_prompt(100), 0);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -186,6 +233,7 @@ int main(void)
         cmocka_unit_test(tokens_are_told_as_they_come),
         cmocka_unit_test(what_is_closed_is_kept_until_blocks_run_out),
         cmocka_unit_test(a_successor_has_what_was_kept),
+        cmocka_unit_test(what_is_evicted_comes_back),
     };
     return cmocka_run_group_tests_name("engine_prefixes", tests, NULL, NULL);
 }

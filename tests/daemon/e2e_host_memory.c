@@ -1,0 +1,127 @@
+/* e2e_host_memory.c: a daemon whose pool is far too small, with cache.host_memory, answers the same
+ * bytes as one whose pool holds everything, whatever is opened and in which order.
+ *
+ *   e2e_host_memory [ROUNDS]     120 by itself
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "e2e.h"
+
+enum { SMALL_BLOCKS = 24, LARGE_BLOCKS = 2000, N_PROMPTS = 16, MAX_BLOCKS = 6 };
+
+static uint32_t n_rounds = 120;
+static uint64_t seed = 3;
+
+static uint32_t below(uint32_t n)
+{
+    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return (uint32_t)(seed >> 33) % n;
+}
+
+/* Some prompts have their first block in common. */
+static uint32_t stream_of(uint32_t prompt, uint32_t token)
+{
+    return token < E2E_BLOCK_TOKENS ? prompt % 4 : 100 + prompt;
+}
+
+/* Opens a sequence of the prompt; how many tokens it begins with. */
+static uint32_t open_prompt(struct e2e_client *c, struct e2e_seq *s, uint64_t name, uint32_t prompt,
+                            uint32_t n)
+{
+    Attnd__Open o = ATTND__OPEN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    uint32_t ids[MAX_BLOCKS * E2E_BLOCK_TOKENS];
+    s->name = name;
+    for (uint32_t i = 0; i < E2E_MAX_TOKENS; i++)
+        s->stream[i] = stream_of(prompt, i);
+    for (uint32_t i = 0; i < n; i++)
+        ids[i] = s->stream[i] * 1000 + i;
+    o.pool = c->pool;
+    o.seq = name;
+    o.n_tokens = n;
+    o.tokens = ids;
+    h.session = c->session;
+    h.body_case = ATTND__REQUEST__BODY_OPEN;
+    h.open = &o;
+    const Attnd__Reply *r = e2e_call(c, &h);
+    if (r->status != ATTN_OK)
+        fail_msg("open: %s", r->message);
+    s->epoch = r->seq->epoch;
+    return r->seq->cached_tokens;
+}
+
+/* Computes what is missing of the prompt, attends all of it; the outputs of all layers. */
+static uint8_t *run(struct e2e_client *c, struct e2e_seq *s, uint32_t from, uint32_t n,
+                    size_t *out_bytes)
+{
+    uint8_t *all = NULL;
+    *out_bytes = 0;
+    for (uint32_t layer = 0; layer < E2E_LAYERS; layer++) {
+        size_t bytes;
+        e2e_step(c, layer, &(struct e2e_item){s, from, n - from}, 1);
+        void *part = e2e_read_back(c, s, layer, n, &bytes);
+        all = realloc(all, *out_bytes + bytes);
+        assert_non_null(all);
+        memcpy(all + *out_bytes, part, bytes);
+        *out_bytes += bytes;
+        free(part);
+    }
+    return all;
+}
+
+static void same_bytes_as_a_large_pool(void **state)
+{
+    static const char *const with_host[] = {"--cache.host_memory", "8M", NULL};
+    static const char *const plain[] = {NULL};
+    static struct e2e small, large;
+    static struct e2e_seq s;
+    struct e2e_client a, b;
+    uint64_t n_from_small = 0, n_from_large = 0;
+    (void)state;
+    e2e_start(&small, with_host);
+    e2e_start(&large, plain);
+    e2e_connect(&a, &small);
+    e2e_connect(&b, &large);
+    e2e_make_pool(&a, ATTN_F32, SMALL_BLOCKS);
+    e2e_make_pool(&b, ATTN_F32, LARGE_BLOCKS);
+    for (uint32_t round = 1; round <= n_rounds; round++) {
+        uint32_t prompt = below(N_PROMPTS), n = 1 + below(MAX_BLOCKS * E2E_BLOCK_TOKENS);
+        size_t x_bytes, y_bytes;
+        uint32_t from = open_prompt(&a, &s, round, prompt, n);
+        n_from_small += from;
+        uint8_t *x = run(&a, &s, from, n, &x_bytes);
+        assert_int_equal(e2e_close_seq(&a, &s), ATTN_OK);
+        from = open_prompt(&b, &s, round, prompt, n);
+        n_from_large += from;
+        uint8_t *y = run(&b, &s, from, n, &y_bytes);
+        assert_int_equal(e2e_close_seq(&b, &s), ATTN_OK);
+        assert_int_equal(x_bytes, y_bytes);
+        assert_memory_equal(x, y, x_bytes);
+        free(x);
+        free(y);
+        e2e_forget(&a);
+        e2e_forget(&b);
+    }
+    print_message("%u rounds: %llu tokens from the cache of the small pool, %llu of the large\n",
+                  n_rounds, (unsigned long long)n_from_small, (unsigned long long)n_from_large);
+    assert_int_equal(n_from_small, n_from_large); /* nothing was lost on the way */
+    assert_true(n_from_small > 0);
+    e2e_disconnect(&a);
+    e2e_disconnect(&b);
+    e2e_stop(&small);
+    e2e_stop(&large);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bytes_as_a_large_pool)};
+    if (argc > 1)
+        n_rounds = (uint32_t)strtoul(argv[1], NULL, 10);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
