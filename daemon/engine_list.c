@@ -256,6 +256,24 @@ static json_t *list_tenants(struct engine *e, const Attnd__Inspect *ask)
 
 /* --- cache ------------------------------------------------------------------------------------ */
 
+static void add_count(json_t *all, const char *name, uint64_t n)
+{
+    json_object_set_new(all, name, json_integer((json_int_t)n));
+}
+
+/* Of the blocks that sequences were opened with, the share that was found; and host memory. */
+static void add_hits(json_t *all, const struct kv_stats *s)
+{
+    uint64_t n = s->prefix_hits + s->prefix_misses;
+    if (n > 0)
+        json_object_set_new(all, "hit_ratio", json_real((double)s->prefix_hits / (double)n));
+    add_count(all, "blocks_host", stats.blocks_host);
+    add_count(all, "host_hits", stats.host_hits);
+    add_count(all, "host_evictions", stats.host_evictions);
+    add_count(all, "host_no_room", stats.host_no_room);
+    add_count(all, "host_damaged", stats.host_damaged);
+}
+
 /* Blocks by state, of each pool and of all, and what became of them. */
 static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
 {
@@ -275,9 +293,10 @@ static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
     kv_stats_read(e->parts.kv, &total);
     if (e->parts.cards != NULL)
         cards_stats_add(e->parts.cards, e, &total);
-#define X(field) json_object_set_new(all, #field, json_integer((json_int_t)total.field));
+#define X(field) add_count(all, #field, total.field);
     KV_STATS_MAP(X)
 #undef X
+    add_hits(all, &total);
     return json_pack("{s:o, s:o}", "cache", list, "all", all);
 }
 

@@ -278,6 +278,35 @@ static void those_beyond_a_number_and_of_a_draining_daemon_do_not_wait(void **st
     rig_close(&r);
 }
 
+static void the_cache_tells_its_hit_ratio(void **state)
+{
+    (void)state;
+    enum { N = 5 * RIG_BLOCK_TOKENS };
+    uint32_t ids[N];
+    json_t *page, *all;
+    rig_open(&r, NULL);
+    r.principal = (struct principal){.kind = PRINCIPAL_USER, .uid = geteuid()};
+    list_of(send_inspect("cache", 0, 0), "cache", &page);
+    all = json_object_get(page, "all");
+    assert_null(json_object_get(all, "hit_ratio")); /* nobody has told any tokens */
+    assert_int_equal(json_integer_value(json_object_get(all, "blocks_host")), 0);
+    json_decref(page);
+    for (uint32_t i = 0; i < N; i++)
+        ids[i] = i;
+    for (uint64_t name = 1; name <= 2; name++) { /* the second has four blocks of five */
+        const struct kv_tokens t = {ids, N, 0};
+        rig_send_open_with(&r, name, &t);
+        rig_run(&r);
+        for (uint32_t l = 0; l < RIG_LAYERS && name == 1; l++)
+            assert_int_equal(rig_item(&r, name, l, 0, N), ATTN_OK);
+    }
+    list_of(send_inspect("cache", 0, 0), "cache", &page);
+    all = json_object_get(page, "all");
+    assert_float_equal(json_real_value(json_object_get(all, "hit_ratio")), 0.4, 1e-9);
+    json_decref(page);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -289,6 +318,7 @@ int main(void)
         cmocka_unit_test(a_ring_of_requests_counts_what_it_lost),
         cmocka_unit_test(who_watches_is_answered_when_something_happens),
         cmocka_unit_test(those_beyond_a_number_and_of_a_draining_daemon_do_not_wait),
+        cmocka_unit_test(the_cache_tells_its_hit_ratio),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
