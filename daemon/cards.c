@@ -4,6 +4,7 @@
 #include <search.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "daemon/cards_internal.h"
 #include "daemon/clock.h"
@@ -37,7 +38,9 @@ attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
     pthread_mutex_init(&c->lock, NULL);
     c->slots = calloc(max_sessions, sizeof *c->slots);
     c->held = calloc(max_sessions, sizeof *c->held);
-    bool is_whole = c->slots != NULL && c->held != NULL;
+    bool is_whole =
+        c->slots != NULL && c->held != NULL &&
+        getrandom(&c->prefix_seed, sizeof c->prefix_seed, 0) == (ssize_t)sizeof c->prefix_seed;
     for (uint32_t i = 0; i < n; i++) {
         c->pools[i] = calloc(max_pools, sizeof *c->pools[i]);
         c->n_names[i] = calloc(max_pools, sizeof *c->n_names[i]);
@@ -197,17 +200,23 @@ void cards_settle(struct cards *c, struct request *req)
     req->is_placed = false;
 }
 
+/* Free blocks that one more sequence of the pool would have to itself. */
+static double room_of(const struct cards *c, uint32_t card, uint32_t pool)
+{
+    uint64_t n_free = atomic_load_explicit(&c->pools[card][pool].free, memory_order_relaxed);
+    return (double)n_free / (c->n_names[card][pool] + 1);
+}
+
 /* The live card where a sequence of the pool has most free blocks to itself; of equal ones the one
- * with less work. */
-static uint32_t best_card(struct cards *c, uint32_t pool)
+ * with less work. But the card at home, if it has half as many at least. */
+static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t home)
 {
     uint32_t best = 0, best_held = 0;
     double best_room = -1;
     for (uint32_t i = 0; i < c->n; i++) {
         if (card_is_lost(c->engines[i]) || pool >= c->max_pools)
             continue;
-        uint64_t n_free = atomic_load_explicit(&c->pools[i][pool].free, memory_order_relaxed);
-        double room = (double)n_free / (c->n_names[i][pool] + 1);
+        double room = room_of(c, i, pool);
         uint32_t held = atomic_load_explicit(&c->engines[i]->n_held, memory_order_relaxed);
         if (room > best_room || (room == best_room && held < best_held)) {
             best = i;
@@ -215,26 +224,35 @@ static uint32_t best_card(struct cards *c, uint32_t pool)
             best_held = held;
         }
     }
-    return best;
+    if (home == CARDS_MAX || pool >= c->max_pools || 2 * room_of(c, home, pool) < best_room)
+        return best;
+    return home;
 }
 
-/* Where the request that may make this sequence goes; it is placed there. `card` is where it must
- * go, CARDS_MAX: anywhere. CARDS_MAX: the name is another card's, or (*out_no_memory) there is no
- * memory. */
+/* Where a sequence may go: must_be a card, or (CARDS_MAX) any, at home if it can. */
+struct place {
+    uint32_t must_be, home;
+};
+
+/* Where the request that may make this sequence goes; it is placed there. CARDS_MAX: the name is
+ * another card's, or (*out_no_memory) there is no memory. */
 static uint32_t name_place(struct cards *c, struct request *req, uint64_t name, uint32_t pool,
-                           uint32_t card, bool *out_no_memory)
+                           struct place to, bool *out_no_memory)
 {
     *out_no_memory = false;
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
+    bool is_made = n == NULL || card_is_lost(c->engines[n->card]);
+    uint32_t card = is_made && to.must_be == CARDS_MAX ? best_card(c, pool, to.home) : to.must_be;
     if (n == NULL) {
-        n = name_add(c, name, card == CARDS_MAX ? best_card(c, pool) : card, pool);
+        n = name_add(c, name, card, pool);
         *out_no_memory = n == NULL;
-    } else if (card_is_lost(c->engines[n->card])) {
+    } else if (is_made) {
         n->is_open = false; /* its sequence went with the card */
-        name_move(c, n, card == CARDS_MAX ? best_card(c, pool) : card, pool);
+        name_move(c, n, card, pool);
     }
-    uint32_t at = n == NULL || (card != CARDS_MAX && n->card != card) ? CARDS_MAX : n->card;
+    bool is_elsewhere = n != NULL && to.must_be != CARDS_MAX && n->card != to.must_be;
+    uint32_t at = n == NULL || is_elsewhere ? CARDS_MAX : n->card;
     if (at != CARDS_MAX) {
         n->n_pending++;
         req->is_placed = true;
@@ -321,12 +339,15 @@ static void send_step(struct cards *c, struct request *req)
 
 /* A request that may make a sequence of this name. */
 static void send_maker(struct cards *c, struct request *req, uint64_t name, uint32_t pool,
-                       uint32_t card)
+                       struct place to)
 {
+    const Attnd__Request *h = req->wire.header;
     char why[WHY_BYTES];
     bool no_memory;
-    uint32_t at = name_place(c, req, name, pool, card, &no_memory);
+    uint32_t at = name_place(c, req, name, pool, to, &no_memory);
     if (at != CARDS_MAX) {
+        if (h->body_case == ATTND__REQUEST__BODY_OPEN)
+            cards_prefix_note(c, h->open, at);
         send_to(c, req, at);
         return;
     }
@@ -343,10 +364,15 @@ void cards_submit(struct cards *c, struct request *req)
         send_step(c, req);
         return;
     case ATTND__REQUEST__BODY_OPEN:
-        send_maker(c, req, h->open->seq, pool_index_of_handle(h->open->pool), CARDS_MAX);
+        send_maker(c, req, h->open->seq, pool_index_of_handle(h->open->pool),
+                   (struct place){.must_be = CARDS_MAX, .home = cards_prefix_home(c, h->open)});
         return;
     case ATTND__REQUEST__BODY_FORK:
-        send_maker(c, req, h->fork->new_seq, NO_POOL, name_card(c, h->fork->seq));
+        send_maker(c, req, h->fork->new_seq, NO_POOL,
+                   (struct place){.must_be = name_card(c, h->fork->seq)});
+        return;
+    case ATTND__REQUEST__BODY_TOKENS:
+        send_to(c, req, name_card(c, h->tokens->seq));
         return;
     case ATTND__REQUEST__BODY_TRUNCATE:
         send_to(c, req, name_card(c, h->truncate->seq));

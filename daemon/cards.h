@@ -18,7 +18,7 @@ struct cards;
 struct engine;
 struct request;
 
-/* For n engines, which join in engine_open. ATTN_ENOMEM. */
+/* For n engines, which join in engine_open. ATTN_ENOMEM, also of random bytes. */
 attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
                        struct cards **out_cards);
 void cards_close(struct cards *c); /* after all engines; NULL is fine */

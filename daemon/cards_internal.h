@@ -12,6 +12,8 @@ struct card_pool {
     _Atomic uint64_t blocks, free, cached, sequences, bytes;
 };
 
+enum { CARDS_PREFIXES = 8192 };
+
 struct cards {
     uint32_t n, n_joined, epoch_bits;
     uint32_t max_pools, max_sessions;
@@ -19,6 +21,8 @@ struct cards {
     struct card_pool *pools[CARDS_MAX]; /* [max_pools] */
     _Atomic uint32_t *slots; /* [max_sessions] cards that have something of the slot's session */
     _Atomic uint32_t *held; /* [max_sessions] */
+    _Atomic uint64_t prefixes[CARDS_PREFIXES]; /* cards_prefix.c */
+    uint64_t prefix_seed;
     pthread_mutex_t lock; /* of all below */
     void *names; /* tsearch(3): struct card_name */
     uint32_t *n_names[CARDS_MAX]; /* [max_pools] sequences of a pool, those to be opened, too */
@@ -39,6 +43,11 @@ static inline uint32_t card_of_epoch(const struct cards *c, uint32_t epoch)
 /* cards_step.c: the cards that a step's items are on, as bits. */
 uint32_t cards_of_step(const struct cards *c, const Attnd__Step *s);
 void cards_step_split(struct cards *c, struct request *req, uint32_t of_cards);
+
+/* cards_prefix.c: the live card that is likely to have most of what the prompt begins with;
+ * CARDS_MAX: none is. */
+uint32_t cards_prefix_home(struct cards *c, const Attnd__Open *o);
+void cards_prefix_note(struct cards *c, const Attnd__Open *o, uint32_t card);
 
 /* cards_tell.c: has fn run on the engine's thread and waits for it. ATTN_ETIMEDOUT: it did not. */
 attn_status cards_ask(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg);

@@ -296,6 +296,88 @@ static void what_needs_one_card_is_refused_by_name(void **state)
     e2e_stop(&d);
 }
 
+/* The ids of a sequence's tokens. */
+static const uint32_t *ids_of(const struct e2e_seq *seq)
+{
+    static uint32_t ids[E2E_MAX_TOKENS];
+    for (uint32_t i = 0; i < E2E_MAX_TOKENS; i++)
+        ids[i] = seq->stream[i] * 1000 + i;
+    return ids;
+}
+
+/* Opens a sequence with the ids of its first n tokens; how many of them it begins with. */
+static uint32_t open_with(struct e2e_seq *seq, uint64_t name, uint32_t stream, uint32_t n)
+{
+    Attnd__Open o = ATTND__OPEN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    seq->name = name;
+    for (uint32_t i = 0; i < E2E_MAX_TOKENS; i++)
+        seq->stream[i] = stream;
+    o.pool = c.pool;
+    o.seq = name;
+    o.n_tokens = n;
+    o.tokens = (uint32_t *)(uintptr_t)ids_of(seq); /* packing only reads these */
+    h.session = c.session;
+    h.body_case = ATTND__REQUEST__BODY_OPEN;
+    h.open = &o;
+    const Attnd__Reply *r = e2e_call(&c, &h);
+    assert_int_equal(r->status, ATTN_OK);
+    seq->epoch = r->seq->epoch;
+    return r->seq->cached_tokens;
+}
+
+static attn_status tell_ids(const struct e2e_seq *seq, uint32_t n)
+{
+    Attnd__Tokens t = ATTND__TOKENS__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    t.seq = seq->name;
+    t.epoch = seq->epoch;
+    t.n_tokens = n;
+    t.tokens = (uint32_t *)(uintptr_t)ids_of(seq);
+    h.session = c.session;
+    h.body_case = ATTND__REQUEST__BODY_TOKENS;
+    h.tokens = &t;
+    return e2e_call(&c, &h)->status;
+}
+
+static void append(struct e2e_seq *seq, uint32_t from, uint32_t n)
+{
+    struct e2e_item it = {seq, from, n};
+    for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
+        e2e_step(&c, layer, &it, 1);
+}
+
+static void a_prompt_goes_to_the_card_that_has_its_beginning(void **state)
+{
+    (void)state;
+    enum { PROMPT = 5 * E2E_BLOCK_TOKENS };
+    begin("0,1", NULL);
+    /* the ids of the first are known as it is opened, those of the second are told behind it */
+    assert_int_equal(open_with(&s[0], 1, 5, PROMPT), 0);
+    assert_int_equal(open_with(&s[1], 2, 6, E2E_BLOCK_TOKENS), 0);
+    assert_int_not_equal(card_of(&s[0]), card_of(&s[1]));
+    for (uint32_t i = 0; i < 2; i++) {
+        append(&s[i], 0, PROMPT);
+        assert_int_equal(tell_ids(&s[i], PROMPT), ATTN_OK);
+    }
+    /* free blocks alone would take them by turns to both cards */
+    for (uint32_t i = 2; i < 4; i++) {
+        assert_int_equal(open_with(&s[i], 1 + i, 5 + i % 2, PROMPT), PROMPT - E2E_BLOCK_TOKENS);
+        assert_int_equal(card_of(&s[i]), card_of(&s[i - 2]));
+        append(&s[i], PROMPT - E2E_BLOCK_TOKENS, E2E_BLOCK_TOKENS);
+    }
+    /* a card with little room loses to one with much */
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(e2e_close_seq(&c, &s[i]), ATTN_OK);
+    assert_int_equal(open_with(&s[4], 10, 5, PROMPT), PROMPT - E2E_BLOCK_TOKENS);
+    uint32_t full = card_of(&s[4]);
+    assert_int_equal(e2e_item(&c, &s[4], 0, PROMPT - E2E_BLOCK_TOKENS, 24 * E2E_BLOCK_TOKENS),
+                     ATTN_OK);
+    assert_int_equal(open_with(&s[5], 11, 5, PROMPT), 0);
+    assert_int_not_equal(card_of(&s[5]), full);
+    end();
+}
+
 static int kill_what_is_left(void **state)
 {
     (void)state;
@@ -309,6 +391,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_teardown(name, kill_what_is_left)
     const struct CMUnitTest tests[] = {
         TEST(sequences_are_spread_by_free_blocks),
+        TEST(a_prompt_goes_to_the_card_that_has_its_beginning),
         TEST(a_step_over_several_cards_has_the_bytes_of_one),
         TEST(a_sequence_twice_in_a_step_is_an_error_over_cards_too),
         TEST(a_late_duplicate_of_an_open_is_refused_by_every_card),
