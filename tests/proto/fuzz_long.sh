@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets with clang, libFuzzer and the sanitizers, and runs each for SECONDS_EACH
-# (default 60) from the valid inputs and those in tests/*/corpus. Corpora stay in BUILD_DIR/corpus;
-# a finding ends the script with its input written to BUILD_DIR/findings.
+# (default 60) from the valid inputs and those in tests/*/corpus/TARGET, which name the targets.
+# Corpora stay in BUILD_DIR/corpus; a finding ends the script with its input written to
+# BUILD_DIR/findings.
 #
 #   tests/proto/fuzz_long.sh [BUILD_DIR]
 set -euo pipefail
@@ -11,7 +12,8 @@ seconds=${SECONDS_EACH:-60}
 
 cmake -S "$source_dir" -B "$build" -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DATTND_FUZZ=ON -DATTND_SANITIZE=address -DATTND_CUDA=OFF -DATTND_HIP=OFF >/dev/null
-targets=(fuzz_frame fuzz_header fuzz_seq_file fuzz_config fuzz_trace fuzz_session fuzz_shm fuzz_http)
+targets=("$source_dir"/tests/*/corpus/*)
+targets=("${targets[@]##*/}")
 cmake --build "$build" --target "${targets[@]}" "${targets[@]/%/_libfuzzer}" -j 2
 mkdir -p "$build/findings"
 for target in "${targets[@]}"; do
