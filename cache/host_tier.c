@@ -292,6 +292,12 @@ struct host_block *host_tier_find(struct host_tier *t, const struct kv_content *
     return b;
 }
 
+uint64_t host_tier_serial(const struct host_tier *t, const struct kv_content *c)
+{
+    const struct host_block *b = look_up(t, c);
+    return b == NULL ? 0 : b->content.serial;
+}
+
 void host_tier_hold(struct host_tier *t, struct host_block *b)
 {
     if (b->n_holds++ == 0)

@@ -49,6 +49,8 @@ void host_tier_filled(struct host_tier *t, struct host_block *b);
 /* A block that is there, as the one used last; NULL: there is none. Everything of c is compared but
  * its serial, which host_block_serial tells. */
 struct host_block *host_tier_find(struct host_tier *t, const struct kv_content *c);
+/* The serial of such a block, which does not count as used; 0: there is none. */
+uint64_t host_tier_serial(const struct host_tier *t, const struct kv_content *c);
 /* While it is held a block that is there stays. */
 void host_tier_hold(struct host_tier *t, struct host_block *b);
 void host_tier_let_go(struct host_tier *t, struct host_block *b);

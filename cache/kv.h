@@ -155,6 +155,8 @@ struct kv_elsewhere {
     /* A block of this content, whatever its serial, which is then noted in c; NULL: there is none.
      * It stays until it is brought or left. */
     void *(*find)(void *arg, struct kv_content *c);
+    /* The serial that a block of this content has there; 0: there is none. */
+    uint64_t (*serial)(void *arg, const struct kv_content *c);
     /* Has its bytes written to this block; NULL of a block: it is left. false: they are not
      * there. */
     bool (*bring)(void *arg, void *found, uint32_t pool, const uint32_t *block);

@@ -177,6 +177,30 @@ void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
     kv_count(&kv->heads->stats.blocks_published, -1);
 }
 
+static struct kv_content walk_content(const struct kv *kv, const struct walk *w)
+{
+    return (struct kv_content){
+        .pool = (uint32_t)(w->p - kv->pools),
+        .tenant = w->tenant,
+        .index = w->index,
+        .n_ids = w->p->block_tokens,
+        .adapter = w->adapter,
+        .key = {w->key.word[0], w->key.word[1]},
+        .parent = w->serial,
+        .ids = walk_ids(w),
+    };
+}
+
+/* Of the walk's next block if it is elsewhere: what is chained to it there is then chained to the
+ * one that was computed anew, too. 0: it is not. */
+static uint64_t serial_elsewhere(const struct kv *kv, const struct walk *w)
+{
+    if (kv->elsewhere.serial == NULL)
+        return 0;
+    struct kv_content c = walk_content(kv, w);
+    return kv->elsewhere.serial(kv->elsewhere.arg, &c);
+}
+
 /* Publishes a block as the walk's next one; serial 0: as a new publication. */
 static void publish(struct kv *kv, struct kv_pool_rec *p, const struct walk *w, uint32_t block,
                     uint64_t serial)
@@ -259,7 +283,7 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
             block = row[w.index] + 1;
             if (kv_is_published(kv, p, block - 1)) /* behind one that was evicted since */
                 kv_unpublish(kv, p, block - 1);
-            publish(kv, p, &w, block - 1, 0);
+            publish(kv, p, &w, block - 1, serial_elsewhere(kv, &w));
         }
         walk_on(kv, &w, block - 1);
         g->parent = block;
@@ -293,16 +317,7 @@ void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t
 static uint32_t bring_next(struct kv *kv, struct kv_pool_rec *p, const struct walk *w)
 {
     const struct kv_elsewhere *x = &kv->elsewhere;
-    struct kv_content c = {
-        .pool = (uint32_t)(p - kv->pools),
-        .tenant = w->tenant,
-        .index = w->index,
-        .n_ids = p->block_tokens,
-        .adapter = w->adapter,
-        .key = {w->key.word[0], w->key.word[1]},
-        .parent = w->serial,
-        .ids = walk_ids(w),
-    };
+    struct kv_content c = walk_content(kv, w);
     void *found = x->find(x->arg, &c);
     if (found == NULL)
         return 0;

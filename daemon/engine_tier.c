@@ -62,6 +62,12 @@ static void *find(void *arg, struct kv_content *c)
     return b;
 }
 
+static uint64_t serial(void *arg, const struct kv_content *c)
+{
+    struct engine *e = arg;
+    return host_tier_serial(e->tier.blocks, c);
+}
+
 static bool bring(void *arg, void *found, uint32_t pool, const uint32_t *block)
 {
     struct engine *e = arg;
@@ -81,7 +87,7 @@ attn_status tier_init(struct engine *e)
     if (limit == 0)
         return ATTN_OK;
     const struct host_tier_memory memory = {memory_take, memory_give, e};
-    const struct kv_elsewhere here = {e, take_evicted, find, bring};
+    const struct kv_elsewhere here = {e, take_evicted, find, serial, bring};
     attn_status st = host_tier_open(limit, &memory, &e->tier.blocks);
     if (st == ATTN_OK)
         kv_set_elsewhere(e->parts.kv, &here);

@@ -84,6 +84,12 @@ static void *find(void *arg, struct kv_content *c)
     return b;
 }
 
+static uint64_t serial(void *arg, const struct kv_content *c)
+{
+    (void)arg;
+    return host_tier_serial(tier, c);
+}
+
 static bool bring(void *arg, void *found, uint32_t of_pool, const uint32_t *block)
 {
     (void)arg;
@@ -96,7 +102,7 @@ static bool bring(void *arg, void *found, uint32_t of_pool, const uint32_t *bloc
     return is_there;
 }
 
-static const struct kv_elsewhere elsewhere = {NULL, evicted, find, bring};
+static const struct kv_elsewhere elsewhere = {NULL, evicted, find, serial, bring};
 
 /* The model of a sequence. */
 static struct {
@@ -326,12 +332,35 @@ static void a_prompt_comes_back_whole(void **state)
     end();
 }
 
+/* A prompt of full blocks alone never begins with its last one, which is computed anew; what is
+ * chained to the equal one in the tier is found all the same. */
+static void what_is_computed_anew_has_the_same_serial(void **state)
+{
+    (void)state;
+    begin(1 << 20);
+    open_prompt(0, 0, MAX_TOKENS);
+    close_seq(0);
+    for (uint32_t prompt = 1; prompt < N_PROMPTS; prompt++) {
+        open_prompt(0, prompt, MAX_TOKENS);
+        close_seq(0);
+    }
+    uint32_t half = MAX_TOKENS / 2 / BLOCK_TOKENS * BLOCK_TOKENS;
+    assert_int_equal(open_prompt(0, 0, half), half - BLOCK_TOKENS);
+    close_seq(0);
+    assert_int_equal(open_prompt(0, 0, MAX_TOKENS), MAX_TOKENS - BLOCK_TOKENS);
+    close_seq(0);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_comes_back_is_what_went), cmocka_unit_test(a_tier_that_is_too_small),
-        cmocka_unit_test(moves_and_memory_that_fail),   cmocka_unit_test(bits_that_flip),
+        cmocka_unit_test(what_comes_back_is_what_went),
+        cmocka_unit_test(a_tier_that_is_too_small),
+        cmocka_unit_test(moves_and_memory_that_fail),
+        cmocka_unit_test(bits_that_flip),
         cmocka_unit_test(a_prompt_comes_back_whole),
+        cmocka_unit_test(what_is_computed_anew_has_the_same_serial),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
