@@ -235,7 +235,17 @@ static void run_close(struct engine *e, struct request *req, kv_seq_id seq)
 
 static void run_adopt(struct engine *e, struct request *req, uint32_t session, kv_seq_id seq)
 {
+    const Attnd__Adopt *a = req->wire.header->adopt;
+    struct kv_seq_info info;
     uint32_t epoch;
+    kv_seq_info(e->parts.kv, seq, &info);
+    if (a->epoch != 0 && a->epoch != epoch_on_wire(e, info.epoch) &&
+        !kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id)) {
+        engine_refuse(e, req, ATTN_ESTALE,
+                      "adopt.epoch is %" PRIu32 ", sequence %" PRIu64 " is at %" PRIu32, a->epoch,
+                      a->seq, epoch_on_wire(e, info.epoch));
+        return;
+    }
     attn_status st = kv_seq_adopt(e->parts.kv, seq, session, req->wire.request_id, &epoch);
     if (st != ATTN_OK) {
         engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));

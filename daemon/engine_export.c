@@ -16,7 +16,7 @@
 #include "daemon/engine_batch.h"
 #include "daemon/engine_pool.h"
 #include "kernels/kv_layout.h"
-#include "proto/checksum.h"
+#include "proto/seq_file.h"
 
 /* --- export ----------------------------------------------------------------------------------- */
 
@@ -98,6 +98,7 @@ void export_run(struct engine *e, struct request *req, kv_seq_id seq)
 {
     const Attnd__Export *x = req->wire.header->export;
     Attnd__ExportReply body = ATTND__EXPORT_REPLY__INIT;
+    Attnd__Content content;
     Attnd__Reply header = ATTND__REPLY__INIT;
     struct kv_seq_info info;
     char why[WHY_BYTES];
@@ -130,6 +131,9 @@ void export_run(struct engine *e, struct request *req, kv_seq_id seq)
         (uint32_t *)(uintptr_t)(kv_seq_ids(e->parts.kv, seq) + (known > 0 ? x->first_token : 0));
     body.n_sums = 2 * (size_t)x->n_blocks;
     body.sums = sums;
+    pool_spec_content(&p->spec, &content);
+    body.content = &content;
+    body.pool_name = p->spec.wire->name;
     header.body_case = ATTND__REPLY__BODY_EXPORT;
     header.export = &body;
     uint8_t *payload;
@@ -186,24 +190,49 @@ static attn_status lengths_check(const struct pool *p, const Attnd__Import *m,
     return ATTN_EINVAL;
 }
 
+/* What the blocks mean must be what the pool's mean, field by field. */
+static attn_status content_check(const struct pool *p, const Attnd__Import *m, uint64_t block_bytes,
+                                 char *why)
+{
+    const Attnd__Content *c = m->content;
+    if (c == NULL) {
+        snprintf(why, WHY_BYTES, "import.content is missing: what the blocks mean");
+        return ATTN_EINVAL;
+    }
+    struct seq_geometry pools = pool_spec_geometry(&p->spec, KV_LAYOUT_VERSION, block_bytes);
+    struct seq_geometry told = {
+        .layout = m->layout,
+        .num_layers = (uint32_t)m->n_layer_len,
+        .num_kv_heads = c->num_kv_heads,
+        .head_dim_k = c->head_dim_k,
+        .head_dim_v = c->head_dim_v,
+        .block_tokens = c->block_tokens,
+        .kv_dtype = pool_dtype(c->kv_dtype),
+        .block_bytes = block_bytes,
+        .attention = c->attention,
+        .model = c->identity != NULL ? c->identity->model : "",
+        .rope = c->identity != NULL ? c->identity->rope : "",
+    };
+    char pool_name[KV_NAME_BYTES + 16];
+    snprintf(pool_name, sizeof pool_name, "pool \"%s\"", p->spec.wire->name);
+    return seq_geometry_differs(&told, "import", &pools, pool_name, why, WHY_BYTES) ? ATTN_EINVAL
+                                                                                    : ATTN_OK;
+}
+
 static attn_status import_check(const struct request *req, const struct pool *p,
                                 const struct kv_seq_info *info, char *why)
 {
     const Attnd__Import *m = req->wire.header->import;
     uint64_t block_bytes = kv_layout_of(&p->config).block_bytes, n = m->n_sums / 2;
-    if (m->layout != KV_LAYOUT_VERSION)
-        snprintf(why, WHY_BYTES, "import.layout is %" PRIu32 ", this daemon's blocks have %d",
-                 m->layout, KV_LAYOUT_VERSION);
-    else if (m->n_layer_len != p->config.num_layers)
-        snprintf(why, WHY_BYTES, "import.layer_len has %zu entries, the pool %" PRIu32 " layers",
-                 m->n_layer_len, p->config.num_layers);
-    else if (m->n_sums % 2 != 0 || req->wire.payload_bytes != n * block_bytes)
-        snprintf(why, WHY_BYTES,
-                 "import has %zu bytes of payload and %zu sums; a block of this pool has %" PRIu64
-                 " bytes and 2",
-                 req->wire.payload_bytes, m->n_sums, block_bytes);
-    else
+    attn_status st = content_check(p, m, block_bytes, why);
+    if (st != ATTN_OK)
+        return st;
+    if (m->n_sums % 2 == 0 && req->wire.payload_bytes == n * block_bytes)
         return is_done(p, m, info) ? ATTN_OK : lengths_check(p, m, info, why);
+    snprintf(why, WHY_BYTES,
+             "import has %zu bytes of payload and %zu sums; a block of this pool has %" PRIu64
+             " bytes and 2",
+             req->wire.payload_bytes, m->n_sums, block_bytes);
     return ATTN_EINVAL;
 }
 

@@ -176,6 +176,26 @@ static attn_status canonical_layers(Attnd__PoolSpec *w)
     return ATTN_OK;
 }
 
+/* The same for equal layers, on every machine: of their canonical form as it is packed. */
+static attn_status digest_layers(struct pool_spec *s)
+{
+    const Attnd__PoolSpec *w = s->wire;
+    size_t n = 0, at = 0;
+    for (size_t i = 0; i < w->n_layers; i++)
+        n += attnd__layer_spec__get_packed_size(w->layers[i]) + sizeof(uint64_t);
+    uint8_t *packed = malloc(n + 1);
+    if (packed == NULL)
+        return ATTN_ENOMEM;
+    for (size_t i = 0; i < w->n_layers; i++) {
+        uint64_t bytes = attnd__layer_spec__pack(w->layers[i], packed + at + sizeof bytes);
+        memcpy(packed + at, &bytes, sizeof bytes);
+        at += sizeof bytes + bytes;
+    }
+    s->attention = checksum_of(packed, at).low;
+    free(packed);
+    return ATTN_OK;
+}
+
 attn_status pool_spec_init(struct pool_spec *s, const Attnd__PoolSpec *asked, char *why,
                            size_t why_bytes)
 {
@@ -208,6 +228,8 @@ attn_status pool_spec_init(struct pool_spec *s, const Attnd__PoolSpec *asked, ch
         attnd__identity__init(w->identity);
     }
     st = canonical_layers(w);
+    if (st == ATTN_OK)
+        st = digest_layers(s);
     if (st != ATTN_OK)
         goto fail;
 
@@ -294,6 +316,38 @@ attn_status pool_spec_compare(const struct pool_spec *have, const struct pool_sp
                         a->name, i, field, x, y);
     }
     return ATTN_OK;
+}
+
+struct seq_geometry pool_spec_geometry(const struct pool_spec *s, uint32_t layout,
+                                       uint64_t block_bytes)
+{
+    const Attnd__PoolSpec *w = s->wire;
+    return (struct seq_geometry){
+        .layout = layout,
+        .num_layers = w->num_layers,
+        .num_kv_heads = w->num_kv_heads,
+        .head_dim_k = w->head_dim_k,
+        .head_dim_v = w->head_dim_v,
+        .block_tokens = w->block_tokens,
+        .kv_dtype = pool_dtype(w->kv_dtype),
+        .block_bytes = block_bytes,
+        .attention = s->attention,
+        .model = w->identity->model,
+        .rope = w->identity->rope,
+    };
+}
+
+void pool_spec_content(const struct pool_spec *s, Attnd__Content *out)
+{
+    const Attnd__PoolSpec *w = s->wire;
+    attnd__content__init(out);
+    out->num_kv_heads = w->num_kv_heads;
+    out->head_dim_k = w->head_dim_k;
+    out->head_dim_v = w->head_dim_v;
+    out->block_tokens = w->block_tokens;
+    out->kv_dtype = w->kv_dtype;
+    out->identity = w->identity;
+    out->attention = s->attention;
 }
 
 void pool_spec_config(const struct pool_spec *s, uint32_t n_table_rows, uint32_t max_row_blocks,

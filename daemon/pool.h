@@ -6,11 +6,13 @@
 #define ATTND_DAEMON_POOL_H
 
 #include "kernels/backend.h"
+#include "proto/seq_file.h"
 #include "proto/wire.h"
 
 struct pool_spec {
     Attnd__PoolSpec *wire; /* canonical; owned. n_blocks 0: not decided yet */
     struct attn_layer_spec *layers; /* [num_layers]; owned; point into wire */
+    uint64_t attention; /* a digest of how the layers attend: on it K and V behind them depend */
 };
 
 /* Checks what the wire form alone can tell (names, counts, enums, required features) and fills the
@@ -25,6 +27,11 @@ void pool_spec_fini(struct pool_spec *s); /* a zeroed one is fine */
  * agrees with any count. */
 attn_status pool_spec_compare(const struct pool_spec *have, const struct pool_spec *asked,
                               char *why, size_t why_bytes);
+
+/* What blocks of the pool mean, in both forms that leave the daemon; borrows. */
+struct seq_geometry pool_spec_geometry(const struct pool_spec *s, uint32_t layout,
+                                       uint64_t block_bytes);
+void pool_spec_content(const struct pool_spec *s, Attnd__Content *out);
 
 /* The backend's form; borrows s->layers. */
 void pool_spec_config(const struct pool_spec *s, uint32_t n_table_rows, uint32_t max_row_blocks,

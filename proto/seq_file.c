@@ -13,8 +13,9 @@ struct fixed {
     uint32_t version, layout;
     uint32_t num_layers, num_kv_heads, head_dim_k, head_dim_v, block_tokens, kv_dtype;
     uint32_t n_blocks, n_ids, model_bytes, rope_bytes;
-    uint64_t block_bytes, name, adapter, head_bytes, file_bytes;
-    uint8_t zeros[32];
+    uint64_t block_bytes, name, adapter, head_bytes, file_bytes, attention;
+    uint32_t pool_bytes;
+    uint8_t zeros[20];
 };
 _Static_assert(sizeof(struct fixed) == SEQ_FILE_FIXED_BYTES, "no holes, nothing more");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian");
@@ -24,7 +25,7 @@ static uint64_t head_bytes_of(const struct fixed *x)
 {
     uint64_t n = SEQ_FILE_FIXED_BYTES + (uint64_t)x->n_blocks * SEQ_FILE_SUM_BYTES +
                  (uint64_t)x->num_layers * 4 + (uint64_t)x->n_ids * 4 + x->model_bytes +
-                 x->rope_bytes + SEQ_FILE_SUM_BYTES;
+                 x->rope_bytes + x->pool_bytes + SEQ_FILE_SUM_BYTES;
     return (n + SEQ_FILE_ALIGN - 1) / SEQ_FILE_ALIGN * SEQ_FILE_ALIGN;
 }
 
@@ -47,6 +48,8 @@ static struct fixed fixed_of(const struct seq_file *f)
         .block_bytes = g->block_bytes,
         .name = f->name,
         .adapter = f->adapter,
+        .attention = g->attention,
+        .pool_bytes = (uint32_t)strlen(f->pool) + 1,
     };
     memcpy(x.magic, magic, sizeof magic);
     x.head_bytes = head_bytes_of(&x);
@@ -76,6 +79,7 @@ void seq_file_encode(const struct seq_file *f, uint8_t *dst)
     p = put(p, f->ids, (size_t)f->n_ids * 4);
     p = put(p, f->geometry.model, x.model_bytes);
     p = put(p, f->geometry.rope, x.rope_bytes);
+    p = put(p, f->pool, x.pool_bytes);
     memset(p, 0, (size_t)(dst + summed - p));
     struct checksum sum = checksum_of(dst, summed);
     memcpy(dst + summed, &sum, sizeof sum);
@@ -97,6 +101,7 @@ static bool is_out_of_range(const struct fixed *x, char *why, size_t why_bytes)
         {"block_tokens", x->block_tokens, 1, 65536},
         {"model_bytes", x->model_bytes, 1, SEQ_FILE_MAX_TEXT_BYTES},
         {"rope_bytes", x->rope_bytes, 1, SEQ_FILE_MAX_TEXT_BYTES},
+        {"pool_bytes", x->pool_bytes, 1, SEQ_FILE_MAX_TEXT_BYTES},
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (fields[i].value >= fields[i].least && fields[i].value <= fields[i].most)
@@ -199,7 +204,8 @@ attn_status seq_file_decode(const uint8_t *head, uint64_t head_bytes, struct seq
     }
     const uint8_t *sums = head + sizeof x, *lens = sums + (size_t)x.n_blocks * SEQ_FILE_SUM_BYTES;
     const uint8_t *ids = lens + (size_t)x.num_layers * 4;
-    const char *model = (const char *)ids + (size_t)x.n_ids * 4, *rope = model + x.model_bytes;
+    const char *model = (const char *)ids + (size_t)x.n_ids * 4, *rope = model + x.model_bytes,
+               *pool = rope + x.rope_bytes;
     *out = (struct seq_file){
         .geometry = {.layout = x.layout,
                      .num_layers = x.num_layers,
@@ -209,9 +215,11 @@ attn_status seq_file_decode(const uint8_t *head, uint64_t head_bytes, struct seq
                      .block_tokens = x.block_tokens,
                      .kv_dtype = (attn_dtype)x.kv_dtype,
                      .block_bytes = x.block_bytes,
+                     .attention = x.attention,
                      .model = model,
                      .rope = rope},
         .name = x.name,
+        .pool = pool,
         .adapter = x.adapter,
         .n_blocks = x.n_blocks,
         .n_ids = x.n_ids,
@@ -223,7 +231,7 @@ attn_status seq_file_decode(const uint8_t *head, uint64_t head_bytes, struct seq
         snprintf(why, why_bytes, "kv_dtype is %" PRIu32 ", no dtype's number", x.kv_dtype);
         return ATTN_EPROTO;
     }
-    const uint8_t *end = (const uint8_t *)rope + x.rope_bytes;
+    const uint8_t *end = (const uint8_t *)pool + x.pool_bytes;
     if (!is_zero(x.zeros, sizeof x.zeros) || !is_zero(end, (size_t)(head + summed - end))) {
         snprintf(why, why_bytes, "bytes that are kept are not 0");
         return ATTN_EPROTO;
@@ -231,6 +239,8 @@ attn_status seq_file_decode(const uint8_t *head, uint64_t head_bytes, struct seq
     attn_status st = text_check("model", model, x.model_bytes, why, why_bytes);
     if (st == ATTN_OK)
         st = text_check("rope", rope, x.rope_bytes, why, why_bytes);
+    if (st == ATTN_OK)
+        st = text_check("pool", pool, x.pool_bytes, why, why_bytes);
     return st == ATTN_OK ? lengths_check(out, why, why_bytes) : st;
 }
 
@@ -251,6 +261,7 @@ bool seq_geometry_differs(const struct seq_geometry *a, const char *a_name,
         {"head_dim_v", a->head_dim_v, b->head_dim_v},
         {"block_tokens", a->block_tokens, b->block_tokens},
         {"block_bytes", a->block_bytes, b->block_bytes},
+        {"attention", a->attention, b->attention},
     };
     const struct {
         const char *name, *a, *b;

@@ -15,7 +15,7 @@ enum {
     SEQ_FILE_FIXED_BYTES = 128, /* of the head, from its start */
     SEQ_FILE_ALIGN = 64, /* heads are a multiple */
     SEQ_FILE_SUM_BYTES = 16,
-    SEQ_FILE_MAX_TEXT_BYTES = 4096, /* of model and rope, the zero byte included */
+    SEQ_FILE_MAX_TEXT_BYTES = 4096, /* of model, rope and pool, each with its zero byte */
     SEQ_FILE_MAX_LAYERS = 512,
 };
 
@@ -25,12 +25,14 @@ struct seq_geometry {
     uint32_t num_layers, num_kv_heads, head_dim_k, head_dim_v, block_tokens;
     attn_dtype kv_dtype;
     uint64_t block_bytes;
+    uint64_t attention; /* a daemon's digest of how the layers attend */
     const char *model, *rope;
 };
 
 struct seq_file {
     struct seq_geometry geometry;
     uint64_t name; /* that the sequence had */
+    const char *pool; /* the name of the pool that it was in */
     uint64_t adapter;
     uint32_t n_blocks, n_ids;
     const uint32_t *layer_len; /* [num_layers] */

@@ -23,7 +23,8 @@ def files(root):
     yield "CMakeLists.txt"
     for folder in FOLDERS:
         for path, folders, names in os.walk(os.path.join(root, folder)):
-            folders[:] = sorted(f for f in folders if not f.startswith(("__", ".")) and f != "build")
+            folders[:] = sorted(f for f in folders
+                                if not f.startswith(("__", ".")) and f not in ("build", "corpus"))
             for name in sorted(names):
                 yield os.path.relpath(os.path.join(path, name), root)
 
@@ -174,6 +175,7 @@ PLANTED = {
     "daemon/comment.c": "/* %s\n * which go on here. */\nint x;\n" % WORDS,
     "daemon/behind.c": "int x; /* %s */\n" % WORDS,
     "scripts/tool": "#!/bin/sh\n# %s\necho '%s'\n" % (WORDS, WORDS),
+    "tests/corpus/fuzz_x/crash-1": b"\x80\xff# no text\n",
 }
 
 
@@ -182,8 +184,8 @@ def self_check(tool):
         shutil.copy(".clang-format", root)
         for path, text in {"CMakeLists.txt": "", **PLANTED}.items():
             os.makedirs(os.path.join(root, os.path.dirname(path)), exist_ok=True)
-            with open(os.path.join(root, path), "w") as f:
-                f.write(text)
+            with open(os.path.join(root, path), "wb") as f:
+                f.write(text if isinstance(text, bytes) else text.encode())
         found = long_lines(root, False)
         assert [f.split(":")[0:2] for f in found] == [
             ["daemon/behind.c", "1"], ["daemon/comment.c", "1"], ["scripts/tool", "2"]], found

@@ -27,6 +27,7 @@
  *           on.
  *
  * Time      Every call ends by its timeout (0: the client's default). Timeouts are in microseconds.
+ *           Calls that carry whole sequences are many requests, each with that timeout.
  * Delivery  A request whose connection was lost is sent again under the same id until its deadline.
  *           That is harmless: appends name their position.
  * Errors    Calls return a status; attn_last_error has the sentence. If a call that takes a
@@ -318,6 +319,72 @@ ATTN_API attn_status attn_seq_close(attn_pool *p, const struct attn_seq *seq, ui
  * [num_layers] gets its committed tokens per layer, may be NULL. ATTN_ENOTFOUND. */
 ATTN_API attn_status attn_seq_adopt(attn_pool *p, uint64_t id, uint64_t timeout_us,
                                     struct attn_seq *out_seq, uint32_t *out_layer_len);
+
+/* ---- sequences in files and between daemons ---- */
+
+/* What a file holds. docs/sequence-file.md has the format. */
+struct attn_seq_file {
+    uint32_t struct_size;
+    uint32_t num_layers;
+    uint64_t id; /* that the sequence had */
+    uint64_t adapter;
+    uint64_t bytes; /* of the file */
+    uint32_t n_tokens; /* of the longest layer */
+    uint32_t n_ids; /* of the first tokens, ids are known */
+    uint32_t n_blocks;
+    attn_dtype kv_dtype;
+    char pool[64]; /* the name of the pool that it was in */
+};
+
+/* attn_seq_export: writes a sequence's K and V, what they mean, and its token ids to a file.
+ *
+ * The sequence may be any session's of the same tenant, and goes on meanwhile: the file has it as
+ * it was when the call began. Another file of that name is replaced as a whole, once the new one is
+ * on the disk, or not at all; the file is its owner's alone (mode 0600). out_file may be NULL.
+ * Errors   ATTN_EIO names the file and what the system says; ATTN_ENOTFOUND; ATTN_ESTALE it is
+ *          truncated or adopted all the while; ATTN_EINVAL a block is larger than a message may be;
+ *          what requests give */
+ATTN_API attn_status attn_seq_export(attn_client *c, uint64_t id, const char *path,
+                                     uint64_t timeout_us, struct attn_seq_file *out_file);
+/* attn_seq_import: a new sequence of this session with what a file holds: attention over it is as
+ * before, to the bit, on the same backend. out_layer_len [num_layers] may be NULL.
+ *
+ * The file is read and verified to its end before anything else; a failure leaves no sequence.
+ * Errors   ATTN_EPROTO it is no such file, cut short, or altered; ATTN_ENOTSUP of another version;
+ *          ATTN_EINVAL its blocks mean something else than the pool's: the message names the field;
+ *          ATTN_EIO; ATTN_ENOBLOCKS; as attn_seq_open */
+ATTN_API attn_status attn_seq_import(attn_pool *p, const char *path, uint64_t id,
+                                     uint64_t timeout_us, struct attn_seq *out_seq,
+                                     uint32_t *out_layer_len);
+/* What a file holds, of which the head is verified, not the blocks. Errors as attn_seq_import. */
+ATTN_API attn_status attn_seq_file_info(const char *path, struct attn_seq_file *out_file);
+
+/* What a move has done. */
+struct attn_moved {
+    uint32_t struct_size;
+    uint32_t is_left; /* 1: the source did not answer the close; it frees the sequence with the
+                         session of `from` */
+    uint32_t n_tokens; /* of the longest layer */
+    uint32_t n_blocks, n_blocks_stopped; /* in all, and while nobody could append */
+    uint32_t reserved;
+    uint64_t bytes;
+    uint64_t stop_ns; /* from the adoption at the source until the target had all of it */
+};
+
+/* attn_seq_move: a sequence, of any session of the tenant, to a pool of another daemon, where it is
+ * this session's under the same id. out_moved may be NULL.
+ *
+ * Who decodes goes on while full blocks are copied; then the sequence is adopted at the source and
+ * its last blocks follow. From then on steps there are refused with ATTN_ESTALE or ATTN_ENOTFOUND;
+ * the worker goes on at the target with *out_seq, or adopts it there. Each token is appended once:
+ * what the source has answered is at the target. A sequence that is truncated again and again
+ * meanwhile is copied after it was adopted, as a whole.
+ * Errors   those of attn_seq_export and attn_seq_import. The sequence is at its source then, as it
+ *          was; only if the message says so, it has to be adopted there. ATTN_EEXIST: the target
+ *          has one of this id */
+ATTN_API attn_status attn_seq_move(attn_client *from, uint64_t id, attn_pool *to,
+                                   uint64_t timeout_us, struct attn_seq *out_seq,
+                                   struct attn_moved *out_moved);
 
 /* ---- steps ---- */
 

@@ -52,6 +52,15 @@ attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t 
                         attn_status (*take)(struct client_request *, const struct wire_reply *),
                         void *take_arg)
 {
+    return client_call_bulk(c, header, NULL, timeout_us, take, take_arg);
+}
+
+attn_status client_call_bulk(struct attn_client *c, Attnd__Request *header,
+                             const struct client_bulk *bulk, uint64_t timeout_us,
+                             attn_status (*take)(struct client_request *,
+                                                 const struct wire_reply *),
+                             void *take_arg)
+{
     struct client_request *r;
     attn_status st = client_check(c);
     if (st != ATTN_OK)
@@ -62,6 +71,7 @@ attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t 
     if (st != ATTN_OK)
         return st;
     r->header = header;
+    r->bulk = bulk;
     r->take = take;
     r->take_arg = take_arg;
     st = request_start(r);

@@ -82,6 +82,13 @@ attn_status error_set(attn_status st, const char *format, ...)
 /* The same, of something that is gone. */
 attn_status error_set_gone(attn_gone gone, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+/* The thread's last error, for a call that has to clean up before it returns it. */
+struct error_kept {
+    struct attn_error error;
+    attn_gone gone;
+};
+struct error_kept error_keep(void);
+attn_status error_restore(const struct error_kept *kept); /* its status */
 /* The same from a request's result. Returns its status; ATTN_OK leaves nothing. */
 attn_status error_from_request(const struct client_request *r);
 
@@ -96,6 +103,18 @@ struct attn_client_info client_info(struct attn_client *c);
 attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t timeout_us,
                         attn_status (*take)(struct client_request *, const struct wire_reply *),
                         void *take_arg);
+
+/* The same with a payload, and room for one in the answer. A daemon that is overloaded is asked
+ * again until the deadline. bulk NULL: client_call. */
+struct client_bulk {
+    const void *payload; /* borrowed until the call returns */
+    size_t payload_bytes, reply_bytes;
+};
+attn_status client_call_bulk(struct attn_client *c, Attnd__Request *header,
+                             const struct client_bulk *bulk, uint64_t timeout_us,
+                             attn_status (*take)(struct client_request *,
+                                                 const struct wire_reply *),
+                             void *take_arg);
 
 /* pool.c */
 

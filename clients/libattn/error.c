@@ -44,6 +44,18 @@ attn_status error_set_gone(attn_gone gone, const char *format, ...)
     return ATTN_ENOTFOUND;
 }
 
+struct error_kept error_keep(void)
+{
+    return (struct error_kept){.error = last_error, .gone = last_gone};
+}
+
+attn_status error_restore(const struct error_kept *kept)
+{
+    last_error = kept->error;
+    last_gone = kept->gone;
+    return last_error.status;
+}
+
 attn_status error_from_request(const struct client_request *r)
 {
     if (r->result.status == ATTN_OK)

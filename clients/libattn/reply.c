@@ -11,7 +11,8 @@
 /* True if the request is to be asked again, later. */
 static bool retry_locked(struct client_request *r)
 {
-    if (r->n_retries_left == 0 || !attn_status_is_retryable(r->result.status))
+    bool is_patient = r->bulk != NULL && r->result.status == ATTN_EOVERLOAD;
+    if (!is_patient && (r->n_retries_left == 0 || !attn_status_is_retryable(r->result.status)))
         return false;
     uint64_t delay_ns = r->result.retry_after_us * 1000u;
     if (delay_ns < CLIENT_MIN_RETRY_NS)
@@ -19,7 +20,7 @@ static bool retry_locked(struct client_request *r)
     uint64_t now = attn_now_ns();
     if (delay_ns >= r->deadline_ns || now >= r->deadline_ns - delay_ns)
         return false;
-    r->n_retries_left--;
+    r->n_retries_left -= !is_patient;
     r->resend_ns = now + delay_ns;
     return true;
 }

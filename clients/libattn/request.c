@@ -139,13 +139,18 @@ static attn_status build(struct client_request *r, void **out_message)
 
     r->header->session = r->session;
     r->header->timeout_us = left_us;
+    static const struct client_bulk none = {.payload = NULL};
+    const struct client_bulk *bulk = r->bulk != NULL ? r->bulk : &none;
     size_t bytes = wire_request_head_bytes(r->header);
-    if (!request_fits(r, bytes, 0))
+    if (!request_fits(r, bytes, bulk->payload_bytes))
         return ATTN_EINVAL;
-    void *m = c->t->ops->message_alloc(c->t, bytes, CLIENT_CONTROL_REPLY_BYTES);
+    size_t room = bulk->reply_bytes != 0 ? bulk->reply_bytes : CLIENT_CONTROL_REPLY_BYTES;
+    uint8_t *m = c->t->ops->message_alloc(c->t, bytes + bulk->payload_bytes, room);
     if (m == NULL)
         return ATTN_ENOMEM;
-    wire_request_head_encode(r->header, r->id, 0, m);
+    wire_request_head_encode(r->header, r->id, bulk->payload_bytes, m);
+    if (bulk->payload_bytes > 0)
+        attn_client_copy(c, m + bytes, bulk->payload, bulk->payload_bytes);
     *out_message = m;
     return ATTN_OK;
 }

@@ -44,6 +44,7 @@ struct client_request {
 
     /* what is asked: a header of the caller's, or a step */
     Attnd__Request *header;
+    const struct client_bulk *bulk; /* that travels with the header; NULL: nothing */
     const struct attn_pool *pool; /* of a step */
     struct attn_step step;
     struct wire_step_layout layout;

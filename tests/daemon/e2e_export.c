@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,8 +19,10 @@ enum { MAX_BLOCKS = 8 };
 struct taken {
     uint32_t layer_len[E2E_LAYERS], n_ids, layout, n_blocks;
     uint64_t adapter, block_bytes;
+    bool is_unnamed; /* does not say what its blocks mean */
     uint64_t sums[2 * MAX_BLOCKS];
     uint8_t *blocks;
+    Attnd__Content content; /* without identity: e2e's pools have none */
 };
 
 static const struct wire_reply *ask_export(struct e2e_client *c, const struct e2e_seq *s,
@@ -48,6 +51,10 @@ static void take(struct e2e_client *c, const struct e2e_seq *s, struct taken *t)
     assert_int_equal(x->n_layer_len, E2E_LAYERS);
     *t = (struct taken){.layout = x->layout, .n_ids = x->n_ids, .block_bytes = x->block_bytes};
     memcpy(t->layer_len, x->layer_len, sizeof t->layer_len);
+    assert_string_equal(x->pool_name, "e2e");
+    assert_non_null(x->content);
+    t->content = *x->content;
+    t->content.identity = NULL;
     for (uint32_t l = 0; l < E2E_LAYERS; l++)
         longest = t->layer_len[l] > longest ? t->layer_len[l] : longest;
     t->n_blocks = (longest + E2E_BLOCK_TOKENS - 1) / E2E_BLOCK_TOKENS;
@@ -70,6 +77,8 @@ static uint32_t at_most(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+static char why[256]; /* of the put before */
+
 /* Puts blocks [first, first + n) into a sequence; the status. */
 static attn_status put(struct e2e_client *c, const struct e2e_seq *s, struct taken *t,
                        uint32_t first, uint32_t n)
@@ -83,6 +92,7 @@ static attn_status put(struct e2e_client *c, const struct e2e_seq *s, struct tak
     m.epoch = s->epoch;
     m.first_block = first;
     m.layout = t->layout;
+    m.content = t->is_unnamed ? NULL : &t->content;
     m.layer_len = lens;
     m.n_layer_len = E2E_LAYERS;
     m.sums = &t->sums[2 * (size_t)first];
@@ -93,6 +103,7 @@ static attn_status put(struct e2e_client *c, const struct e2e_seq *s, struct tak
     const struct wire_reply *r = e2e_await(
         c, e2e_send(c, &h, t->blocks + first * t->block_bytes, (size_t)(n * t->block_bytes)));
     attn_status st = (attn_status)r->header->status;
+    snprintf(why, sizeof why, "%s", r->header->message);
     e2e_forget(c);
     return st;
 }
@@ -180,6 +191,129 @@ static void a_sequence_goes_to_another_daemon(void **state)
     }
 }
 
+/* Blocks of equal size of which one field means another thing. */
+static void foreign_blocks_are_refused_by_the_field_that_differs(void **state)
+{
+    (void)state;
+    struct e2e d;
+    struct e2e_client c;
+    struct taken t;
+    e2e_start(&d, NULL);
+    e2e_connect(&c, &d);
+    e2e_make_pool(&c, ATTN_F32, 12);
+    assert_int_equal(e2e_open_seq(&c, &a, 7, 3), ATTN_OK);
+    assert_int_equal(e2e_open_seq(&c, &b, 9, 3), ATTN_OK);
+    fill(&c, &a, 40, 40);
+    take(&c, &a, &t);
+    uint32_t n_free = free_blocks(&c);
+    t.is_unnamed = true;
+    assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_EINVAL);
+    assert_non_null(strstr(why, "import.content is missing"));
+    t.is_unnamed = false;
+#define DIFFERS(field, value)                                                                      \
+    do {                                                                                           \
+        Attnd__Content was = t.content;                                                            \
+        t.content.field = value;                                                                   \
+        assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_EINVAL);                             \
+        assert_non_null(strstr(why, #field " is "));                                               \
+        assert_non_null(strstr(why, " in import, "));                                              \
+        t.content = was;                                                                           \
+    } while (0)
+    DIFFERS(num_kv_heads, E2E_KV_HEADS * 2);
+    DIFFERS(head_dim_k, E2E_DIM / 2);
+    DIFFERS(head_dim_v, E2E_DIM * 2);
+    DIFFERS(block_tokens, E2E_BLOCK_TOKENS * 2);
+    DIFFERS(kv_dtype, ATTND__DTYPE__INT8);
+    DIFFERS(attention, t.content.attention + 1);
+#undef DIFFERS
+    Attnd__Identity identity = ATTND__IDENTITY__INIT;
+    t.content.identity = &identity;
+    identity.model = (char *)"another";
+    assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_EINVAL);
+    assert_string_equal(why, "model is \"another\" in import, \"\" in pool \"e2e\"");
+    identity.model = (char *)"";
+    identity.rope = (char *)"theta=1";
+    assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_EINVAL);
+    assert_string_equal(why, "rope is \"theta=1\" in import, \"\" in pool \"e2e\"");
+    identity.rope = (char *)"";
+    await_free(&c, n_free);
+    assert_int_equal(put(&c, &b, &t, 0, t.n_blocks), ATTN_OK);
+    assert_same(&c, &a, &c, &b, &t);
+    free(t.blocks);
+    e2e_disconnect(&c);
+    e2e_stop(&d);
+}
+
+static void a_session_that_ends_in_the_middle_leaves_nothing_behind(void **state)
+{
+    (void)state;
+    struct e2e d;
+    struct e2e_client c, gone;
+    struct taken t;
+    e2e_start(&d, NULL);
+    e2e_connect(&c, &d);
+    e2e_make_pool(&c, ATTN_F32, 12);
+    uint32_t n_free = free_blocks(&c);
+    assert_int_equal(e2e_open_seq(&c, &a, 7, 3), ATTN_OK);
+    fill(&c, &a, 70, 45);
+    take(&c, &a, &t);
+    assert_int_equal(e2e_close_seq(&c, &a), ATTN_OK);
+    e2e_connect(&gone, &d);
+    gone.pool = c.pool;
+    assert_int_equal(e2e_open_seq(&gone, &b, 9, 3), ATTN_OK);
+    assert_int_equal(put(&gone, &b, &t, 0, 2), ATTN_OK);
+    Attnd__Kill kill = ATTND__KILL__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    char session[16];
+    snprintf(session, sizeof session, "%08x", (unsigned)(gone.session >> 32));
+    kill.session = session;
+    h.session = c.session;
+    h.body_case = ATTND__REQUEST__BODY_KILL;
+    h.kill = &kill;
+    assert_int_equal(e2e_call(&c, &h)->status, ATTN_OK);
+    assert_int_equal(put(&gone, &b, &t, 2, 1), ATTN_ENOTFOUND);
+    await_free(&c, n_free);
+    assert_int_equal(ask_export(&c, &b, 0, 0)->header->status, ATTN_ENOTFOUND);
+    e2e_disconnect(&gone);
+    free(t.blocks);
+    e2e_disconnect(&c);
+    e2e_stop(&d);
+}
+
+/* Who moves a sequence takes it as it has seen it, or not at all. */
+static void adoption_at_an_epoch_is_refused_at_another(void **state)
+{
+    (void)state;
+    struct e2e d;
+    struct e2e_client c, other;
+    e2e_start(&d, NULL);
+    e2e_connect(&c, &d);
+    e2e_connect(&other, &d);
+    e2e_make_pool(&c, ATTN_F32, 12);
+    assert_int_equal(e2e_open_seq(&c, &a, 7, 3), ATTN_OK);
+    fill(&c, &a, 20, 20);
+    Attnd__Adopt adopt = ATTND__ADOPT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    adopt.seq = a.name;
+    adopt.epoch = a.epoch;
+    h.session = other.session;
+    h.body_case = ATTND__REQUEST__BODY_ADOPT;
+    h.adopt = &adopt;
+    assert_int_equal(e2e_truncate(&c, &a, 18), ATTN_OK);
+    const Attnd__Reply *r = e2e_call(&other, &h);
+    assert_int_equal(r->status, ATTN_ESTALE);
+    assert_non_null(strstr(r->message, "adopt.epoch is "));
+    assert_int_equal(e2e_item(&c, &a, 0, 18, 1), ATTN_OK); /* it is whose it was */
+    adopt.epoch = a.epoch;
+    r = e2e_call(&other, &h);
+    assert_int_equal(r->status, ATTN_OK);
+    assert_true(r->seq->epoch > a.epoch);
+    assert_int_equal(e2e_item(&c, &a, 0, 19, 1), ATTN_ESTALE);
+    e2e_disconnect(&other);
+    e2e_disconnect(&c);
+    e2e_stop(&d);
+}
+
 static void what_is_wrong_is_refused_and_changes_nothing(void **state)
 {
     (void)state;
@@ -243,6 +377,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sequence_goes_to_another_daemon),
+        cmocka_unit_test(foreign_blocks_are_refused_by_the_field_that_differs),
+        cmocka_unit_test(a_session_that_ends_in_the_middle_leaves_nothing_behind),
+        cmocka_unit_test(adoption_at_an_epoch_is_refused_at_another),
         cmocka_unit_test(what_is_wrong_is_refused_and_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

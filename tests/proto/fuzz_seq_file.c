@@ -54,6 +54,7 @@ size_t fuzz_seed(size_t i, uint8_t *out, size_t out_bytes)
                      .block_bytes = 1024,
                      .model = i == 0 ? "" : "m",
                      .rope = "r"},
+        .pool = i == 0 ? "" : "pool",
         .n_blocks = 2,
         .n_ids = i == 0 ? 0 : 5,
         .layer_len = lens,

@@ -191,11 +191,27 @@ FILL(export)
 }
 static uint32_t import_lens[] = {40, 33};
 static uint64_t import_sums[] = {0x1111111111111111u, 0x2222222222222222u};
+static Attnd__Content *content_fill(void)
+{
+    static Attnd__Identity meaning;
+    static Attnd__Content content;
+    attnd__identity__init(&meaning);
+    meaning.model = "sha256:0f1e";
+    meaning.rope = "theta=10000";
+    attnd__content__init(&content);
+    content.num_kv_heads = 1;
+    content.head_dim_k = content.head_dim_v = 8;
+    content.block_tokens = 16;
+    content.kv_dtype = ATTND__DTYPE__BF16;
+    content.identity = &meaning;
+    content.attention = 0x3333333333333333u;
+    return &content;
+}
 FILL(import)
 {
     REQUEST(import, IMPORT, Attnd__Import, attnd__import__init, .seq = SEQ_A, .epoch = 1,
             .first_block = 2, .layout = 1, .n_layer_len = 2, .layer_len = import_lens, .n_sums = 2,
-            .sums = import_sums);
+            .sums = import_sums, .content = content_fill());
 }
 FILL(stats)
 {
@@ -262,7 +278,8 @@ FILL(export_reply)
 {
     REPLY(export, EXPORT, Attnd__ExportReply, attnd__export_reply__init, .epoch = 300, .pool = 1,
           .layout = 1, .block_bytes = 128, .n_layer_len = 2, .layer_len = layer_len, .n_ids = 2,
-          .adapter = 5, .n_tokens = 2, .tokens = export_ids, .n_sums = 2, .sums = export_sums);
+          .adapter = 5, .n_tokens = 2, .tokens = export_ids, .n_sums = 2, .sums = export_sums,
+          .content = content_fill(), .pool_name = "pool");
 }
 static int32_t item_status[] = {ATTN_OK, ATTN_ENOBLOCKS};
 FILL(step_reply)

@@ -35,6 +35,7 @@ static struct seq_file file_of_test(void)
                      .block_bytes = 9216,
                      .model = "bytelm",
                      .rope = ""},
+        .pool = "p",
         .name = 77,
         .adapter = 5,
         .n_blocks = N_BLOCKS,
@@ -169,6 +170,7 @@ static void another_geometry_is_named(void **state)
     DIFFERS(head_dim_v, 8);
     DIFFERS(block_tokens, 32);
     DIFFERS(block_bytes, 1);
+    DIFFERS(attention, 7);
     DIFFERS(kv_dtype, ATTN_F16);
     DIFFERS(model, "other");
     DIFFERS(rope, "theta=10000");

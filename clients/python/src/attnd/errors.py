@@ -160,6 +160,12 @@ class ConnectionLostError(AttndError, ConnectionError):
     status = -17
 
 
+class FileError(AttndError, OSError):
+    """A sequence's file could not be read or written; the message names it and says why."""
+
+    status = -18
+
+
 _CLASSES = {c.status: c for c in AttndError.__subclasses__()}
 _GONE = {1: SessionGoneError, 2: PoolGoneError, 3: SequenceGoneError}  # enum attn_gone
 

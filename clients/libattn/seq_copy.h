@@ -1,0 +1,43 @@
+/* seq_copy.h: blocks of a sequence out of a daemon and into one, a message's worth at a time. What
+ * files (seq_store.c) and moves (seq_move.c) are made of.
+ */
+#ifndef ATTN_SEQ_COPY_H
+#define ATTN_SEQ_COPY_H
+
+#include "clients/libattn/client.h"
+#include "proto/seq_file.h"
+
+/* A sequence at one moment, as its daemon tells. */
+struct seq_look {
+    uint64_t id, adapter;
+    uint32_t epoch, n_ids;
+    struct seq_geometry geometry; /* its texts are those below */
+    uint32_t layer_len[SEQ_FILE_MAX_LAYERS]; /* [geometry.num_layers] */
+    char model[SEQ_FILE_MAX_TEXT_BYTES], rope[SEQ_FILE_MAX_TEXT_BYTES];
+    char pool[SEQ_FILE_MAX_TEXT_BYTES];
+};
+
+/* Unless said otherwise each of these is one request of timeout_us, with its errors. ATTN_ESTALE:
+ * the sequence is at another epoch than the look. */
+attn_status seq_look_at(struct attn_client *c, uint64_t id, uint64_t timeout_us,
+                        struct seq_look *out);
+/* Tokens of the shortest and of the longest layer. */
+void seq_look_lengths(const struct seq_look *l, uint32_t *out_least, uint32_t *out_most);
+
+/* How many blocks a message takes: at least 1, or an error that names the limit (ATTN_EINVAL). */
+attn_status seq_blocks_at_once(struct attn_client *c, uint64_t block_bytes, uint32_t *out_n);
+/* Blocks [first, first + n) to dst, and what their bytes make, which is what was told, or
+ * ATTN_EPROTO. */
+attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, uint32_t first,
+                           uint32_t n, uint64_t timeout_us, uint8_t *dst, struct checksum *sums);
+/* Appends n blocks to a sequence of the client's, of layers that then have layer_len tokens, but
+ * none behind the last of these blocks. */
+attn_status seq_blocks_put(struct attn_client *c, const struct attn_seq *seq,
+                           const struct seq_geometry *g, const uint32_t *layer_len, uint32_t first,
+                           uint32_t n, const uint8_t *src, const struct checksum *sums,
+                           uint64_t timeout_us);
+/* Ids [first, first + n), in as many requests as that takes. */
+attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t first, uint32_t n,
+                        uint64_t timeout_us, uint32_t *dst);
+
+#endif

@@ -1,0 +1,238 @@
+/* seq_move.c: a sequence from one daemon to another while it goes on.
+ *
+ * Full blocks are copied as they become full; nothing of an epoch changes them. When there is none
+ * left, the sequence is adopted at that same epoch: from then on whoever used it is refused, so no
+ * token can be appended at the source that the target has not. The rest follows, and only when the
+ * target has all of it is the source closed; where somebody has adopted it before that, the target
+ * forgets it instead. A sequence whose epoch changes meanwhile (it was
+ * truncated, or adopted) is begun again; one that always changes is adopted first and copied then.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clients/libattn/seq_copy.h"
+
+enum { MAX_TRIES = 3 };
+
+struct move {
+    struct attn_client *from;
+    attn_pool *to;
+    uint64_t timeout_us;
+    struct seq_look look;
+    struct attn_seq seq; /* at the target */
+    bool is_open, is_fenced;
+    uint32_t n_blocks, n_ids; /* that the target has */
+    uint32_t n_at_once;
+    uint8_t *blocks; /* [n_at_once] */
+    struct checksum *sums; /* [n_at_once] */
+    uint64_t stop_ns; /* when it began */
+    struct attn_moved moved;
+};
+
+static attn_status blocks_move(struct move *m, uint32_t end)
+{
+    const struct seq_geometry *g = &m->look.geometry;
+    attn_status st = ATTN_OK;
+    while (st == ATTN_OK && m->n_blocks < end) {
+        uint32_t n = end - m->n_blocks < m->n_at_once ? end - m->n_blocks : m->n_at_once;
+        st = seq_blocks_get(m->from, &m->look, m->n_blocks, n, m->timeout_us, m->blocks, m->sums);
+        if (st == ATTN_OK)
+            st = seq_blocks_put(m->to->client, &m->seq, g, m->look.layer_len, m->n_blocks, n,
+                                m->blocks, m->sums, m->timeout_us);
+        if (st == ATTN_OK)
+            m->n_blocks += n;
+    }
+    return st;
+}
+
+static attn_status ids_move(struct move *m)
+{
+    uint32_t n = m->look.n_ids - m->n_ids;
+    if (n == 0)
+        return ATTN_OK;
+    uint32_t *ids = malloc(n * sizeof *ids);
+    if (ids == NULL)
+        return error_set(ATTN_ENOMEM, "no memory for %" PRIu32 " token ids", n);
+    attn_status st = seq_ids_get(m->from, &m->look, m->n_ids, n, m->timeout_us, ids);
+    if (st == ATTN_OK)
+        st = attn_seq_tokens(m->to, &m->seq, m->n_ids, ids, n, m->timeout_us);
+    if (st == ATTN_OK)
+        m->n_ids += n;
+    free(ids);
+    return st;
+}
+
+/* The target's sequence, empty, and memory for blocks on their way. */
+static attn_status target_open(struct move *m)
+{
+    const struct attn_tokens none = {.adapter = m->look.adapter};
+    uint64_t bytes = m->look.geometry.block_bytes;
+    uint32_t n_from, n_to, n_cached;
+    attn_status st = seq_blocks_at_once(m->from, bytes, &n_from);
+    if (st == ATTN_OK)
+        st = seq_blocks_at_once(m->to->client, bytes, &n_to);
+    if (st != ATTN_OK)
+        return st;
+    if (m->blocks == NULL) {
+        m->n_at_once = n_from < n_to ? n_from : n_to;
+        m->blocks = malloc(m->n_at_once * bytes);
+        m->sums = malloc(m->n_at_once * sizeof *m->sums);
+        if (m->blocks == NULL || m->sums == NULL)
+            return error_set(ATTN_ENOMEM, "no memory for a move");
+    }
+    m->n_blocks = m->n_ids = 0;
+    st = attn_seq_open_with(m->to, m->look.id, &none, m->timeout_us, &m->seq, &n_cached);
+    m->is_open = st == ATTN_OK;
+    return st;
+}
+
+/* What is begun at the target is forgotten; the error stays. */
+static void target_forget(struct move *m)
+{
+    if (!m->is_open)
+        return;
+    struct error_kept kept = error_keep();
+    attn_seq_close(m->to, &m->seq, m->timeout_us);
+    m->is_open = false;
+    error_restore(&kept);
+}
+
+/* Until every full block and every id that was there at the last look is at the target. */
+static attn_status move_live(struct move *m)
+{
+    uint32_t bt = m->look.geometry.block_tokens, least, most, epoch = m->look.epoch;
+    while (true) {
+        seq_look_lengths(&m->look, &least, &most);
+        uint32_t n_full = least / bt;
+        if (n_full <= m->n_blocks)
+            return ids_move(m);
+        for (uint32_t i = 0; i < m->look.geometry.num_layers; i++)
+            m->look.layer_len[i] = n_full * bt; /* what the target has then */
+        attn_status st = blocks_move(m, n_full);
+        if (st == ATTN_OK)
+            st = ids_move(m);
+        if (st == ATTN_OK)
+            st = seq_look_at(m->from, m->look.id, m->timeout_us, &m->look);
+        if (st != ATTN_OK)
+            return st;
+        if (m->look.epoch != epoch)
+            return error_set(ATTN_ESTALE, "sequence %" PRIu64 " is truncated or adopted meanwhile",
+                             m->look.id);
+    }
+}
+
+/* Nobody appends at the source any more. epoch 0: whichever it is at. */
+static attn_status source_fence(struct move *m, uint32_t epoch)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Adopt adopt = ATTND__ADOPT__INIT;
+    adopt.seq = m->look.id;
+    adopt.epoch = epoch;
+    req.body_case = ATTND__REQUEST__BODY_ADOPT;
+    req.adopt = &adopt;
+    m->stop_ns = attn_now_ns();
+    attn_status st = client_call(m->from, &req, m->timeout_us, NULL, NULL);
+    m->is_fenced = st == ATTN_OK;
+    return st == ATTN_OK ? seq_look_at(m->from, m->look.id, m->timeout_us, &m->look) : st;
+}
+
+/* What the live part has left. */
+static attn_status move_rest(struct move *m)
+{
+    uint32_t bt = m->look.geometry.block_tokens, least, most, before = m->n_blocks;
+    seq_look_lengths(&m->look, &least, &most);
+    attn_status st = blocks_move(m, most / bt + (most % bt != 0));
+    if (st == ATTN_OK)
+        st = ids_move(m);
+    m->moved = (struct attn_moved){.struct_size = sizeof m->moved,
+                                   .n_tokens = most,
+                                   .n_blocks = m->n_blocks,
+                                   .n_blocks_stopped = m->n_blocks - before,
+                                   .bytes = m->n_blocks * m->look.geometry.block_bytes,
+                                   .stop_ns = attn_now_ns() - m->stop_ns};
+    return st;
+}
+
+static attn_status source_close(struct move *m)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Close close = ATTND__CLOSE__INIT;
+    close.seq = m->look.id;
+    close.epoch = m->look.epoch;
+    req.body_case = ATTND__REQUEST__BODY_CLOSE;
+    req.close = &close;
+    return client_call(m->from, &req, m->timeout_us, NULL, NULL);
+}
+
+static attn_status move_once(struct move *m, bool is_live)
+{
+    attn_status st = seq_look_at(m->from, m->look.id, m->timeout_us, &m->look);
+    uint32_t epoch = is_live ? m->look.epoch : 0;
+    if (st == ATTN_OK)
+        st = target_open(m);
+    if (st == ATTN_OK && is_live)
+        st = move_live(m);
+    if (st == ATTN_OK)
+        st = source_fence(m, epoch);
+    return st == ATTN_OK ? move_rest(m) : st;
+}
+
+static attn_status move_run(struct move *m)
+{
+    attn_status st = ATTN_ESTALE;
+    for (int i = 0; i < MAX_TRIES && st == ATTN_ESTALE && !m->is_fenced; i++) {
+        st = move_once(m, i + 1 < MAX_TRIES);
+        if (st != ATTN_OK)
+            target_forget(m);
+    }
+    if (st != ATTN_OK && m->is_fenced) {
+        struct error_kept kept = error_keep();
+        kept.error.message[120] = '\0';
+        return error_set(st, "%s; sequence %" PRIu64 " is at its source as it was: adopt it there",
+                         kept.error.message, m->look.id);
+    }
+    if (st != ATTN_OK)
+        return st;
+    st = source_close(m);
+    if (st == ATTN_ESTALE) { /* somebody has adopted it there, and may append: it is his */
+        target_forget(m);
+        return st;
+    }
+    m->moved.is_left = st != ATTN_OK && st != ATTN_ENOTFOUND;
+    return ATTN_OK;
+}
+
+attn_status attn_seq_move(attn_client *from, uint64_t id, attn_pool *to, uint64_t timeout_us,
+                          struct attn_seq *out_seq, struct attn_moved *out_moved)
+{
+    if (to == NULL || out_seq == NULL)
+        return error_set(ATTN_EINVAL, "to or out_seq is NULL");
+    if (out_moved != NULL && out_moved->struct_size != sizeof *out_moved)
+        return error_set(ATTN_EINVAL, "attn_moved.struct_size %u: this library knows %zu",
+                         out_moved->struct_size, sizeof *out_moved);
+    attn_status st = client_check(from);
+    if (st == ATTN_OK)
+        st = client_check(to->client);
+    if (st == ATTN_OK)
+        st = pool_check(to);
+    if (st != ATTN_OK)
+        return st;
+    struct move *m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return error_set(ATTN_ENOMEM, "no memory for a move");
+    m->from = from;
+    m->to = to;
+    m->timeout_us = timeout_us;
+    m->look.id = id;
+    st = move_run(m);
+    if (st == ATTN_OK) {
+        *out_seq = m->seq;
+        if (out_moved != NULL)
+            *out_moved = m->moved;
+    }
+    free(m->blocks);
+    free(m->sums);
+    free(m);
+    return st;
+}

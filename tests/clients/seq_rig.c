@@ -1,0 +1,114 @@
+/* seq_rig.c: see seq_rig.h. */
+#include "tests/clients/seq_rig.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct e2e seq_daemons[2];
+
+attn_client *client_of(int i, bool is_shm)
+{
+    attn_client *c = NULL;
+    char url[128];
+    snprintf(url, sizeof url, is_shm ? "shm://%s" : "%s",
+             is_shm ? seq_daemons[i].shm_path : seq_daemons[i].url);
+    if (attn_client_open(url, NULL, LONG_US, &c) != ATTN_OK)
+        fail_msg("%s", attn_last_error()->message);
+    return c;
+}
+
+attn_pool *pool_of(attn_client *c, attn_dtype kv_dtype, const char *model, float scale,
+                   uint32_t n_blocks)
+{
+    attn_pool *p = NULL;
+    char name[64];
+    struct attn_layer layer = {.scale = scale};
+    struct attn_pool_spec spec = {.struct_size = sizeof spec,
+                                  .layer_struct_size = sizeof(struct attn_layer),
+                                  .name = name,
+                                  .num_layers = LAYERS,
+                                  .num_q_heads = Q_HEADS,
+                                  .num_kv_heads = KV_HEADS,
+                                  .head_dim_k = DIM,
+                                  .block_tokens = BLOCK,
+                                  .n_blocks = n_blocks,
+                                  .q_dtype = ATTN_F32,
+                                  .kv_dtype = kv_dtype,
+                                  .is_batch_invariant = 1,
+                                  .n_layers = 1,
+                                  .layers = &layer,
+                                  .model = model};
+    snprintf(name, sizeof name, "%s-%s-%g-%u", attn_dtype_name(kv_dtype), model, (double)scale,
+             n_blocks);
+    if (attn_pool_create(c, &spec, LONG_US, &p) != ATTN_OK)
+        fail_msg("%s", attn_last_error()->message);
+    return p;
+}
+
+/* Numbers that depend on layer, position and what they are for. */
+static void fill(float *x, uint32_t layer, uint32_t pos, uint32_t n, uint32_t row, uint32_t what)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        unsigned seed = layer * 1000003u + (pos + i) * 10007u + what;
+        for (uint32_t k = 0; k < row; k++)
+            x[i * row + k] = (float)(rand_r(&seed) % 2001) / 1000 - 1.0005f;
+    }
+}
+
+/* Tokens [pos, pos + n) of one layer; with out [n][Q_HEADS][DIM] they attend, too. */
+attn_status step(attn_pool *p, const struct attn_seq *seq, uint32_t layer, uint32_t pos, uint32_t n,
+                 bool is_append, float *out)
+{
+    static _Thread_local float q[LAST * Q_HEADS * DIM];
+    static _Thread_local float k[MAX_TOKENS * KV_HEADS * DIM], v[MAX_TOKENS * KV_HEADS * DIM];
+    struct attn_item item = {.seq = *seq, .pos = pos, .n_tokens = n};
+    fill(k, layer, pos, n, KV_HEADS * DIM, 1);
+    fill(v, layer, pos, n, KV_HEADS * DIM, 2);
+    for (uint32_t i = 0; out != NULL && i < n * Q_HEADS * DIM; i++)
+        out[i] = 12345;
+    if (out != NULL)
+        fill(q, layer, pos, n, Q_HEADS * DIM, 3);
+    struct attn_step s = {.struct_size = sizeof s,
+                          .layer = layer,
+                          .n_items = 1,
+                          .items = &item,
+                          .q = out != NULL ? q : NULL,
+                          .k = is_append ? k : NULL,
+                          .v = is_append ? v : NULL,
+                          .out = out,
+                          .timeout_us = LONG_US};
+    return attn_step(p, &s, NULL);
+}
+
+/* A sequence of n tokens, of which the last layer has n_last, with ids as far as n_ids. */
+struct attn_seq make_seq(attn_pool *p, uint64_t id, uint32_t n, uint32_t n_last, uint32_t n_ids)
+{
+    static uint32_t ids[MAX_TOKENS];
+    struct attn_seq seq;
+    for (uint32_t i = 0; i < MAX_TOKENS; i++)
+        ids[i] = i * 7 + 1;
+    ok(attn_seq_open(p, id, LONG_US, &seq));
+    for (uint32_t l = 0; l < LAYERS; l++)
+        ok(step(p, &seq, l, 0, l == LAYERS - 1 ? n_last : n, true, NULL));
+    if (n_ids > 0)
+        ok(attn_seq_tokens(p, &seq, 0, ids, n_ids, LONG_US));
+    return seq;
+}
+
+void assert_same(attn_pool *p, const struct attn_seq *a, attn_pool *q, const struct attn_seq *b,
+                 const uint32_t *lens)
+{
+    float x[OUT], y[OUT];
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        ok(step(p, a, l, lens[l] - LAST, LAST, false, x));
+        ok(step(q, b, l, lens[l] - LAST, LAST, false, y));
+        assert_memory_equal(x, y, sizeof x);
+    }
+}
+
+void assert_gone(attn_pool *p, uint64_t id)
+{
+    struct attn_seq seq;
+    assert_int_equal(attn_seq_adopt(p, id, LONG_US, &seq, NULL), ATTN_ENOTFOUND);
+}

@@ -1,0 +1,325 @@
+/* test_libattn_export.c: sequences into files, out of them, and from one daemon to another, by
+ * libattn at real daemons. Calls of the file system fail by --wrap, one after the other. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/clients/seq_rig.h"
+
+static char dir[64], path[96];
+
+/* --- calls that fail -------------------------------------------------------------------------- */
+
+static int n_calls, failing, error; /* the failing-th call from now on gives that error; 0: none */
+static bool is_short; /* what reads and writes does less than it should */
+
+static bool fails(void)
+{
+    if (failing == 0 || ++n_calls != failing)
+        return false;
+    errno = error;
+    return true;
+}
+static size_t less(size_t n)
+{
+    return is_short && n > 1 ? n / 2 : n;
+}
+
+#define WRAP(type, name, parameters, arguments, how_fails)                                         \
+    type __real_##name parameters;                                                                 \
+    type __wrap_##name parameters;                                                                 \
+    type __wrap_##name parameters                                                                  \
+    {                                                                                              \
+        return fails() ? (type)(how_fails) : __real_##name arguments;                              \
+    }
+WRAP(ssize_t, pwrite, (int fd, const void *b, size_t n, off_t at), (fd, b, less(n), at), -1)
+WRAP(ssize_t, pread, (int fd, void *b, size_t n, off_t at), (fd, b, less(n), at), -1)
+WRAP(int, fsync, (int fd), (fd), -1)
+WRAP(int, rename, (const char *a, const char *b), (a, b), -1)
+WRAP(int, mkostemp, (char *name, int flags), (name, flags), -1)
+
+static uint32_t n_free(attn_client *c, const attn_pool *p)
+{
+    attn_pool *again;
+    ok(attn_pool_describe(c, attn_pool_spec_of(p)->name, LONG_US, &again));
+    uint32_t n = attn_pool_free_blocks(again);
+    attn_pool_close(again);
+    return n;
+}
+
+/* --- files ------------------------------------------------------------------------------------ */
+
+static uint8_t *read_file(const char *name, size_t *out_n)
+{
+    struct stat info;
+    int fd = open(name, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0 && fstat(fd, &info) == 0);
+    uint8_t *bytes = malloc((size_t)info.st_size + 1);
+    assert_non_null(bytes);
+    assert_int_equal(read(fd, bytes, (size_t)info.st_size), info.st_size);
+    close(fd);
+    *out_n = (size_t)info.st_size;
+    return bytes;
+}
+
+static void write_file(const char *name, const uint8_t *bytes, size_t n)
+{
+    int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, bytes, n), n);
+    close(fd);
+}
+
+static uint32_t n_files(void)
+{
+    uint32_t n = 0;
+    DIR *f = opendir(dir);
+    assert_non_null(f);
+    while (readdir(f) != NULL)
+        n++;
+    closedir(f);
+    return n - 2;
+}
+
+static int start(void **state)
+{
+    static const char *const flags[] = {"--listen.shm_client", "1M", "--listen.shm_slots", "16",
+                                        NULL};
+    (void)state;
+    snprintf(dir, sizeof dir, "/tmp/attnd_export_XXXXXX");
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/a.seq", dir);
+    e2e_start(&seq_daemons[0], flags);
+    e2e_start(&seq_daemons[1], flags);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    e2e_stop(&seq_daemons[0]);
+    e2e_stop(&seq_daemons[1]);
+    unlink(path);
+    rmdir(dir);
+    return 0;
+}
+
+/* --- tests ------------------------------------------------------------------------------------ */
+
+static void to_a_file_and_back(attn_dtype kv_dtype, bool is_shm)
+{
+    const uint32_t lens[LAYERS] = {1000, 777};
+    attn_client *a = client_of(0, is_shm), *b = client_of(1, !is_shm);
+    attn_pool *p = pool_of(a, kv_dtype, "m", 0.25f, 128),
+              *q = pool_of(b, kv_dtype, "m", 0.25f, 128);
+    struct attn_seq seq = make_seq(p, 7, lens[0], lens[1], 990), got, more;
+    struct attn_seq_file file = {.struct_size = sizeof file}, same = file;
+    uint32_t got_lens[LAYERS] = {0}, n_cached;
+    ok(attn_seq_export(a, 7, path, LONG_US, &file));
+    assert_int_equal(n_files(), 1);
+    ok(attn_seq_file_info(path, &same));
+    assert_memory_equal(&same, &file, sizeof file);
+    assert_int_equal(file.id, 7);
+    assert_int_equal(file.n_tokens, 1000);
+    assert_int_equal(file.n_ids, 990);
+    assert_string_equal(file.pool, attn_pool_spec_of(p)->name);
+
+    ok(attn_seq_import(q, path, 9, LONG_US, &got, got_lens));
+    assert_memory_equal(got_lens, lens, sizeof lens);
+    assert_same(p, &seq, q, &got, lens);
+    ok(attn_seq_import(q, path, 7, LONG_US, &more, NULL)); /* once more: the same file again */
+    size_t n, n_again;
+    uint8_t *first = read_file(path, &n);
+    ok(attn_seq_export(b, 7, path, LONG_US, NULL));
+    uint8_t *again = read_file(path, &n_again);
+    assert_int_equal(n, n_again);
+    assert_memory_equal(first, again, n);
+    free(first);
+    free(again);
+    assert_int_equal(attn_seq_import(q, path, 7, LONG_US, &more, NULL), ATTN_EEXIST);
+
+    /* both go on alike; what all layers have of known tokens is found by others */
+    float x[LAST * Q_HEADS * DIM], y[LAST * Q_HEADS * DIM];
+    ok(step(p, &seq, 1, 777, 5, true, x));
+    ok(step(q, &got, 1, 777, 5, true, y));
+    assert_memory_equal(x, y, 5 * Q_HEADS * DIM * sizeof *x);
+    static uint32_t ids[MAX_TOKENS];
+    for (uint32_t i = 0; i < MAX_TOKENS; i++)
+        ids[i] = i * 7 + 1;
+    struct attn_tokens known = {.ids = ids, .n = 990};
+    ok(attn_seq_close(q, &got, LONG_US));
+    ok(attn_seq_close(q, &more, LONG_US));
+    ok(attn_seq_open_with(q, 11, &known, LONG_US, &more, &n_cached));
+    assert_int_equal(n_cached, 777 / BLOCK * BLOCK);
+    ok(attn_seq_close(q, &more, LONG_US));
+    ok(attn_seq_close(p, &seq, LONG_US));
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_client_close(a);
+    attn_client_close(b);
+}
+
+static void a_file_brings_a_sequence_back_to_the_bit(void **state)
+{
+    (void)state;
+    to_a_file_and_back(ATTN_F32, false);
+    to_a_file_and_back(ATTN_F32, true);
+    to_a_file_and_back(ATTN_INT8, true);
+    to_a_file_and_back(ATTN_FP8_E4M3, false);
+}
+
+/* Import is refused with one of two statuses, and leaves nothing. */
+static void refused(attn_pool *q, const uint8_t *bytes, size_t n, attn_status st, const char *says)
+{
+    struct attn_seq got = {.id = 99};
+    write_file(path, bytes, n);
+    attn_status is = attn_seq_import(q, path, 5, LONG_US, &got, NULL);
+    if (is != st && !(st == ATTN_EPROTO && is == ATTN_ENOTSUP)) /* a flipped version */
+        fail_msg("%d, not %d: %s", is, st, attn_last_error()->message);
+    if (strstr(attn_last_error()->message, says) == NULL)
+        fail_msg("no \"%s\": %s", says, attn_last_error()->message);
+    assert_int_equal(got.id, 99);
+}
+
+static void what_is_damaged_or_foreign_is_refused_by_name(void **state)
+{
+    (void)state;
+    attn_client *a = client_of(0, false), *b = client_of(1, false);
+    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 32), *q = pool_of(b, ATTN_F32, "m", 0.25f, 32);
+    struct attn_seq seq = make_seq(p, 7, 100, 90, 80), got;
+    size_t n;
+    ok(attn_seq_export(a, 7, path, LONG_US, NULL));
+    uint8_t *bytes = read_file(path, &n);
+    uint32_t n_before = n_free(b, q);
+    srand(1);
+    for (int i = 0; i < 300; i++) {
+        size_t at = i < 128 ? (size_t)i : (size_t)rand() % n;
+        bytes[at] ^= (uint8_t)(1 << i % 8);
+        refused(q, bytes, n, ATTN_EPROTO, path);
+        bytes[at] ^= (uint8_t)(1 << i % 8);
+        if (i % 8 == 0)
+            refused(q, bytes, (size_t)rand() % n, ATTN_EPROTO, path);
+    }
+    refused(q, bytes, 0, ATTN_EPROTO, "file has 0 bytes");
+    refused(q,
+            (const uint8_t *)"hello, this is no such file of a sequence, but it is long enough to "
+                             "have a whole head, which it has not, however long it would go on",
+            129, ATTN_EPROTO, "magic is");
+    uint8_t *longer = calloc(1, n + 1);
+    assert_non_null(longer);
+    memcpy(longer, bytes, n);
+    refused(q, longer, n + 1, ATTN_EPROTO, "bytes, it must have");
+    free(longer);
+    assert_int_equal(attn_seq_import(q, dir, 5, LONG_US, &got, NULL), ATTN_EPROTO);
+    assert_int_equal(attn_seq_import(q, "/no/where", 5, LONG_US, &got, NULL), ATTN_EIO);
+    assert_non_null(strstr(attn_last_error()->message, "/no/where: No such file"));
+    attn_pool *other = pool_of(b, ATTN_F32, "other", 0.25f, 32);
+    refused(other, bytes, n, ATTN_EINVAL, "model is \"m\" in the file, \"other\" in the pool");
+    attn_pool *scaled = pool_of(b, ATTN_F32, "m", 0.5f, 32);
+    refused(scaled, bytes, n, ATTN_EINVAL, "attention is ");
+    attn_pool *small = pool_of(b, ATTN_F32, "m", 0.25f, 3);
+    refused(small, bytes, n, ATTN_ENOBLOCKS, "block");
+    assert_int_equal(n_free(b, small), 3);
+    assert_int_equal(n_free(b, q), n_before);
+    assert_gone(q, 5);
+    ok(attn_seq_import(q, path, 5, LONG_US, &got, NULL));
+    ok(attn_seq_close(q, &got, LONG_US));
+    ok(attn_seq_close(p, &seq, LONG_US));
+    free(bytes);
+    attn_client_close(a);
+    attn_client_close(b);
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_pool_close(other);
+    attn_pool_close(scaled);
+    attn_pool_close(small);
+}
+
+static void every_call_that_fails_changes_nothing(void **state)
+{
+    (void)state;
+    attn_client *a = client_of(0, false);
+    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 64);
+    struct attn_seq seq = make_seq(p, 7, 100, 90, 80), got;
+    const uint32_t lens[LAYERS] = {100, 90};
+    size_t n;
+    ok(attn_seq_export(a, 7, path, LONG_US, NULL));
+    uint8_t *bytes = read_file(path, &n);
+    uint32_t n_before = n_free(a, p);
+    for (int round = 0; round < 3; round++) {
+        attn_status st = ATTN_EIO;
+        is_short = round == 2;
+        error = round == 0 ? ENOSPC : EIO;
+        for (int i = 1; st != ATTN_OK; i++) {
+            uint8_t *now;
+            size_t n_now;
+            failing = 0;
+            write_file(path, (const uint8_t *)"old", 3);
+            failing = i;
+            n_calls = 0;
+            st = attn_seq_export(a, 7, path, LONG_US, NULL);
+            bool is_last = n_calls == failing; /* the folder's sync: the file is there */
+            failing = 0;
+            if (st != ATTN_OK) {
+                assert_int_equal(st, ATTN_EIO);
+                assert_non_null(strstr(attn_last_error()->message, strerror(error)));
+            }
+            assert_int_equal(n_files(), 1);
+            now = read_file(path, &n_now);
+            assert_true(n_now == 3 ? st != ATTN_OK && memcmp(now, "old", 3) == 0
+                                   : n_now == n && memcmp(now, bytes, n) == 0 &&
+                                         (st == ATTN_OK || is_last));
+            free(now);
+        }
+        for (int i = 1, is_done = 0; !is_done; i++) {
+            failing = i;
+            n_calls = 0;
+            st = attn_seq_import(p, path, 8, LONG_US, &got, NULL);
+            is_done = st == ATTN_OK;
+            failing = 0;
+            if (!is_done) {
+                assert_int_equal(st, ATTN_EIO);
+                assert_gone(p, 8);
+                assert_int_equal(n_free(a, p), n_before);
+            }
+        }
+        assert_same(p, &seq, p, &got, lens);
+        ok(attn_seq_close(p, &got, LONG_US));
+    }
+    is_short = false;
+    struct rlimit was, small = {0}; /* a disk that is really full */
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    small = (struct rlimit){.rlim_cur = n / 2, .rlim_max = was.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    assert_int_equal(attn_seq_export(a, 7, path, LONG_US, NULL), ATTN_EIO);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_int_equal(n_files(), 1);
+    ok(attn_seq_import(p, path, 8, LONG_US, &got, NULL)); /* the one before is there */
+    ok(attn_seq_close(p, &got, LONG_US));
+    ok(attn_seq_close(p, &seq, LONG_US));
+    free(bytes);
+    attn_pool_close(p);
+    attn_client_close(a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_file_brings_a_sequence_back_to_the_bit),
+        cmocka_unit_test(what_is_damaged_or_foreign_is_refused_by_name),
+        cmocka_unit_test(every_call_that_fails_changes_nothing),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}

@@ -1,0 +1,248 @@
+/* test_libattn_move.c: sequences go from one daemon to another while a worker decodes: each token
+ * is there once, and every output is that of a sequence that stays. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/clients/seq_rig.h"
+
+enum { PROMPT = 400, MOVES = 6, MAX_DECODED = MAX_TOKENS - PROMPT };
+
+/* A worker that decodes token after token, wherever its sequence is. */
+struct worker {
+    attn_client *clients[2];
+    attn_pool *pools[2];
+    pthread_mutex_t lock;
+    pthread_cond_t arrived;
+    int at; /* the daemon where its sequence is */
+    uint32_t n_moves;
+    struct attn_seq seq;
+    atomic_uint n; /* tokens */
+    atomic_bool is_ending;
+    uint32_t n_stops;
+    float (*out)[LAYERS][Q_HEADS * DIM]; /* [MAX_DECODED] */
+};
+
+/* One layer of the next token; where it is refused, again where the sequence has gone. */
+static void decode(struct worker *w, uint32_t layer, uint32_t pos)
+{
+    while (true) {
+        pthread_mutex_lock(&w->lock);
+        attn_pool *p = w->pools[w->at];
+        struct attn_seq seq = w->seq;
+        uint32_t n_moves = w->n_moves;
+        pthread_mutex_unlock(&w->lock);
+        attn_status st = step(p, &seq, layer, pos, 1, true, w->out[pos - PROMPT][layer]);
+        if (st == ATTN_OK)
+            return;
+        if (st != ATTN_ESTALE && st != ATTN_ENOTFOUND)
+            fail_msg("token %u of layer %u: %s", pos, layer, attn_last_error()->message);
+        w->n_stops++;
+        pthread_mutex_lock(&w->lock);
+        while (w->n_moves == n_moves)
+            pthread_cond_wait(&w->arrived, &w->lock);
+        pthread_mutex_unlock(&w->lock);
+    }
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    for (uint32_t n = PROMPT; n < MAX_TOKENS && !atomic_load(&w->is_ending); n++) {
+        for (uint32_t l = 0; l < LAYERS; l++)
+            decode(w, l, n);
+        atomic_store(&w->n, n + 1);
+    }
+    return NULL;
+}
+
+static int start(void **state)
+{
+    (void)state;
+    e2e_start(&seq_daemons[0], NULL);
+    e2e_start(&seq_daemons[1], NULL);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    e2e_stop(&seq_daemons[0]);
+    e2e_stop(&seq_daemons[1]);
+    return 0;
+}
+
+static void a_sequence_decodes_while_it_moves(void **state)
+{
+    (void)state;
+    struct worker w = {.lock = PTHREAD_MUTEX_INITIALIZER, .arrived = PTHREAD_COND_INITIALIZER};
+    pthread_t thread;
+    w.out = calloc(MAX_DECODED, sizeof *w.out);
+    assert_non_null(w.out);
+    for (int i = 0; i < 2; i++) {
+        w.clients[i] = client_of(i, false);
+        w.pools[i] = pool_of(w.clients[i], ATTN_INT8, "m", 0.25f, 160);
+    }
+    w.seq = make_seq(w.pools[0], 7, PROMPT, PROMPT, PROMPT);
+    atomic_store(&w.n, PROMPT);
+    assert_int_equal(pthread_create(&thread, NULL, work, &w), 0);
+    for (uint32_t i = 0; i < MOVES; i++) {
+        struct attn_moved moved = {.struct_size = sizeof moved};
+        struct attn_seq seq;
+        uint32_t before = atomic_load(&w.n);
+        while (atomic_load(&w.n) < before + 2 && before + 2 < MAX_TOKENS)
+            sched_yield(); /* it decodes */
+        int to = 1 - w.at; /* nobody else writes it */
+        ok(attn_seq_move(w.clients[w.at], 7, w.pools[to], LONG_US, &seq, &moved));
+        assert_int_equal(moved.is_left, 0);
+        assert_true(moved.n_tokens >= before);
+        assert_int_equal(moved.n_blocks, (moved.n_tokens + BLOCK - 1) / BLOCK);
+        assert_true(moved.n_blocks_stopped < moved.n_blocks);
+        assert_gone(w.pools[w.at], 7);
+        pthread_mutex_lock(&w.lock);
+        w.at = to;
+        w.seq = seq;
+        w.n_moves++;
+        pthread_cond_broadcast(&w.arrived);
+        pthread_mutex_unlock(&w.lock);
+    }
+    atomic_store(&w.is_ending, true);
+    pthread_join(thread, NULL);
+
+    uint32_t n = atomic_load(&w.n), lens[LAYERS];
+    ok(attn_seq_adopt(w.pools[w.at], 7, LONG_US, &w.seq, lens));
+    for (uint32_t l = 0; l < LAYERS; l++)
+        assert_int_equal(lens[l], n); /* each token once */
+    struct attn_seq twin = make_seq(w.pools[0], 8, PROMPT, PROMPT, 0);
+    for (uint32_t pos = PROMPT; pos < n; pos++)
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            float out[Q_HEADS * DIM];
+            ok(step(w.pools[0], &twin, l, pos, 1, true, out));
+            assert_memory_equal(out, w.out[pos - PROMPT][l], sizeof out);
+        }
+    ok(attn_seq_close(w.pools[w.at], &w.seq, LONG_US));
+    ok(attn_seq_close(w.pools[0], &twin, LONG_US));
+    for (int i = 0; i < 2; i++) {
+        attn_pool_close(w.pools[i]);
+        attn_client_close(w.clients[i]);
+    }
+    free(w.out);
+}
+
+/* Nobody appends: all but the block that is not full goes before the stop. */
+static void a_quiet_sequence_stops_for_its_last_block(void **state)
+{
+    (void)state;
+    attn_client *a = client_of(0, true), *b = client_of(1, false);
+    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 96), *q = pool_of(b, ATTN_F32, "m", 0.25f, 96);
+    const uint32_t lens[LAYERS] = {600, 600};
+    struct attn_seq seq = make_seq(p, 7, 600, 600, 550), twin = make_seq(p, 8, 600, 600, 0), got;
+    struct attn_moved moved = {.struct_size = sizeof moved};
+    struct attn_tokens known = {.n = 500};
+    uint32_t n_cached, *ids = calloc(known.n, sizeof *ids);
+    ok(attn_seq_move(a, 7, q, LONG_US, &got, &moved));
+    assert_int_equal(moved.n_blocks, 38);
+    assert_int_equal(moved.n_blocks_stopped, 1);
+    assert_int_equal(step(p, &seq, 0, 600, 1, true, NULL), ATTN_ENOTFOUND);
+    assert_same(p, &twin, q, &got, lens);
+    for (uint32_t i = 0; i < known.n; i++)
+        ids[i] = i * 7 + 1;
+    known.ids = ids;
+    ok(attn_seq_open_with(q, 9, &known, LONG_US, &seq, &n_cached)); /* the target knows its ids */
+    assert_int_equal(n_cached, 499 / BLOCK * BLOCK);
+    ok(attn_seq_close(q, &seq, LONG_US));
+    ok(attn_seq_close(q, &got, LONG_US));
+    ok(attn_seq_close(p, &twin, LONG_US));
+    free(ids);
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_client_close(a);
+    attn_client_close(b);
+}
+
+/* A target that cannot have it: whose sequence it is never hears of the move. */
+static void a_move_that_fails_leaves_the_sequence_where_it_is(void **state)
+{
+    (void)state;
+    attn_client *a = client_of(0, false), *b = client_of(1, false), *mover = client_of(0, false);
+    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 64);
+    attn_pool *small = pool_of(b, ATTN_F32, "m", 0.25f, 9);
+    attn_pool *other = pool_of(b, ATTN_F32, "other", 0.25f, 64);
+    struct attn_seq seq = make_seq(p, 7, 200, 180, 150), got = {.id = 99}, in_the_way;
+    struct attn_moved moved = {.struct_size = sizeof moved};
+    assert_int_equal(attn_seq_move(mover, 7, small, LONG_US, &got, &moved), ATTN_ENOBLOCKS);
+    assert_gone(small, 7);
+    assert_int_equal(attn_seq_move(mover, 7, other, LONG_US, &got, &moved), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "model is "));
+    assert_gone(other, 7);
+    assert_int_equal(attn_seq_move(mover, 1234, small, LONG_US, &got, &moved), ATTN_ENOTFOUND);
+    ok(attn_seq_open(other, 7, LONG_US, &in_the_way));
+    assert_int_equal(attn_seq_move(mover, 7, other, LONG_US, &got, &moved), ATTN_EEXIST);
+    ok(attn_seq_close(other, &in_the_way, LONG_US));
+    assert_int_equal(attn_seq_move(mover, 7, p, LONG_US, &got, &moved), ATTN_EEXIST); /* itself */
+    assert_int_equal(got.id, 99);
+    ok(step(p, &seq, 0, 200, 1, true, NULL)); /* at its epoch */
+    ok(attn_seq_close(p, &seq, LONG_US));
+    attn_pool_close(p);
+    attn_pool_close(small);
+    attn_pool_close(other);
+    attn_client_close(a);
+    attn_client_close(b);
+    attn_client_close(mover);
+}
+
+struct speculation {
+    attn_pool *pool;
+    struct attn_seq seq;
+    uint32_t n;
+};
+
+/* Tokens that are taken back at once, until somebody has taken the sequence. */
+static void *speculate(void *arg)
+{
+    struct speculation *s = arg;
+    attn_status st = ATTN_OK;
+    while (st == ATTN_OK) {
+        for (uint32_t l = 0; l < LAYERS && st == ATTN_OK; l++)
+            st = step(s->pool, &s->seq, l, s->n, 4, true, NULL);
+        if (st == ATTN_OK)
+            st = attn_seq_truncate(s->pool, &s->seq, s->n, LONG_US);
+    }
+    assert_true(st == ATTN_ESTALE || st == ATTN_ENOTFOUND);
+    return NULL;
+}
+
+static void a_sequence_that_is_truncated_all_the_while_moves_too(void **state)
+{
+    (void)state;
+    attn_client *a = client_of(0, false), *b = client_of(1, false), *mover = client_of(0, false);
+    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 64), *q = pool_of(b, ATTN_F32, "m", 0.25f, 64);
+    struct speculation s = {.pool = p, .seq = make_seq(p, 7, 300, 300, 0), .n = 300};
+    const uint32_t lens[LAYERS] = {300, 300};
+    struct attn_seq twin = make_seq(p, 8, 300, 300, 0), got;
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, speculate, &s), 0);
+    ok(attn_seq_move(mover, 7, q, LONG_US, &got, NULL));
+    pthread_join(thread, NULL);
+    assert_same(p, &twin, q, &got, lens);
+    assert_gone(p, 7);
+    ok(attn_seq_close(q, &got, LONG_US));
+    ok(attn_seq_close(p, &twin, LONG_US));
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_client_close(a);
+    attn_client_close(b);
+    attn_client_close(mover);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_sequence_decodes_while_it_moves),
+        cmocka_unit_test(a_quiet_sequence_stops_for_its_last_block),
+        cmocka_unit_test(a_move_that_fails_leaves_the_sequence_where_it_is),
+        cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_moves_too),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
