@@ -16,11 +16,16 @@ layer is no tensor, so no attention but attnd's can be computed with it.
 q, k and v of a model on a GPU are copied to pinned host memory, and the output back; over a lane they
 stay on the GPU, and with graphs=True decode steps are captured, too.
 
+Continuous batching of an attached model (generate_batch(), init_continuous_batching(), transformers'
+server) has its cache in the daemon as well.
+
 _calls.py   the attention and the mask interface "attnd", and what a layer asks of them
 _handed.py  what Cache.update() hands to a layer instead of keys and values
 _cache.py   Cache: rows and sequences, padding, one layer of one forward pass
 _lane.py    layers over a lane
 _graphs.py  decode steps as CUDA graphs
+_paged.py   the cache of continuous batching
+_engine.py  continuous batching: transformers' managers over that cache
 _worker.py  Worker: caches, steps, closing
 _attach.py  attach(): what a model needs, its pool, switching its attention
 """

@@ -18,6 +18,7 @@ from ._handed import Handed, Update, hand, refuse, refuse_attribute
 from ._states import States
 
 NAME = "attnd"
+NOT_CAUSAL_ALONE = "a mask besides causal, sliding window and padding (packed or bidirectional)"
 # Arguments of attention calls that say nothing about the attention of a decoder with a cache.
 _HARMLESS = frozenset(
     "position_ids cache_position use_cache output_hidden_states output_router_logits logits_to_keep"
@@ -110,7 +111,7 @@ def _make_mask(
     elif (
         not allow_is_causal_skip
     ):  # transformers says so when it adds anything to causal or sliding
-        refusal = "a mask besides causal, sliding window and padding (packed or bidirectional)"
+        refusal = NOT_CAUSAL_ALONE
     window, chunk = local_size or 0, 0
     has_chunks = getattr(kwargs.get("config"), "attention_chunk_size", None) is not None
     if window and has_chunks and refusal is None:
@@ -245,6 +246,11 @@ def _attend(
     Shapes  query [batch, num_q_heads, new tokens, head_dim_k], key and value of the new tokens
             alike; returns [batch, new tokens, num_q_heads, head_dim_v]
     """
+    paged = kwargs.pop("cache", None)
+    if paged is not None:  # continuous batching
+        if not hasattr(paged, "attend"):
+            raise refuse(f"continuous batching with a {type(paged).__name__}: not attnd's")
+        return paged.attend(module, query, key, value, attention_mask, dropout, kwargs), None
     if not (isinstance(key, Handed) and isinstance(value, Handed)):
         raise refuse(
             "attention without an attnd cache: pass past_key_values=worker.cache(), or use"

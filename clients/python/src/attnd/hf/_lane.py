@@ -24,7 +24,7 @@ from ..lane import Lane
 
 if TYPE_CHECKING:
     from ..pool import Items
-    from ._rows import Plan
+    from ._rows import Packed
     from ._worker import Worker
 
 _log = logging.getLogger("attnd.hf")
@@ -63,7 +63,7 @@ class Layers:
         self._lane: Lane | None = None
         self._out: Any = None  # where the lane leaves outputs
         self._order = [worker.pools.places[layer][1] for layer in sorted(worker.seen)]
-        self._plan: Plan | None = None  # of the pass that is on its way
+        self._plan: Packed | None = None  # of the pass that is on its way
         self._n_enqueued = len(self._order)  # of its layers
         self._stream: Any = None  # where layers were enqueued that may not be finished
         self._n_recorded: int | None = None  # layers of a pass that is being captured
@@ -114,7 +114,7 @@ class Layers:
             return None
         return lane if n * out_bytes + 64 <= lane.out_bytes else None
 
-    def _begin(self, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    def _begin(self, plan: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         """Plans a pass. False: it goes the other way."""
         lane = self._open_for(q.shape[0], q, k, v)
         if lane is None or not self._tell(lane, plan.chunks[0].items[0], self._order):
@@ -139,7 +139,7 @@ class Layers:
         return True
 
     def attend(
-        self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, layer: int, plan: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor | None:
         """The output of a pool's layer, there until the next layer; None: not over the lane."""
         with self._lock:
@@ -158,7 +158,7 @@ class Layers:
         return self._thread is now
 
     def _attend(
-        self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, layer: int, plan: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor | None:
         if self._n_recorded is not None:
             return self._record(layer, q, k, v)
@@ -184,7 +184,7 @@ class Layers:
         return out
 
     def _attend_chunks(
-        self, layer: int, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, stream: Any
+        self, layer: int, plan: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, stream: Any
     ) -> torch.Tensor | None:
         """A layer of a prompt, a plan for each of its chunks."""
         lane = self._open_for(max(c.items[0].n_tokens for c in plan.chunks), q, k, v)
@@ -250,7 +250,7 @@ class Layers:
         self._n_recorded = n + 1
         return self._enqueue(q, k, v)
 
-    def replay(self, plan: Plan, run: Callable[[], Any]) -> Any:
+    def replay(self, plan: Packed, run: Callable[[], Any]) -> Any:
         """run(), which enqueues all layers of a pass; None: it has to go another way."""
         with self._lock:
             if self._lane is None or len(plan.chunks) != 1 or not self._is_ours():

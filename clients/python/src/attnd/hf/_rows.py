@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 Row = Tuple[Sequence, ...]  # one of each pool
 
 
-def open_rows(pools: list[Pool], n: int, adapter: int = 0) -> list[Row]:
-    """New rows, of no tokens."""
+def open_rows(
+    pools: list[Pool], n: int, adapter: int = 0, tokens: Iterable[int] = ()
+) -> list[Row]:
+    """New rows, of no tokens, or of what the cache has of these."""
     rows: list[Row] = []
     opened: list[Sequence] = []
     try:
         for _ in range(n):
             for pool in pools:
-                opened.append(pool.open(adapter=adapter))
+                opened.append(pool.open(tokens=tokens, adapter=adapter))
             rows.append(tuple(opened[-len(pools) :]))
     except BaseException:
         close_all(opened)
@@ -64,12 +66,21 @@ class Chunk(NamedTuple):
     items: tuple[Items, ...]
 
 
-class Plan:
+class Packed:
+    """The tokens of one forward pass, packed: rows with their positions and numbers of tokens.
+
+    chunks  the steps of a layer, within the daemon's limits
+    """
+
+    def __init__(self, runs: list[tuple[Row, int, int]], worker: Worker):
+        self.chunks = list(_cut(runs, worker))
+
+
+class Plan(Packed):
     """Which rows of one forward pass are real tokens of which sequence; the same in all layers.
 
     runs    (row, pos, n_tokens), in batch order; packed tokens are in this order
     index   indices of real tokens in [batch * new tokens], or None if all are
-    chunks  the steps of a layer, within the daemon's limits
     """
 
     def __init__(self, cache: Cache, column: int, n_new: int, device: torch.device):
@@ -84,23 +95,24 @@ class Plan:
         self.n_tokens = len(keep)
         is_padded = len(keep) < len(cache.rows) * n_new
         self.index = torch.tensor(keep, device=device) if is_padded else None
-        self.chunks = list(self._cut(cache.worker))
+        super().__init__(self.runs, cache.worker)
 
-    def _cut(self, worker: Worker) -> Iterator[Chunk]:
-        first = begin = 0
-        runs: list[tuple[Row, int, int]] = []
-        for row, pos, n_tokens in self.runs:
-            while n_tokens > 0:
-                room = worker.max_tokens - (begin - first)
-                if room == 0 or len(runs) == worker.max_items:
-                    yield Chunk(first, _items(runs))
-                    first, runs = begin, []
-                    continue
-                n = min(n_tokens, room)
-                runs.append((row, pos, n))
-                pos, n_tokens, begin = pos + n, n_tokens - n, begin + n
-        if runs:
-            yield Chunk(first, _items(runs))
+
+def _cut(runs: list[tuple[Row, int, int]], worker: Worker) -> Iterator[Chunk]:
+    first = begin = 0
+    chunk: list[tuple[Row, int, int]] = []
+    for row, pos, n_tokens in runs:
+        while n_tokens > 0:
+            room = worker.max_tokens - (begin - first)
+            if room == 0 or len(chunk) == worker.max_items:
+                yield Chunk(first, _items(chunk))
+                first, chunk = begin, []
+                continue
+            n = min(n_tokens, room)
+            chunk.append((row, pos, n))
+            pos, n_tokens, begin = pos + n, n_tokens - n, begin + n
+    if chunk:
+        yield Chunk(first, _items(chunk))
 
 
 def _items(runs: list[tuple[Row, int, int]]) -> tuple[Items, ...]:

@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from .._handle import Closing, NotPicklable
@@ -22,13 +23,14 @@ from ._graphs import Graphs
 from ._handed import refuse
 from ._lane import Layers
 from ._minimax import cache_class
+from ._paged import PagedCache
 from ._rows import close_all
 from ._states import States
 
 if TYPE_CHECKING:
     from ..client import Client
     from ._pool import Pools
-    from ._rows import Plan
+    from ._rows import Packed
     from ._switch import Switch
 
 _STEP_BYTES = 16 << 20  # of a step's message: longer prompts go in several
@@ -121,6 +123,8 @@ def _before_forward(
     weights = kwargs.get("output_attentions")
     if weights or (weights is None and getattr(module.config, "output_attentions", False)):
         raise refuse("output_attentions: the weights are in the daemon, no one makes them")
+    if isinstance(kwargs.get("cache"), PagedCache):  # continuous batching
+        return args, kwargs
     if kwargs.get("use_cache") is False:
         raise refuse("use_cache=False: attention without an attnd cache")
     mask = kwargs.get("attention_mask")
@@ -148,6 +152,26 @@ def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) 
         cache.states.end(module)
         if cache.told is not None and module is cache.worker.model:
             cache.told.after(kwargs)
+
+
+_INIT = "init_continuous_batching"
+_BATCHING_FROM = (5, 23)  # what it is made of is transformers' own, and was another before
+
+
+def _refuse_batching(*args: Any, **kwargs: Any) -> Any:
+    wanted = ".".join(map(str, _BATCHING_FROM))
+    raise refuse(f"continuous batching with transformers {transformers.__version__}: from {wanted} on")
+
+
+def _set_batching(worker: Worker) -> Any:
+    """Gives the model its way into continuous batching; returns it."""
+    made: Any = _refuse_batching
+    if tuple(map(int, transformers.__version__.split(".")[:2])) >= _BATCHING_FROM:
+        from ._engine import init_of
+
+        made = init_of(worker)
+    worker.model.__dict__[_INIT] = made
+    return made
 
 
 class Worker(Closing, NotPicklable):
@@ -182,11 +206,12 @@ class Worker(Closing, NotPicklable):
         self._owns_client = owns_client
         self._switch = switch
         self._cache_class = cache_class(switch.config, Cache)
-        self._caches: set[Cache] = set()
+        self._caches: set[Cache | PagedCache] = set()
         self.layers = Layers(self, lane)
         self.graphs = Graphs(self) if graphs else None
         self._staging = threading.local()  # a thread's host buffers, by name
         self._forgets = _windows_of_caches(switch.config, seen)
+        self._batching = _set_batching(self)
         self._hooks = []
         for m in model.modules():
             if isinstance(m, PreTrainedModel) and m.config is switch.config:
@@ -316,6 +341,8 @@ class Worker(Closing, NotPicklable):
         self.is_closed = True
         for hook in self._hooks:
             hook.remove()
+        if self.model.__dict__.get(_INIT) is self._batching:
+            del self.model.__dict__[_INIT]
         self._switch.back()
         failed: AttndError | None = None
         closing = [self._close_caches, self.layers.close, self.pools.close]
@@ -332,7 +359,7 @@ class Worker(Closing, NotPicklable):
     # ---- steps
 
     def attend(
-        self, layer: int, plan: Plan, qkv: list[torch.Tensor], head_dim_v: int
+        self, layer: int, plan: Packed, qkv: list[torch.Tensor], head_dim_v: int
     ) -> torch.Tensor:
         """The steps of packed q, k and v, or of q alone, if the others are in the cache; the output on
         their device."""
