@@ -80,6 +80,11 @@ uint32_t cards_n(const struct cards *c)
     return c->n_joined;
 }
 
+uint32_t cards_n_all(const struct cards *c)
+{
+    return c->n;
+}
+
 struct engine *cards_engine(const struct cards *c, uint32_t card)
 {
     return c->engines[card];
@@ -338,6 +343,16 @@ static void send_step(struct cards *c, struct request *req)
 }
 
 /* A request that may make a sequence of this name. */
+/* Where an open may go: those of split pools are the lead's. */
+static struct place place_of_open(struct cards *c, const Attnd__Open *o)
+{
+    uint32_t pool = pool_index_of_handle(o->pool);
+    bool is_split = pool < c->max_pools &&
+                    atomic_load_explicit(&c->pools[0][pool].is_split, memory_order_relaxed);
+    return (struct place){.must_be = is_split ? 0 : CARDS_MAX,
+                          .home = is_split ? 0 : cards_prefix_home(c, o)};
+}
+
 static void send_maker(struct cards *c, struct request *req, uint64_t name, uint32_t pool,
                        struct place to)
 {
@@ -365,7 +380,7 @@ void cards_submit(struct cards *c, struct request *req)
         return;
     case ATTND__REQUEST__BODY_OPEN:
         send_maker(c, req, h->open->seq, pool_index_of_handle(h->open->pool),
-                   (struct place){.must_be = CARDS_MAX, .home = cards_prefix_home(c, h->open)});
+                   place_of_open(c, h->open));
         return;
     case ATTND__REQUEST__BODY_FORK:
         send_maker(c, req, h->fork->new_seq, NO_POOL,

@@ -10,6 +10,7 @@
 /* A pool of one card, as its engine last said. */
 struct card_pool {
     _Atomic uint64_t blocks, free, cached, sequences, bytes;
+    _Atomic bool is_split; /* of the lead's: all its sequences are there */
 };
 
 enum { CARDS_PREFIXES = 8192 };
@@ -19,6 +20,7 @@ struct cards {
     uint32_t max_pools, max_sessions;
     struct engine *engines[CARDS_MAX];
     struct card_pool *pools[CARDS_MAX]; /* [max_pools] */
+    _Atomic uint64_t free_bytes[CARDS_MAX]; /* of KV memory, that no pool has */
     _Atomic uint32_t *slots; /* [max_sessions] cards that have something of the slot's session */
     _Atomic uint32_t *held; /* [max_sessions] */
     _Atomic uint64_t prefixes[CARDS_PREFIXES]; /* cards_prefix.c */

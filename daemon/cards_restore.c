@@ -36,6 +36,12 @@ static attn_status restore_pools(struct engine *lead, struct engine *e, char *wh
         }
         if (is == NULL)
             continue;
+        if (p == NULL && pool_is_split(&is->split)) {
+            if (kv_pool_sequences(lead->parts.kv, is->id) > 0)
+                log_warn("pool \"%s\" is cleared: card %" PRIu32 " has lost its part of it",
+                         is->spec.wire->name, e->parts.card);
+            kv_pool_clear(lead->parts.kv, is->id);
+        }
         if (p == NULL) {
             attn_status st = pool_create(e, NULL, is->spec.wire, &p, why, why_bytes);
             if (st != ATTN_OK)
@@ -108,13 +114,18 @@ static void learn_names(struct cards *c)
     }
 }
 
-attn_status cards_restore(struct cards *c, char *why, size_t why_bytes)
+attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes)
 {
     for (uint32_t i = 1; i < c->n; i++) {
         attn_status st = restore_pools(c->engines[0], c->engines[i], why, why_bytes);
         if (st != ATTN_OK)
             return st;
     }
+    return ATTN_OK;
+}
+
+void cards_restore(struct cards *c)
+{
     for (uint32_t slot = 0; slot < c->max_sessions; slot++) {
         restore_session(c, slot);
         merge_seen(c, slot);
@@ -122,5 +133,4 @@ attn_status cards_restore(struct cards *c, char *why, size_t why_bytes)
     learn_names(c);
     for (uint32_t i = 0; i < c->n; i++)
         cards_publish(c->engines[i]);
-    return ATTN_OK;
 }

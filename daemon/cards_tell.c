@@ -56,7 +56,8 @@ static void note_push(struct engine *e, struct card_note *n)
 
 bool cards_is_quiet(const struct engine *e)
 {
-    return stack_is_empty(&e->notes) && stack_is_empty(&e->returned);
+    return stack_is_empty(&e->notes) && stack_is_empty(&e->returned) &&
+           stack_is_empty(&e->parts_in) && stack_is_empty(&e->parts_back);
 }
 
 /* --- sessions --------------------------------------------------------------------------------- */
@@ -223,8 +224,10 @@ static void pool_say(struct engine *e, const struct pool *p, uint32_t index)
     struct card_pool *told = &e->parts.cards->pools[e->parts.card][index];
     struct kv_pool_spec ks = {0};
     uint32_t n_free = 0;
-    if (p != NULL)
+    bool is_split = p != NULL && pool_is_split(&p->split);
+    if (p != NULL && (!is_split || e->parts.card == 0)) /* its blocks are counted there */
         kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+    atomic_store_explicit(&told->is_split, is_split, memory_order_relaxed);
     atomic_store_explicit(&told->blocks, ks.n_blocks, memory_order_relaxed);
     atomic_store_explicit(&told->free, n_free, memory_order_relaxed);
     atomic_store_explicit(&told->cached, p == NULL ? 0 : kv_pool_cached(e->parts.kv, p->id),
@@ -237,12 +240,23 @@ static void pool_say(struct engine *e, const struct pool *p, uint32_t index)
 void cards_publish(struct engine *e)
 {
     uint32_t card = e->parts.card;
+    atomic_store_explicit(&e->parts.cards->free_bytes[card], e->info.kv_bytes - e->device_bytes,
+                          memory_order_relaxed);
     for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++)
         pool_say(e, pool_of_kv(e, (kv_pool_id){i}), i);
     stats_card_set(card, STATS_CARD_SEQUENCES, e->gauges.sequences);
     stats_card_set(card, STATS_CARD_BLOCKS, e->gauges.blocks_total);
     stats_card_set(card, STATS_CARD_FREE, e->gauges.blocks_free);
     stats_card_set(card, STATS_CARD_MEMORY, e->info.kv_bytes);
+}
+
+uint64_t cards_least_free_bytes(const struct cards *c, const struct engine *but, uint64_t most)
+{
+    for (uint32_t i = 0; i < c->n_joined; i++) {
+        uint64_t n = atomic_load_explicit(&c->free_bytes[i], memory_order_relaxed);
+        most = c->engines[i] != but && n < most ? n : most;
+    }
+    return most;
 }
 
 struct pool_count cards_pool_count(const struct cards *c, const struct engine *but, uint32_t index)
@@ -330,6 +344,10 @@ attn_status cards_pool_create(struct engine *lead, const struct pool *p,
     struct cards *c = lead->parts.cards;
     uint32_t n_done, n_undone;
     struct pool_ask ask = {asked, p->id.index, p->generation, ATTN_OK, why, why_bytes};
+    if (pool_is_split(&p->split) && !cards_are_whole(c)) {
+        snprintf(why, why_bytes, "split %s: a card is lost", attn_split_name(p->split.how));
+        return ATTN_EDEVICE;
+    }
     attn_status st = ask_others(c, pool_create_here, &ask, c->n_joined, &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
@@ -356,10 +374,20 @@ attn_status cards_pool_drop(struct engine *lead, const struct pool *p, char *why
 
 /* --- a lost card ------------------------------------------------------------------------------ */
 
-void cards_drop_sequences(struct engine *e)
+static bool is_of_split_pool(const struct engine *e, kv_seq_id id)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, id, &info);
+    const struct pool *p = pool_of_kv(e, info.pool);
+    return p != NULL && pool_is_split(&p->split);
+}
+
+void cards_drop_sequences(struct engine *e, bool is_split)
 {
     uint32_t n = 0;
     for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        if (is_split && !is_of_split_pool(e, id))
+            continue;
         if (seq_is_busy(e, id.index))
             continue; /* in a batch that has not come back */
         seq_close(e, id);
@@ -369,5 +397,8 @@ void cards_drop_sequences(struct engine *e)
     if (n == 0)
         return;
     e->is_dirty = true;
-    log_error("card %" PRIu32 " is lost, and %" PRIu32 " sequences with it", e->parts.card, n);
+    if (is_split)
+        log_error("a card is lost, and %" PRIu32 " sequences that are split over it", n);
+    else
+        log_error("card %" PRIu32 " is lost, and %" PRIu32 " sequences with it", e->parts.card, n);
 }

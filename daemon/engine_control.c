@@ -121,6 +121,11 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
         engine_refuse(e, req, ATTN_ENOTFOUND, "open.pool is %" PRIu32 ", no such pool", o->pool);
         return;
     }
+    if (pool_is_split(&p->split) && !cards_are_whole(e->parts.cards)) {
+        engine_refuse(e, req, ATTN_EDEVICE, "open.pool is %" PRIu32 ": a card of it is lost",
+                      o->pool);
+        return;
+    }
     attn_status st = seq_charge(e, who, o->seq, why, sizeof why);
     if (st == ATTN_OK) {
         struct kv_tokens known = {o->tokens, (uint32_t)o->n_tokens, o->adapter};

@@ -49,6 +49,7 @@ static void effects_fini(struct pool *p)
 void pools_fini(struct engine *e)
 {
     for (uint32_t i = 0; i < e->n_pools; i++) {
+        pool_split_fini(&e->pools[i].split);
         pool_spec_fini(&e->pools[i].spec);
         effects_fini(&e->pools[i]);
     }
@@ -159,6 +160,50 @@ static uint32_t row_blocks(const struct engine *e, const struct pool_spec *s)
     return s->wire->n_blocks < n ? s->wire->n_blocks : n;
 }
 
+/* Its sequences are the lead's; this card has a part of their blocks' bytes. */
+static bool is_part_of_leads(const struct engine *e, const struct pool *p)
+{
+    return pool_is_split(&p->split) && e->parts.card > 0;
+}
+
+/* Block records that the pool has in this card's cache. */
+static uint32_t pool_records(const struct engine *e, const struct pool *p)
+{
+    return is_part_of_leads(e, p) ? 1 : p->spec.wire->n_blocks;
+}
+
+/* What clients know of it, and what of that this card's device has. */
+static attn_status pool_configure(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    uint32_t n_cards = e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
+    attn_split how = (attn_split)p->spec.wire->split;
+    pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec), &p->config);
+    pool_split_fini(&p->split);
+    return pool_split_init(&p->split, &p->config, how, n_cards, e->parts.card, why, why_bytes);
+}
+
+/* Half of what is left, for a pool that leaves its size to us. */
+static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t free_bytes,
+                                  uint32_t free_blocks, char *why, size_t why_bytes)
+{
+    struct backend_pool_config *c = &p->split.config;
+    uint64_t block_bytes = kv_layout_of(c).block_bytes;
+    if (pool_is_split(&p->split))
+        free_bytes = cards_least_free_bytes(e->parts.cards, e, free_bytes);
+    uint64_t n = free_bytes / block_bytes;
+    c->n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
+    c->n_blocks = c->n_blocks / 2 + c->n_blocks % 2;
+    while (c->n_blocks > 0 && e->parts.ops->pool_bytes(e->parts.backend, c) > free_bytes)
+        c->n_blocks--;
+    p->spec.wire->n_blocks = c->n_blocks;
+    if (c->n_blocks == 0)
+        return FAIL(ATTN_ENOMEM,
+                    "a block of %" PRIu64 " bytes does not fit: %" PRIu64 " of %" PRIu64
+                    " KV bytes are free (device.kv_memory)",
+                    block_bytes, free_bytes, e->info.kv_bytes);
+    return pool_configure(e, p, why, why_bytes);
+}
+
 /* Checks the geometry and decides n_blocks. */
 static attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p, char *why,
                              size_t why_bytes)
@@ -171,7 +216,7 @@ static attn_status pool_size(struct engine *e, const struct tenant *who, struct 
     uint64_t free_bytes = e->info.kv_bytes - e->device_bytes;
     uint32_t free_blocks = e->n_blocks, asked = w->n_blocks;
     for (struct pool *k = NULL; (k = pool_next(e, k)) != NULL;)
-        free_blocks -= k == p ? 0 : k->spec.wire->n_blocks;
+        free_blocks -= k == p ? 0 : pool_records(e, k);
 
     uint64_t left = tenant_left(who, TENANT_BLOCKS);
     if (asked > left || left == 0)
@@ -183,33 +228,22 @@ static attn_status pool_size(struct engine *e, const struct tenant *who, struct 
         free_blocks = (uint32_t)left;
     if (asked == 0)
         w->n_blocks = 1; /* the geometry is judged first, the size after it */
-    pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec), &p->config);
-    attn_status st = e->parts.ops->pool_check(e->parts.backend, &p->config);
+    attn_status st = pool_configure(e, p, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = e->parts.ops->pool_check(e->parts.backend, &p->split.config);
     if (st != ATTN_OK)
         return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
-    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
-    if (asked == 0) {
-        uint64_t n = free_bytes / block_bytes;
-        p->config.n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
-        p->config.n_blocks = p->config.n_blocks / 2 + p->config.n_blocks % 2;
-        while (p->config.n_blocks > 0 &&
-               e->parts.ops->pool_bytes(e->parts.backend, &p->config) > free_bytes)
-            p->config.n_blocks--;
-        w->n_blocks = p->config.n_blocks;
-        if (w->n_blocks == 0)
-            return FAIL(ATTN_ENOMEM,
-                        "a block of %" PRIu64 " bytes does not fit: %" PRIu64 " of %" PRIu64
-                        " KV bytes are free (device.kv_memory)",
-                        block_bytes, free_bytes, e->info.kv_bytes);
-        pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec),
-                         &p->config);
-    }
-    if (w->n_blocks > free_blocks)
+    if (asked == 0)
+        st = pool_size_auto(e, p, free_bytes, free_blocks, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (pool_records(e, p) > free_blocks)
         return FAIL(ATTN_ENOMEM,
                     "n_blocks is %" PRIu32 ", %" PRIu32
                     " block records are free (device.kv_memory)",
                     w->n_blocks, free_blocks);
-    p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->config);
+    p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->split.config);
     if (p->device_bytes > free_bytes)
         return FAIL(ATTN_ENOMEM,
                     "n_blocks %" PRIu32 " takes %" PRIu64 " bytes, %" PRIu64 " of %" PRIu64
@@ -225,6 +259,7 @@ static void pool_undo(struct engine *e, struct pool *p)
         e->device_bytes -= p->device_bytes;
     }
     effects_fini(p);
+    pool_split_fini(&p->split);
     pool_spec_fini(&p->spec);
     *p = (struct pool){0};
     e->pool_keys[p - e->pools] = 0;
@@ -245,8 +280,8 @@ static attn_status pool_make(struct engine *e, const struct tenant *who, struct 
         snprintf(why, why_bytes, "no memory for a pool's tables");
         goto fail;
     }
-    p->config.kv_place = place;
-    st = e->parts.ops->pool_open(e->parts.backend, &p->config, &p->device);
+    p->split.config.kv_place = place;
+    st = e->parts.ops->pool_open(e->parts.backend, &p->split.config, &p->device);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "%s", e->parts.ops->last_error(e->parts.backend));
         goto fail;
@@ -271,7 +306,7 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
     struct kv_pool_spec ks = {.tenant = p->tenant,
                               .n_layers = p->config.num_layers,
                               .block_tokens = p->config.block_tokens,
-                              .n_blocks = p->config.n_blocks,
+                              .n_blocks = pool_records(e, p),
                               .spec_bytes = (uint32_t)packed_bytes,
                               .spec = packed,
                               .place = e->parts.ops->pool_place(p->device)};
@@ -297,11 +332,13 @@ static void pool_count(struct engine *e, struct pool *p)
     tenant_count(who, TENANT_BLOCKS, p->config.n_blocks);
     tenant_count(who, TENANT_POOLS, 1);
     log_info("pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
-             ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB",
+             ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB%s%s",
              p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
              p->config.num_kv_heads, p->config.head_dim_k, p->config.head_dim_v,
              attn_dtype_name(p->config.q_dtype), attn_dtype_name(p->config.kv_dtype),
-             p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20);
+             p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20,
+             pool_is_split(&p->split) ? ", split " : "",
+             pool_is_split(&p->split) ? attn_split_name(p->split.how) : "");
 }
 
 void pool_rename(struct engine *e, struct pool *p, uint32_t generation)
@@ -345,6 +382,8 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         return st;
     }
     pool_count(e, p);
+    if (pool_is_split(&p->split)) /* of as many blocks as here */
+        asked = p->spec.wire;
     st = has_others(e) ? cards_pool_create(e, p, asked, why, why_bytes) : ATTN_OK;
     if (st != ATTN_OK) {
         char ignored[WHY_BYTES];
@@ -366,9 +405,21 @@ static bool drop_idle(struct engine *e, const struct tenant *who)
     return false;
 }
 
+/* How a pool lies that was refused as whole, and whose spec leaves it open: of each head, or where
+ * there are fewer of them than cards, of each block, a part on every card. */
+static attn_split other_split(const struct engine *e, const Attnd__PoolSpec *asked)
+{
+    if (asked->split != ATTND__SPLIT__SPLIT_AUTO || asked->n_blocks == 0 || !has_others(e))
+        return ATTN_SPLIT_WHOLE;
+    return asked->num_kv_heads >= cards_n_all(e->parts.cards) ? ATTN_SPLIT_HEADS : ATTN_SPLIT_WHOLE;
+}
+
 attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
                         struct pool **out_pool, char *why, size_t why_bytes)
 {
+    attn_split how = (attn_split)asked->split;
+    if (how == ATTN_SPLIT_AUTO)
+        how = ATTN_SPLIT_WHOLE;
     for (;;) {
         struct pool_spec spec;
         attn_status st = pool_spec_init(&spec, asked, why, why_bytes);
@@ -382,7 +433,13 @@ attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd_
                 *out_pool = p;
             return st;
         }
+        spec.wire->split = (Attnd__Split)how;
         st = pool_add(e, who, &spec, asked, out_pool, why, why_bytes);
+        if (st == ATTN_ENOMEM && how == ATTN_SPLIT_WHOLE &&
+            other_split(e, asked) != ATTN_SPLIT_WHOLE) {
+            how = other_split(e, asked);
+            continue;
+        }
         bool may_help = st == ATTN_EQUOTA || (st == ATTN_ENOMEM && asked->n_blocks <= e->n_blocks);
         bool may_drop = e->parts.card == 0; /* the lead decides what makes way */
         if (!may_help || !may_drop || !drop_idle(e, who))
@@ -390,8 +447,18 @@ attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd_
     }
 }
 
+static bool is_in_work(const struct engine *e, const struct pool *p)
+{
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (e->batches[i].is_in_flight && e->batches[i].pool == p)
+            return true;
+    return false;
+}
+
 attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
+    if (is_in_work(e, p))
+        return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
     if (kv_pool_sequences(e->parts.kv, p->id) == 0 && has_others(e)) {
         attn_status st = cards_pool_drop(e, p, why, why_bytes);
         if (st != ATTN_OK)
@@ -402,9 +469,6 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
 
 static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
-    for (uint32_t i = 0; i < e->max_in_flight; i++)
-        if (e->batches[i].is_in_flight && e->batches[i].pool == p)
-            return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
     attn_status st = kv_pool_drop(e->parts.kv, p->id);
     if (st != ATTN_OK)
         return FAIL(st, "%s", kv_last_error(e->parts.kv));
@@ -442,6 +506,8 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     if (st == ATTN_OK)
         st = pool_spec_init(&spec, (const Attnd__PoolSpec *)stored, why, why_bytes);
     wire_arena_reset(&arena);
+    if (st == ATTN_OK && spec.wire->split == ATTND__SPLIT__SPLIT_AUTO) /* of an older daemon */
+        spec.wire->split = ATTND__SPLIT__SPLIT_WHOLE;
     if (st == ATTN_OK)
         st = pool_make(e, NULL, p, &spec, ks.place, why, why_bytes);
     if (st != ATTN_OK)
@@ -449,12 +515,37 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     p->id = id;
     p->tenant = ks.tenant;
     if (p->config.num_layers != ks.n_layers || p->config.block_tokens != ks.block_tokens ||
-        p->config.n_blocks != ks.n_blocks) {
+        pool_records(e, p) != ks.n_blocks) {
         pool_undo(e, p);
         return FAIL(ATTN_EPROTO, "pool \"%s\": its description is of another geometry", ks.name);
     }
     pool_count(e, p);
     return ATTN_OK;
+}
+
+/* --- blocks ----------------------------------------------------------------------------------- */
+
+static attn_status block_move(struct engine *e, const struct pool *p, uint32_t block,
+                              uint8_t *bytes, bool is_write, char *why, size_t why_bytes)
+{
+    const struct backend_ops *ops = e->parts.ops;
+    if (pool_is_split(&p->split))
+        return cards_block_move(e, p, block, bytes, is_write, why, why_bytes);
+    attn_status st = is_write ? ops->block_write(p->device, block, bytes)
+                              : ops->block_read(p->device, block, bytes);
+    return st == ATTN_OK ? st : FAIL(st, "%s", ops->last_error(e->parts.backend));
+}
+
+attn_status pool_block_read(struct engine *e, const struct pool *p, uint32_t block, uint8_t *out,
+                            char *why, size_t why_bytes)
+{
+    return block_move(e, p, block, out, false, why, why_bytes);
+}
+
+attn_status pool_block_write(struct engine *e, const struct pool *p, uint32_t block,
+                             const uint8_t *bytes, char *why, size_t why_bytes)
+{
+    return block_move(e, p, block, (uint8_t *)(uintptr_t)bytes, true, why, why_bytes);
 }
 
 /* --- effects ---------------------------------------------------------------------------------- */

@@ -43,6 +43,11 @@ static void make_dir(struct e2e *d)
     snprintf(d->log, sizeof d->log, "%s/log", d->dir);
 }
 
+bool e2e_is_spread(void)
+{
+    return getenv("E2E_CARDS") != NULL && getenv("E2E_SPLIT") == NULL;
+}
+
 void (*e2e_before_exec)(void);
 
 /* Another one than was built, for tests that run where they were not built. */

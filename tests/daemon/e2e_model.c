@@ -55,6 +55,10 @@ void e2e_make_pool(struct e2e_client *c, attn_dtype d, uint32_t n_blocks)
     spec.n_blocks = n_blocks;
     spec.q_dtype = (Attnd__Dtype)d;
     spec.is_batch_invariant = true;
+    attn_split split = ATTN_SPLIT_AUTO;
+    if (getenv("E2E_SPLIT") != NULL && !attn_split_parse(getenv("E2E_SPLIT"), &split))
+        fail_msg("E2E_SPLIT is %s", getenv("E2E_SPLIT"));
+    spec.split = (Attnd__Split)split;
     spec.n_layers = E2E_LAYERS;
     spec.layers = layers;
     b.spec = &spec;
