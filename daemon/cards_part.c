@@ -19,6 +19,7 @@
 #include "daemon/part_tensors.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
+#include "kernels/grow.h"
 #include "kernels/kv_layout.h"
 
 enum { MIN_STAGING_BYTES = 64 << 10 };
@@ -31,7 +32,9 @@ struct batch_part {
     struct batch *whole;
     struct engine *engine; /* whose device computes it */
     struct part_tensors tensors;
+    uint32_t items_capacity, n_sent; /* of its items, to the device */
     size_t staging_bytes;
+    uint64_t device_ns, kv_bytes, n_splits; /* of all that was sent */
     char why[WHY_BYTES];
 };
 
@@ -45,13 +48,6 @@ attn_status parts_init(struct engine *e)
     for (uint32_t i = 0; i < e->max_in_flight; i++) {
         struct batch *b = &e->batches[i];
         b->parts = calloc(c->n, sizeof *b->parts);
-        for (uint32_t k = 0; b->parts != NULL && k < c->n; k++) {
-            struct part_tensors *t = &b->parts[k].tensors;
-            t->max_items = e->parts.cfg->max_batch_items;
-            t->items = calloc(t->max_items, sizeof *t->items);
-            if (t->items == NULL)
-                return ATTN_ENOMEM;
-        }
         if (b->parts == NULL)
             return ATTN_ENOMEM;
     }
@@ -82,7 +78,6 @@ void parts_fini(struct engine *e)
 
 /* --- one card's part -------------------------------------------------------------------------- */
 
-/* Room for what is copied together, as much as ever was needed here. */
 static attn_status staging_grow(struct batch_part *part, uint64_t bytes)
 {
     struct engine *e = part->engine;
@@ -94,13 +89,36 @@ static attn_status staging_grow(struct batch_part *part, uint64_t bytes)
         size *= 2;
     staging_free(part);
     attn_status st = e->parts.ops->host_alloc(e->parts.backend, size, &p);
-    if (st != ATTN_OK) {
-        snprintf(part->why, sizeof part->why, "no host memory for %zu bytes of a split batch",
-                 size);
+    if (st != ATTN_OK)
         return st;
-    }
     part->tensors.staging = p;
     part->staging_bytes = size;
+    return ATTN_OK;
+}
+
+/* The card's items and tensors of the batch. */
+static attn_status part_cut(struct batch_part *part, const struct pool *p)
+{
+    struct part_tensors *t = &part->tensors;
+    bool is_heads = p->split.how == ATTN_SPLIT_HEADS;
+    t->split = &p->split;
+    t->config = &p->config;
+    t->whole = part->whole->device_items;
+    t->n_whole = part->whole->n_items;
+    uint32_t n_items = is_heads ? t->n_whole : tokens_items_max(t);
+    uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
+    attn_status st = array_reserve(&t->items, &part->items_capacity, n_items, sizeof *t->items);
+    if (st == ATTN_OK)
+        st = staging_grow(part, bytes);
+    if (st != ATTN_OK) {
+        snprintf(part->why, sizeof part->why,
+                 "no host memory for %" PRIu64 " bytes of a split batch", bytes);
+        return st;
+    }
+    if (is_heads)
+        heads_cut(t);
+    else
+        tokens_cut(t);
     return ATTN_OK;
 }
 
@@ -120,37 +138,27 @@ static void part_fail(struct batch_part *part, attn_status st, const char *why)
     part_return(part);
 }
 
-/* Puts it on this engine's device. */
-static void part_submit(struct engine *e, struct batch_part *part)
+/* Puts as many of its items on this engine's device as a batch may have. */
+static void part_send(struct engine *e, struct batch_part *part, const struct pool *p)
 {
     const struct batch *b = part->whole;
-    struct pool *p = pool_of_kv(e, b->pool->id);
-    struct part_tensors *t = &part->tensors;
-    if (engine_health(e) != ATTN_OK || p == NULL) {
-        part_fail(part, ATTN_EDEVICE, "a card with a part of the pool is lost");
-        return;
-    }
-    t->split = &p->split;
-    t->config = &p->config;
-    t->whole = b->device_items;
-    t->n_whole = b->n_items;
-    attn_status st = staging_grow(part, heads_staging_bytes(t));
-    if (st != ATTN_OK) {
-        part_fail(part, st, part->why);
-        return;
-    }
-    heads_cut(t);
+    const struct part_tensors *t = &part->tensors;
+    uint32_t first = part->n_sent, n = 0, n_tokens = 0;
+    while (first + n < t->n_items && n < e->parts.cfg->max_batch_items &&
+           n_tokens + t->items[first + n].n_tokens <= e->parts.cfg->max_batch_tokens)
+        n_tokens += t->items[first + n++].n_tokens;
+    part->n_sent += n;
     part->device = (struct backend_batch){
         .pool = p->device,
-        .items = t->items,
+        .items = t->items + first,
         .patches = b->patches,
         .copies = b->copies,
-        .n_items = t->n_items,
-        .n_patches = b->device.n_patches,
-        .n_copies = b->device.n_copies,
+        .n_items = n,
+        .n_patches = first == 0 ? b->device.n_patches : 0,
+        .n_copies = first == 0 ? b->device.n_copies : 0,
         .user = part,
     };
-    st = e->parts.ops->submit(e->parts.backend, &part->device);
+    attn_status st = e->parts.ops->submit(e->parts.backend, &part->device);
     if (st != ATTN_OK) {
         part_fail(part, st, e->parts.ops->last_error(e->parts.backend));
         return;
@@ -159,25 +167,55 @@ static void part_submit(struct engine *e, struct batch_part *part)
         e->progress_ns = clock_now_ns();
 }
 
+static void part_begin(struct engine *e, struct batch_part *part)
+{
+    const struct pool *p = pool_of_kv(e, part->whole->pool->id);
+    part->n_sent = 0;
+    part->device_ns = part->kv_bytes = part->n_splits = 0;
+    if (engine_health(e) != ATTN_OK || p == NULL) {
+        part_fail(part, ATTN_EDEVICE, "a card with a part of the pool is lost");
+        return;
+    }
+    attn_status st = part_cut(part, p);
+    if (st != ATTN_OK)
+        part_fail(part, st, part->why);
+    else
+        part_send(e, part, p);
+}
+
+/* What the device took for some of its items. */
+static void part_measure(struct engine *e, struct batch_part *part, const struct backend_batch *d)
+{
+    part->device_ns += d->device_ns;
+    part->kv_bytes += d->kv_bytes;
+    part->n_splits += d->n_splits;
+    if (e->parts.card == 0)
+        return; /* the lead counts its batches as a whole */
+    stats_card_add(e->parts.card, STATS_CARD_BATCHES, 1);
+    stats_card_add(e->parts.card, STATS_CARD_ITEMS, d->n_items);
+    stats_card_add(e->parts.card, STATS_CARD_READ, d->kv_bytes);
+    stats_card_add(e->parts.card, STATS_CARD_DEVICE, d->device_ns);
+}
+
 void part_leave(struct engine *e, struct backend_batch *d)
 {
     struct batch_part *part = (struct batch_part *)(void *)d;
+    const struct pool *p = pool_of_kv(e, part->whole->pool->id);
     e->progress_ns = clock_now_ns();
-    if (d->status == ATTN_OK) {
-        heads_join(&part->tensors);
+    part_measure(e, part, d);
+    if (d->status != ATTN_OK) {
+        const char *why = e->parts.ops->last_error(e->parts.backend);
+        log_error("card %" PRIu32 ": its part of a batch failed: %s", e->parts.card, why);
+        if (d->status == ATTN_EDEVICE && e->parts.card != 0)
+            device_lose(e, why);
+        part_fail(part, d->status, why);
+    } else if (part->n_sent < part->tensors.n_items) {
+        part_send(e, part, p);
     } else {
-        snprintf(part->why, sizeof part->why, "%s", e->parts.ops->last_error(e->parts.backend));
-        log_error("card %" PRIu32 ": its part of a batch failed: %s", e->parts.card, part->why);
+        if (p->split.how == ATTN_SPLIT_HEADS)
+            heads_join(&part->tensors);
+        part_return(part);
     }
-    if (e->parts.card != 0) { /* the lead measures its batches as a whole */
-        stats_card_add(e->parts.card, STATS_CARD_BATCHES, 1);
-        stats_card_add(e->parts.card, STATS_CARD_ITEMS, d->n_items);
-        stats_card_add(e->parts.card, STATS_CARD_READ, d->kv_bytes);
-        stats_card_add(e->parts.card, STATS_CARD_DEVICE, d->device_ns);
-        if (d->status == ATTN_EDEVICE)
-            device_lose(e, part->why);
-    }
-    part_return(part);
 }
 
 /* What the lead has sent, behind what waits. */
@@ -199,7 +237,7 @@ bool parts_launch(struct engine *e)
         return false;
     e->parts_waiting = part->next;
     e->polled_ns = clock_now_ns(); /* the next one is looked for without sleep for a while */
-    part_submit(e, part);
+    part_begin(e, part);
     return true;
 }
 
@@ -226,7 +264,7 @@ void parts_submit(struct engine *e, struct batch *b)
         part->device = (struct backend_batch){.status = ATTN_OK};
         part->why[0] = '\0';
         if (k == 0) {
-            part_submit(e, part);
+            part_begin(e, part);
             continue;
         }
         stack_push(&part->engine->parts_in, part);
@@ -246,10 +284,22 @@ static void part_count(const struct engine *e, struct batch *b, const struct bat
         snprintf(b->why, sizeof b->why, "%s", part->why);
     }
     b->is_own_loss |= part->engine == e && d->status == ATTN_EDEVICE;
-    b->device.device_ns = d->device_ns > b->device.device_ns ? d->device_ns : b->device.device_ns;
-    b->device.kv_bytes += d->kv_bytes;
-    b->device.n_splits += d->n_splits;
+    b->device.device_ns =
+        part->device_ns > b->device.device_ns ? part->device_ns : b->device.device_ns;
+    b->device.kv_bytes += part->kv_bytes;
+    b->device.n_splits += (uint32_t)part->n_splits;
     b->n_parts_out--;
+}
+
+/* The outputs of all cards into one. */
+static void parts_merge(const struct cards *c, struct batch *b)
+{
+    const struct part_tensors *tensors[CARDS_MAX];
+    if (b->device.status != ATTN_OK || b->pool->split.how != ATTN_SPLIT_TOKENS)
+        return;
+    for (uint32_t k = 0; k < c->n; k++)
+        tensors[k] = &b->parts[k].tensors;
+    tokens_merge(tensors, c->n);
 }
 
 struct batch *parts_take_back(struct engine *e)
@@ -261,8 +311,10 @@ struct batch *parts_take_back(struct engine *e)
         struct batch *b = part->whole;
         e->parts_came = part->next;
         part_count(e, b, part);
-        if (b->n_parts_out == 0)
-            return b;
+        if (b->n_parts_out > 0)
+            continue;
+        parts_merge(e->parts.cards, b);
+        return b;
     }
     return NULL;
 }

@@ -1,10 +1,7 @@
-/* engine_pool.c: pools, and what the device must be told of them.
+/* engine_pool.c: pools.
  *
  * Making one: the same name again must mean the same. Where there is no room, pools make way that
  * no sequence lives in and no session holds.
- *
- * Effects: what the cache changes in block tables, patches of table entries and copies of blocks,
- * gathers in the pool until its next batch takes it to the device.
  */
 #include "daemon/engine_pool.h"
 
@@ -411,13 +408,24 @@ static attn_split other_split(const struct engine *e, const Attnd__PoolSpec *ask
 {
     if (asked->split != ATTND__SPLIT__SPLIT_AUTO || asked->n_blocks == 0 || !has_others(e))
         return ATTN_SPLIT_WHOLE;
-    return asked->num_kv_heads >= cards_n_all(e->parts.cards) ? ATTN_SPLIT_HEADS : ATTN_SPLIT_WHOLE;
+    return asked->num_kv_heads >= cards_n_all(e->parts.cards) ? ATTN_SPLIT_HEADS
+                                                              : ATTN_SPLIT_TOKENS;
+}
+
+/* Those of the pool that there is, or those of which each card has a stripe of usual size. */
+static uint32_t default_block_tokens(const struct engine *e, const struct pool *p, attn_split how)
+{
+    if (p != NULL && p->spec.wire->split == ATTND__SPLIT__SPLIT_TOKENS)
+        return p->spec.wire->block_tokens;
+    bool is_striped = how == ATTN_SPLIT_TOKENS && e->parts.cards != NULL;
+    return POOL_BLOCK_TOKENS * (is_striped ? cards_n_all(e->parts.cards) : 1);
 }
 
 attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
                         struct pool **out_pool, char *why, size_t why_bytes)
 {
     attn_split how = (attn_split)asked->split;
+    char as_whole[WHY_BYTES] = "";
     if (how == ATTN_SPLIT_AUTO)
         how = ATTN_SPLIT_WHOLE;
     for (;;) {
@@ -426,7 +434,10 @@ attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd_
         if (st != ATTN_OK)
             return st;
         struct pool *p = pool_find(e, who, spec.wire->name);
+        if (asked->block_tokens == 0)
+            spec.wire->block_tokens = default_block_tokens(e, p, how);
         if (p != NULL) {
+            spec.wire->split = asked->split;
             st = pool_spec_compare(&p->spec, &spec, why, why_bytes);
             pool_spec_fini(&spec);
             if (st == ATTN_OK)
@@ -437,9 +448,12 @@ attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd_
         st = pool_add(e, who, &spec, asked, out_pool, why, why_bytes);
         if (st == ATTN_ENOMEM && how == ATTN_SPLIT_WHOLE &&
             other_split(e, asked) != ATTN_SPLIT_WHOLE) {
+            snprintf(as_whole, sizeof as_whole, "%s", why);
             how = other_split(e, asked);
             continue;
         }
+        if (st == ATTN_ENOTSUP && how != (attn_split)asked->split && as_whole[0] != '\0')
+            return FAIL(ATTN_ENOMEM, "%s", as_whole); /* nor can it be split */
         bool may_help = st == ATTN_EQUOTA || (st == ATTN_ENOMEM && asked->n_blocks <= e->n_blocks);
         bool may_drop = e->parts.card == 0; /* the lead decides what makes way */
         if (!may_help || !may_drop || !drop_idle(e, who))
@@ -521,75 +535,4 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     }
     pool_count(e, p);
     return ATTN_OK;
-}
-
-/* --- blocks ----------------------------------------------------------------------------------- */
-
-static attn_status block_move(struct engine *e, const struct pool *p, uint32_t block,
-                              uint8_t *bytes, bool is_write, char *why, size_t why_bytes)
-{
-    const struct backend_ops *ops = e->parts.ops;
-    if (pool_is_split(&p->split))
-        return cards_block_move(e, p, block, bytes, is_write, why, why_bytes);
-    attn_status st = is_write ? ops->block_write(p->device, block, bytes)
-                              : ops->block_read(p->device, block, bytes);
-    return st == ATTN_OK ? st : FAIL(st, "%s", ops->last_error(e->parts.backend));
-}
-
-attn_status pool_block_read(struct engine *e, const struct pool *p, uint32_t block, uint8_t *out,
-                            char *why, size_t why_bytes)
-{
-    return block_move(e, p, block, out, false, why, why_bytes);
-}
-
-attn_status pool_block_write(struct engine *e, const struct pool *p, uint32_t block,
-                             const uint8_t *bytes, char *why, size_t why_bytes)
-{
-    return block_move(e, p, block, (uint8_t *)(uintptr_t)bytes, true, why, why_bytes);
-}
-
-/* --- effects ---------------------------------------------------------------------------------- */
-
-/* A device applies patches in any order, so those of one entry must agree: with what the entry is
- * now. Entries past the sequence's end are read by nobody. */
-void pool_effects_export(struct engine *e, const struct pool *p, struct backend_patch *patches,
-                         struct backend_copy *copies)
-{
-    const struct kv_effects *fx = &p->fx;
-    for (uint32_t i = 0; i < fx->n_patches; i++) {
-        const struct kv_patch *patch = &fx->patches[i];
-        struct kv_seq_info info;
-        kv_seq_info(e->parts.kv, (kv_seq_id){patch->row}, &info);
-        bool is_live = patch->index < info.n_blocks && info.pool.index == p->id.index;
-        patches[i] = (struct backend_patch){
-            patch->row, patch->index, is_live ? info.block_table[patch->index] : patch->block};
-    }
-    for (uint32_t i = 0; i < fx->n_copies; i++)
-        copies[i] = (struct backend_copy){fx->copies[i].src, fx->copies[i].dst};
-}
-
-void pool_patch_again(struct engine *e, struct pool *p, const struct backend_patch *patches,
-                      uint32_t n_patches)
-{
-    struct kv_effects *fx = &p->fx;
-    uint32_t room = e->patches_capacity + e->patches_margin;
-    for (uint32_t i = 0; i < n_patches && fx->n_patches < room; i++) {
-        const struct backend_patch *patch = &patches[i];
-        struct kv_seq_info info;
-        kv_seq_info(e->parts.kv, (kv_seq_id){patch->row}, &info);
-        if (patch->index < info.n_blocks && info.pool.index == p->id.index)
-            fx->patches[fx->n_patches++] =
-                (struct kv_patch){patch->row, patch->index, info.block_table[patch->index]};
-    }
-}
-
-void pool_cancel_append(struct engine *e, struct pool *p, const struct item *it)
-{
-    struct kv_effects *fx = &p->fx;
-    fx->patches_capacity = e->patches_capacity + e->patches_margin;
-    attn_status st = kv_append_cancel(e->parts.kv, (kv_seq_id){it->seq}, it->task->layer, it->pos,
-                                      it->n_tokens, fx);
-    assert(st == ATTN_OK); /* the margin has room for every copy in flight */
-    (void)st;
-    fx->patches_capacity = e->patches_capacity;
 }

@@ -18,7 +18,8 @@
  *   engine_pace.c     when to launch and how much: pure functions
  *   engine_queue.c    claims, waiting, waking, deadlines: which items may run now
  *   engine_ready.c    ready tasks of a pool by age
- *   engine_pool.c     pools, and what their tables on the device must be told
+ *   engine_pool.c     pools
+ *   engine_blocks.c   what their tables on the device must be told, and blocks' bytes
  *   engine_answer.c   how a request leaves
  *   engine_restore.c  what a predecessor left
  *   engine_sleep.c    how an idle engine waits

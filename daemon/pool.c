@@ -8,8 +8,6 @@
 
 #include "cache/kv.h"
 
-enum { DEFAULT_BLOCK_TOKENS = 16 };
-
 /* what a client may require of a pool by name */
 static const char *const known_features[] = {
     "alibi",       "batch_invariant", "dilated",  "full",  "quantised_kv",
@@ -198,7 +196,7 @@ attn_status pool_spec_init(struct pool_spec *s, const Attnd__PoolSpec *asked, ch
     if (w->head_dim_v == 0)
         w->head_dim_v = w->head_dim_k;
     if (w->block_tokens == 0)
-        w->block_tokens = DEFAULT_BLOCK_TOKENS;
+        w->block_tokens = POOL_BLOCK_TOKENS;
     if (w->kv_dtype == ATTND__DTYPE__DTYPE_NONE)
         w->kv_dtype = w->q_dtype;
     if (w->identity == NULL) {

@@ -62,8 +62,6 @@ static attn_status split_heads(struct pool_split *s, char *why, size_t why_bytes
 static attn_status split_tokens(struct pool_split *s, char *why, size_t why_bytes)
 {
     struct backend_pool_config *c = &s->config;
-    if (s->n_cards > 1)
-        return FAIL(ATTN_ENOTSUP, "split tokens: not there yet");
     if ((s->n_cards & (s->n_cards - 1)) != 0)
         return FAIL(ATTN_ENOTSUP, "split tokens: of 2, 4 or 8 cards, the daemon has %" PRIu32,
                     s->n_cards);

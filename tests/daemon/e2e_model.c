@@ -20,7 +20,10 @@ attn_dtype e2e_dtype(void)
 static struct attn_layer_spec spec_of(uint32_t layer)
 {
     struct attn_layer_spec s = {.scale = (float)(1 / sqrt(E2E_DIM))};
-    if (layer == 1) {
+    const char *split = getenv("E2E_SPLIT");
+    if (layer == 1 && split != NULL && strcmp(split, "tokens") == 0) {
+        s.is_full = false; /* such pools have no windows */
+    } else if (layer == 1) {
         s.window_tokens = 24;
         s.sink_tokens = 3;
     } else if (layer == 2) {
