@@ -151,6 +151,11 @@ static attn_status engine_begin(struct card_list *list, struct card *card,
     parts.sessions = card->sessions;
     parts.cards = list->cards;
     parts.card = (uint32_t)(card - list->at);
+    if (parts.card > 0 && tenants_copy(shared->tenants, &card->tenants) != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for tenants");
+        return ATTN_ENOMEM;
+    }
+    parts.tenants = parts.card > 0 ? card->tenants : shared->tenants;
     st = engine_open(&parts, &card->engine, why, why_bytes);
     if (st == ATTN_OK && list->cards != NULL)
         cards_join(list->cards, card->engine);
@@ -308,6 +313,7 @@ void cards_end(struct card_list *list)
     cards_close(list->cards);
     for (uint32_t i = 0; i < list->n; i++) {
         session_table_close(list->at[i].sessions);
+        tenants_close(list->at[i].tenants);
         kv_close(list->at[i].kv);
     }
 }

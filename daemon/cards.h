@@ -43,6 +43,8 @@ void cards_submit(struct cards *c, struct request *req);
 struct task;
 /* Whether the item is of another card. */
 bool cards_step_is_foreign(const struct engine *e, const struct request *req, uint32_t item);
+/* The step's message is counted with this part of it. */
+bool cards_step_counts(const struct request *req);
 /* The outputs go where those of the other parts do, behind `head` bytes. As step_reserve_reply. */
 attn_status cards_step_reserve(struct task *t, size_t head);
 /* All items are done: their statuses are noted. What the part is answered with. */
@@ -76,18 +78,22 @@ uint64_t cards_oldest_at_ns(const struct cards *c);
 /* --- names ------------------------------------------------------------------------------------ */
 
 /* A sequence of this name is open on some card. */
-bool cards_know(struct cards *c, uint64_t name);
+bool cards_know(struct cards *c, struct seq_name name);
 /* A sequence is open on this card, or is no more. Its engine's thread. false: it is open on another
  * card, or there is no memory. */
-bool cards_opened(struct cards *c, uint32_t card, uint64_t name, uint32_t pool);
-void cards_closed(struct cards *c, uint32_t card, uint64_t name);
+bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool);
+void cards_closed(struct cards *c, uint32_t card, struct seq_name name);
 /* A request that was placed by a name leaves. */
 void cards_settle(struct cards *c, struct request *req);
 
 /* --- sessions --------------------------------------------------------------------------------- */
 
 /* The lead has begun or ended one: so do the others. The lead's thread. */
-attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, const char *client);
+attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, uint32_t tenant,
+                                const char *client);
+/* Whose a session is that requests will name; and that it is over. ATTN_ENOMEM. */
+attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant);
+void cards_tenant_forget(struct cards *c, uint64_t session);
 void cards_session_end(struct cards *c, uint32_t slot, uint64_t id);
 /* This card has nothing of an ended session left. false: the lead must wait for others. */
 bool cards_session_let_go(struct engine *e, uint32_t slot);

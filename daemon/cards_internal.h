@@ -17,6 +17,7 @@ enum { CARDS_PREFIXES = 8192 };
 
 struct cards {
     uint32_t n, n_joined, epoch_bits;
+    bool has_tenants;
     uint32_t max_pools, max_sessions;
     struct engine *engines[CARDS_MAX];
     struct card_pool *pools[CARDS_MAX]; /* [max_pools] */
@@ -27,6 +28,7 @@ struct cards {
     uint64_t prefix_seed;
     pthread_mutex_t lock; /* of all below */
     void *names; /* tsearch(3): struct card_name */
+    void *sessions; /* tsearch(3): struct card_session; of a daemon with tenants */
     uint32_t *n_names[CARDS_MAX]; /* [max_pools] sequences of a pool, those to be opened, too */
 };
 

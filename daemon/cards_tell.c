@@ -15,6 +15,7 @@
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
+#include "daemon/engine_tenants.h"
 #include "daemon/log.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
@@ -29,6 +30,7 @@ struct card_note {
     enum note_kind kind;
     uint32_t slot;
     uint64_t session, request;
+    uint32_t tenant;
     char client[SESSION_NAME_BYTES];
     /* of a call */
     void (*fn)(struct engine *e, void *arg);
@@ -62,10 +64,11 @@ bool cards_is_quiet(const struct engine *e)
 
 /* --- sessions --------------------------------------------------------------------------------- */
 
-attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, const char *client)
+attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, uint32_t tenant,
+                                const char *client)
 {
     struct card_note *notes[CARDS_MAX] = {0};
-    bool is_whole = true;
+    bool is_whole = cards_tenant_set(c, id, tenant) == ATTN_OK;
     for (uint32_t i = 1; i < c->n; i++) {
         notes[i] = note_new(NOTE_BEGIN, slot, id);
         is_whole &= notes[i] != NULL;
@@ -73,6 +76,7 @@ attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, con
     atomic_store(&c->slots[slot], is_whole ? c->n : 1);
     for (uint32_t i = 1; i < c->n; i++) {
         if (is_whole) {
+            notes[i]->tenant = tenant;
             snprintf(notes[i]->client, sizeof notes[i]->client, "%s", client);
             note_push(c->engines[i], notes[i]);
         } else {
@@ -84,6 +88,7 @@ attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, con
 
 void cards_session_end(struct cards *c, uint32_t slot, uint64_t id)
 {
+    cards_tenant_forget(c, id);
     if (atomic_load(&c->slots[slot]) == 1)
         return; /* it was not begun by the others */
     for (uint32_t i = 1; i < c->n; i++) {
@@ -118,8 +123,10 @@ _Atomic uint32_t *cards_held(const struct cards *c)
 
 static void session_begins(struct engine *e, const struct card_note *n)
 {
+    tenants_turn(e); /* it may be a new tenant's */
     session_restore(e->parts.sessions, n->slot, n->session, n->client, clock_now_ns());
-    kv_owner_begin(e->parts.kv, n->slot, n->session, tenant_id(NULL), n->client);
+    session_at(e->parts.sessions, n->slot)->tenant = tenants_of_id(e->parts.tenants, n->tenant);
+    kv_owner_begin(e->parts.kv, n->slot, n->session, n->tenant, n->client);
 }
 
 static void session_ends(struct engine *e, const struct card_note *n)
@@ -290,7 +297,7 @@ void cards_stats_add(const struct cards *c, const struct engine *but, struct kv_
 
 struct pool_ask {
     const Attnd__PoolSpec *spec;
-    uint32_t index, generation;
+    uint32_t index, generation, tenant;
     attn_status status;
     char *why;
     size_t why_bytes;
@@ -300,7 +307,8 @@ static void pool_create_here(struct engine *e, void *arg)
 {
     struct pool_ask *ask = arg;
     struct pool *p;
-    ask->status = pool_create(e, NULL, ask->spec, &p, ask->why, ask->why_bytes);
+    const struct tenant *who = tenants_of_id(e->parts.tenants, ask->tenant);
+    ask->status = pool_create(e, who, ask->spec, &p, ask->why, ask->why_bytes);
     if (ask->status == ATTN_OK && (uint32_t)(p - e->pools) != ask->index) {
         snprintf(ask->why, ask->why_bytes, "pool \"%s\" has another place on card %" PRIu32,
                  ask->spec->name, e->parts.card);
@@ -343,7 +351,7 @@ attn_status cards_pool_create(struct engine *lead, const struct pool *p,
     char ignored[WHY_BYTES];
     struct cards *c = lead->parts.cards;
     uint32_t n_done, n_undone;
-    struct pool_ask ask = {asked, p->id.index, p->generation, ATTN_OK, why, why_bytes};
+    struct pool_ask ask = {asked, p->id.index, p->generation, p->tenant, ATTN_OK, why, why_bytes};
     if (pool_is_split(&p->split) && !cards_are_whole(c)) {
         snprintf(why, why_bytes, "split %s: a card is lost", attn_split_name(p->split.how));
         return ATTN_EDEVICE;
@@ -362,7 +370,8 @@ attn_status cards_pool_drop(struct engine *lead, const struct pool *p, char *why
     char ignored[WHY_BYTES];
     struct cards *c = lead->parts.cards;
     uint32_t n_done, n_undone;
-    struct pool_ask ask = {p->spec.wire, p->id.index, p->generation, ATTN_OK, why, why_bytes};
+    struct pool_ask ask = {p->spec.wire, p->id.index, p->generation, p->tenant,
+                           ATTN_OK,      why,         why_bytes};
     attn_status st = ask_others(c, pool_drop_here, &ask, c->n_joined, &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;

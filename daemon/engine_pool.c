@@ -215,14 +215,19 @@ static attn_status pool_size(struct engine *e, const struct tenant *who, struct 
     for (struct pool *k = NULL; (k = pool_next(e, k)) != NULL;)
         free_blocks -= k == p ? 0 : pool_records(e, k);
 
+    bool is_split = w->split != ATTND__SPLIT__SPLIT_WHOLE;
+    uint32_t n_cards = is_split || e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
     uint64_t left = tenant_left(who, TENANT_BLOCKS);
+    if (is_split && e->parts.card > 0) /* the lead has been charged for them */
+        left = UINT64_MAX;
     if (asked > left || left == 0)
         return FAIL(ATTN_EQUOTA,
                     "n_blocks is %" PRIu32 ", tenant %s has %" PRIu64 " of its %" PRIu64
                     " blocks in its pools",
-                    asked, who->name, who->used[TENANT_BLOCKS], who->most[TENANT_BLOCKS]);
-    if (asked == 0 && left < free_blocks)
-        free_blocks = (uint32_t)left;
+                    asked, who->name, atomic_load(&who->used[TENANT_BLOCKS]),
+                    who->most[TENANT_BLOCKS]);
+    if (asked == 0 && left / n_cards < free_blocks)
+        free_blocks = (uint32_t)((left + n_cards - 1) / n_cards);
     if (asked == 0)
         w->n_blocks = 1; /* the geometry is judged first, the size after it */
     attn_status st = pool_configure(e, p, why, why_bytes);
@@ -315,6 +320,12 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
     return st;
 }
 
+/* To its tenant, for what this card has of it: a split pool's are counted once. */
+static uint32_t blocks_charged(const struct engine *e, const struct pool *p)
+{
+    return is_part_of_leads(e, p) ? 0 : p->config.n_blocks;
+}
+
 static void pool_count(struct engine *e, struct pool *p)
 {
     struct kv_pool_spec ks;
@@ -326,8 +337,8 @@ static void pool_count(struct engine *e, struct pool *p)
     e->n_pools = i < e->n_pools ? e->n_pools : i + 1;
     e->is_dirty = true;
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
-    tenant_count(who, TENANT_BLOCKS, p->config.n_blocks);
-    tenant_count(who, TENANT_POOLS, 1);
+    tenant_count(who, TENANT_BLOCKS, blocks_charged(e, p));
+    tenant_count(who, TENANT_POOLS, e->parts.card == 0);
     log_info("pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
              ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB%s%s",
              p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
@@ -365,7 +376,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
                     "; attnctl pool drop makes room",
                     e->parts.cfg->max_pools, e->parts.cfg->max_pools);
     }
-    if (tenant_left(who, TENANT_POOLS) == 0) {
+    if (e->parts.card == 0 && tenant_left(who, TENANT_POOLS) == 0) {
         pool_spec_fini(spec);
         return FAIL(ATTN_EQUOTA, "tenant %s has all %" PRIu64 " pools of its quota", who->name,
                     who->most[TENANT_POOLS]);
@@ -494,8 +505,8 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
         *hold = 0;
     }
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
-    tenant_give(who, TENANT_BLOCKS, p->config.n_blocks);
-    tenant_give(who, TENANT_POOLS, 1);
+    tenant_give(who, TENANT_BLOCKS, blocks_charged(e, p));
+    tenant_give(who, TENANT_POOLS, e->parts.card == 0);
     tier_forget_pool(e, p->id);
     pool_undo(e, p);
     while (e->n_pools > 0 && !is_made(&e->pools[e->n_pools - 1]))

@@ -88,7 +88,7 @@ static void restore_sessions(struct engine *e, struct engine_kept *kept)
         if (id != 0 && session_restore(e->parts.sessions, slot, id, kv_owner_label(kv, slot),
                                        now_ns) == ATTN_OK) {
             session_at(e->parts.sessions, slot)->tenant = who;
-            tenant_count(who, TENANT_SESSIONS, 1);
+            tenant_count(who, TENANT_SESSIONS, e->parts.card == 0);
             kept->n_sessions++;
             continue;
         }

@@ -24,6 +24,8 @@ struct e2e {
 
 /* Sequences are on several cards, each on one. */
 bool e2e_is_spread(void);
+/* How many of a whole pool's blocks count for one that was asked for: there are as many cards. */
+uint32_t e2e_blocks_each(void);
 /* Runs in the process that becomes attnd, if a test sets it. */
 extern void (*e2e_before_exec)(void);
 /* Starts attnd with a socket in a directory of its own and waits until it serves. flags:
