@@ -179,6 +179,21 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
     return ATTN_OK;
 }
 
+void kv_pool_clear(struct kv *kv, kv_pool_id pool)
+{
+    struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    if (p == NULL)
+        return;
+    for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        struct kv_seq_info info;
+        kv_seq_info(kv, id, &info);
+        if (info.pool.index == pool.index)
+            kv_seq_close(kv, id);
+    }
+    while (p->n_cached > 0)
+        free_put(kv, p, kv_lru_evict(kv, p));
+}
+
 attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_id *out_pool)
 {
     attn_status st = spec_check(kv, s);

@@ -192,6 +192,8 @@ void kv_stats_read(const struct kv *kv, struct kv_stats *out);
 /* kv_pool_drop: forgets a pool; its block records may be another's. Its index is the next pool's.
  * Errors   ATTN_ENOTFOUND; ATTN_EINVAL sequences are open in it */
 attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool);
+/* The bytes of its blocks are gone: closes its sequences and forgets what is published. */
+void kv_pool_clear(struct kv *kv, kv_pool_id pool);
 /* kv_pool_create: takes a contiguous range of block records. The same name and spec again: the same
  * pool. Errors   ATTN_EEXIST same name, another spec; ATTN_ENOMEM out of pools or blocks;
  * ATTN_EINVAL */

@@ -135,12 +135,10 @@ static bool caches_put(const struct config *cfg, struct card_list *list)
 }
 
 static attn_status engine_begin(struct card_list *list, struct card *card,
-                                const struct engine_parts *shared, struct engine_kept *kept,
-                                char *why, size_t why_bytes)
+                                const struct engine_parts *shared, char *why, size_t why_bytes)
 {
     const struct config *cfg = shared->cfg;
     struct engine_parts parts = *shared;
-    struct engine_kept n = {0};
     attn_status st = session_table_open(cfg->max_sessions, cfg->max_peer_sessions, &card->sessions);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for %" PRIu32 " sessions (engine.max_sessions)",
@@ -153,22 +151,52 @@ static attn_status engine_begin(struct card_list *list, struct card *card,
     parts.sessions = card->sessions;
     parts.cards = list->cards;
     parts.card = (uint32_t)(card - list->at);
+    if (parts.card > 0 && tenants_copy(shared->tenants, &card->tenants) != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for tenants");
+        return ATTN_ENOMEM;
+    }
+    parts.tenants = parts.card > 0 ? card->tenants : shared->tenants;
     st = engine_open(&parts, &card->engine, why, why_bytes);
+    if (st == ATTN_OK && list->cards != NULL)
+        cards_join(list->cards, card->engine);
+    return st;
+}
+
+/* What a predecessor left on the cards: all pools first, because the sequences of some are split
+ * over all cards. */
+static attn_status engines_restore(struct card_list *list, char *why, size_t why_bytes)
+{
+    struct engine_kept of[CONFIG_MAX_DEVICES] = {0}, all;
+    attn_status st = ATTN_OK;
+    for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++)
+        if (list->at[i].kept.arena_fd >= 0)
+            st = engine_restore_pools(list->at[i].engine, &of[i]);
+    if (st != ATTN_OK)
+        goto fail;
+    if (list->cards != NULL)
+        st = cards_restore_pools(list->cards, why, why_bytes);
     if (st != ATTN_OK)
         return st;
-    if (list->cards != NULL)
-        cards_join(list->cards, card->engine);
-    if (card->kept.arena_fd >= 0)
-        st = engine_restore(card->engine, &n);
+    for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++)
+        if (list->at[i].kept.arena_fd >= 0)
+            st = engine_restore(list->at[i].engine, &of[i]);
     if (st != ATTN_OK)
-        snprintf(why, why_bytes, "the kept cache can't be taken up: %s", attn_status_message(st));
-    kept->n_sequences += n.n_sequences;
-    kept->n_tokens += n.n_tokens;
-    kept->n_dropped += n.n_dropped;
-    if (parts.card == 0) {
-        kept->n_pools = n.n_pools;
-        kept->n_sessions = n.n_sessions;
+        goto fail;
+    if (list->cards != NULL)
+        cards_restore(list->cards);
+    all = of[0]; /* pools and sessions are the first card's */
+    for (uint32_t i = 1; i < list->n; i++) {
+        all.n_sequences += of[i].n_sequences;
+        all.n_tokens += of[i].n_tokens;
+        all.n_dropped += of[i].n_dropped;
     }
+    if (list->at[0].kept.arena_fd >= 0)
+        log_info("kept: %" PRIu32 " sequences of %" PRIu64 " tokens, %" PRIu32 " pools, %" PRIu32
+                 " sessions; dropped: %" PRIu64,
+                 all.n_sequences, all.n_tokens, all.n_pools, all.n_sessions, all.n_dropped);
+    return ATTN_OK;
+fail:
+    snprintf(why, why_bytes, "the kept cache can't be taken up: %s", attn_status_message(st));
     return st;
 }
 
@@ -186,7 +214,6 @@ attn_status cards_engines_begin(struct card_list *list, const struct engine_part
 {
     const struct config *cfg = parts->cfg;
     struct engine_parts shared = *parts;
-    struct engine_kept kept = {0};
     attn_status st = caches_begin(cfg, list, why, why_bytes);
     if (st != ATTN_OK)
         return st;
@@ -197,16 +224,12 @@ attn_status cards_engines_begin(struct card_list *list, const struct engine_part
     }
     shared.is_kept = caches_put(cfg, list);
     for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++)
-        st = engine_begin(list, &list->at[i], &shared, &kept, why, why_bytes);
+        st = engine_begin(list, &list->at[i], &shared, why, why_bytes);
     stats_cards_name(cfg, list);
-    if (st == ATTN_OK && list->cards != NULL)
-        st = cards_restore(list->cards, why, why_bytes);
+    if (st == ATTN_OK)
+        st = engines_restore(list, why, why_bytes);
     if (st != ATTN_OK)
         return st;
-    if (list->at[0].kept.arena_fd >= 0)
-        log_info("kept: %" PRIu32 " sequences of %" PRIu64 " tokens, %" PRIu32 " pools, %" PRIu32
-                 " sessions; dropped: %" PRIu64,
-                 kept.n_sequences, kept.n_tokens, kept.n_pools, kept.n_sessions, kept.n_dropped);
     for (uint32_t i = 0; i < list->n; i++)
         kept_cache_close(&list->at[i].kept);
     for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++)
@@ -290,6 +313,7 @@ void cards_end(struct card_list *list)
     cards_close(list->cards);
     for (uint32_t i = 0; i < list->n; i++) {
         session_table_close(list->at[i].sessions);
+        tenants_close(list->at[i].tenants);
         kv_close(list->at[i].kv);
     }
 }

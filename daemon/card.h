@@ -12,6 +12,7 @@ struct card {
     struct kept_cache kept; /* of a predecessor, until it is taken up; then names alone */
     struct kv *kv;
     struct session_table *sessions;
+    struct tenants *tenants; /* of cards but the first, whose are the process's */
     struct engine *engine;
     bool is_given_up; /* it is lost, and nobody keeps its memory */
 };

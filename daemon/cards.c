@@ -16,7 +16,7 @@
 
 /* Where a sequence is, or is being made. */
 struct card_name {
-    uint64_t name; /* first: what the tree compares */
+    struct seq_name name; /* first: what the tree compares */
     uint32_t card, pool;
     uint32_t n_pending; /* requests on their way that may make it */
     bool is_open;
@@ -59,6 +59,7 @@ void cards_close(struct cards *c)
     if (c == NULL)
         return;
     tdestroy(c->names, free);
+    tdestroy(c->sessions, free);
     for (uint32_t i = 0; i < c->n; i++) {
         free(c->pools[i]);
         free(c->n_names[i]);
@@ -72,12 +73,18 @@ void cards_close(struct cards *c)
 void cards_join(struct cards *c, struct engine *e)
 {
     c->engines[e->parts.card] = e;
+    c->has_tenants |= e->parts.tenants != NULL;
     c->n_joined++;
 }
 
 uint32_t cards_n(const struct cards *c)
 {
     return c->n_joined;
+}
+
+uint32_t cards_n_all(const struct cards *c)
+{
+    return c->n;
 }
 
 struct engine *cards_engine(const struct cards *c, uint32_t card)
@@ -112,11 +119,14 @@ uint64_t cards_oldest_at_ns(const struct cards *c)
 
 static int compare(const void *a, const void *b)
 {
-    uint64_t x = ((const struct card_name *)a)->name, y = ((const struct card_name *)b)->name;
-    return x < y ? -1 : x > y;
+    const struct seq_name *x = &((const struct card_name *)a)->name;
+    const struct seq_name *y = &((const struct card_name *)b)->name;
+    if (x->tenant != y->tenant)
+        return x->tenant < y->tenant ? -1 : 1;
+    return x->name < y->name ? -1 : x->name > y->name;
 }
 
-static struct card_name *name_find(struct cards *c, uint64_t name)
+static struct card_name *name_find(struct cards *c, struct seq_name name)
 {
     const struct card_name key = {.name = name};
     struct card_name **at = tfind(&key, &c->names, compare);
@@ -130,7 +140,8 @@ static void name_count(struct cards *c, const struct card_name *n, int by)
         c->n_names[n->card][n->pool] += (uint32_t)by;
 }
 
-static struct card_name *name_add(struct cards *c, uint64_t name, uint32_t card, uint32_t pool)
+static struct card_name *name_add(struct cards *c, struct seq_name name, uint32_t card,
+                                  uint32_t pool)
 {
     struct card_name *n = calloc(1, sizeof *n);
     if (n == NULL)
@@ -162,7 +173,7 @@ static void name_look(struct cards *c, struct card_name *n)
     free(n);
 }
 
-bool cards_opened(struct cards *c, uint32_t card, uint64_t name, uint32_t pool)
+bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool)
 {
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
@@ -177,7 +188,7 @@ bool cards_opened(struct cards *c, uint32_t card, uint64_t name, uint32_t pool)
     return is_ours;
 }
 
-void cards_closed(struct cards *c, uint32_t card, uint64_t name)
+void cards_closed(struct cards *c, uint32_t card, struct seq_name name)
 {
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
@@ -236,8 +247,8 @@ struct place {
 
 /* Where the request that may make this sequence goes; it is placed there. CARDS_MAX: the name is
  * another card's, or (*out_no_memory) there is no memory. */
-static uint32_t name_place(struct cards *c, struct request *req, uint64_t name, uint32_t pool,
-                           struct place to, bool *out_no_memory)
+static uint32_t name_place(struct cards *c, struct request *req, struct seq_name name,
+                           uint32_t pool, struct place to, bool *out_no_memory)
 {
     *out_no_memory = false;
     pthread_mutex_lock(&c->lock);
@@ -262,7 +273,7 @@ static uint32_t name_place(struct cards *c, struct request *req, uint64_t name, 
     return at;
 }
 
-bool cards_know(struct cards *c, uint64_t name)
+bool cards_know(struct cards *c, struct seq_name name)
 {
     pthread_mutex_lock(&c->lock);
     const struct card_name *n = name_find(c, name);
@@ -272,13 +283,54 @@ bool cards_know(struct cards *c, uint64_t name)
 }
 
 /* Where the sequence is; the lead says that it is not open. */
-static uint32_t name_card(struct cards *c, uint64_t name)
+static uint32_t name_card(struct cards *c, struct seq_name name)
 {
     pthread_mutex_lock(&c->lock);
     const struct card_name *n = name_find(c, name);
     uint32_t card = n == NULL ? 0 : n->card;
     pthread_mutex_unlock(&c->lock);
     return card;
+}
+
+/* --- whose a session is -------------------------------------------------------------------- */
+
+struct card_session {
+    uint64_t id; /* first: what the tree compares */
+    uint32_t tenant;
+};
+
+static int compare_sessions(const void *a, const void *b)
+{
+    uint64_t x = ((const struct card_session *)a)->id, y = ((const struct card_session *)b)->id;
+    return x < y ? -1 : x > y;
+}
+
+attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant)
+{
+    if (!c->has_tenants)
+        return ATTN_OK;
+    struct card_session *s = malloc(sizeof *s);
+    if (s == NULL)
+        return ATTN_ENOMEM;
+    *s = (struct card_session){session, tenant};
+    pthread_mutex_lock(&c->lock);
+    struct card_session **at = tsearch(s, &c->sessions, compare_sessions);
+    pthread_mutex_unlock(&c->lock);
+    if (at == NULL || *at != s)
+        free(s);
+    return at == NULL ? ATTN_ENOMEM : ATTN_OK;
+}
+
+void cards_tenant_forget(struct cards *c, uint64_t session)
+{
+    const struct card_session key = {.id = session};
+    pthread_mutex_lock(&c->lock);
+    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
+    struct card_session *s = at == NULL ? NULL : *at;
+    if (s != NULL)
+        tdelete(s, &c->sessions, compare_sessions);
+    pthread_mutex_unlock(&c->lock);
+    free(s);
 }
 
 /* --- sending on ------------------------------------------------------------------------------- */
@@ -338,7 +390,17 @@ static void send_step(struct cards *c, struct request *req)
 }
 
 /* A request that may make a sequence of this name. */
-static void send_maker(struct cards *c, struct request *req, uint64_t name, uint32_t pool,
+/* Where an open may go: those of split pools are the lead's. */
+static struct place place_of_open(struct cards *c, const Attnd__Open *o)
+{
+    uint32_t pool = pool_index_of_handle(o->pool);
+    bool is_split = pool < c->max_pools &&
+                    atomic_load_explicit(&c->pools[0][pool].is_split, memory_order_relaxed);
+    return (struct place){.must_be = is_split ? 0 : CARDS_MAX,
+                          .home = is_split ? 0 : cards_prefix_home(c, o)};
+}
+
+static void send_maker(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
                        struct place to)
 {
     const Attnd__Request *h = req->wire.header;
@@ -351,9 +413,37 @@ static void send_maker(struct cards *c, struct request *req, uint64_t name, uint
         send_to(c, req, at);
         return;
     }
-    snprintf(why, sizeof why, "sequence %" PRIu64 "%s", name,
+    snprintf(why, sizeof why, "sequence %" PRIu64 "%s", name.name,
              no_memory ? ": no memory for its name" : " is open");
     refuse(c, req, no_memory ? ATTN_ENOMEM : ATTN_EEXIST, why);
+}
+
+/* Whose names the request's sequences are among: of its session, or as an operator says. */
+static uint32_t tenant_of(struct cards *c, const Attnd__Request *h)
+{
+    if (!c->has_tenants)
+        return TENANT_OPERATOR;
+    if (h->body_case == ATTND__REQUEST__BODY_KILL)
+        return tenant_id_of_name(h->kill->tenant);
+    pthread_mutex_lock(&c->lock);
+    const struct card_session key = {.id = h->session};
+    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
+    uint32_t tenant = at == NULL ? TENANT_OPERATOR : (*at)->tenant;
+    pthread_mutex_unlock(&c->lock);
+    return tenant;
+}
+
+static void send_by_name(struct cards *c, struct request *req, uint64_t name)
+{
+    send_to(c, req, name_card(c, (struct seq_name){tenant_of(c, req->wire.header), name}));
+}
+
+static void send_fork(struct cards *c, struct request *req)
+{
+    const Attnd__Fork *f = req->wire.header->fork;
+    uint32_t tenant = tenant_of(c, req->wire.header);
+    struct place at = {.must_be = name_card(c, (struct seq_name){tenant, f->seq})};
+    send_maker(c, req, (struct seq_name){tenant, f->new_seq}, NO_POOL, at);
 }
 
 void cards_submit(struct cards *c, struct request *req)
@@ -364,33 +454,35 @@ void cards_submit(struct cards *c, struct request *req)
         send_step(c, req);
         return;
     case ATTND__REQUEST__BODY_OPEN:
-        send_maker(c, req, h->open->seq, pool_index_of_handle(h->open->pool),
-                   (struct place){.must_be = CARDS_MAX, .home = cards_prefix_home(c, h->open)});
+        send_maker(c, req, (struct seq_name){tenant_of(c, h), h->open->seq},
+                   pool_index_of_handle(h->open->pool), place_of_open(c, h->open));
         return;
     case ATTND__REQUEST__BODY_FORK:
-        send_maker(c, req, h->fork->new_seq, NO_POOL,
-                   (struct place){.must_be = name_card(c, h->fork->seq)});
+        send_fork(c, req);
         return;
     case ATTND__REQUEST__BODY_TOKENS:
-        send_to(c, req, name_card(c, h->tokens->seq));
+        send_by_name(c, req, h->tokens->seq);
         return;
     case ATTND__REQUEST__BODY_TRUNCATE:
-        send_to(c, req, name_card(c, h->truncate->seq));
+        send_by_name(c, req, h->truncate->seq);
         return;
     case ATTND__REQUEST__BODY_CLOSE:
-        send_to(c, req, name_card(c, h->close->seq));
+        send_by_name(c, req, h->close->seq);
         return;
     case ATTND__REQUEST__BODY_EXPORT:
-        send_to(c, req, name_card(c, h->export->seq));
+        send_by_name(c, req, h->export->seq);
         return;
     case ATTND__REQUEST__BODY_IMPORT:
-        send_to(c, req, name_card(c, h->import->seq));
+        send_by_name(c, req, h->import->seq);
         return;
     case ATTND__REQUEST__BODY_ADOPT:
-        send_to(c, req, name_card(c, h->adopt->seq));
+        send_by_name(c, req, h->adopt->seq);
         return;
     case ATTND__REQUEST__BODY_KILL:
-        send_to(c, req, h->kill->session[0] != '\0' ? 0 : name_card(c, h->kill->seq));
+        if (h->kill->session[0] != '\0')
+            send_to(c, req, 0);
+        else
+            send_by_name(c, req, h->kill->seq);
         return;
     case ATTND__REQUEST__BODY_PLAN:
         if (h->plan->step != NULL && (cards_of_step(c, h->plan->step) & ~1u) != 0)

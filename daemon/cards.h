@@ -14,8 +14,10 @@
 
 enum { CARDS_MAX = 8 };
 
+struct backend_batch;
 struct cards;
 struct engine;
+struct pool;
 struct request;
 
 /* For n engines, which join in engine_open. ATTN_ENOMEM, also of random bytes. */
@@ -25,6 +27,8 @@ void cards_close(struct cards *c); /* after all engines; NULL is fine */
 /* An engine is open; the lead is the first. Main thread. */
 void cards_join(struct cards *c, struct engine *e);
 uint32_t cards_n(const struct cards *c);
+/* How many there are to be. */
+uint32_t cards_n_all(const struct cards *c);
 struct engine *cards_engine(const struct cards *c, uint32_t card);
 /* Bits of an epoch on the wire that name the card. */
 uint32_t cards_epoch_bits(const struct cards *c);
@@ -39,10 +43,34 @@ void cards_submit(struct cards *c, struct request *req);
 struct task;
 /* Whether the item is of another card. */
 bool cards_step_is_foreign(const struct engine *e, const struct request *req, uint32_t item);
+/* The step's message is counted with this part of it. */
+bool cards_step_counts(const struct request *req);
 /* The outputs go where those of the other parts do, behind `head` bytes. As step_reserve_reply. */
 attn_status cards_step_reserve(struct task *t, size_t head);
 /* All items are done: their statuses are noted. What the part is answered with. */
 attn_status cards_step_part_done(struct task *t);
+
+/* --- batches of split pools (cards_part.c) ---------------------------------------------------- */
+
+struct batch;
+/* The lead's batches get parts. ATTN_ENOMEM. */
+attn_status parts_init(struct engine *e);
+void parts_fini(struct engine *e); /* of a half-opened engine, too */
+/* The lead: sends each card its part of a batch, its own too. What the device is to be told of the
+ * batch as a whole stands in b->device. */
+void parts_submit(struct engine *e, struct batch *b);
+/* The lead: a batch whose parts are all back, its outcome in b->device and b->why; NULL: none. */
+struct batch *parts_take_back(struct engine *e);
+/* Puts the next part that was sent to this engine on its device. false: there is none, or no
+ * place. */
+bool parts_launch(struct engine *e);
+/* What this engine's device gave back was a part. */
+void part_leave(struct engine *e, struct backend_batch *d);
+/* A block of a split pool, all of it, from or to all cards. The lead's thread. */
+attn_status cards_block_move(struct engine *lead, const struct pool *p, uint32_t block,
+                             uint8_t *bytes, bool is_write, char *why, size_t why_bytes);
+/* No card is lost. */
+bool cards_are_whole(const struct cards *c);
 
 /* When the oldest request that any of them holds came; 0: none is held. */
 uint64_t cards_oldest_at_ns(const struct cards *c);
@@ -50,18 +78,22 @@ uint64_t cards_oldest_at_ns(const struct cards *c);
 /* --- names ------------------------------------------------------------------------------------ */
 
 /* A sequence of this name is open on some card. */
-bool cards_know(struct cards *c, uint64_t name);
+bool cards_know(struct cards *c, struct seq_name name);
 /* A sequence is open on this card, or is no more. Its engine's thread. false: it is open on another
  * card, or there is no memory. */
-bool cards_opened(struct cards *c, uint32_t card, uint64_t name, uint32_t pool);
-void cards_closed(struct cards *c, uint32_t card, uint64_t name);
+bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool);
+void cards_closed(struct cards *c, uint32_t card, struct seq_name name);
 /* A request that was placed by a name leaves. */
 void cards_settle(struct cards *c, struct request *req);
 
 /* --- sessions --------------------------------------------------------------------------------- */
 
 /* The lead has begun or ended one: so do the others. The lead's thread. */
-attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, const char *client);
+attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, uint32_t tenant,
+                                const char *client);
+/* Whose a session is that requests will name; and that it is over. ATTN_ENOMEM. */
+attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant);
+void cards_tenant_forget(struct cards *c, uint64_t session);
 void cards_session_end(struct cards *c, uint32_t slot, uint64_t id);
 /* This card has nothing of an ended session left. false: the lead must wait for others. */
 bool cards_session_let_go(struct engine *e, uint32_t slot);
@@ -74,12 +106,14 @@ void cards_saw(struct engine *e, uint32_t slot, uint64_t session, uint64_t reque
 
 /* --- pools ------------------------------------------------------------------------------------ */
 
-struct pool;
 struct pool_count {
     uint64_t blocks, free, cached, sequences, bytes; /* free: and those that are cached, too */
 };
 /* What this card's pools have now. The engine's thread. */
 void cards_publish(struct engine *e);
+/* The least that any card but this engine's has left of its KV memory, if that is less than
+ * most. */
+uint64_t cards_least_free_bytes(const struct cards *c, const struct engine *but, uint64_t most);
 /* Of all cards but e's own, as they last said; all cards: e is NULL. */
 struct pool_count cards_pool_count(const struct cards *c, const struct engine *but, uint32_t index);
 /* What the caches of the cards but this engine's count, added. */
@@ -96,10 +130,12 @@ attn_status cards_pool_drop(struct engine *lead, const struct pool *p, char *why
 void cards_listen(struct engine *e);
 /* Nobody has told it anything. */
 bool cards_is_quiet(const struct engine *e);
-/* Makes what the arenas of a predecessor say agree, and learns the names. Main thread, before any
- * engine has a thread. */
-attn_status cards_restore(struct cards *c, char *why, size_t why_bytes);
-/* A card is lost: its sequences go. Its engine's thread; may be repeated. */
-void cards_drop_sequences(struct engine *e);
+/* Makes what the arenas of a predecessor say agree: of pools, before any engine takes up sequences;
+ * then of sessions, and learns the names. Main thread, before any engine has a thread. */
+attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes);
+void cards_restore(struct cards *c);
+/* A card is lost: its sequences go; or, is_split, those of the lead that are split over it. Their
+ * engine's thread; may be repeated. */
+void cards_drop_sequences(struct engine *e, bool is_split);
 
 #endif

@@ -10,21 +10,25 @@
 /* A pool of one card, as its engine last said. */
 struct card_pool {
     _Atomic uint64_t blocks, free, cached, sequences, bytes;
+    _Atomic bool is_split; /* of the lead's: all its sequences are there */
 };
 
 enum { CARDS_PREFIXES = 8192 };
 
 struct cards {
     uint32_t n, n_joined, epoch_bits;
+    bool has_tenants;
     uint32_t max_pools, max_sessions;
     struct engine *engines[CARDS_MAX];
     struct card_pool *pools[CARDS_MAX]; /* [max_pools] */
+    _Atomic uint64_t free_bytes[CARDS_MAX]; /* of KV memory, that no pool has */
     _Atomic uint32_t *slots; /* [max_sessions] cards that have something of the slot's session */
     _Atomic uint32_t *held; /* [max_sessions] */
     _Atomic uint64_t prefixes[CARDS_PREFIXES]; /* cards_prefix.c */
     uint64_t prefix_seed;
     pthread_mutex_t lock; /* of all below */
     void *names; /* tsearch(3): struct card_name */
+    void *sessions; /* tsearch(3): struct card_session; of a daemon with tenants */
     uint32_t *n_names[CARDS_MAX]; /* [max_pools] sequences of a pool, those to be opened, too */
 };
 

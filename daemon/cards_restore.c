@@ -36,8 +36,15 @@ static attn_status restore_pools(struct engine *lead, struct engine *e, char *wh
         }
         if (is == NULL)
             continue;
+        if (p == NULL && pool_is_split(&is->split)) {
+            if (kv_pool_sequences(lead->parts.kv, is->id) > 0)
+                log_warn("pool \"%s\" is cleared: card %" PRIu32 " has lost its part of it",
+                         is->spec.wire->name, e->parts.card);
+            kv_pool_clear(lead->parts.kv, is->id);
+        }
         if (p == NULL) {
-            attn_status st = pool_create(e, NULL, is->spec.wire, &p, why, why_bytes);
+            const struct tenant *who = tenants_of_id(e->parts.tenants, is->tenant);
+            attn_status st = pool_create(e, who, is->spec.wire, &p, why, why_bytes);
             if (st != ATTN_OK)
                 return st;
         }
@@ -58,6 +65,8 @@ static void restore_session(struct cards *c, uint32_t slot)
     uint64_t id = session_at(lead->parts.sessions, slot)->id, now_ns = clock_now_ns();
     const char *client = kv_owner_label(lead->parts.kv, slot);
     uint32_t n_cards = 1;
+    if (id != 0 && cards_tenant_set(c, id, kv_owner_tenant(lead->parts.kv, slot)) != ATTN_OK)
+        log_error("no memory for a session of a predecessor");
     for (uint32_t i = 1; i < c->n; i++) {
         struct engine *e = c->engines[i];
         uint64_t had = session_at(e->parts.sessions, slot)->id;
@@ -70,7 +79,9 @@ static void restore_session(struct cards *c, uint32_t slot)
         has_left |= had != id && had != 0;
         if (id != 0 && !has_slot && !has_left) {
             session_restore(e->parts.sessions, slot, id, client, now_ns);
-            kv_owner_begin(e->parts.kv, slot, id, tenant_id(NULL), client);
+            uint32_t tenant = kv_owner_tenant(lead->parts.kv, slot);
+            kv_owner_begin(e->parts.kv, slot, id, tenant, client);
+            session_at(e->parts.sessions, slot)->tenant = tenants_of_id(e->parts.tenants, tenant);
             has_slot = true;
         }
         n_cards += has_slot || has_left;
@@ -99,7 +110,7 @@ static void learn_names(struct cards *c)
         for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
             struct kv_seq_info info;
             kv_seq_info(kv, id, &info);
-            if (cards_opened(c, i, info.name, info.pool.index))
+            if (cards_opened(c, i, (struct seq_name){info.tenant, info.name}, info.pool.index))
                 continue;
             log_warn("sequence %" PRIu64 " is on two cards: that of card %" PRIu32 " is dropped",
                      info.name, i);
@@ -108,13 +119,18 @@ static void learn_names(struct cards *c)
     }
 }
 
-attn_status cards_restore(struct cards *c, char *why, size_t why_bytes)
+attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes)
 {
     for (uint32_t i = 1; i < c->n; i++) {
         attn_status st = restore_pools(c->engines[0], c->engines[i], why, why_bytes);
         if (st != ATTN_OK)
             return st;
     }
+    return ATTN_OK;
+}
+
+void cards_restore(struct cards *c)
+{
     for (uint32_t slot = 0; slot < c->max_sessions; slot++) {
         restore_session(c, slot);
         merge_seen(c, slot);
@@ -122,5 +138,4 @@ attn_status cards_restore(struct cards *c, char *why, size_t why_bytes)
     learn_names(c);
     for (uint32_t i = 0; i < c->n; i++)
         cards_publish(c->engines[i]);
-    return ATTN_OK;
 }

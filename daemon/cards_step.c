@@ -51,6 +51,11 @@ bool cards_step_is_foreign(const struct engine *e, const struct request *req, ui
     return card_of_epoch(e->parts.cards, req->wire.header->step->epoch[item]) != e->parts.card;
 }
 
+bool cards_step_counts(const struct request *req)
+{
+    return req->part == &req->part->whole->parts[0];
+}
+
 attn_status cards_step_reserve(struct task *t, size_t head)
 {
     struct step_whole *w = t->req->part->whole;

@@ -15,6 +15,7 @@
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
+#include "daemon/engine_tenants.h"
 #include "daemon/log.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
@@ -29,6 +30,7 @@ struct card_note {
     enum note_kind kind;
     uint32_t slot;
     uint64_t session, request;
+    uint32_t tenant;
     char client[SESSION_NAME_BYTES];
     /* of a call */
     void (*fn)(struct engine *e, void *arg);
@@ -56,15 +58,17 @@ static void note_push(struct engine *e, struct card_note *n)
 
 bool cards_is_quiet(const struct engine *e)
 {
-    return stack_is_empty(&e->notes) && stack_is_empty(&e->returned);
+    return stack_is_empty(&e->notes) && stack_is_empty(&e->returned) &&
+           stack_is_empty(&e->parts_in) && stack_is_empty(&e->parts_back);
 }
 
 /* --- sessions --------------------------------------------------------------------------------- */
 
-attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, const char *client)
+attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, uint32_t tenant,
+                                const char *client)
 {
     struct card_note *notes[CARDS_MAX] = {0};
-    bool is_whole = true;
+    bool is_whole = cards_tenant_set(c, id, tenant) == ATTN_OK;
     for (uint32_t i = 1; i < c->n; i++) {
         notes[i] = note_new(NOTE_BEGIN, slot, id);
         is_whole &= notes[i] != NULL;
@@ -72,6 +76,7 @@ attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, con
     atomic_store(&c->slots[slot], is_whole ? c->n : 1);
     for (uint32_t i = 1; i < c->n; i++) {
         if (is_whole) {
+            notes[i]->tenant = tenant;
             snprintf(notes[i]->client, sizeof notes[i]->client, "%s", client);
             note_push(c->engines[i], notes[i]);
         } else {
@@ -83,6 +88,7 @@ attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, con
 
 void cards_session_end(struct cards *c, uint32_t slot, uint64_t id)
 {
+    cards_tenant_forget(c, id);
     if (atomic_load(&c->slots[slot]) == 1)
         return; /* it was not begun by the others */
     for (uint32_t i = 1; i < c->n; i++) {
@@ -117,8 +123,10 @@ _Atomic uint32_t *cards_held(const struct cards *c)
 
 static void session_begins(struct engine *e, const struct card_note *n)
 {
+    tenants_turn(e); /* it may be a new tenant's */
     session_restore(e->parts.sessions, n->slot, n->session, n->client, clock_now_ns());
-    kv_owner_begin(e->parts.kv, n->slot, n->session, tenant_id(NULL), n->client);
+    session_at(e->parts.sessions, n->slot)->tenant = tenants_of_id(e->parts.tenants, n->tenant);
+    kv_owner_begin(e->parts.kv, n->slot, n->session, n->tenant, n->client);
 }
 
 static void session_ends(struct engine *e, const struct card_note *n)
@@ -223,8 +231,10 @@ static void pool_say(struct engine *e, const struct pool *p, uint32_t index)
     struct card_pool *told = &e->parts.cards->pools[e->parts.card][index];
     struct kv_pool_spec ks = {0};
     uint32_t n_free = 0;
-    if (p != NULL)
+    bool is_split = p != NULL && pool_is_split(&p->split);
+    if (p != NULL && (!is_split || e->parts.card == 0)) /* its blocks are counted there */
         kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+    atomic_store_explicit(&told->is_split, is_split, memory_order_relaxed);
     atomic_store_explicit(&told->blocks, ks.n_blocks, memory_order_relaxed);
     atomic_store_explicit(&told->free, n_free, memory_order_relaxed);
     atomic_store_explicit(&told->cached, p == NULL ? 0 : kv_pool_cached(e->parts.kv, p->id),
@@ -237,12 +247,23 @@ static void pool_say(struct engine *e, const struct pool *p, uint32_t index)
 void cards_publish(struct engine *e)
 {
     uint32_t card = e->parts.card;
+    atomic_store_explicit(&e->parts.cards->free_bytes[card], e->info.kv_bytes - e->device_bytes,
+                          memory_order_relaxed);
     for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++)
         pool_say(e, pool_of_kv(e, (kv_pool_id){i}), i);
     stats_card_set(card, STATS_CARD_SEQUENCES, e->gauges.sequences);
     stats_card_set(card, STATS_CARD_BLOCKS, e->gauges.blocks_total);
     stats_card_set(card, STATS_CARD_FREE, e->gauges.blocks_free);
     stats_card_set(card, STATS_CARD_MEMORY, e->info.kv_bytes);
+}
+
+uint64_t cards_least_free_bytes(const struct cards *c, const struct engine *but, uint64_t most)
+{
+    for (uint32_t i = 0; i < c->n_joined; i++) {
+        uint64_t n = atomic_load_explicit(&c->free_bytes[i], memory_order_relaxed);
+        most = c->engines[i] != but && n < most ? n : most;
+    }
+    return most;
 }
 
 struct pool_count cards_pool_count(const struct cards *c, const struct engine *but, uint32_t index)
@@ -276,7 +297,7 @@ void cards_stats_add(const struct cards *c, const struct engine *but, struct kv_
 
 struct pool_ask {
     const Attnd__PoolSpec *spec;
-    uint32_t index, generation;
+    uint32_t index, generation, tenant;
     attn_status status;
     char *why;
     size_t why_bytes;
@@ -286,7 +307,8 @@ static void pool_create_here(struct engine *e, void *arg)
 {
     struct pool_ask *ask = arg;
     struct pool *p;
-    ask->status = pool_create(e, NULL, ask->spec, &p, ask->why, ask->why_bytes);
+    const struct tenant *who = tenants_of_id(e->parts.tenants, ask->tenant);
+    ask->status = pool_create(e, who, ask->spec, &p, ask->why, ask->why_bytes);
     if (ask->status == ATTN_OK && (uint32_t)(p - e->pools) != ask->index) {
         snprintf(ask->why, ask->why_bytes, "pool \"%s\" has another place on card %" PRIu32,
                  ask->spec->name, e->parts.card);
@@ -329,7 +351,11 @@ attn_status cards_pool_create(struct engine *lead, const struct pool *p,
     char ignored[WHY_BYTES];
     struct cards *c = lead->parts.cards;
     uint32_t n_done, n_undone;
-    struct pool_ask ask = {asked, p->id.index, p->generation, ATTN_OK, why, why_bytes};
+    struct pool_ask ask = {asked, p->id.index, p->generation, p->tenant, ATTN_OK, why, why_bytes};
+    if (pool_is_split(&p->split) && !cards_are_whole(c)) {
+        snprintf(why, why_bytes, "split %s: a card is lost", attn_split_name(p->split.how));
+        return ATTN_EDEVICE;
+    }
     attn_status st = ask_others(c, pool_create_here, &ask, c->n_joined, &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
@@ -344,7 +370,8 @@ attn_status cards_pool_drop(struct engine *lead, const struct pool *p, char *why
     char ignored[WHY_BYTES];
     struct cards *c = lead->parts.cards;
     uint32_t n_done, n_undone;
-    struct pool_ask ask = {p->spec.wire, p->id.index, p->generation, ATTN_OK, why, why_bytes};
+    struct pool_ask ask = {p->spec.wire, p->id.index, p->generation, p->tenant,
+                           ATTN_OK,      why,         why_bytes};
     attn_status st = ask_others(c, pool_drop_here, &ask, c->n_joined, &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
@@ -356,10 +383,20 @@ attn_status cards_pool_drop(struct engine *lead, const struct pool *p, char *why
 
 /* --- a lost card ------------------------------------------------------------------------------ */
 
-void cards_drop_sequences(struct engine *e)
+static bool is_of_split_pool(const struct engine *e, kv_seq_id id)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, id, &info);
+    const struct pool *p = pool_of_kv(e, info.pool);
+    return p != NULL && pool_is_split(&p->split);
+}
+
+void cards_drop_sequences(struct engine *e, bool is_split)
 {
     uint32_t n = 0;
     for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        if (is_split && !is_of_split_pool(e, id))
+            continue;
         if (seq_is_busy(e, id.index))
             continue; /* in a batch that has not come back */
         seq_close(e, id);
@@ -369,5 +406,8 @@ void cards_drop_sequences(struct engine *e)
     if (n == 0)
         return;
     e->is_dirty = true;
-    log_error("card %" PRIu32 " is lost, and %" PRIu32 " sequences with it", e->parts.card, n);
+    if (is_split)
+        log_error("a card is lost, and %" PRIu32 " sequences that are split over it", n);
+    else
+        log_error("card %" PRIu32 " is lost, and %" PRIu32 " sequences with it", e->parts.card, n);
 }

@@ -34,19 +34,6 @@ static attn_status check_doors(const struct config *c, char *why, size_t why_byt
     return ATTN_OK;
 }
 
-static attn_status check_devices(const struct config *c, char *why, size_t why_bytes)
-{
-    uint32_t index[CONFIG_MAX_DEVICES], n;
-    config_devices(c->device_index, index, &n);
-    if (n == 1 || c->tenants[0] == '\0')
-        return ATTN_OK;
-    snprintf(why, why_bytes,
-             "device.index = %s (%s) names several devices: listen.tenants = %s (%s) needs one",
-             c->device_index, c->origins[config_option_find("device.index") - config_options],
-             c->tenants, c->origins[config_option_find("listen.tenants") - config_options]);
-    return ATTN_EINVAL;
-}
-
 attn_status config_check(const struct config *c, char *why, size_t why_bytes)
 {
     const struct {
@@ -75,6 +62,5 @@ attn_status config_check(const struct config *c, char *why, size_t why_bytes)
                  origins[0], names[1], text[1], origins[1]);
         return ATTN_EINVAL;
     }
-    attn_status st = check_devices(c, why, why_bytes);
-    return st == ATTN_OK ? check_doors(c, why, why_bytes) : st;
+    return check_doors(c, why, why_bytes);
 }

@@ -269,7 +269,19 @@ static void refuse_if_lost(struct engine *e)
         tasks_refuse(e, engine_health(e), "the device is lost");
     e->is_lost = true;
     if (e->parts.cards != NULL && cards_live(e->parts.cards))
-        cards_drop_sequences(e);
+        cards_drop_sequences(e, false);
+}
+
+/* Another card has a part of some sequences, and is lost. */
+static void drop_if_not_whole(struct engine *e)
+{
+    uint32_t n = 0;
+    if (e->parts.cards == NULL || e->parts.card > 0 || cards_are_whole(e->parts.cards))
+        return;
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+        n += pool_is_split(&p->split) ? kv_pool_sequences(e->parts.kv, p->id) : 0;
+    if (n > 0)
+        cards_drop_sequences(e, true);
 }
 
 static uint64_t idle_ns(const struct engine *e, uint64_t now_ns, uint64_t max_wait_ns)
@@ -290,6 +302,22 @@ static uint64_t slice_ns(const struct engine *e, uint64_t now_ns, uint64_t max_w
     return max_wait_ns < ns ? max_wait_ns : ns;
 }
 
+/* Something goes to the device: of the lead's split batches and its own work by turns. */
+static bool launch(struct engine *e)
+{
+    if (e->parts.cards == NULL)
+        return batch_launch(e);
+    if (e->was_part_last && batch_launch(e)) {
+        e->was_part_last = false;
+        return true;
+    }
+    if (parts_launch(e)) {
+        e->was_part_last = true;
+        return true;
+    }
+    return !e->was_part_last && batch_launch(e);
+}
+
 bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = clock_now_ns();
@@ -302,8 +330,9 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     watchers_answer(e, false);
     do
         seqs_wake(e);
-    while (batch_launch(e));
+    while (launch(e));
     refuse_if_lost(e);
+    drop_if_not_whole(e);
 
     tokens_look(e);
     if (e->is_dirty)
@@ -316,7 +345,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     if (e->parts.card == 0)
         stats_set(oldest_at_ns,
                   e->parts.cards != NULL ? cards_oldest_at_ns(e->parts.cards) : e->oldest_at_ns);
-    if (e->n_in_flight > 0) {
+    if (e->n_in_flight + e->n_on_device > 0) {
         bool is_hurried = is_busy || !engine_is_quiet(e);
         uint64_t wait_ns = is_hurried ? 0 : slice_ns(e, now_ns, max_wait_ns);
         for (; batch_finish_one(e, wait_ns); wait_ns = 0)
@@ -337,7 +366,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 static attn_status wait_for_batches(struct engine *e)
 {
     uint64_t start_ns = clock_now_ns();
-    while (e->n_in_flight > 0) {
+    while (e->n_in_flight + e->n_on_device > 0) {
         uint64_t most_ns = engine_health(e) == ATTN_OK ? CLOSE_TIMEOUT_NS : LOST_CLOSE_TIMEOUT_NS;
         if (!batch_finish_one(e, POLL_SLICE_NS) && clock_now_ns() - start_ns > most_ns)
             return ATTN_ETIMEDOUT;

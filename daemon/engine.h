@@ -48,11 +48,12 @@ struct engine_kept {
     uint64_t n_tokens;
     uint64_t n_dropped; /* sequences and pools that failed a check */
 };
-/* Takes up the pools, sequences and sessions of a cache that kv_open took from a predecessor, whose
- * KV memory the backend has imported. Between engine_open and engine_start. Pools that can't
- * be made again are dropped with their sequences, and logged.
+/* Takes up the pools, then the sequences and sessions of a cache that kv_open took from a
+ * predecessor, whose KV memory the backend has imported. Between engine_open and engine_start.
+ * Pools that can't be made again are dropped with their sequences, and logged.
  * Errors   ATTN_EDEVICE, ATTN_ENOMEM: nothing is dropped, another engine may take it up */
-attn_status engine_restore(struct engine *e, struct engine_kept *out_kept);
+attn_status engine_restore_pools(struct engine *e, struct engine_kept *out_kept);
+attn_status engine_restore(struct engine *e, struct engine_kept *kept);
 /* One turn of the loop; false: nothing was done. Waits for work or a batch at most max_wait_ns. The
  * thread's body; tests without a thread call it themselves. */
 bool engine_turn(struct engine *e, uint64_t max_wait_ns);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/cards.h"
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_canary.h"
@@ -19,6 +20,7 @@
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_ready.h"
+#include "daemon/engine_sleep.h"
 #include "daemon/engine_status.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
@@ -41,11 +43,12 @@ attn_status batches_init(struct engine *e)
             b->patches == NULL || b->copies == NULL)
             return ATTN_ENOMEM;
     }
-    return ATTN_OK;
+    return parts_init(e);
 }
 
 void batches_fini(struct engine *e)
 {
+    parts_fini(e);
     for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
         struct batch *b = &e->batches[i];
         free(b->device_items);
@@ -240,8 +243,7 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
 
 /* --- the way back ----------------------------------------------------------------------------- */
 
-/* The device is lost: steps are refused from now on, and the next turn refuses what waits. */
-static void lose_device(struct engine *e, const char *what)
+void device_lose(struct engine *e, const char *what)
 {
     if (atomic_exchange(&e->health, ATTN_EDEVICE) == ATTN_OK)
         log_error("device lost: %s", what);
@@ -270,8 +272,8 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
         step_settle(e, t);
     }
     e->is_dirty = true;
-    if (st == ATTN_EDEVICE)
-        lose_device(e, why);
+    if (st == ATTN_EDEVICE && (!pool_is_split(&b->pool->split) || b->is_own_loss))
+        device_lose(e, why);
 }
 
 /* The tenant pays what the batch has taken in place of what it was charged. */
@@ -339,7 +341,8 @@ static void batch_finish(struct engine *e, struct batch *b)
         pace_learn(&b->pool->cost, b->n_visible, b->device.device_ns);
         canary_choose(e, b);
     } else {
-        why = e->parts.ops->last_error(e->parts.backend);
+        bool is_split = pool_is_split(&b->pool->split);
+        why = is_split ? b->why : e->parts.ops->last_error(e->parts.backend);
         stats_add(batches_failed, 1);
         log_error("a batch of %" PRIu32 " items failed: %s: %s", b->n_items,
                   attn_status_message(st), why);
@@ -348,26 +351,50 @@ static void batch_finish(struct engine *e, struct batch *b)
     batch_done(e, b, st, why);
 }
 
+/* Not one of another card's parts. */
+static bool is_own_batch(const struct engine *e, const struct backend_batch *d)
+{
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (d == &e->batches[i].device)
+            return true;
+    return false;
+}
+
 bool batch_finish_one(struct engine *e, uint64_t wait_ns)
 {
-    struct backend_batch *d =
-        e->n_in_flight == 0 ? NULL : e->parts.ops->poll(e->parts.backend, wait_ns);
+    struct batch *b = e->parts.cards == NULL ? NULL : parts_take_back(e);
+    if (b != NULL) {
+        batch_finish(e, b);
+        return true;
+    }
+    if (e->n_on_device == 0) {
+        if (e->n_in_flight > 0 && wait_ns > 0)
+            engine_idle(e, wait_ns); /* other cards compute */
+        return false;
+    }
+    struct backend_batch *d = e->parts.ops->poll(e->parts.backend, wait_ns);
     if (d == NULL)
         return false;
-    batch_finish(e, d->user);
+    e->n_on_device--;
+    if (is_own_batch(e, d))
+        batch_finish(e, d->user);
+    else
+        part_leave(e, d);
     return true;
 }
 
 void batches_watch(struct engine *e, uint64_t now_ns)
 {
     uint64_t most_ns = config_now(e->parts.cfg, stall_timeout_us) * 1000;
-    if (e->n_in_flight == 0 || most_ns == 0 || now_ns < e->progress_ns ||
+    if (e->n_on_device == 0)
+        most_ns *= 2; /* another card's device hangs, and says so first */
+    if (e->n_in_flight + e->n_on_device == 0 || most_ns == 0 || now_ns < e->progress_ns ||
         now_ns - e->progress_ns < most_ns)
         return;
     char why[WHY_BYTES];
     snprintf(why, sizeof why, "no batch has come back for %" PRIu64 " ms (engine.stall_timeout)",
              most_ns / 1000000);
-    lose_device(e, why);
+    device_lose(e, why);
 }
 
 /* --- submit ----------------------------------------------------------------------------------- */
@@ -415,7 +442,13 @@ static void batch_submit(struct engine *e, struct batch *b)
     if (who != NULL)
         pace_flow_charge(&who->flow, &e->flow_clock, b->charged_ns);
 
-    attn_status st = e->parts.ops->submit(e->parts.backend, &b->device);
+    attn_status st = ATTN_OK;
+    if (pool_is_split(&b->pool->split)) {
+        parts_submit(e, b);
+    } else {
+        st = e->parts.ops->submit(e->parts.backend, &b->device);
+        e->n_on_device += st == ATTN_OK;
+    }
     if (st == ATTN_OK) {
         fx->n_patches = fx->n_copies = 0;
         b->is_in_flight = true;
@@ -436,9 +469,15 @@ static void batch_submit(struct engine *e, struct batch *b)
     batch_done(e, b, st, why);
 }
 
+/* The device takes no more, or there is no batch to fill. */
+static bool has_no_place(const struct engine *e)
+{
+    return e->n_in_flight == e->max_in_flight || e->n_on_device >= e->max_in_flight;
+}
+
 bool batch_flush_patches(struct engine *e, struct pool *p)
 {
-    if (e->n_in_flight == e->max_in_flight)
+    if (has_no_place(e))
         return false;
     struct batch *b = batch_begin(e, p);
     batch_submit(e, b);
@@ -457,7 +496,7 @@ bool batch_launch(struct engine *e)
 {
     struct pool *p = next_pool(e);
     uint64_t now_ns = clock_now_ns();
-    if (p == NULL || e->n_in_flight == e->max_in_flight || !is_time(e, p, now_ns) ||
+    if (p == NULL || has_no_place(e) || !is_time(e, p, now_ns) ||
         atomic_load_explicit(&e->health, memory_order_relaxed) != ATTN_OK)
         return false;
     struct batch *b = batch_begin(e, p);

@@ -198,13 +198,14 @@ bool canary_work(struct engine *e)
 {
     struct canary_watch *w = &e->canary;
     struct pool *p;
+    char why[WHY_BYTES];
     if (atomic_load_explicit(&w->state, memory_order_relaxed) != CANARY_READING)
         return false;
     const uint32_t *table = table_of(e, w, &p);
     if (w->block == NULL)
         w->block = malloc(w->block_bytes);
     if (table == NULL || w->block == NULL ||
-        e->parts.ops->block_read(p->device, table[w->n_taken], w->block) != ATTN_OK) {
+        pool_block_read(e, p, table[w->n_taken], w->block, why, sizeof why) != ATTN_OK) {
         give_up(w);
         return true;
     }

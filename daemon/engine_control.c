@@ -64,13 +64,16 @@ static uint64_t n_sequences(const struct engine *e)
     return s.sequences;
 }
 
-/* Whether the tenant may have one more sequence; of a name that it has, one is not asked for. */
-static attn_status seq_charge(struct engine *e, const struct tenant *who, uint64_t name, char *why,
-                              size_t why_bytes)
+/* Takes one more sequence of the tenant's quota; of a name that it has, none is taken. */
+static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t name, bool *out_taken,
+                              char *why, size_t why_bytes)
 {
     kv_seq_id seq;
-    if (tenant_left(who, TENANT_SEQUENCES) > 0 ||
-        kv_seq_find(e->parts.kv, tenant_id(who), name, &seq) == ATTN_OK)
+    *out_taken = false;
+    if (kv_seq_find(e->parts.kv, tenant_id(who), name, &seq) == ATTN_OK)
+        return ATTN_OK;
+    *out_taken = tenant_take(who, TENANT_SEQUENCES, 1, why, why_bytes) == ATTN_OK;
+    if (*out_taken)
         return ATTN_OK;
     snprintf(why, why_bytes, "tenant %s has all %" PRIu64 " sequences of its quota", who->name,
              who->most[TENANT_SEQUENCES]);
@@ -85,13 +88,13 @@ static void note_done(struct engine *e, const struct request *req, uint32_t sess
 }
 
 /* There is one more, with as many tokens as others had. */
-static void seq_begin(struct engine *e, struct tenant *who, kv_seq_id seq)
+static void seq_begin(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
-    tenant_count(who, TENANT_SEQUENCES, 1);
     if (e->parts.cards != NULL)
-        cards_opened(e->parts.cards, e->parts.card, info.name, info.pool.index);
+        cards_opened(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name},
+                     info.pool.index);
     trace_begin(&e->seqs[seq.index].trace, e->turn_ns, info.layer_len[0]);
 }
 
@@ -121,7 +124,13 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
         engine_refuse(e, req, ATTN_ENOTFOUND, "open.pool is %" PRIu32 ", no such pool", o->pool);
         return;
     }
-    attn_status st = seq_charge(e, who, o->seq, why, sizeof why);
+    if (pool_is_split(&p->split) && !cards_are_whole(e->parts.cards)) {
+        engine_refuse(e, req, ATTN_EDEVICE, "open.pool is %" PRIu32 ": a card of it is lost",
+                      o->pool);
+        return;
+    }
+    bool is_taken;
+    attn_status st = seq_charge(e, who, o->seq, &is_taken, why, sizeof why);
     if (st == ATTN_OK) {
         struct kv_tokens known = {o->tokens, (uint32_t)o->n_tokens, o->adapter};
         uint64_t n_before = n_sequences(e);
@@ -129,7 +138,9 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
         st = kv_seq_open_with(e->parts.kv, tenant_id(who), o->seq, p->id, session,
                               req->wire.request_id, &known, &p->fx, &seq);
         if (n_sequences(e) != n_before)
-            seq_begin(e, who, seq);
+            seq_begin(e, seq);
+        else if (is_taken)
+            tenant_give(who, TENANT_SEQUENCES, 1);
         if (st != ATTN_OK)
             snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
     }
@@ -186,13 +197,16 @@ static void run_fork(struct engine *e, struct request *req, uint32_t session, kv
     struct tenant *who = session_tenant(e, session);
     kv_seq_id seq;
     char why[WHY_BYTES];
-    attn_status st = seq_charge(e, who, f->new_seq, why, sizeof why);
+    bool is_taken;
+    attn_status st = seq_charge(e, who, f->new_seq, &is_taken, why, sizeof why);
     if (st == ATTN_OK) {
         uint64_t n_before = n_sequences(e);
         st = kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &p->fx,
                          &seq);
         if (n_sequences(e) != n_before)
-            seq_begin(e, who, seq);
+            seq_begin(e, seq);
+        else if (is_taken)
+            tenant_give(who, TENANT_SEQUENCES, 1);
         if (st != ATTN_OK)
             snprintf(why, sizeof why, "%s", kv_last_error(e->parts.kv));
     }

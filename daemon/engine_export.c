@@ -78,12 +78,12 @@ static attn_status export_check(const struct engine *e, const Attnd__Export *x,
 }
 
 static attn_status blocks_out(struct engine *e, struct pool *p, const struct kv_seq_info *info,
-                              const Attnd__Export *x, uint8_t *dst, uint64_t *sums)
+                              const Attnd__Export *x, uint8_t *dst, uint64_t *sums, char *why)
 {
     uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
     for (uint32_t i = 0; i < x->n_blocks; i++, dst += block_bytes) {
         uint32_t at = x->first_block + i;
-        attn_status st = e->parts.ops->block_read(p->device, info->block_table[at], dst);
+        attn_status st = pool_block_read(e, p, info->block_table[at], dst, why, WHY_BYTES);
         if (st != ATTN_OK)
             return st;
         zero_behind(&p->config, info->layer_len, at, dst);
@@ -143,9 +143,9 @@ void export_run(struct engine *e, struct request *req, kv_seq_id seq)
         engine_refuse(e, req, st, "no room for a reply with %zu bytes of blocks", bytes);
         return;
     }
-    st = blocks_out(e, p, &info, x, payload, sums);
+    st = blocks_out(e, p, &info, x, payload, sums, why);
     if (st != ATTN_OK) {
-        engine_refuse(e, req, st, "%s", e->parts.ops->last_error(e->parts.backend));
+        engine_refuse(e, req, st, "%s", why);
         return;
     }
     /* once more, with the checksums, in as many bytes */
@@ -289,10 +289,8 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
     }
     kv_seq_info(e->parts.kv, seq, &info);
     for (size_t i = 0; i < m->n_sums / 2 && st == ATTN_OK; i++)
-        st = e->parts.ops->block_write(p->device, info.block_table[m->first_block + i],
-                                       req->wire.payload + i * block_bytes);
-    if (st != ATTN_OK)
-        snprintf(why, WHY_BYTES, "%s", e->parts.ops->last_error(e->parts.backend));
+        st = pool_block_write(e, p, info.block_table[m->first_block + i],
+                              req->wire.payload + i * block_bytes, why, WHY_BYTES);
     layers_end(e, p, seq, m, l, st == ATTN_OK);
     return st;
 }

@@ -149,6 +149,11 @@ static attn_status plan_check(struct engine *e, const Attnd__Plan *h, uint32_t s
         snprintf(why, why_bytes, "plan.step.pool is %" PRIu32 ", no such pool", h->step->pool);
         return ATTN_ENOTFOUND;
     }
+    if (pool_is_split(&p->split)) {
+        snprintf(why, why_bytes, "plan.step.pool is %" PRIu32 ", split %s: lanes reach whole pools",
+                 h->step->pool, attn_split_name(p->split.how));
+        return ATTN_ENOTSUP;
+    }
     attn_status st = step_check_shape(e, h->step, p, out, why, why_bytes);
     if (st == ATTN_OK)
         st = check_places(h, p, l, out, why, why_bytes);

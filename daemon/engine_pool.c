@@ -1,10 +1,7 @@
-/* engine_pool.c: pools, and what the device must be told of them.
+/* engine_pool.c: pools.
  *
  * Making one: the same name again must mean the same. Where there is no room, pools make way that
  * no sequence lives in and no session holds.
- *
- * Effects: what the cache changes in block tables, patches of table entries and copies of blocks,
- * gathers in the pool until its next batch takes it to the device.
  */
 #include "daemon/engine_pool.h"
 
@@ -49,6 +46,7 @@ static void effects_fini(struct pool *p)
 void pools_fini(struct engine *e)
 {
     for (uint32_t i = 0; i < e->n_pools; i++) {
+        pool_split_fini(&e->pools[i].split);
         pool_spec_fini(&e->pools[i].spec);
         effects_fini(&e->pools[i]);
     }
@@ -159,6 +157,50 @@ static uint32_t row_blocks(const struct engine *e, const struct pool_spec *s)
     return s->wire->n_blocks < n ? s->wire->n_blocks : n;
 }
 
+/* Its sequences are the lead's; this card has a part of their blocks' bytes. */
+static bool is_part_of_leads(const struct engine *e, const struct pool *p)
+{
+    return pool_is_split(&p->split) && e->parts.card > 0;
+}
+
+/* Block records that the pool has in this card's cache. */
+static uint32_t pool_records(const struct engine *e, const struct pool *p)
+{
+    return is_part_of_leads(e, p) ? 1 : p->spec.wire->n_blocks;
+}
+
+/* What clients know of it, and what of that this card's device has. */
+static attn_status pool_configure(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    uint32_t n_cards = e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
+    attn_split how = (attn_split)p->spec.wire->split;
+    pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec), &p->config);
+    pool_split_fini(&p->split);
+    return pool_split_init(&p->split, &p->config, how, n_cards, e->parts.card, why, why_bytes);
+}
+
+/* Half of what is left, for a pool that leaves its size to us. */
+static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t free_bytes,
+                                  uint32_t free_blocks, char *why, size_t why_bytes)
+{
+    struct backend_pool_config *c = &p->split.config;
+    uint64_t block_bytes = kv_layout_of(c).block_bytes;
+    if (pool_is_split(&p->split))
+        free_bytes = cards_least_free_bytes(e->parts.cards, e, free_bytes);
+    uint64_t n = free_bytes / block_bytes;
+    c->n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
+    c->n_blocks = c->n_blocks / 2 + c->n_blocks % 2;
+    while (c->n_blocks > 0 && e->parts.ops->pool_bytes(e->parts.backend, c) > free_bytes)
+        c->n_blocks--;
+    p->spec.wire->n_blocks = c->n_blocks;
+    if (c->n_blocks == 0)
+        return FAIL(ATTN_ENOMEM,
+                    "a block of %" PRIu64 " bytes does not fit: %" PRIu64 " of %" PRIu64
+                    " KV bytes are free (device.kv_memory)",
+                    block_bytes, free_bytes, e->info.kv_bytes);
+    return pool_configure(e, p, why, why_bytes);
+}
+
 /* Checks the geometry and decides n_blocks. */
 static attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p, char *why,
                              size_t why_bytes)
@@ -171,45 +213,39 @@ static attn_status pool_size(struct engine *e, const struct tenant *who, struct 
     uint64_t free_bytes = e->info.kv_bytes - e->device_bytes;
     uint32_t free_blocks = e->n_blocks, asked = w->n_blocks;
     for (struct pool *k = NULL; (k = pool_next(e, k)) != NULL;)
-        free_blocks -= k == p ? 0 : k->spec.wire->n_blocks;
+        free_blocks -= k == p ? 0 : pool_records(e, k);
 
+    bool is_split = w->split != ATTND__SPLIT__SPLIT_WHOLE;
+    uint32_t n_cards = is_split || e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
     uint64_t left = tenant_left(who, TENANT_BLOCKS);
+    if (is_split && e->parts.card > 0) /* the lead has been charged for them */
+        left = UINT64_MAX;
     if (asked > left || left == 0)
         return FAIL(ATTN_EQUOTA,
                     "n_blocks is %" PRIu32 ", tenant %s has %" PRIu64 " of its %" PRIu64
                     " blocks in its pools",
-                    asked, who->name, who->used[TENANT_BLOCKS], who->most[TENANT_BLOCKS]);
-    if (asked == 0 && left < free_blocks)
-        free_blocks = (uint32_t)left;
+                    asked, who->name, atomic_load(&who->used[TENANT_BLOCKS]),
+                    who->most[TENANT_BLOCKS]);
+    if (asked == 0 && left / n_cards < free_blocks)
+        free_blocks = (uint32_t)((left + n_cards - 1) / n_cards);
     if (asked == 0)
         w->n_blocks = 1; /* the geometry is judged first, the size after it */
-    pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec), &p->config);
-    attn_status st = e->parts.ops->pool_check(e->parts.backend, &p->config);
+    attn_status st = pool_configure(e, p, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = e->parts.ops->pool_check(e->parts.backend, &p->split.config);
     if (st != ATTN_OK)
         return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
-    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
-    if (asked == 0) {
-        uint64_t n = free_bytes / block_bytes;
-        p->config.n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
-        p->config.n_blocks = p->config.n_blocks / 2 + p->config.n_blocks % 2;
-        while (p->config.n_blocks > 0 &&
-               e->parts.ops->pool_bytes(e->parts.backend, &p->config) > free_bytes)
-            p->config.n_blocks--;
-        w->n_blocks = p->config.n_blocks;
-        if (w->n_blocks == 0)
-            return FAIL(ATTN_ENOMEM,
-                        "a block of %" PRIu64 " bytes does not fit: %" PRIu64 " of %" PRIu64
-                        " KV bytes are free (device.kv_memory)",
-                        block_bytes, free_bytes, e->info.kv_bytes);
-        pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec),
-                         &p->config);
-    }
-    if (w->n_blocks > free_blocks)
+    if (asked == 0)
+        st = pool_size_auto(e, p, free_bytes, free_blocks, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (pool_records(e, p) > free_blocks)
         return FAIL(ATTN_ENOMEM,
                     "n_blocks is %" PRIu32 ", %" PRIu32
                     " block records are free (device.kv_memory)",
                     w->n_blocks, free_blocks);
-    p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->config);
+    p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->split.config);
     if (p->device_bytes > free_bytes)
         return FAIL(ATTN_ENOMEM,
                     "n_blocks %" PRIu32 " takes %" PRIu64 " bytes, %" PRIu64 " of %" PRIu64
@@ -225,6 +261,7 @@ static void pool_undo(struct engine *e, struct pool *p)
         e->device_bytes -= p->device_bytes;
     }
     effects_fini(p);
+    pool_split_fini(&p->split);
     pool_spec_fini(&p->spec);
     *p = (struct pool){0};
     e->pool_keys[p - e->pools] = 0;
@@ -245,8 +282,8 @@ static attn_status pool_make(struct engine *e, const struct tenant *who, struct 
         snprintf(why, why_bytes, "no memory for a pool's tables");
         goto fail;
     }
-    p->config.kv_place = place;
-    st = e->parts.ops->pool_open(e->parts.backend, &p->config, &p->device);
+    p->split.config.kv_place = place;
+    st = e->parts.ops->pool_open(e->parts.backend, &p->split.config, &p->device);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "%s", e->parts.ops->last_error(e->parts.backend));
         goto fail;
@@ -271,7 +308,7 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
     struct kv_pool_spec ks = {.tenant = p->tenant,
                               .n_layers = p->config.num_layers,
                               .block_tokens = p->config.block_tokens,
-                              .n_blocks = p->config.n_blocks,
+                              .n_blocks = pool_records(e, p),
                               .spec_bytes = (uint32_t)packed_bytes,
                               .spec = packed,
                               .place = e->parts.ops->pool_place(p->device)};
@@ -281,6 +318,12 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
     if (st != ATTN_OK)
         snprintf(why, why_bytes, "%s", kv_last_error(e->parts.kv));
     return st;
+}
+
+/* To its tenant, for what this card has of it: a split pool's are counted once. */
+static uint32_t blocks_charged(const struct engine *e, const struct pool *p)
+{
+    return is_part_of_leads(e, p) ? 0 : p->config.n_blocks;
 }
 
 static void pool_count(struct engine *e, struct pool *p)
@@ -294,14 +337,16 @@ static void pool_count(struct engine *e, struct pool *p)
     e->n_pools = i < e->n_pools ? e->n_pools : i + 1;
     e->is_dirty = true;
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
-    tenant_count(who, TENANT_BLOCKS, p->config.n_blocks);
-    tenant_count(who, TENANT_POOLS, 1);
+    tenant_count(who, TENANT_BLOCKS, blocks_charged(e, p));
+    tenant_count(who, TENANT_POOLS, e->parts.card == 0);
     log_info("pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
-             ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB",
+             ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB%s%s",
              p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
              p->config.num_kv_heads, p->config.head_dim_k, p->config.head_dim_v,
              attn_dtype_name(p->config.q_dtype), attn_dtype_name(p->config.kv_dtype),
-             p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20);
+             p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20,
+             pool_is_split(&p->split) ? ", split " : "",
+             pool_is_split(&p->split) ? attn_split_name(p->split.how) : "");
 }
 
 void pool_rename(struct engine *e, struct pool *p, uint32_t generation)
@@ -331,7 +376,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
                     "; attnctl pool drop makes room",
                     e->parts.cfg->max_pools, e->parts.cfg->max_pools);
     }
-    if (tenant_left(who, TENANT_POOLS) == 0) {
+    if (e->parts.card == 0 && tenant_left(who, TENANT_POOLS) == 0) {
         pool_spec_fini(spec);
         return FAIL(ATTN_EQUOTA, "tenant %s has all %" PRIu64 " pools of its quota", who->name,
                     who->most[TENANT_POOLS]);
@@ -345,6 +390,8 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         return st;
     }
     pool_count(e, p);
+    if (pool_is_split(&p->split)) /* of as many blocks as here */
+        asked = p->spec.wire;
     st = has_others(e) ? cards_pool_create(e, p, asked, why, why_bytes) : ATTN_OK;
     if (st != ATTN_OK) {
         char ignored[WHY_BYTES];
@@ -366,23 +413,58 @@ static bool drop_idle(struct engine *e, const struct tenant *who)
     return false;
 }
 
+/* How a pool lies that was refused as whole, and whose spec leaves it open: of each head, or where
+ * there are fewer of them than cards, of each block, a part on every card. */
+static attn_split other_split(const struct engine *e, const Attnd__PoolSpec *asked)
+{
+    if (asked->split != ATTND__SPLIT__SPLIT_AUTO || asked->n_blocks == 0 || !has_others(e))
+        return ATTN_SPLIT_WHOLE;
+    return asked->num_kv_heads >= cards_n_all(e->parts.cards) ? ATTN_SPLIT_HEADS
+                                                              : ATTN_SPLIT_TOKENS;
+}
+
+/* Those of the pool that there is, or those of which each card has a stripe of usual size. */
+static uint32_t default_block_tokens(const struct engine *e, const struct pool *p, attn_split how)
+{
+    if (p != NULL && p->spec.wire->split == ATTND__SPLIT__SPLIT_TOKENS)
+        return p->spec.wire->block_tokens;
+    bool is_striped = how == ATTN_SPLIT_TOKENS && e->parts.cards != NULL;
+    return POOL_BLOCK_TOKENS * (is_striped ? cards_n_all(e->parts.cards) : 1);
+}
+
 attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
                         struct pool **out_pool, char *why, size_t why_bytes)
 {
+    attn_split how = (attn_split)asked->split;
+    char as_whole[WHY_BYTES] = "";
+    if (how == ATTN_SPLIT_AUTO)
+        how = ATTN_SPLIT_WHOLE;
     for (;;) {
         struct pool_spec spec;
         attn_status st = pool_spec_init(&spec, asked, why, why_bytes);
         if (st != ATTN_OK)
             return st;
         struct pool *p = pool_find(e, who, spec.wire->name);
+        if (asked->block_tokens == 0)
+            spec.wire->block_tokens = default_block_tokens(e, p, how);
         if (p != NULL) {
+            spec.wire->split = asked->split;
             st = pool_spec_compare(&p->spec, &spec, why, why_bytes);
             pool_spec_fini(&spec);
             if (st == ATTN_OK)
                 *out_pool = p;
             return st;
         }
+        spec.wire->split = (Attnd__Split)how;
         st = pool_add(e, who, &spec, asked, out_pool, why, why_bytes);
+        if (st == ATTN_ENOMEM && how == ATTN_SPLIT_WHOLE &&
+            other_split(e, asked) != ATTN_SPLIT_WHOLE) {
+            snprintf(as_whole, sizeof as_whole, "%s", why);
+            how = other_split(e, asked);
+            continue;
+        }
+        if (st == ATTN_ENOTSUP && how != (attn_split)asked->split && as_whole[0] != '\0')
+            return FAIL(ATTN_ENOMEM, "%s", as_whole); /* nor can it be split */
         bool may_help = st == ATTN_EQUOTA || (st == ATTN_ENOMEM && asked->n_blocks <= e->n_blocks);
         bool may_drop = e->parts.card == 0; /* the lead decides what makes way */
         if (!may_help || !may_drop || !drop_idle(e, who))
@@ -390,8 +472,18 @@ attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd_
     }
 }
 
+static bool is_in_work(const struct engine *e, const struct pool *p)
+{
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (e->batches[i].is_in_flight && e->batches[i].pool == p)
+            return true;
+    return false;
+}
+
 attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
+    if (is_in_work(e, p))
+        return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
     if (kv_pool_sequences(e->parts.kv, p->id) == 0 && has_others(e)) {
         attn_status st = cards_pool_drop(e, p, why, why_bytes);
         if (st != ATTN_OK)
@@ -402,9 +494,6 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
 
 static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
-    for (uint32_t i = 0; i < e->max_in_flight; i++)
-        if (e->batches[i].is_in_flight && e->batches[i].pool == p)
-            return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
     attn_status st = kv_pool_drop(e->parts.kv, p->id);
     if (st != ATTN_OK)
         return FAIL(st, "%s", kv_last_error(e->parts.kv));
@@ -416,8 +505,8 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
         *hold = 0;
     }
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
-    tenant_give(who, TENANT_BLOCKS, p->config.n_blocks);
-    tenant_give(who, TENANT_POOLS, 1);
+    tenant_give(who, TENANT_BLOCKS, blocks_charged(e, p));
+    tenant_give(who, TENANT_POOLS, e->parts.card == 0);
     tier_forget_pool(e, p->id);
     pool_undo(e, p);
     while (e->n_pools > 0 && !is_made(&e->pools[e->n_pools - 1]))
@@ -442,6 +531,8 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     if (st == ATTN_OK)
         st = pool_spec_init(&spec, (const Attnd__PoolSpec *)stored, why, why_bytes);
     wire_arena_reset(&arena);
+    if (st == ATTN_OK && spec.wire->split == ATTND__SPLIT__SPLIT_AUTO) /* of an older daemon */
+        spec.wire->split = ATTND__SPLIT__SPLIT_WHOLE;
     if (st == ATTN_OK)
         st = pool_make(e, NULL, p, &spec, ks.place, why, why_bytes);
     if (st != ATTN_OK)
@@ -449,56 +540,10 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     p->id = id;
     p->tenant = ks.tenant;
     if (p->config.num_layers != ks.n_layers || p->config.block_tokens != ks.block_tokens ||
-        p->config.n_blocks != ks.n_blocks) {
+        pool_records(e, p) != ks.n_blocks) {
         pool_undo(e, p);
         return FAIL(ATTN_EPROTO, "pool \"%s\": its description is of another geometry", ks.name);
     }
     pool_count(e, p);
     return ATTN_OK;
-}
-
-/* --- effects ---------------------------------------------------------------------------------- */
-
-/* A device applies patches in any order, so those of one entry must agree: with what the entry is
- * now. Entries past the sequence's end are read by nobody. */
-void pool_effects_export(struct engine *e, const struct pool *p, struct backend_patch *patches,
-                         struct backend_copy *copies)
-{
-    const struct kv_effects *fx = &p->fx;
-    for (uint32_t i = 0; i < fx->n_patches; i++) {
-        const struct kv_patch *patch = &fx->patches[i];
-        struct kv_seq_info info;
-        kv_seq_info(e->parts.kv, (kv_seq_id){patch->row}, &info);
-        bool is_live = patch->index < info.n_blocks && info.pool.index == p->id.index;
-        patches[i] = (struct backend_patch){
-            patch->row, patch->index, is_live ? info.block_table[patch->index] : patch->block};
-    }
-    for (uint32_t i = 0; i < fx->n_copies; i++)
-        copies[i] = (struct backend_copy){fx->copies[i].src, fx->copies[i].dst};
-}
-
-void pool_patch_again(struct engine *e, struct pool *p, const struct backend_patch *patches,
-                      uint32_t n_patches)
-{
-    struct kv_effects *fx = &p->fx;
-    uint32_t room = e->patches_capacity + e->patches_margin;
-    for (uint32_t i = 0; i < n_patches && fx->n_patches < room; i++) {
-        const struct backend_patch *patch = &patches[i];
-        struct kv_seq_info info;
-        kv_seq_info(e->parts.kv, (kv_seq_id){patch->row}, &info);
-        if (patch->index < info.n_blocks && info.pool.index == p->id.index)
-            fx->patches[fx->n_patches++] =
-                (struct kv_patch){patch->row, patch->index, info.block_table[patch->index]};
-    }
-}
-
-void pool_cancel_append(struct engine *e, struct pool *p, const struct item *it)
-{
-    struct kv_effects *fx = &p->fx;
-    fx->patches_capacity = e->patches_capacity + e->patches_margin;
-    attn_status st = kv_append_cancel(e->parts.kv, (kv_seq_id){it->seq}, it->task->layer, it->pos,
-                                      it->n_tokens, fx);
-    assert(st == ATTN_OK); /* the margin has room for every copy in flight */
-    (void)st;
-    fx->patches_capacity = e->patches_capacity;
 }

@@ -41,6 +41,14 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
  * Errors   as pool_create; ATTN_ENOTFOUND; ATTN_EPROTO */
 attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_bytes);
 
+/* A block of the pool as [layer][K|V][kv_head][block_tokens][head_dim] (kv_layout.h), behind all
+ * batches that the sequences which have it are in; of a split pool from and to all cards.
+ * Errors   ATTN_EDEVICE and what the backend gives; of a split pool also ATTN_EOVERLOAD */
+attn_status pool_block_read(struct engine *e, const struct pool *p, uint32_t block, uint8_t *out,
+                            char *why, size_t why_bytes);
+attn_status pool_block_write(struct engine *e, const struct pool *p, uint32_t block,
+                             const uint8_t *bytes, char *why, size_t why_bytes);
+
 /* The pool's effects in the backend's form: room for the capacity and margin of patches. */
 void pool_effects_export(struct engine *e, const struct pool *p, struct backend_patch *patches,
                          struct backend_copy *copies);

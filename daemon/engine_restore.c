@@ -88,7 +88,7 @@ static void restore_sessions(struct engine *e, struct engine_kept *kept)
         if (id != 0 && session_restore(e->parts.sessions, slot, id, kv_owner_label(kv, slot),
                                        now_ns) == ATTN_OK) {
             session_at(e->parts.sessions, slot)->tenant = who;
-            tenant_count(who, TENANT_SESSIONS, 1);
+            tenant_count(who, TENANT_SESSIONS, e->parts.card == 0);
             kept->n_sessions++;
             continue;
         }
@@ -98,18 +98,23 @@ static void restore_sessions(struct engine *e, struct engine_kept *kept)
     }
 }
 
-attn_status engine_restore(struct engine *e, struct engine_kept *out_kept)
+attn_status engine_restore_pools(struct engine *e, struct engine_kept *out_kept)
 {
     struct engine_kept kept = {0};
-    struct kv_stats s;
     attn_status st = restore_pools(e, &kept);
     if (st == ATTN_OK)
-        st = restore_tables(e, &kept);
+        *out_kept = kept;
+    return st;
+}
+
+attn_status engine_restore(struct engine *e, struct engine_kept *kept)
+{
+    struct kv_stats s;
+    attn_status st = restore_tables(e, kept);
     if (st != ATTN_OK)
         return st;
-    restore_sessions(e, &kept);
+    restore_sessions(e, kept);
     kv_stats_read(e->parts.kv, &s);
-    kept.n_dropped = s.damaged;
-    *out_kept = kept;
+    kept->n_dropped = s.damaged;
     return ATTN_OK;
 }

@@ -44,7 +44,7 @@ void seq_close(struct engine *e, kv_seq_id seq)
     tenant_give(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
     trace_end(&e->trace, &e->seqs[seq.index].trace);
     if (e->parts.cards != NULL)
-        cards_closed(e->parts.cards, e->parts.card, info.name);
+        cards_closed(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name});
     kv_seq_close(e->parts.kv, seq);
 }
 
@@ -89,7 +89,8 @@ static void tell_end(const struct session *s, const char *why)
 static void session_ended(struct engine *e, uint32_t slot, const char *why)
 {
     kv_owner_end(e->parts.kv, slot);
-    tenant_give(session_tenant(e, slot), TENANT_SESSIONS, 1);
+    if (e->parts.card == 0) /* whose they are */
+        tenant_give(session_tenant(e, slot), TENANT_SESSIONS, 1);
     pools_let_go(e, slot);
     e->is_dirty = true;
     if (e->parts.card > 0)
@@ -177,7 +178,7 @@ static attn_status session_make(struct engine *e, struct request *req, struct te
     e->is_dirty = true;
     if (e->parts.cards == NULL)
         return ATTN_OK;
-    st = cards_session_begin(e->parts.cards, *out_slot, s->id, h->client_name);
+    st = cards_session_begin(e->parts.cards, *out_slot, s->id, tenant_id(who), h->client_name);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for a session");
         session_kill(e, *out_slot, why);

@@ -13,11 +13,13 @@
  *   engine_session.c  hello, leases
  *   engine_batch.c    from ready items to a batch on the device, and back
  *   cards.h           what engines of several cards have to do with each other
+ *   cards_part.c      batches of pools that are split over cards
  *   engine_canary.c   a sample of outputs against the reference
  *   engine_pace.c     when to launch and how much: pure functions
  *   engine_queue.c    claims, waiting, waking, deadlines: which items may run now
  *   engine_ready.c    ready tasks of a pool by age
- *   engine_pool.c     pools, and what their tables on the device must be told
+ *   engine_pool.c     pools
+ *   engine_blocks.c   what their tables on the device must be told, and blocks' bytes
  *   engine_answer.c   how a request leaves
  *   engine_restore.c  what a predecessor left
  *   engine_sleep.c    how an idle engine waits
@@ -51,6 +53,7 @@
 #include "daemon/engine.h"
 #include "daemon/engine_trace.h"
 #include "daemon/pool.h"
+#include "daemon/pool_split.h"
 #include "daemon/session.h"
 
 enum {
@@ -144,7 +147,8 @@ struct pool {
     kv_pool_id id;
     struct pool_spec spec;
     uint32_t tenant; /* whose it is; of nobody's that is known, too */
-    struct backend_pool_config config;
+    struct backend_pool_config config; /* as clients know it */
+    struct pool_split split; /* what of it is on this card */
     struct backend_pool *device;
     uint64_t device_bytes;
     uint32_t generation; /* pools that this one's index was before */
@@ -167,6 +171,11 @@ struct batch {
     uint64_t submitted_ns;
     uint64_t charged_ns; /* to its tenant, as long as nobody knows what it takes */
     bool is_in_flight;
+    /* of a pool that is split (cards_part.c) */
+    struct batch_part *parts; /* [cards]; NULL: there is one card */
+    uint32_t n_parts_out;
+    bool is_own_loss; /* it was this card's part that lost its device */
+    char why[WHY_BYTES]; /* it failed */
 };
 
 /* A live item that is looked at again (engine_canary.c). */
@@ -209,6 +218,8 @@ struct engine {
     _Atomic(struct request *) inbox; /* newest first */
     _Atomic(struct card_note *) notes; /* of other cards' engines (cards.h), as the next */
     _Atomic(struct request *) returned; /* answered, for the thread that polls */
+    _Atomic(struct batch_part *) parts_in; /* of the lead's batches, to be computed here */
+    _Atomic(struct batch_part *) parts_back; /* the lead's: they are */
     _Atomic uint32_t is_asleep; /* engine_sleep.c, as far as polled_ns */
     _Atomic(struct engine_poller *) pollers;
     int epoll_fd, wake_fd;
@@ -240,6 +251,10 @@ struct engine {
     uint32_t patches_margin; /* room beyond, for kv_append_cancel */
     struct batch batches[BACKEND_MAX_IN_FLIGHT];
     uint32_t max_in_flight, n_in_flight;
+    uint32_t n_on_device; /* batches that poll will give back, parts of the lead's, too */
+    struct batch_part *parts_waiting; /* of the lead's batches: for a place on the device */
+    struct batch_part *parts_came; /* the lead's: computed, not looked at */
+    bool was_part_last; /* of what went to the device */
     uint32_t n_about; /* most items lately ready or in flight at a time */
     uint64_t finished_ns; /* when the last batch came back */
     uint64_t progress_ns; /* when a batch last came back, or went to an idle device */

@@ -103,7 +103,8 @@ static void item_is_unknown(struct engine *e, struct item *it)
 {
     const Attnd__Step *s = it->task->req->wire.header->step;
     size_t i = (size_t)(it - it->task->items);
-    if (e->parts.cards != NULL && cards_know(e->parts.cards, s->seq[i]))
+    uint32_t tenant = tenant_id(session_tenant(e, it->task->session));
+    if (e->parts.cards != NULL && cards_know(e->parts.cards, (struct seq_name){tenant, s->seq[i]}))
         item_fail(it, ATTN_ESTALE, "epoch is %" PRIu32 ", the sequence is at another", s->epoch[i]);
     else
         item_fail(it, ATTN_ENOTFOUND, "no such sequence");
@@ -302,7 +303,8 @@ static attn_status step_charge(struct engine *e, struct request *req, uint32_t s
                                size_t why_bytes)
 {
     struct tenant *who = session_tenant(e, session);
-    uint64_t bytes = req->msg->n_bytes;
+    bool is_counted = req->part == NULL || cards_step_counts(req); /* once, of several parts */
+    uint64_t bytes = is_counted ? req->msg->n_bytes : 0;
     attn_status st = tenant_take(who, TENANT_BYTES, bytes, why, why_bytes);
     if (st != ATTN_OK) /* alone it may fit */
         return bytes <= who->most[TENANT_BYTES] ? ATTN_EOVERLOAD : st;

@@ -5,15 +5,30 @@
 
 #include <inttypes.h>
 
+#include "daemon/cards.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
 #include "daemon/log.h"
 
-void engine_take_tenants(struct engine *e, struct tenants *now)
+static void take_tenants(struct engine *e, struct tenants *now)
 {
     tenants_close(atomic_exchange(&e->new_tenants, now)); /* of a file that is old by now */
     engine_wake(e);
+}
+
+/* The lead last: whom it lets in the others know. */
+void engine_take_tenants(struct engine *e, struct tenants *now)
+{
+    uint32_t n = e->parts.cards == NULL ? 1 : cards_n(e->parts.cards);
+    for (uint32_t i = 1; i < n; i++) {
+        struct tenants *copy;
+        if (tenants_copy(now, &copy) == ATTN_OK)
+            take_tenants(cards_engine(e->parts.cards, i), copy);
+        else
+            log_error("listen.tenants: no memory for those of card %" PRIu32, i);
+    }
+    take_tenants(e, now);
 }
 
 static bool is_gone(const struct tenant *who)
@@ -49,6 +64,8 @@ void tenants_turn(struct engine *e)
             log_warn(
                 "listen.tenants: some new tenants have no place before those who are gone have "
                 "ended; reload again");
+        if (e->parts.card > 0)
+            return; /* sessions and pools end with the lead's */
         end_sessions(e);
         e->has_gone_tenants = true;
     }

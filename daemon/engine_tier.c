@@ -34,12 +34,13 @@ static void take_evicted(void *arg, const struct kv_content *c, uint32_t block)
 {
     struct engine *e = arg;
     struct pool *p = pool_of_kv(e, (kv_pool_id){c->pool});
+    char why[WHY_BYTES];
     if (p == NULL || engine_health(e) != ATTN_OK)
         return;
     struct host_block *b = host_tier_place(e->tier.blocks, c, block_bytes(p));
     if (b == NULL)
         return;
-    if (e->parts.ops->block_read(p->device, block, host_block_bytes(b)) != ATTN_OK) {
+    if (pool_block_read(e, p, block, host_block_bytes(b), why, sizeof why) != ATTN_OK) {
         host_tier_drop(e->tier.blocks, b);
         return;
     }
@@ -72,9 +73,10 @@ static bool bring(void *arg, void *found, uint32_t pool, const uint32_t *block)
 {
     struct engine *e = arg;
     struct pool *p = pool_of_kv(e, (kv_pool_id){pool});
+    char why[WHY_BYTES];
     bool is_there =
         block != NULL && p != NULL && engine_health(e) == ATTN_OK &&
-        e->parts.ops->block_write(p->device, *block, host_block_bytes(found)) == ATTN_OK;
+        pool_block_write(e, p, *block, host_block_bytes(found), why, sizeof why) == ATTN_OK;
     if (is_there)
         e->tier.in_bytes += block_bytes(p);
     host_tier_let_go(e->tier.blocks, found);

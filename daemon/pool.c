@@ -8,12 +8,10 @@
 
 #include "cache/kv.h"
 
-enum { DEFAULT_BLOCK_TOKENS = 16 };
-
 /* what a client may require of a pool by name */
-static const char *const known_features[] = {"alibi",       "batch_invariant", "dilated",
-                                             "full",        "quantised_kv",    "sink_logits",
-                                             "sink_tokens", "soft_cap",        "window"};
+static const char *const known_features[] = {
+    "alibi",       "batch_invariant", "dilated",  "full",  "quantised_kv",
+    "sink_logits", "sink_tokens",     "soft_cap", "split", "window"};
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
 
@@ -77,6 +75,8 @@ static attn_status check_spec(const Attnd__PoolSpec *s, char *why, size_t why_by
         return FAIL(ATTN_EINVAL, "q_dtype is %d, not a dtype", (int)s->q_dtype);
     if (s->kv_dtype != ATTND__DTYPE__DTYPE_NONE && pool_dtype(s->kv_dtype) == ATTN_DTYPE_NONE)
         return FAIL(ATTN_EINVAL, "kv_dtype is %d, not a dtype", (int)s->kv_dtype);
+    if ((unsigned)s->split > ATTN_SPLIT_TOKENS)
+        return FAIL(ATTN_EINVAL, "split is %d, not a way to lie on cards", (int)s->split);
     if (s->n_layers > 1 && s->n_layers != s->num_layers)
         return FAIL(ATTN_EINVAL, "layers has %zu entries: 0, 1 or num_layers (%u) are allowed",
                     s->n_layers, s->num_layers);
@@ -216,7 +216,7 @@ attn_status pool_spec_init(struct pool_spec *s, const Attnd__PoolSpec *asked, ch
     if (w->head_dim_v == 0)
         w->head_dim_v = w->head_dim_k;
     if (w->block_tokens == 0)
-        w->block_tokens = DEFAULT_BLOCK_TOKENS;
+        w->block_tokens = POOL_BLOCK_TOKENS;
     if (w->kv_dtype == ATTND__DTYPE__DTYPE_NONE)
         w->kv_dtype = w->q_dtype;
     if (w->identity == NULL) {
@@ -299,6 +299,9 @@ attn_status pool_spec_compare(const struct pool_spec *have, const struct pool_sp
     DTYPE(q_dtype)
     DTYPE(kv_dtype)
 #undef DTYPE
+    if (b->split != ATTND__SPLIT__SPLIT_AUTO && a->split != b->split)
+        return FAIL(ATTN_EEXIST, "pool \"%s\" exists with split %s, asked for %s", a->name,
+                    attn_split_name((attn_split)a->split), attn_split_name((attn_split)b->split));
 #define TEXT(f)                                                                                    \
     if (strcmp(a->identity->f, b->identity->f) != 0)                                               \
         return FAIL(ATTN_EEXIST,                                                                   \

@@ -9,6 +9,8 @@
 #include "proto/seq_file.h"
 #include "proto/wire.h"
 
+enum { POOL_BLOCK_TOKENS = 16 }; /* where a client leaves it open */
+
 struct pool_spec {
     Attnd__PoolSpec *wire; /* canonical; owned. n_blocks 0: not decided yet */
     struct attn_layer_spec *layers; /* [num_layers]; owned; point into wire */

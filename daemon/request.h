@@ -32,6 +32,12 @@ struct request_bell {
     bool is_signalled; /* the batch was told to */
 };
 
+/* A sequence as clients name it. */
+struct seq_name {
+    uint32_t tenant; /* tenant_id */
+    uint64_t name;
+};
+
 struct engine;
 struct step_part;
 
@@ -57,7 +63,7 @@ struct request {
     struct step_part *part; /* NULL: it is not one card's part of a step */
     struct engine *lead; /* whose thread gives the reply to polled->reply */
     const struct transport_ops *polled; /* NULL: the reply goes its way by itself */
-    uint64_t placed_name; /* of the sequence that it may make */
+    struct seq_name placed_name; /* of the sequence that it may make */
     bool is_placed;
     uint64_t received_ns; /* CLOCK_MONOTONIC */
     uint64_t deadline_ns; /* answered by then */

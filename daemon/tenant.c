@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <pthread.h>
 #include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +16,68 @@
 #include "daemon/credential.h"
 #include "daemon/stats.h"
 
+/* What a tenant has used. Stays as long as any table of it: a tenant that is gone may come back. */
+struct book_entry {
+    struct book_entry *next;
+    uint32_t id;
+    _Atomic uint64_t used[TENANT_N_QUOTAS];
+};
+
+/* Those of all tenants, for the tables of all cards. */
+struct book {
+    _Atomic uint32_t n_refs;
+    pthread_mutex_t lock; /* of the list */
+    struct book_entry *first;
+};
+
 struct tenants {
     uint32_t n;
+    struct book *book;
     struct tenant list[TENANT_MAX]; /* the first is the operator */
 };
 
 static const char *const quota_names[TENANT_N_QUOTAS] = {"blocks", "sequences", "sessions",
                                                          "bytes_in_flight", "pools"};
+
+/* ---- what is used ---- */
+
+static struct book *book_new(void)
+{
+    struct book *b = calloc(1, sizeof *b);
+    if (b == NULL)
+        return NULL;
+    atomic_init(&b->n_refs, 1);
+    pthread_mutex_init(&b->lock, NULL);
+    return b;
+}
+
+static void book_unref(struct book *b)
+{
+    if (b == NULL || atomic_fetch_sub(&b->n_refs, 1) > 1)
+        return;
+    for (struct book_entry *e = b->first, *next; e != NULL; e = next) {
+        next = e->next;
+        free(e);
+    }
+    pthread_mutex_destroy(&b->lock);
+    free(b);
+}
+
+/* NULL: no memory. */
+static _Atomic uint64_t *book_find(struct book *b, uint32_t id)
+{
+    pthread_mutex_lock(&b->lock);
+    struct book_entry *e = b->first;
+    while (e != NULL && e->id != id)
+        e = e->next;
+    if (e == NULL && (e = calloc(1, sizeof *e)) != NULL) {
+        e->id = id;
+        e->next = b->first;
+        b->first = e;
+    }
+    pthread_mutex_unlock(&b->lock);
+    return e == NULL ? NULL : e->used;
+}
 
 /* ---- the file ---- */
 
@@ -68,6 +124,9 @@ static struct tenant *section(struct reader *r, const char *name)
     if (!hash_of(name, hash))
         return refuse(r, "SHA-256 is not to be had"), NULL;
     memcpy(&new.id, hash, sizeof new.id);
+    new.used = book_find(t->book, new.id);
+    if (new.used == NULL)
+        return refuse(r, "[%s]: no memory", name), NULL;
     for (uint32_t i = 0; i < t->n; i++)
         if (t->list[i].id == new.id) /* one in four thousand million */
             return refuse(r, "[%s] has the number of [%s]; choose another name", name,
@@ -184,8 +243,11 @@ attn_status tenants_open(const char *file, struct tenants **out_t, char *why, si
         return ATTN_EINVAL;
     }
     struct reader r = {.t = calloc(1, sizeof *r.t)};
-    if (r.t == NULL) {
+    if (r.t != NULL && (r.t->book = book_new()) != NULL)
+        r.t->list[TENANT_OPERATOR].used = book_find(r.t->book, TENANT_OPERATOR);
+    if (r.t == NULL || r.t->list[TENANT_OPERATOR].used == NULL) {
         fclose(f);
+        tenants_close(r.t);
         snprintf(why, why_bytes, "no memory for tenants");
         return ATTN_ENOMEM;
     }
@@ -210,7 +272,36 @@ attn_status tenants_open(const char *file, struct tenants **out_t, char *why, si
 
 void tenants_close(struct tenants *t)
 {
+    if (t != NULL)
+        book_unref(t->book);
     free(t);
+}
+
+attn_status tenants_copy(const struct tenants *t, struct tenants **out_t)
+{
+    *out_t = NULL;
+    if (t == NULL)
+        return ATTN_OK;
+    struct tenants *copy = malloc(sizeof *copy);
+    if (copy == NULL)
+        return ATTN_ENOMEM;
+    *copy = *t;
+    atomic_fetch_add(&copy->book->n_refs, 1);
+    for (uint32_t i = 0; i < copy->n; i++) {
+        copy->list[i].flow.end = 0;
+        copy->list[i].n_steps = 0;
+    }
+    *out_t = copy;
+    return ATTN_OK;
+}
+
+uint32_t tenant_id_of_name(const char *name)
+{
+    uint8_t hash[TENANT_HASH_BYTES];
+    uint32_t id = TENANT_OPERATOR;
+    if (name[0] != '\0' && hash_of(name, hash))
+        memcpy(&id, hash, sizeof id);
+    return id;
 }
 
 /* ---- another file ---- */
@@ -252,8 +343,12 @@ bool tenants_update(struct tenants *t, struct tenants *now)
             continue;
         }
         struct tenant next = now->list[i];
+        next.used = book_find(t->book, next.id);
+        if (next.used == NULL) {
+            is_all = false;
+            continue;
+        }
         if (place < &t->list[t->n] && place->id == next.id) {
-            memcpy(next.used, place->used, sizeof next.used);
             next.flow.end = place->flow.end;
             next.n_steps = place->n_steps;
         }
@@ -371,28 +466,41 @@ bool tenant_is_operator(const struct tenant *who)
 
 static void publish(const struct tenant *who, enum tenant_quota what)
 {
-    if (!tenant_is_operator(who))
-        atomic_store_explicit(&stats.tenants[who->stats].used[what], who->used[what],
-                              memory_order_relaxed);
+    uint64_t n;
+    if (tenant_is_operator(who))
+        return;
+    do { /* another card's may change it meanwhile */
+        n = who->used[what];
+        atomic_store(&stats.tenants[who->stats].used[what], n);
+    } while (n != who->used[what]);
 }
 
 uint64_t tenant_left(const struct tenant *who, enum tenant_quota what)
 {
     if (who == NULL || who->most[what] == 0)
         return UINT64_MAX;
-    return who->most[what] > who->used[what] ? who->most[what] - who->used[what] : 0;
+    uint64_t used = who->used[what];
+    return who->most[what] > used ? who->most[what] - used : 0;
 }
 
 attn_status tenant_take(struct tenant *who, enum tenant_quota what, uint64_t n, char *why,
                         size_t why_bytes)
 {
-    if (n > tenant_left(who, what)) {
+    uint64_t used = who == NULL ? 0 : who->used[what];
+    if (who == NULL)
+        return ATTN_OK;
+    do {
+        uint64_t left = who->most[what] == 0     ? UINT64_MAX
+                        : who->most[what] > used ? who->most[what] - used
+                                                 : 0;
+        if (n <= left)
+            continue;
         snprintf(why, why_bytes,
                  "tenant %s has %" PRIu64 " of its %" PRIu64 " %s and asks for %" PRIu64 " more",
-                 who->name, who->used[what], who->most[what], quota_names[what], n);
+                 who->name, used, who->most[what], quota_names[what], n);
         return ATTN_EQUOTA;
-    }
-    tenant_count(who, what, n);
+    } while (!atomic_compare_exchange_weak(&who->used[what], &used, used + n));
+    publish(who, what);
     return ATTN_OK;
 }
 
@@ -400,7 +508,7 @@ void tenant_count(struct tenant *who, enum tenant_quota what, uint64_t n)
 {
     if (who == NULL)
         return;
-    who->used[what] += n;
+    atomic_fetch_add(&who->used[what], n);
     publish(who, what);
 }
 
@@ -408,6 +516,6 @@ void tenant_give(struct tenant *who, enum tenant_quota what, uint64_t n)
 {
     if (who == NULL)
         return;
-    who->used[what] -= n;
+    atomic_fetch_sub(&who->used[what], n);
     publish(who, what);
 }

@@ -18,6 +18,8 @@
 #ifndef ATTND_DAEMON_TENANT_H
 #define ATTND_DAEMON_TENANT_H
 
+#include <stdatomic.h>
+
 #include "daemon/engine_pace.h"
 #include "daemon/principal.h"
 #include "proto/attn_types.h"
@@ -43,17 +45,22 @@ struct tenant {
     uid_t users[TENANT_MAX_USERS];
     uint32_t n_users;
     uint64_t most[TENANT_N_QUOTAS]; /* 0: no bound */
-    uint64_t used[TENANT_N_QUOTAS]; /* the engine's, as what follows */
-    struct pace_flow flow; /* its device time */
+    _Atomic uint64_t *used; /* [TENANT_N_QUOTAS] of all cards together */
+    struct pace_flow flow; /* its device time; the engine's, as what follows */
     uint32_t n_steps; /* admitted and not answered */
 };
 
+/* The tenants of one engine, but for what they have used, which all copies count together. */
 struct tenants;
 
 /* Reads the file (credential.h); "": nobody is asked, NULL. ATTN_EINVAL: why names file, line and
  * value; ATTN_ENOMEM. */
 attn_status tenants_open(const char *file, struct tenants **out_t, char *why, size_t why_bytes);
 void tenants_close(struct tenants *t); /* NULL is fine */
+/* The same for another card's engine, with nothing in work; of NULL: NULL. ATTN_ENOMEM. */
+attn_status tenants_copy(const struct tenants *t, struct tenants **out_t);
+/* What tenant_id gives for one of this name. Any thread. */
+uint32_t tenant_id_of_name(const char *name);
 /* Takes over from `now`, which is closed: who is new, whose token, users or quotas are others, and
  * who is gone; whoever stays has the same struct. false: there is no room for some until what those
  * who are gone have had has ended. Engine thread. */

@@ -76,3 +76,27 @@ attn_dtype attn_dtype_parse(const char *text)
 #undef X
     return ATTN_DTYPE_NONE;
 }
+
+const char *attn_split_name(attn_split s)
+{
+    switch (s) {
+#define X(name, value, text)                                                                       \
+    case name:                                                                                     \
+        return text;
+        ATTN_SPLIT_MAP(X)
+#undef X
+    }
+    return "?";
+}
+
+bool attn_split_parse(const char *text, attn_split *out_split)
+{
+#define X(name, value, str)                                                                        \
+    if (strcmp(text, str) == 0) {                                                                  \
+        *out_split = name;                                                                         \
+        return true;                                                                               \
+    }
+    ATTN_SPLIT_MAP(X)
+#undef X
+    return false;
+}

@@ -70,6 +70,24 @@ const char *attn_dtype_name(attn_dtype d);
 /* ATTN_DTYPE_NONE if the text names none. */
 attn_dtype attn_dtype_parse(const char *text);
 
+/* How a pool lies on the cards of a daemon that has several. X(name, value, text) */
+#define ATTN_SPLIT_MAP(X)                                                                          \
+    X(ATTN_SPLIT_AUTO, 0, "auto")                                                                  \
+    X(ATTN_SPLIT_WHOLE, 1, "whole")                                                                \
+    X(ATTN_SPLIT_HEADS, 2, "heads")                                                                \
+    X(ATTN_SPLIT_TOKENS, 3, "tokens")
+
+typedef enum attn_split {
+#define X(name, value, text) name = value,
+    ATTN_SPLIT_MAP(X)
+#undef X
+} attn_split;
+
+/* "auto", "whole", ...; "?" if s is none. */
+const char *attn_split_name(attn_split s);
+/* false: the text names none. */
+bool attn_split_parse(const char *text, attn_split *out_split);
+
 #define ATTN_MAX_BRANCHES 8
 
 /* A branch of a layer of dilated attention: of each segment of so many tokens, every rate-th. */

@@ -106,7 +106,8 @@ static const char usage_tail[] =
     "  --layers N --q-heads N --kv-heads N --head-dim N\n"
     "  --dtype f32|f16|bf16 (default bf16)  --kv-dtype TYPE (default: dtype)\n"
     "  --block-tokens N (default 16)  --blocks N (default: half of what is left)\n"
-    "  --window N  --soft-cap X  --batch-invariant\n";
+    "  --window N  --soft-cap X  --batch-invariant\n"
+    "  --split whole|heads|tokens: over the daemon's cards (default: whole, if --blocks fit one)\n";
 
 static void print_help(void)
 {
@@ -131,7 +132,7 @@ enum {
     OPT_COUNT,
     OPT_SECONDS,
     OPT_TENANT,
-    OPT_LAYERS, /* from here to batch-invariant: pool create's */
+    OPT_LAYERS, /* from here to split: pool create's */
     OPT_Q_HEADS,
     OPT_KV_HEADS,
     OPT_HEAD_DIM,
@@ -142,6 +143,7 @@ enum {
     OPT_WINDOW,
     OPT_SOFT_CAP,
     OPT_BATCH_INVARIANT,
+    OPT_SPLIT,
     OPT_HELP,
     OPT_VERSION,
 };
@@ -166,6 +168,7 @@ const struct option options[] = {
     {"window", required_argument, NULL, OPT_WINDOW},
     {"soft-cap", required_argument, NULL, OPT_SOFT_CAP},
     {"batch-invariant", no_argument, NULL, OPT_BATCH_INVARIANT},
+    {"split", required_argument, NULL, OPT_SPLIT},
     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},
     {NULL, 0, NULL, 0},
@@ -288,6 +291,8 @@ static bool parse_option(struct arguments *a, int opt)
     case OPT_BATCH_INVARIANT:
         a->spec.is_batch_invariant = 1;
         return true;
+    case OPT_SPLIT:
+        return attn_split_parse(optarg, &a->spec.split);
     default:
         return false;
     }

@@ -249,7 +249,7 @@ struct attn_pool_spec {
     attn_dtype kv_dtype; /* as stored; NONE: q_dtype */
     uint32_t is_batch_invariant;
     uint32_t n_layers; /* entries of layers: 0 all plain, 1 all alike, else num_layers */
-    uint32_t reserved;
+    attn_split split; /* over the daemon's cards; AUTO: whole, if n_blocks fit a card */
     const struct attn_layer *layers;
     const char *model, *rope; /* what the cached bytes mean; NULL: "" */
 };

@@ -64,6 +64,7 @@ static attn_status wire_spec_init(struct wire_spec *w, const struct attn_pool_sp
     p->q_dtype = (Attnd__Dtype)s->q_dtype;
     p->kv_dtype = (Attnd__Dtype)s->kv_dtype;
     p->is_batch_invariant = s->is_batch_invariant != 0;
+    p->split = (Attnd__Split)s->split;
     w->identity.model = (char *)(s->model != NULL ? s->model : "");
     w->identity.rope = (char *)(s->rope != NULL ? s->rope : "");
     p->identity = &w->identity;
@@ -184,6 +185,7 @@ static attn_status spec_copy(const Attnd__PoolSpec *w, struct attn_pool_spec *ou
         .kv_dtype =
             (attn_dtype)(w->kv_dtype != ATTND__DTYPE__DTYPE_NONE ? w->kv_dtype : w->q_dtype),
         .is_batch_invariant = w->is_batch_invariant,
+        .split = (attn_split)w->split,
         .n_layers = (uint32_t)w->n_layers,
         .layers = w->n_layers > 0 ? layers : NULL,
         .model = put_text(&text, model),

@@ -59,16 +59,33 @@ struct answer {
     float out[SURVIVE_TOKENS][Q][DIM], lse[SURVIVE_TOKENS][Q];
 };
 
+/* Of a pool that is split by heads there are two, with the same tokens. */
+static attn_split split_of_env(void)
+{
+    attn_split split = ATTN_SPLIT_AUTO;
+    if (getenv("E2E_SPLIT") != NULL)
+        attn_split_parse(getenv("E2E_SPLIT"), &split);
+    return split;
+}
+
+static uint32_t kv_heads(void)
+{
+    return split_of_env() == ATTN_SPLIT_HEADS ? 2 : 1;
+}
+
 /* One item; with has_kv it appends. */
 static bool run_step(struct survive_worker *w, const struct survive_seq *s, uint32_t layer,
                      uint32_t pos, uint32_t n, bool has_kv, struct answer *a)
 {
-    float q[SURVIVE_TOKENS][Q][DIM], k[SURVIVE_TOKENS][DIM], v[SURVIVE_TOKENS][DIM];
+    float q[SURVIVE_TOKENS][Q][DIM], k[2 * SURVIVE_TOKENS][DIM], v[2 * SURVIVE_TOKENS][DIM];
+    uint32_t n_heads = kv_heads();
     for (uint32_t t = 0; t < n; t++) {
         uint32_t stream = s->stream[layer][pos + t];
         for (uint32_t i = 0; i < DIM; i++) {
-            k[t][i] = element(stream, layer, pos + t, 0, i);
-            v[t][i] = element(stream, layer, pos + t, 1, i);
+            for (uint32_t h = 0; h < n_heads; h++) {
+                k[t * n_heads + h][i] = element(stream, layer, pos + t, 0, i);
+                v[t * n_heads + h][i] = element(stream, layer, pos + t, 1, i);
+            }
             for (uint32_t h = 0; h < Q; h++)
                 q[t][h][i] = query(stream, layer, pos + t, h, i);
         }
@@ -271,10 +288,11 @@ bool survive_start(struct survive_worker *w, const char *url, uint32_t number, u
                                   .name = "survive",
                                   .num_layers = SURVIVE_LAYERS,
                                   .num_q_heads = Q,
-                                  .num_kv_heads = 1,
+                                  .num_kv_heads = kv_heads(),
                                   .head_dim_k = DIM,
                                   .n_blocks = 2048,
                                   .q_dtype = ATTN_F32,
+                                  .split = split_of_env(),
                                   .n_layers = SURVIVE_LAYERS,
                                   .layers = layers};
     struct attn_client_info info = {.struct_size = sizeof info};

@@ -43,6 +43,19 @@ static void make_dir(struct e2e *d)
     snprintf(d->log, sizeof d->log, "%s/log", d->dir);
 }
 
+bool e2e_is_spread(void)
+{
+    return getenv("E2E_CARDS") != NULL && getenv("E2E_SPLIT") == NULL;
+}
+
+uint32_t e2e_blocks_each(void)
+{
+    uint32_t n = 1;
+    for (const char *c = getenv("E2E_CARDS"); c != NULL && *c != '\0'; c++)
+        n += *c == ',';
+    return n;
+}
+
 void (*e2e_before_exec)(void);
 
 /* Another one than was built, for tests that run where they were not built. */

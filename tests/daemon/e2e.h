@@ -1,7 +1,7 @@
 /* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ)
  * or through shared memory (shm_link.h), and the codec; and a model of what it should compute.
  * E2E_TRANSPORT=shm or tls in the environment runs any test through shared memory or TLS,
- * E2E_CARDS=0,1 on two engines.
+ * E2E_CARDS=0,1 on two engines, E2E_SPLIT=heads or tokens with sequences split over them.
  *
  * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries
  * the same bytes, and the reference can be computed for any sequence from the streams of its
@@ -22,6 +22,10 @@ struct e2e {
     char gpu_path[96], dir[64], url[96], shm_path[96], tls_url[96], log[96];
 };
 
+/* Sequences are on several cards, each on one. */
+bool e2e_is_spread(void);
+/* How many of a whole pool's blocks count for one that was asked for: there are as many cards. */
+uint32_t e2e_blocks_each(void);
 /* Runs in the process that becomes attnd, if a test sets it. */
 extern void (*e2e_before_exec)(void);
 /* Starts attnd with a socket in a directory of its own and waits until it serves. flags:

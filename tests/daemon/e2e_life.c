@@ -123,7 +123,7 @@ static void a_draining_daemon_takes_steps_and_nothing_new(void **state)
 static void a_second_sigterm_stops_now(void **state)
 {
     (void)state;
-    if (getenv("E2E_CARDS") != NULL)
+    if (e2e_is_spread())
         skip(); /* what is heavy for one card need not be for several */
     static const char *const flags[] = {"--listen.peer_share", "100", "--listen.principal_share",
                                         "100", NULL};
@@ -156,7 +156,7 @@ static void a_second_sigterm_stops_now(void **state)
 static void overload_is_answered_at_once(void **state)
 {
     (void)state;
-    if (getenv("E2E_CARDS") != NULL)
+    if (e2e_is_spread())
         skip(); /* what is heavy for one card need not be for several */
     static const char *const flags[] = {"--engine.max_queue_requests",
                                         "8",

@@ -20,7 +20,10 @@ attn_dtype e2e_dtype(void)
 static struct attn_layer_spec spec_of(uint32_t layer)
 {
     struct attn_layer_spec s = {.scale = (float)(1 / sqrt(E2E_DIM))};
-    if (layer == 1) {
+    const char *split = getenv("E2E_SPLIT");
+    if (layer == 1 && split != NULL && strcmp(split, "tokens") == 0) {
+        s.is_full = false; /* such pools have no windows */
+    } else if (layer == 1) {
         s.window_tokens = 24;
         s.sink_tokens = 3;
     } else if (layer == 2) {
@@ -55,6 +58,10 @@ void e2e_make_pool(struct e2e_client *c, attn_dtype d, uint32_t n_blocks)
     spec.n_blocks = n_blocks;
     spec.q_dtype = (Attnd__Dtype)d;
     spec.is_batch_invariant = true;
+    attn_split split = ATTN_SPLIT_AUTO;
+    if (getenv("E2E_SPLIT") != NULL && !attn_split_parse(getenv("E2E_SPLIT"), &split))
+        fail_msg("E2E_SPLIT is %s", getenv("E2E_SPLIT"));
+    spec.split = (Attnd__Split)split;
     spec.n_layers = E2E_LAYERS;
     spec.layers = layers;
     b.spec = &spec;

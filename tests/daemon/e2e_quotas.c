@@ -38,7 +38,7 @@ static int start(void **state)
     FILE *f = fopen(tenants_file, "w");
     assert_non_null(f);
     fchmod(fileno(f), 0600);
-    write_tenant(f, "blocks", "blocks", BLOCKS);
+    write_tenant(f, "blocks", "blocks", BLOCKS * e2e_blocks_each());
     write_tenant(f, "sequences", "sequences", SEQUENCES);
     write_tenant(f, "sessions", "sessions", SESSIONS);
     write_tenant(f, "pools", "pools", POOLS);

@@ -47,9 +47,9 @@ static int start(void **state)
     assert_non_null(f);
     fchmod(fileno(f), 0600);
     fprintf(f,
-            "%s\n[alpha]\nblocks = %d\nsequences = %d\nsessions = %d\nbytes_in_flight = %d\n"
+            "%s\n[alpha]\nblocks = %u\nsequences = %d\nsessions = %d\nbytes_in_flight = %d\n"
             "[local]\nusers = 12345\n",
-            text, BLOCKS, SEQUENCES, SESSIONS, BYTES);
+            text, BLOCKS * e2e_blocks_each(), SEQUENCES, SESSIONS, BYTES);
     fclose(f);
     free(text);
     free(made);
@@ -290,7 +290,10 @@ static void blocks_of_pools_are_never_over_the_quota(void **state)
     for (int i = 0; i < N_RACERS; i++)
         enter(&c[i], "alpha");
     e2e_make_pool(&c[0], ATTN_BF16, 24);
-    expect(make_pool(&c[0], "large", BLOCKS), ATTN_EQUOTA, "of its 40 blocks");
+    char says[64], counts[64];
+    snprintf(says, sizeof says, "of its %u blocks", BLOCKS * e2e_blocks_each());
+    snprintf(counts, sizeof counts, "\"tenant_pool_blocks\":%u", BLOCKS * e2e_blocks_each());
+    expect(make_pool(&c[0], "large", BLOCKS), ATTN_EQUOTA, says);
     for (int round = 0; round < 4; round++) { /* all at once */
         for (int i = 0; i < N_RACERS; i++) {
             Attnd__Request h = ATTND__REQUEST__INIT;
@@ -324,8 +327,8 @@ static void blocks_of_pools_are_never_over_the_quota(void **state)
         if (make_pool(&c[0], name, 1)->status == ATTN_EQUOTA)
             break;
     }
-    wait_for(&c[0], "\"tenant_pool_blocks\":40");
-    expect(make_pool(&c[0], "none", 1), ATTN_EQUOTA, "of its 40 blocks");
+    wait_for(&c[0], counts);
+    expect(make_pool(&c[0], "none", 1), ATTN_EQUOTA, says);
     for (int i = 0; i < N_RACERS; i++)
         e2e_disconnect(&c[i]);
 }

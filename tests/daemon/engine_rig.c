@@ -141,7 +141,8 @@ attn_status rig_try_to_succeed(struct rig *r, void (*change)(struct rig *r),
     close(fd);
     r->kv = r->own.kv;
     r->sessions = r->own.sessions;
-    return engine_restore(r->engine, out_kept);
+    attn_status st = engine_restore_pools(r->engine, out_kept);
+    return st == ATTN_OK ? engine_restore(r->engine, out_kept) : st;
 }
 
 struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r))

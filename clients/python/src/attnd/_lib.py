@@ -116,7 +116,7 @@ class PoolSpec(Structure):
         ("kv_dtype", c_int32),
         ("is_batch_invariant", c_uint32),
         ("n_layers", c_uint32),
-        ("reserved", c_uint32),
+        ("split", c_int32),
         ("layers", POINTER(Layer)),
         ("model", c_char_p),
         ("rope", c_char_p),

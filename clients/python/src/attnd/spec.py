@@ -46,6 +46,9 @@ class PoolSpec(NamedTuple):
     q_dtype             "f32", "f16" or "bf16": elements of q, k, v and out
     kv_dtype            elements as cached; None: as q_dtype
     is_batch_invariant  results do not depend on what else is computed at the same time
+    split               how sequences lie on the daemon's cards, if it has several: "whole", each on
+                        one; "heads" or "tokens", each on all, by kv heads or by parts of blocks;
+                        "auto": whole, if n_blocks fit a card
     layers              () all plain, one LayerSpec for all, or num_layers of them
     model, rope         what the cached bytes mean; two clients must agree to share a pool
     """
@@ -61,9 +64,19 @@ class PoolSpec(NamedTuple):
     q_dtype: str = "f32"
     kv_dtype: str | None = None
     is_batch_invariant: bool = False
+    split: str = "auto"
     layers: Sequence[LayerSpec] = ()
     model: str = ""
     rope: str = ""
+
+
+SPLITS = ("auto", "whole", "heads", "tokens")
+
+
+def _split(name: str) -> int:
+    if name not in SPLITS:
+        raise ValueError(f"split is {name!r}, expected one of {', '.join(SPLITS)}")
+    return SPLITS.index(name)
 
 
 def _dtype(name: str, field_name: str) -> int:
@@ -119,6 +132,7 @@ def to_c(spec: PoolSpec) -> tuple[_lib.PoolSpec, list[Any]]:
         q_dtype=_dtype(spec.q_dtype, "q_dtype"),
         kv_dtype=_dtype(spec.kv_dtype, "kv_dtype") if spec.kv_dtype else 0,
         is_batch_invariant=spec.is_batch_invariant,
+        split=_split(spec.split),
         n_layers=len(spec.layers),
         layers=ctypes.cast(layers, ctypes.POINTER(_lib.Layer)) if spec.layers else None,
         model=text("model", spec.model),
@@ -143,6 +157,7 @@ def from_c(c: _lib.PoolSpec) -> PoolSpec:
         q_dtype=NAMES[c.q_dtype],
         kv_dtype=NAMES[c.kv_dtype],
         is_batch_invariant=bool(c.is_batch_invariant),
+        split=SPLITS[c.split],
         layers=tuple(
             LayerSpec(
                 scale=layer.scale,

@@ -1,0 +1,385 @@
+/* cards_part.c: batches of pools that are split over all cards. Their sequences and block tables
+ * are the lead's alone, so a batch is made, committed and answered there as any other; each card's
+ * engine computes its part of it on its own device. Blocks have the same numbers on every card.
+ *
+ * The parts of a batch go to the cards in the order of the lead's batches, and it is done when all
+ * are back. One that fails fails the batch: nothing is committed, the step may be repeated.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/cards_internal.h"
+#include "daemon/clock.h"
+#include "daemon/engine_batch.h"
+#include "daemon/engine_pool.h"
+#include "daemon/engine_sleep.h"
+#include "daemon/log.h"
+#include "daemon/part_tensors.h"
+#include "daemon/stack.h"
+#include "daemon/stats.h"
+#include "kernels/grow.h"
+#include "kernels/kv_layout.h"
+
+enum { MIN_STAGING_BYTES = 64 << 10 };
+static const uint64_t INLINE_WAIT_NS = 1000 * 1000;
+
+/* One card's part of a batch. */
+struct batch_part {
+    struct backend_batch device; /* first: part_leave finds the part by it */
+    struct batch_part *next; /* of who has it in a list */
+    struct batch *whole;
+    struct engine *engine; /* whose device computes it */
+    struct part_tensors tensors;
+    uint32_t items_capacity, n_sent; /* of its items, to the device */
+    size_t staging_bytes;
+    uint64_t device_ns, kv_bytes, n_splits; /* of all that was sent */
+    char why[WHY_BYTES];
+};
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+attn_status parts_init(struct engine *e)
+{
+    const struct cards *c = e->parts.cards;
+    if (c == NULL || e->parts.card != 0)
+        return ATTN_OK;
+    for (uint32_t i = 0; i < e->max_in_flight; i++) {
+        struct batch *b = &e->batches[i];
+        b->parts = calloc(c->n, sizeof *b->parts);
+        if (b->parts == NULL)
+            return ATTN_ENOMEM;
+    }
+    return ATTN_OK;
+}
+
+static void staging_free(struct batch_part *part)
+{
+    struct engine *e = part->engine;
+    if (part->tensors.staging != NULL)
+        e->parts.ops->host_free(e->parts.backend, part->tensors.staging, part->staging_bytes);
+    part->tensors.staging = NULL;
+    part->staging_bytes = 0;
+}
+
+void parts_fini(struct engine *e)
+{
+    const struct cards *c = e->parts.cards;
+    for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
+        struct batch *b = &e->batches[i];
+        for (uint32_t k = 0; b->parts != NULL && k < c->n; k++) {
+            staging_free(&b->parts[k]);
+            free(b->parts[k].tensors.items);
+        }
+        free(b->parts);
+    }
+}
+
+/* --- one card's part -------------------------------------------------------------------------- */
+
+static attn_status staging_grow(struct batch_part *part, uint64_t bytes)
+{
+    struct engine *e = part->engine;
+    size_t size = MIN_STAGING_BYTES;
+    void *p;
+    if (bytes <= part->staging_bytes)
+        return ATTN_OK;
+    while (size < bytes)
+        size *= 2;
+    staging_free(part);
+    attn_status st = e->parts.ops->host_alloc(e->parts.backend, size, &p);
+    if (st != ATTN_OK)
+        return st;
+    part->tensors.staging = p;
+    part->staging_bytes = size;
+    return ATTN_OK;
+}
+
+/* The card's items and tensors of the batch. */
+static attn_status part_cut(struct batch_part *part, const struct pool *p)
+{
+    struct part_tensors *t = &part->tensors;
+    bool is_heads = p->split.how == ATTN_SPLIT_HEADS;
+    t->split = &p->split;
+    t->config = &p->config;
+    t->whole = part->whole->device_items;
+    t->n_whole = part->whole->n_items;
+    uint32_t n_items = is_heads ? t->n_whole : tokens_items_max(t);
+    uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
+    attn_status st = array_reserve(&t->items, &part->items_capacity, n_items, sizeof *t->items);
+    if (st == ATTN_OK)
+        st = staging_grow(part, bytes);
+    if (st != ATTN_OK) {
+        snprintf(part->why, sizeof part->why,
+                 "no host memory for %" PRIu64 " bytes of a split batch", bytes);
+        return st;
+    }
+    if (is_heads)
+        heads_cut(t);
+    else
+        tokens_cut(t);
+    return ATTN_OK;
+}
+
+/* Computed, or why not: the lead has it again. */
+static void part_return(struct batch_part *part)
+{
+    struct engine *lead = part->engine->parts.cards->engines[0];
+    stack_push(&lead->parts_back, part);
+    engine_wake(lead);
+}
+
+static void part_fail(struct batch_part *part, attn_status st, const char *why)
+{
+    if (why != part->why)
+        snprintf(part->why, sizeof part->why, "%s", why);
+    part->device.status = st;
+    part_return(part);
+}
+
+/* Puts as many of its items on this engine's device as a batch may have. */
+static void part_send(struct engine *e, struct batch_part *part, const struct pool *p)
+{
+    const struct batch *b = part->whole;
+    const struct part_tensors *t = &part->tensors;
+    uint32_t first = part->n_sent, n = 0, n_tokens = 0;
+    while (first + n < t->n_items && n < e->parts.cfg->max_batch_items &&
+           n_tokens + t->items[first + n].n_tokens <= e->parts.cfg->max_batch_tokens)
+        n_tokens += t->items[first + n++].n_tokens;
+    part->n_sent += n;
+    part->device = (struct backend_batch){
+        .pool = p->device,
+        .items = t->items + first,
+        .patches = b->patches,
+        .copies = b->copies,
+        .n_items = n,
+        .n_patches = first == 0 ? b->device.n_patches : 0,
+        .n_copies = first == 0 ? b->device.n_copies : 0,
+        .user = part,
+    };
+    attn_status st = e->parts.ops->submit(e->parts.backend, &part->device);
+    if (st != ATTN_OK) {
+        part_fail(part, st, e->parts.ops->last_error(e->parts.backend));
+        return;
+    }
+    if (e->n_on_device++ == 0)
+        e->progress_ns = clock_now_ns();
+}
+
+static void part_begin(struct engine *e, struct batch_part *part)
+{
+    const struct pool *p = pool_of_kv(e, part->whole->pool->id);
+    part->n_sent = 0;
+    part->device_ns = part->kv_bytes = part->n_splits = 0;
+    if (engine_health(e) != ATTN_OK || p == NULL) {
+        part_fail(part, ATTN_EDEVICE, "a card with a part of the pool is lost");
+        return;
+    }
+    attn_status st = part_cut(part, p);
+    if (st != ATTN_OK)
+        part_fail(part, st, part->why);
+    else
+        part_send(e, part, p);
+}
+
+/* What the device took for some of its items. */
+static void part_measure(struct engine *e, struct batch_part *part, const struct backend_batch *d)
+{
+    part->device_ns += d->device_ns;
+    part->kv_bytes += d->kv_bytes;
+    part->n_splits += d->n_splits;
+    if (e->parts.card == 0)
+        return; /* the lead counts its batches as a whole */
+    stats_card_add(e->parts.card, STATS_CARD_BATCHES, 1);
+    stats_card_add(e->parts.card, STATS_CARD_ITEMS, d->n_items);
+    stats_card_add(e->parts.card, STATS_CARD_READ, d->kv_bytes);
+    stats_card_add(e->parts.card, STATS_CARD_DEVICE, d->device_ns);
+}
+
+void part_leave(struct engine *e, struct backend_batch *d)
+{
+    struct batch_part *part = (struct batch_part *)(void *)d;
+    const struct pool *p = pool_of_kv(e, part->whole->pool->id);
+    e->progress_ns = clock_now_ns();
+    part_measure(e, part, d);
+    if (d->status != ATTN_OK) {
+        const char *why = e->parts.ops->last_error(e->parts.backend);
+        log_error("card %" PRIu32 ": its part of a batch failed: %s", e->parts.card, why);
+        if (d->status == ATTN_EDEVICE && e->parts.card != 0)
+            device_lose(e, why);
+        part_fail(part, d->status, why);
+    } else if (part->n_sent < part->tensors.n_items) {
+        part_send(e, part, p);
+    } else {
+        if (p->split.how == ATTN_SPLIT_HEADS)
+            heads_join(&part->tensors);
+        part_return(part);
+    }
+}
+
+/* What the lead has sent, behind what waits. */
+static void take_in(struct engine *e)
+{
+    struct batch_part **last = &e->parts_waiting;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = stack_take_all(&e->parts_in);
+}
+
+bool parts_launch(struct engine *e)
+{
+    if (!stack_is_empty(&e->parts_in))
+        take_in(e);
+    struct batch_part *part = e->parts_waiting;
+    bool is_full = e->n_on_device >= e->max_in_flight && engine_health(e) == ATTN_OK;
+    if (part == NULL || is_full)
+        return false;
+    e->parts_waiting = part->next;
+    e->polled_ns = clock_now_ns(); /* the next one is looked for without sleep for a while */
+    part_begin(e, part);
+    return true;
+}
+
+/* --- the lead --------------------------------------------------------------------------------- */
+
+/* At start, before engines have threads. */
+static void compute_inline(struct engine *e)
+{
+    while (parts_launch(e) || e->n_on_device > 0)
+        batch_finish_one(e, INLINE_WAIT_NS);
+}
+
+void parts_submit(struct engine *e, struct batch *b)
+{
+    struct cards *c = e->parts.cards;
+    b->n_parts_out = c->n;
+    b->is_own_loss = false;
+    b->why[0] = '\0';
+    b->device.status = ATTN_OK;
+    for (uint32_t k = c->n; k-- > 0;) { /* the lead's own last: it may be computed inside */
+        struct batch_part *part = &b->parts[k];
+        part->whole = b;
+        part->engine = c->engines[k];
+        part->device = (struct backend_batch){.status = ATTN_OK};
+        part->why[0] = '\0';
+        if (k == 0) {
+            part_begin(e, part);
+            continue;
+        }
+        stack_push(&part->engine->parts_in, part);
+        if (part->engine->has_thread)
+            engine_wake(part->engine);
+        else
+            compute_inline(part->engine);
+    }
+}
+
+/* What a part has to say about its batch. */
+static void part_count(const struct engine *e, struct batch *b, const struct batch_part *part)
+{
+    const struct backend_batch *d = &part->device;
+    if (d->status != ATTN_OK && b->device.status == ATTN_OK) {
+        b->device.status = d->status;
+        snprintf(b->why, sizeof b->why, "%s", part->why);
+    }
+    b->is_own_loss |= part->engine == e && d->status == ATTN_EDEVICE;
+    b->device.device_ns =
+        part->device_ns > b->device.device_ns ? part->device_ns : b->device.device_ns;
+    b->device.kv_bytes += part->kv_bytes;
+    b->device.n_splits += (uint32_t)part->n_splits;
+    b->n_parts_out--;
+}
+
+/* The outputs of all cards into one. */
+static void parts_merge(const struct cards *c, struct batch *b)
+{
+    const struct part_tensors *tensors[CARDS_MAX];
+    if (b->device.status != ATTN_OK || b->pool->split.how != ATTN_SPLIT_TOKENS)
+        return;
+    for (uint32_t k = 0; k < c->n; k++)
+        tensors[k] = &b->parts[k].tensors;
+    tokens_merge(tensors, c->n);
+}
+
+struct batch *parts_take_back(struct engine *e)
+{
+    if (e->parts_came == NULL && !stack_is_empty(&e->parts_back))
+        e->parts_came = stack_take_all(&e->parts_back);
+    while (e->parts_came != NULL) {
+        struct batch_part *part = e->parts_came;
+        struct batch *b = part->whole;
+        e->parts_came = part->next;
+        part_count(e, b, part);
+        if (b->n_parts_out > 0)
+            continue;
+        parts_merge(e->parts.cards, b);
+        return b;
+    }
+    return NULL;
+}
+
+/* --- blocks ----------------------------------------------------------------------------------- */
+
+struct block_ask {
+    uint32_t pool, block;
+    uint8_t *bytes; /* of the whole */
+    bool is_write;
+    attn_status status;
+    char why[WHY_BYTES];
+};
+
+static void block_move(struct engine *e, void *arg)
+{
+    struct block_ask *ask = arg;
+    struct pool *p = pool_of_kv(e, (kv_pool_id){ask->pool});
+    ask->status = ATTN_EDEVICE;
+    snprintf(ask->why, sizeof ask->why, "a card with a part of the pool is lost");
+    if (p == NULL || engine_health(e) != ATTN_OK)
+        return;
+    uint8_t *part = malloc(kv_layout_of(&p->split.config).block_bytes);
+    if (part == NULL) {
+        ask->status = ATTN_ENOMEM;
+        return;
+    }
+    if (ask->is_write) {
+        pool_split_block_out(&p->split, &p->config, ask->bytes, part);
+        ask->status = e->parts.ops->block_write(p->device, ask->block, part);
+    } else {
+        ask->status = e->parts.ops->block_read(p->device, ask->block, part);
+        if (ask->status == ATTN_OK)
+            pool_split_block_in(&p->split, &p->config, part, ask->bytes);
+    }
+    if (ask->status != ATTN_OK)
+        snprintf(ask->why, sizeof ask->why, "%s", e->parts.ops->last_error(e->parts.backend));
+    free(part);
+}
+
+attn_status cards_block_move(struct engine *lead, const struct pool *p, uint32_t block,
+                             uint8_t *bytes, bool is_write, char *why, size_t why_bytes)
+{
+    struct cards *c = lead->parts.cards;
+    struct block_ask ask = {
+        .pool = p->id.index, .block = block, .bytes = bytes, .is_write = is_write};
+    if (!is_write)
+        memset(bytes, 0, kv_layout_of(&p->config).block_bytes); /* between its parts */
+    block_move(lead, &ask);
+    for (uint32_t k = 1; k < c->n && ask.status == ATTN_OK; k++)
+        if (cards_ask(c->engines[k], block_move, &ask) != ATTN_OK) {
+            snprintf(ask.why, sizeof ask.why, "card %" PRIu32 " does not answer", k);
+            ask.status = ATTN_EOVERLOAD;
+        }
+    if (ask.status != ATTN_OK)
+        snprintf(why, why_bytes, "%s", ask.why);
+    return ask.status;
+}
+
+/* --- a lost card ------------------------------------------------------------------------------ */
+
+bool cards_are_whole(const struct cards *c)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        if (card_is_lost(c->engines[i]))
+            return false;
+    return true;
+}

@@ -1,0 +1,286 @@
+/* part_tokens.c: the tokens of one card, and the merge of all cards' outputs (part_tensors.h).
+ *
+ * Staging begins with the partial outputs, at the same place for every card: of each item that
+ * attends its out and its lse. What is appended is copied together behind them.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "daemon/part_tensors.h"
+#include "kernels/reference.h"
+
+enum { ALIGN = 64, MAX_DIM = 256, MAX_PARTS = 8 };
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+/* Of the first n tokens of a sequence, those that are the card's. */
+static uint32_t n_of_card(const struct pool_split *s, uint32_t n)
+{
+    uint32_t stripe = s->config.block_tokens, block = stripe * s->n_cards;
+    uint32_t first = s->card * stripe, rest = n % block;
+    uint32_t more = rest <= first ? 0 : rest - first;
+    return n / block * stripe + (more < stripe ? more : stripe);
+}
+
+static bool is_of_card(const struct pool_split *s, uint32_t pos)
+{
+    return pos / s->config.block_tokens % s->n_cards == s->card;
+}
+
+/* Bytes of a token's row of each tensor. */
+struct rows {
+    uint64_t q, k, v, out, lse;
+};
+
+static struct rows rows_of(const struct part_tensors *t)
+{
+    const struct backend_pool_config *c = t->config;
+    uint64_t el = attn_dtype_bytes(c->q_dtype);
+    return (struct rows){
+        .q = c->num_q_heads * c->head_dim_k * el,
+        .k = c->num_kv_heads * c->head_dim_k * el,
+        .v = c->num_kv_heads * c->head_dim_v * el,
+        .out = c->num_q_heads * c->head_dim_v * el,
+        .lse = c->num_q_heads * sizeof(float),
+    };
+}
+
+static uint64_t output_bytes(const struct backend_item *d, const struct rows *r)
+{
+    if (!(d->flags & BACKEND_ATTEND))
+        return 0;
+    return aligned(d->n_tokens * r->out) + aligned(d->n_tokens * r->lse);
+}
+
+uint32_t tokens_items_max(const struct part_tensors *t)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++)
+        n += 1 + (uint64_t)t->whole[i].n_tokens;
+    return (uint32_t)n;
+}
+
+uint64_t tokens_staging_bytes(const struct part_tensors *t)
+{
+    const struct rows r = rows_of(t);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++) {
+        const struct backend_item *d = &t->whole[i];
+        bytes += output_bytes(d, &r);
+        if (d->flags & BACKEND_APPEND)
+            bytes += aligned(d->n_tokens * r.k) + aligned(d->n_tokens * r.v);
+    }
+    return bytes;
+}
+
+/* --- appends ---------------------------------------------------------------------------------- */
+
+/* The card's rows of an item's, copied together to *staging, which moves on. */
+static const void *gather(const struct pool_split *s, const struct backend_item *d,
+                          const void *tensor, uint64_t row_bytes, uint8_t **staging)
+{
+    uint8_t *from = *staging, *to = from;
+    for (uint32_t i = 0; i < d->n_tokens; i++) {
+        if (!is_of_card(s, d->pos + i))
+            continue;
+        memcpy(to, (const uint8_t *)tensor + i * row_bytes, row_bytes);
+        to += row_bytes;
+    }
+    *staging += aligned((uint64_t)(to - from));
+    return from;
+}
+
+static void cut_append(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
+                       uint8_t **staging)
+{
+    uint32_t first = n_of_card(t->split, d->pos);
+    uint32_t n = n_of_card(t->split, d->pos + d->n_tokens) - first;
+    if (n == 0)
+        return;
+    struct backend_item *to = &t->items[t->n_items++];
+    *to = (struct backend_item){.flags = BACKEND_APPEND,
+                                .layer = d->layer,
+                                .table_row = d->table_row,
+                                .pos = first,
+                                .n_tokens = n,
+                                .block_table = d->block_table,
+                                .k = d->k,
+                                .v = d->v};
+    if (n == d->n_tokens)
+        return; /* all of it, where it lies */
+    to->k = gather(t->split, d, d->k, r->k, staging);
+    to->v = gather(t->split, d, d->v, r->v, staging);
+}
+
+/* --- queries ---------------------------------------------------------------------------------- */
+
+/* How many of the card's keys query i sees. */
+static uint32_t n_seen(const struct part_tensors *t, const struct backend_item *d, uint32_t i)
+{
+    bool is_full = t->config->layers[d->layer].is_full;
+    return n_of_card(t->split, d->pos + (is_full ? d->n_tokens : i + 1));
+}
+
+/* Queries from i on that can be one item over `seen` keys; out_pos: where its first one sits. */
+static uint32_t run_of(const struct part_tensors *t, const struct backend_item *d, uint32_t i,
+                       uint32_t seen, uint32_t *out_pos)
+{
+    bool is_full = t->config->layers[d->layer].is_full;
+    uint32_t left = d->n_tokens - i, n = 1;
+    if (is_full) {
+        n = left < seen ? left : seen;
+        *out_pos = seen - n;
+        return n;
+    }
+    while (n < left && n_seen(t, d, i + n) == seen + n)
+        n++;
+    *out_pos = seen - 1;
+    return n;
+}
+
+static void cut_queries(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
+                        uint8_t *out, uint8_t *lse)
+{
+    uint32_t n;
+    for (uint32_t i = 0; i < d->n_tokens; i += n) {
+        uint32_t seen = n_seen(t, d, i), pos;
+        float *sums = (float *)(void *)(lse + i * r->lse);
+        n = 1;
+        if (seen == 0) { /* the identity of the merge */
+            for (uint32_t h = 0; h < t->config->num_q_heads; h++)
+                sums[h] = -INFINITY;
+            continue;
+        }
+        n = run_of(t, d, i, seen, &pos);
+        t->items[t->n_items++] = (struct backend_item){.flags = BACKEND_ATTEND,
+                                                       .layer = d->layer,
+                                                       .table_row = d->table_row,
+                                                       .pos = pos,
+                                                       .n_tokens = n,
+                                                       .block_table = d->block_table,
+                                                       .q = (const uint8_t *)d->q + i * r->q,
+                                                       .out = out + i * r->out,
+                                                       .lse = sums};
+    }
+}
+
+void tokens_cut(struct part_tensors *t)
+{
+    const struct rows r = rows_of(t);
+    uint8_t *output = t->staging, *staging = output;
+    t->n_items = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++)
+        staging += output_bytes(&t->whole[i], &r);
+    for (uint32_t i = 0; i < t->n_whole; i++)
+        if (t->whole[i].flags & BACKEND_APPEND)
+            cut_append(t, &t->whole[i], &r, &staging);
+    for (uint32_t i = 0; i < t->n_whole; i++) {
+        const struct backend_item *d = &t->whole[i];
+        if (d->flags & BACKEND_ATTEND)
+            cut_queries(t, d, &r, output, output + aligned(d->n_tokens * r.out));
+        output += output_bytes(d, &r);
+    }
+}
+
+/* --- the merge -------------------------------------------------------------------------------- */
+
+static float f32_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint32_t bits_of_f32(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* acc += weight * row */
+static void row_add(float *acc, attn_dtype dtype, const void *row, uint32_t n, float weight)
+{
+    if (dtype == ATTN_BF16)
+        for (uint32_t i = 0; i < n; i++)
+            acc[i] += weight * f32_of_bits((uint32_t)((const uint16_t *)row)[i] << 16);
+    else if (dtype == ATTN_F16)
+        for (uint32_t i = 0; i < n; i++)
+            acc[i] += weight * (float)reference_get(dtype, row, i);
+    else
+        for (uint32_t i = 0; i < n; i++)
+            acc[i] += weight * ((const float *)row)[i];
+}
+
+/* To nearest, ties to even; a NaN stays one. */
+static uint16_t bf16_of(float x)
+{
+    uint32_t bits = bits_of_f32(x);
+    if (isnan(x))
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static void row_put(void *row, attn_dtype dtype, const float *acc, uint32_t n)
+{
+    if (dtype == ATTN_BF16)
+        for (uint32_t i = 0; i < n; i++)
+            ((uint16_t *)row)[i] = bf16_of(acc[i]);
+    else if (dtype == ATTN_F16)
+        for (uint32_t i = 0; i < n; i++)
+            reference_put(dtype, row, i, acc[i]);
+    else
+        memcpy(row, acc, n * sizeof *acc);
+}
+
+/* One head of one query: out, and its lse. */
+static float merge_head(const struct part_tensors *const *parts, uint32_t n_parts, uint64_t out_at,
+                        uint64_t lse_at, void *out)
+{
+    const struct backend_pool_config *c = parts[0]->config;
+    float lse[MAX_PARTS], most = -INFINITY, sum = 0, acc[MAX_DIM] = {0};
+    for (uint32_t k = 0; k < n_parts; k++) {
+        memcpy(&lse[k], parts[k]->staging + lse_at, sizeof lse[k]);
+        most = lse[k] > most ? lse[k] : most;
+    }
+    for (uint32_t k = 0; k < n_parts; k++) {
+        if (lse[k] == -INFINITY)
+            continue;
+        float weight = expf(lse[k] - most);
+        sum += weight;
+        row_add(acc, c->q_dtype, parts[k]->staging + out_at, c->head_dim_v, weight);
+    }
+    for (uint32_t i = 0; i < c->head_dim_v && sum != 0; i++)
+        acc[i] /= sum;
+    row_put(out, c->q_dtype, acc, c->head_dim_v);
+    return sum == 0 ? -INFINITY : most + logf(sum);
+}
+
+static void merge_item(const struct part_tensors *const *parts, uint32_t n_parts,
+                       const struct backend_item *d, const struct rows *r, uint64_t at)
+{
+    const struct backend_pool_config *c = parts[0]->config;
+    uint64_t el = attn_dtype_bytes(c->q_dtype), lse_at = at + aligned(d->n_tokens * r->out);
+    for (uint32_t i = 0; i < d->n_tokens * c->num_q_heads; i++) {
+        uint64_t out_at = i * (uint64_t)c->head_dim_v * el;
+        float lse = merge_head(parts, n_parts, at + out_at, lse_at + i * sizeof(float),
+                               (uint8_t *)d->out + out_at);
+        if (d->lse != NULL)
+            d->lse[i] = lse;
+    }
+}
+
+void tokens_merge(const struct part_tensors *const *parts, uint32_t n_parts)
+{
+    const struct rows r = rows_of(parts[0]);
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < parts[0]->n_whole; i++) {
+        const struct backend_item *d = &parts[0]->whole[i];
+        if (d->flags & BACKEND_ATTEND)
+            merge_item(parts, n_parts, d, &r, at);
+        at += output_bytes(d, &r);
+    }
+}

@@ -1,0 +1,349 @@
+/* test_part_tensors.c: pools split over several devices (cpu backends): what each is told of a
+ * batch, and what becomes of their outputs, over the product of geometries, dtypes and options,
+ * against the float64 reference. And blocks in parts.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/part_tensors.h"
+#include "kernels/kv_layout.h"
+#include "kernels/reference.h"
+#include "tests/kernels/cases.h"
+
+enum {
+    MAX_CARDS = 4,
+    N_SEQS = 2,
+    MAX_TOKENS = 128,
+    N_BLOCKS = 40,
+    MAX_HEADS = 160,
+    EVERY = 31, /* of the product; no factor of its tables' sizes */
+    MAX_BATCH_ITEMS = 256,
+};
+
+static struct backend *backends[1 + MAX_CARDS]; /* the last computes what one device would */
+static float sinks[MAX_HEADS], slopes[MAX_HEADS];
+static uint64_t random_state = 11;
+
+static double next_random(void)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(random_state >> 11) * 0x1p-52 - 1;
+}
+
+static void *filled(attn_dtype dtype, size_t n)
+{
+    void *p = aligned_alloc(64, (n * 4 + 63) / 64 * 64);
+    assert_non_null(p);
+    for (size_t i = 0; i < n; i++)
+        reference_put(dtype, p, i, next_random());
+    return p;
+}
+
+static int open_backends(void **state)
+{
+    (void)state;
+    const struct backend_config c = {.kv_bytes = 64 << 20,
+                                     .max_batch_items = MAX_BATCH_ITEMS,
+                                     .max_batch_tokens = 1024,
+                                     .n_threads = 1,
+                                     .import_fd = -1};
+    for (uint32_t i = 0; i <= MAX_CARDS; i++)
+        if (backend_cpu()->open(&c, &backends[i]) != ATTN_OK)
+            return -1;
+    for (uint32_t i = 0; i < MAX_HEADS; i++) {
+        sinks[i] = (float)next_random();
+        slopes[i] = (float)next_random() / 8;
+    }
+    return 0;
+}
+
+static int close_backends(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i <= MAX_CARDS; i++)
+        backend_cpu()->close(backends[i]);
+    return 0;
+}
+
+/* --- a pool on one device and in parts -------------------------------------------------------- */
+
+struct split_run {
+    struct backend_pool_config config;
+    struct attn_layer_spec layer;
+    struct pool_split splits[MAX_CARDS];
+    struct backend_pool *parts[MAX_CARDS], *whole;
+    uint32_t n_cards, table[N_SEQS][N_BLOCKS], len[N_SEQS];
+    float *rk[N_SEQS], *rv[N_SEQS]; /* what was appended, as the cache reads it */
+};
+
+static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
+                             struct case_dtype d, const struct case_options *o, attn_split how,
+                             uint32_t n_cards)
+{
+    char why[256];
+    *r = (struct split_run){.config = case_config(g, d, o), .layer = case_spec(g, o)};
+    r->n_cards = n_cards;
+    r->layer.sink_logits = o->has_sink_logits ? sinks : NULL;
+    r->layer.alibi_slopes = o->has_alibi ? slopes : NULL;
+    r->config.layers = &r->layer;
+    r->config.num_layers = 1;
+    r->config.n_blocks = r->config.max_row_blocks = N_BLOCKS;
+    r->config.n_table_rows = N_SEQS;
+    for (uint32_t i = 0; i < n_cards; i++) {
+        attn_status st =
+            pool_split_init(&r->splits[i], &r->config, how, n_cards, i, why, sizeof why);
+        if (st != ATTN_OK) {
+            assert_int_equal(st, ATTN_ENOTSUP);
+            assert_non_null(strstr(why, "split "));
+            while (i-- > 0)
+                pool_split_fini(&r->splits[i]);
+            return st;
+        }
+    }
+    for (uint32_t i = 0; i < n_cards; i++)
+        assert_int_equal(backend_cpu()->pool_open(backends[i], &r->splits[i].config, &r->parts[i]),
+                         ATTN_OK);
+    assert_int_equal(backend_cpu()->pool_open(backends[MAX_CARDS], &r->config, &r->whole), ATTN_OK);
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        for (uint32_t i = 0; i < N_BLOCKS / N_SEQS; i++)
+            r->table[s][i] = (i * 7 % (N_BLOCKS / N_SEQS)) * N_SEQS + s;
+        r->rk[s] = calloc((size_t)MAX_TOKENS * g->num_kv_heads * g->head_dim_k, sizeof(float));
+        r->rv[s] = calloc((size_t)MAX_TOKENS * g->num_kv_heads * g->head_dim_v, sizeof(float));
+    }
+    return ATTN_OK;
+}
+
+static void run_end(struct split_run *r)
+{
+    for (uint32_t i = 0; i < r->n_cards; i++) {
+        backend_cpu()->pool_close(r->parts[i]);
+        pool_split_fini(&r->splits[i]);
+    }
+    backend_cpu()->pool_close(r->whole);
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        free(r->rk[s]);
+        free(r->rv[s]);
+    }
+}
+
+static void compute(struct backend *b, struct backend_pool *p, const struct backend_item *items,
+                    uint32_t n)
+{
+    for (uint32_t first = 0; first < n; first += MAX_BATCH_ITEMS) {
+        uint32_t left = n - first;
+        struct backend_batch batch = {.pool = p,
+                                      .items = items + first,
+                                      .n_items = left < MAX_BATCH_ITEMS ? left : MAX_BATCH_ITEMS};
+        if (backend_cpu()->submit(b, &batch) != ATTN_OK)
+            fail_msg("%s", backend_cpu()->last_error(b));
+        assert_ptr_equal(backend_cpu()->poll(b, UINT64_MAX), &batch);
+        assert_int_equal(batch.status, ATTN_OK);
+    }
+}
+
+/* The batch, in parts: outputs where the items say. */
+static void compute_split(struct split_run *r, const struct backend_item *items, uint32_t n)
+{
+    struct part_tensors parts[MAX_CARDS] = {0};
+    const struct part_tensors *all[MAX_CARDS];
+    bool is_heads = r->splits[0].how == ATTN_SPLIT_HEADS;
+    for (uint32_t i = 0; i < r->n_cards; i++) {
+        struct part_tensors *t = &parts[i];
+        all[i] = t;
+        *t = (struct part_tensors){
+            .split = &r->splits[i], .config = &r->config, .whole = items, .n_whole = n};
+        uint32_t n_items = is_heads ? n : tokens_items_max(t);
+        uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
+        t->items = calloc(n_items, sizeof *t->items);
+        t->staging = aligned_alloc(64, bytes + 64 - bytes % 64);
+        memset(t->staging, 0xff, bytes); /* NaN */
+        if (is_heads)
+            heads_cut(t);
+        else
+            tokens_cut(t);
+        assert_true(t->n_items <= n_items);
+        compute(backends[i], r->parts[i], t->items, t->n_items);
+        if (is_heads)
+            heads_join(t);
+    }
+    if (!is_heads)
+        tokens_merge(all, r->n_cards);
+    for (uint32_t i = 0; i < r->n_cards; i++) {
+        free(parts[i].items);
+        free(parts[i].staging);
+    }
+}
+
+/* --- steps ------------------------------------------------------------------------------------ */
+
+static void check_outputs(const struct split_run *r, const struct backend_item *d, const void *out,
+                          const float *lse, const char *name)
+{
+    const struct backend_pool_config *c = &r->config;
+    size_t n = (size_t)d->n_tokens * c->num_q_heads, n_out = n * c->head_dim_v;
+    double *want = calloc(n_out, sizeof *want), *want_lse = calloc(n, sizeof *want_lse);
+    /* over what the cache reads: the bound is that of the dtype alone */
+    struct reference_bound bound = reference_bound_of(c->q_dtype, c->q_dtype);
+    float *q = calloc((size_t)d->n_tokens * c->num_q_heads * c->head_dim_k, sizeof *q);
+    for (size_t i = 0; i < (size_t)d->n_tokens * c->num_q_heads * c->head_dim_k; i++)
+        q[i] = (float)reference_get(c->q_dtype, d->q, i);
+    assert_int_equal(reference_attend(c->layers, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
+                                      c->head_dim_v, ATTN_F32, q, d->n_tokens, d->pos,
+                                      r->rk[d->table_row], r->rv[d->table_row],
+                                      r->len[d->table_row], want, want_lse),
+                     ATTN_OK);
+    for (size_t i = 0; i < n_out; i++) {
+        double got = reference_get(c->q_dtype, out, i);
+        if (!(fabs(got - want[i]) <= bound.atol + bound.rtol * fabs(want[i])))
+            fail_msg("%s: out %zu of %u tokens at %u is %g, not %g", name, i, d->n_tokens, d->pos,
+                     got, want[i]);
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!(fabs((double)lse[i] - want_lse[i]) <=
+              bound.lse_atol + bound.lse_rtol * fabs(want_lse[i])))
+            fail_msg("%s: lse %zu is %g, not %g", name, i, (double)lse[i], want_lse[i]);
+    free(q);
+    free(want);
+    free(want_lse);
+}
+
+/* What the cache has of an appended row's heads. */
+static void remember(float *to, const struct split_run *r, const void *rows, uint32_t n,
+                     uint32_t dim)
+{
+    const struct backend_pool_config *c = &r->config;
+    for (size_t i = 0; i < (size_t)n * c->num_kv_heads; i++)
+        reference_cached_row(c->q_dtype, c->kv_dtype, rows, i * dim, dim, to + i * dim);
+}
+
+/* n_tokens more of each sequence, of the second one some fewer. */
+static void step(struct split_run *r, uint32_t n_tokens, const char *name)
+{
+    const struct backend_pool_config *c = &r->config;
+    struct backend_item items[N_SEQS], alone[N_SEQS];
+    size_t el = attn_dtype_bytes(c->q_dtype), out_bytes[N_SEQS], lse_bytes[N_SEQS];
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        uint32_t n = n_tokens > 3 * s ? n_tokens - 3 * s : 1;
+        size_t q_heads = (size_t)n * c->num_q_heads, kv_heads = (size_t)n * c->num_kv_heads;
+        out_bytes[s] = q_heads * c->head_dim_v * el;
+        lse_bytes[s] = q_heads * sizeof(float);
+        items[s] = (struct backend_item){.flags = BACKEND_APPEND | BACKEND_ATTEND,
+                                         .table_row = s,
+                                         .pos = r->len[s],
+                                         .n_tokens = n,
+                                         .block_table = r->table[s],
+                                         .q = filled(c->q_dtype, q_heads * c->head_dim_k),
+                                         .k = filled(c->q_dtype, kv_heads * c->head_dim_k),
+                                         .v = filled(c->q_dtype, kv_heads * c->head_dim_v),
+                                         .out = filled(c->q_dtype, q_heads * c->head_dim_v),
+                                         .lse = filled(ATTN_F32, q_heads)};
+        alone[s] = items[s];
+        alone[s].out = filled(c->q_dtype, q_heads * c->head_dim_v);
+        alone[s].lse = filled(ATTN_F32, q_heads);
+        remember(r->rk[s] + (size_t)r->len[s] * c->num_kv_heads * c->head_dim_k, r, items[s].k, n,
+                 c->head_dim_k);
+        remember(r->rv[s] + (size_t)r->len[s] * c->num_kv_heads * c->head_dim_v, r, items[s].v, n,
+                 c->head_dim_v);
+        r->len[s] += n;
+        assert_true(r->len[s] <= MAX_TOKENS);
+    }
+    compute_split(r, items, N_SEQS);
+    compute(backends[MAX_CARDS], r->whole, alone, N_SEQS);
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        check_outputs(r, &items[s], items[s].out, items[s].lse, name);
+        if (c->is_batch_invariant && r->splits[0].how == ATTN_SPLIT_HEADS) {
+            assert_memory_equal(items[s].out, alone[s].out, out_bytes[s]);
+            assert_memory_equal(items[s].lse, alone[s].lse, lse_bytes[s]);
+        }
+        free((void *)(uintptr_t)items[s].q);
+        free((void *)(uintptr_t)items[s].k);
+        free((void *)(uintptr_t)items[s].v);
+        free(items[s].out);
+        free(items[s].lse);
+        free(alone[s].out);
+        free(alone[s].lse);
+    }
+}
+
+/* Every block put together from its parts is the one that a single device has, and comes apart. */
+static void check_blocks(const struct split_run *r)
+{
+    size_t bytes = kv_layout_of(&r->config).block_bytes;
+    uint8_t *whole = calloc(1, bytes), *together = calloc(1, bytes);
+    for (uint32_t i = 0; i < N_BLOCKS; i += 3) {
+        memset(together, 0, bytes);
+        backend_cpu()->block_read(r->whole, i, whole);
+        for (uint32_t k = 0; k < r->n_cards; k++) {
+            size_t part_bytes = kv_layout_of(&r->splits[k].config).block_bytes;
+            uint8_t *part = calloc(1, part_bytes), *again = malloc(part_bytes);
+            memset(again, 0xa5, part_bytes);
+            backend_cpu()->block_read(r->parts[k], i, part);
+            pool_split_block_in(&r->splits[k], &r->config, part, together);
+            pool_split_block_out(&r->splits[k], &r->config, whole, again);
+            assert_memory_equal(again, part, part_bytes);
+            free(part);
+            free(again);
+        }
+        assert_memory_equal(together, whole, bytes);
+    }
+    free(whole);
+    free(together);
+}
+
+static bool run(uint32_t at, attn_split how, uint32_t n_cards)
+{
+    static const uint32_t pieces[] = {37, 1, 5, 1, 20, 1};
+    const struct case_geometry *g = &case_geometries[at % CASE_N_PRODUCT];
+    at /= CASE_N_PRODUCT;
+    struct case_dtype d = case_dtypes[at % CASE_COUNT(case_dtypes)];
+    const struct case_options *o = &case_options[at / CASE_COUNT(case_dtypes)];
+    struct split_run r;
+    char name[256];
+    snprintf(name, sizeof name, "%s over %u: %s, %s in %s, %s", attn_split_name(how), n_cards,
+             g->name, attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name);
+    if (run_begin(&r, g, d, o, how, n_cards) != ATTN_OK)
+        return false;
+    for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++)
+        step(&r, pieces[i], name);
+    check_blocks(&r);
+    run_end(&r);
+    return true;
+}
+
+static void over_the_product(attn_split how, const uint32_t *n_cards, uint32_t n)
+{
+    const uint32_t n_all = CASE_N_PRODUCT * CASE_COUNT(case_dtypes) * CASE_COUNT(case_options);
+    uint32_t n_run = 0;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t at = i; at < n_all; at += EVERY + 1 + i)
+            n_run += run(at, how, n_cards[i]);
+    print_message("%u of the product\n", n_run);
+    assert_true(n_run >= 20);
+}
+
+static void heads_compute_what_one_device_does(void **state)
+{
+    (void)state;
+    over_the_product(ATTN_SPLIT_HEADS, (const uint32_t[]){2, 3, 4}, 3);
+}
+
+static void tokens_compute_what_one_device_does(void **state)
+{
+    (void)state;
+    over_the_product(ATTN_SPLIT_TOKENS, (const uint32_t[]){2, 4}, 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(heads_compute_what_one_device_does),
+        cmocka_unit_test(tokens_compute_what_one_device_does),
+    };
+    return cmocka_run_group_tests(tests, open_backends, close_backends);
+}
