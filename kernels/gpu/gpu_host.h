@@ -43,6 +43,7 @@ enum gpu_kernel {
     GPU_MATRIX_16, /* up to 16 query rows a kv head */
     GPU_MATRIX_64,
     GPU_PREFILL, /* prefill.h */
+    GPU_DILATED, /* the same, of dilated layers */
     GPU_VECTOR,
     GPU_NAIVE, /* the ladder's steps; never chosen by submit */
     GPU_ONLINE,
@@ -62,7 +63,7 @@ struct gpu_choice {
 /* A launch of one kernel over a range of the items. */
 struct gpu_range {
     enum gpu_kernel kernel;
-    struct gpu_attend attend; /* kernels other than GPU_TUNED and GPU_PREFILL */
+    struct gpu_attend attend; /* kernels other than those of decode.h and prefill.h */
 };
 
 /* The memory a batch is staged in. host and device have the same layout. */
@@ -86,9 +87,9 @@ struct gpu_job {
     bool has_tuned;
     struct decode_call tuned;
     const void *tuned_upload; /* device */
-    bool has_prefill;
-    struct prefill_call prefill;
-    const void *prefill_upload; /* device */
+    uint32_t n_prefills; /* of layers that are not dilated, and of those that are */
+    struct prefill_call prefills[2];
+    const void *prefill_uploads[2]; /* device */
     struct gpu_range *ranges;
     uint32_t n_ranges, ranges_capacity;
     struct decode_item *tuned_items; /* [max_batch_items] */

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define UPLOAD_ALIGN 256
+#define UPLOAD_ALIGN PREFILL_UPLOAD_ALIGN
 #define FIXED_SPLIT_TOKENS 1024
 #define MIN_SPLIT_TOKENS 256
 
@@ -138,8 +138,9 @@ static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_
     bool is_dilated = p->specs[it->layer].n_branches > 0;
     if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS && !is_dilated)
         return GPU_TUNED;
-    if (p->prefill && it->n_tokens > DECODE_MAX_TOKENS && !is_dilated)
-        return GPU_PREFILL;
+    if (p->prefill && it->n_tokens > DECODE_MAX_TOKENS &&
+        prefill_takes(p->prefill, it->layer, it->n_tokens))
+        return is_dilated ? GPU_DILATED : GPU_PREFILL;
     bool has_matrix = p->config.q_dtype != ATTN_F32 && p->b->device.has_matrix_units;
     return has_matrix ? matrix : GPU_VECTOR;
 }
@@ -356,7 +357,7 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
     j->n_splits = 0;
     j->kv_bytes = 0;
     j->has_tuned = false;
-    j->has_prefill = false;
+    j->n_prefills = 0;
     j->has_append = false;
     j->is_direct = false;
     j->prep.kv = batch->pool->kv;
@@ -451,16 +452,15 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
 static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t from, uint32_t to)
 {
     const uint64_t at = align_up(j->upload_from + j->upload_bytes, UPLOAD_ALIGN);
+    struct prefill_call *c = &j->prefills[j->n_prefills];
     prefill_prepare(j->pool->prefill, l->items + from, to - from, l->device_items + from,
-                    j->staging.host + at, &j->prefill);
-    j->has_prefill = true;
-    j->prefill_upload = NULL;
-    if (j->prefill.upload_bytes) {
-        j->prefill_upload = j->staging.device + at;
-        j->upload_bytes = at + j->prefill.upload_bytes - j->upload_from;
-    }
-    j->kv_bytes += j->prefill.kv_bytes;
-    j->n_splits += j->prefill.n_entries * j->pool->config.num_kv_heads;
+                    j->staging.host + at, c);
+    j->prefill_uploads[j->n_prefills++] = c->upload_bytes ? j->staging.device + at : NULL;
+    if (c->upload_bytes)
+        j->upload_bytes = at + c->upload_bytes - j->upload_from;
+    for (uint32_t i = from; i < to; i++)
+        j->kv_bytes += kv_bytes_read(j->pool, &l->items[i]);
+    j->n_splits += c->n_entries * j->pool->config.num_kv_heads;
 }
 
 /* The launches of every kernel's items; first as order_items leaves it. */
@@ -472,11 +472,11 @@ static attn_status plan_kernels(struct backend *b, struct gpu_job *j,
     attn_status st = ATTN_OK;
     if (first[GPU_TUNED + 1])
         st = plan_tuned(b, j, batch, l->items, first[GPU_TUNED + 1], l->tuned_at, may_be_direct);
-    if (st == ATTN_OK && first[GPU_PREFILL + 1] > first[GPU_PREFILL])
-        plan_prefill(j, l, first[GPU_PREFILL], first[GPU_PREFILL + 1]);
     for (uint32_t k = GPU_TUNED + 1; k < GPU_NONE && st == ATTN_OK; k++) {
         uint32_t n = first[k + 1] - first[k];
-        if (n > 0 && k != GPU_PREFILL)
+        if (n > 0 && (k == GPU_PREFILL || k == GPU_DILATED))
+            plan_prefill(j, l, first[k], first[k + 1]);
+        else if (n > 0)
             st = plan_ranges(b, j, (enum gpu_kernel)k, choice, l->items + first[k], n,
                              l->device_items + first[k]);
     }
@@ -565,7 +565,7 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
     int code = 0;
     bool is_told = false;
     if (j->has_tuned) {
-        is_told = finish && j->n_ranges == 0 && !j->has_prefill && decode_can_finish(&j->tuned);
+        is_told = finish && j->n_ranges == 0 && j->n_prefills == 0 && decode_can_finish(&j->tuned);
         code = runtime_check("decode kernel",
                              decode_launch(&j->tuned, j->tuned_upload,
                                            (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES,
@@ -573,8 +573,9 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
                                            j->is_direct));
         is_chained = true;
     }
-    if (j->has_prefill && !code) {
-        code = runtime_check("prefill kernel", prefill_launch(&j->prefill, j->prefill_upload,
+    for (uint32_t i = 0; i < j->n_prefills && !code; i++) {
+        const struct prefill_call *c = &j->prefills[i];
+        code = runtime_check("prefill kernel", prefill_launch(c, j->prefill_uploads[i],
                                                               j->staging.scratch, s, is_chained));
         is_chained = true;
     }

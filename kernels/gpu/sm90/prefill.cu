@@ -9,8 +9,11 @@
 
 using prefill::prefill_maps;
 
-static prefill::kernel_fn kernel_for(const struct prefill_pool *p)
+static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilated)
 {
+    if (is_dilated)
+        return p->kv.q_dtype == ATTN_BF16 ? prefill::dilated_kernel_bf16(p->dim, p->has_extras)
+                                          : prefill::dilated_kernel_f16(p->dim, p->has_extras);
     return p->kv.q_dtype == ATTN_BF16 ? prefill::kernel_bf16(p->dim, p->has_extras)
                                       : prefill::kernel_f16(p->dim, p->has_extras);
 }
@@ -26,6 +29,37 @@ static int make_map(const struct prefill_pool *p, bool is_v, uint64_t *out_map)
     const cuuint32_t box[4] = {64, p->box_tokens, 1, 1};
     const char *base = p->kv.base + (is_v ? p->kv.v_offset : 0);
     return tensor_map_make(&p->kv, base, 4, dims, strides, box, out_map);
+}
+
+/* The same of every token that is equal modulo 2^shift, as (elements, remainder, rows of all heads
+ * of a layer, layers, blocks). */
+static int make_dilated_map(const struct prefill_pool *p, bool is_v, uint32_t shift,
+                            uint64_t *out_map)
+{
+    const uint32_t dim = is_v ? p->kv.dv : p->kv.dk, rate = 1u << shift;
+    const uint32_t rows = p->kv.block_tokens / rate;
+    const cuuint64_t dims[5] = {dim, rate, (uint64_t)p->kv.num_kv_heads * rows, p->num_layers,
+                                p->n_blocks};
+    const cuuint64_t strides[4] = {dim * 2, (uint64_t)dim * 2 * rate, p->kv.layer_bytes,
+                                   p->kv.block_bytes};
+    const cuuint32_t box[5] = {64, 1, p->box_tokens < rows ? p->box_tokens : rows, 1, 1};
+    const char *base = p->kv.base + (is_v ? p->kv.v_offset : 0);
+    return tensor_map_make(&p->kv, base, 5, dims, strides, box, out_map);
+}
+
+static int init_dilated(struct prefill_pool *p)
+{
+    int e = 0;
+    p->n_rates = prefill_n_rates(p);
+    for (uint32_t i = 0; i < p->n_rates && e == 0; i++) {
+        e = make_dilated_map(p, false, i, p->dilated_k[i]);
+        if (e == 0)
+            e = make_dilated_map(p, true, i, p->dilated_v[i]);
+    }
+    if (e == 0 && p->n_rates > 0)
+        e = cudaFuncSetAttribute(kernel_for(p, true), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)prefill_shared_bytes(p->dim, true));
+    return e;
 }
 
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
@@ -54,9 +88,9 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
     if (e == 0)
         e = make_map(p, true, p->map_v);
     if (e == 0)
-        e = cudaFuncSetAttribute(kernel_for(p), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)prefill_shared_bytes(p->dim));
-    return e;
+        e = cudaFuncSetAttribute(kernel_for(p, false), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)prefill_shared_bytes(p->dim, false));
+    return e ? e : init_dilated(p);
 }
 
 int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, void *stream,
@@ -66,7 +100,7 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     const struct gpu_kv *kv = &p->kv;
     prefill_params a = {};
     a.items = c->items;
-    a.entries = c->upload_bytes ? (const prefill_entry *)upload : NULL;
+    a.entries = c->upload_bytes ? upload : NULL;
     a.layers = kv->layers;
     a.table = kv->table;
     a.counters = (uint32_t *)scratch;
@@ -85,13 +119,16 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.box_tokens = p->box_tokens;
     a.is_chained = chained != 0;
     prefill_maps maps;
-    memcpy(&maps.k, p->map_k, sizeof maps.k);
-    memcpy(&maps.v, p->map_v, sizeof maps.v);
+    prefill::dilated_maps dilated;
+    memcpy(maps.k, p->map_k, sizeof maps.k);
+    memcpy(maps.v, p->map_v, sizeof maps.v);
+    memcpy(dilated.k, p->dilated_k, sizeof dilated.k);
+    memcpy(dilated.v, p->dilated_v, sizeof dilated.v);
 
     cudaLaunchConfig_t l = {};
     l.gridDim = dim3(a.n_units < p->n_processors ? a.n_units : p->n_processors);
-    l.blockDim = dim3(prefill_rows(p->dim) * 2 + 128);
-    l.dynamicSmemBytes = prefill_shared_bytes(p->dim);
+    l.blockDim = dim3(prefill_rows(p->dim, c->is_dilated) * 2 + 128);
+    l.dynamicSmemBytes = prefill_shared_bytes(p->dim, c->is_dilated);
     cudaLaunchAttribute attribute = {};
     l.attrs = &attribute;
     if (chained) {
@@ -99,6 +136,6 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
         attribute.val.programmaticStreamSerializationAllowed = 1;
         l.numAttrs = 1;
     }
-    void *args[] = {&a, (void *)c->inline_entries, &maps};
-    return runtime_launch((runtime_stream *)stream, kernel_for(p), &l, args, 0);
+    void *args[] = {&a, (void *)&c->inline_list, c->is_dilated ? (void *)&dilated : &maps};
+    return runtime_launch((runtime_stream *)stream, kernel_for(p, c->is_dilated), &l, args, 0);
 }

@@ -20,9 +20,15 @@
 extern "C" {
 #endif
 
+/* Rates of dilated layers that the kernels compute: 1, 2, 4, ... 2^(PREFILL_RATES - 1). */
+#define PREFILL_RATES 6
+
 /* A pool as the tuned kernels see it. */
 struct prefill_pool {
     uint64_t map_k[16], map_v[16]; /* CUtensorMap of all K and of all V */
+    /* the same of every 2^i-th token, for the rates of the pool's layers */
+    uint64_t dilated_k[PREFILL_RATES][16], dilated_v[PREFILL_RATES][16];
+    uint32_t n_rates; /* 0: no layer is dilated */
     struct gpu_kv kv; /* kv.layers and kv.table in device memory */
     const struct attn_layer_spec *specs; /* host, [num_layers]; scalars only are read */
     uint32_t num_layers, n_blocks;
@@ -35,6 +41,9 @@ struct prefill_pool {
 /* This geometry is computed on this device: head dims from 64 to 256, f16 or bf16, KV not
  * quantised, block_tokens 16 to 256. major: of the compute capability. */
 bool prefill_supported(const struct backend_pool_config *c, int major);
+
+/* Rates for which the pool's layers want maps: 1, 2, ... 2^(n - 1). */
+uint32_t prefill_n_rates(const struct prefill_pool *p);
 
 /* Fills *p. kv and specs are kept (specs borrowed for the pool's life); kv.layers has been written.
  * 0 or the driver's error code (loads every kernel, so that later launches allocate nothing). */
@@ -50,24 +59,46 @@ struct prefill_entry {
     uint32_t item, tile;
 };
 
+/* The same of a dilated layer. For kv head h the rows are those of the tokens among
+ * [from, from + n_tokens) of the item whose positions are h + residue modulo 2^shift. Which
+ * branches they take part in follows from the residue alone. */
+struct prefill_run {
+    uint32_t item : 24, shift : 8;
+    uint32_t from, n_tokens;
+    uint32_t tile : 24, residue : 8;
+};
+
 #define PREFILL_INLINE_ENTRIES 960
+#define PREFILL_INLINE_RUNS (PREFILL_INLINE_ENTRIES / 2)
+
+union prefill_list {
+    struct prefill_entry entries[PREFILL_INLINE_ENTRIES];
+    struct prefill_run runs[PREFILL_INLINE_RUNS];
+};
 
 /* A prepared batch. */
 struct prefill_call {
     const struct prefill_pool *pool;
     const struct gpu_item *items; /* device */
+    bool is_dilated; /* entries are prefill_run */
     uint32_t n_entries; /* n_entries * num_kv_heads units */
     uint32_t section_heads; /* kv heads whose units come before those of the others */
-    uint64_t kv_bytes; /* K and V of the items */
     uint64_t upload_bytes; /* 0: the entries travel in the kernel's parameters */
-    struct prefill_entry inline_entries[PREFILL_INLINE_ENTRIES];
+    union prefill_list inline_list;
 };
 
-/* Holds for every batch within the limits. */
+/* Items of n_tokens of this layer are computed: all but those of dilated layers whose rates are no
+ * powers of two, whose head dims are above 128 or whose rows are too far apart. */
+bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens);
+
+#define PREFILL_UPLOAD_ALIGN 256 /* two calls of a batch may lie so far apart */
+
+/* Holds for every batch within the limits, with both kinds of calls. */
 uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items,
                               uint32_t max_tokens);
 
-/* Orders the work of n items, host copies of those at device_items: long units first. Fills
+/* Orders the work of n items, host copies of those at device_items, all of them of dilated layers
+ * or none: long units first. Fills
  * *out_call and out_call->upload_bytes, if they are not 0, at upload (8-byte aligned; also on the
  * device). Same items, same call. */
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,

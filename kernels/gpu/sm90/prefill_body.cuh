@@ -9,7 +9,7 @@
  * so that the weights of one are computed while the matrix units work for another.
  *
  * Tiles of keys go from the last down: those that the causal edge cuts come first. Only such tiles
- * are masked.
+ * are masked. Of a dilated layer the branches follow each other, each as if it were all keys.
  */
 #ifndef ATTND_GPU_PREFILL_BODY_CUH
 #define ATTND_GPU_PREFILL_BODY_CUH
@@ -17,198 +17,13 @@
 #include "kernels/gpu/sm90/prefill_kernels.h"
 
 #include "kernels/gpu/sm90/decode_tile.cuh"
-#include "kernels/gpu/sm90/prefill_unit.cuh"
+#include "kernels/gpu/sm90/prefill_load.cuh"
 
 namespace prefill
 {
 
-template <int D> struct shape {
-    static constexpr uint32_t R = prefill_rows(D), N = prefill_keys(D), slabs = D / 64;
-    static constexpr uint32_t groups = R / 64, computing = groups * 128;
-    static constexpr uint32_t threads = computing + 128;
-    static constexpr uint32_t tile_bytes = prefill_tile_bytes(D), slab_bytes = N * 128;
-    static constexpr uint32_t q_stages = prefill_q_stages(D), q_bytes = R * D * 2;
-    static constexpr int few_registers = groups == 3 ? 32 : 40;
-    static constexpr int many_registers = groups == 3 ? 160 : 232;
-};
-
 /* Named barriers: of the computing threads, and of each warpgroup's turn. */
 enum { ALL_COMPUTING = 1, TURN = 2 };
-
-/* A ring of barriers in shared memory, n full ones and n empty ones; use i is of stage i % n. */
-template <uint32_t n> struct ring {
-    uint32_t at;
-
-    GPU_DEVICE uint32_t full(uint32_t i) const
-    {
-        return at + i % n * 8;
-    }
-    GPU_DEVICE uint32_t empty(uint32_t i) const
-    {
-        return at + (n + i % n) * 8;
-    }
-    GPU_DEVICE void wait_full(uint32_t i) const
-    {
-        barrier_wait(full(i), i / n & 1);
-    }
-    GPU_DEVICE void wait_empty(uint32_t i) const
-    {
-        barrier_wait(empty(i), (i / n & 1) ^ 1);
-    }
-    GPU_DEVICE void init(uint32_t n_full, uint32_t n_empty) const
-    {
-        for (uint32_t i = 0; i < n; ++i) {
-            barrier_init(full(i), n_full);
-            barrier_init(empty(i), n_empty);
-        }
-    }
-};
-
-template <int D> struct places {
-    uint32_t k, v, q;
-    unit *units; /* [PREFILL_SLOTS] */
-    ring<PREFILL_STAGES> k_ring, v_ring;
-    ring<shape<D>::q_stages> q_ring;
-    ring<PREFILL_SLOTS> unit_ring;
-};
-
-template <int D> GPU_DEVICE places<D> places_in(uint8_t *base)
-{
-    using S = shape<D>;
-    places<D> x;
-    x.k = gpu::shared_address(base);
-    x.v = x.k + PREFILL_STAGES * S::tile_bytes;
-    x.q = x.v + PREFILL_STAGES * S::tile_bytes;
-    const uint32_t units = x.q + S::q_stages * S::q_bytes;
-    x.units = (unit *)(base + (units - x.k));
-    x.k_ring.at = units + PREFILL_SLOTS * PREFILL_SLOT_BYTES;
-    x.v_ring.at = x.k_ring.at + 2 * PREFILL_STAGES * 8;
-    x.q_ring.at = x.v_ring.at + 2 * PREFILL_STAGES * 8;
-    x.unit_ring.at = x.q_ring.at + 2 * S::q_stages * 8;
-    return x;
-}
-
-/* Dynamic shared memory from where swizzled layouts may begin. */
-GPU_DEVICE uint8_t *aligned_shared()
-{
-    GPU_SHARED(uint8_t, raw);
-    return raw + ((PREFILL_ALIGN - (gpu::shared_address(raw) % PREFILL_ALIGN)) % PREFILL_ALIGN);
-}
-
-GPU_DEVICE unit *slot_of(unit *units, uint32_t n)
-{
-    return (unit *)((char *)units + n % PREFILL_SLOTS * PREFILL_SLOT_BYTES);
-}
-
-/* ---- what loads */
-
-/* One warp for K, one for V: one for both would take longer than the products. */
-template <int D, bool is_v>
-GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, const places<D> &at)
-{
-    using S = shape<D>;
-    constexpr uint32_t N = S::N;
-    const uint32_t lane = gpu::lane_id();
-    const bool is_asking = elect_one();
-    const ring<PREFILL_STAGES> tiles = is_v ? at.v_ring : at.k_ring;
-    const uint32_t stages = is_v ? at.v : at.k;
-    uint32_t n_asked = 0;
-#pragma unroll 1
-    for (uint32_t n = 0;; ++n) {
-        const unit &u = *slot_of(at.units, n);
-        at.unit_ring.wait_full(n);
-        if (u.n_rows == 0)
-            break;
-
-        const uint32_t head_row = u.head * p.block_tokens, layer = u.layer, total = u.total;
-        const uint32_t n_tiles = u.tiles.n, *const table = u.table;
-        auto load_id = [&](uint32_t i) {
-            const uint32_t key = tile_key(u, i, N) + lane * p.box_tokens;
-            const bool is_there = i < n_tiles && lane * p.box_tokens < N && key < total;
-            return is_there ? __ldg(table + (key >> p.block_shift)) : 0;
-        };
-        uint32_t next = load_id(0);
-#pragma unroll 1
-        for (uint32_t i = 0; i < n_tiles; ++i) {
-            const uint32_t ids = next, x = n_asked + i, key = tile_key(u, i, N);
-            const uint32_t n_boxes = (min(N, total - key) + p.box_tokens - 1) / p.box_tokens;
-            const uint32_t to = stages + x % PREFILL_STAGES * S::tile_bytes, full = tiles.full(x);
-            next = load_id(i + 1);
-            tiles.wait_empty(x);
-            if (is_asking)
-                barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128);
-#pragma unroll
-            for (uint32_t b = 0; b < N / 16; ++b) {
-                if (b >= n_boxes)
-                    break;
-                const uint32_t id = __shfl_sync(~0u, ids, b), first = b * p.box_tokens;
-                const uint32_t row = head_row + ((key + first) & (p.block_tokens - 1));
-                if (is_asking)
-#pragma unroll
-                    for (uint32_t s = 0; s < S::slabs; ++s)
-                        map_copy(to + s * S::slab_bytes + first * 128, map, full, s * 64, row,
-                                 layer, id);
-            }
-        }
-        n_asked += n_tiles;
-        gpu::sync_warp();
-        if (lane == 0)
-            barrier_arrive(at.unit_ring.empty(n));
-    }
-}
-
-/* Two warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. The first
- * takes units and tells the others: the next one when the one before the current is done. */
-template <int D, bool is_taking>
-GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words,
-                             const places<D> &at)
-{
-    using S = shape<D>;
-    constexpr uint32_t pieces = D / 8;
-    const uint32_t first = threadIdx.x % 64;
-#pragma unroll 1
-    for (uint32_t n = 0;; ++n) {
-        unit &u = *slot_of(at.units, n);
-        if (is_taking) {
-            at.unit_ring.wait_empty(n);
-            if (gpu::lane_id() == 0) {
-                const uint32_t w = n == 0 ? blockIdx.x : gridDim.x + atomicAdd(&p.counters[0], 1);
-                u.n_rows = 0;
-                if (w < p.n_units)
-                    u = unit_at<D>(p, words, w);
-                barrier_arrive(at.unit_ring.full(n));
-            }
-            gpu::sync_warp();
-        } else {
-            at.unit_ring.wait_full(n);
-        }
-        if (u.n_rows == 0)
-            break;
-        at.q_ring.wait_empty(n);
-        const uint32_t to = at.q + n % S::q_stages * S::q_bytes;
-#pragma unroll 4
-        for (uint32_t i = first; i < S::R * pieces; i += 64) {
-            const uint32_t r = i / pieces, c = i % pieces;
-            const bool is_there = r < u.n_rows && c * 8 < p.dk;
-            const char *from = u.q + (uint64_t)query_row(p, u, r) * p.dk * 2 + c * 16;
-            gpu::copy16_async(to + r / 64 * (64 * D * 2) + c / 8 * 8192 + r % 64 * 128 +
-                                  (c % 8 ^ r % 8) * 16,
-                              is_there ? from : u.q, is_there);
-        }
-        copies_wait();
-        proxy_fence();
-        gpu::sync_warp();
-        if (gpu::lane_id() == 0) {
-            barrier_arrive(at.q_ring.full(n));
-            if (!is_taking)
-                barrier_arrive(at.unit_ring.empty(n));
-        }
-    }
-    if (is_taking && gpu::lane_id() == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1)
-        p.counters[0] = p.counters[1] = 0; /* the last block: all have taken what they take */
-}
-
-/* ---- what computes */
 
 /* The low word of a matrix of 8-row groups 1024 bytes apart, and the matrix 16 * n bytes beyond it:
  * 32-bit arithmetic, for addresses do not carry. */
@@ -230,9 +45,9 @@ using yes = known<true>;
 using no = known<false>;
 
 /* A warpgroup's 64 rows: thread 4g + t of warp w has rows 16w + g and eight further on. */
-template <bool is_bf16, int D, bool has_extras> struct rows {
-    using S = shape<D>;
-    static constexpr int N = S::N;
+template <bool is_bf16, class S, bool has_extras> struct rows {
+    static constexpr int D = S::D, N = S::N;
+    typedef typename S::keys part;
     float o[D / 2], s[N / 2], m[2], l[2];
     uint32_t weights[N / 16][4]; /* two a word, as the products want them */
     float factor[2]; /* that the sums still miss */
@@ -251,12 +66,18 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
             m[h] = nothing;
             l[h] = 0.0f;
             token[h] = token_of(p, u, row0 + h * 8);
-            sees[h] = seen_by(u, token[h]);
             slope[h] = 0.0f;
             if (has_extras && u.alibi_slopes)
                 slope[h] =
                     u.alibi_slopes[query_row(p, u, row0 + h * 8) % p.num_q_heads] * gpu::log2e;
         }
+    }
+
+    GPU_DEVICE void go_on_with(const part &keys)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            sees[h] = keys.seen_by(token[h]);
     }
 
     /* q, k, v: low words of the matrices that begin the tiles */
@@ -278,7 +99,7 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
     }
 
     /* Soft cap and ALiBi; scores are in units of log 2 then. */
-    GPU_DEVICE void apply_extras(const unit &u, uint32_t key)
+    GPU_DEVICE void apply_extras(const unit &u, const part &keys, uint32_t key)
     {
         const float cap = u.soft_cap, to_cap = cap > 0.0f ? 2.0f * u.scale_log2 / cap : 0.0f;
 #pragma unroll
@@ -288,7 +109,8 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
             if (cap > 0.0f) /* tanh y = 1 - 2 / (e^2y + 1) */
                 x = cap * gpu::log2e *
                     (1.0f - __fdividef(2.0f, gpu::exp2_fast(s[j] * to_cap) + 1.0f));
-            const uint32_t c = key + j / 4 * 8 + 2 * (gpu::lane_id() % 4) + j % 2;
+            const uint32_t c =
+                keys.token_of_key(key + j / 4 * 8 + 2 * (gpu::lane_id() % 4) + j % 2);
             s[j] = x + slope[h] * ((float)c - (float)(u.pos + token[h]));
         }
     }
@@ -348,11 +170,12 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
             l[h] += (sum[h][0] + sum[h][1]) + (sum[h][2] + sum[h][3]);
     }
 
-    GPU_DEVICE void take_scores(const unit &u, float scale, uint32_t i, bool is_masked)
+    GPU_DEVICE void take_scores(const unit &u, const part &keys, float scale, uint32_t i,
+                                bool is_masked)
     {
-        const uint32_t key = is_masked || has_extras ? tile_key(u, i, N) : 0;
+        const uint32_t key = is_masked || has_extras ? tile_key(keys.tiles(), i, N) : 0;
         if (has_extras) {
-            apply_extras(u, key);
+            apply_extras(u, keys, key);
             scale = 1.0f;
         }
         if (is_masked)
@@ -466,33 +289,33 @@ template <bool is_bf16, int D, bool has_extras> struct rows {
     }
 };
 
-template <bool is_bf16, int D, bool has_extras>
-GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
+template <bool is_bf16, class S, bool has_extras>
+GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
 {
-    using S = shape<D>;
-    constexpr uint32_t N = S::N;
+    constexpr uint32_t D = S::D, N = S::N;
     const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0), lane = gpu::lane_id();
     const uint32_t row0 = group * 64 + gpu::warp_id() % 4 * 16 + lane / 4;
     const uint32_t turn = TURN + group, next_turn = TURN + (group + 1 == S::groups ? 0 : group + 1);
-    rows<is_bf16, D, has_extras> x;
+    rows<is_bf16, S, has_extras> x;
     uint32_t use = 0;
     if (group == 0)
         barrier_some_arrive(TURN, 256);
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
         at.unit_ring.wait_full(n);
-        const unit &u = *slot_of(at.units, n);
+        const unit &u = *at.slot(n);
         if (u.n_rows == 0)
             break;
-        const seen_together seen = seen_by_rows(p, u, 0, u.n_rows);
-        const masked_tiles masked = masked_of(u, seen, N);
-        const uint32_t n_tiles = u.tiles.n;
+        typename S::keys keys(p, u, N);
+        bool is_first_part = true;
+        uint32_t n_tiles = keys.tiles().n;
         const float scale = u.scale_log2;
         const uint32_t q_at = at.q + n % S::q_stages * S::q_bytes + group * (64 * D * 2);
         const uint32_t q = low_word(__shfl_sync(~0u, q_at, 0), 16);
-        auto k_tile = [&] { return low_word(at.k + use % PREFILL_STAGES * S::tile_bytes, 16); };
-        auto v_at = [&](uint32_t x) { return at.v + x % PREFILL_STAGES * S::tile_bytes; };
+        auto k_tile = [&] { return low_word(at.k + use % S::stages * S::tile_bytes, 16); };
+        auto v_at = [&](uint32_t x) { return at.v + x % S::stages * S::tile_bytes; };
         x.begin(p, u, row0);
+        x.go_on_with(keys);
         at.q_ring.wait_full(n);
 
         /* Asks for tile i's scores and the sums of the one before, and weighs the scores. `use`
@@ -515,31 +338,40 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
             }
             if (lane == 0)
                 barrier_arrive(at.k_ring.empty(use));
-            x.take_scores(u, scale, i, is_masked);
+            x.take_scores(u, keys, scale, i, is_masked);
             settle_here(x.s);
         };
         /* Waits for the sums asked for with tile i's scores; then its weights are ready to be
          * used. */
         auto settle = [&](bool is_masked, uint32_t i) {
             wgmma_wait<0>(x.o);
-            if (lane == 0 && i > 0)
+            if (lane == 0 && (i > 0 || !is_first_part))
                 barrier_arrive(at.v_ring.empty(use - 1));
             if (x.is_behind)
                 x.catch_up();
             x.round_weights();
             if (is_masked) {
                 at.v_ring.wait_full(use);
-                x.hide_values(seen, v_at(use), tile_key(u, i, N));
+                x.hide_values(keys.seen(), v_at(use), tile_key(keys.tiles(), i, N));
             }
             ++use;
         };
         /* The wait comes behind the loop's branch: in one piece with the weights, the compiler has
          * it before them. */
+        masked_tiles masked = keys.masked();
         ask(yes(), masked.has(0), 0);
 #pragma unroll 1
-        for (uint32_t i = 1; i < n_tiles;)
+        for (uint32_t i = 1; i < n_tiles || keys.has_next();)
             if (masked.has(i - 1) || masked.has(i)) {
                 settle(masked.has(i - 1), i - 1);
+                if (S::is_dilated && i == n_tiles) {
+                    keys.next();
+                    is_first_part = false;
+                    i = 0;
+                    n_tiles = keys.tiles().n;
+                    masked = keys.masked();
+                    x.go_on_with(keys);
+                }
                 ask(no(), masked.has(i), i);
                 ++i;
             } else {
@@ -567,13 +399,12 @@ GPU_DEVICE void compute(const prefill_params &p, const places<D> &at)
         barrier_some_wait(TURN, 256);
 }
 
-template <bool is_bf16, int D, bool has_extras>
-__global__ void __launch_bounds__(shape<D>::threads, 1)
+template <bool is_bf16, class S, bool has_extras, class maps_of>
+__global__ void __launch_bounds__(S::threads, 1)
     prefill_rows_of(GPU_PARAM(prefill_params, p), GPU_PARAM(prefill_words, words),
-                    GPU_PARAM(prefill_maps, maps))
+                    GPU_PARAM(maps_of, maps))
 {
-    using S = shape<D>;
-    const places<D> at = places_in<D>(aligned_shared());
+    const places<S> at = places_in<S>(aligned_shared());
     const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
         at.k_ring.init(1, S::groups * 4);
@@ -589,29 +420,41 @@ __global__ void __launch_bounds__(shape<D>::threads, 1)
         fewer_registers<S::few_registers>();
         switch (gpu::warp_id() % 4) {
         case 0:
-            load_tiles<D, false>(p, &maps.k, at);
+            load_keys<S, false>(p, maps.k, at);
             break;
         case 1:
-            load_tiles<D, true>(p, &maps.v, at);
+            load_keys<S, true>(p, maps.v, at);
             break;
         case 2:
-            load_queries<D, true>(p, words, at);
+            load_queries<S, true>(p, words, at);
             break;
         default:
-            load_queries<D, false>(p, words, at);
+            load_queries<S, false>(p, words, at);
         }
     } else {
         more_registers<S::many_registers>();
-        compute<is_bf16, D, has_extras>(p, at);
+        compute<is_bf16, S, has_extras>(p, at);
     }
+}
+
+template <bool is_bf16, int dim, bool has_extras> kernel_fn plain_kernel()
+{
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<dim, false>, has_extras, prefill_maps>;
 }
 
 template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim)
 {
-    return dim == 64    ? (kernel_fn)prefill_rows_of<is_bf16, 64, has_extras>
-           : dim == 128 ? (kernel_fn)prefill_rows_of<is_bf16, 128, has_extras>
-           : dim == 192 ? (kernel_fn)prefill_rows_of<is_bf16, 192, has_extras>
-                        : (kernel_fn)prefill_rows_of<is_bf16, 256, has_extras>;
+    return dim == 64    ? plain_kernel<is_bf16, 64, has_extras>()
+           : dim == 128 ? plain_kernel<is_bf16, 128, has_extras>()
+           : dim == 192 ? plain_kernel<is_bf16, 192, has_extras>()
+                        : plain_kernel<is_bf16, 256, has_extras>();
+}
+
+template <bool is_bf16, bool has_extras> kernel_fn dilated_kernel_of(uint32_t dim)
+{
+    if (dim == 64)
+        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, true>, has_extras, dilated_maps>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, true>, has_extras, dilated_maps>;
 }
 
 } // namespace prefill

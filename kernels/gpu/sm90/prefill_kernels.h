@@ -12,7 +12,12 @@ namespace prefill
 {
 
 struct prefill_maps {
-    CUtensorMap k, v;
+    CUtensorMap k[1], v[1];
+};
+
+/* By the rate's logarithm. */
+struct dilated_maps {
+    CUtensorMap k[PREFILL_RATES], v[PREFILL_RATES];
 };
 
 /* void (*)(prefill_params, prefill_words, prefill_maps) */
@@ -21,6 +26,10 @@ typedef const void *kernel_fn;
 /* dim: 64, 128, 192 or 256. */
 kernel_fn kernel_bf16(uint32_t dim, bool has_extras);
 kernel_fn kernel_f16(uint32_t dim, bool has_extras);
+
+/* The same for dilated layers, with dilated_maps. dim: 64 or 128. */
+kernel_fn dilated_kernel_bf16(uint32_t dim, bool has_extras);
+kernel_fn dilated_kernel_f16(uint32_t dim, bool has_extras);
 
 } // namespace prefill
 #endif

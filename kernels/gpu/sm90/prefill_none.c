@@ -15,6 +15,12 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
     return -1;
 }
 
+bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens)
+{
+    (void)p, (void)layer, (void)n_tokens;
+    return false;
+}
+
 uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, uint32_t max_tokens)
 {
     (void)p, (void)max_items, (void)max_tokens;

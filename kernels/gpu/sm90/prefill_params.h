@@ -24,7 +24,7 @@ extern "C" {
 
 struct prefill_params {
     const struct gpu_item *items;
-    const struct prefill_entry *entries; /* NULL: in the words */
+    const void *entries; /* prefill_entry, dilated: prefill_run; NULL: in the words */
     const struct gpu_layer *layers;
     const uint32_t *table;
     uint32_t *
@@ -40,13 +40,14 @@ struct prefill_params {
 };
 
 struct prefill_words {
-    struct prefill_entry e[PREFILL_INLINE_ENTRIES];
+    union prefill_list list;
 };
 
-/* 64 rows of a unit for each warpgroup. */
-PREFILL_BOTH uint32_t prefill_rows(uint32_t dim)
+/* 64 rows of a unit for each warpgroup. Of dilated layers a few hundred rows see the same keys: 128
+ * divide them better. */
+PREFILL_BOTH uint32_t prefill_rows(uint32_t dim, bool is_dilated)
 {
-    return dim == 64 ? 192 : 128;
+    return dim == 64 && !is_dilated ? 192 : 128;
 }
 
 /* Keys of a tile: what two stages of K and V leave room for, and the registers of the scores. */
@@ -61,12 +62,24 @@ PREFILL_BOTH uint32_t prefill_q_stages(uint32_t dim)
     return dim <= 128 ? 2 : 1;
 }
 
+/* Tiles of K, and of V, in shared memory. */
+PREFILL_BOTH uint32_t prefill_stages(uint32_t dim, bool is_dilated)
+{
+    return dim == 64 && is_dilated ? 4 : 2;
+}
+
 enum {
-    PREFILL_STAGES = 2, /* of K, and of V */
     PREFILL_SLOTS = 2, /* units that are known in a block */
-    PREFILL_SLOT_BYTES = 128,
+    PREFILL_UNIT_BYTES = 128,
+    PREFILL_BRANCH_BYTES = 56,
     PREFILL_ALIGN = 1024,
 };
+
+/* A unit, and of a dilated layer the branches in which it takes part. */
+PREFILL_BOTH uint32_t prefill_slot_bytes(bool is_dilated)
+{
+    return PREFILL_UNIT_BYTES + (is_dilated ? ATTN_MAX_BRANCHES * PREFILL_BRANCH_BYTES : 0);
+}
 
 /* Shared memory: K stages | V stages | q | units | barriers. Slabs of 64 elements are 128 bytes
  * wide. */
@@ -74,12 +87,13 @@ PREFILL_BOTH uint32_t prefill_tile_bytes(uint32_t dim)
 {
     return prefill_keys(dim) * dim * 2;
 }
-PREFILL_BOTH uint32_t prefill_shared_bytes(uint32_t dim)
+PREFILL_BOTH uint32_t prefill_shared_bytes(uint32_t dim, bool is_dilated)
 {
-    return PREFILL_ALIGN + 2 * PREFILL_STAGES * prefill_tile_bytes(dim) +
-           prefill_q_stages(dim) * prefill_rows(dim) * dim * 2 +
-           PREFILL_SLOTS * PREFILL_SLOT_BYTES +
-           (4 * PREFILL_STAGES + 2 * prefill_q_stages(dim) + 2 * PREFILL_SLOTS) * 8;
+    return PREFILL_ALIGN + 2 * prefill_stages(dim, is_dilated) * prefill_tile_bytes(dim) +
+           prefill_q_stages(dim) * prefill_rows(dim, is_dilated) * dim * 2 +
+           PREFILL_SLOTS * prefill_slot_bytes(is_dilated) +
+           (4 * prefill_stages(dim, is_dilated) + 2 * prefill_q_stages(dim) + 2 * PREFILL_SLOTS) *
+               8;
 }
 
 #ifdef __cplusplus

@@ -1,14 +1,19 @@
 /* prefill_plan.c: which pools the prefill kernels compute, and the order of a batch's work. Pure
  * functions of the pool and the batch.
  */
+#include "kernels/dilated.h"
 #include "kernels/gpu/sm90/prefill_params.h"
-#include "kernels/visible.h"
 
 #include <string.h>
 
 /* K and V of so many bytes are left in the L2 cache until every unit that reads them has done
  * so. */
 #define SECTION_BYTES (32u << 20)
+
+/* Of a dilated layer: runs of fewer rows are not cut off, and items of fewer tokens of each
+ * remainder are left to the general kernels. */
+#define RUN_ROWS 64
+#define RUN_TOKENS 8
 
 bool prefill_supported(const struct backend_pool_config *c, int major)
 {
@@ -18,24 +23,79 @@ bool prefill_supported(const struct backend_pool_config *c, int major)
            (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) && c->block_tokens >= 16;
 }
 
-static uint32_t tiles_of(const struct prefill_pool *p, uint32_t n_tokens)
+/* The rates of a dilated layer are powers of two: the logarithm of the largest, or a large number
+ * if they are not. */
+static uint32_t rates_log2(const struct attn_layer_spec *s)
 {
-    const uint64_t rows = (uint64_t)n_tokens * p->kv.group, r = prefill_rows(p->dim);
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < s->n_branches; i++) {
+        const uint32_t rate = s->branches[i].rate;
+        if ((rate & (rate - 1)) != 0)
+            return UINT32_MAX;
+        most = rate > most ? rate : most;
+    }
+    return (uint32_t)__builtin_ctz(most);
+}
+
+/* A block has at least one token of each remainder. */
+static bool has_rates(const struct prefill_pool *p, const struct attn_layer_spec *s)
+{
+    const uint32_t shift = rates_log2(s);
+    return p->dim <= 128 && shift < PREFILL_RATES && p->kv.block_tokens >> shift > 0;
+}
+
+uint32_t prefill_n_rates(const struct prefill_pool *p)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < p->num_layers; i++) {
+        const struct attn_layer_spec *s = &p->specs[i];
+        if (s->n_branches > 0 && has_rates(p, s))
+            n = rates_log2(s) + 1 > n ? rates_log2(s) + 1 : n;
+    }
+    return n;
+}
+
+bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens)
+{
+    const struct attn_layer_spec *s = &p->specs[layer];
+    return s->n_branches == 0 || (has_rates(p, s) && n_tokens >> rates_log2(s) >= RUN_TOKENS);
+}
+
+static uint32_t tiles_of(const struct prefill_pool *p, uint64_t n_tokens, bool is_dilated)
+{
+    const uint64_t rows = n_tokens * p->kv.group, r = prefill_rows(p->dim, is_dilated);
     return (uint32_t)((rows + r - 1) / r);
 }
 
 uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, uint32_t max_tokens)
 {
-    return ((uint64_t)max_items + tiles_of(p, max_tokens)) * sizeof(struct prefill_entry);
+    const uint64_t plain = (uint64_t)max_items + tiles_of(p, max_tokens, false);
+    /* tiles, where each run's tokens may be one more for each remainder; one tile that is not full
+     * of each, of as many runs as cut_of allows and of the two at an item's ends */
+    const uint64_t runs = (uint64_t)max_tokens * p->kv.group / RUN_ROWS;
+    const uint64_t ends = 2 * (uint64_t)max_tokens / RUN_TOKENS;
+    const uint64_t dilated = tiles_of(p, 3 * (uint64_t)max_tokens, true) + runs + ends;
+    return plain * sizeof(struct prefill_entry) +
+           (p->n_rates > 0 ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
 }
+
+/* Work to be put in order: an entry of either kind, and how many tiles of keys it has. */
+struct work {
+    struct prefill_run run; /* of a layer that is not dilated: item and tile */
+    uint32_t cost;
+};
+
+/* Calls put(arg, work) for all work of an item. */
+typedef void work_fn(void *arg, const struct work *w);
 
 /* Tiles of keys of the unit that is tile `tile` of an item's rows. */
 static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it, uint32_t tile)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
-    const uint64_t row = (uint64_t)tile * prefill_rows(p->dim);
+    const uint64_t row = (uint64_t)tile * prefill_rows(p->dim, false);
     const uint64_t end = (uint64_t)it->n_tokens * p->kv.group;
-    const uint64_t last = row + prefill_rows(p->dim) < end ? row + prefill_rows(p->dim) : end;
+    const uint64_t last =
+        row + prefill_rows(p->dim, false) < end ? row + prefill_rows(p->dim, false) : end;
     const uint32_t low = it->pos + (uint32_t)(row / p->kv.group), n_keys = it->pos + it->n_tokens;
     const uint32_t high = it->pos + (uint32_t)((last - 1) / p->kv.group);
     const uint32_t window = s->window_tokens, sinks = s->sink_tokens;
@@ -45,49 +105,149 @@ static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it,
     return visible_tiles_of(seen, prefill_keys(p->dim)).n;
 }
 
+static void each_tile(const struct prefill_pool *p, const struct gpu_item *it, uint32_t item,
+                      work_fn *put, void *arg)
+{
+    for (uint32_t t = tiles_of(p, it->n_tokens, false); t-- > 0;)
+        put(arg, &(struct work){{.item = item, .tile = t}, cost_of(p, it, t)});
+}
+
+/* Positions at whose multiples an item's runs end, so that the rows of a run see the same keys: the
+ * shortest segments. 0: nowhere, because a head has too few rows of a remainder in one. */
+static uint32_t cut_of(const struct prefill_pool *p, const struct attn_layer_spec *s)
+{
+    uint32_t least = UINT32_MAX;
+    for (uint32_t i = 0; i < s->n_branches; i++)
+        least = s->branches[i].segment_tokens < least ? s->branches[i].segment_tokens : least;
+    return (uint64_t)(least >> rates_log2(s)) * p->kv.group < RUN_ROWS ? 0 : least;
+}
+
+/* About the tiles of keys of a unit of kv head 0. */
+static uint32_t dilated_cost_of(const struct prefill_pool *p, const struct gpu_item *it,
+                                const struct prefill_run *run)
+{
+    const struct attn_layer_spec *s = &p->specs[it->layer];
+    const uint32_t r = prefill_rows(p->dim, true), n_keys = it->pos + it->n_tokens;
+    const uint64_t row = (uint64_t)run->tile * r, end = run->n_tokens - 1;
+    const uint64_t low = row / p->kv.group << run->shift,
+                   high = (row + r - 1) / p->kv.group << run->shift;
+    const uint32_t begin = it->pos + run->from;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_branches; i++) {
+        const struct attn_branch *b = &s->branches[i];
+        if ((run->residue & (b->rate - 1)) != 0)
+            continue;
+        const struct branch_range seen =
+            branch_visible_to(branch_of(b->segment_tokens, b->rate, 0), s->is_full,
+                              begin + (uint32_t)(low < end ? low : end),
+                              begin + (uint32_t)(high < end ? high : end), n_keys);
+        n += visible_tiles_of(visible_to_some(seen.lowest, seen.highest), prefill_keys(p->dim)).n;
+    }
+    return n;
+}
+
+static void each_run(const struct prefill_pool *p, const struct gpu_item *it, uint32_t item,
+                     work_fn *put, void *arg)
+{
+    const struct attn_layer_spec *s = &p->specs[it->layer];
+    const uint32_t shift = rates_log2(s), cut = cut_of(p, s);
+    uint32_t n = 0;
+    for (uint32_t from = 0; from < it->n_tokens; from += n) {
+        const uint32_t left = it->n_tokens - from;
+        const uint32_t to_cut = cut ? cut - (it->pos + from) % cut : left;
+        n = to_cut < left ? to_cut : left;
+        for (uint32_t residue = 0; residue < 1u << shift; residue++)
+            for (uint32_t t = tiles_of(p, ((uint64_t)n + (1u << shift) - 1) >> shift, true);
+                 t-- > 0;) {
+                struct work w = {{.item = item,
+                                  .shift = shift,
+                                  .from = from,
+                                  .n_tokens = n,
+                                  .tile = t,
+                                  .residue = residue},
+                                 0};
+                w.cost = dilated_cost_of(p, it, &w.run);
+                put(arg, &w);
+            }
+    }
+}
+
+/* A counting sort by tiles of keys, the most first; long units share a bucket with those of nearly
+ * as many. */
+enum { BUCKETS = 1024 };
+
+struct order {
+    uint32_t n, most, shift;
+    uint32_t at[BUCKETS + 1];
+    bool is_dilated;
+    union {
+        struct prefill_entry *entries;
+        struct prefill_run *runs;
+    };
+};
+
+static void measure(void *arg, const struct work *w)
+{
+    struct order *o = arg;
+    o->n++;
+    o->most = w->cost > o->most ? w->cost : o->most;
+}
+
+static uint32_t bucket_of(const struct order *o, const struct work *w)
+{
+    const uint32_t bucket = w->cost >> o->shift;
+    return bucket < BUCKETS ? BUCKETS - 1 - bucket : 0;
+}
+
+static void count(void *arg, const struct work *w)
+{
+    struct order *o = arg;
+    o->at[bucket_of(o, w) + 1]++;
+}
+
+static void place(void *arg, const struct work *w)
+{
+    struct order *o = arg;
+    const uint32_t to = o->at[bucket_of(o, w)]++;
+    if (o->is_dilated)
+        o->runs[to] = w->run;
+    else
+        o->entries[to] = (struct prefill_entry){.item = w->run.item, .tile = w->run.tile};
+}
+
+static void each_work(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
+                      work_fn *put, struct order *o)
+{
+    for (uint32_t i = 0; i < n; i++)
+        (o->is_dilated ? each_run : each_tile)(p, &items[i], i, put, o);
+}
+
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
                      const struct gpu_item *device_items, void *upload,
                      struct prefill_call *out_call)
 {
-    /* a counting sort by tiles of keys, the most first; long units share a bucket with those of
-     * nearly as many */
-    enum { BUCKETS = 1024 };
-    uint32_t at[BUCKETS + 1] = {0}, most = 0, shift = 0, n_entries = 0;
+    struct order o = {.is_dilated = p->specs[items[0].layer].n_branches > 0};
     uint64_t tokens = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t tiles = tiles_of(p, items[i].n_tokens);
-        const uint32_t cost = cost_of(p, &items[i], tiles - 1), first = cost_of(p, &items[i], 0);
-        most = cost > most ? cost : most; /* costs grow with the tile but for window edges */
-        most = first > most ? first : most;
-        n_entries += tiles;
+    for (uint32_t i = 0; i < n; i++)
         tokens += items[i].pos + items[i].n_tokens;
-    }
-    while (most >> shift >= BUCKETS)
-        shift++;
-    struct prefill_entry *list = out_call->inline_entries;
+    each_work(p, items, n, measure, &o);
+    while (o.most >> o.shift >= BUCKETS)
+        o.shift++;
     out_call->upload_bytes = 0;
-    if (n_entries > PREFILL_INLINE_ENTRIES) {
-        list = upload;
-        out_call->upload_bytes = n_entries * sizeof *list;
+    o.entries = out_call->inline_list.entries;
+    if (o.n > (o.is_dilated ? PREFILL_INLINE_RUNS : PREFILL_INLINE_ENTRIES)) {
+        o.entries = upload;
+        out_call->upload_bytes = o.n * (o.is_dilated ? sizeof *o.runs : sizeof *o.entries);
     }
-    for (uint32_t pass = 0; pass < 2; pass++) {
-        for (uint32_t i = 0; i < n; i++)
-            for (uint32_t t = tiles_of(p, items[i].n_tokens); t-- > 0;) {
-                uint32_t bucket = cost_of(p, &items[i], t) >> shift;
-                bucket = bucket < BUCKETS ? BUCKETS - 1 - bucket : 0;
-                if (pass == 0)
-                    at[bucket + 1]++;
-                else
-                    list[at[bucket]++] = (struct prefill_entry){.item = i, .tile = t};
-            }
-        for (uint32_t k = 0; k < BUCKETS && pass == 0; k++)
-            at[k + 1] += at[k];
-    }
+    each_work(p, items, n, count, &o);
+    for (uint32_t k = 0; k < BUCKETS; k++)
+        o.at[k + 1] += o.at[k];
+    each_work(p, items, n, place, &o);
     const uint64_t row_bytes = (p->kv.k_head_bytes + p->kv.v_head_bytes) / p->kv.block_tokens;
     out_call->pool = p;
     out_call->items = device_items;
-    out_call->n_entries = n_entries;
-    out_call->kv_bytes = tokens * row_bytes * p->kv.num_kv_heads;
+    out_call->is_dilated = o.is_dilated;
+    out_call->n_entries = o.n;
     const uint64_t heads = SECTION_BYTES / (tokens * row_bytes);
     out_call->section_heads = heads == 0                   ? 1
                               : heads < p->kv.num_kv_heads ? (uint32_t)heads

@@ -19,14 +19,16 @@ struct unit {
     const uint32_t *table; /* of the item */
     const float *sink_logits, *alibi_slopes; /* NULL: none */
     uint32_t token0, first; /* token of row 0 and its place in that token's group */
+    uint32_t step; /* from one token of its rows to the next */
+    uint32_t n_branches; /* behind the unit, as unit_branch; 0: the layer is not dilated */
     uint32_t n_rows; /* 0: there are no more units */
     uint32_t head; /* of K and V */
     uint32_t pos, total; /* of the item: position of its first query token, cached tokens */
     uint32_t layer, window, sinks, is_full;
     float scale_log2, soft_cap;
-    visible_tiles tiles; /* of keys that some row sees */
+    visible_tiles tiles; /* of keys that some row sees; not dilated */
 };
-static_assert(sizeof(unit) <= PREFILL_SLOT_BYTES, "fits");
+static_assert(sizeof(unit) <= PREFILL_UNIT_BYTES, "fits");
 
 /* x over the group, for x below 2^32 / group. */
 GPU_DEVICE uint32_t over_group(const prefill_params &p, uint32_t x)
@@ -37,36 +39,24 @@ GPU_DEVICE uint32_t over_group(const prefill_params &p, uint32_t x)
 /* Token of row r; rows behind the last count as the last. */
 GPU_DEVICE uint32_t token_of(const prefill_params &p, const unit &u, uint32_t r)
 {
-    return u.token0 + over_group(p, u.first + min(r, u.n_rows - 1));
+    return u.token0 + over_group(p, u.first + min(r, u.n_rows - 1)) * u.step;
 }
 
 /* Row r as a row of q, out and lse, whose rows are [token][num_q_heads]. */
 GPU_DEVICE uint32_t query_row(const prefill_params &p, const unit &u, uint32_t r)
 {
     const uint32_t x = u.first + min(r, u.n_rows - 1), token = over_group(p, x);
-    return (u.token0 + token) * p.num_q_heads + u.head * p.group + (x - token * p.group);
+    return (u.token0 + token * u.step) * p.num_q_heads + u.head * p.group + (x - token * p.group);
 }
 
-GPU_DEVICE visible seen_by(const unit &u, uint32_t token)
-{
-    return visible_to(u.window, u.sinks, u.is_full, u.pos + token, u.total);
-}
-
-/* What rows [r, r + n) see: some of them, and all of them. */
+/* What the rows of a unit see: some of them, and all of them. */
 struct seen_together {
     visible some, all;
 };
 
-GPU_DEVICE seen_together seen_by_rows(const prefill_params &p, const unit &u, uint32_t r,
-                                      uint32_t n)
-{
-    const visible low = seen_by(u, token_of(p, u, r)), high = seen_by(u, token_of(p, u, r + n - 1));
-    return {visible_to_some(low, high), {low.sinks, high.first, low.end}};
-}
-
 /* Tiles with keys that some row of the unit does not see: those before n_first, which the causal
- * edge or the end cuts, and those from `last` on, which the window's edge or the sink tokens'
- * cuts. */
+ * edge or the end cuts, and those from `last` on, which the window's edge, the sink tokens' or a
+ * segment's beginning cuts. */
 struct masked_tiles {
     uint32_t n_first, last;
 
@@ -76,38 +66,151 @@ struct masked_tiles {
     }
 };
 
-GPU_DEVICE masked_tiles masked_of(const unit &u, const seen_together &seen, uint32_t keys)
+GPU_DEVICE masked_tiles masked_of(const visible_tiles &tiles, const seen_together &seen,
+                                  uint32_t keys)
 {
     const uint32_t n_seen = seen.all.end / keys; /* whole tiles below the end */
-    const uint32_t n_main = u.tiles.n - u.tiles.sinks, first = u.tiles.sinks + u.tiles.skip;
+    const uint32_t n_main = tiles.n - tiles.sinks, first = tiles.sinks + tiles.skip;
     const uint32_t end = first + n_main; /* tiles [first, end), the last one first, then sinks */
     const uint32_t from = (seen.all.first + keys - 1) / keys; /* first tile that no window cuts */
     masked_tiles m;
-    m.n_first = end > n_seen ? min(end - n_seen, u.tiles.n) : 0;
-    m.last = from > first ? end - min(from, end) : u.tiles.n;
-    if (u.tiles.sinks != 0)
+    m.n_first = end > n_seen ? min(end - n_seen, tiles.n) : 0;
+    m.last = from > first ? end - min(from, end) : tiles.n;
+    if (tiles.sinks != 0)
         m.last = min(m.last, n_main);
     return m;
 }
 
-/* First key of the unit's i-th tile: they are computed from the last one down. */
-GPU_DEVICE uint32_t tile_key(const unit &u, uint32_t i, uint32_t keys)
+/* A branch in which all rows of a unit take part, behind the unit in shared memory. */
+struct unit_branch {
+    branch of;
+    visible_tiles tiles; /* of keys that some row sees */
+    seen_together seen;
+    masked_tiles masked;
+};
+static_assert(sizeof(unit_branch) == PREFILL_BRANCH_BYTES, "fits");
+
+/* The keys that a unit goes through one after the other: all that its rows see, or of a dilated
+ * layer those of its nth branch, numbered as in dilated.h. */
+template <bool is_dilated> struct part;
+
+template <> struct part<false> {
+    const unit *u;
+    seen_together together;
+    masked_tiles hidden;
+
+    GPU_DEVICE part(const prefill_params &p, const unit &x, uint32_t keys) : u(&x)
+    {
+        const visible low = seen_by(token_of(p, x, 0));
+        const visible high = seen_by(token_of(p, x, x.n_rows - 1));
+        together = {visible_to_some(low, high), {low.sinks, high.first, low.end}};
+        hidden = masked_of(x.tiles, together, keys);
+    }
+    GPU_DEVICE bool has_next() const
+    {
+        return false;
+    }
+    GPU_DEVICE void next()
+    {
+    }
+    GPU_DEVICE const visible_tiles &tiles() const
+    {
+        return u->tiles;
+    }
+    GPU_DEVICE const seen_together &seen() const
+    {
+        return together;
+    }
+    GPU_DEVICE const masked_tiles &masked() const
+    {
+        return hidden;
+    }
+    GPU_DEVICE visible seen_by(uint32_t token) const
+    {
+        return visible_to(u->window, u->sinks, u->is_full, u->pos + token, u->total);
+    }
+    GPU_DEVICE uint32_t token_of_key(uint32_t key) const
+    {
+        return key;
+    }
+};
+
+template <> struct part<true> {
+    const unit *u;
+    uint32_t nth;
+
+    GPU_DEVICE part(const prefill_params &, const unit &x, uint32_t) : u(&x), nth(0)
+    {
+    }
+    GPU_DEVICE unit_branch &at() const
+    {
+        return ((unit_branch *)((char *)u + PREFILL_UNIT_BYTES))[nth];
+    }
+    /* Makes it that of branch x. */
+    GPU_DEVICE void begin(const prefill_params &p, branch x, uint32_t keys) const
+    {
+        unit_branch &b = at();
+        b.of = x;
+        const visible low = seen_by(token_of(p, *u, 0));
+        const visible high = seen_by(token_of(p, *u, u->n_rows - 1));
+        b.seen = {visible_to_some(low, high), {0, high.first, low.end}};
+        b.tiles = visible_tiles_of(b.seen.some, keys);
+        b.masked = masked_of(b.tiles, b.seen, keys);
+    }
+    GPU_DEVICE bool has_next() const
+    {
+        return nth + 1 < u->n_branches;
+    }
+    GPU_DEVICE void next()
+    {
+        ++nth;
+    }
+    GPU_DEVICE const visible_tiles &tiles() const
+    {
+        return at().tiles;
+    }
+    GPU_DEVICE const seen_together &seen() const
+    {
+        return at().seen;
+    }
+    GPU_DEVICE const masked_tiles &masked() const
+    {
+        return at().masked;
+    }
+    GPU_DEVICE visible seen_by(uint32_t token) const
+    {
+        return branch_visible(at().of, u->is_full, u->pos + token, u->total);
+    }
+    GPU_DEVICE uint32_t token_of_key(uint32_t key) const
+    {
+        return branch_token(at().of, key);
+    }
+};
+
+/* First key of the i-th tile: they are computed from the last one down. */
+GPU_DEVICE uint32_t tile_key(const visible_tiles &tiles, uint32_t i, uint32_t keys)
 {
-    return visible_tile_at(u.tiles.n - 1 - i, u.tiles.sinks, u.tiles.skip) * keys;
+    return visible_tile_at(tiles.n - 1 - i, tiles.sinks, tiles.skip) * keys;
 }
 
 /* Unit w of the launch: sections of heads, in each all entries, of each all heads of the
  * section. */
-template <int D>
-GPU_DEVICE unit unit_at(const prefill_params &p, const prefill_words &words, uint32_t w)
+struct unit_place {
+    uint32_t entry, head;
+};
+
+GPU_DEVICE unit_place place_of(const prefill_params &p, uint32_t w)
 {
-    constexpr uint32_t R = prefill_rows(D), N = prefill_keys(D);
     const uint32_t section = w / (p.n_entries * p.section_heads);
     const uint32_t head0 = section * p.section_heads;
     const uint32_t n_heads = min(p.section_heads, p.num_kv_heads - head0);
-    const uint32_t i = (w - head0 * p.n_entries) / n_heads;
-    const prefill_entry e = p.entries ? p.entries[i] : words.e[i];
-    const gpu_item &it = p.items[e.item];
+    const uint32_t at = w - head0 * p.n_entries;
+    return {at / n_heads, head0 + at % n_heads};
+}
+
+/* What a unit has of its item and its head. */
+GPU_DEVICE unit unit_of(const prefill_params &p, const gpu_item &it, uint32_t head)
+{
     const gpu_layer &layer = p.layers[it.layer];
     unit u;
     u.q = (const char *)it.q;
@@ -116,10 +219,7 @@ GPU_DEVICE unit unit_at(const prefill_params &p, const prefill_words &words, uin
     u.table = p.table + (uint64_t)it.row * p.row_blocks;
     u.sink_logits = layer.sink_logits;
     u.alibi_slopes = layer.alibi_slopes;
-    u.token0 = e.tile * R / p.group;
-    u.first = e.tile * R - u.token0 * p.group;
-    u.n_rows = min(it.n_tokens * p.group - e.tile * R, R);
-    u.head = head0 + (w - head0 * p.n_entries) % n_heads;
+    u.head = head;
     u.pos = it.pos;
     u.total = it.pos + it.n_tokens;
     u.layer = it.layer;
@@ -128,8 +228,58 @@ GPU_DEVICE unit unit_at(const prefill_params &p, const prefill_words &words, uin
     u.is_full = layer.is_full;
     u.scale_log2 = layer.scale * gpu::log2e;
     u.soft_cap = layer.soft_cap;
-    u.tiles = visible_tiles_of(seen_by_rows(p, u, 0, u.n_rows).some, N);
+    u.step = 1;
+    u.n_branches = 0;
     return u;
+}
+
+/* Fills *u, which has room for branches behind it, with unit w; n_rows 0: it has none. */
+template <class S>
+GPU_DEVICE void unit_at(const prefill_params &p, const prefill_words &words, uint32_t w, unit *u)
+{
+    const unit_place at = place_of(p, w);
+    const prefill_entry *list = (const prefill_entry *)p.entries;
+    const prefill_entry e = list ? list[at.entry] : words.list.entries[at.entry];
+    const gpu_item &it = p.items[e.item];
+    unit x = unit_of(p, it, at.head);
+    x.token0 = e.tile * S::R / p.group;
+    x.first = e.tile * S::R - x.token0 * p.group;
+    x.n_rows = min(it.n_tokens * p.group - e.tile * S::R, S::R);
+    x.tiles = visible_tiles_of(part<false>(p, x, S::N).seen().some, S::N);
+    *u = x;
+}
+
+/* The same of dilated layers. A head may have no token in a short run. */
+template <class S>
+GPU_DEVICE void dilated_unit_at(const prefill_params &p, const prefill_words &words, uint32_t w,
+                                unit *u)
+{
+    const unit_place at = place_of(p, w);
+    const prefill_run *list = (const prefill_run *)p.entries;
+    const prefill_run e = list ? list[at.entry] : words.list.runs[at.entry];
+    const gpu_item &it = p.items[e.item];
+    const gpu_layer &layer = p.layers[it.layer];
+    unit x = unit_of(p, it, at.head);
+    x.step = 1u << e.shift;
+    const uint32_t before = (at.head + e.residue - it.pos - e.from) & (x.step - 1);
+    const uint32_t n_tokens = (e.n_tokens + x.step - 1 - min(before, e.n_tokens)) >> e.shift;
+    const uint32_t n_rows = n_tokens * p.group, row = e.tile * S::R;
+    const uint32_t token = row / p.group;
+    x.token0 = e.from + before + token * x.step;
+    x.first = row - token * p.group;
+    x.n_rows = row < n_rows ? min(n_rows - row, S::R) : 0;
+    *u = x;
+    if (x.n_rows == 0)
+        return;
+    part<true> keys(p, *u, S::N);
+    for (uint32_t i = 0; i < layer.n_branches; ++i) {
+        const attn_branch b = layer.branches[i];
+        if ((e.residue & (b.rate - 1)) != 0)
+            continue;
+        keys.begin(p, {b.segment_tokens, b.rate, at.head & (b.rate - 1)}, S::N);
+        keys.next();
+    }
+    u->n_branches = keys.nth;
 }
 
 /* Ends a row with maximum m and sum l: adds its sink logit, gives its lse and the factor for its

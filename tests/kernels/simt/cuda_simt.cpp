@@ -1,7 +1,7 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu and prefill.cu. It counts
  * launches by kernel; with ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; of wide
- * rows32, of short direct; prefill) the process ends with code 3 if one of them was never launched,
- * so that a test cannot pass by the generic kernels.
+ * rows32, of short direct; prefill, dilated) the process ends with code 3 if one of them was never
+ * launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/prefill_kernels.h"
@@ -18,18 +18,18 @@
 #undef blockDim
 
 static struct counts {
-    unsigned n[8];
+    unsigned n[9];
 
     ~counts()
     {
-        static const char *const names[8] = {"cluster", "warp",   "list",   "short",
-                                             "wide",    "direct", "rows32", "prefill"};
+        static const char *const names[9] = {"cluster", "warp",   "list",    "short",  "wide",
+                                             "direct",  "rows32", "prefill", "dilated"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 9; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -122,6 +122,16 @@ static bool is_prefill(const void *kernel)
     return false;
 }
 
+static bool is_dilated(const void *kernel)
+{
+    for (uint32_t dim = 64; dim <= 128; dim += 64)
+        for (bool has_extras : {false, true})
+            for (auto find : {prefill::dilated_kernel_bf16, prefill::dilated_kernel_f16})
+                if (find(dim, has_extras) == kernel)
+                    return true;
+    return false;
+}
+
 /* A kernel's three parameters. */
 template <class params, class words, class maps>
 static int enqueue(runtime_stream *s, const simt::launch &how, const void *kernel, void **args)
@@ -158,6 +168,10 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
     if (is_prefill(kernel) && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
         launches.n[7]++;
         return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
+    }
+    if (is_dilated(kernel) && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
+        launches.n[8]++;
+        return enqueue<prefill_params, prefill_words, prefill::dilated_maps>(s, how, kernel, args);
     }
     int kind = DECODE_CLUSTER;
     while (kind <= DECODE_WIDE && !rows_of(kernel, kind, decode::DECODE_AFTER_PREP) &&

@@ -170,23 +170,30 @@ plant(sm90/decode_short.cuh 69 "near, factor, n_fours % W," "near, factor, simt:
 
 # products read K before it has come, and q before the copies' stores are in order
 plant(sm90/prefill_body.cuh 74 "            at.k_ring.wait_full(use);" "            if (simt::planted != 74) at.k_ring.wait_full(use);")
-plant(sm90/prefill_body.cuh 81 "        copies_wait();\n        proxy_fence();" "        copies_wait();\n        if (simt::planted != 81) proxy_fence();")
+plant(sm90/prefill_load.cuh 81 "        copies_wait();\n        proxy_fence();" "        copies_wait();\n        if (simt::planted != 81) proxy_fence();")
 # a row sees one key too many
 plant(sm90/prefill_body.cuh 75 "if (c >= end ||" "if (c >= end + (simt::planted == 75) ||")
 # sums of earlier tiles keep the old maximum; or they get the new one while they are made
 plant(sm90/prefill_body.cuh 76 "o[j] *= factor[j / 2 % 2];" "o[j] *= simt::planted == 76 ? 1.0f : factor[j / 2 % 2];")
 plant(sm90/prefill_body.cuh 78 "            wgmma_wait<0>(x.o);\n            if" "            if (simt::planted == 78) x.catch_up();\n            wgmma_wait<0>(x.o);\n            if")
 # q in another layout than the products want
-plant(sm90/prefill_body.cuh 77 "(c % 8 ^ r % 8) * 16,\n                              is_there" "(simt::planted == 77 ? c % 8 : c % 8 ^ r % 8) * 16,\n                              is_there")
+plant(sm90/prefill_load.cuh 77 "(c % 8 ^ r % 8) * 16,\n                              is_there" "(simt::planted == 77 ? c % 8 : c % 8 ^ r % 8) * 16,\n                              is_there")
 # V is given back before the products have read it
 plant(sm90/prefill_body.cuh 79 "                barrier_some_arrive(next_turn, 256);" "                barrier_some_arrive(next_turn, 256);\n                if (simt::planted == 79 && lane == 0) barrier_arrive(at.v_ring.empty(use - 1));")
-plant(sm90/prefill_body.cuh 79 "            if (lane == 0 && i > 0)" "            if (lane == 0 && i > 0 && simt::planted != 79)")
+plant(sm90/prefill_body.cuh 79 "            if (lane == 0 && (i > 0 ||" "            if (lane == 0 && simt::planted != 79 && (i > 0 ||")
 # 0 times NaN
 plant(sm90/prefill_body.cuh 80 "            if (is_masked) {" "            if (is_masked && simt::planted != 80) {")
 # the next launch begins with what this one has counted
-plant(sm90/prefill_body.cuh 82 "        p.counters[0] = p.counters[1] = 0;" "        p.counters[0] = simt::planted == 82, p.counters[1] = 0;")
+plant(sm90/prefill_load.cuh 82 "        p.counters[0] = p.counters[1] = 0;" "        p.counters[0] = simt::planted == 82, p.counters[1] = 0;")
 # the tiles that a window hides are computed in place of those that it shows
-plant(sm90/prefill_unit.cuh 83 "u.tiles.sinks, u.tiles.skip)" "u.tiles.sinks, simt::planted == 83 ? 0 : u.tiles.skip)")
+plant(sm90/prefill_unit.cuh 83 "i, tiles.sinks, tiles.skip)" "i, tiles.sinks, simt::planted == 83 ? 0 : tiles.skip)")
+# of dilated layers: tokens of another remainder; a branch in which the rows take no part; masks of
+# the branch before; V of the last tile of a branch is never given back; rows without a stride
+plant(sm90/prefill_load.cuh 89 "offset, row, layer, id" "simt::planted == 89 ? 0 : offset, row, layer, id")
+plant(sm90/prefill_unit.cuh 90 "if ((e.residue & (b.rate - 1)) != 0)" "if ((e.residue & (b.rate - 1)) != 0 && simt::planted != 90)")
+plant(sm90/prefill_body.cuh 91 "                    x.go_on_with(keys);" "                    if (simt::planted != 91) x.go_on_with(keys);")
+plant(sm90/prefill_body.cuh 92 "(i > 0 || !is_first_part)" "(i > 0 || (!is_first_part && simt::planted != 92))")
+plant(sm90/prefill_unit.cuh 93 "min(r, u.n_rows - 1)) * u.step;" "min(r, u.n_rows - 1)) * (simt::planted == 93 ? 1 : u.step);")
 
 # ---- batches in flight
 

@@ -1,0 +1,282 @@
+/* prefill_load.cuh: what the prefill kernels have in shared memory, and the four warps that bring
+ * it there: K and V by tensor-map copies, the rows of q, and which unit is next.
+ */
+#ifndef ATTND_GPU_PREFILL_LOAD_CUH
+#define ATTND_GPU_PREFILL_LOAD_CUH
+
+#include "kernels/gpu/sm90/prefill_unit.cuh"
+
+namespace prefill
+{
+
+template <int dim, bool is_dilated_> struct shape {
+    static constexpr int D = dim; /* head dim */
+    static constexpr bool is_dilated = is_dilated_;
+    static constexpr uint32_t R = prefill_rows(D, is_dilated), N = prefill_keys(D), slabs = D / 64;
+    static constexpr uint32_t groups = R / 64, computing = groups * 128;
+    static constexpr uint32_t threads = computing + 128;
+    static constexpr uint32_t tile_bytes = prefill_tile_bytes(D), slab_bytes = N * 128;
+    static constexpr uint32_t stages = prefill_stages(D, is_dilated);
+    static constexpr uint32_t q_stages = prefill_q_stages(D), q_bytes = R * D * 2;
+    static constexpr uint32_t slot_bytes = prefill_slot_bytes(is_dilated);
+    typedef part<is_dilated> keys;
+    static constexpr int few_registers = groups == 3 ? 32 : 40;
+    static constexpr int many_registers = groups == 3 ? 160 : 232;
+};
+
+/* A ring of barriers in shared memory, n full ones and n empty ones; use i is of stage i % n. */
+template <uint32_t n> struct ring {
+    uint32_t at;
+
+    GPU_DEVICE uint32_t full(uint32_t i) const
+    {
+        return at + i % n * 8;
+    }
+    GPU_DEVICE uint32_t empty(uint32_t i) const
+    {
+        return at + (n + i % n) * 8;
+    }
+    GPU_DEVICE void wait_full(uint32_t i) const
+    {
+        barrier_wait(full(i), i / n & 1);
+    }
+    GPU_DEVICE void wait_empty(uint32_t i) const
+    {
+        barrier_wait(empty(i), (i / n & 1) ^ 1);
+    }
+    GPU_DEVICE void init(uint32_t n_full, uint32_t n_empty) const
+    {
+        for (uint32_t i = 0; i < n; ++i) {
+            barrier_init(full(i), n_full);
+            barrier_init(empty(i), n_empty);
+        }
+    }
+};
+
+template <class S> struct places {
+    uint32_t k, v, q;
+    uint8_t *units; /* [PREFILL_SLOTS] of slot_bytes */
+    ring<S::stages> k_ring, v_ring;
+    ring<S::q_stages> q_ring;
+    ring<PREFILL_SLOTS> unit_ring;
+
+    GPU_DEVICE unit *slot(uint32_t n) const
+    {
+        return (unit *)(units + n % PREFILL_SLOTS * S::slot_bytes);
+    }
+};
+
+template <class S> GPU_DEVICE places<S> places_in(uint8_t *base)
+{
+    places<S> x;
+    x.k = gpu::shared_address(base);
+    x.v = x.k + S::stages * S::tile_bytes;
+    x.q = x.v + S::stages * S::tile_bytes;
+    const uint32_t units = x.q + S::q_stages * S::q_bytes;
+    x.units = base + (units - x.k);
+    x.k_ring.at = units + PREFILL_SLOTS * S::slot_bytes;
+    x.v_ring.at = x.k_ring.at + 2 * S::stages * 8;
+    x.q_ring.at = x.v_ring.at + 2 * S::stages * 8;
+    x.unit_ring.at = x.q_ring.at + 2 * S::q_stages * 8;
+    return x;
+}
+
+/* Dynamic shared memory from where swizzled layouts may begin. */
+GPU_DEVICE uint8_t *aligned_shared()
+{
+    GPU_SHARED(uint8_t, raw);
+    return raw + ((PREFILL_ALIGN - (gpu::shared_address(raw) % PREFILL_ALIGN)) % PREFILL_ALIGN);
+}
+
+/* One warp for K, one for V: one for both would take longer than the products. */
+template <class S, bool is_v>
+GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, const places<S> &at)
+{
+    constexpr uint32_t N = S::N;
+    const uint32_t lane = gpu::lane_id();
+    const bool is_asking = elect_one();
+    const ring<S::stages> tiles = is_v ? at.v_ring : at.k_ring;
+    const uint32_t stages = is_v ? at.v : at.k;
+    uint32_t n_asked = 0;
+#pragma unroll 1
+    for (uint32_t n = 0;; ++n) {
+        const unit &u = *at.slot(n);
+        at.unit_ring.wait_full(n);
+        if (u.n_rows == 0)
+            break;
+
+        const uint32_t head_row = u.head * p.block_tokens, layer = u.layer, total = u.total;
+        const uint32_t n_tiles = u.tiles.n, *const table = u.table;
+        auto load_id = [&](uint32_t i) {
+            const uint32_t key = tile_key(u.tiles, i, N) + lane * p.box_tokens;
+            const bool is_there = i < n_tiles && lane * p.box_tokens < N && key < total;
+            return is_there ? __ldg(table + (key >> p.block_shift)) : 0;
+        };
+        uint32_t next = load_id(0);
+#pragma unroll 1
+        for (uint32_t i = 0; i < n_tiles; ++i) {
+            const uint32_t ids = next, x = n_asked + i, key = tile_key(u.tiles, i, N);
+            const uint32_t n_boxes = (min(N, total - key) + p.box_tokens - 1) / p.box_tokens;
+            const uint32_t to = stages + x % S::stages * S::tile_bytes, full = tiles.full(x);
+            next = load_id(i + 1);
+            tiles.wait_empty(x);
+            if (is_asking)
+                barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128);
+#pragma unroll
+            for (uint32_t b = 0; b < N / 16; ++b) {
+                if (b >= n_boxes)
+                    break;
+                const uint32_t id = __shfl_sync(~0u, ids, b), first = b * p.box_tokens;
+                const uint32_t row = head_row + ((key + first) & (p.block_tokens - 1));
+                if (is_asking)
+#pragma unroll
+                    for (uint32_t s = 0; s < S::slabs; ++s)
+                        map_copy(to + s * S::slab_bytes + first * 128, map, full, s * 64, row,
+                                 layer, id);
+            }
+        }
+        n_asked += n_tiles;
+        gpu::sync_warp();
+        if (lane == 0)
+            barrier_arrive(at.unit_ring.empty(n));
+    }
+}
+
+/* The same of the branches of a dilated layer, by the maps of their rates. A box has the rows of a
+ * block that are on the stride, few of them where the rate is large: ids are read for 32 boxes at a
+ * time. */
+template <class S, bool is_v>
+GPU_DEVICE void load_dilated(const prefill_params &p, const CUtensorMap *maps, const places<S> &at)
+{
+    constexpr uint32_t N = S::N;
+    const uint32_t lane = gpu::lane_id();
+    const bool is_asking = elect_one();
+    const ring<S::stages> tiles = is_v ? at.v_ring : at.k_ring;
+    const uint32_t stages = is_v ? at.v : at.k;
+    uint32_t n_asked = 0;
+#pragma unroll 1
+    for (uint32_t n = 0;; ++n) {
+        const unit &u = *at.slot(n);
+        at.unit_ring.wait_full(n);
+        if (u.n_rows == 0)
+            break;
+        const uint32_t layer = u.layer, *const table = u.table;
+#pragma unroll 1
+        for (part<true> keys(p, u, N); keys.nth < u.n_branches; keys.next()) {
+            const branch of = keys.at().of;
+            const uint32_t shift = 31 - __clz(of.rate), offset = of.offset;
+            const uint32_t block_shift = p.block_shift - shift; /* of keys */
+            const uint32_t n_keys = (u.total - offset + of.rate - 1) >> shift; /* cached */
+            const uint32_t box = min(p.box_tokens, 1u << block_shift);
+            const uint32_t head_row = u.head << block_shift, n_tiles = keys.tiles().n;
+            const uint32_t chunk = min(32 * box, N), more = chunk < N ? 31 - __clz(N / chunk) : 0;
+            const CUtensorMap *const map = maps + shift;
+            auto load_id = [&](uint32_t at_chunk) {
+                const uint32_t i = at_chunk >> more, in_chunk = lane * box;
+                const uint32_t key = tile_key(keys.tiles(), i, N) +
+                                     (at_chunk & ((1u << more) - 1)) * chunk + in_chunk;
+                const bool is_there = i < n_tiles && in_chunk < chunk && key < n_keys;
+                return is_there ? __ldg(table + (key >> block_shift)) : 0;
+            };
+            uint32_t next = load_id(0);
+#pragma unroll 1
+            for (uint32_t c = 0; c < n_tiles << more; ++c) {
+                const uint32_t i = c >> more, done = (c & ((1u << more) - 1)) * chunk;
+                const uint32_t ids = next, key = tile_key(keys.tiles(), i, N), x = n_asked + i;
+                const uint32_t n_rows = (min(N, n_keys - key) + box - 1) & ~(box - 1);
+                const uint32_t to = stages + x % S::stages * S::tile_bytes, full = tiles.full(x);
+                next = load_id(c + 1);
+                if (done == 0) {
+                    tiles.wait_empty(x);
+                    if (is_asking)
+                        barrier_expect(full, n_rows * S::slabs * 128);
+                }
+#pragma unroll 4
+                for (uint32_t b = 0; b < 32; ++b) {
+                    const uint32_t first = done + b * box;
+                    if (b * box >= chunk || first >= n_rows)
+                        break;
+                    const uint32_t id = __shfl_sync(~0u, ids, b);
+                    const uint32_t row = head_row + ((key + first) & ((1u << block_shift) - 1));
+                    if (is_asking)
+#pragma unroll
+                        for (uint32_t s = 0; s < S::slabs; ++s)
+                            map_copy_apart(to + s * S::slab_bytes + first * 128, map, full, s * 64,
+                                           offset, row, layer, id);
+                }
+            }
+            n_asked += n_tiles;
+        }
+        gpu::sync_warp();
+        if (lane == 0)
+            barrier_arrive(at.unit_ring.empty(n));
+    }
+}
+
+template <class S, bool is_v>
+GPU_DEVICE void load_keys(const prefill_params &p, const CUtensorMap *maps, const places<S> &at)
+{
+    if constexpr (S::is_dilated)
+        load_dilated<S, is_v>(p, maps, at);
+    else
+        load_tiles<S, is_v>(p, maps, at);
+}
+
+/* Two warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. The first
+ * takes units and tells the others: the next one when the one before the current is done. */
+template <class S, bool is_taking>
+GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words,
+                             const places<S> &at)
+{
+    constexpr uint32_t D = S::D, pieces = D / 8;
+    const uint32_t first = threadIdx.x % 64;
+#pragma unroll 1
+    for (uint32_t n = 0;; ++n) {
+        unit &u = *at.slot(n);
+        if (is_taking) {
+            at.unit_ring.wait_empty(n);
+            if (gpu::lane_id() == 0) {
+                uint32_t w = n == 0 ? blockIdx.x : gridDim.x + atomicAdd(&p.counters[0], 1);
+                u.n_rows = 0;
+                if (S::is_dilated)
+                    for (; w < p.n_units; w = gridDim.x + atomicAdd(&p.counters[0], 1)) {
+                        dilated_unit_at<S>(p, words, w, &u);
+                        if (u.n_rows != 0)
+                            break;
+                    }
+                else if (w < p.n_units)
+                    unit_at<S>(p, words, w, &u);
+                barrier_arrive(at.unit_ring.full(n));
+            }
+            gpu::sync_warp();
+        } else {
+            at.unit_ring.wait_full(n);
+        }
+        if (u.n_rows == 0)
+            break;
+        at.q_ring.wait_empty(n);
+        const uint32_t to = at.q + n % S::q_stages * S::q_bytes;
+#pragma unroll 4
+        for (uint32_t i = first; i < S::R * pieces; i += 64) {
+            const uint32_t r = i / pieces, c = i % pieces;
+            const bool is_there = r < u.n_rows && c * 8 < p.dk;
+            const char *from = u.q + (uint64_t)query_row(p, u, r) * p.dk * 2 + c * 16;
+            gpu::copy16_async(to + r / 64 * (64 * D * 2) + c / 8 * 8192 + r % 64 * 128 +
+                                  (c % 8 ^ r % 8) * 16,
+                              is_there ? from : u.q, is_there);
+        }
+        copies_wait();
+        proxy_fence();
+        gpu::sync_warp();
+        if (gpu::lane_id() == 0) {
+            barrier_arrive(at.q_ring.full(n));
+            if (!is_taking)
+                barrier_arrive(at.unit_ring.empty(n));
+        }
+    }
+    if (is_taking && gpu::lane_id() == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1)
+        p.counters[0] = p.counters[1] = 0; /* the last block: all have taken what they take */
+}
+
+} // namespace prefill
+#endif
