@@ -134,7 +134,7 @@ static attn_status source_fence(struct move *m, uint32_t epoch)
     req.adopt = &adopt;
     m->stop_ns = attn_now_ns();
     attn_status st = client_call(m->from, &req, m->timeout_us, NULL, NULL);
-    m->is_fenced = st == ATTN_OK;
+    m->is_fenced = st == ATTN_OK || st == ATTN_ETIMEDOUT || st == ATTN_ECONN; /* it may be */
     return st == ATTN_OK ? seq_look_at(m->from, m->look.id, m->timeout_us, &m->look) : st;
 }
 

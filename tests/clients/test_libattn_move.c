@@ -5,9 +5,43 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clients/libattn/client.h"
 #include "tests/clients/seq_rig.h"
 
 enum { PROMPT = 400, MOVES = 6, MAX_DECODED = MAX_TOKENS - PROMPT };
+
+/* --- requests that get lost ------------------------------------------------------------------- */
+
+static _Thread_local int n_requests, lost; /* the lost-th request from now on; 0: none */
+static _Thread_local bool is_answer_lost; /* it is carried out, but nobody hears of it */
+
+#define LOSE(call)                                                                                 \
+    do {                                                                                           \
+        bool is_lost = lost != 0 && ++n_requests == lost;                                          \
+        attn_status st = is_lost && !is_answer_lost ? ATTN_OK : call;                              \
+        return is_lost ? error_set(ATTN_ECONN, "the test has lost it") : st;                       \
+    } while (0)
+
+typedef attn_status take_fn(struct client_request *, const struct wire_reply *);
+attn_status __real_client_call(struct attn_client *, Attnd__Request *, uint64_t, take_fn *, void *);
+attn_status __wrap_client_call(struct attn_client *, Attnd__Request *, uint64_t, take_fn *, void *);
+attn_status __wrap_client_call(struct attn_client *c, Attnd__Request *h, uint64_t us, take_fn *take,
+                               void *arg)
+{
+    LOSE(__real_client_call(c, h, us, take, arg));
+}
+attn_status __real_client_call_bulk(struct attn_client *, Attnd__Request *,
+                                    const struct client_bulk *, uint64_t, take_fn *, void *);
+attn_status __wrap_client_call_bulk(struct attn_client *, Attnd__Request *,
+                                    const struct client_bulk *, uint64_t, take_fn *, void *);
+attn_status __wrap_client_call_bulk(struct attn_client *c, Attnd__Request *h,
+                                    const struct client_bulk *bulk, uint64_t us, take_fn *take,
+                                    void *arg)
+{
+    LOSE(__real_client_call_bulk(c, h, bulk, us, take, arg));
+}
+
+/* --- moves ------------------------------------------------------------------------------------ */
 
 /* A worker that decodes token after token, wherever its sequence is. */
 struct worker {
@@ -192,6 +226,63 @@ static void a_move_that_fails_leaves_the_sequence_where_it_is(void **state)
     attn_client_close(mover);
 }
 
+/* One request of a move is lost, or its answer: there is one place where the sequence goes on, with
+ * all of its tokens, and whoever had it is either not disturbed or refused. */
+static void a_lost_request_leaves_one_sequence(void **state)
+{
+    (void)state;
+    const uint32_t lens[LAYERS] = {200, 200};
+    uint32_t n_failed = 0, n_left = 0;
+    for (int round = 0; round < 2; round++) {
+        bool is_whole = false;
+        for (int i = 1; !is_whole; i++) {
+            attn_client *a = client_of(0, false), *b = client_of(1, false);
+            attn_client *mover = client_of(0, false), *target = client_of(1, false);
+            attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 64);
+            attn_pool *q = pool_of(target, ATTN_F32, "m", 0.25f, 64), *r;
+            struct attn_moved moved = {.struct_size = sizeof moved};
+            uint64_t id = 1000 + (uint64_t)(round * 100 + i);
+            struct attn_seq seq = make_seq(p, id, 200, 200, 190), got, twin;
+            uint32_t got_lens[LAYERS];
+            is_answer_lost = round == 1;
+            n_requests = 0;
+            lost = i;
+            attn_status st = attn_seq_move(mover, id, q, LONG_US, &got, &moved);
+            is_whole = n_requests < lost;
+            lost = 0;
+            bool is_told = strstr(attn_last_error()->message, "adopt it there") != NULL;
+            attn_status old = step(p, &seq, 0, 200 - LAST, LAST, false, (float[OUT]){0});
+            if (st == ATTN_OK) {
+                n_left += moved.is_left;
+                assert_true(old == ATTN_ESTALE || old == ATTN_ENOTFOUND);
+                assert_int_equal(old == ATTN_ENOTFOUND, !moved.is_left || is_answer_lost);
+            } else {
+                n_failed++;
+                assert_int_equal(st, ATTN_ECONN);
+                assert_true(is_told || old == ATTN_OK);
+                assert_true(old == ATTN_OK || old == ATTN_ESTALE);
+                ok(attn_seq_adopt(p, id, LONG_US, &got, got_lens));
+                assert_memory_equal(got_lens, lens, sizeof lens);
+                if (attn_seq_adopt(q, id, LONG_US, &seq, got_lens) == ATTN_OK)
+                    assert_int_equal(got_lens[0], 0); /* an open whose answer is lost */
+            }
+            r = st == ATTN_OK ? q : p;
+            twin = make_seq(p, id + 50, 200, 200, 0);
+            assert_same(r, &got, p, &twin, lens);
+            ok(attn_seq_close(r, &got, LONG_US));
+            ok(attn_seq_close(p, &twin, LONG_US));
+            attn_pool_close(p);
+            attn_pool_close(q);
+            attn_client_close(a);
+            attn_client_close(b);
+            attn_client_close(mover);
+            attn_client_close(target);
+        }
+    }
+    assert_in_range(n_failed, 10, 100);
+    assert_int_equal(n_left, 2); /* the close */
+}
+
 struct speculation {
     attn_pool *pool;
     struct attn_seq seq;
@@ -242,6 +333,7 @@ int main(void)
         cmocka_unit_test(a_sequence_decodes_while_it_moves),
         cmocka_unit_test(a_quiet_sequence_stops_for_its_last_block),
         cmocka_unit_test(a_move_that_fails_leaves_the_sequence_where_it_is),
+        cmocka_unit_test(a_lost_request_leaves_one_sequence),
         cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_moves_too),
     };
     return cmocka_run_group_tests(tests, start, stop);
