@@ -26,6 +26,7 @@ enum {
 };
 
 extern struct e2e seq_daemons[2];
+extern _Thread_local uint32_t seq_salt; /* of the K and V that are appended */
 
 #define ok(call)                                                                                   \
     do {                                                                                           \

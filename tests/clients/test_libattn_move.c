@@ -14,10 +14,23 @@ enum { PROMPT = 400, MOVES = 6, MAX_DECODED = MAX_TOKENS - PROMPT };
 
 static _Thread_local int n_requests, lost; /* the lost-th request from now on; 0: none */
 static _Thread_local bool is_answer_lost; /* it is carried out, but nobody hears of it */
+/* Runs before the lost-th request instead; NULL: it is lost. */
+static _Thread_local void (*meanwhile)(void);
+
+static bool is_next(void)
+{
+    if (lost == 0 || ++n_requests != lost)
+        return false;
+    if (meanwhile == NULL)
+        return true;
+    lost = 0;
+    meanwhile();
+    return false;
+}
 
 #define LOSE(call)                                                                                 \
     do {                                                                                           \
-        bool is_lost = lost != 0 && ++n_requests == lost;                                          \
+        bool is_lost = is_next();                                                                  \
         attn_status st = is_lost && !is_answer_lost ? ATTN_OK : call;                              \
         return is_lost ? error_set(ATTN_ECONN, "the test has lost it") : st;                       \
     } while (0)
@@ -283,6 +296,81 @@ static void a_lost_request_leaves_one_sequence(void **state)
     assert_int_equal(n_left, 2); /* the close */
 }
 
+/* Who has the sequence, while another moves it. */
+static attn_pool *owners;
+static struct attn_seq owned;
+static attn_status did;
+
+static void rewrite(void)
+{
+    did = attn_seq_truncate(owners, &owned, 50, LONG_US);
+    seq_salt = 1;
+    for (uint32_t l = 0; l < LAYERS && did == ATTN_OK; l++)
+        ok(step(owners, &owned, l, 50, 150, true, NULL));
+    seq_salt = 0;
+}
+
+static void take_back(void)
+{
+    did = attn_seq_adopt(owners, owned.id, LONG_US, &owned, NULL);
+}
+
+/* Before each request of a move in turn: other tokens are written, in blocks that have been copied;
+ * or it is adopted at its source. */
+static void what_happens_meanwhile_is_not_lost(void **state)
+{
+    (void)state;
+    const uint32_t lens[LAYERS] = {200, 200};
+    uint32_t n_done[2] = {0}, n_kept = 0;
+    attn_client *a = client_of(0, false), *b = client_of(1, false), *mover = client_of(0, false);
+    attn_pool *q = pool_of(b, ATTN_F32, "m", 0.25f, 64);
+    owners = pool_of(a, ATTN_F32, "m", 0.25f, 64);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 1;; i++) {
+            struct attn_seq got, twin;
+            owned = make_seq(owners, 2000, 200, 200, 0);
+            did = ATTN_EINVAL;
+            meanwhile = round == 0 ? rewrite : take_back;
+            n_requests = 0;
+            lost = i;
+            attn_status st = attn_seq_move(mover, 2000, q, LONG_US, &got, NULL);
+            bool is_past = lost != 0; /* there are not so many requests */
+            meanwhile = NULL;
+            lost = 0;
+            n_done[round] += did == ATTN_OK;
+            bool is_rewritten = round == 0 && did == ATTN_OK;
+            if (st != ATTN_OK) { /* it was taken back behind the fence */
+                assert_int_equal(st, ATTN_ESTALE);
+                assert_true(round == 1 && did == ATTN_OK);
+                assert_gone(q, 2000);
+                ok(step(owners, &owned, 0, 200 - LAST, LAST, false, (float[OUT]){0}));
+                got = owned;
+                n_kept++;
+            } else {
+                assert_int_not_equal(step(owners, &owned, 0, 200, 1, true, NULL), ATTN_OK);
+            }
+            twin = make_seq(owners, 2001, is_rewritten ? 50 : 200, is_rewritten ? 50 : 200, 0);
+            seq_salt = 1;
+            for (uint32_t l = 0; l < LAYERS && is_rewritten; l++)
+                ok(step(owners, &twin, l, 50, 150, true, NULL));
+            seq_salt = 0;
+            assert_same(st == ATTN_OK ? q : owners, &got, owners, &twin, lens);
+            ok(attn_seq_close(st == ATTN_OK ? q : owners, &got, LONG_US));
+            ok(attn_seq_close(owners, &twin, LONG_US));
+            if (is_past)
+                break;
+        }
+    }
+    assert_in_range(n_done[0], 5, 100);
+    assert_in_range(n_done[1], 8, 100);
+    assert_in_range(n_kept, 2, 5); /* at the look, the last blocks, the close */
+    attn_pool_close(owners);
+    attn_pool_close(q);
+    attn_client_close(a);
+    attn_client_close(b);
+    attn_client_close(mover);
+}
+
 struct speculation {
     attn_pool *pool;
     struct attn_seq seq;
@@ -333,6 +421,7 @@ int main(void)
         cmocka_unit_test(a_sequence_decodes_while_it_moves),
         cmocka_unit_test(a_quiet_sequence_stops_for_its_last_block),
         cmocka_unit_test(a_move_that_fails_leaves_the_sequence_where_it_is),
+        cmocka_unit_test(what_happens_meanwhile_is_not_lost),
         cmocka_unit_test(a_lost_request_leaves_one_sequence),
         cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_moves_too),
     };
