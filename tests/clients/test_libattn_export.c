@@ -314,12 +314,72 @@ static void every_call_that_fails_changes_nothing(void **state)
     attn_client_close(a);
 }
 
+/* A client of a daemon with tenants, by the token that is the tenant's name. */
+static attn_client *tenants_client(const struct e2e *daemon, const char *tenant)
+{
+    char token[96];
+    attn_client *c = NULL;
+    snprintf(token, sizeof token, "%s/token", dir);
+    write_file(token, (const uint8_t *)tenant, strlen(tenant));
+    struct attn_client_options o = {.struct_size = sizeof o, .token_file = token};
+    ok(attn_client_open(daemon->url, &o, LONG_US, &c));
+    unlink(token);
+    return c;
+}
+
+static void quotas_hold_for_imports_and_tenants_see_their_own(void **state)
+{
+    (void)state;
+    /* the tokens are the names */
+    static const char tenants[] =
+        "[small]\nsequences = 2\nblocks = 10\ntoken_sha256 = "
+        "81db8ebbbbc69c6c6ad4a6aa92b76e0c08af547da236b9e2c9dbe1d8285a8130\n"
+        "[large]\ntoken_sha256 = "
+        "d35c416a85b807e9b5384915d6ebb4a9f7352713efd89857b45a242f473728a9\n";
+    char name[96];
+    struct e2e t;
+    const char *const flags[] = {"--listen.tenants", name, NULL};
+    struct attn_seq seq, got[3];
+    snprintf(name, sizeof name, "%s/tenants", dir);
+    write_file(name, (const uint8_t *)tenants, sizeof tenants - 1);
+    e2e_start(&t, flags);
+    attn_client *large = tenants_client(&t, "large"), *small = tenants_client(&t, "small");
+    attn_pool *p = pool_of(large, ATTN_F32, "m", 0.25f, 64);
+    attn_pool *q = pool_of(small, ATTN_F32, "m", 0.25f, 10);
+    seq = make_seq(p, 7, 60, 60, 50);
+    assert_int_equal(attn_seq_export(small, 7, path, LONG_US, NULL), ATTN_ENOTFOUND);
+    assert_int_equal(attn_seq_move(small, 7, q, LONG_US, got, NULL), ATTN_ENOTFOUND);
+    ok(attn_seq_export(large, 7, path, LONG_US, NULL));
+    ok(attn_seq_import(q, path, 7, LONG_US, &got[0], NULL)); /* names are the tenant's own */
+    ok(attn_seq_import(q, path, 8, LONG_US, &got[1], NULL));
+    assert_int_equal(attn_seq_import(q, path, 9, LONG_US, &got[2], NULL), ATTN_EQUOTA);
+    assert_non_null(strstr(attn_last_error()->message, "small"));
+    assert_gone(q, 9);
+    ok(attn_seq_close(q, &got[1], LONG_US));
+    ok(attn_seq_open(q, 9, LONG_US, &got[2])); /* nothing of the refused one counts */
+    ok(attn_seq_close(q, &got[2], LONG_US));
+    ok(attn_seq_close(p, &seq, LONG_US));
+    seq = make_seq(p, 7, 112, 112, 0); /* 7 blocks; of the quota's 10 four are in use */
+    ok(attn_seq_export(large, 7, path, LONG_US, NULL));
+    assert_int_equal(attn_seq_import(q, path, 9, LONG_US, &got[2], NULL), ATTN_ENOBLOCKS);
+    assert_gone(q, 9);
+    ok(attn_seq_close(q, &got[0], LONG_US));
+    ok(attn_seq_import(q, path, 9, LONG_US, &got[2], NULL));
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_client_close(large);
+    attn_client_close(small);
+    e2e_stop(&t);
+    unlink(name);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_brings_a_sequence_back_to_the_bit),
         cmocka_unit_test(what_is_damaged_or_foreign_is_refused_by_name),
         cmocka_unit_test(every_call_that_fails_changes_nothing),
+        cmocka_unit_test(quotas_hold_for_imports_and_tenants_see_their_own),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
