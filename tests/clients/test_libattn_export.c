@@ -58,6 +58,14 @@ static uint32_t n_free(attn_client *c, const attn_pool *p)
     return n;
 }
 
+/* Cards tell each other a moment later. */
+static void await_free(attn_client *c, const attn_pool *p, uint32_t n)
+{
+    for (int i = 0; i < 10000 && n_free(c, p) != n; i++)
+        ;
+    assert_int_equal(n_free(c, p), n);
+}
+
 /* --- files ------------------------------------------------------------------------------------ */
 
 static uint8_t *read_file(const char *name, size_t *out_n)
@@ -161,7 +169,7 @@ static void to_a_file_and_back(attn_dtype kv_dtype, bool is_shm)
     ok(attn_seq_close(q, &got, LONG_US));
     ok(attn_seq_close(q, &more, LONG_US));
     ok(attn_seq_open_with(q, 11, &known, LONG_US, &more, &n_cached));
-    assert_int_equal(n_cached, 777 / BLOCK * BLOCK);
+    assert_cached(n_cached, 777);
     ok(attn_seq_close(q, &more, LONG_US));
     ok(attn_seq_close(p, &seq, LONG_US));
     attn_pool_close(p);
@@ -230,8 +238,8 @@ static void what_is_damaged_or_foreign_is_refused_by_name(void **state)
     refused(scaled, bytes, n, ATTN_EINVAL, "attention is ");
     attn_pool *small = pool_of(b, ATTN_F32, "m", 0.25f, 3);
     refused(small, bytes, n, ATTN_ENOBLOCKS, "block");
-    assert_int_equal(n_free(b, small), 3);
-    assert_int_equal(n_free(b, q), n_before);
+    await_free(b, small, attn_pool_free_blocks(small)); /* of when it was made */
+    await_free(b, q, n_before);
     assert_gone(q, 5);
     ok(attn_seq_import(q, path, 5, LONG_US, &got, NULL));
     ok(attn_seq_close(q, &got, LONG_US));
@@ -291,7 +299,7 @@ static void every_call_that_fails_changes_nothing(void **state)
             if (!is_done) {
                 assert_int_equal(st, ATTN_EIO);
                 assert_gone(p, 8);
-                assert_int_equal(n_free(a, p), n_before);
+                await_free(a, p, n_before);
             }
         }
         assert_same(p, &seq, p, &got, lens);
@@ -331,6 +339,8 @@ static void quotas_hold_for_imports_and_tenants_see_their_own(void **state)
 {
     (void)state;
     /* the tokens are the names */
+    if (getenv("E2E_CARDS") != NULL)
+        skip(); /* tenants need one device */
     static const char tenants[] =
         "[small]\nsequences = 2\nblocks = 10\ntoken_sha256 = "
         "81db8ebbbbc69c6c6ad4a6aa92b76e0c08af547da236b9e2c9dbe1d8285a8130\n"

@@ -34,15 +34,18 @@ def there():
         yield c.create_pool(SPEC)
 
 
-def test_a_sequence_goes_through_a_file(client, there, tmp_path):
-    here, path = client.create_pool(SPEC), tmp_path / "a.seq"
+@pytest.mark.parametrize("kv_dtype", ["f32", "int8", "fp8_e4m3"])
+def test_a_sequence_goes_through_a_file(client, there, tmp_path, kv_dtype):
+    spec = SPEC._replace(name=kv_dtype, kv_dtype=kv_dtype)
+    here, path = client.create_pool(spec), tmp_path / "a.seq"
+    there = there.client.create_pool(spec)
     ids = list(range(100, 170))
     with here.open(tokens=ids, adapter=9) as seq:
         append(here, seq, 0, 70)
         file = seq.export(path)
         assert file == attnd.sequence_file(path)
-        assert (file.id, file.pool, file.n_tokens, file.n_ids) == (seq.id, "files", 70, 70)
-        assert (file.n_blocks, file.adapter, file.kv_dtype) == (5, 9, "f32")
+        assert (file.id, file.pool, file.n_tokens, file.n_ids) == (seq.id, kv_dtype, 70, 70)
+        assert (file.n_blocks, file.adapter, file.kv_dtype) == (5, 9, kv_dtype)
         assert file.n_bytes == path.stat().st_size
         with there.import_sequence(path) as got:
             assert got.id == seq.id and got.layer_len == (70, 70)
