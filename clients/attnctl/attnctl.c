@@ -45,6 +45,12 @@ const struct command commands[] = {
      .ask = ask_kill_session, .is_admin = true},
     {"kill", "sequence", "NUMBER", "free one sequence, of --tenant where there are tenants",
      .ask = ask_kill_sequence, .is_admin = true},
+    {"sequence", "export", "NUMBER FILE", "write a sequence to a file; it goes on meanwhile",
+     .ask = ask_sequence_export},
+    {"sequence", "import", "FILE", "a sequence out of a file, for a worker to adopt",
+     .ask = ask_sequence_import},
+    {"sequence", "move", "NUMBER URL", "to another daemon, while it decodes",
+     .ask = ask_sequence_move},
     {NULL, "watch", NULL, "what is logged, as it happens", .live = run_watch, .is_admin = true},
     {"pool", "list", NULL, "all pools", .ask = ask_pools, .print = print_table},
     {"pool", "create", "NAME", "make a pool; geometry below", .ask = ask_pool_create},
@@ -62,7 +68,7 @@ const struct command commands[] = {
      .ask = ask_drain, .is_admin = true},
     {NULL, "keys", "DIR",
      "make certificates and tokens\n"
-     "                           (--host NAME... --tenant NAME... --days N)",
+     "                               (--host NAME... --tenant NAME... --days N)",
      .local = run_keys},
     {NULL, "doctor", NULL, "what may be wrong with this machine, and what to do",
      .local = run_doctor},
@@ -95,6 +101,10 @@ static const char usage_tail[] =
     "of kill sequence:\n"
     "  --tenant NAME            whose sequence it is\n"
     "\n"
+    "of sequence import and move:\n"
+    "  --pool NAME              the pool it goes to (default: of the name of the one it was in)\n"
+    "  --as NUMBER              of import: the sequence's number (default: the one it had)\n"
+    "\n"
     "top fills a terminal (NO_COLOR: without colours) and prints a line per look into a pipe.\n"
     "What shows or changes other people's work answers root and the daemon's user alone.\n"
     "\n"
@@ -118,7 +128,7 @@ static void print_help(void)
         snprintf(words, sizeof words, "%s%s%s%s%s", c->noun != NULL ? c->noun : "",
                  c->noun != NULL ? " " : "", c->verb, c->operands != NULL ? " " : "",
                  c->operands != NULL ? c->operands : "");
-        printf("  %-24s %s\n", words, c->help);
+        printf("  %-28s %s\n", words, c->help);
     }
     fputs(usage_tail, stdout);
 }
@@ -132,6 +142,8 @@ enum {
     OPT_COUNT,
     OPT_SECONDS,
     OPT_TENANT,
+    OPT_POOL,
+    OPT_AS,
     OPT_LAYERS, /* from here to split: pool create's */
     OPT_Q_HEADS,
     OPT_KV_HEADS,
@@ -157,6 +169,8 @@ const struct option options[] = {
     {"count", required_argument, NULL, OPT_COUNT},
     {"seconds", required_argument, NULL, OPT_SECONDS},
     {"tenant", required_argument, NULL, OPT_TENANT},
+    {"pool", required_argument, NULL, OPT_POOL},
+    {"as", required_argument, NULL, OPT_AS},
     {"layers", required_argument, NULL, OPT_LAYERS},
     {"q-heads", required_argument, NULL, OPT_Q_HEADS},
     {"kv-heads", required_argument, NULL, OPT_KV_HEADS},
@@ -265,6 +279,12 @@ static bool parse_option(struct arguments *a, int opt)
     case OPT_TENANT:
         a->tenant = optarg;
         return true;
+    case OPT_POOL:
+        a->pool = optarg;
+        return true;
+    case OPT_AS:
+        a->has_as = true;
+        return parse_u64(optarg, &a->as);
     case OPT_LAYERS:
         return parse_u32(optarg, &a->spec.num_layers);
     case OPT_Q_HEADS:
@@ -359,8 +379,13 @@ static int choose(char **words, int n, struct arguments *a, const struct command
         return usage("--%s is an option of top, watch and trace", a->live);
     if (a->tenant != NULL && c->ask != ask_kill_sequence)
         return usage("--tenant is an option of kill sequence");
-    if (c->ask == ask_kill_sequence && !parse_u64(a->operands[0], &a->seq))
-        return usage("kill sequence: \"%s\" is no number", a->operands[0]);
+    if (a->pool != NULL && c->ask != ask_sequence_import && c->ask != ask_sequence_move)
+        return usage("--pool is an option of sequence import and move");
+    if (a->has_as && c->ask != ask_sequence_import)
+        return usage("--as is an option of sequence import");
+    bool is_of_seq = c->operands != NULL && strncmp(c->operands, "NUMBER", 6) == 0;
+    if (is_of_seq && !parse_u64(a->operands[0], &a->seq))
+        return usage("%s %s: \"%s\" is no number", c->noun, c->verb, a->operands[0]);
     if (is_create &&
         (s->num_layers == 0 || s->num_q_heads == 0 || s->num_kv_heads == 0 || s->head_dim_k == 0))
         return usage("pool create needs --layers, --q-heads, --kv-heads and --head-dim");

@@ -6,6 +6,7 @@
  * latency.c      percentiles of the histograms in /stats
  * live.c         top and watch
  * record.c       trace
+ * sequence.c     sequences to files and to other daemons
  * doctor.c       what may be wrong with this machine
  * completion.c   completion of bash, zsh and fish, from the table
  *
@@ -24,11 +25,14 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, MAX_OPERANDS = 2 };
 struct arguments {
     bool is_admin; /* of the command */
     const char *endpoint;
-    const char *operands[MAX_OPERANDS]; /* NAME, VALUE ... as the command's usage has them */
+    const char *operands[MAX_OPERANDS]; /* as the command's usage has them */
     const char *geometry; /* an option of pool create's that is given, NULL: none */
     const char *live; /* the same of top's, watch's and trace's */
     const char *tenant; /* of kill sequence */
-    uint64_t seq; /* the same: its operand */
+    uint64_t seq; /* an operand that is a sequence's number */
+    const char *pool; /* of sequence import and move */
+    uint64_t as; /* of sequence import, if has_as */
+    bool has_as;
     uint64_t record_us; /* of trace */
     uint64_t timeout_us, wait_us, interval_us;
     uint32_t count; /* of top, watch and trace; 0: without end */
@@ -105,6 +109,11 @@ int run_watch(attn_client *c, const struct arguments *a);
 
 /* record.c: the requests of some seconds, into a file that attnload --trace replays. */
 int run_trace(attn_client *c, const struct arguments *a);
+
+/* sequence.c */
+attn_status ask_sequence_export(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_sequence_import(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_sequence_move(attn_client *c, const struct arguments *a, json_t **out);
 
 /* doctor.c, completion.c */
 int run_doctor(const struct arguments *a);

@@ -336,6 +336,9 @@ struct attn_seq_file {
     char pool[64]; /* the name of the pool that it was in */
 };
 
+/* The name of the pool that a sequence of the tenant's is in. ATTN_ENOTFOUND. */
+ATTN_API attn_status attn_seq_pool(attn_client *c, uint64_t id, uint64_t timeout_us,
+                                   char out_name[64]);
 /* attn_seq_export: writes a sequence's K and V, what they mean, and its token ids to a file.
  *
  * The sequence may be any session's of the same tenant, and goes on meanwhile: the file has it as

@@ -8,6 +8,7 @@
  * truncated, or adopted) is begun again; one that always changes is adopted first and copied then.
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -133,7 +134,7 @@ static attn_status source_fence(struct move *m, uint32_t epoch)
     req.adopt = &adopt;
     m->stop_ns = attn_now_ns();
     attn_status st = client_call(m->from, &req, m->timeout_us, NULL, NULL);
-    m->is_fenced = st == ATTN_OK;
+    m->is_fenced = st == ATTN_OK || st == ATTN_ETIMEDOUT || st == ATTN_ECONN; /* it may be */
     return st == ATTN_OK ? seq_look_at(m->from, m->look.id, m->timeout_us, &m->look) : st;
 }
 
@@ -201,6 +202,22 @@ static attn_status move_run(struct move *m)
     }
     m->moved.is_left = st != ATTN_OK && st != ATTN_ENOTFOUND;
     return ATTN_OK;
+}
+
+attn_status attn_seq_pool(attn_client *c, uint64_t id, uint64_t timeout_us, char out_name[64])
+{
+    attn_status st =
+        out_name == NULL ? error_set(ATTN_EINVAL, "out_name is NULL") : client_check(c);
+    if (st != ATTN_OK)
+        return st;
+    struct seq_look *look = calloc(1, sizeof *look);
+    if (look == NULL)
+        return error_set(ATTN_ENOMEM, "no memory for a look at a sequence");
+    st = seq_look_at(c, id, timeout_us, look);
+    if (st == ATTN_OK)
+        snprintf(out_name, 64, "%.63s", look->pool);
+    free(look);
+    return st;
 }
 
 attn_status attn_seq_move(attn_client *from, uint64_t id, attn_pool *to, uint64_t timeout_us,

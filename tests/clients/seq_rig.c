@@ -5,16 +5,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct e2e seq_daemons[2];
+#include "tests/daemon/certs.h"
 
-attn_client *client_of(int i, bool is_shm)
+struct e2e seq_daemons[2];
+_Thread_local uint32_t seq_salt;
+
+attn_client *client_of(int daemon, bool is_shm)
 {
     attn_client *c = NULL;
-    char url[128];
-    snprintf(url, sizeof url, is_shm ? "shm://%s" : "%s",
-             is_shm ? seq_daemons[i].shm_path : seq_daemons[i].url);
-    if (attn_client_open(url, NULL, LONG_US, &c) != ATTN_OK)
+    char url[128], *ca = certs_file(CERTS_GOOD, "ca.crt");
+    const struct e2e *d = &seq_daemons[daemon];
+    struct attn_client_options o = {.struct_size = sizeof o, .ca_file = ca};
+    if (is_shm)
+        snprintf(url, sizeof url, "shm://%s", d->shm_path);
+    else /* E2E_TRANSPORT=tls: through TLS */
+        snprintf(url, sizeof url, "%s", d->tls_url[0] != '\0' ? d->tls_url : d->url);
+    if (attn_client_open(url, &o, LONG_US, &c) != ATTN_OK)
         fail_msg("%s", attn_last_error()->message);
+    free(ca);
     return c;
 }
 
@@ -63,8 +71,8 @@ attn_status step(attn_pool *p, const struct attn_seq *seq, uint32_t layer, uint3
     static _Thread_local float q[LAST * Q_HEADS * DIM];
     static _Thread_local float k[MAX_TOKENS * KV_HEADS * DIM], v[MAX_TOKENS * KV_HEADS * DIM];
     struct attn_item item = {.seq = *seq, .pos = pos, .n_tokens = n};
-    fill(k, layer, pos, n, KV_HEADS * DIM, 1);
-    fill(v, layer, pos, n, KV_HEADS * DIM, 2);
+    fill(k, layer, pos, n, KV_HEADS * DIM, 1 + 10 * seq_salt);
+    fill(v, layer, pos, n, KV_HEADS * DIM, 2 + 10 * seq_salt);
     for (uint32_t i = 0; out != NULL && i < n * Q_HEADS * DIM; i++)
         out[i] = 12345;
     if (out != NULL)
@@ -111,4 +119,10 @@ void assert_gone(attn_pool *p, uint64_t id)
 {
     struct attn_seq seq;
     assert_int_equal(attn_seq_adopt(p, id, LONG_US, &seq, NULL), ATTN_ENOTFOUND);
+}
+
+void assert_cached(uint32_t n_cached, uint32_t n)
+{
+    if (getenv("E2E_CARDS") == NULL || n_cached != 0)
+        assert_int_equal(n_cached, n / BLOCK * BLOCK);
 }

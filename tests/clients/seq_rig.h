@@ -26,6 +26,7 @@ enum {
 };
 
 extern struct e2e seq_daemons[2];
+extern _Thread_local uint32_t seq_salt; /* of the K and V that are appended */
 
 #define ok(call)                                                                                   \
     do {                                                                                           \
@@ -45,6 +46,8 @@ struct attn_seq make_seq(attn_pool *p, uint64_t id, uint32_t n, uint32_t n_last,
 /* The last tokens attend alike. */
 void assert_same(attn_pool *p, const struct attn_seq *a, attn_pool *q, const struct attn_seq *b,
                  const uint32_t *lens);
+/* So many of n known tokens are shared; of several cards none where another has them. */
+void assert_cached(uint32_t n_cached, uint32_t n);
 void assert_gone(attn_pool *p, uint64_t id);
 
 #endif

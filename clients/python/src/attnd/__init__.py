@@ -41,7 +41,7 @@ from .errors import (
     UnsupportedError,
 )
 from .lane import Lane
-from .pool import Item, Items, Pool, Result, Sequence, Step
+from .pool import Item, Items, Pool, Result, Sequence, SequenceFile, Step, sequence_file
 from .spec import LayerSpec, PoolSpec
 
 __version__ = "0.1.0"
@@ -76,6 +76,7 @@ __all__ = [
     "ProtocolError",
     "Result",
     "Sequence",
+    "SequenceFile",
     "SequenceGoneError",
     "SessionGoneError",
     "StaleEpochError",
@@ -85,4 +86,5 @@ __all__ = [
     "UnsupportedError",
     "connect",
     "default_url",
+    "sequence_file",
 ]

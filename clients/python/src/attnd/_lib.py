@@ -136,6 +136,34 @@ class Tokens(Structure):
     ]
 
 
+class SeqFile(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("num_layers", c_uint32),
+        ("id", c_uint64),
+        ("adapter", c_uint64),
+        ("bytes", c_uint64),
+        ("n_tokens", c_uint32),
+        ("n_ids", c_uint32),
+        ("n_blocks", c_uint32),
+        ("kv_dtype", c_int32),
+        ("pool", c_char * 64),
+    ]
+
+
+class Moved(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("is_left", c_uint32),
+        ("n_tokens", c_uint32),
+        ("n_blocks", c_uint32),
+        ("n_blocks_stopped", c_uint32),
+        ("reserved", c_uint32),
+        ("bytes", c_uint64),
+        ("stop_ns", c_uint64),
+    ]
+
+
 class Item(Structure):
     _fields_ = [
         ("seq", Seq),
@@ -274,6 +302,16 @@ _FUNCTIONS = {
     "attn_seq_truncate": (c_int, [c_void_p, POINTER(Seq), c_uint32, c_uint64]),
     "attn_seq_close": (c_int, [c_void_p, POINTER(Seq), c_uint64]),
     "attn_seq_adopt": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(Seq), POINTER(c_uint32)]),
+    "attn_seq_export": (c_int, [c_void_p, c_uint64, c_char_p, c_uint64, POINTER(SeqFile)]),
+    "attn_seq_import": (
+        c_int,
+        [c_void_p, c_char_p, c_uint64, c_uint64, POINTER(Seq), POINTER(c_uint32)],
+    ),
+    "attn_seq_file_info": (c_int, [c_char_p, POINTER(SeqFile)]),
+    "attn_seq_move": (
+        c_int,
+        [c_void_p, c_uint64, c_void_p, c_uint64, POINTER(Seq), POINTER(Moved)],
+    ),
     "attn_step": (c_int, [c_void_p, POINTER(Step), POINTER(StepResult)]),
     "attn_step_start": (
         c_int,

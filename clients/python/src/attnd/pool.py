@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _lib
 from ._handle import (
@@ -25,7 +25,7 @@ from ._tensor import DTYPES
 from .errors import AttndError, check
 from .spec import PoolSpec, from_c
 
-__all__ = ["Item", "Items", "Pool", "Result", "Sequence", "Step"]
+__all__ = ["Item", "Items", "Pool", "Result", "Sequence", "SequenceFile", "Step", "sequence_file"]
 
 if TYPE_CHECKING:
     from .client import Client
@@ -98,6 +98,46 @@ class Sequence(Closing, NotPicklable):
 
         interruptible(set_tokens, guard=pool._inside())
 
+    def export(
+        self, path: str | os.PathLike[str], *, timeout: float | None = None
+    ) -> SequenceFile:
+        """Writes K and V, what they mean, and the known token ids to a file.
+
+        The file replaces another as a whole or not at all; only its owner may read it. timeout is
+        of each request. Raises FileError, StaleEpochError (truncated or adopted meanwhile).
+        """
+        pool, us, name = self.pool, timeout_us(timeout), os.fsencode(path)
+
+        def export() -> SequenceFile:
+            c = _lib.SeqFile(ctypes.sizeof(_lib.SeqFile))
+            check(pool._lib.attn_seq_export(pool.client._handle, self.id, name, us, c))
+            return _file_of(c)
+
+        return interruptible(export, guard=pool._inside())
+
+    def move(self, to: Pool, *, timeout: float | None = None) -> Sequence:
+        """Takes the sequence to a pool of another daemon, while other threads decode it here.
+
+        Full blocks are copied first. Then steps here are refused with StaleEpochError or
+        SequenceGoneError, and the last blocks follow: go on with the sequence that this returns.
+        If it raises, the sequence is here; unless it is usable, adopt() it. timeout is of each
+        request. Raises what export() and import_sequence() do.
+        """
+        pool, us = self.pool, timeout_us(timeout)
+
+        def move() -> Sequence:
+            new = _lib.Seq()
+            with to._inside():
+                check(
+                    pool._lib.attn_seq_move(
+                        pool.client._handle, self.id, to._handle, us, ctypes.byref(new), None
+                    )
+                )
+            self.is_closed = True
+            return Sequence(to, new)
+
+        return interruptible(move, guard=pool._inside())
+
     def truncate(self, n_tokens: int, *, timeout: float | None = None) -> None:
         """Forgets tokens from n_tokens on, in every layer, and raises the epoch."""
         pool, c = self.pool, self._c()
@@ -133,6 +173,33 @@ class Sequence(Closing, NotPicklable):
 
     def __repr__(self) -> str:
         return f"<attnd.Sequence {self.id} epoch {self.epoch}>"
+
+
+class SequenceFile(NamedTuple):
+    """What the file of an exported sequence holds."""
+
+    id: int  # that the sequence had
+    pool: str  # the name of the pool that it was in
+    n_tokens: int  # of the longest layer
+    n_ids: int  # of its first tokens, ids are known
+    n_blocks: int
+    n_bytes: int  # of the file
+    kv_dtype: str
+    adapter: int
+
+
+def _file_of(c: _lib.SeqFile) -> SequenceFile:
+    dtype: bytes = _lib.library().attn_dtype_name(c.kv_dtype)
+    return SequenceFile(
+        c.id, c.pool.decode(), c.n_tokens, c.n_ids, c.n_blocks, c.bytes, dtype.decode(), c.adapter
+    )
+
+
+def sequence_file(path: str | os.PathLike[str]) -> SequenceFile:
+    """What a file holds, of which the head is verified. Raises FileError, ProtocolError."""
+    c = _lib.SeqFile(ctypes.sizeof(_lib.SeqFile))
+    check(_lib.library().attn_seq_file_info(os.fsencode(path), c))
+    return _file_of(c)
 
 
 def _random_id() -> int:
@@ -247,6 +314,36 @@ class Pool(Closing, NotPicklable):
             return Sequence(self, c, tuple(lens))
 
         return interruptible(adopt, guard=self._inside())
+
+    def import_sequence(
+        self,
+        path: str | os.PathLike[str],
+        seq_id: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Sequence:
+        """A new sequence with what a file holds; seq_id None: the number that it had.
+
+        layer_len tells how many tokens each layer has. The file is verified to its end first; a
+        failure leaves no sequence. timeout is of each request.
+
+        Raises ProtocolError (no such file, cut short, altered), InvalidArgumentError (it means
+        something else than the pool's blocks; the message names the field), FileError,
+        OutOfBlocksError, AlreadyExistsError.
+        """
+        if seq_id is None:
+            seq_id = sequence_file(path).id
+        seq_id = whole("seq_id", seq_id, U64_MAX)
+        us, name = timeout_us(timeout), os.fsencode(path)
+
+        def import_seq() -> Sequence:
+            c, lens = _lib.Seq(), (ctypes.c_uint32 * self.spec.num_layers)()
+            check(
+                self._lib.attn_seq_import(self._handle, name, seq_id, us, ctypes.byref(c), lens)
+            )
+            return Sequence(self, c, tuple(lens))
+
+        return interruptible(import_seq, Sequence._forget, self._inside())
 
     # ---- steps
 
