@@ -249,6 +249,8 @@ bool cards_are_lost(const struct card_list *list)
 
 void cards_give_up(struct card_list *list)
 {
+    if (cards_are_lost(list))
+        return; /* the process ends, and is followed */
     for (uint32_t i = 0; i < list->n && list->n > 1; i++) {
         struct card *card = &list->at[i];
         if (card->is_given_up || engine_health(card->engine) == ATTN_OK)

@@ -43,6 +43,7 @@ enum option_id {
     OPT_LAYERS,
     OPT_DTYPE,
     OPT_KV_DTYPE,
+    OPT_SPLIT,
     OPT_BLOCK_TOKENS,
     OPT_WORKERS,
     OPT_SEQUENCES,
@@ -91,6 +92,8 @@ static const struct {
     {"dtype", OPT_DTYPE, TYPE_OTHER, "TYPE", "f32, f16 or bf16 of q, k, v and out (bf16)", 0, 0, 0},
     {"kv-dtype", OPT_KV_DTYPE, TYPE_OTHER, "TYPE",
      "as cached: fp8_e4m3, int8 or as --dtype (the default)", 0, 0, 0},
+    {"split", OPT_SPLIT, TYPE_OTHER, "KIND",
+     "over the daemon's cards: whole, heads, tokens (default: whole, if it fits one)", 0, 0, 0},
     {"block-tokens", OPT_BLOCK_TOKENS, TYPE_NUMBER, "N", "tokens a block (16)", AT(block_tokens), 8,
      256},
     {"workers", OPT_WORKERS, TYPE_NUMBER, "N", "threads, each with a client of its own (1)",
@@ -239,6 +242,8 @@ static const char *set_other(struct options *o, enum option_id id, const char *t
         return o->dtype == ATTN_F32 || o->dtype == ATTN_F16 || o->dtype == ATTN_BF16
                    ? NULL
                    : "f32, f16 or bf16";
+    case OPT_SPLIT:
+        return attn_split_parse(text, &o->split) ? NULL : "whole, heads, tokens or auto";
     case OPT_KV_DTYPE:
         o->kv_dtype = attn_dtype_parse(text);
         return o->kv_dtype != ATTN_DTYPE_NONE ? NULL : "fp8_e4m3, int8 or what --dtype is";

@@ -25,6 +25,7 @@ struct options {
     struct arrivals_spec arrivals; /* of the open loop */
     struct slo slo; /* search the rate that keeps it */
     attn_dtype dtype, kv_dtype;
+    attn_split split;
     bool is_prompt_attended;
     uint32_t seed;
     double timeout_s, wait_s;

@@ -31,9 +31,9 @@ attn_status worker_pool_create(attn_client *c, const struct load *load, attn_poo
     struct attn_layer layers[PRESET_MAX_LAYERS];
     char name[128];
     /* the name says all that differs, so that runs alike share a pool */
-    snprintf(name, sizeof name, "attnload-%s-%u-%s-%s-%ux%u", o->preset->name, o->n_layers,
-             attn_dtype_name(o->dtype), attn_dtype_name(o->kv_dtype), load->n_blocks,
-             o->block_tokens);
+    snprintf(name, sizeof name, "attnload-%s-%u-%s-%s-%s-%ux%u", o->preset->name, o->n_layers,
+             attn_dtype_name(o->dtype), attn_dtype_name(o->kv_dtype), attn_split_name(o->split),
+             load->n_blocks, o->block_tokens);
     for (uint32_t i = 0; i < o->n_layers; i++)
         layers[i] = preset_layer(o->preset, i);
     struct attn_pool_spec spec = {.struct_size = sizeof spec,
@@ -47,6 +47,7 @@ attn_status worker_pool_create(attn_client *c, const struct load *load, attn_poo
                                   .n_blocks = load->n_blocks,
                                   .q_dtype = o->dtype,
                                   .kv_dtype = o->kv_dtype,
+                                  .split = o->split,
                                   .n_layers = o->n_layers,
                                   .layers = layers,
                                   .model = o->preset->name};

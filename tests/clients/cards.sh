@@ -17,7 +17,16 @@ expect 0 "$ctl" --wait 60 ping
 port=$(http_port "$dir/attnd.log")
 for endpoint in "$ATTND_ENDPOINT" "shm://$dir/shm"; do
   expect 0 "$bin/attnload" --endpoint "$endpoint" --preset bytelm --workers 2 --sequences 3 --context 40 --steps 20 --verify=5
+  # over both cards, every one of which computes
+  for split in heads tokens; do
+    expect 0 "$bin/attnload" --endpoint "$endpoint" --preset bytelm --split $split --block-tokens 32 --workers 2 \
+      --sequences 3 --context 200 --prompt attend --chunk 60 --steps 20 --verify=50
+  done
 done
+expect 0 "$ctl" pool create over --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 4 --split heads
+has '^split heads$'
+expect 0 "$ctl" --json pool list
+holds "[p['split'] for p in x['pools'] if p['name'] == 'over'] == ['heads']"
 
 # while sequences are open
 "$bin/attnload" --preset bytelm --sequences 6 --context 40 --steps 60 --duration 600 >"$dir/load.log" 2>&1 &

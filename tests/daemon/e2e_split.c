@@ -251,18 +251,25 @@ static void a_part_that_fails_fails_the_step_which_may_be_repeated(void **state)
     end();
 }
 
-static void a_lost_card_takes_what_is_split_over_it(void **state)
+/* Begins on two cards, of which the second one misbehaves. A lost device is not closed: its threads
+ * are there when the process ends. */
+static void begin_faulty(const char *const *faults)
 {
-    (void)state;
-    static const char *const faults[] = {"--danger-inject-faults", "--backend", "cpu+faults:lose@4",
-                                         NULL};
     char sanitizer[256], *given = getenv("TSAN_OPTIONS");
-    given = strdup(given == NULL ? "" : given); /* a lost device is not closed */
+    given = strdup(given == NULL ? "" : given);
     snprintf(sanitizer, sizeof sanitizer, "%s report_thread_leaks=0", given);
     setenv("TSAN_OPTIONS", sanitizer, 1);
     begin("0,1", faults);
     setenv("TSAN_OPTIONS", given, 1);
     free(given);
+}
+
+static void a_lost_card_takes_what_is_split_over_it(void **state)
+{
+    (void)state;
+    static const char *const faults[] = {"--danger-inject-faults", "--backend", "cpu+faults:lose@4",
+                                         NULL};
+    begin_faulty(faults);
     for (uint32_t i = 0; i < N_SEQS; i++)
         assert_int_equal(e2e_open_seq(&c, &s[i], 1 + i, 7 * i), ATTN_OK);
     for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
@@ -354,6 +361,35 @@ static void a_successor_without_a_cards_part_begins_without_the_sequences(void *
     end();
 }
 
+/* The batch has parts on both cards, of which one never comes back: the lead can't go on either. */
+static void a_card_that_hangs_ends_the_process(void **state)
+{
+    (void)state;
+    static const char *const flags[] = {"--supervise",
+                                        "--danger-inject-faults",
+                                        "--backend",
+                                        "cpu+faults:hang@4",
+                                        "--engine.stall_timeout",
+                                        "300ms",
+                                        NULL};
+    begin_faulty(flags);
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        assert_int_equal(e2e_open_seq(&c, &s[i], 1 + i, 7 * i), ATTN_OK);
+    for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
+        assert_int_equal(step_all(layer, 0, 20)->header->status, ATTN_OK);
+    struct e2e_item it = {&s[0], 20, 1};
+    c.may_fail = true; /* its connection ends */
+    e2e_send_step(&c, 0, E2E_BOTH, &it, 1, 0);
+    e2e_await_log(&d, "kept: 0 sequences of 0 tokens, 1 pools, 1 sessions; dropped: 0");
+    assert_true(e2e_log_has(&d, "no batch has come back for"));
+    e2e_disconnect(&c);
+    e2e_connect(&c, &d);
+    e2e_make_pool(&c, ATTN_BF16, N_BLOCKS);
+    assert_int_equal(e2e_open_seq(&c, &s[6], 60, 1), ATTN_OK);
+    e2e_step(&c, 0, &(struct e2e_item){&s[6], 0, 20}, 1);
+    end();
+}
+
 static int kill_what_is_left(void **state)
 {
     (void)state;
@@ -371,6 +407,7 @@ int main(void)
         TEST(what_cannot_be_split_is_refused_by_name),
         TEST(a_part_that_fails_fails_the_step_which_may_be_repeated),
         TEST(a_lost_card_takes_what_is_split_over_it),
+        TEST(a_card_that_hangs_ends_the_process),
         TEST(a_successor_goes_on_with_all_parts),
         TEST(a_successor_without_a_cards_part_begins_without_the_sequences),
     };

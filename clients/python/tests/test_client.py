@@ -399,3 +399,10 @@ def test_other_threads_run_while_a_call_waits(own_daemon):
             n += 1
         thread.join()
         assert n > 100  # a held interpreter lock would leave no turn
+
+
+def test_a_pool_says_how_it_lies_on_cards(client):
+    assert client.create_pool(PLAIN._replace(name="lies")).spec.split == "whole"
+    assert client.create_pool(PLAIN._replace(name="split", split="heads")).spec.split == "heads"
+    with pytest.raises(ValueError, match="split is 'both', expected one of auto, whole"):
+        client.create_pool(PLAIN._replace(name="both", split="both"))
