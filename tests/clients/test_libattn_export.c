@@ -344,6 +344,8 @@ static void quotas_hold_for_imports_and_tenants_see_their_own(void **state)
     static const char tenants[] =
         "[small]\nsequences = 2\nblocks = 10\ntoken_sha256 = "
         "81db8ebbbbc69c6c6ad4a6aa92b76e0c08af547da236b9e2c9dbe1d8285a8130\n"
+        "[narrow]\nbytes_in_flight = 100000\ntoken_sha256 = "
+        "5eda958e9ddee7721fb71e7a7618c64dbf20cc77b06ba4e4d2269d6c3e50655b\n"
         "[large]\ntoken_sha256 = "
         "d35c416a85b807e9b5384915d6ebb4a9f7352713efd89857b45a242f473728a9\n";
     char name[96];
@@ -375,6 +377,19 @@ static void quotas_hold_for_imports_and_tenants_see_their_own(void **state)
     assert_gone(q, 9);
     ok(attn_seq_close(q, &got[0], LONG_US));
     ok(attn_seq_import(q, path, 9, LONG_US, &got[2], NULL));
+    /* a message of seven blocks is more than may be in flight; what was comes back */
+    attn_client *narrow = tenants_client(&t, "narrow");
+    attn_pool *r = pool_of(narrow, ATTN_F32, "m", 0.25f, 64);
+    assert_int_equal(attn_seq_import(r, path, 1, LONG_US, &got[0], NULL), ATTN_EQUOTA);
+    assert_non_null(strstr(attn_last_error()->message, "narrow"));
+    assert_gone(r, 1);
+    ok(attn_seq_close(p, &seq, LONG_US));
+    seq = make_seq(p, 7, 60, 60, 0);
+    ok(attn_seq_export(large, 7, path, LONG_US, NULL));
+    for (uint64_t i = 1; i <= 3; i++)
+        ok(attn_seq_import(r, path, i, LONG_US, &got[0], NULL));
+    attn_pool_close(r);
+    attn_client_close(narrow);
     attn_pool_close(p);
     attn_pool_close(q);
     attn_client_close(large);
