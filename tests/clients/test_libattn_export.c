@@ -322,6 +322,45 @@ static void every_call_that_fails_changes_nothing(void **state)
     attn_client_close(a);
 }
 
+/* A daemon whose messages take two blocks; of a pool with larger ones, none. */
+static void blocks_go_in_pieces_that_messages_take(void **state)
+{
+    (void)state;
+    static const char *const flags[] = {"--listen.max_message", "64K", NULL};
+    const uint32_t lens[LAYERS] = {300, 290};
+    struct e2e t;
+    struct attn_seq seq, got;
+    attn_client *c = NULL;
+    e2e_start(&t, flags);
+    ok(attn_client_open(t.url, NULL, LONG_US, &c));
+    attn_pool *p = pool_of(c, ATTN_F32, "m", 0.25f, 64), *large = NULL;
+    struct attn_pool_spec spec = *attn_pool_spec_of(p);
+    ok(attn_seq_open(p, 7, LONG_US, &seq));
+    for (uint32_t l = 0; l < LAYERS; l++) /* and so do steps */
+        for (uint32_t pos = 0, n; pos < lens[l]; pos += n) {
+            n = lens[l] - pos < 50 ? lens[l] - pos : 50;
+            ok(step(p, &seq, l, pos, n, true, NULL));
+        }
+    ok(attn_seq_export(c, 7, path, LONG_US, NULL));
+    ok(attn_seq_import(p, path, 8, LONG_US, &got, NULL));
+    assert_same(p, &seq, p, &got, lens);
+
+    spec.name = "large";
+    spec.num_layers = 8;
+    spec.n_blocks = 4;
+    spec.n_layers = 0;
+    spec.layers = NULL;
+    ok(attn_pool_create(c, &spec, LONG_US, &large));
+    ok(attn_seq_open(large, 9, LONG_US, &got));
+    ok(step(large, &got, 0, 0, 1, true, NULL));
+    assert_int_equal(attn_seq_export(c, 9, path, LONG_US, NULL), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "a block has 65536 bytes, a message 65536"));
+    attn_pool_close(p);
+    attn_pool_close(large);
+    attn_client_close(c);
+    e2e_stop(&t);
+}
+
 /* A client of a daemon with tenants, by the token that is the tenant's name. */
 static attn_client *tenants_client(const struct e2e *daemon, const char *tenant)
 {
@@ -404,6 +443,7 @@ int main(void)
         cmocka_unit_test(a_file_brings_a_sequence_back_to_the_bit),
         cmocka_unit_test(what_is_damaged_or_foreign_is_refused_by_name),
         cmocka_unit_test(every_call_that_fails_changes_nothing),
+        cmocka_unit_test(blocks_go_in_pieces_that_messages_take),
         cmocka_unit_test(quotas_hold_for_imports_and_tenants_see_their_own),
     };
     return cmocka_run_group_tests(tests, start, stop);
