@@ -47,6 +47,8 @@ static void tenant_release(const struct request *req, attn_status st)
     if (req->tenant == NULL)
         return;
     tenant_give(req->tenant, TENANT_BYTES, req->tenant_bytes);
+    if (!req->is_tenants_step)
+        return;
     req->tenant->n_steps--;
     if (!tenant_is_operator(req->tenant))
         atomic_fetch_add_explicit(

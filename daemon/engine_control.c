@@ -16,6 +16,7 @@
 #include "daemon/engine_pool.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
+#include "daemon/engine_step.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
 
@@ -546,6 +547,13 @@ void control_admit(struct engine *e, struct request *req, uint64_t now_ns)
         return;
     case ATTND__REQUEST__BODY_DRAIN:
         run_drain(e, req);
+        return;
+    case ATTND__REQUEST__BODY_IMPORT: /* as large as steps, and may wait as they do */
+        st = bytes_charge(e, req, session, req->msg->n_bytes, why, sizeof why);
+        if (st != ATTN_OK)
+            engine_refuse(e, req, st, "%s", why);
+        else
+            enter(e, req, session);
         return;
     default:
         enter(e, req, session);

@@ -298,21 +298,30 @@ static attn_status step_check_turn(struct engine *e, const struct request *req,
     return ATTN_EOVERLOAD;
 }
 
-/* Charges the step's bytes to its tenant until it is answered. */
-static attn_status step_charge(struct engine *e, struct request *req, uint32_t session, char *why,
-                               size_t why_bytes)
+attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session, uint64_t bytes,
+                         char *why, size_t why_bytes)
 {
     struct tenant *who = session_tenant(e, session);
-    bool is_counted = req->part == NULL || cards_step_counts(req); /* once, of several parts */
-    uint64_t bytes = is_counted ? req->msg->n_bytes : 0;
     attn_status st = tenant_take(who, TENANT_BYTES, bytes, why, why_bytes);
     if (st != ATTN_OK) /* alone it may fit */
         return bytes <= who->most[TENANT_BYTES] ? ATTN_EOVERLOAD : st;
     req->tenant = who;
     req->tenant_bytes = bytes;
-    if (who != NULL && who->n_steps++ == 0)
-        pace_flow_begin(&who->flow, e->flow_clock);
     return ATTN_OK;
+}
+
+/* Charges the step's bytes to its tenant, and counts it among the tenant's. */
+static attn_status step_charge(struct engine *e, struct request *req, uint32_t session, char *why,
+                               size_t why_bytes)
+{
+    bool is_counted = req->part == NULL || cards_step_counts(req); /* once, of several parts */
+    uint64_t bytes = is_counted ? req->msg->n_bytes : 0;
+    attn_status st = bytes_charge(e, req, session, bytes, why, why_bytes);
+    struct tenant *who = req->tenant;
+    req->is_tenants_step = st == ATTN_OK;
+    if (st == ATTN_OK && who != NULL && who->n_steps++ == 0)
+        pace_flow_begin(&who->flow, e->flow_clock);
+    return st;
 }
 
 void step_admit(struct engine *e, struct request *req, uint64_t now_ns)

@@ -7,6 +7,11 @@
 /* Takes a step in: refuses it as a whole, or its items become ready, wait or fail. */
 void step_admit(struct engine *e, struct request *req, uint64_t now_ns);
 
+/* Charges a request's bytes to its tenant until it is answered. ATTN_EQUOTA; ATTN_EOVERLOAD: beside
+ * what else is in flight. */
+attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session, uint64_t bytes,
+                         char *why, size_t why_bytes);
+
 /* What of a step can be wrong without looking at a sequence or its payload; out: where its tensors
  * are. ATTN_EINVAL and what wire_step_layout_of gives. */
 attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const struct pool *p,

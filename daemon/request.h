@@ -49,8 +49,9 @@ struct request {
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */
     uint32_t peer_data_bytes;
     struct principal principal; /* who sent it: the transport's answer */
-    struct tenant *tenant; /* a step's, from its admission on; NULL: nobody asks */
+    struct tenant *tenant; /* of a step or import, from its admission on; NULL: nobody asks */
     uint64_t tenant_bytes; /* that it holds of the tenant's */
+    bool is_tenants_step; /* counted among the tenant's steps */
     struct share *share; /* of its connection: what it holds is counted there; NULL: nowhere */
     struct iobuf *msg; /* received message */
     struct iobuf *room; /* where its reply must go, the transport's; NULL: taken from the pool */

@@ -8,7 +8,7 @@
 enum {
     CHUNK_BYTES = 4 << 20, /* of a message: what other requests wait for at most */
     CHUNK_IDS = 32768,
-    REPLY_HEAD_BYTES = 64 << 10, /* lengths, texts and sums beside the blocks, and a margin */
+    REPLY_HEAD_BYTES = 32 << 10, /* lengths, texts and sums beside the blocks, and a margin */
 };
 
 struct taking {

@@ -322,6 +322,45 @@ static void every_call_that_fails_changes_nothing(void **state)
     attn_client_close(a);
 }
 
+/* A daemon whose messages take two blocks; of a pool with larger ones, none. */
+static void blocks_go_in_pieces_that_messages_take(void **state)
+{
+    (void)state;
+    static const char *const flags[] = {"--listen.max_message", "64K", NULL};
+    const uint32_t lens[LAYERS] = {300, 290};
+    struct e2e t;
+    struct attn_seq seq, got;
+    attn_client *c = NULL;
+    e2e_start(&t, flags);
+    ok(attn_client_open(t.url, NULL, LONG_US, &c));
+    attn_pool *p = pool_of(c, ATTN_F32, "m", 0.25f, 64), *large = NULL;
+    struct attn_pool_spec spec = *attn_pool_spec_of(p);
+    ok(attn_seq_open(p, 7, LONG_US, &seq));
+    for (uint32_t l = 0; l < LAYERS; l++) /* and so do steps */
+        for (uint32_t pos = 0, n; pos < lens[l]; pos += n) {
+            n = lens[l] - pos < 50 ? lens[l] - pos : 50;
+            ok(step(p, &seq, l, pos, n, true, NULL));
+        }
+    ok(attn_seq_export(c, 7, path, LONG_US, NULL));
+    ok(attn_seq_import(p, path, 8, LONG_US, &got, NULL));
+    assert_same(p, &seq, p, &got, lens);
+
+    spec.name = "large";
+    spec.num_layers = 8;
+    spec.n_blocks = 4;
+    spec.n_layers = 0;
+    spec.layers = NULL;
+    ok(attn_pool_create(c, &spec, LONG_US, &large));
+    ok(attn_seq_open(large, 9, LONG_US, &got));
+    ok(step(large, &got, 0, 0, 1, true, NULL));
+    assert_int_equal(attn_seq_export(c, 9, path, LONG_US, NULL), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message, "a block has 65536 bytes, a message 65536"));
+    attn_pool_close(p);
+    attn_pool_close(large);
+    attn_client_close(c);
+    e2e_stop(&t);
+}
+
 /* A client of a daemon with tenants, by the token that is the tenant's name. */
 static attn_client *tenants_client(const struct e2e *daemon, const char *tenant)
 {
@@ -344,6 +383,8 @@ static void quotas_hold_for_imports_and_tenants_see_their_own(void **state)
     static const char tenants[] =
         "[small]\nsequences = 2\nblocks = 10\ntoken_sha256 = "
         "81db8ebbbbc69c6c6ad4a6aa92b76e0c08af547da236b9e2c9dbe1d8285a8130\n"
+        "[narrow]\nbytes_in_flight = 100000\ntoken_sha256 = "
+        "5eda958e9ddee7721fb71e7a7618c64dbf20cc77b06ba4e4d2269d6c3e50655b\n"
         "[large]\ntoken_sha256 = "
         "d35c416a85b807e9b5384915d6ebb4a9f7352713efd89857b45a242f473728a9\n";
     char name[96];
@@ -375,6 +416,19 @@ static void quotas_hold_for_imports_and_tenants_see_their_own(void **state)
     assert_gone(q, 9);
     ok(attn_seq_close(q, &got[0], LONG_US));
     ok(attn_seq_import(q, path, 9, LONG_US, &got[2], NULL));
+    /* a message of seven blocks is more than may be in flight; what was comes back */
+    attn_client *narrow = tenants_client(&t, "narrow");
+    attn_pool *r = pool_of(narrow, ATTN_F32, "m", 0.25f, 64);
+    assert_int_equal(attn_seq_import(r, path, 1, LONG_US, &got[0], NULL), ATTN_EQUOTA);
+    assert_non_null(strstr(attn_last_error()->message, "narrow"));
+    assert_gone(r, 1);
+    ok(attn_seq_close(p, &seq, LONG_US));
+    seq = make_seq(p, 7, 60, 60, 0);
+    ok(attn_seq_export(large, 7, path, LONG_US, NULL));
+    for (uint64_t i = 1; i <= 3; i++)
+        ok(attn_seq_import(r, path, i, LONG_US, &got[0], NULL));
+    attn_pool_close(r);
+    attn_client_close(narrow);
     attn_pool_close(p);
     attn_pool_close(q);
     attn_client_close(large);
@@ -389,6 +443,7 @@ int main(void)
         cmocka_unit_test(a_file_brings_a_sequence_back_to_the_bit),
         cmocka_unit_test(what_is_damaged_or_foreign_is_refused_by_name),
         cmocka_unit_test(every_call_that_fails_changes_nothing),
+        cmocka_unit_test(blocks_go_in_pieces_that_messages_take),
         cmocka_unit_test(quotas_hold_for_imports_and_tenants_see_their_own),
     };
     return cmocka_run_group_tests(tests, start, stop);
