@@ -38,6 +38,9 @@ static const char help[] =
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
     "  --runs N          timed runs a cell (default 50)\n"
+    "  --devices A,B     decode cells on the first of these cards, and split over all of them by "
+    "kv\n"
+    "                    heads and by tokens: each card's part is timed alone, the slowest counts\n"
     "  --alone           cuda, hip: wait for each run before the next is enqueued; else what is\n"
     "                    submitted meanwhile makes batches take up to 1 us longer, and reads as\n"
     "                    much or more. Builds compare best with it, 'public' without it\n"
@@ -99,7 +102,7 @@ struct row {
     bool is_supported;
 };
 
-static void name_of(const struct bench_cell *c, char *out, size_t bytes)
+void bench_cell_name(const struct bench_cell *c, char *out, size_t bytes)
 {
     snprintf(out, bytes, "%u,%u,%u,b%u,c%u", c->g->num_q_heads, c->g->num_kv_heads,
              c->g->head_dim_k, c->batch, c->context);
@@ -130,7 +133,7 @@ static void print_header(const struct program *p)
 static void print_prompt(const struct row *r)
 {
     char name[64], rows[48], public_us[32] = "-", over[32] = "-";
-    name_of(r->cell, name, sizeof name);
+    bench_cell_name(r->cell, name, sizeof name);
     if (r->cell->best_public_us > 0) {
         snprintf(public_us, sizeof public_us, "%.1f", (double)r->cell->best_public_us);
         snprintf(over, sizeof over, "%.3f", r->us / (double)r->cell->best_public_us);
@@ -150,7 +153,7 @@ static void print_row(const struct program *p, const struct row *r)
         print_prompt(r);
         return;
     }
-    name_of(r->cell, name, sizeof name);
+    bench_cell_name(r->cell, name, sizeof name);
     if (!r->is_supported) {
         printf("%-26s %-11s not for this geometry or device\n", name, r->variant);
         return;
@@ -332,7 +335,7 @@ static int run_grid(struct program *p, const struct bench_cell *cells, uint32_t 
             fputs(csv_header, p->csv);
     }
     for (uint32_t i = 0; ok && i < n; i++) {
-        name_of(&cells[i], name, sizeof name);
+        bench_cell_name(&cells[i], name, sizeof name);
         if (p->match == NULL || strstr(name, p->match) != NULL)
             ok = run_cell(p, &cells[i], &rows[i]);
     }
@@ -426,6 +429,7 @@ int main(int argc, char **argv)
         {"runs", required_argument, NULL, 'r'},
         {"new", required_argument, NULL, 'N'},
         {"alone", no_argument, NULL, 'a'},
+        {"devices", required_argument, NULL, 'D'},
         {"naive-runs", required_argument, NULL, 'n'},
         {"threads", required_argument, NULL, 't'},
         {"memory", required_argument, NULL, 'M'},
@@ -439,6 +443,7 @@ int main(int argc, char **argv)
     const char *csv = NULL;
     struct bench_cell given[MAX_GIVEN];
     struct case_geometry geometries[MAX_GIVEN];
+    struct bench_cards cards = {0};
     const char *type = NULL;
     uint32_t gib = 0, new_tokens = 0, n_given = 0, max_tokens = 0, n_cells;
     int opt;
@@ -473,6 +478,12 @@ int main(int argc, char **argv)
             break;
         case 'a':
             o.is_alone = true;
+            break;
+        case 'D':
+            ok = bench_cards_parse(optarg, &cards);
+            if (!ok)
+                fprintf(stderr, "attnbench: --devices is '%s', must be two to %d numbers\n", optarg,
+                        BENCH_MAX_CARDS);
             break;
         case 'n':
             ok = parse_count("naive-runs", optarg, 0, &o.naive_runs);
@@ -553,7 +564,7 @@ int main(int argc, char **argv)
     uint64_t largest = 0;
     for (uint32_t i = 0; i < n_cells; i++) {
         char name[64];
-        name_of(&cells[i], name, sizeof name);
+        bench_cell_name(&cells[i], name, sizeof name);
         if (p.match != NULL && strstr(name, p.match) == NULL)
             continue;
         largest = bench_setup_bytes(&cells[i]) > largest ? bench_setup_bytes(&cells[i]) : largest;
@@ -565,6 +576,12 @@ int main(int argc, char **argv)
         return 2;
     }
     o.memory_bytes = (uint64_t)gib << 30;
+    if (cards.n > 0 && (p.has_prompts || p.match != NULL || csv != NULL)) {
+        fprintf(stderr, "attnbench: --devices is for decode cells, without --match and --csv\n");
+        return 2;
+    }
+    if (cards.n > 0)
+        return bench_cards(&o, &cards, cells, n_cells);
     if (!open_csv(csv, &p.csv))
         return 2;
     int rc = 69;

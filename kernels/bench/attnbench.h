@@ -3,6 +3,7 @@
  * attnbench.c        arguments, tables, CSV
  * attnbench_cells.c  what is measured
  * attnbench_run.c    one cell: fills a pool, checks, times
+ * attnbench_cards.c  cells on one card and split over several
  * attnbench_dilated.c  the grid of dilated attention, whose rows are other ones
  */
 #ifndef ATTND_KERNELS_ATTNBENCH_H
@@ -37,6 +38,12 @@ struct bench_options {
     uint64_t memory_bytes; /* 0: what the largest cell needs */
     uint32_t max_tokens; /* query tokens of a batch */
     bool is_alone; /* runs are waited for one by one */
+    uint32_t device_index;
+};
+
+enum { BENCH_MAX_CARDS = 8, BENCH_MAX_DEVICE = 127 };
+struct bench_cards {
+    uint32_t n, index[BENCH_MAX_CARDS];
 };
 
 /* A device, its memory, and random bytes to fill pools with. */
@@ -87,6 +94,13 @@ attn_status bench_time_in_bursts(struct bench *x, struct backend_batch *const *l
                                  const char *variant, uint32_t runs, uint64_t *out_ns);
 /* The grid of dilated attention, its CSV and all; the exit code. match, csv: NULL: none. */
 int bench_dilated(const struct bench_options *o, const char *match, FILE *csv);
+
+/* "0,1": two to eight numbers. */
+bool bench_cards_parse(const char *text, struct bench_cards *out);
+/* Decode cells on the first card, and split over all by heads and by tokens; the exit code. */
+int bench_cards(const struct bench_options *o, const struct bench_cards *cards,
+                const struct bench_cell *c, uint32_t n_cells);
+void bench_cell_name(const struct bench_cell *c, char *dst, size_t n);
 
 /* All return false with bench.error set. */
 bool bench_open(struct bench *x, const struct bench_options *o, uint64_t largest_bytes);

@@ -54,6 +54,7 @@ static bool open_backend(struct bench *x)
                                .max_batch_items = BENCH_MAX_BATCH,
                                .max_batch_tokens = x->options.max_tokens,
                                .n_threads = x->options.n_threads,
+                               .device_index = (int32_t)x->options.device_index,
                                .import_fd = -1};
     attn_status st = x->ops->open(&c, &x->b);
     if (st == ATTN_OK)

@@ -111,6 +111,18 @@ FILL(pool_create_dilated)
     REQUEST(pool_create, POOL_CREATE, Attnd__PoolCreate, attnd__pool_create__init,
             .spec = &dilated);
 }
+FILL(pool_create_split)
+{
+    static Attnd__PoolSpec split = ATTND__POOL_SPEC__INIT;
+    split.name = "long";
+    split.num_layers = 32;
+    split.num_q_heads = 32;
+    split.num_kv_heads = 8;
+    split.head_dim_k = 128;
+    split.q_dtype = ATTND__DTYPE__BF16;
+    split.split = ATTND__SPLIT__SPLIT_HEADS;
+    REQUEST(pool_create, POOL_CREATE, Attnd__PoolCreate, attnd__pool_create__init, .spec = &split);
+}
 FILL(pool_describe)
 {
     REQUEST(pool_describe, POOL_DESCRIBE, Attnd__PoolDescribe, attnd__pool_describe__init,
@@ -316,6 +328,8 @@ const struct sample samples[] = {
     {"request_pool_create", "two layers, the second with every option", false, 0, fill_pool_create},
     {"request_pool_create_dilated", "every layer dilated, in three branches", false, 0,
      fill_pool_create_dilated},
+    {"request_pool_create_split", "each card has some of the kv heads", false, 0,
+     fill_pool_create_split},
     {"request_pool_describe", "a pool by name", false, 0, fill_pool_describe},
     {"request_open", "a new sequence", false, 0, fill_open},
     {"request_open_with_tokens", "a new sequence of three tokens, with an adapter", false, 0,
