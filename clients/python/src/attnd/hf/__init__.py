@@ -27,6 +27,7 @@ _graphs.py  decode steps as CUDA graphs
 _compiled.py  a decode step that torch.compile sees as a whole
 _paged.py   the cache of continuous batching
 _engine.py  continuous batching: transformers' managers over that cache
+serve.py    a program: transformers' server with it
 _worker.py  Worker: caches, steps, closing
 _attach.py  attach(): what a model needs, its pool, switching its attention
 """
