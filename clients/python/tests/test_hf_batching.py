@@ -1,13 +1,21 @@
 """Continuous batching of transformers over attnd: texts are those of generate(), token for token,
 whatever comes, goes, is cancelled, does not fit, or is restarted."""
 
+import concurrent.futures
 import copy
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", minversion="5.23", reason="transformers 5.23 is not installed")
 
+import tokenizers  # noqa: E402
 import torch  # noqa: E402
 import transformers as tf  # noqa: E402
 from hf_models import gpt_oss, llama, llama4, make, qwen3  # noqa: E402
@@ -255,3 +263,65 @@ def test_nothing_is_left_behind(attach, model, manager):
     m.stop(hard_stop=True)
     cache = next(iter(worker._caches))
     assert not cache._held
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a model whose words are t0 to t96."""
+    folder = tmp_path_factory.mktemp("model")
+    model = make(llama, seed=301)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    words = tokenizers.models.WordLevel({f"t{i}": i for i in range(97)}, unk_token="t0")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder
+
+
+def test_two_servers_on_one_daemon(daemon, saved):
+    """transformers' own server, each in a process of its own, with requests at the same time."""
+    pytest.importorskip("fastapi", reason="what transformers serve needs is not installed")
+    pytest.importorskip("uvicorn", reason="what transformers serve needs is not installed")
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    command = [sys.executable, "-m", "attnd.hf.serve", "--attnd", daemon.url, "--share-prefixes"]
+    command += ["--n-tokens", "2048", str(saved), "--port", "0", "--device", "cpu", "--dtype", "auto"]
+    servers = [
+        subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    model = tf.AutoModelForCausalLM.from_pretrained(saved)
+    model.set_attn_implementation("eager")
+    given = prompts((40, 23, 9, 5))
+    expected = [want(model, ids, 12) for ids in given]
+    try:
+        urls = [address_of(server) for server in servers]
+
+        def ask(i):
+            body = {"model": str(saved), "prompt": " ".join(f"t{t}" for t in given[i % 4])}
+            body |= {"max_tokens": 12, "temperature": 0}
+            request = urllib.request.Request(
+                f"{urls[i // 4]}/v1/completions",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urllib.request.urlopen(request, timeout=240) as answer:
+                (choice,) = json.load(answer)["choices"]
+            return [int(word[1:]) for word in choice["text"].split()]
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(ask, range(8))) == expected * 2
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+
+
+def address_of(server):
+    """Where it says that it listens."""
+    said = []
+    for line in server.stderr:
+        said.append(line)
+        if found := re.search(r"running on (http://\S+)", line):
+            return found[1]
+    raise AssertionError("".join(said))

@@ -227,3 +227,41 @@ def test_a_model_on_the_cpu_has_no_graphs(attach):
         attnd.UnsupportedError, match="graphs=True, and the model is on cpu: not a GPU"
     ):
         attach(model, graphs=True)
+
+
+def test_compiled_steps_say_the_same(attach_graphs, count, monkeypatch):
+    model = make(gemma2)
+    inputs = prompts(model)
+    options = {**GREEDY, "max_new_tokens": 8}
+    want = model.generate(**inputs, **options)
+    if not torch.cuda.is_available():  # traced whole and functionalized; the code is torch's own
+        compiled = torch.compile
+        monkeypatch.setattr(torch, "compile", lambda f, **kw: compiled(f, backend="aot_eager", **kw))
+    torch._dynamo.reset()
+    worker = attach_graphs(model, compiled=True)
+    try:
+        for n in range(1, 3):
+            assert torch.equal(worker.generate(**inputs, **options), want)
+            assert worker.graphs.n_ready == 1
+            assert count.n_replays == n * 7 - 2
+    finally:
+        torch._dynamo.reset()
+
+
+def test_a_model_that_cannot_be_compiled_is_refused(attach_graphs, count, monkeypatch):
+    model = make(llama)
+    inputs = prompts(model)
+    attach_graphs(model, compiled=True)
+    worker = count.worker
+    norm = model.model.norm.forward
+
+    def forward(x):
+        torch._dynamo.graph_break()
+        return norm(x)
+
+    model.model.norm.forward = forward
+    with pytest.raises(attnd.UnsupportedError, match="a step of this model can't be"):
+        worker.generate(**inputs, **GREEDY)
+    torch._dynamo.reset()
+    with pytest.raises(ValueError, match="captured steps that are compiled"):
+        attnd.hf.attach(model, worker.client, compiled=True)

@@ -209,13 +209,18 @@ class Layers:
                 return None
         return out
 
-    def _enqueue(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _enqueue(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         lane = self._lane
         assert lane is not None
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
-        lane.enqueue(self._worker.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), stream=stream)
+        at = [x.data_ptr() for x in (q, k, v)] + [0 if out is None else out.data_ptr()]
+        lane.enqueue(self._worker.pool, n, at[0], at[1], at[2], at[3], stream=stream)
+        if out is not None:
+            return out
         size = n * heads * dim * q.element_size()
         return self._out[:size].view(q.dtype).view(n, heads, dim)  # type: ignore[no-any-return]
 
@@ -241,14 +246,27 @@ class Layers:
             )
 
     def _record(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         n = self._n_recorded
         assert n is not None
         if n == len(self._order) or self._order[n] != layer:
             raise UnsupportedError(f"attnd.hf: a captured pass has layer {layer} out of its order")
         self._n_recorded = n + 1
-        return self._enqueue(q, k, v)
+        return self._enqueue(q, k, v, out)
+
+    def attend_recorded(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """The model's layer of a recorded pass, in memory of its own."""
+        with self._lock:
+            out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
+            return self._record(self._worker.pools.places[layer][1], q, k, v, out)
 
     def replay(self, plan: Packed, run: Callable[[], Any]) -> Any:
         """run(), which enqueues all layers of a pass; None: it has to go another way."""
