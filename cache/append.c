@@ -121,6 +121,11 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
                        s->n_outstanding);
     if (n_patches > kv_n_available(p)) { /* the place to move idle sequences to a tier */
         kv_count(&kv->heads->stats.out_of_blocks, 1);
+        if (p->n_pinned > 0)
+            return kv_fail(kv, ATTN_ENOBLOCKS,
+                           "sequence %llu: needs %llu blocks, pool %s has %u free, %u are pinned",
+                           name, (unsigned long long)n_patches, p->name, kv_n_available(p),
+                           p->n_pinned);
         return kv_fail(kv, ATTN_ENOBLOCKS, "sequence %llu: needs %llu blocks, pool %s has %u free",
                        name, (unsigned long long)n_patches, p->name, kv_n_available(p));
     }

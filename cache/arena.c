@@ -178,6 +178,7 @@ static void bind_sections(struct kv *kv)
     kv->given = (void *)(kv->base + offset[KV_GIVEN]);
     kv->given_ids = (void *)(kv->base + offset[KV_GIVEN_IDS]);
     kv->published = (void *)(kv->base + offset[KV_PUBLISHED]);
+    kv->retained = (void *)(kv->base + offset[KV_RETAINED]);
     kv->published_ids = (void *)(kv->base + offset[KV_PUBLISHED_IDS]);
     kv->prefixes = (void *)(kv->base + offset[KV_PREFIXES]);
     kv->owners = (void *)(kv->base + offset[KV_OWNERS]);
@@ -286,6 +287,11 @@ uint64_t kv_arena_id(const struct kv *kv)
 const char *kv_last_error(const struct kv *kv)
 {
     return kv->error;
+}
+
+void kv_set_time(struct kv *kv, uint32_t now_s)
+{
+    kv->now_s = now_s;
 }
 
 void kv_set_elsewhere(struct kv *kv, const struct kv_elsewhere *x)

@@ -15,11 +15,14 @@
 #include "cache/kv.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 5
+#define KV_ARENA_VERSION 6
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
 #define KV_SECRET_BYTES 32
 #define KV_MAX_OUTSTANDING 32767 /* reserves of a sequence: 15 bits */
+
+#define KV_N_PRIORITIES (KV_MAX_PRIORITY - KV_MIN_PRIORITY + 1)
+#define KV_N_LIVES 22 /* for ever, and powers of two up to KV_MAX_LIFE_S */
 
 /* X(name, record type, number of records) with c the config */
 #define KV_TRUTH_MAP(X)                                                                            \
@@ -31,6 +34,7 @@
     X(GIVEN, struct kv_given_rec, c->max_sequences)                                                \
     X(GIVEN_IDS, uint32_t, (uint64_t)c->max_sequences * c->max_seq_tokens)                         \
     X(PUBLISHED, struct kv_published_rec, c->max_blocks)                                           \
+    X(RETAINED, struct kv_retained_rec, c->max_blocks)                                             \
     X(PUBLISHED_IDS, uint32_t, (uint64_t)c->max_blocks * c->max_block_tokens)                      \
     X(OWNERS, struct kv_owner_rec, c->max_owners)                                                  \
     X(SEEN, struct kv_seen_rec, c->max_owners)                                                     \
@@ -80,8 +84,11 @@ struct kv_pool_rec {
     uint32_t free_head; /* plus one; free blocks below n_fresh */
     uint32_t n_fresh; /* blocks from here on were never used */
     uint32_t n_free;
-    uint32_t n_cached; /* published and unreferenced: evicted when blocks run out */
-    uint32_t oldest, newest; /* plus one: of them, by last use */
+    uint32_t n_cached; /* published and unreferenced */
+    uint32_t n_pinned; /* of them; the others are evicted when blocks run out */
+    uint32_t oldest[KV_N_PRIORITIES][KV_N_LIVES]; /* plus one: of the others, by last use */
+    uint32_t newest[KV_N_PRIORITIES][KV_N_LIVES];
+    uint32_t lives_listed[KV_N_PRIORITIES]; /* a bit for each list that is not empty */
     uint32_t n_seqs; /* open in it */
 };
 
@@ -112,6 +119,8 @@ struct kv_given_rec {
     uint64_t adapter; /* sealed by the sequence's record, as is n_cached */
     uint32_t n_cached; /* tokens that it was opened with */
     uint32_t n_ids; /* tokens from the start whose ids are known; written after them */
+    uint32_t n_retentions; /* written after them */
+    struct kv_retention retention[KV_MAX_RETENTIONS];
     /* derived */
     uint32_t n_looked_at; /* leading blocks that are published, by this sequence or another */
     uint32_t parent; /* plus one: the published block that is like the last of them */
@@ -131,6 +140,15 @@ struct kv_published_rec {
     uint64_t used; /* when it was last let go of, by the clock */
 };
 static_assert(sizeof(struct kv_published_rec) == 64, "a publication is a cache line");
+
+/* How long a published block stays. */
+struct kv_retained_rec {
+    uint32_t used_s; /* when it was last let go of, in seconds */
+    uint8_t priority; /* above the lowest */
+    uint8_t life; /* 0: for ever; else it has 2^(life - 1) seconds */
+    uint8_t is_pinned;
+    uint8_t reserved;
+};
 
 struct kv_owner_rec {
     uint64_t id; /* 0: nobody has this number; written last */

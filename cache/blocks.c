@@ -22,8 +22,10 @@ uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)
 {
     uint32_t block;
     if (p->n_free == 0) {
-        kv_prefix_leaves(kv, p, p->oldest - 1);
-        free_put(kv, p, kv_lru_evict(kv, p));
+        block = kv_lru_first(kv, p);
+        kv_prefix_leaves(kv, p, block);
+        kv_lru_evict(kv, p, block);
+        free_put(kv, p, block);
     }
     if (p->free_head != 0) {
         block = p->free_head - 1;
@@ -169,8 +171,14 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
     if (p->n_seqs > 0)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: %u sequences are open in it", p->name, p->n_seqs);
     struct kv_stats *stats = &kv->heads->stats;
-    while (p->n_cached > 0)
-        free_put(kv, p, kv_lru_evict(kv, p));
+    kv_count(&stats->cached_dropped, p->n_cached);
+    for (uint32_t block = 0; p->n_cached > 0; block++) {
+        if (!kv_is_published(kv, p, block))
+            continue;
+        kv_unpublish(kv, p, block);
+        kv_lru_take(kv, p, block);
+        free_put(kv, p, block);
+    }
     p->generation++; /* first: nothing that named the old pool may name the next */
     kv_publish32(&p->state, 0);
     kv_count(&stats->pools, -1);
@@ -253,7 +261,13 @@ uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool)
 uint32_t kv_pool_cached(const struct kv *kv, kv_pool_id pool)
 {
     const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
-    return p == NULL ? 0 : p->n_cached;
+    return p == NULL ? 0 : p->n_cached - p->n_pinned;
+}
+
+uint32_t kv_pool_pinned(const struct kv *kv, kv_pool_id pool)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    return p == NULL ? 0 : p->n_pinned;
 }
 
 attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,

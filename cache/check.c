@@ -10,7 +10,7 @@ struct scratch {
     uint32_t *n_refs; /* [max_blocks] by table entries and journal entries */
     uint32_t *user; /* [max_blocks] a sequence whose table has it, plus one */
     uint32_t *n_seqs; /* [max_pools] */
-    uint64_t n_sequences, n_owned, n_used, n_shared, n_cached, n_published;
+    uint64_t n_sequences, n_owned, n_used, n_shared, n_cached, n_pinned, n_published;
 };
 
 #define DIFFER(...) kv_fail(kv, ATTN_EINTERNAL, __VA_ARGS__)
@@ -188,10 +188,33 @@ static attn_status check_lookup(struct kv *kv, const struct scratch *x)
     return ATTN_OK;
 }
 
+/* One list of cached blocks: in order, of this priority and time to live. */
+static attn_status check_list(struct kv *kv, const struct kv_pool_rec *p, uint32_t priority,
+                              uint32_t life, uint32_t n_most, uint32_t *n_listed)
+{
+    uint32_t prev = 0, at = p->oldest[priority][life];
+    if ((at != 0) != (p->lives_listed[priority] >> life & 1))
+        return DIFFER("pool %s: list %u of priority %u is counted wrongly", p->name, life,
+                      priority);
+    for (; at != 0; prev = at, at = kv_block(kv, p, at - 1)->next) {
+        if (at > p->n_blocks || (*n_listed)++ == n_most)
+            return DIFFER("pool %s: the list of cached blocks is broken at %u", p->name, at - 1);
+        const struct kv_retained_rec *t = kv_retained(kv, p, at - 1);
+        if (kv_block(kv, p, at - 1)->n_refs != 0 || !kv_is_published(kv, p, at - 1) ||
+            kv_block(kv, p, at - 1)->prev != prev || t->priority != priority || t->life != life ||
+            t->is_pinned ||
+            (prev != 0 && kv_published(kv, p, prev - 1)->used > kv_published(kv, p, at - 1)->used))
+            return DIFFER("pool %s: the list of cached blocks is broken at %u", p->name, at - 1);
+    }
+    if (p->newest[priority][life] != prev)
+        return DIFFER("pool %s: the list of cached blocks has another end", p->name);
+    return ATTN_OK;
+}
+
 /* What is published of a pool is whole, can be found, and is listed in the order it goes. */
 static attn_status check_published(struct kv *kv, const struct kv_pool_rec *p, struct scratch *x)
 {
-    uint32_t n_cached = 0, n_listed = 0, prev = 0;
+    uint32_t n_cached = 0, n_pinned = 0, n_listed = 0;
     for (uint32_t block = 0; block < p->n_ever_published; block++) {
         const struct kv_published_rec *r = kv_published(kv, p, block);
         if (r->state == 0)
@@ -206,17 +229,20 @@ static attn_status check_published(struct kv *kv, const struct kv_pool_rec *p, s
         if (at != p->first_block + block + 1)
             return DIFFER("pool %s: published block %u is not found", p->name, block);
         x->n_published++;
-        n_cached += x->n_refs[p->first_block + block] == 0;
+        bool is_cached = x->n_refs[p->first_block + block] == 0;
+        n_cached += is_cached;
+        n_pinned += is_cached && kv_retained(kv, p, block)->is_pinned;
     }
-    for (uint32_t at = p->oldest; at != 0; prev = at, at = kv_block(kv, p, at - 1)->next)
-        if (at > p->n_blocks || kv_block(kv, p, at - 1)->n_refs != 0 ||
-            !kv_is_published(kv, p, at - 1) || kv_block(kv, p, at - 1)->prev != prev ||
-            n_listed++ == n_cached ||
-            (prev != 0 && kv_published(kv, p, prev - 1)->used > kv_published(kv, p, at - 1)->used))
-            return DIFFER("pool %s: the list of cached blocks is broken at %u", p->name, at - 1);
-    if (n_listed != n_cached || p->n_cached != n_cached || p->newest != prev)
-        return DIFFER("pool %s: %u blocks cached, %u listed, %u counted", p->name, n_cached,
-                      n_listed, p->n_cached);
+    for (uint32_t i = 0; i < KV_N_PRIORITIES * KV_N_LIVES; i++) {
+        attn_status st =
+            check_list(kv, p, i / KV_N_LIVES, i % KV_N_LIVES, n_cached - n_pinned, &n_listed);
+        if (st != ATTN_OK)
+            return st;
+    }
+    if (n_listed + n_pinned != n_cached || p->n_cached != n_cached || p->n_pinned != n_pinned)
+        return DIFFER("pool %s: %u blocks cached, %u listed, %u pinned, %u and %u counted", p->name,
+                      n_cached, n_listed, n_pinned, p->n_cached, p->n_pinned);
+    x->n_pinned += n_pinned;
     x->n_cached += n_cached;
     return ATTN_OK;
 }
@@ -286,7 +312,8 @@ static attn_status check_pools(struct kv *kv, struct scratch *x)
     }
     if (s->pools != n_pools || s->blocks_total != n_blocks || s->blocks_used != x->n_used ||
         s->blocks_free != n_blocks - x->n_used - x->n_cached || s->blocks_shared != x->n_shared ||
-        s->blocks_cached != x->n_cached || s->blocks_published != x->n_published)
+        s->blocks_cached != x->n_cached || s->blocks_pinned != x->n_pinned ||
+        s->blocks_published != x->n_published)
         return DIFFER("stats: %llu pools, %llu blocks, %llu used, %llu shared, %llu cached, %llu "
                       "published counted; %llu, %llu, %llu, %llu, %llu, %llu there",
                       (unsigned long long)s->pools, (unsigned long long)s->blocks_total,

@@ -61,11 +61,28 @@ struct kv_pool_spec {
     uint32_t generation; /* of kv_pool_info: pools that this index was before; not compared */
 };
 
+/* How long published blocks stay that nobody uses, from a token on to where the next range begins.
+ * A block has what its first token has; where nothing is said, all zero. */
+#define KV_MIN_PRIORITY (-3)
+#define KV_MAX_PRIORITY 3
+#define KV_MAX_LIFE_S (1u << 20)
+#define KV_MAX_RETENTIONS 8 /* of a sequence */
+struct kv_retention {
+    uint32_t from;
+    int32_t priority; /* the lowest go first */
+    uint32_t
+        life_s; /* since the last use, rounded up to a power of two: among those of its priority
+                        it then goes first; 0: for ever */
+    uint32_t is_pinned; /* 1: is not evicted, only dropped with its pool */
+};
+
 /* What a client says of a sequence's tokens. */
 struct kv_tokens {
     const uint32_t *ids;
     uint32_t n;
     uint64_t adapter; /* what else K and V depend on; 0: nothing */
+    const struct kv_retention *retention; /* [n_retentions] by token */
+    uint32_t n_retentions;
 };
 
 /* What a published block holds, wherever its bytes are. */
@@ -115,15 +132,18 @@ struct kv_effects {
 
 /* Blocks are those of created pools: total = free + used + cached, a shared block counts once.
  * shared: referenced more than once. published: found by their token ids; cached: those of them
- * that no sequence refers to, which are evicted when blocks run out. prefix_hits and prefix_misses:
- * full blocks of the tokens that sequences were opened with. damaged: sequences, pools and
- * published blocks that the latest recovery dropped. */
+ * that no sequence refers to, which are evicted when blocks run out, but for the pinned ones.
+ * prefix_hits and prefix_misses: full blocks of the tokens that sequences were opened with.
+ * evictions_expired: of the evictions, those whose time to live was over; eviction_age_seconds: the
+ * sum of their times since the last use. cached_dropped: cached blocks that went with their pool.
+ * damaged: sequences, pools and published blocks that the latest recovery dropped. */
 #define KV_STATS_MAP(X)                                                                            \
     X(blocks_total)                                                                                \
     X(blocks_free)                                                                                 \
     X(blocks_used)                                                                                 \
     X(blocks_shared)                                                                               \
     X(blocks_cached)                                                                               \
+    X(blocks_pinned)                                                                               \
     X(blocks_published)                                                                            \
     X(sequences)                                                                                   \
     X(pools)                                                                                       \
@@ -138,6 +158,9 @@ struct kv_effects {
     X(prefix_misses)                                                                               \
     X(prefix_hit_tokens)                                                                           \
     X(evictions)                                                                                   \
+    X(evictions_expired)                                                                           \
+    X(eviction_age_seconds)                                                                        \
+    X(cached_dropped)                                                                              \
     X(damaged)
 
 struct kv_stats {
@@ -172,6 +195,9 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
                     size_t why_bytes);
 /* Until it is closed; x is copied. */
 void kv_set_elsewhere(struct kv *kv, const struct kv_elsewhere *x);
+/* Seconds of a clock that goes on from one process to the next: what ages and times
+ * to live are counted by. */
+void kv_set_time(struct kv *kv, uint32_t now_s);
 void kv_close(struct kv *kv); /* unmaps; the arena lives on in other descriptors; NULL is fine */
 int kv_fd(const struct kv *kv); /* the memfd, owned by kv */
 /* random, told to belong together with what it is about */
@@ -209,8 +235,20 @@ attn_status kv_pools_drop(struct kv *kv, kv_pool_id first, uint32_t *out_dropped
 
 /* Sequences open in a pool; 0: no such pool, too. */
 uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool);
-/* Of a pool's blocks that can be had, those that would be evicted for it. */
+/* Of a pool's blocks that can be had, those that would be evicted for it; and those that no
+ * sequence refers to and that can't be had, because they are pinned. */
 uint32_t kv_pool_cached(const struct kv *kv, kv_pool_id pool);
+uint32_t kv_pool_pinned(const struct kv *kv, kv_pool_id pool);
+
+struct kv_evictable {
+    uint32_t block, index; /* index: its place in every table that has it */
+    int32_t priority;
+    uint32_t age_s, life_s; /* since its last use; 0: lives for ever */
+    bool is_expired;
+};
+/* The pool's blocks that would be evicted next, in their order, n at most; how many there are. */
+uint32_t kv_pool_next_evicted(const struct kv *kv, kv_pool_id pool, uint32_t n,
+                              struct kv_evictable *out);
 
 /* Late duplicates. Requests that make a sequence or take it over are named by the client's ids,
  * which rise: a request that the owner has sent before changes nothing. If the sequence is still as
@@ -245,7 +283,9 @@ attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_i
  * its tenant, pool and adapter have, also those that come back from elsewhere, never with the last
  * one of t: its layers' lengths and n_cached of kv_seq_info say how many. Adds the row's table
  * entries to fx; a repeat adds nothing.
- * Errors   as kv_seq_open; ATTN_EINVAL too many tokens; ATTN_EOVERLOAD also: fx is full */
+ * What t says of retention holds for them, too.
+ * Errors   as kv_seq_open; ATTN_EINVAL too many tokens, retention; ATTN_EOVERLOAD also: fx is
+ *          full */
 attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                              uint32_t owner, uint64_t request, const struct kv_tokens *t,
                              struct kv_effects *fx, kv_seq_id *out_seq);
@@ -255,6 +295,10 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
  * Errors   ATTN_EINVAL n is 0, pos leaves a gap, an id differs from the one given, too many */
 attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint32_t *ids,
                           uint32_t n);
+/* kv_seq_retain: from now on, in place of what was said from r[0].from on. Holds for what is
+ * published already, too. Forks have what their source has.
+ * Errors   ATTN_EINVAL names the range */
+attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retention *r, uint32_t n);
 attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);
 void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out);
 /* The ids of its first n_ids tokens; the arena's. */

@@ -34,6 +34,7 @@ struct kv {
     struct kv_given_rec *given; /* [max_sequences] */
     uint32_t *given_ids; /* [max_sequences][max_seq_tokens] */
     struct kv_published_rec *published; /* [max_blocks] */
+    struct kv_retained_rec *retained; /* [max_blocks] */
     uint32_t *published_ids; /* each pool's from first_block * max_block_tokens on */
     struct kv_owner_rec *owners; /* [max_owners] */
     struct kv_seen_rec *seen; /* [max_owners] */
@@ -46,6 +47,7 @@ struct kv {
     uint32_t *prefixes; /* [prefix_mask + 1] first block of a slot, plus one */
     uint32_t *owned; /* [max_owners] first sequence, plus one */
     struct kv_heads *heads;
+    uint32_t now_s;
     struct kv_elsewhere elsewhere; /* all NULL: nowhere */
     char error[256];
 };
@@ -132,16 +134,34 @@ static inline struct kv_block_rec *kv_block(const struct kv *kv, const struct kv
 /* Blocks that can be had: free, or to be evicted. */
 static inline uint32_t kv_n_available(const struct kv_pool_rec *p)
 {
-    return p->n_free + p->n_cached;
+    return p->n_free + p->n_cached - p->n_pinned;
 }
 
-/* lru.c. Puts a published block that nobody refers to among those to be evicted, as the one used
- * last; takes it out; evicts the one used longest ago, which then belongs to nobody. */
+/* lru.c. Puts a published block that nobody refers to among the cached ones, as the one used last;
+ * takes it out. */
 void kv_lru_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_lru_take(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
-uint32_t kv_lru_evict(struct kv *kv, struct kv_pool_rec *p);
-/* Orders a pool's list, linked by next, by last use. */
-void kv_lru_sort(struct kv *kv, struct kv_pool_rec *p);
+/* The block that goes first, of at least one that is not pinned; evicts it: it then belongs to
+ * nobody. */
+uint32_t kv_lru_first(const struct kv *kv, const struct kv_pool_rec *p);
+void kv_lru_evict(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
+/* The pool's lists, from those of its cached blocks (plus one) that are linked by next. */
+void kv_lru_build(struct kv *kv, struct kv_pool_rec *p, uint32_t blocks);
+
+/* retention.c. */
+static inline struct kv_retained_rec *kv_retained(const struct kv *kv, const struct kv_pool_rec *p,
+                                                  uint32_t block)
+{
+    return &kv->retained[(size_t)p->first_block + block];
+}
+attn_status kv_retention_check(struct kv *kv, uint64_t name, const struct kv_retention *r,
+                               uint32_t n);
+/* A new publication; then, if the sequence says something of this place of its table, that. */
+void kv_retain_default(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+void kv_retain(struct kv *kv, uint32_t seq, uint32_t index, uint32_t block);
+/* What can't be is as if nothing had been said. */
+void kv_retention_recover(struct kv *kv, uint32_t seq);
+void kv_retained_recover(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 
 /* prefix.c. */
 struct kv_prefix { /* where a chain of published blocks has come to */

@@ -1,55 +1,163 @@
-/* lru.c: which published block goes when blocks run out: of those that no sequence refers to, the
- * one that was let go of longest ago.
+/* lru.c: which published block goes when blocks run out: of those that no sequence refers to and
+ * that are not pinned, one of the lowest priority; among these one that was let go of longer ago
+ * than it was to live, else the one that was let go of longest ago.
  *
- * A closed sequence lets go of its last block first, so the end of a prefix goes before its start.
- * The list is derived from the blocks' times of last use, which are truth.
+ * There is a list for each priority and time to live. Times to live are powers of two, so there are
+ * few; within a list the order of use is the order of expiry, too, so only the lists' heads need be
+ * looked at. A closed sequence lets go of its last block first, so the end of a prefix goes before
+ * its start. The lists are derived from the blocks' times of last use, which are truth.
  */
 #include "cache/kv_internal.h"
 
+#include <string.h>
+
+static uint32_t *end_of(uint32_t (*ends)[KV_N_LIVES], const struct kv_retained_rec *t)
+{
+    return &ends[t->priority][t->life];
+}
+
 static void link_last(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
+    const struct kv_retained_rec *t = kv_retained(kv, p, block);
     struct kv_block_rec *b = kv_block(kv, p, block);
+    uint32_t *oldest = end_of(p->oldest, t), *newest = end_of(p->newest, t);
     b->next = 0;
-    b->prev = p->newest;
-    if (p->newest != 0)
-        kv_block(kv, p, p->newest - 1)->next = block + 1;
+    b->prev = *newest;
+    if (*newest != 0)
+        kv_block(kv, p, *newest - 1)->next = block + 1;
     else
-        p->oldest = block + 1;
-    p->newest = block + 1;
+        *oldest = block + 1;
+    *newest = block + 1;
+    p->lives_listed[t->priority] |= 1u << t->life;
+}
+
+static void unlink_block(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+{
+    const struct kv_retained_rec *t = kv_retained(kv, p, block);
+    struct kv_block_rec *b = kv_block(kv, p, block);
+    uint32_t *oldest = end_of(p->oldest, t), *newest = end_of(p->newest, t);
+    if (b->prev != 0)
+        kv_block(kv, p, b->prev - 1)->next = b->next;
+    else
+        *oldest = b->next;
+    if (b->next != 0)
+        kv_block(kv, p, b->next - 1)->prev = b->prev;
+    else
+        *newest = b->prev;
+    b->next = b->prev = 0;
+    if (*oldest == 0)
+        p->lives_listed[t->priority] &= ~(1u << t->life);
+}
+
+/* Among the pool's cached blocks, in the place that its record says. */
+static void list(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+{
+    if (kv_retained(kv, p, block)->is_pinned) {
+        p->n_pinned++;
+        kv_count(&kv->heads->stats.blocks_pinned, 1);
+    } else {
+        link_last(kv, p, block);
+    }
 }
 
 void kv_lru_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
     kv_publish64(&kv->epochs->clock, kv->epochs->clock + 1);
     kv_published(kv, p, block)->used = kv->epochs->clock;
-    link_last(kv, p, block);
+    kv_retained(kv, p, block)->used_s = kv->now_s;
+    list(kv, p, block);
     p->n_cached++;
     kv_count(&kv->heads->stats.blocks_cached, 1);
 }
 
 void kv_lru_take(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
-    struct kv_block_rec *b = kv_block(kv, p, block);
-    if (b->prev != 0)
-        kv_block(kv, p, b->prev - 1)->next = b->next;
-    else
-        p->oldest = b->next;
-    if (b->next != 0)
-        kv_block(kv, p, b->next - 1)->prev = b->prev;
-    else
-        p->newest = b->prev;
-    b->next = b->prev = 0;
+    if (kv_retained(kv, p, block)->is_pinned) {
+        p->n_pinned--;
+        kv_count(&kv->heads->stats.blocks_pinned, -1);
+    } else {
+        unlink_block(kv, p, block);
+    }
     p->n_cached--;
     kv_count(&kv->heads->stats.blocks_cached, -1);
 }
 
-uint32_t kv_lru_evict(struct kv *kv, struct kv_pool_rec *p)
+static uint32_t age_s(const struct kv *kv, const struct kv_retained_rec *t)
 {
-    uint32_t block = p->oldest - 1;
+    return kv->now_s > t->used_s ? kv->now_s - t->used_s : 0;
+}
+
+static bool is_expired(const struct kv *kv, const struct kv_retained_rec *t)
+{
+    return t->life != 0 && age_s(kv, t) >= 1u << (t->life - 1);
+}
+
+static bool goes_before(const struct kv *kv, const struct kv_pool_rec *p, uint32_t a, uint32_t b)
+{
+    bool is_a_expired = is_expired(kv, kv_retained(kv, p, a));
+    bool is_b_expired = is_expired(kv, kv_retained(kv, p, b));
+    if (is_a_expired != is_b_expired)
+        return is_a_expired;
+    return kv_published(kv, p, a)->used < kv_published(kv, p, b)->used;
+}
+
+/* The block that goes first of lists that begin there, plus one; 0: they are empty. */
+static uint32_t first_of(const struct kv *kv, const struct kv_pool_rec *p,
+                         const uint32_t (*begin)[KV_N_LIVES])
+{
+    for (uint32_t i = 0; i < KV_N_PRIORITIES; i++) {
+        uint32_t best = 0;
+        for (uint32_t lives = p->lives_listed[i]; lives != 0; lives &= lives - 1) {
+            uint32_t at = begin[i][__builtin_ctz(lives)];
+            if (at != 0 && (best == 0 || goes_before(kv, p, at - 1, best - 1)))
+                best = at;
+        }
+        if (best != 0)
+            return best;
+    }
+    return 0;
+}
+
+uint32_t kv_lru_first(const struct kv *kv, const struct kv_pool_rec *p)
+{
+    return first_of(kv, p, p->oldest) - 1;
+}
+
+void kv_lru_evict(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+{
+    struct kv_stats *s = &kv->heads->stats;
+    const struct kv_retained_rec *t = kv_retained(kv, p, block);
+    kv_count(&s->evictions, 1);
+    kv_count(&s->evictions_expired, is_expired(kv, t));
+    kv_count(&s->eviction_age_seconds, age_s(kv, t));
     kv_unpublish(kv, p, block); /* first: it is a block like any other from here on */
     kv_lru_take(kv, p, block);
-    kv_count(&kv->heads->stats.evictions, 1);
-    return block;
+}
+
+uint32_t kv_pool_next_evicted(const struct kv *kv, kv_pool_id pool, uint32_t n,
+                              struct kv_evictable *out)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    uint32_t at[KV_N_PRIORITIES][KV_N_LIVES], i = 0;
+    if (p == NULL)
+        return 0;
+    memcpy(at, p->oldest, sizeof at);
+    for (; i < n; i++) {
+        uint32_t block = first_of(kv, p, at);
+        if (block == 0)
+            break;
+        const struct kv_retained_rec *t = kv_retained(kv, p, block - 1);
+        out[i] = (struct kv_evictable){
+            .block = block - 1,
+            .index = kv_published(kv, p, block - 1)->index,
+            .priority = t->priority + KV_MIN_PRIORITY,
+            .age_s = age_s(kv, t),
+            .life_s = t->life == 0 ? 0 : 1u << (t->life - 1),
+            .is_expired = is_expired(kv, t),
+        };
+        at[t->priority][t->life] = kv_block(kv, p, block - 1)->next;
+    }
+    return i;
 }
 
 /* Two lists, linked by next and ordered, into one. Indices are plus one. */
@@ -67,11 +175,11 @@ static uint32_t merge(struct kv *kv, const struct kv_pool_rec *p, uint32_t a, ui
     return head;
 }
 
-void kv_lru_sort(struct kv *kv, struct kv_pool_rec *p)
+void kv_lru_build(struct kv *kv, struct kv_pool_rec *p, uint32_t blocks)
 {
     uint32_t sorted[32] = {0}; /* [i]: nothing, or a list of 2^i blocks */
-    uint32_t list = 0;
-    for (uint32_t at = p->oldest; at != 0;) {
+    uint32_t all = 0;
+    for (uint32_t at = blocks; at != 0;) {
         uint32_t one = at, i = 0;
         at = kv_block(kv, p, one - 1)->next;
         kv_block(kv, p, one - 1)->next = 0;
@@ -82,11 +190,11 @@ void kv_lru_sort(struct kv *kv, struct kv_pool_rec *p)
         sorted[i] = one;
     }
     for (uint32_t i = 0; i < 32; i++)
-        list = merge(kv, p, sorted[i], list);
-    p->oldest = p->newest = 0;
-    for (uint32_t at = list; at != 0;) {
+        all = merge(kv, p, sorted[i], all);
+    for (uint32_t at = all; at != 0;) {
         uint32_t next = kv_block(kv, p, at - 1)->next;
-        link_last(kv, p, at - 1);
+        kv_block(kv, p, at - 1)->next = 0;
+        list(kv, p, at - 1);
         at = next;
     }
 }

@@ -217,6 +217,7 @@ static void publish(struct kv *kv, struct kv_pool_rec *p, const struct walk *w, 
         .used = kv->epochs->clock,
     };
     memcpy(kv_published_ids(kv, p, block), walk_ids(w), p->block_tokens * sizeof w->ids[0]);
+    kv_retain_default(kv, p, block);
     r->seal = kv_published_seal(kv, p, block);
     if (block >= p->n_ever_published) { /* an earlier pool may have left records behind */
         for (uint32_t i = p->n_ever_published; i < block; i++)
@@ -285,6 +286,7 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
                 kv_unpublish(kv, p, block - 1);
             publish(kv, p, &w, block - 1, serial_elsewhere(kv, &w));
         }
+        kv_retain(kv, seq, w.index, block - 1);
         walk_on(kv, &w, block - 1);
         g->parent = block;
     }

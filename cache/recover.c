@@ -32,9 +32,10 @@ static void derived_reset(struct kv *kv)
     h->journal_free = h->journal_n_fresh = 0;
     h->journal_n_free = kv->journal_capacity;
     uint64_t *gauges[] = {
-        &h->stats.blocks_total,  &h->stats.blocks_free,   &h->stats.blocks_used,
-        &h->stats.blocks_shared, &h->stats.blocks_cached, &h->stats.blocks_published,
-        &h->stats.sequences,     &h->stats.pools,         &h->stats.damaged};
+        &h->stats.blocks_total,     &h->stats.blocks_free,   &h->stats.blocks_used,
+        &h->stats.blocks_shared,    &h->stats.blocks_cached, &h->stats.blocks_pinned,
+        &h->stats.blocks_published, &h->stats.sequences,     &h->stats.pools,
+        &h->stats.damaged};
     for (size_t i = 0; i < sizeof gauges / sizeof gauges[0]; i++)
         __atomic_store_n(gauges[i], 0, __ATOMIC_RELAXED);
 }
@@ -150,7 +151,10 @@ static void recover_pools(struct kv *kv)
         }
         p->block_shift = (uint32_t)__builtin_ctz(p->block_tokens);
         p->free_head = p->n_fresh = p->n_seqs = 0;
-        p->n_cached = p->oldest = p->newest = 0;
+        p->n_cached = p->n_pinned = 0;
+        memset(p->oldest, 0, sizeof p->oldest);
+        memset(p->newest, 0, sizeof p->newest);
+        memset(p->lives_listed, 0, sizeof p->lives_listed);
         p->n_free = p->n_blocks;
         if (p->n_ever_published > p->n_blocks)
             p->n_ever_published = p->n_blocks;
@@ -174,6 +178,7 @@ static void recover_published(struct kv *kv, uint32_t *n_dropped)
                 ++*n_dropped;
                 continue;
             }
+            kv_retained_recover(kv, p, block);
             kv_prefix_link(kv, p, block);
         }
     }
@@ -205,6 +210,7 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
         }
         if (s->made == kv_epoch_of(s))
             kv_request_see(kv, kv_owner_of(s), s->request);
+        kv_retention_recover(kv, seq);
         s->longest = longest_layer(kv, seq);
         s->n_blocks = s->n_maybe_shared = kv_blocks_of(p, s->longest);
         s->n_outstanding = 0;
@@ -314,6 +320,7 @@ static void recover_free_lists(struct kv *kv)
         struct kv_pool_rec *p = kv_pool_live(kv, i);
         if (p == NULL)
             continue;
+        uint32_t cached = 0;
         for (uint32_t block = p->n_ever_published; block-- > p->n_fresh;)
             if (kv_is_published(kv, p, block))
                 p->n_fresh = block + 1;
@@ -321,8 +328,8 @@ static void recover_free_lists(struct kv *kv)
             struct kv_block_rec *b = kv_block(kv, p, block);
             bool is_cached = b->n_refs == 0 && kv_is_published(kv, p, block);
             if (is_cached) {
-                b->next = p->oldest;
-                p->oldest = block + 1;
+                b->next = cached;
+                cached = block + 1;
                 p->n_cached++;
                 p->n_free--;
                 kv_count(&h->stats.blocks_free, -1);
@@ -339,7 +346,7 @@ static void recover_free_lists(struct kv *kv)
             kv_count(&h->stats.blocks_free, -1);
             kv_count(&h->stats.blocks_used, 1);
         }
-        kv_lru_sort(kv, p);
+        kv_lru_build(kv, p, cached);
     }
     for (uint32_t seq = h->seq_n_fresh; seq-- > 0;) {
         if (kv_seq_live(kv, seq) != NULL)

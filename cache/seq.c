@@ -126,8 +126,13 @@ static uint32_t record_take(struct kv *kv, const struct birth *b)
         h->seq_free = kv->links[seq].next;
     else
         h->seq_n_fresh++;
-    kv->given[seq] = (struct kv_given_rec){
-        .adapter = b->tokens.adapter, .n_cached = b->n_cached, .n_ids = b->tokens.n};
+    kv->given[seq] = (struct kv_given_rec){.adapter = b->tokens.adapter,
+                                           .n_cached = b->n_cached,
+                                           .n_ids = b->tokens.n,
+                                           .n_retentions = b->tokens.n_retentions};
+    if (b->tokens.n_retentions > 0)
+        memcpy(kv->given[seq].retention, b->tokens.retention,
+               b->tokens.n_retentions * sizeof b->tokens.retention[0]);
     if (b->tokens.n > 0)
         memcpy(kv_given_ids(kv, seq), b->tokens.ids, b->tokens.n * sizeof b->tokens.ids[0]);
     struct kv_seq_rec *s = &kv->seqs[seq];
@@ -220,6 +225,8 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
         return ATTN_OK;
     }
     st = too_many_ids(kv, name, p, t->n);
+    if (st == ATTN_OK)
+        st = kv_retention_check(kv, name, t->retention, t->n_retentions);
     if (st != ATTN_OK)
         return st;
     if (kv->elsewhere.find != NULL)
@@ -232,6 +239,8 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
     uint32_t seq = record_take(kv, &b);
     record_publish(kv, seq);
     row_share(kv, seq, m.n_blocks, fx);
+    for (uint32_t i = 0; i < m.n_blocks && t->n_retentions > 0; i++)
+        kv_retain(kv, seq, i, kv_row(kv, seq)[i]);
     kv->given[seq].n_looked_at = m.n_blocks;
     kv->given[seq].parent = m.block;
     kv->given[seq].parent_serial = m.serial;
@@ -339,7 +348,7 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
 
     const struct kv_given_rec *g = &kv->given[src.index];
     b.tokens = (struct kv_tokens){kv_given_ids(kv, src.index), g->n_ids < len ? g->n_ids : len,
-                                  g->adapter};
+                                  g->adapter, g->retention, g->n_retentions};
     uint32_t seq = record_take(kv, &b);
     memcpy(kv_row(kv, seq), kv_row(kv, src.index), n_blocks * sizeof kv_row(kv, seq)[0]);
     record_publish(kv, seq);

@@ -216,6 +216,10 @@ static void publish_gauges(struct engine *e)
     stats_add(prefix_misses, e->gauges.prefix_misses - last.prefix_misses);
     stats_add(prefix_hit_tokens, e->gauges.prefix_hit_tokens - last.prefix_hit_tokens);
     stats_add(evictions, e->gauges.evictions - last.evictions);
+    stats_add(blocks_pinned, e->gauges.blocks_pinned - last.blocks_pinned);
+    stats_add(evictions_expired, e->gauges.evictions_expired - last.evictions_expired);
+    stats_add(eviction_age_seconds, e->gauges.eviction_age_seconds - last.eviction_age_seconds);
+    stats_add(cached_dropped, e->gauges.cached_dropped - last.cached_dropped);
     tier_publish(e);
     if (e->parts.card == 0)
         stats_set(sessions, session_count(e->parts.sessions));
@@ -321,6 +325,7 @@ static bool launch(struct engine *e)
 bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 {
     uint64_t now_ns = e->turn_ns = clock_now_ns();
+    kv_set_time(e->parts.kv, (uint32_t)(now_ns / UINT64_C(1000000000)));
     health_beat(HEALTH_ENGINE + e->parts.card);
     tenants_turn(e); /* before the first hello: who is gone is refused at once */
     bool is_busy = engine_poll_pollers(e);

@@ -133,7 +133,8 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
     bool is_taken;
     attn_status st = seq_charge(e, who, o->seq, &is_taken, why, sizeof why);
     if (st == ATTN_OK) {
-        struct kv_tokens known = {o->tokens, (uint32_t)o->n_tokens, o->adapter};
+        struct kv_tokens known = {
+            .ids = o->tokens, .n = (uint32_t)o->n_tokens, .adapter = o->adapter};
         uint64_t n_before = n_sequences(e);
         make_patch_room(e, p, o->n_tokens / p->config.block_tokens);
         st = kv_seq_open_with(e->parts.kv, tenant_id(who), o->seq, p->id, session,

@@ -41,6 +41,11 @@
     X(prefix_misses, "prefix_misses_total", "Blocks of opened sequences that were not")            \
     X(prefix_hit_tokens, "prefix_hit_tokens_total", "Tokens that sequences began with")            \
     X(evictions, "evictions_total", "Cached blocks that made way for others")                      \
+    X(evictions_expired, "evictions_expired_total",                                                \
+      "Evictions of blocks whose time to live was over")                                           \
+    X(eviction_age_seconds, "eviction_age_seconds_total",                                          \
+      "Time since their last use of evicted blocks, summed up")                                    \
+    X(cached_dropped, "cached_dropped_total", "Cached blocks that went with their pool")           \
     X(host_hits, "host_hits_total", "Evicted blocks found in host memory")                         \
     X(host_evictions, "host_evictions_total", "Blocks that made way in host memory")               \
     X(host_no_room, "host_no_room_total", "Evicted blocks that host memory had no room for")       \
@@ -77,6 +82,7 @@
     X(blocks_used, "blocks_used", "Blocks in use")                                                 \
     X(blocks_shared, "blocks_shared", "Blocks in use by more than one sequence")                   \
     X(blocks_cached, "blocks_cached", "Blocks kept for whoever has their tokens, till needed")     \
+    X(blocks_pinned, "blocks_pinned", "Of the cached blocks, those that are not evicted")          \
     X(blocks_published, "blocks_published", "Blocks found by their tokens, in use or cached")      \
     X(blocks_host, "blocks_host", "Evicted blocks in host memory")                                 \
     X(host_memory_bytes, "host_memory_bytes", "Host memory taken for evicted blocks")              \

@@ -70,7 +70,7 @@ static uint32_t seq_open(const uint32_t *ids, uint32_t n, kv_seq_id *out)
                             .copies = copies,
                             .patches_capacity = 2 * MAX_ROW,
                             .copies_capacity = 16};
-    struct kv_tokens t = {ids, n, 0};
+    struct kv_tokens t = {.ids = ids, .n = n};
     struct kv_seq_info info;
     if (kv_seq_open_with(kv, 0, 1, pool, 0, KV_NO_REQUEST, &t, &fx, out) != ATTN_OK)
         die("open with");

@@ -217,7 +217,7 @@ static uint32_t open_prompt(uint32_t s, uint32_t prompt, uint32_t n)
     uint32_t ids[MAX_TOKENS];
     for (uint32_t i = 0; i < n; i++)
         ids[i] = i < 2 * BLOCK_TOKENS ? prompt % 3 : prompt * 100 + i; /* some share a beginning */
-    const struct kv_tokens t = {ids, n, 0};
+    const struct kv_tokens t = {.ids = ids, .n = n};
     assert_int_equal(kv_seq_open_with(kv, 0, next_name++, pool, KV_NO_OWNER, KV_NO_REQUEST, &t, &fx,
                                       &seqs[s].id),
                      ATTN_OK);

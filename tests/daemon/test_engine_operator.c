@@ -294,7 +294,7 @@ static void the_cache_tells_its_hit_ratio(void **state)
     for (uint32_t i = 0; i < N; i++)
         ids[i] = i;
     for (uint64_t name = 1; name <= 2; name++) { /* the second has four blocks of five */
-        const struct kv_tokens t = {ids, N, 0};
+        const struct kv_tokens t = {.ids = ids, .n = N};
         rig_send_open_with(&r, name, &t);
         rig_run(&r);
         for (uint32_t l = 0; l < RIG_LAYERS && name == 1; l++)

@@ -25,7 +25,8 @@ static void ids_make(void)
 /* Opens with n of these; returns the tokens that it begins with. */
 static uint32_t open_with(uint64_t seq, const uint32_t *id, uint32_t n, uint64_t adapter)
 {
-    uint64_t request = rig_send_open_with(&r, seq, &(struct kv_tokens){id, n, adapter});
+    uint64_t request =
+        rig_send_open_with(&r, seq, &(struct kv_tokens){.ids = id, .n = n, .adapter = adapter});
     rig_run(&r);
     const Attnd__Reply *reply = rig_answer(&r, request);
     if (reply->status != ATTN_OK)
@@ -89,7 +90,7 @@ static void a_repeated_open_has_the_same_answer(void **state)
     open_with(1, ids, N_IDS, 0);
     append(1, 0, N_IDS);
     r.keeps_sent = true;
-    uint64_t request = rig_send_open_with(&r, 2, &(struct kv_tokens){ids, N_IDS, 0});
+    uint64_t request = rig_send_open_with(&r, 2, &(struct kv_tokens){.ids = ids, .n = N_IDS});
     r.keeps_sent = false;
     rig_run(&r);
     assert_int_equal(rig_answer(&r, request)->seq->cached_tokens, N_IDS - RIG_BLOCK_TOKENS);

@@ -79,7 +79,7 @@ static struct kv_tokens prefix(uint32_t n)
     static uint32_t ids[PREFIX_TOKENS];
     for (uint32_t i = 0; i < PREFIX_TOKENS; i++)
         ids[i] = (n * 4096 + i) * 2654435761u;
-    return (struct kv_tokens){ids, PREFIX_TOKENS, 0};
+    return (struct kv_tokens){.ids = ids, .n = PREFIX_TOKENS};
 }
 
 /* Prefixes that the owner has computed, and that its own sequences begin with. */

@@ -1,0 +1,120 @@
+/* retention.c: how long what is published of a sequence stays when nobody uses it: what clients say
+ * of ranges of tokens, and what is noted with each published block.
+ *
+ * A range begins at a token and ends where the next one begins. A block has what its first token
+ * has. Whoever last said something of a block's tokens, when the block was published or found by
+ * them, is who counts. It orders evictions only: a record that is half written by a kill is as good
+ * as any.
+ */
+#include "cache/kv_internal.h"
+
+#include <string.h>
+
+attn_status kv_retention_check(struct kv *kv, uint64_t name, const struct kv_retention *r,
+                               uint32_t n)
+{
+    unsigned long long seq = name;
+    if (n > KV_MAX_RETENTIONS)
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: retention has %u ranges, at most %d", seq,
+                       n, KV_MAX_RETENTIONS);
+    for (uint32_t i = 0; i < n; i++) {
+        if (i > 0 && r[i].from <= r[i - 1].from)
+            return kv_fail(kv, ATTN_EINVAL,
+                           "sequence %llu: retention[%u] is from token %u, the one before from %u",
+                           seq, i, r[i].from, r[i - 1].from);
+        if (r[i].priority < KV_MIN_PRIORITY || r[i].priority > KV_MAX_PRIORITY)
+            return kv_fail(kv, ATTN_EINVAL,
+                           "sequence %llu: retention[%u].priority is %d, not in %d..%d", seq, i,
+                           r[i].priority, KV_MIN_PRIORITY, KV_MAX_PRIORITY);
+        if (r[i].life_s > KV_MAX_LIFE_S)
+            return kv_fail(kv, ATTN_EINVAL,
+                           "sequence %llu: retention[%u].time_to_live is %u s, at most %u", seq, i,
+                           r[i].life_s, KV_MAX_LIFE_S);
+    }
+    return ATTN_OK;
+}
+
+/* 0: for ever; else log2 of the time to live, rounded up, plus one. */
+static uint8_t life_of(uint32_t s)
+{
+    uint8_t life = 1;
+    if (s == 0)
+        return 0;
+    while (1u << (life - 1) < s)
+        life++;
+    return life;
+}
+
+static void retain(struct kv *kv, struct kv_pool_rec *p, uint32_t block,
+                   const struct kv_retention *r)
+{
+    bool is_cached = kv_block(kv, p, block)->n_refs == 0;
+    struct kv_retained_rec *t = kv_retained(kv, p, block);
+    if (is_cached)
+        kv_lru_take(kv, p, block);
+    t->priority = (uint8_t)(r->priority - KV_MIN_PRIORITY);
+    t->life = life_of(r->life_s);
+    t->is_pinned = r->is_pinned;
+    if (is_cached)
+        kv_lru_put(kv, p, block);
+}
+
+void kv_retain_default(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    *kv_retained(kv, p, block) =
+        (struct kv_retained_rec){.used_s = kv->now_s, .priority = -KV_MIN_PRIORITY};
+}
+
+void kv_retain(struct kv *kv, uint32_t seq, uint32_t index, uint32_t block)
+{
+    const struct kv_given_rec *g = &kv->given[seq];
+    struct kv_pool_rec *p = &kv->pools[kv->seqs[seq].pool];
+    uint64_t token = (uint64_t)index << p->block_shift;
+    uint32_t i = g->n_retentions;
+    while (i > 0 && g->retention[i - 1].from > token)
+        i--;
+    if (i > 0)
+        retain(kv, p, block, &g->retention[i - 1]);
+}
+
+attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retention *r, uint32_t n)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
+    attn_status st = kv_retention_check(kv, s->name, r, n);
+    if (st != ATTN_OK || n == 0)
+        return st;
+    struct kv_given_rec *g = &kv->given[seq.index];
+    uint32_t n_before = 0;
+    while (n_before < g->n_retentions && g->retention[n_before].from < r[0].from)
+        n_before++;
+    if (n_before + n > KV_MAX_RETENTIONS)
+        return kv_fail(kv, ATTN_EINVAL,
+                       "sequence %llu: retention has %u ranges before and %u more, at most %d",
+                       (unsigned long long)s->name, n_before, n, KV_MAX_RETENTIONS);
+    kv_publish32(&g->n_retentions, n_before);
+    memcpy(g->retention + n_before, r, n * sizeof r[0]);
+    kv_publish32(&g->n_retentions, n_before + n);
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    const uint32_t *row = kv_row(kv, seq.index);
+    for (uint32_t i = r[0].from >> p->block_shift; i < g->n_looked_at && i < s->n_blocks; i++)
+        if (kv_is_published(kv, p, row[i]))
+            kv_retain(kv, seq.index, i, row[i]);
+    return ATTN_OK;
+}
+
+void kv_retention_recover(struct kv *kv, uint32_t seq)
+{
+    struct kv_given_rec *g = &kv->given[seq];
+    uint64_t name = kv->seqs[seq].name;
+    if (kv_retention_check(kv, name, g->retention, g->n_retentions) != ATTN_OK)
+        g->n_retentions = 0;
+}
+
+void kv_retained_recover(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    const struct kv_retained_rec *t = kv_retained(kv, p, block);
+    if (t->priority >= KV_N_PRIORITIES || t->life >= KV_N_LIVES || t->is_pinned > 1)
+        kv_retain_default(kv, p, block);
+}

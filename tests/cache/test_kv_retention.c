@@ -1,0 +1,296 @@
+/* test_kv_retention.c: which published block goes first: priorities, times to live and pins,
+ * against a search over all that is published; what recovery keeps of them; what is refused.
+ */
+#include <string.h>
+
+#include "cache/kv_internal.h"
+#include "tests/cache/kv_test.h"
+
+enum { BLOCK_TOKENS = 4, N_BLOCKS = 32, MAX_TOKENS = 32, N_ROUNDS = 3000 };
+
+static struct kv *kv;
+static kv_pool_id pool;
+static uint64_t seed, next_name;
+static uint32_t now_s;
+
+static uint32_t below(uint32_t n)
+{
+    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return (uint32_t)(seed >> 33) % n;
+}
+
+static void begin(void)
+{
+    struct kv_config c = {
+        .max_pools = 1,
+        .max_blocks = N_BLOCKS,
+        .max_sequences = 4,
+        .max_seq_blocks = MAX_TOKENS / BLOCK_TOKENS,
+        .max_layers = 1,
+        .max_seq_tokens = MAX_TOKENS,
+        .max_block_tokens = BLOCK_TOKENS,
+        .max_owners = 2,
+        .block_layout = 1,
+    };
+    struct kv_pool_spec s = {
+        .name = "p", .n_layers = 1, .n_blocks = N_BLOCKS, .block_tokens = BLOCK_TOKENS};
+    kv = test_kv_open(&c, -1);
+    assert_int_equal(kv_pool_create(kv, &s, &pool), ATTN_OK);
+    seed = next_name = 1;
+    now_s = 1000;
+    kv_set_time(kv, now_s);
+}
+
+/* Opens a sequence of the prompt, computes the rest of its n tokens; the status of that. */
+static attn_status open_prompt(uint32_t prompt, uint32_t n, const struct kv_retention *r,
+                               uint32_t n_retentions, kv_seq_id *out, uint32_t *out_cached)
+{
+    struct kv_patch patches[64];
+    struct kv_copy copies[64];
+    struct kv_effects fx = {patches, copies, 0, 0, 64, 64};
+    struct kv_seq_info info;
+    uint32_t ids[MAX_TOKENS];
+    for (uint32_t i = 0; i < n; i++)
+        ids[i] = prompt * 1000 + i;
+    const struct kv_tokens t = {ids, n, 0, r, n_retentions};
+    attn_status st =
+        kv_seq_open_with(kv, 0, next_name++, pool, KV_NO_OWNER, KV_NO_REQUEST, &t, &fx, out);
+    if (st != ATTN_OK)
+        return st;
+    kv_seq_info(kv, *out, &info);
+    *out_cached = info.n_cached;
+    st = kv_append_reserve(kv, *out, 0, info.n_cached, n - info.n_cached, &fx);
+    if (st == ATTN_OK)
+        kv_append_commit(kv, *out, 0, info.n_cached, n - info.n_cached);
+    return st;
+}
+
+/* Tokens that were cached of a prompt that is opened, computed and closed. */
+static uint32_t use(uint32_t prompt, uint32_t n, const struct kv_retention *r, uint32_t n_ranges)
+{
+    kv_seq_id seq;
+    uint32_t n_cached;
+    assert_int_equal(open_prompt(prompt, n, r, n_ranges, &seq, &n_cached), ATTN_OK);
+    kv_seq_close(kv, seq);
+    return n_cached;
+}
+
+static void check(void)
+{
+    if (kv_check(kv) != ATTN_OK)
+        fail_msg("%s", kv_last_error(kv));
+}
+
+static bool is_over(const struct kv_retained_rec *t)
+{
+    return t->life > 0 && now_s - t->used_s >= 1u << (t->life - 1);
+}
+
+/* The block that must go next, by looking at all; N_BLOCKS: none may. */
+static uint32_t must_go(void)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    uint32_t best = N_BLOCKS;
+    for (uint32_t i = 0; i < N_BLOCKS; i++) {
+        if (!kv_is_published(kv, p, i) || kv_block(kv, p, i)->n_refs > 0)
+            continue;
+        const struct kv_retained_rec *t = kv_retained(kv, p, i), *b = kv_retained(kv, p, best);
+        if (t->is_pinned)
+            continue;
+        bool is_less = best == N_BLOCKS || t->priority < b->priority ||
+                       (t->priority == b->priority && is_over(t) && !is_over(b)) ||
+                       (t->priority == b->priority && is_over(t) == is_over(b) &&
+                        kv_published(kv, p, i)->used < kv_published(kv, p, best)->used);
+        best = is_less ? i : best;
+    }
+    return best;
+}
+
+static void check_order(void)
+{
+    struct kv_evictable next[N_BLOCKS];
+    uint32_t n = kv_pool_next_evicted(kv, pool, N_BLOCKS, next), first = must_go();
+    assert_int_equal(n, kv_pool_cached(kv, pool));
+    assert_int_equal(n == 0 ? N_BLOCKS : next[0].block, first);
+    for (uint32_t i = 1; i < n; i++)
+        assert_true(next[i].priority >= next[i - 1].priority);
+}
+
+static uint32_t some_ranges(struct kv_retention *r)
+{
+    uint32_t n = below(4), from = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        r[i] = (struct kv_retention){from, (int32_t)below(7) - 3, below(3) == 0 ? below(40) : 0,
+                                     below(16) == 0};
+        from += 1 + below(12);
+    }
+    return n;
+}
+
+static void some_round(uint32_t round)
+{
+    struct kv_retention r[KV_MAX_RETENTIONS], none = {0};
+    uint32_t n_cached, n_dropped, n_ranges = some_ranges(r);
+    kv_seq_id seq;
+    now_s += below(6);
+    kv_set_time(kv, now_s);
+    attn_status st = open_prompt(below(9), 1 + below(MAX_TOKENS), r, n_ranges, &seq, &n_cached);
+    assert_true(st == ATTN_OK || st == ATTN_ENOBLOCKS);
+    if (st == ATTN_ENOBLOCKS)
+        assert_non_null(strstr(kv_last_error(kv), "are pinned"));
+    if (below(4) == 0)
+        assert_int_equal(kv_seq_retain(kv, seq, r, some_ranges(r)), ATTN_OK);
+    if (st == ATTN_ENOBLOCKS || below(20) == 0)
+        assert_int_equal(kv_seq_retain(kv, seq, &none, 1), ATTN_OK); /* unpins */
+    check();
+    check_order();
+    kv_seq_close(kv, seq);
+    check_order();
+    if (round % 50 == 0) {
+        uint32_t before = must_go();
+        assert_int_equal(kv_recover(kv, &n_dropped), ATTN_OK);
+        assert_int_equal(n_dropped, 0);
+        check();
+        assert_int_equal(must_go(), before);
+        check_order();
+    }
+}
+
+static void random_mix(void **state)
+{
+    struct kv_stats s;
+    (void)state;
+    begin();
+    for (uint32_t i = 0; i < N_ROUNDS; i++)
+        some_round(i);
+    kv_stats_read(kv, &s);
+    assert_true(s.evictions > 1000 && s.evictions_expired > 10 && s.prefix_hits > 100);
+    assert_true(s.evictions_expired < s.evictions && s.eviction_age_seconds > s.evictions_expired);
+    kv_close(kv);
+}
+
+/* Prompts without end, of MAX_TOKENS each: more than the pool holds. */
+static void flood(void)
+{
+    for (uint32_t i = 0; i < 10; i++)
+        use(100 + (uint32_t)next_name, MAX_TOKENS, NULL, 0);
+    check();
+}
+
+static void the_lowest_priority_goes_first(void **state)
+{
+    (void)state;
+    begin();
+    const struct kv_retention high = {.priority = 2}, low = {.priority = -1};
+    use(1, MAX_TOKENS, &high, 1);
+    flood();
+    assert_int_equal(use(1, MAX_TOKENS, NULL, 0), MAX_TOKENS - BLOCK_TOKENS);
+    use(2, MAX_TOKENS, NULL, 0);
+    use(3, MAX_TOKENS, &low, 1); /* the newest, and yet the first */
+    use(4, MAX_TOKENS, NULL, 0);
+    use(5, BLOCK_TOKENS, NULL, 0);
+    assert_int_equal(use(2, MAX_TOKENS, NULL, 0), MAX_TOKENS - BLOCK_TOKENS);
+    assert_true(use(3, MAX_TOKENS, NULL, 0) < MAX_TOKENS - BLOCK_TOKENS);
+    kv_close(kv);
+}
+
+static void what_has_expired_goes_before_what_is_older(void **state)
+{
+    struct kv_evictable next;
+    struct kv_stats s;
+    (void)state;
+    begin();
+    const struct kv_retention minute = {.life_s = 60}; /* 64 s */
+    use(1, MAX_TOKENS, NULL, 0);
+    use(2, MAX_TOKENS, &minute, 1);
+    kv_set_time(kv, now_s + 63);
+    assert_int_equal(kv_pool_next_evicted(kv, pool, 1, &next), 1);
+    assert_false(next.is_expired);
+    assert_int_equal(next.life_s, 0);
+    assert_int_equal(next.age_s, 63);
+    kv_set_time(kv, now_s + 64);
+    assert_int_equal(kv_pool_next_evicted(kv, pool, 1, &next), 1);
+    assert_true(next.is_expired);
+    assert_int_equal(next.life_s, 64);
+    use(3, MAX_TOKENS, NULL, 0);
+    use(4, MAX_TOKENS, NULL, 0);
+    use(5, 2 * BLOCK_TOKENS, NULL, 0);
+    kv_stats_read(kv, &s);
+    assert_int_equal(s.evictions_expired, 2);
+    assert_int_equal(s.eviction_age_seconds, 128);
+    kv_close(kv);
+}
+
+static void what_is_pinned_stays(void **state)
+{
+    kv_seq_id seq;
+    uint32_t n_cached, half = MAX_TOKENS / 2;
+    struct kv_stats s;
+    (void)state;
+    begin();
+    const struct kv_retention pin[] = {{.is_pinned = 1}, {.from = half}}, all = {.is_pinned = 1};
+    const struct kv_retention none = {0};
+    use(1, MAX_TOKENS, pin, 2);
+    flood();
+    assert_int_equal(use(1, MAX_TOKENS, NULL, 0), half);
+    assert_int_equal(kv_pool_pinned(kv, pool), half / BLOCK_TOKENS);
+    for (uint32_t prompt = 2; prompt < 5; prompt++)
+        use(prompt, MAX_TOKENS, &all, 1);
+    /* 28 blocks are pinned: a sequence of 8 is refused, and told why */
+    assert_int_equal(open_prompt(9, MAX_TOKENS, NULL, 0, &seq, &n_cached), ATTN_ENOBLOCKS);
+    assert_non_null(strstr(kv_last_error(kv), "4 free, 28 are pinned"));
+    kv_seq_close(kv, seq);
+    check();
+    use(1, MAX_TOKENS, &none, 1); /* the last word counts */
+    assert_int_equal(open_prompt(9, MAX_TOKENS, NULL, 0, &seq, &n_cached), ATTN_OK);
+    kv_seq_close(kv, seq);
+    check();
+    assert_int_equal(kv_pool_drop(kv, pool), ATTN_OK);
+    kv_stats_read(kv, &s);
+    assert_int_equal(s.blocks_pinned + s.blocks_cached + s.blocks_published, 0);
+    kv_close(kv);
+}
+
+static void what_cannot_be_is_refused(void **state)
+{
+    kv_seq_id seq;
+    uint32_t n_cached;
+    (void)state;
+    begin();
+    static const struct {
+        struct kv_retention r[2];
+        const char *says;
+    } bad[] = {
+        {{{.priority = 4}, {.from = 1}}, "retention[0].priority is 4, not in -3..3"},
+        {{{.from = 0}, {.from = 1, .priority = -4}}, "retention[1].priority is -4"},
+        {{{.from = 5}, {.from = 5}}, "retention[1] is from token 5, the one before from 5"},
+        {{{.life_s = KV_MAX_LIFE_S + 1}, {.from = 1}}, "time_to_live is 1048577 s, at most"},
+    };
+    struct kv_retention many[KV_MAX_RETENTIONS + 1] = {{0}};
+    assert_int_equal(open_prompt(1, MAX_TOKENS, NULL, 0, &seq, &n_cached), ATTN_OK);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_int_equal(kv_seq_retain(kv, seq, bad[i].r, 2), ATTN_EINVAL);
+        if (strstr(kv_last_error(kv), bad[i].says) == NULL)
+            fail_msg("%s", kv_last_error(kv));
+    }
+    for (uint32_t i = 0; i <= KV_MAX_RETENTIONS; i++)
+        many[i].from = i;
+    assert_int_equal(kv_seq_retain(kv, seq, many, KV_MAX_RETENTIONS + 1), ATTN_EINVAL);
+    assert_int_equal(kv_seq_retain(kv, seq, many, KV_MAX_RETENTIONS), ATTN_OK);
+    assert_int_equal(kv_seq_retain(kv, seq, &(struct kv_retention){.from = 99}, 1), ATTN_EINVAL);
+    assert_int_equal(kv_seq_retain(kv, seq, &(struct kv_retention){.from = 0}, 1), ATTN_OK);
+    check();
+    kv_close(kv);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_mix),
+        cmocka_unit_test(the_lowest_priority_goes_first),
+        cmocka_unit_test(what_has_expired_goes_before_what_is_older),
+        cmocka_unit_test(what_is_pinned_stays),
+        cmocka_unit_test(what_cannot_be_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
