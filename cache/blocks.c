@@ -198,8 +198,13 @@ void kv_pool_clear(struct kv *kv, kv_pool_id pool)
         if (info.pool.index == pool.index)
             kv_seq_close(kv, id);
     }
-    while (p->n_cached > 0)
-        free_put(kv, p, kv_lru_evict(kv, p));
+    for (uint32_t block = 0; block < p->n_fresh; block++) {
+        if (!kv_is_published(kv, p, block)) /* nobody refers to those that are */
+            continue;
+        kv_unpublish(kv, p, block);
+        kv_lru_take(kv, p, block);
+        free_put(kv, p, block);
+    }
 }
 
 attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_id *out_pool)
