@@ -38,12 +38,14 @@ holds "x['arrival_to_reply']['tcp'] == {'count': 0, 'mean': None, 'p50': None, '
 expect 0 "$ctl" latency
 has '^stages +device +[0-9]+ +[0-9.]+'
 
-expect 0 "$bin/attnctl" pool create kept --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 4
+expect 0 "$ctl" --json pool create kept --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 4
+holds "(x['name'], x['blocks'], x['free_blocks']) == ('kept', 4, 4)"
 expect 0 "$ctl" --json pool list
 holds "[p for p in x['pools'] if p['name'] == 'kept'][0]['free_blocks'] == 4"
 expect 0 "$ctl" --json sessions
 holds "{'attnload', 'attnctl'} <= {s['client'] for s in x['sessions']} and len(x['sessions'][0]['session']) == 8"
-expect 0 "$ctl" pool drop kept
+expect 0 "$ctl" --json pool drop kept
+holds "x == {'dropped': 'kept'}"
 expect 1 "$ctl" pool describe kept
 expect 1 "$ctl" pool drop kept
 says 'no pool is named "kept"'
@@ -116,8 +118,8 @@ expect 0 "$ctl" --json kill sequence "$sequence"
 holds "x == {'killed_sequence': '$sequence'}"
 "$ctl" --json sequences >"$dir/out"
 holds "'$sequence' not in {s['sequence'] for s in x['sequences']}"
-expect 0 "$ctl" kill session "$session"
-has "^killed_session $session\$"
+expect 0 "$ctl" --json kill session "$session"
+holds "x == {'killed_session': '$session'}"
 wait "$loader" && die "the load goes on without its session"
 "$ctl" --json sessions >"$dir/out"
 holds "'$session' not in {s['session'] for s in x['sessions']}"
@@ -143,7 +145,8 @@ has '^2[0-9-]+T[0-9:.]+Z (info|warn) +[a-z]'
 
 expect 0 "$ctl" --json config get stats.slow_step
 holds "x['value'] == '1us' and x['changes_at_once'] and x['origin'].endswith('conf:4')"
-expect 0 "$ctl" config set stats.slow_step 5s
+expect 0 "$ctl" --json config set stats.slow_step 5s
+has '"stats.slow_step"'
 expect 0 "$ctl" config get stats.slow_step
 has '^value 5s$'
 has '^origin attnctl$'
@@ -170,6 +173,8 @@ has '^value 7s$'
 printf 'nonsense\n' >>"$dir/conf"
 expect 1 "$ctl" reload
 says 'the settings stay as they are: .*conf:5'
+expect 0 "$ctl" --json config list
+holds "{'name': 'engine.max_queue', 'value': '128M'}.items() <= next(c for c in x['config'] if c['name'] == 'engine.max_queue').items()"
 expect 0 "$ctl" config list
 has '^engine.max_queue +128M +default +true$'
 
