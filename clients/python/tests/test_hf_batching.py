@@ -238,6 +238,7 @@ def test_what_cannot_be_done_is_refused_by_name(attach, model):
     refused("num_blocks 7: pools have n_blocks=", num_blocks=7)
     refused("use_cuda_graph True", use_cuda_graph=True)
     refused("use_async_batching True", use_async_batching=True)
+    refused("scheduler_type 'none'", scheduler_type="none")
     refused("cpu_offload_space 1.0", cpu_offload_space=1.0)
     refused("not attached itself", m=copy.deepcopy(model))
     chunked = make(llama4)
@@ -259,10 +260,12 @@ def test_nothing_is_left_behind(attach, model, manager):
     m = manager(400)
     m.add_request(tokens(9, 1), request_id="a", streaming=True)
     m.get_result(timeout=60)
-    assert len(held(m)) == 1
+    (held_one,) = held(m).values()
+    assert held_one.row is not None and len(worker._caches) == 1
     m.stop(hard_stop=True)
-    cache = next(iter(worker._caches))
-    assert not cache._held
+    assert not worker._caches
+    with pytest.raises(attnd.NotFoundError):
+        held_one.row[0].fork()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,9 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
 
 from ..errors import (
+    AttndError,
     OutOfBlocksError,
+    OverloadedError,
     PoolGoneError,
     SequenceGoneError,
     SessionGoneError,
@@ -58,6 +60,10 @@ def _check(worker: Worker, config: Any) -> None:
         given = getattr(config, name, default)
         if given != default and given not in (False, (False, False)):
             raise refuse(f"continuous batching with {name} {given!r}: {why}")
+    if config.scheduler_type not in SCHEDULER_MAPPING:
+        raise refuse(f"continuous batching with scheduler_type {config.scheduler_type!r}")
+    if getattr(worker.model, "_device_mesh", None) is not None:
+        raise refuse("continuous batching of a model over several devices")
     text = worker.config
     if worker.cache_has_states:
         raise refuse("continuous batching of a model with recurrent or convolution states")
@@ -154,13 +160,13 @@ class _Processor(_api.ContinuousBatchProcessor):  # type: ignore[misc]
             (r.state.request_id, r.state.position_offset - r.query_length, r.query_length)
             for r in io.requests_in_batch
         ]
-        while len(left_out) < len(batch):
+        while any(request_id not in left_out for request_id, _, _ in batch):
             try:
                 self.cache.begin(batch, left_out)
                 super()._generation_step(model)
                 self._worker.layers.check()
                 break
-            except OutOfBlocksError as e:
+            except (OutOfBlocksError, OverloadedError) as e:  # of blocks, or of sequences
                 self._make_room(left_out, e)
             except (SessionGoneError, PoolGoneError, SequenceGoneError):
                 self._worker.reopen()
@@ -175,7 +181,7 @@ class _Processor(_api.ContinuousBatchProcessor):  # type: ignore[misc]
             self._waits.pop(r.state.request_id, None)
             self.cache.tell(r.state)
 
-    def _make_room(self, left_out: set[str], error: OutOfBlocksError) -> None:
+    def _make_room(self, left_out: set[str], error: AttndError) -> None:
         """Has one request begin anew: one that is not in the batch, or its last one."""
         io, active = self.inputs_and_outputs, self.scheduler.active_requests
         batch = [r.state for r in io.requests_in_batch if r.state.request_id not in left_out]
@@ -222,6 +228,12 @@ class Manager(_api.ContinuousBatchingManager):  # type: ignore[misc]
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         self._worker.check_attached()  # it stays as it is
+
+    def stop(self, *args: Any, **kwargs: Any) -> None:
+        processor = self.batch_processor
+        super().stop(*args, **kwargs)
+        if processor is not None and not self.is_running():
+            processor.cache.close()
 
     def _create_batch_processor(self) -> Any:
         made = getattr(self, "batch_processor", None)

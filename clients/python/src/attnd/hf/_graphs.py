@@ -233,14 +233,19 @@ class Graphs:
 
         def run() -> dict[str, torch.Tensor]:
             with cache.recorded(), self._worker.layers.recorded():
-                try:
-                    with torch._dynamo.config.patch(recompile_limit=_MAX_COMPILED):
-                        out = self._compiled(**rest)
-                except torch._dynamo.exc.TorchDynamoException as e:
-                    raise refuse(f"compiled=True, and a step of this model can't be: {e}") from e
+                out = self._compiled(**rest)
                 self._worker.layers.check_recorded()
                 return {name: x.clone() for name, x in out.items()}
 
+        if step.recording is None:
+            try:
+                with (
+                    self._worker.layers.dry(),
+                    torch._dynamo.config.patch(recompile_limit=_MAX_COMPILED),
+                ):
+                    self._compiled(**rest)
+            except torch._dynamo.exc.TorchDynamoException as e:
+                raise refuse(f"compiled=True, and a step of this model can't be: {e}") from e
         outputs: dict[str, torch.Tensor] | None = self._worker.layers.replay(plan, run)
         for name, x in (outputs or {}).items():
             bound = _NEAR * near[name].abs().max()

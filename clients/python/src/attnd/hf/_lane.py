@@ -66,6 +66,7 @@ class Layers:
         self._plan: Packed | None = None  # of the pass that is on its way
         self._n_enqueued = len(self._order)  # of its layers
         self._stream: Any = None  # where layers were enqueued that may not be finished
+        self._is_dry = False  # layers of a recorded pass are left out
         self._n_recorded: int | None = None  # layers of a pass that is being captured
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None  # whose passes go over the lane
@@ -237,6 +238,16 @@ class Layers:
             finally:
                 self._n_recorded = None
 
+    @contextlib.contextmanager
+    def dry(self) -> Iterator[None]:
+        """A pass is compiled, which takes long: nothing is planned, and its layers give zeros."""
+        with self._lock:
+            self._is_dry = True
+            try:
+                yield
+            finally:
+                self._is_dry = False
+
     def check_recorded(self) -> None:
         """At the end of a pass that is captured."""
         if self._n_recorded != len(self._order):
@@ -265,7 +276,9 @@ class Layers:
     ) -> torch.Tensor:
         """The model's layer of a recorded pass, in memory of its own."""
         with self._lock:
-            out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
+            out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+            if self._is_dry:
+                return out
             return self._record(self._worker.pools.places[layer][1], q, k, v, out)
 
     def replay(self, plan: Packed, run: Callable[[], Any]) -> Any:

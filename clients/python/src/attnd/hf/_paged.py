@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._handle import NotPicklable
-from ..errors import SequenceGoneError
+from ..errors import AttndError, NotFoundError, SequenceGoneError
 from ..pool import Sequence
 from ._calls import NOT_CAUSAL_ALONE, Mask, Seen
 from ._handed import refuse, refuse_attribute
@@ -110,7 +110,10 @@ class PagedCache(NotPicklable):
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         """Opens a request's sequences; the tokens that all of them have already."""
-        row = self._open(prompt_ids)
+        try:
+            row = self._open(prompt_ids)
+        except AttndError:
+            return 0  # the request's step will find the same, and knows what to do
         n = min(seq.n_cached for seq in row)
         for seq in row:
             if seq.n_cached > n:
@@ -133,7 +136,11 @@ class PagedCache(NotPicklable):
         held = self._held[src_state.request_id]
         assert held.row is not None
         n = src_state.current_len()
-        for request_id, row in zip(dst_req_ids, fork_rows([held.row] * len(dst_req_ids))):
+        try:
+            rows = fork_rows([held.row] * len(dst_req_ids))
+        except AttndError:
+            return []  # they begin with the prompt instead
+        for request_id, row in zip(dst_req_ids, rows):
             self._held[request_id] = _Held(row, n, held.n_told)
         return dst_req_ids
 
@@ -173,6 +180,11 @@ class PagedCache(NotPicklable):
         held, self._held = self._held, {}
         return [seq for h in held.values() for seq in h.row or ()]
 
+    def close(self) -> None:
+        self.is_closed = True
+        self.worker._caches.discard(self)
+        close_all(self.forget())
+
     def tell(self, state: Any) -> None:
         """Says which tokens a request has, once more blocks are full of them."""
         if not self.use_prefix_sharing:
@@ -180,8 +192,11 @@ class PagedCache(NotPicklable):
         held, n = self._held[state.request_id], state.position_offset
         if n // self._block_tokens > held.n_told // self._block_tokens:
             tokens = (state.initial_tokens + state.generated_tokens)[held.n_told : n]
-            for seq in held.row or ():
-                seq.set_tokens(held.n_told, tokens)
+            try:
+                for seq in held.row or ():
+                    seq.set_tokens(held.n_told, tokens)
+            except NotFoundError:
+                return  # the next step will find the same
             held.n_told = n
 
     # ---- a forward pass

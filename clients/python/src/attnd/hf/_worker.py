@@ -117,6 +117,10 @@ def _before_forward(
 ) -> Any:
     if isinstance(kwargs.get("cache"), CompiledStep):
         return args, kwargs
+    if module.config._attn_implementation_internal != NAME and not isinstance(
+        kwargs.get("past_key_values"), Cache
+    ):  # set to another attention, with another cache: as if it were not attached
+        return args, kwargs
     return _check_forward(worker, module, args, kwargs)
 
 
@@ -155,7 +159,7 @@ def _check_forward(
 
 
 def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-    if not isinstance(kwargs.get("cache"), CompiledStep):
+    if isinstance(kwargs.get("past_key_values"), Cache):
         _note_forward(module, kwargs)
 
 

@@ -13,8 +13,6 @@ import argparse
 import sys
 from typing import Any
 
-from transformers import GenerationMixin
-
 import attnd
 import attnd.hf
 
@@ -28,8 +26,8 @@ def _manager_class(base: Any, url: str, options: dict[str, Any]) -> Any:
         """Attaches what it loads."""
 
         def _load_model(self, *args: Any, **kwargs: Any) -> Any:
-            model = super()._load_model(*args, **kwargs)
-            if not isinstance(model, GenerationMixin):
+            model: Any = super()._load_model(*args, **kwargs)
+            if not hasattr(model, "generate"):
                 raise refuse(f"a server of {type(model).__name__}, which generates no text")
             workers.append(attnd.hf.attach(model.eval(), url, **options))
             return model
@@ -45,11 +43,16 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL", help="the one that is served")
     mine, others = parser.parse_known_args()
 
-    from transformers.cli import transformers as cli
-    from transformers.cli.serving import model_manager
+    try:
+        from transformers.cli import transformers
+        from transformers.cli.serving import model_manager
+    except ImportError as e:
+        parser.error(f"it needs transformers[serving], 5.23 or newer: {e}")
 
+    cli: Any = transformers
+    serving: Any = model_manager
     options = {"n_tokens": mine.n_tokens, "share_prefixes": mine.share_prefixes}
-    model_manager.ModelManager = _manager_class(model_manager.ModelManager, mine.attnd, options)
+    serving.ModelManager = _manager_class(serving.ModelManager, mine.attnd, options)
     sys.argv = ["transformers", "serve", mine.model, "--continuous-batching", *others]
     cli.main()
 
