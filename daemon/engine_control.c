@@ -4,6 +4,7 @@
  */
 #include "daemon/engine_control.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,6 +155,8 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
     reply_seq(e, req, seq, false);
 }
 
+static_assert((int)WIRE_MAX_RETENTIONS == KV_MAX_RETENTIONS, "ranges of a sequence");
+
 /* The sequence must be the session's, at this epoch. */
 static attn_status check_owner(struct engine *e, kv_seq_id seq, uint64_t name, uint32_t epoch,
                                uint32_t session, char *why, size_t why_bytes)
@@ -231,10 +234,32 @@ static void run_truncate(struct engine *e, struct request *req, kv_seq_id seq)
         reply_seq(e, req, seq, false);
 }
 
+static attn_status retain(struct engine *e, kv_seq_id seq, const Attnd__Tokens *t)
+{
+    struct kv_retention ranges[WIRE_MAX_RETENTIONS];
+    uint32_t n = (uint32_t)t->n_retention; /* the decoder lets no more through */
+    for (uint32_t i = 0; i < n && i < WIRE_MAX_RETENTIONS; i++)
+        ranges[i] = (struct kv_retention){
+            .from = t->retention[i]->first_token,
+            .priority = t->retention[i]->priority,
+            .life_s = t->retention[i]->time_to_live_s,
+            .is_pinned = t->retention[i]->is_pinned,
+        };
+    return kv_seq_retain(e->parts.kv, seq, ranges, n);
+}
+
 static void run_tokens(struct engine *e, struct request *req, kv_seq_id seq)
 {
     const Attnd__Tokens *t = req->wire.header->tokens;
-    attn_status st = kv_seq_tokens(e->parts.kv, seq, t->pos, t->tokens, (uint32_t)t->n_tokens);
+    if (t->n_retention > 0 && t->n_tokens > 0) {
+        engine_refuse(e, req, ATTN_EINVAL,
+                      "tokens has %zu tokens and %zu ranges of retention: one of them at a time",
+                      t->n_tokens, t->n_retention);
+        return;
+    }
+    attn_status st = t->n_retention > 0 ? retain(e, seq, t)
+                                        : kv_seq_tokens(e->parts.kv, seq, t->pos, t->tokens,
+                                                        (uint32_t)t->n_tokens);
     if (st != ATTN_OK)
         engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
     else

@@ -19,6 +19,7 @@
 enum {
     MAX_LISTED = 500, /* entries of an answer */
     MAX_LOOKED_AT = 1 << 16, /* records that one answer walks over */
+    MAX_NEXT = 4, /* blocks of a pool that would be evicted next */
     CARD_SHIFT = 40, /* of a place in a list that goes over the cards, one after the other */
 };
 
@@ -275,10 +276,24 @@ static void add_hits(json_t *all, const struct kv_stats *s)
     add_count(all, "host_damaged", stats.host_damaged);
 }
 
+/* What of the pool would be evicted next on this card: the first in line. */
+static void add_next(struct engine *e, json_t *list, const struct pool *p)
+{
+    struct kv_evictable next[MAX_NEXT];
+    uint32_t n = kv_pool_next_evicted(e->parts.kv, p->id, MAX_NEXT, next);
+    for (uint32_t i = 0; i < n; i++)
+        json_array_append_new(
+            list, json_pack("{s:s, s:I, s:I, s:i, s:I, s:I, s:b}", "next_evicted",
+                            p->spec.wire->name, "block", (json_int_t)next[i].block, "place",
+                            (json_int_t)next[i].index, "priority", (int)next[i].priority, "age_s",
+                            (json_int_t)next[i].age_s, "time_to_live_s", (json_int_t)next[i].life_s,
+                            "is_expired", (int)next[i].is_expired));
+}
+
 /* Blocks by state, of each pool and of all, and what became of them. */
 static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
 {
-    json_t *list = json_array(), *all = json_object();
+    json_t *list = json_array(), *all = json_object(), *next = json_array();
     struct kv_stats total;
     (void)ask;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
@@ -290,6 +305,7 @@ static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
                       (json_int_t)n.bytes, "sequences", (json_int_t)n.sequences);
         add_tenant(e, o, p->tenant);
         json_array_append_new(list, o);
+        add_next(e, next, p);
     }
     kv_stats_read(e->parts.kv, &total);
     if (e->parts.cards != NULL)
@@ -298,7 +314,7 @@ static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
     KV_STATS_MAP(X)
 #undef X
     add_hits(all, &total);
-    return json_pack("{s:o, s:o}", "cache", list, "all", all);
+    return json_pack("{s:o, s:o, s:o}", "next", next, "all", all, "cache", list);
 }
 
 /* --- requests --------------------------------------------------------------------------------- */

@@ -31,6 +31,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "attnd's messages are 
 #define WIRE_MAX_FIELDS 32768u /* of one header, unknown ones and unpacked elements included */
 #define WIRE_MAX_STEP_ITEMS 4096u
 #define WIRE_MAX_TOKENS 131072u /* ids of one message */
+#define WIRE_MAX_RETENTIONS 8 /* ranges of tokens in one message */
 #define WIRE_MAX_CHUNK_BLOCKS 1024u /* of export and import */
 #define WIRE_MAX_STRING_BYTES 4096u
 #define WIRE_MAX_JSON_BYTES (256u << 10) /* of StatsReply.json */

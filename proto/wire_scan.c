@@ -48,6 +48,7 @@ static const struct {
     {&attnd__step__descriptor, NULL, WIRE_MAX_STEP_ITEMS},
     {&attnd__step_reply__descriptor, NULL, WIRE_MAX_STEP_ITEMS},
     {&attnd__open__descriptor, NULL, WIRE_MAX_TOKENS},
+    {&attnd__tokens__descriptor, "retention", WIRE_MAX_RETENTIONS},
     {&attnd__tokens__descriptor, NULL, WIRE_MAX_TOKENS},
     {&attnd__layer_spec__descriptor, NULL, WIRE_MAX_HEADS},
     {&attnd__pool_spec__descriptor, "layers", WIRE_MAX_LAYERS},

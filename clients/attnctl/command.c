@@ -160,10 +160,18 @@ attn_status ask_cache(attn_client *c, const struct arguments *a, json_t **out)
     return inspect(c, "cache", 0, a->timeout_us, out);
 }
 
-/* The pools, and what is of all of them. */
+static void print_list(const json_t *result, const char *key)
+{
+    json_t *one = json_pack("{s:O?}", key, json_object_get(result, key));
+    print_table(one);
+    json_decref(one);
+}
+
+/* The pools, what would be evicted next of each, and what is of all of them. */
 void print_cache(const json_t *result)
 {
-    print_table(result);
+    print_list(result, "cache");
+    print_list(result, "next");
     print_flat(json_object_get(result, "all"));
 }
 

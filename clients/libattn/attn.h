@@ -304,6 +304,21 @@ ATTN_API attn_status attn_seq_open_with(attn_pool *p, uint64_t id, const struct 
  * again. ATTN_EINVAL: ids before pos are not known, or one differs: truncate first. */
 ATTN_API attn_status attn_seq_tokens(attn_pool *p, const struct attn_seq *seq, uint32_t pos,
                                      const uint32_t *ids, uint32_t n, uint64_t timeout_us);
+/* How long shared blocks stay that no sequence has any more, from a token on to where the next
+ * range begins. What nothing is said of is as all zero. */
+struct attn_retention {
+    uint32_t first_token; /* a block has what its first token has */
+    int32_t priority; /* -3 to 3: the lowest are evicted first */
+    uint32_t time_to_live_s; /* since the last use, at most 2^20, rounded up to a power of two: then
+                                it goes before others of its priority; 0: no end */
+    uint32_t is_pinned; /* 1: it is never evicted, and its pool has that much less; until somebody
+                           with the same tokens says otherwise, or the pool is dropped */
+};
+/* From now on, for what of the sequence is shared already, too, in place of what was said from
+ * r[0].first_token on. 8 ranges at most, by token. ATTN_EINVAL names the range. */
+ATTN_API attn_status attn_seq_retain(attn_pool *p, const struct attn_seq *seq,
+                                     const struct attn_retention *r, uint32_t n,
+                                     uint64_t timeout_us);
 /* A new sequence that shares the first len tokens (ATTN_ALL_TOKENS: all that every layer has).
  * out_layer_len [num_layers] gets the new sequence's tokens per layer, may be NULL. */
 ATTN_API attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uint64_t new_id,

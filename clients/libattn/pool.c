@@ -424,6 +424,35 @@ attn_status attn_seq_tokens(attn_pool *p, const struct attn_seq *seq, uint32_t p
     return st;
 }
 
+attn_status attn_seq_retain(attn_pool *p, const struct attn_seq *seq,
+                            const struct attn_retention *r, uint32_t n, uint64_t timeout_us)
+{
+    attn_status st = seq_check(p, r != NULL ? seq : NULL, "seq or r");
+    if (st == ATTN_OK && (n < 1 || n > WIRE_MAX_RETENTIONS))
+        return error_set(ATTN_EINVAL, "n is %u, not in 1..%d", n, WIRE_MAX_RETENTIONS);
+    if (st != ATTN_OK)
+        return st;
+    Attnd__Retention ranges[WIRE_MAX_RETENTIONS], *list[WIRE_MAX_RETENTIONS];
+    for (uint32_t i = 0; i < n; i++) {
+        attnd__retention__init(&ranges[i]);
+        ranges[i].first_token = r[i].first_token;
+        ranges[i].priority = r[i].priority;
+        ranges[i].time_to_live_s = r[i].time_to_live_s;
+        ranges[i].is_pinned = r[i].is_pinned != 0;
+        list[i] = &ranges[i];
+    }
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Tokens tokens = ATTND__TOKENS__INIT;
+    struct attn_seq same;
+    tokens.seq = seq->id;
+    tokens.epoch = seq->epoch;
+    tokens.retention = list;
+    tokens.n_retention = n;
+    req.body_case = ATTND__REQUEST__BODY_TOKENS;
+    req.tokens = &tokens;
+    return seq_call(p, &req, seq->id, timeout_us, &same, NULL, false);
+}
+
 attn_status attn_seq_fork(attn_pool *p, const struct attn_seq *seq, uint64_t new_id, uint32_t len,
                           uint64_t timeout_us, struct attn_seq *out_seq, uint32_t *out_layer_len)
 {

@@ -94,3 +94,37 @@ def test_a_prompt_larger_than_a_clients_shared_memory_goes_in_pieces():
             q, k, v = tokens(1000)  # 1 MiB of q, k and v
             r = seq.pool.step(0, [(seq, 0, 1000)], q, k, v)
             np.testing.assert_allclose(r.out, attention(q, k, v, 0)[0], atol=1e-5)
+
+
+def test_what_is_pinned_is_not_evicted():
+    """A pinned prefix stays while others come and go; then "out of blocks" says what is pinned."""
+    with Daemon(**{"cache.max_seq_tokens": 512}) as daemon, attnd.connect(daemon.url) as client:
+        pool = client.create_pool(PLAIN._replace(n_blocks=8))
+
+        def run(prompt, n=64, **retention):
+            with pool.open(tokens=[prompt * 1000 + i for i in range(n)]) as seq:
+                if retention:
+                    seq.retain(**retention)
+                for layer in range(2):
+                    pool.step(layer, [(seq, seq.n_cached, n - seq.n_cached)], *tokens(n - seq.n_cached))
+                return seq.n_cached
+
+        assert run(1, pinned=True) == 0
+        for prompt in range(2, 9):
+            run(prompt)
+        assert run(1) == 48
+        text = subprocess.run(
+            [BUILD / "bin" / "attnctl", "--endpoint", daemon.url + ".admin", "cache"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert re.search(r"blocks_pinned\s+4", text) and "next_evicted" in text
+        with pytest.raises(attnd.OutOfBlocksError, match="4 are pinned"):
+            run(20, 96)
+        with pool.open() as seq:
+            for wrong in ({"priority": 4}, {"time_to_live": 2**21}):
+                with pytest.raises(attnd.InvalidArgumentError, match=next(iter(wrong))):
+                    seq.retain(**wrong)
+        assert run(1, pinned=False) == 48
+        assert run(20, 96) == 0

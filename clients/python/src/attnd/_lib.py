@@ -164,6 +164,15 @@ class Moved(Structure):
     ]
 
 
+class Retention(Structure):
+    _fields_ = [
+        ("first_token", c_uint32),
+        ("priority", c_int32),
+        ("time_to_live_s", c_uint32),
+        ("is_pinned", c_uint32),
+    ]
+
+
 class Item(Structure):
     _fields_ = [
         ("seq", Seq),
@@ -294,6 +303,10 @@ _FUNCTIONS = {
     "attn_seq_tokens": (
         c_int,
         [c_void_p, POINTER(Seq), c_uint32, POINTER(c_uint32), c_uint32, c_uint64],
+    ),
+    "attn_seq_retain": (
+        c_int,
+        [c_void_p, POINTER(Seq), POINTER(Retention), c_uint32, c_uint64],
     ),
     "attn_seq_fork": (
         c_int,

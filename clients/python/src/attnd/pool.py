@@ -138,6 +138,33 @@ class Sequence(Closing, NotPicklable):
 
         return interruptible(move, guard=pool._inside())
 
+    def retain(
+        self,
+        first_token: int = 0,
+        *,
+        priority: int = 0,
+        time_to_live: int = 0,
+        pinned: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """How long shared blocks from first_token on stay when no sequence has them any more.
+
+        Those of the lowest priority (-3 to 3) are evicted first; of these, those that were not used
+        for time_to_live seconds (0: no end; rounded up to a power of two) go before others. Pinned
+        ones are never evicted, until somebody with the same tokens says otherwise. Holds in place
+        of what was said from first_token on. Raises InvalidArgumentError.
+        """
+        pool, c = self.pool, self._c()
+        first, us = whole("first_token", first_token, U32_MAX), timeout_us(timeout)
+        life = whole("time_to_live", time_to_live, U32_MAX)
+        r = _lib.Retention(first, priority, life, bool(pinned))
+
+        def retain() -> None:
+            lib = pool._lib
+            check(lib.attn_seq_retain(pool._handle, ctypes.byref(c), ctypes.byref(r), 1, us))
+
+        interruptible(retain, guard=pool._inside())
+
     def truncate(self, n_tokens: int, *, timeout: float | None = None) -> None:
         """Forgets tokens from n_tokens on, in every layer, and raises the epoch."""
         pool, c = self.pool, self._c()
