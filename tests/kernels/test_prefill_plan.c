@@ -157,7 +157,7 @@ static void make_dilated(struct batch *b)
         b->items[i].n_tokens = 17 + b->items[i].n_tokens % 1500;
         b->items[i].layer = 0;
     }
-    b->pool.n_rates = prefill_n_rates(&b->pool);
+    b->pool.has_dilated = prefill_has_dilated(&b->pool);
 }
 
 /* Marks the rows of a run's tile as a kernel finds them for kv head `head`. */

@@ -31,32 +31,11 @@ static int make_map(const struct prefill_pool *p, bool is_v, uint64_t *out_map)
     return tensor_map_make(&p->kv, base, 4, dims, strides, box, out_map);
 }
 
-/* The same of every token that is equal modulo 2^shift, as (elements, remainder, rows of all heads
- * of a layer, layers, blocks). */
-static int make_dilated_map(const struct prefill_pool *p, bool is_v, uint32_t shift,
-                            uint64_t *out_map)
-{
-    const uint32_t dim = is_v ? p->kv.dv : p->kv.dk, rate = 1u << shift;
-    const uint32_t rows = p->kv.block_tokens / rate;
-    const cuuint64_t dims[5] = {dim, rate, (uint64_t)p->kv.num_kv_heads * rows, p->num_layers,
-                                p->n_blocks};
-    const cuuint64_t strides[4] = {dim * 2, (uint64_t)dim * 2 * rate, p->kv.layer_bytes,
-                                   p->kv.block_bytes};
-    const cuuint32_t box[5] = {64, 1, p->box_tokens < rows ? p->box_tokens : rows, 1, 1};
-    const char *base = p->kv.base + (is_v ? p->kv.v_offset : 0);
-    return tensor_map_make(&p->kv, base, 5, dims, strides, box, out_map);
-}
-
 static int init_dilated(struct prefill_pool *p)
 {
+    p->has_dilated = prefill_has_dilated(p);
     int e = 0;
-    p->n_rates = prefill_n_rates(p);
-    for (uint32_t i = 0; i < p->n_rates && e == 0; i++) {
-        e = make_dilated_map(p, false, i, p->dilated_k[i]);
-        if (e == 0)
-            e = make_dilated_map(p, true, i, p->dilated_v[i]);
-    }
-    if (e == 0 && p->n_rates > 0)
+    if (p->has_dilated)
         e = cudaFuncSetAttribute(kernel_for(p, true), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)prefill_shared_bytes(p->dim, true));
     return e;
@@ -104,6 +83,10 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.layers = kv->layers;
     a.table = kv->table;
     a.counters = (uint32_t *)scratch;
+    a.base = kv->base;
+    a.block_bytes = kv->block_bytes;
+    a.layer_bytes = kv->layer_bytes;
+    a.v_offset = kv->v_offset;
     a.row_blocks = kv->row_blocks;
     a.n_entries = c->n_entries;
     a.n_units = c->n_entries * kv->num_kv_heads;
@@ -119,11 +102,8 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.box_tokens = p->box_tokens;
     a.is_chained = chained != 0;
     prefill_maps maps;
-    prefill::dilated_maps dilated;
-    memcpy(maps.k, p->map_k, sizeof maps.k);
-    memcpy(maps.v, p->map_v, sizeof maps.v);
-    memcpy(dilated.k, p->dilated_k, sizeof dilated.k);
-    memcpy(dilated.v, p->dilated_v, sizeof dilated.v);
+    memcpy(&maps.k, p->map_k, sizeof maps.k);
+    memcpy(&maps.v, p->map_v, sizeof maps.v);
 
     cudaLaunchConfig_t l = {};
     l.gridDim = dim3(a.n_units < p->n_processors ? a.n_units : p->n_processors);
@@ -136,6 +116,6 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
         attribute.val.programmaticStreamSerializationAllowed = 1;
         l.numAttrs = 1;
     }
-    void *args[] = {&a, (void *)&c->inline_list, c->is_dilated ? (void *)&dilated : &maps};
+    void *args[] = {&a, (void *)&c->inline_list, &maps};
     return runtime_launch((runtime_stream *)stream, kernel_for(p, c->is_dilated), &l, args, 0);
 }

@@ -26,9 +26,6 @@ extern "C" {
 /* A pool as the tuned kernels see it. */
 struct prefill_pool {
     uint64_t map_k[16], map_v[16]; /* CUtensorMap of all K and of all V */
-    /* the same of every 2^i-th token, for the rates of the pool's layers */
-    uint64_t dilated_k[PREFILL_RATES][16], dilated_v[PREFILL_RATES][16];
-    uint32_t n_rates; /* 0: no layer is dilated */
     struct gpu_kv kv; /* kv.layers and kv.table in device memory */
     const struct attn_layer_spec *specs; /* host, [num_layers]; scalars only are read */
     uint32_t num_layers, n_blocks;
@@ -36,14 +33,15 @@ struct prefill_pool {
     uint32_t dim; /* of the kernel: head_dim_k and head_dim_v are at most this */
     uint32_t box_tokens; /* that one copy brings */
     bool has_extras; /* a layer has a soft cap or ALiBi slopes */
+    bool has_dilated; /* a layer is dilated, and computed */
 } __attribute__((aligned(64)));
 
 /* This geometry is computed on this device: head dims from 64 to 256, f16 or bf16, KV not
  * quantised, block_tokens 16 to 256. major: of the compute capability. */
 bool prefill_supported(const struct backend_pool_config *c, int major);
 
-/* Rates for which the pool's layers want maps: 1, 2, ... 2^(n - 1). */
-uint32_t prefill_n_rates(const struct prefill_pool *p);
+/* Is a layer dilated, and its items are computed if they are long enough? */
+bool prefill_has_dilated(const struct prefill_pool *p);
 
 /* Fills *p. kv and specs are kept (specs borrowed for the pool's life); kv.layers has been written.
  * 0 or the driver's error code (loads every kernel, so that later launches allocate nothing). */

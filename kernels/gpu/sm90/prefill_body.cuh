@@ -399,10 +399,10 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
         barrier_some_wait(TURN, 256);
 }
 
-template <bool is_bf16, class S, bool has_extras, class maps_of>
+template <bool is_bf16, class S, bool has_extras>
 __global__ void __launch_bounds__(S::threads, 1)
     prefill_rows_of(GPU_PARAM(prefill_params, p), GPU_PARAM(prefill_words, words),
-                    GPU_PARAM(maps_of, maps))
+                    GPU_PARAM(prefill_maps, maps))
 {
     const places<S> at = places_in<S>(aligned_shared());
     const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -420,10 +420,10 @@ __global__ void __launch_bounds__(S::threads, 1)
         fewer_registers<S::few_registers>();
         switch (gpu::warp_id() % 4) {
         case 0:
-            load_keys<S, false>(p, maps.k, at);
+            load_keys<S, false>(p, &maps.k, at);
             break;
         case 1:
-            load_keys<S, true>(p, maps.v, at);
+            load_keys<S, true>(p, &maps.v, at);
             break;
         case 2:
             load_queries<S, true>(p, words, at);
@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(S::threads, 1)
 
 template <bool is_bf16, int dim, bool has_extras> kernel_fn plain_kernel()
 {
-    return (kernel_fn)prefill_rows_of<is_bf16, shape<dim, false>, has_extras, prefill_maps>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<dim, false>, has_extras>;
 }
 
 template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim)
@@ -453,8 +453,8 @@ template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim)
 template <bool is_bf16, bool has_extras> kernel_fn dilated_kernel_of(uint32_t dim)
 {
     if (dim == 64)
-        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, true>, has_extras, dilated_maps>;
-    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, true>, has_extras, dilated_maps>;
+        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, true>, has_extras>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, true>, has_extras>;
 }
 
 } // namespace prefill

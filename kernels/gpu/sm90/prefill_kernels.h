@@ -12,12 +12,7 @@ namespace prefill
 {
 
 struct prefill_maps {
-    CUtensorMap k[1], v[1];
-};
-
-/* By the rate's logarithm. */
-struct dilated_maps {
-    CUtensorMap k[PREFILL_RATES], v[PREFILL_RATES];
+    CUtensorMap k, v;
 };
 
 /* void (*)(prefill_params, prefill_words, prefill_maps) */
@@ -27,7 +22,7 @@ typedef const void *kernel_fn;
 kernel_fn kernel_bf16(uint32_t dim, bool has_extras);
 kernel_fn kernel_f16(uint32_t dim, bool has_extras);
 
-/* The same for dilated layers, with dilated_maps. dim: 64 or 128. */
+/* The same for dilated layers. dim: 64 or 128. */
 kernel_fn dilated_kernel_bf16(uint32_t dim, bool has_extras);
 kernel_fn dilated_kernel_f16(uint32_t dim, bool has_extras);
 

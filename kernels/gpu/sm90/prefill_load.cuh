@@ -142,17 +142,61 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, cons
     }
 }
 
-/* The same of the branches of a dilated layer, by the maps of their rates. A box has the rows of a
- * block that are on the stride, few of them where the rate is large: ids are read for 32 boxes at a
- * time. */
+/* What a warp that loads K or V of a dilated layer knows of the branch it is at. */
+struct branch_source {
+    const char *base; /* of the layer and head, in block 0 */
+    uint64_t block_bytes;
+    const uint32_t *table;
+    branch of;
+    uint32_t n_keys, row_bytes; /* keys that are cached; of a token */
+};
+
+/* Asks for a tile of a branch whose tokens are apart, row by row: lanes find the rows' addresses,
+ * 32 at a time, and bring 16 bytes each. Rows that are not cached become zero. */
+template <class S>
+GPU_DEVICE void gather_tile(const prefill_params &p, const branch_source &from, uint32_t key,
+                            uint32_t to)
+{
+    constexpr uint32_t pieces = 8, rows = 32 / pieces; /* of a slab, at a time */
+    const uint32_t lane = gpu::lane_id(), piece = lane % pieces;
+#pragma unroll 1
+    for (uint32_t first = 0; first < S::N; first += 32) {
+        const uint32_t mine = key + first + lane, token = branch_token(from.of, mine);
+        const bool is_there = mine < from.n_keys;
+        const uint32_t id = is_there ? __ldg(from.table + (token >> p.block_shift)) : 0;
+        const char *const row = from.base + id * from.block_bytes +
+                                (is_there ? token & (p.block_tokens - 1) : 0) * from.row_bytes;
+        const uint32_t low = (uint32_t)(uint64_t)row, high = (uint32_t)((uint64_t)row >> 32);
+#pragma unroll
+        for (uint32_t k = 0; k < 32; k += rows) {
+            const uint32_t r = k + lane / pieces;
+            const uint64_t at =
+                (uint64_t)__shfl_sync(~0u, high, r) << 32 | __shfl_sync(~0u, low, r);
+            const uint32_t dst = to + (first + r) * 128 + (piece ^ r % 8) * 16;
+            const bool has_row = key + first + r < from.n_keys;
+#pragma unroll
+            for (uint32_t s = 0; s < S::slabs; ++s) {
+                const bool has = has_row && (s * 8 + piece) * 16 < from.row_bytes;
+                const char *const src = (const char *)at + piece * 16;
+                gpu::copy16_async(dst + s * S::slab_bytes, has ? src + s * 128 : from.base, has);
+            }
+        }
+    }
+}
+
+/* The same of the branches of a dilated layer: with rate 1 by tensor-map copies, of other rates row
+ * by row, which the next tile's copies overlap. */
 template <class S, bool is_v>
-GPU_DEVICE void load_dilated(const prefill_params &p, const CUtensorMap *maps, const places<S> &at)
+GPU_DEVICE void load_dilated(const prefill_params &p, const CUtensorMap *map, const places<S> &at)
 {
     constexpr uint32_t N = S::N;
     const uint32_t lane = gpu::lane_id();
     const bool is_asking = elect_one();
     const ring<S::stages> tiles = is_v ? at.v_ring : at.k_ring;
     const uint32_t stages = is_v ? at.v : at.k;
+    branch_source from;
+    from.block_bytes = p.block_bytes;
+    from.row_bytes = (is_v ? p.dv : p.dk) * 2;
     uint32_t n_asked = 0;
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
@@ -160,52 +204,59 @@ GPU_DEVICE void load_dilated(const prefill_params &p, const CUtensorMap *maps, c
         at.unit_ring.wait_full(n);
         if (u.n_rows == 0)
             break;
-        const uint32_t layer = u.layer, *const table = u.table;
+        from.table = u.table;
+        from.base = p.base + u.layer * p.layer_bytes + (is_v ? p.v_offset : 0) +
+                    (uint64_t)u.head * p.block_tokens * from.row_bytes;
+        const uint32_t layer = u.layer, head_row = u.head * p.block_tokens;
 #pragma unroll 1
         for (part<true> keys(p, u, N); keys.nth < u.n_branches; keys.next()) {
-            const branch of = keys.at().of;
-            const uint32_t shift = 31 - __clz(of.rate), offset = of.offset;
-            const uint32_t block_shift = p.block_shift - shift; /* of keys */
-            const uint32_t n_keys = (u.total - offset + of.rate - 1) >> shift; /* cached */
-            const uint32_t box = min(p.box_tokens, 1u << block_shift);
-            const uint32_t head_row = u.head << block_shift, n_tiles = keys.tiles().n;
-            const uint32_t chunk = min(32 * box, N), more = chunk < N ? 31 - __clz(N / chunk) : 0;
-            const CUtensorMap *const map = maps + shift;
-            auto load_id = [&](uint32_t at_chunk) {
-                const uint32_t i = at_chunk >> more, in_chunk = lane * box;
-                const uint32_t key = tile_key(keys.tiles(), i, N) +
-                                     (at_chunk & ((1u << more) - 1)) * chunk + in_chunk;
-                const bool is_there = i < n_tiles && in_chunk < chunk && key < n_keys;
-                return is_there ? __ldg(table + (key >> block_shift)) : 0;
-            };
-            uint32_t next = load_id(0);
+            from.of = keys.at().of;
+            const uint32_t shift = 31 - __clz(from.of.rate), n_tiles = keys.tiles().n;
+            from.n_keys = (u.total - from.of.offset + from.of.rate - 1) >> shift;
 #pragma unroll 1
-            for (uint32_t c = 0; c < n_tiles << more; ++c) {
-                const uint32_t i = c >> more, done = (c & ((1u << more) - 1)) * chunk;
-                const uint32_t ids = next, key = tile_key(keys.tiles(), i, N), x = n_asked + i;
-                const uint32_t n_rows = (min(N, n_keys - key) + box - 1) & ~(box - 1);
+            for (uint32_t i = 0; i < n_tiles; ++i, ++n_asked) {
+                const uint32_t x = n_asked, key = tile_key(keys.tiles(), i, N);
                 const uint32_t to = stages + x % S::stages * S::tile_bytes, full = tiles.full(x);
-                next = load_id(c + 1);
-                if (done == 0) {
+                if (from.of.rate > 1) {
                     tiles.wait_empty(x);
-                    if (is_asking)
-                        barrier_expect(full, n_rows * S::slabs * 128);
+                    gather_tile<S>(p, from, key, to);
+                    gpu::copy_commit();
+                    if (i > 0) {
+                        gpu::copy_wait<1>();
+                        proxy_fence();
+                        gpu::sync_warp();
+                        if (lane == 0)
+                            barrier_arrive(tiles.full(x - 1));
+                    }
+                    if (i + 1 == n_tiles) {
+                        gpu::copy_wait<0>();
+                        proxy_fence();
+                        gpu::sync_warp();
+                        if (lane == 0)
+                            barrier_arrive(full);
+                    }
+                    continue;
                 }
-#pragma unroll 4
-                for (uint32_t b = 0; b < 32; ++b) {
-                    const uint32_t first = done + b * box;
-                    if (b * box >= chunk || first >= n_rows)
+                const uint32_t n_boxes =
+                    (min(N, from.n_keys - key) + p.box_tokens - 1) / p.box_tokens;
+                const uint32_t block = (key + lane * p.box_tokens) >> p.block_shift;
+                const uint32_t ids = lane < n_boxes ? __ldg(from.table + block) : 0;
+                tiles.wait_empty(x);
+                if (is_asking)
+                    barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128);
+#pragma unroll
+                for (uint32_t b = 0; b < N / 16; ++b) {
+                    if (b >= n_boxes)
                         break;
-                    const uint32_t id = __shfl_sync(~0u, ids, b);
-                    const uint32_t row = head_row + ((key + first) & ((1u << block_shift) - 1));
+                    const uint32_t id = __shfl_sync(~0u, ids, b), first = b * p.box_tokens;
+                    const uint32_t row = head_row + ((key + first) & (p.block_tokens - 1));
                     if (is_asking)
 #pragma unroll
                         for (uint32_t s = 0; s < S::slabs; ++s)
-                            map_copy_apart(to + s * S::slab_bytes + first * 128, map, full, s * 64,
-                                           offset, row, layer, id);
+                            map_copy(to + s * S::slab_bytes + first * 128, map, full, s * 64, row,
+                                     layer, id);
                 }
             }
-            n_asked += n_tiles;
         }
         gpu::sync_warp();
         if (lane == 0)
@@ -214,12 +265,12 @@ GPU_DEVICE void load_dilated(const prefill_params &p, const CUtensorMap *maps, c
 }
 
 template <class S, bool is_v>
-GPU_DEVICE void load_keys(const prefill_params &p, const CUtensorMap *maps, const places<S> &at)
+GPU_DEVICE void load_keys(const prefill_params &p, const CUtensorMap *map, const places<S> &at)
 {
     if constexpr (S::is_dilated)
-        load_dilated<S, is_v>(p, maps, at);
+        load_dilated<S, is_v>(p, map, at);
     else
-        load_tiles<S, is_v>(p, maps, at);
+        load_tiles<S, is_v>(p, map, at);
 }
 
 /* Two warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. The first

@@ -30,6 +30,8 @@ struct prefill_params {
     uint32_t *
         /* [2] units taken beyond the first of each block, blocks done; zero between launches */
         counters;
+    const char *base; /* of K and V, with strides as struct gpu_kv has them */
+    uint64_t block_bytes, layer_bytes, v_offset;
     uint32_t row_blocks;
     uint32_t n_entries, n_units, section_heads;
     uint32_t num_q_heads, num_kv_heads, group;

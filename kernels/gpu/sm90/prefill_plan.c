@@ -37,22 +37,17 @@ static uint32_t rates_log2(const struct attn_layer_spec *s)
     return (uint32_t)__builtin_ctz(most);
 }
 
-/* A block has at least one token of each remainder. */
 static bool has_rates(const struct prefill_pool *p, const struct attn_layer_spec *s)
 {
-    const uint32_t shift = rates_log2(s);
-    return p->dim <= 128 && shift < PREFILL_RATES && p->kv.block_tokens >> shift > 0;
+    return p->dim <= 128 && rates_log2(s) < PREFILL_RATES;
 }
 
-uint32_t prefill_n_rates(const struct prefill_pool *p)
+bool prefill_has_dilated(const struct prefill_pool *p)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < p->num_layers; i++) {
-        const struct attn_layer_spec *s = &p->specs[i];
-        if (s->n_branches > 0 && has_rates(p, s))
-            n = rates_log2(s) + 1 > n ? rates_log2(s) + 1 : n;
-    }
-    return n;
+    bool has = false;
+    for (uint32_t i = 0; i < p->num_layers; i++)
+        has |= p->specs[i].n_branches > 0 && has_rates(p, &p->specs[i]);
+    return has;
 }
 
 bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens)
@@ -76,7 +71,7 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
     const uint64_t ends = 2 * (uint64_t)max_tokens / RUN_TOKENS;
     const uint64_t dilated = tiles_of(p, 3 * (uint64_t)max_tokens, true) + runs + ends;
     return plain * sizeof(struct prefill_entry) +
-           (p->n_rates > 0 ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
+           (p->has_dilated ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
 }
 
 /* Work to be put in order: an entry of either kind, and how many tiles of keys it has. */

@@ -29,17 +29,6 @@ GPU_DEVICE void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, uin
                  : "memory");
 }
 
-/* The same by the map of a rate: tokens that are `offset` modulo the rate, numbered from 0 as
- * rows. */
-GPU_DEVICE void map_copy_apart(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t element,
-                               uint32_t offset, uint32_t row, uint32_t layer, uint32_t block)
-{
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(dst),
-                 "l"(map), "r"(bar), "r"(element), "r"(offset), "r"(row), "r"(layer), "r"(block)
-                 : "memory");
-}
-
 /* Barrier `id` of the thread block, for n threads in whole warps: those that arrive and those that
  * wait. */
 GPU_DEVICE void barrier_some_arrive(uint32_t id, uint32_t n)

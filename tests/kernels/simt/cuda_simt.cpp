@@ -171,7 +171,7 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
     }
     if (is_dilated(kernel) && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
         launches.n[8]++;
-        return enqueue<prefill_params, prefill_words, prefill::dilated_maps>(s, how, kernel, args);
+        return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
     }
     int kind = DECODE_CLUSTER;
     while (kind <= DECODE_WIDE && !rows_of(kernel, kind, decode::DECODE_AFTER_PREP) &&

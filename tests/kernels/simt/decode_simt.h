@@ -298,13 +298,6 @@ static inline void map_copy(uint32_t dst, const CUtensorMap *map, uint32_t bar, 
     simt::map_copy(dst, map, bar, {element, row, layer, block, 0});
 }
 
-static inline void map_copy_apart(uint32_t dst, const CUtensorMap *map, uint32_t bar,
-                                  uint32_t element, uint32_t offset, uint32_t row, uint32_t layer,
-                                  uint32_t block)
-{
-    simt::map_copy(dst, map, bar, {element, offset, row, layer, block});
-}
-
 static inline void barrier_some_arrive(uint32_t id, uint32_t n)
 {
     simt::arrive_at(&simt::current->home->some[id], (int)n);

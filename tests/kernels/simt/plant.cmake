@@ -189,7 +189,7 @@ plant(sm90/prefill_load.cuh 82 "        p.counters[0] = p.counters[1] = 0;" "   
 plant(sm90/prefill_unit.cuh 83 "i, tiles.sinks, tiles.skip)" "i, tiles.sinks, simt::planted == 83 ? 0 : tiles.skip)")
 # of dilated layers: tokens of another remainder; a branch in which the rows take no part; masks of
 # the branch before; V of the last tile of a branch is never given back; rows without a stride
-plant(sm90/prefill_load.cuh 89 "offset, row, layer, id" "simt::planted == 89 ? 0 : offset, row, layer, id")
+plant(sm90/prefill_load.cuh 89 "token = branch_token(from.of, mine);" "token = simt::planted == 89 ? mine : branch_token(from.of, mine);")
 plant(sm90/prefill_unit.cuh 90 "if ((e.residue & (b.rate - 1)) != 0)" "if ((e.residue & (b.rate - 1)) != 0 && simt::planted != 90)")
 plant(sm90/prefill_body.cuh 91 "                    x.go_on_with(keys);" "                    if (simt::planted != 91) x.go_on_with(keys);")
 plant(sm90/prefill_body.cuh 92 "(i > 0 || !is_first_part)" "(i > 0 || (!is_first_part && simt::planted != 92))")
