@@ -122,8 +122,8 @@ void memory_room_read(const char *root, struct memory_room *out)
     *out = room;
 }
 
-attn_status memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes, char *why,
-                         size_t why_bytes)
+attn_status memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes,
+                         uint64_t tier_bytes, char *why, size_t why_bytes)
 {
     struct memory_room room;
     memory_room_read(root, &room);
@@ -131,15 +131,19 @@ attn_status memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes,
     while (io < io_bytes)
         io *= 2; /* as iobuf.c takes it */
     if (kv_bytes <= room.free_bytes && io <= room.free_bytes - kv_bytes &&
-        ITSELF_BYTES <= room.free_bytes - kv_bytes - io)
+        ITSELF_BYTES <= room.free_bytes - kv_bytes - io &&
+        tier_bytes <= room.free_bytes - kv_bytes - io - ITSELF_BYTES)
         return ATTN_OK;
-    char kv_text[64] = "";
+    char kv_text[64] = "", tier_text[64] = "";
+    if (tier_bytes > 0)
+        snprintf(tier_text, sizeof tier_text, "cache.host_memory %" PRIu64 " MiB, ",
+                 tier_bytes >> 20);
     if (kv_bytes > 0)
         snprintf(kv_text, sizeof kv_text, "device.kv_memory %" PRIu64 " MiB, ", kv_bytes >> 20);
     snprintf(why, why_bytes,
-             "%scache.io_memory %" PRIu64 " MiB and %d MiB for attnd itself do not fit: %" PRIu64
+             "%s%scache.io_memory %" PRIu64 " MiB and %d MiB for attnd itself do not fit: %" PRIu64
              " MiB of %" PRIu64 " are free (%s)",
-             kv_text, io >> 20, ITSELF_BYTES >> 20, room.free_bytes >> 20, room.limit_bytes >> 20,
-             room.what);
+             kv_text, tier_text, io >> 20, ITSELF_BYTES >> 20, room.free_bytes >> 20,
+             room.limit_bytes >> 20, room.what);
     return ATTN_ENOMEM;
 }

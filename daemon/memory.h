@@ -20,9 +20,9 @@ struct memory_room {
  * Page cache that can be dropped counts as free. */
 void memory_room_read(const char *root, struct memory_room *out);
 
-/* kv_bytes of host memory (0: a device has its own) and io_bytes, and what the process needs beside
- * them, fit. ATTN_ENOMEM: why names all sizes and settings. */
-attn_status memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes, char *why,
-                         size_t why_bytes);
+/* kv_bytes of host memory (0: a device has its own), io_bytes, tier_bytes of evicted blocks, and
+ * what the process needs beside them, fit. ATTN_ENOMEM: why names all sizes and settings. */
+attn_status memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes,
+                         uint64_t tier_bytes, char *why, size_t why_bytes);
 
 #endif

@@ -118,17 +118,22 @@ static void a_refusal_is_one_sentence_with_all_sizes(void **state)
     char why[512];
     write_file("proc/self/cgroup", "0::/x\n");
     group("/x", "134217728\n", 8, 0);
-    assert_int_equal(memory_check(root, 256 * MIB, 16 * MIB, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check(root, 256 * MIB, 16 * MIB, 0, why, sizeof why), ATTN_ENOMEM);
     assert_string_equal(why, "device.kv_memory 256 MiB, cache.io_memory 16 MiB and 24 MiB for "
                              "attnd itself do not fit: 120 MiB of 128 are free "
                              "(/sys/fs/cgroup/x/memory.max)");
-    assert_int_equal(memory_check(root, 64 * MIB, 32 * MIB, why, sizeof why), ATTN_OK);
-    assert_int_equal(memory_check(root, 64 * MIB, 33 * MIB, why, sizeof why), ATTN_ENOMEM);
-    assert_int_equal(memory_check(root, 0, 128 * MIB, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check(root, 64 * MIB, 32 * MIB, 0, why, sizeof why), ATTN_OK);
+    assert_int_equal(memory_check(root, 64 * MIB, 32 * MIB, 1, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check(root, 32 * MIB, 32 * MIB, 32 * MIB, why, sizeof why), ATTN_OK);
+    assert_int_equal(memory_check(root, 0, 16 * MIB, 256 * MIB, why, sizeof why), ATTN_ENOMEM);
+    assert_non_null(strstr(why, "cache.host_memory 256 MiB"));
+    assert_int_equal(memory_check(root, 0, 1, UINT64_MAX, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check(root, 64 * MIB, 33 * MIB, 0, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check(root, 0, 128 * MIB, 0, why, sizeof why), ATTN_ENOMEM);
     assert_string_equal(why, "cache.io_memory 128 MiB and 24 MiB for attnd itself do not fit: "
                              "120 MiB of 128 are free (/sys/fs/cgroup/x/memory.max)");
-    assert_int_equal(memory_check(root, UINT64_MAX, 1, why, sizeof why), ATTN_ENOMEM);
-    assert_int_equal(memory_check("/nowhere", 64 * MIB, MIB, why, sizeof why), ATTN_OK);
+    assert_int_equal(memory_check(root, UINT64_MAX, 1, 0, why, sizeof why), ATTN_ENOMEM);
+    assert_int_equal(memory_check("/nowhere", 64 * MIB, MIB, 0, why, sizeof why), ATTN_OK);
 }
 
 int main(void)
