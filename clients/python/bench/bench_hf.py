@@ -9,9 +9,7 @@ turns at greedy steps, each fed the first one's tokens: the whole forward pass a
 device waited for after each step. Figures are medians of steps, ratios those of the medians of one run.
 The own attentions keep transformers' DynamicCache; sdpa runs without cuDNN's, which plans anew for every
 length. The attention `static` is sdpa with a StaticCache of the final length, its steps captured in a CUDA
-graph; `compiled` is that as generate() runs a static cache, with torch.compile(mode="reduce-overhead"). The
-transport `graphs` is attnd over a lane (`gpu`) with steps that attnd.hf captures, `compiled` with steps that
-it compiles first.
+graph; the transport `graphs` is attnd over a lane (`gpu`) with steps that attnd.hf captures.
 
 `agree` is the share of the tokens that an attention has in common with the first. Of a step of one layer
 over attnd, in microseconds: `copy` to the host (it waits for the model), `step` from call to answer, of
@@ -129,31 +127,10 @@ class Static(Runner):
         return self.logits
 
 
-class Compiled(Runner):
-    """sdpa over a StaticCache, its steps by torch.compile()."""
-
-    compiled = None
-
-    def step(self, token: torch.Tensor) -> torch.Tensor:
-        if self.compiled is None:
-            self.compiled = torch.compile(
-                self.model.forward, mode="reduce-overhead", fullgraph=True, dynamic=False
-            )
-        torch.compiler.cudagraph_mark_step_begin()
-        column = self.cache.get_seq_length()
-        positions = torch.full((1, 1), int(column), device=token.device)
-        return self.compiled(
-            input_ids=token, position_ids=positions, past_key_values=self.cache, use_cache=True
-        ).logits
-
-
 def own_runner(model, kind: str, n_columns: int) -> Runner:
     if kind == "static":
         cache = transformers.StaticCache(config=model.config, max_cache_len=n_columns)
         return Static("sdpa, static, graph", model, "sdpa", cache)
-    if kind == "compiled":
-        cache = transformers.StaticCache(config=model.config, max_cache_len=n_columns)
-        return Compiled("sdpa, static, compiled", model, "sdpa", cache)
     return Runner(kind, model, kind, transformers.DynamicCache(config=model.config))
 
 
@@ -173,15 +150,13 @@ def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namesp
     with contextlib.ExitStack() as stack:
         workers = []
         for transport in args.transport.split(","):
-            graphs, compiled = transport in ("graphs", "compiled"), transport == "compiled"
+            graphs = transport == "graphs"
             lane = graphs or transport == "gpu"
             scheme = "gpu" if lane else transport
             url = stack.enter_context(own_daemon.running(args, scheme, settings))
             client = stack.enter_context(attnd.connect(url, timeout=120))
             worker = stack.enter_context(
-                attnd.hf.attach(
-                    model, client, n_blocks=n_blocks, lane=lane, graphs=graphs, compiled=compiled
-                )
+                attnd.hf.attach(model, client, n_blocks=n_blocks, lane=lane, graphs=graphs)
             )
             workers.append(worker)
             cache = stack.enter_context(worker.cache())

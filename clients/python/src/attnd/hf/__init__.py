@@ -24,7 +24,6 @@ _handed.py  what Cache.update() hands to a layer instead of keys and values
 _cache.py   Cache: rows and sequences, padding, one layer of one forward pass
 _lane.py    layers over a lane
 _graphs.py  decode steps as CUDA graphs
-_compiled.py  a decode step that torch.compile sees as a whole
 _paged.py   the cache of continuous batching
 _engine.py  continuous batching: transformers' managers over that cache
 serve.py    a program: transformers' server with it

@@ -61,7 +61,6 @@ def attach(
     is_batch_invariant: bool = False,
     lane: bool | None = None,
     graphs: bool = False,
-    compiled: bool = False,
     share_prefixes: bool = False,
 ) -> Worker:
     """Makes a pool for a causal language model, or one for each geometry that its layers have, and
@@ -78,8 +77,6 @@ def attach(
     graphs  decode steps of generate() and Worker.forward() are captured in CUDA graphs, over a lane,
             and replayed: the host's part of a step no longer grows with the layers. The model's
             weights stay where they are meanwhile, and hooks on its parts are not called
-    compiled  with graphs: the step that is captured is compiled, as with torch.compile(model). Another
-            rounding than that of the step itself comes with it
     share_prefixes  what the cache has of a prompt is not computed again, whichever worker of the same
             tenant computed it, as long as there is room: leading blocks of tokens that are equal.
             Workers share if config and weights are the same to the bit, which attach() looks at;
@@ -98,8 +95,6 @@ def attach(
         raise refuse("a model in training mode: call model.eval()")
     if n_tokens and n_blocks:
         raise ValueError(f"n_tokens is {n_tokens} and n_blocks is {n_blocks}, expected one of them")
-    if compiled and not graphs:
-        raise ValueError("compiled is True and graphs is False: it is captured steps that are compiled")
     if graphs and lane is False:
         raise ValueError("graphs is True and lane is False: steps are captured over a lane")
     if share_prefixes and States(model.config.get_text_config()).layers:
@@ -126,7 +121,7 @@ def attach(
         pools = Pools(client, specs, size, is_named=bool(name))
         adapter = weights_digest(model) if share_prefixes else None
         return Worker(
-            model, client, pools, owned is not None, switch, probe.seen, lane, graphs, compiled, adapter
+            model, client, pools, owned is not None, switch, probe.seen, lane, graphs, adapter
         )
     except BaseException:
         switch.back()

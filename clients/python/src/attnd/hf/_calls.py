@@ -14,7 +14,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache as TransformersCache
 
 from ..spec import LayerSpec
-from ._compiled import NO_MASK, CompiledStep
 from ._handed import Handed, Update, hand, refuse, refuse_attribute
 from ._states import States
 
@@ -89,15 +88,8 @@ def _is_chunked(mask_function: Any, size: int, device: Any) -> bool:
     return not bool(mask_function(0, 0, q, q - 1).all())
 
 
-def _make_mask(*args: Any, **kwargs: Any) -> Mask | None:
-    """The mask interface "attnd"."""
-    if kwargs.get("kv_offset") == NO_MASK:  # a compiled step
-        return None
-    return _mask_of(*args, **kwargs)  # type: ignore[no-any-return]
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _mask_of(
+def _make_mask(
     batch_size: int,
     q_length: int = 0,
     kv_length: int = 0,
@@ -109,6 +101,7 @@ def _mask_of(
     local_size: int | None = None,
     **kwargs: Any,
 ) -> Mask:
+    """The mask interface "attnd"."""
     positions = kwargs.get("cache_position")  # transformers 5.0: for q_length and q_offset
     if positions is not None:
         q_length, q_offset = positions.shape[0], positions[0]
@@ -238,6 +231,7 @@ class Probe(TransformersCache):
         return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend(
     module: Any,
     query: torch.Tensor,
@@ -247,24 +241,8 @@ def _attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention interface "attnd"."""
-    step = kwargs.get("cache")
-    if isinstance(step, CompiledStep):
-        return step.attend(module, query, key, value), None
-    return _attend_uncompiled(module, query, key, value, attention_mask, dropout, **kwargs)  # type: ignore[no-any-return]
+    """The attention interface "attnd".
 
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attend_uncompiled(
-    module: Any,
-    query: torch.Tensor,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
-    dropout: float,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """
     Shapes  query [batch, num_q_heads, new tokens, head_dim_k], key and value of the new tokens
             alike; returns [batch, new tokens, num_q_heads, head_dim_v]
     """

@@ -19,7 +19,6 @@ import torch
 from transformers.utils.generic import ModelOutput
 
 from ._cache import Cache
-from ._compiled import CompiledStep
 from ._handed import refuse
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 _N_WARM = 2  # passes before the capture: what is made at a first call is made by then
 _MAX_SHAPES = 8
-_MAX_COMPILED = 256  # of all workers of a process
-_NEAR = 0.05  # of the largest logit: what a compiled step's roundings may make of it
 _COPIED = ("input_ids", "position_ids", "cache_position")
 
 
@@ -84,7 +81,7 @@ def _outputs_of(out: Any) -> dict[str, torch.Tensor]:
     if not isinstance(out, ModelOutput):
         raise refuse(f"graphs=True, and the model returns a {type(out).__name__}")
     for name, value in out.items():
-        if not isinstance(value, (torch.Tensor, Cache, CompiledStep)):
+        if not isinstance(value, (torch.Tensor, Cache)):
             raise refuse(f"graphs=True, and the model returns {name}, a {type(value).__name__}")
     return {name: value for name, value in out.items() if isinstance(value, torch.Tensor)}
 
@@ -92,13 +89,9 @@ def _outputs_of(out: Any) -> dict[str, torch.Tensor]:
 class Graphs:
     """A worker's captured steps."""
 
-    def __init__(self, worker: Worker, is_compiled: bool = False):
+    def __init__(self, worker: Worker):
         self._worker = worker
         self._model = worker.model
-        self._compiled: Any = None
-        if is_compiled:
-            self._compiled = torch.compile(self._bare_step, fullgraph=True, dynamic=False)
-            self._in_place_of_cache = CompiledStep(worker.layers)
         Recording.check(self._model)
         if "position_ids" not in inspect.signature(self._model.forward).parameters:
             raise refuse("graphs=True, and the model's forward takes no position_ids")
@@ -125,8 +118,7 @@ class Graphs:
             self._n_inside += 1
             if self._n_inside == 1:
                 self._had = self._model.__dict__.get("forward")
-                if self._eager != self._model.forward:  # the same one keeps what was compiled
-                    self._eager = self._model.forward
+                self._eager = self._model.forward
                 self._model.forward = self._forward
         try:
             yield
@@ -188,21 +180,17 @@ class Graphs:
         """A step without a graph; before or after it what brings its graph nearer."""
         cache = kwargs["past_key_values"]
         step.n_passes += 1
-        if step.recording is None and (step.n_passes < _N_WARM or not self._worker.layers.is_used):
-            return self._eager(**kwargs)
+        if step.recording is None:
+            out = self._eager(**kwargs)
+            if step.n_passes >= _N_WARM and self._worker.layers.is_used:
+                self._record(step, kwargs)
+            return out
         plan = cache.plan_token(kwargs.get("attention_mask"), self._device)
         tensors = _tensors_of(kwargs)
         out = self._eager(**kwargs)
-        expected: dict[str, torch.Tensor] | None = _outputs_of(out)
-        if self._compiled is not None:
-            expected = self._run_compiled(step, plan, tensors, kwargs, expected)
-        if step.recording is None:
-            step.output = type(out)
-            if expected is not None:
-                self._record(step, kwargs)
-            return out
+        expected = _outputs_of(out)
         given = self._run(step, plan, tensors)
-        if given is None or expected is None:
+        if given is None:
             return out
         for name, x in given.items():
             if not torch.equal(x, expected[name]):
@@ -213,63 +201,17 @@ class Graphs:
         step.is_verified = True
         return out
 
-    def _bare_step(self, **kwargs: Any) -> dict[str, torch.Tensor]:
-        """What is compiled."""
-        step = self._in_place_of_cache
-        return _outputs_of(self._eager(**kwargs, past_key_values=step, cache=step))
-
-    def _run_compiled(
-        self, step: _Step, plan: Plan, tensors: dict[str, Any], kwargs: dict[str, Any], near: Any
-    ) -> dict[str, torch.Tensor] | None:
-        """A step compiled and not captured, on the step's own inputs; None: the lane is not there.
-
-        Its outputs are near those of the step itself, or it is refused."""
-        if not step.inputs:
-            step.inputs = {name: x.clone() for name, x in tensors.items()}
-        for name, x in tensors.items():
-            step.inputs[name].copy_(x)
-        rest = {**kwargs, **step.inputs, "attention_mask": None}
-        cache = rest.pop("past_key_values")
-
-        def run() -> dict[str, torch.Tensor]:
-            with cache.recorded(), self._worker.layers.recorded():
-                out = self._compiled(**rest)
-                self._worker.layers.check_recorded()
-                return {name: x.clone() for name, x in out.items()}
-
-        if step.recording is None:
-            try:
-                with (
-                    self._worker.layers.dry(),
-                    torch._dynamo.config.patch(recompile_limit=_MAX_COMPILED),
-                ):
-                    self._compiled(**rest)
-            except torch._dynamo.exc.TorchDynamoException as e:
-                raise refuse(f"compiled=True, and a step of this model can't be: {e}") from e
-        outputs: dict[str, torch.Tensor] | None = self._worker.layers.replay(plan, run)
-        for name, x in (outputs or {}).items():
-            bound = _NEAR * near[name].abs().max()
-            if not bool((x - near[name]).abs().max() <= bound):
-                cache.crop(-1)
-                raise refuse(f"compiled=True, and a compiled step has other {name} than the step")
-        if outputs is not None:
-            cache.has_passed(plan)
-        return outputs
-
     def _record(self, step: _Step, kwargs: dict[str, Any]) -> None:
-        if not step.inputs:
-            step.inputs = {name: x.clone() for name, x in _tensors_of(kwargs).items()}
+        step.inputs = {name: x.clone() for name, x in _tensors_of(kwargs).items()}
         step.lane = self._worker.layers.lane
         rest = {**kwargs, **step.inputs, "attention_mask": None}
         cache = rest.pop("past_key_values")
 
         def run(cache: Cache) -> dict[str, torch.Tensor]:
-            if self._compiled is not None:
-                outputs: dict[str, torch.Tensor] = self._compiled(**rest)
-            else:
-                outputs = _outputs_of(self._eager(**rest, past_key_values=cache))
+            out = self._eager(**rest, past_key_values=cache)
             self._worker.layers.check_recorded()
-            return outputs
+            step.output = type(out)
+            return _outputs_of(out)
 
         with cache.recorded(), self._worker.layers.recorded():
             try:

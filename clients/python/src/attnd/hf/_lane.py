@@ -66,7 +66,6 @@ class Layers:
         self._plan: Packed | None = None  # of the pass that is on its way
         self._n_enqueued = len(self._order)  # of its layers
         self._stream: Any = None  # where layers were enqueued that may not be finished
-        self._is_dry = False  # layers of a recorded pass are left out
         self._n_recorded: int | None = None  # layers of a pass that is being captured
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None  # whose passes go over the lane
@@ -210,18 +209,13 @@ class Layers:
                 return None
         return out
 
-    def _enqueue(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def _enqueue(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         lane = self._lane
         assert lane is not None
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         n, heads, dim = q.shape[0], q.shape[1], v.shape[2]
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
-        at = [x.data_ptr() for x in (q, k, v)] + [0 if out is None else out.data_ptr()]
-        lane.enqueue(self._worker.pool, n, at[0], at[1], at[2], at[3], stream=stream)
-        if out is not None:
-            return out
+        lane.enqueue(self._worker.pool, n, q.data_ptr(), k.data_ptr(), v.data_ptr(), stream=stream)
         size = n * heads * dim * q.element_size()
         return self._out[:size].view(q.dtype).view(n, heads, dim)  # type: ignore[no-any-return]
 
@@ -238,16 +232,6 @@ class Layers:
             finally:
                 self._n_recorded = None
 
-    @contextlib.contextmanager
-    def dry(self) -> Iterator[None]:
-        """A pass is compiled, which takes long: nothing is planned, and its layers give zeros."""
-        with self._lock:
-            self._is_dry = True
-            try:
-                yield
-            finally:
-                self._is_dry = False
-
     def check_recorded(self) -> None:
         """At the end of a pass that is captured."""
         if self._n_recorded != len(self._order):
@@ -257,29 +241,14 @@ class Layers:
             )
 
     def _record(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor | None = None,
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         n = self._n_recorded
         assert n is not None
         if n == len(self._order) or self._order[n] != layer:
             raise UnsupportedError(f"attnd.hf: a captured pass has layer {layer} out of its order")
         self._n_recorded = n + 1
-        return self._enqueue(q, k, v, out)
-
-    def attend_recorded(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        """The model's layer of a recorded pass, in memory of its own."""
-        with self._lock:
-            out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
-            if self._is_dry:
-                return out
-            return self._record(self._worker.pools.places[layer][1], q, k, v, out)
+        return self._enqueue(q, k, v)
 
     def replay(self, plan: Packed, run: Callable[[], Any]) -> Any:
         """run(), which enqueues all layers of a pass; None: it has to go another way."""

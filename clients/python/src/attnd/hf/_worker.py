@@ -19,7 +19,6 @@ from ..pool import Items, Pool, Result, Sequence
 from ..spec import PoolSpec
 from ._cache import Cache
 from ._calls import NAME, Seen
-from ._compiled import CompiledStep
 from ._graphs import Graphs
 from ._handed import refuse
 from ._lane import Layers
@@ -112,20 +111,8 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def _before_forward(
-    worker: weakref.ref[Worker], module: Any, args: Any, kwargs: dict[str, Any]
-) -> Any:
-    if isinstance(kwargs.get("cache"), CompiledStep):
-        return args, kwargs
-    if module.config._attn_implementation_internal != NAME and not isinstance(
-        kwargs.get("past_key_values"), Cache
-    ):  # set to another attention, with another cache: as if it were not attached
-        return args, kwargs
-    return _check_forward(worker, module, args, kwargs)
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _check_forward(
+def _before_forward(
     worker: weakref.ref[Worker], module: Any, args: Any, kwargs: dict[str, Any]
 ) -> Any:
     """Refuses what no attention call shows. A hook before the forward of the attached model.
@@ -158,13 +145,8 @@ def _check_forward(
     return args, kwargs
 
 
-def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-    if isinstance(kwargs.get("past_key_values"), Cache):
-        _note_forward(module, kwargs)
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _note_forward(module: Any, kwargs: dict[str, Any]) -> None:
+def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     cache = kwargs.get("past_key_values")
     if isinstance(cache, Cache):
         cache.states.end(module)
@@ -209,7 +191,6 @@ class Worker(Closing, NotPicklable):
         seen: dict[int, Seen],
         lane: bool | None = None,
         graphs: bool = False,
-        compiled: bool = False,
         adapter: int | None = None,
     ):
         self.model = model
@@ -227,7 +208,7 @@ class Worker(Closing, NotPicklable):
         self._cache_class = cache_class(switch.config, Cache)
         self._caches: set[Cache | PagedCache] = set()
         self.layers = Layers(self, lane)
-        self.graphs = Graphs(self, compiled) if graphs else None
+        self.graphs = Graphs(self) if graphs else None
         self._staging = threading.local()  # a thread's host buffers, by name
         self._forgets = _windows_of_caches(switch.config, seen)
         self._batching = _set_batching(self)
