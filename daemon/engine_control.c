@@ -131,6 +131,11 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
                       o->pool);
         return;
     }
+    if (pool_is_split(&p->split) && e->parts.card > 0) { /* its handle was guessed as it was made */
+        engine_refuse(e, req, ATTN_EOVERLOAD, "open.pool is %" PRIu32 ", which is being made",
+                      o->pool);
+        return;
+    }
     bool is_taken;
     attn_status st = seq_charge(e, who, o->seq, &is_taken, why, sizeof why);
     if (st == ATTN_OK) {
