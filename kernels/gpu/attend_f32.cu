@@ -216,8 +216,9 @@ template <class C> struct f32_block {
                 k[j] = *(const float4 *)(k_tile() + qk_at<C>(8 * j + g, 4 * kk + t));
 #pragma unroll
             for (int u = 0; u < 4; u += 2) {
-                const a_parts x = a_of<is_careful>(element_of(q[0], u), element_of(q[1], u),
-                                                   element_of(q[0], u + 1), element_of(q[1], u + 1));
+                const a_parts x =
+                    a_of<is_careful>(element_of(q[0], u), element_of(q[1], u),
+                                     element_of(q[0], u + 1), element_of(q[1], u + 1));
                 two_parts b0[n_s], b1[n_s];
 #pragma unroll
                 for (int j = 0; j < n_s; ++j) {
