@@ -11,11 +11,25 @@ using prefill::prefill_maps;
 
 static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilated)
 {
+    if (p->kv.is_quantised)
+        return p->kv.q_dtype == ATTN_BF16 ? prefill::codes_kernel_bf16(p->dim, p->has_extras)
+                                          : prefill::codes_kernel_f16(p->dim, p->has_extras);
     if (is_dilated)
         return p->kv.q_dtype == ATTN_BF16 ? prefill::dilated_kernel_bf16(p->dim, p->has_extras)
                                           : prefill::dilated_kernel_f16(p->dim, p->has_extras);
     return p->kv.q_dtype == ATTN_BF16 ? prefill::kernel_bf16(p->dim, p->has_extras)
                                       : prefill::kernel_f16(p->dim, p->has_extras);
+}
+
+static bool is_narrow(const struct prefill_pool *p, bool is_dilated)
+{
+    return is_dilated || p->kv.is_quantised;
+}
+
+static uint32_t shared_bytes(const struct prefill_pool *p, bool is_dilated)
+{
+    return prefill_shared_bytes(p->dim, is_narrow(p, is_dilated)) +
+           prefill_scales_bytes(p->dim, p->kv.is_quantised);
 }
 
 /* K or V of the pool as (elements, token rows of all heads of a layer, layers, blocks); a box is 64
@@ -37,7 +51,7 @@ static int init_dilated(struct prefill_pool *p)
     int e = 0;
     if (p->has_dilated)
         e = cudaFuncSetAttribute(kernel_for(p, true), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)prefill_shared_bytes(p->dim, true));
+                                 (int)shared_bytes(p, true));
     return e;
 }
 
@@ -62,13 +76,13 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
         e = (int)cudaMemcpy(&l, &kv->layers[i], sizeof l, cudaMemcpyDeviceToHost);
         p->has_extras |= e == 0 && (l.soft_cap > 0.0f || l.alibi_slopes != NULL);
     }
-    if (e == 0)
+    if (e == 0 && !kv->is_quantised)
         e = make_map(p, false, p->map_k);
-    if (e == 0)
+    if (e == 0 && !kv->is_quantised)
         e = make_map(p, true, p->map_v);
     if (e == 0)
         e = cudaFuncSetAttribute(kernel_for(p, false), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)prefill_shared_bytes(p->dim, false));
+                                 (int)shared_bytes(p, false));
     return e ? e : init_dilated(p);
 }
 
@@ -87,6 +101,8 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.block_bytes = kv->block_bytes;
     a.layer_bytes = kv->layer_bytes;
     a.v_offset = kv->v_offset;
+    a.k_scales = kv->k_scales;
+    a.v_scales = kv->v_scales;
     a.row_blocks = kv->row_blocks;
     a.n_entries = c->n_entries;
     a.n_units = c->n_entries * kv->num_kv_heads;
@@ -101,14 +117,16 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.block_shift = kv->block_shift;
     a.box_tokens = p->box_tokens;
     a.is_chained = chained != 0;
+    a.is_fp8 = kv->kv_dtype == ATTN_FP8_E4M3;
     prefill_maps maps;
     memcpy(&maps.k, p->map_k, sizeof maps.k);
     memcpy(&maps.v, p->map_v, sizeof maps.v);
 
     cudaLaunchConfig_t l = {};
     l.gridDim = dim3(a.n_units < p->n_processors ? a.n_units : p->n_processors);
-    l.blockDim = dim3(prefill_rows(p->dim, c->is_dilated) * 2 + 128);
-    l.dynamicSmemBytes = prefill_shared_bytes(p->dim, c->is_dilated);
+    const uint32_t computing = prefill_rows(p->dim, is_narrow(p, c->is_dilated)) * 2;
+    l.blockDim = dim3(computing + (kv->is_quantised ? 256 : 128));
+    l.dynamicSmemBytes = shared_bytes(p, c->is_dilated);
     cudaLaunchAttribute attribute = {};
     l.attrs = &attribute;
     if (chained) {

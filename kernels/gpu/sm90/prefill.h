@@ -36,8 +36,8 @@ struct prefill_pool {
     bool has_dilated; /* a layer is dilated, and computed */
 } __attribute__((aligned(64)));
 
-/* This geometry is computed on this device: head dims from 64 to 256, f16 or bf16, KV not
- * quantised, block_tokens 16 to 256. major: of the compute capability. */
+/* This geometry is computed on this device: f16 or bf16, head dims from 64 to 256 (quantised KV: to
+ * 128, multiples of 16), block_tokens 16 to 256. major: of the compute capability. */
 bool prefill_supported(const struct backend_pool_config *c, int major);
 
 /* Is a layer dilated, and its items are computed if they are long enough? */
@@ -86,7 +86,8 @@ struct prefill_call {
 };
 
 /* Items of n_tokens of this layer are computed: all but those of dilated layers whose rates are no
- * powers of two, whose head dims are above 128 or whose rows are too far apart. */
+ * powers of two, whose head dims are above 128, whose KV is quantised or whose rows are too far
+ * apart. */
 bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_tokens);
 
 #define PREFILL_UPLOAD_ALIGN 256 /* two calls of a batch may lie so far apart */

@@ -17,7 +17,7 @@
 #include "kernels/gpu/sm90/prefill_kernels.h"
 
 #include "kernels/gpu/sm90/decode_tile.cuh"
-#include "kernels/gpu/sm90/prefill_load.cuh"
+#include "kernels/gpu/sm90/prefill_codes.cuh"
 
 namespace prefill
 {
@@ -96,6 +96,20 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
         for (int i = 0; i < N / 16; ++i)
             wgmma_values<is_bf16>(o, weights[i], beyond(v, i * 2048 / 16));
         wgmma_commit();
+    }
+
+    /* Scores of codes: times their keys' scales. */
+    GPU_DEVICE void scale_scores(const float *scales)
+    {
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 two = *(const float2 *)(scales + j * 8 + 2 * (gpu::lane_id() % 4));
+            s[4 * j] *= two.x;
+            s[4 * j + 1] *= two.y;
+            s[4 * j + 2] *= two.x;
+            s[4 * j + 3] *= two.y;
+        }
+        gpu::sync_warp();
     }
 
     /* Soft cap and ALiBi; scores are in units of log 2 then. */
@@ -336,6 +350,8 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
                 barrier_some_arrive(next_turn, 256);
                 wgmma_wait<1>(x.s);
             }
+            if (S::has_codes)
+                x.scale_scores(at.k_scales(use));
             if (lane == 0)
                 barrier_arrive(at.k_ring.empty(use));
             x.take_scores(u, keys, scale, i, is_masked);
@@ -407,10 +423,10 @@ __global__ void __launch_bounds__(S::threads, 1)
     const places<S> at = places_in<S>(aligned_shared());
     const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        at.k_ring.init(1, S::groups * 4);
-        at.v_ring.init(1, S::groups * 4);
+        at.k_ring.init(S::has_codes ? 2 : 1, S::groups * 4);
+        at.v_ring.init(S::has_codes ? 2 : 1, S::groups * 4);
         at.q_ring.init(2, S::groups * 4);
-        at.unit_ring.init(1, S::groups * 4 + 3);
+        at.unit_ring.init(1, S::groups * 4 + (S::has_codes ? 5 : 3));
         barrier_init_fence();
     }
     __syncthreads();
@@ -420,10 +436,12 @@ __global__ void __launch_bounds__(S::threads, 1)
         fewer_registers<S::few_registers>();
         switch (gpu::warp_id() % 4) {
         case 0:
-            load_keys<S, false>(p, &maps.k, at);
+            if (!S::has_codes)
+                load_keys<S, false>(p, &maps.k, at);
             break;
         case 1:
-            load_keys<S, true>(p, &maps.v, at);
+            if (!S::has_codes)
+                load_keys<S, true>(p, &maps.v, at);
             break;
         case 2:
             load_queries<S, true>(p, words, at);
@@ -431,6 +449,12 @@ __global__ void __launch_bounds__(S::threads, 1)
         default:
             load_queries<S, false>(p, words, at);
         }
+    } else if (S::has_codes && group > S::groups) {
+        fewer_registers<S::decoding_registers>();
+        if (gpu::warp_id() % 4 < 2)
+            decode_tiles<is_bf16, S, false>(p, at);
+        else
+            decode_tiles<is_bf16, S, true>(p, at);
     } else {
         more_registers<S::many_registers>();
         compute<is_bf16, S, has_extras>(p, at);
@@ -439,7 +463,7 @@ __global__ void __launch_bounds__(S::threads, 1)
 
 template <bool is_bf16, int dim, bool has_extras> kernel_fn plain_kernel()
 {
-    return (kernel_fn)prefill_rows_of<is_bf16, shape<dim, false>, has_extras>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<dim, false, false>, has_extras>;
 }
 
 template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim)
@@ -450,11 +474,18 @@ template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim)
                         : plain_kernel<is_bf16, 256, has_extras>();
 }
 
+template <bool is_bf16, bool has_extras> kernel_fn codes_kernel_of(uint32_t dim)
+{
+    if (dim == 64)
+        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, false, true>, has_extras>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, false, true>, has_extras>;
+}
+
 template <bool is_bf16, bool has_extras> kernel_fn dilated_kernel_of(uint32_t dim)
 {
     if (dim == 64)
-        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, true>, has_extras>;
-    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, true>, has_extras>;
+        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, true, false>, has_extras>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, true, false>, has_extras>;
 }
 
 } // namespace prefill

@@ -19,8 +19,11 @@ bool prefill_supported(const struct backend_pool_config *c, int major)
 {
     const uint32_t k = c->head_dim_k, v = c->head_dim_v;
     const bool is_dim = k >= 64 && v >= 64 && k <= 256 && v <= 256;
-    return major == 9 && is_dim && c->q_dtype == c->kv_dtype &&
-           (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) && c->block_tokens >= 16;
+    const bool has_codes = c->kv_dtype == ATTN_INT8 || c->kv_dtype == ATTN_FP8_E4M3;
+    const bool is_kv =
+        has_codes ? k <= 128 && v <= 128 && k % 16 == 0 && v % 16 == 0 : c->q_dtype == c->kv_dtype;
+    return major == 9 && is_dim && is_kv && (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) &&
+           c->block_tokens >= 16;
 }
 
 /* The rates of a dilated layer are powers of two: the logarithm of the largest, or a large number
@@ -39,7 +42,7 @@ static uint32_t rates_log2(const struct attn_layer_spec *s)
 
 static bool has_rates(const struct prefill_pool *p, const struct attn_layer_spec *s)
 {
-    return p->dim <= 128 && rates_log2(s) < PREFILL_RATES;
+    return p->dim <= 128 && !p->kv.is_quantised && rates_log2(s) < PREFILL_RATES;
 }
 
 bool prefill_has_dilated(const struct prefill_pool *p)
@@ -56,9 +59,14 @@ bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_toke
     return s->n_branches == 0 || (has_rates(p, s) && n_tokens >> rates_log2(s) >= RUN_TOKENS);
 }
 
+static uint32_t rows_of(const struct prefill_pool *p, bool is_dilated)
+{
+    return prefill_rows(p->dim, is_dilated || p->kv.is_quantised);
+}
+
 static uint32_t tiles_of(const struct prefill_pool *p, uint64_t n_tokens, bool is_dilated)
 {
-    const uint64_t rows = n_tokens * p->kv.group, r = prefill_rows(p->dim, is_dilated);
+    const uint64_t rows = n_tokens * p->kv.group, r = rows_of(p, is_dilated);
     return (uint32_t)((rows + r - 1) / r);
 }
 
@@ -87,10 +95,9 @@ typedef void work_fn(void *arg, const struct work *w);
 static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it, uint32_t tile)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
-    const uint64_t row = (uint64_t)tile * prefill_rows(p->dim, false);
+    const uint64_t row = (uint64_t)tile * rows_of(p, false);
     const uint64_t end = (uint64_t)it->n_tokens * p->kv.group;
-    const uint64_t last =
-        row + prefill_rows(p->dim, false) < end ? row + prefill_rows(p->dim, false) : end;
+    const uint64_t last = row + rows_of(p, false) < end ? row + rows_of(p, false) : end;
     const uint32_t low = it->pos + (uint32_t)(row / p->kv.group), n_keys = it->pos + it->n_tokens;
     const uint32_t high = it->pos + (uint32_t)((last - 1) / p->kv.group);
     const uint32_t window = s->window_tokens, sinks = s->sink_tokens;
@@ -122,7 +129,7 @@ static uint32_t dilated_cost_of(const struct prefill_pool *p, const struct gpu_i
                                 const struct prefill_run *run)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
-    const uint32_t r = prefill_rows(p->dim, true), n_keys = it->pos + it->n_tokens;
+    const uint32_t r = rows_of(p, true), n_keys = it->pos + it->n_tokens;
     const uint64_t row = (uint64_t)run->tile * r, end = run->n_tokens - 1;
     const uint64_t low = row / p->kv.group << run->shift,
                    high = (row + r - 1) / p->kv.group << run->shift;
