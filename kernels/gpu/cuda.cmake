@@ -15,7 +15,8 @@ option(ATTND_RACECHECK "Tuned kernels as compute-sanitizer's racecheck can follo
 
 # The tuned kernels are written in instructions that only sm_90a has.
 add_library(attnd-cuda-decode OBJECT sm90/decode_bf16.cu sm90/decode_f16.cu sm90/prefill_bf16.cu
-  sm90/prefill_f16.cu sm90/prefill_dilated_bf16.cu sm90/prefill_dilated_f16.cu)
+  sm90/prefill_f16.cu sm90/prefill_dilated_bf16.cu sm90/prefill_dilated_f16.cu
+  sm90/prefill_codes_bf16.cu sm90/prefill_codes_f16.cu)
 set_target_properties(attnd-cuda-decode PROPERTIES CUDA_STANDARD 17 CUDA_ARCHITECTURES 90a-real
   POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 target_include_directories(attnd-cuda-decode SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
