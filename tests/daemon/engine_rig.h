@@ -98,6 +98,7 @@ extern uint64_t rig_now_ns; /* the engine's clock */
 void rig_moves_come(struct rig *r); /* those that the backend holds are done */
 /* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
 void rig_open(struct rig *r, void (*tweak)(struct rig *r));
+void rig_forget(struct rig *r); /* the replies so far, whose buffers others may have then */
 /* Checks on the way out: nothing held, cache consistent, steps conserved. */
 void rig_close(struct rig *r);
 /* Ends the engine and opens another one on the arena, which the test may change in between. */

@@ -97,8 +97,10 @@ static attn_status fake_moves_submit(struct backend *b, struct backend_moves *m)
 {
     for (uint32_t i = 0; i < m->n; i++) {
         struct backend_move *x = &m->list[i];
-        x->status = x->is_in ? fake_block_write(x->pool, x->block, x->bytes)
-                             : fake_block_read(x->pool, x->block, x->bytes);
+        assert_true(x->block < x->pool->config.n_blocks);
+        if (x->is_in) /* whatever the bytes are: the checksum tells */
+            b->n_written++;
+        x->status = x->is_in ? b->fail_write : fake_block_read(x->pool, x->block, x->bytes);
         moves_sum(x->bytes, x->n_bytes, x->sum);
     }
     b->n_move_groups++;
