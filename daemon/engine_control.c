@@ -134,6 +134,11 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
                       o->pool);
         return;
     }
+    if (pool_is_split(&p->split) && e->parts.card > 0) { /* its handle was guessed as it was made */
+        engine_refuse(e, req, ATTN_EOVERLOAD, "open.pool is %" PRIu32 ", which is being made",
+                      o->pool);
+        return;
+    }
     struct kv_tokens known = {.ids = o->tokens, .n = (uint32_t)o->n_tokens, .adapter = o->adapter};
     if (known.n > p->config.block_tokens && known.n <= e->parts.cfg->max_seq_tokens &&
         mover_fetches(e, p, tenant_id(who), &known, req, session, &fetch_ops))

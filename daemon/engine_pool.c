@@ -398,6 +398,8 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         pool_forget(e, p, ignored, sizeof ignored);
         return st;
     }
+    if (e->parts.cards != NULL)
+        cards_publish(e); /* before an answer names it: its first open is sent on by that */
     *out_pool = p;
     return ATTN_OK;
 }

@@ -49,6 +49,7 @@ static const char help[] =
     "  --memory GIB      KV memory to take (default: what the largest cell needs)\n"
     "  --max-tokens N    sweep, ladder: no lengths above N, a multiple of 64; below 512 the\n"
     "                    encoder has one layer of one head\n"
+    "  --rung RUNG       sweep, ladder: this rung only (naive, ..., tuned)\n"
     "  --type TYPE       sweep, ladder: bf16 or f32 only (default: both)\n"
     "\n"
     "What is timed. bf16, blocks of 16 tokens, block tables shuffled over the whole pool, random\n"
@@ -351,7 +352,13 @@ static int run_tables(const struct tables_options *o, const char *grid)
 {
     struct tables t;
     int rc = 69;
-    if (tables_open(&t, o)) {
+    bool has_rung = false, is_open = tables_open(&t, o);
+    for (uint32_t i = 0; is_open && i < TABLE_RUNGS; i++)
+        has_rung |= table_has_rung(&t, i);
+    if (is_open && !has_rung) {
+        fprintf(stderr, "attnbench: no rung is called '%s' here\n", o->rung);
+        rc = 2;
+    } else if (is_open) {
         bool ok =
             strcmp(grid, "sweep") == 0 ? tables_sweep(&t) : tables_ladder(&t) && tables_encoder(&t);
         rc = ok && !t.is_wrong ? 0 : 1;
@@ -434,6 +441,7 @@ int main(int argc, char **argv)
         {"threads", required_argument, NULL, 't'},
         {"memory", required_argument, NULL, 'M'},
         {"max-tokens", required_argument, NULL, 'T'},
+        {"rung", required_argument, NULL, 'R'},
         {"type", required_argument, NULL, 'y'},
         {"help", no_argument, NULL, 'h'},
         {0},
@@ -444,7 +452,7 @@ int main(int argc, char **argv)
     struct bench_cell given[MAX_GIVEN];
     struct case_geometry geometries[MAX_GIVEN];
     struct bench_cards cards = {0};
-    const char *type = NULL;
+    const char *type = NULL, *rung = NULL;
     uint32_t gib = 0, new_tokens = 0, n_given = 0, max_tokens = 0, n_cells;
     int opt;
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
@@ -500,6 +508,9 @@ int main(int argc, char **argv)
                 fprintf(stderr, "attnbench: --max-tokens is '%s', must be a multiple of 64\n",
                         optarg);
             break;
+        case 'R':
+            rung = optarg;
+            break;
         case 'y':
             type = optarg;
             ok = strcmp(type, "bf16") == 0 || strcmp(type, "f32") == 0;
@@ -522,9 +533,11 @@ int main(int argc, char **argv)
     if (p.grid == NULL)
         p.grid = n_given > 0 ? "cell" : "cpu";
     const bool is_tables = strcmp(p.grid, "sweep") == 0 || strcmp(p.grid, "ladder") == 0;
-    if ((type != NULL || max_tokens > 0) && !is_tables) {
+    if ((type != NULL || rung != NULL || max_tokens > 0) && !is_tables) {
         fprintf(stderr, "attnbench: --%s is for the grids sweep and ladder\n",
-                type != NULL ? "type" : "max-tokens");
+                type != NULL   ? "type"
+                : rung != NULL ? "rung"
+                               : "max-tokens");
         return 2;
     }
     if (is_tables) {
@@ -532,6 +545,7 @@ int main(int argc, char **argv)
             return 2;
         const struct tables_options to = {.backend = o.backend,
                                           .match = p.match,
+                                          .rung = rung,
                                           .runs = o.runs,
                                           .n_threads = o.n_threads,
                                           .max_tokens = max_tokens,

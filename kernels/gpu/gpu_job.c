@@ -126,23 +126,29 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
 
 /* ---- kernels and splits */
 
+/* Of those for every geometry. */
+static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct backend_item *it)
+{
+    uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
+    if (!p->b->device.has_matrix_units || !gpu_attend_matrix_takes(&p->kv, rows))
+        return GPU_VECTOR;
+    return rows <= 16 ? GPU_MATRIX_16 : GPU_MATRIX_64;
+}
+
 static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_choice *choice,
                                  const struct backend_item *it)
 {
     if (!(it->flags & BACKEND_ATTEND))
         return GPU_NONE;
-    uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
-    enum gpu_kernel matrix = rows <= 16 ? GPU_MATRIX_16 : GPU_MATRIX_64;
     if (choice->is_forced)
-        return choice->forced == GPU_MATRIX_16 ? matrix : choice->forced;
+        return choice->forced == GPU_MATRIX_16 ? general_kernel(p, it) : choice->forced;
     bool is_dilated = p->specs[it->layer].n_branches > 0;
     if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS && !is_dilated)
         return GPU_TUNED;
     if (p->prefill && it->n_tokens > DECODE_MAX_TOKENS &&
         prefill_takes(p->prefill, it->layer, it->n_tokens))
         return is_dilated ? GPU_DILATED : GPU_PREFILL;
-    bool has_matrix = p->config.q_dtype != ATTN_F32 && p->b->device.has_matrix_units;
-    return has_matrix ? matrix : GPU_VECTOR;
+    return general_kernel(p, it);
 }
 
 static uint32_t rows_per_unit(enum gpu_kernel kernel)
