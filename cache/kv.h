@@ -277,8 +277,8 @@ bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64
 attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
 /* kv_seq_open_with: a new sequence of these tokens. It begins with those that published blocks of
- * its tenant, pool and adapter have, never with the last one of t: its layers' lengths and n_cached of kv_seq_info say how many. Adds the row's table
- * entries to fx; a repeat adds nothing.
+ * its tenant, pool and adapter have, never with the last one of t: its layers' lengths and n_cached
+ * of kv_seq_info say how many. Adds the row's table entries to fx; a repeat adds nothing.
  * What t says of retention holds for them, too.
  * Errors   as kv_seq_open; ATTN_EINVAL too many tokens, retention; ATTN_EOVERLOAD also: fx is
  *          full */

@@ -1,11 +1,11 @@
-/* tier_store.h: published blocks that were evicted, and where their bytes are, until they are wanted
- * again: a store of places in host memory or in a file.
+/* tier_store.h: published blocks that were evicted, and where their bytes are, until they are
+ * wanted again: a store of places in host memory or in a file.
  *
- * It finds whole blocks by content: pool, tenant, adapter, place, key, the publication before it and
- * token ids, all of which are compared. It moves no bytes itself: it gives out places, which the
- * caller fills and reads, and keeps the checksum that came with the bytes, which the caller compares
- * before they are used. When there is no room the block used longest ago goes. All of it is gone
- * with the process.
+ * It finds whole blocks by content: pool, tenant, adapter, place, key, the publication before it
+ * and token ids, all of which are compared. It moves no bytes itself: it gives out places, which
+ * the caller fills and reads, and keeps the checksum that came with the bytes, which the caller
+ * compares before they are used. When there is no room the block used longest ago goes. All of it
+ * is gone with the process.
  *
  * Memory is taken in pieces of several blocks, each for one pool, up to the limit; a pool takes
  * over another's piece when the block used longest ago is in it. The limit counts the blocks'

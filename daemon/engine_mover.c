@@ -1,17 +1,18 @@
-/* engine_mover.c: whole blocks on their way between pools, host memory and the file, beside batches.
+/* engine_mover.c: whole blocks on their way between pools, host memory and the file, beside
+ * batches.
  *
  * Out of a pool: while few blocks of it are free, those that will be evicted next are copied to
  * host memory, so that later eviction has nothing to wait for. Published blocks do not change, so a
  * copy is good if the block is the same publication when it is done. An item that wants more blocks
  * than have a copy waits for the next group, in its sequence's queue; its batch goes without it.
  *
- * Out of host memory: the same with the file, for the blocks of the store that go next. Nobody waits
- * for the file: where it is behind, blocks are lost to the cache.
+ * Out of host memory: the same with the file, for the blocks of the store that go next. Nobody
+ * waits for the file: where it is behind, blocks are lost to the cache.
  *
  * Back: an open whose tokens are elsewhere becomes a task and waits. What is in the file comes to
  * host memory first, then all of it to blocks that the cache has set aside (kv_fetch_begin), which
- * it publishes when they are there; then the open is run again, finds them, or begins the next part.
- * Checksums come with the moves, made by their threads.
+ * it publishes when they are there; then the open is run again, finds them, or begins the next
+ * part. Checksums come with the moves, made by their threads.
  *
  * Every group comes back once, over a stack that the backend's threads push to.
  */

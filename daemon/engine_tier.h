@@ -3,12 +3,13 @@
  *
  * Policy picks: the cache says what goes next, what it looks for and what it evicts (kv_elsewhere);
  * the stores have the places, and say what goes of those (cache/tier_store.h). The mover
- * (engine_mover.c) moves whole blocks, many together, beside batches: ahead of their eviction out of
- * pools, ahead of theirs out of host memory to the file, and back when a sequence is opened with
+ * (engine_mover.c) moves whole blocks, many together, beside batches: ahead of their eviction out
+ * of pools, ahead of theirs out of host memory to the file, and back when a sequence is opened with
  * their tokens. What can't be moved is computed anew: no request fails for it.
  *
- * A tenant's bytes in host memory are counted in one place, tier_count (engine_tier.c), as the store
- * has more or fewer of them; where they are to be bounded the store asks (tier_memory.may_take).
+ * A tenant's bytes in host memory are counted in one place, tier_count (engine_tier.c), as the
+ * store has more or fewer of them; where they are to be bounded the store asks
+ * (tier_memory.may_take).
  */
 #ifndef ATTND_DAEMON_ENGINE_TIER_H
 #define ATTND_DAEMON_ENGINE_TIER_H
@@ -18,8 +19,8 @@
 /* ATTN_ENOMEM; ATTN_EINVAL a setting that can't be had: why names it */
 attn_status tier_init(struct engine *e, char *why, size_t why_bytes);
 void tier_fini(struct engine *e); /* of a half-opened engine, too */
-/* A pool is about to be dropped, or cleared: nothing of it is on its way any more when this returns.
- * Requests that waited for its blocks are run. */
+/* A pool is about to be dropped, or cleared: nothing of it is on its way any more when this
+ * returns. Requests that waited for its blocks are run. */
 void tier_leave_pool(struct engine *e, kv_pool_id pool);
 /* A pool is dropped, and all that was of it. */
 void tier_forget_pool(struct engine *e, kv_pool_id pool);

@@ -4,7 +4,8 @@
  *   forks   1,000 forks of one prefix: time each, arena memory each (resident pages of its memfd),
  *           and blocks: none until a fork writes
  *   swaps   blocks of 2 MiB (Llama-3-8B's, 16 tokens) through the host tier's own way on a CPU: a
- *           place, then copy and checksum in one pass; found, copied back so, verified; beside memcpy
+ *           place, then copy and checksum in one pass; found, copied back so, verified; beside
+ *           memcpy
  * Medians of 5 runs.
  */
 #include <stdio.h>

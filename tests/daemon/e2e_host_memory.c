@@ -1,5 +1,5 @@
-/* e2e_host_memory.c: a daemon whose pool is far too small, with cache.host_memory, or with little of
- * it and a file behind, answers the same bytes as one whose pool holds everything, whatever is
+/* e2e_host_memory.c: a daemon whose pool is far too small, with cache.host_memory, or with little
+ * of it and a file behind, answers the same bytes as one whose pool holds everything, whatever is
  * opened and in which order.
  *
  *   e2e_host_memory [ROUNDS]     120 by itself

@@ -32,7 +32,8 @@ static struct rig r;
 static uint32_t ids[N_IDS];
 static uint64_t next_name = 1000;
 
-/* The n-th read or write from now on fails, in one of these ways, and all behind it with `stays`. */
+/* The n-th read or write from now on fails, in one of these ways, and all behind it with
+ * `stays`. */
 enum fault { NO_FAULT, FAULT_EIO, FAULT_ENOSPC, FAULT_SHORT, FAULT_FLIP };
 static _Atomic int fault, calls_left, n_faults;
 static bool stays;
