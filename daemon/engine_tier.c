@@ -134,8 +134,8 @@ void tier_fini(struct engine *e)
         kv_set_elsewhere(e->parts.kv, &nowhere);
         mover_settle(e, NULL);
     }
-    tier_disk_close(e->tier.disk);
     tier_store_close(e->tier.disk_blocks);
+    tier_disk_close(e->tier.disk);
     tier_store_close(e->tier.blocks);
     mover_fini(e);
 }
