@@ -194,6 +194,8 @@ uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uin
 /* Writes the leading published blocks of these tokens to row. */
 struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
                                  const struct kv_tokens *t, uint32_t *row);
+/* They stay as a kill would leave them. */
+void kv_fetches_forget(struct kv *kv);
 /* Adds the references that fetches have. */
 void kv_fetch_count_refs(const struct kv *kv, uint32_t *n_refs);
 /* Tells that a published block is about to be evicted. */

@@ -458,6 +458,15 @@ void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there)
     fetch_free(kv, f);
 }
 
+void kv_fetches_forget(struct kv *kv)
+{
+    while (!LIST_EMPTY(&kv->fetches)) {
+        struct kv_fetch *f = LIST_FIRST(&kv->fetches);
+        f->n_held = 0;
+        fetch_free(kv, f);
+    }
+}
+
 void kv_fetch_count_refs(const struct kv *kv, uint32_t *n_refs)
 {
     const struct kv_fetch *f;

@@ -6,6 +6,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -162,9 +163,9 @@ static struct {
 } seqs[N_SEQS];
 static uint64_t next_name;
 
-static void begin(uint64_t limit_bytes)
+static struct kv_config config(void)
 {
-    struct kv_config c = {
+    return (struct kv_config){
         .max_pools = 2,
         .max_blocks = N_BLOCKS,
         .max_sequences = N_SEQS,
@@ -175,6 +176,11 @@ static void begin(uint64_t limit_bytes)
         .max_owners = 2,
         .block_layout = 1,
     };
+}
+
+static void begin(uint64_t limit_bytes)
+{
+    struct kv_config c = config();
     struct kv_pool_spec s = {
         .name = "p", .n_layers = N_LAYERS, .n_blocks = N_BLOCKS, .block_tokens = BLOCK_TOKENS};
     kv = test_kv_open(&c, -1);
@@ -441,6 +447,55 @@ static void what_is_computed_anew_has_the_same_serial(void **state)
     end();
 }
 
+/* The process dies with blocks on their way: they were nobody's, so all there is stays, and they are
+ * free again. */
+static void a_successor_knows_nothing_of_a_fetch(void **state)
+{
+    (void)state;
+    for (uint32_t round = 0; round < 50; round++) {
+        struct kv_stats before, after;
+        uint32_t n_coming = 0;
+        begin(200 * BLOCK_BYTES);
+        seed = 100 + round;
+        fetch_waits = true;
+        for (uint32_t i = 0; i < 100 || n_coming == 0; i++) {
+            some_fetch();
+            some_round();
+            n_coming = 0;
+            for (uint32_t k = 0; k < MAX_FETCHES; k++)
+                n_coming += fetches[k].f != NULL ? kv_fetch_count(fetches[k].f) : 0;
+        }
+        kv_stats_read(kv, &before);
+        int fd = dup(kv_fd(kv));
+        for (uint32_t k = 0; k < MAX_FETCHES; k++)
+            if (fetches[k].f != NULL) {
+                uint32_t n = kv_fetch_count(fetches[k].f);
+                for (uint32_t i = 0; i < n; i++) /* half written */
+                    memset(device[kv_fetch_block(fetches[k].f, i)], 0x5a, BLOCK_BYTES);
+            }
+        struct kv_config c = config();
+        struct kv *successor = test_kv_open(&c, fd);
+        assert_int_equal(kv_check(successor), ATTN_OK);
+        kv_stats_read(successor, &after);
+        assert_int_equal(after.damaged, 0);
+        assert_int_equal(after.sequences, before.sequences);
+        assert_int_equal(after.blocks_published, before.blocks_published);
+        assert_int_equal(after.blocks_free, before.blocks_free + n_coming);
+        struct kv *dead = kv;
+        kv = successor;
+        check_all(); /* every sequence holds what its tokens make */
+        kv_close(successor);
+        kv = dead;
+        for (uint32_t k = 0; k < MAX_FETCHES; k++) {
+            for (uint32_t i = 0; fetches[k].f != NULL && i < kv_fetch_count(fetches[k].f); i++)
+                tier_store_let_go(tier, fetches[k].from[i]);
+            fetches[k].f = NULL; /* kv_close forgets it */
+        }
+        end();
+        close(fd);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -449,6 +504,7 @@ int main(void)
         cmocka_unit_test(moves_and_memory_that_fail),
         cmocka_unit_test(bits_that_flip),
         cmocka_unit_test(a_prompt_comes_back_whole),
+        cmocka_unit_test(a_successor_knows_nothing_of_a_fetch),
         cmocka_unit_test(what_is_computed_anew_has_the_same_serial),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
