@@ -18,6 +18,7 @@ enum place_state { PLACE_FREE, PLACE_TAKEN, PLACE_THERE };
 struct tier_block {
     struct kv_content content; /* first: what the tree compares; ids are the piece's */
     TAILQ_ENTRY(tier_block) link; /* of the free ones of its shelf, or by last use */
+    TAILQ_ENTRY(tier_block) own_link; /* by last use, of its shelf */
     struct piece *piece;
     uint64_t place, sum[2];
     enum place_state state;
@@ -41,7 +42,7 @@ struct shelf {
     uint32_t pool, n_ids;
     size_t block_bytes;
     LIST_HEAD(, piece) pieces;
-    struct block_list free;
+    struct block_list free, by_use;
     uint64_t n_free;
 };
 
@@ -131,6 +132,7 @@ static struct shelf *shelf_of(struct tier_store *t, uint32_t pool, uint32_t n_id
     *s = (struct shelf){.pool = pool, .n_ids = n_ids, .block_bytes = block_bytes};
     LIST_INIT(&s->pieces);
     TAILQ_INIT(&s->free);
+    TAILQ_INIT(&s->by_use);
     LIST_INSERT_HEAD(&t->shelves, s, link);
     return s;
 }
@@ -181,8 +183,15 @@ static void piece_remove(struct tier_store *t, struct piece *p)
     free(p);
 }
 
-static void place_free(struct tier_block *b)
+static void discharge(struct tier_store *t, uint32_t tenant, uint64_t bytes)
 {
+    if (t->memory.discharge != NULL)
+        t->memory.discharge(t->memory.arg, tenant, bytes);
+}
+
+static void place_free(struct tier_store *t, struct tier_block *b)
+{
+    discharge(t, b->content.tenant, b->piece->shelf->block_bytes);
     b->state = PLACE_FREE;
     b->piece->n_used--;
     b->piece->shelf->n_free++;
@@ -192,11 +201,20 @@ static void place_free(struct tier_block *b)
 /* There is one more of its content to be found, or one fewer. */
 static void count(struct tier_store *t, const struct tier_block *b, int n)
 {
-    int64_t bytes = n * (int64_t)b->piece->shelf->block_bytes;
     t->stats.blocks += (uint64_t)n;
-    t->stats.used_bytes += (uint64_t)bytes;
-    if (t->memory.count != NULL)
-        t->memory.count(t->memory.arg, b->content.tenant, bytes);
+    t->stats.used_bytes += (uint64_t)(n * (int64_t)b->piece->shelf->block_bytes);
+}
+
+static void list_by_use(struct tier_store *t, struct tier_block *b)
+{
+    TAILQ_INSERT_TAIL(&t->by_use, b, link);
+    TAILQ_INSERT_TAIL(&b->piece->shelf->by_use, b, own_link);
+}
+
+static void unlist_by_use(struct tier_store *t, struct tier_block *b)
+{
+    TAILQ_REMOVE(&t->by_use, b, link);
+    TAILQ_REMOVE(&b->piece->shelf->by_use, b, own_link);
 }
 
 /* Nobody finds it any more; who holds it may go on. */
@@ -208,8 +226,8 @@ static void forget(struct tier_store *t, struct tier_block *b)
         b->is_forgotten = true;
         return;
     }
-    TAILQ_REMOVE(&t->by_use, b, link);
-    place_free(b);
+    unlist_by_use(t, b);
+    place_free(t, b);
 }
 
 static void evict(struct tier_store *t, struct tier_block *b)
@@ -250,14 +268,25 @@ static void touch(struct tier_store *t, struct tier_block *b)
     b->used_s = t->now_s;
     if (b->n_holds > 0)
         return; /* when it is let go of */
-    TAILQ_REMOVE(&t->by_use, b, link);
-    TAILQ_INSERT_TAIL(&t->by_use, b, link);
+    unlist_by_use(t, b);
+    list_by_use(t, b);
 }
 
 static struct tier_block *look_up(const struct tier_store *t, const struct kv_content *c)
 {
     struct tier_block **at = tfind(c, (void *const *)&t->tree, compare);
     return at == NULL ? NULL : *at;
+}
+
+/* For one block more of this shelf. At the tenant's bound those that were used longest ago go. */
+static bool charge(struct tier_store *t, struct shelf *s, uint32_t tenant)
+{
+    while (t->memory.charge != NULL && !t->memory.charge(t->memory.arg, tenant, s->block_bytes)) {
+        if (TAILQ_EMPTY(&s->by_use))
+            return false;
+        evict(t, TAILQ_FIRST(&s->by_use));
+    }
+    return true;
 }
 
 struct tier_block *tier_store_place(struct tier_store *t, const struct kv_content *c,
@@ -268,13 +297,14 @@ struct tier_block *tier_store_place(struct tier_store *t, const struct kv_conten
         touch(t, b);
         return NULL;
     }
-    bool is_allowed =
-        t->memory.may_take == NULL || t->memory.may_take(t->memory.arg, c->tenant, block_bytes);
-    struct shelf *s = is_allowed ? shelf_of(t, c->pool, c->n_ids, block_bytes) : NULL;
-    while (s != NULL && TAILQ_EMPTY(&s->free))
+    struct shelf *s = shelf_of(t, c->pool, c->n_ids, block_bytes);
+    bool is_charged = s != NULL && charge(t, s, c->tenant);
+    while (is_charged && TAILQ_EMPTY(&s->free))
         if (!make_room(t, s))
             break;
-    if (s == NULL || TAILQ_EMPTY(&s->free)) {
+    if (!is_charged || TAILQ_EMPTY(&s->free)) {
+        if (is_charged)
+            discharge(t, c->tenant, s->block_bytes);
         t->stats.no_room++;
         return NULL;
     }
@@ -305,7 +335,7 @@ void tier_store_filled(struct tier_store *t, struct tier_block *b, const uint64_
     memcpy(b->sum, sum, sizeof b->sum);
     b->state = PLACE_THERE;
     b->used_s = t->now_s;
-    TAILQ_INSERT_TAIL(&t->by_use, b, link);
+    list_by_use(t, b);
     count(t, b, 1);
     t->stats.filled++;
 }
@@ -329,7 +359,7 @@ uint64_t tier_store_serial(const struct tier_store *t, const struct kv_content *
 void tier_store_hold(struct tier_store *t, struct tier_block *b)
 {
     if (b->n_holds++ == 0)
-        TAILQ_REMOVE(&t->by_use, b, link);
+        unlist_by_use(t, b);
 }
 
 void tier_store_let_go(struct tier_store *t, struct tier_block *b)
@@ -337,9 +367,9 @@ void tier_store_let_go(struct tier_store *t, struct tier_block *b)
     if (--b->n_holds > 0)
         return;
     if (b->is_forgotten)
-        place_free(b);
+        place_free(t, b);
     else
-        TAILQ_INSERT_TAIL(&t->by_use, b, link);
+        list_by_use(t, b);
 }
 
 bool tier_store_verify(struct tier_store *t, struct tier_block *b, const uint64_t sum[2])
@@ -354,7 +384,7 @@ bool tier_store_verify(struct tier_store *t, struct tier_block *b, const uint64_
 void tier_store_drop(struct tier_store *t, struct tier_block *b)
 {
     if (b->state == PLACE_TAKEN)
-        place_free(b);
+        place_free(t, b);
     else if (!b->is_forgotten)
         forget(t, b);
 }

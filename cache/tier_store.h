@@ -21,10 +21,10 @@
 struct tier_memory {
     bool (*take)(void *arg, uint64_t bytes, uint64_t *out_place); /* false: there is none */
     void (*give)(void *arg, uint64_t place, uint64_t bytes);
-    /* A tenant has so many bytes more, or fewer, of blocks that can be found; NULL: nobody counts.
-     * may_take: whether it may have so many more; NULL: always. */
-    void (*count)(void *arg, uint32_t tenant, int64_t bytes);
-    bool (*may_take)(void *arg, uint32_t tenant, uint64_t bytes);
+    /* A tenant's bytes in places that are not free; NULL: nobody counts. charge: so many more;
+     * false: it may not have them, so a block of the same pool goes. discharge: so many fewer. */
+    bool (*charge)(void *arg, uint32_t tenant, uint64_t bytes);
+    void (*discharge)(void *arg, uint32_t tenant, uint64_t bytes);
     void *arg;
 };
 

@@ -227,14 +227,13 @@ static json_t *list_config(struct engine *e, const Attnd__Inspect *ask)
 
 static json_t *tenant_object(const struct tenant *t)
 {
-    static const char *const quotas[TENANT_N_QUOTAS] = {"blocks", "sequences", "sessions",
-                                                        "bytes_in_flight"};
     const struct stats_tenant *counted = &stats.tenants[t->stats];
     json_t *o = json_pack("{s:s}", "tenant", t->name);
     for (int i = 0; i < TENANT_N_QUOTAS; i++) {
+        const char *quota = tenant_quota_name((enum tenant_quota)i);
         char most[32];
-        snprintf(most, sizeof most, "max_%s", quotas[i]);
-        json_object_set_new(o, quotas[i], json_integer((json_int_t)t->used[i]));
+        snprintf(most, sizeof most, "max_%s", quota);
+        json_object_set_new(o, quota, json_integer((json_int_t)t->used[i]));
         json_object_set_new(o, most,
                             t->most[i] == 0 ? json_null() : json_integer((json_int_t)t->most[i]));
     }

@@ -34,13 +34,45 @@ static void memory_give(void *arg, uint64_t place, uint64_t bytes)
     e->parts.ops->host_free(e->parts.backend, (void *)(uintptr_t)place, bytes);
 }
 
-/* Where a tenant's bytes in host memory are counted. */
-static void tier_count(void *arg, uint32_t tenant, int64_t bytes)
+static bool disk_take(void *arg, uint64_t bytes, uint64_t *out_place)
 {
     struct engine *e = arg;
+    return tier_disk_take(e->tier.disk, bytes, out_place);
+}
+
+static void disk_give(void *arg, uint64_t place, uint64_t bytes)
+{
+    struct engine *e = arg;
+    tier_disk_give(e->tier.disk, place, bytes);
+}
+
+static bool charge(struct engine *e, uint32_t tenant, enum tenant_quota what, uint64_t bytes)
+{
+    char why[WHY_BYTES];
     struct tenant *who = tenants_of_id(e->parts.tenants, tenant);
-    if (who != NULL)
-        who->host_bytes += (uint64_t)bytes;
+    return tenant_take(who, what, bytes, why, sizeof why) == ATTN_OK;
+}
+
+static bool host_charge(void *arg, uint32_t tenant, uint64_t bytes)
+{
+    return charge(arg, tenant, TENANT_HOST_BYTES, bytes);
+}
+
+static bool disk_charge(void *arg, uint32_t tenant, uint64_t bytes)
+{
+    return charge(arg, tenant, TENANT_DISK_BYTES, bytes);
+}
+
+static void host_discharge(void *arg, uint32_t tenant, uint64_t bytes)
+{
+    struct engine *e = arg;
+    tenant_give(tenants_of_id(e->parts.tenants, tenant), TENANT_HOST_BYTES, bytes);
+}
+
+static void disk_discharge(void *arg, uint32_t tenant, uint64_t bytes)
+{
+    struct engine *e = arg;
+    tenant_give(tenants_of_id(e->parts.tenants, tenant), TENANT_DISK_BYTES, bytes);
 }
 
 uint64_t tier_block_bytes_of(const struct engine *e, const struct pool *p)
@@ -101,8 +133,7 @@ static attn_status open_disk(struct engine *e, char *why, size_t why_bytes)
 {
     const struct config *c = e->parts.cfg;
     attn_status st = tier_disk_open(c->disk_path, c->disk_bytes, &e->tier.disk, why, why_bytes);
-    const struct tier_memory m = {
-        .take = tier_disk_take, .give = tier_disk_give, .arg = e->tier.disk};
+    const struct tier_memory m = {disk_take, disk_give, disk_charge, disk_discharge, e};
     if (st == ATTN_OK)
         st = tier_store_open(c->disk_bytes, &m, &e->tier.disk_blocks);
     return st;
@@ -113,8 +144,7 @@ attn_status tier_init(struct engine *e, char *why, size_t why_bytes)
     uint64_t limit = config_tier_bytes(e->parts.cfg);
     if (limit == 0)
         return ATTN_OK;
-    const struct tier_memory m = {
-        .take = memory_take, .give = memory_give, .count = tier_count, .arg = e};
+    const struct tier_memory m = {memory_take, memory_give, host_charge, host_discharge, e};
     const struct kv_elsewhere here = {e, evicted, find, serial};
     attn_status st = mover_init(e);
     if (st == ATTN_OK)

@@ -130,12 +130,14 @@ struct stats_histogram {
     X(2, "count", "tenant_sessions", "gauge", "Sessions of the tenant")                            \
     X(3, "count", "tenant_bytes_in_flight", "gauge", "Bytes of the tenant's steps not answered")   \
     X(4, "count", "tenant_pools", "gauge", "Pools of the tenant")                                  \
-    X(5, "count", "tenant_steps_total", "counter", "Steps of the tenant answered with ok")         \
-    X(6, "count", "tenant_steps_failed_total", "counter",                                          \
+    X(5, "bytes", "tenant_host_bytes", "gauge", "Bytes of the tenant's blocks in host memory")     \
+    X(6, "bytes", "tenant_disk_bytes", "gauge", "Bytes of the tenant's blocks on disk")            \
+    X(7, "count", "tenant_steps_total", "counter", "Steps of the tenant answered with ok")         \
+    X(8, "count", "tenant_steps_failed_total", "counter",                                          \
       "Steps of the tenant answered otherwise")                                                    \
-    X(7, "device_ns", "tenant_device_seconds_total", "counter",                                    \
+    X(9, "device_ns", "tenant_device_seconds_total", "counter",                                    \
       "Device time of the tenant's batches")
-enum { STATS_TENANT_STEPS = 5, STATS_TENANT_FAILED, STATS_TENANT_DEVICE, STATS_TENANT_N };
+enum { STATS_TENANT_STEPS = 7, STATS_TENANT_FAILED, STATS_TENANT_DEVICE, STATS_TENANT_N };
 
 #define STATS_MAX_CARDS 8
 /* X(number, field, name, type, help): of each card, where there are several */
@@ -169,7 +171,7 @@ struct stats_card {
 
 struct stats_tenant {
     char name[64];
-    _Atomic uint64_t used[STATS_TENANT_N]; /* the first five as enum tenant_quota */
+    _Atomic uint64_t used[STATS_TENANT_N]; /* the first seven as enum tenant_quota */
 };
 
 struct stats {

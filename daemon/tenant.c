@@ -36,8 +36,8 @@ struct tenants {
     struct tenant list[TENANT_MAX]; /* the first is the operator */
 };
 
-static const char *const quota_names[TENANT_N_QUOTAS] = {"blocks", "sequences", "sessions",
-                                                         "bytes_in_flight", "pools"};
+static const char *const quota_names[TENANT_N_QUOTAS] = {
+    "blocks", "sequences", "sessions", "bytes_in_flight", "pools", "host_bytes", "disk_bytes"};
 
 /* ---- what is used ---- */
 
@@ -181,6 +181,11 @@ static int set_users(struct reader *r, struct tenant *who, const char *value)
     return 1;
 }
 
+static bool is_size(enum tenant_quota what)
+{
+    return what == TENANT_BYTES || what == TENANT_HOST_BYTES || what == TENANT_DISK_BYTES;
+}
+
 static int set_quota(struct reader *r, struct tenant *who, enum tenant_quota what,
                      const char *value)
 {
@@ -188,14 +193,14 @@ static int set_quota(struct reader *r, struct tenant *who, enum tenant_quota wha
     errno = 0;
     uint64_t n = strtoull(value, &end, 10), factor = 1;
     const char *units = "KMGT", *unit = *end != '\0' ? strchr(units, *end) : NULL;
-    if (unit != NULL && what == TENANT_BYTES) {
+    if (unit != NULL && is_size(what)) {
         factor = UINT64_C(1) << (10 * (unit - units + 1));
         end++;
     }
     if (!isdigit((unsigned char)value[0]) || *end != '\0' || errno != 0 ||
         __builtin_mul_overflow(n, factor, &who->most[what]))
         return refuse(r, "[%s] %s = %.64s is not %s", who->name, quota_names[what], value,
-                      what == TENANT_BYTES ? "a size (such as 512K, 64M, 2G)" : "a whole number");
+                      is_size(what) ? "a size (such as 512K, 64M, 2G)" : "a whole number");
     return 1;
 }
 
@@ -227,7 +232,7 @@ static int handle_line(void *user, const char *name, const char *key, const char
             return set_quota(r, who, (enum tenant_quota)i, value);
     return refuse(r,
                   "[%s] %.64s is none of token_sha256, users, blocks, sequences, sessions, pools, "
-                  "bytes_in_flight and share",
+                  "bytes_in_flight, host_bytes, disk_bytes and share",
                   name, key);
 }
 
@@ -445,6 +450,11 @@ struct tenant *tenants_find(struct tenants *t, const char *name)
 }
 
 /* ---- what it has ---- */
+
+const char *tenant_quota_name(enum tenant_quota what)
+{
+    return quota_names[what];
+}
 
 uint32_t tenants_busy_shares(const struct tenants *t)
 {

@@ -9,6 +9,8 @@
  *   sessions = 64
  *   pools = 4
  *   bytes_in_flight = 64M          of steps that are not answered
+ *   host_bytes = 8G                of its evicted blocks in host memory (cache.host_memory)
+ *   disk_bytes = 100G              the same in the file behind it (cache.disk_path)
  *   share = 3                      of device time: three times that of a tenant with 1; default 1
  *
  * A certificate whose common name is a tenant's name is that tenant's. Names of pools, sequences
@@ -32,6 +34,8 @@ enum tenant_quota {
     TENANT_SESSIONS,
     TENANT_BYTES,
     TENANT_POOLS,
+    TENANT_HOST_BYTES,
+    TENANT_DISK_BYTES,
     TENANT_N_QUOTAS
 };
 
@@ -48,7 +52,6 @@ struct tenant {
     _Atomic uint64_t *used; /* [TENANT_N_QUOTAS] of all cards together */
     struct pace_flow flow; /* its device time; the engine's, as what follows */
     uint32_t n_steps; /* admitted and not answered */
-    uint64_t host_bytes; /* of its blocks in this card's host memory (engine_tier.c) */
 };
 
 /* The tenants of one engine, but for what they have used, which all copies count together. */
@@ -80,6 +83,8 @@ const struct tenant *tenants_at(const struct tenants *t, uint32_t i);
 /* By name, "" the operator; NULL: nobody has it, or t is NULL. */
 struct tenant *tenants_find(struct tenants *t, const char *name);
 
+/* As the file spells it. */
+const char *tenant_quota_name(enum tenant_quota what);
 /* Of who is NULL: nobody asks, nothing is counted. */
 uint32_t tenant_id(const struct tenant *who);
 bool tenant_is_operator(const struct tenant *who);

@@ -51,20 +51,23 @@ static void give(void *arg, uint64_t place, uint64_t bytes)
 static int64_t tenant_bytes[2];
 static uint64_t most_of_tenant = UINT64_MAX;
 
-static void count(void *arg, uint32_t tenant, int64_t bytes)
+static bool charge(void *arg, uint32_t tenant, uint64_t bytes)
 {
     (void)arg;
-    tenant_bytes[tenant] += bytes;
+    if ((uint64_t)tenant_bytes[tenant] + bytes > most_of_tenant)
+        return false;
+    tenant_bytes[tenant] += (int64_t)bytes;
+    return true;
+}
+
+static void discharge(void *arg, uint32_t tenant, uint64_t bytes)
+{
+    (void)arg;
+    tenant_bytes[tenant] -= (int64_t)bytes;
     assert_true(tenant_bytes[tenant] >= 0);
 }
 
-static bool may_take(void *arg, uint32_t tenant, uint64_t bytes)
-{
-    (void)arg;
-    return (uint64_t)tenant_bytes[tenant] + bytes <= most_of_tenant;
-}
-
-static const struct tier_memory memory = {take, give, count, may_take, NULL};
+static const struct tier_memory memory = {take, give, charge, discharge, NULL};
 
 static uint8_t *bytes_of(const struct tier_block *b)
 {
@@ -302,10 +305,21 @@ static void a_tenant_has_no_more_than_it_may(void **state)
     struct tier_store *t = open_tier(LIMIT_BYTES);
     most_of_tenant = 2 << 20;
     assert_true(put(t, 0, 0) && put(t, 6, 0)); /* tenant 0's, 1 MiB each */
-    assert_false(put(t, 12, 0));
+    assert_true(put(t, 12, 0)); /* in place of the one used longest ago */
+    assert_null(find(t, 0));
+    assert_int_equal(tenant_bytes[0], most_of_tenant);
     assert_true(put(t, 3, 0)); /* the other's */
-    tier_store_drop(t, find(t, 6));
-    assert_true(put(t, 12, 0));
+    struct tier_block *held[] = {find(t, 6), find(t, 12)};
+    tier_store_hold(t, held[0]);
+    tier_store_hold(t, held[1]);
+    assert_false(put(t, 18, 0)); /* nothing can go */
+    assert_int_equal(tenant_bytes[0], most_of_tenant);
+    tier_store_drop(t, held[0]); /* not found any more, but its place is not free */
+    assert_false(put(t, 18, 0));
+    tier_store_let_go(t, held[0]);
+    assert_true(put(t, 18, 0));
+    tier_store_let_go(t, held[1]);
+    assert_null(tier_store_check(t));
     most_of_tenant = UINT64_MAX;
     tier_store_close(t);
     assert_int_equal(tenant_bytes[0] + tenant_bytes[1], 0);

@@ -11,13 +11,16 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "daemon/engine_tier.h"
 #include "daemon/tier_disk.h"
 #include "engine_rig.h"
 
@@ -103,11 +106,13 @@ static uint32_t run_prompt(uint32_t prompt)
     const Attnd__Reply *reply = await(send_open(name, prompt));
     assert_int_equal(reply->status, ATTN_OK);
     uint32_t n = reply->seq->cached_tokens;
+    r.epoch = reply->seq->epoch;
     for (uint32_t l = 0; l < RIG_LAYERS; l++) {
         uint64_t request = rig_send_item(&r, name, l, n, N_IDS - n);
         assert_int_equal(await(request)->status, ATTN_OK);
     }
-    assert_int_equal(rig_close_seq(&r, name, rig_epoch(&r, name)), ATTN_OK);
+    assert_int_equal(rig_close_seq(&r, name, r.epoch), ATTN_OK);
+    r.epoch = 0;
     assert_int_equal(kv_check(r.kv), ATTN_OK);
     rig_forget(&r);
     return n;
@@ -286,6 +291,50 @@ static void what_host_memory_has_no_room_for_comes_back_from_the_file(void **sta
     rig_close(&r);
 }
 
+enum { UID = 5000, HOST_QUOTA = 10 * 4096, DISK_QUOTA = 20 * 4096 };
+
+static void with_quotas(struct rig *rig)
+{
+    char path[64], why[256];
+    snprintf(path, sizeof path, "/tmp/attnd_tiers_%ld", (long)getpid());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fchmod(fileno(f), 0600), 0);
+    fprintf(f, "[t]\nusers = %d\nhost_bytes = %d\ndisk_bytes = %d\n", UID, HOST_QUOTA, DISK_QUOTA);
+    fclose(f);
+    if (tenants_open(path, &rig->own.tenants, why, sizeof why) != ATTN_OK)
+        fail_msg("%s", why);
+    unlink(path);
+    rig->principal = (struct principal){.kind = PRINCIPAL_USER, .uid = UID};
+    with_disk(rig);
+}
+
+static void a_tenant_has_its_quotas_of_host_memory_and_of_the_file_and_no_more(void **state)
+{
+    (void)state;
+    fault = NO_FAULT;
+    rig_open(&r, with_quotas);
+    const struct tenant *who = tenants_find(r.engine->parts.tenants, "t");
+    uint64_t most[2] = {0};
+    assert_non_null(who);
+    for (uint32_t i = 0; i < 40; i++) {
+        many_prompts(1 + i % 30); /* from the first on: some come back */
+        const enum tenant_quota of[2] = {TENANT_HOST_BYTES, TENANT_DISK_BYTES};
+        for (int q = 0; q < 2; q++)
+            most[q] = who->used[of[q]] > most[q] ? who->used[of[q]] : most[q];
+        assert_in_range(who->used[TENANT_HOST_BYTES], 0, HOST_QUOTA);
+        assert_in_range(who->used[TENANT_DISK_BYTES], 0, DISK_QUOTA);
+    }
+    assert_int_equal(most[0], HOST_QUOTA);
+    assert_int_equal(most[1], DISK_QUOTA);
+    assert_true(stats.disk_in_bytes > 0);
+    mover_settle(r.engine, NULL);
+    tier_forget_pool(r.engine, r.engine->pools[0].id);
+    assert_int_equal(who->used[TENANT_HOST_BYTES], 0);
+    assert_int_equal(who->used[TENANT_DISK_BYTES], 0);
+    rig_close(&r);
+}
+
 /* Each kind of failure, at each of the first calls, once and from then on: nothing but blocks is
  * lost. */
 static void the_file_fails_at_each_turn(void **state)
@@ -340,6 +389,7 @@ int main(void)
         cmocka_unit_test(an_open_whose_blocks_do_not_come_in_time_is_refused),
         cmocka_unit_test(what_is_on_its_way_at_the_end_is_waited_for),
         cmocka_unit_test(what_host_memory_has_no_room_for_comes_back_from_the_file),
+        cmocka_unit_test(a_tenant_has_its_quotas_of_host_memory_and_of_the_file_and_no_more),
         cmocka_unit_test(the_file_fails_at_each_turn),
         cmocka_unit_test(a_file_that_cannot_be_had_is_refused_by_its_setting),
     };

@@ -84,6 +84,7 @@ static void every_mistake_is_named_with_its_line(void **state)
     expect_mistake("[a]\nblocks = 1K\n", "is not a whole number");
     expect_mistake("[a]\nbytes_in_flight = 64X\n", "is not a size");
     expect_mistake("[a]\nbytes_in_flight = 99999999T\n", "is not a size");
+    expect_mistake("[a]\ndisk_bytes = 1P\n", "disk_bytes = 1P is not a size");
     expect_mistake("[a]\nshare = 0\n", ":2: [a] share = 0 is not a whole number from 1 to 1000");
     expect_mistake("[a]\nshare = 1001\n", "share = 1001 is not");
     expect_mistake("[a]\nshare = 3x\n", "share = 3x is not");
@@ -169,7 +170,7 @@ static void quotas_are_exact(void **state)
 {
     (void)state;
     char why[256];
-    struct tenants *t = load("[a]\nblocks = 10\nbytes_in_flight = 2K\n");
+    struct tenants *t = load("[a]\nblocks = 10\nbytes_in_flight = 2K\nhost_bytes = 3M\n");
     struct principal a = {.kind = PRINCIPAL_ANONYMOUS, .certificate = "a"};
     struct tenant *who = identify(t, &a, "", "");
     assert_int_equal(tenant_take(who, TENANT_BLOCKS, 10, why, sizeof why), ATTN_OK);
@@ -180,6 +181,8 @@ static void quotas_are_exact(void **state)
     assert_int_equal(tenant_take(who, TENANT_BLOCKS, UINT64_MAX, why, sizeof why), ATTN_EQUOTA);
     assert_int_equal(tenant_take(who, TENANT_BLOCKS, 4, why, sizeof why), ATTN_OK);
     assert_int_equal(tenant_left(who, TENANT_BYTES), 2048);
+    assert_int_equal(tenant_left(who, TENANT_HOST_BYTES), 3 << 20);
+    assert_true(tenant_left(who, TENANT_DISK_BYTES) == UINT64_MAX);
     assert_true(tenant_left(who, TENANT_SESSIONS) == UINT64_MAX);
     tenant_count(who, TENANT_BLOCKS, 90); /* a successor with a smaller quota */
     assert_int_equal(tenant_left(who, TENANT_BLOCKS), 0);
