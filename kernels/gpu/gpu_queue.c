@@ -245,5 +245,5 @@ attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uin
     for (int i = 1; i < BACKEND_MAX_IN_FLIGHT; i++)
         if (follow(b, b->slots[i].stream, b->stream) != 0)
             return gpu_lost(b);
-    return ATTN_OK;
+    return runtime_event_record(b->scrubbed, b->stream) == 0 ? ATTN_OK : gpu_lost(b);
 }
