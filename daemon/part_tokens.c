@@ -215,13 +215,13 @@ static void row_add(float *acc, attn_dtype dtype, const void *row, uint32_t n, f
             acc[i] += weight * ((const float *)row)[i];
 }
 
-/* To nearest, ties to even; a NaN stays one. */
+/* To nearest, ties to even; a NaN stays one. Integers only, so that rows are converted in
+ * vectors. */
 static uint16_t bf16_of(float x)
 {
     uint32_t bits = bits_of_f32(x);
-    if (isnan(x))
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
 static void row_put(void *row, attn_dtype dtype, const float *acc, uint32_t n)
@@ -241,20 +241,18 @@ static float merge_head(const struct part_tensors *const *parts, uint32_t n_part
                         uint64_t lse_at, void *out)
 {
     const struct backend_pool_config *c = parts[0]->config;
-    float lse[MAX_PARTS], most = -INFINITY, sum = 0, acc[MAX_DIM] = {0};
+    float lse[MAX_PARTS], weights[MAX_PARTS], most = -INFINITY, sum = 0, acc[MAX_DIM] = {0};
     for (uint32_t k = 0; k < n_parts; k++) {
         memcpy(&lse[k], parts[k]->staging + lse_at, sizeof lse[k]);
         most = lse[k] > most ? lse[k] : most;
     }
     for (uint32_t k = 0; k < n_parts; k++) {
-        if (lse[k] == -INFINITY)
-            continue;
-        float weight = expf(lse[k] - most);
-        sum += weight;
-        row_add(acc, c->q_dtype, parts[k]->staging + out_at, c->head_dim_v, weight);
+        weights[k] = lse[k] == -INFINITY ? 0 : expf(lse[k] - most);
+        sum += weights[k];
     }
-    for (uint32_t i = 0; i < c->head_dim_v && sum != 0; i++)
-        acc[i] /= sum;
+    for (uint32_t k = 0; k < n_parts; k++)
+        if (lse[k] != -INFINITY)
+            row_add(acc, c->q_dtype, parts[k]->staging + out_at, c->head_dim_v, weights[k] / sum);
     row_put(out, c->q_dtype, acc, c->head_dim_v);
     return sum == 0 ? -INFINITY : most + logf(sum);
 }
