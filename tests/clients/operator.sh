@@ -168,6 +168,10 @@ says 'no setting is named no.such'
 sed -i 's/1us/7s/; s/= 9/= 8/' "$dir/conf"
 expect 0 "$ctl" --json reload
 holds "x == {'changed': 4, 'need_restart': 1}" # three are as the file has them again
+expect 0 "$ctl" --json config get stats.slow_step
+holds "x['value'] == '7s' and x['origin'].endswith('conf:4')"
+expect 0 "$ctl" --json config get engine.lease
+holds "x['origin'] == 'default'"
 expect 0 "$ctl" config get stats.slow_step
 has '^value 7s$'
 printf 'nonsense\n' >>"$dir/conf"
