@@ -9,7 +9,7 @@
 #include "daemon/part_tensors.h"
 #include "kernels/reference.h"
 
-enum { ALIGN = 64, MAX_DIM = 256, MAX_PARTS = 8 };
+enum { ALIGN = 64, MAX_DIM = 256 };
 
 static uint64_t aligned(uint64_t bytes)
 {
@@ -236,23 +236,29 @@ static void row_put(void *row, attn_dtype dtype, const float *acc, uint32_t n)
         memcpy(row, acc, n * sizeof *acc);
 }
 
+static float lse_of(const struct part_tensors *part, uint64_t at)
+{
+    float lse;
+    memcpy(&lse, part->staging + at, sizeof lse);
+    return lse;
+}
+
 /* One head of one query: out, and its lse. */
 static float merge_head(const struct part_tensors *const *parts, uint32_t n_parts, uint64_t out_at,
                         uint64_t lse_at, void *out)
 {
     const struct backend_pool_config *c = parts[0]->config;
-    float lse[MAX_PARTS], weights[MAX_PARTS], most = -INFINITY, sum = 0, acc[MAX_DIM] = {0};
-    for (uint32_t k = 0; k < n_parts; k++) {
-        memcpy(&lse[k], parts[k]->staging + lse_at, sizeof lse[k]);
-        most = lse[k] > most ? lse[k] : most;
-    }
-    for (uint32_t k = 0; k < n_parts; k++) {
-        weights[k] = lse[k] == -INFINITY ? 0 : expf(lse[k] - most);
-        sum += weights[k];
-    }
+    float most = -INFINITY, sum = 0, acc[MAX_DIM] = {0};
     for (uint32_t k = 0; k < n_parts; k++)
-        if (lse[k] != -INFINITY)
-            row_add(acc, c->q_dtype, parts[k]->staging + out_at, c->head_dim_v, weights[k] / sum);
+        most = fmaxf(most, lse_of(parts[k], lse_at));
+    for (uint32_t k = 0; k < n_parts && most != -INFINITY; k++)
+        sum += expf(lse_of(parts[k], lse_at) - most);
+    for (uint32_t k = 0; k < n_parts; k++) {
+        const float lse = lse_of(parts[k], lse_at);
+        if (lse != -INFINITY)
+            row_add(acc, c->q_dtype, parts[k]->staging + out_at, c->head_dim_v,
+                    expf(lse - most) / sum);
+    }
     row_put(out, c->q_dtype, acc, c->head_dim_v);
     return sum == 0 ? -INFINITY : most + logf(sum);
 }
