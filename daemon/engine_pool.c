@@ -496,6 +496,7 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
 
 static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
+    tier_leave_pool(e, p->id);
     attn_status st = kv_pool_drop(e->parts.kv, p->id);
     if (st != ATTN_OK)
         return FAIL(st, "%s", kv_last_error(e->parts.kv));

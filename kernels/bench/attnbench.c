@@ -35,6 +35,8 @@ static const char help[] =
     "                    each (512), of all but the first (512+1x131072), or spread evenly over a\n"
     "                    range and mixed (512..8192); may be repeated\n"
     "  --new N           with --cell: query tokens of each sequence, its last ones (default 1)\n"
+    "  --prompts N       with --new: of the first N sequences only, the others decode one token\n"
+    "  --kv TYPE         with --cell: K and V as bf16 (default), fp8_e4m3 or int8\n"
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
     "  --runs N          timed runs a cell (default 50)\n"
@@ -113,6 +115,10 @@ void bench_cell_name(const struct bench_cell *c, char *out, size_t bytes)
         snprintf(out + strlen(out), bytes - strlen(out), "+1x%u", c->first_context);
     if (c->new_tokens > 0)
         snprintf(out + strlen(out), bytes - strlen(out), ",n%u", c->new_tokens);
+    if (c->n_prompts > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), "x%u", c->n_prompts);
+    if (c->kv_dtype != ATTN_DTYPE_NONE)
+        snprintf(out + strlen(out), bytes - strlen(out), ",%s", attn_dtype_name(c->kv_dtype));
 }
 
 static void print_header(const struct program *p)
@@ -371,6 +377,18 @@ static int run_tables(const struct tables_options *o, const char *grid)
     return rc;
 }
 
+static bool parse_kv(const char *text, attn_dtype *out)
+{
+    static const attn_dtype types[] = {ATTN_BF16, ATTN_FP8_E4M3, ATTN_INT8};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(text, attn_dtype_name(types[i])) == 0) {
+            *out = types[i];
+            return true;
+        }
+    fprintf(stderr, "attnbench: --kv is '%s', must be bf16, fp8_e4m3 or int8\n", text);
+    return false;
+}
+
 static bool parse_count(const char *name, const char *text, uint32_t min, uint32_t *out)
 {
     char *end;
@@ -435,6 +453,8 @@ int main(int argc, char **argv)
         {"csv", required_argument, NULL, 'c'},
         {"runs", required_argument, NULL, 'r'},
         {"new", required_argument, NULL, 'N'},
+        {"prompts", required_argument, NULL, 'P'},
+        {"kv", required_argument, NULL, 'k'},
         {"alone", no_argument, NULL, 'a'},
         {"devices", required_argument, NULL, 'D'},
         {"naive-runs", required_argument, NULL, 'n'},
@@ -453,7 +473,8 @@ int main(int argc, char **argv)
     struct case_geometry geometries[MAX_GIVEN];
     struct bench_cards cards = {0};
     const char *type = NULL, *rung = NULL;
-    uint32_t gib = 0, new_tokens = 0, n_given = 0, max_tokens = 0, n_cells;
+    attn_dtype kv_dtype = ATTN_DTYPE_NONE;
+    uint32_t gib = 0, new_tokens = 0, n_prompts = 0, n_given = 0, max_tokens = 0, n_cells;
     int opt;
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         bool ok = true;
@@ -474,6 +495,12 @@ int main(int argc, char **argv)
             break;
         case 'N':
             ok = parse_count("new", optarg, 1, &new_tokens);
+            break;
+        case 'P':
+            ok = parse_count("prompts", optarg, 1, &n_prompts);
+            break;
+        case 'k':
+            ok = parse_kv(optarg, &kv_dtype);
             break;
         case 'm':
             p.match = optarg;
@@ -566,8 +593,11 @@ int main(int argc, char **argv)
                 cells ? argv[optind] : p.grid);
         return 2;
     }
+    for (uint32_t i = 0; i < n_given; i++)
+        given[i].kv_dtype = kv_dtype;
     for (uint32_t i = 0; new_tokens > 0 && i < n_given; i++) {
         given[i].new_tokens = new_tokens;
+        given[i].n_prompts = n_prompts;
         if (new_tokens > given[i].context) {
             fprintf(stderr, "attnbench: --new is %u, but a cell has %u tokens\n", new_tokens,
                     given[i].context);

@@ -375,6 +375,10 @@ static void settings_that_contradict_each_other_are_both_named(void **state)
                           ARGS("--config", f, "--engine.default_timeout=1h"));
     config_expect_failure("listen.max_message = 64M (default)|cache.io_memory = 1M",
                           ARGS("--config", f, "--cache.io_memory=1M"));
+    config_expect_failure("cache.disk_path is set, and cache.disk_size is not",
+                          ARGS("--config", f, "--cache.disk_path=/var/tmp"));
+    config_expect_failure("cache.disk_size is set, and cache.disk_path is not",
+                          ARGS("--config", f, "--cache.disk_size=1G"));
 }
 
 static void words_on_the_command_line_are_actions(void **state)
@@ -415,6 +419,7 @@ static void the_admin_socket_stands_beside_the_first_ipc_address(void **state)
          "auto", NULL}, /* there is no room in an address for .admin */
         {"ipc:///tmp/x", "off", NULL},
         {"tcp://127.0.0.1:0", "/tmp/door", "admin:///tmp/door"},
+        {"tcp://127.0.0.1:0", "ipc:///tmp/door", "admin:///tmp/door"},
     };
     config_given_file("");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -427,7 +432,7 @@ static void the_admin_socket_stands_beside_the_first_ipc_address(void **state)
             assert_string_equal(url, cases[i].url);
         config_fini(&c);
     }
-    config_expect_failure("listen.admin = door|is not absolute",
+    config_expect_failure("listen.admin = door|path \"door\" is not absolute (/run/...)",
                           ARGS("--config", config_file, "--listen.admin", "door"));
 }
 

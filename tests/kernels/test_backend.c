@@ -14,12 +14,15 @@
 
 #include "kernels/gpu/sm90/decode.h"
 #include "kernels/gpu/sm90/prefill.h"
+#include "kernels/moves.h"
 #include "kernels/reference.h"
 
 #include <inttypes.h>
 #include <math.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,6 +238,71 @@ static void blocks_are_read_back_as_written_and_scrubbed_to_zero(void **state)
     assert_int_equal(check.ops->block_read(check.pool, check.config.n_blocks, out), ATTN_EINVAL);
     free(in);
     free(out);
+}
+
+static void moves_done(struct backend_moves *m)
+{
+    atomic_store((_Atomic bool *)m->user, true);
+}
+
+static attn_status move_all(struct backend_move *list, uint32_t n)
+{
+    _Atomic bool is_done = false;
+    struct backend_moves m = {.list = list, .n = n, .done = moves_done, .user = (void *)&is_done};
+    attn_status st = check.ops->moves_submit(check.b, &m);
+    while (st == ATTN_OK && !atomic_load(&is_done))
+        sched_yield();
+    for (uint32_t i = 0; st == ATTN_OK && i < n; i++)
+        st = list[i].status;
+    return st;
+}
+
+static void blocks_move_out_and_in_with_their_checksums(void **state)
+{
+    enum { N = 6 };
+    struct backend_move list[N];
+    uint64_t sum[2], bytes;
+    void *host;
+    (void)state;
+    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    bytes = kv_layout_of(&check.config).block_bytes;
+    uint8_t *in = malloc(N * bytes), *back = malloc(bytes);
+    assert_int_equal(check.ops->host_alloc(check.b, N * bytes, &host), ATTN_OK);
+    for (uint64_t i = 0; i < N * bytes; i++)
+        in[i] = (uint8_t)check_random(&check, 256);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(check.ops->block_write(check.pool, i, in + i * bytes), ATTN_OK);
+        list[i] = (struct backend_move){.pool = check.pool,
+                                        .block = i,
+                                        .bytes = (uint8_t *)host + i * bytes,
+                                        .n_bytes = bytes,
+                                        .sum = {~0ull, ~0ull},
+                                        .status = ATTN_EINTERNAL};
+    }
+    memset(host, 0xee, N * bytes);
+    assert_int_equal(move_all(list, N), ATTN_OK);
+    assert_memory_equal(host, in, N * bytes);
+    for (uint32_t i = 0; i < N; i++) {
+        moves_sum(in + i * bytes, bytes, sum);
+        assert_memory_equal(list[i].sum, sum, sizeof sum);
+        list[i].is_in = true;
+        list[i].block = (i + 1) % N; /* each to its neighbour's */
+        memset(list[i].sum, 0xff, sizeof list[i].sum);
+    }
+    uint32_t scrubbed[N] = {0, 1, 2, 3, 4, 5};
+    assert_int_equal(check.ops->blocks_scrub(check.pool, scrubbed, N), ATTN_OK);
+    assert_int_equal(move_all(list, N), ATTN_OK);
+    for (uint32_t i = 0; i < N; i++) {
+        moves_sum(in + i * bytes, bytes, sum);
+        assert_memory_equal(list[i].sum, sum, sizeof sum);
+        assert_int_equal(check.ops->block_read(check.pool, (i + 1) % N, back), ATTN_OK);
+        assert_memory_equal(back, in + i * bytes, bytes);
+    }
+    list[N - 1].block = check.config.n_blocks;
+    assert_int_equal(move_all(list, N), ATTN_EINVAL);
+    check.ops->host_free(check.b, host, N * bytes);
+    free(in);
+    free(back);
 }
 
 static void a_geometry_out_of_range_is_refused_by_field_and_value(void **state)
@@ -477,6 +545,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(nan_and_inf_are_where_the_reference_has_them),
         cmocka_unit_test(a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd),
         cmocka_unit_test(blocks_are_read_back_as_written_and_scrubbed_to_zero),
+        cmocka_unit_test(blocks_move_out_and_in_with_their_checksums),
         cmocka_unit_test(a_geometry_out_of_range_is_refused_by_field_and_value),
         cmocka_unit_test(a_pool_larger_than_the_memory_is_refused_with_both_sizes),
         cmocka_unit_test(exported_memory_is_found_again_by_an_import),
