@@ -205,7 +205,7 @@ static double score(const struct attn_layer_spec *spec, const double *q, const d
     return s;
 }
 
-/* One query row of one head: out[dv] and its lse. s and seen hold n_kv scores and how often each key
+/* One query row of one head: out[dv] and its lse. s holds n_kv scores, seen how often each key
  * counts. */
 static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint32_t n_kv,
                          const double *s, const uint8_t *seen, attn_dtype dtype, const void *v,
