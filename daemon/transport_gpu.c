@@ -1,6 +1,7 @@
 /* transport_gpu.c: lanes for workers on this host whose q, k and v are on the daemon's GPU, or on
- * one that reaches it: gpu:///PATH. Listening and life are those of shm:// (transport_shm.c); this is what one client
- * shares: a page of words and two regions, one made by each side (proto/lane_words.h).
+ * one that reaches it: gpu:///PATH. Listening and life are those of shm:// (transport_shm.c); this
+ * is what one client shares: a page of words and two regions, one made by each side
+ * (proto/lane_words.h).
  *
  * What a lane carries are bells; plans, and everything else, come as messages over any transport.
  * With the cpu backend regions are memfds, and all else is the same.
