@@ -338,6 +338,8 @@ attn_status kv_check(struct kv *kv)
     else
         st = check_sequences(kv, &x);
     if (st == ATTN_OK)
+        kv_fetch_count_refs(kv, x.n_refs);
+    if (st == ATTN_OK)
         st = check_private(kv, &x);
     if (st == ATTN_OK)
         st = check_lookup(kv, &x);

@@ -175,14 +175,11 @@ struct kv_elsewhere {
     void *arg;
     /* The block makes way; its bytes are still there, and are not once this returns. */
     void (*evicted)(void *arg, const struct kv_content *c, uint32_t block);
-    /* A block of this content, whatever its serial, which is then noted in c; NULL: there is none.
-     * It stays until it is brought or left. */
-    void *(*find)(void *arg, struct kv_content *c);
+    /* Asked by kv_fetch_begin: a block of this content, whatever its serial, which is then noted in
+     * c; true: it is there, and stays until the fetch has ended. */
+    bool (*find)(void *arg, struct kv_content *c);
     /* The serial that a block of this content has there; 0: there is none. */
     uint64_t (*serial)(void *arg, const struct kv_content *c);
-    /* Has its bytes written to this block; NULL of a block: it is left. false: they are not
-     * there. */
-    bool (*bring)(void *arg, void *found, uint32_t pool, const uint32_t *block);
 };
 
 struct kv;
@@ -280,9 +277,8 @@ bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64
 attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
 /* kv_seq_open_with: a new sequence of these tokens. It begins with those that published blocks of
- * its tenant, pool and adapter have, also those that come back from elsewhere, never with the last
- * one of t: its layers' lengths and n_cached of kv_seq_info say how many. Adds the row's table
- * entries to fx; a repeat adds nothing.
+ * its tenant, pool and adapter have, never with the last one of t: its layers' lengths and n_cached
+ * of kv_seq_info say how many. Adds the row's table entries to fx; a repeat adds nothing.
  * What t says of retention holds for them, too.
  * Errors   as kv_seq_open; ATTN_EINVAL too many tokens, retention; ATTN_EOVERLOAD also: fx is
  *          full */
@@ -299,6 +295,22 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
  * published already, too. Forks have what their source has.
  * Errors   ATTN_EINVAL names the range */
 attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retention *r, uint32_t n);
+/* Blocks that come back. kv_fetch_begin takes a block for each of the tokens' next full blocks that
+ * are elsewhere, behind those that are published: n_most at most, as many as there is room for.
+ * Their bytes are then the caller's to write; nobody else has them meanwhile, and what is before
+ * them stays. kv_fetch_end publishes the first n_there of them as cached blocks, if that is still
+ * what they are, and gives the others back. A fetch is no truth: a successor knows nothing of it.
+ * NULL: nothing is elsewhere, there is no room, or no memory.
+ * Of a pool that has one nothing may be dropped or cleared. */
+struct kv_fetch;
+struct kv_fetch *kv_fetch_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                                const struct kv_tokens *t, uint32_t n_most);
+uint32_t kv_fetch_count(const struct kv_fetch *f);
+uint32_t kv_fetch_block(const struct kv_fetch *f, uint32_t i); /* in the order of find's trues */
+void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there);
+/* What a block holds; false: it is not published. The ids are the arena's. */
+bool kv_block_content(const struct kv *kv, kv_pool_id pool, uint32_t block, struct kv_content *out);
+
 attn_status kv_seq_find(struct kv *kv, uint32_t tenant, uint64_t name, kv_seq_id *out_seq);
 void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out);
 /* The ids of its first n_ids tokens; the arena's. */

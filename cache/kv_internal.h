@@ -15,6 +15,7 @@
 #define ATTND_CACHE_KV_INTERNAL_H
 
 #include <stdatomic.h>
+#include <sys/queue.h>
 
 #include "cache/arena.h"
 #include "cache/siphash.h"
@@ -49,6 +50,7 @@ struct kv {
     struct kv_heads *heads;
     uint32_t now_s;
     struct kv_elsewhere elsewhere; /* all NULL: nowhere */
+    LIST_HEAD(, kv_fetch) fetches; /* of this process */
     char error[256];
 };
 
@@ -192,10 +194,10 @@ uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uin
 /* Writes the leading published blocks of these tokens to row. */
 struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
                                  const struct kv_tokens *t, uint32_t *row);
-/* Brings back what comes after them and is elsewhere, as cached blocks; n_blocks entries of row are
- * for scratch. */
-void kv_prefix_bring(struct kv *kv, struct kv_pool_rec *p, uint32_t tenant,
-                     const struct kv_tokens *t, uint32_t *row);
+/* They stay as a kill would leave them. */
+void kv_fetches_forget(struct kv *kv);
+/* Adds the references that fetches have. */
+void kv_fetch_count_refs(const struct kv *kv, uint32_t *n_refs);
 /* Tells that a published block is about to be evicted. */
 void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 /* Publishes what is full in every layer, and has ids, and nobody writes to. */

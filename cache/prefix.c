@@ -15,6 +15,7 @@
 #include "cache/kv_internal.h"
 
 #include <sodium.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifdef KV_PREFIX_KEY_BITS /* of a key, so that unlike blocks have the same: for tests */
@@ -296,11 +297,14 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
         kv->seqs[seq].n_maybe_shared = w.index;
 }
 
-void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+bool kv_block_content(const struct kv *kv, kv_pool_id pool, uint32_t block, struct kv_content *out)
 {
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    if (p == NULL || block >= p->n_fresh || !kv_is_published(kv, p, block))
+        return false;
     const struct kv_published_rec *r = kv_published(kv, p, block);
-    const struct kv_content c = {
-        .pool = (uint32_t)(p - kv->pools),
+    *out = (struct kv_content){
+        .pool = pool.index,
         .tenant = r->tenant,
         .index = r->index,
         .n_ids = p->block_tokens,
@@ -310,48 +314,163 @@ void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t
         .parent = r->parent,
         .ids = kv_published_ids(kv, p, block),
     };
-    if (kv->elsewhere.evicted != NULL)
+    return true;
+}
+
+void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    struct kv_content c;
+    if (kv->elsewhere.evicted != NULL &&
+        kv_block_content(kv, (kv_pool_id){(uint32_t)(p - kv->pools)}, block, &c))
         kv->elsewhere.evicted(kv->elsewhere.arg, &c, block);
 }
 
-/* The walk's next block from elsewhere, published under the serial that it had; plus one, with a
- * reference. 0: it is not there, or there is no block for it. */
-static uint32_t bring_next(struct kv *kv, struct kv_pool_rec *p, const struct walk *w)
+/* --- fetches ---------------------------------------------------------------------------------- */
+
+struct kv_fetch {
+    LIST_ENTRY(kv_fetch) link; /* of all */
+    uint32_t pool, tenant;
+    uint64_t adapter;
+    uint32_t n_blocks, n_held; /* whose ids are known; of these it has a reference to the first */
+    uint32_t n_before; /* of these were published */
+    uint64_t parent; /* serial of the last of them */
+    uint64_t *serials; /* [n_blocks] of those that come */
+    uint32_t *blocks; /* [n_blocks] */
+    uint32_t *ids; /* of n_blocks */
+};
+
+static struct kv_fetch *fetch_make(const struct kv_pool_rec *p, const struct kv_tokens *t,
+                                   uint32_t n_blocks)
 {
-    const struct kv_elsewhere *x = &kv->elsewhere;
-    struct kv_content c = walk_content(kv, w);
-    void *found = x->find(x->arg, &c);
-    if (found == NULL)
-        return 0;
-    if (kv_n_available(p) == 0) {
-        x->bring(x->arg, found, c.pool, NULL);
-        return 0;
-    }
-    uint32_t block = kv_block_alloc(kv, p);
-    if (!x->bring(x->arg, found, c.pool, &block)) {
-        kv_block_unref(kv, p, block);
-        return 0;
-    }
-    publish(kv, p, w, block, c.serial);
-    return block + 1;
+    size_t ids_bytes = (size_t)n_blocks * p->block_tokens * sizeof t->ids[0];
+    struct kv_fetch *f = calloc(1, sizeof *f);
+    if (f == NULL)
+        return NULL;
+    f->serials = calloc(n_blocks, sizeof *f->serials);
+    f->blocks = calloc(n_blocks, sizeof *f->blocks);
+    f->ids = malloc(ids_bytes);
+    if (f->serials == NULL || f->blocks == NULL || f->ids == NULL)
+        return f;
+    memcpy(f->ids, t->ids, ids_bytes);
+    f->n_blocks = n_blocks;
+    return f;
 }
 
-void kv_prefix_bring(struct kv *kv, struct kv_pool_rec *p, uint32_t tenant,
-                     const struct kv_tokens *t, uint32_t *row)
+static void fetch_free(struct kv *kv, struct kv_fetch *f)
 {
-    struct walk w = {.p = p, .tenant = tenant, .adapter = t->adapter, .ids = t->ids};
-    uint32_t n_blocks = t->n == 0 ? 0 : (t->n - 1) >> p->block_shift, n = 0;
+    while (f->n_held > 0)
+        kv_block_unref(kv, &kv->pools[f->pool], f->blocks[--f->n_held]);
+    if (f->n_blocks > 0)
+        LIST_REMOVE(f, link);
+    free(f->serials);
+    free(f->blocks);
+    free(f->ids);
+    free(f);
+}
+
+static struct walk fetch_walk(const struct kv *kv, const struct kv_fetch *f)
+{
+    return (struct walk){
+        .p = &kv->pools[f->pool], .tenant = f->tenant, .adapter = f->adapter, .ids = f->ids};
+}
+
+/* Holds what is there, then takes a block for each that is elsewhere. */
+static void fetch_take(struct kv *kv, struct kv_fetch *f, uint32_t n_most)
+{
+    struct walk w = fetch_walk(kv, f);
+    struct kv_pool_rec *p = &kv->pools[f->pool];
     walk_begin(kv, &w, 0);
-    while (n < n_blocks) {
+    for (; f->n_held < f->n_blocks; f->n_held++) {
         walk_hash(&w);
         uint32_t block = walk_find(kv, &w);
-        if (block != 0)
-            kv_block_ref(kv, p, block - 1); /* the next one must not push it out */
-        else if ((block = bring_next(kv, p, &w)) == 0)
-            break;
-        row[n++] = block - 1;
+        struct kv_content c = walk_content(kv, &w);
+        if (block != 0 && f->n_before == f->n_held) {
+            f->n_before++;
+            kv_block_ref(kv, p, --block);
+            walk_on(kv, &w, block);
+        } else if (block == 0 && f->n_held - f->n_before < n_most && kv_n_available(p) > 0 &&
+                   kv->elsewhere.find(kv->elsewhere.arg, &c)) {
+            block = kv_block_alloc(kv, p);
+            if (f->n_held == f->n_before)
+                f->parent = w.serial;
+            f->serials[f->n_held] = w.serial = c.serial;
+            w.index++;
+        } else {
+            return;
+        }
+        f->blocks[f->n_held] = block;
+    }
+}
+
+struct kv_fetch *kv_fetch_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                                const struct kv_tokens *t, uint32_t n_most)
+{
+    struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    if (p == NULL || t->n == 0 || kv->elsewhere.find == NULL)
+        return NULL;
+    uint32_t n_blocks = (t->n - 1) >> p->block_shift;
+    struct kv_fetch *f = n_blocks == 0 ? NULL : fetch_make(p, t, n_blocks);
+    if (f == NULL)
+        return NULL;
+    f->pool = pool.index;
+    f->tenant = tenant;
+    f->adapter = t->adapter;
+    if (f->n_blocks > 0) {
+        LIST_INSERT_HEAD(&kv->fetches, f, link);
+        fetch_take(kv, f, n_most);
+    }
+    if (f->n_held > f->n_before)
+        return f;
+    fetch_free(kv, f);
+    return NULL;
+}
+
+uint32_t kv_fetch_count(const struct kv_fetch *f)
+{
+    return f->n_held - f->n_before;
+}
+
+uint32_t kv_fetch_block(const struct kv_fetch *f, uint32_t i)
+{
+    return f->blocks[f->n_before + i];
+}
+
+/* Somebody may have computed the same meanwhile, or taken back a publication that is before. */
+void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there)
+{
+    struct walk w = fetch_walk(kv, f);
+    struct kv_pool_rec *p = &kv->pools[f->pool];
+    walk_begin(kv, &w, 0);
+    while (w.index < f->n_before + n_there) {
+        walk_hash(&w);
+        uint32_t block = walk_find(kv, &w);
+        if (block == 0) {
+            if (w.index < f->n_before)
+                break;
+            uint64_t parent = w.index == f->n_before ? f->parent : f->serials[w.index - 1];
+            if (parent != w.serial)
+                break;
+            block = f->blocks[w.index] + 1;
+            publish(kv, p, &w, block - 1, f->serials[w.index]);
+        }
         walk_on(kv, &w, block - 1);
     }
-    while (n > 0)
-        kv_block_unref(kv, p, row[--n]);
+    fetch_free(kv, f);
+}
+
+void kv_fetches_forget(struct kv *kv)
+{
+    while (!LIST_EMPTY(&kv->fetches)) {
+        struct kv_fetch *f = LIST_FIRST(&kv->fetches);
+        f->n_held = 0;
+        fetch_free(kv, f);
+    }
+}
+
+void kv_fetch_count_refs(const struct kv *kv, uint32_t *n_refs)
+{
+    const struct kv_fetch *f;
+    LIST_FOREACH(f, &kv->fetches, link)
+        for (uint32_t i = 0; i < f->n_held; i++)
+            n_refs[kv->pools[f->pool].first_block + f->blocks[i]]++;
 }

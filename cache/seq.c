@@ -229,8 +229,6 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
         st = kv_retention_check(kv, name, t->retention, t->n_retentions);
     if (st != ATTN_OK)
         return st;
-    if (kv->elsewhere.find != NULL)
-        kv_prefix_bring(kv, p, tenant, t, kv_row(kv, record_next(kv)));
     struct kv_prefix m = kv_prefix_match(kv, p, tenant, t, kv_row(kv, record_next(kv)));
     if (m.n_blocks > fx->patches_capacity - fx->n_patches)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches",

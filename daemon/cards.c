@@ -389,7 +389,6 @@ static void send_step(struct cards *c, struct request *req)
     cards_step_split(c, req, of_cards);
 }
 
-/* A request that may make a sequence of this name. */
 /* Where an open may go: those of split pools are the lead's. */
 static struct place place_of_open(struct cards *c, const Attnd__Open *o)
 {
@@ -400,6 +399,7 @@ static struct place place_of_open(struct cards *c, const Attnd__Open *o)
                           .home = is_split ? 0 : cards_prefix_home(c, o)};
 }
 
+/* A request that may make a sequence of this name. */
 static void send_maker(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
                        struct place to)
 {

@@ -44,6 +44,8 @@ struct config {
     uint32_t max_sequences, max_seq_tokens, max_pools, max_layers;
     uint64_t io_memory_bytes; /* message buffers */
     uint64_t host_memory_bytes; /* of each card, for evicted blocks; 0: none */
+    char *disk_path; /* folder, "" none */
+    uint64_t disk_bytes; /* of each card's file there; 0: none */
     /* [engine] */
     uint32_t max_batch_items, max_batch_tokens;
     uint32_t max_step_items, max_step_tokens;
@@ -106,6 +108,8 @@ attn_status config_set(struct config *c, const char *name, const char *value, ch
                        size_t why_bytes);
 /* key = value lines with "# from ..." origins to f, in the INI file's own format. */
 void config_print(const struct config *c, FILE *f);
+/* Host memory of each card for blocks in tiers: what is on its way to the file needs some, too. */
+uint64_t config_tier_bytes(const struct config *c);
 /* The devices of a text such as device.index; *out_n 0: all there are. false: it is not one. */
 bool config_devices(const char *text, uint32_t out[CONFIG_MAX_DEVICES], uint32_t *out_n);
 /* The url of the admin socket; false: there is none. */

@@ -4,6 +4,8 @@
 #include "daemon/address.h"
 #include "daemon/config_option.h"
 
+#define TIER_STAGING_BYTES ((uint64_t)64 << 20) /* of a disk without host memory before it */
+
 /* Who can reach an address decides what it needs. */
 static attn_status check_doors(const struct config *c, char *why, size_t why_bytes)
 {
@@ -62,5 +64,17 @@ attn_status config_check(const struct config *c, char *why, size_t why_bytes)
                  origins[0], names[1], text[1], origins[1]);
         return ATTN_EINVAL;
     }
+    if ((c->disk_bytes > 0) != (c->disk_path[0] != '\0')) {
+        bool has_size = c->disk_bytes > 0;
+        snprintf(why, why_bytes, "cache.%s is set, and cache.%s is not",
+                 has_size ? "disk_size" : "disk_path", has_size ? "disk_path" : "disk_size");
+        return ATTN_EINVAL;
+    }
     return check_doors(c, why, why_bytes);
+}
+
+uint64_t config_tier_bytes(const struct config *c)
+{
+    return c->host_memory_bytes > 0 || c->disk_bytes == 0 ? c->host_memory_bytes
+                                                          : TIER_STAGING_BYTES;
 }

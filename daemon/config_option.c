@@ -127,6 +127,12 @@ const struct config_option config_options[] = {
     BYTES("cache", "host_memory", host_memory_bytes, RESTART, "0", 0, 64 * TIB,
         "Host memory, for each device, for blocks of known tokens that make way for others; 0: they\n"
         "are computed anew. Page-locked with a GPU. Taken when it is needed, gone with the process."),
+    FILE_NAME("cache", "disk_path", disk_path,
+        "Folder for a file, for each device, of what makes way in host memory. It has no name there\n"
+        "and is gone with the process. off: none; with disk_size."),
+    BYTES("cache", "disk_size", disk_bytes, RESTART, "0", 0, 16 * TIB,
+        "Size of that file, taken at the start; 0: none. Without host_memory 64 MiB of memory are\n"
+        "used for what is on its way."),
 
     COUNT("engine", "max_batch_items", max_batch_items, RESTART, "4096", 1, 65536,
         "Items (sequences of a step) launched together."),

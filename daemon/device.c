@@ -70,7 +70,7 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
     uint64_t n_to_come = is_last ? 1 : which->n_all - which->n;
     st = memory_check("", takes_kv ? bc.kv_bytes * n_to_come : 0,
                       which->n == 0 ? cfg->io_memory_bytes : 0,
-                      cfg->host_memory_bytes * which->n_all, why, why_bytes);
+                      config_tier_bytes(cfg) * which->n_all, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     struct backend *b = NULL;

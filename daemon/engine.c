@@ -330,6 +330,7 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     tenants_turn(e); /* before the first hello: who is gone is refused at once */
     bool is_busy = engine_poll_pollers(e);
     is_busy |= take_inbox(e, now_ns);
+    is_busy |= mover_turn(e);
     tasks_expire(e, now_ns);
     is_busy |= sessions_expire(e, now_ns);
     watchers_answer(e, false);
@@ -385,6 +386,8 @@ static attn_status engine_finish(struct engine *e)
     watchers_answer(e, true);
     tasks_refuse(e, stop_status(e), "the daemon is stopping");
     attn_status st = wait_for_batches(e);
+    if (!mover_settle(e, NULL))
+        st = ATTN_ETIMEDOUT;
     seqs_wake(e);
     tasks_refuse(e, stop_status(e), "the daemon is stopping");
     return st;
@@ -469,8 +472,6 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         st = pools_init(e);
     if (st == ATTN_OK)
         st = batches_init(e);
-    if (st == ATTN_OK)
-        st = tier_init(e);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes,
                  "no memory for the engine's tables (max_sequences %" PRIu32
@@ -478,6 +479,9 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
                  c->max_sequences, c->max_batch_items);
         goto fail;
     }
+    st = tier_init(e, why, why_bytes);
+    if (st != ATTN_OK)
+        goto fail;
     st = engine_sleep_init(e);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no descriptors for the engine: %s", strerror(errno));

@@ -22,6 +22,7 @@
 #include "daemon/engine_ready.h"
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_status.h"
+#include "daemon/engine_tier.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
 #include "kernels/layer_visible.h"
@@ -71,6 +72,20 @@ static uint32_t visible_tokens(const struct pool *p, const struct item *it)
 
 enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred */
 
+/* Blocks that the append will take, at most. */
+static uint64_t blocks_wanted(struct engine *e, const struct pool *p, const struct item *it)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    uint32_t per_block = p->config.block_tokens;
+    uint64_t n = ((uint64_t)it->pos + it->n_tokens + per_block - 1) / per_block;
+    uint64_t n_copied = n < info.n_blocks ? n : info.n_blocks;
+    n_copied -= it->pos / per_block < n_copied ? it->pos / per_block : n_copied;
+    bool copies =
+        n_copied > 0 && kv_append_copies(e->parts.kv, (kv_seq_id){it->seq}, it->pos, it->n_tokens);
+    return (n > info.n_blocks ? n - info.n_blocks : 0) + (copies ? n_copied : 0);
+}
+
 static enum taken take_append(struct engine *e, struct batch *b, struct item *it)
 {
     struct pool *p = b->pool;
@@ -78,6 +93,10 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     kv_seq_id id = {it->seq};
     if (s->n_active > 0 && kv_append_copies(e->parts.kv, id, it->pos, it->n_tokens)) {
         item_defer(e, it); /* a batch in flight may be reading the table that would change */
+        return NOT_TAKEN;
+    }
+    if (e->tier.blocks != NULL && mover_makes_room(e, p, it->seq, blocks_wanted(e, p, it))) {
+        item_defer(e, it); /* until blocks have gone: the batch goes without it */
         return NOT_TAKEN;
     }
     uint32_t n_copies = p->fx.n_copies;
@@ -89,6 +108,10 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     if (st == ATTN_OK) {
         s->is_copying = p->fx.n_copies > n_copies;
         return TAKEN;
+    }
+    if (st == ATTN_ENOBLOCKS && mover_is_bringing(e, p, it->seq)) {
+        item_defer(e, it); /* what comes is nobody's yet, and may be evicted when it is there */
+        return NOT_TAKEN;
     }
     item_unready(it);
     item_release(e, it);

@@ -18,6 +18,7 @@
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_step.h"
+#include "daemon/engine_tier.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
 
@@ -107,6 +108,8 @@ static void make_patch_room(struct engine *e, struct pool *p, size_t n_blocks)
         batch_flush_patches(e, p);
 }
 
+static const struct task_ops fetch_ops;
+
 static void run_open(struct engine *e, struct request *req, uint32_t session)
 {
     const Attnd__Open *o = req->wire.header->open;
@@ -131,11 +134,18 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
                       o->pool);
         return;
     }
+    if (pool_is_split(&p->split) && e->parts.card > 0) { /* its handle was guessed as it was made */
+        engine_refuse(e, req, ATTN_EOVERLOAD, "open.pool is %" PRIu32 ", which is being made",
+                      o->pool);
+        return;
+    }
+    struct kv_tokens known = {.ids = o->tokens, .n = (uint32_t)o->n_tokens, .adapter = o->adapter};
+    if (known.n > p->config.block_tokens && known.n <= e->parts.cfg->max_seq_tokens &&
+        mover_fetches(e, p, tenant_id(who), &known, req, session, &fetch_ops))
+        return; /* it is run again */
     bool is_taken;
     attn_status st = seq_charge(e, who, o->seq, &is_taken, why, sizeof why);
     if (st == ATTN_OK) {
-        struct kv_tokens known = {
-            .ids = o->tokens, .n = (uint32_t)o->n_tokens, .adapter = o->adapter};
         uint64_t n_before = n_sequences(e);
         make_patch_room(e, p, o->n_tokens / p->config.block_tokens);
         st = kv_seq_open_with(e->parts.kv, tenant_id(who), o->seq, p->id, session,
@@ -441,6 +451,23 @@ static void control_refuse(struct engine *e, struct task *t, attn_status st, con
 }
 
 static const struct task_ops control_ops = {.wake = control_wake, .refuse = control_refuse};
+
+static void fetch_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
+{
+    struct request *req = t->req;
+    mover_forget(e, t);
+    task_let_go(e, t);
+    engine_refuse(e, req, st, "%s", why);
+}
+
+/* An open that waits for blocks from elsewhere; then for its sequence, if there is one by now. */
+static void fetch_wake(struct engine *e, struct item *it)
+{
+    it->task->ops = &control_ops;
+    control_wake(e, it);
+}
+
+static const struct task_ops fetch_ops = {.wake = fetch_wake, .refuse = fetch_refuse};
 
 /* Runs the request, or has it wait for its sequence. */
 static void enter(struct engine *e, struct request *req, uint32_t session)

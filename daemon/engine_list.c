@@ -291,6 +291,21 @@ static void add_next(struct engine *e, json_t *list, const struct pool *p)
 }
 
 /* Blocks by state, of each pool and of all, and what became of them. */
+/* What is elsewhere, of all cards. */
+static void add_tiers(json_t *all)
+{
+    add_count(all, "blocks_host", stats_get(blocks_host));
+    add_count(all, "blocks_disk", stats_get(blocks_disk));
+    add_count(all, "host_hits", stats_get(host_hits));
+    add_count(all, "disk_hits", stats_get(disk_hits));
+    add_count(all, "host_out_bytes", stats_get(host_out_bytes));
+    add_count(all, "host_in_bytes", stats_get(host_in_bytes));
+    add_count(all, "disk_out_bytes", stats_get(disk_out_bytes));
+    add_count(all, "disk_in_bytes", stats_get(disk_in_bytes));
+    add_count(all, "tiers_damaged", stats_get(host_damaged));
+    add_count(all, "disk_errors", stats_get(disk_errors));
+}
+
 static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array(), *all = json_object(), *next = json_array();
@@ -314,6 +329,7 @@ static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
     KV_STATS_MAP(X)
 #undef X
     add_hits(all, &total);
+    add_tiers(all);
     return json_pack("{s:o, s:o, s:o}", "next", next, "all", all, "cache", list);
 }
 

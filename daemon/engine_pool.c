@@ -398,6 +398,8 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         pool_forget(e, p, ignored, sizeof ignored);
         return st;
     }
+    if (e->parts.cards != NULL)
+        cards_publish(e); /* before an answer names it: its first open is sent on by that */
     *out_pool = p;
     return ATTN_OK;
 }
@@ -494,6 +496,7 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
 
 static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
+    tier_leave_pool(e, p->id);
     attn_status st = kv_pool_drop(e->parts.kv, p->id);
     if (st != ATTN_OK)
         return FAIL(st, "%s", kv_last_error(e->parts.kv));

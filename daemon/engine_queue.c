@@ -62,7 +62,7 @@ bool seq_is_busy(const struct engine *e, uint32_t seq)
 
 /* --- items ------------------------------------------------------------------------------------ */
 
-static void wake_later(struct engine *e, uint32_t seq)
+void seq_wake_later(struct engine *e, uint32_t seq)
 {
     struct seq_state *s = &e->seqs[seq];
     if (TAILQ_EMPTY(&s->waiting) || s->is_on_wake_list)
@@ -84,7 +84,7 @@ bool item_enter(struct engine *e, struct item *it)
 void item_leave(struct engine *e, struct item *it)
 {
     TAILQ_REMOVE(&e->seqs[it->seq].waiting, it, link);
-    wake_later(e, it->seq);
+    seq_wake_later(e, it->seq);
 }
 
 void item_ready(struct item *it)
@@ -123,7 +123,7 @@ void item_release(struct engine *e, struct item *it)
         s->n_active--;
         s->is_copying = false; /* a copying item is the only active one */
     }
-    wake_later(e, it->seq);
+    seq_wake_later(e, it->seq);
 }
 
 void item_done(struct item *it)

@@ -45,6 +45,8 @@ void step_settle(struct engine *e, struct task *t);
 bool seq_is_busy(const struct engine *e, uint32_t seq);
 /* The sequence is gone: what waited for it looks its name up again. */
 void seq_closed(struct engine *e, uint32_t seq);
+/* Something that an item of the sequence waits for has come: it is woken with the others. */
+void seq_wake_later(struct engine *e, uint32_t seq);
 /* Wakes what waits for claims that were released. */
 void seqs_wake(struct engine *e);
 

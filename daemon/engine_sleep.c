@@ -89,8 +89,8 @@ bool engine_is_polled(const struct engine *e)
 
 bool engine_is_quiet(const struct engine *e)
 {
-    return stack_is_empty(&e->inbox) && !atomic_load(&e->is_stopping) &&
-           (e->parts.cards == NULL || cards_is_quiet(e));
+    return stack_is_empty(&e->inbox) && stack_is_empty(&e->tier.came) &&
+           !atomic_load(&e->is_stopping) && (e->parts.cards == NULL || cards_is_quiet(e));
 }
 
 /* Looks at everything until there is something or ns are over. */

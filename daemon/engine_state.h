@@ -24,7 +24,9 @@
  *   engine_restore.c  what a predecessor left
  *   engine_sleep.c    how an idle engine waits
  *   engine_trace.c    what was asked for, as a trace
- *   engine_tier.c     evicted blocks in host memory
+ *   engine_tier.c     blocks elsewhere: what the cache is told, stores, stats
+ *   engine_mover.c    blocks on their way there and back
+ *   tier_disk.c       the file
  *   engine_tenants.c  another file of tenants
  *   engine_status.c   draining, health
  *
@@ -47,8 +49,8 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
-#include "cache/host_tier.h"
 #include "cache/kv.h"
+#include "cache/tier_store.h"
 #include "daemon/canary.h"
 #include "daemon/engine.h"
 #include "daemon/engine_trace.h"
@@ -66,6 +68,7 @@ enum {
 struct lane;
 struct task;
 struct pool;
+struct tier_disk;
 
 enum item_state { ITEM_WAITING, ITEM_READY, ITEM_ACTIVE, ITEM_DONE };
 
@@ -128,6 +131,7 @@ struct seq_state {
     uint8_t n_active; /* claims whose item is in a batch */
     bool is_copying; /* its active item replaces a shared block: nothing else runs */
     bool is_on_wake_list;
+    bool waits_for_room; /* its seq is in engine_tier.waiting */
     struct trace_entry trace;
 };
 
@@ -198,11 +202,71 @@ struct canary_watch {
 };
 enum { CANARY_FREE, CANARY_READING, CANARY_JUDGING };
 
-/* Evicted blocks (engine_tier.h). */
+/* Blocks that are moved together (engine_mover.c). */
+enum {
+    MOVER_GROUP = 32, /* most that go out together */
+    MOVER_FETCH = 64, /* most that come for a request at a time */
+    MOVER_AHEAD = 64, /* blocks of a pool that can be had without waiting for their bytes to go */
+    MOVER_SCAN = 4096, /* of those that are evicted next, looked at */
+};
+struct mover_group {
+    struct backend_moves moves; /* first: what done is given */
+    struct engine *engine;
+    void (*came)(struct engine *e, struct mover_group *g);
+    struct pool *pool;
+    bool is_under_way;
+};
+
+struct mover_out { /* of a pool to host memory */
+    struct mover_group group;
+    struct backend_move list[MOVER_GROUP];
+    struct tier_block *to[MOVER_GROUP];
+    uint64_t serial[MOVER_GROUP];
+    bool is_void[MOVER_GROUP];
+};
+struct mover_spill { /* of host memory to the file */
+    struct mover_group group;
+    struct backend_move list[MOVER_GROUP];
+    struct tier_block *from[MOVER_GROUP], *to[MOVER_GROUP];
+};
+struct mover_found {
+    struct tier_block *host, *disk; /* one of them is NULL */
+};
+struct mover_fetch { /* to a pool, by way of host memory */
+    LIST_ENTRY(mover_fetch) link;
+    struct mover_group group; /* of what comes from the file, then of all */
+    struct kv_fetch *kv;
+    struct task *task; /* that waits; NULL: none any more */
+    uint32_t n, n_there;
+    struct mover_found from[MOVER_FETCH];
+    struct backend_move list[MOVER_FETCH];
+};
+
+/* Blocks elsewhere (engine_tier.h). */
 struct engine_tier {
-    struct host_tier *blocks; /* NULL: cache.host_memory is 0 */
-    struct host_tier_stats told; /* as the stats have it */
-    uint64_t out_bytes, in_bytes; /* moved since */
+    struct tier_store *blocks; /* in host memory; NULL: there are no tiers */
+    struct tier_store *disk_blocks; /* NULL: none on disk, as the next */
+    struct tier_disk *disk;
+    struct tier_store_stats told, disk_told; /* as the stats have it */
+    uint64_t out_bytes, in_bytes, disk_out_bytes, disk_in_bytes; /* moved since, as the next */
+    uint64_t n_disk_errors, n_waits;
+
+    _Atomic(struct backend_moves *) came; /* done, not looked at */
+    _Atomic uint32_t n_telling; /* threads that say so just now */
+    struct mover_out out;
+    struct mover_spill spill;
+    LIST_HEAD(, mover_fetch) fetches;
+    struct mover_found found[MOVER_FETCH]; /* of the fetch that begins */
+    uint32_t n_found;
+    bool has_met; /* it came upon what another fetch brings */
+    struct task_list queue; /* to be run again when something has come */
+    uint32_t **kept; /* [max_pools][n_blocks] low words of the serials whose copies are there */
+    struct kv_evictable *next_out; /* [MOVER_SCAN] */
+    uint32_t *waiting; /* [max_sequences] sequences with items that wait for room */
+    uint32_t n_waiting;
+    bool has_changed; /* pools' blocks have, since somebody looked ahead */
+    uint64_t out_at_ns, disk_at_ns; /* nothing goes there before, after an error */
+    uint64_t n_spilled_of; /* blocks.filled when nothing was left to spill */
 };
 
 struct engine {

@@ -1,96 +1,127 @@
 /* engine_tier.c: see engine_tier.h. */
 #include "daemon/engine_tier.h"
 
+#include <inttypes.h>
+#include <stdlib.h>
+
 #include "daemon/engine_pool.h"
 #include "daemon/engine_status.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
+#include "daemon/tier_disk.h"
 #include "kernels/kv_layout.h"
+#include "kernels/moves.h"
 
-static void *memory_take(void *arg, size_t bytes)
+/* --- memory ----------------------------------------------------------------------------------- */
+
+static bool memory_take(void *arg, uint64_t bytes, uint64_t *out_place)
 {
     struct engine *e = arg;
     void *p;
     attn_status st = e->parts.ops->host_alloc(e->parts.backend, bytes, &p);
-    if (st == ATTN_OK)
-        return p;
+    if (st == ATTN_OK) {
+        *out_place = (uintptr_t)p;
+        return true;
+    }
     log_limited("no host memory", LOG_LEVEL_WARN, log_event, "no host memory",
-                "bytes=%zu setting=cache.host_memory", bytes);
-    return NULL;
+                "bytes=%" PRIu64 " setting=cache.host_memory", bytes);
+    return false;
 }
 
-static void memory_give(void *arg, void *p, size_t bytes)
+static void memory_give(void *arg, uint64_t place, uint64_t bytes)
 {
     struct engine *e = arg;
-    e->parts.ops->host_free(e->parts.backend, p, bytes);
+    e->parts.ops->host_free(e->parts.backend, (void *)(uintptr_t)place, bytes);
 }
 
-static uint64_t block_bytes(const struct pool *p)
+/* Where a tenant's bytes in host memory are counted. */
+static void tier_count(void *arg, uint32_t tenant, int64_t bytes)
 {
-    return kv_layout_of(&p->config).block_bytes;
+    struct engine *e = arg;
+    struct tenant *who = tenants_of_id(e->parts.tenants, tenant);
+    if (who != NULL)
+        who->host_bytes += (uint64_t)bytes;
 }
 
-static void take_evicted(void *arg, const struct kv_content *c, uint32_t block)
+uint64_t tier_block_bytes_of(const struct engine *e, const struct pool *p)
+{
+    uint64_t bytes = kv_layout_of(&p->config).block_bytes;
+    if (e->tier.disk == NULL)
+        return bytes;
+    return (bytes + TIER_DISK_ALIGN - 1) / TIER_DISK_ALIGN * TIER_DISK_ALIGN;
+}
+
+/* --- what the cache is told ------------------------------------------------------------------- */
+
+/* Nobody has moved it ahead: the engine does, and waits. */
+static void take_now(struct engine *e, struct pool *p, const struct kv_content *c, uint32_t block)
+{
+    char why[WHY_BYTES];
+    uint64_t sum[2], bytes = kv_layout_of(&p->config).block_bytes;
+    struct tier_block *b = tier_store_place(e->tier.blocks, c, tier_block_bytes_of(e, p));
+    if (b == NULL)
+        return;
+    uint8_t *to = (uint8_t *)(uintptr_t)tier_block_place(b);
+    if (pool_block_read(e, p, block, to, why, sizeof why) != ATTN_OK) {
+        tier_store_drop(e->tier.blocks, b);
+        return;
+    }
+    moves_sum(to, bytes, sum);
+    tier_store_filled(e->tier.blocks, b, sum);
+    e->tier.out_bytes += bytes;
+}
+
+static void evicted(void *arg, const struct kv_content *c, uint32_t block)
 {
     struct engine *e = arg;
     struct pool *p = pool_of_kv(e, (kv_pool_id){c->pool});
-    char why[WHY_BYTES];
     if (p == NULL || engine_health(e) != ATTN_OK)
         return;
-    struct host_block *b = host_tier_place(e->tier.blocks, c, block_bytes(p));
-    if (b == NULL)
-        return;
-    if (pool_block_read(e, p, block, host_block_bytes(b), why, sizeof why) != ATTN_OK) {
-        host_tier_drop(e->tier.blocks, b);
-        return;
-    }
-    host_tier_filled(e->tier.blocks, b);
-    e->tier.out_bytes += block_bytes(p);
+    mover_void(e, p, block);
+    if (tier_store_serial(e->tier.blocks, c) != c->serial &&
+        (e->tier.disk_blocks == NULL || tier_store_serial(e->tier.disk_blocks, c) != c->serial))
+        take_now(e, p, c, block);
 }
 
-static void *find(void *arg, struct kv_content *c)
+static bool find(void *arg, struct kv_content *c)
 {
-    struct engine *e = arg;
-    struct host_block *b = host_tier_find(e->tier.blocks, c);
-    if (b == NULL)
-        return NULL;
-    if (!host_tier_verify(e->tier.blocks, b)) {
-        log_error("a block in host memory is not as it was put there: it is dropped");
-        return NULL;
-    }
-    c->serial = host_block_serial(b);
-    host_tier_hold(e->tier.blocks, b);
-    return b;
+    return mover_find(arg, c);
 }
 
 static uint64_t serial(void *arg, const struct kv_content *c)
 {
     struct engine *e = arg;
-    return host_tier_serial(e->tier.blocks, c);
+    uint64_t s = tier_store_serial(e->tier.blocks, c);
+    return s != 0 || e->tier.disk_blocks == NULL ? s : tier_store_serial(e->tier.disk_blocks, c);
 }
 
-static bool bring(void *arg, void *found, uint32_t pool, const uint32_t *block)
+/* --- life ------------------------------------------------------------------------------------- */
+
+static attn_status open_disk(struct engine *e, char *why, size_t why_bytes)
 {
-    struct engine *e = arg;
-    struct pool *p = pool_of_kv(e, (kv_pool_id){pool});
-    char why[WHY_BYTES];
-    bool is_there =
-        block != NULL && p != NULL && engine_health(e) == ATTN_OK &&
-        pool_block_write(e, p, *block, host_block_bytes(found), why, sizeof why) == ATTN_OK;
-    if (is_there)
-        e->tier.in_bytes += block_bytes(p);
-    host_tier_let_go(e->tier.blocks, found);
-    return is_there;
+    const struct config *c = e->parts.cfg;
+    attn_status st = tier_disk_open(c->disk_path, c->disk_bytes, &e->tier.disk, why, why_bytes);
+    const struct tier_memory m = {
+        .take = tier_disk_take, .give = tier_disk_give, .arg = e->tier.disk};
+    if (st == ATTN_OK)
+        st = tier_store_open(c->disk_bytes, &m, &e->tier.disk_blocks);
+    return st;
 }
 
-attn_status tier_init(struct engine *e)
+attn_status tier_init(struct engine *e, char *why, size_t why_bytes)
 {
-    uint64_t limit = e->parts.cfg->host_memory_bytes;
+    uint64_t limit = config_tier_bytes(e->parts.cfg);
     if (limit == 0)
         return ATTN_OK;
-    const struct host_tier_memory memory = {memory_take, memory_give, e};
-    const struct kv_elsewhere here = {e, take_evicted, find, serial, bring};
-    attn_status st = host_tier_open(limit, &memory, &e->tier.blocks);
+    const struct tier_memory m = {
+        .take = memory_take, .give = memory_give, .count = tier_count, .arg = e};
+    const struct kv_elsewhere here = {e, evicted, find, serial};
+    attn_status st = mover_init(e);
+    if (st == ATTN_OK)
+        st = tier_store_open(limit, &m, &e->tier.blocks);
+    snprintf(why, why_bytes, "no memory for the tables of cache.host_memory");
+    if (st == ATTN_OK && e->parts.cfg->disk_bytes > 0)
+        st = open_disk(e, why, why_bytes);
     if (st == ATTN_OK)
         kv_set_elsewhere(e->parts.kv, &here);
     return st;
@@ -99,32 +130,69 @@ attn_status tier_init(struct engine *e)
 void tier_fini(struct engine *e)
 {
     const struct kv_elsewhere nowhere = {0};
-    if (e->tier.blocks == NULL)
-        return;
-    kv_set_elsewhere(e->parts.kv, &nowhere);
-    host_tier_close(e->tier.blocks);
+    if (e->tier.blocks != NULL) {
+        kv_set_elsewhere(e->parts.kv, &nowhere);
+        mover_settle(e, NULL);
+    }
+    tier_store_close(e->tier.disk_blocks);
+    tier_disk_close(e->tier.disk);
+    tier_store_close(e->tier.blocks);
+    mover_fini(e);
+}
+
+void tier_leave_pool(struct engine *e, kv_pool_id pool)
+{
+    const struct pool *p = pool_of_kv(e, pool);
+    if (p != NULL && !mover_settle(e, p))
+        log_error("blocks of a pool that is dropped are still on their way");
 }
 
 void tier_forget_pool(struct engine *e, kv_pool_id pool)
 {
-    if (e->tier.blocks != NULL)
-        host_tier_drop_pool(e->tier.blocks, pool.index);
+    if (e->tier.blocks == NULL)
+        return;
+    tier_store_drop_pool(e->tier.blocks, pool.index);
+    if (e->tier.disk_blocks != NULL)
+        tier_store_drop_pool(e->tier.disk_blocks, pool.index);
+    mover_forget_pool(e, pool);
+}
+
+/* --- stats ------------------------------------------------------------------------------------ */
+
+static void publish_disk(struct engine *e)
+{
+    struct tier_store_stats now, last = e->tier.disk_told;
+    tier_store_stats_read(e->tier.disk_blocks, &now);
+    stats_add(blocks_disk, now.blocks - last.blocks);
+    stats_add(disk_used_bytes, now.used_bytes - last.used_bytes);
+    stats_add(disk_hits, now.hits - last.hits);
+    stats_add(disk_evictions, now.evictions - last.evictions);
+    stats_add(disk_eviction_age_seconds, now.eviction_age_seconds - last.eviction_age_seconds);
+    stats_add(disk_out_bytes, e->tier.disk_out_bytes);
+    stats_add(disk_in_bytes, e->tier.disk_in_bytes);
+    stats_add(disk_errors, e->tier.n_disk_errors);
+    e->tier.disk_out_bytes = e->tier.disk_in_bytes = e->tier.n_disk_errors = 0;
+    e->tier.disk_told = now;
 }
 
 void tier_publish(struct engine *e)
 {
-    struct host_tier_stats now, last = e->tier.told;
+    struct tier_store_stats now, last = e->tier.told;
     if (e->tier.blocks == NULL)
         return;
-    host_tier_stats_read(e->tier.blocks, &now);
+    tier_store_stats_read(e->tier.blocks, &now);
     stats_add(blocks_host, now.blocks - last.blocks);
     stats_add(host_memory_bytes, now.bytes - last.bytes);
     stats_add(host_hits, now.hits - last.hits);
     stats_add(host_evictions, now.evictions - last.evictions);
+    stats_add(host_eviction_age_seconds, now.eviction_age_seconds - last.eviction_age_seconds);
     stats_add(host_no_room, now.no_room - last.no_room);
     stats_add(host_damaged, now.damaged - last.damaged);
     stats_add(host_out_bytes, e->tier.out_bytes);
     stats_add(host_in_bytes, e->tier.in_bytes);
-    e->tier.out_bytes = e->tier.in_bytes = 0;
+    stats_add(host_waits, e->tier.n_waits);
+    e->tier.out_bytes = e->tier.in_bytes = e->tier.n_waits = 0;
     e->tier.told = now;
+    if (e->tier.disk_blocks != NULL)
+        publish_disk(e);
 }

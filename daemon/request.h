@@ -66,6 +66,7 @@ struct request {
     const struct transport_ops *polled; /* NULL: the reply goes its way by itself */
     struct seq_name placed_name; /* of the sequence that it may make */
     bool is_placed;
+    bool is_fetched; /* an open: it goes on with what is there (engine_mover.c) */
     uint64_t received_ns; /* CLOCK_MONOTONIC */
     uint64_t deadline_ns; /* answered by then */
     uint64_t batched_ns; /* left the queue; 0: not yet */

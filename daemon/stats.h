@@ -49,9 +49,19 @@
     X(host_hits, "host_hits_total", "Evicted blocks found in host memory")                         \
     X(host_evictions, "host_evictions_total", "Blocks that made way in host memory")               \
     X(host_no_room, "host_no_room_total", "Evicted blocks that host memory had no room for")       \
-    X(host_damaged, "host_damaged_total", "Blocks in host memory whose checksum was wrong")        \
+    X(host_damaged, "host_damaged_total", "Blocks in a tier whose checksum was wrong")             \
     X(host_out_bytes, "host_out_bytes_total", "Bytes of blocks moved to host memory")              \
     X(host_in_bytes, "host_in_bytes_total", "Bytes of blocks that came back from host memory")     \
+    X(host_eviction_age_seconds, "host_eviction_age_seconds_total",                                \
+      "Seconds since the last use of blocks that made way in host memory")                         \
+    X(host_waits, "host_waits_total", "Times an item waited for blocks on their way")              \
+    X(disk_hits, "disk_hits_total", "Evicted blocks found on disk")                                \
+    X(disk_evictions, "disk_evictions_total", "Blocks that made way on disk")                      \
+    X(disk_eviction_age_seconds, "disk_eviction_age_seconds_total",                                \
+      "Seconds since the last use of blocks that made way on disk")                                \
+    X(disk_errors, "disk_errors_total", "Blocks that could not be written or read back")           \
+    X(disk_out_bytes, "disk_out_bytes_total", "Bytes of blocks written to disk")                   \
+    X(disk_in_bytes, "disk_in_bytes_total", "Bytes of blocks read back from disk")                 \
     X(leases_expired, "leases_expired_total", "Sessions whose lease ended")                        \
     X(sequences_expired, "sequences_expired_total", "Sequences freed at a lease's end")            \
     X(peers_accepted, "peers_accepted_total", "Connections accepted")                              \
@@ -85,6 +95,8 @@
     X(blocks_pinned, "blocks_pinned", "Of the cached blocks, those that are not evicted")          \
     X(blocks_published, "blocks_published", "Blocks found by their tokens, in use or cached")      \
     X(blocks_host, "blocks_host", "Evicted blocks in host memory")                                 \
+    X(blocks_disk, "blocks_disk", "Evicted blocks on disk")                                        \
+    X(disk_used_bytes, "disk_used_bytes", "Bytes of those blocks")                                 \
     X(host_memory_bytes, "host_memory_bytes", "Host memory taken for evicted blocks")              \
     X(kv_memory_bytes, "kv_memory_bytes", "KV memory, as configured")                              \
     X(kv_given_bytes, "kv_memory_given_bytes", "KV memory given to pools")                         \

@@ -48,6 +48,7 @@ struct tenant {
     _Atomic uint64_t *used; /* [TENANT_N_QUOTAS] of all cards together */
     struct pace_flow flow; /* its device time; the engine's, as what follows */
     uint32_t n_steps; /* admitted and not answered */
+    uint64_t host_bytes; /* of its blocks in this card's host memory (engine_tier.c) */
 };
 
 /* The tenants of one engine, but for what they have used, which all copies count together. */

@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 6
+#define BACKEND_ABI 7
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -129,6 +129,31 @@ struct backend_batch {
     uint32_t n_splits; /* parts the attention work was cut into */
 };
 
+/* A whole block on its way between a pool and host memory of host_alloc, laid out as block_read
+ * has it. */
+struct backend_move {
+    struct backend_pool *pool;
+    uint32_t block;
+    bool is_in; /* to the pool; else out of it */
+    void *bytes; /* [n_bytes] */
+    size_t n_bytes; /* a block's */
+    /* written before done is called */
+    uint64_t sum[2]; /* XXH3 of 128 bits, low word first, of the bytes that were moved */
+    attn_status status; /* of this move */
+};
+
+/* What is moved together. The caller's, with its list, until done is called. */
+struct backend_moves {
+    struct backend_move *list; /* [n], n >= 1, all in or all out */
+    uint32_t n;
+    void (*done)(struct backend_moves *m); /* once, on a thread of the backend's; must not block */
+    void *user; /* the caller's, untouched */
+
+    /* the backend's */
+    struct backend_moves *next;
+    uint32_t n_taken, n_done;
+};
+
 struct backend_config {
     uint64_t kv_bytes; /* KV memory of all pools together; taken at open, never grows */
     uint32_t max_batch_items; /* in one batch */
@@ -215,6 +240,12 @@ struct backend_ops {
      * scales if quantised), after all batches submitted before. Block until done. */
     attn_status (*block_read)(struct backend_pool *p, uint32_t block, void *out_bytes);
     attn_status (*block_write)(struct backend_pool *p, uint32_t block, const void *bytes);
+    /* Begins to move blocks beside the batches and returns at once. A move waits for scrubs before
+     * it and for nothing else, so the caller sees to it that until it is done no batch writes to a
+     * block that goes out (its bytes are worthless then), and none reads or writes one that comes
+     * in. close waits for all of them. ATTN_OK: done is called, whatever happens. Errors:
+     * ATTN_EINVAL a block out of range; ATTN_ENOMEM; ATTN_EDEVICE; nothing was begun. */
+    attn_status (*moves_submit)(struct backend *b, struct backend_moves *m);
     /* Zeroes blocks, ordered with batches; returns before the work is done. */
     attn_status (*blocks_scrub)(struct backend_pool *p, const uint32_t *blocks, uint32_t n);
 

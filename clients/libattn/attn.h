@@ -435,17 +435,21 @@ struct attn_in_place {
 
 /* One layer's new tokens of n_items sequences; T is the sum of their n_tokens, in items' order. k
  * and v: they are appended. q: it attends, over what is cached then. The arrays are borrowed until
- * the step completes; nothing touches them after that. */
+ * the step completes; nothing touches them after that.
+ *
+ * With array_dtype ATTN_F32 a worker that computes in f32 uses a pool of bf16: half the bytes
+ * travel and are cached. Elements are rounded to the nearest bf16 as the message is built, by 2^-8
+ * of themselves at most (docs/networked.md has the bound for out), and out is widened. */
 struct attn_step {
     uint32_t struct_size;
     uint32_t layer;
     uint32_t n_items;
-    uint32_t reserved;
+    attn_dtype array_dtype; /* of q, k, v and out; NONE: the pool's q_dtype */
     const struct attn_item *items; /* [n_items] */
-    const void *q; /* [T][num_q_heads][head_dim_k] q_dtype; NULL: append only */
-    const void *k; /* [T][num_kv_heads][head_dim_k] q_dtype; NULL with v: attend only */
-    const void *v; /* [T][num_kv_heads][head_dim_v] q_dtype */
-    void *out; /* [T][num_q_heads][head_dim_v] q_dtype; with q */
+    const void *q; /* [T][num_q_heads][head_dim_k]; NULL: append only */
+    const void *k; /* [T][num_kv_heads][head_dim_k]; NULL with v: attend only */
+    const void *v; /* [T][num_kv_heads][head_dim_v] */
+    void *out; /* [T][num_q_heads][head_dim_v]; with q */
     float *lse; /* [T][num_q_heads] natural log; NULL: not wanted */
     int32_t *item_status; /* [n_items] statuses, written however the step ends; may be NULL */
     uint64_t timeout_us;

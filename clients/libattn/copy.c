@@ -1,6 +1,7 @@
 /* copy.c: see copy.h. */
 #include "clients/libattn/copy.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -27,4 +28,23 @@ void copy_fence(void)
 #ifdef __x86_64__
     _mm_sfence();
 #endif
+}
+
+void copy_to_bf16(uint16_t *dst, const float *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &src[i], sizeof bits);
+        uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+        dst[i] = (uint16_t)(is_nan ? bits >> 16 | 0x40 : nearest);
+    }
+}
+
+void copy_from_bf16(float *dst, const uint16_t *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)src[i] << 16;
+        memcpy(&dst[i], &bits, sizeof bits);
+    }
 }

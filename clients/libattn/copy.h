@@ -7,11 +7,15 @@
 #define ATTN_COPY_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* memcpy past the cache; a plain one where the processor is not x86-64, and if dst or bytes is not
  * a multiple of 16. */
 void copy_streamed(void *dst, const void *src, size_t bytes);
 /* Lets what this thread streamed be seen before what it stores next. */
 void copy_fence(void);
+/* n elements of f32 to the nearest bf16 (ties to even, NaN stays NaN), and back. */
+void copy_to_bf16(uint16_t *dst, const float *src, size_t n);
+void copy_from_bf16(float *dst, const uint16_t *src, size_t n);
 
 #endif

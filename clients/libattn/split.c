@@ -127,6 +127,7 @@ static struct attn_step next_piece(struct split *s)
     const struct attn_step *all = &s->step;
     struct attn_step p = {.struct_size = sizeof p,
                           .layer = all->layer,
+                          .array_dtype = all->array_dtype,
                           .items = s->piece_items,
                           .item_status = s->piece_status,
                           .timeout_us = 1};
@@ -215,7 +216,8 @@ attn_status split_start(struct client_request *parent, uint32_t max_tokens, bool
 {
     const struct attn_step *step = &parent->step;
     const struct attn_pool_spec *spec = &parent->pool->spec;
-    size_t e = attn_dtype_bytes(spec->q_dtype);
+    attn_dtype dtype = step->array_dtype != ATTN_DTYPE_NONE ? step->array_dtype : spec->q_dtype;
+    size_t e = attn_dtype_bytes(dtype);
     struct split *s = calloc(1, sizeof *s);
     if (s == NULL)
         return error_set(ATTN_ENOMEM, "no memory to cut a step");
@@ -223,7 +225,7 @@ attn_status split_start(struct client_request *parent, uint32_t max_tokens, bool
     s->pool = (struct attn_pool *)parent->pool;
     s->step = *step;
     s->in_place = step->in_place;
-    s->dtype = spec->q_dtype;
+    s->dtype = dtype;
     s->n_heads = spec->num_q_heads;
     s->max_tokens = max_tokens;
     s->is_whole = is_whole;

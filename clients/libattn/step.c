@@ -31,6 +31,12 @@ static uint32_t step_flags(const struct attn_step *s)
            (has_lse ? WIRE_STEP_LSE : 0);
 }
 
+/* The caller's arrays are f32, the pool's tensors bf16. */
+static bool is_converted(const struct attn_pool *p, const struct attn_step *s)
+{
+    return s->array_dtype == ATTN_F32 && p->spec.q_dtype == ATTN_BF16;
+}
+
 static void set_scalars(Attnd__Step *h, const struct attn_pool *p, const struct attn_step *s)
 {
     h->pool = p->id;
@@ -86,7 +92,9 @@ static void put_tensors(const struct client_request *r, uint8_t *payload)
             continue;
         uint64_t end = parts[i].at + parts[i].bytes, padded = pad(end);
         parts[i].dst = payload + parts[i].at;
-        if (s->in_place == NULL)
+        if (is_converted(r->pool, s))
+            copy_to_bf16((uint16_t *)(void *)parts[i].dst, parts[i].src, parts[i].bytes / e);
+        else if (s->in_place == NULL)
             attn_client_copy(r->client, parts[i].dst, parts[i].src, parts[i].bytes);
         memset(payload + end, 0, (padded < l->request_bytes ? padded : l->request_bytes) - end);
     }
@@ -173,10 +181,11 @@ static attn_status step_take(struct client_request *r, const struct wire_reply *
     const float *lse = (const float *)(const void *)(reply->payload + l->lse_offset);
     if (s->in_place != NULL && s->in_place->is_attend)
         s->in_place->take(s->in_place->user, out, s->in_place->has_lse ? lse : NULL, n_failed);
-    if (s->q != NULL)
-        memcpy(s->out, out,
-               l->n_tokens * spec->num_q_heads * spec->head_dim_v *
-                   attn_dtype_bytes(spec->q_dtype));
+    size_t n_out = l->n_tokens * spec->num_q_heads * spec->head_dim_v;
+    if (s->q != NULL && is_converted(r->pool, s))
+        copy_from_bf16(s->out, (const uint16_t *)(const void *)out, n_out);
+    else if (s->q != NULL)
+        memcpy(s->out, out, n_out * attn_dtype_bytes(spec->q_dtype));
     if (s->lse != NULL)
         memcpy(s->lse, lse, l->n_tokens * spec->num_q_heads * sizeof(float));
     return (attn_status)h->status;
@@ -265,6 +274,14 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
         return error_set(ATTN_EINVAL, "q, k, v, out or lse beside in_place");
     if (ip != NULL && (ip->fill == NULL || (ip->is_attend && ip->take == NULL)))
         return error_set(ATTN_EINVAL, "in_place.%s is NULL", ip->fill == NULL ? "fill" : "take");
+    if (s->array_dtype != ATTN_DTYPE_NONE && s->array_dtype != p->spec.q_dtype &&
+        !is_converted(p, s))
+        return error_set(ATTN_EINVAL,
+                         "array_dtype %s and a pool of %s: arrays have the pool's dtype, or f32 "
+                         "with a pool of bf16",
+                         attn_dtype_name(s->array_dtype), attn_dtype_name(p->spec.q_dtype));
+    if (ip != NULL && is_converted(p, s))
+        return error_set(ATTN_EINVAL, "array_dtype f32 beside in_place");
     if ((s->k == NULL) != (s->v == NULL))
         return error_set(ATTN_EINVAL, "k and v must be given both or neither");
     if ((s->q == NULL) != (s->out == NULL))

@@ -1,17 +1,18 @@
 /* transport_sp.c: ipc://, tcp:// and tls+tcp:// as the REQ side of the SP protocol
- * (docs/protocol.md, section
- * 1), on a socket that never blocks.
+ * (docs/protocol.md, section 1), on a socket that never blocks.
  *
  * The thread that receives connects, reads, and notices a lost connection; any thread sends. A
  * message is written where send is called, as far as the socket takes it; what is left, at most one
  * message, is written by later calls: send, recv, or a wait that ends because the socket is
- * writable. One epoll descriptor over the socket and an eventfd (wake) is what waits. No thread,
- * nothing global: a forked process can open clients of its own.
+ * writable. One epoll descriptor over the socket and an eventfd (wake) is what waits; before that it
+ * is asked again and again, as long as answers have come soon lately. No thread, nothing global: a
+ * forked process can open clients of its own.
  */
 #include "clients/libattn/transport.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -30,6 +31,9 @@
 #define SP_RETRY_NS 10000000u
 #define SP_MAX_RETRY_NS 500000000u
 #define SP_CONNECT_NS 5000000000u /* for connecting and the handshake */
+#define SP_MAX_SPIN_NS 200000u /* as long as news came within that time lately */
+#define SP_MIN_SPIN_NS 5000u
+#define SP_POLITE_NS 20000u /* spinning for longer lets others run in between */
 #define SP_ID_BIT 0x80000000u
 #define SP_HANDSHAKE_BYTES 8u
 #define SP_HEAD_BYTES (9u + 4u) /* on ipc; on tcp without the first */
@@ -54,6 +58,8 @@ struct sp {
 
     /* the receiving thread's */
     enum sp_state state;
+    bool has_spare_core;
+    uint64_t spin_ns;
     uint64_t retry_ns, retry_at_ns, connect_until_ns;
     uint8_t read[SP_READ_BYTES]; /* [read_at, read_end) is not looked at yet */
     size_t read_at, read_end;
@@ -433,18 +439,35 @@ static void sp_want_send(struct client_transport *t, bool is_wanted)
     (void)t, (void)is_wanted; /* a socket with a message left over is watched until it takes it */
 }
 
+/* News that comes within ns, without going to sleep; 0: none. */
+static int spin(struct sp *sp, struct epoll_event ready[2], uint64_t start_ns, uint64_t ns)
+{
+    int n = 0;
+    for (uint64_t passed_ns = 0; n == 0 && passed_ns < ns; passed_ns = attn_now_ns() - start_ns) {
+        n = epoll_wait(sp->epoll_fd, ready, 2, 0);
+        if (n == 0 && passed_ns > SP_POLITE_NS)
+            sched_yield();
+    }
+    return n;
+}
+
 static void sp_wait(struct client_transport *t, uint64_t ns)
 {
     struct sp *sp = (struct sp *)t;
     struct epoll_event ready[2];
+    const uint64_t start_ns = attn_now_ns();
     if (sp->state == SP_CLOSED) {
-        uint64_t now = attn_now_ns();
-        uint64_t until_ns = sp->retry_at_ns > now ? sp->retry_at_ns - now : 0;
+        uint64_t until_ns = sp->retry_at_ns > start_ns ? sp->retry_at_ns - start_ns : 0;
         ns = until_ns < ns ? until_ns : ns;
     }
     struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u),
                           .tv_nsec = (long)(ns % 1000000000u)};
-    epoll_pwait2(sp->epoll_fd, ready, 2, &ts, NULL);
+    bool may_spin = sp->has_spare_core && sp->state == SP_READY && sp->spin_ns >= SP_MIN_SPIN_NS;
+    int n = may_spin ? spin(sp, ready, start_ns, sp->spin_ns < ns ? sp->spin_ns : ns) : 0;
+    if (n == 0)
+        n = epoll_pwait2(sp->epoll_fd, ready, 2, &ts, NULL);
+    bool is_soon = n > 0 && attn_now_ns() - start_ns <= SP_MAX_SPIN_NS;
+    sp->spin_ns = is_soon ? SP_MAX_SPIN_NS : sp->spin_ns / 2;
     drain_wakes(sp);
 }
 
@@ -501,6 +524,8 @@ static attn_status sp_open(const char *url, const struct client_credentials *fil
     sp->base.ops = &transport_sp_ops;
     sp->socket = sp->epoll_fd = sp->wake_fd = -1;
     sp->retry_ns = SP_RETRY_NS;
+    sp->has_spare_core = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+    sp->spin_ns = SP_MAX_SPIN_NS;
     if (!sp_address_parse(url, &sp->address, problem, sizeof problem)) {
         snprintf(why, why_bytes, "url %.100s: %s", url, problem);
         st = ATTN_EINVAL;

@@ -35,6 +35,8 @@ static const char help[] =
     "                    each (512), of all but the first (512+1x131072), or spread evenly over a\n"
     "                    range and mixed (512..8192); may be repeated\n"
     "  --new N           with --cell: query tokens of each sequence, its last ones (default 1)\n"
+    "  --prompts N       with --new: of the first N sequences only, the others decode one token\n"
+    "  --kv TYPE         with --cell: K and V as bf16 (default), fp8_e4m3 or int8\n"
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
     "  --runs N          timed runs a cell (default 50)\n"
@@ -49,6 +51,7 @@ static const char help[] =
     "  --memory GIB      KV memory to take (default: what the largest cell needs)\n"
     "  --max-tokens N    sweep, ladder: no lengths above N, a multiple of 64; below 512 the\n"
     "                    encoder has one layer of one head\n"
+    "  --rung RUNG       sweep, ladder: this rung only (naive, ..., tuned)\n"
     "  --type TYPE       sweep, ladder: bf16 or f32 only (default: both)\n"
     "\n"
     "What is timed. bf16, blocks of 16 tokens, block tables shuffled over the whole pool, random\n"
@@ -112,6 +115,10 @@ void bench_cell_name(const struct bench_cell *c, char *out, size_t bytes)
         snprintf(out + strlen(out), bytes - strlen(out), "+1x%u", c->first_context);
     if (c->new_tokens > 0)
         snprintf(out + strlen(out), bytes - strlen(out), ",n%u", c->new_tokens);
+    if (c->n_prompts > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), "x%u", c->n_prompts);
+    if (c->kv_dtype != ATTN_DTYPE_NONE)
+        snprintf(out + strlen(out), bytes - strlen(out), ",%s", attn_dtype_name(c->kv_dtype));
 }
 
 static void print_header(const struct program *p)
@@ -351,7 +358,13 @@ static int run_tables(const struct tables_options *o, const char *grid)
 {
     struct tables t;
     int rc = 69;
-    if (tables_open(&t, o)) {
+    bool has_rung = false, is_open = tables_open(&t, o);
+    for (uint32_t i = 0; is_open && i < TABLE_RUNGS; i++)
+        has_rung |= table_has_rung(&t, i);
+    if (is_open && !has_rung) {
+        fprintf(stderr, "attnbench: no rung is called '%s' here\n", o->rung);
+        rc = 2;
+    } else if (is_open) {
         bool ok =
             strcmp(grid, "sweep") == 0 ? tables_sweep(&t) : tables_ladder(&t) && tables_encoder(&t);
         rc = ok && !t.is_wrong ? 0 : 1;
@@ -362,6 +375,18 @@ static int run_tables(const struct tables_options *o, const char *grid)
     }
     tables_close(&t);
     return rc;
+}
+
+static bool parse_kv(const char *text, attn_dtype *out)
+{
+    static const attn_dtype types[] = {ATTN_BF16, ATTN_FP8_E4M3, ATTN_INT8};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(text, attn_dtype_name(types[i])) == 0) {
+            *out = types[i];
+            return true;
+        }
+    fprintf(stderr, "attnbench: --kv is '%s', must be bf16, fp8_e4m3 or int8\n", text);
+    return false;
 }
 
 static bool parse_count(const char *name, const char *text, uint32_t min, uint32_t *out)
@@ -428,12 +453,15 @@ int main(int argc, char **argv)
         {"csv", required_argument, NULL, 'c'},
         {"runs", required_argument, NULL, 'r'},
         {"new", required_argument, NULL, 'N'},
+        {"prompts", required_argument, NULL, 'P'},
+        {"kv", required_argument, NULL, 'k'},
         {"alone", no_argument, NULL, 'a'},
         {"devices", required_argument, NULL, 'D'},
         {"naive-runs", required_argument, NULL, 'n'},
         {"threads", required_argument, NULL, 't'},
         {"memory", required_argument, NULL, 'M'},
         {"max-tokens", required_argument, NULL, 'T'},
+        {"rung", required_argument, NULL, 'R'},
         {"type", required_argument, NULL, 'y'},
         {"help", no_argument, NULL, 'h'},
         {0},
@@ -444,8 +472,9 @@ int main(int argc, char **argv)
     struct bench_cell given[MAX_GIVEN];
     struct case_geometry geometries[MAX_GIVEN];
     struct bench_cards cards = {0};
-    const char *type = NULL;
-    uint32_t gib = 0, new_tokens = 0, n_given = 0, max_tokens = 0, n_cells;
+    const char *type = NULL, *rung = NULL;
+    attn_dtype kv_dtype = ATTN_DTYPE_NONE;
+    uint32_t gib = 0, new_tokens = 0, n_prompts = 0, n_given = 0, max_tokens = 0, n_cells;
     int opt;
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         bool ok = true;
@@ -466,6 +495,12 @@ int main(int argc, char **argv)
             break;
         case 'N':
             ok = parse_count("new", optarg, 1, &new_tokens);
+            break;
+        case 'P':
+            ok = parse_count("prompts", optarg, 1, &n_prompts);
+            break;
+        case 'k':
+            ok = parse_kv(optarg, &kv_dtype);
             break;
         case 'm':
             p.match = optarg;
@@ -500,6 +535,9 @@ int main(int argc, char **argv)
                 fprintf(stderr, "attnbench: --max-tokens is '%s', must be a multiple of 64\n",
                         optarg);
             break;
+        case 'R':
+            rung = optarg;
+            break;
         case 'y':
             type = optarg;
             ok = strcmp(type, "bf16") == 0 || strcmp(type, "f32") == 0;
@@ -522,9 +560,11 @@ int main(int argc, char **argv)
     if (p.grid == NULL)
         p.grid = n_given > 0 ? "cell" : "cpu";
     const bool is_tables = strcmp(p.grid, "sweep") == 0 || strcmp(p.grid, "ladder") == 0;
-    if ((type != NULL || max_tokens > 0) && !is_tables) {
+    if ((type != NULL || rung != NULL || max_tokens > 0) && !is_tables) {
         fprintf(stderr, "attnbench: --%s is for the grids sweep and ladder\n",
-                type != NULL ? "type" : "max-tokens");
+                type != NULL   ? "type"
+                : rung != NULL ? "rung"
+                               : "max-tokens");
         return 2;
     }
     if (is_tables) {
@@ -532,6 +572,7 @@ int main(int argc, char **argv)
             return 2;
         const struct tables_options to = {.backend = o.backend,
                                           .match = p.match,
+                                          .rung = rung,
                                           .runs = o.runs,
                                           .n_threads = o.n_threads,
                                           .max_tokens = max_tokens,
@@ -552,8 +593,11 @@ int main(int argc, char **argv)
                 cells ? argv[optind] : p.grid);
         return 2;
     }
+    for (uint32_t i = 0; i < n_given; i++)
+        given[i].kv_dtype = kv_dtype;
     for (uint32_t i = 0; new_tokens > 0 && i < n_given; i++) {
         given[i].new_tokens = new_tokens;
+        given[i].n_prompts = n_prompts;
         if (new_tokens > given[i].context) {
             fprintf(stderr, "attnbench: --new is %u, but a cell has %u tokens\n", new_tokens,
                     given[i].context);

@@ -115,12 +115,51 @@ uint64_t bench_setup_bytes(const struct bench_cell *c)
     return blocks * block + 4096;
 }
 
-/* Where block i's bytes begin in the random values. */
-static const uint8_t *block_bytes(const struct bench *x, const struct bench_setup *s,
-                                  uint32_t block)
+/* Block i: a piece of the random values. Quantised: their bytes as codes (e4m3 below 2, so that
+ * none is NaN), and scales that make about unit size of them. */
+static void make_block(const struct bench *x, const struct bench_setup *s, uint32_t block,
+                       uint8_t *out)
 {
-    uint64_t room = (RANDOM_BYTES - s->block_bytes) / 128;
-    return (const uint8_t *)x->random + (uint64_t)block * 40503 % room * 128;
+    const struct kv_layout *l = &s->layout;
+    const attn_dtype kv = bench_kv_dtype(s->cell);
+    const uint64_t room = (RANDOM_BYTES - l->block_bytes) / 128;
+    memcpy(out, (const uint8_t *)x->random + (uint64_t)block * 40503 % room * 128, l->block_bytes);
+    if (!l->is_quantised)
+        return;
+    for (uint64_t i = 0; kv == ATTN_FP8_E4M3 && i < l->block_bytes; i++)
+        out[i] &= 0xbf;
+    for (uint64_t i = 0; i < (uint64_t)s->n_layers * s->cell->g->num_kv_heads * BENCH_BLOCK_TOKENS;
+         i++) {
+        const uint32_t rows = s->cell->g->num_kv_heads * BENCH_BLOCK_TOKENS;
+        const float scale = (1.0f + (float)(i % 7) / 8) / (kv == ATTN_INT8 ? 64 : 1);
+        uint8_t *layer = out + i / rows * l->layer_bytes + i % rows * sizeof scale;
+        memcpy(layer + l->k_scales, &scale, sizeof scale);
+        memcpy(layer + l->v_scales, &scale, sizeof scale);
+    }
+}
+
+/* n elements of a head's K or V in a layer of a block: rows from the first token on. */
+static void read_rows(const struct bench_setup *s, const uint8_t *layer, uint32_t head, bool is_v,
+                      uint32_t n_rows, float *out)
+{
+    const struct kv_layout *l = &s->layout;
+    const attn_dtype kv = bench_kv_dtype(s->cell);
+    const uint32_t d = s->cell->g->head_dim_k;
+    const uint8_t *codes = layer + (is_v ? l->v_offset : 0) + head * l->k_head_bytes;
+    for (uint32_t r = 0; r < n_rows; r++) {
+        double row[256];
+        float scale;
+        memcpy(&scale,
+               layer + (is_v ? l->v_scales : l->k_scales) +
+                   ((size_t)head * BENCH_BLOCK_TOKENS + r) * sizeof scale,
+               sizeof scale);
+        if (l->is_quantised)
+            reference_dequantise(kv, codes + (size_t)r * d, scale, d, row);
+        for (uint32_t i = 0; i < d; i++)
+            out[(size_t)r * d + i] = l->is_quantised
+                                         ? (float)row[i]
+                                         : (float)reference_get(kv, codes, (size_t)r * d + i);
+    }
 }
 
 attn_status bench_pool_open(struct bench *x, const struct backend_pool_config *c,
@@ -151,22 +190,24 @@ static attn_status open_pool(struct bench *x, struct bench_setup *s)
                                     .n_table_rows = c->batch,
                                     .max_row_blocks = max_blocks,
                                     .q_dtype = ATTN_BF16,
-                                    .kv_dtype = ATTN_BF16,
+                                    .kv_dtype = bench_kv_dtype(c),
                                     .layers = specs};
     for (uint32_t i = 0; i < s->n_layers; i++)
         specs[i] = (struct attn_layer_spec){.scale = 1.0f / sqrtf((float)c->g->head_dim_k)};
-    struct kv_layout l = kv_layout_of(&p);
-    s->block_bytes = l.block_bytes;
-    s->layer_bytes = l.layer_bytes;
+    s->layout = kv_layout_of(&p);
     return bench_pool_open(x, &p, &s->pool);
 }
 
 static bool fill_blocks(struct bench *x, struct bench_setup *s)
 {
-    for (uint32_t i = 0; i < s->n_blocks; i++)
-        if (x->ops->block_write(s->pool, i, block_bytes(x, s, i)) != ATTN_OK)
-            return fail(x, "filling blocks");
-    return true;
+    uint8_t *bytes = malloc(s->layout.block_bytes);
+    bool ok = bytes != NULL;
+    for (uint32_t i = 0; ok && i < s->n_blocks; i++) {
+        make_block(x, s, i, bytes);
+        ok = x->ops->block_write(s->pool, i, bytes) == ATTN_OK;
+    }
+    free(bytes);
+    return ok ? true : fail(x, "filling blocks");
 }
 
 /* Shuffled block ids, told to the device in batches without items. */
@@ -216,8 +257,8 @@ static void make_batches(struct bench *x, struct bench_setup *s)
                 .flags = BACKEND_ATTEND,
                 .layer = l,
                 .table_row = i,
-                .pos = bench_context(c, i) - n_tokens,
-                .n_tokens = n_tokens,
+                .pos = bench_context(c, i) - bench_item_tokens(c, i),
+                .n_tokens = bench_item_tokens(c, i),
                 .block_table = s->tables + s->first_block[i],
                 .q = s->host + i * row,
                 .out = s->host + ((size_t)(l + 1) * c->batch + i) * row,
@@ -337,23 +378,26 @@ static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t l
 {
     const struct bench_cell *c = s->cell;
     uint32_t group = c->g->num_q_heads / c->g->num_kv_heads, d = c->g->head_dim_k;
-    uint32_t n = bench_context(c, item) - bench_new_tokens(c) + token + 1;
-    size_t head_bytes = (size_t)BENCH_BLOCK_TOKENS * d * 2;
-    uint16_t *k = malloc((size_t)n * d * 2), *v = malloc((size_t)n * d * 2);
+    uint32_t n = bench_context(c, item) - bench_item_tokens(c, item) + token + 1;
+    float *k = malloc((size_t)n * d * 4), *v = malloc((size_t)n * d * 4);
+    float *q = malloc((size_t)group * d * 4);
+    uint8_t *block = malloc(s->layout.block_bytes);
     double *want = malloc((size_t)group * d * sizeof *want);
     const struct backend_item *it = &s->batches[layer].items[item];
     struct attn_layer_spec spec = {.scale = 1.0f / sqrtf((float)d)};
-    bool ok = k != NULL && v != NULL && want != NULL;
+    bool ok = k != NULL && v != NULL && want != NULL && q != NULL && block != NULL;
     for (uint32_t t = 0; ok && t < n; t += BENCH_BLOCK_TOKENS) {
-        uint32_t block = s->tables[s->first_block[item] + t / BENCH_BLOCK_TOKENS];
-        const uint8_t *from = block_bytes(x, s, block) + layer * s->layer_bytes;
-        size_t bytes = (n - t < BENCH_BLOCK_TOKENS ? n - t : BENCH_BLOCK_TOKENS) * (size_t)d * 2;
-        memcpy(k + (size_t)t * d, from + kv_head * head_bytes, bytes);
-        memcpy(v + (size_t)t * d, from + s->layer_bytes / 2 + kv_head * head_bytes, bytes);
+        const uint32_t rows = n - t < BENCH_BLOCK_TOKENS ? n - t : BENCH_BLOCK_TOKENS;
+        const uint8_t *from = block + layer * s->layout.layer_bytes;
+        make_block(x, s, s->tables[s->first_block[item] + t / BENCH_BLOCK_TOKENS], block);
+        read_rows(s, from, kv_head, false, rows, k + (size_t)t * d);
+        read_rows(s, from, kv_head, true, rows, v + (size_t)t * d);
     }
     size_t first = ((size_t)token * c->g->num_q_heads + kv_head * group) * d;
-    ok = ok && reference_attend(&spec, group, 1, d, d, ATTN_BF16, (const uint16_t *)it->q + first,
-                                1, n - 1, k, v, n, want, NULL) == ATTN_OK;
+    for (size_t i = 0; ok && i < (size_t)group * d; i++)
+        q[i] = (float)reference_get(ATTN_BF16, it->q, first + i);
+    ok = ok && reference_attend(&spec, group, 1, d, d, ATTN_F32, q, 1, n - 1, k, v, n, want,
+                                NULL) == ATTN_OK;
     for (size_t i = 0; ok && i < (size_t)group * d; i++) {
         double got = reference_get(ATTN_BF16, it->out, first + i), error = fabs(got - want[i]);
         e->max_abs = error > e->max_abs ? error : e->max_abs;
@@ -364,6 +408,8 @@ static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t l
     e->n_rows_checked += group;
     free(k);
     free(v);
+    free(q);
+    free(block);
     free(want);
     if (!ok)
         snprintf(x->error, sizeof x->error, "no memory for the reference");
@@ -382,25 +428,28 @@ bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
     double diff = 0, norm = 0, work = 0;
     const double most_work = c->new_tokens > 0 ? CHECK_WORK / 8 : CHECK_WORK;
     uint64_t ns[2];
-    *out = (struct bench_error){.is_allclose = true,
-                                .n_rows = 2ull * c->batch * n_tokens * c->g->num_q_heads};
+    *out = (struct bench_error){.is_allclose = true};
+    for (uint32_t i = 0; i < c->batch; i++)
+        out->n_rows += 2ull * bench_item_tokens(c, i) * c->g->num_q_heads;
 
     memset(s->host + q_bytes, 0xff, s->host_bytes - q_bytes);
     if (x->own->time_batch(x->b, variant, ends, 2, 2, false, ns) != ATTN_OK)
         return fail(x, "computing a batch to check");
     for (uint32_t i = 0; i < 2 * c->batch; i++) {
         const uint16_t *o = ends[i / c->batch]->items[i % c->batch].out;
-        for (size_t j = 0; j < row / 2; j++)
+        const size_t n = row / 2 / n_tokens * bench_item_tokens(c, i % c->batch);
+        for (size_t j = 0; j < n; j++)
             out->is_allclose = out->is_allclose && (o[j] & 0x7f80) != 0x7f80;
     }
     /* sequence 0, then an even sample of the others, as far as the work allows */
     for (uint32_t i = 0; i < n_groups; i++) {
         uint32_t at = (uint32_t)((uint64_t)i * 2654435761u % n_groups);
         uint32_t item = i == 0 ? 0 : at / (c->g->num_kv_heads * n_tokens);
-        uint32_t head = at % c->g->num_kv_heads, token = at / c->g->num_kv_heads % n_tokens;
+        uint32_t head = at % c->g->num_kv_heads;
+        uint32_t token = at / c->g->num_kv_heads % n_tokens;
         double cost = 2.0 * c->g->num_q_heads / c->g->num_kv_heads * bench_context(c, item) *
                       c->g->head_dim_k;
-        if (i > 0 && work + cost > most_work)
+        if ((i > 0 && work + cost > most_work) || token >= bench_item_tokens(c, item))
             continue;
         work += cost;
         if (!check_group(x, s, 0, item, head, token, out, &diff, &norm) ||

@@ -349,14 +349,12 @@ static attn_status gpu_time_batch(struct backend *b, const char *variant,
     struct gpu_choice choice;
     if (n_batches == 0 || n_runs == 0)
         return gpu_fail(b, ATTN_EINVAL, "n_batches %u, n_runs %u: not 0", n_batches, n_runs);
-    bool has_matrix = b->device.has_matrix_units && batches[0]->pool->config.q_dtype != ATTN_F32;
-    if (!variant_choice(variant, has_matrix, &choice))
+    if (!variant_choice(variant, b->device.has_matrix_units, &choice))
         return gpu_fail(b, ATTN_ENOTSUP, "no variant is called '%s'", variant);
     for (uint32_t i = 0; i < n_batches; i++)
-        if (choice.is_forced && choice.forced == GPU_MATRIX_16 &&
+        if (choice.is_forced && choice.forced == GPU_MATRIX_16 && choice.n_shards == 0 &&
             batches[i]->pool->config.q_dtype == ATTN_F32)
-            return gpu_fail(b, ATTN_ENOTSUP, "variant %s: tensor cores take bf16 and f16, not f32",
-                            variant);
+            return gpu_fail(b, ATTN_ENOTSUP, "variant %s: for bf16 and f16, not f32", variant);
     if (choice.is_forced && choice.forced >= GPU_NAIVE && choice.forced < GPU_NONE)
         for (uint32_t i = 0; i < n_batches; i++)
             for (uint32_t k = 0; k < batches[i]->n_items; k++)

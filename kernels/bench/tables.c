@@ -140,6 +140,12 @@ const char *table_rung_name(const struct tables *t, uint32_t rung)
     return rung == RUNG_TUNED ? "tuned" : t->ops->names[rung];
 }
 
+bool table_has_rung(const struct tables *t, uint32_t rung)
+{
+    const char *name = table_rung_name(t, rung), *wanted = t->options.rung;
+    return name != NULL && (wanted == NULL || strcmp(name, wanted) == 0);
+}
+
 double table_flops(const struct table_cell *c)
 {
     return 4.0 * c->batch * c->heads * c->dim * (double)c->n * c->n;

@@ -18,6 +18,7 @@
 
 struct tables_options {
     const char *backend, *match; /* match NULL: every cell */
+    const char *rung; /* NULL: every rung */
     uint32_t runs, n_threads;
     uint32_t max_tokens; /* 0: all lengths */
     bool has_f32, has_bf16;
@@ -83,6 +84,8 @@ void tables_close(struct tables *t);
 bool table_fail(struct tables *t, attn_status st, const char *what); /* ATTN_OK gives true */
 
 const char *table_rung_name(const struct tables *t, uint32_t rung); /* NULL: not on this device */
+/* It is on this device, and wanted. */
+bool table_has_rung(const struct tables *t, uint32_t rung);
 double table_flops(const struct table_cell *c);
 /* Average, deviation and least of n times. */
 void table_times(struct table_result *x, const double *ms, uint32_t n);

@@ -465,7 +465,7 @@ bool tables_encoder(struct tables *t)
                    batch, n, is_f32 ? "f32" : "bf16", m.n_layers, m.heads, DIM, m.width, m.hidden,
                    t->ops->matmul_name(t->r));
         for (size_t i = 0; ok && i < sizeof rungs / sizeof *rungs; i++)
-            if (table_rung_name(t, rungs[i]) != NULL)
+            if (table_has_rung(t, rungs[i]))
                 ok = run_rung(t, &m, rungs[i], batch, n, want);
         free(want);
         model_close(t, &m);

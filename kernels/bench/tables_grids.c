@@ -99,8 +99,8 @@ static bool run_cell(struct tables *t, const struct grid *g, const struct table_
     bool ok = table_setup_open(t, c, &s);
     for (uint32_t i = 0; ok && i < g->n_tiers; i++) {
         struct table_result x;
-        if (table_rung_name(t, g->tiers[i].rung) == NULL)
-            continue; /* the CPU has no such rung */
+        if (!table_has_rung(t, g->tiers[i].rung))
+            continue;
         ok = table_measure(t, &s, g->tiers[i].rung, &x);
         if (ok) {
             print_row(t, g, &g->tiers[i], c, &x);

@@ -51,6 +51,7 @@ static void cpu_close(struct backend *b)
 {
     if (b == NULL)
         return;
+    moves_close(b->moves);
     compute_within(b, UINT64_MAX);
     cpu_threads_close(b->threads);
     while (b->pools != NULL) {
@@ -407,6 +408,38 @@ static attn_status cpu_block_write(struct backend_pool *p, uint32_t block, const
     return st;
 }
 
+/* On a thread of the mover's: touches nothing that the engine's does but the bytes. */
+static attn_status cpu_move(void *arg, uint32_t thread, struct backend_move *m)
+{
+    (void)arg, (void)thread;
+    uint8_t *block = m->pool->base + m->block * m->n_bytes;
+    if (m->is_in)
+        moves_copy(block, m->bytes, m->n_bytes, m->sum);
+    else
+        moves_copy(m->bytes, block, m->n_bytes, m->sum);
+    return ATTN_OK;
+}
+
+static attn_status cpu_moves_submit(struct backend *b, struct backend_moves *m)
+{
+    static const struct moves_device device = {NULL, cpu_move, NULL};
+    for (uint32_t i = 0; i < m->n; i++) {
+        const struct backend_move *x = &m->list[i];
+        if (x->block < x->pool->config.n_blocks &&
+            x->n_bytes == x->pool->geometry.layout.block_bytes)
+            continue;
+        cpu_fail(b, "block is %" PRIu32 " of %" PRIu32 ", of %zu bytes", x->block,
+                 x->pool->config.n_blocks, x->n_bytes);
+        return ATTN_EINVAL;
+    }
+    attn_status st = b->moves == NULL ? moves_open(&device, 1, &b->moves) : ATTN_OK;
+    if (st == ATTN_OK)
+        st = moves_submit(b->moves, m);
+    if (st != ATTN_OK)
+        cpu_fail(b, "no thread to move %" PRIu32 " blocks", m->n);
+    return st;
+}
+
 static attn_status cpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
 {
     uint64_t bytes = p->geometry.layout.block_bytes;
@@ -524,6 +557,7 @@ static const struct backend_ops cpu_ops = {
     .poll = cpu_poll,
     .block_read = cpu_block_read,
     .block_write = cpu_block_write,
+    .moves_submit = cpu_moves_submit,
     .blocks_scrub = cpu_blocks_scrub,
     .export_memory = cpu_export_memory,
     .host_alloc = cpu_host_alloc,

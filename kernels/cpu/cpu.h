@@ -17,6 +17,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/kv_range.h"
+#include "kernels/moves.h"
 #include "kernels/plan.h"
 
 #define CPU_ERROR_BYTES 256
@@ -58,6 +59,7 @@ struct backend {
     struct cpu_threads *threads;
     const struct cpu_isa *isa;
     struct backend_pool *pools;
+    struct moves *moves; /* NULL: nothing was moved yet */
     struct backend_batch *batch; /* submitted, not yet polled */
     bool is_done; /* it is computed; else it waits for its word */
 

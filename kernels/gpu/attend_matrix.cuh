@@ -140,7 +140,7 @@ struct row_sink {
     uint32_t head, row0, split;
 
     /* Elements e .. e + 7 of row r, not yet divided by the sum. */
-    template <bool is_bf16>
+    template <uint32_t dtype>
     GPU_DEVICE void store(uint32_t r, uint32_t e, float (&x)[8], float m, float sum) const
     {
         const gpu_kv &kv = a.kv;
@@ -157,7 +157,7 @@ struct row_sink {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             x[i] *= f;
-        store8((char *)it.out + (out_row * kv.dv + e) * 2, x, is_bf16 ? ATTN_BF16 : ATTN_F16);
+        store8((char *)it.out + (out_row * kv.dv + e) * element_bytes(dtype), x, dtype);
         if (e == 0 && it.lse)
             it.lse[out_row] = lse;
     }
@@ -187,7 +187,7 @@ GPU_DEVICE void merge_warps(const float *all_o, const row_sink &sink, uint32_t n
             for (int k = 0; k < 8; ++k)
                 x[k] = fmaf(f, y[k], x[k]);
         }
-        sink.template store<is_bf16>(r, e, x, all.m, all.sum);
+        sink.template store<is_bf16 ? ATTN_BF16 : ATTN_F16>(r, e, x, all.m, all.sum);
     }
 }
 
@@ -485,8 +485,8 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
                 float x[8];
                 load8(x, (const char *)(s_o + r * stride + i % (slice / 8) * 8), ATTN_F32);
                 if (warp_row + r < n && e < kv.dv)
-                    sink.template store<C::is_bf16>(warp_row + r, e, x, s_ml[r * 2],
-                                                    s_ml[r * 2 + 1]);
+                    sink.template store<C::is_bf16 ? ATTN_BF16 : ATTN_F16>(
+                        warp_row + r, e, x, s_ml[r * 2], s_ml[r * 2 + 1]);
             }
             sync_warp();
         }
@@ -561,6 +561,11 @@ int matrix_launch_f16(const gpu_attend *a, void *stream, bool chained);
 int codes_init();
 bool codes_fit(const gpu_attend *a);
 int codes_launch(const gpu_attend *a, void *stream, bool chained);
+
+/* attend_f32.cu: f32 over f32, from 64 rows a thread block. */
+int f32_init();
+bool f32_fits(const gpu_kv &kv);
+int f32_launch(const gpu_attend *a, void *stream, bool chained);
 
 } // namespace gpu
 #endif

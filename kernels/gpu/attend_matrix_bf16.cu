@@ -1,4 +1,4 @@
-/* attend_matrix_bf16.cu: the tensor-core kernels for bf16, and the entry points for both types. */
+/* attend_matrix_bf16.cu: the tensor-core kernels for bf16, and the entry points for all types. */
 #include "kernels/gpu/attend_matrix.cuh"
 
 int gpu::matrix_init_bf16()
@@ -15,13 +15,21 @@ int gpu_attend_matrix_init(void)
 {
     int code = gpu::codes_init();
     code = code ? code : gpu::matrix_init_bf16();
+    code = code ? code : gpu::f32_init();
     return code ? code : gpu::matrix_init_f16();
+}
+
+bool gpu_attend_matrix_takes(const struct gpu_kv *kv, uint64_t rows)
+{
+    return kv->q_dtype != ATTN_F32 || (rows > 16 && gpu::f32_fits(*kv));
 }
 
 int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained)
 {
     if (gpu::codes_fit(a))
         return gpu::codes_launch(a, stream, chained != 0);
+    if (a->kv.q_dtype == ATTN_F32)
+        return gpu::f32_launch(a, stream, chained != 0);
     if (a->kv.q_dtype == ATTN_BF16)
         return gpu::matrix_launch_bf16(a, stream, chained != 0);
     return gpu::matrix_launch_f16(a, stream, chained != 0);

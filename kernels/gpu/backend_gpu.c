@@ -79,7 +79,7 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
         if (runtime_stream_open(&b->slots[i].stream) != 0)
             return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
     b->stream = b->slots[0].stream;
-    if (runtime_event_open(&b->met) != 0)
+    if (runtime_event_open(&b->met) != 0 || runtime_event_open(&b->scrubbed) != 0)
         return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
     int code = runtime_check("loading the kernels around attention", gpu_prep_init());
     if (!code)
@@ -120,6 +120,7 @@ static void gpu_close(struct backend *b)
 {
     if (!b)
         return;
+    gpu_moves_end(b);
     bool is_there = b->stream && runtime_device_use(b->config.device_index) == 0;
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
         if (is_there && b->slots[i].stream)
@@ -146,6 +147,7 @@ static void gpu_close(struct backend *b)
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
         runtime_stream_close(b->slots[i].stream);
     runtime_event_close(b->met);
+    runtime_event_close(b->scrubbed);
     free(b);
 }
 
@@ -371,7 +373,8 @@ static attn_status open_prefill(struct backend_pool *p)
     p->prefill = aligned_alloc(_Alignof(struct prefill_pool), sizeof *p->prefill);
     if (!p->prefill)
         return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
-    int code = prefill_pool_init(p->prefill, &p->config, &p->kv, p->specs, b->device.n_processors);
+    int code = prefill_pool_init(p->prefill, &p->config, &p->kv, p->specs, b->device.n_processors,
+                                 GPU_PART_SLOTS);
     return runtime_check("prefill_pool_init", code) == 0 ? ATTN_OK : gpu_lost(b);
 }
 
@@ -559,6 +562,7 @@ static const struct backend_ops ops = {
     .poll = gpu_poll,
     .block_read = gpu_block_read,
     .block_write = gpu_block_write,
+    .moves_submit = gpu_moves_submit,
     .blocks_scrub = gpu_blocks_scrub,
     .export_memory = gpu_export_memory,
     .host_alloc = gpu_host_alloc,

@@ -15,7 +15,8 @@ option(ATTND_RACECHECK "Tuned kernels as compute-sanitizer's racecheck can follo
 
 # The tuned kernels are written in instructions that only sm_90a has.
 add_library(attnd-cuda-decode OBJECT sm90/decode_bf16.cu sm90/decode_f16.cu sm90/prefill_bf16.cu
-  sm90/prefill_f16.cu sm90/prefill_dilated_bf16.cu sm90/prefill_dilated_f16.cu)
+  sm90/prefill_f16.cu sm90/prefill_dilated_bf16.cu sm90/prefill_dilated_f16.cu
+  sm90/prefill_codes_bf16.cu sm90/prefill_codes_f16.cu)
 set_target_properties(attnd-cuda-decode PROPERTIES CUDA_STANDARD 17 CUDA_ARCHITECTURES 90a-real
   POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 target_include_directories(attnd-cuda-decode SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
@@ -23,10 +24,10 @@ target_compile_definitions(attnd-cuda-decode PRIVATE $<$<BOOL:${ATTND_RACECHECK}
 target_link_libraries(attnd-cuda-decode PRIVATE kernels)
 
 add_library(attnd-cuda MODULE
-  backend_gpu.c gpu_job.c gpu_queue.c ../bench/gpu_bench.c vendor/runtime_cuda.c
+  backend_gpu.c gpu_job.c gpu_queue.c gpu_moves.c ../bench/gpu_bench.c vendor/runtime_cuda.c
   sm90/decode_select.c sm90/decode_fill.c sm90/prefill_plan.c prep.cu blocks.cu ../bench/read.cu ../bench/project.cu
-  attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu attend_codes.cu sm90/decode.cu
-  sm90/prefill.cu ../bench/ladder.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
+  attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu attend_codes.cu attend_f32.cu
+  sm90/decode.cu  sm90/prefill.cu ../bench/ladder.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
 set_target_properties(attnd-cuda PROPERTIES PREFIX "" CUDA_STANDARD 17
   CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${ATTND_CUDA_ARCHS}"
   C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON

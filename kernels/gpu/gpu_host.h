@@ -1,5 +1,6 @@
 /* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, pools, memory), gpu_job.c
- * (one batch as launches), gpu_queue.c (submit, poll, block transfers) and bench/gpu_bench.c
+ * (one batch as launches), gpu_queue.c (submit, poll, block transfers), gpu_moves.c (blocks beside
+ * batches) and bench/gpu_bench.c
  * (measurement) share.
  *
  * Thread     the engine thread, but for the host memory slots.
@@ -21,6 +22,7 @@
 #include "kernels/gpu/vendor/runtime.h"
 #include "kernels/kv_layout.h"
 #include "kernels/kv_range.h"
+#include "kernels/moves.h"
 
 #ifndef GPU_BACKEND_NAME
 #define GPU_BACKEND_NAME "cuda"
@@ -29,6 +31,7 @@
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
+#define GPU_MOVE_THREADS 4 /* for each direction */
 
 /* A batch that follows the one in front has its q, k and v brought before if they are at least so
  * many bytes (fewer come with prep: another launch takes longer) of at most so many tokens (more
@@ -134,6 +137,9 @@ struct backend {
     struct runtime_device device;
     runtime_stream *stream; /* of the first slot, and of all that is no batch */
     runtime_event *met; /* where one stream follows another */
+    runtime_event *scrubbed; /* behind the latest scrub */
+    struct moves *moves; /* NULL: nothing was moved yet */
+    runtime_stream *move_streams[2 * GPU_MOVE_THREADS];
     struct runtime_range kv;
     struct kv_range *kv_ranges; /* of pools */
     uint64_t kv_written; /* bytes from the start that pools had */
@@ -178,6 +184,8 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
 /* Is it worth it to bring q, k and v before prep, behind a batch in flight? */
 bool gpu_job_is_brought(const struct gpu_job *j);
+/* Does attention use part_o and part_ml, of which there is one? */
+bool gpu_job_has_parts(const struct gpu_job *j);
 /* Can attention do without what is launched before it? */
 bool gpu_job_can_be_direct(const struct gpu_job *j);
 /* The launches of a job, in this order; bring may be left out, all but attend if it is direct. They
@@ -202,5 +210,10 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);
 attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes);
 attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes);
 attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n);
+
+/* ---- gpu_moves.c: a slot of the table; its end, before pools and device are closed */
+
+attn_status gpu_moves_submit(struct backend *b, struct backend_moves *m);
+void gpu_moves_end(struct backend *b);
 
 #endif

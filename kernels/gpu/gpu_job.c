@@ -126,23 +126,29 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
 
 /* ---- kernels and splits */
 
+/* Of those for every geometry. */
+static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct backend_item *it)
+{
+    uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
+    if (!p->b->device.has_matrix_units || !gpu_attend_matrix_takes(&p->kv, rows))
+        return GPU_VECTOR;
+    return rows <= 16 ? GPU_MATRIX_16 : GPU_MATRIX_64;
+}
+
 static enum gpu_kernel kernel_of(const struct backend_pool *p, const struct gpu_choice *choice,
                                  const struct backend_item *it)
 {
     if (!(it->flags & BACKEND_ATTEND))
         return GPU_NONE;
-    uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
-    enum gpu_kernel matrix = rows <= 16 ? GPU_MATRIX_16 : GPU_MATRIX_64;
     if (choice->is_forced)
-        return choice->forced == GPU_MATRIX_16 ? matrix : choice->forced;
+        return choice->forced == GPU_MATRIX_16 ? general_kernel(p, it) : choice->forced;
     bool is_dilated = p->specs[it->layer].n_branches > 0;
     if (p->tuned && it->n_tokens <= DECODE_MAX_TOKENS && !is_dilated)
         return GPU_TUNED;
     if (p->prefill && it->n_tokens > DECODE_MAX_TOKENS &&
         prefill_takes(p->prefill, it->layer, it->n_tokens))
         return is_dilated ? GPU_DILATED : GPU_PREFILL;
-    bool has_matrix = p->config.q_dtype != ATTN_F32 && p->b->device.has_matrix_units;
-    return has_matrix ? matrix : GPU_VECTOR;
+    return general_kernel(p, it);
 }
 
 static uint32_t rows_per_unit(enum gpu_kernel kernel)
@@ -517,6 +523,14 @@ bool gpu_job_can_be_direct(const struct gpu_job *j)
     return j->has_tuned && j->tuned.n_items == j->prep.n_items && decode_can_be_direct(&j->tuned);
 }
 
+bool gpu_job_has_parts(const struct gpu_job *j)
+{
+    bool has = j->n_ranges > 0;
+    for (uint32_t i = 0; i < j->n_prefills; i++)
+        has |= j->prefills[i].is_cut;
+    return has;
+}
+
 bool gpu_job_is_brought(const struct gpu_job *j)
 {
     const struct backend_pool_config *c = &j->pool->config;
@@ -562,6 +576,7 @@ static int launch_range(const struct gpu_range *r, runtime_stream *s, bool is_ch
 int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
                    bool is_chained)
 {
+    const struct backend *b = j->pool->b;
     int code = 0;
     bool is_told = false;
     if (j->has_tuned) {
@@ -575,8 +590,9 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
     }
     for (uint32_t i = 0; i < j->n_prefills && !code; i++) {
         const struct prefill_call *c = &j->prefills[i];
-        code = runtime_check("prefill kernel", prefill_launch(c, j->prefill_uploads[i],
-                                                              j->staging.scratch, s, is_chained));
+        code = runtime_check("prefill kernel",
+                             prefill_launch(c, j->prefill_uploads[i], j->staging.scratch, b->part_o,
+                                            b->part_ml, s, is_chained));
         is_chained = true;
     }
     for (uint32_t i = 0; i < j->n_ranges && !code; i++) {

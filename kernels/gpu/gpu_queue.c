@@ -116,7 +116,8 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
 
     s->batch = batch;
     s->value = ++b->last_value;
-    s->is_alone = batch->n_copies > 0 || j->n_ranges > 0; /* blocks or partial results of others */
+    /* blocks or partial results of others */
+    s->is_alone = batch->n_copies > 0 || gpu_job_has_parts(j);
     j->prep.out_start_ns = &s->signal->start_ns;
     const struct gpu_finish finish = finish_of(s);
     bool has_shared = touch_rows(s, front);
@@ -244,5 +245,5 @@ attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uin
     for (int i = 1; i < BACKEND_MAX_IN_FLIGHT; i++)
         if (follow(b, b->slots[i].stream, b->stream) != 0)
             return gpu_lost(b);
-    return ATTN_OK;
+    return runtime_event_record(b->scrubbed, b->stream) == 0 ? ATTN_OK : gpu_lost(b);
 }

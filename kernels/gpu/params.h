@@ -149,8 +149,11 @@ struct gpu_attend {
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
 /* Joins the splits of the items that have any; after either attend kernel, any_split only. */
 int gpu_merge_launch(const struct gpu_attend *a, void *stream);
-/* Tensor cores; bf16 or f16 queries, head dims up to 256. rows_per_unit 16 or 64. */
+/* Tensor cores; head dims up to 256. rows_per_unit 16 or 64; f32 queries 64. */
 int gpu_attend_matrix_init(void);
+/* This pool's items of so many rows for each kv head are computed: f32 over f32 from 17 rows on,
+ * where there is a kernel for it; bf16 and f16 always. */
+bool gpu_attend_matrix_takes(const struct gpu_kv *kv, uint64_t rows);
 int gpu_attend_matrix_launch(const struct gpu_attend *a, void *stream, int chained);
 
 /* The steps of the ladder before the kernels above: 0 naive, 1 online, 2 shared tiles. No splits.

@@ -282,6 +282,8 @@ static void wrong_arguments_are_named(void **state)
     REFUSED(w.items[1].n_tokens = 0);
     REFUSED(w.items[1].n_tokens = 65536 - 10 + 1); /* past the longest sequence */
     REFUSED(w.items[0].n_tokens = w.items[1].n_tokens = UINT32_MAX);
+    REFUSED(w.step.array_dtype = ATTN_BF16);
+    REFUSED(w.step.array_dtype = (attn_dtype)77);
     REFUSED(work_in_place(&w); w.step.q = w.q);
     REFUSED(work_in_place(&w); w.step.lse = w.lse);
     REFUSED(work_in_place(&w); w.in_place.fill = NULL);

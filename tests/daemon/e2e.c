@@ -56,6 +56,12 @@ uint32_t e2e_blocks_each(void)
     return n;
 }
 
+uint32_t e2e_most_cards(void)
+{
+    const char *most = getenv("E2E_MOST_CARDS");
+    return most == NULL ? UINT32_MAX : (uint32_t)atoi(most);
+}
+
 void (*e2e_before_exec)(void);
 
 /* Another one than was built, for tests that run where they were not built. */

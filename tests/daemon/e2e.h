@@ -1,7 +1,8 @@
 /* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ)
  * or through shared memory (shm_link.h), and the codec; and a model of what it should compute.
  * E2E_TRANSPORT=shm or tls in the environment runs any test through shared memory or TLS,
- * E2E_CARDS=0,1 on two engines, E2E_SPLIT=heads or tokens with sequences split over them.
+ * E2E_CARDS=0,1 on two engines, E2E_SPLIT=heads or tokens with sequences split over them;
+ * E2E_MOST_CARDS=2 says that there are no more, where engines need cards.
  *
  * Tokens' q, k and v are a function of (stream, layer, position), so that a repeated step carries
  * the same bytes, and the reference can be computed for any sequence from the streams of its
@@ -26,6 +27,8 @@ struct e2e {
 bool e2e_is_spread(void);
 /* How many of a whole pool's blocks count for one that was asked for: there are as many cards. */
 uint32_t e2e_blocks_each(void);
+/* How many cards a test may have. */
+uint32_t e2e_most_cards(void);
 /* Runs in the process that becomes attnd, if a test sets it. */
 extern void (*e2e_before_exec)(void);
 /* Starts attnd with a socket in a directory of its own and waits until it serves. flags:

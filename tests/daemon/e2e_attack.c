@@ -370,6 +370,12 @@ static void check_quotas(struct e2e_client *c)
 
 static void look(struct e2e_client c[2])
 {
+    if (waitpid(d.pid, NULL, WNOHANG) == d.pid) {
+        char command[128];
+        snprintf(command, sizeof command, "tail -n 60 %s >&2", d.log);
+        (void)!system(command);
+        fail_msg("attnd has ended");
+    }
     check_quotas(&c[0]);
     check_quotas(&c[1]);
     usleep(20000);

@@ -116,7 +116,7 @@ static uint8_t *token_bytes(size_t *out_bytes)
 static void a_step_over_several_cards_has_the_bytes_of_one(void **state)
 {
     (void)state;
-    static const char *const indices[] = {"0", "0,1", "2,0,1"};
+    const char *const indices[] = {"0", "0,1", e2e_most_cards() < 3 ? "1,0" : "2,0,1"};
     uint8_t *bytes[3];
     size_t n[3];
     for (uint32_t i = 0; i < 3; i++) {

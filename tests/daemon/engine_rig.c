@@ -88,6 +88,17 @@ static void close_engine(struct rig *r)
     assert_int_equal(engine_close(r->engine), ATTN_OK);
 }
 
+void rig_forget(struct rig *r)
+{
+    while (r->answers != NULL) {
+        struct rig_answer *a = r->answers;
+        r->answers = a->next;
+        wire_arena_reset(&a->arena);
+        request_free(a->req);
+        test_free(a);
+    }
+}
+
 void rig_close(struct rig *r)
 {
     r->backend.is_held = false;
@@ -110,13 +121,7 @@ void rig_close(struct rig *r)
     close_engine(r);
     own_parts_close(&r->own);
     clock_use(NULL);
-    while (r->answers != NULL) {
-        struct rig_answer *a = r->answers;
-        r->answers = a->next;
-        wire_arena_reset(&a->arena);
-        request_free(a->req);
-        test_free(a);
-    }
+    rig_forget(r);
     while (r->sent != NULL) {
         struct rig_sent *s = r->sent;
         r->sent = s->next;

@@ -13,6 +13,7 @@ enum {
     RIG_KV_HEADS = 2,
     RIG_DIM = 8,
     RIG_BLOCK_TOKENS = 8,
+    RIG_MAX_HELD_MOVES = 64,
     RIG_MAX_LOGGED = 4096,
 };
 
@@ -45,6 +46,9 @@ struct backend {
     attn_status over_max_pools; /* what opening one more gives */
     uint32_t n_scrubbed, n_written; /* blocks */
     attn_status fail_read, fail_write; /* of blocks */
+    bool holds_moves; /* they come when rig_moves_come says so */
+    struct backend_moves *held_moves[RIG_MAX_HELD_MOVES];
+    uint32_t n_held_moves, n_move_groups;
     /* what it saw */
     struct rig_item items[RIG_MAX_LOGGED];
     struct rig_batch batches[RIG_MAX_LOGGED];
@@ -91,8 +95,10 @@ struct rig {
 extern const struct backend_ops rig_backend_ops;
 extern uint64_t rig_now_ns; /* the engine's clock */
 
+void rig_moves_come(struct rig *r); /* those that the backend holds are done */
 /* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
 void rig_open(struct rig *r, void (*tweak)(struct rig *r));
+void rig_forget(struct rig *r); /* the replies so far, whose buffers others may have then */
 /* Checks on the way out: nothing held, cache consistent, steps conserved. */
 void rig_close(struct rig *r);
 /* Ends the engine and opens another one on the arena, which the test may change in between. */

@@ -11,6 +11,7 @@
 
 #include "fake_host.h"
 #include "kernels/kv_layout.h"
+#include "kernels/moves.h"
 
 uint64_t rig_now_ns;
 
@@ -89,6 +90,35 @@ static attn_status fake_block_write(struct backend_pool *p, uint32_t block, cons
         assert_int_equal(((const uint8_t *)bytes)[i], 0);
     p->backend->n_written++;
     return p->backend->fail_write;
+}
+
+/* At once, or when the rig lets them come. */
+static attn_status fake_moves_submit(struct backend *b, struct backend_moves *m)
+{
+    for (uint32_t i = 0; i < m->n; i++) {
+        struct backend_move *x = &m->list[i];
+        assert_true(x->block < x->pool->config.n_blocks);
+        if (x->is_in) /* whatever the bytes are: the checksum tells */
+            b->n_written++;
+        x->status = x->is_in ? b->fail_write : fake_block_read(x->pool, x->block, x->bytes);
+        moves_sum(x->bytes, x->n_bytes, x->sum);
+    }
+    b->n_move_groups++;
+    if (b->holds_moves) {
+        assert_true(b->n_held_moves < RIG_MAX_HELD_MOVES);
+        b->held_moves[b->n_held_moves++] = m;
+    } else {
+        m->done(m);
+    }
+    return ATTN_OK;
+}
+
+void rig_moves_come(struct rig *r)
+{
+    struct backend *b = &r->backend;
+    for (uint32_t i = 0; i < b->n_held_moves; i++)
+        b->held_moves[i]->done(b->held_moves[i]);
+    b->n_held_moves = 0;
 }
 
 static uint64_t fake_pool_place(const struct backend_pool *p)
@@ -213,6 +243,7 @@ const struct backend_ops rig_backend_ops = {
     .pool_open = fake_pool_open,
     .block_read = fake_block_read,
     .block_write = fake_block_write,
+    .moves_submit = fake_moves_submit,
     .blocks_scrub = fake_blocks_scrub,
     .pool_place = fake_pool_place,
     .pool_close = fake_pool_close,

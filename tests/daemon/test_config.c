@@ -375,6 +375,10 @@ static void settings_that_contradict_each_other_are_both_named(void **state)
                           ARGS("--config", f, "--engine.default_timeout=1h"));
     config_expect_failure("listen.max_message = 64M (default)|cache.io_memory = 1M",
                           ARGS("--config", f, "--cache.io_memory=1M"));
+    config_expect_failure("cache.disk_path is set, and cache.disk_size is not",
+                          ARGS("--config", f, "--cache.disk_path=/var/tmp"));
+    config_expect_failure("cache.disk_size is set, and cache.disk_path is not",
+                          ARGS("--config", f, "--cache.disk_size=1G"));
 }
 
 static void words_on_the_command_line_are_actions(void **state)

@@ -48,6 +48,7 @@ struct check {
     uint32_t n_seqs, next_block;
     struct backend_patch *patches;
     uint32_t n_patches;
+    bool had_patches; /* the batch before */
     struct backend_copy copies[CHECK_MAX_SEQS];
     uint32_t n_copies;
     void *poison; /* one block */
@@ -89,7 +90,8 @@ extern struct check_poison check_poison;
 void check_move_block(struct check *c, uint32_t seq, uint32_t index);
 /* Every attended item against the reference: places of NaN and inf first, then the bound. */
 bool check_outputs(struct check *c, const struct check_item *items, uint32_t n_items);
-/* Submits the items again, attend only, and compares bytes. */
+/* Submits the batch before again and compares bytes. What it did to block tables is part of it:
+ * such a batch has q staged, so that it may be cut otherwise than one that changes none. */
 bool check_again(struct check *c, const struct check_item *items, uint32_t n_items);
 /* Each item alone, attend only, gives the same bytes. */
 bool check_alone(struct check *c, const struct check_item *items, uint32_t n_items);

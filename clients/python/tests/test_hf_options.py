@@ -81,6 +81,26 @@ def test_autocast_is_refused_where_it_changes_the_dtype(attach):
         worker.generate(**inputs, **GREEDY)
 
 
+def test_a_model_in_f32_may_have_bf16_on_the_wire(attach):
+    model = make(llama)
+    inputs = prompts(model)
+    with torch.no_grad():
+        want = model(**inputs).logits
+        worker = attach(model, wire_dtype="bf16")
+        assert all(p.spec.q_dtype == "bf16" for p in worker.pools.all)
+        with worker.cache() as cache:
+            got = model(**inputs, past_key_values=cache).logits
+    seen = inputs["attention_mask"].bool()
+    error = (got - want)[seen].abs().max() / want[seen].std()
+    assert 0 < error < 0.05
+    assert worker.generate(**inputs, **GREEDY).shape[0] == len(want)
+    worker.close()
+    with pytest.raises(ValueError, match="wire_dtype is for messages"):
+        attach(model, wire_dtype="bf16", lane=True)
+    with pytest.raises(ValueError, match="wire_dtype is 'fp8'"):
+        attach(model, wire_dtype="fp8")
+
+
 def test_no_cache_is_refused(attach):
     model = make(llama)
     inputs = prompts(model)

@@ -69,7 +69,7 @@ def test_memory_for_a_pool_is_not_worth_waiting_for(client):
 
 
 WAITING = """
-import os, signal, sys, threading, time
+import glob, os, signal, sys, threading, time
 import numpy as np
 import attnd
 
@@ -81,7 +81,9 @@ q = np.zeros((1, 4, 32), np.float32)
 k = v = np.zeros((1, 2, 32), np.float32)
 step = pool.step_start(0, [(seq, 0, 1)], q, k, v, timeout=600)
 step.wait()
-os.kill(int(pid), signal.SIGSTOP)
+os.kill(int(pid), signal.SIGSTOP)  # its threads stop one after another
+while any(open(f).read().rpartition(")")[2].split()[0] != "T" for f in glob.glob(f"/proc/{pid}/task/*/stat")):
+    time.sleep(0.001)
 
 def interrupt(n_in_flight):  # once it waits; a call that takes another's place is not seen to
     until = time.monotonic() + 5

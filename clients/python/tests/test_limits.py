@@ -88,6 +88,19 @@ def test_a_prompt_larger_than_a_step_and_a_message_goes_in_pieces(small):
     assert client.counters().n_sent >= n_sent + 5
 
 
+def test_pieces_of_f32_arrays_over_bf16_are_what_the_whole_is():
+    spec = PLAIN._replace(name="wide", q_dtype="bf16")
+    outs = []
+    for limits in {}, {"engine.max_step_tokens": 8}:
+        with Daemon(**limits) as daemon, attnd.connect(daemon.url) as client:
+            with client.create_pool(spec, array_dtype="f32").open() as seq:
+                outs.append(seq.pool.step(0, [(seq, 0, 40)], *tokens(40)).out)
+            n_sent = client.counters().n_sent
+    assert n_sent >= 5
+    np.testing.assert_allclose(*outs, atol=2e-2)
+    np.testing.assert_allclose(outs[1], attention(*tokens(40), 0)[0], atol=5e-2)
+
+
 def test_a_prompt_larger_than_a_clients_shared_memory_goes_in_pieces():
     with Daemon(**{"listen.shm_client": "1M"}) as daemon:
         with attnd.connect(daemon.url) as client, client.create_pool(PLAIN).open() as seq:

@@ -112,6 +112,64 @@ def test_bf16_is_taken_as_uint16_and_as_dlpack_bfloat(pool):
     np.testing.assert_array_equal(plain, foreign)
 
 
+def as_f32(client):
+    spec = attnd.PoolSpec("tensors-bf16", 1, 4, 2, 32, n_blocks=16, q_dtype="bf16")
+    return client.create_pool(spec, array_dtype="f32")
+
+
+def bf16_bound(q, k, v):
+    """Of what rounding q, k, v and out to bf16 does to out (docs/networked.md)."""
+    d = 2.0**-8
+    scores = np.einsum("thd,jhd->thj", np.abs(q), np.abs(k).repeat(2, 1)) * q.shape[2] ** -0.5
+    e = (2 * d + d * d) * scores.max(2, keepdims=True)
+    return (np.exp(2 * e) * (1 + d) ** 2 - 1) * attention(q, k, np.abs(v), 0)[0]
+
+
+def test_arrays_of_f32_over_bf16_are_within_the_stated_bound(client):
+    pool = as_f32(client)
+    q, k, v = qkv(11, 40)
+    with pool.open() as seq:
+        r = pool.step(0, [(seq, 0, 40)], q, k, v, lse=True)
+    want, lse = attention(q, k, v, 0)
+    assert r.out.dtype == np.float32
+    assert (np.abs(r.out - want) <= bf16_bound(q, k, v)).all()
+    assert np.abs(r.out - want).max() > 1e-4  # it was bf16 that travelled
+    np.testing.assert_allclose(r.lse, lse, atol=0.1)
+
+
+@pytest.mark.parametrize("pool", ["bf16"], indirect=True)
+def test_arrays_of_f32_over_bf16_are_those_of_bf16_to_the_bit(client, pool):
+    q, k, v = qkv(12)
+    q[0, 0, :4] = np.inf, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1e-40  # ties to even, subnormal
+    k[0, 0, :4] = 0
+    v[1, 1, :2] = -np.inf, np.nan
+    wide = as_f32(client)
+    with pool.open() as seq, wide.open() as other:
+        a = pool.step(0, [(seq, 0, 3)], *map(to_bf16_or_nan, (q, k, v))).out
+        b = wide.step(0, [(other, 0, 3)], q, k, v).out
+        # and more of one sequence through the other
+        a2 = pool.step(0, [(seq, 3, 3)], *map(to_bf16, qkv(13))).out
+        b2 = wide.step(0, [(other, 3, 3)], *qkv(13)).out
+    np.testing.assert_array_equal(from_bf16(a), b)
+    np.testing.assert_array_equal(from_bf16(a2), b2)
+
+
+def to_bf16_or_nan(x):
+    return np.where(np.isnan(x), np.uint16(0x7FC0), to_bf16(x))
+
+
+def test_arrays_of_another_dtype_than_the_pool_takes_are_refused(client):
+    spec = attnd.PoolSpec("tensors-f16", 1, 4, 2, 32, n_blocks=16, q_dtype="f16")
+    for array_dtype, q_dtype in (("f32", "f16"), ("bf16", "f32"), ("f64", "bf16")):
+        with pytest.raises(ValueError, match=f"array_dtype is '{array_dtype}'"):
+            client.create_pool(spec._replace(q_dtype=q_dtype), array_dtype=array_dtype)
+    pool = as_f32(client)
+    refused(pool, TypeError, "q has dtype uint16, the pool's arrays are f32", q=to_bf16(qkv(1)[0]))
+    pool._dtype = _tensor.F16
+    arrays = dict(zip("qkv", (x.astype(np.float16) for x in qkv(2))))
+    refused(pool, attnd.InvalidArgumentError, "array_dtype f16 and a pool of bf16", **arrays)
+
+
 @pytest.mark.parametrize("pool", ["f16"], indirect=True)
 def test_f16_is_taken(pool):
     q, k, v = (x.astype(np.float16) for x in qkv(5))
@@ -135,7 +193,7 @@ def test_a_tensor_on_a_gpu_is_refused_by_name(pool):
 
 def test_wrong_arrays_are_refused_by_name(pool):
     q, k, v = qkv(8)
-    refused(pool, TypeError, "q has dtype float64, the pool's q_dtype is f32", q=q.astype(float))
+    refused(pool, TypeError, "q has dtype float64, the pool's arrays are f32", q=q.astype(float))
     refused(pool, TypeError, "q has dtype >f4", q=q.astype(">f4"))
     refused(pool, TypeError, "v has dtype float16", v=Foreign(v.astype(np.float16)))
     refused(pool, ValueError, r"k has shape \[2, 2, 32\], expected \[3, 2, 32\]", k=k[:2])

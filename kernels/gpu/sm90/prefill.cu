@@ -11,11 +11,25 @@ using prefill::prefill_maps;
 
 static prefill::kernel_fn kernel_for(const struct prefill_pool *p, bool is_dilated)
 {
+    if (p->kv.is_quantised)
+        return p->kv.q_dtype == ATTN_BF16 ? prefill::codes_kernel_bf16(p->dim, p->has_extras)
+                                          : prefill::codes_kernel_f16(p->dim, p->has_extras);
     if (is_dilated)
         return p->kv.q_dtype == ATTN_BF16 ? prefill::dilated_kernel_bf16(p->dim, p->has_extras)
                                           : prefill::dilated_kernel_f16(p->dim, p->has_extras);
     return p->kv.q_dtype == ATTN_BF16 ? prefill::kernel_bf16(p->dim, p->has_extras)
                                       : prefill::kernel_f16(p->dim, p->has_extras);
+}
+
+static bool is_narrow(const struct prefill_pool *p, bool is_dilated)
+{
+    return is_dilated || p->kv.is_quantised;
+}
+
+static uint32_t shared_bytes(const struct prefill_pool *p, bool is_dilated)
+{
+    return prefill_shared_bytes(p->dim, is_narrow(p, is_dilated)) +
+           prefill_scales_bytes(p->dim, p->kv.is_quantised);
 }
 
 /* K or V of the pool as (elements, token rows of all heads of a layer, layers, blocks); a box is 64
@@ -37,13 +51,13 @@ static int init_dilated(struct prefill_pool *p)
     int e = 0;
     if (p->has_dilated)
         e = cudaFuncSetAttribute(kernel_for(p, true), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)prefill_shared_bytes(p->dim, true));
+                                 (int)shared_bytes(p, true));
     return e;
 }
 
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
                       const struct gpu_kv *kv, const struct attn_layer_spec *specs,
-                      uint32_t n_processors)
+                      uint32_t n_processors, uint64_t part_slots)
 {
     memset(p, 0, sizeof *p);
     p->kv = *kv;
@@ -53,6 +67,11 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
     p->n_processors = n_processors;
     const uint32_t dim = c->head_dim_k > c->head_dim_v ? c->head_dim_k : c->head_dim_v;
     p->dim = dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 192 ? 192 : 256;
+    if (!c->is_batch_invariant) {
+        const uint64_t rows = prefill_rows(p->dim, kv->is_quantised);
+        const uint64_t most = part_slots * kv->dv / (rows * p->dim);
+        p->most_parts = most < PREFILL_MAX_CUT ? (uint32_t)most : PREFILL_MAX_CUT;
+    }
     p->box_tokens = kv->block_tokens;
     while (prefill_keys(p->dim) % p->box_tokens != 0)
         p->box_tokens /= 2;
@@ -62,18 +81,18 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
         e = (int)cudaMemcpy(&l, &kv->layers[i], sizeof l, cudaMemcpyDeviceToHost);
         p->has_extras |= e == 0 && (l.soft_cap > 0.0f || l.alibi_slopes != NULL);
     }
-    if (e == 0)
+    if (e == 0 && !kv->is_quantised)
         e = make_map(p, false, p->map_k);
-    if (e == 0)
+    if (e == 0 && !kv->is_quantised)
         e = make_map(p, true, p->map_v);
     if (e == 0)
         e = cudaFuncSetAttribute(kernel_for(p, false), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)prefill_shared_bytes(p->dim, false));
+                                 (int)shared_bytes(p, false));
     return e ? e : init_dilated(p);
 }
 
-int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, void *stream,
-                   int chained)
+int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,
+                   float *part_ml, void *stream, int chained)
 {
     const struct prefill_pool *p = c->pool;
     const struct gpu_kv *kv = &p->kv;
@@ -83,10 +102,14 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.layers = kv->layers;
     a.table = kv->table;
     a.counters = (uint32_t *)scratch;
+    a.part_o = part_o;
+    a.part_ml = part_ml;
     a.base = kv->base;
     a.block_bytes = kv->block_bytes;
     a.layer_bytes = kv->layer_bytes;
     a.v_offset = kv->v_offset;
+    a.k_scales = kv->k_scales;
+    a.v_scales = kv->v_scales;
     a.row_blocks = kv->row_blocks;
     a.n_entries = c->n_entries;
     a.n_units = c->n_entries * kv->num_kv_heads;
@@ -101,14 +124,16 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.block_shift = kv->block_shift;
     a.box_tokens = p->box_tokens;
     a.is_chained = chained != 0;
+    a.is_fp8 = kv->kv_dtype == ATTN_FP8_E4M3;
     prefill_maps maps;
     memcpy(&maps.k, p->map_k, sizeof maps.k);
     memcpy(&maps.v, p->map_v, sizeof maps.v);
 
     cudaLaunchConfig_t l = {};
     l.gridDim = dim3(a.n_units < p->n_processors ? a.n_units : p->n_processors);
-    l.blockDim = dim3(prefill_rows(p->dim, c->is_dilated) * 2 + 128);
-    l.dynamicSmemBytes = prefill_shared_bytes(p->dim, c->is_dilated);
+    const uint32_t computing = prefill_rows(p->dim, is_narrow(p, c->is_dilated)) * 2;
+    l.blockDim = dim3(computing + (kv->is_quantised ? 256 : 128));
+    l.dynamicSmemBytes = shared_bytes(p, c->is_dilated);
     cudaLaunchAttribute attribute = {};
     l.attrs = &attribute;
     if (chained) {

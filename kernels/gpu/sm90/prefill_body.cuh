@@ -17,7 +17,7 @@
 #include "kernels/gpu/sm90/prefill_kernels.h"
 
 #include "kernels/gpu/sm90/decode_tile.cuh"
-#include "kernels/gpu/sm90/prefill_load.cuh"
+#include "kernels/gpu/sm90/prefill_codes.cuh"
 
 namespace prefill
 {
@@ -96,6 +96,20 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
         for (int i = 0; i < N / 16; ++i)
             wgmma_values<is_bf16>(o, weights[i], beyond(v, i * 2048 / 16));
         wgmma_commit();
+    }
+
+    /* Scores of codes: times their keys' scales. */
+    GPU_DEVICE void scale_scores(const float *scales)
+    {
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 two = *(const float2 *)(scales + j * 8 + 2 * (gpu::lane_id() % 4));
+            s[4 * j] *= two.x;
+            s[4 * j + 1] *= two.y;
+            s[4 * j + 2] *= two.x;
+            s[4 * j + 3] *= two.y;
+        }
+        gpu::sync_warp();
     }
 
     /* Soft cap and ALiBi; scores are in units of log 2 then. */
@@ -240,6 +254,66 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
         sync_some<ALL_COMPUTING, computing>();
     }
 
+    /* One of several parts of the rows' keys: puts the sums where the others' are. The last to come
+     * gets true and all parts' sums, added in the order of the keys whoever is last. All computing
+     * threads come here. */
+    GPU_DEVICE bool join(const prefill_params &p, const unit &u, uint32_t first_row)
+    {
+        constexpr uint32_t computing = S::computing;
+        const uint32_t thread = threadIdx.x, t = gpu::lane_id() % 4;
+        const uint32_t row = first_row + gpu::warp_id() % 4 * 16 + gpu::lane_id() / 4;
+        auto slot_of = [&](uint32_t k) { return u.slot0 + k * p.num_kv_heads; };
+        auto o_of = [&](uint32_t k) {
+            return p.part_o + (uint64_t)slot_of(k) * (S::R * D) + thread;
+        };
+        auto ml_of = [&](uint32_t k, int h) {
+            return (float2 *)p.part_ml + slot_of(k) * S::R + row + h * 8;
+        };
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            l[h] = gpu::warp_sum<4>(l[h]);
+            if (t == 0)
+                *ml_of(u.part, h) = make_float2(m[h], l[h]);
+        }
+#pragma unroll
+        for (int j = 0; j < D / 2; ++j)
+            o_of(u.part)[j * computing] = o[j];
+        __threadfence();
+        sync_some<ALL_COMPUTING, computing>();
+        bool is_last = false;
+        if (thread == 0) {
+            uint32_t *const n_done = p.counters + 2 + u.slot0;
+            is_last = atomicAdd(n_done, 1) == u.n_parts - 1u;
+            if (is_last)
+                *n_done = 0;
+        }
+        if (!sync_some_any<ALL_COMPUTING, computing>(is_last))
+            return false;
+        __threadfence();
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            for (uint32_t k = 0; k < u.n_parts; ++k)
+                m[h] = fmaxf(m[h], ml_of(k, h)->x);
+        l[0] = l[1] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < D / 2; ++j)
+            o[j] = 0.0f;
+#pragma unroll 1
+        for (uint32_t k = 0; k < u.n_parts; ++k) {
+            float f[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float2 ml = *ml_of(k, h);
+                f[h] = gpu::exp2_fast(ml.x - m[h]);
+                l[h] += t == 0 ? f[h] * ml.y : 0.0f; /* finish adds those of four lanes */
+            }
+#pragma unroll
+            for (int j = 0; j < D / 2; ++j)
+                o[j] = fmaf(o_of(k)[j * computing], f[j / 2 % 2], o[j]);
+        }
+        return true;
+    }
+
     /* Sums over the quad's keys, then the rows' results to out and lse. */
     GPU_DEVICE void finish(const prefill_params &p, const unit &u, uint32_t row0)
     {
@@ -308,7 +382,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
             break;
         typename S::keys keys(p, u, N);
         bool is_first_part = true;
-        uint32_t n_tiles = keys.tiles().n;
+        uint32_t n_tiles = keys.n_tiles();
         const float scale = u.scale_log2;
         const uint32_t q_at = at.q + n % S::q_stages * S::q_bytes + group * (64 * D * 2);
         const uint32_t q = low_word(__shfl_sync(~0u, q_at, 0), 16);
@@ -336,6 +410,8 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
                 barrier_some_arrive(next_turn, 256);
                 wgmma_wait<1>(x.s);
             }
+            if (S::has_codes)
+                x.scale_scores(at.k_scales(use));
             if (lane == 0)
                 barrier_arrive(at.k_ring.empty(use));
             x.take_scores(u, keys, scale, i, is_masked);
@@ -368,7 +444,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
                     keys.next();
                     is_first_part = false;
                     i = 0;
-                    n_tiles = keys.tiles().n;
+                    n_tiles = keys.n_tiles();
                     masked = keys.masked();
                     x.go_on_with(keys);
                 }
@@ -390,7 +466,8 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
         wgmma_wait<0>(x.o);
         if (lane == 0)
             barrier_arrive(at.v_ring.empty(use - 1));
-        x.finish(p, u, row0);
+        if (S::is_dilated || u.n_parts == 1 || x.join(p, u, group * 64))
+            x.finish(p, u, row0);
         gpu::sync_warp();
         if (lane == 0)
             barrier_arrive(at.unit_ring.empty(n));
@@ -407,11 +484,15 @@ __global__ void __launch_bounds__(S::threads, 1)
     const places<S> at = places_in<S>(aligned_shared());
     const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        at.k_ring.init(1, S::groups * 4);
-        at.v_ring.init(1, S::groups * 4);
+        at.k_ring.init(S::has_codes ? 2 : 1, S::groups * 4);
+        at.v_ring.init(S::has_codes ? 2 : 1, S::groups * 4);
         at.q_ring.init(2, S::groups * 4);
-        at.unit_ring.init(1, S::groups * 4 + 3);
+        at.unit_ring.init(1, S::groups * 4 + (S::has_codes ? 5 : 3));
         barrier_init_fence();
+        if (!S::has_codes) {
+            map_prefetch(&maps.k);
+            map_prefetch(&maps.v);
+        }
     }
     __syncthreads();
     if (p.is_chained)
@@ -420,10 +501,12 @@ __global__ void __launch_bounds__(S::threads, 1)
         fewer_registers<S::few_registers>();
         switch (gpu::warp_id() % 4) {
         case 0:
-            load_keys<S, false>(p, &maps.k, at);
+            if (!S::has_codes)
+                load_keys<S, false>(p, &maps.k, at);
             break;
         case 1:
-            load_keys<S, true>(p, &maps.v, at);
+            if (!S::has_codes)
+                load_keys<S, true>(p, &maps.v, at);
             break;
         case 2:
             load_queries<S, true>(p, words, at);
@@ -431,6 +514,12 @@ __global__ void __launch_bounds__(S::threads, 1)
         default:
             load_queries<S, false>(p, words, at);
         }
+    } else if (S::has_codes && group > S::groups) {
+        fewer_registers<S::decoding_registers>();
+        if (gpu::warp_id() % 4 < 2)
+            decode_tiles<is_bf16, S, false>(p, at);
+        else
+            decode_tiles<is_bf16, S, true>(p, at);
     } else {
         more_registers<S::many_registers>();
         compute<is_bf16, S, has_extras>(p, at);
@@ -439,7 +528,7 @@ __global__ void __launch_bounds__(S::threads, 1)
 
 template <bool is_bf16, int dim, bool has_extras> kernel_fn plain_kernel()
 {
-    return (kernel_fn)prefill_rows_of<is_bf16, shape<dim, false>, has_extras>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<dim, false, false>, has_extras>;
 }
 
 template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim)
@@ -450,11 +539,18 @@ template <bool is_bf16, bool has_extras> kernel_fn kernel_of(uint32_t dim)
                         : plain_kernel<is_bf16, 256, has_extras>();
 }
 
+template <bool is_bf16, bool has_extras> kernel_fn codes_kernel_of(uint32_t dim)
+{
+    if (dim == 64)
+        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, false, true>, has_extras>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, false, true>, has_extras>;
+}
+
 template <bool is_bf16, bool has_extras> kernel_fn dilated_kernel_of(uint32_t dim)
 {
     if (dim == 64)
-        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, true>, has_extras>;
-    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, true>, has_extras>;
+        return (kernel_fn)prefill_rows_of<is_bf16, shape<64, true, false>, has_extras>;
+    return (kernel_fn)prefill_rows_of<is_bf16, shape<128, true, false>, has_extras>;
 }
 
 } // namespace prefill

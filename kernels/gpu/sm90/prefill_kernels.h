@@ -22,6 +22,10 @@ typedef const void *kernel_fn;
 kernel_fn kernel_bf16(uint32_t dim, bool has_extras);
 kernel_fn kernel_f16(uint32_t dim, bool has_extras);
 
+/* The same for quantised K and V. dim: 64 or 128. */
+kernel_fn codes_kernel_bf16(uint32_t dim, bool has_extras);
+kernel_fn codes_kernel_f16(uint32_t dim, bool has_extras);
+
 /* The same for dilated layers. dim: 64 or 128. */
 kernel_fn dilated_kernel_bf16(uint32_t dim, bool has_extras);
 kernel_fn dilated_kernel_f16(uint32_t dim, bool has_extras);

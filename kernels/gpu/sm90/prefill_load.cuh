@@ -1,5 +1,6 @@
 /* prefill_load.cuh: what the prefill kernels have in shared memory, and the four warps that bring
- * it there: K and V by tensor-map copies, the rows of q, and which unit is next.
+ * it there: K and V by tensor-map copies, the rows of q, and which unit is next. prefill_codes.cuh
+ * has those that bring quantised K and V.
  */
 #ifndef ATTND_GPU_PREFILL_LOAD_CUH
 #define ATTND_GPU_PREFILL_LOAD_CUH
@@ -9,19 +10,21 @@
 namespace prefill
 {
 
-template <int dim, bool is_dilated_> struct shape {
+template <int dim, bool is_dilated_, bool has_codes_> struct shape {
     static constexpr int D = dim; /* head dim */
-    static constexpr bool is_dilated = is_dilated_;
-    static constexpr uint32_t R = prefill_rows(D, is_dilated), N = prefill_keys(D), slabs = D / 64;
+    static constexpr bool is_dilated = is_dilated_, has_codes = has_codes_; /* quantised K and V */
+    static constexpr bool is_narrow = is_dilated || has_codes;
+    static constexpr uint32_t R = prefill_rows(D, is_narrow), N = prefill_keys(D), slabs = D / 64;
     static constexpr uint32_t groups = R / 64, computing = groups * 128;
-    static constexpr uint32_t threads = computing + 128;
+    static constexpr uint32_t threads = computing + (has_codes ? 256 : 128);
     static constexpr uint32_t tile_bytes = prefill_tile_bytes(D), slab_bytes = N * 128;
-    static constexpr uint32_t stages = prefill_stages(D, is_dilated);
+    static constexpr uint32_t stages = prefill_stages(D, is_narrow);
     static constexpr uint32_t q_stages = prefill_q_stages(D), q_bytes = R * D * 2;
-    static constexpr uint32_t slot_bytes = prefill_slot_bytes(is_dilated);
+    static constexpr uint32_t slot_bytes = prefill_slot_bytes(is_narrow);
     typedef part<is_dilated> keys;
-    static constexpr int few_registers = groups == 3 ? 32 : 40;
-    static constexpr int many_registers = groups == 3 ? 160 : 232;
+    static constexpr int few_registers = groups == 3 || has_codes ? 32 : 40;
+    static constexpr int many_registers = groups == 3 ? 160 : has_codes ? 200 : 232;
+    static constexpr int decoding_registers = 80;
 };
 
 /* A ring of barriers in shared memory, n full ones and n empty ones; use i is of stage i % n. */
@@ -59,7 +62,12 @@ template <class S> struct places {
     ring<S::stages> k_ring, v_ring;
     ring<S::q_stages> q_ring;
     ring<PREFILL_SLOTS> unit_ring;
+    float *scales; /* [stages][N] of K, if S::has_codes */
 
+    GPU_DEVICE float *k_scales(uint32_t use) const
+    {
+        return scales + use % S::stages * S::N;
+    }
     GPU_DEVICE unit *slot(uint32_t n) const
     {
         return (unit *)(units + n % PREFILL_SLOTS * S::slot_bytes);
@@ -78,6 +86,7 @@ template <class S> GPU_DEVICE places<S> places_in(uint8_t *base)
     x.v_ring.at = x.k_ring.at + 2 * S::stages * 8;
     x.q_ring.at = x.v_ring.at + 2 * S::stages * 8;
     x.unit_ring.at = x.q_ring.at + 2 * S::q_stages * 8;
+    x.scales = (float *)(base + (x.unit_ring.at + 2 * PREFILL_SLOTS * 8 - x.k));
     return x;
 }
 
@@ -106,7 +115,7 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, cons
             break;
 
         const uint32_t head_row = u.head * p.block_tokens, layer = u.layer, total = u.total;
-        const uint32_t n_tiles = u.tiles.n, *const table = u.table;
+        const uint32_t n_tiles = u.n_tiles, *const table = u.table;
         auto load_id = [&](uint32_t i) {
             const uint32_t key = tile_key(u.tiles, i, N) + lane * p.box_tokens;
             const bool is_there = i < n_tiles && lane * p.box_tokens < N && key < total;

@@ -28,28 +28,32 @@ struct prefill_params {
     const struct gpu_layer *layers;
     const uint32_t *table;
     uint32_t *
-        /* [2] units taken beyond the first of each block, blocks done; zero between launches */
+        /* [2] units taken beyond the first of each block, blocks done; [PREFILL_MAX_CUT] parts done
+           of the unit in that slot; zero between launches */
         counters;
+    float *part_o, *part_ml;
     const char *base; /* of K and V, with strides as struct gpu_kv has them */
     uint64_t block_bytes, layer_bytes, v_offset;
+    uint64_t k_scales, v_scales; /* of a quantised pool, as struct gpu_kv has them */
     uint32_t row_blocks;
     uint32_t n_entries, n_units, section_heads;
     uint32_t num_q_heads, num_kv_heads, group;
     uint32_t group_reciprocal; /* 2^32 over group, rounded up; of a group of one 0 */
     uint32_t dk, dv;
     uint32_t block_tokens, block_shift, box_tokens;
-    uint32_t is_chained;
+    uint32_t is_chained, is_fp8;
 };
 
 struct prefill_words {
     union prefill_list list;
 };
 
-/* 64 rows of a unit for each warpgroup. Of dilated layers a few hundred rows see the same keys: 128
- * divide them better. */
-PREFILL_BOTH uint32_t prefill_rows(uint32_t dim, bool is_dilated)
+/* 64 rows of a unit for each warpgroup. Narrow kernels have two: of dilated layers a few hundred
+ * rows see the same keys, which 128 divide better; those of quantised pools need the registers of a
+ * third for the warps that decode. */
+PREFILL_BOTH uint32_t prefill_rows(uint32_t dim, bool is_narrow)
 {
-    return dim == 64 && !is_dilated ? 192 : 128;
+    return dim == 64 && !is_narrow ? 192 : 128;
 }
 
 /* Keys of a tile: what two stages of K and V leave room for, and the registers of the scores. */
@@ -65,9 +69,9 @@ PREFILL_BOTH uint32_t prefill_q_stages(uint32_t dim)
 }
 
 /* Tiles of K, and of V, in shared memory. */
-PREFILL_BOTH uint32_t prefill_stages(uint32_t dim, bool is_dilated)
+PREFILL_BOTH uint32_t prefill_stages(uint32_t dim, bool is_narrow)
 {
-    return dim == 64 && is_dilated ? 4 : 2;
+    return dim == 64 && is_narrow ? 4 : 2;
 }
 
 enum {
@@ -78,9 +82,9 @@ enum {
 };
 
 /* A unit, and of a dilated layer the branches in which it takes part. */
-PREFILL_BOTH uint32_t prefill_slot_bytes(bool is_dilated)
+PREFILL_BOTH uint32_t prefill_slot_bytes(bool is_narrow)
 {
-    return PREFILL_UNIT_BYTES + (is_dilated ? ATTN_MAX_BRANCHES * PREFILL_BRANCH_BYTES : 0);
+    return PREFILL_UNIT_BYTES + (is_narrow ? ATTN_MAX_BRANCHES * PREFILL_BRANCH_BYTES : 0);
 }
 
 /* Shared memory: K stages | V stages | q | units | barriers. Slabs of 64 elements are 128 bytes
@@ -89,13 +93,18 @@ PREFILL_BOTH uint32_t prefill_tile_bytes(uint32_t dim)
 {
     return prefill_keys(dim) * dim * 2;
 }
-PREFILL_BOTH uint32_t prefill_shared_bytes(uint32_t dim, bool is_dilated)
+PREFILL_BOTH uint32_t prefill_shared_bytes(uint32_t dim, bool is_narrow)
 {
-    return PREFILL_ALIGN + 2 * prefill_stages(dim, is_dilated) * prefill_tile_bytes(dim) +
-           prefill_q_stages(dim) * prefill_rows(dim, is_dilated) * dim * 2 +
-           PREFILL_SLOTS * prefill_slot_bytes(is_dilated) +
-           (4 * prefill_stages(dim, is_dilated) + 2 * prefill_q_stages(dim) + 2 * PREFILL_SLOTS) *
-               8;
+    return PREFILL_ALIGN + 2 * prefill_stages(dim, is_narrow) * prefill_tile_bytes(dim) +
+           prefill_q_stages(dim) * prefill_rows(dim, is_narrow) * dim * 2 +
+           PREFILL_SLOTS * prefill_slot_bytes(is_narrow) +
+           (4 * prefill_stages(dim, is_narrow) + 2 * prefill_q_stages(dim) + 2 * PREFILL_SLOTS) * 8;
+}
+
+/* Behind it in the kernels of quantised pools: scales of the K stages. */
+PREFILL_BOTH uint32_t prefill_scales_bytes(uint32_t dim, bool is_quantised)
+{
+    return is_quantised ? prefill_stages(dim, true) * prefill_keys(dim) * 4 : 0;
 }
 
 #ifdef __cplusplus

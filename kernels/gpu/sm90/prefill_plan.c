@@ -19,8 +19,11 @@ bool prefill_supported(const struct backend_pool_config *c, int major)
 {
     const uint32_t k = c->head_dim_k, v = c->head_dim_v;
     const bool is_dim = k >= 64 && v >= 64 && k <= 256 && v <= 256;
-    return major == 9 && is_dim && c->q_dtype == c->kv_dtype &&
-           (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) && c->block_tokens >= 16;
+    const bool has_codes = c->kv_dtype == ATTN_INT8 || c->kv_dtype == ATTN_FP8_E4M3;
+    const bool is_kv =
+        has_codes ? k <= 128 && v <= 128 && k % 16 == 0 && v % 16 == 0 : c->q_dtype == c->kv_dtype;
+    return major == 9 && is_dim && is_kv && (c->q_dtype == ATTN_BF16 || c->q_dtype == ATTN_F16) &&
+           c->block_tokens >= 16;
 }
 
 /* The rates of a dilated layer are powers of two: the logarithm of the largest, or a large number
@@ -39,7 +42,7 @@ static uint32_t rates_log2(const struct attn_layer_spec *s)
 
 static bool has_rates(const struct prefill_pool *p, const struct attn_layer_spec *s)
 {
-    return p->dim <= 128 && rates_log2(s) < PREFILL_RATES;
+    return p->dim <= 128 && !p->kv.is_quantised && rates_log2(s) < PREFILL_RATES;
 }
 
 bool prefill_has_dilated(const struct prefill_pool *p)
@@ -56,9 +59,14 @@ bool prefill_takes(const struct prefill_pool *p, uint32_t layer, uint32_t n_toke
     return s->n_branches == 0 || (has_rates(p, s) && n_tokens >> rates_log2(s) >= RUN_TOKENS);
 }
 
+static uint32_t rows_of(const struct prefill_pool *p, bool is_dilated)
+{
+    return prefill_rows(p->dim, is_dilated || p->kv.is_quantised);
+}
+
 static uint32_t tiles_of(const struct prefill_pool *p, uint64_t n_tokens, bool is_dilated)
 {
-    const uint64_t rows = n_tokens * p->kv.group, r = prefill_rows(p->dim, is_dilated);
+    const uint64_t rows = n_tokens * p->kv.group, r = rows_of(p, is_dilated);
     return (uint32_t)((rows + r - 1) / r);
 }
 
@@ -74,10 +82,17 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
            (p->has_dilated ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
 }
 
+/* A part of a unit's keys has at least so many tiles: to write it and to read it back takes about
+ * as long as two. */
+#ifndef PREFILL_PART_TILES
+#define PREFILL_PART_TILES 8
+#endif
+
 /* Work to be put in order: an entry of either kind, and how many tiles of keys it has. */
 struct work {
     struct prefill_run run; /* of a layer that is not dilated: item and tile */
-    uint32_t cost;
+    uint32_t part, last_part;
+    uint32_t cost; /* of all its parts */
 };
 
 /* Calls put(arg, work) for all work of an item. */
@@ -87,10 +102,9 @@ typedef void work_fn(void *arg, const struct work *w);
 static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it, uint32_t tile)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
-    const uint64_t row = (uint64_t)tile * prefill_rows(p->dim, false);
+    const uint64_t row = (uint64_t)tile * rows_of(p, false);
     const uint64_t end = (uint64_t)it->n_tokens * p->kv.group;
-    const uint64_t last =
-        row + prefill_rows(p->dim, false) < end ? row + prefill_rows(p->dim, false) : end;
+    const uint64_t last = row + rows_of(p, false) < end ? row + rows_of(p, false) : end;
     const uint32_t low = it->pos + (uint32_t)(row / p->kv.group), n_keys = it->pos + it->n_tokens;
     const uint32_t high = it->pos + (uint32_t)((last - 1) / p->kv.group);
     const uint32_t window = s->window_tokens, sinks = s->sink_tokens;
@@ -100,11 +114,19 @@ static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it,
     return visible_tiles_of(seen, prefill_keys(p->dim)).n;
 }
 
+/* share: tiles of keys of a part; 0: nothing is cut */
 static void each_tile(const struct prefill_pool *p, const struct gpu_item *it, uint32_t item,
-                      work_fn *put, void *arg)
+                      uint32_t share, work_fn *put, void *arg)
 {
-    for (uint32_t t = tiles_of(p, it->n_tokens, false); t-- > 0;)
-        put(arg, &(struct work){{.item = item, .tile = t}, cost_of(p, it, t)});
+    for (uint32_t t = tiles_of(p, it->n_tokens, false); t-- > 0;) {
+        struct work w = {.run = {.item = item, .tile = t}, .cost = cost_of(p, it, t)};
+        if (share > 0 && w.cost > share)
+            w.last_part = (w.cost - 1) / share;
+        if (w.last_part >= PREFILL_MAX_PARTS)
+            w.last_part = PREFILL_MAX_PARTS - 1;
+        for (w.part = 0; w.part <= w.last_part; w.part++)
+            put(arg, &w);
+    }
 }
 
 /* Positions at whose multiples an item's runs end, so that the rows of a run see the same keys: the
@@ -122,7 +144,7 @@ static uint32_t dilated_cost_of(const struct prefill_pool *p, const struct gpu_i
                                 const struct prefill_run *run)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
-    const uint32_t r = prefill_rows(p->dim, true), n_keys = it->pos + it->n_tokens;
+    const uint32_t r = rows_of(p, true), n_keys = it->pos + it->n_tokens;
     const uint64_t row = (uint64_t)run->tile * r, end = run->n_tokens - 1;
     const uint64_t low = row / p->kv.group << run->shift,
                    high = (row + r - 1) / p->kv.group << run->shift;
@@ -154,13 +176,12 @@ static void each_run(const struct prefill_pool *p, const struct gpu_item *it, ui
         for (uint32_t residue = 0; residue < 1u << shift; residue++)
             for (uint32_t t = tiles_of(p, ((uint64_t)n + (1u << shift) - 1) >> shift, true);
                  t-- > 0;) {
-                struct work w = {{.item = item,
-                                  .shift = shift,
-                                  .from = from,
-                                  .n_tokens = n,
-                                  .tile = t,
-                                  .residue = residue},
-                                 0};
+                struct work w = {.run = {.item = item,
+                                         .shift = shift,
+                                         .from = from,
+                                         .n_tokens = n,
+                                         .tile = t,
+                                         .residue = residue}};
                 w.cost = dilated_cost_of(p, it, &w.run);
                 put(arg, &w);
             }
@@ -173,6 +194,8 @@ enum { BUCKETS = 1024 };
 
 struct order {
     uint32_t n, most, shift;
+    uint32_t share; /* as each_tile has it */
+    uint64_t cost; /* of all work */
     uint32_t at[BUCKETS + 1];
     bool is_dilated;
     union {
@@ -185,6 +208,7 @@ static void measure(void *arg, const struct work *w)
 {
     struct order *o = arg;
     o->n++;
+    o->cost += w->cost;
     o->most = w->cost > o->most ? w->cost : o->most;
 }
 
@@ -207,14 +231,35 @@ static void place(void *arg, const struct work *w)
     if (o->is_dilated)
         o->runs[to] = w->run;
     else
-        o->entries[to] = (struct prefill_entry){.item = w->run.item, .tile = w->run.tile};
+        o->entries[to] = (struct prefill_entry){
+            .item = w->run.item, .tile = w->run.tile, .part = w->part, .last_part = w->last_part};
 }
 
 static void each_work(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
                       work_fn *put, struct order *o)
 {
     for (uint32_t i = 0; i < n; i++)
-        (o->is_dilated ? each_run : each_tile)(p, &items[i], i, put, o);
+        if (o->is_dilated)
+            each_run(p, &items[i], i, put, o);
+        else
+            each_tile(p, &items[i], i, o->share, put, o);
+}
+
+/* Where units leave processors idle, the keys of long ones are cut into parts of a processor's
+ * share. o has been measured, and is once more. */
+static void cut_keys(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
+                     struct order *o)
+{
+    const struct order whole = *o;
+    const uint32_t heads = p->kv.num_kv_heads;
+    if (o->is_dilated || p->most_parts == 0 || (uint64_t)o->n * heads >= p->n_processors)
+        return;
+    const uint64_t share = (o->cost * heads + p->n_processors - 1) / p->n_processors;
+    *o = (struct order){.share = share < PREFILL_PART_TILES ? PREFILL_PART_TILES : (uint32_t)share};
+    each_work(p, items, n, measure, o);
+    const bool has_room = (uint64_t)o->n * heads <= p->most_parts && o->n <= PREFILL_INLINE_ENTRIES;
+    if (o->n == whole.n || !has_room)
+        *o = whole;
 }
 
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
@@ -226,6 +271,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     for (uint32_t i = 0; i < n; i++)
         tokens += items[i].pos + items[i].n_tokens;
     each_work(p, items, n, measure, &o);
+    cut_keys(p, items, n, &o);
     while (o.most >> o.shift >= BUCKETS)
         o.shift++;
     out_call->upload_bytes = 0;
@@ -242,6 +288,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     out_call->pool = p;
     out_call->items = device_items;
     out_call->is_dilated = o.is_dilated;
+    out_call->is_cut = o.share > 0;
     out_call->n_entries = o.n;
     const uint64_t heads = SECTION_BYTES / (tokens * row_bytes);
     out_call->section_heads = heads == 0                   ? 1

@@ -190,6 +190,16 @@ GPU_DEVICE void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, ui
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The same, 16 x 8 x 8, of tf32: f32 whose low 13 bits are not looked at. Lane 4g + t has a of rows
+ * g, g + 8, g, g + 8 and inner indices t, t, t + 4, t + 4, b of column g, inner t and t + 4. */
+GPU_DEVICE void mma_1688_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},"
+                 "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8. */
 GPU_DEVICE void load_matrix4(uint32_t (&r)[4], shared_at address)
 {

@@ -1,7 +1,7 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu and prefill.cu. It counts
  * launches by kernel; with ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; of wide
- * rows32, of short direct; prefill, dilated) the process ends with code 3 if one of them was never
- * launched, so that a test cannot pass by the generic kernels.
+ * rows32, of short direct; prefill, dilated, codes; of prefill and codes cut) the process ends with
+ * code 3 if one of them was never launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/prefill_kernels.h"
@@ -18,18 +18,19 @@
 #undef blockDim
 
 static struct counts {
-    unsigned n[9];
+    unsigned n[11];
 
     ~counts()
     {
-        static const char *const names[9] = {"cluster", "warp",   "list",    "short",  "wide",
-                                             "direct",  "rows32", "prefill", "dilated"};
+        static const char *const names[11] = {"cluster", "warp",   "list",   "short",
+                                              "wide",    "direct", "rows32", "prefill",
+                                              "dilated", "codes",  "cut"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 9; i++) {
+        for (int i = 0; i < 11; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -122,14 +123,19 @@ static bool is_prefill(const void *kernel)
     return false;
 }
 
-static bool is_dilated(const void *kernel)
+/* 8: of dilated layers, 9: of quantised pools; 0: neither. */
+static int narrow_kind(const void *kernel)
 {
     for (uint32_t dim = 64; dim <= 128; dim += 64)
-        for (bool has_extras : {false, true})
+        for (bool has_extras : {false, true}) {
             for (auto find : {prefill::dilated_kernel_bf16, prefill::dilated_kernel_f16})
                 if (find(dim, has_extras) == kernel)
-                    return true;
-    return false;
+                    return 8;
+            for (auto find : {prefill::codes_kernel_bf16, prefill::codes_kernel_f16})
+                if (find(dim, has_extras) == kernel)
+                    return 9;
+        }
+    return 0;
 }
 
 /* A kernel's three parameters. */
@@ -156,6 +162,13 @@ static int enqueue(runtime_stream *s, const simt::launch &how, const void *kerne
     });
 }
 
+/* What is cut travels in the words, the longest unit first. */
+static void count_cut(void **args)
+{
+    const prefill_entry &first = ((const prefill_words *)args[1])->list.entries[0];
+    launches.n[10] += !((const prefill_params *)args[0])->entries && first.last_part > 0;
+}
+
 int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l, void **args, int)
 {
     simt::launch how = {l->gridDim, l->blockDim, l->dynamicSmemBytes};
@@ -167,10 +180,14 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
             how.is_chained = true;
     if (is_prefill(kernel) && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
         launches.n[7]++;
+        count_cut(args);
         return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
     }
-    if (is_dilated(kernel) && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
-        launches.n[8]++;
+    const int narrow = narrow_kind(kernel);
+    if (narrow && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
+        launches.n[narrow]++;
+        if (narrow == 9)
+            count_cut(args);
         return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
     }
     int kind = DECODE_CLUSTER;

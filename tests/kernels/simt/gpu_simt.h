@@ -355,6 +355,35 @@ GPU_DEVICE void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, ui
     simt::meet(is_bf16 ? "mma of bf16" : "mma of f16", &x, mma_all<is_bf16>);
 }
 
+/* m16n8k8 of tf32, the operands as gpu_cuda.h says. */
+inline void mma_tf32_all(const void *const *arguments, int n)
+{
+    float a[16][8], b[8][8];
+    auto value = [](uint32_t bits) { return __uint_as_float(bits & 0xffffe000); };
+    for (int l = 0; l < n; ++l) {
+        const product_argument *x = (const product_argument *)arguments[l];
+        for (int w = 0; w < 4; ++w)
+            a[l / 4 + w % 2 * 8][l % 4 + w / 2 * 4] = value(x->a[w]);
+        for (int w = 0; w < 2; ++w)
+            b[l % 4 + w * 4][l / 4] = value(x->b[w]);
+    }
+    for (int l = 0; l < n; ++l)
+        for (int i = 0; i < 4; ++i) {
+            int row = l / 4 + i / 2 * 8, column = l % 4 * 2 + i % 2;
+            float sum = ((const product_argument *)arguments[l])->c[i];
+            for (int k = 0; k < 8; ++k)
+                sum += a[row][k] * b[k][column];
+            ((const product_argument *)arguments[l])->c[i] = sum;
+        }
+}
+
+GPU_DEVICE void mma_1688_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    uint32_t b[2] = {b0, b1};
+    product_argument x = {a, b, c};
+    simt::meet("mma of tf32", &x, mma_tf32_all);
+}
+
 struct load_argument {
     const char *address;
     uint32_t *words;

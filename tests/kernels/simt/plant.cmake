@@ -225,3 +225,35 @@ plant(attend_matrix.cuh 86 "uint32_t token = branch_token(from, key);"
   "uint32_t token = simt::planted == 86 ? key : branch_token(from, key);")
 plant(attend_matrix.cuh 87 "is_open = keys.all_take_part &&" "is_open = (simt::planted == 87 || keys.all_take_part) &&")
 plant(attend_vector.cu 88 "token = branch_token(b, key);" "token = simt::planted == 88 ? key : branch_token(b, key);")
+
+# ---- f32 prompts
+
+# K is read before it is there, V too; hidden keys count; earlier sums keep the old maximum
+plant(attend_f32.cu 94 "            __syncthreads(); /* K is there," "            if (simt::planted != 94)\n                __syncthreads(); /* K is there,")
+plant(attend_f32.cu 95 "            __syncthreads(); /* V is there," "            if (simt::planted != 95)\n                __syncthreads(); /* V is there,")
+plant(attend_f32.cu 96 "(key < keys.end && is_visible(w.see, key)) ? x" "(key < keys.end && (simt::planted == 96 || is_visible(w.see, key))) ? x")
+plant(attend_f32.cu 97 "fmaf(o[d][i][c], factor[c / 2]," "fmaf(o[d][i][c], simt::planted == 97 ? 1.0f : factor[c / 2],")
+# three digits instead of seven
+plant(attend_f32.cu 98 "        mma_1688_tf32(small[j], a.fin, b0[j].low, b1[j].low);" "        if (simt::planted != 98) mma_1688_tf32(small[j], a.fin, b0[j].low, b1[j].low);")
+# inf makes NaN
+plant(attend_f32.cu 99 "    if (!is_careful && block_any(!is_good))" "    if (!is_careful && simt::planted != 99 && block_any(!is_good))")
+# the jump to a window's first tile jumps over sink tokens
+plant(attend_f32.cu 100 "if (base >= keys.highest.sinks &&" "if ((simt::planted == 100 || base >= keys.highest.sinks) &&")
+
+# ---- prompts over quantised K and V
+
+# products do not see what was decoded; scales of another tile; half a tile is enough; a row has the
+# scale of another one
+plant(sm90/prefill_codes.cuh 101 "            proxy_fence();" "            if (simt::planted != 101) proxy_fence();")
+plant(sm90/prefill_codes.cuh 102 "at.k_scales(use)[row + lane]" "at.k_scales(use + (simt::planted == 102))[row + lane]")
+plant(sm90/prefill_body.cuh 103 "at.k_ring.init(S::has_codes ? 2 : 1" "at.k_ring.init(S::has_codes && simt::planted != 103 ? 2 : 1")
+plant(sm90/prefill_codes.cuh 104 "__shfl_sync(~0u, x.scale, r);" "__shfl_sync(~0u, x.scale, simt::planted == 104 ? r ^ 1 : r);")
+
+# ---- prompts whose keys are cut
+
+# a part computes the tiles of another; the last to come has its own maximum alone; counts go on
+plant(sm90/prefill_unit.cuh 105 "x.tiles.n -= x.from_tile;" "x.tiles.n -= simt::planted == 105 ? 0 : x.from_tile;")
+plant(sm90/prefill_body.cuh 106 "m[h] = fmaxf(m[h], ml_of(k, h)->x);" "m[h] = fmaxf(m[h], ml_of(simt::planted == 106 ? u.part : k, h)->x);")
+plant(sm90/prefill_body.cuh 107 "                *n_done = 0;" "                *n_done = simt::planted == 107;")
+# masks of the first part for all; the last has no keys
+plant(sm90/prefill_unit.cuh 108 "const uint32_t before = x.from_tile;" "const uint32_t before = simt::planted == 108 ? 0 : x.from_tile;")

@@ -186,7 +186,7 @@ class Step(Structure):
         ("struct_size", c_uint32),
         ("layer", c_uint32),
         ("n_items", c_uint32),
-        ("reserved", c_uint32),
+        ("array_dtype", c_int32),
         ("items", POINTER(Item)),
         ("q", c_void_p),
         ("k", c_void_p),

@@ -32,7 +32,7 @@ class Item(NamedTuple):
 class Result(NamedTuple):
     """What a step gave. T is the sum of its items' n_tokens, rows are in the items' order.
 
-    out          [T, num_q_heads, head_dim_v] in q_dtype; None without q
+    out          [T, num_q_heads, head_dim_v] in the arrays' dtype; None without q
     lse          [T, num_q_heads] float32, natural logarithm; None if not wanted
     item_status  a status for each item, 0 is ok; rows of failed items are NaN
     queue_ns     nanoseconds the step waited in the daemon
@@ -93,7 +93,9 @@ class Prepared:
         q_heads, kv_heads = spec.num_q_heads, spec.num_kv_heads
         dim_k, dim_v = spec.head_dim_k, spec.head_dim_v
         keep: list[Any] = [items]
-        self.c = c = _lib.Step(ctypes.sizeof(_lib.Step), whole("layer", layer), items.n_items)
+        self.c = c = _lib.Step(
+            ctypes.sizeof(_lib.Step), whole("layer", layer), items.n_items, dtype
+        )
         c.items = items.c
         if timeout is not None:
             c.timeout_us = timeout_us(timeout)

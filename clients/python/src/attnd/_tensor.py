@@ -83,7 +83,7 @@ def _from_numpy(a: Any, name: str, dtype: int, shape: tuple[int, ...], is_output
     kind = a.dtype
     is_good = kind.num in _NUMPY[dtype] and kind.isnative
     if not is_good and not (dtype == BF16 and kind.name == "bfloat16"):
-        raise TypeError(f"{name} has dtype {kind}, the pool's q_dtype is {NAMES[dtype]}")
+        raise TypeError(f"{name} has dtype {kind}, the pool's arrays are {NAMES[dtype]}")
     if a.shape != shape:
         _check_shape(name, a.shape, shape)
     flags = a.flags
@@ -106,7 +106,7 @@ def _from_dlpack(t: Any, name: str, dtype: int, shape: tuple[int, ...]) -> tuple
     d = ctypes.cast(_capsule_pointer(capsule, b"dltensor"), POINTER(_DLTensor)).contents
     if (d.code, d.bits) not in _DLPACK[dtype] or d.lanes != 1:
         kind = f"{_DLPACK_CODES.get(d.code, d.code)}{d.bits}"
-        raise TypeError(f"{name} has dtype {kind}, the pool's q_dtype is {NAMES[dtype]}")
+        raise TypeError(f"{name} has dtype {kind}, the pool's arrays are {NAMES[dtype]}")
     has = tuple(d.shape[: d.ndim])
     if has != shape:
         _check_shape(name, has, shape)

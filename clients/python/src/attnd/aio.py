@@ -73,8 +73,11 @@ class Client(NotPicklable):
         self._fd = sync.fileno()
         self._loop.add_reader(self._fd, self._poll)
 
-    async def create_pool(self, spec: PoolSpec, *, timeout: float | None = None) -> Pool:
-        return Pool(self, await _in_executor(self.sync.create_pool, spec, timeout=timeout))
+    async def create_pool(
+        self, spec: PoolSpec, *, array_dtype: str | None = None, timeout: float | None = None
+    ) -> Pool:
+        create = functools.partial(self.sync.create_pool, array_dtype=array_dtype)
+        return Pool(self, await _in_executor(create, spec, timeout=timeout))
 
     async def pool(self, name: str, *, timeout: float | None = None) -> Pool:
         return Pool(self, await _in_executor(self.sync.pool, name, timeout=timeout))

@@ -23,7 +23,7 @@ from ._handle import (
 from .errors import OutOfMemoryError, check
 from .lane import Lane, open_lane
 from .pool import Pool
-from .spec import PoolSpec, to_c
+from .spec import PoolSpec, check_array_dtype, to_c
 
 
 class ClientInfo(NamedTuple):
@@ -180,14 +180,21 @@ class Client(Closing, NotPicklable):
 
         interruptible(reopen, guard=self._guard)
 
-    def create_pool(self, spec: PoolSpec, *, timeout: float | None = None) -> Pool:
+    def create_pool(
+        self, spec: PoolSpec, *, array_dtype: str | None = None, timeout: float | None = None
+    ) -> Pool:
         """Makes a pool, or finds the one of this name if its spec is the same.
+
+        array_dtype is of the arrays in steps, None: the spec's q_dtype. With "f32" and a q_dtype of
+        "bf16" a worker computes in f32, and half the bytes travel and are cached: elements are
+        rounded to the nearest bf16 on their way, by 2^-8 of themselves at most.
 
         Raises AlreadyExistsError (the name is taken by another spec), UnsupportedError (the backend
         cannot compute this geometry), OutOfMemoryError (KV memory), InvalidArgumentError.
         """
         c_spec, keep = to_c(spec)
         us = timeout_us(timeout)
+        check_array_dtype(array_dtype, spec.q_dtype)
 
         def create() -> Pool:
             handle = ctypes.c_void_p()
@@ -199,7 +206,7 @@ class Client(Closing, NotPicklable):
                 )
             except OutOfMemoryError as e:
                 raise _no_room(e) from None
-            return self._add(handle)
+            return self._add(handle, array_dtype)
 
         pool = interruptible(create, Pool.close, self._guard)
         del keep
@@ -234,8 +241,8 @@ class Client(Closing, NotPicklable):
 
         return interruptible(describe, Pool.close, self._guard)
 
-    def _add(self, handle: ctypes.c_void_p) -> Pool:
-        pool = Pool(self, handle)
+    def _add(self, handle: ctypes.c_void_p, array_dtype: str | None = None) -> Pool:
+        pool = Pool(self, handle, array_dtype)
         self._pools.add(pool)
         return pool
 

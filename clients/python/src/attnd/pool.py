@@ -276,13 +276,15 @@ class Pool(Closing, NotPicklable):
     n_free_blocks  when this handle was made
     """
 
-    def __init__(self, client: Client, handle: ctypes.c_void_p):
+    def __init__(
+        self, client: Client, handle: ctypes.c_void_p, array_dtype: str | None = None
+    ):
         self.client = client
         self._lib = _lib.library()
         self._handle = handle
         self.spec: PoolSpec = from_c(self._lib.attn_pool_spec_of(handle).contents)
         self.n_free_blocks: int = self._lib.attn_pool_free_blocks(handle)
-        self._dtype = DTYPES[self.spec.q_dtype]
+        self._dtype = DTYPES[array_dtype or self.spec.q_dtype]  # of the arrays in steps
         self._guard = Guard(f"pool {self.spec.name!r}")
         self._steps: dict[int, Step] = {}
 
@@ -401,7 +403,8 @@ class Pool(Closing, NotPicklable):
                 v    [T, num_kv_heads, head_dim_v]
                 out  [T, num_q_heads, head_dim_v]    None: a new array of q's library
                 lse  True, or [T, num_q_heads] float32 to write to; natural logarithm
-        Dtype   the pool's q_dtype; bf16 as torch.bfloat16, ml_dtypes.bfloat16 or uint16
+        Dtype   create_pool()'s array_dtype, else the pool's q_dtype; bf16 as torch.bfloat16,
+                ml_dtypes.bfloat16 or uint16
         Arrays  numpy or any DLPack tensor, in host memory, contiguous; read and written in place
         Units   timeout in seconds, None: the client's
 

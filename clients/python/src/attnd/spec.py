@@ -79,6 +79,14 @@ def _split(name: str) -> int:
     return SPLITS.index(name)
 
 
+def check_array_dtype(array_dtype: str | None, q_dtype: str) -> None:
+    if array_dtype not in (None, q_dtype) and (array_dtype, q_dtype) != ("f32", "bf16"):
+        raise ValueError(
+            f"array_dtype is {array_dtype!r} and q_dtype {q_dtype!r}: arrays have the q_dtype, or"
+            " are f32 with a q_dtype of bf16"
+        )
+
+
 def _dtype(name: str, field_name: str) -> int:
     if name not in DTYPES:
         raise ValueError(f"{field_name} is {name!r}, expected one of {', '.join(DTYPES)}")

@@ -58,6 +58,7 @@ def attach(
     n_blocks: int = 0,
     block_tokens: int = 0,
     kv_dtype: str | None = None,
+    wire_dtype: str | None = None,
     is_batch_invariant: bool = False,
     lane: bool | None = None,
     graphs: bool = False,
@@ -72,6 +73,8 @@ def attach(
             geometry
     n_tokens, n_blocks  each pool's size, one of them: tokens of all sequences together, or blocks.
             Neither: 8192 tokens, or fewer where less memory is left
+    wire_dtype  "bf16" for a model in f32: q, k, v and outputs travel and are cached in bf16, half the
+            bytes, each element rounded by 2^-8 of itself at most; not over a lane. None: as the model
     lane    layers without messages: None, where model and daemon share a GPU under MPS; False:
             never; True: or an error that says what is missing
     graphs  decode steps of generate() and Worker.forward() are captured in CUDA graphs, over a lane,
@@ -99,6 +102,10 @@ def attach(
         raise ValueError("graphs is True and lane is False: steps are captured over a lane")
     if share_prefixes and States(model.config.get_text_config()).layers:
         raise refuse("share_prefixes=True, and a model with recurrent or convolution states")
+    if wire_dtype is not None and (wire_dtype, model.dtype) != ("bf16", torch.float32):
+        raise ValueError(f"wire_dtype is {wire_dtype!r}: 'bf16', for a model in f32, or None")
+    if wire_dtype is not None and (lane or graphs):
+        raise ValueError("wire_dtype is for messages: not with lane=True or graphs=True")
     size = n_blocks or -(-n_tokens // (block_tokens or BLOCK_TOKENS))
     _check_config(model.config)
     switch = Switch(model)
@@ -111,14 +118,17 @@ def attach(
             name=name or "",
             block_tokens=block_tokens,
             kv_dtype=kv_dtype,
+            wire_dtype=wire_dtype,
             is_batch_invariant=is_batch_invariant,
         )
-        lane = True if graphs else lane
+        lane = True if graphs else False if wire_dtype else lane
         if lane and len(specs) > 1:
             raise refuse(f"lane=True, and layers of {len(specs)} geometries, each in its own pool")
         if isinstance(client, str):
             client = owned = _client.connect(client)
-        pools = Pools(client, specs, size, is_named=bool(name))
+        pools = Pools(
+            client, specs, size, is_named=bool(name), array_dtype="f32" if wire_dtype else None
+        )
         adapter = weights_digest(model) if share_prefixes else None
         return Worker(
             model, client, pools, owned is not None, switch, probe.seen, lane, graphs, adapter

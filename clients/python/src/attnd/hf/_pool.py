@@ -61,7 +61,9 @@ def _check_geometry(layer: int, geometry: dict[str, Any]) -> None:
             raise refuse(f"layer {layer} has {what} {n}: a multiple of 8, at most {_MAX_HEAD_DIM}")
 
 
-def _spec(config: Any, seen: dict[int, Seen], *, name: str, **options: Any) -> PoolSpec:
+def _spec(
+    config: Any, seen: dict[int, Seen], *, name: str, wire_dtype: str | None, **options: Any
+) -> PoolSpec:
     """Of layers that have one geometry."""
     layers = tuple(s.spec() for s in seen.values())
     geometry = next(iter(seen.values())).geometry
@@ -72,7 +74,7 @@ def _spec(config: Any, seen: dict[int, Seen], *, name: str, **options: Any) -> P
         num_kv_heads=geometry["KV heads"],
         head_dim_k=geometry["head_dim of k"],
         head_dim_v=geometry["head_dim of v"],
-        q_dtype=_DTYPES[geometry["dtype"]],
+        q_dtype=wire_dtype or _DTYPES[geometry["dtype"]],
         layers=layers[:1] if all(layer == layers[0] for layer in layers) else layers,
         model=getattr(config, "_name_or_path", "") or config.model_type,
         **options,
@@ -90,9 +92,17 @@ class _PoolMaker:
     is_named  the name is the user's: no other is made up
     """
 
-    def __init__(self, client: Client, spec: PoolSpec, n_blocks: int, is_named: bool):
+    def __init__(
+        self,
+        client: Client,
+        spec: PoolSpec,
+        n_blocks: int,
+        is_named: bool,
+        array_dtype: str | None,
+    ):
         self._client = client
         self._spec = spec
+        self._array_dtype = array_dtype
         self._n_blocks = n_blocks
         self._is_named = is_named
 
@@ -108,10 +118,13 @@ class _PoolMaker:
             spec = spec._replace(name=f"{spec.name}-{self._n_blocks}")
             have = self._size_of(spec.name)
         if have is not None:
-            return self._client.create_pool(spec)  # checks that it is the same but for its size
+            return self._create(spec)  # checks that it is the same but for its size
         if self._n_blocks > 0:
-            return self._client.create_pool(spec._replace(n_blocks=self._n_blocks))
+            return self._create(spec._replace(n_blocks=self._n_blocks))
         return self._make_default(spec)
+
+    def _create(self, spec: PoolSpec) -> Pool:
+        return self._client.create_pool(spec, array_dtype=self._array_dtype)
 
     def _make_default(self, spec: PoolSpec) -> Pool:
         """The default size, or half of it as often as memory for it is missing."""
@@ -119,7 +132,7 @@ class _PoolMaker:
         n_tokens = _DEFAULT_TOKENS
         while True:
             try:
-                return self._client.create_pool(spec._replace(n_blocks=n_tokens // block_tokens))
+                return self._create(spec._replace(n_blocks=n_tokens // block_tokens))
             except OutOfMemoryError:
                 if n_tokens // 2 < max(_LEAST_TOKENS, block_tokens):
                     raise
@@ -142,13 +155,22 @@ class Pools:
     places  of each layer: which pool, and which layer of it
     """
 
-    def __init__(self, client: Client, specs: list[LayersSpec], n_blocks: int, is_named: bool):
+    def __init__(
+        self,
+        client: Client,
+        specs: list[LayersSpec],
+        n_blocks: int,
+        is_named: bool,
+        array_dtype: str | None,
+    ):
         self.places = {
             layer: (i_pool, i_layer)
             for i_pool, (_, layers) in enumerate(specs)
             for i_layer, layer in enumerate(layers)
         }
-        self._makers = [_PoolMaker(client, spec, n_blocks, is_named) for spec, _ in specs]
+        self._makers = [
+            _PoolMaker(client, spec, n_blocks, is_named, array_dtype) for spec, _ in specs
+        ]
         self.all = self._make()
 
     def _make(self) -> list[Pool]:

@@ -1,40 +1,39 @@
-/* host_tier.c: see host_tier.h.
+/* tier_store.c: see tier_store.h.
  *
  * A shelf is what a pool has: pieces of memory, each cut into places, and the places that are free.
  * Blocks that are there are in a tree by content (tsearch(3)) and in a list by last use, which
  * those that somebody holds leave.
  */
 #define _GNU_SOURCE
-#include "cache/host_tier.h"
+#include "cache/tier_store.h"
 
 #include <search.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/queue.h>
-#include <xxhash.h>
 
 enum { PIECE_BYTES = 8 << 20 };
 enum place_state { PLACE_FREE, PLACE_TAKEN, PLACE_THERE };
 
-struct host_block {
+struct tier_block {
     struct kv_content content; /* first: what the tree compares; ids are the piece's */
-    TAILQ_ENTRY(host_block) link; /* of the free ones of its shelf, or by last use */
+    TAILQ_ENTRY(tier_block) link; /* of the free ones of its shelf, or by last use */
     struct piece *piece;
-    uint8_t *bytes;
-    XXH128_hash_t checksum;
+    uint64_t place, sum[2];
     enum place_state state;
+    uint32_t used_s;
     uint32_t n_holds;
     bool is_forgotten; /* held, but not in the tree any more */
 };
-TAILQ_HEAD(block_list, host_block);
+TAILQ_HEAD(block_list, tier_block);
 
 struct piece {
     LIST_ENTRY(piece) link; /* of its shelf */
     struct shelf *shelf;
-    uint8_t *memory;
+    uint64_t memory;
     uint32_t *ids;
     uint32_t n_places, n_used; /* used: not free */
-    struct host_block places[];
+    struct tier_block places[];
 };
 
 struct shelf {
@@ -43,15 +42,17 @@ struct shelf {
     size_t block_bytes;
     LIST_HEAD(, piece) pieces;
     struct block_list free;
+    uint64_t n_free;
 };
 
-struct host_tier {
-    struct host_tier_memory memory;
+struct tier_store {
+    struct tier_memory memory;
     uint64_t limit_bytes;
     LIST_HEAD(, shelf) shelves;
     struct block_list by_use; /* oldest first */
     void *tree;
-    struct host_tier_stats stats;
+    uint32_t now_s;
+    struct tier_store_stats stats;
 };
 
 static int compare_words(uint64_t a, uint64_t b)
@@ -74,37 +75,42 @@ static int compare(const void *x, const void *y)
     return c != 0 ? c : memcmp(a->ids, b->ids, a->n_ids * sizeof a->ids[0]);
 }
 
-attn_status host_tier_open(uint64_t limit_bytes, const struct host_tier_memory *m,
-                           struct host_tier **out_tier)
+attn_status tier_store_open(uint64_t limit_bytes, const struct tier_memory *m,
+                            struct tier_store **out_store)
 {
-    struct host_tier *t = calloc(1, sizeof *t);
+    struct tier_store *t = calloc(1, sizeof *t);
     if (t == NULL)
         return ATTN_ENOMEM;
     t->memory = *m;
     t->limit_bytes = limit_bytes;
     LIST_INIT(&t->shelves);
     TAILQ_INIT(&t->by_use);
-    *out_tier = t;
+    *out_store = t;
     return ATTN_OK;
 }
 
-void host_tier_close(struct host_tier *t)
+void tier_store_close(struct tier_store *t)
 {
     if (t == NULL)
         return;
     while (!LIST_EMPTY(&t->shelves))
-        host_tier_drop_pool(t, LIST_FIRST(&t->shelves)->pool);
+        tier_store_drop_pool(t, LIST_FIRST(&t->shelves)->pool);
     free(t);
 }
 
-void host_tier_stats_read(const struct host_tier *t, struct host_tier_stats *out)
+void tier_store_set_time(struct tier_store *t, uint32_t now_s)
+{
+    t->now_s = now_s;
+}
+
+void tier_store_stats_read(const struct tier_store *t, struct tier_store_stats *out)
 {
     *out = t->stats;
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-static struct shelf *shelf_find(const struct host_tier *t, uint32_t pool)
+static struct shelf *shelf_find(const struct tier_store *t, uint32_t pool)
 {
     struct shelf *s;
     LIST_FOREACH(s, &t->shelves, link)
@@ -113,7 +119,7 @@ static struct shelf *shelf_find(const struct host_tier *t, uint32_t pool)
     return NULL;
 }
 
-static struct shelf *shelf_of(struct host_tier *t, uint32_t pool, uint32_t n_ids,
+static struct shelf *shelf_of(struct tier_store *t, uint32_t pool, uint32_t n_ids,
                               size_t block_bytes)
 {
     struct shelf *s = shelf_find(t, pool);
@@ -130,7 +136,7 @@ static struct shelf *shelf_of(struct host_tier *t, uint32_t pool, uint32_t n_ids
 }
 
 /* false: the limit is reached, or there is no memory. */
-static bool piece_add(struct host_tier *t, struct shelf *s)
+static bool piece_add(struct tier_store *t, struct shelf *s)
 {
     uint64_t most = (t->limit_bytes - t->stats.bytes) / s->block_bytes;
     uint64_t n = s->block_bytes >= PIECE_BYTES ? 1 : PIECE_BYTES / s->block_bytes;
@@ -139,8 +145,8 @@ static bool piece_add(struct host_tier *t, struct shelf *s)
         return false;
     struct piece *p = calloc(1, sizeof *p + n * sizeof p->places[0]);
     uint32_t *ids = p == NULL ? NULL : calloc(n * s->n_ids, sizeof *ids);
-    uint8_t *memory = ids == NULL ? NULL : t->memory.take(t->memory.arg, n * s->block_bytes);
-    if (memory == NULL) {
+    uint64_t memory;
+    if (ids == NULL || !t->memory.take(t->memory.arg, n * s->block_bytes, &memory)) {
         free(ids);
         free(p);
         return false;
@@ -150,41 +156,54 @@ static bool piece_add(struct host_tier *t, struct shelf *s)
     p->ids = ids;
     p->n_places = (uint32_t)n;
     for (uint32_t i = 0; i < p->n_places; i++) {
-        struct host_block *b = &p->places[i];
+        struct tier_block *b = &p->places[i];
         b->piece = p;
-        b->bytes = memory + i * s->block_bytes;
+        b->place = memory + i * s->block_bytes;
         b->content.ids = ids + (size_t)i * s->n_ids;
         TAILQ_INSERT_TAIL(&s->free, b, link);
     }
     LIST_INSERT_HEAD(&s->pieces, p, link);
+    s->n_free += n;
     t->stats.bytes += n * s->block_bytes;
     return true;
 }
 
-static void piece_remove(struct host_tier *t, struct piece *p)
+static void piece_remove(struct tier_store *t, struct piece *p)
 {
     struct shelf *s = p->shelf;
     for (uint32_t i = 0; i < p->n_places; i++)
         TAILQ_REMOVE(&s->free, &p->places[i], link);
     LIST_REMOVE(p, link);
+    s->n_free -= p->n_places;
     t->stats.bytes -= p->n_places * s->block_bytes;
     t->memory.give(t->memory.arg, p->memory, p->n_places * s->block_bytes);
     free(p->ids);
     free(p);
 }
 
-static void place_free(struct host_block *b)
+static void place_free(struct tier_block *b)
 {
     b->state = PLACE_FREE;
     b->piece->n_used--;
+    b->piece->shelf->n_free++;
     TAILQ_INSERT_HEAD(&b->piece->shelf->free, b, link);
 }
 
+/* There is one more of its content to be found, or one fewer. */
+static void count(struct tier_store *t, const struct tier_block *b, int n)
+{
+    int64_t bytes = n * (int64_t)b->piece->shelf->block_bytes;
+    t->stats.blocks += (uint64_t)n;
+    t->stats.used_bytes += (uint64_t)bytes;
+    if (t->memory.count != NULL)
+        t->memory.count(t->memory.arg, b->content.tenant, bytes);
+}
+
 /* Nobody finds it any more; who holds it may go on. */
-static void forget(struct host_tier *t, struct host_block *b)
+static void forget(struct tier_store *t, struct tier_block *b)
 {
     tdelete(&b->content, &t->tree, compare);
-    t->stats.blocks--;
+    count(t, b, -1);
     if (b->n_holds > 0) {
         b->is_forgotten = true;
         return;
@@ -193,26 +212,30 @@ static void forget(struct host_tier *t, struct host_block *b)
     place_free(b);
 }
 
+static void evict(struct tier_store *t, struct tier_block *b)
+{
+    t->stats.evictions++;
+    t->stats.eviction_age_seconds += t->now_s > b->used_s ? t->now_s - b->used_s : 0;
+    forget(t, b);
+}
+
 /* Makes one place of the shelf free at least; false: it can't. */
-static bool make_room(struct host_tier *t, struct shelf *s)
+static bool make_room(struct tier_store *t, struct shelf *s)
 {
     if (piece_add(t, s))
         return true;
-    struct host_block *oldest = TAILQ_FIRST(&t->by_use);
+    struct tier_block *oldest = TAILQ_FIRST(&t->by_use);
     if (oldest == NULL)
         return false;
     struct piece *p = oldest->piece;
     if (p->shelf == s) {
-        forget(t, oldest);
-        t->stats.evictions++;
+        evict(t, oldest);
         return true;
     }
     for (uint32_t i = 0; i < p->n_places; i++) {
-        struct host_block *b = &p->places[i];
-        if (b->state == PLACE_THERE && b->n_holds == 0) {
-            forget(t, b);
-            t->stats.evictions++;
-        }
+        struct tier_block *b = &p->places[i];
+        if (b->state == PLACE_THERE && b->n_holds == 0)
+            evict(t, b);
     }
     if (p->n_used > 0)
         return false;
@@ -222,29 +245,32 @@ static bool make_room(struct host_tier *t, struct shelf *s)
 
 /* --- blocks ----------------------------------------------------------------------------------- */
 
-static void touch(struct host_tier *t, struct host_block *b)
+static void touch(struct tier_store *t, struct tier_block *b)
 {
+    b->used_s = t->now_s;
     if (b->n_holds > 0)
         return; /* when it is let go of */
     TAILQ_REMOVE(&t->by_use, b, link);
     TAILQ_INSERT_TAIL(&t->by_use, b, link);
 }
 
-static struct host_block *look_up(const struct host_tier *t, const struct kv_content *c)
+static struct tier_block *look_up(const struct tier_store *t, const struct kv_content *c)
 {
-    struct host_block **at = tfind(c, (void *const *)&t->tree, compare);
+    struct tier_block **at = tfind(c, (void *const *)&t->tree, compare);
     return at == NULL ? NULL : *at;
 }
 
-struct host_block *host_tier_place(struct host_tier *t, const struct kv_content *c,
-                                   size_t block_bytes)
+struct tier_block *tier_store_place(struct tier_store *t, const struct kv_content *c,
+                                    size_t block_bytes)
 {
-    struct host_block *b = look_up(t, c);
+    struct tier_block *b = look_up(t, c);
     if (b != NULL && b->content.serial == c->serial) {
         touch(t, b);
         return NULL;
     }
-    struct shelf *s = shelf_of(t, c->pool, c->n_ids, block_bytes);
+    bool is_allowed =
+        t->memory.may_take == NULL || t->memory.may_take(t->memory.arg, c->tenant, block_bytes);
+    struct shelf *s = is_allowed ? shelf_of(t, c->pool, c->n_ids, block_bytes) : NULL;
     while (s != NULL && TAILQ_EMPTY(&s->free))
         if (!make_room(t, s))
             break;
@@ -254,8 +280,11 @@ struct host_block *host_tier_place(struct host_tier *t, const struct kv_content 
     }
     b = TAILQ_FIRST(&s->free);
     TAILQ_REMOVE(&s->free, b, link);
+    s->n_free--;
     b->piece->n_used++;
     b->state = PLACE_TAKEN;
+    b->n_holds = 0;
+    b->is_forgotten = false;
     uint32_t *ids = b->piece->ids + (size_t)(b - b->piece->places) * s->n_ids;
     memcpy(ids, c->ids, s->n_ids * sizeof ids[0]);
     b->content = *c;
@@ -263,28 +292,27 @@ struct host_block *host_tier_place(struct host_tier *t, const struct kv_content 
     return b;
 }
 
-void host_tier_filled(struct host_tier *t, struct host_block *b)
+void tier_store_filled(struct tier_store *t, struct tier_block *b, const uint64_t sum[2])
 {
-    struct host_block *old = look_up(t, &b->content);
+    struct tier_block *old = look_up(t, &b->content);
     if (old != NULL)
         forget(t, old);
     if (tsearch(b, &t->tree, compare) == NULL) {
         t->stats.no_room++;
-        host_tier_drop(t, b);
+        tier_store_drop(t, b);
         return;
     }
-    b->checksum = XXH3_128bits(b->bytes, b->piece->shelf->block_bytes);
+    memcpy(b->sum, sum, sizeof b->sum);
     b->state = PLACE_THERE;
-    b->n_holds = 0;
-    b->is_forgotten = false;
+    b->used_s = t->now_s;
     TAILQ_INSERT_TAIL(&t->by_use, b, link);
-    t->stats.blocks++;
+    count(t, b, 1);
     t->stats.filled++;
 }
 
-struct host_block *host_tier_find(struct host_tier *t, const struct kv_content *c)
+struct tier_block *tier_store_find(struct tier_store *t, const struct kv_content *c)
 {
-    struct host_block *b = look_up(t, c);
+    struct tier_block *b = look_up(t, c);
     if (b == NULL)
         return NULL;
     touch(t, b);
@@ -292,19 +320,19 @@ struct host_block *host_tier_find(struct host_tier *t, const struct kv_content *
     return b;
 }
 
-uint64_t host_tier_serial(const struct host_tier *t, const struct kv_content *c)
+uint64_t tier_store_serial(const struct tier_store *t, const struct kv_content *c)
 {
-    const struct host_block *b = look_up(t, c);
+    const struct tier_block *b = look_up(t, c);
     return b == NULL ? 0 : b->content.serial;
 }
 
-void host_tier_hold(struct host_tier *t, struct host_block *b)
+void tier_store_hold(struct tier_store *t, struct tier_block *b)
 {
     if (b->n_holds++ == 0)
         TAILQ_REMOVE(&t->by_use, b, link);
 }
 
-void host_tier_let_go(struct host_tier *t, struct host_block *b)
+void tier_store_let_go(struct tier_store *t, struct tier_block *b)
 {
     if (--b->n_holds > 0)
         return;
@@ -314,26 +342,24 @@ void host_tier_let_go(struct host_tier *t, struct host_block *b)
         TAILQ_INSERT_TAIL(&t->by_use, b, link);
 }
 
-bool host_tier_verify(struct host_tier *t, struct host_block *b)
+bool tier_store_verify(struct tier_store *t, struct tier_block *b, const uint64_t sum[2])
 {
-    XXH128_hash_t now = XXH3_128bits(b->bytes, b->piece->shelf->block_bytes);
-    if (XXH128_isEqual(now, b->checksum))
+    if (memcmp(sum, b->sum, sizeof b->sum) == 0)
         return true;
     t->stats.damaged++;
-    if (!b->is_forgotten)
-        forget(t, b);
+    tier_store_drop(t, b);
     return false;
 }
 
-void host_tier_drop(struct host_tier *t, struct host_block *b)
+void tier_store_drop(struct tier_store *t, struct tier_block *b)
 {
     if (b->state == PLACE_TAKEN)
         place_free(b);
-    else
+    else if (!b->is_forgotten)
         forget(t, b);
 }
 
-void host_tier_drop_pool(struct host_tier *t, uint32_t pool)
+void tier_store_drop_pool(struct tier_store *t, uint32_t pool)
 {
     struct shelf *s = shelf_find(t, pool);
     if (s == NULL)
@@ -349,24 +375,50 @@ void host_tier_drop_pool(struct host_tier *t, uint32_t pool)
     free(s);
 }
 
-void *host_block_bytes(const struct host_block *b)
+uint32_t tier_store_next_out(const struct tier_store *t, uint32_t n, struct tier_block **out)
 {
-    return b->bytes;
+    uint32_t i = 0;
+    for (struct tier_block *b = TAILQ_FIRST(&t->by_use); b != NULL && i < n; i++) {
+        out[i] = b;
+        b = TAILQ_NEXT(b, link);
+    }
+    return i;
 }
 
-uint64_t host_block_serial(const struct host_block *b)
+uint64_t tier_store_room(const struct tier_store *t, uint32_t pool)
 {
-    return b->content.serial;
+    const struct shelf *s = shelf_find(t, pool);
+    return t->limit_bytes - t->stats.bytes + (s == NULL ? 0 : s->n_free * s->block_bytes);
+}
+
+uint64_t tier_block_place(const struct tier_block *b)
+{
+    return b->place;
+}
+
+size_t tier_block_bytes(const struct tier_block *b)
+{
+    return b->piece->shelf->block_bytes;
+}
+
+const struct kv_content *tier_block_content(const struct tier_block *b)
+{
+    return &b->content;
+}
+
+const uint64_t *tier_block_sum(const struct tier_block *b)
+{
+    return b->sum;
 }
 
 /* --- check ------------------------------------------------------------------------------------ */
 
-const char *host_tier_check(const struct host_tier *t)
+const char *tier_store_check(const struct tier_store *t)
 {
-    uint64_t n_there = 0, n_listed = 0, n_held = 0, n_bytes = 0;
+    uint64_t n_there = 0, n_listed = 0, n_held = 0, n_bytes = 0, n_used_bytes = 0;
     const struct shelf *s;
     const struct piece *p;
-    const struct host_block *b;
+    const struct tier_block *b;
     LIST_FOREACH(s, &t->shelves, link) {
         uint64_t n_free = 0, n_listed_free = 0;
         LIST_FOREACH(p, &s->pieces, link) {
@@ -379,6 +431,7 @@ const char *host_tier_check(const struct host_tier *t)
                 if (b->state != PLACE_THERE || b->is_forgotten)
                     continue;
                 n_there++;
+                n_used_bytes += s->block_bytes;
                 n_held += b->n_holds > 0;
                 if (look_up(t, &b->content) != b)
                     return "a block is not found";
@@ -388,13 +441,15 @@ const char *host_tier_check(const struct host_tier *t)
         }
         TAILQ_FOREACH(b, &s->free, link)
             n_listed_free++;
-        if (n_free != n_listed_free)
+        if (n_free != n_listed_free || n_free != s->n_free)
             return "free places are lost";
     }
     TAILQ_FOREACH(b, &t->by_use, link)
         n_listed++;
     if (n_there != t->stats.blocks || n_listed + n_held != n_there)
         return "blocks are counted wrongly";
-    return n_bytes != t->stats.bytes || n_bytes > t->limit_bytes ? "bytes are counted wrongly"
-                                                                 : NULL;
+    return n_bytes != t->stats.bytes || n_used_bytes != t->stats.used_bytes ||
+                   n_bytes > t->limit_bytes
+               ? "bytes are counted wrongly"
+               : NULL;
 }

@@ -1,0 +1,36 @@
+/* moves.h: threads of a backend that move whole blocks beside its batches, each with the checksum
+ * of its bytes: what the backends have in common of moves_submit.
+ *
+ * Threads begin with the first move of their direction, so a daemon without tiers has none. They
+ * take the moves of what was submitted one by one, the oldest first. Those for what goes out run at
+ * low priority: nobody waits for it as long as it is ahead, and what computes goes first.
+ */
+#ifndef ATTND_KERNELS_MOVES_H
+#define ATTND_KERNELS_MOVES_H
+
+#include "kernels/backend.h"
+
+enum { MOVES_MAX_THREADS = 8 /* for each direction */ };
+
+struct moves_device {
+    /* A thread of this number begins; NULL: nothing to do. Its failure is that of its moves. */
+    attn_status (*begin)(void *arg, uint32_t thread);
+    /* Moves one block and makes its checksum; returns when both are done. */
+    attn_status (*move)(void *arg, uint32_t thread, struct backend_move *m);
+    void *arg;
+};
+
+struct moves;
+
+/* So many threads for each direction; their numbers go on from one to the other. */
+attn_status moves_open(const struct moves_device *d, uint32_t n_threads, struct moves **out);
+/* As backend moves_submit. ATTN_ENOMEM: no thread can be had. */
+attn_status moves_submit(struct moves *t, struct backend_moves *m);
+void moves_close(struct moves *t); /* when all is done; NULL is fine */
+
+/* Copies memory and makes the checksum of its bytes in one pass over them. */
+void moves_copy(void *dst, const void *src, size_t bytes, uint64_t out_sum[2]);
+/* The checksum alone. */
+void moves_sum(const void *bytes, size_t n, uint64_t out_sum[2]);
+
+#endif
