@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "kernels/backend.h"
-#include "kernels/kv_layout.h"
 #include "net.h"
 
 enum { MAX_POOLS = 4, MAX_WORDS = 1 << 16 };
@@ -368,42 +367,6 @@ static void host_free(struct backend *b, void *p, size_t bytes)
     free(p);
 }
 
-/* After all batches submitted before; those that are done anyway are. */
-static attn_status wait_for_all(struct backend *b)
-{
-    process_point();
-    if (b->is_lost)
-        return ATTN_EDEVICE;
-    for (uint32_t i = 0; i < b->n_in_flight; i++)
-        if (!b->is_unpatched[i])
-            run_at(b, i);
-    return ATTN_OK;
-}
-
-/* A block elsewhere begins with its words; what else it has is nothing. */
-static attn_status block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
-{
-    attn_status st = wait_for_all(p->b);
-    if (st != ATTN_OK)
-        return st;
-    memset(out_bytes, 0, kv_layout_of(&p->c).block_bytes);
-    memcpy(out_bytes, word_of(p, block, 0, 0),
-           (size_t)p->c.num_layers * p->c.block_tokens * sizeof(uint64_t));
-    sim_counts.blocks_away++;
-    return ATTN_OK;
-}
-
-static attn_status block_write(struct backend_pool *p, uint32_t block, const void *bytes)
-{
-    attn_status st = wait_for_all(p->b);
-    if (st != ATTN_OK)
-        return st;
-    memcpy(word_of(p, block, 0, 0), bytes,
-           (size_t)p->c.num_layers * p->c.block_tokens * sizeof(uint64_t));
-    sim_counts.blocks_back++;
-    return ATTN_OK;
-}
-
 static attn_status blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -427,8 +390,6 @@ const struct backend_ops device_ops = {
     .pool_close = pool_close,
     .submit = submit,
     .poll = dev_poll,
-    .block_read = block_read,
-    .block_write = block_write,
     .blocks_scrub = blocks_scrub,
     .export_memory = export_memory,
     .host_alloc = host_alloc,

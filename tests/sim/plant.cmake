@@ -80,9 +80,6 @@ plant(19 cache/append.c "    take_back(kv, seq.index, p, pos, past);" "    if (s
 plant(20 cache/lru.c "    kv_unpublish(kv, p, block); /*" "    if (sim_bug != 20)\n        kv_unpublish(kv, p, block); /*")
 # truncation keeps token ids
 plant(21 cache/seq.c "        if (g->n_ids > len)" "        if (g->n_ids > len && sim_bug != 21)")
-# a block that comes back from host memory is not written
-plant(22 daemon/engine_tier.c "pool_block_write(e, p, *block, host_block_bytes(found), why, sizeof why) == ATTN_OK;"
-  "(sim_bug == 22 || pool_block_write(e, p, *block, host_block_bytes(found), why, sizeof why) == ATTN_OK);")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)

@@ -139,8 +139,6 @@ static void clear_statics(void)
 
 static int run(void)
 {
-    char host[16];
-    snprintf(host, sizeof host, "%s", sim_plan.host_memory);
     char *argv[] = {"attnd",      "--backend",
                     "cpu",        "--listen",
                     "ipc:///sim", "--listen.http",
@@ -169,8 +167,7 @@ static int run(void)
                     "10s",        "--engine.default_timeout",
                     "2s",         "--engine.stall_timeout",
                     "2s",         "--engine.drain_timeout",
-                    "2s",         "--cache.host_memory",
-                    host,         NULL};
+                    "2s",         NULL};
     struct config cfg;
     struct config_fault fault;
     enum config_action action;

@@ -28,9 +28,6 @@ static void plan(void)
         .has_keeper = sim_chance(800),
         .max_in_flight = 1 + sim_chance(800),
         .n_blocks = sim_chance(300) ? 20 + sim_below(30) : 100 + sim_below(150),
-        .host_memory = running % 4 == 0   ? "1M"
-                       : running % 4 == 1 ? "32K"
-                                          : "0",
     };
     if (is_calm)
         return;

@@ -40,7 +40,6 @@ struct sim_plan {
     uint32_t slow_readers; /* per mille of peers */
     uint32_t max_in_flight; /* batches */
     uint32_t n_blocks; /* of the pool */
-    const char *host_memory; /* cache.host_memory */
 };
 extern struct sim_plan sim_plan;
 extern bool sim_has_faults; /* false: the quiet end of a run */
@@ -99,8 +98,6 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(truncates)                                                                                   \
     X(forks)                                                                                       \
     X(cached_tokens)                                                                               \
-    X(blocks_away)                                                                                 \
-    X(blocks_back)                                                                                 \
     X(closes)                                                                                      \
     X(sessions_lost)                                                                               \
     X(cache_checks)
