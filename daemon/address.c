@@ -85,7 +85,8 @@ attn_status address_parse_url(const char *url, struct address *out, char *why, s
     struct address a;
     memset(&a, 0, sizeof(a));
     if (path[0] != '/') {
-        snprintf(why, why_bytes, "path \"%s\" is not absolute (%.6s/run/...)", path, url);
+        snprintf(why, why_bytes, "path \"%s\" is not absolute (%.*s/run/...)", path,
+                 is_admin ? 0 : 6, url);
         return ATTN_EINVAL;
     }
     if (strlen(path) >= sizeof(a.sa.un.sun_path)) {

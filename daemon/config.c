@@ -510,12 +510,25 @@ done:
     return l.st;
 }
 
+/* Without memory for it the old one stays. */
+static void take_origin(struct config *c, size_t option, const char *origin)
+{
+    char *copy = strdup(origin);
+    if (copy == NULL)
+        return;
+    free(c->origins[option]);
+    c->origins[option] = copy;
+}
+
 void config_take_over(struct config *c, const struct config *now, config_change_fn tell, void *user)
 {
     for (size_t i = 0; i < config_n_options; i++) {
         const struct config_option *o = &config_options[i];
         char name[MAX_NAME_BYTES], value[512];
-        if (config_option_is_equal(o, c, now))
+        bool is_equal = config_option_is_equal(o, c, now);
+        if (is_equal || o->effect == AT_ONCE)
+            take_origin(c, i, now->origins[i]);
+        if (is_equal)
             continue;
         if (o->effect == AT_ONCE)
             config_option_copy(o, c, now);
@@ -544,14 +557,10 @@ attn_status config_set(struct config *c, const char *name, const char *value, ch
         snprintf(why, why_bytes, "%s = %.100s %s", name, value, reason);
     else
         st = config_check(&changed, why, why_bytes);
-    char *origin = st == ATTN_OK ? strdup("attnctl") : NULL;
     if (st != ATTN_OK)
         return st;
     config_option_copy(o, c, &changed);
-    if (origin != NULL) {
-        free(c->origins[o - config_options]);
-        c->origins[o - config_options] = origin;
-    }
+    take_origin(c, (size_t)(o - config_options), "attnctl");
     return ATTN_OK;
 }
 

@@ -79,7 +79,7 @@ const struct config_option config_options[] = {
         "Who may connect: a file with a section for each tenant, see docs/operations.md. off: everyone\n"
         "who reaches a socket."),
     {"listen", "admin", OPTION_TEXT, RESTART, AT(admin), "auto", 0, 0, NULL,
-        "Path of a Unix socket of mode 0600 for what changes the daemon for everybody, such as drain;\n"
+        "Path, or ipc://PATH, of a Unix socket of mode 0600 for what changes all, such as drain;\n"
         "on other sockets that is answered to root and to attnd's own user alone. auto: the path of\n"
         "the first ipc address with .admin behind it, none without such an address. off: none."},
     {"listen", "http", OPTION_TEXT, RESTART, AT(http), "127.0.0.1:9470", 0, 0, NULL,
@@ -366,6 +366,8 @@ static attn_status set_admin(const char *text, char **out, char *why, size_t why
     bool is_off = strcmp(text, "off") == 0, is_auto = strcmp(text, "auto") == 0;
     char url[256], reason[256];
     struct address a;
+    if (strncmp(text, "ipc://", 6) == 0) /* as other addresses are written */
+        text += 6;
     int n = snprintf(url, sizeof(url), "admin://%s", text);
     if (!is_off && !is_auto &&
         (n >= (int)sizeof(url) || address_parse_url(url, &a, reason, sizeof(reason)) != ATTN_OK)) {

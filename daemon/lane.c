@@ -10,6 +10,57 @@
 #include "daemon/engine.h"
 #include "daemon/stats.h"
 
+/* --- devices ---------------------------------------------------------------------------------- */
+
+static bool is_one_gpu(const struct lane_device *a, const struct lane_device *b)
+{
+    return memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0;
+}
+
+static bool is_host_memory(const struct lane_device *d)
+{
+    static const struct lane_device none;
+    return is_one_gpu(d, &none);
+}
+
+const char *lane_device_format(const struct lane_device *d, char out[LANE_DEVICE_TEXT_BYTES])
+{
+    if (is_host_memory(d))
+        return "host memory";
+    int n = snprintf(out, LANE_DEVICE_TEXT_BYTES, "GPU ");
+    for (size_t i = 0; i < sizeof d->uuid; i++)
+        n += snprintf(out + n, LANE_DEVICE_TEXT_BYTES - (size_t)n, "%02x", d->uuid[i]);
+    return out;
+}
+
+attn_status lane_device_check(const struct lane_device *theirs, const struct lane_device *ours,
+                              char *why, size_t why_bytes)
+{
+    char a[LANE_DEVICE_TEXT_BYTES], b[LANE_DEVICE_TEXT_BYTES];
+    if (is_host_memory(theirs) != is_host_memory(ours)) {
+        snprintf(why, why_bytes, "the worker's region is on %s, the daemon's on %s",
+                 lane_device_format(theirs, a), lane_device_format(ours, b));
+        return ATTN_ENOTSUP;
+    }
+    if (is_host_memory(ours))
+        return ATTN_OK;
+    if (is_one_gpu(theirs, ours) && (!theirs->is_shared || !ours->is_shared)) {
+        snprintf(why, why_bytes,
+                 "%s is shared in time slices: %s not under MPS; start both under it",
+                 lane_device_format(ours, a),
+                 theirs->is_shared ? "the daemon is"
+                 : ours->is_shared ? "the worker is"
+                                   : "worker and daemon are");
+        return ATTN_ENOTSUP;
+    }
+    if (theirs->driver_version != ours->driver_version) {
+        snprintf(why, why_bytes, "the worker's driver is %" PRIu32 ", the daemon's %" PRIu32,
+                 theirs->driver_version, ours->driver_version);
+        return ATTN_ENOTSUP;
+    }
+    return ATTN_OK;
+}
+
 /* --- plans ------------------------------------------------------------------------------------ */
 
 static void plan_unref(struct lane_plan *p)

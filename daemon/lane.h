@@ -71,6 +71,15 @@ static inline bool lane_is_possible(const struct backend_info *info)
     return (info->features & all) == all;
 }
 
+/* Which memory this is, in words: "GPU 0123..", "host memory". */
+enum { LANE_DEVICE_TEXT_BYTES = 40 };
+const char *lane_device_format(const struct lane_device *d, char out[LANE_DEVICE_TEXT_BYTES]);
+
+/* Can a worker there and the daemon share memory, and run kernels at once? On two GPUs mapping the
+ * regions decides. ATTN_ENOTSUP: why names what is in the way. */
+attn_status lane_device_check(const struct lane_device *theirs, const struct lane_device *ours,
+                              char *why, size_t why_bytes);
+
 /* id, engine, transport, out_news, principal, page and regions are set. */
 void lane_init(struct lane *l);
 /* No bell is in the engine. */

@@ -9,7 +9,7 @@
 #include "daemon/part_tensors.h"
 #include "kernels/reference.h"
 
-enum { ALIGN = 64, MAX_DIM = 256, MAX_PARTS = 8 };
+enum { ALIGN = 64, MAX_DIM = 256 };
 
 static uint64_t aligned(uint64_t bytes)
 {
@@ -215,13 +215,13 @@ static void row_add(float *acc, attn_dtype dtype, const void *row, uint32_t n, f
             acc[i] += weight * ((const float *)row)[i];
 }
 
-/* To nearest, ties to even; a NaN stays one. */
+/* To nearest, ties to even; a NaN stays one. Integers only, so that rows are converted in
+ * vectors. */
 static uint16_t bf16_of(float x)
 {
     uint32_t bits = bits_of_f32(x);
-    if (isnan(x))
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
 static void row_put(void *row, attn_dtype dtype, const float *acc, uint32_t n)
@@ -236,25 +236,29 @@ static void row_put(void *row, attn_dtype dtype, const float *acc, uint32_t n)
         memcpy(row, acc, n * sizeof *acc);
 }
 
+static float lse_of(const struct part_tensors *part, uint64_t at)
+{
+    float lse;
+    memcpy(&lse, part->staging + at, sizeof lse);
+    return lse;
+}
+
 /* One head of one query: out, and its lse. */
 static float merge_head(const struct part_tensors *const *parts, uint32_t n_parts, uint64_t out_at,
                         uint64_t lse_at, void *out)
 {
     const struct backend_pool_config *c = parts[0]->config;
-    float lse[MAX_PARTS], most = -INFINITY, sum = 0, acc[MAX_DIM] = {0};
+    float most = -INFINITY, sum = 0, acc[MAX_DIM] = {0};
+    for (uint32_t k = 0; k < n_parts; k++)
+        most = fmaxf(most, lse_of(parts[k], lse_at));
+    for (uint32_t k = 0; k < n_parts && most != -INFINITY; k++)
+        sum += expf(lse_of(parts[k], lse_at) - most);
     for (uint32_t k = 0; k < n_parts; k++) {
-        memcpy(&lse[k], parts[k]->staging + lse_at, sizeof lse[k]);
-        most = lse[k] > most ? lse[k] : most;
+        const float lse = lse_of(parts[k], lse_at);
+        if (lse != -INFINITY)
+            row_add(acc, c->q_dtype, parts[k]->staging + out_at, c->head_dim_v,
+                    expf(lse - most) / sum);
     }
-    for (uint32_t k = 0; k < n_parts; k++) {
-        if (lse[k] == -INFINITY)
-            continue;
-        float weight = expf(lse[k] - most);
-        sum += weight;
-        row_add(acc, c->q_dtype, parts[k]->staging + out_at, c->head_dim_v, weight);
-    }
-    for (uint32_t i = 0; i < c->head_dim_v && sum != 0; i++)
-        acc[i] /= sum;
     row_put(out, c->q_dtype, acc, c->head_dim_v);
     return sum == 0 ? -INFINITY : most + logf(sum);
 }

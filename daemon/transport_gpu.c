@@ -1,6 +1,7 @@
-/* transport_gpu.c: lanes for workers on this host whose q, k and v are on the daemon's GPU:
- * gpu:///PATH. Listening and life are those of shm:// (transport_shm.c); this is what one client
- * shares: a page of words and two regions, one made by each side (proto/lane_words.h).
+/* transport_gpu.c: lanes for workers on this host whose q, k and v are on the daemon's GPU, or on
+ * one that reaches it: gpu:///PATH. Listening and life are those of shm:// (transport_shm.c); this
+ * is what one client shares: a page of words and two regions, one made by each side
+ * (proto/lane_words.h).
  *
  * What a lane carries are bells; plans, and everything else, come as messages over any transport.
  * With the cpu backend regions are memfds, and all else is the same.
@@ -21,49 +22,6 @@
 #include "daemon/log.h"
 #include "daemon/shm_internal.h"
 
-enum { UUID_TEXT_BYTES = 40 };
-
-static const char *uuid_format(const uint8_t uuid[16], char out[UUID_TEXT_BYTES])
-{
-    static const uint8_t none[16];
-    if (memcmp(uuid, none, sizeof none) == 0)
-        return "host memory";
-    int n = snprintf(out, UUID_TEXT_BYTES, "GPU ");
-    for (int i = 0; i < 16; i++)
-        n += snprintf(out + n, UUID_TEXT_BYTES - (size_t)n, "%02x", uuid[i]);
-    return out;
-}
-
-/* Can the two processes share memory there, and run kernels side by side? */
-static attn_status check_device(const struct lane_device *theirs, const struct lane_device *ours,
-                                char *why, size_t why_bytes)
-{
-    static const uint8_t none[16];
-    char a[UUID_TEXT_BYTES], b[UUID_TEXT_BYTES];
-    if (memcmp(theirs->uuid, ours->uuid, sizeof ours->uuid) != 0) {
-        snprintf(why, why_bytes, "the worker's region is on %s, the daemon's on %s",
-                 uuid_format(theirs->uuid, a), uuid_format(ours->uuid, b));
-        return ATTN_ENOTSUP;
-    }
-    if (memcmp(ours->uuid, none, sizeof none) == 0)
-        return ATTN_OK;
-    if (!theirs->is_shared || !ours->is_shared) {
-        snprintf(why, why_bytes,
-                 "%s is shared in time slices: %s not under MPS; start both under it",
-                 uuid_format(ours->uuid, a),
-                 theirs->is_shared ? "the daemon is"
-                 : ours->is_shared ? "the worker is"
-                                   : "worker and daemon are");
-        return ATTN_ENOTSUP;
-    }
-    if (theirs->driver_version != ours->driver_version) {
-        snprintf(why, why_bytes, "the worker's driver is %" PRIu32 ", the daemon's %" PRIu32,
-                 theirs->driver_version, ours->driver_version);
-        return ATTN_ENOTSUP;
-    }
-    return ATTN_OK;
-}
-
 static attn_status check_hello(const struct shm_client *c, const struct lane_hello *h,
                                size_t hello_bytes, int fd, const struct lane_device *ours,
                                char *why, size_t why_bytes)
@@ -79,7 +37,7 @@ static attn_status check_hello(const struct shm_client *c, const struct lane_hel
                  LANE_VERSION);
         return ATTN_ENOTSUP;
     }
-    attn_status st = check_device(&h->device, ours, why, why_bytes);
+    attn_status st = lane_device_check(&h->device, ours, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     if (fd < 0) {
@@ -116,9 +74,29 @@ static attn_status page_open(struct lane *l, int *out_fd, char *why, size_t why_
     return ATTN_OK;
 }
 
+/* The worker's region. One on another GPU that cannot be mapped is one that cannot be reached. */
+static attn_status worker_region_open(struct shm_client *c, const struct lane_hello *h, int fd,
+                                      const struct lane_device *ours, char *why, size_t why_bytes)
+{
+    struct transport_env *env = c->t->env;
+    char a[LANE_DEVICE_TEXT_BYTES], cause[128];
+    attn_status st = env->backend_ops->region_open(env->backend, h->out_bytes, fd, &c->lane->out,
+                                                   cause, sizeof cause);
+    if (st == ATTN_OK)
+        return st;
+    if (memcmp(h->device.uuid, ours->uuid, sizeof ours->uuid) == 0) {
+        snprintf(why, why_bytes, "%s", cause);
+        return st;
+    }
+    snprintf(why, why_bytes, "the daemon's GPU does not reach the worker's, %s: %s",
+             lane_device_format(&h->device, a), cause);
+    return ATTN_ENOTSUP;
+}
+
 /* The daemon's region, within the settings, and the worker's. */
 static attn_status regions_open(struct shm_client *c, const struct lane_hello *h, int worker_fd,
-                                int *out_fd, char *why, size_t why_bytes)
+                                const struct lane_device *ours, int *out_fd, char *why,
+                                size_t why_bytes)
 {
     struct transport_env *env = c->t->env;
     struct lane *l = c->lane;
@@ -137,8 +115,7 @@ static attn_status regions_open(struct shm_client *c, const struct lane_hello *h
     if (st != ATTN_OK)
         return st;
     env->shared_bytes += l->in.bytes;
-    st = env->backend_ops->region_open(env->backend, h->out_bytes, worker_fd, &l->out, why,
-                                       why_bytes);
+    st = worker_region_open(c, h, worker_fd, ours, why, why_bytes);
     if (st == ATTN_OK && env->backend_ops->region_export(env->backend, &l->in, out_fd) != ATTN_OK) {
         snprintf(why, why_bytes, "the daemon's region has no descriptor: %s", strerror(errno));
         st = ATTN_ENOMEM;
@@ -147,7 +124,8 @@ static attn_status regions_open(struct shm_client *c, const struct lane_hello *h
 }
 
 static attn_status lane_open(struct shm_client *c, const struct lane_hello *h, int worker_fd,
-                             int out_fds[2], char *why, size_t why_bytes)
+                             const struct lane_device *ours, int out_fds[2], char *why,
+                             size_t why_bytes)
 {
     struct lane *l = c->lane = calloc(1, sizeof *l);
     if (l == NULL) {
@@ -162,7 +140,7 @@ static attn_status lane_open(struct shm_client *c, const struct lane_hello *h, i
     lane_init(l);
     attn_status st = page_open(l, &out_fds[0], why, why_bytes);
     if (st == ATTN_OK)
-        st = regions_open(c, h, worker_fd, &out_fds[1], why, why_bytes);
+        st = regions_open(c, h, worker_fd, ours, &out_fds[1], why, why_bytes);
     if (st == ATTN_OK && getrandom(&l->id, sizeof l->id, 0) != (ssize_t)sizeof l->id) {
         snprintf(why, why_bytes, "no random bytes for the lane's name");
         st = ATTN_EINTERNAL;
@@ -207,13 +185,14 @@ attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hel
         snprintf(w.message, sizeof w.message, "backend %s has no memory that a worker can map",
                  info.name);
     if (st == ATTN_OK)
-        st = lane_open(c, &hello->lane, fd, fds, w.message, sizeof w.message);
+        st = lane_open(c, &hello->lane, fd, &w.device, fds, w.message, sizeof w.message);
     w.status = st;
     if (st == ATTN_OK) {
         w.lane = c->lane->id;
         w.in_bytes = c->lane->in.bytes;
-        log_info("%s: %s: a lane on %s", c->t->url, c->name,
-                 uuid_format(w.device.uuid, (char[UUID_TEXT_BYTES]){0}));
+        log_info("%s: %s: a lane on %s for a worker on %s", c->t->url, c->name,
+                 lane_device_format(&w.device, (char[LANE_DEVICE_TEXT_BYTES]){0}),
+                 lane_device_format(&hello->lane.device, (char[LANE_DEVICE_TEXT_BYTES]){0}));
         shm_hand_over(c); /* the engine knows the lane before the worker can name it */
     }
     bool is_sent = shm_send_packet(c->fd, &w, sizeof w, fds, st == ATTN_OK ? 2 : 0);

@@ -144,7 +144,7 @@ struct backend_move {
 
 /* What is moved together. The caller's, with its list, until done is called. */
 struct backend_moves {
-    struct backend_move *list; /* [n], n >= 1 */
+    struct backend_move *list; /* [n], n >= 1, all in or all out */
     uint32_t n;
     void (*done)(struct backend_moves *m); /* once, on a thread of the backend's; must not block */
     void *user; /* the caller's, untouched */

@@ -18,13 +18,20 @@ enum {
     LOW_PRIORITY = 15, /* as nice(1) counts */
 };
 
+/* One direction: what waits, and the threads for it. */
+struct way {
+    struct moves *moves;
+    struct backend_moves *first, **end; /* with moves that no thread has taken */
+    pthread_cond_t has_work;
+    pthread_t threads[MOVES_MAX_THREADS];
+    uint32_t n_threads;
+};
+
 struct moves {
     struct moves_device device;
     uint32_t n_threads, n_begun;
-    pthread_t threads[MOVES_MAX_THREADS];
     pthread_mutex_t lock;
-    pthread_cond_t has_work;
-    struct backend_moves *first, **end; /* with moves that no thread has taken */
+    struct way ways[2]; /* out; in */
     bool is_closing;
 };
 
@@ -75,18 +82,18 @@ void moves_sum(const void *bytes, size_t n, uint64_t out_sum[2])
 /* --- threads ---------------------------------------------------------------------------------- */
 
 /* The next move of the oldest that has any; NULL: they are to end. Waits. */
-static struct backend_move *take(struct moves *t, struct backend_moves **out_of)
+static struct backend_move *take(struct way *w, struct backend_moves **out_of)
 {
-    while (t->first == NULL && !t->is_closing)
-        pthread_cond_wait(&t->has_work, &t->lock);
-    struct backend_moves *m = t->first;
+    while (w->first == NULL && !w->moves->is_closing)
+        pthread_cond_wait(&w->has_work, &w->moves->lock);
+    struct backend_moves *m = w->first;
     if (m == NULL)
         return NULL;
     struct backend_move *one = &m->list[m->n_taken++];
     if (m->n_taken == m->n) {
-        t->first = m->next;
-        if (t->first == NULL)
-            t->end = &t->first;
+        w->first = m->next;
+        if (w->first == NULL)
+            w->end = &w->first;
     }
     *out_of = m;
     return one;
@@ -94,15 +101,17 @@ static struct backend_move *take(struct moves *t, struct backend_moves **out_of)
 
 static void *thread_main(void *arg)
 {
-    struct moves *t = arg;
+    struct way *w = arg;
+    struct moves *t = w->moves;
     struct backend_moves *of;
     pthread_mutex_lock(&t->lock);
     uint32_t thread = t->n_begun++;
     pthread_mutex_unlock(&t->lock);
-    setpriority(PRIO_PROCESS, (id_t)gettid(), LOW_PRIORITY); /* where it can't be, it is as it is */
+    if (w == &t->ways[0]) /* where it can't be, it is as it is */
+        setpriority(PRIO_PROCESS, (id_t)gettid(), LOW_PRIORITY);
     attn_status begun = t->device.begin == NULL ? ATTN_OK : t->device.begin(t->device.arg, thread);
     pthread_mutex_lock(&t->lock);
-    for (struct backend_move *m; (m = take(t, &of)) != NULL;) {
+    for (struct backend_move *m; (m = take(w, &of)) != NULL;) {
         pthread_mutex_unlock(&t->lock);
         attn_status st = begun == ATTN_OK ? t->device.move(t->device.arg, thread, m) : begun;
         pthread_mutex_lock(&t->lock);
@@ -124,37 +133,40 @@ attn_status moves_open(const struct moves_device *d, uint32_t n_threads, struct 
         return ATTN_ENOMEM;
     t->device = *d;
     t->n_threads = n_threads < MOVES_MAX_THREADS ? n_threads : MOVES_MAX_THREADS;
-    t->end = &t->first;
     pthread_mutex_init(&t->lock, NULL);
-    pthread_cond_init(&t->has_work, NULL);
+    for (int i = 0; i < 2; i++) {
+        struct way *w = &t->ways[i];
+        w->moves = t;
+        w->end = &w->first;
+        pthread_cond_init(&w->has_work, NULL);
+    }
     *out = t;
     return ATTN_OK;
 }
 
 /* One at least; those that can't be had are done without. */
-static bool begin_threads(struct moves *t)
+static bool begin_threads(struct way *w)
 {
     uint32_t n = 0;
-    if (t->threads[0] != 0)
+    if (w->n_threads > 0)
         return true;
-    while (n < t->n_threads && pthread_create(&t->threads[n], NULL, thread_main, t) == 0)
+    while (n < w->moves->n_threads && pthread_create(&w->threads[n], NULL, thread_main, w) == 0)
         n++;
-    t->n_threads = n == 0 ? t->n_threads : n;
-    if (n == 0)
-        t->threads[0] = 0;
+    w->n_threads = n;
     return n > 0;
 }
 
 attn_status moves_submit(struct moves *t, struct backend_moves *m)
 {
-    if (!begin_threads(t))
+    struct way *w = &t->ways[m->list[0].is_in];
+    if (!begin_threads(w))
         return ATTN_ENOMEM;
     m->n_taken = m->n_done = 0;
     m->next = NULL;
     pthread_mutex_lock(&t->lock);
-    *t->end = m;
-    t->end = &m->next;
-    pthread_cond_broadcast(&t->has_work);
+    *w->end = m;
+    w->end = &m->next;
+    pthread_cond_broadcast(&w->has_work);
     pthread_mutex_unlock(&t->lock);
     return ATTN_OK;
 }
@@ -165,11 +177,14 @@ void moves_close(struct moves *t)
         return;
     pthread_mutex_lock(&t->lock);
     t->is_closing = true;
-    pthread_cond_broadcast(&t->has_work);
+    for (int i = 0; i < 2; i++)
+        pthread_cond_broadcast(&t->ways[i].has_work);
     pthread_mutex_unlock(&t->lock);
-    for (uint32_t i = 0; t->threads[0] != 0 && i < t->n_threads; i++)
-        pthread_join(t->threads[i], NULL);
-    pthread_cond_destroy(&t->has_work);
+    for (int i = 0; i < 2; i++) {
+        for (uint32_t k = 0; k < t->ways[i].n_threads; k++)
+            pthread_join(t->ways[i].threads[k], NULL);
+        pthread_cond_destroy(&t->ways[i].has_work);
+    }
     pthread_mutex_destroy(&t->lock);
     free(t);
 }

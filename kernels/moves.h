@@ -1,16 +1,16 @@
 /* moves.h: threads of a backend that move whole blocks beside its batches, each with the checksum
  * of its bytes: what the backends have in common of moves_submit.
  *
- * Threads begin with the first move, so a daemon without tiers has none. They take the moves of
- * what was submitted one by one, the oldest first, and run at low priority: where the processor
- * computes, too, it computes first.
+ * Threads begin with the first move of their direction, so a daemon without tiers has none. They
+ * take the moves of what was submitted one by one, the oldest first. Those for what goes out run at
+ * low priority: nobody waits for it as long as it is ahead, and what computes goes first.
  */
 #ifndef ATTND_KERNELS_MOVES_H
 #define ATTND_KERNELS_MOVES_H
 
 #include "kernels/backend.h"
 
-enum { MOVES_MAX_THREADS = 8 };
+enum { MOVES_MAX_THREADS = 8 /* for each direction */ };
 
 struct moves_device {
     /* A thread of this number begins; NULL: nothing to do. Its failure is that of its moves. */
@@ -22,6 +22,7 @@ struct moves_device {
 
 struct moves;
 
+/* So many threads for each direction; their numbers go on from one to the other. */
 attn_status moves_open(const struct moves_device *d, uint32_t n_threads, struct moves **out);
 /* As backend moves_submit. ATTN_ENOMEM: no thread can be had. */
 attn_status moves_submit(struct moves *t, struct backend_moves *m);

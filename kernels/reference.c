@@ -1,13 +1,15 @@
 /* reference.c: attention, rounding and quantisation in the plainest form that is right.
  *
  * Everything is float64 but quantisation, which is f32 operation by operation, so that all backends
- * can agree with it bit by bit. No state, no threads; allocates one score per key.
+ * can agree with it bit by bit. No state, no threads; allocates one score and one byte per key.
  */
 #include "kernels/reference.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define MAX_DIM 256
 
 static double f32_get(uint32_t bits)
 {
@@ -134,8 +136,8 @@ void reference_dequantise(attn_dtype kv_dtype, const uint8_t *codes, float scale
 void reference_cached_row(attn_dtype q_dtype, attn_dtype kv_dtype, const void *from, size_t at,
                           uint32_t n, float *out_row)
 {
-    double row[256];
-    uint8_t codes[256];
+    double row[MAX_DIM];
+    uint8_t codes[MAX_DIM];
     float scale;
     for (uint32_t i = 0; i < n; i++)
         row[i] = reference_get(q_dtype, from, at + i);
@@ -171,26 +173,47 @@ static uint32_t times_seen(const struct attn_layer_spec *spec, uint32_t kv_head,
     return spec->n_branches == 0 ? 1 : n;
 }
 
-static double score(const struct attn_layer_spec *spec, attn_dtype dtype, uint32_t dk,
-                    const void *q, size_t q0, const void *k, size_t k0)
+/* A row as float64; n is at most MAX_DIM. The dtype is looked at once for each row: tests spend
+ * most of their time here. */
+static void read_row(attn_dtype dtype, const void *array, size_t at, uint32_t n, double *out)
 {
-    double s = 0;
-    for (uint32_t d = 0; d < dk; d++)
-        s += reference_get(dtype, q, q0 + d) * reference_get(dtype, k, k0 + d);
+    if (dtype == ATTN_F32) {
+        const float *row = (const float *)array + at;
+        for (uint32_t i = 0; i < n; i++)
+            out[i] = row[i];
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = reference_get(dtype, array, at + i);
+}
+
+static double score(const struct attn_layer_spec *spec, const double *q, const double *k,
+                    uint32_t dk)
+{
+    double part[8] = {0}, s = 0; /* sums that need not wait for one another */
+    uint32_t d = 0;
+    for (; d + 8 <= dk; d += 8)
+        for (uint32_t i = 0; i < 8; i++)
+            part[i] += q[d + i] * k[d + i];
+    for (; d < dk; d++)
+        s += q[d] * k[d];
+    for (uint32_t i = 0; i < 8; i++)
+        s += part[i];
     s *= spec->scale;
     if (spec->soft_cap > 0)
         s = spec->soft_cap * tanh(s / spec->soft_cap);
     return s;
 }
 
-/* One query row of one head: out[dv] and its lse. s holds n_kv scores. */
-static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint32_t kv_head,
-                         uint32_t p, uint32_t end, uint32_t n_kv, double *s, attn_dtype dtype,
-                         const void *v, size_t v0, size_t v_stride, uint32_t dv, double *out)
+/* One query row of one head: out[dv] and its lse. s holds n_kv scores, seen how often each key
+ * counts. */
+static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint32_t n_kv,
+                         const double *s, const uint8_t *seen, attn_dtype dtype, const void *v,
+                         size_t v0, size_t v_stride, uint32_t dv, double *out)
 {
     double max = spec->sink_logits ? spec->sink_logits[head] : -INFINITY;
     for (uint32_t j = 0; j < n_kv; j++)
-        if (times_seen(spec, kv_head, p, j, end) && !(s[j] <= max))
+        if (seen[j] && !(s[j] <= max))
             max = s[j]; /* a NaN score becomes the maximum, and so the result */
     for (uint32_t d = 0; d < dv; d++)
         out[d] = 0;
@@ -199,13 +222,13 @@ static double attend_row(const struct attn_layer_spec *spec, uint32_t head, uint
 
     double sum = spec->sink_logits ? exp(spec->sink_logits[head] - max) : 0;
     for (uint32_t j = 0; j < n_kv; j++) {
-        uint32_t n = times_seen(spec, kv_head, p, j, end);
-        if (n == 0)
+        if (!seen[j])
             continue;
-        double w = n * exp(s[j] - max);
+        double w = seen[j] * exp(s[j] - max), row[MAX_DIM];
         sum += w;
+        read_row(dtype, v, v0 + j * v_stride, dv, row);
         for (uint32_t d = 0; d < dv; d++)
-            out[d] += w * reference_get(dtype, v, v0 + j * v_stride + d);
+            out[d] += w * row[d];
     }
     for (uint32_t d = 0; d < dv; d++)
         out[d] /= sum;
@@ -217,30 +240,36 @@ attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_
                              const void *q, uint32_t n_q, uint32_t pos, const void *k,
                              const void *v, uint32_t n_kv, double *out, double *lse)
 {
+    if (dk > MAX_DIM || dv > MAX_DIM)
+        return ATTN_EINVAL;
     double *s = malloc((n_kv + 1) * sizeof *s);
-    if (s == NULL)
-        return ATTN_ENOMEM;
+    uint8_t *seen = malloc(n_kv + 1);
+    attn_status st = s == NULL || seen == NULL ? ATTN_ENOMEM : ATTN_OK;
     uint32_t group = num_q_heads / num_kv_heads, end = pos + n_q < n_kv ? pos + n_q : n_kv;
-    for (uint32_t t = 0; t < n_q; t++) {
+    for (uint32_t t = 0; st == ATTN_OK && t < n_q; t++) {
         for (uint32_t h = 0; h < num_q_heads; h++) {
             size_t row = (size_t)t * num_q_heads + h;
+            double q_row[MAX_DIM], k_row[MAX_DIM];
+            read_row(dtype, q, row * dk, dk, q_row);
             for (uint32_t j = 0; j < n_kv; j++) {
-                if (!times_seen(spec, h / group, pos + t, j, end))
+                if (h % group == 0) /* the group's other heads see the same */
+                    seen[j] = (uint8_t)times_seen(spec, h / group, pos + t, j, end);
+                if (!seen[j])
                     continue;
-                s[j] = score(spec, dtype, dk, q, row * dk, k,
-                             ((size_t)j * num_kv_heads + h / group) * dk);
+                read_row(dtype, k, ((size_t)j * num_kv_heads + h / group) * dk, dk, k_row);
+                s[j] = score(spec, q_row, k_row, dk);
                 if (spec->alibi_slopes)
                     s[j] += (double)spec->alibi_slopes[h] * ((double)j - (double)(pos + t));
             }
-            double l =
-                attend_row(spec, h, h / group, pos + t, end, n_kv, s, dtype, v,
-                           (size_t)(h / group) * dv, (size_t)num_kv_heads * dv, dv, out + row * dv);
+            double l = attend_row(spec, h, n_kv, s, seen, dtype, v, (size_t)(h / group) * dv,
+                                  (size_t)num_kv_heads * dv, dv, out + row * dv);
             if (lse)
                 lse[row] = l;
         }
     }
+    free(seen);
     free(s);
-    return ATTN_OK;
+    return st;
 }
 
 struct reference_bound reference_bound_of(attn_dtype q_dtype, attn_dtype kv_dtype)

@@ -18,7 +18,7 @@
  * Scores   scale, then soft cap, then ALiBi; a sink logit is used as it is
  * Empty    a query that sees no key, or only scores of -inf, gives out = 0 and lse = -inf (or the
  *          sink logit's lse)
- * Errors   ATTN_ENOMEM
+ * Errors   ATTN_EINVAL dk or dv is beyond 256; ATTN_ENOMEM
  */
 attn_status reference_attend(const struct attn_layer_spec *spec, uint32_t num_q_heads,
                              uint32_t num_kv_heads, uint32_t dk, uint32_t dv, attn_dtype dtype,

@@ -3,8 +3,9 @@
  * used.
  *
  * A lane has a page of host memory and two regions, which both sides map: the daemon's, where the
- * worker puts q, k and v, and the worker's, where the daemon puts out. Both regions are memory of
- * one GPU, or both memfds. Either side can write to all of it at any time.
+ * worker puts q, k and v, and the worker's, where the daemon puts out. Each is memory of its side's
+ * GPU, one or two that reach each other, or both are memfds. Either side can write to all of it at
+ * any time.
  */
 #ifndef ATTND_PROTO_LANE_WORDS_H
 #define ATTND_PROTO_LANE_WORDS_H
@@ -18,7 +19,7 @@
 #define LANE_REGION_ALIGN (2u << 20) /* a region's bytes are a multiple */
 #define LANE_OUT_OFFSET 128u /* of the worker's region: before it lies the word `done` */
 
-/* Which GPU the regions are on. All zeros: they are memfds. */
+/* Which GPU a side is on. All zeros: they are memfds. */
 struct lane_device {
     uint8_t uuid[16];
     uint32_t driver_version; /* as the CUDA driver counts: 13000 is 13.0 */

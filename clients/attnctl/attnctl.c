@@ -24,6 +24,8 @@ static int run_keys(const struct arguments *a)
 /* Commands of one noun stand together. */
 const struct command commands[] = {
     {NULL, "ping", NULL, "one round trip: version, backend, time", .ask = ask_ping},
+    {NULL, "status", NULL, "ready or draining, for how long, and the counters to look at first",
+     .ask = ask_status},
     {NULL, "info", NULL, "the limits of a session", .ask = ask_info},
     {NULL, "stats", NULL, "the counters", .ask = ask_stats},
     {NULL, "top", NULL, "what the daemon does, again every --interval", .live = run_top},
@@ -31,6 +33,7 @@ const struct command commands[] = {
      .print = print_latency},
     {NULL, "slow", NULL, "the latest steps above stats.slow_step, with their stages",
      .ask = ask_slow, .print = print_table, .is_admin = true},
+    {NULL, "pools", NULL, "as pool list", .ask = ask_pools, .print = print_table},
     {NULL, "sessions", NULL, "the workers that are there", .ask = ask_sessions,
      .print = print_table, .is_admin = true},
     {NULL, "sequences", NULL, "the sequences that are open", .ask = ask_sequences,

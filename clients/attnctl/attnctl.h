@@ -68,6 +68,7 @@ attn_status connect_to(const struct arguments *a, attn_client **out_client);
 /* command.c */
 attn_status ask_ping(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_info(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_status(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_stats(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_drain(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_reload(attn_client *c, const struct arguments *a, json_t **out);

@@ -1,6 +1,7 @@
 /* command.c: commands of one request, or of a list that comes in pages. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "clients/attnctl/attnctl.h"
 
@@ -40,6 +41,57 @@ attn_status ask_stats(attn_client *c, const struct arguments *a, json_t **out)
     if (st == ATTN_OK)
         *out = json_loads(text, 0, NULL);
     attn_free(text);
+    return st;
+}
+
+/* What is asked first of a daemon that is said to be slow. */
+static json_t *status_of(const json_t *stats, const struct attn_client_info *info)
+{
+    static const char *const counts[] = {
+        "sessions",
+        "sequences",
+        "blocks",
+        "blocks_free",
+        "queue_requests",
+        "steps_in_flight",
+        "steps_received_total",
+        "batches_failed_total",
+        "canary_wrong_total",
+    };
+    const json_t *answered = json_object_get(stats, "steps_answered_total"), *n;
+    const char *status;
+    json_int_t refused = 0;
+    json_object_foreach((json_t *)answered, status, n)
+    {
+        refused += strcmp(status, "ok") != 0 ? json_integer_value(n) : 0;
+    }
+    double up =
+        (double)time(NULL) - json_number_value(json_object_get(stats, "start_time_seconds"));
+    bool is_draining = json_integer_value(json_object_get(stats, "draining")) != 0;
+    bool is_ready = json_integer_value(json_object_get(stats, "ready")) != 0;
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:f, s:I}", "state",
+                  is_draining ? "draining" : (is_ready ? "ready" : "not ready"), "server_version",
+                  info->server_version, "backend", info->backend, "up_seconds", up > 0 ? up : 0,
+                  "pools", (json_int_t)json_array_size(json_object_get(stats, "pools")));
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        json_object_set(o, counts[i], json_object_get(stats, counts[i]));
+    json_object_set_new(o, "steps_not_ok_total", json_integer(refused));
+    json_object_set(o, "oldest_request_age_seconds",
+                    json_object_get(stats, "oldest_request_age_seconds"));
+    return o;
+}
+
+attn_status ask_status(attn_client *c, const struct arguments *a, json_t **out)
+{
+    struct attn_client_info info = {.struct_size = sizeof info};
+    json_t *stats = NULL;
+    attn_status st = ask_stats(c, a, &stats);
+    if (st == ATTN_OK)
+        st = attn_client_info(c, &info);
+    if (st == ATTN_OK && stats != NULL)
+        *out = status_of(stats, &info);
+    json_decref(stats);
     return st;
 }
 

@@ -4,9 +4,9 @@
  * The thread that receives connects, reads, and notices a lost connection; any thread sends. A
  * message is written where send is called, as far as the socket takes it; what is left, at most one
  * message, is written by later calls: send, recv, or a wait that ends because the socket is
- * writable. One epoll descriptor over the socket and an eventfd (wake) is what waits; before that it
- * is asked again and again, as long as answers have come soon lately. No thread, nothing global: a
- * forked process can open clients of its own.
+ * writable. One epoll descriptor over the socket and an eventfd (wake) is what waits; before that
+ * it is asked again and again, as long as answers have come soon lately. No thread, nothing global:
+ * a forked process can open clients of its own.
  */
 #include "clients/libattn/transport.h"
 

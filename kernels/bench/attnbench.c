@@ -35,6 +35,7 @@ static const char help[] =
     "                    each (512), of all but the first (512+1x131072), or spread evenly over a\n"
     "                    range and mixed (512..8192); may be repeated\n"
     "  --new N           with --cell: query tokens of each sequence, its last ones (default 1)\n"
+    "  --prompts N       with --new: of the first N sequences only, the others decode one token\n"
     "  --kv TYPE         with --cell: K and V as bf16 (default), fp8_e4m3 or int8\n"
     "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
     "  --csv FILE        also write the rows as CSV\n"
@@ -114,6 +115,8 @@ void bench_cell_name(const struct bench_cell *c, char *out, size_t bytes)
         snprintf(out + strlen(out), bytes - strlen(out), "+1x%u", c->first_context);
     if (c->new_tokens > 0)
         snprintf(out + strlen(out), bytes - strlen(out), ",n%u", c->new_tokens);
+    if (c->n_prompts > 0)
+        snprintf(out + strlen(out), bytes - strlen(out), "x%u", c->n_prompts);
     if (c->kv_dtype != ATTN_DTYPE_NONE)
         snprintf(out + strlen(out), bytes - strlen(out), ",%s", attn_dtype_name(c->kv_dtype));
 }
@@ -450,6 +453,7 @@ int main(int argc, char **argv)
         {"csv", required_argument, NULL, 'c'},
         {"runs", required_argument, NULL, 'r'},
         {"new", required_argument, NULL, 'N'},
+        {"prompts", required_argument, NULL, 'P'},
         {"kv", required_argument, NULL, 'k'},
         {"alone", no_argument, NULL, 'a'},
         {"devices", required_argument, NULL, 'D'},
@@ -470,7 +474,7 @@ int main(int argc, char **argv)
     struct bench_cards cards = {0};
     const char *type = NULL, *rung = NULL;
     attn_dtype kv_dtype = ATTN_DTYPE_NONE;
-    uint32_t gib = 0, new_tokens = 0, n_given = 0, max_tokens = 0, n_cells;
+    uint32_t gib = 0, new_tokens = 0, n_prompts = 0, n_given = 0, max_tokens = 0, n_cells;
     int opt;
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         bool ok = true;
@@ -491,6 +495,9 @@ int main(int argc, char **argv)
             break;
         case 'N':
             ok = parse_count("new", optarg, 1, &new_tokens);
+            break;
+        case 'P':
+            ok = parse_count("prompts", optarg, 1, &n_prompts);
             break;
         case 'k':
             ok = parse_kv(optarg, &kv_dtype);
@@ -590,6 +597,7 @@ int main(int argc, char **argv)
         given[i].kv_dtype = kv_dtype;
     for (uint32_t i = 0; new_tokens > 0 && i < n_given; i++) {
         given[i].new_tokens = new_tokens;
+        given[i].n_prompts = n_prompts;
         if (new_tokens > given[i].context) {
             fprintf(stderr, "attnbench: --new is %u, but a cell has %u tokens\n", new_tokens,
                     given[i].context);

@@ -23,6 +23,7 @@ struct bench_cell {
     uint32_t max_context; /* lengths lie evenly between context and this; 0: all are context */
     uint32_t first_context; /* of the first sequence, 0: as the others */
     uint32_t new_tokens; /* query tokens, the last of each context; 0: one */
+    uint32_t n_prompts; /* the first sequences, which have so many; the others one. 0: all have */
     float best_public_us; /* 0: not known */
     attn_dtype kv_dtype; /* ATTN_DTYPE_NONE: bf16, as q */
 };
@@ -30,7 +31,8 @@ struct bench_cell {
 /* NULL: no such grid. */
 const struct bench_cell *bench_cells(const char *grid, uint32_t *out_n);
 uint32_t bench_context(const struct bench_cell *c, uint32_t item); /* tokens of a sequence */
-uint32_t bench_new_tokens(const struct bench_cell *c); /* of each sequence */
+uint32_t bench_new_tokens(const struct bench_cell *c); /* of each prompt */
+uint32_t bench_item_tokens(const struct bench_cell *c, uint32_t item); /* of a sequence */
 uint64_t bench_kv_bytes(const struct bench_cell *c); /* K and V that one step reads */
 attn_dtype bench_kv_dtype(const struct bench_cell *c);
 double bench_flops(const struct bench_cell *c); /* of causal attention; the diagonal counts half */

@@ -161,11 +161,18 @@ uint32_t bench_new_tokens(const struct bench_cell *c)
     return c->new_tokens > 0 ? c->new_tokens : 1;
 }
 
+uint32_t bench_item_tokens(const struct bench_cell *c, uint32_t item)
+{
+    return c->n_prompts == 0 || item < c->n_prompts ? bench_new_tokens(c) : 1;
+}
+
 double bench_flops(const struct bench_cell *c)
 {
-    double pairs = 0, n = bench_new_tokens(c);
-    for (uint32_t i = 0; i < c->batch; i++)
+    double pairs = 0;
+    for (uint32_t i = 0; i < c->batch; i++) {
+        const double n = bench_item_tokens(c, i);
         pairs += n * (bench_context(c, i) - n / 2);
+    }
     return 4.0 * pairs * c->g->num_q_heads * c->g->head_dim_k;
 }
 

@@ -257,8 +257,8 @@ static void make_batches(struct bench *x, struct bench_setup *s)
                 .flags = BACKEND_ATTEND,
                 .layer = l,
                 .table_row = i,
-                .pos = bench_context(c, i) - n_tokens,
-                .n_tokens = n_tokens,
+                .pos = bench_context(c, i) - bench_item_tokens(c, i),
+                .n_tokens = bench_item_tokens(c, i),
                 .block_table = s->tables + s->first_block[i],
                 .q = s->host + i * row,
                 .out = s->host + ((size_t)(l + 1) * c->batch + i) * row,
@@ -378,7 +378,7 @@ static bool check_group(struct bench *x, const struct bench_setup *s, uint32_t l
 {
     const struct bench_cell *c = s->cell;
     uint32_t group = c->g->num_q_heads / c->g->num_kv_heads, d = c->g->head_dim_k;
-    uint32_t n = bench_context(c, item) - bench_new_tokens(c) + token + 1;
+    uint32_t n = bench_context(c, item) - bench_item_tokens(c, item) + token + 1;
     float *k = malloc((size_t)n * d * 4), *v = malloc((size_t)n * d * 4);
     float *q = malloc((size_t)group * d * 4);
     uint8_t *block = malloc(s->layout.block_bytes);
@@ -428,25 +428,28 @@ bool bench_check(struct bench *x, struct bench_setup *s, const char *variant,
     double diff = 0, norm = 0, work = 0;
     const double most_work = c->new_tokens > 0 ? CHECK_WORK / 8 : CHECK_WORK;
     uint64_t ns[2];
-    *out = (struct bench_error){.is_allclose = true,
-                                .n_rows = 2ull * c->batch * n_tokens * c->g->num_q_heads};
+    *out = (struct bench_error){.is_allclose = true};
+    for (uint32_t i = 0; i < c->batch; i++)
+        out->n_rows += 2ull * bench_item_tokens(c, i) * c->g->num_q_heads;
 
     memset(s->host + q_bytes, 0xff, s->host_bytes - q_bytes);
     if (x->own->time_batch(x->b, variant, ends, 2, 2, false, ns) != ATTN_OK)
         return fail(x, "computing a batch to check");
     for (uint32_t i = 0; i < 2 * c->batch; i++) {
         const uint16_t *o = ends[i / c->batch]->items[i % c->batch].out;
-        for (size_t j = 0; j < row / 2; j++)
+        const size_t n = row / 2 / n_tokens * bench_item_tokens(c, i % c->batch);
+        for (size_t j = 0; j < n; j++)
             out->is_allclose = out->is_allclose && (o[j] & 0x7f80) != 0x7f80;
     }
     /* sequence 0, then an even sample of the others, as far as the work allows */
     for (uint32_t i = 0; i < n_groups; i++) {
         uint32_t at = (uint32_t)((uint64_t)i * 2654435761u % n_groups);
         uint32_t item = i == 0 ? 0 : at / (c->g->num_kv_heads * n_tokens);
-        uint32_t head = at % c->g->num_kv_heads, token = at / c->g->num_kv_heads % n_tokens;
+        uint32_t head = at % c->g->num_kv_heads;
+        uint32_t token = at / c->g->num_kv_heads % n_tokens;
         double cost = 2.0 * c->g->num_q_heads / c->g->num_kv_heads * bench_context(c, item) *
                       c->g->head_dim_k;
-        if (i > 0 && work + cost > most_work)
+        if ((i > 0 && work + cost > most_work) || token >= bench_item_tokens(c, item))
             continue;
         work += cost;
         if (!check_group(x, s, 0, item, head, token, out, &diff, &norm) ||

@@ -31,7 +31,7 @@
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
-#define GPU_MOVE_THREADS 4
+#define GPU_MOVE_THREADS 4 /* for each direction */
 
 /* A batch that follows the one in front has its q, k and v brought before if they are at least so
  * many bytes (fewer come with prep: another launch takes longer) of at most so many tokens (more
@@ -139,7 +139,7 @@ struct backend {
     runtime_event *met; /* where one stream follows another */
     runtime_event *scrubbed; /* behind the latest scrub */
     struct moves *moves; /* NULL: nothing was moved yet */
-    runtime_stream *move_streams[GPU_MOVE_THREADS];
+    runtime_stream *move_streams[2 * GPU_MOVE_THREADS];
     struct runtime_range kv;
     struct kv_range *kv_ranges; /* of pools */
     uint64_t kv_written; /* bytes from the start that pools had */

@@ -54,7 +54,7 @@ attn_status gpu_moves_submit(struct backend *b, struct backend_moves *m)
 void gpu_moves_end(struct backend *b)
 {
     moves_close(b->moves);
-    for (int i = 0; i < GPU_MOVE_THREADS; i++)
+    for (int i = 0; i < 2 * GPU_MOVE_THREADS; i++)
         if (b->move_streams[i])
             runtime_stream_close(b->move_streams[i]);
 }

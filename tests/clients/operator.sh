@@ -40,7 +40,12 @@ has '^stages +device +[0-9]+ +[0-9.]+'
 
 expect 0 "$ctl" --json pool create kept --layers 1 --q-heads 8 --kv-heads 2 --head-dim 64 --blocks 4
 holds "(x['name'], x['blocks'], x['free_blocks']) == ('kept', 4, 4)"
+expect 0 "$ctl" --json status
+holds "x['state'] == 'ready' and x['backend'] == 'cpu' and x['up_seconds'] >= 0 and x['blocks_free'] <= x['blocks'] and x['batches_failed_total'] == 0"
+expect 0 "$ctl" --json pools
+cp "$dir/out" "$dir/pools"
 expect 0 "$ctl" --json pool list
+holds "[p['name'] for p in x['pools']] == [p['name'] for p in __import__('json').load(open('$dir/pools'))['pools']]"
 holds "[p for p in x['pools'] if p['name'] == 'kept'][0]['free_blocks'] == 4"
 expect 0 "$ctl" --json sessions
 holds "{'attnload', 'attnctl'} <= {s['client'] for s in x['sessions']} and len(x['sessions'][0]['session']) == 8"
@@ -168,6 +173,10 @@ says 'no setting is named no.such'
 sed -i 's/1us/7s/; s/= 9/= 8/' "$dir/conf"
 expect 0 "$ctl" --json reload
 holds "x == {'changed': 4, 'need_restart': 1}" # three are as the file has them again
+expect 0 "$ctl" --json config get stats.slow_step
+holds "x['value'] == '7s' and x['origin'].endswith('conf:4')"
+expect 0 "$ctl" --json config get engine.lease
+holds "x['origin'] == 'default'"
 expect 0 "$ctl" config get stats.slow_step
 has '^value 7s$'
 printf 'nonsense\n' >>"$dir/conf"
@@ -187,7 +196,7 @@ has '^fail +daemon +no connection'
 
 # over tcp nobody knows who asks: pools and counters alone
 tcp=$(grep -oE 'tcp://127.0.0.1:[0-9]+' "$dir/attnd.log")
-for command in 'pool list' stats latency 'top --count 1 --interval 0.1'; do
+for command in 'pool list' pools status stats latency 'top --count 1 --interval 0.1'; do
   expect 0 "$ctl" --endpoint "$tcp" $command
 done
 for command in 'pool drop p' sessions sequences tenants cache 'kill session 1' 'kill sequence 1' "trace $dir/trace" slow watch 'config list' 'config set log.level debug' reload; do

@@ -419,6 +419,7 @@ static void the_admin_socket_stands_beside_the_first_ipc_address(void **state)
          "auto", NULL}, /* there is no room in an address for .admin */
         {"ipc:///tmp/x", "off", NULL},
         {"tcp://127.0.0.1:0", "/tmp/door", "admin:///tmp/door"},
+        {"tcp://127.0.0.1:0", "ipc:///tmp/door", "admin:///tmp/door"},
     };
     config_given_file("");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -431,7 +432,7 @@ static void the_admin_socket_stands_beside_the_first_ipc_address(void **state)
             assert_string_equal(url, cases[i].url);
         config_fini(&c);
     }
-    config_expect_failure("listen.admin = door|is not absolute",
+    config_expect_failure("listen.admin = door|path \"door\" is not absolute (/run/...)",
                           ARGS("--config", config_file, "--listen.admin", "door"));
 }
 

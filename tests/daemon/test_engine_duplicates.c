@@ -117,13 +117,13 @@ static uint64_t send_op(const struct op *o)
     }
 }
 
-static void assert_same(const struct view *before, uint64_t id, uint32_t after)
+static void assert_same(const struct view *before, const struct view *now, uint64_t id,
+                        uint32_t after)
 {
-    struct view now = look();
-    if (memcmp(before, &now, sizeof now) == 0)
+    if (memcmp(before, now, sizeof *now) == 0)
         return;
     for (uint64_t s = 1; s <= NAMES; s++) {
-        const struct seq_view *a = &before->seqs[s], *b = &now.seqs[s];
+        const struct seq_view *a = &before->seqs[s], *b = &now->seqs[s];
         if (memcmp(a, b, sizeof *a) != 0)
             fail_msg(
                 "request %llu came again after step %u of the script and changed sequence %llu: "
@@ -141,7 +141,8 @@ static void arrives_again(uint64_t id, uint32_t after)
     rig_run(&r);
     assert_non_null(rig_reply(&r, id)); /* answered, whatever with */
     note_writes(id);
-    assert_same(&before, id, after);
+    struct view now = look();
+    assert_same(&before, &now, id, after);
 }
 
 static void begin(void)
@@ -224,6 +225,138 @@ static void a_fork_whose_child_was_closed(void **state)
          {APPEND, 0, 1, 12, 3}, {FORK, 0, 1, 2, 0}, {APPEND, 0, 2, 3, 0}, {CLOSE, 0, 2, 0, 0},
          {FORK, 0, 1, 2, 0}, {TRUNCATE, 0, 2, 6, 0}, {APPEND, 0, 2, 4, 0}, {CLOSE, 0, 1, 0, 0},
          {OPEN, 0, 1, 0, 0});
+}
+
+/* --- every short script ----------------------------------------------------------------------- */
+
+/* Every script of up to DEPTH requests about two names, of those that must succeed. Copies of all
+ * requests before, oldest first and newest first, come after each: as they change nothing, any
+ * number of copies in any order changes nothing. A script is played whose last request is new; what
+ * stands before it has been played without it. Then once more, its last request in the middle of
+ * copies that the engine finds at one time. */
+enum { DEPTH = 5, DEEPER = 7 };
+
+static struct op chosen[DEEPER];
+static uint32_t n_scripts;
+
+/* What is open, by the script; enough to say what must succeed. */
+struct known {
+    bool is_open[3];
+    uint32_t owner[3], len[3];
+};
+
+static uint32_t possible(const struct known *k, struct op out[16])
+{
+    uint32_t n = 0;
+    for (uint32_t s = 1; s <= 2; s++) {
+        uint32_t who = k->owner[s];
+        if (!k->is_open[s]) {
+            for (uint32_t w = 0; w < 2 && s == 1; w++)
+                out[n++] = (struct op){OPEN, w, s, 0, 0};
+            continue;
+        }
+        if (s == 1 || k->len[s] > 0)
+            out[n++] = (struct op){APPEND, who, s, 3, 0};
+        if (k->len[s] > 0)
+            out[n++] = (struct op){TRUNCATE, who, s, k->len[s] - 1, 0};
+        out[n++] = (struct op){CLOSE, who, s, 0, 0};
+        out[n++] = (struct op){ADOPT, 1 - who, s, 0, 0};
+        if (s == 1 && !k->is_open[2])
+            out[n++] = (struct op){FORK, who, 1, 2, 0};
+    }
+    return n;
+}
+
+static void know(struct known *k, const struct op *o)
+{
+    switch (o->kind) {
+    case OPEN:
+        k->is_open[o->seq] = true;
+        k->owner[o->seq] = o->who;
+        k->len[o->seq] = 0;
+        break;
+    case APPEND:
+        k->len[o->seq] += o->n;
+        break;
+    case TRUNCATE:
+        k->len[o->seq] = o->n;
+        break;
+    case CLOSE:
+        k->is_open[o->seq] = false;
+        break;
+    case ADOPT:
+        k->owner[o->seq] = o->who;
+        break;
+    default:
+        k->is_open[o->n] = true;
+        k->owner[o->n] = o->who;
+        k->len[o->n] = 0; /* the other layers have nothing */
+    }
+}
+
+/* Lengths, owners and epochs alone: who wrote a token can't be told within one turn. */
+static void forget_writers(struct view *v)
+{
+    for (uint32_t s = 1; s <= NAMES; s++)
+        memset(v->seqs[s].writer, 0, sizeof v->seqs[s].writer);
+}
+
+static void play_chosen(uint32_t n, bool is_at_once)
+{
+    static struct view plain;
+    uint64_t ids[DEEPER];
+    begin();
+    for (uint32_t i = 0; i < n; i++) {
+        bool is_last = i + 1 == n;
+        for (uint32_t k = 0; is_at_once && is_last && k < i; k++)
+            rig_resend(&r, ids[k]);
+        ids[i] = send_op(&chosen[i]);
+        for (uint32_t k = i; is_at_once && is_last && k-- > 0;)
+            rig_resend(&r, ids[k]);
+        rig_run(&r);
+        const Attnd__Reply *reply = rig_answer(&r, ids[i]);
+        if (reply->status != ATTN_OK)
+            fail_msg("script %u, request %u: %s", n_scripts, i, reply->message);
+        if (!is_at_once) /* else what was written may be gone */
+            note_writes(ids[i]);
+    }
+    for (uint32_t k = 0; !is_at_once && k < n; k++)
+        arrives_again(ids[k], n);
+    for (uint32_t k = n; !is_at_once && k-- > 0;)
+        arrives_again(ids[k], n);
+    struct view v = look();
+    forget_writers(&v);
+    if (is_at_once)
+        assert_same(&plain, &v, ids[0], n);
+    plain = v;
+    rig_close(&r);
+}
+
+static void play_every(struct known k, uint32_t n, uint32_t depth)
+{
+    struct op ops[16];
+    uint32_t n_ops = possible(&k, ops);
+    for (uint32_t i = 0; n < depth && i < n_ops; i++) {
+        struct known next = k;
+        chosen[n] = ops[i];
+        know(&next, &ops[i]);
+        n_scripts++;
+        play_chosen(n + 1, false);
+        play_chosen(n + 1, true);
+        play_every(next, n + 1, depth);
+    }
+}
+
+/* $DUPLICATES_DEPTH up to 7: longer scripts. */
+static void every_short_script_with_every_late_duplicate(void **state)
+{
+    const char *deeper = getenv("DUPLICATES_DEPTH");
+    uint32_t depth = deeper != NULL ? (uint32_t)strtoul(deeper, NULL, 10) : DEPTH;
+    (void)state;
+    n_scripts = 0;
+    play_every((struct known){.is_open = {false}}, 0, depth < DEEPER ? depth : DEEPER);
+    print_message("%u scripts\n", n_scripts);
+    assert_true(n_scripts > 100);
 }
 
 /* --- random scripts --------------------------------------------------------------------------- */
@@ -368,6 +501,7 @@ int main(void)
         cmocka_unit_test(an_open_whose_sequence_was_closed),
         cmocka_unit_test(an_adoption_that_another_followed),
         cmocka_unit_test(a_fork_whose_child_was_closed),
+        cmocka_unit_test(every_short_script_with_every_late_duplicate),
         cmocka_unit_test(random_scripts_with_random_duplicates),
         cmocka_unit_test(a_hello_that_comes_again_gives_the_same_session),
     };

@@ -536,6 +536,44 @@ static void random_bells_never_move_a_length(void **state)
     }
 }
 
+static void two_gpus_need_no_mps_and_one_does(void **state)
+{
+    (void)state;
+    enum { OURS = 1, OTHER = 2, HOST = 0 };
+    const struct {
+        uint8_t theirs, ours;
+        bool is_their_mps, is_our_mps;
+        uint32_t driver;
+        attn_status st;
+        const char *part;
+    } cases[] = {
+        {HOST, HOST, false, false, 0, ATTN_OK, ""},
+        {OURS, OURS, true, true, 13000, ATTN_OK, ""},
+        {OTHER, OURS, false, false, 13000, ATTN_OK, ""},
+        {OTHER, OURS, true, false, 13000, ATTN_OK, ""},
+        {OURS, OURS, false, true, 13000, ATTN_ENOTSUP, "time slices: the worker is not"},
+        {OURS, OURS, true, false, 13000, ATTN_ENOTSUP, "time slices: the daemon is not"},
+        {OURS, OURS, false, false, 13000, ATTN_ENOTSUP, "time slices: worker and daemon are not"},
+        {OURS, OURS, true, true, 12080, ATTN_ENOTSUP, "driver is 12080, the daemon's 13000"},
+        {OTHER, OURS, false, false, 12080, ATTN_ENOTSUP, "driver is 12080, the daemon's 13000"},
+        {HOST, OURS, false, false, 0, ATTN_ENOTSUP,
+         "region is on host memory, the daemon's on GPU "},
+        {OTHER, HOST, false, false, 13000, ATTN_ENOTSUP,
+         "on GPU 02020202020202020202020202020202, the daemon's on host memory"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct lane_device theirs = {.driver_version = cases[i].driver,
+                                     .is_shared = cases[i].is_their_mps};
+        struct lane_device ours = {.driver_version = 13000, .is_shared = cases[i].is_our_mps};
+        char why[200] = "";
+        memset(theirs.uuid, cases[i].theirs, sizeof theirs.uuid);
+        memset(ours.uuid, cases[i].ours, sizeof ours.uuid);
+        if (lane_device_check(&theirs, &ours, why, sizeof why) != cases[i].st ||
+            strstr(why, cases[i].part) == NULL)
+            fail_msg("case %zu: %s", i, why);
+    }
+}
+
 /* A test between opening and closing: what the rig keeps would count as the test's leak. */
 static void run(void **state)
 {
@@ -569,6 +607,7 @@ int main(void)
         T(a_bell_that_waits_too_long_is_told_so),
         T(a_worker_that_goes_leaves_what_is_in_work_to_end),
         T(random_bells_never_move_a_length),
+        T(two_gpus_need_no_mps_and_one_does),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -172,6 +172,7 @@ struct ask *ask_open(struct peer *p)
 
 struct ask *ask_tokens(struct seq *s)
 {
+    Attnd__Retention r = ATTND__RETENTION__INIT, *range = &r;
     Attnd__Tokens b = ATTND__TOKENS__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     if (s->prompt == 0 || s->control != NULL || s->is_unsure)
@@ -181,8 +182,16 @@ struct ask *ask_tokens(struct seq *s)
         return NULL;
     b.seq = s->name;
     b.epoch = s->epoch;
-    b.n_tokens = a->len = 1 + sim_below(MAX_LEN);
-    b.tokens = (uint32_t *)(uintptr_t)ids_of(s->prompt);
+    if (sim_chance(300)) { /* what is to go first; pins would fill the pool */
+        r.first_token = sim_below(MAX_LEN);
+        r.priority = (int32_t)sim_below(7) - 3;
+        r.time_to_live_s = sim_below(3);
+        b.n_retention = 1;
+        b.retention = &range;
+    } else {
+        b.n_tokens = a->len = 1 + sim_below(MAX_LEN);
+        b.tokens = (uint32_t *)(uintptr_t)ids_of(s->prompt);
+    }
     a->seq = s;
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_TOKENS;

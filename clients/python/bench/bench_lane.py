@@ -1,6 +1,9 @@
 """Layers over a lane, on the card: first whether they are right, then what the hand-over costs.
 
-    python3 clients/python/bench/bench_lane.py --prefix PREFIX --transport gpu      (under MPS)
+    python3 clients/python/bench/bench_lane.py --prefix PREFIX                  (one GPU, under MPS)
+    python3 clients/python/bench/bench_lane.py --prefix PREFIX --daemon-gpu 1   (two GPUs, no MPS)
+
+Workers are on the first GPU.
 
 right  layers of random shapes and lengths, eagerly and in replayed CUDA graphs, byte for byte those
        of steps through shared memory; workers that come and go meanwhile
@@ -136,11 +139,10 @@ def check_graph(url, n_replays):
 def check_end(args):
     """A daemon killed while a layer waits for it: the stream goes on, the device is as it was."""
     program = args.prefix / "bin" / "attnd"
+    settings = {"device.kv_memory": "256M", "device.index": args.daemon_gpu}
     milliseconds = []
     for _ in range(args.kills):
-        with attnd.Daemon(
-            {"device.kv_memory": "256M"}, scheme="shm", has_lanes=True, program=program
-        ) as daemon:
+        with attnd.Daemon(settings, scheme="shm", has_lanes=True, program=program) as daemon:
             with daemon.connect(timeout=60) as client:
                 pool = make_pool(client, "end", 2, 32, 8, 128, 100)
                 lane = client.open_lane()
@@ -194,15 +196,15 @@ def check_killed_workers(args):
     """Whatever becomes of the daemon, it computes rightly or it is gone: it never answers nonsense."""
     spawn = multiprocessing.get_context("spawn")
     program = args.prefix / "bin" / "attnd"
+    settings = {"device.kv_memory": "1G", "device.index": args.daemon_gpu}
     n_well, codes = 0, []
     for n in range(args.worker_kills):
-        with attnd.Daemon(
-            {"device.kv_memory": "1G"}, scheme="shm", has_lanes=True, program=program
-        ) as daemon:
+        with attnd.Daemon(settings, scheme="shm", has_lanes=True, program=program) as daemon:
             says = spawn.Event()
             victim = spawn.Process(target=decode_for_ever, args=(daemon.url, says))
             victim.start()
-            says.wait(120)
+            if not says.wait(120):
+                raise SystemExit("the worker that is to be killed did not begin")
             time.sleep(random.random() * 0.05)
             victim.kill()
             victim.join()
@@ -223,6 +225,8 @@ def check_killed_workers(args):
             f" it ended with {sorted(set(codes))}",
             flush=True,
         )
+    if args.daemon_gpu != 0 and codes:
+        raise SystemExit("a worker on another GPU took the daemon with it")
 
 
 def come_and_go(url, seed):
@@ -233,7 +237,7 @@ def come_and_go(url, seed):
         raise SystemExit(1)
 
 
-def hand_over(url, n_sequences, context, n_replays=300):
+def hand_over(url, n_sequences, context, n_replays):
     """Microseconds per layer: p50 and p99 of replays, the daemon's kernels, its engine, all of it."""
     layers = 32
     with attnd.connect(url, timeout=60) as client:
@@ -290,8 +294,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3000, help="that are checked; 0: kills alone")
     parser.add_argument("--kills", type=int, default=3, help="daemons killed under a waiting layer")
     parser.add_argument("--worker-kills", type=int, default=0, help="workers killed in a layer")
+    parser.add_argument("--daemon-gpu", type=int, default=0, help="not 0: two GPUs")
+    parser.add_argument("--replays", type=int, default=300, help="of 32 layers that are timed")
     args = parser.parse_args()
     args.transport = "gpu"
+    torch.cuda.set_device(0)
     if args.layers > 0:
         check_and_time(args)
     check_end(args)
@@ -299,7 +306,13 @@ def main() -> None:
 
 
 def check_and_time(args):
-    settings = {"device.kv_memory": "24G", "cache.io_memory": "512M", "listen.shm_client": "256M"}
+    settings = {
+        "device.kv_memory": "24G",
+        "device.index": args.daemon_gpu,
+        "cache.io_memory": "512M",
+        "listen.shm_client": "256M",
+    }
+    print(f"workers on GPU 0, the daemon on GPU {args.daemon_gpu}", flush=True)
     with own_daemon.running(args, "gpu", settings) as url:
         start = time.monotonic()
         n = check_eager(url, 1, args.layers)
@@ -320,7 +333,7 @@ def check_and_time(args):
         )
         print("|---|---|---|---|---|---|---|---|")
         for n_sequences, context in ((1, 64), (3, 64), (3, 512), (16, 512), (32, 512)):
-            p50, p99, kernels, queue, total = hand_over(url, n_sequences, context)
+            p50, p99, kernels, queue, total = hand_over(url, n_sequences, context, args.replays)
             print(
                 f"| {n_sequences} | {context} | {p50:.1f} | {p99:.1f} | {kernels:.1f} |"
                 f" {p50 - kernels:.1f} | {queue:.1f} | {total:.1f} |",

@@ -59,7 +59,7 @@ def first_tokens(args, model, pool) -> None:
         first_token(model, pool, prompts[1])  # takes its place
         took, again, had = first_token(model, pool, prompts[0])
         assert had > 0, "nothing of the prompt was in host memory"
-        turns.append(("host", took, again))
+        turns.append((f"host ({had} of {args.tokens} tokens)", took, again))
         for other in prompts[1:]:
             first_token(model, pool, other)
         took, again, had = first_token(model, pool, prompts[0])

@@ -489,6 +489,10 @@ __global__ void __launch_bounds__(S::threads, 1)
         at.q_ring.init(2, S::groups * 4);
         at.unit_ring.init(1, S::groups * 4 + (S::has_codes ? 5 : 3));
         barrier_init_fence();
+        if (!S::has_codes) {
+            map_prefetch(&maps.k);
+            map_prefetch(&maps.v);
+        }
     }
     __syncthreads();
     if (p.is_chained)

@@ -82,8 +82,8 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
            (p->has_dilated ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
 }
 
-/* A part of a unit's keys has at least so many tiles: to write it and to read it back takes about as
- * long as two. */
+/* A part of a unit's keys has at least so many tiles: to write it and to read it back takes about
+ * as long as two. */
 #ifndef PREFILL_PART_TILES
 #define PREFILL_PART_TILES 8
 #endif

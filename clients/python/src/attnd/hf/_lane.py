@@ -135,6 +135,13 @@ class Layers:
         except ConnectionLostError:
             self.close()  # a step finds out what became of the session
             return False
+        except UnsupportedError as e:  # sequences on other cards than the first
+            if self._wanted:
+                raise
+            _log.info("no lane, layers go through the host: %s", e)
+            self.close()
+            self.is_refused = True
+            return False
         self._n_enqueued = len(self._order)
         return True
 
