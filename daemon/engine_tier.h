@@ -7,8 +7,8 @@
  * of pools, ahead of theirs out of host memory to the file, and back when a sequence is opened with
  * their tokens. What can't be moved is computed anew: no request fails for it.
  *
- * A tenant's bytes in the stores are quotas (host_bytes, disk_bytes), charged as the store gives out
- * a place. At its quota the tenant's own blocks make way, those of the same pool.
+ * A tenant's bytes in the stores are quotas (host_bytes, disk_bytes), charged as the store gives
+ * out a place. At its quota the tenant's own blocks make way, those of the same pool.
  */
 #ifndef ATTND_DAEMON_ENGINE_TIER_H
 #define ATTND_DAEMON_ENGINE_TIER_H
