@@ -332,7 +332,9 @@ static void a_tenant_has_its_quotas_of_host_memory_and_of_the_file_and_no_more(v
     tier_forget_pool(r.engine, r.engine->pools[0].id);
     assert_int_equal(who->used[TENANT_HOST_BYTES], 0);
     assert_int_equal(who->used[TENANT_DISK_BYTES], 0);
+    struct tenants *t = r.own.tenants;
     rig_close(&r);
+    tenants_close(t);
 }
 
 /* Each kind of failure, at each of the first calls, once and from then on: nothing but blocks is
