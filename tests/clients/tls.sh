@@ -71,7 +71,7 @@ expect 0 "$ctl" --endpoint "tcp://127.0.0.1:$open" ping
 # --- tenants as the operator sees them
 op=(env -u ATTND_KEY_FILE "$ctl" --endpoint "ipc://$dir/sock")
 expect 0 "${op[@]}" --json tenants
-says '"tenant": "alpha", "blocks": [1-9][0-9]*, "max_blocks": null, .*"steps": [1-9][0-9]*, "steps_failed": 0'
+says '"tenant": "alpha", "blocks": [1-9][0-9]*, "max_blocks": null, .*"pools": [1-9][0-9]*, "max_pools": null, .*"steps": [1-9][0-9]*, "steps_failed": 0'
 "$load" --preset bytelm --sequences 1 --duration 600 >"$dir/load" 2>&1 &
 loader=$!
 await knows sequences alpha
