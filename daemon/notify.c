@@ -41,8 +41,10 @@ bool notify_send_fd(const char *state, int fd)
         control.head.cmsg_len = CMSG_LEN(sizeof fd);
         memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
     }
-    /* a state may get lost when nobody reads; a descriptor is worth a wait */
-    int type = SOCK_DGRAM | SOCK_CLOEXEC | (fd < 0 ? SOCK_NONBLOCK : 0);
+    /* most states may get lost when nobody reads; a descriptor, and that the start is over, are
+     * worth a wait */
+    bool is_awaited = fd >= 0 || strncmp(state, "READY=1", 7) == 0;
+    int type = SOCK_DGRAM | SOCK_CLOEXEC | (is_awaited ? 0 : SOCK_NONBLOCK);
     const struct timeval patience = {.tv_sec = PATIENCE_S};
     int s = socket(AF_UNIX, type, 0);
     if (s < 0)

@@ -274,7 +274,8 @@ static void systemd_is_told(void **state)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
     setenv("NOTIFY_SOCKET", at.sun_path, 1);
-    setenv("WATCHDOG_USEC", "200000", 1);
+    /* so long that a slow start does not fill the socket, which takes ten, before it is read */
+    setenv("WATCHDOG_USEC", "4000000", 1);
     e2e_start(&d, NULL);
     unsetenv("NOTIFY_SOCKET");
     unsetenv("WATCHDOG_USEC");
