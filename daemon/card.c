@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <sysexits.h>
 
+#include "daemon/cards.h"
+#include "daemon/cards_restore.h"
 #include "daemon/health.h"
 #include "daemon/keep.h"
 #include "daemon/log.h"
@@ -302,7 +304,7 @@ attn_status cards_stop(struct card_list *list)
         }
     }
     for (uint32_t i = 0; i < list->n && list->cards != NULL && has_all; i++)
-        cards_listen(list->at[i].engine); /* what they told each other last */
+        engine_hear(list->at[i].engine); /* what they told each other last */
     for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++) {
         engine_close(list->at[i].engine);
         list->at[i].engine = NULL;

@@ -1,28 +1,11 @@
-/* cards.c: requests on their way to an engine, and the table of names. */
-#define _GNU_SOURCE
-#include <inttypes.h>
-#include <search.h>
+/* cards.c: see cards.h. */
 #include <stdlib.h>
-#include <string.h>
 #include <sys/random.h>
 
 #include "daemon/cards_internal.h"
-#include "daemon/clock.h"
-#include "daemon/engine_answer.h"
-#include "daemon/engine_list.h"
-#include "daemon/engine_pool.h"
-#include "daemon/stack.h"
+#include "daemon/cards_name.h"
+#include "daemon/engine_pools.h"
 #include "daemon/stats.h"
-
-/* Where a sequence is, or is being made. */
-struct card_name {
-    struct seq_name name; /* first: what the tree compares */
-    uint32_t card, pool;
-    uint32_t n_pending; /* requests on their way that may make it */
-    bool is_open;
-};
-
-enum { NO_POOL = UINT32_MAX };
 
 attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
                        struct cards **out_cards)
@@ -58,8 +41,7 @@ void cards_close(struct cards *c)
 {
     if (c == NULL)
         return;
-    tdestroy(c->names, free);
-    tdestroy(c->sessions, free);
+    cards_name_fini(c);
     for (uint32_t i = 0; i < c->n; i++) {
         free(c->pools[i]);
         free(c->n_names[i]);
@@ -115,386 +97,81 @@ uint64_t cards_oldest_at_ns(const struct cards *c)
     return oldest;
 }
 
-/* --- names ------------------------------------------------------------------------------------ */
-
-static int compare(const void *a, const void *b)
+bool cards_are_whole(const struct cards *c)
 {
-    const struct seq_name *x = &((const struct card_name *)a)->name;
-    const struct seq_name *y = &((const struct card_name *)b)->name;
-    if (x->tenant != y->tenant)
-        return x->tenant < y->tenant ? -1 : 1;
-    return x->name < y->name ? -1 : x->name > y->name;
+    for (uint32_t i = 0; i < c->n; i++)
+        if (card_is_lost(c->engines[i]))
+            return false;
+    return true;
 }
 
-static struct card_name *name_find(struct cards *c, struct seq_name name)
+/* --- pools ------------------------------------------------------------------------------------ */
+
+static void pool_say(struct engine *e, const struct pool *p, uint32_t index)
 {
-    const struct card_name key = {.name = name};
-    struct card_name **at = tfind(&key, &c->names, compare);
-    return at == NULL ? NULL : *at;
+    struct card_pool *told = &e->parts.cards->pools[e->parts.card][index];
+    struct kv_pool_spec ks = {0};
+    uint32_t n_free = 0;
+    bool is_split = p != NULL && pool_is_split(&p->split);
+    if (p != NULL && (!is_split || e->parts.card == 0)) /* its blocks are counted there */
+        kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+    atomic_store_explicit(&told->is_split, is_split, memory_order_relaxed);
+    atomic_store_explicit(&told->blocks, ks.n_blocks, memory_order_relaxed);
+    atomic_store_explicit(&told->free, n_free, memory_order_relaxed);
+    atomic_store_explicit(&told->cached, p == NULL ? 0 : kv_pool_cached(e->parts.kv, p->id),
+                          memory_order_relaxed);
+    atomic_store_explicit(&told->sequences, p == NULL ? 0 : kv_pool_sequences(e->parts.kv, p->id),
+                          memory_order_relaxed);
+    atomic_store_explicit(&told->bytes, p == NULL ? 0 : p->device_bytes, memory_order_relaxed);
 }
 
-/* The entry counts for a card and a pool, or does no more. */
-static void name_count(struct cards *c, const struct card_name *n, int by)
+void cards_publish(struct engine *e)
 {
-    if (n->pool < c->max_pools)
-        c->n_names[n->card][n->pool] += (uint32_t)by;
+    uint32_t card = e->parts.card;
+    atomic_store_explicit(&e->parts.cards->free_bytes[card], e->info.kv_bytes - e->device_bytes,
+                          memory_order_relaxed);
+    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++)
+        pool_say(e, pool_of_kv(e, (kv_pool_id){i}), i);
+    stats_card_set(card, STATS_CARD_SEQUENCES, e->gauges.sequences);
+    stats_card_set(card, STATS_CARD_BLOCKS, e->gauges.blocks_total);
+    stats_card_set(card, STATS_CARD_FREE, e->gauges.blocks_free);
+    stats_card_set(card, STATS_CARD_MEMORY, e->info.kv_bytes);
 }
 
-static struct card_name *name_add(struct cards *c, struct seq_name name, uint32_t card,
-                                  uint32_t pool)
+uint64_t cards_least_free_bytes(const struct cards *c, const struct engine *but, uint64_t most)
 {
-    struct card_name *n = calloc(1, sizeof *n);
-    if (n == NULL)
-        return NULL;
-    *n = (struct card_name){.name = name, .card = card, .pool = pool};
-    if (tsearch(n, &c->names, compare) == NULL) {
-        free(n);
-        return NULL;
+    for (uint32_t i = 0; i < c->n_joined; i++) {
+        uint64_t n = atomic_load_explicit(&c->free_bytes[i], memory_order_relaxed);
+        most = c->engines[i] != but && n < most ? n : most;
     }
-    name_count(c, n, 1);
-    return n;
+    return most;
 }
 
-static void name_move(struct cards *c, struct card_name *n, uint32_t card, uint32_t pool)
+struct pool_count cards_pool_count(const struct cards *c, const struct engine *but, uint32_t index)
 {
-    name_count(c, n, -1);
-    n->card = card;
-    n->pool = pool;
-    name_count(c, n, 1);
-}
-
-/* Nobody has the name or is about to: it is free. */
-static void name_look(struct cards *c, struct card_name *n)
-{
-    if (n->is_open || n->n_pending > 0)
-        return;
-    name_count(c, n, -1);
-    tdelete(n, &c->names, compare);
-    free(n);
-}
-
-bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool)
-{
-    pthread_mutex_lock(&c->lock);
-    struct card_name *n = name_find(c, name);
-    if (n == NULL)
-        n = name_add(c, name, card, pool);
-    bool is_ours = n != NULL && (n->card == card || !n->is_open);
-    if (is_ours) {
-        name_move(c, n, card, pool);
-        n->is_open = true;
-    }
-    pthread_mutex_unlock(&c->lock);
-    return is_ours;
-}
-
-void cards_closed(struct cards *c, uint32_t card, struct seq_name name)
-{
-    pthread_mutex_lock(&c->lock);
-    struct card_name *n = name_find(c, name);
-    if (n != NULL && n->card == card) {
-        n->is_open = false;
-        name_look(c, n);
-    }
-    pthread_mutex_unlock(&c->lock);
-}
-
-void cards_settle(struct cards *c, struct request *req)
-{
-    pthread_mutex_lock(&c->lock);
-    struct card_name *n = name_find(c, req->placed_name);
-    if (n != NULL) {
-        n->n_pending--;
-        name_look(c, n);
-    }
-    pthread_mutex_unlock(&c->lock);
-    req->is_placed = false;
-}
-
-/* Free blocks that one more sequence of the pool would have to itself. */
-static double room_of(const struct cards *c, uint32_t card, uint32_t pool)
-{
-    uint64_t n_free = atomic_load_explicit(&c->pools[card][pool].free, memory_order_relaxed);
-    return (double)n_free / (c->n_names[card][pool] + 1);
-}
-
-/* The live card where a sequence of the pool has most free blocks to itself; of equal ones the one
- * with less work. But the card at home, if it has half as many at least. */
-static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t home)
-{
-    uint32_t best = 0, best_held = 0;
-    double best_room = -1;
-    for (uint32_t i = 0; i < c->n; i++) {
-        if (card_is_lost(c->engines[i]) || pool >= c->max_pools)
+    struct pool_count sum = {0};
+    for (uint32_t i = 0; i < c->n_joined; i++) {
+        struct card_pool *p = &c->pools[i][index];
+        if (c->engines[i] == but)
             continue;
-        double room = room_of(c, i, pool);
-        uint32_t held = atomic_load_explicit(&c->engines[i]->n_held, memory_order_relaxed);
-        if (room > best_room || (room == best_room && held < best_held)) {
-            best = i;
-            best_room = room;
-            best_held = held;
-        }
+        sum.blocks += atomic_load_explicit(&p->blocks, memory_order_relaxed);
+        sum.cached += atomic_load_explicit(&p->cached, memory_order_relaxed);
+        sum.free += atomic_load_explicit(&p->free, memory_order_relaxed);
+        sum.sequences += atomic_load_explicit(&p->sequences, memory_order_relaxed);
+        sum.bytes += atomic_load_explicit(&p->bytes, memory_order_relaxed);
     }
-    if (home == CARDS_MAX || pool >= c->max_pools || 2 * room_of(c, home, pool) < best_room)
-        return best;
-    return home;
+    return sum;
 }
 
-/* Where a sequence may go: must_be a card, or (CARDS_MAX) any, at home if it can. */
-struct place {
-    uint32_t must_be, home;
-};
-
-/* Where the request that may make this sequence goes; it is placed there. CARDS_MAX: the name is
- * another card's, or (*out_no_memory) there is no memory. */
-static uint32_t name_place(struct cards *c, struct request *req, struct seq_name name,
-                           uint32_t pool, struct place to, bool *out_no_memory)
+void cards_stats_add(const struct cards *c, const struct engine *but, struct kv_stats *sum)
 {
-    *out_no_memory = false;
-    pthread_mutex_lock(&c->lock);
-    struct card_name *n = name_find(c, name);
-    bool is_made = n == NULL || card_is_lost(c->engines[n->card]);
-    uint32_t card = is_made && to.must_be == CARDS_MAX ? best_card(c, pool, to.home) : to.must_be;
-    if (n == NULL) {
-        n = name_add(c, name, card, pool);
-        *out_no_memory = n == NULL;
-    } else if (is_made) {
-        n->is_open = false; /* its sequence went with the card */
-        name_move(c, n, card, pool);
-    }
-    bool is_elsewhere = n != NULL && to.must_be != CARDS_MAX && n->card != to.must_be;
-    uint32_t at = n == NULL || is_elsewhere ? CARDS_MAX : n->card;
-    if (at != CARDS_MAX) {
-        n->n_pending++;
-        req->is_placed = true;
-        req->placed_name = name;
-    }
-    pthread_mutex_unlock(&c->lock);
-    return at;
-}
-
-bool cards_know(struct cards *c, struct seq_name name)
-{
-    pthread_mutex_lock(&c->lock);
-    const struct card_name *n = name_find(c, name);
-    bool is_open = n != NULL && n->is_open && !card_is_lost(c->engines[n->card]);
-    pthread_mutex_unlock(&c->lock);
-    return is_open;
-}
-
-/* Where the sequence is; the lead says that it is not open. */
-static uint32_t name_card(struct cards *c, struct seq_name name)
-{
-    pthread_mutex_lock(&c->lock);
-    const struct card_name *n = name_find(c, name);
-    uint32_t card = n == NULL ? 0 : n->card;
-    pthread_mutex_unlock(&c->lock);
-    return card;
-}
-
-/* --- whose a session is -------------------------------------------------------------------- */
-
-struct card_session {
-    uint64_t id; /* first: what the tree compares */
-    uint32_t tenant;
-};
-
-static int compare_sessions(const void *a, const void *b)
-{
-    uint64_t x = ((const struct card_session *)a)->id, y = ((const struct card_session *)b)->id;
-    return x < y ? -1 : x > y;
-}
-
-attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant)
-{
-    if (!c->has_tenants)
-        return ATTN_OK;
-    struct card_session *s = malloc(sizeof *s);
-    if (s == NULL)
-        return ATTN_ENOMEM;
-    *s = (struct card_session){session, tenant};
-    pthread_mutex_lock(&c->lock);
-    struct card_session **at = tsearch(s, &c->sessions, compare_sessions);
-    pthread_mutex_unlock(&c->lock);
-    if (at == NULL || *at != s)
-        free(s);
-    return at == NULL ? ATTN_ENOMEM : ATTN_OK;
-}
-
-void cards_tenant_forget(struct cards *c, uint64_t session)
-{
-    const struct card_session key = {.id = session};
-    pthread_mutex_lock(&c->lock);
-    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
-    struct card_session *s = at == NULL ? NULL : *at;
-    if (s != NULL)
-        tdelete(s, &c->sessions, compare_sessions);
-    pthread_mutex_unlock(&c->lock);
-    free(s);
-}
-
-/* --- sending on ------------------------------------------------------------------------------- */
-
-/* A reply that only the thread which polls may give. */
-static void give_back(struct request *req)
-{
-    struct engine *lead = req->lead;
-    stack_push(&lead->returned, req);
-    engine_wake(lead);
-}
-
-/* As the tables of the transports that are polled, but for the way back. */
-static const struct transport_ops *returning_ops(enum stats_transport label)
-{
-    static const struct transport_ops shm = {.label = STATS_SHM, .reply = give_back};
-    static const struct transport_ops gpu = {.label = STATS_GPU, .reply = give_back};
-    return label == STATS_GPU ? &gpu : &shm;
-}
-
-/* The reply may be given by another thread from now on. */
-static void leave_lead(struct cards *c, struct request *req)
-{
-    if (!req->transport->is_polled)
-        return;
-    req->lead = c->engines[0];
-    req->polled = req->transport;
-    req->transport = returning_ops(req->transport->label);
-}
-
-static void send_to(struct cards *c, struct request *req, uint32_t card)
-{
-    if (card != 0) {
-        engine_renew(c->engines[0], request_session(req));
-        leave_lead(c, req);
-    }
-    engine_take(c->engines[card], req);
-}
-
-static void refuse(struct cards *c, struct request *req, attn_status st, const char *why)
-{
-    engine_renew(c->engines[0], request_session(req));
-    request_reply_error(req, st, 0, "%s", why);
-}
-
-static void send_step(struct cards *c, struct request *req)
-{
-    const Attnd__Step *s = req->wire.header->step;
-    uint32_t of_cards = req->bell != NULL ? 1 : cards_of_step(c, s);
-    if ((of_cards & (of_cards - 1)) == 0) {
-        send_to(c, req, of_cards == 0 ? 0 : (uint32_t)__builtin_ctz(of_cards));
-        return;
-    }
-    engine_renew(c->engines[0], request_session(req));
-    leave_lead(c, req);
-    cards_step_split(c, req, of_cards);
-}
-
-/* Where an open may go: those of split pools are the lead's. */
-static struct place place_of_open(struct cards *c, const Attnd__Open *o)
-{
-    uint32_t pool = pool_index_of_handle(o->pool);
-    bool is_split = pool < c->max_pools &&
-                    atomic_load_explicit(&c->pools[0][pool].is_split, memory_order_relaxed);
-    return (struct place){.must_be = is_split ? 0 : CARDS_MAX,
-                          .home = is_split ? 0 : cards_prefix_home(c, o)};
-}
-
-/* A request that may make a sequence of this name. */
-static void send_maker(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
-                       struct place to)
-{
-    const Attnd__Request *h = req->wire.header;
-    char why[WHY_BYTES];
-    bool no_memory;
-    uint32_t at = name_place(c, req, name, pool, to, &no_memory);
-    if (at != CARDS_MAX) {
-        if (h->body_case == ATTND__REQUEST__BODY_OPEN)
-            cards_prefix_note(c, h->open, at);
-        send_to(c, req, at);
-        return;
-    }
-    snprintf(why, sizeof why, "sequence %" PRIu64 "%s", name.name,
-             no_memory ? ": no memory for its name" : " is open");
-    refuse(c, req, no_memory ? ATTN_ENOMEM : ATTN_EEXIST, why);
-}
-
-/* Whose names the request's sequences are among: of its session, or as an operator says. */
-static uint32_t tenant_of(struct cards *c, const Attnd__Request *h)
-{
-    if (!c->has_tenants)
-        return TENANT_OPERATOR;
-    if (h->body_case == ATTND__REQUEST__BODY_KILL)
-        return tenant_id_of_name(h->kill->tenant);
-    pthread_mutex_lock(&c->lock);
-    const struct card_session key = {.id = h->session};
-    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
-    uint32_t tenant = at == NULL ? TENANT_OPERATOR : (*at)->tenant;
-    pthread_mutex_unlock(&c->lock);
-    return tenant;
-}
-
-static void send_by_name(struct cards *c, struct request *req, uint64_t name)
-{
-    send_to(c, req, name_card(c, (struct seq_name){tenant_of(c, req->wire.header), name}));
-}
-
-static void send_fork(struct cards *c, struct request *req)
-{
-    const Attnd__Fork *f = req->wire.header->fork;
-    uint32_t tenant = tenant_of(c, req->wire.header);
-    struct place at = {.must_be = name_card(c, (struct seq_name){tenant, f->seq})};
-    send_maker(c, req, (struct seq_name){tenant, f->new_seq}, NO_POOL, at);
-}
-
-void cards_submit(struct cards *c, struct request *req)
-{
-    const Attnd__Request *h = req->wire.header;
-    switch (h->body_case) {
-    case ATTND__REQUEST__BODY_STEP:
-        send_step(c, req);
-        return;
-    case ATTND__REQUEST__BODY_OPEN:
-        send_maker(c, req, (struct seq_name){tenant_of(c, h), h->open->seq},
-                   pool_index_of_handle(h->open->pool), place_of_open(c, h->open));
-        return;
-    case ATTND__REQUEST__BODY_FORK:
-        send_fork(c, req);
-        return;
-    case ATTND__REQUEST__BODY_TOKENS:
-        send_by_name(c, req, h->tokens->seq);
-        return;
-    case ATTND__REQUEST__BODY_TRUNCATE:
-        send_by_name(c, req, h->truncate->seq);
-        return;
-    case ATTND__REQUEST__BODY_CLOSE:
-        send_by_name(c, req, h->close->seq);
-        return;
-    case ATTND__REQUEST__BODY_EXPORT:
-        send_by_name(c, req, h->export->seq);
-        return;
-    case ATTND__REQUEST__BODY_IMPORT:
-        send_by_name(c, req, h->import->seq);
-        return;
-    case ATTND__REQUEST__BODY_ADOPT:
-        send_by_name(c, req, h->adopt->seq);
-        return;
-    case ATTND__REQUEST__BODY_KILL:
-        if (h->kill->session[0] != '\0')
-            send_to(c, req, 0);
-        else
-            send_by_name(c, req, h->kill->seq);
-        return;
-    case ATTND__REQUEST__BODY_PLAN:
-        if (h->plan->step != NULL && (cards_of_step(c, h->plan->step) & ~1u) != 0)
-            refuse(c, req, ATTN_ENOTSUP, "plan: lanes reach sequences of the first card only");
-        else
-            send_to(c, req, 0);
-        return;
-    case ATTND__REQUEST__BODY_INSPECT:
-        send_to(c, req, list_card(c, h->inspect));
-        return;
-    default:
-        send_to(c, req, 0);
-        return;
+    struct kv_stats s;
+    for (uint32_t i = 0; i < c->n_joined; i++) {
+        if (c->engines[i] == but)
+            continue;
+        kv_stats_read(c->engines[i]->parts.kv, &s);
+#define X(field) sum->field += s.field;
+        KV_STATS_MAP(X)
+#undef X
     }
 }

@@ -14,11 +14,9 @@
 
 enum { CARDS_MAX = 8 };
 
-struct backend_batch;
 struct cards;
 struct engine;
 struct pool;
-struct request;
 
 /* For n engines, which join in engine_open. ATTN_ENOMEM, also of random bytes. */
 attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
@@ -35,74 +33,11 @@ uint32_t cards_epoch_bits(const struct cards *c);
 /* Some card is not lost. */
 bool cards_live(const struct cards *c);
 
-/* Sends a request that a door gave the lead to whom it is for. */
-void cards_submit(struct cards *c, struct request *req);
-
-/* --- one card's part of a step that several compute; its engine's thread ---------------------- */
-
-struct task;
-/* Whether the item is of another card. */
-bool cards_step_is_foreign(const struct engine *e, const struct request *req, uint32_t item);
-/* The step's message is counted with this part of it. */
-bool cards_step_counts(const struct request *req);
-/* The outputs go where those of the other parts do, behind `head` bytes. As step_reserve_reply. */
-attn_status cards_step_reserve(struct task *t, size_t head);
-/* All items are done: their statuses are noted. What the part is answered with. */
-attn_status cards_step_part_done(struct task *t);
-
-/* --- batches of split pools (cards_part.c) ---------------------------------------------------- */
-
-struct batch;
-/* The lead's batches get parts. ATTN_ENOMEM. */
-attn_status parts_init(struct engine *e);
-void parts_fini(struct engine *e); /* of a half-opened engine, too */
-/* The lead: sends each card its part of a batch, its own too. What the device is to be told of the
- * batch as a whole stands in b->device. */
-void parts_submit(struct engine *e, struct batch *b);
-/* The lead: a batch whose parts are all back, its outcome in b->device and b->why; NULL: none. */
-struct batch *parts_take_back(struct engine *e);
-/* Puts the next part that was sent to this engine on its device. false: there is none, or no
- * place. */
-bool parts_launch(struct engine *e);
-/* What this engine's device gave back was a part. */
-void part_leave(struct engine *e, struct backend_batch *d);
-/* A block of a split pool, all of it, from or to all cards. The lead's thread. */
-attn_status cards_block_move(struct engine *lead, const struct pool *p, uint32_t block,
-                             uint8_t *bytes, bool is_write, char *why, size_t why_bytes);
 /* No card is lost. */
 bool cards_are_whole(const struct cards *c);
 
 /* When the oldest request that any of them holds came; 0: none is held. */
 uint64_t cards_oldest_at_ns(const struct cards *c);
-
-/* --- names ------------------------------------------------------------------------------------ */
-
-/* A sequence of this name is open on some card. */
-bool cards_know(struct cards *c, struct seq_name name);
-/* A sequence is open on this card, or is no more. Its engine's thread. false: it is open on another
- * card, or there is no memory. */
-bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool);
-void cards_closed(struct cards *c, uint32_t card, struct seq_name name);
-/* A request that was placed by a name leaves. */
-void cards_settle(struct cards *c, struct request *req);
-
-/* --- sessions --------------------------------------------------------------------------------- */
-
-/* The lead has begun or ended one: so do the others. The lead's thread. */
-attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, uint32_t tenant,
-                                const char *client);
-/* Whose a session is that requests will name; and that it is over. ATTN_ENOMEM. */
-attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant);
-void cards_tenant_forget(struct cards *c, uint64_t session);
-void cards_session_end(struct cards *c, uint32_t slot, uint64_t id);
-/* This card has nothing of an ended session left. false: the lead must wait for others. */
-bool cards_session_let_go(struct engine *e, uint32_t slot);
-/* A session of a predecessor: n_cards have something of it. Before the engines have threads. */
-void cards_session_kept(struct cards *c, uint32_t slot, uint32_t n_cards);
-/* Requests of a session's, by slot, that are inside engines other than the lead. */
-_Atomic uint32_t *cards_held(const struct cards *c);
-/* The request has been carried out: a repetition must not be, by another card either. */
-void cards_saw(struct engine *e, uint32_t slot, uint64_t session, uint64_t request);
 
 /* --- pools ------------------------------------------------------------------------------------ */
 
@@ -118,24 +53,4 @@ uint64_t cards_least_free_bytes(const struct cards *c, const struct engine *but,
 struct pool_count cards_pool_count(const struct cards *c, const struct engine *but, uint32_t index);
 /* What the caches of the cards but this engine's count, added. */
 void cards_stats_add(const struct cards *c, const struct engine *but, struct kv_stats *sum);
-/* The lead has made a pool, or is about to drop it: so do the others. All or none. The lead's
- * thread. */
-attn_status cards_pool_create(struct engine *lead, const struct pool *p,
-                              const Attnd__PoolSpec *asked, char *why, size_t why_bytes);
-attn_status cards_pool_drop(struct engine *lead, const struct pool *p, char *why, size_t why_bytes);
-
-/* --- between engines -------------------------------------------------------------------------- */
-
-/* Takes what others have told this engine. After its inbox was taken, before that is looked at. */
-void cards_listen(struct engine *e);
-/* Nobody has told it anything. */
-bool cards_is_quiet(const struct engine *e);
-/* Makes what the arenas of a predecessor say agree: of pools, before any engine takes up sequences;
- * then of sessions, and learns the names. Main thread, before any engine has a thread. */
-attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes);
-void cards_restore(struct cards *c);
-/* A card is lost: its sequences go; or, is_split, those of the lead that are split over it. Their
- * engine's thread; may be repeated. */
-void cards_drop_sequences(struct engine *e, bool is_split);
-
 #endif

@@ -44,16 +44,4 @@ static inline uint32_t card_of_epoch(const struct cards *c, uint32_t epoch)
     return card < c->n ? card : 0;
 }
 
-/* cards_step.c: the cards that a step's items are on, as bits. */
-uint32_t cards_of_step(const struct cards *c, const Attnd__Step *s);
-void cards_step_split(struct cards *c, struct request *req, uint32_t of_cards);
-
-/* cards_prefix.c: the live card that is likely to have most of what the prompt begins with;
- * CARDS_MAX: none is. */
-uint32_t cards_prefix_home(struct cards *c, const Attnd__Open *o);
-void cards_prefix_note(struct cards *c, const Attnd__Open *o, uint32_t card);
-
-/* cards_tell.c: has fn run on the engine's thread and waits for it. ATTN_ETIMEDOUT: it did not. */
-attn_status cards_ask(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg);
-
 #endif

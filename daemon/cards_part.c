@@ -5,22 +5,24 @@
  * The parts of a batch go to the cards in the order of the lead's batches, and it is done when all
  * are back. One that fails fails the batch: nothing is committed, the step may be repeated.
  */
+#include "daemon/cards_part.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/cards.h"
 #include "daemon/cards_internal.h"
 #include "daemon/clock.h"
 #include "daemon/engine_batch.h"
-#include "daemon/engine_pool.h"
-#include "daemon/engine_sleep.h"
+#include "daemon/engine_health.h"
+#include "daemon/engine_pools.h"
 #include "daemon/log.h"
 #include "daemon/part_tensors.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
 #include "kernels/grow.h"
-#include "kernels/kv_layout.h"
 
 enum { MIN_STAGING_BYTES = 64 << 10 };
 static const uint64_t INLINE_WAIT_NS = 1000 * 1000;
@@ -317,69 +319,4 @@ struct batch *parts_take_back(struct engine *e)
         return b;
     }
     return NULL;
-}
-
-/* --- blocks ----------------------------------------------------------------------------------- */
-
-struct block_ask {
-    uint32_t pool, block;
-    uint8_t *bytes; /* of the whole */
-    bool is_write;
-    attn_status status;
-    char why[WHY_BYTES];
-};
-
-static void block_move(struct engine *e, void *arg)
-{
-    struct block_ask *ask = arg;
-    struct pool *p = pool_of_kv(e, (kv_pool_id){ask->pool});
-    ask->status = ATTN_EDEVICE;
-    snprintf(ask->why, sizeof ask->why, "a card with a part of the pool is lost");
-    if (p == NULL || engine_health(e) != ATTN_OK)
-        return;
-    uint8_t *part = malloc(kv_layout_of(&p->split.config).block_bytes);
-    if (part == NULL) {
-        ask->status = ATTN_ENOMEM;
-        return;
-    }
-    if (ask->is_write) {
-        pool_split_block_out(&p->split, &p->config, ask->bytes, part);
-        ask->status = e->parts.ops->block_write(p->device, ask->block, part);
-    } else {
-        ask->status = e->parts.ops->block_read(p->device, ask->block, part);
-        if (ask->status == ATTN_OK)
-            pool_split_block_in(&p->split, &p->config, part, ask->bytes);
-    }
-    if (ask->status != ATTN_OK)
-        snprintf(ask->why, sizeof ask->why, "%s", e->parts.ops->last_error(e->parts.backend));
-    free(part);
-}
-
-attn_status cards_block_move(struct engine *lead, const struct pool *p, uint32_t block,
-                             uint8_t *bytes, bool is_write, char *why, size_t why_bytes)
-{
-    struct cards *c = lead->parts.cards;
-    struct block_ask ask = {
-        .pool = p->id.index, .block = block, .bytes = bytes, .is_write = is_write};
-    if (!is_write)
-        memset(bytes, 0, kv_layout_of(&p->config).block_bytes); /* between its parts */
-    block_move(lead, &ask);
-    for (uint32_t k = 1; k < c->n && ask.status == ATTN_OK; k++)
-        if (cards_ask(c->engines[k], block_move, &ask) != ATTN_OK) {
-            snprintf(ask.why, sizeof ask.why, "card %" PRIu32 " does not answer", k);
-            ask.status = ATTN_EOVERLOAD;
-        }
-    if (ask.status != ATTN_OK)
-        snprintf(why, why_bytes, "%s", ask.why);
-    return ask.status;
-}
-
-/* --- a lost card ------------------------------------------------------------------------------ */
-
-bool cards_are_whole(const struct cards *c)
-{
-    for (uint32_t i = 0; i < c->n; i++)
-        if (card_is_lost(c->engines[i]))
-            return false;
-    return true;
 }

@@ -5,9 +5,12 @@
  * would find most. It is a guess: what a card has, its cache says. A hash that stands for two
  * beginnings, or a note that was lost to another thread's, costs a miss.
  */
+#include "daemon/cards_prefix.h"
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "daemon/cards.h"
 #include "daemon/cards_internal.h"
 
 /* Tokens of the beginnings. The next length is in reach of a prompt that is four times as long. */

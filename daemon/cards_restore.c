@@ -2,12 +2,18 @@
  * between telling one card something and telling another. Engines have taken up their arenas, and
  * have no thread yet.
  */
+#include "daemon/cards_restore.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "daemon/cards.h"
 #include "daemon/cards_internal.h"
+#include "daemon/cards_name.h"
+#include "daemon/cards_session.h"
 #include "daemon/clock.h"
 #include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_session.h"
 #include "daemon/log.h"
 

@@ -2,41 +2,18 @@
  * its own over the same message, computes the items that are its own in place, and passes over the
  * others; outputs go into one reply. Whose part is done last answers the step.
  */
+#include "daemon/cards_step.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/cards.h"
 #include "daemon/cards_internal.h"
+#include "daemon/cards_step_part.h"
 #include "daemon/engine_answer.h"
-
-/* One card's request. */
-struct step_part {
-    struct request req; /* first: part_reply finds the part by it */
-    struct step_whole *whole;
-    uint32_t card;
-    bool is_answered; /* item by item; else it was refused as a whole: */
-    attn_status refused;
-    char why[WHY_BYTES];
-};
-
-struct step_whole {
-    struct cards *cards;
-    struct request *req;
-    _Atomic uint32_t n_left; /* parts */
-    pthread_mutex_t lock; /* of the rest */
-    bool has_task;
-    struct backend_pool_config config; /* as the next, of any part that was answered */
-    struct wire_step_layout layout;
-    uint32_t flags;
-    size_t head_room; /* with payload */
-    uint8_t *payload; /* of the reply; NULL: nothing was computed */
-    uint32_t first_failed; /* item, of the answered parts */
-    char why[WHY_BYTES]; /* of that */
-    int32_t *item_status; /* [n_items] */
-    uint32_t n_parts;
-    struct step_part parts[];
-};
+#include "daemon/engine_inbox.h"
 
 uint32_t cards_of_step(const struct cards *c, const Attnd__Step *s)
 {
@@ -44,57 +21,6 @@ uint32_t cards_of_step(const struct cards *c, const Attnd__Step *s)
     for (size_t i = 0; i < s->n_epoch; i++)
         of_cards |= 1u << card_of_epoch(c, s->epoch[i]);
     return of_cards;
-}
-
-bool cards_step_is_foreign(const struct engine *e, const struct request *req, uint32_t item)
-{
-    return card_of_epoch(e->parts.cards, req->wire.header->step->epoch[item]) != e->parts.card;
-}
-
-bool cards_step_counts(const struct request *req)
-{
-    return req->part == &req->part->whole->parts[0];
-}
-
-attn_status cards_step_reserve(struct task *t, size_t head)
-{
-    struct step_whole *w = t->req->part->whole;
-    attn_status st = ATTN_OK;
-    pthread_mutex_lock(&w->lock);
-    if (w->payload == NULL)
-        st = request_reply_reserve(w->req, head + t->layout.reply_bytes);
-    if (w->payload == NULL && st == ATTN_OK) {
-        w->head_room = head;
-        w->payload = w->req->reply->data + head;
-    }
-    t->head_room = w->head_room;
-    t->payload = w->payload;
-    pthread_mutex_unlock(&w->lock);
-    return st;
-}
-
-attn_status cards_step_part_done(struct task *t)
-{
-    struct step_part *part = t->req->part;
-    struct step_whole *w = part->whole;
-    attn_status st = ATTN_OK;
-    pthread_mutex_lock(&w->lock);
-    part->is_answered = true;
-    w->has_task = true;
-    w->config = t->pool->config;
-    w->layout = t->layout;
-    w->flags = t->flags;
-    for (uint32_t i = 0; i < t->n_items; i++)
-        if (card_of_epoch(w->cards, t->req->wire.header->step->epoch[i]) == part->card)
-            w->item_status[i] = t->item_status[i];
-    if (t->first_failed < t->n_items)
-        st = (attn_status)t->item_status[t->first_failed];
-    if (t->first_failed < w->first_failed) {
-        w->first_failed = t->first_failed;
-        snprintf(w->why, sizeof w->why, "%s", t->why);
-    }
-    pthread_mutex_unlock(&w->lock);
-    return st;
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */

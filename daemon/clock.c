@@ -5,6 +5,8 @@
 
 #include "proto/attn_time.h"
 
+static const uint64_t LOOK_NS =
+    100 * 1000 * 1000; /* at a clock that may be another than the system's */
 enum { MIN_TICK_MS = 2, MAX_TICK_MS = 500 };
 
 static uint64_t (*now_ns_in_use)(void) = attn_now_ns;
@@ -12,6 +14,29 @@ static uint64_t (*now_ns_in_use)(void) = attn_now_ns;
 uint64_t clock_now_ns(void)
 {
     return now_ns_in_use();
+}
+
+struct timespec clock_wall(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now;
+}
+
+bool clock_wait(sem_t *s, uint64_t timeout_ns)
+{
+    for (uint64_t start_ns = clock_now_ns(), passed_ns;;) {
+        passed_ns = clock_now_ns() - start_ns;
+        if (passed_ns >= timeout_ns)
+            return sem_trywait(s) == 0;
+        uint64_t ns = timeout_ns - passed_ns < LOOK_NS ? timeout_ns - passed_ns : LOOK_NS;
+        struct timespec until = clock_wall(); /* what sem_timedwait counts by */
+        ns += (uint64_t)until.tv_nsec;
+        until.tv_sec += (time_t)(ns / 1000000000);
+        until.tv_nsec = (long)(ns % 1000000000);
+        if (sem_timedwait(s, &until) == 0)
+            return true;
+    }
 }
 
 uint64_t clock_tick_ms(uint64_t timeout_us)

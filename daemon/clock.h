@@ -4,10 +4,19 @@
 #ifndef ATTND_DAEMON_CLOCK_H
 #define ATTND_DAEMON_CLOCK_H
 
+#include <semaphore.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 /* CLOCK_MONOTONIC in nanoseconds, or what the clock in use says. Any thread. */
 uint64_t clock_now_ns(void);
+
+/* Waits until the semaphore is posted, at most timeout_ns by clock_now_ns. false: it was not. */
+bool clock_wait(sem_t *s, uint64_t timeout_ns);
+
+/* What o'clock it is, for people to read: since 1970, CLOCK_REALTIME; nothing is decided by it. */
+struct timespec clock_wall(void);
 
 /* How often to look at deadlines of timeout_us, in milliseconds: the loop's timers only say when to
  * look, what has passed is asked of clock_now_ns. A quarter of the time, 2 ms to 500 ms. */

@@ -1,9 +1,5 @@
-/* engine.c: the engine's life, its inbox and its loop.
- *
- * The inbox is a stack that any thread pushes to; the engine takes all of it at once. An awake
- * engine costs its producers no system call, a sleeping one (engine_sleep.c) one. While batches are
- * in flight the engine waits inside the backend's poll, a short slice at a time, so that new
- * requests can join the next batch.
+/* engine.c: the engine's life and its loop. While batches are in flight the engine waits inside the
+ * backend's poll, a short slice at a time, so that new requests can join the next batch.
  */
 #include "daemon/engine.h"
 
@@ -15,15 +11,19 @@
 #include <sys/random.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_note.h"
+#include "daemon/cards_part.h"
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_canary.h"
 #include "daemon/engine_control.h"
+#include "daemon/engine_gauges.h"
 #include "daemon/engine_operator.h"
 #include "daemon/engine_pace.h"
 #include "daemon/engine_plan.h"
 #include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
@@ -51,90 +51,12 @@ enum {
     MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches by themselves */
 };
 
-/* --- inbox ------------------------------------------------------------------------------------ */
-
-void engine_renew(struct engine *e, uint64_t session)
-{
-    session_touch(e->parts.sessions, session, clock_now_ns());
-}
-
-/* Why the queue, or what one holder may have of it, is full; NULL: the request is counted there. */
-static const char *queue_fault(struct engine *e, struct request *req, uint32_t n, uint64_t total,
-                               char why[SHARE_TEXT_BYTES])
-{
-    uint32_t max_requests = atomic_load_explicit(&e->max_queue_requests, memory_order_relaxed);
-    uint64_t max_bytes = atomic_load_explicit(&e->max_queue_bytes, memory_order_relaxed);
-    uint64_t bytes = req->msg->n_bytes;
-    if (n > max_requests) {
-        snprintf(why, SHARE_TEXT_BYTES,
-                 "%" PRIu32 " requests are queued (engine.max_queue_requests)", max_requests);
-        return why;
-    }
-    if (total > max_bytes) {
-        snprintf(why, SHARE_TEXT_BYTES,
-                 "%" PRIu64 " bytes would be queued, %" PRIu64 " are allowed (engine.max_queue)",
-                 total, max_bytes);
-        return why;
-    }
-    uint64_t task_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
-    uint64_t left_ns = req->deadline_ns - req->received_ns;
-    if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP && e->parts.tenants == NULL &&
-        !pace_is_in_time(n - 1, task_ns, left_ns)) {
-        snprintf(why, SHARE_TEXT_BYTES,
-                 "%" PRIu32 " requests are ahead, about %" PRIu64 " ms; the deadline is in %" PRIu64
-                 " ms",
-                 n - 1, (n - 1) * task_ns / 1000000, left_ns / 1000000);
-        return why;
-    }
-    uint64_t n_free = max_requests - (n - 1), bytes_free = max_bytes - (total - bytes);
-    const struct share *full = share_take(req->share, SHARE_REQUESTS, 1, n_free, max_requests);
-    if (full != NULL)
-        return share_say(full, SHARE_REQUESTS, n_free, why);
-    full = share_take(req->share, SHARE_QUEUE_BYTES, bytes, bytes_free, max_bytes);
-    if (full == NULL)
-        return NULL;
-    share_give(req->share, SHARE_REQUESTS, 1);
-    return share_say(full, SHARE_QUEUE_BYTES, bytes_free, why);
-}
+/* --- requests come in ------------------------------------------------------------------------- */
 
 /* Of what is refused because the process ends: which of its reasons to end it is. */
 static attn_status stop_status(const struct engine *e)
 {
     return engine_health(e) != ATTN_OK ? engine_health(e) : ATTN_EDRAINING;
-}
-
-void engine_submit(struct engine *e, struct request *req)
-{
-    if (e->parts.cards != NULL)
-        cards_submit(e->parts.cards, req);
-    else
-        engine_take(e, req);
-}
-
-void engine_take(struct engine *e, struct request *req)
-{
-    if (!engine_admit(e, req))
-        return;
-    stack_push(&e->inbox, req);
-    engine_wake(e);
-}
-
-bool engine_admit(struct engine *e, struct request *req)
-{
-    uint64_t bytes = req->msg->n_bytes, total;
-    char why[SHARE_TEXT_BYTES];
-    uint32_t n;
-    engine_hold(e, bytes, &n, &total);
-    const char *fault = queue_fault(e, req, n, total, why);
-    if (fault == NULL)
-        return true;
-    stats_add(requests_refused_overload, 1);
-    engine_renew(e, request_session(req));
-    if (req->is_placed)
-        cards_settle(e->parts.cards, req);
-    request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e), "%s", fault);
-    engine_let_go(e, bytes);
-    return false;
 }
 
 /* What is left of the cards goes on: the sequences were this one's, and are no more. */
@@ -180,11 +102,23 @@ static void take_request(struct engine *e, struct request *req, uint64_t now_ns)
         control_admit(e, req, now_ns);
 }
 
+void engine_hear(struct engine *e)
+{
+    struct card_note *notes = card_notes_take(e);
+    if (notes != NULL)
+        tenants_turn(e); /* a session may be a new tenant's */
+    card_notes_hear(e, notes);
+    for (struct request *req = stack_take_all(&e->returned), *next; req != NULL; req = next) {
+        next = req->next;
+        req->polled->reply(req);
+    }
+}
+
 static bool take_inbox(struct engine *e, uint64_t now_ns)
 {
     struct request *oldest = stack_take_all(&e->inbox);
     if (e->parts.cards != NULL)
-        cards_listen(e);
+        engine_hear(e);
     bool has_any = oldest != NULL;
     bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
     struct request *cold = oldest; /* the first one that was not warmed */
@@ -200,68 +134,35 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
 
 /* --- the loop --------------------------------------------------------------------------------- */
 
-/* The gauges are sums over all engines: what this one's share has changed by is added. */
-static void publish_gauges(struct engine *e)
+static bool is_of_split_pool(const struct engine *e, kv_seq_id id)
 {
-    struct kv_stats last = e->gauges;
-    kv_stats_read(e->parts.kv, &e->gauges);
-    stats_add(sequences, e->gauges.sequences - last.sequences);
-    stats_add(blocks_total, e->gauges.blocks_total - last.blocks_total);
-    stats_add(blocks_free, e->gauges.blocks_free - last.blocks_free);
-    stats_add(blocks_used, e->gauges.blocks_used - last.blocks_used);
-    stats_add(blocks_shared, e->gauges.blocks_shared - last.blocks_shared);
-    stats_add(blocks_cached, e->gauges.blocks_cached - last.blocks_cached);
-    stats_add(blocks_published, e->gauges.blocks_published - last.blocks_published);
-    stats_add(prefix_hits, e->gauges.prefix_hits - last.prefix_hits);
-    stats_add(prefix_misses, e->gauges.prefix_misses - last.prefix_misses);
-    stats_add(prefix_hit_tokens, e->gauges.prefix_hit_tokens - last.prefix_hit_tokens);
-    stats_add(evictions, e->gauges.evictions - last.evictions);
-    stats_add(blocks_pinned, e->gauges.blocks_pinned - last.blocks_pinned);
-    stats_add(evictions_expired, e->gauges.evictions_expired - last.evictions_expired);
-    stats_add(eviction_age_seconds, e->gauges.eviction_age_seconds - last.eviction_age_seconds);
-    stats_add(cached_dropped, e->gauges.cached_dropped - last.cached_dropped);
-    tier_publish(e);
-    if (e->parts.card == 0)
-        stats_set(sessions, session_count(e->parts.sessions));
-    if (e->parts.cards != NULL)
-        cards_publish(e);
-    e->is_dirty = false;
-    e->has_old_pools = true;
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, id, &info);
+    const struct pool *p = pool_of_kv(e, info.pool);
+    return p != NULL && pool_is_split(&p->split);
 }
 
-/* What the pools hold, now and then. */
-static void publish_pools(struct engine *e, uint64_t now_ns)
+/* A card is lost: its sequences go; or, is_split, those of the lead that are split over it. May be
+ * repeated. */
+static void drop_sequences(struct engine *e, bool is_split)
 {
-    struct stats_pool list[STATS_MAX_POOLS + 1] = {0};
-    uint64_t used_bytes = 0;
-    size_t n = 0;
-    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
-        struct kv_pool_spec ks;
-        uint32_t n_free = 0;
-        kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
-        struct stats_pool *s = &list[n < STATS_MAX_POOLS ? n : STATS_MAX_POOLS];
-        snprintf(s->name, sizeof s->name, "%s", n < STATS_MAX_POOLS ? ks.name : "");
-        struct pool_count other = {0};
-        if (e->parts.cards != NULL)
-            other = cards_pool_count(e->parts.cards, e, p->id.index);
-        s->blocks += ks.n_blocks + other.blocks;
-        s->free += n_free + other.free;
-        s->sequences += kv_pool_sequences(e->parts.kv, p->id) + other.sequences;
-        used_bytes += (ks.n_blocks - n_free) * (p->device_bytes / ks.n_blocks);
-        n += n <= STATS_MAX_POOLS;
+    uint32_t n = 0;
+    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        if (is_split && !is_of_split_pool(e, id))
+            continue;
+        if (seq_is_busy(e, id.index))
+            continue; /* in a batch that has not come back */
+        seq_close(e, id);
+        seq_closed(e, id.index);
+        n++;
     }
-    if (e->parts.card == 0) {
-        stats_set_pools(list, n);
-        stats_set(io_memory_bytes, iobuf_pool_bytes(e->parts.bufs));
-    }
-    stats_add(kv_memory_bytes, e->info.kv_bytes - e->told.kv_bytes);
-    stats_add(kv_given_bytes, e->device_bytes - e->told.given_bytes);
-    stats_add(kv_used_bytes, used_bytes - e->told.used_bytes);
-    e->told.kv_bytes = e->info.kv_bytes;
-    e->told.given_bytes = e->device_bytes;
-    e->told.used_bytes = used_bytes;
-    e->has_old_pools = false;
-    e->pools_at_ns = now_ns;
+    if (n == 0)
+        return;
+    e->is_dirty = true;
+    if (is_split)
+        log_error("a card is lost, and %" PRIu32 " sequences that are split over it", n);
+    else
+        log_error("card %" PRIu32 " is lost, and %" PRIu32 " sequences with it", e->parts.card, n);
 }
 
 /* A batch came back with the device lost: what waits is refused, once. */
@@ -273,7 +174,7 @@ static void refuse_if_lost(struct engine *e)
         tasks_refuse(e, engine_health(e), "the device is lost");
     e->is_lost = true;
     if (e->parts.cards != NULL && cards_live(e->parts.cards))
-        cards_drop_sequences(e, false);
+        drop_sequences(e, false);
 }
 
 /* Another card has a part of some sequences, and is lost. */
@@ -285,7 +186,7 @@ static void drop_if_not_whole(struct engine *e)
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
         n += pool_is_split(&p->split) ? kv_pool_sequences(e->parts.kv, p->id) : 0;
     if (n > 0)
-        cards_drop_sequences(e, true);
+        drop_sequences(e, true);
 }
 
 static uint64_t idle_ns(const struct engine *e, uint64_t now_ns, uint64_t max_wait_ns)
@@ -342,9 +243,9 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
 
     tokens_look(e);
     if (e->is_dirty)
-        publish_gauges(e);
+        gauges_publish(e);
     if (e->has_old_pools && now_ns - e->pools_at_ns >= POOLS_EVERY_NS)
-        publish_pools(e, now_ns);
+        gauges_publish_pools(e, now_ns);
     const struct task *oldest = TAILQ_FIRST(&e->held);
     atomic_store_explicit(&e->oldest_at_ns, oldest == NULL ? 0 : oldest->req->received_ns,
                           memory_order_relaxed);
@@ -487,7 +388,7 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         snprintf(why, why_bytes, "no descriptors for the engine: %s", strerror(errno));
         goto fail;
     }
-    publish_gauges(e);
+    gauges_publish(e);
     if (e->parts.card == 0)
         log_set_listener(watchers_wake, e);
 

@@ -61,10 +61,6 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns);
 /* Hands a decoded request over. Any thread; never blocks. Over the queue bound it is answered at
  * once with ATTN_EOVERLOAD and retry-after (transport->reply runs inside the call). */
 void engine_submit(struct engine *e, struct request *req);
-/* The same for this engine, though there may be others. */
-void engine_take(struct engine *e, struct request *req);
-/* Counts the request as this engine's until it is answered; false: it is, with ATTN_EOVERLOAD. */
-bool engine_admit(struct engine *e, struct request *req);
 /* Renews the lease of the session that a request names which its transport refuses; 0: none. Any
  * thread. */
 void engine_renew(struct engine *e, uint64_t session);
@@ -124,6 +120,9 @@ attn_status engine_health(const struct engine *e);
 /* The first half of engine_close: all but the freeing. Engines of several cards all stop before the
  * first is freed. */
 attn_status engine_stop(struct engine *e);
+/* What engines of other cards have told this one, and their replies that only its thread may give: at
+ * every turn, and once more when all have stopped. */
+void engine_hear(struct engine *e);
 /* Answers what is left with ATTN_EDRAINING, stops the thread, frees all. NULL is fine.
  * ATTN_ETIMEDOUT: the backend did not give its batches back in time; the engine and its buffers are
  * left as they are, and the process should end without touching the backend again. */

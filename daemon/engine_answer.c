@@ -11,7 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/cards.h"
+#include "daemon/cards_name.h"
+#include "daemon/cards_step_part.h"
 #include "daemon/engine_pace.h"
 #include "daemon/stats.h"
 

@@ -12,12 +12,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/cards.h"
+#include "daemon/cards_part.h"
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
+#include "daemon/engine_blocks.h"
 #include "daemon/engine_canary.h"
+#include "daemon/engine_health.h"
 #include "daemon/engine_pace.h"
-#include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_ready.h"
 #include "daemon/engine_sleep.h"
@@ -265,13 +267,6 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
 }
 
 /* --- the way back ----------------------------------------------------------------------------- */
-
-void device_lose(struct engine *e, const char *what)
-{
-    if (atomic_exchange(&e->health, ATTN_EDEVICE) == ATTN_OK)
-        log_error("device lost: %s", what);
-    stats_card_set(e->parts.card, STATS_CARD_LOST, 1);
-}
 
 /* Ends every item of a batch that came back, or was refused by the backend. */
 static void batch_done(struct engine *e, struct batch *b, attn_status st, const char *why)

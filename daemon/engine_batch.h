@@ -13,8 +13,6 @@ bool batch_launch(struct engine *e);
 /* Finishes the oldest batch in flight if it is done within wait_ns. false: it is not, or there is
  * none. */
 bool batch_finish_one(struct engine *e, uint64_t wait_ns);
-/* The device is lost: steps are refused from now on, and the next turn refuses what waits. */
-void device_lose(struct engine *e, const char *what);
 /* No batch has come back for engine.stall_timeout, and one is in flight: the device is lost. */
 void batches_watch(struct engine *e, uint64_t now_ns);
 /* Sends the pool's patches alone, to make room for more. false: the device takes no more now. */

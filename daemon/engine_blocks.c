@@ -3,20 +3,81 @@
  * Effects: what the cache changes in block tables, patches of table entries and copies of blocks,
  * gathers in the pool until its next batch takes it to the device.
  */
+#include "daemon/engine_blocks.h"
+
 #include <assert.h>
+#include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "daemon/cards.h"
-#include "daemon/engine_pool.h"
+#include "daemon/cards_note.h"
+#include "daemon/engine_pools.h"
+#include "kernels/kv_layout.h"
 
 /* --- blocks ----------------------------------------------------------------------------------- */
+
+/* A block of a split pool, all of it, from or to all cards. The lead's thread. */
+struct block_ask {
+    uint32_t pool, block;
+    uint8_t *bytes; /* of the whole */
+    bool is_write;
+    attn_status status;
+    char why[WHY_BYTES];
+};
+
+static void part_move(struct engine *e, void *arg)
+{
+    struct block_ask *ask = arg;
+    struct pool *p = pool_of_kv(e, (kv_pool_id){ask->pool});
+    ask->status = ATTN_EDEVICE;
+    snprintf(ask->why, sizeof ask->why, "a card with a part of the pool is lost");
+    if (p == NULL || engine_health(e) != ATTN_OK)
+        return;
+    uint8_t *part = malloc(kv_layout_of(&p->split.config).block_bytes);
+    if (part == NULL) {
+        ask->status = ATTN_ENOMEM;
+        return;
+    }
+    if (ask->is_write) {
+        pool_split_block_out(&p->split, &p->config, ask->bytes, part);
+        ask->status = e->parts.ops->block_write(p->device, ask->block, part);
+    } else {
+        ask->status = e->parts.ops->block_read(p->device, ask->block, part);
+        if (ask->status == ATTN_OK)
+            pool_split_block_in(&p->split, &p->config, part, ask->bytes);
+    }
+    if (ask->status != ATTN_OK)
+        snprintf(ask->why, sizeof ask->why, "%s", e->parts.ops->last_error(e->parts.backend));
+    free(part);
+}
+
+static attn_status parts_move(struct engine *lead, const struct pool *p, uint32_t block,
+                              uint8_t *bytes, bool is_write, char *why, size_t why_bytes)
+{
+    struct cards *c = lead->parts.cards;
+    struct block_ask ask = {
+        .pool = p->id.index, .block = block, .bytes = bytes, .is_write = is_write};
+    if (!is_write)
+        memset(bytes, 0, kv_layout_of(&p->config).block_bytes); /* between its parts */
+    part_move(lead, &ask);
+    for (uint32_t k = 1; k < cards_n_all(c) && ask.status == ATTN_OK; k++)
+        if (cards_ask(cards_engine(c, k), part_move, &ask) != ATTN_OK) {
+            snprintf(ask.why, sizeof ask.why, "card %" PRIu32 " does not answer", k);
+            ask.status = ATTN_EOVERLOAD;
+        }
+    if (ask.status != ATTN_OK)
+        snprintf(why, why_bytes, "%s", ask.why);
+    return ask.status;
+}
 
 static attn_status block_move(struct engine *e, const struct pool *p, uint32_t block,
                               uint8_t *bytes, bool is_write, char *why, size_t why_bytes)
 {
     const struct backend_ops *ops = e->parts.ops;
     if (pool_is_split(&p->split))
-        return cards_block_move(e, p, block, bytes, is_write, why, why_bytes);
+        return parts_move(e, p, block, bytes, is_write, why, why_bytes);
     attn_status st = is_write ? ops->block_write(p->device, block, bytes)
                               : ops->block_read(p->device, block, bytes);
     if (st != ATTN_OK)

@@ -15,7 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/engine_pool.h"
+#include "daemon/engine_blocks.h"
+#include "daemon/engine_pools.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
 

@@ -10,11 +10,14 @@
 #include <stdlib.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_name.h"
+#include "daemon/cards_session.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_export.h"
 #include "daemon/engine_operator.h"
 #include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_step.h"

@@ -14,7 +14,8 @@
 
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
-#include "daemon/engine_pool.h"
+#include "daemon/engine_blocks.h"
+#include "daemon/engine_pools.h"
 #include "kernels/kv_layout.h"
 #include "proto/seq_file.h"
 

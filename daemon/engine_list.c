@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/cards.h"
-#include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_trace.h"
 #include "daemon/log.h"
 #include "daemon/settings.h"
@@ -391,18 +391,18 @@ static const struct topic topics[] = {
     {"config", false, list_config},
 };
 
-uint32_t list_card(const struct cards *c, const Attnd__Inspect *ask)
-{
-    bool is_by_card =
-        strcmp(ask->topic, "sequences") == 0 || strcmp(ask->topic, "open_requests") == 0;
-    uint64_t card = ask->after >> CARD_SHIFT;
-    return is_by_card && card < cards_n(c) ? (uint32_t)card : 0;
-}
-
 const struct topic *topic_find(const char *name)
 {
     for (size_t i = 0; i < sizeof topics / sizeof topics[0]; i++)
         if (strcmp(topics[i].name, name) == 0)
             return &topics[i];
     return NULL;
+}
+
+uint32_t list_card(const struct cards *c, const Attnd__Inspect *ask)
+{
+    bool is_by_card =
+        strcmp(ask->topic, "sequences") == 0 || strcmp(ask->topic, "open_requests") == 0;
+    uint64_t card = ask->after >> CARD_SHIFT;
+    return is_by_card && card < cards_n(c) ? (uint32_t)card : 0;
 }

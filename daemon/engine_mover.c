@@ -23,10 +23,10 @@
 
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
-#include "daemon/engine_pool.h"
+#include "daemon/engine_blocks.h"
+#include "daemon/engine_health.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
-#include "daemon/engine_sleep.h"
-#include "daemon/engine_status.h"
 #include "daemon/engine_tier.h"
 #include "daemon/log.h"
 #include "daemon/stack.h"

@@ -13,8 +13,8 @@
 #include "daemon/engine_answer.h"
 #include "daemon/engine_list.h"
 #include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_session.h"
-#include "daemon/engine_sleep.h"
 #include "daemon/log.h"
 #include "daemon/settings.h"
 

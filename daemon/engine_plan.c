@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "daemon/engine_answer.h"
-#include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"

@@ -12,30 +12,14 @@
 #include <string.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_note.h"
+#include "daemon/engine_pool_size.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_ready.h"
 #include "daemon/engine_tier.h"
 #include "daemon/log.h"
-#include "kernels/kv_layout.h"
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
-
-enum { MIN_BLOCK_TOKENS = 8 };
-
-attn_status pools_init(struct engine *e)
-{
-    const struct config *c = e->parts.cfg;
-    uint32_t max_row_blocks = c->max_seq_tokens / MIN_BLOCK_TOKENS + 1;
-    if (max_row_blocks > e->n_blocks)
-        max_row_blocks = e->n_blocks;
-    /* every block an item can touch, and a few forks of the longest sequence */
-    e->copies_capacity = c->max_batch_tokens / MIN_BLOCK_TOKENS + 2 * c->max_batch_items;
-    e->patches_capacity = e->copies_capacity + 4 * max_row_blocks;
-    e->patches_margin = (BACKEND_MAX_IN_FLIGHT + 1) * e->copies_capacity;
-    e->pools = calloc(c->max_pools, sizeof *e->pools);
-    e->pool_keys = calloc(c->max_pools, sizeof *e->pool_keys);
-    e->holds = calloc(c->max_sessions, c->max_pools);
-    return e->pools == NULL || e->pool_keys == NULL || e->holds == NULL ? ATTN_ENOMEM : ATTN_OK;
-}
 
 static void effects_fini(struct pool *p)
 {
@@ -57,86 +41,6 @@ void pools_fini(struct engine *e)
 
 static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes);
 
-/* --- finding ---------------------------------------------------------------------------------- */
-
-/* A handle is the index plus one, and above it how many pools the index was before. */
-enum { HANDLE_INDEX_BITS = 11 };
-
-static bool is_made(const struct pool *p)
-{
-    return p->spec.wire != NULL;
-}
-
-uint32_t pool_handle(const struct engine *e, const struct pool *p)
-{
-    return p->generation << HANDLE_INDEX_BITS | ((uint32_t)(p - e->pools) + 1);
-}
-
-uint32_t pool_index_of_handle(uint32_t handle)
-{
-    return (handle & ((1u << HANDLE_INDEX_BITS) - 1)) - 1;
-}
-
-static uint64_t pool_key(uint32_t tenant, uint32_t handle)
-{
-    return (uint64_t)tenant << 32 | handle;
-}
-
-/* All keys are looked at, so that the time tells nothing about handles of others. */
-struct pool *pool_of_handle(struct engine *e, const struct tenant *who, uint32_t handle)
-{
-    uint64_t key = pool_key(tenant_id(who), handle);
-    uint32_t found = 0; /* and one more */
-    for (uint32_t i = 0; i < e->n_pools; i++)
-        found |= (uint32_t) - (e->pool_keys[i] == key) & (i + 1);
-    return found == 0 || handle == 0 ? NULL : &e->pools[found - 1];
-}
-
-struct pool *pool_next(struct engine *e, struct pool *p)
-{
-    for (p = p == NULL ? e->pools : p + 1; p < e->pools + e->n_pools; p++)
-        if (is_made(p))
-            return p;
-    return NULL;
-}
-
-struct pool *pool_find(struct engine *e, const struct tenant *who, const char *name)
-{
-    struct pool *p = NULL;
-    while ((p = pool_next(e, p)) != NULL &&
-           (p->tenant != tenant_id(who) || strcmp(p->spec.wire->name, name) != 0))
-        ;
-    return p;
-}
-
-struct pool *pool_of_kv(const struct engine *e, kv_pool_id id)
-{
-    return id.index < e->n_pools && is_made(&e->pools[id.index]) ? &e->pools[id.index] : NULL;
-}
-
-/* --- holding ---------------------------------------------------------------------------------- */
-
-static uint8_t *hold_of(struct engine *e, const struct pool *p, uint32_t session)
-{
-    return &e->holds[(size_t)session * e->parts.cfg->max_pools + (size_t)(p - e->pools)];
-}
-
-void pool_hold(struct engine *e, struct pool *p, uint32_t session)
-{
-    uint8_t *hold = hold_of(e, p, session);
-    p->n_holders += *hold == 0;
-    *hold = 1;
-}
-
-void pools_let_go(struct engine *e, uint32_t session)
-{
-    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
-        uint8_t *hold = hold_of(e, p, session);
-        p->n_holders -= *hold;
-        *hold = 0;
-    }
-}
-
 /* --- making ----------------------------------------------------------------------------------- */
 
 static attn_status effects_init(struct engine *e, struct pool *p)
@@ -148,110 +52,6 @@ static attn_status effects_init(struct engine *e, struct pool *p)
         .copies_capacity = e->copies_capacity,
     };
     return p->fx.patches == NULL || p->fx.copies == NULL ? ATTN_ENOMEM : ATTN_OK;
-}
-
-static uint32_t row_blocks(const struct engine *e, const struct pool_spec *s)
-{
-    uint32_t bt = s->wire->block_tokens;
-    uint32_t n = e->parts.cfg->max_seq_tokens / bt + (e->parts.cfg->max_seq_tokens % bt != 0);
-    return s->wire->n_blocks < n ? s->wire->n_blocks : n;
-}
-
-/* Its sequences are the lead's; this card has a part of their blocks' bytes. */
-static bool is_part_of_leads(const struct engine *e, const struct pool *p)
-{
-    return pool_is_split(&p->split) && e->parts.card > 0;
-}
-
-/* Block records that the pool has in this card's cache. */
-static uint32_t pool_records(const struct engine *e, const struct pool *p)
-{
-    return is_part_of_leads(e, p) ? 1 : p->spec.wire->n_blocks;
-}
-
-/* What clients know of it, and what of that this card's device has. */
-static attn_status pool_configure(struct engine *e, struct pool *p, char *why, size_t why_bytes)
-{
-    uint32_t n_cards = e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
-    attn_split how = (attn_split)p->spec.wire->split;
-    pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec), &p->config);
-    pool_split_fini(&p->split);
-    return pool_split_init(&p->split, &p->config, how, n_cards, e->parts.card, why, why_bytes);
-}
-
-/* Half of what is left, for a pool that leaves its size to us. */
-static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t free_bytes,
-                                  uint32_t free_blocks, char *why, size_t why_bytes)
-{
-    struct backend_pool_config *c = &p->split.config;
-    uint64_t block_bytes = kv_layout_of(c).block_bytes;
-    if (pool_is_split(&p->split))
-        free_bytes = cards_least_free_bytes(e->parts.cards, e, free_bytes);
-    uint64_t n = free_bytes / block_bytes;
-    c->n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
-    c->n_blocks = c->n_blocks / 2 + c->n_blocks % 2;
-    while (c->n_blocks > 0 && e->parts.ops->pool_bytes(e->parts.backend, c) > free_bytes)
-        c->n_blocks--;
-    p->spec.wire->n_blocks = c->n_blocks;
-    if (c->n_blocks == 0)
-        return FAIL(ATTN_ENOMEM,
-                    "a block of %" PRIu64 " bytes does not fit: %" PRIu64 " of %" PRIu64
-                    " KV bytes are free (device.kv_memory)",
-                    block_bytes, free_bytes, e->info.kv_bytes);
-    return pool_configure(e, p, why, why_bytes);
-}
-
-/* Checks the geometry and decides n_blocks. */
-static attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p, char *why,
-                             size_t why_bytes)
-{
-    Attnd__PoolSpec *w = p->spec.wire;
-    if (w->num_layers > e->parts.cfg->max_layers)
-        return FAIL(ATTN_EINVAL,
-                    "num_layers is %" PRIu32 ", %" PRIu32 " are allowed (cache.max_layers)",
-                    w->num_layers, e->parts.cfg->max_layers);
-    uint64_t free_bytes = e->info.kv_bytes - e->device_bytes;
-    uint32_t free_blocks = e->n_blocks, asked = w->n_blocks;
-    for (struct pool *k = NULL; (k = pool_next(e, k)) != NULL;)
-        free_blocks -= k == p ? 0 : pool_records(e, k);
-
-    bool is_split = w->split != ATTND__SPLIT__SPLIT_WHOLE;
-    uint32_t n_cards = is_split || e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
-    uint64_t left = tenant_left(who, TENANT_BLOCKS);
-    if (is_split && e->parts.card > 0) /* the lead has been charged for them */
-        left = UINT64_MAX;
-    if (asked > left || left == 0)
-        return FAIL(ATTN_EQUOTA,
-                    "n_blocks is %" PRIu32 ", tenant %s has %" PRIu64 " of its %" PRIu64
-                    " blocks in its pools",
-                    asked, who->name, atomic_load(&who->used[TENANT_BLOCKS]),
-                    who->most[TENANT_BLOCKS]);
-    if (asked == 0 && left / n_cards < free_blocks)
-        free_blocks = (uint32_t)((left + n_cards - 1) / n_cards);
-    if (asked == 0)
-        w->n_blocks = 1; /* the geometry is judged first, the size after it */
-    attn_status st = pool_configure(e, p, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    st = e->parts.ops->pool_check(e->parts.backend, &p->split.config);
-    if (st != ATTN_OK)
-        return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
-    if (asked == 0)
-        st = pool_size_auto(e, p, free_bytes, free_blocks, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    if (pool_records(e, p) > free_blocks)
-        return FAIL(ATTN_ENOMEM,
-                    "n_blocks is %" PRIu32 ", %" PRIu32
-                    " block records are free (device.kv_memory)",
-                    w->n_blocks, free_blocks);
-    p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->split.config);
-    if (p->device_bytes > free_bytes)
-        return FAIL(ATTN_ENOMEM,
-                    "n_blocks %" PRIu32 " takes %" PRIu64 " bytes, %" PRIu64 " of %" PRIu64
-                    " KV bytes are free (device.kv_memory)",
-                    w->n_blocks, p->device_bytes, free_bytes, e->info.kv_bytes);
-    return ATTN_OK;
 }
 
 static void pool_undo(struct engine *e, struct pool *p)
@@ -323,7 +123,7 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
 /* To its tenant, for what this card has of it: a split pool's are counted once. */
 static uint32_t blocks_charged(const struct engine *e, const struct pool *p)
 {
-    return is_part_of_leads(e, p) ? 0 : p->config.n_blocks;
+    return pool_is_part_of_leads(e, p) ? 0 : p->config.n_blocks;
 }
 
 static void pool_count(struct engine *e, struct pool *p)
@@ -332,8 +132,7 @@ static void pool_count(struct engine *e, struct pool *p)
     uint32_t n_free, i = (uint32_t)(p - e->pools);
     assert(p->id.index == i);
     kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
-    p->generation = ks.generation;
-    e->pool_keys[i] = pool_key(p->tenant, pool_handle(e, p));
+    pool_rename(e, p, ks.generation);
     e->n_pools = i < e->n_pools ? e->n_pools : i + 1;
     e->is_dirty = true;
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
@@ -349,10 +148,93 @@ static void pool_count(struct engine *e, struct pool *p)
              pool_is_split(&p->split) ? attn_split_name(p->split.how) : "");
 }
 
-void pool_rename(struct engine *e, struct pool *p, uint32_t generation)
+/* --- the pools of other cards ------------------------------------------------------------------ */
+
+struct pool_ask {
+    const Attnd__PoolSpec *spec;
+    uint32_t index, generation, tenant;
+    attn_status status;
+    char *why;
+    size_t why_bytes;
+};
+
+static void pool_create_here(struct engine *e, void *arg)
 {
-    p->generation = generation;
-    e->pool_keys[p - e->pools] = pool_key(p->tenant, pool_handle(e, p));
+    struct pool_ask *ask = arg;
+    struct pool *p;
+    const struct tenant *who = tenants_of_id(e->parts.tenants, ask->tenant);
+    ask->status = pool_create(e, who, ask->spec, &p, ask->why, ask->why_bytes);
+    if (ask->status == ATTN_OK && (uint32_t)(p - e->pools) != ask->index) {
+        snprintf(ask->why, ask->why_bytes, "pool \"%s\" has another place on card %" PRIu32,
+                 ask->spec->name, e->parts.card);
+        ask->status = ATTN_EINTERNAL;
+    }
+    if (ask->status == ATTN_OK)
+        pool_rename(e, p, ask->generation);
+    cards_publish(e);
+}
+
+static void pool_drop_here(struct engine *e, void *arg)
+{
+    struct pool_ask *ask = arg;
+    struct pool *p = pool_of_kv(e, (kv_pool_id){ask->index});
+    ask->status = p == NULL ? ATTN_OK : pool_drop(e, p, ask->why, ask->why_bytes);
+    cards_publish(e);
+}
+
+/* The others, from the first on; *out_n_done: how many did it. Lost ones are passed over. */
+static attn_status ask_others(struct cards *c, void (*fn)(struct engine *e, void *arg),
+                              struct pool_ask *ask, uint32_t n, uint32_t *out_n_done)
+{
+    for (*out_n_done = 0; *out_n_done + 1 < n; ++*out_n_done) {
+        struct engine *e = cards_engine(c, *out_n_done + 1);
+        if (engine_health(e) != ATTN_OK)
+            continue;
+        if (cards_ask(e, fn, ask) != ATTN_OK) {
+            snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", e->parts.card);
+            return ATTN_EOVERLOAD;
+        }
+        if (ask->status != ATTN_OK)
+            return ask->status;
+    }
+    return ATTN_OK;
+}
+
+static attn_status others_create(struct engine *lead, const struct pool *p,
+                                 const Attnd__PoolSpec *asked, char *why, size_t why_bytes)
+{
+    char ignored[WHY_BYTES];
+    struct cards *c = lead->parts.cards;
+    uint32_t n_done, n_undone;
+    struct pool_ask ask = {asked, p->id.index, p->generation, p->tenant, ATTN_OK, why, why_bytes};
+    if (pool_is_split(&p->split) && !cards_are_whole(c)) {
+        snprintf(why, why_bytes, "split %s: a card is lost", attn_split_name(p->split.how));
+        return ATTN_EDEVICE;
+    }
+    attn_status st = ask_others(c, pool_create_here, &ask, cards_n(c), &n_done);
+    if (st == ATTN_OK)
+        return ATTN_OK;
+    ask.why = ignored;
+    ask.why_bytes = sizeof ignored;
+    ask_others(c, pool_drop_here, &ask, n_done + 1, &n_undone);
+    return st;
+}
+
+static attn_status others_drop(struct engine *lead, const struct pool *p, char *why,
+                               size_t why_bytes)
+{
+    char ignored[WHY_BYTES];
+    struct cards *c = lead->parts.cards;
+    uint32_t n_done, n_undone;
+    struct pool_ask ask = {p->spec.wire, p->id.index, p->generation, p->tenant,
+                           ATTN_OK,      why,         why_bytes};
+    attn_status st = ask_others(c, pool_drop_here, &ask, cards_n(c), &n_done);
+    if (st == ATTN_OK)
+        return ATTN_OK;
+    ask.why = ignored;
+    ask.why_bytes = sizeof ignored;
+    ask_others(c, pool_create_here, &ask, n_done + 1, &n_undone);
+    return st;
 }
 
 /* There are other cards, and this is the lead. */
@@ -367,7 +249,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
                             size_t why_bytes)
 {
     struct pool *p = e->pools, *end = e->pools + e->parts.cfg->max_pools;
-    while (p < end && is_made(p))
+    while (p < end && pool_is_made(p))
         p++;
     if (p == end) {
         pool_spec_fini(spec);
@@ -392,7 +274,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
     pool_count(e, p);
     if (pool_is_split(&p->split)) /* of as many blocks as here */
         asked = p->spec.wire;
-    st = has_others(e) ? cards_pool_create(e, p, asked, why, why_bytes) : ATTN_OK;
+    st = has_others(e) ? others_create(e, p, asked, why, why_bytes) : ATTN_OK;
     if (st != ATTN_OK) {
         char ignored[WHY_BYTES];
         pool_forget(e, p, ignored, sizeof ignored);
@@ -487,7 +369,7 @@ attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_by
     if (is_in_work(e, p))
         return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
     if (kv_pool_sequences(e->parts.kv, p->id) == 0 && has_others(e)) {
-        attn_status st = cards_pool_drop(e, p, why, why_bytes);
+        attn_status st = others_drop(e, p, why, why_bytes);
         if (st != ATTN_OK)
             return st;
     }
@@ -502,17 +384,13 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
         return FAIL(st, "%s", kv_last_error(e->parts.kv));
     assert(p->ready.n_items == 0);
     log_info("pool \"%s\" is dropped: %" PRIu64 " MiB", p->spec.wire->name, p->device_bytes >> 20);
-    for (uint32_t session = 0; p->n_holders > 0; session++) {
-        uint8_t *hold = hold_of(e, p, session);
-        p->n_holders -= *hold;
-        *hold = 0;
-    }
+    pool_let_go(e, p);
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
     tenant_give(who, TENANT_BLOCKS, blocks_charged(e, p));
     tenant_give(who, TENANT_POOLS, e->parts.card == 0);
     tier_forget_pool(e, p->id);
     pool_undo(e, p);
-    while (e->n_pools > 0 && !is_made(&e->pools[e->n_pools - 1]))
+    while (e->n_pools > 0 && !pool_is_made(&e->pools[e->n_pools - 1]))
         e->n_pools--;
     e->is_dirty = true;
     return ATTN_OK;

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/cards.h"
+#include "daemon/cards_session.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_ready.h"
 

@@ -7,6 +7,7 @@
 #include "daemon/clock.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/log.h"
 
 static const uint64_t WAIT_NS = 1000 * 1000;

@@ -8,9 +8,10 @@
 #include <string.h>
 
 #include "cache/siphash.h"
-#include "daemon/cards.h"
+#include "daemon/cards_name.h"
+#include "daemon/cards_session.h"
 #include "daemon/engine_answer.h"
-#include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/lane.h"
 #include "daemon/log.h"
@@ -97,7 +98,8 @@ static void session_ended(struct engine *e, uint32_t slot, const char *why)
         return;
     tell_end(session_at(e->parts.sessions, slot), why);
     if (e->parts.cards != NULL)
-        cards_session_end(e->parts.cards, slot, session_at(e->parts.sessions, slot)->ended_id);
+        cards_session_end(e->parts.cards, slot, session_at(e->parts.sessions, slot)->ended_id,
+                          session_kill);
 }
 
 void session_kill(struct engine *e, uint32_t slot, const char *why)
@@ -112,7 +114,7 @@ static const char *lane_url(const struct engine *e)
 {
     const struct config *c = e->parts.cfg;
     for (uint32_t i = 0; i < c->n_listen && lane_is_possible(&e->info); i++)
-        if (strncmp(c->listen[i], transport_gpu_ops.scheme, strlen(transport_gpu_ops.scheme)) == 0)
+        if (strncmp(c->listen[i], TRANSPORT_GPU_SCHEME, strlen(TRANSPORT_GPU_SCHEME)) == 0)
             return c->listen[i];
     return "";
 }

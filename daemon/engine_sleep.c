@@ -16,7 +16,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "daemon/cards.h"
 #include "daemon/clock.h"
 #include "daemon/stack.h"
 #include "proto/attn_time.h"
@@ -90,7 +89,10 @@ bool engine_is_polled(const struct engine *e)
 bool engine_is_quiet(const struct engine *e)
 {
     return stack_is_empty(&e->inbox) && stack_is_empty(&e->tier.came) &&
-           !atomic_load(&e->is_stopping) && (e->parts.cards == NULL || cards_is_quiet(e));
+           !atomic_load(&e->is_stopping) &&
+           (e->parts.cards == NULL ||
+            (stack_is_empty(&e->notes) && stack_is_empty(&e->returned) &&
+             stack_is_empty(&e->parts_in) && stack_is_empty(&e->parts_back)));
 }
 
 /* Looks at everything until there is something or ns are over. */

@@ -4,7 +4,7 @@
 
 #include "daemon/cards.h"
 #include "daemon/clock.h"
-#include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/health.h"
 
 /* All of the process: of the other cards, too. */
@@ -97,9 +97,4 @@ bool engine_is_idle(const struct engine *e)
         if (atomic_load(&engine_at(e, i)->n_held) > 0)
             return false;
     return true;
-}
-
-attn_status engine_health(const struct engine *e)
-{
-    return (attn_status)atomic_load_explicit(&e->health, memory_order_relaxed);
 }

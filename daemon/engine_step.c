@@ -8,10 +8,11 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "daemon/cards.h"
+#include "daemon/cards_name.h"
+#include "daemon/cards_step_part.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_pace.h"
-#include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_ready.h"
 #include "daemon/engine_session.h"

@@ -7,8 +7,8 @@
 
 #include "daemon/cards.h"
 #include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_session.h"
-#include "daemon/engine_sleep.h"
 #include "daemon/log.h"
 
 static void take_tenants(struct engine *e, struct tenants *now)

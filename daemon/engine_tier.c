@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "daemon/engine_pool.h"
-#include "daemon/engine_status.h"
+#include "daemon/engine_blocks.h"
+#include "daemon/engine_pools.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
 #include "daemon/tier_disk.h"

@@ -182,10 +182,9 @@ static void put_members(struct line *l, const char *p)
 
 static void put_time(struct line *l)
 {
-    struct timespec now;
+    struct timespec now = clock_wall();
     struct tm utc;
     char text[40];
-    clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &utc);
     size_t n = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &utc);
     snprintf(text + n, sizeof text - n, ".%03dZ", (int)(now.tv_nsec / 1000000));

@@ -196,9 +196,8 @@ static void tell_slow(const struct request *req, const uint64_t stage_ns[STAGE_N
                       uint64_t total_ns)
 {
     const Attnd__Step *step = req->wire.header->step;
-    struct timespec now;
+    struct timespec now = clock_wall();
     char who[PRINCIPAL_TEXT_BYTES];
-    clock_gettime(CLOCK_REALTIME, &now);
     struct slow_step s = {
         .unix_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec,
         .request_id = req->wire.request_id,

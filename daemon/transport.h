@@ -39,6 +39,8 @@ struct transport {
     const struct transport_ops *ops; /* first member of what a transport allocates */
 };
 
+#define TRANSPORT_GPU_SCHEME "gpu://" /* hello names its url */
+
 /* Every request that a transport submits has its principal set.
  *
  * Unless said otherwise: on the loop's thread, never blocks. */

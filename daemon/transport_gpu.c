@@ -213,7 +213,7 @@ static attn_status gpu_open(struct transport_env *env, const char *url, struct t
 }
 
 const struct transport_ops transport_gpu_ops = {
-    .scheme = "gpu://",
+    .scheme = TRANSPORT_GPU_SCHEME,
     .label = STATS_GPU,
     .is_polled = true,
     .open = gpu_open,

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "daemon/engine_pool.h"
+#include "daemon/engine_pools.h"
 #include "engine_rig.h"
 
 static struct rig r;

@@ -1,0 +1,246 @@
+/* cards_name.c: see cards_name.h. */
+#define _GNU_SOURCE
+#include "daemon/cards_name.h"
+
+#include <search.h>
+#include <stdlib.h>
+
+#include "daemon/cards.h"
+#include "daemon/cards_internal.h"
+#include "daemon/tenant.h"
+
+/* Where a sequence is, or is being made. */
+struct card_name {
+    struct seq_name name; /* first: what the tree compares */
+    uint32_t card, pool;
+    uint32_t n_pending; /* requests on their way that may make it */
+    bool is_open;
+};
+
+static int compare(const void *a, const void *b)
+{
+    const struct seq_name *x = &((const struct card_name *)a)->name;
+    const struct seq_name *y = &((const struct card_name *)b)->name;
+    if (x->tenant != y->tenant)
+        return x->tenant < y->tenant ? -1 : 1;
+    return x->name < y->name ? -1 : x->name > y->name;
+}
+
+static struct card_name *name_find(struct cards *c, struct seq_name name)
+{
+    const struct card_name key = {.name = name};
+    struct card_name **at = tfind(&key, &c->names, compare);
+    return at == NULL ? NULL : *at;
+}
+
+/* The entry counts for a card and a pool, or does no more. */
+static void name_count(struct cards *c, const struct card_name *n, int by)
+{
+    if (n->pool < c->max_pools)
+        c->n_names[n->card][n->pool] += (uint32_t)by;
+}
+
+static struct card_name *name_add(struct cards *c, struct seq_name name, uint32_t card,
+                                  uint32_t pool)
+{
+    struct card_name *n = calloc(1, sizeof *n);
+    if (n == NULL)
+        return NULL;
+    *n = (struct card_name){.name = name, .card = card, .pool = pool};
+    if (tsearch(n, &c->names, compare) == NULL) {
+        free(n);
+        return NULL;
+    }
+    name_count(c, n, 1);
+    return n;
+}
+
+static void name_move(struct cards *c, struct card_name *n, uint32_t card, uint32_t pool)
+{
+    name_count(c, n, -1);
+    n->card = card;
+    n->pool = pool;
+    name_count(c, n, 1);
+}
+
+/* Nobody has the name or is about to: it is free. */
+static void name_look(struct cards *c, struct card_name *n)
+{
+    if (n->is_open || n->n_pending > 0)
+        return;
+    name_count(c, n, -1);
+    tdelete(n, &c->names, compare);
+    free(n);
+}
+
+bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    if (n == NULL)
+        n = name_add(c, name, card, pool);
+    bool is_ours = n != NULL && (n->card == card || !n->is_open);
+    if (is_ours) {
+        name_move(c, n, card, pool);
+        n->is_open = true;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return is_ours;
+}
+
+void cards_closed(struct cards *c, uint32_t card, struct seq_name name)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    if (n != NULL && n->card == card) {
+        n->is_open = false;
+        name_look(c, n);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+void cards_settle(struct cards *c, struct request *req)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, req->placed_name);
+    if (n != NULL) {
+        n->n_pending--;
+        name_look(c, n);
+    }
+    pthread_mutex_unlock(&c->lock);
+    req->is_placed = false;
+}
+
+/* Free blocks that one more sequence of the pool would have to itself. */
+static double room_of(const struct cards *c, uint32_t card, uint32_t pool)
+{
+    uint64_t n_free = atomic_load_explicit(&c->pools[card][pool].free, memory_order_relaxed);
+    return (double)n_free / (c->n_names[card][pool] + 1);
+}
+
+/* The live card where a sequence of the pool has most free blocks to itself; of equal ones the one
+ * with less work. But the card at home, if it has half as many at least. */
+static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t home)
+{
+    uint32_t best = 0, best_held = 0;
+    double best_room = -1;
+    for (uint32_t i = 0; i < c->n; i++) {
+        if (card_is_lost(c->engines[i]) || pool >= c->max_pools)
+            continue;
+        double room = room_of(c, i, pool);
+        uint32_t held = atomic_load_explicit(&c->engines[i]->n_held, memory_order_relaxed);
+        if (room > best_room || (room == best_room && held < best_held)) {
+            best = i;
+            best_room = room;
+            best_held = held;
+        }
+    }
+    if (home == CARDS_MAX || pool >= c->max_pools || 2 * room_of(c, home, pool) < best_room)
+        return best;
+    return home;
+}
+
+uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
+                     struct card_place to, bool *out_no_memory)
+{
+    *out_no_memory = false;
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    bool is_made = n == NULL || card_is_lost(c->engines[n->card]);
+    uint32_t card = is_made && to.must_be == CARDS_MAX ? best_card(c, pool, to.home) : to.must_be;
+    if (n == NULL) {
+        n = name_add(c, name, card, pool);
+        *out_no_memory = n == NULL;
+    } else if (is_made) {
+        n->is_open = false; /* its sequence went with the card */
+        name_move(c, n, card, pool);
+    }
+    bool is_elsewhere = n != NULL && to.must_be != CARDS_MAX && n->card != to.must_be;
+    uint32_t at = n == NULL || is_elsewhere ? CARDS_MAX : n->card;
+    if (at != CARDS_MAX) {
+        n->n_pending++;
+        req->is_placed = true;
+        req->placed_name = name;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return at;
+}
+
+bool cards_know(struct cards *c, struct seq_name name)
+{
+    pthread_mutex_lock(&c->lock);
+    const struct card_name *n = name_find(c, name);
+    bool is_open = n != NULL && n->is_open && !card_is_lost(c->engines[n->card]);
+    pthread_mutex_unlock(&c->lock);
+    return is_open;
+}
+
+uint32_t cards_of_name(struct cards *c, struct seq_name name)
+{
+    pthread_mutex_lock(&c->lock);
+    const struct card_name *n = name_find(c, name);
+    uint32_t card = n == NULL ? 0 : n->card;
+    pthread_mutex_unlock(&c->lock);
+    return card;
+}
+
+void cards_name_fini(struct cards *c)
+{
+    tdestroy(c->names, free);
+    tdestroy(c->sessions, free);
+}
+
+/* --- whose a session is ----------------------------------------------------------------------- */
+
+struct card_session {
+    uint64_t id; /* first: what the tree compares */
+    uint32_t tenant;
+};
+
+static int compare_sessions(const void *a, const void *b)
+{
+    uint64_t x = ((const struct card_session *)a)->id, y = ((const struct card_session *)b)->id;
+    return x < y ? -1 : x > y;
+}
+
+attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant)
+{
+    if (!c->has_tenants)
+        return ATTN_OK;
+    struct card_session *s = malloc(sizeof *s);
+    if (s == NULL)
+        return ATTN_ENOMEM;
+    *s = (struct card_session){session, tenant};
+    pthread_mutex_lock(&c->lock);
+    struct card_session **at = tsearch(s, &c->sessions, compare_sessions);
+    pthread_mutex_unlock(&c->lock);
+    if (at == NULL || *at != s)
+        free(s);
+    return at == NULL ? ATTN_ENOMEM : ATTN_OK;
+}
+
+void cards_tenant_forget(struct cards *c, uint64_t session)
+{
+    const struct card_session key = {.id = session};
+    pthread_mutex_lock(&c->lock);
+    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
+    struct card_session *s = at == NULL ? NULL : *at;
+    if (s != NULL)
+        tdelete(s, &c->sessions, compare_sessions);
+    pthread_mutex_unlock(&c->lock);
+    free(s);
+}
+
+uint32_t cards_tenant_of(struct cards *c, const Attnd__Request *h)
+{
+    if (!c->has_tenants)
+        return TENANT_OPERATOR;
+    if (h->body_case == ATTND__REQUEST__BODY_KILL)
+        return tenant_id_of_name(h->kill->tenant);
+    pthread_mutex_lock(&c->lock);
+    const struct card_session key = {.id = h->session};
+    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
+    uint32_t tenant = at == NULL ? TENANT_OPERATOR : (*at)->tenant;
+    pthread_mutex_unlock(&c->lock);
+    return tenant;
+}

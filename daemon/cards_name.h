@@ -1,0 +1,36 @@
+/* cards_name.h: which card a sequence of a name is on, or will be, and whose a session is that
+ * requests name. Any thread, unless said otherwise.
+ */
+#ifndef ATTND_DAEMON_CARDS_NAME_H
+#define ATTND_DAEMON_CARDS_NAME_H
+
+#include "daemon/cards.h"
+
+/* A sequence of this name is open on some card. */
+bool cards_know(struct cards *c, struct seq_name name);
+/* A sequence is open on this card, or is no more. Its engine's thread. false: it is open on another
+ * card, or there is no memory. */
+bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool);
+void cards_closed(struct cards *c, uint32_t card, struct seq_name name);
+/* Where the sequence is; the lead says that it is not open. */
+uint32_t cards_of_name(struct cards *c, struct seq_name name);
+
+/* Where a sequence may go: must_be a card, or (CARDS_MAX) any, at home if it can. */
+struct card_place {
+    uint32_t must_be, home;
+};
+/* Where the request that may make this sequence goes; it is placed there. CARDS_MAX: the name is
+ * another card's, or (*out_no_memory) there is no memory. */
+uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
+                     struct card_place to, bool *out_no_memory);
+/* A request that was placed by a name leaves. */
+void cards_settle(struct cards *c, struct request *req);
+
+/* Whose a session is that requests will name; and that it is over. ATTN_ENOMEM. */
+attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant);
+void cards_tenant_forget(struct cards *c, uint64_t session);
+/* Whose names the request's sequences are among: of its session, or as an operator says. */
+uint32_t cards_tenant_of(struct cards *c, const Attnd__Request *h);
+void cards_name_fini(struct cards *c);
+
+#endif

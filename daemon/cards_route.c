@@ -1,0 +1,177 @@
+/* cards_route.c: a request's way from a door to an engine: to the only one there is; or to the card
+ * that it is for, which its epoch, its sequence's name or its pool says. A step whose sequences are
+ * on several cards goes to all of them (cards_step.c).
+ */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/cards.h"
+#include "daemon/cards_internal.h"
+#include "daemon/cards_name.h"
+#include "daemon/cards_prefix.h"
+#include "daemon/cards_step.h"
+#include "daemon/engine_inbox.h"
+#include "daemon/engine_list.h"
+#include "daemon/engine_pools.h"
+#include "daemon/stack.h"
+#include "daemon/stats.h"
+
+enum { NO_POOL = UINT32_MAX };
+
+/* A reply that only the thread which polls may give. */
+static void give_back(struct request *req)
+{
+    struct engine *lead = req->lead;
+    stack_push(&lead->returned, req);
+    engine_wake(lead);
+}
+
+/* As the tables of the transports that are polled, but for the way back. */
+static const struct transport_ops *returning_ops(enum stats_transport label)
+{
+    static const struct transport_ops shm = {.label = STATS_SHM, .reply = give_back};
+    static const struct transport_ops gpu = {.label = STATS_GPU, .reply = give_back};
+    return label == STATS_GPU ? &gpu : &shm;
+}
+
+/* The reply may be given by another thread from now on. */
+static void leave_lead(struct cards *c, struct request *req)
+{
+    if (!req->transport->is_polled)
+        return;
+    req->lead = c->engines[0];
+    req->polled = req->transport;
+    req->transport = returning_ops(req->transport->label);
+}
+
+static void send_to(struct cards *c, struct request *req, uint32_t card)
+{
+    if (card != 0) {
+        engine_renew(c->engines[0], request_session(req));
+        leave_lead(c, req);
+    }
+    engine_take(c->engines[card], req);
+}
+
+static void refuse(struct cards *c, struct request *req, attn_status st, const char *why)
+{
+    engine_renew(c->engines[0], request_session(req));
+    request_reply_error(req, st, 0, "%s", why);
+}
+
+static void send_step(struct cards *c, struct request *req)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    uint32_t of_cards = req->bell != NULL ? 1 : cards_of_step(c, s);
+    if ((of_cards & (of_cards - 1)) == 0) {
+        send_to(c, req, of_cards == 0 ? 0 : (uint32_t)__builtin_ctz(of_cards));
+        return;
+    }
+    engine_renew(c->engines[0], request_session(req));
+    leave_lead(c, req);
+    cards_step_split(c, req, of_cards);
+}
+
+/* Where an open may go: those of split pools are the lead's. */
+static struct card_place place_of_open(struct cards *c, const Attnd__Open *o)
+{
+    uint32_t pool = pool_index_of_handle(o->pool);
+    bool is_split = pool < c->max_pools &&
+                    atomic_load_explicit(&c->pools[0][pool].is_split, memory_order_relaxed);
+    return (struct card_place){.must_be = is_split ? 0 : CARDS_MAX,
+                               .home = is_split ? 0 : cards_prefix_home(c, o)};
+}
+
+/* A request that may make a sequence of this name. */
+static void send_maker(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
+                       struct card_place to)
+{
+    const Attnd__Request *h = req->wire.header;
+    char why[WHY_BYTES];
+    bool no_memory;
+    uint32_t at = cards_place(c, req, name, pool, to, &no_memory);
+    if (at != CARDS_MAX) {
+        if (h->body_case == ATTND__REQUEST__BODY_OPEN)
+            cards_prefix_note(c, h->open, at);
+        send_to(c, req, at);
+        return;
+    }
+    snprintf(why, sizeof why, "sequence %" PRIu64 "%s", name.name,
+             no_memory ? ": no memory for its name" : " is open");
+    refuse(c, req, no_memory ? ATTN_ENOMEM : ATTN_EEXIST, why);
+}
+
+static void send_by_name(struct cards *c, struct request *req, uint64_t name)
+{
+    send_to(c, req,
+            cards_of_name(c, (struct seq_name){cards_tenant_of(c, req->wire.header), name}));
+}
+
+static void send_fork(struct cards *c, struct request *req)
+{
+    const Attnd__Fork *f = req->wire.header->fork;
+    uint32_t tenant = cards_tenant_of(c, req->wire.header);
+    struct card_place at = {.must_be = cards_of_name(c, (struct seq_name){tenant, f->seq})};
+    send_maker(c, req, (struct seq_name){tenant, f->new_seq}, NO_POOL, at);
+}
+
+static void send_on(struct cards *c, struct request *req)
+{
+    const Attnd__Request *h = req->wire.header;
+    switch (h->body_case) {
+    case ATTND__REQUEST__BODY_STEP:
+        send_step(c, req);
+        return;
+    case ATTND__REQUEST__BODY_OPEN:
+        send_maker(c, req, (struct seq_name){cards_tenant_of(c, h), h->open->seq},
+                   pool_index_of_handle(h->open->pool), place_of_open(c, h->open));
+        return;
+    case ATTND__REQUEST__BODY_FORK:
+        send_fork(c, req);
+        return;
+    case ATTND__REQUEST__BODY_TOKENS:
+        send_by_name(c, req, h->tokens->seq);
+        return;
+    case ATTND__REQUEST__BODY_TRUNCATE:
+        send_by_name(c, req, h->truncate->seq);
+        return;
+    case ATTND__REQUEST__BODY_CLOSE:
+        send_by_name(c, req, h->close->seq);
+        return;
+    case ATTND__REQUEST__BODY_EXPORT:
+        send_by_name(c, req, h->export->seq);
+        return;
+    case ATTND__REQUEST__BODY_IMPORT:
+        send_by_name(c, req, h->import->seq);
+        return;
+    case ATTND__REQUEST__BODY_ADOPT:
+        send_by_name(c, req, h->adopt->seq);
+        return;
+    case ATTND__REQUEST__BODY_KILL:
+        if (h->kill->session[0] != '\0')
+            send_to(c, req, 0);
+        else
+            send_by_name(c, req, h->kill->seq);
+        return;
+    case ATTND__REQUEST__BODY_PLAN:
+        if (h->plan->step != NULL && (cards_of_step(c, h->plan->step) & ~1u) != 0)
+            refuse(c, req, ATTN_ENOTSUP, "plan: lanes reach sequences of the first card only");
+        else
+            send_to(c, req, 0);
+        return;
+    case ATTND__REQUEST__BODY_INSPECT:
+        send_to(c, req, list_card(c, h->inspect));
+        return;
+    default:
+        send_to(c, req, 0);
+        return;
+    }
+}
+
+void engine_submit(struct engine *e, struct request *req)
+{
+    if (e->parts.cards != NULL)
+        send_on(e->parts.cards, req);
+    else
+        engine_take(e, req);
+}

@@ -1,0 +1,57 @@
+/* cards_step_part.c: see cards_step_part.h. */
+#include "daemon/cards_step_part.h"
+
+#include <stdio.h>
+
+#include "daemon/cards_internal.h"
+
+bool cards_step_is_foreign(const struct engine *e, const struct request *req, uint32_t item)
+{
+    return card_of_epoch(e->parts.cards, req->wire.header->step->epoch[item]) != e->parts.card;
+}
+
+bool cards_step_counts(const struct request *req)
+{
+    return req->part == &req->part->whole->parts[0];
+}
+
+attn_status cards_step_reserve(struct task *t, size_t head)
+{
+    struct step_whole *w = t->req->part->whole;
+    attn_status st = ATTN_OK;
+    pthread_mutex_lock(&w->lock);
+    if (w->payload == NULL)
+        st = request_reply_reserve(w->req, head + t->layout.reply_bytes);
+    if (w->payload == NULL && st == ATTN_OK) {
+        w->head_room = head;
+        w->payload = w->req->reply->data + head;
+    }
+    t->head_room = w->head_room;
+    t->payload = w->payload;
+    pthread_mutex_unlock(&w->lock);
+    return st;
+}
+
+attn_status cards_step_part_done(struct task *t)
+{
+    struct step_part *part = t->req->part;
+    struct step_whole *w = part->whole;
+    attn_status st = ATTN_OK;
+    pthread_mutex_lock(&w->lock);
+    part->is_answered = true;
+    w->has_task = true;
+    w->config = t->pool->config;
+    w->layout = t->layout;
+    w->flags = t->flags;
+    for (uint32_t i = 0; i < t->n_items; i++)
+        if (card_of_epoch(w->cards, t->req->wire.header->step->epoch[i]) == part->card)
+            w->item_status[i] = t->item_status[i];
+    if (t->first_failed < t->n_items)
+        st = (attn_status)t->item_status[t->first_failed];
+    if (t->first_failed < w->first_failed) {
+        w->first_failed = t->first_failed;
+        snprintf(w->why, sizeof w->why, "%s", t->why);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return st;
+}

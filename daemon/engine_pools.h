@@ -1,0 +1,29 @@
+/* engine_pools.h: the table of an engine's pools: which there are, and who holds them. */
+#ifndef ATTND_DAEMON_ENGINE_POOLS_H
+#define ATTND_DAEMON_ENGINE_POOLS_H
+
+#include "daemon/engine_state.h"
+
+attn_status pools_init(struct engine *e); /* ATTN_ENOMEM; undone by pools_fini (engine_pool.h) */
+
+bool pool_is_made(const struct pool *p);
+/* Of the tenant's; NULL: none; the others, too. */
+struct pool *pool_find(struct engine *e, const struct tenant *who, const char *name);
+struct pool *pool_of_handle(struct engine *e, const struct tenant *who, uint32_t handle);
+struct pool *pool_of_kv(const struct engine *e, kv_pool_id id);
+uint32_t pool_handle(const struct engine *e, const struct pool *p);
+/* Which pool a handle is of; of one that is of none, any number. */
+uint32_t pool_index_of_handle(uint32_t handle);
+struct pool *pool_next(struct engine *e, struct pool *p); /* all in turn: behind p; NULL begins */
+
+/* The session has the pool's handle: it does not make way for others while the session lives. Not
+ * known of sessions that a predecessor had. */
+void pool_hold(struct engine *e, struct pool *p, uint32_t session);
+/* The session is no more; the pool is. */
+void pools_let_go(struct engine *e, uint32_t session);
+void pool_let_go(struct engine *e, struct pool *p);
+
+/* Clients know it by a handle of this generation (a card's pool has the lead's). */
+void pool_rename(struct engine *e, struct pool *p, uint32_t generation);
+
+#endif
