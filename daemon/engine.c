@@ -19,6 +19,7 @@
 #include "daemon/engine_canary.h"
 #include "daemon/engine_control.h"
 #include "daemon/engine_gauges.h"
+#include "daemon/engine_mover.h"
 #include "daemon/engine_operator.h"
 #include "daemon/engine_pace.h"
 #include "daemon/engine_plan.h"

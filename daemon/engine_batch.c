@@ -24,8 +24,9 @@
 #include "daemon/engine_ready.h"
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_status.h"
-#include "daemon/engine_tier.h"
 #include "daemon/log.h"
+#include "daemon/mover_fetch.h"
+#include "daemon/mover_out.h"
 #include "daemon/stats.h"
 #include "kernels/layer_visible.h"
 

@@ -21,8 +21,8 @@
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_step.h"
-#include "daemon/engine_tier.h"
 #include "daemon/log.h"
+#include "daemon/mover_fetch.h"
 #include "daemon/stats.h"
 
 /* --- answers ---------------------------------------------------------------------------------- */

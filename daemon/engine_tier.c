@@ -5,8 +5,12 @@
 #include <stdlib.h>
 
 #include "daemon/engine_blocks.h"
+#include "daemon/engine_mover.h"
 #include "daemon/engine_pools.h"
 #include "daemon/log.h"
+#include "daemon/mover_fetch.h"
+#include "daemon/mover_group.h"
+#include "daemon/mover_out.h"
 #include "daemon/stats.h"
 #include "daemon/tier_disk.h"
 #include "kernels/kv_layout.h"
@@ -75,14 +79,6 @@ static void disk_discharge(void *arg, uint32_t tenant, uint64_t bytes)
     tenant_give(tenants_of_id(e->parts.tenants, tenant), TENANT_DISK_BYTES, bytes);
 }
 
-uint64_t tier_block_bytes_of(const struct engine *e, const struct pool *p)
-{
-    uint64_t bytes = kv_layout_of(&p->config).block_bytes;
-    if (e->tier.disk == NULL)
-        return bytes;
-    return (bytes + TIER_DISK_ALIGN - 1) / TIER_DISK_ALIGN * TIER_DISK_ALIGN;
-}
-
 /* --- what the cache is told ------------------------------------------------------------------- */
 
 /* Nobody has moved it ahead: the engine does, and waits. */
@@ -90,7 +86,7 @@ static void take_now(struct engine *e, struct pool *p, const struct kv_content *
 {
     char why[WHY_BYTES];
     uint64_t sum[2], bytes = kv_layout_of(&p->config).block_bytes;
-    struct tier_block *b = tier_store_place(e->tier.blocks, c, tier_block_bytes_of(e, p));
+    struct tier_block *b = tier_store_place(e->tier.blocks, c, mover_tier_bytes(e, p));
     if (b == NULL)
         return;
     uint8_t *to = (uint8_t *)(uintptr_t)tier_block_place(b);

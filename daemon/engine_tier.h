@@ -25,37 +25,5 @@ void tier_leave_pool(struct engine *e, kv_pool_id pool);
 void tier_forget_pool(struct engine *e, kv_pool_id pool);
 /* Adds to the stats what has changed since the last time. */
 void tier_publish(struct engine *e);
-/* Blocks of a pool's size in the stores. */
-uint64_t tier_block_bytes_of(const struct engine *e, const struct pool *p);
-
-/* engine_mover.c */
-
-attn_status mover_init(struct engine *e); /* ATTN_ENOMEM */
-void mover_fini(struct engine *e); /* when all is back */
-/* Looks after what has come, and begins what is next. true: something came. */
-bool mover_turn(struct engine *e);
-/* n more blocks of the pool are wanted for an item of the sequence. true: those that would be
- * evicted for it are on their way out, and the sequence is woken when some are; false: they can be
- * had now, or never. */
-bool mover_makes_room(struct engine *e, struct pool *p, uint32_t seq, uint64_t n);
-/* Blocks of the pool come in, which are nobody's yet: the sequence is woken when they are there. */
-bool mover_is_bringing(struct engine *e, const struct pool *p, uint32_t seq);
-/* Blocks of these tokens that are elsewhere begin to come, or do already for somebody else. true:
- * the request waits; it becomes a task, whose wake is called, its item's seq SEQ_NONE, when there
- * are more. Ops' refuse calls mover_forget. */
-bool mover_fetches(struct engine *e, struct pool *p, uint32_t tenant, const struct kv_tokens *t,
-                   struct request *req, uint32_t session, const struct task_ops *ops);
-void mover_forget(struct engine *e, struct task *t);
-/* Nothing of the pool is on its way any more when this returns; NULL: of any. false: something does
- * not come back. */
-bool mover_settle(struct engine *e, const struct pool *p);
-/* The block is about to be written anew: what is under way of it is worthless. */
-void mover_void(struct engine *e, const struct pool *p, uint32_t block);
-/* What the cache looks for (kv_elsewhere.find). */
-bool mover_find(struct engine *e, struct kv_content *c);
-/* The pool is dropped. */
-void mover_forget_pool(struct engine *e, kv_pool_id pool);
-/* A copy of the block is in a tier. */
-void mover_note_kept(struct engine *e, const struct pool *p, uint32_t block, uint64_t serial);
 
 #endif

@@ -20,6 +20,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/engine_mover.h"
 #include "daemon/engine_tier.h"
 #include "daemon/tier_disk.h"
 #include "engine_rig.h"

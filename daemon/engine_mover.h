@@ -1,0 +1,16 @@
+/* engine_mover.h: whole blocks on their way between pools, host memory and the file, beside batches:
+ * out (mover_out.h) and back (mover_fetch.h), in groups (mover_group.h). */
+#ifndef ATTND_DAEMON_ENGINE_MOVER_H
+#define ATTND_DAEMON_ENGINE_MOVER_H
+
+#include "daemon/engine_state.h"
+
+attn_status mover_init(struct engine *e); /* ATTN_ENOMEM */
+void mover_fini(struct engine *e); /* when all is back */
+/* Looks after what has come, and begins what is next. true: something came. */
+bool mover_turn(struct engine *e);
+/* Nothing of the pool is on its way any more when this returns; NULL: of any. false: something does
+ * not come back. */
+bool mover_settle(struct engine *e, const struct pool *p);
+
+#endif

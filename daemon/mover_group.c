@@ -1,0 +1,93 @@
+/* mover_group.c: see mover_group.h. */
+#include "daemon/mover_group.h"
+
+#include "daemon/engine_health.h"
+#include "daemon/engine_queue.h"
+#include "daemon/log.h"
+#include "daemon/stack.h"
+#include "daemon/tier_disk.h"
+#include "kernels/kv_layout.h"
+
+#define GROUP_BYTES ((uint64_t)32 << 20) /* of blocks that go out together, but for one */
+
+uint64_t mover_block_bytes(const struct pool *p)
+{
+    return kv_layout_of(&p->config).block_bytes;
+}
+
+uint32_t mover_group_size(uint64_t bytes, uint32_t most)
+{
+    uint64_t n = GROUP_BYTES / bytes;
+    return n < 1 ? 1 : n > most ? most : (uint32_t)n;
+}
+
+static void group_done(struct backend_moves *m)
+{
+    struct engine *e = ((struct mover_group *)m)->engine;
+    atomic_fetch_add(&e->tier.n_telling, 1);
+    stack_push(&e->tier.came, m);
+    engine_wake(e);
+    atomic_fetch_sub(&e->tier.n_telling, 1);
+}
+
+void mover_group_init(struct engine *e, struct mover_group *g, struct backend_move *list,
+                      void (*came)(struct engine *e, struct mover_group *g))
+{
+    *g = (struct mover_group){.engine = e, .came = came};
+    g->moves.list = list;
+    g->moves.done = group_done;
+}
+
+bool mover_group_begin(struct engine *e, struct mover_group *g, struct pool *p, uint32_t n,
+                       struct tier_disk *disk)
+{
+    g->moves.n = n;
+    g->pool = p;
+    attn_status st = disk != NULL ? tier_disk_submit(disk, &g->moves)
+                                  : e->parts.ops->moves_submit(e->parts.backend, &g->moves);
+    g->is_under_way = st == ATTN_OK;
+    if (st != ATTN_OK)
+        log_limited("no moves", LOG_LEVEL_WARN, log_event, "blocks can't be moved", "status=%s",
+                    attn_status_message(st));
+    return g->is_under_way;
+}
+
+bool mover_is_moved(struct engine *e, const struct backend_move *m)
+{
+    if (m->status == ATTN_EDEVICE)
+        device_lose(e, "a block could not be moved");
+    return m->status == ATTN_OK;
+}
+
+void mover_wake_waiting(struct engine *e)
+{
+    while (e->tier.n_waiting > 0) {
+        uint32_t seq = e->tier.waiting[--e->tier.n_waiting];
+        e->seqs[seq].waits_for_room = false;
+        seq_wake_later(e, seq);
+    }
+}
+
+void mover_wait_for_room(struct engine *e, uint32_t seq)
+{
+    if (e->seqs[seq].waits_for_room)
+        return;
+    e->seqs[seq].waits_for_room = true;
+    e->tier.waiting[e->tier.n_waiting++] = seq;
+    e->tier.n_waits++;
+}
+
+void mover_disk_failed(struct engine *e, const char *what)
+{
+    e->tier.n_disk_errors++;
+    log_limited("disk tier", LOG_LEVEL_WARN, log_event, "a block is lost to the disk tier",
+                "%s=failed setting=cache.disk_path", what);
+}
+
+uint64_t mover_tier_bytes(const struct engine *e, const struct pool *p)
+{
+    uint64_t bytes = kv_layout_of(&p->config).block_bytes;
+    if (e->tier.disk == NULL)
+        return bytes;
+    return (bytes + TIER_DISK_ALIGN - 1) / TIER_DISK_ALIGN * TIER_DISK_ALIGN;
+}
