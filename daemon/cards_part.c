@@ -15,7 +15,6 @@
 #include "daemon/cards.h"
 #include "daemon/cards_internal.h"
 #include "daemon/clock.h"
-#include "daemon/engine_batch.h"
 #include "daemon/engine_health.h"
 #include "daemon/engine_pools.h"
 #include "daemon/log.h"
@@ -25,7 +24,6 @@
 #include "kernels/grow.h"
 
 enum { MIN_STAGING_BYTES = 64 << 10 };
-static const uint64_t INLINE_WAIT_NS = 1000 * 1000;
 
 /* One card's part of a batch. */
 struct batch_part {
@@ -245,36 +243,27 @@ bool parts_launch(struct engine *e)
 
 /* --- the lead --------------------------------------------------------------------------------- */
 
-/* At start, before engines have threads. */
-static void compute_inline(struct engine *e)
+void parts_begin(struct batch *b, uint32_t n)
 {
-    while (parts_launch(e) || e->n_on_device > 0)
-        batch_finish_one(e, INLINE_WAIT_NS);
-}
-
-void parts_submit(struct engine *e, struct batch *b)
-{
-    struct cards *c = e->parts.cards;
-    b->n_parts_out = c->n;
+    b->n_parts_out = n;
     b->is_own_loss = false;
     b->why[0] = '\0';
     b->device.status = ATTN_OK;
-    for (uint32_t k = c->n; k-- > 0;) { /* the lead's own last: it may be computed inside */
-        struct batch_part *part = &b->parts[k];
-        part->whole = b;
-        part->engine = c->engines[k];
-        part->device = (struct backend_batch){.status = ATTN_OK};
-        part->why[0] = '\0';
-        if (k == 0) {
-            part_begin(e, part);
-            continue;
-        }
-        stack_push(&part->engine->parts_in, part);
-        if (part->engine->has_thread)
-            engine_wake(part->engine);
-        else
-            compute_inline(part->engine);
+}
+
+void part_give(struct engine *e, struct batch *b, uint32_t card)
+{
+    struct batch_part *part = &b->parts[card];
+    part->whole = b;
+    part->engine = e->parts.cards->engines[card];
+    part->device = (struct backend_batch){.status = ATTN_OK};
+    part->why[0] = '\0';
+    if (part->engine == e) {
+        part_begin(e, part);
+        return;
     }
+    stack_push(&part->engine->parts_in, part);
+    engine_wake(part->engine);
 }
 
 /* What a part has to say about its batch. */

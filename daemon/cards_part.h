@@ -7,9 +7,10 @@
 /* The lead's batches get parts. ATTN_ENOMEM. */
 attn_status parts_init(struct engine *e);
 void parts_fini(struct engine *e); /* of a half-opened engine, too */
-/* The lead: sends each card its part of a batch, its own too. What the device is to be told of the
- * batch as a whole stands in b->device. */
-void parts_submit(struct engine *e, struct batch *b);
+/* The lead: a batch of n parts goes to the cards, then to each its part; the lead's own may be
+ * computed inside. What the device is to be told of the batch as a whole stands in b->device. */
+void parts_begin(struct batch *b, uint32_t n);
+void part_give(struct engine *e, struct batch *b, uint32_t card);
 /* The lead: a batch whose parts are all back, its outcome in b->device and b->why; NULL: none. */
 struct batch *parts_take_back(struct engine *e);
 /* Puts the next part that was sent to this engine on its device. false: there is none, or no

@@ -16,6 +16,7 @@
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
+#include "daemon/engine_batch_end.h"
 #include "daemon/engine_canary.h"
 #include "daemon/engine_control.h"
 #include "daemon/engine_gauges.h"

@@ -10,11 +10,6 @@ void batches_fini(struct engine *e); /* of a half-opened engine, too */
 /* Builds and submits one batch. false: nothing is ready, it is not time, or the device takes no
  * more. */
 bool batch_launch(struct engine *e);
-/* Finishes the oldest batch in flight if it is done within wait_ns. false: it is not, or there is
- * none. */
-bool batch_finish_one(struct engine *e, uint64_t wait_ns);
-/* No batch has come back for engine.stall_timeout, and one is in flight: the device is lost. */
-void batches_watch(struct engine *e, uint64_t now_ns);
 /* Sends the pool's patches alone, to make room for more. false: the device takes no more now. */
 bool batch_flush_patches(struct engine *e, struct pool *p);
 

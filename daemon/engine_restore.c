@@ -6,6 +6,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/engine_batch.h"
+#include "daemon/engine_batch_end.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_pools.h"
 #include "daemon/log.h"

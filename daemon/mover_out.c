@@ -7,7 +7,6 @@
 
 #include <stdlib.h>
 
-#include "daemon/engine_health.h"
 #include "daemon/engine_pools.h"
 #include "daemon/mover_group.h"
 #include "daemon/tier_disk.h"
