@@ -5,7 +5,6 @@
  */
 #include "daemon/config.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <ini.h>
 #include <stdlib.h>
@@ -17,7 +16,7 @@
 
 extern char **environ;
 
-enum { MAX_NAME_BYTES = 64, MAX_ORIGIN_BYTES = 512 };
+enum { MAX_ORIGIN_BYTES = 512 };
 
 /* ATTND_ variables that are no settings of this program: the modules' folder, the cpu backend's
  * instruction set, the clients' address
@@ -40,89 +39,12 @@ struct loader {
 };
 enum { RANK_DEFAULT, RANK_FILE, RANK_ENVIRONMENT, RANK_FLAG };
 
-static void option_name(const struct config_option *o, char out[MAX_NAME_BYTES])
-{
-    snprintf(out, MAX_NAME_BYTES, "%s.%s", o->section, o->key);
-}
-
-const struct config_option *config_option_find(const char *name)
-{
-    for (size_t i = 0; i < config_n_options; i++) {
-        char known[MAX_NAME_BYTES];
-        option_name(&config_options[i], known);
-        if (strcmp(known, name) == 0)
-            return &config_options[i];
-    }
-    return NULL;
-}
-
-static uint32_t min3(uint32_t a, uint32_t b, uint32_t c)
-{
-    uint32_t ab = a < b ? a : b;
-    return ab < c ? ab : c;
-}
-
-/* Levenshtein distance; long texts are compared by their beginning. */
-static uint32_t edit_distance(const char *a, const char *b)
-{
-    uint32_t row[MAX_NAME_BYTES + 1];
-    uint32_t n = (uint32_t)strnlen(b, MAX_NAME_BYTES);
-    for (uint32_t j = 0; j <= n; j++)
-        row[j] = j;
-    for (uint32_t i = 1; a[i - 1] != '\0' && i <= MAX_NAME_BYTES; i++) {
-        uint32_t diagonal = row[0];
-        row[0] = i;
-        for (uint32_t j = 1; j <= n; j++) {
-            uint32_t up = row[j];
-            row[j] = min3(up + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1]));
-            diagonal = up;
-        }
-    }
-    return row[n];
-}
-
-/* Is a name that differs by so much from this one likely to be what was meant? */
-static bool is_near(const char *name, uint32_t distance)
-{
-    return distance <= 1 + strlen(name) / 3;
-}
-
-/* The known name nearest to name; also looks at the key alone, for the right key in a wrong
- * section. NULL: none is near. */
-static const struct config_option *option_nearest(const char *name)
-{
-    const struct config_option *best = NULL;
-    uint32_t best_distance = UINT32_MAX;
-    const char *dot = strchr(name, '.');
-    for (size_t i = 0; i < config_n_options; i++) {
-        char known[MAX_NAME_BYTES];
-        option_name(&config_options[i], known);
-        uint32_t d = edit_distance(name, known);
-        uint32_t d_key = 1 + edit_distance(dot != NULL ? dot + 1 : name, config_options[i].key);
-        if (d_key < d)
-            d = d_key;
-        if (d < best_distance) {
-            best_distance = d;
-            best = &config_options[i];
-        }
-    }
-    return is_near(name, best_distance) ? best : NULL;
-}
-
-/* "section.key" as ATTND_SECTION_KEY */
-static void variable_name(const struct config_option *o, char out[MAX_NAME_BYTES])
-{
-    snprintf(out, MAX_NAME_BYTES, "ATTND_%s_%s", o->section, o->key);
-    for (char *p = out; *p != '\0'; p++)
-        *p = (char)toupper((unsigned char)*p);
-}
-
 static void set_option(struct loader *l, const struct config_option *o, uint8_t rank,
                        const char *origin, const char *text)
 {
     size_t i = (size_t)(o - config_options);
-    char reason[512], name[MAX_NAME_BYTES];
-    option_name(o, name);
+    char reason[512], name[CONFIG_NAME_BYTES];
+    config_option_name(o, name);
     if (rank == RANK_FILE && l->ranks[i] == RANK_FILE && o->type != OPTION_URLS) {
         snprintf(l->fault->why, sizeof(l->fault->why), "%s: %s is given twice (first at %s)",
                  origin, name, l->c->origins[i]);
@@ -216,7 +138,7 @@ static int handle_line(void *user, const char *section, const char *key, const c
     snprintf(name, sizeof(name), "%s.%s", section, key);
     const struct config_option *o = config_option_find(name);
     if (o == NULL) {
-        const struct config_option *near = option_nearest(name);
+        const struct config_option *near = config_option_nearest(name);
         const char *unknown = section[0] != '\0' ? name : key;
         if (near != NULL)
             snprintf(l->fault->why, sizeof(l->fault->why),
@@ -276,14 +198,14 @@ static void load_environment(struct loader *l)
         size_t n = strcspn(*e, "=");
         if (strncmp(*e, "ATTND_", 6) != 0 || (*e)[n] == '\0' || is_other_variable(*e, n))
             continue;
-        char origin[MAX_ORIGIN_BYTES], name[256], known[MAX_NAME_BYTES];
+        char origin[MAX_ORIGIN_BYTES], name[256], known[CONFIG_NAME_BYTES];
         snprintf(name, sizeof(name), "%.*s", (int)n, *e);
         snprintf(origin, sizeof(origin), "environment %s", name);
         const struct config_option *o = NULL, *near = NULL;
         uint32_t best = UINT32_MAX;
         for (size_t i = 0; i < config_n_options && o == NULL; i++) {
-            variable_name(&config_options[i], known);
-            uint32_t d = edit_distance(name, known);
+            config_option_variable(&config_options[i], known);
+            uint32_t d = config_name_distance(name, known);
             if (d < best) {
                 best = d;
                 near = &config_options[i];
@@ -292,10 +214,11 @@ static void load_environment(struct loader *l)
                 o = &config_options[i];
         }
         if (o == NULL) {
-            variable_name(near, known);
+            config_option_variable(near, known);
             snprintf(l->fault->why, sizeof(l->fault->why), "environment: unknown variable %s; %s%s",
-                     name, is_near(name, best) ? "the nearest is " : "attnd --help lists all",
-                     is_near(name, best) ? known : "");
+                     name,
+                     config_name_is_near(name, best) ? "the nearest is " : "attnd --help lists all",
+                     config_name_is_near(name, best) ? known : "");
             l->st = ATTN_EINVAL;
             return;
         }
@@ -333,7 +256,7 @@ static const struct {
 static const char danger_flag[] = "--danger-inject-faults";
 
 /* Takes the faults off the value of --backend. */
-static void take_faults(struct loader *l, struct flag *flag, char value[MAX_NAME_BYTES])
+static void take_faults(struct loader *l, struct flag *flag, char value[CONFIG_NAME_BYTES])
 {
     static const char sign[] = "+faults:";
     const char *at = strstr(flag->value, sign);
@@ -350,13 +273,13 @@ static void take_faults(struct loader *l, struct flag *flag, char value[MAX_NAME
         return;
     }
     strcpy(l->c->faults, text);
-    snprintf(value, MAX_NAME_BYTES, "%.*s", (int)(at - flag->value), flag->value);
+    snprintf(value, CONFIG_NAME_BYTES, "%.*s", (int)(at - flag->value), flag->value);
     flag->value = value;
 }
 
 static void refuse_flag(struct loader *l, const char *arg, size_t n)
 {
-    char name[256], known[MAX_NAME_BYTES], best_name[MAX_NAME_BYTES + 2] = "";
+    char name[256], known[CONFIG_NAME_BYTES], best_name[CONFIG_NAME_BYTES + 2] = "";
     snprintf(name, sizeof(name), "%.*s", (int)n, arg);
     l->st = ATTN_EINVAL;
     l->is_flag_bad = true;
@@ -365,27 +288,27 @@ static void refuse_flag(struct loader *l, const char *arg, size_t n)
                  "flag: unexpected argument \"%s\"; see --help", name);
         return;
     }
-    const struct config_option *near = option_nearest(name + 2);
+    const struct config_option *near = config_option_nearest(name + 2);
     uint32_t best = UINT32_MAX;
     if (near != NULL) {
-        option_name(near, known);
+        config_option_name(near, known);
         snprintf(best_name, sizeof(best_name), "--%s", known);
-        best = edit_distance(name, best_name);
+        best = config_name_distance(name, best_name);
     }
     for (size_t i = 0; i < sizeof(short_flags) / sizeof(short_flags[0]) + 1; i++) {
         bool is_last = i == sizeof(short_flags) / sizeof(short_flags[0]);
         const char *candidate = is_last ? "--config" : short_flags[i].flag;
-        if (edit_distance(name, candidate) <= best) {
-            best = edit_distance(name, candidate);
+        if (config_name_distance(name, candidate) <= best) {
+            best = config_name_distance(name, candidate);
             snprintf(best_name, sizeof(best_name), "%s", candidate);
         }
     }
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-        if (edit_distance(name, words[i].flag) < best) {
-            best = edit_distance(name, words[i].flag);
+        if (config_name_distance(name, words[i].flag) < best) {
+            best = config_name_distance(name, words[i].flag);
             snprintf(best_name, sizeof(best_name), "%s", words[i].flag);
         }
-    bool has_near = near != NULL || is_near(name, best);
+    bool has_near = near != NULL || config_name_is_near(name, best);
     snprintf(l->fault->why, sizeof(l->fault->why), "flag: unknown %s; %s%s", name,
              has_near ? "the nearest is " : "attnd --help lists all", has_near ? best_name : "");
 }
@@ -477,7 +400,7 @@ attn_status config_load(int argc, char **argv, struct config *c, enum config_act
         read_flag(&l, argc, argv, &i, &flag);
         if (flag.option == NULL)
             continue;
-        char value[MAX_NAME_BYTES];
+        char value[CONFIG_NAME_BYTES];
         take_faults(&l, &flag, value);
         if (l.st != ATTN_OK)
             break;
@@ -508,60 +431,6 @@ done:
     else
         out_fault->is_flag = l.is_flag_bad;
     return l.st;
-}
-
-/* Without memory for it the old one stays. */
-static void take_origin(struct config *c, size_t option, const char *origin)
-{
-    char *copy = strdup(origin);
-    if (copy == NULL)
-        return;
-    free(c->origins[option]);
-    c->origins[option] = copy;
-}
-
-void config_take_over(struct config *c, const struct config *now, config_change_fn tell, void *user)
-{
-    for (size_t i = 0; i < config_n_options; i++) {
-        const struct config_option *o = &config_options[i];
-        char name[MAX_NAME_BYTES], value[512];
-        bool is_equal = config_option_is_equal(o, c, now);
-        if (is_equal || o->effect == AT_ONCE)
-            take_origin(c, i, now->origins[i]);
-        if (is_equal)
-            continue;
-        if (o->effect == AT_ONCE)
-            config_option_copy(o, c, now);
-        option_name(o, name);
-        config_option_format(o, now, 0, value, sizeof(value));
-        tell(user, name, value, o->effect == AT_ONCE);
-    }
-}
-
-attn_status config_set(struct config *c, const char *name, const char *value, char *why,
-                       size_t why_bytes)
-{
-    const struct config_option *o = config_option_find(name);
-    char reason[512];
-    if (o == NULL) {
-        snprintf(why, why_bytes, "no setting is named %.64s", name);
-        return ATTN_ENOTFOUND;
-    }
-    if (o->effect != AT_ONCE) {
-        snprintf(why, why_bytes, "%s needs a restart", name);
-        return ATTN_ENOTSUP;
-    }
-    struct config changed = *c; /* numbers and words alone change at once: nothing of it is owned */
-    attn_status st = config_option_parse(o, value, &changed, reason, sizeof(reason));
-    if (st != ATTN_OK)
-        snprintf(why, why_bytes, "%s = %.100s %s", name, value, reason);
-    else
-        st = config_check(&changed, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    config_option_copy(o, c, &changed);
-    take_origin(c, (size_t)(o - config_options), "attnctl");
-    return ATTN_OK;
 }
 
 void config_fini(struct config *c)

@@ -32,8 +32,19 @@ struct config_option {
 extern const struct config_option config_options[];
 extern const size_t config_n_options;
 
+enum { CONFIG_NAME_BYTES = 64 };
+/* "section.key", and ATTND_SECTION_KEY. */
+void config_option_name(const struct config_option *o, char out[CONFIG_NAME_BYTES]);
+void config_option_variable(const struct config_option *o, char out[CONFIG_NAME_BYTES]);
 /* "listen.address"; NULL: there is none of this name. */
 const struct config_option *config_option_find(const char *name);
+/* Levenshtein distance; long texts are compared by their beginning. */
+uint32_t config_name_distance(const char *a, const char *b);
+/* Is a name that differs by so much from this one likely to be what was meant? */
+bool config_name_is_near(const char *name, uint32_t distance);
+/* The known name nearest to name; also looks at the key alone, for the right key in a wrong
+ * section. NULL: none is near. */
+const struct config_option *config_option_nearest(const char *name);
 /* The file of settings that is installed with this program, whether it exists or not:
  * PREFIX/etc/attnd/attnd.conf of one in PREFIX/bin, /etc/attnd/attnd.conf of one in /usr/bin. */
 void config_path(char *out, size_t out_bytes);
