@@ -6,7 +6,8 @@
 
 /* Checks the geometry of p->spec and decides n_blocks: what clients know of it (p->config), what of
  * that this card's device has (p->split), its bytes.
- * Errors   ATTN_EINVAL, ATTN_EQUOTA, ATTN_ENOMEM, what the backend refuses; why names field and value */
+ * Errors   ATTN_EINVAL, ATTN_EQUOTA, ATTN_ENOMEM, what the backend refuses; why names field and
+ *          value */
 attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p, char *why,
                       size_t why_bytes);
 /* Its sequences are the lead's; this card has a part of their blocks' bytes. */

@@ -1,47 +1,27 @@
 /* tenant.c: see tenant.h. */
 #include "daemon/tenant.h"
 
-#include <ctype.h>
-#include <errno.h>
-#include <ini.h>
 #include <inttypes.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
-#include <pthread.h>
-#include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/credential.h"
 #include "daemon/stats.h"
-
-/* What a tenant has used. Stays as long as any table of it: a tenant that is gone may come back. */
-struct book_entry {
-    struct book_entry *next;
-    uint32_t id;
-    _Atomic uint64_t used[TENANT_N_QUOTAS];
-};
-
-/* Those of all tenants, for the tables of all cards. */
-struct book {
-    _Atomic uint32_t n_refs;
-    pthread_mutex_t lock; /* of the list */
-    struct book_entry *first;
-};
-
-struct tenants {
-    uint32_t n;
-    struct book *book;
-    struct tenant list[TENANT_MAX]; /* the first is the operator */
-};
+#include "daemon/tenant_internal.h"
 
 static const char *const quota_names[TENANT_N_QUOTAS] = {
     "blocks", "sequences", "sessions", "bytes_in_flight", "pools", "host_bytes", "disk_bytes"};
 
-/* ---- what is used ---- */
+bool tenant_hash(const char *text, uint8_t out[TENANT_HASH_BYTES])
+{
+    return EVP_Digest(text, strlen(text), out, NULL, EVP_sha256(), NULL) == 1;
+}
 
-static struct book *book_new(void)
+/* --- what is used ----------------------------------------------------------------------------- */
+
+struct book *tenant_book_new(void)
 {
     struct book *b = calloc(1, sizeof *b);
     if (b == NULL)
@@ -51,234 +31,39 @@ static struct book *book_new(void)
     return b;
 }
 
-static void book_unref(struct book *b)
+void tenant_book_unref(struct book *b)
 {
     if (b == NULL || atomic_fetch_sub(&b->n_refs, 1) > 1)
         return;
-    for (struct book_entry *e = b->first, *next; e != NULL; e = next) {
-        next = e->next;
+    for (struct book_entry *e; (e = SLIST_FIRST(&b->entries)) != NULL;) {
+        SLIST_REMOVE_HEAD(&b->entries, link);
         free(e);
     }
     pthread_mutex_destroy(&b->lock);
     free(b);
 }
 
-/* NULL: no memory. */
-static _Atomic uint64_t *book_find(struct book *b, uint32_t id)
+_Atomic uint64_t *tenant_book_find(struct book *b, uint32_t id)
 {
     pthread_mutex_lock(&b->lock);
-    struct book_entry *e = b->first;
-    while (e != NULL && e->id != id)
-        e = e->next;
+    struct book_entry *e;
+    SLIST_FOREACH(e, &b->entries, link)
+        if (e->id == id)
+            break;
     if (e == NULL && (e = calloc(1, sizeof *e)) != NULL) {
         e->id = id;
-        e->next = b->first;
-        b->first = e;
+        SLIST_INSERT_HEAD(&b->entries, e, link);
     }
     pthread_mutex_unlock(&b->lock);
     return e == NULL ? NULL : e->used;
 }
 
-/* ---- the file ---- */
-
-struct reader {
-    struct tenants *t;
-    char why[256];
-};
-
-__attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    if (r->why[0] == '\0') /* the first mistake is the one to tell */
-        vsnprintf(r->why, sizeof r->why, format, args);
-    va_end(args);
-    return 0;
-}
-
-static bool hash_of(const char *text, uint8_t out[TENANT_HASH_BYTES])
-{
-    return EVP_Digest(text, strlen(text), out, NULL, EVP_sha256(), NULL) == 1;
-}
-
-/* The section's tenant; NULL: refused. */
-static struct tenant *section(struct reader *r, const char *name)
-{
-    static const char allowed[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-    struct tenants *t = r->t;
-    uint8_t hash[TENANT_HASH_BYTES];
-    struct tenant new = {0};
-    for (uint32_t i = 1; i < t->n; i++)
-        if (strcmp(t->list[i].name, name) == 0)
-            return &t->list[i];
-    size_t n = strlen(name);
-    if (n == 0 || n >= TENANT_NAME_BYTES || strspn(name, allowed) != n)
-        return refuse(r, "[%.64s]: a tenant's name has 1 to 63 letters, digits, '.', '_' and '-'",
-                      name),
-               NULL;
-    if (t->n == TENANT_MAX)
-        return refuse(r, "[%s] is one tenant too many, at most %d", name, TENANT_MAX - 1), NULL;
-    snprintf(new.name, sizeof new.name, "%s", name);
-    new.flow.share = 1;
-    if (!hash_of(name, hash))
-        return refuse(r, "SHA-256 is not to be had"), NULL;
-    memcpy(&new.id, hash, sizeof new.id);
-    new.used = book_find(t->book, new.id);
-    if (new.used == NULL)
-        return refuse(r, "[%s]: no memory", name), NULL;
-    for (uint32_t i = 0; i < t->n; i++)
-        if (t->list[i].id == new.id) /* one in four thousand million */
-            return refuse(r, "[%s] has the number of [%s]; choose another name", name,
-                          t->list[i].name),
-                   NULL;
-    t->list[t->n] = new;
-    return &t->list[t->n++];
-}
-
-static int set_token(struct reader *r, struct tenant *who, const char *value)
-{
-    if (strlen(value) != 2 * TENANT_HASH_BYTES || who->has_token)
-        return refuse(r, "[%s] token_sha256 is %s", who->name,
-                      who->has_token ? "given twice" : "not 64 hexadecimal digits");
-    for (int i = 0; i < TENANT_HASH_BYTES; i++) {
-        char digits[3] = {value[2 * i], value[2 * i + 1], '\0'}, *end;
-        who->token_hash[i] = (uint8_t)strtoul(digits, &end, 16);
-        if (!isxdigit((unsigned char)digits[0]) || *end != '\0')
-            return refuse(r, "[%s] token_sha256 is not 64 hexadecimal digits", who->name);
-    }
-    for (uint32_t i = 1; i < r->t->n; i++)
-        if (&r->t->list[i] != who && r->t->list[i].has_token &&
-            memcmp(r->t->list[i].token_hash, who->token_hash, TENANT_HASH_BYTES) == 0)
-            return refuse(r, "[%s] token_sha256 is also that of [%s]", who->name,
-                          r->t->list[i].name);
-    who->has_token = true;
-    return 1;
-}
-
-static int set_users(struct reader *r, struct tenant *who, const char *value)
-{
-    char copy[256], *rest = copy, *name;
-    snprintf(copy, sizeof copy, "%s", value);
-    while ((name = strsep(&rest, " \t,")) != NULL) {
-        char *end;
-        if (name[0] == '\0')
-            continue;
-        unsigned long uid = strtoul(name, &end, 10);
-        const struct passwd *pw = *end != '\0' ? getpwnam(name) : NULL;
-        if (*end != '\0' && pw == NULL)
-            return refuse(r, "[%s] users: there is no user %.64s", who->name, name);
-        uid = pw != NULL ? pw->pw_uid : uid;
-        for (uint32_t i = 1; i < r->t->n; i++)
-            for (uint32_t u = 0; u < r->t->list[i].n_users; u++)
-                if (r->t->list[i].users[u] == uid)
-                    return refuse(r, "[%s] users: %.64s is also of [%s]", who->name, name,
-                                  r->t->list[i].name);
-        if (who->n_users == TENANT_MAX_USERS)
-            return refuse(r, "[%s] users: more than %d", who->name, TENANT_MAX_USERS);
-        who->users[who->n_users++] = (uid_t)uid;
-    }
-    return 1;
-}
-
-static bool is_size(enum tenant_quota what)
-{
-    return what == TENANT_BYTES || what == TENANT_HOST_BYTES || what == TENANT_DISK_BYTES;
-}
-
-static int set_quota(struct reader *r, struct tenant *who, enum tenant_quota what,
-                     const char *value)
-{
-    char *end;
-    errno = 0;
-    uint64_t n = strtoull(value, &end, 10), factor = 1;
-    const char *units = "KMGT", *unit = *end != '\0' ? strchr(units, *end) : NULL;
-    if (unit != NULL && is_size(what)) {
-        factor = UINT64_C(1) << (10 * (unit - units + 1));
-        end++;
-    }
-    if (!isdigit((unsigned char)value[0]) || *end != '\0' || errno != 0 ||
-        __builtin_mul_overflow(n, factor, &who->most[what]))
-        return refuse(r, "[%s] %s = %.64s is not %s", who->name, quota_names[what], value,
-                      is_size(what) ? "a size (such as 512K, 64M, 2G)" : "a whole number");
-    return 1;
-}
-
-static int set_share(struct reader *r, struct tenant *who, const char *value)
-{
-    char *end;
-    unsigned long n = strtoul(value, &end, 10);
-    if (!isdigit((unsigned char)value[0]) || *end != '\0' || n == 0 || n > PACE_MAX_SHARE)
-        return refuse(r, "[%s] share = %.64s is not a whole number from 1 to %d", who->name, value,
-                      PACE_MAX_SHARE);
-    who->flow.share = (uint32_t)n;
-    return 1;
-}
-
-static int handle_line(void *user, const char *name, const char *key, const char *value)
-{
-    struct reader *r = user;
-    struct tenant *who = section(r, name);
-    if (who == NULL)
-        return 0;
-    if (strcmp(key, "token_sha256") == 0)
-        return set_token(r, who, value);
-    if (strcmp(key, "users") == 0)
-        return set_users(r, who, value);
-    if (strcmp(key, "share") == 0)
-        return set_share(r, who, value);
-    for (int i = 0; i < TENANT_N_QUOTAS; i++)
-        if (strcmp(key, quota_names[i]) == 0)
-            return set_quota(r, who, (enum tenant_quota)i, value);
-    return refuse(r,
-                  "[%s] %.64s is none of token_sha256, users, blocks, sequences, sessions, pools, "
-                  "bytes_in_flight, host_bytes, disk_bytes and share",
-                  name, key);
-}
-
-attn_status tenants_open(const char *file, struct tenants **out_t, char *why, size_t why_bytes)
-{
-    char reason[256];
-    *out_t = NULL;
-    if (file[0] == '\0')
-        return ATTN_OK;
-    FILE *f = credential_open(file, true, reason, sizeof reason);
-    if (f == NULL) {
-        snprintf(why, why_bytes, "listen.tenants: %s", reason);
-        return ATTN_EINVAL;
-    }
-    struct reader r = {.t = calloc(1, sizeof *r.t)};
-    if (r.t != NULL && (r.t->book = book_new()) != NULL)
-        r.t->list[TENANT_OPERATOR].used = book_find(r.t->book, TENANT_OPERATOR);
-    if (r.t == NULL || r.t->list[TENANT_OPERATOR].used == NULL) {
-        fclose(f);
-        tenants_close(r.t);
-        snprintf(why, why_bytes, "no memory for tenants");
-        return ATTN_ENOMEM;
-    }
-    r.t->n = 1;
-    r.t->list[TENANT_OPERATOR].flow.share = 1;
-    int line = ini_parse_file(f, handle_line, &r);
-    fclose(f);
-    if (line != 0 || r.t->n == 1) {
-        if (line != 0)
-            snprintf(why, why_bytes, "listen.tenants: %s:%d: %s", file, line,
-                     r.why[0] != '\0' ? r.why : "is neither [tenant] nor key = value");
-        else
-            snprintf(why, why_bytes, "listen.tenants: %s names no tenant", file);
-        tenants_close(r.t);
-        return ATTN_EINVAL;
-    }
-    for (uint32_t i = 1; i < r.t->n; i++)
-        r.t->list[i].stats = stats_tenant_add(r.t->list[i].name);
-    *out_t = r.t;
-    return ATTN_OK;
-}
+/* --- the table -------------------------------------------------------------------------------- */
 
 void tenants_close(struct tenants *t)
 {
     if (t != NULL)
-        book_unref(t->book);
+        tenant_book_unref(t->book);
     free(t);
 }
 
@@ -304,7 +89,7 @@ uint32_t tenant_id_of_name(const char *name)
 {
     uint8_t hash[TENANT_HASH_BYTES];
     uint32_t id = TENANT_OPERATOR;
-    if (name[0] != '\0' && hash_of(name, hash))
+    if (name[0] != '\0' && tenant_hash(name, hash))
         memcpy(&id, hash, sizeof id);
     return id;
 }
@@ -348,7 +133,7 @@ bool tenants_update(struct tenants *t, struct tenants *now)
             continue;
         }
         struct tenant next = now->list[i];
-        next.used = book_find(t->book, next.id);
+        next.used = tenant_book_find(t->book, next.id);
         if (next.used == NULL) {
             is_all = false;
             continue;
@@ -370,7 +155,7 @@ static struct tenant *of_token(struct tenants *t, const char *token)
 {
     uint8_t hash[TENANT_HASH_BYTES];
     struct tenant *found = NULL;
-    if (!hash_of(token, hash))
+    if (!tenant_hash(token, hash))
         return NULL;
     for (uint32_t i = 1; i < t->n; i++)
         if (CRYPTO_memcmp(t->list[i].token_hash, hash, sizeof hash) == 0 && t->list[i].has_token)
