@@ -1,5 +1,5 @@
-/* config_live.c: settings that change while the daemon runs: a file that is read again, an operator's
- * request. */
+/* config_live.c: settings that change while the daemon runs: a file that is read again, an
+ * operator's request. */
 #include <stdlib.h>
 #include <string.h>
 

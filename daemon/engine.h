@@ -120,8 +120,8 @@ attn_status engine_health(const struct engine *e);
 /* The first half of engine_close: all but the freeing. Engines of several cards all stop before the
  * first is freed. */
 attn_status engine_stop(struct engine *e);
-/* What engines of other cards have told this one, and their replies that only its thread may give: at
- * every turn, and once more when all have stopped. */
+/* What engines of other cards have told this one, and their replies that only its thread may give:
+ * at every turn, and once more when all have stopped. */
 void engine_hear(struct engine *e);
 /* Answers what is left with ATTN_EDRAINING, stops the thread, frees all. NULL is fine.
  * ATTN_ETIMEDOUT: the backend did not give its batches back in time; the engine and its buffers are

@@ -1,5 +1,5 @@
-/* engine_control.c: requests that are neither steps nor hello, above all those of sequences. Run inline
- * on the engine thread; one that names a sequence waits until the sequence's older items and
+/* engine_control.c: requests that are neither steps nor hello, above all those of sequences. Run
+ * inline on the engine thread; one that names a sequence waits until the sequence's older items and
  * requests are done.
  */
 #include "daemon/engine_control.h"

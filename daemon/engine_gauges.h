@@ -1,5 +1,5 @@
-/* engine_gauges.h: what the stats say of the engine's cache, sessions and pools. Gauges are sums over
- * all engines: what this one's share has changed by is added. */
+/* engine_gauges.h: what the stats say of the engine's cache, sessions and pools. Gauges are sums
+ * over all engines: what this one's share has changed by is added. */
 #ifndef ATTND_DAEMON_ENGINE_GAUGES_H
 #define ATTND_DAEMON_ENGINE_GAUGES_H
 

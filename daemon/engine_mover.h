@@ -1,5 +1,5 @@
-/* engine_mover.h: whole blocks on their way between pools, host memory and the file, beside batches:
- * out (mover_out.h) and back (mover_fetch.h), in groups (mover_group.h). */
+/* engine_mover.h: whole blocks on their way between pools, host memory and the file, beside
+ * batches: out (mover_out.h) and back (mover_fetch.h), in groups (mover_group.h). */
 #ifndef ATTND_DAEMON_ENGINE_MOVER_H
 #define ATTND_DAEMON_ENGINE_MOVER_H
 

@@ -148,7 +148,7 @@ static void pool_count(struct engine *e, struct pool *p)
              pool_is_split(&p->split) ? attn_split_name(p->split.how) : "");
 }
 
-/* --- the pools of other cards ------------------------------------------------------------------ */
+/* --- the pools of other cards ----------------------------------------------------------------- */
 
 struct pool_ask {
     const Attnd__PoolSpec *spec;
