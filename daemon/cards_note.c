@@ -22,10 +22,8 @@ struct card_note *card_notes_take(struct engine *e)
 
 void card_notes_hear(struct engine *e, struct card_note *first)
 {
-    for (struct card_note *n = first, *next; n != NULL; n = next) {
-        next = n->next;
+    stack_for_each(struct card_note, n, first)
         n->heard(e, n);
-    }
 }
 
 /* --- calls ------------------------------------------------------------------------------------ */

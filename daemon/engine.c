@@ -110,10 +110,8 @@ void engine_hear(struct engine *e)
     if (notes != NULL)
         tenants_turn(e); /* a session may be a new tenant's */
     card_notes_hear(e, notes);
-    for (struct request *req = stack_take_all(&e->returned), *next; req != NULL; req = next) {
-        next = req->next;
+    stack_for_each(struct request, req, stack_take_all(&e->returned))
         req->polled->reply(req);
-    }
 }
 
 static bool take_inbox(struct engine *e, uint64_t now_ns)
@@ -121,17 +119,14 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
     struct request *oldest = stack_take_all(&e->inbox);
     if (e->parts.cards != NULL)
         engine_hear(e);
-    bool has_any = oldest != NULL;
     bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
     struct request *cold = oldest; /* the first one that was not warmed */
-    while (oldest != NULL) {
-        struct request *next = oldest->next;
-        if (is_large && oldest == cold)
-            cold = steps_warm(e, oldest);
-        take_request(e, oldest, now_ns);
-        oldest = next;
+    stack_for_each(struct request, req, oldest) {
+        if (is_large && req == cold)
+            cold = steps_warm(e, req);
+        take_request(e, req, now_ns);
     }
-    return has_any;
+    return oldest != NULL;
 }
 
 /* --- the loop --------------------------------------------------------------------------------- */
@@ -359,6 +354,7 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
     e->epoch_bits = parts->cards == NULL ? 0 : cards_epoch_bits(parts->cards);
     e->lease_ns = e->next_lease_ns = c->lease_us * 1000;
     e->next_stamp = 1;
+    STAILQ_INIT(&e->watchers);
     e->epoll_fd = e->wake_fd = -1;
     if (getrandom(e->hello_secret, sizeof e->hello_secret, 0) < 0)
         e->hello_secret[0] = clock_now_ns();

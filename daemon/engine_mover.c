@@ -13,11 +13,10 @@ static const uint64_t SETTLE_NS = UINT64_C(5000000000);
 
 static bool take_back(struct engine *e)
 {
-    struct backend_moves *m = stack_take_all(&e->tier.came);
-    bool has_any = m != NULL;
-    while (m != NULL) {
+    struct backend_moves *first = stack_take_all(&e->tier.came);
+    bool has_any = first != NULL;
+    stack_for_each(struct backend_moves, m, first) {
         struct mover_group *g = (struct mover_group *)m;
-        m = m->next;
         g->is_under_way = false;
         g->came(e, g);
     }

@@ -72,21 +72,21 @@ static bool watch_enter(struct engine *e, struct request *req)
     uint32_t n = atomic_load_explicit(&e->n_watchers, memory_order_relaxed);
     if (n == MAX_WATCHERS || !must_wait(e, req))
         return false;
-    req->next = e->watchers;
-    e->watchers = req;
+    STAILQ_INSERT_TAIL(&e->watchers, req, queued);
     atomic_store(&e->n_watchers, n + 1);
     return true;
 }
 
 void watchers_answer(struct engine *e, bool is_last)
 {
-    for (struct request **at = &e->watchers; *at != NULL;) {
-        struct request *req = *at;
+    STAILQ_HEAD(, request) all = STAILQ_HEAD_INITIALIZER(all);
+    STAILQ_CONCAT(&all, &e->watchers);
+    for (struct request *req; (req = STAILQ_FIRST(&all)) != NULL;) {
+        STAILQ_REMOVE_HEAD(&all, queued);
         if (!is_last && must_wait(e, req)) {
-            at = &req->next;
+            STAILQ_INSERT_TAIL(&e->watchers, req, queued);
             continue;
         }
-        *at = req->next;
         atomic_fetch_sub(&e->n_watchers, 1);
         answer_json(e, req, topic_find("events")->list(e, req->wire.header->inspect));
     }

@@ -341,7 +341,7 @@ struct engine {
     struct trace_ring trace;
     struct canary_watch canary;
     struct engine_tier tier;
-    struct request *watchers; /* that wait for something to be logged */
+    STAILQ_HEAD(, request) watchers; /* that wait for something to be logged */
     _Atomic uint32_t n_watchers;
     pthread_t thread;
     bool has_thread, has_stopped;

@@ -14,6 +14,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/log_journal.h"
+#include "daemon/stack.h"
 
 enum { MAX_TEXT_BYTES = 1024, MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES + 128 };
 
@@ -396,11 +397,8 @@ bool log_limit_pass(struct log_limit *l)
 {
     if (!is_wanted(l->level))
         return false;
-    if (!atomic_load(&l->is_known) && !atomic_exchange(&l->is_known, true)) {
-        l->next = atomic_load(&limits);
-        while (!atomic_compare_exchange_weak(&limits, &l->next, l))
-            ;
-    }
+    if (!atomic_load(&l->is_known) && !atomic_exchange(&l->is_known, true))
+        stack_push(&limits, l);
     turn(l, clock_now_ns() / 1000000000u);
     return atomic_fetch_add(&l->n, 1) < LOG_LIMIT;
 }

@@ -52,7 +52,7 @@ enum { LOG_LIMIT = 10 };
 struct log_limit {
     const char *name;
     enum log_level level;
-    struct log_limit *next; /* log.c's */
+    struct log_limit *next; /* of log.c's stack, which nobody takes */
     _Atomic bool is_known;
     _Atomic uint64_t second;
     _Atomic uint32_t n;

@@ -9,18 +9,19 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 #include <uv.h>
 
 enum { RESERVE_BYTES = 1 << 20 }; /* of .bss: untouched, it is no memory */
 
 struct piece {
     size_t n_bytes; /* behind this head */
-    struct piece *next_free;
+    SLIST_ENTRY(piece) link; /* of those that are free */
 };
 
 static _Alignas(16) uint8_t reserve[RESERVE_BYTES];
 static size_t n_cut;
-static struct piece *free_pieces;
+static SLIST_HEAD(, piece) free_pieces = SLIST_HEAD_INITIALIZER(free_pieces);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool is_ours(const void *p)
@@ -31,13 +32,13 @@ static bool is_ours(const void *p)
 static void *piece_take(size_t n)
 {
     size_t bytes = (n + 15) / 16 * 16;
-    struct piece *p = NULL, **at = &free_pieces;
+    struct piece *p;
     pthread_mutex_lock(&lock);
-    while (*at != NULL && (*at)->n_bytes < bytes)
-        at = &(*at)->next_free;
-    if (*at != NULL) {
-        p = *at;
-        *at = p->next_free;
+    SLIST_FOREACH(p, &free_pieces, link)
+        if (p->n_bytes >= bytes)
+            break;
+    if (p != NULL) {
+        SLIST_REMOVE(&free_pieces, p, piece, link);
     } else if (bytes < RESERVE_BYTES && n_cut + sizeof *p + bytes <= RESERVE_BYTES) {
         p = (struct piece *)(void *)(reserve + n_cut);
         p->n_bytes = bytes;
@@ -70,8 +71,7 @@ static void give(void *p)
     }
     struct piece *piece = (struct piece *)p - 1;
     pthread_mutex_lock(&lock);
-    piece->next_free = free_pieces;
-    free_pieces = piece;
+    SLIST_INSERT_HEAD(&free_pieces, piece, link);
     pthread_mutex_unlock(&lock);
 }
 

@@ -43,7 +43,7 @@ struct step_part;
 
 struct request {
     struct request *next; /* of the inbox or queue that holds it */
-    STAILQ_ENTRY(request) queued; /* of its transport's, once it is answered */
+    STAILQ_ENTRY(request) queued; /* of the watchers; of its transport's, once it is answered */
     const struct transport_ops *transport;
     void *peer; /* the transport's own */
     uint64_t peer_data[10]; /* the transport's own: reply address (ids of REQ), ring slot */

@@ -259,12 +259,11 @@ static void retire(struct shm_client *c)
 static void take_news(struct transport_shm *t)
 {
     atomic_store(&t->has_news, false);
-    struct shm_client *c = stack_take_all(&t->incoming), *next;
-    for (; c != NULL; c = next) {
-        next = c->next;
-        LIST_INSERT_HEAD(&t->clients, c, entry);
-        if (c->lane != NULL)
-            engine_lane_add(t->env->engine, c->lane);
+    struct shm_client *c, *next;
+    stack_for_each(struct shm_client, new, stack_take_all(&t->incoming)) {
+        LIST_INSERT_HEAD(&t->clients, new, entry);
+        if (new->lane != NULL)
+            engine_lane_add(t->env->engine, new->lane);
     }
     for (c = LIST_FIRST(&t->clients); c != NULL; c = next) {
         next = LIST_NEXT(c, entry);

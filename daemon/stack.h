@@ -16,6 +16,7 @@
 #define ATTND_DAEMON_STACK_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 /* True if the stack was empty: who pushes the first node wakes the taker. Any thread. */
@@ -42,6 +43,11 @@
         }                                                                                          \
         stack_list_;                                                                               \
     })
+
+/* Walks a list that stack_take_all gave. A node may be freed or pushed elsewhere in the body. */
+#define stack_for_each(type, node, list)                                                           \
+    for (type *node = (list), *stack_next_; node != NULL && (stack_next_ = node->next, true);      \
+         node = stack_next_)
 
 /* What another thread does meanwhile can make it untrue. Any thread. */
 #define stack_is_empty(head) (atomic_load(head) == NULL)

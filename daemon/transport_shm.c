@@ -86,16 +86,13 @@ static void take_back(struct shm_client *c)
 static void on_async(uv_async_t *async)
 {
     struct transport_shm *t = async->data;
-    struct shm_client *c = stack_take_all(&t->retired);
-    while (c != NULL) {
-        struct shm_client *next = c->next;
+    stack_for_each(struct shm_client, c, stack_take_all(&t->retired)) {
         take_back(c);
         if (c->why[0] != '\0') {
             stats_add(peers_cut_malformed, 1);
             say_gone(c, c->why);
         }
         client_close(c);
-        c = next;
     }
 }
 
@@ -423,15 +420,6 @@ bool shm_hang_up(struct transport *base)
     return true;
 }
 
-static void take_back_all(struct shm_client *c)
-{
-    while (c != NULL) {
-        struct shm_client *next = c->next;
-        take_back(c);
-        c = next;
-    }
-}
-
 void shm_close(struct transport *base)
 {
     struct transport_shm *t = of(base);
@@ -439,8 +427,10 @@ void shm_close(struct transport *base)
         return;
     shm_stop(base);
     t->is_closing = true;
-    take_back_all(stack_take_all(&t->incoming));
-    take_back_all(stack_take_all(&t->retired));
+    stack_for_each(struct shm_client, c, stack_take_all(&t->incoming))
+        take_back(c);
+    stack_for_each(struct shm_client, c, stack_take_all(&t->retired))
+        take_back(c);
     while (!LIST_EMPTY(&t->clients)) {
         struct shm_client *c = LIST_FIRST(&t->clients);
         LIST_REMOVE(c, entry);

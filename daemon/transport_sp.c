@@ -128,12 +128,9 @@ static void sp_reply(struct request *req)
 static void on_async(uv_async_t *async)
 {
     struct transport_sp *t = async->data;
-    struct request *list = stack_take_all(&t->replies);
     SLIST_HEAD(, sp_peer) dirty = SLIST_HEAD_INITIALIZER(dirty);
-    while (list != NULL) {
-        struct request *req = list;
+    stack_for_each(struct request, req, stack_take_all(&t->replies)) {
         struct sp_peer *p = req->peer;
-        list = req->next;
         if (!p->is_closing && !p->is_dirty) {
             p->is_dirty = true;
             SLIST_INSERT_HEAD(&dirty, p, dirty);
