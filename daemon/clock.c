@@ -23,6 +23,18 @@ struct timespec clock_wall(void)
     return now;
 }
 
+static double seconds(struct timespec t)
+{
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+double clock_boot_unix_seconds(void)
+{
+    struct timespec since;
+    clock_gettime(CLOCK_BOOTTIME, &since);
+    return seconds(clock_wall()) - seconds(since);
+}
+
 bool clock_wait(sem_t *s, uint64_t timeout_ns)
 {
     for (uint64_t start_ns = clock_now_ns(), passed_ns;;) {

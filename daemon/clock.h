@@ -18,6 +18,9 @@ bool clock_wait(sem_t *s, uint64_t timeout_ns);
 /* What o'clock it is, for people to read: since 1970, CLOCK_REALTIME; nothing is decided by it. */
 struct timespec clock_wall(void);
 
+/* When the machine was started, in seconds since 1970. */
+double clock_boot_unix_seconds(void);
+
 /* How often to look at deadlines of timeout_us, in milliseconds: the loop's timers only say when to
  * look, what has passed is asked of clock_now_ns. A quarter of the time, 2 ms to 500 ms. */
 uint64_t clock_tick_ms(uint64_t timeout_us);

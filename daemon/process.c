@@ -4,15 +4,9 @@
 #include <dirent.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
-static double seconds_of(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
+#include "daemon/clock.h"
 
 /* The fields behind the program's name, which may hold anything: see proc(5). */
 static void read_stat(struct process_usage *u)
@@ -34,8 +28,7 @@ static void read_stat(struct process_usage *u)
                                  &user, &system, &start, &virtual_bytes, &resident) != 5)
         return;
     u->cpu_seconds = (double)(user + system) / ticks;
-    u->start_unix_seconds =
-        seconds_of(CLOCK_REALTIME) - seconds_of(CLOCK_BOOTTIME) + (double)start / ticks;
+    u->start_unix_seconds = clock_boot_unix_seconds() + (double)start / ticks;
     u->virtual_bytes = (double)virtual_bytes;
     u->resident_bytes = (double)resident * (double)sysconf(_SC_PAGESIZE);
 }

@@ -34,6 +34,6 @@ export GIT_CEILING_DIRECTORIES=$dir
 cmake -S . -B build -G Ninja -DATTND_CUDA=OFF -DATTND_HIP=OFF >"$dir/log" 2>&1 || { cat "$dir/log"; exit 1; }
 ninja -C build attnctl attn_example >"$dir/log" 2>&1 || { cat "$dir/log"; exit 1; }
 build/bin/attnctl --help >/dev/null
-tests/layers.sh .
+tests/layers.py .
 tests/readme.sh
 echo "the tracked files are enough"

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "clients/attnctl/attnctl.h"
+#include "proto/attn_time.h"
 
 static const uint64_t WATCH_WAIT_US = 5000000;
 static const double SOON_SECONDS = 0.01;
@@ -21,9 +22,7 @@ void pause_for(uint64_t us)
 
 static double now_seconds(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+    return (double)attn_now_ns() * 1e-9;
 }
 
 static double number(const json_t *object, const char *key)

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "clients/attnctl/attnctl.h"
+#include "proto/attn_time.h"
 
 enum { MAX_REQUESTS = 1000000 };
 
@@ -98,17 +99,13 @@ static bool write_file(FILE *f, const struct recording *r)
 
 static attn_status record(attn_client *c, const struct arguments *a, struct recording *r)
 {
-    struct timespec start, now;
-    uint64_t passed_us = 0;
-    clock_gettime(CLOCK_MONOTONIC, &start);
+    uint64_t start_ns = attn_now_ns(), passed_us = 0;
     attn_status st = take_ended(c, a, r);
     while (st == ATTN_OK && passed_us < a->record_us && json_array_size(r->requests) < r->most) {
         uint64_t left_us = a->record_us - passed_us;
         pause_for(left_us < a->interval_us ? left_us : a->interval_us);
         st = take_ended(c, a, r);
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        passed_us = (uint64_t)(now.tv_sec - start.tv_sec) * 1000000 +
-                    (uint64_t)(now.tv_nsec / 1000) - (uint64_t)(start.tv_nsec / 1000);
+        passed_us = (attn_now_ns() - start_ns) / 1000;
     }
     return st == ATTN_OK ? take_open(c, a, r) : st;
 }
