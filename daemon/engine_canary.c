@@ -17,6 +17,7 @@
 
 #include "daemon/engine_blocks.h"
 #include "daemon/engine_pools.h"
+#include "daemon/health.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
 
@@ -40,7 +41,7 @@ static void judge(struct canary_watch *w)
         return;
     }
     if (v.ratio > 1)
-        stats_add(canary_wrong, 1);
+        health_found_wrong();
     stats_observe_canary(v.ratio);
     if (v.ratio <= 1)
         return;

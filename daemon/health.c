@@ -8,6 +8,7 @@
 
 static _Atomic uint64_t beat_ns[HEALTH_N_THREADS]; /* 0: not running */
 static _Atomic bool ready, draining;
+static _Atomic uint64_t n_wrong;
 
 static void set_beat(enum health_thread who, uint64_t ns)
 {
@@ -73,4 +74,15 @@ void health_set_draining(bool is_draining)
 bool health_is_draining(void)
 {
     return atomic_load(&draining);
+}
+
+void health_found_wrong(void)
+{
+    atomic_fetch_add(&n_wrong, 1);
+    stats_add(canary_wrong, 1);
+}
+
+uint64_t health_n_wrong(void)
+{
+    return atomic_load(&n_wrong);
 }

@@ -30,4 +30,8 @@ bool health_is_ready(void);
 void health_set_draining(bool is_draining);
 bool health_is_draining(void);
 
+/* The canary has found an output wrong; how many it has. */
+void health_found_wrong(void);
+uint64_t health_n_wrong(void);
+
 #endif

@@ -64,7 +64,7 @@ static unsigned page_health_verbose(const struct http *h, FILE *f)
         fprintf(f, "%s %s\n", is_stalled ? "[-]" : "[+]", health_thread_name(who));
         status = is_stalled ? MHD_HTTP_SERVICE_UNAVAILABLE : status;
     }
-    uint64_t n_wrong = stats_get(canary_wrong);
+    uint64_t n_wrong = health_n_wrong();
     fprintf(f, "%s canary: %" PRIu64 " of %" PRIu64 " outputs wrong\n", n_wrong > 0 ? "[-]" : "[+]",
             n_wrong, stats_get(canary_items));
     status = n_wrong > 0 ? MHD_HTTP_SERVICE_UNAVAILABLE : status;
@@ -84,8 +84,8 @@ static unsigned page_healthz(const struct http *h, FILE *f)
                 silent_ns / 1000000);
         status = MHD_HTTP_SERVICE_UNAVAILABLE;
     }
-    if (stats_get(canary_wrong) > 0) {
-        fprintf(f, "the canary has found %" PRIu64 " outputs wrong\n", stats_get(canary_wrong));
+    if (health_n_wrong() > 0) {
+        fprintf(f, "the canary has found %" PRIu64 " outputs wrong\n", health_n_wrong());
         status = MHD_HTTP_SERVICE_UNAVAILABLE;
     }
     if (status == MHD_HTTP_OK)

@@ -39,6 +39,7 @@ ONCE = (
      "reads a clock by itself", ("daemon/",), ("daemon/clock.c",)),
     (r"\bclock_gettime\s*\(|\bgettimeofday\s*\(", "reads a clock by itself",
      ("cache/", "kernels/", "clients/", "proto/"), ("proto/attn_time.h",)),
+    (r"\b(if|while) \([^;{]*\bstats_get\(", "decides by a statistic", ("daemon/",), ()),
     (r"__builtin_ia32_pause|_mm_pause|\"yield\"", "has a pause of its own",
      ("cache/", "kernels/", "clients/", "proto/", "daemon/"), ("proto/attn_time.h",)),
     (r"compare_exchange\w*\s*\([^;]*\bnext\b", "pushes to a stack by itself",
@@ -216,6 +217,7 @@ PLANTED = {
     "cache/bad16.h": '#include "cache/bad16_too.h"',
     "cache/bad16_too.h": '#include "cache/bad16.h"',
     "kernels/bad17.c": "void x(void)\n{\n    _mm_pause();\n}",
+    "daemon/bad18.c": "void x(void)\n{\n    if (n > 0 && stats_get(batches) > 0)\n        f();\n}",
 }
 
 
@@ -226,7 +228,7 @@ def self_check():
             with open(os.path.join(root, path), "w", encoding="utf-8") as f:
                 f.write("/* planted */\n" + text + "\n")
         found = breaches(root)
-        n = 17
+        n = 18
         for i in range(1, n + 1):
             if not any(re.search(rf"\bbad{i}\b", b) for b in found):
                 sys.exit(f"planted breach {i} was not found in:\n" + "\n".join(found))
