@@ -97,7 +97,8 @@ const struct config_option config_options[] = {
         "Largest message a worker may send. Workers are told when they connect, also of\n"
         "engine.max_step_items and engine.max_step_tokens."),
     TIME("listen", "handshake_timeout", handshake_timeout_us, AT_ONCE, "5s", MS, HOUR,
-        "From connecting to a complete protocol handshake."),
+        "From connecting to a complete protocol handshake; with tenants, over a network, as long again\n"
+        "to a request that is one of theirs."),
     TIME("listen", "body_timeout", body_timeout_us, AT_ONCE, "30s", MS, HOUR,
         "From the first byte of a message to its last."),
     TIME("listen", "write_timeout", write_timeout_us, AT_ONCE, "30s", MS, HOUR,

@@ -76,6 +76,7 @@ void sp_peer_close(struct sp_peer *p)
     struct transport_sp *t = p->t;
     p->is_closing = true;
     sp_wait_stop(&p->read_wait);
+    sp_wait_stop(&p->hello_wait);
     sp_wait_stop(&p->write_wait);
     hold_large(p, 0);
     request_free(p->req);
@@ -100,6 +101,16 @@ void sp_peer_expire_handshake(struct sp_peer *p)
 {
     stats_add(peers_cut_handshake, 1);
     sp_peer_cut(p, "no handshake within listen.handshake_timeout");
+}
+
+void sp_peer_expire_hello(struct sp_peer *p)
+{
+    if (p->n_requests > 0) { /* the engine has yet to say whose it is */
+        sp_wait_start(&p->t->hellos, &p->hello_wait);
+        return;
+    }
+    stats_add(peers_cut_handshake, 1);
+    sp_peer_cut(p, "nothing of a tenant's within listen.handshake_timeout");
 }
 
 void sp_peer_expire_body(struct sp_peer *p)
@@ -299,6 +310,9 @@ static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
             k = sp_frame_feed(&p->frame, bytes, n, &event);
             if (event == SP_READY) {
                 sp_wait_stop(&p->read_wait);
+                /* who is on a network and nobody's keeps no place */
+                if (!p->t->is_ipc && p->t->env->cfg->tenants[0] != '\0')
+                    sp_wait_start(&p->t->hellos, &p->hello_wait);
             } else if (event == SP_MESSAGE) {
                 message_begin(p);
             } else if (event == SP_BAD) {
@@ -455,7 +469,7 @@ void sp_peer_accept(struct transport_sp *t)
     }
     p->t = t;
     STAILQ_INIT(&p->replies);
-    p->read_wait.peer = p->progress_wait.peer = p->write_wait.peer = p;
+    p->read_wait.peer = p->hello_wait.peer = p->progress_wait.peer = p->write_wait.peer = p;
     int rc = t->is_ipc ? uv_pipe_init(t->env->loop, &p->io.pipe, 0)
                        : uv_tcp_init(t->env->loop, &p->io.tcp);
     if (rc != 0) {
