@@ -19,8 +19,6 @@
 enum {
     DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
     FIRST_ROOM_BYTES = 64 << 10, /* of a large message */
-    KEEPALIVE_S = 60,
-    USER_TIMEOUT_MS = 60000, /* for bytes to be acknowledged */
 };
 
 /* The message being received has a large buffer of so many bytes; 0: none, or no message. */
@@ -416,9 +414,24 @@ void sp_peer_stop_reading(struct sp_peer *p)
 
 /* ---- the beginning of a peer ---- */
 
+/* Small messages leave at once. A host that does not answer is noticed at listen.host_timeout: where
+ * bytes wait for it by TCP_USER_TIMEOUT, else by the second of two probes in that time. */
+static void set_tcp_options(struct sp_peer *p)
+{
+    const unsigned ms = (unsigned)(config_now(p->t->env->cfg, host_timeout_us) / 1000);
+    const int on = 1, probe_s = ms < 2000 ? 1 : (int)(ms / 2000);
+    uv_os_fd_t fd;
+    uv_tcp_nodelay(&p->io.tcp, 1);
+    if (uv_fileno(&p->io.handle, &fd) != 0)
+        return;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+}
+
 static void peer_identify(struct sp_peer *p)
 {
-    const unsigned user_timeout_ms = USER_TIMEOUT_MS;
     uv_os_fd_t fd;
     char text[PRINCIPAL_TEXT_BYTES];
     if (p->t->is_ipc) {
@@ -432,10 +445,7 @@ static void peer_identify(struct sp_peer *p)
         uv_tcp_getpeername(&p->io.tcp, (struct sockaddr *)&sa, &n);
         p->principal = principal_of_address((struct sockaddr *)&sa);
         address_format((struct sockaddr *)&sa, p->name, sizeof(p->name));
-        uv_tcp_nodelay(&p->io.tcp, 1);
-        uv_tcp_keepalive(&p->io.tcp, 1, KEEPALIVE_S);
-        if (uv_fileno(&p->io.handle, &fd) == 0)
-            setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms);
+        set_tcp_options(p);
     }
 }
 
