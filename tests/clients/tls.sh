@@ -18,6 +18,11 @@ expect 0 "$ctl" keys "$keys" --host localhost --host 127.0.0.1 --tenant alpha --
 says "^tls_key = $keys/server.key$"
 says "^export ATTND_KEY_FILE=$keys/alpha.token$"
 [[ $(stat -c %a "$keys"/* | sort -u) == 600 ]] || die "modes: $(ls -l "$keys")"
+for name in alpha beta; do # 32 random bytes in hexadecimal; the daemon's file has their hash
+  [[ $(<"$keys/$name.token") =~ ^[0-9a-f]{64}$ ]] || die "no token of 256 bits: $(<"$keys/$name.token")"
+  grep -q "$(tr -d '\n' <"$keys/$name.token" | sha256sum | cut -d' ' -f1)" "$keys/tenants.conf" || die "not its hash"
+  grep -q "$(<"$keys/$name.token")" "$keys/tenants.conf" && die "the token itself is in tenants.conf"
+done
 sha256sum "$keys"/* >"$dir/sums"
 expect 0 "$ctl" keys "$keys" --tenant alpha --tenant gamma
 sha256sum --quiet -c "$dir/sums" 2>/dev/null | grep -v tenants.conf && die "keys were made anew"
