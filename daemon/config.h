@@ -30,7 +30,7 @@ struct config {
     char *http; /* host:port of the stats endpoint, "" off */
     uint32_t max_peers;
     uint64_t max_message_bytes;
-    uint64_t handshake_timeout_us, body_timeout_us, write_timeout_us;
+    uint64_t handshake_timeout_us, body_timeout_us, write_timeout_us, host_timeout_us;
     uint32_t peer_share, principal_share; /* percent of what others leave (share.h) */
     uint64_t max_peer_write_bytes; /* replies queued to one peer before it is cut */
     uint32_t shm_slots; /* requests of one shm client in flight */

@@ -97,11 +97,15 @@ const struct config_option config_options[] = {
         "Largest message a worker may send. Workers are told when they connect, also of\n"
         "engine.max_step_items and engine.max_step_tokens."),
     TIME("listen", "handshake_timeout", handshake_timeout_us, AT_ONCE, "5s", MS, HOUR,
-        "From connecting to a complete protocol handshake."),
+        "From connecting to a complete protocol handshake; with tenants, over a network, as long again\n"
+        "to a request that is one of theirs."),
     TIME("listen", "body_timeout", body_timeout_us, AT_ONCE, "30s", MS, HOUR,
         "From the first byte of a message to its last."),
     TIME("listen", "write_timeout", write_timeout_us, AT_ONCE, "30s", MS, HOUR,
         "For a worker to take its waiting replies; a slower one is cut."),
+    TIME("listen", "host_timeout", host_timeout_us, AT_ONCE, "1m", 1000 * MS, HOUR,
+        "For the host of a worker on a network to say that it is still there; else the connection ends.\n"
+        "For those that connect from then on."),
     BYTES("listen", "max_peer_write", max_peer_write_bytes, AT_ONCE, "64M", 64 * KIB, 64 * GIB,
         "Replies that may wait for one worker before it is cut. One reply alone always may."),
     COUNT("listen", "shm_slots", shm_slots, AT_ONCE, "256", 1, SHM_MAX_SLOTS,

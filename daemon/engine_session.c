@@ -49,7 +49,14 @@ void seq_close(struct engine *e, kv_seq_id seq)
     kv_seq_close(e->parts.kv, seq);
 }
 
-attn_status session_of_request(struct engine *e, const struct request *req, uint64_t now_ns,
+/* Who has a session's number has its tenant's: the connection is this tenant's from now on. */
+static void claim_connection(struct principal *p, const struct tenant *who)
+{
+    if (who != NULL && p->tenant[0] == '\0')
+        snprintf(p->tenant, sizeof p->tenant, "%s", who->name);
+}
+
+attn_status session_of_request(struct engine *e, struct request *req, uint64_t now_ns,
                                uint32_t *out_slot, char *why, size_t why_bytes)
 {
     uint64_t id = req->wire.header->session;
@@ -64,6 +71,7 @@ attn_status session_of_request(struct engine *e, const struct request *req, uint
         return ATTN_ENOTFOUND;
     }
     session_renew(e->parts.sessions, slot, now_ns);
+    claim_connection(&req->principal, session_tenant(e, slot));
     *out_slot = slot;
     return ATTN_OK;
 }

@@ -5,7 +5,7 @@
 #include "daemon/engine_state.h"
 
 /* The session that a request names; renews it. ATTN_ENOTFOUND with a sentence. */
-attn_status session_of_request(struct engine *e, const struct request *req, uint64_t now_ns,
+attn_status session_of_request(struct engine *e, struct request *req, uint64_t now_ns,
                                uint32_t *out_slot, char *why, size_t why_bytes);
 /* Whose session it is; NULL: nobody asks. */
 struct tenant *session_tenant(const struct engine *e, uint32_t slot);

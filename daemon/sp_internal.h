@@ -66,7 +66,7 @@ struct transport_sp {
 
     union sp_stream listener;
     uv_timer_t timer; /* runs while a list below has members */
-    struct sp_waits handshakes, bodies, progress, writes;
+    struct sp_waits handshakes, hellos, bodies, progress, writes;
 
     LIST_HEAD(, sp_peer) peers;
     uint64_t n_owed; /* requests not yet freed: in the engine, or replies being written */
@@ -95,6 +95,7 @@ struct sp_peer {
     bool is_shut, is_closing, is_closed, is_dirty;
 
     struct sp_wait read_wait, progress_wait, write_wait;
+    struct sp_wait hello_wait; /* until it is known whose connection this is */
 
     struct request *req; /* the message being received */
     uint64_t n_body; /* of it, so far */
@@ -141,6 +142,7 @@ void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n);
 /* The peer sends no more. */
 void sp_peer_end_of_file(struct sp_peer *p);
 void sp_peer_expire_handshake(struct sp_peer *p);
+void sp_peer_expire_hello(struct sp_peer *p);
 void sp_peer_expire_body(struct sp_peer *p);
 void sp_peer_expire_progress(struct sp_peer *p);
 void sp_peer_expire_write(struct sp_peer *p);

@@ -19,8 +19,6 @@
 enum {
     DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
     FIRST_ROOM_BYTES = 64 << 10, /* of a large message */
-    KEEPALIVE_S = 60,
-    USER_TIMEOUT_MS = 60000, /* for bytes to be acknowledged */
 };
 
 /* The message being received has a large buffer of so many bytes; 0: none, or no message. */
@@ -76,6 +74,7 @@ void sp_peer_close(struct sp_peer *p)
     struct transport_sp *t = p->t;
     p->is_closing = true;
     sp_wait_stop(&p->read_wait);
+    sp_wait_stop(&p->hello_wait);
     sp_wait_stop(&p->write_wait);
     hold_large(p, 0);
     request_free(p->req);
@@ -100,6 +99,16 @@ void sp_peer_expire_handshake(struct sp_peer *p)
 {
     stats_add(peers_cut_handshake, 1);
     sp_peer_cut(p, "no handshake within listen.handshake_timeout");
+}
+
+void sp_peer_expire_hello(struct sp_peer *p)
+{
+    if (p->n_requests > 0) { /* the engine has yet to say whose it is */
+        sp_wait_start(&p->t->hellos, &p->hello_wait);
+        return;
+    }
+    stats_add(peers_cut_handshake, 1);
+    sp_peer_cut(p, "nothing of a tenant's within listen.handshake_timeout");
 }
 
 void sp_peer_expire_body(struct sp_peer *p)
@@ -299,6 +308,9 @@ static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
             k = sp_frame_feed(&p->frame, bytes, n, &event);
             if (event == SP_READY) {
                 sp_wait_stop(&p->read_wait);
+                /* who is on a network and nobody's keeps no place */
+                if (!p->t->is_ipc && p->t->env->cfg->tenants[0] != '\0')
+                    sp_wait_start(&p->t->hellos, &p->hello_wait);
             } else if (event == SP_MESSAGE) {
                 message_begin(p);
             } else if (event == SP_BAD) {
@@ -402,9 +414,24 @@ void sp_peer_stop_reading(struct sp_peer *p)
 
 /* ---- the beginning of a peer ---- */
 
+/* Small messages leave at once. A host that does not answer is noticed at listen.host_timeout: where
+ * bytes wait for it by TCP_USER_TIMEOUT, else by the second of two probes in that time. */
+static void set_tcp_options(struct sp_peer *p)
+{
+    const unsigned ms = (unsigned)(config_now(p->t->env->cfg, host_timeout_us) / 1000);
+    const int on = 1, probe_s = ms < 2000 ? 1 : (int)(ms / 2000);
+    uv_os_fd_t fd;
+    uv_tcp_nodelay(&p->io.tcp, 1);
+    if (uv_fileno(&p->io.handle, &fd) != 0)
+        return;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+}
+
 static void peer_identify(struct sp_peer *p)
 {
-    const unsigned user_timeout_ms = USER_TIMEOUT_MS;
     uv_os_fd_t fd;
     char text[PRINCIPAL_TEXT_BYTES];
     if (p->t->is_ipc) {
@@ -418,10 +445,7 @@ static void peer_identify(struct sp_peer *p)
         uv_tcp_getpeername(&p->io.tcp, (struct sockaddr *)&sa, &n);
         p->principal = principal_of_address((struct sockaddr *)&sa);
         address_format((struct sockaddr *)&sa, p->name, sizeof(p->name));
-        uv_tcp_nodelay(&p->io.tcp, 1);
-        uv_tcp_keepalive(&p->io.tcp, 1, KEEPALIVE_S);
-        if (uv_fileno(&p->io.handle, &fd) == 0)
-            setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms);
+        set_tcp_options(p);
     }
 }
 
@@ -455,7 +479,7 @@ void sp_peer_accept(struct transport_sp *t)
     }
     p->t = t;
     STAILQ_INIT(&p->replies);
-    p->read_wait.peer = p->progress_wait.peer = p->write_wait.peer = p;
+    p->read_wait.peer = p->hello_wait.peer = p->progress_wait.peer = p->write_wait.peer = p;
     int rc = t->is_ipc ? uv_pipe_init(t->env->loop, &p->io.pipe, 0)
                        : uv_tcp_init(t->env->loop, &p->io.tcp);
     if (rc != 0) {

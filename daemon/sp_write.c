@@ -157,8 +157,10 @@ void sp_peer_queue(struct sp_peer *p, struct request *req)
     memcpy(ids, req->peer_data, req->peer_data_bytes);
     req->peer_data_bytes = (uint32_t)sp_head_encode(t->is_ipc, ids, n_ids, req->reply->n_bytes,
                                                     (uint8_t *)req->peer_data);
-    if (req->principal.tenant[0] != '\0') /* its hello told whose connection this is */
+    if (req->principal.tenant[0] != '\0') { /* the engine has found out whose connection this is */
         p->principal = req->principal;
+        sp_wait_stop(&p->hello_wait);
+    }
     iobuf_release(req->msg); /* only the reply is needed from here */
     req->msg = NULL;
     STAILQ_INSERT_TAIL(&p->replies, req, queued);

@@ -3,7 +3,7 @@
  *
  * Replies are pushed on a stack (stack.h) and the loop is woken with uv_async_send; the loop takes
  * all of them, queues each at its peer and then flushes every such peer once.
- * Deadlines stand in three lists, each ordered because its members wait equally long; one timer
+ * Deadlines stand in lists, each ordered because its members wait equally long; one timer
  * looks at the heads and asks the daemon's clock whether they have passed.
  *
  * close may come while the engine still has requests: the memory then waits for them, too.
@@ -58,7 +58,7 @@ static uint64_t oldest_of(const struct sp_waits *list, uint64_t now_ns)
 static void on_timer(uv_timer_t *timer)
 {
     struct transport_sp *t = timer->data;
-    struct sp_waits *lists[] = {&t->handshakes, &t->bodies, &t->progress, &t->writes};
+    struct sp_waits *lists[] = {&t->handshakes, &t->hellos, &t->bodies, &t->progress, &t->writes};
     uint64_t now_ns = clock_now_ns();
     bool is_empty = true;
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
@@ -259,12 +259,15 @@ static struct transport_sp *transport_new(struct transport_env *env, const struc
     LIST_INIT(&t->peers);
     t->handshakes = (struct sp_waits){.timeout_us = &cfg->handshake_timeout_us,
                                       .expire = sp_peer_expire_handshake};
+    t->hellos = (struct sp_waits){.timeout_us = &cfg->handshake_timeout_us,
+                                  .expire = sp_peer_expire_hello};
     t->bodies =
         (struct sp_waits){.timeout_us = &cfg->body_timeout_us, .expire = sp_peer_expire_body};
     t->progress = (struct sp_waits){.timeout_us = &PROGRESS_US, .expire = sp_peer_expire_progress};
     t->writes =
         (struct sp_waits){.timeout_us = &cfg->write_timeout_us, .expire = sp_peer_expire_write};
     TAILQ_INIT(&t->handshakes.waiting);
+    TAILQ_INIT(&t->hellos.waiting);
     TAILQ_INIT(&t->bodies.waiting);
     TAILQ_INIT(&t->progress.waiting);
     TAILQ_INIT(&t->writes.waiting);

@@ -174,6 +174,14 @@ static void explain(struct tls_stream *s)
     snprintf(s->why, sizeof s->why, "%s", text != NULL ? text : "the TLS stream is broken");
 }
 
+/* Of calls before: SSL_get_error looks at the thread's whole queue. Clearing an empty one takes longer
+ * than looking. */
+static void forget_errors(void)
+{
+    if (ERR_peek_error() != 0)
+        ERR_clear_error();
+}
+
 static enum tls_stream_result result_of(struct tls_stream *s, int rc)
 {
     switch (SSL_get_error(s->ssl, rc)) {
@@ -204,14 +212,16 @@ void tls_stream_feed(struct tls_stream *s, const uint8_t *bytes, size_t n)
 
 enum tls_stream_result tls_stream_handshake(struct tls_stream *s)
 {
-    ERR_clear_error();
+    forget_errors();
     return result_of(s, SSL_do_handshake(s->ssl));
 }
 
 enum tls_stream_result tls_stream_read(struct tls_stream *s, void *dst, size_t n, size_t *out_n)
 {
     *out_n = 0;
-    ERR_clear_error();
+    if (s->n_in == 0 && SSL_has_pending(s->ssl) == 0 && SSL_get_shutdown(s->ssl) == 0)
+        return TLS_STREAM_MORE;
+    forget_errors();
     return result_of(s, SSL_read_ex(s->ssl, dst, n, out_n));
 }
 
@@ -244,7 +254,7 @@ bool tls_stream_peer_name(struct tls_stream *s, char out[TLS_STREAM_NAME_BYTES])
 static bool put(struct tls_stream *s, const void *bytes, size_t n)
 {
     size_t written;
-    ERR_clear_error();
+    forget_errors();
     if (n == 0 || SSL_write_ex(s->ssl, bytes, n, &written) == 1)
         return true;
     explain(s);
@@ -285,7 +295,7 @@ ssize_t tls_stream_write(struct tls_stream *s, const struct iovec *pieces, size_
 
 void tls_stream_end(struct tls_stream *s)
 {
-    ERR_clear_error();
+    forget_errors();
     if (SSL_is_init_finished(s->ssl) && s->why[0] == '\0')
         SSL_shutdown(s->ssl);
 }

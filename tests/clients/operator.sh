@@ -194,6 +194,29 @@ has '^ok +daemon +attnd '
 expect 1 "$ctl" --endpoint "ipc://$dir/nowhere" doctor
 has '^fail +daemon +no connection'
 
+# every change is in the log with who asked for it, whether it was made or not
+for what in 'drop of pool kept' 'stats.slow_step = 5s' 'cache.max_pools = 5' reload "end of session $session"; do
+  grep -qE "msg=\"admin: $what, asked for by uid $(id -u), gid $(id -g), pid [0-9]+" "$dir/attnd.log" || die "nobody in the log: $what"
+done
+
+# who may open which socket; another user who may open the workers' is no operator there
+[[ $(stat -c %a "$dir/attnd.sock" "$dir/shm" "$dir/attnd.sock.admin" | xargs) == '660 660 600' ]] || die "modes: $(ls -l "$dir")"
+if [[ $(id -u) == 0 ]] && command -v setpriv >/dev/null; then
+  chmod 0711 "$dir"
+  other=(setpriv --reuid 12345 --regid 12345 --clear-groups "$ctl")
+  expect 1 "${other[@]}" --endpoint "ipc://$dir/attnd.sock.admin" reload
+  says 'no permission'
+  expect 1 "${other[@]}" pool list
+  says 'no permission'
+  chgrp 12345 "$dir/attnd.sock"
+  expect 0 "${other[@]}" pool list
+  for command in drain reload 'kill session 1' 'config set log.level debug'; do
+    expect 1 "${other[@]}" $command
+    says "uid 12345, gid 12345, pid [0-9]+"
+  done
+  grep -qE 'level=warn msg="admin: drain refused to uid 12345' "$dir/attnd.log" || die "no refusal in the log"
+fi
+
 # over tcp nobody knows who asks: pools and counters alone
 tcp=$(grep -oE 'tcp://127.0.0.1:[0-9]+' "$dir/attnd.log")
 for command in 'pool list' pools status stats latency 'top --count 1 --interval 0.1'; do

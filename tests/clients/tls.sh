@@ -18,6 +18,11 @@ expect 0 "$ctl" keys "$keys" --host localhost --host 127.0.0.1 --tenant alpha --
 says "^tls_key = $keys/server.key$"
 says "^export ATTND_KEY_FILE=$keys/alpha.token$"
 [[ $(stat -c %a "$keys"/* | sort -u) == 600 ]] || die "modes: $(ls -l "$keys")"
+for name in alpha beta; do # 32 random bytes in hexadecimal; the daemon's file has their hash
+  [[ $(<"$keys/$name.token") =~ ^[0-9a-f]{64}$ ]] || die "no token of 256 bits: $(<"$keys/$name.token")"
+  grep -q "$(tr -d '\n' <"$keys/$name.token" | sha256sum | cut -d' ' -f1)" "$keys/tenants.conf" || die "not its hash"
+  grep -q "$(<"$keys/$name.token")" "$keys/tenants.conf" && die "the token itself is in tenants.conf"
+done
 sha256sum "$keys"/* >"$dir/sums"
 expect 0 "$ctl" keys "$keys" --tenant alpha --tenant gamma
 sha256sum --quiet -c "$dir/sums" 2>/dev/null | grep -v tenants.conf && die "keys were made anew"
@@ -50,6 +55,7 @@ chmod 0600 "$keys/server.key"
 refused 78 'tenants: .*/server.crt:[0-9]+: ' "${tls[@]}" --listen.tenants "$keys/server.crt"
 
 # --- one that does, and one that says loudly that it is open
+sed -i 's/^\[alpha\]$/[alpha]\nusers = 12345/' "$keys/tenants.conf"
 : >"$dir/attnd.log"
 "$bin/attnd" --backend cpu --device.kv_memory 256M --listen.http off "${tls[@]}" --listen "tcp://*:0 ipc://$dir/sock" \
   --listen.insecure_tcp yes --listen.tenants "$keys/tenants.conf" 2>"$dir/attnd.log" &
@@ -67,6 +73,17 @@ for preset in bytelm llama3-8b; do
   says '"mismatched": 0'
 done
 expect 0 "$ctl" --endpoint "tcp://127.0.0.1:$open" ping
+
+# --- local users are the tenant that lists them, and nobody without one
+if [[ $(id -u) == 0 ]] && command -v setpriv >/dev/null; then
+  chmod 0711 "$dir"
+  chmod 0666 "$dir/sock"
+  as() { env -u ATTND_KEY_FILE setpriv --reuid "$1" --regid "$1" --clear-groups "$ctl" --endpoint "ipc://$dir/sock" "${@:2}"; }
+  expect 0 as 12345 --json stats
+  says '"tenant": ?"alpha"'
+  expect 1 as 12346 --json stats
+  says 'uid 12346 is no tenant'
+fi
 
 # --- tenants as the operator sees them
 op=(env -u ATTND_KEY_FILE "$ctl" --endpoint "ipc://$dir/sock")

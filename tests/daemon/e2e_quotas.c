@@ -15,7 +15,17 @@
 #include "certs.h"
 #include "e2e.h"
 
-enum { N = 32, ROUNDS = 4, BLOCKS = 37, SEQUENCES = 41, SESSIONS = 19, POOLS = 7, BYTES = 30000 };
+enum {
+    N = 32,
+    ROUNDS = 4,
+    BLOCKS = 37,
+    SEQUENCES = 41,
+    SESSIONS = 19,
+    POOLS = 7,
+    BYTES = 30000,
+    TIER_BYTES = 100001,
+    PROMPTS = 512
+};
 
 static struct e2e d;
 static char tenants_file[64];
@@ -43,6 +53,8 @@ static int start(void **state)
     write_tenant(f, "sessions", "sessions", SESSIONS);
     write_tenant(f, "pools", "pools", POOLS);
     write_tenant(f, "bytes", "bytes_in_flight", BYTES);
+    write_tenant(f, "host", "host_bytes", TIER_BYTES);
+    write_tenant(f, "disk", "disk_bytes", TIER_BYTES);
     fclose(f);
     const char *const flags[] = {"--listen.tenants",
                                  tenants_file,
@@ -50,6 +62,12 @@ static int start(void **state)
                                  "256",
                                  "--listen.peer_share",
                                  "100",
+                                 "--cache.host_memory",
+                                 "1M",
+                                 "--cache.disk_path",
+                                 "/tmp",
+                                 "--cache.disk_size",
+                                 "16M",
                                  NULL};
     e2e_start(&d, flags);
     return 0;
@@ -263,6 +281,86 @@ static void bytes_in_flight_come_back_from_all(void **state)
     leave();
 }
 
+/* One prompt of each client at once, each with a whole block that is published and soon evicted. */
+static void run_prompts(uint32_t round)
+{
+    static struct e2e_seq s[N];
+    static uint32_t ids[E2E_BLOCK_TOKENS];
+    uint64_t sent[N];
+    for (uint32_t i = 0; i < N; i++) {
+        s[i].name = 1 + i;
+        Attnd__Request h = ATTND__REQUEST__INIT;
+        Attnd__Open body = ATTND__OPEN__INIT;
+        for (uint32_t t = 0; t < E2E_BLOCK_TOKENS; t++)
+            ids[t] = (round * N + i) % PROMPTS * 1000 + t;
+        body.seq = s[i].name;
+        body.pool = c[0].pool;
+        body.n_tokens = E2E_BLOCK_TOKENS;
+        body.tokens = ids;
+        h.session = c[i].session;
+        h.body_case = ATTND__REQUEST__BODY_OPEN;
+        h.open = &body;
+        sent[i] = e2e_send(&c[i], &h, NULL, 0);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        const Attnd__Reply *r = e2e_await(&c[i], sent[i])->header;
+        assert_int_equal(r->status, ATTN_OK);
+        s[i].epoch = r->seq->epoch;
+    }
+    for (uint32_t layer = 0; layer < E2E_LAYERS; layer++) {
+        for (uint32_t i = 0; i < N; i++) {
+            struct e2e_item it = {&s[i], 0, E2E_BLOCK_TOKENS};
+            sent[i] = e2e_send_zeros(&c[i], layer, &it, 0);
+        }
+        for (uint32_t i = 0; i < N; i++)
+            assert_int_equal(e2e_await(&c[i], sent[i])->header->status, ATTN_OK);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(e2e_close_seq(&c[i], &s[i]), ATTN_OK);
+        e2e_forget(&c[i]);
+    }
+}
+
+static uint64_t used_of(const char *counter)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Stats stats = ATTND__STATS__INIT;
+    h.session = c[0].session;
+    h.body_case = ATTND__REQUEST__BODY_STATS;
+    h.stats = &stats;
+    const char *at = strstr(e2e_call(&c[0], &h)->stats->json, counter);
+    assert_non_null(at);
+    return strtoull(at + strlen(counter), NULL, 10);
+}
+
+/* Blocks make way for each other: nothing is refused, and no byte is over. */
+static void bytes_in_tiers_are_never_over_by_one(void **state)
+{
+    static const struct {
+        const char *tenant, *counter;
+    } tiers[] = {{"host", "\"tenant_host_bytes\":"}, {"disk", "\"tenant_disk_bytes\":"}};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        uint64_t most = 0;
+        enter(tiers[k].tenant);
+        e2e_make_pool(&c[0], ATTN_BF16, 2 * N);
+        for (int i = 1; i < N; i++)
+            c[i].pool = c[0].pool;
+        for (uint32_t round = 0; most < TIER_BYTES * 3 / 4; round++) {
+            run_prompts(round);
+            uint64_t used = used_of(tiers[k].counter);
+            assert_in_range(used, 0, TIER_BYTES);
+            most = used > most ? used : most;
+            assert_in_range(round, 0, 500);
+        }
+        for (uint32_t round = 0; round < ROUNDS; round++) {
+            run_prompts(round);
+            assert_in_range(used_of(tiers[k].counter), 0, TIER_BYTES);
+        }
+        leave();
+    }
+}
+
 int main(void)
 {
     setenv("E2E_TRANSPORT", "tls", 1);
@@ -272,6 +370,7 @@ int main(void)
         cmocka_unit_test(sequences_are_never_over_by_one),
         cmocka_unit_test(sessions_are_never_over_by_one),
         cmocka_unit_test(bytes_in_flight_come_back_from_all),
+        cmocka_unit_test(bytes_in_tiers_are_never_over_by_one),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -205,12 +205,17 @@ static void the_socket_files_owner_is_the_operator(void **state)
 static void a_connection_stays_its_tenants(void **state)
 {
     (void)state;
-    struct e2e_client a;
+    struct e2e_client a, b;
     char *token = token_of(CERTS_GOOD, "beta");
     enter(&a, "alpha");
     expect(e2e_hello(&a, token), ATTN_EAUTH, "another tenant");
+    e2e_connect_tls(&b, &d); /* one that has said no hello, and has the session's number */
+    b.session = a.session;
+    assert_int_equal(plain(&b, ATTND__REQUEST__BODY_STATS)->status, ATTN_OK);
+    expect(e2e_hello(&b, token), ATTN_EAUTH, "another tenant");
     free(token);
     e2e_disconnect(&a);
+    e2e_disconnect(&b);
 }
 
 /* ---- what they see of each other ---- */

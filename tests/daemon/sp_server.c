@@ -31,13 +31,15 @@ static uint8_t pattern(uint64_t request_id, size_t i)
     return (uint8_t)((request_id + i) % 251);
 }
 
-static void answer(struct request *req)
+static void answer(const struct engine *e, struct request *req)
 {
     const Attnd__Request *h = req->wire.header;
     if (h->body_case != ATTND__REQUEST__BODY_STEP) {
         request_reply_error(req, ATTN_ENOTSUP, 0, "the fake engine knows steps alone");
         return;
     }
+    if (e->tenant != NULL)
+        snprintf(req->principal.tenant, sizeof req->principal.tenant, "%s", e->tenant);
     uint64_t wanted = h->step->seq[0];
     size_t n = wanted != 0 ? (size_t)wanted : req->wire.payload_bytes;
     Attnd__Reply reply = ATTND__REPLY__INIT;
@@ -105,7 +107,7 @@ static void *engine_run(void *arg)
         while (list != NULL) {
             struct request *req = list;
             list = req->next;
-            answer(req);
+            answer(e, req);
         }
         pthread_mutex_lock(&e->lock);
     }

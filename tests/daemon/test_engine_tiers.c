@@ -310,15 +310,22 @@ static void with_quotas(struct rig *rig)
     with_disk(rig);
 }
 
+/* Some moves fail: what they were charged comes back, too. */
 static void a_tenant_has_its_quotas_of_host_memory_and_of_the_file_and_no_more(void **state)
 {
+    static const enum fault kinds[] = {NO_FAULT, FAULT_EIO, NO_FAULT, FAULT_SHORT, FAULT_FLIP};
     (void)state;
     fault = NO_FAULT;
+    stays = false;
+    n_faults = 0;
     rig_open(&r, with_quotas);
     const struct tenant *who = tenants_find(r.engine->parts.tenants, "t");
     uint64_t most[2] = {0};
     assert_non_null(who);
     for (uint32_t i = 0; i < 40; i++) {
+        rig_now_ns += 2000000000; /* what has failed is tried again */
+        calls_left = i % 3;
+        fault = kinds[i % 5];
         many_prompts(1 + i % 30); /* from the first on: some come back */
         const enum tenant_quota of[2] = {TENANT_HOST_BYTES, TENANT_DISK_BYTES};
         for (int q = 0; q < 2; q++)
@@ -326,9 +333,11 @@ static void a_tenant_has_its_quotas_of_host_memory_and_of_the_file_and_no_more(v
         assert_in_range(who->used[TENANT_HOST_BYTES], 0, HOST_QUOTA);
         assert_in_range(who->used[TENANT_DISK_BYTES], 0, DISK_QUOTA);
     }
+    fault = NO_FAULT;
     assert_int_equal(most[0], HOST_QUOTA);
     assert_int_equal(most[1], DISK_QUOTA);
     assert_true(stats.disk_in_bytes > 0);
+    assert_true(n_faults > 5);
     mover_settle(r.engine, NULL);
     tier_forget_pool(r.engine, r.engine->pools[0].id);
     assert_int_equal(who->used[TENANT_HOST_BYTES], 0);

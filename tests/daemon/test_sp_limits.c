@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -119,6 +120,50 @@ static void deadlines_pass_with_the_daemons_clock_alone(void **state)
         raw_expect_end(halting);
         close(silent);
         close(halting);
+        server_stop(&s);
+        clock_use(NULL);
+    }
+}
+
+/* The handshake alone keeps no place on a network where there are tenants, nor do messages that are
+ * nobody's; over a Unix socket its file's mode says who may. */
+static void who_is_nobodys_is_cut_at_the_handshake_timeout(void **state)
+{
+    (void)state;
+    static const uint64_t timeout_ns = 8000000;
+    for (int kind = 0; kind < 2; kind++) {
+        struct server s;
+        struct sp_good g;
+        bool is_ipc = strcmp(kinds[kind], "ipc") == 0;
+        server_init(&s);
+        s.cfg.handshake_timeout_us = timeout_ns / 1000;
+        free(s.cfg.tenants);
+        s.cfg.tenants = strdup("/a/file");
+        s.engine.tenant = "alpha";
+        sp_time_use();
+        server_start(&s, kinds[kind]);
+        uint64_t cut = stats_get(peers_cut_handshake);
+        sp_good_open(&g, &s);
+        sp_good_round_trip(&g);
+        int silent = raw_connect(s.url), talker = raw_connect(s.url);
+        uint32_t id;
+        size_t n;
+        raw_handshake(silent);
+        raw_handshake(talker);
+        raw_send_message(talker, is_ipc, 1, 7, "nonsense", 8);
+        free(raw_receive_message(talker, is_ipc, 1, &id, &n));
+        wait_equal(&stats.peers, 3);
+        sp_time_pass(timeout_ns - 1);
+        if (!is_ipc) /* there nobody looks */
+            sp_time_wait_for_looks();
+        assert_int_equal(stats_get(peers), 3);
+        sp_time_pass(1);
+        wait_equal(&stats.peers, is_ipc ? 3 : 1);
+        assert_int_equal(stats_get(peers_cut_handshake), cut + (is_ipc ? 0 : 2));
+        sp_good_round_trip(&g);
+        close(silent);
+        close(talker);
+        close(g.fd);
         server_stop(&s);
         clock_use(NULL);
     }
@@ -275,6 +320,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_thousand_stalled_peers_are_cut_while_a_good_one_works),
         cmocka_unit_test(deadlines_pass_with_the_daemons_clock_alone),
+        cmocka_unit_test(who_is_nobodys_is_cut_at_the_handshake_timeout),
         cmocka_unit_test(a_reader_that_stops_is_cut_at_the_write_timeout),
         cmocka_unit_test(a_reader_with_too_many_replies_waiting_is_cut_at_once),
         cmocka_unit_test(peers_over_the_cap_are_refused_and_counted),

@@ -37,7 +37,7 @@ struct direct {
     SSL *ssl;
 };
 
-static void open_direct(struct direct *c, const char *url, int version)
+static void open_with(struct direct *c, const char *url, int version, SSL_SESSION *earlier)
 {
     uint8_t got[8];
     c->context = SSL_CTX_new(TLS_client_method());
@@ -46,10 +46,17 @@ static void open_direct(struct direct *c, const char *url, int version)
     c->fd = raw_connect(url);
     c->ssl = SSL_new(c->context);
     assert_int_equal(SSL_set_fd(c->ssl, c->fd), 1);
+    if (earlier != NULL)
+        assert_int_equal(SSL_set_session(c->ssl, earlier), 1);
     assert_int_equal(SSL_connect(c->ssl), 1);
     assert_int_equal(SSL_write(c->ssl, hello_req, 8), 8);
     assert_int_equal(SSL_read(c->ssl, got, 8), 8);
     assert_memory_equal(got, hello_rep, 8);
+}
+
+static void open_direct(struct direct *c, const char *url, int version)
+{
+    open_with(c, url, version, NULL);
 }
 
 static void close_direct(struct direct *c)
@@ -116,6 +123,33 @@ static void renegotiations_are_refused(void **state)
         close_direct(&c);
     }
     expect_service(&s);
+    server_stop(&s);
+}
+
+/* No tickets, no early data, no compression, and a session that is offered again is a new one. */
+static void sessions_are_never_resumed(void **state)
+{
+    (void)state;
+    static const int versions[] = {TLS1_2_VERSION, TLS1_3_VERSION};
+    struct server s;
+    start(&s, "1.2");
+    for (int i = 0; i < 2; i++) {
+        struct direct c;
+        SSL_SESSION *earlier = NULL;
+        for (uint64_t k = 0; k < 3; k++) {
+            open_with(&c, s.url, versions[i], earlier);
+            assert_true(direct_step(&c, 1 + k)); /* what the daemon has to say has come */
+            assert_int_equal(SSL_session_reused(c.ssl), 0);
+            assert_null(SSL_get_current_compression(c.ssl));
+            SSL_SESSION_free(earlier);
+            earlier = SSL_get1_session(c.ssl);
+            assert_non_null(earlier);
+            assert_int_equal(SSL_SESSION_has_ticket(earlier), 0);
+            assert_int_equal(SSL_SESSION_get_max_early_data(earlier), 0);
+            close_direct(&c);
+        }
+        SSL_SESSION_free(earlier);
+    }
     server_stop(&s);
 }
 
@@ -228,6 +262,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(renegotiations_are_refused),
+        cmocka_unit_test(sessions_are_never_resumed),
         cmocka_unit_test(new_keys_without_end_hurt_nobody),
         cmocka_unit_test(handshakes_that_leave_leave_nothing),
         cmocka_unit_test(handshakes_that_are_cut_short_leave_nothing),

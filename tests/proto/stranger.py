@@ -93,6 +93,24 @@ def packed_varints(b):
     return out
 
 
+# --- messages -----------------------------------------------------------------------------------
+
+
+def message(request_id, header, payload=b"", version=1, flags=0):
+    b = struct.pack("<4sHHIIQ", b"ATND", version, flags, len(header), len(payload), request_id)
+    b += header
+    return b + bytes(-len(b) % 64) + payload
+
+
+def taken_apart(b):
+    """(request id, fields of the header, payload) of a reply"""
+    magic, version, flags, n_header, n_payload, request_id = struct.unpack_from("<4sHHIIQ", b)
+    assert (magic, version, flags) == (b"ATND", 1, 1)
+    head = (24 + n_header + 63) // 64 * 64
+    assert len(b) == head + n_payload and not any(b[24 + n_header : head])
+    return request_id, fields(b[24 : 24 + n_header]), b[head:]
+
+
 # --- sockets ------------------------------------------------------------------------------------
 
 
@@ -133,21 +151,13 @@ class Connection:
         at += 4
         if stack is not None:
             assert list(struct.unpack(">%dI" % len(stack), b[:at])) == stack
-        b = b[at:]
-        magic, version, flags, n_header, n_payload, request_id = struct.unpack_from("<4sHHIIQ", b)
-        assert (magic, version, flags) == (b"ATND", 1, 1)
-        head = (24 + n_header + 63) // 64 * 64
-        assert len(b) == head + n_payload and not any(b[24 + n_header : head])
-        return request_id, fields(b[24 : 24 + n_header]), b[head:]
+        return taken_apart(b[at:])
 
-    def send(self, header, payload=b"", request_id=None, version=1, flags=0):
+    def send(self, header, payload=b"", request_id=None, **how):
         if request_id is None:
             self.next_id += 1
             request_id = self.next_id
-        b = struct.pack("<4sHHIIQ", b"ATND", version, flags, len(header), len(payload), request_id)
-        b += header
-        b += bytes(-len(b) % 64) + payload
-        return request_id, self.send_raw(b)
+        return request_id, self.send_raw(message(request_id, header, payload, **how))
 
     def call(self, header, payload=b"", **how):
         request_id, stack = self.send(header, payload, **how)
@@ -208,9 +218,9 @@ def flat(t):
 
 
 class Worker:
-    def __init__(self, connection, pool_name):
+    def __init__(self, connection, pool_name, token=""):
         self.c = connection
-        hello = blob(10, uint(1, 1) + blob(2, "stranger"))
+        hello = blob(10, uint(1, 1) + blob(2, "stranger") + blob(6, token))
         reply, _ = self.c.call(hello)
         expect(reply, OK)
         self.hello = fields(reply[10])
@@ -379,7 +389,7 @@ def adoption(w, other_worker, seq):
         expect(reply, wanted)
 
 
-def refusals(w):
+def refusals(w, token=""):
     c = w.c
     expect(c.call(blob(21, b""))[0], ENOTFOUND, "session")
     expect(w.call(blob(19, b""))[0], ENOTFOUND, "sequence 0")
@@ -392,7 +402,7 @@ def refusals(w):
     expect(w.call(blob(12, blob(1, "no such pool")))[0], ENOTFOUND)
     expect(w.call(blob(21, b""), version=2)[0], ENOTSUP, "version")
     expect(w.call(blob(21, b""), flags=2)[0], ENOTSUP, "flags")
-    expect(c.call(blob(10, uint(1, 1) + blob(3, "levitation")))[0], ENOTSUP, "levitation")
+    expect(c.call(blob(10, uint(1, 1) + blob(3, "levitation") + blob(6, token)))[0], ENOTSUP, "levitation")
     expect(w.call(blob(11, blob(1, w.spec + blob(14, "levitation"))))[0], ENOTSUP, "levitation")
     expect(w.call(blob(11, blob(1, w.spec + blob(13, blob(1, "other weights")))))[0], EEXIST)
     expect(w.call(blob(11, blob(1, w.spec)))[0], OK)
@@ -406,25 +416,27 @@ def refusals(w):
     reply, _ = w.call(blob(21, b""))
     expect(reply, OK)
     assert fields(reply[14])[1].strip().startswith(b"{")
-    reply, _ = c.call(blob(10, uint(1, 1) + fixed64(4, w.session)))
+    reply, _ = c.call(blob(10, uint(1, 1) + fixed64(4, w.session) + blob(6, token)))
     expect(reply, OK)
     assert struct.unpack("<Q", fields(reply[10])[2])[0] == w.session
 
 
 def many_in_flight(w):
-    waiting = {}
+    waiting = set()
     header = fixed64(1, w.session) + blob(12, blob(1, "p"))
     for _ in range(64):
-        request_id, stack = w.c.send(header)
-        waiting[request_id] = stack
+        waiting.add(w.c.send(header)[0])
     while waiting:
         request_id, reply, _ = w.c.receive()
         expect(reply, OK)
-        del waiting[request_id]
+        waiting.remove(request_id)
+
+
+def ids_of_devices(w):
+    header = fixed64(1, w.session) + blob(12, blob(1, "p"))
     # words of devices in front come back as they were
-    b = struct.pack("<4sHHIIQ", b"ATND", 1, 0, len(header), 0, 5) + header
     stack = [7, 0x7FFFFFFF] + [1] * 13 + [0x80000001]
-    w.c.send_raw(b + bytes(-len(b) % 64), stack)
+    w.c.send_raw(message(5, header), stack)
     request_id, reply, _ = w.c.receive(stack)
     assert request_id == 5
     expect(reply, OK)
@@ -471,8 +483,9 @@ def main():
             adoption(w, other, seq)
             refusals(w)
             refusals(other)
-            many_in_flight(w)
-            many_in_flight(other)
+            for worker in w, other:
+                many_in_flight(worker)
+                ids_of_devices(worker)
             daemon.send_signal(signal.SIGTERM)
             assert daemon.wait(300) == 0
         finally:

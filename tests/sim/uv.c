@@ -304,12 +304,6 @@ int uv_tcp_nodelay(uv_tcp_t *t, int is_on)
     return 0;
 }
 
-int uv_tcp_keepalive(uv_tcp_t *t, int is_on, unsigned s)
-{
-    (void)t, (void)is_on, (void)s;
-    return 0;
-}
-
 int uv_tcp_getpeername(const uv_tcp_t *t, struct sockaddr *sa, int *n)
 {
     (void)t, (void)sa, (void)n;
