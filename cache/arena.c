@@ -175,6 +175,8 @@ static void bind_sections(struct kv *kv)
     kv->specs = kv->base + offset[KV_SPECS];
     kv->seqs = (void *)(kv->base + offset[KV_SEQS]);
     kv->lens = (void *)(kv->base + offset[KV_LENS]);
+    kv->holes = (void *)(kv->base + offset[KV_HOLES]);
+    kv->latest = (void *)(kv->base + offset[KV_LATEST]);
     kv->given = (void *)(kv->base + offset[KV_GIVEN]);
     kv->given_ids = (void *)(kv->base + offset[KV_GIVEN_IDS]);
     kv->published = (void *)(kv->base + offset[KV_PUBLISHED]);

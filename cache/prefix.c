@@ -238,7 +238,7 @@ void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks)
     uint32_t last = n_blocks == 0 ? 0 : kv_row(kv, seq)[n_blocks - 1];
     g->n_looked_at = g->parent = 0;
     g->parent_serial = 0;
-    if (n_blocks == 0 || !kv_is_published(kv, p, last))
+    if (n_blocks == 0 || kv_in_hole(kv, p, seq, n_blocks - 1) || !kv_is_published(kv, p, last))
         return; /* from the start: what is like the last one is not known */
     g->n_looked_at = n_blocks;
     g->parent = last + 1;
@@ -252,7 +252,7 @@ static uint32_t n_publishable(const struct kv *kv, uint32_t seq)
     const struct kv_pool_rec *p = &kv->pools[s->pool];
     const struct kv_given_rec *g = &kv->given[seq];
     uint32_t n = g->n_ids < s->longest ? g->n_ids : s->longest;
-    if (n >> p->block_shift <= g->n_looked_at)
+    if (n >> p->block_shift <= g->n_looked_at || kv_in_hole(kv, p, seq, g->n_looked_at))
         return 0;
     for (uint32_t i = p->n_layers; i-- > 0 && n > 0;) /* the last layer comes last */
         if (kv_lens(kv, seq)[i] < n)
@@ -281,6 +281,8 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
     while (w.index < past) {
         walk_hash(&w);
         uint32_t block = walk_find(kv, &w);
+        if (block == 0 && kv_in_hole(kv, p, seq, w.index))
+            break; /* its ids came too late */
         if (block == 0) {
             block = row[w.index] + 1;
             if (kv_is_published(kv, p, block - 1)) /* behind one that was evicted since */
