@@ -18,7 +18,6 @@
 #define KV_ARENA_VERSION 7
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
-#define KV_SECRET_BYTES 32
 #define KV_MAX_OUTSTANDING 32767 /* reserves of a sequence: 15 bits */
 
 #define KV_N_PRIORITIES (KV_MAX_PRIORITY - KV_MIN_PRIORITY + 1)
@@ -66,7 +65,7 @@ struct kv_header {
     uint64_t offset[KV_N_SECTIONS];
     struct kv_config config;
     uint64_t key[2]; /* of every siphash in this arena; from the kernel's random source */
-    uint8_t secret[KV_SECRET_BYTES]; /* of the keys of published blocks; from there, too */
+    uint64_t root_secret[2], block_secret[2]; /* of the keys of published blocks; from there, too */
     uint64_t seal; /* hash, under an all-zero key, of what is above */
 };
 

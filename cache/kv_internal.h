@@ -27,7 +27,7 @@ struct kv {
     uint64_t bytes;
     struct kv_config config; /* ours: the arena's copy is only compared with it */
     uint64_t key[2];
-    uint8_t secret[KV_SECRET_BYTES];
+    uint64_t root_secret[2], block_secret[2];
     uint32_t journal_capacity, index_mask, prefix_mask;
     struct kv_pool_rec *pools;
     uint8_t *specs; /* [max_pools][KV_SPEC_BYTES] */
