@@ -97,6 +97,8 @@ static attn_status range_check(struct kv *kv, uint32_t seq, uint32_t layer, uint
     if (pos > len)
         return kv_fail(kv, ATTN_EINVAL, "sequence %llu: pos is %u, layer %u has %u tokens", name,
                        pos, layer, len);
+    if (p->window_tokens != 0 && kv_seq_sees(kv, (kv_seq_id){seq}, pos) != ATTN_OK)
+        return ATTN_EINVAL;
     if ((uint64_t)pos + n_tokens > kv_max_tokens(kv, p))
         return kv_fail(kv, ATTN_EINVAL, "sequence %llu: pos %u + n_tokens %u is over %llu", name,
                        pos, n_tokens, (unsigned long long)kv_max_tokens(kv, p));
@@ -214,6 +216,8 @@ void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos
         kv_publish32(len, (uint32_t)end);
     if (*len > s->longest)
         s->longest = *len;
+    if (p->window_tokens != 0)
+        kv_latest(kv, seq.index)[layer] = pos;
     reserve_end(kv, seq.index);
 }
 

@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sodium.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,18 +76,16 @@ static uint64_t header_seal(const struct kv_header *h)
 static void keys_take(struct kv *kv, const struct kv_header *h)
 {
     memcpy(kv->key, h->key, sizeof kv->key);
-    memcpy(kv->secret, h->secret, sizeof kv->secret);
+    memcpy(kv->root_secret, h->root_secret, sizeof kv->root_secret);
+    memcpy(kv->block_secret, h->block_secret, sizeof kv->block_secret);
 }
 
 static attn_status header_init(struct kv *kv, struct kv_header *h)
 {
-    struct {
-        uint64_t key[2];
-        uint8_t secret[KV_SECRET_BYTES];
-    } random;
+    uint64_t random[6];
     ssize_t n;
     do
-        n = getrandom(&random, sizeof random, 0);
+        n = getrandom(random, sizeof random, 0);
     while (n < 0 && errno == EINTR);
     if (n != sizeof random)
         return kv_fail(kv, ATTN_EINTERNAL, "arena: getrandom: %s", strerror(errno));
@@ -98,9 +95,10 @@ static attn_status header_init(struct kv *kv, struct kv_header *h)
         .header_bytes = sizeof *h,
         .arena_bytes = kv->bytes,
         .config = kv->config,
-        .key = {random.key[0], random.key[1]},
+        .key = {random[0], random[1]},
+        .root_secret = {random[2], random[3]},
+        .block_secret = {random[4], random[5]},
     };
-    memcpy(h->secret, random.secret, sizeof h->secret);
     layout(&kv->config, h->offset);
     kv_publish64(&h->seal, header_seal(h));
     keys_take(kv, h);
@@ -175,6 +173,8 @@ static void bind_sections(struct kv *kv)
     kv->specs = kv->base + offset[KV_SPECS];
     kv->seqs = (void *)(kv->base + offset[KV_SEQS]);
     kv->lens = (void *)(kv->base + offset[KV_LENS]);
+    kv->holes = (void *)(kv->base + offset[KV_HOLES]);
+    kv->latest = (void *)(kv->base + offset[KV_LATEST]);
     kv->given = (void *)(kv->base + offset[KV_GIVEN]);
     kv->given_ids = (void *)(kv->base + offset[KV_GIVEN_IDS]);
     kv->published = (void *)(kv->base + offset[KV_PUBLISHED]);
@@ -228,10 +228,6 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
     kv->journal_capacity = kv_journal_capacity(c);
     kv->index_mask = kv_index_capacity(c) - 1;
     kv->prefix_mask = kv_prefix_capacity(c) - 1;
-    if (sodium_init() < 0) {
-        st = kv_fail(kv, ATTN_EINTERNAL, "libsodium does not start");
-        goto fail;
-    }
 
     st = fd < 0 ? arena_make(kv) : arena_take(kv, fd);
     if (st != ATTN_OK)

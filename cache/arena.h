@@ -15,10 +15,9 @@
 #include "cache/kv.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 6
+#define KV_ARENA_VERSION 7
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
-#define KV_SECRET_BYTES 32
 #define KV_MAX_OUTSTANDING 32767 /* reserves of a sequence: 15 bits */
 
 #define KV_N_PRIORITIES (KV_MAX_PRIORITY - KV_MIN_PRIORITY + 1)
@@ -31,6 +30,7 @@
     X(SPECS, uint8_t[KV_SPEC_BYTES], c->max_pools)                                                 \
     X(SEQS, struct kv_seq_rec, c->max_sequences)                                                   \
     X(LENS, uint32_t, (uint64_t)c->max_sequences * c->max_layers)                                  \
+    X(HOLES, uint32_t, c->max_sequences)                                                           \
     X(GIVEN, struct kv_given_rec, c->max_sequences)                                                \
     X(GIVEN_IDS, uint32_t, (uint64_t)c->max_sequences * c->max_seq_tokens)                         \
     X(PUBLISHED, struct kv_published_rec, c->max_blocks)                                           \
@@ -44,6 +44,7 @@
 #define KV_DERIVED_MAP(X)                                                                          \
     X(BLOCKS, struct kv_block_rec, c->max_blocks)                                                  \
     X(LINKS, struct kv_seq_links, c->max_sequences)                                                \
+    X(LATEST, uint32_t, (uint64_t)c->max_sequences * c->max_layers)                                \
     X(INDEX, struct kv_index_slot, kv_index_capacity(c))                                           \
     X(PREFIXES, uint32_t, kv_prefix_capacity(c))                                                   \
     X(OWNED, uint32_t, c->max_owners)                                                              \
@@ -64,7 +65,7 @@ struct kv_header {
     uint64_t offset[KV_N_SECTIONS];
     struct kv_config config;
     uint64_t key[2]; /* of every siphash in this arena; from the kernel's random source */
-    uint8_t secret[KV_SECRET_BYTES]; /* of the keys of published blocks; from there, too */
+    uint64_t root_secret[2], block_secret[2]; /* of the keys of published blocks; from there, too */
     uint64_t seal; /* hash, under an all-zero key, of what is above */
 };
 
@@ -73,6 +74,7 @@ struct kv_pool_rec {
     uint32_t n_layers, block_tokens, n_blocks; /* sealed, as are name and spec */
     uint32_t first_block; /* sealed: the pool's range of block records */
     uint32_t spec_bytes;
+    uint32_t window_tokens, kept_tokens; /* sealed */
     uint32_t tenant; /* sealed */
     char name[KV_NAME_BYTES];
     uint64_t place; /* sealed */

@@ -78,8 +78,8 @@ uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool)
     uint64_t spec = siphash(kv->key, kv->specs + (size_t)pool * KV_SPEC_BYTES, p->spec_bytes);
     uint64_t name = siphash(kv->key, p->name, sizeof p->name);
     uint64_t words[] = {
-        pool, p->n_layers, p->block_tokens, p->n_blocks, p->first_block, p->spec_bytes,
-        spec, name,        p->place,        p->tenant,
+        pool, p->n_layers, p->block_tokens, p->n_blocks, p->first_block,   p->spec_bytes,
+        spec, name,        p->place,        p->tenant,   p->window_tokens, p->kept_tokens,
     };
     return siphash(kv->key, words, sizeof words);
 }
@@ -99,6 +99,9 @@ static attn_status spec_check(struct kv *kv, const struct kv_pool_spec *s)
                        s->name, s->block_tokens, kv->config.max_block_tokens);
     if (s->n_blocks < 1)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: n_blocks is 0", s->name);
+    if (s->kept_tokens > 0 && s->window_tokens == 0)
+        return kv_fail(kv, ATTN_EINVAL, "pool %s: kept_tokens is %u without window_tokens", s->name,
+                       s->kept_tokens);
     if (s->spec_bytes > KV_SPEC_BYTES || (s->spec_bytes > 0 && s->spec == NULL))
         return kv_fail(kv, ATTN_EINVAL, "pool %s: spec_bytes is %u, at most %d", s->name,
                        s->spec_bytes, KV_SPEC_BYTES);
@@ -118,6 +121,10 @@ static attn_status spec_compare(struct kv *kv, uint32_t pool, const struct kv_po
     if (p->n_blocks != s->n_blocks)
         return kv_fail(kv, ATTN_EEXIST, "pool %s: exists with n_blocks %u, not %u", s->name,
                        p->n_blocks, s->n_blocks);
+    if (p->window_tokens != s->window_tokens || p->kept_tokens != s->kept_tokens)
+        return kv_fail(kv, ATTN_EEXIST,
+                       "pool %s: exists with window_tokens %u and kept_tokens %u, not %u and %u",
+                       s->name, p->window_tokens, p->kept_tokens, s->window_tokens, s->kept_tokens);
     if (p->spec_bytes != s->spec_bytes ||
         (s->spec_bytes > 0 &&
          memcmp(kv->specs + (size_t)pool * KV_SPEC_BYTES, s->spec, s->spec_bytes) != 0))
@@ -240,6 +247,8 @@ attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_
         .n_blocks = s->n_blocks,
         .first_block = first_block,
         .spec_bytes = s->spec_bytes,
+        .window_tokens = s->window_tokens,
+        .kept_tokens = s->kept_tokens,
         .tenant = s->tenant,
         .block_shift = (uint32_t)__builtin_ctz(s->block_tokens),
         .n_free = s->n_blocks,
@@ -289,6 +298,8 @@ attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_sp
         .spec_bytes = p->spec_bytes,
         .spec = kv->specs + (size_t)pool.index * KV_SPEC_BYTES,
         .place = p->place,
+        .window_tokens = p->window_tokens,
+        .kept_tokens = p->kept_tokens,
         .generation = p->generation,
     };
     memcpy(out->name, p->name, sizeof out->name);

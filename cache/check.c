@@ -24,6 +24,8 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
         if (row[i] >= p->n_blocks)
             return DIFFER("sequence index %u: table entry %u is block %u of %u", seq, i, row[i],
                           p->n_blocks);
+        if (kv_in_hole(kv, p, seq, i))
+            continue;
         uint64_t at = (uint64_t)p->first_block + row[i];
         const struct kv_published_rec *r = kv_published(kv, p, row[i]);
         if (kv_is_published(kv, p, row[i]) && (r->index != i || r->tenant != s->tenant))
@@ -36,7 +38,7 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
         }
         uint32_t first = x->user[at] - 1;
         if (first == seq || kv->seqs[first].tenant != s->tenant || i >= kv->seqs[first].n_blocks ||
-            kv_row(kv, first)[i] != row[i])
+            kv_row(kv, first)[i] != row[i] || kv_in_hole(kv, p, first, i))
             return DIFFER("sequence indices %u and %u may not share block %u", first, seq, row[i]);
     }
     return ATTN_OK;
@@ -119,6 +121,8 @@ static attn_status check_private(struct kv *kv, const struct scratch *x)
                           s->n_maybe_shared, s->n_blocks);
         const struct kv_pool_rec *p = &kv->pools[s->pool];
         for (uint32_t i = s->n_maybe_shared; i < s->n_blocks; i++) {
+            if (kv_in_hole(kv, p, seq, i))
+                continue;
             uint32_t block = kv_row(kv, seq)[i], n_refs = x->n_refs[p->first_block + block];
             if (n_refs != 1 || kv_is_published(kv, p, block))
                 return DIFFER("sequence index %u: entry %u passes as private, has %u references%s",

@@ -4,8 +4,8 @@
  * state lives in one arena, a memfd of fixed-size tables with indices instead of pointers, so that
  * a successor process can map it and an inspector can read it.
  *
- * Truth     owners, pool records, sequence records, block tables, per-layer lengths, token ids,
- *           published blocks, the copy journal.
+ * Truth     owners, pool records, sequence records, block tables and their holes, per-layer
+ *           lengths, token ids, published blocks, the copy journal.
  * Derived   reference counts, free lists, the order of eviction, the indexes of names and of
  *           published blocks, owners' lists: kv_recover rebuilds them,
  *           kv_check proves them equal. Writes are ordered so that a kill at any instruction leaves
@@ -58,6 +58,9 @@ struct kv_pool_spec {
     uint32_t spec_bytes;
     const uint8_t *spec;
     uint64_t place; /* the owner's own word, kept as truth: where the blocks are */
+    uint32_t window_tokens; /* the longest window of its layers: nothing sees further back than that
+                               but for the first kept_tokens; 0: some layer sees everything */
+    uint32_t kept_tokens; /* that stay visible whatever the window */
     uint32_t generation; /* of kv_pool_info: pools that this index was before; not compared */
 };
 
@@ -104,6 +107,8 @@ struct kv_seq_info {
     uint32_t epoch; /* raised by every truncation and adoption; no name has the same twice */
     uint32_t owner; /* session slot, KV_NO_OWNER */
     uint32_t n_blocks; /* entries in its table */
+    uint32_t hole_first, hole_past; /* of these [hole_first, hole_past) name no block of its any
+                                       more: no window reaches them; equal: all do */
     const uint32_t *block_table; /* [n_blocks] pool-local ids; the row in the arena: valid until the
                                     sequence is closed, entries change at a reserve that copies */
     const uint32_t *layer_len; /* [n_layers] committed tokens */
@@ -374,5 +379,17 @@ void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos
  *          changed, cancel again */
 attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                              uint32_t n_tokens, struct kv_effects *fx);
+
+/* Windows. Where all layers of a pool have one, blocks that no query can see any more are let go
+ * of; what is left is a hole in the table. A query may still come at the position of a layer's
+ * latest append (a retry), so the layer that is furthest back there decides. From then on an append,
+ * a truncation or a fork whose next query would see the hole is refused, ATTN_EINVAL.
+ *
+ * kv_seq_free_unseen: the caller has seen to it that no launch reads the sequence. Does nothing
+ * while appends are outstanding, and until every layer has been appended to since the last
+ * recovery. */
+void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq);
+/* Whether all that a query at this position sees is there; else, with the sentence, ATTN_EINVAL. */
+attn_status kv_seq_sees(struct kv *kv, kv_seq_id seq, uint32_t pos);
 
 #endif

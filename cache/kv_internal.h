@@ -6,6 +6,7 @@
  * check.c    proof that both agree                 siphash.c  the keyed hash
  * prefix.c   published blocks: keys, lookup        lru.c      eviction
  * fence.c    owners, epochs and requests seen: what a late duplicate meets
+ * window.c   blocks that no window reaches any more
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
@@ -26,12 +27,14 @@ struct kv {
     uint64_t bytes;
     struct kv_config config; /* ours: the arena's copy is only compared with it */
     uint64_t key[2];
-    uint8_t secret[KV_SECRET_BYTES];
+    uint64_t root_secret[2], block_secret[2];
     uint32_t journal_capacity, index_mask, prefix_mask;
     struct kv_pool_rec *pools;
     uint8_t *specs; /* [max_pools][KV_SPEC_BYTES] */
     struct kv_seq_rec *seqs;
     uint32_t *lens; /* [max_sequences][max_layers] */
+    uint32_t *holes; /* [max_sequences] entries below, past the kept ones, name no block */
+    uint32_t *latest; /* [max_sequences][max_layers] position of the latest append, for windows */
     struct kv_given_rec *given; /* [max_sequences] */
     uint32_t *given_ids; /* [max_sequences][max_seq_tokens] */
     struct kv_published_rec *published; /* [max_blocks] */
@@ -84,6 +87,11 @@ static inline uint32_t *kv_lens(const struct kv *kv, uint32_t seq)
     return kv->lens + (size_t)seq * kv->config.max_layers;
 }
 
+static inline uint32_t *kv_latest(const struct kv *kv, uint32_t seq)
+{
+    return kv->latest + (size_t)seq * kv->config.max_layers;
+}
+
 static inline uint32_t kv_epoch_of(const struct kv_seq_rec *s)
 {
     return (uint32_t)(s->epoch_owner >> 32);
@@ -103,6 +111,13 @@ static inline uint64_t kv_epoch_owner(uint32_t epoch, uint32_t owner)
 static inline uint32_t kv_blocks_of(const struct kv_pool_rec *p, uint32_t n_tokens)
 {
     return (uint32_t)(((uint64_t)n_tokens + p->block_tokens - 1) >> p->block_shift);
+}
+
+/* Whether an entry of the sequence's table names no block of its any more. */
+static inline bool kv_in_hole(const struct kv *kv, const struct kv_pool_rec *p, uint32_t seq,
+                              uint32_t index)
+{
+    return index < kv->holes[seq] && index >= kv_blocks_of(p, p->kept_tokens);
 }
 
 /* Most tokens a sequence of the pool can have: positions are 32-bit. */
@@ -217,6 +232,11 @@ void kv_owner_link(struct kv *kv, uint32_t seq);
 void kv_owner_unlink(struct kv *kv, uint32_t seq);
 /* Lets go of the blocks past the first n_blocks. */
 void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks);
+
+/* window.c. A sequence of len tokens: does it end before its hole, so that it has none? */
+bool kv_hole_is_past(const struct kv_pool_rec *p, uint32_t len);
+/* What truth alone can tell, but for a truncation that is under way. */
+bool kv_hole_is_damaged(const struct kv *kv, uint32_t seq, uint32_t longest);
 
 /* fence.c. Has the owner's request been carried out (or is it too old to know)? */
 bool kv_request_is_seen(const struct kv *kv, uint32_t owner, uint64_t request);

@@ -14,7 +14,6 @@
  */
 #include "cache/kv_internal.h"
 
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,22 +27,12 @@ struct prefix_key {
     uint64_t word[2];
 };
 
-static const uint8_t no_salt[crypto_generichash_blake2b_SALTBYTES];
-static const uint8_t root_domain[crypto_generichash_blake2b_PERSONALBYTES] = "attnd root";
-static const uint8_t block_domain[crypto_generichash_blake2b_PERSONALBYTES] = "attnd block";
-static_assert(sizeof(struct prefix_key) >= crypto_generichash_blake2b_BYTES_MIN, "a key's size");
-
-static void hash_begin(const struct kv *kv, crypto_generichash_blake2b_state *h,
-                       const uint8_t *domain)
-{
-    crypto_generichash_blake2b_init_salt_personal(h, kv->secret, sizeof kv->secret,
-                                                  sizeof(struct prefix_key), no_salt, domain);
-}
-
-static struct prefix_key hash_end(crypto_generichash_blake2b_state *h)
+/* before and what follows it, under a secret. */
+static struct prefix_key hash(const uint64_t secret[2], const uint64_t before[2], const void *bytes,
+                              size_t n_bytes)
 {
     struct prefix_key k;
-    crypto_generichash_blake2b_final(h, (uint8_t *)&k, sizeof k);
+    siphash128(secret, before, bytes, n_bytes, k.word);
     if (KEY_BITS < 64) {
         k.word[0] &= (UINT64_C(1) << KEY_BITS % 64) - 1;
         k.word[1] = 0;
@@ -55,11 +44,8 @@ static struct prefix_key hash_end(crypto_generichash_blake2b_state *h)
 static struct prefix_key root_key(const struct kv *kv, const struct kv_pool_rec *p, uint32_t tenant,
                                   uint64_t adapter)
 {
-    const uint64_t words[] = {p->seal, p->generation, tenant, adapter};
-    crypto_generichash_blake2b_state h;
-    hash_begin(kv, &h, root_domain);
-    crypto_generichash_blake2b_update(&h, (const uint8_t *)words, sizeof words);
-    return hash_end(&h);
+    const uint64_t before[] = {p->seal, p->generation}, words[] = {tenant, adapter};
+    return hash(kv->root_secret, before, words, sizeof words);
 }
 
 /* A walk along the blocks of some tokens. */
@@ -71,12 +57,12 @@ struct walk {
     uint32_t index; /* of the next block */
     uint64_t serial; /* of the publication before it; 0: it is the first */
     struct prefix_key key; /* the next block's, once computed */
-    crypto_generichash_blake2b_state begun;
+    const uint64_t *secret;
 };
 
 static void walk_begin(const struct kv *kv, struct walk *w, uint32_t block_before)
 {
-    hash_begin(kv, &w->begun, block_domain);
+    w->secret = kv->block_secret;
     if (block_before == 0) {
         w->serial = 0;
         w->key = root_key(kv, w->p, w->tenant, w->adapter);
@@ -95,11 +81,7 @@ static const uint32_t *walk_ids(const struct walk *w)
 /* From the key before the next block to the block's own. */
 static void walk_hash(struct walk *w)
 {
-    crypto_generichash_blake2b_state h = w->begun;
-    crypto_generichash_blake2b_update(&h, (const uint8_t *)w->key.word, sizeof w->key.word);
-    crypto_generichash_blake2b_update(&h, (const uint8_t *)walk_ids(w),
-                                      w->p->block_tokens * sizeof w->ids[0]);
-    w->key = hash_end(&h);
+    w->key = hash(w->secret, w->key.word, walk_ids(w), w->p->block_tokens * sizeof w->ids[0]);
 }
 
 static uint32_t *slot_of(const struct kv *kv, const uint64_t key[2])
@@ -238,7 +220,7 @@ void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks)
     uint32_t last = n_blocks == 0 ? 0 : kv_row(kv, seq)[n_blocks - 1];
     g->n_looked_at = g->parent = 0;
     g->parent_serial = 0;
-    if (n_blocks == 0 || !kv_is_published(kv, p, last))
+    if (n_blocks == 0 || kv_in_hole(kv, p, seq, n_blocks - 1) || !kv_is_published(kv, p, last))
         return; /* from the start: what is like the last one is not known */
     g->n_looked_at = n_blocks;
     g->parent = last + 1;
@@ -252,7 +234,7 @@ static uint32_t n_publishable(const struct kv *kv, uint32_t seq)
     const struct kv_pool_rec *p = &kv->pools[s->pool];
     const struct kv_given_rec *g = &kv->given[seq];
     uint32_t n = g->n_ids < s->longest ? g->n_ids : s->longest;
-    if (n >> p->block_shift <= g->n_looked_at)
+    if (n >> p->block_shift <= g->n_looked_at || kv_in_hole(kv, p, seq, g->n_looked_at))
         return 0;
     for (uint32_t i = p->n_layers; i-- > 0 && n > 0;) /* the last layer comes last */
         if (kv_lens(kv, seq)[i] < n)
@@ -281,6 +263,8 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
     while (w.index < past) {
         walk_hash(&w);
         uint32_t block = walk_find(kv, &w);
+        if (block == 0 && kv_in_hole(kv, p, seq, w.index))
+            break; /* its ids came too late */
         if (block == 0) {
             block = row[w.index] + 1;
             if (kv_is_published(kv, p, block - 1)) /* behind one that was evicted since */

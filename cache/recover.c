@@ -100,6 +100,8 @@ const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
         return "n_ids";
     if (s->redo_len > (uint64_t)longest + 1)
         return "redo_len";
+    if (s->redo_len == 0 && kv_hole_is_damaged(kv, seq, longest))
+        return "hole";
     const uint32_t *row = kv_row(kv, seq);
     for (uint32_t i = 0; i < kv_blocks_of(p, longest); i++)
         if (row[i] >= p->n_blocks)
@@ -206,7 +208,13 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
                 kv->given[seq].n_ids = s->redo_len - 1;
             if (s->made == kv_epoch_of(s) + 1) /* announced with it */
                 kv_publish64(&s->epoch_owner, kv_epoch_owner(s->made, kv_owner_of(s)));
+            if (kv_hole_is_past(p, longest_layer(kv, seq)))
+                kv_publish32(&kv->holes[seq], 0);
             kv_publish32(&s->redo_len, 0);
+            if (kv_hole_is_damaged(kv, seq, longest_layer(kv, seq))) {
+                seq_drop(kv, seq, n_dropped);
+                continue;
+            }
         }
         if (s->made == kv_epoch_of(s))
             kv_request_see(kv, kv_owner_of(s), s->request);
@@ -262,6 +270,8 @@ static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
         const uint32_t *row = kv_row(kv, seq);
         const struct kv_pool_rec *p = &kv->pools[s->pool];
         for (uint32_t i = 0; i < s->n_blocks; i++) {
+            if (kv_in_hole(kv, p, seq, i))
+                continue;
             struct kv_block_rec *b = kv_block(kv, p, row[i]);
             if (!may_hold(kv, p, s, i, row[i])) {
                 kv_unpublish(kv, p, row[i]);
@@ -276,7 +286,7 @@ static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
             uint32_t first = b->next - 1;
             const struct kv_seq_rec *f = &kv->seqs[first];
             if (first == seq || f->tenant != s->tenant || i >= f->n_blocks ||
-                kv_row(kv, first)[i] != row[i]) {
+                kv_row(kv, first)[i] != row[i] || kv_in_hole(kv, p, first, i)) {
                 seq_drop(kv, first, n_dropped);
                 seq_drop(kv, seq, n_dropped);
                 break;
@@ -299,6 +309,8 @@ static void recover_references(struct kv *kv, uint32_t *n_dropped)
         struct kv_pool_rec *p = &kv->pools[s->pool];
         const uint32_t *row = kv_row(kv, seq);
         for (uint32_t i = 0; i < s->n_blocks; i++) {
+            if (kv_in_hole(kv, p, seq, i))
+                continue;
             if (++kv_block(kv, p, row[i])->n_refs == 2)
                 kv_count(&h->stats.blocks_shared, 1);
             if (p->n_fresh <= row[i])

@@ -55,8 +55,10 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
 {
     struct kv_seq_rec *s = &kv->seqs[seq];
     const uint32_t *row = kv_row(kv, seq);
+    struct kv_pool_rec *p = &kv->pools[s->pool];
     while (s->n_blocks > n_blocks)
-        kv_block_unref(kv, &kv->pools[s->pool], row[--s->n_blocks]);
+        if (!kv_in_hole(kv, p, seq, --s->n_blocks))
+            kv_block_unref(kv, p, row[s->n_blocks]);
     if (s->n_maybe_shared > s->n_blocks)
         s->n_maybe_shared = s->n_blocks;
 }
@@ -67,6 +69,7 @@ struct birth {
     uint64_t name, request;
     struct kv_tokens tokens; /* whose ids are known */
     uint32_t n_cached; /* of len, what others had */
+    uint32_t hole; /* as its source has it */
 };
 
 static attn_status owner_check(struct kv *kv, uint32_t owner)
@@ -149,6 +152,9 @@ static uint32_t record_take(struct kv *kv, const struct birth *b)
     s->seal = kv_seq_seal(kv, seq);
     for (uint32_t i = 0; i < kv->pools[b->pool].n_layers; i++)
         kv_lens(kv, seq)[i] = b->len;
+    kv->holes[seq] = b->hole;
+    if (kv->pools[b->pool].window_tokens != 0)
+        memset(kv_latest(kv, seq), 0, kv->pools[b->pool].n_layers * sizeof kv_latest(kv, seq)[0]);
     return seq;
 }
 
@@ -169,6 +175,8 @@ static void row_share(struct kv *kv, uint32_t seq, uint32_t n_blocks, struct kv_
     const uint32_t *row = kv_row(kv, seq);
     s->n_blocks = s->n_maybe_shared = n_blocks;
     for (uint32_t i = 0; i < n_blocks; i++) {
+        if (kv_in_hole(kv, &kv->pools[s->pool], seq, i))
+            continue;
         kv_block_ref(kv, &kv->pools[s->pool], row[i]);
         fx->patches[fx->n_patches++] = (struct kv_patch){.row = seq, .index = i, .block = row[i]};
     }
@@ -296,6 +304,8 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
     *out = (struct kv_seq_info){0};
     if (s == NULL)
         return;
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    uint32_t hole = p->window_tokens == 0 ? 0 : kv->holes[seq.index];
     *out = (struct kv_seq_info){
         .name = s->name,
         .tenant = s->tenant,
@@ -303,6 +313,8 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
         .epoch = kv_epoch_of(s),
         .owner = kv_owner_of(s),
         .n_blocks = s->n_blocks,
+        .hole_first = hole == 0 ? 0 : kv_blocks_of(p, p->kept_tokens),
+        .hole_past = hole,
         .block_table = kv_row(kv, seq.index),
         .layer_len = kv_lens(kv, seq.index),
         .n_cached = kv->given[seq.index].n_cached,
@@ -337,6 +349,12 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
         if (kv_lens(kv, src.index)[i] < len)
             return kv_fail(kv, ATTN_EINVAL, "sequence %llu: fork at %u, layer %u has %u tokens",
                            src_name, len, i, kv_lens(kv, src.index)[i]);
+    if (kv_hole_is_past(p, len))
+        b.hole = 0;
+    else if (kv_seq_sees(kv, src, len) == ATTN_OK)
+        b.hole = kv->holes[src.index];
+    else
+        return ATTN_EINVAL;
     if (s->journal_head != 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: a copy is pending", src_name);
     uint32_t n_blocks = kv_blocks_of(p, len);
@@ -385,26 +403,34 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
     if (s->n_outstanding > 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding",
                        (unsigned long long)s->name, s->n_outstanding);
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    bool has_no_hole = kv_hole_is_past(p, len);
+    if (!has_no_hole && kv_seq_sees(kv, seq, len) != ATTN_OK)
+        return ATTN_EINVAL;
     uint32_t epoch = epoch_next(kv, s);
     if (epoch == 0)
         return ATTN_EOVERLOAD;
     kv_epoch_announce(s, epoch, request);
     struct kv_given_rec *g = &kv->given[seq.index];
     if (len < s->longest || len < g->n_ids) { /* so len + 1 does not wrap */
-        const struct kv_pool_rec *p = &kv->pools[s->pool];
-        uint32_t *lens = kv_lens(kv, seq.index);
+        uint32_t *lens = kv_lens(kv, seq.index), *latest = kv_latest(kv, seq.index);
         kv_publish32(&s->redo_len, len + 1);
         for (uint32_t i = 0; i < p->n_layers; i++)
             if (lens[i] > len)
                 lens[i] = len;
+        for (uint32_t i = 0; i < p->n_layers && p->window_tokens != 0; i++)
+            if (latest[i] > len)
+                latest[i] = len;
         if (g->n_ids > len)
             g->n_ids = len;
         s->has_ids = g->n_ids > 0;
         kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
-        kv_publish32(&s->redo_len, 0);
         s->longest = len;
         kv_prefix_rewind(kv, seq.index, len >> p->block_shift);
         kv_seq_trim(kv, seq.index, kv_blocks_of(p, len));
+        if (has_no_hole)
+            kv_publish32(&kv->holes[seq.index], 0);
+        kv_publish32(&s->redo_len, 0);
     } else {
         kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
     }

@@ -11,5 +11,8 @@
 #include <stdint.h>
 
 uint64_t siphash(const uint64_t key[2], const void *bytes, size_t n_bytes);
+/* The variant of 128 bits, of the two words and then the bytes; out may be before. */
+void siphash128(const uint64_t key[2], const uint64_t before[2], const void *bytes, size_t n_bytes,
+                uint64_t out[2]);
 
 #endif

@@ -91,6 +91,15 @@ static uint64_t blocks_wanted(struct engine *e, const struct pool *p, const stru
     return (n > info.n_blocks ? n - info.n_blocks : 0) + (copies ? n_copied : 0);
 }
 
+/* It fails with the cache's last error. */
+static enum taken cannot_take(struct engine *e, struct item *it, attn_status st)
+{
+    item_unready(it);
+    item_release(e, it);
+    item_fail(it, st, "%s", kv_last_error(e->parts.kv));
+    return NOT_TAKEN;
+}
+
 static enum taken take_append(struct engine *e, struct batch *b, struct item *it)
 {
     struct pool *p = b->pool;
@@ -118,10 +127,7 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
         item_defer(e, it); /* what comes is nobody's yet, and may be evicted when it is there */
         return NOT_TAKEN;
     }
-    item_unready(it);
-    item_release(e, it);
-    item_fail(it, st, "%s", kv_last_error(e->parts.kv));
-    return NOT_TAKEN;
+    return cannot_take(e, it, st);
 }
 
 /* What the device is told of an item. */
@@ -169,6 +175,8 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
         enum taken r = take_append(e, b, it);
         if (r != TAKEN)
             return r;
+    } else if (kv_seq_sees(e->parts.kv, (kv_seq_id){it->seq}, it->pos) != ATTN_OK) {
+        return cannot_take(e, it, ATTN_EINVAL);
     }
     item_unready(it);
     t->n_active++;

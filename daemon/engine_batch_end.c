@@ -35,6 +35,8 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
         } else if (t->flags & WIRE_STEP_APPEND)
             pool_cancel_append(e, b->pool, it);
         item_release(e, it);
+        if (e->seqs[it->seq].n_active == 0)
+            kv_seq_free_unseen(e->parts.kv, (kv_seq_id){it->seq});
         t->n_active--;
         if (st == ATTN_OK)
             item_done(it);

@@ -69,6 +69,14 @@ static attn_status export_check(const struct engine *e, const Attnd__Export *x,
                  x->first_block, x->n_blocks, info->n_blocks, WIRE_MAX_CHUNK_BLOCKS);
         return ATTN_EINVAL;
     }
+    if (x->first_block < info->hole_past &&
+        (uint64_t)x->first_block + x->n_blocks > info->hole_first) {
+        snprintf(why, WHY_BYTES,
+                 "export.first_block %" PRIu32 " and n_blocks %" PRIu32 ": blocks %" PRIu32
+                 " to %" PRIu32 " are freed, no layer's window reaches them",
+                 x->first_block, x->n_blocks, info->hole_first, info->hole_past - 1);
+        return ATTN_EINVAL;
+    }
     if (x->n_blocks * block_bytes <= most)
         return ATTN_OK;
     snprintf(why, WHY_BYTES,

@@ -95,6 +95,21 @@ fail:
     return st;
 }
 
+/* How far back its layers see; nothing is freed where one of them sees everything. */
+static void note_windows(const struct backend_pool_config *c, struct kv_pool_spec *ks)
+{
+    uint32_t window = 0, kept = 0;
+    for (uint32_t i = 0; i < c->num_layers; i++) {
+        const struct attn_layer_spec *l = &c->layers[i];
+        if (l->window_tokens == 0 || l->n_branches > 0)
+            return;
+        window = l->window_tokens > window ? l->window_tokens : window;
+        kept = l->sink_tokens > kept ? l->sink_tokens : kept;
+    }
+    ks->window_tokens = window;
+    ks->kept_tokens = kept;
+}
+
 /* Notes the pool, which the device has, in the cache. */
 static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
@@ -112,6 +127,7 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
                               .spec_bytes = (uint32_t)packed_bytes,
                               .spec = packed,
                               .place = e->parts.ops->pool_place(p->device)};
+    note_windows(&p->config, &ks);
     snprintf(ks.name, sizeof ks.name, "%s", p->spec.wire->name);
     attn_status st = kv_pool_create(e->parts.kv, &ks, &p->id);
     free(packed);

@@ -42,12 +42,15 @@ static inline struct kv *test_kv_open(const struct kv_config *c, int fd)
     return kv;
 }
 
-static inline kv_pool_id test_pool(struct kv *kv, const char *name, uint32_t n_layers,
-                                   uint32_t block_tokens, uint32_t n_blocks)
+static inline kv_pool_id test_pool_with(struct kv *kv, const char *name, uint32_t n_layers,
+                                        uint32_t block_tokens, uint32_t n_blocks, uint32_t window,
+                                        uint32_t kept)
 {
     struct kv_pool_spec s = {.n_layers = n_layers,
                              .block_tokens = block_tokens,
                              .n_blocks = n_blocks,
+                             .window_tokens = window,
+                             .kept_tokens = kept,
                              .spec = (const uint8_t *)name,
                              .spec_bytes = (uint32_t)strlen(name)};
     snprintf(s.name, sizeof s.name, "%s", name);
@@ -56,6 +59,12 @@ static inline kv_pool_id test_pool(struct kv *kv, const char *name, uint32_t n_l
     if (st != ATTN_OK)
         fail_msg("kv_pool_create: %s", kv_last_error(kv));
     return pool;
+}
+
+static inline kv_pool_id test_pool(struct kv *kv, const char *name, uint32_t n_layers,
+                                   uint32_t block_tokens, uint32_t n_blocks)
+{
+    return test_pool_with(kv, name, n_layers, block_tokens, n_blocks, 0, 0);
 }
 
 static inline void test_check(struct kv *kv)

@@ -16,7 +16,7 @@ const struct kv_config model_config = {.max_pools = 1,
 struct kv *model_kv_open(void)
 {
     struct kv *kv = test_kv_open(&model_config, -1);
-    test_pool(kv, "model", M_LAYERS, M_BLOCK_TOKENS, M_BLOCKS);
+    test_pool_with(kv, "model", M_LAYERS, M_BLOCK_TOKENS, M_BLOCKS, M_WINDOW, M_KEPT);
     return kv;
 }
 
@@ -33,13 +33,25 @@ static uint32_t longest(const struct model_seq *s)
     return n;
 }
 
+static bool holds_entry(const struct model_seq *s, uint32_t i)
+{
+    uint32_t n_kept = M_KEPT_BLOCKS;
+    return s->is_open && i < s->n_blocks && (i >= s->hole || i < n_kept);
+}
+
+static uint32_t first_seen(uint32_t pos)
+{
+    uint32_t window = M_WINDOW;
+    return window == 0 || pos + 1 < window ? 0 : (pos + 1 - window) / M_BLOCK_TOKENS;
+}
+
 /* References to a block: tables, and old blocks of pending copies. */
 static uint32_t references(const struct model *m, uint64_t block)
 {
     uint32_t n = 0;
     for (uint32_t s = 0; s < M_SLOTS; s++) {
-        for (uint32_t i = 0; m->seq[s].is_open && i < m->seq[s].n_blocks; i++)
-            n += m->seq[s].block[i] == block;
+        for (uint32_t i = 0; i < M_ROW; i++)
+            n += holds_entry(&m->seq[s], i) && m->seq[s].block[i] == block;
         for (uint32_t l = 0; l < M_LAYERS; l++)
             for (uint32_t i = 0; m->pending[s][l].is_outstanding && i < m->pending[s][l].n_copies;
                  i++)
@@ -79,8 +91,9 @@ static uint32_t n_used(const struct model *m)
     uint64_t seen[M_SLOTS * (M_ROW + M_LAYERS * M_ROW)];
     uint32_t n = 0;
     for (uint32_t s = 0; s < M_SLOTS; s++) {
-        for (uint32_t i = 0; m->seq[s].is_open && i < m->seq[s].n_blocks; i++)
-            n = add_distinct(seen, n, m->seq[s].block[i]);
+        for (uint32_t i = 0; i < M_ROW; i++)
+            if (holds_entry(&m->seq[s], i))
+                n = add_distinct(seen, n, m->seq[s].block[i]);
         for (uint32_t l = 0; l < M_LAYERS; l++)
             for (uint32_t i = 0; m->pending[s][l].is_outstanding && i < m->pending[s][l].n_copies;
                  i++)
@@ -133,8 +146,9 @@ static void look_from(struct model *m, struct model_seq *s, uint32_t n_blocks)
 {
     if (n_blocks >= s->n_looked_at)
         return;
-    const struct model_published *e =
-        n_blocks == 0 ? NULL : published_block(m, s->block[n_blocks - 1]);
+    const struct model_published *e = n_blocks == 0 || !holds_entry(s, n_blocks - 1)
+                                          ? NULL
+                                          : published_block(m, s->block[n_blocks - 1]);
     s->n_looked_at = e == NULL ? 0 : n_blocks;
     s->parent = e == NULL ? 0 : e->serial;
 }
@@ -145,6 +159,8 @@ static void publish(struct model *m, uint32_t slot)
     uint32_t n = s->n_ids;
     for (uint32_t l = 0; l < M_LAYERS; l++)
         n = s->len[l] < n ? s->len[l] : n;
+    if (n / M_BLOCK_TOKENS > s->n_looked_at && !holds_entry(s, s->n_looked_at))
+        return;
     bool has_parent = s->parent == 0;
     for (uint32_t i = 0; i < M_BLOCKS; i++)
         has_parent |= m->published[i].serial != 0 && m->published[i].serial == s->parent;
@@ -153,6 +169,8 @@ static void publish(struct model *m, uint32_t slot)
     for (uint32_t i = s->n_looked_at; i < n / M_BLOCK_TOKENS; i++) {
         const uint32_t *id = s->id + i * M_BLOCK_TOKENS;
         struct model_published *e = published_find(m, slot / M_NAMES, s->adapter, i, s->parent, id);
+        if (e == NULL && !holds_entry(s, i))
+            return;
         if (e == NULL)
             e = published_block(m, s->block[i]); /* behind another one that is gone */
         for (uint32_t k = 0; e == NULL; k++)
@@ -226,9 +244,25 @@ static void trim(struct model *m, uint32_t slot)
     if (n_outstanding(m, slot, &copies) > 0)
         return;
     while (s->n_blocks > blocks_of(longest(s))) {
+        bool was_held = holds_entry(s, s->n_blocks - 1);
         s->n_blocks--;
-        let_go(m, s->block[s->n_blocks]);
+        if (was_held)
+            let_go(m, s->block[s->n_blocks]);
     }
+}
+
+/* Blocks that no query at a layer's latest append or behind it sees. */
+static void free_unseen(struct model *m, uint32_t slot)
+{
+    struct model_seq *s = &m->seq[slot];
+    uint32_t past = M_ROW, first = s->hole > M_KEPT_BLOCKS ? s->hole : M_KEPT_BLOCKS;
+    for (uint32_t l = 0; l < M_LAYERS; l++)
+        past = first_seen(s->latest[l]) < past ? first_seen(s->latest[l]) : past;
+    if (past <= first)
+        return;
+    s->hole = past;
+    for (uint32_t i = past; i-- > first; m->n_unseen++)
+        let_go(m, s->block[i]);
 }
 
 static bool is_quiet(const struct model *m, uint32_t slot)
@@ -296,7 +330,8 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
 {
     struct model_seq *s = &m->seq[op->slot];
     struct model_pending *p = &m->pending[op->slot][op->layer];
-    if (op->pos > s->len[op->layer] || op->n == 0 || op->pos + op->n > M_TOKENS)
+    if (op->pos > s->len[op->layer] || op->n == 0 || op->pos + op->n > M_TOKENS ||
+        first_seen(op->pos) < s->hole)
         return ATTN_EINVAL;
     uint32_t past = blocks_of(op->pos + op->n), n_copies = 0, pending_copies;
     uint32_t n_new = past > s->n_blocks ? past - s->n_blocks : 0;
@@ -390,6 +425,8 @@ static attn_status apply(struct model *m, const struct op *op)
         for (uint32_t l = 0; l < M_LAYERS; l++)
             if (s->len[l] < op->n)
                 return ATTN_EINVAL;
+        if (op->n > M_KEPT_BLOCKS * M_BLOCK_TOKENS && first_seen(op->n) < s->hole)
+            return ATTN_EINVAL;
         n_outstanding(m, op->slot, &copies);
         if (copies > 0)
             return ATTN_EOVERLOAD;
@@ -399,6 +436,8 @@ static attn_status apply(struct model *m, const struct op *op)
         to->request = op->request;
         see(m, op->owner, op->request);
         to->n_blocks = blocks_of(op->n);
+        to->hole = op->n <= M_KEPT_BLOCKS * M_BLOCK_TOKENS ? 0 : s->hole;
+        memset(to->latest, 0, sizeof to->latest);
         for (uint32_t l = 0; l < M_LAYERS; l++)
             to->len[l] = op->n;
         to->n_ids = to->n_ids < op->n ? to->n_ids : op->n;
@@ -409,6 +448,10 @@ static attn_status apply(struct model *m, const struct op *op)
             return ATTN_EINVAL;
         if (n_outstanding(m, op->slot, &copies) > 0)
             return ATTN_EOVERLOAD;
+        if (op->n > M_KEPT_BLOCKS * M_BLOCK_TOKENS && first_seen(op->n) < s->hole)
+            return ATTN_EINVAL;
+        for (uint32_t l = 0; l < M_LAYERS; l++)
+            s->latest[l] = s->latest[l] > op->n ? op->n : s->latest[l];
         for (uint32_t l = 0; l < M_LAYERS; l++)
             s->len[l] = s->len[l] > op->n ? op->n : s->len[l];
         s->epoch++;
@@ -416,6 +459,8 @@ static attn_status apply(struct model *m, const struct op *op)
         s->n_ids = s->n_ids < op->n ? s->n_ids : op->n;
         look_from(m, s, op->n / M_BLOCK_TOKENS);
         trim(m, op->slot);
+        if (op->n <= M_KEPT_BLOCKS * M_BLOCK_TOKENS)
+            s->hole = 0;
         return ATTN_OK;
     case OP_TOKENS:
         if (op->n == 0 || op->pos > s->n_ids || op->pos + op->n > M_TOKENS)
@@ -437,8 +482,10 @@ static attn_status apply(struct model *m, const struct op *op)
             let_go_of_copied(m, &m->pending[op->slot][l]);
         memset(m->pending[op->slot], 0, sizeof m->pending[op->slot]);
         while (s->n_blocks > 0) {
+            bool was_held = holds_entry(s, s->n_blocks - 1);
             s->n_blocks--;
-            let_go(m, s->block[s->n_blocks]);
+            if (was_held)
+                let_go(m, s->block[s->n_blocks]);
         }
         s->is_open = false;
         return ATTN_OK;
@@ -460,6 +507,7 @@ static attn_status apply(struct model *m, const struct op *op)
                 s->token[op->layer][i] = value_of(p->value_seed, op->layer, i);
         if (p->pos + p->n > s->len[op->layer])
             s->len[op->layer] = p->pos + p->n;
+        s->latest[op->layer] = p->pos;
         let_go_of_copied(m, p);
         *p = (struct model_pending){0};
         trim(m, op->slot);
@@ -473,6 +521,10 @@ static attn_status apply(struct model *m, const struct op *op)
         return ATTN_OK;
     case OP_RECOVER:
         model_recover(m);
+        return ATTN_OK;
+    case OP_UNSEEN:
+        if (is_quiet(m, op->slot))
+            free_unseen(m, op->slot);
         return ATTN_OK;
     case OP_N_KINDS:
         break;
@@ -497,8 +549,10 @@ void model_recover(struct model *m)
         for (uint32_t l = 0; l < M_LAYERS; l++)
             if (m->pending[s][l].is_outstanding)
                 cancel(m, s, l);
-    for (uint32_t s = 0; s < M_SLOTS; s++)
+    for (uint32_t s = 0; s < M_SLOTS; s++) {
         m->seq[s].n_looked_at = 0, m->seq[s].parent = 0;
+        memset(m->seq[s].latest, 0, sizeof m->seq[s].latest);
+    }
 }
 
 static kv_seq_id seq_of(struct kv *kv, uint32_t slot)
@@ -554,6 +608,10 @@ attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t
         if (st == ATTN_OK && n_dropped > 0)
             st = ATTN_EINTERNAL;
         break;
+    case OP_UNSEEN:
+        kv_seq_free_unseen(kv, id);
+        st = ATTN_OK;
+        break;
     case OP_N_KINDS:
         break;
     }
@@ -589,8 +647,9 @@ static uint32_t below(uint64_t *random, uint32_t n)
 
 struct op model_op(const struct model *m, uint64_t *random)
 {
-    /* By kind, of 165; a draw that makes no sense is drawn again. */
-    static const uint8_t weight[OP_N_KINDS] = {12, 12, 2, 5, 2, 9, 34, 67, 21, 1};
+    /* By kind, of 165, and of windows; a draw that makes no sense is drawn again. */
+    static const uint8_t weight[OP_N_KINDS] = {
+        12, 12, 2, 5, 2, 9, 34, 67, 21, 1, M_WINDOW > 0 ? 8 : 0};
     for (;;) {
         struct op op = {.owner = below(random, M_OWNERS + 1),
                         .request = m->last_request + 1,
@@ -603,11 +662,14 @@ struct op model_op(const struct model *m, uint64_t *random)
         if (below(random, 8) == 0) /* a repeat, or an old one of another owner */
             op.request -=
                 below(random, (uint32_t)(m->last_request < 20 ? m->last_request + 1 : 20));
-        uint32_t r = below(random, 165);
+        uint32_t r = below(random, 165u + weight[OP_UNSEEN]);
         op.prompt = below(random, 3);
         op.adapter = below(random, 8) == 0;
         while (r >= weight[op.kind])
             r -= weight[op.kind++];
+        bool shortens = op.kind == OP_CLOSE || op.kind == OP_TRUNCATE || op.kind == OP_RECOVER;
+        if (M_WINDOW > 0 && shortens && below(random, 6) > 0)
+            continue; /* so that sequences outgrow their window */
         const struct model_seq *s = &m->seq[op.slot];
         const struct model_pending *p = &m->pending[op.slot][op.layer];
         op.to_slot = op.slot / M_NAMES * M_NAMES + below(random, M_NAMES);
@@ -631,6 +693,8 @@ struct op model_op(const struct model *m, uint64_t *random)
         case OP_RESERVE:
             if (p->is_outstanding)
                 continue;
+            if (M_WINDOW > 0 && below(random, 4) > 0 && len > s->len[(op.layer + 1) % M_LAYERS])
+                continue; /* mostly the layer that is behind: windows move with the last one */
             op.pos = below(random, 3) > 0 ? len : below(random, len + 2);
             op.n = below(random, 12) > 0 ? 1 + below(random, 6) : below(random, M_TOKENS + 4);
             return op;
@@ -640,6 +704,8 @@ struct op model_op(const struct model *m, uint64_t *random)
                 continue;
             op.pos = p->pos;
             op.n = p->n;
+            return op;
+        case OP_UNSEEN:
             return op;
         default:
             op.n = below(random, len + 2);
@@ -653,8 +719,9 @@ struct op model_op(const struct model *m, uint64_t *random)
 
 const char *op_text(const struct op *op)
 {
-    static const char *const name[] = {"open",   "fork",    "truncate", "close",  "adopt",
-                                       "tokens", "reserve", "commit",   "cancel", "recover"};
+    static const char *const name[] = {"open",   "fork",    "truncate", "close",
+                                       "adopt",  "tokens",  "reserve",  "commit",
+                                       "cancel", "recover", "unseen"};
     static char text[160];
     snprintf(text, sizeof text,
              "%s slot %u to %u layer %u pos %u n %u prompt %u owner %u request %u", name[op->kind],
@@ -675,13 +742,16 @@ static const char *sharing_difference(struct kv *kv, const struct model *m)
     for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
         struct kv_seq_info info;
         kv_seq_info(kv, seq_of(kv, slot), &info);
-        for (uint32_t i = 0; m->seq[slot].is_open && i < info.n_blocks; i++, n++) {
+        for (uint32_t i = 0; i < info.n_blocks; i++) {
+            if (!holds_entry(&m->seq[slot], i))
+                continue;
             block[n] = info.block_table[i];
             expected[n] = m->seq[slot].block[i];
             for (uint32_t k = 0; k < n; k++)
                 if ((block[k] == block[n]) != (expected[k] == expected[n]))
                     return DIFFER("slot %u entry %u: block %u, shared otherwise than the model's",
                                   slot, i, block[n]);
+            n++;
         }
     }
     return "";
@@ -696,8 +766,9 @@ static const char *content_difference(const struct kv_seq_info *info, const stru
             return ""; /* its copies may be missing until it is cancelled */
     for (uint32_t l = 0; l < M_LAYERS; l++)
         for (uint32_t i = 0; i < s->len[l]; i++)
-            if (d->cell[info->block_table[i / M_BLOCK_TOKENS]][l][i % M_BLOCK_TOKENS] !=
-                s->token[l][i])
+            if (holds_entry(s, i / M_BLOCK_TOKENS) &&
+                d->cell[info->block_table[i / M_BLOCK_TOKENS]][l][i % M_BLOCK_TOKENS] !=
+                    s->token[l][i])
                 return DIFFER("slot %u layer %u: token %u is not what was committed", slot, l, i);
     return "";
 }
@@ -726,6 +797,8 @@ const char *model_visible_difference(struct kv *kv, const struct model *m, const
                           (unsigned)i.adapter, s->n_ids, (unsigned)s->adapter);
         if (i.n_blocks != s->n_blocks)
             return DIFFER("slot %u: %u blocks, not %u", slot, i.n_blocks, s->n_blocks);
+        if (i.hole_past != s->hole)
+            return DIFFER("slot %u: the hole ends at %u, not %u", slot, i.hole_past, s->hole);
         const char *diff = content_difference(&i, m, slot, d);
         if (diff[0] != '\0')
             return diff;

@@ -11,7 +11,9 @@
 
 #define M_LAYERS 2
 #define M_BLOCK_TOKENS 4
+#ifndef M_BLOCKS
 #define M_BLOCKS 14
+#endif
 #define M_ROW 6
 #define M_TOKENS (M_ROW * M_BLOCK_TOKENS)
 #define M_TENANTS 2
@@ -19,6 +21,12 @@
 #define M_SLOTS (M_TENANTS * M_NAMES) /* slot = tenant * M_NAMES + name */
 #define M_SEQUENCES 7
 #define M_OWNERS 3
+/* Of all layers of the pool; 0: they see everything. */
+#ifndef M_WINDOW
+#define M_WINDOW 0
+#define M_KEPT 0
+#endif
+#define M_KEPT_BLOCKS ((M_KEPT + M_BLOCK_TOKENS - 1) / M_BLOCK_TOKENS)
 #define M_PENDING (M_SLOTS * M_LAYERS) /* one a (slot, layer), as the engine does it */
 
 struct model_seq {
@@ -27,7 +35,8 @@ struct model_seq {
     uint64_t request; /* that made the epoch */
     uint32_t n_blocks;
     uint64_t block[M_ROW];
-    uint32_t len[M_LAYERS];
+    uint32_t hole; /* entries below name no block, past the kept ones */
+    uint32_t len[M_LAYERS], latest[M_LAYERS];
     uint32_t token[M_LAYERS][M_TOKENS];
     uint64_t adapter;
     uint32_t prompt, n_ids, id[M_TOKENS];
@@ -54,7 +63,7 @@ struct model {
     struct model_pending pending[M_SLOTS][M_LAYERS];
     struct model_published published[M_BLOCKS];
     uint64_t next_block, clock;
-    uint32_t n_hits, n_evicted, n_taken_back;
+    uint32_t n_hits, n_evicted, n_taken_back, n_unseen;
     uint32_t ended; /* the highest epoch of a closed sequence */
     uint64_t last_request;
     struct model_seen {
@@ -74,6 +83,7 @@ enum op_kind {
     OP_COMMIT,
     OP_CANCEL,
     OP_RECOVER,
+    OP_UNSEEN,
     OP_N_KINDS
 };
 

@@ -12,11 +12,15 @@ static void siphash_gives_the_published_vectors(void **state)
 {
     (void)state;
     uint64_t key[2] = {UINT64_C(0x0706050403020100), UINT64_C(0x0f0e0d0c0b0a0908)};
-    uint8_t in[15];
+    uint8_t in[63];
     for (uint8_t i = 0; i < sizeof in; i++)
         in[i] = i;
     assert_true(siphash(key, in, 0) == UINT64_C(0x726fdb47dd0e0e31));
     assert_true(siphash(key, in, 15) == UINT64_C(0xa129ca6149be45e5));
+    uint64_t before[2], out[2];
+    memcpy(before, in, sizeof before);
+    siphash128(key, before, in + 16, 47, out);
+    assert_true(out[0] == UINT64_C(0x4a83502f77d15051) && out[1] == UINT64_C(0x7cbd3f979a063e50));
 }
 
 static void config_out_of_range_is_refused_by_name(void **state)

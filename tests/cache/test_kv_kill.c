@@ -85,6 +85,25 @@ static const struct op script[] = {
     {.kind = OP_RESERVE, .slot = 4, .layer = 0, .pos = 0, .n = 24, .will_commit = true},
     {.kind = OP_COMMIT, .slot = 4, .layer = 0, .pos = 0, .n = 24},
     {.kind = OP_RECOVER},
+#if M_WINDOW > 0
+    /* blocks that nobody sees go, are shared, go again from one of two, and a truncation to the kept
+     * ones ends the hole */
+    {.kind = OP_CLOSE, .slot = 0},
+    {.kind = OP_RESERVE, .slot = 4, .layer = 1, .pos = 0, .n = 18, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 4, .layer = 1, .pos = 0, .n = 18},
+    {.kind = OP_RESERVE, .slot = 4, .layer = 1, .pos = 18, .n = 4, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 4, .layer = 1, .pos = 18, .n = 4},
+    {.kind = OP_RESERVE, .slot = 4, .layer = 0, .pos = 14, .n = 8, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 4, .layer = 0, .pos = 14, .n = 8},
+    {.kind = OP_UNSEEN, .slot = 4},
+    {.kind = OP_FORK, .slot = 4, .to_slot = 1, .n = 20},
+    {.kind = OP_RESERVE, .slot = 4, .layer = 0, .pos = 20, .n = 4, .will_commit = true},
+    {.kind = OP_COMMIT, .slot = 4, .layer = 0, .pos = 20, .n = 4},
+    {.kind = OP_UNSEEN, .slot = 4},
+    {.kind = OP_RECOVER},
+    {.kind = OP_TRUNCATE, .slot = 4, .n = 2},
+    {.kind = OP_CLOSE, .slot = 1},
+#endif
 };
 #define N_SCRIPT (sizeof script / sizeof script[0])
 

@@ -59,8 +59,11 @@ static void run_seed(uint64_t seed)
             if (op.kind == OP_RECOVER)
                 memcpy(mirror[id.index], info.block_table,
                        info.n_blocks * sizeof info.block_table[0]);
-            if (memcmp(mirror[id.index], info.block_table,
-                       info.n_blocks * sizeof info.block_table[0]) != 0)
+            bool is_equal = true;
+            for (uint32_t k = 0; k < info.n_blocks; k++)
+                if (k < info.hole_first || k >= info.hole_past)
+                    is_equal &= mirror[id.index][k] == info.block_table[k];
+            if (!is_equal)
                 fail_msg("seed %llu op %u, %s: slot %u: a mirror fed with the patches differs",
                          (unsigned long long)seed, i, op_text(&op), slot);
         }
@@ -70,11 +73,16 @@ static void run_seed(uint64_t seed)
     }
     kv_close(kv);
     for (uint32_t kind = 0; kind < OP_N_KINDS; kind++)
-        assert_true(n_ok[kind] > 0);
-    assert_true(n_copies > 100 && n_noblocks > 100); /* the test is worth its name */
-    if (m.n_hits < 100 || m.n_evicted < 50 || m.n_taken_back < 1)
-        fail_msg("seed %llu: %u hits, %u evicted, %u taken back", (unsigned long long)seed,
-                 m.n_hits, m.n_evicted, m.n_taken_back);
+        assert_true(n_ok[kind] > 0 || (kind == OP_UNSEEN && M_WINDOW == 0));
+    if (M_WINDOW > 0 && m.n_unseen < 20)
+        fail_msg("seed %llu: %u blocks went unseen", (unsigned long long)seed, m.n_unseen);
+    /* the test is worth its name; with windows fewer sequences live longer */
+    uint32_t enough = M_WINDOW > 0 ? 10 : 100;
+    if (n_copies < enough || n_noblocks < enough || m.n_hits < enough || m.n_evicted < enough / 2 ||
+        (m.n_taken_back < 1 && M_WINDOW == 0))
+        fail_msg("seed %llu: %u copies, %u out of blocks, %u hits, %u evicted, %u taken back",
+                 (unsigned long long)seed, n_copies, n_noblocks, m.n_hits, m.n_evicted,
+                 m.n_taken_back);
     assert_true(n_refused[OP_TOKENS] > 0);
     assert_true(n_refused[OP_OPEN] > 0 && n_refused[OP_FORK] > 0 && n_refused[OP_TRUNCATE] > 0 &&
                 n_refused[OP_RESERVE] > 0);

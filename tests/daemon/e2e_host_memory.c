@@ -1,6 +1,7 @@
 /* e2e_host_memory.c: a daemon whose pool is far too small, with cache.host_memory, or with little
  * of it and a file behind, answers the same bytes as one whose pool holds everything, whatever is
- * opened and in which order.
+ * opened and in which order. The small one has a random mix of sequences open at once and steps them
+ * in one message, the large one computes each alone: pools are batch invariant.
  *
  *   e2e_host_memory [ROUNDS]     120 by itself
  */
@@ -14,7 +15,7 @@
 
 #include "e2e.h"
 
-enum { SMALL_BLOCKS = 24, LARGE_BLOCKS = 2000, N_PROMPTS = 16, MAX_BLOCKS = 6 };
+enum { SMALL_BLOCKS = 24, LARGE_BLOCKS = 2000, N_PROMPTS = 16, MAX_BLOCKS = 6, MAX_MIX = 3 };
 
 static uint32_t n_rounds = 120;
 static uint64_t seed = 3;
@@ -57,23 +58,44 @@ static uint32_t open_prompt(struct e2e_client *c, struct e2e_seq *s, uint64_t na
     return r->seq->cached_tokens;
 }
 
-/* Computes what is missing of the prompt, attends all of it; the outputs of all layers. */
-static uint8_t *run(struct e2e_client *c, struct e2e_seq *s, uint32_t from, uint32_t n,
-                    size_t *out_bytes)
+/* Sequences that are open at once. */
+struct mix {
+    uint32_t n_seqs, prompt[MAX_MIX], n_tokens[MAX_MIX];
+    struct e2e_seq seq[MAX_MIX];
+    uint8_t *bytes[MAX_MIX]; /* of all their outputs */
+    size_t n_bytes[MAX_MIX];
+};
+
+/* Opens those of [first, past), computes what is missing of their prompts in one message per layer,
+ * attends all of them, closes them; how many tokens they began with. */
+static uint32_t run(struct e2e_client *c, struct mix *m, uint64_t name, uint32_t first,
+                    uint32_t past)
 {
-    uint8_t *all = NULL;
-    *out_bytes = 0;
-    for (uint32_t layer = 0; layer < E2E_LAYERS; layer++) {
-        size_t bytes;
-        e2e_step(c, layer, &(struct e2e_item){s, from, n - from}, 1);
-        void *part = e2e_read_back(c, s, layer, n, &bytes);
-        all = realloc(all, *out_bytes + bytes);
-        assert_non_null(all);
-        memcpy(all + *out_bytes, part, bytes);
-        *out_bytes += bytes;
-        free(part);
+    struct e2e_item items[MAX_MIX];
+    uint32_t n_cached = 0;
+    for (uint32_t i = first; i < past; i++) {
+        uint32_t from = open_prompt(c, &m->seq[i], name + i, m->prompt[i], m->n_tokens[i]);
+        items[i] = (struct e2e_item){&m->seq[i], from, m->n_tokens[i] - from};
+        n_cached += from;
+        m->bytes[i] = NULL;
+        m->n_bytes[i] = 0;
     }
-    return all;
+    for (uint32_t layer = 0; layer < E2E_LAYERS; layer++) {
+        e2e_step(c, layer, items + first, past - first);
+        for (uint32_t i = first; i < past; i++) {
+            size_t bytes;
+            void *part = e2e_read_back(c, &m->seq[i], layer, m->n_tokens[i], &bytes);
+            m->bytes[i] = realloc(m->bytes[i], m->n_bytes[i] + bytes);
+            assert_non_null(m->bytes[i]);
+            memcpy(m->bytes[i] + m->n_bytes[i], part, bytes);
+            m->n_bytes[i] += bytes;
+            free(part);
+        }
+    }
+    for (uint32_t i = first; i < past; i++)
+        assert_int_equal(e2e_close_seq(c, &m->seq[i]), ATTN_OK);
+    e2e_forget(c);
+    return n_cached;
 }
 
 /* How many tokens each begins with, from its cache. */
@@ -81,7 +103,7 @@ static void same_bytes(const char *const *with_tiers, uint64_t *out_small, uint6
 {
     static const char *const plain[] = {NULL};
     static struct e2e small, large;
-    static struct e2e_seq s;
+    static struct mix in_small, in_large;
     struct e2e_client a, b;
     uint64_t n_from_small = 0, n_from_large = 0;
     e2e_start(&small, with_tiers);
@@ -91,24 +113,23 @@ static void same_bytes(const char *const *with_tiers, uint64_t *out_small, uint6
     e2e_make_pool(&a, ATTN_F32, SMALL_BLOCKS);
     e2e_make_pool(&b, ATTN_F32, LARGE_BLOCKS);
     for (uint32_t round = 1; round <= n_rounds; round++) {
-        uint32_t prompt = below(N_PROMPTS), n = 1 + below(MAX_BLOCKS * E2E_BLOCK_TOKENS);
-        size_t x_bytes, y_bytes;
-        uint32_t from = open_prompt(&a, &s, round, prompt, n);
-        n_from_small += from;
-        uint8_t *x = run(&a, &s, from, n, &x_bytes);
-        assert_int_equal(e2e_close_seq(&a, &s), ATTN_OK);
-        from = open_prompt(&b, &s, round, prompt, n);
-        n_from_large += from;
-        uint8_t *y = run(&b, &s, from, n, &y_bytes);
-        assert_int_equal(e2e_close_seq(&b, &s), ATTN_OK);
-        assert_int_equal(x_bytes, y_bytes);
-        assert_memory_equal(x, y, x_bytes);
-        free(x);
-        free(y);
-        e2e_forget(&a);
-        e2e_forget(&b);
+        in_large.n_seqs = 1 + below(MAX_MIX);
+        for (uint32_t i = 0; i < in_large.n_seqs; i++) {
+            in_large.prompt[i] = below(N_PROMPTS);
+            in_large.n_tokens[i] = 1 + below(MAX_BLOCKS * E2E_BLOCK_TOKENS);
+        }
+        in_small = in_large;
+        uint64_t name = (uint64_t)round * MAX_MIX;
+        n_from_small += run(&a, &in_small, name, 0, in_small.n_seqs);
+        for (uint32_t i = 0; i < in_large.n_seqs; i++) {
+            n_from_large += run(&b, &in_large, name, i, i + 1);
+            assert_int_equal(in_small.n_bytes[i], in_large.n_bytes[i]);
+            assert_memory_equal(in_small.bytes[i], in_large.bytes[i], in_large.n_bytes[i]);
+            free(in_small.bytes[i]);
+            free(in_large.bytes[i]);
+        }
     }
-    print_message("%u rounds: %llu tokens from the cache of the small pool, %llu of the large\n",
+    print_message("%u mixes: %llu tokens from the cache of the small pool, %llu of the large\n",
                   n_rounds, (unsigned long long)n_from_small, (unsigned long long)n_from_large);
     assert_true(n_from_small > 0);
     *out_small = n_from_small;
@@ -125,7 +146,8 @@ static void same_bytes_as_a_large_pool(void **state)
     uint64_t n_small, n_large;
     (void)state;
     same_bytes(with_host, &n_small, &n_large);
-    assert_int_equal(n_small, n_large);
+    assert_true(n_small >
+                n_large / 2); /* those of a mix are opened before any of them is computed */
 }
 
 /* The file may be behind, and then fewer come back. */

@@ -123,6 +123,9 @@ const Attnd__Reply *rig_call(struct rig *r, Attnd__Request *h);
 /* The requests (rig_requests.c). */
 uint64_t rig_hello(struct rig *r, const char *name); /* a session */
 uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks);
+/* All of its layers have this window, and see these first tokens. */
+uint32_t rig_pool_of_windows(struct rig *r, const char *name, uint32_t n_blocks,
+                             uint32_t window_tokens, uint32_t sink_tokens);
 uint64_t rig_send_open_with(struct rig *r, uint64_t seq, const struct kv_tokens *t);
 const Attnd__Reply *rig_make_pool(struct rig *r, const char *name); /* the whole reply */
 /* each returns the status of the reply */

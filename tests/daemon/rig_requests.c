@@ -23,7 +23,8 @@ uint64_t rig_hello(struct rig *r, const char *name)
     return reply->hello->session;
 }
 
-static const Attnd__Reply *pool_create_reply(struct rig *r, const char *name, uint32_t n_blocks)
+static const Attnd__Reply *pool_create_reply(struct rig *r, const char *name, uint32_t n_blocks,
+                                             Attnd__LayerSpec *of_all)
 {
     Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
     Attnd__PoolCreate b = ATTND__POOL_CREATE__INIT;
@@ -36,6 +37,8 @@ static const Attnd__Reply *pool_create_reply(struct rig *r, const char *name, ui
     spec.block_tokens = RIG_BLOCK_TOKENS;
     spec.n_blocks = n_blocks;
     spec.q_dtype = ATTND__DTYPE__F32;
+    spec.layers = &of_all;
+    spec.n_layers = of_all != NULL;
     b.spec = &spec;
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
@@ -43,18 +46,31 @@ static const Attnd__Reply *pool_create_reply(struct rig *r, const char *name, ui
     return rig_call(r, &h);
 }
 
-uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks)
+static uint32_t pool_made(const Attnd__Reply *reply)
 {
-    const Attnd__Reply *reply = pool_create_reply(r, name, n_blocks);
     if (reply->status != ATTN_OK)
         fail_msg("no pool: %s", reply->message);
     assert_int_equal(reply->body_case, ATTND__REPLY__BODY_POOL);
     return reply->pool->pool;
 }
 
+uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks)
+{
+    return pool_made(pool_create_reply(r, name, n_blocks, NULL));
+}
+
+uint32_t rig_pool_of_windows(struct rig *r, const char *name, uint32_t n_blocks,
+                             uint32_t window_tokens, uint32_t sink_tokens)
+{
+    Attnd__LayerSpec l = ATTND__LAYER_SPEC__INIT;
+    l.window_tokens = window_tokens;
+    l.sink_tokens = sink_tokens;
+    return pool_made(pool_create_reply(r, name, n_blocks, &l));
+}
+
 const Attnd__Reply *rig_make_pool(struct rig *r, const char *name)
 {
-    return pool_create_reply(r, name, 64);
+    return pool_create_reply(r, name, 64, NULL);
 }
 
 static attn_status status_of(struct rig *r, uint64_t id)

@@ -103,6 +103,7 @@ static void free_seqs(struct check *c)
 {
     for (uint32_t i = 0; i < CHECK_MAX_SEQS; i++) {
         free(c->seqs[i].table);
+        free(c->seqs[i].own);
         free(c->seqs[i].k);
         free(c->seqs[i].v);
         c->seqs[i] = (struct check_seq){0};
@@ -155,6 +156,13 @@ static attn_status poison_block(struct check *c, uint32_t block)
     return c->ops->block_write(c->pool, block, c->poison);
 }
 
+/* Block ids are handed out in an order that jumps about. */
+static uint32_t new_block(struct check *c)
+{
+    uint32_t n = c->config.n_blocks, step = n % 7 == 0 ? n % 5 == 0 ? 11 : 5 : 7;
+    return (uint32_t)((uint64_t)(c->next_block++) * step % n);
+}
+
 attn_status check_run_begin(struct check *c, const struct backend_pool_config *config,
                             const struct attn_layer_spec *spec, bool has_sink_logits,
                             bool has_alibi, uint32_t n_seqs)
@@ -167,7 +175,7 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
     c->config.layers = c->specs;
     c->config.max_row_blocks = CHECK_MAX_TOKENS / config->block_tokens;
     c->config.n_table_rows = CHECK_MAX_SEQS;
-    c->config.n_blocks = 3 * CHECK_MAX_TOKENS / 2 / config->block_tokens + 2 * CHECK_MAX_SEQS;
+    c->config.n_blocks = 3 * CHECK_MAX_TOKENS / 2 / config->block_tokens + 2 * CHECK_MAX_SEQS + 1;
     c->n_seqs = n_seqs;
     c->next_block = c->n_patches = c->n_copies = 0;
     c->arena_used = 0;
@@ -201,28 +209,30 @@ attn_status check_run_begin(struct check *c, const struct backend_pool_config *c
     memset(c->poison, 0xff, block_bytes);
     for (uint32_t i = 0; st == ATTN_OK && i < c->config.n_blocks; i++)
         st = poison_block(c, i);
-    c->patches = calloc(c->config.n_blocks, sizeof *c->patches);
+    c->patches = calloc(2 * (size_t)c->config.n_blocks, sizeof *c->patches);
+    c->foreign_block = new_block(c);
     for (uint32_t i = 0; i < n_seqs; i++) {
         size_t rows = (size_t)CHECK_MAX_TOKENS * config->num_kv_heads;
         c->seqs[i].layer = i % CHECK_LAYERS;
         c->seqs[i].table = calloc(c->config.max_row_blocks, sizeof(uint32_t));
+        c->seqs[i].own = calloc(c->config.max_row_blocks, sizeof(uint32_t));
         c->seqs[i].k = calloc(rows * config->head_dim_k, sizeof(float));
         c->seqs[i].v = calloc(rows * config->head_dim_v, sizeof(float));
     }
     return st;
 }
 
-/* Block ids are handed out in an order that jumps about. */
-static uint32_t new_block(struct check *c)
+/* What the device has there from the next batch on. */
+static void show_entry(struct check *c, uint32_t seq, uint32_t index, uint32_t block)
 {
-    uint32_t n = c->config.n_blocks, step = n % 7 == 0 ? n % 5 == 0 ? 11 : 5 : 7;
-    return (uint32_t)((uint64_t)(c->next_block++) * step % n);
+    c->seqs[seq].table[index] = block;
+    c->patches[c->n_patches++] = (struct backend_patch){.row = seq, .index = index, .block = block};
 }
 
 static void set_entry(struct check *c, uint32_t seq, uint32_t index, uint32_t block)
 {
-    c->seqs[seq].table[index] = block;
-    c->patches[c->n_patches++] = (struct backend_patch){.row = seq, .index = index, .block = block};
+    c->seqs[seq].own[index] = block;
+    show_entry(c, seq, index, block);
 }
 
 /* Fills `to` with random values of the travelling dtype. */
@@ -387,6 +397,23 @@ static bool run_batch(struct check *c, const struct check_item *items, uint32_t 
     return true;
 }
 
+/* What no query of the item sees belongs to others, who have NaN there: so it must not be read, or
+ * not matter. What it does see is there again. */
+static void lose_unseen(struct check *c, const struct check_item *it)
+{
+    const struct attn_layer_spec *l = &c->specs[c->seqs[it->seq].layer];
+    const struct check_seq *s = &c->seqs[it->seq];
+    uint32_t per_block = c->config.block_tokens, past = 0;
+    if (l->window_tokens != 0 && l->n_branches == 0 && it->pos + 1 >= l->window_tokens)
+        past = (it->pos + 1 - l->window_tokens) / per_block;
+    for (uint32_t i = 0; i < s->n_blocks; i++) {
+        bool is_lost = i < past && i >= (l->sink_tokens + per_block - 1) / per_block;
+        uint32_t block = is_lost ? c->foreign_block : s->own[i];
+        if (s->table[i] != block)
+            show_entry(c, it->seq, i, block);
+    }
+}
+
 bool check_submit(struct check *c, struct check_item *items, uint32_t n_items)
 {
     const struct backend_pool_config *g = &c->config;
@@ -396,6 +423,7 @@ bool check_submit(struct check *c, struct check_item *items, uint32_t n_items)
             prepare_append(c, it);
         if ((it->flags & BACKEND_ATTEND) == 0)
             continue;
+        lose_unseen(c, it);
         size_t n = (size_t)it->n_tokens * g->num_q_heads * g->head_dim_k;
         it->q = take(c, n * attn_dtype_bytes(g->q_dtype));
         fill_random(c, it->q, n);
@@ -407,7 +435,7 @@ bool check_submit(struct check *c, struct check_item *items, uint32_t n_items)
 void check_move_block(struct check *c, uint32_t seq, uint32_t index)
 {
     uint32_t to = new_block(c);
-    c->copies[c->n_copies++] = (struct backend_copy){.src = c->seqs[seq].table[index], .dst = to};
+    c->copies[c->n_copies++] = (struct backend_copy){.src = c->seqs[seq].own[index], .dst = to};
     set_entry(c, seq, index, to);
 }
 
@@ -548,7 +576,7 @@ bool check_again(struct check *c, const struct check_item *items, uint32_t n_ite
 {
     const struct check_seq *s = &c->seqs[items[0].seq];
     if (c->had_patches && s->n_blocks > 0)
-        set_entry(c, items[0].seq, 0, s->table[0]);
+        show_entry(c, items[0].seq, 0, s->table[0]);
     return compare_with(c, items, n_items, BACKEND_APPEND | BACKEND_ATTEND);
 }
 

@@ -20,6 +20,7 @@ struct check_seq {
     uint32_t len, n_blocks;
     uint32_t layer;
     uint32_t *table; /* [max_row_blocks] */
+    uint32_t *own; /* the same, with no entry lost to others */
     float *k, *v; /* [CHECK_MAX_TOKENS][kv heads][dim], as the cache should read */
 };
 
@@ -46,6 +47,7 @@ struct check {
     bool has_plain_layer; /* the last layer is not dilated, whatever the runs' layers are */
     struct check_seq seqs[CHECK_MAX_SEQS];
     uint32_t n_seqs, next_block;
+    uint32_t foreign_block; /* of somebody else: what entries under a window name */
     struct backend_patch *patches;
     uint32_t n_patches;
     bool had_patches; /* the batch before */
