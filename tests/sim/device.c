@@ -318,9 +318,7 @@ static struct backend_batch *dev_poll(struct backend *b, uint64_t wait_ns)
     uint64_t until_ns = sim_now_ns + wait_ns;
     if (b->end_ns[0] < until_ns)
         until_ns = b->end_ns[0] > sim_now_ns ? b->end_ns[0] : sim_now_ns;
-    while (sim_loop_runs && sim_step(until_ns)) {
-    }
-    sim_now_ns = until_ns > sim_now_ns ? until_ns : sim_now_ns;
+    thread_wait(NULL, NULL, until_ns);
     if (b->end_ns[0] > sim_now_ns)
         return NULL;
     struct backend_batch *batch = b->in_flight[0];

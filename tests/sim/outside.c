@@ -223,21 +223,32 @@ ssize_t __wrap_getrandom(void *p, size_t n, unsigned flags)
     return (ssize_t)n;
 }
 
-/* The engine sleeps: others go on until somebody wakes it. */
+/* An engine sleeps until somebody wakes it. */
+struct sleep {
+    int fd, n, n_ready;
+    struct epoll_event *events;
+};
+
 int __real_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms);
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms);
+
+static bool is_woken(void *arg)
+{
+    struct sleep *s = arg;
+    if (s->n_ready == 0)
+        s->n_ready = __real_epoll_wait(s->fd, s->events, s->n, 0);
+    return s->n_ready != 0;
+}
+
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms)
 {
-    uint64_t until_ns = sim_now_ns + (uint64_t)timeout_ms * SIM_MS;
-    const struct engine *e = sim_engine;
-    while (sim_loop_runs && sim_now_ns < until_ns) {
-        int n_ready = __real_epoll_wait(fd, events, n, 0);
-        if (n_ready != 0)
-            return n_ready;
-        sim_step(until_ns);
-    }
-    if (sim_loop_runs && !stack_is_empty(&e->inbox) && __real_epoll_wait(fd, events, n, 0) == 0)
-        sim_fail("the engine has slept its time out over a request");
+    struct sleep s = {.fd = fd, .n = n, .events = events};
+    process_point();
+    if (thread_wait(is_woken, &s, sim_now_ns + (uint64_t)timeout_ms * SIM_MS))
+        return s.n_ready;
+    for (uint32_t i = 0; i < sim_n_engines; i++)
+        if (sim_engines[i]->epoll_fd == fd && !stack_is_empty(&sim_engines[i]->inbox))
+            sim_fail("an engine has slept its time out over a request");
     return 0;
 }
 

@@ -110,8 +110,11 @@ extern struct sim_counts sim_counts;
 
 /* --- the process (process.c) ------------------------------------------------------------------ */
 
+enum { SIM_MAX_CARDS = 3 };
 struct engine;
-extern struct engine *sim_engine; /* that serves; NULL: none */
+extern struct engine *sim_engine; /* that serves, the first card's; NULL: none */
+extern struct engine *sim_engines[SIM_MAX_CARDS];
+extern uint32_t sim_n_engines;
 extern bool sim_loop_runs; /* inside of uv_run, and not told to stop */
 extern uint64_t sim_life; /* counts processes */
 
@@ -123,11 +126,26 @@ void process_point(void);
 void process_stop(void); /* SIGTERM, and no other process after it */
 bool process_is_over(void);
 _Noreturn void process_exit(int code);
-void process_check(void); /* the cache's books, between two events */
+_Noreturn void process_leave(void); /* thread.c: now that its thread is left */
+void process_check(struct engine *e); /* the cache's books, between two turns */
 void process_check_is_empty(void); /* nothing is held any more */
 /* Runs the daemon's signal handler (uv.c). */
 void uv_deliver_signal(int number);
 void uv_process_begin(void);
+
+/* --- threads (thread.c) ----------------------------------------------------------------------- */
+
+uint32_t thread_start(void *(*fn)(void *arg), void *arg);
+void *thread_join(uint32_t thread);
+/* Waits, on a thread of the daemon's or the loop's own, until it is ready or so late; events run
+ * meanwhile. false: it is that late. */
+bool thread_wait(bool (*is_ready)(void *arg), void *arg, uint64_t until_ns);
+void thread_sleep(uint64_t ns);
+bool thread_is_one(void); /* what runs is one, and not the event loop */
+/* The process ends inside of what runs: ends in process_leave if that is a thread, else returns. */
+void thread_leave(void);
+void threads_run(void); /* those that can go on; after an event */
+void threads_forget(void); /* the process is gone */
 
 /* --- memory (memory.c) ------------------------------------------------------------------------ */
 
@@ -135,6 +153,7 @@ void memory_begin(void);
 /* What the process had is the kernel's again. */
 void memory_reap(void);
 uint64_t memory_n_held(void);
+bool memory_fails(void); /* something that takes memory is asked for */
 void memory_be_short(uint64_t for_ns);
 
 /* --- outside.c -------------------------------------------------------------------------------- */
