@@ -83,6 +83,7 @@ struct ask *ask_hello(struct peer *p)
 struct ask *ask_pool(struct peer *p)
 {
     Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
+    Attnd__LayerSpec layer = ATTND__LAYER_SPEC__INIT, *layers[] = {&layer};
     Attnd__PoolCreate b = ATTND__POOL_CREATE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     struct ask *a = ask_new(p, ASK_POOL);
@@ -96,6 +97,9 @@ struct ask *ask_pool(struct peer *p)
     spec.block_tokens = BLOCK_TOKENS;
     spec.n_blocks = sim_plan.n_blocks;
     spec.q_dtype = ATTND__DTYPE__F32;
+    layer.scale = sim_plan.is_sum ? SIM_SCALE_SUM : 1;
+    spec.n_layers = 1;
+    spec.layers = layers;
     b.spec = &spec;
     h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
     h.pool_create = &b;
@@ -104,7 +108,7 @@ struct ask *ask_pool(struct peer *p)
 
 static struct seq *seq_new(struct peer *p)
 {
-    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+    for (uint32_t i = 0; i < sim_plan.n_seqs; i++) {
         if (p->seqs[i] != NULL && !p->seqs[i]->is_gone)
             continue;
         struct seq *s = sim_alloc(sizeof *s);
@@ -124,7 +128,7 @@ static uint32_t way_of(uint32_t prompt, uint32_t pos)
 
 uint32_t prompt_like(uint32_t prompt, uint32_t len)
 {
-    uint32_t other = 1 + sim_below(N_PROMPTS);
+    uint32_t other = 1 + sim_below(sim_plan.n_prompts);
     bool is_like = len == 0 || way_of(other, len - 1) == way_of(prompt, len - 1);
     return prompt != 0 && is_like ? other : prompt;
 }
@@ -137,7 +141,16 @@ static const uint32_t *ids_of(uint32_t prompt)
     return ids;
 }
 
-uint64_t prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v)
+static struct token token_of(const float *k, const float *v)
+{
+    struct token t;
+    for (uint32_t h = 0; h < KV_HEADS; h++)
+        t.of_head[h] = device_token(k + h * HEAD_DIM, HEAD_DIM * sizeof *k, v + h * HEAD_DIM,
+                                    HEAD_DIM * sizeof *v);
+    return t;
+}
+
+struct token prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v)
 {
     float own[2][KV_FLOATS];
     float *to[] = {k != NULL ? k : own[0], v != NULL ? v : own[1]};
@@ -145,7 +158,7 @@ uint64_t prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, f
     for (uint32_t part = 0; part < 2; part++)
         for (uint32_t i = 0; i < KV_FLOATS; i++)
             to[part][i] = (float)((x = sim_mix(x + 1)) & 0xffff);
-    return device_token(to[0], KV_FLOATS * sizeof(float), to[1], KV_FLOATS * sizeof(float));
+    return token_of(to[0], to[1]);
 }
 
 struct ask *ask_open(struct peer *p)
@@ -158,9 +171,9 @@ struct ask *ask_open(struct peer *p)
         return NULL;
     b.seq = s->name;
     b.pool = p->pool;
-    s->prompt = sim_chance(500) ? 1 + sim_below(N_PROMPTS) : 0;
+    s->prompt = sim_chance(sim_plan.prompts) ? 1 + sim_below(sim_plan.n_prompts) : 0;
     if (s->prompt != 0 && sim_chance(800)) {
-        b.n_tokens = a->len = sim_below(MAX_LEN + 1);
+        b.n_tokens = a->len = sim_chance(500) ? MAX_LEN : sim_below(MAX_LEN + 1);
         b.tokens = (uint32_t *)(uintptr_t)ids_of(s->prompt);
     }
     a->seq = s;
@@ -301,25 +314,29 @@ static void fill(float *rows, size_t n)
 static void expect_rows(struct ask *a, uint32_t i, uint32_t row, const float *q)
 {
     const struct seq *s = a->of[i];
-    uint64_t seen = 0;
-    for (uint32_t pos = 0; pos < a->pos[i] && pos < s->len[a->layer]; pos++)
-        seen = device_fold(seen, s->token[a->layer][pos]);
-    for (uint32_t t = 0; t < a->n_tokens[i]; t++) {
-        uint64_t token =
-            a->flags & WIRE_STEP_APPEND ? a->tokens[row + t] : s->token[a->layer][a->pos[i] + t];
-        seen = device_fold(seen, token);
-        a->rows[row + t] =
-            device_row(seen, q + (size_t)(row + t) * Q_FLOATS, Q_FLOATS * sizeof(float));
+    bool has_own = a->flags & WIRE_STEP_APPEND;
+    for (uint32_t h = 0; h < KV_HEADS; h++) {
+        uint64_t seen[MAX_LEN + 8] = {0};
+        for (uint32_t pos = 0; pos < a->pos[i] + a->n_tokens[i]; pos++)
+            seen[pos] = has_own && pos >= a->pos[i] ? a->tokens[row + pos - a->pos[i]].of_head[h]
+                                                    : s->token[a->layer][pos].of_head[h];
+        for (uint32_t t = 0; t < a->n_tokens[i]; t++) {
+            size_t at = (size_t)(row + t) * KV_HEADS + h;
+            device_attend(seen, a->pos[i] + t + 1, q + at * GROUP_FLOATS, GROUP_FLOATS * sizeof *q,
+                          sim_plan.is_sum, GROUP_FLOATS, GROUP_HEADS, a->out + at * GROUP_FLOATS,
+                          a->lse + at * GROUP_HEADS);
+        }
     }
 }
 
-static uint64_t make_token(const struct seq *s, uint32_t layer, uint32_t pos, float *k, float *v)
+static struct token make_token(const struct seq *s, uint32_t layer, uint32_t pos, float *k,
+                               float *v)
 {
     if (s->prompt != 0)
         return prompt_token(s->prompt, layer, pos, k, v);
     fill(k, KV_FLOATS);
     fill(v, KV_FLOATS);
-    return device_token(k, KV_FLOATS * sizeof *k, v, KV_FLOATS * sizeof *v);
+    return token_of(k, v);
 }
 
 /* Sends a step whose items, layer and flags are set; epoch_off is added to the epochs. */
@@ -350,7 +367,8 @@ static struct ask *send_step(struct ask *a, uint32_t epoch_off)
         sim_fail("a step of a client's is none: %s", why);
     uint8_t *payload = sim_alloc(l.request_bytes);
     a->tokens = sim_alloc(n * sizeof *a->tokens);
-    a->rows = sim_alloc(n * sizeof *a->rows);
+    a->out = sim_alloc((size_t)n * Q_FLOATS * sizeof *a->out);
+    a->lse = sim_alloc((size_t)n * Q_HEADS * sizeof *a->lse);
     if (a->flags & WIRE_STEP_APPEND) {
         float *k = (float *)(void *)(payload + l.k_offset);
         float *v = (float *)(void *)(payload + l.v_offset);
@@ -377,10 +395,20 @@ static bool may_append(const struct seq *s, uint32_t layer)
            s->step[layer] == NULL && s->len[layer] < MAX_LEN;
 }
 
+/* Where prompts are to be published, mostly the layer that is behind. */
+static uint32_t append_layer(const struct peer *p)
+{
+    uint32_t layer = sim_below(N_LAYERS);
+    const struct seq *s = p->seqs[sim_below(sim_plan.n_seqs)];
+    for (uint32_t l = 0; s != NULL && sim_chance(2 * sim_plan.long_appends) && l < N_LAYERS; l++)
+        layer = s->len[l] < s->len[layer] ? l : layer;
+    return layer;
+}
+
 struct ask *ask_append(struct peer *p)
 {
     struct seq *found[MAX_SEQS];
-    uint32_t layer = sim_below(N_LAYERS), n = 0, left = 100;
+    uint32_t layer = append_layer(p), n = 0, left = 100;
     for (uint32_t i = 0; i < MAX_SEQS; i++)
         if (may_append(p->seqs[i], layer))
             found[n++] = p->seqs[i];
@@ -396,7 +424,7 @@ struct ask *ask_append(struct peer *p)
         struct seq *s = found[pick];
         found[pick] = found[i];
         uint32_t most = MAX_LEN - s->len[layer] < left ? MAX_LEN - s->len[layer] : left;
-        uint32_t want = sim_chance(60) ? 1 + sim_below(70) : 1 + sim_below(5);
+        uint32_t want = sim_chance(sim_plan.long_appends) ? 1 + sim_below(70) : 1 + sim_below(5);
         a->of[i] = s;
         a->pos[i] = s->len[layer];
         a->n_tokens[i] = want < most ? want : most;

@@ -15,8 +15,10 @@ enum {
     BLOCK_TOKENS = 8,
     Q_FLOATS = Q_HEADS * HEAD_DIM,
     KV_FLOATS = KV_HEADS * HEAD_DIM,
+    GROUP_HEADS = Q_HEADS / KV_HEADS, /* of queries that share a KV head */
+    GROUP_FLOATS = GROUP_HEADS * HEAD_DIM,
     MAX_LEN = 200,
-    N_PROMPTS = 3,
+    MAX_PROMPTS = 11, /* the last one parts from the others close to MAX_LEN */
     MAX_SEQS = 6, /* of a client */
     MAX_ITEMS = 4, /* of a step */
     MAX_ASKS = 4096, /* of a client */
@@ -27,14 +29,19 @@ enum {
 
 struct ask;
 
+/* What device_token makes of it. */
+struct token {
+    uint64_t of_head[KV_HEADS];
+};
+
 /* A sequence as its owner knows it. */
 struct seq {
     uint64_t name;
     struct peer *owner;
     uint32_t epoch;
-    uint32_t prompt; /* that its tokens are, of 1 to N_PROMPTS; 0: tokens like no others */
+    uint32_t prompt; /* that its tokens are, of 1 to sim_plan.n_prompts; 0: tokens like no others */
     uint32_t len[N_LAYERS];
-    uint64_t token[N_LAYERS][MAX_LEN];
+    struct token token[N_LAYERS][MAX_LEN];
     struct ask *step[N_LAYERS]; /* on its way */
     uint32_t n_readers; /* steps on their way that only attend */
     struct ask *control; /* on its way: open, fork, truncate, close, adopt */
@@ -80,7 +87,8 @@ struct ask {
     uint32_t layer, flags, n_items;
     struct seq *of[MAX_ITEMS];
     uint32_t pos[MAX_ITEMS], n_tokens[MAX_ITEMS];
-    uint64_t *tokens, *rows; /* [all tokens]: what is appended, what must come back */
+    struct token *tokens; /* [all tokens]: what is appended */
+    float *out, *lse; /* [all tokens][Q_FLOATS], [Q_HEADS]: what must come back */
 };
 
 struct peer {
@@ -115,8 +123,8 @@ struct ask *ask_adopt(struct peer *p, struct seq *s);
 struct ask *ask_append(struct peer *p);
 struct ask *ask_attend(struct seq *s, uint32_t layer, uint32_t pos, uint32_t n);
 struct ask *ask_wrong(struct seq *s, enum ask_kind kind);
-/* What a token of a prompt is in a layer, as device_token says it; k and v may be NULL. */
-uint64_t prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v);
+/* What a token of a prompt is in a layer; k and v may be NULL. */
+struct token prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v);
 /* A prompt that begins with the same len tokens. */
 uint32_t prompt_like(uint32_t prompt, uint32_t len);
 bool seq_is_quiet(const struct seq *s); /* nothing of it is on its way */

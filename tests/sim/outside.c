@@ -2,10 +2,12 @@
  * listener.c and notify.c, and (by the linker's --wrap) of some functions of libc and the daemon's
  * look at the machine. Descriptors are real ones; those of a process that is gone are closed. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -204,6 +206,51 @@ bool __wrap_log_limit_pass(struct log_limit *l)
 void __wrap_log_tell_left_out(void);
 void __wrap_log_tell_left_out(void)
 {
+}
+
+/* The file of the disk tier is memory that takes its time, and fails. */
+int __real_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...)
+{
+    va_list args;
+    va_start(args, flags);
+    int mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(args, int) : 0;
+    va_end(args);
+    if (strcmp(path, SIM_DISK) != 0)
+        return __real_open(path, flags, mode);
+    process_point();
+    return memfd_create("sim-disk", MFD_CLOEXEC);
+}
+
+/* Between the bytes of the file others go on. */
+static bool file_fails(void)
+{
+    process_point();
+    thread_sleep(sim_between(10 * SIM_US, sim_chance(50) ? 30 * SIM_MS : 300 * SIM_US));
+    bool fails = sim_has_faults && sim_chance(sim_plan.fail_move);
+    errno = fails ? EIO : errno;
+    sim_counts.failed_moves += fails;
+    return fails;
+}
+
+ssize_t __real_pread(int fd, void *p, size_t n, off_t at);
+ssize_t __wrap_pread(int fd, void *p, size_t n, off_t at);
+ssize_t __wrap_pread(int fd, void *p, size_t n, off_t at)
+{
+    if (!thread_is_one())
+        return __real_pread(fd, p, n, at);
+    sim_counts.file_reads++;
+    return file_fails() ? -1 : __real_pread(fd, p, n, at);
+}
+
+ssize_t __real_pwrite(int fd, const void *p, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *p, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *p, size_t n, off_t at)
+{
+    if (!thread_is_one())
+        return __real_pwrite(fd, p, n, at);
+    return file_fails() ? -1 : __real_pwrite(fd, p, n, at);
 }
 
 _Noreturn void __wrap__exit(int code);

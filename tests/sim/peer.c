@@ -274,7 +274,9 @@ static void do_something(struct peer *p)
             ask_truncate(s, s->sure_len);
         else
             ask_close(s);
-    } else if (what < 480) {
+    } else if (s != NULL && sim_chance(sim_plan.closes)) {
+        ask_close(s);
+    } else if (what < 480 || (what < 840 && sim_chance(sim_plan.long_appends))) {
         ask_append(p);
     } else if (what < 560) {
         if (s != NULL)

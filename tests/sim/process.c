@@ -108,6 +108,12 @@ void process_check(struct engine *e)
     struct kv *kv = e->parts.kv;
     if (kv_check(kv) != ATTN_OK)
         sim_fail("the cache's books are wrong: %s", kv_last_error(kv));
+    const struct tier_store *tiers[] = {e->tier.blocks, e->tier.disk_blocks};
+    for (int i = 0; i < 2; i++) {
+        const char *wrong = tiers[i] == NULL ? NULL : tier_store_check(tiers[i]);
+        if (wrong != NULL)
+            sim_fail("the books of %s are wrong: %s", i == 0 ? "host memory" : "the file", wrong);
+    }
     kv_stats_read(kv, &s);
     if (s.blocks_total != s.blocks_free + s.blocks_used + s.blocks_cached)
         sim_fail("%llu blocks, %llu free and %llu used", (unsigned long long)s.blocks_total,
@@ -173,35 +179,74 @@ static void clear_statics(void)
 
 static int run(void)
 {
-    char *argv[] = {"attnd",      "--backend",
-                    "cpu",        "--listen",
-                    "ipc:///sim", "--listen.http",
-                    "off",        "--listen.admin",
-                    "off",        "--listen.max_peers",
-                    "16",         "--listen.max_message",
-                    "128K",       "--listen.max_peer_write",
-                    "512K",       "--listen.handshake_timeout",
-                    "2s",         "--listen.body_timeout",
-                    "3s",         "--listen.write_timeout",
-                    "3s",         "--device.kv_memory",
-                    "2M",         "--cache.io_memory",
-                    "1M",         "--cache.max_sequences",
-                    "64",         "--cache.max_seq_tokens",
-                    "256",        "--cache.max_pools",
-                    "2",          "--cache.max_layers",
-                    "4",          "--engine.max_batch_items",
-                    "16",         "--engine.max_batch_tokens",
-                    "128",        "--engine.max_step_items",
-                    "16",         "--engine.max_step_tokens",
-                    "128",        "--engine.max_queue_requests",
-                    "64",         "--engine.max_queue",
-                    "1M",         "--engine.max_sessions",
-                    "32",         "--engine.max_peer_sessions",
-                    "16",         "--engine.lease",
-                    "10s",        "--engine.default_timeout",
-                    "2s",         "--engine.stall_timeout",
-                    "2s",         "--engine.drain_timeout",
-                    "2s",         NULL};
+    char host[16], disk[16];
+    snprintf(host, sizeof host, "%s", sim_plan.host_memory);
+    snprintf(disk, sizeof disk, "%s", sim_plan.disk_size);
+    bool has_disk = strcmp(disk, "0") != 0;
+    char *argv[] = {"attnd",
+                    "--backend",
+                    "cpu",
+                    "--listen",
+                    "ipc:///sim",
+                    "--listen.http",
+                    "off",
+                    "--listen.admin",
+                    "off",
+                    "--listen.max_peers",
+                    "16",
+                    "--listen.max_message",
+                    "128K",
+                    "--listen.max_peer_write",
+                    "512K",
+                    "--listen.handshake_timeout",
+                    "2s",
+                    "--listen.body_timeout",
+                    "3s",
+                    "--listen.write_timeout",
+                    "3s",
+                    "--device.kv_memory",
+                    "2M",
+                    "--cache.io_memory",
+                    "1M",
+                    "--cache.max_sequences",
+                    "64",
+                    "--cache.max_seq_tokens",
+                    "256",
+                    "--cache.max_pools",
+                    "2",
+                    "--cache.max_layers",
+                    "4",
+                    "--engine.max_batch_items",
+                    "16",
+                    "--engine.max_batch_tokens",
+                    "128",
+                    "--engine.max_step_items",
+                    "16",
+                    "--engine.max_step_tokens",
+                    "128",
+                    "--engine.max_queue_requests",
+                    "64",
+                    "--engine.max_queue",
+                    "1M",
+                    "--engine.max_sessions",
+                    "32",
+                    "--engine.max_peer_sessions",
+                    "16",
+                    "--engine.lease",
+                    "10s",
+                    "--engine.default_timeout",
+                    "2s",
+                    "--engine.stall_timeout",
+                    "2s",
+                    "--engine.drain_timeout",
+                    "2s",
+                    "--cache.host_memory",
+                    host,
+                    "--cache.disk_size",
+                    disk,
+                    "--cache.disk_path",
+                    has_disk ? SIM_DISK : "off",
+                    NULL};
     struct config cfg;
     struct config_fault fault;
     enum config_action action;

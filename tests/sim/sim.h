@@ -35,11 +35,17 @@ struct sim_plan {
     bool has_keeper;
     uint32_t drop, twice, hold, late, cut; /* per mille of messages */
     uint32_t fail_batch, lose_device, slow_batch; /* per mille of launches */
+    uint32_t fail_move; /* per mille of moves of blocks, and of reads and writes of the file */
     uint32_t fail_alloc; /* per mille of allocations while memory is short */
     uint32_t n_kills, n_upgrades;
     uint32_t slow_readers; /* per mille of peers */
     uint32_t max_in_flight; /* batches */
     uint32_t n_blocks; /* of the pool */
+    uint32_t n_seqs; /* that a client opens */
+    uint32_t n_prompts, prompts; /* per mille of opens that are of one */
+    uint32_t long_appends, closes; /* per mille of steps; of operations, beside the usual ones */
+    const char *host_memory, *disk_size; /* cache.host_memory, cache.disk_size */
+    bool is_sum; /* SIM_SCALE_SUM */
 };
 extern struct sim_plan sim_plan;
 extern bool sim_has_faults; /* false: the quiet end of a run */
@@ -90,6 +96,11 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(batches)                                                                                     \
     X(failed_batches)                                                                              \
     X(lost_devices)                                                                                \
+    X(moves)                                                                                       \
+    X(failed_moves)                                                                                \
+    X(block_reads)                                                                                 \
+    X(blocks_back)                                                                                 \
+    X(file_reads)                                                                                  \
     X(steps)                                                                                       \
     X(rows)                                                                                        \
     X(answers_checked)                                                                             \
@@ -156,6 +167,8 @@ uint64_t memory_n_held(void);
 bool memory_fails(void); /* something that takes memory is asked for */
 void memory_be_short(uint64_t for_ns);
 
+#define SIM_DISK "/sim-disk" /* cache.disk_path */
+
 /* --- outside.c -------------------------------------------------------------------------------- */
 
 void outside_begin(void);
@@ -168,13 +181,14 @@ int outside_keep_fd(int fd); /* a copy out of the process's reach */
 
 struct backend_ops;
 extern const struct backend_ops device_ops;
-/* What a device makes of rows: stands for attention. A cached token is one number of its k and v;
- * the output depends on every token that is seen, on their order and on q. */
+/* What a device makes of rows: stands for attention. A cached token is one number of its k and v
+ * per KV head. A query's outputs depend on every token that is seen, and on their order; or they
+ * are a sum over them, as those of pools that are split by tokens must be (layers whose scale is
+ * SIM_SCALE_SUM). For one KV head, whose queries have n_out floats and n_lse heads. */
+#define SIM_SCALE_SUM 2.0f
 uint64_t device_token(const void *k, size_t k_bytes, const void *v, size_t v_bytes);
-uint64_t device_fold(uint64_t seen, uint64_t token);
-uint64_t device_row(uint64_t seen, const void *q, size_t q_bytes);
-float device_out(uint64_t row, uint32_t i);
-float device_lse(uint64_t row, uint32_t head);
+void device_attend(const uint64_t *tokens, uint32_t n, const void *q, size_t q_bytes, bool is_sum,
+                   uint32_t n_out, uint32_t n_lse, float *out, float *lse);
 
 /* --- the network (net.c): connections as byte streams ----------------------------------------- */
 
