@@ -3,8 +3,9 @@
 
 #include "model.h"
 
-const char *const ask_kinds[] = {"hello", "pool",   "open", "fork", "truncate", "close",
-                                 "adopt", "tokens", "step", "gap",  "stale"};
+const char *const ask_kinds[] = {"hello", "pool",           "open",   "fork",   "truncate",
+                                 "close", "adopt",          "tokens", "export", "import",
+                                 "kill",  "end of session", "step",   "gap",    "stale"};
 
 bool seq_is_quiet(const struct seq *s)
 {
@@ -14,7 +15,7 @@ bool seq_is_quiet(const struct seq *s)
     return is_quiet;
 }
 
-static struct ask *ask_new(struct peer *p, enum ask_kind kind)
+struct ask *ask_new(struct peer *p, enum ask_kind kind)
 {
     if (p->n_asks == MAX_ASKS)
         return NULL;
@@ -44,7 +45,7 @@ static void say(const struct ask *a, const Attnd__Request *h)
             ask_kinds[a->kind], line, a->n_items > 0 && (a->flags & 1) ? " append" : "");
 }
 
-static struct ask *send(struct ask *a, Attnd__Request *h, const void *payload, size_t payload_bytes)
+struct ask *ask_send(struct ask *a, Attnd__Request *h, const void *payload, size_t payload_bytes)
 {
     static const uint32_t timeouts_us[] = {500, 3000, 20000};
     h->session = a->kind == ASK_HELLO ? 0 : a->peer->session;
@@ -77,7 +78,7 @@ struct ask *ask_hello(struct peer *p)
     a->is_resuming = p->session != 0;
     h.body_case = ATTND__REQUEST__BODY_HELLO;
     h.hello = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_pool(struct peer *p)
@@ -100,10 +101,11 @@ struct ask *ask_pool(struct peer *p)
     layer.scale = sim_plan.is_sum ? SIM_SCALE_SUM : 1;
     spec.n_layers = 1;
     spec.layers = layers;
+    spec.split = (Attnd__Split)sim_plan.split;
     b.spec = &spec;
     h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
     h.pool_create = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 static struct seq *seq_new(struct peer *p)
@@ -123,7 +125,7 @@ static struct seq *seq_new(struct peer *p)
 /* Prompt n parts from those above it after 16 n + 3 tokens, inside of a block. */
 static uint32_t way_of(uint32_t prompt, uint32_t pos)
 {
-    return pos >= 2 * BLOCK_TOKENS * prompt + 3 ? prompt : 0;
+    return pos >= 16 * prompt + 3 ? prompt : 0;
 }
 
 uint32_t prompt_like(uint32_t prompt, uint32_t len)
@@ -180,7 +182,7 @@ struct ask *ask_open(struct peer *p)
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_OPEN;
     h.open = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_tokens(struct seq *s)
@@ -195,10 +197,12 @@ struct ask *ask_tokens(struct seq *s)
         return NULL;
     b.seq = s->name;
     b.epoch = s->epoch;
-    if (sim_chance(300)) { /* what is to go first; pins would fill the pool */
+    if (sim_chance(300)) { /* what is to go first, or never */
         r.first_token = sim_below(MAX_LEN);
         r.priority = (int32_t)sim_below(7) - 3;
         r.time_to_live_s = sim_below(3);
+        r.is_pinned = sim_chance(sim_plan.pins);
+        sim_counts.pins += r.is_pinned;
         b.n_retention = 1;
         b.retention = &range;
     } else {
@@ -209,7 +213,7 @@ struct ask *ask_tokens(struct seq *s)
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_TOKENS;
     h.tokens = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_fork(struct peer *p, struct seq *src)
@@ -237,7 +241,7 @@ struct ask *ask_fork(struct peer *p, struct seq *src)
     src->control = s->control = a;
     h.body_case = ATTND__REQUEST__BODY_FORK;
     h.fork = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_truncate(struct seq *s, uint32_t len)
@@ -254,7 +258,7 @@ struct ask *ask_truncate(struct seq *s, uint32_t len)
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
     h.truncate = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_close(struct seq *s)
@@ -270,7 +274,7 @@ struct ask *ask_close(struct seq *s)
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_CLOSE;
     h.close = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 /* From another client, which knows of it, or is dead. */
@@ -296,7 +300,7 @@ struct ask *ask_adopt(struct peer *p, struct seq *s)
     b.seq = s->name;
     h.body_case = ATTND__REQUEST__BODY_ADOPT;
     h.adopt = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 /* --- steps ------------------------------------------------------------------------------------ */
@@ -386,7 +390,7 @@ static struct ask *send_step(struct ask *a, uint32_t epoch_off)
     sim_counts.steps++;
     h.body_case = ATTND__REQUEST__BODY_STEP;
     h.step = &b;
-    return send(a, &h, payload, l.request_bytes);
+    return ask_send(a, &h, payload, l.request_bytes);
 }
 
 static bool may_append(const struct seq *s, uint32_t layer)
@@ -452,7 +456,8 @@ struct ask *ask_attend(struct seq *s, uint32_t layer, uint32_t pos, uint32_t n)
 struct ask *ask_wrong(struct seq *s, enum ask_kind kind)
 {
     uint32_t layer = sim_below(N_LAYERS);
-    if (!may_append(s, layer) || s->len[layer] + 8 > MAX_LEN || (kind == ASK_STALE && s->epoch < 2))
+    if (!may_append(s, layer) || s->len[layer] + 8 > MAX_LEN ||
+        (kind == ASK_STALE && s->epoch < 2 * EPOCH_STEP))
         return NULL;
     struct ask *a = ask_new(s->owner, kind);
     if (a == NULL)
@@ -464,5 +469,5 @@ struct ask *ask_wrong(struct seq *s, enum ask_kind kind)
     a->pos[0] = s->len[layer] + (kind == ASK_GAP ? 1 + sim_below(4) : 0);
     a->n_tokens[0] = 1;
     s->step[layer] = a;
-    return send_step(a, kind == ASK_STALE ? UINT32_MAX : 0);
+    return send_step(a, kind == ASK_STALE ? 0 - EPOCH_STEP : 0);
 }

@@ -17,6 +17,7 @@
 #include "daemon/log.h"
 #include "daemon/memory.h"
 #include "daemon/notify.h"
+#include "daemon/request.h"
 #include "daemon/stack.h"
 #include "kernels/backend.h"
 #include "net.h"
@@ -206,6 +207,14 @@ bool __wrap_log_limit_pass(struct log_limit *l)
 void __wrap_log_tell_left_out(void);
 void __wrap_log_tell_left_out(void)
 {
+}
+
+/* Every client is an operator, too. */
+bool __wrap_request_may_administer(const struct request *req);
+bool __wrap_request_may_administer(const struct request *req)
+{
+    (void)req;
+    return true;
 }
 
 /* The file of the disk tier is memory that takes its time, and fails. */

@@ -163,7 +163,7 @@ static uint64_t now_ns(void)
 {
     process_point();
     if (thread_is_one())
-        sim_now_ns += 40; /* an engine that spins sees time go by */
+        sim_now_ns += 250; /* an engine that spins sees time go by */
     return sim_now_ns;
 }
 
@@ -174,7 +174,8 @@ static void clear_statics(void)
     health_set_ready(false);
     health_set_draining(false);
     health_end(HEALTH_LOOP);
-    health_end(HEALTH_ENGINE);
+    for (uint32_t i = 0; i < SIM_MAX_CARDS; i++)
+        health_end(HEALTH_ENGINE + i);
 }
 
 static int run(void)
@@ -182,8 +183,13 @@ static int run(void)
     char host[16], disk[16];
     snprintf(host, sizeof host, "%s", sim_plan.host_memory);
     snprintf(disk, sizeof disk, "%s", sim_plan.disk_size);
+    char cards[16];
+    snprintf(cards, sizeof cards, "%s", "0,1,2");
+    cards[2 * sim_plan.n_cards - 1] = '\0';
     bool has_disk = strcmp(disk, "0") != 0;
     char *argv[] = {"attnd",
+                    "--device.index",
+                    cards,
                     "--backend",
                     "cpu",
                     "--listen",

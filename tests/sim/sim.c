@@ -28,13 +28,22 @@ static void plan(void)
         .has_keeper = sim_chance(800),
         .max_in_flight = 1 + sim_chance(800),
         .n_blocks = sim_chance(300) ? 20 + sim_below(30) : 100 + sim_below(150),
+        .pins = sim_chance(300) ? 100 : 0,
         .n_seqs = MAX_SEQS,
         .n_prompts = 3,
         .prompts = 500,
         .long_appends = 60,
+        .block_tokens = 8,
+        .n_cards = sim_chance(700) ? 1 : 2 + sim_chance(300),
+        .split = ATTND__SPLIT__SPLIT_WHOLE,
         .host_memory = "0",
         .disk_size = "0",
     };
+    if (sim_plan.n_cards == 2 && sim_chance(700)) {
+        sim_plan.is_sum = sim_chance(500);
+        sim_plan.block_tokens = sim_plan.is_sum ? 16 : 8; /* a card's part has 8 at least */
+        sim_plan.split = sim_plan.is_sum ? ATTND__SPLIT__SPLIT_TOKENS : ATTND__SPLIT__SPLIT_HEADS;
+    }
     if (sim_chance(500)) { /* tiers, and what they are for */
         sim_plan.n_blocks = 25 + sim_below(60);
         sim_plan.n_seqs = 1 + sim_below(2);
@@ -55,7 +64,8 @@ static void plan(void)
     sim_plan.cut = sim_below(15);
     sim_plan.fail_batch = sim_chance(500) ? sim_below(80) : 0;
     sim_plan.fail_move = sim_chance(500) ? sim_below(100) : 0;
-    sim_plan.lose_device = sim_chance(200) ? sim_below(5) : 0;
+    if (sim_plan.n_cards == 1)
+        sim_plan.lose_device = sim_chance(200) ? sim_below(5) : 0;
     sim_plan.slow_batch = sim_below(50);
     sim_plan.fail_alloc = sim_chance(300) ? sim_below(300) : 0;
     sim_plan.n_kills = sim_chance(700) ? sim_below(8) : 0;

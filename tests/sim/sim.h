@@ -40,11 +40,14 @@ struct sim_plan {
     uint32_t n_kills, n_upgrades;
     uint32_t slow_readers; /* per mille of peers */
     uint32_t max_in_flight; /* batches */
-    uint32_t n_blocks; /* of the pool */
+    uint32_t n_blocks, block_tokens; /* of the pool */
+    uint32_t pins; /* per mille of what is said of retention */
     uint32_t n_seqs; /* that a client opens */
     uint32_t n_prompts, prompts; /* per mille of opens that are of one */
     uint32_t long_appends, closes; /* per mille of steps; of operations, beside the usual ones */
     const char *host_memory, *disk_size; /* cache.host_memory, cache.disk_size */
+    uint32_t n_cards;
+    int split; /* of the pool, as on the wire */
     bool is_sum; /* SIM_SCALE_SUM */
 };
 extern struct sim_plan sim_plan;
@@ -110,6 +113,11 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(forks)                                                                                       \
     X(cached_tokens)                                                                               \
     X(closes)                                                                                      \
+    X(exports)                                                                                     \
+    X(imports)                                                                                     \
+    X(killed)                                                                                      \
+    X(killed_sessions)                                                                             \
+    X(pins)                                                                                        \
     X(sessions_lost)                                                                               \
     X(cache_checks)
 struct sim_counts {
