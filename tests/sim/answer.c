@@ -297,6 +297,13 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
             give_up(a);
         return;
     }
+    if (a->kind == ASK_KILL_SESSION && st == ATTN_ENOTFOUND &&
+        strstr(r->message, "sessions are called so") != NULL) {
+        if (a->n_sent == 1 && !may_be_over(a->victim) && a->victim->session != 0)
+            is_wrong(a, r, "the session must be known");
+        ask_settle(a);
+        return;
+    }
     if (st == ATTN_ENOTFOUND && strstr(r->message, "session") != NULL) {
         if (!may_be_over(p))
             is_wrong(a, r, "the session must live");
@@ -307,11 +314,6 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
     if (is_end && st == ATTN_ENOTFOUND && (a->n_sent > 1 || may_be_over(a->seq->owner))) {
         a->seq->is_gone = true;
         sim_counts.closes++;
-        ask_settle(a);
-        return;
-    }
-    if (a->kind == ASK_KILL_SESSION && st == ATTN_ENOTFOUND &&
-        (a->n_sent > 1 || may_be_over(a->victim))) {
         ask_settle(a);
         return;
     }
