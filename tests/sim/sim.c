@@ -45,7 +45,8 @@ static void plan(void)
         sim_plan.split = sim_plan.is_sum ? ATTND__SPLIT__SPLIT_TOKENS : ATTND__SPLIT__SPLIT_HEADS;
     }
     if (sim_chance(500)) { /* tiers, and what they are for */
-        sim_plan.n_blocks = 25 + sim_below(60);
+        sim_plan.n_blocks = 20 + sim_below(40);
+        sim_plan.n_peers = 2 + sim_chance(300);
         sim_plan.n_seqs = 1 + sim_below(2);
         sim_plan.n_ops = 600 + sim_below(1500);
         sim_plan.n_prompts = MAX_PROMPTS;
@@ -63,7 +64,8 @@ static void plan(void)
     sim_plan.late = sim_below(200);
     sim_plan.cut = sim_below(15);
     sim_plan.fail_batch = sim_chance(500) ? sim_below(80) : 0;
-    sim_plan.fail_move = sim_chance(500) ? sim_below(100) : 0;
+    sim_plan.stop = sim_chance(500) ? 1 + sim_below(3) : 0;
+    sim_plan.fail_move = sim_chance(500) ? sim_below(200) : 0;
     if (sim_plan.n_cards == 1)
         sim_plan.lose_device = sim_chance(200) ? sim_below(5) : 0;
     sim_plan.slow_batch = sim_below(50);

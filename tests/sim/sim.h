@@ -36,6 +36,7 @@ struct sim_plan {
     uint32_t drop, twice, hold, late, cut; /* per mille of messages */
     uint32_t fail_batch, lose_device, slow_batch; /* per mille of launches */
     uint32_t fail_move; /* per mille of moves of blocks, and of reads and writes of the file */
+    uint32_t stop; /* per 10,000 of places where an engine's thread may have to wait for a core */
     uint32_t fail_alloc; /* per mille of allocations while memory is short */
     uint32_t n_kills, n_upgrades;
     uint32_t slow_readers; /* per mille of peers */
