@@ -477,12 +477,12 @@ static attn_status move(void *arg, uint32_t thread, struct backend_move *m)
     uint32_t half = p->c.num_layers / 2;
     (void)thread;
     process_point();
-    thread_sleep(sim_between(SIM_US, sim_chance(50) ? 20 * SIM_MS : 100 * SIM_US));
+    thread_sleep(sim_between(SIM_US, sim_chance(200) ? 10 * SIM_MS : 100 * SIM_US));
     bool fails = b->is_lost || (sim_has_faults && sim_chance(sim_plan.fail_move));
     if (!m->is_in)
         memset(m->bytes, 0, m->n_bytes);
     words_copy(p, m->block, m->bytes, m->is_in, 0, half);
-    thread_sleep(sim_between(SIM_US, 50 * SIM_US));
+    thread_sleep(sim_between(SIM_US, sim_chance(200) ? 5 * SIM_MS : 50 * SIM_US));
     process_point();
     if (!fails)
         words_copy(p, m->block, m->bytes, m->is_in, half, p->c.num_layers - half);

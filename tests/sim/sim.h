@@ -161,6 +161,7 @@ void *thread_join(uint32_t thread);
  * meanwhile. false: it is that late. */
 bool thread_wait(bool (*is_ready)(void *arg), void *arg, uint64_t until_ns);
 void thread_sleep(uint64_t ns);
+void thread_lose_core(void); /* here it often has to wait for one, where it ever has to */
 bool thread_is_one(void); /* what runs is one, and not the event loop */
 /* The process ends inside of what runs: ends in process_leave if that is a thread, else returns. */
 void thread_leave(void);

@@ -155,6 +155,12 @@ void thread_sleep(uint64_t ns)
     thread_wait(NULL, NULL, sim_now_ns + ns);
 }
 
+void thread_lose_core(void)
+{
+    if (running != NULL && sim_has_faults && sim_chance(100 * sim_plan.stop))
+        thread_sleep(sim_between(SIM_US, 5 * SIM_MS));
+}
+
 /* --- life ------------------------------------------------------------------------------------- */
 
 uint32_t thread_start(void *(*fn)(void *arg), void *arg)
