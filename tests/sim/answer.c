@@ -34,6 +34,12 @@ void ask_settle(struct ask *a)
 /* It is not asked again, but a copy of it may still be carried out. */
 static void give_up(struct ask *a)
 {
+    if (a->kind == ASK_PLAN) {
+        plan_end(a, true); /* no bell was rung */
+        a->is_void = true;
+        ask_settle(a);
+        return;
+    }
     if (a->kind == ASK_IMPORT) {
         a->seq->is_unsure = true;
         a->seq->sure_len = a->first_block * BLOCK_TOKENS;
@@ -98,7 +104,7 @@ static void check_rows(const struct ask *a, const struct wire_reply *w)
 
 /* --- the first answer ------------------------------------------------------------------------- */
 
-static void take_step(struct ask *a)
+void take_step(struct ask *a)
 {
     uint32_t row = 0;
     for (uint32_t i = 0; i < a->n_items; i++) {
@@ -238,6 +244,8 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
     case ASK_IMPORT:
         take_import(a);
         break;
+    case ASK_PLAN: /* bells come now */
+        break;
     case ASK_KILL:
         a->seq->is_gone = true;
         sim_counts.killed++;
@@ -291,10 +299,14 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
     if (is_passing(st)) {
         bool is_for_good = ++a->n_refused > 4 &&
                            (a->kind == ASK_STEP || a->kind == ASK_GAP || a->kind == ASK_STALE ||
-                            a->kind == ASK_IMPORT || a->kind == ASK_EXPORT);
+                            a->kind == ASK_PLAN || a->kind == ASK_IMPORT || a->kind == ASK_EXPORT);
         a->again_ns = sim_now_ns + sim_between(100 * SIM_US, 20 * SIM_MS);
         if (is_for_good)
             give_up(a);
+        return;
+    }
+    if (a->kind == ASK_PLAN && st == ATTN_ENOTFOUND && strstr(r->message, "no such lane") != NULL) {
+        give_up(a);
         return;
     }
     if (a->kind == ASK_KILL_SESSION && st == ATTN_ENOTFOUND &&

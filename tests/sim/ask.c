@@ -3,9 +3,9 @@
 
 #include "model.h"
 
-const char *const ask_kinds[] = {"hello", "pool",           "open",   "fork",   "truncate",
-                                 "close", "adopt",          "tokens", "export", "import",
-                                 "kill",  "end of session", "step",   "gap",    "stale"};
+const char *const ask_kinds[] = {
+    "hello",  "pool",   "open", "fork",           "truncate", "close", "adopt", "tokens",
+    "export", "import", "kill", "end of session", "plan",     "step",  "gap",   "stale"};
 
 bool seq_is_quiet(const struct seq *s)
 {
@@ -343,22 +343,15 @@ static struct token make_token(const struct seq *s, uint32_t layer, uint32_t pos
     return token_of(k, v);
 }
 
-/* Sends a step whose items, layer and flags are set; epoch_off is added to the epochs. */
-static struct ask *send_step(struct ask *a, uint32_t epoch_off)
+uint8_t *step_payload(struct ask *a, struct wire_step_layout *out_l)
 {
     Attnd__Step b = ATTND__STEP__INIT;
-    Attnd__Request h = ATTND__REQUEST__INIT;
     struct wire_step_layout l;
-    uint64_t names[MAX_ITEMS];
-    uint32_t epochs[MAX_ITEMS], n = 0;
     char why[256];
-    for (uint32_t i = 0; i < a->n_items; i++) {
-        names[i] = a->of[i]->name;
-        epochs[i] = a->of[i]->epoch + epoch_off;
+    uint64_t names[MAX_ITEMS] = {0};
+    uint32_t epochs[MAX_ITEMS] = {0}, n = 0;
+    for (uint32_t i = 0; i < a->n_items; i++)
         n += a->n_tokens[i];
-    }
-    b.pool = a->peer->pool;
-    b.layer = a->layer;
     b.flags = a->flags;
     b.dtype = ATTND__DTYPE__F32;
     b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = a->n_items;
@@ -387,6 +380,32 @@ static struct ask *send_step(struct ask *a, uint32_t epoch_off)
         for (uint32_t i = 0, row = 0; i < a->n_items; row += a->n_tokens[i++])
             expect_rows(a, i, row, q);
     }
+    *out_l = l;
+    return payload;
+}
+
+/* Sends a step whose items, layer and flags are set; epoch_off is added to the epochs. */
+static struct ask *send_step(struct ask *a, uint32_t epoch_off)
+{
+    Attnd__Step b = ATTND__STEP__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    struct wire_step_layout l;
+    uint64_t names[MAX_ITEMS];
+    uint32_t epochs[MAX_ITEMS];
+    for (uint32_t i = 0; i < a->n_items; i++) {
+        names[i] = a->of[i]->name;
+        epochs[i] = a->of[i]->epoch + epoch_off;
+    }
+    b.pool = a->peer->pool;
+    b.layer = a->layer;
+    b.flags = a->flags;
+    b.dtype = ATTND__DTYPE__F32;
+    b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = a->n_items;
+    b.seq = names;
+    b.epoch = epochs;
+    b.pos = a->pos;
+    b.n_tokens = a->n_tokens;
+    uint8_t *payload = step_payload(a, &l);
     sim_counts.steps++;
     h.body_case = ATTND__REQUEST__BODY_STEP;
     h.step = &b;

@@ -210,8 +210,10 @@ struct ask *ask_kill_session(struct peer *p, struct peer *victim)
     Attnd__Request h = ATTND__REQUEST__INIT;
     for (uint32_t i = 0; i < MAX_SEQS; i++) {
         const struct seq *s = victim->seqs[i];
-        if (s != NULL && s->control != NULL && s->control->peer != victim)
-            return NULL; /* who has asked for something of it would not know what came first */
+        bool is_mixed = s != NULL && s->control != NULL &&
+                        (s->control->peer != victim || s->control->kind == ASK_ADOPT);
+        if (is_mixed)
+            return NULL; /* nobody would know what came first */
     }
     struct ask *a = victim->session != 0 ? ask_new(p, ASK_KILL_SESSION) : NULL;
     if (a == NULL)

@@ -379,6 +379,8 @@ static struct backend_batch *dev_poll(struct backend *b, uint64_t wait_ns)
     if (batch->status == ATTN_OK || (!b->is_unpatched[0] && sim_chance(500)))
         run_at(b, 0);
     batch->device_ns = 10 * SIM_US;
+    for (uint32_t i = 0; i < batch->n_signals && batch->status == ATTN_OK; i++)
+        __atomic_store_n(batch->signals[i].word, batch->signals[i].value, __ATOMIC_RELEASE);
     b->n_in_flight--;
     for (uint32_t i = 0; i < b->n_in_flight; i++) {
         b->in_flight[i] = b->in_flight[i + 1];

@@ -67,6 +67,7 @@ enum ask_kind {
     ASK_IMPORT,
     ASK_KILL, /* a sequence */
     ASK_KILL_SESSION,
+    ASK_PLAN,
     ASK_STEP,
     ASK_GAP, /* steps that must be refused: past the end, at an epoch that is over */
     ASK_STALE,
@@ -113,6 +114,10 @@ struct peer {
     uint64_t renewed_ns; /* the session lived then, by what was answered */
     bool is_killed; /* somebody has asked for the session's end */
     uint32_t pool; /* 0: not asked for yet */
+    struct shared_lane *lane; /* lanes.c; NULL: none */
+    struct ask *plan; /* whose bells are being rung; NULL: none */
+    uint32_t first_bell;
+    bool is_rung; /* for the plan's layer */
     struct ask *asks[MAX_ASKS];
     uint64_t n_asks; /* ids are 1 to n_asks */
     struct seq *seqs[MAX_SEQS];
@@ -142,6 +147,15 @@ struct ask *ask_kill_session(struct peer *p, struct peer *victim);
 void check_export(const struct ask *a, const Attnd__ExportReply *r, const uint8_t *payload,
                   size_t payload_bytes);
 void take_import(struct ask *a);
+/* lanes.c */
+struct ask *ask_plan(struct peer *p);
+void plan_end(struct ask *a, bool is_sure);
+void lane_tick(struct peer *p);
+void lane_leave(struct peer *p);
+/* What a step's message has behind its header, and what must come back: tokens, out, lse of a. */
+uint8_t *step_payload(struct ask *a, struct wire_step_layout *out_l);
+/* The step has been carried out. */
+void take_step(struct ask *a);
 /* of all: a request that h says and that is a's */
 struct ask *ask_new(struct peer *p, enum ask_kind kind);
 struct ask *ask_send(struct ask *a, Attnd__Request *h, const void *payload, size_t payload_bytes);

@@ -191,6 +191,8 @@ void peer_lose_session(struct peer *p)
             p->seqs[i]->is_gone = true;
         p->seqs[i] = NULL;
     }
+    if (p->plan != NULL)
+        plan_end(p->plan, false);
     p->session = 0;
     p->pool = 0;
     p->is_killed = false;
@@ -227,6 +229,7 @@ static void die(struct peer *p)
             ask_settle(p->asks[i]);
     sim_say("peer %u dies", p->number);
     p->is_dead = true;
+    lane_leave(p);
     if (p->conn != NULL)
         net_close(p->conn, sim_chance(500));
     p->conn = NULL;
@@ -266,7 +269,7 @@ static void adopt_something(struct peer *p)
     if (s == NULL || from == p || s->control != NULL || s->is_unsure ||
         (!from->is_dead && !seq_is_quiet(s)) ||
         sim_now_ns - from->renewed_ns > LEASE_NS - 3 * SIM_S || from->session == 0 ||
-        process_empty_since_ns() > from->known_since_ns || from->is_killed)
+        process_empty_since_ns() > from->known_since_ns || from->is_killed || p->is_killed)
         return;
     ask_adopt(p, s);
 }
@@ -300,6 +303,8 @@ static void do_something(struct peer *p)
         ask_import(s);
     } else if (s != NULL && sim_chance(sim_plan.closes)) {
         ask_close(s);
+    } else if (sim_plan.has_lanes && sim_chance(150)) {
+        ask_plan(p);
     } else if (what < 480 || (what < 840 && sim_chance(sim_plan.long_appends))) {
         ask_append(p);
     } else if (what < 560) {
@@ -338,6 +343,7 @@ static void on_tick(void *arg, uint64_t word)
         return;
     if (p->conn == NULL)
         connect_again(p);
+    lane_tick(p);
     uint32_t n = repeat_unanswered(p);
     if (p->conn == NULL) {
         /* later */
@@ -380,7 +386,7 @@ bool peers_are_idle(void)
         for (uint64_t k = 0; !p->is_dead && k < p->n_asks; k++)
             if (!p->asks[k]->is_answered && p->asks[k]->kind != ASK_HELLO)
                 return false;
-        if (!p->is_dead && (p->session == 0 || p->pool == 0))
+        if (!p->is_dead && (p->session == 0 || p->pool == 0 || p->plan != NULL))
             return false;
     }
     return true;

@@ -66,6 +66,8 @@ attn_status __wrap_engine_start(struct engine *e, char *why, size_t why_bytes)
     sim_engines[sim_n_engines] = e;
     engine_threads[sim_n_engines++] = thread_start(engine_main, e);
     e->has_thread = true;
+    if (sim_n_engines == 1)
+        lanes_process_begin(e);
     is_serving = true;
     return ATTN_OK;
 }
@@ -93,7 +95,9 @@ attn_status __wrap_engine_stop(struct engine *e)
 attn_status __wrap_engine_close(struct engine *e)
 {
     if (e != NULL)
-        engine_thread_end(e);
+        __wrap_engine_stop(e);
+    if (e == sim_engine)
+        lanes_process_end();
     sim_engine = e == sim_engine ? NULL : sim_engine;
     return __real_engine_close(e);
 }
@@ -276,6 +280,7 @@ static void bury(enum end how)
 {
     sim_forget_process();
     threads_forget();
+    lanes_forget_process();
     sim_engine = NULL;
     sim_n_engines = n_in_turn = 0;
     sim_loop_runs = false;

@@ -39,6 +39,7 @@ static void plan(void)
         .host_memory = "0",
         .disk_size = "0",
     };
+    sim_plan.has_lanes = sim_plan.n_cards == 1 && sim_chance(400);
     if (sim_plan.n_cards == 2 && sim_chance(700)) {
         sim_plan.is_sum = sim_chance(500);
         sim_plan.block_tokens = sim_plan.is_sum ? 16 : 8; /* a card's part has 8 at least */

@@ -47,6 +47,7 @@ struct sim_plan {
     uint32_t n_prompts, prompts; /* per mille of opens that are of one */
     uint32_t long_appends, closes; /* per mille of steps; of operations, beside the usual ones */
     const char *host_memory, *disk_size; /* cache.host_memory, cache.disk_size */
+    bool has_lanes;
     uint32_t n_cards;
     int split; /* of the pool, as on the wire */
     bool is_sum; /* SIM_SCALE_SUM */
@@ -118,6 +119,7 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(imports)                                                                                     \
     X(killed)                                                                                      \
     X(killed_sessions)                                                                             \
+    X(bells)                                                                                       \
     X(pins)                                                                                        \
     X(sessions_lost)                                                                               \
     X(cache_checks)
@@ -167,6 +169,12 @@ bool thread_is_one(void); /* what runs is one, and not the event loop */
 void thread_leave(void);
 void threads_run(void); /* those that can go on; after an event */
 void threads_forget(void); /* the process is gone */
+
+/* --- lanes (lanes.c) -------------------------------------------------------------------------- */
+
+void lanes_process_begin(struct engine *e);
+void lanes_process_end(void); /* its engine has stopped */
+void lanes_forget_process(void); /* it is gone, in whatever way */
 
 /* --- memory (memory.c) ------------------------------------------------------------------------ */
 
