@@ -3,7 +3,9 @@
  * engine computes its part of it on its own device. Blocks have the same numbers on every card.
  *
  * The parts of a batch go to the cards in the order of the lead's batches, and it is done when all
- * are back. One that fails fails the batch: nothing is committed, the step may be repeated.
+ * are back. One that fails fails the batch: nothing is committed, the step may be repeated. Maybe
+ * it has not told its card what it was to tell of block tables and copies. So on that card the
+ * batches fail, too, that the lead sent before it knew: what was untold is in later ones.
  */
 #include "daemon/cards_part.h"
 
@@ -134,6 +136,7 @@ static void part_fail(struct batch_part *part, attn_status st, const char *why)
 {
     if (why != part->why)
         snprintf(part->why, sizeof part->why, "%s", why);
+    part->engine->part_failed = part->whole->order;
     part->device.status = st;
     part_return(part);
 }
@@ -174,6 +177,10 @@ static void part_begin(struct engine *e, struct batch_part *part)
     part->device_ns = part->kv_bytes = part->n_splits = 0;
     if (engine_health(e) != ATTN_OK || p == NULL) {
         part_fail(part, ATTN_EDEVICE, "a card with a part of the pool is lost");
+        return;
+    }
+    if (part->whole->oldest <= e->part_failed) {
+        part_fail(part, ATTN_EINTERNAL, "a batch before it failed on one of the pool's cards");
         return;
     }
     attn_status st = part_cut(part, p);
@@ -243,8 +250,14 @@ bool parts_launch(struct engine *e)
 
 /* --- the lead --------------------------------------------------------------------------------- */
 
-void parts_begin(struct batch *b, uint32_t n)
+void parts_begin(struct engine *e, struct batch *b, uint32_t n)
 {
+    b->order = b->oldest = ++e->parts_order;
+    for (uint32_t i = 0; i < e->max_in_flight; i++) {
+        const struct batch *other = &e->batches[i];
+        if (other->is_in_flight && pool_is_split(&other->pool->split))
+            b->oldest = other->order < b->oldest ? other->order : b->oldest;
+    }
     b->n_parts_out = n;
     b->is_own_loss = false;
     b->why[0] = '\0';

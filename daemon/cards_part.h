@@ -9,7 +9,7 @@ attn_status parts_init(struct engine *e);
 void parts_fini(struct engine *e); /* of a half-opened engine, too */
 /* The lead: a batch of n parts goes to the cards, then to each its part; the lead's own may be
  * computed inside. What the device is to be told of the batch as a whole stands in b->device. */
-void parts_begin(struct batch *b, uint32_t n);
+void parts_begin(struct engine *e, struct batch *b, uint32_t n);
 void part_give(struct engine *e, struct batch *b, uint32_t card);
 /* The lead: a batch whose parts are all back, its outcome in b->device and b->why; NULL: none. */
 struct batch *parts_take_back(struct engine *e);

@@ -299,7 +299,7 @@ static void compute_inline(struct engine *e)
 /* Sends each card its part, the lead's own last: it may be computed inside. */
 static void submit_parts(struct engine *e, struct batch *b)
 {
-    parts_begin(b, cards_n_all(e->parts.cards));
+    parts_begin(e, b, cards_n_all(e->parts.cards));
     for (uint32_t k = b->n_parts_out; k-- > 0;) {
         part_give(e, b, k);
         if (k > 0 && !cards_engine(e->parts.cards, k)->has_thread)

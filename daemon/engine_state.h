@@ -178,6 +178,7 @@ struct batch {
     /* of a pool that is split (cards_part.c) */
     struct batch_part *parts; /* [cards]; NULL: there is one card */
     uint32_t n_parts_out;
+    uint64_t order, oldest; /* of the lead's batches; the first that had not come back then */
     bool is_own_loss; /* it was this card's part that lost its device */
     char why[WHY_BYTES]; /* it failed */
 };
@@ -317,6 +318,8 @@ struct engine {
     uint32_t max_in_flight, n_in_flight;
     uint32_t n_on_device; /* batches that poll will give back, parts of the lead's, too */
     struct batch_part *parts_waiting; /* of the lead's batches: for a place on the device */
+    uint64_t parts_order; /* the lead's: of the batch whose parts it sent last */
+    uint64_t part_failed; /* order of the last part that failed here */
     struct batch_part *parts_came; /* the lead's: computed, not looked at */
     bool was_part_last; /* of what went to the device */
     uint32_t n_about; /* most items lately ready or in flight at a time */

@@ -169,6 +169,15 @@ static bool is_same(const struct lane_plan *p, const Attnd__Request *header)
            memcmp(p->layers, h->layers, h->n_layers * sizeof *h->layers) == 0;
 }
 
+/* A copy of a plan that is over, or was replaced. An abandonment may be repeated. */
+static bool is_late(const struct lane *l, const struct request *req)
+{
+    uint64_t id = req->wire.request_id;
+    bool is_abandonment = req->wire.header->plan->n_layers == 0;
+    return req->wire.header->session == l->plan_session &&
+           (id < l->plan_request || (id == l->plan_request && !is_abandonment));
+}
+
 void lane_expects(const struct lane *l, uint32_t *out_first, uint32_t *out_last)
 {
     *out_first = l->taken + 1;
@@ -184,6 +193,11 @@ attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_byt
     for (uint32_t i = 0; i < l->n_plans; i++)
         if (h->n_layers > 0 && is_same(l->plans[i], req->wire.header))
             return ATTN_OK;
+    if (is_late(l, req)) {
+        snprintf(why, why_bytes, "plan: request %" PRIu64 " is over, a later plan has been taken",
+                 req->wire.request_id);
+        return ATTN_EINVAL;
+    }
     lane_expects(l, &first, &last);
     if (distance(first, h->first_bell) > distance(first, last)) {
         snprintf(why, why_bytes,
@@ -205,6 +219,8 @@ attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_byt
         l->plans[l->n_plans++] = p;
         l->status = ATTN_OK;
     }
+    l->plan_session = req->wire.header->session;
+    l->plan_request = req->wire.request_id;
     l->taken_ns = clock_now_ns();
     return ATTN_OK;
 }

@@ -59,6 +59,7 @@ struct lane {
     uint64_t taken_ns; /* when that, or a plan, came */
     struct lane_plan *plans[LANE_MAX_PLANS]; /* in the order of their bells, without gaps */
     uint32_t n_plans, n_busy;
+    uint64_t plan_session, plan_request; /* that made the latest plan: older ones are late */
     bool is_closed; /* nothing is taken any more */
     attn_status status; /* why bells are refused; ATTN_OK: there is no plan */
     struct lane_bell bells[LANE_BELLS];
@@ -96,7 +97,7 @@ void lane_expects(const struct lane *l, uint32_t *out_first, uint32_t *out_last)
 
 /* Plans what h says, whose steps have been checked: whatever is planned from its first bell on is
  * abandoned. The same plan again changes nothing; no layers: abandons only.
- * Errors   ATTN_EINVAL first_bell; ATTN_EOVERLOAD as many plans as there may be; ATTN_ENOMEM.
+ * Errors   ATTN_EINVAL first_bell, or a late copy; ATTN_EOVERLOAD as many plans as there may be; ATTN_ENOMEM.
  *          Nothing has changed then */
 attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_bytes, char *why,
                       size_t why_bytes);

@@ -354,6 +354,31 @@ static void a_plan_is_the_same_when_repeated_and_replaced_when_not(void **state)
     assert_int_equal(rig_len(&r, 1, 1), 1);
 }
 
+/* The message was late, or its first copy was refused: it must not come back in place of a plan
+ * that was made after it, for whose layers the tensors will be. */
+static void a_late_copy_of_a_plan_that_was_replaced_changes_nothing(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 2, 0), q = plan_of(1, 2, 0);
+    r.keeps_sent = true;
+    uint64_t first = send_plan(&p);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, first)->status, ATTN_OK);
+    q.first_seq = 3;
+    uint64_t second = send_plan(&q);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, second)->status, ATTN_OK);
+    rig_resend(&r, first);
+    rig_run(&r);
+    rig_assert_says(rig_answer(&r, first), ATTN_EINVAL, "a later plan");
+    rig_resend(&r, second); /* the one that is in force may be repeated */
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, second)->status, ATTN_OK);
+    pass(0, 1);
+    assert_int_equal(rig_len(&r, 1, 0), 0);
+    assert_int_equal(rig_len(&r, 3, 0), 1);
+}
+
 static void plans_queue_up(void **state)
 {
     (void)state;
@@ -600,6 +625,7 @@ int main(void)
         T(the_next_bell_may_come_before_the_host_knows),
         T(bells_that_lie_change_nothing),
         T(a_plan_is_the_same_when_repeated_and_replaced_when_not),
+        T(a_late_copy_of_a_plan_that_was_replaced_changes_nothing),
         T(plans_queue_up),
         T(what_is_wrong_with_a_plan_is_named),
         T(a_failed_layer_ends_the_plan),

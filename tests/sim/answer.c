@@ -34,6 +34,16 @@ void ask_settle(struct ask *a)
 /* It is not asked again, but a copy of it may still be carried out. */
 static void give_up(struct ask *a)
 {
+    if (a->kind == ASK_PLAN) {
+        plan_end(a, true); /* no bell was rung */
+        a->is_void = true;
+        ask_settle(a);
+        return;
+    }
+    if (a->kind == ASK_IMPORT) {
+        a->seq->is_unsure = true;
+        a->seq->sure_len = a->first_block * BLOCK_TOKENS;
+    }
     for (uint32_t i = 0; i < a->n_items && (a->flags & WIRE_STEP_APPEND); i++) {
         struct seq *s = a->of[i];
         uint32_t len = s->len[a->layer] < a->pos[i] ? s->len[a->layer] : a->pos[i];
@@ -46,6 +56,12 @@ static void give_up(struct ask *a)
 }
 
 /* --- rows ------------------------------------------------------------------------------------- */
+
+/* Sums are merged in another order than the model adds. */
+static bool is_equal(float a, float b)
+{
+    return sim_plan.is_sum ? fabsf(a - b) < 1e-4f : a == b;
+}
 
 static void check_rows(const struct ask *a, const struct wire_reply *w)
 {
@@ -74,12 +90,12 @@ static void check_rows(const struct ask *a, const struct wire_reply *w)
             sim_counts.rows++;
             for (uint32_t k = 0; k < n_out; k++) {
                 float x = out[(size_t)row * n_out + k];
-                if (is_ok ? x != device_out(a->rows[row], k) : !isnan(x))
+                if (is_ok ? !is_equal(x, a->out[(size_t)row * n_out + k]) : !isnan(x))
                     is_wrong(a, r, is_ok ? "a row is wrong" : "a failed item's row is not NaN");
             }
             for (uint32_t h = 0; has_lse && h < Q_HEADS; h++) {
                 float x = lse[(size_t)row * Q_HEADS + h];
-                if (is_ok ? x != device_lse(a->rows[row], h) : !isnan(x))
+                if (is_ok ? !is_equal(x, a->lse[(size_t)row * Q_HEADS + h]) : !isnan(x))
                     is_wrong(a, r, "an lse is wrong");
             }
         }
@@ -88,7 +104,7 @@ static void check_rows(const struct ask *a, const struct wire_reply *w)
 
 /* --- the first answer ------------------------------------------------------------------------- */
 
-static void take_step(struct ask *a)
+void take_step(struct ask *a)
 {
     uint32_t row = 0;
     for (uint32_t i = 0; i < a->n_items; i++) {
@@ -139,7 +155,7 @@ static void take_fork(struct ask *a, const Attnd__Reply *r)
 static void take_truncate(struct ask *a, const Attnd__Reply *r)
 {
     struct seq *s = a->seq;
-    if (r->seq->epoch != s->epoch + 1)
+    if (r->seq->epoch != s->epoch + EPOCH_STEP)
         is_wrong(a, r, "a truncation did not raise the epoch by one");
     for (uint32_t l = 0; l < N_LAYERS; l++)
         s->len[l] = s->len[l] < a->len ? s->len[l] : a->len;
@@ -154,7 +170,7 @@ static void take_truncate(struct ask *a, const Attnd__Reply *r)
 static void take_adopt(struct ask *a, const Attnd__Reply *r)
 {
     struct seq *s = a->seq;
-    if (r->seq->epoch != s->epoch + 1 || r->seq->n_layer_len != N_LAYERS)
+    if (r->seq->epoch != s->epoch + EPOCH_STEP || r->seq->n_layer_len != N_LAYERS)
         is_wrong(a, r, "an adoption did not raise the epoch by one");
     for (uint32_t l = 0; l < N_LAYERS; l++) {
         struct ask *step = s->step[l];
@@ -220,6 +236,23 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
         break;
     case ASK_TOKENS:
         break;
+    case ASK_EXPORT:
+        if (r->body_case != ATTND__REPLY__BODY_EXPORT)
+            is_wrong(a, r, "the answer has no body");
+        check_export(a, r->export, w->payload, w->payload_bytes);
+        break;
+    case ASK_IMPORT:
+        take_import(a);
+        break;
+    case ASK_PLAN: /* bells come now */
+        break;
+    case ASK_KILL:
+        a->seq->is_gone = true;
+        sim_counts.killed++;
+        break;
+    case ASK_KILL_SESSION:
+        sim_counts.killed_sessions++;
+        break;
     case ASK_STEP:
         take_step(a);
         break;
@@ -242,7 +275,20 @@ static bool is_passing(attn_status st)
 /* May the daemon have forgotten this session? It has begun empty, or the client was silent. */
 static bool may_be_over(const struct peer *p)
 {
-    return process_empty_since_ns() > p->known_since_ns || sim_now_ns - p->renewed_ns > LEASE_NS;
+    return process_empty_since_ns() > p->known_since_ns || sim_now_ns - p->renewed_ns > LEASE_NS ||
+           p->is_killed;
+}
+
+/* A sequence that it names may have been ended by somebody else: those are gone now, or closed
+ * later. */
+static bool names_doomed(struct ask *a)
+{
+    bool is_doomed = a->seq != NULL && a->seq->is_doomed;
+    if (is_doomed)
+        a->seq->is_gone = true;
+    for (uint32_t i = 0; i < a->n_items; i++)
+        is_doomed |= a->of[i]->is_doomed;
+    return is_doomed;
 }
 
 static void take_refusal(struct ask *a, const Attnd__Reply *r)
@@ -252,10 +298,22 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
     sim_counts.refusals++;
     if (is_passing(st)) {
         bool is_for_good = ++a->n_refused > 4 &&
-                           (a->kind == ASK_STEP || a->kind == ASK_GAP || a->kind == ASK_STALE);
+                           (a->kind == ASK_STEP || a->kind == ASK_GAP || a->kind == ASK_STALE ||
+                            a->kind == ASK_PLAN || a->kind == ASK_IMPORT || a->kind == ASK_EXPORT);
         a->again_ns = sim_now_ns + sim_between(100 * SIM_US, 20 * SIM_MS);
         if (is_for_good)
             give_up(a);
+        return;
+    }
+    if (a->kind == ASK_PLAN && st == ATTN_ENOTFOUND && strstr(r->message, "no such lane") != NULL) {
+        give_up(a);
+        return;
+    }
+    if (a->kind == ASK_KILL_SESSION && st == ATTN_ENOTFOUND &&
+        strstr(r->message, "sessions are called so") != NULL) {
+        if (a->n_sent == 1 && !may_be_over(a->victim) && a->victim->session != 0)
+            is_wrong(a, r, "the session must be known");
+        ask_settle(a);
         return;
     }
     if (st == ATTN_ENOTFOUND && strstr(r->message, "session") != NULL) {
@@ -264,10 +322,19 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
         peer_lose_session(p);
         return;
     }
-    if (a->kind == ASK_CLOSE && st == ATTN_ENOTFOUND && a->n_sent > 1) {
+    bool is_end = a->kind == ASK_CLOSE || a->kind == ASK_KILL;
+    if (is_end && st == ATTN_ENOTFOUND && (a->n_sent > 1 || may_be_over(a->seq->owner))) {
         a->seq->is_gone = true;
         sim_counts.closes++;
         ask_settle(a);
+        return;
+    }
+    if (a->kind == ASK_EXPORT && st == ATTN_ENOTFOUND && may_be_over(a->seq->owner)) {
+        ask_settle(a);
+        return;
+    }
+    if (st == ATTN_ENOTFOUND && (p->is_killed || names_doomed(a))) {
+        give_up(a);
         return;
     }
     if ((a->kind == ASK_GAP && st == ATTN_EINVAL) || (a->kind == ASK_STALE && st == ATTN_ESTALE)) {

@@ -3,8 +3,9 @@
 
 #include "model.h"
 
-const char *const ask_kinds[] = {"hello", "pool",   "open", "fork", "truncate", "close",
-                                 "adopt", "tokens", "step", "gap",  "stale"};
+const char *const ask_kinds[] = {
+    "hello",  "pool",   "open", "fork",           "truncate", "close", "adopt", "tokens",
+    "export", "import", "kill", "end of session", "plan",     "step",  "gap",   "stale"};
 
 bool seq_is_quiet(const struct seq *s)
 {
@@ -14,7 +15,7 @@ bool seq_is_quiet(const struct seq *s)
     return is_quiet;
 }
 
-static struct ask *ask_new(struct peer *p, enum ask_kind kind)
+struct ask *ask_new(struct peer *p, enum ask_kind kind)
 {
     if (p->n_asks == MAX_ASKS)
         return NULL;
@@ -44,7 +45,7 @@ static void say(const struct ask *a, const Attnd__Request *h)
             ask_kinds[a->kind], line, a->n_items > 0 && (a->flags & 1) ? " append" : "");
 }
 
-static struct ask *send(struct ask *a, Attnd__Request *h, const void *payload, size_t payload_bytes)
+struct ask *ask_send(struct ask *a, Attnd__Request *h, const void *payload, size_t payload_bytes)
 {
     static const uint32_t timeouts_us[] = {500, 3000, 20000};
     h->session = a->kind == ASK_HELLO ? 0 : a->peer->session;
@@ -77,12 +78,13 @@ struct ask *ask_hello(struct peer *p)
     a->is_resuming = p->session != 0;
     h.body_case = ATTND__REQUEST__BODY_HELLO;
     h.hello = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_pool(struct peer *p)
 {
     Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
+    Attnd__LayerSpec layer = ATTND__LAYER_SPEC__INIT, *layers[] = {&layer};
     Attnd__PoolCreate b = ATTND__POOL_CREATE__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     struct ask *a = ask_new(p, ASK_POOL);
@@ -96,15 +98,19 @@ struct ask *ask_pool(struct peer *p)
     spec.block_tokens = BLOCK_TOKENS;
     spec.n_blocks = sim_plan.n_blocks;
     spec.q_dtype = ATTND__DTYPE__F32;
+    layer.scale = sim_plan.is_sum ? SIM_SCALE_SUM : 1;
+    spec.n_layers = 1;
+    spec.layers = layers;
+    spec.split = (Attnd__Split)sim_plan.split;
     b.spec = &spec;
     h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
     h.pool_create = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 static struct seq *seq_new(struct peer *p)
 {
-    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+    for (uint32_t i = 0; i < sim_plan.n_seqs; i++) {
         if (p->seqs[i] != NULL && !p->seqs[i]->is_gone)
             continue;
         struct seq *s = sim_alloc(sizeof *s);
@@ -119,12 +125,12 @@ static struct seq *seq_new(struct peer *p)
 /* Prompt n parts from those above it after 16 n + 3 tokens, inside of a block. */
 static uint32_t way_of(uint32_t prompt, uint32_t pos)
 {
-    return pos >= 2 * BLOCK_TOKENS * prompt + 3 ? prompt : 0;
+    return pos >= 16 * prompt + 3 ? prompt : 0;
 }
 
 uint32_t prompt_like(uint32_t prompt, uint32_t len)
 {
-    uint32_t other = 1 + sim_below(N_PROMPTS);
+    uint32_t other = 1 + sim_below(sim_plan.n_prompts);
     bool is_like = len == 0 || way_of(other, len - 1) == way_of(prompt, len - 1);
     return prompt != 0 && is_like ? other : prompt;
 }
@@ -137,7 +143,16 @@ static const uint32_t *ids_of(uint32_t prompt)
     return ids;
 }
 
-uint64_t prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v)
+static struct token token_of(const float *k, const float *v)
+{
+    struct token t;
+    for (uint32_t h = 0; h < KV_HEADS; h++)
+        t.of_head[h] = device_token(k + h * HEAD_DIM, HEAD_DIM * sizeof *k, v + h * HEAD_DIM,
+                                    HEAD_DIM * sizeof *v);
+    return t;
+}
+
+struct token prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v)
 {
     float own[2][KV_FLOATS];
     float *to[] = {k != NULL ? k : own[0], v != NULL ? v : own[1]};
@@ -145,7 +160,7 @@ uint64_t prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, f
     for (uint32_t part = 0; part < 2; part++)
         for (uint32_t i = 0; i < KV_FLOATS; i++)
             to[part][i] = (float)((x = sim_mix(x + 1)) & 0xffff);
-    return device_token(to[0], KV_FLOATS * sizeof(float), to[1], KV_FLOATS * sizeof(float));
+    return token_of(to[0], to[1]);
 }
 
 struct ask *ask_open(struct peer *p)
@@ -158,16 +173,16 @@ struct ask *ask_open(struct peer *p)
         return NULL;
     b.seq = s->name;
     b.pool = p->pool;
-    s->prompt = sim_chance(500) ? 1 + sim_below(N_PROMPTS) : 0;
+    s->prompt = sim_chance(sim_plan.prompts) ? 1 + sim_below(sim_plan.n_prompts) : 0;
     if (s->prompt != 0 && sim_chance(800)) {
-        b.n_tokens = a->len = sim_below(MAX_LEN + 1);
+        b.n_tokens = a->len = sim_chance(500) ? MAX_LEN : sim_below(MAX_LEN + 1);
         b.tokens = (uint32_t *)(uintptr_t)ids_of(s->prompt);
     }
     a->seq = s;
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_OPEN;
     h.open = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_tokens(struct seq *s)
@@ -182,10 +197,12 @@ struct ask *ask_tokens(struct seq *s)
         return NULL;
     b.seq = s->name;
     b.epoch = s->epoch;
-    if (sim_chance(300)) { /* what is to go first; pins would fill the pool */
+    if (sim_chance(300)) { /* what is to go first, or never */
         r.first_token = sim_below(MAX_LEN);
         r.priority = (int32_t)sim_below(7) - 3;
         r.time_to_live_s = sim_below(3);
+        r.is_pinned = sim_chance(sim_plan.pins);
+        sim_counts.pins += r.is_pinned;
         b.n_retention = 1;
         b.retention = &range;
     } else {
@@ -196,7 +213,7 @@ struct ask *ask_tokens(struct seq *s)
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_TOKENS;
     h.tokens = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_fork(struct peer *p, struct seq *src)
@@ -224,7 +241,7 @@ struct ask *ask_fork(struct peer *p, struct seq *src)
     src->control = s->control = a;
     h.body_case = ATTND__REQUEST__BODY_FORK;
     h.fork = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_truncate(struct seq *s, uint32_t len)
@@ -241,7 +258,7 @@ struct ask *ask_truncate(struct seq *s, uint32_t len)
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_TRUNCATE;
     h.truncate = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 struct ask *ask_close(struct seq *s)
@@ -257,7 +274,7 @@ struct ask *ask_close(struct seq *s)
     s->control = a;
     h.body_case = ATTND__REQUEST__BODY_CLOSE;
     h.close = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 /* From another client, which knows of it, or is dead. */
@@ -283,7 +300,7 @@ struct ask *ask_adopt(struct peer *p, struct seq *s)
     b.seq = s->name;
     h.body_case = ATTND__REQUEST__BODY_ADOPT;
     h.adopt = &b;
-    return send(a, &h, NULL, 0);
+    return ask_send(a, &h, NULL, 0);
 }
 
 /* --- steps ------------------------------------------------------------------------------------ */
@@ -301,43 +318,40 @@ static void fill(float *rows, size_t n)
 static void expect_rows(struct ask *a, uint32_t i, uint32_t row, const float *q)
 {
     const struct seq *s = a->of[i];
-    uint64_t seen = 0;
-    for (uint32_t pos = 0; pos < a->pos[i] && pos < s->len[a->layer]; pos++)
-        seen = device_fold(seen, s->token[a->layer][pos]);
-    for (uint32_t t = 0; t < a->n_tokens[i]; t++) {
-        uint64_t token =
-            a->flags & WIRE_STEP_APPEND ? a->tokens[row + t] : s->token[a->layer][a->pos[i] + t];
-        seen = device_fold(seen, token);
-        a->rows[row + t] =
-            device_row(seen, q + (size_t)(row + t) * Q_FLOATS, Q_FLOATS * sizeof(float));
+    bool has_own = a->flags & WIRE_STEP_APPEND;
+    for (uint32_t h = 0; h < KV_HEADS; h++) {
+        uint64_t seen[MAX_LEN + 8] = {0};
+        for (uint32_t pos = 0; pos < a->pos[i] + a->n_tokens[i]; pos++)
+            seen[pos] = has_own && pos >= a->pos[i] ? a->tokens[row + pos - a->pos[i]].of_head[h]
+                                                    : s->token[a->layer][pos].of_head[h];
+        for (uint32_t t = 0; t < a->n_tokens[i]; t++) {
+            size_t at = (size_t)(row + t) * KV_HEADS + h;
+            device_attend(seen, a->pos[i] + t + 1, q + at * GROUP_FLOATS, GROUP_FLOATS * sizeof *q,
+                          sim_plan.is_sum, GROUP_FLOATS, GROUP_HEADS, a->out + at * GROUP_FLOATS,
+                          a->lse + at * GROUP_HEADS);
+        }
     }
 }
 
-static uint64_t make_token(const struct seq *s, uint32_t layer, uint32_t pos, float *k, float *v)
+static struct token make_token(const struct seq *s, uint32_t layer, uint32_t pos, float *k,
+                               float *v)
 {
     if (s->prompt != 0)
         return prompt_token(s->prompt, layer, pos, k, v);
     fill(k, KV_FLOATS);
     fill(v, KV_FLOATS);
-    return device_token(k, KV_FLOATS * sizeof *k, v, KV_FLOATS * sizeof *v);
+    return token_of(k, v);
 }
 
-/* Sends a step whose items, layer and flags are set; epoch_off is added to the epochs. */
-static struct ask *send_step(struct ask *a, uint32_t epoch_off)
+uint8_t *step_payload(struct ask *a, struct wire_step_layout *out_l)
 {
     Attnd__Step b = ATTND__STEP__INIT;
-    Attnd__Request h = ATTND__REQUEST__INIT;
     struct wire_step_layout l;
-    uint64_t names[MAX_ITEMS];
-    uint32_t epochs[MAX_ITEMS], n = 0;
     char why[256];
-    for (uint32_t i = 0; i < a->n_items; i++) {
-        names[i] = a->of[i]->name;
-        epochs[i] = a->of[i]->epoch + epoch_off;
+    uint64_t names[MAX_ITEMS] = {0};
+    uint32_t epochs[MAX_ITEMS] = {0}, n = 0;
+    for (uint32_t i = 0; i < a->n_items; i++)
         n += a->n_tokens[i];
-    }
-    b.pool = a->peer->pool;
-    b.layer = a->layer;
     b.flags = a->flags;
     b.dtype = ATTND__DTYPE__F32;
     b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = a->n_items;
@@ -350,7 +364,8 @@ static struct ask *send_step(struct ask *a, uint32_t epoch_off)
         sim_fail("a step of a client's is none: %s", why);
     uint8_t *payload = sim_alloc(l.request_bytes);
     a->tokens = sim_alloc(n * sizeof *a->tokens);
-    a->rows = sim_alloc(n * sizeof *a->rows);
+    a->out = sim_alloc((size_t)n * Q_FLOATS * sizeof *a->out);
+    a->lse = sim_alloc((size_t)n * Q_HEADS * sizeof *a->lse);
     if (a->flags & WIRE_STEP_APPEND) {
         float *k = (float *)(void *)(payload + l.k_offset);
         float *v = (float *)(void *)(payload + l.v_offset);
@@ -365,10 +380,36 @@ static struct ask *send_step(struct ask *a, uint32_t epoch_off)
         for (uint32_t i = 0, row = 0; i < a->n_items; row += a->n_tokens[i++])
             expect_rows(a, i, row, q);
     }
+    *out_l = l;
+    return payload;
+}
+
+/* Sends a step whose items, layer and flags are set; epoch_off is added to the epochs. */
+static struct ask *send_step(struct ask *a, uint32_t epoch_off)
+{
+    Attnd__Step b = ATTND__STEP__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    struct wire_step_layout l;
+    uint64_t names[MAX_ITEMS];
+    uint32_t epochs[MAX_ITEMS];
+    for (uint32_t i = 0; i < a->n_items; i++) {
+        names[i] = a->of[i]->name;
+        epochs[i] = a->of[i]->epoch + epoch_off;
+    }
+    b.pool = a->peer->pool;
+    b.layer = a->layer;
+    b.flags = a->flags;
+    b.dtype = ATTND__DTYPE__F32;
+    b.n_seq = b.n_epoch = b.n_pos = b.n_n_tokens = a->n_items;
+    b.seq = names;
+    b.epoch = epochs;
+    b.pos = a->pos;
+    b.n_tokens = a->n_tokens;
+    uint8_t *payload = step_payload(a, &l);
     sim_counts.steps++;
     h.body_case = ATTND__REQUEST__BODY_STEP;
     h.step = &b;
-    return send(a, &h, payload, l.request_bytes);
+    return ask_send(a, &h, payload, l.request_bytes);
 }
 
 static bool may_append(const struct seq *s, uint32_t layer)
@@ -377,10 +418,20 @@ static bool may_append(const struct seq *s, uint32_t layer)
            s->step[layer] == NULL && s->len[layer] < MAX_LEN;
 }
 
+/* Where prompts are to be published, mostly the layer that is behind. */
+static uint32_t append_layer(const struct peer *p)
+{
+    uint32_t layer = sim_below(N_LAYERS);
+    const struct seq *s = p->seqs[sim_below(sim_plan.n_seqs)];
+    for (uint32_t l = 0; s != NULL && sim_chance(2 * sim_plan.long_appends) && l < N_LAYERS; l++)
+        layer = s->len[l] < s->len[layer] ? l : layer;
+    return layer;
+}
+
 struct ask *ask_append(struct peer *p)
 {
     struct seq *found[MAX_SEQS];
-    uint32_t layer = sim_below(N_LAYERS), n = 0, left = 100;
+    uint32_t layer = append_layer(p), n = 0, left = 100;
     for (uint32_t i = 0; i < MAX_SEQS; i++)
         if (may_append(p->seqs[i], layer))
             found[n++] = p->seqs[i];
@@ -396,7 +447,7 @@ struct ask *ask_append(struct peer *p)
         struct seq *s = found[pick];
         found[pick] = found[i];
         uint32_t most = MAX_LEN - s->len[layer] < left ? MAX_LEN - s->len[layer] : left;
-        uint32_t want = sim_chance(60) ? 1 + sim_below(70) : 1 + sim_below(5);
+        uint32_t want = sim_chance(sim_plan.long_appends) ? 1 + sim_below(70) : 1 + sim_below(5);
         a->of[i] = s;
         a->pos[i] = s->len[layer];
         a->n_tokens[i] = want < most ? want : most;
@@ -424,7 +475,8 @@ struct ask *ask_attend(struct seq *s, uint32_t layer, uint32_t pos, uint32_t n)
 struct ask *ask_wrong(struct seq *s, enum ask_kind kind)
 {
     uint32_t layer = sim_below(N_LAYERS);
-    if (!may_append(s, layer) || s->len[layer] + 8 > MAX_LEN || (kind == ASK_STALE && s->epoch < 2))
+    if (!may_append(s, layer) || s->len[layer] + 8 > MAX_LEN ||
+        (kind == ASK_STALE && s->epoch < 2 * EPOCH_STEP))
         return NULL;
     struct ask *a = ask_new(s->owner, kind);
     if (a == NULL)
@@ -436,5 +488,5 @@ struct ask *ask_wrong(struct seq *s, enum ask_kind kind)
     a->pos[0] = s->len[layer] + (kind == ASK_GAP ? 1 + sim_below(4) : 0);
     a->n_tokens[0] = 1;
     s->step[layer] = a;
-    return send_step(a, kind == ASK_STALE ? UINT32_MAX : 0);
+    return send_step(a, kind == ASK_STALE ? 0 - EPOCH_STEP : 0);
 }

@@ -1,7 +1,8 @@
-/* device.c: a device that computes naively what attention depends on: which tokens are seen, in
- * which order, by which query. A token's K and V are one number in the KV memory, which outlives
- * the process; block tables are a mirror, as on a GPU, that only patches change. Launches fail,
- * take long, lose the device; tensors and tables are read at any moment of a launch. */
+/* device.c: devices that compute naively what attention depends on: which tokens are seen, in
+ * which order, by which query. A token's K and V are one number per KV head in the KV memory, which
+ * outlives the process; block tables are a mirror, as on a GPU, that only patches change. Launches
+ * fail, take long, lose the device; tensors and tables are read at any moment of a launch. Blocks
+ * move beside them, in two halves, so that one that is written meanwhile is torn. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -10,13 +11,18 @@
 #include <unistd.h>
 
 #include "kernels/backend.h"
+#include "kernels/kv_layout.h"
+#include "kernels/moves.h"
 #include "net.h"
 
-enum { MAX_POOLS = 4, MAX_WORDS = 1 << 16 };
+enum { MAX_WORDS = 1 << 16, MAX_BLOCKS = 1 << 10, MAX_SEEN = 256 };
 #define POISON UINT64_C(0xdeadbeefcafef00d)
 
 struct backend {
     uint64_t kv_bytes;
+    uint32_t card;
+    struct moves *moves; /* NULL: none were asked for yet */
+    bool is_coming[MAX_BLOCKS]; /* a move writes it */
     struct backend_batch *in_flight[BACKEND_MAX_IN_FLIGHT];
     uint64_t end_ns[BACKEND_MAX_IN_FLIGHT];
     bool is_run[BACKEND_MAX_IN_FLIGHT];
@@ -31,15 +37,16 @@ struct backend {
 struct backend_pool {
     struct backend *b;
     struct backend_pool_config c;
+    bool is_sum; /* see device_attend */
     uint64_t place; /* in words, plus one */
     uint32_t *mirror; /* [n_table_rows][max_row_blocks] */
 };
 
-/* The KV memory: whose it is is written into its descriptor. */
-static struct {
+/* The cards' KV memory: whose it is is written into its descriptor. */
+static struct memory {
     uint64_t id;
     uint64_t words[MAX_WORDS];
-} memory;
+} memories[SIM_MAX_CARDS];
 
 /* --- what rows are worth ---------------------------------------------------------------------- */
 
@@ -59,25 +66,55 @@ uint64_t device_token(const void *k, size_t k_bytes, const void *v, size_t v_byt
     return sim_mix(hash_bytes(k, k_bytes) + 3 * hash_bytes(v, v_bytes));
 }
 
-uint64_t device_fold(uint64_t seen, uint64_t token)
+static float fraction(uint64_t x)
 {
-    seen = (seen ^ token) * UINT64_C(0x9fb21c651e98df25);
-    return seen ^ (seen >> 31);
+    return (float)(sim_mix(x) >> 40) * 0x1p-24f;
 }
 
-uint64_t device_row(uint64_t seen, const void *q, size_t q_bytes)
+/* In order: what is seen is folded into a number. */
+static void attend_in_order(const uint64_t *tokens, uint32_t n, uint64_t query, uint32_t n_out,
+                            uint32_t n_lse, float *out, float *lse)
 {
-    return sim_mix(seen ^ hash_bytes(q, q_bytes));
+    uint64_t seen = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        seen = (seen ^ tokens[i]) * UINT64_C(0x9fb21c651e98df25);
+        seen ^= seen >> 31;
+    }
+    uint64_t row = sim_mix(seen ^ query);
+    for (uint32_t i = 0; i < n_out; i++)
+        out[i] = fraction(row + i);
+    for (uint32_t h = 0; lse != NULL && h < n_lse; h++)
+        lse[h] = -fraction(~row + h);
 }
 
-float device_out(uint64_t row, uint32_t i)
+/* As a sum with weights, so that parts of it can be merged: n_lse queries, each with its rows. */
+static void attend_as_sum(const uint64_t *tokens, uint32_t n, uint64_t query, uint32_t n_out,
+                          uint32_t n_lse, float *out, float *lse)
 {
-    return (float)(sim_mix(row + i) >> 40) * 0x1p-24f;
+    uint32_t dim = n_out / n_lse;
+    for (uint32_t h = 0; h < n_lse; h++) {
+        double sum[64] = {0}, weights = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            double w = exp(4 * (double)fraction(tokens[i] ^ (query + h)));
+            weights += w;
+            for (uint32_t k = 0; k < dim; k++)
+                sum[k] += w * (double)fraction(tokens[i] + k);
+        }
+        for (uint32_t k = 0; k < dim; k++)
+            out[h * dim + k] = n == 0 ? 0 : (float)(sum[k] / weights);
+        if (lse != NULL)
+            lse[h] = n == 0 ? -INFINITY : (float)log(weights);
+    }
 }
 
-float device_lse(uint64_t row, uint32_t head)
+void device_attend(const uint64_t *tokens, uint32_t n, const void *q, size_t q_bytes, bool is_sum,
+                   uint32_t n_out, uint32_t n_lse, float *out, float *lse)
 {
-    return -device_out(~row, head);
+    uint64_t query = hash_bytes(q, q_bytes);
+    if (is_sum)
+        attend_as_sum(tokens, n, query, n_out, n_lse, out, lse);
+    else
+        attend_in_order(tokens, n, query, n_out, n_lse, out, lse);
 }
 
 /* --- pools ------------------------------------------------------------------------------------ */
@@ -112,13 +149,15 @@ static attn_status dev_open(const struct backend_config *c, struct backend **out
     if (b == NULL)
         return ATTN_ENOMEM;
     b->kv_bytes = c->kv_bytes;
+    b->card = (uint32_t)c->device_index;
+    struct memory *memory = &memories[b->card];
     if (c->import_fd >= 0 &&
-        (pread(c->import_fd, &id, sizeof id, 0) != sizeof id || id != memory.id))
+        (pread(c->import_fd, &id, sizeof id, 0) != sizeof id || id != memory->id))
         return ATTN_EINVAL;
     if (c->import_fd < 0) {
-        memory.id = sim_random();
+        memory->id = sim_random();
         for (size_t i = 0; i < MAX_WORDS; i++)
-            memory.words[i] = POISON + i;
+            memory->words[i] = POISON + i;
     }
     return ATTN_OK;
 }
@@ -129,6 +168,7 @@ static void dev_close(struct backend *b)
         return;
     if (b->n_in_flight > 0)
         sim_fail("the device is closed with %u batches in flight", b->n_in_flight);
+    moves_close(b->moves);
     if (b->pool != NULL)
         pool_close(b->pool);
     free(b);
@@ -142,20 +182,20 @@ static attn_status pool_check(struct backend *b, const struct backend_pool_confi
 
 static uint64_t words_of(const struct backend_pool_config *c)
 {
-    return (uint64_t)c->n_blocks * c->num_layers * c->block_tokens;
+    return (uint64_t)c->n_blocks * c->num_layers * c->block_tokens * c->num_kv_heads;
 }
 
 static uint64_t pool_bytes(const struct backend *b, const struct backend_pool_config *c)
 {
     (void)b;
-    return words_of(c) * c->num_kv_heads * (c->head_dim_k + c->head_dim_v) * 4;
+    return words_of(c) * (c->head_dim_k + c->head_dim_v) * 4;
 }
 
 static attn_status pool_open(struct backend *b, const struct backend_pool_config *c,
                              struct backend_pool **out_pool)
 {
     process_point();
-    if (words_of(c) > MAX_WORDS || b->pool != NULL)
+    if (words_of(c) > MAX_WORDS || c->n_blocks > MAX_BLOCKS || b->pool != NULL)
         return ATTN_ENOMEM;
     struct backend_pool *p = calloc(1, sizeof *p);
     uint32_t *mirror = calloc((size_t)c->n_table_rows * c->max_row_blocks, sizeof *mirror);
@@ -166,6 +206,7 @@ static attn_status pool_open(struct backend *b, const struct backend_pool_config
     }
     memset(mirror, 0xff, (size_t)c->n_table_rows * c->max_row_blocks * sizeof *mirror);
     *p = (struct backend_pool){.b = b, .c = *c, .place = 1, .mirror = mirror};
+    p->is_sum = c->layers[0].scale == SIM_SCALE_SUM;
     b->pool = *out_pool = p;
     return ATTN_OK;
 }
@@ -177,15 +218,17 @@ static uint64_t pool_place(const struct backend_pool *p)
 
 /* --- a batch ---------------------------------------------------------------------------------- */
 
-static uint64_t *word_of(struct backend_pool *p, uint32_t block, uint32_t layer, uint32_t slot)
+/* [block][layer][slot][kv head] */
+static uint64_t *words_at(struct backend_pool *p, uint32_t block, uint32_t layer, uint32_t slot)
 {
     const struct backend_pool_config *c = &p->c;
     if (block >= c->n_blocks)
         sim_fail("a batch names block %u of %u", block, c->n_blocks);
-    return &memory.words[(block * c->num_layers + layer) * c->block_tokens + slot];
+    size_t slots = (block * c->num_layers + layer) * c->block_tokens + slot;
+    return &memories[p->b->card].words[slots * c->num_kv_heads];
 }
 
-/* The number of the token at pos, as the mirror of the tables says. */
+/* The numbers of the token at pos, as the mirror of the tables says. */
 static uint64_t *token_at(struct backend_pool *p, const struct backend_item *it, uint32_t pos)
 {
     uint32_t i = pos / p->c.block_tokens;
@@ -193,45 +236,54 @@ static uint64_t *token_at(struct backend_pool *p, const struct backend_item *it,
     if (block != it->block_table[i])
         sim_fail("the device was told of block %u at %u of row %u, the table has %u", block, i,
                  it->table_row, it->block_table[i]);
-    return word_of(p, block, it->layer, pos % p->c.block_tokens);
+    if (block < MAX_BLOCKS && p->b->is_coming[block])
+        sim_fail("a batch uses block %u, which a move writes", block);
+    return words_at(p, block, it->layer, pos % p->c.block_tokens);
 }
 
 static void append(struct backend_pool *p, const struct backend_item *it)
 {
-    size_t k_bytes = p->c.num_kv_heads * p->c.head_dim_k * sizeof(float);
-    size_t v_bytes = p->c.num_kv_heads * p->c.head_dim_v * sizeof(float);
+    size_t k_bytes = p->c.head_dim_k * sizeof(float), v_bytes = p->c.head_dim_v * sizeof(float);
+    uint32_t n_heads = p->c.num_kv_heads;
     const uint8_t *k = it->k, *v = it->v;
     for (uint32_t t = 0; t < it->n_tokens; t++)
-        *token_at(p, it, it->pos + t) =
-            device_token(k + t * k_bytes, k_bytes, v + t * v_bytes, v_bytes);
+        for (uint32_t h = 0; h < n_heads; h++)
+            token_at(p, it, it->pos + t)[h] = device_token(
+                k + (t * n_heads + h) * k_bytes, k_bytes, v + (t * n_heads + h) * v_bytes, v_bytes);
 }
 
 static void attend(struct backend_pool *p, const struct backend_item *it)
 {
-    size_t q_bytes = p->c.num_q_heads * p->c.head_dim_k * sizeof(float);
-    uint32_t n_out = p->c.num_q_heads * p->c.head_dim_v;
+    uint32_t n_heads = p->c.num_kv_heads, n_lse = p->c.num_q_heads / n_heads;
+    size_t q_bytes = n_lse * p->c.head_dim_k * sizeof(float);
+    uint32_t n_out = n_lse * p->c.head_dim_v;
     const uint8_t *q = it->q;
     float *out = it->out;
-    uint64_t seen = 0;
-    for (uint32_t pos = 0; pos < it->pos; pos++)
-        seen = device_fold(seen, *token_at(p, it, pos));
-    for (uint32_t t = 0; t < it->n_tokens; t++) {
-        seen = device_fold(seen, *token_at(p, it, it->pos + t));
-        uint64_t row = device_row(seen, q + t * q_bytes, q_bytes);
-        for (uint32_t i = 0; i < n_out; i++)
-            out[t * n_out + i] = device_out(row, i);
-        for (uint32_t h = 0; it->lse != NULL && h < p->c.num_q_heads; h++)
-            it->lse[t * p->c.num_q_heads + h] = device_lse(row, h);
+    if (it->pos + it->n_tokens > MAX_SEEN)
+        sim_fail("an item ends at token %u", it->pos + it->n_tokens);
+    for (uint32_t h = 0; h < n_heads; h++) {
+        uint64_t tokens[MAX_SEEN];
+        for (uint32_t i = 0; i < it->pos + it->n_tokens; i++)
+            tokens[i] = token_at(p, it, i)[h];
+        for (uint32_t t = 0; t < it->n_tokens; t++) {
+            uint32_t row = t * n_heads + h;
+            device_attend(tokens, it->pos + t + 1, q + row * q_bytes, q_bytes, p->is_sum, n_out,
+                          n_lse, out + row * n_out, it->lse == NULL ? NULL : it->lse + row * n_lse);
+        }
     }
+}
+
+static size_t block_words(const struct backend_pool *p)
+{
+    return (size_t)p->c.num_layers * p->c.block_tokens * p->c.num_kv_heads;
 }
 
 static void run_batch(struct backend_batch *batch)
 {
     struct backend_pool *p = batch->pool;
     for (uint32_t i = 0; i < batch->n_copies; i++)
-        for (uint32_t l = 0; l < p->c.num_layers; l++)
-            for (uint32_t s = 0; s < p->c.block_tokens; s++)
-                *word_of(p, batch->copies[i].dst, l, s) = *word_of(p, batch->copies[i].src, l, s);
+        memcpy(words_at(p, batch->copies[i].dst, 0, 0), words_at(p, batch->copies[i].src, 0, 0),
+               block_words(p) * sizeof(uint64_t));
     for (uint32_t i = 0; i < batch->n_items; i++)
         if (batch->items[i].flags & BACKEND_APPEND)
             append(p, &batch->items[i]);
@@ -318,9 +370,7 @@ static struct backend_batch *dev_poll(struct backend *b, uint64_t wait_ns)
     uint64_t until_ns = sim_now_ns + wait_ns;
     if (b->end_ns[0] < until_ns)
         until_ns = b->end_ns[0] > sim_now_ns ? b->end_ns[0] : sim_now_ns;
-    while (sim_loop_runs && sim_step(until_ns)) {
-    }
-    sim_now_ns = until_ns > sim_now_ns ? until_ns : sim_now_ns;
+    thread_wait(NULL, NULL, until_ns);
     if (b->end_ns[0] > sim_now_ns)
         return NULL;
     struct backend_batch *batch = b->in_flight[0];
@@ -329,6 +379,8 @@ static struct backend_batch *dev_poll(struct backend *b, uint64_t wait_ns)
     if (batch->status == ATTN_OK || (!b->is_unpatched[0] && sim_chance(500)))
         run_at(b, 0);
     batch->device_ns = 10 * SIM_US;
+    for (uint32_t i = 0; i < batch->n_signals && batch->status == ATTN_OK; i++)
+        __atomic_store_n(batch->signals[i].word, batch->signals[i].value, __ATOMIC_RELEASE);
     b->n_in_flight--;
     for (uint32_t i = 0; i < b->n_in_flight; i++) {
         b->in_flight[i] = b->in_flight[i + 1];
@@ -344,10 +396,10 @@ static struct backend_batch *dev_poll(struct backend *b, uint64_t wait_ns)
 
 static attn_status export_memory(struct backend *b, int *out_fd)
 {
-    (void)b;
     int fd = memfd_create("sim-kv", MFD_CLOEXEC);
     process_point();
-    if (fd < 0 || pwrite(fd, &memory.id, sizeof memory.id, 0) != sizeof memory.id)
+    const struct memory *memory = &memories[b->card];
+    if (fd < 0 || pwrite(fd, &memory->id, sizeof memory->id, 0) != sizeof memory->id)
         return ATTN_ENOMEM;
     *out_fd = fd;
     return ATTN_OK;
@@ -367,12 +419,104 @@ static void host_free(struct backend *b, void *p, size_t bytes)
     free(p);
 }
 
+/* --- whole blocks ----------------------------------------------------------------------------- */
+
+/* After all batches submitted before; those that are done anyway are. */
+static attn_status wait_for_all(struct backend *b)
+{
+    process_point();
+    if (b->is_lost)
+        return ATTN_EDEVICE;
+    for (uint32_t i = 0; i < b->n_in_flight; i++)
+        if (!b->is_unpatched[i])
+            run_at(b, i);
+    return ATTN_OK;
+}
+
+/* A block elsewhere has each number where its token's K begins; what else it has is nothing. */
+static void words_copy(struct backend_pool *p, uint32_t block, uint8_t *bytes, bool is_in,
+                       uint32_t first_layer, uint32_t n_layers)
+{
+    struct kv_layout l = kv_layout_of(&p->c);
+    size_t row = p->c.head_dim_k * sizeof(float);
+    for (uint32_t i = first_layer; i < first_layer + n_layers; i++)
+        for (uint32_t s = 0; s < p->c.block_tokens; s++)
+            for (uint32_t h = 0; h < p->c.num_kv_heads; h++) {
+                uint64_t *word = words_at(p, block, i, s) + h;
+                uint8_t *there = bytes + i * l.layer_bytes + h * l.k_head_bytes + s * row;
+                memcpy(is_in ? (void *)word : there, is_in ? there : (void *)word, sizeof *word);
+            }
+}
+
+static attn_status block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
+{
+    attn_status st = wait_for_all(p->b);
+    if (st == ATTN_OK && sim_has_faults && sim_chance(sim_plan.fail_move))
+        st = ATTN_EINTERNAL;
+    if (st != ATTN_OK)
+        return st;
+    sim_counts.block_reads++;
+    memset(out_bytes, 0, kv_layout_of(&p->c).block_bytes);
+    words_copy(p, block, out_bytes, false, 0, p->c.num_layers);
+    return ATTN_OK;
+}
+
+static attn_status block_write(struct backend_pool *p, uint32_t block, const void *bytes)
+{
+    attn_status st = wait_for_all(p->b);
+    if (st == ATTN_OK && sim_has_faults && sim_chance(sim_plan.fail_move))
+        st = ATTN_EINTERNAL;
+    if (st == ATTN_OK)
+        words_copy(p, block, (uint8_t *)(uintptr_t)bytes, true, 0, p->c.num_layers);
+    return st;
+}
+
+/* On a thread of kernels/moves.c. */
+static attn_status move(void *arg, uint32_t thread, struct backend_move *m)
+{
+    struct backend *b = arg;
+    struct backend_pool *p = m->pool;
+    uint32_t half = p->c.num_layers / 2;
+    (void)thread;
+    process_point();
+    thread_sleep(sim_between(SIM_US, sim_chance(200) ? 10 * SIM_MS : 100 * SIM_US));
+    bool fails = b->is_lost || (sim_has_faults && sim_chance(sim_plan.fail_move));
+    if (!m->is_in)
+        memset(m->bytes, 0, m->n_bytes);
+    words_copy(p, m->block, m->bytes, m->is_in, 0, half);
+    thread_sleep(sim_between(SIM_US, sim_chance(200) ? 5 * SIM_MS : 50 * SIM_US));
+    process_point();
+    if (!fails)
+        words_copy(p, m->block, m->bytes, m->is_in, half, p->c.num_layers - half);
+    if (m->is_in)
+        b->is_coming[m->block] = false;
+    sim_counts.blocks_back += m->is_in && !fails;
+    moves_sum(m->bytes, m->n_bytes, m->sum);
+    sim_counts.moves += !fails;
+    sim_counts.failed_moves += fails;
+    return b->is_lost ? ATTN_EDEVICE : fails ? ATTN_EINTERNAL : ATTN_OK;
+}
+
+static attn_status dev_moves_submit(struct backend *b, struct backend_moves *m)
+{
+    const struct moves_device device = {NULL, move, b};
+    process_point();
+    if (b->is_lost)
+        return ATTN_EDEVICE;
+    attn_status st = b->moves == NULL ? moves_open(&device, 2, &b->moves) : ATTN_OK;
+    for (uint32_t i = 0; i < m->n && m->list[i].is_in; i++)
+        b->is_coming[m->list[i].block] = true;
+    if (st == ATTN_OK)
+        st = moves_submit(b->moves, m);
+    for (uint32_t i = 0; i < m->n && m->list[i].is_in && st != ATTN_OK; i++)
+        b->is_coming[m->list[i].block] = false;
+    return st;
+}
+
 static attn_status blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t l = 0; l < p->c.num_layers; l++)
-            for (uint32_t s = 0; s < p->c.block_tokens; s++)
-                *word_of(p, blocks[i], l, s) = 0;
+        memset(words_at(p, blocks[i], 0, 0), 0, block_words(p) * sizeof(uint64_t));
     return ATTN_OK;
 }
 
@@ -390,6 +534,9 @@ const struct backend_ops device_ops = {
     .pool_close = pool_close,
     .submit = submit,
     .poll = dev_poll,
+    .block_read = block_read,
+    .block_write = block_write,
+    .moves_submit = dev_moves_submit,
     .blocks_scrub = blocks_scrub,
     .export_memory = export_memory,
     .host_alloc = host_alloc,

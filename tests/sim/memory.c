@@ -89,7 +89,7 @@ static void unnote(void *p)
     n_held--;
 }
 
-static bool fails(void)
+bool memory_fails(void)
 {
     if (!sim_is_daemon)
         return false;
@@ -103,17 +103,17 @@ static bool fails(void)
 
 void *__wrap_malloc(size_t n)
 {
-    return fails() ? NULL : note(__real_malloc(n));
+    return memory_fails() ? NULL : note(__real_malloc(n));
 }
 
 void *__wrap_calloc(size_t n, size_t bytes)
 {
-    return fails() ? NULL : note(__real_calloc(n, bytes));
+    return memory_fails() ? NULL : note(__real_calloc(n, bytes));
 }
 
 void *__wrap_realloc(void *p, size_t n)
 {
-    if (fails())
+    if (memory_fails())
         return NULL;
     unnote(p);
     void *q = __real_realloc(p, n);
@@ -123,12 +123,12 @@ void *__wrap_realloc(void *p, size_t n)
 
 void *__wrap_aligned_alloc(size_t align, size_t n)
 {
-    return fails() ? NULL : note(__real_aligned_alloc(align, n));
+    return memory_fails() ? NULL : note(__real_aligned_alloc(align, n));
 }
 
 char *__wrap_strdup(const char *s)
 {
-    return fails() ? NULL : note(__real_strdup(s));
+    return memory_fails() ? NULL : note(__real_strdup(s));
 }
 
 void __wrap_free(void *p)

@@ -12,34 +12,44 @@ enum {
     Q_HEADS = 8,
     KV_HEADS = 2,
     HEAD_DIM = 16,
-    BLOCK_TOKENS = 8,
     Q_FLOATS = Q_HEADS * HEAD_DIM,
     KV_FLOATS = KV_HEADS * HEAD_DIM,
+    GROUP_HEADS = Q_HEADS / KV_HEADS, /* of queries that share a KV head */
+    GROUP_FLOATS = GROUP_HEADS * HEAD_DIM,
     MAX_LEN = 200,
-    N_PROMPTS = 3,
+    MAX_PROMPTS = 11, /* the last one parts from the others close to MAX_LEN */
     MAX_SEQS = 6, /* of a client */
     MAX_ITEMS = 4, /* of a step */
     MAX_ASKS = 4096, /* of a client */
     MAX_OPEN_ASKS = 8, /* unanswered ones of a client */
     MAX_PEERS = 24, /* those that died included */
 };
+#define BLOCK_TOKENS sim_plan.block_tokens
 #define LEASE_NS (10 * SIM_S)
+/* On the wire an epoch has the card in its lowest bits: of two or three cards. */
+#define EPOCH_STEP (sim_plan.n_cards == 1 ? 1u : sim_plan.n_cards == 2 ? 2u : 4u)
 
 struct ask;
+
+/* What device_token makes of it. */
+struct token {
+    uint64_t of_head[KV_HEADS];
+};
 
 /* A sequence as its owner knows it. */
 struct seq {
     uint64_t name;
     struct peer *owner;
     uint32_t epoch;
-    uint32_t prompt; /* that its tokens are, of 1 to N_PROMPTS; 0: tokens like no others */
+    uint32_t prompt; /* that its tokens are, of 1 to sim_plan.n_prompts; 0: tokens like no others */
     uint32_t len[N_LAYERS];
-    uint64_t token[N_LAYERS][MAX_LEN];
+    struct token token[N_LAYERS][MAX_LEN];
     struct ask *step[N_LAYERS]; /* on its way */
     uint32_t n_readers; /* steps on their way that only attend */
     struct ask *control; /* on its way: open, fork, truncate, close, adopt */
     bool is_open; /* the daemon has said so */
     bool is_gone;
+    bool is_doomed; /* somebody has asked for its end, and maybe never had an answer */
     bool is_unsure; /* an append was given up: it must be truncated to sure_len */
     uint32_t sure_len;
 };
@@ -53,6 +63,11 @@ enum ask_kind {
     ASK_CLOSE,
     ASK_ADOPT,
     ASK_TOKENS,
+    ASK_EXPORT,
+    ASK_IMPORT,
+    ASK_KILL, /* a sequence */
+    ASK_KILL_SESSION,
+    ASK_PLAN,
     ASK_STEP,
     ASK_GAP, /* steps that must be refused: past the end, at an epoch that is over */
     ASK_STALE,
@@ -76,11 +91,15 @@ struct ask {
     struct seq *seq, *new_seq; /* of requests that are no steps */
     uint32_t len; /* of fork and truncate; of open and tokens: of how many it told the ids */
     bool is_resuming; /* hello */
+    struct peer *victim; /* whose session is to end */
+    uint32_t first_block, n_blocks, len_before[N_LAYERS]; /* export */
+    uint32_t len_after[N_LAYERS]; /* import, with `tokens` of each layer in turn */
     /* a step */
     uint32_t layer, flags, n_items;
     struct seq *of[MAX_ITEMS];
     uint32_t pos[MAX_ITEMS], n_tokens[MAX_ITEMS];
-    uint64_t *tokens, *rows; /* [all tokens]: what is appended, what must come back */
+    struct token *tokens; /* [all tokens]: what is appended */
+    float *out, *lse; /* [all tokens][Q_FLOATS], [Q_HEADS]: what must come back */
 };
 
 struct peer {
@@ -93,13 +112,20 @@ struct peer {
     struct bytes in;
     uint64_t session, known_since_ns;
     uint64_t renewed_ns; /* the session lived then, by what was answered */
+    bool is_killed; /* somebody has asked for the session's end */
     uint32_t pool; /* 0: not asked for yet */
+    struct shared_lane *lane; /* lanes.c; NULL: none */
+    struct ask *plan; /* whose bells are being rung; NULL: none */
+    uint32_t first_bell;
+    bool is_rung; /* for the plan's layer */
     struct ask *asks[MAX_ASKS];
     uint64_t n_asks; /* ids are 1 to n_asks */
     struct seq *seqs[MAX_SEQS];
     uint64_t looked_ns;
 };
 
+/* What import has to say of blocks: an export's answer told it. 0: none has yet. */
+extern uint64_t attention_digest;
 extern struct peer *peers[MAX_PEERS];
 extern uint32_t n_peers;
 
@@ -113,10 +139,30 @@ struct ask *ask_truncate(struct seq *s, uint32_t len);
 struct ask *ask_close(struct seq *s);
 struct ask *ask_adopt(struct peer *p, struct seq *s);
 struct ask *ask_append(struct peer *p);
+/* ask_blocks.c: whole blocks, and what operators do */
+struct ask *ask_export(struct peer *p, struct seq *s);
+struct ask *ask_import(struct seq *s);
+struct ask *ask_kill(struct peer *p, struct seq *s);
+struct ask *ask_kill_session(struct peer *p, struct peer *victim);
+void check_export(const struct ask *a, const Attnd__ExportReply *r, const uint8_t *payload,
+                  size_t payload_bytes);
+void take_import(struct ask *a);
+/* lanes.c */
+struct ask *ask_plan(struct peer *p);
+void plan_end(struct ask *a, bool is_sure);
+void lane_tick(struct peer *p);
+void lane_leave(struct peer *p);
+/* What a step's message has behind its header, and what must come back: tokens, out, lse of a. */
+uint8_t *step_payload(struct ask *a, struct wire_step_layout *out_l);
+/* The step has been carried out. */
+void take_step(struct ask *a);
+/* of all: a request that h says and that is a's */
+struct ask *ask_new(struct peer *p, enum ask_kind kind);
+struct ask *ask_send(struct ask *a, Attnd__Request *h, const void *payload, size_t payload_bytes);
 struct ask *ask_attend(struct seq *s, uint32_t layer, uint32_t pos, uint32_t n);
 struct ask *ask_wrong(struct seq *s, enum ask_kind kind);
-/* What a token of a prompt is in a layer, as device_token says it; k and v may be NULL. */
-uint64_t prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v);
+/* What a token of a prompt is in a layer; k and v may be NULL. */
+struct token prompt_token(uint32_t prompt, uint32_t layer, uint32_t pos, float *k, float *v);
 /* A prompt that begins with the same len tokens. */
 uint32_t prompt_like(uint32_t prompt, uint32_t len);
 bool seq_is_quiet(const struct seq *s); /* nothing of it is on its way */

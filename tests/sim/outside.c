@@ -2,10 +2,12 @@
  * listener.c and notify.c, and (by the linker's --wrap) of some functions of libc and the daemon's
  * look at the machine. Descriptors are real ones; those of a process that is gone are closed. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -15,6 +17,7 @@
 #include "daemon/log.h"
 #include "daemon/memory.h"
 #include "daemon/notify.h"
+#include "daemon/request.h"
 #include "daemon/stack.h"
 #include "kernels/backend.h"
 #include "net.h"
@@ -206,6 +209,59 @@ void __wrap_log_tell_left_out(void)
 {
 }
 
+/* Every client is an operator, too. */
+bool __wrap_request_may_administer(const struct request *req);
+bool __wrap_request_may_administer(const struct request *req)
+{
+    (void)req;
+    return true;
+}
+
+/* The file of the disk tier is memory that takes its time, and fails. */
+int __real_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...)
+{
+    va_list args;
+    va_start(args, flags);
+    int mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(args, int) : 0;
+    va_end(args);
+    if (strcmp(path, SIM_DISK) != 0)
+        return __real_open(path, flags, mode);
+    process_point();
+    return memfd_create("sim-disk", MFD_CLOEXEC);
+}
+
+/* Between the bytes of the file others go on. */
+static bool file_fails(void)
+{
+    process_point();
+    thread_sleep(sim_between(10 * SIM_US, sim_chance(50) ? 30 * SIM_MS : 300 * SIM_US));
+    bool fails = sim_has_faults && sim_chance(sim_plan.fail_move);
+    errno = fails ? EIO : errno;
+    sim_counts.failed_moves += fails;
+    return fails;
+}
+
+ssize_t __real_pread(int fd, void *p, size_t n, off_t at);
+ssize_t __wrap_pread(int fd, void *p, size_t n, off_t at);
+ssize_t __wrap_pread(int fd, void *p, size_t n, off_t at)
+{
+    if (!thread_is_one())
+        return __real_pread(fd, p, n, at);
+    sim_counts.file_reads++;
+    return file_fails() ? -1 : __real_pread(fd, p, n, at);
+}
+
+ssize_t __real_pwrite(int fd, const void *p, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *p, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *p, size_t n, off_t at)
+{
+    if (!thread_is_one())
+        return __real_pwrite(fd, p, n, at);
+    return file_fails() ? -1 : __real_pwrite(fd, p, n, at);
+}
+
 _Noreturn void __wrap__exit(int code);
 _Noreturn void __wrap__exit(int code)
 {
@@ -223,21 +279,32 @@ ssize_t __wrap_getrandom(void *p, size_t n, unsigned flags)
     return (ssize_t)n;
 }
 
-/* The engine sleeps: others go on until somebody wakes it. */
+/* An engine sleeps until somebody wakes it. */
+struct sleep {
+    int fd, n, n_ready;
+    struct epoll_event *events;
+};
+
 int __real_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms);
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms);
+
+static bool is_woken(void *arg)
+{
+    struct sleep *s = arg;
+    if (s->n_ready == 0)
+        s->n_ready = __real_epoll_wait(s->fd, s->events, s->n, 0);
+    return s->n_ready != 0;
+}
+
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms)
 {
-    uint64_t until_ns = sim_now_ns + (uint64_t)timeout_ms * SIM_MS;
-    const struct engine *e = sim_engine;
-    while (sim_loop_runs && sim_now_ns < until_ns) {
-        int n_ready = __real_epoll_wait(fd, events, n, 0);
-        if (n_ready != 0)
-            return n_ready;
-        sim_step(until_ns);
-    }
-    if (sim_loop_runs && !stack_is_empty(&e->inbox) && __real_epoll_wait(fd, events, n, 0) == 0)
-        sim_fail("the engine has slept its time out over a request");
+    struct sleep s = {.fd = fd, .n = n, .events = events};
+    process_point();
+    if (thread_wait(is_woken, &s, sim_now_ns + (uint64_t)timeout_ms * SIM_MS))
+        return s.n_ready;
+    for (uint32_t i = 0; i < sim_n_engines; i++)
+        if (sim_engines[i]->epoll_fd == fd && !stack_is_empty(&sim_engines[i]->inbox))
+            sim_fail("an engine has slept its time out over a request");
     return 0;
 }
 

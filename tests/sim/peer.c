@@ -191,8 +191,11 @@ void peer_lose_session(struct peer *p)
             p->seqs[i]->is_gone = true;
         p->seqs[i] = NULL;
     }
+    if (p->plan != NULL)
+        plan_end(p->plan, false);
     p->session = 0;
     p->pool = 0;
+    p->is_killed = false;
 }
 
 static void on_tick(void *arg, uint64_t word);
@@ -212,14 +215,21 @@ static struct peer *peer_new(void)
 /* Its process is gone: it says nothing any more, and another one comes. */
 static void die(struct peer *p)
 {
-    bool is_adopting = false; /* nobody would know whose the sequence is */
+    bool is_adopting = false; /* nobody would know whose the sequence is, or whether it lives */
     for (uint32_t i = 0; i < MAX_SEQS; i++)
         is_adopting |= p->seqs[i] != NULL && p->seqs[i]->control != NULL &&
                        p->seqs[i]->control->kind == ASK_ADOPT;
+    for (uint64_t i = 0; i < p->n_asks; i++)
+        is_adopting |= !p->asks[i]->is_answered &&
+                       (p->asks[i]->kind == ASK_KILL || p->asks[i]->kind == ASK_KILL_SESSION);
     if (n_peers == MAX_PEERS || is_adopting)
         return;
+    for (uint64_t i = 0; i < p->n_asks; i++)
+        if (!p->asks[i]->is_answered && p->asks[i]->kind == ASK_EXPORT)
+            ask_settle(p->asks[i]);
     sim_say("peer %u dies", p->number);
     p->is_dead = true;
+    lane_leave(p);
     if (p->conn != NULL)
         net_close(p->conn, sim_chance(500));
     p->conn = NULL;
@@ -259,9 +269,24 @@ static void adopt_something(struct peer *p)
     if (s == NULL || from == p || s->control != NULL || s->is_unsure ||
         (!from->is_dead && !seq_is_quiet(s)) ||
         sim_now_ns - from->renewed_ns > LEASE_NS - 3 * SIM_S || from->session == 0 ||
-        process_empty_since_ns() > from->known_since_ns)
+        process_empty_since_ns() > from->known_since_ns || from->is_killed || p->is_killed)
         return;
     ask_adopt(p, s);
+}
+
+/* Anybody's that lives. */
+static void look_at_others(struct peer *p, uint32_t what)
+{
+    struct peer *from = peers[sim_below(n_peers)];
+    struct seq *s = any_seq(from);
+    if (from->is_dead || from->is_killed || from->session == 0)
+        return;
+    if (what < 2 && from != p && sim_chance(200))
+        ask_kill_session(p, from);
+    else if (s != NULL && !s->is_unsure && what < 10)
+        ask_kill(p, s);
+    else if (s != NULL)
+        ask_export(p, s);
 }
 
 static void do_something(struct peer *p)
@@ -274,13 +299,23 @@ static void do_something(struct peer *p)
             ask_truncate(s, s->sure_len);
         else
             ask_close(s);
-    } else if (what < 480) {
+    } else if (s != NULL && s->len[0] == 0 && s->prompt == 0 && sim_chance(500)) {
+        ask_import(s);
+    } else if (s != NULL && sim_chance(sim_plan.closes)) {
+        ask_close(s);
+    } else if (sim_plan.has_lanes && sim_chance(150)) {
+        ask_plan(p);
+    } else if (what < 480 || (what < 840 && sim_chance(sim_plan.long_appends))) {
         ask_append(p);
     } else if (what < 560) {
         if (s != NULL)
             read_something(s);
     } else if (what < 640 || s == NULL) {
         ask_open(p);
+    } else if (what < 680) {
+        look_at_others(p, what - 640);
+    } else if (what < 710) {
+        ask_import(s);
     } else if (what < 760) {
         ask_fork(p, s);
     } else if (what < 840) {
@@ -308,6 +343,7 @@ static void on_tick(void *arg, uint64_t word)
         return;
     if (p->conn == NULL)
         connect_again(p);
+    lane_tick(p);
     uint32_t n = repeat_unanswered(p);
     if (p->conn == NULL) {
         /* later */
@@ -331,6 +367,7 @@ static void on_tick(void *arg, uint64_t word)
 void peers_begin(void)
 {
     n_peers = 0;
+    attention_digest = 0;
     n_ops = 0;
     is_asking = true;
     for (uint32_t i = 0; i < sim_plan.n_peers; i++)
@@ -349,7 +386,7 @@ bool peers_are_idle(void)
         for (uint64_t k = 0; !p->is_dead && k < p->n_asks; k++)
             if (!p->asks[k]->is_answered && p->asks[k]->kind != ASK_HELLO)
                 return false;
-        if (!p->is_dead && (p->session == 0 || p->pool == 0))
+        if (!p->is_dead && (p->session == 0 || p->pool == 0 || p->plan != NULL))
             return false;
     }
     return true;

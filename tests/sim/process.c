@@ -24,10 +24,13 @@ enum {
 };
 enum end { BEGINS, KILLED, EXITED };
 
-struct engine *sim_engine;
+struct engine *sim_engine, *sim_engines[SIM_MAX_CARDS];
+uint32_t sim_n_engines;
 uint64_t sim_life;
 
 static jmp_buf way_out;
+static enum end left; /* how, where a thread must be left first */
+static uint32_t engine_threads[SIM_MAX_CARDS], n_in_turn;
 static bool is_up, is_serving, is_last, is_over, is_upgrade_asked;
 static uint64_t points_to_kill; /* 0: no kill is due */
 static int exit_code;
@@ -35,88 +38,129 @@ static uint64_t empty_since_ns, turns;
 static uint64_t short_until_ns;
 
 attn_status __wrap_engine_start(struct engine *e, char *why, size_t why_bytes);
+attn_status __wrap_engine_stop(struct engine *e);
+attn_status __real_engine_stop(struct engine *e);
 attn_status __wrap_engine_close(struct engine *e);
 attn_status __real_engine_close(struct engine *e);
 
-/* --- the engine's thread ---------------------------------------------------------------------- */
+/* --- the engines' threads --------------------------------------------------------------------- */
 
-static void on_turn(void *arg, uint64_t word)
+static void *engine_main(void *arg)
 {
     struct engine *e = arg;
-    (void)word;
-    if (e != sim_engine)
-        return;
-    bool is_busy = engine_turn(e, MAX_TURN_NS);
-    if (++turns % CHECK_EVERY == 0)
-        process_check();
-    sim_at(is_busy ? sim_below(5000) : sim_between(500, 20000), SIM_PROCESS, on_turn, e, 0);
+    while (!atomic_load(&e->is_stopping)) {
+        n_in_turn++;
+        bool is_busy = engine_turn(e, MAX_TURN_NS);
+        n_in_turn--;
+        if (++turns % CHECK_EVERY == 0)
+            process_check(e);
+        thread_sleep(is_busy ? sim_below(5000) : sim_between(500, 20000));
+    }
+    return NULL;
 }
 
 attn_status __wrap_engine_start(struct engine *e, char *why, size_t why_bytes)
 {
     (void)why, (void)why_bytes;
-    sim_engine = e;
+    sim_engine = sim_n_engines == 0 ? e : sim_engine;
+    sim_engines[sim_n_engines] = e;
+    engine_threads[sim_n_engines++] = thread_start(engine_main, e);
+    e->has_thread = true;
+    if (sim_n_engines == 1)
+        lanes_process_begin(e);
     is_serving = true;
-    sim_at(0, SIM_PROCESS, on_turn, e, 0);
     return ATTN_OK;
+}
+
+static void engine_thread_end(struct engine *e)
+{
+    uint32_t i = 0;
+    while (i < sim_n_engines && sim_engines[i] != e)
+        i++;
+    if (i == sim_n_engines || !e->has_thread)
+        return;
+    atomic_store(&e->is_stopping, true);
+    engine_wake(e);
+    thread_join(engine_threads[i]);
+    e->has_thread = false; /* the end of its work is done by who stops it */
+    process_check(e);
+}
+
+attn_status __wrap_engine_stop(struct engine *e)
+{
+    engine_thread_end(e);
+    return __real_engine_stop(e);
 }
 
 attn_status __wrap_engine_close(struct engine *e)
 {
-    if (sim_engine != NULL)
-        process_check();
-    sim_engine = NULL;
+    if (e != NULL)
+        __wrap_engine_stop(e);
+    if (e == sim_engine)
+        lanes_process_end();
+    sim_engine = e == sim_engine ? NULL : sim_engine;
     return __real_engine_close(e);
 }
 
 /* --- books ------------------------------------------------------------------------------------ */
 
-void process_check(void)
+void process_check(struct engine *e)
 {
     bool was_daemon = sim_is_daemon;
     struct kv_stats s;
     uint64_t n_answered = 0;
     sim_is_daemon = false;
     sim_counts.cache_checks++;
-    struct kv *kv = sim_engine->parts.kv;
+    struct kv *kv = e->parts.kv;
     if (kv_check(kv) != ATTN_OK)
         sim_fail("the cache's books are wrong: %s", kv_last_error(kv));
+    const struct tier_store *tiers[] = {e->tier.blocks, e->tier.disk_blocks};
+    for (int i = 0; i < 2; i++) {
+        const char *wrong = tiers[i] == NULL ? NULL : tier_store_check(tiers[i]);
+        if (wrong != NULL)
+            sim_fail("the books of %s are wrong: %s", i == 0 ? "host memory" : "the file", wrong);
+    }
     kv_stats_read(kv, &s);
     if (s.blocks_total != s.blocks_free + s.blocks_used + s.blocks_cached)
         sim_fail("%llu blocks, %llu free and %llu used", (unsigned long long)s.blocks_total,
                  (unsigned long long)s.blocks_free, (unsigned long long)s.blocks_used);
     for (size_t i = 0; i < STATS_N_STATUS; i++)
         n_answered += atomic_load(&stats.steps_answered[i]);
-    if (stats_get(steps_received) != n_answered + stats_get(steps_in_flight))
+    if (n_in_turn == 0 && stats_get(steps_received) != n_answered + stats_get(steps_in_flight))
         sim_fail("%llu steps received, %llu answered, %llu in flight",
                  (unsigned long long)stats_get(steps_received), (unsigned long long)n_answered,
                  (unsigned long long)stats_get(steps_in_flight));
     sim_is_daemon = was_daemon;
 }
 
-void process_check_is_empty(void)
+static void check_engine_is_empty(struct engine *e)
 {
     struct kv_stats s;
-    process_check();
-    kv_stats_read(sim_engine->parts.kv, &s);
-    for (kv_seq_id seq = {0}; kv_seq_next(sim_engine->parts.kv, UINT32_MAX, &seq) == ATTN_OK;
-         seq.index++) {
+    process_check(e);
+    kv_stats_read(e->parts.kv, &s);
+    for (kv_seq_id seq = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &seq) == ATTN_OK; seq.index++) {
         struct kv_seq_info i;
-        kv_seq_info(sim_engine->parts.kv, seq, &i);
+        kv_seq_info(e->parts.kv, seq, &i);
         sim_say("left: %04x at epoch %u of owner %u", (unsigned)(i.name & 0xffff), i.epoch,
                 i.owner);
     }
     if (s.sequences != 0 || s.blocks_used != 0)
         sim_fail("everything is closed, and %llu sequences and %llu blocks are left",
                  (unsigned long long)s.sequences, (unsigned long long)s.blocks_used);
+    if (!engine_is_idle(e))
+        sim_fail("nobody asks, and an engine is not idle");
+}
+
+void process_check_is_empty(void)
+{
+    for (uint32_t i = 0; i < sim_n_engines; i++)
+        check_engine_is_empty(sim_engines[i]);
     if (stats_get(steps_in_flight) != 0 || stats_get(queue_requests) != 0 ||
         stats_get(queue_bytes) != 0)
         sim_fail("nobody asks, and %llu steps are in flight, %llu requests queued of %llu bytes",
                  (unsigned long long)stats_get(steps_in_flight),
                  (unsigned long long)stats_get(queue_requests),
                  (unsigned long long)stats_get(queue_bytes));
-    if (!engine_is_idle(sim_engine))
-        sim_fail("nobody asks, and the engine is not idle");
 }
 
 /* --- start and end ---------------------------------------------------------------------------- */
@@ -124,6 +168,8 @@ void process_check_is_empty(void)
 static uint64_t now_ns(void)
 {
     process_point();
+    if (thread_is_one())
+        sim_now_ns += 250; /* an engine that spins sees time go by */
     return sim_now_ns;
 }
 
@@ -134,40 +180,85 @@ static void clear_statics(void)
     health_set_ready(false);
     health_set_draining(false);
     health_end(HEALTH_LOOP);
-    health_end(HEALTH_ENGINE);
+    for (uint32_t i = 0; i < SIM_MAX_CARDS; i++)
+        health_end(HEALTH_ENGINE + i);
 }
 
 static int run(void)
 {
-    char *argv[] = {"attnd",      "--backend",
-                    "cpu",        "--listen",
-                    "ipc:///sim", "--listen.http",
-                    "off",        "--listen.admin",
-                    "off",        "--listen.max_peers",
-                    "16",         "--listen.max_message",
-                    "128K",       "--listen.max_peer_write",
-                    "512K",       "--listen.handshake_timeout",
-                    "2s",         "--listen.body_timeout",
-                    "3s",         "--listen.write_timeout",
-                    "3s",         "--device.kv_memory",
-                    "2M",         "--cache.io_memory",
-                    "1M",         "--cache.max_sequences",
-                    "64",         "--cache.max_seq_tokens",
-                    "256",        "--cache.max_pools",
-                    "2",          "--cache.max_layers",
-                    "4",          "--engine.max_batch_items",
-                    "16",         "--engine.max_batch_tokens",
-                    "128",        "--engine.max_step_items",
-                    "16",         "--engine.max_step_tokens",
-                    "128",        "--engine.max_queue_requests",
-                    "64",         "--engine.max_queue",
-                    "1M",         "--engine.max_sessions",
-                    "32",         "--engine.max_peer_sessions",
-                    "16",         "--engine.lease",
-                    "10s",        "--engine.default_timeout",
-                    "2s",         "--engine.stall_timeout",
-                    "2s",         "--engine.drain_timeout",
-                    "2s",         NULL};
+    char host[16], disk[16];
+    snprintf(host, sizeof host, "%s", sim_plan.host_memory);
+    snprintf(disk, sizeof disk, "%s", sim_plan.disk_size);
+    char cards[16];
+    snprintf(cards, sizeof cards, "%s", "0,1,2");
+    cards[2 * sim_plan.n_cards - 1] = '\0';
+    bool has_disk = strcmp(disk, "0") != 0;
+    char *argv[] = {"attnd",
+                    "--device.index",
+                    cards,
+                    "--backend",
+                    "cpu",
+                    "--listen",
+                    "ipc:///sim",
+                    "--listen.http",
+                    "off",
+                    "--listen.admin",
+                    "off",
+                    "--listen.max_peers",
+                    "16",
+                    "--listen.max_message",
+                    "128K",
+                    "--listen.max_peer_write",
+                    "512K",
+                    "--listen.handshake_timeout",
+                    "2s",
+                    "--listen.body_timeout",
+                    "3s",
+                    "--listen.write_timeout",
+                    "3s",
+                    "--device.kv_memory",
+                    "2M",
+                    "--cache.io_memory",
+                    "1M",
+                    "--cache.max_sequences",
+                    "64",
+                    "--cache.max_seq_tokens",
+                    "256",
+                    "--cache.max_pools",
+                    "2",
+                    "--cache.max_layers",
+                    "4",
+                    "--engine.max_batch_items",
+                    "16",
+                    "--engine.max_batch_tokens",
+                    "128",
+                    "--engine.max_step_items",
+                    "16",
+                    "--engine.max_step_tokens",
+                    "128",
+                    "--engine.max_queue_requests",
+                    "64",
+                    "--engine.max_queue",
+                    "1M",
+                    "--engine.max_sessions",
+                    "32",
+                    "--engine.max_peer_sessions",
+                    "16",
+                    "--engine.lease",
+                    "10s",
+                    "--engine.default_timeout",
+                    "2s",
+                    "--engine.stall_timeout",
+                    "2s",
+                    "--engine.drain_timeout",
+                    "2s",
+                    "--cache.host_memory",
+                    host,
+                    "--cache.disk_size",
+                    disk,
+                    "--cache.disk_path",
+                    has_disk ? SIM_DISK : "off",
+                    NULL};
     struct config cfg;
     struct config_fault fault;
     enum config_action action;
@@ -188,7 +279,10 @@ static void on_stop(void *arg, uint64_t word);
 static void bury(enum end how)
 {
     sim_forget_process();
+    threads_forget();
+    lanes_forget_process();
     sim_engine = NULL;
+    sim_n_engines = n_in_turn = 0;
     sim_loop_runs = false;
     is_up = false;
     points_to_kill = 0;
@@ -259,20 +353,34 @@ static void on_start(void *arg, uint64_t word)
     }
 }
 
+_Noreturn void process_leave(void)
+{
+    longjmp(way_out, (int)left);
+}
+
+static _Noreturn void leave(enum end how)
+{
+    left = how;
+    thread_leave(); /* comes back if it is on no thread */
+    process_leave();
+}
+
 _Noreturn void process_exit(int code)
 {
     exit_code = code;
-    longjmp(way_out, EXITED);
+    leave(EXITED);
 }
 
 void process_point(void)
 {
+    if (sim_is_daemon && sim_has_faults && thread_is_one() && sim_below(10000) < sim_plan.stop)
+        thread_sleep(sim_between(SIM_US, 2 * SIM_MS));
     if (!sim_is_daemon || points_to_kill == 0)
         return;
     if (!sim_has_faults && !is_last)
         points_to_kill = 0;
     else if (--points_to_kill == 0)
-        longjmp(way_out, KILLED);
+        leave(KILLED);
 }
 
 static void on_kill(void *arg, uint64_t word)
@@ -314,6 +422,7 @@ void process_begin(void)
     short_until_ns = 0;
     empty_since_ns = sim_now_ns;
     sim_engine = NULL;
+    sim_n_engines = n_in_turn = 0;
     clock_use(now_ns);
     sim_at(0, SIM_WORLD, on_start, NULL, 0);
     for (uint32_t i = 0; i < sim_plan.n_kills; i++)

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "net.h"
+#include "model.h"
 
 enum { MAX_SEED_S = 300 }; /* a run takes milliseconds; one that hangs is ended */
 enum phase { BUSY, QUIET, READ_BACK, CLOSE_ALL, LEASES, STOP };
@@ -28,7 +28,35 @@ static void plan(void)
         .has_keeper = sim_chance(800),
         .max_in_flight = 1 + sim_chance(800),
         .n_blocks = sim_chance(300) ? 20 + sim_below(30) : 100 + sim_below(150),
+        .pins = sim_chance(300) ? 100 : 0,
+        .n_seqs = MAX_SEQS,
+        .n_prompts = 3,
+        .prompts = 500,
+        .long_appends = 60,
+        .block_tokens = 8,
+        .n_cards = sim_chance(700) ? 1 : 2 + sim_chance(300),
+        .split = ATTND__SPLIT__SPLIT_WHOLE,
+        .host_memory = "0",
+        .disk_size = "0",
     };
+    sim_plan.has_lanes = sim_plan.n_cards == 1 && sim_chance(400);
+    if (sim_plan.n_cards == 2 && sim_chance(700)) {
+        sim_plan.is_sum = sim_chance(500);
+        sim_plan.block_tokens = sim_plan.is_sum ? 16 : 8; /* a card's part has 8 at least */
+        sim_plan.split = sim_plan.is_sum ? ATTND__SPLIT__SPLIT_TOKENS : ATTND__SPLIT__SPLIT_HEADS;
+    }
+    if (sim_chance(500)) { /* tiers, and what they are for */
+        sim_plan.n_blocks = 20 + sim_below(40);
+        sim_plan.n_peers = 2 + sim_chance(300);
+        sim_plan.n_seqs = 1 + sim_below(2);
+        sim_plan.n_ops = 600 + sim_below(1500);
+        sim_plan.n_prompts = MAX_PROMPTS;
+        sim_plan.prompts = 900;
+        sim_plan.long_appends = 500;
+        sim_plan.closes = 60;
+        sim_plan.host_memory = sim_chance(500) ? "48K" : "512K";
+        sim_plan.disk_size = sim_chance(500) ? "0" : sim_chance(500) ? "64K" : "2M";
+    }
     if (is_calm)
         return;
     sim_plan.drop = sim_below(60);
@@ -37,7 +65,10 @@ static void plan(void)
     sim_plan.late = sim_below(200);
     sim_plan.cut = sim_below(15);
     sim_plan.fail_batch = sim_chance(500) ? sim_below(80) : 0;
-    sim_plan.lose_device = sim_chance(200) ? sim_below(5) : 0;
+    sim_plan.stop = sim_chance(500) ? 1 + sim_below(3) : 0;
+    sim_plan.fail_move = sim_chance(500) ? sim_below(200) : 0;
+    if (sim_plan.n_cards == 1)
+        sim_plan.lose_device = sim_chance(200) ? sim_below(5) : 0;
     sim_plan.slow_batch = sim_below(50);
     sim_plan.fail_alloc = sim_chance(300) ? sim_below(300) : 0;
     sim_plan.n_kills = sim_chance(700) ? sim_below(8) : 0;

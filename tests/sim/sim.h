@@ -35,11 +35,22 @@ struct sim_plan {
     bool has_keeper;
     uint32_t drop, twice, hold, late, cut; /* per mille of messages */
     uint32_t fail_batch, lose_device, slow_batch; /* per mille of launches */
+    uint32_t fail_move; /* per mille of moves of blocks, and of reads and writes of the file */
+    uint32_t stop; /* per 10,000 of places where an engine's thread may have to wait for a core */
     uint32_t fail_alloc; /* per mille of allocations while memory is short */
     uint32_t n_kills, n_upgrades;
     uint32_t slow_readers; /* per mille of peers */
     uint32_t max_in_flight; /* batches */
-    uint32_t n_blocks; /* of the pool */
+    uint32_t n_blocks, block_tokens; /* of the pool */
+    uint32_t pins; /* per mille of what is said of retention */
+    uint32_t n_seqs; /* that a client opens */
+    uint32_t n_prompts, prompts; /* per mille of opens that are of one */
+    uint32_t long_appends, closes; /* per mille of steps; of operations, beside the usual ones */
+    const char *host_memory, *disk_size; /* cache.host_memory, cache.disk_size */
+    bool has_lanes;
+    uint32_t n_cards;
+    int split; /* of the pool, as on the wire */
+    bool is_sum; /* SIM_SCALE_SUM */
 };
 extern struct sim_plan sim_plan;
 extern bool sim_has_faults; /* false: the quiet end of a run */
@@ -90,6 +101,11 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(batches)                                                                                     \
     X(failed_batches)                                                                              \
     X(lost_devices)                                                                                \
+    X(moves)                                                                                       \
+    X(failed_moves)                                                                                \
+    X(block_reads)                                                                                 \
+    X(blocks_back)                                                                                 \
+    X(file_reads)                                                                                  \
     X(steps)                                                                                       \
     X(rows)                                                                                        \
     X(answers_checked)                                                                             \
@@ -99,6 +115,12 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(forks)                                                                                       \
     X(cached_tokens)                                                                               \
     X(closes)                                                                                      \
+    X(exports)                                                                                     \
+    X(imports)                                                                                     \
+    X(killed)                                                                                      \
+    X(killed_sessions)                                                                             \
+    X(bells)                                                                                       \
+    X(pins)                                                                                        \
     X(sessions_lost)                                                                               \
     X(cache_checks)
 struct sim_counts {
@@ -110,8 +132,11 @@ extern struct sim_counts sim_counts;
 
 /* --- the process (process.c) ------------------------------------------------------------------ */
 
+enum { SIM_MAX_CARDS = 3 };
 struct engine;
-extern struct engine *sim_engine; /* that serves; NULL: none */
+extern struct engine *sim_engine; /* that serves, the first card's; NULL: none */
+extern struct engine *sim_engines[SIM_MAX_CARDS];
+extern uint32_t sim_n_engines;
 extern bool sim_loop_runs; /* inside of uv_run, and not told to stop */
 extern uint64_t sim_life; /* counts processes */
 
@@ -123,11 +148,33 @@ void process_point(void);
 void process_stop(void); /* SIGTERM, and no other process after it */
 bool process_is_over(void);
 _Noreturn void process_exit(int code);
-void process_check(void); /* the cache's books, between two events */
+_Noreturn void process_leave(void); /* thread.c: now that its thread is left */
+void process_check(struct engine *e); /* the cache's books, between two turns */
 void process_check_is_empty(void); /* nothing is held any more */
 /* Runs the daemon's signal handler (uv.c). */
 void uv_deliver_signal(int number);
 void uv_process_begin(void);
+
+/* --- threads (thread.c) ----------------------------------------------------------------------- */
+
+uint32_t thread_start(void *(*fn)(void *arg), void *arg);
+void *thread_join(uint32_t thread);
+/* Waits, on a thread of the daemon's or the loop's own, until it is ready or so late; events run
+ * meanwhile. false: it is that late. */
+bool thread_wait(bool (*is_ready)(void *arg), void *arg, uint64_t until_ns);
+void thread_sleep(uint64_t ns);
+void thread_lose_core(void); /* here it often has to wait for one, where it ever has to */
+bool thread_is_one(void); /* what runs is one, and not the event loop */
+/* The process ends inside of what runs: ends in process_leave if that is a thread, else returns. */
+void thread_leave(void);
+void threads_run(void); /* those that can go on; after an event */
+void threads_forget(void); /* the process is gone */
+
+/* --- lanes (lanes.c) -------------------------------------------------------------------------- */
+
+void lanes_process_begin(struct engine *e);
+void lanes_process_end(void); /* its engine has stopped */
+void lanes_forget_process(void); /* it is gone, in whatever way */
 
 /* --- memory (memory.c) ------------------------------------------------------------------------ */
 
@@ -135,7 +182,10 @@ void memory_begin(void);
 /* What the process had is the kernel's again. */
 void memory_reap(void);
 uint64_t memory_n_held(void);
+bool memory_fails(void); /* something that takes memory is asked for */
 void memory_be_short(uint64_t for_ns);
+
+#define SIM_DISK "/sim-disk" /* cache.disk_path */
 
 /* --- outside.c -------------------------------------------------------------------------------- */
 
@@ -149,13 +199,14 @@ int outside_keep_fd(int fd); /* a copy out of the process's reach */
 
 struct backend_ops;
 extern const struct backend_ops device_ops;
-/* What a device makes of rows: stands for attention. A cached token is one number of its k and v;
- * the output depends on every token that is seen, on their order and on q. */
+/* What a device makes of rows: stands for attention. A cached token is one number of its k and v
+ * per KV head. A query's outputs depend on every token that is seen, and on their order; or they
+ * are a sum over them, as those of pools that are split by tokens must be (layers whose scale is
+ * SIM_SCALE_SUM). For one KV head, whose queries have n_out floats and n_lse heads. */
+#define SIM_SCALE_SUM 2.0f
 uint64_t device_token(const void *k, size_t k_bytes, const void *v, size_t v_bytes);
-uint64_t device_fold(uint64_t seen, uint64_t token);
-uint64_t device_row(uint64_t seen, const void *q, size_t q_bytes);
-float device_out(uint64_t row, uint32_t i);
-float device_lse(uint64_t row, uint32_t head);
+void device_attend(const uint64_t *tokens, uint32_t n, const void *q, size_t q_bytes, bool is_sum,
+                   uint32_t n_out, uint32_t n_lse, float *out, float *lse);
 
 /* --- the network (net.c): connections as byte streams ----------------------------------------- */
 

@@ -242,6 +242,7 @@ int uv_async_send(uv_async_t *a)
     if (!x->is_active)
         sim_at(sim_below(30000), SIM_PROCESS, on_async, x, ++x->serial);
     x->is_active = true;
+    thread_lose_core(); /* who was woken may be done before the thread goes on */
     return 0;
 }
 

@@ -153,6 +153,7 @@ bool sim_step(uint64_t until_ns)
         process_point();
     e.fn(e.arg, e.word);
     sim_is_daemon = was_daemon;
+    threads_run();
     return true;
 }
 
