@@ -10,7 +10,7 @@
 #include "daemon/log.h"
 #include "daemon/stats.h"
 
-enum { CARD_WHY_BYTES = 512 };
+enum { CARD_WHY_BYTES = 512, LAST_ROUNDS = 4 };
 
 /* --- devices ---------------------------------------------------------------------------------- */
 
@@ -301,8 +301,9 @@ attn_status cards_stop(struct card_list *list)
             st = ATTN_EDEVICE;
         }
     }
-    for (uint32_t i = 0; i < list->n && list->cards != NULL && has_all; i++)
-        cards_listen(list->at[i].engine); /* what they told each other last */
+    /* what they told each other last, and what one may say to that */
+    for (uint32_t i = 0; i < LAST_ROUNDS * list->n && list->cards != NULL && has_all; i++)
+        cards_listen(list->at[i % list->n].engine);
     for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++) {
         engine_close(list->at[i].engine);
         list->at[i].engine = NULL;

@@ -1,4 +1,5 @@
-/* cards.c: requests on their way to an engine, and the table of names. */
+/* cards.c: what engines of several cards have in common: where sequences are, by their names, and
+ * whose sessions are. */
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <search.h>
@@ -20,9 +21,9 @@ struct card_name {
     uint32_t card, pool;
     uint32_t n_pending; /* requests on their way that may make it */
     bool is_open;
+    uint32_t epoch; /* it has moved, and its epoch names another card; else 0 */
+    struct card_name *next_moved; /* of the same place of cards.moved */
 };
-
-enum { NO_POOL = UINT32_MAX };
 
 attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
                        struct cards **out_cards)
@@ -36,6 +37,7 @@ attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
     c->max_pools = max_pools;
     c->max_sessions = max_sessions;
     pthread_mutex_init(&c->lock, NULL);
+    pthread_rwlock_init(&c->route, NULL);
     c->slots = calloc(max_sessions, sizeof *c->slots);
     c->held = calloc(max_sessions, sizeof *c->held);
     bool is_whole =
@@ -67,6 +69,8 @@ void cards_close(struct cards *c)
     free(c->slots);
     free(c->held);
     pthread_mutex_destroy(&c->lock);
+    pthread_rwlock_destroy(&c->route);
+    card_move_free(atomic_load(&c->move));
     free(c);
 }
 
@@ -163,17 +167,86 @@ static void name_move(struct cards *c, struct card_name *n, uint32_t card, uint3
     name_count(c, n, 1);
 }
 
+/* --- names whose epoch names another card than theirs --- */
+
+static struct card_name **moved_place(struct cards *c, struct seq_name name)
+{
+    uint64_t hash = (name.name ^ (uint64_t)name.tenant << 32) * UINT64_C(0x9e3779b97f4a7c15);
+    return &c->moved[hash >> (64 - CARDS_MOVED_BITS)];
+}
+
+/* The sequence is at this epoch; 0: it is no more. */
+static void moved_note(struct cards *c, struct card_name *n, uint32_t epoch)
+{
+    struct card_name **at = moved_place(c, n->name);
+    uint32_t had = n->epoch;
+    n->epoch = epoch != 0 && card_of_epoch(c, epoch) != n->card ? epoch : 0;
+    if (had == 0 && n->epoch != 0) {
+        n->next_moved = *at;
+        *at = n;
+        atomic_fetch_add(&c->n_moved, 1);
+    } else if (had != 0 && n->epoch == 0) {
+        while (*at != n)
+            at = &(*at)->next_moved;
+        *at = n->next_moved;
+        atomic_fetch_sub(&c->n_moved, 1);
+    }
+}
+
+uint32_t cards_at(struct cards *c, struct seq_name name, uint32_t epoch)
+{
+    uint32_t card = card_of_epoch(c, epoch);
+    pthread_mutex_lock(&c->lock);
+    const struct card_name *n = *moved_place(c, name);
+    while (n != NULL && (n->epoch != epoch || compare(n, &name) != 0))
+        n = n->next_moved;
+    card = n == NULL ? card : n->card;
+    pthread_mutex_unlock(&c->lock);
+    return card;
+}
+
+void cards_epoch(struct cards *c, uint32_t card, struct seq_name name, uint32_t epoch)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    if (n != NULL && n->card == card && n->is_open)
+        moved_note(c, n, epoch);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void cards_moved(struct cards *c, struct seq_name name, uint32_t to, uint32_t epoch)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    if (n != NULL) {
+        name_move(c, n, to, n->pool);
+        moved_note(c, n, epoch);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+bool cards_are_elsewhere(struct cards *c, uint32_t card, struct seq_name name)
+{
+    pthread_mutex_lock(&c->lock);
+    const struct card_name *n = name_find(c, name);
+    bool is = n != NULL && n->is_open && n->card != card && !card_is_lost(c->engines[n->card]);
+    pthread_mutex_unlock(&c->lock);
+    return is;
+}
+
 /* Nobody has the name or is about to: it is free. */
 static void name_look(struct cards *c, struct card_name *n)
 {
     if (n->is_open || n->n_pending > 0)
         return;
+    moved_note(c, n, 0);
     name_count(c, n, -1);
     tdelete(n, &c->names, compare);
     free(n);
 }
 
-bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool)
+bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool,
+                  uint32_t epoch)
 {
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
@@ -183,6 +256,7 @@ bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t
     if (is_ours) {
         name_move(c, n, card, pool);
         n->is_open = true;
+        moved_note(c, n, epoch);
     }
     pthread_mutex_unlock(&c->lock);
     return is_ours;
@@ -194,6 +268,7 @@ void cards_closed(struct cards *c, uint32_t card, struct seq_name name)
     struct card_name *n = name_find(c, name);
     if (n != NULL && n->card == card) {
         n->is_open = false;
+        moved_note(c, n, 0);
         name_look(c, n);
     }
     pthread_mutex_unlock(&c->lock);
@@ -240,15 +315,8 @@ static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t home)
     return home;
 }
 
-/* Where a sequence may go: must_be a card, or (CARDS_MAX) any, at home if it can. */
-struct place {
-    uint32_t must_be, home;
-};
-
-/* Where the request that may make this sequence goes; it is placed there. CARDS_MAX: the name is
- * another card's, or (*out_no_memory) there is no memory. */
-static uint32_t name_place(struct cards *c, struct request *req, struct seq_name name,
-                           uint32_t pool, struct place to, bool *out_no_memory)
+uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
+                     struct card_place to, bool *out_no_memory)
 {
     *out_no_memory = false;
     pthread_mutex_lock(&c->lock);
@@ -260,6 +328,7 @@ static uint32_t name_place(struct cards *c, struct request *req, struct seq_name
         *out_no_memory = n == NULL;
     } else if (is_made) {
         n->is_open = false; /* its sequence went with the card */
+        moved_note(c, n, 0);
         name_move(c, n, card, pool);
     }
     bool is_elsewhere = n != NULL && to.must_be != CARDS_MAX && n->card != to.must_be;
@@ -282,8 +351,7 @@ bool cards_know(struct cards *c, struct seq_name name)
     return is_open;
 }
 
-/* Where the sequence is; the lead says that it is not open. */
-static uint32_t name_card(struct cards *c, struct seq_name name)
+uint32_t cards_of_name(struct cards *c, struct seq_name name)
 {
     pthread_mutex_lock(&c->lock);
     const struct card_name *n = name_find(c, name);
@@ -303,6 +371,16 @@ static int compare_sessions(const void *a, const void *b)
 {
     uint64_t x = ((const struct card_session *)a)->id, y = ((const struct card_session *)b)->id;
     return x < y ? -1 : x > y;
+}
+
+uint32_t cards_tenant(struct cards *c, uint64_t session)
+{
+    const struct card_session key = {.id = session};
+    pthread_mutex_lock(&c->lock);
+    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
+    uint32_t tenant = at == NULL ? TENANT_OPERATOR : (*at)->tenant;
+    pthread_mutex_unlock(&c->lock);
+    return tenant;
 }
 
 attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant)
@@ -331,170 +409,4 @@ void cards_tenant_forget(struct cards *c, uint64_t session)
         tdelete(s, &c->sessions, compare_sessions);
     pthread_mutex_unlock(&c->lock);
     free(s);
-}
-
-/* --- sending on ------------------------------------------------------------------------------- */
-
-/* A reply that only the thread which polls may give. */
-static void give_back(struct request *req)
-{
-    struct engine *lead = req->lead;
-    stack_push(&lead->returned, req);
-    engine_wake(lead);
-}
-
-/* As the tables of the transports that are polled, but for the way back. */
-static const struct transport_ops *returning_ops(enum stats_transport label)
-{
-    static const struct transport_ops shm = {.label = STATS_SHM, .reply = give_back};
-    static const struct transport_ops gpu = {.label = STATS_GPU, .reply = give_back};
-    return label == STATS_GPU ? &gpu : &shm;
-}
-
-/* The reply may be given by another thread from now on. */
-static void leave_lead(struct cards *c, struct request *req)
-{
-    if (!req->transport->is_polled)
-        return;
-    req->lead = c->engines[0];
-    req->polled = req->transport;
-    req->transport = returning_ops(req->transport->label);
-}
-
-static void send_to(struct cards *c, struct request *req, uint32_t card)
-{
-    if (card != 0) {
-        engine_renew(c->engines[0], request_session(req));
-        leave_lead(c, req);
-    }
-    engine_take(c->engines[card], req);
-}
-
-static void refuse(struct cards *c, struct request *req, attn_status st, const char *why)
-{
-    engine_renew(c->engines[0], request_session(req));
-    request_reply_error(req, st, 0, "%s", why);
-}
-
-static void send_step(struct cards *c, struct request *req)
-{
-    const Attnd__Step *s = req->wire.header->step;
-    uint32_t of_cards = req->bell != NULL ? 1 : cards_of_step(c, s);
-    if ((of_cards & (of_cards - 1)) == 0) {
-        send_to(c, req, of_cards == 0 ? 0 : (uint32_t)__builtin_ctz(of_cards));
-        return;
-    }
-    engine_renew(c->engines[0], request_session(req));
-    leave_lead(c, req);
-    cards_step_split(c, req, of_cards);
-}
-
-/* Where an open may go: those of split pools are the lead's. */
-static struct place place_of_open(struct cards *c, const Attnd__Open *o)
-{
-    uint32_t pool = pool_index_of_handle(o->pool);
-    bool is_split = pool < c->max_pools &&
-                    atomic_load_explicit(&c->pools[0][pool].is_split, memory_order_relaxed);
-    return (struct place){.must_be = is_split ? 0 : CARDS_MAX,
-                          .home = is_split ? 0 : cards_prefix_home(c, o)};
-}
-
-/* A request that may make a sequence of this name. */
-static void send_maker(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
-                       struct place to)
-{
-    const Attnd__Request *h = req->wire.header;
-    char why[WHY_BYTES];
-    bool no_memory;
-    uint32_t at = name_place(c, req, name, pool, to, &no_memory);
-    if (at != CARDS_MAX) {
-        if (h->body_case == ATTND__REQUEST__BODY_OPEN)
-            cards_prefix_note(c, h->open, at);
-        send_to(c, req, at);
-        return;
-    }
-    snprintf(why, sizeof why, "sequence %" PRIu64 "%s", name.name,
-             no_memory ? ": no memory for its name" : " is open");
-    refuse(c, req, no_memory ? ATTN_ENOMEM : ATTN_EEXIST, why);
-}
-
-/* Whose names the request's sequences are among: of its session, or as an operator says. */
-static uint32_t tenant_of(struct cards *c, const Attnd__Request *h)
-{
-    if (!c->has_tenants)
-        return TENANT_OPERATOR;
-    if (h->body_case == ATTND__REQUEST__BODY_KILL)
-        return tenant_id_of_name(h->kill->tenant);
-    pthread_mutex_lock(&c->lock);
-    const struct card_session key = {.id = h->session};
-    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
-    uint32_t tenant = at == NULL ? TENANT_OPERATOR : (*at)->tenant;
-    pthread_mutex_unlock(&c->lock);
-    return tenant;
-}
-
-static void send_by_name(struct cards *c, struct request *req, uint64_t name)
-{
-    send_to(c, req, name_card(c, (struct seq_name){tenant_of(c, req->wire.header), name}));
-}
-
-static void send_fork(struct cards *c, struct request *req)
-{
-    const Attnd__Fork *f = req->wire.header->fork;
-    uint32_t tenant = tenant_of(c, req->wire.header);
-    struct place at = {.must_be = name_card(c, (struct seq_name){tenant, f->seq})};
-    send_maker(c, req, (struct seq_name){tenant, f->new_seq}, NO_POOL, at);
-}
-
-void cards_submit(struct cards *c, struct request *req)
-{
-    const Attnd__Request *h = req->wire.header;
-    switch (h->body_case) {
-    case ATTND__REQUEST__BODY_STEP:
-        send_step(c, req);
-        return;
-    case ATTND__REQUEST__BODY_OPEN:
-        send_maker(c, req, (struct seq_name){tenant_of(c, h), h->open->seq},
-                   pool_index_of_handle(h->open->pool), place_of_open(c, h->open));
-        return;
-    case ATTND__REQUEST__BODY_FORK:
-        send_fork(c, req);
-        return;
-    case ATTND__REQUEST__BODY_TOKENS:
-        send_by_name(c, req, h->tokens->seq);
-        return;
-    case ATTND__REQUEST__BODY_TRUNCATE:
-        send_by_name(c, req, h->truncate->seq);
-        return;
-    case ATTND__REQUEST__BODY_CLOSE:
-        send_by_name(c, req, h->close->seq);
-        return;
-    case ATTND__REQUEST__BODY_EXPORT:
-        send_by_name(c, req, h->export->seq);
-        return;
-    case ATTND__REQUEST__BODY_IMPORT:
-        send_by_name(c, req, h->import->seq);
-        return;
-    case ATTND__REQUEST__BODY_ADOPT:
-        send_by_name(c, req, h->adopt->seq);
-        return;
-    case ATTND__REQUEST__BODY_KILL:
-        if (h->kill->session[0] != '\0')
-            send_to(c, req, 0);
-        else
-            send_by_name(c, req, h->kill->seq);
-        return;
-    case ATTND__REQUEST__BODY_PLAN:
-        if (h->plan->step != NULL && (cards_of_step(c, h->plan->step) & ~1u) != 0)
-            refuse(c, req, ATTN_ENOTSUP, "plan: lanes reach sequences of the first card only");
-        else
-            send_to(c, req, 0);
-        return;
-    case ATTND__REQUEST__BODY_INSPECT:
-        send_to(c, req, list_card(c, h->inspect));
-        return;
-    default:
-        send_to(c, req, 0);
-        return;
-    }
 }

@@ -42,7 +42,7 @@ void cards_submit(struct cards *c, struct request *req);
 
 struct task;
 /* Whether the item is of another card. */
-bool cards_step_is_foreign(const struct engine *e, const struct request *req, uint32_t item);
+bool cards_step_is_foreign(const struct request *req, uint32_t item);
 /* The step's message is counted with this part of it. */
 bool cards_step_counts(const struct request *req);
 /* The outputs go where those of the other parts do, behind `head` bytes. As step_reserve_reply. */
@@ -79,12 +79,35 @@ uint64_t cards_oldest_at_ns(const struct cards *c);
 
 /* A sequence of this name is open on some card. */
 bool cards_know(struct cards *c, struct seq_name name);
+/* The same, and that card is another than this one. */
+bool cards_are_elsewhere(struct cards *c, uint32_t card, struct seq_name name);
 /* A sequence is open on this card, or is no more. Its engine's thread. false: it is open on another
  * card, or there is no memory. */
-bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool);
+bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool,
+                  uint32_t epoch);
+/* One that is open there has another epoch. */
+void cards_epoch(struct cards *c, uint32_t card, struct seq_name name, uint32_t epoch);
 void cards_closed(struct cards *c, uint32_t card, struct seq_name name);
 /* A request that was placed by a name leaves. */
 void cards_settle(struct cards *c, struct request *req);
+
+/* --- sequences that move (cards_move.c); the engine's thread ---------------------------------- */
+
+/* An operator's request: answered when the sequence is there, or why not. */
+void cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq);
+/* At each turn, before anything of it is looked at: what can go on goes on. true: it did. */
+bool cards_move_turn(struct engine *e);
+/* The request must wait until a sequence has left: it is held back. Requests are asked in order. */
+bool cards_move_holds(struct engine *e, struct request *req);
+/* What was held back and is not any more, oldest first. */
+struct request *cards_move_held(struct engine *e);
+/* A sequence was cut to its first n_blocks, or is closed. */
+void cards_move_cut(struct engine *e, uint32_t seq, uint32_t n_blocks);
+void cards_move_closed(struct engine *e, uint32_t seq);
+/* Blocks of this pool are being copied. */
+bool cards_move_is_of(const struct cards *c, uint32_t pool);
+/* The engine stops: what moves stays where it is. */
+void cards_move_stop(struct engine *e);
 
 /* --- sessions --------------------------------------------------------------------------------- */
 

@@ -22,22 +22,7 @@
 
 enum { ASK_SECONDS = 30 };
 
-enum note_kind { NOTE_BEGIN, NOTE_END, NOTE_SAW, NOTE_CALL };
 enum call_state { CALL_WAITS, CALL_RUNS, CALL_IS_LEFT }; /* left: nobody waits for it any more */
-
-struct card_note {
-    struct card_note *next;
-    enum note_kind kind;
-    uint32_t slot;
-    uint64_t session, request;
-    uint32_t tenant;
-    char client[SESSION_NAME_BYTES];
-    /* of a call */
-    void (*fn)(struct engine *e, void *arg);
-    void *arg;
-    _Atomic int state;
-    sem_t done;
-};
 
 static struct card_note *note_new(enum note_kind kind, uint32_t slot, uint64_t session)
 {
@@ -204,10 +189,21 @@ static bool call_run(struct engine *e, struct card_note *n)
     return true;
 }
 
+void card_move_tell(struct engine *e, struct card_move *m, struct card_note *n)
+{
+    n->kind = NOTE_MOVE;
+    n->arg = m;
+    note_push(e, n);
+}
+
 void cards_listen(struct engine *e)
 {
     for (struct card_note *n = stack_take_all(&e->notes), *next; n != NULL; n = next) {
         next = n->next;
+        if (n->kind == NOTE_MOVE) {
+            card_move_step(e, n->arg);
+            continue;
+        }
         if (n->kind == NOTE_CALL && call_run(e, n))
             continue;
         if (n->kind == NOTE_BEGIN)

@@ -43,6 +43,9 @@
 const struct config_option config_options[] = {
     CHOICE("device", "backend", backend, RESTART, "auto", "auto cpu cuda hip",
         "What computes attention. auto takes the first of cuda, hip and cpu that opens."),
+    TIME("device", "balance", balance_us, AT_ONCE, "1s", 0, HOUR,
+        "Of several cards, how often to look whether one has little room or time left and another has\n"
+        "much: then sequences of whole pools move there, while they are used. 0: never."),
     {"device", "index", OPTION_TEXT, RESTART, AT(device_index), "0", 0, 0, NULL,
         "Which GPUs, by the driver's numbers: one, several (0,1), eight at most, or all. Each sequence\n"
         "lives on one of them; lanes (gpu:///PATH) are of the first. With the cpu backend every number\n"

@@ -119,6 +119,23 @@ void engine_take(struct engine *e, struct request *req)
     engine_wake(e);
 }
 
+void engine_count_over(struct engine *from, struct engine *to, const struct request *req)
+{
+    uint64_t bytes = req->msg->n_bytes;
+    atomic_fetch_add(&to->held_bytes, bytes);
+    atomic_fetch_add(&to->n_held, 1);
+    atomic_fetch_sub(&from->held_bytes, bytes);
+    atomic_fetch_sub(&from->n_held, 1);
+}
+
+void engine_hand_over(struct engine *from, struct engine *to, struct request *req)
+{
+    if (from != to)
+        engine_count_over(from, to, req);
+    stack_push(&to->inbox, req);
+    engine_wake(to);
+}
+
 bool engine_admit(struct engine *e, struct request *req)
 {
     uint64_t bytes = req->msg->n_bytes, total;
@@ -180,19 +197,32 @@ static void take_request(struct engine *e, struct request *req, uint64_t now_ns)
         control_admit(e, req, now_ns);
 }
 
+/* What was held back goes first. */
+static struct request *inbox_with_held(struct engine *e)
+{
+    struct request *held = cards_move_held(e), **last = &held;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = stack_take_all(&e->inbox);
+    return held;
+}
+
 static bool take_inbox(struct engine *e, uint64_t now_ns)
 {
-    struct request *oldest = stack_take_all(&e->inbox);
-    if (e->parts.cards != NULL)
+    bool has_cards = e->parts.cards != NULL;
+    bool has_moved = has_cards && cards_move_turn(e);
+    struct request *oldest = has_cards ? inbox_with_held(e) : stack_take_all(&e->inbox);
+    if (has_cards)
         cards_listen(e);
-    bool has_any = oldest != NULL;
+    bool has_any = oldest != NULL || has_moved;
     bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
     struct request *cold = oldest; /* the first one that was not warmed */
     while (oldest != NULL) {
         struct request *next = oldest->next;
         if (is_large && oldest == cold)
             cold = steps_warm(e, oldest);
-        take_request(e, oldest, now_ns);
+        if (!has_cards || !cards_move_holds(e, oldest))
+            take_request(e, oldest, now_ns);
         oldest = next;
     }
     return has_any;
@@ -383,6 +413,10 @@ static attn_status wait_for_batches(struct engine *e)
 static attn_status engine_finish(struct engine *e)
 {
     take_inbox(e, clock_now_ns());
+    if (e->parts.cards != NULL) {
+        cards_move_stop(e);
+        take_inbox(e, clock_now_ns()); /* what was held back */
+    }
     watchers_answer(e, true);
     tasks_refuse(e, stop_status(e), "the daemon is stopping");
     attn_status st = wait_for_batches(e);
@@ -453,7 +487,8 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         return ATTN_ENOMEM;
     }
     e->parts = *parts;
-    e->epoch_bits = parts->cards == NULL ? 0 : cards_epoch_bits(parts->cards);
+    if (parts->cards != NULL)
+        kv_set_epochs(parts->kv, cards_epoch_bits(parts->cards), parts->card);
     e->lease_ns = e->next_lease_ns = c->lease_us * 1000;
     e->next_stamp = 1;
     e->epoll_fd = e->wake_fd = -1;

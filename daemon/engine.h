@@ -63,6 +63,11 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns);
 void engine_submit(struct engine *e, struct request *req);
 /* The same for this engine, though there may be others. */
 void engine_take(struct engine *e, struct request *req);
+/* The request was another engine's (or this one's, and is to be taken up again): nothing of it is
+ * in work. */
+void engine_hand_over(struct engine *from, struct engine *to, struct request *req);
+/* The same, without handing it over yet. */
+void engine_count_over(struct engine *from, struct engine *to, const struct request *req);
 /* Counts the request as this engine's until it is answered; false: it is, with ATTN_EOVERLOAD. */
 bool engine_admit(struct engine *e, struct request *req);
 /* Renews the lease of the session that a request names which its transport refuses; 0: none. Any

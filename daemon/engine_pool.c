@@ -484,7 +484,8 @@ static bool is_in_work(const struct engine *e, const struct pool *p)
 
 attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
-    if (is_in_work(e, p))
+    if (is_in_work(e, p) ||
+        (e->parts.cards != NULL && cards_move_is_of(e->parts.cards, p->id.index)))
         return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
     if (kv_pool_sequences(e->parts.kv, p->id) == 0 && has_others(e)) {
         attn_status st = cards_pool_drop(e, p, why, why_bytes);

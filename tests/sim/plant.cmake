@@ -70,8 +70,8 @@ plant(15 daemon/sp_peer.c "        STAILQ_REMOVE_HEAD(&p->replies, queued);
 # the rows of failed items are not made NaN
 plant(16 daemon/engine_answer.c "        fill_failed_rows(t);" "        if (sim_bug != 16)\n            fill_failed_rows(t);")
 # an item of another epoch is not refused
-plant(17 daemon/engine_step.c "    if (epoch_on_wire(e, info->epoch) != s->epoch[i]) {"
-  "    if (sim_bug != 17 && epoch_on_wire(e, info->epoch) != s->epoch[i]) {")
+plant(17 daemon/engine_step.c "    if (info->epoch != s->epoch[i]) {"
+  "    if (sim_bug != 17 && info->epoch != s->epoch[i]) {")
 # a block is published when one layer has it
 plant(18 cache/prefix.c "i-- > 0 && n > 0;)" "i-- > 0 && n > 0 && sim_bug != 18;)")
 # a published block is written to
