@@ -175,6 +175,7 @@ enum {
 
 struct stats_card {
     uint32_t device; /* by the driver's number */
+    char name[24]; /* the same, behind a backend if device.index names one */
     _Atomic uint64_t value[STATS_CARD_N];
 };
 

@@ -282,6 +282,29 @@ static void a_move_that_cannot_be_is_refused_and_changes_nothing(void **state)
     end();
 }
 
+/* A device of another backend beside the first: its blocks come by way of host memory. */
+static void sequences_move_between_cards_of_two_kinds(void **state)
+{
+    (void)state;
+    const char *twin = getenv("E2E_TWIN");
+    if (twin == NULL)
+        skip();
+    setenv("ATTND_MODULE_DIR", twin, 1);
+    begin("0,hip:0", N_BLOCKS, quiet);
+    unsetenv("ATTND_MODULE_DIR");
+    fill(0, 1, 500);
+    fill(1, 2, 30);
+    for (uint32_t round = 0; round < 4; round++) {
+        uint64_t id = send_move(1, (round + 1) % 2);
+        decode(2);
+        assert_int_equal(e2e_await(&c, id)->header->status, ATTN_OK);
+        decode(2);
+    }
+    assert_true(counter(0, "card_moves_out_total") > 0);
+    assert_true(counter(1, "card_batch_items_total") > 0);
+    end();
+}
+
 /* Many sequences, and whatever may happen to them, while they move at random. */
 static void random_requests_and_moves_lose_nothing(void **state)
 {
@@ -508,6 +531,7 @@ int main(void)
         TEST(requests_before_and_behind_a_move_stay_in_order),
         TEST(what_is_repeated_is_answered_as_before_the_move),
         TEST(a_move_that_cannot_be_is_refused_and_changes_nothing),
+        TEST(sequences_move_between_cards_of_two_kinds),
         TEST(random_requests_and_moves_lose_nothing),
         TEST(sequences_leave_a_card_that_is_full),
         TEST(losing_either_card_in_the_middle_takes_what_is_there),
