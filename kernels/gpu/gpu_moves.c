@@ -1,9 +1,9 @@
 /* gpu_moves.c: whole blocks to and from page-locked host memory beside batches (kernels/moves.h).
  *
  * What comes from another device's pool goes over the link between them, where there is one; else
- * the vendor's runtime brings it through host memory. Each thread has a stream of its own and moves one block at a time: while one makes a checksum,
- * which is slower than the bus, the copies of others are on their way. What comes in follows the
- * latest scrub, which may be of the same blocks.
+ * the vendor's runtime brings it through host memory. Each thread has a stream of its own and moves
+ * one block at a time: while one makes a checksum, which is slower than the bus, the copies of
+ * others are on their way. What comes in follows the latest scrub, which may be of the same blocks.
  */
 #include "kernels/gpu/gpu_host.h"
 

@@ -1,7 +1,7 @@
 /* e2e_moves.c: sequences move between the cards of one daemon (cpu engines) while they are used: by
  * an operator's request, and because cards are uneven. Whatever comes before, meanwhile and behind
- * is answered as if nothing had moved: outputs are compared with the reference, and bytes with those
- * of a daemon with one card.
+ * is answered as if nothing had moved: outputs are compared with the reference, and bytes with
+ * those of a daemon with one card.
  */
 #include <setjmp.h>
 #include <signal.h>
