@@ -87,7 +87,7 @@ uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name,
 /* Where the sequence is; the lead says that it is not open. */
 uint32_t cards_of_name(struct cards *c, struct seq_name name);
 
-/* cards_route.c: requests that were this engine's, in their order. The route is held for writing. */
+/* cards_route.c: requests that were this engine's, in order. The route is held for writing. */
 void cards_send_again(struct cards *c, struct request *list, struct engine *from);
 
 /* cards_step.c: the cards that the items of a step, or of a plan's, are on, as bits. */

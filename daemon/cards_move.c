@@ -2,8 +2,8 @@
  *
  * The source copies its full blocks while steps go on: they do not change, but for truncations,
  * which are noted. When little is left, and at a moment when nothing of the sequence is in work, it
- * is stopped: requests for it, and all behind them, are held back in the source's inbox. The rest is
- * copied, the target makes the sequence, with the same epoch, and what is known of the requests
+ * is stopped: requests for it, and all behind them, are held back in the source's inbox. The rest
+ * is copied, the target makes the sequence, with the same epoch, and what is known of the requests
  * that made it (kv_arrival_end); nobody sends anything there yet. Then the source closes its own,
  * and with the route held for writing the table of names changes and all that waits in its inbox is
  * sent again. So what came before the change and what comes after it stay in order, and each
@@ -11,7 +11,7 @@
  * of which the successor drops one.
  *
  * One move is under way at a time. It is in the hands of one thread after the other: the source's
- * engine, the target's, and the backend's that copy; what it comes to is always the source's to say.
+ * engine, the target's, and the backend's that copy; what it comes to is the source's to say.
  */
 #include <inttypes.h>
 #include <sched.h>
