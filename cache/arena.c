@@ -263,6 +263,7 @@ void kv_close(struct kv *kv)
     if (kv == NULL)
         return;
     kv_fetches_forget(kv);
+    kv_arrivals_forget(kv);
     if (kv->base != NULL)
         munmap(kv->base, kv->bytes);
     if (kv->fd >= 0)

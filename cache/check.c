@@ -341,8 +341,10 @@ attn_status kv_check(struct kv *kv)
         st = kv_fail(kv, ATTN_ENOMEM, "check: no memory for %u blocks", kv->config.max_blocks);
     else
         st = check_sequences(kv, &x);
-    if (st == ATTN_OK)
+    if (st == ATTN_OK) {
         kv_fetch_count_refs(kv, x.n_refs);
+        kv_arrival_count_refs(kv, x.n_refs);
+    }
     if (st == ATTN_OK)
         st = check_private(kv, &x);
     if (st == ATTN_OK)

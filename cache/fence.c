@@ -1,7 +1,9 @@
 /* fence.c: owners, and what a late duplicate of a request meets, so that it changes nothing.
  *
  * Requests that name an epoch are fenced by it: truncation and adoption raise the epoch of a
- * sequence, a new sequence begins above every epoch that has ended. Requests that name none (open,
+ * sequence, a new sequence begins above every epoch that has ended. Of several caches that move
+ * sequences to each other each makes epochs of its own kind (kv_set_epochs), so that none can make
+ * one that another has made. Requests that name none (open,
  * adopt) or make a sequence of another name (fork) are remembered by the owner that sent them, a
  * bounded number of them; older ids are refused. All of this is truth: it holds across a successor.
  *
@@ -95,9 +97,32 @@ void kv_owner_saw_all(struct kv *kv, const struct kv *other, uint32_t owner)
         kv_publish64(&kv->seen[owner].floor, s->floor);
 }
 
+void kv_set_epochs(struct kv *kv, uint32_t n_bits, uint32_t maker)
+{
+    kv->epoch_bits = n_bits;
+    kv->epoch_maker = maker;
+}
+
+/* The lowest epoch of this cache's own that is above `than`; 0: there is none. */
+static uint32_t epoch_above(const struct kv *kv, uint32_t than)
+{
+    uint32_t n = (than >> kv->epoch_bits) + 1;
+    uint32_t epoch = n << kv->epoch_bits | kv->epoch_maker;
+    return epoch > than && epoch >> kv->epoch_bits == n ? epoch : 0;
+}
+
 uint32_t kv_epoch_first(const struct kv *kv)
 {
-    return kv->epochs->ended + 1;
+    return epoch_above(kv, kv->epochs->ended);
+}
+
+/* The name may have been here before with epochs that its present one says nothing of, if that was
+ * made by another cache. */
+uint32_t kv_epoch_next(const struct kv *kv, uint32_t epoch)
+{
+    bool is_own = (epoch & ((1u << kv->epoch_bits) - 1)) == kv->epoch_maker;
+    uint32_t ended = kv->epochs->ended;
+    return epoch_above(kv, is_own || epoch > ended ? epoch : ended);
 }
 
 void kv_epoch_end(struct kv *kv, uint32_t epoch)

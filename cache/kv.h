@@ -200,6 +200,9 @@ void kv_set_elsewhere(struct kv *kv, const struct kv_elsewhere *x);
 /* Seconds of a clock that goes on from one process to the next: what ages and times
  * to live are counted by. */
 void kv_set_time(struct kv *kv, uint32_t now_s);
+/* Of several caches that move sequences to each other: epochs that are made here have `maker` in
+ * their lowest bits. The same for an arena, always. */
+void kv_set_epochs(struct kv *kv, uint32_t n_bits, uint32_t maker);
 void kv_close(struct kv *kv); /* unmaps; the arena lives on in other descriptors; NULL is fine */
 int kv_fd(const struct kv *kv); /* the memfd, owned by kv */
 /* random, told to belong together with what it is about */
@@ -351,6 +354,35 @@ attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t 
                          uint32_t *out_epoch);
 /* Any one sequence of an owner, for freeing in slices: ATTN_ENOTFOUND when it has none. */
 attn_status kv_owner_any(struct kv *kv, uint32_t owner, kv_seq_id *out_seq);
+
+/* A sequence that leaves for another cache, where it is the same at the same epoch: repeated
+ * requests are answered as here. What it points to is this cache's, and stays as long as nothing of
+ * the sequence changes. */
+struct kv_departure {
+    uint64_t name, request, owner_id;
+    uint32_t tenant, epoch, made, owner;
+    uint32_t n_blocks, n_cached;
+    const uint32_t *layer_len;
+    struct kv_tokens tokens;
+};
+/* ATTN_EOVERLOAD: appends are outstanding. When the other cache has it, it is closed here. */
+attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out);
+
+/* And one that comes. Its blocks are set aside first, and are no truth until it is whole: a
+ * successor knows nothing of them. Their bytes are the caller's to write; nobody else has them
+ * meanwhile. kv_arrival_end makes the sequence of the first blocks, and lets go of the rest.
+ * Of a pool that has one nothing may be dropped or cleared. */
+struct kv_arrival;
+struct kv_arrival *kv_arrival_begin(struct kv *kv, kv_pool_id pool); /* NULL: no memory, no pool */
+/* It has n_blocks then. ATTN_ENOBLOCKS, ATTN_ENOMEM: it has what it had. */
+attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t n_blocks);
+uint32_t kv_arrival_block(const struct kv_arrival *a, uint32_t i);
+/* Adds the row's table entries to fx. a is gone.
+ * Errors   a stays as it is: ATTN_EEXIST; ATTN_ENOTFOUND its owner is not here; ATTN_EOVERLOAD
+ *          max_sequences are open, fx is full; ATTN_EINVAL it has fewer blocks than d */
+attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_departure *d,
+                           struct kv_effects *fx, kv_seq_id *out_seq);
+void kv_arrival_cancel(struct kv *kv, struct kv_arrival *a); /* NULL is fine */
 
 /* kv_append_reserve: makes [pos, pos + n) of this layer writable: allocates missing blocks,
  * replaces shared ones by copies (journalled until commit). pos <= layer length, or ATTN_EINVAL

@@ -7,6 +7,7 @@
  * prefix.c   published blocks: keys, lookup        lru.c      eviction
  * fence.c    owners, epochs and requests seen: what a late duplicate meets
  * window.c   blocks that no window reaches any more
+ * arrival.c  sequences that come from another cache
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
@@ -52,8 +53,10 @@ struct kv {
     uint32_t *owned; /* [max_owners] first sequence, plus one */
     struct kv_heads *heads;
     uint32_t now_s;
+    uint32_t epoch_bits, epoch_maker; /* kv_set_epochs */
     struct kv_elsewhere elsewhere; /* all NULL: nowhere */
-    LIST_HEAD(, kv_fetch) fetches; /* of this process */
+    LIST_HEAD(, kv_fetch) fetches; /* of this process, as the next */
+    LIST_HEAD(, kv_arrival) arrivals;
     char error[256];
 };
 
@@ -227,7 +230,22 @@ uint32_t kv_index_find(const struct kv *kv, uint32_t tenant, uint64_t name); /* 
 void kv_index_put(struct kv *kv, uint32_t seq);
 void kv_index_remove(struct kv *kv, uint32_t seq);
 
-/* seq.c. */
+/* arrival.c. As a kill would leave them; adds the references that they have. */
+void kv_arrivals_forget(struct kv *kv);
+void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs);
+
+/* seq.c. A record, all but its state: it is not found until it is published. record_next says
+ * which it will be, so that its row can be filled. */
+struct kv_birth {
+    uint32_t tenant, pool, owner, len; /* len: the tokens it begins with */
+    uint64_t name, request;
+    struct kv_tokens tokens; /* whose ids are known */
+    uint32_t n_cached; /* of len, what others had */
+    uint32_t hole; /* as its source has it */
+};
+uint32_t kv_record_next(const struct kv *kv);
+uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b);
+void kv_record_publish(struct kv *kv, uint32_t seq);
 void kv_owner_link(struct kv *kv, uint32_t seq);
 void kv_owner_unlink(struct kv *kv, uint32_t seq);
 /* Lets go of the blocks past the first n_blocks. */
@@ -241,8 +259,10 @@ bool kv_hole_is_damaged(const struct kv *kv, uint32_t seq, uint32_t longest);
 /* fence.c. Has the owner's request been carried out (or is it too old to know)? */
 bool kv_request_is_seen(const struct kv *kv, uint32_t owner, uint64_t request);
 void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request);
-/* The epoch of a sequence that is made now; 0: there are no more. */
+/* The epoch of a sequence that is made now, and the one that follows a sequence's; 0: there are no
+ * more. */
 uint32_t kv_epoch_first(const struct kv *kv);
+uint32_t kv_epoch_next(const struct kv *kv, uint32_t epoch);
 /* A sequence of this epoch is about to be closed. */
 void kv_epoch_end(struct kv *kv, uint32_t epoch);
 /* The next epoch of a sequence is about to be published, made by this request. */

@@ -206,7 +206,7 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
                     lens[i] = s->redo_len - 1;
             if (kv->given[seq].n_ids > s->redo_len - 1)
                 kv->given[seq].n_ids = s->redo_len - 1;
-            if (s->made == kv_epoch_of(s) + 1) /* announced with it */
+            if (s->made > kv_epoch_of(s)) /* announced with it */
                 kv_publish64(&s->epoch_owner, kv_epoch_owner(s->made, kv_owner_of(s)));
             if (kv_hole_is_past(p, longest_layer(kv, seq)))
                 kv_publish32(&kv->holes[seq], 0);

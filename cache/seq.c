@@ -63,15 +63,6 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
         s->n_maybe_shared = s->n_blocks;
 }
 
-/* What a request asks to be born. */
-struct birth {
-    uint32_t tenant, pool, owner, len; /* len: the tokens it begins with */
-    uint64_t name, request;
-    struct kv_tokens tokens; /* whose ids are known */
-    uint32_t n_cached; /* of len, what others had */
-    uint32_t hole; /* as its source has it */
-};
-
 static attn_status owner_check(struct kv *kv, uint32_t owner)
 {
     if (owner < kv->config.max_owners || owner == KV_NO_OWNER)
@@ -89,7 +80,7 @@ static attn_status seen_before(struct kv *kv, uint64_t name, uint64_t request)
 }
 
 /* The sequence that an earlier copy of the same request made (plus one), 0 if it is to be made. */
-static attn_status birth_check(struct kv *kv, const struct birth *b, uint32_t *out_repeat)
+static attn_status birth_check(struct kv *kv, const struct kv_birth *b, uint32_t *out_repeat)
 {
     attn_status st = owner_check(kv, b->owner);
     if (st != ATTN_OK)
@@ -114,17 +105,17 @@ static attn_status birth_check(struct kv *kv, const struct birth *b, uint32_t *o
 }
 
 /* The record that is taken next. */
-static uint32_t record_next(const struct kv *kv)
+uint32_t kv_record_next(const struct kv *kv)
 {
     const struct kv_heads *h = kv->heads;
     return h->seq_free != 0 ? h->seq_free - 1 : h->seq_n_fresh;
 }
 
 /* Takes a free record and writes it, all but its table row, its blocks and its state. */
-static uint32_t record_take(struct kv *kv, const struct birth *b)
+uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b)
 {
     struct kv_heads *h = kv->heads;
-    uint32_t seq = record_next(kv);
+    uint32_t seq = kv_record_next(kv);
     if (h->seq_free != 0)
         h->seq_free = kv->links[seq].next;
     else
@@ -158,7 +149,7 @@ static uint32_t record_take(struct kv *kv, const struct birth *b)
     return seq;
 }
 
-static void record_publish(struct kv *kv, uint32_t seq)
+void kv_record_publish(struct kv *kv, uint32_t seq)
 {
     kv_publish32(&kv->seqs[seq].state, KV_LIVE);
     kv_index_put(kv, seq);
@@ -218,12 +209,12 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
     struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
     if (p == NULL)
         return kv_fail(kv, ATTN_ENOTFOUND, "pool index %u: no such pool", pool.index);
-    struct birth b = {.tenant = tenant,
-                      .name = name,
-                      .pool = pool.index,
-                      .owner = owner,
-                      .request = request,
-                      .tokens = *t};
+    struct kv_birth b = {.tenant = tenant,
+                         .name = name,
+                         .pool = pool.index,
+                         .owner = owner,
+                         .request = request,
+                         .tokens = *t};
     uint32_t repeat;
     attn_status st = birth_check(kv, &b, &repeat);
     if (st != ATTN_OK)
@@ -237,13 +228,13 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
         st = kv_retention_check(kv, name, t->retention, t->n_retentions);
     if (st != ATTN_OK)
         return st;
-    struct kv_prefix m = kv_prefix_match(kv, p, tenant, t, kv_row(kv, record_next(kv)));
+    struct kv_prefix m = kv_prefix_match(kv, p, tenant, t, kv_row(kv, kv_record_next(kv)));
     if (m.n_blocks > fx->patches_capacity - fx->n_patches)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches",
                        (unsigned long long)name, m.n_blocks);
     b.n_cached = b.len = m.n_blocks << p->block_shift;
-    uint32_t seq = record_take(kv, &b);
-    record_publish(kv, seq);
+    uint32_t seq = kv_record_take(kv, &b);
+    kv_record_publish(kv, seq);
     row_share(kv, seq, m.n_blocks, fx);
     for (uint32_t i = 0; i < m.n_blocks && t->n_retentions > 0; i++)
         kv_retain(kv, seq, i, kv_row(kv, seq)[i]);
@@ -329,12 +320,12 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     struct kv_seq_rec *s = kv_seq_live(kv, src.index);
     if (s == NULL)
         return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", src.index);
-    struct birth b = {.tenant = s->tenant,
-                      .name = new_name,
-                      .pool = s->pool,
-                      .owner = owner,
-                      .request = request,
-                      .len = len};
+    struct kv_birth b = {.tenant = s->tenant,
+                         .name = new_name,
+                         .pool = s->pool,
+                         .owner = owner,
+                         .request = request,
+                         .len = len};
     uint32_t repeat;
     attn_status st = birth_check(kv, &b, &repeat);
     if (st != ATTN_OK)
@@ -365,9 +356,9 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     const struct kv_given_rec *g = &kv->given[src.index];
     b.tokens = (struct kv_tokens){kv_given_ids(kv, src.index), g->n_ids < len ? g->n_ids : len,
                                   g->adapter, g->retention, g->n_retentions};
-    uint32_t seq = record_take(kv, &b);
+    uint32_t seq = kv_record_take(kv, &b);
     memcpy(kv_row(kv, seq), kv_row(kv, src.index), n_blocks * sizeof kv_row(kv, seq)[0]);
-    record_publish(kv, seq);
+    kv_record_publish(kv, seq);
     row_share(kv, seq, n_blocks, fx);
     if (s->n_maybe_shared < n_blocks)
         s->n_maybe_shared = n_blocks;
@@ -384,10 +375,10 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
  * last. */
 static uint32_t epoch_next(struct kv *kv, const struct kv_seq_rec *s)
 {
-    uint32_t epoch = kv_epoch_of(s) + 1;
+    uint32_t epoch = kv_epoch_next(kv, kv_epoch_of(s));
     if (epoch == 0)
         kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: epoch %u is the last",
-                (unsigned long long)s->name, UINT32_MAX);
+                (unsigned long long)s->name, kv_epoch_of(s));
     return epoch;
 }
 

@@ -3,16 +3,18 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 #include <sysexits.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_move.h"
 #include "daemon/cards_restore.h"
 #include "daemon/health.h"
 #include "daemon/keep.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
 
-enum { CARD_WHY_BYTES = 512 };
+enum { CARD_WHY_BYTES = 512, LAST_ROUNDS = 4 };
 
 /* --- devices ---------------------------------------------------------------------------------- */
 
@@ -45,37 +47,63 @@ static int device_begin(const struct config *cfg, struct card_list *list,
 }
 
 /* What a predecessor with the same cards left; of all of them, or of none. */
-static void caches_take(struct card_list *list, const uint32_t *index)
+static void caches_take(struct card_list *list, const struct config_device *devices)
 {
     uint32_t n_taken = 0;
     for (uint32_t i = 0; i < list->n; i++) {
         struct card *card = &list->at[i];
         card->kept = (struct kept_cache){.arena_fd = -1, .memory_fd = -1};
-        n_taken += kept_cache_take(kept_whose(i, list->n, index[i]), &card->kept);
+        n_taken += kept_cache_take(kept_whose(i, list->n, devices[i].index), &card->kept);
     }
     if (n_taken > 0 && list->at[0].kept.arena_fd < 0)
         start_empty(list, "that of the first card is not there");
     keep_drop_rest();
 }
 
+/* Those of the settings; "all": as many as there are. */
+static uint32_t devices_of(const struct config *cfg, struct config_device out[CONFIG_MAX_DEVICES])
+{
+    uint32_t n;
+    memset(out, 0, CONFIG_MAX_DEVICES * sizeof *out);
+    config_devices(cfg->device_index, out, &n);
+    if (n > 0)
+        return n;
+    n = device_count(cfg); /* without any, opening the first says why */
+    n = n < 1 ? 1 : n > CONFIG_MAX_DEVICES ? CONFIG_MAX_DEVICES : n;
+    for (uint32_t i = 0; i < n; i++)
+        out[i].index = i;
+    return n;
+}
+
+/* Which device the i-th is. usual: the backend of those that name none, if one is open. */
+static struct device_choice choice_of(const struct config_device *devices, uint32_t i, uint32_t n,
+                                      const char *usual)
+{
+    const struct config_device *d = &devices[i];
+    struct device_choice which = {.index = d->index, .n = i, .n_all = n, .backend = usual};
+    if (d->backend[0] != '\0')
+        which.backend = d->backend;
+    for (uint32_t k = 0; k < n; k++) {
+        bool is_alike = strcmp(devices[k].backend, d->backend) == 0;
+        which.n_alike += is_alike;
+        which.n_alike_to_come += is_alike && k >= i;
+    }
+    return which;
+}
+
 int cards_devices_begin(const struct config *cfg, struct card_list *list)
 {
-    uint32_t index[CONFIG_MAX_DEVICES] = {0}, n;
-    config_devices(cfg->device_index, index, &n);
-    if (n == 0) { /* all; without any, opening the first says why */
-        n = device_count(cfg);
-        n = n < 1 ? 1 : n > CONFIG_MAX_DEVICES ? CONFIG_MAX_DEVICES : n;
-        for (uint32_t i = 0; i < n; i++)
-            index[i] = i;
-    }
-    list->n = n;
-    caches_take(list, index);
-    for (uint32_t i = 0; i < n; i++) {
-        const struct backend_ops *first = list->at[0].device.ops;
-        struct device_choice which = {index[i], i, n, i == 0 ? NULL : first->name};
+    struct config_device devices[CONFIG_MAX_DEVICES];
+    const char *usual = NULL;
+    list->n = devices_of(cfg, devices);
+    caches_take(list, devices);
+    for (uint32_t i = 0; i < list->n; i++) {
+        struct device_choice which = choice_of(devices, i, list->n, usual);
         int code = device_begin(cfg, list, &which, &list->at[i]);
         if (code != EX_OK)
             return code;
+        if (devices[i].backend[0] == '\0')
+            usual = list->at[i].device.ops->name;
     }
     return EX_OK;
 }
@@ -124,12 +152,12 @@ static attn_status caches_begin(const struct config *cfg, struct card_list *list
 /* Gives what is new to the keeper; true: it has all cards. */
 static bool caches_put(const struct config *cfg, struct card_list *list)
 {
-    uint32_t index[CONFIG_MAX_DEVICES] = {0}, n;
+    struct config_device devices[CONFIG_MAX_DEVICES];
     bool is_kept = true;
-    config_devices(cfg->device_index, index, &n);
+    devices_of(cfg, devices);
     for (uint32_t i = 0; i < list->n; i++) {
         struct card *card = &list->at[i];
-        struct kept_whose whose = kept_whose(i, list->n, n == 0 ? i : index[i]);
+        struct kept_whose whose = kept_whose(i, list->n, devices[i].index);
         is_kept &=
             card->kept.arena_fd >= 0 || kept_cache_put(whose, card->kv, &card->device, &card->kept);
     }
@@ -204,10 +232,14 @@ fail:
 
 static void stats_cards_name(const struct config *cfg, const struct card_list *list)
 {
-    uint32_t index[CONFIG_MAX_DEVICES] = {0}, n;
-    config_devices(cfg->device_index, index, &n);
-    for (uint32_t i = 0; i < list->n; i++)
-        stats.cards[i].device = n == 0 ? i : index[i];
+    struct config_device devices[CONFIG_MAX_DEVICES];
+    devices_of(cfg, devices);
+    for (uint32_t i = 0; i < list->n; i++) {
+        struct stats_card *s = &stats.cards[i];
+        s->device = devices[i].index;
+        snprintf(s->name, sizeof s->name, "%.7s%s%" PRIu32, devices[i].backend,
+                 devices[i].backend[0] != '\0' ? ":" : "", devices[i].index);
+    }
     atomic_store(&stats.n_cards, list->n > 1 ? list->n : 0);
 }
 
@@ -303,8 +335,9 @@ attn_status cards_stop(struct card_list *list)
             st = ATTN_EDEVICE;
         }
     }
-    for (uint32_t i = 0; i < list->n && list->cards != NULL && has_all; i++)
-        engine_hear(list->at[i].engine); /* what they told each other last */
+    /* what they told each other last, and what one may say to that */
+    for (uint32_t i = 0; i < LAST_ROUNDS * list->n && list->cards != NULL && has_all; i++)
+        engine_hear(list->at[i % list->n].engine);
     for (uint32_t i = 0; i < list->n && st == ATTN_OK; i++) {
         engine_close(list->at[i].engine);
         list->at[i].engine = NULL;
@@ -314,6 +347,7 @@ attn_status cards_stop(struct card_list *list)
 
 void cards_end(struct card_list *list)
 {
+    cards_move_fini(list->cards);
     cards_close(list->cards);
     for (uint32_t i = 0; i < list->n; i++) {
         session_table_close(list->at[i].sessions);

@@ -19,6 +19,7 @@ attn_status cards_open(uint32_t n, uint32_t max_pools, uint32_t max_sessions,
     c->max_pools = max_pools;
     c->max_sessions = max_sessions;
     pthread_mutex_init(&c->lock, NULL);
+    pthread_rwlock_init(&c->route, NULL);
     c->slots = calloc(max_sessions, sizeof *c->slots);
     c->held = calloc(max_sessions, sizeof *c->held);
     bool is_whole =
@@ -49,6 +50,7 @@ void cards_close(struct cards *c)
     free(c->slots);
     free(c->held);
     pthread_mutex_destroy(&c->lock);
+    pthread_rwlock_destroy(&c->route);
     free(c);
 }
 

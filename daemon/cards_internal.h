@@ -13,7 +13,10 @@ struct card_pool {
     _Atomic bool is_split; /* of the lead's: all its sequences are there */
 };
 
-enum { CARDS_PREFIXES = 8192 };
+enum { CARDS_PREFIXES = 8192, CARDS_MOVED_BITS = 12 };
+
+struct card_move;
+struct card_name;
 
 struct cards {
     uint32_t n, n_joined, epoch_bits;
@@ -26,7 +29,13 @@ struct cards {
     _Atomic uint32_t *held; /* [max_sessions] */
     _Atomic uint64_t prefixes[CARDS_PREFIXES]; /* cards_prefix.c */
     uint64_t prefix_seed;
+    pthread_rwlock_t route; /* cards_route.c; taken before lock */
+    _Atomic(struct card_move *) move; /* the one that is under way; NULL: none */
+    _Atomic uint32_t move_pool; /* plus one: whose blocks it copies; 0: none */
+    _Atomic uint32_t n_copying; /* a backend's threads have its blocks, or tell that they had */
+    _Atomic uint32_t n_moved; /* sequences whose epoch names another card */
     pthread_mutex_t lock; /* of all below */
+    struct card_name *moved[1 << CARDS_MOVED_BITS]; /* those, by name */
     void *names; /* tsearch(3): struct card_name */
     void *sessions; /* tsearch(3): struct card_session; of a daemon with tenants */
     uint32_t *n_names[CARDS_MAX]; /* [max_pools] sequences of a pool, those to be opened, too */

@@ -7,7 +7,6 @@
 
 #include "daemon/cards.h"
 #include "daemon/cards_internal.h"
-#include "daemon/tenant.h"
 
 /* Where a sequence is, or is being made. */
 struct card_name {
@@ -15,6 +14,8 @@ struct card_name {
     uint32_t card, pool;
     uint32_t n_pending; /* requests on their way that may make it */
     bool is_open;
+    uint32_t epoch; /* it has moved, and its epoch names another card; else 0 */
+    struct card_name *next_moved; /* of the same place of cards.moved */
 };
 
 static int compare(const void *a, const void *b)
@@ -63,17 +64,86 @@ static void name_move(struct cards *c, struct card_name *n, uint32_t card, uint3
     name_count(c, n, 1);
 }
 
+/* --- names whose epoch names another card than theirs --- */
+
+static struct card_name **moved_place(struct cards *c, struct seq_name name)
+{
+    uint64_t hash = (name.name ^ (uint64_t)name.tenant << 32) * UINT64_C(0x9e3779b97f4a7c15);
+    return &c->moved[hash >> (64 - CARDS_MOVED_BITS)];
+}
+
+/* The sequence is at this epoch; 0: it is no more. */
+static void moved_note(struct cards *c, struct card_name *n, uint32_t epoch)
+{
+    struct card_name **at = moved_place(c, n->name);
+    uint32_t had = n->epoch;
+    n->epoch = epoch != 0 && card_of_epoch(c, epoch) != n->card ? epoch : 0;
+    if (had == 0 && n->epoch != 0) {
+        n->next_moved = *at;
+        *at = n;
+        atomic_fetch_add(&c->n_moved, 1);
+    } else if (had != 0 && n->epoch == 0) {
+        while (*at != n)
+            at = &(*at)->next_moved;
+        *at = n->next_moved;
+        atomic_fetch_sub(&c->n_moved, 1);
+    }
+}
+
+uint32_t cards_at(struct cards *c, struct seq_name name, uint32_t epoch)
+{
+    uint32_t card = card_of_epoch(c, epoch);
+    pthread_mutex_lock(&c->lock);
+    const struct card_name *n = *moved_place(c, name);
+    while (n != NULL && (n->epoch != epoch || compare(n, &name) != 0))
+        n = n->next_moved;
+    card = n == NULL ? card : n->card;
+    pthread_mutex_unlock(&c->lock);
+    return card;
+}
+
+void cards_epoch(struct cards *c, uint32_t card, struct seq_name name, uint32_t epoch)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    if (n != NULL && n->card == card && n->is_open)
+        moved_note(c, n, epoch);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void cards_moved(struct cards *c, struct seq_name name, uint32_t to, uint32_t epoch)
+{
+    pthread_mutex_lock(&c->lock);
+    struct card_name *n = name_find(c, name);
+    if (n != NULL) {
+        name_move(c, n, to, n->pool);
+        moved_note(c, n, epoch);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+bool cards_are_elsewhere(struct cards *c, uint32_t card, struct seq_name name)
+{
+    pthread_mutex_lock(&c->lock);
+    const struct card_name *n = name_find(c, name);
+    bool is = n != NULL && n->is_open && n->card != card && !card_is_lost(c->engines[n->card]);
+    pthread_mutex_unlock(&c->lock);
+    return is;
+}
+
 /* Nobody has the name or is about to: it is free. */
 static void name_look(struct cards *c, struct card_name *n)
 {
     if (n->is_open || n->n_pending > 0)
         return;
+    moved_note(c, n, 0);
     name_count(c, n, -1);
     tdelete(n, &c->names, compare);
     free(n);
 }
 
-bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool)
+bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool,
+                  uint32_t epoch)
 {
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
@@ -83,6 +153,7 @@ bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t
     if (is_ours) {
         name_move(c, n, card, pool);
         n->is_open = true;
+        moved_note(c, n, epoch);
     }
     pthread_mutex_unlock(&c->lock);
     return is_ours;
@@ -94,6 +165,7 @@ void cards_closed(struct cards *c, uint32_t card, struct seq_name name)
     struct card_name *n = name_find(c, name);
     if (n != NULL && n->card == card) {
         n->is_open = false;
+        moved_note(c, n, 0);
         name_look(c, n);
     }
     pthread_mutex_unlock(&c->lock);
@@ -153,6 +225,7 @@ uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name,
         *out_no_memory = n == NULL;
     } else if (is_made) {
         n->is_open = false; /* its sequence went with the card */
+        moved_note(c, n, 0);
         name_move(c, n, card, pool);
     }
     bool is_elsewhere = n != NULL && to.must_be != CARDS_MAX && n->card != to.must_be;
@@ -203,6 +276,16 @@ static int compare_sessions(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+uint32_t cards_tenant(struct cards *c, uint64_t session)
+{
+    const struct card_session key = {.id = session};
+    pthread_mutex_lock(&c->lock);
+    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
+    uint32_t tenant = at == NULL ? TENANT_OPERATOR : (*at)->tenant;
+    pthread_mutex_unlock(&c->lock);
+    return tenant;
+}
+
 attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant)
 {
     if (!c->has_tenants)
@@ -229,18 +312,4 @@ void cards_tenant_forget(struct cards *c, uint64_t session)
         tdelete(s, &c->sessions, compare_sessions);
     pthread_mutex_unlock(&c->lock);
     free(s);
-}
-
-uint32_t cards_tenant_of(struct cards *c, const Attnd__Request *h)
-{
-    if (!c->has_tenants)
-        return TENANT_OPERATOR;
-    if (h->body_case == ATTND__REQUEST__BODY_KILL)
-        return tenant_id_of_name(h->kill->tenant);
-    pthread_mutex_lock(&c->lock);
-    const struct card_session key = {.id = h->session};
-    struct card_session **at = tfind(&key, &c->sessions, compare_sessions);
-    uint32_t tenant = at == NULL ? TENANT_OPERATOR : (*at)->tenant;
-    pthread_mutex_unlock(&c->lock);
-    return tenant;
 }

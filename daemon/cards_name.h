@@ -8,9 +8,19 @@
 
 /* A sequence of this name is open on some card. */
 bool cards_know(struct cards *c, struct seq_name name);
+/* The same, and that card is another than this one. */
+bool cards_are_elsewhere(struct cards *c, uint32_t card, struct seq_name name);
+/* The card where a sequence at this epoch would be: the one that the epoch names, or where it has
+ * moved since. */
+uint32_t cards_at(struct cards *c, struct seq_name name, uint32_t epoch);
+/* The sequence has moved. */
+void cards_moved(struct cards *c, struct seq_name name, uint32_t to, uint32_t epoch);
 /* A sequence is open on this card, or is no more. Its engine's thread. false: it is open on another
  * card, or there is no memory. */
-bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool);
+bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool,
+                  uint32_t epoch);
+/* One that is open there has another epoch. */
+void cards_epoch(struct cards *c, uint32_t card, struct seq_name name, uint32_t epoch);
 void cards_closed(struct cards *c, uint32_t card, struct seq_name name);
 /* Where the sequence is; the lead says that it is not open. */
 uint32_t cards_of_name(struct cards *c, struct seq_name name);
@@ -29,8 +39,8 @@ void cards_settle(struct cards *c, struct request *req);
 /* Whose a session is that requests will name; and that it is over. ATTN_ENOMEM. */
 attn_status cards_tenant_set(struct cards *c, uint64_t session, uint32_t tenant);
 void cards_tenant_forget(struct cards *c, uint64_t session);
-/* Whose names the request's sequences are among: of its session, or as an operator says. */
-uint32_t cards_tenant_of(struct cards *c, const Attnd__Request *h);
+/* Of a session that nobody knows, and where nobody asks: the operator. */
+uint32_t cards_tenant(struct cards *c, uint64_t session);
 void cards_name_fini(struct cards *c);
 
 #endif

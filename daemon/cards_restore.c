@@ -116,7 +116,8 @@ static void learn_names(struct cards *c)
         for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
             struct kv_seq_info info;
             kv_seq_info(kv, id, &info);
-            if (cards_opened(c, i, (struct seq_name){info.tenant, info.name}, info.pool.index))
+            if (cards_opened(c, i, (struct seq_name){info.tenant, info.name}, info.pool.index,
+                             info.epoch))
                 continue;
             log_warn("sequence %" PRIu64 " is on two cards: that of card %" PRIu32 " is dropped",
                      info.name, i);

@@ -1,7 +1,10 @@
 /* cards_route.c: a request's way from a door to an engine: to the only one there is; or to the card
- * that it is for, which its epoch, its sequence's name or its pool says. A step whose sequences are
- * on several cards goes to all of them (cards_step.c).
+ * that it is for, which its epoch, its sequence's name or its pool says. From the look at where it
+ * goes until it is in that engine's inbox the route is held for reading; a sequence changes its card
+ * while it is held for writing (cards_move.c), so requests of one connection stay in their order.
  */
+#include "daemon/cards_route.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -44,32 +47,45 @@ static void leave_lead(struct cards *c, struct request *req)
     req->transport = returning_ops(req->transport->label);
 }
 
-static void send_to(struct cards *c, struct request *req, uint32_t card)
+/* From: whose it was until now; NULL: a door's. */
+static void send_to(struct cards *c, struct request *req, struct engine *from, uint32_t card)
 {
     if (card != 0) {
         engine_renew(c->engines[0], request_session(req));
         leave_lead(c, req);
     }
-    engine_take(c->engines[card], req);
+    if (from == NULL)
+        engine_take(c->engines[card], req);
+    else
+        engine_hand_over(from, c->engines[card], req);
 }
 
-static void refuse(struct cards *c, struct request *req, attn_status st, const char *why)
+/* Who had it refuses it in its turn. */
+static void refuse(struct cards *c, struct request *req, struct engine *from, attn_status st,
+                   const char *why)
 {
+    if (from != NULL) {
+        engine_hand_over(from, from, req);
+        return;
+    }
     engine_renew(c->engines[0], request_session(req));
     request_reply_error(req, st, 0, "%s", why);
 }
 
-static void send_step(struct cards *c, struct request *req)
+static void send_step(struct cards *c, struct request *req, struct engine *from)
 {
-    const Attnd__Step *s = req->wire.header->step;
-    uint32_t of_cards = req->bell != NULL ? 1 : cards_of_step(c, s);
+    if (req->part != NULL) {
+        cards_part_again(c, req, from);
+        return;
+    }
+    uint32_t of_cards = req->bell != NULL ? 1 : cards_of_step(c, req);
     if ((of_cards & (of_cards - 1)) == 0) {
-        send_to(c, req, of_cards == 0 ? 0 : (uint32_t)__builtin_ctz(of_cards));
+        send_to(c, req, from, of_cards == 0 ? 0 : (uint32_t)__builtin_ctz(of_cards));
         return;
     }
     engine_renew(c->engines[0], request_session(req));
     leave_lead(c, req);
-    cards_step_split(c, req, of_cards);
+    cards_step_split(c, req, from, of_cards);
 }
 
 /* Where an open may go: those of split pools are the lead's. */
@@ -83,95 +99,123 @@ static struct card_place place_of_open(struct cards *c, const Attnd__Open *o)
 }
 
 /* A request that may make a sequence of this name. */
-static void send_maker(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
-                       struct card_place to)
+static void send_maker(struct cards *c, struct request *req, struct engine *from,
+                       struct seq_name name, uint32_t pool, struct card_place to)
 {
     const Attnd__Request *h = req->wire.header;
     char why[WHY_BYTES];
     bool no_memory;
+    if (req->is_placed)
+        cards_settle(c, req);
     uint32_t at = cards_place(c, req, name, pool, to, &no_memory);
     if (at != CARDS_MAX) {
         if (h->body_case == ATTND__REQUEST__BODY_OPEN)
             cards_prefix_note(c, h->open, at);
-        send_to(c, req, at);
+        send_to(c, req, from, at);
         return;
     }
     snprintf(why, sizeof why, "sequence %" PRIu64 "%s", name.name,
              no_memory ? ": no memory for its name" : " is open");
-    refuse(c, req, no_memory ? ATTN_ENOMEM : ATTN_EEXIST, why);
+    refuse(c, req, from, no_memory ? ATTN_ENOMEM : ATTN_EEXIST, why);
 }
 
-static void send_by_name(struct cards *c, struct request *req, uint64_t name)
+/* Whose names the request's sequences are among: of its session, or as an operator says. */
+static uint32_t tenant_of(struct cards *c, const Attnd__Request *h)
 {
-    send_to(c, req,
-            cards_of_name(c, (struct seq_name){cards_tenant_of(c, req->wire.header), name}));
+    if (!c->has_tenants)
+        return TENANT_OPERATOR;
+    if (h->body_case == ATTND__REQUEST__BODY_KILL)
+        return tenant_id_of_name(h->kill->tenant);
+    if (h->body_case == ATTND__REQUEST__BODY_MOVE)
+        return tenant_id_of_name(h->move->tenant);
+    return cards_tenant(c, h->session);
 }
 
-static void send_fork(struct cards *c, struct request *req)
+static void send_by_name(struct cards *c, struct request *req, struct engine *from, uint64_t name)
+{
+    struct seq_name of = {tenant_of(c, req->wire.header), name};
+    send_to(c, req, from, cards_of_name(c, of));
+}
+
+static void send_fork(struct cards *c, struct request *req, struct engine *from)
 {
     const Attnd__Fork *f = req->wire.header->fork;
-    uint32_t tenant = cards_tenant_of(c, req->wire.header);
+    uint32_t tenant = tenant_of(c, req->wire.header);
     struct card_place at = {.must_be = cards_of_name(c, (struct seq_name){tenant, f->seq})};
-    send_maker(c, req, (struct seq_name){tenant, f->new_seq}, NO_POOL, at);
+    send_maker(c, req, from, (struct seq_name){tenant, f->new_seq}, NO_POOL, at);
 }
 
-static void send_on(struct cards *c, struct request *req)
+static void send_on(struct cards *c, struct request *req, struct engine *from)
 {
     const Attnd__Request *h = req->wire.header;
     switch (h->body_case) {
     case ATTND__REQUEST__BODY_STEP:
-        send_step(c, req);
+        send_step(c, req, from);
         return;
     case ATTND__REQUEST__BODY_OPEN:
-        send_maker(c, req, (struct seq_name){cards_tenant_of(c, h), h->open->seq},
+        send_maker(c, req, from, (struct seq_name){tenant_of(c, h), h->open->seq},
                    pool_index_of_handle(h->open->pool), place_of_open(c, h->open));
         return;
     case ATTND__REQUEST__BODY_FORK:
-        send_fork(c, req);
+        send_fork(c, req, from);
         return;
     case ATTND__REQUEST__BODY_TOKENS:
-        send_by_name(c, req, h->tokens->seq);
+        send_by_name(c, req, from, h->tokens->seq);
         return;
     case ATTND__REQUEST__BODY_TRUNCATE:
-        send_by_name(c, req, h->truncate->seq);
+        send_by_name(c, req, from, h->truncate->seq);
         return;
     case ATTND__REQUEST__BODY_CLOSE:
-        send_by_name(c, req, h->close->seq);
+        send_by_name(c, req, from, h->close->seq);
         return;
     case ATTND__REQUEST__BODY_EXPORT:
-        send_by_name(c, req, h->export->seq);
+        send_by_name(c, req, from, h->export->seq);
         return;
     case ATTND__REQUEST__BODY_IMPORT:
-        send_by_name(c, req, h->import->seq);
+        send_by_name(c, req, from, h->import->seq);
         return;
     case ATTND__REQUEST__BODY_ADOPT:
-        send_by_name(c, req, h->adopt->seq);
+        send_by_name(c, req, from, h->adopt->seq);
+        return;
+    case ATTND__REQUEST__BODY_MOVE:
+        send_by_name(c, req, from, h->move->seq);
         return;
     case ATTND__REQUEST__BODY_KILL:
         if (h->kill->session[0] != '\0')
-            send_to(c, req, 0);
+            send_to(c, req, from, 0);
         else
-            send_by_name(c, req, h->kill->seq);
+            send_by_name(c, req, from, h->kill->seq);
         return;
     case ATTND__REQUEST__BODY_PLAN:
-        if (h->plan->step != NULL && (cards_of_step(c, h->plan->step) & ~1u) != 0)
-            refuse(c, req, ATTN_ENOTSUP, "plan: lanes reach sequences of the first card only");
+        if (h->plan->step != NULL && (cards_of_step(c, req) & ~1u) != 0)
+            refuse(c, req, from, ATTN_ENOTSUP,
+                   "plan: lanes reach sequences of the first card only");
         else
-            send_to(c, req, 0);
+            send_to(c, req, from, 0);
         return;
     case ATTND__REQUEST__BODY_INSPECT:
-        send_to(c, req, list_card(c, h->inspect));
+        send_to(c, req, from, list_card(c, h->inspect));
         return;
     default:
-        send_to(c, req, 0);
+        send_to(c, req, from, 0);
         return;
     }
 }
 
+void cards_send_again(struct cards *c, struct request *list, struct engine *from)
+{
+    stack_for_each(struct request, req, list)
+        send_on(c, req, from);
+}
+
 void engine_submit(struct engine *e, struct request *req)
 {
-    if (e->parts.cards != NULL)
-        send_on(e->parts.cards, req);
-    else
+    struct cards *c = e->parts.cards;
+    if (c == NULL) {
         engine_take(e, req);
+        return;
+    }
+    pthread_rwlock_rdlock(&c->route);
+    send_on(c, req, NULL);
+    pthread_rwlock_unlock(&c->route);
 }

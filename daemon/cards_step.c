@@ -11,15 +11,40 @@
 
 #include "daemon/cards.h"
 #include "daemon/cards_internal.h"
+#include "daemon/cards_name.h"
 #include "daemon/cards_step_part.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_inbox.h"
 
-uint32_t cards_of_step(const struct cards *c, const Attnd__Step *s)
+/* Whose sequences a step names. */
+struct step_items {
+    const Attnd__Step *step;
+    uint32_t tenant;
+};
+
+static struct step_items items_of(struct cards *c, const struct request *req)
 {
+    const Attnd__Request *h = req->wire.header;
+    bool must_ask = c->has_tenants && atomic_load(&c->n_moved) > 0;
+    return (struct step_items){.step = h->body_case == ATTND__REQUEST__BODY_PLAN ? h->plan->step
+                                                                                 : h->step,
+                               .tenant = must_ask ? cards_tenant(c, h->session) : TENANT_OPERATOR};
+}
+
+/* The route is held: it stays true. */
+static uint32_t card_of_item(struct cards *c, const struct step_items *of, size_t i)
+{
+    if (atomic_load_explicit(&c->n_moved, memory_order_relaxed) == 0)
+        return card_of_epoch(c, of->step->epoch[i]);
+    return cards_at(c, (struct seq_name){of->tenant, of->step->seq[i]}, of->step->epoch[i]);
+}
+
+uint32_t cards_of_step(struct cards *c, const struct request *req)
+{
+    struct step_items of = items_of(c, req);
     uint32_t of_cards = 0;
-    for (size_t i = 0; i < s->n_epoch; i++)
-        of_cards |= 1u << card_of_epoch(c, s->epoch[i]);
+    for (size_t i = 0; i < of.step->n_epoch; i++)
+        of_cards |= 1u << card_of_item(c, &of, i);
     return of_cards;
 }
 
@@ -29,8 +54,8 @@ uint32_t cards_of_step(const struct cards *c, const Attnd__Step *s)
 static void sum_times(struct step_whole *w)
 {
     struct request *req = w->req;
-    for (uint32_t i = 0; i < w->n_parts; i++) {
-        const struct request *p = &w->parts[i].req;
+    for (const struct step_part *part = w->parts; part != NULL; part = part->next) {
+        const struct request *p = &part->req;
         if (p->taken_ns != 0 && (req->taken_ns == 0 || p->taken_ns < req->taken_ns))
             req->taken_ns = p->taken_ns;
         if (p->batched_ns > req->batched_ns)
@@ -46,10 +71,9 @@ static void sum_times(struct step_whole *w)
 static void fail_refused(struct step_whole *w)
 {
     const Attnd__Step *s = w->req->wire.header->step;
-    for (uint32_t k = 0; k < w->n_parts; k++) {
-        const struct step_part *part = &w->parts[k];
+    for (const struct step_part *part = w->parts; part != NULL; part = part->next) {
         for (uint32_t i = 0; i < s->n_seq && !part->is_answered; i++) {
-            if (card_of_epoch(w->cards, s->epoch[i]) != part->card)
+            if (!cards_step_is_of(part, i))
                 continue;
             w->item_status[i] = part->refused;
             if (i < w->first_failed) {
@@ -87,12 +111,26 @@ static struct task *task_of(struct step_whole *w, struct pool *pool)
     return t;
 }
 
+static void whole_free(struct step_whole *w)
+{
+    while (w->parts != NULL) {
+        struct step_part *part = w->parts;
+        w->parts = part->next;
+        wire_arena_reset(&part->req.arena);
+        free(part);
+    }
+    free(w->part_of);
+    free(w);
+}
+
 static void finish(struct step_whole *w)
 {
     struct engine *lead = w->cards->engines[0];
     sum_times(w);
     if (!w->has_task) {
-        const struct step_part *first = &w->parts[0];
+        const struct step_part *first = w->parts;
+        while (first->next != NULL)
+            first = first->next;
         engine_refuse(lead, w->req, first->refused, "%s", first->why);
     } else {
         struct pool pool = {.config = w->config};
@@ -104,9 +142,7 @@ static void finish(struct step_whole *w)
             step_answer(lead, t);
     }
     pthread_mutex_destroy(&w->lock);
-    for (uint32_t i = 0; i < w->n_parts; i++)
-        wire_arena_reset(&w->parts[i].req.arena);
-    free(w);
+    whole_free(w);
 }
 
 static void part_reply(struct request *req)
@@ -123,13 +159,17 @@ static void part_reply(struct request *req)
 
 /* --- the beginning ---------------------------------------------------------------------------- */
 
-static void part_init(struct step_part *part, struct step_whole *w, uint32_t card,
-                      const struct transport_ops *ops)
+/* One more part; nobody looks at the list before the last is done. NULL: no memory. */
+static struct step_part *part_new(struct step_whole *w, uint32_t card)
 {
+    static const struct transport_ops ops = {.label = STATS_IPC, .reply = part_reply};
     const struct request *req = w->req;
+    struct step_part *part = calloc(1, sizeof *part);
+    if (part == NULL)
+        return NULL;
     part->whole = w;
     part->card = card;
-    request_init(&part->req, ops, NULL);
+    request_init(&part->req, &ops, NULL);
     part->req.part = part;
     part->req.principal = req->principal;
     part->req.msg = req->msg;
@@ -138,6 +178,12 @@ static void part_init(struct step_part *part, struct step_whole *w, uint32_t car
     part->req.began_ns = req->began_ns;
     part->req.received_ns = req->received_ns;
     part->req.deadline_ns = req->deadline_ns;
+    pthread_mutex_lock(&w->lock);
+    part->number = w->n_parts++;
+    part->next = w->parts;
+    w->parts = part;
+    pthread_mutex_unlock(&w->lock);
+    return part;
 }
 
 /* The first item whose sequence an earlier one has, too; n_items: none. slots: 2 * n_items or more,
@@ -176,32 +222,91 @@ static bool refuse_twins(struct engine *lead, struct request *req)
     return true;
 }
 
-void cards_step_split(struct cards *c, struct request *req, uint32_t of_cards)
+static struct step_whole *whole_new(struct cards *c, struct request *req)
 {
-    static const struct transport_ops part_ops = {.label = STATS_IPC, .reply = part_reply};
-    struct engine *lead = c->engines[0], *engines[CARDS_MAX];
-    uint32_t n = (uint32_t)__builtin_popcount(of_cards), n_items;
-    if (!engine_admit(lead, req) || refuse_twins(lead, req))
+    uint32_t n_items = (uint32_t)req->wire.header->step->n_seq;
+    struct step_whole *w = calloc(1, sizeof *w + n_items * sizeof w->item_status[0]);
+    if (w == NULL)
+        return NULL;
+    w->cards = c;
+    w->req = req;
+    w->first_failed = n_items;
+    w->part_of = calloc(n_items, sizeof *w->part_of);
+    if (w->part_of == NULL) {
+        free(w);
+        return NULL;
+    }
+    pthread_mutex_init(&w->lock, NULL);
+    return w;
+}
+
+/* A part for each card, and each item its card's. false: no memory. */
+static bool whole_cut(struct step_whole *w, uint32_t of_cards, struct step_part *parts[CARDS_MAX])
+{
+    struct step_items of = items_of(w->cards, w->req);
+    for (uint32_t card = 0; card < w->cards->n; card++) {
+        parts[card] = NULL;
+        if ((of_cards >> card & 1) != 0 && (parts[card] = part_new(w, card)) == NULL)
+            return false;
+    }
+    for (size_t i = 0; i < of.step->n_seq; i++)
+        atomic_store_explicit(&w->part_of[i], parts[card_of_item(w->cards, &of, i)]->number,
+                              memory_order_relaxed);
+    return true;
+}
+
+void cards_step_split(struct cards *c, struct request *req, struct engine *from, uint32_t of_cards)
+{
+    struct engine *lead = c->engines[0];
+    struct step_part *parts[CARDS_MAX];
+    if (from != NULL)
+        engine_count_over(from, lead, req);
+    else if (!engine_admit(lead, req))
         return;
-    n_items = (uint32_t)req->wire.header->step->n_seq;
-    size_t head_bytes = sizeof(struct step_whole) + n * sizeof(struct step_part);
-    struct step_whole *w = malloc(head_bytes + n_items * sizeof(int32_t));
-    if (w == NULL) {
-        engine_refuse(lead, req, ATTN_ENOMEM, "no memory for a step of %" PRIu32 " items", n_items);
+    if (refuse_twins(lead, req))
+        return;
+    struct step_whole *w = whole_new(c, req);
+    if (w == NULL || !whole_cut(w, of_cards, parts)) {
+        if (w != NULL)
+            whole_free(w);
+        engine_refuse(lead, req, ATTN_ENOMEM, "no memory for a step of %zu items",
+                      req->wire.header->step->n_seq);
         return;
     }
-    *w = (struct step_whole){.cards = c, .req = req, .first_failed = n_items, .n_parts = n};
-    w->item_status = (int32_t *)(void *)((uint8_t *)w + head_bytes);
-    memset(w->item_status, 0, n_items * sizeof(int32_t));
-    memset(w->parts, 0, n * sizeof *w->parts);
-    atomic_init(&w->n_left, n);
-    pthread_mutex_init(&w->lock, NULL);
-    for (uint32_t card = 0, i = 0; card < c->n; card++) {
+    atomic_init(&w->n_left, w->n_parts);
+    for (uint32_t card = 0, n = w->n_parts; n > 0; card++) { /* w is gone with the last */
         if ((of_cards >> card & 1) == 0)
             continue;
-        engines[i] = c->engines[card];
-        part_init(&w->parts[i++], w, card, &part_ops);
+        engine_take(c->engines[card], &parts[card]->req);
+        n--;
     }
-    for (uint32_t i = 0; i < n; i++) /* w is gone with the last */
-        engine_take(engines[i], &w->parts[i].req);
+}
+
+void cards_part_again(struct cards *c, struct request *req, struct engine *from)
+{
+    struct step_part *part = req->part, *parts[CARDS_MAX] = {0};
+    struct step_whole *w = part->whole;
+    struct step_items of = items_of(c, w->req);
+    bool is_whole = true;
+    uint32_t first = CARDS_MAX;
+    for (uint32_t i = 0; i < of.step->n_seq && is_whole; i++) {
+        if (!cards_step_is_of(part, i))
+            continue;
+        uint32_t card = card_of_item(c, &of, i);
+        first = first == CARDS_MAX ? card : first;
+        parts[first] = part; /* it goes where its first item is */
+        if (parts[card] == NULL) {
+            parts[card] = part_new(w, card);
+            is_whole = parts[card] != NULL;
+            if (is_whole)
+                atomic_fetch_add(&w->n_left, 1);
+        }
+        if (is_whole)
+            atomic_store_explicit(&w->part_of[i], parts[card]->number, memory_order_relaxed);
+    }
+    part->card = first;
+    for (uint32_t card = 0; card < c->n; card++)
+        if (parts[card] != NULL && parts[card] != part)
+            engine_take(c->engines[card], &parts[card]->req);
+    engine_hand_over(from, c->engines[first], req);
 }

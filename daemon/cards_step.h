@@ -4,9 +4,12 @@
 
 #include "daemon/cards.h"
 
-/* The cards that a step's items are on, as bits. Any thread. */
-uint32_t cards_of_step(const struct cards *c, const Attnd__Step *s);
-/* Sends each of them its part. Whose part is done last answers the step. */
-void cards_step_split(struct cards *c, struct request *req, uint32_t of_cards);
+/* The cards that the items of a step, or of a plan's, are on, as bits. */
+uint32_t cards_of_step(struct cards *c, const struct request *req);
+/* Sends each of them its part. Whose part is done last answers the step. from: whose it was; NULL:
+ * it is not admitted yet. */
+void cards_step_split(struct cards *c, struct request *req, struct engine *from, uint32_t of_cards);
+/* A part's items may have moved. */
+void cards_part_again(struct cards *c, struct request *req, struct engine *from);
 
 #endif

@@ -3,16 +3,19 @@
 
 #include <stdio.h>
 
-#include "daemon/cards_internal.h"
-
-bool cards_step_is_foreign(const struct engine *e, const struct request *req, uint32_t item)
+bool cards_step_is_of(const struct step_part *part, uint32_t item)
 {
-    return card_of_epoch(e->parts.cards, req->wire.header->step->epoch[item]) != e->parts.card;
+    return atomic_load_explicit(&part->whole->part_of[item], memory_order_relaxed) == part->number;
+}
+
+bool cards_step_is_foreign(const struct request *req, uint32_t item)
+{
+    return !cards_step_is_of(req->part, item);
 }
 
 bool cards_step_counts(const struct request *req)
 {
-    return req->part == &req->part->whole->parts[0];
+    return req->part->number == 0;
 }
 
 attn_status cards_step_reserve(struct task *t, size_t head)
@@ -44,7 +47,7 @@ attn_status cards_step_part_done(struct task *t)
     w->layout = t->layout;
     w->flags = t->flags;
     for (uint32_t i = 0; i < t->n_items; i++)
-        if (card_of_epoch(w->cards, t->req->wire.header->step->epoch[i]) == part->card)
+        if (cards_step_is_of(part, i))
             w->item_status[i] = t->item_status[i];
     if (t->first_failed < t->n_items)
         st = (attn_status)t->item_status[t->first_failed];

@@ -11,8 +11,9 @@
 /* One card's request. */
 struct step_part {
     struct request req; /* first: part_reply finds the part by it */
+    struct step_part *next; /* of the whole's, made before it */
     struct step_whole *whole;
-    uint32_t card;
+    uint32_t number, card;
     bool is_answered; /* item by item; else it was refused as a whole: */
     attn_status refused;
     char why[WHY_BYTES];
@@ -31,15 +32,18 @@ struct step_whole {
     uint8_t *payload; /* of the reply; NULL: nothing was computed */
     uint32_t first_failed; /* item, of the answered parts */
     char why[WHY_BYTES]; /* of that */
-    int32_t *item_status; /* [n_items] */
+    struct step_part *parts; /* the latest */
     uint32_t n_parts;
-    struct step_part parts[];
+    _Atomic uint32_t *part_of; /* [n_items] number of its part */
+    int32_t item_status[]; /* [n_items] */
 };
 
 /* All on the thread of the engine whose part it is. */
 
 /* Whether the item is of another card. */
-bool cards_step_is_foreign(const struct engine *e, const struct request *req, uint32_t item);
+bool cards_step_is_foreign(const struct request *req, uint32_t item);
+/* The item is the part's. Any thread. */
+bool cards_step_is_of(const struct step_part *part, uint32_t item);
 /* The step's message is counted with this part of it. */
 bool cards_step_counts(const struct request *req);
 /* The outputs go where those of the other parts do, behind `head` bytes. As step_reserve_reply. */

@@ -64,6 +64,7 @@ struct config {
     char log_format[8]; /* logfmt, json */
     /* [stats] */
     uint64_t slow_step_us; /* 0: none is slow */
+    uint64_t balance_us; /* between looks at how even cards are; 0: nobody looks */
     uint32_t canary; /* one item in so many is recomputed; 0: none */
 
     char **origins; /* where each option's value came from, in the table's order */
@@ -111,7 +112,12 @@ void config_print(const struct config *c, FILE *f);
 /* Host memory of each card for blocks in tiers: what is on its way to the file needs some, too. */
 uint64_t config_tier_bytes(const struct config *c);
 /* The devices of a text such as device.index; *out_n 0: all there are. false: it is not one. */
-bool config_devices(const char *text, uint32_t out[CONFIG_MAX_DEVICES], uint32_t *out_n);
+struct config_device {
+    char backend[8]; /* "": device.backend */
+    uint32_t index;
+};
+bool config_devices(const char *text, struct config_device out[CONFIG_MAX_DEVICES],
+                    uint32_t *out_n);
 /* The url of the admin socket; false: there is none. */
 bool config_admin_url(const struct config *c, char *out, size_t out_bytes);
 void config_help(FILE *f);

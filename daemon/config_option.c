@@ -43,10 +43,14 @@
 const struct config_option config_options[] = {
     CHOICE("device", "backend", backend, RESTART, "auto", "auto cpu cuda hip",
         "What computes attention. auto takes the first of cuda, hip and cpu that opens."),
+    TIME("device", "balance", balance_us, AT_ONCE, "1s", 0, HOUR,
+        "Of several cards, how often to look whether one has little room or time left and another has\n"
+        "much: then sequences of whole pools move there, while they are used. 0: never."),
     {"device", "index", OPTION_TEXT, RESTART, AT(device_index), "0", 0, 0, NULL,
         "Which GPUs, by the driver's numbers: one, several (0,1), eight at most, or all. Each sequence\n"
         "lives on one of them; lanes (gpu:///PATH) are of the first. With the cpu backend every number\n"
-        "is one more engine with threads and memory of its own."},
+        "is one more engine with threads and memory of its own. A device of another backend has that\n"
+        "before its number: 0,cpu:0 or cuda:0,hip:0."},
     BYTES("device", "kv_memory", kv_memory_bytes, RESTART, "1G", MIB, 64 * TIB,
         "Memory for the K and V of all pools together, on each device. Taken at start, never grows."),
     COUNT("device", "threads", threads, RESTART, "0", 0, 1024,
@@ -382,34 +386,55 @@ static attn_status set_admin(const char *text, char **out, char *why, size_t why
     return set_text(is_off ? "" : text, out, why, why_bytes);
 }
 
-bool config_devices(const char *text, uint32_t out[CONFIG_MAX_DEVICES], uint32_t *out_n)
+/* One of the list: N, or BACKEND:N; where it ends, NULL: it is none. */
+static const char *parse_device(const char *at, struct config_device *out)
+{
+    static const char *const backends[] = {"cpu", "cuda", "hip"};
+    *out = (struct config_device){0};
+    for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
+        size_t n = strlen(backends[i]);
+        if (strncmp(at, backends[i], n) != 0 || at[n] != ':')
+            continue;
+        memcpy(out->backend, backends[i], n);
+        at += n + 1;
+        break;
+    }
+    char *end;
+    unsigned long index = strtoul(at, &end, 10);
+    if (!isdigit((unsigned char)*at) || end - at > 3 || index > 127)
+        return NULL;
+    out->index = (uint32_t)index;
+    return end;
+}
+
+bool config_devices(const char *text, struct config_device out[CONFIG_MAX_DEVICES], uint32_t *out_n)
 {
     *out_n = 0;
     if (strcmp(text, "all") == 0)
         return true;
     for (const char *at = text;; at++) {
-        char *end;
-        unsigned long index = strtoul(at, &end, 10);
-        if (!isdigit((unsigned char)*at) || end - at > 3 || index > 127 ||
-            *out_n == CONFIG_MAX_DEVICES || (*end != ',' && *end != '\0'))
+        struct config_device d;
+        at = parse_device(at, &d);
+        if (at == NULL || *out_n == CONFIG_MAX_DEVICES || (*at != ',' && *at != '\0'))
             return false;
         for (uint32_t i = 0; i < *out_n; i++)
-            if (out[i] == index)
+            if (out[i].index == d.index && strcmp(out[i].backend, d.backend) == 0)
                 return false;
-        out[(*out_n)++] = (uint32_t)index;
-        if (*end == '\0')
+        out[(*out_n)++] = d;
+        if (*at == '\0')
             return true;
-        at = end;
     }
 }
 
 static attn_status set_devices(const char *text, char **out, char *why, size_t why_bytes)
 {
-    uint32_t index[CONFIG_MAX_DEVICES], n;
-    if (config_devices(text, index, &n))
+    struct config_device devices[CONFIG_MAX_DEVICES];
+    uint32_t n;
+    if (config_devices(text, devices, &n))
         return set_text(text, out, why, why_bytes);
     snprintf(why, why_bytes,
-             "is neither \"all\" nor a list such as 0,1 of up to %d different numbers, 0 to 127",
+             "is neither \"all\" nor a list such as 0,1 or 0,cpu:0 of up to %d different devices, "
+             "numbers 0 to 127",
              CONFIG_MAX_DEVICES);
     return ATTN_EINVAL;
 }

@@ -41,9 +41,9 @@ static attn_status try_each(const struct config *cfg,
 static uint32_t threads_of(const struct config *cfg, const struct device_choice *which)
 {
     uint32_t n_cores = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
-    if (cfg->threads != 0 || which->n_all <= 1)
+    if (cfg->threads != 0 || which->n_alike <= 1)
         return cfg->threads;
-    return n_cores > which->n_all ? n_cores / which->n_all : 1;
+    return n_cores > which->n_alike ? n_cores / which->n_alike : 1;
 }
 
 static attn_status open_one(const struct config *cfg, const struct device_choice *which,
@@ -67,8 +67,7 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
     };
     /* an imported memory is taken already */
     bool takes_kv = strcmp(name, "cpu") == 0 && import_fd < 0;
-    uint64_t n_to_come = is_last ? 1 : which->n_all - which->n;
-    st = memory_check("", takes_kv ? bc.kv_bytes * n_to_come : 0,
+    st = memory_check("", takes_kv ? bc.kv_bytes * which->n_alike_to_come : 0,
                       which->n == 0 ? cfg->io_memory_bytes : 0,
                       config_tier_bytes(cfg) * which->n_all, why, why_bytes);
     if (st != ATTN_OK)
@@ -153,8 +152,9 @@ attn_status device_import(const struct config *cfg, const struct device_choice *
                           size_t why_bytes)
 {
     struct device d;
-    if (!is_auto(cfg) && strcmp(cfg->backend, backend) != 0) {
-        snprintf(why, why_bytes, "device.backend is %s, the kept KV memory is of %s", cfg->backend,
+    const char *wanted = which->backend != NULL ? which->backend : cfg->backend;
+    if (strcmp(wanted, "auto") != 0 && strcmp(wanted, backend) != 0) {
+        snprintf(why, why_bytes, "device.backend is %s, the kept KV memory is of %s", wanted,
                  backend);
         return ATTN_EINVAL;
     }
@@ -184,9 +184,10 @@ static attn_status try_to_check(const struct config *cfg, const char *name, void
         fprintf(out, "backend %s: %s\n", name, why);
         return ATTN_ENOTSUP;
     }
-    uint32_t index[CONFIG_MAX_DEVICES] = {0}, n;
-    config_devices(cfg->device_index, index, &n); /* of several the first */
-    return selftest_run(ops, (int32_t)index[0], cfg->threads, out);
+    struct config_device devices[CONFIG_MAX_DEVICES] = {0};
+    uint32_t n;
+    config_devices(cfg->device_index, devices, &n); /* of several the first */
+    return selftest_run(ops, (int32_t)devices[0].index, cfg->threads, out);
 }
 
 attn_status device_self_test(const struct config *cfg, FILE *out)

@@ -12,7 +12,8 @@
 struct device_choice {
     uint32_t index; /* by the driver's number */
     uint32_t n, n_all; /* how many are opened before it, and in all */
-    const char *backend; /* of those before it; NULL: as the settings say */
+    uint32_t n_alike, n_alike_to_come; /* of the same backend: in all, and from this one on */
+    const char *backend; /* NULL: as the settings say */
 };
 
 struct device {

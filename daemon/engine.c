@@ -11,6 +11,7 @@
 #include <sys/random.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_move.h"
 #include "daemon/cards_note.h"
 #include "daemon/cards_part.h"
 #include "daemon/clock.h"
@@ -114,19 +115,32 @@ void engine_hear(struct engine *e)
         req->polled->reply(req);
 }
 
+/* What was held back goes first. */
+static struct request *inbox_with_held(struct engine *e)
+{
+    struct request *held = cards_move_held(e), **last = &held;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = stack_take_all(&e->inbox);
+    return held;
+}
+
 static bool take_inbox(struct engine *e, uint64_t now_ns)
 {
-    struct request *oldest = stack_take_all(&e->inbox);
-    if (e->parts.cards != NULL)
+    bool has_cards = e->parts.cards != NULL;
+    bool has_moved = has_cards && cards_move_turn(e);
+    struct request *oldest = has_cards ? inbox_with_held(e) : stack_take_all(&e->inbox);
+    if (has_cards)
         engine_hear(e);
     bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
     struct request *cold = oldest; /* the first one that was not warmed */
     stack_for_each(struct request, req, oldest) {
         if (is_large && req == cold)
             cold = steps_warm(e, req);
-        take_request(e, req, now_ns);
+        if (!has_cards || !cards_move_holds(e, req))
+            take_request(e, req, now_ns);
     }
-    return oldest != NULL;
+    return oldest != NULL || has_moved;
 }
 
 /* --- the loop --------------------------------------------------------------------------------- */
@@ -281,6 +295,10 @@ static attn_status wait_for_batches(struct engine *e)
 static attn_status engine_finish(struct engine *e)
 {
     take_inbox(e, clock_now_ns());
+    if (e->parts.cards != NULL) {
+        cards_move_stop(e);
+        take_inbox(e, clock_now_ns()); /* what was held back */
+    }
     watchers_answer(e, true);
     tasks_refuse(e, stop_status(e), "the daemon is stopping");
     attn_status st = wait_for_batches(e);
@@ -351,7 +369,8 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         return ATTN_ENOMEM;
     }
     e->parts = *parts;
-    e->epoch_bits = parts->cards == NULL ? 0 : cards_epoch_bits(parts->cards);
+    if (parts->cards != NULL)
+        kv_set_epochs(parts->kv, cards_epoch_bits(parts->cards), parts->card);
     e->lease_ns = e->next_lease_ns = c->lease_us * 1000;
     e->next_stamp = 1;
     STAILQ_INIT(&e->watchers);

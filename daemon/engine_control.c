@@ -10,6 +10,8 @@
 #include <stdlib.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_leave.h"
+#include "daemon/cards_move.h"
 #include "daemon/cards_name.h"
 #include "daemon/cards_session.h"
 #include "daemon/engine_answer.h"
@@ -17,7 +19,6 @@
 #include "daemon/engine_export.h"
 #include "daemon/engine_general.h"
 #include "daemon/engine_operator.h"
-#include "daemon/engine_pool.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
@@ -35,7 +36,7 @@ static void reply_seq(struct engine *e, struct request *req, kv_seq_id seq, bool
     const struct pool *p = pool_of_kv(e, info.pool);
     Attnd__SeqReply body = ATTND__SEQ_REPLY__INIT;
     Attnd__Reply header = ATTND__REPLY__INIT;
-    body.epoch = epoch_on_wire(e, info.epoch);
+    body.epoch = info.epoch;
     body.cached_tokens = info.n_cached;
     body.pool = p == NULL ? 0 : pool_handle(e, p);
     if (has_lengths && p != NULL) {
@@ -86,7 +87,7 @@ static void seq_begin(struct engine *e, kv_seq_id seq)
     kv_seq_info(e->parts.kv, seq, &info);
     if (e->parts.cards != NULL)
         cards_opened(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name},
-                     info.pool.index);
+                     info.pool.index, info.epoch);
     trace_begin(&e->seqs[seq.index].trace, e->turn_ns, info.layer_len[0]);
 }
 
@@ -98,6 +99,25 @@ static void make_patch_room(struct engine *e, struct pool *p, size_t n_blocks)
 }
 
 static const struct task_ops fetch_ops;
+
+/* The sequence has another epoch, by a request. */
+static void seq_has_epoch(struct engine *e, kv_seq_id seq)
+{
+    struct kv_seq_info info;
+    if (e->parts.cards == NULL)
+        return;
+    kv_seq_info(e->parts.kv, seq, &info);
+    cards_epoch(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name},
+                info.epoch);
+    cards_move_cut(e, seq.index, info.n_blocks);
+}
+
+/* The name is open on another card: it has moved there since the request was sent here. */
+static bool is_elsewhere(struct engine *e, uint32_t session, uint64_t name)
+{
+    struct seq_name of = {tenant_id(session_tenant(e, session)), name};
+    return e->parts.cards != NULL && cards_are_elsewhere(e->parts.cards, e->parts.card, of);
+}
 
 static void run_open(struct engine *e, struct request *req, uint32_t session)
 {
@@ -116,6 +136,11 @@ static void run_open(struct engine *e, struct request *req, uint32_t session)
     }
     if (p == NULL) {
         engine_refuse(e, req, ATTN_ENOTFOUND, "open.pool is %" PRIu32 ", no such pool", o->pool);
+        return;
+    }
+    if (is_elsewhere(e, session, o->seq)) {
+        engine_refuse(e, req, ATTN_EOVERLOAD, "sequence %" PRIu64 " has moved to another card",
+                      o->seq);
         return;
     }
     if (pool_is_split(&p->split) && !cards_are_whole(e->parts.cards)) {
@@ -162,10 +187,10 @@ static attn_status check_owner(struct engine *e, kv_seq_id seq, uint64_t name, u
 {
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
-    if (epoch_on_wire(e, info.epoch) != epoch)
+    if (info.epoch != epoch)
         snprintf(why, why_bytes,
                  "sequence %" PRIu64 ": epoch is %" PRIu32 ", the sequence is at %" PRIu32, name,
-                 epoch, epoch_on_wire(e, info.epoch));
+                 epoch, info.epoch);
     else if (info.owner != session)
         snprintf(why, why_bytes,
                  "sequence %" PRIu64 ": epoch %" PRIu32
@@ -191,6 +216,10 @@ static void run_fork(struct engine *e, struct request *req, uint32_t session, kv
     const Attnd__Fork *f = req->wire.header->fork;
     if (engine_is_draining(e)) {
         engine_refuse(e, req, ATTN_EDRAINING, "the daemon is draining: no new sequences");
+        return;
+    }
+    if (is_elsewhere(e, session, f->new_seq)) {
+        engine_refuse(e, req, ATTN_EEXIST, "sequence %" PRIu64 " is open", f->new_seq);
         return;
     }
     struct kv_seq_info info;
@@ -227,10 +256,12 @@ static void run_truncate(struct engine *e, struct request *req, kv_seq_id seq)
     uint32_t epoch;
     attn_status st = kv_seq_truncate(e->parts.kv, seq, req->wire.header->truncate->len,
                                      req->wire.request_id, &epoch);
-    if (st != ATTN_OK)
+    if (st != ATTN_OK) {
         engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
-    else
-        reply_seq(e, req, seq, false);
+        return;
+    }
+    seq_has_epoch(e, seq);
+    reply_seq(e, req, seq, false);
 }
 
 static attn_status retain(struct engine *e, kv_seq_id seq, const Attnd__Tokens *t)
@@ -279,11 +310,11 @@ static void run_adopt(struct engine *e, struct request *req, uint32_t session, k
     struct kv_seq_info info;
     uint32_t epoch;
     kv_seq_info(e->parts.kv, seq, &info);
-    if (a->epoch != 0 && a->epoch != epoch_on_wire(e, info.epoch) &&
+    if (a->epoch != 0 && a->epoch != info.epoch &&
         !kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id)) {
         engine_refuse(e, req, ATTN_ESTALE,
                       "adopt.epoch is %" PRIu32 ", sequence %" PRIu64 " is at %" PRIu32, a->epoch,
-                      a->seq, epoch_on_wire(e, info.epoch));
+                      a->seq, info.epoch);
         return;
     }
     attn_status st = kv_seq_adopt(e->parts.kv, seq, session, req->wire.request_id, &epoch);
@@ -291,51 +322,9 @@ static void run_adopt(struct engine *e, struct request *req, uint32_t session, k
         engine_refuse(e, req, st, "%s", kv_last_error(e->parts.kv));
         return;
     }
+    seq_has_epoch(e, seq);
     note_done(e, req, session);
     reply_seq(e, req, seq, true);
-}
-
-/* Name and epoch of the sequence that a request is about. false: it is about none. */
-static bool seq_of_request(const Attnd__Request *h, uint64_t *out_name, uint32_t *out_epoch)
-{
-    *out_epoch = 0;
-    switch (h->body_case) {
-    case ATTND__REQUEST__BODY_OPEN:
-        *out_name = h->open->seq;
-        return true;
-    case ATTND__REQUEST__BODY_FORK:
-        *out_name = h->fork->seq;
-        *out_epoch = h->fork->epoch;
-        return true;
-    case ATTND__REQUEST__BODY_TRUNCATE:
-        *out_name = h->truncate->seq;
-        *out_epoch = h->truncate->epoch;
-        return true;
-    case ATTND__REQUEST__BODY_TOKENS:
-        *out_name = h->tokens->seq;
-        *out_epoch = h->tokens->epoch;
-        return true;
-    case ATTND__REQUEST__BODY_CLOSE:
-        *out_name = h->close->seq;
-        *out_epoch = h->close->epoch;
-        return true;
-    case ATTND__REQUEST__BODY_ADOPT:
-        *out_name = h->adopt->seq;
-        return true;
-    case ATTND__REQUEST__BODY_EXPORT:
-        *out_name = h->export->seq;
-        *out_epoch = h->export->epoch;
-        return true;
-    case ATTND__REQUEST__BODY_IMPORT:
-        *out_name = h->import->seq;
-        *out_epoch = h->import->epoch;
-        return true;
-    case ATTND__REQUEST__BODY_KILL: /* of a sequence */
-        *out_name = h->kill->seq;
-        return true;
-    default:
-        return false;
-    }
 }
 
 /* Whose names a request's sequence is looked up among. */
@@ -345,6 +334,8 @@ static uint32_t tenant_of_request(const struct engine *e, const struct request *
     const Attnd__Request *h = req->wire.header;
     if (h->body_case == ATTND__REQUEST__BODY_KILL)
         return tenant_id(tenants_find(e->parts.tenants, h->kill->tenant));
+    if (h->body_case == ATTND__REQUEST__BODY_MOVE)
+        return tenant_id(tenants_find(e->parts.tenants, h->move->tenant));
     return tenant_id(session_tenant(e, session));
 }
 
@@ -356,7 +347,7 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
     uint32_t epoch;
     kv_seq_id seq;
     char why[WHY_BYTES];
-    seq_of_request(h, &name, &epoch);
+    request_seq(h, &name, &epoch);
     e->is_dirty = true;
     if (h->body_case == ATTND__REQUEST__BODY_OPEN) {
         run_open(e, req, session);
@@ -369,6 +360,10 @@ static void run_on_seq(struct engine *e, struct request *req, uint32_t session)
     }
     if (h->body_case == ATTND__REQUEST__BODY_KILL) {
         run_close(e, req, seq);
+        return;
+    }
+    if (h->body_case == ATTND__REQUEST__BODY_MOVE) {
+        cards_move_ask(e, req, seq);
         return;
     }
     if (h->body_case == ATTND__REQUEST__BODY_ADOPT) {
@@ -408,7 +403,7 @@ static uint32_t seq_named(struct engine *e, const struct request *req, uint32_t 
     uint64_t name;
     uint32_t epoch;
     kv_seq_id seq;
-    if (!seq_of_request(req->wire.header, &name, &epoch) ||
+    if (!request_seq(req->wire.header, &name, &epoch) ||
         kv_seq_find(e->parts.kv, tenant, name, &seq) != ATTN_OK)
         return SEQ_NONE;
     return seq.index;

@@ -56,9 +56,9 @@ static attn_status export_check(const struct engine *e, const Attnd__Export *x,
                                 const struct kv_seq_info *info, uint64_t block_bytes, char *why)
 {
     uint64_t most = e->parts.cfg->max_message_bytes;
-    if (x->epoch != 0 && x->epoch != epoch_on_wire(e, info->epoch)) {
+    if (x->epoch != 0 && x->epoch != info->epoch) {
         snprintf(why, WHY_BYTES, "sequence %" PRIu64 ": epoch is %" PRIu32 ", it is at %" PRIu32,
-                 x->seq, x->epoch, epoch_on_wire(e, info->epoch));
+                 x->seq, x->epoch, info->epoch);
         return ATTN_ESTALE;
     }
     if ((uint64_t)x->first_block + x->n_blocks > info->n_blocks ||
@@ -127,7 +127,7 @@ void export_run(struct engine *e, struct request *req, kv_seq_id seq)
     memset(sums, 0, 2 * (size_t)x->n_blocks * sizeof *sums);
     uint32_t known = info.n_ids > x->first_token ? info.n_ids - x->first_token : 0;
     known = known < x->n_tokens ? known : x->n_tokens;
-    body.epoch = epoch_on_wire(e, info.epoch);
+    body.epoch = info.epoch;
     body.pool = pool_handle(e, p);
     body.layout = KV_LAYOUT_VERSION;
     body.block_bytes = block_bytes;

@@ -84,3 +84,20 @@ void engine_take(struct engine *e, struct request *req)
     stack_push(&e->inbox, req);
     engine_wake(e);
 }
+
+void engine_count_over(struct engine *from, struct engine *to, const struct request *req)
+{
+    uint64_t bytes = req->msg->n_bytes;
+    atomic_fetch_add(&to->held_bytes, bytes);
+    atomic_fetch_add(&to->n_held, 1);
+    atomic_fetch_sub(&from->held_bytes, bytes);
+    atomic_fetch_sub(&from->n_held, 1);
+}
+
+void engine_hand_over(struct engine *from, struct engine *to, struct request *req)
+{
+    if (from != to)
+        engine_count_over(from, to, req);
+    stack_push(&to->inbox, req);
+    engine_wake(to);
+}

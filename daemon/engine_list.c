@@ -132,9 +132,9 @@ static json_t *sequence_object(struct engine *e, kv_seq_id seq)
     snprintf(name, sizeof name, "%" PRIu64, info.name); /* JSON numbers end at 2^53 */
     json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:b}", "sequence", name, "pool",
                           p == NULL ? "" : p->spec.wire->name, "session", label, "epoch",
-                          (json_int_t)epoch_on_wire(e, info.epoch), "tokens", (json_int_t)n_tokens,
-                          "blocks", (json_int_t)info.n_blocks - (info.hole_past - info.hole_first),
-                          "busy", e->seqs[seq.index].n_claims > 0);
+                          (json_int_t)info.epoch, "tokens", (json_int_t)n_tokens, "blocks",
+                          (json_int_t)info.n_blocks - (info.hole_past - info.hole_first), "busy",
+                          e->seqs[seq.index].n_claims > 0);
     add_tenant(e, o, info.tenant);
     return o;
 }

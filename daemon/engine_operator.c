@@ -199,9 +199,23 @@ static bool what_changes(const Attnd__Request *h, char *out, size_t out_bytes)
             snprintf(out, out_bytes, "end of sequence %" PRIu64 "%s%.63s", h->kill->seq,
                      h->kill->tenant[0] != '\0' ? " of " : "", h->kill->tenant);
         return true;
+    case ATTND__REQUEST__BODY_MOVE:
+        snprintf(out, out_bytes, "move of sequence %" PRIu64 "%s%.63s to card %" PRIu32,
+                 h->move->seq, h->move->tenant[0] != '\0' ? " of " : "", h->move->tenant,
+                 h->move->card);
+        return true;
     default:
         return false;
     }
+}
+
+/* Whose sequence a request is about by the tenant's name; NULL: it names none. */
+static const char *named_tenant(const Attnd__Request *h)
+{
+    const char *name = h->body_case == ATTND__REQUEST__BODY_MOVE   ? h->move->tenant
+                       : h->body_case == ATTND__REQUEST__BODY_KILL ? h->kill->tenant
+                                                                   : "";
+    return name[0] != '\0' ? name : NULL;
 }
 
 bool operator_run(struct engine *e, struct request *req)
@@ -232,11 +246,10 @@ bool operator_run(struct engine *e, struct request *req)
         run_configure(e, req);
     else if (h->body_case == ATTND__REQUEST__BODY_RELOAD)
         run_reload(e, req);
-    else if (h->kill->session[0] != '\0')
+    else if (h->body_case == ATTND__REQUEST__BODY_KILL && h->kill->session[0] != '\0')
         run_kill_session(e, req);
-    else if (h->kill->tenant[0] != '\0' && tenants_find(e->parts.tenants, h->kill->tenant) == NULL)
-        engine_refuse(e, req, ATTN_ENOTFOUND, "kill.tenant: no tenant is named \"%.63s\"",
-                      h->kill->tenant);
+    else if (named_tenant(h) != NULL && tenants_find(e->parts.tenants, named_tenant(h)) == NULL)
+        engine_refuse(e, req, ATTN_ENOTFOUND, "no tenant is named \"%.63s\"", named_tenant(h));
     else
         return false; /* of a sequence: it waits until nothing of that is in work */
     return true;

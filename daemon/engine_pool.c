@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_leave.h"
 #include "daemon/cards_note.h"
 #include "daemon/engine_pool_size.h"
 #include "daemon/engine_pools.h"
@@ -382,7 +383,8 @@ static bool is_in_work(const struct engine *e, const struct pool *p)
 
 attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
-    if (is_in_work(e, p))
+    if (is_in_work(e, p) ||
+        (e->parts.cards != NULL && cards_move_is_of(e->parts.cards, p->id.index)))
         return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
     if (kv_pool_sequences(e->parts.kv, p->id) == 0 && has_others(e)) {
         attn_status st = others_drop(e, p, why, why_bytes);

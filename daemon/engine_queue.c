@@ -57,7 +57,8 @@ static void seq_unclaim(struct seq_state *s, uint32_t layer)
 
 bool seq_is_busy(const struct engine *e, uint32_t seq)
 {
-    return e->seqs[seq].n_claims > 0 || !TAILQ_EMPTY(&e->seqs[seq].waiting);
+    const struct seq_state *s = &e->seqs[seq];
+    return s->n_claims > 0 || !TAILQ_EMPTY(&s->waiting) || s->is_moving;
 }
 
 /* --- items ------------------------------------------------------------------------------------ */

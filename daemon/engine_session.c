@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cache/siphash.h"
+#include "daemon/cards_leave.h"
 #include "daemon/cards_name.h"
 #include "daemon/cards_session.h"
 #include "daemon/engine_answer.h"
@@ -44,8 +45,10 @@ void seq_close(struct engine *e, kv_seq_id seq)
     kv_seq_info(e->parts.kv, seq, &info);
     tenant_give(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
     trace_end(&e->trace, &e->seqs[seq.index].trace);
-    if (e->parts.cards != NULL)
+    if (e->parts.cards != NULL) {
+        cards_move_closed(e, seq.index);
         cards_closed(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name});
+    }
     kv_seq_close(e->parts.kv, seq);
 }
 

@@ -14,6 +14,7 @@
  *   engine_batch.c    from ready items to a batch on the device, and back
  *   cards.h           what engines of several cards have to do with each other
  *   cards_part.c      batches of pools that are split over cards
+ *   cards_move.c      a sequence goes to another card
  *   engine_canary.c   a sample of outputs against the reference
  *   engine_pace.c     when to launch and how much: pure functions
  *   engine_queue.c    claims, waiting, waking, deadlines: which items may run now
@@ -132,6 +133,7 @@ struct seq_state {
     bool is_copying; /* its active item replaces a shared block: nothing else runs */
     bool is_on_wake_list;
     bool waits_for_room; /* its seq is in engine_tier.waiting */
+    bool is_moving; /* from or to another card: nothing is done with it */
     struct trace_entry trace;
 };
 
@@ -270,13 +272,27 @@ struct engine_tier {
     uint64_t n_spilled_of; /* blocks.filled when nothing was left to spill */
 };
 
+/* A sequence that moves to another card (cards_move.c). */
+struct engine_leave {
+    struct card_move *move; /* the one that this engine has at work; NULL: none */
+    uint32_t seq; /* whose sequence that is; SEQ_NONE: it was closed */
+    uint32_t n_there; /* its first blocks whose bytes are at the target */
+    uint32_t n_valid; /* its first blocks that have not changed since they were copied */
+    bool wants_stop; /* little is left: the rest goes when nothing is in work */
+    bool is_stopped; /* what comes for the sequence is held back, and all behind it */
+    bool is_there; /* the other card has all of it */
+    uint64_t wanted_ns, stopped_ns;
+    uint64_t looked_ns, looked_stamp,
+        busy_ns[CONFIG_MAX_DEVICES]; /* at the last look at the load */
+    struct request *held, *held_last; /* back */
+};
+
 struct engine {
     struct engine_parts parts;
     struct backend_info info;
     uint64_t lease_ns;
     uint64_t next_lease_ns, next_lease_at_ns; /* as it is set, and when it counts */
     uint64_t boot_id; /* random */
-    uint32_t epoch_bits; /* of an epoch on the wire, below the cache's: the card; 0: there is one */
     uint64_t hello_secret[2]; /* random: nobody can make two hellos look the same */
 
     /* any thread */
@@ -344,17 +360,12 @@ struct engine {
     struct trace_ring trace;
     struct canary_watch canary;
     struct engine_tier tier;
+    struct engine_leave leave;
     STAILQ_HEAD(, request) watchers; /* that wait for something to be logged */
     _Atomic uint32_t n_watchers;
     pthread_t thread;
     bool has_thread, has_stopped;
     attn_status stopped_with;
 };
-
-/* An epoch as clients know it. */
-static inline uint32_t epoch_on_wire(const struct engine *e, uint32_t epoch)
-{
-    return epoch << e->epoch_bits | e->parts.card;
-}
 
 #endif

@@ -34,9 +34,9 @@ attn_status step_check_seq(const struct engine *e, const Attnd__Step *s, uint32_
                            char *why, size_t why_bytes)
 {
     uint32_t pos = s->pos[i], n_tokens = s->n_tokens[i];
-    if (epoch_on_wire(e, info->epoch) != s->epoch[i]) {
+    if (info->epoch != s->epoch[i]) {
         snprintf(why, why_bytes, "epoch is %" PRIu32 ", the sequence is at %" PRIu32, s->epoch[i],
-                 epoch_on_wire(e, info->epoch));
+                 info->epoch);
         return ATTN_ESTALE;
     }
     if (info->owner != session) {
@@ -234,7 +234,7 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
         *it = (struct item){.task = t, .pos = s->pos[i], .n_tokens = s->n_tokens[i], .row = row};
         row += it->n_tokens;
         t->item_status[i] = ATTN_OK;
-        if (t->req->part != NULL && cards_step_is_foreign(e, t->req, i)) {
+        if (t->req->part != NULL && cards_step_is_foreign(t->req, i)) {
             it->seq = SEQ_NONE;
             item_done(it);
             continue;

@@ -287,3 +287,48 @@ void request_reply_error(struct request *req, attn_status st, uint64_t retry_aft
     wire_reply_head_encode(&header, req->wire.request_id, 0, req->reply->data);
     request_reply(req, st);
 }
+
+bool request_seq(const Attnd__Request *h, uint64_t *out_name, uint32_t *out_epoch)
+{
+    *out_epoch = 0;
+    switch (h->body_case) {
+    case ATTND__REQUEST__BODY_OPEN:
+        *out_name = h->open->seq;
+        return true;
+    case ATTND__REQUEST__BODY_FORK:
+        *out_name = h->fork->seq;
+        *out_epoch = h->fork->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_TRUNCATE:
+        *out_name = h->truncate->seq;
+        *out_epoch = h->truncate->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_TOKENS:
+        *out_name = h->tokens->seq;
+        *out_epoch = h->tokens->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_CLOSE:
+        *out_name = h->close->seq;
+        *out_epoch = h->close->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_ADOPT:
+        *out_name = h->adopt->seq;
+        return true;
+    case ATTND__REQUEST__BODY_EXPORT:
+        *out_name = h->export->seq;
+        *out_epoch = h->export->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_IMPORT:
+        *out_name = h->import->seq;
+        *out_epoch = h->import->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_KILL: /* of a sequence */
+        *out_name = h->kill->seq;
+        return true;
+    case ATTND__REQUEST__BODY_MOVE:
+        *out_name = h->move->seq;
+        return true;
+    default:
+        return false;
+    }
+}

@@ -144,4 +144,7 @@ void request_reply(struct request *req, attn_status st);
 void request_reply_error(struct request *req, attn_status st, uint64_t retry_after_us,
                          const char *format, ...) __attribute__((format(printf, 4, 5)));
 
+/* Name and epoch of the sequence that a request is about. false: it is about none. */
+bool request_seq(const Attnd__Request *h, uint64_t *out_name, uint32_t *out_epoch);
+
 #endif

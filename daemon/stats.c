@@ -158,7 +158,7 @@ static void write_cards(FILE *f)
     if (n > 0)                                                                                     \
         fprintf(f, "# HELP attnd_" metric " " help ".\n# TYPE attnd_" metric " " type "\n");       \
     for (uint32_t c = 0; c < n; c++) {                                                             \
-        fprintf(f, "attnd_" metric "{device=\"%" PRIu32 "\"} ", stats.cards[c].device);            \
+        fprintf(f, "attnd_" metric "{device=\"%s\"} ", stats.cards[c].name);                       \
         write_value(f, field, load(&stats.cards[c].value[i]));                                     \
         fputc('\n', f);                                                                            \
     }
@@ -356,7 +356,8 @@ static json_t *json_of_cards(void)
 {
     json_t *list = json_array();
     for (uint32_t c = 0; c < atomic_load(&stats.n_cards); c++) {
-        json_t *object = json_pack("{s:I}", "device", (json_int_t)stats.cards[c].device);
+        json_t *object = json_pack("{s:I, s:s}", "device", (json_int_t)stats.cards[c].device,
+                                   "name", stats.cards[c].name);
 #define X(i, field, metric, type, help)                                                            \
     put_value(object, field, metric, load(&stats.cards[c].value[i]));
         STATS_CARD_MAP(X)

@@ -150,7 +150,12 @@ enum { STATS_TENANT_STEPS = 7, STATS_TENANT_FAILED, STATS_TENANT_DEVICE, STATS_T
     X(5, "count", "card_batches_total", "counter", "Batches that came back from a card")           \
     X(6, "count", "card_batch_items_total", "counter", "Items in those")                           \
     X(7, "count", "card_kv_read_bytes_total", "counter", "Cached K and V read on a card")          \
-    X(8, "device_ns", "card_device_seconds_total", "counter", "Time batches ran on a card")
+    X(8, "device_ns", "card_device_seconds_total", "counter", "Time batches ran on a card")        \
+    X(9, "count", "card_moves_in_total", "counter", "Sequences that came from another card")       \
+    X(10, "count", "card_moves_out_total", "counter", "Sequences that went to another card")       \
+    X(11, "count", "card_moved_bytes_total", "counter", "Bytes of blocks that came with them")     \
+    X(12, "stopped_ns", "card_moves_stopped_seconds_total", "counter",                             \
+      "Time for which sequences that went were stopped")
 enum {
     STATS_CARD_SEQUENCES,
     STATS_CARD_BLOCKS,
@@ -161,11 +166,16 @@ enum {
     STATS_CARD_ITEMS,
     STATS_CARD_READ,
     STATS_CARD_DEVICE,
+    STATS_CARD_MOVED_IN,
+    STATS_CARD_MOVED_OUT,
+    STATS_CARD_MOVED_BYTES,
+    STATS_CARD_STOPPED,
     STATS_CARD_N
 };
 
 struct stats_card {
     uint32_t device; /* by the driver's number */
+    char name[24]; /* the same, behind a backend if device.index names one */
     _Atomic uint64_t value[STATS_CARD_N];
 };
 
@@ -210,6 +220,8 @@ extern struct stats stats;
 
 #define stats_card_add(card, what, n)                                                              \
     atomic_fetch_add_explicit(&stats.cards[card].value[what], (n), memory_order_relaxed)
+#define stats_card_get(card, what)                                                                 \
+    atomic_load_explicit(&stats.cards[card].value[what], memory_order_relaxed)
 #define stats_card_set(card, what, n)                                                              \
     atomic_store_explicit(&stats.cards[card].value[what], (n), memory_order_relaxed)
 

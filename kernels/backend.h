@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 7
+#define BACKEND_ABI 8
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -130,15 +130,17 @@ struct backend_batch {
 };
 
 /* A whole block on its way between a pool and host memory of host_alloc, laid out as block_read
- * has it. */
+ * has it; or from a pool of the same geometry of another backend of this module. */
 struct backend_move {
     struct backend_pool *pool;
-    uint32_t block;
+    uint32_t block, peer_block;
     bool is_in; /* to the pool; else out of it */
+    const struct backend_pool *peer; /* it comes in from peer_block of this one; NULL: see bytes */
     void *bytes; /* [n_bytes] */
     size_t n_bytes; /* a block's */
     /* written before done is called */
-    uint64_t sum[2]; /* XXH3 of 128 bits, low word first, of the bytes that were moved */
+    uint64_t sum[2]; /* XXH3 of 128 bits, low word first, of the bytes that were moved; not of those
+                        of a peer's */
     attn_status status; /* of this move */
 };
 
@@ -242,9 +244,9 @@ struct backend_ops {
     attn_status (*block_write)(struct backend_pool *p, uint32_t block, const void *bytes);
     /* Begins to move blocks beside the batches and returns at once. A move waits for scrubs before
      * it and for nothing else, so the caller sees to it that until it is done no batch writes to a
-     * block that goes out (its bytes are worthless then), and none reads or writes one that comes
-     * in. close waits for all of them. ATTN_OK: done is called, whatever happens. Errors:
-     * ATTN_EINVAL a block out of range; ATTN_ENOMEM; ATTN_EDEVICE; nothing was begun. */
+     * block that goes out, a peer's too (its bytes are worthless then), and none reads or writes
+     * one that comes in. close waits for all of them. ATTN_OK: done is called, whatever happens.
+     * Errors: ATTN_EINVAL a block out of range; ATTN_ENOMEM; ATTN_EDEVICE; nothing was begun. */
     attn_status (*moves_submit)(struct backend *b, struct backend_moves *m);
     /* Zeroes blocks, ordered with batches; returns before the work is done. */
     attn_status (*blocks_scrub)(struct backend_pool *p, const uint32_t *blocks, uint32_t n);

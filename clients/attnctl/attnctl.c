@@ -54,6 +54,8 @@ const struct command commands[] = {
      .ask = ask_sequence_import},
     {"sequence", "move", "NUMBER URL", "to another daemon, while it decodes",
      .ask = ask_sequence_move},
+    {"sequence", "place", "NUMBER CARD", "on another card of the daemon, while it decodes",
+     .ask = ask_sequence_place, .is_admin = true},
     {NULL, "watch", NULL, "what is logged, as it happens", .live = run_watch, .is_admin = true},
     {"pool", "list", NULL, "all pools", .ask = ask_pools, .print = print_table},
     {"pool", "create", "NAME", "make a pool; geometry below", .ask = ask_pool_create},
@@ -101,7 +103,7 @@ static const char usage_tail[] =
     "  --count N                end after so many looks, events or requests (default: go on)\n"
     "  --seconds N              how long trace records (default 10)\n"
     "\n"
-    "of kill sequence:\n"
+    "of kill sequence and sequence place:\n"
     "  --tenant NAME            whose sequence it is\n"
     "\n"
     "of sequence import and move:\n"
@@ -380,8 +382,8 @@ static int choose(char **words, int n, struct arguments *a, const struct command
         return usage("--%s is an option of pool create alone", a->geometry);
     if (a->live != NULL && c->live == NULL)
         return usage("--%s is an option of top, watch and trace", a->live);
-    if (a->tenant != NULL && c->ask != ask_kill_sequence)
-        return usage("--tenant is an option of kill sequence");
+    if (a->tenant != NULL && c->ask != ask_kill_sequence && c->ask != ask_sequence_place)
+        return usage("--tenant is an option of kill sequence and sequence place");
     if (a->pool != NULL && c->ask != ask_sequence_import && c->ask != ask_sequence_move)
         return usage("--pool is an option of sequence import and move");
     if (a->has_as && c->ask != ask_sequence_import)
@@ -389,6 +391,9 @@ static int choose(char **words, int n, struct arguments *a, const struct command
     bool is_of_seq = c->operands != NULL && strncmp(c->operands, "NUMBER", 6) == 0;
     if (is_of_seq && !parse_u64(a->operands[0], &a->seq))
         return usage("%s %s: \"%s\" is no number", c->noun, c->verb, a->operands[0]);
+    if (c->ask == ask_sequence_place &&
+        (!parse_u64(a->operands[1], &a->card) || a->card > UINT32_MAX))
+        return usage("sequence place: \"%s\" is no card's number", a->operands[1]);
     if (is_create &&
         (s->num_layers == 0 || s->num_q_heads == 0 || s->num_kv_heads == 0 || s->head_dim_k == 0))
         return usage("pool create needs --layers, --q-heads, --kv-heads and --head-dim");

@@ -28,7 +28,8 @@ struct arguments {
     const char *operands[MAX_OPERANDS]; /* as the command's usage has them */
     const char *geometry; /* an option of pool create's that is given, NULL: none */
     const char *live; /* the same of top's, watch's and trace's */
-    const char *tenant; /* of kill sequence */
+    const char *tenant; /* of kill sequence and sequence place */
+    uint64_t card; /* of sequence place */
     uint64_t seq; /* an operand that is a sequence's number */
     const char *pool; /* of sequence import and move */
     uint64_t as; /* of sequence import, if has_as */
@@ -83,6 +84,7 @@ attn_status ask_cache(attn_client *c, const struct arguments *a, json_t **out);
 void print_cache(const json_t *result);
 attn_status ask_kill_session(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_kill_sequence(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_sequence_place(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_slow(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_config(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_config_get(attn_client *c, const struct arguments *a, json_t **out);

@@ -243,6 +243,15 @@ attn_status ask_kill_sequence(attn_client *c, const struct arguments *a, json_t 
     return st;
 }
 
+attn_status ask_sequence_place(attn_client *c, const struct arguments *a, json_t **out)
+{
+    attn_status st = attn_client_move_seq(c, a->tenant, a->seq, (uint32_t)a->card, a->timeout_us);
+    if (st == ATTN_OK)
+        *out =
+            json_pack("{s:s, s:I}", "placed_sequence", a->operands[0], "card", (json_int_t)a->card);
+    return st;
+}
+
 attn_status ask_sequences(attn_client *c, const struct arguments *a, json_t **out)
 {
     return all_pages(c, a, "sequences", out);

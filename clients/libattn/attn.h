@@ -183,6 +183,12 @@ ATTN_API attn_status attn_client_kill_session(attn_client *c, const char *sessio
                                               uint64_t timeout_us);
 ATTN_API attn_status attn_client_kill_seq(attn_client *c, const char *tenant, uint64_t seq,
                                           uint64_t timeout_us);
+/* Moves a sequence, named as above, to another of the daemon's cards while it is used; it may be
+ * there already. Returns when it is there. ATTN_EOVERLOAD: another is being moved, or this one is
+ * always in work; ATTN_ENOBLOCKS: it has no room there; ATTN_ENOTSUP: its pool is split;
+ * ATTN_EINVAL: there is no such card. */
+ATTN_API attn_status attn_client_move_seq(attn_client *c, const char *tenant, uint64_t seq,
+                                          uint32_t card, uint64_t timeout_us);
 /* Changes a setting ("log.level") until the daemon reads its settings again. ATTN_ENOTFOUND;
  * ATTN_ENOTSUP: it needs a restart; ATTN_EINVAL: the value. */
 ATTN_API attn_status attn_client_configure(attn_client *c, const char *name, const char *value,

@@ -461,6 +461,19 @@ attn_status attn_client_kill_seq(attn_client *c, const char *tenant, uint64_t se
     return kill_call(c, &kill, timeout_us);
 }
 
+attn_status attn_client_move_seq(attn_client *c, const char *tenant, uint64_t seq, uint32_t card,
+                                 uint64_t timeout_us)
+{
+    Attnd__Request req = ATTND__REQUEST__INIT;
+    Attnd__Move move = ATTND__MOVE__INIT;
+    move.seq = seq;
+    move.tenant = (char *)(tenant != NULL ? tenant : "");
+    move.card = card;
+    req.body_case = ATTND__REQUEST__BODY_MOVE;
+    req.move = &move;
+    return client_call(c, &req, timeout_us, NULL, NULL);
+}
+
 attn_status attn_client_configure(attn_client *c, const char *name, const char *value,
                                   uint64_t timeout_us)
 {

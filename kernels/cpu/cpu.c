@@ -413,11 +413,18 @@ static attn_status cpu_move(void *arg, uint32_t thread, struct backend_move *m)
 {
     (void)arg, (void)thread;
     uint8_t *block = m->pool->base + m->block * m->n_bytes;
-    if (m->is_in)
+    if (m->peer != NULL)
+        memcpy(block, m->peer->base + m->peer_block * m->n_bytes, m->n_bytes);
+    else if (m->is_in)
         moves_copy(block, m->bytes, m->n_bytes, m->sum);
     else
         moves_copy(m->bytes, block, m->n_bytes, m->sum);
     return ATTN_OK;
+}
+
+static uint64_t block_bytes_of(const struct backend_pool *p)
+{
+    return p->geometry.layout.block_bytes;
 }
 
 static attn_status cpu_moves_submit(struct backend *b, struct backend_moves *m)
@@ -425,8 +432,11 @@ static attn_status cpu_moves_submit(struct backend *b, struct backend_moves *m)
     static const struct moves_device device = {NULL, cpu_move, NULL};
     for (uint32_t i = 0; i < m->n; i++) {
         const struct backend_move *x = &m->list[i];
-        if (x->block < x->pool->config.n_blocks &&
-            x->n_bytes == x->pool->geometry.layout.block_bytes)
+        bool is_good = x->block < x->pool->config.n_blocks && x->n_bytes == block_bytes_of(x->pool);
+        if (x->peer != NULL)
+            is_good &= x->is_in && x->peer_block < x->peer->config.n_blocks &&
+                       x->n_bytes == block_bytes_of(x->peer);
+        if (is_good)
             continue;
         cpu_fail(b, "block is %" PRIu32 " of %" PRIu32 ", of %zu bytes", x->block,
                  x->pool->config.n_blocks, x->n_bytes);

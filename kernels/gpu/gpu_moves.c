@@ -1,8 +1,9 @@
 /* gpu_moves.c: whole blocks to and from page-locked host memory beside batches (kernels/moves.h).
  *
- * Each thread has a stream of its own and moves one block at a time: while one makes a checksum,
- * which is slower than the bus, the copies of others are on their way. What comes in follows the
- * latest scrub, which may be of the same blocks.
+ * What comes from another device's pool goes over the link between them, where there is one; else
+ * the vendor's runtime brings it through host memory. Each thread has a stream of its own and moves
+ * one block at a time: while one makes a checksum, which is slower than the bus, the copies of
+ * others are on their way. What comes in follows the latest scrub, which may be of the same blocks.
  */
 #include "kernels/gpu/gpu_host.h"
 
@@ -20,6 +21,16 @@ static attn_status move(void *arg, uint32_t thread, struct backend_move *m)
     runtime_stream *s = b->move_streams[thread];
     const struct gpu_kv *kv = &m->pool->kv;
     char *block = (char *)kv->base + m->block * kv->block_bytes;
+    if (m->peer != NULL) {
+        const struct gpu_kv *from = &m->peer->kv;
+        bool is_good =
+            runtime_stream_follow(s, b->scrubbed) == 0 &&
+            runtime_copy_peer(block, b->config.device_index,
+                              (const char *)from->base + m->peer_block * from->block_bytes,
+                              m->peer->b->config.device_index, kv->block_bytes, s) == 0 &&
+            runtime_stream_wait(s) == 0;
+        return is_good ? ATTN_OK : ATTN_EDEVICE;
+    }
     if (m->is_in) {
         if (runtime_stream_follow(s, b->scrubbed) != 0 ||
             runtime_copy(block, m->bytes, kv->block_bytes, s) != 0)
@@ -33,13 +44,22 @@ static attn_status move(void *arg, uint32_t thread, struct backend_move *m)
     return ATTN_OK;
 }
 
+static bool is_possible(const struct backend_move *m)
+{
+    const struct backend_pool *p = m->pool, *peer = m->peer;
+    bool is_good = m->block < p->config.n_blocks && m->n_bytes == p->kv.block_bytes;
+    if (peer == NULL)
+        return is_good;
+    return is_good && m->is_in && m->peer_block < peer->config.n_blocks &&
+           m->n_bytes == peer->kv.block_bytes;
+}
+
 attn_status gpu_moves_submit(struct backend *b, struct backend_moves *m)
 {
     const struct moves_device device = {begin, move, b};
     attn_status st = gpu_enter(b);
     for (uint32_t i = 0; st == ATTN_OK && i < m->n; i++)
-        if (m->list[i].block >= m->list[i].pool->config.n_blocks ||
-            m->list[i].n_bytes != m->list[i].pool->kv.block_bytes)
+        if (!is_possible(&m->list[i]))
             st = gpu_fail(b, ATTN_EINVAL, "block %u of %u, of %zu bytes", m->list[i].block,
                           m->list[i].pool->config.n_blocks, m->list[i].n_bytes);
     if (st != ATTN_OK)

@@ -305,6 +305,50 @@ static void blocks_move_out_and_in_with_their_checksums(void **state)
     free(back);
 }
 
+static void blocks_come_from_the_pool_of_another_backend(void **state)
+{
+    enum { N = 5 };
+    struct backend_move list[N];
+    struct backend_config config = {.kv_bytes = 64 << 20, .max_batch_items = 4};
+    struct backend *other = NULL;
+    struct backend_pool *from = NULL;
+    (void)state;
+    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    uint64_t bytes = kv_layout_of(&check.config).block_bytes;
+    config.max_batch_tokens = 64;
+    config.n_threads = 1;
+    config.device_index = 0;
+    config.import_fd = -1;
+    assert_int_equal(check.ops->open(&config, &other), ATTN_OK);
+    assert_int_equal(check.ops->pool_open(other, &check.config, &from), ATTN_OK);
+    uint8_t *in = malloc(N * bytes), *back = malloc(bytes);
+    for (uint64_t i = 0; i < N * bytes; i++)
+        in[i] = (uint8_t)check_random(&check, 256);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(check.ops->block_write(from, i, in + i * bytes), ATTN_OK);
+        list[i] = (struct backend_move){.pool = check.pool,
+                                        .block = N - 1 - i,
+                                        .is_in = true,
+                                        .peer = from,
+                                        .peer_block = i,
+                                        .n_bytes = bytes,
+                                        .status = ATTN_EINTERNAL};
+    }
+    assert_int_equal(move_all(list, N), ATTN_OK);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(check.ops->block_read(check.pool, N - 1 - i, back), ATTN_OK);
+        assert_memory_equal(back, in + i * bytes, bytes);
+        assert_int_equal(check.ops->block_read(from, i, back), ATTN_OK);
+        assert_memory_equal(back, in + i * bytes, bytes);
+    }
+    list[1].peer_block = check.config.n_blocks;
+    assert_int_equal(move_all(list, N), ATTN_EINVAL);
+    check.ops->pool_close(from);
+    check.ops->close(other);
+    free(in);
+    free(back);
+}
+
 static void a_geometry_out_of_range_is_refused_by_field_and_value(void **state)
 {
     (void)state;
@@ -546,6 +590,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd),
         cmocka_unit_test(blocks_are_read_back_as_written_and_scrubbed_to_zero),
         cmocka_unit_test(blocks_move_out_and_in_with_their_checksums),
+        cmocka_unit_test(blocks_come_from_the_pool_of_another_backend),
         cmocka_unit_test(a_geometry_out_of_range_is_refused_by_field_and_value),
         cmocka_unit_test(a_pool_larger_than_the_memory_is_refused_with_both_sizes),
         cmocka_unit_test(exported_memory_is_found_again_by_an_import),

@@ -256,6 +256,11 @@ FILL(kill_seq)
     REQUEST(kill, KILL, Attnd__Kill, attnd__kill__init, .seq = 0x1122334455667788,
             .tenant = "research");
 }
+FILL(move)
+{
+    REQUEST(move, MOVE, Attnd__Move, attnd__move__init, .seq = 0x1122334455667788,
+            .tenant = "research", .card = 3);
+}
 FILL(watch)
 {
     REQUEST(inspect, INSPECT, Attnd__Inspect, attnd__inspect__init, .topic = "events", .after = 7,
@@ -354,6 +359,7 @@ const struct sample samples[] = {
     {"request_pool_drop", "a pool by name", false, 0, fill_pool_drop},
     {"request_kill_session", "a session, by its label", false, 0, fill_kill_session},
     {"request_kill_sequence", "a tenant's sequence", false, 0, fill_kill_seq},
+    {"request_move", "a tenant's sequence, to another card", false, 0, fill_move},
     {"request_reload", "an empty body that is present", false, 0, fill_reload},
     {"reply_hello", "the session and the limits", true, 0, fill_hello_reply},
     {"reply_pool", "to pool_create and pool_describe", true, 0, fill_pool_reply},

@@ -33,9 +33,9 @@ plant(2 cache/fence.c "return s != NULL && request != KV_NO_REQUEST &&"
   "return sim_bug != 2 && s != NULL && request != KV_NO_REQUEST &&")
 # a truncation does not raise the epoch, but says so
 plant(3 cache/seq.c "        kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
-        kv_publish32(&s->redo_len, 0);"
+        s->longest = len;"
   "        if (sim_bug != 3)\n            kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
-        kv_publish32(&s->redo_len, 0);")
+        s->longest = len;")
 # blocks of an append that failed are not returned
 plant(4 cache/append.c "    if (--s->n_outstanding == 0)" "    if (--s->n_outstanding == 0 && sim_bug != 4)")
 # a block that a copy has replaced is never given back
@@ -70,8 +70,8 @@ plant(15 daemon/sp_peer.c "        STAILQ_REMOVE_HEAD(&p->replies, queued);
 # the rows of failed items are not made NaN
 plant(16 daemon/engine_answer.c "        fill_failed_rows(t);" "        if (sim_bug != 16)\n            fill_failed_rows(t);")
 # an item of another epoch is not refused
-plant(17 daemon/engine_step.c "    if (epoch_on_wire(e, info->epoch) != s->epoch[i]) {"
-  "    if (sim_bug != 17 && epoch_on_wire(e, info->epoch) != s->epoch[i]) {")
+plant(17 daemon/engine_step.c "    if (info->epoch != s->epoch[i]) {"
+  "    if (sim_bug != 17 && info->epoch != s->epoch[i]) {")
 # a block is published when one layer has it
 plant(18 cache/prefix.c "i-- > 0 && n > 0;)" "i-- > 0 && n > 0 && sim_bug != 18;)")
 # a published block is written to

@@ -58,6 +58,10 @@ int runtime_stream_wait(runtime_stream *s);
 int runtime_stream_check(runtime_stream *s);
 /* Any direction; page-locked host memory must stay as it is until the copy is done. */
 int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s);
+/* Between the memory of two devices, by their numbers; over the link between them where each may
+ * reach the other's memory, else through the host's. */
+int runtime_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t bytes,
+                      runtime_stream *s);
 int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s);
 
 int runtime_event_open(runtime_event **out_e);

@@ -291,6 +291,12 @@ int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
     return CALL(cudaMemcpyAsync, (dst, src, bytes, cudaMemcpyDefault, s->stream));
 }
 
+int runtime_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t bytes,
+                      runtime_stream *s)
+{
+    return CALL(cudaMemcpyPeerAsync, (dst, dst_device, src, src_device, bytes, s->stream));
+}
+
 int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s)
 {
     return CALL(cudaMemsetAsync, (dst, byte, bytes, s->stream));

@@ -213,6 +213,12 @@ int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
     return CALL(hipMemcpyAsync, (dst, src, bytes, hipMemcpyDefault, (hipStream_t)s));
 }
 
+int runtime_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t bytes,
+                      runtime_stream *s)
+{
+    return CALL(hipMemcpyPeerAsync, (dst, dst_device, src, src_device, bytes, (hipStream_t)s));
+}
+
 int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s)
 {
     return CALL(hipMemsetAsync, (dst, byte, bytes, (hipStream_t)s));

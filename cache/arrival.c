@@ -1,0 +1,176 @@
+/* arrival.c: a sequence moves from one cache to another: what is told of it where it leaves, and
+ * how it is made where it comes.
+ *
+ * There it keeps name, owner, epoch and the request that made the epoch, so that whoever repeats a
+ * request is answered as before. Its blocks are set aside while their bytes come, and are its own:
+ * what was shared where it comes from is not shared here, and what was published is published
+ * anew. The record is published last, as that of any other sequence; then both caches have it, until
+ * it is closed where it came from. A process that dies in between leaves two that are equal.
+ */
+#include "cache/kv_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct kv_arrival {
+    LIST_ENTRY(kv_arrival) link;
+    uint32_t pool;
+    uint32_t n_blocks, capacity;
+    uint32_t *blocks; /* [capacity] */
+};
+
+attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
+    if (s->n_outstanding > 0)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding",
+                       (unsigned long long)s->name, s->n_outstanding);
+    if (kv->holes[seq.index] > 0)
+        return kv_fail(kv, ATTN_ENOTSUP, "sequence %llu has let go of blocks of its window",
+                       (unsigned long long)s->name);
+    const struct kv_given_rec *g = &kv->given[seq.index];
+    uint32_t owner = kv_owner_of(s);
+    *out = (struct kv_departure){
+        .name = s->name,
+        .request = s->request,
+        .owner_id = owner == KV_NO_OWNER ? 0 : kv->owners[owner].id,
+        .tenant = s->tenant,
+        .epoch = kv_epoch_of(s),
+        .made = s->made,
+        .owner = owner,
+        .n_blocks = s->n_blocks,
+        .n_cached = g->n_cached,
+        .layer_len = kv_lens(kv, seq.index),
+        .tokens = {kv_given_ids(kv, seq.index), g->n_ids, g->adapter, g->retention,
+                   g->n_retentions},
+    };
+    return ATTN_OK;
+}
+
+struct kv_arrival *kv_arrival_begin(struct kv *kv, kv_pool_id pool)
+{
+    struct kv_arrival *a = kv_pool_live(kv, pool.index) == NULL ? NULL : calloc(1, sizeof *a);
+    if (a == NULL)
+        return NULL;
+    a->pool = pool.index;
+    LIST_INSERT_HEAD(&kv->arrivals, a, link);
+    return a;
+}
+
+attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t n_blocks)
+{
+    struct kv_pool_rec *p = &kv->pools[a->pool];
+    if (n_blocks <= a->n_blocks)
+        return ATTN_OK;
+    if (n_blocks > kv->config.max_seq_blocks || n_blocks - a->n_blocks > kv_n_available(p))
+        return kv_fail(kv, ATTN_ENOBLOCKS, "pool %s: a sequence of %u blocks comes, %u can be had",
+                       p->name, n_blocks, a->n_blocks + kv_n_available(p));
+    if (n_blocks > a->capacity) {
+        uint32_t capacity = n_blocks < 2 * a->capacity ? 2 * a->capacity : n_blocks;
+        uint32_t *blocks = realloc(a->blocks, capacity * sizeof *blocks);
+        if (blocks == NULL)
+            return kv_fail(kv, ATTN_ENOMEM, "no memory for a table of %u blocks", n_blocks);
+        a->blocks = blocks;
+        a->capacity = capacity;
+    }
+    while (a->n_blocks < n_blocks)
+        a->blocks[a->n_blocks++] = kv_block_alloc(kv, p);
+    return ATTN_OK;
+}
+
+uint32_t kv_arrival_block(const struct kv_arrival *a, uint32_t i)
+{
+    return a->blocks[i];
+}
+
+static void arrival_free(struct kv_arrival *a)
+{
+    LIST_REMOVE(a, link);
+    free(a->blocks);
+    free(a);
+}
+
+void kv_arrival_cancel(struct kv *kv, struct kv_arrival *a)
+{
+    if (a == NULL)
+        return;
+    while (a->n_blocks > 0)
+        kv_block_unref(kv, &kv->pools[a->pool], a->blocks[--a->n_blocks]);
+    arrival_free(a);
+}
+
+void kv_arrivals_forget(struct kv *kv)
+{
+    while (!LIST_EMPTY(&kv->arrivals))
+        arrival_free(LIST_FIRST(&kv->arrivals));
+}
+
+void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs)
+{
+    const struct kv_arrival *a;
+    LIST_FOREACH(a, &kv->arrivals, link)
+        for (uint32_t i = 0; i < a->n_blocks; i++)
+            n_refs[kv->pools[a->pool].first_block + a->blocks[i]]++;
+}
+
+static attn_status end_check(struct kv *kv, const struct kv_arrival *a,
+                             const struct kv_departure *d, const struct kv_effects *fx)
+{
+    unsigned long long name = d->name;
+    uint64_t owner_id = d->owner >= kv->config.max_owners ? 0 : kv->owners[d->owner].id;
+    if (kv_index_find(kv, d->tenant, d->name) != 0)
+        return kv_fail(kv, ATTN_EEXIST, "sequence %llu of tenant %u is already open", name,
+                       d->tenant);
+    if (owner_id == 0 || owner_id != d->owner_id)
+        return kv_fail(kv, ATTN_ENOTFOUND, "sequence %llu: owner %u is not here", name, d->owner);
+    if (kv->heads->stats.sequences == kv->config.max_sequences)
+        return kv_fail(kv, ATTN_EOVERLOAD,
+                       "sequence %llu: all %u sequences are open (cache.max_sequences)", name,
+                       kv->config.max_sequences);
+    if (d->n_blocks > a->n_blocks)
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: %u of %u blocks came", name, a->n_blocks,
+                       d->n_blocks);
+    if (d->n_blocks > fx->patches_capacity - fx->n_patches)
+        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches", name,
+                       d->n_blocks);
+    return ATTN_OK;
+}
+
+attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_departure *d,
+                           struct kv_effects *fx, kv_seq_id *out_seq)
+{
+    attn_status st = end_check(kv, a, d, fx);
+    if (st != ATTN_OK)
+        return st;
+    struct kv_pool_rec *p = &kv->pools[a->pool];
+    struct kv_birth b = {.tenant = d->tenant,
+                         .name = d->name,
+                         .pool = a->pool,
+                         .owner = d->owner,
+                         .request = d->request,
+                         .tokens = d->tokens,
+                         .n_cached = d->n_cached};
+    memcpy(kv_row(kv, kv_record_next(kv)), a->blocks, d->n_blocks * sizeof a->blocks[0]);
+    uint32_t seq = kv_record_take(kv, &b);
+    struct kv_seq_rec *s = &kv->seqs[seq];
+    s->made = d->made;
+    s->epoch_owner = kv_epoch_owner(d->epoch, d->owner);
+    s->n_blocks = d->n_blocks;
+    for (uint32_t l = 0; l < p->n_layers; l++) {
+        kv_lens(kv, seq)[l] = d->layer_len[l];
+        s->longest = d->layer_len[l] > s->longest ? d->layer_len[l] : s->longest;
+    }
+    kv_record_publish(kv, seq);
+    for (uint32_t i = 0; i < d->n_blocks; i++)
+        fx->patches[fx->n_patches++] =
+            (struct kv_patch){.row = seq, .index = i, .block = a->blocks[i]};
+    while (a->n_blocks > d->n_blocks)
+        kv_block_unref(kv, p, a->blocks[--a->n_blocks]);
+    arrival_free(a);
+    if (d->tokens.n > 0)
+        kv_prefix_publish(kv, seq);
+    *out_seq = (kv_seq_id){seq};
+    return ATTN_OK;
+}

@@ -1,0 +1,682 @@
+/* cards_move.c: a sequence goes from one card to another while it is used.
+ *
+ * The source copies its full blocks while steps go on: they do not change, but for truncations,
+ * which are noted. When little is left, and at a moment when nothing of the sequence is in work, it
+ * is stopped: requests for it, and all behind them, are held back in the source's inbox. The rest
+ * is copied, the target makes the sequence, with the same epoch, and what is known of the requests
+ * that made it (kv_arrival_end); nobody sends anything there yet. Then the source closes its own,
+ * and with the route held for writing the table of names changes and all that waits in its inbox is
+ * sent again. So what came before the change and what comes after it stay in order, and each
+ * request meets the sequence once. A process that dies between the two leaves two that are equal,
+ * of which the successor drops one.
+ *
+ * One move is under way at a time. It is in the hands of one thread after the other: the source's
+ * engine, the target's, and the backend's that copy; what it comes to is the source's to say.
+ */
+#include "daemon/cards_move.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/cards.h"
+#include "daemon/cards_balance.h"
+#include "daemon/cards_internal.h"
+#include "daemon/cards_name.h"
+#include "daemon/cards_note.h"
+#include "daemon/cards_route.h"
+#include "daemon/clock.h"
+#include "daemon/engine_answer.h"
+#include "daemon/engine_batch.h"
+#include "daemon/engine_pools.h"
+#include "daemon/engine_queue.h"
+#include "daemon/engine_sleep.h"
+#include "daemon/lane.h"
+#include "daemon/log.h"
+#include "daemon/stack.h"
+#include "daemon/stats.h"
+#include "kernels/kv_layout.h"
+
+enum {
+    LAST_BLOCKS = 2, /* full ones, and what is begun: what the sequence may be stopped for */
+    MOST_LAST_BLOCKS = 16, /* the same where layers are far apart */
+    CHUNK_BLOCKS = 1024, /* that are copied together */
+};
+#define CHUNK_BYTES ((uint64_t)256 << 20)
+#define STAGED_BYTES ((uint64_t)32 << 20) /* the same by way of host memory */
+static const uint64_t STOP_NS = UINT64_C(1000000000); /* it goes on at the source then */
+static const uint64_t BUSY_NS = UINT64_C(10000000000); /* so long it is always in work: no move */
+static const uint64_t SETTLE_NS = UINT64_C(5000000000);
+
+enum move_state {
+    MOVE_COMES, /* target: a place for the blocks asked for, and their bytes */
+    MOVE_BROUGHT, /* target: the bytes are there, or why not */
+    MOVE_ASKED, /* source: so has the target done */
+    MOVE_LEFT, /* target: the sequence is its own */
+    MOVE_DROPPED, /* target: nothing comes of it */
+};
+
+struct card_move {
+    struct card_note note; /* first */
+    struct cards *cards;
+    struct engine *from, *to;
+    struct seq_name name;
+    uint32_t pool;
+    enum move_state state;
+    uint32_t first, n; /* that are asked for */
+    uint32_t blocks[CHUNK_BLOCKS]; /* the source's, as in its table */
+    struct backend_move list[CHUNK_BLOCKS];
+    struct backend_moves moves;
+    uint8_t *staging; /* [staging_bytes]; NULL: the backends are of one module */
+    size_t staging_bytes;
+    bool is_last;
+    struct kv_departure left; /* of the last: as it is then */
+    struct trace_entry trace;
+    /* the target's */
+    struct kv_arrival *arrival;
+    kv_seq_id landed;
+    bool has_landed;
+    attn_status status;
+    char why[WHY_BYTES];
+    struct request *req; /* an operator's; NULL */
+    uint64_t begun_ns, n_bytes;
+};
+
+static void card_move_step(struct engine *e, struct card_note *note);
+
+static void tell(struct engine *e, struct card_move *m, enum move_state state)
+{
+    m->state = state;
+    m->note.heard = card_move_step;
+    card_note_push(e, &m->note);
+}
+
+static void card_move_free(struct card_move *m)
+{
+    if (m != NULL && m->staging != NULL)
+        m->from->parts.ops->host_free(m->from->parts.backend, m->staging, m->staging_bytes);
+    free(m);
+}
+
+static uint64_t block_bytes(const struct pool *p)
+{
+    return kv_layout_of(&p->config).block_bytes;
+}
+
+static bool has_ended(const struct engine *e)
+{
+    return engine_health(e) != ATTN_OK || atomic_load(&e->is_stopping);
+}
+
+/* --- bytes ------------------------------------------------------------------------------------ */
+
+/* On a thread of a backend's. */
+static void copied(struct backend_moves *moves)
+{
+    struct card_move *m = moves->user;
+    struct cards *c = m->cards;
+    bool is_out = !m->list[0].is_in;
+    for (uint32_t i = 0; i < moves->n && m->status == ATTN_OK; i++)
+        m->status = m->list[i].status;
+    if (m->status != ATTN_OK)
+        snprintf(m->why, sizeof m->why, "its blocks can't be copied: %s",
+                 attn_status_message(m->status));
+    tell(m->to, m, is_out ? MOVE_COMES : MOVE_BROUGHT);
+    atomic_fetch_sub(&c->n_copying, 1); /* the last: engines wait for it as they end */
+}
+
+/* false: m->status says why nothing was begun. */
+static bool copy(struct engine *e, struct card_move *m)
+{
+    m->moves = (struct backend_moves){.list = m->list, .n = m->n, .done = copied, .user = m};
+    atomic_fetch_add(&m->cards->n_copying, 1);
+    m->status = e->parts.ops->moves_submit(e->parts.backend, &m->moves);
+    if (m->status == ATTN_OK)
+        return true;
+    atomic_fetch_sub(&m->cards->n_copying, 1);
+    snprintf(m->why, sizeof m->why, "%s", e->parts.ops->last_error(e->parts.backend));
+    return false;
+}
+
+/* --- the target ------------------------------------------------------------------------------- */
+
+/* The move is over: another may begin. */
+static void end(struct card_move *m)
+{
+    struct cards *c = m->cards;
+    atomic_store(&c->move_pool, 0);
+    atomic_store(&c->move, NULL);
+    card_move_free(m);
+}
+
+static attn_status take_place(struct engine *e, struct card_move *m)
+{
+    struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
+    if (has_ended(e) || p == NULL) {
+        snprintf(m->why, sizeof m->why, "card %" PRIu32 " is lost, or ends", e->parts.card);
+        return ATTN_EDEVICE;
+    }
+    if (m->arrival == NULL)
+        m->arrival = kv_arrival_begin(e->parts.kv, p->id);
+    attn_status st = m->arrival == NULL
+                         ? ATTN_ENOMEM
+                         : kv_arrival_reserve(e->parts.kv, m->arrival, m->first + m->n);
+    if (st != ATTN_OK)
+        snprintf(m->why, sizeof m->why, "%s",
+                 m->arrival == NULL ? "no memory" : kv_last_error(e->parts.kv));
+    return st;
+}
+
+static void land(struct engine *e, struct card_move *m)
+{
+    struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
+    if (p->fx.n_patches + m->left.n_blocks > p->fx.patches_capacity)
+        batch_flush_patches(e, p);
+    m->status = kv_arrival_end(e->parts.kv, m->arrival, &m->left, &p->fx, &m->landed);
+    if (m->status != ATTN_OK) {
+        snprintf(m->why, sizeof m->why, "%s", kv_last_error(e->parts.kv));
+        return;
+    }
+    m->arrival = NULL;
+    m->has_landed = true;
+    e->seqs[m->landed.index].is_moving = true;
+    e->seqs[m->landed.index].trace = m->trace;
+    e->is_dirty = true;
+}
+
+static void brought(struct engine *e, struct card_move *m)
+{
+    if (m->status == ATTN_OK && m->is_last)
+        land(e, m);
+    tell(m->from, m, MOVE_ASKED);
+}
+
+static void comes(struct engine *e, struct card_move *m)
+{
+    struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
+    if (m->status == ATTN_OK) /* else what was to come could not leave */
+        m->status = take_place(e, m);
+    if (m->status != ATTN_OK || m->n == 0) {
+        brought(e, m);
+        return;
+    }
+    const struct pool *peer = pool_of_kv(m->from, p->id);
+    for (uint32_t i = 0; i < m->n; i++)
+        m->list[i] = (struct backend_move){
+            .pool = p->device,
+            .block = kv_arrival_block(m->arrival, m->first + i),
+            .is_in = true,
+            .peer = m->staging == NULL ? peer->device : NULL,
+            .peer_block = m->blocks[i],
+            .bytes = m->staging == NULL ? NULL : m->staging + i * block_bytes(p),
+            .n_bytes = block_bytes(p),
+        };
+    m->n_bytes += m->n * block_bytes(p);
+    if (!copy(e, m))
+        brought(e, m);
+}
+
+static void dropped(struct engine *e, struct card_move *m)
+{
+    kv_arrival_cancel(e->parts.kv, m->arrival);
+    if (m->has_landed) {
+        e->seqs[m->landed.index].is_moving = false;
+        e->seqs[m->landed.index].trace = (struct trace_entry){0};
+        kv_seq_close(e->parts.kv, m->landed);
+    }
+    e->is_dirty = true;
+    end(m);
+}
+
+static void is_ours(struct engine *e, struct card_move *m)
+{
+    e->seqs[m->landed.index].is_moving = false;
+    e->is_dirty = true;
+    end(m);
+}
+
+/* --- the source ------------------------------------------------------------------------------- */
+
+/* The sequence goes on here. */
+static void go_on(struct engine *e)
+{
+    struct engine_leave *l = &e->leave;
+    if (l->is_stopped && l->seq != SEQ_NONE) {
+        e->seqs[l->seq].is_moving = false;
+        seq_wake_later(e, l->seq);
+    }
+    l->is_stopped = l->wants_stop = l->is_there = false;
+    l->move = NULL;
+}
+
+static void say_stays(struct engine *e, struct card_move *m, attn_status st, const char *why)
+{
+    log_limited("sequence stays", LOG_LEVEL_INFO, log_event, "sequence stays",
+                "sequence=%" PRIu64 " from=%" PRIu32 " to=%" PRIu32 " why=\"%s\"", m->name.name,
+                m->from->parts.card, m->to->parts.card, why);
+    if (m->req != NULL)
+        engine_refuse(e, m->req, st, "sequence %" PRIu64 " stays on card %" PRIu32 ": %s",
+                      m->name.name, e->parts.card, why);
+    m->req = NULL;
+}
+
+/* The move is in this engine's hands. */
+static void stays(struct engine *e, struct card_move *m, attn_status st, const char *why)
+{
+    if (e->leave.move == m) {
+        go_on(e);
+        say_stays(e, m, st, why);
+    }
+    tell(m->to, m, MOVE_DROPPED);
+}
+
+/* It is in another's, who will hear of it when it comes back. */
+static void abandon(struct engine *e, attn_status st, const char *why)
+{
+    struct card_move *m = e->leave.move;
+    go_on(e);
+    say_stays(e, m, st, why);
+}
+
+static bool is_planned(const struct engine *e, uint64_t name)
+{
+    const struct lane *l;
+    LIST_FOREACH(l, &e->lanes, entry)
+        for (uint32_t i = 0; i < l->n_plans; i++)
+            for (size_t k = 0; k < l->plans[i]->step.n_seq; k++)
+                if (l->plans[i]->step.seq[k] == name)
+                    return true;
+    return false;
+}
+
+/* Has the target take [first, first + n). */
+static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t n,
+                const struct kv_seq_info *info)
+{
+    const struct pool *p = pool_of_kv(e, info->pool);
+    m->first = first;
+    m->n = n;
+    memcpy(m->blocks, info->block_table + first, n * sizeof m->blocks[0]);
+    e->leave.n_valid = UINT32_MAX;
+    if (m->staging == NULL || n == 0) {
+        tell(m->to, m, MOVE_COMES);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        m->list[i] = (struct backend_move){.pool = p->device,
+                                           .block = m->blocks[i],
+                                           .bytes = m->staging + i * block_bytes(p),
+                                           .n_bytes = block_bytes(p)};
+    if (!copy(e, m))
+        stays(e, m, m->status, m->why);
+}
+
+/* Most blocks that are copied together. */
+static uint32_t chunk(const struct card_move *m, uint64_t bytes)
+{
+    uint64_t n = (m->staging == NULL ? CHUNK_BYTES : m->staging_bytes) / bytes;
+    return n < 1 ? 1 : n > CHUNK_BLOCKS ? CHUNK_BLOCKS : (uint32_t)n;
+}
+
+/* The next full blocks; or, if few are left, the rest of them as soon as nothing is in work. */
+static void go_ahead(struct engine *e, struct card_move *m)
+{
+    struct engine_leave *l = &e->leave;
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, (kv_seq_id){l->seq}, &info);
+    const struct pool *p = pool_of_kv(e, info.pool);
+    uint32_t n_full = info.n_blocks, most = chunk(m, block_bytes(p));
+    for (uint32_t i = 0; i < p->config.num_layers; i++) {
+        uint32_t n = info.layer_len[i] / p->config.block_tokens;
+        n_full = n < n_full ? n : n_full;
+    }
+    if (n_full > l->n_there + LAST_BLOCKS) {
+        uint32_t n = n_full - l->n_there;
+        l->wants_stop = false;
+        ask(e, m, l->n_there, n < most ? n : most, &info);
+        return;
+    }
+    if (!l->wants_stop)
+        l->wanted_ns = clock_now_ns();
+    l->wants_stop = true;
+    if (seq_is_busy(e, l->seq) || is_planned(e, m->name.name) ||
+        info.n_blocks - l->n_there > MOST_LAST_BLOCKS)
+        return;
+    if (kv_seq_depart(e->parts.kv, (kv_seq_id){l->seq}, &m->left) != ATTN_OK)
+        return;
+    l->wants_stop = false;
+    l->is_stopped = true;
+    l->stopped_ns = clock_now_ns();
+    e->seqs[l->seq].is_moving = true;
+    m->trace = e->seqs[l->seq].trace;
+    m->is_last = true;
+    ask(e, m, l->n_there, info.n_blocks - l->n_there, &info);
+}
+
+static void asked(struct engine *e, struct card_move *m)
+{
+    struct engine_leave *l = &e->leave;
+    if (l->move != m)
+        stays(e, m, ATTN_EOVERLOAD, "it was abandoned");
+    else if (l->seq == SEQ_NONE)
+        stays(e, m, ATTN_ENOTFOUND, "it was closed");
+    else if (engine_health(e) != ATTN_OK)
+        stays(e, m, ATTN_EDEVICE, "its card is lost");
+    else if (m->status != ATTN_OK)
+        stays(e, m, m->status, m->why);
+    else if (m->is_last)
+        l->is_there = true;
+    else {
+        l->n_there = m->first + m->n < l->n_valid ? m->first + m->n : l->n_valid;
+        go_ahead(e, m);
+    }
+}
+
+static void card_move_step(struct engine *e, struct card_note *note)
+{
+    struct card_move *m = (struct card_move *)note;
+    switch (m->state) {
+    case MOVE_COMES:
+        comes(e, m);
+        return;
+    case MOVE_BROUGHT:
+        brought(e, m);
+        return;
+    case MOVE_ASKED:
+        asked(e, m);
+        return;
+    case MOVE_LEFT:
+        is_ours(e, m);
+        return;
+    case MOVE_DROPPED:
+        dropped(e, m);
+        return;
+    }
+}
+
+/* All that waits, what was held back first. */
+static struct request *take_all(struct engine *e)
+{
+    struct engine_leave *l = &e->leave;
+    struct request *list = l->held;
+    struct request *behind = stack_take_all(&e->inbox);
+    if (list == NULL)
+        return behind;
+    l->held_last->next = behind;
+    l->held = l->held_last = NULL;
+    return list;
+}
+
+static void say_moved(const struct card_move *m, uint64_t stopped_ns)
+{
+    uint64_t now_ns = clock_now_ns();
+    uint32_t from = m->from->parts.card, to = m->to->parts.card;
+    stats_card_add(from, STATS_CARD_MOVED_OUT, 1);
+    stats_card_add(to, STATS_CARD_MOVED_IN, 1);
+    stats_card_add(to, STATS_CARD_MOVED_BYTES, m->n_bytes);
+    stats_card_add(from, STATS_CARD_STOPPED, now_ns - stopped_ns);
+    log_limited("sequence moves", LOG_LEVEL_INFO, log_event, "sequence moves",
+                "sequence=%" PRIu64 " from=%" PRIu32 " to=%" PRIu32 " blocks=%" PRIu32
+                " bytes=%" PRIu64 " us=%" PRIu64 " stopped_us=%" PRIu64,
+                m->name.name, from, to, m->left.n_blocks, m->n_bytes, (now_ns - m->begun_ns) / 1000,
+                (now_ns - stopped_ns) / 1000);
+}
+
+/* The target has all of it: it is the target's. */
+static void leave(struct engine *e, struct card_move *m)
+{
+    struct cards *c = m->cards;
+    struct engine_leave *l = &e->leave;
+    struct request *req = m->req;
+    pthread_rwlock_wrlock(&c->route);
+    if (card_is_lost(m->to)) {
+        pthread_rwlock_unlock(&c->route);
+        stays(e, m, ATTN_EDEVICE, "the other card is lost");
+        return;
+    }
+    struct request *list = take_all(e);
+    say_moved(m, l->stopped_ns);
+    e->seqs[l->seq].is_moving = false;
+    e->seqs[l->seq].trace = (struct trace_entry){0};
+    kv_seq_close(e->parts.kv, (kv_seq_id){l->seq});
+    cards_moved(c, m->name, m->to->parts.card, m->left.epoch);
+    l->seq = SEQ_NONE;
+    go_on(e);
+    tell(m->to, m, MOVE_LEFT); /* before what is sent there; m is gone */
+    cards_send_again(c, list, e);
+    pthread_rwlock_unlock(&c->route);
+    e->is_dirty = true;
+    if (req != NULL) {
+        Attnd__Reply header = ATTND__REPLY__INIT;
+        engine_answer(e, req, &header);
+    }
+}
+
+/* --- what begins one -------------------------------------------------------------------------- */
+
+/* Memory on the way between two backends that don't know each other; false: there is none. */
+static bool stage(struct card_move *m, uint64_t bytes)
+{
+    const struct engine_parts *from = &m->from->parts, *to = &m->to->parts;
+    void *staging;
+    if (from->ops->moves_submit == to->ops->moves_submit)
+        return true;
+    m->staging_bytes =
+        STAGED_BYTES > MOST_LAST_BLOCKS * bytes ? STAGED_BYTES : MOST_LAST_BLOCKS * bytes;
+    if (from->ops->host_alloc(from->backend, m->staging_bytes, &staging) != ATTN_OK)
+        return false;
+    m->staging = staging;
+    return true;
+}
+
+/* false: another is under way, or there is no memory. */
+static bool begin(struct engine *e, kv_seq_id seq, uint32_t to, struct request *req)
+{
+    struct cards *c = e->parts.cards;
+    struct card_move *m = calloc(1, sizeof *m), *none = NULL;
+    struct kv_seq_info info;
+    if (m == NULL)
+        return false;
+    kv_seq_info(e->parts.kv, seq, &info);
+    m->cards = c;
+    m->from = e;
+    m->to = c->engines[to];
+    m->name = (struct seq_name){info.tenant, info.name};
+    m->pool = info.pool.index;
+    m->req = req;
+    m->begun_ns = clock_now_ns();
+    if (e->leave.move != NULL || !stage(m, block_bytes(pool_of_kv(e, info.pool))) ||
+        !atomic_compare_exchange_strong(&c->move, &none, m)) {
+        card_move_free(m);
+        return false;
+    }
+    atomic_store(&c->move_pool, m->pool + 1);
+    e->leave.move = m;
+    e->leave.seq = seq.index;
+    e->leave.n_there = 0;
+    go_ahead(e, m);
+    return true;
+}
+
+void cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq)
+{
+    const Attnd__Move *ask = req->wire.header->move;
+    const struct cards *c = e->parts.cards;
+    Attnd__Reply header = ATTND__REPLY__INIT;
+    uint32_t n = c == NULL ? 1 : c->n;
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, seq, &info);
+    if (ask->card >= n)
+        engine_refuse(e, req, ATTN_EINVAL, "move.card is %" PRIu32 ", there are %" PRIu32 " cards",
+                      ask->card, n);
+    else if (pool_is_split(&pool_of_kv(e, info.pool)->split))
+        engine_refuse(e, req, ATTN_ENOTSUP,
+                      "sequence %" PRIu64 " is in a split pool, which lies on all cards", ask->seq);
+    else if (info.hole_past > 0)
+        engine_refuse(e, req, ATTN_ENOTSUP,
+                      "sequence %" PRIu64 " has let go of blocks that its window does not reach",
+                      ask->seq);
+    else if (ask->card == e->parts.card)
+        engine_answer(e, req, &header);
+    else if (card_is_lost(c->engines[ask->card]))
+        engine_refuse(e, req, ATTN_EDEVICE, "move.card is %" PRIu32 ", which is lost", ask->card);
+    else if (!begin(e, seq, ask->card, req))
+        engine_refuse(e, req, ATTN_EOVERLOAD, "another sequence is being moved");
+}
+
+/* Blocks of the pool's sequences that were in steps since the last look. */
+static uint64_t active_blocks(struct engine *e, uint32_t pool)
+{
+    uint64_t n = 0;
+    struct kv_seq_info info;
+    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        kv_seq_info(e->parts.kv, id, &info);
+        if (info.pool.index == pool && e->seqs[id.index].step_stamp >= e->leave.looked_stamp)
+            n += info.n_blocks;
+    }
+    return n;
+}
+
+/* The largest sequence of the pool's with so many blocks at most, few of them shared. */
+static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_active,
+                 kv_seq_id *out)
+{
+    struct kv_seq_info info;
+    uint32_t best = 0;
+    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        kv_seq_info(e->parts.kv, id, &info);
+        bool is_active = e->seqs[id.index].step_stamp >= e->leave.looked_stamp;
+        if (info.pool.index != pool || info.n_blocks <= best || info.n_blocks > most ||
+            2 * (uint64_t)info.n_cached > info.layer_len[0] || info.hole_past > 0 ||
+            (must_be_active && !is_active) || is_planned(e, info.name))
+            continue;
+        best = info.n_blocks;
+        *out = id;
+    }
+    return best > 0;
+}
+
+/* What this card has too much of goes. */
+static void look(struct engine *e, uint64_t now_ns)
+{
+    struct cards *c = e->parts.cards;
+    struct engine_leave *l = &e->leave;
+    struct balance_card cards[CARDS_MAX];
+    uint64_t took_ns = now_ns - l->looked_ns;
+    for (uint32_t i = 0; i < c->n; i++) {
+        uint64_t busy_ns = stats_card_get(i, STATS_CARD_DEVICE);
+        uint64_t permille = (busy_ns - l->busy_ns[i]) * 1000 / took_ns;
+        cards[i] =
+            (struct balance_card){.is_lost = card_is_lost(c->engines[i]),
+                                  .busy_permille = permille < 1000 ? (uint32_t)permille : 1000};
+        l->busy_ns[i] = busy_ns;
+    }
+    for (struct pool *p = NULL; l->move == NULL && (p = pool_next(e, p)) != NULL;) {
+        uint32_t pool = p->id.index;
+        kv_seq_id seq;
+        if (pool_is_split(&p->split) || atomic_load(&c->move) != NULL)
+            continue;
+        for (uint32_t i = 0; i < c->n; i++) {
+            cards[i].n_blocks =
+                atomic_load_explicit(&c->pools[i][pool].blocks, memory_order_relaxed);
+            cards[i].n_free = atomic_load_explicit(&c->pools[i][pool].free, memory_order_relaxed);
+        }
+        struct balance_move to = balance_room(cards, c->n, e->parts.card);
+        bool is_load = to.n_blocks == 0;
+        if (is_load && cards[e->parts.card].busy_permille >= 500)
+            to = balance_load(cards, c->n, e->parts.card, active_blocks(e, pool));
+        if (to.n_blocks > 0 && pick(e, pool, to.n_blocks, is_load, &seq))
+            begin(e, seq, to.to, NULL);
+    }
+    l->looked_ns = now_ns;
+    l->looked_stamp = e->next_stamp;
+}
+
+/* --- the engine's turns ----------------------------------------------------------------------- */
+
+bool cards_move_turn(struct engine *e)
+{
+    struct engine_leave *l = &e->leave;
+    uint64_t now_ns = e->turn_ns;
+    struct card_move *m = l->move;
+    if (m == NULL) {
+        uint64_t every_ns = config_now(e->parts.cfg, balance_us) * 1000;
+        if (every_ns > 0 && now_ns - l->looked_ns >= every_ns && !has_ended(e))
+            look(e, now_ns);
+        return false;
+    }
+    if (l->is_there) {
+        leave(e, m);
+        return true;
+    }
+    if (l->wants_stop) {
+        if (l->seq == SEQ_NONE)
+            stays(e, m, ATTN_ENOTFOUND, "it was closed");
+        else if (engine_health(e) != ATTN_OK)
+            stays(e, m, ATTN_EDEVICE, "its card is lost");
+        else if (now_ns > l->wanted_ns + BUSY_NS)
+            stays(e, m, ATTN_EOVERLOAD, "it is always in work");
+        else
+            go_ahead(e, m);
+    } else if (l->is_stopped && now_ns > l->stopped_ns + STOP_NS) {
+        abandon(e, ATTN_EOVERLOAD, "the other card does not answer");
+    }
+    return false;
+}
+
+static bool does_name(const Attnd__Request *h, uint64_t name)
+{
+    const Attnd__Step *s = h->body_case == ATTND__REQUEST__BODY_STEP   ? h->step
+                           : h->body_case == ATTND__REQUEST__BODY_PLAN ? h->plan->step
+                                                                       : NULL;
+    uint64_t other;
+    uint32_t epoch;
+    for (size_t i = 0; s != NULL && i < s->n_seq; i++)
+        if (s->seq[i] == name)
+            return true;
+    return s == NULL && request_seq(h, &other, &epoch) && other == name;
+}
+
+bool cards_move_holds(struct engine *e, struct request *req)
+{
+    struct engine_leave *l = &e->leave;
+    if (!l->is_stopped || (l->held == NULL && !does_name(req->wire.header, l->move->name.name)))
+        return false;
+    req->next = NULL;
+    if (l->held == NULL)
+        l->held = req;
+    else
+        l->held_last->next = req;
+    l->held_last = req;
+    return true;
+}
+
+struct request *cards_move_held(struct engine *e)
+{
+    struct engine_leave *l = &e->leave;
+    struct request *list = l->is_stopped ? NULL : l->held;
+    if (list != NULL)
+        l->held = l->held_last = NULL;
+    return list;
+}
+
+void cards_move_stop(struct engine *e)
+{
+    struct cards *c = e->parts.cards;
+    struct engine_leave *l = &e->leave;
+    uint64_t begun_ns = clock_now_ns();
+    if (l->move != NULL && l->wants_stop)
+        stays(e, l->move, ATTN_EDRAINING, "the daemon stops");
+    else if (l->move != NULL && !l->is_there)
+        abandon(e, ATTN_EDRAINING, "the daemon stops");
+    while (atomic_load(&c->n_copying) > 0 && clock_now_ns() - begun_ns < SETTLE_NS)
+        sched_yield();
+}
+
+void cards_move_fini(struct cards *c)
+{
+    if (c != NULL)
+        card_move_free(atomic_load(&c->move));
+}

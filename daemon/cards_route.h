@@ -1,0 +1,10 @@
+/* cards_route.h: requests on their way to the engine of a card (engine_submit, engine.h). */
+#ifndef ATTND_DAEMON_CARDS_ROUTE_H
+#define ATTND_DAEMON_CARDS_ROUTE_H
+
+#include "daemon/cards.h"
+
+/* Requests that were this engine's, in order. The route is held for writing. */
+void cards_send_again(struct cards *c, struct request *list, struct engine *from);
+
+#endif
