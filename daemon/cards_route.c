@@ -1,7 +1,8 @@
 /* cards_route.c: a request's way from a door to an engine: to the only one there is; or to the card
  * that it is for, which its epoch, its sequence's name or its pool says. From the look at where it
- * goes until it is in that engine's inbox the route is held for reading; a sequence changes its card
- * while it is held for writing (cards_move.c), so requests of one connection stay in their order.
+ * goes until it is in that engine's inbox the route is held for reading; a sequence changes its
+ * card while it is held for writing (cards_move.c), so requests of one connection stay in their
+ * order.
  */
 #include "daemon/cards_route.h"
 

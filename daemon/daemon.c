@@ -18,6 +18,7 @@
 #include "daemon/card.h"
 #include "daemon/clock.h"
 #include "daemon/config.h"
+#include "daemon/daemon.h"
 #include "daemon/engine.h"
 #include "daemon/health.h"
 #include "daemon/http.h"
@@ -28,7 +29,6 @@
 #include "daemon/notify.h"
 #include "daemon/settings.h"
 #include "daemon/transport.h"
-#include "daemon/daemon.h"
 
 enum {
     WHY_BYTES = 512,
