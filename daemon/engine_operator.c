@@ -249,7 +249,8 @@ bool operator_run(struct engine *e, struct request *req)
     else if (h->body_case == ATTND__REQUEST__BODY_KILL && h->kill->session[0] != '\0')
         run_kill_session(e, req);
     else if (named_tenant(h) != NULL && tenants_find(e->parts.tenants, named_tenant(h)) == NULL)
-        engine_refuse(e, req, ATTN_ENOTFOUND, "no tenant is named \"%.63s\"", named_tenant(h));
+        engine_refuse(e, req, ATTN_ENOTFOUND, "%s.tenant: no tenant is named \"%.63s\"",
+                      h->body_case == ATTND__REQUEST__BODY_MOVE ? "move" : "kill", named_tenant(h));
     else
         return false; /* of a sequence: it waits until nothing of that is in work */
     return true;

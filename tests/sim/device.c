@@ -448,6 +448,24 @@ static void words_copy(struct backend_pool *p, uint32_t block, uint8_t *bytes, b
             }
 }
 
+static void peer_copy(const struct backend_move *m, uint32_t first_layer, uint32_t n_layers)
+{
+    struct backend_pool *p = m->pool, *peer = (struct backend_pool *)(uintptr_t)m->peer;
+    for (uint32_t i = first_layer; i < first_layer + n_layers; i++)
+        for (uint32_t s = 0; s < p->c.block_tokens; s++)
+            for (uint32_t h = 0; h < p->c.num_kv_heads; h++)
+                words_at(p, m->block, i, s)[h] = words_at(peer, m->peer_block, i, s)[h];
+}
+
+/* A part of the layers, from or to wherever it is. */
+static void move_layers(const struct backend_move *m, uint32_t first_layer, uint32_t n_layers)
+{
+    if (m->peer != NULL)
+        peer_copy(m, first_layer, n_layers);
+    else
+        words_copy(m->pool, m->block, m->bytes, m->is_in, first_layer, n_layers);
+}
+
 static attn_status block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
 {
     attn_status st = wait_for_all(p->b);
@@ -483,15 +501,16 @@ static attn_status move(void *arg, uint32_t thread, struct backend_move *m)
     bool fails = b->is_lost || (sim_has_faults && sim_chance(sim_plan.fail_move));
     if (!m->is_in)
         memset(m->bytes, 0, m->n_bytes);
-    words_copy(p, m->block, m->bytes, m->is_in, 0, half);
+    move_layers(m, 0, half);
     thread_sleep(sim_between(SIM_US, sim_chance(200) ? 5 * SIM_MS : 50 * SIM_US));
     process_point();
     if (!fails)
-        words_copy(p, m->block, m->bytes, m->is_in, half, p->c.num_layers - half);
+        move_layers(m, half, p->c.num_layers - half);
     if (m->is_in)
         b->is_coming[m->block] = false;
     sim_counts.blocks_back += m->is_in && !fails;
-    moves_sum(m->bytes, m->n_bytes, m->sum);
+    if (m->peer == NULL)
+        moves_sum(m->bytes, m->n_bytes, m->sum);
     sim_counts.moves += !fails;
     sim_counts.failed_moves += fails;
     return b->is_lost ? ATTN_EDEVICE : fails ? ATTN_EINTERNAL : ATTN_OK;
