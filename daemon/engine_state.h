@@ -1,35 +1,29 @@
 /* engine_state.h: what an engine and its requests are made of; structs only. Everything here
  * belongs to the engine thread, but the fields marked atomic.
  *
- * The files of the engine, in the order of a step's way; each includes those below it only:
+ * The files of the engine; each calls those below it only (tests/layers.py):
  *
- *   engine.c          life, inbox, the loop: one turn after the other
- *   engine_plan.c     plans of lanes, whose bells come as steps
- *   engine_step.c     admission of steps: everything that can be wrong is refused here
- *   engine_control.c  requests that are no steps
- *   engine_export.c   blocks of sequences, out and in
- *   engine_operator.c what operators ask and change
- *   engine_list.c     the lists among it
- *   engine_session.c  hello, leases
- *   engine_batch.c    from ready items to a batch on the device, and back
- *   cards.h           what engines of several cards have to do with each other
- *   cards_part.c      batches of pools that are split over cards
- *   cards_move.c      a sequence goes to another card
- *   engine_canary.c   a sample of outputs against the reference
- *   engine_pace.c     when to launch and how much: pure functions
- *   engine_queue.c    claims, waiting, waking, deadlines: which items may run now
- *   engine_ready.c    ready tasks of a pool by age
- *   engine_pool.c     pools
- *   engine_blocks.c   what their tables on the device must be told, and blocks' bytes
- *   engine_answer.c   how a request leaves
- *   engine_restore.c  what a predecessor left
- *   engine_sleep.c    how an idle engine waits
- *   engine_trace.c    what was asked for, as a trace
- *   engine_tier.c     blocks elsewhere: what the cache is told, stores, stats
- *   engine_mover.c    blocks on their way there and back
- *   tier_disk.c       the file
- *   engine_tenants.c  another file of tenants
- *   engine_status.c   draining, health
+ *   cards_route.c       from a door to the engine that it is for; cards_step.c: to several
+ *   engine_inbox.c      into that engine, within its bounds
+ *   engine.c            life, the loop: one turn after the other
+ *   engine_control.c    requests of sequences; engine_general.c: those of none
+ *   engine_operator.c   what operators ask and change; engine_list.c: the lists among it
+ *   engine_restore.c    what a predecessor left; engine_tenants.c: another file of tenants
+ *   cards_move.c        a sequence goes to another card
+ *   engine_export.c     blocks of sequences, out and in
+ *   engine_plan.c       plans of lanes, whose bells come as steps
+ *   engine_step.c       admission of steps: everything that can be wrong is refused here
+ *   engine_batch.c      from ready items to a batch on the device; engine_batch_end.c: and back
+ *   engine_pool.c       making pools, dropping them; engine_pool_size.c: their geometry
+ *   engine_tier.c       blocks elsewhere; engine_mover.c, mover_*.c: on their way; tier_disk.c: the file
+ *   engine_session.c    hello, leases
+ *   engine_queue.c      claims, waiting, waking, deadlines; engine_ready.c: ready tasks by age
+ *   engine_canary.c     a sample of outputs against the reference
+ *   engine_answer.c     how a request leaves; cards_step_part.c: as one card's part
+ *   engine_blocks.c     blocks' bytes, and what a device must be told of tables
+ *   cards_part.c        batches of pools that are split over cards
+ *   cards_session.c, cards_name.c, cards_note.c, cards.c: what engines of several cards share
+ *   engine_pools.c, engine_pace.c, engine_sleep.c, engine_status.c, engine_health.c, engine_trace.c
  *
  * A task is a request inside the engine. A step's task has an item for each of its sequences:
  *
