@@ -15,7 +15,7 @@
  *   engine_step.c       admission of steps: everything that can be wrong is refused here
  *   engine_batch.c      from ready items to a batch on the device; engine_batch_end.c: and back
  *   engine_pool.c       making pools, dropping them; engine_pool_size.c: their geometry
- *   engine_tier.c       blocks elsewhere; engine_mover.c, mover_*.c: on their way; tier_disk.c: the file
+ *   engine_tier.c       blocks elsewhere; engine_mover.c, mover_*.c: on their way; tier_disk.c
  *   engine_session.c    hello, leases
  *   engine_queue.c      claims, waiting, waking, deadlines; engine_ready.c: ready tasks by age
  *   engine_canary.c     a sample of outputs against the reference
