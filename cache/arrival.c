@@ -4,8 +4,8 @@
  * There it keeps name, owner, epoch and the request that made the epoch, so that whoever repeats a
  * request is answered as before. Its blocks are set aside while their bytes come, and are its own:
  * what was shared where it comes from is not shared here, and what was published is published
- * anew. The record is published last, as that of any other sequence; then both caches have it, until
- * it is closed where it came from. A process that dies in between leaves two that are equal.
+ * anew. The record is published last, as that of any other sequence; then both caches have it,
+ * until it is closed where it came from. A process that dies in between leaves two that are equal.
  */
 #include "cache/kv_internal.h"
 

@@ -134,6 +134,8 @@ static json_t *sequence_object(struct engine *e, kv_seq_id seq)
                           p == NULL ? "" : p->spec.wire->name, "session", label, "epoch",
                           (json_int_t)info.epoch, "tokens", (json_int_t)n_tokens, "blocks",
                           (json_int_t)info.n_blocks, "busy", e->seqs[seq.index].n_claims > 0);
+    if (e->parts.cards != NULL)
+        json_object_set_new(o, "card", json_integer(e->parts.card));
     add_tenant(e, o, info.tenant);
     return o;
 }
