@@ -29,6 +29,7 @@
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
+#include "daemon/engine_status.h"
 #include "daemon/lane.h"
 #include "daemon/log.h"
 #include "daemon/stack.h"
@@ -178,6 +179,7 @@ static void land(struct engine *e, struct card_move *m)
     m->has_landed = true;
     e->seqs[m->landed.index].is_moving = true;
     e->seqs[m->landed.index].trace = m->trace;
+    tokens_came(e, clock_now_ns()); /* it may be in the middle of one */
     e->is_dirty = true;
 }
 
