@@ -33,6 +33,7 @@
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_sleep.h"
+#include "daemon/engine_status.h"
 #include "daemon/lane.h"
 #include "daemon/log.h"
 #include "daemon/stack.h"
@@ -64,6 +65,7 @@ struct card_move {
     struct engine *from, *to;
     struct seq_name name;
     uint32_t pool;
+    const struct backend_pool *peer; /* the source's */
     enum move_state state;
     uint32_t first, n; /* that are asked for */
     uint32_t blocks[CHUNK_BLOCKS]; /* the source's, as in its table */
@@ -183,6 +185,7 @@ static void land(struct engine *e, struct card_move *m)
     m->has_landed = true;
     e->seqs[m->landed.index].is_moving = true;
     e->seqs[m->landed.index].trace = m->trace;
+    tokens_came(e, clock_now_ns()); /* it may be in the middle of one */
     e->is_dirty = true;
 }
 
@@ -202,13 +205,12 @@ static void comes(struct engine *e, struct card_move *m)
         brought(e, m);
         return;
     }
-    const struct pool *peer = pool_of_kv(m->from, p->id);
     for (uint32_t i = 0; i < m->n; i++)
         m->list[i] = (struct backend_move){
             .pool = p->device,
             .block = kv_arrival_block(m->arrival, m->first + i),
             .is_in = true,
-            .peer = m->staging == NULL ? peer->device : NULL,
+            .peer = m->staging == NULL ? m->peer : NULL,
             .peer_block = m->blocks[i],
             .bytes = m->staging == NULL ? NULL : m->staging + i * block_bytes(p),
             .n_bytes = block_bytes(p),
@@ -298,6 +300,7 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
     const struct pool *p = pool_of_kv(e, info->pool);
     m->first = first;
     m->n = n;
+    m->peer = p->device;
     memcpy(m->blocks, info->block_table + first, n * sizeof m->blocks[0]);
     e->leave.n_valid = UINT32_MAX;
     if (m->staging == NULL || n == 0) {

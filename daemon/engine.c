@@ -132,6 +132,7 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
     struct request *oldest = has_cards ? inbox_with_held(e) : stack_take_all(&e->inbox);
     if (has_cards)
         engine_hear(e);
+    bool has_any = oldest != NULL || has_moved || e->leave.is_there; /* that leaves at once */
     bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
     struct request *cold = oldest; /* the first one that was not warmed */
     stack_for_each(struct request, req, oldest) {
@@ -140,7 +141,7 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
         if (!has_cards || !cards_move_holds(e, req))
             take_request(e, req, now_ns);
     }
-    return oldest != NULL || has_moved;
+    return has_any;
 }
 
 /* --- the loop --------------------------------------------------------------------------------- */

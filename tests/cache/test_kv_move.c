@@ -145,6 +145,11 @@ static void a_sequence_that_moved_is_the_same_there(void **state)
     assert_true(kv_block_content(kv[2], pool[2], after.block_table[1], &c));
     assert_memory_equal(c.ids, ids + BLOCK, BLOCK * sizeof ids[0]);
 
+    /* one of nothing moves, too */
+    kv_seq_id none;
+    assert_int_equal(kv_seq_open(kv[0], 0, 8, pool[0], OWNER, 20, &none), ATTN_OK);
+    assert_int_equal(move(0, 1, none, &none), ATTN_OK);
+
     /* its next epoch is that cache's own */
     assert_int_equal(kv_seq_truncate(kv[2], there, 3 * BLOCK, 12, &epoch_now), ATTN_OK);
     assert_true(epoch_now > epoch);

@@ -141,6 +141,8 @@ void e2e_restart(struct e2e *d, const char *const *flags)
     if (getenv("E2E_CARDS") != NULL) {
         argv[n++] = "--device.index";
         argv[n++] = getenv("E2E_CARDS");
+        argv[n++] = "--device.balance"; /* sequences move whenever cards are uneven */
+        argv[n++] = "1ms";
     }
     for (; flags != NULL && *flags != NULL; flags++)
         argv[n++] = *flags;

@@ -523,8 +523,10 @@ static int kill_what_is_left(void **state)
     return 0;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_teardown(name, kill_what_is_left)
     const struct CMUnitTest tests[] = {
         TEST(a_sequence_has_the_same_bytes_before_during_and_after_a_move),
