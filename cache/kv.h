@@ -382,8 +382,8 @@ attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint3
 
 /* Windows. Where all layers of a pool have one, blocks that no query can see any more are let go
  * of; what is left is a hole in the table. A query may still come at the position of a layer's
- * latest append (a retry), so the layer that is furthest back there decides. From then on an append,
- * a truncation or a fork whose next query would see the hole is refused, ATTN_EINVAL.
+ * latest append (a retry), so the layer that is furthest back there decides. From then on an
+ * append, a truncation or a fork whose next query would see the hole is refused, ATTN_EINVAL.
  *
  * kv_seq_free_unseen: the caller has seen to it that no launch reads the sequence. Does nothing
  * while appends are outstanding, and until every layer has been appended to since the last

@@ -6,9 +6,10 @@
  * twice the pool's blocks: of what is found once more is found again than of what never was.
  *
  * There are two lists for each priority and time to live, of blocks that were found and of others.
- * Times to live are powers of two, so there are few; within a list the order of use is the order of expiry, too, so only the lists' heads need be
- * looked at. A closed sequence lets go of its last block first, so the end of a prefix goes before
- * its start. The lists are derived from the blocks' times of last use, which are truth.
+ * Times to live are powers of two, so there are few; within a list the order of use is the order of
+ * expiry, too, so only the lists' heads need be looked at. A closed sequence lets go of its last
+ * block first, so the end of a prefix goes before its start. The lists are derived from the blocks'
+ * times of last use, which are truth.
  */
 #include "cache/kv_internal.h"
 

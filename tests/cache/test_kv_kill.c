@@ -86,8 +86,8 @@ static const struct op script[] = {
     {.kind = OP_COMMIT, .slot = 4, .layer = 0, .pos = 0, .n = 24},
     {.kind = OP_RECOVER},
 #if M_WINDOW > 0
-    /* blocks that nobody sees go, are shared, go again from one of two, and a truncation to the kept
-     * ones ends the hole */
+    /* blocks that nobody sees go, are shared, go again from one of two, and a truncation to the
+     * kept ones ends the hole */
     {.kind = OP_CLOSE, .slot = 0},
     {.kind = OP_RESERVE, .slot = 4, .layer = 1, .pos = 0, .n = 18, .will_commit = true},
     {.kind = OP_COMMIT, .slot = 4, .layer = 1, .pos = 0, .n = 18},

@@ -1,7 +1,7 @@
 /* e2e_host_memory.c: a daemon whose pool is far too small, with cache.host_memory, or with little
  * of it and a file behind, answers the same bytes as one whose pool holds everything, whatever is
- * opened and in which order. The small one has a random mix of sequences open at once and steps them
- * in one message, the large one computes each alone: pools are batch invariant.
+ * opened and in which order. The small one has a random mix of sequences open at once and steps
+ * them in one message, the large one computes each alone: pools are batch invariant.
  *
  *   e2e_host_memory [ROUNDS]     120 by itself
  */
