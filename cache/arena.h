@@ -22,6 +22,7 @@
 
 #define KV_N_PRIORITIES (KV_MAX_PRIORITY - KV_MIN_PRIORITY + 1)
 #define KV_N_LIVES 22 /* for ever, and powers of two up to KV_MAX_LIFE_S */
+#define KV_N_LISTS (2 * KV_N_LIVES) /* of one priority: those of a life, then those used again */
 
 /* X(name, record type, number of records) with c the config */
 #define KV_TRUTH_MAP(X)                                                                            \
@@ -88,9 +89,9 @@ struct kv_pool_rec {
     uint32_t n_free;
     uint32_t n_cached; /* published and unreferenced */
     uint32_t n_pinned; /* of them; the others are evicted when blocks run out */
-    uint32_t oldest[KV_N_PRIORITIES][KV_N_LIVES]; /* plus one: of the others, by last use */
-    uint32_t newest[KV_N_PRIORITIES][KV_N_LIVES];
-    uint32_t lives_listed[KV_N_PRIORITIES]; /* a bit for each list that is not empty */
+    uint32_t oldest[KV_N_PRIORITIES][KV_N_LISTS]; /* plus one: of the others, by last use */
+    uint32_t newest[KV_N_PRIORITIES][KV_N_LISTS];
+    uint64_t listed[KV_N_PRIORITIES]; /* a bit for each list that is not empty */
     uint32_t n_seqs; /* open in it */
 };
 
@@ -149,7 +150,7 @@ struct kv_retained_rec {
     uint8_t priority; /* above the lowest */
     uint8_t life; /* 0: for ever; else it has 2^(life - 1) seconds */
     uint8_t is_pinned;
-    uint8_t reserved;
+    uint8_t was_found; /* 1: sequences were opened with it since it was published */
 };
 
 struct kv_owner_rec {

@@ -194,23 +194,23 @@ static attn_status check_lookup(struct kv *kv, const struct scratch *x)
 
 /* One list of cached blocks: in order, of this priority and time to live. */
 static attn_status check_list(struct kv *kv, const struct kv_pool_rec *p, uint32_t priority,
-                              uint32_t life, uint32_t n_most, uint32_t *n_listed)
+                              uint32_t list, uint32_t n_most, uint32_t *n_listed)
 {
-    uint32_t prev = 0, at = p->oldest[priority][life];
-    if ((at != 0) != (p->lives_listed[priority] >> life & 1))
-        return DIFFER("pool %s: list %u of priority %u is counted wrongly", p->name, life,
+    uint32_t prev = 0, at = p->oldest[priority][list];
+    if ((at != 0) != (p->listed[priority] >> list & 1))
+        return DIFFER("pool %s: list %u of priority %u is counted wrongly", p->name, list,
                       priority);
     for (; at != 0; prev = at, at = kv_block(kv, p, at - 1)->next) {
         if (at > p->n_blocks || (*n_listed)++ == n_most)
             return DIFFER("pool %s: the list of cached blocks is broken at %u", p->name, at - 1);
         const struct kv_retained_rec *t = kv_retained(kv, p, at - 1);
         if (kv_block(kv, p, at - 1)->n_refs != 0 || !kv_is_published(kv, p, at - 1) ||
-            kv_block(kv, p, at - 1)->prev != prev || t->priority != priority || t->life != life ||
-            t->is_pinned ||
+            kv_block(kv, p, at - 1)->prev != prev || t->priority != priority ||
+            kv_list_of(t) != list || t->is_pinned ||
             (prev != 0 && kv_published(kv, p, prev - 1)->used > kv_published(kv, p, at - 1)->used))
             return DIFFER("pool %s: the list of cached blocks is broken at %u", p->name, at - 1);
     }
-    if (p->newest[priority][life] != prev)
+    if (p->newest[priority][list] != prev)
         return DIFFER("pool %s: the list of cached blocks has another end", p->name);
     return ATTN_OK;
 }
@@ -237,9 +237,9 @@ static attn_status check_published(struct kv *kv, const struct kv_pool_rec *p, s
         n_cached += is_cached;
         n_pinned += is_cached && kv_retained(kv, p, block)->is_pinned;
     }
-    for (uint32_t i = 0; i < KV_N_PRIORITIES * KV_N_LIVES; i++) {
+    for (uint32_t i = 0; i < KV_N_PRIORITIES * KV_N_LISTS; i++) {
         attn_status st =
-            check_list(kv, p, i / KV_N_LIVES, i % KV_N_LIVES, n_cached - n_pinned, &n_listed);
+            check_list(kv, p, i / KV_N_LISTS, i % KV_N_LISTS, n_cached - n_pinned, &n_listed);
         if (st != ATTN_OK)
             return st;
     }

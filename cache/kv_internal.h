@@ -165,6 +165,11 @@ void kv_lru_take(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
  * nobody. */
 uint32_t kv_lru_first(const struct kv *kv, const struct kv_pool_rec *p);
 void kv_lru_evict(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
+/* Which of its priority's lists a block is in. */
+static inline uint32_t kv_list_of(const struct kv_retained_rec *t)
+{
+    return t->life + (t->was_found ? KV_N_LIVES : 0);
+}
 /* The pool's lists, from those of its cached blocks (plus one) that are linked by next. */
 void kv_lru_build(struct kv *kv, struct kv_pool_rec *p, uint32_t blocks);
 
@@ -193,6 +198,12 @@ static inline struct kv_published_rec *kv_published(const struct kv *kv,
                                                     const struct kv_pool_rec *p, uint32_t block)
 {
     return &kv->published[(size_t)p->first_block + block];
+}
+/* By the clock: of two blocks of one priority that live on, the lower one goes first. */
+static inline uint64_t kv_goes_at(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    uint64_t later = kv_retained(kv, p, block)->was_found ? 2 * (uint64_t)p->n_blocks : 0;
+    return kv_published(kv, p, block)->used + later;
 }
 static inline bool kv_is_published(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {

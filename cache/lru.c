@@ -2,18 +2,22 @@
  * that are not pinned, one of the lowest priority; among these one that was let go of longer ago
  * than it was to live, else the one that was let go of longest ago.
  *
- * There is a list for each priority and time to live. Times to live are powers of two, so there are
- * few; within a list the order of use is the order of expiry, too, so only the lists' heads need be
- * looked at. A closed sequence lets go of its last block first, so the end of a prefix goes before
- * its start. The lists are derived from the blocks' times of last use, which are truth.
+ * A block that sequences have been opened with counts as used later than it was, by as many uses as
+ * twice the pool's blocks: of what is found once more is found again than of what never was.
+ *
+ * There are two lists for each priority and time to live, of blocks that were found and of others.
+ * Times to live are powers of two, so there are few; within a list the order of use is the order of
+ * expiry, too, so only the lists' heads need be looked at. A closed sequence lets go of its last
+ * block first, so the end of a prefix goes before its start. The lists are derived from the blocks'
+ * times of last use, which are truth.
  */
 #include "cache/kv_internal.h"
 
 #include <string.h>
 
-static uint32_t *end_of(uint32_t (*ends)[KV_N_LIVES], const struct kv_retained_rec *t)
+static uint32_t *end_of(uint32_t (*ends)[KV_N_LISTS], const struct kv_retained_rec *t)
 {
-    return &ends[t->priority][t->life];
+    return &ends[t->priority][kv_list_of(t)];
 }
 
 static void link_last(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
@@ -28,7 +32,7 @@ static void link_last(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
     else
         *oldest = block + 1;
     *newest = block + 1;
-    p->lives_listed[t->priority] |= 1u << t->life;
+    p->listed[t->priority] |= UINT64_C(1) << kv_list_of(t);
 }
 
 static void unlink_block(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
@@ -46,7 +50,7 @@ static void unlink_block(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
         *newest = b->prev;
     b->next = b->prev = 0;
     if (*oldest == 0)
-        p->lives_listed[t->priority] &= ~(1u << t->life);
+        p->listed[t->priority] &= ~(UINT64_C(1) << kv_list_of(t));
 }
 
 /* Among the pool's cached blocks, in the place that its record says. */
@@ -98,17 +102,17 @@ static bool goes_before(const struct kv *kv, const struct kv_pool_rec *p, uint32
     bool is_b_expired = is_expired(kv, kv_retained(kv, p, b));
     if (is_a_expired != is_b_expired)
         return is_a_expired;
-    return kv_published(kv, p, a)->used < kv_published(kv, p, b)->used;
+    return kv_goes_at(kv, p, a) < kv_goes_at(kv, p, b);
 }
 
 /* The block that goes first of lists that begin there, plus one; 0: they are empty. */
 static uint32_t first_of(const struct kv *kv, const struct kv_pool_rec *p,
-                         const uint32_t (*begin)[KV_N_LIVES])
+                         const uint32_t (*begin)[KV_N_LISTS])
 {
     for (uint32_t i = 0; i < KV_N_PRIORITIES; i++) {
         uint32_t best = 0;
-        for (uint32_t lives = p->lives_listed[i]; lives != 0; lives &= lives - 1) {
-            uint32_t at = begin[i][__builtin_ctz(lives)];
+        for (uint64_t lists = p->listed[i]; lists != 0; lists &= lists - 1) {
+            uint32_t at = begin[i][__builtin_ctzll(lists)];
             if (at != 0 && (best == 0 || goes_before(kv, p, at - 1, best - 1)))
                 best = at;
         }
@@ -138,7 +142,7 @@ uint32_t kv_pool_next_evicted(const struct kv *kv, kv_pool_id pool, uint32_t n,
                               struct kv_evictable *out)
 {
     const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
-    uint32_t at[KV_N_PRIORITIES][KV_N_LIVES], i = 0;
+    uint32_t at[KV_N_PRIORITIES][KV_N_LISTS], i = 0;
     if (p == NULL)
         return 0;
     memcpy(at, p->oldest, sizeof at);
@@ -155,7 +159,7 @@ uint32_t kv_pool_next_evicted(const struct kv *kv, kv_pool_id pool, uint32_t n,
             .life_s = t->life == 0 ? 0 : 1u << (t->life - 1),
             .is_expired = is_expired(kv, t),
         };
-        at[t->priority][t->life] = kv_block(kv, p, block - 1)->next;
+        at[t->priority][kv_list_of(t)] = kv_block(kv, p, block - 1)->next;
     }
     return i;
 }

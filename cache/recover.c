@@ -156,7 +156,7 @@ static void recover_pools(struct kv *kv)
         p->n_cached = p->n_pinned = 0;
         memset(p->oldest, 0, sizeof p->oldest);
         memset(p->newest, 0, sizeof p->newest);
-        memset(p->lives_listed, 0, sizeof p->lives_listed);
+        memset(p->listed, 0, sizeof p->listed);
         p->n_free = p->n_blocks;
         if (p->n_ever_published > p->n_blocks)
             p->n_ever_published = p->n_blocks;

@@ -99,7 +99,7 @@ attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retentio
     const struct kv_pool_rec *p = &kv->pools[s->pool];
     const uint32_t *row = kv_row(kv, seq.index);
     for (uint32_t i = r[0].from >> p->block_shift; i < g->n_looked_at && i < s->n_blocks; i++)
-        if (kv_is_published(kv, p, row[i]))
+        if (!kv_in_hole(kv, p, seq.index, i) && kv_is_published(kv, p, row[i]))
             kv_retain(kv, seq.index, i, row[i]);
     return ATTN_OK;
 }
@@ -115,6 +115,7 @@ void kv_retention_recover(struct kv *kv, uint32_t seq)
 void kv_retained_recover(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
     const struct kv_retained_rec *t = kv_retained(kv, p, block);
-    if (t->priority >= KV_N_PRIORITIES || t->life >= KV_N_LIVES || t->is_pinned > 1)
+    if (t->priority >= KV_N_PRIORITIES || t->life >= KV_N_LIVES || t->is_pinned > 1 ||
+        t->was_found > 1)
         kv_retain_default(kv, p, block);
 }

@@ -236,8 +236,11 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
     uint32_t seq = kv_record_take(kv, &b);
     kv_record_publish(kv, seq);
     row_share(kv, seq, m.n_blocks, fx);
-    for (uint32_t i = 0; i < m.n_blocks && t->n_retentions > 0; i++)
-        kv_retain(kv, seq, i, kv_row(kv, seq)[i]);
+    for (uint32_t i = 0; i < m.n_blocks; i++) {
+        kv_retained(kv, p, kv_row(kv, seq)[i])->was_found = 1; /* it is in no list now */
+        if (t->n_retentions > 0)
+            kv_retain(kv, seq, i, kv_row(kv, seq)[i]);
+    }
     kv->given[seq].n_looked_at = m.n_blocks;
     kv->given[seq].parent = m.block;
     kv->given[seq].parent_serial = m.serial;

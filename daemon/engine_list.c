@@ -133,14 +133,10 @@ static json_t *sequence_object(struct engine *e, kv_seq_id seq)
     json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:b}", "sequence", name, "pool",
                           p == NULL ? "" : p->spec.wire->name, "session", label, "epoch",
                           (json_int_t)info.epoch, "tokens", (json_int_t)n_tokens, "blocks",
-<<<<<<< HEAD
                           (json_int_t)info.n_blocks - (info.hole_past - info.hole_first), "busy",
                           e->seqs[seq.index].n_claims > 0);
-=======
-                          (json_int_t)info.n_blocks, "busy", e->seqs[seq.index].n_claims > 0);
     if (e->parts.cards != NULL)
         json_object_set_new(o, "card", json_integer(e->parts.card));
->>>>>>> w3-cards
     add_tenant(e, o, info.tenant);
     return o;
 }

@@ -110,7 +110,13 @@ static uint32_t n_published(const struct model *m)
     return n;
 }
 
-/* A new block; where there is no free one, the published one that was let go of first. */
+static uint64_t goes_at(const struct model_published *e)
+{
+    return e->used + (e->was_found ? 2 * M_BLOCKS : 0);
+}
+
+/* A new block; where there is no free one, the published one that was let go of first, if those
+ * that were found count as used later. */
 static uint64_t block_new(struct model *m)
 {
     struct model_published *oldest = NULL;
@@ -120,7 +126,7 @@ static uint64_t block_new(struct model *m)
         if (e->serial == 0 || references(m, e->block) > 0)
             continue;
         n++;
-        if (oldest == NULL || e->used < oldest->used)
+        if (oldest == NULL || goes_at(e) < goes_at(oldest))
             oldest = e;
     }
     if (n == M_BLOCKS) {
@@ -196,10 +202,11 @@ static void begin_with(struct model *m, uint32_t slot)
 {
     struct model_seq *s = &m->seq[slot];
     for (uint32_t i = 0; s->n_ids > 0 && i < (s->n_ids - 1) / M_BLOCK_TOKENS; i++) {
-        const struct model_published *e =
+        struct model_published *e =
             published_find(m, slot / M_NAMES, s->adapter, i, s->parent, s->id + i * M_BLOCK_TOKENS);
         if (e == NULL)
             return;
+        e->was_found = true;
         s->block[i] = e->block;
         for (uint32_t l = 0; l < M_LAYERS; l++) {
             memcpy(s->token[l] + i * M_BLOCK_TOKENS, e->token[l], sizeof e->token[l]);

@@ -47,6 +47,7 @@ struct model_seq {
 struct model_published {
     uint64_t serial, parent, used; /* serial 0: none */
     uint64_t block, adapter;
+    bool was_found;
     uint32_t tenant, index;
     uint32_t id[M_BLOCK_TOKENS], token[M_LAYERS][M_BLOCK_TOKENS];
 };

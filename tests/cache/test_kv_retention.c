@@ -86,6 +86,12 @@ static bool is_over(const struct kv_retained_rec *t)
     return t->life > 0 && now_s - t->used_s >= 1u << (t->life - 1);
 }
 
+static uint64_t goes_at(const struct kv_pool_rec *p, uint32_t block)
+{
+    return kv_published(kv, p, block)->used +
+           (kv_retained(kv, p, block)->was_found ? 2 * N_BLOCKS : 0);
+}
+
 /* The block that must go next, by looking at all; N_BLOCKS: none may. */
 static uint32_t must_go(void)
 {
@@ -100,7 +106,7 @@ static uint32_t must_go(void)
         bool is_less = best == N_BLOCKS || t->priority < b->priority ||
                        (t->priority == b->priority && is_over(t) && !is_over(b)) ||
                        (t->priority == b->priority && is_over(t) == is_over(b) &&
-                        kv_published(kv, p, i)->used < kv_published(kv, p, best)->used);
+                        goes_at(p, i) < goes_at(p, best));
         best = is_less ? i : best;
     }
     return best;
@@ -175,6 +181,25 @@ static void flood(void)
     for (uint32_t i = 0; i < 10; i++)
         use(100 + (uint32_t)next_name, MAX_TOKENS, NULL, 0);
     check();
+}
+
+static void what_was_found_outlives_what_never_was_but_not_for_ever(void **state)
+{
+    (void)state;
+    begin();
+    const uint32_t n_blocks = (MAX_TOKENS - 1) / BLOCK_TOKENS;
+    use(1, MAX_TOKENS, NULL, 0);
+    use(2, MAX_TOKENS, NULL, 0);
+    assert_int_equal(use(1, MAX_TOKENS, NULL, 0), n_blocks * BLOCK_TOKENS);
+    for (uint32_t i = 0; i * n_blocks < N_BLOCKS; i++)
+        use(100 + i, MAX_TOKENS, NULL, 0);
+    assert_int_equal(use(2, MAX_TOKENS, NULL, 0), 0);
+    assert_int_equal(use(1, MAX_TOKENS, NULL, 0), n_blocks * BLOCK_TOKENS);
+    for (uint32_t i = 0; i * n_blocks < 4 * N_BLOCKS; i++)
+        use(1000 + i, MAX_TOKENS, NULL, 0);
+    assert_int_equal(use(1, MAX_TOKENS, NULL, 0), 0);
+    check();
+    kv_close(kv);
 }
 
 static void the_lowest_priority_goes_first(void **state)
@@ -287,6 +312,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_mix),
+        cmocka_unit_test(what_was_found_outlives_what_never_was_but_not_for_ever),
         cmocka_unit_test(the_lowest_priority_goes_first),
         cmocka_unit_test(what_has_expired_goes_before_what_is_older),
         cmocka_unit_test(what_is_pinned_stays),
