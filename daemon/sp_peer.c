@@ -414,8 +414,8 @@ void sp_peer_stop_reading(struct sp_peer *p)
 
 /* ---- the beginning of a peer ---- */
 
-/* Small messages leave at once. A host that does not answer is noticed at listen.host_timeout: where
- * bytes wait for it by TCP_USER_TIMEOUT, else by the second of two probes in that time. */
+/* Small messages leave at once. A host that does not answer is noticed at listen.host_timeout:
+ * where bytes wait for it by TCP_USER_TIMEOUT, else by the second of two probes in that time. */
 static void set_tcp_options(struct sp_peer *p)
 {
     const unsigned ms = (unsigned)(config_now(p->t->env->cfg, host_timeout_us) / 1000);

@@ -262,8 +262,8 @@ static struct transport_sp *transport_new(struct transport_env *env, const struc
     LIST_INIT(&t->peers);
     t->handshakes = (struct sp_waits){.timeout_us = &cfg->handshake_timeout_us,
                                       .expire = sp_peer_expire_handshake};
-    t->hellos = (struct sp_waits){.timeout_us = &cfg->handshake_timeout_us,
-                                  .expire = sp_peer_expire_hello};
+    t->hellos =
+        (struct sp_waits){.timeout_us = &cfg->handshake_timeout_us, .expire = sp_peer_expire_hello};
     t->bodies =
         (struct sp_waits){.timeout_us = &cfg->body_timeout_us, .expire = sp_peer_expire_body};
     t->progress = (struct sp_waits){.timeout_us = &PROGRESS_US, .expire = sp_peer_expire_progress};

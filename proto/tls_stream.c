@@ -174,8 +174,8 @@ static void explain(struct tls_stream *s)
     snprintf(s->why, sizeof s->why, "%s", text != NULL ? text : "the TLS stream is broken");
 }
 
-/* Of calls before: SSL_get_error looks at the thread's whole queue. Clearing an empty one takes longer
- * than looking. */
+/* Of calls before: SSL_get_error looks at the thread's whole queue. Clearing an empty one takes
+ * longer than looking. */
 static void forget_errors(void)
 {
     if (ERR_peek_error() != 0)
