@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A worker's host falls silent, as one does that has lost its power or its cable: the daemon's
-# packets come to nobody, and nobody refuses them. Connections that wait for something and idle ones end at
-# listen.host_timeout. Two network namespaces are the hosts.
+# packets come to nobody, and nobody refuses them. Connections that wait for something and idle ones
+# end at listen.host_timeout. Two network namespaces are the hosts.
 #
 #   tests/daemon/silent_host.sh BIN_DIR        77: no namespaces or no TUN here
 set -euo pipefail
