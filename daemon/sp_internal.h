@@ -93,6 +93,7 @@ struct sp_peer {
     bool is_eof; /* sends no more; closed when all is answered */
     bool is_doomed; /* what it sends is dropped; closed when all is answered */
     bool is_shut, is_closing, is_closed, is_dirty;
+    bool is_late; /* to be a tenant's: it has had its time, and as long again for an answer */
 
     struct sp_wait read_wait, progress_wait, write_wait;
     struct sp_wait hello_wait; /* until it is known whose connection this is */

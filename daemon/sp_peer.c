@@ -103,7 +103,8 @@ void sp_peer_expire_handshake(struct sp_peer *p)
 
 void sp_peer_expire_hello(struct sp_peer *p)
 {
-    if (p->n_requests > 0) { /* the engine has yet to say whose it is */
+    if (p->n_requests > 0 && !p->is_late) { /* the engine has yet to say whose it is */
+        p->is_late = true;
         sp_wait_start(&p->t->hellos, &p->hello_wait);
         return;
     }

@@ -62,6 +62,8 @@ static int start(void **state)
                                  "256",
                                  "--listen.peer_share",
                                  "100",
+                                 "--listen.handshake_timeout",
+                                 "5m",
                                  "--cache.host_memory",
                                  "1M",
                                  "--cache.disk_path",

@@ -53,7 +53,13 @@ static int start(void **state)
     fclose(f);
     free(text);
     free(made);
-    const char *const flags[] = {"--listen.tenants", tenants_file, "--engine.lease", "4s", NULL};
+    const char *const flags[] = {"--listen.tenants",
+                                 tenants_file,
+                                 "--engine.lease",
+                                 "4s",
+                                 "--listen.handshake_timeout",
+                                 "5m",
+                                 NULL};
     e2e_start(&d, flags);
     return 0;
 }

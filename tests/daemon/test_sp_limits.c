@@ -161,6 +161,21 @@ static void who_is_nobodys_is_cut_at_the_handshake_timeout(void **state)
         wait_equal(&stats.peers, is_ipc ? 3 : 1);
         assert_int_equal(stats_get(peers_cut_handshake), cut + (is_ipc ? 0 : 2));
         sp_good_round_trip(&g);
+        if (!is_ipc) { /* who waits for an answer has as long again, once */
+            int late = raw_connect(s.url);
+            raw_handshake(late);
+            engine_hold(&s.engine);
+            sp_send_step(late, false, 3, 100);
+            engine_wait_queued(&s.engine, 1);
+            sp_time_pass(timeout_ns);
+            sp_time_wait_for_looks();
+            assert_int_equal(stats_get(peers), 2);
+            sp_time_pass(timeout_ns);
+            wait_equal(&stats.peers, 1);
+            engine_release(&s.engine, false);
+            sp_good_round_trip(&g);
+            close(late);
+        }
         close(silent);
         close(talker);
         close(g.fd);
