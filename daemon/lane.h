@@ -98,8 +98,7 @@ void lane_expects(const struct lane *l, uint32_t *out_first, uint32_t *out_last)
 /* Plans what h says, whose steps have been checked: whatever is planned from its first bell on is
  * abandoned. The same plan again changes nothing; no layers: abandons only.
  * Errors   ATTN_EINVAL first_bell, or a late copy; ATTN_EOVERLOAD as many plans as there may be;
- *          ATTN_ENOMEM.
- *          Nothing has changed then */
+ *          ATTN_ENOMEM. Nothing has changed then */
 attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_bytes, char *why,
                       size_t why_bytes);
 

@@ -1,8 +1,8 @@
 /* lanes.c: lanes, without the door that opens them (daemon/transport_gpu.c): a page of words and
  * two regions that worker and engine both see, as if they had been handed over. A worker plans a
- * token of some sequences, rings a bell for each layer, and compares what is in its region when the word
- * says so, or hears by the page why not. Bells lie now and then; a lane is over with the process or
- * the worker. */
+ * token of some sequences, rings a bell for each layer, and compares what is in its region when the
+ * word says so, or hears by the page why not. Bells lie now and then; a lane is over with the
+ * process or the worker. */
 #include <math.h>
 #include <string.h>
 
