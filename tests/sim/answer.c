@@ -217,6 +217,8 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
         break;
     case ASK_POOL:
         a->peer->pool = r->pool->pool;
+        for (uint32_t i = sim_below(3); i > 0; i--)
+            ask_open(a->peer); /* at once: who answered may still be at work on it */
         break;
     case ASK_OPEN:
         take_open(a, r);

@@ -193,6 +193,15 @@ void __wrap_protobuf_c_message_free_unpacked(ProtobufCMessage *m, ProtobufCAlloc
     __real_protobuf_c_message_free_unpacked(m, a == NULL ? &wrapped : a);
 }
 
+#ifdef __SANITIZE_ADDRESS__
+/* tsearch(3) takes its nodes inside of libc: those of a process that was killed stay. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:tsearch\n";
+}
+#endif
+
 void memory_begin(void)
 {
     memory_reap();

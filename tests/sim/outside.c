@@ -283,6 +283,7 @@ ssize_t __wrap_getrandom(void *p, size_t n, unsigned flags)
 struct sleep {
     int fd, n, n_ready;
     struct epoll_event *events;
+    const struct engine *engine; /* whose it is; NULL: it has no thread yet */
 };
 
 int __real_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms);
@@ -291,6 +292,8 @@ int __wrap_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms)
 static bool is_woken(void *arg)
 {
     struct sleep *s = arg;
+    if (s->engine != NULL && atomic_load(&s->engine->is_asleep) != 0)
+        return false; /* nobody has tried; spares a system call per event */
     if (s->n_ready == 0)
         s->n_ready = __real_epoll_wait(s->fd, s->events, s->n, 0);
     return s->n_ready != 0;
@@ -299,6 +302,9 @@ static bool is_woken(void *arg)
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int n, int timeout_ms)
 {
     struct sleep s = {.fd = fd, .n = n, .events = events};
+    for (uint32_t i = 0; i < sim_n_engines; i++)
+        if (sim_engines[i]->epoll_fd == fd)
+            s.engine = sim_engines[i];
     process_point();
     if (thread_wait(is_woken, &s, sim_now_ns + (uint64_t)timeout_ms * SIM_MS))
         return s.n_ready;

@@ -80,30 +80,20 @@ plant(19 cache/append.c "    take_back(kv, seq.index, p, pos, past);" "    if (s
 plant(20 cache/lru.c "    kv_unpublish(kv, p, block); /*" "    if (sim_bug != 20)\n        kv_unpublish(kv, p, block); /*")
 # truncation keeps token ids
 plant(21 cache/seq.c "        if (g->n_ids > len)" "        if (g->n_ids > len && sim_bug != 21)")
-# a copy of a block is kept though the block was written meanwhile
-plant(22 daemon/mover_out.c "        if (!mover_is_moved(e, m) || o->is_void[i] ||" "        if (sim_bug == 22 && mover_is_moved(e, m))
-            goto kept;
-        if (!mover_is_moved(e, m) || o->is_void[i] ||")
-plant(22 daemon/mover_out.c "        tier_store_filled(e->tier.blocks, o->to[i], m->sum);
-        mover_note" "    kept:
-        tier_store_filled(e->tier.blocks, o->to[i], m->sum);
-        mover_note")
 # blocks that did not come back are published
-plant(23 daemon/mover_fetch.c "kv_fetch_end(e->parts.kv, f->kv, f->n_there);"
-  "kv_fetch_end(e->parts.kv, f->kv, sim_bug == 23 ? f->n : f->n_there);")
+plant(22 daemon/mover_fetch.c "kv_fetch_end(e->parts.kv, f->kv, f->n_there);"
+  "kv_fetch_end(e->parts.kv, f->kv, sim_bug == 22 ? f->n : f->n_there);")
 # a batch goes on though the one before it did not tell a card the block tables
-plant(24 daemon/cards_part.c "if (part->whole->oldest <= e->part_failed)"
-  "if (sim_bug != 24 && part->whole->oldest <= e->part_failed)")
-# a pool is not known to be split when it is answered: its first open goes to another card
-plant(25 daemon/engine_pool.c "        cards_publish(e); /* before" "        if (sim_bug != 25)\n            cards_publish(e); /* before")
+plant(23 daemon/cards_part.c "if (part->whole->oldest <= e->part_failed)"
+  "if (sim_bug != 23 && part->whole->oldest <= e->part_failed)")
 # cards do not learn what others have carried out
-plant(26 daemon/cards_session.c "    if (kv_owner_id(e->parts.kv, n->slot) == n->session)"
-  "    if (sim_bug != 26 && kv_owner_id(e->parts.kv, n->slot) == n->session)")
+plant(24 daemon/cards_session.c "    if (kv_owner_id(e->parts.kv, n->slot) == n->session)"
+  "    if (sim_bug != 24 && kv_owner_id(e->parts.kv, n->slot) == n->session)")
 # an export tells what lies behind the last token
-plant(27 daemon/engine_export.c "        zero_behind(&p->config, info->layer_len, at, dst);"
-  "        if (sim_bug != 27)\n            zero_behind(&p->config, info->layer_len, at, dst);")
+plant(25 daemon/engine_export.c "        zero_behind(&p->config, info->layer_len, at, dst);"
+  "        if (sim_bug != 25)\n            zero_behind(&p->config, info->layer_len, at, dst);")
 # a repeated import is refused
-plant(28 daemon/engine_export.c "return is_done(p, m, info) ? ATTN_OK" "return sim_bug != 28 && is_done(p, m, info) ? ATTN_OK")
+plant(26 daemon/engine_export.c "return is_done(p, m, info) ? ATTN_OK" "return sim_bug != 26 && is_done(p, m, info) ? ATTN_OK")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)

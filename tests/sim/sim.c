@@ -65,7 +65,7 @@ static void plan(void)
     sim_plan.late = sim_below(200);
     sim_plan.cut = sim_below(15);
     sim_plan.fail_batch = sim_chance(500) ? sim_below(80) : 0;
-    sim_plan.stop = sim_chance(500) ? 1 + sim_below(3) : 0;
+    sim_plan.stop = sim_chance(500) || sim_plan.n_cards > 1 ? 1 + sim_below(5) : 0;
     sim_plan.fail_move = sim_chance(500) ? sim_below(200) : 0;
     if (sim_plan.n_cards == 1)
         sim_plan.lose_device = sim_chance(200) ? sim_below(5) : 0;
