@@ -127,6 +127,12 @@ expect 0 "$ctl" keys "$dir/new" --host localhost
 cp "$dir/new/server.crt" "$keys/server.crt" # without its key
 expect 1 "${op[@]}" reload
 says 'the settings stay as they are: listen.tls_key: .* is not the key of listen.tls_cert'
+# a setting whose change is refused stays as it was, where it is from, too
+expect 1 "${op[@]}" config set listen.tls_min_version 1.2
+says 'listen.tls_key: .* is not the key of listen.tls_cert'
+expect 0 "${op[@]}" config get listen.tls_min_version
+has '^value 1.3$'
+has '^origin default$'
 expect 0 "$ctl" ping
 cp "$dir/new/server.key" "$keys/server.key"
 expect 0 "${op[@]}" reload
