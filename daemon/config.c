@@ -538,8 +538,8 @@ void config_take_over(struct config *c, const struct config *now, config_change_
     }
 }
 
-attn_status config_try(const struct config *c, const char *name, const char *value,
-                       struct config *out_next, char *why, size_t why_bytes)
+attn_status config_propose(const struct config *c, const char *name, const char *value,
+                           struct config *out_next, char *why, size_t why_bytes)
 {
     const struct config_option *o = config_option_find(name);
     char reason[512];

@@ -105,9 +105,9 @@ void config_take_over(struct config *c, const struct config *now, config_change_
 /* *out_next is *c with one setting changed that takes effect at once; it owns nothing.
  * ATTN_ENOTFOUND no such setting; ATTN_ENOTSUP it needs a restart; ATTN_EINVAL the value, alone or
  * with others. */
-attn_status config_try(const struct config *c, const char *name, const char *value,
-                       struct config *out_next, char *why, size_t why_bytes);
-/* Takes over that setting from what config_try gave; stored as config_take_over does. */
+attn_status config_propose(const struct config *c, const char *name, const char *value,
+                           struct config *out_next, char *why, size_t why_bytes);
+/* Takes over that setting from what config_propose gave; stored as config_take_over does. */
 void config_set(struct config *c, const char *name, const struct config *next);
 /* key = value lines with "# from ..." origins to f, in the INI file's own format. */
 void config_print(const struct config *c, FILE *f);

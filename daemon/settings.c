@@ -96,8 +96,8 @@ attn_status settings_set(struct settings *s, const char *name, const char *value
 {
     struct config next;
     pthread_mutex_lock(&s->lock);
-    attn_status st = config_try(s->cfg, name, value, &next, why, why_bytes);
-    if (st == ATTN_OK && strncmp(name, "listen.tls_", 11) == 0)
+    attn_status st = config_propose(s->cfg, name, value, &next, why, why_bytes);
+    if (st == ATTN_OK && strncmp(config_option_find(name)->key, "tls_", 4) == 0)
         st = s->user.read_files(s->user.user, &next, why, why_bytes);
     if (st == ATTN_OK) {
         config_set(s->cfg, name, &next);

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # On a bare Debian 12, in a chroot: the .debs with the tutorial's first steps, scripts/quickstart,
-# the whole tutorial, and the start of scripts/test. Needs root, debootstrap, mount
-# and Debian's mirror; skipped (77) without them.
+# the whole tutorial, and the start of scripts/test. Needs root, debootstrap, mount and Debian's
+# mirror; skipped (77) without them.
 #
-#   tests/package/bare.sh SOURCE_DIR DEB_DIR [PART...]    debs quickstart tutorial test; default: all
+#   tests/package/bare.sh SOURCE_DIR DEB_DIR [PART...]    debs quickstart tutorial test; all
 #
 # $BARE_BASE: a folder that debootstrap has made, instead of a new one.
 set -euo pipefail
