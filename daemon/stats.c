@@ -379,6 +379,23 @@ static json_t *json_of_cards(void)
     return list;
 }
 
+static json_t *json_of_tenant(const struct stats_tenant *t)
+{
+    json_t *object = json_pack("{s:s}", "tenant", t->name);
+#define X(i, field, metric, type, help) put_value(object, field, metric, load(&t->used[i]));
+    STATS_TENANT_MAP(X)
+#undef X
+    return object;
+}
+
+static json_t *json_of_tenants(void)
+{
+    json_t *list = json_array();
+    for (uint32_t t = 0; t < atomic_load(&stats.n_tenants); t++)
+        json_array_append_new(list, json_of_tenant(&stats.tenants[t]));
+    return list;
+}
+
 attn_status stats_write_json(FILE *f)
 {
     json_t *root = json_object(), *answered = json_object(), *list = json_array();
@@ -398,6 +415,7 @@ attn_status stats_write_json(FILE *f)
                                                     "sequences", (json_int_t)p[i].sequences));
     rc |= json_object_set_new(root, "pools", list);
     rc |= json_object_set_new(root, "cards", json_of_cards());
+    rc |= json_object_set_new(root, "tenants", json_of_tenants());
 #define X(field, name, help) rc |= put_value(root, #field, name, load(&stats.field));
     STATS_COUNTER_MAP(X)
     STATS_GAUGE_MAP(X)
@@ -428,15 +446,8 @@ attn_status stats_write_json(FILE *f)
 
 attn_status stats_write_tenant_json(FILE *f, uint32_t tenant)
 {
-    const struct stats_tenant *t = &stats.tenants[tenant];
-    json_t *root = json_pack("{s:s}", "tenant", t->name);
-    int rc = root == NULL;
-#define X(i, field, metric, type, help)                                                            \
-    rc = rc || put_value(root, field, metric, load(&t->used[i])) != 0;
-    STATS_TENANT_MAP(X)
-#undef X
-    rc = rc || json_dumpf(root, f, JSON_COMPACT) != 0;
+    json_t *root = json_of_tenant(&stats.tenants[tenant]);
+    bool is_written = root != NULL && json_dumpf(root, f, JSON_COMPACT) == 0;
     json_decref(root);
-    fputc('\n', f);
-    return rc ? ATTN_ENOMEM : ATTN_OK;
+    return is_written && fputc('\n', f) != EOF ? ATTN_OK : ATTN_ENOMEM;
 }
