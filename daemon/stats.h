@@ -101,6 +101,8 @@
     X(kv_memory_bytes, "kv_memory_bytes", "KV memory, as configured")                              \
     X(kv_given_bytes, "kv_memory_given_bytes", "KV memory given to pools")                         \
     X(kv_used_bytes, "kv_memory_used_bytes", "KV memory of blocks in use")                         \
+    X(memory_bytes_per_s, "device_memory_bytes_per_second",                                        \
+      "What the memory of all cards can give, as the driver says; 0: not known")                   \
     X(io_memory_bytes, "io_memory_bytes", "Memory for messages in flight, as taken")               \
     X(max_batch_items, "max_batch_items", "Most items of a batch, as configured")                  \
     X(max_batch_tokens, "max_batch_tokens", "Most query tokens of a batch, as configured")         \

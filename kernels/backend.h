@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 7
+#define BACKEND_ABI 8
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -193,6 +193,7 @@ struct backend_info {
     uint32_t n_processors; /* threads or SMs */
     uint32_t features; /* BACKEND_HAS_... */
     struct backend_device_id id;
+    uint64_t memory_bytes_per_s; /* what the device's memory can give; 0: not known */
 };
 
 struct backend;

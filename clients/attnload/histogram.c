@@ -4,6 +4,7 @@
 #include "clients/attnload/histogram.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -33,7 +34,7 @@ static uint64_t top_of(size_t bucket)
     return (sub << shift) + ((1ull << shift) - 1);
 }
 
-static int make_counts(struct histogram *h)
+static bool make_counts(struct histogram *h)
 {
     if (h->counts == NULL)
         h->counts = calloc(N_BUCKETS, sizeof *h->counts);

@@ -45,7 +45,8 @@ cp "$debs"/*.deb "$root/debs"
 bare() {
   local start=$SECONDS rc=0
   env -i HOME=/root PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 TERM=dumb PIP_CERT=/etc/machine-ca.crt \
-    DEBIAN_FRONTEND=noninteractive chroot "$root" bash -euo pipefail -s >"$dir/log" 2>&1 || rc=$?
+    DEBIAN_FRONTEND=noninteractive chroot "$root" bash -euo pipefail -s \
+    < <(echo 'not() { ! "$@"; }' && cat) >"$dir/log" 2>&1 || rc=$? # "! x" alone ends no shell
   [[ $rc == 0 ]] || { tail -n 60 "$dir/log" >&2; echo "FAILED ($rc): $1" >&2; exit 1; }
   echo "ok: $1 ($((SECONDS - start)) s)"
 }
@@ -79,10 +80,10 @@ grep -qx 'kv_memory = 77M' /etc/attnd/attnd.conf
 documentation=$(sed -n 's/^Documentation=.*file://p' /lib/systemd/system/attnd.service)
 [ -s "$documentation" ]
 apt-get remove -y -qq attnd attnd-tools
-! command -v attnd
+not command -v attnd
 grep -qx 'kv_memory = 77M' /etc/attnd/attnd.conf # settings stay until they are purged
 apt-get purge -y -qq attnd attnd-tools libattn0 libattn-dev python3-attnd
-! test -e /etc/attnd
+not test -e /etc/attnd
 EOF
 fi
 if [[ $parts == *quickstart* ]]; then
@@ -91,7 +92,7 @@ apt-get update -qq
 cd /attnd
 scripts/quickstart </dev/null | tee /tmp/quick
 grep -q 'attnd left with exit code 0' /tmp/quick
-! grep -q $'\r' /tmp/quick
+not grep -q $'\r' /tmp/quick
 [ "$(wc -l </tmp/quick)" -le 100 ] # quiet off a terminal
 EOF
 fi
