@@ -103,10 +103,13 @@ typedef void (*config_change_fn)(void *user, const char *name, const char *value
  * are stored atomically: another thread may load them so, without a lock. */
 void config_take_over(struct config *c, const struct config *now, config_change_fn tell,
                       void *user);
-/* One setting that takes effect at once; stored as config_take_over does. ATTN_ENOTFOUND no such
- * setting; ATTN_ENOTSUP it needs a restart; ATTN_EINVAL the value, alone or with others. */
-attn_status config_set(struct config *c, const char *name, const char *value, char *why,
-                       size_t why_bytes);
+/* *out_next is *c with one setting changed that takes effect at once; it owns nothing.
+ * ATTN_ENOTFOUND no such setting; ATTN_ENOTSUP it needs a restart; ATTN_EINVAL the value, alone or
+ * with others. */
+attn_status config_propose(const struct config *c, const char *name, const char *value,
+                           struct config *out_next, char *why, size_t why_bytes);
+/* Takes over that setting from what config_propose gave; stored as config_take_over does. */
+void config_set(struct config *c, const char *name, const struct config *next);
 /* key = value lines with "# from ..." origins to f, in the INI file's own format. */
 void config_print(const struct config *c, FILE *f);
 /* Host memory of each card for blocks in tiers: what is on its way to the file needs some, too. */

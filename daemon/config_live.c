@@ -33,8 +33,8 @@ void config_take_over(struct config *c, const struct config *now, config_change_
     }
 }
 
-attn_status config_set(struct config *c, const char *name, const char *value, char *why,
-                       size_t why_bytes)
+attn_status config_propose(const struct config *c, const char *name, const char *value,
+                           struct config *out_next, char *why, size_t why_bytes)
 {
     const struct config_option *o = config_option_find(name);
     char reason[512];
@@ -46,15 +46,20 @@ attn_status config_set(struct config *c, const char *name, const char *value, ch
         snprintf(why, why_bytes, "%s needs a restart", name);
         return ATTN_ENOTSUP;
     }
-    struct config changed = *c; /* numbers and words alone change at once: nothing of it is owned */
-    attn_status st = config_option_parse(o, value, &changed, reason, sizeof(reason));
+    struct config next = *c; /* numbers and words alone change at once: nothing of it is owned */
+    attn_status st = config_option_parse(o, value, &next, reason, sizeof(reason));
     if (st != ATTN_OK)
         snprintf(why, why_bytes, "%s = %.100s %s", name, value, reason);
     else
-        st = config_check(&changed, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    config_option_copy(o, c, &changed);
+        st = config_check(&next, why, why_bytes);
+    if (st == ATTN_OK)
+        *out_next = next;
+    return st;
+}
+
+void config_set(struct config *c, const char *name, const struct config *next)
+{
+    const struct config_option *o = config_option_find(name);
+    config_option_copy(o, c, next);
     take_origin(c, (size_t)(o - config_options), "attnctl");
-    return ATTN_OK;
 }

@@ -349,7 +349,7 @@ struct engine {
     bool is_lost; /* what waited for the lost device has been refused */
     struct kv_stats gauges; /* as published, as the next */
     struct {
-        uint64_t kv_bytes, given_bytes, used_bytes;
+        uint64_t kv_bytes, given_bytes, used_bytes, memory_bytes_per_s;
     } told;
     struct trace_ring trace;
     struct canary_watch canary;

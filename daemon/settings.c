@@ -94,16 +94,13 @@ attn_status settings_reload(struct settings *s, uint32_t *out_n_taken, uint32_t 
 attn_status settings_set(struct settings *s, const char *name, const char *value, char *why,
                          size_t why_bytes)
 {
-    const struct config_option *o = config_option_find(name);
+    struct config next;
     pthread_mutex_lock(&s->lock);
-    struct config before = *s->cfg; /* owns nothing */
-    attn_status st = config_set(s->cfg, name, value, why, why_bytes);
-    if (st == ATTN_OK && strncmp(o->key, "tls_", 4) == 0) {
-        st = s->user.read_files(s->user.user, s->cfg, why, why_bytes);
-        if (st != ATTN_OK)
-            config_option_copy(o, s->cfg, &before);
-    }
+    attn_status st = config_propose(s->cfg, name, value, &next, why, why_bytes);
+    if (st == ATTN_OK && strncmp(config_option_find(name)->key, "tls_", 4) == 0)
+        st = s->user.read_files(s->user.user, &next, why, why_bytes);
     if (st == ATTN_OK) {
+        config_set(s->cfg, name, &next);
         log_info("settings: %s is now %s", name, value);
         s->user.took(s->user.user, s->cfg);
     }

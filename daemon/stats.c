@@ -117,16 +117,27 @@ static void write_metric(FILE *f, const char *field, const char *name, const cha
     fputc('\n', f);
 }
 
+/* The upper bounds of buckets as text: the same in every histogram of a page. */
+struct bounds {
+    char le[STATS_BUCKETS - 1][16];
+};
+
+static void bounds_init(struct bounds *at)
+{
+    for (int b = 0; b < STATS_BUCKETS - 1; b++)
+        snprintf(at->le[b], sizeof at->le[b], "%.9g", (double)(1ull << b) * 1e-6);
+}
+
 /* label: name of the label and value, as name="value" */
-static void write_histogram(FILE *f, const char *what, const char *label,
+static void write_histogram(FILE *f, const char *what, const char *label, const struct bounds *at,
                             const struct stats_histogram *h)
 {
     uint64_t sum = 0;
     for (int b = 0; b < STATS_BUCKETS; b++) {
         sum += load(&h->bucket[b]);
         if (b < STATS_BUCKETS - 1)
-            fprintf(f, "attnd_step_%s_seconds_bucket{%s,le=\"%.9g\"} %" PRIu64 "\n", what, label,
-                    (double)(1ull << b) * 1e-6, sum);
+            fprintf(f, "attnd_step_%s_seconds_bucket{%s,le=\"%s\"} %" PRIu64 "\n", what, label,
+                    at->le[b], sum);
     }
     fprintf(f, "attnd_step_%s_seconds_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n", what, label, sum);
     fprintf(f, "attnd_step_%s_seconds_sum{%s} %.9f\n", what, label,
@@ -246,6 +257,8 @@ static void write_pools(FILE *f)
 void stats_write_prometheus(FILE *f)
 {
     char label[64];
+    struct bounds at;
+    bounds_init(&at);
     fprintf(f,
             "# HELP attnd_build_info Version of this daemon.\n# TYPE attnd_build_info gauge\n"
             "attnd_build_info{version=\"%s\"} 1\n",
@@ -268,7 +281,7 @@ void stats_write_prometheus(FILE *f)
                 time_names[what], time_help[what], time_names[what]);
         for (int t = 0; t < STATS_N_TRANSPORTS; t++) {
             snprintf(label, sizeof(label), "transport=\"%s\"", transport_names[t]);
-            write_histogram(f, time_names[what], label, &stats.time[t][what]);
+            write_histogram(f, time_names[what], label, &at, &stats.time[t][what]);
         }
     }
     fprintf(f, "# HELP attnd_step_stage_seconds Time of steps by stage; the sum is from a "
@@ -276,7 +289,7 @@ void stats_write_prometheus(FILE *f)
                "# TYPE attnd_step_stage_seconds histogram\n");
     for (enum stage s = 0; s < STAGE_N; s++) {
         snprintf(label, sizeof(label), "stage=\"%s\"", stage_name(s));
-        write_histogram(f, "stage", label, &stats.stage[s]);
+        write_histogram(f, "stage", label, &at, &stats.stage[s]);
     }
     write_canary(f);
     write_cards(f);
@@ -367,6 +380,23 @@ static json_t *json_of_cards(void)
     return list;
 }
 
+static json_t *json_of_tenant(const struct stats_tenant *t)
+{
+    json_t *object = json_pack("{s:s}", "tenant", t->name);
+#define X(i, field, metric, type, help) put_value(object, field, metric, load(&t->used[i]));
+    STATS_TENANT_MAP(X)
+#undef X
+    return object;
+}
+
+static json_t *json_of_tenants(void)
+{
+    json_t *list = json_array();
+    for (uint32_t t = 0; t < atomic_load(&stats.n_tenants); t++)
+        json_array_append_new(list, json_of_tenant(&stats.tenants[t]));
+    return list;
+}
+
 attn_status stats_write_json(FILE *f)
 {
     json_t *root = json_object(), *answered = json_object(), *list = json_array();
@@ -386,6 +416,7 @@ attn_status stats_write_json(FILE *f)
                                                     "sequences", (json_int_t)p[i].sequences));
     rc |= json_object_set_new(root, "pools", list);
     rc |= json_object_set_new(root, "cards", json_of_cards());
+    rc |= json_object_set_new(root, "tenants", json_of_tenants());
 #define X(field, name, help) rc |= put_value(root, #field, name, load(&stats.field));
     STATS_COUNTER_MAP(X)
     STATS_GAUGE_MAP(X)
@@ -416,15 +447,8 @@ attn_status stats_write_json(FILE *f)
 
 attn_status stats_write_tenant_json(FILE *f, uint32_t tenant)
 {
-    const struct stats_tenant *t = &stats.tenants[tenant];
-    json_t *root = json_pack("{s:s}", "tenant", t->name);
-    int rc = root == NULL;
-#define X(i, field, metric, type, help)                                                            \
-    rc = rc || put_value(root, field, metric, load(&t->used[i])) != 0;
-    STATS_TENANT_MAP(X)
-#undef X
-    rc = rc || json_dumpf(root, f, JSON_COMPACT) != 0;
+    json_t *root = json_of_tenant(&stats.tenants[tenant]);
+    bool is_written = root != NULL && json_dumpf(root, f, JSON_COMPACT) == 0;
     json_decref(root);
-    fputc('\n', f);
-    return rc ? ATTN_ENOMEM : ATTN_OK;
+    return is_written && fputc('\n', f) != EOF ? ATTN_OK : ATTN_ENOMEM;
 }

@@ -101,7 +101,11 @@
     X(kv_memory_bytes, "kv_memory_bytes", "KV memory, as configured")                              \
     X(kv_given_bytes, "kv_memory_given_bytes", "KV memory given to pools")                         \
     X(kv_used_bytes, "kv_memory_used_bytes", "KV memory of blocks in use")                         \
+    X(memory_bytes_per_s, "device_memory_bytes_per_second",                                        \
+      "What the memory of all cards can give, as the driver says; 0: not known")                   \
     X(io_memory_bytes, "io_memory_bytes", "Memory for messages in flight, as taken")               \
+    X(max_batch_items, "max_batch_items", "Most items of a batch, as configured")                  \
+    X(max_batch_tokens, "max_batch_tokens", "Most query tokens of a batch, as configured")         \
     X(oldest_at_ns, "oldest_request_age_seconds", "Age of the oldest request the engine holds")    \
     X(engine_beat_at_ns, "engine_heartbeat_age_seconds", "Since the engine's last turn")           \
     X(loop_beat_at_ns, "loop_heartbeat_age_seconds", "Since the event loop's last turn")           \

@@ -195,6 +195,7 @@ struct backend_info {
     uint32_t n_processors; /* threads or SMs */
     uint32_t features; /* BACKEND_HAS_... */
     struct backend_device_id id;
+    uint64_t memory_bytes_per_s; /* what the device's memory can give; 0: not known */
 };
 
 struct backend;

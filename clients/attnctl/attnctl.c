@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Reached only where options stand before the word: keys_command has a command line of its own. */
+/* Reached only where other options stand before the word: see keys_command. */
 static int run_keys(const struct arguments *a)
 {
     (void)a;
@@ -475,8 +475,9 @@ int main(int argc, char **argv)
                                    .layer_struct_size = sizeof a.layer,
                                    .q_dtype = ATTN_BF16}};
     int opt, index = 0;
-    if (argc > 1 && strcmp(argv[1], "keys") == 0)
-        return keys_command(argc - 1, argv + 1);
+    int n_before = argc > 1 && strcmp(argv[1], "--json") == 0; /* keys has its own options */
+    if (argc > 1 + n_before && strcmp(argv[1 + n_before], "keys") == 0)
+        return keys_command(argc - 1 - n_before, argv + 1 + n_before, n_before > 0);
     while ((opt = getopt_long(argc, argv, "h", options, &index)) != -1) {
         if (opt == OPT_HELP || opt == 'h') {
             print_help();

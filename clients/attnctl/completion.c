@@ -32,39 +32,64 @@ static bool begins_noun(size_t i)
                                         strcmp(commands[i - 1].noun, commands[i].noun) != 0);
 }
 
+/* Patterns of the options that take a value, which is no word of the command. */
+static void print_valued(void)
+{
+    const char *separator = "";
+    for (const struct option *o = options; o->name != NULL; o++) {
+        if (o->has_arg != required_argument)
+            continue;
+        printf("%s--%s", separator, o->name);
+        separator = "|";
+    }
+}
+
+/* A case for each $said that is gone on with a word; the words stand between before and after. */
+static void print_cases(const char *before, const char *after)
+{
+    printf("  '') %s", before);
+    print_words(NULL, " ");
+    printf("%s ;;\n", after);
+    for (size_t i = 0; i < n_commands; i++) {
+        if (!begins_noun(i))
+            continue;
+        printf("  ' %s') %s", commands[i].noun, before);
+        print_words(commands[i].noun, " ");
+        printf("%s ;;\n", after);
+    }
+    printf("  ' completion') %sbash zsh fish%s ;;\n", before, after);
+}
+
+/* Bash cuts words at colons, so the parts of a URL come one by one. */
 static void print_bash(void)
 {
     printf("_attnctl() {\n"
-           "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}\n"
+           "  local word=${COMP_WORDS[COMP_CWORD]} said= i\n"
            "  case $word in\n  -*) COMPREPLY=($(compgen -W '");
     print_options(" ");
-    printf("' -- \"$word\")); return ;;\n  esac\n  case $before in\n");
-    for (size_t i = 0; i < n_commands; i++)
-        if (begins_noun(i)) {
-            printf("  %s) COMPREPLY=($(compgen -W '", commands[i].noun);
-            print_words(commands[i].noun, " ");
-            printf("' -- \"$word\")) ;;\n");
-        }
-    printf("  completion) COMPREPLY=($(compgen -W 'bash zsh fish' -- \"$word\")) ;;\n"
-           "  *) COMPREPLY=($(compgen -W '");
-    print_words(NULL, " ");
-    printf("' -- \"$word\")) ;;\n  esac\n}\ncomplete -F _attnctl attnctl\n");
+    printf("' -- \"$word\")); return ;;\n  esac\n"
+           "  for ((i = 1; i < COMP_CWORD; i++)); do\n    case ${COMP_WORDS[i]} in\n    ");
+    print_valued();
+    printf("|:|=) i=$((i + 1)) ;;\n    -*) ;;\n    *) said+=\" ${COMP_WORDS[i]}\" ;;\n    esac\n"
+           "  done\n"
+           "  ((i == COMP_CWORD)) || return 0 # the value of an option\n"
+           "  case $said in\n");
+    print_cases("COMPREPLY=($(compgen -W '", "' -- \"$word\"))");
+    printf("  esac\n}\ncomplete -o default -F _attnctl attnctl\n");
 }
 
 static void print_zsh(void)
 {
-    printf("#compdef attnctl\nlocal -a words_of_attnctl\ncase ${words[CURRENT-1]} in\n");
-    for (size_t i = 0; i < n_commands; i++)
-        if (begins_noun(i)) {
-            printf("%s) words_of_attnctl=(", commands[i].noun);
-            print_words(commands[i].noun, " ");
-            printf(") ;;\n");
-        }
-    printf("completion) words_of_attnctl=(bash zsh fish) ;;\n*) words_of_attnctl=(");
-    print_words(NULL, " ");
-    printf(" ");
+    printf("#compdef attnctl\nlocal -a next\nlocal said= i\n"
+           "for ((i = 2; i < CURRENT; i++)); do\n  case ${words[i]} in\n  ");
+    print_valued();
+    printf(") i=$((i + 1)) ;;\n  -*) ;;\n  *) said+=\" ${words[i]}\" ;;\n  esac\ndone\n"
+           "if ((i > CURRENT)); then # the value of an option\n  _files\n  return\nfi\n"
+           "if [[ ${words[CURRENT]} == -* ]]; then\n  compadd -- ");
     print_options(" ");
-    printf(") ;;\nesac\ncompadd -- $words_of_attnctl\n");
+    printf("\n  return\nfi\ncase $said in\n");
+    print_cases("next=(", ")");
+    printf("*) _files; return ;;\nesac\ncompadd -- $next\n");
 }
 
 static void print_fish(void)
@@ -74,13 +99,21 @@ static void print_fish(void)
         const struct command *c = &commands[i];
         if (begins_noun(i))
             printf("complete -c attnctl -n __fish_use_subcommand -a %s\n", c->noun);
-        if (c->noun != NULL)
-            printf("complete -c attnctl -n '__fish_seen_subcommand_from %s' -a %s -d '%s'\n",
-                   c->noun, c->verb, c->help);
-        else
+        if (c->noun == NULL) {
             printf("complete -c attnctl -n __fish_use_subcommand -a %s -d '%s'\n", c->verb,
                    c->help);
+            continue;
+        }
+        printf("complete -c attnctl -n '__fish_seen_subcommand_from %s; and not "
+               "__fish_seen_subcommand_from ",
+               c->noun);
+        print_words(c->noun, " ");
+        if (strcmp(c->noun, "kill") != 0)
+            printf(" kill"); /* a sequence is also what is killed */
+        printf("' -a %s -d '%s'\n", c->verb, c->help);
     }
+    printf("complete -c attnctl -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'\n"
+           "complete -c attnctl -n '__fish_seen_subcommand_from trace keys export import' -F\n");
     for (const struct option *o = options; o->name != NULL; o++)
         printf("complete -c attnctl -l %s%s\n", o->name, o->has_arg == no_argument ? "" : " -r");
 }

@@ -23,7 +23,8 @@ bool keys_make(const struct keys_wanted *w, char *why, size_t why_bytes);
 /* What to do with them: lines of attnd.conf, and of a client's environment. */
 void keys_explain(const struct keys_wanted *w, FILE *f);
 
-/* keys_command.c: attnctl keys ARGUMENTS; argv[0] is "keys". The exit code. */
-int keys_command(int argc, char **argv);
+/* keys_command.c: attnctl keys ARGUMENTS; argv[0] is "keys". is_json: --json came before. The exit
+ * code. */
+int keys_command(int argc, char **argv, bool is_json);
 
 #endif

@@ -4,6 +4,7 @@
 #include "clients/attnload/arrivals.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,10 +38,12 @@ bool arrivals_parse(const char *text, struct arrivals_spec *out)
     return false;
 }
 
-const char *arrivals_name(enum arrivals_kind kind)
+void arrivals_format(const struct arrivals_spec *spec, char out[ARRIVALS_BYTES])
 {
-    static const char *const names[] = {"poisson", "constant", "gamma", "burst"};
-    return names[kind];
+    static const char *const names[] = {"poisson", "constant", "gamma=", "burst="};
+    int n = snprintf(out, ARRIVALS_BYTES, "%s", names[spec->kind]);
+    if (spec->kind == ARRIVALS_GAMMA || spec->kind == ARRIVALS_BURST)
+        snprintf(out + n, ARRIVALS_BYTES - (size_t)n, "%.10g", spec->value);
 }
 
 /* In (0, 1). */

@@ -28,8 +28,9 @@ struct arrivals {
 
 /* constant, poisson, gamma=CV (0.01 to 100) or burst=N (1 to 1e6). */
 bool arrivals_parse(const char *text, struct arrivals_spec *out);
-/* "poisson", ... */
-const char *arrivals_name(enum arrivals_kind kind);
+#define ARRIVALS_BYTES 32
+/* What arrivals_parse takes. */
+void arrivals_format(const struct arrivals_spec *spec, char out[ARRIVALS_BYTES]);
 /* Arrivals number index, index + stride, ... of the schedule. */
 void arrivals_init(struct arrivals *a, const struct arrivals_spec *spec, double rate, uint64_t seed,
                    uint32_t index, uint32_t stride);

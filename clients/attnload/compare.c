@@ -108,6 +108,8 @@ static void print_cells(const char *prefix, json_t *object, bool is_header, bool
     {
         char name[128];
         snprintf(name, sizeof name, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", key);
+        if (strcmp(key, "refused") == 0)
+            continue; /* its members change with the run; refused_total is their sum */
         if (json_is_object(value)) {
             print_cells(name, value, is_header, is_first);
         } else if (is_header) {

@@ -48,7 +48,7 @@ static bool flow_start(struct flow *f)
     struct attn_step step = work_step(&f->work, &f->item, is_attended);
     f->is_answered = false;
     if (f->is_planned)
-        samples_add(&w->tally.late, attn_now_ns() - f->due_ns);
+        histogram_add(&w->tally.times[TIME_LATE], attn_now_ns() - f->due_ns);
     f->is_planned = false;
     attn_status st = attn_step_start(w->pool, &step, on_answer, f, NULL);
     if (st != ATTN_OK)
@@ -104,9 +104,9 @@ static bool flow_take_answer(struct flow *f)
         w->tally.n_prompt_tokens += f->n_tokens;
         atomic_fetch_add(&w->load->n_prompt_tokens, f->n_tokens);
         if (f->stream.pos == f->n_prompt)
-            samples_add(&w->tally.ttft, now - f->arrival_ns);
+            histogram_add(&w->tally.times[TIME_TTFT], now - f->arrival_ns);
     } else {
-        samples_add(&w->tally.token, now - f->due_ns);
+        histogram_add(&w->tally.times[TIME_TOKEN], now - f->due_ns);
         f->has_work = false;
     }
     f->due_ns = now;

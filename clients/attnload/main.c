@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 
 #include "clients/attnload/compare.h"
 #include "clients/attnload/run.h"
@@ -73,6 +74,7 @@ int main(int argc, char **argv)
     struct sigaction sa = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
+    prctl(PR_SET_TIMERSLACK, 1UL); /* sends are due to the microsecond; threads inherit it */
     bool has_run =
         o.slo.share > 0 ? slo_search(&load, &o, c, &best_o, &r) : run_once(&load, &o, c, &r);
     if (!has_run)

@@ -16,39 +16,26 @@ static const char *const share_names[] = {"p50", "p90", "p99", "p99.9", "max"};
 #define MAX_LATE_SHARE 0.01
 #define FIRST_REFUSED 0.99
 
-struct line {
+static const struct line {
     const char *name, *text;
-    const struct samples *samples;
     bool is_planned; /* counts from a plan that may not have been kept */
+} lines[TALLY_N_TIMES] = {
+    [TIME_TOTAL] = {"total", "step, as the worker sees it", true},
+    [TIME_QUEUE] = {"queue", "waiting in the daemon", false},
+    [TIME_DEVICE] = {"device", "of the batch on the device", false},
+    [TIME_ADDED] = {"added", "total without device", true},
+    [TIME_TOKEN] = {"token", "all layers, from due to done", true},
+    [TIME_TTFT] = {"ttft", "arrival to the prompt's end", true},
+    [TIME_LATE] = {"late", "from planned to sent", false},
 };
-
-/* The latency table; *out has room for seven. */
-static size_t lines_of(const struct report *r, struct line out[7])
-{
-    const struct tally *t = &r->tally;
-    const struct line all[7] = {
-        {"total", "step, as the worker sees it", &t->total, true},
-        {"queue", "waiting in the daemon", &t->queue, false},
-        {"device", "of the batch on the device", &t->device, false},
-        {"added", "total without device", &t->added, true},
-        {"token", "all layers, from due to done", &t->token, true},
-        {"ttft", "arrival to the prompt's end", &t->ttft, true},
-        {"late", "from planned to sent", &t->late, false},
-    };
-    size_t n = 0;
-    for (size_t i = 0; i < 7; i++) {
-        if (all[i].samples->n > 0)
-            out[n++] = all[i];
-    }
-    return n;
-}
 
 double report_late_share(const struct report *r)
 {
     const struct tally *t = &r->tally;
-    double n = (double)t->late.n, n_late = n * samples_share_from(&t->late, LATE_NS);
-    return n + (double)t->n_unsent > 0 ? (n_late + (double)t->n_unsent) / (n + (double)t->n_unsent)
-                                       : 0;
+    const struct histogram *late = &t->times[TIME_LATE];
+    double n_late = (double)late->n * histogram_share_from(late, LATE_NS) + (double)t->n_unsent;
+    double n = (double)late->n + (double)t->n_unsent;
+    return n > 0 ? n_late / n : 0;
 }
 
 /* What the slowest took says then more of the load generator than of the daemon. */
@@ -57,9 +44,9 @@ bool report_is_late(const struct report *r, double share)
     return share >= FIRST_REFUSED && report_late_share(r) > MAX_LATE_SHARE;
 }
 
-static bool is_refused(const struct report *r, const struct line *l, double share)
+static bool is_refused(const struct report *r, size_t line, double share)
 {
-    return l->is_planned && report_is_late(r, share);
+    return lines[line].is_planned && report_is_late(r, share);
 }
 
 static double per_second(double n, double s)
@@ -78,6 +65,27 @@ static const char *mode_of(const struct options *o)
     return o->trace != NULL ? "trace" : o->rate > 0 ? "open loop" : "closed loop";
 }
 
+static void print_times(const struct report *r)
+{
+    const struct histogram *times = r->tally.times;
+    printf("time, us ");
+    for (size_t j = 0; j < N_SHARES; j++)
+        printf(" %10s", share_names[j]);
+    putchar('\n');
+    for (size_t i = 0; i < TALLY_N_TIMES; i++) {
+        if (times[i].n == 0)
+            continue;
+        printf("  %-7s", lines[i].name);
+        for (size_t j = 0; j < N_SHARES; j++) {
+            if (is_refused(r, i, shares[j]))
+                printf(" %10s", "n/a");
+            else
+                printf(" %10.1f", (double)histogram_percentile(&times[i], shares[j]) * 1e-3);
+        }
+        printf("  %s\n", lines[i].text);
+    }
+}
+
 bool report_is_good(const struct report *r)
 {
     bool is_checked = r->o->n_verify == 0 || r->verified.n_verified > 0;
@@ -88,13 +96,16 @@ static void print_text(const struct report *r)
 {
     const struct options *o = r->o;
     const struct tally *t = &r->tally;
-    struct line lines[7];
-    size_t n = lines_of(r, lines);
     printf("load      %s, %u of %u layers, %s, cached as %s; %s, %u workers x %u sequences\n",
            o->preset->name, o->n_layers, o->preset->num_layers, attn_dtype_name(o->dtype),
            attn_dtype_name(o->kv_dtype), mode_of(o), o->n_workers, o->n_sequences);
     printf("daemon    attnd %s, backend %s, at %s\n", r->info.server_version, r->info.backend,
            o->endpoint);
+    if (o->rate > 0) {
+        char arrivals[ARRIVALS_BYTES];
+        arrivals_format(&o->arrivals, arrivals);
+        printf("arrivals  %s, %.6g tokens/s, seed %u\n", arrivals, o->rate, o->seed);
+    }
     if (t->n_prompt_tokens > 0 && o->trace == NULL)
         printf("prompts   %" PRIu64 " tokens in %.3f s: %.0f tokens/s\n", t->n_prompt_tokens,
                r->prompt_s, per_second((double)t->n_prompt_tokens, r->prompt_s));
@@ -110,27 +121,13 @@ static void print_text(const struct report *r)
            per_second(n_tokens_of(r), r->run_s), per_second((double)t->kv_bytes, r->run_s) * 1e-9);
     if (r->n_batches > 0)
         printf("batches   %.0f, %.2f items each\n", r->n_batches, r->n_batch_items / r->n_batches);
-    if (n > 0) {
-        printf("time, us ");
-        for (size_t j = 0; j < N_SHARES; j++)
-            printf(" %10s", share_names[j]);
-        putchar('\n');
-    }
-    for (size_t i = 0; i < n; i++) {
-        printf("  %-7s", lines[i].name);
-        for (size_t j = 0; j < N_SHARES; j++) {
-            if (is_refused(r, &lines[i], shares[j]))
-                printf(" %10s", "n/a");
-            else
-                printf(" %10.1f", (double)samples_percentile(lines[i].samples, shares[j]) * 1e-3);
-        }
-        printf("  %s\n", lines[i].text);
-    }
+    if (t->times[TIME_TOTAL].n > 0)
+        print_times(r);
     if (report_late_share(r) > MAX_LATE_SHARE)
-        printf("n/a       %.1f %% of %zu sends were 1 ms late or more: more --sequences or "
+        printf("n/a       %.1f %% of %" PRIu64 " sends were 1 ms late or more: more --sequences or "
                "--workers, or "
                "a lower rate\n",
-               100 * report_late_share(r), t->late.n + t->n_unsent);
+               100 * report_late_share(r), t->times[TIME_LATE].n + t->n_unsent);
     if (o->slo.share > 0 && r->good_rate > 0)
         printf("knee      %.6g tokens/s keep %s of a token within %g s; too many are %.6g\n",
                r->good_rate, o->slo.name, o->slo.seconds, r->bad_rate);
@@ -161,24 +158,38 @@ static json_t *number(double x)
     return isfinite(x) ? json_real(x) : json_null();
 }
 
-static json_t *times_of(const struct report *r, const struct line *l)
+static json_t *times_of(const struct report *r, size_t line)
 {
+    const struct histogram *h = &r->tally.times[line];
     json_t *o = json_object();
     for (size_t j = 0; j < N_SHARES; j++)
         json_object_set_new(o, share_names[j],
-                            is_refused(r, l, shares[j])
+                            h->n == 0 || is_refused(r, line, shares[j])
                                 ? json_null()
-                                : number((double)samples_percentile(l->samples, shares[j]) * 1e-9));
-    json_object_set_new(o, "count", json_integer((json_int_t)l->samples->n));
+                                : number((double)histogram_percentile(h, shares[j]) * 1e-9));
+    json_object_set_new(o, "count", json_integer((json_int_t)h->n));
     return o;
+}
+
+/* Null, each of it, where no --slo was asked for: every run has the same members. */
+static json_t *slo_of(const struct report *r)
+{
+    const struct slo *slo = &r->o->slo;
+    bool is_asked = slo->share > 0;
+    return json_pack("{s:o, s:o, s:o, s:o}", "percentile",
+                     is_asked ? json_string(slo->name) : json_null(), "seconds",
+                     is_asked ? number(slo->seconds) : json_null(), "good_rate",
+                     is_asked ? number(r->good_rate) : json_null(), "bad_rate",
+                     is_asked ? number(r->bad_rate) : json_null());
 }
 
 static json_t *object_of(const struct report *r)
 {
     const struct options *o = r->o;
     const struct tally *t = &r->tally;
-    struct line lines[7];
-    size_t n = lines_of(r, lines);
+    char arrivals[ARRIVALS_BYTES];
+    uint64_t n_refused = 0;
+    arrivals_format(&o->arrivals, arrivals);
     json_t *root = json_object(), *times = json_object(), *refused = json_object();
     json_object_set_new(root, "mode", json_string(mode_of(o)));
     json_object_set_new(root, "endpoint", json_string(o->endpoint));
@@ -191,8 +202,7 @@ static json_t *object_of(const struct report *r)
     json_object_set_new(root, "sequences", json_integer(o->n_sequences));
     json_object_set_new(root, "context", json_integer(o->context));
     json_object_set_new(root, "rate", o->rate > 0 ? number(o->rate) : json_null());
-    json_object_set_new(root, "arrivals",
-                        o->rate > 0 ? json_string(arrivals_name(o->arrivals.kind)) : json_null());
+    json_object_set_new(root, "arrivals", o->rate > 0 ? json_string(arrivals) : json_null());
     json_object_set_new(root, "seed", json_integer((json_int_t)o->seed));
     json_object_set_new(root, "prompt_tokens", json_integer((json_int_t)t->n_prompt_tokens));
     json_object_set_new(root, "cached_tokens", json_integer((json_int_t)t->n_cached_tokens));
@@ -208,23 +218,21 @@ static json_t *object_of(const struct report *r)
                         number(per_second((double)t->kv_bytes, r->run_s)));
     json_object_set_new(root, "mean_batch_items",
                         r->n_batches > 0 ? number(r->n_batch_items / r->n_batches) : json_null());
-    for (size_t i = 0; i < n; i++)
-        json_object_set_new(times, lines[i].name, times_of(r, &lines[i]));
+    for (size_t i = 0; i < TALLY_N_TIMES; i++)
+        json_object_set_new(times, lines[i].name, times_of(r, i));
     json_object_set_new(root, "times", times);
     json_object_set_new(root, "late_share", number(report_late_share(r)));
-    if (o->slo.share > 0)
-        json_object_set_new(root, "slo",
-                            json_pack("{s:s, s:f, s:f, s:f}", "percentile", o->slo.name, "seconds",
-                                      o->slo.seconds, "good_rate", r->good_rate, "bad_rate",
-                                      r->bad_rate));
+    json_object_set_new(root, "slo", slo_of(r));
     json_object_set_new(root, "unsent", json_integer((json_int_t)t->n_unsent));
     json_object_set_new(root, "unfinished", json_integer((json_int_t)t->n_unfinished));
     for (int i = 1; i < TALLY_N_STATUS; i++) {
+        n_refused += t->refused[i];
         if (t->refused[i] > 0)
             json_object_set_new(refused, attn_status_name((attn_status)-i),
                                 json_integer((json_int_t)t->refused[i]));
     }
     json_object_set_new(root, "refused", refused);
+    json_object_set_new(root, "refused_total", json_integer((json_int_t)n_refused));
     json_object_set_new(root, "verified", json_integer((json_int_t)r->verified.n_verified));
     json_object_set_new(root, "mismatched", json_integer((json_int_t)r->verified.n_mismatched));
     json_object_set_new(root, "max_error", number(r->verified.max_error));

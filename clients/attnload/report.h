@@ -9,7 +9,7 @@
 struct report {
     const struct options *o;
     struct attn_client_info info;
-    struct tally tally; /* of all workers; samples sorted */
+    struct tally tally; /* of all workers */
     struct verify_result verified;
     double prompt_s, run_s;
     double n_batches, n_batch_items; /* the daemon's, during the run; negative: not known */

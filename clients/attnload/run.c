@@ -58,12 +58,8 @@ static void watch(struct load *l, const char *phase, atomic_uint *n_done, uint32
 
 static void join_tally(struct tally *dst, struct tally *src)
 {
-    struct samples *d[] = {&dst->total, &dst->queue, &dst->device, &dst->added,
-                           &dst->token, &dst->ttft,  &dst->late};
-    struct samples *s[] = {&src->total, &src->queue, &src->device, &src->added,
-                           &src->token, &src->ttft,  &src->late};
-    for (size_t i = 0; i < sizeof d / sizeof d[0]; i++)
-        samples_join(d[i], s[i]);
+    for (size_t i = 0; i < TALLY_N_TIMES; i++)
+        histogram_join(&dst->times[i], &src->times[i]);
     for (int i = 0; i < TALLY_N_STATUS; i++)
         dst->refused[i] += src->refused[i];
     dst->n_steps += src->n_steps;
@@ -81,12 +77,24 @@ static void join_tally(struct tally *dst, struct tally *src)
         dst->end_ns = src->end_ns;
 }
 
-static void sort_tally(struct tally *t)
+static bool all_were_answered(const struct worker *workers, uint32_t n)
 {
-    struct samples *s[] = {&t->total, &t->queue, &t->device, &t->added,
-                           &t->token, &t->ttft,  &t->late};
-    for (size_t i = 0; i < sizeof s / sizeof s[0]; i++)
-        samples_sort(s[i]);
+    for (uint32_t i = 0; i < n; i++) {
+        if (workers[i].failure != ATTN_OK || workers[i].tally.n_unfinished > 0)
+            return false;
+    }
+    return true;
+}
+
+/* What was not counted is told. */
+static void find_lost_times(struct report *r)
+{
+    uint64_t n_lost = 0;
+    for (size_t i = 0; i < TALLY_N_TIMES; i++)
+        n_lost += r->tally.times[i].n_lost;
+    if (n_lost > 0 && r->failure[0] == '\0')
+        snprintf(r->failure, sizeof r->failure, "out of memory: %" PRIu64 " times are not counted",
+                 n_lost);
 }
 
 static void workers_free(struct worker *workers, uint32_t n)
@@ -121,12 +129,16 @@ bool run_once(struct load *l, const struct options *o, attn_client *c, struct re
     l->start_ns = attn_now_ns();
     pthread_barrier_wait(&l->barrier);
     watch(l, "running", &l->n_finished, n);
-    struct batch_counts after = batch_counts_of(c);
+    /* a daemon that no longer answers is not waited for: the run ends when it was to */
+    struct batch_counts after = {-1, -1};
+    if (all_were_answered(workers, n))
+        after = batch_counts_of(c);
     pthread_barrier_wait(&l->barrier);
 
     if (o->n_verify > 0)
         fprintf(stderr, "verifying %u outputs\n", o->n_verify);
-    r->n_batches = before.n_batches < 0 ? -1 : after.n_batches - before.n_batches;
+    r->n_batches =
+        before.n_batches < 0 || after.n_batches < 0 ? -1 : after.n_batches - before.n_batches;
     r->n_batch_items = after.n_items - before.n_items;
     for (uint32_t i = 0; i < n; i++) {
         pthread_join(workers[i].thread, NULL);
@@ -135,9 +147,9 @@ bool run_once(struct load *l, const struct options *o, attn_client *c, struct re
         if (workers[i].failure != ATTN_OK && r->failure[0] == '\0')
             memcpy(r->failure, workers[i].why, sizeof r->failure);
     }
+    find_lost_times(r);
     r->prompt_s = (double)(r->tally.filled_ns - begin_ns) * 1e-9;
     r->run_s = (double)(r->tally.end_ns - l->start_ns) * 1e-9;
-    sort_tally(&r->tally);
     pthread_barrier_destroy(&l->barrier);
     workers_free(workers, n);
     return true;

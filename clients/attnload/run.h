@@ -7,7 +7,7 @@
 /* Runs the workers and fills *r, which is zeroed but for info and old. c: for the daemon's
  * counters. False: not all workers could be started; exit, those that were wait for the others. */
 bool run_once(struct load *l, const struct options *o, attn_client *c, struct report *r);
-/* Frees the samples of a run. */
+/* Frees the histograms of a run. */
 void run_forget(struct report *r);
 
 /* Runs at rates from o->rate on until the highest that meets o->slo is known within 5 %. *r and

@@ -34,16 +34,23 @@ bool knee_next(struct knee *k, bool is_good)
 static bool is_met(const struct report *r, const struct slo *slo)
 {
     const struct tally *t = &r->tally;
-    double n_cut = (double)(t->n_unfinished + t->n_unsent), all = (double)t->token.n + n_cut;
-    if (r->failure[0] != '\0' || t->token.n == 0 || report_is_late(r, slo->share))
+    double n_cut = (double)(t->n_unfinished + t->n_unsent),
+           all = (double)t->times[TIME_TOKEN].n + n_cut;
+    if (r->failure[0] != '\0' || t->times[TIME_TOKEN].n == 0 || report_is_late(r, slo->share))
         return false;
     return n_cut <= (1 - slo->share) * all &&
-           (double)samples_percentile(&t->token, slo->share) <= slo->seconds * 1e9;
+           (double)histogram_percentile(&t->times[TIME_TOKEN], slo->share) <= slo->seconds * 1e9;
+}
+
+/* Whether a run at this rate has enough tokens for one to be above the percentile. */
+static bool is_measurable(const struct options *o, double rate)
+{
+    return rate * o->duration_s * (1 - o->slo.share) >= 1;
 }
 
 static void tell(const struct options *o, const struct report *r, bool is_good)
 {
-    double ms = (double)samples_percentile(&r->tally.token, o->slo.share) * 1e-6;
+    double ms = (double)histogram_percentile(&r->tally.times[TIME_TOKEN], o->slo.share) * 1e-6;
     fprintf(stderr,
             "slo: %.6g tokens/s: %s of a token %.3f ms, %.1f %% late, %" PRIu64 " cut: %s\n",
             o->rate, o->slo.name, ms, 100 * report_late_share(r),
@@ -63,8 +70,8 @@ bool slo_search(struct load *l, const struct options *o, attn_client *c, struct 
             return false;
         bool is_good = is_met(&trial, &o->slo);
         tell(&trial_o, &trial, is_good);
-        goes_on =
-            knee_next(&k, is_good) && trial.failure[0] == '\0' && !atomic_load(&l->is_stopping);
+        goes_on = knee_next(&k, is_good) && trial.failure[0] == '\0' &&
+                  !atomic_load(&l->is_stopping) && (is_good || is_measurable(o, k.rate));
         if (is_good || !goes_on) {
             bool is_best = is_good || k.good == 0 || trial.failure[0] != '\0';
             if (is_best) {
@@ -80,7 +87,8 @@ bool slo_search(struct load *l, const struct options *o, attn_client *c, struct 
     r->good_rate = k.good;
     r->bad_rate = k.bad;
     if (k.good == 0 && r->failure[0] == '\0')
-        snprintf(r->failure, sizeof r->failure, "--slo: no rate tried keeps %s at %g s",
-                 o->slo.name, o->slo.seconds);
+        snprintf(r->failure, sizeof r->failure, "--slo: no rate tried keeps %s at %g s%s",
+                 o->slo.name, o->slo.seconds,
+                 is_measurable(o, k.rate) ? "" : "; --duration is too short for lower ones");
     return true;
 }

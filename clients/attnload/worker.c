@@ -142,21 +142,16 @@ uint64_t worker_kv_bytes(const struct options *o, uint32_t layer, uint32_t pos)
 
 void tally_fini(struct tally *t)
 {
-    samples_fini(&t->total);
-    samples_fini(&t->queue);
-    samples_fini(&t->device);
-    samples_fini(&t->added);
-    samples_fini(&t->token);
-    samples_fini(&t->ttft);
-    samples_fini(&t->late);
+    for (size_t i = 0; i < TALLY_N_TIMES; i++)
+        histogram_fini(&t->times[i]);
 }
 
 void tally_step(struct tally *t, const struct attn_result *r, uint64_t total_ns, uint32_t n_items)
 {
-    samples_add(&t->total, total_ns);
-    samples_add(&t->queue, r->queue_ns);
-    samples_add(&t->device, r->device_ns);
-    samples_add(&t->added, total_ns > r->device_ns ? total_ns - r->device_ns : 0);
+    histogram_add(&t->times[TIME_TOTAL], total_ns);
+    histogram_add(&t->times[TIME_QUEUE], r->queue_ns);
+    histogram_add(&t->times[TIME_DEVICE], r->device_ns);
+    histogram_add(&t->times[TIME_ADDED], total_ns > r->device_ns ? total_ns - r->device_ns : 0);
     t->n_steps++;
     t->n_items += n_items;
 }

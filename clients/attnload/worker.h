@@ -10,8 +10,8 @@
 #include <stdatomic.h>
 
 #include "clients/attnload/data.h"
+#include "clients/attnload/histogram.h"
 #include "clients/attnload/options.h"
-#include "clients/attnload/percentile.h"
 #include "clients/attnload/trace.h"
 #include "clients/attnload/verify.h"
 #include "proto/attn_time.h"
@@ -32,12 +32,20 @@ struct load {
     atomic_uint_fast64_t n_prompt_tokens, n_steps, n_requests; /* progress */
 };
 
+enum tally_time {
+    TIME_TOTAL, /* these four of decode steps */
+    TIME_QUEUE,
+    TIME_DEVICE,
+    TIME_ADDED, /* total without device */
+    TIME_TOKEN, /* from due to done, all layers; open loop and traces */
+    TIME_TTFT, /* of a trace's requests: arrival to prompt done */
+    TIME_LATE, /* from planned to sent; open loop and traces */
+    TALLY_N_TIMES
+};
+
 /* Of the measured phase, but prompt_*. Times in ns. */
 struct tally {
-    struct samples total, queue, device, added; /* of decode steps; added: total without device */
-    struct samples token; /* from due to done, all layers; open loop and traces */
-    struct samples ttft; /* of a trace's requests: arrival to prompt done */
-    struct samples late; /* from planned to sent; open loop and traces */
+    struct histogram times[TALLY_N_TIMES];
     uint64_t n_unsent, n_unfinished; /* planned tokens not sent, steps not answered in --duration */
     uint64_t n_steps, n_items, kv_bytes; /* decode */
     uint64_t n_prompt_steps, n_prompt_tokens, n_cached_tokens; /* cached: not sent */

@@ -171,6 +171,7 @@ static void gpu_info(const struct backend *b, struct backend_info *out)
     out->kv_bytes = b->kv.bytes;
     out->max_in_flight = BACKEND_MAX_IN_FLIGHT;
     out->n_processors = b->device.n_processors;
+    out->memory_bytes_per_s = b->device.memory_bytes_per_s;
     out->features = gpu_features(b);
     memcpy(out->id.uuid, b->device.uuid, sizeof out->id.uuid);
     out->id.driver_version = b->device.driver_version;

@@ -126,7 +126,10 @@ for kind in constant gamma=2 burst=5; do
   expect 0 "$load" --preset bytelm --sequences 4 --context 20 --steps 5 --rate 300 --arrivals $kind --json --verify
   verified
   has '"steps": 20,'
+  has "\"arrivals\": \"$kind\""
 done
+expect 0 "$load" --preset bytelm --sequences 4 --context 20 --steps 5 --rate 300 --arrivals gamma=2
+has '^arrivals  gamma=2, 300 tokens/s, seed 1$'
 # a bound that every answer keeps, so the rate that can be sent is found; then one that nothing
 # keeps
 expect 0 "$load" --preset bytelm --sequences 4 --context 20 --steps 5 --rate 200 --duration 0.2 --slo p50=1000s --json
@@ -153,6 +156,9 @@ says 'compare: .*e2e.sh: '
 expect 0 "$load" --preset bytelm --context 20 --steps 10 --csv
 has '^mode,.*,times.total.p50,'
 [[ $(head -1 "$dir/out" | tr -cd , | wc -c) == $(tail -1 "$dir/out" | tr -cd , | wc -c) ]] || die "columns: $(cat "$dir/out")"
+head -1 "$dir/out" >"$dir/columns"
+expect 0 "$load" --preset bytelm --sequences 2 --context 20 --steps 5 --rate 1e6 --duration 0.2 --slo p50=1000s --csv
+head -1 "$dir/out" | cmp - "$dir/columns" || die "columns that differ between runs"
 expect 0 "$load" --preset bytelm --sequences 2 --context 20 --steps 5 --duration 0.3 --json --verify
 verified
 # every output of sequences that begin again at different steps: 7 x 5 tokens in 4 layers

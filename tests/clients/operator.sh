@@ -245,6 +245,16 @@ for shell in bash zsh fish; do
 done
 expect 0 bash -c 'eval "$('"$ctl"' completion bash)"; COMP_WORDS=(attnctl pool d) COMP_CWORD=2; _attnctl; echo "${COMPREPLY[*]}"'
 has '^describe drop$'
+# completes OFFERED WORDS: what bash offers after these words of a command line
+completes() {
+  expect 0 bash -c 'eval "$('"$ctl"' completion bash)"; COMP_WORDS=(attnctl '"$2"') COMP_CWORD='"$(wc -w <<<"$2")"'; _attnctl; echo "${COMPREPLY[*]}"'
+  has "^$1\$"
+}
+completes 'describe drop' '--json --endpoint ipc : ///tmp/s pool d'
+completes 'session sequence' 'kill se'
+completes '' 'kill sequence e' # not what "sequence" is gone on with
+completes '' '--endpoint pi' # the value of an option: a file's name
+completes '--split' 'pool create p --sp'
 
 # a daemon that ends waits for nobody who watches
 "$ctl" watch >"$dir/events" 2>"$dir/watch.log" &

@@ -11,7 +11,7 @@
 
 #include "clients/attnload/arrivals.h"
 #include "clients/attnload/data.h"
-#include "clients/attnload/percentile.h"
+#include "clients/attnload/histogram.h"
 #include "clients/attnload/preset.h"
 #include "clients/attnload/run.h"
 #include "clients/attnload/trace.h"
@@ -24,55 +24,91 @@
 static void percentiles_are_nearest_ranks(void **state)
 {
     (void)state;
-    struct samples s = {0};
-    assert_int_equal(samples_percentile(&s, 0.5), 0);
+    struct histogram h = {0};
+    assert_int_equal(histogram_percentile(&h, 0.5), 0);
     for (uint64_t i = 0; i < 1000; i++)
-        assert_true(samples_add(&s, (i * 7919) % 1000 + 1)); /* 1 to 1000, shuffled */
-    samples_sort(&s);
-    assert_int_equal(samples_percentile(&s, 0), 1);
-    assert_int_equal(samples_percentile(&s, 0.5), 500);
-    assert_int_equal(samples_percentile(&s, 0.9), 900);
-    assert_int_equal(samples_percentile(&s, 0.99), 990);
-    assert_int_equal(samples_percentile(&s, 0.999), 999);
-    assert_int_equal(samples_percentile(&s, 0.9991), 1000);
-    assert_int_equal(samples_percentile(&s, 1), 1000);
-    samples_fini(&s);
-    assert_true(samples_add(&s, 42));
-    samples_sort(&s);
-    assert_int_equal(samples_percentile(&s, 0.001), 42);
-    assert_int_equal(samples_percentile(&s, 0.999), 42);
-    samples_fini(&s);
+        histogram_add(&h, (i * 7919) % 1000 + 1); /* 1 to 1000, shuffled */
+    assert_int_equal(histogram_percentile(&h, 0), 1);
+    assert_int_equal(histogram_percentile(&h, 0.5), 500);
+    assert_int_equal(histogram_percentile(&h, 0.9), 900);
+    assert_int_equal(histogram_percentile(&h, 0.99), 990);
+    assert_int_equal(histogram_percentile(&h, 0.999), 999);
+    assert_int_equal(histogram_percentile(&h, 0.9991), 1000);
+    assert_int_equal(histogram_percentile(&h, 1), 1000);
+    histogram_fini(&h);
+    histogram_add(&h, 42);
+    assert_int_equal(histogram_percentile(&h, 0.001), 42);
+    assert_int_equal(histogram_percentile(&h, 0.999), 42);
+    histogram_fini(&h);
 }
 
-static void joined_samples_keep_all(void **state)
+static int by_size(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void percentiles_are_of_any_time_to_three_digits(void **state)
 {
     (void)state;
-    struct samples a = {0}, b = {0}, none = {0};
-    for (uint64_t i = 0; i < 5000; i++)
-        assert_true(samples_add(i % 3 == 0 ? &a : &b, i));
-    assert_true(samples_join(&a, &b));
-    assert_true(samples_join(&a, &none));
+    enum { N = 20000 };
+    static uint64_t all[N];
+    struct histogram h = {0};
+    for (uint64_t i = 0; i < N; i++) { /* of all magnitudes: 0, 1, ... to 2^64 - 1 */
+        uint64_t x = data_mix(i);
+        all[i] = x >> (data_mix(x) % 65 % 64);
+        histogram_add(&h, all[i]);
+    }
+    all[7] = UINT64_MAX;
+    histogram_add(&h, UINT64_MAX);
+    qsort(all, N, sizeof *all, by_size);
+    for (uint32_t i = 1; i < 1000; i++) {
+        double share = i / 1000.0;
+        uint64_t got = histogram_percentile(&h, share);
+        size_t rank = (size_t)(share * N); /* one sample more or less is let pass */
+        assert_true(got >= all[rank - 2] && (got - got / 1024) / 2 <= all[rank + 2] / 2);
+    }
+    assert_true(histogram_percentile(&h, 1) == UINT64_MAX);
+    histogram_fini(&h);
+}
+
+static void joined_histograms_count_all(void **state)
+{
+    (void)state;
+    struct histogram a = {0}, b = {0}, none = {0}, whole = {0};
+    for (uint64_t i = 0; i < 5000; i++) {
+        histogram_add(i % 3 == 0 ? &a : &b, i * i);
+        histogram_add(&whole, i * i);
+    }
+    histogram_join(&a, &b);
+    histogram_join(&a, &none);
+    histogram_join(&none, &a);
     assert_int_equal(a.n, 5000);
-    assert_null(b.v);
-    samples_sort(&a);
-    for (uint64_t i = 0; i < 5000; i++)
-        assert_int_equal(a.v[i], i);
-    samples_fini(&a);
+    for (uint32_t i = 0; i <= 100; i++) {
+        assert_int_equal(histogram_percentile(&a, i / 100.0),
+                         histogram_percentile(&whole, i / 100.0));
+        assert_int_equal(histogram_percentile(&none, i / 100.0),
+                         histogram_percentile(&whole, i / 100.0));
+    }
+    histogram_fini(&a);
+    histogram_fini(&b);
+    histogram_fini(&none);
+    histogram_fini(&whole);
 }
 
 static void a_share_counts_from_its_bound_on(void **state)
 {
     (void)state;
-    struct samples s = {0};
-    assert_true(samples_share_from(&s, 0) == 0);
+    struct histogram h = {0};
+    assert_true(histogram_share_from(&h, 0) == 0);
     for (uint64_t i = 0; i < 200; i++)
-        assert_true(samples_add(&s, (i * 37) % 200 / 2)); /* each of 0 to 99 twice */
-    samples_sort(&s);
-    assert_true(samples_share_from(&s, 0) == 1);
-    assert_true(samples_share_from(&s, 99) == 0.01);
-    assert_true(samples_share_from(&s, 98) == 0.02);
-    assert_true(samples_share_from(&s, 100) == 0);
-    samples_fini(&s);
+        histogram_add(&h, (i * 37) % 200 / 2); /* each of 0 to 99 twice */
+    assert_true(histogram_share_from(&h, 0) == 1);
+    assert_true(histogram_share_from(&h, 99) == 0.01);
+    assert_true(histogram_share_from(&h, 98) == 0.02);
+    assert_true(histogram_share_from(&h, 100) == 0);
+    assert_true(histogram_share_from(&h, UINT64_MAX) == 0);
+    histogram_fini(&h);
 }
 
 /* ---- arrivals ---- */
@@ -140,6 +176,18 @@ static void wrong_arrivals_are_refused(void **state)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         assert_false(arrivals_parse(wrong[i], &spec));
     assert_true(spec.value == 42);
+}
+
+static void arrivals_are_told_as_they_were_asked_for(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct arrivals_spec spec;
+        char text[ARRIVALS_BYTES];
+        assert_true(arrivals_parse(kinds[i], &spec));
+        arrivals_format(&spec, text);
+        assert_string_equal(text, kinds[i]);
+    }
 }
 
 /* ---- the search for a rate ---- */
@@ -505,11 +553,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(percentiles_are_nearest_ranks),
-        cmocka_unit_test(joined_samples_keep_all),
+        cmocka_unit_test(percentiles_are_of_any_time_to_three_digits),
+        cmocka_unit_test(joined_histograms_count_all),
         cmocka_unit_test(a_share_counts_from_its_bound_on),
         cmocka_unit_test(a_schedule_is_the_same_for_any_number_of_workers),
         cmocka_unit_test(gaps_have_the_rate_and_the_spread_asked_for),
         cmocka_unit_test(wrong_arrivals_are_refused),
+        cmocka_unit_test(arrivals_are_told_as_they_were_asked_for),
         cmocka_unit_test(the_knee_is_found_from_either_side),
         cmocka_unit_test_teardown(a_trace_is_read_in_order_of_arrival, remove_trace),
         cmocka_unit_test_teardown(a_trace_is_scaled_and_cut, remove_trace),

@@ -32,6 +32,14 @@ expect 1 "$ctl" keys "$keys" --tenant 'a b'
 says 'tenant "a b": a name has'
 expect 1 "$ctl" keys /proc/keys
 expect 2 "$ctl" keys
+for words in '--json keys' 'keys --json'; do
+  expect 0 "$ctl" $words "$keys" --tenant alpha
+  python3 -c "import json, sys; x = json.load(open('$dir/out')); [open(p).close() for p in (x['ca'], x['server_cert'],
+    x['server_key'], x['tenants_file'], x['tenants'][0]['token'])]; sys.exit(x['tenants'][0]['tenant'] != 'alpha')" ||
+    die "keys as JSON: $(cat "$dir/out")"
+done
+expect 1 bash -c "'$ctl' keys '$keys' >/dev/full"
+says 'write to stdout: No space'
 expect 2 "$ctl" keys "$dir/k" --days 0
 expect 0 "$ctl" keys "$dir/foreign" --host localhost
 [[ -e $dir/foreign/ca.crt ]] || die "no second CA"
@@ -144,6 +152,12 @@ expect 0 "$ctl" keys "$dir/new" --host localhost
 cp "$dir/new/server.crt" "$keys/server.crt" # without its key
 expect 1 "${op[@]}" reload
 says 'the settings stay as they are: listen.tls_key: .* is not the key of listen.tls_cert'
+# a setting whose change is refused stays as it was, where it is from, too
+expect 1 "${op[@]}" config set listen.tls_min_version 1.2
+says 'listen.tls_key: .* is not the key of listen.tls_cert'
+expect 0 "${op[@]}" config get listen.tls_min_version
+has '^value 1.3$'
+has '^origin default$'
 expect 0 "$ctl" ping
 cp "$dir/new/server.key" "$keys/server.key"
 expect 0 "${op[@]}" reload

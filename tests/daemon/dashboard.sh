@@ -11,7 +11,9 @@ html=$here/../../daemon/dashboard.html
 grep -nE 'https?:|//[a-z]+\.|@import|url\(|src=' "$html" | grep -v 'http://www.w3.org/2000/svg' && die "the page asks others"
 
 export ATTND_ENDPOINT=ipc://$dir/s
-"$bin/attnd" --backend cpu --device.kv_memory 64M --listen "$ATTND_ENDPOINT" --listen.http 127.0.0.1:0 >"$dir/log" 2>&1 &
+printf '[research]\nusers = %s\n' "$(id -u)" >"$dir/tenants"
+chmod 600 "$dir/tenants"
+"$bin/attnd" --backend cpu --device.kv_memory 64M --listen "$ATTND_ENDPOINT" --listen.tenants "$dir/tenants" --listen.http 127.0.0.1:0 >"$dir/log" 2>&1 &
 daemon=$!
 "$bin/attnctl" --wait 60 pool create '<b>shown</b>' --layers 1 --q-heads 2 --kv-heads 2 --head-dim 8 --blocks 9 >/dev/null
 port=$(http_port "$dir/log")
@@ -31,7 +33,7 @@ done
 kill "$beside"
 wait "$beside" || true
 beside=
-for text in '>serving<' '&lt;b&gt;shown&lt;/b&gt;' 'id="card-steps"' '<polyline points="[0-9]' 'id="card-total-ipc"' '<td>device</td>'; do
+for text in '>serving<' '&lt;b&gt;shown&lt;/b&gt;' 'id="card-steps"' '<polyline points="[0-9]' 'id="card-total-ipc"' 'id="card-fill"' '<td>device</td>' '<td>research</td>'; do
   grep -qE -e "$text" "$dir/dom" || die "no $text in the page: $(head -c 3000 "$dir/dom")"
 done
 grep -q '<b>shown' "$dir/dom" && die "a pool's name is taken for HTML"

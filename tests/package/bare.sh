@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # On a bare Debian 12, in a chroot: the .debs with the tutorial's first steps, scripts/quickstart,
-# the tutorial's virtual environment, and the start of scripts/test. Needs root, debootstrap, mount
-# and Debian's mirror; skipped (77) without them.
+# the whole tutorial, and the start of scripts/test. Needs root, debootstrap, mount and Debian's
+# mirror; skipped (77) without them.
 #
-#   tests/package/bare.sh SOURCE_DIR DEB_DIR [PART...]    debs quickstart venv test; default: all
+#   tests/package/bare.sh SOURCE_DIR DEB_DIR [PART...]    debs quickstart tutorial test; all
 #
 # $BARE_BASE: a folder that debootstrap has made, instead of a new one.
 set -euo pipefail
 src=$1 debs=$(realpath "$2")
 shift 2
-parts=${*:-debs quickstart venv test}
+parts=${*:-debs quickstart tutorial test}
 skip() {
   echo "skipped: $*"
   exit 77
@@ -35,6 +35,8 @@ fi
 mount -t proc proc "$root/proc" 2>/dev/null || mount --bind /proc "$root/proc" || skip "mount is refused"
 mount --rbind /dev "$root/dev"
 cp /etc/resolv.conf "$root/etc/"
+# where this machine reaches its package index through others, their certificates come along
+cp "${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}" "$root/etc/machine-ca.crt"
 mkdir "$root/debs" "$root/attnd"
 cp "$debs"/*.deb "$root/debs"
 (cd "$src" && git ls-files -co --exclude-standard | xargs -d '\n' cp -a --parents -t "$root/attnd")
@@ -42,8 +44,9 @@ cp "$debs"/*.deb "$root/debs"
 # bare WHAT: the commands of stdin, in the chroot, in a new environment
 bare() {
   local start=$SECONDS rc=0
-  env -i HOME=/root PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 TERM=dumb \
-    DEBIAN_FRONTEND=noninteractive chroot "$root" bash -euo pipefail -s >"$dir/log" 2>&1 || rc=$?
+  env -i HOME=/root PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 TERM=dumb PIP_CERT=/etc/machine-ca.crt \
+    DEBIAN_FRONTEND=noninteractive chroot "$root" bash -euo pipefail -s \
+    < <(echo 'not() { ! "$@"; }' && cat) >"$dir/log" 2>&1 || rc=$? # "! x" alone ends no shell
   [[ $rc == 0 ]] || { tail -n 60 "$dir/log" >&2; echo "FAILED ($rc): $1" >&2; exit 1; }
   echo "ok: $1 ($((SECONDS - start)) s)"
 }
@@ -74,9 +77,13 @@ kill %1
 wait %1
 apt-get install -y -qq --reinstall -o Dpkg::Options::=--force-confold /debs/attnd_*.deb
 grep -qx 'kv_memory = 77M' /etc/attnd/attnd.conf
+documentation=$(sed -n 's/^Documentation=.*file://p' /lib/systemd/system/attnd.service)
+[ -s "$documentation" ]
+apt-get remove -y -qq attnd attnd-tools
+not command -v attnd
+grep -qx 'kv_memory = 77M' /etc/attnd/attnd.conf # settings stay until they are purged
 apt-get purge -y -qq attnd attnd-tools libattn0 libattn-dev python3-attnd
-! test -e /etc/attnd/attnd.conf
-! command -v attnd
+not test -e /etc/attnd
 EOF
 fi
 if [[ $parts == *quickstart* ]]; then
@@ -85,18 +92,36 @@ apt-get update -qq
 cd /attnd
 scripts/quickstart </dev/null | tee /tmp/quick
 grep -q 'attnd left with exit code 0' /tmp/quick
-! grep -q $'\r' /tmp/quick
+not grep -q $'\r' /tmp/quick
 [ "$(wc -l </tmp/quick)" -le 100 ] # quiet off a terminal
 EOF
 fi
-if [[ $parts == *venv* ]]; then
-  bare "the tutorial's virtual environment" <<'EOF'
+if [[ $parts == *tutorial* ]]; then
+  bare "the tutorial, word for word, in its virtual environment and out of it" <<'EOF'
 cd /attnd
 [ -x build/bin/attnd ]
-apt-get install -y -qq --no-install-recommends python3-venv
-sed -n '/^## 1\./,/^## 2\./s/^    \(.*venv.*\)/\1/p' docs/tutorial.md | sed 's/ *#.*//' >/tmp/steps
-[ "$(wc -l </tmp/steps)" -ge 2 ]
-. /tmp/steps
+python3 - <<'PAGE'
+import re
+shell, program, expected, is_skipped = ["set -e\n"], "", "", False
+page = open("docs/tutorial.md").read()
+# fenced blocks, and the commands that are indented
+for kind, block, command in re.findall(r"^```([a-z ]+)\n(.*?)^```$|^    (\S.*?\n)", page, re.M | re.S):
+    if kind == "python":
+        program += block
+    elif kind == "text" and not is_skipped:
+        expected += block
+    elif kind == "sh" and program:
+        shell += ["venv/bin/python /tmp/page.py >/tmp/said.venv\n", "python3 /tmp/page.py >/tmp/said.path\n", block]
+    elif kind == "sh" or command:
+        shell.append(block + command)
+    is_skipped = kind == "python torch"  # torch is not installed here
+for path, text in ("/tmp/page.sh", "".join(shell)), ("/tmp/page.py", program), ("/tmp/expected", expected):
+    open(path, "w").write(text)
+PAGE
+grep -q 'pip install' /tmp/page.sh
+bash -x /tmp/page.sh
+diff /tmp/expected /tmp/said.venv
+diff /tmp/expected /tmp/said.path
 cd /
 /attnd/venv/bin/python -c '
 import attnd

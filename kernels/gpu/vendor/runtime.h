@@ -32,6 +32,7 @@ struct runtime_device {
     bool has_matrix_units; /* 16-bit products with 32-bit sums, as attend_matrix.cuh wants them */
     uint64_t l2_bytes;
     uint64_t total_bytes, free_bytes;
+    uint64_t memory_bytes_per_s; /* by the memory's clock and width; 0: the driver does not say */
 };
 
 const char *runtime_last_error(void); /* never NULL */

@@ -183,6 +183,10 @@ int runtime_device_open(int index, struct runtime_device *out)
     out->l2_bytes = (uint64_t)prop.l2CacheSize;
     out->free_bytes = free_bytes;
     out->total_bytes = total_bytes;
+    int khz = 0, bits = 0; /* two transfers in a period of the clock */
+    if (cudaDeviceGetAttribute(&khz, cudaDevAttrMemoryClockRate, index) == cudaSuccess &&
+        cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, index) == cudaSuccess)
+        out->memory_bytes_per_s = 2ull * (uint64_t)khz * 1000 * (uint64_t)bits / 8;
     return 0;
 }
 

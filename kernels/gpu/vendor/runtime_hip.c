@@ -113,6 +113,8 @@ int runtime_device_open(int index, struct runtime_device *out)
     out->l2_bytes = (uint64_t)prop.l2CacheSize;
     out->free_bytes = free_bytes;
     out->total_bytes = total_bytes;
+    out->memory_bytes_per_s = /* two transfers in a period of the clock */
+        2ull * (uint64_t)prop.memoryClockRate * 1000 * (uint64_t)prop.memoryBusWidth / 8;
     return 0;
 }
 
