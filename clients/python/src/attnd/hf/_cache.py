@@ -29,8 +29,8 @@ _CROSS_ATTENTION = ("is_updated", "self_attention_cache", "cross_attention_cache
 class Cache(Closing, _TransformersCache, NotPicklable):
     """The KV cache of one batch, in the daemon; row i of the batch is `rows[i]`, a sequence of each pool.
 
-    Made by Worker.cache(), given to the model as past_key_values. Left padding is not stored: row i
-    has pads[i] columns before its first token. close() forgets the sequences.
+    Made by Worker.cache(), given to the model as past_key_values (transformers 5.24: cache). Left padding
+    is not stored: row i has pads[i] columns before its first token. close() forgets the sequences.
     """
 
     def __init__(self, worker: Worker):
