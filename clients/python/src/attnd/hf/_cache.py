@@ -89,6 +89,12 @@ class Cache(Closing, _TransformersCache, NotPicklable):
         return False
 
     @property
+    def is_linear(self) -> list[bool]:
+        """Of each layer, whether it keeps states alone. Where none attends, generate() gives all tokens
+        of its prompt to a pass, also those that a cache has."""
+        return list(super().is_linear) if self.states.layers else [False] * len(self)
+
+    @property
     def is_croppable(self) -> bool:
         return not self.states.layers
 

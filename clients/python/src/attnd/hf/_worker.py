@@ -77,8 +77,10 @@ def _windows_of_caches(config: Any, seen: dict[int, Seen]) -> dict[int, int]:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * (max(seen) + 1)
     return {
         layer: window
-        for layer, s in seen.items()
-        if kinds[layer] == "sliding_attention" and not 0 < s.window <= window
+        for layer, s in seen.items()  # behind the config's there are those of layers that loop
+        if layer < len(kinds)
+        and kinds[layer] == "sliding_attention"
+        and not 0 < s.window <= window
     }
 
 
