@@ -465,6 +465,6 @@ static bool gpu_is_capturing(lane_memory *m, void *stream)
 
 extern "C" __attribute__((visibility("default"))) const lane_memory_ops attn_lane_cuda;
 const lane_memory_ops attn_lane_cuda = {
-    ABI,          gpu_open,    gpu_close,   gpu_region_make, gpu_region_map,
+    ABI,          gpu_open,    gpu_close,   gpu_region_make,  gpu_region_map,
     gpu_page_map, gpu_restart, gpu_enqueue, gpu_is_capturing,
 };

@@ -1,5 +1,5 @@
-/* lane_cut.c: a plan whose layers are larger than the lane's regions, or than the daemon's tokens of
- * one step: each layer goes in pieces, one behind the other on its stream.
+/* lane_cut.c: a plan whose layers are larger than the lane's regions, or than the daemon's tokens
+ * of one step: each layer goes in pieces, one behind the other on its stream.
  *
  * A piece has items of its own and so a plan of its own, which attn_lane_enqueue sends as it comes
  * to it; attn_lane_plan has sent the first one, so that what is wrong is told there. The daemon

@@ -238,7 +238,7 @@ static void what_cannot_be_is_refused_by_name(void **state)
 
 /* ---- plans that are larger than a step or a region ---- */
 
-/* Prompts of all sequences, far longer than a step of the daemon's may be (engine.max_step_tokens). */
+/* Prompts of all sequences, longer than a step may be (engine.max_step_tokens). */
 static void prompts_larger_than_a_step_are_those_of_steps(void **state)
 {
     (void)state;
