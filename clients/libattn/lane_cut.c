@@ -156,7 +156,7 @@ static attn_status check_step(const struct lane_cut *cut, const attn_pool *p,
     const struct attn_plan *a = &cut->plan;
     if (p != cut->pool || s->n_tokens != cut->n_tokens)
         return error_set(ATTN_EINVAL,
-                         "n_tokens is %u, of the pool that was planned or another: "
+                         "n_tokens is %u, or the pool is another: "
                          "the plan is of %u",
                          s->n_tokens, cut->n_tokens);
     if ((s->q != NULL) != (a->is_attend != 0) || (s->k != NULL) != (a->is_append != 0) ||
