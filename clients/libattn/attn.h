@@ -522,13 +522,18 @@ ATTN_API attn_status attn_step_wait(attn_client *c, attn_ticket ticket,
  * Failures  A layer that fails, or whose wait ends (timeout, the daemon hung up), leaves NaN in its
  *           output; the layers behind it do nothing, theirs are NaN, too. attn_lane_check and
  *           attn_lane_plan tell. After ATTN_ECONN the lane is over: close it, open another.
+ * Sizes     A plan of more tokens than the regions or one step hold is cut: attn_lane_enqueue sends
+ *           the plan of each piece as it comes to it, and waits where the daemon has four that are
+ *           not finished. Items are cut in the order of their positions, but for layers with
+ *           is_full. Such a layer needs `out` and can't be captured; its arrays are borrowed until
+ *           it is finished; it is planned when the layers before it are enqueued.
  * Threads   one at a time on a lane; the client may be used by others meanwhile. */
 typedef struct attn_lane attn_lane;
 
 struct attn_lane_options {
     uint32_t struct_size;
     uint32_t reserved;
-    /* of q, k and v of one layer, and of its output, at most; 0: 16 MiB. Rounded up to 2 MiB */
+    /* of q, k and v of one layer or piece, and of its output; 0: 16 MiB. Rounded up to 2 MiB */
     uint64_t in_bytes, out_bytes;
     uint64_t wait_us; /* a layer waits so long for the daemon; 0: the client's timeout */
 };

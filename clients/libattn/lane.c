@@ -102,6 +102,21 @@ static attn_status restart(attn_lane *l)
     return ATTN_OK;
 }
 
+attn_status lane_plan_send(attn_lane *l, const attn_pool *p, const struct attn_plan *a,
+                           bool is_patient)
+{
+    const struct client_bulk nothing = {0};
+    struct plan_message *m = plan_build(l, p, a);
+    if (m == NULL)
+        return error_set(ATTN_ENOMEM, "no memory for a plan of %u items", a->n_items);
+    attn_status st = client_call_bulk(l->client, &m->request, is_patient ? &nothing : NULL,
+                                      a->timeout_us, NULL, NULL);
+    if (st == ATTN_OK)
+        l->next_bell += a->n_layers;
+    free(m);
+    return st;
+}
+
 attn_status attn_lane_plan(attn_lane *l, attn_pool *p, const struct attn_plan *a)
 {
     if (l == NULL || p == NULL || a == NULL || a->struct_size != sizeof *a)
@@ -116,20 +131,18 @@ attn_status attn_lane_plan(attn_lane *l, attn_pool *p, const struct attn_plan *a
         st = error_set(ATTN_EINVAL, "n_layers %u: at most %u", a->n_layers, WIRE_MAX_LAYERS);
     if (st != ATTN_OK)
         return st;
+    if (a->is_restart)
+        lane_cut_end(l);
     if (a->is_restart && !atomic_load(&l->is_hung_up))
         st = restart(l);
     if (st == ATTN_OK)
         st = attn_lane_check(l);
-    if (st != ATTN_OK)
-        return st;
-    struct plan_message *m = plan_build(l, p, a);
-    if (m == NULL)
-        return error_set(ATTN_ENOMEM, "no memory for a plan of %u items", a->n_items);
-    st = client_call(l->client, &m->request, a->timeout_us, NULL, NULL);
+    if (st == ATTN_OK && l->cut != NULL)
+        st = error_set(ATTN_EINVAL, "layers of a plan in pieces are not enqueued (is_restart "
+                                    "forgets them)");
     if (st == ATTN_OK)
-        l->next_bell += a->n_layers;
-    free(m);
-    return st;
+        st = lane_cut_begin(l, p, a);
+    return st != ATTN_OK || l->cut != NULL ? st : lane_plan_send(l, p, a, false);
 }
 
 /* ---- layers ---- */
@@ -156,12 +169,18 @@ static attn_status layout_of(const attn_pool *p, const struct attn_lane_step *s,
 attn_status attn_lane_enqueue(attn_lane *l, const attn_pool *p, void *stream,
                               const struct attn_lane_step *s)
 {
-    struct wire_step_layout at;
     if (l == NULL || p == NULL || s == NULL || s->struct_size != sizeof *s)
         return error_set(ATTN_EINVAL, "lane, pool or step is NULL, or attn_lane_step.struct_size "
                                       "is another library's");
     if ((s->k == NULL) != (s->v == NULL) || (s->lse != NULL && s->q == NULL))
         return error_set(ATTN_EINVAL, "k without v, or lse without q");
+    return l->cut != NULL ? lane_cut_enqueue(l, p, stream, s) : lane_enqueue_whole(l, p, stream, s);
+}
+
+attn_status lane_enqueue_whole(attn_lane *l, const attn_pool *p, void *stream,
+                               const struct attn_lane_step *s)
+{
+    struct wire_step_layout at;
     attn_status st = layout_of(p, s, &at);
     if (st != ATTN_OK)
         return st;

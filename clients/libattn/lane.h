@@ -3,6 +3,7 @@
  *
  *   lane_open.c   the handshake, the watcher thread, closing
  *   lane.c        plans, layers, how they ended
+ *   lane_cut.c    layers that are larger than the regions, in pieces
  */
 #ifndef ATTN_LANE_H
 #define ATTN_LANE_H
@@ -31,7 +32,7 @@ struct lane_layer {
 
 /* What module exports under LANE_CUDA_SYMBOL; changes with LANE_CUDA_ABI. */
 #define LANE_CUDA_SYMBOL "attn_lane_cuda"
-#define LANE_CUDA_ABI 1
+#define LANE_CUDA_ABI 2
 
 /* Unless said otherwise: one thread at a time; 0 or a status, and why says what was not to be
  * had. */
@@ -57,6 +58,8 @@ struct lane_memory_ops {
     attn_status (*restart)(struct lane_memory *m, uint32_t count, char *why, size_t why_bytes);
     attn_status (*enqueue)(struct lane_memory *m, void *stream, const struct lane_layer *l,
                            char *why, size_t why_bytes);
+    /* Is what is enqueued there kept for later instead? */
+    bool (*is_capturing)(struct lane_memory *m, void *stream);
 };
 
 extern const struct lane_memory_ops lane_host_ops;
@@ -70,6 +73,7 @@ struct attn_lane {
     uint8_t *in, *out; /* regions, as the memory has them */
     bool is_host;
     uint32_t next_bell; /* behind what is planned */
+    struct lane_cut *cut; /* a plan in pieces, not all of whose layers are enqueued; or NULL */
     int socket, wake_fd;
     pthread_t watcher;
     bool has_watcher;
@@ -89,5 +93,25 @@ static inline bool lane_is_answered(const struct lane_page *page, const uint32_t
         return false;
     return true;
 }
+
+/* lane.c */
+
+/* Sends a plan as it is. is_patient: where four are not finished, when one is. */
+attn_status lane_plan_send(struct attn_lane *l, const attn_pool *p, const struct attn_plan *a,
+                           bool is_patient);
+/* A layer that fits the regions. */
+attn_status lane_enqueue_whole(struct attn_lane *l, const attn_pool *p, void *stream,
+                               const struct attn_lane_step *s);
+
+/* lane_cut.c */
+
+/* Sets l->cut, and sends the plan of the first piece, if the plan's layers don't fit; p is used
+ * until the last of them is enqueued. */
+attn_status lane_cut_begin(struct attn_lane *l, const attn_pool *p, const struct attn_plan *a);
+/* The next layer of l->cut; the last one ends it. */
+attn_status lane_cut_enqueue(struct attn_lane *l, const attn_pool *p, void *stream,
+                             const struct attn_lane_step *s);
+/* Forgets l->cut; NULL is fine. */
+void lane_cut_end(struct attn_lane *l);
 
 #endif

@@ -45,6 +45,7 @@ struct lane_memory_ops {
     attn_status (*page_map)(lane_memory *, void *, void **, char *, size_t);
     attn_status (*restart)(lane_memory *, uint32_t, char *, size_t);
     attn_status (*enqueue)(lane_memory *, void *, const lane_layer *, char *, size_t);
+    bool (*is_capturing)(lane_memory *, void *);
 };
 
 namespace
@@ -52,7 +53,7 @@ namespace
 
 /* Offsets in the page (lane_words.h). */
 enum { BELL = 0, VERDICT = 64, STOP = 128, FAULT = 132, PAGE_BYTES = 4096 };
-enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 1 };
+enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 2 };
 
 /* Between the layers of a stream. */
 struct state {
@@ -432,6 +433,9 @@ static attn_status gpu_enqueue(lane_memory *m, void *stream, const lane_layer *l
         p.in[i] = l->in[i];
         bytes += l->in[i].bytes;
     }
+    if ((uintptr_t)l->out[0].to % 16 || (uintptr_t)l->out[1].to % 16)
+        return fail(ATTN_EINVAL, "out and lse begin at multiples of 16",
+                    (int)cudaErrorMisalignedAddress, why, why_bytes);
     p.poison = (uint4 *)l->poison;
     p.poison_bytes = l->poison_bytes;
     p.page = (char *)l->page;
@@ -451,8 +455,16 @@ static attn_status gpu_enqueue(lane_memory *m, void *stream, const lane_layer *l
     return code ? fail(ATTN_EDEVICE, "launching a layer", code, why, why_bytes) : ATTN_OK;
 }
 
+static bool gpu_is_capturing(lane_memory *m, void *stream)
+{
+    on_device here(m->device);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing((cudaStream_t)stream, &status) == cudaSuccess &&
+           status != cudaStreamCaptureStatusNone;
+}
+
 extern "C" __attribute__((visibility("default"))) const lane_memory_ops attn_lane_cuda;
 const lane_memory_ops attn_lane_cuda = {
-    ABI,          gpu_open,    gpu_close,   gpu_region_make, gpu_region_map,
-    gpu_page_map, gpu_restart, gpu_enqueue,
+    ABI,          gpu_open,    gpu_close,   gpu_region_make,  gpu_region_map,
+    gpu_page_map, gpu_restart, gpu_enqueue, gpu_is_capturing,
 };

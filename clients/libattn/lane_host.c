@@ -137,6 +137,12 @@ static attn_status host_enqueue(struct lane_memory *m, void *stream, const struc
     return ATTN_OK;
 }
 
+static bool host_is_capturing(struct lane_memory *m, void *stream)
+{
+    (void)m, (void)stream;
+    return false;
+}
+
 const struct lane_memory_ops lane_host_ops = {
     .abi = LANE_CUDA_ABI,
     .open = host_open,
@@ -146,4 +152,5 @@ const struct lane_memory_ops lane_host_ops = {
     .page_map = host_page_map,
     .restart = host_restart,
     .enqueue = host_enqueue,
+    .is_capturing = host_is_capturing,
 };

@@ -203,6 +203,7 @@ static void undo(struct attn_lane *l)
         (void)is_written; /* an eventfd that is not full takes it */
         pthread_join(l->watcher, NULL);
     }
+    lane_cut_end(l);
     if (l->memory != NULL)
         l->ops->close(l->memory);
     if (l->page != NULL)

@@ -128,6 +128,8 @@ void request_leave_locked(struct attn_client *c);
 attn_status step_build(struct client_request *r, uint64_t timeout_us, void **out_message);
 /* Tells item_status that the step failed as a whole. */
 void step_fail(struct client_request *r);
+/* A layer without causal order: a query sees the whole item, so no part of one stands alone. */
+bool step_sees_all(const struct attn_pool_spec *spec, uint32_t layer);
 /* Starts a piece of the parent's step, within its deadline. */
 attn_status step_start_piece(struct attn_pool *p, const struct attn_step *s,
                              const struct client_request *parent, attn_step_cb cb, void *user);

@@ -198,8 +198,7 @@ struct step_size {
     bool is_whole; /* items may not be cut */
 };
 
-/* A layer without causal order: a query sees the whole item, so no part of one stands alone. */
-static bool sees_all(const struct attn_pool_spec *spec, uint32_t layer)
+bool step_sees_all(const struct attn_pool_spec *spec, uint32_t layer)
 {
     if (spec->n_layers == 0 || (spec->n_layers > 1 && layer >= spec->n_layers))
         return false;
@@ -215,7 +214,7 @@ static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s
     uint64_t head = STEP_HEAD_BYTES + (uint64_t)s->n_items * STEP_HEAD_ITEM_BYTES;
     uint64_t reply_head = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items;
     z->max_tokens = UINT32_MAX;
-    z->is_whole = (step_flags(s) & WIRE_STEP_ATTEND) != 0 && sees_all(&p->spec, s->layer);
+    z->is_whole = (step_flags(s) & WIRE_STEP_ATTEND) != 0 && step_sees_all(&p->spec, s->layer);
     if (l->n_tokens <= info->max_step_tokens && head + l->request_bytes <= most &&
         reply_head + l->reply_bytes <= most)
         return ATTN_OK;

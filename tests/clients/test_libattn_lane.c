@@ -236,6 +236,154 @@ static void what_cannot_be_is_refused_by_name(void **state)
     close_worker(w);
 }
 
+/* ---- plans that are larger than a step or a region ---- */
+
+/* Prompts of all sequences, longer than a step may be (engine.max_step_tokens). */
+static void prompts_larger_than_a_step_are_those_of_steps(void **state)
+{
+    (void)state;
+    struct worker *w = open_worker(600, 0);
+    for (int round = 0; round < 20; round++) {
+        struct attn_item items[SEQS];
+        uint32_t n_tokens = 0, layers[LAYERS] = {2, 0, 3, 1};
+        bool has_lse = random_to(2);
+        for (uint32_t i = 0; i < SEQS; i++) {
+            uint32_t more = 1 + random_to(MAX_TOKENS / SEQS);
+            items[i] = (struct attn_item){.seq = w->by_lane[i], .pos = w->len[i], .n_tokens = more};
+            w->len[i] += more;
+            n_tokens += more;
+        }
+        struct attn_plan p = plan_of(items, SEQS);
+        p.layers = layers;
+        p.has_lse = has_lse;
+        well(attn_lane_plan(w->lane, w->pool, &p));
+        for (uint32_t k = 0; k < LAYERS; k++) {
+            fill(w);
+            struct attn_lane_step s = step_of(w, n_tokens, has_lse);
+            well(attn_lane_enqueue(w->lane, w->pool, NULL, &s));
+            check_layer(w, layers[k], items, SEQS, n_tokens, has_lse);
+        }
+        well(attn_lane_check(w->lane));
+    }
+    close_worker(w);
+}
+
+/* One layer of rows so wide that few fit a region of 2 MiB. */
+static void a_prompt_larger_than_a_region_is_that_of_steps(void **state)
+{
+    (void)state;
+    enum { TOKENS = 150, WIDE_HEADS = 32, WIDE_DIM = 256 };
+    struct worker *w = open_worker(700, 0);
+    const struct attn_lane_options o = {.struct_size = sizeof o, .in_bytes = 1, .out_bytes = 1};
+    const struct attn_pool_spec spec = {.struct_size = sizeof spec,
+                                        .layer_struct_size = sizeof(struct attn_layer),
+                                        .name = "wide",
+                                        .num_layers = 1,
+                                        .num_q_heads = WIDE_HEADS,
+                                        .num_kv_heads = 1,
+                                        .head_dim_k = WIDE_DIM,
+                                        .n_blocks = 40,
+                                        .is_batch_invariant = 1,
+                                        .q_dtype = ATTN_F32};
+    const size_t n_q = (size_t)TOKENS * WIDE_HEADS * WIDE_DIM, n_k = (size_t)TOKENS * WIDE_DIM;
+    float *q = malloc(3 * n_q * sizeof *q), *k = malloc(2 * n_k * sizeof *k);
+    assert_true(q != NULL && k != NULL);
+    float *out = q + n_q, *want = out + n_q, *v = k + n_k;
+    attn_pool *pool;
+    struct attn_seq seqs[2];
+    attn_lane_close(w->lane);
+    well(attn_lane_open(w->client, NULL, &o, &w->lane));
+    well(attn_pool_create(w->client, &spec, 0, &pool));
+    for (int i = 0; i < 2; i++)
+        well(attn_seq_open(pool, 710 + i, 0, &seqs[i]));
+    for (size_t i = 0; i < n_q; i++)
+        q[i] = number();
+    for (size_t i = 0; i < 2 * n_k; i++)
+        k[i] = number();
+    memset(out, 0xff, 2 * n_q * sizeof *out);
+
+    struct attn_item it = {.seq = seqs[0], .n_tokens = TOKENS};
+    struct attn_plan p = plan_of(&it, 1);
+    p.n_layers = 1;
+    struct attn_lane_step l = {.struct_size = sizeof l, .n_tokens = TOKENS, .q = q, .k = k, .v = v};
+    well(attn_lane_plan(w->lane, pool, &p));
+    says(attn_lane_enqueue(w->lane, pool, NULL, &l), ATTN_EINVAL, "out is NULL: 150 tokens");
+    l.out = out;
+    well(attn_lane_enqueue(w->lane, pool, NULL, &l));
+    it.seq = seqs[1];
+    const struct attn_step s = {
+        .struct_size = sizeof s, .n_items = 1, .items = &it, .q = q, .k = k, .v = v, .out = want};
+    well(attn_step(pool, &s, NULL));
+    assert_memory_equal(out, want, n_q * sizeof *out);
+    assert_false(isnan(want[n_q - 1]));
+    well(attn_lane_check(w->lane));
+    attn_pool_close(pool);
+    free(q);
+    free(k);
+    close_worker(w);
+}
+
+static void what_is_wrong_with_a_plan_in_pieces_is_told_by_name(void **state)
+{
+    (void)state;
+    struct worker *w = open_worker(800, 0);
+    struct attn_item it = token(w);
+    it.n_tokens = MAX_TOKENS;
+    struct attn_plan p = plan_of(&it, 1);
+    struct attn_lane_step s = step_of(w, MAX_TOKENS, false);
+    it.pos = 3;
+    says(attn_lane_plan(w->lane, w->pool, &p), ATTN_EINVAL, "pos is 3, layer 0 has 0 tokens");
+    it.pos = 0;
+    well(attn_lane_plan(w->lane, w->pool, &p));
+    says(attn_lane_plan(w->lane, w->pool, &p), ATTN_EINVAL, "in pieces are not enqueued");
+    s.n_tokens--;
+    says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_EINVAL, "the plan is of 40");
+    s.n_tokens++;
+    s.q = NULL;
+    says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_EINVAL, "not those of the plan");
+    s.q = w->q;
+    p.is_restart = 1; /* forgets it, and the bells are right */
+    well(attn_lane_plan(w->lane, w->pool, &p));
+    for (uint32_t k = 0; k < LAYERS; k++) {
+        fill(w);
+        well(attn_lane_enqueue(w->lane, w->pool, NULL, &s));
+        check_layer(w, k, &it, 1, MAX_TOKENS, false);
+    }
+    close_worker(w);
+}
+
+/* The sequence is another's from the second piece on. */
+static void a_piece_that_fails_leaves_nan_from_there_on(void **state)
+{
+    (void)state;
+    struct worker *w = open_worker(900, 0);
+    struct attn_item it = token(w);
+    it.n_tokens = MAX_TOKENS;
+    struct attn_plan p = plan_of(&it, 1);
+    struct attn_lane_step s = step_of(w, MAX_TOKENS, false);
+    well(attn_lane_plan(w->lane, w->pool, &p));
+    fill(w);
+    well(attn_lane_enqueue(w->lane, w->pool, NULL, &s));
+    check_layer(w, 0, &it, 1, MAX_TOKENS, false);
+    well(attn_seq_truncate(w->pool, &w->by_lane[0], 0, 0)); /* another epoch than planned */
+    for (int k = 1; k < LAYERS; k++) {
+        memset(w->out, 0, sizeof w->out);
+        says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_ESTALE, "epoch is 1");
+        for (int i = 0; i < MAX_TOKENS * HEADS * DIM; i++)
+            assert_true(isnan(w->out[0][i]));
+    }
+    it.seq = w->by_lane[0];
+    p.is_restart = 1;
+    well(attn_lane_plan(w->lane, w->pool, &p));
+    well(attn_seq_truncate(w->pool, &w->by_steps[0], 0, 0));
+    for (uint32_t k = 0; k < LAYERS; k++) {
+        fill(w);
+        well(attn_lane_enqueue(w->lane, w->pool, NULL, &s));
+        check_layer(w, k, &it, 1, MAX_TOKENS, false);
+    }
+    close_worker(w);
+}
+
 static void a_layer_that_fails_leaves_nan_and_so_do_those_behind_it(void **state)
 {
     (void)state;
@@ -322,6 +470,13 @@ static int start(void **state)
     return 0;
 }
 
+static int start_with_small_steps(void **state)
+{
+    (void)state;
+    e2e_start(&d, (const char *[]){"--engine.max_step_tokens", "7", NULL});
+    return 0;
+}
+
 static int stop(void **state)
 {
     (void)state;
@@ -336,7 +491,14 @@ int main(void)
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
         cmocka_unit_test(a_layer_that_fails_leaves_nan_and_so_do_those_behind_it),
         cmocka_unit_test(a_daemon_that_does_not_answer_is_not_waited_for_for_ever),
+        cmocka_unit_test(a_prompt_larger_than_a_region_is_that_of_steps),
         cmocka_unit_test(a_layer_that_waits_is_released_when_the_daemon_dies),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    const struct CMUnitTest small[] = {
+        cmocka_unit_test(prompts_larger_than_a_step_are_those_of_steps),
+        cmocka_unit_test(what_is_wrong_with_a_plan_in_pieces_is_told_by_name),
+        cmocka_unit_test(a_piece_that_fails_leaves_nan_from_there_on),
+    };
+    int n_failed = cmocka_run_group_tests(tests, start, stop);
+    return n_failed + cmocka_run_group_tests(small, start_with_small_steps, stop);
 }

@@ -29,6 +29,9 @@ if str(PACKAGE / "src") not in sys.path:
 
 import attnd  # noqa: E402
 
+# a shell has what it runs in the background ignore it, and so would what tests start
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 class Daemon(attnd.Daemon):
     """An attnd that tests may freeze and kill."""

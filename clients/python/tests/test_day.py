@@ -1,7 +1,8 @@
 """A day of a worker's life in compressed time: long idle times and daemons that are restarted.
 
 A day has 2880 leases of 30 seconds. Here a lease has 50 ms, and forty workers live at once. That leases
-pass meanwhile is seen by workers that died: their sessions end.
+pass meanwhile is seen by workers that died: their sessions end. A machine that is too busy to keep forty
+sessions so often is given more time: the day begins again with longer leases.
 """
 
 import contextlib
@@ -14,10 +15,11 @@ from reference import attention, random
 
 import attnd
 
-LEASE = 0.05
+LEASES = (0.05, 0.2, 0.8)
 N_WORKERS, N_HOURS = 40, 24
 LEASES_PER_HOUR = 120 // N_WORKERS
 RESTART_HOURS = (3, 4, 10, 17, 23)
+MOST_LOST = N_WORKERS * (N_HOURS - len(RESTART_HOURS)) // 20
 SPEC = attnd.PoolSpec("day", 1, 2, 1, 32, n_blocks=4 * N_WORKERS)
 
 
@@ -57,7 +59,7 @@ def leases_expired(url):
             return client.stats()["leases_expired_total"]
 
 
-def wait_for_a_lease(url):
+def wait_for_a_lease(url, lease):
     """Until the daemon has ended the session of a worker that dies now."""
     before = leases_expired(url)
     pid = os.fork()
@@ -70,29 +72,35 @@ def wait_for_a_lease(url):
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
     while leases_expired(url) == before:
-        time.sleep(LEASE / 2)
+        time.sleep(lease / 2)
 
 
-def test_workers_live_through_a_day():
+def sessions_lost_in_a_day(lease):
+    """That ended though their workers lived; the day ends early where they are too many."""
     n_restarts = n_expired = 0
-    with Daemon(**{"engine.lease": f"{LEASE * 1000:.0f}ms"}) as daemon:
+    with Daemon(**{"engine.lease": f"{lease * 1000:.0f}ms"}) as daemon:
         workers = [Worker(daemon.url, seed) for seed in range(N_WORKERS)]
         for w in workers:
             w.work()
         for hour in range(N_HOURS):
             for _ in range(LEASES_PER_HOUR):
-                wait_for_a_lease(daemon.url)
+                wait_for_a_lease(daemon.url, lease)
             if hour in RESTART_HOURS:
                 n_expired += leases_expired(daemon.url)
                 daemon.restart()
                 n_restarts += 1
             for w in workers:
                 w.work()
+            if sum(w.n_gone for w in workers) - N_WORKERS * n_restarts > MOST_LOST:
+                break
         n_expired += leases_expired(daemon.url)
         for w in workers:
             assert w.n_gone >= n_restarts
             w.client.close()
-    # On a busy machine a lease this short may end all the same; else nobody loses a thing.
     n_lost = sum(w.n_gone for w in workers) - N_WORKERS * n_restarts
     assert n_lost <= n_expired
-    assert n_lost < N_WORKERS * (N_HOURS - n_restarts) // 2  # idle sessions are kept alive
+    return n_lost
+
+
+def test_workers_live_through_a_day():
+    assert any(sessions_lost_in_a_day(lease) <= MOST_LOST for lease in LEASES)

@@ -182,6 +182,23 @@ def test_prompts_go_over_a_lane_in_chunks(build, attach):
     assert worker.spent.n_steps == 0 and worker.layers.is_used
 
 
+def test_prompts_larger_than_a_lane_go_over_it_in_pieces(attach, client, monkeypatch):
+    """Once as a chunk that is too large for the lane's 2 MiB, which hold 2047 tokens, once in several."""
+    model = make(llama)
+    lengths = [290] * 8  # 2320 tokens of 1 KiB
+    inputs = prompts(model, lengths)
+    want = model.generate(**inputs, **{**GREEDY, "max_new_tokens": 3})
+    open_lane = client.open_lane
+    monkeypatch.setattr(client, "open_lane", lambda: open_lane(in_bytes=1, out_bytes=1))
+    worker = attach(model, lane=True)
+    assert worker.max_tokens > sum(lengths)
+    for max_tokens in (worker.max_tokens, 2100):
+        worker.max_tokens = max_tokens
+        got = worker.generate(**inputs, **{**GREEDY, "max_new_tokens": 3})
+        assert torch.equal(got, want)
+    assert worker.spent.n_steps == 0 and worker.layers.is_used
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_models_stay_near_eager_attention(dtype, attach):
     model = make(llama, dtype)

@@ -9,6 +9,7 @@ import torch  # noqa: E402
 
 import attnd  # noqa: E402
 from attnd.hf import _graphs  # noqa: E402
+from attnd.hf._named import VERSION  # noqa: E402
 from hf_models import GREEDY, gemma2, gpt_oss, llama, make, prompts, qwen3  # noqa: E402
 
 
@@ -42,7 +43,12 @@ def again(count):
         def replay(self):
             (cache,) = count.worker._caches
             with cache.recorded(), count.worker.layers.recorded():
-                return self.run(cache)
+                try:
+                    return self.run(cache)
+                except attnd.UnsupportedError as e:
+                    if VERSION < (5, 20) and "a mask of queries" in e.message:
+                        pytest.skip("transformers 5.0 makes masks by position, of a step that has been")
+                    raise
 
         @staticmethod
         def check(model):

@@ -13,6 +13,7 @@ from hf_models import GREEDY, SIZES, gpt_oss, llama, make, prompts, qwen3  # noq
 
 import attnd  # noqa: E402
 import attnd.hf  # noqa: E402
+from attnd.hf._named import CACHE  # noqa: E402
 
 OTHERS = ["eager", "sdpa"]  # attentions a model may be set to
 
@@ -253,7 +254,7 @@ def test_an_exception_between_update_and_attention_does_not_reach_the_next_model
 
     with worker.cache() as cache, torch.no_grad():
         forward = attention.forward
-        attention.forward = lambda *a, **k: forward(*a, **{**k, "past_key_values": FailingCache()})
+        attention.forward = lambda *a, **k: forward(*a, **{**k, CACHE: FailingCache()})
         with pytest.raises(Planted):
             model(**inputs, past_key_values=cache)
         attention.forward = forward

@@ -10,6 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
 
 import torch  # noqa: E402
+import transformers as tf  # noqa: E402
 from hf_models import GREEDY, MODELS, llama, make  # noqa: E402
 
 import attnd  # noqa: E402
@@ -168,6 +169,10 @@ def test_passes_of_more_than_ids_are_whole_and_not_shared(shared):
     torch.testing.assert_close(last[:, -1], logits[:, -1], atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(
+    tf.__version__.startswith("5.0."),
+    reason="transformers 5.0 counts a column too many behind prefill_chunk_size, which is refused",
+)
 def test_chunks_of_a_prompt_and_copies_of_a_cache_are_shared(shared):
     model = make(llama, seed=106)
     worker = shared(model)

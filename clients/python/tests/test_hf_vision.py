@@ -56,8 +56,8 @@ def llama4_with_images():
 
 @pytest.mark.parametrize("build", [llava, llama4_with_images], ids=lambda f: f.__name__)
 def test_text_with_images_is_that_of_the_models_own_attention(build, attach):
-    if build is llama4_with_images and int(tf.__version__.split(".")[1]) < 20:
-        pytest.skip("Llama 4 of transformers 5.0 fails over images by itself")
+    if build is llama4_with_images and not 20 <= int(tf.__version__.split(".")[1]) < 24:
+        pytest.skip("Llama 4 of transformers 5.0 and 5.24 fails over images by itself")
     model = make(build)
     model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
     g = torch.Generator().manual_seed(4)

@@ -55,6 +55,23 @@ def test_layers_of_a_lane_are_those_of_steps(pool, lane):
         lane.check()
 
 
+def test_a_prompt_larger_than_the_lane_is_that_of_a_step(client):
+    spec = attnd.PoolSpec(
+        "wide", 2, 32, 1, 256, n_blocks=64, block_tokens=8, is_batch_invariant=True
+    )
+    pool, rng, n = client.create_pool(spec), np.random.default_rng(5), 140
+    with client.open_lane(in_bytes=1, out_bytes=1) as lane, pool.open() as a, pool.open() as b:
+        lane.plan(pool, [(a, 0, n)], lse=True)
+        for layer in range(2):
+            q, k, v = (rng.standard_normal((n, h, 256)).astype("f4") for h in (32, 1, 1))
+            assert q.nbytes > 2 * lane.in_bytes
+            out, lse = np.full_like(q, np.nan), np.full((n, 32), np.nan, "f4")
+            lane.enqueue(pool, n, *(x.ctypes.data for x in (q, k, v, out, lse)))
+            want = pool.step(layer, [(b, 0, n)], q, k, v, lse=True)
+            assert np.array_equal(out, want.out) and np.array_equal(lse, want.lse)
+        lane.check()
+
+
 def test_what_is_wrong_is_told(pool, lane, client):
     with pool.open() as a:
         with pytest.raises(attnd.InvalidArgumentError, match="pos is 3, layer 0 has 0 tokens"):

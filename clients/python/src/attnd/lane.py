@@ -24,7 +24,8 @@ class Lane(Closing, NotPicklable):
     in a CUDA graph. One thread at a time.
 
     is_host    the daemon computes on the CPU: addresses are the host's, enqueue() does the layer
-    in_bytes, out_bytes      of one layer's q, k and v, and of its out and lse, at most
+    in_bytes, out_bytes      of one layer's q, k and v, and of its out and lse; of a piece, where it has
+                             more
     in_address, out_address  where they lie: what is written there already is not copied
     """
 
@@ -61,6 +62,9 @@ class Lane(Closing, NotPicklable):
                     enqueued layer may be unfinished
         Waits for the daemon's answer, not for layers. Raises what step() would, before anything is
         computed; what check() would; OverloadedError: four plans are not finished.
+
+        Layers larger than the lane, or than a step may be, are cut by enqueue(), which then plans each
+        piece, waits where four are not finished, needs `out` and can't be captured.
         """
         if not isinstance(items, Items):
             items = Items(items)

@@ -7,6 +7,8 @@ graph, where one capture is replayed for every decode step.
         out = attention(q, k, v)           # [T, num_q_heads, head_dim_v], on the current stream
     ...
     attention.check()                      # after the stream was waited for
+
+A prompt of more tokens than the lane holds goes in pieces, and can't be captured.
 """
 
 from __future__ import annotations

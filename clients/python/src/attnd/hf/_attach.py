@@ -12,6 +12,7 @@ from ..errors import AttndError
 from ._calls import Probe
 from ._handed import refuse
 from ._minimax import cache_class
+from ._named import with_cache
 from ._pool import BLOCK_TOKENS, Pools, pool_specs
 from ._prefix import weights_digest
 from ._states import KINDS, States
@@ -39,7 +40,7 @@ def _probe(model: Any, config: Any) -> Probe:
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     try:
         with torch.no_grad():
-            model(input_ids=token, past_key_values=probe, use_cache=True)
+            model(input_ids=token, use_cache=True, **with_cache({}, probe))
     except AttndError:
         raise
     except Exception as e:

@@ -29,8 +29,8 @@ _CROSS_ATTENTION = ("is_updated", "self_attention_cache", "cross_attention_cache
 class Cache(Closing, _TransformersCache, NotPicklable):
     """The KV cache of one batch, in the daemon; row i of the batch is `rows[i]`, a sequence of each pool.
 
-    Made by Worker.cache(), given to the model as past_key_values. Left padding is not stored: row i
-    has pads[i] columns before its first token. close() forgets the sequences.
+    Made by Worker.cache(), given to the model as past_key_values (transformers 5.24: cache). Left padding
+    is not stored: row i has pads[i] columns before its first token. close() forgets the sequences.
     """
 
     def __init__(self, worker: Worker):
@@ -87,6 +87,12 @@ class Cache(Closing, _TransformersCache, NotPicklable):
     @property
     def is_compileable(self) -> bool:
         return False
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Of each layer, whether it keeps states alone. Where none attends, generate() gives all tokens
+        of its prompt to a pass, also those that a cache has."""
+        return list(super().is_linear) if self.states.layers else [False] * len(self)
 
     @property
     def is_croppable(self) -> bool:

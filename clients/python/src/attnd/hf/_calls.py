@@ -246,11 +246,17 @@ def _attend(
     Shapes  query [batch, num_q_heads, new tokens, head_dim_k], key and value of the new tokens
             alike; returns [batch, new tokens, num_q_heads, head_dim_v]
     """
-    paged = kwargs.pop("cache", None)
-    if paged is not None:  # continuous batching
-        if not hasattr(paged, "attend"):
-            raise refuse(f"continuous batching with a {type(paged).__name__}: not attnd's")
-        return paged.attend(module, query, key, value, attention_mask, dropout, kwargs), None
+    paged = kwargs.pop("cache", None)  # continuous batching, before transformers 5.24
+    if paged is not None and not hasattr(paged, "attend_packed"):
+        raise refuse(f"continuous batching with a {type(paged).__name__}: not attnd's")
+    if isinstance(key, Handed) and hasattr(key.update.cache, "attend_packed"):
+        paged = key.update.cache
+        if not (isinstance(value, Handed) and value.update is key.update):
+            raise refuse(f"layer {key.update.layer} attends with the values of another layer")
+        key, value = key.tensor, value.tensor
+    if paged is not None:
+        out = paged.attend_packed(module, query, key, value, attention_mask, dropout, kwargs)
+        return out, None
     if not (isinstance(key, Handed) and isinstance(value, Handed)):
         raise refuse(
             "attention without an attnd cache: pass past_key_values=worker.cache(), or use"

@@ -20,6 +20,7 @@ from transformers.utils.generic import ModelOutput
 
 from ._cache import Cache
 from ._handed import refuse
+from ._named import CACHE, with_cache
 
 if TYPE_CHECKING:
     from .._handle import Closing
@@ -69,7 +70,7 @@ def _tensors_of(kwargs: dict[str, Any]) -> dict[str, Any]:
     cache's length would have that captured."""
     given = {name: kwargs[name] for name in _COPIED if kwargs.get(name) is not None}
     if "position_ids" not in given:
-        ids, cache = kwargs["input_ids"], kwargs["past_key_values"]
+        ids, cache = kwargs["input_ids"], kwargs[CACHE]
         given["position_ids"] = torch.full(
             (1, 1), cache.get_seq_length(), dtype=torch.long, device=ids.device
         )
@@ -132,9 +133,7 @@ class Graphs:
 
     def _shape_of(self, kwargs: dict[str, Any]) -> Any:
         """What a step must have in common with the one that was captured; None: it is no such step."""
-        cache, ids, mask = (
-            kwargs.get(x) for x in ("past_key_values", "input_ids", "attention_mask")
-        )
+        cache, ids, mask = (kwargs.get(x) for x in (CACHE, "input_ids", "attention_mask"))
         if (
             torch.is_grad_enabled()
             or torch.is_autocast_enabled()
@@ -155,7 +154,7 @@ class Graphs:
         rest = {
             name: value
             for name, value in kwargs.items()
-            if name not in (*_COPIED, "past_key_values", "attention_mask") and value is not None
+            if name not in (*_COPIED, CACHE, "attention_mask") and value is not None
         }
         if not all(isinstance(value, (bool, int, str)) for value in rest.values()):
             return None
@@ -178,7 +177,7 @@ class Graphs:
 
     def _approach(self, step: _Step, kwargs: dict[str, Any]) -> Any:
         """A step without a graph; before or after it what brings its graph nearer."""
-        cache = kwargs["past_key_values"]
+        cache = kwargs[CACHE]
         step.n_passes += 1
         if step.recording is None:
             out = self._eager(**kwargs)
@@ -205,10 +204,10 @@ class Graphs:
         step.inputs = {name: x.clone() for name, x in _tensors_of(kwargs).items()}
         step.lane = self._worker.layers.lane
         rest = {**kwargs, **step.inputs, "attention_mask": None}
-        cache = rest.pop("past_key_values")
+        cache = rest.pop(CACHE)
 
         def run(cache: Cache) -> dict[str, torch.Tensor]:
-            out = self._eager(**rest, past_key_values=cache)
+            out = self._eager(**with_cache(rest, cache))
             self._worker.layers.check_recorded()
             step.output = type(out)
             return _outputs_of(out)
@@ -229,10 +228,10 @@ class Graphs:
         return self._worker.layers.replay(plan, step.recording.replay)  # type: ignore[no-any-return]
 
     def _replay(self, step: _Step, kwargs: dict[str, Any]) -> Any:
-        cache = kwargs["past_key_values"]
+        cache = kwargs[CACHE]
         plan = cache.plan_token(kwargs.get("attention_mask"), self._device)
         out = self._run(step, plan, _tensors_of(kwargs))
         if out is None:
             return self._eager(**kwargs)
         cache.has_passed(plan)
-        return step.output(**{name: x.clone() for name, x in out.items()}, past_key_values=cache)
+        return step.output(**with_cache({name: x.clone() for name, x in out.items()}, cache))

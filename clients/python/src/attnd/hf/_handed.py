@@ -20,6 +20,7 @@ from ..errors import UnsupportedError
 if TYPE_CHECKING:
     from ._cache import Cache
     from ._calls import Probe
+    from ._paged import PagedCache
 
 _FACTS = frozenset(("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "itemsize"))
 _METHODS = frozenset(
@@ -67,7 +68,7 @@ class Update:
 
     __slots__ = ("cache", "layer", "is_stored")
 
-    def __init__(self, cache: Cache | Probe, layer: int):
+    def __init__(self, cache: Cache | PagedCache | Probe, layer: int):
         self.cache = cache
         self.layer = layer
         self.is_stored = False
@@ -161,6 +162,8 @@ for _name in (
     setattr(Handed, f"__{_name}__", _refuse_operator(f"__{_name}__"))
 
 
-def hand(cache: Cache | Probe, layer: int, keys: Any, values: Any) -> tuple[Handed, Handed]:
+def hand(
+    cache: Cache | PagedCache | Probe, layer: int, keys: Any, values: Any
+) -> tuple[Handed, Handed]:
     update = Update(cache, layer)
     return Handed(keys, update, True), Handed(values, update, True)

@@ -105,19 +105,18 @@ class Layers:
         self._out = _view(lane.out_address, lane.out_bytes, device)
         return lane
 
-    def _open_for(self, n: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Lane | None:
-        """The lane, if it is large enough for n tokens at a time."""
-        lane = self._open(q.device)
-        token_bytes = sum(x[0].numel() for x in (q, k, v)) * q.element_size()
-        out_bytes = q.shape[1] * v.shape[2] * q.element_size()
-        if lane is None or n * token_bytes + 192 > lane.in_bytes:
-            return None
-        return lane if n * out_bytes + 64 <= lane.out_bytes else None
+    def _fits(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+        """Whether a layer is in the lane's memory as a whole."""
+        lane, size = self._lane, q.element_size()
+        assert lane is not None
+        in_bytes = (q.numel() + k.numel() + v.numel()) * size
+        out_bytes = q.shape[0] * q.shape[1] * v.shape[2] * size
+        return in_bytes + 192 <= lane.in_bytes and out_bytes + 64 <= lane.out_bytes
 
-    def _begin(self, plan: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    def _begin(self, plan: Packed) -> bool:
         """Plans a pass. False: it goes the other way."""
-        lane = self._open_for(q.shape[0], q, k, v)
-        if lane is None or not self._tell(lane, plan.chunks[0].items[0], self._order):
+        assert self._lane is not None
+        if not self._tell(self._lane, plan.chunks[0].items[0], self._order):
             return False
         self._plan, self._n_enqueued = plan, 0
         return True
@@ -174,10 +173,12 @@ class Layers:
         stream = torch.cuda.current_stream(q.device) if q.is_cuda else None
         if stream != self._stream:
             self.wait()
-        if len(plan.chunks) != 1:
+        if self._open(q.device) is None:
+            return None
+        if len(plan.chunks) != 1 or not self._fits(q, k, v):
             return self._attend_chunks(layer, plan, q, k, v, stream)
         if layer == self._order[0]:
-            if not self._begin(plan, q, k, v):
+            if not self._begin(plan):
                 return None
         elif self._plan is not plan or self._order[self._n_enqueued % len(self._order)] != layer:
             return None  # what is planned is given up by the next pass
@@ -193,10 +194,10 @@ class Layers:
     def _attend_chunks(
         self, layer: int, plan: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, stream: Any
     ) -> torch.Tensor | None:
-        """A layer of a prompt, a plan for each of its chunks."""
-        lane = self._open_for(max(c.items[0].n_tokens for c in plan.chunks), q, k, v)
-        if lane is None:
-            return None
+        """A layer of a prompt, a plan for each of its chunks, which the library cuts further where the
+        lane's memory is too small."""
+        lane = self._lane
+        assert lane is not None
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
         number = stream.cuda_stream if stream is not None else 0

@@ -14,8 +14,8 @@ import torch
 from .._handle import NotPicklable
 from ..errors import AttndError, NotFoundError, SequenceGoneError
 from ..pool import Sequence
-from ._calls import NOT_CAUSAL_ALONE, Mask, Seen
-from ._handed import refuse, refuse_attribute
+from ._calls import NOT_CAUSAL_ALONE, Mask, Seen, n_queries
+from ._handed import Handed, hand, refuse, refuse_attribute
 from ._rows import Packed, Row, close_all, fork_rows, open_rows
 
 if TYPE_CHECKING:
@@ -201,6 +201,19 @@ class PagedCache(NotPicklable):
 
     # ---- a forward pass
 
+    def update(self, keys: Any, values: Any, layer: int, **kw: Any) -> tuple[Handed, Handed]:
+        """From transformers 5.24 on, what says which cache the attention call that follows is of."""
+        return hand(self, layer, keys, values)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        return n_queries(query_length), 0  # the mask is of the packed tokens alone
+
     def begin(self, batch: list[tuple[str, int, int]], left_out: set[str]) -> None:
         """The next pass is of these requests' tokens, one request behind the other: from which position
         on, and how many. The rows of those that are left out are not computed."""
@@ -222,7 +235,7 @@ class PagedCache(NotPicklable):
             self._index = torch.tensor(keep, device=self.worker.model.device)
         self._n_layers = 0
 
-    def attend(
+    def attend_packed(
         self,
         module: Any,
         query: torch.Tensor,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Arguments that say nothing about what a token's keys and values are.
 _PLAIN = frozenset(
-    "input_ids attention_mask position_ids cache_position past_key_values use_cache logits_to_keep"
+    "input_ids attention_mask position_ids cache_position cache past_key_values use_cache logits_to_keep"
     " return_dict output_attentions output_hidden_states".split()
 )
 _CHUNK = 1 << 24  # elements that are hashed at a time

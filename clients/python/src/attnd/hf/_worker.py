@@ -23,6 +23,7 @@ from ._graphs import Graphs
 from ._handed import refuse
 from ._lane import Layers
 from ._minimax import cache_class
+from ._named import VERSION, cache_of, with_cache
 from ._paged import PagedCache
 from ._rows import close_all
 from ._states import States
@@ -76,8 +77,10 @@ def _windows_of_caches(config: Any, seen: dict[int, Seen]) -> dict[int, int]:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * (max(seen) + 1)
     return {
         layer: window
-        for layer, s in seen.items()
-        if kinds[layer] == "sliding_attention" and not 0 < s.window <= window
+        for layer, s in seen.items()  # behind the config's there are those of layers that loop
+        if layer < len(kinds)
+        and kinds[layer] == "sliding_attention"
+        and not 0 < s.window <= window
     }
 
 
@@ -134,10 +137,11 @@ def _before_forward(
             raise refuse(
                 f"row {empty[0]} is all padding: what the model says after padding is no text"
             )
-    cache = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
     if _thread.generating is not None and isinstance(module, GenerationMixin):
         cache = _thread.generating.cache_for(worker(), cache)
-        kwargs = {**kwargs, "past_key_values": cache}
+    if cache is not None:
+        kwargs = with_cache(kwargs, cache)
     if isinstance(cache, Cache):
         if cache.told is not None and module is cache.worker.model:
             kwargs = cache.told.before(args, kwargs)
@@ -147,7 +151,7 @@ def _before_forward(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after_forward(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-    cache = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
     if isinstance(cache, Cache):
         cache.states.end(module)
         if cache.told is not None and module is cache.worker.model:
@@ -166,7 +170,7 @@ def _refuse_batching(*args: Any, **kwargs: Any) -> Any:
 def _set_batching(worker: Worker) -> Any:
     """Gives the model its way into continuous batching; returns it."""
     made: Any = _refuse_batching
-    if tuple(map(int, transformers.__version__.split(".")[:2])) >= _BATCHING_FROM:
+    if VERSION >= _BATCHING_FROM:
         from ._engine import init_of
 
         made = init_of(worker)
@@ -249,7 +253,8 @@ class Worker(Closing, NotPicklable):
             )
 
     def cache(self) -> Cache:
-        """A new, empty cache, to be passed to the model as past_key_values; close it after use."""
+        """A new, empty cache, to be passed to the model as past_key_values (transformers 5.24: cache);
+        close it after use."""
         if self.is_closed:
             raise refuse("this worker is closed")
         cache = self._cache_class(self)
@@ -263,9 +268,8 @@ class Worker(Closing, NotPicklable):
         """
         if self.is_closed:
             raise refuse("this worker is closed")
-        if kwargs.get("past_key_values") is not None:
+        if cache_of(kwargs) is not None:
             return self._generate(args, kwargs)
-        kwargs.pop("past_key_values", None)
         kind = kwargs.get("cache_implementation") or getattr(
             kwargs.get("generation_config") or self.model.generation_config,
             "cache_implementation",
@@ -284,8 +288,10 @@ class Worker(Closing, NotPicklable):
     def _generate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = _thread.generating
         with contextlib.ExitStack() as stack:
-            if kwargs.get("past_key_values") is None:
-                kwargs = {**kwargs, "past_key_values": stack.enter_context(self.cache())}
+            cache = cache_of(kwargs)
+            if cache is None:
+                cache = stack.enter_context(self.cache())
+            kwargs = with_cache(kwargs, cache)
             _thread.generating = _Generating(stack)
             try:
                 if self.graphs is not None:
