@@ -1,6 +1,6 @@
 /* decode_short_block.cuh: a thread block of decode_short (decode_short.cuh): where it is in the
- * launch and in shared memory, and the names of its steps, which are in decode_short_score.cuh (1, 2),
- * decode_short_sum.cuh (3) and decode_short.cuh (4, 5).
+ * launch and in shared memory, and the names of its steps, which are in decode_short_score.cuh (1,
+ * 2), decode_short_sum.cuh (3) and decode_short.cuh (4, 5).
  */
 #ifndef ATTND_GPU_DECODE_SHORT_BLOCK_CUH
 #define ATTND_GPU_DECODE_SHORT_BLOCK_CUH

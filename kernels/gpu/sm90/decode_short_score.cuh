@@ -1,5 +1,5 @@
-/* decode_short_score.cuh: steps 1 and 2 of decode_short (decode_short.cuh): K, V and q are asked for,
- * and weights made of K and q.
+/* decode_short_score.cuh: steps 1 and 2 of decode_short (decode_short.cuh): K, V and q are asked
+ * for, and weights made of K and q.
  */
 #ifndef ATTND_GPU_DECODE_SHORT_SCORE_CUH
 #define ATTND_GPU_DECODE_SHORT_SCORE_CUH
