@@ -195,9 +195,7 @@ static json_t *list_events(struct engine *e, const Attnd__Inspect *ask)
     if (n > 0 && after > 0)
         dropped = kept[0].number - after - 1;
     for (uint32_t i = 0; i < n; i++) {
-        json_t *object = json_loads(kept[i].json, 0, NULL);
-        if (object == NULL) /* a name that was cut inside of a character */
-            object = json_object();
+        json_t *object = json_loads(kept[i].json, 0, NULL); /* NULL: no memory for it */
         json_object_set_new(object, "number", json_integer((json_int_t)kept[i].number));
         json_array_append_new(list, object);
         after = kept[i].number;

@@ -113,17 +113,43 @@ static void put_quoted(struct line *l, const char *text, size_t n)
     l->text[l->n++] = '"';
 }
 
+static size_t n_digits(const char *text)
+{
+    return strspn(text, "0123456789");
+}
+
+/* As JSON has numbers, and only what a double holds exactly or printf made of one. */
 static bool is_number(const char *text, size_t n)
 {
-    char copy[32], *end;
-    if (n == 0 || n >= sizeof copy || (text[0] != '-' && (text[0] < '0' || text[0] > '9')))
+    enum { MAX_DIGITS = 15, MAX_EXPONENT_DIGITS = 2 };
+    const char *p = text + (*text == '-');
+    size_t n_whole = n_digits(p);
+    if (n_whole == 0 || n_whole > MAX_DIGITS || (*p == '0' && n_whole > 1))
         return false;
-    if (n > 1 && text[0] == '0' && text[1] != '.')
-        return false; /* 0x..: a name */
-    memcpy(copy, text, n);
-    copy[n] = '\0';
-    strtod(copy, &end);
-    return *end == '\0';
+    p += n_whole;
+    if (*p == '.') {
+        size_t n_fraction = n_digits(p + 1);
+        if (n_fraction == 0)
+            return false;
+        p += 1 + n_fraction;
+    }
+    if (*p == 'e') { /* with a sign, as printf writes it */
+        size_t n_exponent = p[1] == '+' || p[1] == '-' ? n_digits(p + 2) : 0;
+        if (n_exponent == 0 || n_exponent > MAX_EXPONENT_DIGITS)
+            return false;
+        p += 2 + n_exponent;
+    }
+    return p == text + n;
+}
+
+/* Is the value of this key a name, though it may be made of digits? */
+static bool is_name(const char *key, size_t n)
+{
+    static const char *const names[] = {"session", "sequence", "request"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strlen(names[i]) == n && memcmp(names[i], key, n) == 0)
+            return true;
+    return false;
 }
 
 /* key=value pairs as JSON members. */
@@ -131,6 +157,7 @@ static void put_members(struct line *l, const char *p)
 {
     while (*(p += strspn(p, " ")) != '\0') {
         size_t n = strcspn(p, "= ");
+        bool has_name = is_name(p, n);
         put(l, ",");
         put_quoted(l, p, n);
         put(l, ":");
@@ -144,7 +171,7 @@ static void put_members(struct line *l, const char *p)
             n += p[n] == '"';
         } else {
             n = strcspn(p, " ");
-            if (is_number(p, n))
+            if (!has_name && is_number(p, n))
                 put_bytes(l, p, n);
             else
                 put_quoted(l, p, n);
@@ -208,12 +235,32 @@ static void make_line(struct line *l, enum log_level level, const char *msg, con
     put(l, pairs);
 }
 
-/* Names come from clients: no line may pretend to be two, or move a terminal's cursor. */
+/* How many bytes the character at p has in UTF-8; 0: it is none, or cut. */
+static size_t utf8_bytes(const unsigned char *p)
+{
+    static const uint32_t first[] = {0, 0, 0x80, 0x800, 0x10000};
+    size_t n = p[0] < 0x80 ? 1 : p[0] >> 5 == 6 ? 2 : p[0] >> 4 == 14 ? 3 : p[0] >> 3 == 30 ? 4 : 0;
+    uint32_t c = n == 1 ? p[0] : p[0] & (0x7fu >> n);
+    for (size_t i = 1; i < n; i++) {
+        if (p[i] >> 6 != 2)
+            return 0;
+        c = c << 6 | (p[i] & 0x3f);
+    }
+    bool is_surrogate = c >> 11 == 0x1b;
+    return n > 0 && c >= first[n] && c <= 0x10ffff && !is_surrogate ? n : 0;
+}
+
+/* Names come from clients: no line may pretend to be two, move a terminal's cursor, or be what no
+ * reader of JSON takes. */
 static void clean(char *text)
 {
-    for (; *text != '\0'; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+    for (size_t n; *text != '\0'; text += n) {
+        n = utf8_bytes((unsigned char *)text);
+        if (n == 0 || (unsigned char)*text < 0x20 || *text == 0x7f) {
             *text = '?';
+            n = 1;
+        }
+    }
 }
 
 static bool is_wanted(enum log_level level)
@@ -229,6 +276,7 @@ static void keep(enum log_level level, const char *msg, const char *pairs)
     if (l.n >= LOG_RECORD_BYTES) {
         char cut[LOG_RECORD_BYTES / 2 - 128];
         snprintf(cut, sizeof cut, "%s", msg);
+        clean(cut);
         l.n = 0;
         make_json(&l, level, cut, "");
     }
