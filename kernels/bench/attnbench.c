@@ -2,82 +2,14 @@
  * Prints a table and geometric means, writes a CSV if asked. Asserts no speed; exits 1 if an output
  * was wrong, 2 on bad arguments, 69 if the backend cannot be opened.
  */
-#include "kernels/bench/attnbench.h"
+#include "kernels/bench/attnbench_options.h"
 #include "kernels/bench/tables.h"
 
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-static const char help[] =
-    "attnbench: times attention of one decode step over a paged KV cache\n"
-    "\n"
-    "  --backend NAME    cpu, cuda or hip (default cpu)\n"
-    "  --grid GRID       paged     16 cells: batch 1, 8, 16, 32 x context 256, 2048 x\n"
-    "                              (q heads, kv heads, head_dim) (64,1,256), (64,8,128)\n"
-    "                    long      those and 22 more, to 4 GiB of KV, one skewed batch\n"
-    "                    variants  every step of the kernel's ladder on three cells\n"
-    "                    prompt    42 causal prompts of 512 to 16,384 tokens, and 512 and 2,048\n"
-    "                              tokens over 8,192 and 32,768 cached ones\n"
-    "                    dilated   LongNet's attention, fp32 and bf16, as whole sequences, over "
-    "the\n"
-    "                              heads of a token, and in shards: rows of its own\n"
-    "                    cpu       batch 1, 16 x context 4096, 16384 x (32,8,128) (default)\n"
-    "                    sweep     whole attention calls over contiguous tensors, 512 to 16,384\n"
-    "                              tokens, by rungs: naive, vectorised, fused and tuned\n"
-    "                    ladder    all rungs on 64 to 1,024 tokens, then as the attention of a\n"
-    "                              small encoder, ten batches of it\n"
-    "  --cell Q,KV,DIM,BATCH,CONTEXT\n"
-    "                    this cell, no grid: q heads, kv heads, head_dim, sequences, tokens of\n"
-    "                    each (512), of all but the first (512+1x131072), or spread evenly over a\n"
-    "                    range and mixed (512..8192); may be repeated\n"
-    "  --new N           with --cell: query tokens of each sequence, its last ones (default 1)\n"
-    "  --prompts N       with --new: of the first N sequences only, the others decode one token\n"
-    "  --kv TYPE         with --cell: K and V as bf16 (default), fp8_e4m3 or int8\n"
-    "  --match TEXT      only cells whose name contains TEXT, as in 64,8,128,b16,c2048\n"
-    "  --csv FILE        also write the rows as CSV\n"
-    "  --runs N          timed runs a cell (default 50)\n"
-    "  --devices A,B     decode cells on the first of these cards, and split over all of them by "
-    "kv\n"
-    "                    heads and by tokens: each card's part is timed alone, the slowest counts\n"
-    "  --alone           cuda, hip: wait for each run before the next is enqueued; else what is\n"
-    "                    submitted meanwhile makes batches take up to 1 us longer, and reads as\n"
-    "                    much or more. Builds compare best with it, 'public' without it\n"
-    "  --naive-runs N    timed runs of the naive variant, paged grid only (default 5, 0: none)\n"
-    "  --threads N       cpu: threads including the caller (default: one a processor)\n"
-    "  --memory GIB      KV memory to take (default: what the largest cell needs)\n"
-    "  --max-tokens N    sweep, ladder: no lengths above N, a multiple of 64; below 512 the\n"
-    "                    encoder has one layer of one head\n"
-    "  --rung RUNG       sweep, ladder: this rung only (naive, ..., tuned)\n"
-    "  --type TYPE       sweep, ladder: bf16 or f32 only (default: both)\n"
-    "\n"
-    "What is timed. bf16, blocks of 16 tokens, block tables shuffled over the whole pool, random\n"
-    "data, one query token a sequence; nothing is appended. Each run takes the next layer of a\n"
-    "pool of at least two layers, so that successive runs read different bytes, and caches are\n"
-    "cold: the backend empties them between runs, outside the timed window. That holds a batch:\n"
-    "  cpu        on the calling thread, from a batch in host memory to the last output in host\n"
-    "             memory: the split plan, waking the threads, attention, the merge\n"
-    "  cuda, hip  device time of one graph launch, event to event: the attention kernel with its\n"
-    "             merge; plan, block tables and graphs are on the device already\n"
-    "Prompts, the sequences' last N tokens, are timed in bursts of 50 ms, each after 0.25 s of\n"
-    "rest, for what runs longer heats the device, which then slows down.\n"
-    "Figures are medians. 'cold read' is the best plain read of as many bytes by the same backend\n"
-    "in the same run, of one place of the KV memory after the other; 'x read' is the batch's time\n"
-    "over it. An empty launch (cpu: waking the threads) is printed first. Before it is timed each\n"
-    "cell is checked: outputs are poisoned with NaN, two layers are computed, every output must\n"
-    "be finite, and a sample of rows (all of them in small cells) is compared with a float64\n"
-    "reference; 'rows' says how many of how many. 'public' is the best public kernel's time on\n"
-    "one NVIDIA H200, measured the same way; it means something beside times of that card only.\n"
-    "\n"
-    "sweep and ladder: attention without a mask, as many kv heads as query heads; averages of\n"
-    "up to --runs runs (at least 2, up to 1 s), cold caches, bursts as above. 'share' is of a\n"
-    "large matrix product's rate in the same run: cuBLAS's where it is found (LD_LIBRARY_PATH),\n"
-    "else our own.\n"
-    "'scratch' is MiB of scores that a rung holds. Each rung's output is poisoned first, must be\n"
-    "finite everywhere, and is compared with float64: sampled rows, all where they are few.\n";
 
 static const char csv_header[] =
     "Timestamp,BatchSize,ContextLen,NumQHeads,NumKVHeads,HeadSize,Naive_Time_us,Custom_Time_us,"
@@ -85,8 +17,6 @@ static const char csv_header[] =
     "Allclose_0.01,Rows_Checked,Rows,Empty_Launch_us,Best_Public_us,First_ContextLen,Min_us,"
     "Backend,"
     "Variant,Max_ContextLen,Is_Alone,New_Tokens,TFLOP_per_s\n";
-
-enum { MAX_GIVEN = 64 }; /* cells by --cell */
 
 struct program {
     struct bench bench;
@@ -377,53 +307,6 @@ static int run_tables(const struct tables_options *o, const char *grid)
     return rc;
 }
 
-static bool parse_kv(const char *text, attn_dtype *out)
-{
-    static const attn_dtype types[] = {ATTN_BF16, ATTN_FP8_E4M3, ATTN_INT8};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (strcmp(text, attn_dtype_name(types[i])) == 0) {
-            *out = types[i];
-            return true;
-        }
-    fprintf(stderr, "attnbench: --kv is '%s', must be bf16, fp8_e4m3 or int8\n", text);
-    return false;
-}
-
-static bool parse_count(const char *name, const char *text, uint32_t min, uint32_t *out)
-{
-    char *end;
-    unsigned long v = strtoul(text, &end, 10);
-    if (*end != 0 || end == text || v < min || v > 100000) {
-        fprintf(stderr, "attnbench: --%s is '%s', must be a number from %u\n", name, text, min);
-        return false;
-    }
-    *out = (uint32_t)v;
-    return true;
-}
-
-static bool parse_cell(const char *text, struct case_geometry *g, struct bench_cell *out)
-{
-    int end = 0, more = 0;
-    *g = (struct case_geometry){.name = "given", .block_tokens = BENCH_BLOCK_TOKENS};
-    *out = (struct bench_cell){.g = g};
-    bool ok = sscanf(text, "%5u,%5u,%5u,%5u,%7u%n", &g->num_q_heads, &g->num_kv_heads,
-                     &g->head_dim_k, &out->batch, &out->context, &end) == 5 &&
-              strchr(text, '-') == NULL && g->num_kv_heads > 0 && out->batch > 0 &&
-              out->batch <= BENCH_MAX_BATCH && out->context > 0;
-    g->head_dim_v = g->head_dim_k;
-    if (ok && sscanf(text + end, "..%7u%n", &out->max_context, &more) == 1)
-        ok = out->max_context > out->context;
-    else if (ok && sscanf(text + end, "+1x%7u%n", &out->first_context, &more) == 1)
-        ok = out->first_context > 0;
-    ok = ok && text[end + more] == 0;
-    if (!ok)
-        fprintf(stderr,
-                "attnbench: --cell is '%s', must be five numbers from 1: q heads, kv heads, "
-                "head_dim, sequences (up to %d) and tokens, as 512, 512+1x131072 or 512..8192\n",
-                text, BENCH_MAX_BATCH);
-    return ok;
-}
-
 /* path NULL: none is asked for. */
 static bool open_csv(const char *path, FILE **out_f)
 {
@@ -443,196 +326,82 @@ static int close_csv(FILE *f, const char *path, int rc)
     return 1;
 }
 
-int main(int argc, char **argv)
+static int run_tables_of(const struct bench_request *q, FILE *csv)
 {
-    static const struct option options[] = {
-        {"backend", required_argument, NULL, 'b'},
-        {"grid", required_argument, NULL, 'g'},
-        {"cell", required_argument, NULL, 'C'},
-        {"match", required_argument, NULL, 'm'},
-        {"csv", required_argument, NULL, 'c'},
-        {"runs", required_argument, NULL, 'r'},
-        {"new", required_argument, NULL, 'N'},
-        {"prompts", required_argument, NULL, 'P'},
-        {"kv", required_argument, NULL, 'k'},
-        {"alone", no_argument, NULL, 'a'},
-        {"devices", required_argument, NULL, 'D'},
-        {"naive-runs", required_argument, NULL, 'n'},
-        {"threads", required_argument, NULL, 't'},
-        {"memory", required_argument, NULL, 'M'},
-        {"max-tokens", required_argument, NULL, 'T'},
-        {"rung", required_argument, NULL, 'R'},
-        {"type", required_argument, NULL, 'y'},
-        {"help", no_argument, NULL, 'h'},
-        {0},
-    };
-    struct program p = {0};
-    struct bench_options o = {.backend = "cpu", .runs = 50, .naive_runs = 5};
-    const char *csv = NULL;
-    struct bench_cell given[MAX_GIVEN];
-    struct case_geometry geometries[MAX_GIVEN];
-    struct bench_cards cards = {0};
-    const char *type = NULL, *rung = NULL;
-    attn_dtype kv_dtype = ATTN_DTYPE_NONE;
-    uint32_t gib = 0, new_tokens = 0, n_prompts = 0, n_given = 0, max_tokens = 0, n_cells;
-    int opt;
-    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-        bool ok = true;
-        switch (opt) {
-        case 'b':
-            o.backend = optarg;
-            break;
-        case 'g':
-            p.grid = optarg;
-            break;
-        case 'C':
-            if (n_given == MAX_GIVEN) {
-                fprintf(stderr, "attnbench: more than %d times --cell: '%s'\n", MAX_GIVEN, optarg);
-                return 2;
-            }
-            ok = parse_cell(optarg, &geometries[n_given], &given[n_given]);
-            n_given++;
-            break;
-        case 'N':
-            ok = parse_count("new", optarg, 1, &new_tokens);
-            break;
-        case 'P':
-            ok = parse_count("prompts", optarg, 1, &n_prompts);
-            break;
-        case 'k':
-            ok = parse_kv(optarg, &kv_dtype);
-            break;
-        case 'm':
-            p.match = optarg;
-            break;
-        case 'c':
-            csv = optarg;
-            break;
-        case 'r':
-            ok = parse_count("runs", optarg, 1, &o.runs);
-            break;
-        case 'a':
-            o.is_alone = true;
-            break;
-        case 'D':
-            ok = bench_cards_parse(optarg, &cards);
-            if (!ok)
-                fprintf(stderr, "attnbench: --devices is '%s', must be two to %d numbers\n", optarg,
-                        BENCH_MAX_CARDS);
-            break;
-        case 'n':
-            ok = parse_count("naive-runs", optarg, 0, &o.naive_runs);
-            break;
-        case 't':
-            ok = parse_count("threads", optarg, 1, &o.n_threads);
-            break;
-        case 'M':
-            ok = parse_count("memory", optarg, 1, &gib);
-            break;
-        case 'T':
-            ok = parse_count("max-tokens", optarg, 64, &max_tokens) && max_tokens % 64 == 0;
-            if (!ok)
-                fprintf(stderr, "attnbench: --max-tokens is '%s', must be a multiple of 64\n",
-                        optarg);
-            break;
-        case 'R':
-            rung = optarg;
-            break;
-        case 'y':
-            type = optarg;
-            ok = strcmp(type, "bf16") == 0 || strcmp(type, "f32") == 0;
-            if (!ok)
-                fprintf(stderr, "attnbench: --type is '%s', must be bf16 or f32\n", type);
-            break;
-        case 'h':
-            fputs(help, stdout);
-            return 0;
-        default:
-            ok = false;
-        }
-        if (!ok)
-            return 2;
-    }
-    if (n_given > 0 && p.grid != NULL) {
-        fprintf(stderr, "attnbench: --cell and --grid exclude each other\n");
-        return 2;
-    }
-    if (p.grid == NULL)
-        p.grid = n_given > 0 ? "cell" : "cpu";
-    const bool is_tables = strcmp(p.grid, "sweep") == 0 || strcmp(p.grid, "ladder") == 0;
-    if ((type != NULL || rung != NULL || max_tokens > 0) && !is_tables) {
-        fprintf(stderr, "attnbench: --%s is for the grids sweep and ladder\n",
-                type != NULL   ? "type"
-                : rung != NULL ? "rung"
-                               : "max-tokens");
-        return 2;
-    }
-    if (is_tables) {
-        if (!open_csv(csv, &p.csv))
-            return 2;
-        const struct tables_options to = {.backend = o.backend,
-                                          .match = p.match,
-                                          .rung = rung,
-                                          .runs = o.runs,
-                                          .n_threads = o.n_threads,
-                                          .max_tokens = max_tokens,
-                                          .has_bf16 = type == NULL || type[0] == 'b',
-                                          .has_f32 = type == NULL || type[0] == 'f',
-                                          .csv = p.csv};
-        return close_csv(p.csv, csv, run_tables(&to, p.grid));
-    }
-    if (strcmp(p.grid, "dilated") == 0 && optind == argc) {
-        if (!open_csv(csv, &p.csv))
-            return 2;
-        return close_csv(p.csv, csv, bench_dilated(&o, p.match, p.csv));
-    }
-    n_cells = n_given;
-    const struct bench_cell *cells = n_given > 0 ? given : bench_cells(p.grid, &n_cells);
-    if (cells == NULL || optind < argc) {
-        fprintf(stderr, "attnbench: %s '%s' (--help)\n", cells ? "what is" : "no grid is called",
-                cells ? argv[optind] : p.grid);
-        return 2;
-    }
-    for (uint32_t i = 0; i < n_given; i++)
-        given[i].kv_dtype = kv_dtype;
-    for (uint32_t i = 0; new_tokens > 0 && i < n_given; i++) {
-        given[i].new_tokens = new_tokens;
-        given[i].n_prompts = n_prompts;
-        if (new_tokens > given[i].context) {
-            fprintf(stderr, "attnbench: --new is %u, but a cell has %u tokens\n", new_tokens,
-                    given[i].context);
-            return 2;
-        }
-    }
-    p.has_prompts = cells[0].new_tokens > 0;
+    const struct tables_options to = {.backend = q->o.backend,
+                                      .match = q->match,
+                                      .rung = q->rung,
+                                      .runs = q->o.runs,
+                                      .n_threads = q->o.n_threads,
+                                      .max_tokens = q->max_tokens,
+                                      .has_bf16 = q->type == NULL || q->type[0] == 'b',
+                                      .has_f32 = q->type == NULL || q->type[0] == 'f',
+                                      .csv = csv};
+    return run_tables(&to, q->grid);
+}
+
+/* Bytes of the largest cell that matches, 0 if none does; o learns how many tokens a batch has. */
+static uint64_t largest_of(struct bench_request *q, const struct bench_cell *cells, uint32_t n)
+{
     uint64_t largest = 0;
-    for (uint32_t i = 0; i < n_cells; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         char name[64];
         bench_cell_name(&cells[i], name, sizeof name);
-        if (p.match != NULL && strstr(name, p.match) == NULL)
+        if (q->match != NULL && strstr(name, q->match) == NULL)
             continue;
-        largest = bench_setup_bytes(&cells[i]) > largest ? bench_setup_bytes(&cells[i]) : largest;
-        uint32_t tokens = cells[i].batch * bench_new_tokens(&cells[i]);
-        o.max_tokens = tokens > o.max_tokens ? tokens : o.max_tokens;
+        const uint64_t bytes = bench_setup_bytes(&cells[i]);
+        const uint32_t tokens = cells[i].batch * bench_new_tokens(&cells[i]);
+        largest = bytes > largest ? bytes : largest;
+        q->o.max_tokens = tokens > q->o.max_tokens ? tokens : q->o.max_tokens;
     }
-    if (largest == 0) {
-        fprintf(stderr, "attnbench: no cell matches '%s'\n", p.match);
+    if (largest == 0)
+        fprintf(stderr, "attnbench: no cell matches '%s'\n", q->match);
+    return largest;
+}
+
+static int run_cells(struct bench_request *q, const struct bench_cell *cells, uint32_t n)
+{
+    struct program p = {.grid = q->grid, .match = q->match, .has_prompts = cells[0].new_tokens > 0};
+    const uint64_t largest = largest_of(q, cells, n);
+    if (largest == 0)
         return 2;
-    }
-    o.memory_bytes = (uint64_t)gib << 30;
-    if (cards.n > 0 && (p.has_prompts || p.match != NULL || csv != NULL)) {
+    if (q->cards.n > 0 && (p.has_prompts || q->match != NULL || q->csv != NULL)) {
         fprintf(stderr, "attnbench: --devices is for decode cells, without --match and --csv\n");
         return 2;
     }
-    if (cards.n > 0)
-        return bench_cards(&o, &cards, cells, n_cells);
-    if (!open_csv(csv, &p.csv))
+    if (q->cards.n > 0)
+        return bench_cards(&q->o, &q->cards, cells, n);
+    if (!open_csv(q->csv, &p.csv))
         return 2;
     int rc = 69;
-    if (bench_open(&p.bench, &o, largest))
-        rc = run_grid(&p, cells, n_cells);
+    if (bench_open(&p.bench, &q->o, largest))
+        rc = run_grid(&p, cells, n);
     else
         fprintf(stderr, "attnbench: %s\n", p.bench.error);
     bench_close(&p.bench);
-    return close_csv(p.csv, csv, rc);
+    return close_csv(p.csv, q->csv, rc);
+}
+
+int main(int argc, char **argv)
+{
+    static struct bench_request q;
+    int rc = bench_request_parse(&q, argc, argv);
+    if (rc >= 0)
+        return rc;
+    const bool is_dilated = strcmp(q.grid, "dilated") == 0;
+    uint32_t n_cells = q.n_given;
+    const struct bench_cell *cells = n_cells > 0 ? q.given : bench_cells(q.grid, &n_cells);
+    if ((cells == NULL && !q.is_tables && !is_dilated) || q.extra != NULL) {
+        fprintf(stderr, "attnbench: %s '%s' (--help)\n",
+                q.extra != NULL ? "what is" : "no grid is called",
+                q.extra != NULL ? q.extra : q.grid);
+        return 2;
+    }
+    if (!q.is_tables && !is_dilated)
+        return run_cells(&q, cells, n_cells);
+    FILE *csv;
+    if (!open_csv(q.csv, &csv))
+        return 2;
+    rc = q.is_tables ? run_tables_of(&q, csv) : bench_dilated(&q.o, q.match, csv);
+    return close_csv(csv, q.csv, rc);
 }

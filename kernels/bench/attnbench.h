@@ -63,7 +63,7 @@ struct bench {
     char error[512];
 };
 
-/* A cell in device memory: layers full of random K and V, one batch a layer. */
+/* A cell in device memory: layers full of random K and V, one batch per layer. */
 struct bench_setup {
     const struct bench_cell *cell;
     struct backend_pool *pool;

@@ -1,8 +1,8 @@
 /* attnbench_run.c: one cell of attnbench: a pool of random bf16 K and V with shuffled block tables,
  * its check against the float64 reference, and its times.
  *
- * Block i of a pool is a stretch of one buffer of random values, so filling costs one copy a block
- * and the reference can look the values up without reading them back.
+ * Block i of a pool is a stretch of one buffer of random values, so filling costs one copy per
+ * block and the reference can look the values up without reading them back.
  */
 #include "kernels/bench/attnbench.h"
 

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(f32_threads) project_f32(GPU_PARAM(gpu_project
 
 constexpr int norm_warps = 4;
 
-/* One warp a row. */
+/* One warp per row. */
 __global__ void __launch_bounds__(norm_warps *warp_width) norm(GPU_PARAM(gpu_project, a))
 {
     const uint32_t row = blockIdx.x * norm_warps + warp_id(), e = element_bytes(a.dtype);

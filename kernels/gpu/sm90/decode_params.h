@@ -177,7 +177,7 @@ DECODE_BOTH uint32_t decode_short_bytes(uint32_t d, uint32_t rows, uint32_t tile
            (cluster > 1 ? rows * d * 4 : 0);
 }
 
-/* decode_runs: ring | two slabs of sums a warp | (m, l) of both | barriers | who was last to
+/* decode_runs: ring | two slabs of sums per warp | (m, l) of both | barriers | who was last to
  * arrive. Slabs and the last are not there where warps take whole segments. */
 DECODE_BOTH uint32_t decode_runs_bytes(uint32_t d, uint32_t rows, uint32_t warps, uint32_t stages,
                                        bool is_warp)

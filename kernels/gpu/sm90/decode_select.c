@@ -188,7 +188,7 @@ static bool is_long(const struct decode_pool *p, const struct decode_shape *s)
                             : s->tiles >= 1u << 17;
 }
 
-/* Whole segments, one a warp, where they keep nearly all warps at work for the same time. */
+/* Whole segments, one per warp, where they keep nearly all warps at work for the same time. */
 static bool select_warp(const struct decode_pool *p, const struct decode_shape *s,
                         struct decode_choice *c)
 {

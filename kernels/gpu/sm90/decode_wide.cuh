@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(384, 1)
     if (rows.count == 0) /* a narrower item; the whole cluster leaves */
         return;
     {
-        constexpr uint32_t chunks = D / 8, step = 256 / chunks; /* of 16 bytes a row; rows a pass */
+        /* of 16 bytes per row; rows per pass */
+        constexpr uint32_t chunks = D / 8, step = 256 / chunks;
         const uint32_t c = tid % chunks, r0 = tid / chunks;
         const uint32_t to = s_q + c / 8 * 8192 + matrix_row<R>(r0) * 128 + (c % 8 ^ r0 % 8) * 16;
         const char *q = (const char *)it.q + c * 16;

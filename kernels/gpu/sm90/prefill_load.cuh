@@ -97,6 +97,36 @@ GPU_DEVICE uint8_t *aligned_shared()
     return raw + ((PREFILL_ALIGN - (gpu::shared_address(raw) % PREFILL_ALIGN)) % PREFILL_ALIGN);
 }
 
+/* By all lanes, when their stores are done: one arrival. */
+GPU_DEVICE void warp_arrives(uint32_t bar)
+{
+    gpu::sync_warp();
+    if (gpu::lane_id() == 0)
+        barrier_arrive(bar);
+}
+
+/* A tile by tensor-map copies of box_tokens rows each, out of the block that lane b has for box b:
+ * by all lanes, of which one asks. */
+template <class S>
+GPU_DEVICE void ask_for_boxes(const prefill_params &p, const CUtensorMap *map, bool is_asking,
+                              uint32_t ids, uint32_t n_boxes, uint32_t head_row, uint32_t layer,
+                              uint32_t key, uint32_t to, uint32_t full)
+{
+    if (is_asking)
+        barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128);
+#pragma unroll
+    for (uint32_t b = 0; b < S::N / 16; ++b) {
+        if (b >= n_boxes)
+            break;
+        const uint32_t id = __shfl_sync(~0u, ids, b), first = b * p.box_tokens;
+        const uint32_t row = head_row + ((key + first) & (p.block_tokens - 1));
+        if (is_asking)
+#pragma unroll
+            for (uint32_t s = 0; s < S::slabs; ++s)
+                map_copy(to + s * S::slab_bytes + first * 128, map, full, s * 64, row, layer, id);
+    }
+}
+
 /* One warp for K, one for V: one for both would take longer than the products. */
 template <class S, bool is_v>
 GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, const places<S> &at)
@@ -129,25 +159,10 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, cons
             const uint32_t to = stages + x % S::stages * S::tile_bytes, full = tiles.full(x);
             next = load_id(i + 1);
             tiles.wait_empty(x);
-            if (is_asking)
-                barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128);
-#pragma unroll
-            for (uint32_t b = 0; b < N / 16; ++b) {
-                if (b >= n_boxes)
-                    break;
-                const uint32_t id = __shfl_sync(~0u, ids, b), first = b * p.box_tokens;
-                const uint32_t row = head_row + ((key + first) & (p.block_tokens - 1));
-                if (is_asking)
-#pragma unroll
-                    for (uint32_t s = 0; s < S::slabs; ++s)
-                        map_copy(to + s * S::slab_bytes + first * 128, map, full, s * 64, row,
-                                 layer, id);
-            }
+            ask_for_boxes<S>(p, map, is_asking, ids, n_boxes, head_row, layer, key, to, full);
         }
         n_asked += n_tiles;
-        gpu::sync_warp();
-        if (lane == 0)
-            barrier_arrive(at.unit_ring.empty(n));
+        warp_arrives(at.unit_ring.empty(n));
     }
 }
 
@@ -233,16 +248,12 @@ GPU_DEVICE void load_dilated(const prefill_params &p, const CUtensorMap *map, co
                     if (i > 0) {
                         gpu::copy_wait<1>();
                         proxy_fence();
-                        gpu::sync_warp();
-                        if (lane == 0)
-                            barrier_arrive(tiles.full(x - 1));
+                        warp_arrives(tiles.full(x - 1));
                     }
                     if (i + 1 == n_tiles) {
                         gpu::copy_wait<0>();
                         proxy_fence();
-                        gpu::sync_warp();
-                        if (lane == 0)
-                            barrier_arrive(full);
+                        warp_arrives(full);
                     }
                     continue;
                 }
@@ -251,25 +262,10 @@ GPU_DEVICE void load_dilated(const prefill_params &p, const CUtensorMap *map, co
                 const uint32_t block = (key + lane * p.box_tokens) >> p.block_shift;
                 const uint32_t ids = lane < n_boxes ? __ldg(from.table + block) : 0;
                 tiles.wait_empty(x);
-                if (is_asking)
-                    barrier_expect(full, n_boxes * p.box_tokens * S::slabs * 128);
-#pragma unroll
-                for (uint32_t b = 0; b < N / 16; ++b) {
-                    if (b >= n_boxes)
-                        break;
-                    const uint32_t id = __shfl_sync(~0u, ids, b), first = b * p.box_tokens;
-                    const uint32_t row = head_row + ((key + first) & (p.block_tokens - 1));
-                    if (is_asking)
-#pragma unroll
-                        for (uint32_t s = 0; s < S::slabs; ++s)
-                            map_copy(to + s * S::slab_bytes + first * 128, map, full, s * 64, row,
-                                     layer, id);
-                }
+                ask_for_boxes<S>(p, map, is_asking, ids, n_boxes, head_row, layer, key, to, full);
             }
         }
-        gpu::sync_warp();
-        if (lane == 0)
-            barrier_arrive(at.unit_ring.empty(n));
+        warp_arrives(at.unit_ring.empty(n));
     }
 }
 

@@ -2,8 +2,9 @@
  * 16 products. Lane l holds rows l/4 and l/4 + 8, of each the columns 2(l%4), 2(l%4) + 1 and 8
  * more.
  *
- * An operand of 16 rows by 16 elements of 16 bits is four words a lane. Where it comes from is said
- * by at(row, piece): the shared address of elements 8 * piece and up (piece 0 or 1) of that row.
+ * An operand of 16 rows by 16 elements of 16 bits is four words per lane. Where it comes from is
+ * said by at(row, piece): the shared address of elements 8 * piece and up (piece 0 or 1) of that
+ * row.
  */
 #ifndef ATTND_GPU_TILE_MMA_H
 #define ATTND_GPU_TILE_MMA_H

@@ -321,13 +321,33 @@ struct product_argument {
 };
 
 #if SIMT_WIDTH == 32
+/* Eight columns of a product at once: each element's sum goes over k in the order it always had. */
+typedef float columns8 __attribute__((vector_size(32)));
+
+/* c of a product of 16 rows and 8 columns, whose elements lie with the lanes as m16n8 has them. */
+template <int K>
+void multiply_16x8(const void *const *arguments, const float (&a)[16][K], const columns8 (&b)[K])
+{
+    for (int row = 0; row < 16; ++row) {
+        const void *const *lanes = arguments + row % 8 * 4;
+        columns8 sum;
+        for (int i = 0; i < 8; ++i)
+            sum[i] = ((const product_argument *)lanes[i / 2])->c[row / 8 * 2 + i % 2];
+        for (int k = 0; k < K; ++k)
+            sum += a[row][k] * b[k];
+        for (int i = 0; i < 8; ++i)
+            ((const product_argument *)lanes[i / 2])->c[row / 8 * 2 + i % 2] = sum[i];
+    }
+}
+
 /* mma.sync m16n8k16: lane l has of a the rows l/4 (words 0, 2) and l/4 + 8 (words 1, 3), elements
  * 2(l%4) and up of the first 8 (words 0, 1) and the last 8 (words 2, 3); of b column l/4, elements
  * 2(l%4) and up of the first 8 (word 0) and the last (word 1); of c rows l/4 and l/4 + 8, columns
  * 2(l%4) and up. */
 template <bool is_bf16> void mma_all(const void *const *arguments, int n)
 {
-    float a[16][16], b[16][8];
+    float a[16][16];
+    columns8 b[16];
     for (int l = 0; l < n; ++l) {
         const product_argument *x = (const product_argument *)arguments[l];
         for (int w = 0; w < 4; ++w)
@@ -337,14 +357,7 @@ template <bool is_bf16> void mma_all(const void *const *arguments, int n)
             for (int i = 0; i < 2; ++i)
                 b[l % 4 * 2 + w * 8 + i][l / 4] = element<is_bf16>(x->b + w, i);
     }
-    for (int l = 0; l < n; ++l)
-        for (int i = 0; i < 4; ++i) {
-            int row = l / 4 + i / 2 * 8, column = l % 4 * 2 + i % 2;
-            float sum = ((const product_argument *)arguments[l])->c[i];
-            for (int k = 0; k < 16; ++k)
-                sum += a[row][k] * b[k][column];
-            ((const product_argument *)arguments[l])->c[i] = sum;
-        }
+    multiply_16x8(arguments, a, b);
 }
 
 template <bool is_bf16>
@@ -358,7 +371,8 @@ GPU_DEVICE void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, ui
 /* m16n8k8 of tf32, the operands as gpu_cuda.h says. */
 inline void mma_tf32_all(const void *const *arguments, int n)
 {
-    float a[16][8], b[8][8];
+    float a[16][8];
+    columns8 b[8];
     auto value = [](uint32_t bits) { return __uint_as_float(bits & 0xffffe000); };
     for (int l = 0; l < n; ++l) {
         const product_argument *x = (const product_argument *)arguments[l];
@@ -367,14 +381,7 @@ inline void mma_tf32_all(const void *const *arguments, int n)
         for (int w = 0; w < 2; ++w)
             b[l % 4 + w * 4][l / 4] = value(x->b[w]);
     }
-    for (int l = 0; l < n; ++l)
-        for (int i = 0; i < 4; ++i) {
-            int row = l / 4 + i / 2 * 8, column = l % 4 * 2 + i % 2;
-            float sum = ((const product_argument *)arguments[l])->c[i];
-            for (int k = 0; k < 8; ++k)
-                sum += a[row][k] * b[k][column];
-            ((const product_argument *)arguments[l])->c[i] = sum;
-        }
+    multiply_16x8(arguments, a, b);
 }
 
 GPU_DEVICE void mma_1688_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
@@ -422,21 +429,24 @@ GPU_DEVICE void load_matrix4_transposed(uint32_t (&r)[4], shared_at address)
 /* v_mfma_f32_16x16x16: see gpu_hip.h for the layout. */
 template <bool is_bf16> void mfma_all(const void *const *arguments, int n)
 {
-    float a[16][16], b[16][16];
+    typedef float rows4 __attribute__((vector_size(16)));
+    rows4 a[4][16]; /* a lane's four rows side by side */
+    float b[16][16];
     for (int l = 0; l < n; ++l) {
         const product_argument *x = (const product_argument *)arguments[l];
         for (int i = 0; i < 4; ++i) {
-            a[l % 16][l / 16 * 4 + i] = element<is_bf16>(x->a, i);
+            a[l % 16 / 4][l / 16 * 4 + i][l % 4] = element<is_bf16>(x->a, i);
             b[l / 16 * 4 + i][l % 16] = element<is_bf16>(x->b, i);
         }
     }
-    for (int l = 0; l < n; ++l)
-        for (int i = 0; i < 4; ++i) {
-            float sum = ((const product_argument *)arguments[l])->c[i];
-            for (int k = 0; k < 16; ++k)
-                sum += a[l / 16 * 4 + i][k] * b[k][l % 16];
-            ((const product_argument *)arguments[l])->c[i] = sum;
-        }
+    for (int l = 0; l < n; ++l) {
+        float *c = ((const product_argument *)arguments[l])->c;
+        rows4 sum = {c[0], c[1], c[2], c[3]};
+        for (int k = 0; k < 16; ++k)
+            sum += a[l / 16][k] * b[k][l % 16];
+        for (int i = 0; i < 4; ++i)
+            c[i] = sum[i];
+    }
 }
 
 template <bool is_bf16>

@@ -145,26 +145,26 @@ plant(sm90/decode_wide_parts.cuh 59 "    sync_all(); /* weights" "    if (simt::
 # the batch's own tokens are read before they are appended
 plant(sm90/decode_wide_parts.cuh 43 "        gpu::chain_wait();\n    if (p.items)" "        if (simt::planted != 43) gpu::chain_wait();\n    if (p.items)")
 # decode_short reads q, then K and V, before they have come
-plant(sm90/decode_short.cuh 45 "    copies_wait();" "    if (simt::planted != 45) copies_wait();")
-plant(sm90/decode_short.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")
+plant(sm90/decode_short_score.cuh 45 "    copies_wait();" "    if (simt::planted != 45) copies_wait();")
+plant(sm90/decode_short_score.cuh 46 "        barrier_wait(k_full + i * 8, 0);" "        if (simt::planted != 46) barrier_wait(k_full + i * 8, 0);")
 # other warps' weights are read before they are there
-plant(sm90/decode_short.cuh 47 "        gpu::chain_release();\n        __syncthreads();" "        gpu::chain_release();\n        if (simt::planted != 47) __syncthreads();")
+plant(sm90/decode_short_sum.cuh 47 "    gpu::chain_release();\n    __syncthreads();" "    gpu::chain_release();\n    if (simt::planted != 47) __syncthreads();")
 # values from the ninth tile on are read before they have come
-plant(sm90/decode_short.cuh 70 "            barrier_wait(v_late, 0);\n                load(near" "            if (simt::planted != 70) barrier_wait(v_late, 0);\n                load(near")
+plant(sm90/decode_short_sum.cuh 70 "        barrier_wait(v_late, 0);\n            load(near" "        if (simt::planted != 70) barrier_wait(v_late, 0);\n            load(near")
 # a direct call's newest row of K, and V that comes over it later, in no order
-plant(sm90/decode_short.cuh 73 "                proxy_fence(); /* late" "                if (simt::planted != 73) proxy_fence(); /* late")
+plant(sm90/decode_short_score.cuh 73 "                proxy_fence(); /* late" "                if (simt::planted != 73) proxy_fence(); /* late")
 # messages to blocks that may not have begun; read before they have come
-plant(sm90/decode_short.cuh 48 "        cluster_wait(); /* long since" "        if (simt::planted != 48) cluster_wait(); /* long since")
+plant(sm90/decode_short_sum.cuh 48 "    cluster_wait(); /* long since" "    if (simt::planted != 48) cluster_wait(); /* long since")
 plant(sm90/decode_short.cuh 49 "    barrier_wait(met, 0);" "    if (simt::planted != 49) barrier_wait(met, 0);")
-plant(sm90/decode_short.cuh 50 "        barrier_wait(merged, 0);" "        if (simt::planted != 50) barrier_wait(merged, 0);")
+plant(sm90/decode_short.cuh 50 "    barrier_wait(merged, 0);" "    if (simt::planted != 50) barrier_wait(merged, 0);")
 # a warp's weights count as if its maximum were that of all
-plant(sm90/decode_short.cuh 51 "const float f = gpu::exp2_fast(m[k] - all);"
+plant(sm90/decode_short_sum.cuh 51 "const float f = gpu::exp2_fast(m[k] - all);"
   "const float f = simt::planted == 51 ? 1.0f : gpu::exp2_fast(m[k] - all);")
 # 0 times NaN
-plant(sm90/decode_short.cuh 52 "            if (!sees(tile_of(i)" "            if (simt::planted != 52 && !sees(tile_of(i)")
+plant(sm90/decode_short_score.cuh 52 "        if (!sees(tile_of(i)" "        if (simt::planted != 52 && !sees(tile_of(i)")
 # the last tiles, fewer than four, are left out, or count as other warps'
-plant(sm90/decode_short.cuh 53 "    if (n_fours < n) {" "    if (n_fours < n && simt::planted != 53) {")
-plant(sm90/decode_short.cuh 69 "near, factor, n_fours % W," "near, factor, simt::planted == 69 ? 0 : n_fours % W,")
+plant(sm90/decode_short_sum.cuh 53 "    if (n_fours < n) {" "    if (n_fours < n && simt::planted != 53) {")
+plant(sm90/decode_short_sum.cuh 69 "near, factor, n_fours % W," "near, factor, simt::planted == 69 ? 0 : n_fours % W,")
 
 # ---- prompts
 
@@ -215,9 +215,9 @@ plant(gpu_queue.c 64 "front->is_alone ||" "(front->is_alone && !simt_has_bug(64)
 # a transfer does not wait for all batches in flight
 plant(gpu_queue.c 65 "    if (gpu_follow_all(b) != 0 ||\n        runtime_copy" "    if ((!simt_has_bug(65) && gpu_follow_all(b) != 0) ||\n        runtime_copy")
 # a direct call computes with what lay where the newest K is, does not append, or leaves patches out
-plant(sm90/decode_short.cuh 66 "            fresh.put(k_at(i), false, it.pos % DECODE_TILE);"
+plant(sm90/decode_short_score.cuh 66 "            fresh.put(k_at(i), false, it.pos % DECODE_TILE);"
   "            if (simt::planted != 66)\n                fresh.put(k_at(i), false, it.pos % DECODE_TILE);")
-plant(sm90/decode_short.cuh 67 "            if (row0 == 0) {" "            if (row0 == 0 && simt::planted != 67) {")
+plant(sm90/decode_short_score.cuh 67 "            if (row0 == 0) {" "            if (row0 == 0 && simt::planted != 67) {")
 plant(gpu_job.c 68 "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(gpu_job.c 68 "out_device == NULL && n_patches == 0)" "out_device == NULL && (n_patches == 0 || simt_has_bug(68)))")
 # a branch's keys lie behind one another; queries that it does not take see the keys that others see
