@@ -26,7 +26,11 @@ struct unit {
     uint32_t pos, total; /* of the item: position of its first query token, cached tokens */
     uint32_t layer, window, sinks, is_full;
     float scale_log2, soft_cap;
-    visible_tiles tiles; /* of keys that some row sees; not dilated */
+    /* of keys that some row sees, from the unit's first on; not dilated */
+    visible_tiles tiles;
+    uint32_t n_tiles, from_tile; /* of them: the unit's; of all of the rows: those before it */
+    uint16_t slot0; /* of the first part; the others' are num_kv_heads apart */
+    uint8_t part, n_parts; /* of the rows' keys; 1: all are the unit's */
 };
 static_assert(sizeof(unit) <= PREFILL_UNIT_BYTES, "fits");
 
@@ -104,7 +108,14 @@ template <> struct part<false> {
         const visible low = seen_by(token_of(p, x, 0));
         const visible high = seen_by(token_of(p, x, x.n_rows - 1));
         together = {visible_to_some(low, high), {low.sinks, high.first, low.end}};
-        hidden = masked_of(x.tiles, together, keys);
+        const uint32_t before = x.from_tile;
+        const masked_tiles all =
+            masked_of({x.tiles.n + before, x.tiles.sinks, x.tiles.skip}, together, keys);
+        hidden = {all.n_first - min(all.n_first, before), all.last - min(all.last, before)};
+    }
+    GPU_DEVICE uint32_t n_tiles() const
+    {
+        return u->n_tiles;
     }
     GPU_DEVICE bool has_next() const
     {
@@ -169,6 +180,10 @@ template <> struct part<true> {
     {
         return at().tiles;
     }
+    GPU_DEVICE uint32_t n_tiles() const
+    {
+        return at().tiles.n;
+    }
     GPU_DEVICE const seen_together &seen() const
     {
         return at().seen;
@@ -230,6 +245,10 @@ GPU_DEVICE unit unit_of(const prefill_params &p, const gpu_item &it, uint32_t he
     u.soft_cap = layer.soft_cap;
     u.step = 1;
     u.n_branches = 0;
+    u.tiles = {};
+    u.n_tiles = u.from_tile = 0;
+    u.part = 0;
+    u.n_parts = 1;
     return u;
 }
 
@@ -246,6 +265,12 @@ GPU_DEVICE void unit_at(const prefill_params &p, const prefill_words &words, uin
     x.first = e.tile * S::R - x.token0 * p.group;
     x.n_rows = min(it.n_tokens * p.group - e.tile * S::R, S::R);
     x.tiles = visible_tiles_of(part<false>(p, x, S::N).seen().some, S::N);
+    x.part = e.part;
+    x.n_parts = e.last_part + 1;
+    x.slot0 = (at.entry - e.part) * p.num_kv_heads + at.head;
+    x.from_tile = x.tiles.n * e.part / x.n_parts;
+    x.n_tiles = x.tiles.n * (e.part + 1) / x.n_parts - x.from_tile;
+    x.tiles.n -= x.from_tile;
     *u = x;
 }
 
