@@ -28,7 +28,7 @@ struct unit {
     float scale_log2, soft_cap;
     /* of keys that some row sees, from the unit's first on; not dilated */
     visible_tiles tiles;
-    uint32_t n_tiles, from_tile; /* of them: the unit's; of all of the rows: those before it */
+    uint32_t n_tiles; /* of them: the unit's */
     uint16_t slot0; /* of the first part; the others' are num_kv_heads apart */
     uint8_t part, n_parts; /* of the rows' keys; 1: all are the unit's */
 };
@@ -108,10 +108,8 @@ template <> struct part<false> {
         const visible low = seen_by(token_of(p, x, 0));
         const visible high = seen_by(token_of(p, x, x.n_rows - 1));
         together = {visible_to_some(low, high), {low.sinks, high.first, low.end}};
-        const uint32_t before = x.from_tile;
-        const masked_tiles all =
-            masked_of({x.tiles.n + before, x.tiles.sinks, x.tiles.skip}, together, keys);
-        hidden = {all.n_first - min(all.n_first, before), all.last - min(all.last, before)};
+        hidden = masked_of(x.tiles, together, keys);
+        hidden.last = min(hidden.last, x.n_tiles); /* where loops over the rest end */
     }
     GPU_DEVICE uint32_t n_tiles() const
     {
@@ -246,7 +244,7 @@ GPU_DEVICE unit unit_of(const prefill_params &p, const gpu_item &it, uint32_t he
     u.step = 1;
     u.n_branches = 0;
     u.tiles = {};
-    u.n_tiles = u.from_tile = 0;
+    u.n_tiles = 0;
     u.part = 0;
     u.n_parts = 1;
     return u;
@@ -268,9 +266,9 @@ GPU_DEVICE void unit_at(const prefill_params &p, const prefill_words &words, uin
     x.part = e.part;
     x.n_parts = e.last_part + 1;
     x.slot0 = (at.entry - e.part) * p.num_kv_heads + at.head;
-    x.from_tile = x.tiles.n * e.part / x.n_parts;
-    x.n_tiles = x.tiles.n * (e.part + 1) / x.n_parts - x.from_tile;
-    x.tiles.n -= x.from_tile;
+    const uint32_t from = x.tiles.n * e.part / x.n_parts;
+    x.n_tiles = x.tiles.n * (e.part + 1) / x.n_parts - from;
+    x.tiles.n -= from;
     *u = x;
 }
 

@@ -251,9 +251,9 @@ plant(sm90/prefill_codes.cuh 104 "__shfl_sync(~0u, x.scale, r);" "__shfl_sync(~0
 
 # ---- prompts whose keys are cut
 
-# a part computes the tiles of another; the last to come has its own maximum alone; counts go on
-plant(sm90/prefill_unit.cuh 105 "x.tiles.n -= x.from_tile;" "x.tiles.n -= simt::planted == 105 ? 0 : x.from_tile;")
+# a part computes the tiles of another; the last to come has its own maximum alone; counts go on;
+# a part goes on to the end of all keys
+plant(sm90/prefill_unit.cuh 105 "x.tiles.n -= from;" "x.tiles.n -= simt::planted == 105 ? 0 : from;")
 plant(sm90/prefill_body.cuh 106 "m[h] = fmaxf(m[h], ml_of(k, h)->x);" "m[h] = fmaxf(m[h], ml_of(simt::planted == 106 ? u.part : k, h)->x);")
 plant(sm90/prefill_body.cuh 107 "                *n_done = 0;" "                *n_done = simt::planted == 107;")
-# masks of the first part for all; the last has no keys
-plant(sm90/prefill_unit.cuh 108 "const uint32_t before = x.from_tile;" "const uint32_t before = simt::planted == 108 ? 0 : x.from_tile;")
+plant(sm90/prefill_unit.cuh 108 "min(hidden.last, x.n_tiles);" "min(hidden.last, simt::planted == 108 ? ~0u : x.n_tiles);")
