@@ -374,7 +374,8 @@ static attn_status open_prefill(struct backend_pool *p)
     p->prefill = aligned_alloc(_Alignof(struct prefill_pool), sizeof *p->prefill);
     if (!p->prefill)
         return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
-    int code = prefill_pool_init(p->prefill, &p->config, &p->kv, p->specs, b->device.n_processors);
+    int code = prefill_pool_init(p->prefill, &p->config, &p->kv, p->specs, b->device.n_processors,
+                                 GPU_PART_SLOTS);
     return runtime_check("prefill_pool_init", code) == 0 ? ATTN_OK : gpu_lost(b);
 }
 

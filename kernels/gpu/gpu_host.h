@@ -184,6 +184,8 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
 /* Is it worth it to bring q, k and v before prep, behind a batch in flight? */
 bool gpu_job_is_brought(const struct gpu_job *j);
+/* Does attention use part_o and part_ml, of which there is one? */
+bool gpu_job_has_parts(const struct gpu_job *j);
 /* Can attention do without what is launched before it? */
 bool gpu_job_can_be_direct(const struct gpu_job *j);
 /* The launches of a job, in this order; bring may be left out, all but attend if it is direct. They

@@ -523,6 +523,14 @@ bool gpu_job_can_be_direct(const struct gpu_job *j)
     return j->has_tuned && j->tuned.n_items == j->prep.n_items && decode_can_be_direct(&j->tuned);
 }
 
+bool gpu_job_has_parts(const struct gpu_job *j)
+{
+    bool has = j->n_ranges > 0;
+    for (uint32_t i = 0; i < j->n_prefills; i++)
+        has |= j->prefills[i].is_cut;
+    return has;
+}
+
 bool gpu_job_is_brought(const struct gpu_job *j)
 {
     const struct backend_pool_config *c = &j->pool->config;
@@ -568,6 +576,7 @@ static int launch_range(const struct gpu_range *r, runtime_stream *s, bool is_ch
 int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
                    bool is_chained)
 {
+    const struct backend *b = j->pool->b;
     int code = 0;
     bool is_told = false;
     if (j->has_tuned) {
@@ -581,8 +590,9 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
     }
     for (uint32_t i = 0; i < j->n_prefills && !code; i++) {
         const struct prefill_call *c = &j->prefills[i];
-        code = runtime_check("prefill kernel", prefill_launch(c, j->prefill_uploads[i],
-                                                              j->staging.scratch, s, is_chained));
+        code = runtime_check("prefill kernel",
+                             prefill_launch(c, j->prefill_uploads[i], j->staging.scratch, b->part_o,
+                                            b->part_ml, s, is_chained));
         is_chained = true;
     }
     for (uint32_t i = 0; i < j->n_ranges && !code; i++) {

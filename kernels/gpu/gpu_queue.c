@@ -116,7 +116,8 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
 
     s->batch = batch;
     s->value = ++b->last_value;
-    s->is_alone = batch->n_copies > 0 || j->n_ranges > 0; /* blocks or partial results of others */
+    /* blocks or partial results of others */
+    s->is_alone = batch->n_copies > 0 || gpu_job_has_parts(j);
     j->prep.out_start_ns = &s->signal->start_ns;
     const struct gpu_finish finish = finish_of(s);
     bool has_shared = touch_rows(s, front);

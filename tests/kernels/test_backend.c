@@ -133,7 +133,6 @@ static void every_option_agrees_with_the_reference(void **state)
     assert_int_equal(n_failed, 0);
 }
 
-/* One poisoned element of K or V: NaN and inf reach exactly the outputs that see it. */
 /* What attnbench measures: the groups and head dims of its geometries, of at most 4 kv heads, so
  * that they fit. */
 static void measured_geometries_agree_with_the_reference(void **state)
@@ -155,6 +154,47 @@ static void measured_geometries_agree_with_the_reference(void **state)
     }
 }
 
+/* Few prompts over many keys, which kernels may cut into parts of several whole tiles each; other
+ * prompts over the same keys follow, so that nothing is left from the one before. */
+static void few_prompts_over_many_keys_agree_with_the_reference(void **state)
+{
+    (void)state;
+    static const uint32_t geometries[] = {CASE_ONE_KV_HEAD, CASE_GROUPED, CASE_DIM_192,
+                                          CASE_DIM_256};
+    static const struct case_options options[] = {
+        {.name = "plain"},
+        {.name = "wide window", .window_tokens = 600, .sink_tokens = 3},
+        {.name = "many sink tokens", .window_tokens = 300, .sink_tokens = 290},
+        {.name = "full", .is_full = true, .soft_cap = 8, .has_alibi = true},
+    };
+    static const struct case_shape shapes[] = {
+        {"one over many keys", {{950, 40}}},
+        {"two over many keys", {{770, 18}, {571, 33}}},
+    };
+    for (uint32_t i = 0; i < CASE_COUNT(geometries) * CASE_COUNT(options); i++) {
+        const struct case_geometry *g = &case_geometries[geometries[i % CASE_COUNT(geometries)]];
+        const struct case_options *o = &options[i / CASE_COUNT(geometries)];
+        const struct case_shape *s = &shapes[i % 3 % 2];
+        attn_status st = begin(g, case_dtypes[CASE_BF16], o, CASE_MAX_ITEMS);
+        if (st == ATTN_ENOTSUP)
+            continue;
+        bool is_right = st == ATTN_OK && run_case(s, false);
+        for (uint32_t n = 17; n < 20 && is_right; n++) {
+            struct check_item other = {
+                .pos = 600 + check_random(&check, 150),
+                .n_tokens = n,
+                .flags = BACKEND_ATTEND,
+                .wants_lse = true,
+            };
+            is_right = check_submit(&check, &other, 1) && check_outputs(&check, &other, 1);
+        }
+        if (!is_right)
+            fail_msg("(%u, %u, %u), %s, %s", g->num_q_heads, g->num_kv_heads, g->head_dim_k,
+                     o->name, s->name);
+    }
+}
+
+/* One poisoned element of K or V: NaN and inf reach exactly the outputs that see it. */
 static void nan_and_inf_are_where_the_reference_has_them(void **state)
 {
     (void)state;
@@ -586,6 +626,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_agrees_with_the_reference),
         cmocka_unit_test(measured_geometries_agree_with_the_reference),
+        cmocka_unit_test(few_prompts_over_many_keys_agree_with_the_reference),
         cmocka_unit_test(nan_and_inf_are_where_the_reference_has_them),
         cmocka_unit_test(a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd),
         cmocka_unit_test(blocks_are_read_back_as_written_and_scrubbed_to_zero),

@@ -140,6 +140,52 @@ static void any_batch_has_every_tile_once_and_long_ones_first(void **state)
     free(again);
 }
 
+/* Of few long units the keys are cut, parts of a tile behind one another; all tiles and parts are
+ * there, none is longer than a processor's share and few are short. */
+static void few_long_units_are_cut(void **state)
+{
+    (void)state;
+    static struct batch b;
+    struct prefill_call *c = malloc(sizeof *c);
+    uint32_t n_cut = 0;
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        rng_state = seed;
+        random_batch(&b);
+        b.n = 1 + rng(3);
+        b.pool.n_processors = 132;
+        b.pool.most_parts = rng(4) ? PREFILL_MAX_CUT : 0;
+        void *upload = malloc(prefill_upload_bytes(&b.pool, b.n, b.n_tokens));
+        prefill_prepare(&b.pool, b.items, b.n, NULL, upload, c);
+        free(upload);
+        const uint32_t n_units = c->n_entries * b.pool.kv.num_kv_heads;
+        n_cut += c->is_cut;
+        if (!c->is_cut)
+            continue;
+        assert_int_equal(c->upload_bytes, 0);
+        assert_in_range(n_units, 2, b.pool.most_parts);
+        uint32_t n_tiles = 0, n_whole = 0;
+        for (uint32_t i = 0; i < b.n; i++)
+            n_whole += (rows_of(&b, i) + prefill_rows(b.pool.dim, false) - 1) /
+                       prefill_rows(b.pool.dim, false);
+        for (uint32_t i = 0; i < c->n_entries; i++) {
+            const struct prefill_entry *e = &c->inline_list.entries[i];
+            n_tiles += e->part == 0;
+            assert_in_range(e->part, 0, e->last_part);
+            for (uint32_t k = 1; e->part == 0 && k <= e->last_part; k++) {
+                assert_int_equal(e[k].part, k);
+                assert_int_equal(e[k].item, e->item);
+                assert_int_equal(e[k].tile, e->tile);
+                assert_int_equal(e[k].last_part, e->last_part);
+            }
+            if (e->part == 0 && e->last_part > 0) /* parts of about the least or more */
+                assert_true(keys_of(&b, *e) > e->last_part * 7 * prefill_keys(b.pool.dim));
+        }
+        assert_int_equal(n_tiles, n_whole);
+    }
+    assert_in_range(n_cut, 20, 399);
+    free(c);
+}
+
 /* A random layer's branches, with rates up to 16, and the pool as prefill_pool_init leaves it. */
 static void make_dilated(struct batch *b)
 {
@@ -250,6 +296,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_batch_has_every_tile_once_and_long_ones_first),
+        cmocka_unit_test(few_long_units_are_cut),
         cmocka_unit_test(any_dilated_batch_has_every_row_once),
         cmocka_unit_test(heads_share_a_section_as_far_as_the_cache_holds_them),
     };

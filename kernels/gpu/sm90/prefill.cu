@@ -57,7 +57,7 @@ static int init_dilated(struct prefill_pool *p)
 
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
                       const struct gpu_kv *kv, const struct attn_layer_spec *specs,
-                      uint32_t n_processors)
+                      uint32_t n_processors, uint64_t part_slots)
 {
     memset(p, 0, sizeof *p);
     p->kv = *kv;
@@ -67,6 +67,11 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
     p->n_processors = n_processors;
     const uint32_t dim = c->head_dim_k > c->head_dim_v ? c->head_dim_k : c->head_dim_v;
     p->dim = dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 192 ? 192 : 256;
+    if (!c->is_batch_invariant) {
+        const uint64_t rows = prefill_rows(p->dim, kv->is_quantised);
+        const uint64_t most = part_slots * kv->dv / (rows * p->dim);
+        p->most_parts = most < PREFILL_MAX_CUT ? (uint32_t)most : PREFILL_MAX_CUT;
+    }
     p->box_tokens = kv->block_tokens;
     while (prefill_keys(p->dim) % p->box_tokens != 0)
         p->box_tokens /= 2;
@@ -86,8 +91,8 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
     return e ? e : init_dilated(p);
 }
 
-int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, void *stream,
-                   int chained)
+int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,
+                   float *part_ml, void *stream, int chained)
 {
     const struct prefill_pool *p = c->pool;
     const struct gpu_kv *kv = &p->kv;
@@ -97,6 +102,8 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.layers = kv->layers;
     a.table = kv->table;
     a.counters = (uint32_t *)scratch;
+    a.part_o = part_o;
+    a.part_ml = part_ml;
     a.base = kv->base;
     a.block_bytes = kv->block_bytes;
     a.layer_bytes = kv->layer_bytes;

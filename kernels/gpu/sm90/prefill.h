@@ -7,7 +7,8 @@
  *                 prefill_launch.
  * Who owns what   everything is the caller's. A call may be launched many times; launches that
  *                 share scratch must follow each other on one stream.
- * Same bytes      a row's result depends on its item alone: nothing is cut over keys.
+ * Same bytes      a batch gives the same bytes every time. In batch-invariant pools a row's result
+ *                 depends on its item alone; elsewhere the keys of few long units are cut.
  * Nothing hangs   no thread block waits for another.
  */
 #ifndef ATTND_GPU_PREFILL_H
@@ -32,6 +33,8 @@ struct prefill_pool {
     uint32_t n_processors;
     uint32_t dim; /* of the kernel: head_dim_k and head_dim_v are at most this */
     uint32_t box_tokens; /* that one copy brings */
+    uint32_t most_parts; /* units of a launch whose keys are cut that part_o has room for; 0: none
+                            may be cut */
     bool has_extras; /* a layer has a soft cap or ALiBi slopes */
     bool has_dilated; /* a layer is dilated, and computed */
 } __attribute__((aligned(64)));
@@ -44,18 +47,25 @@ bool prefill_supported(const struct backend_pool_config *c, int major);
 bool prefill_has_dilated(const struct prefill_pool *p);
 
 /* Fills *p. kv and specs are kept (specs borrowed for the pool's life); kv.layers has been written.
- * 0 or the driver's error code (loads every kernel, so that later launches allocate nothing). */
+ * part_slots: as prefill_launch's part_o has. 0 or the driver's error code (loads every kernel, so
+ * that later launches allocate nothing). */
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
                       const struct gpu_kv *kv, const struct attn_layer_spec *specs,
-                      uint32_t n_processors);
+                      uint32_t n_processors, uint64_t part_slots);
+
+/* Units of a launch whose keys are cut; the scratch has a counter for each. */
+#define PREFILL_MAX_CUT 510
 
 /* Device memory of a launch, zeroed once at start. */
-#define PREFILL_SCRATCH_BYTES 256
+#define PREFILL_SCRATCH_BYTES (8 + PREFILL_MAX_CUT * 4)
 
-/* A tile of rows of an item; one unit of work for each kv head. */
+/* A tile of rows of an item, or one of the parts of its keys; one unit of work for each kv head.
+ * Parts of a tile follow each other. */
 struct prefill_entry {
-    uint32_t item, tile;
+    uint32_t item;
+    uint32_t tile : 24, part : 4, last_part : 4;
 };
+#define PREFILL_MAX_PARTS 16
 
 /* The same of a dilated layer. For kv head h the rows are those of the tokens among
  * [from, from + n_tokens) of the item whose positions are h + residue modulo 2^shift. Which
@@ -79,6 +89,7 @@ struct prefill_call {
     const struct prefill_pool *pool;
     const struct gpu_item *items; /* device */
     bool is_dilated; /* entries are prefill_run */
+    bool is_cut; /* part_o and part_ml are written: nothing that does so may run beside it */
     uint32_t n_entries; /* n_entries * num_kv_heads units */
     uint32_t section_heads; /* kv heads whose units come before those of the others */
     uint64_t upload_bytes; /* 0: the entries travel in the kernel's parameters */
@@ -104,10 +115,11 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
                      const struct gpu_item *device_items, void *upload,
                      struct prefill_call *out_call);
 
-/* upload: where the upload is on the device. chained: may begin while the kernel before on the
+/* upload: where the upload is on the device. part_o [part_slots][head_dim_v], part_ml
+ * [part_slots][2]: of partial results, device. chained: may begin while the kernel before on the
  * stream still runs. The driver's error code. */
-int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, void *stream,
-                   int chained);
+int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,
+                   float *part_ml, void *stream, int chained);
 
 #ifdef __cplusplus
 }

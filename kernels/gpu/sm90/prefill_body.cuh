@@ -254,6 +254,66 @@ template <bool is_bf16, class S, bool has_extras> struct rows {
         sync_some<ALL_COMPUTING, computing>();
     }
 
+    /* One of several parts of the rows' keys: puts the sums where the others' are. The last to come
+     * gets true and all parts' sums, added in the order of the keys whoever is last. All computing
+     * threads come here. */
+    GPU_DEVICE bool join(const prefill_params &p, const unit &u, uint32_t first_row)
+    {
+        constexpr uint32_t computing = S::computing;
+        const uint32_t thread = threadIdx.x, t = gpu::lane_id() % 4;
+        const uint32_t row = first_row + gpu::warp_id() % 4 * 16 + gpu::lane_id() / 4;
+        auto slot_of = [&](uint32_t k) { return u.slot0 + k * p.num_kv_heads; };
+        auto o_of = [&](uint32_t k) {
+            return p.part_o + (uint64_t)slot_of(k) * (S::R * D) + thread;
+        };
+        auto ml_of = [&](uint32_t k, int h) {
+            return (float2 *)p.part_ml + slot_of(k) * S::R + row + h * 8;
+        };
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            l[h] = gpu::warp_sum<4>(l[h]);
+            if (t == 0)
+                *ml_of(u.part, h) = make_float2(m[h], l[h]);
+        }
+#pragma unroll
+        for (int j = 0; j < D / 2; ++j)
+            o_of(u.part)[j * computing] = o[j];
+        __threadfence();
+        sync_some<ALL_COMPUTING, computing>();
+        bool is_last = false;
+        if (thread == 0) {
+            uint32_t *const n_done = p.counters + 2 + u.slot0;
+            is_last = atomicAdd(n_done, 1) == u.n_parts - 1u;
+            if (is_last)
+                *n_done = 0;
+        }
+        if (!sync_some_any<ALL_COMPUTING, computing>(is_last))
+            return false;
+        __threadfence();
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            for (uint32_t k = 0; k < u.n_parts; ++k)
+                m[h] = fmaxf(m[h], ml_of(k, h)->x);
+        l[0] = l[1] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < D / 2; ++j)
+            o[j] = 0.0f;
+#pragma unroll 1
+        for (uint32_t k = 0; k < u.n_parts; ++k) {
+            float f[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float2 ml = *ml_of(k, h);
+                f[h] = gpu::exp2_fast(ml.x - m[h]);
+                l[h] += t == 0 ? f[h] * ml.y : 0.0f; /* finish adds those of four lanes */
+            }
+#pragma unroll
+            for (int j = 0; j < D / 2; ++j)
+                o[j] = fmaf(o_of(k)[j * computing], f[j / 2 % 2], o[j]);
+        }
+        return true;
+    }
+
     /* Sums over the quad's keys, then the rows' results to out and lse. */
     GPU_DEVICE void finish(const prefill_params &p, const unit &u, uint32_t row0)
     {
@@ -322,7 +382,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
             break;
         typename S::keys keys(p, u, N);
         bool is_first_part = true;
-        uint32_t n_tiles = keys.tiles().n;
+        uint32_t n_tiles = keys.n_tiles();
         const float scale = u.scale_log2;
         const uint32_t q_at = at.q + n % S::q_stages * S::q_bytes + group * (64 * D * 2);
         const uint32_t q = low_word(__shfl_sync(~0u, q_at, 0), 16);
@@ -384,7 +444,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
                     keys.next();
                     is_first_part = false;
                     i = 0;
-                    n_tiles = keys.tiles().n;
+                    n_tiles = keys.n_tiles();
                     masked = keys.masked();
                     x.go_on_with(keys);
                 }
@@ -406,7 +466,8 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
         wgmma_wait<0>(x.o);
         if (lane == 0)
             barrier_arrive(at.v_ring.empty(use - 1));
-        x.finish(p, u, row0);
+        if (S::is_dilated || u.n_parts == 1 || x.join(p, u, group * 64))
+            x.finish(p, u, row0);
         gpu::sync_warp();
         if (lane == 0)
             barrier_arrive(at.unit_ring.empty(n));

@@ -121,7 +121,7 @@ GPU_DEVICE void decode_tiles(const prefill_params &p, const places<S> &at)
         from.scales = layer + (is_v ? p.v_scales : p.k_scales) + head * 4;
         from.table = u.table;
         from.total = u.total;
-        const uint32_t n_all = u.tiles.n * n_parts;
+        const uint32_t n_all = u.n_tiles * n_parts;
         auto fetch = [&](uint32_t i, code_rows<S> &x) {
             if (i < n_all)
                 fetch_codes<S>(from, tile_key(u.tiles, i / n_parts, N) + row0 + i % n_parts * 16,
@@ -154,7 +154,7 @@ GPU_DEVICE void decode_tiles(const prefill_params &p, const places<S> &at)
             fetch(i + 2, a);
             decode(i + 1, b);
         }
-        n_made += u.tiles.n;
+        n_made += u.n_tiles;
         gpu::sync_warp();
         if (lane == 0)
             barrier_arrive(at.unit_ring.empty(n));

@@ -145,7 +145,7 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, cons
             break;
 
         const uint32_t head_row = u.head * p.block_tokens, layer = u.layer, total = u.total;
-        const uint32_t n_tiles = u.tiles.n, *const table = u.table;
+        const uint32_t n_tiles = u.n_tiles, *const table = u.table;
         auto load_id = [&](uint32_t i) {
             const uint32_t key = tile_key(u.tiles, i, N) + lane * p.box_tokens;
             const bool is_there = i < n_tiles && lane * p.box_tokens < N && key < total;

@@ -9,9 +9,9 @@ bool prefill_supported(const struct backend_pool_config *c, int major)
 
 int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *c,
                       const struct gpu_kv *kv, const struct attn_layer_spec *specs,
-                      uint32_t n_processors)
+                      uint32_t n_processors, uint64_t part_slots)
 {
-    (void)p, (void)c, (void)kv, (void)specs, (void)n_processors;
+    (void)p, (void)c, (void)kv, (void)specs, (void)n_processors, (void)part_slots;
     return -1;
 }
 
@@ -34,9 +34,9 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     (void)p, (void)items, (void)n, (void)device_items, (void)upload, (void)out_call;
 }
 
-int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, void *stream,
-                   int chained)
+int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,
+                   float *part_ml, void *stream, int chained)
 {
-    (void)c, (void)upload, (void)scratch, (void)stream, (void)chained;
+    (void)c, (void)upload, (void)scratch, (void)part_o, (void)part_ml, (void)stream, (void)chained;
     return -1;
 }

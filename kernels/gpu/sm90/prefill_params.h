@@ -28,8 +28,10 @@ struct prefill_params {
     const struct gpu_layer *layers;
     const uint32_t *table;
     uint32_t *
-        /* [2] units taken beyond the first of each block, blocks done; zero between launches */
+        /* [2] units taken beyond the first of each block, blocks done; [PREFILL_MAX_CUT] parts done
+           of the unit in that slot; zero between launches */
         counters;
+    float *part_o, *part_ml;
     const char *base; /* of K and V, with strides as struct gpu_kv has them */
     uint64_t block_bytes, layer_bytes, v_offset;
     uint64_t k_scales, v_scales; /* of a quantised pool, as struct gpu_kv has them */

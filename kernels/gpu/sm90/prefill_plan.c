@@ -82,10 +82,17 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
            (p->has_dilated ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
 }
 
+/* A part of a unit's keys has at least so many tiles: to write it and to read it back takes about
+ * as long as two. */
+#ifndef PREFILL_PART_TILES
+#define PREFILL_PART_TILES 8
+#endif
+
 /* Work to be put in order: an entry of either kind, and how many tiles of keys it has. */
 struct work {
     struct prefill_run run; /* of a layer that is not dilated: item and tile */
-    uint32_t cost;
+    uint32_t part, last_part;
+    uint32_t cost; /* of all its parts */
 };
 
 /* Calls put(arg, work) for all work of an item. */
@@ -107,11 +114,19 @@ static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it,
     return visible_tiles_of(seen, prefill_keys(p->dim)).n;
 }
 
+/* share: tiles of keys of a part; 0: nothing is cut */
 static void each_tile(const struct prefill_pool *p, const struct gpu_item *it, uint32_t item,
-                      work_fn *put, void *arg)
+                      uint32_t share, work_fn *put, void *arg)
 {
-    for (uint32_t t = tiles_of(p, it->n_tokens, false); t-- > 0;)
-        put(arg, &(struct work){{.item = item, .tile = t}, cost_of(p, it, t)});
+    for (uint32_t t = tiles_of(p, it->n_tokens, false); t-- > 0;) {
+        struct work w = {.run = {.item = item, .tile = t}, .cost = cost_of(p, it, t)};
+        if (share > 0 && w.cost > share)
+            w.last_part = (w.cost - 1) / share;
+        if (w.last_part >= PREFILL_MAX_PARTS)
+            w.last_part = PREFILL_MAX_PARTS - 1;
+        for (w.part = 0; w.part <= w.last_part; w.part++)
+            put(arg, &w);
+    }
 }
 
 /* Positions at whose multiples an item's runs end, so that the rows of a run see the same keys: the
@@ -161,13 +176,12 @@ static void each_run(const struct prefill_pool *p, const struct gpu_item *it, ui
         for (uint32_t residue = 0; residue < 1u << shift; residue++)
             for (uint32_t t = tiles_of(p, ((uint64_t)n + (1u << shift) - 1) >> shift, true);
                  t-- > 0;) {
-                struct work w = {{.item = item,
-                                  .shift = shift,
-                                  .from = from,
-                                  .n_tokens = n,
-                                  .tile = t,
-                                  .residue = residue},
-                                 0};
+                struct work w = {.run = {.item = item,
+                                         .shift = shift,
+                                         .from = from,
+                                         .n_tokens = n,
+                                         .tile = t,
+                                         .residue = residue}};
                 w.cost = dilated_cost_of(p, it, &w.run);
                 put(arg, &w);
             }
@@ -180,6 +194,8 @@ enum { BUCKETS = 1024 };
 
 struct order {
     uint32_t n, most, shift;
+    uint32_t share; /* as each_tile has it */
+    uint64_t cost; /* of all work */
     uint32_t at[BUCKETS + 1];
     bool is_dilated;
     union {
@@ -192,6 +208,7 @@ static void measure(void *arg, const struct work *w)
 {
     struct order *o = arg;
     o->n++;
+    o->cost += w->cost;
     o->most = w->cost > o->most ? w->cost : o->most;
 }
 
@@ -214,14 +231,35 @@ static void place(void *arg, const struct work *w)
     if (o->is_dilated)
         o->runs[to] = w->run;
     else
-        o->entries[to] = (struct prefill_entry){.item = w->run.item, .tile = w->run.tile};
+        o->entries[to] = (struct prefill_entry){
+            .item = w->run.item, .tile = w->run.tile, .part = w->part, .last_part = w->last_part};
 }
 
 static void each_work(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
                       work_fn *put, struct order *o)
 {
     for (uint32_t i = 0; i < n; i++)
-        (o->is_dilated ? each_run : each_tile)(p, &items[i], i, put, o);
+        if (o->is_dilated)
+            each_run(p, &items[i], i, put, o);
+        else
+            each_tile(p, &items[i], i, o->share, put, o);
+}
+
+/* Where units leave processors idle, the keys of long ones are cut into parts of a processor's
+ * share. o has been measured, and is once more. */
+static void cut_keys(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
+                     struct order *o)
+{
+    const struct order whole = *o;
+    const uint32_t heads = p->kv.num_kv_heads;
+    if (o->is_dilated || p->most_parts == 0 || (uint64_t)o->n * heads >= p->n_processors)
+        return;
+    const uint64_t share = (o->cost * heads + p->n_processors - 1) / p->n_processors;
+    *o = (struct order){.share = share < PREFILL_PART_TILES ? PREFILL_PART_TILES : (uint32_t)share};
+    each_work(p, items, n, measure, o);
+    const bool has_room = (uint64_t)o->n * heads <= p->most_parts && o->n <= PREFILL_INLINE_ENTRIES;
+    if (o->n == whole.n || !has_room)
+        *o = whole;
 }
 
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
@@ -233,6 +271,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     for (uint32_t i = 0; i < n; i++)
         tokens += items[i].pos + items[i].n_tokens;
     each_work(p, items, n, measure, &o);
+    cut_keys(p, items, n, &o);
     while (o.most >> o.shift >= BUCKETS)
         o.shift++;
     out_call->upload_bytes = 0;
@@ -249,6 +288,7 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     out_call->pool = p;
     out_call->items = device_items;
     out_call->is_dilated = o.is_dilated;
+    out_call->is_cut = o.share > 0;
     out_call->n_entries = o.n;
     const uint64_t heads = SECTION_BYTES / (tokens * row_bytes);
     out_call->section_heads = heads == 0                   ? 1

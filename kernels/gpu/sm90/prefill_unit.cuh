@@ -26,7 +26,11 @@ struct unit {
     uint32_t pos, total; /* of the item: position of its first query token, cached tokens */
     uint32_t layer, window, sinks, is_full;
     float scale_log2, soft_cap;
-    visible_tiles tiles; /* of keys that some row sees; not dilated */
+    /* of keys that some row sees, from the unit's first on; not dilated */
+    visible_tiles tiles;
+    uint32_t n_tiles; /* of them: the unit's */
+    uint16_t slot0; /* of the first part; the others' are num_kv_heads apart */
+    uint8_t part, n_parts; /* of the rows' keys; 1: all are the unit's */
 };
 static_assert(sizeof(unit) <= PREFILL_UNIT_BYTES, "fits");
 
@@ -105,6 +109,11 @@ template <> struct part<false> {
         const visible high = seen_by(token_of(p, x, x.n_rows - 1));
         together = {visible_to_some(low, high), {low.sinks, high.first, low.end}};
         hidden = masked_of(x.tiles, together, keys);
+        hidden.last = min(hidden.last, x.n_tiles); /* where loops over the rest end */
+    }
+    GPU_DEVICE uint32_t n_tiles() const
+    {
+        return u->n_tiles;
     }
     GPU_DEVICE bool has_next() const
     {
@@ -169,6 +178,10 @@ template <> struct part<true> {
     {
         return at().tiles;
     }
+    GPU_DEVICE uint32_t n_tiles() const
+    {
+        return at().tiles.n;
+    }
     GPU_DEVICE const seen_together &seen() const
     {
         return at().seen;
@@ -230,6 +243,10 @@ GPU_DEVICE unit unit_of(const prefill_params &p, const gpu_item &it, uint32_t he
     u.soft_cap = layer.soft_cap;
     u.step = 1;
     u.n_branches = 0;
+    u.tiles = {};
+    u.n_tiles = 0;
+    u.part = 0;
+    u.n_parts = 1;
     return u;
 }
 
@@ -246,6 +263,12 @@ GPU_DEVICE void unit_at(const prefill_params &p, const prefill_words &words, uin
     x.first = e.tile * S::R - x.token0 * p.group;
     x.n_rows = min(it.n_tokens * p.group - e.tile * S::R, S::R);
     x.tiles = visible_tiles_of(part<false>(p, x, S::N).seen().some, S::N);
+    x.part = e.part;
+    x.n_parts = e.last_part + 1;
+    x.slot0 = (at.entry - e.part) * p.num_kv_heads + at.head;
+    const uint32_t from = x.tiles.n * e.part / x.n_parts;
+    x.n_tiles = x.tiles.n * (e.part + 1) / x.n_parts - from;
+    x.tiles.n -= from;
     *u = x;
 }
 

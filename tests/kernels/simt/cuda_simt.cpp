@@ -1,7 +1,7 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu and prefill.cu. It counts
  * launches by kernel; with ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; of wide
- * rows32, of short direct; prefill, dilated, codes) the process ends with code 3 if one of them was
- * never launched, so that a test cannot pass by the generic kernels.
+ * rows32, of short direct; prefill, dilated, codes; of prefill and codes cut) the process ends with
+ * code 3 if one of them was never launched, so that a test cannot pass by the generic kernels.
  */
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/prefill_kernels.h"
@@ -18,18 +18,19 @@
 #undef blockDim
 
 static struct counts {
-    unsigned n[10];
+    unsigned n[11];
 
     ~counts()
     {
-        static const char *const names[10] = {"cluster", "warp",   "list",    "short",   "wide",
-                                              "direct",  "rows32", "prefill", "dilated", "codes"};
+        static const char *const names[11] = {"cluster", "warp",   "list",   "short",
+                                              "wide",    "direct", "rows32", "prefill",
+                                              "dilated", "codes",  "cut"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 10; i++) {
+        for (int i = 0; i < 11; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -161,6 +162,13 @@ static int enqueue(runtime_stream *s, const simt::launch &how, const void *kerne
     });
 }
 
+/* What is cut travels in the words, the longest unit first. */
+static void count_cut(void **args)
+{
+    const prefill_entry &first = ((const prefill_words *)args[1])->list.entries[0];
+    launches.n[10] += !((const prefill_params *)args[0])->entries && first.last_part > 0;
+}
+
 int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l, void **args, int)
 {
     simt::launch how = {l->gridDim, l->blockDim, l->dynamicSmemBytes};
@@ -172,11 +180,14 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
             how.is_chained = true;
     if (is_prefill(kernel) && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
         launches.n[7]++;
+        count_cut(args);
         return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
     }
     const int narrow = narrow_kind(kernel);
     if (narrow && l->dynamicSmemBytes <= (size_t)gpu::shared_limit) {
         launches.n[narrow]++;
+        if (narrow == 9)
+            count_cut(args);
         return enqueue<prefill_params, prefill_words, prefill::prefill_maps>(s, how, kernel, args);
     }
     int kind = DECODE_CLUSTER;

@@ -248,3 +248,12 @@ plant(sm90/prefill_codes.cuh 101 "            proxy_fence();" "            if (s
 plant(sm90/prefill_codes.cuh 102 "at.k_scales(use)[row + lane]" "at.k_scales(use + (simt::planted == 102))[row + lane]")
 plant(sm90/prefill_body.cuh 103 "at.k_ring.init(S::has_codes ? 2 : 1" "at.k_ring.init(S::has_codes && simt::planted != 103 ? 2 : 1")
 plant(sm90/prefill_codes.cuh 104 "__shfl_sync(~0u, x.scale, r);" "__shfl_sync(~0u, x.scale, simt::planted == 104 ? r ^ 1 : r);")
+
+# ---- prompts whose keys are cut
+
+# a part computes the tiles of another; the last to come has its own maximum alone; counts go on;
+# a part goes on to the end of all keys
+plant(sm90/prefill_unit.cuh 105 "x.tiles.n -= from;" "x.tiles.n -= simt::planted == 105 ? 0 : from;")
+plant(sm90/prefill_body.cuh 106 "m[h] = fmaxf(m[h], ml_of(k, h)->x);" "m[h] = fmaxf(m[h], ml_of(simt::planted == 106 ? u.part : k, h)->x);")
+plant(sm90/prefill_body.cuh 107 "                *n_done = 0;" "                *n_done = simt::planted == 107;")
+plant(sm90/prefill_unit.cuh 108 "min(hidden.last, x.n_tiles);" "min(hidden.last, simt::planted == 108 ? ~0u : x.n_tiles);")
