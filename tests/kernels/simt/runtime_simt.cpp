@@ -317,6 +317,12 @@ int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
     return add("copy", s, [=] { memcpy(dst, src, bytes); });
 }
 
+/* There is one device. */
+int runtime_copy_peer(void *dst, int, const void *src, int, size_t bytes, runtime_stream *s)
+{
+    return runtime_copy(dst, src, bytes, s);
+}
+
 int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s)
 {
     return add("fill", s, [=] { memset(dst, byte, bytes); });
