@@ -80,6 +80,6 @@ has '^stop_seconds [0-9.e-]+$'
 wait "$loader" && die "the load goes on without its sequence"
 beside=${beside% *}
 expect 0 bash -c 'eval "$('"$ctl"' completion bash)"; COMP_WORDS=(attnctl sequence "") COMP_CWORD=2; _attnctl; echo "${COMPREPLY[*]}"'
-has '^export import move$'
+has '^export import move place$'
 stop
 echo "sequences go where an operator wants them"

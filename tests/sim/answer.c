@@ -152,10 +152,17 @@ static void take_fork(struct ask *a, const Attnd__Reply *r)
     sim_counts.forks++;
 }
 
+/* Does an epoch follow on another? A card that the sequence has moved to makes epochs of its own. */
+static bool is_next_epoch(uint32_t was, uint32_t is)
+{
+    bool has_moved = (was ^ is) & (EPOCH_STEP - 1);
+    return has_moved ? is > was : is == was + EPOCH_STEP;
+}
+
 static void take_truncate(struct ask *a, const Attnd__Reply *r)
 {
     struct seq *s = a->seq;
-    if (r->seq->epoch != s->epoch + EPOCH_STEP)
+    if (!is_next_epoch(s->epoch, r->seq->epoch))
         is_wrong(a, r, "a truncation did not raise the epoch by one");
     for (uint32_t l = 0; l < N_LAYERS; l++)
         s->len[l] = s->len[l] < a->len ? s->len[l] : a->len;
@@ -170,7 +177,7 @@ static void take_truncate(struct ask *a, const Attnd__Reply *r)
 static void take_adopt(struct ask *a, const Attnd__Reply *r)
 {
     struct seq *s = a->seq;
-    if (r->seq->epoch != s->epoch + EPOCH_STEP || r->seq->n_layer_len != N_LAYERS)
+    if (!is_next_epoch(s->epoch, r->seq->epoch) || r->seq->n_layer_len != N_LAYERS)
         is_wrong(a, r, "an adoption did not raise the epoch by one");
     for (uint32_t l = 0; l < N_LAYERS; l++) {
         struct ask *step = s->step[l];
