@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -50,8 +51,12 @@ struct runtime_event {
 };
 
 static thread_local char last_error[256] = "no error";
-static int n_streams; /* open; every backend opens two, one behind the other */
-static runtime_stream *last_first;
+/* Every backend opens two on one thread, one behind the other; its threads that move blocks open one
+ * each, and that stays alone. */
+static thread_local runtime_stream *without_second;
+/* The device does one thing at a time, whoever asks: a stream that follows another works it off,
+ * and threads that move blocks may follow the same one. */
+static std::recursive_mutex device;
 static long calls_left = -1; /* until failure; below 0: none is wanted */
 
 static int fail(const char *words)
@@ -63,6 +68,7 @@ static int fail(const char *words)
 /* Is it this call's turn to fail? */
 static bool is_planted(const char *call)
 {
+    const std::lock_guard<std::recursive_mutex> one(device);
     if (calls_left < 0 || (calls_left > 0 && --calls_left > 0))
         return false;
     snprintf(last_error, sizeof last_error, "%s: planted failure", call);
@@ -228,6 +234,7 @@ static void work_off(runtime_stream *s)
 
 static int add_piece(const char *call, runtime_stream *s, piece p)
 {
+    const std::lock_guard<std::recursive_mutex> one(device);
     if (is_planted(call))
         return 2;
     (s->capture ? s->capture->work : s->work).push_back(std::move(p));
@@ -247,18 +254,20 @@ int runtime_stream_open(runtime_stream **out_s)
     if (is_planted("stream_open"))
         return 1;
     *out_s = new runtime_stream{};
-    if (n_streams++ % 2 == 0) {
-        last_first = *out_s;
+    if (without_second == nullptr) {
+        without_second = *out_s;
     } else {
-        (*out_s)->first = last_first;
-        last_first->second = *out_s;
+        (*out_s)->first = without_second;
+        without_second->second = *out_s;
+        without_second = nullptr;
     }
     return 0;
 }
 
 void runtime_stream_close(runtime_stream *s)
 {
-    n_streams -= s != nullptr;
+    if (s == without_second)
+        without_second = nullptr;
     if (s && s->first)
         s->first->second = nullptr;
     if (s && s->second)
@@ -273,6 +282,7 @@ void *runtime_stream_native(runtime_stream *s)
 
 int runtime_stream_wait(runtime_stream *s)
 {
+    const std::lock_guard<std::recursive_mutex> one(device);
     if (is_planted("stream_wait")) {
         s->work.clear();
         return 1;
@@ -290,6 +300,7 @@ int runtime_stream_wait(runtime_stream *s)
  * that a batch is back while the one behind it is not. */
 int runtime_stream_check(runtime_stream *s)
 {
+    const std::lock_guard<std::recursive_mutex> one(device);
     if (is_planted("stream_check")) {
         s->work.clear();
         return 1;
