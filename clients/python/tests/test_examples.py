@@ -15,7 +15,7 @@ def run(python_env, name, *flags):
         env=python_env,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1000,  # ends what hangs; a busy machine takes minutes
     )
     assert r.returncode == 0, r.stdout + r.stderr
     return r.stdout
