@@ -51,8 +51,8 @@ struct runtime_event {
 };
 
 static thread_local char last_error[256] = "no error";
-/* Every backend opens two on one thread, one behind the other; its threads that move blocks open one
- * each, and that stays alone. */
+/* Every backend opens two on one thread, one behind the other; its threads that move blocks open
+ * one each, and that stays alone. */
 static thread_local runtime_stream *without_second;
 /* The device does one thing at a time, whoever asks: a stream that follows another works it off,
  * and threads that move blocks may follow the same one. */
