@@ -153,6 +153,15 @@ static bool is_name(const char *key, size_t n)
     return false;
 }
 
+/* Do the n bytes, which begin with a quote, end in a backslash whose character was cut off? */
+static bool is_half_escape(const char *p, size_t n)
+{
+    size_t n_backslashes = 0;
+    while (n_backslashes + 1 < n && p[n - 1 - n_backslashes] == '\\')
+        n_backslashes++;
+    return n_backslashes % 2 == 1;
+}
+
 /* key=value pairs as JSON members. */
 static void put_members(struct line *l, const char *p)
 {
@@ -167,7 +176,8 @@ static void put_members(struct line *l, const char *p)
             n = 1;
             while (p[n] != '\0' && p[n] != '"')
                 n += p[n] == '\\' && p[n + 1] != '\0' ? 2 : 1;
-            put_bytes(l, p, n); /* escaped already */
+            bool is_cut = p[n] == '\0' && is_half_escape(p, n);
+            put_bytes(l, p, n - is_cut); /* escaped already */
             put(l, "\"");
             n += p[n] == '"';
         } else {

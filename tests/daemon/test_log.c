@@ -122,6 +122,21 @@ static void what_is_no_utf8_is_replaced(void **state)
     }
 }
 
+/* Values are cut where a line is full, perhaps between a backslash and what it escapes. */
+static void a_line_cut_anywhere_can_be_read(void **state)
+{
+    (void)state;
+    char pairs[1200];
+    for (size_t n_plain = 990; n_plain < 1030; n_plain++) {
+        int at = snprintf(pairs, sizeof pairs, "layer=3 client=\"");
+        memset(pairs + at, 'x', n_plain);
+        strcpy(pairs + at + n_plain, "\\\\\\\"\\\"end\" items=5");
+        json_t *is = member("layer", pairs);
+        assert_int_equal(json_integer_value(is), 3);
+        json_decref(is);
+    }
+}
+
 int main(void)
 {
     log_init(LOG_LEVEL_ERROR, LOG_FORMAT_JSON);
@@ -131,6 +146,7 @@ int main(void)
         cmocka_unit_test(random_sessions_make_lines_that_can_be_read),
         cmocka_unit_test(numbers_are_numbers_and_nothing_else_is),
         cmocka_unit_test(what_is_no_utf8_is_replaced),
+        cmocka_unit_test(a_line_cut_anywhere_can_be_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
