@@ -175,6 +175,8 @@ struct batch {
     bool is_in_flight;
     /* of a pool that is split (cards_part.c) */
     struct batch_part *parts; /* [cards]; NULL: there is one card */
+    struct cards_outputs *outputs; /* split by tokens */
+    attn_status outputs_status; /* is there memory for them? */
     uint32_t n_parts_out;
     uint64_t order, oldest; /* of the lead's batches; the first that had not come back then */
     bool is_own_loss; /* it was this card's part that lost its device */
