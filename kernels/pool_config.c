@@ -175,5 +175,15 @@ attn_status backend_words_check(const struct backend_batch *batch, const char *n
             return ATTN_EINVAL;
         }
     }
+    if (!batch->may_be_void)
+        return ATTN_OK;
+    if (!(features & BACKEND_CAN_GIVE_UP)) {
+        snprintf(why, why_bytes, "may_be_void: backend %s can't call a batch off", name);
+        return ATTN_ENOTSUP;
+    }
+    if (batch->wait == NULL) {
+        snprintf(why, why_bytes, "may_be_void: the batch waits for no word");
+        return ATTN_EINVAL;
+    }
     return ATTN_OK;
 }

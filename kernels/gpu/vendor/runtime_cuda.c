@@ -334,6 +334,13 @@ int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t v
                                           CU_STREAM_WAIT_VALUE_GEQ));
 }
 
+int runtime_stream_hold(runtime_stream *s, const uint32_t *word, uint32_t value,
+                        const uint32_t *stop, uint32_t stop_value)
+{
+    (void)s, (void)word, (void)value, (void)stop, (void)stop_value;
+    return 0;
+}
+
 int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value)
 {
     return driver_check("cuStreamWriteValue32",
