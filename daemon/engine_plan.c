@@ -10,13 +10,19 @@
 #include <stdio.h>
 
 #include "daemon/engine_answer.h"
+#include "daemon/engine_inbox.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_step.h"
 #include "daemon/lane.h"
+#include "daemon/stack.h"
 #include "daemon/stats.h"
+
+/* An announced bell that waits for longer is called off: what must follow in order, the end of the
+ * process for one, waits for it. */
+static const uint64_t MOST_AHEAD_NS = 20 * 1000 * 1000;
 
 void engine_lane_add(struct engine *e, struct lane *l)
 {
@@ -26,6 +32,40 @@ void engine_lane_add(struct engine *e, struct lane *l)
 void engine_lane_remove(struct lane *l)
 {
     LIST_REMOVE(l, entry);
+}
+
+/* Nobody but the lane wants the device. */
+static bool is_alone(struct engine *e, const struct lane *l)
+{
+    const struct lane *other;
+    uint32_t n_others = atomic_load_explicit(&e->n_held, memory_order_relaxed) - l->n_busy;
+    LIST_FOREACH(other, &e->lanes, entry)
+        if (other != l && (other->n_plans > 0 || other->n_busy > 0))
+            return false;
+    return n_others <= atomic_load_explicit(&e->n_watchers, memory_order_relaxed) &&
+           e->parts_waiting == NULL && stack_is_empty(&e->parts_in) &&
+           !atomic_load_explicit(&e->is_stopping, memory_order_relaxed);
+}
+
+bool engine_may_announce(struct engine *e, const struct lane *l)
+{
+    return (e->info.features & BACKEND_CAN_GIVE_UP) && l->n_busy < e->max_in_flight &&
+           is_alone(e, l);
+}
+
+void engine_call_off(struct engine *e)
+{
+    if (e->n_early > 0)
+        e->parts.ops->give_up(e->parts.backend);
+}
+
+void lanes_watch(struct engine *e, uint64_t now_ns)
+{
+    const struct lane *l;
+    LIST_FOREACH(l, &e->lanes, entry)
+        if (l->n_ahead > 0 &&
+            (l->is_closed || now_ns - l->taken_ns > MOST_AHEAD_NS || !is_alone(e, l)))
+            engine_call_off(e);
 }
 
 static struct lane *lane_find(struct engine *e, uint64_t id)
@@ -61,11 +101,12 @@ static attn_status check_places(const Attnd__Plan *h, const struct pool *p, cons
                  h->step->layer);
         return ATTN_EINVAL;
     }
-    if (!is_in(h->in_offset, layout->request_bytes, 0, l->in.bytes)) {
+    if (!is_in(h->in_offset, layout->request_bytes, 0, l->in.bytes - LANE_IN_TAIL)) {
         snprintf(why, why_bytes,
                  "plan.in_offset is %" PRIu64 ": %" PRIu64
-                 " bytes of tensors there, at a multiple of %u, are not in the region of %" PRIu64,
-                 h->in_offset, layout->request_bytes, LANE_ALIGN, l->in.bytes);
+                 " bytes of tensors there, at a multiple of %u, are not in the region of %" PRIu64
+                 " without its last %u",
+                 h->in_offset, layout->request_bytes, LANE_ALIGN, l->in.bytes, LANE_IN_TAIL);
         return ATTN_EINVAL;
     }
     if (!is_in(h->out_offset, layout->reply_bytes, LANE_OUT_OFFSET, l->out.bytes)) {
@@ -181,6 +222,11 @@ void plan_admit(struct engine *e, struct request *req, uint64_t now_ns)
     }
     if (h->step == NULL && h->n_layers > 0) {
         engine_refuse(e, req, ATTN_EINVAL, "plan.step is missing");
+        return;
+    }
+    if (lane_is_ahead(l, h->first_bell)) { /* of what it replaces: that comes back first */
+        engine_call_off(e);
+        engine_hand_over(e, e, req);
         return;
     }
     if (h->n_layers > 0)

@@ -7,4 +7,7 @@
 /* Checks the steps that a plan names, and gives it to its lane. */
 void plan_admit(struct engine *e, struct request *req, uint64_t now_ns);
 
+/* Calls announced bells off if somebody else wants the device, or one has waited for long. */
+void lanes_watch(struct engine *e, uint64_t now_ns);
+
 #endif

@@ -171,6 +171,7 @@ struct batch {
     uint64_t submitted_ns;
     uint64_t charged_ns; /* to its tenant, as long as nobody knows what it takes */
     bool is_in_flight;
+    bool is_early; /* of one announced bell: it waits on the device until that is rung */
     /* of a pool that is split (cards_part.c) */
     struct batch_part *parts; /* [cards]; NULL: there is one card */
     uint32_t n_parts_out;
@@ -327,6 +328,7 @@ struct engine {
     struct batch batches[BACKEND_MAX_IN_FLIGHT];
     uint32_t max_in_flight, n_in_flight;
     uint32_t n_on_device; /* batches that poll will give back, parts of the lead's, too */
+    uint32_t n_early; /* of them, those of announced bells */
     struct batch_part *parts_waiting; /* of the lead's batches: for a place on the device */
     uint64_t parts_order; /* the lead's: of the batch whose parts it sent last */
     uint64_t part_failed; /* order of the last part that failed here */

@@ -10,7 +10,7 @@
  * Order      every slot has a stream of its own. A batch whose table rows the one in front does not
  *            name runs beside it: its thread blocks take over processors as blocks of that one
  *            leave. Any other follows that one's stream, all but its way in: upload, q, k and v go
- *            to its own staging before.
+ *            to its own staging before; or it is on that one's stream, if it may be void.
  */
 #ifndef ATTND_GPU_HOST_H
 #define ATTND_GPU_HOST_H
@@ -117,6 +117,7 @@ struct gpu_slot {
     struct gpu_signal *signal;
     uint32_t *gate; /* device: gpu_gate.state of its last batch that may be void */
     runtime_stream *stream;
+    runtime_stream *on; /* where its batch is: its own stream, or that of the batch in front */
     uint32_t value; /* signal->done's when the batch is done */
     bool is_alone; /* nothing may run beside it */
 };

@@ -88,12 +88,11 @@ static int launch_attention(const struct gpu_slot *s, const struct gpu_finish *f
 {
     const struct backend_batch *batch = s->batch;
     if (batch->n_signals <= GPU_FINISH_SIGNALS)
-        return gpu_job_attend(&s->job, finish, s->stream, true);
-    int code = gpu_job_attend(&s->job, NULL, s->stream, true);
+        return gpu_job_attend(&s->job, finish, s->on, true);
+    int code = gpu_job_attend(&s->job, NULL, s->on, true);
     for (uint32_t i = finish->n_signals; i < batch->n_signals && !code; i++)
-        code =
-            runtime_stream_write_word(s->stream, batch->signals[i].word, batch->signals[i].value);
-    return code ? code : runtime_check("finish kernel", gpu_finish_launch(finish, s->stream, 0));
+        code = runtime_stream_write_word(s->on, batch->signals[i].word, batch->signals[i].value);
+    return code ? code : runtime_check("finish kernel", gpu_finish_launch(finish, s->on, 0));
 }
 
 /* What the slot's last kernel tells when the batch is done. */
@@ -116,7 +115,7 @@ static int launch_wait(const struct gpu_slot *s)
 {
     const struct backend_word *wait = s->batch->wait;
     if (!s->batch->may_be_void)
-        return runtime_stream_wait_word(s->stream, wait->word, wait->value);
+        return runtime_stream_wait_word(s->on, wait->word, wait->value);
     const struct gpu_gate gate = {
         .word = wait->word,
         .stop = &s->signal->stop,
@@ -126,8 +125,8 @@ static int launch_wait(const struct gpu_slot *s)
         .value = wait->value,
         .batch = s->value,
     };
-    int code = runtime_stream_hold(s->stream, gate.word, gate.value, gate.stop, gate.batch);
-    return code ? code : runtime_check("gate kernel", gpu_gate_launch(&gate, s->stream));
+    int code = runtime_stream_hold(s->on, gate.word, gate.value, gate.stop, gate.batch);
+    return code ? code : runtime_check("gate kernel", gpu_gate_launch(&gate, s->on));
 }
 
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
@@ -160,18 +159,20 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     const struct gpu_finish finish = finish_of(s);
     bool has_shared = touch_rows(s, front);
     bool is_following = front && (has_shared || front->is_alone || s->is_alone);
+    /* behind the one in front without an event, which would take longer than to see the word */
+    s->on = is_following && batch->may_be_void ? front->on : s->stream;
     bool is_brought = is_following && !batch->wait && gpu_job_is_brought(j);
     j->is_direct =
         !is_brought && batch->n_signals <= GPU_FINISH_SIGNALS && gpu_job_can_be_direct(j);
     int code = batch->wait && !batch->may_be_void ? launch_wait(s) : 0;
     if (!code && !j->is_direct)
-        code = gpu_job_upload(j, s->stream);
+        code = gpu_job_upload(j, s->on);
     if (!code && is_brought)
-        code = gpu_job_bring(j, s->stream);
-    if (!code && is_following)
-        code = follow(b, s->stream, front->stream);
-    if (code || launch_copies(batch, s->stream) || (batch->may_be_void && launch_wait(s)) ||
-        (!j->is_direct && gpu_job_prep(j, batch, s->stream)) || launch_attention(s, &finish))
+        code = gpu_job_bring(j, s->on);
+    if (!code && is_following && s->on != front->on)
+        code = follow(b, s->on, front->on);
+    if (code || launch_copies(batch, s->on) || (batch->may_be_void && launch_wait(s)) ||
+        (!j->is_direct && gpu_job_prep(j, batch, s->on)) || launch_attention(s, &finish))
         return gpu_lost(b);
     b->n_in_flight++;
     return ATTN_OK;

@@ -160,5 +160,5 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
            sizeof map);
     void *args[] = {&a, (void *)c->inline_words, &map};
     return runtime_launch((runtime_stream *)stream, fn, &l, args,
-                          start == decode::DECODE_DIRECT_FEW);
+                          start == decode::DECODE_DIRECT_FEW && !gate);
 }
