@@ -452,8 +452,9 @@ static void leave(struct engine *e, struct card_move *m)
     pthread_rwlock_unlock(&c->route);
     e->is_dirty = true;
     if (req != NULL) {
-        Attnd__Reply header = ATTND__REPLY__INIT;
-        engine_answer(e, req, &header);
+        struct answer a;
+        answer_init(&a);
+        engine_end(e, req, ATTN_OK, &a);
     }
 }
 
@@ -503,30 +504,30 @@ static bool begin(struct engine *e, kv_seq_id seq, uint32_t to, struct request *
     return true;
 }
 
-void cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq)
+attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
 {
     const Attnd__Move *ask = req->wire.header->move;
     const struct cards *c = e->parts.cards;
-    Attnd__Reply header = ATTND__REPLY__INIT;
     uint32_t n = c == NULL ? 1 : c->n;
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
     if (ask->card >= n)
-        engine_refuse(e, req, ATTN_EINVAL, "move.card is %" PRIu32 ", there are %" PRIu32 " cards",
-                      ask->card, n);
-    else if (pool_is_split(&pool_of_kv(e, info.pool)->split))
-        engine_refuse(e, req, ATTN_ENOTSUP,
-                      "sequence %" PRIu64 " is in a split pool, which lies on all cards", ask->seq);
-    else if (info.hole_past > 0)
-        engine_refuse(e, req, ATTN_ENOTSUP,
-                      "sequence %" PRIu64 " has let go of blocks that its window does not reach",
-                      ask->seq);
-    else if (ask->card == e->parts.card)
-        engine_answer(e, req, &header);
-    else if (card_is_lost(c->engines[ask->card]))
-        engine_refuse(e, req, ATTN_EDEVICE, "move.card is %" PRIu32 ", which is lost", ask->card);
-    else if (!begin(e, seq, ask->card, req))
-        engine_refuse(e, req, ATTN_EOVERLOAD, "another sequence is being moved");
+        return answer_no(a, ATTN_EINVAL, "move.card is %" PRIu32 ", there are %" PRIu32 " cards",
+                         ask->card, n);
+    if (pool_is_split(&pool_of_kv(e, info.pool)->split))
+        return answer_no(a, ATTN_ENOTSUP,
+                         "sequence %" PRIu64 " is in a split pool, which lies on all cards",
+                         ask->seq);
+    if (info.hole_past > 0)
+        return answer_no(a, ATTN_ENOTSUP,
+                         "sequence %" PRIu64 " has let go of blocks that its window does not reach",
+                         ask->seq);
+    if (ask->card == e->parts.card)
+        return ATTN_OK;
+    if (card_is_lost(c->engines[ask->card]))
+        return answer_no(a, ATTN_EDEVICE, "move.card is %" PRIu32 ", which is lost", ask->card);
+    a->is_later = begin(e, seq, ask->card, req);
+    return a->is_later ? ATTN_OK : answer_no(a, ATTN_EOVERLOAD, "another sequence is being moved");
 }
 
 /* Blocks of the pool's sequences that were in steps since the last look. */

@@ -5,8 +5,10 @@
 #include "cache/kv.h"
 #include "daemon/cards.h"
 
+struct answer;
+
 /* An operator's request: answered when the sequence is there, or why not. */
-void cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq);
+attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a);
 /* At each turn, before anything of it is looked at: what can go on goes on. true: it did. */
 bool cards_move_turn(struct engine *e);
 /* The request must wait until a sequence has left: it is held back. Requests are asked in order. */

@@ -6,12 +6,14 @@
 #include <stdlib.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_home.h"
 #include "daemon/cards_internal.h"
 
 /* Where a sequence is, or is being made. */
 struct card_name {
     struct seq_name name; /* first: what the tree compares */
     uint32_t card, pool;
+    struct card_home *home; /* of the session that made it; NULL: not known */
     uint32_t n_pending; /* requests on their way that may make it */
     bool is_open;
     uint32_t epoch; /* it has moved, and its epoch names another card; else 0 */
@@ -39,15 +41,16 @@ static void name_count(struct cards *c, const struct card_name *n, int by)
 {
     if (n->pool < c->max_pools)
         c->n_names[n->card][n->pool] += (uint32_t)by;
+    card_home_count(c, n->home, n->card, by);
 }
 
-static struct card_name *name_add(struct cards *c, struct seq_name name, uint32_t card,
-                                  uint32_t pool)
+static struct card_name *name_add(struct cards *c, struct seq_name name, struct card_home *home,
+                                  uint32_t card, uint32_t pool)
 {
     struct card_name *n = calloc(1, sizeof *n);
     if (n == NULL)
         return NULL;
-    *n = (struct card_name){.name = name, .card = card, .pool = pool};
+    *n = (struct card_name){.name = name, .card = card, .pool = pool, .home = home};
     if (tsearch(n, &c->names, compare) == NULL) {
         free(n);
         return NULL;
@@ -58,10 +61,11 @@ static struct card_name *name_add(struct cards *c, struct seq_name name, uint32_
 
 static void name_move(struct cards *c, struct card_name *n, uint32_t card, uint32_t pool)
 {
-    name_count(c, n, -1);
+    struct card_name from = *n;
     n->card = card;
     n->pool = pool;
-    name_count(c, n, 1);
+    name_count(c, n, 1); /* first: a home that counts nothing is no more */
+    name_count(c, &from, -1);
 }
 
 /* --- names whose epoch names another card than theirs --- */
@@ -148,7 +152,7 @@ bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
     if (n == NULL)
-        n = name_add(c, name, card, pool);
+        n = name_add(c, name, NULL, card, pool);
     bool is_ours = n != NULL && (n->card == card || !n->is_open);
     if (is_ours) {
         name_move(c, n, card, pool);
@@ -191,8 +195,10 @@ static double room_of(const struct cards *c, uint32_t card, uint32_t pool)
 }
 
 /* The live card where a sequence of the pool has most free blocks to itself; of equal ones the one
- * with less work. But the card at home, if it has half as many at least. */
-static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t home)
+ * with less work. But the card that has its beginning, or the session's other sequences, if it has
+ * half as many at least. */
+static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t prefix,
+                          const struct card_home *home)
 {
     uint32_t best = 0, best_held = 0;
     double best_room = -1;
@@ -207,9 +213,12 @@ static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t home)
             best_held = held;
         }
     }
-    if (home == CARDS_MAX || pool >= c->max_pools || 2 * room_of(c, home, pool) < best_room)
+    uint32_t at = prefix;
+    if (pool >= c->max_pools)
         return best;
-    return home;
+    if (at == CARDS_MAX)
+        at = card_home_choose(c, home, pool);
+    return at == CARDS_MAX || 2 * room_of(c, at, pool) < best_room ? best : at;
 }
 
 uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name, uint32_t pool,
@@ -219,15 +228,18 @@ uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name,
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
     bool is_made = n == NULL || card_is_lost(c->engines[n->card]);
-    uint32_t card = is_made && to.must_be == CARDS_MAX ? best_card(c, pool, to.home) : to.must_be;
+    struct card_home *home = is_made ? card_home_of(c, request_session(req)) : NULL;
+    uint32_t card =
+        is_made && to.must_be == CARDS_MAX ? best_card(c, pool, to.prefix, home) : to.must_be;
     if (n == NULL) {
-        n = name_add(c, name, card, pool);
+        n = name_add(c, name, home, card, pool);
         *out_no_memory = n == NULL;
     } else if (is_made) {
         n->is_open = false; /* its sequence went with the card */
         moved_note(c, n, 0);
         name_move(c, n, card, pool);
     }
+    card_home_count(c, home, 0, 0); /* nothing was made */
     bool is_elsewhere = n != NULL && to.must_be != CARDS_MAX && n->card != to.must_be;
     uint32_t at = n == NULL || is_elsewhere ? CARDS_MAX : n->card;
     if (at != CARDS_MAX) {
@@ -260,6 +272,7 @@ uint32_t cards_of_name(struct cards *c, struct seq_name name)
 void cards_name_fini(struct cards *c)
 {
     tdestroy(c->names, free);
+    cards_home_fini(c);
     tdestroy(c->sessions, free);
 }
 

@@ -25,9 +25,10 @@ void cards_closed(struct cards *c, uint32_t card, struct seq_name name);
 /* Where the sequence is; the lead says that it is not open. */
 uint32_t cards_of_name(struct cards *c, struct seq_name name);
 
-/* Where a sequence may go: must_be a card, or (CARDS_MAX) any, at home if it can. */
+/* Where a sequence may go: must_be a card, or (CARDS_MAX) any; to the one with its prefix
+ * (CARDS_MAX: none has), or to those of its session, if it can. */
 struct card_place {
-    uint32_t must_be, home;
+    uint32_t must_be, prefix;
 };
 /* Where the request that may make this sequence goes; it is placed there. CARDS_MAX: the name is
  * another card's, or (*out_no_memory) there is no memory. */

@@ -15,19 +15,17 @@
 #include "daemon/cards_note.h"
 #include "daemon/cards_part.h"
 #include "daemon/clock.h"
-#include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_batch_end.h"
 #include "daemon/engine_canary.h"
-#include "daemon/engine_control.h"
 #include "daemon/engine_gauges.h"
 #include "daemon/engine_mover.h"
 #include "daemon/engine_operator.h"
 #include "daemon/engine_pace.h"
-#include "daemon/engine_plan.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
+#include "daemon/engine_serve.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_status.h"
@@ -55,55 +53,6 @@ enum {
 };
 
 /* --- requests come in ------------------------------------------------------------------------- */
-
-/* Of what is refused because the process ends: which of its reasons to end it is. */
-static attn_status stop_status(const struct engine *e)
-{
-    return engine_health(e) != ATTN_OK ? engine_health(e) : ATTN_EDRAINING;
-}
-
-/* What is left of the cards goes on: the sequences were this one's, and are no more. */
-static void refuse_of_lost(struct engine *e, struct request *req)
-{
-    if (e->parts.cards != NULL && cards_live(e->parts.cards))
-        engine_refuse(e, req, ATTN_ENOTFOUND, "no such sequence: its card is lost");
-    else
-        engine_refuse(e, req, engine_health(e), "the device is lost");
-}
-
-/* A request that nobody needs to look into; its session is renewed all the same. */
-static bool refuse_unread(struct engine *e, struct request *req, uint64_t now_ns)
-{
-    attn_status health = engine_health(e);
-    uint64_t session = request_session(req);
-    if (atomic_load_explicit(&e->is_stopping, memory_order_relaxed))
-        engine_refuse(e, req, stop_status(e), "the daemon is stopping");
-    else if (req->deadline_ns <= now_ns)
-        engine_refuse(e, req, ATTN_EDEADLINE, "%" PRIu64 " us passed before the engine saw it",
-                      (now_ns - req->received_ns) / 1000);
-    else if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP && health != ATTN_OK)
-        refuse_of_lost(e, req);
-    else
-        return false;
-    engine_renew(e, session);
-    return true;
-}
-
-static void take_request(struct engine *e, struct request *req, uint64_t now_ns)
-{
-    Attnd__Request__BodyCase body = req->wire.header->body_case;
-    req->taken_ns = now_ns;
-    if (refuse_unread(e, req, now_ns))
-        return;
-    if (body == ATTND__REQUEST__BODY_STEP)
-        step_admit(e, req, now_ns);
-    else if (body == ATTND__REQUEST__BODY_PLAN)
-        plan_admit(e, req, now_ns);
-    else if (body == ATTND__REQUEST__BODY_HELLO)
-        hello_admit(e, req, now_ns);
-    else
-        control_admit(e, req, now_ns);
-}
 
 void engine_hear(struct engine *e)
 {
@@ -139,7 +88,7 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
         if (is_large && req == cold)
             cold = steps_warm(e, req);
         if (!has_cards || !cards_move_holds(e, req))
-            take_request(e, req, now_ns);
+            engine_serve(e, req, now_ns);
     }
     return has_any;
 }
@@ -303,12 +252,12 @@ static attn_status engine_finish(struct engine *e)
         take_inbox(e, clock_now_ns()); /* what was held back */
     }
     watchers_answer(e, true);
-    tasks_refuse(e, stop_status(e), "the daemon is stopping");
+    tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
     attn_status st = wait_for_batches(e);
     if (!mover_settle(e, NULL))
         st = ATTN_ETIMEDOUT;
     seqs_wake(e);
-    tasks_refuse(e, stop_status(e), "the daemon is stopping");
+    tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
     return st;
 }
 

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/cards_name.h"
@@ -65,51 +66,118 @@ static void share_let_go(const struct request *req)
     share_give(req->share, SHARE_QUEUE_BYTES, req->msg->n_bytes);
 }
 
-/* req->reply is built. */
-static void send_reply(struct engine *e, struct request *req, attn_status st)
+/* Whatever the reply is, nothing of the request is held here any more. */
+static void let_go_of(struct engine *e, struct request *req, attn_status st)
 {
     tenant_release(req, st);
-    uint64_t bytes = req->msg->n_bytes;
     share_let_go(req);
     if (req->is_placed)
         cards_settle(e->parts.cards, req);
+}
+
+/* req->reply is built. */
+static void send_reply(struct engine *e, struct request *req, attn_status st)
+{
+    uint64_t bytes = req->msg->n_bytes;
+    let_go_of(e, req, st);
     request_reply(req, st);
     engine_let_go(e, bytes);
 }
 
-void engine_refuse(struct engine *e, struct request *req, attn_status st, const char *format, ...)
+static void send_why(struct engine *e, struct request *req, attn_status st, const char *why)
 {
     uint64_t bytes = req->msg->n_bytes;
-    char why[2 * WHY_BYTES];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(why, sizeof why, format, args);
-    va_end(args);
-    tenant_release(req, st);
-    share_let_go(req);
-    if (req->is_placed)
-        cards_settle(e->parts.cards, req);
+    let_go_of(e, req, st);
     request_reply_error(req, st, attn_status_is_retryable(st) ? engine_retry_after_us(e) : 0, "%s",
                         why);
     engine_let_go(e, bytes);
 }
 
-void engine_answer(struct engine *e, struct request *req, const Attnd__Reply *header)
+void engine_refuse(struct engine *e, struct request *req, attn_status st, const char *format, ...)
 {
-    uint8_t *payload;
-    attn_status st = request_reply_begin(req, header, 0, &payload);
-    if (st == ATTN_EINVAL)
-        engine_refuse(e, req, st, "the reply does not fit into the room of %zu bytes given for it",
-                      req->room->capacity_bytes);
-    else if (st != ATTN_OK)
-        engine_refuse(e, req, st, "no message buffer is left for the reply");
-    else
-        send_reply(e, req, (attn_status)header->status);
+    char why[2 * WHY_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, sizeof why, format, args);
+    va_end(args);
+    send_why(e, req, st, why);
 }
 
-void engine_answer_built(struct engine *e, struct request *req)
+/* --- what handlers say ------------------------------------------------------------------------ */
+
+void answer_init(struct answer *a)
 {
-    send_reply(e, req, ATTN_OK);
+    attnd__reply__init(&a->header);
+    a->text = NULL;
+    a->is_built = a->is_later = false;
+    a->why[0] = '\0';
+}
+
+Attnd__HelloReply *answer_hello(struct answer *a)
+{
+    attnd__hello_reply__init(&a->body.hello);
+    a->header.body_case = ATTND__REPLY__BODY_HELLO;
+    return a->header.hello = &a->body.hello;
+}
+
+Attnd__PoolReply *answer_pool(struct answer *a)
+{
+    attnd__pool_reply__init(&a->body.pool);
+    a->header.body_case = ATTND__REPLY__BODY_POOL;
+    return a->header.pool = &a->body.pool;
+}
+
+Attnd__SeqReply *answer_seq(struct answer *a)
+{
+    attnd__seq_reply__init(&a->body.seq);
+    a->header.body_case = ATTND__REPLY__BODY_SEQ;
+    return a->header.seq = &a->body.seq;
+}
+
+Attnd__ExportReply *answer_export(struct answer *a)
+{
+    attnd__export_reply__init(&a->body.export);
+    a->header.body_case = ATTND__REPLY__BODY_EXPORT;
+    return a->header.export = &a->body.export;
+}
+
+void answer_text(struct answer *a)
+{
+    attnd__stats_reply__init(&a->body.stats);
+    a->body.stats.json = a->text;
+    a->header.body_case = ATTND__REPLY__BODY_STATS;
+    a->header.stats = &a->body.stats;
+}
+
+attn_status answer_no(struct answer *a, attn_status st, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(a->why, sizeof a->why, format, args);
+    va_end(args);
+    return st;
+}
+
+/* The reply's message, from its header. */
+static attn_status build(struct request *req, struct answer *a)
+{
+    uint8_t *payload;
+    attn_status st = request_reply_begin(req, &a->header, 0, &payload);
+    if (st == ATTN_EINVAL)
+        return answer_no(a, st, "the reply does not fit into the room of %zu bytes given for it",
+                         req->room->capacity_bytes);
+    return st == ATTN_OK ? st : answer_no(a, st, "no message buffer is left for the reply");
+}
+
+void engine_end(struct engine *e, struct request *req, attn_status st, struct answer *a)
+{
+    if (st == ATTN_OK && !a->is_built)
+        st = build(req, a);
+    free(a->text);
+    if (st == ATTN_OK)
+        send_reply(e, req, ATTN_OK);
+    else
+        send_why(e, req, st, a->why);
 }
 
 /* --- steps ------------------------------------------------------------------------------------ */

@@ -1,10 +1,16 @@
-/* engine_control.h: requests that are neither steps nor hello. */
+/* engine_control.h: requests of one sequence that are no steps: handlers of engine_serve.c. */
 #ifndef ATTND_DAEMON_ENGINE_CONTROL_H
 #define ATTND_DAEMON_ENGINE_CONTROL_H
 
-#include "daemon/engine_state.h"
+#include "daemon/engine_answer.h"
 
 /* Runs the request, or has it wait for the sequence that it names. */
-void control_admit(struct engine *e, struct request *req, uint64_t now_ns);
+attn_status control_on_seq(struct engine *e, struct request *req, uint32_t session,
+                           struct answer *a);
+/* The same of an import: as large as steps, and waiting as they do, it is charged as they are. */
+attn_status control_import(struct engine *e, struct request *req, uint32_t session,
+                           struct answer *a);
+/* Of a sequence; or of a session, which has no turn to wait for. */
+attn_status control_kill(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 
 #endif

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/engine_answer.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_blocks.h"
 #include "daemon/engine_pools.h"
@@ -103,64 +102,61 @@ static attn_status blocks_out(struct engine *e, struct pool *p, const struct kv_
     return ATTN_OK;
 }
 
-void export_run(struct engine *e, struct request *req, kv_seq_id seq)
+/* All but the sums, and the blocks. */
+static void tell_export(struct engine *e, const struct pool *p, const Attnd__Export *x,
+                        kv_seq_id seq, const struct kv_seq_info *info, Attnd__Content *content,
+                        Attnd__ExportReply *body)
+{
+    uint32_t known = info->n_ids > x->first_token ? info->n_ids - x->first_token : 0;
+    known = known < x->n_tokens ? known : x->n_tokens;
+    body->epoch = info->epoch;
+    body->pool = pool_handle(e, p);
+    body->layout = KV_LAYOUT_VERSION;
+    body->block_bytes = kv_layout_of(&p->config).block_bytes;
+    body->n_layer_len = p->config.num_layers;
+    body->layer_len = (uint32_t *)(uintptr_t)info->layer_len; /* packing only reads these */
+    body->n_ids = info->n_ids;
+    body->adapter = info->adapter;
+    body->n_tokens = known < WIRE_MAX_TOKENS ? known : WIRE_MAX_TOKENS;
+    body->tokens =
+        (uint32_t *)(uintptr_t)(kv_seq_ids(e->parts.kv, seq) + (known > 0 ? x->first_token : 0));
+    pool_spec_content(&p->spec, content);
+    body->content = content;
+    body->pool_name = p->spec.wire->name;
+}
+
+attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
 {
     const Attnd__Export *x = req->wire.header->export;
-    Attnd__ExportReply body = ATTND__EXPORT_REPLY__INIT;
     Attnd__Content content;
-    Attnd__Reply header = ATTND__REPLY__INIT;
     struct kv_seq_info info;
-    char why[WHY_BYTES];
     kv_seq_info(e->parts.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
     uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
-    attn_status st = export_check(e, x, &info, block_bytes, why);
-    if (st != ATTN_OK) {
-        engine_refuse(e, req, st, "%s", why);
-        return;
-    }
+    attn_status st = export_check(e, x, &info, block_bytes, a->why);
+    if (st != ATTN_OK)
+        return st;
     uint64_t *sums = wire_arena_alloc(&req->arena, (2 * (size_t)x->n_blocks + 1) * sizeof *sums);
-    if (sums == NULL) {
-        engine_refuse(e, req, ATTN_ENOMEM, "no memory for the checksums of an export");
-        return;
-    }
+    if (sums == NULL)
+        return answer_no(a, ATTN_ENOMEM, "no memory for the checksums of an export");
     memset(sums, 0, 2 * (size_t)x->n_blocks * sizeof *sums);
-    uint32_t known = info.n_ids > x->first_token ? info.n_ids - x->first_token : 0;
-    known = known < x->n_tokens ? known : x->n_tokens;
-    body.epoch = info.epoch;
-    body.pool = pool_handle(e, p);
-    body.layout = KV_LAYOUT_VERSION;
-    body.block_bytes = block_bytes;
-    body.n_layer_len = p->config.num_layers;
-    body.layer_len = (uint32_t *)(uintptr_t)info.layer_len; /* packing only reads these */
-    body.n_ids = info.n_ids;
-    body.adapter = info.adapter;
-    body.n_tokens = known < WIRE_MAX_TOKENS ? known : WIRE_MAX_TOKENS;
-    body.tokens =
-        (uint32_t *)(uintptr_t)(kv_seq_ids(e->parts.kv, seq) + (known > 0 ? x->first_token : 0));
-    body.n_sums = 2 * (size_t)x->n_blocks;
-    body.sums = sums;
-    pool_spec_content(&p->spec, &content);
-    body.content = &content;
-    body.pool_name = p->spec.wire->name;
-    header.body_case = ATTND__REPLY__BODY_EXPORT;
-    header.export = &body;
+    Attnd__ExportReply *body = answer_export(a);
+    tell_export(e, p, x, seq, &info, &content, body);
+    body->n_sums = 2 * (size_t)x->n_blocks;
+    body->sums = sums;
     uint8_t *payload;
     size_t bytes = (size_t)(x->n_blocks * block_bytes);
-    st = request_reply_begin(req, &header, bytes, &payload);
-    if (st != ATTN_OK) {
-        engine_refuse(e, req, st, "no room for a reply with %zu bytes of blocks", bytes);
-        return;
-    }
-    st = blocks_out(e, p, &info, x, payload, sums, why);
-    if (st != ATTN_OK) {
-        engine_refuse(e, req, st, "%s", why);
-        return;
-    }
+    st = request_reply_begin(req, &a->header, bytes, &payload);
+    if (st != ATTN_OK)
+        return answer_no(a, st, "no room for a reply with %zu bytes of blocks", bytes);
+    st = blocks_out(e, p, &info, x, payload, sums, a->why);
+    if (st != ATTN_OK)
+        return st;
     /* once more, with the checksums, in as many bytes */
-    size_t head = wire_reply_head_bytes(&header);
-    wire_reply_head_encode(&header, req->wire.request_id, bytes, payload - head);
-    engine_answer_built(e, req);
+    size_t head = wire_reply_head_bytes(&a->header);
+    wire_reply_head_encode(&a->header, req->wire.request_id, bytes, payload - head);
+    a->is_built = true;
+    return ATTN_OK;
 }
 
 /* --- import ----------------------------------------------------------------------------------- */
@@ -304,21 +300,16 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
     return st;
 }
 
-void import_run(struct engine *e, struct request *req, kv_seq_id seq)
+attn_status import_run(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
 {
     const Attnd__Import *m = req->wire.header->import;
-    Attnd__Reply header = ATTND__REPLY__INIT;
     struct kv_seq_info info;
-    char why[WHY_BYTES];
     kv_seq_info(e->parts.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
-    attn_status st = import_check(req, p, &info, why);
+    attn_status st = import_check(req, p, &info, a->why);
     if (st == ATTN_OK)
-        st = sums_check(req, kv_layout_of(&p->config).block_bytes, why);
+        st = sums_check(req, kv_layout_of(&p->config).block_bytes, a->why);
     if (st == ATTN_OK && !is_done(p, m, &info)) /* else it is a repeat */
-        st = blocks_in(e, p, seq, req, why);
-    if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", why);
-    else
-        engine_answer(e, req, &header);
+        st = blocks_in(e, p, seq, req, a->why);
+    return st;
 }

@@ -2,11 +2,10 @@
 #ifndef ATTND_DAEMON_ENGINE_EXPORT_H
 #define ATTND_DAEMON_ENGINE_EXPORT_H
 
-#include "daemon/engine_state.h"
+#include "daemon/engine_answer.h"
 
-/* Both of a sequence of which nothing is in work; each answers. The importer has been checked to be
- * its owner. */
-void export_run(struct engine *e, struct request *req, kv_seq_id seq);
-void import_run(struct engine *e, struct request *req, kv_seq_id seq);
+/* Both of a sequence of which nothing is in work. The importer has been checked to be its owner. */
+attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a);
+attn_status import_run(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a);
 
 #endif

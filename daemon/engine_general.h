@@ -1,10 +1,15 @@
-/* engine_general.h: requests that name no sequence: pools, stats, drain. */
+/* engine_general.h: requests that name no sequence: pools, stats, drain. Handlers of
+ * engine_serve.c's table. */
 #ifndef ATTND_DAEMON_ENGINE_GENERAL_H
 #define ATTND_DAEMON_ENGINE_GENERAL_H
 
-#include "daemon/engine_state.h"
+#include "daemon/engine_answer.h"
 
-/* Runs and answers the request, if it is one of them. false: it is not. */
-bool general_run(struct engine *e, struct request *req, uint32_t session);
+attn_status pool_create_run(struct engine *e, struct request *req, uint32_t session,
+                            struct answer *a);
+attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t session,
+                              struct answer *a);
+attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
+attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 
 #endif

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/engine_answer.h"
 #include "daemon/engine_list.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_pools.h"
@@ -27,20 +26,14 @@ enum {
 /* --- answers ---------------------------------------------------------------------------------- */
 
 /* Takes the object over. */
-static void answer_json(struct engine *e, struct request *req, json_t *object)
+static attn_status tell_json(struct answer *a, json_t *object)
 {
-    char *text = object == NULL ? NULL : json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(15));
-    Attnd__StatsReply body = ATTND__STATS_REPLY__INIT;
-    Attnd__Reply header = ATTND__REPLY__INIT;
-    body.json = text;
-    header.body_case = ATTND__REPLY__BODY_STATS;
-    header.stats = &body;
+    a->text = object == NULL ? NULL : json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(15));
     json_decref(object);
-    if (text == NULL || strlen(text) > WIRE_MAX_JSON_BYTES)
-        engine_refuse(e, req, ATTN_ENOMEM, "no memory for the answer");
-    else
-        engine_answer(e, req, &header);
-    free(text);
+    if (a->text == NULL || strlen(a->text) > WIRE_MAX_JSON_BYTES)
+        return answer_no(a, ATTN_ENOMEM, "no memory for the answer");
+    answer_text(a);
+    return ATTN_OK;
 }
 
 /* --- watching --------------------------------------------------------------------------------- */
@@ -88,66 +81,64 @@ void watchers_answer(struct engine *e, bool is_last)
             continue;
         }
         atomic_fetch_sub(&e->n_watchers, 1);
-        answer_json(e, req, topic_find("events")->list(e, req->wire.header->inspect));
+        struct answer a;
+        answer_init(&a);
+        attn_status st = tell_json(&a, topic_find("events")->list(e, req->wire.header->inspect));
+        engine_end(e, req, st, &a);
     }
 }
 
 /* --- requests --------------------------------------------------------------------------------- */
 
-static void run_inspect(struct engine *e, struct request *req, const struct topic *t)
+attn_status inspect_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const Attnd__Inspect *ask = req->wire.header->inspect;
+    const struct topic *t = topic_find(ask->topic);
+    (void)session;
     if (t == NULL)
-        engine_refuse(e, req, ATTN_ENOTSUP, "inspect.topic: this daemon has no \"%.60s\"",
-                      ask->topic);
-    else if (ask->wait_us > 0 && strcmp(t->name, "events") != 0)
-        engine_refuse(e, req, ATTN_EINVAL, "inspect.wait_us is %" PRIu64 ", %s come at once",
-                      ask->wait_us, t->name);
-    else if (ask->wait_us == 0 || !watch_enter(e, req))
-        answer_json(e, req, t->list(e, ask));
+        return answer_no(a, ATTN_ENOTSUP, "inspect.topic: this daemon has no \"%.60s\"",
+                         ask->topic);
+    if (ask->wait_us > 0 && strcmp(t->name, "events") != 0)
+        return answer_no(a, ATTN_EINVAL, "inspect.wait_us is %" PRIu64 ", %s come at once",
+                         ask->wait_us, t->name);
+    a->is_later = ask->wait_us > 0 && watch_enter(e, req);
+    return a->is_later ? ATTN_OK : tell_json(a, t->list(e, ask));
 }
 
-static void run_pool_drop(struct engine *e, struct request *req)
+attn_status pool_drop_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const char *name = req->wire.header->pool_drop->name;
     struct pool *p = pool_find(e, NULL, name);
-    Attnd__Reply header = ATTND__REPLY__INIT;
-    char why[2 * WHY_BYTES];
-    attn_status st;
+    (void)session;
     if (p == NULL)
-        engine_refuse(e, req, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
-    else if ((st = pool_drop(e, p, why, sizeof why)) != ATTN_OK)
-        engine_refuse(e, req, st, "%s", why);
-    else
-        engine_answer(e, req, &header);
+        return answer_no(a, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
+    return pool_drop(e, p, a->why, sizeof a->why);
 }
 
-static void run_configure(struct engine *e, struct request *req)
+attn_status configure_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const Attnd__Configure *c = req->wire.header->configure;
-    char why[2 * WHY_BYTES] = "this daemon's settings can't change";
-    attn_status st = ATTN_ENOTSUP;
-    if (e->parts.settings != NULL)
-        st = settings_set(e->parts.settings, c->name, c->value, why, sizeof why);
+    (void)session;
+    if (e->parts.settings == NULL)
+        return answer_no(a, ATTN_ENOTSUP, "this daemon's settings can't change");
+    attn_status st = settings_set(e->parts.settings, c->name, c->value, a->why, sizeof a->why);
     if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", why);
-    else
-        answer_json(e, req, json_pack("{s:s, s:s}", "name", c->name, "value", c->value));
+        return st;
+    return tell_json(a, json_pack("{s:s, s:s}", "name", c->name, "value", c->value));
 }
 
-static void run_reload(struct engine *e, struct request *req)
+attn_status reload_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
-    char why[2 * WHY_BYTES] = "this daemon's settings can't change";
     uint32_t n_taken = 0, n_kept = 0;
-    attn_status st = ATTN_ENOTSUP;
-    if (e->parts.settings != NULL)
-        st = settings_reload(e->parts.settings, &n_taken, &n_kept, why, sizeof why);
+    (void)req;
+    (void)session;
+    if (e->parts.settings == NULL)
+        return answer_no(a, ATTN_ENOTSUP, "this daemon's settings can't change");
+    attn_status st = settings_reload(e->parts.settings, &n_taken, &n_kept, a->why, sizeof a->why);
     if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", why);
-    else
-        answer_json(e, req,
-                    json_pack("{s:I, s:I}", "changed", (json_int_t)n_taken, "need_restart",
-                              (json_int_t)n_kept));
+        return st;
+    return tell_json(a, json_pack("{s:I, s:I}", "changed", (json_int_t)n_taken, "need_restart",
+                                  (json_int_t)n_kept));
 }
 
 /* The live session of this label; SESSION_NONE: none, or several. */
@@ -165,18 +156,15 @@ static uint32_t session_of_label(struct engine *e, const char *label, uint32_t *
     return *out_n == 1 ? found : SESSION_NONE;
 }
 
-static void run_kill_session(struct engine *e, struct request *req)
+attn_status kill_session_run(struct engine *e, const Attnd__Kill *kill, struct answer *a)
 {
-    const char *label = req->wire.header->kill->session;
-    Attnd__Reply header = ATTND__REPLY__INIT;
-    uint32_t n, slot = session_of_label(e, label, &n);
-    if (slot == SESSION_NONE) {
-        engine_refuse(e, req, n == 0 ? ATTN_ENOTFOUND : ATTN_EINVAL,
-                      "kill.session \"%.20s\": %" PRIu32 " sessions are called so", label, n);
-        return;
-    }
+    uint32_t n, slot = session_of_label(e, kill->session, &n);
+    if (slot == SESSION_NONE)
+        return answer_no(a, n == 0 ? ATTN_ENOTFOUND : ATTN_EINVAL,
+                         "kill.session \"%.20s\": %" PRIu32 " sessions are called so",
+                         kill->session, n);
     session_kill(e, slot, "an operator ended it");
-    engine_answer(e, req, &header);
+    return ATTN_OK;
 }
 
 /* Which change is asked for, for the log; false: none. */
@@ -212,46 +200,40 @@ static bool what_changes(const Attnd__Request *h, char *out, size_t out_bytes)
 /* Whose sequence a request is about by the tenant's name; NULL: it names none. */
 static const char *named_tenant(const Attnd__Request *h)
 {
-    const char *name = h->body_case == ATTND__REQUEST__BODY_MOVE   ? h->move->tenant
-                       : h->body_case == ATTND__REQUEST__BODY_KILL ? h->kill->tenant
-                                                                   : "";
+    const char *name = "";
+    if (h->body_case == ATTND__REQUEST__BODY_MOVE)
+        name = h->move->tenant;
+    else if (h->body_case == ATTND__REQUEST__BODY_KILL && h->kill->session[0] == '\0')
+        name = h->kill->tenant;
     return name[0] != '\0' ? name : NULL;
 }
 
-bool operator_run(struct engine *e, struct request *req)
+/* Lists that say nothing of a tenant's are everybody's. */
+static bool is_for_all(const struct engine *e, const Attnd__Request *h)
+{
+    const struct topic *t =
+        h->body_case == ATTND__REQUEST__BODY_INSPECT ? topic_find(h->inspect->topic) : NULL;
+    return t != NULL && t->is_for_all && e->parts.tenants == NULL;
+}
+
+attn_status operator_check(struct engine *e, const struct request *req, struct answer *a)
 {
     const Attnd__Request *h = req->wire.header;
-    bool is_inspect = h->body_case == ATTND__REQUEST__BODY_INSPECT;
-    const struct topic *t = is_inspect ? topic_find(h->inspect->topic) : NULL;
     char what[WHAT_BYTES], who[PRINCIPAL_TEXT_BYTES];
-    if (!what_changes(h, what, sizeof what) && !is_inspect)
-        return false;
+    bool is_change = what_changes(h, what, sizeof what);
     principal_format(&req->principal, who);
-    bool is_for_all = t != NULL && t->is_for_all && e->parts.tenants == NULL;
-    if (!is_for_all && !request_may_administer(req)) {
-        if (!is_inspect)
+    if (!is_for_all(e, h) && !request_may_administer(req)) {
+        if (is_change)
             log_limited("changes refused", LOG_LEVEL_WARN, log_write, "admin: %s refused to %s",
                         what, who);
-        engine_refuse(e, req, ATTN_EAUTH,
-                      "only root and the daemon's user may ask that; this is %s", who);
-        return true;
+        return answer_no(a, ATTN_EAUTH, "only root and the daemon's user may ask that; this is %s",
+                         who);
     }
-    if (!is_inspect)
+    if (is_change)
         log_info("admin: %s, asked for by %s", what, who);
-    if (is_inspect)
-        run_inspect(e, req, t);
-    else if (h->body_case == ATTND__REQUEST__BODY_POOL_DROP)
-        run_pool_drop(e, req);
-    else if (h->body_case == ATTND__REQUEST__BODY_CONFIGURE)
-        run_configure(e, req);
-    else if (h->body_case == ATTND__REQUEST__BODY_RELOAD)
-        run_reload(e, req);
-    else if (h->body_case == ATTND__REQUEST__BODY_KILL && h->kill->session[0] != '\0')
-        run_kill_session(e, req);
-    else if (named_tenant(h) != NULL && tenants_find(e->parts.tenants, named_tenant(h)) == NULL)
-        engine_refuse(e, req, ATTN_ENOTFOUND, "%s.tenant: no tenant is named \"%.63s\"",
-                      h->body_case == ATTND__REQUEST__BODY_MOVE ? "move" : "kill", named_tenant(h));
-    else
-        return false; /* of a sequence: it waits until nothing of that is in work */
-    return true;
+    const char *tenant = named_tenant(h);
+    if (tenant != NULL && tenants_find(e->parts.tenants, tenant) == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "%s.tenant: no tenant is named \"%.63s\"",
+                         h->body_case == ATTND__REQUEST__BODY_MOVE ? "move" : "kill", tenant);
+    return ATTN_OK;
 }

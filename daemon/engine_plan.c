@@ -203,41 +203,27 @@ static attn_status plan_check(struct engine *e, const Attnd__Plan *h, uint32_t s
     return st;
 }
 
-void plan_admit(struct engine *e, struct request *req, uint64_t now_ns)
+attn_status plan_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const Attnd__Plan *h = req->wire.header->plan;
     struct wire_step_layout layout = {0};
-    char why[2 * WHY_BYTES];
-    uint32_t session;
-    attn_status st = session_of_request(e, req, now_ns, &session, why, sizeof why);
-    if (st != ATTN_OK) {
-        engine_refuse(e, req, st, "%s", why);
-        return;
-    }
     struct lane *l = lane_find(e, h->lane);
-    if (l == NULL) {
-        engine_refuse(e, req, ATTN_ENOTFOUND, "plan.lane is 0x%016" PRIx64 ", no such lane",
-                      h->lane);
-        return;
-    }
-    if (h->step == NULL && h->n_layers > 0) {
-        engine_refuse(e, req, ATTN_EINVAL, "plan.step is missing");
-        return;
-    }
+    attn_status st = ATTN_OK;
+    if (l == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "plan.lane is 0x%016" PRIx64 ", no such lane", h->lane);
+    if (h->step == NULL && h->n_layers > 0)
+        return answer_no(a, ATTN_EINVAL, "plan.step is missing");
     if (lane_is_ahead(l, h->first_bell)) { /* of what it replaces: that comes back first */
         engine_call_off(e);
+        a->is_later = true;
         engine_hand_over(e, e, req);
-        return;
+        return ATTN_OK;
     }
     if (h->n_layers > 0)
-        st = plan_check(e, h, session, l, &layout, why, sizeof why);
+        st = plan_check(e, h, session, l, &layout, a->why, sizeof a->why);
     if (st == ATTN_OK)
-        st = lane_plan(l, req, layout.request_bytes, why, sizeof why);
-    if (st != ATTN_OK) {
-        engine_refuse(e, req, st, "%s", why);
-        return;
-    }
-    stats_add(plans, 1);
-    Attnd__Reply header = ATTND__REPLY__INIT;
-    engine_answer(e, req, &header);
+        st = lane_plan(l, req, layout.request_bytes, a->why, sizeof a->why);
+    if (st == ATTN_OK)
+        stats_add(plans, 1);
+    return st;
 }

@@ -2,10 +2,11 @@
 #ifndef ATTND_DAEMON_ENGINE_PLAN_H
 #define ATTND_DAEMON_ENGINE_PLAN_H
 
-#include "daemon/engine_state.h"
+#include "daemon/engine_answer.h"
 
-/* Checks the steps that a plan names, and gives it to its lane. */
-void plan_admit(struct engine *e, struct request *req, uint64_t now_ns);
+/* Checks the steps that a plan names, and gives it to its lane: a handler of engine_serve.c's
+ * table. */
+attn_status plan_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 
 /* Calls announced bells off if somebody else wants the device, or one has waited for long. */
 void lanes_watch(struct engine *e, uint64_t now_ns);

@@ -11,7 +11,6 @@
 #include "daemon/cards_leave.h"
 #include "daemon/cards_name.h"
 #include "daemon/cards_session.h"
-#include "daemon/engine_answer.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/lane.h"
@@ -59,21 +58,19 @@ static void claim_connection(struct principal *p, const struct tenant *who)
         snprintf(p->tenant, sizeof p->tenant, "%s", who->name);
 }
 
-attn_status session_of_request(struct engine *e, struct request *req, uint64_t now_ns,
-                               uint32_t *out_slot, char *why, size_t why_bytes)
+attn_status session_of_request(struct engine *e, struct request *req, uint32_t *out_slot,
+                               struct answer *a)
 {
     uint64_t id = req->wire.header->session;
     uint32_t slot;
     if (session_find(e->parts.sessions, id, &slot) != ATTN_OK ||
         is_hidden(e, &req->principal, slot)) {
         if (id == 0)
-            snprintf(why, why_bytes, "session is 0; say hello first");
-        else
-            snprintf(why, why_bytes, "session 0x%016" PRIx64 " was never made, or its lease ended",
-                     id);
-        return ATTN_ENOTFOUND;
+            return answer_no(a, ATTN_ENOTFOUND, "session is 0; say hello first");
+        return answer_no(a, ATTN_ENOTFOUND,
+                         "session 0x%016" PRIx64 " was never made, or its lease ended", id);
     }
-    session_renew(e->parts.sessions, slot, now_ns);
+    session_renew(e->parts.sessions, slot, req->taken_ns);
     claim_connection(&req->principal, session_tenant(e, slot));
     *out_slot = slot;
     return ATTN_OK;
@@ -199,69 +196,63 @@ static attn_status session_make(struct engine *e, struct request *req, struct te
     return st;
 }
 
-void hello_admit(struct engine *e, struct request *req, uint64_t now_ns)
+/* The session that a hello resumes. */
+static attn_status session_resume(struct engine *e, uint64_t id, const struct tenant *who,
+                                  uint64_t now_ns, uint32_t *out_slot, char *why, size_t why_bytes)
+{
+    if (session_find(e->parts.sessions, id, out_slot) != ATTN_OK ||
+        session_tenant(e, *out_slot) != who) {
+        snprintf(why, why_bytes,
+                 "hello.resume_session 0x%016" PRIx64 " was never made, or its lease ended", id);
+        return ATTN_ENOTFOUND;
+    }
+    session_renew(e->parts.sessions, *out_slot, now_ns);
+    return ATTN_OK;
+}
+
+static void tell_session(struct engine *e, uint32_t slot, uint32_t version, struct answer *a)
+{
+    Attnd__HelloReply *body = answer_hello(a);
+    static char server_version[] = ATTND_VERSION;
+    body->protocol_version = version < PROTOCOL_VERSION ? version : PROTOCOL_VERSION;
+    body->session = session_at(e->parts.sessions, slot)->id;
+    body->last_request_id = kv_owner_last_request(e->parts.kv, slot);
+    body->boot_id = e->boot_id;
+    body->is_kept = e->parts.is_kept;
+    body->server_version = server_version;
+    body->backend = e->info.name;
+    body->lease_us = config_now(e->parts.cfg, lease_us);
+    body->max_message_bytes = config_now(e->parts.cfg, max_message_bytes);
+    body->max_step_items = config_now(e->parts.cfg, max_step_items);
+    body->max_step_tokens = config_now(e->parts.cfg, max_step_tokens);
+    body->max_seq_tokens = e->parts.cfg->max_seq_tokens;
+    body->lane_url = (char *)(uintptr_t)lane_url(e); /* packing only reads it */
+}
+
+attn_status hello_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const Attnd__Hello *h = req->wire.header->hello;
-    if (h->protocol_version == 0) {
-        engine_refuse(e, req, ATTN_EINVAL,
-                      "hello.protocol_version is 0, this daemon speaks 1 to %d", PROTOCOL_VERSION);
-        return;
-    }
-    if (h->n_required_features > 0) { /* this version has none that a client could require */
-        engine_refuse(e, req, ATTN_ENOTSUP,
-                      "hello.required_features: this daemon has no feature \"%.100s\"",
-                      h->required_features[0]);
-        return;
-    }
-    uint32_t slot;
     struct tenant *who;
-    char why[WHY_BYTES];
-    attn_status st = identify(e, req, &who, why, sizeof why);
-    if (st != ATTN_OK) {
-        engine_refuse(e, req, st, "%s", why);
-        return;
-    }
-    if (h->resume_session != 0) {
-        if (session_find(e->parts.sessions, h->resume_session, &slot) != ATTN_OK ||
-            session_tenant(e, slot) != who) {
-            engine_refuse(e, req, ATTN_ENOTFOUND,
-                          "hello.resume_session 0x%016" PRIx64
-                          " was never made, or its lease ended",
-                          h->resume_session);
-            return;
-        }
-        session_renew(e->parts.sessions, slot, now_ns);
-    } else {
-        if (engine_is_draining(e)) {
-            engine_refuse(e, req, ATTN_EDRAINING, "the daemon is draining: no new sessions");
-            return;
-        }
-        st = session_make(e, req, who, now_ns, &slot, why, sizeof why);
-        if (st != ATTN_OK) {
-            engine_refuse(e, req, st, "%s", why);
-            return;
-        }
-    }
-    Attnd__HelloReply body = ATTND__HELLO_REPLY__INIT;
-    Attnd__Reply header = ATTND__REPLY__INIT;
-    char version[] = ATTND_VERSION;
-    body.protocol_version =
-        h->protocol_version < PROTOCOL_VERSION ? h->protocol_version : PROTOCOL_VERSION;
-    body.session = session_at(e->parts.sessions, slot)->id;
-    body.last_request_id = kv_owner_last_request(e->parts.kv, slot);
-    body.boot_id = e->boot_id;
-    body.is_kept = e->parts.is_kept;
-    body.server_version = version;
-    body.backend = e->info.name;
-    body.lease_us = config_now(e->parts.cfg, lease_us);
-    body.max_message_bytes = config_now(e->parts.cfg, max_message_bytes);
-    body.max_step_items = config_now(e->parts.cfg, max_step_items);
-    body.max_step_tokens = config_now(e->parts.cfg, max_step_tokens);
-    body.max_seq_tokens = e->parts.cfg->max_seq_tokens;
-    body.lane_url = (char *)(uintptr_t)lane_url(e); /* packing only reads it */
-    header.body_case = ATTND__REPLY__BODY_HELLO;
-    header.hello = &body;
-    engine_answer(e, req, &header);
+    (void)session;
+    if (h->protocol_version == 0)
+        return answer_no(a, ATTN_EINVAL, "hello.protocol_version is 0, this daemon speaks 1 to %d",
+                         PROTOCOL_VERSION);
+    if (h->n_required_features > 0) /* this version has none that a client could require */
+        return answer_no(a, ATTN_ENOTSUP,
+                         "hello.required_features: this daemon has no feature \"%.100s\"",
+                         h->required_features[0]);
+    attn_status st = identify(e, req, &who, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    if (h->resume_session == 0 && engine_is_draining(e))
+        return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new sessions");
+    st = h->resume_session != 0
+             ? session_resume(e, h->resume_session, who, req->taken_ns, &session, a->why,
+                              sizeof a->why)
+             : session_make(e, req, who, req->taken_ns, &session, a->why, sizeof a->why);
+    if (st == ATTN_OK)
+        tell_session(e, session, h->protocol_version, a);
+    return st;
 }
 
 /* A longer lease counts at once. A shorter one counts once the old one is over: who renews in time

@@ -2,11 +2,11 @@
 #ifndef ATTND_DAEMON_ENGINE_SESSION_H
 #define ATTND_DAEMON_ENGINE_SESSION_H
 
-#include "daemon/engine_state.h"
+#include "daemon/engine_answer.h"
 
 /* The session that a request names; renews it. ATTN_ENOTFOUND with a sentence. */
-attn_status session_of_request(struct engine *e, struct request *req, uint64_t now_ns,
-                               uint32_t *out_slot, char *why, size_t why_bytes);
+attn_status session_of_request(struct engine *e, struct request *req, uint32_t *out_slot,
+                               struct answer *a);
 /* Whose session it is; NULL: nobody asks. */
 struct tenant *session_tenant(const struct engine *e, uint32_t slot);
 /* Closes a sequence, which is its tenant's no more. */
@@ -14,7 +14,8 @@ void seq_close(struct engine *e, kv_seq_id seq);
 /* Ends a live session at once: what waits of it is refused, its sequences are freed as those of an
  * expired one. */
 void session_kill(struct engine *e, uint32_t slot, const char *why);
-void hello_admit(struct engine *e, struct request *req, uint64_t now_ns);
+/* Makes a session, or resumes one: a handler of engine_serve.c's table. */
+attn_status hello_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 /* Frees sequences of expired sessions, a slice a turn. true: there is more to do. */
 bool sessions_expire(struct engine *e, uint64_t now_ns);
 

@@ -6,6 +6,7 @@
  *   cards_route.c       from a door to the engine that it is for; cards_step.c: to several
  *   engine_inbox.c      into that engine, within its bounds
  *   engine.c            life, the loop: one turn after the other
+ *   engine_serve.c      a request that has come: checked, handled, answered
  *   engine_control.c    requests of sequences; engine_general.c: those of none
  *   engine_operator.c   what operators ask and change; engine_list.c: the lists among it
  *   engine_restore.c    what a predecessor left; engine_tenants.c: another file of tenants

@@ -98,3 +98,8 @@ bool engine_is_idle(const struct engine *e)
             return false;
     return true;
 }
+
+attn_status engine_stop_status(const struct engine *e)
+{
+    return engine_health(e) != ATTN_OK ? engine_health(e) : ATTN_EDRAINING;
+}

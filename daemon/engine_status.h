@@ -1,5 +1,5 @@
-/* engine_status.h: draining, as the engine's own files see it. A token is in work from the first
- * layer that has it to the last. */
+/* engine_status.h: draining and stopping, as the engine's own files see them. A token is in work
+ * from the first layer that has it to the last. */
 #ifndef ATTND_DAEMON_ENGINE_STATUS_H
 #define ATTND_DAEMON_ENGINE_STATUS_H
 
@@ -12,5 +12,7 @@ void tokens_came(struct engine *e, uint64_t now_ns);
 void tokens_look(struct engine *e);
 /* Tokens up to `end` would be the first in any layer of the sequence. */
 bool seq_begins_token(const struct engine *e, uint32_t seq, uint32_t end);
+/* Of what is refused because the process ends: which of its reasons to end it is. */
+attn_status engine_stop_status(const struct engine *e);
 
 #endif

@@ -279,15 +279,14 @@ static void step_enter(struct engine *e, struct task *t)
 /* Whether the tenant's turn will come in time; where nobody has tenants the inbox has seen to
  * it. */
 static attn_status step_check_turn(struct engine *e, const struct request *req,
-                                   const struct tenant *who, uint64_t now_ns, char *why,
-                                   size_t why_bytes)
+                                   const struct tenant *who, char *why, size_t why_bytes)
 {
     if (who == NULL || who->n_steps == 0)
         return ATTN_OK;
     uint32_t n_all = atomic_load_explicit(&e->n_held, memory_order_relaxed);
     uint32_t n =
         pace_ahead(n_all, who->n_steps, who->flow.share, tenants_busy_shares(e->parts.tenants));
-    uint64_t left_ns = req->deadline_ns - now_ns;
+    uint64_t left_ns = req->deadline_ns - req->taken_ns;
     uint64_t task_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
     if (pace_is_in_time(n, task_ns, left_ns))
         return ATTN_OK;
@@ -325,38 +324,15 @@ static attn_status step_charge(struct engine *e, struct request *req, uint32_t s
     return st;
 }
 
-void step_admit(struct engine *e, struct request *req, uint64_t now_ns)
+/* A step's task, all of whose items are still to be filled in. NULL: no memory. */
+static struct task *task_new(struct request *req, struct pool *p, uint32_t session,
+                             const struct wire_step_layout *layout)
 {
     const Attnd__Step *s = req->wire.header->step;
-    char why[WHY_BYTES];
-    uint32_t session;
-    attn_status st = session_of_request(e, req, now_ns, &session, why, sizeof why);
-    if (st == ATTN_OK)
-        st = step_check_turn(e, req, session_tenant(e, session), now_ns, why, sizeof why);
-    if (st == ATTN_OK)
-        st = step_charge(e, req, session, why, sizeof why);
-    if (st != ATTN_OK) {
-        engine_refuse(e, req, st, "%s", why);
-        return;
-    }
-    struct pool *p = pool_of_handle(e, session_tenant(e, session), s->pool);
-    if (p == NULL) {
-        engine_refuse(e, req, ATTN_ENOTFOUND, "step.pool is %" PRIu32 ", no such pool", s->pool);
-        return;
-    }
-    struct wire_step_layout layout;
-    st = step_check(e, req, p, &layout, why, sizeof why);
-    if (st != ATTN_OK) {
-        engine_refuse(e, req, st, "%s", why);
-        return;
-    }
-
     size_t head_bytes = sizeof(struct task) + s->n_seq * sizeof(struct item);
     struct task *t = wire_arena_alloc(&req->arena, head_bytes + s->n_seq * sizeof(int32_t));
-    if (t == NULL) {
-        engine_refuse(e, req, ATTN_ENOMEM, "no memory for a step of %zu items", s->n_seq);
-        return;
-    }
+    if (t == NULL)
+        return NULL;
     *t = (struct task){
         .ops = &step_ops,
         .req = req,
@@ -366,17 +342,40 @@ void step_admit(struct engine *e, struct request *req, uint64_t now_ns)
         .flags = s->flags,
         .n_items = (uint32_t)s->n_seq,
         .first_failed = (uint32_t)s->n_seq,
-        .layout = layout,
+        .layout = *layout,
         .ready_items = TAILQ_HEAD_INITIALIZER(t->ready_items),
         .item_status = (int32_t *)((uint8_t *)t + head_bytes),
     };
-    st = step_items(e, t, why, sizeof why);
+    return t;
+}
+
+attn_status step_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    struct tenant *who = session_tenant(e, session);
+    struct wire_step_layout layout;
+    attn_status st = step_check_turn(e, req, who, a->why, sizeof a->why);
+    if (st == ATTN_OK)
+        st = step_charge(e, req, session, a->why, sizeof a->why);
     if (st != ATTN_OK)
-        engine_refuse(e, req, st, "%s", why);
-    else if (is_after_last_token(e, t))
-        engine_refuse(e, req, ATTN_EDRAINING, "the daemon is draining: no new tokens");
-    else
-        step_enter(e, t);
+        return st;
+    struct pool *p = pool_of_handle(e, who, s->pool);
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "step.pool is %" PRIu32 ", no such pool", s->pool);
+    st = step_check(e, req, p, &layout, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    struct task *t = task_new(req, p, session, &layout);
+    if (t == NULL)
+        return answer_no(a, ATTN_ENOMEM, "no memory for a step of %zu items", s->n_seq);
+    st = step_items(e, t, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    if (is_after_last_token(e, t))
+        return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new tokens");
+    a->is_later = true;
+    step_enter(e, t);
+    return ATTN_OK;
 }
 
 /* Of the session that the request names, if there is one. */

@@ -2,10 +2,11 @@
 #ifndef ATTND_DAEMON_ENGINE_STEP_H
 #define ATTND_DAEMON_ENGINE_STEP_H
 
-#include "daemon/engine_state.h"
+#include "daemon/engine_answer.h"
 
-/* Takes a step in: refuses it as a whole, or its items become ready, wait or fail. */
-void step_admit(struct engine *e, struct request *req, uint64_t now_ns);
+/* Takes a step in, a handler of engine_serve.c's table: refuses it as a whole, or its items become
+ * ready, wait or fail, and it is answered later. */
+attn_status step_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 
 /* Charges a request's bytes to its tenant until it is answered. ATTN_EQUOTA; ATTN_EOVERLOAD: beside
  * what else is in flight. */

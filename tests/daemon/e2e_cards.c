@@ -94,6 +94,44 @@ static void sequences_are_spread_by_free_blocks(void **state)
     end();
 }
 
+/* As workers open them: all at once, by turns. */
+static void sequences_of_one_session_stay_together_where_sessions_are_many(void **state)
+{
+    (void)state;
+    enum { SESSIONS = 4, EACH = 3 };
+    struct e2e_client others[SESSIONS];
+    uint32_t n[2] = {0, 0}, card[SESSIONS];
+    begin("0,1", NULL);
+    for (uint32_t i = 0; i < SESSIONS; i++) {
+        e2e_connect(&others[i], &d);
+        others[i].pool = c.pool;
+    }
+    for (uint32_t k = 0; k < EACH; k++) {
+        for (uint32_t i = 0; i < SESSIONS; i++) {
+            struct e2e_seq *seq = &s[k * SESSIONS + i];
+            assert_int_equal(e2e_open_seq(&others[i], seq, 1 + k * SESSIONS + i, 1), ATTN_OK);
+            card[i] = k == 0 ? card_of(seq) : card[i];
+            assert_int_equal(card_of(seq), card[i]);
+            n[card_of(seq)]++;
+        }
+    }
+    assert_int_equal(n[0], n[1]);
+    /* what has ended counts no more: one that is left alone has both cards */
+    for (uint32_t i = 1; i < SESSIONS; i++)
+        for (uint32_t k = 0; k < EACH; k++)
+            assert_int_equal(e2e_close_seq(&others[i], &s[k * SESSIONS + i]), ATTN_OK);
+    n[0] = n[1] = 0;
+    n[card[0]] = EACH;
+    for (uint32_t i = 1; i < 4; i++) {
+        assert_int_equal(e2e_open_seq(&others[0], &s[i], 100 + i, 1), ATTN_OK);
+        n[card_of(&s[i])]++;
+    }
+    assert_int_equal(n[0], n[1]);
+    for (uint32_t i = 0; i < SESSIONS; i++)
+        e2e_disconnect(&others[i]);
+    end();
+}
+
 /* Bytes of one more token of all sequences, in one step, at each layer. */
 static uint8_t *token_bytes(size_t *out_bytes)
 {
@@ -394,6 +432,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_teardown(name, kill_what_is_left)
     const struct CMUnitTest tests[] = {
         TEST(sequences_are_spread_by_free_blocks),
+        TEST(sequences_of_one_session_stay_together_where_sessions_are_many),
         TEST(a_prompt_goes_to_the_card_that_has_its_beginning),
         TEST(a_step_over_several_cards_has_the_bytes_of_one),
         TEST(a_sequence_twice_in_a_step_is_an_error_over_cards_too),

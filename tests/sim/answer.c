@@ -152,7 +152,8 @@ static void take_fork(struct ask *a, const Attnd__Reply *r)
     sim_counts.forks++;
 }
 
-/* Does an epoch follow on another? A card that the sequence has moved to makes epochs of its own. */
+/* Does an epoch follow on another? A card that the sequence has moved to makes epochs of its
+ * own. */
 static bool is_next_epoch(uint32_t was, uint32_t is)
 {
     bool has_moved = (was ^ is) & (EPOCH_STEP - 1);
