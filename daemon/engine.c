@@ -15,6 +15,7 @@
 #include "daemon/cards_note.h"
 #include "daemon/cards_part.h"
 #include "daemon/clock.h"
+#include "daemon/engine_ahead.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_batch_end.h"
 #include "daemon/engine_canary.h"

@@ -17,12 +17,7 @@
 #include "daemon/engine_sleep.h"
 #include "daemon/engine_step.h"
 #include "daemon/lane.h"
-#include "daemon/stack.h"
 #include "daemon/stats.h"
-
-/* An announced bell that waits for longer is called off: what must follow in order, the end of the
- * process for one, waits for it. */
-static const uint64_t MOST_AHEAD_NS = 20 * 1000 * 1000;
 
 void engine_lane_add(struct engine *e, struct lane *l)
 {
@@ -32,40 +27,6 @@ void engine_lane_add(struct engine *e, struct lane *l)
 void engine_lane_remove(struct lane *l)
 {
     LIST_REMOVE(l, entry);
-}
-
-/* Nobody but the lane wants the device. */
-static bool is_alone(struct engine *e, const struct lane *l)
-{
-    const struct lane *other;
-    uint32_t n_others = atomic_load_explicit(&e->n_held, memory_order_relaxed) - l->n_busy;
-    LIST_FOREACH(other, &e->lanes, entry)
-        if (other != l && (other->n_plans > 0 || other->n_busy > 0))
-            return false;
-    return n_others <= atomic_load_explicit(&e->n_watchers, memory_order_relaxed) &&
-           e->parts_waiting == NULL && stack_is_empty(&e->parts_in) &&
-           !atomic_load_explicit(&e->is_stopping, memory_order_relaxed);
-}
-
-bool engine_may_announce(struct engine *e, const struct lane *l)
-{
-    return (e->info.features & BACKEND_CAN_GIVE_UP) && l->n_busy < e->max_in_flight &&
-           is_alone(e, l);
-}
-
-void engine_call_off(struct engine *e)
-{
-    if (e->n_early > 0)
-        e->parts.ops->give_up(e->parts.backend);
-}
-
-void lanes_watch(struct engine *e, uint64_t now_ns)
-{
-    const struct lane *l;
-    LIST_FOREACH(l, &e->lanes, entry)
-        if (l->n_ahead > 0 &&
-            (l->is_closed || now_ns - l->taken_ns > MOST_AHEAD_NS || !is_alone(e, l)))
-            engine_call_off(e);
 }
 
 static struct lane *lane_find(struct engine *e, uint64_t id)

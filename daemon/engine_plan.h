@@ -8,7 +8,4 @@
  * table. */
 attn_status plan_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 
-/* Calls announced bells off if somebody else wants the device, or one has waited for long. */
-void lanes_watch(struct engine *e, uint64_t now_ns);
-
 #endif

@@ -13,6 +13,7 @@
  *   cards_move.c        a sequence goes to another card
  *   engine_export.c     blocks of sequences, out and in
  *   engine_plan.c       plans of lanes, whose bells come as steps
+ *   engine_ahead.c      bells that are launched before they are rung
  *   engine_step.c       admission of steps: everything that can be wrong is refused here
  *   engine_batch.c      from ready items to a batch on the device; engine_batch_end.c: and back
  *   engine_pool.c       making pools, dropping them; engine_pool_size.c: their geometry

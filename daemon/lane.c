@@ -236,7 +236,7 @@ static void tell_held(struct lane *l)
     l->has_held = false;
 }
 
-/* Tells the worker by the host, which may ring again then: of a failure not while a bell is announced.
+/* Tells the worker by the host; of a failure not while a bell is announced, as it may ring then.
  * The sentence of the first failure stays until there is a plan again. */
 static void tell(struct lane *l, uint32_t bell, attn_status st, const char *why)
 {

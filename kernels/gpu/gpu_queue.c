@@ -8,8 +8,8 @@
  * for a word is the first on the slot's stream; signals are written with the word to poll, just
  * before it. A batch that may be void has a gate instead, a kernel that waits, behind all that
  * needs no tensors; if it is called off, the kernels behind the gate find that in a word of the
- * device's and do nothing. No call waits for the device but poll, for as long as it is told to, and the block
- * transfers.
+ * device's and do nothing. No call waits for the device but poll, for as long as it is told to, and
+ * the block transfers.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "proto/attn_time.h"
