@@ -8,7 +8,8 @@
  *
  * Before a source changes or drops what others read, the longest of them settles, and the others
  * read that one's table from then on. So that is the one moment when a long table is copied, once
- * for all of them. One of no tokens has its own table, so there is always one that has more than none.
+ * for all of them. One of no tokens has its own table, so there is always one that has more than
+ * none.
  *
  * Truth is row_of, one word: the table and the ids are there before it becomes 0 or names another.
  */

@@ -138,12 +138,13 @@ struct kv_effects {
 };
 
 /* Blocks are those of created pools: total = free + used + cached, a shared block counts once.
- * shared: referenced more than once; forks without a table of their own refer to nothing. published: found by their token ids; cached: those of them
- * that no sequence refers to, which are evicted when blocks run out, but for the pinned ones.
- * prefix_hits and prefix_misses: full blocks of the tokens that sequences were opened with.
- * evictions_expired: of the evictions, those whose time to live was over; eviction_age_seconds: the
- * sum of their times since the last use. cached_dropped: cached blocks that went with their pool.
- * damaged: sequences, pools and published blocks that the latest recovery dropped. */
+ * shared: referenced more than once; forks without a table of their own refer to nothing.
+ * published: found by their token ids; cached: those of them that no sequence refers to, which are
+ * evicted when blocks run out, but for the pinned ones. prefix_hits and prefix_misses: full blocks
+ * of the tokens that sequences were opened with. evictions_expired: of the evictions, those whose
+ * time to live was over; eviction_age_seconds: the sum of their times since the last use.
+ * cached_dropped: cached blocks that went with their pool. damaged: sequences, pools and published
+ * blocks that the latest recovery dropped. */
 #define KV_STATS_MAP(X)                                                                            \
     X(blocks_total)                                                                                \
     X(blocks_free)                                                                                 \
