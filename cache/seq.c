@@ -194,14 +194,6 @@ static void count_hits(struct kv *kv, const struct kv_pool_rec *p, const struct 
     kv_count(&stats->prefix_hit_tokens, (int64_t)m->n_blocks << p->block_shift);
 }
 
-attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
-                        uint32_t owner, uint64_t request, kv_seq_id *out_seq)
-{
-    struct kv_tokens none = {0};
-    struct kv_effects no_effects = {0};
-    return kv_seq_open_with(kv, tenant, name, pool, owner, request, &none, &no_effects, out_seq);
-}
-
 attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                              uint32_t owner, uint64_t request, const struct kv_tokens *t,
                              struct kv_effects *fx, kv_seq_id *out_seq)

@@ -10,7 +10,8 @@
  *   engine_control.c    requests of sequences; engine_general.c: those of none
  *   engine_operator.c   what operators ask and change; engine_list.c: the lists among it
  *   engine_restore.c    what a predecessor left; engine_tenants.c: another file of tenants
- *   cards_move.c        a sequence goes to another card
+ *   cards_move.c        a sequence goes to another card; cards_moving.c: its blocks, and there;
+ *                       cards_hold.c: what waits for it meanwhile; cards_choose.c: which one
  *   engine_export.c     blocks of sequences, out and in
  *   engine_plan.c       plans of lanes, whose bells come as steps
  *   engine_step.c       admission of steps: everything that can be wrong is refused here

@@ -16,6 +16,7 @@
 
 #include "cache/tier_store.h"
 #include "kernels/moves.h"
+#include "tests/cache/open.h"
 
 enum { BLOCK_TOKENS = 16, N_FORKS = 1000, RUNS = 5, N_LAYERS = 32, SWAP_BLOCKS = 256 };
 #define SWAP_BYTES ((size_t)2 << 20)

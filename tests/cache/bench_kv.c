@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "cache/kv.h"
+#include "tests/cache/open.h"
 
 #define N_LAYERS 32
 #define BLOCK_TOKENS 16
