@@ -318,12 +318,10 @@ static void close_seq(uint32_t s)
 
 static void fork_into(uint32_t src, uint32_t s)
 {
-    struct kv_patch patches[64];
-    struct kv_effects fx = {.patches = patches, .patches_capacity = 64};
     uint32_t len = below(seqs[src].n + 1);
-    assert_int_equal(kv_seq_fork(kv, seqs[src].id, next_name++, len, KV_NO_OWNER, KV_NO_REQUEST,
-                                 &fx, &seqs[s].id),
-                     ATTN_OK);
+    assert_int_equal(
+        kv_seq_fork(kv, seqs[src].id, next_name++, len, KV_NO_OWNER, KV_NO_REQUEST, &seqs[s].id),
+        ATTN_OK);
     seqs[s].is_open = true;
     seqs[s].n = len;
     memcpy(seqs[s].ids, seqs[src].ids, sizeof seqs[s].ids);
