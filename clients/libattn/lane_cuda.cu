@@ -3,8 +3,9 @@
  *
  * The kernel's blocks put q, k and v into the daemon's region; the last one to be done counts the
  * layer, rings, and its first thread waits for the answer. Order: all threads' stores, a barrier,
- * one thread's system-wide fence and an atomic add; whoever comes last fences again and stores the
- * bell with release. The waiting side loads with acquire, and what follows on the stream sees the
+ * one thread's system-wide fence and, where there are several blocks, an atomic add; whoever comes
+ * last fences again, and stores the bell: in the daemon's region, where its device may wait for it,
+ * and in the page. The waiting side loads with acquire, and what follows on the stream sees the
  * output. The count lies in the GPU's memory, so a captured launch replays for ever.
  */
 #include <cuda.h>
@@ -32,6 +33,7 @@ struct lane_layer {
     lane_part in[3], out[2];
     void *poison;
     uint64_t poison_bytes;
+    uint32_t *bell;
     void *page;
     uint32_t *done;
     uint64_t wait_ns;
@@ -53,7 +55,9 @@ namespace
 
 /* Offsets in the page (lane_words.h). */
 enum { BELL = 0, VERDICT = 64, STOP = 128, FAULT = 132, PAGE_BYTES = 4096 };
-enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 2 };
+enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 3 };
+/* So many bytes one block copies as fast as several, which must wait for each other at the end. */
+enum { ALONE_THREADS = 1024, ALONE_BYTES = 2 * 16 * ALONE_THREADS };
 
 /* Between the layers of a stream. */
 struct state {
@@ -66,6 +70,7 @@ struct layer_params {
     lane_part in[3];
     uint4 *poison;
     uint64_t poison_bytes;
+    uint32_t *bell;
     char *page;
     const uint32_t *done;
     state *s;
@@ -91,6 +96,17 @@ __device__ uint64_t load_acquire_64(const void *word)
     uint64_t v;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
     return v;
+}
+
+/* Orders what this thread has stored, and has seen of others, before what it stores from now on. */
+__device__ void fence()
+{
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+}
+
+__device__ void store(void *word, uint32_t v)
+{
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(word), "r"(v) : "memory");
 }
 
 __device__ void store_release(void *word, uint32_t v)
@@ -129,28 +145,39 @@ __device__ int32_t wait_for(const layer_params &p, uint32_t bell)
     }
 }
 
-__global__ void __launch_bounds__(THREADS) ring(const __grid_constant__ layer_params p)
+/* Are all blocks done with what they store? By all threads; true in the last one alone. */
+__device__ bool is_last_block(state *s)
 {
-    __shared__ bool is_last, is_broken;
+    __shared__ bool is_last;
+    __syncthreads();
+    if (gridDim.x == 1)
+        return true;
+    if (threadIdx.x == 0) {
+        fence();
+        is_last = atomicAdd(&s->arrived, 1) == gridDim.x - 1;
+        if (is_last)
+            s->arrived = 0;
+    }
+    __syncthreads();
+    return is_last;
+}
+
+__global__ void __launch_bounds__(ALONE_THREADS) ring(const __grid_constant__ layer_params p)
+{
+    __shared__ bool is_broken;
     for (int i = 0; i < 3; i++)
         if (p.in[i].from != p.in[i].to)
             copy(p.in[i]);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence_system();
-        is_last = atomicAdd(&p.s->arrived, 1) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!is_last)
+    if (!is_last_block(p.s))
         return;
     if (threadIdx.x == 0) {
-        p.s->arrived = 0;
         is_broken = p.s->is_broken;
         if (!is_broken) {
             const uint32_t bell = p.s->count + 1;
             p.s->count = bell;
-            __threadfence_system();
-            store_release(p.page + BELL, bell);
+            fence();
+            store(p.bell, bell);
+            store(p.page + BELL, bell);
             const int32_t status = wait_for(p, bell);
             if (status != ATTN_OK) {
                 p.s->is_broken = is_broken = true;
@@ -438,13 +465,18 @@ static attn_status gpu_enqueue(lane_memory *m, void *stream, const lane_layer *l
                     (int)cudaErrorMisalignedAddress, why, why_bytes);
     p.poison = (uint4 *)l->poison;
     p.poison_bytes = l->poison_bytes;
+    p.bell = l->bell;
     p.page = (char *)l->page;
     p.done = l->done;
     p.s = m->s;
     p.wait_ns = l->wait_ns;
     uint64_t blocks = (bytes / 16 + THREADS - 1) / THREADS;
     blocks = blocks < 1 ? 1 : blocks > MAX_BLOCKS ? MAX_BLOCKS : blocks;
-    ring<<<(unsigned)blocks, THREADS, 0, (cudaStream_t)stream>>>(p);
+    if (bytes <= ALONE_BYTES)
+        ring<<<1, bytes / 16 <= THREADS ? (int)THREADS : (int)ALONE_THREADS, 0,
+               (cudaStream_t)stream>>>(p);
+    else
+        ring<<<(unsigned)blocks, THREADS, 0, (cudaStream_t)stream>>>(p);
     int code = (int)cudaGetLastError();
     if (code == 0 && (l->out[0].to || l->out[1].to)) {
         blocks = (l->out[0].bytes / 16 + THREADS - 1) / THREADS;

@@ -20,7 +20,8 @@
 #include <time.h>
 
 #define FEATURES                                                                                   \
-    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES)
+    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS |                      \
+     BACKEND_HAS_MERGES | BACKEND_CAN_GIVE_UP)
 #define LOOKS_BEFORE_NAP 1000
 #define NAP_NS 20000
 
@@ -355,7 +356,7 @@ static bool try_compute(struct backend *b)
     struct backend_batch *batch = b->batch;
     if (batch == NULL || b->is_done)
         return true;
-    if (batch->wait != NULL && !backend_word_is_reached(batch->wait))
+    if (batch->wait != NULL && !backend_batch_may_begin(batch))
         return false;
     if (!b->is_attended)
         compute(b, batch);
@@ -396,9 +397,19 @@ static attn_status cpu_submit(struct backend *b, struct backend_batch *batch)
     if (st != ATTN_OK)
         return st;
     b->batch = batch;
-    b->is_done = b->is_attended = false;
+    b->is_done = b->is_attended = batch->is_void = false;
     try_compute(b);
     return ATTN_OK;
+}
+
+static void cpu_give_up(struct backend *b)
+{
+    struct backend_batch *batch = b->batch;
+    if (batch == NULL || b->is_done || !batch->may_be_void)
+        return;
+    batch->is_void = b->is_done = true;
+    batch->status = ATTN_OK;
+    batch->device_ns = batch->kv_bytes = batch->n_splits = 0;
 }
 
 static struct backend_batch *cpu_poll(struct backend *b, uint64_t wait_ns)
@@ -413,6 +424,7 @@ static struct backend_batch *cpu_poll(struct backend *b, uint64_t wait_ns)
 /* What touches blocks follows the batch that was submitted. */
 static attn_status check_block(struct backend_pool *p, uint32_t block)
 {
+    cpu_give_up(p->b);
     compute_within(p->b, UINT64_MAX);
     if (block < p->config.n_blocks)
         return ATTN_OK;
@@ -603,6 +615,7 @@ static const struct backend_ops cpu_ops = {
     .pool_place = cpu_pool_place,
     .pool_close = cpu_pool_close,
     .submit = cpu_submit,
+    .give_up = cpu_give_up,
     .poll = cpu_poll,
     .block_read = cpu_block_read,
     .block_write = cpu_block_write,

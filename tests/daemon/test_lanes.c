@@ -3,6 +3,7 @@
  * the environment names. */
 #define _GNU_SOURCE /* memfd_create */
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -162,6 +163,52 @@ static void layers_rung_for_are_what_steps_compute(void **state)
     disconnect_all(&c, &l);
 }
 
+static long counter(struct e2e_client *c, const char *name)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Stats b = ATTND__STATS__INIT;
+    h.session = c->session;
+    h.body_case = ATTND__REQUEST__BODY_STATS;
+    h.stats = &b;
+    const char *at = strstr(e2e_call(c, &h)->stats->json, name);
+    return strtol(strchr(at, ':') + 1, NULL, 10);
+}
+
+/* What is launched ahead of its bell is called off by the steps of others, who don't wait. */
+static void steps_of_others_go_before_bells_that_are_not_rung(void **state)
+{
+    (void)state;
+    static struct e2e_seq seqs[2];
+    static const uint32_t all[] = {0, 1, 2};
+    struct e2e_client c;
+    struct lane_link l;
+    struct places at = {0, LANE_OUT_OFFSET};
+    connect_all(&c, &l);
+    e2e_make_pool(&c, ATTN_BF16, 400);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(e2e_open_seq(&c, &seqs[i], 50 + i, 5 + i), ATTN_OK);
+    long n_ahead = counter(&c, "\"bells_ahead_total\"");
+    for (uint32_t pos = 0; pos < 20; pos++) {
+        struct e2e_item it = {&seqs[0], pos, 1}, other = {&seqs[1], pos, 1};
+        struct e2e_step s;
+        e2e_build_step(&s, &c, 0, E2E_BOTH, &it, 1);
+        plan_well(&c, &l, all, 3, &s, at);
+        for (uint32_t k = 0; k < 3; k++) {
+            if (random_to(2))
+                e2e_step(&c, k, &other, 1);
+            else
+                poll(NULL, 0, (int)random_to(2));
+            layer(&l, &s, &it, k, at);
+        }
+        for (uint32_t k = 0; k < 3; k++)
+            e2e_step(&c, k, &other, 1); /* again, or for the first time */
+    }
+    assert_true(counter(&c, "\"bells_ahead_total\"") > n_ahead);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(e2e_close_seq(&c, &seqs[i]), ATTN_OK);
+    disconnect_all(&c, &l);
+}
+
 static void a_plan_left_half_way_is_planned_again(void **state)
 {
     (void)state;
@@ -221,13 +268,7 @@ static void bells_that_lie_are_refused_and_counted(void **state)
     assert_int_equal(n_before, n_after);
     assert_memory_equal(before, after, n_before);
     assert_int_equal(e2e_item(&c, &seq, 1, 1, 1), ATTN_EINVAL); /* layer 1 is empty as before */
-    Attnd__Request h = ATTND__REQUEST__INIT;
-    Attnd__Stats b = ATTND__STATS__INIT;
-    h.session = c.session;
-    h.body_case = ATTND__REQUEST__BODY_STATS;
-    h.stats = &b;
-    const char *refused = strstr(e2e_call(&c, &h)->stats->json, "\"bells_refused_total\"");
-    assert_int_equal(strtol(strchr(refused, ':') + 1, NULL, 10), 41);
+    assert_int_equal(counter(&c, "\"bells_refused_total\""), 41);
     free(before);
     free(after);
     disconnect_all(&c, &l);
@@ -359,6 +400,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_rung_for_are_what_steps_compute),
+        cmocka_unit_test(steps_of_others_go_before_bells_that_are_not_rung),
         cmocka_unit_test(a_plan_left_half_way_is_planned_again),
         cmocka_unit_test(a_hello_that_cannot_be_is_refused_by_name),
         cmocka_unit_test(bells_that_lie_are_refused_and_counted),
