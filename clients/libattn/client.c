@@ -488,13 +488,15 @@ attn_status attn_client_configure(attn_client *c, const char *name, const char *
     return client_call(c, &req, timeout_us, NULL, NULL);
 }
 
-attn_status attn_client_pool_drop(attn_client *c, const char *name, uint64_t timeout_us)
+attn_status attn_client_pool_drop(attn_client *c, const char *tenant, const char *name,
+                                  uint64_t timeout_us)
 {
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__PoolDrop drop = ATTND__POOL_DROP__INIT;
     if (name == NULL)
         return error_set(ATTN_EINVAL, "name is NULL");
     drop.name = (char *)name;
+    drop.tenant = (char *)(tenant != NULL ? tenant : "");
     req.body_case = ATTND__REQUEST__BODY_POOL_DROP;
     req.pool_drop = &drop;
     return client_call(c, &req, timeout_us, NULL, NULL);
