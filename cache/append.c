@@ -46,7 +46,7 @@ void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s)
     h->journal_n_free++;
 }
 
-/* Shared blocks among the entries that tokens [pos, end) touch. */
+/* Shared blocks among the entries that tokens [pos, end) touch; all of those that forks read. */
 static uint32_t count_shared(const struct kv *kv, uint32_t seq, const struct kv_pool_rec *p,
                              uint32_t pos, uint64_t end)
 {
@@ -55,8 +55,13 @@ static uint32_t count_shared(const struct kv *kv, uint32_t seq, const struct kv_
     uint32_t n = 0;
     if (past > kv->seqs[seq].n_maybe_shared) /* the usual append looks at no block at all */
         past = kv->seqs[seq].n_maybe_shared;
-    for (uint32_t i = pos >> p->block_shift; i < past; i++)
-        n += kv_block(kv, p, row[i])->n_refs > 1;
+    uint32_t i = pos >> p->block_shift;
+    if (i >= past)
+        return 0;
+    uint32_t n_read = kv->seqs[seq].is_lazy ? kv->seqs[seq].n_blocks
+                                            : kv_blocks_of(p, kv->links[seq].n_fork_tokens);
+    for (; i < past; i++)
+        n += i < n_read || kv_block(kv, p, row[i])->n_refs > 1;
     return n;
 }
 
@@ -112,7 +117,8 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
     const struct kv_seq_rec *s = &kv->seqs[seq];
     const struct kv_pool_rec *p = &kv->pools[s->pool];
     unsigned long long name = s->name;
-    uint64_t n_patches = (uint64_t)n_new + n_copies;
+    uint64_t n_blocks = (uint64_t)n_new + n_copies;
+    uint64_t n_patches = n_blocks + (s->is_lazy || s->is_untold ? s->n_blocks : 0);
     if (s->journal_head != 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: a copy is pending", name);
     if (n_copies > 0 && s->n_outstanding > 0)
@@ -121,15 +127,15 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
     if (s->n_outstanding == KV_MAX_OUTSTANDING)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding", name,
                        s->n_outstanding);
-    if (n_patches > kv_n_available(p)) { /* the place to move idle sequences to a tier */
+    if (n_blocks > kv_n_available(p)) { /* the place to move idle sequences to a tier */
         kv_count(&kv->heads->stats.out_of_blocks, 1);
         if (p->n_pinned > 0)
             return kv_fail(kv, ATTN_ENOBLOCKS,
                            "sequence %llu: needs %llu blocks, pool %s has %u free, %u are pinned",
-                           name, (unsigned long long)n_patches, p->name, kv_n_available(p),
+                           name, (unsigned long long)n_blocks, p->name, kv_n_available(p),
                            p->n_pinned);
         return kv_fail(kv, ATTN_ENOBLOCKS, "sequence %llu: needs %llu blocks, pool %s has %u free",
-                       name, (unsigned long long)n_patches, p->name, kv_n_available(p));
+                       name, (unsigned long long)n_blocks, p->name, kv_n_available(p));
     }
     if (n_copies > kv->heads->journal_n_free)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: needs %u copies, the journal has %u",
@@ -152,14 +158,17 @@ attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint
         return st;
     struct kv_pool_rec *p = &kv->pools[s->pool];
     uint64_t end = (uint64_t)pos + n_tokens;
-    uint32_t past = kv_blocks_of(p, (uint32_t)end);
+    uint32_t first = pos >> p->block_shift, past = kv_blocks_of(p, (uint32_t)end);
+    if (first < s->n_maybe_shared)
+        kv_forks_part(kv, seq.index, first << p->block_shift);
     uint32_t n_new = past > s->n_blocks ? past - s->n_blocks : 0;
     uint32_t n_copies = count_shared(kv, seq.index, p, pos, end);
     st = room_check(kv, seq.index, n_new, n_copies, fx);
     if (st != ATTN_OK)
         return st;
 
-    uint32_t *row = kv_row(kv, seq.index);
+    kv_seq_settle(kv, seq, fx);
+    uint32_t *row = kv_own_row(kv, seq.index);
     take_back(kv, seq.index, p, pos, past);
     for (uint32_t i = pos >> p->block_shift; n_copies > 0; i++) {
         uint32_t old_block = row[i];

@@ -15,10 +15,10 @@
 #include "cache/kv.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 7
+#define KV_ARENA_VERSION 8
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
-#define KV_MAX_OUTSTANDING 32767 /* reserves of a sequence: 15 bits */
+#define KV_MAX_OUTSTANDING 8191 /* reserves of a sequence: 13 bits */
 
 #define KV_N_PRIORITIES (KV_MAX_PRIORITY - KV_MIN_PRIORITY + 1)
 #define KV_N_LIVES 22 /* for ever, and powers of two up to KV_MAX_LIFE_S */
@@ -107,8 +107,10 @@ struct kv_seq_rec {
     uint32_t redo_len; /* a truncation to redo_len - 1 is under way; 0: none */
     uint16_t pool; /* sealed */
     /* derived */
-    uint16_t n_outstanding : 15; /* reserves neither committed nor cancelled */
+    uint16_t n_outstanding : 13; /* reserves neither committed nor cancelled */
     uint16_t has_ids : 1; /* token ids were given */
+    uint16_t is_lazy : 1; /* its table is its source's (row_of) */
+    uint16_t is_untold : 1; /* its table is its own, and no effects have told of it */
     uint32_t n_blocks; /* table entries that hold a reference */
     uint32_t n_maybe_shared; /* entries from here on have the only reference to their block, which
                                 is not published */
@@ -123,6 +125,10 @@ struct kv_given_rec {
     uint32_t n_cached; /* tokens that it was opened with */
     uint32_t n_ids; /* tokens from the start whose ids are known; written after them */
     uint32_t n_retentions; /* written after them */
+    uint32_t
+        row_of; /* plus one: whose table it reads, a fork that nobody has written to; 0: its own
+                        table, which is written before */
+    uint32_t has_own_ids; /* of such a fork: its ids are its own all the same; written after them */
     struct kv_retention retention[KV_MAX_RETENTIONS];
     /* derived */
     uint32_t n_looked_at; /* leading blocks that are published, by this sequence or another */
@@ -190,6 +196,9 @@ struct kv_block_rec {
 
 struct kv_seq_links {
     uint32_t prev, next; /* plus one: of the same owner; next alone: free */
+    uint32_t fork; /* plus one: the first of those that read its table */
+    uint32_t fork_prev, fork_next; /* plus one: of those that read the same */
+    uint32_t n_fork_tokens; /* none of those that read its table has more */
 };
 
 struct kv_index_slot {

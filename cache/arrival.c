@@ -153,7 +153,7 @@ attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_
                          .tokens = d->tokens,
                          .n_cached = d->n_cached};
     if (d->n_blocks > 0)
-        memcpy(kv_row(kv, kv_record_next(kv)), a->blocks, d->n_blocks * sizeof a->blocks[0]);
+        memcpy(kv_own_row(kv, kv_record_next(kv)), a->blocks, d->n_blocks * sizeof a->blocks[0]);
     uint32_t seq = kv_record_take(kv, &b);
     struct kv_seq_rec *s = &kv->seqs[seq];
     s->made = d->made;

@@ -278,12 +278,6 @@ uint32_t kv_pool_cached(const struct kv *kv, kv_pool_id pool)
     return p == NULL ? 0 : p->n_cached - p->n_pinned;
 }
 
-uint32_t kv_pool_pinned(const struct kv *kv, kv_pool_id pool)
-{
-    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
-    return p == NULL ? 0 : p->n_pinned;
-}
-
 attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_spec *out,
                          uint32_t *out_free_blocks)
 {

@@ -10,7 +10,7 @@ struct scratch {
     uint32_t *n_refs; /* [max_blocks] by table entries and journal entries */
     uint32_t *user; /* [max_blocks] a sequence whose table has it, plus one */
     uint32_t *n_seqs; /* [max_pools] */
-    uint64_t n_sequences, n_owned, n_used, n_shared, n_cached, n_pinned, n_published;
+    uint64_t n_sequences, n_lazy, n_owned, n_used, n_shared, n_cached, n_pinned, n_published;
 };
 
 #define DIFFER(...) kv_fail(kv, ATTN_EINTERNAL, __VA_ARGS__)
@@ -20,6 +20,8 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
     const struct kv_seq_rec *s = &kv->seqs[seq];
     const struct kv_pool_rec *p = &kv->pools[s->pool];
     const uint32_t *row = kv_row(kv, seq);
+    if (s->is_lazy) /* its source's table is checked there */
+        return ATTN_OK;
     for (uint32_t i = 0; i < s->n_blocks; i++) {
         if (row[i] >= p->n_blocks)
             return DIFFER("sequence index %u: table entry %u is block %u of %u", seq, i, row[i],
@@ -92,6 +94,10 @@ static attn_status check_sequence(struct kv *kv, uint32_t seq, struct scratch *x
     if (s->longest != longest)
         return DIFFER("sequence index %u: longest is %u, its layers have %u", seq, s->longest,
                       longest);
+    if (s->is_lazy != (kv->given[seq].row_of != 0) || (s->is_lazy && s->n_outstanding > 0))
+        return DIFFER("sequence index %u: its table is %s", seq,
+                      s->is_lazy ? "passed as another's" : "another's");
+    x->n_lazy += s->is_lazy;
     if (s->redo_len != 0)
         return DIFFER("sequence index %u: redo_len is %u", seq, s->redo_len);
     if (s->n_blocks > kv->config.max_seq_blocks || s->n_blocks < n_blocks ||
@@ -109,12 +115,36 @@ static attn_status check_sequence(struct kv *kv, uint32_t seq, struct scratch *x
     return st != ATTN_OK ? st : check_journal_list(kv, seq, x, n_entries);
 }
 
+/* Every fork without a table of its own is listed with the one that it reads. */
+static attn_status check_forks(struct kv *kv, const struct scratch *x)
+{
+    uint64_t n = 0;
+    for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
+        const struct kv_seq_rec *s = kv_seq_live(kv, seq);
+        uint32_t prev = 0;
+        for (uint32_t i = s == NULL ? 0 : kv->links[seq].fork; i != 0;
+             prev = i, i = kv->links[i - 1].fork_next)
+            if (kv_seq_live(kv, i - 1) == NULL || kv->given[i - 1].row_of != seq + 1 ||
+                kv->links[i - 1].fork_prev != prev || n++ == x->n_lazy ||
+                kv->seqs[i - 1].longest > kv->links[seq].n_fork_tokens ||
+                kv->seqs[i - 1].n_blocks > s->n_maybe_shared)
+                return DIFFER("sequence index %u: the list of its forks is broken at %u", seq,
+                              i - 1);
+    }
+    if (n != x->n_lazy)
+        return DIFFER("forks: %llu in lists, %llu without a table", (unsigned long long)n,
+                      (unsigned long long)x->n_lazy);
+    return ATTN_OK;
+}
+
 /* Once all references are counted. */
 static attn_status check_private(struct kv *kv, const struct scratch *x)
 {
     for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
         const struct kv_seq_rec *s = kv_seq_live(kv, seq);
         if (s == NULL)
+            continue;
+        if (s->is_lazy)
             continue;
         if (s->n_maybe_shared > s->n_blocks)
             return DIFFER("sequence index %u: %u of %u blocks may be shared", seq,
@@ -345,6 +375,8 @@ attn_status kv_check(struct kv *kv)
         kv_fetch_count_refs(kv, x.n_refs);
         kv_arrival_count_refs(kv, x.n_refs);
     }
+    if (st == ATTN_OK)
+        st = check_forks(kv, &x);
     if (st == ATTN_OK)
         st = check_private(kv, &x);
     if (st == ATTN_OK)

@@ -111,6 +111,8 @@ struct kv_seq_info {
                                        more: no window reaches them; equal: all do */
     const uint32_t *block_table; /* [n_blocks] pool-local ids; the row in the arena: valid until the
                                     sequence is closed, entries change at a reserve that copies */
+    bool is_told; /* false: a fork that nobody has written to or settled: block_table may be its
+                     source's, valid until either changes, and no effects have told of it */
     const uint32_t *layer_len; /* [n_layers] committed tokens */
     uint32_t n_cached; /* tokens that every layer had when it was opened */
     uint32_t n_ids; /* tokens from the start whose ids are known */
@@ -136,12 +138,13 @@ struct kv_effects {
 };
 
 /* Blocks are those of created pools: total = free + used + cached, a shared block counts once.
- * shared: referenced more than once. published: found by their token ids; cached: those of them
- * that no sequence refers to, which are evicted when blocks run out, but for the pinned ones.
- * prefix_hits and prefix_misses: full blocks of the tokens that sequences were opened with.
- * evictions_expired: of the evictions, those whose time to live was over; eviction_age_seconds: the
- * sum of their times since the last use. cached_dropped: cached blocks that went with their pool.
- * damaged: sequences, pools and published blocks that the latest recovery dropped. */
+ * shared: referenced more than once; forks without a table of their own refer to nothing.
+ * published: found by their token ids; cached: those of them that no sequence refers to, which are
+ * evicted when blocks run out, but for the pinned ones. prefix_hits and prefix_misses: full blocks
+ * of the tokens that sequences were opened with. evictions_expired: of the evictions, those whose
+ * time to live was over; eviction_age_seconds: the sum of their times since the last use.
+ * cached_dropped: cached blocks that went with their pool. damaged: sequences, pools and published
+ * blocks that the latest recovery dropped. */
 #define KV_STATS_MAP(X)                                                                            \
     X(blocks_total)                                                                                \
     X(blocks_free)                                                                                 \
@@ -240,10 +243,8 @@ attn_status kv_pools_drop(struct kv *kv, kv_pool_id first, uint32_t *out_dropped
 
 /* Sequences open in a pool; 0: no such pool, too. */
 uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool);
-/* Of a pool's blocks that can be had, those that would be evicted for it; and those that no
- * sequence refers to and that can't be had, because they are pinned. */
+/* Of a pool's blocks that can be had, those that would be evicted for it. */
 uint32_t kv_pool_cached(const struct kv *kv, kv_pool_id pool);
-uint32_t kv_pool_pinned(const struct kv *kv, kv_pool_id pool);
 
 struct kv_evictable {
     uint32_t block, index; /* index: its place in every table that has it */
@@ -279,17 +280,12 @@ void kv_owner_saw_all(struct kv *kv, const struct kv *other, uint32_t owner);
 /* Was the sequence's epoch made by this request of its owner? */
 bool kv_seq_is_repeat(const struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t request);
 
-/* kv_seq_open: a new empty sequence.
- * Errors   ATTN_EEXIST; ATTN_ESTALE; ATTN_ENOTFOUND no such pool; ATTN_EOVERLOAD max_sequences are
- *          open */
-attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
-                        uint32_t owner, uint64_t request, kv_seq_id *out_seq);
 /* kv_seq_open_with: a new sequence of these tokens. It begins with those that published blocks of
  * its tenant, pool and adapter have, never with the last one of t: its layers' lengths and n_cached
  * of kv_seq_info say how many. Adds the row's table entries to fx; a repeat adds nothing.
  * What t says of retention holds for them, too.
- * Errors   as kv_seq_open; ATTN_EINVAL too many tokens, retention; ATTN_EOVERLOAD also: fx is
- *          full */
+ * Errors   ATTN_EEXIST; ATTN_ESTALE; ATTN_ENOTFOUND no such pool; ATTN_EINVAL too many tokens,
+ *          retention; ATTN_EOVERLOAD max_sequences are open, or fx is full */
 attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
                              uint32_t owner, uint64_t request, const struct kv_tokens *t,
                              struct kv_effects *fx, kv_seq_id *out_seq);
@@ -313,7 +309,6 @@ attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retentio
 struct kv_fetch;
 struct kv_fetch *kv_fetch_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
                                 const struct kv_tokens *t, uint32_t n_most);
-uint32_t kv_fetch_count(const struct kv_fetch *f);
 uint32_t kv_fetch_block(const struct kv_fetch *f, uint32_t i); /* in the order of find's trues */
 void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there);
 /* What a block holds; false: it is not published. The ids are the arena's. */
@@ -334,12 +329,16 @@ attn_status kv_seq_next(const struct kv *kv, uint32_t end, kv_seq_id *seq);
 void kv_warm(const struct kv *kv, uint32_t tenant, const uint64_t *names, const uint32_t *pos,
              uint32_t n, kv_seq_id *out_seq);
 /* kv_seq_fork: a new sequence that shares the blocks of src's first len tokens; every layer of src
- * must have at least len (ATTN_EINVAL). The new sequence's lengths are all len. Adds the new row's
- * table entries to fx; a repeat adds nothing.
- * Errors   as kv_seq_open; ATTN_EOVERLOAD also: src has a copy pending, or fx is full */
+ * must have at least len (ATTN_EINVAL). The new sequence's lengths are all len. Costs the same for
+ * any len: it has no row of the block table before it is written to or settled (but where layers
+ * have windows), or src is where both have tokens.
+ * Errors   as kv_seq_open_with; ATTN_EOVERLOAD also: src has a copy pending */
 attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
-                        uint32_t owner, uint64_t request, struct kv_effects *fx,
-                        kv_seq_id *out_seq);
+                        uint32_t owner, uint64_t request, kv_seq_id *out_seq);
+/* kv_seq_settle: before a device reads the sequence's row: if nobody was told of it yet, adds all
+ * its entries to fx. kv_append_reserve does the same.
+ * Errors   ATTN_EOVERLOAD fx is full */
+attn_status kv_seq_settle(struct kv *kv, kv_seq_id seq, struct kv_effects *fx);
 /* kv_seq_truncate: layers longer than len become len and the epoch rises by one, all or (killed
  * half way) all after recovery; blocks past the longest layer are let go.
  * Errors   ATTN_EINVAL len is beyond the longest layer; ATTN_EOVERLOAD appends are outstanding */

@@ -5,6 +5,7 @@
  * append.c   reserve, commit, cancel, journal      recover.c  derived state from truth
  * check.c    proof that both agree                 siphash.c  the keyed hash
  * prefix.c   published blocks: keys, lookup        lru.c      eviction
+ * fork.c     forks that have no table of their own yet
  * fence.c    owners, epochs and requests seen: what a late duplicate meets
  * window.c   blocks that no window reaches any more
  * arrival.c  sequences that come from another cache
@@ -80,9 +81,14 @@ static inline void kv_count(uint64_t *counter, int64_t n)
     __atomic_store_n(counter, *counter + (uint64_t)n, __ATOMIC_RELAXED);
 }
 
-static inline uint32_t *kv_row(const struct kv *kv, uint32_t seq)
+/* The sequence's own table, for whoever writes it; and the one it reads. */
+static inline uint32_t *kv_own_row(const struct kv *kv, uint32_t seq)
 {
     return kv->tables + (size_t)seq * kv->config.max_seq_blocks;
+}
+static inline uint32_t *kv_row(const struct kv *kv, uint32_t seq)
+{
+    return kv_own_row(kv, kv->seqs[seq].is_lazy ? kv->given[seq].row_of - 1 : seq);
 }
 
 static inline uint32_t *kv_lens(const struct kv *kv, uint32_t seq)
@@ -215,9 +221,14 @@ static inline uint32_t *kv_published_ids(const struct kv *kv, const struct kv_po
     return kv->published_ids + (size_t)p->first_block * kv->config.max_block_tokens +
            (size_t)block * p->block_tokens;
 }
-static inline uint32_t *kv_given_ids(const struct kv *kv, uint32_t seq)
+static inline uint32_t *kv_own_ids(const struct kv *kv, uint32_t seq)
 {
     return kv->given_ids + (size_t)seq * kv->config.max_seq_tokens;
+}
+static inline uint32_t *kv_given_ids(const struct kv *kv, uint32_t seq)
+{
+    bool are_own = !kv->seqs[seq].is_lazy || kv->given[seq].has_own_ids;
+    return kv_own_ids(kv, are_own ? seq : kv->given[seq].row_of - 1);
 }
 uint32_t kv_published_seal(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 /* Writes the leading published blocks of these tokens to row. */
@@ -253,6 +264,7 @@ struct kv_birth {
     struct kv_tokens tokens; /* whose ids are known */
     uint32_t n_cached; /* of len, what others had */
     uint32_t hole; /* as its source has it */
+    uint32_t row_of; /* plus one: whose table it reads */
 };
 uint32_t kv_record_next(const struct kv *kv);
 uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b);
@@ -261,6 +273,19 @@ void kv_owner_link(struct kv *kv, uint32_t seq);
 void kv_owner_unlink(struct kv *kv, uint32_t seq);
 /* Lets go of the blocks past the first n_blocks. */
 void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks);
+
+/* fork.c. The sequence reads the table of row_of from now on: derived. */
+void kv_fork_link(struct kv *kv, uint32_t seq);
+/* It does no more: it is closed. */
+void kv_fork_unlink(struct kv *kv, uint32_t seq);
+/* It has a table and ids of its own then, and references. */
+void kv_fork_settle(struct kv *kv, uint32_t seq);
+void kv_fork_own_ids(struct kv *kv, uint32_t seq);
+/* The sequence's tokens from len on are about to change or to go: nobody reads its table any more
+ * who has more. */
+void kv_forks_part(struct kv *kv, uint32_t seq, uint32_t len);
+/* References to a table's blocks begin. */
+void kv_row_ref(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 
 /* window.c. A sequence of len tokens: does it end before its hole, so that it has none? */
 bool kv_hole_is_past(const struct kv_pool_rec *p, uint32_t len);

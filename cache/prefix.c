@@ -409,11 +409,6 @@ struct kv_fetch *kv_fetch_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
     return NULL;
 }
 
-uint32_t kv_fetch_count(const struct kv_fetch *f)
-{
-    return f->n_held - f->n_before;
-}
-
 uint32_t kv_fetch_block(const struct kv_fetch *f, uint32_t i)
 {
     return f->blocks[f->n_before + i];

@@ -78,6 +78,17 @@ static uint32_t longest_layer(const struct kv *kv, uint32_t seq)
     return longest;
 }
 
+/* Whether src's table and ids can be those of a fork of so many tokens. */
+static bool may_read(const struct kv *kv, uint32_t seq, uint32_t src, uint32_t longest)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, src);
+    const struct kv_given_rec *g = &kv->given[seq];
+    return s != NULL && s->pool == kv->seqs[seq].pool && s->tenant == kv->seqs[seq].tenant &&
+           kv->given[src].row_of == 0 && kv->pools[s->pool].window_tokens == 0 &&
+           longest_layer(kv, src) >= longest && g->has_own_ids <= 1 &&
+           (g->has_own_ids || kv->given[src].n_ids >= g->n_ids);
+}
+
 const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
@@ -102,7 +113,10 @@ const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
         return "redo_len";
     if (s->redo_len == 0 && kv_hole_is_damaged(kv, seq, longest))
         return "hole";
-    const uint32_t *row = kv_row(kv, seq);
+    uint32_t row_of = kv->given[seq].row_of;
+    if (row_of != 0 && !may_read(kv, seq, row_of - 1, longest))
+        return "row_of";
+    const uint32_t *row = kv_own_row(kv, row_of != 0 ? row_of - 1 : seq);
     for (uint32_t i = 0; i < kv_blocks_of(p, longest); i++)
         if (row[i] >= p->n_blocks)
             return "block table";
@@ -222,6 +236,8 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
         s->longest = longest_layer(kv, seq);
         s->n_blocks = s->n_maybe_shared = kv_blocks_of(p, s->longest);
         s->n_outstanding = 0;
+        s->is_lazy = kv->given[seq].row_of != 0;
+        s->is_untold = 0;
         s->journal_head = 0;
         s->has_ids = kv->given[seq].n_ids > 0;
         kv->given[seq].n_looked_at = kv->given[seq].parent = 0;
@@ -240,8 +256,9 @@ static void recover_journal(struct kv *kv, uint32_t *n_dropped)
         const struct kv_seq_rec *s = kv_seq_live(kv, e->seq);
         if (s != NULL) {
             uint32_t n_blocks = kv->pools[s->pool].n_blocks;
-            uint32_t *row = kv_row(kv, e->seq);
-            if (e->state == KV_LIVE && e->index < s->n_blocks && e->old_block < n_blocks &&
+            uint32_t *row = kv_own_row(kv, e->seq);
+            if (e->state == KV_LIVE && !s->is_lazy && e->index < s->n_blocks &&
+                e->old_block < n_blocks &&
                 (row[e->index] == e->old_block || row[e->index] == e->new_block))
                 kv_publish32(&row[e->index], e->old_block);
             else
@@ -265,7 +282,7 @@ static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
 {
     for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
         const struct kv_seq_rec *s = kv_seq_live(kv, seq);
-        if (s == NULL)
+        if (s == NULL || s->is_lazy)
             continue;
         const uint32_t *row = kv_row(kv, seq);
         const struct kv_pool_rec *p = &kv->pools[s->pool];
@@ -295,20 +312,25 @@ static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
     }
 }
 
-static void recover_references(struct kv *kv, uint32_t *n_dropped)
+/* Of sequences with a table of their own, then of those that read another's. */
+static void recover_references(struct kv *kv, bool of_lazy, uint32_t *n_dropped)
 {
     struct kv_heads *h = kv->heads;
     for (uint32_t seq = 0; seq < kv->config.max_sequences; seq++) {
         struct kv_seq_rec *s = kv_seq_live(kv, seq);
-        if (s == NULL)
+        if (s == NULL || s->is_lazy != of_lazy)
             continue;
+        if (of_lazy && !may_read(kv, seq, kv->given[seq].row_of - 1, s->longest)) {
+            seq_drop(kv, seq, n_dropped); /* what it reads was dropped */
+            continue;
+        }
         if (kv_index_find(kv, s->tenant, s->name) != 0) {
             seq_drop(kv, seq, n_dropped);
             continue;
         }
         struct kv_pool_rec *p = &kv->pools[s->pool];
         const uint32_t *row = kv_row(kv, seq);
-        for (uint32_t i = 0; i < s->n_blocks; i++) {
+        for (uint32_t i = 0; i < s->n_blocks && !of_lazy; i++) {
             if (kv_in_hole(kv, p, seq, i))
                 continue;
             if (++kv_block(kv, p, row[i])->n_refs == 2)
@@ -318,9 +340,14 @@ static void recover_references(struct kv *kv, uint32_t *n_dropped)
         }
         kv_index_put(kv, seq);
         kv_owner_link(kv, seq);
+        if (of_lazy)
+            kv_fork_link(kv, seq);
+        if (of_lazy && s->longest == 0) /* by a truncation that was under way */
+            kv_fork_settle(kv, seq);
         p->n_seqs++;
         kv_count(&h->stats.sequences, 1);
-        h->seq_n_fresh = seq + 1;
+        if (h->seq_n_fresh <= seq)
+            h->seq_n_fresh = seq + 1;
     }
 }
 
@@ -378,7 +405,8 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
     recover_records(kv, &n_dropped);
     recover_journal(kv, &n_dropped);
     recover_sharing(kv, &n_dropped);
-    recover_references(kv, &n_dropped);
+    recover_references(kv, false, &n_dropped);
+    recover_references(kv, true, &n_dropped);
     recover_free_lists(kv);
     kv_count(&kv->heads->stats.damaged, n_dropped);
     *out_dropped = n_dropped;

@@ -27,7 +27,7 @@ uint32_t kv_seq_seal(const struct kv *kv, uint32_t seq)
 void kv_owner_link(struct kv *kv, uint32_t seq)
 {
     uint32_t owner = kv_owner_of(&kv->seqs[seq]);
-    kv->links[seq] = (struct kv_seq_links){0};
+    kv->links[seq].prev = kv->links[seq].next = 0;
     if (owner == KV_NO_OWNER)
         return;
     uint32_t head = kv->owned[owner];
@@ -56,6 +56,8 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
     struct kv_seq_rec *s = &kv->seqs[seq];
     const uint32_t *row = kv_row(kv, seq);
     struct kv_pool_rec *p = &kv->pools[s->pool];
+    if (s->is_lazy && s->n_blocks > n_blocks) /* the references are its source's */
+        s->n_blocks = n_blocks;
     while (s->n_blocks > n_blocks)
         if (!kv_in_hole(kv, p, seq, --s->n_blocks))
             kv_block_unref(kv, p, row[s->n_blocks]);
@@ -120,15 +122,17 @@ uint32_t kv_record_take(struct kv *kv, const struct kv_birth *b)
         h->seq_free = kv->links[seq].next;
     else
         h->seq_n_fresh++;
+    kv->links[seq] = (struct kv_seq_links){0};
     kv->given[seq] = (struct kv_given_rec){.adapter = b->tokens.adapter,
                                            .n_cached = b->n_cached,
                                            .n_ids = b->tokens.n,
-                                           .n_retentions = b->tokens.n_retentions};
+                                           .n_retentions = b->tokens.n_retentions,
+                                           .row_of = b->row_of};
     if (b->tokens.n_retentions > 0)
         memcpy(kv->given[seq].retention, b->tokens.retention,
                b->tokens.n_retentions * sizeof b->tokens.retention[0]);
-    if (b->tokens.n > 0)
-        memcpy(kv_given_ids(kv, seq), b->tokens.ids, b->tokens.n * sizeof b->tokens.ids[0]);
+    if (b->tokens.n > 0 && b->row_of == 0)
+        memcpy(kv_own_ids(kv, seq), b->tokens.ids, b->tokens.n * sizeof b->tokens.ids[0]);
     struct kv_seq_rec *s = &kv->seqs[seq];
     *s = (struct kv_seq_rec){
         .tenant = b->tenant,
@@ -159,20 +163,6 @@ void kv_record_publish(struct kv *kv, uint32_t seq)
     kv_count(&kv->heads->stats.sequences, 1);
 }
 
-/* The new record's table, of blocks that others have. */
-static void row_share(struct kv *kv, uint32_t seq, uint32_t n_blocks, struct kv_effects *fx)
-{
-    struct kv_seq_rec *s = &kv->seqs[seq];
-    const uint32_t *row = kv_row(kv, seq);
-    s->n_blocks = s->n_maybe_shared = n_blocks;
-    for (uint32_t i = 0; i < n_blocks; i++) {
-        if (kv_in_hole(kv, &kv->pools[s->pool], seq, i))
-            continue;
-        kv_block_ref(kv, &kv->pools[s->pool], row[i]);
-        fx->patches[fx->n_patches++] = (struct kv_patch){.row = seq, .index = i, .block = row[i]};
-    }
-}
-
 static attn_status too_many_ids(struct kv *kv, uint64_t name, const struct kv_pool_rec *p,
                                 uint64_t n)
 {
@@ -192,14 +182,6 @@ static void count_hits(struct kv *kv, const struct kv_pool_rec *p, const struct 
     kv_count(&stats->prefix_hits, m->n_blocks);
     kv_count(&stats->prefix_misses, (n_ids >> p->block_shift) - m->n_blocks);
     kv_count(&stats->prefix_hit_tokens, (int64_t)m->n_blocks << p->block_shift);
-}
-
-attn_status kv_seq_open(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
-                        uint32_t owner, uint64_t request, kv_seq_id *out_seq)
-{
-    struct kv_tokens none = {0};
-    struct kv_effects no_effects = {0};
-    return kv_seq_open_with(kv, tenant, name, pool, owner, request, &none, &no_effects, out_seq);
 }
 
 attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_pool_id pool,
@@ -228,15 +210,17 @@ attn_status kv_seq_open_with(struct kv *kv, uint32_t tenant, uint64_t name, kv_p
         st = kv_retention_check(kv, name, t->retention, t->n_retentions);
     if (st != ATTN_OK)
         return st;
-    struct kv_prefix m = kv_prefix_match(kv, p, tenant, t, kv_row(kv, kv_record_next(kv)));
+    struct kv_prefix m = kv_prefix_match(kv, p, tenant, t, kv_own_row(kv, kv_record_next(kv)));
     if (m.n_blocks > fx->patches_capacity - fx->n_patches)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches",
                        (unsigned long long)name, m.n_blocks);
     b.n_cached = b.len = m.n_blocks << p->block_shift;
     uint32_t seq = kv_record_take(kv, &b);
     kv_record_publish(kv, seq);
-    row_share(kv, seq, m.n_blocks, fx);
+    kv_row_ref(kv, seq, m.n_blocks);
     for (uint32_t i = 0; i < m.n_blocks; i++) {
+        fx->patches[fx->n_patches++] =
+            (struct kv_patch){.row = seq, .index = i, .block = kv_row(kv, seq)[i]};
         kv_retained(kv, p, kv_row(kv, seq)[i])->was_found = 1; /* it is in no list now */
         if (t->n_retentions > 0)
             kv_retain(kv, seq, i, kv_row(kv, seq)[i]);
@@ -257,7 +241,7 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
     if (s == NULL)
         return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
     struct kv_given_rec *g = &kv->given[seq.index];
-    uint32_t *known = kv_given_ids(kv, seq.index);
+    const uint32_t *known = kv_given_ids(kv, seq.index);
     unsigned long long name = s->name;
     if (n == 0)
         return kv_fail(kv, ATTN_EINVAL, "sequence %llu: ids of 0 tokens", name);
@@ -274,7 +258,8 @@ attn_status kv_seq_tokens(struct kv *kv, kv_seq_id seq, uint32_t pos, const uint
                            pos + i, ids[i], known[pos + i]);
     if (pos + n <= g->n_ids)
         return ATTN_OK;
-    memcpy(known + pos, ids, n * sizeof ids[0]);
+    kv_fork_own_ids(kv, seq.index);
+    memcpy(kv_own_ids(kv, seq.index) + pos, ids, n * sizeof ids[0]);
     kv_publish32(&g->n_ids, pos + n);
     s->has_ids = 1;
     if (s->n_outstanding == 0)
@@ -309,6 +294,7 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
         .n_blocks = s->n_blocks,
         .hole_first = hole == 0 ? 0 : kv_blocks_of(p, p->kept_tokens),
         .hole_past = hole,
+        .is_told = !s->is_lazy && !s->is_untold,
         .block_table = kv_row(kv, seq.index),
         .layer_len = kv_lens(kv, seq.index),
         .n_cached = kv->given[seq.index].n_cached,
@@ -318,7 +304,7 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
 }
 
 attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
-                        uint32_t owner, uint64_t request, struct kv_effects *fx, kv_seq_id *out_seq)
+                        uint32_t owner, uint64_t request, kv_seq_id *out_seq)
 {
     struct kv_seq_rec *s = kv_seq_live(kv, src.index);
     if (s == NULL)
@@ -352,17 +338,28 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
     if (s->journal_head != 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: a copy is pending", src_name);
     uint32_t n_blocks = kv_blocks_of(p, len);
-    if (n_blocks > fx->patches_capacity - fx->n_patches)
-        return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches", src_name,
-                       n_blocks);
-
+    bool has_table = p->window_tokens != 0 || n_blocks == 0; /* windows let go of what it reads */
+    bool has_own_ids = s->is_lazy && kv->given[src.index].has_own_ids;
     const struct kv_given_rec *g = &kv->given[src.index];
     b.tokens = (struct kv_tokens){kv_given_ids(kv, src.index), g->n_ids < len ? g->n_ids : len,
                                   g->adapter, g->retention, g->n_retentions};
+    if (!has_table)
+        b.row_of = s->is_lazy ? g->row_of : src.index + 1;
     uint32_t seq = kv_record_take(kv, &b);
-    memcpy(kv_row(kv, seq), kv_row(kv, src.index), n_blocks * sizeof kv_row(kv, seq)[0]);
+    if (has_table)
+        memcpy(kv_own_row(kv, seq), kv_row(kv, src.index), n_blocks * sizeof(uint32_t));
+    if (!has_table && has_own_ids) {
+        memcpy(kv_own_ids(kv, seq), b.tokens.ids, b.tokens.n * sizeof(uint32_t));
+        kv->given[seq].has_own_ids = 1;
+    }
     kv_record_publish(kv, seq);
-    row_share(kv, seq, n_blocks, fx);
+    kv->seqs[seq].n_blocks = n_blocks;
+    if (has_table) {
+        kv_row_ref(kv, seq, n_blocks);
+        kv->seqs[seq].is_untold = n_blocks > 0;
+    } else {
+        kv_fork_link(kv, seq);
+    }
     if (s->n_maybe_shared < n_blocks)
         s->n_maybe_shared = n_blocks;
     kv->given[seq].n_looked_at = g->n_looked_at;
@@ -408,6 +405,7 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
     struct kv_given_rec *g = &kv->given[seq.index];
     if (len < s->longest || len < g->n_ids) { /* so len + 1 does not wrap */
         uint32_t *lens = kv_lens(kv, seq.index), *latest = kv_latest(kv, seq.index);
+        kv_forks_part(kv, seq.index, len);
         kv_publish32(&s->redo_len, len + 1);
         for (uint32_t i = 0; i < p->n_layers; i++)
             if (lens[i] > len)
@@ -425,6 +423,8 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
         if (has_no_hole)
             kv_publish32(&kv->holes[seq.index], 0);
         kv_publish32(&s->redo_len, 0);
+        if (len == 0)
+            kv_fork_settle(kv, seq.index);
     } else {
         kv_publish64(&s->epoch_owner, kv_epoch_owner(epoch, kv_owner_of(s)));
     }
@@ -456,6 +456,7 @@ void kv_seq_close(struct kv *kv, kv_seq_id seq)
     if (s == NULL)
         return;
     struct kv_heads *h = kv->heads;
+    kv_forks_part(kv, seq.index, 0);
     kv_epoch_end(kv, kv_epoch_of(s));
     kv_publish32(&s->state, 0);
     while (s->journal_head != 0) { /* the table entry has the new block, trimmed below */
@@ -464,6 +465,8 @@ void kv_seq_close(struct kv *kv, kv_seq_id seq)
         kv_block_unref(kv, &kv->pools[s->pool], old_block);
     }
     kv_seq_trim(kv, seq.index, 0);
+    if (s->is_lazy)
+        kv_fork_unlink(kv, seq.index);
     kv_index_remove(kv, seq.index);
     kv_owner_unlink(kv, seq.index);
     kv->links[seq.index] = (struct kv_seq_links){.next = h->seq_free};

@@ -91,6 +91,25 @@ static struct device_choice choice_of(const struct config_device *devices, uint3
     return which;
 }
 
+/* What goes between two of one module goes over a link, or is slow. */
+static void say_links(const struct card_list *list, const struct config_device *devices)
+{
+    for (uint32_t i = 0; i < list->n; i++) {
+        const struct device *d = &list->at[i].device;
+        struct backend_info info;
+        d->ops->info(d->backend, &info);
+        for (uint32_t k = 0; k < i; k++) {
+            bool is_alike = list->at[k].device.ops->moves_submit == d->ops->moves_submit;
+            uint32_t other = devices[k].index;
+            if (is_alike && !(other < 64 && (info.reached >> other & 1)))
+                log_warn("devices %" PRIu32 " and %" PRIu32
+                         " don't reach each other's memory: what "
+                         "goes between them goes through the host's, which is slower",
+                         other, devices[i].index);
+        }
+    }
+}
+
 int cards_devices_begin(const struct config *cfg, struct card_list *list)
 {
     struct config_device devices[CONFIG_MAX_DEVICES];
@@ -105,6 +124,7 @@ int cards_devices_begin(const struct config *cfg, struct card_list *list)
         if (devices[i].backend[0] == '\0')
             usual = list->at[i].device.ops->name;
     }
+    say_links(list, devices);
     return EX_OK;
 }
 

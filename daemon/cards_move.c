@@ -21,223 +21,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/cards.h"
-#include "daemon/cards_balance.h"
-#include "daemon/cards_internal.h"
+#include "daemon/cards_choose.h"
+#include "daemon/cards_hold.h"
+#include "daemon/cards_moving.h"
 #include "daemon/cards_name.h"
-#include "daemon/cards_note.h"
 #include "daemon/cards_route.h"
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
-#include "daemon/engine_batch.h"
+#include "daemon/engine_plan.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
-#include "daemon/engine_sleep.h"
-#include "daemon/engine_status.h"
-#include "daemon/lane.h"
 #include "daemon/log.h"
-#include "daemon/stack.h"
 #include "daemon/stats.h"
-#include "kernels/kv_layout.h"
 
 enum {
     LAST_BLOCKS = 2, /* full ones, and what is begun: what the sequence may be stopped for */
     MOST_LAST_BLOCKS = 16, /* the same where layers are far apart */
-    CHUNK_BLOCKS = 1024, /* that are copied together */
 };
 #define CHUNK_BYTES ((uint64_t)256 << 20)
 #define STAGED_BYTES ((uint64_t)32 << 20) /* the same by way of host memory */
 static const uint64_t STOP_NS = UINT64_C(1000000000); /* it goes on at the source then */
 static const uint64_t BUSY_NS = UINT64_C(10000000000); /* so long it is always in work: no move */
 static const uint64_t SETTLE_NS = UINT64_C(5000000000);
-
-enum move_state {
-    MOVE_COMES, /* target: a place for the blocks asked for, and their bytes */
-    MOVE_BROUGHT, /* target: the bytes are there, or why not */
-    MOVE_ASKED, /* source: so has the target done */
-    MOVE_LEFT, /* target: the sequence is its own */
-    MOVE_DROPPED, /* target: nothing comes of it */
-};
-
-struct card_move {
-    struct card_note note; /* first */
-    struct cards *cards;
-    struct engine *from, *to;
-    struct seq_name name;
-    uint32_t pool;
-    const struct backend_pool *peer; /* the source's */
-    enum move_state state;
-    uint32_t first, n; /* that are asked for */
-    uint32_t blocks[CHUNK_BLOCKS]; /* the source's, as in its table */
-    struct backend_move list[CHUNK_BLOCKS];
-    struct backend_moves moves;
-    uint8_t *staging; /* [staging_bytes]; NULL: the backends are of one module */
-    size_t staging_bytes;
-    bool is_last;
-    struct kv_departure left; /* of the last: as it is then */
-    struct trace_entry trace;
-    /* the target's */
-    struct kv_arrival *arrival;
-    kv_seq_id landed;
-    bool has_landed;
-    attn_status status;
-    char why[WHY_BYTES];
-    struct request *req; /* an operator's; NULL */
-    uint64_t begun_ns, n_bytes;
-};
-
-static void card_move_step(struct engine *e, struct card_note *note);
-
-static void tell(struct engine *e, struct card_move *m, enum move_state state)
-{
-    m->state = state;
-    m->note.heard = card_move_step;
-    card_note_push(e, &m->note);
-}
-
-static void card_move_free(struct card_move *m)
-{
-    if (m != NULL && m->staging != NULL)
-        m->from->parts.ops->host_free(m->from->parts.backend, m->staging, m->staging_bytes);
-    free(m);
-}
-
-static uint64_t block_bytes(const struct pool *p)
-{
-    return kv_layout_of(&p->config).block_bytes;
-}
-
-static bool has_ended(const struct engine *e)
-{
-    return engine_health(e) != ATTN_OK || atomic_load(&e->is_stopping);
-}
-
-/* --- bytes ------------------------------------------------------------------------------------ */
-
-/* On a thread of a backend's. */
-static void copied(struct backend_moves *moves)
-{
-    struct card_move *m = moves->user;
-    struct cards *c = m->cards;
-    bool is_out = !m->list[0].is_in;
-    for (uint32_t i = 0; i < moves->n && m->status == ATTN_OK; i++)
-        m->status = m->list[i].status;
-    if (m->status != ATTN_OK)
-        snprintf(m->why, sizeof m->why, "its blocks can't be copied: %s",
-                 attn_status_message(m->status));
-    tell(m->to, m, is_out ? MOVE_COMES : MOVE_BROUGHT);
-    atomic_fetch_sub(&c->n_copying, 1); /* the last: engines wait for it as they end */
-}
-
-/* false: m->status says why nothing was begun. */
-static bool copy(struct engine *e, struct card_move *m)
-{
-    m->moves = (struct backend_moves){.list = m->list, .n = m->n, .done = copied, .user = m};
-    atomic_fetch_add(&m->cards->n_copying, 1);
-    m->status = e->parts.ops->moves_submit(e->parts.backend, &m->moves);
-    if (m->status == ATTN_OK)
-        return true;
-    atomic_fetch_sub(&m->cards->n_copying, 1);
-    snprintf(m->why, sizeof m->why, "%s", e->parts.ops->last_error(e->parts.backend));
-    return false;
-}
-
-/* --- the target ------------------------------------------------------------------------------- */
-
-/* The move is over: another may begin. */
-static void end(struct card_move *m)
-{
-    struct cards *c = m->cards;
-    atomic_store(&c->move_pool, 0);
-    atomic_store(&c->move, NULL);
-    card_move_free(m);
-}
-
-static attn_status take_place(struct engine *e, struct card_move *m)
-{
-    struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
-    if (has_ended(e) || p == NULL) {
-        snprintf(m->why, sizeof m->why, "card %" PRIu32 " is lost, or ends", e->parts.card);
-        return ATTN_EDEVICE;
-    }
-    if (m->arrival == NULL)
-        m->arrival = kv_arrival_begin(e->parts.kv, p->id);
-    attn_status st = m->arrival == NULL
-                         ? ATTN_ENOMEM
-                         : kv_arrival_reserve(e->parts.kv, m->arrival, m->first + m->n);
-    if (st != ATTN_OK)
-        snprintf(m->why, sizeof m->why, "%s",
-                 m->arrival == NULL ? "no memory" : kv_last_error(e->parts.kv));
-    return st;
-}
-
-static void land(struct engine *e, struct card_move *m)
-{
-    struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
-    if (p->fx.n_patches + m->left.n_blocks > p->fx.patches_capacity)
-        batch_flush_patches(e, p);
-    m->status = kv_arrival_end(e->parts.kv, m->arrival, &m->left, &p->fx, &m->landed);
-    if (m->status != ATTN_OK) {
-        snprintf(m->why, sizeof m->why, "%s", kv_last_error(e->parts.kv));
-        return;
-    }
-    m->arrival = NULL;
-    m->has_landed = true;
-    e->seqs[m->landed.index].is_moving = true;
-    e->seqs[m->landed.index].trace = m->trace;
-    tokens_came(e, clock_now_ns()); /* it may be in the middle of one */
-    e->is_dirty = true;
-}
-
-static void brought(struct engine *e, struct card_move *m)
-{
-    if (m->status == ATTN_OK && m->is_last)
-        land(e, m);
-    tell(m->from, m, MOVE_ASKED);
-}
-
-static void comes(struct engine *e, struct card_move *m)
-{
-    struct pool *p = pool_of_kv(e, (kv_pool_id){m->pool});
-    if (m->status == ATTN_OK) /* else what was to come could not leave */
-        m->status = take_place(e, m);
-    if (m->status != ATTN_OK || m->n == 0) {
-        brought(e, m);
-        return;
-    }
-    for (uint32_t i = 0; i < m->n; i++)
-        m->list[i] = (struct backend_move){
-            .pool = p->device,
-            .block = kv_arrival_block(m->arrival, m->first + i),
-            .is_in = true,
-            .peer = m->staging == NULL ? m->peer : NULL,
-            .peer_block = m->blocks[i],
-            .bytes = m->staging == NULL ? NULL : m->staging + i * block_bytes(p),
-            .n_bytes = block_bytes(p),
-        };
-    m->n_bytes += m->n * block_bytes(p);
-    if (!copy(e, m))
-        brought(e, m);
-}
-
-static void dropped(struct engine *e, struct card_move *m)
-{
-    kv_arrival_cancel(e->parts.kv, m->arrival);
-    if (m->has_landed) {
-        e->seqs[m->landed.index].is_moving = false;
-        e->seqs[m->landed.index].trace = (struct trace_entry){0};
-        kv_seq_close(e->parts.kv, m->landed);
-    }
-    e->is_dirty = true;
-    end(m);
-}
-
-static void is_ours(struct engine *e, struct card_move *m)
-{
-    e->seqs[m->landed.index].is_moving = false;
-    e->is_dirty = true;
-    end(m);
-}
 
 /* --- the source ------------------------------------------------------------------------------- */
 
@@ -271,7 +76,7 @@ static void stays(struct engine *e, struct card_move *m, attn_status st, const c
         go_on(e);
         say_stays(e, m, st, why);
     }
-    tell(m->to, m, MOVE_DROPPED);
+    card_move_tell(m->to, m, MOVE_DROPPED);
 }
 
 /* It is in another's, who will hear of it when it comes back. */
@@ -280,17 +85,6 @@ static void abandon(struct engine *e, attn_status st, const char *why)
     struct card_move *m = e->leave.move;
     go_on(e);
     say_stays(e, m, st, why);
-}
-
-static bool is_planned(const struct engine *e, uint64_t name)
-{
-    const struct lane *l;
-    LIST_FOREACH(l, &e->lanes, entry)
-        for (uint32_t i = 0; i < l->n_plans; i++)
-            for (size_t k = 0; k < l->plans[i]->step.n_seq; k++)
-                if (l->plans[i]->step.seq[k] == name)
-                    return true;
-    return false;
 }
 
 /* Has the target take [first, first + n). */
@@ -304,15 +98,15 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
     memcpy(m->blocks, info->block_table + first, n * sizeof m->blocks[0]);
     e->leave.n_valid = UINT32_MAX;
     if (m->staging == NULL || n == 0) {
-        tell(m->to, m, MOVE_COMES);
+        card_move_tell(m->to, m, MOVE_COMES);
         return;
     }
     for (uint32_t i = 0; i < n; i++)
         m->list[i] = (struct backend_move){.pool = p->device,
                                            .block = m->blocks[i],
-                                           .bytes = m->staging + i * block_bytes(p),
-                                           .n_bytes = block_bytes(p)};
-    if (!copy(e, m))
+                                           .bytes = m->staging + i * pool_block_bytes(p),
+                                           .n_bytes = pool_block_bytes(p)};
+    if (!card_move_copy(e, m))
         stays(e, m, m->status, m->why);
 }
 
@@ -320,7 +114,7 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
 static uint32_t chunk(const struct card_move *m, uint64_t bytes)
 {
     uint64_t n = (m->staging == NULL ? CHUNK_BYTES : m->staging_bytes) / bytes;
-    return n < 1 ? 1 : n > CHUNK_BLOCKS ? CHUNK_BLOCKS : (uint32_t)n;
+    return n < 1 ? 1 : n > CARD_MOVE_BLOCKS ? CARD_MOVE_BLOCKS : (uint32_t)n;
 }
 
 /* The next full blocks; or, if few are left, the rest of them as soon as nothing is in work. */
@@ -330,7 +124,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, (kv_seq_id){l->seq}, &info);
     const struct pool *p = pool_of_kv(e, info.pool);
-    uint32_t n_full = info.n_blocks, most = chunk(m, block_bytes(p));
+    uint32_t n_full = info.n_blocks, most = chunk(m, pool_block_bytes(p));
     for (uint32_t i = 0; i < p->config.num_layers; i++) {
         uint32_t n = info.layer_len[i] / p->config.block_tokens;
         n_full = n < n_full ? n : n_full;
@@ -344,7 +138,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
     if (!l->wants_stop)
         l->wanted_ns = clock_now_ns();
     l->wants_stop = true;
-    if (seq_is_busy(e, l->seq) || is_planned(e, m->name.name) ||
+    if (seq_is_busy(e, l->seq) || plan_has_seq(e, m->name.name) ||
         info.n_blocks - l->n_there > MOST_LAST_BLOCKS)
         return;
     if (kv_seq_depart(e->parts.kv, (kv_seq_id){l->seq}, &m->left) != ATTN_OK)
@@ -382,34 +176,21 @@ static void card_move_step(struct engine *e, struct card_note *note)
     struct card_move *m = (struct card_move *)note;
     switch (m->state) {
     case MOVE_COMES:
-        comes(e, m);
+        card_move_comes(e, m);
         return;
     case MOVE_BROUGHT:
-        brought(e, m);
+        card_move_brought(e, m);
         return;
     case MOVE_ASKED:
         asked(e, m);
         return;
     case MOVE_LEFT:
-        is_ours(e, m);
+        card_move_landed(e, m);
         return;
     case MOVE_DROPPED:
-        dropped(e, m);
+        card_move_dropped(e, m);
         return;
     }
-}
-
-/* All that waits, what was held back first. */
-static struct request *take_all(struct engine *e)
-{
-    struct engine_leave *l = &e->leave;
-    struct request *list = l->held;
-    struct request *behind = stack_take_all(&e->inbox);
-    if (list == NULL)
-        return behind;
-    l->held_last->next = behind;
-    l->held = l->held_last = NULL;
-    return list;
 }
 
 static void say_moved(const struct card_move *m, uint64_t stopped_ns)
@@ -439,7 +220,7 @@ static void leave(struct engine *e, struct card_move *m)
         stays(e, m, ATTN_EDEVICE, "the other card is lost");
         return;
     }
-    struct request *list = take_all(e);
+    struct request *list = cards_hold_all(e);
     say_moved(m, l->stopped_ns);
     e->seqs[l->seq].is_moving = false;
     e->seqs[l->seq].trace = (struct trace_entry){0};
@@ -447,7 +228,7 @@ static void leave(struct engine *e, struct card_move *m)
     cards_moved(c, m->name, m->to->parts.card, m->left.epoch);
     l->seq = SEQ_NONE;
     go_on(e);
-    tell(m->to, m, MOVE_LEFT); /* before what is sent there; m is gone */
+    card_move_tell(m->to, m, MOVE_LEFT); /* before what is sent there; m is gone */
     cards_send_again(c, list, e);
     pthread_rwlock_unlock(&c->route);
     e->is_dirty = true;
@@ -490,8 +271,9 @@ static bool begin(struct engine *e, kv_seq_id seq, uint32_t to, struct request *
     m->name = (struct seq_name){info.tenant, info.name};
     m->pool = info.pool.index;
     m->req = req;
+    m->note.heard = card_move_step;
     m->begun_ns = clock_now_ns();
-    if (e->leave.move != NULL || !stage(m, block_bytes(pool_of_kv(e, info.pool))) ||
+    if (e->leave.move != NULL || !stage(m, pool_block_bytes(pool_of_kv(e, info.pool))) ||
         !atomic_compare_exchange_strong(&c->move, &none, m)) {
         card_move_free(m);
         return false;
@@ -530,72 +312,13 @@ attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq,
     return a->is_later ? ATTN_OK : answer_no(a, ATTN_EOVERLOAD, "another sequence is being moved");
 }
 
-/* Blocks of the pool's sequences that were in steps since the last look. */
-static uint64_t active_blocks(struct engine *e, uint32_t pool)
-{
-    uint64_t n = 0;
-    struct kv_seq_info info;
-    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
-        kv_seq_info(e->parts.kv, id, &info);
-        if (info.pool.index == pool && e->seqs[id.index].step_stamp >= e->leave.looked_stamp)
-            n += info.n_blocks;
-    }
-    return n;
-}
-
-/* The largest sequence of the pool's with so many blocks at most, few of them shared. */
-static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_active,
-                 kv_seq_id *out)
-{
-    struct kv_seq_info info;
-    uint32_t best = 0;
-    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
-        kv_seq_info(e->parts.kv, id, &info);
-        bool is_active = e->seqs[id.index].step_stamp >= e->leave.looked_stamp;
-        if (info.pool.index != pool || info.n_blocks <= best || info.n_blocks > most ||
-            2 * (uint64_t)info.n_cached > info.layer_len[0] || info.hole_past > 0 ||
-            (must_be_active && !is_active) || is_planned(e, info.name))
-            continue;
-        best = info.n_blocks;
-        *out = id;
-    }
-    return best > 0;
-}
-
 /* What this card has too much of goes. */
 static void look(struct engine *e, uint64_t now_ns)
 {
-    struct cards *c = e->parts.cards;
-    struct engine_leave *l = &e->leave;
-    struct balance_card cards[CARDS_MAX];
-    uint64_t took_ns = now_ns - l->looked_ns;
-    for (uint32_t i = 0; i < c->n; i++) {
-        uint64_t busy_ns = stats_card_get(i, STATS_CARD_DEVICE);
-        uint64_t permille = (busy_ns - l->busy_ns[i]) * 1000 / took_ns;
-        cards[i] =
-            (struct balance_card){.is_lost = card_is_lost(c->engines[i]),
-                                  .busy_permille = permille < 1000 ? (uint32_t)permille : 1000};
-        l->busy_ns[i] = busy_ns;
-    }
-    for (struct pool *p = NULL; l->move == NULL && (p = pool_next(e, p)) != NULL;) {
-        uint32_t pool = p->id.index;
-        kv_seq_id seq;
-        if (pool_is_split(&p->split) || atomic_load(&c->move) != NULL)
-            continue;
-        for (uint32_t i = 0; i < c->n; i++) {
-            cards[i].n_blocks =
-                atomic_load_explicit(&c->pools[i][pool].blocks, memory_order_relaxed);
-            cards[i].n_free = atomic_load_explicit(&c->pools[i][pool].free, memory_order_relaxed);
-        }
-        struct balance_move to = balance_room(cards, c->n, e->parts.card);
-        bool is_load = to.n_blocks == 0;
-        if (is_load && cards[e->parts.card].busy_permille >= 500)
-            to = balance_load(cards, c->n, e->parts.card, active_blocks(e, pool));
-        if (to.n_blocks > 0 && pick(e, pool, to.n_blocks, is_load, &seq))
-            begin(e, seq, to.to, NULL);
-    }
-    l->looked_ns = now_ns;
-    l->looked_stamp = e->next_stamp;
+    kv_seq_id seq;
+    uint32_t to;
+    if (cards_choose(e, now_ns, &seq, &to))
+        begin(e, seq, to, NULL);
 }
 
 /* --- the engine's turns ----------------------------------------------------------------------- */
@@ -607,7 +330,7 @@ bool cards_move_turn(struct engine *e)
     struct card_move *m = l->move;
     if (m == NULL) {
         uint64_t every_ns = config_now(e->parts.cfg, balance_us) * 1000;
-        if (every_ns > 0 && now_ns - l->looked_ns >= every_ns && !has_ended(e))
+        if (every_ns > 0 && now_ns - l->looked_ns >= every_ns && !card_has_ended(e))
             look(e, now_ns);
         return false;
     }
@@ -628,42 +351,6 @@ bool cards_move_turn(struct engine *e)
         abandon(e, ATTN_EOVERLOAD, "the other card does not answer");
     }
     return false;
-}
-
-static bool does_name(const Attnd__Request *h, uint64_t name)
-{
-    const Attnd__Step *s = h->body_case == ATTND__REQUEST__BODY_STEP   ? h->step
-                           : h->body_case == ATTND__REQUEST__BODY_PLAN ? h->plan->step
-                                                                       : NULL;
-    uint64_t other;
-    uint32_t epoch;
-    for (size_t i = 0; s != NULL && i < s->n_seq; i++)
-        if (s->seq[i] == name)
-            return true;
-    return s == NULL && request_seq(h, &other, &epoch) && other == name;
-}
-
-bool cards_move_holds(struct engine *e, struct request *req)
-{
-    struct engine_leave *l = &e->leave;
-    if (!l->is_stopped || (l->held == NULL && !does_name(req->wire.header, l->move->name.name)))
-        return false;
-    req->next = NULL;
-    if (l->held == NULL)
-        l->held = req;
-    else
-        l->held_last->next = req;
-    l->held_last = req;
-    return true;
-}
-
-struct request *cards_move_held(struct engine *e)
-{
-    struct engine_leave *l = &e->leave;
-    struct request *list = l->is_stopped ? NULL : l->held;
-    if (list != NULL)
-        l->held = l->held_last = NULL;
-    return list;
 }
 
 void cards_move_stop(struct engine *e)

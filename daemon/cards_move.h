@@ -11,10 +11,6 @@ struct answer;
 attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a);
 /* At each turn, before anything of it is looked at: what can go on goes on. true: it did. */
 bool cards_move_turn(struct engine *e);
-/* The request must wait until a sequence has left: it is held back. Requests are asked in order. */
-bool cards_move_holds(struct engine *e, struct request *req);
-/* What was held back and is not any more, oldest first. */
-struct request *cards_move_held(struct engine *e);
 /* The engine stops: what moves stays where it is. */
 void cards_move_stop(struct engine *e);
 /* All engines have stopped. NULL is fine. */

@@ -16,6 +16,7 @@
 
 #include "daemon/cards.h"
 #include "daemon/cards_internal.h"
+#include "daemon/cards_outputs.h"
 #include "daemon/clock.h"
 #include "daemon/engine_health.h"
 #include "daemon/engine_pools.h"
@@ -50,7 +51,8 @@ attn_status parts_init(struct engine *e)
     for (uint32_t i = 0; i < e->max_in_flight; i++) {
         struct batch *b = &e->batches[i];
         b->parts = calloc(c->n, sizeof *b->parts);
-        if (b->parts == NULL)
+        b->outputs = cards_outputs_new();
+        if (b->parts == NULL || b->outputs == NULL)
             return ATTN_ENOMEM;
     }
     return ATTN_OK;
@@ -75,6 +77,7 @@ void parts_fini(struct engine *e)
             free(b->parts[k].tensors.items);
         }
         free(b->parts);
+        cards_outputs_free(e, b->outputs);
     }
 }
 
@@ -107,6 +110,7 @@ static attn_status part_cut(struct batch_part *part, const struct pool *p)
     t->config = &p->config;
     t->whole = part->whole->device_items;
     t->n_whole = part->whole->n_items;
+    t->outputs = cards_outputs_of(part->whole->outputs, part->engine->parts.card);
     uint32_t n_items = is_heads ? t->n_whole : tokens_items_max(t);
     uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
     attn_status st = array_reserve(&t->items, &part->items_capacity, n_items, sizeof *t->items);
@@ -138,6 +142,8 @@ static void part_fail(struct batch_part *part, attn_status st, const char *why)
         snprintf(part->why, sizeof part->why, "%s", why);
     part->engine->part_failed = part->whole->order;
     part->device.status = st;
+    if (part->whole->pool->split.how == ATTN_SPLIT_TOKENS)
+        cards_outputs_fail(part->whole->outputs, part->engine->parts.card);
     part_return(part);
 }
 
@@ -161,6 +167,8 @@ static void part_send(struct engine *e, struct batch_part *part, const struct po
         .n_copies = first == 0 ? b->device.n_copies : 0,
         .user = part,
     };
+    if (part->n_sent == t->n_items && p->split.how == ATTN_SPLIT_TOKENS)
+        cards_outputs_attach(b->outputs, e->parts.card, &part->device);
     attn_status st = e->parts.ops->submit(e->parts.backend, &part->device);
     if (st != ATTN_OK) {
         part_fail(part, st, e->parts.ops->last_error(e->parts.backend));
@@ -177,6 +185,10 @@ static void part_begin(struct engine *e, struct batch_part *part)
     part->device_ns = part->kv_bytes = part->n_splits = 0;
     if (engine_health(e) != ATTN_OK || p == NULL) {
         part_fail(part, ATTN_EDEVICE, "a card with a part of the pool is lost");
+        return;
+    }
+    if (part->whole->outputs_status != ATTN_OK) {
+        part_fail(part, part->whole->outputs_status, "no memory for the outputs of a split batch");
         return;
     }
     if (part->whole->oldest <= e->part_failed) {
@@ -250,6 +262,15 @@ bool parts_launch(struct engine *e)
 
 /* --- the lead --------------------------------------------------------------------------------- */
 
+static attn_status outputs_begin(struct engine *e, struct batch *b, uint32_t n)
+{
+    const struct part_tensors t = {.split = &b->pool->split,
+                                   .config = &b->pool->config,
+                                   .whole = b->device_items,
+                                   .n_whole = b->n_items};
+    return cards_outputs_begin(e, b->outputs, &t, n, b->order);
+}
+
 void parts_begin(struct engine *e, struct batch *b, uint32_t n)
 {
     b->order = b->oldest = ++e->parts_order;
@@ -259,6 +280,9 @@ void parts_begin(struct engine *e, struct batch *b, uint32_t n)
             b->oldest = other->order < b->oldest ? other->order : b->oldest;
     }
     b->n_parts_out = n;
+    b->outputs_status = ATTN_OK;
+    if (b->pool->split.how == ATTN_SPLIT_TOKENS)
+        b->outputs_status = outputs_begin(e, b, n);
     b->is_own_loss = false;
     b->why[0] = '\0';
     b->device.status = ATTN_OK;
@@ -295,17 +319,6 @@ static void part_count(const struct engine *e, struct batch *b, const struct bat
     b->n_parts_out--;
 }
 
-/* The outputs of all cards into one. */
-static void parts_merge(const struct cards *c, struct batch *b)
-{
-    const struct part_tensors *tensors[CARDS_MAX];
-    if (b->device.status != ATTN_OK || b->pool->split.how != ATTN_SPLIT_TOKENS)
-        return;
-    for (uint32_t k = 0; k < c->n; k++)
-        tensors[k] = &b->parts[k].tensors;
-    tokens_merge(tensors, c->n);
-}
-
 struct batch *parts_take_back(struct engine *e)
 {
     if (e->parts_came == NULL && !stack_is_empty(&e->parts_back))
@@ -317,7 +330,8 @@ struct batch *parts_take_back(struct engine *e)
         part_count(e, b, part);
         if (b->n_parts_out > 0)
             continue;
-        parts_merge(e->parts.cards, b);
+        if (b->device.status == ATTN_OK && b->pool->split.how == ATTN_SPLIT_TOKENS)
+            cards_outputs_merge(b->outputs, &b->pool->config);
         return b;
     }
     return NULL;

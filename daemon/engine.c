@@ -11,6 +11,7 @@
 #include <sys/random.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_hold.h"
 #include "daemon/cards_move.h"
 #include "daemon/cards_note.h"
 #include "daemon/cards_part.h"
@@ -68,7 +69,7 @@ void engine_hear(struct engine *e)
 /* What was held back goes first. */
 static struct request *inbox_with_held(struct engine *e)
 {
-    struct request *held = cards_move_held(e), **last = &held;
+    struct request *held = cards_hold_end(e), **last = &held;
     while (*last != NULL)
         last = &(*last)->next;
     *last = stack_take_all(&e->inbox);
@@ -88,7 +89,7 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
     stack_for_each(struct request, req, oldest) {
         if (is_large && req == cold)
             cold = steps_warm(e, req);
-        if (!has_cards || !cards_move_holds(e, req))
+        if (!has_cards || !cards_hold(e, req))
             engine_serve(e, req, now_ns);
     }
     return has_any;

@@ -177,6 +177,8 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
             return r;
     } else if (kv_seq_sees(e->parts.kv, (kv_seq_id){it->seq}, it->pos) != ATTN_OK) {
         return cannot_take(e, it, ATTN_EINVAL);
+    } else if (kv_seq_settle(e->parts.kv, (kv_seq_id){it->seq}, &b->pool->fx) != ATTN_OK) {
+        return BATCH_IS_FULL; /* an empty one has room for any row */
     }
     item_unready(it);
     t->n_active++;

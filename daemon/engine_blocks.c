@@ -60,7 +60,7 @@ static attn_status parts_move(struct engine *lead, const struct pool *p, uint32_
     struct block_ask ask = {
         .pool = p->id.index, .block = block, .bytes = bytes, .is_write = is_write};
     if (!is_write)
-        memset(bytes, 0, kv_layout_of(&p->config).block_bytes); /* between its parts */
+        memset(bytes, 0, pool_block_bytes(p)); /* between its parts */
     part_move(lead, &ask);
     for (uint32_t k = 1; k < cards_n_all(c) && ask.status == ATTN_OK; k++)
         if (cards_ask(cards_engine(c, k), part_move, &ask) != ATTN_OK) {

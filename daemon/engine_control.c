@@ -217,14 +217,12 @@ static attn_status run_fork(struct engine *e, struct request *req, uint32_t sess
         return answer_no(a, ATTN_EEXIST, "sequence %" PRIu64 " is open", f->new_seq);
     kv_seq_info(e->parts.kv, src, &info);
     struct pool *p = pool_of_kv(e, info.pool);
-    make_patch_room(e, p, info.n_blocks);
     uint32_t len = f->has_len ? f->len : len_of_all_layers(e, p, src);
     attn_status st = seq_charge(e, who, f->new_seq, &is_taken, a);
     if (st != ATTN_OK)
         return st;
     uint64_t n_before = n_sequences(e);
-    st =
-        kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &p->fx, &seq);
+    st = kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &seq);
     if (n_sequences(e) != n_before)
         seq_begin(e, seq);
     else if (is_taken)

@@ -88,7 +88,7 @@ static attn_status export_check(const struct engine *e, const Attnd__Export *x,
 static attn_status blocks_out(struct engine *e, struct pool *p, const struct kv_seq_info *info,
                               const Attnd__Export *x, uint8_t *dst, uint64_t *sums, char *why)
 {
-    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
+    uint64_t block_bytes = pool_block_bytes(p);
     for (uint32_t i = 0; i < x->n_blocks; i++, dst += block_bytes) {
         uint32_t at = x->first_block + i;
         attn_status st = pool_block_read(e, p, info->block_table[at], dst, why, WHY_BYTES);
@@ -112,7 +112,7 @@ static void tell_export(struct engine *e, const struct pool *p, const Attnd__Exp
     body->epoch = info->epoch;
     body->pool = pool_handle(e, p);
     body->layout = KV_LAYOUT_VERSION;
-    body->block_bytes = kv_layout_of(&p->config).block_bytes;
+    body->block_bytes = pool_block_bytes(p);
     body->n_layer_len = p->config.num_layers;
     body->layer_len = (uint32_t *)(uintptr_t)info->layer_len; /* packing only reads these */
     body->n_ids = info->n_ids;
@@ -132,7 +132,7 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
-    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
+    uint64_t block_bytes = pool_block_bytes(p);
     attn_status st = export_check(e, x, &info, block_bytes, a->why);
     if (st != ATTN_OK)
         return st;
@@ -228,7 +228,7 @@ static attn_status import_check(const struct request *req, const struct pool *p,
                                 const struct kv_seq_info *info, char *why)
 {
     const Attnd__Import *m = req->wire.header->import;
-    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes, n = m->n_sums / 2;
+    uint64_t block_bytes = pool_block_bytes(p), n = m->n_sums / 2;
     attn_status st = content_check(p, m, block_bytes, why);
     if (st != ATTN_OK)
         return st;
@@ -279,7 +279,7 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
 {
     const Attnd__Import *m = req->wire.header->import;
     uint32_t first = m->first_block * p->config.block_tokens, l;
-    uint64_t block_bytes = kv_layout_of(&p->config).block_bytes;
+    uint64_t block_bytes = pool_block_bytes(p);
     attn_status st = ATTN_OK;
     struct kv_seq_info info;
     if (p->fx.n_patches + m->n_sums / 2 > p->fx.patches_capacity)
@@ -308,7 +308,7 @@ attn_status import_run(struct engine *e, struct request *req, kv_seq_id seq, str
     struct pool *p = pool_of_kv(e, info.pool);
     attn_status st = import_check(req, p, &info, a->why);
     if (st == ATTN_OK)
-        st = sums_check(req, kv_layout_of(&p->config).block_bytes, a->why);
+        st = sums_check(req, pool_block_bytes(p), a->why);
     if (st == ATTN_OK && !is_done(p, m, &info)) /* else it is a repeat */
         st = blocks_in(e, p, seq, req, a->why);
     return st;

@@ -29,6 +29,17 @@ void engine_lane_remove(struct lane *l)
     LIST_REMOVE(l, entry);
 }
 
+bool plan_has_seq(const struct engine *e, uint64_t name)
+{
+    const struct lane *l;
+    LIST_FOREACH(l, &e->lanes, entry)
+        for (uint32_t i = 0; i < l->n_plans; i++)
+            for (size_t k = 0; k < l->plans[i]->step.n_seq; k++)
+                if (l->plans[i]->step.seq[k] == name)
+                    return true;
+    return false;
+}
+
 static struct lane *lane_find(struct engine *e, uint64_t id)
 {
     for (int look = 0; look < 2; look++) {

@@ -1,5 +1,6 @@
 /* engine_pools.c: see engine_pools.h. */
 #include "daemon/engine_pools.h"
+#include "kernels/kv_layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -115,4 +116,9 @@ void pool_let_go(struct engine *e, struct pool *p)
         p->n_holders -= *hold;
         *hold = 0;
     }
+}
+
+uint64_t pool_block_bytes(const struct pool *p)
+{
+    return kv_layout_of(&p->config).block_bytes;
 }

@@ -25,5 +25,7 @@ void pool_let_go(struct engine *e, struct pool *p);
 
 /* Clients know it by a handle of this generation (a card's pool has the lead's). */
 void pool_rename(struct engine *e, struct pool *p, uint32_t generation);
+/* Of all layers. */
+uint64_t pool_block_bytes(const struct pool *p);
 
 #endif

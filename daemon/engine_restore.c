@@ -64,7 +64,7 @@ static attn_status restore_tables(struct engine *e, struct engine_kept *kept)
         tenant_count(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
         kept->n_sequences++;
         kept->n_tokens += longest;
-        for (uint32_t i = 0; i < info.n_blocks; i++) {
+        for (uint32_t i = 0; i < info.n_blocks && info.is_told; i++) {
             if (p->fx.n_patches == p->fx.patches_capacity) {
                 attn_status st = flush(e, p);
                 if (st != ATTN_OK)

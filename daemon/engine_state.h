@@ -10,7 +10,8 @@
  *   engine_control.c    requests of sequences; engine_general.c: those of none
  *   engine_operator.c   what operators ask and change; engine_list.c: the lists among it
  *   engine_restore.c    what a predecessor left; engine_tenants.c: another file of tenants
- *   cards_move.c        a sequence goes to another card
+ *   cards_move.c        a sequence goes to another card; cards_moving.c: its blocks, and there;
+ *                       cards_hold.c: what waits for it meanwhile; cards_choose.c: which one
  *   engine_export.c     blocks of sequences, out and in
  *   engine_plan.c       plans of lanes, whose bells come as steps
  *   engine_ahead.c      bells that are launched before they are rung
@@ -176,6 +177,8 @@ struct batch {
     bool is_early; /* of one announced bell: it waits on the device until that is rung */
     /* of a pool that is split (cards_part.c) */
     struct batch_part *parts; /* [cards]; NULL: there is one card */
+    struct cards_outputs *outputs; /* split by tokens */
+    attn_status outputs_status; /* is there memory for them? */
     uint32_t n_parts_out;
     uint64_t order, oldest; /* of the lead's batches; the first that had not come back then */
     bool is_own_loss; /* it was this card's part that lost its device */

@@ -13,7 +13,6 @@
 #include "daemon/mover_out.h"
 #include "daemon/stats.h"
 #include "daemon/tier_disk.h"
-#include "kernels/kv_layout.h"
 #include "kernels/moves.h"
 
 /* --- memory ----------------------------------------------------------------------------------- */
@@ -85,7 +84,7 @@ static void disk_discharge(void *arg, uint32_t tenant, uint64_t bytes)
 static void take_now(struct engine *e, struct pool *p, const struct kv_content *c, uint32_t block)
 {
     char why[WHY_BYTES];
-    uint64_t sum[2], bytes = kv_layout_of(&p->config).block_bytes;
+    uint64_t sum[2], bytes = pool_block_bytes(p);
     struct tier_block *b = tier_store_place(e->tier.blocks, c, mover_tier_bytes(e, p));
     if (b == NULL)
         return;

@@ -247,11 +247,6 @@ uint16_t http_port(const struct http *h)
     return h->port;
 }
 
-uint64_t http_turns(const struct http *h)
-{
-    return http_door_turns(h->door);
-}
-
 void http_close(struct http *h)
 {
     if (h == NULL)

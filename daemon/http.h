@@ -23,8 +23,6 @@ attn_status http_open(const char *host_port, uint64_t stall_timeout_us, struct h
 void http_set_stall_timeout(struct http *h, uint64_t stall_timeout_us);
 /* The port taken. */
 uint16_t http_port(const struct http *h);
-/* How often its thread woke up. */
-uint64_t http_turns(const struct http *h);
 /* Stops the thread; NULL is fine. */
 void http_close(struct http *h);
 

@@ -34,7 +34,6 @@ struct http_door {
     struct place_list free, taken;
     int reserve[HTTP_RESERVE];
     uint32_t n_reserve;
-    _Atomic uint64_t n_turns;
 };
 
 static void close_fd(int fd)
@@ -150,7 +149,6 @@ static void *run(void *arg)
                               {d->daemon_fd, POLLIN, 0},
                               {is_accepting ? d->listen_fd : -1, POLLIN, 0}};
         poll(at, 3, timeout_ms(d, is_accepting));
-        atomic_fetch_add_explicit(&d->n_turns, 1, memory_order_relaxed);
         if (at[0].revents != 0)
             return NULL;
         is_accepting = accept_all(d);
@@ -218,9 +216,4 @@ void http_door_close(struct http_door *d)
     if (write(d->stop_fd, &one, sizeof one) == (ssize_t)sizeof one)
         pthread_join(d->thread, NULL);
     door_free(d);
-}
-
-uint64_t http_door_turns(const struct http_door *d)
-{
-    return atomic_load_explicit(&d->n_turns, memory_order_relaxed);
 }

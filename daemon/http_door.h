@@ -26,7 +26,5 @@ struct http_door;
 attn_status http_door_open(int fd, MHD_AccessHandlerCallback answer, void *user,
                            struct http_door **out_door);
 void http_door_close(struct http_door *d); /* NULL is fine */
-/* How often the thread woke up. Any thread. */
-uint64_t http_door_turns(const struct http_door *d);
 
 #endif

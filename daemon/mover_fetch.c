@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/engine_blocks.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/log.h"
 #include "daemon/mover_group.h"
@@ -139,7 +140,7 @@ static void fetch_read(struct engine *e, struct mover_group *g)
 static void fetch_to_pool(struct engine *e, struct mover_fetch *f)
 {
     uint32_t n = 0;
-    uint64_t bytes = mover_block_bytes(f->group.pool);
+    uint64_t bytes = pool_block_bytes(f->group.pool);
     for (; n < f->n && f->from[n].host != NULL; n++)
         f->list[n] = (struct backend_move){
             .pool = f->group.pool->device,
@@ -196,7 +197,7 @@ static struct mover_fetch *fetch_begin(struct engine *e, struct pool *p, uint32_
     if (f == NULL)
         return NULL;
     f->kv = kv_fetch_begin(e->parts.kv, p->id, tenant, t,
-                           mover_group_size(mover_block_bytes(p), MOVER_FETCH));
+                           mover_group_size(pool_block_bytes(p), MOVER_FETCH));
     if (f->kv == NULL) {
         free(f);
         return NULL;
@@ -215,7 +216,7 @@ static bool fetch_now(struct engine *e, struct mover_fetch *f)
 {
     char why[WHY_BYTES];
     struct pool *p = f->group.pool;
-    uint64_t bytes = mover_block_bytes(p), sum[2];
+    uint64_t bytes = pool_block_bytes(p), sum[2];
     for (; f->n_there < f->n && f->from[f->n_there].host != NULL; f->n_there++) {
         struct tier_block *host = f->from[f->n_there].host;
         const uint8_t *from = (const uint8_t *)(uintptr_t)tier_block_place(host);

@@ -2,18 +2,13 @@
 #include "daemon/mover_group.h"
 
 #include "daemon/engine_health.h"
+#include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/log.h"
 #include "daemon/stack.h"
 #include "daemon/tier_disk.h"
-#include "kernels/kv_layout.h"
 
 #define GROUP_BYTES ((uint64_t)32 << 20) /* of blocks that go out together, but for one */
-
-uint64_t mover_block_bytes(const struct pool *p)
-{
-    return kv_layout_of(&p->config).block_bytes;
-}
 
 uint32_t mover_group_size(uint64_t bytes, uint32_t most)
 {
@@ -86,7 +81,7 @@ void mover_disk_failed(struct engine *e, const char *what)
 
 uint64_t mover_tier_bytes(const struct engine *e, const struct pool *p)
 {
-    uint64_t bytes = kv_layout_of(&p->config).block_bytes;
+    uint64_t bytes = pool_block_bytes(p);
     if (e->tier.disk == NULL)
         return bytes;
     return (bytes + TIER_DISK_ALIGN - 1) / TIER_DISK_ALIGN * TIER_DISK_ALIGN;

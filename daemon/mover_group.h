@@ -5,8 +5,7 @@
 
 #include "daemon/engine_state.h"
 
-uint64_t mover_block_bytes(const struct pool *p);
-/* The same in the stores. */
+/* Bytes of a block in the stores. */
 uint64_t mover_tier_bytes(const struct engine *e, const struct pool *p);
 /* How many blocks move together. */
 uint32_t mover_group_size(uint64_t bytes, uint32_t most);

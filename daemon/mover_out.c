@@ -63,7 +63,7 @@ static void out_came(struct engine *e, struct mover_group *g)
 static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want, bool *out_began)
 {
     struct mover_out *o = &e->tier.out;
-    uint64_t bytes = mover_block_bytes(p);
+    uint64_t bytes = pool_block_bytes(p);
     uint32_t n = 0, n_missing = 0, most = mover_group_size(bytes, MOVER_GROUP);
     want = kv_pool_next_evicted(e->parts.kv, p->id, want < MOVER_SCAN ? want : MOVER_SCAN,
                                 e->tier.next_out);

@@ -1,15 +1,13 @@
-/* part_tokens.c: the tokens of one card, and the merge of all cards' outputs (part_tensors.h).
+/* part_tokens.c: the tokens of one card, and what becomes of all cards' outputs (part_tensors.h).
  *
- * Staging begins with the partial outputs, at the same place for every card: of each item that
- * attends its out and its lse. What is appended is copied together behind them.
+ * Partial outputs lie at the same place for every card: of each item that attends its out and its
+ * lse. What is appended is copied together in staging.
  */
-#include <math.h>
 #include <string.h>
 
 #include "daemon/part_tensors.h"
-#include "kernels/reference.h"
 
-enum { ALIGN = 64, MAX_DIM = 256 };
+enum { ALIGN = 64 };
 
 static uint64_t aligned(uint64_t bytes)
 {
@@ -63,13 +61,21 @@ uint32_t tokens_items_max(const struct part_tensors *t)
     return (uint32_t)n;
 }
 
+uint64_t tokens_output_bytes(const struct part_tensors *t)
+{
+    const struct rows r = rows_of(t);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++)
+        bytes += output_bytes(&t->whole[i], &r);
+    return bytes;
+}
+
 uint64_t tokens_staging_bytes(const struct part_tensors *t)
 {
     const struct rows r = rows_of(t);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < t->n_whole; i++) {
         const struct backend_item *d = &t->whole[i];
-        bytes += output_bytes(d, &r);
         if (d->flags & BACKEND_APPEND)
             bytes += aligned(d->n_tokens * r.k) + aligned(d->n_tokens * r.v);
     }
@@ -147,13 +153,9 @@ static void cut_queries(struct part_tensors *t, const struct backend_item *d, co
     uint32_t n;
     for (uint32_t i = 0; i < d->n_tokens; i += n) {
         uint32_t seen = n_seen(t, d, i), pos;
-        float *sums = (float *)(void *)(lse + i * r->lse);
         n = 1;
-        if (seen == 0) { /* the identity of the merge */
-            for (uint32_t h = 0; h < t->config->num_q_heads; h++)
-                sums[h] = -INFINITY;
-            continue;
-        }
+        if (seen == 0)
+            continue; /* the merge knows which they are */
         n = run_of(t, d, i, seen, &pos);
         t->items[t->n_items++] = (struct backend_item){.flags = BACKEND_ATTEND,
                                                        .layer = d->layer,
@@ -163,17 +165,15 @@ static void cut_queries(struct part_tensors *t, const struct backend_item *d, co
                                                        .block_table = d->block_table,
                                                        .q = (const uint8_t *)d->q + i * r->q,
                                                        .out = out + i * r->out,
-                                                       .lse = sums};
+                                                       .lse = (float *)(void *)(lse + i * r->lse)};
     }
 }
 
 void tokens_cut(struct part_tensors *t)
 {
     const struct rows r = rows_of(t);
-    uint8_t *output = t->staging, *staging = output;
+    uint8_t *output = t->outputs, *staging = t->staging;
     t->n_items = 0;
-    for (uint32_t i = 0; i < t->n_whole; i++)
-        staging += output_bytes(&t->whole[i], &r);
     for (uint32_t i = 0; i < t->n_whole; i++)
         if (t->whole[i].flags & BACKEND_APPEND)
             cut_append(t, &t->whole[i], &r, &staging);
@@ -187,104 +187,22 @@ void tokens_cut(struct part_tensors *t)
 
 /* --- the merge -------------------------------------------------------------------------------- */
 
-static float f32_of_bits(uint32_t bits)
+uint32_t tokens_merges(const struct part_tensors *t, struct backend_merge *out_list)
 {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint32_t bits_of_f32(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-/* acc += weight * row */
-static void row_add(float *acc, attn_dtype dtype, const void *row, uint32_t n, float weight)
-{
-    if (dtype == ATTN_BF16)
-        for (uint32_t i = 0; i < n; i++)
-            acc[i] += weight * f32_of_bits((uint32_t)((const uint16_t *)row)[i] << 16);
-    else if (dtype == ATTN_F16)
-        for (uint32_t i = 0; i < n; i++)
-            acc[i] += weight * (float)reference_get(dtype, row, i);
-    else
-        for (uint32_t i = 0; i < n; i++)
-            acc[i] += weight * ((const float *)row)[i];
-}
-
-/* To nearest, ties to even; a NaN stays one. Integers only, so that rows are converted in
- * vectors. */
-static uint16_t bf16_of(float x)
-{
-    uint32_t bits = bits_of_f32(x);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-}
-
-static void row_put(void *row, attn_dtype dtype, const float *acc, uint32_t n)
-{
-    if (dtype == ATTN_BF16)
-        for (uint32_t i = 0; i < n; i++)
-            ((uint16_t *)row)[i] = bf16_of(acc[i]);
-    else if (dtype == ATTN_F16)
-        for (uint32_t i = 0; i < n; i++)
-            reference_put(dtype, row, i, acc[i]);
-    else
-        memcpy(row, acc, n * sizeof *acc);
-}
-
-static float lse_of(const struct part_tensors *part, uint64_t at)
-{
-    float lse;
-    memcpy(&lse, part->staging + at, sizeof lse);
-    return lse;
-}
-
-/* One head of one query: out, and its lse. */
-static float merge_head(const struct part_tensors *const *parts, uint32_t n_parts, uint64_t out_at,
-                        uint64_t lse_at, void *out)
-{
-    const struct backend_pool_config *c = parts[0]->config;
-    float most = -INFINITY, sum = 0, acc[MAX_DIM] = {0};
-    for (uint32_t k = 0; k < n_parts; k++)
-        most = fmaxf(most, lse_of(parts[k], lse_at));
-    for (uint32_t k = 0; k < n_parts && most != -INFINITY; k++)
-        sum += expf(lse_of(parts[k], lse_at) - most);
-    for (uint32_t k = 0; k < n_parts; k++) {
-        const float lse = lse_of(parts[k], lse_at);
-        if (lse != -INFINITY)
-            row_add(acc, c->q_dtype, parts[k]->staging + out_at, c->head_dim_v,
-                    expf(lse - most) / sum);
-    }
-    row_put(out, c->q_dtype, acc, c->head_dim_v);
-    return sum == 0 ? -INFINITY : most + logf(sum);
-}
-
-static void merge_item(const struct part_tensors *const *parts, uint32_t n_parts,
-                       const struct backend_item *d, const struct rows *r, uint64_t at)
-{
-    const struct backend_pool_config *c = parts[0]->config;
-    uint64_t el = attn_dtype_bytes(c->q_dtype), lse_at = at + aligned(d->n_tokens * r->out);
-    for (uint32_t i = 0; i < d->n_tokens * c->num_q_heads; i++) {
-        uint64_t out_at = i * (uint64_t)c->head_dim_v * el;
-        float lse = merge_head(parts, n_parts, at + out_at, lse_at + i * sizeof(float),
-                               (uint8_t *)d->out + out_at);
-        if (d->lse != NULL)
-            d->lse[i] = lse;
-    }
-}
-
-void tokens_merge(const struct part_tensors *const *parts, uint32_t n_parts)
-{
-    const struct rows r = rows_of(parts[0]);
+    const struct rows r = rows_of(t);
     uint64_t at = 0;
-    for (uint32_t i = 0; i < parts[0]->n_whole; i++) {
-        const struct backend_item *d = &parts[0]->whole[i];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++) {
+        const struct backend_item *d = &t->whole[i];
         if (d->flags & BACKEND_ATTEND)
-            merge_item(parts, n_parts, d, &r, at);
+            out_list[n++] = (struct backend_merge){.out_at = at,
+                                                   .lse_at = at + aligned(d->n_tokens * r.out),
+                                                   .out = d->out,
+                                                   .lse = d->lse,
+                                                   .pos = d->pos,
+                                                   .n_tokens = d->n_tokens,
+                                                   .is_full = t->config->layers[d->layer].is_full};
         at += output_bytes(d, &r);
     }
+    return n;
 }

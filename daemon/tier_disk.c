@@ -54,10 +54,10 @@ static int take_size(int fd, uint64_t bytes)
     return errno == EOPNOTSUPP ? ftruncate(fd, (off_t)bytes) : -1;
 }
 
-static attn_status transfer(void *arg, uint32_t thread, struct backend_move *m)
+static attn_status transfer(void *arg, uint32_t thread, struct backend_move *m, uint32_t n_moves)
 {
     struct tier_disk *d = arg;
-    (void)thread;
+    (void)thread, (void)n_moves;
     uint8_t *bytes = m->bytes;
     off_t offset = (off_t)m->block * TIER_DISK_ALIGN;
     for (size_t at = 0; at < m->n_bytes;) {

@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 9
+#define BACKEND_ABI 10
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -104,6 +104,27 @@ static inline bool backend_word_is_reached(const struct backend_word *w)
     return (int32_t)(__atomic_load_n(w->word, __ATOMIC_ACQUIRE) - w->value) >= 0;
 }
 
+/* Outputs of one item that several devices computed, each over other keys: rows are queries' heads,
+ * as in an item's out and lse, part k's out_at and lse_at behind the base of part k. A merged out
+ * is their sum, weighted by exp(lse), in f32; its lse is that of all. */
+struct backend_merge {
+    uint64_t out_at, lse_at; /* multiples of 16 */
+    void *out; /* as an item's */
+    float *lse; /* may be NULL */
+    uint32_t pos, n_tokens; /* of the queries */
+    uint32_t is_full; /* all of them see as far as the last */
+};
+
+enum { BACKEND_MAX_PARTS = 8 };
+
+/* Part k has nothing of queries that see no further than a position below k * stripe; its rows of
+ * them are not read. */
+struct backend_merges {
+    const struct backend_merge *list; /* [n] */
+    uint32_t n, n_parts, stripe;
+    const void *parts[BACKEND_MAX_PARTS]; /* 16-byte aligned, memory that the device reads */
+};
+
 struct backend_pool;
 
 struct backend_batch {
@@ -122,6 +143,11 @@ struct backend_batch {
      * before, by give_up. */
     const struct backend_word *wait, *signals; /* one; [n_signals] */
     uint32_t n_signals;
+    /* Where info says BACKEND_HAS_MERGES, else NULL: behind all attention of the batch, when the
+     * words have reached their values (which are as `wait`). */
+    const struct backend_merges *merges;
+    const struct backend_word *merge_waits; /* [n_merge_waits] */
+    uint32_t n_merge_waits;
     bool may_be_void;
     void *user; /* the caller's, untouched */
 
@@ -179,8 +205,9 @@ struct backend_config {
 enum {
     BACKEND_HAS_WORDS = 1 << 0, /* batches may have wait and signals */
     BACKEND_HAS_DEVICE_ADDRESSES = 1 << 1, /* items may lie in the device's memory */
-    BACKEND_HAS_REGIONS = 1 << 2, /* region_open and the two behind it */
-    BACKEND_CAN_GIVE_UP = 1 << 3, /* batches may be void, and give_up */
+    BACKEND_HAS_REGIONS = 1 << 2, /* region_open and the three behind it */
+    BACKEND_HAS_MERGES = 1 << 3, /* batches may have merges; it has words and regions, too */
+    BACKEND_CAN_GIVE_UP = 1 << 4, /* batches may be void, and give_up */
 };
 
 /* Which device it is, for a process that would share memory of it. All zeros: host memory. */
@@ -208,6 +235,8 @@ struct backend_info {
     uint32_t features; /* BACKEND_HAS_... */
     struct backend_device_id id;
     uint64_t memory_bytes_per_s; /* what the device's memory can give; 0: not known */
+    uint64_t reached; /* devices of this module, opened by this process, whose memory it works with
+                         where it is, by number; others' comes through the host's */
 };
 
 struct backend;
@@ -287,6 +316,9 @@ struct backend_ops {
                                struct backend_region *out_r, char *why, size_t why_bytes);
     attn_status (*region_export)(struct backend *b, const struct backend_region *r, int *out_fd);
     void (*region_close)(struct backend *b, struct backend_region *r); /* a zeroed one is fine */
+    /* Another backend of this module may use it from now on. ATTN_ENOTSUP: it doesn't reach it. */
+    attn_status (*region_reach)(struct backend *b, const struct backend_region *r,
+                                struct backend *other);
 };
 
 /* The table every loadable module (attnd-cuda.so, attnd-hip.so) exports under this name. */
@@ -307,8 +339,8 @@ attn_status backend_load(const char *name, const struct backend_ops **out_ops, c
 attn_status backend_pool_config_check(const struct backend_pool_config *c, char *why,
                                       size_t why_bytes);
 
-/* Checks a batch's wait and signals for a backend of that name and info.features. ATTN_EINVAL,
- * ATTN_ENOTSUP: why names the word. Backends with either call it in submit. */
+/* Checks a batch's wait, signals and merges for a backend of that name and info.features.
+ * ATTN_EINVAL, ATTN_ENOTSUP: why names what it is. Backends with any of them call it in submit. */
 attn_status backend_words_check(const struct backend_batch *batch, const char *name,
                                 uint32_t features, char *why, size_t why_bytes);
 

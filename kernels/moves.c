@@ -81,22 +81,27 @@ void moves_sum(const void *bytes, size_t n, uint64_t out_sum[2])
 
 /* --- threads ---------------------------------------------------------------------------------- */
 
-/* The next move of the oldest that has any; NULL: they are to end. Waits. */
-static struct backend_move *take(struct way *w, struct backend_moves **out_of)
+/* The next moves of the oldest that has any; NULL: they are to end. Waits. */
+static struct backend_move *take(struct way *w, struct backend_moves **out_of, uint32_t *out_n)
 {
     while (w->first == NULL && !w->moves->is_closing)
         pthread_cond_wait(&w->has_work, &w->moves->lock);
     struct backend_moves *m = w->first;
     if (m == NULL)
         return NULL;
-    struct backend_move *one = &m->list[m->n_taken++];
+    struct backend_move *first = &m->list[m->n_taken];
+    uint32_t n = 1;
+    while (n < MOVES_TOGETHER && m->n_taken + n < m->n && first->peer != NULL && first[n].peer)
+        n++;
+    m->n_taken += n;
     if (m->n_taken == m->n) {
         w->first = m->next;
         if (w->first == NULL)
             w->end = &w->first;
     }
     *out_of = m;
-    return one;
+    *out_n = n;
+    return first;
 }
 
 static void *thread_main(void *arg)
@@ -104,6 +109,7 @@ static void *thread_main(void *arg)
     struct way *w = arg;
     struct moves *t = w->moves;
     struct backend_moves *of;
+    uint32_t n;
     pthread_mutex_lock(&t->lock);
     uint32_t thread = t->n_begun++;
     pthread_mutex_unlock(&t->lock);
@@ -111,12 +117,14 @@ static void *thread_main(void *arg)
         setpriority(PRIO_PROCESS, (id_t)gettid(), LOW_PRIORITY);
     attn_status begun = t->device.begin == NULL ? ATTN_OK : t->device.begin(t->device.arg, thread);
     pthread_mutex_lock(&t->lock);
-    for (struct backend_move *m; (m = take(w, &of)) != NULL;) {
+    for (struct backend_move *m; (m = take(w, &of, &n)) != NULL;) {
         pthread_mutex_unlock(&t->lock);
-        attn_status st = begun == ATTN_OK ? t->device.move(t->device.arg, thread, m) : begun;
+        attn_status st = begun == ATTN_OK ? t->device.move(t->device.arg, thread, m, n) : begun;
         pthread_mutex_lock(&t->lock);
-        m->status = st;
-        if (++of->n_done < of->n)
+        for (uint32_t i = 0; i < n; i++)
+            m[i].status = st;
+        of->n_done += n;
+        if (of->n_done < of->n)
             continue;
         pthread_mutex_unlock(&t->lock);
         of->done(of);

@@ -2,7 +2,8 @@
  * of its bytes: what the backends have in common of moves_submit.
  *
  * Threads begin with the first move of their direction, so a daemon without tiers has none. They
- * take the moves of what was submitted one by one, the oldest first. Those for what goes out run at
+ * take the moves of what was submitted one by one, those of a peer's blocks MOVES_TOGETHER at a
+ * time, the oldest first. Those for what goes out run at
  * low priority: nobody waits for it as long as it is ahead, and what computes goes first.
  */
 #ifndef ATTND_KERNELS_MOVES_H
@@ -10,13 +11,13 @@
 
 #include "kernels/backend.h"
 
-enum { MOVES_MAX_THREADS = 8 /* for each direction */ };
+enum { MOVES_MAX_THREADS = 8 /* for each direction */, MOVES_TOGETHER = 16 };
 
 struct moves_device {
     /* A thread of this number begins; NULL: nothing to do. Its failure is that of its moves. */
     attn_status (*begin)(void *arg, uint32_t thread);
-    /* Moves one block and makes its checksum; returns when both are done. */
-    attn_status (*move)(void *arg, uint32_t thread, struct backend_move *m);
+    /* Moves one block and makes its checksum, or n of a peer's; returns when all is done. */
+    attn_status (*move)(void *arg, uint32_t thread, struct backend_move *m, uint32_t n);
     void *arg;
 };
 

@@ -157,24 +157,58 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
     return ATTN_OK;
 }
 
-attn_status backend_words_check(const struct backend_batch *batch, const char *name,
-                                uint32_t features, char *why, size_t why_bytes)
+static attn_status check_words(const struct backend_word *words, uint32_t n, const char *field,
+                               const char *name, uint32_t features, char *why, size_t why_bytes)
 {
-    uint32_t n_waits = batch->wait != NULL;
-    for (uint32_t i = 0; i < n_waits + batch->n_signals; i++) {
-        const struct backend_word *w = i < n_waits ? batch->wait : &batch->signals[i - n_waits];
-        const char *field = i < n_waits ? "wait" : "signals";
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t *word = words[i].word;
         if (!(features & BACKEND_HAS_WORDS)) {
             snprintf(why, why_bytes, "%s: backend %s has no words that batches wait for or write",
                      field, name);
             return ATTN_ENOTSUP;
         }
-        if (w->word == NULL || (uintptr_t)w->word % sizeof(uint32_t) != 0) {
+        if (word == NULL || (uintptr_t)word % sizeof(uint32_t) != 0) {
             snprintf(why, why_bytes, "%s: the word is at %p, not a multiple of 4", field,
-                     (void *)w->word);
+                     (const void *)word);
             return ATTN_EINVAL;
         }
     }
+    return ATTN_OK;
+}
+
+static attn_status check_merges(const struct backend_merges *m, const char *name, uint32_t features,
+                                char *why, size_t why_bytes)
+{
+    attn_status st = ATTN_EINVAL;
+    if (m == NULL)
+        return ATTN_OK;
+    if (!(features & BACKEND_HAS_MERGES)) {
+        snprintf(why, why_bytes, "merges: backend %s has none", name);
+        return ATTN_ENOTSUP;
+    }
+    if (m->n_parts == 0 || m->n_parts > BACKEND_MAX_PARTS || m->stripe == 0) {
+        snprintf(why, why_bytes, "merges: n_parts is %u of %d at most, stripe %u", m->n_parts,
+                 BACKEND_MAX_PARTS, m->stripe);
+        return st;
+    }
+    for (uint32_t k = 0; k < m->n_parts; k++)
+        if (m->parts[k] == NULL || (uintptr_t)m->parts[k] % 16 != 0) {
+            snprintf(why, why_bytes, "merges: parts[%u] is at %p, not a multiple of 16", k,
+                     m->parts[k]);
+            return st;
+        }
+    for (uint32_t i = 0; i < m->n; i++)
+        if (m->list[i].out == NULL || m->list[i].n_tokens == 0) {
+            snprintf(why, why_bytes, "merges: list[%u] has out %p, %u tokens", i, m->list[i].out,
+                     m->list[i].n_tokens);
+            return st;
+        }
+    return ATTN_OK;
+}
+
+static attn_status check_void(const struct backend_batch *batch, const char *name,
+                              uint32_t features, char *why, size_t why_bytes)
+{
     if (!batch->may_be_void)
         return ATTN_OK;
     if (!(features & BACKEND_CAN_GIVE_UP)) {
@@ -185,5 +219,25 @@ attn_status backend_words_check(const struct backend_batch *batch, const char *n
         snprintf(why, why_bytes, "may_be_void: the batch waits for no word");
         return ATTN_EINVAL;
     }
+    if (batch->merges != NULL || batch->n_merge_waits > 0) {
+        snprintf(why, why_bytes, "may_be_void: the batch has merges, which are not called off");
+        return ATTN_ENOTSUP;
+    }
     return ATTN_OK;
+}
+
+attn_status backend_words_check(const struct backend_batch *batch, const char *name,
+                                uint32_t features, char *why, size_t why_bytes)
+{
+    attn_status st =
+        check_words(batch->wait, batch->wait != NULL, "wait", name, features, why, why_bytes);
+    if (st == ATTN_OK)
+        st = check_words(batch->signals, batch->n_signals, "signals", name, features, why,
+                         why_bytes);
+    if (st == ATTN_OK)
+        st = check_words(batch->merge_waits, batch->n_merge_waits, "merge_waits", name, features,
+                         why, why_bytes);
+    if (st == ATTN_OK)
+        st = check_merges(batch->merges, name, features, why, why_bytes);
+    return st == ATTN_OK ? check_void(batch, name, features, why, why_bytes) : st;
 }

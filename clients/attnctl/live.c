@@ -274,10 +274,13 @@ static bool print_page(const struct arguments *a, const json_t *page, uint32_t *
     json_t *event;
     size_t i;
     double dropped = number(page, "dropped");
-    if (dropped > 0 && a->is_json)
-        printf("{\"dropped\": %.0f}\n", dropped);
-    else if (dropped > 0)
+    if (dropped > 0 && a->is_json) {
+        json_t *told = json_pack("{s:I}", "dropped", (json_int_t)dropped);
+        print_json(told);
+        json_decref(told);
+    } else if (dropped > 0) {
         printf("... %.0f events went by unseen\n", dropped);
+    }
     json_array_foreach(json_object_get(page, "events"), i, event)
     {
         (a->is_json ? print_json : print_event)(event);

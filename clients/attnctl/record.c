@@ -79,6 +79,24 @@ static int by_timestamp(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* To the microsecond; what is recorded came at `from` or later. */
+static double since(double ms, double from)
+{
+    return (double)(int64_t)((ms - from) * 1000 + 0.5) / 1000;
+}
+
+/* A line of the file; false: errno says why not. */
+static bool write_request(FILE *f, const json_t *request, double from)
+{
+    json_t *line =
+        json_pack("{s:f, s:I, s:I}", "timestamp", since(number(request, "timestamp"), from),
+                  "input_length", (json_int_t)number(request, "input_length"), "output_length",
+                  (json_int_t)number(request, "output_length"));
+    bool is_written = json_dumpf(line, f, JSON_REAL_PRECISION(15)) == 0 && fputc('\n', f) != EOF;
+    json_decref(line);
+    return is_written;
+}
+
 /* The file, in order; false: errno says why not. */
 static bool write_file(FILE *f, const struct recording *r)
 {
@@ -89,12 +107,11 @@ static bool write_file(FILE *f, const struct recording *r)
     for (size_t i = 0; i < n; i++)
         list[i] = json_array_get(r->requests, i);
     qsort(list, n, sizeof(json_t *), by_timestamp);
-    for (size_t i = 0; i < n; i++)
-        fprintf(f, "{\"timestamp\": %.3f, \"input_length\": %.0f, \"output_length\": %.0f}\n",
-                number(list[i], "timestamp") - r->from, number(list[i], "input_length"),
-                number(list[i], "output_length"));
+    bool is_written = true;
+    for (size_t i = 0; i < n && is_written; i++)
+        is_written = write_request(f, list[i], r->from);
     free(list);
-    return fflush(f) == 0 && !ferror(f);
+    return is_written && fflush(f) == 0 && !ferror(f);
 }
 
 static attn_status record(attn_client *c, const struct arguments *a, struct recording *r)

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "kernels/cpu/cpu.h"
+#include "kernels/merge.h"
 #include "proto/attn_time.h"
 
 #include <fcntl.h>
@@ -19,7 +20,8 @@
 #include <time.h>
 
 #define FEATURES                                                                                   \
-    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_CAN_GIVE_UP)
+    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS |                      \
+     BACKEND_HAS_MERGES | BACKEND_CAN_GIVE_UP)
 #define LOOKS_BEFORE_NAP 1000
 #define NAP_NS 20000
 
@@ -120,7 +122,8 @@ static void cpu_info(const struct backend *b, struct backend_info *out)
                                  .kv_bytes = b->memory.bytes,
                                  .max_in_flight = 1,
                                  .n_processors = b->threads ? cpu_threads_count(b->threads) : 0,
-                                 .features = FEATURES};
+                                 .features = FEATURES,
+                                 .reached = UINT64_MAX};
     FILE *f = fopen("/proc/cpuinfo", "re");
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
         if (sscanf(line, "model name : %95[^\n]", model) == 1)
@@ -320,7 +323,33 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
     return ATTN_OK;
 }
 
-/* Computes the batch that was submitted, unless its word is not written yet. Is none left to
+static bool are_reached(const struct backend_word *words, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!backend_word_is_reached(&words[i]))
+            return false;
+    return true;
+}
+
+/* The batch's appends and attention. */
+static void compute(struct backend *b, struct backend_batch *batch)
+{
+    uint64_t start = attn_now_ns();
+    /* the block tables are read from the items, so there is no mirror to patch */
+    cpu_append(b, batch);
+    batch->status = cpu_attend(b, b->isa, batch, 0);
+    batch->device_ns = attn_now_ns() - start;
+    b->is_attended = true;
+}
+
+static void merge(struct backend_batch *batch)
+{
+    uint64_t start = attn_now_ns();
+    merges_compute(&batch->pool->config, batch->merges);
+    batch->device_ns += attn_now_ns() - start;
+}
+
+/* Computes the batch that was submitted, unless a word is not written yet. Is none left to
  * compute? */
 static bool try_compute(struct backend *b)
 {
@@ -329,11 +358,12 @@ static bool try_compute(struct backend *b)
         return true;
     if (batch->wait != NULL && !backend_batch_may_begin(batch))
         return false;
-    uint64_t start = attn_now_ns();
-    /* the block tables are read from the items, so there is no mirror to patch */
-    cpu_append(b, batch);
-    batch->status = cpu_attend(b, b->isa, batch, 0);
-    batch->device_ns = attn_now_ns() - start;
+    if (!b->is_attended)
+        compute(b, batch);
+    if (!are_reached(batch->merge_waits, batch->n_merge_waits))
+        return false;
+    if (batch->merges != NULL && batch->status == ATTN_OK)
+        merge(batch);
     b->is_done = true;
     for (uint32_t i = 0; i < batch->n_signals && batch->status == ATTN_OK; i++)
         __atomic_store_n(batch->signals[i].word, batch->signals[i].value, __ATOMIC_RELEASE);
@@ -367,7 +397,7 @@ static attn_status cpu_submit(struct backend *b, struct backend_batch *batch)
     if (st != ATTN_OK)
         return st;
     b->batch = batch;
-    b->is_done = batch->is_void = false;
+    b->is_done = b->is_attended = batch->is_void = false;
     try_compute(b);
     return ATTN_OK;
 }
@@ -421,12 +451,14 @@ static attn_status cpu_block_write(struct backend_pool *p, uint32_t block, const
 }
 
 /* On a thread of the mover's: touches nothing that the engine's does but the bytes. */
-static attn_status cpu_move(void *arg, uint32_t thread, struct backend_move *m)
+static attn_status cpu_move(void *arg, uint32_t thread, struct backend_move *m, uint32_t n)
 {
     (void)arg, (void)thread;
     uint8_t *block = m->pool->base + m->block * m->n_bytes;
     if (m->peer != NULL)
-        memcpy(block, m->peer->base + m->peer_block * m->n_bytes, m->n_bytes);
+        for (uint32_t i = 0; i < n; i++)
+            memcpy(m[i].pool->base + m[i].block * m[i].n_bytes,
+                   m[i].peer->base + m[i].peer_block * m[i].n_bytes, m[i].n_bytes);
     else if (m->is_in)
         moves_copy(block, m->bytes, m->n_bytes, m->sum);
     else
@@ -563,6 +595,13 @@ static void cpu_region_close(struct backend *b, struct backend_region *r)
     *r = (struct backend_region){0};
 }
 
+static attn_status cpu_region_reach(struct backend *b, const struct backend_region *r,
+                                    struct backend *other)
+{
+    (void)b, (void)r, (void)other;
+    return ATTN_OK;
+}
+
 static const struct backend_ops cpu_ops = {
     .abi = BACKEND_ABI,
     .name = "cpu",
@@ -590,6 +629,7 @@ static const struct backend_ops cpu_ops = {
     .region_open = cpu_region_open,
     .region_export = cpu_region_export,
     .region_close = cpu_region_close,
+    .region_reach = cpu_region_reach,
 };
 
 const struct backend_ops *backend_cpu(void)

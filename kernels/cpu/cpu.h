@@ -61,7 +61,7 @@ struct backend {
     struct backend_pool *pools;
     struct moves *moves; /* NULL: nothing was moved yet */
     struct backend_batch *batch; /* submitted, not yet polled */
-    bool is_done; /* it is computed; else it waits for its word */
+    bool is_attended, is_done; /* but for its merges; all of it; else it waits for a word */
 
     struct attend_scratch **scratch; /* [n_threads] */
     struct plan plan;

@@ -102,7 +102,10 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
         if (st != ATTN_OK)
             return st;
     }
-    return runtime_stream_wait(b->stream) == 0 ? ATTN_OK : gpu_lost(b);
+    if (runtime_stream_wait(b->stream) != 0)
+        return gpu_lost(b);
+    gpu_peers_join(b);
+    return ATTN_OK;
 }
 
 static void pool_free(struct backend_pool *p)
@@ -124,6 +127,7 @@ static void gpu_close(struct backend *b)
         return;
     gpu_moves_end(b);
     gpu_give_up(b);
+    gpu_peers_leave(b);
     bool is_there = b->stream && runtime_device_use(b->config.device_index) == 0;
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
         if (is_there && b->slots[i].stream)
@@ -163,7 +167,7 @@ static const char *gpu_last_error(const struct backend *b)
 uint32_t gpu_features(const struct backend *b)
 {
     const uint32_t all = BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS |
-                         BACKEND_CAN_GIVE_UP;
+                         BACKEND_HAS_MERGES | BACKEND_CAN_GIVE_UP;
     return b->device.has_words ? all : 0;
 }
 
@@ -178,6 +182,7 @@ static void gpu_info(const struct backend *b, struct backend_info *out)
     out->n_processors = b->device.n_processors;
     out->memory_bytes_per_s = b->device.memory_bytes_per_s;
     out->features = gpu_features(b);
+    out->reached = gpu_reached(b);
     memcpy(out->id.uuid, b->device.uuid, sizeof out->id.uuid);
     out->id.driver_version = b->device.driver_version;
     out->id.is_shared = b->device.is_shared;
@@ -215,6 +220,15 @@ static void gpu_region_close(struct backend *b, struct backend_region *r)
         runtime_range_close(r->handle);
     free(r->handle);
     *r = (struct backend_region){0};
+}
+
+static attn_status gpu_region_reach(struct backend *b, const struct backend_region *r,
+                                    struct backend *other)
+{
+    int owner = b->config.device_index, device = other->config.device_index;
+    bool can = device == owner ||
+               (gpu_reaches(other, owner) && runtime_range_reach(r->handle, owner, device) == 0);
+    return can ? ATTN_OK : ATTN_ENOTSUP;
 }
 
 /* ---- pools */
@@ -579,6 +593,7 @@ static const struct backend_ops ops = {
     .region_open = gpu_region_open,
     .region_export = gpu_region_export,
     .region_close = gpu_region_close,
+    .region_reach = gpu_region_reach,
 };
 
 const struct backend_ops *attnd_backend_module(void);

@@ -1,6 +1,6 @@
 /* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, pools, memory), gpu_job.c
  * (one batch as launches), gpu_queue.c (submit, poll, block transfers), gpu_moves.c (blocks beside
- * batches) and bench/gpu_bench.c
+ * batches), gpu_peers.c (other devices) and bench/gpu_bench.c
  * (measurement) share.
  *
  * Thread     the engine thread, but for the host memory slots.
@@ -107,6 +107,7 @@ struct gpu_job {
 struct gpu_signal {
     uint64_t start_ns;
     uint64_t done; /* as gpu_finish.out_done */
+    uint64_t attended; /* nobody reads it */
     uint32_t called_off; /* value of the last batch that was */
     uint32_t stop; /* of the one that is to be */
 };
@@ -157,6 +158,8 @@ struct backend {
     uint32_t part_dv;
     uint64_t part_slots; /* GPU_PART_SLOTS but while shards are measured */
     uint32_t n_looks;
+    struct backend *next_opened; /* of the process (gpu_peers.c) */
+    uint64_t reached; /* devices, by number */
     bool is_lost; /* the device gave an error that does not go away */
     char error[512];
 };
@@ -217,6 +220,15 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);
 attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes);
 attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes);
 attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n);
+
+/* ---- gpu_peers.c */
+
+/* The backend has its KV memory; it is about to give it back. */
+void gpu_peers_join(struct backend *b);
+void gpu_peers_leave(struct backend *b);
+/* Its device works with that device's memory over a link, or it is its own. Any thread. */
+bool gpu_reaches(const struct backend *b, int device);
+uint64_t gpu_reached(const struct backend *b); /* others, as info has them */
 
 /* ---- gpu_moves.c: a slot of the table; its end, before pools and device are closed */
 

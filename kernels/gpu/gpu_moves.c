@@ -1,9 +1,10 @@
 /* gpu_moves.c: whole blocks to and from page-locked host memory beside batches (kernels/moves.h).
  *
- * What comes from another device's pool goes over the link between them, where there is one; else
- * the vendor's runtime brings it through host memory. Each thread has a stream of its own and moves
- * one block at a time: while one makes a checksum, which is slower than the bus, the copies of
- * others are on their way. What comes in follows the latest scrub, which may be of the same blocks.
+ * What comes from another device's pool goes over the link between them, where there is one
+ * (gpu_peers.c); else the vendor's runtime brings it through host memory. Each thread has a stream
+ * of its own and moves one block at a time, or some of a peer's: while one makes a checksum, which
+ * is slower than the bus, the copies of others are on their way. What comes in follows the latest
+ * scrub, which may be of the same blocks.
  */
 #include "kernels/gpu/gpu_host.h"
 
@@ -15,22 +16,31 @@ static attn_status begin(void *arg, uint32_t thread)
     return is_good ? ATTN_OK : ATTN_EDEVICE;
 }
 
-static attn_status move(void *arg, uint32_t thread, struct backend_move *m)
+/* All are of the same two pools. */
+static attn_status move_peers(struct backend *b, runtime_stream *s, const struct backend_move *m,
+                              uint32_t n)
+{
+    const struct gpu_kv *kv = &m->pool->kv, *from = &m->peer->kv;
+    int device = b->config.device_index, other = m->peer->b->config.device_index;
+    bool is_good = runtime_stream_follow(s, b->scrubbed) == 0;
+    for (uint32_t i = 0; i < n && is_good; i++) {
+        char *dst = kv->base + m[i].block * kv->block_bytes;
+        const char *src = from->base + m[i].peer_block * from->block_bytes;
+        is_good = (gpu_reaches(b, other)
+                       ? runtime_copy(dst, src, kv->block_bytes, s)
+                       : runtime_copy_peer(dst, device, src, other, kv->block_bytes, s)) == 0;
+    }
+    return runtime_stream_wait(s) == 0 && is_good ? ATTN_OK : ATTN_EDEVICE;
+}
+
+static attn_status move(void *arg, uint32_t thread, struct backend_move *m, uint32_t n)
 {
     struct backend *b = arg;
     runtime_stream *s = b->move_streams[thread];
     const struct gpu_kv *kv = &m->pool->kv;
     char *block = (char *)kv->base + m->block * kv->block_bytes;
-    if (m->peer != NULL) {
-        const struct gpu_kv *from = &m->peer->kv;
-        bool is_good =
-            runtime_stream_follow(s, b->scrubbed) == 0 &&
-            runtime_copy_peer(block, b->config.device_index,
-                              (const char *)from->base + m->peer_block * from->block_bytes,
-                              m->peer->b->config.device_index, kv->block_bytes, s) == 0 &&
-            runtime_stream_wait(s) == 0;
-        return is_good ? ATTN_OK : ATTN_EDEVICE;
-    }
+    if (m->peer != NULL)
+        return move_peers(b, s, m, n);
     if (m->is_in) {
         if (runtime_stream_follow(s, b->scrubbed) != 0 ||
             runtime_copy(block, m->bytes, kv->block_bytes, s) != 0)

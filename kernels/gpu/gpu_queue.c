@@ -82,17 +82,66 @@ static bool touch_rows(const struct gpu_slot *s, const struct gpu_slot *front)
     return has_shared;
 }
 
-/* Attention, the batch's signals, and the word that poll watches. Signals that the last kernel has
- * no room for are the stream's to write. */
-static int launch_attention(const struct gpu_slot *s, const struct gpu_finish *finish)
+/* So many items a launch. */
+static int launch_merges(const struct backend_batch *batch, runtime_stream *s)
+{
+    const struct backend_merges *m = batch->merges;
+    const struct backend_pool_config *c = &batch->pool->config;
+    struct gpu_merge_parts a = {.n_parts = m->n_parts,
+                                .stripe = m->stripe,
+                                .num_q_heads = c->num_q_heads,
+                                .dv = c->head_dim_v,
+                                .q_dtype = (uint32_t)c->q_dtype};
+    int code = 0;
+    for (uint32_t k = 0; k < m->n_parts; k++)
+        a.parts[k] = m->parts[k];
+    for (uint32_t i = 0; i < m->n && !code; i++) {
+        const struct backend_merge *x = &m->list[i];
+        a.items[a.n_items++] = (struct gpu_merge_item){.out_at = x->out_at,
+                                                       .lse_at = x->lse_at,
+                                                       .out = x->out,
+                                                       .lse = x->lse,
+                                                       .pos = x->pos,
+                                                       .n_tokens = x->n_tokens,
+                                                       .is_full = x->is_full,
+                                                       .row0 = a.n_rows};
+        a.n_rows += x->n_tokens * c->num_q_heads;
+        if (a.n_items < GPU_MERGE_ITEMS && i + 1 < m->n)
+            continue;
+        code = runtime_check("merge kernel", gpu_merge_parts_launch(&a, s));
+        a.n_items = a.n_rows = 0;
+    }
+    return code;
+}
+
+/* What follows the batch's attention and is no part of its last kernel. */
+static int launch_rest(const struct gpu_slot *s, const struct gpu_finish *finish)
 {
     const struct backend_batch *batch = s->batch;
-    if (batch->n_signals <= GPU_FINISH_SIGNALS)
-        return gpu_job_attend(&s->job, finish, s->on, true);
-    int code = gpu_job_attend(&s->job, NULL, s->on, true);
+    int code = 0;
+    for (uint32_t i = 0; i < batch->n_merge_waits && !code; i++)
+        code = runtime_stream_wait_word(s->on, batch->merge_waits[i].word,
+                                        batch->merge_waits[i].value);
+    if (!code && batch->merges)
+        code = launch_merges(batch, s->on);
     for (uint32_t i = finish->n_signals; i < batch->n_signals && !code; i++)
         code = runtime_stream_write_word(s->on, batch->signals[i].word, batch->signals[i].value);
     return code ? code : runtime_check("finish kernel", gpu_finish_launch(finish, s->on, 0));
+}
+
+/* Attention, merges, the batch's signals, and the word that poll watches. Signals that the last
+ * kernel has no room for are the stream's to write. */
+static int launch_attention(const struct gpu_slot *s, const struct gpu_finish *finish)
+{
+    const struct backend_batch *batch = s->batch;
+    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)
+        return gpu_job_attend(&s->job, finish, s->on, true);
+    /* a direct kernel says when it began, and something of it has to say so */
+    const struct gpu_finish began = {.out_done = &s->signal->attended,
+                                     .out_start_ns = &s->signal->start_ns,
+                                     .gate = s->job.prep.gate};
+    int code = gpu_job_attend(&s->job, s->job.is_direct ? &began : NULL, s->on, true);
+    return code ? code : launch_rest(s, finish);
 }
 
 /* What the slot's last kernel tells when the batch is done. */

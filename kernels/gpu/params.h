@@ -163,6 +163,25 @@ struct gpu_attend {
 int gpu_attend_vector_launch(const struct gpu_attend *a, void *stream, int chained);
 /* Joins the splits of the items that have any; after either attend kernel, any_split only. */
 int gpu_merge_launch(const struct gpu_attend *a, void *stream);
+#define GPU_MERGE_PARTS 8
+#define GPU_MERGE_ITEMS 64 /* of one launch */
+
+/* Outputs of several devices as one, as struct backend_merges has them. */
+struct gpu_merge_item {
+    uint64_t out_at, lse_at;
+    char *out;
+    float *lse; /* or NULL */
+    uint32_t pos, n_tokens, is_full;
+    uint32_t row0; /* rows (query, then head) of the items before this one */
+};
+struct gpu_merge_parts {
+    const char *parts[GPU_MERGE_PARTS];
+    uint32_t n_parts, n_items, n_rows, stripe;
+    uint32_t num_q_heads, dv, q_dtype, pad;
+    struct gpu_merge_item items[GPU_MERGE_ITEMS];
+};
+int gpu_merge_parts_launch(const struct gpu_merge_parts *a, void *stream);
+
 /* Tensor cores; head dims up to 256. rows_per_unit 16 or 64; f32 queries 64. */
 int gpu_attend_matrix_init(void);
 /* This pool's items of so many rows for each kv head are computed: f32 over f32 from 17 rows on,

@@ -16,6 +16,7 @@
 
 #include "cache/tier_store.h"
 #include "kernels/moves.h"
+#include "tests/cache/open.h"
 
 enum { BLOCK_TOKENS = 16, N_FORKS = 1000, RUNS = 5, N_LAYERS = 32, SWAP_BLOCKS = 256 };
 #define SWAP_BYTES ((size_t)2 << 20)
@@ -53,10 +54,29 @@ static double resident_bytes(const struct kv *kv)
     return (double)s.st_blocks * 512;
 }
 
-/* Forks of a prefix of n tokens: ns and bytes each, and blocks that they took in all. */
-static void forks(uint32_t n, double *out_ns, double *out_bytes, uint64_t *out_blocks)
+struct fork_cost {
+    double fork_ns, bytes; /* each */
+    double write_ns; /* the first token of one: its table and ids become its own */
+    uint64_t n_blocks; /* that all of them took before they wrote */
+};
+
+/* The next token of a fork, in one layer. */
+static double write_ns(struct kv *kv, kv_seq_id seq, uint32_t pos, struct kv_effects *fx)
 {
+    double begun = now_ns();
+    fx->n_patches = 0;
+    if (kv_append_reserve(kv, seq, 0, pos, 1, fx) != ATTN_OK)
+        die(kv_last_error(kv));
+    kv_append_commit(kv, seq, 0, pos, 1);
+    return now_ns() - begun;
+}
+
+/* Forks of a prefix of n tokens with ids. */
+static struct fork_cost forks(uint32_t n)
+{
+    struct fork_cost cost;
     uint32_t row = n / BLOCK_TOKENS + 1;
+    uint32_t *ids = calloc(n, sizeof *ids);
     struct kv_config c = {.max_pools = 1,
                           .max_blocks = row + 8,
                           .max_sequences = N_FORKS + 1,
@@ -75,7 +95,7 @@ static void forks(uint32_t n, double *out_ns, double *out_bytes, uint64_t *out_b
     kv_seq_id first, seq;
     char why[256];
     struct kv_stats before, after;
-    if (patches == NULL || kv_open(&c, -1, &kv, why, sizeof why) != ATTN_OK ||
+    if (patches == NULL || ids == NULL || kv_open(&c, -1, &kv, why, sizeof why) != ATTN_OK ||
         kv_pool_create(kv, &spec, &pool) != ATTN_OK ||
         kv_seq_open(kv, 0, 1, pool, 0, KV_NO_REQUEST, &first) != ATTN_OK)
         die("no prefix");
@@ -85,33 +105,42 @@ static void forks(uint32_t n, double *out_ns, double *out_bytes, uint64_t *out_b
             die(kv_last_error(kv));
         kv_append_commit(kv, first, l, 0, n);
     }
+    for (uint32_t i = 0; i < n; i++)
+        ids[i] = i * 2654435761u;
+    if (kv_seq_tokens(kv, first, 0, ids, n) != ATTN_OK)
+        die(kv_last_error(kv));
     kv_stats_read(kv, &before);
     double bytes = resident_bytes(kv), begun = now_ns();
     for (uint64_t i = 0; i < N_FORKS; i++) {
-        fx.n_patches = 0;
-        if (kv_seq_fork(kv, first, 2 + i, n, 0, KV_NO_REQUEST, &fx, &seq) != ATTN_OK)
+        if (kv_seq_fork(kv, first, 2 + i, n, 0, KV_NO_REQUEST, &seq) != ATTN_OK)
             die(kv_last_error(kv));
     }
-    *out_ns = (now_ns() - begun) / N_FORKS;
-    *out_bytes = (resident_bytes(kv) - bytes) / N_FORKS;
+    cost.fork_ns = (now_ns() - begun) / N_FORKS;
+    cost.bytes = (resident_bytes(kv) - bytes) / N_FORKS;
     kv_stats_read(kv, &after);
-    *out_blocks = after.blocks_used - before.blocks_used;
+    cost.n_blocks = after.blocks_used - before.blocks_used;
+    cost.write_ns = write_ns(kv, seq, n, &fx);
     free(patches);
+    free(ids);
     kv_close(kv);
+    return cost;
 }
 
 static void print_forks(void)
 {
-    static const uint32_t lengths[] = {512, 8192, 131072};
+    static const uint32_t n_blocks[] = {1, 1000, 100000};
     printf("forks of one prefix, %d of them\n", N_FORKS);
-    printf("%10s %12s %12s %12s\n", "tokens", "us/fork", "bytes/fork", "blocks");
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        double ns[RUNS], bytes = 0;
-        uint64_t n_blocks = 0;
-        for (int r = 0; r < RUNS; r++)
-            forks(lengths[i], &ns[r], &bytes, &n_blocks);
-        printf("%10u %12.1f %12.0f %12llu\n", lengths[i], median(ns) / 1e3, bytes,
-               (unsigned long long)n_blocks);
+    printf("%10s %12s %12s %12s %16s\n", "blocks", "us/fork", "bytes/fork", "blocks taken",
+           "us/first write");
+    for (size_t i = 0; i < sizeof n_blocks / sizeof n_blocks[0]; i++) {
+        double ns[RUNS], write[RUNS];
+        struct fork_cost c = {0};
+        for (int r = 0; r < RUNS; r++) {
+            c = forks(n_blocks[i] * BLOCK_TOKENS);
+            ns[r] = c.fork_ns, write[r] = c.write_ns;
+        }
+        printf("%10u %12.3f %12.0f %12llu %16.1f\n", n_blocks[i], median(ns) / 1e3, c.bytes,
+               (unsigned long long)c.n_blocks, median(write) / 1e3);
     }
 }
 

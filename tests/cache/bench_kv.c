@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "cache/kv.h"
+#include "tests/cache/open.h"
 
 #define N_LAYERS 32
 #define BLOCK_TOKENS 16
@@ -130,8 +130,7 @@ static struct control control(uint32_t n_open)
             kv_seq_close(kv, seq);
     t0 = now_ns();
     for (uint64_t i = 0; i < SPARE; i++) {
-        struct kv_effects fx = fx_new();
-        if (kv_seq_fork(kv, src, name_of(n_open + i), PROMPT_TOKENS, 0, KV_NO_REQUEST, &fx, &seq) !=
+        if (kv_seq_fork(kv, src, name_of(n_open + i), PROMPT_TOKENS, 0, KV_NO_REQUEST, &seq) !=
             ATTN_OK)
             die("fork");
     }

@@ -94,8 +94,7 @@ static inline kv_seq_id fork_at(struct fixture *f, kv_seq_id *src, uint32_t len)
     kv_seq_id child = {99};
     *src = open_seq(f, NAME);
     append_all(f, *src, 0, 10);
-    assert_status(f->kv, ATTN_OK,
-                  kv_seq_fork(f->kv, *src, NAME + 1, len, OWNER + 1, 5, fx_of(f), &child));
+    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, *src, NAME + 1, len, OWNER + 1, 5, &child));
     return child;
 }
 

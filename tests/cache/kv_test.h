@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "cache/kv.h"
+#include "tests/cache/open.h"
 
 #define FX_CAPACITY 512
 

@@ -590,7 +590,7 @@ attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t
         st = kv_seq_tokens(kv, id, op->pos, ids + (op->pos < M_TOKENS ? op->pos : 0), op->n);
         break;
     case OP_FORK:
-        st = kv_seq_fork(kv, id, op->to_slot % M_NAMES, op->n, op->owner, op->request, fx, &made);
+        st = kv_seq_fork(kv, id, op->to_slot % M_NAMES, op->n, op->owner, op->request, &made);
         break;
     case OP_TRUNCATE:
         st = kv_seq_truncate(kv, id, op->n, op->request, &epoch);
@@ -625,6 +625,15 @@ attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t
     for (uint32_t i = 0; mirror != NULL && i < fx->n_patches; i++)
         mirror[fx->patches[i].row][fx->patches[i].index] = fx->patches[i].block;
     return st;
+}
+
+void model_kv_settle(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][M_ROW])
+{
+    struct test_fx t;
+    test_fx_reset(&t);
+    assert_status(kv, ATTN_OK, kv_seq_settle(kv, seq, &t.fx));
+    for (uint32_t i = 0; i < t.fx.n_patches; i++)
+        mirror[t.patches[i].row][t.patches[i].index] = t.patches[i].block;
 }
 
 void model_device_run(struct device *d, struct kv *kv, const struct model *m, const struct op *op,

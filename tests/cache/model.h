@@ -109,6 +109,8 @@ struct kv *model_kv_open(void);
 struct op model_op(const struct model *m, uint64_t *random);
 /* The status that the cache must give; m changes as the cache must. */
 attn_status model_apply(struct model *m, const struct op *op);
+/* The mirror has its row then. */
+void model_kv_settle(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][M_ROW]);
 /* The same operation on the cache. t has been reset; mirror, if any, gets the patches. */
 attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
                            uint32_t mirror[M_SEQUENCES][M_ROW]);

@@ -137,6 +137,17 @@ static void fork_shares_blocks_until_first_append(void **state)
     assert_int_equal(b.n_blocks, 2);
     assert_int_equal(b.layer_len[0], 6);
     assert_int_equal(b.layer_len[1], 6);
+    assert_false(b.is_told);
+    assert_ptr_equal(b.block_table, a.block_table);
+    assert_int_equal(stats_of(f).blocks_shared, 0);
+    assert_int_equal(stats_of(f).blocks_used, 3);
+
+    struct kv_effects *fx = fx_of(f);
+    fx->patches_capacity = 1;
+    assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_settle(f->kv, child, fx));
+    assert_status(f->kv, ATTN_OK, kv_seq_settle(f->kv, child, fx_of(f)));
+    b = info_of(f, child);
+    assert_true(b.is_told);
     assert_int_equal(f->t.fx.n_patches, 2);
     for (uint32_t i = 0; i < 2; i++) {
         assert_int_equal(b.block_table[i], a.block_table[i]);
@@ -146,6 +157,8 @@ static void fork_shares_blocks_until_first_append(void **state)
     }
     assert_int_equal(stats_of(f).blocks_shared, 2);
     assert_int_equal(stats_of(f).blocks_used, 3);
+    assert_status(f->kv, ATTN_OK, kv_seq_settle(f->kv, child, fx_of(f)));
+    assert_int_equal(f->t.fx.n_patches, 0);
 
     uint32_t shared = b.block_table[1];
     assert_true(kv_append_copies(f->kv, child, 6, 1));
@@ -172,6 +185,7 @@ static void a_cancelled_copy_brings_the_shared_block_back(void **state)
 {
     struct fixture *f = *state;
     kv_seq_id src, child = fork_at(f, &src, 9);
+    assert_status(f->kv, ATTN_OK, kv_seq_settle(f->kv, child, fx_of(f)));
     struct kv_seq_info b = info_of(f, child);
     uint32_t before[3];
     memcpy(before, b.block_table, sizeof before);
@@ -207,7 +221,7 @@ static void a_copy_is_alone_on_its_sequence(void **state)
     assert_status(f->kv, ATTN_EOVERLOAD, kv_append_reserve(f->kv, child, 1, 9, 1, fx_of(f)));
     assert_says(f->kv, "a copy is pending");
     assert_status(f->kv, ATTN_EOVERLOAD,
-                  kv_seq_fork(f->kv, child, 5, 4, OWNER, KV_NO_REQUEST, fx_of(f), &other));
+                  kv_seq_fork(f->kv, child, 5, 4, OWNER, KV_NO_REQUEST, &other));
     assert_status(f->kv, ATTN_EOVERLOAD, truncate_to(f, child, 4));
     kv_append_commit(f->kv, child, 0, 7, 1);
 }
@@ -234,10 +248,8 @@ static void a_full_journal_refuses_the_copy(void **state)
     kv_seq_id src, a, b;
     assert_status(f->kv, ATTN_OK, kv_seq_open(f->kv, TENANT, 0, big, OWNER, KV_NO_REQUEST, &src));
     append(f, src, 0, 0, 64);
-    assert_status(f->kv, ATTN_OK,
-                  kv_seq_fork(f->kv, src, 1, 64, OWNER, KV_NO_REQUEST, fx_of(f), &a));
-    assert_status(f->kv, ATTN_OK,
-                  kv_seq_fork(f->kv, src, 2, 64, OWNER, KV_NO_REQUEST, fx_of(f), &b));
+    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 1, 64, OWNER, KV_NO_REQUEST, &a));
+    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 2, 64, OWNER, KV_NO_REQUEST, &b));
     assert_status(f->kv, ATTN_OK, kv_append_reserve(f->kv, a, 0, 0, 64, fx_of(f)));
     assert_int_equal(f->t.fx.n_copies, 16);
     assert_status(f->kv, ATTN_EOVERLOAD, kv_append_reserve(f->kv, b, 0, 0, 36, fx_of(f)));
@@ -247,23 +259,89 @@ static void a_full_journal_refuses_the_copy(void **state)
     kv_append_commit(f->kv, b, 0, 0, 32);
 }
 
+/* The source of forks of 6, 8 and 3 tokens, one of them a fork of a fork, with ids. */
+static kv_seq_id fork_family(struct fixture *f, kv_seq_id fork[3])
+{
+    static const uint32_t len[3] = {6, 8, 3};
+    uint32_t ids[10];
+    for (uint32_t i = 0; i < 10; i++)
+        ids[i] = 1000 + i;
+    kv_seq_id src = open_seq(f, NAME);
+    append_all(f, src, 0, 10);
+    assert_status(f->kv, ATTN_OK, kv_seq_tokens(f->kv, src, 0, ids, 7));
+    for (uint32_t i = 0; i < 3; i++)
+        assert_status(f->kv, ATTN_OK,
+                      kv_seq_fork(f->kv, i == 2 ? fork[0] : src, NAME + 1 + i, len[i], OWNER,
+                                  ++f->request, &fork[i]));
+    assert_status(f->kv, ATTN_OK, kv_seq_tokens(f->kv, src, 7, ids + 7, 3));
+    for (uint32_t i = 0; i < 3; i++)
+        assert_false(info_of(f, fork[i]).is_told);
+    return src;
+}
+
+static void assert_family(struct fixture *f, const kv_seq_id fork[3], const uint32_t *row)
+{
+    static const uint32_t len[3] = {6, 8, 3}, n_ids[3] = {6, 7, 3};
+    test_check(f->kv);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct kv_seq_info info = info_of(f, fork[i]);
+        assert_int_equal(info.layer_len[1], len[i]);
+        assert_int_equal(info.n_ids, n_ids[i]);
+        assert_memory_equal(info.block_table, row, info.n_blocks * sizeof row[0]);
+        for (uint32_t k = 0; k < n_ids[i]; k++)
+            assert_int_equal(kv_seq_ids(f->kv, fork[i])[k], 1000 + k);
+    }
+}
+
+static void forks_outlive_what_their_source_becomes(void **state)
+{
+    for (uint32_t what = 0; what < 4; what++) {
+        struct fixture *f;
+        setup((void **)&f);
+        kv_seq_id fork[3], src = fork_family(f, fork);
+        uint32_t row[3], other[4] = {1, 2, 3, 4};
+        memcpy(row, info_of(f, src).block_table, sizeof row);
+        if (what == 0) /* it writes where they read */
+            append(f, src, 0, 2, 3);
+        if (what == 1) { /* other tokens follow */
+            assert_status(f->kv, ATTN_OK, truncate_to(f, src, 4));
+            assert_status(f->kv, ATTN_OK, kv_seq_tokens(f->kv, src, 4, other, 4));
+            append_all(f, src, 4, 4);
+        }
+        if (what == 2)
+            kv_seq_close(f->kv, src);
+        if (what == 3) { /* it writes behind them: they go on to read it */
+            append_all(f, src, 10, 3);
+            assert_ptr_equal(info_of(f, fork[1]).block_table, info_of(f, src).block_table);
+        }
+        assert_family(f, fork, row);
+        if (what == 2) { /* and what their first reader becomes, and the process */
+            uint32_t n_dropped;
+            kv_seq_close(f->kv, fork[1]);
+            assert_status(f->kv, ATTN_OK, kv_recover(f->kv, &n_dropped));
+            assert_int_equal(n_dropped, 0);
+            assert_memory_equal(info_of(f, fork[0]).block_table, row, 2 * sizeof row[0]);
+            append(f, fork[2], 0, 3, 4);
+            assert_int_equal(info_of(f, fork[0]).layer_len[0], 6);
+        }
+        teardown((void **)&f);
+    }
+    (void)state;
+}
+
 static void a_fork_repeated_gives_the_same_sequence(void **state)
 {
     struct fixture *f = *state;
     kv_seq_id src, child = fork_at(f, &src, 6), again = {99};
     for (uint32_t n = 0; n < 2; n++) { /* as it was made, then longer */
         again.index = 99;
-        assert_status(f->kv, ATTN_OK,
-                      kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 5, fx_of(f), &again));
+        assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 5, &again));
         assert_int_equal(again.index, child.index);
-        assert_int_equal(f->t.fx.n_patches, 0);
         append(f, child, 0, 6 + n, 1);
     }
-    assert_status(f->kv, ATTN_EEXIST,
-                  kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 6, fx_of(f), &again));
+    assert_status(f->kv, ATTN_EEXIST, kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 6, &again));
     kv_seq_close(f->kv, child);
-    assert_status(f->kv, ATTN_ESTALE,
-                  kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 5, fx_of(f), &again));
+    assert_status(f->kv, ATTN_ESTALE, kv_seq_fork(f->kv, src, NAME + 1, 6, OWNER + 1, 5, &again));
 }
 
 static void a_fork_past_a_layers_end_is_refused_with_both_numbers(void **state)
@@ -272,14 +350,10 @@ static void a_fork_past_a_layers_end_is_refused_with_both_numbers(void **state)
     kv_seq_id src = open_seq(f, NAME), child;
     append(f, src, 0, 0, 10);
     append(f, src, 1, 0, 7);
-    assert_status(f->kv, ATTN_EINVAL, kv_seq_fork(f->kv, src, 1, 8, OWNER, 6, fx_of(f), &child));
+    assert_status(f->kv, ATTN_EINVAL, kv_seq_fork(f->kv, src, 1, 8, OWNER, 6, &child));
     assert_says(f->kv, "fork at 8, layer 1 has 7 tokens");
-    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 1, 7, OWNER, 7, fx_of(f), &child));
-    struct kv_effects *fx = fx_of(f);
-    fx->patches_capacity = 1;
-    assert_status(f->kv, ATTN_EOVERLOAD, kv_seq_fork(f->kv, src, 2, 7, OWNER, 9, fx, &child));
-    assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_find(f->kv, TENANT, 2, &child));
-    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 3, 0, OWNER, 8, fx_of(f), &child));
+    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 1, 7, OWNER, 7, &child));
+    assert_status(f->kv, ATTN_OK, kv_seq_fork(f->kv, src, 3, 0, OWNER, 8, &child));
     assert_int_equal(info_of(f, child).n_blocks, 0);
 }
 
@@ -316,6 +390,7 @@ int main(void)
         T(a_copy_is_alone_on_its_sequence),
         T(closing_with_a_copy_pending_lets_go_of_both_blocks),
         T(a_full_journal_refuses_the_copy),
+        T(forks_outlive_what_their_source_becomes),
         T(a_fork_repeated_gives_the_same_sequence),
         T(a_fork_past_a_layers_end_is_refused_with_both_numbers),
         T(truncate_cuts_every_layer_and_lets_go_of_blocks),

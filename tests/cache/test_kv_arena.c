@@ -238,7 +238,7 @@ static void block_counts_go_far_beyond_65536(void **state)
     }
     assert_true(highest >= 69999);
     fx.n_patches = 0;
-    assert_status(kv, ATTN_OK, kv_seq_fork(kv, b, 3, tokens, 0, 1, &fx, &child));
+    assert_status(kv, ATTN_OK, kv_seq_fork(kv, b, 3, tokens, 0, 1, &child));
     assert_status(kv, ATTN_OK, kv_append_reserve(kv, child, 0, tokens, 2, &fx));
     assert_int_equal(fx.n_copies, 1);
     assert_int_equal(fx.copies[0].src, i.block_table[69999]);

@@ -92,6 +92,7 @@ static void evicted(void *arg, const struct kv_content *c, uint32_t block)
 enum { MAX_FETCHES = 3, MAX_FOUND = MAX_TOKENS / BLOCK_TOKENS };
 static struct {
     struct kv_fetch *f; /* NULL: none */
+    uint32_t n; /* blocks that it takes */
     struct tier_block *from[MAX_FOUND];
 } fetches[MAX_FETCHES];
 static struct tier_block *found[MAX_FOUND];
@@ -125,7 +126,7 @@ static bool fetch_begin(uint32_t i, const struct kv_tokens *t)
         assert_int_equal(n_found, 0);
         return false;
     }
-    assert_int_equal(kv_fetch_count(fetches[i].f), n_found);
+    fetches[i].n = n_found;
     memcpy(fetches[i].from, found, sizeof found);
     for (uint32_t k = 0; k < n_found; k++)
         memset(device[kv_fetch_block(fetches[i].f, k)], 0xee, BLOCK_BYTES);
@@ -135,7 +136,7 @@ static bool fetch_begin(uint32_t i, const struct kv_tokens *t)
 /* Some of the bytes come, some fail, some are not what they were. */
 static void fetch_end(uint32_t i)
 {
-    uint32_t n = kv_fetch_count(fetches[i].f), n_there = 0;
+    uint32_t n = fetches[i].n, n_there = 0;
     for (uint32_t k = 0; k < n; k++) {
         struct tier_block *b = fetches[i].from[k];
         uint8_t *to = device[kv_fetch_block(fetches[i].f, k)];
@@ -317,12 +318,10 @@ static void close_seq(uint32_t s)
 
 static void fork_into(uint32_t src, uint32_t s)
 {
-    struct kv_patch patches[64];
-    struct kv_effects fx = {.patches = patches, .patches_capacity = 64};
     uint32_t len = below(seqs[src].n + 1);
-    assert_int_equal(kv_seq_fork(kv, seqs[src].id, next_name++, len, KV_NO_OWNER, KV_NO_REQUEST,
-                                 &fx, &seqs[s].id),
-                     ATTN_OK);
+    assert_int_equal(
+        kv_seq_fork(kv, seqs[src].id, next_name++, len, KV_NO_OWNER, KV_NO_REQUEST, &seqs[s].id),
+        ATTN_OK);
     seqs[s].is_open = true;
     seqs[s].n = len;
     memcpy(seqs[s].ids, seqs[src].ids, sizeof seqs[s].ids);
@@ -463,13 +462,13 @@ static void a_successor_knows_nothing_of_a_fetch(void **state)
             some_round();
             n_coming = 0;
             for (uint32_t k = 0; k < MAX_FETCHES; k++)
-                n_coming += fetches[k].f != NULL ? kv_fetch_count(fetches[k].f) : 0;
+                n_coming += fetches[k].f != NULL ? fetches[k].n : 0;
         }
         kv_stats_read(kv, &before);
         int fd = dup(kv_fd(kv));
         for (uint32_t k = 0; k < MAX_FETCHES; k++)
             if (fetches[k].f != NULL) {
-                uint32_t n = kv_fetch_count(fetches[k].f);
+                uint32_t n = fetches[k].n;
                 for (uint32_t i = 0; i < n; i++) /* half written */
                     memset(device[kv_fetch_block(fetches[k].f, i)], 0x5a, BLOCK_BYTES);
             }
@@ -487,7 +486,7 @@ static void a_successor_knows_nothing_of_a_fetch(void **state)
         kv_close(successor);
         kv = dead;
         for (uint32_t k = 0; k < MAX_FETCHES; k++) {
-            for (uint32_t i = 0; fetches[k].f != NULL && i < kv_fetch_count(fetches[k].f); i++)
+            for (uint32_t i = 0; fetches[k].f != NULL && i < fetches[k].n; i++)
                 tier_store_let_go(tier, fetches[k].from[i]);
             fetches[k].f = NULL; /* kv_close forgets it */
         }

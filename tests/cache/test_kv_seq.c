@@ -258,7 +258,7 @@ static void a_closed_sequence_answers_nothing(void **state)
     assert_null(info_of(f, seq).block_table);
     assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_find(f->kv, TENANT, NAME, &other));
     assert_status(f->kv, ATTN_ENOTFOUND, truncate_to(f, seq, 0));
-    assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_fork(f->kv, seq, 1, 0, OWNER, 1, fx_of(f), &other));
+    assert_status(f->kv, ATTN_ENOTFOUND, kv_seq_fork(f->kv, seq, 1, 0, OWNER, 1, &other));
     assert_false(has_pending_copy(f->kv, seq));
     assert_false(kv_append_copies(f->kv, (kv_seq_id){1000}, 0, 1));
 }

@@ -147,22 +147,37 @@ static void compute(struct backend *b, struct backend_pool *p, const struct back
     }
 }
 
+/* On the last card's device, behind nothing. */
+static void merge(const struct split_run *r, const struct part_tensors *t, struct backend_merges *m)
+{
+    struct backend_batch batch = {.pool = r->whole, .merges = m};
+    m->n = tokens_merges(t, (struct backend_merge *)(uintptr_t)m->list);
+    m->stripe = r->splits[0].config.block_tokens;
+    assert_int_equal(backend_cpu()->submit(backends[MAX_CARDS], &batch), ATTN_OK);
+    assert_ptr_equal(backend_cpu()->poll(backends[MAX_CARDS], UINT64_MAX), &batch);
+    assert_int_equal(batch.status, ATTN_OK);
+}
+
 /* The batch, in parts: outputs where the items say. */
 static void compute_split(struct split_run *r, const struct backend_item *items, uint32_t n)
 {
     struct part_tensors parts[MAX_CARDS] = {0};
-    const struct part_tensors *all[MAX_CARDS];
+    struct backend_merge list[N_SEQS];
+    struct backend_merges merges = {.list = list, .n_parts = r->n_cards};
     bool is_heads = r->splits[0].how == ATTN_SPLIT_HEADS;
     for (uint32_t i = 0; i < r->n_cards; i++) {
         struct part_tensors *t = &parts[i];
-        all[i] = t;
         *t = (struct part_tensors){
             .split = &r->splits[i], .config = &r->config, .whole = items, .n_whole = n};
         uint32_t n_items = is_heads ? n : tokens_items_max(t);
         uint64_t bytes = is_heads ? heads_staging_bytes(t) : tokens_staging_bytes(t);
+        uint64_t output_bytes = is_heads ? 64 : tokens_output_bytes(t);
         t->items = calloc(n_items, sizeof *t->items);
         t->staging = aligned_alloc(64, bytes + 64 - bytes % 64);
         memset(t->staging, 0xff, bytes); /* NaN */
+        t->outputs = aligned_alloc(64, output_bytes);
+        memset(t->outputs, 0xff, output_bytes);
+        merges.parts[i] = t->outputs;
         if (is_heads)
             heads_cut(t);
         else
@@ -173,10 +188,11 @@ static void compute_split(struct split_run *r, const struct backend_item *items,
             heads_join(t);
     }
     if (!is_heads)
-        tokens_merge(all, r->n_cards);
+        merge(r, &parts[0], &merges);
     for (uint32_t i = 0; i < r->n_cards; i++) {
         free(parts[i].items);
         free(parts[i].staging);
+        free(parts[i].outputs);
     }
 }
 

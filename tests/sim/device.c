@@ -489,13 +489,11 @@ static attn_status block_write(struct backend_pool *p, uint32_t block, const voi
     return st;
 }
 
-/* On a thread of kernels/moves.c. */
-static attn_status move(void *arg, uint32_t thread, struct backend_move *m)
+static attn_status move_one(void *arg, struct backend_move *m)
 {
     struct backend *b = arg;
     struct backend_pool *p = m->pool;
     uint32_t half = p->c.num_layers / 2;
-    (void)thread;
     process_point();
     thread_sleep(sim_between(SIM_US, sim_chance(200) ? 10 * SIM_MS : 100 * SIM_US));
     bool fails = b->is_lost || (sim_has_faults && sim_chance(sim_plan.fail_move));
@@ -514,6 +512,18 @@ static attn_status move(void *arg, uint32_t thread, struct backend_move *m)
     sim_counts.moves += !fails;
     sim_counts.failed_moves += fails;
     return b->is_lost ? ATTN_EDEVICE : fails ? ATTN_EINTERNAL : ATTN_OK;
+}
+
+/* On a thread of kernels/moves.c. */
+static attn_status move(void *arg, uint32_t thread, struct backend_move *m, uint32_t n)
+{
+    attn_status st = ATTN_OK;
+    (void)thread;
+    for (uint32_t i = 0; i < n; i++) {
+        attn_status one = move_one(arg, &m[i]);
+        st = one == ATTN_OK ? st : one;
+    }
+    return st;
 }
 
 static attn_status dev_moves_submit(struct backend *b, struct backend_moves *m)

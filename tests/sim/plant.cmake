@@ -53,7 +53,7 @@ plant(9 daemon/engine_batch_end.c "        pool_patch_again(" "        if (sim_b
 # a copy is made under a batch that reads the table
 plant(10 daemon/engine_batch.c "if (s->n_active > 0 &&" "if (sim_bug != 10 && s->n_active > 0 &&")
 # a successor does not tell the device all block tables
-plant(11 daemon/engine_restore.c "i < info.n_blocks; i++" "i + (sim_bug == 11) < info.n_blocks; i++")
+plant(11 daemon/engine_restore.c "i < info.n_blocks &&" "i + (sim_bug == 11) < info.n_blocks &&")
 # a successor forgets sessions
 plant(12 daemon/engine_restore.c "        if (id != 0 && session_restore"
   "        if (sim_bug != 12 && id != 0 && session_restore")

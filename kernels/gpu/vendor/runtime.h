@@ -59,8 +59,8 @@ int runtime_stream_wait(runtime_stream *s);
 int runtime_stream_check(runtime_stream *s);
 /* Any direction; page-locked host memory must stay as it is until the copy is done. */
 int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s);
-/* Between the memory of two devices, by their numbers; over the link between them where each may
- * reach the other's memory, else through the host's. */
+/* Between the memory of two devices, by their numbers, of which neither reaches the other's:
+ * through the host's. What is reached is copied as any memory. */
 int runtime_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t bytes,
                       runtime_stream *s);
 int runtime_fill(void *dst, int byte, size_t bytes, runtime_stream *s);
@@ -98,6 +98,9 @@ struct runtime_range {
 /* import_fd -1: new memory. out is valid for runtime_range_close also after a failure. */
 int runtime_range_open(int index, uint64_t bytes, int import_fd, struct runtime_range *out);
 int runtime_range_export(const struct runtime_range *r, int *out_fd);
+/* Lets another device read and write the range where it lies, at the same addresses. Not 0: there
+ * is no link between them, or it has no address. */
+int runtime_range_reach(const struct runtime_range *r, int owner, int device);
 void runtime_range_close(struct runtime_range *r);
 
 #ifdef __cplusplus

@@ -521,6 +521,23 @@ int runtime_range_export(const struct runtime_range *r, int *out_fd)
     return code;
 }
 
+int runtime_range_reach(const struct runtime_range *r, int owner, int device)
+{
+    int can = 0;
+    int code = CALL(cudaDeviceCanAccessPeer, (&can, device, owner));
+    if (code)
+        return code;
+    if (!can)
+        return runtime_check("cudaDeviceCanAccessPeer", (int)cudaErrorPeerAccessUnsupported);
+    CUmemAccessDesc access;
+    memset(&access, 0, sizeof access);
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = device;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return driver_check("cuMemSetAccess",
+                        driver.set_access((CUdeviceptr)(uintptr_t)r->p, r->bytes, &access, 1));
+}
+
 void runtime_range_close(struct runtime_range *r)
 {
     CUdeviceptr p = (CUdeviceptr)(uintptr_t)r->p;

@@ -389,6 +389,22 @@ int runtime_range_export(const struct runtime_range *r, int *out_fd)
     return code;
 }
 
+int runtime_range_reach(const struct runtime_range *r, int owner, int device)
+{
+    int can = 0;
+    int code = CALL(hipDeviceCanAccessPeer, (&can, device, owner));
+    if (code)
+        return code;
+    if (!can || !r->is_reserved)
+        return runtime_check("hipDeviceCanAccessPeer", (int)hipErrorPeerAccessUnsupported);
+    hipMemAccessDesc access;
+    memset(&access, 0, sizeof access);
+    access.location.type = hipMemLocationTypeDevice;
+    access.location.id = device;
+    access.flags = hipMemAccessFlagsProtReadWrite;
+    return CALL(hipMemSetAccess, (r->p, r->bytes, &access, 1));
+}
+
 void runtime_range_close(struct runtime_range *r)
 {
     if (r->p && !r->is_reserved)

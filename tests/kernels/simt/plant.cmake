@@ -177,7 +177,7 @@ plant(sm90/prefill_body.cuh 75 "if (c >= end ||" "if (c >= end + (simt::planted 
 plant(sm90/prefill_body.cuh 76 "o[j] *= factor[j / 2 % 2];" "o[j] *= simt::planted == 76 ? 1.0f : factor[j / 2 % 2];")
 plant(sm90/prefill_body.cuh 78 "            wgmma_wait<0>(x.o);\n            if" "            if (simt::planted == 78) x.catch_up();\n            wgmma_wait<0>(x.o);\n            if")
 # q in another layout than the products want
-plant(sm90/prefill_load.cuh 77 "(c % 8 ^ r % 8) * 16,\n                              is_there" "(simt::planted == 77 ? c % 8 : c % 8 ^ r % 8) * 16,\n                              is_there")
+plant(sm90/prefill_load.cuh 77 "(piece ^ r % 8) * 16;\n#pragma unroll\n            for (uint32_t s = 0; s < S::slabs; ++s) {\n                const bool has = r < n_rows" "(simt::planted == 77 ? piece : piece ^ r % 8) * 16;\n#pragma unroll\n            for (uint32_t s = 0; s < S::slabs; ++s) {\n                const bool has = r < n_rows")
 # V is given back before the products have read it
 plant(sm90/prefill_body.cuh 79 "                barrier_some_arrive(next_turn, 256);" "                barrier_some_arrive(next_turn, 256);\n                if (simt::planted == 79 && lane == 0) barrier_arrive(at.v_ring.empty(use - 1));")
 plant(sm90/prefill_body.cuh 79 "            if (lane == 0 && (i > 0 ||" "            if (lane == 0 && simt::planted != 79 && (i > 0 ||")
@@ -206,8 +206,8 @@ plant(gpu_queue.c 62 "launch_attention(s, &finish))"
   "({ struct gpu_slot x = *s@semicolon@ if (simt_has_bug(62)) x.job.staging.scratch = b->slots[0].job.staging.scratch@semicolon@ launch_attention(&x, &finish)@semicolon@ }))")
 # a batch does not wait for its word; tells of its end before its outputs are there
 plant(gpu_queue.c 84 "int code = wait ? runtime" "int code = wait && !simt_has_bug(84) ? runtime")
-plant(gpu_queue.c 85 "    if (batch->n_signals <= GPU_FINISH_SIGNALS)"
-  "    if (batch->n_signals > 0 && simt_has_bug(85))\n        runtime_stream_write_word(s->stream, batch->signals->word, batch->signals->value)@semicolon@\n    if (batch->n_signals <= GPU_FINISH_SIGNALS)")
+plant(gpu_queue.c 85 "    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)"
+  "    if (batch->n_signals > 0 && simt_has_bug(85))\n        runtime_stream_write_word(s->stream, batch->signals->word, batch->signals->value)@semicolon@\n    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)")
 # what comes does not follow scrubbing
 plant(gpu_queue.c 63 "        if (follow(b, b->slots[i].stream, b->stream) != 0)" "        if (!simt_has_bug(63) && follow(b, b->slots[i].stream, b->stream) != 0)")
 # nor block copies
@@ -257,3 +257,12 @@ plant(sm90/prefill_unit.cuh 105 "x.tiles.n -= from;" "x.tiles.n -= simt::planted
 plant(sm90/prefill_body.cuh 106 "m[h] = fmaxf(m[h], ml_of(k, h)->x);" "m[h] = fmaxf(m[h], ml_of(simt::planted == 106 ? u.part : k, h)->x);")
 plant(sm90/prefill_body.cuh 107 "                *n_done = 0;" "                *n_done = simt::planted == 107;")
 plant(sm90/prefill_unit.cuh 108 "min(hidden.last, x.n_tiles);" "min(hidden.last, simt::planted == 108 ? ~0u : x.n_tiles);")
+
+# ---- outputs of several devices
+
+# parts that have nothing of a query count; weights are not of one sum; the word is not waited for;
+# a launch begins with the rows of the one before
+plant(merge.cu 109 "(uint64_t)k * a.stripe <= last" "(simt::planted == 109 || (uint64_t)k * a.stripe <= last)")
+plant(merge.cu 110 "* log2e) / sum" "* log2e) / (simt::planted == 110 ? 1.0f : sum)")
+plant(gpu_queue.c 111 "i < batch->n_merge_waits && !code" "i < batch->n_merge_waits && !simt_has_bug(111) && !code")
+plant(gpu_queue.c 112 "        a.n_items = a.n_rows = 0;" "        a.n_items = 0, a.n_rows *= simt_has_bug(112);")

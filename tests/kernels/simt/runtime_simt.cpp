@@ -471,6 +471,11 @@ int runtime_range_export(const struct runtime_range *r, int *out_fd)
     return 0;
 }
 
+int runtime_range_reach(const struct runtime_range *, int, int)
+{
+    return is_planted("range_reach") ? 1 : 0;
+}
+
 void runtime_range_close(struct runtime_range *r)
 {
     if (r->is_mapped)
