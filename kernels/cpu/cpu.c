@@ -20,8 +20,8 @@
 #include <time.h>
 
 #define FEATURES                                                                                   \
-    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS |                      \
-     BACKEND_HAS_MERGES | BACKEND_CAN_GIVE_UP)
+    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES | \
+     BACKEND_CAN_GIVE_UP)
 #define LOOKS_BEFORE_NAP 1000
 #define NAP_NS 20000
 
