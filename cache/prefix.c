@@ -48,13 +48,19 @@ static struct prefix_key root_key(const struct kv *kv, const struct kv_pool_rec 
     return hash(kv->root_secret, before, words, sizeof words);
 }
 
-/* A walk along the blocks of some tokens. */
+enum { AHEAD = 16 };
+
+/* A walk along the blocks of some tokens. Keys follow from ids alone, so they are computed some
+ * blocks ahead, and what they find is on its way from memory meanwhile. */
 struct walk {
     const struct kv_pool_rec *p;
     uint32_t tenant;
     uint64_t adapter;
     const uint32_t *ids; /* of the whole sequence */
     uint32_t index; /* of the next block */
+    uint32_t past; /* blocks whose ids are there */
+    uint32_t first_ahead, n_ahead; /* blocks whose keys are computed */
+    struct prefix_key ahead[AHEAD];
     uint64_t serial; /* of the publication before it; 0: it is the first */
     struct prefix_key key; /* the next block's, once computed */
     const uint64_t *secret;
@@ -78,15 +84,43 @@ static const uint32_t *walk_ids(const struct walk *w)
     return w->ids + ((size_t)w->index << w->p->block_shift);
 }
 
-/* From the key before the next block to the block's own. */
-static void walk_hash(struct walk *w)
-{
-    w->key = hash(w->secret, w->key.word, walk_ids(w), w->p->block_tokens * sizeof w->ids[0]);
-}
-
 static uint32_t *slot_of(const struct kv *kv, const uint64_t key[2])
 {
     return &kv->prefixes[key[0] & kv->prefix_mask];
+}
+
+/* Twice as many keys as the last time: most walks end at once or go far. */
+static void look_ahead(const struct kv *kv, struct walk *w)
+{
+    uint32_t n = w->n_ahead == 0 ? 2 : 2 * w->n_ahead;
+    n = n < AHEAD ? n : AHEAD;
+    n = n < w->past - w->index ? n : w->past - w->index;
+    struct prefix_key key = w->key;
+    const uint32_t *ids = walk_ids(w);
+    for (uint32_t i = 0; i < n; i++, ids += w->p->block_tokens) {
+        key = hash(w->secret, key.word, ids, w->p->block_tokens * sizeof ids[0]);
+        w->ahead[i] = key;
+        __builtin_prefetch(slot_of(kv, key.word));
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = *slot_of(kv, w->ahead[i].word), block = at - 1 - w->p->first_block;
+        if (at == 0 || block >= w->p->n_blocks)
+            continue;
+        __builtin_prefetch(kv_published(kv, w->p, block));
+        __builtin_prefetch(kv_published_ids(kv, w->p, block));
+        __builtin_prefetch(kv_retained(kv, w->p, block), 1);
+        __builtin_prefetch(kv_block(kv, w->p, block), 1);
+    }
+    w->first_ahead = w->index;
+    w->n_ahead = n;
+}
+
+/* From the key before the next block to the block's own. */
+static void walk_hash(const struct kv *kv, struct walk *w)
+{
+    if (w->index >= w->first_ahead + w->n_ahead)
+        look_ahead(kv, w);
+    w->key = w->ahead[w->index - w->first_ahead];
 }
 
 /* The published block that is the walk's next one, plus one; 0: there is none. */
@@ -116,10 +150,10 @@ struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uin
 {
     struct walk w = {.p = p, .tenant = tenant, .adapter = t->adapter, .ids = t->ids};
     struct kv_prefix m = {0};
-    uint32_t n_blocks = t->n == 0 ? 0 : (t->n - 1) >> p->block_shift;
+    w.past = t->n == 0 ? 0 : (t->n - 1) >> p->block_shift;
     walk_begin(kv, &w, 0);
-    while (w.index < n_blocks) {
-        walk_hash(&w);
+    while (w.index < w.past) {
+        walk_hash(kv, &w);
         uint32_t block = walk_find(kv, &w);
         if (block == 0)
             break;
@@ -257,11 +291,12 @@ void kv_prefix_publish(struct kv *kv, uint32_t seq)
                      .tenant = s->tenant,
                      .adapter = g->adapter,
                      .ids = kv_given_ids(kv, seq),
-                     .index = g->n_looked_at};
+                     .index = g->n_looked_at,
+                     .past = past};
     const uint32_t *row = kv_row(kv, seq);
     walk_begin(kv, &w, g->parent);
     while (w.index < past) {
-        walk_hash(&w);
+        walk_hash(kv, &w);
         uint32_t block = walk_find(kv, &w);
         if (block == 0 && kv_in_hole(kv, p, seq, w.index))
             break; /* its ids came too late */
@@ -354,8 +389,11 @@ static void fetch_free(struct kv *kv, struct kv_fetch *f)
 
 static struct walk fetch_walk(const struct kv *kv, const struct kv_fetch *f)
 {
-    return (struct walk){
-        .p = &kv->pools[f->pool], .tenant = f->tenant, .adapter = f->adapter, .ids = f->ids};
+    return (struct walk){.p = &kv->pools[f->pool],
+                         .tenant = f->tenant,
+                         .adapter = f->adapter,
+                         .ids = f->ids,
+                         .past = f->n_blocks};
 }
 
 /* Holds what is there, then takes a block for each that is elsewhere. */
@@ -365,7 +403,7 @@ static void fetch_take(struct kv *kv, struct kv_fetch *f, uint32_t n_most)
     struct kv_pool_rec *p = &kv->pools[f->pool];
     walk_begin(kv, &w, 0);
     for (; f->n_held < f->n_blocks; f->n_held++) {
-        walk_hash(&w);
+        walk_hash(kv, &w);
         uint32_t block = walk_find(kv, &w);
         struct kv_content c = walk_content(kv, &w);
         if (block != 0 && f->n_before == f->n_held) {
@@ -421,7 +459,7 @@ void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there)
     struct kv_pool_rec *p = &kv->pools[f->pool];
     walk_begin(kv, &w, 0);
     while (w.index < f->n_before + n_there) {
-        walk_hash(&w);
+        walk_hash(kv, &w);
         uint32_t block = walk_find(kv, &w);
         if (block == 0) {
             if (w.index < f->n_before)

@@ -107,11 +107,12 @@ attn_status inspect_run(struct engine *e, struct request *req, uint32_t session,
 
 attn_status pool_drop_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
-    const char *name = req->wire.header->pool_drop->name;
-    struct pool *p = pool_find(e, NULL, name);
+    const Attnd__PoolDrop *d = req->wire.header->pool_drop;
+    struct pool *p = pool_find(e, tenants_find(e->parts.tenants, d->tenant), d->name);
     (void)session;
     if (p == NULL)
-        return answer_no(a, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
+        return answer_no(a, ATTN_ENOTFOUND, "no pool%s%.63s is named \"%.100s\"",
+                         d->tenant[0] != '\0' ? " of tenant " : "", d->tenant, d->name);
     return pool_drop(e, p, a->why, sizeof a->why);
 }
 
@@ -197,7 +198,7 @@ static bool what_changes(const Attnd__Request *h, char *out, size_t out_bytes)
     }
 }
 
-/* Whose sequence a request is about by the tenant's name; NULL: it names none. */
+/* Whose sequence or pool a request is about by the tenant's name; NULL: it names none. */
 static const char *named_tenant(const Attnd__Request *h)
 {
     const char *name = "";
@@ -205,6 +206,8 @@ static const char *named_tenant(const Attnd__Request *h)
         name = h->move->tenant;
     else if (h->body_case == ATTND__REQUEST__BODY_KILL && h->kill->session[0] == '\0')
         name = h->kill->tenant;
+    else if (h->body_case == ATTND__REQUEST__BODY_POOL_DROP)
+        name = h->pool_drop->tenant;
     return name[0] != '\0' ? name : NULL;
 }
 
@@ -234,6 +237,9 @@ attn_status operator_check(struct engine *e, const struct request *req, struct a
     const char *tenant = named_tenant(h);
     if (tenant != NULL && tenants_find(e->parts.tenants, tenant) == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "%s.tenant: no tenant is named \"%.63s\"",
-                         h->body_case == ATTND__REQUEST__BODY_MOVE ? "move" : "kill", tenant);
+                         h->body_case == ATTND__REQUEST__BODY_MOVE        ? "move"
+                         : h->body_case == ATTND__REQUEST__BODY_POOL_DROP ? "pool_drop"
+                                                                          : "kill",
+                         tenant);
     return ATTN_OK;
 }

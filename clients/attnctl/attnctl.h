@@ -28,7 +28,7 @@ struct arguments {
     const char *operands[MAX_OPERANDS]; /* as the command's usage has them */
     const char *geometry; /* an option of pool create's that is given, NULL: none */
     const char *live; /* the same of top's, watch's and trace's */
-    const char *tenant; /* of kill sequence and sequence place */
+    const char *tenant; /* of kill sequence, sequence place and pool drop */
     uint64_t card; /* of sequence place */
     uint64_t seq; /* an operand that is a sequence's number */
     const char *pool; /* of sequence import and move */

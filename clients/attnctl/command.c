@@ -190,7 +190,7 @@ attn_status ask_pools(attn_client *c, const struct arguments *a, json_t **out)
 
 attn_status ask_pool_drop(attn_client *c, const struct arguments *a, json_t **out)
 {
-    attn_status st = attn_client_pool_drop(c, a->operands[0], a->timeout_us);
+    attn_status st = attn_client_pool_drop(c, a->tenant, a->operands[0], a->timeout_us);
     if (st == ATTN_OK)
         *out = json_pack("{s:s}", "dropped", a->operands[0]);
     return st;

@@ -193,9 +193,10 @@ ATTN_API attn_status attn_client_move_seq(attn_client *c, const char *tenant, ui
  * ATTN_ENOTSUP: it needs a restart; ATTN_EINVAL: the value. */
 ATTN_API attn_status attn_client_configure(attn_client *c, const char *name, const char *value,
                                            uint64_t timeout_us);
-/* Forgets a pool. ATTN_ENOTFOUND; ATTN_EINVAL: sequences live in it; ATTN_EOVERLOAD: it is in
- * work. */
-ATTN_API attn_status attn_client_pool_drop(attn_client *c, const char *name, uint64_t timeout_us);
+/* Forgets a pool of a tenant's (NULL: the operator's). ATTN_ENOTFOUND; ATTN_EINVAL: sequences live
+ * in it; ATTN_EOVERLOAD: it is in work. */
+ATTN_API attn_status attn_client_pool_drop(attn_client *c, const char *tenant, const char *name,
+                                           uint64_t timeout_us);
 /* Has the daemon read its settings again; out_json says how many changed. Free with attn_free. */
 ATTN_API attn_status attn_client_reload(attn_client *c, uint64_t timeout_us, char **out_json);
 

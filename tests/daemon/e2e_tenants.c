@@ -252,6 +252,18 @@ static void a_session_of_another_tenant_does_not_exist(void **state)
 }
 
 /* The same names, each with its own; and what is the other's is answered like what is not. */
+static const Attnd__Reply *drop_pool(struct e2e_client *c, char *tenant, char *name)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__PoolDrop drop = ATTND__POOL_DROP__INIT;
+    drop.tenant = tenant;
+    drop.name = name;
+    h.session = c->session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_DROP;
+    h.pool_drop = &drop;
+    return e2e_call(c, &h);
+}
+
 static void names_belong_to_their_tenant(void **state)
 {
     (void)state;
@@ -286,6 +298,19 @@ static void names_belong_to_their_tenant(void **state)
     assert_int_equal(e2e_close_seq(&a, &taken), ATTN_OK);
     struct e2e_item more = {&of_b, 30, 1};
     e2e_step(&b, 0, &more, 1);
+
+    struct e2e_client operator;
+    unsetenv("E2E_TRANSPORT");
+    e2e_connect(&operator, & d);
+    setenv("E2E_TRANSPORT", "tls", 1);
+    expect(drop_pool(&operator, "", "of alpha"), ATTN_ENOTFOUND, "no pool is named \"of alpha\"");
+    expect(drop_pool(&operator, "beta", "of alpha"), ATTN_ENOTFOUND,
+           "no pool of tenant beta is named \"of alpha\"");
+    expect(drop_pool(&operator, "gamma rays", "of alpha"), ATTN_ENOTFOUND,
+           "pool_drop.tenant: no tenant is named \"gamma rays\"");
+    assert_int_equal(drop_pool(&operator, "alpha", "of alpha")->status, ATTN_OK);
+    expect(describe(&a, "of alpha"), ATTN_ENOTFOUND, "no pool is named \"of alpha\"");
+    e2e_disconnect(&operator);
     e2e_disconnect(&a);
     e2e_disconnect(&b);
 }
