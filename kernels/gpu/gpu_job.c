@@ -595,7 +595,8 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
                              decode_launch(&j->tuned, j->tuned_upload,
                                            (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES,
                                            is_told ? finish : NULL, j->prep.gate, s,
-                                           is_chained && !j->is_direct, j->is_direct));
+                                           is_chained && (!j->is_direct || j->prep.gate),
+                                           j->is_direct));
         is_chained = true;
     }
     for (uint32_t i = 0; i < j->n_prefills && !code; i++) {

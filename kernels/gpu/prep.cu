@@ -152,6 +152,7 @@ __global__ void gate(GPU_PARAM(gpu_gate, a))
         __threadfence_system();
         *(volatile uint64_t *)a.out_done = (uint64_t)a.batch << 32;
     }
+    chain_release(); /* no sooner: what follows would have the processors while it waits */
 }
 
 } // namespace

@@ -379,6 +379,55 @@ static void workers_that_are_killed_harm_nobody(void **state)
     disconnect_all(&c, &l);
 }
 
+/* Alone with the daemon, which is a bell ahead of it when it dies. */
+static void a_worker_that_dies_with_a_bell_ahead_holds_nobody_up(void **state)
+{
+    (void)state;
+    static struct e2e_seq seqs[4];
+    struct e2e_client c;
+    e2e_connect(&c, &d);
+    e2e_make_pool(&c, ATTN_BF16, 400);
+    for (uint32_t i = 0; i < 4; i++) {
+        int status;
+        long n = counter(&c, "\"bells_ahead_total\"");
+        pid_t pid = start_worker(2000 + i);
+        assert_true(pid > 0);
+        while (counter(&c, "\"bells_ahead_total\"") < n + 3)
+            poll(NULL, 0, 1);
+        kill(pid, SIGKILL);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFSIGNALED(status));
+        assert_int_equal(e2e_open_seq(&c, &seqs[i], 60 + i, 13), ATTN_OK);
+        struct e2e_item it = {&seqs[i], 0, 5};
+        e2e_step(&c, 0, &it, 1);
+        assert_int_equal(e2e_close_seq(&c, &seqs[i]), ATTN_OK);
+    }
+    e2e_disconnect(&c);
+}
+
+/* A plan whose next bell is ahead and is never rung. */
+static void a_daemon_ends_though_a_bell_is_ahead(void **state)
+{
+    (void)state;
+    static struct e2e_seq seq;
+    static const uint32_t all[] = {0, 1, 2};
+    struct e2e_client c;
+    struct lane_link l;
+    struct places at = {0, LANE_OUT_OFFSET};
+    connect_all(&c, &l);
+    e2e_make_pool(&c, ATTN_BF16, 400);
+    assert_int_equal(e2e_open_seq(&c, &seq, 70, 5), ATTN_OK);
+    struct e2e_item it = {&seq, 0, 1};
+    struct e2e_step s;
+    e2e_build_step(&s, &c, 0, E2E_BOTH, &it, 1);
+    plan_well(&c, &l, all, 3, &s, at);
+    layer(&l, &s, &it, 0, at);
+    e2e_signal(&d, SIGTERM);
+    assert_int_equal(e2e_wait(&d), 0);
+    disconnect_all(&c, &l);
+    e2e_restart(&d, NULL);
+}
+
 static void a_daemon_that_is_killed_hangs_up(void **state)
 {
     (void)state;
@@ -405,6 +454,8 @@ int main(void)
         cmocka_unit_test(a_hello_that_cannot_be_is_refused_by_name),
         cmocka_unit_test(bells_that_lie_are_refused_and_counted),
         cmocka_unit_test(workers_that_are_killed_harm_nobody),
+        cmocka_unit_test(a_worker_that_dies_with_a_bell_ahead_holds_nobody_up),
+        cmocka_unit_test(a_daemon_ends_though_a_bell_is_ahead),
         cmocka_unit_test(a_daemon_that_is_killed_hangs_up),
     };
     return cmocka_run_group_tests(tests, start, stop);

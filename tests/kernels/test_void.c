@@ -289,6 +289,11 @@ static void check_two(struct pair *p)
                                    .may_be_void = true};
     assert_int_equal(ops->submit(p->r.b, &second), ATTN_OK);
     assert_nothing_comes(p);
+    ops->give_up(p->r.b);
+    take(p, &p->batch, true);
+    take(p, &second, true);
+    assert_int_equal(ops->submit(p->r.b, &p->batch), ATTN_OK);
+    assert_int_equal(ops->submit(p->r.b, &second), ATTN_OK);
     tensors_come(p);
     write_word(&p->wait, 7);
     take(p, &p->batch, false);
