@@ -117,7 +117,6 @@ static void batch_finish(struct engine *e, struct batch *b)
     if (st == ATTN_OK && b->device.is_void) {
         st = ATTN_EOVERLOAD;
         why = "called off";
-        pool_patch_again(e, b->pool, b->patches, b->device.n_patches);
     } else if (st == ATTN_OK) {
         pace_learn(&b->pool->cost, b->n_visible, b->device.device_ns);
         canary_choose(e, b);
@@ -127,8 +126,9 @@ static void batch_finish(struct engine *e, struct batch *b)
         stats_add(batches_failed, 1);
         log_error("a batch of %" PRIu32 " items failed: %s: %s", b->n_items,
                   attn_status_message(st), why);
-        pool_patch_again(e, b->pool, b->patches, b->device.n_patches);
     }
+    if (st != ATTN_OK)
+        pool_patch_again(e, b->pool, b->patches, b->device.n_patches);
     batch_done(e, b, st, why);
 }
 

@@ -208,7 +208,7 @@ plant(gpu_queue.c 62 "launch_attention(s, &finish))"
 plant(gpu_queue.c 84 "    if (!s->batch->may_be_void)\n"
   "    if (simt_has_bug(84))\n        return 0@semicolon@\n    if (!s->batch->may_be_void)\n")
 # the kernels of a batch that was called off run all the same
-plant(gpu_queue.c 109 "        j->prep.gate = s->gate;" "        j->prep.gate = simt_has_bug(109) ? NULL : s->gate@semicolon@")
+plant(gpu_queue.c 113 "        j->prep.gate = s->gate;" "        j->prep.gate = simt_has_bug(113) ? NULL : s->gate@semicolon@")
 plant(gpu_queue.c 85 "    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)"
   "    if (batch->n_signals > 0 && simt_has_bug(85))\n        runtime_stream_write_word(s->stream, batch->signals->word, batch->signals->value)@semicolon@\n    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)")
 # what comes does not follow scrubbing
