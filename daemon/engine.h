@@ -36,9 +36,8 @@ struct engine_parts {
 /* The limits of a cache for a device with kv_bytes of KV memory. */
 struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes);
 
-/* Makes an engine without a thread; engine_start gives it one. out_why gets the sentence of a
- * failure.
- * Errors   ATTN_ENOMEM */
+/* Makes an engine without a thread; engine_start gives it one. why gets the sentence of a failure.
+ * Errors   ATTN_ENOMEM; ATTN_EINVAL a setting of the tiers that can't be had; ATTN_EINTERNAL */
 attn_status engine_open(const struct engine_parts *parts, struct engine **out_engine, char *why,
                         size_t why_bytes);
 attn_status engine_start(struct engine *e, char *why, size_t why_bytes);
@@ -118,7 +117,8 @@ bool engine_is_drained(const struct engine *e);
 bool engine_is_idle(const struct engine *e);
 
 /* ATTN_OK, or ATTN_EDEVICE once the backend has lost its device: every step is answered with it,
- * and the process should end. Any thread. */
+ * and the process should end. Where other cards are left they go on, and this card's sequences are
+ * not found any more. Any thread. */
 attn_status engine_health(const struct engine *e);
 
 /* The first half of engine_close: all but the freeing. Engines of several cards all stop before the
@@ -127,7 +127,8 @@ attn_status engine_stop(struct engine *e);
 /* What engines of other cards have told this one, and their replies that only its thread may give:
  * at every turn, and once more when all have stopped. */
 void engine_hear(struct engine *e);
-/* Answers what is left with ATTN_EDRAINING, stops the thread, frees all. NULL is fine.
+/* Answers what is left with ATTN_EDRAINING, of a lost device with ATTN_EDEVICE, stops the thread,
+ * frees all. NULL is fine.
  * ATTN_ETIMEDOUT: the backend did not give its batches back in time; the engine and its buffers are
  * left as they are, and the process should end without touching the backend again. */
 attn_status engine_close(struct engine *e);

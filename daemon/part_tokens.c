@@ -130,21 +130,16 @@ static uint32_t n_seen(const struct part_tensors *t, const struct backend_item *
     return n_of_card(t->split, d->pos + (is_full ? d->n_tokens : i + 1));
 }
 
-/* Queries from i on that can be one item over `seen` keys; out_pos: where its first one sits. */
+/* Queries from i on that can be one item over `seen` keys: each sees one more than the one before,
+ * or (*out_is_full) all see the same. */
 static uint32_t run_of(const struct part_tensors *t, const struct backend_item *d, uint32_t i,
-                       uint32_t seen, uint32_t *out_pos)
+                       uint32_t seen, bool *out_is_full)
 {
-    bool is_full = t->config->layers[d->layer].is_full;
     uint32_t left = d->n_tokens - i, n = 1;
-    if (is_full) {
-        n = left < seen ? left : seen;
-        *out_pos = seen - n;
-        return n;
-    }
-    while (n < left && n_seen(t, d, i + n) == seen + n)
+    *out_is_full = left > 1 && n_seen(t, d, i + 1) == seen;
+    while (n < left && n_seen(t, d, i + n) == (*out_is_full ? seen : seen + n))
         n++;
-    *out_pos = seen - 1;
-    return n;
+    return *out_is_full && n > seen ? seen : n; /* its first is not before the first key */
 }
 
 static void cut_queries(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
@@ -152,20 +147,22 @@ static void cut_queries(struct part_tensors *t, const struct backend_item *d, co
 {
     uint32_t n;
     for (uint32_t i = 0; i < d->n_tokens; i += n) {
-        uint32_t seen = n_seen(t, d, i), pos;
+        uint32_t seen = n_seen(t, d, i);
+        bool is_full;
         n = 1;
         if (seen == 0)
             continue; /* the merge knows which they are */
-        n = run_of(t, d, i, seen, &pos);
-        t->items[t->n_items++] = (struct backend_item){.flags = BACKEND_ATTEND,
-                                                       .layer = d->layer,
-                                                       .table_row = d->table_row,
-                                                       .pos = pos,
-                                                       .n_tokens = n,
-                                                       .block_table = d->block_table,
-                                                       .q = (const uint8_t *)d->q + i * r->q,
-                                                       .out = out + i * r->out,
-                                                       .lse = (float *)(void *)(lse + i * r->lse)};
+        n = run_of(t, d, i, seen, &is_full);
+        t->items[t->n_items++] =
+            (struct backend_item){.flags = BACKEND_ATTEND | (is_full ? BACKEND_FULL : 0),
+                                  .layer = d->layer,
+                                  .table_row = d->table_row,
+                                  .pos = is_full ? seen - n : seen - 1,
+                                  .n_tokens = n,
+                                  .block_table = d->block_table,
+                                  .q = (const uint8_t *)d->q + i * r->q,
+                                  .out = out + i * r->out,
+                                  .lse = (float *)(void *)(lse + i * r->lse)};
     }
 }
 

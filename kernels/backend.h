@@ -14,7 +14,7 @@
  *                 appends is read or written by the other through the same row only. attnd does:
  *                 shared blocks are replaced by copies before they are written (kv_append_reserve),
  *                 forks take committed tokens only (kv_seq_fork), and what a batch in flight uses
- *                 is not freed (control requests wait for a sequence's claims, engine_internal.h).
+ *                 is not freed (control requests wait for a sequence's claims, engine_queue.h).
  * KV layout       [block][layer][K|V][kv_head][block_tokens][head_dim], one range a pool; quantised
  *                 pools carry one f32 scale a (kv_head, token) behind the codes of each K or V part
  *                 (kv_layout.h computes every stride).
@@ -61,6 +61,9 @@ struct backend_pool_config {
 enum {
     BACKEND_APPEND = 1 << 0, /* write k and v at [pos, pos + n_tokens) */
     BACKEND_ATTEND = 1 << 1, /* compute out (and lse) of the n_tokens queries */
+    BACKEND_FULL =
+        1 << 2, /* every query sees [0, pos + n_tokens), as in a full layer; not of layers
+                              with windows or branches */
 };
 
 /* One sequence's part of a batch. Addresses but block_table are 16-byte aligned, of memory from
@@ -338,6 +341,10 @@ attn_status backend_load(const char *name, const struct backend_ops **out_ops, c
  * the field and value in why. Backends call it first in pool_check. */
 attn_status backend_pool_config_check(const struct backend_pool_config *c, char *why,
                                       size_t why_bytes);
+
+/* May the item have its BACKEND_FULL? Its layer is one of the pool's. */
+bool backend_item_can_be_full(const struct attn_layer_spec *layers,
+                              const struct backend_item *item);
 
 /* Checks a batch's wait, signals and merges for a backend of that name and info.features.
  * ATTN_EINVAL, ATTN_ENOTSUP: why names what it is. Backends with any of them call it in submit. */

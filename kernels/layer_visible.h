@@ -21,23 +21,32 @@ static inline struct branch layer_branch(const struct attn_layer_spec *s, uint32
     return branch_of(s->branches[i].segment_tokens, s->branches[i].rate, kv_head);
 }
 
-/* The keys of the branch that the query at `position` sees of n_tokens. */
-static inline struct visible layer_visible(const struct attn_layer_spec *s, struct branch b,
-                                           uint32_t position, uint32_t n_tokens)
+/* Do all queries of an item see the same keys? */
+static inline bool layer_is_full(const struct attn_layer_spec *s, uint32_t item_flags)
 {
+    return s->is_full || (item_flags & BACKEND_FULL) != 0;
+}
+
+/* The keys of the branch that the query at `position` of an item of these flags sees of
+ * n_tokens. */
+static inline struct visible layer_visible(const struct attn_layer_spec *s, uint32_t flags,
+                                           struct branch b, uint32_t position, uint32_t n_tokens)
+{
+    bool is_full = layer_is_full(s, flags);
     if (b.segment_tokens > 0)
-        return branch_visible(b, s->is_full, position, n_tokens);
-    return visible_to(s->window_tokens, s->sink_tokens, s->is_full, position, n_tokens);
+        return branch_visible(b, is_full, position, n_tokens);
+    return visible_to(s->window_tokens, s->sink_tokens, is_full, position, n_tokens);
 }
 
 /* The keys that some query of those at [low, high] sees. */
-static inline struct visible layer_visible_to_some(const struct attn_layer_spec *s, struct branch b,
-                                                   uint32_t low, uint32_t high, uint32_t n_tokens)
+static inline struct visible layer_visible_to_some(const struct attn_layer_spec *s, uint32_t flags,
+                                                   struct branch b, uint32_t low, uint32_t high,
+                                                   uint32_t n_tokens)
 {
     if (b.segment_tokens == 0)
-        return visible_to_some(layer_visible(s, b, low, n_tokens),
-                               layer_visible(s, b, high, n_tokens));
-    struct branch_range some = branch_visible_to(b, s->is_full, low, high, n_tokens);
+        return visible_to_some(layer_visible(s, flags, b, low, n_tokens),
+                               layer_visible(s, flags, b, high, n_tokens));
+    struct branch_range some = branch_visible_to(b, layer_is_full(s, flags), low, high, n_tokens);
     return visible_to_some(some.lowest, some.highest);
 }
 
@@ -48,7 +57,7 @@ static inline uint64_t layer_keys_seen(const struct attn_layer_spec *s, uint32_t
     uint64_t n = 0;
     for (uint32_t h = 0; h < (s->n_branches > 0 ? num_kv_heads : 1); h++)
         for (uint32_t i = 0; i < layer_n_branches(s); i++)
-            n += visible_count(layer_visible_to_some(s, layer_branch(s, i, h), pos,
+            n += visible_count(layer_visible_to_some(s, 0, layer_branch(s, i, h), pos,
                                                      pos + n_tokens - 1, pos + n_tokens));
     return s->n_branches > 0 ? n : n * num_kv_heads;
 }

@@ -157,6 +157,12 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
     return ATTN_OK;
 }
 
+bool backend_item_can_be_full(const struct attn_layer_spec *layers, const struct backend_item *item)
+{
+    const struct attn_layer_spec *l = &layers[item->layer];
+    return !(item->flags & BACKEND_FULL) || (l->window_tokens == 0 && l->n_branches == 0);
+}
+
 static attn_status check_words(const struct backend_word *words, uint32_t n, const char *field,
                                const char *name, uint32_t features, char *why, size_t why_bytes)
 {

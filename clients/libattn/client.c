@@ -65,21 +65,21 @@ attn_status client_call_bulk(struct attn_client *c, Attnd__Request *header,
     attn_status st = client_check(c);
     if (st != ATTN_OK)
         return st;
-    if (!request_may_wait(c))
+    if (!client_request_may_wait(c))
         return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
-    st = request_new(c, timeout_us, &r);
+    st = client_request_new(c, timeout_us, &r);
     if (st != ATTN_OK)
         return st;
     r->header = header;
     r->bulk = bulk;
     r->take = take;
     r->take_arg = take_arg;
-    st = request_start(r);
+    st = client_request_start(r);
     if (st == ATTN_OK) {
-        request_wait(r);
+        client_request_wait(r);
         st = error_from_request(r);
     }
-    request_free(r);
+    client_request_free(r);
     return st;
 }
 
@@ -309,7 +309,7 @@ void attn_client_close(attn_client *c)
     struct client_transport *t = c->t;
     if (is_ours) {
         keeper_stop(c);
-        request_fail_all(c);
+        client_request_fail_all(c);
     }
     for (uint32_t i = 0; i < ATTN_MAX_IN_FLIGHT; i++) { /* not waited for; all, in a forked child */
         bool has_message = c->slots[i] != NULL && c->slots[i]->message != NULL;
@@ -532,10 +532,10 @@ attn_status attn_client_poll(attn_client *c, uint64_t timeout_us, uint32_t *out_
     attn_status st = client_check(c);
     if (st != ATTN_OK)
         return st;
-    if (!request_may_wait(c))
+    if (!client_request_may_wait(c))
         return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
     uint64_t ns = timeout_us > INT64_MAX / 1000000 ? INT64_MAX / 1000 : timeout_us * 1000u;
-    request_poll(c, attn_now_ns() + ns, out_n_completed);
+    client_request_poll(c, attn_now_ns() + ns, out_n_completed);
     return ATTN_OK;
 }
 

@@ -106,7 +106,7 @@ static void lead(struct attn_client *c, bool is_sent)
     if (c->held.base != NULL)
         c->t->ops->wake(c->t); /* the descriptor tells of what is held */
     pthread_mutex_lock(&c->lock);
-    request_leave_locked(c);
+    client_request_leave_locked(c);
     pthread_mutex_unlock(&c->lock);
 }
 

@@ -20,15 +20,15 @@ static void keep_time(struct attn_client *c, uint64_t now)
         next = TAILQ_NEXT(r, link);
         is_probing |= r->state == REQUEST_PROBING;
         if (now >= r->deadline_ns || is_hopeless) {
-            request_expire_locked(r);
+            client_request_expire_locked(r);
             TAILQ_INSERT_TAIL(&expired, r, link);
             continue;
         }
         if (r->state == REQUEST_SENT && r->generation != generation) {
-            request_set_state_locked(r, REQUEST_QUEUED);
+            client_request_set_state_locked(r, REQUEST_QUEUED);
             c->counters.n_resent++;
         } else if (r->state == REQUEST_DELAYED && now >= r->resend_ns) {
-            request_set_state_locked(r, REQUEST_QUEUED);
+            client_request_set_state_locked(r, REQUEST_QUEUED);
         }
         uint64_t due = r->state == REQUEST_DELAYED && r->resend_ns < r->deadline_ns
                            ? r->resend_ns
@@ -42,7 +42,7 @@ static void keep_time(struct attn_client *c, uint64_t now)
         c->known_generation = generation;
         pthread_mutex_unlock(&c->lock);
     }
-    request_finish_all(&expired);
+    client_request_finish_all(&expired);
 }
 
 static uint32_t read_some(struct attn_client *c)
@@ -51,9 +51,9 @@ static uint32_t read_some(struct attn_client *c)
     uint32_t n = 0;
     c->held.base = NULL;
     if (m.base != NULL)
-        request_take_message(c, &m);
+        client_request_take_message(c, &m);
     while (n < TURN_MESSAGES && c->t->ops->recv(c->t, &m)) {
-        request_take_message(c, &m);
+        client_request_take_message(c, &m);
         n++;
     }
     if (n == TURN_MESSAGES)
@@ -73,7 +73,7 @@ static void lead(struct attn_client *c, uint64_t until_ns)
     if (is_time)
         keep_time(c, now);
     if (is_time || is_queued)
-        request_flush(c);
+        client_request_flush(c);
     pthread_mutex_lock(&c->lock);
     uint64_t wake_ns = c->next_wake_ns < until_ns ? c->next_wake_ns : until_ns;
     is_queued = c->n_queued > 0;
@@ -117,9 +117,9 @@ static void wait_for(struct attn_client *c, struct client_request *r, uint64_t u
             /* its own clock, should the leader be away in a callback */
             if (r->state == REQUEST_QUEUED || r->state == REQUEST_SENT ||
                 r->state == REQUEST_DELAYED || r->state == REQUEST_PROBING) {
-                request_expire_locked(r);
+                client_request_expire_locked(r);
                 pthread_mutex_unlock(&c->lock);
-                request_finish(r);
+                client_request_finish(r);
                 pthread_mutex_lock(&c->lock);
                 break;
             }
@@ -140,20 +140,20 @@ static void wait_for(struct attn_client *c, struct client_request *r, uint64_t u
         c->is_led = false;
     }
     if (!c->is_led)
-        request_leave_locked(c);
+        client_request_leave_locked(c);
     if (out_n != NULL)
         *out_n = (uint32_t)(c->n_completed - n_before);
     pthread_mutex_unlock(&c->lock);
 }
 
-void request_leave_locked(struct attn_client *c)
+void client_request_leave_locked(struct attn_client *c)
 {
     c->is_led = c->is_kept = false;
     if (!LIST_EMPTY(&c->waiters))
         pthread_cond_signal(&LIST_FIRST(&c->waiters)->cond); /* the next leader */
 }
 
-bool request_may_wait(struct attn_client *c)
+bool client_request_may_wait(struct attn_client *c)
 {
     pthread_mutex_lock(&c->lock);
     bool is_leader = c->is_led && pthread_equal(c->leader, pthread_self());
@@ -161,12 +161,12 @@ bool request_may_wait(struct attn_client *c)
     return !is_leader;
 }
 
-void request_wait(struct client_request *r)
+void client_request_wait(struct client_request *r)
 {
     wait_for(r->client, r, r->deadline_ns, NULL);
 }
 
-void request_poll(struct attn_client *c, uint64_t until_ns, uint32_t *out_n)
+void client_request_poll(struct attn_client *c, uint64_t until_ns, uint32_t *out_n)
 {
     wait_for(c, NULL, until_ns, out_n);
 }

@@ -66,12 +66,12 @@ static void take_reply(struct client_request *r, struct client_message *m)
         r->result.device_ns = h->device_ns;
         r->result.retry_after_us = h->retry_after_us;
         st = (attn_status)h->status;
-        request_set_result(
+        client_request_set_result(
             r, st, st != ATTN_OK && h->message[0] == '\0' ? attn_status_message(st) : h->message);
         if (r->take != NULL && (st == ATTN_OK || r->is_step))
             r->result.status = r->take(r, &reply);
         if (is_closed_already(r))
-            request_set_result(r, ATTN_OK, "");
+            client_request_set_result(r, ATTN_OK, "");
     }
     wire_arena_reset(&arena);
 }
@@ -119,7 +119,7 @@ static bool probe_locked(struct client_request *r)
     return false;
 }
 
-void request_probed(struct attn_client *c)
+void client_request_probed(struct attn_client *c)
 {
     struct request_list known = TAILQ_HEAD_INITIALIZER(known);
     pthread_mutex_lock(&c->lock);
@@ -129,31 +129,31 @@ void request_probed(struct attn_client *c)
             continue;
         if (c->is_session_gone && r->session == c->info.session)
             r->gone = ATTN_GONE_SESSION;
-        request_unlink_locked(c, r);
+        client_request_unlink_locked(c, r);
         r->state = REQUEST_PINNED;
         TAILQ_INSERT_TAIL(&known, r, link);
     }
     pthread_mutex_unlock(&c->lock);
-    request_finish_all(&known);
+    client_request_finish_all(&known);
 }
 
-void request_take_message(struct attn_client *c, struct client_message *m)
+void client_request_take_message(struct attn_client *c, struct client_message *m)
 {
     if (m->id == CLIENT_RENEWAL_ID) {
         keeper_take(c, m);
-        request_probed(c);
+        client_request_probed(c);
         return;
     }
     pthread_mutex_lock(&c->lock);
-    struct client_request *r = c->slots[request_slot(m->id)];
-    if (r == NULL || request_wire_id(r->id) != m->id || r->state == REQUEST_NEW ||
+    struct client_request *r = c->slots[client_request_slot(m->id)];
+    if (r == NULL || client_request_wire_id(r->id) != m->id || r->state == REQUEST_NEW ||
         r->state == REQUEST_PROBING || r->state == REQUEST_PINNED || r->state == REQUEST_DONE) {
         c->counters.n_stray++;
         pthread_mutex_unlock(&c->lock);
         c->t->ops->message_free(c->t, m->base);
         return;
     }
-    request_set_state_locked(r, REQUEST_PINNED);
+    client_request_set_state_locked(r, REQUEST_PINNED);
     pthread_mutex_unlock(&c->lock);
 
     take_reply(r, m);
@@ -161,7 +161,7 @@ void request_take_message(struct attn_client *c, struct client_message *m)
 
     pthread_mutex_lock(&c->lock);
     if (retry_locked(r)) {
-        request_set_state_locked(r, REQUEST_DELAYED);
+        client_request_set_state_locked(r, REQUEST_DELAYED);
         c->counters.n_retried++;
         if (r->resend_ns < c->next_wake_ns)
             c->next_wake_ns = r->resend_ns;
@@ -169,17 +169,18 @@ void request_take_message(struct attn_client *c, struct client_message *m)
         return;
     }
     if (wait_for_successor_locked(r)) {
-        request_set_state_locked(r, REQUEST_SENT); /* over a connection that is about to end */
+        client_request_set_state_locked(r,
+                                        REQUEST_SENT); /* over a connection that is about to end */
         pthread_mutex_unlock(&c->lock);
         return;
     }
     if (probe_locked(r)) {
-        request_set_state_locked(r, REQUEST_PROBING);
+        client_request_set_state_locked(r, REQUEST_PROBING);
         pthread_mutex_unlock(&c->lock);
         keeper_renew(c); /* if it can't be sent, or is lost: again at the next tick */
         return;
     }
-    request_unlink_locked(c, r);
+    client_request_unlink_locked(c, r);
     pthread_mutex_unlock(&c->lock);
-    request_finish(r);
+    client_request_finish(r);
 }

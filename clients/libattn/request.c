@@ -16,7 +16,7 @@ static void link_locked(struct attn_client *c, struct client_request *r)
     c->counters.n_in_flight++;
 }
 
-void request_unlink_locked(struct attn_client *c, struct client_request *r)
+void client_request_unlink_locked(struct attn_client *c, struct client_request *r)
 {
     if (r->state == REQUEST_QUEUED)
         c->n_queued--;
@@ -24,28 +24,28 @@ void request_unlink_locked(struct attn_client *c, struct client_request *r)
     c->counters.n_in_flight--;
 }
 
-void request_set_state_locked(struct client_request *r, enum client_request_state state)
+void client_request_set_state_locked(struct client_request *r, enum client_request_state state)
 {
     struct attn_client *c = r->client;
     c->n_queued += (state == REQUEST_QUEUED) - (r->state == REQUEST_QUEUED);
     r->state = state;
 }
 
-static struct client_request *request_find_locked(struct attn_client *c, uint64_t id)
+static struct client_request *client_request_find_locked(struct attn_client *c, uint64_t id)
 {
-    struct client_request *r = c->slots[request_slot(id)];
+    struct client_request *r = c->slots[client_request_slot(id)];
     return r != NULL && r->id == id ? r : NULL;
 }
 
 /* ---- completion ---- */
 
-void request_set_result(struct client_request *r, attn_status st, const char *message)
+void client_request_set_result(struct client_request *r, attn_status st, const char *message)
 {
     r->result.status = st;
     snprintf(r->result.message, sizeof r->result.message, "%s", message);
 }
 
-void request_finish(struct client_request *r)
+void client_request_finish(struct client_request *r)
 {
     struct attn_client *c = r->client;
     r->result.total_ns = attn_now_ns() - r->start_ns;
@@ -59,7 +59,7 @@ void request_finish(struct client_request *r)
     if (r->cb != NULL) {
         error_from_request(r); /* for attn_last_error_gone in the callback */
         r->cb(r->user, r->id, &r->result);
-        request_free(r);
+        client_request_free(r);
         r = NULL;
     }
     pthread_mutex_lock(&c->lock);
@@ -74,16 +74,16 @@ void request_finish(struct client_request *r)
     pthread_mutex_unlock(&c->lock);
 }
 
-void request_finish_all(struct request_list *list)
+void client_request_finish_all(struct request_list *list)
 {
     while (!TAILQ_EMPTY(list)) {
         struct client_request *r = TAILQ_FIRST(list);
         TAILQ_REMOVE(list, r, link);
-        request_finish(r);
+        client_request_finish(r);
     }
 }
 
-void request_expire_locked(struct client_request *r)
+void client_request_expire_locked(struct client_request *r)
 {
     struct attn_client *c = r->client;
     char why[ATTN_MESSAGE_BYTES];
@@ -105,16 +105,16 @@ void request_expire_locked(struct client_request *r)
         snprintf(why, sizeof why, "no connection to %.80s%s%s%.110s", c->url, within,
                  reason[0] != 0 ? ": " : "", reason);
     }
-    request_unlink_locked(c, r);
+    client_request_unlink_locked(c, r);
     r->state = REQUEST_PINNED;
     r->result.n_failed = r->step.n_items;
-    request_set_result(r, st, why);
+    client_request_set_result(r, st, why);
     c->counters.n_timed_out++;
 }
 
 /* ---- sending ---- */
 
-bool request_fits(const struct client_request *r, size_t head_bytes, uint64_t payload_bytes)
+bool client_request_fits(const struct client_request *r, size_t head_bytes, uint64_t payload_bytes)
 {
     uint64_t max = r->max_message_bytes; /* 0 until hello is answered */
     if (head_bytes == 0) {
@@ -142,7 +142,7 @@ static attn_status build(struct client_request *r, void **out_message)
     static const struct client_bulk none = {.payload = NULL};
     const struct client_bulk *bulk = r->bulk != NULL ? r->bulk : &none;
     size_t bytes = wire_request_head_bytes(r->header);
-    if (!request_fits(r, bytes, bulk->payload_bytes))
+    if (!client_request_fits(r, bytes, bulk->payload_bytes))
         return ATTN_EINVAL;
     size_t room = bulk->reply_bytes != 0 ? bulk->reply_bytes : CLIENT_CONTROL_REPLY_BYTES;
     uint8_t *m = c->t->ops->message_alloc(c->t, bytes + bulk->payload_bytes, room);
@@ -159,15 +159,15 @@ static attn_status build(struct client_request *r, void **out_message)
  * this returns. What cannot be sent now is queued again. */
 static bool send_message(struct attn_client *c, uint64_t id, void *message)
 {
-    if (c->t->ops->send(c->t, request_wire_id(id), message))
+    if (c->t->ops->send(c->t, client_request_wire_id(id), message))
         return true;
     pthread_mutex_lock(&c->lock);
-    struct client_request *r = request_find_locked(c, id);
+    struct client_request *r = client_request_find_locked(c, id);
     bool is_waiting = r != NULL && r->state == REQUEST_SENT;
     if (is_waiting) {
         r->message = message;
         r->result.n_sends--;
-        request_set_state_locked(r, REQUEST_QUEUED);
+        client_request_set_state_locked(r, REQUEST_QUEUED);
     }
     c->counters.n_sent--;
     bool is_led = c->is_led && !pthread_equal(c->leader, pthread_self());
@@ -182,13 +182,13 @@ static bool send_message(struct attn_client *c, uint64_t id, void *message)
 static void mark_sent_locked(struct client_request *r)
 {
     struct attn_client *c = r->client;
-    request_set_state_locked(r, REQUEST_SENT);
+    client_request_set_state_locked(r, REQUEST_SENT);
     r->generation = c->t->ops->generation(c->t);
     r->result.n_sends++;
     c->counters.n_sent++;
 }
 
-void request_flush(struct attn_client *c)
+void client_request_flush(struct attn_client *c)
 {
     pthread_mutex_lock(&c->lock);
     struct client_request *r = TAILQ_FIRST(&c->in_flight);
@@ -199,14 +199,14 @@ void request_flush(struct attn_client *c)
         }
         void *message = r->message;
         r->message = NULL;
-        request_set_state_locked(r, REQUEST_PINNED);
+        client_request_set_state_locked(r, REQUEST_PINNED);
         pthread_mutex_unlock(&c->lock);
         if (message == NULL && build(r, &message) != ATTN_OK)
             message = NULL;
 
         pthread_mutex_lock(&c->lock);
         if (message == NULL) { /* out of memory: try again at the next tick */
-            request_set_state_locked(r, REQUEST_DELAYED);
+            client_request_set_state_locked(r, REQUEST_DELAYED);
             r->resend_ns = attn_now_ns() + CLIENT_TICK_NS;
             r = TAILQ_NEXT(r, link);
             continue;
@@ -225,7 +225,8 @@ void request_flush(struct attn_client *c)
 
 /* ---- for the other files ---- */
 
-attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct client_request **out_r)
+attn_status client_request_new(struct attn_client *c, uint64_t timeout_us,
+                               struct client_request **out_r)
 {
     struct client_request *r = calloc(1, sizeof *r);
     if (r == NULL)
@@ -258,17 +259,17 @@ attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct clien
     return ATTN_OK;
 }
 
-void request_free(struct client_request *r)
+void client_request_free(struct client_request *r)
 {
     struct attn_client *c = r->client;
     pthread_mutex_lock(&c->lock);
-    c->slots[request_slot(r->id)] = NULL;
-    c->free_slots[c->n_free_slots++] = request_slot(r->id);
+    c->slots[client_request_slot(r->id)] = NULL;
+    c->free_slots[c->n_free_slots++] = client_request_slot(r->id);
     pthread_mutex_unlock(&c->lock);
     free(r);
 }
 
-attn_status request_start(struct client_request *r)
+attn_status client_request_start(struct client_request *r)
 {
     struct attn_client *c = r->client;
     void *message = NULL;
@@ -284,7 +285,7 @@ attn_status request_start(struct client_request *r)
     link_locked(c, r);
     if (is_behind) {
         r->message = message;
-        request_set_state_locked(r, REQUEST_QUEUED);
+        client_request_set_state_locked(r, REQUEST_QUEUED);
     } else {
         mark_sent_locked(r);
     }
@@ -294,10 +295,10 @@ attn_status request_start(struct client_request *r)
     return ATTN_OK;
 }
 
-struct client_request *request_claim(struct attn_client *c, attn_ticket ticket)
+struct client_request *client_request_claim(struct attn_client *c, attn_ticket ticket)
 {
     pthread_mutex_lock(&c->lock);
-    struct client_request *r = request_find_locked(c, ticket);
+    struct client_request *r = client_request_find_locked(c, ticket);
     if (r != NULL && (!r->is_step || r->cb != NULL || r->is_claimed))
         r = NULL;
     if (r != NULL)
@@ -306,17 +307,17 @@ struct client_request *request_claim(struct attn_client *c, attn_ticket ticket)
     return r;
 }
 
-void request_fail_all(struct attn_client *c)
+void client_request_fail_all(struct attn_client *c)
 {
     pthread_mutex_lock(&c->lock);
     while (!TAILQ_EMPTY(&c->in_flight)) {
         struct client_request *r = TAILQ_FIRST(&c->in_flight);
-        request_unlink_locked(c, r);
+        client_request_unlink_locked(c, r);
         r->state = REQUEST_PINNED;
         r->result.n_failed = r->step.n_items;
-        request_set_result(r, ATTN_ECONN, "the client was closed");
+        client_request_set_result(r, ATTN_ECONN, "the client was closed");
         pthread_mutex_unlock(&c->lock);
-        request_finish(r);
+        client_request_finish(r);
         pthread_mutex_lock(&c->lock);
     }
     pthread_mutex_unlock(&c->lock);

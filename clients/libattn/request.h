@@ -1,9 +1,9 @@
 /* request.h: requests in flight, and the steps among them.
  *
- * A request is in a slot of the client from request_start until it completes (blocking calls and
- * steps with a callback) or until it is waited for (steps with a ticket). All fields are guarded by
- * the client's lock, but for a request that is REQUEST_PINNED: that one belongs to the thread that
- * reads (the leader), which works on it without the lock.
+ * A request is in a slot of the client from client_request_start until it completes (blocking calls
+ * and steps with a callback) or until it is waited for (steps with a ticket). All fields are
+ * guarded by the client's lock, but for a request that is REQUEST_PINNED: that one belongs to the
+ * thread that reads (the leader), which works on it without the lock.
  */
 #ifndef ATTN_REQUEST_H
 #define ATTN_REQUEST_H
@@ -66,12 +66,12 @@ struct client_request {
 
 TAILQ_HEAD(request_list, client_request);
 
-static inline uint32_t request_slot(uint64_t id)
+static inline uint32_t client_request_slot(uint64_t id)
 {
     return (uint32_t)id & (ATTN_MAX_IN_FLIGHT - 1);
 }
 
-static inline uint32_t request_wire_id(uint64_t id)
+static inline uint32_t client_request_wire_id(uint64_t id)
 {
     return (uint32_t)id & ((1u << REQUEST_ID_BITS) - 1);
 }
@@ -79,48 +79,49 @@ static inline uint32_t request_wire_id(uint64_t id)
 /* request.c */
 
 /* A zeroed request with a slot, its id and its deadline. ATTN_EOVERLOAD: no slot; ATTN_ENOMEM. */
-attn_status request_new(struct attn_client *c, uint64_t timeout_us, struct client_request **out_r);
+attn_status client_request_new(struct attn_client *c, uint64_t timeout_us,
+                               struct client_request **out_r);
 /* Frees a request that is in no list, and its slot. Not locked. */
-void request_free(struct client_request *r);
+void client_request_free(struct client_request *r);
 /* True if the daemon takes a message of this size; else the sentence is left in attn_last_error. */
-bool request_fits(const struct client_request *r, size_t head_bytes, uint64_t payload_bytes);
+bool client_request_fits(const struct client_request *r, size_t head_bytes, uint64_t payload_bytes);
 /* Builds and sends. On failure the request is still the caller's. */
-attn_status request_start(struct client_request *r);
+attn_status client_request_start(struct client_request *r);
 /* Sends what is queued, oldest first, as long as the transport takes it. The leader. */
-void request_flush(struct attn_client *c);
+void client_request_flush(struct attn_client *c);
 /* The step of a ticket, to be waited for by the caller alone; NULL: none, or it is waited for. */
-struct client_request *request_claim(struct attn_client *c, attn_ticket ticket);
-void request_set_result(struct client_request *r, attn_status st, const char *message);
+struct client_request *client_request_claim(struct attn_client *c, attn_ticket ticket);
+void client_request_set_result(struct client_request *r, attn_status st, const char *message);
 /* r has its result and is in no list: tells the callback, or who waits. Without the lock. */
-void request_finish(struct client_request *r);
+void client_request_finish(struct client_request *r);
 /* The same of all of a list, which is empty then. */
-void request_finish_all(struct request_list *list);
+void client_request_finish_all(struct request_list *list);
 /* Completes all in flight with ATTN_ECONN. */
-void request_fail_all(struct attn_client *c);
+void client_request_fail_all(struct attn_client *c);
 /* The rest under the lock. Takes r from the list of those in flight. */
-void request_unlink_locked(struct attn_client *c, struct client_request *r);
-void request_set_state_locked(struct client_request *r, enum client_request_state state);
+void client_request_unlink_locked(struct attn_client *c, struct client_request *r);
+void client_request_set_state_locked(struct client_request *r, enum client_request_state state);
 /* Unlinks r, out of time, with the result that says so. */
-void request_expire_locked(struct client_request *r);
+void client_request_expire_locked(struct client_request *r);
 
 /* reply.c */
 
 /* A message that was read, by a leader: its request is completed, or asked again, or probed. */
-void request_take_message(struct attn_client *c, struct client_message *m);
+void client_request_take_message(struct attn_client *c, struct client_message *m);
 /* A renewal was answered: requests that are probed can be completed. The leader, without the lock.
  * */
-void request_probed(struct attn_client *c);
+void client_request_probed(struct attn_client *c);
 
 /* lead.c */
 
 /* False on the thread that runs a callback: it must not wait. */
-bool request_may_wait(struct attn_client *c);
+bool client_request_may_wait(struct attn_client *c);
 /* Waits until r, started and without a callback, is done. */
-void request_wait(struct client_request *r);
+void client_request_wait(struct client_request *r);
 /* Reads and completes until something completed or until_ns. */
-void request_poll(struct attn_client *c, uint64_t until_ns, uint32_t *out_n);
+void client_request_poll(struct attn_client *c, uint64_t until_ns, uint32_t *out_n);
 /* The leader leaves; one of those who wait goes on. Under the lock. */
-void request_leave_locked(struct attn_client *c);
+void client_request_leave_locked(struct attn_client *c);
 
 /* step.c */
 
@@ -137,7 +138,7 @@ attn_status step_start_piece(struct attn_pool *p, const struct attn_step *s,
 /* split.c */
 
 /* Starts the parent's step as pieces of at most max_tokens; is_whole: items must not be cut. From
- * success on it completes the parent, which is in no list, by request_finish. */
+ * success on it completes the parent, which is in no list, by client_request_finish. */
 attn_status split_start(struct client_request *parent, uint32_t max_tokens, bool is_whole);
 
 #endif

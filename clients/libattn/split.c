@@ -86,7 +86,7 @@ static void split_end(struct split *s)
     if (s->in_place != NULL && s->in_place->is_attend && r->n_failed < s->step.n_items)
         s->in_place->take(s->in_place->user, s->step.out, s->step.lse, r->n_failed);
     split_free(s);
-    request_finish(parent);
+    client_request_finish(parent);
 }
 
 /* ---- pieces ---- */

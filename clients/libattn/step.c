@@ -129,7 +129,7 @@ attn_status step_build(struct client_request *r, uint64_t timeout_us, void **out
 
     const struct wire_step_layout *l = &r->layout;
     size_t head_bytes = wire_request_head_bytes(&req);
-    bool is_small = request_fits(r, head_bytes, l->request_bytes);
+    bool is_small = client_request_fits(r, head_bytes, l->request_bytes);
     uint64_t reply_bytes = CLIENT_STEP_REPLY_HEAD_BYTES + s->n_items + l->reply_bytes;
     uint8_t *m = is_small ? c->t->ops->message_alloc(c->t, head_bytes + l->request_bytes,
                                                      (size_t)reply_bytes)
@@ -322,7 +322,7 @@ static attn_status start(struct attn_pool *p, const struct attn_step *s, uint64_
     attn_status st = step_check(p, s, &size);
     if (st != ATTN_OK)
         return st;
-    st = request_new(p->client, s->timeout_us, &r);
+    st = client_request_new(p->client, s->timeout_us, &r);
     if (st != ATTN_OK)
         return st;
     r->is_step = true;
@@ -339,10 +339,10 @@ static attn_status start(struct attn_pool *p, const struct attn_step *s, uint64_
         r->is_piece = deadline_ns != 0;
         if (r->is_piece)
             r->deadline_ns = deadline_ns;
-        st = request_start(r);
+        st = client_request_start(r);
     }
     if (st != ATTN_OK) {
-        request_free(r);
+        client_request_free(r);
         return st;
     }
     if (out_r != NULL)
@@ -360,11 +360,11 @@ attn_status step_start_piece(struct attn_pool *p, const struct attn_step *s,
 
 static attn_status finish(struct client_request *r, struct attn_result *out_result)
 {
-    request_wait(r);
+    client_request_wait(r);
     attn_status st = error_from_request(r);
     if (out_result != NULL)
         *out_result = r->result;
-    request_free(r);
+    client_request_free(r);
     return st;
 }
 
@@ -376,7 +376,7 @@ static attn_status check_waiting(struct attn_client *c, const struct attn_result
     if (out_result != NULL && out_result->struct_size != sizeof *out_result)
         return error_set(ATTN_EINVAL, "attn_result.struct_size %u: this library knows %zu",
                          out_result->struct_size, sizeof *out_result);
-    if (!request_may_wait(c))
+    if (!client_request_may_wait(c))
         return error_set(ATTN_EINVAL, "a call that waits was made inside a completion callback");
     return ATTN_OK;
 }
@@ -404,7 +404,7 @@ attn_status attn_step_wait(attn_client *c, attn_ticket ticket, struct attn_resul
     attn_status st = check_waiting(c, out_result);
     if (st != ATTN_OK)
         return st;
-    struct client_request *r = request_claim(c, ticket);
+    struct client_request *r = client_request_claim(c, ticket);
     if (r == NULL)
         return error_set(ATTN_ENOTFOUND, "ticket %llu: no such step, or somebody waits for it",
                          (unsigned long long)ticket);

@@ -31,7 +31,7 @@ GPU_DEVICE row_work row_of(const gpu_attend &a, uint32_t unit, uint32_t row, uin
     const gpu_kv &kv = a.kv;
     row_work w;
     w.item = &a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, unit)];
-    w.layer = kv.layers[w.item->layer];
+    w.layer = layer_of(kv, *w.item);
     w.head = head;
     w.q_head = head * kv.group + row % kv.group;
     w.position = w.item->pos + row / kv.group;

@@ -284,6 +284,8 @@ static attn_status check_item(struct backend *b, const struct backend_pool_confi
                  (uint64_t)c->max_row_blocks * c->block_tokens);
     else if (missing != NULL)
         cpu_fail(b, "item %" PRIu32 ": %s is missing", i, missing);
+    else if (!backend_item_can_be_full(c->layers, item))
+        cpu_fail(b, "item %" PRIu32 ": full, in a layer with a window or branches", i);
     else {
         for (uint64_t j = 0; j < n_blocks; j++)
             if (item->block_table[j] >= c->n_blocks) {

@@ -41,7 +41,8 @@ static inline struct visible rows_visible(const struct attend_rows *r, struct br
 {
     uint32_t pos = r->item->pos, first = r->row0 / r->g->group;
     uint32_t last = (r->row0 + r->n_rows - 1) / r->g->group;
-    return layer_visible_to_some(r->spec, b, pos + first, pos + last, pos + r->item->n_tokens);
+    return layer_visible_to_some(r->spec, r->item->flags, b, pos + first, pos + last,
+                                 pos + r->item->n_tokens);
 }
 
 /* Rows before they are divided by their sums. */

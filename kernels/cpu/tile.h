@@ -296,8 +296,8 @@ struct columns {
 static struct columns columns_of(const struct tile_state *t, const struct step *step, uint32_t row)
 {
     const struct backend_item *item = t->r->item;
-    struct visible v = layer_visible(t->r->spec, step->branch, item->pos + row / t->g->group,
-                                     item->pos + item->n_tokens);
+    struct visible v = layer_visible(t->r->spec, item->flags, step->branch,
+                                     item->pos + row / t->g->group, item->pos + item->n_tokens);
     uint32_t ends[2][2] = {{0, v.sinks}, {v.first, v.end}}, key = step->key;
     struct columns c;
     for (int i = 0; i < 2; i++) {

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
     const gpu_item &it = a.items[find_item<&gpu_item::unit0>(a.items, a.n_items, blockIdx.x)];
     const uint32_t n = it.n_tokens * kv.group, unit = blockIdx.x - it.unit0;
     const uint32_t split = unit % it.n_splits, head = unit / it.n_splits;
-    const gpu_layer layer = kv.layers[it.layer];
+    const gpu_layer layer = layer_of(kv, it);
     const uint32_t kv_len = it.pos + it.n_tokens;
 
     matrix_row row[2];

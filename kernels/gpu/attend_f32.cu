@@ -280,7 +280,7 @@ template <class C> template <bool is_careful> GPU_DEVICE bool f32_block<C>::atte
 {
     constexpr int n_s = C::tile / 8, n_o = C::dim / 32;
     const gpu_kv &kv = a.kv;
-    const gpu_layer layer = stored;
+    const gpu_layer layer = layer_of(kv, it);
     const uint32_t kv_len = it.pos + it.n_tokens, g = lane_id() / 4, t = lane_id() % 4;
     const uint32_t warp_row = warp_id() * 16;
     matrix_row row[2];

@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
     const uint32_t chunk = n_chunks - 1 - unit / it.n_splits % n_chunks;
     const uint32_t head = unit / it.n_splits / n_chunks, row0 = chunk * C::rows;
     const uint32_t n = n_rows - row0 < C::rows ? n_rows - row0 : C::rows;
-    const gpu_layer layer = kv.layers[it.layer];
+    const gpu_layer layer = layer_of(kv, it);
     const uint32_t kv_len = it.pos + it.n_tokens;
     const gpu_layer &stored = kv.layers[it.layer];
     const token_order order = order_of(stored, it);

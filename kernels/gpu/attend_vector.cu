@@ -33,7 +33,7 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
     uint32_t split = unit % it.n_splits, chunk = unit / it.n_splits % n_chunks;
     uint32_t head = unit / it.n_splits / n_chunks;
     uint32_t row0 = chunk * rows, n = n_rows - row0 < rows ? n_rows - row0 : rows;
-    const gpu_layer layer = kv.layers[it.layer];
+    const gpu_layer layer = layer_of(kv, it);
     uint32_t kv_len = it.pos + it.n_tokens, q_bytes = element_bytes(kv.q_dtype);
     int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     uint32_t e = lane * 8; /* first element of this lane */
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(threads) merge(GPU_PARAM(gpu_attend, a))
     if (it.n_splits == 1)
         return;
     uint64_t out_row = (uint64_t)(token - it.token0) * kv.num_q_heads + q_head;
-    const gpu_layer layer = kv.layers[it.layer];
+    const gpu_layer layer = layer_of(kv, it);
     for (uint32_t e = lane_id() * 8; e < kv.dv; e += warp_width * 8) {
         float m = -INFINITY, sum = 0.0f, x[8] = {};
         for (uint32_t s = 0; s < it.n_splits; ++s) {

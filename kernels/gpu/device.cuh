@@ -124,6 +124,14 @@ GPU_DEVICE branch branch_at(const gpu_layer &l, uint32_t i, uint32_t kv_head)
                         : branch_of(0, 1, 0);
 }
 
+/* The item's layer as it is for the item. A copy: branches are indexed in device memory. */
+GPU_DEVICE gpu_layer layer_of(const gpu_kv &kv, const gpu_item &it)
+{
+    gpu_layer l = kv.layers[it.layer];
+    l.is_full |= it.is_full;
+    return l;
+}
+
 /* The keys of the branch that the query at `position` of an item of kv_len tokens sees. */
 GPU_DEVICE visible visible_to(const gpu_layer &l, const branch &b, uint32_t position,
                               uint32_t kv_len)
@@ -196,8 +204,9 @@ GPU_DEVICE branch_part part_of_branch(const gpu_layer &l, const branch &b, const
     const uint32_t kv_len = it.pos + it.n_tokens;
     branch_part x = {};
     if (b.segment_tokens == 0) {
-        x.lowest = visible_to(l, b, q.low, kv_len);
-        x.highest = visible_to(l, b, q.high, kv_len);
+        const uint32_t is_full = l.is_full | it.is_full;
+        x.lowest = ::visible_to(l.window_tokens, l.sink_tokens, is_full, q.low, kv_len);
+        x.highest = ::visible_to(l.window_tokens, l.sink_tokens, is_full, q.high, kv_len);
         x.begin = split * it.split_tokens;
         x.end = min(x.begin + it.split_tokens, x.highest.end);
         x.all_take_part = true;

@@ -85,6 +85,8 @@ static attn_status check_item(struct backend *b, const struct backend_pool *p,
         return gpu_fail(b, ATTN_EINVAL, "item %u: n_tokens is 0", i);
     if (it->layer >= c->num_layers)
         return gpu_fail(b, ATTN_EINVAL, "item %u: layer %u of %u", i, it->layer, c->num_layers);
+    if (!backend_item_can_be_full(p->specs, it))
+        return gpu_fail(b, ATTN_EINVAL, "item %u: full, in a layer with a window or branches", i);
     if (it->table_row >= c->n_table_rows)
         return gpu_fail(b, ATTN_EINVAL, "item %u: table_row %u of %u", i, it->table_row,
                         c->n_table_rows);
@@ -307,6 +309,7 @@ static attn_status plan_tuned(struct backend *b, struct gpu_job *j,
             .layer = items[i].layer,
             .pos = items[i].pos,
             .n_tokens = items[i].n_tokens,
+            .is_full = items[i].is_full,
         };
     uint64_t capacity =
         decode_upload_bytes(j->pool->tuned, b->config.max_batch_items, b->config.max_batch_tokens);
@@ -439,6 +442,7 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
             .row = it->table_row,
             .pos = it->pos,
             .n_tokens = it->n_tokens,
+            .is_full = (it->flags & BACKEND_FULL) != 0,
             .layer = it->layer,
             .token0 = token0,
             .blocks0 = blocks0,

@@ -57,7 +57,8 @@ struct gpu_item {
     uint32_t n_splits; /* parts its cached tokens are cut into, >= 1 */
     uint32_t split_tokens; /* tokens in each part but the last; dilated: see split_of */
     uint32_t slot0; /* first partial slot; a slot is one query row's part of one split */
-    uint32_t pad[2];
+    uint32_t is_full; /* every query sees all, also where its layer is causal */
+    uint32_t pad;
 } __attribute__((aligned(16))); /* moved in pieces of 16 bytes, out of the parameters too */
 
 struct gpu_patch {

@@ -175,7 +175,7 @@ static double found_by_cache(const struct trace *t, uint32_t n_blocks)
     return (double)n_found / t->n_ids;
 }
 
-/* One that keeps n_blocks by their rank: what has the lowest goes. rank_of(i): of the block of the
+/* One that keeps n_blocks by their rank: what has the lowest goes. rank_at[i]: of the block of the
  * trace's i-th place from then on. */
 static double found_by_rank(const struct trace *t, uint32_t n_blocks, const uint32_t *rank_at)
 {

@@ -1,6 +1,7 @@
-/* test_merges.c: outputs of several devices that become one behind a batch's attention (backend.h),
- * against float64: dtypes, head dims, numbers of parts, queries of which some parts have nothing,
- * rows without any key; and the words that they wait for.
+/* test_merges.c: what a backend does for sequences that are split over devices (backend.h). Outputs
+ * of several devices become one behind a batch's attention, against float64: dtypes, head dims,
+ * numbers of parts, queries of which some parts have nothing, rows without any key; and the words
+ * that they wait for. Queries of a causal layer that all see the same keys.
  *
  *     test_merges [NAME [TESTS]]       NAME cpu, cuda (the default), hip or a module of the
  *     executor
@@ -268,6 +269,73 @@ static void what_cannot_be_is_refused_by_name(void **state)
     rig_close(&r);
 }
 
+/* Prompts of many and of few queries behind what is cached, and without; as a full layer, which is
+ * compared with the reference elsewhere, has them. */
+static void items_can_be_full_in_a_causal_layer(void **state)
+{
+    (void)state;
+    static struct rig causal, full;
+    static const struct attn_layer_spec layers[][1] = {
+        {{.scale = 0.125f}},
+        {{.scale = 0.125f, .is_full = true}},
+        {{.scale = 0.1f, .soft_cap = 9}},
+        {{.scale = 0.1f, .soft_cap = 9, .is_full = true}}};
+    static const struct {
+        attn_dtype q, kv;
+        uint32_t dim, layers;
+    } shapes[] = {{ATTN_BF16, ATTN_BF16, 64, 0}, {ATTN_F16, ATTN_F16, 128, 2},
+                  {ATTN_F32, ATTN_F32, 64, 2},   {ATTN_BF16, ATTN_FP8_E4M3, 128, 0},
+                  {ATTN_BF16, ATTN_BF16, 24, 0}, {ATTN_F16, ATTN_INT8, 64, 0}};
+    static const uint32_t n_tokens[] = {2, 16, 5, 100, 33, 150}; /* at 0, 2, 18, ... */
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        struct backend_pool_config c = rig_config(layers[shapes[i].layers], 1);
+        uint64_t a = seed + i, b = seed + i;
+        c.q_dtype = shapes[i].q;
+        c.kv_dtype = shapes[i].kv;
+        c.head_dim_k = c.head_dim_v = shapes[i].dim;
+        rig_open(&causal, ops, &c, 0, -1);
+        c.layers = layers[shapes[i].layers + 1];
+        rig_open(&full, ops, &c, 0, -1);
+        uint32_t pos = 0;
+        for (size_t k = 0; k < sizeof n_tokens / sizeof n_tokens[0]; k++) {
+            rig_begin(&causal);
+            rig_begin(&full);
+            rig_step(&causal, 0, 0, pos, n_tokens[k], 3 | BACKEND_FULL, &a);
+            rig_step(&full, 0, 0, pos, n_tokens[k], 3, &b);
+            if (k > 0) { /* beside one that is causal */
+                rig_step(&causal, 1, 0, 0, 20, 3, &a);
+                rig_step(&full, 1, 0, 0, 20, 3, &b);
+            }
+            rig_run(&causal);
+            rig_run(&full);
+            causal.n_items = full.n_items = 1;
+            rig_compare_items(&causal, &full, "full in a causal layer", seed + i);
+            pos += n_tokens[k];
+        }
+        rig_close(&causal);
+        rig_close(&full);
+    }
+}
+
+static void items_cannot_be_full_in_a_layer_with_a_window(void **state)
+{
+    (void)state;
+    static struct rig r;
+    static const struct attn_layer_spec window[1] = {{.scale = 0.125f, .window_tokens = 8}};
+    struct backend_pool_config c = rig_config(window, 1);
+    uint64_t s = seed;
+    rig_open(&r, ops, &c, 0, -1);
+    rig_begin(&r);
+    struct backend_batch batch = {.pool = r.pool,
+                                  .items = rig_step(&r, 0, 0, 0, 4, 3 | BACKEND_FULL, &s),
+                                  .n_items = 1,
+                                  .patches = r.patches,
+                                  .n_patches = r.n_patches};
+    assert_int_equal(r.ops->submit(r.b, &batch), ATTN_EINVAL);
+    assert_non_null(strstr(r.ops->last_error(r.b), "full, in a layer with a window"));
+    rig_close(&r);
+}
+
 int main(int argc, char **argv)
 {
     int end = rig_start(argc, argv, &ops, &seed);
@@ -277,6 +345,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(parts_become_one_as_float64_has_it),
         cmocka_unit_test(merges_wait_for_words_and_for_the_batch),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
+        cmocka_unit_test(items_can_be_full_in_a_causal_layer),
+        cmocka_unit_test(items_cannot_be_full_in_a_layer_with_a_window),
     };
     return cmocka_run_group_tests_name("merges", tests, NULL, NULL);
 }

@@ -267,8 +267,9 @@ static void attend(struct backend_pool *p, const struct backend_item *it)
             tokens[i] = token_at(p, it, i)[h];
         for (uint32_t t = 0; t < it->n_tokens; t++) {
             uint32_t row = t * n_heads + h;
-            device_attend(tokens, it->pos + t + 1, q + row * q_bytes, q_bytes, p->is_sum, n_out,
-                          n_lse, out + row * n_out, it->lse == NULL ? NULL : it->lse + row * n_lse);
+            uint32_t seen = it->pos + (it->flags & BACKEND_FULL ? it->n_tokens : t + 1);
+            device_attend(tokens, seen, q + row * q_bytes, q_bytes, p->is_sum, n_out, n_lse,
+                          out + row * n_out, it->lse == NULL ? NULL : it->lse + row * n_lse);
         }
     }
 }

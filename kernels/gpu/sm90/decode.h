@@ -37,6 +37,7 @@ struct decode_item {
     uint32_t layer;
     uint32_t pos;
     uint32_t n_tokens; /* 1 to DECODE_MAX_TOKENS */
+    uint32_t is_full; /* also where its layer is causal */
 };
 
 /* A pool as the tuned kernels see it. */

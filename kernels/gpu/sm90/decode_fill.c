@@ -36,7 +36,7 @@ static void fill_item(const struct decode_pool *p, const struct decode_item *it,
         .pos = it->pos,
         .n_tokens = it->n_tokens,
         .layer = it->layer,
-        .flags = (spec->is_full ? DECODE_IS_FULL : 0) |
+        .flags = (spec->is_full || it->is_full ? DECODE_IS_FULL : 0) |
                  (spec->window_tokens ? DECODE_HAS_WINDOW : 0) |
                  (p->has_sinks ? DECODE_HAS_SINKS : 0),
         .scale_log2 = spec->scale * 1.44269504088896341f,

@@ -15,8 +15,9 @@ void decode_visible_tiles(const struct decode_pool *p, const struct decode_item 
 {
     const struct attn_layer_spec *l = &p->specs[it->layer];
     const uint32_t w = l->window_tokens, s = l->sink_tokens, n_keys = it->pos + it->n_tokens;
-    const struct visible seen = visible_to_some(visible_to(w, s, l->is_full, it->pos, n_keys),
-                                                visible_to(w, s, l->is_full, n_keys - 1, n_keys));
+    const uint32_t is_full = l->is_full || it->is_full;
+    const struct visible seen = visible_to_some(visible_to(w, s, is_full, it->pos, n_keys),
+                                                visible_to(w, s, is_full, n_keys - 1, n_keys));
     const struct visible_tiles t = visible_tiles_of(seen, DECODE_TILE);
     *out_n = t.n;
     *out_sinks = t.sinks == 0 && t.skip == 0 ? t.n : t.sinks;

@@ -111,9 +111,9 @@ static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it,
     const uint32_t low = it->pos + (uint32_t)(row / p->kv.group), n_keys = it->pos + it->n_tokens;
     const uint32_t high = it->pos + (uint32_t)((last - 1) / p->kv.group);
     const uint32_t window = s->window_tokens, sinks = s->sink_tokens;
-    const struct visible seen =
-        visible_to_some(visible_to(window, sinks, s->is_full, low, n_keys),
-                        visible_to(window, sinks, s->is_full, high, n_keys));
+    const uint32_t is_full = s->is_full || it->is_full;
+    const struct visible seen = visible_to_some(visible_to(window, sinks, is_full, low, n_keys),
+                                                visible_to(window, sinks, is_full, high, n_keys));
     return visible_tiles_of(seen, prefill_keys(p->dim)).n;
 }
 

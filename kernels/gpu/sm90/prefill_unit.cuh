@@ -238,7 +238,7 @@ GPU_DEVICE unit unit_of(const prefill_params &p, const gpu_item &it, uint32_t he
     u.layer = it.layer;
     u.window = layer.window_tokens;
     u.sinks = layer.sink_tokens;
-    u.is_full = layer.is_full;
+    u.is_full = layer.is_full | it.is_full;
     u.scale_log2 = layer.scale * gpu::log2e;
     u.soft_cap = layer.soft_cap;
     u.step = 1;
