@@ -71,6 +71,40 @@ static void the_device_is_told_every_table_entry_before_it_computes(void **state
     rig_close(&r);
 }
 
+static void attend(uint64_t seq, uint32_t pos)
+{
+    uint32_t n = 1;
+    struct rig_step s = {
+        .flags = WIRE_STEP_ATTEND, .n_items = 1, .seq = &seq, .pos = &pos, .n_tokens = &n};
+    uint64_t id = rig_send_step(&r, &s);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, id)->status, ATTN_OK);
+}
+
+static void a_forks_table_is_told_at_its_first_step(void **state)
+{
+    (void)state;
+    open_rig();
+    rig_open_many(&r, 1, 1);
+    append_all(1, 0, 3 * RIG_BLOCK_TOKENS);
+    uint32_t n_batches = r.backend.n_batches;
+    for (uint64_t fork = 2; fork <= 4; fork++)
+        assert_int_equal(rig_fork(&r, 1, fork, 2 * RIG_BLOCK_TOKENS), ATTN_OK);
+    assert_int_equal(r.backend.n_batches, n_batches);
+    attend(2, 5);
+    assert_int_equal(r.backend.batches[n_batches].n_patches, 2);
+    assert_int_equal(rig_close_seq(&r, 1, rig_epoch(&r, 1)), ATTN_OK);
+    assert_int_equal(rig_item(&r, 3, 0, 2 * RIG_BLOCK_TOKENS, 1), ATTN_OK);
+    assert_int_equal(r.backend.batches[n_batches + 1].n_patches, 2 + 1);
+    rig_succeed(&r, NULL);
+    n_batches = r.backend.n_batches;
+    attend(4, 5);
+    assert_int_equal(r.backend.batches[n_batches].n_patches, 2 + 3 + 2);
+    attend(4, 6);
+    assert_int_equal(r.backend.batches[n_batches + 1].n_patches, 0);
+    rig_close(&r);
+}
+
 /* The device applies a batch's patches in any order. */
 static void patches_of_one_entry_agree(void **state)
 {
@@ -245,6 +279,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_successor_keeps_pools_sequences_and_sessions),
         cmocka_unit_test(the_device_is_told_every_table_entry_before_it_computes),
+        cmocka_unit_test(a_forks_table_is_told_at_its_first_step),
         cmocka_unit_test(patches_of_one_entry_agree),
         cmocka_unit_test(what_the_predecessor_carried_out_is_not_carried_out_again),
         cmocka_unit_test(leases_begin_anew),
