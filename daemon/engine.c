@@ -16,7 +16,6 @@
 #include "daemon/cards_note.h"
 #include "daemon/cards_part.h"
 #include "daemon/clock.h"
-#include "daemon/engine_ahead.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_batch_end.h"
 #include "daemon/engine_canary.h"
@@ -201,7 +200,6 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     do
         seqs_wake(e);
     while (launch(e));
-    lanes_watch(e, now_ns);
     refuse_if_lost(e);
     drop_if_not_whole(e);
 
@@ -238,7 +236,6 @@ static attn_status wait_for_batches(struct engine *e)
 {
     uint64_t start_ns = clock_now_ns();
     while (e->n_in_flight + e->n_on_device > 0) {
-        engine_call_off(e);
         uint64_t most_ns = engine_health(e) == ATTN_OK ? CLOSE_TIMEOUT_NS : LOST_CLOSE_TIMEOUT_NS;
         if (!batch_finish_one(e, POLL_SLICE_NS) && clock_now_ns() - start_ns > most_ns)
             return ATTN_ETIMEDOUT;

@@ -91,10 +91,6 @@ void engine_wake(struct engine *e);
 /* A lane whose plans may come from now on, until it is removed. The engine's thread. */
 void engine_lane_add(struct engine *e, struct lane *l);
 void engine_lane_remove(struct lane *l);
-/* Has the lane the engine to itself, so that its next bell may wait on the device? */
-bool engine_may_announce(struct engine *e, const struct lane *l);
-/* Announced bells that have not begun come back as failed soon. */
-void engine_call_off(struct engine *e);
 
 /* Takes over what may change while running and is not looked up when it is needed. Any thread. */
 void engine_reload(struct engine *e, const struct config *cfg);

@@ -52,7 +52,7 @@ static void tenant_release(const struct request *req, attn_status st)
     if (!req->is_tenants_step)
         return;
     req->tenant->n_steps--;
-    if (!request_is_void(req, st) && !tenant_is_operator(req->tenant))
+    if (!tenant_is_operator(req->tenant))
         atomic_fetch_add_explicit(
             &stats.tenants[req->tenant->stats]
                  .used[st == ATTN_OK ? STATS_TENANT_STEPS : STATS_TENANT_FAILED],
@@ -252,16 +252,17 @@ static void clear_gap(struct task *t)
         memset(t->payload + end, 0, t->layout.lse_offset - end);
 }
 
-static attn_status task_status(const struct task *t)
-{
-    return t->first_failed < t->n_items ? (attn_status)t->item_status[t->first_failed] : ATTN_OK;
-}
-
 /* A bell's outputs are the device's, failed rows too: its worker gets the status alone. */
 static void bell_answer(struct engine *e, struct task *t)
 {
-    t->req->why = task_status(t) == ATTN_OK ? "" : t->why;
-    send_reply(e, t->req, task_status(t));
+    struct request *req = t->req;
+    attn_status st = ATTN_OK;
+    req->why = "";
+    if (t->first_failed < t->n_items) {
+        st = (attn_status)t->item_status[t->first_failed];
+        req->why = t->why;
+    }
+    send_reply(e, req, st);
 }
 
 void step_answer(struct engine *e, struct task *t)
@@ -271,10 +272,8 @@ void step_answer(struct engine *e, struct task *t)
         send_reply(e, req, cards_step_part_done(t));
         return;
     }
-    if (!request_is_void(req, task_status(t))) {
-        stats_add(step_items, t->n_items);
-        stats_add(step_tokens, t->layout.n_tokens);
-    }
+    stats_add(step_items, t->n_items);
+    stats_add(step_tokens, t->layout.n_tokens);
     if (req->bell != NULL) {
         bell_answer(e, t);
         return;

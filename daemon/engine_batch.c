@@ -204,13 +204,7 @@ static uint32_t enough_items(struct engine *e, const struct pool *p)
     return pace_enough(e->n_about);
 }
 
-static bool task_is_early(const struct task *t)
-{
-    return t->req->bell != NULL && t->req->bell->is_early;
-}
-
-/* Fills the batch from the pool's ready tasks; an announced bell waits, and so goes alone. true: it
- * is full of patches or copies. */
+/* Fills the batch from the pool's ready tasks. true: it is full of patches or copies. */
 static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
 {
     uint32_t max_items = e->parts.cfg->max_batch_items, max_tokens = e->parts.cfg->max_batch_tokens;
@@ -218,8 +212,6 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
     struct task *t;
     while (b->n_items < enough && !pace_is_long(&b->pool->cost, b->n_visible) &&
            (t = ready_first(&b->pool->ready)) != NULL) {
-        if (b->n_items > 0 && (b->is_early || task_is_early(t)))
-            return false;
         if (t->req->deadline_ns <= now_ns) {
             e->next_deadline_ns = 0;
             tasks_expire(e, now_ns);
@@ -240,7 +232,6 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
                TAILQ_FIRST(&t->ready_items)->n_tokens <= max_tokens - b->n_tokens)
             r = take_item(e, b, TAILQ_FIRST(&t->ready_items));
         if (b->n_items > n_before) {
-            b->is_early = task_is_early(t);
             b->n_tasks++;
             t->was_launched = true;
         }
@@ -279,7 +270,6 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
     b->pool = p;
     b->n_items = b->n_tokens = b->n_tasks = 0;
     b->n_visible = 0;
-    b->is_early = false;
     return b;
 }
 
@@ -334,8 +324,6 @@ static void batch_submit(struct engine *e, struct batch *b)
         .n_copies = fx->n_copies,
         .signals = b->signals,
         .n_signals = take_signals(b),
-        .wait = b->is_early ? &b->items[0]->task->req->bell->rung : NULL,
-        .may_be_void = b->is_early,
         .user = b,
     };
     b->submitted_ns = clock_now_ns();
@@ -354,7 +342,6 @@ static void batch_submit(struct engine *e, struct batch *b)
     } else {
         st = e->parts.ops->submit(e->parts.backend, &b->device);
         e->n_on_device += st == ATTN_OK;
-        e->n_early += st == ATTN_OK && b->is_early;
     }
     if (st == ATTN_OK) {
         fx->n_patches = fx->n_copies = 0;
@@ -368,11 +355,9 @@ static void batch_submit(struct engine *e, struct batch *b)
         return;
     }
     const char *why = e->parts.ops->last_error(e->parts.backend);
-    if (!b->is_early) {
-        stats_add(batches_failed, 1);
-        log_error("the backend refused a batch of %" PRIu32 " items: %s: %s", b->n_items,
-                  attn_status_message(st), why);
-    }
+    stats_add(batches_failed, 1);
+    log_error("the backend refused a batch of %" PRIu32 " items: %s: %s", b->n_items,
+              attn_status_message(st), why);
     fx->n_copies = 0; /* all were of this batch's appends, which are cancelled */
     batch_refused(e, b, st, why);
 }
@@ -393,10 +378,10 @@ bool batch_flush_patches(struct engine *e, struct pool *p)
 }
 
 /* An idle device gets what is there; behind a batch in flight another goes when it is due, or
- * full, and an announced bell at once. */
+ * full. */
 static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_ns)
 {
-    return e->n_in_flight == 0 || task_is_early(ready_first(&p->ready)) || now_ns >= e->due_ns ||
+    return e->n_in_flight == 0 || now_ns >= e->due_ns ||
            p->ready.n_items >= e->parts.cfg->max_batch_items;
 }
 

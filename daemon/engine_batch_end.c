@@ -75,15 +75,11 @@ static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
     const struct backend_batch *d = &b->device;
     /* of two batches beside each other each counts from the end of the one before */
     uint64_t since_ns = b->submitted_ns > e->finished_ns ? b->submitted_ns : e->finished_ns;
-    if (b->is_early) /* it has waited for its bell */
-        since_ns = now_ns - d->device_ns;
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct request *req = b->items[i]->task->req;
         if (i == 0 || b->items[i - 1]->task->req != req)
             req->device_ns += d->device_ns;
         req->done_ns = now_ns;
-        if (b->is_early)
-            req->received_ns = req->taken_ns = req->batched_ns = since_ns;
     }
     stats_add(batch_splits, d->n_splits);
     stats_add(kv_read_bytes, d->kv_bytes);
@@ -114,10 +110,7 @@ static void batch_finish(struct engine *e, struct batch *b)
 
     attn_status st = b->device.status;
     const char *why = "";
-    if (st == ATTN_OK && b->device.is_void) {
-        st = ATTN_EOVERLOAD;
-        why = "called off";
-    } else if (st == ATTN_OK) {
+    if (st == ATTN_OK) {
         pace_learn(&b->pool->cost, b->n_visible, b->device.device_ns);
         canary_choose(e, b);
     } else {
@@ -157,7 +150,6 @@ bool batch_finish_one(struct engine *e, uint64_t wait_ns)
     if (d == NULL)
         return false;
     e->n_on_device--;
-    e->n_early -= d->may_be_void;
     if (is_own_batch(e, d))
         batch_finish(e, d->user);
     else

@@ -10,7 +10,6 @@
 #include <stdio.h>
 
 #include "daemon/engine_answer.h"
-#include "daemon/engine_inbox.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
@@ -73,12 +72,11 @@ static attn_status check_places(const Attnd__Plan *h, const struct pool *p, cons
                  h->step->layer);
         return ATTN_EINVAL;
     }
-    if (!is_in(h->in_offset, layout->request_bytes, 0, l->in.bytes - LANE_IN_TAIL)) {
+    if (!is_in(h->in_offset, layout->request_bytes, 0, l->in.bytes)) {
         snprintf(why, why_bytes,
                  "plan.in_offset is %" PRIu64 ": %" PRIu64
-                 " bytes of tensors there, at a multiple of %u, are not in the region of %" PRIu64
-                 " without its last %u",
-                 h->in_offset, layout->request_bytes, LANE_ALIGN, l->in.bytes, LANE_IN_TAIL);
+                 " bytes of tensors there, at a multiple of %u, are not in the region of %" PRIu64,
+                 h->in_offset, layout->request_bytes, LANE_ALIGN, l->in.bytes);
         return ATTN_EINVAL;
     }
     if (!is_in(h->out_offset, layout->reply_bytes, LANE_OUT_OFFSET, l->out.bytes)) {
@@ -185,12 +183,6 @@ attn_status plan_run(struct engine *e, struct request *req, uint32_t session, st
         return answer_no(a, ATTN_ENOTFOUND, "plan.lane is 0x%016" PRIx64 ", no such lane", h->lane);
     if (h->step == NULL && h->n_layers > 0)
         return answer_no(a, ATTN_EINVAL, "plan.step is missing");
-    if (lane_is_ahead(l, h->first_bell)) { /* of what it replaces: that comes back first */
-        engine_call_off(e);
-        a->is_later = true;
-        engine_hand_over(e, e, req);
-        return ATTN_OK;
-    }
     if (h->n_layers > 0)
         st = plan_check(e, h, session, l, &layout, a->why, sizeof a->why);
     if (st == ATTN_OK)

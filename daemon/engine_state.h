@@ -14,7 +14,6 @@
  *                       cards_hold.c: what waits for it meanwhile; cards_choose.c: which one
  *   engine_export.c     blocks of sequences, out and in
  *   engine_plan.c       plans of lanes, whose bells come as steps
- *   engine_ahead.c      bells that are launched before they are rung
  *   engine_step.c       admission of steps: everything that can be wrong is refused here
  *   engine_batch.c      from ready items to a batch on the device; engine_batch_end.c: and back
  *   engine_pool.c       making pools, dropping them; engine_pool_size.c: their geometry
@@ -174,7 +173,6 @@ struct batch {
     uint64_t submitted_ns;
     uint64_t charged_ns; /* to its tenant, as long as nobody knows what it takes */
     bool is_in_flight;
-    bool is_early; /* of one announced bell: it waits on the device until that is rung */
     /* of a pool that is split (cards_part.c) */
     struct batch_part *parts; /* [cards]; NULL: there is one card */
     struct cards_outputs *outputs; /* split by tokens */
@@ -333,7 +331,6 @@ struct engine {
     struct batch batches[BACKEND_MAX_IN_FLIGHT];
     uint32_t max_in_flight, n_in_flight;
     uint32_t n_on_device; /* batches that poll will give back, parts of the lead's, too */
-    uint32_t n_early; /* of them, those of announced bells */
     struct batch_part *parts_waiting; /* of the lead's batches: for a place on the device */
     uint64_t parts_order; /* the lead's: of the batch whose parts it sent last */
     uint64_t part_failed; /* order of the last part that failed here */

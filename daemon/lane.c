@@ -184,14 +184,12 @@ void lane_expects(const struct lane *l, uint32_t *out_first, uint32_t *out_last)
     *out_last = l->n_plans > 0 ? plan_end(l->plans[l->n_plans - 1]) : *out_first;
 }
 
-static bool take_bell(struct lane *l);
-
 attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_bytes, char *why,
                       size_t why_bytes)
 {
     const Attnd__Plan *h = req->wire.header->plan;
     uint32_t first, last;
-    take_bell(l); /* one rung before the plan was sent comes first */
+    lane_poll(l); /* a bell rung before the plan was sent comes first */
     for (uint32_t i = 0; i < l->n_plans; i++)
         if (h->n_layers > 0 && is_same(l->plans[i], req->wire.header))
             return ATTN_OK;
@@ -229,27 +227,15 @@ attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_byt
 
 /* --- bells ------------------------------------------------------------------------------------ */
 
-static void tell_held(struct lane *l)
-{
-    if (l->has_held && !l->is_closed)
-        atomic_store_explicit(&l->page->verdict, l->held_verdict, memory_order_release);
-    l->has_held = false;
-}
-
-/* Tells the worker by the host; of a failure not while a bell is announced, as it may ring then.
- * The sentence of the first failure stays until there is a plan again. */
+/* Tells the worker by the host. The sentence of the first failure stays until there is a plan
+ * again. */
 static void tell(struct lane *l, uint32_t bell, attn_status st, const char *why)
 {
     if (st != ATTN_OK && l->status == ATTN_OK) {
         snprintf(l->page->why, sizeof l->page->why, "%s", why);
         l->status = st;
     }
-    l->held_verdict = lane_verdict(bell, st);
-    l->has_held = true;
-    if (l->n_ahead == 0 || st == ATTN_OK)
-        tell_held(l);
-    else
-        engine_call_off(l->engine);
+    atomic_store_explicit(&l->page->verdict, lane_verdict(bell, st), memory_order_release);
 }
 
 static void refuse(struct lane *l, uint32_t bell, attn_status st, const char *why)
@@ -268,12 +254,13 @@ static struct lane_bell *bell_find_free(struct lane *l)
     return NULL;
 }
 
-/* A planned layer becomes a request. */
-static void submit(struct lane *l, struct lane_bell *b, struct lane_plan *p, uint32_t value,
-                   bool is_early)
+/* The next layer of the first plan becomes a request. */
+static void ring(struct lane *l, struct lane_bell *b, uint32_t value)
 {
+    struct lane_plan *p = l->plans[0];
     p->n_refs++;
     l->n_busy++;
+    l->taken = value;
     b->plan = p;
     b->value = value;
     b->step = p->step;
@@ -285,9 +272,6 @@ static void submit(struct lane *l, struct lane_bell *b, struct lane_plan *p, uin
     b->io = (struct request_bell){
         .out = l->out.p + p->out_offset,
         .done = {.word = (uint32_t *)(void *)l->out.p, .value = value},
-        .is_early = is_early,
-        .rung = {.word = (uint32_t *)(void *)(l->in.p + l->in.bytes - LANE_IN_TAIL),
-                 .value = value},
     };
     request_init(&b->req, l->transport, l);
     b->req.principal = l->principal;
@@ -300,18 +284,12 @@ static void submit(struct lane *l, struct lane_bell *b, struct lane_plan *p, uin
     engine_submit(l->engine, &b->req); /* may answer at once */
 }
 
-/* The bell that was rung, if it is not announced. */
-static bool take_bell(struct lane *l)
+bool lane_poll(struct lane *l)
 {
     uint32_t rung = atomic_load_explicit(&l->page->bell, memory_order_acquire);
     char why[128];
     if (rung == l->taken || l->is_closed)
         return false;
-    if (l->n_ahead > 0) { /* the device sees to it, and what is behind follows */
-        if (distance(l->taken, rung) > l->n_ahead + 1)
-            engine_call_off(l->engine); /* a lie, to be refused when there is none ahead */
-        return false;
-    }
     if (rung != l->taken + 1) {
         snprintf(why, sizeof why, "bell is %" PRIu32 ", %" PRIu32 " is next", rung, l->taken + 1);
         refuse(l, rung, ATTN_EPROTO, why);
@@ -322,89 +300,20 @@ static bool take_bell(struct lane *l)
         struct lane_bell *b = bell_find_free(l);
         if (b == NULL)
             return false; /* answered by the device, and by its poll soon */
-        l->taken = rung;
-        l->is_cautious = false;
-        submit(l, b, l->plans[0], rung, false);
+        ring(l, b, rung);
     }
     return true;
-}
-
-/* Prompts are computed by kernels that can't be called off, and take so long that it does not
- * matter. */
-static bool may_be_early(const struct lane_plan *p)
-{
-    for (size_t i = 0; i < p->step.n_seq; i++)
-        if (p->step.n_tokens[i] != 1)
-            return false;
-    return true;
-}
-
-/* The bell behind all that is in the engine. */
-static bool announce(struct lane *l)
-{
-    const uint32_t bell = l->taken + l->n_ahead + 1;
-    uint32_t i = 0;
-    if (!l->may_announce || l->is_cautious || l->is_closed || l->n_plans == 0 ||
-        !engine_may_announce(l->engine, l))
-        return false;
-    while (i < l->n_plans && distance(l->plans[i]->first_bell, bell) >= l->plans[i]->n_layers)
-        i++;
-    struct lane_bell *b = bell_find_free(l);
-    if (i == l->n_plans || b == NULL || !may_be_early(l->plans[i]))
-        return false;
-    l->n_ahead++;
-    stats_add(bells_ahead, 1);
-    submit(l, b, l->plans[i], bell, true);
-    return true;
-}
-
-bool lane_poll(struct lane *l)
-{
-    bool has_taken = take_bell(l);
-    return announce(l) || has_taken;
-}
-
-bool lane_is_ahead(const struct lane *l, uint32_t bell)
-{
-    return distance(l->taken + 1, bell) < l->n_ahead;
-}
-
-/* An announced bell came back: it was rung, or it is as if it had not been announced. */
-static void end_early(struct lane *l, const struct lane_bell *b)
-{
-    l->n_ahead--;
-    l->is_cautious = b->req.status != ATTN_OK || b->value != l->taken + 1;
-    stats_add(bells_called_off, l->is_cautious);
-    if (!l->is_cautious) {
-        l->taken = b->value;
-        l->taken_ns = clock_now_ns();
-        drop_finished(l);
-        if (!b->io.is_signalled)
-            tell(l, b->value, ATTN_OK, "");
-    } else if (l->n_ahead > 0) {
-        engine_call_off(l->engine); /* it comes after one that will be rung */
-    }
-    if (l->n_ahead == 0)
-        tell_held(l);
-}
-
-static void end_rung(struct lane *l, const struct lane_bell *b)
-{
-    const struct request *req = &b->req;
-    if (req->status != ATTN_OK)
-        drop_all(l); /* what follows would compute on what is not there */
-    if ((req->status != ATTN_OK || !b->io.is_signalled) && !l->is_closed)
-        tell(l, b->value, req->status, req->why);
 }
 
 void lane_reply(struct request *req)
 {
     struct lane_bell *b = (struct lane_bell *)(void *)req; /* its first member */
     struct lane *l = b->lane;
-    if (b->io.is_early)
-        end_early(l, b);
-    else
-        end_rung(l, b);
+    bool is_told = req->status == ATTN_OK && b->io.is_signalled;
+    if (req->status != ATTN_OK)
+        drop_all(l); /* what follows would compute on what is not there */
+    if (!is_told && !l->is_closed)
+        tell(l, b->value, req->status, req->why);
     wire_arena_reset(&req->arena);
     plan_unref(b->plan);
     b->plan = NULL;

@@ -6,10 +6,6 @@
  * is read once per look, nothing in it is believed: a bell that is not the next one, or that no
  * plan has, is refused and ends what is planned.
  *
- * A lane that has the engine to itself is ahead of its worker: the request of the next bell is
- * launched before it is rung, and waits on the device (request_bell.rung). It is a guess: if
- * anything comes in between it is called off, and the bell, once it is rung, is taken as ever.
- *
  * Made and freed on the loop's thread (transport_gpu.c); in between the engine's alone.
  */
 #ifndef ATTND_DAEMON_LANE_H
@@ -64,13 +60,8 @@ struct lane {
     struct lane_plan *plans[LANE_MAX_PLANS]; /* in the order of their bells, without gaps */
     uint32_t n_plans, n_busy;
     uint64_t plan_session, plan_request; /* that made the latest plan: older ones are late */
-    uint32_t n_ahead; /* bells behind the latest that are announced: in the engine, not rung */
-    bool may_announce; /* the worker rings in the daemon's region, too */
-    bool is_cautious; /* the last one that was announced came to nothing: not before a bell */
     bool is_closed; /* nothing is taken any more */
     attn_status status; /* why bells are refused; ATTN_OK: there is no plan */
-    uint64_t held_verdict; /* to be told when no bell is ahead */
-    bool has_held;
     struct lane_bell bells[LANE_BELLS];
 };
 
@@ -97,10 +88,8 @@ void lane_fini(struct lane *l);
 
 /* The engine's thread from here on. */
 
-/* Takes the bell that was rung, if there is one, and announces the next. true: either. */
+/* Takes the bell that was rung, if there is one. true: there was. */
 bool lane_poll(struct lane *l);
-/* Is the bell announced? A plan that begins with it must wait until it is not. */
-bool lane_is_ahead(const struct lane *l, uint32_t bell);
 /* Nothing is taken any more; n_busy says what is still in the engine. */
 void lane_close(struct lane *l);
 /* Where a new plan may begin: [*out_first, *out_last], counted cyclically. */

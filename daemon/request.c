@@ -108,8 +108,7 @@ void request_take_bell(struct request *req, struct request_bell *bell, const Att
         (struct wire_request){.header = header, .payload = payload, .payload_bytes = payload_bytes};
     req->received_ns = now_ns;
     req->deadline_ns = now_ns + timeout_us * 1000;
-    if (!bell->is_early)
-        count(req);
+    count(req);
 }
 
 attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
@@ -174,9 +173,7 @@ void request_reply(struct request *req, attn_status st)
 {
     assert(req->reply != NULL || req->bell != NULL || req->part != NULL);
     req->status = st;
-    if (req->bell != NULL && req->bell->is_early && st == ATTN_OK)
-        count(req); /* that it would be rung was not known before */
-    if (is_step(req) && req->part == NULL && !request_is_void(req, st)) {
+    if (is_step(req) && req->part == NULL) {
         uint64_t now_ns = req->replied_ns = clock_now_ns();
         enum stats_transport label = req->transport->label;
         stats_observe_ns(label, STATS_TOTAL, now_ns - req->received_ns);

@@ -30,10 +30,6 @@ struct request_bell {
     uint8_t *out; /* where its outputs go */
     struct backend_word done; /* written by the device where the step is whole in one batch: */
     bool is_signalled; /* the batch was told to */
-    /* It is announced: launched before it is rung. The device begins when `rung` says that it was.
-     * A failure of it is nobody's: the bell, once it is rung, is another request. */
-    bool is_early;
-    struct backend_word rung;
 };
 
 /* A sequence as clients name it. */
@@ -125,12 +121,6 @@ bool request_may_administer(const struct request *req);
 void request_take_bell(struct request *req, struct request_bell *bell, const Attnd__Request *header,
                        uint8_t *payload, size_t payload_bytes, uint64_t now_ns,
                        uint64_t timeout_us);
-
-/* An announced bell that came to nothing, which nobody counts. */
-static inline bool request_is_void(const struct request *req, attn_status st)
-{
-    return req->bell != NULL && req->bell->is_early && st != ATTN_OK;
-}
 
 /* Makes req->reply n_bytes big: the room if there is one, else a buffer. ATTN_EOVERLOAD: no buffer;
  * ATTN_EINVAL: the room is too small. May be repeated: the later replaces the earlier. */

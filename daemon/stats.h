@@ -76,8 +76,6 @@
     X(peers_cut_memory, "peers_cut_memory_total", "Peers cut: no memory to answer them")           \
     X(plans, "plans_total", "Plans of lanes accepted")                                             \
     X(bells_refused, "bells_refused_total", "Bells of lanes that were not the next of a plan")     \
-    X(bells_ahead, "bells_ahead_total", "Bells of lanes launched before they were rung")           \
-    X(bells_called_off, "bells_called_off_total", "Of them, those that came to nothing")           \
     X(received_bytes, "received_bytes_total", "Bytes of messages received")                        \
     X(sent_bytes, "sent_bytes_total", "Bytes of replies sent")
 

@@ -136,7 +136,6 @@ static attn_status lane_open(struct shm_client *c, const struct lane_hello *h, i
     l->engine = c->t->env->engine;
     l->transport = &transport_gpu_ops;
     l->out_news = &c->t->has_news;
-    l->may_announce = true;
     l->principal = c->principal;
     lane_init(l);
     attn_status st = page_open(l, &out_fds[0], why, why_bytes);

@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 10
+#define BACKEND_ABI 9
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -141,9 +141,7 @@ struct backend_batch {
      * meanwhile: later ones may be held up, and close and what is ordered with batches wait with
      * it. So the caller sees to it that the word is written, and not by a later batch.
      * signals: each word becomes its value when all outputs are there, before poll hands the batch
-     * back; not if the batch fails.
-     * may_be_void: it begins when the word is its value, no sooner and no later, or is called off
-     * before, by give_up. */
+     * back; not if the batch fails. */
     const struct backend_word *wait, *signals; /* one; [n_signals] */
     uint32_t n_signals;
     /* Where info says BACKEND_HAS_MERGES, else NULL: behind all attention of the batch, when the
@@ -151,12 +149,10 @@ struct backend_batch {
     const struct backend_merges *merges;
     const struct backend_word *merge_waits; /* [n_merge_waits] */
     uint32_t n_merge_waits;
-    bool may_be_void;
     void *user; /* the caller's, untouched */
 
     /* written by the backend before poll returns the batch */
     attn_status status; /* ATTN_OK, or why none of the items can be trusted */
-    bool is_void; /* called off: no output, signal, append or patch of it was written */
     uint64_t device_ns; /* time on the device */
     uint64_t kv_bytes; /* cached K and V read */
     uint32_t n_splits; /* parts the attention work was cut into */
@@ -189,13 +185,6 @@ struct backend_moves {
     uint32_t n_taken, n_done;
 };
 
-/* Is the batch's word there? */
-static inline bool backend_batch_may_begin(const struct backend_batch *b)
-{
-    return b->may_be_void ? __atomic_load_n(b->wait->word, __ATOMIC_ACQUIRE) == b->wait->value
-                          : backend_word_is_reached(b->wait);
-}
-
 struct backend_config {
     uint64_t kv_bytes; /* KV memory of all pools together; taken at open, never grows */
     uint32_t max_batch_items; /* in one batch */
@@ -210,7 +199,6 @@ enum {
     BACKEND_HAS_DEVICE_ADDRESSES = 1 << 1, /* items may lie in the device's memory */
     BACKEND_HAS_REGIONS = 1 << 2, /* region_open and the three behind it */
     BACKEND_HAS_MERGES = 1 << 3, /* batches may have merges; it has words and regions, too */
-    BACKEND_CAN_GIVE_UP = 1 << 4, /* batches may be void, and give_up */
 };
 
 /* Which device it is, for a process that would share memory of it. All zeros: host memory. */
@@ -278,12 +266,8 @@ struct backend_ops {
     void (*pool_close)(struct backend_pool *p);
 
     /* Starts a batch; never waits for the device. ATTN_OK: it comes back exactly once from poll,
-     * whatever happens. Error: nothing was started. A batch without ATTEND items is fine.
-     * ATTN_ENOTSUP: may_be_void, and what computes these items can't be called off. */
+     * whatever happens. Error: nothing was started. A batch without ATTEND items is fine. */
     attn_status (*submit)(struct backend *b, struct backend_batch *batch);
-    /* Calls off all batches in flight that may be void and have not begun; they come back from
-     * poll soon, is_void or not. So do all slots that are ordered with batches. */
-    void (*give_up)(struct backend *b);
     /* The oldest batch in flight if it is done within wait_ns (0: look only), else NULL. */
     struct backend_batch *(*poll)(struct backend *b, uint64_t wait_ns);
 

@@ -212,26 +212,6 @@ static attn_status check_merges(const struct backend_merges *m, const char *name
     return ATTN_OK;
 }
 
-static attn_status check_void(const struct backend_batch *batch, const char *name,
-                              uint32_t features, char *why, size_t why_bytes)
-{
-    if (!batch->may_be_void)
-        return ATTN_OK;
-    if (!(features & BACKEND_CAN_GIVE_UP)) {
-        snprintf(why, why_bytes, "may_be_void: backend %s can't call a batch off", name);
-        return ATTN_ENOTSUP;
-    }
-    if (batch->wait == NULL) {
-        snprintf(why, why_bytes, "may_be_void: the batch waits for no word");
-        return ATTN_EINVAL;
-    }
-    if (batch->merges != NULL || batch->n_merge_waits > 0) {
-        snprintf(why, why_bytes, "may_be_void: the batch has merges, which are not called off");
-        return ATTN_ENOTSUP;
-    }
-    return ATTN_OK;
-}
-
 attn_status backend_words_check(const struct backend_batch *batch, const char *name,
                                 uint32_t features, char *why, size_t why_bytes)
 {
@@ -243,7 +223,5 @@ attn_status backend_words_check(const struct backend_batch *batch, const char *n
     if (st == ATTN_OK)
         st = check_words(batch->merge_waits, batch->n_merge_waits, "merge_waits", name, features,
                          why, why_bytes);
-    if (st == ATTN_OK)
-        st = check_merges(batch->merges, name, features, why, why_bytes);
-    return st == ATTN_OK ? check_void(batch, name, features, why, why_bytes) : st;
+    return st == ATTN_OK ? check_merges(batch->merges, name, features, why, why_bytes) : st;
 }

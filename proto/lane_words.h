@@ -14,11 +14,10 @@
 #include <stdint.h>
 
 #define LANE_MAGIC 0x454e4c41u /* "ALNE" as bytes */
-#define LANE_VERSION 2u
+#define LANE_VERSION 1u
 #define LANE_ALIGN 64u /* of tensors in a region */
 #define LANE_REGION_ALIGN (2u << 20) /* a region's bytes are a multiple */
 #define LANE_OUT_OFFSET 128u /* of the worker's region: before it lies the word `done` */
-#define LANE_IN_TAIL 64u /* of the daemon's region: its last bytes begin with the word `bell` */
 
 /* Which GPU a side is on. All zeros: they are memfds. */
 struct lane_device {
@@ -49,8 +48,7 @@ struct lane_welcome {
 
 /* The page. */
 struct lane_page {
-    /* layers that the worker has rung for, modulo 2^32; first in the daemon's region, then here */
-    _Alignas(64) _Atomic uint32_t bell;
+    _Alignas(64) _Atomic uint32_t bell; /* layers that the worker has rung for, modulo 2^32 */
     /* the daemon's: the latest bell that it answered by its host, in the lower half, and the
      * status, in the upper; a bell that the device answered is in `done` alone */
     _Alignas(64) _Atomic uint64_t verdict;

@@ -25,7 +25,6 @@ struct lane_layer {
     } in[LANE_PARTS], out[2]; /* q, k, v; out, lse */
     void *poison; /* NaN after a failure: out and lse of the region */
     uint64_t poison_bytes;
-    uint32_t *bell; /* the daemon's region's */
     struct lane_page *page; /* where the memory sees it */
     uint32_t *done;
     uint64_t wait_ns;
@@ -33,7 +32,7 @@ struct lane_layer {
 
 /* What module exports under LANE_CUDA_SYMBOL; changes with LANE_CUDA_ABI. */
 #define LANE_CUDA_SYMBOL "attn_lane_cuda"
-#define LANE_CUDA_ABI 3
+#define LANE_CUDA_ABI 2
 
 /* Unless said otherwise: one thread at a time; 0 or a status, and why says what was not to be
  * had. */
@@ -69,9 +68,7 @@ struct attn_lane {
     attn_client *client;
     const struct lane_memory_ops *ops;
     struct lane_memory *memory;
-    uint64_t id, wait_us;
-    uint64_t in_bytes, out_bytes; /* for tensors; for the word and tensors */
-    uint32_t *bell;
+    uint64_t id, in_bytes, out_bytes, wait_us;
     struct lane_page *page, *memory_page; /* mapped here; as the memory sees it */
     uint8_t *in, *out; /* regions, as the memory has them */
     bool is_host;

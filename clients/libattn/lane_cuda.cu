@@ -4,8 +4,7 @@
  * The kernel's blocks put q, k and v into the daemon's region; the last one to be done counts the
  * layer, rings, and its first thread waits for the answer. Order: all threads' stores, a barrier,
  * one thread's system-wide fence and, where there are several blocks, an atomic add; whoever comes
- * last fences again, and stores the bell: in the daemon's region, where its device may wait for it,
- * and in the page. The waiting side loads with acquire, and what follows on the stream sees the
+ * last fences again and stores the bell. The waiting side loads with acquire, and what follows on the stream sees the
  * output. The count lies in the GPU's memory, so a captured launch replays for ever.
  */
 #include <cuda.h>
@@ -33,7 +32,6 @@ struct lane_layer {
     lane_part in[3], out[2];
     void *poison;
     uint64_t poison_bytes;
-    uint32_t *bell;
     void *page;
     uint32_t *done;
     uint64_t wait_ns;
@@ -55,7 +53,7 @@ namespace
 
 /* Offsets in the page (lane_words.h). */
 enum { BELL = 0, VERDICT = 64, STOP = 128, FAULT = 132, PAGE_BYTES = 4096 };
-enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 3 };
+enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 2 };
 /* So many bytes one block copies as fast as several, which must wait for each other at the end. */
 enum { ALONE_THREADS = 1024, ALONE_BYTES = 2 * 16 * ALONE_THREADS };
 
@@ -70,7 +68,6 @@ struct layer_params {
     lane_part in[3];
     uint4 *poison;
     uint64_t poison_bytes;
-    uint32_t *bell;
     char *page;
     const uint32_t *done;
     state *s;
@@ -176,7 +173,6 @@ __global__ void __launch_bounds__(ALONE_THREADS) ring(const __grid_constant__ la
             const uint32_t bell = p.s->count + 1;
             p.s->count = bell;
             fence();
-            store(p.bell, bell);
             store(p.page + BELL, bell);
             const int32_t status = wait_for(p, bell);
             if (status != ATTN_OK) {
@@ -465,7 +461,6 @@ static attn_status gpu_enqueue(lane_memory *m, void *stream, const lane_layer *l
                     (int)cudaErrorMisalignedAddress, why, why_bytes);
     p.poison = (uint4 *)l->poison;
     p.poison_bytes = l->poison_bytes;
-    p.bell = l->bell;
     p.page = (char *)l->page;
     p.done = l->done;
     p.s = m->s;

@@ -122,8 +122,7 @@ static attn_status host_enqueue(struct lane_memory *m, void *stream, const struc
         for (int i = 0; i < LANE_PARTS; i++)
             if (l->in[i].from != NULL && l->in[i].from != l->in[i].to)
                 memcpy(l->in[i].to, l->in[i].from, l->in[i].bytes);
-        __atomic_store_n(l->bell, ++m->count, __ATOMIC_RELEASE);
-        atomic_store_explicit(&l->page->bell, m->count, memory_order_release);
+        atomic_store_explicit(&l->page->bell, ++m->count, memory_order_release);
         int32_t status = wait_for(l, m->count);
         if (status != ATTN_OK) {
             m->is_broken = true;

@@ -172,16 +172,15 @@ static attn_status open_in(struct attn_lane *l, const char *path, uint64_t in_by
     *out_is_host = w.magic == LANE_MAGIC && memcmp(w.device.uuid, none, sizeof none) == 0;
     if (st == ATTN_OK) {
         l->id = w.lane;
-        l->in_bytes = w.in_bytes - LANE_IN_TAIL;
+        l->in_bytes = w.in_bytes;
         p = mmap(NULL, LANE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
         l->page = p != MAP_FAILED ? p : NULL;
         if (l->page == NULL)
             snprintf(why, sizeof why, "mapping a lane's page: %s", strerror(errno));
         st = l->page == NULL
                  ? ATTN_ENOMEM
-                 : l->ops->region_map(l->memory, fds[1], w.in_bytes, &p, why, sizeof why);
+                 : l->ops->region_map(l->memory, fds[1], l->in_bytes, &p, why, sizeof why);
         l->in = p;
-        l->bell = (uint32_t *)(void *)(l->in + l->in_bytes);
         if (st == ATTN_OK)
             st = l->ops->page_map(l->memory, l->page, &l->memory_page, why, sizeof why);
         if (st == ATTN_OK)

@@ -20,8 +20,7 @@
 #include <time.h>
 
 #define FEATURES                                                                                   \
-    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES | \
-     BACKEND_CAN_GIVE_UP)
+    (BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES)
 #define LOOKS_BEFORE_NAP 1000
 #define NAP_NS 20000
 
@@ -358,7 +357,7 @@ static bool try_compute(struct backend *b)
     struct backend_batch *batch = b->batch;
     if (batch == NULL || b->is_done)
         return true;
-    if (batch->wait != NULL && !backend_batch_may_begin(batch))
+    if (batch->wait != NULL && !backend_word_is_reached(batch->wait))
         return false;
     if (!b->is_attended)
         compute(b, batch);
@@ -399,19 +398,9 @@ static attn_status cpu_submit(struct backend *b, struct backend_batch *batch)
     if (st != ATTN_OK)
         return st;
     b->batch = batch;
-    b->is_done = b->is_attended = batch->is_void = false;
+    b->is_done = b->is_attended = false;
     try_compute(b);
     return ATTN_OK;
-}
-
-static void cpu_give_up(struct backend *b)
-{
-    struct backend_batch *batch = b->batch;
-    if (batch == NULL || b->is_done || !batch->may_be_void)
-        return;
-    batch->is_void = b->is_done = true;
-    batch->status = ATTN_OK;
-    batch->device_ns = batch->kv_bytes = batch->n_splits = 0;
 }
 
 static struct backend_batch *cpu_poll(struct backend *b, uint64_t wait_ns)
@@ -426,7 +415,6 @@ static struct backend_batch *cpu_poll(struct backend *b, uint64_t wait_ns)
 /* What touches blocks follows the batch that was submitted. */
 static attn_status check_block(struct backend_pool *p, uint32_t block)
 {
-    cpu_give_up(p->b);
     compute_within(p->b, UINT64_MAX);
     if (block < p->config.n_blocks)
         return ATTN_OK;
@@ -617,7 +605,6 @@ static const struct backend_ops cpu_ops = {
     .pool_place = cpu_pool_place,
     .pool_close = cpu_pool_close,
     .submit = cpu_submit,
-    .give_up = cpu_give_up,
     .poll = cpu_poll,
     .block_read = cpu_block_read,
     .block_write = cpu_block_write,

@@ -96,8 +96,6 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
     memset(b->signals, 0, BACKEND_MAX_IN_FLIGHT * sizeof *b->signals);
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
         b->slots[i].signal = &b->signals[i];
-        if (runtime_alloc((void **)&b->slots[i].gate, sizeof *b->slots[i].gate) != 0)
-            return gpu_fail(b, ATTN_ENOMEM, "%s", runtime_last_error());
         st = gpu_job_init(b, &b->slots[i].job);
         if (st != ATTN_OK)
             return st;
@@ -126,7 +124,6 @@ static void gpu_close(struct backend *b)
     if (!b)
         return;
     gpu_moves_end(b);
-    gpu_give_up(b);
     gpu_peers_leave(b);
     bool is_there = b->stream && runtime_device_use(b->config.device_index) == 0;
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
@@ -144,7 +141,6 @@ static void gpu_close(struct backend *b)
         runtime_free(j->staging.q);
         runtime_free(j->staging.kv);
         runtime_free(j->staging.scratch);
-        runtime_free(b->slots[i].gate);
         gpu_job_fini(j);
     }
     runtime_host_free(b->signals);
@@ -166,8 +162,8 @@ static const char *gpu_last_error(const struct backend *b)
 
 uint32_t gpu_features(const struct backend *b)
 {
-    const uint32_t all = BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS |
-                         BACKEND_HAS_MERGES | BACKEND_CAN_GIVE_UP;
+    const uint32_t all =
+        BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS | BACKEND_HAS_MERGES;
     return b->device.has_words ? all : 0;
 }
 
@@ -579,7 +575,6 @@ static const struct backend_ops ops = {
     .pool_place = gpu_pool_place,
     .pool_close = gpu_pool_close,
     .submit = gpu_submit,
-    .give_up = gpu_give_up,
     .poll = gpu_poll,
     .block_read = gpu_block_read,
     .block_write = gpu_block_write,

@@ -242,12 +242,6 @@ GPU_DEVICE float score_of(const gpu_layer &l, float dot, float slope, uint32_t p
     return s * log2e;
 }
 
-/* Was the batch called off (params.h, gpu_gate)? */
-GPU_DEVICE bool is_called_off(const uint32_t *gate)
-{
-    return gate && *gate != 0;
-}
-
 /* What this thread knows to be done is done. */
 GPU_DEVICE void tell_host(const gpu_finish &a)
 {

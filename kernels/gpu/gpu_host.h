@@ -10,7 +10,7 @@
  * Order      every slot has a stream of its own. A batch whose table rows the one in front does not
  *            name runs beside it: its thread blocks take over processors as blocks of that one
  *            leave. Any other follows that one's stream, all but its way in: upload, q, k and v go
- *            to its own staging before; or it is on that one's stream, if it may be void.
+ *            to its own staging before.
  */
 #ifndef ATTND_GPU_HOST_H
 #define ATTND_GPU_HOST_H
@@ -103,22 +103,18 @@ struct gpu_job {
     uint32_t *order; /* [max_batch_items] the batch's items sorted by kernel */
 };
 
-/* Host memory. Written by the device, but for stop. */
+/* Written by the device, read by the host. */
 struct gpu_signal {
     uint64_t start_ns;
     uint64_t done; /* as gpu_finish.out_done */
     uint64_t attended; /* nobody reads it */
-    uint32_t called_off; /* value of the last batch that was */
-    uint32_t stop; /* of the one that is to be */
 };
 
 struct gpu_slot {
     struct backend_batch *batch;
     struct gpu_job job;
     struct gpu_signal *signal;
-    uint32_t *gate; /* device: gpu_gate.state of its last batch that may be void */
     runtime_stream *stream;
-    runtime_stream *on; /* where its batch is: its own stream, or that of the batch in front */
     uint32_t value; /* signal->done's when the batch is done */
     bool is_alone; /* nothing may run beside it */
 };
@@ -193,8 +189,6 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
 bool gpu_job_is_brought(const struct gpu_job *j);
 /* Does attention use part_o and part_ml, of which there is one? */
 bool gpu_job_has_parts(const struct gpu_job *j);
-/* Do all its kernels look at prep.gate? */
-bool gpu_job_can_be_void(const struct gpu_job *j);
 /* Can attention do without what is launched before it? */
 bool gpu_job_can_be_direct(const struct gpu_job *j);
 /* The launches of a job, in this order; bring may be left out, all but attend if it is direct. They
@@ -215,7 +209,6 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
 int gpu_follow_all(struct backend *b);
 
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch);
-void gpu_give_up(struct backend *b);
 struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);
 attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes);
 attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes);

@@ -374,7 +374,6 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
     j->prep.n_patches = batch->n_patches < GPU_MAX_PATCHES ? batch->n_patches : GPU_MAX_PATCHES;
     j->prep.out_start_ns = NULL;
     j->prep.brought = NULL;
-    j->prep.gate = NULL;
 }
 
 /* Small batches travel in the parameters of prep, which stores the items on the device. */
@@ -536,11 +535,6 @@ bool gpu_job_has_parts(const struct gpu_job *j)
     return has;
 }
 
-bool gpu_job_can_be_void(const struct gpu_job *j)
-{
-    return j->n_ranges == 0 && j->n_prefills == 0;
-}
-
 bool gpu_job_is_brought(const struct gpu_job *j)
 {
     const struct backend_pool_config *c = &j->pool->config;
@@ -559,7 +553,7 @@ int gpu_job_prep(const struct gpu_job *j, const struct backend_batch *batch, run
 {
     int code = 0;
     for (uint32_t i = GPU_MAX_PATCHES; i < batch->n_patches && !code; i += GPU_INLINE_PATCHES) {
-        struct gpu_prep more = {.kv = j->pool->kv, .gate = j->prep.gate};
+        struct gpu_prep more = {.kv = j->pool->kv};
         uint32_t n = batch->n_patches - i;
         more.n_patches = n < GPU_INLINE_PATCHES ? n : GPU_INLINE_PATCHES;
         memcpy(more.inline_patches, batch->patches + i, more.n_patches * sizeof *batch->patches);
@@ -594,8 +588,7 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
         code = runtime_check("decode kernel",
                              decode_launch(&j->tuned, j->tuned_upload,
                                            (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES,
-                                           is_told ? finish : NULL, j->prep.gate, s,
-                                           is_chained && (!j->is_direct || j->prep.gate),
+                                           is_told ? finish : NULL, s, is_chained && !j->is_direct,
                                            j->is_direct));
         is_chained = true;
     }

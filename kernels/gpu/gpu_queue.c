@@ -6,10 +6,8 @@
  * that have nothing in common run beside each other. One that has follows the stream of the batch
  * in front, after its upload and, where that pays, its q, k and v have come over the bus. A wait
  * for a word is the first on the slot's stream; signals are written with the word to poll, just
- * before it. A batch that may be void has a gate instead, a kernel that waits, behind all that
- * needs no tensors; if it is called off, the kernels behind the gate find that in a word of the
- * device's and do nothing. No call waits for the device but poll, for as long as it is told to, and
- * the block transfers.
+ * before it. No call waits for the device but poll, for as long as it is told to, and the block
+ * transfers.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "proto/attn_time.h"
@@ -49,19 +47,9 @@ static int follow(struct backend *b, runtime_stream *s, runtime_stream *other)
     return code ? code : runtime_stream_follow(s, b->met);
 }
 
-void gpu_give_up(struct backend *b)
-{
-    for (uint32_t i = b->n_in_flight; i-- > 0;) { /* the later first: no gate opens in between */
-        struct gpu_slot *s = &b->slots[(b->oldest + i) % BACKEND_MAX_IN_FLIGHT];
-        if (s->batch->may_be_void)
-            __atomic_store_n(&s->signal->stop, s->value, __ATOMIC_RELEASE);
-    }
-}
-
 int gpu_follow_all(struct backend *b)
 {
     int code = 0;
-    gpu_give_up(b);
     for (int i = 1; i < BACKEND_MAX_IN_FLIGHT && !code; i++)
         code = follow(b, b->stream, b->slots[i].stream);
     return code;
@@ -120,13 +108,14 @@ static int launch_rest(const struct gpu_slot *s, const struct gpu_finish *finish
     const struct backend_batch *batch = s->batch;
     int code = 0;
     for (uint32_t i = 0; i < batch->n_merge_waits && !code; i++)
-        code = runtime_stream_wait_word(s->on, batch->merge_waits[i].word,
+        code = runtime_stream_wait_word(s->stream, batch->merge_waits[i].word,
                                         batch->merge_waits[i].value);
     if (!code && batch->merges)
-        code = launch_merges(batch, s->on);
+        code = launch_merges(batch, s->stream);
     for (uint32_t i = finish->n_signals; i < batch->n_signals && !code; i++)
-        code = runtime_stream_write_word(s->on, batch->signals[i].word, batch->signals[i].value);
-    return code ? code : runtime_check("finish kernel", gpu_finish_launch(finish, s->on, 0));
+        code =
+            runtime_stream_write_word(s->stream, batch->signals[i].word, batch->signals[i].value);
+    return code ? code : runtime_check("finish kernel", gpu_finish_launch(finish, s->stream, 0));
 }
 
 /* Attention, merges, the batch's signals, and the word that poll watches. Signals that the last
@@ -135,12 +124,11 @@ static int launch_attention(const struct gpu_slot *s, const struct gpu_finish *f
 {
     const struct backend_batch *batch = s->batch;
     if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)
-        return gpu_job_attend(&s->job, finish, s->on, true);
+        return gpu_job_attend(&s->job, finish, s->stream, true);
     /* a direct kernel says when it began, and something of it has to say so */
     const struct gpu_finish began = {.out_done = &s->signal->attended,
-                                     .out_start_ns = &s->signal->start_ns,
-                                     .gate = s->job.prep.gate};
-    int code = gpu_job_attend(&s->job, s->job.is_direct ? &began : NULL, s->on, true);
+                                     .out_start_ns = &s->signal->start_ns};
+    int code = gpu_job_attend(&s->job, s->job.is_direct ? &began : NULL, s->stream, true);
     return code ? code : launch_rest(s, finish);
 }
 
@@ -148,34 +136,13 @@ static int launch_attention(const struct gpu_slot *s, const struct gpu_finish *f
 static struct gpu_finish finish_of(const struct gpu_slot *s)
 {
     const struct backend_batch *batch = s->batch;
-    struct gpu_finish f = {.out_done = &s->signal->done,
-                           .out_start_ns = &s->signal->start_ns,
-                           .value = s->value,
-                           .gate = s->job.prep.gate};
+    struct gpu_finish f = {
+        .out_done = &s->signal->done, .out_start_ns = &s->signal->start_ns, .value = s->value};
     for (; f.n_signals < batch->n_signals && f.n_signals < GPU_FINISH_SIGNALS; f.n_signals++) {
         f.signals[f.n_signals].word = batch->signals[f.n_signals].word;
         f.signals[f.n_signals].value = batch->signals[f.n_signals].value;
     }
     return f;
-}
-
-/* Where the batch waits: a gate, if it may be void, else the stream. */
-static int launch_wait(const struct gpu_slot *s)
-{
-    const struct backend_word *wait = s->batch->wait;
-    if (!s->batch->may_be_void)
-        return runtime_stream_wait_word(s->on, wait->word, wait->value);
-    const struct gpu_gate gate = {
-        .word = wait->word,
-        .stop = &s->signal->stop,
-        .state = s->gate,
-        .out_void = &s->signal->called_off,
-        .out_done = &s->signal->done,
-        .value = wait->value,
-        .batch = s->value,
-    };
-    int code = runtime_stream_hold(s->on, gate.word, gate.value, gate.stop, gate.batch);
-    return code ? code : runtime_check("gate kernel", gpu_gate_launch(&gate, s->on));
 }
 
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
@@ -192,36 +159,30 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     st = backend_words_check(batch, GPU_BACKEND_NAME, gpu_features(b), b->error, sizeof b->error);
     if (st == ATTN_OK)
         st = gpu_job_make(b, j, batch, &choice, NULL, NULL);
-    if (st == ATTN_OK && batch->may_be_void && !gpu_job_can_be_void(j))
-        st = gpu_fail(b, ATTN_ENOTSUP, "may_be_void: not all kernels of the batch have a gate");
     if (st != ATTN_OK)
         return st;
 
-    batch->is_void = false;
     s->batch = batch;
     s->value = ++b->last_value;
-    if (batch->may_be_void)
-        j->prep.gate = s->gate;
     /* blocks or partial results of others */
     s->is_alone = batch->n_copies > 0 || gpu_job_has_parts(j);
     j->prep.out_start_ns = &s->signal->start_ns;
     const struct gpu_finish finish = finish_of(s);
     bool has_shared = touch_rows(s, front);
     bool is_following = front && (has_shared || front->is_alone || s->is_alone);
-    /* behind the one in front without an event, which would take longer than to see the word */
-    s->on = is_following && batch->may_be_void ? front->on : s->stream;
-    bool is_brought = is_following && !batch->wait && gpu_job_is_brought(j);
+    bool is_brought = is_following && gpu_job_is_brought(j);
     j->is_direct =
         !is_brought && batch->n_signals <= GPU_FINISH_SIGNALS && gpu_job_can_be_direct(j);
-    int code = batch->wait && !batch->may_be_void ? launch_wait(s) : 0;
+    const struct backend_word *wait = batch->wait;
+    int code = wait ? runtime_stream_wait_word(s->stream, wait->word, wait->value) : 0;
     if (!code && !j->is_direct)
-        code = gpu_job_upload(j, s->on);
+        code = gpu_job_upload(j, s->stream);
     if (!code && is_brought)
-        code = gpu_job_bring(j, s->on);
-    if (!code && is_following && s->on != front->on)
-        code = follow(b, s->on, front->on);
-    if (code || launch_copies(batch, s->on) || (batch->may_be_void && launch_wait(s)) ||
-        (!j->is_direct && gpu_job_prep(j, batch, s->on)) || launch_attention(s, &finish))
+        code = gpu_job_bring(j, s->stream);
+    if (!code && is_following)
+        code = follow(b, s->stream, front->stream);
+    if (code || launch_copies(batch, s->stream) ||
+        (!j->is_direct && gpu_job_prep(j, batch, s->stream)) || launch_attention(s, &finish))
         return gpu_lost(b);
     b->n_in_flight++;
     return ATTN_OK;
@@ -241,17 +202,15 @@ static struct backend_batch *take_oldest(struct backend *b, attn_status st)
     struct backend_batch *batch = s->batch;
     batch->status = st;
     batch->device_ns = 0;
-    batch->is_void = batch->may_be_void && s->signal->called_off == s->value;
-    if (st == ATTN_OK &&
-        !batch->is_void) { /* what lies before the end of the batch in front was that one's time */
+    if (st == ATTN_OK) { /* what lies before the end of the batch in front was that one's time */
         uint64_t from_ns = s->signal->start_ns;
         uint64_t end_ns = from_ns + (uint32_t)(s->signal->done - from_ns); /* within four seconds */
         from_ns = from_ns > b->last_end_ns ? from_ns : b->last_end_ns;
         batch->device_ns = end_ns > from_ns ? end_ns - from_ns : 0;
         b->last_end_ns = end_ns > b->last_end_ns ? end_ns : b->last_end_ns;
     }
-    batch->kv_bytes = batch->is_void ? 0 : s->job.kv_bytes;
-    batch->n_splits = batch->is_void ? 0 : s->job.n_splits;
+    batch->kv_bytes = s->job.kv_bytes;
+    batch->n_splits = s->job.n_splits;
     s->batch = NULL;
     b->oldest = (b->oldest + 1) % BACKEND_MAX_IN_FLIGHT;
     b->n_in_flight--;

@@ -89,7 +89,6 @@ struct gpu_prep {
      * brought */
     char *brought;
     uint64_t *out_start_ns; /* host memory, NULL: not wanted */
-    const uint32_t *gate; /* gpu_gate.state; NULL: there is none */
     uint32_t n_items, n_patches, n_tokens, pad;
     struct gpu_item inline_items[GPU_INLINE_ITEMS];
     struct gpu_patch inline_patches[GPU_INLINE_PATCHES];
@@ -99,18 +98,6 @@ int gpu_prep_launch(const struct gpu_prep *a, void *stream);
 int gpu_bring_launch(const struct gpu_prep *a, void *stream);
 /* Settles how the kernels around attention share a processor with it. */
 int gpu_prep_init(void);
-
-/* gate: one thread waits until *word is value, or the host calls the batch off. What follows it on
- * the stream finds in `state` what became of it, and does nothing if that is not 0. */
-struct gpu_gate {
-    const uint32_t *word; /* device or host memory */
-    const uint32_t *stop; /* host memory: `batch` when the host calls it off */
-    uint32_t *state; /* device memory: 0, or 1: it was called off */
-    uint32_t *out_void; /* host memory: then `batch`, before out_done */
-    uint64_t *out_done; /* as gpu_finish.out_done */
-    uint32_t value, batch;
-};
-int gpu_gate_launch(const struct gpu_gate *a, void *stream);
 
 /* Whole blocks, up to GPU_LIST / 2 pairs (src, dst) a launch. */
 struct gpu_copy {
@@ -137,7 +124,6 @@ struct gpu_finish {
         uint32_t *word; /* where the device can write */
         uint64_t value; /* 32 bits of it */
     } signals[GPU_FINISH_SIGNALS]; /* written first */
-    const uint32_t *gate; /* gpu_gate.state: nothing is told if it is not 0; NULL: there is none */
 };
 int gpu_finish_launch(const struct gpu_finish *a, void *stream, int chained);
 

@@ -58,8 +58,6 @@ __global__ void __launch_bounds__(prep_threads) prep(GPU_PARAM(gpu_prep, by_valu
 {
     const gpu_prep &a = params(by_value);
     chain_release();
-    if (is_called_off(a.gate))
-        return;
     uint32_t thread = blockIdx.x * prep_threads + threadIdx.x;
     uint32_t n_threads = gridDim.x * prep_threads;
     bool is_first = blockIdx.y == 0;
@@ -131,28 +129,7 @@ __global__ void __launch_bounds__(bring_threads) bring(GPU_PARAM(gpu_prep, by_va
 __global__ void finish(GPU_PARAM(gpu_finish, a))
 {
     chain_wait();
-    if (!is_called_off(a.gate))
-        tell_host(a);
-}
-
-/* A look at the host's word takes as long as several at the device's. */
-constexpr uint32_t looks_a_stop = 16;
-
-__global__ void gate(GPU_PARAM(gpu_gate, a))
-{
-    bool is_off = false;
-    for (uint32_t look = 0; !is_off; ++look) {
-        is_off = look % looks_a_stop == 0 && load_acquire(a.stop) == a.batch;
-        if (!is_off && load_acquire(a.word) == a.value)
-            break;
-    }
-    *a.state = is_off;
-    if (is_off) {
-        *(volatile uint32_t *)a.out_void = a.batch;
-        __threadfence_system();
-        *(volatile uint64_t *)a.out_done = (uint64_t)a.batch << 32;
-    }
-    chain_release(); /* no sooner: what follows would have the processors while it waits */
+    tell_host(a);
 }
 
 } // namespace
@@ -177,14 +154,7 @@ int gpu_prep_init(void)
     int code = share_memory(prep);
     if (!code)
         code = share_memory(bring);
-    if (!code)
-        code = share_memory(finish);
-    return code ? code : share_memory(gate);
-}
-
-int gpu_gate_launch(const struct gpu_gate *a, void *stream)
-{
-    return launch(gate, dim3(1), dim3(1), 0, stream, false, *a);
+    return code ? code : share_memory(finish);
 }
 
 int gpu_finish_launch(const struct gpu_finish *a, void *stream, int chained)

@@ -62,7 +62,7 @@ static void open_lane(struct worker *w, uint64_t wait_us)
     well(attn_lane_open(w->client, NULL, &o, &w->lane));
     well(attn_lane_info(w->lane, &info));
     assert_int_equal(info.is_host, 1);
-    assert_true(info.in_bytes >= 15 << 20 && info.out_bytes >= 15 << 20);
+    assert_true(info.in_bytes >= 16 << 20 && info.out_bytes >= 15 << 20);
 }
 
 static struct worker *open_worker(uint64_t first_seq, uint64_t wait_us)

@@ -127,9 +127,7 @@ int lane_link_await(struct lane_link *l, uint32_t bell, int timeout_ms)
 
 int lane_link_ring(struct lane_link *l, int timeout_ms)
 {
-    uint32_t *there = (uint32_t *)(void *)(l->in + l->welcome.in_bytes - LANE_IN_TAIL);
-    __atomic_store_n(there, ++l->count, __ATOMIC_RELEASE);
-    atomic_store(&l->page->bell, l->count);
+    atomic_store(&l->page->bell, ++l->count);
     return lane_link_await(l, l->count, timeout_ms);
 }
 

@@ -8,19 +8,14 @@ Workers are on the first GPU.
 right  layers of random shapes and lengths, eagerly and in replayed CUDA graphs, byte for byte those
        of steps through shared memory; workers that come and go meanwhile
 cost   32 layers in one CUDA graph, a few sequences of a short context: microseconds per layer from
-       the graph's events, of which `kernels` the daemon's by its own count. What is `added` is their
-       difference: copying q, k and v, the bell, the launch, the answer. `copy` is a layer of a graph
-       that only copies as many bytes, one kernel per layer, as a projection writes them: `over` is
-       what is added beyond it. `ahead` is the share of bells that were launched before they were
-       rung; the same is measured with another lane's plan waiting, so that none is. Then `engine`
-       is from the bell that was seen to the launch; `in it` the whole of a layer as the daemon sees
-       it
+       the graph's events, of which the daemon's kernels by its own count. What is added is their
+       difference: copying q, k and v, the bell, the launch, the answer. Of it, `engine` is from the
+       bell that was seen to the launch; `in it` the whole of a layer as the daemon sees it
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import os
 import random
@@ -242,37 +237,12 @@ def come_and_go(url, seed):
         raise SystemExit(1)
 
 
-def replayed(graph, stream, layers):
-    """Microseconds per layer of one replay."""
-    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    a.record(stream)
-    with torch.cuda.stream(stream):
-        graph.replay()
-    b.record(stream)
-    b.synchronize()
-    return a.elapsed_time(b) * 1e3 / layers
-
-
-def copy_alone(qkv, layers):
-    """The same bytes copied by one kernel per layer."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    source = torch.cat([x.flatten() for x in qkv])
-    to = torch.empty_like(source)
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(layers):
-            torch.add(source, 0, out=to)  # copy_ would be a copy engine's
-    return sorted(replayed(graph, stream, layers) for _ in range(40))[20]
-
-
-def hand_over(url, n_sequences, context, n_replays, may_be_ahead):
-    """Microseconds per layer: p50 and p99 of replays, the daemon's kernels, a copy alone, the share
-    of bells launched ahead, the daemon's engine, all of it."""
+def hand_over(url, n_sequences, context, n_replays):
+    """Microseconds per layer: p50 and p99 of replays, the daemon's kernels, its engine, all of it."""
     layers = 32
     with attnd.connect(url, timeout=60) as client:
         pool = make_pool(client, f"cost{context}", layers, 32, 8, 128, 4000, False)
-        with client.open_lane() as lane, client.open_lane() as other:
-            if not may_be_ahead:
-                attnd.torch.Attention(other, pool).plan([(pool.open(), 0, 1)])
+        with client.open_lane() as lane:
             attention = attnd.torch.Attention(lane, pool)
             seqs = [pool.open() for _ in range(n_sequences)]
             for layer in range(layers):  # the context
@@ -296,17 +266,17 @@ def hand_over(url, n_sequences, context, n_replays, may_be_ahead):
                 if n == 20:
                     before = client.stats()
                 attention.plan([(s, context + n, 1) for s in seqs])
-                times.append(replayed(graph, stream, layers))
+                a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                a.record(stream)
+                with torch.cuda.stream(stream):
+                    graph.replay()
+                b.record(stream)
+                b.synchronize()
+                times.append(a.elapsed_time(b) * 1e3 / layers)
             after = client.stats()
             attention.check()
-            copy = copy_alone(qkv, layers)
             for s in seqs:
                 s.close()
-    counts = [
-        after[f"bells_{what}_total"] - before[f"bells_{what}_total"]
-        for what in ("ahead", "called_off")
-    ]
-    ahead = (counts[0] - counts[1]) / (n_replays * layers)
     took = after["device_seconds_total"] - before["device_seconds_total"]
     batches = after["batches_total"] - before["batches_total"]
     parts = []
@@ -315,7 +285,7 @@ def hand_over(url, n_sequences, context, n_replays, may_be_ahead):
         parts.append((b["sum"] - a["sum"]) / (b["count"] - a["count"]) * 1e6)
     times = sorted(times[20:])
     p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
-    return p50, p99, took / batches * 1e6, copy, ahead, *parts
+    return p50, p99, took / batches * 1e6, *parts
 
 
 def main() -> None:
@@ -359,19 +329,14 @@ def check_and_time(args):
                 raise SystemExit(f"a worker left with {w.exitcode}")
         print("right: beside 4 workers that came and went", flush=True)
         print(
-            "| sequences | context | us per layer, p50 | p99 | kernels | added | copy | over | ahead |"
-            " engine | in it |"
+            "| sequences | context | us per layer, p50 | p99 | kernels | added | engine | in it |"
         )
-        print("|---|---|---|---|---|---|---|---|---|---|---|")
-        work = ((1, 64), (3, 64), (3, 512), (16, 512), (32, 512))
-        for (n_sequences, context), may_be_ahead in itertools.product(work, (True, False)):
-            p50, p99, kernels, copy, ahead, queue, total = hand_over(
-                url, n_sequences, context, args.replays, may_be_ahead
-            )
+        print("|---|---|---|---|---|---|---|---|")
+        for n_sequences, context in ((1, 64), (3, 64), (3, 512), (16, 512), (32, 512)):
+            p50, p99, kernels, queue, total = hand_over(url, n_sequences, context, args.replays)
             print(
                 f"| {n_sequences} | {context} | {p50:.1f} | {p99:.1f} | {kernels:.1f} |"
-                f" {p50 - kernels:.1f} | {copy:.1f} | {p50 - kernels - copy:.1f} | {ahead:.0%} |"
-                f" {queue:.1f} | {total:.1f} |",
+                f" {p50 - kernels:.1f} | {queue:.1f} | {total:.1f} |",
                 flush=True,
             )
         with attnd.connect(url, timeout=60) as client:

@@ -82,8 +82,7 @@ bool decode_can_be_direct(const struct decode_call *c)
 }
 
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
-                  const struct gpu_finish *finish, const uint32_t *gate, void *stream, int chained,
-                  int is_direct)
+                  const struct gpu_finish *finish, void *stream, int chained, int is_direct)
 {
     const struct decode_pool *p = c->pool;
     const struct gpu_kv *kv = &p->kv;
@@ -129,7 +128,6 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
         a.lg_cluster++;
     a.runs_at = c->runs_at;
     a.n_segments = c->n_segments;
-    a.gate = gate;
     if (finish)
         a.finish = *finish;
     if (is_direct) {
@@ -160,5 +158,5 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
            sizeof map);
     void *args[] = {&a, (void *)c->inline_words, &map};
     return runtime_launch((runtime_stream *)stream, fn, &l, args,
-                          start == decode::DECODE_DIRECT_FEW && !gate);
+                          start == decode::DECODE_DIRECT_FEW);
 }

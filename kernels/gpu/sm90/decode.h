@@ -141,13 +141,11 @@ bool decode_can_finish(const struct decode_call *c);
 bool decode_can_be_direct(const struct decode_call *c);
 
 /* 0 or the runtime's error code; never waits. upload NULL if the call has none. finish: what it
- * tells the host at its end, of a direct call also at its start; NULL: nothing. gate: it does
- * nothing if this word of the device is not 0; NULL: there is none. chained: the kernel
+ * tells the host at its end, of a direct call also at its start; NULL: nothing. chained: the kernel
  * before it on the stream ends with gpu::chain_release (programmatic dependent launch); this one
  * releases its own successor when its blocks are near their end. */
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
-                  const struct gpu_finish *finish, const uint32_t *gate, void *stream, int chained,
-                  int is_direct);
+                  const struct gpu_finish *finish, void *stream, int chained, int is_direct);
 
 #ifdef __cplusplus
 }

@@ -71,11 +71,6 @@ __global__ void __launch_bounds__(256, D <= 128 && NT == 1 && !has_extras ? 2 : 
 {
     using rows_t = warp_rows<is_bf16, D, NT>;
     constexpr uint32_t R = 8 * NT, row_floats = D + 4;
-    if (gpu::is_called_off(p.gate)) {
-        if (p.is_chained)
-            gpu::chain_wait();
-        return;
-    }
     const uint32_t W = blockDim.x / 32, S = p.stages, warp = gpu::warp_id(), lane = gpu::lane_id();
     const uint32_t lg = p.lg_cluster, csize = 1u << lg;
     const uint32_t rank = blockIdx.x & (csize - 1), head = blockIdx.x >> lg, unit = blockIdx.y;
@@ -250,11 +245,6 @@ __global__ void __launch_bounds__(256, 1)
 {
     using rows_t = warp_rows<is_bf16, D, NT>;
     constexpr uint32_t R = 8 * NT, row_floats = D + 4;
-    if (gpu::is_called_off(p.gate)) {
-        if (p.is_chained)
-            gpu::chain_wait();
-        return;
-    }
     const uint32_t W = blockDim.x / 32, S = p.stages, warp = gpu::warp_id(), lane = gpu::lane_id();
     const uint32_t processor = is_warp ? blockIdx.x * W + warp : blockIdx.x;
     uint8_t *base = aligned_shared();

@@ -56,10 +56,8 @@ bool decode_can_finish(const struct decode_call *c)
 }
 
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
-                  const struct gpu_finish *finish, const uint32_t *gate, void *stream, int chained,
-                  int is_direct)
+                  const struct gpu_finish *finish, void *stream, int chained, int is_direct)
 {
-    (void)gate;
     (void)c, (void)upload, (void)scratch, (void)finish, (void)stream, (void)chained;
     (void)is_direct;
     return -1;

@@ -94,7 +94,7 @@ struct decode_params {
         finish; /* what the last thread block tells the host; out_done NULL: nothing */
     char *kv_base; /* of a direct call: where k and v go */
     uint64_t block_bytes;
-    const uint32_t *gate; /* gpu_gate.state; NULL: there is none */
+    uint64_t pad[2]; /* up to a line's end */
 };
 
 /* A direct call reads q over the bus once a block of a cluster: so many bytes take less than a

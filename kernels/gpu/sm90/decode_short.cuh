@@ -155,13 +155,6 @@ __global__ void __launch_bounds__(256, D == 128 ? 2 : 1)
     decode_short(GPU_PARAM(decode_params, p), GPU_PARAM(Words, w), GPU_PARAM(CUtensorMap, map))
 {
     using block = short_block<is_bf16, D, NT, is_direct, Words>;
-    if (is_direct && p.is_chained)
-        gpu::chain_wait(); /* the kernel before is the gate */
-    if (gpu::is_called_off(p.gate)) {
-        if (p.is_chained)
-            gpu::chain_wait();
-        return;
-    }
     block b(p, w, map);
     b.ask_for_all();
     float c[2][NT][4];

@@ -86,11 +86,6 @@ __global__ void __launch_bounds__(384, 1)
     constexpr int H = R / 32; /* rows a thread */
     constexpr uint32_t TT = DECODE_WIDE_TOKENS, TB = TT / DECODE_TILE;
     constexpr uint32_t group_bytes = 16 * D, slot_bytes = 8 * group_bytes; /* 8, 64 tokens */
-    if (gpu::is_called_off(p.gate)) {
-        if (p.is_chained)
-            gpu::chain_wait();
-        return;
-    }
     const uint32_t S = p.stages, tid = threadIdx.x, warp = gpu::warp_id();
     const uint32_t half = __shfl_sync(~0u, tid / 128, 0); /* the compiler sees one value a warp */
     const uint32_t lane = gpu::lane_id(), g = lane / 4, t = lane % 4, head = blockIdx.y;

@@ -8,7 +8,6 @@
  * spelling gives:
  *
  *     warp_width, shuffle_xor, sync_warp, block_any          warps and thread blocks
- *     load_acquire                                           words that others write
  *     exp2_fast, log2_fast, time_ns                          2^-inf is 0
  *     f16_decode, *_encode2, e4m3_*                          rounding to nearest even
  *     shared_at, shared_address, copy16_async, copy_wait     shared memory, copies into it

@@ -35,14 +35,6 @@ GPU_DEVICE bool block_any(bool v)
     return __syncthreads_or(v);
 }
 
-/* A word that another device, or the host, writes: who sees it sees what was written before. */
-GPU_DEVICE uint32_t load_acquire(const uint32_t *word)
-{
-    uint32_t v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
-    return v;
-}
-
 /* ---- special functions: 2^x, log2 x; 2^-inf is 0 */
 
 GPU_DEVICE float exp2_fast(float x)

@@ -35,12 +35,6 @@ GPU_DEVICE bool block_any(bool v)
     return __syncthreads_or(v);
 }
 
-/* A word that another device, or the host, writes: who sees it sees what was written before. */
-GPU_DEVICE uint32_t load_acquire(const uint32_t *word)
-{
-    return __hip_atomic_load(word, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
-}
-
 /* ---- special functions: 2^x, log2 x; 2^-inf is 0 */
 
 GPU_DEVICE float exp2_fast(float x)

@@ -73,10 +73,6 @@ int runtime_stream_follow(runtime_stream *s, runtime_event *e);
 /* What is enqueued on s from now on runs after (int32_t)(*word - value) >= 0. The device reads
  * the word where it is, in page-locked host memory or its own. */
 int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t value);
-/* The next kernel on s waits for *word to be value, or *stop to be stop_value. A runtime whose
- * kernels have the device to themselves holds the stream until then; others need not. */
-int runtime_stream_hold(runtime_stream *s, const uint32_t *word, uint32_t value,
-                        const uint32_t *stop, uint32_t stop_value);
 /* *word becomes value after all that is enqueued on s; who sees it sees what was written before. */
 int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value);
 int runtime_event_ns(runtime_event *from, runtime_event *to, uint64_t *out_ns);

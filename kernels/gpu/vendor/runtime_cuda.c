@@ -137,24 +137,15 @@ static void describe_driver(char *out, size_t bytes)
              runtime_version % 1000 / 10, driver_version / 1000, driver_version % 1000 / 10);
 }
 
-/* Before the first call: streams whose kernels wait for a word must not keep others from running,
- * which have as many ways to the device as there are connections. */
-static void take_connections(void)
-{
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-}
-
 uint32_t runtime_n_devices(void)
 {
     int n = 0;
-    take_connections();
     return CALL(cudaGetDeviceCount, (&n)) ? 0 : (uint32_t)n;
 }
 
 int runtime_device_open(int index, struct runtime_device *out)
 {
     int n = 0;
-    take_connections();
     int code = CALL(cudaGetDeviceCount, (&n));
     if (code)
         return code;
@@ -341,13 +332,6 @@ int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t v
     return driver_check("cuStreamWaitValue32",
                         driver.wait_value(s->stream, (CUdeviceptr)(uintptr_t)word, value,
                                           CU_STREAM_WAIT_VALUE_GEQ));
-}
-
-int runtime_stream_hold(runtime_stream *s, const uint32_t *word, uint32_t value,
-                        const uint32_t *stop, uint32_t stop_value)
-{
-    (void)s, (void)word, (void)value, (void)stop, (void)stop_value;
-    return 0;
 }
 
 int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value)

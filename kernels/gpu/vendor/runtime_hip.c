@@ -253,13 +253,6 @@ int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t v
     return runtime_check("hipStreamWaitValue32", (int)hipErrorNotSupported);
 }
 
-int runtime_stream_hold(runtime_stream *s, const uint32_t *word, uint32_t value,
-                        const uint32_t *stop, uint32_t stop_value)
-{
-    (void)s, (void)word, (void)value, (void)stop, (void)stop_value;
-    return 0;
-}
-
 int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value)
 {
     (void)s, (void)word, (void)value;

@@ -124,11 +124,6 @@ static inline void nothing(const void *const *, int)
 {
 }
 
-GPU_DEVICE uint32_t load_acquire(const uint32_t *word)
-{
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
-}
-
 GPU_DEVICE void sync_warp()
 {
     simt::meet("a warp barrier", nullptr, nothing);

@@ -205,10 +205,7 @@ plant(gpu_queue.c 61 "    return has_shared;" "    return has_shared && !simt_ha
 plant(gpu_queue.c 62 "launch_attention(s, &finish))"
   "({ struct gpu_slot x = *s@semicolon@ if (simt_has_bug(62)) x.job.staging.scratch = b->slots[0].job.staging.scratch@semicolon@ launch_attention(&x, &finish)@semicolon@ }))")
 # a batch does not wait for its word; tells of its end before its outputs are there
-plant(gpu_queue.c 84 "    if (!s->batch->may_be_void)\n"
-  "    if (simt_has_bug(84))\n        return 0@semicolon@\n    if (!s->batch->may_be_void)\n")
-# the kernels of a batch that was called off run all the same
-plant(gpu_queue.c 113 "        j->prep.gate = s->gate;" "        j->prep.gate = simt_has_bug(113) ? NULL : s->gate@semicolon@")
+plant(gpu_queue.c 84 "int code = wait ? runtime" "int code = wait && !simt_has_bug(84) ? runtime")
 plant(gpu_queue.c 85 "    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)"
   "    if (batch->n_signals > 0 && simt_has_bug(85))\n        runtime_stream_write_word(s->stream, batch->signals->word, batch->signals->value)@semicolon@\n    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)")
 # what comes does not follow scrubbing

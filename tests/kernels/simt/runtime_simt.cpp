@@ -30,21 +30,7 @@ struct piece {
     runtime_stream *home; /* of after */
     const uint32_t *word; /* waits until this has reached value, or NULL */
     uint32_t value;
-    const uint32_t *stop; /* not NULL: until word is value, or this is stop_value */
-    uint32_t stop_value;
 };
-
-static uint32_t look_at(const uint32_t *word)
-{
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
-}
-
-static bool is_held(const piece &p)
-{
-    if (p.stop)
-        return look_at(p.word) != p.value && look_at(p.stop) != p.stop_value;
-    return p.word && (int32_t)(look_at(p.word) - p.value) < 0;
-}
 using work_list = std::list<piece>;
 
 struct runtime_graph {
@@ -197,7 +183,7 @@ static bool is_stuck(const runtime_stream *s)
 {
     for (int n = 0; n < 2 && s && !s->work.empty(); n++) {
         const piece &p = s->work.front();
-        if (is_held(p))
+        if (p.word && (int32_t)(__atomic_load_n(p.word, __ATOMIC_ACQUIRE) - p.value) < 0)
             return true;
         s = p.after && !*p.after && p.home != s ? p.home : nullptr;
     }
@@ -260,7 +246,7 @@ static int add_piece(const char *call, runtime_stream *s, piece p)
 
 static int add(const char *call, runtime_stream *s, std::function<void()> work)
 {
-    return add_piece(call, s, {std::move(work), nullptr, nullptr, nullptr, 0, nullptr, 0});
+    return add_piece(call, s, {std::move(work), nullptr, nullptr, nullptr, 0});
 }
 
 int runtime_stream_open(runtime_stream **out_s)
@@ -376,18 +362,12 @@ int runtime_stream_follow(runtime_stream *s, runtime_event *e)
             work_once(home);
         s->is_following = false;
     };
-    return add_piece("stream_follow", s, {work, is_met, home, nullptr, 0, nullptr, 0});
+    return add_piece("stream_follow", s, {work, is_met, home, nullptr, 0});
 }
 
 int runtime_stream_wait_word(runtime_stream *s, const uint32_t *word, uint32_t value)
 {
-    return add_piece("stream_wait_word", s, {[] {}, nullptr, nullptr, word, value, nullptr, 0});
-}
-
-int runtime_stream_hold(runtime_stream *s, const uint32_t *word, uint32_t value,
-                        const uint32_t *stop, uint32_t stop_value)
-{
-    return add_piece("stream_hold", s, {[] {}, nullptr, nullptr, word, value, stop, stop_value});
+    return add_piece("stream_wait_word", s, {[] {}, nullptr, nullptr, word, value});
 }
 
 int runtime_stream_write_word(runtime_stream *s, uint32_t *word, uint32_t value)
