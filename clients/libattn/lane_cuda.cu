@@ -4,8 +4,9 @@
  * The kernel's blocks put q, k and v into the daemon's region; the last one to be done counts the
  * layer, rings, and its first thread waits for the answer. Order: all threads' stores, a barrier,
  * one thread's system-wide fence and, where there are several blocks, an atomic add; whoever comes
- * last fences again and stores the bell. The waiting side loads with acquire, and what follows on the stream sees the
- * output. The count lies in the GPU's memory, so a captured launch replays for ever.
+ * last fences again and stores the bell. The waiting side loads with acquire, and what follows on
+ * the stream sees the output. The count lies in the GPU's memory, so a captured launch replays for
+ * ever.
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
