@@ -15,7 +15,7 @@
 #include "cache/kv.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 8
+#define KV_ARENA_VERSION 9
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
 #define KV_MAX_OUTSTANDING 8191 /* reserves of a sequence: 13 bits */
@@ -41,6 +41,9 @@
     X(SEEN, struct kv_seen_rec, c->max_owners)                                                     \
     X(EPOCHS, struct kv_epochs, 1)                                                                 \
     X(JOURNAL, struct kv_journal_rec, kv_journal_capacity(c))                                      \
+    X(AHEAD_BATCHES, struct kv_ahead_slot, KV_AHEAD_SLOTS)                                         \
+    X(AHEAD, struct kv_ahead_rec, KV_AHEAD_SLOTS *kv_ahead_capacity(c))                            \
+    X(AHEAD_WORDS, struct kv_ahead_words, 1)                                                       \
     X(TABLES, uint32_t, (uint64_t)c->max_sequences * c->max_seq_blocks)
 #define KV_DERIVED_MAP(X)                                                                          \
     X(BLOCKS, struct kv_block_rec, c->max_blocks)                                                  \
@@ -187,6 +190,22 @@ struct kv_journal_rec {
     uint32_t next; /* derived, plus one: of the same sequence, or free */
 };
 
+/* A batch in flight whose appends are answered before they are committed (ahead.c). */
+struct kv_ahead_slot {
+    uint32_t serial; /* of the batch; counts for ever */
+    uint32_t n; /* of its records; written last. 0: none */
+};
+
+struct kv_ahead_rec {
+    uint32_t seq, epoch, layer, pos, end; /* tokens [pos, end) */
+};
+
+/* A page of its own, written by a device: the serial of the latest batch of each slot that it has
+ * told of. */
+struct kv_ahead_words {
+    uint32_t word[KV_AHEAD_WORDS_BYTES / sizeof(uint32_t)];
+};
+
 struct kv_block_rec {
     uint32_t n_refs; /* table entries and journal entries' old_block */
     uint32_t next; /* plus one: free, or used later; while recovering, a sequence that has it */
@@ -217,6 +236,12 @@ struct kv_heads {
 static inline uint32_t kv_journal_capacity(const struct kv_config *c)
 {
     return c->max_sequences + c->max_seq_blocks;
+}
+
+/* Of a batch; where there are more, the host answers. */
+static inline uint32_t kv_ahead_capacity(const struct kv_config *c)
+{
+    return c->max_sequences < 1024 ? c->max_sequences : 1024;
 }
 
 /* A power of two, at least half of it always empty. */

@@ -5,7 +5,7 @@
  * a successor process can map it and an inspector can read it.
  *
  * Truth     owners, pool records, sequence records, block tables and their holes, per-layer
- *           lengths, token ids, published blocks, the copy journal.
+ *           lengths, token ids, published blocks, the copy journal, appends that are answered early.
  * Derived   reference counts, free lists, the order of eviction, the indexes of names and of
  *           published blocks, owners' lists: kv_recover rebuilds them,
  *           kv_check proves them equal. Writes are ordered so that a kill at any instruction leaves
@@ -410,6 +410,21 @@ void kv_append_commit(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos
  *          changed, cancel again */
 attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
                              uint32_t n_tokens, struct kv_effects *fx);
+
+/* Appends that a device answers by itself, before they are committed. Each is put down between its
+ * reserve and the launch of its batch; a batch in flight has a slot, below KV_AHEAD_SLOTS, and at
+ * most kv_ahead_max of them. kv_ahead_begin says which value the device is to give the slot's word
+ * (kv_ahead_words) before it tells anybody else. Once it has, a successor finds the appends as if
+ * they had been committed. kv_ahead_end: all are, or none was answered and all will be cancelled.
+ * The words are whole pages, for devices that must know of memory that they write. */
+#define KV_AHEAD_SLOTS 2
+#define KV_AHEAD_WORDS_BYTES 4096
+uint32_t kv_ahead_max(const struct kv *kv);
+uint32_t *kv_ahead_words(const struct kv *kv, size_t *out_bytes);
+void kv_ahead_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                  uint32_t n_tokens);
+uint32_t kv_ahead_begin(struct kv *kv, uint32_t slot);
+void kv_ahead_end(struct kv *kv, uint32_t slot); /* one that was not begun is fine */
 
 /* Windows. Where all layers of a pool have one, blocks that no query can see any more are let go
  * of; what is left is a hole in the table. A query may still come at the position of a layer's

@@ -9,6 +9,7 @@
  * fence.c    owners, epochs and requests seen: what a late duplicate meets
  * window.c   blocks that no window reaches any more
  * arrival.c  sequences that come from another cache
+ * ahead.c    appends that are answered before they are committed
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
@@ -46,6 +47,9 @@ struct kv {
     struct kv_seen_rec *seen; /* [max_owners] */
     struct kv_epochs *epochs;
     struct kv_journal_rec *journal;
+    struct kv_ahead_slot *ahead_slots; /* [KV_AHEAD_SLOTS] */
+    struct kv_ahead_rec *ahead; /* [KV_AHEAD_SLOTS][kv_ahead_max] */
+    struct kv_ahead_words *ahead_words;
     uint32_t *tables; /* [max_sequences][max_seq_blocks] */
     struct kv_block_rec *blocks; /* [max_blocks] */
     struct kv_seq_links *links;
@@ -53,6 +57,7 @@ struct kv {
     uint32_t *prefixes; /* [prefix_mask + 1] first block of a slot, plus one */
     uint32_t *owned; /* [max_owners] first sequence, plus one */
     struct kv_heads *heads;
+    uint32_t n_ahead[KV_AHEAD_SLOTS]; /* put down of each slot */
     uint32_t now_s;
     uint32_t epoch_bits, epoch_maker; /* kv_set_epochs */
     struct kv_elsewhere elsewhere; /* all NULL: nowhere */
@@ -306,6 +311,9 @@ void kv_epoch_announce(struct kv_seq_rec *s, uint32_t epoch, uint64_t request);
 
 /* append.c. Takes a live entry out of truth and frees its record; the head of a sequence's list. */
 void kv_journal_drop(struct kv *kv, struct kv_seq_rec *s);
+
+/* ahead.c. Commits what was answered; owners, pools and published blocks are recovered. */
+void kv_ahead_recover(struct kv *kv);
 
 /* recover.c. What truth alone can tell of a record; check.c asks the same. NULL: nothing wrong. */
 const char *kv_pool_damage(const struct kv *kv, uint32_t pool);

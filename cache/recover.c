@@ -1,10 +1,10 @@
 /* recover.c: derived state from truth, after a kill or from a predecessor's arena.
  *
  * Passes, each trusting only what the ones before have checked:
- *   1. owners, pools: seal, ranges                  5. journal entries: put back, freed
- *   2. published blocks: seal                       6. blocks: who shares what with whom
- *   3. sequences: seal, owner, pool                 7. references, lists, indexes
- *   4. lengths and table entries in range
+ *   1. owners, pools: seal, ranges                  5. lengths and table entries in range
+ *   2. published blocks: seal                       6. journal entries: put back, freed
+ *   3. appends that were answered: committed        7. blocks: who shares what with whom
+ *   4. sequences: seal, owner, pool                 8. references, lists, indexes
  * A sequence, pool or published block that fails is dropped and counted. A kill during recovery is
  * harmless: truth changes only as in any other operation, and derived state is made anew.
  */
@@ -402,6 +402,7 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
     recover_owners(kv);
     recover_pools(kv);
     recover_published(kv, &n_dropped);
+    kv_ahead_recover(kv);
     recover_records(kv, &n_dropped);
     recover_journal(kv, &n_dropped);
     recover_sharing(kv, &n_dropped);

@@ -16,6 +16,7 @@
 #include "daemon/cards_note.h"
 #include "daemon/cards_part.h"
 #include "daemon/clock.h"
+#include "daemon/engine_ahead.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_batch_end.h"
 #include "daemon/engine_canary.h"
@@ -285,6 +286,7 @@ static void engine_free(struct engine *e)
     canary_end(e);
     tenants_close(atomic_load(&e->new_tenants));
     tier_fini(e);
+    ahead_fini(e);
     batches_fini(e);
     pools_fini(e);
     queue_fini(e);
@@ -351,6 +353,7 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
     st = tier_init(e, why, why_bytes);
     if (st != ATTN_OK)
         goto fail;
+    ahead_init(e);
     st = engine_sleep_init(e);
     if (st != ATTN_OK) {
         snprintf(why, why_bytes, "no descriptors for the engine: %s", strerror(errno));

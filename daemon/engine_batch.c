@@ -15,6 +15,7 @@
 #include "daemon/cards.h"
 #include "daemon/cards_part.h"
 #include "daemon/clock.h"
+#include "daemon/engine_ahead.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_batch_end.h"
 #include "daemon/engine_blocks.h"
@@ -42,7 +43,7 @@ attn_status batches_init(struct engine *e)
         struct batch *b = &e->batches[i];
         b->device_items = calloc(c->max_batch_items, sizeof *b->device_items);
         b->items = calloc(c->max_batch_items, sizeof(struct item *));
-        b->signals = calloc(c->max_batch_items, sizeof *b->signals);
+        b->signals = calloc(1 + (size_t)c->max_batch_items, sizeof *b->signals);
         b->patches = calloc(n_patches, sizeof *b->patches);
         b->copies = calloc(e->copies_capacity, sizeof *b->copies);
         if (b->device_items == NULL || b->items == NULL || b->signals == NULL ||
@@ -275,22 +276,6 @@ static struct batch *batch_begin(struct engine *e, struct pool *p)
 
 /* --- submit ----------------------------------------------------------------------------------- */
 
-/* The words of bells that are whole in this batch: their workers need not wait for the host. */
-static uint32_t take_signals(struct batch *b)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0, n_of_task; i < b->n_items; i += n_of_task) {
-        const struct task *t = b->items[i]->task;
-        for (n_of_task = 1; i + n_of_task < b->n_items && b->items[i + n_of_task]->task == t;)
-            n_of_task++;
-        if (t->req->bell == NULL || n_of_task < t->n_items)
-            continue;
-        b->signals[n++] = t->req->bell->done;
-        t->req->bell->is_signalled = true;
-    }
-    return n;
-}
-
 /* At start, before engines have threads. */
 static void compute_inline(struct engine *e)
 {
@@ -322,10 +307,9 @@ static void batch_submit(struct engine *e, struct batch *b)
         .n_items = b->n_items,
         .n_patches = fx->n_patches,
         .n_copies = fx->n_copies,
-        .signals = b->signals,
-        .n_signals = take_signals(b),
         .user = b,
     };
+    ahead_begin(e, b);
     b->submitted_ns = clock_now_ns();
     for (uint32_t i = 0; i < b->n_items; i++)
         if (b->items[i]->task->req->batched_ns == 0)

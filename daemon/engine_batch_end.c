@@ -6,6 +6,7 @@
 
 #include "daemon/cards_part.h"
 #include "daemon/clock.h"
+#include "daemon/engine_ahead.h"
 #include "daemon/engine_blocks.h"
 #include "daemon/engine_canary.h"
 #include "daemon/engine_health.h"
@@ -26,6 +27,8 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
 {
     if (atomic_load_explicit(&e->is_draining, memory_order_relaxed))
         tokens_came(e, clock_now_ns());
+    if (st != ATTN_OK)
+        ahead_end(e, b);
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct item *it = b->items[i];
         struct task *t = it->task;
@@ -44,6 +47,7 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
             item_fail(it, st, "%s", why);
         step_settle(e, t);
     }
+    ahead_end(e, b);
     e->is_dirty = true;
     if (st == ATTN_EDEVICE && (!pool_is_split(&b->pool->split) || b->is_own_loss))
         device_lose(e, why);

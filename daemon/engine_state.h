@@ -165,7 +165,7 @@ struct batch {
     struct pool *pool;
     struct backend_item *device_items; /* [max_batch_items] */
     struct item **items; /* [max_batch_items] */
-    struct backend_word *signals; /* [max_batch_items] */
+    struct backend_word *signals; /* [1 + max_batch_items] */
     struct backend_patch *patches; /* [patches_capacity + patches_margin] */
     struct backend_copy *copies; /* [copies_capacity] */
     uint32_t n_items, n_tokens, n_tasks;
@@ -329,6 +329,7 @@ struct engine {
     uint32_t patches_capacity, copies_capacity; /* of a batch */
     uint32_t patches_margin; /* room beyond, for kv_append_cancel */
     struct batch batches[BACKEND_MAX_IN_FLIGHT];
+    bool has_ahead; /* the device can write the cache's words (engine_ahead.h) */
     uint32_t max_in_flight, n_in_flight;
     uint32_t n_on_device; /* batches that poll will give back, parts of the lead's, too */
     struct batch_part *parts_waiting; /* of the lead's batches: for a place on the device */

@@ -141,7 +141,7 @@ struct backend_batch {
      * meanwhile: later ones may be held up, and close and what is ordered with batches wait with
      * it. So the caller sees to it that the word is written, and not by a later batch.
      * signals: each word becomes its value when all outputs are there, before poll hands the batch
-     * back; not if the batch fails. */
+     * back; not if the batch fails. The device writes them in the order of the list. */
     const struct backend_word *wait, *signals; /* one; [n_signals] */
     uint32_t n_signals;
     /* Where info says BACKEND_HAS_MERGES, else NULL: behind all attention of the batch, when the

@@ -247,7 +247,7 @@ GPU_DEVICE void tell_host(const gpu_finish &a)
 {
     __threadfence_system();
     for (uint32_t i = 0; i < a.n_signals; ++i)
-        *(volatile uint32_t *)a.signals[i].word = (uint32_t)a.signals[i].value;
+        *(volatile uint32_t *)a.signals[i] = a.signal_values[i];
     *(volatile uint64_t *)a.out_done = (uint64_t)a.value << 32 | (uint32_t)time_ns();
 }
 

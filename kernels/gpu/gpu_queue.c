@@ -112,14 +112,14 @@ static int launch_rest(const struct gpu_slot *s, const struct gpu_finish *finish
                                         batch->merge_waits[i].value);
     if (!code && batch->merges)
         code = launch_merges(batch, s->stream);
-    for (uint32_t i = finish->n_signals; i < batch->n_signals && !code; i++)
+    for (uint32_t i = 0; i + finish->n_signals < batch->n_signals && !code; i++)
         code =
             runtime_stream_write_word(s->stream, batch->signals[i].word, batch->signals[i].value);
     return code ? code : runtime_check("finish kernel", gpu_finish_launch(finish, s->stream, 0));
 }
 
-/* Attention, merges, the batch's signals, and the word that poll watches. Signals that the last
- * kernel has no room for are the stream's to write. */
+/* Attention, merges, the batch's signals, and the word that poll watches. The first signals, for
+ * which the last kernel has no room, are the stream's to write. */
 static int launch_attention(const struct gpu_slot *s, const struct gpu_finish *finish)
 {
     const struct backend_batch *batch = s->batch;
@@ -138,9 +138,11 @@ static struct gpu_finish finish_of(const struct gpu_slot *s)
     const struct backend_batch *batch = s->batch;
     struct gpu_finish f = {
         .out_done = &s->signal->done, .out_start_ns = &s->signal->start_ns, .value = s->value};
-    for (; f.n_signals < batch->n_signals && f.n_signals < GPU_FINISH_SIGNALS; f.n_signals++) {
-        f.signals[f.n_signals].word = batch->signals[f.n_signals].word;
-        f.signals[f.n_signals].value = batch->signals[f.n_signals].value;
+    uint32_t first =
+        batch->n_signals > GPU_FINISH_SIGNALS ? batch->n_signals - GPU_FINISH_SIGNALS : 0;
+    for (uint32_t i = first; i < batch->n_signals; i++, f.n_signals++) {
+        f.signals[f.n_signals] = batch->signals[i].word;
+        f.signal_values[f.n_signals] = batch->signals[i].value;
     }
     return f;
 }

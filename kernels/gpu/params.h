@@ -110,7 +110,7 @@ int gpu_copy_launch(const struct gpu_copy *a, void *stream);
 /* Zeroes up to GPU_LIST blocks; dst ids in list. */
 int gpu_scrub_launch(const struct gpu_copy *a, void *stream);
 
-#define GPU_FINISH_SIGNALS 4
+#define GPU_FINISH_SIGNALS 5 /* four workers', behind one of the caller's own */
 
 /* Tells the host, and whoever waits for a signal, that everything before it is done. */
 struct gpu_finish {
@@ -120,10 +120,10 @@ struct gpu_finish {
         /* host memory: when it began; of a direct call (decode.h), else prep writes it */
         out_start_ns;
     uint32_t value, n_signals;
-    struct {
-        uint32_t *word; /* where the device can write */
-        uint64_t value; /* 32 bits of it */
-    } signals[GPU_FINISH_SIGNALS]; /* written first */
+    /* written first, in this order, to where the device can write */
+    uint32_t *signals[GPU_FINISH_SIGNALS];
+    uint32_t signal_values[GPU_FINISH_SIGNALS];
+    uint32_t pad;
 };
 int gpu_finish_launch(const struct gpu_finish *a, void *stream, int chained);
 

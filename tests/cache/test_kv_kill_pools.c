@@ -33,6 +33,7 @@ static const struct kv_config config = {.max_pools = 3,
 static uint32_t ids[TOKENS];
 static struct test_fx t;
 static uint64_t next_serial = 1;
+static uint32_t told_value;
 
 static kv_pool_id pool_named(struct kv *kv, const char *name)
 {
@@ -126,6 +127,74 @@ static void append_in_b(struct kv *kv)
     append_to(kv, 2, 1);
 }
 
+/* Appends that a device answers before they are committed: to a fork, whose last block is copied. */
+static void fork_in_a(struct kv *kv)
+{
+    kv_seq_id child;
+    kv_seq_fork(kv, seq_named(kv, 1), 3, 10, 0, KV_NO_REQUEST, &child);
+}
+
+static void launch(struct kv *kv, uint32_t pos)
+{
+    kv_seq_id seq = seq_named(kv, 3);
+    for (uint32_t l = 0; l < (pos == 10 ? 1 : 2); l++) { /* one that copies is alone */
+        kv_append_reserve(kv, seq, l, pos, 2, &t.fx);
+        kv_ahead_add(kv, 1, seq, l, pos, 2);
+    }
+    told_value = kv_ahead_begin(kv, 1);
+}
+
+static void launch_at_10(struct kv *kv)
+{
+    launch(kv, 10);
+}
+
+static void launch_at_8(struct kv *kv)
+{
+    launch(kv, 8);
+}
+
+static void device_tells(struct kv *kv)
+{
+    size_t bytes;
+    kv_publish32(&kv_ahead_words(kv, &bytes)[1], told_value);
+}
+
+static void commit_at_10(struct kv *kv)
+{
+    kv_append_commit(kv, seq_named(kv, 3), 0, 10, 2);
+    kv_ahead_end(kv, 1);
+}
+
+static void commit_at_8(struct kv *kv)
+{
+    for (uint32_t l = 0; l < 2; l++)
+        kv_append_commit(kv, seq_named(kv, 3), l, 8, 2);
+}
+
+static void cancel_at_8(struct kv *kv)
+{
+    kv_ahead_end(kv, 1);
+    for (uint32_t l = 0; l < 2; l++)
+        kv_append_cancel(kv, seq_named(kv, 3), l, 8, 2, &t.fx);
+}
+
+static void truncate_fork(struct kv *kv)
+{
+    uint32_t epoch;
+    kv_seq_truncate(kv, seq_named(kv, 3), 8, KV_NO_REQUEST, &epoch);
+}
+
+static void end_ahead(struct kv *kv)
+{
+    kv_ahead_end(kv, 1);
+}
+
+static void close_fork(struct kv *kv)
+{
+    kv_seq_close(kv, seq_named(kv, 3));
+}
+
 static void close_in_a(struct kv *kv)
 {
     kv_seq_close(kv, seq_named(kv, 1));
@@ -164,29 +233,43 @@ static const struct step {
     const char *name;
     void (*run)(struct kv *kv);
     bool has_parts;
+    enum { ANYTHING, STAYS, CHANGES } what; /* that is seen */
 } steps[] = {
-    {"make a", make_a, false},
-    {"an owner begins", begin_owner, false},
-    {"make b", make_b, false},
-    {"open in a", open_in_a, false},
-    {"append in a", append_in_a, true},
-    {"open in b", open_in_b, false},
-    {"append in b", append_in_b, true},
-    {"retain", retain, false},
-    {"retain otherwise", retain_otherwise, false},
-    {"drop a, which has a sequence", drop_a, false},
-    {"close in a", close_in_a, false},
-    {"drop a, which has cached blocks", drop_a, false},
-    {"make c where a was", make_c, false},
-    {"an owner ends", end_owner, false},
-    {"another begins", begin_another, false},
-    {"drop c", drop_c, false},
-    {"make a again", make_a, false},
-    {"blocks come back", fetch_in_a, false},
-    {"open in a with them", open_in_a, false},
-    {"the other one ends", end_owner, false},
-    {"close again", close_in_a, false},
-    {"drop a again", drop_a, false},
+    {"make a", make_a, false, ANYTHING},
+    {"an owner begins", begin_owner, false, ANYTHING},
+    {"make b", make_b, false, ANYTHING},
+    {"open in a", open_in_a, false, ANYTHING},
+    {"append in a", append_in_a, true, ANYTHING},
+    {"fork in a", fork_in_a, false, ANYTHING},
+    {"launch", launch_at_10, false, STAYS},
+    {"the device answers", device_tells, false, CHANGES},
+    {"commit what was answered", commit_at_10, false, STAYS},
+    {"truncate the fork", truncate_fork, false, ANYTHING},
+    {"launch for two layers", launch_at_8, false, STAYS},
+    {"cancel what was not answered", cancel_at_8, false, STAYS},
+    {"launch for two layers again", launch_at_8, false, STAYS},
+    {"the device answers for both", device_tells, false, CHANGES},
+    {"commit both", commit_at_8, false, STAYS},
+    {"truncate what was answered", truncate_fork, false, CHANGES},
+    {"the batch ends", end_ahead, false, STAYS},
+    {"close the fork", close_fork, false, ANYTHING},
+    {"open in b", open_in_b, false, ANYTHING},
+    {"append in b", append_in_b, true, ANYTHING},
+    {"retain", retain, false, ANYTHING},
+    {"retain otherwise", retain_otherwise, false, ANYTHING},
+    {"drop a, which has a sequence", drop_a, false, ANYTHING},
+    {"close in a", close_in_a, false, ANYTHING},
+    {"drop a, which has cached blocks", drop_a, false, ANYTHING},
+    {"make c where a was", make_c, false, ANYTHING},
+    {"an owner ends", end_owner, false, ANYTHING},
+    {"another begins", begin_another, false, ANYTHING},
+    {"drop c", drop_c, false, ANYTHING},
+    {"make a again", make_a, false, ANYTHING},
+    {"blocks come back", fetch_in_a, false, ANYTHING},
+    {"open in a with them", open_in_a, false, ANYTHING},
+    {"the other one ends", end_owner, false, ANYTHING},
+    {"close again", close_in_a, false, ANYTHING},
+    {"drop a again", drop_a, false, ANYTHING},
 };
 #define N_STEPS (sizeof steps / sizeof steps[0])
 
@@ -282,6 +365,8 @@ static void follow(pid_t child, const struct step *s)
     for (uint32_t i = 0; i < n_views && !s->has_parts; i++)
         if (strcmp(views[i], before) != 0 && strcmp(views[i], after) != 0)
             fail_msg("%s: \"%s\" is neither \"%s\" nor \"%s\"", s->name, views[i], before, after);
+    if (s->what != ANYTHING && (strcmp(before, after) != 0) != (s->what == CHANGES))
+        fail_msg("%s: \"%s\", then \"%s\"", s->name, before, after);
 }
 
 static void a_kill_leaves_pools_and_owners_as_before_or_after(void **state)

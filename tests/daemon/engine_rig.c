@@ -119,6 +119,7 @@ void rig_close(struct rig *r)
     assert_int_equal(stats_get(queue_requests), 0);
 
     close_engine(r);
+    assert_int_equal(r->backend.n_registered, 0);
     own_parts_close(&r->own);
     clock_use(NULL);
     rig_forget(r);

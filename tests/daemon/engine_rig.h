@@ -34,6 +34,9 @@ struct backend {
     uint64_t kv_bytes;
     uint32_t max_in_flight;
     bool is_held; /* poll gives nothing back */
+    uint32_t features; /* BACKEND_HAS_... */
+    attn_status fail_register; /* of host memory */
+    uint32_t n_registered;
     uint64_t launch_ns, batch_ns, item_ns; /* by the engine's clock: to a start; of a batch */
     attn_status fail_submit, fail_batch; /* of the next one; then ATTN_OK again */
     uint32_t n_in_flight;
@@ -77,7 +80,7 @@ struct rig {
     struct config cfg;
     struct backend backend;
     struct iobuf_pool *bufs;
-    struct own_parts own;
+    struct own_parts own; /* is_kept: tweak may say that a successor will take the cache up */
     struct kv *kv; /* of own, as the next */
     struct session_table *sessions;
     struct engine *engine;
@@ -95,6 +98,8 @@ struct rig {
 extern const struct backend_ops rig_backend_ops;
 extern uint64_t rig_now_ns; /* the engine's clock */
 
+/* The device has done what is in flight and says so to all but the engine, up to n words. */
+void rig_device_tells(struct rig *r, uint32_t n);
 void rig_moves_come(struct rig *r); /* those that the backend holds are done */
 /* Limits small enough to reach; tweak may change r->cfg and r->backend before the engine opens. */
 void rig_open(struct rig *r, void (*tweak)(struct rig *r));

@@ -10,6 +10,7 @@ struct own_parts {
     struct kv *kv;
     struct session_table *sessions;
     struct tenants *tenants; /* borrowed; NULL: nobody is asked */
+    bool is_kept; /* as if there were a keeper */
 };
 
 /* arena_fd: a predecessor's, -1: none. */
@@ -34,6 +35,7 @@ static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
         .kv = own->kv,
         .sessions = own->sessions,
         .tenants = own->tenants,
+        .is_kept = own->is_kept,
     };
     return engine_open(&parts, out_engine, why, why_bytes);
 }

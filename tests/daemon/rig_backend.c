@@ -33,7 +33,8 @@ static void fake_info(const struct backend *b, struct backend_info *out)
                                  .device = "none",
                                  .kv_bytes = b->kv_bytes,
                                  .max_in_flight = b->max_in_flight,
-                                 .n_processors = 1};
+                                 .n_processors = 1,
+                                 .features = b->features};
 }
 
 static attn_status fake_pool_check(struct backend *b, const struct backend_pool_config *c)
@@ -233,6 +234,29 @@ static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
     return batch;
 }
 
+void rig_device_tells(struct rig *r, uint32_t n)
+{
+    for (uint32_t f = 0; f < r->backend.n_in_flight; f++) {
+        const struct backend_batch *batch = r->backend.in_flight[f];
+        compute(batch);
+        for (uint32_t i = 0; i < batch->n_signals && i < n; i++)
+            *batch->signals[i].word = batch->signals[i].value;
+    }
+}
+
+static attn_status fake_host_register(struct backend *b, void *p, size_t bytes)
+{
+    assert_true((uintptr_t)p % 4096 == 0 && bytes % 4096 == 0);
+    b->n_registered += b->fail_register == ATTN_OK;
+    return b->fail_register;
+}
+
+static void fake_host_unregister(struct backend *b, void *p, size_t bytes)
+{
+    (void)p, (void)bytes;
+    b->n_registered--;
+}
+
 const struct backend_ops rig_backend_ops = {
     .abi = BACKEND_ABI,
     .name = "fake",
@@ -251,4 +275,6 @@ const struct backend_ops rig_backend_ops = {
     .poll = fake_poll,
     .host_alloc = fake_host_alloc,
     .host_free = fake_host_free,
+    .host_register = fake_host_register,
+    .host_unregister = fake_host_unregister,
 };

@@ -1,10 +1,14 @@
 /* test_lane.c: one lane, or several, under an engine without a thread: what a bell becomes, how it
  * is answered, what a plan may be, and that bells which lie change nothing. */
+#define _GNU_SOURCE /* memfd_create */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -23,6 +27,8 @@ static struct rig r;
 static struct side *sides[2];
 static struct engine_poller poller;
 static _Atomic bool has_news;
+static bool is_kept; /* a successor would take up the cache */
+static attn_status fail_register;
 
 static bool poll_lanes(struct engine_poller *p)
 {
@@ -66,6 +72,9 @@ static void tweak(struct rig *rig)
 {
     rig->cfg.max_batch_items = 4;
     rig->cfg.max_step_tokens = rig->cfg.max_batch_tokens = 1024;
+    rig->own.is_kept = is_kept;
+    rig->backend.features = BACKEND_HAS_WORDS | BACKEND_HAS_DEVICE_ADDRESSES | BACKEND_HAS_REGIONS;
+    rig->backend.fail_register = fail_register;
 }
 
 static void open_rig(void)
@@ -287,6 +296,96 @@ static void the_next_bell_may_come_before_the_host_knows(void **state)
     assert_int_equal(done(0), 3);
     assert_int_equal(rig_len(&r, 1, 2), 1);
     pass(0, 4);
+}
+
+/* The length of a layer as a successor would find it if the process died now. */
+static uint32_t len_after_a_kill(uint64_t seq, uint32_t layer)
+{
+    struct backend_info info;
+    char why[256];
+    struct kv *kv;
+    struct kv_seq_info i;
+    kv_seq_id id;
+    struct stat sb;
+    int fd = memfd_create("copy", MFD_ALLOW_SEALING), from = kv_fd(r.kv);
+    assert_int_equal(fstat(from, &sb), 0);
+    uint8_t *bytes = malloc((size_t)sb.st_size);
+    assert_int_equal(pread(from, bytes, (size_t)sb.st_size, 0), sb.st_size);
+    assert_int_equal(pwrite(fd, bytes, (size_t)sb.st_size, 0), sb.st_size);
+    free(bytes);
+    rig_backend_ops.info(&r.backend, &info);
+    struct kv_config c = engine_kv_config(&r.cfg, info.kv_bytes);
+    if (kv_open(&c, fd, &kv, why, sizeof why) != ATTN_OK)
+        fail_msg("the successor finds no cache: %s", why);
+    assert_int_equal(kv_check(kv), ATTN_OK);
+    assert_int_equal(kv_seq_find(kv, TENANT_OPERATOR, seq, &id), ATTN_OK);
+    kv_seq_info(kv, id, &i);
+    uint32_t len = i.layer_len[layer];
+    kv_close(kv);
+    close(fd);
+    return len;
+}
+
+static void what_the_device_has_answered_is_there_after_a_kill(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 2, 0), other = plan_of(1, 1, 0);
+    other.lane = 12;
+    other.first_seq = 4;
+    assert_int_equal(plan(&p), ATTN_OK);
+    assert_int_equal(plan(&other), ATTN_OK);
+    r.backend.is_held = true;
+    ring(0, 1);
+    ring(1, 1);
+    engine_turn(r.engine, 0);
+    assert_int_equal(r.backend.n_in_flight, 1);
+    assert_int_equal(len_after_a_kill(1, 0), 0); /* nobody has answered yet */
+    rig_device_tells(&r, 1); /* one word is out, and no worker has been told */
+    assert_int_equal(done(0), 0);
+    assert_int_equal(done(1), 0);
+    assert_int_equal(len_after_a_kill(1, 0), 1);
+    rig_device_tells(&r, UINT32_MAX);
+    assert_int_equal(done(0), 1);
+    assert_int_equal(done(1), 1);
+    assert_int_equal(rig_len(&r, 2, 0), 0); /* nobody has committed it */
+    for (uint64_t seq = 1; seq <= 4; seq++)
+        assert_int_equal(len_after_a_kill(seq, 0), seq != 3);
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(rig_len(&r, 2, 0), 1);
+    assert_int_equal(len_after_a_kill(2, 0), 1);
+    assert_int_equal(rig_truncate(&r, 2, 0), ATTN_OK);
+    assert_int_equal(len_after_a_kill(2, 0), 0);
+}
+
+static void a_bell_whose_batch_fails_is_not_there_after_a_kill(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 1, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    pass(0, 1);
+    r.backend.fail_batch = ATTN_EINTERNAL;
+    ring(0, 2);
+    rig_run(&r);
+    assert_int_equal(verdict_of(0, 2), ATTN_EINTERNAL);
+    assert_int_equal(len_after_a_kill(1, 0), 1);
+    assert_int_equal(len_after_a_kill(1, 1), 0);
+}
+
+static void a_bell_waits_for_the_host_where_the_device_cannot_tell_the_cache(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 1, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    r.backend.is_held = true;
+    ring(0, 1);
+    engine_turn(r.engine, 0);
+    rig_device_tells(&r, UINT32_MAX);
+    assert_int_equal(done(0), 0);
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(verdict_of(0, 1), ATTN_OK);
+    assert_int_equal(len_after_a_kill(1, 0), 1);
 }
 
 static void bells_that_lie_change_nothing(void **state)
@@ -608,9 +707,24 @@ static void run(void **state)
     close_rig();
 }
 
+static void run_kept(void **state)
+{
+    is_kept = true;
+    run(state);
+    is_kept = false;
+}
+
+static void run_kept_untold(void **state)
+{
+    fail_register = ATTN_ENOMEM;
+    run_kept(state);
+    fail_register = ATTN_OK;
+}
+
 int main(void)
 {
-#define T(name)                                                                                    \
+#define T(name) T_BY(run, name)
+#define T_BY(run, name)                                                                            \
     {                                                                                              \
 #name, run, NULL, NULL, &(void (*)(void **))                                               \
         {                                                                                          \
@@ -623,6 +737,9 @@ int main(void)
         T(bells_that_are_there_together_are_one_batch),
         T(a_bell_that_takes_several_batches_is_answered_by_the_host),
         T(the_next_bell_may_come_before_the_host_knows),
+        T_BY(run_kept, what_the_device_has_answered_is_there_after_a_kill),
+        T_BY(run_kept, a_bell_whose_batch_fails_is_not_there_after_a_kill),
+        T_BY(run_kept_untold, a_bell_waits_for_the_host_where_the_device_cannot_tell_the_cache),
         T(bells_that_lie_change_nothing),
         T(a_plan_is_the_same_when_repeated_and_replaced_when_not),
         T(a_late_copy_of_a_plan_that_was_replaced_changes_nothing),

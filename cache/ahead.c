@@ -1,0 +1,118 @@
+/* ahead.c: appends whose answer does not wait for their commit.
+ *
+ * A device can tell a worker by itself that its step is done (a lane's bell), and the worker goes
+ * on with the output before this process has looked. If the process dies then, what was answered
+ * must be there. So such appends are put down before their batch is launched, and the device writes
+ * a word of the arena before it tells anybody: where the word says so, recovery commits what is put
+ * down, as the process would have.
+ *
+ * A slot is a batch in flight. What is put down counts from the store of n on, for this serial; no
+ * serial of a slot comes twice, so an old word says nothing. A truncation or another life of the
+ * sequence shows in its epoch.
+ */
+#include "cache/kv_internal.h"
+
+uint32_t kv_ahead_max(const struct kv *kv)
+{
+    return kv_ahead_capacity(&kv->config);
+}
+
+static struct kv_ahead_rec *records_of(const struct kv *kv, uint32_t slot)
+{
+    return kv->ahead + (size_t)slot * kv_ahead_max(kv);
+}
+
+uint32_t *kv_ahead_words(const struct kv *kv, size_t *out_bytes)
+{
+    *out_bytes = KV_AHEAD_WORDS_BYTES;
+    return kv->ahead_words->word;
+}
+
+void kv_ahead_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                  uint32_t n_tokens)
+{
+    const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
+    if (s == NULL || kv->n_ahead[slot] == kv_ahead_max(kv))
+        return;
+    records_of(kv, slot)[kv->n_ahead[slot]++] = (struct kv_ahead_rec){
+        .seq = seq.index,
+        .epoch = kv_epoch_of(s),
+        .layer = layer,
+        .pos = pos,
+        .end = pos + n_tokens,
+    };
+}
+
+uint32_t kv_ahead_begin(struct kv *kv, uint32_t slot)
+{
+    struct kv_ahead_slot *a = &kv->ahead_slots[slot];
+    kv_publish32(&a->serial, a->serial + 1);
+    kv_publish32(&a->n, kv->n_ahead[slot]);
+    return a->serial;
+}
+
+void kv_ahead_end(struct kv *kv, uint32_t slot)
+{
+    if (kv->n_ahead[slot] == 0)
+        return;
+    kv->n_ahead[slot] = 0;
+    kv_publish32(&kv->ahead_slots[slot].n, 0);
+}
+
+/* --- recovery --------------------------------------------------------------------------------- */
+
+static bool is_told(const struct kv *kv, uint32_t slot)
+{
+    const struct kv_ahead_slot *a = &kv->ahead_slots[slot];
+    uint32_t word = __atomic_load_n(&kv->ahead_words->word[slot], __ATOMIC_ACQUIRE);
+    return a->n > 0 && a->n <= kv_ahead_max(kv) && word == a->serial;
+}
+
+/* Would its commit move a length? Of this life of its sequence, whose table has the blocks. */
+static bool is_to_commit(const struct kv *kv, const struct kv_ahead_rec *r)
+{
+    const struct kv_seq_rec *s = r->seq < kv->config.max_sequences ? kv_seq_live(kv, r->seq) : NULL;
+    if (s == NULL || kv_seq_damage(kv, r->seq) != NULL || kv_epoch_of(s) != r->epoch ||
+        s->redo_len != 0 || kv->given[r->seq].row_of != 0)
+        return false;
+    const struct kv_pool_rec *p = &kv->pools[s->pool];
+    if (r->layer >= p->n_layers || r->end > kv_max_tokens(kv, p) ||
+        r->pos > kv_lens(kv, r->seq)[r->layer] || r->end <= kv_lens(kv, r->seq)[r->layer])
+        return false;
+    const uint32_t *row = kv_own_row(kv, r->seq);
+    for (uint32_t i = 0; i < kv_blocks_of(p, r->end); i++)
+        if (row[i] >= p->n_blocks)
+            return false;
+    return true;
+}
+
+/* Is an append of this sequence to be committed? */
+static bool has_any(const struct kv *kv, uint32_t seq)
+{
+    for (uint32_t slot = 0; slot < KV_AHEAD_SLOTS; slot++)
+        for (uint32_t i = 0; is_told(kv, slot) && i < kv->ahead_slots[slot].n; i++) {
+            const struct kv_ahead_rec *r = &records_of(kv, slot)[i];
+            if (r->seq == seq && is_to_commit(kv, r))
+                return true;
+        }
+    return false;
+}
+
+/* As a commit does it: the copies stand, then the length moves. */
+void kv_ahead_recover(struct kv *kv)
+{
+    for (uint32_t i = 0; i < kv->journal_capacity; i++) {
+        struct kv_journal_rec *e = &kv->journal[i];
+        if (e->state == KV_LIVE && has_any(kv, e->seq))
+            kv_publish32(&e->state, 0);
+    }
+    for (uint32_t slot = 0; slot < KV_AHEAD_SLOTS; slot++) {
+        for (uint32_t i = 0; is_told(kv, slot) && i < kv->ahead_slots[slot].n; i++) {
+            const struct kv_ahead_rec *r = &records_of(kv, slot)[i];
+            if (is_to_commit(kv, r))
+                kv_publish32(&kv_lens(kv, r->seq)[r->layer], r->end);
+        }
+        kv_publish32(&kv->ahead_slots[slot].n, 0);
+        kv->n_ahead[slot] = 0;
+    }
+}
