@@ -152,6 +152,22 @@ static void take_fork(struct ask *a, const Attnd__Reply *r)
     sim_counts.forks++;
 }
 
+/* Those who share blocks read and write them at once. */
+static void use_shared(const struct ask *a)
+{
+    struct seq *both[] = {a->new_seq, a->seq};
+    for (uint32_t i = sim_plan.forks > 0 ? 2 + sim_below(4) : 0; i > 0; i--) {
+        struct seq *s = both[sim_below(2)];
+        uint32_t layer = sim_below(N_LAYERS);
+        if (s->is_gone || s->owner != a->peer || s->control != NULL)
+            continue;
+        if (sim_chance(500))
+            ask_append(a->peer, s);
+        else if (s->len[layer] > 0)
+            ask_attend(s, layer, sim_below(s->len[layer]), 1);
+    }
+}
+
 /* Does an epoch follow on another? A card that the sequence has moved to makes epochs of its
  * own. */
 static bool is_next_epoch(uint32_t was, uint32_t is)
@@ -271,6 +287,8 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
         is_wrong(a, r, "it had to be refused");
     }
     ask_settle(a);
+    if (a->kind == ASK_FORK)
+        use_shared(a);
 }
 
 /* --- refusals --------------------------------------------------------------------------------- */
@@ -333,13 +351,15 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
         return;
     }
     bool is_end = a->kind == ASK_CLOSE || a->kind == ASK_KILL;
-    if (is_end && st == ATTN_ENOTFOUND && (a->n_sent > 1 || may_be_over(a->seq->owner))) {
+    if (is_end && st == ATTN_ENOTFOUND &&
+        (a->n_sent > 1 || a->seq->is_gone || may_be_over(a->seq->owner))) {
         a->seq->is_gone = true;
         sim_counts.closes++;
         ask_settle(a);
         return;
     }
-    if (a->kind == ASK_EXPORT && st == ATTN_ENOTFOUND && may_be_over(a->seq->owner)) {
+    if (a->kind == ASK_EXPORT && st == ATTN_ENOTFOUND &&
+        (a->seq->is_gone || may_be_over(a->seq->owner))) {
         ask_settle(a);
         return;
     }

@@ -297,6 +297,7 @@ struct ask *ask_adopt(struct peer *p, struct seq *s)
     s->control = a;
     s->n_readers = 0;
     a->seq = s;
+    a->former = from;
     b.seq = s->name;
     h.body_case = ATTND__REQUEST__BODY_ADOPT;
     h.adopt = &b;
@@ -428,13 +429,18 @@ static uint32_t append_layer(const struct peer *p)
     return layer;
 }
 
-struct ask *ask_append(struct peer *p)
+struct ask *ask_append(struct peer *p, struct seq *first)
 {
     struct seq *found[MAX_SEQS];
     uint32_t layer = append_layer(p), n = 0, left = 100;
     for (uint32_t i = 0; i < MAX_SEQS; i++)
         if (may_append(p->seqs[i], layer))
             found[n++] = p->seqs[i];
+    for (uint32_t i = 1; i < n; i++)
+        if (found[i] == first) {
+            found[i] = found[0];
+            found[0] = first;
+        }
     struct ask *a = n == 0 ? NULL : ask_new(p, ASK_STEP);
     if (a == NULL)
         return NULL;
@@ -443,7 +449,7 @@ struct ask *ask_append(struct peer *p)
     a->flags = flags[sim_below(4)];
     a->n_items = 1 + sim_below(n < MAX_ITEMS ? n : MAX_ITEMS);
     for (uint32_t i = 0; i < a->n_items; i++) {
-        uint32_t pick = i + sim_below(n - i);
+        uint32_t pick = i == 0 && found[0] == first ? 0 : i + sim_below(n - i);
         struct seq *s = found[pick];
         found[pick] = found[i];
         uint32_t most = MAX_LEN - s->len[layer] < left ? MAX_LEN - s->len[layer] : left;

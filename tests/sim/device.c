@@ -28,8 +28,10 @@ struct backend {
     bool is_run[BACKEND_MAX_IN_FLIGHT];
     attn_status status[BACKEND_MAX_IN_FLIGHT];
     bool is_unpatched[BACKEND_MAX_IN_FLIGHT]; /* it failed before it told the tables */
+    uint64_t serial[BACKEND_MAX_IN_FLIGHT];
+    uint32_t n_told[BACKEND_MAX_IN_FLIGHT]; /* signals that are written */
     uint32_t n_in_flight;
-    uint64_t last_end_ns;
+    uint64_t last_end_ns, last_serial;
     bool is_lost;
     struct backend_pool *pool; /* one at a time, which is what the clients make */
 };
@@ -47,6 +49,8 @@ static struct memory {
     uint64_t id;
     uint64_t words[MAX_WORDS];
 } memories[SIM_MAX_CARDS];
+
+static struct backend *opened[SIM_MAX_CARDS]; /* the process's */
 
 /* --- what rows are worth ---------------------------------------------------------------------- */
 
@@ -131,7 +135,9 @@ static void info(const struct backend *b, struct backend_info *out)
                                  .device = "virtual",
                                  .kv_bytes = b->kv_bytes,
                                  .max_in_flight = sim_plan.max_in_flight,
-                                 .n_processors = 1};
+                                 .n_processors = 1,
+                                 .features = BACKEND_HAS_WORDS | BACKEND_HAS_REGIONS |
+                                             BACKEND_HAS_DEVICE_ADDRESSES};
 }
 
 static void pool_close(struct backend_pool *p)
@@ -159,6 +165,7 @@ static attn_status dev_open(const struct backend_config *c, struct backend **out
         for (size_t i = 0; i < MAX_WORDS; i++)
             memory->words[i] = POISON + i;
     }
+    opened[b->card] = b;
     return ATTN_OK;
 }
 
@@ -169,6 +176,7 @@ static void dev_close(struct backend *b)
     if (b->n_in_flight > 0)
         sim_fail("the device is closed with %u batches in flight", b->n_in_flight);
     moves_close(b->moves);
+    opened[b->card] = NULL;
     if (b->pool != NULL)
         pool_close(b->pool);
     free(b);
@@ -324,6 +332,25 @@ static void patch(struct backend_pool *p, const struct backend_batch *batch)
     }
 }
 
+/* A batch that does well has ended: the device tells those who wait for a word, one by one, whether
+ * anybody polls or not. */
+static void on_end(void *arg, uint64_t serial)
+{
+    struct backend *b = opened[(uintptr_t)arg];
+    uint32_t i = 0;
+    while (b != NULL && i < b->n_in_flight && b->serial[i] != serial)
+        i++;
+    if (b == NULL || i == b->n_in_flight || b->is_lost)
+        return;
+    const struct backend_batch *batch = b->in_flight[i];
+    run_at(b, i);
+    if (b->n_told[i] == batch->n_signals)
+        return;
+    const struct backend_word *w = &batch->signals[b->n_told[i]++];
+    __atomic_store_n(w->word, w->value, __ATOMIC_RELEASE);
+    sim_at(sim_below(2000), SIM_PROCESS, on_end, arg, serial);
+}
+
 static attn_status submit(struct backend *b, struct backend_batch *batch)
 {
     struct backend_pool *p = batch->pool;
@@ -360,6 +387,13 @@ static attn_status submit(struct backend *b, struct backend_batch *batch)
         patch(p, batch);
     if (!b->is_unpatched[at] && sim_chance(500))
         run_at(b, at);
+    if (batch->n_copies > 0 || batch->n_signals > 0)
+        process_may_be_killed(batch->n_signals > 0 ? 200 : 20);
+    b->serial[at] = ++b->last_serial;
+    b->n_told[at] = 0;
+    if (b->status[at] == ATTN_OK && batch->n_signals > 0)
+        sim_at(b->end_ns[at] - sim_now_ns, SIM_PROCESS, on_end, (void *)(uintptr_t)b->card,
+               b->serial[at]);
     return ATTN_OK;
 }
 
@@ -375,12 +409,13 @@ static struct backend_batch *dev_poll(struct backend *b, uint64_t wait_ns)
     if (b->end_ns[0] > sim_now_ns)
         return NULL;
     struct backend_batch *batch = b->in_flight[0];
-    batch->status = b->is_lost ? ATTN_EDEVICE : b->status[0];
+    bool is_told = b->n_told[0] > 0; /* and lost behind it */
+    batch->status = b->is_lost && !is_told ? ATTN_EDEVICE : b->status[0];
     /* one that fails may have done its work */
     if (batch->status == ATTN_OK || (!b->is_unpatched[0] && sim_chance(500)))
         run_at(b, 0);
     batch->device_ns = 10 * SIM_US;
-    for (uint32_t i = 0; i < batch->n_signals && batch->status == ATTN_OK; i++)
+    for (uint32_t i = b->n_told[0]; i < batch->n_signals && batch->status == ATTN_OK; i++)
         __atomic_store_n(batch->signals[i].word, batch->signals[i].value, __ATOMIC_RELEASE);
     b->n_in_flight--;
     for (uint32_t i = 0; i < b->n_in_flight; i++) {
@@ -389,6 +424,8 @@ static struct backend_batch *dev_poll(struct backend *b, uint64_t wait_ns)
         b->is_run[i] = b->is_run[i + 1];
         b->status[i] = b->status[i + 1];
         b->is_unpatched[i] = b->is_unpatched[i + 1];
+        b->serial[i] = b->serial[i + 1];
+        b->n_told[i] = b->n_told[i + 1];
     }
     return batch;
 }
@@ -418,6 +455,19 @@ static void host_free(struct backend *b, void *p, size_t bytes)
 {
     (void)b, (void)bytes;
     free(p);
+}
+
+static attn_status host_register(struct backend *b, void *p, size_t bytes)
+{
+    (void)b;
+    if ((uintptr_t)p % 4096 != 0 || bytes % 4096 != 0)
+        sim_fail("the device is told of memory that is no whole pages");
+    return memory_fails() ? ATTN_ENOMEM : ATTN_OK;
+}
+
+static void host_unregister(struct backend *b, void *p, size_t bytes)
+{
+    (void)b, (void)p, (void)bytes;
 }
 
 /* --- whole blocks ----------------------------------------------------------------------------- */
@@ -571,4 +621,6 @@ const struct backend_ops device_ops = {
     .export_memory = export_memory,
     .host_alloc = host_alloc,
     .host_free = host_free,
+    .host_register = host_register,
+    .host_unregister = host_unregister,
 };

@@ -270,6 +270,9 @@ void lane_tick(struct peer *p)
     if (!sim_plan.has_lanes)
         return;
     if (p->lane != NULL && p->lane->is_over) {
+        if (a != NULL && p->is_rung)
+            hear(p, a); /* it may have been answered before */
+        a = p->plan;
         p->lane = NULL; /* its socket has closed */
         if (a != NULL && (a->is_answered || a->n_sent > 0)) {
             a->is_void = a->is_answered = true;

@@ -92,6 +92,7 @@ struct ask {
     uint32_t len; /* of fork and truncate; of open and tokens: of how many it told the ids */
     bool is_resuming; /* hello */
     struct peer *victim; /* whose session is to end */
+    struct peer *former; /* whose the sequence was that is adopted */
     uint32_t first_block, n_blocks, len_before[N_LAYERS]; /* export */
     uint32_t len_after[N_LAYERS]; /* import, with `tokens` of each layer in turn */
     /* a step */
@@ -138,7 +139,7 @@ struct ask *ask_fork(struct peer *p, struct seq *src);
 struct ask *ask_truncate(struct seq *s, uint32_t len);
 struct ask *ask_close(struct seq *s);
 struct ask *ask_adopt(struct peer *p, struct seq *s);
-struct ask *ask_append(struct peer *p);
+struct ask *ask_append(struct peer *p, struct seq *first); /* NULL: of any sequences */
 /* ask_blocks.c: whole blocks, and what operators do */
 struct ask *ask_export(struct peer *p, struct seq *s);
 struct ask *ask_import(struct seq *s);

@@ -193,8 +193,13 @@ void __wrap_log_event(enum log_level level, const char *msg, const char *pairs, 
     __attribute__((format(printf, 3, 4)));
 void __wrap_log_event(enum log_level level, const char *msg, const char *pairs, ...)
 {
-    (void)level, (void)pairs;
-    sim_say("    attnd: %s", msg);
+    char text[256];
+    va_list ap;
+    (void)level;
+    va_start(ap, pairs);
+    vsnprintf(text, sizeof text, pairs, ap);
+    va_end(ap);
+    sim_say("    attnd: %s %s", msg, text);
 }
 
 bool __wrap_log_limit_pass(struct log_limit *l);

@@ -212,17 +212,24 @@ static struct peer *peer_new(void)
     return p;
 }
 
+/* If the client ended now, nobody would know whose the sequence is, or whether it lives. */
+static bool is_adopting(const struct peer *p)
+{
+    for (uint32_t i = 0; i < MAX_SEQS; i++)
+        if (p->seqs[i] != NULL && p->seqs[i]->control != NULL &&
+            p->seqs[i]->control->kind == ASK_ADOPT)
+            return true;
+    return false;
+}
+
 /* Its process is gone: it says nothing any more, and another one comes. */
 static void die(struct peer *p)
 {
-    bool is_adopting = false; /* nobody would know whose the sequence is, or whether it lives */
-    for (uint32_t i = 0; i < MAX_SEQS; i++)
-        is_adopting |= p->seqs[i] != NULL && p->seqs[i]->control != NULL &&
-                       p->seqs[i]->control->kind == ASK_ADOPT;
+    bool is_ending = false; /* something of others */
     for (uint64_t i = 0; i < p->n_asks; i++)
-        is_adopting |= !p->asks[i]->is_answered &&
-                       (p->asks[i]->kind == ASK_KILL || p->asks[i]->kind == ASK_KILL_SESSION);
-    if (n_peers == MAX_PEERS || is_adopting)
+        is_ending |= !p->asks[i]->is_answered &&
+                     (p->asks[i]->kind == ASK_KILL || p->asks[i]->kind == ASK_KILL_SESSION);
+    if (n_peers == MAX_PEERS || is_ending || is_adopting(p))
         return;
     for (uint64_t i = 0; i < p->n_asks; i++)
         if (!p->asks[i]->is_answered && p->asks[i]->kind == ASK_EXPORT)
@@ -261,6 +268,13 @@ static uint32_t longest(const struct seq *s)
     return most;
 }
 
+/* Often to where prompts part, so that others' tokens follow. */
+static uint32_t truncation_of(const struct seq *s)
+{
+    uint32_t most = longest(s), parting = 16 * (1 + sim_below(sim_plan.n_prompts)) + sim_below(4);
+    return s->prompt != 0 && parting <= most && sim_chance(700) ? parting : sim_below(most + 1);
+}
+
 /* Another client's sequence that has nothing on its way, or only steps if that client is dead. */
 static void adopt_something(struct peer *p)
 {
@@ -269,9 +283,22 @@ static void adopt_something(struct peer *p)
     if (s == NULL || from == p || s->control != NULL || s->is_unsure ||
         (!from->is_dead && !seq_is_quiet(s)) ||
         sim_now_ns - from->renewed_ns > LEASE_NS - 3 * SIM_S || from->session == 0 ||
-        process_empty_since_ns() > from->known_since_ns || from->is_killed || p->is_killed)
-        return;
+        process_empty_since_ns() > from->known_since_ns || from->is_killed || p->is_killed ||
+        process_empty_since_ns() > p->known_since_ns)
+        return; /* the last: its session is gone, and the sequence would stay whose it was */
     ask_adopt(p, s);
+}
+
+/* The same of a client whose sequence is adopted, if its session ended. */
+static bool is_in_adoption(const struct peer *p)
+{
+    bool is = is_adopting(p);
+    for (uint32_t i = 0; i < n_peers; i++)
+        for (uint32_t k = 0; k < MAX_SEQS; k++) {
+            const struct seq *s = peers[i]->seqs[k];
+            is |= s != NULL && s->control != NULL && s->control->former == p;
+        }
+    return is;
 }
 
 /* Anybody's that lives. */
@@ -281,7 +308,7 @@ static void look_at_others(struct peer *p, uint32_t what)
     struct seq *s = any_seq(from);
     if (from->is_dead || from->is_killed || from->session == 0)
         return;
-    if (what < 2 && from != p && sim_chance(200))
+    if (what < 2 && from != p && !is_in_adoption(from) && sim_chance(200))
         ask_kill_session(p, from);
     else if (s != NULL && !s->is_unsure && what < 10)
         ask_kill(p, s);
@@ -303,10 +330,12 @@ static void do_something(struct peer *p)
         ask_import(s);
     } else if (s != NULL && sim_chance(sim_plan.closes)) {
         ask_close(s);
-    } else if (sim_plan.has_lanes && sim_chance(150)) {
+    } else if (s != NULL && sim_chance(sim_plan.forks)) {
+        ask_fork(p, s);
+    } else if (sim_plan.has_lanes && sim_chance(300)) {
         ask_plan(p);
     } else if (what < 480 || (what < 840 && sim_chance(sim_plan.long_appends))) {
-        ask_append(p);
+        ask_append(p, NULL);
     } else if (what < 560) {
         if (s != NULL)
             read_something(s);
@@ -319,7 +348,7 @@ static void do_something(struct peer *p)
     } else if (what < 760) {
         ask_fork(p, s);
     } else if (what < 840) {
-        ask_truncate(s, sim_below(longest(s) + 1));
+        ask_truncate(s, truncation_of(s));
     } else if (what < 870) {
         ask_tokens(s);
     } else if (what < 915) {

@@ -94,6 +94,9 @@ plant(25 daemon/engine_export.c "        zero_behind(&p->config, info->layer_len
   "        if (sim_bug != 25)\n            zero_behind(&p->config, info->layer_len, at, dst);")
 # a repeated import is refused
 plant(26 daemon/engine_export.c "return is_done(p, m, info) ? ATTN_OK" "return sim_bug != 26 && is_done(p, m, info) ? ATTN_OK")
+# a successor forgets what the device has answered and nobody committed
+plant(27 cache/ahead.c "n <= kv_ahead_max(kv) && word == a->serial"
+  "n <= kv_ahead_max(kv) && word == a->serial && sim_bug != 27")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)

@@ -33,6 +33,7 @@ static enum end left; /* how, where a thread must be left first */
 static uint32_t engine_threads[SIM_MAX_CARDS], n_in_turn;
 static bool is_up, is_serving, is_last, is_over, is_upgrade_asked;
 static uint64_t points_to_kill; /* 0: no kill is due */
+static uint32_t n_aimed; /* kills that aim, to come */
 static int exit_code;
 static uint64_t empty_since_ns, turns;
 static uint64_t short_until_ns;
@@ -383,6 +384,14 @@ void process_point(void)
         leave(KILLED);
 }
 
+void process_may_be_killed(uint32_t of_thousand)
+{
+    if (!sim_has_faults || points_to_kill > 0 || n_aimed == 0 || !sim_chance(of_thousand))
+        return;
+    n_aimed--;
+    points_to_kill = 1 + sim_below(30);
+}
+
 static void on_kill(void *arg, uint64_t word)
 {
     (void)arg, (void)word;
@@ -419,6 +428,7 @@ void process_begin(void)
     uint64_t all_ns = sim_plan.n_ops * SIM_MS; /* about as long as a run is busy */
     is_up = is_last = is_over = false;
     points_to_kill = 0;
+    n_aimed = sim_plan.n_aimed;
     short_until_ns = 0;
     empty_since_ns = sim_now_ns;
     sim_engine = NULL;

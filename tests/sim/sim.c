@@ -40,6 +40,10 @@ static void plan(void)
         .disk_size = "0",
     };
     sim_plan.has_lanes = sim_plan.n_cards == 1 && sim_chance(400);
+    if (sim_chance(250)) {
+        sim_plan.forks = 200;
+        sim_plan.closes = 80;
+    }
     if (sim_plan.n_cards == 2 && sim_chance(700)) {
         sim_plan.is_sum = sim_chance(500);
         sim_plan.block_tokens = sim_plan.is_sum ? 16 : 8; /* a card's part has 8 at least */
@@ -72,6 +76,7 @@ static void plan(void)
     sim_plan.slow_batch = sim_below(50);
     sim_plan.fail_alloc = sim_chance(300) ? sim_below(300) : 0;
     sim_plan.n_kills = sim_chance(700) ? sim_below(8) : 0;
+    sim_plan.n_aimed = sim_chance(500) ? sim_below(4) : 0;
     sim_plan.n_upgrades = sim_chance(300) ? sim_below(3) : 0;
     sim_plan.slow_readers = sim_chance(300) ? 300 : 0;
 }

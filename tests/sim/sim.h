@@ -39,13 +39,15 @@ struct sim_plan {
     uint32_t stop; /* per 10,000 of places where an engine's thread may have to wait for a core */
     uint32_t fail_alloc; /* per mille of allocations while memory is short */
     uint32_t n_kills, n_upgrades;
+    uint32_t n_aimed; /* kills shortly after launches that copy blocks or answer bells */
     uint32_t slow_readers; /* per mille of peers */
     uint32_t max_in_flight; /* batches */
     uint32_t n_blocks, block_tokens; /* of the pool */
     uint32_t pins; /* per mille of what is said of retention */
     uint32_t n_seqs; /* that a client opens */
     uint32_t n_prompts, prompts; /* per mille of opens that are of one */
-    uint32_t long_appends, closes; /* per mille of steps; of operations, beside the usual ones */
+    uint32_t long_appends; /* per mille of steps */
+    uint32_t closes, forks; /* per mille of operations, beside the usual ones */
     const char *host_memory, *disk_size; /* cache.host_memory, cache.disk_size */
     bool has_lanes;
     uint32_t n_cards;
@@ -145,6 +147,8 @@ bool process_is_up(void);
 uint64_t process_empty_since_ns(void); /* when a process last began without a predecessor's cache */
 /* Every place where the daemon asks the outside for something: a kill may be due here. */
 void process_point(void);
+/* Something is under way that a kill would do most harm to. */
+void process_may_be_killed(uint32_t of_thousand);
 void process_stop(void); /* SIGTERM, and no other process after it */
 bool process_is_over(void);
 _Noreturn void process_exit(int code);
