@@ -233,7 +233,9 @@ static attn_status engines_restore(struct card_list *list, char *why, size_t why
     if (st != ATTN_OK)
         goto fail;
     if (list->cards != NULL)
-        cards_restore(list->cards);
+        st = cards_restore(list->cards);
+    if (st != ATTN_OK)
+        goto fail;
     all = of[0]; /* pools and sessions are the first card's */
     for (uint32_t i = 1; i < list->n; i++) {
         all.n_sequences += of[i].n_sequences;

@@ -146,21 +146,25 @@ static void name_look(struct cards *c, struct card_name *n)
     free(n);
 }
 
-bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool,
-                  uint32_t epoch)
+attn_status cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool,
+                         uint32_t epoch)
 {
+    attn_status st = ATTN_OK;
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
     if (n == NULL)
         n = name_add(c, name, NULL, card, pool);
-    bool is_ours = n != NULL && (n->card == card || !n->is_open);
-    if (is_ours) {
+    if (n == NULL) {
+        st = ATTN_ENOMEM;
+    } else if (n->card != card && n->is_open) {
+        st = ATTN_EEXIST;
+    } else {
         name_move(c, n, card, pool);
         n->is_open = true;
         moved_note(c, n, epoch);
     }
     pthread_mutex_unlock(&c->lock);
-    return is_ours;
+    return st;
 }
 
 void cards_closed(struct cards *c, uint32_t card, struct seq_name name)

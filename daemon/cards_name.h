@@ -15,10 +15,10 @@ bool cards_are_elsewhere(struct cards *c, uint32_t card, struct seq_name name);
 uint32_t cards_at(struct cards *c, struct seq_name name, uint32_t epoch);
 /* The sequence has moved. */
 void cards_moved(struct cards *c, struct seq_name name, uint32_t to, uint32_t epoch);
-/* A sequence is open on this card, or is no more. Its engine's thread. false: it is open on another
- * card, or there is no memory. */
-bool cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool,
-                  uint32_t epoch);
+/* A sequence is open on this card, or is no more. Its engine's thread. ATTN_EEXIST: it is open on
+ * another card; ATTN_ENOMEM. */
+attn_status cards_opened(struct cards *c, uint32_t card, struct seq_name name, uint32_t pool,
+                         uint32_t epoch);
 /* One that is open there has another epoch. */
 void cards_epoch(struct cards *c, uint32_t card, struct seq_name name, uint32_t epoch);
 void cards_closed(struct cards *c, uint32_t card, struct seq_name name);

@@ -65,14 +65,16 @@ static attn_status restore_pools(struct engine *lead, struct engine *e, char *wh
 }
 
 /* A session that the lead does not have has ended; one that a card lacks has nothing there. */
-static void restore_session(struct cards *c, uint32_t slot)
+static attn_status restore_session(struct cards *c, uint32_t slot)
 {
     struct engine *lead = c->engines[0];
     uint64_t id = session_at(lead->parts.sessions, slot)->id, now_ns = clock_now_ns();
     const char *client = kv_owner_label(lead->parts.kv, slot);
     uint32_t n_cards = 1;
-    if (id != 0 && cards_tenant_set(c, id, kv_owner_tenant(lead->parts.kv, slot)) != ATTN_OK)
-        log_error("no memory for a session of a predecessor");
+    attn_status st =
+        id == 0 ? ATTN_OK : cards_tenant_set(c, id, kv_owner_tenant(lead->parts.kv, slot));
+    if (st != ATTN_OK)
+        return st;
     for (uint32_t i = 1; i < c->n; i++) {
         struct engine *e = c->engines[i];
         uint64_t had = session_at(e->parts.sessions, slot)->id;
@@ -96,6 +98,7 @@ static void restore_session(struct cards *c, uint32_t slot)
     if (id == 0 && n_cards > 1 && kv_owner_any(lead->parts.kv, slot, &any) != ATTN_OK)
         session_restore(lead->parts.sessions, slot, 0, "", now_ns); /* taken until all are free */
     cards_session_kept(c, slot, n_cards);
+    return ATTN_OK;
 }
 
 /* What one card has carried out the others are not to carry out again. */
@@ -109,21 +112,25 @@ static void merge_seen(struct cards *c, uint32_t slot)
                 kv_owner_saw_all(c->engines[i]->parts.kv, c->engines[k]->parts.kv, slot);
 }
 
-static void learn_names(struct cards *c)
+static attn_status learn_names(struct cards *c)
 {
     for (uint32_t i = 0; i < c->n; i++) {
         struct kv *kv = c->engines[i]->parts.kv;
         for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
             struct kv_seq_info info;
             kv_seq_info(kv, id, &info);
-            if (cards_opened(c, i, (struct seq_name){info.tenant, info.name}, info.pool.index,
-                             info.epoch))
+            attn_status st = cards_opened(c, i, (struct seq_name){info.tenant, info.name},
+                                          info.pool.index, info.epoch);
+            if (st == ATTN_OK)
                 continue;
+            if (st != ATTN_EEXIST)
+                return st;
             log_warn("sequence %" PRIu64 " is on two cards: that of card %" PRIu32 " is dropped",
                      info.name, i);
             seq_close(c->engines[i], id);
         }
     }
+    return ATTN_OK;
 }
 
 attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes)
@@ -136,13 +143,18 @@ attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes)
     return ATTN_OK;
 }
 
-void cards_restore(struct cards *c)
+attn_status cards_restore(struct cards *c)
 {
-    for (uint32_t slot = 0; slot < c->max_sessions; slot++) {
-        restore_session(c, slot);
+    attn_status st = ATTN_OK;
+    for (uint32_t slot = 0; slot < c->max_sessions && st == ATTN_OK; slot++) {
+        st = restore_session(c, slot);
         merge_seen(c, slot);
     }
-    learn_names(c);
+    if (st == ATTN_OK)
+        st = learn_names(c);
+    if (st != ATTN_OK)
+        return st;
     for (uint32_t i = 0; i < c->n; i++)
         cards_publish(c->engines[i]);
+    return ATTN_OK;
 }

@@ -7,7 +7,8 @@
 
 /* Of pools, before any engine takes up sequences. */
 attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes);
-/* Then of sessions; and learns the names. */
-void cards_restore(struct cards *c);
+/* Then of sessions; and learns the names. ATTN_ENOMEM: nothing is dropped, the next start may do
+ * better. */
+attn_status cards_restore(struct cards *c);
 
 #endif
