@@ -16,6 +16,8 @@ static bool does_name(const Attnd__Request *h, uint64_t name)
     for (size_t i = 0; s != NULL && i < s->n_seq; i++)
         if (s->seq[i] == name)
             return true;
+    if (h->body_case == ATTND__REQUEST__BODY_FORK && h->fork->new_seq == name)
+        return true;
     return s == NULL && request_seq(h, &other, &epoch) && other == name;
 }
 

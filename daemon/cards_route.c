@@ -106,8 +106,6 @@ static void send_maker(struct cards *c, struct request *req, struct engine *from
     const Attnd__Request *h = req->wire.header;
     char why[WHY_BYTES];
     bool no_memory;
-    if (req->is_placed)
-        cards_settle(c, req);
     uint32_t at = cards_place(c, req, name, pool, to, &no_memory);
     if (at != CARDS_MAX) {
         if (h->body_case == ATTND__REQUEST__BODY_OPEN)
@@ -138,12 +136,18 @@ static void send_by_name(struct cards *c, struct request *req, struct engine *fr
     send_to(c, req, from, cards_of_name(c, of));
 }
 
+/* It is carried out where its source is. Where that has moved since, a repeated one is known where
+ * the fork is. */
 static void send_fork(struct cards *c, struct request *req, struct engine *from)
 {
     const Attnd__Fork *f = req->wire.header->fork;
     uint32_t tenant = tenant_of(c, req->wire.header);
+    struct seq_name made = {tenant, f->new_seq};
     struct card_place at = {.must_be = cards_of_name(c, (struct seq_name){tenant, f->seq})};
-    send_maker(c, req, from, (struct seq_name){tenant, f->new_seq}, NO_POOL, at);
+    if (cards_are_elsewhere(c, at.must_be, made))
+        send_to(c, req, from, cards_of_name(c, made));
+    else
+        send_maker(c, req, from, made, NO_POOL, at);
 }
 
 static void send_on(struct cards *c, struct request *req, struct engine *from)
@@ -205,6 +209,10 @@ static void send_on(struct cards *c, struct request *req, struct engine *from)
 
 void cards_send_again(struct cards *c, struct request *list, struct engine *from)
 {
+    /* all at once: of copies of a fork, none is to keep the name for the card that they leave */
+    for (struct request *req = list; req != NULL; req = req->next)
+        if (req->is_placed)
+            cards_settle(c, req);
     stack_for_each(struct request, req, list)
         send_on(c, req, from);
 }

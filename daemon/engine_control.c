@@ -342,6 +342,20 @@ static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t 
     }
 }
 
+/* A fork whose source is not here: it may be a repeated one. */
+static attn_status run_late_fork(struct engine *e, struct request *req, uint32_t session,
+                                 struct answer *a)
+{
+    const Attnd__Fork *f = req->wire.header->fork;
+    kv_seq_id seq;
+    if (kv_seq_find(e->parts.kv, tenant_of_request(e, req, session), f->new_seq, &seq) != ATTN_OK)
+        return answer_no(a, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", f->seq);
+    if (!kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id))
+        return answer_no(a, ATTN_EEXIST, "sequence %" PRIu64 " is open", f->new_seq);
+    tell_seq(e, seq, true, a);
+    return ATTN_OK;
+}
+
 /* Runs a request about a sequence that nothing is in work of. */
 static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t session,
                               struct answer *a)
@@ -354,7 +368,11 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
     if (h->body_case == ATTND__REQUEST__BODY_OPEN)
         return run_open(e, req, session, a);
     request_seq(h, &name, &epoch);
-    if (kv_seq_find(e->parts.kv, tenant_of_request(e, req, session), name, &seq) != ATTN_OK)
+    bool is_here =
+        kv_seq_find(e->parts.kv, tenant_of_request(e, req, session), name, &seq) == ATTN_OK;
+    if (!is_here && h->body_case == ATTND__REQUEST__BODY_FORK)
+        return run_late_fork(e, req, session, a);
+    if (!is_here)
         return answer_no(a, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", name);
     switch (h->body_case) {
     case ATTND__REQUEST__BODY_KILL:

@@ -496,6 +496,15 @@ const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id)
     return r;
 }
 
+const struct wire_reply *e2e_reply(const struct e2e_client *c, uint64_t id, uint32_t i)
+{
+    const struct e2e_reply *r = c->replies;
+    for (; r != NULL; r = r->next)
+        if (r->wire.request_id == id && i-- == 0)
+            break;
+    return r == NULL ? NULL : &r->wire;
+}
+
 const Attnd__Reply *e2e_call(struct e2e_client *c, Attnd__Request *h)
 {
     return e2e_await(c, e2e_send(c, h, NULL, 0))->header;

@@ -91,6 +91,8 @@ void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n);
 const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id);
 /* NULL: nothing came within timeout_ms. */
 const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int timeout_ms);
+/* The i-th of the replies to id that are received, newest first; NULL: there are no more. */
+const struct wire_reply *e2e_reply(const struct e2e_client *c, uint64_t id, uint32_t i);
 const Attnd__Reply *e2e_call(struct e2e_client *c, Attnd__Request *h);
 
 /* --- the model -------------------------------------------------------------------------------- */

@@ -269,6 +269,62 @@ static void what_is_repeated_is_answered_as_before_the_move(void **state)
     end();
 }
 
+static uint64_t send_fork_as(uint64_t id, const struct e2e_seq *src, uint64_t new_name, uint32_t n)
+{
+    Attnd__Fork b = ATTND__FORK__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    uint64_t next = c.next_id;
+    b.seq = src->name;
+    b.epoch = src->epoch;
+    b.new_seq = new_name;
+    b.has_len = 1;
+    b.len = n;
+    h.session = c.session;
+    h.body_case = ATTND__REQUEST__BODY_FORK;
+    h.fork = &b;
+    c.next_id = id;
+    e2e_send(&c, &h, NULL, 0);
+    c.next_id = next > id ? next : id + 1;
+    return id;
+}
+
+/* Whatever it meets: its source that stands still, copies of itself, or a source that has gone. */
+static void a_fork_that_is_repeated_around_a_move_has_one_answer(void **state)
+{
+    enum { ROUNDS = 60, COPIES = 4 };
+    (void)state;
+    begin("0,1", N_BLOCKS, quiet);
+    fill(0, 1, 100);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        uint32_t to = round % 2, epoch = 0;
+        uint64_t id = c.next_id + 1, name = 100 + round, moved = send_move(1, to);
+        for (uint32_t i = 0; i < COPIES; i++)
+            send_fork_as(id, &s[0], name, 40);
+        assert_int_equal(e2e_await(&c, moved)->header->status, ATTN_OK);
+        while (e2e_reply(&c, id, COPIES - 1) == NULL)
+            e2e_await_ms(&c, UINT64_MAX, 10);
+        for (uint32_t i = 0; i < COPIES; i++) {
+            const Attnd__Reply *r = e2e_reply(&c, id, i)->header;
+            if (r->status != ATTN_OK)
+                fail_msg("round %u, copy %u: %s", round, i, r->message);
+            assert_true(i == 0 || r->seq->epoch == epoch);
+            epoch = r->seq->epoch;
+        }
+        e2e_forget(&c);
+        assert_int_equal(move(&s[0], !to), ATTN_OK);
+        send_fork_as(id, &s[0], name, 40);
+        const Attnd__Reply *r = e2e_await(&c, id)->header;
+        assert_int_equal(r->status, ATTN_OK);
+        assert_int_equal(r->seq->epoch, epoch);
+        send_fork_as(c.next_id, &s[0], name, 40);
+        assert_int_equal(e2e_await(&c, c.next_id - 1)->header->status, ATTN_EEXIST);
+        struct e2e_seq fork = {.name = name, .epoch = epoch};
+        e2e_forget(&c);
+        assert_int_equal(e2e_close_seq(&c, &fork), ATTN_OK);
+    }
+    end();
+}
+
 static void a_move_that_cannot_be_is_refused_and_changes_nothing(void **state)
 {
     (void)state;
@@ -543,6 +599,7 @@ int main(int argc, char **argv)
         TEST(a_sequence_has_the_same_bytes_before_during_and_after_a_move),
         TEST(requests_before_and_behind_a_move_stay_in_order),
         TEST(what_is_repeated_is_answered_as_before_the_move),
+        TEST(a_fork_that_is_repeated_around_a_move_has_one_answer),
         TEST(a_move_that_cannot_be_is_refused_and_changes_nothing),
         TEST(sequences_move_between_cards_of_two_kinds),
         TEST(random_requests_and_moves_lose_nothing),
