@@ -186,6 +186,82 @@ static void few_long_units_are_cut(void **state)
     free(c);
 }
 
+/* Tiles of keys in the time of which the processors have done all units, each taking the next one
+ * when it has done its own: two for a unit, four for a part to be joined. */
+static double time_of(const struct batch *b, const struct prefill_call *c)
+{
+    double ends[132] = {0}, last = 0;
+    assert_int_equal(c->upload_bytes, 0);
+    for (uint32_t i = 0; i < c->n_entries; i++) {
+        const struct prefill_entry e = c->inline_list.entries[i];
+        const double tiles = (double)keys_of(b, e) / prefill_keys(b->pool.dim);
+        for (uint32_t head = 0; head < b->pool.kv.num_kv_heads; head++) {
+            uint32_t at = 0;
+            for (uint32_t k = 1; k < 132; k++)
+                at = ends[k] < ends[at] ? k : at;
+            ends[at] += tiles / (e.last_part + 1) + 2 + (e.last_part > 0 ? 4 : 0);
+            last = ends[at] > last ? ends[at] : last;
+        }
+    }
+    return last;
+}
+
+static void a_cut_launch_is_done_before_a_whole_one(void **state)
+{
+    (void)state;
+    static struct batch b;
+    struct prefill_call *c = malloc(sizeof *c);
+    static const struct {
+        uint32_t kv_heads, n_tokens, cached, parts;
+    } cases[] = {
+        {8, 512, 8192, 1}, /* 128 units: a second turn would take as long as it saves */
+        {1, 512, 32768, 8}, /* 16 units */
+        {2, 512, 32768, 4}, /* 32 */
+        {8, 64, 32768, 8}, /* 16 */
+        {8, 600, 32768, 3}, /* 152, which two turns compute: five turns of a third each */
+        {8, 2048, 32768, 1},
+    };
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        b = (struct batch){.n = 1,
+                           .pool = {.dim = 128,
+                                    .n_processors = 132,
+                                    .most_parts = PREFILL_MAX_CUT,
+                                    .specs = b.specs,
+                                    .kv = {.num_kv_heads = cases[i].kv_heads,
+                                           .group = 4,
+                                           .block_tokens = 16,
+                                           .k_head_bytes = 4096,
+                                           .v_head_bytes = 4096}}};
+        b.items[0] = (struct gpu_item){.n_tokens = cases[i].n_tokens, .pos = cases[i].cached};
+        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+        assert_int_equal(c->inline_list.entries[0].last_part + 1, cases[i].parts);
+        const double cut = time_of(&b, c);
+        b.pool.most_parts = 0;
+        prefill_prepare(&b.pool, b.items, 1, NULL, NULL, c);
+        if (cases[i].parts > 1)
+            assert_true(cut < time_of(&b, c));
+    }
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        rng_state = seed;
+        random_batch(&b);
+        b.n = 1 + rng(3);
+        b.pool.n_processors = 132;
+        b.pool.most_parts = PREFILL_MAX_CUT;
+        void *upload = malloc(prefill_upload_bytes(&b.pool, b.n, b.n_tokens));
+        prefill_prepare(&b.pool, b.items, b.n, NULL, upload, c);
+        if (c->is_cut) {
+            const double cut = time_of(&b, c);
+            b.pool.most_parts = 0;
+            prefill_prepare(&b.pool, b.items, b.n, NULL, upload, c);
+            if (cut > 1.02 * time_of(&b, c) + 2) /* a plan goes by whole tiles */
+                fail_msg("seed %llu: %.0f tiles, whole %.0f", (unsigned long long)seed, cut,
+                         time_of(&b, c));
+        }
+        free(upload);
+    }
+    free(c);
+}
+
 /* A random layer's branches, with rates up to 16, and the pool as prefill_pool_init leaves it. */
 static void make_dilated(struct batch *b)
 {
@@ -297,6 +373,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_batch_has_every_tile_once_and_long_ones_first),
         cmocka_unit_test(few_long_units_are_cut),
+        cmocka_unit_test(a_cut_launch_is_done_before_a_whole_one),
         cmocka_unit_test(any_dilated_batch_has_every_row_once),
         cmocka_unit_test(heads_share_a_section_as_far_as_the_cache_holds_them),
     };

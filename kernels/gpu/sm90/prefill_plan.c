@@ -82,11 +82,14 @@ uint64_t prefill_upload_bytes(const struct prefill_pool *p, uint32_t max_items, 
            (p->has_dilated ? dilated * sizeof(struct prefill_run) + PREFILL_UPLOAD_ALIGN : 0);
 }
 
-/* A part of a unit's keys has at least so many tiles: to write it and to read it back takes about
- * as long as two. */
+/* A part of a unit's keys has at least so many tiles. */
 #ifndef PREFILL_PART_TILES
 #define PREFILL_PART_TILES 8
 #endif
+
+/* In the time of a tile, about: what a unit takes besides its tiles, and to write a part's sums and
+ * read them back. */
+enum { UNIT_TILES = 2, JOIN_TILES = PREFILL_PART_TILES / 2 };
 
 /* Work to be put in order: an entry of either kind, and how many tiles of keys it has. */
 struct work {
@@ -114,16 +117,20 @@ static uint32_t cost_of(const struct prefill_pool *p, const struct gpu_item *it,
     return visible_tiles_of(seen, prefill_keys(p->dim)).n;
 }
 
+/* Parts of a unit of `cost` tiles, none of more than `share` if there are enough parts. */
+static uint32_t parts_of(uint32_t cost, uint32_t share)
+{
+    const uint32_t n = share == 0 ? 1 : (cost + share - 1) / share;
+    return n == 0 ? 1 : n < PREFILL_MAX_PARTS ? n : PREFILL_MAX_PARTS;
+}
+
 /* share: tiles of keys of a part; 0: nothing is cut */
 static void each_tile(const struct prefill_pool *p, const struct gpu_item *it, uint32_t item,
                       uint32_t share, work_fn *put, void *arg)
 {
     for (uint32_t t = tiles_of(p, it->n_tokens, false); t-- > 0;) {
         struct work w = {.run = {.item = item, .tile = t}, .cost = cost_of(p, it, t)};
-        if (share > 0 && w.cost > share)
-            w.last_part = (w.cost - 1) / share;
-        if (w.last_part >= PREFILL_MAX_PARTS)
-            w.last_part = PREFILL_MAX_PARTS - 1;
+        w.last_part = parts_of(w.cost, share) - 1;
         for (w.part = 0; w.part <= w.last_part; w.part++)
             put(arg, &w);
     }
@@ -195,7 +202,6 @@ enum { BUCKETS = 1024 };
 struct order {
     uint32_t n, most, shift;
     uint32_t share; /* as each_tile has it */
-    uint64_t cost; /* of all work */
     uint32_t at[BUCKETS + 1];
     bool is_dilated;
     union {
@@ -208,7 +214,6 @@ static void measure(void *arg, const struct work *w)
 {
     struct order *o = arg;
     o->n++;
-    o->cost += w->cost;
     o->most = w->cost > o->most ? w->cost : o->most;
 }
 
@@ -236,30 +241,89 @@ static void place(void *arg, const struct work *w)
 }
 
 static void each_work(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
-                      work_fn *put, struct order *o)
+                      const struct order *o, work_fn *put, void *arg)
 {
     for (uint32_t i = 0; i < n; i++)
         if (o->is_dilated)
-            each_run(p, &items[i], i, put, o);
+            each_run(p, &items[i], i, put, arg);
         else
-            each_tile(p, &items[i], i, o->share, put, o);
+            each_tile(p, &items[i], i, o->share, put, arg);
 }
 
-/* Where units leave processors idle, the keys of long ones are cut into parts of a processor's
- * share. o has been measured, and is once more. */
-static void cut_keys(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
-                     struct order *o)
+/* Tiles of keys of each entry, the most first. */
+struct costs {
+    uint32_t n, of[PREFILL_MAX_CUT];
+};
+
+static void note_cost(void *arg, const struct work *w)
 {
-    const struct order whole = *o;
-    const uint32_t heads = p->kv.num_kv_heads;
-    if (o->is_dilated || p->most_parts == 0 || (uint64_t)o->n * heads >= p->n_processors)
-        return;
-    const uint64_t share = (o->cost * heads + p->n_processors - 1) / p->n_processors;
-    *o = (struct order){.share = share < PREFILL_PART_TILES ? PREFILL_PART_TILES : (uint32_t)share};
-    each_work(p, items, n, measure, o);
-    const bool has_room = (uint64_t)o->n * heads <= p->most_parts && o->n <= PREFILL_INLINE_ENTRIES;
-    if (o->n == whole.n || !has_room)
-        *o = whole;
+    struct costs *c = arg;
+    uint32_t i = c->n++;
+    for (; i > 0 && c->of[i - 1] < w->cost; i--)
+        c->of[i] = c->of[i - 1];
+    c->of[i] = w->cost;
+}
+
+/* The smallest share with which all entries together have at most `most` parts. */
+static uint32_t share_for(const struct costs *c, uint32_t most)
+{
+    uint32_t low = PREFILL_PART_TILES, high = c->of[0];
+    while (low < high) {
+        const uint32_t share = low + (high - low) / 2;
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < c->n; i++)
+            n += parts_of(c->of[i], share);
+        if (n <= most)
+            high = share;
+        else
+            low = share + 1;
+    }
+    return high;
+}
+
+/* In tiles, how long the launch takes at least if nothing is cut: of the kP + 1 longest units some
+ * processor of P has k + 1. */
+static uint32_t time_whole(const struct costs *c, uint32_t heads, uint32_t n_processors)
+{
+    uint32_t most = 0, turn = 1;
+    for (uint64_t i = 0; i < (uint64_t)c->n * heads; i += n_processors, turn++) {
+        const uint32_t time = turn * (c->of[i / heads] + UNIT_TILES);
+        most = time > most ? time : most;
+    }
+    return most;
+}
+
+/* The same if parts of at most `share` tiles are computed in so many turns. */
+static uint32_t time_cut(const struct costs *c, uint32_t share, uint32_t turns)
+{
+    const uint32_t n = parts_of(c->of[0], share), longest = (c->of[0] + n - 1) / n;
+    return turns * ((longest > share ? longest : share) + UNIT_TILES + JOIN_TILES);
+}
+
+/* Where units leave processors idle, the keys of long ones are cut into as many parts as the
+ * processors compute in one to four turns, whichever ends soonest. The tiles of a part at most; 0:
+ * nothing is cut. */
+static uint32_t share_of(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
+                         const struct order *whole)
+{
+    const uint32_t heads = p->kv.num_kv_heads, room = p->most_parts / heads;
+    if (whole->is_dilated || whole->n > room || whole->most <= PREFILL_PART_TILES)
+        return 0;
+    struct costs c = {.n = 0};
+    each_work(p, items, n, whole, note_cost, &c);
+    uint32_t best = time_whole(&c, heads, p->n_processors), best_share = 0;
+    for (uint32_t turns = 1; turns <= 4; turns++) {
+        const uint32_t in_turns = turns * p->n_processors / heads;
+        const uint32_t most = in_turns < room ? in_turns : room;
+        if (most <= c.n)
+            continue;
+        const uint32_t share = share_for(&c, most), time = time_cut(&c, share, turns);
+        if (time < best && share < c.of[0]) {
+            best = time;
+            best_share = share;
+        }
+    }
+    return best_share;
 }
 
 void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items, uint32_t n,
@@ -270,8 +334,12 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < n; i++)
         tokens += items[i].pos + items[i].n_tokens;
-    each_work(p, items, n, measure, &o);
-    cut_keys(p, items, n, &o);
+    each_work(p, items, n, &o, measure, &o);
+    o.share = share_of(p, items, n, &o);
+    if (o.share > 0) {
+        o.n = 0;
+        each_work(p, items, n, &o, measure, &o);
+    }
     while (o.most >> o.shift >= BUCKETS)
         o.shift++;
     out_call->upload_bytes = 0;
@@ -280,10 +348,10 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
         o.entries = upload;
         out_call->upload_bytes = o.n * (o.is_dilated ? sizeof *o.runs : sizeof *o.entries);
     }
-    each_work(p, items, n, count, &o);
+    each_work(p, items, n, &o, count, &o);
     for (uint32_t k = 0; k < BUCKETS; k++)
         o.at[k + 1] += o.at[k];
-    each_work(p, items, n, place, &o);
+    each_work(p, items, n, &o, place, &o);
     const uint64_t row_bytes = (p->kv.k_head_bytes + p->kv.v_head_bytes) / p->kv.block_tokens;
     out_call->pool = p;
     out_call->items = device_items;
