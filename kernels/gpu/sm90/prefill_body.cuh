@@ -494,9 +494,11 @@ __global__ void __launch_bounds__(S::threads, 1)
             map_prefetch(&maps.v);
         }
     }
-    __syncthreads();
     if (p.is_chained)
         gpu::chain_wait();
+    if (!S::is_dilated && threadIdx.x == S::computing)
+        unit_at<S>(p, words, blockIdx.x, at.slot(0));
+    __syncthreads();
     if (group == S::groups) {
         fewer_registers<S::few_registers>();
         switch (gpu::warp_id() % 4) {

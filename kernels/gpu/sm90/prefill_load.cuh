@@ -282,30 +282,68 @@ GPU_DEVICE void load_keys(const prefill_params &p, const CUtensorMap *map, const
         load_tiles<S, is_v>(p, map, at);
 }
 
-/* Two warps: bring q, each row's 16-byte pieces to where the swizzled layout has them. The first
- * takes units and tells the others: the next one when the one before the current is done. */
+/* Asks for rows [from, end) of a unit's q, multiples of 32: lanes find where they lie, 32 at a time,
+ * and bring 16 bytes each to where the swizzled layout has them. */
+template <class S>
+GPU_DEVICE void ask_for_rows(const prefill_params &p, const unit &u, uint32_t from, uint32_t end,
+                             uint32_t to)
+{
+    constexpr uint32_t pieces = 8, rows = 32 / pieces; /* of a slab, at a time */
+    const uint32_t lane = gpu::lane_id(), piece = lane % pieces;
+    const uint32_t row_bytes = p.dk * 2, n_rows = u.n_rows;
+    const char *const q = u.q;
+#pragma unroll 1
+    for (; from < end; from += 32) {
+        const uint32_t mine = query_row(p, u, from + lane);
+#pragma unroll
+        for (uint32_t k = 0; k < 32; k += rows) {
+            const uint32_t r = from + k + lane / pieces;
+            const uint64_t row = __shfl_sync(~0u, mine, k + lane / pieces);
+            const char *const at = q + row * row_bytes + piece * 16;
+            const uint32_t dst =
+                to + r / 64 * (64 * S::D * 2) + r % 64 * 128 + (piece ^ r % 8) * 16;
+#pragma unroll
+            for (uint32_t s = 0; s < S::slabs; ++s) {
+                const bool has = r < n_rows && (s * pieces + piece) * 16 < row_bytes;
+                gpu::copy16_async(dst + s * 8192, has ? at + s * 128 : q, has);
+            }
+        }
+    }
+}
+
+/* Takes unit n into its slot; n_rows 0: there is none. The first was taken before the warps parted,
+ * but of dilated layers. */
+template <class S>
+GPU_DEVICE void take_unit(const prefill_params &p, const prefill_words &words, uint32_t n, unit *u)
+{
+    if (n == 0 && !S::is_dilated)
+        return;
+    uint32_t w = n == 0 ? blockIdx.x : gridDim.x + atomicAdd(&p.counters[0], 1);
+    u->n_rows = 0;
+    if (S::is_dilated)
+        for (; w < p.n_units; w = gridDim.x + atomicAdd(&p.counters[0], 1)) {
+            dilated_unit_at<S>(p, words, w, u);
+            if (u->n_rows != 0)
+                break;
+        }
+    else if (w < p.n_units)
+        unit_at<S>(p, words, w, u);
+}
+
+/* Two warps: each brings half of q. The first takes units and tells the others: the next one when
+ * the one before the current is done. */
 template <class S, bool is_taking>
 GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words,
                              const places<S> &at)
 {
-    constexpr uint32_t D = S::D, pieces = D / 8;
-    const uint32_t first = threadIdx.x % 64;
+    constexpr uint32_t half = S::R / 2, from = is_taking ? 0 : half;
 #pragma unroll 1
     for (uint32_t n = 0;; ++n) {
         unit &u = *at.slot(n);
         if (is_taking) {
             at.unit_ring.wait_empty(n);
             if (gpu::lane_id() == 0) {
-                uint32_t w = n == 0 ? blockIdx.x : gridDim.x + atomicAdd(&p.counters[0], 1);
-                u.n_rows = 0;
-                if (S::is_dilated)
-                    for (; w < p.n_units; w = gridDim.x + atomicAdd(&p.counters[0], 1)) {
-                        dilated_unit_at<S>(p, words, w, &u);
-                        if (u.n_rows != 0)
-                            break;
-                    }
-                else if (w < p.n_units)
-                    unit_at<S>(p, words, w, &u);
+                take_unit<S>(p, words, n, &u);
                 barrier_arrive(at.unit_ring.full(n));
             }
             gpu::sync_warp();
@@ -315,16 +353,7 @@ GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words
         if (u.n_rows == 0)
             break;
         at.q_ring.wait_empty(n);
-        const uint32_t to = at.q + n % S::q_stages * S::q_bytes;
-#pragma unroll 4
-        for (uint32_t i = first; i < S::R * pieces; i += 64) {
-            const uint32_t r = i / pieces, c = i % pieces;
-            const bool is_there = r < u.n_rows && c * 8 < p.dk;
-            const char *from = u.q + (uint64_t)query_row(p, u, r) * p.dk * 2 + c * 16;
-            gpu::copy16_async(to + r / 64 * (64 * D * 2) + c / 8 * 8192 + r % 64 * 128 +
-                                  (c % 8 ^ r % 8) * 16,
-                              is_there ? from : u.q, is_there);
-        }
+        ask_for_rows<S>(p, u, from, from + half, at.q + n % S::q_stages * S::q_bytes);
         copies_wait();
         proxy_fence();
         gpu::sync_warp();

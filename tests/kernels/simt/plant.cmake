@@ -177,7 +177,7 @@ plant(sm90/prefill_body.cuh 75 "if (c >= end ||" "if (c >= end + (simt::planted 
 plant(sm90/prefill_body.cuh 76 "o[j] *= factor[j / 2 % 2];" "o[j] *= simt::planted == 76 ? 1.0f : factor[j / 2 % 2];")
 plant(sm90/prefill_body.cuh 78 "            wgmma_wait<0>(x.o);\n            if" "            if (simt::planted == 78) x.catch_up();\n            wgmma_wait<0>(x.o);\n            if")
 # q in another layout than the products want
-plant(sm90/prefill_load.cuh 77 "(c % 8 ^ r % 8) * 16,\n                              is_there" "(simt::planted == 77 ? c % 8 : c % 8 ^ r % 8) * 16,\n                              is_there")
+plant(sm90/prefill_load.cuh 77 "(piece ^ r % 8) * 16;\n#pragma unroll\n            for (uint32_t s = 0; s < S::slabs; ++s) {\n                const bool has = r < n_rows" "(simt::planted == 77 ? piece : piece ^ r % 8) * 16;\n#pragma unroll\n            for (uint32_t s = 0; s < S::slabs; ++s) {\n                const bool has = r < n_rows")
 # V is given back before the products have read it
 plant(sm90/prefill_body.cuh 79 "                barrier_some_arrive(next_turn, 256);" "                barrier_some_arrive(next_turn, 256);\n                if (simt::planted == 79 && lane == 0) barrier_arrive(at.v_ring.empty(use - 1));")
 plant(sm90/prefill_body.cuh 79 "            if (lane == 0 && (i > 0 ||" "            if (lane == 0 && simt::planted != 79 && (i > 0 ||")
