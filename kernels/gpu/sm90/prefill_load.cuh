@@ -282,8 +282,8 @@ GPU_DEVICE void load_keys(const prefill_params &p, const CUtensorMap *map, const
         load_tiles<S, is_v>(p, map, at);
 }
 
-/* Asks for rows [from, end) of a unit's q, multiples of 32: lanes find where they lie, 32 at a time,
- * and bring 16 bytes each to where the swizzled layout has them. */
+/* Asks for rows [from, end) of a unit's q, multiples of 32: lanes find where they lie, 32 at a
+ * time, and bring 16 bytes each to where the swizzled layout has them. */
 template <class S>
 GPU_DEVICE void ask_for_rows(const prefill_params &p, const unit &u, uint32_t from, uint32_t end,
                              uint32_t to)
