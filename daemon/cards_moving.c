@@ -45,9 +45,10 @@ bool card_move_copy(struct engine *e, struct card_move *m)
 {
     m->moves = (struct backend_moves){.list = m->list, .n = m->n, .done = copied, .user = m};
     atomic_fetch_add(&m->cards->n_copying, 1);
-    m->status = e->parts.ops->moves_submit(e->parts.backend, &m->moves);
-    if (m->status == ATTN_OK)
-        return true;
+    attn_status st = e->parts.ops->moves_submit(e->parts.backend, &m->moves);
+    if (st == ATTN_OK)
+        return true; /* m is no longer this thread's */
+    m->status = st;
     atomic_fetch_sub(&m->cards->n_copying, 1);
     snprintf(m->why, sizeof m->why, "%s", e->parts.ops->last_error(e->parts.backend));
     return false;

@@ -140,7 +140,8 @@ static void part_fail(struct batch_part *part, attn_status st, const char *why)
 {
     if (why != part->why)
         snprintf(part->why, sizeof part->why, "%s", why);
-    part->engine->part_failed = part->whole->order;
+    if (part->engine->part_failed < part->whole->order) /* a slow one may fail after later ones */
+        part->engine->part_failed = part->whole->order;
     part->device.status = st;
     if (part->whole->pool->split.how == ATTN_SPLIT_TOKENS)
         cards_outputs_fail(part->whole->outputs, part->engine->parts.card);
