@@ -5,7 +5,7 @@
  * a successor process can map it and an inspector can read it.
  *
  * Truth     owners, pool records, sequence records, block tables and their holes, per-layer
- *           lengths, token ids, published blocks, the copy journal, appends that are answered early.
+ *           lengths, token ids, published blocks, the copy journal, appends answered early.
  * Derived   reference counts, free lists, the order of eviction, the indexes of names and of
  *           published blocks, owners' lists: kv_recover rebuilds them,
  *           kv_check proves them equal. Writes are ordered so that a kill at any instruction leaves

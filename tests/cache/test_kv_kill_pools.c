@@ -127,7 +127,7 @@ static void append_in_b(struct kv *kv)
     append_to(kv, 2, 1);
 }
 
-/* Appends that a device answers before they are committed: to a fork, whose last block is copied. */
+/* Appends that a device answers before they are committed: to a fork whose last block is copied. */
 static void fork_in_a(struct kv *kv)
 {
     kv_seq_id child;
