@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/cards.h"
 #include "daemon/clock.h"
 #include "daemon/log.h"
 
@@ -35,6 +36,23 @@ static uint64_t fake_clock(void)
     return rig_now_ns;
 }
 
+/* Another card, whose engine has no thread either. */
+static void open_second(struct rig *r)
+{
+    char why[512] = "";
+    r->second_backend.rig = r;
+    r->second_backend.kv_bytes = r->backend.kv_bytes;
+    r->second_own.cards = r->own.cards;
+    r->second_own.card = 1;
+    cards_join(r->own.cards, r->engine);
+    if (own_engine_open(&r->second_own, &r->cfg, &rig_backend_ops, &r->second_backend, r->bufs,
+                        &r->second, why, sizeof why) != ATTN_OK)
+        fail_msg("the second engine does not open: %s", why);
+    cards_join(r->own.cards, r->second);
+    cards_publish(r->engine);
+    cards_publish(r->second);
+}
+
 void rig_open(struct rig *r, void (*tweak)(struct rig *r))
 {
     char why[512] = "";
@@ -47,7 +65,7 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
     r->next_id = 1;
     r->backend.rig = r;
     r->backend.kv_bytes = 1 << 20;
-    r->backend.max_in_flight = 2;
+    r->backend.max_in_flight = r->second_backend.max_in_flight = 2;
     r->cfg = (struct config){
         .max_sequences = 256,
         .max_seq_tokens = 4096,
@@ -69,23 +87,36 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r))
     };
     if (tweak != NULL)
         tweak(r);
+    if (r->has_second)
+        assert_int_equal(cards_open(2, r->cfg.max_pools, r->cfg.max_sessions, &r->own.cards),
+                         ATTN_OK);
     assert_int_equal(
         iobuf_pool_open(&rig_backend_ops, &r->backend, r->cfg.io_memory_bytes, &r->bufs), ATTN_OK);
     if (own_engine_open(&r->own, &r->cfg, &rig_backend_ops, &r->backend, r->bufs, &r->engine, why,
                         sizeof why) != ATTN_OK)
         fail_msg("the engine does not open: %s", why);
+    if (r->has_second)
+        open_second(r);
     r->kv = r->own.kv;
     r->sessions = r->own.sessions;
     r->session = rig_hello(r, "test");
     r->pool = rig_pool(r, "p", 64);
 }
 
+static void close_one(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->n_pools; i++)
+        if (e->pools[i].device != NULL)
+            test_free(e->pools[i].device);
+    assert_int_equal(engine_close(e), ATTN_OK);
+}
+
 static void close_engine(struct rig *r)
 {
-    for (uint32_t i = 0; i < r->engine->n_pools; i++)
-        if (r->engine->pools[i].device != NULL)
-            test_free(r->engine->pools[i].device);
-    assert_int_equal(engine_close(r->engine), ATTN_OK);
+    close_one(r->engine);
+    if (r->second != NULL)
+        close_one(r->second);
+    r->second = NULL;
 }
 
 void rig_forget(struct rig *r)
@@ -101,12 +132,13 @@ void rig_forget(struct rig *r)
 
 void rig_close(struct rig *r)
 {
-    r->backend.is_held = false;
+    r->backend.is_held = r->second_backend.is_held = false;
     rig_run(r);
     assert_int_equal(atomic_load(&r->engine->n_held), 0);
     assert_int_equal(atomic_load(&r->engine->held_bytes), 0);
     assert_false(r->backend.has_conflict);
-    assert_false(r->backend.has_patch_conflict);
+    assert_false(r->backend.has_patch_conflict || r->second_backend.has_patch_conflict);
+    assert_false(r->backend.has_table_conflict || r->second_backend.has_table_conflict);
     if (kv_check(r->kv) != ATTN_OK)
         fail_msg("the cache is inconsistent: %s", kv_last_error(r->kv));
     for (uint32_t i = 0; i < r->cfg.max_sequences; i++)
@@ -121,6 +153,9 @@ void rig_close(struct rig *r)
     close_engine(r);
     assert_int_equal(r->backend.n_registered, 0);
     own_parts_close(&r->own);
+    if (r->has_second)
+        own_parts_close(&r->second_own);
+    cards_close(r->own.cards);
     clock_use(NULL);
     rig_forget(r);
     while (r->sent != NULL) {
@@ -161,8 +196,13 @@ struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r))
 
 void rig_run(struct rig *r)
 {
-    while (engine_turn(r->engine, 0))
-        ;
+    uint32_t n_quiet = 0;
+    while (n_quiet < (r->second == NULL ? 1 : 3)) { /* each may have woken the other */
+        bool is_busy = engine_turn(r->engine, 0);
+        if (r->second != NULL)
+            is_busy |= engine_turn(r->second, 0);
+        n_quiet = is_busy ? 0 : n_quiet + 1;
+    }
 }
 
 static void submit(struct rig *r, struct request *req)

@@ -15,6 +15,8 @@ enum {
     RIG_BLOCK_TOKENS = 8,
     RIG_MAX_HELD_MOVES = 64,
     RIG_MAX_LOGGED = 4096,
+    RIG_MAX_ROWS = 256,
+    RIG_MAX_ROW_BLOCKS = 514,
 };
 
 /* one item as it reached the backend */
@@ -59,6 +61,11 @@ struct backend {
     uint32_t n_items, n_batches, n_copies;
     bool has_conflict; /* two appends of one (row, layer) were in flight together */
     bool has_patch_conflict; /* a patch named another block than the cache has there */
+    bool fails_untold; /* a batch that fails has told no table, and those behind it fail, too */
+    uint32_t n_untold; /* batches in flight that will fail for that */
+    /* block tables as it was told, one more each */
+    uint32_t mirror[RIG_MAX_ROWS][RIG_MAX_ROW_BLOCKS];
+    bool has_table_conflict; /* an item's table was another one */
 };
 
 struct rig_answer {
@@ -84,6 +91,11 @@ struct rig {
     struct kv *kv; /* of own, as the next */
     struct session_table *sessions;
     struct engine *engine;
+    /* Another card, whose engine rig_run turns, too: where tweak sets has_second. */
+    bool has_second;
+    struct own_parts second_own;
+    struct backend second_backend;
+    struct engine *second; /* NULL: none */
     struct rig_answer *answers;
     struct principal principal; /* of requests made from now on */
     struct share *share; /* of requests made from now on: the connection that they come over */
@@ -128,6 +140,7 @@ const Attnd__Reply *rig_call(struct rig *r, Attnd__Request *h);
 /* The requests (rig_requests.c). */
 uint64_t rig_hello(struct rig *r, const char *name); /* a session */
 uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks);
+uint32_t rig_pool_of_split(struct rig *r, const char *name, uint32_t n_blocks, Attnd__Split split);
 /* All of its layers have this window, and see these first tokens. */
 uint32_t rig_pool_of_windows(struct rig *r, const char *name, uint32_t n_blocks,
                              uint32_t window_tokens, uint32_t sink_tokens);

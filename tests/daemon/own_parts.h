@@ -11,6 +11,8 @@ struct own_parts {
     struct session_table *sessions;
     struct tenants *tenants; /* borrowed; NULL: nobody is asked */
     bool is_kept; /* as if there were a keeper */
+    struct cards *cards; /* borrowed; NULL: there is one */
+    uint32_t card;
 };
 
 /* arena_fd: a predecessor's, -1: none. */
@@ -36,6 +38,8 @@ static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
         .sessions = own->sessions,
         .tenants = own->tenants,
         .is_kept = own->is_kept,
+        .cards = own->cards,
+        .card = own->card,
     };
     return engine_open(&parts, out_engine, why, why_bytes);
 }

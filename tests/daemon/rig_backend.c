@@ -169,7 +169,8 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
     }
     assert_true(b->n_in_flight < b->max_in_flight);
     note_conflicts(b, batch);
-    note_patch_conflicts(b, batch);
+    if (b == &b->rig->backend) /* another card's parts come later than the cache is asked */
+        note_patch_conflicts(b, batch);
     if (b->n_batches < RIG_MAX_LOGGED && b->n_items + batch->n_items <= RIG_MAX_LOGGED &&
         b->n_copies + batch->n_copies <= RIG_MAX_LOGGED) {
         b->batches[b->n_batches++] = (struct rig_batch){
@@ -191,7 +192,23 @@ static attn_status fake_submit(struct backend *b, struct backend_batch *batch)
     return ATTN_OK;
 }
 
-static void compute(const struct backend_batch *batch)
+/* Does the device know the table of what it reads? */
+static void note_table_conflict(struct backend *b, const struct backend_item *x, uint32_t n_blocks)
+{
+    for (uint32_t k = 0; k < n_blocks && k < RIG_MAX_ROW_BLOCKS && x->table_row < RIG_MAX_ROWS; k++)
+        b->has_table_conflict |= b->mirror[x->table_row][k] != x->block_table[k] + 1;
+}
+
+static void patch(struct backend *b, const struct backend_batch *batch)
+{
+    for (uint32_t i = 0; i < batch->n_patches; i++) {
+        const struct backend_patch *x = &batch->patches[i];
+        if (x->row < RIG_MAX_ROWS && x->index < RIG_MAX_ROW_BLOCKS)
+            b->mirror[x->row][x->index] = x->block + 1;
+    }
+}
+
+static void compute(struct backend *b, const struct backend_batch *batch)
 {
     const struct backend_pool_config *c = &batch->pool->config;
     for (uint32_t i = 0; i < batch->n_items; i++) {
@@ -199,6 +216,8 @@ static void compute(const struct backend_batch *batch)
         uint32_t n_blocks = (x->pos + x->n_tokens + c->block_tokens - 1) / c->block_tokens;
         for (uint32_t k = 0; k < n_blocks; k++)
             assert_true(x->block_table[k] < c->n_blocks);
+        if (c->layers[x->layer].window_tokens == 0) /* else it reads some of them */
+            note_table_conflict(b, x, n_blocks);
         if (!(x->flags & BACKEND_ATTEND))
             continue;
         float *out = x->out;
@@ -224,11 +243,18 @@ static struct backend_batch *fake_poll(struct backend *b, uint64_t wait_ns)
         b->in_flight[i] = b->in_flight[i + 1];
         b->end_ns[i] = b->end_ns[i + 1];
     }
-    batch->status = b->fail_batch;
+    batch->status = b->n_untold > 0 ? ATTN_EINTERNAL : b->fail_batch;
+    if (b->fails_untold && b->fail_batch != ATTN_OK)
+        b->n_untold = 1 + b->n_in_flight;
+    b->n_untold -= b->n_untold > 0;
+    if (b->fail_batch != ATTN_OK && !b->fails_untold)
+        patch(b, batch);
     b->fail_batch = ATTN_OK;
     batch->device_ns = b->item_ns ? b->batch_ns + batch->n_items * b->item_ns : 1000;
-    if (batch->status == ATTN_OK)
-        compute(batch);
+    if (batch->status == ATTN_OK) {
+        patch(b, batch);
+        compute(b, batch);
+    }
     for (uint32_t i = 0; i < batch->n_signals && batch->status == ATTN_OK; i++)
         *batch->signals[i].word = batch->signals[i].value;
     return batch;
@@ -238,7 +264,8 @@ void rig_device_tells(struct rig *r, uint32_t n)
 {
     for (uint32_t f = 0; f < r->backend.n_in_flight; f++) {
         const struct backend_batch *batch = r->backend.in_flight[f];
-        compute(batch);
+        patch(&r->backend, batch);
+        compute(&r->backend, batch);
         for (uint32_t i = 0; i < batch->n_signals && i < n; i++)
             *batch->signals[i].word = batch->signals[i].value;
     }

@@ -24,7 +24,7 @@ uint64_t rig_hello(struct rig *r, const char *name)
 }
 
 static const Attnd__Reply *pool_create_reply(struct rig *r, const char *name, uint32_t n_blocks,
-                                             Attnd__LayerSpec *of_all)
+                                             Attnd__LayerSpec *of_all, Attnd__Split split)
 {
     Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
     Attnd__PoolCreate b = ATTND__POOL_CREATE__INIT;
@@ -39,6 +39,7 @@ static const Attnd__Reply *pool_create_reply(struct rig *r, const char *name, ui
     spec.q_dtype = ATTND__DTYPE__F32;
     spec.layers = &of_all;
     spec.n_layers = of_all != NULL;
+    spec.split = split;
     b.spec = &spec;
     h.session = r->session;
     h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
@@ -56,7 +57,12 @@ static uint32_t pool_made(const Attnd__Reply *reply)
 
 uint32_t rig_pool(struct rig *r, const char *name, uint32_t n_blocks)
 {
-    return pool_made(pool_create_reply(r, name, n_blocks, NULL));
+    return rig_pool_of_split(r, name, n_blocks, ATTND__SPLIT__SPLIT_WHOLE);
+}
+
+uint32_t rig_pool_of_split(struct rig *r, const char *name, uint32_t n_blocks, Attnd__Split split)
+{
+    return pool_made(pool_create_reply(r, name, n_blocks, NULL, split));
 }
 
 uint32_t rig_pool_of_windows(struct rig *r, const char *name, uint32_t n_blocks,
@@ -65,12 +71,12 @@ uint32_t rig_pool_of_windows(struct rig *r, const char *name, uint32_t n_blocks,
     Attnd__LayerSpec l = ATTND__LAYER_SPEC__INIT;
     l.window_tokens = window_tokens;
     l.sink_tokens = sink_tokens;
-    return pool_made(pool_create_reply(r, name, n_blocks, &l));
+    return pool_made(pool_create_reply(r, name, n_blocks, &l, ATTND__SPLIT__SPLIT_WHOLE));
 }
 
 const Attnd__Reply *rig_make_pool(struct rig *r, const char *name)
 {
-    return pool_create_reply(r, name, 64, NULL);
+    return pool_create_reply(r, name, 64, NULL, ATTND__SPLIT__SPLIT_WHOLE);
 }
 
 static attn_status status_of(struct rig *r, uint64_t id)

@@ -6,7 +6,7 @@ set -euo pipefail
 sim=$1
 shift
 here=$(dirname "$0")
-most=400
+most=1000
 bugs=("$@")
 [ $# -gt 0 ] || mapfile -t bugs < <(grep -oE '^plant\([0-9]+' "$here/plant.cmake" | grep -oE '[0-9]+')
 
