@@ -115,6 +115,25 @@ void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs)
             n_refs[kv->pools[a->pool].first_block + a->blocks[i]]++;
 }
 
+struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n)
+{
+    struct kv_seq_rec *s = &kv->seqs[seq.index];
+    struct kv_arrival *a = kv_arrival_begin(kv, (kv_pool_id){s->pool});
+    uint32_t *blocks = a == NULL ? NULL : malloc((n > 0 ? n : 1) * sizeof *blocks);
+    if (blocks == NULL) {
+        kv_arrival_cancel(kv, a);
+        return NULL;
+    }
+    memcpy(blocks, kv_row(kv, seq.index) + first, n * sizeof *blocks);
+    a->blocks = blocks;
+    a->capacity = a->n_blocks = n;
+    for (uint32_t i = 0; i < n; i++)
+        kv_block_ref(kv, &kv->pools[s->pool], blocks[i]);
+    if (s->n_maybe_shared < first + n)
+        s->n_maybe_shared = first + n;
+    return a;
+}
+
 static attn_status end_check(struct kv *kv, const struct kv_arrival *a,
                              const struct kv_departure *d, const struct kv_effects *fx)
 {

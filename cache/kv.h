@@ -383,6 +383,11 @@ attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_
                            struct kv_effects *fx, kv_seq_id *out_seq);
 void kv_arrival_cancel(struct kv *kv, struct kv_arrival *a); /* NULL is fine */
 
+/* Holds n blocks of the sequence from entry first on, while somebody reads them beside the launches
+ * of this cache: whatever becomes of the sequence, nothing is written to them. kv_arrival_cancel
+ * lets go of them. NULL: no memory. */
+struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n);
+
 /* kv_append_reserve: makes [pos, pos + n) of this layer writable: allocates missing blocks,
  * replaces shared ones by copies (journalled until commit). pos <= layer length, or ATTN_EINVAL
  * naming both. All or nothing.

@@ -8,7 +8,7 @@
  * fork.c     forks that have no table of their own yet
  * fence.c    owners, epochs and requests seen: what a late duplicate meets
  * window.c   blocks that no window reaches any more
- * arrival.c  sequences that come from another cache
+ * arrival.c  sequences that come from another cache, and that go there
  * ahead.c    appends that are answered before they are committed
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned

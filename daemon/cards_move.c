@@ -1,14 +1,14 @@
 /* cards_move.c: a sequence goes from one card to another while it is used.
  *
- * The source copies its full blocks while steps go on: they do not change, but for truncations,
- * which are noted. When little is left, and at a moment when nothing of the sequence is in work, it
- * is stopped: requests for it, and all behind them, are held back in the source's inbox. The rest
- * is copied, the target makes the sequence, with the same epoch, and what is known of the requests
- * that made it (kv_arrival_end); nobody sends anything there yet. Then the source closes its own,
- * and with the route held for writing the table of names changes and all that waits in its inbox is
- * sent again. So what came before the change and what comes after it stay in order, and each
- * request meets the sequence once. A process that dies between the two leaves two that are equal,
- * of which the successor drops one.
+ * The source copies its full blocks while steps go on: held, they do not change. What a truncation
+ * takes away meanwhile is noted, and copied again. When little is left, and at a moment when
+ * nothing of the sequence is in work, it is stopped: requests for it, and all behind them, are held
+ * back in the source's inbox. The rest is copied, the target makes the sequence, with the same
+ * epoch, and what is known of the requests that made it (kv_arrival_end); nobody sends anything
+ * there yet. Then the source closes its own, and with the route held for writing the table of names
+ * changes and all that waits in its inbox is sent again. So what came before the change and what
+ * comes after it stay in order, and each request meets the sequence once. A process that dies
+ * between the two leaves two that are equal, of which the successor drops one.
  *
  * One move is under way at a time. It is in the hands of one thread after the other: the source's
  * engine, the target's, and the backend's that copy; what it comes to is the source's to say.
@@ -87,11 +87,24 @@ static void abandon(struct engine *e, attn_status st, const char *why)
     say_stays(e, m, st, why);
 }
 
-/* Has the target take [first, first + n). */
+/* Nobody reads the source's blocks any more. */
+static void let_go(struct engine *e, struct card_move *m)
+{
+    kv_arrival_cancel(e->parts.kv, m->held);
+    m->held = NULL;
+}
+
+/* Has the target take [first, first + n). They are held here: a truncation or a close may come
+ * meanwhile, and they would be others'. */
 static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t n,
                 const struct kv_seq_info *info)
 {
     const struct pool *p = pool_of_kv(e, info->pool);
+    m->held = kv_departure_hold(e->parts.kv, (kv_seq_id){e->leave.seq}, first, n);
+    if (m->held == NULL) {
+        stays(e, m, ATTN_ENOMEM, "no memory");
+        return;
+    }
     m->first = first;
     m->n = n;
     m->peer = p->device;
@@ -106,8 +119,10 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
                                            .block = m->blocks[i],
                                            .bytes = m->staging + i * pool_block_bytes(p),
                                            .n_bytes = pool_block_bytes(p)};
-    if (!card_move_copy(e, m))
+    if (!card_move_copy(e, m)) {
+        let_go(e, m);
         stays(e, m, m->status, m->why);
+    }
 }
 
 /* Most blocks that are copied together. */
@@ -155,6 +170,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
 static void asked(struct engine *e, struct card_move *m)
 {
     struct engine_leave *l = &e->leave;
+    let_go(e, m);
     if (l->move != m)
         stays(e, m, ATTN_EOVERLOAD, "it was abandoned");
     else if (l->seq == SEQ_NONE)

@@ -159,6 +159,58 @@ static void a_sequence_that_moved_is_the_same_there(void **state)
     end();
 }
 
+static bool has_any(kv_seq_id seq, const uint32_t *blocks, uint32_t n)
+{
+    struct kv_seq_info info;
+    kv_seq_info(kv[0], seq, &info);
+    for (uint32_t i = 0; i < info.n_blocks; i++)
+        for (uint32_t j = 0; j < n; j++)
+            if (info.block_table[i] == blocks[j])
+                return true;
+    return false;
+}
+
+static void blocks_that_are_read_as_they_leave_are_nobody_elses(void **state)
+{
+    (void)state;
+    kv_seq_id seq, other;
+    uint32_t blocks[4], epoch;
+    struct kv_seq_info info;
+    begin();
+    assert_int_equal(kv_seq_open(kv[0], 0, 1, pool[0], OWNER, 1, &seq), ATTN_OK);
+    for (uint32_t l = 0; l < LAYERS; l++)
+        assert_int_equal(append(kv[0], seq, l, 5 * BLOCK), ATTN_OK);
+    kv_seq_info(kv[0], seq, &info);
+    memcpy(blocks, info.block_table, sizeof blocks);
+    struct kv_arrival *held = kv_departure_hold(kv[0], seq, 0, 4);
+    assert_non_null(held);
+    check_all();
+
+    /* what is written to them anew is written to copies */
+    assert_int_equal(kv_seq_truncate(kv[0], seq, 3 * BLOCK + 1, 2, &epoch), ATTN_OK);
+    assert_int_equal(append(kv[0], seq, 0, 2), ATTN_OK);
+    assert_int_equal(fx.n_copies, 1);
+    assert_int_equal(fx.copies[0].src, blocks[3]);
+    check_all();
+    kv_seq_info(kv[0], seq, &info);
+    assert_int_not_equal(info.block_table[3], blocks[3]);
+
+    /* who has all the others does not have them */
+    kv_seq_close(kv[0], seq);
+    check_all();
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(kv_seq_open(kv[0], 0, 2 + i, pool[0], OWNER, 3 + i, &other), ATTN_OK);
+        while (append(kv[0], other, 0, BLOCK) == ATTN_OK)
+            assert_false(has_any(other, blocks, 4));
+    }
+    kv_arrival_cancel(kv[0], held);
+    check_all();
+    assert_int_equal(append(kv[0], other, 0, 4 * BLOCK), ATTN_OK);
+    assert_true(has_any(other, blocks, 4));
+    check_all();
+    end();
+}
+
 static void what_has_no_place_stays_where_it_is(void **state)
 {
     (void)state;
@@ -283,6 +335,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sequence_that_moved_is_the_same_there),
+        cmocka_unit_test(blocks_that_are_read_as_they_leave_are_nobody_elses),
         cmocka_unit_test(what_has_no_place_stays_where_it_is),
         cmocka_unit_test(names_never_have_an_epoch_twice_wherever_they_are),
     };
