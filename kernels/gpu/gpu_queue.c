@@ -241,7 +241,7 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
     /* a look only: ask for errors now and then, so that a lost device shows */
     if (wait_ns == 0 && (++b->n_looks % LOOKS_BEFORE_CHECK) == 0 && is_broken(b)) {
         gpu_lost(b);
-        return take_oldest(b, ATTN_EDEVICE);
+        return take_oldest(b, is_done(s) ? ATTN_OK : ATTN_EDEVICE);
     }
     return NULL;
 }
