@@ -20,6 +20,11 @@ void cards_move_closed(struct engine *e, uint32_t seq)
         e->leave.seq = SEQ_NONE;
 }
 
+bool cards_move_reads(const struct engine *e, uint32_t pool)
+{
+    return e->leave.reading != NULL && e->leave.reading_of == pool;
+}
+
 bool cards_move_is_of(const struct cards *c, uint32_t pool)
 {
     return atomic_load(&c->move_pool) == pool + 1;

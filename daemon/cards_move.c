@@ -88,10 +88,11 @@ static void abandon(struct engine *e, attn_status st, const char *why)
 }
 
 /* Nobody reads the source's blocks any more. */
-static void let_go(struct engine *e, struct card_move *m)
+static void let_go(struct engine *e)
 {
-    kv_arrival_cancel(e->parts.kv, m->held);
-    m->held = NULL;
+    kv_arrival_cancel(e->parts.kv, e->leave.reading);
+    e->leave.reading = NULL;
+    seqs_have_room(e);
 }
 
 /* Has the target take [first, first + n). They are held here: a truncation or a close may come
@@ -100,8 +101,9 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
                 const struct kv_seq_info *info)
 {
     const struct pool *p = pool_of_kv(e, info->pool);
-    m->held = kv_departure_hold(e->parts.kv, (kv_seq_id){e->leave.seq}, first, n);
-    if (m->held == NULL) {
+    e->leave.reading = kv_departure_hold(e->parts.kv, (kv_seq_id){e->leave.seq}, first, n);
+    e->leave.reading_of = info->pool.index;
+    if (e->leave.reading == NULL) {
         stays(e, m, ATTN_ENOMEM, "no memory");
         return;
     }
@@ -120,7 +122,7 @@ static void ask(struct engine *e, struct card_move *m, uint32_t first, uint32_t 
                                            .bytes = m->staging + i * pool_block_bytes(p),
                                            .n_bytes = pool_block_bytes(p)};
     if (!card_move_copy(e, m)) {
-        let_go(e, m);
+        let_go(e);
         stays(e, m, m->status, m->why);
     }
 }
@@ -170,7 +172,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
 static void asked(struct engine *e, struct card_move *m)
 {
     struct engine_leave *l = &e->leave;
-    let_go(e, m);
+    let_go(e);
     if (l->move != m)
         stays(e, m, ATTN_EOVERLOAD, "it was abandoned");
     else if (l->seq == SEQ_NONE)

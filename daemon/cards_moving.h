@@ -31,7 +31,6 @@ struct card_move {
     struct backend_moves moves;
     uint8_t *staging; /* [staging_bytes]; NULL: the backends are of one module */
     size_t staging_bytes;
-    struct kv_arrival *held; /* the source's blocks, while they are read */
     bool is_last;
     struct kv_departure left; /* of the last: as it is then */
     struct trace_entry trace;

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_leave.h"
 #include "daemon/cards_part.h"
 #include "daemon/clock.h"
 #include "daemon/engine_ahead.h"
@@ -126,6 +127,11 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
     }
     if (st == ATTN_ENOBLOCKS && mover_is_bringing(e, p, it->seq)) {
         item_defer(e, it); /* what comes is nobody's yet, and may be evicted when it is there */
+        return NOT_TAKEN;
+    }
+    if (st == ATTN_ENOBLOCKS && cards_move_reads(e, p->id.index)) {
+        seq_waits_for_room(e, it->seq); /* what a sequence that moves has let go of is still read */
+        item_defer(e, it);
         return NOT_TAKEN;
     }
     return cannot_take(e, it, st);

@@ -74,16 +74,12 @@ bool mover_settle(struct engine *e, const struct pool *p)
 
 attn_status mover_init(struct engine *e)
 {
-    struct engine_tier *t = &e->tier;
-    TAILQ_INIT(&t->queue);
-    LIST_INIT(&t->fetches);
-    t->waiting = calloc(e->parts.cfg->max_sequences, sizeof *t->waiting);
-    attn_status st = mover_out_init(e);
-    return t->waiting == NULL ? ATTN_ENOMEM : st;
+    TAILQ_INIT(&e->tier.queue);
+    LIST_INIT(&e->tier.fetches);
+    return mover_out_init(e);
 }
 
 void mover_fini(struct engine *e)
 {
     mover_out_fini(e);
-    free(e->tier.waiting);
 }

@@ -17,7 +17,8 @@ attn_status queue_init(struct engine *e)
     e->next_deadline_ns = UINT64_MAX;
     e->seqs = calloc(n, sizeof *e->seqs);
     e->wake_list = calloc(n, sizeof *e->wake_list);
-    if (e->seqs == NULL || e->wake_list == NULL)
+    e->for_room = calloc(n, sizeof *e->for_room);
+    if (e->seqs == NULL || e->wake_list == NULL || e->for_room == NULL)
         return ATTN_ENOMEM;
     for (uint32_t i = 0; i < n; i++)
         TAILQ_INIT(&e->seqs[i].waiting);
@@ -28,6 +29,7 @@ void queue_fini(struct engine *e)
 {
     free(e->seqs);
     free(e->wake_list);
+    free(e->for_room);
 }
 
 /* --- claims ----------------------------------------------------------------------------------- */
@@ -178,6 +180,24 @@ void seqs_wake(struct engine *e)
         uint32_t seq = e->wake_list[--e->n_wakes];
         e->seqs[seq].is_on_wake_list = false;
         seq_wake(e, seq);
+    }
+}
+
+bool seq_waits_for_room(struct engine *e, uint32_t seq)
+{
+    bool is_new = !e->seqs[seq].waits_for_room;
+    if (is_new)
+        e->for_room[e->n_for_room++] = seq;
+    e->seqs[seq].waits_for_room = true;
+    return is_new;
+}
+
+void seqs_have_room(struct engine *e)
+{
+    while (e->n_for_room > 0) {
+        uint32_t seq = e->for_room[--e->n_for_room];
+        e->seqs[seq].waits_for_room = false;
+        seq_wake_later(e, seq);
     }
 }
 

@@ -47,6 +47,9 @@ bool seq_is_busy(const struct engine *e, uint32_t seq);
 void seq_closed(struct engine *e, uint32_t seq);
 /* Something that an item of the sequence waits for has come: it is woken with the others. */
 void seq_wake_later(struct engine *e, uint32_t seq);
+/* Its items wait until a pool has room; false: they did. Then all who wait are woken. */
+bool seq_waits_for_room(struct engine *e, uint32_t seq);
+void seqs_have_room(struct engine *e);
 /* Wakes what waits for claims that were released. */
 void seqs_wake(struct engine *e);
 

@@ -128,7 +128,7 @@ struct seq_state {
     uint8_t n_active; /* claims whose item is in a batch */
     bool is_copying; /* its active item replaces a shared block: nothing else runs */
     bool is_on_wake_list;
-    bool waits_for_room; /* its seq is in engine_tier.waiting */
+    bool waits_for_room; /* its seq is in engine.for_room */
     bool is_moving; /* from or to another card: nothing is done with it */
     struct trace_entry trace;
 };
@@ -263,8 +263,6 @@ struct engine_tier {
     struct task_list queue; /* to be run again when something has come */
     uint32_t **kept; /* [max_pools][n_blocks] low words of the serials whose copies are there */
     struct kv_evictable *next_out; /* [MOVER_SCAN] */
-    uint32_t *waiting; /* [max_sequences] sequences with items that wait for room */
-    uint32_t n_waiting;
     bool has_changed; /* pools' blocks have, since somebody looked ahead */
     uint64_t out_at_ns, disk_at_ns; /* nothing goes there before, after an error */
     uint64_t n_spilled_of; /* blocks.filled when nothing was left to spill */
@@ -276,6 +274,8 @@ struct engine_leave {
     uint32_t seq; /* whose sequence that is; SEQ_NONE: it was closed */
     uint32_t n_there; /* its first blocks whose bytes are at the target */
     uint32_t n_valid; /* its first blocks that have not changed since they were copied */
+    struct kv_arrival *reading; /* held, while their bytes are read; NULL: none */
+    uint32_t reading_of; /* pool */
     bool wants_stop; /* little is left: the rest goes when nothing is in work */
     bool is_stopped; /* what comes for the sequence is held back, and all behind it */
     bool is_there; /* the other card has all of it */
@@ -320,6 +320,8 @@ struct engine {
     struct seq_state *seqs; /* [max_sequences] */
     uint32_t *wake_list; /* [max_sequences] */
     uint32_t n_wakes;
+    uint32_t *for_room; /* [max_sequences] with items that wait until a pool has room */
+    uint32_t n_for_room;
     struct pool *pools; /* [max_pools]; those without a spec are free */
     uint64_t *pool_keys; /* [max_pools] tenant and handle of each; 0: free */
     uint8_t *holds; /* [max_sessions][max_pools] does the session hold the pool? */

@@ -81,7 +81,7 @@ static void fetch_end(struct engine *e, struct mover_fetch *f)
         t->place = TASK_FRESH;
     }
     e->tier.has_changed = true;
-    mover_wake_waiting(e);
+    seqs_have_room(e);
 }
 
 /* All of it is in host memory, or was lost on the way there. */

@@ -54,22 +54,10 @@ bool mover_is_moved(struct engine *e, const struct backend_move *m)
     return m->status == ATTN_OK;
 }
 
-void mover_wake_waiting(struct engine *e)
-{
-    while (e->tier.n_waiting > 0) {
-        uint32_t seq = e->tier.waiting[--e->tier.n_waiting];
-        e->seqs[seq].waits_for_room = false;
-        seq_wake_later(e, seq);
-    }
-}
-
 void mover_wait_for_room(struct engine *e, uint32_t seq)
 {
-    if (e->seqs[seq].waits_for_room)
-        return;
-    e->seqs[seq].waits_for_room = true;
-    e->tier.waiting[e->tier.n_waiting++] = seq;
-    e->tier.n_waits++;
+    if (seq_waits_for_room(e, seq))
+        e->tier.n_waits++;
 }
 
 void mover_disk_failed(struct engine *e, const char *what)

@@ -19,8 +19,7 @@ bool mover_group_begin(struct engine *e, struct mover_group *g, struct pool *p, 
 bool mover_is_moved(struct engine *e, const struct backend_move *m);
 void mover_disk_failed(struct engine *e, const char *what);
 
-/* Sequences with items that wait until there is room in a pool. */
+/* The sequence's items wait for what goes or comes, and are counted. */
 void mover_wait_for_room(struct engine *e, uint32_t seq);
-void mover_wake_waiting(struct engine *e);
 
 #endif

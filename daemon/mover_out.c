@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "daemon/engine_pools.h"
+#include "daemon/engine_queue.h"
 #include "daemon/mover_group.h"
 #include "daemon/tier_disk.h"
 
@@ -55,7 +56,7 @@ static void out_came(struct engine *e, struct mover_group *g)
         mover_note_kept(e, g->pool, m->block, c.serial);
         e->tier.out_bytes += m->n_bytes;
     }
-    mover_wake_waiting(e);
+    seqs_have_room(e);
 }
 
 /* Of the blocks that are evicted next, `want` of them, how many have no copy; the first of those

@@ -15,6 +15,15 @@ static attn_status begin(void *arg, uint32_t thread)
     return is_good ? ATTN_OK : ATTN_EDEVICE;
 }
 
+/* How many of the first moves are one: of blocks that follow each other in both pools. */
+static uint32_t run_of(const struct backend_move *m, uint32_t n)
+{
+    uint32_t i = 1;
+    while (i < n && m[i].block == m->block + i && m[i].peer_block == m->peer_block + i)
+        i++;
+    return i;
+}
+
 /* All are of the same two pools. */
 static attn_status move_peers(struct backend *b, runtime_stream *s, const struct backend_move *m,
                               uint32_t n)
@@ -22,12 +31,14 @@ static attn_status move_peers(struct backend *b, runtime_stream *s, const struct
     const struct gpu_kv *kv = &m->pool->kv, *from = &m->peer->kv;
     int device = b->config.device_index, other = m->peer->b->config.device_index;
     bool is_good = true;
-    for (uint32_t i = 0; i < n && is_good; i++) {
+    for (uint32_t i = 0, n_run; i < n && is_good; i += n_run) {
+        n_run = run_of(m + i, n - i);
         char *dst = kv->base + m[i].block * kv->block_bytes;
         const char *src = from->base + m[i].peer_block * from->block_bytes;
-        is_good = (gpu_reaches(b, other)
-                       ? runtime_copy(dst, src, kv->block_bytes, s)
-                       : runtime_copy_peer(dst, device, src, other, kv->block_bytes, s)) == 0;
+        size_t bytes = n_run * kv->block_bytes;
+        is_good =
+            (gpu_reaches(b, other) ? runtime_copy(dst, src, bytes, s)
+                                   : runtime_copy_peer(dst, device, src, other, bytes, s)) == 0;
     }
     return runtime_stream_wait(s) == 0 && is_good ? ATTN_OK : ATTN_EDEVICE;
 }
