@@ -138,7 +138,6 @@ struct backend {
     struct runtime_device device;
     runtime_stream *stream; /* of the first slot, and of all that is no batch */
     runtime_event *met; /* where one stream follows another */
-    runtime_event *scrubbed; /* behind the latest scrub */
     struct moves *moves; /* NULL: nothing was moved yet */
     runtime_stream *move_streams[2 * GPU_MOVE_THREADS];
     struct runtime_range kv;
@@ -212,7 +211,6 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch);
 struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);
 attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes);
 attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes);
-attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n);
 
 /* ---- gpu_peers.c */
 

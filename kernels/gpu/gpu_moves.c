@@ -3,8 +3,7 @@
  * What comes from another device's pool goes over the link between them, where there is one
  * (gpu_peers.c); else the vendor's runtime brings it through host memory. Each thread has a stream
  * of its own and moves one block at a time, or some of a peer's: while one makes a checksum, which
- * is slower than the bus, the copies of others are on their way. What comes in follows the latest
- * scrub, which may be of the same blocks.
+ * is slower than the bus, the copies of others are on their way.
  */
 #include "kernels/gpu/gpu_host.h"
 
@@ -50,7 +49,7 @@ static attn_status move_peers(struct backend *b, runtime_stream *s, const struct
 {
     const struct gpu_kv *kv = &m->pool->kv, *from = &m->peer->kv;
     int device = b->config.device_index, other = m->peer->b->config.device_index;
-    bool is_good = runtime_stream_follow(s, b->scrubbed) == 0;
+    bool is_good = true;
     for (uint32_t i = 0, n_run; i < n && is_good; i += n_run) {
         n_run = run_of(m + i, n - i);
         char *dst = kv->base + m[i].block * kv->block_bytes;
@@ -72,8 +71,7 @@ static attn_status move(void *arg, uint32_t thread, struct backend_move *m, uint
     if (m->peer != NULL)
         return move_peers(b, s, m, n);
     if (m->is_in) {
-        if (runtime_stream_follow(s, b->scrubbed) != 0 ||
-            runtime_copy(block, m->bytes, kv->block_bytes, s) != 0)
+        if (runtime_copy(block, m->bytes, kv->block_bytes, s) != 0)
             return ATTN_EDEVICE;
         moves_sum(m->bytes, kv->block_bytes, m->sum);
         return runtime_stream_wait(s) == 0 ? ATTN_OK : ATTN_EDEVICE;
