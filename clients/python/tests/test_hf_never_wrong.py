@@ -139,6 +139,9 @@ def test_close_restores_the_attention_whatever_else_fails(attach, monkeypatch):
     with refused("worker of this cache is closed"):
         model.generate(**inputs, **GREEDY, past_key_values=cache)
     assert torch.equal(model.generate(**inputs, **GREEDY), want)
+    assert cache.is_closed
+    with pytest.raises(attnd.InvalidArgumentError, match="closed"):
+        worker.pool.open()  # nor does it keep what is closed after it
 
 
 def test_a_mask_of_fewer_rows_than_the_batch_is_refused(attach):
@@ -220,8 +223,22 @@ def test_a_row_that_is_all_padding_is_refused(attach):
             model(input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache)
 
 
-@pytest.mark.parametrize("build", [llama, gpt_oss], ids=lambda f: f.__name__)
+def opt():
+    config = tf.OPTConfig(
+        vocab_size=97,
+        hidden_size=64,
+        word_embed_proj_dim=64,
+        ffn_dim=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+    )
+    return tf.OPTForCausalLM(config)
+
+
+@pytest.mark.parametrize("build", [llama, gpt_oss, opt], ids=lambda f: f.__name__)
 def test_output_attentions_is_refused(attach, build):
+    """Also of models that would answer with an empty tuple, as OPT."""
     model = make(build)
     worker = attach(model)
     inputs = prompts(model)
@@ -259,7 +276,7 @@ def test_an_exception_between_update_and_attention_does_not_reach_the_next_model
             model(**inputs, past_key_values=cache)
         attention.forward = forward
         with refused("without an attnd cache"):
-            other(**inputs, use_cache=False)
+            other(**inputs)  # on a cache of its own, whose keys are not those that were left
     assert torch.equal(worker.generate(**inputs, **GREEDY), want)
     with other_worker.cache() as fresh, torch.no_grad():
         other(**inputs, past_key_values=fresh)
