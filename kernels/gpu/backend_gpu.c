@@ -79,7 +79,7 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
         if (runtime_stream_open(&b->slots[i].stream) != 0)
             return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
     b->stream = b->slots[0].stream;
-    if (runtime_event_open(&b->met) != 0)
+    if (runtime_stream_open_first(&b->prompts) != 0 || runtime_event_open(&b->met) != 0)
         return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
     int code = runtime_check("loading the kernels around attention", gpu_prep_init());
     if (!code)
@@ -150,6 +150,8 @@ static void gpu_close(struct backend *b)
     runtime_range_close(&b->kv);
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
         runtime_stream_close(b->slots[i].stream);
+    if (b->prompts)
+        runtime_stream_close(b->prompts);
     runtime_event_close(b->met);
     free(b);
 }

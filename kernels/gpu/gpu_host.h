@@ -93,6 +93,7 @@ struct gpu_job {
     uint32_t n_prefills; /* of layers that are not dilated, and of those that are */
     struct prefill_call prefills[2];
     const void *prefill_uploads[2]; /* device */
+    double prefill_flop;
     struct gpu_range *ranges;
     uint32_t n_ranges, ranges_capacity;
     struct decode_item *tuned_items; /* [max_batch_items] */
@@ -137,6 +138,7 @@ struct backend {
     struct backend_config config;
     struct runtime_device device;
     runtime_stream *stream; /* of the first slot, and of all that is no batch */
+    runtime_stream *prompts; /* their part of a batch that is computed side by side */
     runtime_event *met; /* where one stream follows another */
     struct moves *moves; /* NULL: nothing was moved yet */
     runtime_stream *move_streams[2 * GPU_MOVE_THREADS];
@@ -203,6 +205,8 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
 
 /* ---- gpu_queue.c: slots of the table */
 
+/* What is enqueued on s from now on runs after what other has so far. The runtime's code. */
+int gpu_stream_follow(struct backend *b, runtime_stream *s, runtime_stream *other);
 /* What is enqueued on b->stream from now on runs after all batches in flight. The runtime's
  * code. */
 int gpu_follow_all(struct backend *b);

@@ -15,6 +15,9 @@
 #define UPLOAD_ALIGN PREFILL_UPLOAD_ALIGN
 #define FIXED_SPLIT_TOKENS 1024
 #define MIN_SPLIT_TOKENS 256
+/* Prompts beside decodes (launch_beside): what prompts compute, and how long each has to last. */
+#define FLOP_PER_NS 600e3
+#define BESIDE_NS 20e3
 
 static uint64_t align_up(uint64_t n, uint64_t unit)
 {
@@ -367,6 +370,7 @@ static void reset_job(struct gpu_job *j, const struct backend_batch *batch)
     j->kv_bytes = 0;
     j->has_tuned = false;
     j->n_prefills = 0;
+    j->prefill_flop = 0;
     j->has_append = false;
     j->is_direct = false;
     j->prep.kv = batch->pool->kv;
@@ -458,6 +462,14 @@ static attn_status write_items(struct backend *b, struct gpu_job *j,
     return ATTN_OK;
 }
 
+/* As if its layer had no window and were causal. */
+static double flop_of(const struct backend_pool *p, const struct gpu_item *it)
+{
+    double seen = it->pos + it->n_tokens / 2.0;
+    return 2.0 * p->config.num_q_heads * (p->config.head_dim_k + p->config.head_dim_v) *
+           it->n_tokens * seen;
+}
+
 /* Items [from, to) of the job; their upload, if there is one, follows what is brought so far. */
 static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t from, uint32_t to)
 {
@@ -468,8 +480,10 @@ static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t 
     j->prefill_uploads[j->n_prefills++] = c->upload_bytes ? j->staging.device + at : NULL;
     if (c->upload_bytes)
         j->upload_bytes = at + c->upload_bytes - j->upload_from;
-    for (uint32_t i = from; i < to; i++)
+    for (uint32_t i = from; i < to; i++) {
         j->kv_bytes += kv_bytes_read(j->pool, &l->items[i]);
+        j->prefill_flop += flop_of(j->pool, &l->items[i]);
+    }
     j->n_splits += c->n_entries * j->pool->config.num_kv_heads;
 }
 
@@ -577,27 +591,78 @@ static int launch_range(const struct gpu_range *r, runtime_stream *s, bool is_ch
     }
 }
 
-int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
-                   bool is_chained)
+static int launch_decodes(const struct gpu_job *j, const struct gpu_finish *finish,
+                          runtime_stream *s, bool is_chained)
+{
+    void *scratch = (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES;
+    return runtime_check("decode kernel", decode_launch(&j->tuned, j->tuned_upload, scratch, finish,
+                                                        s, is_chained, j->is_direct));
+}
+
+/* n_processors: that they take, at most; 0: all. */
+static int launch_prefills(const struct gpu_job *j, uint32_t n_processors, runtime_stream *s,
+                           bool is_chained)
 {
     const struct backend *b = j->pool->b;
     int code = 0;
-    bool is_told = false;
-    if (j->has_tuned) {
-        is_told = finish && j->n_ranges == 0 && j->n_prefills == 0 && decode_can_finish(&j->tuned);
-        code = runtime_check("decode kernel",
-                             decode_launch(&j->tuned, j->tuned_upload,
-                                           (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES,
-                                           is_told ? finish : NULL, s, is_chained && !j->is_direct,
-                                           j->is_direct));
-        is_chained = true;
-    }
-    for (uint32_t i = 0; i < j->n_prefills && !code; i++) {
-        const struct prefill_call *c = &j->prefills[i];
+    for (uint32_t i = 0; i < j->n_prefills && !code; i++)
         code = runtime_check("prefill kernel",
-                             prefill_launch(c, j->prefill_uploads[i], j->staging.scratch, b->part_o,
-                                            b->part_ml, s, is_chained));
-        is_chained = true;
+                             prefill_launch(&j->prefills[i], j->prefill_uploads[i],
+                                            j->staging.scratch, b->part_o, b->part_ml, n_processors,
+                                            s, is_chained || i > 0));
+    return code;
+}
+
+/* Processors that prompts take beside decodes. They compute and decodes read, so each has what the
+ * other leaves; as long as both last, which is by their shares of the time. 0: one is too short,
+ * they follow each other. */
+static uint32_t processors_beside(const struct gpu_job *j)
+{
+    const struct runtime_device *d = &j->pool->b->device;
+    const double prompts_ns = j->prefill_flop / FLOP_PER_NS;
+    const double decodes_ns = (double)j->tuned.kv_bytes / ((double)d->memory_bytes_per_s * 1e-9);
+    if (!j->has_tuned || j->is_direct || j->n_ranges > 0 || d->memory_bytes_per_s == 0 ||
+        prompts_ns < BESIDE_NS || decodes_ns < BESIDE_NS)
+        return 0;
+    const char *e = getenv("SIDE");
+    double more = e ? atof(e) : 1.0;
+    if (more == 0)
+        return 0;
+    const double n = d->n_processors * prompts_ns / (prompts_ns + decodes_ns) * more;
+    return n > d->n_processors - 8 ? d->n_processors - 8 : (uint32_t)n;
+}
+
+/* Prompts first, so that their blocks have their processors before those of decodes take all. */
+static int launch_beside(const struct gpu_job *j, uint32_t n_processors, runtime_stream *s)
+{
+    struct backend *b = j->pool->b;
+    int code = gpu_stream_follow(b, b->prompts, s);
+    if (!code)
+        code = launch_prefills(j, n_processors, b->prompts, false);
+    if (!code)
+        code = launch_decodes(j, NULL, s, false);
+    return code ? code : gpu_stream_follow(b, s, b->prompts);
+}
+
+int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
+                   bool is_chained)
+{
+    const uint32_t n_beside = processors_beside(j);
+    int code = 0;
+    bool is_told = false;
+    if (n_beside > 0) {
+        code = launch_beside(j, n_beside, s);
+        is_chained = false;
+    } else {
+        if (j->has_tuned) {
+            is_told =
+                finish && j->n_ranges == 0 && j->n_prefills == 0 && decode_can_finish(&j->tuned);
+            code = launch_decodes(j, is_told ? finish : NULL, s, is_chained && !j->is_direct);
+            is_chained = true;
+        }
+        if (!code)
+            code = launch_prefills(j, 0, s, is_chained);
+        is_chained |= j->n_prefills > 0;
     }
     for (uint32_t i = 0; i < j->n_ranges && !code; i++) {
         code = launch_range(&j->ranges[i], s, is_chained);
@@ -606,6 +671,6 @@ int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, run
             code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, s));
     }
     if (!code && finish && !is_told)
-        code = runtime_check("finish kernel", gpu_finish_launch(finish, s, 1));
+        code = runtime_check("finish kernel", gpu_finish_launch(finish, s, n_beside == 0));
     return code;
 }

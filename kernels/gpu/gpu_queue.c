@@ -41,7 +41,7 @@ static bool is_done(const struct gpu_slot *s)
     return __atomic_load_n(&s->signal->done, __ATOMIC_ACQUIRE) >> 32 == s->value;
 }
 
-static int follow(struct backend *b, runtime_stream *s, runtime_stream *other)
+int gpu_stream_follow(struct backend *b, runtime_stream *s, runtime_stream *other)
 {
     int code = runtime_event_record(b->met, other);
     return code ? code : runtime_stream_follow(s, b->met);
@@ -51,7 +51,7 @@ int gpu_follow_all(struct backend *b)
 {
     int code = 0;
     for (int i = 1; i < BACKEND_MAX_IN_FLIGHT && !code; i++)
-        code = follow(b, b->stream, b->slots[i].stream);
+        code = gpu_stream_follow(b, b->stream, b->slots[i].stream);
     return code;
 }
 
@@ -182,7 +182,7 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
     if (!code && is_brought)
         code = gpu_job_bring(j, s->stream);
     if (!code && is_following)
-        code = follow(b, s->stream, front->stream);
+        code = gpu_stream_follow(b, s->stream, front->stream);
     if (code || launch_copies(batch, s->stream) ||
         (!j->is_direct && gpu_job_prep(j, batch, s->stream)) || launch_attention(s, &finish))
         return gpu_lost(b);

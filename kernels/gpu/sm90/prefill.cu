@@ -92,9 +92,10 @@ int prefill_pool_init(struct prefill_pool *p, const struct backend_pool_config *
 }
 
 int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,
-                   float *part_ml, void *stream, int chained)
+                   float *part_ml, uint32_t n_processors, void *stream, int chained)
 {
     const struct prefill_pool *p = c->pool;
+    const uint32_t n_blocks = n_processors ? n_processors : p->n_processors;
     const struct gpu_kv *kv = &p->kv;
     prefill_params a = {};
     a.items = c->items;
@@ -130,7 +131,7 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     memcpy(&maps.v, p->map_v, sizeof maps.v);
 
     cudaLaunchConfig_t l = {};
-    l.gridDim = dim3(a.n_units < p->n_processors ? a.n_units : p->n_processors);
+    l.gridDim = dim3(a.n_units < n_blocks ? a.n_units : n_blocks);
     const uint32_t computing = prefill_rows(p->dim, is_narrow(p, c->is_dilated)) * 2;
     l.blockDim = dim3(computing + (kv->is_quantised ? 256 : 128));
     l.dynamicSmemBytes = shared_bytes(p, c->is_dilated);

@@ -116,10 +116,10 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
                      struct prefill_call *out_call);
 
 /* upload: where the upload is on the device. part_o [part_slots][head_dim_v], part_ml
- * [part_slots][2]: of partial results, device. chained: may begin while the kernel before on the
- * stream still runs. The driver's error code. */
+ * [part_slots][2]: of partial results, device. n_processors: that it takes, at most; 0: all.
+ * chained: may begin while the kernel before on the stream still runs. The driver's error code. */
 int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,
-                   float *part_ml, void *stream, int chained);
+                   float *part_ml, uint32_t n_processors, void *stream, int chained);
 
 #ifdef __cplusplus
 }

@@ -35,8 +35,9 @@ void prefill_prepare(const struct prefill_pool *p, const struct gpu_item *items,
 }
 
 int prefill_launch(const struct prefill_call *c, const void *upload, void *scratch, float *part_o,
-                   float *part_ml, void *stream, int chained)
+                   float *part_ml, uint32_t n_processors, void *stream, int chained)
 {
-    (void)c, (void)upload, (void)scratch, (void)part_o, (void)part_ml, (void)stream, (void)chained;
+    (void)c, (void)upload, (void)scratch, (void)part_o, (void)part_ml, (void)n_processors;
+    (void)stream, (void)chained;
     return -1;
 }

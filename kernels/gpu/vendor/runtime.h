@@ -52,6 +52,8 @@ int runtime_host_register(void *p, size_t bytes);
 int runtime_host_unregister(void *p);
 
 int runtime_stream_open(runtime_stream **out_s);
+/* Blocks of its kernels come before those of other streams, where both could run. */
+int runtime_stream_open_first(runtime_stream **out_s);
 void runtime_stream_close(runtime_stream *s);
 void *runtime_stream_native(runtime_stream *s); /* as the vendor's libraries name it */
 int runtime_stream_wait(runtime_stream *s);

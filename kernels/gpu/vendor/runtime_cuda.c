@@ -242,10 +242,10 @@ struct runtime_stream {
     bool has_no_more; /* there was no memory for another graph */
 };
 
-int runtime_stream_open(runtime_stream **out_s)
+static int stream_open(runtime_stream **out_s, int priority)
 {
     runtime_stream *s = calloc(1, sizeof *s);
-    int code = s ? CALL(cudaStreamCreateWithFlags, (&s->stream, cudaStreamNonBlocking))
+    int code = s ? CALL(cudaStreamCreateWithPriority, (&s->stream, cudaStreamNonBlocking, priority))
                  : runtime_check("calloc", (int)cudaErrorMemoryAllocation);
     if (code) {
         free(s);
@@ -253,6 +253,18 @@ int runtime_stream_open(runtime_stream **out_s)
     }
     *out_s = s;
     return 0;
+}
+
+int runtime_stream_open(runtime_stream **out_s)
+{
+    return stream_open(out_s, 0);
+}
+
+int runtime_stream_open_first(runtime_stream **out_s)
+{
+    int least, greatest;
+    int code = CALL(cudaDeviceGetStreamPriorityRange, (&least, &greatest));
+    return code ? code : stream_open(out_s, greatest);
 }
 
 static void kept_close(struct kept_graph *g)

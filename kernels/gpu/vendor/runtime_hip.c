@@ -188,6 +188,15 @@ int runtime_stream_open(runtime_stream **out_s)
     return CALL(hipStreamCreateWithFlags, ((hipStream_t *)out_s, hipStreamNonBlocking));
 }
 
+int runtime_stream_open_first(runtime_stream **out_s)
+{
+    int least, greatest;
+    int code = CALL(hipDeviceGetStreamPriorityRange, (&least, &greatest));
+    return code ? code
+                : CALL(hipStreamCreateWithPriority,
+                       ((hipStream_t *)out_s, hipStreamNonBlocking, greatest));
+}
+
 void runtime_stream_close(runtime_stream *s)
 {
     if (s)

@@ -23,6 +23,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include <utility>
+#include <vector>
 
 struct piece {
     std::function<void()> work;
@@ -35,6 +36,7 @@ using work_list = std::list<piece>;
 
 struct runtime_graph {
     work_list work;
+    std::vector<runtime_stream *> followers; /* streams that are captured with it */
 };
 
 struct runtime_stream {
@@ -264,6 +266,15 @@ int runtime_stream_open(runtime_stream **out_s)
     return 0;
 }
 
+/* It belongs to no pair: what is there runs when another follows it, or by itself. */
+int runtime_stream_open_first(runtime_stream **out_s)
+{
+    if (is_planted("stream_open_first"))
+        return 1;
+    *out_s = new runtime_stream{};
+    return 0;
+}
+
 void runtime_stream_close(runtime_stream *s)
 {
     if (s == without_second)
@@ -356,6 +367,10 @@ int runtime_stream_follow(runtime_stream *s, runtime_event *e)
 {
     runtime_stream *home = e->home;
     std::shared_ptr<bool> is_met = e->is_met;
+    if (home->capture && !s->capture) { /* it is captured with the other, until that one's end */
+        s->capture = home->capture;
+        s->capture->followers.push_back(s);
+    }
     auto work = [=] {
         s->is_following = true;
         while (!*is_met && !home->work.empty() && !is_stuck(home))
@@ -394,6 +409,8 @@ int runtime_graph_begin(runtime_stream *s)
 int runtime_graph_end(runtime_stream *s, runtime_graph **out_g)
 {
     runtime_graph *g = s->capture;
+    for (runtime_stream *f : g->followers)
+        f->capture = nullptr;
     s->capture = nullptr;
     if (is_planted("graph_end")) {
         delete g;
