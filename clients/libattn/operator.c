@@ -1,5 +1,5 @@
-/* operator.c: what operators ask of a daemon: figures, who holds what, events; to end, move, change or
- * drain. Each is one request, and waits for its answer. */
+/* operator.c: what operators ask of a daemon: figures, who holds what, events; to end, move, change
+ * or drain. Each is one request, and waits for its answer. */
 #include "clients/libattn/client.h"
 #include "clients/libattn/request.h"
 
