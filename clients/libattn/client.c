@@ -1,5 +1,5 @@
-/* client.c: opening and closing a client, and what it knows of itself; operator.c has what operators
- * ask of a daemon. */
+/* client.c: opening and closing a client, and what it knows of itself; operator.c has the requests
+ * of operators. */
 #include "clients/libattn/client.h"
 #include "clients/libattn/copy.h"
 #include "clients/libattn/request.h"
