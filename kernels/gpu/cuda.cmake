@@ -11,6 +11,10 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
+option(ATTND_CUDA_QUICK "Compile CUDA code quickly, to slow code that is not installed: where no device will run it" OFF)
+if(ATTND_CUDA_QUICK)
+  add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
+endif()
 option(ATTND_RACECHECK "Tuned kernels as compute-sanitizer's racecheck can follow them (tests/kernels/README.md)" OFF)
 
 # The tuned kernels are written in instructions that only sm_90a has.
@@ -24,7 +28,8 @@ target_compile_definitions(attnd-cuda-decode PRIVATE $<$<BOOL:${ATTND_RACECHECK}
 target_link_libraries(attnd-cuda-decode PRIVATE kernels)
 
 add_library(attnd-cuda MODULE
-  backend_gpu.c gpu_job.c gpu_queue.c gpu_moves.c gpu_peers.c ../bench/gpu_bench.c vendor/runtime_cuda.c
+  backend_gpu.c gpu_pool.c gpu_job.c gpu_launch.c gpu_queue.c
+  gpu_moves.c gpu_peers.c ../bench/gpu_bench.c vendor/runtime_cuda.c
   sm90/decode_select.c sm90/decode_fill.c sm90/prefill_plan.c prep.cu blocks.cu merge.cu ../bench/read.cu ../bench/project.cu
   attend_vector.cu attend_matrix_bf16.cu attend_matrix_f16.cu attend_codes.cu attend_f32.cu
   sm90/decode.cu  sm90/prefill.cu ../bench/ladder.cu $<TARGET_OBJECTS:attnd-cuda-decode>)
@@ -38,7 +43,6 @@ target_link_options(attnd-cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed -W
   -static-libgcc -static-libstdc++
   LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)
 set_target_properties(attnd-cuda PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
-install(TARGETS attnd-cuda LIBRARY DESTINATION lib/attnd)
 
 # attnd-cudabench.so: attnbench's rungs (bench/rungs/rungs.h), apart from what serves requests.
 set(rungs ${CMAKE_CURRENT_SOURCE_DIR}/../bench/rungs)
@@ -54,4 +58,9 @@ target_link_libraries(attnd-cudabench PRIVATE attn_types CUDA::cudart_static ${C
 target_link_options(attnd-cudabench PRIVATE -Wl,--exclude-libs,ALL -Wl,--as-needed -Wl,-z,defs
   -static-libgcc -static-libstdc++ LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/module.map)
 set_target_properties(attnd-cudabench PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/module.map)
-install(TARGETS attnd-cudabench LIBRARY DESTINATION lib/attnd)
+
+if(ATTND_CUDA_QUICK)
+  install(CODE "message(STATUS \"attnd-cuda.so is not installed: built with ATTND_CUDA_QUICK\")")
+else()
+  install(TARGETS attnd-cuda attnd-cudabench LIBRARY DESTINATION lib/attnd)
+endif()

@@ -1,7 +1,7 @@
-/* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, pools, memory), gpu_job.c
- * (one batch as launches), gpu_queue.c (submit, poll, block transfers), gpu_moves.c (blocks beside
- * batches), gpu_peers.c (other devices) and bench/gpu_bench.c
- * (measurement) share.
+/* gpu_host.h: the host side of a gpu backend: what backend_gpu.c (device, memory), gpu_pool.c,
+ * gpu_job.c (one batch as launches) and gpu_launch.c (which makes them), gpu_queue.c (submit, poll,
+ * block transfers), gpu_moves.c (blocks beside batches), gpu_peers.c (other devices) and
+ * bench/gpu_bench.c (measurement) share.
  *
  * Thread     the engine thread, but for the host memory slots.
  * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
@@ -172,11 +172,24 @@ attn_status gpu_enter(struct backend *b);
 /* The device is lost: runtime_last_error says why. Gives ATTN_EDEVICE. */
 attn_status gpu_lost(struct backend *b);
 
+/* ---- gpu_pool.c: slots of the table */
+
+attn_status gpu_pool_check(struct backend *b, const struct backend_pool_config *c);
+uint64_t gpu_pool_bytes(const struct backend *b, const struct backend_pool_config *c);
+attn_status gpu_pool_open(struct backend *b, const struct backend_pool_config *c,
+                          struct backend_pool **out_pool);
+uint64_t gpu_pool_place(const struct backend_pool *p);
+void gpu_pool_close(struct backend_pool *p);
+/* What a pool has beside its part of the KV memory. It may be half-built. */
+void gpu_pool_free(struct backend_pool *p);
+
 /* ---- gpu_job.c */
 
 /* Bytes of staging.host and .device for a batch at the limits. */
 uint64_t gpu_staging_bytes(const struct backend *b, const struct backend_pool *p);
 uint64_t gpu_q_bytes(const struct backend *b, const struct backend_pool *p);
+/* Of K and V of a token as a client sends it. */
+uint64_t gpu_kv_row_bytes(const struct backend_pool *p);
 uint64_t gpu_brought_bytes(const struct backend *b, const struct backend_pool *p);
 /* ATTN_ENOMEM */
 attn_status gpu_job_init(struct backend *b, struct gpu_job *j);
@@ -186,6 +199,9 @@ void gpu_job_fini(struct gpu_job *j);
  * Errors: ATTN_EINVAL an index out of range; ATTN_ENOTSUP; ATTN_ENOMEM */
 attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct backend_batch *batch,
                          const struct gpu_choice *choice, char *out_device, float *lse_device);
+
+/* ---- gpu_launch.c */
+
 /* Is it worth it to bring q, k and v before prep, behind a batch in flight? */
 bool gpu_job_is_brought(const struct gpu_job *j);
 /* Does attention use part_o and part_ml, of which there is one? */

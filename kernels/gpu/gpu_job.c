@@ -15,9 +15,6 @@
 #define UPLOAD_ALIGN PREFILL_UPLOAD_ALIGN
 #define FIXED_SPLIT_TOKENS 1024
 #define MIN_SPLIT_TOKENS 256
-/* Prompts beside decodes (launch_beside): what prompts compute, and how long each has to last. */
-#define FLOP_PER_NS 600e3
-#define BESIDE_NS 20e3
 
 static uint64_t align_up(uint64_t n, uint64_t unit)
 {
@@ -43,7 +40,7 @@ uint64_t gpu_q_bytes(const struct backend *b, const struct backend_pool *p)
            attn_dtype_bytes(p->config.q_dtype);
 }
 
-static uint64_t kv_row_bytes(const struct backend_pool *p)
+uint64_t gpu_kv_row_bytes(const struct backend_pool *p)
 {
     const struct backend_pool_config *c = &p->config;
     return (uint64_t)c->num_kv_heads * (c->head_dim_k + c->head_dim_v) *
@@ -53,7 +50,7 @@ static uint64_t kv_row_bytes(const struct backend_pool *p)
 uint64_t gpu_brought_bytes(const struct backend *b, const struct backend_pool *p)
 {
     uint32_t tokens = b->config.max_batch_tokens;
-    return (tokens < GPU_BRING_TOKENS ? tokens : GPU_BRING_TOKENS) * kv_row_bytes(p);
+    return (tokens < GPU_BRING_TOKENS ? tokens : GPU_BRING_TOKENS) * gpu_kv_row_bytes(p);
 }
 
 attn_status gpu_job_init(struct backend *b, struct gpu_job *j)
@@ -524,153 +521,4 @@ attn_status gpu_job_make(struct backend *b, struct gpu_job *j, const struct back
     if (n_patches > 0)
         memcpy(l.patches, batch->patches, n_patches * sizeof *l.patches);
     return plan_kernels(b, j, batch, choice, &l, first, out_device == NULL && n_patches == 0);
-}
-
-/* ---- launches */
-
-int gpu_job_upload(const struct gpu_job *j, runtime_stream *s)
-{
-    if (j->upload_bytes == 0)
-        return 0;
-    return runtime_copy(j->staging.device + j->upload_from, j->staging.host + j->upload_from,
-                        j->upload_bytes, s);
-}
-
-bool gpu_job_can_be_direct(const struct gpu_job *j)
-{
-    return j->has_tuned && j->tuned.n_items == j->prep.n_items && decode_can_be_direct(&j->tuned);
-}
-
-bool gpu_job_has_parts(const struct gpu_job *j)
-{
-    bool has = j->n_ranges > 0;
-    for (uint32_t i = 0; i < j->n_prefills; i++)
-        has |= j->prefills[i].is_cut;
-    return has;
-}
-
-bool gpu_job_is_brought(const struct gpu_job *j)
-{
-    const struct backend_pool_config *c = &j->pool->config;
-    uint64_t q = (uint64_t)c->num_q_heads * c->head_dim_k * attn_dtype_bytes(c->q_dtype);
-    uint64_t bytes = j->prep.n_tokens * (q + kv_row_bytes(j->pool));
-    return j->prep.n_tokens > 0 && j->prep.n_tokens <= GPU_BRING_TOKENS && bytes >= GPU_BRING_BYTES;
-}
-
-int gpu_job_bring(struct gpu_job *j, runtime_stream *s)
-{
-    j->prep.brought = j->staging.kv;
-    return runtime_check("bring kernel", gpu_bring_launch(&j->prep, s));
-}
-
-int gpu_job_prep(const struct gpu_job *j, const struct backend_batch *batch, runtime_stream *s)
-{
-    int code = 0;
-    for (uint32_t i = GPU_MAX_PATCHES; i < batch->n_patches && !code; i += GPU_INLINE_PATCHES) {
-        struct gpu_prep more = {.kv = j->pool->kv};
-        uint32_t n = batch->n_patches - i;
-        more.n_patches = n < GPU_INLINE_PATCHES ? n : GPU_INLINE_PATCHES;
-        memcpy(more.inline_patches, batch->patches + i, more.n_patches * sizeof *batch->patches);
-        code = runtime_check("patch kernel", gpu_prep_launch(&more, s));
-    }
-    return code ? code : runtime_check("prep kernel", gpu_prep_launch(&j->prep, s));
-}
-
-static int launch_range(const struct gpu_range *r, runtime_stream *s, bool is_chained)
-{
-    const struct gpu_attend *a = &r->attend;
-    switch (r->kernel) {
-    case GPU_MATRIX_16:
-    case GPU_MATRIX_64:
-        return runtime_check("matrix attention kernel", gpu_attend_matrix_launch(a, s, is_chained));
-    case GPU_VECTOR:
-        return runtime_check("vector attention kernel", gpu_attend_vector_launch(a, s, is_chained));
-    default:
-        return runtime_check("ladder kernel",
-                             gpu_ladder_launch(a, (int)(r->kernel - GPU_NAIVE), s));
-    }
-}
-
-static int launch_decodes(const struct gpu_job *j, const struct gpu_finish *finish,
-                          runtime_stream *s, bool is_chained)
-{
-    void *scratch = (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES;
-    return runtime_check("decode kernel", decode_launch(&j->tuned, j->tuned_upload, scratch, finish,
-                                                        s, is_chained, j->is_direct));
-}
-
-/* n_processors: that they take, at most; 0: all. */
-static int launch_prefills(const struct gpu_job *j, uint32_t n_processors, runtime_stream *s,
-                           bool is_chained)
-{
-    const struct backend *b = j->pool->b;
-    int code = 0;
-    for (uint32_t i = 0; i < j->n_prefills && !code; i++)
-        code = runtime_check("prefill kernel",
-                             prefill_launch(&j->prefills[i], j->prefill_uploads[i],
-                                            j->staging.scratch, b->part_o, b->part_ml, n_processors,
-                                            s, is_chained || i > 0));
-    return code;
-}
-
-/* Processors that prompts take beside decodes. They compute and decodes read, so each has what the
- * other leaves; as long as both last, which is by their shares of the time. 0: one is too short,
- * they follow each other. */
-static uint32_t processors_beside(const struct gpu_job *j)
-{
-    const struct runtime_device *d = &j->pool->b->device;
-    const double prompts_ns = j->prefill_flop / FLOP_PER_NS;
-    const double decodes_ns = (double)j->tuned.kv_bytes / ((double)d->memory_bytes_per_s * 1e-9);
-    if (!j->has_tuned || j->is_direct || j->n_ranges > 0 || d->memory_bytes_per_s == 0 ||
-        prompts_ns < BESIDE_NS || decodes_ns < BESIDE_NS)
-        return 0;
-    const char *e = getenv("SIDE");
-    double more = e ? atof(e) : 1.0;
-    if (more == 0)
-        return 0;
-    const double n = d->n_processors * prompts_ns / (prompts_ns + decodes_ns) * more;
-    return n > d->n_processors - 8 ? d->n_processors - 8 : (uint32_t)n;
-}
-
-/* Prompts first, so that their blocks have their processors before those of decodes take all. */
-static int launch_beside(const struct gpu_job *j, uint32_t n_processors, runtime_stream *s)
-{
-    struct backend *b = j->pool->b;
-    int code = gpu_stream_follow(b, b->prompts, s);
-    if (!code)
-        code = launch_prefills(j, n_processors, b->prompts, false);
-    if (!code)
-        code = launch_decodes(j, NULL, s, false);
-    return code ? code : gpu_stream_follow(b, s, b->prompts);
-}
-
-int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
-                   bool is_chained)
-{
-    const uint32_t n_beside = processors_beside(j);
-    int code = 0;
-    bool is_told = false;
-    if (n_beside > 0) {
-        code = launch_beside(j, n_beside, s);
-        is_chained = false;
-    } else {
-        if (j->has_tuned) {
-            is_told =
-                finish && j->n_ranges == 0 && j->n_prefills == 0 && decode_can_finish(&j->tuned);
-            code = launch_decodes(j, is_told ? finish : NULL, s, is_chained && !j->is_direct);
-            is_chained = true;
-        }
-        if (!code)
-            code = launch_prefills(j, 0, s, is_chained);
-        is_chained |= j->n_prefills > 0;
-    }
-    for (uint32_t i = 0; i < j->n_ranges && !code; i++) {
-        code = launch_range(&j->ranges[i], s, is_chained);
-        is_chained = true;
-        if (!code && j->ranges[i].attend.any_split)
-            code = runtime_check("merge kernel", gpu_merge_launch(&j->ranges[i].attend, s));
-    }
-    if (!code && finish && !is_told)
-        code = runtime_check("finish kernel", gpu_finish_launch(finish, s, n_beside == 0));
-    return code;
 }

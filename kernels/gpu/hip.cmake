@@ -11,16 +11,15 @@ if(NOT ATTND_HIPCC OR NOT ATTND_AMDHIP64 OR NOT ATTND_HIP_INCLUDE OR NOT ATTND_O
     "(Debian: hipcc)")
 endif()
 
-# gfx942 is built where its compiler is; an own ROCm knows it, and no longer gfx940.
+# gfx942 is built where its compiler is, by an own ROCm, too. Debian's hipcc knows only gfx940, the
+# same chip before it was sold, which is built where there is no other: that its kernels compile.
 get_filename_component(hipcc ${ATTND_HIPCC} REALPATH)
 find_program(ATTND_CLANGXX19 clang++-19)
 find_program(ATTND_LLD19 lld PATHS /usr/lib/llvm-19/bin NO_DEFAULT_PATH)
 find_program(ATTND_CLANG15 clang-15)
 set(archs "gfx90a;gfx940")
-if(NOT hipcc STREQUAL /usr/bin/hipcc)
+if(NOT hipcc STREQUAL /usr/bin/hipcc OR (ATTND_CLANGXX19 AND ATTND_LLD19 AND ATTND_CLANG15))
   set(archs "gfx90a;gfx942")
-elseif(ATTND_CLANGXX19 AND ATTND_LLD19 AND ATTND_CLANG15)
-  list(APPEND archs gfx942)
 endif()
 set(ATTND_HIP_ARCHS ${archs} CACHE STRING "Devices to build for")
 message(STATUS "HIP devices: ${ATTND_HIP_ARCHS}")
@@ -100,7 +99,8 @@ endforeach()
 set_source_files_properties(${hip_objects} ${rung_objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 
 add_library(attnd-hip MODULE
-  backend_gpu.c gpu_job.c gpu_queue.c gpu_moves.c gpu_peers.c ../bench/gpu_bench.c sm90/decode_none.c sm90/prefill_none.c
+  backend_gpu.c gpu_pool.c gpu_job.c gpu_launch.c gpu_queue.c
+  gpu_moves.c gpu_peers.c ../bench/gpu_bench.c sm90/decode_none.c sm90/prefill_none.c
   vendor/runtime_hip.c ${hip_objects})
 set_target_properties(attnd-hip PROPERTIES PREFIX "" C_VISIBILITY_PRESET hidden
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/attnd
