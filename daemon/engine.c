@@ -1,6 +1,7 @@
 /* engine.c: the engine's life and its loop. While batches are in flight the engine waits inside the
  * backend's poll, a short slice at a time, so that new requests can join the next batch.
  */
+#define _GNU_SOURCE /* names of threads */
 #include "daemon/engine.h"
 
 #include <errno.h>
@@ -264,6 +265,9 @@ static attn_status engine_finish(struct engine *e)
 static void *engine_main(void *arg)
 {
     struct engine *e = arg;
+    char name[16];
+    snprintf(name, sizeof name, "attnd-engine%" PRIu32, e->parts.card);
+    pthread_setname_np(pthread_self(), name);
     while (!atomic_load(&e->is_stopping))
         engine_turn(e, MAX_SLEEP_NS);
     return (void *)(intptr_t)engine_finish(e);

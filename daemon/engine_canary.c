@@ -8,6 +8,7 @@
  * Where a worker could change q or the output behind the daemon's back nothing is chosen, or it
  * could cry wolf: lanes, and shared memory where there are tenants.
  */
+#define _GNU_SOURCE /* names of threads */
 #include "daemon/engine_canary.h"
 
 #include <inttypes.h>
@@ -54,6 +55,7 @@ static void judge(struct canary_watch *w)
 static void *judge_main(void *arg)
 {
     struct canary_watch *w = arg;
+    pthread_setname_np(pthread_self(), "attnd-canary");
     pthread_mutex_lock(&w->lock);
     while (!w->is_ending) {
         if (atomic_load(&w->state) != CANARY_JUDGING) {

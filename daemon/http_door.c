@@ -1,5 +1,5 @@
 /* http_door.c: see http_door.h. Everything runs on the door's thread, but opening and closing. */
-#define _GNU_SOURCE /* accept4 */
+#define _GNU_SOURCE /* accept4, names of threads */
 #include "daemon/http_door.h"
 
 #include <errno.h>
@@ -144,6 +144,7 @@ static void *run(void *arg)
 {
     struct http_door *d = arg;
     bool is_accepting = true;
+    pthread_setname_np(pthread_self(), "attnd-http");
     for (;;) {
         struct pollfd at[] = {{d->stop_fd, POLLIN, 0},
                               {d->daemon_fd, POLLIN, 0},

@@ -110,6 +110,7 @@ static void *thread_main(void *arg)
     struct moves *t = w->moves;
     struct backend_moves *of;
     uint32_t n;
+    pthread_setname_np(pthread_self(), "attnd-moves");
     pthread_mutex_lock(&t->lock);
     uint32_t thread = t->n_begun++;
     pthread_mutex_unlock(&t->lock);

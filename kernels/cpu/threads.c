@@ -69,6 +69,7 @@ static void *worker_main(void *arg)
     struct worker *w = arg;
     struct cpu_threads *t = w->t;
     uint32_t job = 0;
+    pthread_setname_np(pthread_self(), "attnd-cpu");
     while (!atomic_load(&t->is_closing)) {
         if (job % 2 == 1) {
             atomic_fetch_add(&t->n_joined, 1);

@@ -31,7 +31,7 @@
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
-#define GPU_MOVE_THREADS 4 /* for each direction */
+#define GPU_MOVE_THREADS 8 /* for each direction */
 
 /* A batch that follows the one in front has its q, k and v brought before if they are at least so
  * many bytes (fewer come with prep: another launch takes longer) of at most so many tokens (more
@@ -224,6 +224,8 @@ uint64_t gpu_reached(const struct backend *b); /* others, as info has them */
 /* ---- gpu_moves.c: a slot of the table; its end, before pools and device are closed */
 
 attn_status gpu_moves_submit(struct backend *b, struct backend_moves *m);
+/* whose memory it reaches */
+void gpu_moves_prepare(struct backend *b, const struct backend *other);
 void gpu_moves_end(struct backend *b);
 
 #endif

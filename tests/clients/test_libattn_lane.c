@@ -1,5 +1,6 @@
 /* test_libattn_lane.c: libattn's lanes at the real daemon on the cpu backend, in host memory: what
- * comes out is what steps give, and whatever waits ends. */
+ * comes out is what steps give, and whatever waits ends. All that is not a bell goes over shm, or
+ * over what E2E_TRANSPORT names: ipc, or tls, which is over TCP. */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -12,6 +13,7 @@
 #include <cmocka.h>
 
 #include "clients/libattn/attn.h"
+#include "tests/daemon/certs.h"
 #include "tests/daemon/e2e.h"
 
 enum { LAYERS = 4, HEADS = 4, KV_HEADS = 2, DIM = 16, MAX_TOKENS = 40, SEQS = 3 };
@@ -65,6 +67,21 @@ static void open_lane(struct worker *w, uint64_t wait_us)
     assert_true(info.in_bytes >= 16 << 20 && info.out_bytes >= 15 << 20);
 }
 
+static attn_client *client_open(void)
+{
+    const char *transport = getenv("E2E_TRANSPORT");
+    char url[128], *ca = certs_file(CERTS_GOOD, "ca.crt");
+    const struct attn_client_options o = {.struct_size = sizeof o, .ca_file = ca};
+    attn_client *c;
+    if (transport == NULL)
+        snprintf(url, sizeof url, "shm://%s", d.shm_path);
+    else
+        snprintf(url, sizeof url, "%s", strcmp(transport, "tls") == 0 ? d.tls_url : d.url);
+    well(attn_client_open(url, &o, 0, &c));
+    free(ca);
+    return c;
+}
+
 static struct worker *open_worker(uint64_t first_seq, uint64_t wait_us)
 {
     struct worker *w = calloc(1, sizeof *w);
@@ -78,9 +95,7 @@ static struct worker *open_worker(uint64_t first_seq, uint64_t wait_us)
                                         .n_blocks = 400,
                                         .is_batch_invariant = 1,
                                         .q_dtype = ATTN_F32};
-    char url[128];
-    snprintf(url, sizeof url, "shm://%s", d.shm_path);
-    well(attn_client_open(url, NULL, 0, &w->client));
+    w->client = client_open();
     well(attn_pool_create(w->client, &spec, 0, &w->pool));
     for (uint32_t i = 0; i < SEQS; i++) {
         well(attn_seq_open(w->pool, first_seq + 2 * i, 0, &w->by_lane[i]));

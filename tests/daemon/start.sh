@@ -38,6 +38,9 @@ for transport in ipc shm; do
     "$bin/attnctl" --endpoint "$transport://$dir/$transport" --wait 60 ping >/dev/null || die "no ping"
   }
   start 127.0.0.1:0
+  for name in attnd attnd-http attnd-engine0; do # as operations.md has them
+    grep -qx "$name" "/proc/$daemon"/task/*/comm || die "no thread $name"
+  done
   fails 73 "$transport://$dir/$transport: .*in use" --device.kv_memory 16M --listen "$transport://$dir/$transport"
   fails 73 'listen.http' --device.kv_memory 16M --listen "ipc://$dir/s" --listen.http "127.0.0.1:$(http_port "$dir/log.first")"
   kill -9 "$daemon"

@@ -15,6 +15,7 @@ import attnd  # noqa: E402
 import attnd.hf  # noqa: E402
 from attnd.hf._named import CACHE  # noqa: E402
 
+IS_OLD = int(tf.__version__.split(".")[1]) < 20
 OTHERS = ["eager", "sdpa"]  # attentions a model may be set to
 
 
@@ -139,6 +140,9 @@ def test_close_restores_the_attention_whatever_else_fails(attach, monkeypatch):
     with refused("worker of this cache is closed"):
         model.generate(**inputs, **GREEDY, past_key_values=cache)
     assert torch.equal(model.generate(**inputs, **GREEDY), want)
+    assert cache.is_closed
+    with pytest.raises(attnd.InvalidArgumentError, match="closed"):
+        worker.pool.open()  # nor does it keep what is closed after it
 
 
 def test_a_mask_of_fewer_rows_than_the_batch_is_refused(attach):
@@ -188,9 +192,7 @@ def moshi():
     return tf.MoshiForCausalLM(config)
 
 
-@pytest.mark.skipif(
-    int(tf.__version__.split(".")[1]) < 20, reason="Moshi has an attention of its own before 5.20"
-)
+@pytest.mark.skipif(IS_OLD, reason="Moshi has an attention of its own before 5.20")
 def test_a_cache_that_forgets_without_a_mask_that_does_is_refused_beyond_its_window(attach):
     """Moshi's own cache forgets what is beyond its window, its masks do not."""
     model = make(moshi)
@@ -220,8 +222,16 @@ def test_a_row_that_is_all_padding_is_refused(attach):
             model(input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache)
 
 
-@pytest.mark.parametrize("build", [llama, gpt_oss], ids=lambda f: f.__name__)
+def stablelm():
+    sizes = {name: n for name, n in SIZES.items() if name != "head_dim"}
+    return tf.StableLmForCausalLM(tf.StableLmConfig(**sizes))
+
+
+@pytest.mark.parametrize("build", [llama, gpt_oss, stablelm], ids=lambda f: f.__name__)
 def test_output_attentions_is_refused(attach, build):
+    """Also of models that would answer with an empty tuple, as StableLM."""
+    if build is stablelm and IS_OLD:
+        pytest.skip("StableLM is refused before 5.20: it makes masks of its own")
     model = make(build)
     worker = attach(model)
     inputs = prompts(model)
@@ -259,7 +269,7 @@ def test_an_exception_between_update_and_attention_does_not_reach_the_next_model
             model(**inputs, past_key_values=cache)
         attention.forward = forward
         with refused("without an attnd cache"):
-            other(**inputs, use_cache=False)
+            other(**inputs)  # on a cache of its own, whose keys are not those that were left
     assert torch.equal(worker.generate(**inputs, **GREEDY), want)
     with other_worker.cache() as fresh, torch.no_grad():
         other(**inputs, past_key_values=fresh)
