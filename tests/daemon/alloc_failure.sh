@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Each allocation of attnd's start fails once; then every second and every seventh of
+# Each allocation of attnd's start fails once; then every 2nd, 7th and 31st of
 # what it allocates while it answers requests of all kinds, reads its settings again and drains. It
 # never crashes: a start ends with a sentence or serves, a request gets an answer.
 # usage: alloc_failure.sh BIN LIBRARY
@@ -51,7 +51,7 @@ for ((i = 1; i <= n; i++)); do
 done
 echo "start: each of $n allocations failed once"
 
-for every in 2 7; do
+for every in 2 7 31; do
   attnd FAIL_MALLOC_EVERY=$every FAIL_MALLOC_FROM="$dir/now"
   serves || die "it does not start"
   "$bin/attnctl" --endpoint "ipc://$dir/s" pool create p --layers 2 --q-heads 4 --kv-heads 2 \
@@ -76,4 +76,4 @@ for every in 2 7; do
   ended
   [[ $rc == 0 ]] || die "every allocation number $every fails: exit code $rc"
 done
-echo "requests, settings, drain: every 2nd and every 7th allocation failed"
+echo "requests, settings, drain: every 2nd, 7th and 31st allocation failed"

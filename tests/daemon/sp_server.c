@@ -386,8 +386,9 @@ void raw_connect_with(int fd, const char *url)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     socklen_t n = a.sa.any.sa_family == AF_UNIX ? sizeof(a.sa.un) : sizeof(a.sa.in);
-    if (connect(fd, &a.sa.any, n) != 0)
-        fail_msg("connect %s: %s", url, strerror(errno));
+    while (connect(fd, &a.sa.any, n) != 0 && errno != EISCONN) /* a fuzzer has an alarm */
+        if (errno != EINTR)
+            fail_msg("connect %s: %s", url, strerror(errno));
 }
 
 int raw_connect(const char *url)
@@ -402,6 +403,8 @@ void raw_send(int fd, const void *bytes, size_t n)
 {
     for (size_t at = 0; at < n;) {
         ssize_t k = send(fd, (const uint8_t *)bytes + at, n - at, MSG_NOSIGNAL);
+        if (k < 0 && errno == EINTR)
+            continue;
         if (k <= 0)
             fail_msg("send: %s", strerror(errno));
         at += (size_t)k;
@@ -412,6 +415,8 @@ bool raw_receive(int fd, void *bytes, size_t n)
 {
     for (size_t at = 0; at < n;) {
         ssize_t k = recv(fd, (uint8_t *)bytes + at, n - at, 0);
+        if (k < 0 && errno == EINTR)
+            continue;
         if (k < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             fail_msg("nothing came for %d s", PATIENCE_S);
         if (k <= 0)

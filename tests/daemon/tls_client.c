@@ -57,7 +57,10 @@ static void flush(struct tls_client *c)
 
 static bool feed(struct tls_client *c)
 {
-    ssize_t n = recv(c->fd, c->in, sizeof c->in, 0);
+    ssize_t n;
+    do
+        n = recv(c->fd, c->in, sizeof c->in, 0);
+    while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         fail_msg("nothing came from the daemon");
     if (n <= 0) {
