@@ -129,7 +129,7 @@ static attn_status header_check(struct kv *kv, const struct kv_header *h)
 
 static attn_status arena_make(struct kv *kv)
 {
-    kv->fd = memfd_create("attnd-kv", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    kv->fd = memfd_create("attnd-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (kv->fd < 0)
         return kv_fail(kv, ATTN_ENOMEM, "arena: memfd_create: %s", strerror(errno));
     if (ftruncate(kv->fd, (off_t)kv->bytes) != 0)

@@ -420,7 +420,8 @@ attn_status kv_append_cancel(struct kv *kv, kv_seq_id seq, uint32_t layer, uint3
  * reserve and the launch of its batch; a batch in flight has a slot, below KV_AHEAD_SLOTS, and at
  * most kv_ahead_max of them. kv_ahead_begin says which value the device is to give the slot's word
  * (kv_ahead_words) before it tells anybody else. Once it has, a successor finds the appends as if
- * they had been committed. kv_ahead_end: all are, or none was answered and all will be cancelled.
+ * they had been committed. kv_ahead_is_told: it has, so they are to be committed, whatever else
+ * became of the device. kv_ahead_end: all are, or none was answered and all will be cancelled.
  * The words are whole pages, for devices that must know of memory that they write. */
 #define KV_AHEAD_SLOTS 2
 #define KV_AHEAD_WORDS_BYTES 4096
@@ -429,6 +430,7 @@ uint32_t *kv_ahead_words(const struct kv *kv, size_t *out_bytes);
 void kv_ahead_add(struct kv *kv, uint32_t slot, kv_seq_id seq, uint32_t layer, uint32_t pos,
                   uint32_t n_tokens);
 uint32_t kv_ahead_begin(struct kv *kv, uint32_t slot);
+bool kv_ahead_is_told(const struct kv *kv, uint32_t slot);
 void kv_ahead_end(struct kv *kv, uint32_t slot); /* one that was not begun is fine */
 
 /* Windows. Where all layers of a pool have one, blocks that no query can see any more are let go

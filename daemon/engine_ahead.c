@@ -74,6 +74,11 @@ void ahead_begin(struct engine *e, struct batch *b)
     b->device.n_signals = n;
 }
 
+bool ahead_is_told(const struct engine *e, const struct batch *b)
+{
+    return kv_ahead_is_told(e->parts.kv, slot_of(e, b));
+}
+
 void ahead_end(struct engine *e, const struct batch *b)
 {
     kv_ahead_end(e->parts.kv, slot_of(e, b));

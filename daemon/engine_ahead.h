@@ -15,6 +15,9 @@ void ahead_fini(struct engine *e);
 
 /* The signals of a batch that is about to be launched; its appends are reserved. */
 void ahead_begin(struct engine *e, struct batch *b);
+/* Whether the device has told workers that appends of the batch are there. Then all of it is done,
+ * though the device may have been lost since. */
+bool ahead_is_told(const struct engine *e, const struct batch *b);
 /* Its appends are committed, or are about to be cancelled. */
 void ahead_end(struct engine *e, const struct batch *b);
 

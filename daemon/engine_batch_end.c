@@ -27,6 +27,9 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
 {
     if (atomic_load_explicit(&e->is_draining, memory_order_relaxed))
         tokens_came(e, clock_now_ns());
+    bool is_lost = st == ATTN_EDEVICE && (!pool_is_split(&b->pool->split) || b->is_own_loss);
+    if (ahead_is_told(e, b))
+        st = ATTN_OK;
     if (st != ATTN_OK)
         ahead_end(e, b);
     for (uint32_t i = 0; i < b->n_items; i++) {
@@ -49,7 +52,7 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
     }
     ahead_end(e, b);
     e->is_dirty = true;
-    if (st == ATTN_EDEVICE && (!pool_is_split(&b->pool->split) || b->is_own_loss))
+    if (is_lost)
         device_lose(e, why);
 }
 

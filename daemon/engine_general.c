@@ -77,7 +77,8 @@ attn_status drain_run(struct engine *e, struct request *req, uint32_t session, s
     (void)session;
     principal_format(&req->principal, who);
     if (!request_may_administer(req)) {
-        log_warn("admin: drain refused to %s", who);
+        log_limited("changes refused", LOG_LEVEL_WARN, log_write, "admin: drain refused to %s",
+                    who);
         return answer_no(a, ATTN_EAUTH,
                          "drain is for root, the daemon's user and the admin socket "
                          "(listen.admin); you are %s",

@@ -155,14 +155,15 @@ static void pool_count(struct engine *e, struct pool *p)
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
     tenant_count(who, TENANT_BLOCKS, blocks_charged(e, p));
     tenant_count(who, TENANT_POOLS, e->parts.card == 0);
-    log_info("pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
-             ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB%s%s",
-             p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
-             p->config.num_kv_heads, p->config.head_dim_k, p->config.head_dim_v,
-             attn_dtype_name(p->config.q_dtype), attn_dtype_name(p->config.kv_dtype),
-             p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20,
-             pool_is_split(&p->split) ? ", split " : "",
-             pool_is_split(&p->split) ? attn_split_name(p->split.how) : "");
+    log_limited("pools made", LOG_LEVEL_INFO, log_write,
+                "pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
+                ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB%s%s",
+                p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
+                p->config.num_kv_heads, p->config.head_dim_k, p->config.head_dim_v,
+                attn_dtype_name(p->config.q_dtype), attn_dtype_name(p->config.kv_dtype),
+                p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20,
+                pool_is_split(&p->split) ? ", split " : "",
+                pool_is_split(&p->split) ? attn_split_name(p->split.how) : "");
 }
 
 /* --- the pools of other cards ----------------------------------------------------------------- */
@@ -401,7 +402,9 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
     if (st != ATTN_OK)
         return FAIL(st, "%s", kv_last_error(e->parts.kv));
     assert(p->ready.n_items == 0);
-    log_info("pool \"%s\" is dropped: %" PRIu64 " MiB", p->spec.wire->name, p->device_bytes >> 20);
+    log_limited("pools dropped", LOG_LEVEL_INFO, log_write,
+                "pool \"%s\" is dropped: %" PRIu64 " MiB", p->spec.wire->name,
+                p->device_bytes >> 20);
     pool_let_go(e, p);
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
     tenant_give(who, TENANT_BLOCKS, blocks_charged(e, p));

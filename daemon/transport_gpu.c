@@ -190,9 +190,10 @@ attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hel
     if (st == ATTN_OK) {
         w.lane = c->lane->id;
         w.in_bytes = c->lane->in.bytes;
-        log_info("%s: %s: a lane on %s for a worker on %s", c->t->url, c->name,
-                 lane_device_format(&w.device, (char[LANE_DEVICE_TEXT_BYTES]){0}),
-                 lane_device_format(&hello->lane.device, (char[LANE_DEVICE_TEXT_BYTES]){0}));
+        log_limited("lanes", LOG_LEVEL_INFO, log_write, "%s: %s: a lane on %s for a worker on %s",
+                    c->t->url, c->name,
+                    lane_device_format(&w.device, (char[LANE_DEVICE_TEXT_BYTES]){0}),
+                    lane_device_format(&hello->lane.device, (char[LANE_DEVICE_TEXT_BYTES]){0}));
         shm_hand_over(c); /* the engine knows the lane before the worker can name it */
     }
     bool is_sent = shm_send_packet(c->fd, &w, sizeof w, fds, st == ATTN_OK ? 2 : 0);

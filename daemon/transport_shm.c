@@ -311,7 +311,8 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         if (fd >= 0) {
             client_open(t, fd);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            log_warn("%s: a connection can't be accepted: %s", t->url, strerror(errno));
+            log_limited("shm clients refused", LOG_LEVEL_WARN, log_write,
+                        "%s: a connection can't be accepted: %s", t->url, strerror(errno));
             uv_poll_stop(&t->listener); /* it would be called again at once */
             uv_timer_start(&t->accept_again, on_accept_again, ACCEPT_AGAIN_MS, 0);
             return;

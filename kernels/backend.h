@@ -275,14 +275,12 @@ struct backend_ops {
      * scales if quantised), after all batches submitted before. Block until done. */
     attn_status (*block_read)(struct backend_pool *p, uint32_t block, void *out_bytes);
     attn_status (*block_write)(struct backend_pool *p, uint32_t block, const void *bytes);
-    /* Begins to move blocks beside the batches and returns at once. A move waits for scrubs before
-     * it and for nothing else, so the caller sees to it that until it is done no batch writes to a
-     * block that goes out, a peer's too (its bytes are worthless then), and none reads or writes
-     * one that comes in. close waits for all of them. ATTN_OK: done is called, whatever happens.
+    /* Begins to move blocks beside the batches and returns at once. A move waits for nothing, so
+     * the caller sees to it that until it is done no batch writes to a block that goes out, a
+     * peer's too (its bytes are worthless then), and none reads or writes one that comes in. close
+     * waits for all of them. ATTN_OK: done is called, whatever happens.
      * Errors: ATTN_EINVAL a block out of range; ATTN_ENOMEM; ATTN_EDEVICE; nothing was begun. */
     attn_status (*moves_submit)(struct backend *b, struct backend_moves *m);
-    /* Zeroes blocks, ordered with batches; returns before the work is done. */
-    attn_status (*blocks_scrub)(struct backend_pool *p, const uint32_t *blocks, uint32_t n);
 
     /* A descriptor that keeps the KV memory alive beyond this process; the caller closes it.
      * ATTN_ENOTSUP where the device cannot. */

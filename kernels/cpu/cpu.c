@@ -484,19 +484,6 @@ static attn_status cpu_moves_submit(struct backend *b, struct backend_moves *m)
     return st;
 }
 
-static attn_status cpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
-{
-    uint64_t bytes = p->geometry.layout.block_bytes;
-    for (uint32_t i = 0; i < n; i++) {
-        attn_status st = check_block(p, blocks[i]);
-        if (st != ATTN_OK)
-            return st;
-    }
-    for (uint32_t i = 0; i < n; i++)
-        memset(p->base + blocks[i] * bytes, 0, bytes);
-    return ATTN_OK;
-}
-
 static attn_status cpu_export_memory(struct backend *b, int *out_fd)
 {
     int fd = fcntl(b->memory.fd, F_DUPFD_CLOEXEC, 0);
@@ -609,7 +596,6 @@ static const struct backend_ops cpu_ops = {
     .block_read = cpu_block_read,
     .block_write = cpu_block_write,
     .moves_submit = cpu_moves_submit,
-    .blocks_scrub = cpu_blocks_scrub,
     .export_memory = cpu_export_memory,
     .host_alloc = cpu_host_alloc,
     .host_free = cpu_host_free,

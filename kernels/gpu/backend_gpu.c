@@ -79,7 +79,7 @@ static attn_status gpu_open(const struct backend_config *c, struct backend **out
         if (runtime_stream_open(&b->slots[i].stream) != 0)
             return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
     b->stream = b->slots[0].stream;
-    if (runtime_event_open(&b->met) != 0 || runtime_event_open(&b->scrubbed) != 0)
+    if (runtime_event_open(&b->met) != 0)
         return gpu_fail(b, ATTN_ENOTSUP, "%s", runtime_last_error());
     int code = runtime_check("loading the kernels around attention", gpu_prep_init());
     if (!code)
@@ -151,7 +151,6 @@ static void gpu_close(struct backend *b)
     for (int i = 0; i < BACKEND_MAX_IN_FLIGHT; i++)
         runtime_stream_close(b->slots[i].stream);
     runtime_event_close(b->met);
-    runtime_event_close(b->scrubbed);
     free(b);
 }
 
@@ -579,7 +578,6 @@ static const struct backend_ops ops = {
     .block_read = gpu_block_read,
     .block_write = gpu_block_write,
     .moves_submit = gpu_moves_submit,
-    .blocks_scrub = gpu_blocks_scrub,
     .export_memory = gpu_export_memory,
     .host_alloc = gpu_host_alloc,
     .host_free = gpu_host_free,

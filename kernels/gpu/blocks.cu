@@ -1,4 +1,4 @@
-/* blocks.cu: whole blocks, all layers of them: copies before they are written, and scrubbing. */
+/* blocks.cu: whole blocks, all layers of them: copies before they are written. */
 #include "kernels/gpu/device.cuh"
 
 using namespace gpu;
@@ -15,14 +15,6 @@ __global__ void __launch_bounds__(256) copy_blocks(GPU_PARAM(gpu_copy, a))
         dst[i] = src[i];
 }
 
-__global__ void __launch_bounds__(256) scrub_blocks(GPU_PARAM(gpu_copy, a))
-{
-    uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);
-    uint64_t n = a.block_bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
-    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
-        dst[i] = make_uint4(0, 0, 0, 0);
-}
-
 dim3 block_grid(uint64_t block_bytes, uint32_t n)
 {
     uint64_t x = (block_bytes / 16 + 1023) / 1024; /* four loads a thread */
@@ -34,9 +26,4 @@ dim3 block_grid(uint64_t block_bytes, uint32_t n)
 int gpu_copy_launch(const struct gpu_copy *a, void *stream)
 {
     return launch(copy_blocks, block_grid(a->block_bytes, a->n), dim3(256), 0, stream, false, *a);
-}
-
-int gpu_scrub_launch(const struct gpu_copy *a, void *stream)
-{
-    return launch(scrub_blocks, block_grid(a->block_bytes, a->n), dim3(256), 0, stream, false, *a);
 }

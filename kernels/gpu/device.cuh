@@ -242,7 +242,10 @@ GPU_DEVICE float score_of(const gpu_layer &l, float dot, float slope, uint32_t p
     return s * log2e;
 }
 
-/* What this thread knows to be done is done. */
+/* What this thread knows to be done is done. The signals are stored in their order, and no fence
+ * holds one back until those before it have landed. None has to: whoever sees a later one and
+ * needs an earlier one, a successor that takes up the cache, looks when the driver has let go of
+ * this process's memory, by when all that was stored is there. */
 GPU_DEVICE void tell_host(const gpu_finish &a)
 {
     __threadfence_system();

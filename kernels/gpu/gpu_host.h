@@ -31,7 +31,7 @@
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
-#define GPU_MOVE_THREADS 4 /* for each direction */
+#define GPU_MOVE_THREADS 8 /* for each direction */
 
 /* A batch that follows the one in front has its q, k and v brought before if they are at least so
  * many bytes (fewer come with prep: another launch takes longer) of at most so many tokens (more
@@ -138,7 +138,6 @@ struct backend {
     struct runtime_device device;
     runtime_stream *stream; /* of the first slot, and of all that is no batch */
     runtime_event *met; /* where one stream follows another */
-    runtime_event *scrubbed; /* behind the latest scrub */
     struct moves *moves; /* NULL: nothing was moved yet */
     runtime_stream *move_streams[2 * GPU_MOVE_THREADS];
     struct runtime_range kv;
@@ -212,7 +211,6 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch);
 struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns);
 attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_bytes);
 attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes);
-attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n);
 
 /* ---- gpu_peers.c */
 
@@ -226,6 +224,8 @@ uint64_t gpu_reached(const struct backend *b); /* others, as info has them */
 /* ---- gpu_moves.c: a slot of the table; its end, before pools and device are closed */
 
 attn_status gpu_moves_submit(struct backend *b, struct backend_moves *m);
+/* whose memory it reaches */
+void gpu_moves_prepare(struct backend *b, const struct backend *other);
 void gpu_moves_end(struct backend *b);
 
 #endif

@@ -3,17 +3,35 @@
  * What comes from another device's pool goes over the link between them, where there is one
  * (gpu_peers.c); else the vendor's runtime brings it through host memory. Each thread has a stream
  * of its own and moves one block at a time, or some of a peer's: while one makes a checksum, which
- * is slower than the bus, the copies of others are on their way. What comes in follows the latest
- * scrub, which may be of the same blocks.
+ * is slower than the bus, the copies of others are on their way.
  */
 #include "kernels/gpu/gpu_host.h"
+
+enum { PREPARE_BYTES = 64 << 10 };
 
 static attn_status begin(void *arg, uint32_t thread)
 {
     struct backend *b = arg;
-    bool is_good = runtime_device_use(b->config.device_index) == 0 &&
-                   runtime_stream_open(&b->move_streams[thread]) == 0;
-    return is_good ? ATTN_OK : ATTN_EDEVICE;
+    if (runtime_device_use(b->config.device_index) != 0)
+        return ATTN_EDEVICE;
+    bool has_stream = b->move_streams[thread] || runtime_stream_open(&b->move_streams[thread]) == 0;
+    return has_stream ? ATTN_OK : ATTN_EDEVICE;
+}
+
+/* The first copy between two devices makes the runtime prepare, for milliseconds in which launches
+ * wait: here rather than beside batches. What fails here is tried again with the first move. */
+void gpu_moves_prepare(struct backend *b, const struct backend *other)
+{
+    void *p = NULL;
+    size_t n = other->kv.bytes < PREPARE_BYTES ? other->kv.bytes : PREPARE_BYTES;
+    if (runtime_device_use(b->config.device_index) != 0 || runtime_alloc(&p, n) != 0)
+        return;
+    for (int i = 0; i < 2 * GPU_MOVE_THREADS; i++) {
+        runtime_stream **s = &b->move_streams[i];
+        if ((*s || runtime_stream_open(s) == 0) && runtime_copy(p, other->kv.p, n, *s) == 0)
+            runtime_stream_wait(*s);
+    }
+    runtime_free(p);
 }
 
 /* How many of the first moves are one: of blocks that follow each other in both pools. */
@@ -31,7 +49,7 @@ static attn_status move_peers(struct backend *b, runtime_stream *s, const struct
 {
     const struct gpu_kv *kv = &m->pool->kv, *from = &m->peer->kv;
     int device = b->config.device_index, other = m->peer->b->config.device_index;
-    bool is_good = runtime_stream_follow(s, b->scrubbed) == 0;
+    bool is_good = true;
     for (uint32_t i = 0, n_run; i < n && is_good; i += n_run) {
         n_run = run_of(m + i, n - i);
         char *dst = kv->base + m[i].block * kv->block_bytes;
@@ -53,8 +71,7 @@ static attn_status move(void *arg, uint32_t thread, struct backend_move *m, uint
     if (m->peer != NULL)
         return move_peers(b, s, m, n);
     if (m->is_in) {
-        if (runtime_stream_follow(s, b->scrubbed) != 0 ||
-            runtime_copy(block, m->bytes, kv->block_bytes, s) != 0)
+        if (runtime_copy(block, m->bytes, kv->block_bytes, s) != 0)
             return ATTN_EDEVICE;
         moves_sum(m->bytes, kv->block_bytes, m->sum);
         return runtime_stream_wait(s) == 0 ? ATTN_OK : ATTN_EDEVICE;

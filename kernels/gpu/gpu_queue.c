@@ -241,7 +241,7 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
     /* a look only: ask for errors now and then, so that a lost device shows */
     if (wait_ns == 0 && (++b->n_looks % LOOKS_BEFORE_CHECK) == 0 && is_broken(b)) {
         gpu_lost(b);
-        return take_oldest(b, ATTN_EDEVICE);
+        return take_oldest(b, is_done(s) ? ATTN_OK : ATTN_EDEVICE);
     }
     return NULL;
 }
@@ -272,28 +272,4 @@ attn_status gpu_block_read(struct backend_pool *p, uint32_t block, void *out_byt
 attn_status gpu_block_write(struct backend_pool *p, uint32_t block, const void *bytes)
 {
     return transfer(p, block, NULL, bytes);
-}
-
-attn_status gpu_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
-{
-    struct backend *b = p->b;
-    attn_status st = gpu_enter(b);
-    if (st != ATTN_OK)
-        return st;
-    for (uint32_t i = 0; i < n; i++)
-        if (blocks[i] >= p->config.n_blocks)
-            return gpu_fail(b, ATTN_EINVAL, "block %u of %u", blocks[i], p->config.n_blocks);
-    if (gpu_follow_all(b) != 0)
-        return gpu_lost(b);
-    for (uint32_t i = 0; i < n; i += GPU_LIST) {
-        struct gpu_copy a = {.base = p->kv.base, .block_bytes = p->kv.block_bytes};
-        a.n = n - i < GPU_LIST ? n - i : GPU_LIST;
-        memcpy(a.list, blocks + i, a.n * sizeof *blocks);
-        if (runtime_check("scrub kernel", gpu_scrub_launch(&a, b->stream)) != 0)
-            return gpu_lost(b);
-    }
-    for (int i = 1; i < BACKEND_MAX_IN_FLIGHT; i++)
-        if (follow(b, b->slots[i].stream, b->stream) != 0)
-            return gpu_lost(b);
-    return runtime_event_record(b->scrubbed, b->stream) == 0 ? ATTN_OK : gpu_lost(b);
 }

@@ -107,8 +107,6 @@ struct gpu_copy {
     uint32_t list[GPU_LIST];
 };
 int gpu_copy_launch(const struct gpu_copy *a, void *stream);
-/* Zeroes up to GPU_LIST blocks; dst ids in list. */
-int gpu_scrub_launch(const struct gpu_copy *a, void *stream);
 
 #define GPU_FINISH_SIGNALS 5 /* four workers', behind one of the caller's own */
 

@@ -60,7 +60,10 @@ for every in 2 7; do
   for url in "ipc://$dir/s" "shm://$dir/shm"; do
     timeout 60 "$bin/attnload" --endpoint "$url" --preset bytelm --sequences 8 --workers 4 \
       --context 20 --steps 60 --timeout 2 >/dev/null 2>&1 || [[ $? != 124 ]] || die "attnload hangs"
-    for words in ping info stats "pool describe p" "pool create q$every --layers 1 --q-heads 1 --kv-heads 1 --head-dim 8"; do
+    for words in ping info stats "pool describe p" latency slow sessions sequences cache pools \
+      "pool create q$every --layers 1 --q-heads 1 --kv-heads 1 --head-dim 8" "pool drop q$every" \
+      "sequence export 1 $dir/file" "sequence import $dir/file" "kill sequence 1" "kill session 1" \
+      "config list" "config set stats.slow_step 5ms" "trace $dir/trace --seconds 1" reload; do
       # shellcheck disable=SC2086
       timeout 20 "$bin/attnctl" --endpoint "$url" --timeout 2 $words >/dev/null 2>&1 || [[ $? != 124 ]] ||
         die "attnctl $words hangs"

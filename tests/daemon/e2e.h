@@ -66,6 +66,7 @@ struct e2e_client {
     uint32_t pool;
     struct e2e_reply *replies; /* received and not freed */
     /* over a bad network (not shared memory): what is not answered in time is sent again */
+    char url[96];
     int retry_ms; /* 0: nothing is */
     uint8_t *last; /* the message sent last */
     size_t last_bytes;

@@ -3,6 +3,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -164,6 +165,31 @@ void rig_close(struct rig *r)
         test_free(s);
     }
     iobuf_pool_close(r->bufs);
+}
+
+static FILE *counted;
+static int shown; /* where the log went before */
+
+void rig_log_begin(void)
+{
+    counted = tmpfile();
+    shown = dup(STDERR_FILENO);
+    assert_true(counted != NULL && shown >= 0);
+    dup2(fileno(counted), STDERR_FILENO);
+    log_init(LOG_LEVEL_INFO, LOG_FORMAT_LOGFMT);
+}
+
+uint32_t rig_log_end(void)
+{
+    uint32_t n = 0;
+    log_init(LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
+    dup2(shown, STDERR_FILENO);
+    close(shown);
+    rewind(counted);
+    for (int c; (c = fgetc(counted)) != EOF;)
+        n += c == '\n';
+    fclose(counted);
+    return n;
 }
 
 attn_status rig_try_to_succeed(struct rig *r, void (*change)(struct rig *r),

@@ -49,7 +49,7 @@ struct backend {
     uint64_t used_bytes, last_place;
     uint32_t n_pools, max_pools; /* opened; 0: any number */
     attn_status over_max_pools; /* what opening one more gives */
-    uint32_t n_scrubbed, n_written; /* blocks */
+    uint32_t n_written; /* blocks */
     attn_status fail_read, fail_write; /* of blocks */
     bool holds_moves; /* they come when rig_moves_come says so */
     struct backend_moves *held_moves[RIG_MAX_HELD_MOVES];
@@ -118,6 +118,9 @@ void rig_open(struct rig *r, void (*tweak)(struct rig *r));
 void rig_forget(struct rig *r); /* the replies so far, whose buffers others may have then */
 /* Checks on the way out: nothing held, cache consistent, steps conserved. */
 void rig_close(struct rig *r);
+/* Between them the log goes nowhere, from LOG_LEVEL_INFO on, and its lines are counted. */
+void rig_log_begin(void);
+uint32_t rig_log_end(void);
 /* Ends the engine and opens another one on the arena, which the test may change in between. */
 attn_status rig_try_to_succeed(struct rig *r, void (*change)(struct rig *r),
                                struct engine_kept *out_kept);

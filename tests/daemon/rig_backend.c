@@ -66,14 +66,6 @@ static attn_status fake_pool_open(struct backend *b, const struct backend_pool_c
     return ATTN_OK;
 }
 
-static attn_status fake_blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        assert_true(blocks[i] < p->config.n_blocks);
-    p->backend->n_scrubbed += n;
-    return ATTN_OK;
-}
-
 /* All zeros: the cache has no bytes. */
 static attn_status fake_block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
 {
@@ -295,7 +287,6 @@ const struct backend_ops rig_backend_ops = {
     .block_read = fake_block_read,
     .block_write = fake_block_write,
     .moves_submit = fake_moves_submit,
-    .blocks_scrub = fake_blocks_scrub,
     .pool_place = fake_pool_place,
     .pool_close = fake_pool_close,
     .submit = fake_submit,

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/log.h"
 #include "engine_rig.h"
 
 #define BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)
@@ -480,6 +481,25 @@ static void only_who_may_administer_drains(void **state)
     }
 }
 
+static void refused_drains_do_not_fill_the_log(void **state)
+{
+    (void)state;
+    Attnd__Drain b = ATTND__DRAIN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    rig_open(&r, NULL);
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_DRAIN;
+    h.drain = &b;
+    r.principal = (struct principal){.kind = PRINCIPAL_ANONYMOUS};
+    rig_log_begin();
+    attn_status st = ATTN_OK;
+    for (uint32_t i = 0; i < 20 * LOG_LIMIT; i++)
+        st = (attn_status)rig_call(&r, &h)->status;
+    assert_int_equal(rig_log_end(), LOG_LIMIT); /* the rig's clock stands still */
+    assert_int_equal(st, ATTN_EAUTH);
+    rig_close(&r);
+}
+
 static void blocks_of_no_sequence_are_refused_by_name(void **state)
 {
     (void)state;
@@ -531,6 +551,7 @@ int main(void)
         cmocka_unit_test(a_drain_ends_between_two_tokens),
         cmocka_unit_test(a_worker_that_is_silent_within_a_token_is_not_waited_for),
         cmocka_unit_test(only_who_may_administer_drains),
+        cmocka_unit_test(refused_drains_do_not_fill_the_log),
         cmocka_unit_test(blocks_of_no_sequence_are_refused_by_name),
         cmocka_unit_test(stats_are_answered_as_json),
     };

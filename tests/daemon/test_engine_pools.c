@@ -12,6 +12,7 @@
 
 #include "daemon/engine_pool.h"
 #include "daemon/engine_pools.h"
+#include "daemon/log.h"
 #include "engine_rig.h"
 
 static struct rig r;
@@ -58,6 +59,19 @@ static void a_dropped_pools_handle_never_names_another(void **state)
         r.pool = own;
         q = next;
     }
+    rig_close(&r);
+}
+
+static void pools_that_come_and_go_do_not_fill_the_log(void **state)
+{
+    (void)state;
+    rig_open(&r, NULL);
+    rig_log_begin();
+    for (uint32_t i = 0; i < 20 * LOG_LIMIT; i++) {
+        rig_pool(&r, "q", 16);
+        assert_int_equal(drop("q", ""), ATTN_OK);
+    }
+    assert_int_equal(rig_log_end(), 2 * LOG_LIMIT);
     rig_close(&r);
 }
 
@@ -130,6 +144,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_dropped_pools_handle_never_names_another),
+        cmocka_unit_test(pools_that_come_and_go_do_not_fill_the_log),
         cmocka_unit_test(a_pool_with_sequences_stays),
         cmocka_unit_test(pools_make_room_that_nobody_holds_and_no_sequence_lives_in),
         cmocka_unit_test(memory_is_made_room_in_too),

@@ -372,6 +372,25 @@ static void a_bell_whose_batch_fails_is_not_there_after_a_kill(void **state)
     assert_int_equal(len_after_a_kill(1, 1), 0);
 }
 
+/* By another batch's fault, say, right after it has told everybody. */
+static void what_a_device_had_answered_when_it_was_lost_is_committed(void **state)
+{
+    (void)state;
+    struct planned p = plan_of(1, 1, 0);
+    assert_int_equal(plan(&p), ATTN_OK);
+    r.backend.is_held = true;
+    ring(0, 1);
+    engine_turn(r.engine, 0);
+    rig_device_tells(&r, UINT32_MAX);
+    assert_int_equal(done(0), 1);
+    r.backend.fail_batch = ATTN_EDEVICE;
+    r.backend.is_held = false;
+    rig_run(&r);
+    assert_int_equal(engine_health(r.engine), ATTN_EDEVICE);
+    assert_int_equal(rig_len(&r, 1, 0), 1);
+    assert_int_equal(len_after_a_kill(1, 0), 1);
+}
+
 static void a_bell_waits_for_the_host_where_the_device_cannot_tell_the_cache(void **state)
 {
     (void)state;
@@ -739,6 +758,7 @@ int main(void)
         T(the_next_bell_may_come_before_the_host_knows),
         T_BY(run_kept, what_the_device_has_answered_is_there_after_a_kill),
         T_BY(run_kept, a_bell_whose_batch_fails_is_not_there_after_a_kill),
+        T_BY(run_kept, what_a_device_had_answered_when_it_was_lost_is_committed),
         T_BY(run_kept_untold, a_bell_waits_for_the_host_where_the_device_cannot_tell_the_cache),
         T(bells_that_lie_change_nothing),
         T(a_plan_is_the_same_when_repeated_and_replaced_when_not),

@@ -1,5 +1,5 @@
 /* test_gpu.c: what a gpu backend must do beyond the option product that all backends share: large
- * pools and large batches, batches in flight, the same bytes twice, scrubbing, refusals in words.
+ * pools and large batches, batches in flight, the same bytes twice, refusals in words.
  *
  * Usage: test_gpu [NAME [TESTS]], NAME cuda (the default), hip or a module of the executor; TESTS a
  * pattern of the tests to run; exit 77 where there is no device.
@@ -147,33 +147,6 @@ static void a_batch_may_carry_more_patches_than_its_staging(void **state)
     rig_close(&r);
 }
 
-static void scrubbed_blocks_read_as_zero(void **state)
-{
-    (void)state;
-    struct backend_pool_config c = rig_config(plain, 2);
-    c.n_blocks = 1000;
-    static struct rig r;
-    rig_open(&r, gpu, &c, 0, -1);
-    uint64_t bytes = kv_layout_of(&c).block_bytes;
-    unsigned char *x = malloc(bytes);
-    uint32_t *all = malloc(c.n_blocks * sizeof *all);
-    for (uint32_t i = 0; i < c.n_blocks; i++) {
-        memset(x, (int)(i % 255) + 1, bytes);
-        assert_int_equal(gpu->block_write(r.pool, i, x), ATTN_OK);
-        all[i] = i;
-    }
-    assert_int_equal(gpu->blocks_scrub(r.pool, all + 1, c.n_blocks - 2), ATTN_OK);
-    for (uint32_t i = 0; i < c.n_blocks; i++) {
-        unsigned char want = i == 0 || i == c.n_blocks - 1 ? (unsigned char)(i % 255 + 1) : 0;
-        assert_int_equal(gpu->block_read(r.pool, i, x), ATTN_OK);
-        for (uint64_t k = 0; k < bytes; k++)
-            assert_int_equal(x[k], want);
-    }
-    free(x);
-    free(all);
-    rig_close(&r);
-}
-
 static void two_batches_may_be_in_flight_and_come_back_in_order(void **state)
 {
     (void)state;
@@ -309,7 +282,6 @@ int main(int argc, char **argv)
         return code;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusals_name_field_and_value),
-        cmocka_unit_test(scrubbed_blocks_read_as_zero),
         cmocka_unit_test(two_batches_may_be_in_flight_and_come_back_in_order),
         cmocka_unit_test(large_batches_in_flight_agree_with_the_cpu_backend),
         cmocka_unit_test(the_same_step_twice_gives_the_same_bytes),

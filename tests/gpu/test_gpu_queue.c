@@ -1,5 +1,5 @@
 /* test_gpu_queue.c: batches in flight behind and beside each other: random histories with two of
- * them, whose table rows are apart or shared, with forks, block copies, scrubbing and transfers in
+ * them, whose table rows are apart or shared, with forks, block copies and transfers in
  * between, agree with the cpu backend, which computes them one by one.
  *
  * Usage: test_gpu_queue [NAME [TESTS]] as test_gpu. A caller's part of the bargain (backend.h) is
@@ -43,21 +43,15 @@ static uint32_t draw(struct walk *w, uint32_t n)
     return rig_random(&w->state) % n;
 }
 
-/* Drops a sequence and scrubs the blocks that were its alone; the next ones taken are among
- * them. */
-static void drop_and_scrub(struct walk *w, uint32_t seq)
+/* Drops a sequence; the next blocks taken are among those that were its alone. */
+static void drop(struct walk *w, uint32_t seq)
 {
     struct rig *r = &w->r;
-    uint32_t freed[64], n = 0;
     const struct rig_seq *s = &r->seqs[seq];
-    for (uint32_t i = 0; i < s->n_blocks && n < 64; i++)
+    for (uint32_t i = s->n_blocks; i-- > 0;)
         if (r->refs[s->blocks[i]] == 1)
-            freed[n++] = s->blocks[i];
+            r->next_block = s->blocks[i];
     rig_drop(r, seq);
-    if (n == 0)
-        return;
-    r->next_block = freed[0];
-    assert_int_equal(r->ops->blocks_scrub(r->pool, freed, n), ATTN_OK);
 }
 
 static void random_step(struct walk *w, uint32_t seq, uint32_t kind)
@@ -113,7 +107,7 @@ static void random_batch(struct walk *w, uint32_t i)
             w->parent = seq;
             w->child = to;
         } else if (kind == 3 && !is_busy) {
-            drop_and_scrub(w, seq);
+            drop(w, seq);
         } else {
             random_step(w, seq, w->is_calm ? STEP_ON : draw(w, 16));
         }

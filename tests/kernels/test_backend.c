@@ -255,7 +255,7 @@ static void a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd(void 
     assert_true(check_alone(&check, step, n));
 }
 
-static void blocks_are_read_back_as_written_and_scrubbed_to_zero(void **state)
+static void blocks_are_read_back_as_written(void **state)
 {
     (void)state;
     assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
@@ -267,11 +267,6 @@ static void blocks_are_read_back_as_written_and_scrubbed_to_zero(void **state)
     assert_int_equal(check.ops->block_write(check.pool, 5, in), ATTN_OK);
     assert_int_equal(check.ops->block_read(check.pool, 5, out), ATTN_OK);
     assert_memory_equal(in, out, bytes);
-    uint32_t scrubbed[] = {5};
-    assert_int_equal(check.ops->blocks_scrub(check.pool, scrubbed, 1), ATTN_OK);
-    assert_int_equal(check.ops->block_read(check.pool, 5, out), ATTN_OK);
-    for (uint64_t i = 0; i < bytes; i++)
-        assert_int_equal(out[i], 0);
     assert_int_equal(check.ops->block_read(check.pool, 6, out), ATTN_OK);
     for (uint64_t i = 0; i < bytes; i++)
         assert_int_equal(out[i], 0xff);
@@ -329,8 +324,6 @@ static void blocks_move_out_and_in_with_their_checksums(void **state)
         list[i].block = (i + 1) % N; /* each to its neighbour's */
         memset(list[i].sum, 0xff, sizeof list[i].sum);
     }
-    uint32_t scrubbed[N] = {0, 1, 2, 3, 4, 5};
-    assert_int_equal(check.ops->blocks_scrub(check.pool, scrubbed, N), ATTN_OK);
     assert_int_equal(move_all(list, N), ATTN_OK);
     for (uint32_t i = 0; i < N; i++) {
         moves_sum(in + i * bytes, bytes, sum);
@@ -629,7 +622,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(few_prompts_over_many_keys_agree_with_the_reference),
         cmocka_unit_test(nan_and_inf_are_where_the_reference_has_them),
         cmocka_unit_test(a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd),
-        cmocka_unit_test(blocks_are_read_back_as_written_and_scrubbed_to_zero),
+        cmocka_unit_test(blocks_are_read_back_as_written),
         cmocka_unit_test(blocks_move_out_and_in_with_their_checksums),
         cmocka_unit_test(blocks_come_from_the_pool_of_another_backend),
         cmocka_unit_test(a_geometry_out_of_range_is_refused_by_field_and_value),

@@ -593,13 +593,6 @@ static attn_status dev_moves_submit(struct backend *b, struct backend_moves *m)
     return st;
 }
 
-static attn_status blocks_scrub(struct backend_pool *p, const uint32_t *blocks, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        memset(words_at(p, blocks[i], 0, 0), 0, block_words(p) * sizeof(uint64_t));
-    return ATTN_OK;
-}
-
 const struct backend_ops device_ops = {
     .abi = BACKEND_ABI,
     .name = "cpu",
@@ -617,7 +610,6 @@ const struct backend_ops device_ops = {
     .block_read = block_read,
     .block_write = block_write,
     .moves_submit = dev_moves_submit,
-    .blocks_scrub = blocks_scrub,
     .export_memory = export_memory,
     .host_alloc = host_alloc,
     .host_free = host_free,

@@ -65,9 +65,6 @@ plant(prep.cu 18 "a.brought + blockIdx.x * kv_row_bytes(a.kv)"
 # shared memory one piece too small: for the address sanitizer
 plant(attend_matrix.cuh 12 "C::shared_bytes, stream,\n                  chained, *a);"
   "C::shared_bytes - (simt::planted == 12 ? 16 : 0), stream,\n                  chained, *a);")
-# only half of a block is scrubbed
-plant(blocks.cu 13 "uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
-  "uint4 *dst = (uint4 *)(a.base + a.list[blockIdx.y] * a.block_bytes);\n    uint64_t n = a.block_bytes / (simt::planted == 13 ? 32 : 16),")
 # a barrier less: products may read K and V before their codes are decoded
 plant(attend_matrix.cuh 14 "parts + C::tile_bytes);\n                __syncthreads();"
   "parts + C::tile_bytes);\n                if (simt::planted != 14)\n                    __syncthreads();")
@@ -208,9 +205,7 @@ plant(gpu_queue.c 62 "launch_attention(s, &finish))"
 plant(gpu_queue.c 84 "int code = wait ? runtime" "int code = wait && !simt_has_bug(84) ? runtime")
 plant(gpu_queue.c 85 "    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)"
   "    if (batch->n_signals > 0 && simt_has_bug(85))\n        runtime_stream_write_word(s->stream, batch->signals->word, batch->signals->value)@semicolon@\n    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n_merge_waits == 0 && !batch->merges)")
-# what comes does not follow scrubbing
-plant(gpu_queue.c 63 "        if (follow(b, b->slots[i].stream, b->stream) != 0)" "        if (!simt_has_bug(63) && follow(b, b->slots[i].stream, b->stream) != 0)")
-# nor block copies
+# what comes does not follow block copies
 plant(gpu_queue.c 64 "front->is_alone ||" "(front->is_alone && !simt_has_bug(64)) ||")
 # a transfer does not wait for all batches in flight
 plant(gpu_queue.c 65 "    if (gpu_follow_all(b) != 0 ||\n        runtime_copy" "    if ((!simt_has_bug(65) && gpu_follow_all(b) != 0) ||\n        runtime_copy")

@@ -16,7 +16,6 @@ found() { # BUG: in which order
       numbers=4 orders=1
       case $every in *[!0-9]*) ;; *) every=$((every * 4 + 1)) ;; esac
       ;;
-    13) tests='blocks_are*' ;; # scrubbing is no option
     105 | 106 | 107 | 108) numbers='5 12' tests='few*' ;; # idle processors: keys are cut
     99) tests='nan*' ;;
     40 | 41) numbers=132 orders='1 0' ;; # clusters of 8, and more than one, take many processors
