@@ -1,12 +1,14 @@
 /* gpu_launch.c: the launches of a job that gpu_job.c made, in a stream, and what they depend on. */
 #include "kernels/gpu/gpu_host.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-/* Prompts beside decodes (launch_beside): what prompts compute, and how long each has to last. */
-#define FLOP_PER_NS 600e3
-#define BESIDE_NS 20e3
+/* Prompts beside decodes (launch_beside): at which rate of theirs both end together, on an H100 or
+ * H200, and how long each has to last; the executor's tests have it shorter. */
+#define PROMPT_FLOP_PER_NS 215e3
+#ifndef GPU_BESIDE_NS
+#define GPU_BESIDE_NS 40e3
+#endif
 
 int gpu_job_upload(const struct gpu_job *j, runtime_stream *s)
 {
@@ -94,22 +96,17 @@ static int launch_prefills(const struct gpu_job *j, uint32_t n_processors, runti
 }
 
 /* Processors that prompts take beside decodes. They compute and decodes read, so each has what the
- * other leaves; as long as both last, which is by their shares of the time. 0: one is too short,
- * they follow each other. */
+ * other leaves, for as long as both last. 0: one is short, and they follow each other. */
 static uint32_t processors_beside(const struct gpu_job *j)
 {
     const struct runtime_device *d = &j->pool->b->device;
-    const double prompts_ns = j->prefill_flop / FLOP_PER_NS;
+    const double prompts_ns = j->prefill_flop / PROMPT_FLOP_PER_NS;
     const double decodes_ns = (double)j->tuned.kv_bytes / ((double)d->memory_bytes_per_s * 1e-9);
-    if (!j->has_tuned || j->is_direct || j->n_ranges > 0 || d->memory_bytes_per_s == 0 ||
-        prompts_ns < BESIDE_NS || decodes_ns < BESIDE_NS)
+    if (!j->has_tuned || j->n_prefills == 0 || j->is_direct || j->n_ranges > 0 ||
+        d->memory_bytes_per_s == 0 || prompts_ns < GPU_BESIDE_NS || decodes_ns < GPU_BESIDE_NS)
         return 0;
-    const char *e = getenv("SIDE");
-    double more = e ? atof(e) : 1.0;
-    if (more == 0)
-        return 0;
-    const double n = d->n_processors * prompts_ns / (prompts_ns + decodes_ns) * more;
-    return n > d->n_processors - 8 ? d->n_processors - 8 : (uint32_t)n;
+    const double n = d->n_processors * prompts_ns / (prompts_ns + decodes_ns);
+    return n < 1 ? 1 : n > d->n_processors - 1 ? d->n_processors - 1 : (uint32_t)n;
 }
 
 /* Prompts first, so that their blocks have their processors before those of decodes take all. */

@@ -1,5 +1,6 @@
 """Clients, pools and sequences against the real daemon."""
 
+import multiprocessing
 import os
 import pickle
 import re
@@ -290,6 +291,19 @@ def test_the_child_of_a_fork_cannot_use_the_parents_client(client, pool):
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         pool.step(0, [(seq, 0, 1)], q, k, v)  # the parent goes on
+
+
+def _one_step(url):
+    q, k, v = tokens(19, 1)
+    with attnd.connect(url) as client, client.create_pool(PLAIN).open() as seq:
+        return float(seq.pool.step(0, [(seq, 0, 1)], q, k, v).out.sum())
+
+
+def test_children_of_multiprocessing_have_clients_of_their_own(daemon, client):
+    want = _one_step(daemon.url)
+    with multiprocessing.get_context("fork").Pool(2) as children:
+        assert children.map(_one_step, [daemon.url] * 4) == [want] * 4
+    client.ping()  # the parent's goes on
 
 
 def test_closed_things_say_so(daemon):

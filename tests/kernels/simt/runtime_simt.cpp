@@ -115,6 +115,7 @@ int runtime_device_open(int index, struct runtime_device *out)
     snprintf(out->name, sizeof out->name, "simulated device, warps of %d, order %d", SIMT_WIDTH,
              simt::order);
     out->n_processors = (uint32_t)setting("ATTND_SIMT_PROCESSORS", 4);
+    out->memory_bytes_per_s = 1000000000;
     out->capability = 90;
     out->has_words = true;
     out->is_shared = true;
