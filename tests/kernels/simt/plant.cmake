@@ -215,6 +215,13 @@ plant(sm90/decode_short_score.cuh 66 "            fresh.put(k_at(i), false, it.p
 plant(sm90/decode_short_score.cuh 67 "            if (row0 == 0) {" "            if (row0 == 0 && simt::planted != 67) {")
 plant(gpu_job.c 68 "${declared}" "${declared}\nint simt_has_bug(int bug);")
 plant(gpu_job.c 68 "out_device == NULL && n_patches == 0)" "out_device == NULL && (n_patches == 0 || simt_has_bug(68)))")
+# what follows prompts that are beside decodes does not wait for them; they don't wait for what is
+# appended
+plant(gpu_launch.c 113 "${declared}" "${declared}\nint simt_has_bug(int bug);")
+plant(gpu_launch.c 113 "return code ? code : gpu_stream_follow(b, s, b->prompts);"
+  "return code || simt_has_bug(113) ? code : gpu_stream_follow(b, s, b->prompts);")
+plant(gpu_launch.c 114 "int code = gpu_stream_follow(b, b->prompts, s);"
+  "int code = simt_has_bug(114) ? 0 : gpu_stream_follow(b, b->prompts, s);")
 # a branch's keys lie behind one another; queries that it does not take see the keys that others see
 plant(attend_matrix.cuh 86 "uint32_t token = branch_token(from, key);"
   "uint32_t token = simt::planted == 86 ? key : branch_token(from, key);")

@@ -44,6 +44,7 @@ struct runtime_stream {
     runtime_graph *capture; /* what is enqueued goes here instead */
     runtime_stream *first, *second; /* the other one of the backend, whichever this is */
     bool is_following; /* in the middle of it */
+    bool is_first; /* its work comes before others', in order 2 */
 };
 
 struct runtime_event {
@@ -241,7 +242,7 @@ static int add_piece(const char *call, runtime_stream *s, piece p)
     if (is_planted(call))
         return 2;
     (s->capture ? s->capture->work : s->work).push_back(std::move(p));
-    bool is_free = simt::order == 2 && s->first && s->first->work.empty();
+    bool is_free = simt::order == 2 && (s->is_first || (s->first && s->first->work.empty()));
     if (!s->capture && (simt::order == 0 || is_free))
         work_off(s);
     return 0;
@@ -267,12 +268,13 @@ int runtime_stream_open(runtime_stream **out_s)
     return 0;
 }
 
-/* It belongs to no pair: what is there runs when another follows it, or by itself. */
+/* It belongs to no pair: its work is done when another follows it, or at once. */
 int runtime_stream_open_first(runtime_stream **out_s)
 {
     if (is_planted("stream_open_first"))
         return 1;
     *out_s = new runtime_stream{};
+    (*out_s)->is_first = true;
     return 0;
 }
 
