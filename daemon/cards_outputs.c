@@ -8,21 +8,12 @@
 #include "kernels/grow.h"
 #include "kernels/merge.h"
 
-enum {
-    WORDS_BYTES = 4096,
-    WORD_STEP = 16, /* each in a cache line of its own */
-    FEW_BYTES = 64 << 10, /* of a card's: the host is sooner than a device that waits for others */
-};
-
-struct area {
-    uint8_t *base; /* [card][each] */
-    uint64_t bytes;
-    struct backend_region region; /* it is there; else host memory */
-};
+enum { WORDS_BYTES = 4096, WORD_STEP = 16 /* each in a cache line of its own */ };
 
 struct cards_outputs {
-    struct area many, few, *now; /* the batch's */
-    uint64_t each;
+    uint8_t *base; /* [card][each] */
+    uint64_t bytes, each;
+    struct backend_region region; /* it is there; else host memory */
     uint32_t *words; /* host memory of the lead's; one of each card but the lead */
     struct backend_word told[CARDS_MAX]; /* when a card's are there */
     struct backend_merge *list;
@@ -75,22 +66,21 @@ static attn_status host_take(struct engine *lead, uint64_t bytes, void **out_p)
     return ATTN_OK;
 }
 
-static void give(struct engine *lead, struct area *a)
+static void give(struct engine *lead, struct cards_outputs *o)
 {
-    if (a->region.handle != NULL)
-        lead->parts.ops->region_close(lead->parts.backend, &a->region);
-    else if (a->base != NULL)
-        host_give(lead, a->base, a->bytes, cards_n_all(lead->parts.cards));
-    a->base = NULL;
-    a->bytes = 0;
+    if (o->region.handle != NULL)
+        lead->parts.ops->region_close(lead->parts.backend, &o->region);
+    else if (o->base != NULL)
+        host_give(lead, o->base, o->bytes, cards_n_all(lead->parts.cards));
+    o->base = NULL;
+    o->bytes = 0;
 }
 
 void cards_outputs_free(struct engine *lead, struct cards_outputs *o)
 {
     if (o == NULL)
         return;
-    give(lead, &o->many);
-    give(lead, &o->few);
+    give(lead, o);
     if (o->words != NULL)
         host_give(lead, o->words, WORDS_BYTES, cards_n_all(lead->parts.cards));
     free(o->list);
@@ -98,7 +88,7 @@ void cards_outputs_free(struct engine *lead, struct cards_outputs *o)
 }
 
 /* Memory of the lead's device that all cards reach; false: there is none. */
-static bool take_region(struct engine *lead, struct area *a, uint64_t bytes)
+static bool take_region(struct engine *lead, struct cards_outputs *o, uint64_t bytes)
 {
     const struct cards *c = lead->parts.cards;
     const struct backend_ops *ops = lead->parts.ops;
@@ -106,34 +96,34 @@ static bool take_region(struct engine *lead, struct area *a, uint64_t bytes)
     for (uint32_t i = 1; i < cards_n_all(c); i++)
         if (!are_alike(lead, cards_engine(c, i)))
             return false;
-    if (ops->region_open(lead->parts.backend, bytes, -1, &a->region, why, sizeof why) != ATTN_OK)
+    if (ops->region_open(lead->parts.backend, bytes, -1, &o->region, why, sizeof why) != ATTN_OK)
         return false;
     for (uint32_t i = 1; i < cards_n_all(c); i++)
-        if (ops->region_reach(lead->parts.backend, &a->region, cards_engine(c, i)->parts.backend) !=
+        if (ops->region_reach(lead->parts.backend, &o->region, cards_engine(c, i)->parts.backend) !=
             ATTN_OK) {
-            ops->region_close(lead->parts.backend, &a->region);
+            ops->region_close(lead->parts.backend, &o->region);
             return false;
         }
-    a->base = a->region.p;
+    o->base = o->region.p;
     return true;
 }
 
-static attn_status grow(struct engine *lead, struct area *a, uint64_t bytes, bool is_on_device)
+static attn_status grow(struct engine *lead, struct cards_outputs *o, uint64_t bytes)
 {
-    uint64_t size = a->bytes < BACKEND_REGION_ALIGN ? BACKEND_REGION_ALIGN : a->bytes;
+    uint64_t size = o->bytes < BACKEND_REGION_ALIGN ? BACKEND_REGION_ALIGN : o->bytes;
     void *p = NULL;
-    if (bytes <= a->bytes)
+    if (bytes <= o->bytes)
         return ATTN_OK;
     while (size < bytes)
         size *= 2;
-    give(lead, a);
-    if (!is_on_device || !take_region(lead, a, size)) {
+    give(lead, o);
+    if (!o->is_on_device || !take_region(lead, o, size)) {
         attn_status st = host_take(lead, size, &p);
         if (st != ATTN_OK)
             return st;
-        a->base = p;
+        o->base = p;
     }
-    a->bytes = size;
+    o->bytes = size;
     return ATTN_OK;
 }
 
@@ -155,9 +145,8 @@ attn_status cards_outputs_begin(struct engine *lead, struct cards_outputs *o,
     void *words;
     o->merges.n = 0;
     o->each = tokens_output_bytes(t);
-    o->is_on_device = o->each > FEW_BYTES && can_merge(lead);
-    o->now = o->is_on_device ? &o->many : &o->few;
-    attn_status st = grow(lead, o->now, n_cards * o->each, o->is_on_device);
+    o->is_on_device = can_merge(lead);
+    attn_status st = grow(lead, o, n_cards * o->each);
     if (st == ATTN_OK)
         st = array_reserve(&o->list, &o->capacity, t->n_whole, sizeof *o->list);
     if (st == ATTN_OK && o->words == NULL) {
@@ -180,7 +169,7 @@ attn_status cards_outputs_begin(struct engine *lead, struct cards_outputs *o,
 
 uint8_t *cards_outputs_of(const struct cards_outputs *o, uint32_t card)
 {
-    return o->now == NULL || o->now->base == NULL ? NULL : o->now->base + card * o->each;
+    return o->base == NULL ? NULL : o->base + card * o->each;
 }
 
 void cards_outputs_attach(const struct cards_outputs *o, uint32_t card, struct backend_batch *last)

@@ -4,8 +4,7 @@
  * They lie together. Where every card reaches the lead's memory it is there: each stores its own
  * over the link, tells a word, and the lead's device merges behind its own part. Else it is host
  * memory that all devices work with. Where the lead's device has no merges, or another's no words,
- * the lead merges on the host when all parts are back; also a batch of few outputs, which are there
- * sooner that way.
+ * the lead merges on the host when all parts are back.
  *
  * The lead's thread, unless said otherwise.
  */

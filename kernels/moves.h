@@ -3,8 +3,8 @@
  *
  * Threads begin with the first move of their direction, so a daemon without tiers has none. They
  * take the moves of what was submitted one by one, those of a peer's blocks MOVES_TOGETHER at a
- * time, the oldest first. Those for what goes out run at
- * low priority: nobody waits for it as long as it is ahead, and what computes goes first.
+ * time, the oldest first. Those for what goes out run at low priority: nobody waits for it as long
+ * as it is ahead, and what computes goes first.
  */
 #ifndef ATTND_KERNELS_MOVES_H
 #define ATTND_KERNELS_MOVES_H

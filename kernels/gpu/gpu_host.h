@@ -244,8 +244,6 @@ uint64_t gpu_reached(const struct backend *b); /* others, as info has them */
 /* ---- gpu_moves.c: a slot of the table; its end, before pools and device are closed */
 
 attn_status gpu_moves_submit(struct backend *b, struct backend_moves *m);
-/* whose memory it reaches */
-void gpu_moves_prepare(struct backend *b, const struct backend *other);
 void gpu_moves_end(struct backend *b);
 
 #endif

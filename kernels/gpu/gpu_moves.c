@@ -7,31 +7,12 @@
  */
 #include "kernels/gpu/gpu_host.h"
 
-enum { PREPARE_BYTES = 64 << 10 };
-
 static attn_status begin(void *arg, uint32_t thread)
 {
     struct backend *b = arg;
-    if (runtime_device_use(b->config.device_index) != 0)
-        return ATTN_EDEVICE;
-    bool has_stream = b->move_streams[thread] || runtime_stream_open(&b->move_streams[thread]) == 0;
-    return has_stream ? ATTN_OK : ATTN_EDEVICE;
-}
-
-/* The first copy between two devices makes the runtime prepare, for milliseconds in which launches
- * wait: here rather than beside batches. What fails here is tried again with the first move. */
-void gpu_moves_prepare(struct backend *b, const struct backend *other)
-{
-    void *p = NULL;
-    size_t n = other->kv.bytes < PREPARE_BYTES ? other->kv.bytes : PREPARE_BYTES;
-    if (runtime_device_use(b->config.device_index) != 0 || runtime_alloc(&p, n) != 0)
-        return;
-    for (int i = 0; i < 2 * GPU_MOVE_THREADS; i++) {
-        runtime_stream **s = &b->move_streams[i];
-        if ((*s || runtime_stream_open(s) == 0) && runtime_copy(p, other->kv.p, n, *s) == 0)
-            runtime_stream_wait(*s);
-    }
-    runtime_free(p);
+    bool is_good = runtime_device_use(b->config.device_index) == 0 &&
+                   runtime_stream_open(&b->move_streams[thread]) == 0;
+    return is_good ? ATTN_OK : ATTN_EDEVICE;
 }
 
 /* How many of the first moves are one: of blocks that follow each other in both pools. */

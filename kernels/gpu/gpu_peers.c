@@ -11,10 +11,8 @@ static struct backend *opened;
 
 static void reach(struct backend *b, struct backend *other)
 {
-    if (runtime_range_reach(&other->kv, other->config.device_index, b->config.device_index) != 0)
-        return;
-    gpu_moves_prepare(b, other);
-    __atomic_fetch_or(&b->reached, 1ull << other->config.device_index, __ATOMIC_RELEASE);
+    if (runtime_range_reach(&other->kv, other->config.device_index, b->config.device_index) == 0)
+        __atomic_fetch_or(&b->reached, 1ull << other->config.device_index, __ATOMIC_RELEASE);
 }
 
 static bool is_another(const struct backend *a, const struct backend *b)
@@ -29,8 +27,8 @@ void gpu_peers_join(struct backend *b)
     for (struct backend *other = opened; other; other = other->next_opened) {
         if (!is_another(b, other))
             continue;
+        reach(b, other);
         reach(other, b);
-        reach(b, other); /* last: the thread works with b's device again */
     }
     b->next_opened = opened;
     opened = b;
