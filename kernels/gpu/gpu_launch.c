@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Prompts beside decodes (launch_beside): at which rate of theirs both end together, on an H100 or
- * H200, and how long each has to last; the executor's tests have it shorter. */
+/* Prompts beside decodes (launch_beside): at which rate of theirs both end together, as measured on
+ * an H100, and how long each has to last; the executor's tests have it shorter. */
 #define PROMPT_FLOP_PER_NS 215e3
 #ifndef GPU_BESIDE_NS
 #define GPU_BESIDE_NS 40e3
