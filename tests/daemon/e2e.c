@@ -181,6 +181,26 @@ void e2e_signal(struct e2e *d, int number)
     assert_int_equal(kill(d->pid, number), 0);
 }
 
+pid_t e2e_child(const struct e2e *d)
+{
+    char path[64];
+    long pid = 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)d->pid, (int)d->pid);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    if (fscanf(f, "%ld", &pid) != 1)
+        pid = 0;
+    fclose(f);
+    return (pid_t)pid;
+}
+
+void e2e_kill_child(const struct e2e *d)
+{
+    pid_t pid = e2e_child(d);
+    assert_true(pid > 0);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+}
+
 void e2e_pause(struct e2e *d)
 {
     siginfo_t stopped;

@@ -39,6 +39,8 @@ void e2e_restart(struct e2e *d, const char *const *flags);
 /* Runs attnd with these flags alone until it ends: its exit code; what it wrote is in d->log. */
 int e2e_run(struct e2e *d, const char *const *flags);
 void e2e_signal(struct e2e *d, int number);
+pid_t e2e_child(const struct e2e *d); /* the one process of a supervisor; 0: it is between two */
+void e2e_kill_child(const struct e2e *d);
 /* Stops it until SIGCONT: all its threads stand still when this returns. */
 void e2e_pause(struct e2e *d);
 /* Waits for the end: exit code, or -signal. Fails the test after five minutes. */

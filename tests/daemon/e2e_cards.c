@@ -259,19 +259,6 @@ static void a_lost_card_takes_its_own_sequences_only(void **state)
     end();
 }
 
-/* The one process of a supervisor. */
-static pid_t child(void)
-{
-    char path[64];
-    long pid = 0;
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)d.pid, (int)d.pid);
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%ld", &pid), 1);
-    fclose(f);
-    return (pid_t)pid;
-}
-
 static void a_successor_goes_on_with_all_cards(void **state)
 {
     (void)state;
@@ -288,7 +275,7 @@ static void a_successor_goes_on_with_all_cards(void **state)
     for (uint32_t i = 0; i < N_SEQS; i++)
         before[i] = e2e_read_back(&c, &s[i], 1, LEN, &n[i]);
     e2e_disconnect(&c);
-    kill(child(), SIGKILL);
+    e2e_kill_child(&d);
     e2e_await_log(&d, "kept: 6 sequences of 240 tokens, 1 pools, 1 sessions; dropped: 0");
 
     e2e_connect(&c, &d);

@@ -98,19 +98,6 @@ static void drop_pool(const char *tenant)
     e2e_disconnect(&c);
 }
 
-static void kill_process(void)
-{
-    char path[64];
-    long pid = 0;
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)d.pid, (int)d.pid);
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%ld", &pid), 1);
-    fclose(f);
-    assert_int_equal(kill((pid_t)pid, SIGKILL), 0);
-    e2e_await_log(&d, "kept: ");
-}
-
 static void begin(void)
 {
     char *tenants = certs_file(CERTS_GOOD, "tenants.conf");
@@ -139,7 +126,8 @@ static void nor_does_a_successor_give_it_away(void **state)
     struct e2e_client c;
     (void)state;
     begin();
-    kill_process();
+    e2e_kill_child(&d);
+    e2e_await_log(&d, "kept: ");
     enter(&c, "beta");
     e2e_make_pool(&c, ATTN_F32, FEW_BLOCKS); /* the same place and size, and another's */
     assert_int_equal(n_words_left(), 0);

@@ -556,20 +556,6 @@ static void losing_either_card_in_the_middle_takes_what_is_there(void **state)
     losing_a_card_in_the_middle_takes_what_is_there(1, "cpu+faults:lose@25");
 }
 
-/* The one process of a supervisor. */
-static pid_t child(void)
-{
-    char path[64];
-    long pid = 0;
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)d.pid, (int)d.pid);
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    if (fscanf(f, "%ld", &pid) != 1)
-        pid = 0; /* it is between two */
-    fclose(f);
-    return (pid_t)pid;
-}
-
 static void a_kill_in_the_middle_leaves_each_sequence_once(void **state)
 {
     (void)state;
@@ -581,7 +567,7 @@ static void a_kill_in_the_middle_leaves_each_sequence_once(void **state)
     for (uint32_t i = 0; i < 4; i++)
         fill(i, 1 + i, 40 + 120 * i);
     for (uint32_t round = 0; round < KILLS; round++) {
-        pid_t victim = child();
+        pid_t victim = e2e_child(&d);
         for (uint32_t i = 0; i < 4; i++)
             send_move(1 + i, (round + i / 2) % 2);
         for (uint32_t k = random_below(4); k > 0; k--)

@@ -293,19 +293,6 @@ static void a_lost_card_takes_what_is_split_over_it(void **state)
     end();
 }
 
-/* The one process of a supervisor. */
-static pid_t child(void)
-{
-    char path[64];
-    long pid = 0;
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)d.pid, (int)d.pid);
-    FILE *f = fopen(path, "r");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%ld", &pid), 1);
-    fclose(f);
-    return (pid_t)pid;
-}
-
 static void a_successor_goes_on_with_all_parts(void **state)
 {
     (void)state;
@@ -318,7 +305,7 @@ static void a_successor_goes_on_with_all_parts(void **state)
     for (uint32_t i = 0; i < N_SEQS; i++)
         before[i] = e2e_read_back(&c, &s[i], 1, LEN, &n[i]);
     e2e_disconnect(&c);
-    kill(child(), SIGKILL);
+    e2e_kill_child(&d);
     e2e_await_log(&d, "kept: 5 sequences of 350 tokens, 1 pools, 1 sessions; dropped: 0");
     e2e_connect(&c, &d);
     for (uint32_t i = 0; i < N_SEQS; i++) {
@@ -353,7 +340,7 @@ static void a_successor_without_a_cards_part_begins_without_the_sequences(void *
     e2e_await_log(&d, "card 1 is lost; the others go on");
     e2e_await_log(&d, "5 sequences that are split over it");
     e2e_disconnect(&c);
-    kill(child(), SIGKILL);
+    e2e_kill_child(&d);
     e2e_await_log(&d, "kept: 0 sequences of 0 tokens, 1 pools, 1 sessions; dropped: 0");
     e2e_connect(&c, &d);
     c.pool = pool; /* is there, and whole again */
