@@ -93,7 +93,7 @@ struct gpu_job {
     uint32_t n_prefills; /* of layers that are not dilated, and of those that are */
     struct prefill_call prefills[2];
     const void *prefill_uploads[2]; /* device */
-    double prefill_flop;
+    double prefill_flop; /* as if causal, without windows */
     struct gpu_range *ranges;
     uint32_t n_ranges, ranges_capacity;
     struct decode_item *tuned_items; /* [max_batch_items] */
