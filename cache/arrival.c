@@ -115,21 +115,36 @@ void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs)
             n_refs[kv->pools[a->pool].first_block + a->blocks[i]]++;
 }
 
-struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n)
+struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
+                                  uint32_t n)
 {
-    struct kv_seq_rec *s = &kv->seqs[seq.index];
-    struct kv_arrival *a = kv_arrival_begin(kv, (kv_pool_id){s->pool});
-    uint32_t *blocks = a == NULL ? NULL : malloc((n > 0 ? n : 1) * sizeof *blocks);
-    if (blocks == NULL) {
+    struct kv_arrival *a = kv_arrival_begin(kv, pool);
+    uint32_t *held = a == NULL ? NULL : malloc((n > 0 ? n : 1) * sizeof *held);
+    if (held == NULL) {
         kv_arrival_cancel(kv, a);
         return NULL;
     }
-    memcpy(blocks, kv_row(kv, seq.index) + first, n * sizeof *blocks);
-    a->blocks = blocks;
+    memcpy(held, blocks, n * sizeof *held);
+    a->blocks = held;
     a->capacity = a->n_blocks = n;
     for (uint32_t i = 0; i < n; i++)
-        kv_block_ref(kv, &kv->pools[s->pool], blocks[i]);
-    if (s->n_maybe_shared < first + n)
+        kv_block_ref(kv, &kv->pools[a->pool], held[i]);
+    return a;
+}
+
+void kv_cached_let_go(struct kv *kv, struct kv_arrival *a)
+{
+    while (a->n_blocks > 0) /* the one that goes first last: it is put before the others */
+        kv_block_unref_unused(kv, &kv->pools[a->pool], a->blocks[--a->n_blocks]);
+    arrival_free(a);
+}
+
+struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n)
+{
+    struct kv_seq_rec *s = &kv->seqs[seq.index];
+    const uint32_t *row = kv_row(kv, seq.index) + first;
+    struct kv_arrival *a = kv_cached_hold(kv, (kv_pool_id){s->pool}, row, n);
+    if (a != NULL && s->n_maybe_shared < first + n)
         s->n_maybe_shared = first + n;
     return a;
 }

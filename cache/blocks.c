@@ -51,16 +51,34 @@ void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
         kv_count(&kv->heads->stats.blocks_shared, 1);
 }
 
-void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+/* Nobody refers to the block any more. */
+static bool is_last_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
 {
     struct kv_block_rec *b = kv_block(kv, p, block);
     if (--b->n_refs == 1)
         kv_count(&kv->heads->stats.blocks_shared, -1);
     if (b->n_refs > 0)
-        return;
+        return false;
     kv_count(&kv->heads->stats.blocks_used, -1);
+    return true;
+}
+
+void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+{
+    if (!is_last_ref(kv, p, block))
+        return;
     if (kv_is_published(kv, p, block))
         kv_lru_put(kv, p, block);
+    else
+        free_put(kv, p, block);
+}
+
+void kv_block_unref_unused(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+{
+    if (!is_last_ref(kv, p, block))
+        return;
+    if (kv_is_published(kv, p, block))
+        kv_lru_put_back(kv, p, block);
     else
         free_put(kv, p, block);
 }

@@ -387,6 +387,11 @@ void kv_arrival_cancel(struct kv *kv, struct kv_arrival *a); /* NULL is fine */
  * of this cache: whatever becomes of the sequence, nothing is written to them. kv_arrival_cancel
  * lets go of them. NULL: no memory. */
 struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n);
+/* The same of n published blocks that nobody refers to: they do not make way, and can be found.
+ * kv_cached_let_go puts them back where they were among those that go next. */
+struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
+                                  uint32_t n);
+void kv_cached_let_go(struct kv *kv, struct kv_arrival *a);
 
 /* kv_append_reserve: makes [pos, pos + n) of this layer writable: allocates missing blocks,
  * replaces shared ones by copies (journalled until commit). pos <= layer length, or ATTN_EINVAL

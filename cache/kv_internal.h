@@ -156,6 +156,8 @@ uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool);
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p);
 void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
+/* By who only held it: that is no use of it. */
+void kv_block_unref_unused(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 static inline struct kv_block_rec *kv_block(const struct kv *kv, const struct kv_pool_rec *p,
                                             uint32_t block)
 {
@@ -168,9 +170,10 @@ static inline uint32_t kv_n_available(const struct kv_pool_rec *p)
     return p->n_free + p->n_cached - p->n_pinned;
 }
 
-/* lru.c. Puts a published block that nobody refers to among the cached ones, as the one used last;
- * takes it out. */
+/* lru.c. Puts a published block that nobody refers to among the cached ones, as the one used last,
+ * or where its last use was; takes it out. */
 void kv_lru_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
+void kv_lru_put_back(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_lru_take(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 /* The block that goes first, of at least one that is not pinned; evicts it: it then belongs to
  * nobody. */

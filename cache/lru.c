@@ -64,14 +64,42 @@ static void list(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
     }
 }
 
+static void count_cached(struct kv *kv, struct kv_pool_rec *p, int n)
+{
+    p->n_cached += (uint32_t)n;
+    kv_count(&kv->heads->stats.blocks_cached, n);
+}
+
 void kv_lru_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
     kv_publish64(&kv->epochs->clock, kv->epochs->clock + 1);
     kv_published(kv, p, block)->used = kv->epochs->clock;
     kv_retained(kv, p, block)->used_s = kv->now_s;
     list(kv, p, block);
-    p->n_cached++;
-    kv_count(&kv->heads->stats.blocks_cached, 1);
+    count_cached(kv, p, 1);
+}
+
+void kv_lru_put_back(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
+{
+    const struct kv_retained_rec *t = kv_retained(kv, p, block);
+    struct kv_block_rec *b = kv_block(kv, p, block);
+    uint32_t prev = 0, next = *end_of(p->oldest, t);
+    while (next != 0 && kv_published(kv, p, next - 1)->used < kv_published(kv, p, block)->used) {
+        prev = next;
+        next = kv_block(kv, p, next - 1)->next;
+    }
+    if (t->is_pinned || next == 0) {
+        list(kv, p, block);
+    } else {
+        b->prev = prev;
+        b->next = next;
+        kv_block(kv, p, next - 1)->prev = block + 1;
+        if (prev != 0)
+            kv_block(kv, p, prev - 1)->next = block + 1;
+        else
+            *end_of(p->oldest, t) = block + 1;
+    }
+    count_cached(kv, p, 1);
 }
 
 void kv_lru_take(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
@@ -82,8 +110,7 @@ void kv_lru_take(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
     } else {
         unlink_block(kv, p, block);
     }
-    p->n_cached--;
-    kv_count(&kv->heads->stats.blocks_cached, -1);
+    count_cached(kv, p, -1);
 }
 
 static uint32_t age_s(const struct kv *kv, const struct kv_retained_rec *t)

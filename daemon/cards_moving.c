@@ -9,6 +9,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/engine_batch.h"
+#include "daemon/engine_mover.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_status.h"
 
@@ -70,6 +71,7 @@ static attn_status take_place(struct engine *e, struct card_move *m)
         snprintf(m->why, sizeof m->why, "card %" PRIu32 " is lost, or ends", e->parts.card);
         return ATTN_EDEVICE;
     }
+    mover_wait(e, p, m->n);
     if (m->arrival == NULL)
         m->arrival = kv_arrival_begin(e->parts.kv, p->id);
     attn_status st = m->arrival == NULL

@@ -14,6 +14,7 @@
 
 #include "daemon/engine_batch.h"
 #include "daemon/engine_blocks.h"
+#include "daemon/engine_mover.h"
 #include "daemon/engine_pools.h"
 #include "kernels/kv_layout.h"
 #include "proto/seq_file.h"
@@ -284,6 +285,7 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
     struct kv_seq_info info;
     if (p->fx.n_patches + m->n_sums / 2 > p->fx.patches_capacity)
         batch_flush_patches(e, p);
+    mover_wait(e, p, m->n_sums / 2);
     for (l = 0; l < p->config.num_layers && st == ATTN_OK; l++)
         if (m->layer_len[l] > first)
             st = kv_append_reserve(e->parts.kv, seq, l, first, m->layer_len[l] - first, &p->fx);

@@ -34,13 +34,22 @@ bool mover_turn(struct engine *e)
     tier_store_set_time(e->tier.blocks, (uint32_t)(e->turn_ns / UINT64_C(1000000000)));
     if (e->tier.disk_blocks != NULL)
         tier_store_set_time(e->tier.disk_blocks, (uint32_t)(e->turn_ns / UINT64_C(1000000000)));
-    bool has_any = take_back(e);
-    if (e->tier.has_changed)
+    bool has_any = take_back(e), has_changed = e->tier.has_changed;
+    e->tier.has_changed = false; /* what is run now may change it again */
+    if (has_changed)
         mover_run_queue(e);
-    if (e->is_dirty || e->tier.has_changed)
+    if (e->is_dirty || has_changed)
         mover_look_ahead(e);
     mover_spill_next(e);
-    return has_any;
+    return has_any || e->tier.has_changed;
+}
+
+void mover_wait(struct engine *e, const struct pool *p, uint64_t n)
+{
+    uint64_t begun_ns = clock_now_ns();
+    while (mover_holds(e, p, n) && clock_now_ns() - begun_ns <= SETTLE_NS)
+        if (!take_back(e))
+            sched_yield();
 }
 
 static bool is_settled(const struct engine *e, const struct pool *p)

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "daemon/engine_answer.h"
+#include "daemon/engine_mover.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
@@ -142,6 +143,7 @@ static attn_status check_items(struct engine *e, const Attnd__Plan *h, uint32_t 
     }
     struct kv_pool_spec spec;
     uint32_t n_free;
+    mover_wait(e, p, n_blocks);
     kv_pool_info(e->parts.kv, p->id, &spec, &n_free);
     if (n_blocks > n_free) {
         snprintf(why, why_bytes, "the plan needs %" PRIu64 " blocks, pool %s has %" PRIu32 " free",

@@ -223,7 +223,7 @@ struct mover_out { /* of a pool to host memory */
     struct backend_move list[MOVER_GROUP];
     struct tier_block *to[MOVER_GROUP];
     uint64_t serial[MOVER_GROUP];
-    bool is_void[MOVER_GROUP];
+    struct kv_arrival *reading; /* held, while their bytes are read */
 };
 struct mover_spill { /* of host memory to the file */
     struct mover_group group;

@@ -104,7 +104,6 @@ static void evicted(void *arg, const struct kv_content *c, uint32_t block)
     struct pool *p = pool_of_kv(e, (kv_pool_id){c->pool});
     if (p == NULL || engine_health(e) != ATTN_OK)
         return;
-    mover_void(e, p, block);
     if (tier_store_serial(e->tier.blocks, c) != c->serial &&
         (e->tier.disk_blocks == NULL || tier_store_serial(e->tier.disk_blocks, c) != c->serial))
         take_now(e, p, c, block);

@@ -1,8 +1,5 @@
-/* mover_out.c: see mover_out.h.
- *
- * Published blocks do not change, so a copy is good if the block is the same publication when it is
- * done.
- */
+/* mover_out.c: see mover_out.h. A copy counts if its block is still the same publication when it is
+ * done: that may be taken back meanwhile. */
 #include "daemon/mover_out.h"
 
 #include <stdlib.h>
@@ -32,13 +29,6 @@ static bool is_kept(const struct engine *e, const struct pool *p, uint32_t block
     return kept != NULL && kept[block] == (uint32_t)serial;
 }
 
-void mover_void(struct engine *e, const struct pool *p, uint32_t block)
-{
-    struct mover_out *o = &e->tier.out;
-    for (uint32_t i = 0; o->group.is_under_way && o->group.pool == p && i < o->group.moves.n; i++)
-        o->is_void[i] |= o->list[i].block == block;
-}
-
 static void out_came(struct engine *e, struct mover_group *g)
 {
     struct mover_out *o = &e->tier.out;
@@ -47,8 +37,8 @@ static void out_came(struct engine *e, struct mover_group *g)
         const struct backend_move *m = &o->list[i];
         if (m->status != ATTN_OK)
             e->tier.out_at_ns = e->turn_ns + PAUSE_NS;
-        if (!mover_is_moved(e, m) || o->is_void[i] ||
-            !kv_block_content(e->parts.kv, g->pool->id, m->block, &c) || c.serial != o->serial[i]) {
+        if (!mover_is_moved(e, m) || !kv_block_content(e->parts.kv, g->pool->id, m->block, &c) ||
+            c.serial != o->serial[i]) {
             tier_store_drop(e->tier.blocks, o->to[i]);
             continue;
         }
@@ -56,7 +46,27 @@ static void out_came(struct engine *e, struct mover_group *g)
         mover_note_kept(e, g->pool, m->block, c.serial);
         e->tier.out_bytes += m->n_bytes;
     }
+    kv_cached_let_go(e->parts.kv, o->reading);
+    o->reading = NULL;
     seqs_have_room(e);
+}
+
+/* The first n of the list go; false: nothing was begun. */
+static bool out_begin(struct engine *e, struct pool *p, uint32_t n)
+{
+    struct mover_out *o = &e->tier.out;
+    uint32_t blocks[MOVER_GROUP];
+    for (uint32_t i = 0; i < n; i++)
+        blocks[i] = o->list[i].block;
+    o->reading = kv_cached_hold(e->parts.kv, p->id, blocks, n);
+    if (o->reading != NULL && mover_group_begin(e, &o->group, p, n, NULL))
+        return true;
+    if (o->reading != NULL)
+        kv_cached_let_go(e->parts.kv, o->reading);
+    o->reading = NULL;
+    for (uint32_t i = 0; i < n; i++)
+        tier_store_drop(e->tier.blocks, o->to[i]);
+    return false;
 }
 
 /* Of the blocks that are evicted next, `want` of them, how many have no copy; the first of those
@@ -88,12 +98,9 @@ static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want, bool 
                                            .bytes = (void *)(uintptr_t)tier_block_place(to),
                                            .n_bytes = bytes};
         o->to[n] = to;
-        o->serial[n] = c.serial;
-        o->is_void[n++] = false;
+        o->serial[n++] = c.serial;
     }
-    *out_began = n > 0 && mover_group_begin(e, &o->group, p, n, NULL);
-    for (uint32_t i = 0; i < n && !*out_began; i++)
-        tier_store_drop(e->tier.blocks, o->to[i]);
+    *out_began = n > 0 && out_begin(e, p, n);
     return n_missing;
 }
 
@@ -117,19 +124,28 @@ bool mover_makes_room(struct engine *e, struct pool *p, uint32_t seq, uint64_t n
     if (!has_mover(e, p))
         return false;
     uint32_t n_cached, n_free = n_free_blocks(e, p, &n_cached);
-    if (n <= n_free || n - n_free > n_cached)
-        return false; /* there are enough, or not even if all went */
-    bool has_begun;
-    uint32_t n_missing = copy_next(e, p, (uint32_t)(n - n_free), &has_begun);
-    if (n_missing == 0 || !e->tier.out.group.is_under_way)
+    if (n <= n_free)
         return false;
-    mover_wait_for_room(e, seq);
-    return true;
+    bool has_begun, waits = mover_holds(e, p, n);
+    if (!waits && n - n_free <= n_cached) /* else there are not enough even if all went */
+        waits = copy_next(e, p, (uint32_t)(n - n_free), &has_begun) > 0 &&
+                e->tier.out.group.is_under_way;
+    if (waits)
+        mover_wait_for_room(e, seq);
+    return waits;
+}
+
+bool mover_holds(struct engine *e, const struct pool *p, uint64_t n)
+{
+    const struct mover_out *o = &e->tier.out;
+    if (o->reading == NULL || o->group.pool != p)
+        return false;
+    uint32_t n_cached, n_free = n_free_blocks(e, p, &n_cached);
+    return n > (uint64_t)n_free + n_cached;
 }
 
 void mover_look_ahead(struct engine *e)
 {
-    e->tier.has_changed = false;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
         uint32_t n_cached, n_free;
         bool has_begun;

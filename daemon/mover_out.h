@@ -1,8 +1,9 @@
 /* mover_out.h: blocks on their way out.
  *
  * Out of a pool: while few blocks of it are free, those that will be evicted next are copied to
- * host memory, so that later eviction has nothing to wait for. An item that wants more blocks than
- * have a copy waits for the next group, in its sequence's queue; its batch goes without it.
+ * host memory, so that later eviction has nothing to wait for. They are held meanwhile: nobody
+ * writes to what is being read. An item that wants more blocks than have a copy waits for the next
+ * group, in its sequence's queue; its batch goes without it.
  *
  * Out of host memory: the same with the file, for the blocks of the store that go next. Nobody
  * waits for the file: where it is behind, blocks are lost to the cache.
@@ -18,8 +19,8 @@ void mover_out_fini(struct engine *e); /* when all is back */
  * evicted for it are on their way out, and the sequence is woken when some are; false: they can be
  * had now, or never. */
 bool mover_makes_room(struct engine *e, struct pool *p, uint32_t seq, uint64_t n);
-/* The block is about to be written anew: what is under way of it is worthless. */
-void mover_void(struct engine *e, const struct pool *p, uint32_t block);
+/* n blocks of the pool can't be had as long as others are on their way out. */
+bool mover_holds(struct engine *e, const struct pool *p, uint64_t n);
 /* A copy of the block is in a tier. */
 void mover_note_kept(struct engine *e, const struct pool *p, uint32_t block, uint64_t serial);
 /* The pool is dropped. */

@@ -6,7 +6,7 @@
 #include "cache/kv_internal.h"
 #include "tests/cache/kv_test.h"
 
-enum { BLOCK_TOKENS = 4, N_BLOCKS = 32, MAX_TOKENS = 32, N_ROUNDS = 3000 };
+enum { BLOCK_TOKENS = 4, N_BLOCKS = 32, MAX_TOKENS = 32, N_ROUNDS = 3000, MOST_HELD = 6 };
 
 static struct kv *kv;
 static kv_pool_id pool;
@@ -122,6 +122,36 @@ static void check_order(void)
         assert_true(next[i].priority >= next[i - 1].priority);
 }
 
+/* Blocks that somebody reads: of those that go next. */
+static struct kv_arrival *held;
+static uint32_t held_blocks[MOST_HELD], n_held;
+static uint64_t held_serials[MOST_HELD];
+
+static void hold(void)
+{
+    struct kv_evictable next[MOST_HELD];
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    n_held = kv_pool_next_evicted(kv, pool, 1 + below(MOST_HELD), next);
+    for (uint32_t i = 0; i < n_held; i++) {
+        held_blocks[i] = next[i].block;
+        held_serials[i] = kv_published(kv, p, next[i].block)->serial;
+    }
+    held = kv_cached_hold(kv, pool, held_blocks, n_held);
+    assert_non_null(held);
+}
+
+/* They are what they were. */
+static void let_go(void)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    for (uint32_t i = 0; i < n_held; i++) {
+        assert_true(kv_is_published(kv, p, held_blocks[i]));
+        assert_int_equal(kv_published(kv, p, held_blocks[i])->serial, held_serials[i]);
+    }
+    kv_cached_let_go(kv, held);
+    held = NULL;
+}
+
 static uint32_t some_ranges(struct kv_retention *r)
 {
     uint32_t n = below(4), from = 0;
@@ -151,6 +181,12 @@ static void some_round(uint32_t round)
     check();
     check_order();
     kv_seq_close(kv, seq);
+    check_order();
+    if (held != NULL && (round % 50 == 0 || below(2) == 0))
+        let_go();
+    else if (held == NULL && round % 50 != 0)
+        hold();
+    check();
     check_order();
     if (round % 50 == 0) {
         uint32_t before = must_go();
@@ -275,6 +311,32 @@ static void what_is_pinned_stays(void **state)
     kv_close(kv);
 }
 
+static void what_is_read_stays_and_then_goes_when_it_would_have(void **state)
+{
+    struct kv_evictable before[N_BLOCKS], after[N_BLOCKS];
+    kv_seq_id seq;
+    uint32_t n_cached, blocks[MOST_HELD];
+    (void)state;
+    begin();
+    for (uint32_t prompt = 1; prompt <= 4; prompt++)
+        use(prompt, MAX_TOKENS, NULL, 0);
+    assert_int_equal(kv_pool_next_evicted(kv, pool, N_BLOCKS, before), N_BLOCKS);
+    for (uint32_t i = 0; i < MOST_HELD; i++)
+        blocks[i] = before[i].block;
+    held = kv_cached_hold(kv, pool, blocks, MOST_HELD);
+    check();
+    assert_int_equal(kv_pool_cached(kv, pool), N_BLOCKS - MOST_HELD);
+    assert_int_equal(open_prompt(9, 4 * BLOCK_TOKENS, NULL, 0, &seq, &n_cached), ATTN_OK);
+    kv_cached_let_go(kv, held);
+    held = NULL;
+    check();
+    uint32_t n = kv_pool_next_evicted(kv, pool, N_BLOCKS, after);
+    assert_int_equal(n, N_BLOCKS - 4); /* those behind what was held have gone */
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(after[i].block, before[i < MOST_HELD ? i : i + 4].block);
+    kv_close(kv);
+}
+
 static void what_cannot_be_is_refused(void **state)
 {
     kv_seq_id seq;
@@ -315,6 +377,7 @@ int main(void)
         cmocka_unit_test(the_lowest_priority_goes_first),
         cmocka_unit_test(what_has_expired_goes_before_what_is_older),
         cmocka_unit_test(what_is_pinned_stays),
+        cmocka_unit_test(what_is_read_stays_and_then_goes_when_it_would_have),
         cmocka_unit_test(what_cannot_be_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
