@@ -23,6 +23,7 @@ struct backend {
     uint32_t card;
     struct moves *moves; /* NULL: none were asked for yet */
     bool is_coming[MAX_BLOCKS]; /* a move writes it */
+    uint32_t n_leaving[MAX_BLOCKS]; /* moves that read it, of another card's, too */
     struct backend_batch *in_flight[BACKEND_MAX_IN_FLIGHT];
     uint64_t end_ns[BACKEND_MAX_IN_FLIGHT];
     bool is_run[BACKEND_MAX_IN_FLIGHT];
@@ -249,15 +250,23 @@ static uint64_t *token_at(struct backend_pool *p, const struct backend_item *it,
     return words_at(p, block, it->layer, pos % p->c.block_tokens);
 }
 
+static void must_not_leave(const struct backend_pool *p, uint32_t block)
+{
+    if (block < MAX_BLOCKS && p->b->n_leaving[block] > 0)
+        sim_fail("block %u is written while a move reads it", block);
+}
+
 static void append(struct backend_pool *p, const struct backend_item *it)
 {
     size_t k_bytes = p->c.head_dim_k * sizeof(float), v_bytes = p->c.head_dim_v * sizeof(float);
     uint32_t n_heads = p->c.num_kv_heads;
     const uint8_t *k = it->k, *v = it->v;
-    for (uint32_t t = 0; t < it->n_tokens; t++)
+    for (uint32_t t = 0; t < it->n_tokens; t++) {
+        must_not_leave(p, it->block_table[(it->pos + t) / p->c.block_tokens]);
         for (uint32_t h = 0; h < n_heads; h++)
             token_at(p, it, it->pos + t)[h] = device_token(
                 k + (t * n_heads + h) * k_bytes, k_bytes, v + (t * n_heads + h) * v_bytes, v_bytes);
+    }
 }
 
 static void attend(struct backend_pool *p, const struct backend_item *it)
@@ -290,9 +299,11 @@ static size_t block_words(const struct backend_pool *p)
 static void run_batch(struct backend_batch *batch)
 {
     struct backend_pool *p = batch->pool;
-    for (uint32_t i = 0; i < batch->n_copies; i++)
+    for (uint32_t i = 0; i < batch->n_copies; i++) {
+        must_not_leave(p, batch->copies[i].dst);
         memcpy(words_at(p, batch->copies[i].dst, 0, 0), words_at(p, batch->copies[i].src, 0, 0),
                block_words(p) * sizeof(uint64_t));
+    }
     for (uint32_t i = 0; i < batch->n_items; i++)
         if (batch->items[i].flags & BACKEND_APPEND)
             append(p, &batch->items[i]);
@@ -532,12 +543,35 @@ static attn_status block_read(struct backend_pool *p, uint32_t block, void *out_
 
 static attn_status block_write(struct backend_pool *p, uint32_t block, const void *bytes)
 {
+    must_not_leave(p, block);
     attn_status st = wait_for_all(p->b);
     if (st == ATTN_OK && sim_has_faults && sim_chance(sim_plan.fail_move))
         st = ATTN_EINTERNAL;
     if (st == ATTN_OK)
         words_copy(p, block, (uint8_t *)(uintptr_t)bytes, true, 0, p->c.num_layers);
     return st;
+}
+
+/* The device that a move reads from, and the block there; NULL: host memory. */
+static struct backend *read_by(struct backend *b, const struct backend_move *m, uint32_t *out_block)
+{
+    *out_block = m->peer != NULL ? m->peer_block : m->block;
+    if (m->peer != NULL)
+        return ((const struct backend_pool *)m->peer)->b;
+    return m->is_in ? NULL : b;
+}
+
+static void note_move(struct backend *b, const struct backend_move *m, bool begins)
+{
+    uint32_t block;
+    struct backend *from = read_by(b, m, &block);
+    if (from != NULL)
+        from->n_leaving[block] += begins ? 1 : -1u;
+    if (!m->is_in)
+        return;
+    if (begins)
+        must_not_leave(m->pool, m->block);
+    b->is_coming[m->block] = begins;
 }
 
 static attn_status move_one(void *arg, struct backend_move *m)
@@ -555,8 +589,7 @@ static attn_status move_one(void *arg, struct backend_move *m)
     process_point();
     if (!fails)
         move_layers(m, half, p->c.num_layers - half);
-    if (m->is_in)
-        b->is_coming[m->block] = false;
+    note_move(b, m, false);
     sim_counts.blocks_back += m->is_in && !fails;
     if (m->peer == NULL)
         moves_sum(m->bytes, m->n_bytes, m->sum);
@@ -584,12 +617,12 @@ static attn_status dev_moves_submit(struct backend *b, struct backend_moves *m)
     if (b->is_lost)
         return ATTN_EDEVICE;
     attn_status st = b->moves == NULL ? moves_open(&device, 2, &b->moves) : ATTN_OK;
-    for (uint32_t i = 0; i < m->n && m->list[i].is_in; i++)
-        b->is_coming[m->list[i].block] = true;
+    for (uint32_t i = 0; i < m->n; i++)
+        note_move(b, &m->list[i], true);
     if (st == ATTN_OK)
         st = moves_submit(b->moves, m);
-    for (uint32_t i = 0; i < m->n && m->list[i].is_in && st != ATTN_OK; i++)
-        b->is_coming[m->list[i].block] = false;
+    for (uint32_t i = 0; i < m->n && st != ATTN_OK; i++)
+        note_move(b, &m->list[i], false);
     return st;
 }
 

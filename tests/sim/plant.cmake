@@ -97,6 +97,12 @@ plant(26 daemon/engine_export.c "return is_done(p, m, info) ? ATTN_OK" "return s
 # a successor forgets what the device has answered and nobody committed
 plant(27 cache/ahead.c "n <= kv_ahead_max(kv) && word == a->serial"
   "n <= kv_ahead_max(kv) && word == a->serial && sim_bug != 27")
+# blocks that go to host memory are not held meanwhile
+plant(28 daemon/mover_out.c "kv_cached_hold(e->parts.kv, p->id, blocks, n);"
+  "kv_cached_hold(e->parts.kv, p->id, blocks, sim_bug == 28 ? 0 : n);")
+# blocks that go to another card are not held meanwhile
+plant(29 daemon/cards_move.c "(kv_seq_id){e->leave.seq}, first, n);"
+  "(kv_seq_id){e->leave.seq}, first, sim_bug == 29 ? 0 : n);")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)
