@@ -309,6 +309,9 @@ attn_status kv_seq_retain(struct kv *kv, kv_seq_id seq, const struct kv_retentio
 struct kv_fetch;
 struct kv_fetch *kv_fetch_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
                                 const struct kv_tokens *t, uint32_t n_most);
+/* How many blocks kv_fetch_begin would take if that many are free. */
+uint32_t kv_fetch_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                       const struct kv_tokens *t, uint32_t n_most);
 uint32_t kv_fetch_block(const struct kv_fetch *f, uint32_t i); /* in the order of find's trues */
 void kv_fetch_end(struct kv *kv, struct kv_fetch *f, uint32_t n_there);
 /* What a block holds; false: it is not published. The ids are the arena's. */

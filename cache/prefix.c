@@ -447,6 +447,36 @@ struct kv_fetch *kv_fetch_begin(struct kv *kv, kv_pool_id pool, uint32_t tenant,
     return NULL;
 }
 
+uint32_t kv_fetch_size(const struct kv *kv, kv_pool_id pool, uint32_t tenant,
+                       const struct kv_tokens *t, uint32_t n_most)
+{
+    const struct kv_pool_rec *p = kv_pool_live(kv, pool.index);
+    if (p == NULL || t->n == 0)
+        return 0;
+    struct walk w = {.p = p,
+                     .tenant = tenant,
+                     .adapter = t->adapter,
+                     .ids = t->ids,
+                     .past = (t->n - 1) >> p->block_shift};
+    uint32_t n = 0;
+    walk_begin(kv, &w, 0);
+    while (w.index < w.past && n < n_most) {
+        walk_hash(kv, &w);
+        uint32_t block = walk_find(kv, &w);
+        uint64_t there = block == 0 ? serial_elsewhere(kv, &w) : 0;
+        if (block != 0 && n == 0) {
+            walk_on(kv, &w, block - 1);
+        } else if (there != 0) {
+            w.serial = there;
+            w.index++;
+            n++;
+        } else {
+            break;
+        }
+    }
+    return n;
+}
+
 uint32_t kv_fetch_block(const struct kv_fetch *f, uint32_t i)
 {
     return f->blocks[f->n_before + i];

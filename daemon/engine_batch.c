@@ -28,6 +28,7 @@
 #include "daemon/engine_sleep.h"
 #include "daemon/log.h"
 #include "daemon/mover_fetch.h"
+#include "daemon/mover_group.h"
 #include "daemon/mover_out.h"
 #include "daemon/stats.h"
 #include "kernels/layer_visible.h"
@@ -111,7 +112,8 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
         item_defer(e, it); /* a batch in flight may be reading the table that would change */
         return NOT_TAKEN;
     }
-    if (e->tier.blocks != NULL && mover_makes_room(e, p, it->seq, blocks_wanted(e, p, it))) {
+    if (e->tier.blocks != NULL && mover_makes_room(e, p, blocks_wanted(e, p, it))) {
+        mover_wait_for_room(e, it->seq);
         item_defer(e, it); /* until blocks have gone: the batch goes without it */
         return NOT_TAKEN;
     }

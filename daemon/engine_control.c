@@ -15,7 +15,6 @@
 #include "daemon/cards_session.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_export.h"
-#include "daemon/engine_mover.h"
 #include "daemon/engine_operator.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
@@ -152,10 +151,8 @@ static attn_status run_open(struct engine *e, struct request *req, uint32_t sess
     if (st != ATTN_OK)
         return st;
     struct kv_tokens known = {.ids = o->tokens, .n = (uint32_t)o->n_tokens, .adapter = o->adapter};
-    if (known.n > p->config.block_tokens && known.n <= e->parts.cfg->max_seq_tokens) {
-        mover_wait(e, p, known.n / p->config.block_tokens);
+    if (known.n > p->config.block_tokens && known.n <= e->parts.cfg->max_seq_tokens)
         a->is_later = mover_fetches(e, p, tenant_id(who), &known, req, session, &fetch_ops);
-    }
     if (a->is_later)
         return ATTN_OK; /* it is run again */
     st = seq_charge(e, who, o->seq, &is_taken, a);

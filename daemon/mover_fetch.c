@@ -66,6 +66,12 @@ static void fetch_let_go(struct engine *e, struct mover_found *x)
     *x = (struct mover_found){0};
 }
 
+static void wait_in_queue(struct engine *e, struct task *t)
+{
+    TAILQ_INSERT_TAIL(&e->tier.queue, t, fresh);
+    t->place = TASK_FRESH;
+}
+
 static void fetch_end(struct engine *e, struct mover_fetch *f)
 {
     struct task *t = f->task;
@@ -77,8 +83,7 @@ static void fetch_end(struct engine *e, struct mover_fetch *f)
     free(f);
     if (t != NULL) {
         t->req->is_fetched |= !is_whole;
-        TAILQ_INSERT_TAIL(&e->tier.queue, t, fresh);
-        t->place = TASK_FRESH;
+        wait_in_queue(e, t);
     }
     e->tier.has_changed = true;
     seqs_have_room(e);
@@ -235,6 +240,15 @@ static bool fetch_now(struct engine *e, struct mover_fetch *f)
     return is_whole;
 }
 
+static void fetch_all_now(struct engine *e, struct pool *p, uint32_t tenant,
+                          const struct kv_tokens *t)
+{
+    struct mover_fetch *f;
+    do
+        f = fetch_begin(e, p, tenant, t);
+    while (f != NULL && fetch_now(e, f));
+}
+
 static struct task *task_make(struct engine *e, struct request *req, uint32_t session,
                               const struct task_ops *ops)
 {
@@ -248,18 +262,32 @@ static struct task *task_make(struct engine *e, struct request *req, uint32_t se
     return t;
 }
 
+/* What comes has to take the place of blocks that have no copy yet, which are on their way out. As
+ * many come as there can be room for. */
+static bool waits_for_room(struct engine *e, struct pool *p, uint32_t tenant,
+                           const struct kv_tokens *t)
+{
+    struct kv_pool_spec s;
+    uint32_t n_room, most = mover_group_size(pool_block_bytes(p), MOVER_FETCH);
+    kv_pool_info(e->parts.kv, p->id, &s, &n_room);
+    if (most <= n_room - kv_pool_cached(e->parts.kv, p->id))
+        return false; /* whatever it is */
+    uint32_t n = kv_fetch_size(e->parts.kv, p->id, tenant, t, most);
+    return mover_makes_room(e, p, n) || (n > n_room && mover_makes_room(e, p, n_room));
+}
+
 bool mover_fetches(struct engine *e, struct pool *p, uint32_t tenant, const struct kv_tokens *t,
                    struct request *req, uint32_t session, const struct task_ops *ops)
 {
     if (e->tier.blocks == NULL || engine_health(e) != ATTN_OK || req->is_fetched)
         return false;
-    struct mover_fetch *f = fetch_begin(e, p, tenant, t);
     if (pool_is_split(&p->split)) {
-        while (f != NULL && fetch_now(e, f))
-            f = fetch_begin(e, p, tenant, t);
+        fetch_all_now(e, p, tenant, t);
         return false;
     }
-    if (f == NULL && !e->tier.has_met)
+    bool waits = waits_for_room(e, p, tenant, t);
+    struct mover_fetch *f = waits ? NULL : fetch_begin(e, p, tenant, t);
+    if (f == NULL && !waits && !e->tier.has_met)
         return false;
     struct task *task = task_make(e, req, session, ops);
     if (f != NULL) {
@@ -267,8 +295,7 @@ bool mover_fetches(struct engine *e, struct pool *p, uint32_t tenant, const stru
         if (!fetch_from_disk(e, f))
             fetch_to_pool(e, f);
     } else if (task != NULL) {
-        TAILQ_INSERT_TAIL(&e->tier.queue, task, fresh);
-        task->place = TASK_FRESH;
+        wait_in_queue(e, task);
     }
     return task != NULL;
 }

@@ -1,7 +1,8 @@
 /* mover_fetch.h: blocks on their way back. An open whose tokens are elsewhere becomes a task and
  * waits. What is in the file comes to host memory first, then all of it to blocks that the cache
  * has set aside (kv_fetch_begin), which it publishes when they are there; then the open is run
- * again, finds them, or begins the next part.
+ * again, finds them, or begins the next part. Where they take the place of blocks that have no copy
+ * yet, it waits for these to be copied first.
  */
 #ifndef ATTND_DAEMON_MOVER_FETCH_H
 #define ATTND_DAEMON_MOVER_FETCH_H

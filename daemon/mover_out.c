@@ -119,20 +119,20 @@ static uint32_t n_free_blocks(struct engine *e, const struct pool *p, uint32_t *
     return n - *out_cached;
 }
 
-bool mover_makes_room(struct engine *e, struct pool *p, uint32_t seq, uint64_t n)
+bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n)
 {
     if (!has_mover(e, p))
         return false;
     uint32_t n_cached, n_free = n_free_blocks(e, p, &n_cached);
     if (n <= n_free)
         return false;
-    bool has_begun, waits = mover_holds(e, p, n);
-    if (!waits && n - n_free <= n_cached) /* else there are not enough even if all went */
-        waits = copy_next(e, p, (uint32_t)(n - n_free), &has_begun) > 0 &&
-                e->tier.out.group.is_under_way;
-    if (waits)
-        mover_wait_for_room(e, seq);
-    return waits;
+    if (mover_holds(e, p, n))
+        return true;
+    if (n - n_free > n_cached)
+        return false; /* there are not enough even if all went */
+    bool has_begun;
+    uint32_t n_missing = copy_next(e, p, (uint32_t)(n - n_free), &has_begun);
+    return n_missing > 0 && e->tier.out.group.is_under_way;
 }
 
 bool mover_holds(struct engine *e, const struct pool *p, uint64_t n)

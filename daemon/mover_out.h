@@ -15,10 +15,9 @@
 
 attn_status mover_out_init(struct engine *e); /* ATTN_ENOMEM */
 void mover_out_fini(struct engine *e); /* when all is back */
-/* n more blocks of the pool are wanted for an item of the sequence. true: those that would be
- * evicted for it are on their way out, and the sequence is woken when some are; false: they can be
- * had now, or never. */
-bool mover_makes_room(struct engine *e, struct pool *p, uint32_t seq, uint64_t n);
+/* n more blocks of the pool are wanted. true: those that would be evicted for them are on their way
+ * out: ask again when something has come; false: they can be had now, or never. */
+bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n);
 /* n blocks of the pool can't be had as long as others are on their way out. */
 bool mover_holds(struct engine *e, const struct pool *p, uint64_t n);
 /* A copy of the block is in a tier. */

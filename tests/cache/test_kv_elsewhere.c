@@ -96,7 +96,7 @@ static struct {
     struct tier_block *from[MAX_FOUND];
 } fetches[MAX_FETCHES];
 static struct tier_block *found[MAX_FOUND];
-static uint32_t n_found;
+static uint32_t n_found, n_as_said;
 
 static bool find(void *arg, struct kv_content *c)
 {
@@ -121,7 +121,15 @@ static const struct kv_elsewhere elsewhere = {NULL, evicted, find, serial};
 static bool fetch_begin(uint32_t i, const struct kv_tokens *t)
 {
     n_found = 0;
-    fetches[i].f = kv_fetch_begin(kv, pool, 0, t, 1 + below(MAX_FOUND));
+    struct kv_pool_spec spec;
+    uint32_t n_free, most = 1 + below(MAX_FOUND), size = kv_fetch_size(kv, pool, 0, t, most);
+    kv_pool_info(kv, pool, &spec, &n_free);
+    n_free -= kv_pool_cached(kv, pool);
+    fetches[i].f = kv_fetch_begin(kv, pool, 0, t, most);
+    if (size <= n_free) { /* nothing made way */
+        assert_int_equal(n_found, size);
+        n_as_said += size > 0;
+    }
     if (fetches[i].f == NULL) {
         assert_int_equal(n_found, 0);
         return false;
@@ -193,7 +201,7 @@ static void begin(uint64_t limit_bytes)
     kv_set_elsewhere(kv, &elsewhere);
     memset(seqs, 0, sizeof seqs);
     memset(device, 0xee, sizeof device);
-    n_out = n_in = n_failed = n_flipped = 0;
+    n_out = n_in = n_failed = n_flipped = n_as_said = 0;
     next_name = 1;
     seed = 7;
 }
@@ -374,6 +382,7 @@ static void random_mix(uint64_t limit_bytes, uint32_t fails, uint32_t flips)
     }
     tier_store_stats_read(tier, &h);
     assert_true(n_out > 100 && n_in > 100);
+    assert_true(n_as_said > 10);
     assert_int_equal(h.damaged, n_flipped);
     assert_true((fails == 0 || n_failed > 10) && (flips == 0 || n_flipped > 10));
     end();

@@ -49,7 +49,7 @@ struct backend {
     uint64_t used_bytes, last_place;
     uint32_t n_pools, max_pools; /* opened; 0: any number */
     attn_status over_max_pools; /* what opening one more gives */
-    uint32_t n_written; /* blocks */
+    uint32_t n_written, n_read_now; /* blocks; by the engine itself */
     attn_status fail_read, fail_write; /* of blocks */
     bool holds_moves; /* they come when rig_moves_come says so */
     struct backend_moves *held_moves[RIG_MAX_HELD_MOVES];

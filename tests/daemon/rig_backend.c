@@ -67,11 +67,17 @@ static attn_status fake_pool_open(struct backend *b, const struct backend_pool_c
 }
 
 /* All zeros: the cache has no bytes. */
-static attn_status fake_block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
+static attn_status read_zeros(struct backend_pool *p, uint32_t block, void *out_bytes)
 {
     assert_true(block < p->config.n_blocks);
     memset(out_bytes, 0, kv_layout_of(&p->config).block_bytes);
     return p->backend->fail_read;
+}
+
+static attn_status fake_block_read(struct backend_pool *p, uint32_t block, void *out_bytes)
+{
+    p->backend->n_read_now++;
+    return read_zeros(p, block, out_bytes);
 }
 
 /* What block_read has given. */
@@ -93,7 +99,7 @@ static attn_status fake_moves_submit(struct backend *b, struct backend_moves *m)
         assert_true(x->block < x->pool->config.n_blocks);
         if (x->is_in) /* whatever the bytes are: the checksum tells */
             b->n_written++;
-        x->status = x->is_in ? b->fail_write : fake_block_read(x->pool, x->block, x->bytes);
+        x->status = x->is_in ? b->fail_write : read_zeros(x->pool, x->block, x->bytes);
         moves_sum(x->bytes, x->n_bytes, x->sum);
     }
     b->n_move_groups++;

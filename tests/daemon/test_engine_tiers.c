@@ -208,6 +208,40 @@ static void an_open_waits_for_its_blocks_and_others_do_not(void **state)
     rig_close(&r);
 }
 
+static void an_open_waits_until_what_makes_way_has_a_copy(void **state)
+{
+    enum { N = 6 };
+    uint64_t request[N];
+    (void)state;
+    rig_open(&r, with_host);
+    for (uint32_t i = 0; i < 20; i++)
+        run_prompt(i);
+    r.backend.holds_moves = true;
+    r.backend.n_read_now = 0;
+    for (uint32_t i = 0; i < N; i++) /* more blocks than were copied ahead */
+        request[i] = send_open(1 + i, i);
+    rig_run(&r);
+    uint64_t fresh = send_open(100, 500); /* nothing of it is elsewhere: it does not wait */
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, fresh)->seq->cached_tokens, 0);
+    for (uint32_t i = 0; i < N; i++) {
+        while (rig_reply(&r, request[i]) == NULL) {
+            assert_true(r.backend.n_held_moves > 0);
+            rig_moves_come(&r);
+            rig_run(&r);
+        }
+        assert_int_equal(rig_answer(&r, request[i])->seq->cached_tokens, ALL);
+        assert_int_equal(kv_check(r.kv), ATTN_OK);
+    }
+    assert_int_equal(r.backend.n_read_now, 0);
+    r.backend.holds_moves = false;
+    rig_moves_come(&r);
+    rig_run(&r);
+    for (uint32_t i = 20 - N; i < 20; i++) /* what has made way is elsewhere */
+        assert_int_equal(run_prompt(i), ALL);
+    rig_close(&r);
+}
+
 /* The tokens are computed anew, or the open is refused when its time is over; a fetch that nobody
  * waits for any more is finished all the same. */
 static void an_open_whose_blocks_do_not_come_in_time_is_refused(void **state)
@@ -398,6 +432,7 @@ int main(void)
         cmocka_unit_test(an_item_waits_for_room_and_its_batch_goes_without_it),
         cmocka_unit_test(out_of_blocks_is_for_what_can_never_fit),
         cmocka_unit_test(an_open_waits_for_its_blocks_and_others_do_not),
+        cmocka_unit_test(an_open_waits_until_what_makes_way_has_a_copy),
         cmocka_unit_test(an_open_whose_blocks_do_not_come_in_time_is_refused),
         cmocka_unit_test(what_is_on_its_way_at_the_end_is_waited_for),
         cmocka_unit_test(what_host_memory_has_no_room_for_comes_back_from_the_file),
