@@ -32,12 +32,13 @@ grep -q "^Content-Security-Policy: default-src 'none'" "$dir/page" || die "no po
 page /stats >/dev/null
 sed '1,/^\r$/d' "$dir/page" >"$dir/stats"
 grep -qE "\"kv_read_bytes_total\": ?$((2 * 255 * 2 * (64 + 64) * 2))[,}]" "$dir/stats" || die "bytes read: $(cat "$dir/stats")"
-grep -qE "\"device_memory_bytes_per_second\": ?$bandwidth[,}]" "$dir/stats" || die "no bandwidth: $(cat "$dir/stats")"
+grep -qE "\"device_memory_bytes_per_second\": ?${bandwidth}[,}]" "$dir/stats" || die "no bandwidth: $(cat "$dir/stats")"
 
 chromium=$(command -v chromium || command -v chromium-browser || true)
 [[ -n $chromium ]] || skip "no chromium to look at the page with"
-browse() { # browse URL: the page as it is after eight of its seconds, in $dir/dom
+browse() { # browse URL: the page as it is after eight of its seconds on a phone, in $dir/dom
   timeout 120 "$chromium" --headless=new --no-sandbox --disable-gpu --user-data-dir="$dir/profile" \
+    --window-size=420,2000 \
     --virtual-time-budget=8000 --dump-dom "$1" >"$dir/dom" 2>/dev/null || die "the browser: $?"
 }
 shows() { # shows CARD TEXT...: each is in what the card says
@@ -80,6 +81,8 @@ window.fetch = async () => {
     batches_total: 500 * n, batch_items_total: 16000 * n})};
 };
 performance.now = () => 1000 * n;
+setTimeout(() => document.body.setAttribute("name-width",
+  Math.min(...[...document.querySelectorAll("td:first-child")].map(e => e.clientWidth))), 6000);
 </script>
 <script>
 END
@@ -94,6 +97,8 @@ shows busy '62.5 %'
 shows steps '12.3 k/s'
 shows tokens '4.10 k/s'
 shows batch '32'
+width=$(grep -oE 'name-width="[0-9]+' "$dir/dom" | cut -d'"' -f2)
+((width >= 80)) || die "names are $width pixels wide"
 known 0 # of a card whose driver does not say it
 shows bandwidth '1.50 TB/s'
 grep -q 'id="card-share"' "$dir/dom" && die "a share of an unknown bandwidth: $(cat "$dir/dom")"
