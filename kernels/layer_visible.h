@@ -62,4 +62,15 @@ static inline uint64_t layer_keys_seen(const struct attn_layer_spec *s, uint32_t
     return s->n_branches > 0 ? n : n * num_kv_heads;
 }
 
+/* Bytes of their K and V, scales included, each counted once however many rows read them. */
+static inline uint64_t layer_bytes_seen(const struct attn_layer_spec *s,
+                                        const struct backend_pool_config *c, uint32_t pos,
+                                        uint32_t n_tokens)
+{
+    const uint64_t values = c->head_dim_k + c->head_dim_v;
+    const uint64_t scales = c->kv_dtype != c->q_dtype ? 2 * sizeof(float) : 0;
+    return layer_keys_seen(s, c->num_kv_heads, pos, n_tokens) *
+           (values * attn_dtype_bytes(c->kv_dtype) + scales);
+}
+
 #endif

@@ -140,16 +140,6 @@ static attn_status reserve_slots(struct backend *b, size_t n_floats)
     return ATTN_OK;
 }
 
-/* K and V bytes that the item's queries see, counted once however many rows read them. */
-static uint64_t item_kv_bytes(const struct backend_pool *p, const struct backend_item *item)
-{
-    const struct attend_geometry *g = &p->geometry;
-    const struct attn_layer_spec *spec = &p->layers[item->layer];
-    uint64_t token = (uint64_t)(g->dk + g->dv) * attn_dtype_bytes(g->kv_dtype) +
-                     (g->layout.is_quantised ? 2 * sizeof(float) : 0);
-    return layer_keys_seen(spec, p->config.num_kv_heads, item->pos, item->n_tokens) * token;
-}
-
 static uint32_t tiles_of(const struct attend_rows *r)
 {
     uint32_t n = 0;
@@ -170,8 +160,8 @@ static uint32_t make_segments(struct backend *b, struct backend_batch *batch, ui
         const struct backend_item *item = &batch->items[i];
         if ((item->flags & BACKEND_ATTEND) == 0)
             continue;
-        batch->kv_bytes += item_kv_bytes(p, item);
         const struct attn_layer_spec *spec = &p->layers[item->layer];
+        batch->kv_bytes += layer_bytes_seen(spec, &p->config, item->pos, item->n_tokens);
         uint32_t n_rows = item->n_tokens * g->group, heads = p->config.num_kv_heads;
         uint32_t n_together = spec->n_branches > 0 ? 1 : n_heads;
         for (uint32_t h = 0; h < heads; h += n_together) {

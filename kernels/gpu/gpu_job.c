@@ -232,16 +232,6 @@ static struct gpu_range *add_range(struct gpu_job *j)
     return r;
 }
 
-static uint64_t kv_bytes_read(const struct backend_pool *p, const struct gpu_item *it)
-{
-    const struct attn_layer_spec *s = &p->specs[it->layer];
-    const uint64_t row_bytes = (p->kv.k_head_bytes + p->kv.v_head_bytes) / p->kv.block_tokens;
-    const uint32_t heads = p->config.num_kv_heads;
-    const uint64_t n = s->n_branches > 0 ? layer_keys_seen(s, heads, it->pos, it->n_tokens)
-                                         : (uint64_t)(it->pos + it->n_tokens) * heads;
-    return n * row_bytes;
-}
-
 /* Cuts items[0..n) into launches whose partial results fit the workspace. device: where items[0]
  * will be. */
 static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_kernel kernel,
@@ -287,7 +277,7 @@ static attn_status plan_ranges(struct backend *b, struct gpu_job *j, enum gpu_ke
         r->attend.n_items++;
         r->attend.any_split |= it->n_splits > 1;
         j->n_splits += it->n_splits * p->config.num_kv_heads;
-        j->kv_bytes += kv_bytes_read(p, it);
+        j->kv_bytes += layer_bytes_seen(&p->specs[it->layer], &p->config, it->pos, it->n_tokens);
     }
     return ATTN_OK;
 }
@@ -478,8 +468,10 @@ static void plan_prefill(struct gpu_job *j, const struct job_lists *l, uint32_t 
     if (c->upload_bytes)
         j->upload_bytes = at + c->upload_bytes - j->upload_from;
     for (uint32_t i = from; i < to; i++) {
-        j->kv_bytes += kv_bytes_read(j->pool, &l->items[i]);
-        j->prefill_flop += flop_of(j->pool, &l->items[i]);
+        const struct gpu_item *it = &l->items[i];
+        const struct attn_layer_spec *s = &j->pool->specs[it->layer];
+        j->kv_bytes += layer_bytes_seen(s, &j->pool->config, it->pos, it->n_tokens);
+        j->prefill_flop += flop_of(j->pool, it);
     }
     j->n_splits += c->n_entries * j->pool->config.num_kv_heads;
 }

@@ -2,10 +2,12 @@
 # Allocations of a life of attnd fail one by one, each in a process of its own: of requests of all
 # kinds at two doors, of settings that are read again, of the drain (of its start:
 # alloc_failure.sh). No request hangs, and the process ends as if nothing had been.
-# usage: alloc_each.sh BIN LIBRARY [STEP]   each STEP-th of them (1: all, 8,500 or so; 0.4 s each)
+# usage: alloc_each.sh BIN LIBRARY [STEP [FIRST]]
+#   each STEP-th of them (1: all, 8,500 or so; 0.4 s each), the first of them FIRST (165): STEP runs
+#   at once, from 165, 166 and so on, share the work
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
-bin=$1 library=$2 step=${3:-1}
+bin=$1 library=$2 step=${3:-1} first=${4:-165}
 
 control() { # attnctl and what it is asked
   local rc=0
@@ -49,8 +51,9 @@ life() { # the allocation that fails in $at; how many there were in $dir/count
 at=0
 life
 n=$(cat "$dir/count") n_failed=0
-for ((at = 165; at <= n; at += step)); do
+for ((at = first; at <= n; at += step)); do
   life
   n_failed=$((n_failed + 1))
+  ((n_failed % 100)) || echo "$n_failed failed, up to allocation $at of $n"
 done
 echo "$n_failed of $n allocations failed, each alone: nothing hangs, exit code 0"

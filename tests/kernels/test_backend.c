@@ -609,6 +609,40 @@ static void a_bad_item_starts_nothing_and_is_named(void **state)
 #undef REFUSES
 }
 
+/* Of what is cached, the keys that some query of an item sees, each once. */
+static void the_bytes_read_are_those_of_the_keys_that_are_seen(void **state)
+{
+    enum { N_BEFORE = 100, N = 20, WINDOW = CASE_WINDOW_AND_SINKS };
+    const struct case_geometry *g = &case_geometries[CASE_SMALLEST_BLOCK];
+    const struct {
+        uint32_t dtype, options, keys, row_bytes;
+    } cases[] = {{CASE_BF16, CASE_PLAIN, N_BEFORE + N, (24 + 40) * 2},
+                 {CASE_BF16_INT8, CASE_PLAIN, N_BEFORE + N, 24 + 40 + 2 * sizeof(float)},
+                 {CASE_BF16, CASE_FULL, N_BEFORE + N, (24 + 40) * 2},
+                 {CASE_BF16, WINDOW, 4 + 50 + N - 1, (24 + 40) * 2}};
+    (void)state;
+    for (size_t i = 0; i < CASE_COUNT(cases); i++) {
+        assert_int_equal(begin(g, case_dtypes[cases[i].dtype], &case_options[cases[i].options], 1),
+                         ATTN_OK);
+        struct check_item history = {.n_tokens = N_BEFORE + N, .flags = BACKEND_APPEND};
+        assert_true(check_submit(&check, &history, 1));
+        const uint64_t q_bytes = N * g->num_q_heads * g->head_dim_k * sizeof(float);
+        uint8_t *q = check.arena + check.arena_used, *out = q + q_bytes;
+        memset(q, 0, q_bytes);
+        struct backend_item item = {.flags = BACKEND_ATTEND,
+                                    .pos = N_BEFORE,
+                                    .n_tokens = N,
+                                    .block_table = check.seqs[0].table,
+                                    .q = q,
+                                    .out = out};
+        struct backend_batch batch = {.pool = check.pool, .items = &item, .n_items = 1};
+        assert_int_equal(check.ops->submit(check.b, &batch), ATTN_OK);
+        assert_ptr_equal(check.ops->poll(check.b, UINT64_MAX), &batch);
+        assert_int_equal(batch.status, ATTN_OK);
+        assert_int_equal(batch.kv_bytes, cases[i].keys * g->num_kv_heads * cases[i].row_bytes);
+    }
+}
+
 static int close_check(void **state)
 {
     (void)state;
@@ -637,6 +671,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(variants_of_the_bench_agree_with_the_reference),
         cmocka_unit_test(a_timed_read_stays_within_the_kv_memory),
         cmocka_unit_test(a_bad_item_starts_nothing_and_is_named),
+        cmocka_unit_test(the_bytes_read_are_those_of_the_keys_that_are_seen),
     };
     return cmocka_run_group_tests(tests, NULL, close_check);
 }
