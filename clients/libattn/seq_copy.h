@@ -24,18 +24,25 @@ attn_status seq_look_at(struct attn_client *c, uint64_t id, uint64_t timeout_us,
 /* Tokens of the shortest and of the longest layer. */
 void seq_look_lengths(const struct seq_look *l, uint32_t *out_least, uint32_t *out_most);
 
-/* How many blocks a message takes: at least 1, or an error that names the limit (ATTN_EINVAL). */
-attn_status seq_blocks_at_once(struct attn_client *c, uint64_t block_bytes, uint32_t *out_n);
-/* Blocks [first, first + n) to dst, and what their bytes make, which is what was told, or
- * ATTN_EPROTO. */
-attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, uint32_t first,
-                           uint32_t n, uint64_t timeout_us, uint8_t *dst, struct checksum *sums);
+/* What a message takes: whole blocks, or of one block some layers at a time. */
+struct seq_piece {
+    uint32_t n_blocks, n_layers; /* n_blocks 1, or all layers */
+};
+/* ATTN_EINVAL names the limit that a layer of a block is over. */
+attn_status seq_piece_of(struct attn_client *c, const struct seq_geometry *g,
+                         struct seq_piece *out);
+/* Blocks [first, first + n) to dst, n at most piece.n_blocks, and what their bytes make, which is
+ * what was told, or ATTN_EPROTO. One request, or of a block that is larger as many as it takes. */
+attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, struct seq_piece piece,
+                           uint32_t first, uint32_t n, uint64_t timeout_us, uint8_t *dst,
+                           struct checksum *sums);
 /* Appends n blocks to a sequence of the client's, of layers that then have layer_len tokens, but
- * none behind the last of these blocks. */
+ * none behind the last of these blocks. As many requests as seq_blocks_get; where one fails, some
+ * layers may have got theirs. */
 attn_status seq_blocks_put(struct attn_client *c, const struct attn_seq *seq,
-                           const struct seq_geometry *g, const uint32_t *layer_len, uint32_t first,
-                           uint32_t n, const uint8_t *src, const struct checksum *sums,
-                           uint64_t timeout_us);
+                           const struct seq_geometry *g, struct seq_piece piece,
+                           const uint32_t *layer_len, uint32_t first, uint32_t n,
+                           const uint8_t *src, const struct checksum *sums, uint64_t timeout_us);
 /* Ids [first, first + n), in as many requests as that takes. */
 attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t first, uint32_t n,
                         uint64_t timeout_us, uint32_t *dst);

@@ -25,6 +25,7 @@ struct move {
     bool is_open, is_fenced;
     uint32_t n_blocks, n_ids; /* that the target has */
     uint32_t n_at_once;
+    struct seq_piece out, in; /* of a message of the source's, the target's */
     uint8_t *blocks; /* [n_at_once] */
     struct checksum *sums; /* [n_at_once] */
     uint64_t stop_ns; /* when it began */
@@ -37,9 +38,10 @@ static attn_status blocks_move(struct move *m, uint32_t end)
     attn_status st = ATTN_OK;
     while (st == ATTN_OK && m->n_blocks < end) {
         uint32_t n = end - m->n_blocks < m->n_at_once ? end - m->n_blocks : m->n_at_once;
-        st = seq_blocks_get(m->from, &m->look, m->n_blocks, n, m->timeout_us, m->blocks, m->sums);
+        st = seq_blocks_get(m->from, &m->look, m->out, m->n_blocks, n, m->timeout_us, m->blocks,
+                            m->sums);
         if (st == ATTN_OK)
-            st = seq_blocks_put(m->to->client, &m->seq, g, m->look.layer_len, m->n_blocks, n,
+            st = seq_blocks_put(m->to->client, &m->seq, g, m->in, m->look.layer_len, m->n_blocks, n,
                                 m->blocks, m->sums, m->timeout_us);
         if (st == ATTN_OK)
             m->n_blocks += n;
@@ -69,14 +71,14 @@ static attn_status target_open(struct move *m)
 {
     const struct attn_tokens none = {.adapter = m->look.adapter};
     uint64_t bytes = m->look.geometry.block_bytes;
-    uint32_t n_from, n_to, n_cached;
-    attn_status st = seq_blocks_at_once(m->from, bytes, &n_from);
+    uint32_t n_cached;
+    attn_status st = seq_piece_of(m->from, &m->look.geometry, &m->out);
     if (st == ATTN_OK)
-        st = seq_blocks_at_once(m->to->client, bytes, &n_to);
+        st = seq_piece_of(m->to->client, &m->look.geometry, &m->in);
     if (st != ATTN_OK)
         return st;
     if (m->blocks == NULL) {
-        m->n_at_once = n_from < n_to ? n_from : n_to;
+        m->n_at_once = m->out.n_blocks < m->in.n_blocks ? m->out.n_blocks : m->in.n_blocks;
         m->blocks = malloc(m->n_at_once * bytes);
         m->sums = malloc(m->n_at_once * sizeof *m->sums);
         if (m->blocks == NULL || m->sums == NULL)

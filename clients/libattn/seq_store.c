@@ -29,10 +29,10 @@ struct store {
     struct seq_look look;
     struct seq_file file;
     uint64_t head_bytes;
-    uint32_t n_at_once;
+    struct seq_piece piece;
     uint32_t *ids; /* [file.n_ids] */
     struct checksum *sums; /* [file.n_blocks] */
-    uint8_t *head, *blocks; /* [n_at_once] */
+    uint8_t *head, *blocks; /* [piece.n_blocks] */
     char tmp[PATH_MAX];
     int fd;
 };
@@ -60,7 +60,7 @@ static attn_status store_begin(struct store *s, uint64_t id)
     uint32_t least, most;
     attn_status st = seq_look_at(s->client, id, s->timeout_us, &s->look);
     if (st == ATTN_OK)
-        st = seq_blocks_at_once(s->client, s->look.geometry.block_bytes, &s->n_at_once);
+        st = seq_piece_of(s->client, &s->look.geometry, &s->piece);
     if (st != ATTN_OK)
         return st;
     seq_look_lengths(&s->look, &least, &most);
@@ -76,7 +76,7 @@ static attn_status store_begin(struct store *s, uint64_t id)
     s->ids = calloc((size_t)s->file.n_ids + 1, sizeof *s->ids);
     s->sums = calloc((size_t)s->file.n_blocks + 1, sizeof *s->sums);
     s->head = calloc(1, s->head_bytes);
-    s->blocks = malloc(s->n_at_once * s->look.geometry.block_bytes);
+    s->blocks = malloc(s->piece.n_blocks * s->look.geometry.block_bytes);
     if (s->ids == NULL || s->sums == NULL || s->head == NULL || s->blocks == NULL)
         return error_set(ATTN_ENOMEM, "no memory for an export");
     s->file.ids = s->ids;
@@ -100,8 +100,9 @@ static attn_status store_blocks(struct store *s)
     uint64_t block_bytes = s->look.geometry.block_bytes;
     attn_status st = ATTN_OK;
     for (uint32_t i = 0, n; st == ATTN_OK && i < s->file.n_blocks; i += n) {
-        n = s->file.n_blocks - i < s->n_at_once ? s->file.n_blocks - i : s->n_at_once;
-        st = seq_blocks_get(s->client, &s->look, i, n, s->timeout_us, s->blocks, &s->sums[i]);
+        n = s->file.n_blocks - i < s->piece.n_blocks ? s->file.n_blocks - i : s->piece.n_blocks;
+        st = seq_blocks_get(s->client, &s->look, s->piece, i, n, s->timeout_us, s->blocks,
+                            &s->sums[i]);
         if (st == ATTN_OK)
             st = write_at(s, s->blocks, n * block_bytes, s->head_bytes + i * block_bytes);
     }
@@ -327,18 +328,18 @@ static attn_status pool_fits(const struct attn_pool *p, const struct stored *s)
 }
 
 static attn_status blocks_send(attn_pool *p, const struct stored *s, const struct attn_seq *seq,
-                               uint32_t n_at_once, uint8_t *blocks, uint64_t timeout_us)
+                               struct seq_piece piece, uint8_t *blocks, uint64_t timeout_us)
 {
     attn_status st = ATTN_OK;
     for (uint32_t i = 0, n; st == ATTN_OK && i < s->file.n_blocks; i += n) {
         struct checksum sums[WIRE_MAX_CHUNK_BLOCKS];
-        n = s->file.n_blocks - i < n_at_once ? s->file.n_blocks - i : n_at_once;
+        n = s->file.n_blocks - i < piece.n_blocks ? s->file.n_blocks - i : piece.n_blocks;
         for (uint32_t k = 0; k < n; k++)
             sums[k] = seq_file_sum(&s->file, i + k);
         st = blocks_read(s, i, n, blocks);
         if (st == ATTN_OK)
-            st = seq_blocks_put(p->client, seq, &s->file.geometry, s->file.layer_len, i, n, blocks,
-                                sums, timeout_us);
+            st = seq_blocks_put(p->client, seq, &s->file.geometry, piece, s->file.layer_len, i, n,
+                                blocks, sums, timeout_us);
     }
     return st;
 }
@@ -347,16 +348,17 @@ static attn_status stored_send(attn_pool *p, const struct stored *s, uint64_t id
                                uint64_t timeout_us, struct attn_seq *out_seq)
 {
     const struct attn_tokens none = {.adapter = s->file.adapter};
-    uint32_t n_at_once, n_cached, n;
+    uint32_t n_cached, n;
+    struct seq_piece piece;
     struct attn_seq seq;
-    attn_status st = seq_blocks_at_once(p->client, s->file.geometry.block_bytes, &n_at_once);
+    attn_status st = seq_piece_of(p->client, &s->file.geometry, &piece);
     if (st != ATTN_OK)
         return st;
-    uint8_t *blocks = malloc(n_at_once * s->file.geometry.block_bytes);
+    uint8_t *blocks = malloc(piece.n_blocks * s->file.geometry.block_bytes);
     if (blocks == NULL)
         return error_set(ATTN_ENOMEM, "no memory for an import");
     for (uint32_t i = 0; st == ATTN_OK && i < s->file.n_blocks; i += n) {
-        n = s->file.n_blocks - i < n_at_once ? s->file.n_blocks - i : n_at_once;
+        n = s->file.n_blocks - i < piece.n_blocks ? s->file.n_blocks - i : piece.n_blocks;
         st = blocks_read(s, i, n, blocks);
     }
     if (st == ATTN_OK)
@@ -365,7 +367,7 @@ static attn_status stored_send(attn_pool *p, const struct stored *s, uint64_t id
         free(blocks);
         return st;
     }
-    st = blocks_send(p, s, &seq, n_at_once, blocks, timeout_us);
+    st = blocks_send(p, s, &seq, piece, blocks, timeout_us);
     if (st == ATTN_OK && s->file.n_ids > 0)
         st = attn_seq_tokens(p, &seq, 0, s->file.ids, s->file.n_ids, timeout_us);
     free(blocks);
