@@ -149,6 +149,15 @@ static void tell_export(struct engine *e, const struct pool *p, const Attnd__Exp
     body->pool_name = p->spec.wire->name;
 }
 
+/* What has been kept since the watch before; from now on it is counted anew. */
+static void tell_kept(struct seq_state *s, uint32_t epoch, Attnd__ExportReply *body)
+{
+    body->kept_epoch = s->kept_epoch;
+    body->n_kept = s->kept_epoch != 0 ? s->n_kept : 0;
+    s->kept_epoch = epoch;
+    s->n_kept = UINT32_MAX;
+}
+
 attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
 {
     const Attnd__Export *x = req->wire.header->export;
@@ -170,6 +179,8 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
     tell_export(e, p, x, seq, &info, &content, body);
     body->n_sums = 2 * (size_t)x->n_blocks;
     body->sums = sums;
+    if (x->watch)
+        tell_kept(&e->seqs[seq.index], info.epoch, body);
     uint8_t *payload;
     size_t bytes = (size_t)(x->n_blocks * part.bytes);
     st = request_reply_begin(req, &a->header, bytes, &payload);

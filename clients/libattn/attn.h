@@ -402,8 +402,8 @@ struct attn_moved {
  * Who decodes goes on while full blocks are copied; then the sequence is adopted at the source and
  * its last blocks follow. From then on steps there are refused with ATTN_ESTALE or ATTN_ENOTFOUND;
  * the worker goes on at the target with *out_seq, or adopts it there. Each token is appended once:
- * what the source has answered is at the target. A sequence that is truncated again and again
- * meanwhile is copied after it was adopted, as a whole.
+ * what the source has answered is at the target. It may truncate, too, which costs the
+ * blocks behind that; drafts that it has not taken back when it is refused are at the target.
  * Errors   those of attn_seq_export and attn_seq_import. The sequence is at its source then, as it
  *          was; only if the message says so, it has to be adopted there. ATTN_EEXIST: the target
  *          has one of this id */

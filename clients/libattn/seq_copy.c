@@ -42,6 +42,8 @@ static attn_status take_look(struct client_request *r, const Attnd__ExportReply 
     l->epoch = x->epoch;
     l->n_ids = x->n_ids;
     l->adapter = x->adapter;
+    l->kept_epoch = x->kept_epoch;
+    l->n_kept = x->n_kept;
     memcpy(l->layer_len, x->layer_len, x->n_layer_len * sizeof *l->layer_len);
     strcpy(l->model, model);
     strcpy(l->rope, rope);
@@ -109,7 +111,23 @@ attn_status seq_look_at(struct attn_client *c, uint64_t id, uint64_t timeout_us,
     Attnd__Export x = ATTND__EXPORT__INIT;
     struct taking t = {.look = out};
     x.seq = out->id = id;
+    x.watch = true;
     return export_call(c, &x, timeout_us, &t);
+}
+
+attn_status seq_look_again(struct attn_client *c, uint64_t timeout_us, struct seq_look *l,
+                           uint32_t *out_kept)
+{
+    uint32_t before = l->epoch;
+    attn_status st = seq_look_at(c, l->id, timeout_us, l);
+    if (st != ATTN_OK)
+        return st;
+    bool is_known = l->kept_epoch != 0 && l->kept_epoch <= before;
+    if (l->epoch != before && !is_known)
+        return error_set(ATTN_ESTALE, "sequence %" PRIu64 " is truncated or adopted meanwhile",
+                         l->id);
+    *out_kept = l->epoch == before ? UINT32_MAX : l->n_kept;
+    return ATTN_OK;
 }
 
 void seq_look_lengths(const struct seq_look *l, uint32_t *out_least, uint32_t *out_most)
@@ -144,8 +162,9 @@ attn_status seq_piece_of(struct attn_client *c, const struct seq_geometry *g, st
 }
 
 /* Layers [layer, layer + n) of block first. */
-static attn_status layers_get(struct attn_client *c, const struct seq_look *l, uint32_t first,
-                              uint32_t layer, uint32_t n, uint64_t timeout_us, uint8_t *dst)
+static attn_status layers_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
+                              uint32_t first, uint32_t layer, uint32_t n, uint64_t timeout_us,
+                              uint8_t *dst)
 {
     Attnd__Export x = ATTND__EXPORT__INIT;
     struct checksum sum;
@@ -153,7 +172,7 @@ static attn_status layers_get(struct attn_client *c, const struct seq_look *l, u
     struct taking t = {
         .dst = dst + layer * layer_bytes, .sums = &sum, .bytes = n * layer_bytes, .n_pieces = 1};
     x.seq = l->id;
-    x.epoch = l->epoch;
+    x.epoch = epoch;
     x.first_block = first;
     x.n_blocks = 1;
     x.first_layer = layer;
@@ -161,16 +180,16 @@ static attn_status layers_get(struct attn_client *c, const struct seq_look *l, u
     return export_call(c, &x, timeout_us, &t);
 }
 
-attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, struct seq_piece piece,
-                           uint32_t first, uint32_t n, uint64_t timeout_us, uint8_t *dst,
-                           struct checksum *sums)
+attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
+                           struct seq_piece piece, uint32_t first, uint32_t n, uint64_t timeout_us,
+                           uint8_t *dst, struct checksum *sums)
 {
     const struct seq_geometry *g = &l->geometry;
     attn_status st = ATTN_OK;
     if (piece.n_layers < g->num_layers) {
         for (uint32_t i = 0, n_part; st == ATTN_OK && i < g->num_layers; i += n_part) {
             n_part = g->num_layers - i < piece.n_layers ? g->num_layers - i : piece.n_layers;
-            st = layers_get(c, l, first, i, n_part, timeout_us, dst);
+            st = layers_get(c, l, epoch, first, i, n_part, timeout_us, dst);
         }
         if (st == ATTN_OK)
             *sums = checksum_of(dst, g->block_bytes);
@@ -179,7 +198,7 @@ attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, stru
     Attnd__Export x = ATTND__EXPORT__INIT;
     struct taking t = {.dst = dst, .sums = sums, .bytes = n * g->block_bytes, .n_pieces = n};
     x.seq = l->id;
-    x.epoch = l->epoch;
+    x.epoch = epoch;
     x.first_block = first;
     x.n_blocks = n;
     return export_call(c, &x, timeout_us, &t);

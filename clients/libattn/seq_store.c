@@ -101,8 +101,8 @@ static attn_status store_blocks(struct store *s)
     attn_status st = ATTN_OK;
     for (uint32_t i = 0, n; st == ATTN_OK && i < s->file.n_blocks; i += n) {
         n = s->file.n_blocks - i < s->piece.n_blocks ? s->file.n_blocks - i : s->piece.n_blocks;
-        st = seq_blocks_get(s->client, &s->look, s->piece, i, n, s->timeout_us, s->blocks,
-                            &s->sums[i]);
+        st = seq_blocks_get(s->client, &s->look, s->look.epoch, s->piece, i, n, s->timeout_us,
+                            s->blocks, &s->sums[i]);
         if (st == ATTN_OK)
             st = write_at(s, s->blocks, n * block_bytes, s->head_bytes + i * block_bytes);
     }

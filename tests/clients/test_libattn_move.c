@@ -374,45 +374,99 @@ static void what_happens_meanwhile_is_not_lost(void **state)
 struct speculation {
     attn_pool *pool;
     struct attn_seq seq;
-    uint32_t n;
+    uint32_t n; /* tokens that stay */
+    uint32_t n_drafts;
+    bool is_told; /* ids, too */
 };
 
-/* Tokens that are taken back at once, until somebody has taken the sequence. */
+/* Tokens [n, n + n_good) that stay, and behind them others that are taken back. */
+static attn_status draft(struct speculation *s, uint32_t n_good, uint32_t n_bad)
+{
+    uint32_t ids[LAST];
+    attn_status st = ATTN_OK;
+    for (uint32_t i = 0; i < n_good + n_bad; i++)
+        ids[i] = (s->n + i) * 7 + (i < n_good ? 1 : 2);
+    for (uint32_t l = 0; l < LAYERS && st == ATTN_OK; l++) {
+        if (n_good > 0)
+            st = step(s->pool, &s->seq, l, s->n, n_good, true, NULL);
+        seq_salt = s->n_drafts + 1;
+        if (st == ATTN_OK)
+            st = step(s->pool, &s->seq, l, s->n + n_good, n_bad, true, NULL);
+        seq_salt = 0;
+    }
+    if (st == ATTN_OK && s->is_told)
+        st = attn_seq_tokens(s->pool, &s->seq, s->n, ids, n_good + n_bad, LONG_US);
+    return st;
+}
+
+/* Speculates until somebody has taken the sequence. */
 static void *speculate(void *arg)
 {
     struct speculation *s = arg;
     attn_status st = ATTN_OK;
     while (st == ATTN_OK) {
-        for (uint32_t l = 0; l < LAYERS && st == ATTN_OK; l++)
-            st = step(s->pool, &s->seq, l, s->n, 4, true, NULL);
+        uint32_t n_good = s->n + LAST < MAX_TOKENS ? s->n_drafts % 3 : 0;
+        st = draft(s, n_good, 4);
         if (st == ATTN_OK)
-            st = attn_seq_truncate(s->pool, &s->seq, s->n, LONG_US);
+            st = attn_seq_truncate(s->pool, &s->seq, s->n + n_good, LONG_US);
+        if (st == ATTN_OK)
+            s->n += n_good;
+        s->n_drafts++;
     }
     assert_true(st == ATTN_ESTALE || st == ATTN_ENOTFOUND);
     return NULL;
 }
 
-static void a_sequence_that_is_truncated_all_the_while_moves_too(void **state)
+static void assert_like_twin(attn_pool *q, const struct attn_seq *got, uint32_t n)
+{
+    const uint32_t lens[LAYERS] = {n, n};
+    struct attn_seq twin = make_seq(q, 8, n, n, 0);
+    assert_same(q, got, q, &twin, lens);
+    ok(attn_seq_close(q, &twin, LONG_US));
+}
+
+/* A worker with a draft model: blocks move all the same while it decodes. */
+static void a_sequence_that_is_truncated_all_the_while_moves_live(void **state)
 {
     (void)state;
-    attn_client *a = client_of(0, false), *b = client_of(1, false), *mover = client_of(0, false);
-    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 64), *q = pool_of(b, ATTN_F32, "m", 0.25f, 64);
-    struct speculation s = {.pool = p, .seq = make_seq(p, 7, 300, 300, 0), .n = 300};
-    const uint32_t lens[LAYERS] = {300, 300};
-    struct attn_seq twin = make_seq(p, 8, 300, 300, 0), got;
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, speculate, &s), 0);
-    ok(attn_seq_move(mover, 7, q, LONG_US, &got, NULL));
-    pthread_join(thread, NULL);
-    assert_same(p, &twin, q, &got, lens);
-    assert_gone(p, 7);
-    ok(attn_seq_close(q, &got, LONG_US));
-    ok(attn_seq_close(p, &twin, LONG_US));
-    attn_pool_close(p);
-    attn_pool_close(q);
-    attn_client_close(a);
-    attn_client_close(b);
-    attn_client_close(mover);
+    static uint32_t ids[MAX_TOKENS];
+    for (uint32_t i = 0; i < MAX_TOKENS; i++)
+        ids[i] = i * 7 + 1;
+    for (int round = 0; round < 6; round++) {
+        attn_client *a = client_of(0, false), *b = client_of(1, false);
+        attn_client *mover = client_of(0, round % 2 == 1);
+        attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 160);
+        attn_pool *q = pool_of(b, ATTN_F32, "m", 0.25f, 160);
+        struct speculation s = {.pool = p, .n = 300, .is_told = round % 3 > 0};
+        struct attn_moved moved = {.struct_size = sizeof moved};
+        struct attn_tokens known = {.ids = ids};
+        struct attn_seq got, found;
+        pthread_t thread;
+        s.seq = make_seq(p, 7, s.n, s.n, s.is_told ? s.n : 0);
+        assert_int_equal(pthread_create(&thread, NULL, speculate, &s), 0);
+        ok(attn_seq_move(mover, 7, q, LONG_US, &got, &moved));
+        pthread_join(thread, NULL);
+        assert_true(moved.n_blocks >= 300 / BLOCK);
+        assert_true(moved.n_blocks_stopped < moved.n_blocks / 2);
+        assert_gone(p, 7);
+        ok(attn_seq_truncate(q, &got, s.n, LONG_US)); /* what is left of its last draft */
+        assert_like_twin(q, &got, s.n);
+        ok(attn_seq_close(q, &got, LONG_US));
+        if (s.is_told) { /* what others find there is what its ids say */
+            uint32_t n_cached;
+            known.n = s.n;
+            ok(attn_seq_open_with(q, 9, &known, LONG_US, &found, &n_cached));
+            assert_cached(n_cached, s.n - 1);
+            if (n_cached > LAST)
+                assert_like_twin(q, &found, n_cached);
+            ok(attn_seq_close(q, &found, LONG_US));
+        }
+        attn_pool_close(p);
+        attn_pool_close(q);
+        attn_client_close(a);
+        attn_client_close(b);
+        attn_client_close(mover);
+    }
 }
 
 int main(void)
@@ -423,7 +477,7 @@ int main(void)
         cmocka_unit_test(a_move_that_fails_leaves_the_sequence_where_it_is),
         cmocka_unit_test(what_happens_meanwhile_is_not_lost),
         cmocka_unit_test(a_lost_request_leaves_one_sequence),
-        cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_moves_too),
+        cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_moves_live),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
