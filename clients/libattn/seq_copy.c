@@ -130,6 +130,16 @@ attn_status seq_look_again(struct attn_client *c, uint64_t timeout_us, struct se
     return ATTN_OK;
 }
 
+attn_status seq_look_after(struct attn_client *c, attn_status st, uint64_t timeout_us,
+                           struct seq_look *l, uint32_t *out_kept)
+{
+    struct error_kept kept = error_keep();
+    uint32_t before = l->epoch;
+    attn_status looked = seq_look_again(c, timeout_us, l, out_kept);
+    bool is_truncated = looked == ATTN_ESTALE || (looked == ATTN_OK && l->epoch != before);
+    return st == ATTN_OK || is_truncated ? looked : error_restore(&kept);
+}
+
 void seq_look_lengths(const struct seq_look *l, uint32_t *out_least, uint32_t *out_most)
 {
     *out_least = *out_most = l->layer_len[0];
@@ -204,8 +214,8 @@ attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, uint
     return export_call(c, &x, timeout_us, &t);
 }
 
-attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t first, uint32_t n,
-                        uint64_t timeout_us, uint32_t *dst)
+attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
+                        uint32_t first, uint32_t n, uint64_t timeout_us, uint32_t *dst)
 {
     attn_status st = ATTN_OK;
     for (uint32_t n_part; st == ATTN_OK && n > 0; first += n_part, dst += n_part, n -= n_part) {
@@ -213,7 +223,7 @@ attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_
         Attnd__Export x = ATTND__EXPORT__INIT;
         struct taking t = {.ids = dst, .n_ids = n_part};
         x.seq = l->id;
-        x.epoch = l->epoch;
+        x.epoch = epoch;
         x.first_token = first;
         x.n_tokens = n_part;
         st = export_call(c, &x, timeout_us, &t);

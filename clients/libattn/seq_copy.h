@@ -26,6 +26,10 @@ attn_status seq_look_at(struct attn_client *c, uint64_t id, uint64_t timeout_us,
  * the look before. ATTN_ESTALE, of which *l is the new look: the daemon does not know. */
 attn_status seq_look_again(struct attn_client *c, uint64_t timeout_us, struct seq_look *l,
                            uint32_t *out_kept);
+/* The same after a copy that came to st: if no truncation explains a failure, that is the
+ * answer. */
+attn_status seq_look_after(struct attn_client *c, attn_status st, uint64_t timeout_us,
+                           struct seq_look *l, uint32_t *out_kept);
 /* Tokens of the shortest and of the longest layer. */
 void seq_look_lengths(const struct seq_look *l, uint32_t *out_least, uint32_t *out_most);
 
@@ -49,9 +53,9 @@ attn_status seq_blocks_put(struct attn_client *c, const struct attn_seq *seq,
                            const struct seq_geometry *g, struct seq_piece piece,
                            const uint32_t *layer_len, uint32_t first, uint32_t n,
                            const uint8_t *src, const struct checksum *sums, uint64_t timeout_us);
-/* Ids [first, first + n), in as many requests as that takes. ATTN_ESTALE: at another epoch than
- * the look. */
-attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t first, uint32_t n,
-                        uint64_t timeout_us, uint32_t *dst);
+/* Ids [first, first + n), in as many requests as that takes; epoch as of blocks, and ATTN_EPROTO if
+ * it has no such ids. */
+attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
+                        uint32_t first, uint32_t n, uint64_t timeout_us, uint32_t *dst);
 
 #endif

@@ -67,7 +67,7 @@ static attn_status ids_move(struct move *m, uint32_t end)
     uint32_t *ids = malloc(n * sizeof *ids);
     if (ids == NULL)
         return error_set(ATTN_ENOMEM, "no memory for %" PRIu32 " token ids", n);
-    attn_status st = seq_ids_get(m->from, &m->look, m->n_ids, n, m->timeout_us, ids);
+    attn_status st = seq_ids_get(m->from, &m->look, m->look.epoch, m->n_ids, n, m->timeout_us, ids);
     if (st == ATTN_OK)
         st = attn_seq_tokens(m->to, &m->seq, m->n_ids, ids, n, m->timeout_us);
     if (st == ATTN_OK)
@@ -132,16 +132,12 @@ static attn_status look_after(struct move *m, attn_status st, bool *out_is_cut)
 {
     if (m->is_refused)
         return st;
-    struct error_kept kept = error_keep();
-    uint32_t before = m->look.epoch, n_blocks = m->n_blocks, n_kept;
-    attn_status looked = seq_look_again(m->from, m->timeout_us, &m->look, &n_kept);
-    if (looked == ATTN_OK && st != ATTN_OK && m->look.epoch == before)
-        return error_restore(&kept); /* no truncation's doing */
+    uint32_t n_blocks = m->n_blocks, n_kept;
+    attn_status looked = seq_look_after(m->from, st, m->timeout_us, &m->look, &n_kept);
     if (looked == ATTN_OK)
         looked = cut(m, n_kept);
     *out_is_cut = st != ATTN_OK || m->n_blocks < n_blocks;
-    return looked == ATTN_OK || looked == ATTN_ESTALE || st == ATTN_OK ? looked
-                                                                       : error_restore(&kept);
+    return looked;
 }
 
 /* Until every full block that was there at the last look is at the target. */
