@@ -97,6 +97,7 @@ static void land(struct engine *e, struct card_move *m)
     m->has_landed = true;
     e->seqs[m->landed.index].is_moving = true;
     e->seqs[m->landed.index].trace = m->trace;
+    e->seqs[m->landed.index].kept_epoch = 0; /* what was cut at the source is not known here */
     tokens_came(e, clock_now_ns()); /* it may be in the middle of one */
     e->is_dirty = true;
 }

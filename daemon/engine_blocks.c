@@ -97,6 +97,43 @@ attn_status pool_block_write(struct engine *e, const struct pool *p, uint32_t bl
     return block_move(e, p, block, (uint8_t *)(uintptr_t)bytes, true, why, why_bytes);
 }
 
+/* Through a copy of the whole block. */
+static attn_status layers_move(struct engine *e, const struct pool *p, uint32_t block,
+                               struct pool_layers layers, uint8_t *bytes, bool is_write, char *why,
+                               size_t why_bytes)
+{
+    if (layers.n == p->config.num_layers)
+        return block_move(e, p, block, bytes, is_write, why, why_bytes);
+    uint64_t layer_bytes = kv_layout_of(&p->config).layer_bytes, n = layers.n * layer_bytes;
+    uint8_t *whole = malloc(pool_block_bytes(p));
+    if (whole == NULL) {
+        snprintf(why, why_bytes, "no memory for a block");
+        return ATTN_ENOMEM;
+    }
+    attn_status st = block_move(e, p, block, whole, false, why, why_bytes);
+    if (st == ATTN_OK && is_write) {
+        memcpy(whole + layers.first * layer_bytes, bytes, n);
+        st = block_move(e, p, block, whole, true, why, why_bytes);
+    } else if (st == ATTN_OK) {
+        memcpy(bytes, whole + layers.first * layer_bytes, n);
+    }
+    free(whole);
+    return st;
+}
+
+attn_status pool_layers_read(struct engine *e, const struct pool *p, uint32_t block,
+                             struct pool_layers layers, uint8_t *out, char *why, size_t why_bytes)
+{
+    return layers_move(e, p, block, layers, out, false, why, why_bytes);
+}
+
+attn_status pool_layers_write(struct engine *e, const struct pool *p, uint32_t block,
+                              struct pool_layers layers, const uint8_t *bytes, char *why,
+                              size_t why_bytes)
+{
+    return layers_move(e, p, block, layers, (uint8_t *)(uintptr_t)bytes, true, why, why_bytes);
+}
+
 /* --- effects ---------------------------------------------------------------------------------- */
 
 /* A device applies patches in any order, so those of one entry must agree: with what the entry is

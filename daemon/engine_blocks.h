@@ -11,6 +11,16 @@ attn_status pool_block_read(struct engine *e, const struct pool *p, uint32_t blo
                             char *why, size_t why_bytes);
 attn_status pool_block_write(struct engine *e, const struct pool *p, uint32_t block,
                              const uint8_t *bytes, char *why, size_t why_bytes);
+/* Layers of it alone, which lie behind one another: the device is asked for all, and writing keeps
+ * what the others have. Also ATTN_ENOMEM */
+struct pool_layers {
+    uint32_t first, n;
+};
+attn_status pool_layers_read(struct engine *e, const struct pool *p, uint32_t block,
+                             struct pool_layers layers, uint8_t *out, char *why, size_t why_bytes);
+attn_status pool_layers_write(struct engine *e, const struct pool *p, uint32_t block,
+                              struct pool_layers layers, const uint8_t *bytes, char *why,
+                              size_t why_bytes);
 
 /* The pool's effects in the backend's form: room for the capacity and margin of patches. */
 void pool_effects_export(struct engine *e, const struct pool *p, struct backend_patch *patches,

@@ -86,7 +86,9 @@ static void seq_begin(struct engine *e, kv_seq_id seq)
     if (e->parts.cards != NULL)
         cards_opened(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name},
                      info.pool.index, info.epoch);
-    trace_begin(&e->seqs[seq.index].trace, e->turn_ns, info.layer_len[0]);
+    struct seq_state *s = &e->seqs[seq.index];
+    trace_begin(&s->trace, e->turn_ns, info.layer_len[0]);
+    s->kept_epoch = 0;
 }
 
 /* So that a new row's patches fit. */
@@ -242,6 +244,9 @@ static attn_status run_truncate(struct engine *e, struct request *req, kv_seq_id
                                      req->wire.request_id, &epoch);
     if (st != ATTN_OK)
         return no_by_cache(e, st, a);
+    struct seq_state *s = &e->seqs[seq.index];
+    uint32_t len = req->wire.header->truncate->len;
+    s->n_kept = len < s->n_kept ? len : s->n_kept;
     seq_has_epoch(e, seq);
     tell_seq(e, seq, false, a);
     return ATTN_OK;

@@ -2,9 +2,9 @@
  * them other work goes on. The device is asked for blocks behind all batches in flight, so a
  * request waits for those, and they for nothing.
  *
- * An import is an append of all layers at once: blocks are reserved for each, written, and
- * committed; nothing else of the sequence is in work. Bytes that do not make their checksums are
- * refused before anything is reserved.
+ * An import is an append of all layers at once, or of those whose part of the blocks a message
+ * takes: blocks are reserved for each, written, and committed; nothing else of the sequence is in
+ * work. Bytes that do not make their checksums are refused before anything is reserved.
  */
 #include "daemon/engine_export.h"
 
@@ -19,6 +19,27 @@
 #include "kernels/kv_layout.h"
 #include "proto/seq_file.h"
 
+/* Those that a request names, and the bytes that a block has of them. */
+struct part {
+    struct pool_layers layers;
+    uint64_t bytes;
+};
+
+static attn_status part_find(const struct pool *p, const char *of, uint32_t first, uint32_t n,
+                             struct part *out, char *why)
+{
+    uint32_t num_layers = p->config.num_layers;
+    if ((uint64_t)first + n > num_layers || (n == 0 && first > 0)) {
+        snprintf(why, WHY_BYTES,
+                 "%s.first_layer %" PRIu32 " and n_layers %" PRIu32 ": the pool has %" PRIu32, of,
+                 first, n, num_layers);
+        return ATTN_EINVAL;
+    }
+    out->layers = (struct pool_layers){first, n == 0 ? num_layers : n};
+    out->bytes = out->layers.n * kv_layout_of(&p->config).layer_bytes;
+    return ATTN_OK;
+}
+
 /* --- export ----------------------------------------------------------------------------------- */
 
 /* Zeroes [from, block_tokens) of a part's rows. */
@@ -31,12 +52,13 @@ static void zero_rows(uint8_t *part, uint32_t n_heads, uint32_t block_tokens, ui
 }
 
 /* What lies behind the last token of a layer was another sequence's. */
-static void zero_behind(const struct backend_pool_config *c, const uint32_t *layer_len,
-                        uint32_t block, uint8_t *bytes)
+static void zero_behind(const struct backend_pool_config *c, struct pool_layers layers,
+                        const uint32_t *layer_len, uint32_t block, uint8_t *bytes)
 {
     struct kv_layout l = kv_layout_of(c);
     uint64_t first = (uint64_t)block * c->block_tokens;
-    for (uint32_t i = 0; i < c->num_layers; i++) {
+    layer_len += layers.first;
+    for (uint32_t i = 0; i < layers.n; i++) {
         uint64_t n = layer_len[i] > first ? layer_len[i] - first : 0;
         if (n >= c->block_tokens)
             continue;
@@ -53,9 +75,9 @@ static void zero_behind(const struct backend_pool_config *c, const uint32_t *lay
 }
 
 static attn_status export_check(const struct engine *e, const Attnd__Export *x,
-                                const struct kv_seq_info *info, uint64_t block_bytes, char *why)
+                                const struct kv_seq_info *info, uint64_t part_bytes, char *why)
 {
-    uint64_t most = e->parts.cfg->max_message_bytes;
+    uint64_t most = config_now(e->parts.cfg, max_message_bytes);
     if (x->epoch != 0 && x->epoch != info->epoch) {
         snprintf(why, WHY_BYTES, "sequence %" PRIu64 ": epoch is %" PRIu32 ", it is at %" PRIu32,
                  x->seq, x->epoch, info->epoch);
@@ -77,26 +99,27 @@ static attn_status export_check(const struct engine *e, const Attnd__Export *x,
                  x->first_block, x->n_blocks, info->hole_first, info->hole_past - 1);
         return ATTN_EINVAL;
     }
-    if (x->n_blocks * block_bytes <= most)
+    if (x->n_blocks * part_bytes <= most)
         return ATTN_OK;
     snprintf(why, WHY_BYTES,
              "export.n_blocks is %" PRIu32 ", of %" PRIu64 " bytes: a message has %" PRIu64
              " (listen.max_message)",
-             x->n_blocks, block_bytes, most);
+             x->n_blocks, part_bytes, most);
     return ATTN_EINVAL;
 }
 
 static attn_status blocks_out(struct engine *e, struct pool *p, const struct kv_seq_info *info,
-                              const Attnd__Export *x, uint8_t *dst, uint64_t *sums, char *why)
+                              const Attnd__Export *x, const struct part *part, uint8_t *dst,
+                              uint64_t *sums, char *why)
 {
-    uint64_t block_bytes = pool_block_bytes(p);
-    for (uint32_t i = 0; i < x->n_blocks; i++, dst += block_bytes) {
+    for (uint32_t i = 0; i < x->n_blocks; i++, dst += part->bytes) {
         uint32_t at = x->first_block + i;
-        attn_status st = pool_block_read(e, p, info->block_table[at], dst, why, WHY_BYTES);
+        attn_status st =
+            pool_layers_read(e, p, info->block_table[at], part->layers, dst, why, WHY_BYTES);
         if (st != ATTN_OK)
             return st;
-        zero_behind(&p->config, info->layer_len, at, dst);
-        struct checksum sum = checksum_of(dst, block_bytes);
+        zero_behind(&p->config, part->layers, info->layer_len, at, dst);
+        struct checksum sum = checksum_of(dst, part->bytes);
         sums[2 * i] = sum.low;
         sums[2 * i + 1] = sum.high;
     }
@@ -126,6 +149,15 @@ static void tell_export(struct engine *e, const struct pool *p, const Attnd__Exp
     body->pool_name = p->spec.wire->name;
 }
 
+/* What has been kept since the watch before; from now on it is counted anew. */
+static void tell_kept(struct seq_state *s, uint32_t epoch, Attnd__ExportReply *body)
+{
+    body->kept_epoch = s->kept_epoch;
+    body->n_kept = s->kept_epoch != 0 ? s->n_kept : 0;
+    s->kept_epoch = epoch;
+    s->n_kept = UINT32_MAX;
+}
+
 attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
 {
     const Attnd__Export *x = req->wire.header->export;
@@ -133,8 +165,10 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
-    uint64_t block_bytes = pool_block_bytes(p);
-    attn_status st = export_check(e, x, &info, block_bytes, a->why);
+    struct part part;
+    attn_status st = part_find(p, "export", x->first_layer, x->n_layers, &part, a->why);
+    if (st == ATTN_OK)
+        st = export_check(e, x, &info, part.bytes, a->why);
     if (st != ATTN_OK)
         return st;
     uint64_t *sums = wire_arena_alloc(&req->arena, (2 * (size_t)x->n_blocks + 1) * sizeof *sums);
@@ -145,12 +179,14 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
     tell_export(e, p, x, seq, &info, &content, body);
     body->n_sums = 2 * (size_t)x->n_blocks;
     body->sums = sums;
+    if (x->watch)
+        tell_kept(&e->seqs[seq.index], info.epoch, body);
     uint8_t *payload;
-    size_t bytes = (size_t)(x->n_blocks * block_bytes);
+    size_t bytes = (size_t)(x->n_blocks * part.bytes);
     st = request_reply_begin(req, &a->header, bytes, &payload);
     if (st != ATTN_OK)
         return answer_no(a, st, "no room for a reply with %zu bytes of blocks", bytes);
-    st = blocks_out(e, p, &info, x, payload, sums, a->why);
+    st = blocks_out(e, p, &info, x, &part, payload, sums, a->why);
     if (st != ATTN_OK)
         return st;
     /* once more, with the checksums, in as many bytes */
@@ -162,21 +198,21 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
 
 /* --- import ----------------------------------------------------------------------------------- */
 
-/* Is the sequence as the request leaves it? */
-static bool is_done(const struct pool *p, const Attnd__Import *m, const struct kv_seq_info *info)
+/* Are the layers as the request leaves them? */
+static bool is_done(const struct part *part, const Attnd__Import *m, const struct kv_seq_info *info)
 {
-    for (uint32_t l = 0; l < p->config.num_layers; l++)
+    for (uint32_t l = part->layers.first; l < part->layers.first + part->layers.n; l++)
         if (info->layer_len[l] != m->layer_len[l])
             return false;
     return true;
 }
 
-static attn_status lengths_check(const struct pool *p, const Attnd__Import *m,
-                                 const struct kv_seq_info *info, char *why)
+static attn_status lengths_check(const struct pool *p, const struct part *part,
+                                 const Attnd__Import *m, const struct kv_seq_info *info, char *why)
 {
     uint64_t first = (uint64_t)m->first_block * p->config.block_tokens, longest = 0;
     uint64_t n = m->n_sums / 2;
-    for (uint32_t l = 0; l < p->config.num_layers; l++) {
+    for (uint32_t l = part->layers.first; l < part->layers.first + part->layers.n; l++) {
         uint32_t have = info->layer_len[l], len = m->layer_len[l];
         longest = len > longest ? len : longest;
         if (len >= have && have <= first && (len == have || have == first))
@@ -226,28 +262,30 @@ static attn_status content_check(const struct pool *p, const Attnd__Import *m, u
 }
 
 static attn_status import_check(const struct request *req, const struct pool *p,
-                                const struct kv_seq_info *info, char *why)
+                                const struct kv_seq_info *info, struct part *out_part, char *why)
 {
     const Attnd__Import *m = req->wire.header->import;
-    uint64_t block_bytes = pool_block_bytes(p), n = m->n_sums / 2;
-    attn_status st = content_check(p, m, block_bytes, why);
+    uint64_t n = m->n_sums / 2;
+    attn_status st = content_check(p, m, pool_block_bytes(p), why);
+    if (st == ATTN_OK)
+        st = part_find(p, "import", m->first_layer, m->n_layers, out_part, why);
     if (st != ATTN_OK)
         return st;
-    if (m->n_sums % 2 == 0 && req->wire.payload_bytes == n * block_bytes)
-        return is_done(p, m, info) ? ATTN_OK : lengths_check(p, m, info, why);
+    if (m->n_sums % 2 == 0 && req->wire.payload_bytes == n * out_part->bytes)
+        return is_done(out_part, m, info) ? ATTN_OK : lengths_check(p, out_part, m, info, why);
     snprintf(why, WHY_BYTES,
              "import has %zu bytes of payload and %zu sums; a block of this pool has %" PRIu64
              " bytes and 2",
-             req->wire.payload_bytes, m->n_sums, block_bytes);
+             req->wire.payload_bytes, m->n_sums, out_part->bytes);
     return ATTN_EINVAL;
 }
 
-static attn_status sums_check(const struct request *req, uint64_t block_bytes, char *why)
+static attn_status sums_check(const struct request *req, uint64_t part_bytes, char *why)
 {
     const Attnd__Import *m = req->wire.header->import;
     for (size_t i = 0; i < m->n_sums / 2; i++) {
         struct checksum want = {.low = m->sums[2 * i], .high = m->sums[2 * i + 1]};
-        struct checksum sum = checksum_of(req->wire.payload + i * block_bytes, block_bytes);
+        struct checksum sum = checksum_of(req->wire.payload + i * part_bytes, part_bytes);
         if (checksum_is_equal(sum, want))
             continue;
         snprintf(why, WHY_BYTES,
@@ -259,46 +297,46 @@ static attn_status sums_check(const struct request *req, uint64_t block_bytes, c
     return ATTN_OK;
 }
 
-/* Layers from 0 below n_layers: what was reserved for them is the sequence's, or is given back. */
+/* Layers [l, past): what was reserved for them is the sequence's, or is given back. */
 static void layers_end(struct engine *e, struct pool *p, kv_seq_id seq, const Attnd__Import *m,
-                       uint32_t n_layers, bool is_good)
+                       uint32_t l, uint32_t past, bool is_good)
 {
     uint32_t first = m->first_block * p->config.block_tokens;
-    for (uint32_t l = 0; l < n_layers; l++) {
+    for (; l < past; l++) {
         if (m->layer_len[l] <= first)
             continue;
         uint32_t n = m->layer_len[l] - first;
         if (is_good)
             kv_append_commit(e->parts.kv, seq, l, first, n);
-        else /* it made no copy, so there is nothing to patch */
+        else /* nobody shares a block that a layer has nothing of, so there is no copy to undo */
             kv_append_cancel(e->parts.kv, seq, l, first, n, &p->fx);
     }
 }
 
 static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
-                             const struct request *req, char *why)
+                             const struct request *req, const struct part *part, char *why)
 {
     const Attnd__Import *m = req->wire.header->import;
-    uint32_t first = m->first_block * p->config.block_tokens, l;
-    uint64_t block_bytes = pool_block_bytes(p);
+    uint32_t first = m->first_block * p->config.block_tokens;
+    uint32_t first_layer = part->layers.first, l, past = first_layer + part->layers.n;
     attn_status st = ATTN_OK;
     struct kv_seq_info info;
     if (p->fx.n_patches + m->n_sums / 2 > p->fx.patches_capacity)
         batch_flush_patches(e, p);
     mover_wait(e, p, m->n_sums / 2);
-    for (l = 0; l < p->config.num_layers && st == ATTN_OK; l++)
+    for (l = first_layer; l < past && st == ATTN_OK; l++)
         if (m->layer_len[l] > first)
             st = kv_append_reserve(e->parts.kv, seq, l, first, m->layer_len[l] - first, &p->fx);
     if (st != ATTN_OK) {
         snprintf(why, WHY_BYTES, "%s", kv_last_error(e->parts.kv));
-        layers_end(e, p, seq, m, l - 1, false);
+        layers_end(e, p, seq, m, first_layer, l - 1, false);
         return st;
     }
     kv_seq_info(e->parts.kv, seq, &info);
     for (size_t i = 0; i < m->n_sums / 2 && st == ATTN_OK; i++)
-        st = pool_block_write(e, p, info.block_table[m->first_block + i],
-                              req->wire.payload + i * block_bytes, why, WHY_BYTES);
-    layers_end(e, p, seq, m, l, st == ATTN_OK);
+        st = pool_layers_write(e, p, info.block_table[m->first_block + i], part->layers,
+                               req->wire.payload + i * part->bytes, why, WHY_BYTES);
+    layers_end(e, p, seq, m, first_layer, past, st == ATTN_OK);
     return st;
 }
 
@@ -308,10 +346,11 @@ attn_status import_run(struct engine *e, struct request *req, kv_seq_id seq, str
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
-    attn_status st = import_check(req, p, &info, a->why);
+    struct part part;
+    attn_status st = import_check(req, p, &info, &part, a->why);
     if (st == ATTN_OK)
-        st = sums_check(req, pool_block_bytes(p), a->why);
-    if (st == ATTN_OK && !is_done(p, m, &info)) /* else it is a repeat */
-        st = blocks_in(e, p, seq, req, a->why);
+        st = sums_check(req, part.bytes, a->why);
+    if (st == ATTN_OK && !is_done(&part, m, &info)) /* else it is a repeat */
+        st = blocks_in(e, p, seq, req, &part, a->why);
     return st;
 }

@@ -131,6 +131,8 @@ struct seq_state {
     bool waits_for_room; /* its seq is in engine.for_room */
     bool is_moving; /* from or to another card: nothing is done with it */
     struct trace_entry trace;
+    /* Since this epoch no truncation has left fewer tokens; 0: nobody has asked to be told. */
+    uint32_t kept_epoch, n_kept;
 };
 
 /* Ready tasks of a pool, oldest first: new ones arrive in order, woken ones don't. */

@@ -364,11 +364,14 @@ ATTN_API attn_status attn_seq_pool(attn_client *c, uint64_t id, uint64_t timeout
 /* attn_seq_export: writes a sequence's K and V, what they mean, and its token ids to a file.
  *
  * The sequence may be any session's of the same tenant, and goes on meanwhile: the file has it as
- * it was when the call began. Another file of that name is replaced as a whole, once the new one is
- * on the disk, or not at all; the file is its owner's alone (mode 0600). out_file may be NULL.
+ * it was when the call began, without what a truncation has taken away since (the drafts of a
+ * worker that speculates; of more than a block it is begun anew). Another file of that name is
+ * replaced as a whole, once the new one is on the disk, or not at all; the file is its owner's
+ * alone (mode 0600). out_file may be NULL.
  * Errors   ATTN_EIO names the file and what the system says; ATTN_ENOTFOUND; ATTN_ESTALE it is
- *          truncated or adopted all the while; ATTN_EINVAL a block is larger than a message may be;
- *          what requests give */
+ *          truncated to nothing, or others export it, too, all the while; ATTN_EINVAL a layer of a
+ *          block is larger than a message may be: the message names the settings; what requests
+ *          give */
 ATTN_API attn_status attn_seq_export(attn_client *c, uint64_t id, const char *path,
                                      uint64_t timeout_us, struct attn_seq_file *out_file);
 /* attn_seq_import: a new sequence of this session with what a file holds: attention over it is as
@@ -402,8 +405,8 @@ struct attn_moved {
  * Who decodes goes on while full blocks are copied; then the sequence is adopted at the source and
  * its last blocks follow. From then on steps there are refused with ATTN_ESTALE or ATTN_ENOTFOUND;
  * the worker goes on at the target with *out_seq, or adopts it there. Each token is appended once:
- * what the source has answered is at the target. A sequence that is truncated again and again
- * meanwhile is copied after it was adopted, as a whole.
+ * what the source has answered is at the target. It may truncate, too, which costs the
+ * blocks behind that; drafts that it has not taken back when it is refused are at the target.
  * Errors   those of attn_seq_export and attn_seq_import. The sequence is at its source then, as it
  *          was; only if the message says so, it has to be adopted there. ATTN_EEXIST: the target
  *          has one of this id */

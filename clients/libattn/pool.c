@@ -365,6 +365,15 @@ attn_status attn_seq_open(attn_pool *p, uint64_t id, uint64_t timeout_us, struct
     return attn_seq_open_with(p, id, &none, timeout_us, out_seq, &n_cached);
 }
 
+/* Of a message, at five bytes each and what else it has. */
+static uint32_t ids_at_once(struct attn_client *c)
+{
+    enum { OTHERS_BYTES = 4 << 10, ID_BYTES = 5 };
+    uint64_t most = client_info(c).max_message_bytes;
+    uint64_t n = most > 2 * OTHERS_BYTES ? (most - OTHERS_BYTES) / ID_BYTES : 1;
+    return n < WIRE_MAX_TOKENS ? (uint32_t)n : WIRE_MAX_TOKENS;
+}
+
 attn_status attn_seq_open_with(attn_pool *p, uint64_t id, const struct attn_tokens *t,
                                uint64_t timeout_us, struct attn_seq *out_seq, uint32_t *out_cached)
 {
@@ -372,7 +381,7 @@ attn_status attn_seq_open_with(attn_pool *p, uint64_t id, const struct attn_toke
     attn_status st = seq_check(p, is_whole ? out_seq : NULL, "t, t->ids, out_seq or out_cached");
     if (st != ATTN_OK)
         return st;
-    uint32_t n_asked = t->n < WIRE_MAX_TOKENS ? t->n : WIRE_MAX_TOKENS;
+    uint32_t n_most = ids_at_once(p->client), n_asked = t->n < n_most ? t->n : n_most;
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__Open open = ATTND__OPEN__INIT;
     open.seq = id;
@@ -417,8 +426,9 @@ attn_status attn_seq_tokens(attn_pool *p, const struct attn_seq *seq, uint32_t p
     attn_status st = seq_check(p, ids != NULL ? seq : NULL, "seq or ids");
     if (st == ATTN_OK && n > UINT32_MAX - pos)
         return error_set(ATTN_EINVAL, "n is %u, pos %u: too far", n, pos);
+    uint32_t n_most = st == ATTN_OK ? ids_at_once(p->client) : 0;
     for (uint32_t n_part; st == ATTN_OK && n > 0; pos += n_part, ids += n_part, n -= n_part) {
-        n_part = n < WIRE_MAX_TOKENS ? n : WIRE_MAX_TOKENS;
+        n_part = n < n_most ? n : n_most;
         st = tokens_send(p, seq, pos, ids, n_part, timeout_us);
     }
     return st;

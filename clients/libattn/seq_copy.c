@@ -15,8 +15,8 @@ struct taking {
     struct seq_look *look; /* of a look; else NULL */
     uint8_t *dst;
     uint64_t bytes;
-    struct checksum *sums;
-    uint32_t *ids, n_ids;
+    struct checksum *sums; /* [n_pieces]: of blocks, or of layers of one */
+    uint32_t n_pieces, *ids, n_ids;
 };
 
 static attn_status fail(struct client_request *r, attn_status st, const char *what)
@@ -42,6 +42,8 @@ static attn_status take_look(struct client_request *r, const Attnd__ExportReply 
     l->epoch = x->epoch;
     l->n_ids = x->n_ids;
     l->adapter = x->adapter;
+    l->kept_epoch = x->kept_epoch;
+    l->n_kept = x->n_kept;
     memcpy(l->layer_len, x->layer_len, x->n_layer_len * sizeof *l->layer_len);
     strcpy(l->model, model);
     strcpy(l->rope, rope);
@@ -64,13 +66,13 @@ static attn_status take_blocks(struct client_request *r, const struct wire_reply
                                const struct taking *t)
 {
     const Attnd__ExportReply *x = reply->header->export;
-    size_t n = x->block_bytes == 0 ? 0 : t->bytes / x->block_bytes;
+    size_t n = t->n_pieces, piece_bytes = t->bytes / n;
     if (reply->payload_bytes != t->bytes || x->n_sums != 2 * n)
         return fail(r, ATTN_EPROTO, "blocks or sums are not as many as were asked for");
     memcpy(t->dst, reply->payload, t->bytes);
     for (size_t i = 0; i < n; i++) {
         struct checksum told = {.low = x->sums[2 * i], .high = x->sums[2 * i + 1]};
-        t->sums[i] = checksum_of(t->dst + i * x->block_bytes, x->block_bytes);
+        t->sums[i] = checksum_of(t->dst + i * piece_bytes, piece_bytes);
         if (!checksum_is_equal(t->sums[i], told))
             return fail(r, ATTN_EPROTO, "a block's bytes do not make its checksum");
     }
@@ -109,7 +111,33 @@ attn_status seq_look_at(struct attn_client *c, uint64_t id, uint64_t timeout_us,
     Attnd__Export x = ATTND__EXPORT__INIT;
     struct taking t = {.look = out};
     x.seq = out->id = id;
+    x.watch = true;
     return export_call(c, &x, timeout_us, &t);
+}
+
+attn_status seq_look_again(struct attn_client *c, uint64_t timeout_us, struct seq_look *l,
+                           uint32_t *out_kept)
+{
+    uint32_t before = l->epoch;
+    attn_status st = seq_look_at(c, l->id, timeout_us, l);
+    if (st != ATTN_OK)
+        return st;
+    bool is_known = l->kept_epoch != 0 && l->kept_epoch <= before;
+    if (l->epoch != before && !is_known)
+        return error_set(ATTN_ESTALE, "sequence %" PRIu64 " is truncated or adopted meanwhile",
+                         l->id);
+    *out_kept = l->epoch == before ? UINT32_MAX : l->n_kept;
+    return ATTN_OK;
+}
+
+attn_status seq_look_after(struct attn_client *c, attn_status st, uint64_t timeout_us,
+                           struct seq_look *l, uint32_t *out_kept)
+{
+    struct error_kept kept = error_keep();
+    uint32_t before = l->epoch;
+    attn_status looked = seq_look_again(c, timeout_us, l, out_kept);
+    bool is_truncated = looked == ATTN_ESTALE || (looked == ATTN_OK && l->epoch != before);
+    return st == ATTN_OK || is_truncated ? looked : error_restore(&kept);
 }
 
 void seq_look_lengths(const struct seq_look *l, uint32_t *out_least, uint32_t *out_most)
@@ -121,36 +149,73 @@ void seq_look_lengths(const struct seq_look *l, uint32_t *out_least, uint32_t *o
     }
 }
 
-attn_status seq_blocks_at_once(struct attn_client *c, uint64_t block_bytes, uint32_t *out_n)
+attn_status seq_piece_of(struct attn_client *c, const struct seq_geometry *g, struct seq_piece *out)
 {
     uint64_t most = client_info(c).max_message_bytes, region = c->t->ops->max_message(c->t);
     most = region != 0 && region < most ? region : most;
     uint64_t room = most > REPLY_HEAD_BYTES ? most - REPLY_HEAD_BYTES : 0;
-    if (block_bytes > room)
+    uint64_t layer_bytes = g->block_bytes / g->num_layers;
+    if (g->block_bytes <= room) {
+        uint64_t n = (room < CHUNK_BYTES ? room : CHUNK_BYTES) / g->block_bytes;
+        n = n < 1 ? 1 : n < WIRE_MAX_CHUNK_BLOCKS ? n : WIRE_MAX_CHUNK_BLOCKS;
+        *out = (struct seq_piece){.n_blocks = (uint32_t)n, .n_layers = g->num_layers};
+        return ATTN_OK;
+    }
+    if (layer_bytes > room)
         return error_set(ATTN_EINVAL,
-                         "a block has %" PRIu64 " bytes, a message %" PRIu64
+                         "a layer of a block has %" PRIu64 " bytes, a message of %" PRIu64
+                         " room for %" PRIu64
                          " (listen.max_message; of shared memory, listen.shm_client)",
-                         block_bytes, most);
-    uint64_t n = (room < CHUNK_BYTES ? room : CHUNK_BYTES) / block_bytes;
-    n = n < 1 ? 1 : n;
-    *out_n = n < WIRE_MAX_CHUNK_BLOCKS ? (uint32_t)n : WIRE_MAX_CHUNK_BLOCKS;
+                         layer_bytes, most, room);
+    *out = (struct seq_piece){.n_blocks = 1, .n_layers = (uint32_t)(room / layer_bytes)};
     return ATTN_OK;
 }
 
-attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, uint32_t first,
-                           uint32_t n, uint64_t timeout_us, uint8_t *dst, struct checksum *sums)
+/* Layers [layer, layer + n) of block first. */
+static attn_status layers_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
+                              uint32_t first, uint32_t layer, uint32_t n, uint64_t timeout_us,
+                              uint8_t *dst)
 {
     Attnd__Export x = ATTND__EXPORT__INIT;
-    struct taking t = {.dst = dst, .sums = sums, .bytes = n * l->geometry.block_bytes};
+    struct checksum sum;
+    uint64_t layer_bytes = l->geometry.block_bytes / l->geometry.num_layers;
+    struct taking t = {
+        .dst = dst + layer * layer_bytes, .sums = &sum, .bytes = n * layer_bytes, .n_pieces = 1};
     x.seq = l->id;
-    x.epoch = l->epoch;
+    x.epoch = epoch;
+    x.first_block = first;
+    x.n_blocks = 1;
+    x.first_layer = layer;
+    x.n_layers = n;
+    return export_call(c, &x, timeout_us, &t);
+}
+
+attn_status seq_blocks_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
+                           struct seq_piece piece, uint32_t first, uint32_t n, uint64_t timeout_us,
+                           uint8_t *dst, struct checksum *sums)
+{
+    const struct seq_geometry *g = &l->geometry;
+    attn_status st = ATTN_OK;
+    if (piece.n_layers < g->num_layers) {
+        for (uint32_t i = 0, n_part; st == ATTN_OK && i < g->num_layers; i += n_part) {
+            n_part = g->num_layers - i < piece.n_layers ? g->num_layers - i : piece.n_layers;
+            st = layers_get(c, l, epoch, first, i, n_part, timeout_us, dst);
+        }
+        if (st == ATTN_OK)
+            *sums = checksum_of(dst, g->block_bytes);
+        return st;
+    }
+    Attnd__Export x = ATTND__EXPORT__INIT;
+    struct taking t = {.dst = dst, .sums = sums, .bytes = n * g->block_bytes, .n_pieces = n};
+    x.seq = l->id;
+    x.epoch = epoch;
     x.first_block = first;
     x.n_blocks = n;
     return export_call(c, &x, timeout_us, &t);
 }
 
-attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t first, uint32_t n,
-                        uint64_t timeout_us, uint32_t *dst)
+attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,
+                        uint32_t first, uint32_t n, uint64_t timeout_us, uint32_t *dst)
 {
     attn_status st = ATTN_OK;
     for (uint32_t n_part; st == ATTN_OK && n > 0; first += n_part, dst += n_part, n -= n_part) {
@@ -158,7 +223,7 @@ attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_
         Attnd__Export x = ATTND__EXPORT__INIT;
         struct taking t = {.ids = dst, .n_ids = n_part};
         x.seq = l->id;
-        x.epoch = l->epoch;
+        x.epoch = epoch;
         x.first_token = first;
         x.n_tokens = n_part;
         st = export_call(c, &x, timeout_us, &t);
@@ -166,20 +231,18 @@ attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_
     return st;
 }
 
-attn_status seq_blocks_put(struct attn_client *c, const struct attn_seq *seq,
-                           const struct seq_geometry *g, const uint32_t *layer_len, uint32_t first,
-                           uint32_t n, const uint8_t *src, const struct checksum *sums,
-                           uint64_t timeout_us)
+/* Layers [layer, layer + n_layers) of n blocks; what these have of them is at src. */
+static attn_status layers_put(struct attn_client *c, const struct attn_seq *seq,
+                              const struct seq_geometry *g, uint32_t layer, uint32_t n_layers,
+                              const uint32_t *lens, uint32_t first, uint32_t n, const uint8_t *src,
+                              const struct checksum *sums, uint64_t timeout_us)
 {
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__Import m = ATTND__IMPORT__INIT;
     Attnd__Content content = ATTND__CONTENT__INIT;
     Attnd__Identity identity = ATTND__IDENTITY__INIT;
-    struct client_bulk bulk = {.payload = src, .payload_bytes = n * g->block_bytes};
-    uint32_t lens[SEQ_FILE_MAX_LAYERS];
-    uint64_t end = ((uint64_t)first + n) * g->block_tokens;
-    for (uint32_t i = 0; i < g->num_layers; i++)
-        lens[i] = layer_len[i] < end ? layer_len[i] : (uint32_t)end;
+    struct client_bulk bulk = {.payload = src,
+                               .payload_bytes = n * (g->block_bytes / g->num_layers) * n_layers};
     identity.model = (char *)(uintptr_t)g->model; /* packing only reads these */
     identity.rope = (char *)(uintptr_t)g->rope;
     content.identity = &identity;
@@ -194,11 +257,47 @@ attn_status seq_blocks_put(struct attn_client *c, const struct attn_seq *seq,
     m.first_block = first;
     m.layout = g->layout;
     m.n_layer_len = g->num_layers;
-    m.layer_len = lens;
+    m.layer_len = (uint32_t *)(uintptr_t)lens;
     m.n_sums = 2 * (size_t)n;
     m.sums = (uint64_t *)(uintptr_t)sums;
     m.content = &content;
+    if (n_layers < g->num_layers) {
+        m.first_layer = layer;
+        m.n_layers = n_layers;
+    }
     req.body_case = ATTND__REQUEST__BODY_IMPORT;
     req.import = &m;
     return client_call_bulk(c, &req, &bulk, timeout_us, NULL, NULL);
+}
+
+static bool has_tokens(const uint32_t *lens, uint32_t n, uint64_t from)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (lens[i] > from)
+            return true;
+    return false;
+}
+
+attn_status seq_blocks_put(struct attn_client *c, const struct attn_seq *seq,
+                           const struct seq_geometry *g, struct seq_piece piece,
+                           const uint32_t *layer_len, uint32_t first, uint32_t n,
+                           const uint8_t *src, const struct checksum *sums, uint64_t timeout_us)
+{
+    attn_status st = ATTN_OK;
+    uint32_t lens[SEQ_FILE_MAX_LAYERS];
+    uint64_t begin = (uint64_t)first * g->block_tokens, end = begin + (uint64_t)n * g->block_tokens;
+    uint64_t layer_bytes = g->block_bytes / g->num_layers;
+    for (uint32_t i = 0; i < g->num_layers; i++)
+        lens[i] = layer_len[i] < end ? layer_len[i] : (uint32_t)end;
+    if (piece.n_layers >= g->num_layers)
+        return layers_put(c, seq, g, 0, g->num_layers, lens, first, n, src, sums, timeout_us);
+    for (uint32_t i = 0, n_part; st == ATTN_OK && i < g->num_layers; i += n_part) {
+        n_part = g->num_layers - i < piece.n_layers ? g->num_layers - i : piece.n_layers;
+        const uint8_t *part = src + i * layer_bytes;
+        if (!has_tokens(lens + i, n_part, begin))
+            continue;
+        struct checksum sum = checksum_of(part, n_part * layer_bytes);
+        st = layers_put(c, seq, g, i, n_part, lens, first, 1, part, &sum, timeout_us);
+    }
+    return st;
 }

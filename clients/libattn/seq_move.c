@@ -1,11 +1,13 @@
 /* seq_move.c: a sequence from one daemon to another while it goes on.
  *
- * Full blocks are copied as they become full; nothing of an epoch changes them. When there is none
- * left, the sequence is adopted at that same epoch: from then on whoever used it is refused, so no
- * token can be appended at the source that the target has not. The rest follows, and only when the
- * target has all of it is the source closed; where somebody has adopted it before that, the target
- * forgets it instead. A sequence whose epoch changes meanwhile (it was
- * truncated, or adopted) is begun again; one that always changes is adopted first and copied then.
+ * Full blocks are copied as they become full. Truncations may come in between (rejected drafts of a
+ * worker that speculates): after each round the source says how many tokens have stayed all the
+ * time, and the target lets go of the blocks behind them. It hears of token ids after that, so it
+ * never publishes a block that is not what they say. When there is no full block left, the sequence
+ * is adopted: from then on whoever used it is refused, so no token can be appended at the source
+ * that the target has not. The rest follows, and only when the target has all of it is the source
+ * closed; where somebody has adopted it before that, the target forgets it instead. A source that
+ * does not know what has stayed is begun with again, and at last adopted first and copied then.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,7 +16,11 @@
 
 #include "clients/libattn/seq_copy.h"
 
-enum { MAX_TRIES = 3 };
+enum {
+    MAX_TRIES = 3,
+    MAX_CUTS = 8, /* rounds that a truncation takes blocks from before the sequence is adopted */
+    MAX_FENCES = 3, /* of adopting it as it was looked at, before it is adopted as it is */
+};
 
 struct move {
     struct attn_client *from;
@@ -22,40 +28,46 @@ struct move {
     uint64_t timeout_us;
     struct seq_look look;
     struct attn_seq seq; /* at the target */
-    bool is_open, is_fenced;
+    bool is_open, is_fenced, is_refused; /* by the target: blocks */
     uint32_t n_blocks, n_ids; /* that the target has */
     uint32_t n_at_once;
+    struct seq_piece out, in; /* of a message of the source's, the target's */
     uint8_t *blocks; /* [n_at_once] */
     struct checksum *sums; /* [n_at_once] */
     uint64_t stop_ns; /* when it began */
     struct attn_moved moved;
 };
 
-static attn_status blocks_move(struct move *m, uint32_t end)
+/* Blocks below end that the target has not; epoch as of seq_blocks_get. */
+static attn_status blocks_move(struct move *m, uint32_t epoch, uint32_t end)
 {
     const struct seq_geometry *g = &m->look.geometry;
     attn_status st = ATTN_OK;
     while (st == ATTN_OK && m->n_blocks < end) {
         uint32_t n = end - m->n_blocks < m->n_at_once ? end - m->n_blocks : m->n_at_once;
-        st = seq_blocks_get(m->from, &m->look, m->n_blocks, n, m->timeout_us, m->blocks, m->sums);
+        st = seq_blocks_get(m->from, &m->look, epoch, m->out, m->n_blocks, n, m->timeout_us,
+                            m->blocks, m->sums);
+        bool is_there = st == ATTN_OK;
         if (st == ATTN_OK)
-            st = seq_blocks_put(m->to->client, &m->seq, g, m->look.layer_len, m->n_blocks, n,
+            st = seq_blocks_put(m->to->client, &m->seq, g, m->in, m->look.layer_len, m->n_blocks, n,
                                 m->blocks, m->sums, m->timeout_us);
+        m->is_refused = is_there && st != ATTN_OK;
         if (st == ATTN_OK)
             m->n_blocks += n;
     }
     return st;
 }
 
-static attn_status ids_move(struct move *m)
+/* Ids below end, as of the look, that the target has not. */
+static attn_status ids_move(struct move *m, uint32_t end)
 {
-    uint32_t n = m->look.n_ids - m->n_ids;
-    if (n == 0)
+    if (end <= m->n_ids)
         return ATTN_OK;
+    uint32_t n = end - m->n_ids;
     uint32_t *ids = malloc(n * sizeof *ids);
     if (ids == NULL)
         return error_set(ATTN_ENOMEM, "no memory for %" PRIu32 " token ids", n);
-    attn_status st = seq_ids_get(m->from, &m->look, m->n_ids, n, m->timeout_us, ids);
+    attn_status st = seq_ids_get(m->from, &m->look, m->look.epoch, m->n_ids, n, m->timeout_us, ids);
     if (st == ATTN_OK)
         st = attn_seq_tokens(m->to, &m->seq, m->n_ids, ids, n, m->timeout_us);
     if (st == ATTN_OK)
@@ -69,14 +81,14 @@ static attn_status target_open(struct move *m)
 {
     const struct attn_tokens none = {.adapter = m->look.adapter};
     uint64_t bytes = m->look.geometry.block_bytes;
-    uint32_t n_from, n_to, n_cached;
-    attn_status st = seq_blocks_at_once(m->from, bytes, &n_from);
+    uint32_t n_cached;
+    attn_status st = seq_piece_of(m->from, &m->look.geometry, &m->out);
     if (st == ATTN_OK)
-        st = seq_blocks_at_once(m->to->client, bytes, &n_to);
+        st = seq_piece_of(m->to->client, &m->look.geometry, &m->in);
     if (st != ATTN_OK)
         return st;
     if (m->blocks == NULL) {
-        m->n_at_once = n_from < n_to ? n_from : n_to;
+        m->n_at_once = m->out.n_blocks < m->in.n_blocks ? m->out.n_blocks : m->in.n_blocks;
         m->blocks = malloc(m->n_at_once * bytes);
         m->sums = malloc(m->n_at_once * sizeof *m->sums);
         if (m->blocks == NULL || m->sums == NULL)
@@ -99,43 +111,109 @@ static void target_forget(struct move *m)
     error_restore(&kept);
 }
 
-/* Until every full block and every id that was there at the last look is at the target. */
+/* The target lets go of what has not stayed at the source. */
+static attn_status cut(struct move *m, uint32_t n_kept)
+{
+    uint32_t n_blocks = n_kept / m->look.geometry.block_tokens;
+    if (n_blocks >= m->n_blocks && n_kept >= m->n_ids)
+        return ATTN_OK;
+    n_blocks = n_blocks < m->n_blocks ? n_blocks : m->n_blocks;
+    uint32_t len = n_blocks * m->look.geometry.block_tokens;
+    attn_status st = attn_seq_truncate(m->to, &m->seq, len, m->timeout_us);
+    if (st != ATTN_OK)
+        return st;
+    m->n_blocks = n_blocks;
+    m->n_ids = m->n_ids < len ? m->n_ids : len;
+    return ATTN_OK;
+}
+
+/* One look after blocks were copied; st is what came of that. *out_is_cut: some have not stayed. */
+static attn_status look_after(struct move *m, attn_status st, bool *out_is_cut)
+{
+    if (m->is_refused)
+        return st;
+    uint32_t n_blocks = m->n_blocks, n_kept;
+    attn_status looked = seq_look_after(m->from, st, m->timeout_us, &m->look, &n_kept);
+    if (looked == ATTN_OK)
+        looked = cut(m, n_kept);
+    *out_is_cut = st != ATTN_OK || m->n_blocks < n_blocks;
+    return looked;
+}
+
+/* Until every full block that was there at the last look is at the target. */
 static attn_status move_live(struct move *m)
 {
-    uint32_t bt = m->look.geometry.block_tokens, least, most, epoch = m->look.epoch;
-    while (true) {
+    uint32_t bt = m->look.geometry.block_tokens, least, most;
+    for (int n_cuts = 0; n_cuts < MAX_CUTS;) {
+        bool is_cut = false;
         seq_look_lengths(&m->look, &least, &most);
         uint32_t n_full = least / bt;
         if (n_full <= m->n_blocks)
-            return ids_move(m);
+            break;
         for (uint32_t i = 0; i < m->look.geometry.num_layers; i++)
             m->look.layer_len[i] = n_full * bt; /* what the target has then */
-        attn_status st = blocks_move(m, n_full);
-        if (st == ATTN_OK)
-            st = ids_move(m);
-        if (st == ATTN_OK)
-            st = seq_look_at(m->from, m->look.id, m->timeout_us, &m->look);
+        attn_status st = look_after(m, blocks_move(m, 0, n_full), &is_cut);
         if (st != ATTN_OK)
             return st;
-        if (m->look.epoch != epoch)
-            return error_set(ATTN_ESTALE, "sequence %" PRIu64 " is truncated or adopted meanwhile",
-                             m->look.id);
+        uint32_t n_ids = m->n_blocks * bt < m->look.n_ids ? m->n_blocks * bt : m->look.n_ids;
+        st = ids_move(m, n_ids);
+        if (st != ATTN_OK && st != ATTN_ESTALE) /* else they go with the rest */
+            return st;
+        n_cuts += is_cut;
     }
+    return ATTN_OK;
+}
+
+static attn_status take_epoch(struct client_request *r, const struct wire_reply *reply)
+{
+    if (reply->header->body_case == ATTND__REPLY__BODY_SEQ)
+        *(uint32_t *)r->take_arg = reply->header->seq->epoch;
+    return ATTN_OK;
 }
 
 /* Nobody appends at the source any more. epoch 0: whichever it is at. */
-static attn_status source_fence(struct move *m, uint32_t epoch)
+static attn_status source_adopt(struct move *m, uint32_t epoch)
 {
     Attnd__Request req = ATTND__REQUEST__INIT;
     Attnd__Adopt adopt = ATTND__ADOPT__INIT;
+    uint32_t new_epoch = 0;
     adopt.seq = m->look.id;
     adopt.epoch = epoch;
     req.body_case = ATTND__REQUEST__BODY_ADOPT;
     req.adopt = &adopt;
     m->stop_ns = attn_now_ns();
-    attn_status st = client_call(m->from, &req, m->timeout_us, NULL, NULL);
+    attn_status st = client_call(m->from, &req, m->timeout_us, take_epoch, &new_epoch);
     m->is_fenced = st == ATTN_OK || st == ATTN_ETIMEDOUT || st == ATTN_ECONN; /* it may be */
-    return st == ATTN_OK ? seq_look_at(m->from, m->look.id, m->timeout_us, &m->look) : st;
+    if (st == ATTN_OK && epoch != 0)
+        m->look.epoch = new_epoch; /* what was looked at is adopted */
+    return st;
+}
+
+/* As it was looked at, or as it is, and what has not stayed until then goes. */
+static attn_status source_fence(struct move *m, bool is_live)
+{
+    attn_status st = ATTN_ESTALE;
+    uint32_t n_kept;
+    for (int i = 0; is_live && st == ATTN_ESTALE && i < MAX_FENCES; i++) {
+        st = source_adopt(m, m->look.epoch);
+        if (st == ATTN_ESTALE) {
+            attn_status looked = seq_look_again(m->from, m->timeout_us, &m->look, &n_kept);
+            if (looked == ATTN_OK)
+                looked = cut(m, n_kept);
+            if (looked != ATTN_OK)
+                return looked;
+        }
+    }
+    if (st == ATTN_ESTALE)
+        st = source_adopt(m, 0);
+    if (st != ATTN_OK)
+        return st;
+    st = seq_look_again(m->from, m->timeout_us, &m->look, &n_kept);
+    if (st == ATTN_ESTALE) {
+        st = ATTN_OK;
+        n_kept = 0;
+    }
+    return st == ATTN_OK ? cut(m, n_kept) : st;
 }
 
 /* What the live part has left. */
@@ -143,9 +221,9 @@ static attn_status move_rest(struct move *m)
 {
     uint32_t bt = m->look.geometry.block_tokens, least, most, before = m->n_blocks;
     seq_look_lengths(&m->look, &least, &most);
-    attn_status st = blocks_move(m, most / bt + (most % bt != 0));
+    attn_status st = blocks_move(m, m->look.epoch, most / bt + (most % bt != 0));
     if (st == ATTN_OK)
-        st = ids_move(m);
+        st = ids_move(m, m->look.n_ids);
     m->moved = (struct attn_moved){.struct_size = sizeof m->moved,
                                    .n_tokens = most,
                                    .n_blocks = m->n_blocks,
@@ -169,13 +247,12 @@ static attn_status source_close(struct move *m)
 static attn_status move_once(struct move *m, bool is_live)
 {
     attn_status st = seq_look_at(m->from, m->look.id, m->timeout_us, &m->look);
-    uint32_t epoch = is_live ? m->look.epoch : 0;
     if (st == ATTN_OK)
         st = target_open(m);
     if (st == ATTN_OK && is_live)
         st = move_live(m);
     if (st == ATTN_OK)
-        st = source_fence(m, epoch);
+        st = source_fence(m, is_live);
     return st == ATTN_OK ? move_rest(m) : st;
 }
 

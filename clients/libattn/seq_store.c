@@ -13,11 +13,32 @@
 
 #include "clients/libattn/seq_copy.h"
 
-enum { MAX_LOOKS = 3 }; /* at a sequence that is truncated or adopted all the while */
+enum {
+    MAX_TRIES = 3, /* of a sequence that loses more than drafts */
+    MAX_LOOKS = 100, /* of a try */
+};
 
 static attn_status io_failed(const char *what, const char *path)
 {
     return error_set(ATTN_EIO, "%s %.180s: %s", what, path, strerror(errno));
+}
+
+/* Exactly n bytes, or an error: a file may end before, or lie on a disk that fails. */
+static attn_status read_at(int fd, const char *path, uint8_t *dst, uint64_t n, uint64_t at)
+{
+    while (n > 0) {
+        ssize_t done = pread(fd, dst, n, (off_t)at);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done < 0)
+            return io_failed("read", path);
+        if (done == 0)
+            return error_set(ATTN_EPROTO, "%.180s ends at byte %" PRIu64, path, at);
+        dst += done;
+        n -= (uint64_t)done;
+        at += (uint64_t)done;
+    }
+    return ATTN_OK;
 }
 
 /* ---- export ---- */
@@ -26,13 +47,15 @@ struct store {
     struct attn_client *client;
     const char *path;
     uint64_t timeout_us;
-    struct seq_look look;
+    struct seq_look look, now; /* what the file has, and the latest */
+    uint32_t n_kept; /* tokens that have stayed since the first look */
+    int n_looks;
     struct seq_file file;
     uint64_t head_bytes;
-    uint32_t n_at_once;
+    struct seq_piece piece;
     uint32_t *ids; /* [file.n_ids] */
     struct checksum *sums; /* [file.n_blocks] */
-    uint8_t *head, *blocks; /* [n_at_once] */
+    uint8_t *head, *blocks; /* [piece.n_blocks] */
     char tmp[PATH_MAX];
     int fd;
 };
@@ -60,9 +83,12 @@ static attn_status store_begin(struct store *s, uint64_t id)
     uint32_t least, most;
     attn_status st = seq_look_at(s->client, id, s->timeout_us, &s->look);
     if (st == ATTN_OK)
-        st = seq_blocks_at_once(s->client, s->look.geometry.block_bytes, &s->n_at_once);
+        st = seq_piece_of(s->client, &s->look.geometry, &s->piece);
     if (st != ATTN_OK)
         return st;
+    s->now = s->look;
+    s->n_kept = UINT32_MAX;
+    s->n_looks = 0;
     seq_look_lengths(&s->look, &least, &most);
     uint32_t bt = s->look.geometry.block_tokens;
     s->file = (struct seq_file){.geometry = s->look.geometry,
@@ -76,7 +102,7 @@ static attn_status store_begin(struct store *s, uint64_t id)
     s->ids = calloc((size_t)s->file.n_ids + 1, sizeof *s->ids);
     s->sums = calloc((size_t)s->file.n_blocks + 1, sizeof *s->sums);
     s->head = calloc(1, s->head_bytes);
-    s->blocks = malloc(s->n_at_once * s->look.geometry.block_bytes);
+    s->blocks = malloc(s->piece.n_blocks * s->look.geometry.block_bytes);
     if (s->ids == NULL || s->sums == NULL || s->head == NULL || s->blocks == NULL)
         return error_set(ATTN_ENOMEM, "no memory for an export");
     s->file.ids = s->ids;
@@ -95,16 +121,75 @@ static void store_end(struct store *s)
     s->head = s->blocks = NULL;
 }
 
+/* What has stayed, after something was copied, which came to st. */
+static attn_status store_look(struct store *s, attn_status st)
+{
+    uint32_t n_kept;
+    st = seq_look_after(s->client, st, s->timeout_us, &s->now, &n_kept);
+    if (st != ATTN_OK)
+        return st;
+    s->n_kept = n_kept < s->n_kept ? n_kept : s->n_kept;
+    if (++s->n_looks == MAX_LOOKS)
+        return error_set(ATTN_ESTALE, "sequence %" PRIu64 " is truncated all the while",
+                         s->look.id);
+    return ATTN_OK;
+}
+
+/* Blocks of the tokens that have stayed. */
+static uint32_t n_blocks_kept(const struct store *s)
+{
+    uint32_t bt = s->look.geometry.block_tokens, n = s->n_kept / bt + (s->n_kept % bt != 0);
+    return n < s->file.n_blocks ? n : s->file.n_blocks;
+}
+
 static attn_status store_blocks(struct store *s)
 {
     uint64_t block_bytes = s->look.geometry.block_bytes;
-    attn_status st = ATTN_OK;
-    for (uint32_t i = 0, n; st == ATTN_OK && i < s->file.n_blocks; i += n) {
-        n = s->file.n_blocks - i < s->n_at_once ? s->file.n_blocks - i : s->n_at_once;
-        st = seq_blocks_get(s->client, &s->look, i, n, s->timeout_us, s->blocks, &s->sums[i]);
-        if (st == ATTN_OK)
+    for (uint32_t i = 0, n; i < n_blocks_kept(s); i += n) {
+        n = n_blocks_kept(s) - i < s->piece.n_blocks ? n_blocks_kept(s) - i : s->piece.n_blocks;
+        attn_status st = seq_blocks_get(s->client, &s->look, 0, s->piece, i, n, s->timeout_us,
+                                        s->blocks, &s->sums[i]);
+        if (st == ATTN_OK) {
             st = write_at(s, s->blocks, n * block_bytes, s->head_bytes + i * block_bytes);
+        } else {
+            st = store_look(s, st);
+            n = 0; /* once more, as far as they have stayed */
+        }
+        if (st != ATTN_OK)
+            return st;
     }
+    return store_look(s, ATTN_OK);
+}
+
+static attn_status store_ids(struct store *s)
+{
+    attn_status st, got;
+    do {
+        uint32_t n = s->file.n_ids < s->n_kept ? s->file.n_ids : s->n_kept;
+        got = seq_ids_get(s->client, &s->look, 0, 0, n, s->timeout_us, s->ids);
+        st = store_look(s, got);
+    } while (st == ATTN_OK && got != ATTN_OK);
+    return st;
+}
+
+/* The file has what has stayed, and a shorter head where that makes one. */
+static attn_status store_shorten(struct store *s)
+{
+    uint64_t from = s->head_bytes, bytes = s->look.geometry.block_bytes;
+    s->file.n_blocks = n_blocks_kept(s);
+    s->file.n_ids = s->file.n_ids < s->n_kept ? s->file.n_ids : s->n_kept;
+    for (uint32_t i = 0; i < s->look.geometry.num_layers; i++)
+        if (s->look.layer_len[i] > s->n_kept)
+            s->look.layer_len[i] = s->n_kept;
+    s->head_bytes = seq_file_head_bytes(&s->file);
+    attn_status st = ATTN_OK;
+    for (uint32_t i = 0; s->head_bytes < from && st == ATTN_OK && i < s->file.n_blocks; i++) {
+        st = read_at(s->fd, s->path, s->blocks, bytes, from + i * bytes);
+        if (st == ATTN_OK)
+            st = write_at(s, s->blocks, bytes, s->head_bytes + i * bytes);
+    }
+    if (st == ATTN_OK && ftruncate(s->fd, (off_t)(s->head_bytes + s->file.n_blocks * bytes)) != 0)
+        st = io_failed("write", s->path);
     return st;
 }
 
@@ -126,13 +211,23 @@ static attn_status sync_folder(const char *path)
     return st;
 }
 
-static attn_status store_run(struct store *s, uint64_t id)
+/* Drafts that were taken back meanwhile are left out; where more was, the last try does so, too. */
+static attn_status store_run(struct store *s, uint64_t id, bool is_last)
 {
+    uint32_t least, most;
     attn_status st = store_begin(s, id);
     if (st == ATTN_OK)
         st = store_blocks(s);
     if (st == ATTN_OK)
-        st = seq_ids_get(s->client, &s->look, 0, s->file.n_ids, s->timeout_us, s->ids);
+        st = store_ids(s);
+    if (st != ATTN_OK)
+        return st;
+    seq_look_lengths(&s->look, &least, &most);
+    bool is_more = s->n_kept < most && most - s->n_kept >= s->look.geometry.block_tokens;
+    if ((is_more && !is_last) || (s->n_kept == 0 && most > 0))
+        return error_set(ATTN_ESTALE, "sequence %" PRIu64 " is truncated meanwhile", id);
+    if (s->n_kept < most || s->n_kept < s->file.n_ids)
+        st = store_shorten(s);
     if (st != ATTN_OK)
         return st;
     seq_file_encode(&s->file, s->head);
@@ -148,10 +243,11 @@ static attn_status store_to(struct store *s, uint64_t id)
     s->fd = mkostemp(s->tmp, O_CLOEXEC);
     if (s->fd < 0)
         return io_failed("make", s->path);
-    attn_status st = store_run(s, id);
-    for (int i = 1; st == ATTN_ESTALE && i < MAX_LOOKS; i++) {
+    attn_status st = store_run(s, id, false);
+    for (int i = 1; st == ATTN_ESTALE && i < MAX_TRIES; i++) {
         store_end(s);
-        st = ftruncate(s->fd, 0) == 0 ? store_run(s, id) : io_failed("write", s->path);
+        st = ftruncate(s->fd, 0) == 0 ? store_run(s, id, i + 1 == MAX_TRIES)
+                                      : io_failed("write", s->path);
     }
     if (st == ATTN_OK && fsync(s->fd) != 0)
         st = io_failed("sync", s->path);
@@ -225,30 +321,12 @@ struct stored {
     struct seq_file file; /* points into head */
 };
 
-/* Exactly n bytes, or an error: a file may end before, or lie on a disk that fails. */
-static attn_status read_at(const struct stored *s, uint8_t *dst, uint64_t n, uint64_t at)
-{
-    while (n > 0) {
-        ssize_t done = pread(s->fd, dst, n, (off_t)at);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done < 0)
-            return io_failed("read", s->path);
-        if (done == 0)
-            return error_set(ATTN_EPROTO, "%.180s ends at byte %" PRIu64, s->path, at);
-        dst += done;
-        n -= (uint64_t)done;
-        at += (uint64_t)done;
-    }
-    return ATTN_OK;
-}
-
 static attn_status head_read(struct stored *s)
 {
     uint8_t fixed[SEQ_FILE_FIXED_BYTES];
     char why[160];
     uint64_t n = s->bytes < sizeof fixed ? s->bytes : sizeof fixed;
-    attn_status st = read_at(s, fixed, n, 0);
+    attn_status st = read_at(s->fd, s->path, fixed, n, 0);
     if (st != ATTN_OK)
         return st;
     st = seq_file_head_find(fixed, n, s->bytes, &s->head_bytes, why, sizeof why);
@@ -257,7 +335,7 @@ static attn_status head_read(struct stored *s)
     s->head = malloc(s->head_bytes);
     if (s->head == NULL)
         return error_set(ATTN_ENOMEM, "no memory for the head of %.180s", s->path);
-    st = read_at(s, s->head, s->head_bytes, 0);
+    st = read_at(s->fd, s->path, s->head, s->head_bytes, 0);
     if (st != ATTN_OK)
         return st;
     /* what was found above may be another now */
@@ -294,7 +372,7 @@ static void stored_close(struct stored *s)
 static attn_status blocks_read(const struct stored *s, uint32_t first, uint32_t n, uint8_t *dst)
 {
     uint64_t bytes = s->file.geometry.block_bytes;
-    attn_status st = read_at(s, dst, n * bytes, s->head_bytes + first * bytes);
+    attn_status st = read_at(s->fd, s->path, dst, n * bytes, s->head_bytes + first * bytes);
     for (uint32_t i = 0; st == ATTN_OK && i < n; i++) {
         struct checksum want = seq_file_sum(&s->file, first + i);
         struct checksum sum = checksum_of(dst + i * bytes, bytes);
@@ -327,18 +405,18 @@ static attn_status pool_fits(const struct attn_pool *p, const struct stored *s)
 }
 
 static attn_status blocks_send(attn_pool *p, const struct stored *s, const struct attn_seq *seq,
-                               uint32_t n_at_once, uint8_t *blocks, uint64_t timeout_us)
+                               struct seq_piece piece, uint8_t *blocks, uint64_t timeout_us)
 {
     attn_status st = ATTN_OK;
     for (uint32_t i = 0, n; st == ATTN_OK && i < s->file.n_blocks; i += n) {
         struct checksum sums[WIRE_MAX_CHUNK_BLOCKS];
-        n = s->file.n_blocks - i < n_at_once ? s->file.n_blocks - i : n_at_once;
+        n = s->file.n_blocks - i < piece.n_blocks ? s->file.n_blocks - i : piece.n_blocks;
         for (uint32_t k = 0; k < n; k++)
             sums[k] = seq_file_sum(&s->file, i + k);
         st = blocks_read(s, i, n, blocks);
         if (st == ATTN_OK)
-            st = seq_blocks_put(p->client, seq, &s->file.geometry, s->file.layer_len, i, n, blocks,
-                                sums, timeout_us);
+            st = seq_blocks_put(p->client, seq, &s->file.geometry, piece, s->file.layer_len, i, n,
+                                blocks, sums, timeout_us);
     }
     return st;
 }
@@ -347,16 +425,17 @@ static attn_status stored_send(attn_pool *p, const struct stored *s, uint64_t id
                                uint64_t timeout_us, struct attn_seq *out_seq)
 {
     const struct attn_tokens none = {.adapter = s->file.adapter};
-    uint32_t n_at_once, n_cached, n;
+    uint32_t n_cached, n;
+    struct seq_piece piece;
     struct attn_seq seq;
-    attn_status st = seq_blocks_at_once(p->client, s->file.geometry.block_bytes, &n_at_once);
+    attn_status st = seq_piece_of(p->client, &s->file.geometry, &piece);
     if (st != ATTN_OK)
         return st;
-    uint8_t *blocks = malloc(n_at_once * s->file.geometry.block_bytes);
+    uint8_t *blocks = malloc(piece.n_blocks * s->file.geometry.block_bytes);
     if (blocks == NULL)
         return error_set(ATTN_ENOMEM, "no memory for an import");
     for (uint32_t i = 0; st == ATTN_OK && i < s->file.n_blocks; i += n) {
-        n = s->file.n_blocks - i < n_at_once ? s->file.n_blocks - i : n_at_once;
+        n = s->file.n_blocks - i < piece.n_blocks ? s->file.n_blocks - i : piece.n_blocks;
         st = blocks_read(s, i, n, blocks);
     }
     if (st == ATTN_OK)
@@ -365,7 +444,7 @@ static attn_status stored_send(attn_pool *p, const struct stored *s, uint64_t id
         free(blocks);
         return st;
     }
-    st = blocks_send(p, s, &seq, n_at_once, blocks, timeout_us);
+    st = blocks_send(p, s, &seq, piece, blocks, timeout_us);
     if (st == ATTN_OK && s->file.n_ids > 0)
         st = attn_seq_tokens(p, &seq, 0, s->file.ids, s->file.n_ids, timeout_us);
     free(blocks);

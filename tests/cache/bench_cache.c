@@ -128,7 +128,7 @@ static struct fork_cost forks(uint32_t n)
 
 static void print_forks(void)
 {
-    static const uint32_t n_blocks[] = {1, 1000, 100000};
+    static const uint32_t n_blocks[] = {1, 1000, 100000, 1000000};
     printf("forks of one prefix, %d of them\n", N_FORKS);
     printf("%10s %12s %12s %12s %16s\n", "blocks", "us/fork", "bytes/fork", "blocks taken",
            "us/first write");

@@ -1,5 +1,6 @@
 /* bench_prefix.c: what prefix sharing costs, and what it finds of a trace. Not a test.
- *   bench_prefix            nanoseconds per block of publish, open with a hit, close and evict
+ *   bench_prefix            nanoseconds per block of append, publish, open with a hit, evict, close
+ *                           and free; the median of five runs for each size of the cache
  *   bench_prefix TRACE      the share of a trace's blocks that are found, by the size of the cache
  *
  * A trace is Mooncake's: JSON lines whose hash_ids name the blocks of a prompt in order. A request
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "cache/kv.h"
+#include "tests/cache/open.h"
 
 enum { BLOCK_TOKENS = 16, TRACE_BLOCK_TOKENS = 8, MAX_ROW = 4096, RUNS = 5 };
 
@@ -43,13 +44,13 @@ static double now_ns(void)
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-static void cache_open(uint32_t n_blocks, uint32_t block_tokens)
+static void cache_open(uint32_t n_blocks, uint32_t block_tokens, uint32_t row, uint32_t n_seqs)
 {
     struct kv_config c = {.max_pools = 1,
                           .max_blocks = n_blocks,
-                          .max_sequences = 4,
-                          .max_seq_blocks = MAX_ROW,
-                          .max_seq_tokens = MAX_ROW * block_tokens,
+                          .max_sequences = n_seqs,
+                          .max_seq_blocks = row,
+                          .max_seq_tokens = row * block_tokens,
                           .max_block_tokens = block_tokens,
                           .max_layers = 1,
                           .max_owners = 1,
@@ -91,38 +92,137 @@ static void seq_append(kv_seq_id seq, uint32_t pos, uint32_t n)
 
 /* --- costs ------------------------------------------------------------------------------------ */
 
-/* Fills a cache of n blocks with prompts of 64 blocks, opens all of them again, and replaces
- * them. */
-static void costs(uint32_t n)
+enum { PER_SEQ = 64, N_IDS = PER_SEQ * BLOCK_TOKENS + 1, SEQ_ROW = PER_SEQ + 1 };
+
+/* What is timed, of all blocks of the cache. */
+enum cost { NEW, HIT, SHUT, OLD, EVICT, FREE, APPEND, PUBLISH, N_COSTS };
+static const char *const cost_names[N_COSTS] = {
+    [NEW] = "append and publish, memory that is new",
+    [HIT] = "open with a hit",
+    [SHUT] = "close what others can find",
+    [OLD] = "evict, append and publish",
+    [EVICT] = "evict and append",
+    [FREE] = "free",
+    [APPEND] = "append",
+    [PUBLISH] = "publish",
+};
+
+static const uint32_t *ids_of(uint32_t seq, uint32_t salt)
 {
-    enum { PER_SEQ = 64, N_IDS = PER_SEQ * BLOCK_TOKENS + 1 };
     static uint32_t ids[N_IDS];
-    double publish = 0, hit = 0, shut = 0, evict = 0;
-    uint32_t n_seqs = n / (PER_SEQ + 1), n_found = 0;
+    for (uint32_t i = 0; i < N_IDS; i++)
+        ids[i] = salt * 0x40000000u + seq * 1031 + i;
+    return ids;
+}
+
+/* Opens all prompts one after another, and closes them; those of round 1 are found. */
+static void prompts(uint32_t n_seqs, uint32_t salt, double *open, double *append, double *shut)
+{
+    uint32_t n_found = 0;
     kv_seq_id seq;
-    cache_open(n, BLOCK_TOKENS);
-    for (uint32_t round = 0; round < 3; round++) {
-        for (uint32_t s = 0; s < n_seqs; s++) {
-            for (uint32_t i = 0; i < N_IDS; i++)
-                ids[i] = (round == 1 ? 0 : round) * 0x40000000u + s * 1031 + i;
-            double t0 = now_ns();
-            n_found += seq_open(ids, N_IDS, &seq);
-            double t1 = now_ns();
-            if (round != 1)
-                seq_append(seq, 0, N_IDS);
-            double t2 = now_ns();
-            kv_seq_close(kv, seq);
-            double t3 = now_ns();
-            *(round == 0 ? &publish : round == 1 ? &hit : &evict) += round == 1 ? t1 - t0 : t2 - t1;
-            shut += round == 1 ? t3 - t2 : 0;
-        }
+    for (uint32_t s = 0; s < n_seqs; s++) {
+        const uint32_t *ids = ids_of(s, salt);
+        double t0 = now_ns();
+        uint32_t n = seq_open(ids, N_IDS, &seq);
+        double t1 = now_ns();
+        if (n == 0)
+            seq_append(seq, 0, N_IDS);
+        double t2 = now_ns();
+        kv_seq_close(kv, seq);
+        n_found += n;
+        *open += t1 - t0;
+        *append += t2 - t1;
+        *shut += now_ns() - t2;
     }
-    if (n_found != n_seqs * PER_SEQ * BLOCK_TOKENS)
-        die("not all were found again");
-    double blocks = (double)n_seqs * PER_SEQ;
-    printf("| %u | %.0f | %.0f | %.0f | %.0f |\n", n, publish / blocks, hit / blocks, shut / blocks,
-           evict / blocks);
+    if (n_found != 0 && n_found != n_seqs * PER_SEQ * BLOCK_TOKENS)
+        die("some were found again, not all");
+}
+
+/* Sequences of tokens that nobody knows, all open at once. */
+static double appends(uint32_t n_seqs, kv_seq_id *seqs)
+{
+    double spent = 0;
+    for (uint32_t s = 0; s < n_seqs; s++) {
+        if (kv_seq_open(kv, 0, 1 + s, pool, 0, KV_NO_REQUEST, &seqs[s]) != ATTN_OK)
+            die("open");
+        double t0 = now_ns();
+        seq_append(seqs[s], 0, N_IDS);
+        spent += now_ns() - t0;
+    }
+    return spent;
+}
+
+static double publishes(uint32_t n_seqs, const kv_seq_id *seqs)
+{
+    double spent = 0;
+    for (uint32_t s = 0; s < n_seqs; s++) {
+        const uint32_t *ids = ids_of(s, 3);
+        double t0 = now_ns();
+        if (kv_seq_tokens(kv, seqs[s], 0, ids, N_IDS) != ATTN_OK)
+            die("tokens");
+        spent += now_ns() - t0;
+    }
+    return spent;
+}
+
+static double frees(uint32_t n_seqs, const kv_seq_id *seqs)
+{
+    double t0 = now_ns();
+    for (uint32_t s = 0; s < n_seqs; s++)
+        kv_seq_close(kv, seqs[s]);
+    return now_ns() - t0;
+}
+
+/* A cache of n blocks is filled with prompts of 64 blocks, all are opened again, and replaced;
+ * then by sequences that are all open at once. */
+static void costs(uint32_t n, double out_ns[N_COSTS])
+{
+    uint32_t n_seqs = n / SEQ_ROW;
+    double other = 0;
+    kv_seq_id *seqs = allocate(n_seqs, sizeof *seqs);
+    memset(out_ns, 0, N_COSTS * sizeof *out_ns);
+    cache_open(n, BLOCK_TOKENS, SEQ_ROW, n_seqs + 1);
+    prompts(n_seqs, 0, &other, &out_ns[NEW], &other);
+    prompts(n_seqs, 0, &out_ns[HIT], &other, &out_ns[SHUT]);
+    prompts(n_seqs, 2, &other, &out_ns[OLD], &other);
+    out_ns[EVICT] = appends(n_seqs, seqs);
+    out_ns[FREE] = frees(n_seqs, seqs);
+    out_ns[APPEND] = appends(n_seqs, seqs);
+    out_ns[PUBLISH] = publishes(n_seqs, seqs);
+    for (int i = 0; i < N_COSTS; i++)
+        out_ns[i] /= (double)n_seqs * PER_SEQ;
+    free(seqs);
     kv_close(kv);
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void print_costs(void)
+{
+    static const uint32_t sizes[] = {1000, 100000, 1000000};
+    enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
+    static double ns[N_SIZES][N_COSTS][RUNS];
+    for (int s = 0; s < N_SIZES; s++)
+        for (int r = 0; r < RUNS; r++) {
+            double one[N_COSTS];
+            costs(sizes[s], one);
+            for (int c = 0; c < N_COSTS; c++)
+                ns[s][c][r] = one[c];
+        }
+    printf("| ns per block, in a cache of | %u | %u | %u |\n|---|---|---|---|\n", sizes[0],
+           sizes[1], sizes[2]);
+    for (int c = 0; c < N_COSTS; c++) {
+        printf("| %s |", cost_names[c]);
+        for (int s = 0; s < N_SIZES; s++) {
+            qsort(ns[s][c], RUNS, sizeof(double), compare);
+            printf(" %.0f |", ns[s][c][RUNS / 2]);
+        }
+        putchar('\n');
+    }
 }
 
 /* --- a trace ---------------------------------------------------------------------------------- */
@@ -161,7 +261,8 @@ static double found_by_cache(const struct trace *t, uint32_t n_blocks)
     static uint32_t ids[MAX_ROW * TRACE_BLOCK_TOKENS];
     uint64_t n_found = 0;
     kv_seq_id seq;
-    cache_open(n_blocks + 1, TRACE_BLOCK_TOKENS); /* one for the token that is not looked for */
+    /* one for the token that is not looked for */
+    cache_open(n_blocks + 1, TRACE_BLOCK_TOKENS, MAX_ROW, 4);
     for (uint32_t r = 0; r < t->n_requests; r++) {
         uint32_t n = t->first[r + 1] - t->first[r];
         for (uint32_t i = 0; i < n * TRACE_BLOCK_TOKENS; i++)
@@ -246,10 +347,6 @@ int main(int argc, char **argv)
         trace_table(argv[1]);
         return 0;
     }
-    printf("| blocks | publish | open with a hit | close | evict and publish "
-           "|\n|---|---|---|---|---|\n");
-    costs(1000);
-    costs(100000);
-    costs(1000000);
+    print_costs();
     return 0;
 }

@@ -322,41 +322,147 @@ static void every_call_that_fails_changes_nothing(void **state)
     attn_client_close(a);
 }
 
-/* A daemon whose messages take two blocks; of a pool with larger ones, none. */
+/* The spec of a pool with blocks that are larger than the rig's. */
+static attn_pool *large_pool(attn_client *c, const char *name, uint32_t num_layers,
+                             uint32_t block_tokens, uint32_t n_blocks)
+{
+    attn_pool *small = pool_of(c, ATTN_F32, "m", 0.25f, 64), *p = NULL;
+    struct attn_pool_spec spec = *attn_pool_spec_of(small);
+    spec.name = name;
+    spec.num_layers = num_layers;
+    spec.block_tokens = block_tokens;
+    spec.n_blocks = n_blocks;
+    ok(attn_pool_create(c, &spec, LONG_US, &p));
+    attn_pool_close(small);
+    return p;
+}
+
+/* Tokens of a layer in a pool of many: those behind the middle are a few behind. */
+static uint32_t len_of(const attn_pool *p, uint32_t layer, uint32_t n)
+{
+    return layer < attn_pool_spec_of(p)->num_layers / 2 ? n : n - n / 4;
+}
+
+/* A sequence of n tokens, in steps that messages take. */
+static struct attn_seq make_large(attn_pool *p, uint64_t id, uint32_t n)
+{
+    struct attn_seq seq;
+    ok(attn_seq_open(p, id, LONG_US, &seq));
+    for (uint32_t l = 0; l < attn_pool_spec_of(p)->num_layers; l++)
+        for (uint32_t pos = 0, n_part; pos < len_of(p, l, n); pos += n_part) {
+            n_part = len_of(p, l, n) - pos < 50 ? len_of(p, l, n) - pos : 50;
+            ok(step(p, &seq, l, pos, n_part, true, NULL));
+        }
+    return seq;
+}
+
+static void assert_large(attn_pool *p, const struct attn_seq *a, attn_pool *q,
+                         const struct attn_seq *b, uint32_t n)
+{
+    float x[OUT], y[OUT];
+    for (uint32_t l = 0; l < attn_pool_spec_of(p)->num_layers; l++) {
+        ok(step(p, a, l, len_of(p, l, n) - LAST, LAST, false, x));
+        ok(step(q, b, l, len_of(p, l, n) - LAST, LAST, false, y));
+        assert_memory_equal(x, y, sizeof x);
+    }
+}
+
+/* Through a file, and to another daemon. */
+static void goes(attn_client *from, attn_pool *p, attn_pool *q, uint32_t n)
+{
+    struct attn_seq seq = make_large(p, 7, n), twin = make_large(p, 8, n), got;
+    struct attn_moved moved = {.struct_size = sizeof moved};
+    uint32_t block_tokens = attn_pool_spec_of(p)->block_tokens;
+    ok(attn_seq_export(from, 7, path, LONG_US, NULL));
+    ok(attn_seq_import(q, path, 9, LONG_US, &got, NULL));
+    assert_large(p, &seq, q, &got, n);
+    ok(attn_seq_close(q, &got, LONG_US));
+    ok(attn_seq_move(from, 7, q, LONG_US, &got, &moved));
+    assert_int_equal(moved.n_blocks, (n + block_tokens - 1) / block_tokens);
+    assert_large(p, &twin, q, &got, n);
+    ok(attn_seq_close(q, &got, LONG_US));
+    ok(attn_seq_close(p, &twin, LONG_US));
+}
+
+/* A daemon whose messages take two blocks of one pool, and of another a few layers of a block. */
 static void blocks_go_in_pieces_that_messages_take(void **state)
 {
     (void)state;
     static const char *const flags[] = {"--listen.max_message", "64K", NULL};
-    const uint32_t lens[LAYERS] = {300, 290};
+    struct e2e t;
+    attn_client *c = NULL, *wide = client_of(1, false);
+    e2e_start(&t, flags);
+    ok(attn_client_open(t.url, NULL, LONG_US, &c));
+    attn_pool *p = large_pool(c, "two", 2, BLOCK, 64), *q = large_pool(wide, "two", 2, BLOCK, 64);
+    goes(c, p, q, 300);
+    goes(wide, q, p, 300);
+    attn_pool_close(p);
+    attn_pool_close(q);
+
+    p = large_pool(c, "few layers", 15, BLOCK, 16); /* blocks of 120 KiB, 3 layers a message */
+    q = large_pool(wide, "few layers", 15, BLOCK, 16);
+    goes(c, p, q, 100);
+    goes(wide, q, p, 100);
+    attn_pool_close(p);
+    attn_pool_close(q);
+
+    struct attn_seq seq, got = {.id = 99};
+    p = large_pool(c, "no layer", 2, 128, 4);
+    q = large_pool(wide, "no layer", 2, 128, 4);
+    seq = make_large(p, 9, 200);
+    assert_int_equal(attn_seq_export(c, 9, path, LONG_US, NULL), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error()->message,
+                           "a layer of a block has 65536 bytes, a message of 65536 room for 32768 "
+                           "(listen.max_message"));
+    assert_int_equal(attn_seq_move(c, 9, q, LONG_US, &got, NULL), ATTN_EINVAL);
+    assert_gone(q, 9);
+    ok(step(p, &seq, 0, 200, 1, true, NULL)); /* it is where it was */
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_client_close(c);
+    attn_client_close(wide);
+    e2e_stop(&t);
+}
+
+/* Regions of 1 MiB: a message has less than half of that, a block more. */
+static void blocks_go_in_pieces_that_regions_take(void **state)
+{
+    (void)state;
+    attn_client *a = client_of(0, true), *b = client_of(1, true);
+    attn_pool *p = large_pool(a, "half a region", 70, BLOCK, 16);
+    attn_pool *q = large_pool(b, "half a region", 70, BLOCK, 16);
+    goes(a, p, q, 50);
+    attn_pool_close(p);
+    attn_pool_close(q);
+    attn_client_close(a);
+    attn_client_close(b);
+}
+
+/* More ids than a message of that daemon takes. */
+static void ids_go_in_pieces_that_messages_take(void **state)
+{
+    (void)state;
+    enum { N = 30000 };
+    static const char *const flags[] = {"--listen.max_message", "64K", "--cache.max_seq_tokens",
+                                        "32768", NULL};
+    static uint32_t ids[N];
     struct e2e t;
     struct attn_seq seq, got;
+    struct attn_tokens known = {.ids = ids, .n = N};
+    uint32_t n_cached;
     attn_client *c = NULL;
     e2e_start(&t, flags);
     ok(attn_client_open(t.url, NULL, LONG_US, &c));
-    attn_pool *p = pool_of(c, ATTN_F32, "m", 0.25f, 64), *large = NULL;
-    struct attn_pool_spec spec = *attn_pool_spec_of(p);
-    ok(attn_seq_open(p, 7, LONG_US, &seq));
-    for (uint32_t l = 0; l < LAYERS; l++) /* and so do steps */
-        for (uint32_t pos = 0, n; pos < lens[l]; pos += n) {
-            n = lens[l] - pos < 50 ? lens[l] - pos : 50;
-            ok(step(p, &seq, l, pos, n, true, NULL));
-        }
+    attn_pool *p = pool_of(c, ATTN_F32, "m", 0.25f, 64);
+    for (uint32_t i = 0; i < N; i++)
+        ids[i] = UINT32_MAX - i; /* five bytes each */
+    ok(attn_seq_open_with(p, 7, &known, LONG_US, &seq, &n_cached));
+    for (uint32_t l = 0; l < LAYERS; l++)
+        ok(step(p, &seq, l, 0, 40, true, NULL));
     ok(attn_seq_export(c, 7, path, LONG_US, NULL));
     ok(attn_seq_import(p, path, 8, LONG_US, &got, NULL));
-    assert_same(p, &seq, p, &got, lens);
-
-    spec.name = "large";
-    spec.num_layers = 8;
-    spec.n_blocks = 4;
-    spec.n_layers = 0;
-    spec.layers = NULL;
-    ok(attn_pool_create(c, &spec, LONG_US, &large));
-    ok(attn_seq_open(large, 9, LONG_US, &got));
-    ok(step(large, &got, 0, 0, 1, true, NULL));
-    assert_int_equal(attn_seq_export(c, 9, path, LONG_US, NULL), ATTN_EINVAL);
-    assert_non_null(strstr(attn_last_error()->message, "a block has 65536 bytes, a message 65536"));
+    ok(attn_seq_tokens(p, &got, 0, ids, N, LONG_US)); /* others would be refused */
     attn_pool_close(p);
-    attn_pool_close(large);
     attn_client_close(c);
     e2e_stop(&t);
 }
@@ -444,6 +550,8 @@ int main(void)
         cmocka_unit_test(what_is_damaged_or_foreign_is_refused_by_name),
         cmocka_unit_test(every_call_that_fails_changes_nothing),
         cmocka_unit_test(blocks_go_in_pieces_that_messages_take),
+        cmocka_unit_test(blocks_go_in_pieces_that_regions_take),
+        cmocka_unit_test(ids_go_in_pieces_that_messages_take),
         cmocka_unit_test(quotas_hold_for_imports_and_tenants_see_their_own),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "clients/libattn/client.h"
 #include "tests/clients/seq_rig.h"
@@ -371,48 +372,194 @@ static void what_happens_meanwhile_is_not_lost(void **state)
     attn_client_close(mover);
 }
 
+static void assert_like_twin(attn_pool *q, const struct attn_seq *got, uint32_t n)
+{
+    const uint32_t lens[LAYERS] = {n, n};
+    struct attn_seq twin = make_seq(q, 8, n, n, 0);
+    assert_same(q, got, q, &twin, lens);
+    ok(attn_seq_close(q, &twin, LONG_US));
+}
+
+static void redraft(void)
+{
+    did = attn_seq_truncate(owners, &owned, 187, LONG_US);
+    seq_salt = 1;
+    for (uint32_t l = 0; l < LAYERS && did == ATTN_OK; l++)
+        ok(step(owners, &owned, l, 187, 3, true, NULL));
+    seq_salt = 0;
+}
+
+/* Before each request of an export in turn: its last tokens, and the last block, are taken back. */
+static void drafts_that_are_taken_back_meanwhile_are_in_no_file(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/attnd_move_XXXXXX";
+    int fd = mkstemp(path), n_left_out = 0;
+    assert_true(fd >= 0);
+    close(fd);
+    attn_client *a = client_of(0, false), *reader = client_of(0, false);
+    owners = pool_of(a, ATTN_F32, "m", 0.25f, 64);
+    bool is_past = false;
+    for (int i = 1; !is_past; i++) {
+        struct attn_seq_file file = {.struct_size = sizeof file};
+        struct attn_seq got;
+        owned = make_seq(owners, 2000, 200, 200, 200);
+        did = ATTN_EINVAL;
+        meanwhile = redraft;
+        n_requests = 0;
+        lost = i;
+        ok(attn_seq_export(reader, 2000, path, LONG_US, &file));
+        is_past = lost != 0; /* there are not so many requests */
+        meanwhile = NULL;
+        lost = 0;
+        assert_int_equal(did == ATTN_OK, !is_past);
+        /* before the first look it has three new ones */
+        assert_int_equal(file.n_tokens, is_past ? 200 : i == 1 ? 190 : 187);
+        assert_int_equal(file.n_ids, is_past ? 200 : 187);
+        n_left_out += file.n_tokens == 187;
+        ok(attn_seq_import(owners, path, 2001, LONG_US, &got, NULL));
+        ok(attn_seq_truncate(owners, &got, 187, LONG_US));
+        assert_like_twin(owners, &got, 187);
+        ok(attn_seq_close(owners, &got, LONG_US));
+        ok(attn_seq_close(owners, &owned, LONG_US));
+    }
+    assert_in_range(n_left_out, 3, 100); /* blocks, ids, looks */
+    unlink(path);
+    attn_pool_close(owners);
+    attn_client_close(a);
+    attn_client_close(reader);
+}
+
 struct speculation {
     attn_pool *pool;
     struct attn_seq seq;
-    uint32_t n;
+    uint32_t n; /* tokens that stay */
+    uint32_t n_drafts;
+    bool is_told; /* ids, too */
 };
 
-/* Tokens that are taken back at once, until somebody has taken the sequence. */
+/* Tokens [n, n + n_good) that stay, and behind them others that are taken back. */
+static attn_status draft(struct speculation *s, uint32_t n_good, uint32_t n_bad)
+{
+    uint32_t ids[LAST];
+    attn_status st = ATTN_OK;
+    for (uint32_t i = 0; i < n_good + n_bad; i++)
+        ids[i] = (s->n + i) * 7 + (i < n_good ? 1 : 2);
+    for (uint32_t l = 0; l < LAYERS && st == ATTN_OK; l++) {
+        if (n_good > 0)
+            st = step(s->pool, &s->seq, l, s->n, n_good, true, NULL);
+        seq_salt = s->n_drafts + 1;
+        if (st == ATTN_OK)
+            st = step(s->pool, &s->seq, l, s->n + n_good, n_bad, true, NULL);
+        seq_salt = 0;
+    }
+    if (st == ATTN_OK && s->is_told)
+        st = attn_seq_tokens(s->pool, &s->seq, s->n, ids, n_good + n_bad, LONG_US);
+    return st;
+}
+
+/* Speculates until somebody has taken the sequence. */
 static void *speculate(void *arg)
 {
     struct speculation *s = arg;
     attn_status st = ATTN_OK;
     while (st == ATTN_OK) {
-        for (uint32_t l = 0; l < LAYERS && st == ATTN_OK; l++)
-            st = step(s->pool, &s->seq, l, s->n, 4, true, NULL);
+        uint32_t n_good = s->n + LAST < MAX_TOKENS ? s->n_drafts % 3 : 0;
+        st = draft(s, n_good, 4);
         if (st == ATTN_OK)
-            st = attn_seq_truncate(s->pool, &s->seq, s->n, LONG_US);
+            st = attn_seq_truncate(s->pool, &s->seq, s->n + n_good, LONG_US);
+        if (st == ATTN_OK)
+            s->n += n_good;
+        s->n_drafts++;
     }
     assert_true(st == ATTN_ESTALE || st == ATTN_ENOTFOUND);
     return NULL;
 }
 
-static void a_sequence_that_is_truncated_all_the_while_moves_too(void **state)
+/* A worker with a draft model: blocks move all the same while it decodes. */
+static void a_sequence_that_is_truncated_all_the_while_moves_live(void **state)
 {
     (void)state;
-    attn_client *a = client_of(0, false), *b = client_of(1, false), *mover = client_of(0, false);
-    attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 64), *q = pool_of(b, ATTN_F32, "m", 0.25f, 64);
-    struct speculation s = {.pool = p, .seq = make_seq(p, 7, 300, 300, 0), .n = 300};
-    const uint32_t lens[LAYERS] = {300, 300};
-    struct attn_seq twin = make_seq(p, 8, 300, 300, 0), got;
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, speculate, &s), 0);
-    ok(attn_seq_move(mover, 7, q, LONG_US, &got, NULL));
-    pthread_join(thread, NULL);
-    assert_same(p, &twin, q, &got, lens);
-    assert_gone(p, 7);
-    ok(attn_seq_close(q, &got, LONG_US));
-    ok(attn_seq_close(p, &twin, LONG_US));
-    attn_pool_close(p);
-    attn_pool_close(q);
-    attn_client_close(a);
-    attn_client_close(b);
-    attn_client_close(mover);
+    static uint32_t ids[MAX_TOKENS];
+    for (uint32_t i = 0; i < MAX_TOKENS; i++)
+        ids[i] = i * 7 + 1;
+    for (int round = 0; round < 6; round++) {
+        attn_client *a = client_of(0, false), *b = client_of(1, false);
+        attn_client *mover = client_of(0, round % 2 == 1);
+        attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 160);
+        attn_pool *q = pool_of(b, ATTN_F32, "m", 0.25f, 160);
+        struct speculation s = {.pool = p, .n = 300, .is_told = round % 3 > 0};
+        struct attn_moved moved = {.struct_size = sizeof moved};
+        struct attn_tokens known = {.ids = ids};
+        struct attn_seq got, found;
+        pthread_t thread;
+        s.seq = make_seq(p, 7, s.n, s.n, s.is_told ? s.n : 0);
+        assert_int_equal(pthread_create(&thread, NULL, speculate, &s), 0);
+        ok(attn_seq_move(mover, 7, q, LONG_US, &got, &moved));
+        pthread_join(thread, NULL);
+        assert_true(moved.n_blocks >= 300 / BLOCK);
+        assert_true(moved.n_blocks_stopped < moved.n_blocks / 2);
+        assert_gone(p, 7);
+        ok(attn_seq_truncate(q, &got, s.n, LONG_US)); /* what is left of its last draft */
+        assert_like_twin(q, &got, s.n);
+        ok(attn_seq_close(q, &got, LONG_US));
+        if (s.is_told) { /* what others find there is what its ids say */
+            uint32_t n_cached;
+            known.n = s.n;
+            ok(attn_seq_open_with(q, 9, &known, LONG_US, &found, &n_cached));
+            assert_cached(n_cached, s.n - 1);
+            if (n_cached > LAST)
+                assert_like_twin(q, &found, n_cached);
+            ok(attn_seq_close(q, &found, LONG_US));
+        }
+        attn_pool_close(p);
+        attn_pool_close(q);
+        attn_client_close(a);
+        attn_client_close(b);
+        attn_client_close(mover);
+    }
+}
+
+/* A file of such a sequence holds what has stayed of it while it was written. */
+static void a_sequence_that_is_truncated_all_the_while_is_exported(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/attnd_move_XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    for (int round = 0; round < 4; round++) {
+        attn_client *a = client_of(0, false), *b = client_of(1, false);
+        attn_client *reader = client_of(0, round % 2 == 1);
+        attn_pool *p = pool_of(a, ATTN_F32, "m", 0.25f, 160);
+        attn_pool *q = pool_of(b, ATTN_F32, "m", 0.25f, 160);
+        struct speculation s = {.pool = p, .n = 300, .is_told = round >= 2};
+        struct attn_seq got, mine;
+        pthread_t thread;
+        mine = s.seq = make_seq(p, 7, s.n, s.n, s.is_told ? s.n : 0);
+        assert_int_equal(pthread_create(&thread, NULL, speculate, &s), 0);
+        for (int i = 0; i < 5; i++) {
+            struct attn_seq_file file = {.struct_size = sizeof file};
+            ok(attn_seq_export(reader, 7, path, LONG_US, &file));
+            assert_in_range(file.n_tokens, 300, MAX_TOKENS);
+            assert_true(file.n_ids <= file.n_tokens + LAST);
+            assert_true(!s.is_told || file.n_ids >= 300);
+            ok(attn_seq_import(q, path, 7, LONG_US, &got, NULL));
+            uint32_t n = file.n_tokens - LAST; /* without drafts, in all layers */
+            ok(attn_seq_truncate(q, &got, n, LONG_US));
+            assert_like_twin(q, &got, n);
+            ok(attn_seq_close(q, &got, LONG_US));
+        }
+        ok(attn_seq_adopt(p, 7, LONG_US, &mine, NULL));
+        pthread_join(thread, NULL);
+        ok(attn_seq_close(p, &mine, LONG_US));
+        attn_pool_close(p);
+        attn_pool_close(q);
+        attn_client_close(a);
+        attn_client_close(b);
+        attn_client_close(reader);
+    }
+    unlink(path);
 }
 
 int main(void)
@@ -423,7 +570,9 @@ int main(void)
         cmocka_unit_test(a_move_that_fails_leaves_the_sequence_where_it_is),
         cmocka_unit_test(what_happens_meanwhile_is_not_lost),
         cmocka_unit_test(a_lost_request_leaves_one_sequence),
-        cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_moves_too),
+        cmocka_unit_test(drafts_that_are_taken_back_meanwhile_are_in_no_file),
+        cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_moves_live),
+        cmocka_unit_test(a_sequence_that_is_truncated_all_the_while_is_exported),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "e2e.h"
+#include "proto/checksum.h"
 
 enum { MAX_BLOCKS = 8 };
 
@@ -20,13 +21,15 @@ struct taken {
     uint32_t layer_len[E2E_LAYERS], n_ids, layout, n_blocks;
     uint64_t adapter, block_bytes;
     bool is_unnamed; /* does not say what its blocks mean */
+    uint32_t first_layer, n_layers; /* that a put is of; n_layers 0: all */
     uint64_t sums[2 * MAX_BLOCKS];
     uint8_t *blocks;
     Attnd__Content content; /* without identity: e2e's pools have none */
 };
 
-static const struct wire_reply *ask_export(struct e2e_client *c, const struct e2e_seq *s,
-                                           uint32_t first, uint32_t n)
+static const struct wire_reply *ask_layers(struct e2e_client *c, const struct e2e_seq *s,
+                                           uint32_t first, uint32_t n, uint32_t layer,
+                                           uint32_t n_layers)
 {
     Attnd__Export x = ATTND__EXPORT__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
@@ -35,10 +38,18 @@ static const struct wire_reply *ask_export(struct e2e_client *c, const struct e2
     x.first_block = first;
     x.n_blocks = n;
     x.n_tokens = 100;
+    x.first_layer = layer;
+    x.n_layers = n_layers;
     h.session = c->session;
     h.body_case = ATTND__REQUEST__BODY_EXPORT;
     h.export = &x;
     return e2e_await(c, e2e_send(c, &h, NULL, 0));
+}
+
+static const struct wire_reply *ask_export(struct e2e_client *c, const struct e2e_seq *s,
+                                           uint32_t first, uint32_t n)
+{
+    return ask_layers(c, s, first, n, 0, 0);
 }
 
 /* The whole sequence, block by block. */
@@ -97,6 +108,8 @@ static attn_status put(struct e2e_client *c, const struct e2e_seq *s, struct tak
     m.n_layer_len = E2E_LAYERS;
     m.sums = &t->sums[2 * (size_t)first];
     m.n_sums = 2 * (size_t)n;
+    m.first_layer = t->first_layer;
+    m.n_layers = t->n_layers;
     h.session = c->session;
     h.body_case = ATTND__REQUEST__BODY_IMPORT;
     h.import = &m;
@@ -244,6 +257,93 @@ static void foreign_blocks_are_refused_by_the_field_that_differs(void **state)
     e2e_stop(&d);
 }
 
+/* Layer l of blocks [first, first + n); the status. */
+static attn_status put_layer(struct e2e_client *c, const struct e2e_seq *s, const struct taken *t,
+                             uint32_t l, uint32_t first, uint32_t n)
+{
+    struct taken part = *t;
+    uint64_t bytes = t->block_bytes / E2E_LAYERS;
+    part.first_layer = l;
+    part.n_layers = 1;
+    part.block_bytes = bytes;
+    part.blocks = malloc(t->n_blocks * bytes);
+    assert_non_null(part.blocks);
+    for (uint32_t i = 0; i < t->n_blocks; i++) {
+        memcpy(part.blocks + i * bytes, t->blocks + i * t->block_bytes + l % E2E_LAYERS * bytes,
+               bytes);
+        struct checksum sum = checksum_of(part.blocks + i * bytes, bytes);
+        part.sums[2 * (size_t)i] = sum.low;
+        part.sums[2 * (size_t)i + 1] = sum.high;
+    }
+    attn_status st = put(c, s, &part, first, n);
+    free(part.blocks);
+    return st;
+}
+
+/* What a block has of a layer is a piece of it, and a sequence of such pieces is the same. */
+static void blocks_go_layer_by_layer(void **state)
+{
+    (void)state;
+    struct e2e d;
+    struct e2e_client c;
+    struct e2e_seq fork;
+    struct taken t, again;
+    const uint32_t last = E2E_LAYERS - 1;
+    e2e_start(&d, NULL);
+    e2e_connect(&c, &d);
+    e2e_make_pool(&c, ATTN_F32, 16);
+    assert_int_equal(e2e_open_seq(&c, &a, 7, 3), ATTN_OK);
+    assert_int_equal(e2e_open_seq(&c, &b, 9, 3), ATTN_OK);
+    fill(&c, &a, 70, 45);
+    take(&c, &a, &t);
+    uint64_t bytes = t.block_bytes / E2E_LAYERS;
+    for (uint32_t l = 0; l < E2E_LAYERS; l++) {
+        const struct wire_reply *r = ask_layers(&c, &a, 1, 2, l, 1);
+        assert_int_equal(r->header->status, ATTN_OK);
+        assert_int_equal(r->payload_bytes, 2 * bytes);
+        assert_int_equal(r->header->export->n_sums, 4);
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint8_t *piece = (const uint8_t *)r->payload + i * bytes;
+            struct checksum sum = checksum_of(piece, bytes);
+            assert_memory_equal(piece, t.blocks + (1 + i) * t.block_bytes + l * bytes, bytes);
+            assert_memory_equal(&sum, &r->header->export->sums[2 * (size_t)i], sizeof sum);
+        }
+    }
+    assert_int_equal(ask_layers(&c, &a, 0, 1, E2E_LAYERS, 1)->header->status, ATTN_EINVAL);
+    assert_int_equal(ask_layers(&c, &a, 0, 1, 1, E2E_LAYERS)->header->status, ATTN_EINVAL);
+    assert_int_equal(ask_layers(&c, &a, 0, 1, 1, 0)->header->status, ATTN_EINVAL);
+
+    assert_int_equal(put_layer(&c, &b, &t, E2E_LAYERS, 0, 2), ATTN_EINVAL);
+    assert_non_null(strstr(why, "import.first_layer "));
+    assert_int_equal(put_layer(&c, &b, &t, 0, 0, 2), ATTN_OK);
+    assert_int_equal(put_layer(&c, &b, &t, 0, 2, 1), ATTN_OK);
+    assert_int_equal(put_layer(&c, &b, &t, last, 2, 1), ATTN_EINVAL); /* a gap */
+    assert_int_equal(put(&c, &b, &t, 0, 2), ATTN_EINVAL); /* layer 0 has something */
+    for (uint32_t l = 1; l < E2E_LAYERS; l++)
+        assert_int_equal(put_layer(&c, &b, &t, l, 0, 2), ATTN_OK);
+    assert_int_equal(put_layer(&c, &b, &t, last, 0, 2), ATTN_OK); /* a repeat */
+    /* nobody shares the block that not all layers have, so nothing is copied */
+    assert_int_equal(e2e_fork(&c, &b, &fork, 10, 33, 3), ATTN_EINVAL);
+    assert_int_equal(e2e_fork(&c, &b, &fork, 10, 32, 3), ATTN_OK);
+    for (uint32_t l = 1; l < E2E_LAYERS; l++)
+        assert_int_equal(put_layer(&c, &b, &t, l, 2, 1), ATTN_OK);
+    for (uint32_t i = 3; i < t.n_blocks; i++)
+        for (uint32_t l = 0; l < E2E_LAYERS; l++)
+            if (t.layer_len[l] > i * E2E_BLOCK_TOKENS)
+                assert_int_equal(put_layer(&c, &b, &t, l, i, 1), ATTN_OK);
+    take(&c, &b, &again);
+    assert_memory_equal(again.layer_len, t.layer_len, sizeof t.layer_len);
+    assert_memory_equal(again.blocks, t.blocks, t.n_blocks * t.block_bytes);
+    free(again.blocks);
+    assert_same(&c, &a, &c, &b, &t);
+    take(&c, &fork, &again);
+    assert_memory_equal(again.blocks, t.blocks, 2 * t.block_bytes);
+    free(t.blocks);
+    free(again.blocks);
+    e2e_disconnect(&c);
+    e2e_stop(&d);
+}
+
 static void a_session_that_ends_in_the_middle_leaves_nothing_behind(void **state)
 {
     (void)state;
@@ -378,6 +478,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sequence_goes_to_another_daemon),
         cmocka_unit_test(foreign_blocks_are_refused_by_the_field_that_differs),
+        cmocka_unit_test(blocks_go_layer_by_layer),
         cmocka_unit_test(a_session_that_ends_in_the_middle_leaves_nothing_behind),
         cmocka_unit_test(adoption_at_an_epoch_is_refused_at_another),
         cmocka_unit_test(what_is_wrong_is_refused_and_changes_nothing),

@@ -201,6 +201,11 @@ FILL(export)
     REQUEST(export, EXPORT, Attnd__Export, attnd__export__init, .seq = SEQ_A, .epoch = 1,
             .first_block = 2, .n_blocks = 1, .n_tokens = 16);
 }
+FILL(export_layers)
+{
+    REQUEST(export, EXPORT, Attnd__Export, attnd__export__init, .seq = SEQ_A, .epoch = 1,
+            .first_block = 2, .n_blocks = 1, .first_layer = 1, .n_layers = 1, .watch = true);
+}
 static uint32_t import_lens[] = {40, 33};
 static uint64_t import_sums[] = {0x1111111111111111u, 0x2222222222222222u};
 static Attnd__Content *content_fill(void)
@@ -224,6 +229,12 @@ FILL(import)
     REQUEST(import, IMPORT, Attnd__Import, attnd__import__init, .seq = SEQ_A, .epoch = 1,
             .first_block = 2, .layout = 1, .n_layer_len = 2, .layer_len = import_lens, .n_sums = 2,
             .sums = import_sums, .content = content_fill());
+}
+FILL(import_layers)
+{
+    REQUEST(import, IMPORT, Attnd__Import, attnd__import__init, .seq = SEQ_A, .epoch = 1,
+            .first_block = 2, .layout = 1, .n_layer_len = 2, .layer_len = import_lens, .n_sums = 2,
+            .sums = import_sums, .content = content_fill(), .first_layer = 1, .n_layers = 1);
 }
 FILL(stats)
 {
@@ -350,7 +361,11 @@ const struct sample samples[] = {
     {"request_plan", "the same items in both layers, whose bells will be 4294967295 and 0", false,
      0, fill_plan},
     {"request_export", "one block, and 16 ids", false, 0, fill_export},
+    {"request_export_layers", "what one block has of layer 1, and what has stayed", false, 0,
+     fill_export_layers},
     {"request_import", "one block of 128 bytes", false, 128, fill_import},
+    {"request_import_layers", "64 bytes that a block has of layer 1", false, 64,
+     fill_import_layers},
     {"request_stats", "an empty body that is present", false, 0, fill_stats},
     {"request_drain", "an empty body that is present", false, 0, fill_drain},
     {"request_inspect", "a list for operators, from entry 500 on", false, 0, fill_inspect},

@@ -59,6 +59,24 @@ def test_a_sequence_goes_through_a_file(client, there, tmp_path, kv_dtype):
             assert got.id == 12345
 
 
+def test_blocks_larger_than_a_message_go_in_pieces(client, tmp_path):
+    spec, path = SPEC._replace(name="pieces", block_tokens=64), tmp_path / "a.seq"
+    here = client.create_pool(spec)  # blocks of 64 KiB
+    with Daemon(**{"device.kv_memory": "64M", "listen.max_message": "64K"}) as d:
+        with attnd.connect(d.url) as c, here.open() as seq:
+            narrow = c.create_pool(spec)
+            append(here, seq, 0, 150)
+            expected = looked_at(here, seq, 150)
+            seq.export(path)
+            got = narrow.import_sequence(path, 1)
+            np.testing.assert_array_equal(looked_at(narrow, got, 150), expected)
+            got.export(path)
+            with here.import_sequence(path, 2) as again:
+                np.testing.assert_array_equal(looked_at(here, again, 150), expected)
+            with got.move(here) as moved:
+                np.testing.assert_array_equal(looked_at(here, moved, 150), expected)
+
+
 def test_refusals_are_named(client, there, tmp_path):
     here, path = client.create_pool(SPEC), tmp_path / "a.seq"
     with here.open() as seq:
