@@ -1,6 +1,7 @@
 /* engine_general.c: see engine_general.h. */
 #include "daemon/engine_general.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -22,20 +23,35 @@ static void tell_pool(struct engine *e, const struct pool *p, struct answer *a)
         body->n_free_blocks += (uint32_t)cards_pool_count(e->parts.cards, e, p->id.index).free;
 }
 
+/* By a request that a predecessor carried out nothing is held: its session may have let go
+ * since. */
+static void hold(struct engine *e, struct pool *p, uint32_t session, uint64_t request)
+{
+    if (!kv_owner_has_seen(e->parts.kv, session, request) && pool_hold(e, p, session, request))
+        kv_owner_saw(e->parts.kv, session, request);
+}
+
 attn_status pool_create_run(struct engine *e, struct request *req, uint32_t session,
                             struct answer *a)
 {
     const Attnd__PoolSpec *spec = req->wire.header->pool_create->spec;
     struct tenant *who = session_tenant(e, session);
+    uint64_t id = req->wire.request_id;
     struct pool *p;
     if (spec == NULL)
         return answer_no(a, ATTN_EINVAL, "pool_create.spec is missing");
     if (engine_is_draining(e) && pool_find(e, who, spec->name) == NULL)
         return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new pools");
+    if (kv_owner_has_seen(e->parts.kv, session, id) && pool_find(e, who, spec->name) == NULL)
+        return answer_no(a, ATTN_ESTALE,
+                         "request %" PRIu64
+                         " was carried out before, pool \"%.100s\" is gone since",
+                         id, spec->name);
     attn_status st = pool_create(e, who, spec, &p, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
-    pool_hold(e, p, session);
+    hold(e, p, session, id);
+    kv_owner_saw(e->parts.kv, session, id);
     tell_pool(e, p, a);
     return ATTN_OK;
 }
@@ -47,8 +63,24 @@ attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t se
     struct pool *p = pool_find(e, session_tenant(e, session), name);
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
-    pool_hold(e, p, session);
+    hold(e, p, session, req->wire.request_id);
     tell_pool(e, p, a);
+    return ATTN_OK;
+}
+
+attn_status pool_release_run(struct engine *e, struct request *req, uint32_t session,
+                             struct answer *a)
+{
+    const Attnd__PoolRelease *r = req->wire.header->pool_release;
+    struct pool *p = pool_of_handle(e, session_tenant(e, session), r->pool);
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "pool_release.pool is %" PRIu32 ", no such pool",
+                         r->pool);
+    if (r->request == 0 || r->request >= req->wire.request_id)
+        return answer_no(a, ATTN_EINVAL,
+                         "pool_release.request is %" PRIu64 ", not one before this, %" PRIu64,
+                         r->request, req->wire.request_id);
+    pool_release(e, p, session, r->request);
     return ATTN_OK;
 }
 

@@ -7,6 +7,7 @@ as long as any session has it, so that workers share what is there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any, NamedTuple
 
@@ -107,8 +108,12 @@ class _PoolMaker:
         self._is_named = is_named
 
     def make(self) -> Pool:
+        with contextlib.ExitStack() as found:  # held until its handle is made
+            return self._make(found)
+
+    def _make(self, found: contextlib.ExitStack) -> Pool:
         spec = self._spec
-        have = self._size_of(spec.name)
+        have = self._size_of(spec.name, found)
         if have is not None and have < self._n_blocks:
             if self._is_named:
                 raise AlreadyExistsError(
@@ -116,7 +121,7 @@ class _PoolMaker:
                     f" their size; take n_blocks={have} or another name"
                 )
             spec = spec._replace(name=f"{spec.name}-{self._n_blocks}")
-            have = self._size_of(spec.name)
+            have = self._size_of(spec.name, found)
         if have is not None:
             return self._create(spec)  # checks that it is the same but for its size
         if self._n_blocks > 0:
@@ -138,10 +143,9 @@ class _PoolMaker:
                     raise
                 n_tokens //= 2
 
-    def _size_of(self, name: str) -> int | None:
+    def _size_of(self, name: str, found: contextlib.ExitStack) -> int | None:
         try:
-            with self._client.pool(name) as pool:
-                return pool.spec.n_blocks
+            return found.enter_context(self._client.pool(name)).spec.n_blocks
         except SessionGoneError:
             raise
         except NotFoundError:
@@ -198,5 +202,7 @@ class Pools:
         return most
 
     def close(self) -> None:
+        """Lets go of them. A daemon that does not answer is asked once."""
+        is_heard = True
         for pool in self.all:
-            pool.close()
+            is_heard = pool._close(lets_go=is_heard)
