@@ -23,14 +23,6 @@ static void tell_pool(struct engine *e, const struct pool *p, struct answer *a)
         body->n_free_blocks += (uint32_t)cards_pool_count(e->parts.cards, e, p->id.index).free;
 }
 
-/* By a request that a predecessor carried out nothing is held: its session may have let go
- * since. */
-static void hold(struct engine *e, struct pool *p, uint32_t session, uint64_t request)
-{
-    if (!kv_owner_has_seen(e->parts.kv, session, request) && pool_hold(e, p, session, request))
-        kv_owner_saw(e->parts.kv, session, request);
-}
-
 attn_status pool_create_run(struct engine *e, struct request *req, uint32_t session,
                             struct answer *a)
 {
@@ -40,17 +32,21 @@ attn_status pool_create_run(struct engine *e, struct request *req, uint32_t sess
     struct pool *p;
     if (spec == NULL)
         return answer_no(a, ATTN_EINVAL, "pool_create.spec is missing");
+    if (kv_owner_has_seen(e->parts.kv, session, id)) {
+        if (pool_find_same(e, who, spec, &p, a->why, sizeof a->why) != ATTN_OK)
+            return answer_no(a, ATTN_ESTALE,
+                             "request %" PRIu64 " was carried out before, pool \"%.100s\" is gone "
+                             "since",
+                             id, spec->name);
+        tell_pool(e, p, a);
+        return ATTN_OK;
+    }
     if (engine_is_draining(e) && pool_find(e, who, spec->name) == NULL)
         return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new pools");
-    if (kv_owner_has_seen(e->parts.kv, session, id) && pool_find(e, who, spec->name) == NULL)
-        return answer_no(a, ATTN_ESTALE,
-                         "request %" PRIu64
-                         " was carried out before, pool \"%.100s\" is gone since",
-                         id, spec->name);
     attn_status st = pool_create(e, who, spec, &p, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
-    hold(e, p, session, id);
+    pool_hold(e, p, session, id);
     kv_owner_saw(e->parts.kv, session, id);
     tell_pool(e, p, a);
     return ATTN_OK;
@@ -63,7 +59,10 @@ attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t se
     struct pool *p = pool_find(e, session_tenant(e, session), name);
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
-    hold(e, p, session, req->wire.request_id);
+    /* by one that a predecessor carried out, nothing is held: the session may have let go since */
+    uint64_t id = req->wire.request_id;
+    if (!kv_owner_has_seen(e->parts.kv, session, id) && pool_hold(e, p, session, id))
+        kv_owner_saw(e->parts.kv, session, id);
     tell_pool(e, p, a);
     return ATTN_OK;
 }

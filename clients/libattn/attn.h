@@ -261,7 +261,8 @@ struct attn_pool_spec {
     const char *model, *rope; /* what the cached bytes mean; NULL: "" */
 };
 
-/* attn_pool_create: makes a pool, or finds it if one of this name has the same spec.
+/* attn_pool_create: makes a pool, or finds it if one of this name has the same spec. One that has
+ * only another n_blocks, and that no session holds and no sequence lives in, is made anew.
  *
  * Errors   ATTN_EEXIST the name is taken by another spec; ATTN_ENOTSUP the backend cannot compute
  *          this geometry (the message names what); ATTN_ENOMEM KV memory; ATTN_EINVAL

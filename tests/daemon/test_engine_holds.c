@@ -171,6 +171,89 @@ static void what_names_no_hold_is_refused(void **state)
     rig_close(&r);
 }
 
+static uint32_t n_blocks(const char *name)
+{
+    return find(name)->spec.wire->n_blocks;
+}
+
+/* Of the status; the pool's blocks are n. */
+static attn_status resize(const char *name, uint32_t n)
+{
+    Attnd__PoolSpec spec = *find(name)->spec.wire;
+    Attnd__PoolCreate b = ATTND__POOL_CREATE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    spec.n_blocks = n;
+    b.spec = &spec;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
+    h.pool_create = &b;
+    return (attn_status)rig_call(&r, &h)->status;
+}
+
+static void a_pool_that_nobody_misses_is_made_anew_of_another_size(void **state)
+{
+    (void)state;
+    open_rig();
+    uint64_t a = create("a"), kept = r.backend.used_bytes;
+    assert_int_equal(resize("a", 32), ATTN_EEXIST); /* it is held */
+    r.pool = pool_handle(r.engine, find("a"));
+    assert_int_equal(rig_open_seq(&r, 7), ATTN_OK);
+    release("a", a);
+    assert_int_equal(resize("a", 32), ATTN_EEXIST); /* a sequence lives in it */
+    assert_int_equal(n_blocks("a"), 16);
+    assert_int_equal(rig_close_seq(&r, 7, rig_epoch(&r, 7)), ATTN_OK);
+    a = r.next_id;
+    assert_int_equal(resize("a", 100), ATTN_OK); /* larger than what is beside it was */
+    assert_int_equal(n_blocks("a"), 100);
+    assert_int_equal(rig_open_seq(&r, 7), ATTN_ENOTFOUND); /* by the old handle */
+    assert_int_equal(n_holders("a"), 1);
+    release("a", a);
+    a = r.next_id;
+    assert_int_equal(resize("a", 16), ATTN_OK);
+    assert_int_equal(n_blocks("a"), 16);
+    assert_int_equal(r.backend.used_bytes, kept);
+    release("a", a);
+    assert_int_equal(resize("a", 10000), ATTN_EEXIST); /* which can't be, whatever makes way */
+    assert_int_equal(n_blocks("a"), 16);
+    rig_close(&r);
+}
+
+/* Another spec is another pool's, which a worker of the same name must not lose by mistake. */
+static void a_pool_of_another_spec_is_not_made_anew(void **state)
+{
+    (void)state;
+    open_rig();
+    uint64_t a = create("a");
+    release("a", a);
+    Attnd__PoolSpec spec = *find("a")->spec.wire;
+    Attnd__Identity other = ATTND__IDENTITY__INIT;
+    struct pool *p;
+    char why[256];
+    other.model = (char *)(uintptr_t) "another";
+    spec.identity = &other;
+    spec.n_blocks = 32;
+    assert_int_equal(pool_create(r.engine, NULL, &spec, &p, why, sizeof why), ATTN_EEXIST);
+    assert_int_equal(n_blocks("a"), 16);
+    rig_close(&r);
+}
+
+static void a_copy_makes_no_pool_of_its_former_size(void **state)
+{
+    (void)state;
+    open_rig();
+    uint64_t small = create("a");
+    release("a", small);
+    uint64_t large = r.next_id;
+    assert_int_equal(resize("a", 32), ATTN_OK);
+    assert_int_equal(again(small), ATTN_ESTALE);
+    release("a", large);
+    assert_int_equal(again(small), ATTN_ESTALE);
+    assert_int_equal(n_blocks("a"), 32);
+    assert_int_equal(again(large), ATTN_OK);
+    assert_int_equal(n_holders("a"), 0);
+    rig_close(&r);
+}
+
 /* --- late and doubled requests ---------------------------------------------------------------- */
 
 /* Every earlier request arrives again after each one, oldest first and newest first. */
@@ -320,6 +403,12 @@ static void with_several_cards_it_goes_from_all_of_them(void **state)
     create("b");
     create("c");
     uint64_t gone = release("a", a);
+    rig_pool(&r, "a", 32);
+    assert_int_equal(n_blocks("a"), 32);
+    assert_int_equal(pool_find(r.second, NULL, "a")->spec.wire->n_blocks, 32);
+    assert_int_equal(again(gone), ATTN_ENOTFOUND);
+    assert_int_equal(again(a), ATTN_ESTALE);
+    release("a", r.next_id - 1);
     rig_pool(&r, "d", 16);
     assert_null(find("a"));
     assert_null(pool_find(r.second, NULL, "a"));
@@ -338,6 +427,9 @@ int main(void)
         cmocka_unit_test(a_pool_with_sequences_stays_after_it_was_let_go_of),
         cmocka_unit_test(each_session_holds_for_itself),
         cmocka_unit_test(what_names_no_hold_is_refused),
+        cmocka_unit_test(a_pool_that_nobody_misses_is_made_anew_of_another_size),
+        cmocka_unit_test(a_pool_of_another_spec_is_not_made_anew),
+        cmocka_unit_test(a_copy_makes_no_pool_of_its_former_size),
         cmocka_unit_test(no_copy_changes_who_holds_the_pool),
         cmocka_unit_test(the_order_of_arrival_does_not_matter),
         cmocka_unit_test(a_late_release_leaves_the_hold_that_came_after_it),

@@ -44,6 +44,17 @@ def test_a_closed_pool_makes_way_while_its_client_lives(url):
         kept.open().close()
 
 
+def test_a_pool_that_nobody_has_is_made_anew_of_another_size(url):
+    with attnd.connect(url) as client:
+        for n_blocks in 64, 128, 32:
+            with client.create_pool(SPEC._replace(n_blocks=n_blocks)) as pool:
+                assert pool.spec.n_blocks == n_blocks
+                with pytest.raises(attnd.AlreadyExistsError, match=f"n_blocks {n_blocks}, asked for 65"):
+                    client.create_pool(SPEC._replace(n_blocks=65))
+        with pytest.raises(attnd.AlreadyExistsError, match="identity.model"):
+            client.create_pool(SPEC._replace(n_blocks=0, model="another"))
+
+
 def test_the_last_handle_of_a_client_lets_go(url):
     with attnd.connect(url) as client:
         kept = client.create_pool(SPEC._replace(name="kept"))

@@ -2,7 +2,8 @@
 enough.
 
 Layers of one geometry are in one pool; most models have no other. A pool keeps its size and its memory
-as long as any session has it, so that workers share what is there.
+as long as any session has it, so that workers share what is there; one that nobody has is made anew by
+who wants it larger.
 """
 
 from __future__ import annotations
@@ -108,25 +109,32 @@ class _PoolMaker:
         self._is_named = is_named
 
     def make(self) -> Pool:
-        with contextlib.ExitStack() as found:  # held until its handle is made
-            return self._make(found)
-
-    def _make(self, found: contextlib.ExitStack) -> Pool:
         spec = self._spec
-        have = self._size_of(spec.name, found)
-        if have is not None and have < self._n_blocks:
-            if self._is_named:
-                raise AlreadyExistsError(
-                    f"pool {spec.name!r} has {have} blocks, {self._n_blocks} are asked for: pools keep"
-                    f" their size; take n_blocks={have} or another name"
-                )
-            spec = spec._replace(name=f"{spec.name}-{self._n_blocks}")
+        pool = self._find_or_make(spec)
+        if pool is None and self._is_named:
+            raise AlreadyExistsError(
+                f"pool {spec.name!r} has fewer than {self._n_blocks} blocks and is in use: take fewer"
+                " n_blocks or another name"
+            )
+        if pool is None:
+            pool = self._find_or_make(spec._replace(name=f"{spec.name}-{self._n_blocks}"))
+        assert pool is not None  # the number in its name is its size
+        return pool
+
+    def _find_or_make(self, spec: PoolSpec) -> Pool | None:
+        """None: there is one that is too small, and in use."""
+        with contextlib.ExitStack() as found:  # held until its handle is made
             have = self._size_of(spec.name, found)
-        if have is not None:
-            return self._create(spec)  # checks that it is the same but for its size
-        if self._n_blocks > 0:
+            if have is not None and have >= self._n_blocks:
+                return self._create(spec)  # checks that it is the same but for its size
+        if self._n_blocks == 0:
+            return self._make_default(spec)
+        try:
             return self._create(spec._replace(n_blocks=self._n_blocks))
-        return self._make_default(spec)
+        except AlreadyExistsError:
+            if have is None:
+                raise
+            return None
 
     def _create(self, spec: PoolSpec) -> Pool:
         return self._client.create_pool(spec, array_dtype=self._array_dtype)
