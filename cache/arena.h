@@ -169,7 +169,8 @@ struct kv_owner_rec {
 };
 
 /* The requests of an owner that a late duplicate could do harm with and that no epoch fences: open,
- * fork, adopt. The highest KV_MAX_SEEN are known by id; all ids up to floor count as seen. */
+ * fork, adopt, and those that hold pools. The highest KV_MAX_SEEN are known by id; all ids up to
+ * floor count as seen. */
 struct kv_seen_rec {
     uint64_t floor;
     uint64_t id[KV_MAX_SEEN]; /* 0: none */

@@ -4,8 +4,9 @@
  * sequence, a new sequence begins above every epoch that has ended. Of several caches that move
  * sequences to each other each makes epochs of its own kind (kv_set_epochs), so that none can make
  * one that another has made. Requests that name none (open,
- * adopt) or make a sequence of another name (fork) are remembered by the owner that sent them, a
- * bounded number of them; older ids are refused. All of this is truth: it holds across a successor.
+ * adopt) or make a sequence of another name (fork) are remembered by the owner that sent them, as
+ * are those that make or find pools, a bounded number of them; older ids are refused. All of this
+ * is truth: it holds across a successor.
  *
  * A process that dies after the sequence is published and before the request is noted leaves the
  * request in the sequence's record, from which recovery notes it (a truncation's, too, which does
@@ -16,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-bool kv_request_is_seen(const struct kv *kv, uint32_t owner, uint64_t request)
+bool kv_owner_has_seen(const struct kv *kv, uint32_t owner, uint64_t request)
 {
     if (owner == KV_NO_OWNER || request == KV_NO_REQUEST)
         return false;
@@ -29,7 +30,7 @@ bool kv_request_is_seen(const struct kv *kv, uint32_t owner, uint64_t request)
 
 void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request)
 {
-    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST || kv_request_is_seen(kv, owner, request))
+    if (owner == KV_NO_OWNER || request == KV_NO_REQUEST || kv_owner_has_seen(kv, owner, request))
         return;
     struct kv_seen_rec *s = &kv->seen[owner];
     uint64_t *least = &s->id[0];

@@ -273,6 +273,8 @@ uint32_t kv_owner_tenant(const struct kv *kv, uint32_t owner);
 const char *kv_owner_label(const struct kv *kv, uint32_t owner);
 /* The highest id that the owner's requests have had here; 0: none. */
 uint64_t kv_owner_last_request(const struct kv *kv, uint32_t owner);
+/* A request of this owner's was carried out before, or is older than the KV_MAX_SEEN highest. */
+bool kv_owner_has_seen(const struct kv *kv, uint32_t owner, uint64_t request);
 /* The request of this owner's has been carried out where this cache does not see it; all those that
  * other's owner of this number has had. */
 void kv_owner_saw(struct kv *kv, uint32_t owner, uint64_t request);

@@ -300,8 +300,7 @@ bool kv_hole_is_past(const struct kv_pool_rec *p, uint32_t len);
 /* What truth alone can tell, but for a truncation that is under way. */
 bool kv_hole_is_damaged(const struct kv *kv, uint32_t seq, uint32_t longest);
 
-/* fence.c. Has the owner's request been carried out (or is it too old to know)? */
-bool kv_request_is_seen(const struct kv *kv, uint32_t owner, uint64_t request);
+/* fence.c. */
 void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request);
 /* The epoch of a sequence that is made now, and the one that follows a sequence's; 0: there are no
  * more. */

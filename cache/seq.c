@@ -90,7 +90,7 @@ static attn_status birth_check(struct kv *kv, const struct kv_birth *b, uint32_t
     uint32_t old = kv_index_find(kv, b->tenant, b->name);
     bool is_repeat = old != 0 && kv_seq_is_repeat(kv, (kv_seq_id){old - 1}, b->owner, b->request) &&
                      kv->seqs[old - 1].pool == b->pool;
-    if (!is_repeat && kv_request_is_seen(kv, b->owner, b->request))
+    if (!is_repeat && kv_owner_has_seen(kv, b->owner, b->request))
         return seen_before(kv, b->name, b->request);
     if (old != 0 && !is_repeat)
         return kv_fail(kv, ATTN_EEXIST, "sequence %llu of tenant %u is already open",
@@ -489,7 +489,7 @@ attn_status kv_seq_adopt(struct kv *kv, kv_seq_id seq, uint32_t owner, uint64_t 
         *out_epoch = kv_epoch_of(s);
         return ATTN_OK;
     }
-    if (kv_request_is_seen(kv, owner, request))
+    if (kv_owner_has_seen(kv, owner, request))
         return seen_before(kv, s->name, request);
     uint32_t epoch = epoch_next(kv, s);
     if (epoch == 0)

@@ -1,6 +1,7 @@
 /* engine_general.c: see engine_general.h. */
 #include "daemon/engine_general.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -27,15 +28,26 @@ attn_status pool_create_run(struct engine *e, struct request *req, uint32_t sess
 {
     const Attnd__PoolSpec *spec = req->wire.header->pool_create->spec;
     struct tenant *who = session_tenant(e, session);
+    uint64_t id = req->wire.request_id;
     struct pool *p;
     if (spec == NULL)
         return answer_no(a, ATTN_EINVAL, "pool_create.spec is missing");
+    if (kv_owner_has_seen(e->parts.kv, session, id)) {
+        if (pool_find_same(e, who, spec, &p, a->why, sizeof a->why) != ATTN_OK)
+            return answer_no(a, ATTN_ESTALE,
+                             "request %" PRIu64 " was carried out before, pool \"%.100s\" is gone "
+                             "since",
+                             id, spec->name);
+        tell_pool(e, p, a);
+        return ATTN_OK;
+    }
     if (engine_is_draining(e) && pool_find(e, who, spec->name) == NULL)
         return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new pools");
     attn_status st = pool_create(e, who, spec, &p, a->why, sizeof a->why);
     if (st != ATTN_OK)
         return st;
-    pool_hold(e, p, session);
+    pool_hold(e, p, session, id);
+    kv_owner_saw(e->parts.kv, session, id);
     tell_pool(e, p, a);
     return ATTN_OK;
 }
@@ -47,8 +59,27 @@ attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t se
     struct pool *p = pool_find(e, session_tenant(e, session), name);
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
-    pool_hold(e, p, session);
+    /* by one that a predecessor carried out, nothing is held: the session may have let go since */
+    uint64_t id = req->wire.request_id;
+    if (!kv_owner_has_seen(e->parts.kv, session, id) && pool_hold(e, p, session, id))
+        kv_owner_saw(e->parts.kv, session, id);
     tell_pool(e, p, a);
+    return ATTN_OK;
+}
+
+attn_status pool_release_run(struct engine *e, struct request *req, uint32_t session,
+                             struct answer *a)
+{
+    const Attnd__PoolRelease *r = req->wire.header->pool_release;
+    struct pool *p = pool_of_handle(e, session_tenant(e, session), r->pool);
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "pool_release.pool is %" PRIu32 ", no such pool",
+                         r->pool);
+    if (r->request == 0 || r->request >= req->wire.request_id)
+        return answer_no(a, ATTN_EINVAL,
+                         "pool_release.request is %" PRIu64 ", not one before this, %" PRIu64,
+                         r->request, req->wire.request_id);
+    pool_release(e, p, session, r->request);
     return ATTN_OK;
 }
 

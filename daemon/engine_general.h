@@ -9,6 +9,8 @@ attn_status pool_create_run(struct engine *e, struct request *req, uint32_t sess
                             struct answer *a);
 attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t session,
                               struct answer *a);
+attn_status pool_release_run(struct engine *e, struct request *req, uint32_t session,
+                             struct answer *a);
 attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 

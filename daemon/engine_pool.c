@@ -1,7 +1,7 @@
 /* engine_pool.c: pools.
  *
  * Making one: the same name again must mean the same. Where there is no room, pools make way that
- * no sequence lives in and no session holds.
+ * no sequence lives in and no session holds; and one of the same name does that has another size.
  */
 #include "daemon/engine_pool.h"
 
@@ -334,29 +334,65 @@ static uint32_t default_block_tokens(const struct engine *e, const struct pool *
     return POOL_BLOCK_TOKENS * (is_striped ? cards_n_all(e->parts.cards) : 1);
 }
 
+/* Where the spec leaves it open. */
+static attn_split first_split(const Attnd__PoolSpec *asked)
+{
+    attn_split how = (attn_split)asked->split;
+    return how == ATTN_SPLIT_AUTO ? ATTN_SPLIT_WHOLE : how;
+}
+
+attn_status pool_find_same(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
+                           struct pool **out_pool, char *why, size_t why_bytes)
+{
+    struct pool_spec spec;
+    attn_status st = pool_spec_init(&spec, asked, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    struct pool *p = pool_find(e, who, spec.wire->name);
+    if (p == NULL) {
+        st = FAIL(ATTN_ENOTFOUND, "no pool is named \"%.100s\"", asked->name);
+    } else {
+        if (asked->block_tokens == 0)
+            spec.wire->block_tokens = default_block_tokens(e, p, first_split(asked));
+        spec.wire->split = asked->split;
+        st = pool_spec_compare(&p->spec, &spec, why, why_bytes);
+    }
+    pool_spec_fini(&spec);
+    if (st == ATTN_OK)
+        *out_pool = p;
+    return st;
+}
+
+/* Drops the pool of this name if it has another size and nobody would miss it: then it can be made
+ * of the size that is asked for. */
+static bool drop_for_size(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked)
+{
+    char why[WHY_BYTES];
+    Attnd__PoolSpec any_size = *asked;
+    struct pool *p;
+    any_size.n_blocks = 0;
+    return e->parts.card == 0 && !engine_is_draining(e) && asked->n_blocks <= e->n_blocks &&
+           pool_find_same(e, who, &any_size, &p, why, sizeof why) == ATTN_OK && p->n_holders == 0 &&
+           pool_drop(e, p, why, sizeof why) == ATTN_OK;
+}
+
 attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
                         struct pool **out_pool, char *why, size_t why_bytes)
 {
-    attn_split how = (attn_split)asked->split;
+    attn_split how = first_split(asked);
     char as_whole[WHY_BYTES] = "";
-    if (how == ATTN_SPLIT_AUTO)
-        how = ATTN_SPLIT_WHOLE;
     for (;;) {
         struct pool_spec spec;
-        attn_status st = pool_spec_init(&spec, asked, why, why_bytes);
+        attn_status st = pool_find_same(e, who, asked, out_pool, why, why_bytes);
+        if (st == ATTN_EEXIST && drop_for_size(e, who, asked))
+            continue;
+        if (st != ATTN_ENOTFOUND)
+            return st;
+        st = pool_spec_init(&spec, asked, why, why_bytes);
         if (st != ATTN_OK)
             return st;
-        struct pool *p = pool_find(e, who, spec.wire->name);
         if (asked->block_tokens == 0)
-            spec.wire->block_tokens = default_block_tokens(e, p, how);
-        if (p != NULL) {
-            spec.wire->split = asked->split;
-            st = pool_spec_compare(&p->spec, &spec, why, why_bytes);
-            pool_spec_fini(&spec);
-            if (st == ATTN_OK)
-                *out_pool = p;
-            return st;
-        }
+            spec.wire->block_tokens = default_block_tokens(e, NULL, how);
         spec.wire->split = (Attnd__Split)how;
         st = pool_add(e, who, &spec, asked, out_pool, why, why_bytes);
         if (st == ATTN_ENOMEM && how == ATTN_SPLIT_WHOLE &&

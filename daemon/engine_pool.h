@@ -7,12 +7,17 @@
 void pools_fini(struct engine *e); /* of a half-opened engine, too */
 
 /* Makes a pool, or finds the one that was made with the same name and spec. Where there is no room,
- * pools of the tenant's are dropped that no sequence lives in and no session holds. What a
- * dropped pool has left in its memory the backend clears (backend.h, pool_open).
+ * or it only has another size, pools of the tenant's are dropped that no sequence lives in and no
+ * session holds. What a dropped pool has left in its memory the backend clears (backend.h,
+ * pool_open).
  * Errors   ATTN_EEXIST another spec; ATTN_EQUOTA max_pools, the tenant's blocks; ATTN_ENOMEM; what
  *          the backend refuses; why names field and value */
 attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
                         struct pool **out_pool, char *why, size_t why_bytes);
+
+/* Only finds it. ATTN_ENOTFOUND: there is none of this name; ATTN_EEXIST, ATTN_EINVAL as above */
+attn_status pool_find_same(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
+                           struct pool **out_pool, char *why, size_t why_bytes);
 
 /* Forgets a pool: its memory and its place may be another's.
  * Errors   ATTN_EINVAL sequences live in it; ATTN_EOVERLOAD the device has work of it */

@@ -22,7 +22,7 @@ attn_status pools_init(struct engine *e)
     e->patches_margin = (BACKEND_MAX_IN_FLIGHT + 1) * e->copies_capacity;
     e->pools = calloc(c->max_pools, sizeof *e->pools);
     e->pool_keys = calloc(c->max_pools, sizeof *e->pool_keys);
-    e->holds = calloc(c->max_sessions, c->max_pools);
+    e->holds = calloc((size_t)c->max_sessions * c->max_pools, sizeof *e->holds);
     return e->pools == NULL || e->pool_keys == NULL || e->holds == NULL ? ATTN_ENOMEM : ATTN_OK;
 }
 
@@ -88,34 +88,62 @@ void pool_rename(struct engine *e, struct pool *p, uint32_t generation)
 
 /* --- holding ---------------------------------------------------------------------------------- */
 
-static uint8_t *hold_of(struct engine *e, const struct pool *p, uint32_t session)
+/* Of the session's first pool; the others follow. */
+static struct hold *holds_of(const struct engine *e, uint32_t session)
 {
-    return &e->holds[(size_t)session * e->parts.cfg->max_pools + (size_t)(p - e->pools)];
+    return &e->holds[(size_t)session * e->parts.cfg->max_pools];
 }
 
-void pool_hold(struct engine *e, struct pool *p, uint32_t session)
+static struct hold *hold_of(const struct engine *e, const struct pool *p, uint32_t session)
 {
-    uint8_t *hold = hold_of(e, p, session);
-    p->n_holders += *hold == 0;
-    *hold = 1;
+    return &holds_of(e, session)[p - e->pools];
+}
+
+bool pool_hold(struct engine *e, struct pool *p, uint32_t session, uint64_t request)
+{
+    struct hold *h = hold_of(e, p, session);
+    bool is_new = request > h->request && !h->is_held;
+    if (request > h->request)
+        *h = (struct hold){request, .is_held = true};
+    p->n_holders += is_new;
+    return is_new;
+}
+
+void pool_release(struct engine *e, struct pool *p, uint32_t session, uint64_t request)
+{
+    struct hold *h = hold_of(e, p, session);
+    if (request < h->request)
+        return;
+    p->n_holders -= h->is_held;
+    *h = (struct hold){request, .is_held = false};
 }
 
 void pools_let_go(struct engine *e, uint32_t session)
 {
-    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
-        uint8_t *hold = hold_of(e, p, session);
-        p->n_holders -= *hold;
-        *hold = 0;
+    struct hold *holds = holds_of(e, session);
+    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++) {
+        e->pools[i].n_holders -= holds[i].is_held;
+        holds[i] = (struct hold){0};
     }
 }
 
+/* The requests stay known: the place's next pool is made by higher ones. */
 void pool_let_go(struct engine *e, struct pool *p)
 {
     for (uint32_t session = 0; p->n_holders > 0; session++) {
-        uint8_t *hold = hold_of(e, p, session);
-        p->n_holders -= *hold;
-        *hold = 0;
+        struct hold *h = hold_of(e, p, session);
+        p->n_holders -= h->is_held;
+        h->is_held = false;
     }
+}
+
+uint64_t pools_last_request(const struct engine *e, uint32_t session)
+{
+    const struct hold *holds = holds_of(e, session);
+    uint64_t last = 0;
+    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++)
+        last = holds[i].request > last ? holds[i].request : last;
+    return last;
 }
 
 uint64_t pool_block_bytes(const struct pool *p)

@@ -216,7 +216,9 @@ static void tell_session(struct engine *e, uint32_t slot, uint32_t version, stru
     static char server_version[] = ATTND_VERSION;
     body->protocol_version = version < PROTOCOL_VERSION ? version : PROTOCOL_VERSION;
     body->session = session_at(e->parts.sessions, slot)->id;
-    body->last_request_id = kv_owner_last_request(e->parts.kv, slot);
+    uint64_t last = kv_owner_last_request(e->parts.kv, slot);
+    uint64_t of_pools = pools_last_request(e, slot);
+    body->last_request_id = last > of_pools ? last : of_pools;
     body->boot_id = e->boot_id;
     body->is_kept = e->parts.is_kept;
     body->server_version = server_version;

@@ -162,6 +162,12 @@ struct pool {
     struct pace_cost cost;
 };
 
+/* A session's hold of a pool. */
+struct hold {
+    uint64_t request; /* the session's highest that holds it; else, up to which it has let go */
+    bool is_held;
+};
+
 struct batch {
     struct backend_batch device; /* user points back here */
     struct pool *pool;
@@ -326,7 +332,7 @@ struct engine {
     uint32_t n_for_room;
     struct pool *pools; /* [max_pools]; those without a spec are free */
     uint64_t *pool_keys; /* [max_pools] tenant and handle of each; 0: free */
-    uint8_t *holds; /* [max_sessions][max_pools] does the session hold the pool? */
+    struct hold *holds; /* [max_sessions][max_pools] */
     uint32_t n_pools; /* the highest in use, plus one */
     uint32_t n_blocks; /* block records of all pools */
     uint64_t device_bytes; /* of all pools */

@@ -261,16 +261,26 @@ struct attn_pool_spec {
     const char *model, *rope; /* what the cached bytes mean; NULL: "" */
 };
 
-/* attn_pool_create: makes a pool, or finds it if one of this name has the same spec.
+/* attn_pool_create: makes a pool, or finds it if one of this name has the same spec. One that has
+ * only another n_blocks, and that no session holds and no sequence lives in, is made anew.
  *
  * Errors   ATTN_EEXIST the name is taken by another spec; ATTN_ENOTSUP the backend cannot compute
  *          this geometry (the message names what); ATTN_ENOMEM KV memory; ATTN_EINVAL
- * Owner    the handle is the caller's until attn_pool_close; the pool is the daemon's */
+ * Owner    the handle is the caller's until attn_pool_close; the pool is the daemon's, and held by
+ *          the session until attn_pool_release */
 ATTN_API attn_status attn_pool_create(attn_client *c, const struct attn_pool_spec *spec,
                                       uint64_t timeout_us, attn_pool **out_pool);
 /* Finds a pool by name. ATTN_ENOTFOUND. */
 ATTN_API attn_status attn_pool_describe(attn_client *c, const char *name, uint64_t timeout_us,
                                         attn_pool **out_pool);
+/* attn_pool_release: the handle no longer holds its pool. When no handle of this client does, the
+ * session lets go of it: it makes way for others once no sequence lives in it and no other session
+ * holds it. Until then the handle works as before.
+ *
+ * Errors   those of a call that gets no answer: whether the session lets go is not known, call it
+ *          again. None: the pool or the session is gone, the handle was released before
+ * Else     a pool is held until its session ends, also behind attn_pool_close */
+ATTN_API attn_status attn_pool_release(attn_pool *p, uint64_t timeout_us);
 /* Frees the handle; no step of it may be in flight. NULL is fine. */
 ATTN_API void attn_pool_close(attn_pool *p);
 /* The spec as the daemon has it, defaults filled in; the handle's. */

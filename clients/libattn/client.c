@@ -259,6 +259,7 @@ attn_status attn_client_open(const char *url, const struct attn_client_options *
     pthread_mutex_init(&c->lock, NULL);
     TAILQ_INIT(&c->in_flight);
     LIST_INIT(&c->waiters);
+    LIST_INIT(&c->holds);
     c->default_timeout_us = o->timeout_us != 0 ? o->timeout_us : CLIENT_DEFAULT_TIMEOUT_US;
     c->max_retries = o->max_retries;
     c->fork_generation = atomic_load(&fork_generation);
@@ -322,6 +323,7 @@ void attn_client_close(attn_client *c)
         t->ops->close(t);
     else if (t != NULL)
         t->ops->abandon(t);
+    holds_free(c);
     free(c->url);
     free(c->name);
     free(c->token);

@@ -56,6 +56,7 @@ struct attn_client {
     pthread_t leader;
     LIST_HEAD(, waiter) waiters;
     struct attn_client_counters counters;
+    LIST_HEAD(, client_hold) holds; /* pools that handles of this client hold */
 
     /* keep.c */
     bool has_keeper, is_closing;
@@ -66,10 +67,19 @@ struct attn_client {
     struct client_message held; /* read by the keeper, for the next leader; base NULL: none */
 };
 
+/* hold.c: a pool that the session holds, for the handles of it that were not released. */
+struct client_hold {
+    LIST_ENTRY(client_hold) link;
+    uint32_t session_number, pool;
+    uint32_t n_handles;
+    uint64_t request; /* the latest that found it */
+};
+
 struct attn_pool {
     struct attn_client *client;
     uint32_t session_number; /* of the session it was made in */
     uint32_t id, n_free_blocks;
+    bool is_released;
     struct attn_pool_spec spec;
     void *memory; /* what spec points to */
 };
@@ -120,6 +130,13 @@ attn_status client_call_bulk(struct attn_client *c, Attnd__Request *header,
 
 /* ATTN_ENOTFOUND: the pool is of an earlier session. */
 attn_status pool_check(const struct attn_pool *p);
+
+/* hold.c */
+
+/* The handle holds its pool, which this request found. Takes over hold, which is zeroed. */
+void hold_add(struct attn_pool *p, struct client_hold *hold, uint64_t request);
+/* What is left when the client closes. */
+void holds_free(struct attn_client *c);
 
 /* keep.c */
 

@@ -197,12 +197,18 @@ static attn_status spec_copy(const Attnd__PoolSpec *w, struct attn_pool_spec *ou
 
 /* ---- pools ---- */
 
+struct pool_taking {
+    struct attn_pool *pool;
+    struct client_hold *hold; /* NULL: taken over */
+};
+
 static attn_status take_pool(struct client_request *r, const struct wire_reply *reply)
 {
     const Attnd__PoolReply *b = reply->header->pool;
     if (reply->header->body_case != ATTND__REPLY__BODY_POOL || b->spec == NULL)
         return reply_without_body(r, "a pool request");
-    struct attn_pool *p = r->take_arg;
+    struct pool_taking *t = r->take_arg;
+    struct attn_pool *p = t->pool;
     p->id = b->pool;
     p->n_free_blocks = b->n_free_blocks;
     attn_status st = spec_copy(b->spec, &p->spec, &p->memory);
@@ -210,6 +216,10 @@ static attn_status take_pool(struct client_request *r, const struct wire_reply *
         snprintf(r->result.message, sizeof r->result.message,
                  st == ATTN_EPROTO ? "branch_segment_tokens and branch_rates differ in length"
                                    : "no memory for a pool's spec");
+    if (st == ATTN_OK) {
+        hold_add(p, t->hold, r->id);
+        t->hold = NULL;
+    }
     return st;
 }
 
@@ -220,17 +230,20 @@ static attn_status pool_call(struct attn_client *c, Attnd__Request *req, uint64_
     if (st != ATTN_OK)
         return st;
     struct attn_pool *p = calloc(1, sizeof *p);
-    if (p == NULL)
-        return error_set(ATTN_ENOMEM, "no memory for a pool");
-    p->client = c;
-    p->session_number = atomic_load(&c->session_number);
-    st = client_call(c, req, timeout_us, take_pool, p);
-    if (st != ATTN_OK) {
-        attn_pool_close(p);
-        return st;
+    struct pool_taking t = {.pool = p, .hold = calloc(1, sizeof *t.hold)};
+    if (p == NULL || t.hold == NULL) {
+        st = error_set(ATTN_ENOMEM, "no memory for a pool");
+    } else {
+        p->client = c;
+        p->session_number = atomic_load(&c->session_number);
+        st = client_call(c, req, timeout_us, take_pool, &t);
     }
-    *out_pool = p;
-    return ATTN_OK;
+    free(t.hold);
+    if (st == ATTN_OK)
+        *out_pool = p;
+    else
+        attn_pool_close(p);
+    return st;
 }
 
 attn_status attn_pool_create(attn_client *c, const struct attn_pool_spec *spec, uint64_t timeout_us,

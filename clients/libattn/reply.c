@@ -96,6 +96,7 @@ static bool knows_gone(struct client_request *r)
     case ATTND__REQUEST__BODY_STEP:
     case ATTND__REQUEST__BODY_OPEN:
     case ATTND__REQUEST__BODY_POOL_DESCRIBE:
+    case ATTND__REQUEST__BODY_POOL_RELEASE:
         r->gone = ATTN_GONE_POOL;
         return false;
     default:

@@ -91,6 +91,31 @@ static void retries_are_off_until_asked_for(void **state)
 
 /* ---- failures that nobody tells ---- */
 
+/* The last handle lets go; what nobody answered can be asked again, and then nothing is left. */
+static void a_release_without_an_answer_can_be_made_again(void **state)
+{
+    struct fixture *f = *state;
+    attn_pool *second, *third;
+    assert_int_equal(attn_pool_describe(f->client, "test", LONG_US, &second), ATTN_OK);
+    uint32_t n = atomic_load(&f->daemon.n_requests);
+    assert_int_equal(attn_pool_release(f->pool, LONG_US), ATTN_OK);
+    assert_int_equal(attn_pool_release(f->pool, LONG_US), ATTN_OK);
+    assert_int_equal(atomic_load(&f->daemon.n_requests), n); /* the second handle holds on */
+    atomic_store(&f->daemon.plan.n_swallow, 1);
+    assert_int_equal(attn_pool_release(second, SOON_US), ATTN_ETIMEDOUT);
+    assert_int_equal(atomic_load(&f->daemon.n_requests), n + 1);
+    assert_int_equal(attn_pool_release(second, LONG_US), ATTN_OK);
+    assert_int_equal(atomic_load(&f->daemon.n_requests), n + 2);
+    assert_int_equal(attn_pool_release(second, LONG_US), ATTN_OK);
+    assert_int_equal(atomic_load(&f->daemon.n_requests), n + 2);
+    assert_int_equal(attn_pool_describe(f->client, "test", LONG_US, &third), ATTN_OK);
+    assert_int_equal(attn_pool_release(third, LONG_US), ATTN_OK); /* it held again */
+    assert_int_equal(atomic_load(&f->daemon.n_requests), n + 4);
+    assert_int_equal(attn_pool_release(NULL, LONG_US), ATTN_EINVAL);
+    attn_pool_close(second);
+    attn_pool_close(third);
+}
+
 static void every_call_ends_by_its_timeout(void **state)
 {
     struct fixture *f = *state;
@@ -337,6 +362,7 @@ int main(void)
         T(typed_errors_carry_the_daemons_sentence),
         T(one_failed_item_leaves_the_others),
         T(retries_are_off_until_asked_for),
+        T(a_release_without_an_answer_can_be_made_again),
         T(every_call_ends_by_its_timeout),
         T(a_late_answer_changes_nothing),
         T(garbled_answers_are_errors_not_crashes),

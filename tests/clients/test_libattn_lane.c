@@ -1,6 +1,6 @@
 /* test_libattn_lane.c: libattn's lanes at the real daemon on the cpu backend, in host memory: what
  * comes out is what steps give, and whatever waits ends. All that is not a bell goes over shm, or
- * over what E2E_TRANSPORT names: ipc, or tls, which is over TCP. */
+ * over what E2E_TRANSPORT names: ipc, tcp, or tls, which is over TCP. */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -76,7 +76,10 @@ static attn_client *client_open(void)
     if (transport == NULL)
         snprintf(url, sizeof url, "shm://%s", d.shm_path);
     else
-        snprintf(url, sizeof url, "%s", strcmp(transport, "tls") == 0 ? d.tls_url : d.url);
+        snprintf(url, sizeof url, "%s",
+                 strcmp(transport, "tls") == 0   ? d.tls_url
+                 : strcmp(transport, "tcp") == 0 ? d.tcp_url
+                                                 : d.url);
     well(attn_client_open(url, &o, 0, &c));
     free(ca);
     return c;

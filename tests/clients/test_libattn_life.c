@@ -251,6 +251,58 @@ static void a_client_goes_on_after_the_daemon_was_killed(void **state)
     }
 }
 
+/* Of a little more than half of the daemon's memory. */
+static attn_status make_large(attn_client *c, const char *name, attn_pool **out)
+{
+    struct attn_pool_spec spec = {.struct_size = sizeof spec,
+                                  .layer_struct_size = sizeof(struct attn_layer),
+                                  .name = name,
+                                  .num_layers = 1,
+                                  .num_q_heads = HEADS,
+                                  .num_kv_heads = HEADS,
+                                  .head_dim_k = DIM,
+                                  .n_blocks = 5000,
+                                  .q_dtype = ATTN_F32};
+    return attn_pool_create(c, &spec, LONG_US, out);
+}
+
+static void a_pools_memory_is_anothers_when_its_last_handle_lets_go(void **state)
+{
+    (void)state;
+    for (int is_shm = 0; is_shm < 2; is_shm++) {
+        attn_client *c, *other;
+        attn_pool *a, *again, *b;
+        struct attn_seq seq;
+        MUST_OK(attn_client_open(url_of(is_shm), NULL, LONG_US, &c));
+        MUST_OK(attn_client_open(url_of(!is_shm), NULL, LONG_US, &other));
+        MUST_OK(make_large(c, "a", &a));
+        MUST_OK(make_large(c, "a", &again));
+        assert_int_equal(make_large(other, "b", &b), ATTN_ENOMEM);
+        MUST_OK(attn_pool_release(a, LONG_US));
+        assert_int_equal(make_large(other, "b", &b), ATTN_ENOMEM);
+        MUST_OK(attn_seq_open(again, 500, LONG_US, &seq));
+        MUST_OK(attn_pool_release(again, LONG_US));
+        assert_int_equal(make_large(other, "b", &b), ATTN_ENOMEM); /* a sequence lives in it */
+        MUST_OK(attn_seq_close(again, &seq, LONG_US));
+        MUST_OK(make_large(other, "b", &b));
+        assert_gone(attn_seq_open(again, 500, LONG_US, &seq), ATTN_GONE_POOL);
+        attn_pool_close(a);
+        attn_pool_close(again);
+
+        MUST_OK(attn_client_reopen(other, LONG_US));
+        MUST_OK(attn_pool_release(b, LONG_US)); /* its session holds it on */
+        assert_int_equal(make_large(c, "a", &a), ATTN_ENOMEM);
+        attn_pool_close(b);
+        MUST_OK(attn_client_reopen(c, LONG_US));
+        while (make_large(c, "a", &a) != ATTN_OK) /* until its lease is over */
+            assert_int_equal(attn_last_error()->status, ATTN_ENOMEM);
+        MUST_OK(attn_pool_release(a, LONG_US));
+        attn_pool_close(a);
+        attn_client_close(c);
+        attn_client_close(other);
+    }
+}
+
 static void a_session_may_be_left_for_a_new_one(void **state)
 {
     (void)state;
@@ -301,6 +353,7 @@ int main(void)
         cmocka_unit_test(an_idle_client_keeps_its_session),
         cmocka_unit_test(errors_tell_what_is_gone),
         cmocka_unit_test(a_client_goes_on_after_the_daemon_was_killed),
+        cmocka_unit_test(a_pools_memory_is_anothers_when_its_last_handle_lets_go),
         cmocka_unit_test(a_session_may_be_left_for_a_new_one),
         cmocka_unit_test(a_hasty_client_does_not_wait_for_a_daemon),
         cmocka_unit_test(a_resumed_session_goes_on_with_higher_ids), /* its sessions expire later */

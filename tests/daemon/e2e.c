@@ -94,17 +94,18 @@ static bool is_transport(const char *name)
     return transport != NULL && strcmp(transport, name) == 0;
 }
 
-/* Where it listens for TLS, by its log, if it does. */
-static void find_tls_url(struct e2e *d)
+/* Where it listens over a network, by its log, if it does. */
+static void find_url(const struct e2e *d, const char *scheme, char *url, size_t url_bytes)
 {
-    static const char mark[] = "listening on tls";
+    static const char mark[] = "listening on ";
     char line[1024];
     FILE *f = fopen(d->log, "r");
     assert_non_null(f);
     while (fgets(line, sizeof line, f) != NULL) {
         const char *at = strstr(line, mark);
-        if (at != NULL)
-            snprintf(d->tls_url, sizeof d->tls_url, "%.*s", (int)strcspn(at + 13, "\"\n"), at + 13);
+        at = at == NULL ? NULL : at + strlen(mark);
+        if (at != NULL && strncmp(at, scheme, strlen(scheme)) == 0)
+            snprintf(url, url_bytes, "%.*s", (int)strcspn(at, "\"\n"), at);
     }
     fclose(f);
 }
@@ -118,11 +119,13 @@ void e2e_start(struct e2e *d, const char *const *flags)
 void e2e_restart(struct e2e *d, const char *const *flags)
 {
     unlink(d->log);
-    bool is_tls = is_transport("tls");
+    const char *network = is_transport("tls")   ? " tls+tcp://127.0.0.1:0"
+                          : is_transport("tcp") ? " tcp://127.0.0.1:0"
+                                                : "";
     char urls[400], *cert = certs_file(CERTS_GOOD, "server.crt");
     char *key = certs_file(CERTS_GOOD, "server.key");
     snprintf(urls, sizeof urls, "%s shm://%s gpu://%s%s", d->url, d->shm_path, d->gpu_path,
-             is_tls ? " tls+tcp://127.0.0.1:0" : "");
+             network);
     /* on a busy machine a step may take long, and is to be computed all the same */
     const char *argv[64] = {e2e_binary(), "--backend",
                             "cpu",        "--listen",
@@ -162,7 +165,8 @@ void e2e_restart(struct e2e *d, const char *const *flags)
         }
         poll(NULL, 0, 2);
     }
-    find_tls_url(d);
+    find_url(d, "tls+tcp:", d->tls_url, sizeof d->tls_url);
+    find_url(d, "tcp:", d->tcp_url, sizeof d->tcp_url);
 }
 
 int e2e_run(struct e2e *d, const char *const *flags)
@@ -316,7 +320,10 @@ void e2e_connect(struct e2e_client *c, const struct e2e *d)
         say_hello(c);
         return;
     }
-    e2e_connect_badly(c, d, 0);
+    struct e2e by_tcp = *d;
+    if (is_transport("tcp"))
+        snprintf(by_tcp.url, sizeof by_tcp.url, "%s", d->tcp_url);
+    e2e_connect_badly(c, &by_tcp, 0);
 }
 
 static void open_socket(struct e2e_client *c)

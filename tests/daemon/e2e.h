@@ -1,6 +1,6 @@
 /* e2e.h: the real attnd binary on the cpu backend, spoken to with real libnanomsg sockets (raw REQ)
  * or through shared memory (shm_link.h), and the codec; and a model of what it should compute.
- * E2E_TRANSPORT=shm or tls in the environment runs any test through shared memory or TLS,
+ * E2E_TRANSPORT=shm, tls or tcp in the environment runs any test through shared memory, TLS or TCP,
  * E2E_CARDS=0,1 on two engines, E2E_SPLIT=heads or tokens with sequences split over them;
  * E2E_MOST_CARDS=2 says that there are no more, where engines need cards.
  *
@@ -20,7 +20,7 @@
 
 struct e2e {
     pid_t pid; /* 0: has ended */
-    char gpu_path[96], dir[64], url[96], shm_path[96], tls_url[96], log[96];
+    char gpu_path[96], tcp_url[96], dir[64], url[96], shm_path[96], tls_url[96], log[96];
 };
 
 /* Sequences are on several cards, each on one. */

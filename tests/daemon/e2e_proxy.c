@@ -26,7 +26,7 @@ struct live {
 };
 
 static struct e2e d;
-static struct e2e_client c;
+static struct e2e_client c, judge; /* over the bad network; over none */
 static struct sp_proxy proxy;
 static struct live live[SEQS];
 static uint64_t next_name = 1, random_state, n_steps;
@@ -107,6 +107,69 @@ static void ask_for_the_pool(void)
     e2e_call(&c, &h);
 }
 
+/* --- a pool beside that of the sequences ------------------------------------------------------ */
+
+static struct {
+    uint32_t pool;
+    uint64_t request; /* the last that found it */
+    bool is_held;
+} second;
+
+static const Attnd__Reply *make_second(struct e2e_client *who, const char *name)
+{
+    Attnd__PoolSpec spec = ATTND__POOL_SPEC__INIT;
+    Attnd__PoolCreate b = ATTND__POOL_CREATE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    spec.name = (char *)(uintptr_t)name;
+    spec.num_layers = spec.num_q_heads = spec.num_kv_heads = 1;
+    spec.head_dim_k = E2E_DIM;
+    spec.n_blocks = 4;
+    spec.q_dtype = ATTND__DTYPE__F32;
+    spec.split = ATTND__SPLIT__SPLIT_WHOLE;
+    b.spec = &spec;
+    h.session = who->session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_CREATE;
+    h.pool_create = &b;
+    return e2e_call(who, &h);
+}
+
+static void release(struct e2e_client *who, uint32_t pool, uint64_t request)
+{
+    Attnd__PoolRelease b = ATTND__POOL_RELEASE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    b.pool = pool;
+    b.request = request;
+    h.session = who->session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_RELEASE;
+    h.pool_release = &b;
+    expect_ok((attn_status)e2e_call(who, &h)->status);
+}
+
+/* There are two pools at most: a third has room if and only if the second is not held. */
+static void judge_holds(void)
+{
+    uint64_t request = judge.next_id;
+    const Attnd__Reply *r = make_second(&judge, "judge's");
+    assert_int_equal(r->status, second.is_held ? ATTN_EQUOTA : ATTN_OK);
+    if (r->status == ATTN_OK)
+        release(&judge, r->pool->pool, request);
+    e2e_forget(&judge);
+}
+
+static void hold_or_let_go(void)
+{
+    if (second.is_held && below(2) == 0) {
+        release(&c, second.pool, second.request);
+        second.is_held = false;
+    } else { /* for the first time, or again */
+        second.request = c.next_id;
+        const Attnd__Reply *r = make_second(&c, "second");
+        expect_ok((attn_status)r->status);
+        second.pool = r->pool->pool;
+        second.is_held = true;
+    }
+}
+
 static void do_something(void)
 {
     struct live *l = &live[below(SEQS)], *other = &live[below(SEQS)];
@@ -119,18 +182,22 @@ static void do_something(void)
         l->is_open = true;
     } else if (r < 60) {
         step(l);
-    } else if (r < 75) {
+    } else if (r < 70) {
         truncate_some(l);
-    } else if (r < 82 && !other->is_open) {
+    } else if (r < 76 && !other->is_open) {
         fork_into(l, other);
-    } else if (r < 88) {
+    } else if (r < 82) {
         close_it(l);
-    } else if (r < 96) {
+    } else if (r < 88) {
         adopt(l);
+    } else if (r < 98) {
+        hold_or_let_go();
     } else {
         ask_for_the_pool();
     }
     e2e_forget(&c);
+    if (below(6) == 0) /* copies find the second pool as it was left until then */
+        judge_holds();
 }
 
 static void every_answer_is_right_over_a_bad_network(void **state)
@@ -140,7 +207,8 @@ static void every_answer_is_right_over_a_bad_network(void **state)
     uint64_t for_ns = (uint64_t)(seconds == NULL ? 3 : atoi(seconds)) * 1000000000u;
     random_state = seed != NULL ? strtoull(seed, NULL, 10) : attn_now_ns();
     print_message("PROXY_SEED=%llu\n", (unsigned long long)random_state);
-    e2e_start(&d, NULL);
+    static const char *const flags[] = {"--cache.max_pools", "2", NULL};
+    e2e_start(&d, flags);
     struct e2e by_proxy = d;
     proxy = (struct sp_proxy){
         .per_mille = {[SP_DROP] = 20, [SP_TWICE] = 50, [SP_HOLD] = 40, [SP_OLD] = 60, [SP_CUT] = 3},
@@ -151,6 +219,7 @@ static void every_answer_is_right_over_a_bad_network(void **state)
     snprintf(by_proxy.url, sizeof by_proxy.url, "ipc://%.88s", proxy.path);
     sp_proxy_start(&proxy);
     e2e_connect_badly(&c, &by_proxy, RETRY_MS);
+    e2e_connect(&judge, &d);
     e2e_make_pool(&c, ATTN_F32, 256);
     uint64_t until_ns = attn_now_ns() + for_ns, n_done = 0;
     for (; attn_now_ns() < until_ns; n_done++)
@@ -168,6 +237,7 @@ static void every_answer_is_right_over_a_bad_network(void **state)
             uint64_t id = e2e_send_step(&c, layer, WIRE_STEP_ATTEND, &item, 1, 0);
             e2e_check_step(e2e_await(&c, id), layer, WIRE_STEP_ATTEND, &item, 1);
         }
+    e2e_disconnect(&judge);
     e2e_disconnect(&c);
     sp_proxy_stop(&proxy);
     e2e_stop(&d);

@@ -197,6 +197,18 @@ static uint64_t open_in_pool(bool there)
     return id;
 }
 
+static uint64_t release_pool(bool there)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__PoolRelease body = ATTND__POOL_RELEASE__INIT;
+    body.pool = draw_handle(there);
+    body.request = 1;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_RELEASE;
+    h.pool_release = &body;
+    return rig_send(&r, &h, NULL, 0);
+}
+
 static uint64_t step_in_pool(bool there)
 {
     r.pool = draw_handle(there);
@@ -250,6 +262,7 @@ static const struct {
     {"pool_describe, a name", describe, true},
     {"open, a pool's handle", open_in_pool, true},
     {"step, a pool's handle", step_in_pool, true},
+    {"pool_release, a pool's handle", release_pool, true},
     {"step, a sequence", step, true},
     {"adopt", adopt, true},
     {"close", close_seq, true},

@@ -128,6 +128,11 @@ FILL(pool_describe)
     REQUEST(pool_describe, POOL_DESCRIBE, Attnd__PoolDescribe, attnd__pool_describe__init,
             .name = "llama");
 }
+FILL(pool_release)
+{
+    REQUEST(pool_release, POOL_RELEASE, Attnd__PoolRelease, attnd__pool_release__init, .pool = 1,
+            .request = 0x1122334455667700);
+}
 FILL(open)
 {
     REQUEST(open, OPEN, Attnd__Open, attnd__open__init, .seq = SEQ_A, .pool = 1);
@@ -347,6 +352,7 @@ const struct sample samples[] = {
     {"request_pool_create_split", "each card has some of the kv heads", false, 0,
      fill_pool_create_split},
     {"request_pool_describe", "a pool by name", false, 0, fill_pool_describe},
+    {"request_pool_release", "the session lets go of a pool", false, 0, fill_pool_release},
     {"request_open", "a new sequence", false, 0, fill_open},
     {"request_open_with_tokens", "a new sequence of three tokens, with an adapter", false, 0,
      fill_open_with_tokens},

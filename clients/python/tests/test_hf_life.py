@@ -88,8 +88,10 @@ def test_a_pool_is_found_again_or_made_beside_it(own_daemon):
         assert n_blocks(n_tokens=90 * 16 + 1) == 91  # blocks of 16 tokens, rounded up
         assert n_blocks(n_tokens=64 * 16) == 64
         assert n_blocks(name="mine", n_blocks=24) == 24
-        with pytest.raises(attnd.AlreadyExistsError, match="mine.*24 blocks.*25.*another name"):
-            n_blocks(name="mine", n_blocks=25)
+        with client.pool("mine"):
+            with pytest.raises(attnd.AlreadyExistsError, match="mine.*25 blocks.*another name"):
+                n_blocks(name="mine", n_blocks=25)
+        assert n_blocks(name="mine", n_blocks=25) == 25
         with pytest.raises(ValueError, match="n_tokens.*n_blocks"):
             n_blocks(n_tokens=64, n_blocks=4)
     assert model.config._attn_implementation == "eager"
@@ -106,8 +108,10 @@ def test_the_default_size_leaves_room_and_shrinks_to_what_is_free(own_daemon):
         want = model.generate(**inputs, **GREEDY)
         with attnd.hf.attach(model, client) as worker:
             assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+            held.append(client.pool(worker.pool.spec.name))  # or it makes way when the worker closes
             return worker.pool.spec.n_blocks * worker.pool.spec.block_tokens
 
+    held = []
     with attnd.connect(own_daemon.url) as client:
         assert [n_tokens(build) for build in (llama, qwen3, gpt_oss)] == [8192] * 3
         client.create_pool(attnd.PoolSpec("filler", 4, 4, 2, 32, n_blocks=320))
@@ -116,3 +120,21 @@ def test_the_default_size_leaves_room_and_shrinks_to_what_is_free(own_daemon):
             client.create_pool(attnd.PoolSpec(f"rest {i}", 4, 4, 2, 32))
         with pytest.raises(attnd.OutOfMemoryError, match="while a session has them"):
             n_tokens(llama, _name_or_path="another")
+        held.pop(0).close()
+        assert n_tokens(llama, _name_or_path="another") == 8192
+
+
+def test_workers_of_one_client_let_go_of_their_pool_one_by_one(own_daemon):
+    model, other = make(llama), make(llama)
+    inputs = prompts(model)
+    want = model.generate(**inputs, **GREEDY)
+    with attnd.connect(own_daemon.url) as client:
+        workers = [attnd.hf.attach(m, client, n_blocks=1024) for m in (model, other)]
+        assert workers[0].pool.spec.name == workers[1].pool.spec.name
+        all_blocks = attnd.PoolSpec("all", 4, 4, 2, 32, n_blocks=2000)
+        workers[0].close()
+        with pytest.raises(attnd.OutOfMemoryError):
+            client.create_pool(all_blocks)
+        assert torch.equal(workers[1].generate(**inputs, **GREEDY), want)
+        workers[1].close()
+        client.create_pool(all_blocks)

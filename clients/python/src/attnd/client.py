@@ -185,6 +185,8 @@ class Client(Closing, NotPicklable):
     ) -> Pool:
         """Makes a pool, or finds the one of this name if its spec is the same.
 
+        One that has only another n_blocks is made anew, if nobody has it and no sequence is in it.
+
         array_dtype is of the arrays in steps, None: the spec's q_dtype. With "f32" and a q_dtype of
         "bf16" a worker computes in f32, and half the bytes travel and are cached: elements are
         rounded to the nearest bf16 on their way, by 2^-8 of themselves at most.

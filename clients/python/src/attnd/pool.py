@@ -495,15 +495,34 @@ class Pool(Closing, NotPicklable):
         while any(pool is self for pool, _, _ in list(_waiting.values())):
             self.client.poll(0.02)
 
-    def close(self) -> None:
-        """Waits for its steps in flight and frees the handle; the pool itself is the daemon's.
+    def close(self, *, timeout: float | None = None) -> None:
+        """Waits for its steps in flight, lets go of the pool and frees the handle.
 
-        Safe to call again. Closing the client closes its pools.
+        When no handle of its client is left, the pool, which is the daemon's, makes way for others
+        once no sequence lives in it and no other session has it. Where the daemon does not answer,
+        the session's end does the same. Safe to call again. Closing the client closes its pools.
         """
+        self._close(timeout)
+
+    def _close(self, timeout: float | None = None, lets_go: bool = True) -> bool:
+        """close(); whether the daemon knows of it."""
+        is_known = False
         if not (self.client.is_closed or self._guard.is_inherited):
             self._wait_for_steps()
+            is_known = lets_go and self._release(timeout_us(timeout))
         if self._guard.close(lambda: self._lib.attn_pool_close(self._handle)):
             self.client._pools.discard(self)
+        return is_known
+
+    def _release(self, timeout_us: int) -> bool:
+        def release() -> None:
+            check(self._lib.attn_pool_release(self._handle, timeout_us))
+
+        try:
+            interruptible(release, guard=self._inside())
+        except AttndError:  # closed already, too
+            return False
+        return True
 
     def __repr__(self) -> str:
         return f"<attnd.Pool {self.spec.name!r}>"

@@ -2,11 +2,13 @@
 enough.
 
 Layers of one geometry are in one pool; most models have no other. A pool keeps its size and its memory
-as long as any session has it, so that workers share what is there.
+as long as any session has it, so that workers share what is there; one that nobody has is made anew by
+who wants it larger.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any, NamedTuple
 
@@ -108,20 +110,31 @@ class _PoolMaker:
 
     def make(self) -> Pool:
         spec = self._spec
-        have = self._size_of(spec.name)
-        if have is not None and have < self._n_blocks:
-            if self._is_named:
-                raise AlreadyExistsError(
-                    f"pool {spec.name!r} has {have} blocks, {self._n_blocks} are asked for: pools keep"
-                    f" their size; take n_blocks={have} or another name"
-                )
-            spec = spec._replace(name=f"{spec.name}-{self._n_blocks}")
-            have = self._size_of(spec.name)
-        if have is not None:
-            return self._create(spec)  # checks that it is the same but for its size
-        if self._n_blocks > 0:
+        pool = self._find_or_make(spec)
+        if pool is None and self._is_named:
+            raise AlreadyExistsError(
+                f"pool {spec.name!r} has fewer than {self._n_blocks} blocks and is in use: take fewer"
+                " n_blocks or another name"
+            )
+        if pool is None:
+            pool = self._find_or_make(spec._replace(name=f"{spec.name}-{self._n_blocks}"))
+        assert pool is not None  # the number in its name is its size
+        return pool
+
+    def _find_or_make(self, spec: PoolSpec) -> Pool | None:
+        """None: there is one that is too small, and in use."""
+        with contextlib.ExitStack() as found:  # held until its handle is made
+            have = self._size_of(spec.name, found)
+            if have is not None and have >= self._n_blocks:
+                return self._create(spec)  # checks that it is the same but for its size
+        if self._n_blocks == 0:
+            return self._make_default(spec)
+        try:
             return self._create(spec._replace(n_blocks=self._n_blocks))
-        return self._make_default(spec)
+        except AlreadyExistsError:
+            if have is None:
+                raise
+            return None
 
     def _create(self, spec: PoolSpec) -> Pool:
         return self._client.create_pool(spec, array_dtype=self._array_dtype)
@@ -138,10 +151,9 @@ class _PoolMaker:
                     raise
                 n_tokens //= 2
 
-    def _size_of(self, name: str) -> int | None:
+    def _size_of(self, name: str, found: contextlib.ExitStack) -> int | None:
         try:
-            with self._client.pool(name) as pool:
-                return pool.spec.n_blocks
+            return found.enter_context(self._client.pool(name)).spec.n_blocks
         except SessionGoneError:
             raise
         except NotFoundError:
@@ -198,5 +210,7 @@ class Pools:
         return most
 
     def close(self) -> None:
+        """Lets go of them. A daemon that does not answer is asked once."""
+        is_heard = True
         for pool in self.all:
-            pool.close()
+            is_heard = pool._close(lets_go=is_heard)
