@@ -137,9 +137,11 @@ attn_status ask_pool_describe(attn_client *c, const struct arguments *a, json_t 
 {
     attn_pool *p;
     attn_status st = attn_pool_describe(c, a->operands[0], a->timeout_us, &p);
-    if (st == ATTN_OK)
-        *out = pool_object(p);
-    return st;
+    if (st != ATTN_OK)
+        return st;
+    attn_pool_release(p, a->timeout_us); /* who looks keeps nothing; else its lease ends */
+    *out = pool_object(p);
+    return ATTN_OK;
 }
 
 /* ---- what operators ask ---- */

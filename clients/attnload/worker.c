@@ -268,6 +268,8 @@ void *worker_main(void *arg)
         if (s[i].seq.epoch != 0)
             is_lost = attn_seq_close(w->pool, &s[i].seq, 0) == ATTN_ECONN;
     }
+    if (w->pool != NULL && !is_lost)
+        attn_pool_release(w->pool, 0);
     free(s);
     if (is_ok && verify_run(&w->verify, &w->verified) != ATTN_OK)
         worker_fail(w, ATTN_ENOMEM, "verification");

@@ -23,6 +23,10 @@ holds "x == {'slow': []}"
 for endpoint in "$ATTND_ENDPOINT" "shm://$dir/shm"; do
   expect 0 "$bin/attnload" --endpoint "$endpoint" --preset bytelm --sequences 3 --context 20 --steps 20
 done
+# runs of more sizes than there may be pools: each lets go of its own
+for i in {1..12}; do
+  expect 0 "$bin/attnload" --preset bytelm --context $((i * 50)) --steps 1
+done
 expect 0 "$ctl" --json slow
 holds "len(x['slow']) > 40 and {s['transport'] for s in x['slow']} == {'ipc', 'shm'}"
 # the stages are all of a step's time
