@@ -12,6 +12,8 @@ says() { grep -qE -e "$1" "$dir/err.log" "$dir/out" || die "no \"$1\""; } # on e
 knows() { "${op[@]}" --json $1 >"$dir/out" && grep -q "\"tenant\": \"$2\"" "$dir/out"; }
 knows_not() { "${op[@]}" --json $1 >"$dir/out" && ! grep -q "\"tenant\": \"$2\"" "$dir/out"; }
 ctl=$bin/attnctl load=$bin/attnload keys=$dir/keys
+host=localhost
+getent hosts $host >"$dir/out" || host=127.0.0.1 # a bare system has no /etc/hosts
 
 # --- keys
 expect 0 "$ctl" keys "$keys" --host localhost --host 127.0.0.1 --tenant alpha --tenant beta
@@ -72,7 +74,7 @@ await grep -q 'is ready' "$dir/attnd.log"
 grep -q 'level=warn .*tcp://\*:0 is NOT ENCRYPTED' "$dir/attnd.log" || die "nothing is said of the open door"
 port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
 open=$(grep -oE 'listening on tcp://0.0.0.0:[0-9]+' "$dir/attnd.log" | grep -oE '[0-9]+$')
-export ATTND_ENDPOINT=tls+tcp://localhost:$port ATTND_CA_FILE=$keys/ca.crt ATTND_KEY_FILE=$keys/alpha.token
+export ATTND_ENDPOINT=tls+tcp://$host:$port ATTND_CA_FILE=$keys/ca.crt ATTND_KEY_FILE=$keys/alpha.token
 expect 0 "$ctl" ping
 expect 0 "$ctl" --json stats
 says '"tenant": ?"alpha"'
@@ -148,7 +150,7 @@ await is_back
 
 mkdir "$dir/old"
 cp "$keys"/server.* "$keys/ca.crt" "$dir/old/"
-expect 0 "$ctl" keys "$dir/new" --host localhost
+expect 0 "$ctl" keys "$dir/new" --host localhost --host 127.0.0.1
 cp "$dir/new/server.crt" "$keys/server.crt" # without its key
 expect 1 "${op[@]}" reload
 says 'the settings stay as they are: listen.tls_key: .* is not the key of listen.tls_cert'
@@ -205,7 +207,7 @@ daemon=$!
 await grep -q 'is ready' "$dir/attnd.log2"
 port=$(grep -oE 'listening on tls\+tcp://127.0.0.1:[0-9]+' "$dir/attnd.log2" | grep -oE '[0-9]+$')
 unset ATTND_KEY_FILE
-export ATTND_ENDPOINT=tls+tcp://localhost:$port
+export ATTND_ENDPOINT=tls+tcp://$host:$port
 expect 1 "$ctl" ping
 says 'wants a certificate'
 export ATTND_TLS_CERT_FILE=$keys/beta.crt ATTND_TLS_CERT_KEY_FILE=$keys/beta.key
