@@ -90,10 +90,10 @@ plant(23 daemon/cards_part.c "if (part->whole->oldest <= e->part_failed)"
 plant(24 daemon/cards_session.c "    if (kv_owner_id(e->parts.kv, n->slot) == n->session)"
   "    if (sim_bug != 24 && kv_owner_id(e->parts.kv, n->slot) == n->session)")
 # an export tells what lies behind the last token
-plant(25 daemon/engine_export.c "        zero_behind(&p->config, info->layer_len, at, dst);"
-  "        if (sim_bug != 25)\n            zero_behind(&p->config, info->layer_len, at, dst);")
+plant(25 daemon/engine_export.c "        zero_behind(&p->config, part->layers, info->layer_len, at, dst);"
+  "        if (sim_bug != 25)\n            zero_behind(&p->config, part->layers, info->layer_len, at, dst);")
 # a repeated import is refused
-plant(26 daemon/engine_export.c "return is_done(p, m, info) ? ATTN_OK" "return sim_bug != 26 && is_done(p, m, info) ? ATTN_OK")
+plant(26 daemon/engine_export.c "return is_done(out_part, m, info) ? ATTN_OK" "return sim_bug != 26 && is_done(out_part, m, info) ? ATTN_OK")
 # a successor forgets what the device has answered and nobody committed
 plant(27 cache/ahead.c "n <= kv_ahead_max(kv) && word == a->serial"
   "n <= kv_ahead_max(kv) && word == a->serial && sim_bug != 27")
