@@ -17,6 +17,7 @@ struct kv_arrival {
     uint32_t pool;
     uint32_t n_blocks, capacity;
     uint32_t *blocks; /* [capacity] */
+    bool *is_used; /* of cached blocks that are held: was one used meanwhile? Else NULL */
 };
 
 attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out)
@@ -89,6 +90,7 @@ static void arrival_free(struct kv_arrival *a)
 {
     LIST_REMOVE(a, link);
     free(a->blocks);
+    free(a->is_used);
     free(a);
 }
 
@@ -115,8 +117,24 @@ void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs)
             n_refs[kv->pools[a->pool].first_block + a->blocks[i]]++;
 }
 
-struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
-                                  uint32_t n)
+bool kv_arrival_is_of(const struct kv *kv, uint32_t pool)
+{
+    const struct kv_arrival *a;
+    LIST_FOREACH(a, &kv->arrivals, link)
+        if (a->pool == pool && a->n_blocks > 0)
+            return true;
+    return false;
+}
+
+void kv_arrival_used(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
+{
+    struct kv_arrival *a;
+    LIST_FOREACH(a, &kv->arrivals, link)
+        for (uint32_t i = 0; a->is_used != NULL && &kv->pools[a->pool] == p && i < a->n_blocks; i++)
+            a->is_used[i] |= a->blocks[i] == block;
+}
+
+static struct kv_arrival *hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks, uint32_t n)
 {
     struct kv_arrival *a = kv_arrival_begin(kv, pool);
     uint32_t *held = a == NULL ? NULL : malloc((n > 0 ? n : 1) * sizeof *held);
@@ -132,10 +150,31 @@ struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t
     return a;
 }
 
+struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
+                                  uint32_t n)
+{
+    struct kv_arrival *a = hold(kv, pool, blocks, n);
+    if (a == NULL)
+        return NULL;
+    a->is_used = calloc(n > 0 ? n : 1, sizeof *a->is_used);
+    if (a->is_used != NULL)
+        return a;
+    kv_cached_let_go(kv, a);
+    return NULL;
+}
+
 void kv_cached_let_go(struct kv *kv, struct kv_arrival *a)
 {
-    while (a->n_blocks > 0) /* the one that goes first last: it is put before the others */
-        kv_block_unref_unused(kv, &kv->pools[a->pool], a->blocks[--a->n_blocks]);
+    struct kv_pool_rec *p = &kv->pools[a->pool];
+    bool *is_used = a->is_used;
+    a->is_used = NULL; /* what is let go of here is no use */
+    for (uint32_t i = 0; is_used != NULL && i < a->n_blocks; i++)
+        if (is_used[i])
+            kv_block_unref(kv, p, a->blocks[i]);
+    while (a->n_blocks-- > 0) /* the one that goes first last: it is put before the others */
+        if (is_used == NULL || !is_used[a->n_blocks])
+            kv_block_unref_unused(kv, p, a->blocks[a->n_blocks]);
+    free(is_used);
     arrival_free(a);
 }
 
@@ -143,7 +182,7 @@ struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t firs
 {
     struct kv_seq_rec *s = &kv->seqs[seq.index];
     const uint32_t *row = kv_row(kv, seq.index) + first;
-    struct kv_arrival *a = kv_cached_hold(kv, (kv_pool_id){s->pool}, row, n);
+    struct kv_arrival *a = hold(kv, (kv_pool_id){s->pool}, row, n);
     if (a != NULL && s->n_maybe_shared < first + n)
         s->n_maybe_shared = first + n;
     return a;

@@ -65,8 +65,11 @@ static bool is_last_ref(struct kv *kv, const struct kv_pool_rec *p, uint32_t blo
 
 void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
 {
-    if (!is_last_ref(kv, p, block))
+    if (!is_last_ref(kv, p, block)) {
+        if (kv_block(kv, p, block)->n_refs == 1 && !LIST_EMPTY(&kv->arrivals))
+            kv_arrival_used(kv, p, block);
         return;
+    }
     if (kv_is_published(kv, p, block))
         kv_lru_put(kv, p, block);
     else
@@ -195,6 +198,8 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
         return kv_fail(kv, ATTN_ENOTFOUND, "pool index %u: no such pool", pool.index);
     if (p->n_seqs > 0)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: %u sequences are open in it", p->name, p->n_seqs);
+    if (kv_arrival_is_of(kv, pool.index))
+        return kv_fail(kv, ATTN_EOVERLOAD, "pool %s: blocks of it are on their way", p->name);
     struct kv_stats *stats = &kv->heads->stats;
     kv_count(&stats->cached_dropped, p->n_cached);
     for (uint32_t block = 0; p->n_cached > 0; block++) {

@@ -224,7 +224,8 @@ attn_status kv_check(struct kv *kv);
 void kv_stats_read(const struct kv *kv, struct kv_stats *out);
 
 /* kv_pool_drop: forgets a pool; its block records may be another's. Its index is the next pool's.
- * Errors   ATTN_ENOTFOUND; ATTN_EINVAL sequences are open in it */
+ * Errors   ATTN_ENOTFOUND; ATTN_EINVAL sequences are open in it; ATTN_EOVERLOAD blocks of it are
+ *          held, or on their way into it */
 attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool);
 /* The bytes of its blocks are gone: closes its sequences and forgets what is published. */
 void kv_pool_clear(struct kv *kv, kv_pool_id pool);
@@ -393,7 +394,8 @@ void kv_arrival_cancel(struct kv *kv, struct kv_arrival *a); /* NULL is fine */
  * lets go of them. NULL: no memory. */
 struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t n);
 /* The same of n published blocks that nobody refers to: they do not make way, and can be found.
- * kv_cached_let_go puts them back where they were among those that go next. */
+ * kv_cached_let_go puts them back where they were among those that go next, but for those that a
+ * sequence has had meanwhile: it has just used them. Their pool is not dropped before that. */
 struct kv_arrival *kv_cached_hold(struct kv *kv, kv_pool_id pool, const uint32_t *blocks,
                                   uint32_t n);
 void kv_cached_let_go(struct kv *kv, struct kv_arrival *a);

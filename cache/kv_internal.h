@@ -263,6 +263,10 @@ void kv_index_remove(struct kv *kv, uint32_t seq);
 /* arrival.c. As a kill would leave them; adds the references that they have. */
 void kv_arrivals_forget(struct kv *kv);
 void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs);
+/* there is one with blocks of the pool */
+bool kv_arrival_is_of(const struct kv *kv, uint32_t pool);
+/* The last sequence that had the block lets go of it: if it is held, that is a use. */
+void kv_arrival_used(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 
 /* seq.c. A record, all but its state: it is not found until it is published. record_next says
  * which it will be, so that its row can be filled. */

@@ -141,7 +141,8 @@ bool mover_holds(struct engine *e, const struct pool *p, uint64_t n)
     if (o->reading == NULL || o->group.pool != p)
         return false;
     uint32_t n_cached, n_free = n_free_blocks(e, p, &n_cached);
-    return n > (uint64_t)n_free + n_cached;
+    uint64_t n_now = (uint64_t)n_free + n_cached;
+    return n > n_now && n <= n_now + o->group.moves.n; /* more is not there without them, either */
 }
 
 void mover_look_ahead(struct engine *e)

@@ -18,7 +18,7 @@ void mover_out_fini(struct engine *e); /* when all is back */
 /* n more blocks of the pool are wanted. true: those that would be evicted for them are on their way
  * out: ask again when something has come; false: they can be had now, or never. */
 bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n);
-/* n blocks of the pool can't be had as long as others are on their way out. */
+/* n blocks of the pool can't be had as long as others are on their way out, and then can. */
 bool mover_holds(struct engine *e, const struct pool *p, uint64_t n);
 /* A copy of the block is in a tier. */
 void mover_note_kept(struct engine *e, const struct pool *p, uint32_t block, uint64_t serial);

@@ -337,6 +337,50 @@ static void what_is_read_stays_and_then_goes_when_it_would_have(void **state)
     kv_close(kv);
 }
 
+static void what_is_read_and_used_meanwhile_counts_as_used(void **state)
+{
+    struct kv_evictable next[N_BLOCKS];
+    uint32_t n_blocks = (MAX_TOKENS - 1) / BLOCK_TOKENS, blocks[MOST_HELD];
+    (void)state;
+    begin();
+    use(1, MAX_TOKENS, NULL, 0);
+    use(2, MAX_TOKENS, NULL, 0);
+    use(1, MAX_TOKENS, NULL, 0); /* all but their last blocks are found, and go after those */
+    use(2, MAX_TOKENS, NULL, 0);
+    uint32_t n = 0, n_next = kv_pool_next_evicted(kv, pool, 2 + MOST_HELD, next);
+    for (uint32_t i = 0; i < n_next; i++)
+        if (next[i].index < n_blocks)
+            blocks[n++] = next[i].block;
+    assert_int_equal(n, MOST_HELD);
+    held = kv_cached_hold(kv, pool, blocks, n);
+    assert_int_equal(use(1, MAX_TOKENS, NULL, 0), n_blocks * BLOCK_TOKENS);
+    kv_cached_let_go(kv, held);
+    held = NULL;
+    check();
+    n_next = kv_pool_next_evicted(kv, pool, 2 + n_blocks, next);
+    assert_int_equal(n_next, 2 + n_blocks);
+    for (uint32_t i = 0; i < n_next; i++) /* prompt 2's go first now */
+        for (uint32_t k = 0; k < n; k++)
+            assert_int_not_equal(next[i].block, blocks[k]);
+    kv_close(kv);
+}
+
+static void a_pool_of_which_blocks_are_read_stays(void **state)
+{
+    struct kv_evictable next;
+    (void)state;
+    begin();
+    use(1, MAX_TOKENS, NULL, 0);
+    assert_int_equal(kv_pool_next_evicted(kv, pool, 1, &next), 1);
+    held = kv_cached_hold(kv, pool, &next.block, 1);
+    assert_int_equal(kv_pool_drop(kv, pool), ATTN_EOVERLOAD);
+    check();
+    kv_cached_let_go(kv, held);
+    held = NULL;
+    assert_int_equal(kv_pool_drop(kv, pool), ATTN_OK);
+    kv_close(kv);
+}
+
 static void what_cannot_be_is_refused(void **state)
 {
     kv_seq_id seq;
@@ -378,6 +422,8 @@ int main(void)
         cmocka_unit_test(what_has_expired_goes_before_what_is_older),
         cmocka_unit_test(what_is_pinned_stays),
         cmocka_unit_test(what_is_read_stays_and_then_goes_when_it_would_have),
+        cmocka_unit_test(what_is_read_and_used_meanwhile_counts_as_used),
+        cmocka_unit_test(a_pool_of_which_blocks_are_read_stays),
         cmocka_unit_test(what_cannot_be_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -179,6 +179,35 @@ static void out_of_blocks_is_for_what_can_never_fit(void **state)
     rig_close(&r);
 }
 
+static void what_can_never_fit_does_not_wait_for_blocks_that_go(void **state)
+{
+    (void)state;
+    rig_open(&r, with_host);
+    for (uint32_t i = 0; i < N_BLOCKS / PER_SEQ; i++)
+        run_prompt(i);
+    assert_int_equal(rig_open_seq(&r, 1), ATTN_OK);
+    assert_int_equal(rig_open_seq(&r, 2), ATTN_OK);
+    for (uint32_t n = 0; n < N_BLOCKS - 14; n++) {
+        r.backend.holds_moves = n + 1 == N_BLOCKS - 14;
+        assert_int_equal(rig_item(&r, 1, 0, n * RIG_BLOCK_TOKENS, RIG_BLOCK_TOKENS), ATTN_OK);
+    }
+    uint64_t fits = rig_send_item(&r, 2, 0, 0, 14 * RIG_BLOCK_TOKENS);
+    rig_run(&r);
+    assert_true(r.backend.n_held_moves > 0);
+    assert_null(rig_reply(&r, fits));
+    assert_int_equal(rig_open_seq(&r, 3), ATTN_OK);
+    uint64_t never = rig_send_item(&r, 3, 0, 0, 15 * RIG_BLOCK_TOKENS);
+    rig_run(&r);
+    assert_int_equal(rig_answer(&r, never)->status, ATTN_ENOBLOCKS);
+    r.backend.holds_moves = false;
+    while (rig_reply(&r, fits) == NULL) {
+        rig_moves_come(&r);
+        rig_run(&r);
+    }
+    assert_int_equal(rig_answer(&r, fits)->status, ATTN_OK);
+    rig_close(&r);
+}
+
 static void an_open_waits_for_its_blocks_and_others_do_not(void **state)
 {
     (void)state;
@@ -431,6 +460,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_item_waits_for_room_and_its_batch_goes_without_it),
         cmocka_unit_test(out_of_blocks_is_for_what_can_never_fit),
+        cmocka_unit_test(what_can_never_fit_does_not_wait_for_blocks_that_go),
         cmocka_unit_test(an_open_waits_for_its_blocks_and_others_do_not),
         cmocka_unit_test(an_open_waits_until_what_makes_way_has_a_copy),
         cmocka_unit_test(an_open_whose_blocks_do_not_come_in_time_is_refused),

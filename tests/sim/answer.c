@@ -185,6 +185,7 @@ static void take_truncate(struct ask *a, const Attnd__Reply *r)
         s->len[l] = s->len[l] < a->len ? s->len[l] : a->len;
     s->prompt = prompt_like(s->prompt, a->len);
     s->epoch = r->seq->epoch;
+    s->cuts[s->n_cuts++ % MAX_CUTS] = (struct cut){s->epoch, a->len};
     s->is_unsure = false;
     sim_counts.truncates++;
 }
@@ -289,6 +290,8 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
     ask_settle(a);
     if (a->kind == ASK_FORK)
         use_shared(a);
+    if (a->kind == ASK_TRUNCATE && sim_chance(500)) /* what has it kept? */
+        ask_export(a->peer, a->seq);
 }
 
 /* --- refusals --------------------------------------------------------------------------------- */

@@ -54,6 +54,7 @@ struct ask *ask_export(struct peer *p, struct seq *s)
     b.epoch = sim_chance(500) ? s->epoch : 0;
     b.first_block = a->first_block;
     b.n_blocks = a->n_blocks;
+    b.watch = sim_chance(700);
     a->seq = s;
     s->control = a; /* it is not truncated meanwhile */
     h.body_case = ATTND__REQUEST__BODY_EXPORT;
@@ -84,6 +85,19 @@ static void check_block(const struct ask *a, const Attnd__ExportReply *r, uint32
             }
 }
 
+/* It is not said to have kept what a truncation has taken since. */
+static void check_kept(const struct ask *a, const Attnd__ExportReply *r)
+{
+    const struct seq *s = a->seq;
+    for (uint32_t i = 0; r->kept_epoch != 0 && i < MAX_CUTS && i < s->n_cuts; i++)
+        if (s->cuts[i].epoch > r->kept_epoch && s->cuts[i].len < r->n_kept)
+            sim_fail("peer %u, export %llu: %u tokens have been kept since epoch %u, but %u were "
+                     "left at epoch %u",
+                     a->peer->number, (unsigned long long)a->id, r->n_kept, r->kept_epoch,
+                     s->cuts[i].len, s->cuts[i].epoch);
+    sim_counts.exports_kept += r->kept_epoch != 0 && r->kept_epoch < r->epoch && r->n_kept > 0;
+}
+
 void check_export(const struct ask *a, const Attnd__ExportReply *r, const uint8_t *payload,
                   size_t payload_bytes)
 {
@@ -98,6 +112,7 @@ void check_export(const struct ask *a, const Attnd__ExportReply *r, const uint8_
                      (unsigned long long)a->id, l);
     for (uint32_t i = 0; i < a->n_blocks; i++)
         check_block(a, r, i, payload + i * block_bytes);
+    check_kept(a, r);
     attention_digest = r->content->attention;
     sim_counts.exports++;
 }

@@ -17,6 +17,7 @@ enum {
     GROUP_HEADS = Q_HEADS / KV_HEADS, /* of queries that share a KV head */
     GROUP_FLOATS = GROUP_HEADS * HEAD_DIM,
     MAX_LEN = 200,
+    MAX_CUTS = 8,
     MAX_PROMPTS = 11, /* the last one parts from the others close to MAX_LEN */
     MAX_SEQS = 6, /* of a client */
     MAX_ITEMS = 4, /* of a step */
@@ -52,6 +53,10 @@ struct seq {
     bool is_doomed; /* somebody has asked for its end, and maybe never had an answer */
     bool is_unsure; /* an append was given up: it must be truncated to sure_len */
     uint32_t sure_len;
+    struct cut {
+        uint32_t epoch, len;
+    } cuts[MAX_CUTS]; /* its latest truncations, that the daemon has answered; a ring */
+    uint32_t n_cuts;
 };
 
 enum ask_kind {

@@ -118,6 +118,7 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(cached_tokens)                                                                               \
     X(closes)                                                                                      \
     X(exports)                                                                                     \
+    X(exports_kept)                                                                                \
     X(imports)                                                                                     \
     X(killed)                                                                                      \
     X(killed_sessions)                                                                             \
