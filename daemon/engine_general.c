@@ -33,13 +33,15 @@ attn_status pool_create_run(struct engine *e, struct request *req, uint32_t sess
     if (spec == NULL)
         return answer_no(a, ATTN_EINVAL, "pool_create.spec is missing");
     if (kv_owner_has_seen(e->parts.kv, session, id)) {
-        if (pool_find_same(e, who, spec, &p, a->why, sizeof a->why) != ATTN_OK)
+        attn_status found = pool_find_same(e, who, spec, &p, a->why, sizeof a->why);
+        if (found == ATTN_ENOTFOUND || found == ATTN_EEXIST)
             return answer_no(a, ATTN_ESTALE,
                              "request %" PRIu64 " was carried out before, pool \"%.100s\" is gone "
                              "since",
                              id, spec->name);
-        tell_pool(e, p, a);
-        return ATTN_OK;
+        if (found == ATTN_OK)
+            tell_pool(e, p, a);
+        return found;
     }
     if (engine_is_draining(e) && pool_find(e, who, spec->name) == NULL)
         return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new pools");
