@@ -421,6 +421,15 @@ bool peers_are_idle(void)
     return true;
 }
 
+bool peers_are_answered(void)
+{
+    for (uint32_t i = 0; i < n_peers; i++)
+        for (uint64_t k = 0; !peers[i]->is_dead && k < peers[i]->n_asks; k++)
+            if (!peers[i]->asks[k]->is_answered)
+                return false;
+    return true;
+}
+
 void peers_say_unanswered(void)
 {
     for (uint32_t i = 0; i < n_peers; i++) {

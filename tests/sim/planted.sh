@@ -6,12 +6,12 @@ set -euo pipefail
 sim=$1
 shift
 here=$(dirname "$0")
-most=1000
+most=2000
 bugs=("$@")
 [ $# -gt 0 ] || mapfile -t bugs < <(grep -oE '^plant\([0-9]+' "$here/plant.cmake" | grep -oE '[0-9]+')
 
 # Where bugs that few seeds find were found last; if that is no more so, all seeds are walked.
-declare -A last=([10]=361 [22]=72 [23]=204 [27]=528 [28]=592 [29]=93)
+declare -A last=([10]=179 [22]=238 [23]=152 [27]=300 [28]=133 [29]=1003)
 
 finds() { # BUG SEEDS: a run that fails
   ! said=$(SIM_BUG=$1 ASAN_OPTIONS=detect_leaks=0 "$sim" --seeds "$2" 2>&1)

@@ -112,7 +112,7 @@ static bool is_done(void)
     case CLOSE_ALL:
         return peers_are_idle();
     case LEASES: /* of clients that died */
-        return ns > 22 * SIM_S;
+        return peers_are_answered() && ns > 22 * SIM_S;
     case STOP:
         return process_is_over();
     }
