@@ -232,8 +232,8 @@ bool peer_reads(struct peer *p); /* it takes bytes now */
 
 void peers_begin(void);
 bool peers_are_done(void); /* they have begun all that they were to */
-bool peers_are_idle(void);
-bool peers_are_answered(void); /* hellos that keep sessions alive, too */ /* everything they asked for is answered */
+bool peers_are_idle(void); /* everything they asked for is answered */
+bool peers_are_answered(void); /* hellos that keep sessions alive, too */
 void peers_stop_asking(void);
 void peers_read_back(void);
 void peers_close_all(void);

@@ -74,19 +74,25 @@ def test_a_pool_is_found_again_or_made_beside_it(own_daemon):
     model = make(llama)
     inputs = prompts(model)
     want = model.generate(**inputs, **GREEDY)
+    names = []
 
     def n_blocks(**options):
         with attnd.hf.attach(model, client, **options) as worker:
             assert torch.equal(worker.generate(**inputs, **GREEDY), want)
+            names.append(worker.pool.spec.name)
             return worker.pool.spec.n_blocks
 
     with attnd.connect(own_daemon.url) as client:
         assert n_blocks(n_blocks=64) == 64
         assert n_blocks(n_blocks=32) == 64
         assert n_blocks() == 64
-        assert n_blocks(n_blocks=96) == 96
-        assert n_blocks(n_tokens=90 * 16 + 1) == 91  # blocks of 16 tokens, rounded up
-        assert n_blocks(n_tokens=64 * 16) == 64
+        assert n_blocks(n_blocks=96) == 96  # nobody has the small one: made anew
+        assert n_blocks(n_tokens=90 * 16) == 96
+        assert n_blocks(n_tokens=100 * 16 + 1) == 101  # blocks of 16 tokens, rounded up
+        with client.pool(names[-1]):
+            assert n_blocks(n_blocks=120) == 120  # beside it
+            assert names[-1] != names[-2]
+        assert n_blocks(n_tokens=64 * 16) == 101
         assert n_blocks(name="mine", n_blocks=24) == 24
         with client.pool("mine"):
             with pytest.raises(attnd.AlreadyExistsError, match="mine.*25 blocks.*another name"):
