@@ -51,8 +51,8 @@ static void out_came(struct engine *e, struct mover_group *g)
     seqs_have_room(e);
 }
 
-/* The first n of the list go; false: nothing was begun. */
-static bool out_begin(struct engine *e, struct pool *p, uint32_t n)
+/* The first n of the list go, if they can. */
+static void out_begin(struct engine *e, struct pool *p, uint32_t n)
 {
     struct mover_out *o = &e->tier.out;
     uint32_t blocks[MOVER_GROUP];
@@ -60,25 +60,23 @@ static bool out_begin(struct engine *e, struct pool *p, uint32_t n)
         blocks[i] = o->list[i].block;
     o->reading = kv_cached_hold(e->parts.kv, p->id, blocks, n);
     if (o->reading != NULL && mover_group_begin(e, &o->group, p, n, NULL))
-        return true;
+        return;
     if (o->reading != NULL)
         kv_cached_let_go(e->parts.kv, o->reading);
     o->reading = NULL;
     for (uint32_t i = 0; i < n; i++)
         tier_store_drop(e->tier.blocks, o->to[i]);
-    return false;
 }
 
 /* Of the blocks that are evicted next, `want` of them, how many have no copy; the first of those
  * begin to go, if none do. */
-static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want, bool *out_began)
+static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want)
 {
     struct mover_out *o = &e->tier.out;
     uint64_t bytes = pool_block_bytes(p);
     uint32_t n = 0, n_missing = 0, most = mover_group_size(bytes, MOVER_GROUP);
     want = kv_pool_next_evicted(e->parts.kv, p->id, want < MOVER_SCAN ? want : MOVER_SCAN,
                                 e->tier.next_out);
-    *out_began = false;
     for (uint32_t i = 0; i < want; i++) {
         struct kv_content c;
         uint32_t block = e->tier.next_out[i].block;
@@ -100,7 +98,8 @@ static uint32_t copy_next(struct engine *e, struct pool *p, uint32_t want, bool 
         o->to[n] = to;
         o->serial[n++] = c.serial;
     }
-    *out_began = n > 0 && out_begin(e, p, n);
+    if (n > 0)
+        out_begin(e, p, n);
     return n_missing;
 }
 
@@ -130,8 +129,7 @@ bool mover_makes_room(struct engine *e, struct pool *p, uint64_t n)
         return true;
     if (n - n_free > n_cached)
         return false; /* there are not enough even if all went */
-    bool has_begun;
-    uint32_t n_missing = copy_next(e, p, (uint32_t)(n - n_free), &has_begun);
+    uint32_t n_missing = copy_next(e, p, (uint32_t)(n - n_free));
     return n_missing > 0 && e->tier.out.group.is_under_way;
 }
 
@@ -149,14 +147,13 @@ void mover_look_ahead(struct engine *e)
 {
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
         uint32_t n_cached, n_free;
-        bool has_begun;
         if (e->tier.out.group.is_under_way || !has_mover(e, p))
             continue;
         n_free = n_free_blocks(e, p, &n_cached);
         uint32_t ahead = p->config.n_blocks / 8 + 1;
         ahead = ahead < MOVER_AHEAD ? ahead : MOVER_AHEAD;
         if (n_free < ahead && n_cached > 0)
-            copy_next(e, p, ahead - n_free, &has_begun);
+            copy_next(e, p, ahead - n_free);
     }
 }
 
