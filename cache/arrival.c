@@ -6,6 +6,9 @@
  * what was shared where it comes from is not shared here, and what was published is published
  * anew. The record is published last, as that of any other sequence; then both caches have it,
  * until it is closed where it came from. A process that dies in between leaves two that are equal.
+ *
+ * Blocks whose bytes somebody reads beside the launches are held by a record of the same kind: it
+ * has references to them and no sequence.
  */
 #include "cache/kv_internal.h"
 
