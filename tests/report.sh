@@ -26,7 +26,7 @@ way(by_pytest "echo 'SKIPPED [1] a.py:3: no such module'; echo '1 skipped in 0.1
 way(disabled "true" DISABLED ON)
 add_test(NAME missing COMMAND no_such_program)
 EOF
-cmake -S . -B build >/dev/null
+cmake -S . -B build -G Ninja >/dev/null
 ctest --test-dir build --output-junit "$dir/xml" 2>&1 | "$report" ways "$dir/xml" summary >said || true
 cat said summary
 has() { grep -qE -e "$1" "$2" || { echo "no \"$1\" in $2" >&2; exit 1; }; }
