@@ -378,6 +378,13 @@ static bool run_batch(struct check *c, const struct check_item *items, uint32_t 
                                   .user = c};
     struct backend_batch front = {
         .pool = c->pool, .items = front_list, .n_items = c->n_front, .user = c};
+    struct backend_patch same; /* changes nothing: see check_again */
+    if (front_list != NULL && c->had_patches) {
+        same = (struct backend_patch){.row = front_list[0].table_row,
+                                      .block = front_list[0].block_table[0]};
+        front.patches = &same;
+        front.n_patches = 1;
+    }
     bool ok = front_list == NULL || submit(c, &front);
     ok = ok && submit(c, &batch);
     ok = ok && (front_list == NULL || poll(c, &front)) && poll(c, &batch);
