@@ -68,7 +68,8 @@ def measure(args, url: str, n_cards: int, batch: int, tokens: int, heads: int):
     )
     with attnd.connect(url, timeout=120) as client:
         pool = client.create_pool(spec)
-        items = [(pool.open(), 0, tokens) for _ in range(batch)]
+        sequences = [pool.open() for _ in range(batch)]
+        items = [(s, 0, tokens) for s in sequences]
         pool.step(0, items, k=k, v=v)
         out = np.full_like(q, 0xFFFF if args.dtype == "bf16" else np.nan)
         results = [pool.step(0, items, q=q, out=out) for _ in range(args.runs)]
@@ -76,6 +77,8 @@ def measure(args, url: str, n_cards: int, batch: int, tokens: int, heads: int):
             error_of(*(x[i * tokens : (i + 1) * tokens] for x in (out, q, k, v)), rng)
             for i in range(batch)
         )
+        for s in sequences:
+            s.close()
         pool.close()
     if not error < BOUND[args.dtype]:
         raise SystemExit(f"{spec.name} on {n_cards} cards: relative L2 error {error:.2e}")
@@ -109,8 +112,10 @@ def main() -> None:
     most = max(b * t for b, t, _ in sizes)
     settings = {
         "listen.max_message": "256M",
-        "listen.shm_client": "2G",
+        "listen.shm_client": "1G",
+        "listen.shm_memory": "8G",
         "cache.io_memory": "2G",
+        "engine.max_queue": "1G",
         "engine.max_batch_tokens": max(most, 16384),
         "engine.max_step_tokens": max(most, 8192),
         "device.kv_memory": "2G",

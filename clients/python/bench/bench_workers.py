@@ -1,10 +1,11 @@
 """Several processes, each with a model of its own, on one GPU: caches of their own against one attnd.
 
-    python3 clients/python/bench/bench_workers.py --prefix PREFIX        (under MPS)
+    python3 clients/python/bench/bench_workers.py --prefix PREFIX                  (under MPS)
+    python3 clients/python/bench/bench_workers.py --prefix PREFIX --daemon-gpu 1   (two GPUs, under MPS)
 
-Every process has a random model of bench_hf.py's shapes and decodes one batch: with sdpa over a
-DynamicCache (`own`), with sdpa over a StaticCache whose steps are a CUDA graph (`own, graph`), or over
-attnd, its steps captured (`attnd`). All have put their prompts in before the first begins to decode;
+Every process, on the first GPU, has a random model of bench_hf.py's shapes and decodes one batch: with sdpa
+over a DynamicCache (`own`), with sdpa over a StaticCache whose steps are a CUDA graph (`own, graph`), or
+over attnd, its steps captured (`attnd`). All have put their prompts in before the first begins to decode;
 the figure is all tokens by the time from the first one's start to the last one's end, the median of
 the rounds. The processes' models, prompts and steps are alike.
 """
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kv-memory", default="32G")
+    parser.add_argument("--daemon-gpu", type=int, default=0, help="not 0: two GPUs")
     parser.add_argument("--ways", default="own;own, graph;attnd")
     args = parser.parse_args()
     print(
@@ -105,7 +107,11 @@ def main() -> None:
     first = 0.0
     for way in args.ways.split(";"):
         if way == "attnd":
-            settings = {"device.kv_memory": args.kv_memory, "cache.io_memory": "512M"}
+            settings = {
+                "device.kv_memory": args.kv_memory,
+                "device.index": args.daemon_gpu,
+                "cache.io_memory": "512M",
+            }
             with own_daemon.running(args, "gpu", settings) as url:
                 rate = measure(way, url, args)
         else:
