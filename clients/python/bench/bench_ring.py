@@ -112,7 +112,7 @@ def main() -> None:
     most = max(b * t for b, t, _ in sizes)
     settings = {
         "listen.max_message": "256M",
-        "listen.shm_client": "1G",
+        "listen.shm_client": "512M",
         "listen.shm_memory": "8G",
         "cache.io_memory": "2G",
         "engine.max_queue": "1G",

@@ -412,7 +412,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
             }
             if (S::has_codes)
                 x.scale_scores(at.k_scales(use));
-            if (lane == 0)
+            if (lane < S::arriving)
                 barrier_arrive(at.k_ring.empty(use));
             x.take_scores(u, keys, scale, i, is_masked);
             settle_here(x.s);
@@ -421,7 +421,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
          * used. */
         auto settle = [&](bool is_masked, uint32_t i) {
             wgmma_wait<0>(x.o);
-            if (lane == 0 && (i > 0 || !is_first_part))
+            if (lane < S::arriving && (i > 0 || !is_first_part))
                 barrier_arrive(at.v_ring.empty(use - 1));
             if (x.is_behind)
                 x.catch_up();
@@ -464,7 +464,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
         wgmma_fence();
         x.ask_sums(low_word(v_at(use - 1), S::slab_bytes));
         wgmma_wait<0>(x.o);
-        if (lane == 0)
+        if (lane < S::arriving)
             barrier_arrive(at.v_ring.empty(use - 1));
         if (S::is_dilated || u.n_parts == 1 || x.join(p, u, group * 64))
             x.finish(p, u, row0);
@@ -484,8 +484,8 @@ __global__ void __launch_bounds__(S::threads, 1)
     const places<S> at = places_in<S>(aligned_shared());
     const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        at.k_ring.init(S::has_codes ? 2 : 1, S::groups * 4);
-        at.v_ring.init(S::has_codes ? 2 : 1, S::groups * 4);
+        at.k_ring.init(S::has_codes ? 2 * S::arriving : 1, S::groups * 4 * S::arriving);
+        at.v_ring.init(S::has_codes ? 2 * S::arriving : 1, S::groups * 4 * S::arriving);
         at.q_ring.init(2, S::groups * 4);
         at.unit_ring.init(1, S::groups * 4 + (S::has_codes ? 5 : 3));
         barrier_init_fence();

@@ -142,7 +142,7 @@ GPU_DEVICE void decode_tiles(const prefill_params &p, const places<S> &at)
                 return;
             proxy_fence();
             gpu::sync_warp();
-            if (lane == 0)
+            if (lane < S::arriving)
                 barrier_arrive(tiles.full(use));
         };
         code_rows<S> a, b;

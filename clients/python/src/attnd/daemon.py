@@ -102,12 +102,13 @@ class Daemon(Closing, NotPicklable):
             start_new_session=True,
         )
         self._end = weakref.finalize(self, _end, os.getpid(), self.process, self._watch)
-        until = time.monotonic() + timeout
+        until, attempt = time.monotonic() + timeout, 0.5
         while True:
             try:
-                connect(self.url, connect_timeout=0.5).close()
+                connect(self.url, connect_timeout=attempt).close()
                 return
             except (ConnectionLostError, TimedOutError):
+                attempt *= 2  # a large region of shared memory takes long to be made
                 if self.process.poll() is None and time.monotonic() < until:
                     continue
             except BaseException:
