@@ -19,6 +19,7 @@
 #include "daemon/engine_pools.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
+#include "daemon/step_plans.h"
 
 enum { NO_POOL = UINT32_MAX };
 
@@ -73,10 +74,22 @@ static void refuse(struct cards *c, struct request *req, struct engine *from, at
     request_reply_error(req, st, 0, "%s", why);
 }
 
+/* A step of a plan that is not there. */
+static bool is_still_bare(struct cards *c, struct request *req)
+{
+    char why[WHY_BYTES];
+    return step_plans_is_bare(req->wire.header) &&
+           step_plans_fill(c->engines[0]->plans, req, why, sizeof why) != ATTN_OK;
+}
+
 static void send_step(struct cards *c, struct request *req, struct engine *from)
 {
     if (req->part != NULL) {
         cards_part_again(c, req, from);
+        return;
+    }
+    if (is_still_bare(c, req)) {
+        send_to(c, req, from, 0); /* whose plan may be on its way there */
         return;
     }
     uint32_t of_cards = req->bell != NULL ? 1 : cards_of_step(c, req);
@@ -192,7 +205,7 @@ static void send_on(struct cards *c, struct request *req, struct engine *from)
             send_by_name(c, req, from, h->kill->seq);
         return;
     case ATTND__REQUEST__BODY_PLAN:
-        if (h->plan->step != NULL && (cards_of_step(c, req) & ~1u) != 0)
+        if (h->plan->lane != 0 && h->plan->step != NULL && (cards_of_step(c, req) & ~1u) != 0)
             refuse(c, req, from, ATTN_ENOTSUP,
                    "plan: lanes reach sequences of the first card only");
         else
@@ -215,6 +228,19 @@ void cards_send_again(struct cards *c, struct request *list, struct engine *from
             cards_settle(c, req);
     stack_for_each(struct request, req, list)
         send_on(c, req, from);
+}
+
+bool cards_send_planned(struct engine *lead, struct request *req)
+{
+    struct cards *c = lead->parts.cards;
+    if (lead->parts.card > 0 || !step_plans_is_bare(req->wire.header))
+        return false;
+    pthread_rwlock_rdlock(&c->route);
+    bool is_elsewhere = !is_still_bare(c, req) && (cards_of_step(c, req) & ~1u) != 0;
+    if (is_elsewhere)
+        send_step(c, req, lead);
+    pthread_rwlock_unlock(&c->route);
+    return is_elsewhere;
 }
 
 void engine_submit(struct engine *e, struct request *req)

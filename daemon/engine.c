@@ -16,6 +16,7 @@
 #include "daemon/cards_move.h"
 #include "daemon/cards_note.h"
 #include "daemon/cards_part.h"
+#include "daemon/cards_route.h"
 #include "daemon/clock.h"
 #include "daemon/engine_ahead.h"
 #include "daemon/engine_batch.h"
@@ -39,6 +40,7 @@
 #include "daemon/log.h"
 #include "daemon/stack.h"
 #include "daemon/stats.h"
+#include "daemon/step_plans.h"
 #include "kernels/kv_layout.h"
 
 static const uint64_t POLL_SLICE_NS = 50 * 1000;
@@ -90,8 +92,9 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
     stack_for_each(struct request, req, oldest) {
         if (is_large && req == cold)
             cold = steps_warm(e, req);
-        if (!has_cards || !cards_hold(e, req))
-            engine_serve(e, req, now_ns);
+        if (has_cards && (cards_send_planned(e, req) || cards_hold(e, req)))
+            continue;
+        engine_serve(e, req, now_ns);
     }
     return has_any;
 }
@@ -294,6 +297,7 @@ static void engine_free(struct engine *e)
     batches_fini(e);
     pools_fini(e);
     queue_fini(e);
+    step_plans_close(e->plans);
     engine_sleep_fini(e);
     free(e);
 }
@@ -347,6 +351,8 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         st = pools_init(e);
     if (st == ATTN_OK)
         st = batches_init(e);
+    if (st == ATTN_OK && parts->card == 0 && (e->plans = step_plans_open()) == NULL)
+        st = ATTN_ENOMEM;
     if (st != ATTN_OK) {
         snprintf(why, why_bytes,
                  "no memory for the engine's tables (max_sequences %" PRIu32

@@ -1,7 +1,8 @@
-/* engine_plan.c: plans: the steps that will come by a lane's bells are checked before the first of
- * them, so that what is wrong is told in a sentence, to somebody who can read it.
+/* engine_plan.c: plans: the steps that will come by a lane's bells, or without their items, are
+ * checked before the first of them, so that what is wrong is told in a sentence, to somebody who
+ * can read it.
  *
- * A bell is checked again, as a step: a plan promises nothing about what others do meanwhile.
+ * Each is checked again, as a step: a plan promises nothing about what others do meanwhile.
  * Positions are checked where nothing is on its way that would move them.
  */
 #include "daemon/engine_plan.h"
@@ -9,6 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "daemon/cards_name.h"
 #include "daemon/engine_answer.h"
 #include "daemon/engine_mover.h"
 #include "daemon/engine_pools.h"
@@ -18,6 +20,7 @@
 #include "daemon/engine_step.h"
 #include "daemon/lane.h"
 #include "daemon/stats.h"
+#include "daemon/step_plans.h"
 
 void engine_lane_add(struct engine *e, struct lane *l)
 {
@@ -57,9 +60,8 @@ static bool is_in(uint64_t offset, uint64_t bytes, uint64_t first, uint64_t end)
     return offset % LANE_ALIGN == 0 && offset >= first && offset <= end && bytes <= end - offset;
 }
 
-/* Layers, and where the tensors are. */
-static attn_status check_places(const Attnd__Plan *h, const struct pool *p, const struct lane *l,
-                                const struct wire_step_layout *layout, char *why, size_t why_bytes)
+static attn_status check_layers(const Attnd__Plan *h, const struct pool *p, char *why,
+                                size_t why_bytes)
 {
     for (size_t i = 0; i < h->n_layers; i++) {
         if (h->layers[i] < p->config.num_layers)
@@ -73,6 +75,13 @@ static attn_status check_places(const Attnd__Plan *h, const struct pool *p, cons
                  h->step->layer);
         return ATTN_EINVAL;
     }
+    return ATTN_OK;
+}
+
+/* Where the tensors are in a lane's regions. */
+static attn_status check_places(const Attnd__Plan *h, const struct lane *l,
+                                const struct wire_step_layout *layout, char *why, size_t why_bytes)
+{
     if (!is_in(h->in_offset, layout->request_bytes, 0, l->in.bytes)) {
         snprintf(why, why_bytes,
                  "plan.in_offset is %" PRIu64 ": %" PRIu64
@@ -97,10 +106,12 @@ static attn_status check_item(struct engine *e, const Attnd__Plan *h, uint32_t i
                               uint32_t *out_blocks, char *why, size_t why_bytes)
 {
     const Attnd__Step *s = h->step;
+    const struct seq_name name = {tenant_id(session_tenant(e, session)), s->seq[i]};
     struct kv_seq_info info;
     kv_seq_id id;
-    if (kv_seq_find(e->parts.kv, tenant_id(session_tenant(e, session)), s->seq[i], &id) !=
-        ATTN_OK) {
+    if (kv_seq_find(e->parts.kv, name.tenant, name.name, &id) != ATTN_OK) {
+        if (h->lane == 0 && e->parts.cards != NULL && cards_know(e->parts.cards, name))
+            return ATTN_OK; /* on another card, where its steps are checked */
         snprintf(why, why_bytes, "no such sequence");
         return ATTN_ENOTFOUND;
     }
@@ -127,7 +138,8 @@ static attn_status check_items(struct engine *e, const Attnd__Plan *h, uint32_t 
 {
     const Attnd__Step *s = h->step;
     const uint64_t stamp = e->next_stamp++;
-    bool is_ahead = l->n_plans > 0 || l->n_busy > 0; /* of what will move positions */
+    /* of what will move positions */
+    bool is_ahead = l != NULL && (l->n_plans > 0 || l->n_busy > 0);
     uint64_t n_blocks = 0;
     for (uint32_t i = 0; i < s->n_seq; i++) {
         char reason[WHY_BYTES];
@@ -143,7 +155,8 @@ static attn_status check_items(struct engine *e, const Attnd__Plan *h, uint32_t 
     }
     struct kv_pool_spec spec;
     uint32_t n_free;
-    mover_wait(e, p, n_blocks);
+    if (l != NULL) /* its bells can't */
+        mover_wait(e, p, n_blocks);
     kv_pool_info(e->parts.kv, p->id, &spec, &n_free);
     if (n_blocks > n_free) {
         snprintf(why, why_bytes, "the plan needs %" PRIu64 " blocks, pool %s has %" PRIu32 " free",
@@ -162,16 +175,40 @@ static attn_status plan_check(struct engine *e, const Attnd__Plan *h, uint32_t s
         snprintf(why, why_bytes, "plan.step.pool is %" PRIu32 ", no such pool", h->step->pool);
         return ATTN_ENOTFOUND;
     }
-    if (pool_is_split(&p->split)) {
+    if (l != NULL && pool_is_split(&p->split)) {
         snprintf(why, why_bytes, "plan.step.pool is %" PRIu32 ", split %s: lanes reach whole pools",
                  h->step->pool, attn_split_name(p->split.how));
         return ATTN_ENOTSUP;
     }
     attn_status st = step_check_shape(e, h->step, p, out, why, why_bytes);
     if (st == ATTN_OK)
-        st = check_places(h, p, l, out, why, why_bytes);
+        st = check_layers(h, p, why, why_bytes);
+    if (st == ATTN_OK && l != NULL)
+        st = check_places(h, l, out, why, why_bytes);
     if (st == ATTN_OK)
         st = check_items(e, h, session, p, l, why, why_bytes);
+    return st;
+}
+
+/* A plan of steps that will name it. */
+static attn_status run_without_lane(struct engine *e, struct request *req, uint32_t session,
+                                    struct answer *a)
+{
+    const Attnd__Plan *h = req->wire.header->plan;
+    struct wire_step_layout layout;
+    if (h->first_bell != 0 || h->in_offset != 0 || h->out_offset != 0)
+        return answer_no(a, ATTN_EINVAL,
+                         "plan.lane is 0, beside plan.first_bell %" PRIu32 ", in_offset %" PRIu64
+                         " and out_offset %" PRIu64,
+                         h->first_bell, h->in_offset, h->out_offset);
+    if (h->step == NULL || h->n_layers == 0)
+        return answer_no(a, ATTN_EINVAL, "plan.%s",
+                         h->step == NULL ? "step is missing" : "layers is empty");
+    attn_status st = plan_check(e, h, session, NULL, &layout, a->why, sizeof a->why);
+    if (st == ATTN_OK)
+        st = step_plans_put(e->plans, req, a->why, sizeof a->why);
+    if (st == ATTN_OK)
+        stats_add(plans, 1);
     return st;
 }
 
@@ -179,8 +216,10 @@ attn_status plan_run(struct engine *e, struct request *req, uint32_t session, st
 {
     const Attnd__Plan *h = req->wire.header->plan;
     struct wire_step_layout layout = {0};
-    struct lane *l = lane_find(e, h->lane);
     attn_status st = ATTN_OK;
+    if (h->lane == 0)
+        return run_without_lane(e, req, session, a);
+    struct lane *l = lane_find(e, h->lane);
     if (l == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "plan.lane is 0x%016" PRIx64 ", no such lane", h->lane);
     if (h->step == NULL && h->n_layers > 0)

@@ -16,6 +16,7 @@
 #include "daemon/lane.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
+#include "daemon/step_plans.h"
 
 enum {
     PROTOCOL_VERSION = WIRE_VERSION,
@@ -104,6 +105,7 @@ static void session_ended(struct engine *e, uint32_t slot, const char *why)
     e->is_dirty = true;
     if (e->parts.card > 0)
         return;
+    step_plans_end(e->plans, session_at(e->parts.sessions, slot)->ended_id);
     tell_end(session_at(e->parts.sessions, slot), why);
     if (e->parts.cards != NULL)
         cards_session_end(e->parts.cards, slot, session_at(e->parts.sessions, slot)->ended_id,
@@ -218,7 +220,9 @@ static void tell_session(struct engine *e, uint32_t slot, uint32_t version, stru
     body->session = session_at(e->parts.sessions, slot)->id;
     uint64_t last = kv_owner_last_request(e->parts.kv, slot);
     uint64_t of_pools = pools_last_request(e, slot);
-    body->last_request_id = last > of_pools ? last : of_pools;
+    uint64_t of_plans = step_plans_latest(e->plans, body->session);
+    last = last > of_pools ? last : of_pools;
+    body->last_request_id = last > of_plans ? last : of_plans;
     body->boot_id = e->boot_id;
     body->is_kept = e->parts.is_kept;
     body->server_version = server_version;
@@ -228,6 +232,7 @@ static void tell_session(struct engine *e, uint32_t slot, uint32_t version, stru
     body->max_step_items = config_now(e->parts.cfg, max_step_items);
     body->max_step_tokens = config_now(e->parts.cfg, max_step_tokens);
     body->max_seq_tokens = e->parts.cfg->max_seq_tokens;
+    body->max_plans = STEP_PLANS_OF_SESSION;
     body->lane_url = (char *)(uintptr_t)lane_url(e); /* packing only reads it */
 }
 

@@ -13,7 +13,7 @@
  *   cards_move.c        a sequence goes to another card; cards_moving.c: its blocks, and there;
  *                       cards_hold.c: what waits for it meanwhile; cards_choose.c: which one
  *   engine_export.c     blocks of sequences, out and in
- *   engine_plan.c       plans of lanes, whose bells come as steps
+ *   engine_plan.c       plans, of lanes, whose bells come as steps, and of steps without items
  *   engine_step.c       admission of steps: everything that can be wrong is refused here
  *   engine_batch.c      from ready items to a batch on the device; engine_batch_end.c: and back
  *   engine_pool.c       making pools, dropping them; engine_pool_size.c: their geometry
@@ -65,6 +65,7 @@ enum {
 struct lane;
 struct task;
 struct pool;
+struct step_plans;
 struct tier_disk;
 
 enum item_state { ITEM_WAITING, ITEM_READY, ITEM_ACTIVE, ITEM_DONE };
@@ -353,6 +354,7 @@ struct engine {
     uint64_t due_ns; /* with one batch in flight: when the next may follow */
     uint64_t flow_clock; /* of all tenants' device time (engine_pace.h) */
     LIST_HEAD(, lane) lanes;
+    struct step_plans *plans; /* the lead's; of other cards NULL */
     struct task_list held;
     uint64_t next_stamp;
     uint64_t turn_ns; /* when this turn began */

@@ -18,6 +18,7 @@
 #include "daemon/engine_session.h"
 #include "daemon/engine_status.h"
 #include "daemon/stats.h"
+#include "daemon/step_plans.h"
 
 /* --- items ------------------------------------------------------------------------------------ */
 
@@ -349,12 +350,27 @@ static struct task *task_new(struct request *req, struct pool *p, uint32_t sessi
     return t;
 }
 
+/* Gives a step the items of its plan, unless it has them. */
+static attn_status step_fill(struct engine *e, struct request *req, char *why, size_t why_bytes)
+{
+    bool is_bare = step_plans_is_bare(req->wire.header);
+    attn_status st = ATTN_OK;
+    if (is_bare) /* it came to the lead */
+        st = step_plans_fill(e->plans, req, why, why_bytes);
+    if (st == ATTN_OK && req->wire.header->step->plan != 0 &&
+        (req->part == NULL || cards_step_counts(req)))
+        stats_add(steps_planned, 1);
+    return st;
+}
+
 attn_status step_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const Attnd__Step *s = req->wire.header->step;
     struct tenant *who = session_tenant(e, session);
     struct wire_step_layout layout;
-    attn_status st = step_check_turn(e, req, who, a->why, sizeof a->why);
+    attn_status st = step_fill(e, req, a->why, sizeof a->why);
+    if (st == ATTN_OK)
+        st = step_check_turn(e, req, who, a->why, sizeof a->why);
     if (st == ATTN_OK)
         st = step_charge(e, req, session, a->why, sizeof a->why);
     if (st != ATTN_OK)
@@ -401,6 +417,9 @@ struct request *steps_warm(struct engine *e, struct request *first)
         if (req->wire.header->body_case != ATTND__REQUEST__BODY_STEP)
             continue;
         const Attnd__Step *s = req->wire.header->step;
+        char why[WHY_BYTES];
+        if (e->parts.cards == NULL && step_plans_is_bare(req->wire.header))
+            step_plans_fill(e->plans, req, why, sizeof why); /* else it is refused in its turn */
         for (size_t i = 0; i < s->n_seq && n < KV_WARM_MAX; i++, n++) {
             names[n] = s->seq[i];
             pos[n] = s->pos[i];

@@ -5,6 +5,7 @@
 #include "proto/wire.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -169,6 +170,13 @@ static attn_status step_check(const Attnd__Step *s, const char *prefix, char *wh
         const char *name;
         size_t n;
     } arrays[] = {{"epoch", s->n_epoch}, {"pos", s->n_pos}, {"n_tokens", s->n_n_tokens}};
+    if (s->plan != 0 && (prefix[0] != '\0' || s->n_seq > 0 || s->pool != 0 || s->flags != 0 ||
+                         s->dtype != ATTND__DTYPE__DTYPE_NONE)) {
+        snprintf(why, why_bytes, "%sstep.plan is %" PRIu64 ", %s", prefix, s->plan,
+                 prefix[0] != '\0' ? "a plan is of no other"
+                                   : "beside it stands nothing but the layer");
+        return ATTN_EPROTO;
+    }
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i].n == s->n_seq)
             continue;

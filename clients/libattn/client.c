@@ -92,6 +92,14 @@ struct attn_client_info client_info(struct attn_client *c)
     return info;
 }
 
+bool client_takes_plans(struct attn_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool has_plans = c->has_plans;
+    pthread_mutex_unlock(&c->lock);
+    return has_plans;
+}
+
 static void copy_text(char *dst, size_t bytes, const char *src)
 {
     snprintf(dst, bytes, "%s", src);
@@ -101,7 +109,7 @@ struct hello_answer {
     struct attn_client_info info;
     char lane_url[sizeof((struct attn_client *)0)->lane_url];
     uint64_t last_request_id;
-    bool is_kept;
+    bool is_kept, has_plans;
 };
 
 static attn_status take_hello(struct client_request *r, const struct wire_reply *reply)
@@ -116,6 +124,7 @@ static attn_status take_hello(struct client_request *r, const struct wire_reply 
     out->last_request_id = h->last_request_id;
     info->protocol_version = h->protocol_version;
     out->is_kept = h->is_kept;
+    out->has_plans = h->max_plans > 0;
     info->boot_id = h->boot_id;
     info->session = h->session;
     info->lease_us = h->lease_us;
@@ -162,6 +171,7 @@ static attn_status begin_session(struct attn_client *c, uint64_t session, uint64
     pthread_mutex_lock(&c->lock);
     c->info = info;
     copy_text(c->lane_url, sizeof c->lane_url, answer.lane_url);
+    c->has_plans = answer.has_plans;
     uint64_t last = answer.last_request_id >> REQUEST_SLOT_BITS;
     c->id_high = last > c->id_high ? last : c->id_high; /* ids of a session rise */
     c->is_session_gone = false;
