@@ -83,7 +83,7 @@ static void take_back(struct kv *kv, uint32_t seq, const struct kv_pool_rec *p, 
 bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t n_tokens)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    return s != NULL &&
+    return s != NULL && kv->links[seq.index].n_away == 0 &&
            count_shared(kv, seq.index, &kv->pools[s->pool], pos, (uint64_t)pos + n_tokens) > 0;
 }
 
@@ -127,7 +127,7 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
     if (s->n_outstanding == KV_MAX_OUTSTANDING)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding", name,
                        s->n_outstanding);
-    if (n_blocks > kv_n_available(p)) { /* the place to move idle sequences to a tier */
+    if (n_blocks > kv_n_available(p)) {
         kv_count(&kv->heads->stats.out_of_blocks, 1);
         if (p->n_pinned > 0)
             return kv_fail(kv, ATTN_ENOBLOCKS,
@@ -156,6 +156,8 @@ attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint
     attn_status st = range_check(kv, seq.index, layer, pos, n_tokens);
     if (st != ATTN_OK)
         return st;
+    if (kv->links[seq.index].n_away > 0)
+        return kv_away(kv, seq.index);
     struct kv_pool_rec *p = &kv->pools[s->pool];
     uint64_t end = (uint64_t)pos + n_tokens;
     uint32_t first = pos >> p->block_shift, past = kv_blocks_of(p, (uint32_t)end);

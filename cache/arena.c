@@ -204,6 +204,9 @@ static attn_status config_check(struct kv *kv)
             return kv_fail(kv, ATTN_EINVAL, "%s is %u, not in 1..%u", config_fields[i].name, v,
                            config_fields[i].max);
     }
+    if (kv->config.idle_pages >= KV_PLACE)
+        return kv_fail(kv, ATTN_EINVAL, "idle_pages is %u, at most %u", kv->config.idle_pages,
+                       KV_PLACE - 1);
     uint64_t offset[KV_N_SECTIONS];
     kv->bytes = layout(&kv->config, offset);
     if (kv->bytes > MAX_ARENA_BYTES)
@@ -244,6 +247,10 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
     }
     kv->base = base;
     bind_sections(kv);
+    if (!kv_pages_init(kv)) {
+        st = kv_fail(kv, ATTN_ENOMEM, "no memory for the map of %u idle pages", c->idle_pages);
+        goto fail;
+    }
     if (fd < 0) {
         st = header_init(kv, base);
         if (st != ATTN_OK)
@@ -253,6 +260,7 @@ attn_status kv_open(const struct kv_config *c, int fd, struct kv **out_kv, char 
     st = kv_recover(kv, &n_dropped);
     if (st != ATTN_OK)
         goto fail;
+    kv->pages.are_new = false;
     *out_kv = kv;
     return ATTN_OK;
 fail:
@@ -267,6 +275,8 @@ void kv_close(struct kv *kv)
         return;
     kv_fetches_forget(kv);
     kv_arrivals_forget(kv);
+    kv_idle_moves_forget(kv);
+    free(kv->pages.map);
     if (kv->base != NULL)
         munmap(kv->base, kv->bytes);
     if (kv->fd >= 0)

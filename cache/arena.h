@@ -15,7 +15,7 @@
 #include "cache/kv.h"
 
 #define KV_ARENA_MAGIC UINT64_C(0x6b76616e7461) /* "atnavk" */
-#define KV_ARENA_VERSION 9
+#define KV_ARENA_VERSION 10
 #define KV_LIVE 0x4556494cu /* "LIVE": the state of a record in use; 0 is free, all else damage */
 #define KV_MAX_BLOCK_TOKENS 65536
 #define KV_MAX_OUTSTANDING 8191 /* reserves of a sequence: 13 bits */
@@ -80,6 +80,7 @@ struct kv_pool_rec {
     uint32_t spec_bytes;
     uint32_t window_tokens, kept_tokens; /* sealed */
     uint32_t tenant; /* sealed */
+    uint32_t idle_pages; /* sealed */
     char name[KV_NAME_BYTES];
     uint64_t place; /* sealed */
     uint64_t seal;
@@ -96,6 +97,7 @@ struct kv_pool_rec {
     uint32_t newest[KV_N_PRIORITIES][KV_N_LISTS];
     uint64_t listed[KV_N_PRIORITIES]; /* a bit for each list that is not empty */
     uint32_t n_seqs; /* open in it */
+    uint32_t n_away; /* blocks of theirs in idle memory */
 };
 
 /* One cache line: all that an append needs of the record. */
@@ -219,6 +221,7 @@ struct kv_seq_links {
     uint32_t fork; /* plus one: the first of those that read its table */
     uint32_t fork_prev, fork_next; /* plus one: of those that read the same */
     uint32_t n_fork_tokens; /* none of those that read its table has more */
+    uint32_t n_away; /* entries of its table whose blocks are in idle memory */
 };
 
 struct kv_index_slot {

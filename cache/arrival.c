@@ -31,6 +31,8 @@ attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out
     if (s->n_outstanding > 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: %u appends are outstanding",
                        (unsigned long long)s->name, s->n_outstanding);
+    if (kv->links[seq.index].n_away > 0)
+        return kv_away(kv, seq.index);
     if (kv->holes[seq.index] > 0)
         return kv_fail(kv, ATTN_ENOTSUP, "sequence %llu has let go of blocks of its window",
                        (unsigned long long)s->name);

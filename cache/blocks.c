@@ -99,8 +99,8 @@ uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool)
     uint64_t spec = siphash(kv->key, kv->specs + (size_t)pool * KV_SPEC_BYTES, p->spec_bytes);
     uint64_t name = siphash(kv->key, p->name, sizeof p->name);
     uint64_t words[] = {
-        pool, p->n_layers, p->block_tokens, p->n_blocks, p->first_block,   p->spec_bytes,
-        spec, name,        p->place,        p->tenant,   p->window_tokens, p->kept_tokens,
+        pool, p->n_layers, p->block_tokens, p->n_blocks,      p->first_block, p->spec_bytes, spec,
+        name, p->place,    p->tenant,       p->window_tokens, p->kept_tokens, p->idle_pages,
     };
     return siphash(kv->key, words, sizeof words);
 }
@@ -198,7 +198,7 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool)
         return kv_fail(kv, ATTN_ENOTFOUND, "pool index %u: no such pool", pool.index);
     if (p->n_seqs > 0)
         return kv_fail(kv, ATTN_EINVAL, "pool %s: %u sequences are open in it", p->name, p->n_seqs);
-    if (kv_arrival_is_of(kv, pool.index))
+    if (kv_arrival_is_of(kv, pool.index) || kv_idle_is_of(kv, pool.index))
         return kv_fail(kv, ATTN_EOVERLOAD, "pool %s: blocks of it are on their way", p->name);
     struct kv_stats *stats = &kv->heads->stats;
     kv_count(&stats->cached_dropped, p->n_cached);
@@ -272,6 +272,7 @@ attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_
         .spec_bytes = s->spec_bytes,
         .window_tokens = s->window_tokens,
         .kept_tokens = s->kept_tokens,
+        .idle_pages = s->idle_pages,
         .tenant = s->tenant,
         .block_shift = (uint32_t)__builtin_ctz(s->block_tokens),
         .n_free = s->n_blocks,
@@ -317,6 +318,7 @@ attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_sp
         .place = p->place,
         .window_tokens = p->window_tokens,
         .kept_tokens = p->kept_tokens,
+        .idle_pages = p->idle_pages,
         .generation = p->generation,
     };
     memcpy(out->name, p->name, sizeof out->name);

@@ -10,10 +10,30 @@ struct scratch {
     uint32_t *n_refs; /* [max_blocks] by table entries and journal entries */
     uint32_t *user; /* [max_blocks] a sequence whose table has it, plus one */
     uint32_t *n_seqs; /* [max_pools] */
-    uint64_t n_sequences, n_lazy, n_owned, n_used, n_shared, n_cached, n_pinned, n_published;
+    uint32_t *n_away; /* [max_pools] */
+    struct kv_pages pages;
+    uint64_t n_sequences, n_lazy, n_owned, n_used, n_shared, n_cached, n_pinned, n_published,
+        n_tiered;
 };
 
 #define DIFFER(...) kv_fail(kv, ATTN_EINTERNAL, __VA_ARGS__)
+
+/* Blocks in idle memory: pages that nobody else has. */
+static attn_status check_place(struct kv *kv, uint32_t seq, uint32_t index, struct scratch *x)
+{
+    const struct kv_pool_rec *p = &kv->pools[kv->seqs[seq].pool];
+    uint32_t entry = kv_row(kv, seq)[index], page = entry & ~KV_PLACE;
+    if (!kv_place_is_possible(kv, p, entry))
+        return DIFFER("sequence index %u: table entry %u is page %u", seq, index, page);
+    for (uint32_t i = page; i < page + p->idle_pages; i++) {
+        if (x->pages.map[i / 64] >> i % 64 & 1)
+            return DIFFER("sequence index %u: entry %u has page %u, as another", seq, index, i);
+        x->pages.map[i / 64] |= UINT64_C(1) << i % 64;
+    }
+    x->pages.n_used += p->idle_pages;
+    x->n_away[kv->seqs[seq].pool]++;
+    return ATTN_OK;
+}
 
 static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
 {
@@ -22,7 +42,15 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
     const uint32_t *row = kv_row(kv, seq);
     if (s->is_lazy) /* its source's table is checked there */
         return ATTN_OK;
+    uint32_t n_away = 0;
     for (uint32_t i = 0; i < s->n_blocks; i++) {
+        if (kv_is_place(row[i]) && !kv_in_hole(kv, p, seq, i)) {
+            attn_status st = check_place(kv, seq, i, x);
+            if (st != ATTN_OK)
+                return st;
+            n_away++;
+            continue;
+        }
         if (row[i] >= p->n_blocks)
             return DIFFER("sequence index %u: table entry %u is block %u of %u", seq, i, row[i],
                           p->n_blocks);
@@ -43,6 +71,9 @@ static attn_status check_table(struct kv *kv, uint32_t seq, struct scratch *x)
             kv_row(kv, first)[i] != row[i] || kv_in_hole(kv, p, first, i))
             return DIFFER("sequence indices %u and %u may not share block %u", first, seq, row[i]);
     }
+    if (n_away != kv->links[seq].n_away)
+        return DIFFER("sequence index %u: %u blocks are away, %u counted", seq, n_away,
+                      kv->links[seq].n_away);
     return ATTN_OK;
 }
 
@@ -151,7 +182,7 @@ static attn_status check_private(struct kv *kv, const struct scratch *x)
                           s->n_maybe_shared, s->n_blocks);
         const struct kv_pool_rec *p = &kv->pools[s->pool];
         for (uint32_t i = s->n_maybe_shared; i < s->n_blocks; i++) {
-            if (kv_in_hole(kv, p, seq, i))
+            if (kv_in_hole(kv, p, seq, i) || kv_is_place(kv_row(kv, seq)[i]))
                 continue;
             uint32_t block = kv_row(kv, seq)[i], n_refs = x->n_refs[p->first_block + block];
             if (n_refs != 1 || kv_is_published(kv, p, block))
@@ -302,6 +333,10 @@ static attn_status check_pool(struct kv *kv, uint32_t pool, struct scratch *x)
     if (damage != NULL)
         return DIFFER("pool index %u: its %s is damaged", pool, damage);
     uint32_t n_used = 0, n_listed = 0;
+    if (p->n_away != x->n_away[pool])
+        return DIFFER("pool %s: %u blocks are away, %u counted", p->name, x->n_away[pool],
+                      p->n_away);
+    x->n_tiered += p->n_away;
     if (p->n_seqs != x->n_seqs[pool])
         return DIFFER("pool %s: %u sequences open, %u counted", p->name, x->n_seqs[pool],
                       p->n_seqs);
@@ -356,6 +391,12 @@ static attn_status check_pools(struct kv *kv, struct scratch *x)
                       (unsigned long long)n_pools, (unsigned long long)n_blocks,
                       (unsigned long long)x->n_used, (unsigned long long)x->n_shared,
                       (unsigned long long)x->n_cached, (unsigned long long)x->n_published);
+    if (s->blocks_tiered != x->n_tiered)
+        return DIFFER("stats: %llu blocks tiered counted, %llu there",
+                      (unsigned long long)s->blocks_tiered, (unsigned long long)x->n_tiered);
+    if (!kv_idle_count_pages(kv, &x->pages))
+        return DIFFER("idle memory: %u pages are taken, others or %u have owners", kv->pages.n_used,
+                      x->pages.n_used);
     return check_prefixes(kv, x);
 }
 
@@ -365,15 +406,19 @@ attn_status kv_check(struct kv *kv)
         .n_refs = calloc(kv->config.max_blocks, sizeof *x.n_refs),
         .user = calloc(kv->config.max_blocks, sizeof *x.user),
         .n_seqs = calloc(kv->config.max_pools, sizeof *x.n_seqs),
+        .n_away = calloc(kv->config.max_pools, sizeof *x.n_away),
+        .pages = {.map = calloc((size_t)kv->pages.n / 64 + 1, sizeof *x.pages.map)},
     };
     attn_status st;
-    if (x.n_refs == NULL || x.user == NULL || x.n_seqs == NULL)
+    if (x.n_refs == NULL || x.user == NULL || x.n_seqs == NULL || x.n_away == NULL ||
+        x.pages.map == NULL)
         st = kv_fail(kv, ATTN_ENOMEM, "check: no memory for %u blocks", kv->config.max_blocks);
     else
         st = check_sequences(kv, &x);
     if (st == ATTN_OK) {
         kv_fetch_count_refs(kv, x.n_refs);
         kv_arrival_count_refs(kv, x.n_refs);
+        kv_idle_count_refs(kv, x.n_refs);
     }
     if (st == ATTN_OK)
         st = check_forks(kv, &x);
@@ -386,5 +431,7 @@ attn_status kv_check(struct kv *kv)
     free(x.n_refs);
     free(x.user);
     free(x.n_seqs);
+    free(x.n_away);
+    free(x.pages.map);
     return st;
 }

@@ -42,6 +42,10 @@ struct kv_config {
     uint32_t max_owners; /* sessions */
     uint32_t block_layout; /* the caller's version of what blocks hold; an arena of another one is
                               refused */
+    /* Idle memory (idle.h), of which an arena says nothing: */
+    uint32_t idle_pages; /* below 2^31; 0: there is none */
+    uint32_t idle_is_new; /* 1: it has nothing of an arena's that exists: whose blocks are there,
+                             is dropped */
 };
 
 #define KV_NAME_BYTES 64
@@ -62,6 +66,8 @@ struct kv_pool_spec {
                                but for the first kept_tokens; 0: some layer sees everything */
     uint32_t kept_tokens; /* that stay visible whatever the window */
     uint32_t generation; /* of kv_pool_info: pools that this index was before; not compared */
+    uint32_t idle_pages; /* that a block takes in idle memory; 0: none ever goes there; not compared
+                          */
 };
 
 /* How long published blocks stay that nobody uses, from a token on to where the next range begins.
@@ -110,7 +116,9 @@ struct kv_seq_info {
     uint32_t hole_first, hole_past; /* of these [hole_first, hole_past) name no block of its any
                                        more: no window reaches them; equal: all do */
     const uint32_t *block_table; /* [n_blocks] pool-local ids; the row in the arena: valid until the
-                                    sequence is closed, entries change at a reserve that copies */
+                                    sequence is closed, entries change at a reserve that copies and
+                                    as blocks go to idle memory (kv_is_place) and come back */
+    uint32_t n_away; /* of them, those in idle memory */
     bool is_told; /* false: a fork that nobody has written to or settled: block_table may be its
                      source's, valid until either changes, and no effects have told of it */
     const uint32_t *layer_len; /* [n_layers] committed tokens */
@@ -140,7 +148,8 @@ struct kv_effects {
 /* Blocks are those of created pools: total = free + used + cached, a shared block counts once.
  * shared: referenced more than once; forks without a table of their own refer to nothing.
  * published: found by their token ids; cached: those of them that no sequence refers to, which are
- * evicted when blocks run out, but for the pinned ones. prefix_hits and prefix_misses: full blocks
+ * evicted when blocks run out, but for the pinned ones. tiered: of sequences, in idle memory, and
+ * no block of a pool. prefix_hits and prefix_misses: full blocks
  * of the tokens that sequences were opened with. evictions_expired: of the evictions, those whose
  * time to live was over; eviction_age_seconds: the sum of their times since the last use.
  * cached_dropped: cached blocks that went with their pool. damaged: sequences, pools and published
@@ -153,6 +162,7 @@ struct kv_effects {
     X(blocks_cached)                                                                               \
     X(blocks_pinned)                                                                               \
     X(blocks_published)                                                                            \
+    X(blocks_tiered)                                                                               \
     X(sequences)                                                                                   \
     X(pools)                                                                                       \
     X(opens)                                                                                       \
@@ -370,7 +380,8 @@ struct kv_departure {
     const uint32_t *layer_len;
     struct kv_tokens tokens;
 };
-/* ATTN_EOVERLOAD: appends are outstanding. When the other cache has it, it is closed here. */
+/* ATTN_EOVERLOAD: appends are outstanding, blocks are in idle memory. When the other cache has it,
+ * it is closed here. */
 attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out);
 
 /* And one that comes. Its blocks are set aside first, and are no truth until it is whole: a

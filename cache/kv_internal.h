@@ -10,6 +10,7 @@
  * window.c   blocks that no window reaches any more
  * arrival.c  sequences that come from another cache, and that go there
  * ahead.c    appends that are answered before they are committed
+ * idle.c     blocks of idle sequences, out to host memory and back
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
@@ -22,7 +23,17 @@
 #include <sys/queue.h>
 
 #include "cache/arena.h"
+#include "cache/idle.h"
 #include "cache/siphash.h"
+
+/* Of idle memory: which are taken. Derived, of this process. */
+struct kv_pages {
+    uint64_t *map; /* a bit for each; NULL: there are none */
+    uint32_t n, n_used;
+    uint32_t next; /* where the search goes on */
+    uint32_t too_long; /* no run of so many is free */
+    bool are_new; /* until what is in the arena is recovered */
+};
 
 struct kv {
     int fd;
@@ -63,6 +74,8 @@ struct kv {
     struct kv_elsewhere elsewhere; /* all NULL: nowhere */
     LIST_HEAD(, kv_fetch) fetches; /* of this process, as the next */
     LIST_HEAD(, kv_arrival) arrivals;
+    LIST_HEAD(, kv_idle_move) idle_moves;
+    struct kv_pages pages;
     char error[256];
 };
 
@@ -267,6 +280,27 @@ void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs);
 bool kv_arrival_is_of(const struct kv *kv, uint32_t pool);
 /* The last sequence that had the block lets go of it: if it is held, that is a use. */
 void kv_arrival_used(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+
+/* idle.c. Pages, none of which is taken after a reset. false: no memory. */
+bool kv_pages_init(struct kv *kv);
+void kv_pages_reset(struct kv *kv);
+/* What truth alone can tell of an entry with KV_PLACE; takes its pages, false: somebody has
+ * them. */
+bool kv_place_is_possible(const struct kv *kv, const struct kv_pool_rec *p, uint32_t entry);
+bool kv_place_claim(struct kv *kv, const struct kv_pool_rec *p, uint32_t entry);
+/* Recovery has come upon such an entry of the sequence. */
+void kv_idle_found_away(struct kv *kv, uint32_t seq);
+/* The sequence lets go of such an entry; it is closed. */
+void kv_idle_drop(struct kv *kv, uint32_t seq, uint32_t index);
+void kv_idle_closed(struct kv *kv, uint32_t seq);
+/* As a kill would leave them; adds the references that moves have; adds the pages that moves have:
+ * are they those that are taken? */
+void kv_idle_moves_forget(struct kv *kv);
+void kv_idle_count_refs(const struct kv *kv, uint32_t *n_refs);
+bool kv_idle_count_pages(const struct kv *kv, struct kv_pages *scratch);
+/* It can't be done before they are back: ATTN_EOVERLOAD, with the sentence. */
+attn_status kv_away(struct kv *kv, uint32_t seq);
+bool kv_idle_is_of(const struct kv *kv, uint32_t pool); /* there is one of the pool */
 
 /* seq.c. A record, all but its state: it is not found until it is published. record_next says
  * which it will be, so that its row can be filled. */

@@ -31,11 +31,12 @@ static void derived_reset(struct kv *kv)
     h->seq_free = h->seq_n_fresh = 0;
     h->journal_free = h->journal_n_fresh = 0;
     h->journal_n_free = kv->journal_capacity;
-    uint64_t *gauges[] = {
-        &h->stats.blocks_total,     &h->stats.blocks_free,   &h->stats.blocks_used,
-        &h->stats.blocks_shared,    &h->stats.blocks_cached, &h->stats.blocks_pinned,
-        &h->stats.blocks_published, &h->stats.sequences,     &h->stats.pools,
-        &h->stats.damaged};
+    uint64_t *gauges[] = {&h->stats.blocks_total,     &h->stats.blocks_free,
+                          &h->stats.blocks_used,      &h->stats.blocks_shared,
+                          &h->stats.blocks_cached,    &h->stats.blocks_pinned,
+                          &h->stats.blocks_published, &h->stats.blocks_tiered,
+                          &h->stats.sequences,        &h->stats.pools,
+                          &h->stats.damaged};
     for (size_t i = 0; i < sizeof gauges / sizeof gauges[0]; i++)
         __atomic_store_n(gauges[i], 0, __ATOMIC_RELAXED);
 }
@@ -118,7 +119,7 @@ const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
         return "row_of";
     const uint32_t *row = kv_own_row(kv, row_of != 0 ? row_of - 1 : seq);
     for (uint32_t i = 0; i < kv_blocks_of(p, longest); i++)
-        if (row[i] >= p->n_blocks)
+        if (row[i] >= p->n_blocks && (row_of != 0 || !kv_place_is_possible(kv, p, row[i])))
             return "block table";
     return NULL;
 }
@@ -166,7 +167,7 @@ static void recover_pools(struct kv *kv)
             continue;
         }
         p->block_shift = (uint32_t)__builtin_ctz(p->block_tokens);
-        p->free_head = p->n_fresh = p->n_seqs = 0;
+        p->free_head = p->n_fresh = p->n_seqs = p->n_away = 0;
         p->n_cached = p->n_pinned = 0;
         memset(p->oldest, 0, sizeof p->oldest);
         memset(p->newest, 0, sizeof p->newest);
@@ -289,6 +290,12 @@ static void recover_sharing(struct kv *kv, uint32_t *n_dropped)
         for (uint32_t i = 0; i < s->n_blocks; i++) {
             if (kv_in_hole(kv, p, seq, i))
                 continue;
+            if (kv_is_place(row[i])) { /* which of two it is of its bytes say when they come */
+                if (kv_place_claim(kv, p, row[i]))
+                    continue;
+                seq_drop(kv, seq, n_dropped);
+                break;
+            }
             struct kv_block_rec *b = kv_block(kv, p, row[i]);
             if (!may_hold(kv, p, s, i, row[i])) {
                 kv_unpublish(kv, p, row[i]);
@@ -333,6 +340,11 @@ static void recover_references(struct kv *kv, bool of_lazy, uint32_t *n_dropped)
         for (uint32_t i = 0; i < s->n_blocks && !of_lazy; i++) {
             if (kv_in_hole(kv, p, seq, i))
                 continue;
+            if (kv_is_place(row[i])) {
+                kv_place_claim(kv, p, row[i]);
+                kv_idle_found_away(kv, seq);
+                continue;
+            }
             if (++kv_block(kv, p, row[i])->n_refs == 2)
                 kv_count(&h->stats.blocks_shared, 1);
             if (p->n_fresh <= row[i])
@@ -399,6 +411,7 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
 {
     uint32_t n_dropped = 0;
     derived_reset(kv);
+    kv_pages_reset(kv);
     recover_owners(kv);
     recover_pools(kv);
     recover_published(kv, &n_dropped);
@@ -406,6 +419,7 @@ attn_status kv_recover(struct kv *kv, uint32_t *out_dropped)
     recover_records(kv, &n_dropped);
     recover_journal(kv, &n_dropped);
     recover_sharing(kv, &n_dropped);
+    kv_pages_reset(kv); /* what dropped ones had */
     recover_references(kv, false, &n_dropped);
     recover_references(kv, true, &n_dropped);
     recover_free_lists(kv);

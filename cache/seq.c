@@ -58,9 +58,14 @@ void kv_seq_trim(struct kv *kv, uint32_t seq, uint32_t n_blocks)
     struct kv_pool_rec *p = &kv->pools[s->pool];
     if (s->is_lazy && s->n_blocks > n_blocks) /* the references are its source's */
         s->n_blocks = n_blocks;
-    while (s->n_blocks > n_blocks)
-        if (!kv_in_hole(kv, p, seq, --s->n_blocks))
+    while (s->n_blocks > n_blocks) {
+        if (kv_in_hole(kv, p, seq, --s->n_blocks))
+            continue;
+        if (kv_is_place(row[s->n_blocks]))
+            kv_idle_drop(kv, seq, s->n_blocks);
+        else
             kv_block_unref(kv, p, row[s->n_blocks]);
+    }
     if (s->n_maybe_shared > s->n_blocks)
         s->n_maybe_shared = s->n_blocks;
 }
@@ -296,6 +301,7 @@ void kv_seq_info(const struct kv *kv, kv_seq_id seq, struct kv_seq_info *out)
         .hole_past = hole,
         .is_told = !s->is_lazy && !s->is_untold,
         .block_table = kv_row(kv, seq.index),
+        .n_away = kv->links[seq.index].n_away,
         .layer_len = kv_lens(kv, seq.index),
         .n_cached = kv->given[seq.index].n_cached,
         .n_ids = kv->given[seq.index].n_ids,
@@ -337,6 +343,8 @@ attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_
         return ATTN_EINVAL;
     if (s->journal_head != 0)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: a copy is pending", src_name);
+    if (kv->links[src.index].n_away > 0)
+        return kv_away(kv, src.index);
     uint32_t n_blocks = kv_blocks_of(p, len);
     bool has_table = p->window_tokens != 0 || n_blocks == 0; /* windows let go of what it reads */
     bool has_own_ids = s->is_lazy && kv->given[src.index].has_own_ids;
@@ -465,6 +473,7 @@ void kv_seq_close(struct kv *kv, kv_seq_id seq)
         kv_block_unref(kv, &kv->pools[s->pool], old_block);
     }
     kv_seq_trim(kv, seq.index, 0);
+    kv_idle_closed(kv, seq.index);
     if (s->is_lazy)
         kv_fork_unlink(kv, seq.index);
     kv_index_remove(kv, seq.index);

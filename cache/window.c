@@ -47,7 +47,7 @@ attn_status kv_seq_sees(struct kv *kv, kv_seq_id seq, uint32_t pos)
 void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
-    if (s == NULL || s->n_outstanding > 0)
+    if (s == NULL || s->n_outstanding > 0 || kv->links[seq.index].n_away > 0)
         return;
     struct kv_pool_rec *p = &kv->pools[s->pool];
     if (p->window_tokens == 0)

@@ -52,7 +52,7 @@ static void caches_take(struct card_list *list, const struct config_device *devi
     uint32_t n_taken = 0;
     for (uint32_t i = 0; i < list->n; i++) {
         struct card *card = &list->at[i];
-        card->kept = (struct kept_cache){.arena_fd = -1, .memory_fd = -1};
+        card->kept = (struct kept_cache){.arena_fd = -1, .memory_fd = -1, .idle_fd = -1};
         n_taken += kept_cache_take(kept_whose(i, list->n, devices[i].index), &card->kept);
     }
     if (n_taken > 0 && list->at[0].kept.arena_fd < 0)
@@ -136,6 +136,14 @@ static attn_status cache_begin(const struct config *cfg, struct card_list *list,
     struct backend_info info;
     card->device.ops->info(card->device.backend, &info);
     struct kv_config kc = engine_kv_config(cfg, info.kv_bytes);
+    if (card->idle.base == NULL) {
+        attn_status st = idle_memory_open(cfg->idle_memory_bytes, card->kept.idle_fd, &card->idle,
+                                          why, why_bytes);
+        card->kept.idle_fd = -1; /* it is the memory's, or closed */
+        if (st != ATTN_OK)
+            return st;
+    }
+    kc.idle_is_new = card->idle.is_new;
     if (card->kept.arena_fd >= 0) {
         attn_status st = kv_open(&kc, card->kept.arena_fd, &card->kv, why, why_bytes);
         if (st == ATTN_OK || st == ATTN_ENOMEM)
@@ -178,8 +186,10 @@ static bool caches_put(const struct config *cfg, struct card_list *list)
     for (uint32_t i = 0; i < list->n; i++) {
         struct card *card = &list->at[i];
         struct kept_whose whose = kept_whose(i, list->n, devices[i].index);
-        is_kept &=
-            card->kept.arena_fd >= 0 || kept_cache_put(whose, card->kv, &card->device, &card->kept);
+        bool was_kept = card->kept.arena_fd >= 0;
+        is_kept &= was_kept || kept_cache_put(whose, card->kv, &card->device, &card->kept);
+        if (!was_kept || card->idle.is_new || card->idle.base == NULL)
+            kept_cache_put_idle(whose, card->kv, card->idle.fd, &card->kept);
     }
     return is_kept;
 }
@@ -198,6 +208,7 @@ static attn_status engine_begin(struct card_list *list, struct card *card,
     parts.ops = card->device.ops;
     parts.backend = card->device.backend;
     parts.kv = card->kv;
+    parts.idle = &card->idle;
     parts.sessions = card->sessions;
     parts.cards = list->cards;
     parts.card = (uint32_t)(card - list->at);
@@ -375,6 +386,7 @@ void cards_end(struct card_list *list)
         session_table_close(list->at[i].sessions);
         tenants_close(list->at[i].tenants);
         kv_close(list->at[i].kv);
+        idle_memory_close(&list->at[i].idle);
     }
 }
 

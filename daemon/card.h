@@ -5,12 +5,14 @@
 
 #include "daemon/cards.h"
 #include "daemon/device.h"
+#include "daemon/idle_memory.h"
 #include "daemon/kept_cache.h"
 
 struct card {
     struct device device;
     struct kept_cache kept; /* of a predecessor, until it is taken up; then names alone */
     struct kv *kv;
+    struct idle_memory idle; /* of cache.idle_memory */
     struct session_table *sessions;
     struct tenants *tenants; /* of cards but the first, whose are the process's */
     struct engine *engine;

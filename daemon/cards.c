@@ -122,6 +122,8 @@ static void pool_say(struct engine *e, const struct pool *p, uint32_t index)
     atomic_store_explicit(&told->free, n_free, memory_order_relaxed);
     atomic_store_explicit(&told->cached, p == NULL ? 0 : kv_pool_cached(e->parts.kv, p->id),
                           memory_order_relaxed);
+    atomic_store_explicit(&told->tiered, p == NULL ? 0 : kv_idle_pool_away(e->parts.kv, p->id),
+                          memory_order_relaxed);
     atomic_store_explicit(&told->sequences, p == NULL ? 0 : kv_pool_sequences(e->parts.kv, p->id),
                           memory_order_relaxed);
     atomic_store_explicit(&told->bytes, p == NULL ? 0 : p->device_bytes, memory_order_relaxed);
@@ -159,6 +161,7 @@ struct pool_count cards_pool_count(const struct cards *c, const struct engine *b
         sum.blocks += atomic_load_explicit(&p->blocks, memory_order_relaxed);
         sum.cached += atomic_load_explicit(&p->cached, memory_order_relaxed);
         sum.free += atomic_load_explicit(&p->free, memory_order_relaxed);
+        sum.tiered += atomic_load_explicit(&p->tiered, memory_order_relaxed);
         sum.sequences += atomic_load_explicit(&p->sequences, memory_order_relaxed);
         sum.bytes += atomic_load_explicit(&p->bytes, memory_order_relaxed);
     }

@@ -42,7 +42,8 @@ uint64_t cards_oldest_at_ns(const struct cards *c);
 /* --- pools ------------------------------------------------------------------------------------ */
 
 struct pool_count {
-    uint64_t blocks, free, cached, sequences, bytes; /* free: and those that are cached, too */
+    /* free: and those that are cached, too */
+    uint64_t blocks, free, cached, tiered, sequences, bytes;
 };
 /* What this card's pools have now. The engine's thread. */
 void cards_publish(struct engine *e);

@@ -32,8 +32,8 @@ static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_ac
         kv_seq_info(e->parts.kv, id, &info);
         bool is_active = e->seqs[id.index].step_stamp >= e->leave.looked_stamp;
         if (info.pool.index != pool || info.n_blocks <= best || info.n_blocks > most ||
-            2 * (uint64_t)info.n_cached > info.layer_len[0] || info.hole_past > 0 ||
-            (must_be_active && !is_active) || plan_has_seq(e, info.name))
+            info.n_away > 0 || 2 * (uint64_t)info.n_cached > info.layer_len[0] ||
+            info.hole_past > 0 || (must_be_active && !is_active) || plan_has_seq(e, info.name))
             continue;
         best = info.n_blocks;
         *out = id;

@@ -9,7 +9,7 @@
 
 /* A pool of one card, as its engine last said. */
 struct card_pool {
-    _Atomic uint64_t blocks, free, cached, sequences, bytes;
+    _Atomic uint64_t blocks, free, cached, tiered, sequences, bytes;
     _Atomic bool is_split; /* of the lead's: all its sequences are there */
 };
 

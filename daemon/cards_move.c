@@ -140,6 +140,10 @@ static void go_ahead(struct engine *e, struct card_move *m)
     struct engine_leave *l = &e->leave;
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, (kv_seq_id){l->seq}, &info);
+    if (info.n_away > 0) {
+        stays(e, m, ATTN_EOVERLOAD, "blocks of it are in idle memory");
+        return;
+    }
     const struct pool *p = pool_of_kv(e, info.pool);
     uint32_t n_full = info.n_blocks, most = chunk(m, pool_block_bytes(p));
     for (uint32_t i = 0; i < p->config.num_layers; i++) {

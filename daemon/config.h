@@ -44,6 +44,7 @@ struct config {
     uint32_t max_sequences, max_seq_tokens, max_pools, max_layers;
     uint64_t io_memory_bytes; /* message buffers */
     uint64_t host_memory_bytes; /* of each card, for evicted blocks; 0: none */
+    uint64_t idle_memory_bytes; /* of each card, for blocks of idle sequences; 0: none */
     char *disk_path; /* folder, "" none */
     uint64_t disk_bytes; /* of each card's file there; 0: none */
     /* [engine] */

@@ -69,7 +69,8 @@ static attn_status open_one(const struct config *cfg, const struct device_choice
     bool takes_kv = strcmp(name, "cpu") == 0 && import_fd < 0;
     st = memory_check("", takes_kv ? bc.kv_bytes * which->n_alike_to_come : 0,
                       which->n == 0 ? cfg->io_memory_bytes : 0,
-                      config_tier_bytes(cfg) * which->n_all, why, why_bytes);
+                      (config_tier_bytes(cfg) + cfg->idle_memory_bytes) * which->n_all, why,
+                      why_bytes);
     if (st != ATTN_OK)
         return st;
     struct backend *b = NULL;

@@ -23,6 +23,7 @@
 #include "daemon/engine_batch_end.h"
 #include "daemon/engine_canary.h"
 #include "daemon/engine_gauges.h"
+#include "daemon/engine_idle.h"
 #include "daemon/engine_mover.h"
 #include "daemon/engine_operator.h"
 #include "daemon/engine_pace.h"
@@ -293,6 +294,7 @@ static void engine_free(struct engine *e)
     canary_end(e);
     tenants_close(atomic_load(&e->new_tenants));
     tier_fini(e);
+    idle_fini(e);
     ahead_fini(e);
     batches_fini(e);
     pools_fini(e);
@@ -317,6 +319,7 @@ struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
         .max_layers = cfg->max_layers,
         .max_owners = cfg->max_sessions,
         .block_layout = KV_LAYOUT_VERSION,
+        .idle_pages = (uint32_t)(cfg->idle_memory_bytes / KV_PAGE_BYTES),
     };
 }
 
@@ -361,6 +364,8 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         goto fail;
     }
     st = tier_init(e, why, why_bytes);
+    if (st == ATTN_OK)
+        st = idle_init(e, why, why_bytes);
     if (st != ATTN_OK)
         goto fail;
     ahead_init(e);

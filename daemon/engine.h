@@ -19,6 +19,7 @@ struct engine;
 struct lane;
 
 /* What an engine works with: all of one device. Borrowed until engine_close. */
+struct idle_memory;
 struct engine_parts {
     const struct config *cfg;
     const struct backend_ops *ops;
@@ -31,6 +32,7 @@ struct engine_parts {
     struct settings *settings; /* what operators may change; NULL: nothing */
     struct cards *cards; /* NULL: it is the only engine */
     uint32_t card; /* which it is of them; 0 is the lead */
+    const struct idle_memory *idle; /* as kv knows of it; NULL: none */
 };
 
 /* The limits of a cache for a device with kv_bytes of KV memory. */

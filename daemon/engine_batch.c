@@ -21,6 +21,7 @@
 #include "daemon/engine_batch_end.h"
 #include "daemon/engine_blocks.h"
 #include "daemon/engine_canary.h"
+#include "daemon/engine_idle.h"
 #include "daemon/engine_pace.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
@@ -112,7 +113,15 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
         item_defer(e, it); /* a batch in flight may be reading the table that would change */
         return NOT_TAKEN;
     }
-    if (e->tier.blocks != NULL && mover_makes_room(e, p, blocks_wanted(e, p, it))) {
+    uint64_t n_wanted =
+        e->tier.blocks != NULL || e->idle.by_use != NULL ? blocks_wanted(e, p, it) : 0;
+    if (idle_makes_room(e, p, &(struct idle_ask){it->seq, it->task->stamp, b->n_items > 0},
+                        n_wanted)) {
+        seq_waits_for_room(e, it->seq);
+        item_defer(e, it); /* until others have gone */
+        return NOT_TAKEN;
+    }
+    if (e->tier.blocks != NULL && mover_makes_room(e, p, n_wanted)) {
         mover_wait_for_room(e, it->seq);
         item_defer(e, it); /* until blocks have gone: the batch goes without it */
         return NOT_TAKEN;
@@ -171,6 +180,29 @@ static struct backend_item device_item(struct engine *e, const struct item *it)
     return d;
 }
 
+/* TAKEN: the sequence's blocks are on the device. */
+static enum taken take_blocks(struct engine *e, struct batch *b, struct item *it)
+{
+    char why[WHY_BYTES];
+    const struct idle_ask a = {it->seq, it->task->stamp, b->n_items > 0};
+    switch (idle_brings(e, &a, why, sizeof why)) {
+    case IDLE_HERE:
+        return TAKEN;
+    case IDLE_COMES:
+        seq_waits_for_room(e, it->seq);
+        item_defer(e, it);
+        return NOT_TAKEN;
+    case IDLE_NEEDS_PATCHES:
+        return BATCH_IS_FULL;
+    case IDLE_NEVER:
+        break;
+    }
+    item_unready(it);
+    item_release(e, it);
+    item_fail(it, ATTN_ENOBLOCKS, "%s", why);
+    return NOT_TAKEN;
+}
+
 /* Takes the first ready item of its task into the batch. */
 static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
 {
@@ -180,10 +212,13 @@ static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
         item_defer(e, it);
         return NOT_TAKEN;
     }
+    enum taken r = take_blocks(e, b, it);
+    if (r == TAKEN && (t->flags & WIRE_STEP_APPEND))
+        r = take_append(e, b, it);
+    if (r != TAKEN)
+        return r;
     if (t->flags & WIRE_STEP_APPEND) {
-        enum taken r = take_append(e, b, it);
-        if (r != TAKEN)
-            return r;
+        /* it is reserved */
     } else if (kv_seq_sees(e->parts.kv, (kv_seq_id){it->seq}, it->pos) != ATTN_OK) {
         return cannot_take(e, it, ATTN_EINVAL);
     } else if (kv_seq_settle(e->parts.kv, (kv_seq_id){it->seq}, &b->pool->fx) != ATTN_OK) {

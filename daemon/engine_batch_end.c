@@ -52,6 +52,8 @@ static void batch_done(struct engine *e, struct batch *b, attn_status st, const 
     }
     ahead_end(e, b);
     e->is_dirty = true;
+    if (e->idle.by_use != NULL)
+        seqs_have_room(e); /* what was in work may go now */
     if (is_lost)
         device_lose(e, why);
 }

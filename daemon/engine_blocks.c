@@ -138,18 +138,23 @@ attn_status pool_layers_write(struct engine *e, const struct pool *p, uint32_t b
 
 /* A device applies patches in any order, so those of one entry must agree: with what the entry is
  * now. Entries past the sequence's end are read by nobody. */
-void pool_effects_export(struct engine *e, const struct pool *p, struct backend_patch *patches,
+void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch *patches,
                          struct backend_copy *copies)
 {
-    const struct kv_effects *fx = &p->fx;
+    struct kv_effects *fx = &p->fx;
+    uint32_t n = 0;
     for (uint32_t i = 0; i < fx->n_patches; i++) {
-        const struct kv_patch *patch = &fx->patches[i];
+        const struct kv_patch patch = fx->patches[i];
         struct kv_seq_info info;
-        kv_seq_info(e->parts.kv, (kv_seq_id){patch->row}, &info);
-        bool is_live = patch->index < info.n_blocks && info.pool.index == p->id.index;
-        patches[i] = (struct backend_patch){
-            patch->row, patch->index, is_live ? info.block_table[patch->index] : patch->block};
+        kv_seq_info(e->parts.kv, (kv_seq_id){patch.row}, &info);
+        bool is_live = patch.index < info.n_blocks && info.pool.index == p->id.index;
+        uint32_t block = is_live ? info.block_table[patch.index] : patch.block;
+        if (kv_is_place(block))
+            continue; /* it gets another when it comes back */
+        fx->patches[n] = patch;
+        patches[n++] = (struct backend_patch){patch.row, patch.index, block};
     }
+    fx->n_patches = n;
     for (uint32_t i = 0; i < fx->n_copies; i++)
         copies[i] = (struct backend_copy){fx->copies[i].src, fx->copies[i].dst};
 }
@@ -163,7 +168,8 @@ void pool_patch_again(struct engine *e, struct pool *p, const struct backend_pat
         const struct backend_patch *patch = &patches[i];
         struct kv_seq_info info;
         kv_seq_info(e->parts.kv, (kv_seq_id){patch->row}, &info);
-        if (patch->index < info.n_blocks && info.pool.index == p->id.index)
+        if (patch->index < info.n_blocks && info.pool.index == p->id.index &&
+            !kv_is_place(info.block_table[patch->index]))
             fx->patches[fx->n_patches++] =
                 (struct kv_patch){patch->row, patch->index, info.block_table[patch->index]};
     }

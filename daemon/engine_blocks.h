@@ -22,8 +22,9 @@ attn_status pool_layers_write(struct engine *e, const struct pool *p, uint32_t b
                               struct pool_layers layers, const uint8_t *bytes, char *why,
                               size_t why_bytes);
 
-/* The pool's effects in the backend's form: room for the capacity and margin of patches. */
-void pool_effects_export(struct engine *e, const struct pool *p, struct backend_patch *patches,
+/* The pool's effects in the backend's form; what is of no use any more is left out of them. Room
+ * for the capacity and margin of patches. */
+void pool_effects_export(struct engine *e, struct pool *p, struct backend_patch *patches,
                          struct backend_copy *copies);
 /* The device may not have seen a failed batch's patches: they go again, as the tables are now. */
 void pool_patch_again(struct engine *e, struct pool *p, const struct backend_patch *patches,

@@ -15,6 +15,7 @@
 #include "daemon/cards_session.h"
 #include "daemon/engine_batch.h"
 #include "daemon/engine_export.h"
+#include "daemon/engine_idle.h"
 #include "daemon/engine_operator.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
@@ -88,6 +89,7 @@ static void seq_begin(struct engine *e, kv_seq_id seq)
                      info.pool.index, info.epoch);
     struct seq_state *s = &e->seqs[seq.index];
     trace_begin(&s->trace, e->turn_ns, info.layer_len[0]);
+    seq_note_use(e, seq.index, info.pool.index);
     s->kept_epoch = 0;
 }
 
@@ -413,13 +415,49 @@ static uint32_t seq_named(struct engine *e, const struct request *req, uint32_t 
     return seq.index;
 }
 
+/* What reads or writes the sequence's table can't do so while blocks are in idle memory. */
+static bool needs_blocks(const struct request *req)
+{
+    Attnd__Request__BodyCase body = req->wire.header->body_case;
+    return body == ATTND__REQUEST__BODY_FORK || body == ATTND__REQUEST__BODY_IMPORT;
+}
+
+/* Asks for the sequence's blocks. true: they are on their way, and the task waits for them. */
+static bool blocks_come(struct engine *e, struct task *t, attn_status *st, struct answer *a)
+{
+    struct item *it = &t->items[0];
+    struct kv_seq_info info;
+    if (e->idle.by_use == NULL || it->seq == SEQ_NONE || !needs_blocks(t->req))
+        return false;
+    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    make_patch_room(e, pool_of_kv(e, info.pool), info.n_away);
+    const struct idle_ask ask = {.seq = it->seq, .stamp = t->stamp};
+    switch (idle_brings(e, &ask, a->why, sizeof a->why)) {
+    case IDLE_HERE:
+        return false;
+    case IDLE_NEVER:
+        *st = ATTN_ENOBLOCKS;
+        return false;
+    case IDLE_COMES:
+    case IDLE_NEEDS_PATCHES: /* some batch is in flight */
+        break;
+    }
+    seq_waits_for_room(e, it->seq);
+    item_wait_first(e, it);
+    return true;
+}
+
 static void control_run(struct engine *e, struct task *t)
 {
     struct request *req = t->req;
     struct answer a;
+    attn_status st = ATTN_OK;
     answer_init(&a);
+    if (blocks_come(e, t, &st, &a))
+        return;
     task_let_go(e, t);
-    attn_status st = run_on_seq(e, req, t->session, &a);
+    if (st == ATTN_OK)
+        st = run_on_seq(e, req, t->session, &a);
     if (!a.is_later)
         engine_end(e, req, st, &a);
 }
@@ -464,7 +502,8 @@ attn_status control_on_seq(struct engine *e, struct request *req, uint32_t sessi
                            struct answer *a)
 {
     uint32_t seq = seq_named(e, req, session);
-    if (seq == SEQ_NONE || !seq_is_busy(e, seq))
+    bool is_free = seq == SEQ_NONE || !seq_is_busy(e, seq);
+    if (is_free && (seq == SEQ_NONE || !needs_blocks(req) || !idle_has(e, seq)))
         return run_on_seq(e, req, session, a);
     struct task *t = wire_arena_alloc(&req->arena, sizeof(struct task) + sizeof(struct item));
     if (t == NULL)
@@ -473,8 +512,9 @@ attn_status control_on_seq(struct engine *e, struct request *req, uint32_t sessi
         .ops = &control_ops, .req = req, .session = session, .layer = CLAIM_ALL, .n_items = 1};
     t->items[0] = (struct item){.task = t, .seq = seq};
     task_hold(e, t);
-    item_enter(e, &t->items[0]); /* it waits: the sequence is busy */
     a->is_later = true;
+    if (item_enter(e, &t->items[0]))
+        control_run(e, t); /* which may wait for blocks */
     return ATTN_OK;
 }
 

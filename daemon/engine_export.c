@@ -14,6 +14,7 @@
 
 #include "daemon/engine_batch.h"
 #include "daemon/engine_blocks.h"
+#include "daemon/engine_idle.h"
 #include "daemon/engine_mover.h"
 #include "daemon/engine_pools.h"
 #include "kernels/kv_layout.h"
@@ -108,14 +109,16 @@ static attn_status export_check(const struct engine *e, const Attnd__Export *x,
     return ATTN_EINVAL;
 }
 
-static attn_status blocks_out(struct engine *e, struct pool *p, const struct kv_seq_info *info,
-                              const Attnd__Export *x, const struct part *part, uint8_t *dst,
-                              uint64_t *sums, char *why)
+static attn_status blocks_out(struct engine *e, struct pool *p, kv_seq_id seq,
+                              const struct kv_seq_info *info, const Attnd__Export *x,
+                              const struct part *part, uint8_t *dst, uint64_t *sums, char *why)
 {
     for (uint32_t i = 0; i < x->n_blocks; i++, dst += part->bytes) {
         uint32_t at = x->first_block + i;
         attn_status st =
-            pool_layers_read(e, p, info->block_table[at], part->layers, dst, why, WHY_BYTES);
+            kv_is_place(info->block_table[at])
+                ? idle_layers_read(e, p, seq, at, part->layers, dst, why, WHY_BYTES)
+                : pool_layers_read(e, p, info->block_table[at], part->layers, dst, why, WHY_BYTES);
         if (st != ATTN_OK)
             return st;
         zero_behind(&p->config, part->layers, info->layer_len, at, dst);
@@ -186,7 +189,7 @@ attn_status export_run(struct engine *e, struct request *req, kv_seq_id seq, str
     st = request_reply_begin(req, &a->header, bytes, &payload);
     if (st != ATTN_OK)
         return answer_no(a, st, "no room for a reply with %zu bytes of blocks", bytes);
-    st = blocks_out(e, p, &info, x, &part, payload, sums, a->why);
+    st = blocks_out(e, p, seq, &info, x, &part, payload, sums, a->why);
     if (st != ATTN_OK)
         return st;
     /* once more, with the checksums, in as many bytes */
@@ -324,6 +327,7 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
     if (p->fx.n_patches + m->n_sums / 2 > p->fx.patches_capacity)
         batch_flush_patches(e, p);
     mover_wait(e, p, m->n_sums / 2);
+    idle_make_room_now(e, p, &(struct idle_ask){.seq = seq.index}, m->n_sums / 2);
     for (l = first_layer; l < past && st == ATTN_OK; l++)
         if (m->layer_len[l] > first)
             st = kv_append_reserve(e->parts.kv, seq, l, first, m->layer_len[l] - first, &p->fx);

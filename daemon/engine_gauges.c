@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "daemon/cards.h"
+#include "daemon/engine_idle.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_tier.h"
 #include "daemon/iobuf.h"
@@ -28,7 +29,9 @@ void gauges_publish(struct engine *e)
     stats_add(evictions_expired, e->gauges.evictions_expired - last.evictions_expired);
     stats_add(eviction_age_seconds, e->gauges.eviction_age_seconds - last.eviction_age_seconds);
     stats_add(cached_dropped, e->gauges.cached_dropped - last.cached_dropped);
+    stats_add(blocks_tiered, e->gauges.blocks_tiered - last.blocks_tiered);
     tier_publish(e);
+    idle_publish(e);
     if (e->parts.card == 0)
         stats_set(sessions, session_count(e->parts.sessions));
     if (e->parts.cards != NULL)
@@ -53,6 +56,7 @@ void gauges_publish_pools(struct engine *e, uint64_t now_ns)
             other = cards_pool_count(e->parts.cards, e, p->id.index);
         s->blocks += ks.n_blocks + other.blocks;
         s->free += n_free + other.free;
+        s->tiered += kv_idle_pool_away(e->parts.kv, p->id) + other.tiered;
         s->sequences += kv_pool_sequences(e->parts.kv, p->id) + other.sequences;
         used_bytes += (ks.n_blocks - n_free) * (p->device_bytes / ks.n_blocks);
         n += n <= STATS_MAX_POOLS;

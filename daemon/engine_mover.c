@@ -5,36 +5,21 @@
 #include <stdlib.h>
 
 #include "daemon/clock.h"
+#include "daemon/engine_idle.h"
 #include "daemon/mover_fetch.h"
+#include "daemon/mover_group.h"
 #include "daemon/mover_out.h"
-#include "daemon/stack.h"
 
 static const uint64_t SETTLE_NS = UINT64_C(5000000000);
-
-static bool take_back(struct engine *e)
-{
-    struct backend_moves *first = stack_take_all(&e->tier.came);
-    bool has_any = first != NULL;
-    stack_for_each(struct backend_moves, m, first) {
-        struct mover_group *g = (struct mover_group *)m;
-        g->is_under_way = false;
-        g->came(e, g);
-    }
-    if (has_any) {
-        e->tier.has_changed = true;
-        e->is_dirty = true;
-    }
-    return has_any;
-}
 
 bool mover_turn(struct engine *e)
 {
     if (e->tier.blocks == NULL)
-        return false;
+        return e->idle.by_use != NULL && mover_take_back(e);
     tier_store_set_time(e->tier.blocks, (uint32_t)(e->turn_ns / UINT64_C(1000000000)));
     if (e->tier.disk_blocks != NULL)
         tier_store_set_time(e->tier.disk_blocks, (uint32_t)(e->turn_ns / UINT64_C(1000000000)));
-    bool has_any = take_back(e), has_changed = e->tier.has_changed;
+    bool has_any = mover_take_back(e), has_changed = e->tier.has_changed;
     e->tier.has_changed = false; /* what is run now may change it again */
     if (has_changed)
         mover_run_queue(e);
@@ -48,7 +33,7 @@ void mover_wait(struct engine *e, const struct pool *p, uint64_t n)
 {
     uint64_t begun_ns = clock_now_ns();
     while (mover_holds(e, p, n) && clock_now_ns() - begun_ns <= SETTLE_NS)
-        if (!take_back(e))
+        if (!mover_take_back(e))
             sched_yield();
 }
 
@@ -67,10 +52,10 @@ static bool is_settled(const struct engine *e, const struct pool *p)
 bool mover_settle(struct engine *e, const struct pool *p)
 {
     uint64_t begun_ns = clock_now_ns();
-    if (e->tier.blocks == NULL)
+    if (e->tier.blocks == NULL && e->idle.by_use == NULL)
         return true;
-    while (!is_settled(e, p)) {
-        if (take_back(e))
+    while (!is_settled(e, p) || !idle_is_settled(e, p)) {
+        if (mover_take_back(e))
             continue;
         if (clock_now_ns() - begun_ns > SETTLE_NS)
             return false;

@@ -4,6 +4,7 @@
  * no sequence lives in and no session holds; and one of the same name does that has another size.
  */
 #include "daemon/engine_pool.h"
+#include "daemon/engine_idle.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -128,6 +129,8 @@ static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t
                               .spec_bytes = (uint32_t)packed_bytes,
                               .spec = packed,
                               .place = e->parts.ops->pool_place(p->device)};
+    if (!pool_is_split(&p->split))
+        ks.idle_pages = idle_block_pages(pool_block_bytes(p));
     note_windows(&p->config, &ks);
     snprintf(ks.name, sizeof ks.name, "%s", p->spec.wire->name);
     attn_status st = kv_pool_create(e->parts.kv, &ks, &p->id);

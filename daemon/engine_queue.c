@@ -63,6 +63,23 @@ bool seq_is_busy(const struct engine *e, uint32_t seq)
     return s->n_claims > 0 || !TAILQ_EMPTY(&s->waiting) || s->is_moving;
 }
 
+void seq_unlist(struct engine *e, struct seq_state *s)
+{
+    if (s->listed_of != 0)
+        TAILQ_REMOVE(&e->idle.by_use[s->listed_of - 1], s, by_use);
+    s->listed_of = 0;
+}
+
+void seq_note_use(struct engine *e, uint32_t seq, uint32_t pool)
+{
+    struct seq_state *s = &e->seqs[seq];
+    if (e->idle.by_use == NULL)
+        return;
+    seq_unlist(e, s);
+    s->listed_of = pool + 1;
+    TAILQ_INSERT_TAIL(&e->idle.by_use[pool], s, by_use);
+}
+
 /* --- items ------------------------------------------------------------------------------------ */
 
 void seq_wake_later(struct engine *e, uint32_t seq)
@@ -82,6 +99,12 @@ bool item_enter(struct engine *e, struct item *it)
     it->state = ITEM_WAITING;
     TAILQ_INSERT_TAIL(&s->waiting, it, link);
     return false;
+}
+
+void item_wait_first(struct engine *e, struct item *it)
+{
+    it->state = ITEM_WAITING;
+    TAILQ_INSERT_HEAD(&e->seqs[it->seq].waiting, it, link);
 }
 
 void item_leave(struct engine *e, struct item *it)
@@ -126,6 +149,7 @@ void item_release(struct engine *e, struct item *it)
         s->n_active--;
         s->is_copying = false; /* a copying item is the only active one */
     }
+    seq_note_use(e, it->seq, it->task->pool->id.index);
     seq_wake_later(e, it->seq);
 }
 
@@ -171,6 +195,8 @@ static void seq_wake(struct engine *e, uint32_t seq)
     while ((it = TAILQ_FIRST(&s->waiting)) != NULL && seq_claim(s, it->task->layer)) {
         TAILQ_REMOVE(&s->waiting, it, link);
         it->task->ops->wake(e, it);
+        if (TAILQ_FIRST(&s->waiting) == it)
+            break; /* it waits for blocks now */
     }
 }
 

@@ -25,6 +25,8 @@ void tasks_refuse_of(struct engine *e, uint32_t session, attn_status st, const c
 /* The item, whose seq is known, enters its sequence's queue. true: its turn is now, it has its
  * claim. */
 bool item_enter(struct engine *e, struct item *it);
+/* The item, whose seq is known, waits before all others of its sequence. */
+void item_wait_first(struct engine *e, struct item *it);
 /* The item, which waits, leaves its sequence's queue. */
 void item_leave(struct engine *e, struct item *it);
 /* An item with a claim becomes ready. */
@@ -50,6 +52,10 @@ void seq_wake_later(struct engine *e, uint32_t seq);
 /* Its items wait until a pool has room; false: they did. Then all who wait are woken. */
 bool seq_waits_for_room(struct engine *e, uint32_t seq);
 void seqs_have_room(struct engine *e);
+/* The sequence, of the pool of this index, has been used just now: idle ones make way in the order
+ * of their last use. It does no more until then. */
+void seq_note_use(struct engine *e, uint32_t seq, uint32_t pool);
+void seq_unlist(struct engine *e, struct seq_state *s);
 /* Wakes what waits for claims that were released. */
 void seqs_wake(struct engine *e);
 

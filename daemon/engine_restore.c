@@ -9,6 +9,7 @@
 #include "daemon/engine_batch_end.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_pools.h"
+#include "daemon/engine_queue.h"
 #include "daemon/log.h"
 
 static const uint64_t WAIT_NS = 1000 * 1000;
@@ -64,7 +65,10 @@ static attn_status restore_tables(struct engine *e, struct engine_kept *kept)
         tenant_count(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
         kept->n_sequences++;
         kept->n_tokens += longest;
+        seq_note_use(e, seq, info.pool.index);
         for (uint32_t i = 0; i < info.n_blocks && info.is_told; i++) {
+            if (kv_is_place(info.block_table[i]))
+                continue;
             if (p->fx.n_patches == p->fx.patches_capacity) {
                 attn_status st = flush(e, p);
                 if (st != ATTN_OK)

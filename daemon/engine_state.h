@@ -18,6 +18,7 @@
  *   engine_batch.c      from ready items to a batch on the device; engine_batch_end.c: and back
  *   engine_pool.c       making pools, dropping them; engine_pool_size.c: their geometry
  *   engine_tier.c       blocks elsewhere; engine_mover.c, mover_*.c: on their way; tier_disk.c
+ *   engine_idle.c       blocks of idle sequences, which make way for others and come back
  *   engine_session.c    hello, leases
  *   engine_queue.c      claims, waiting, waking, deadlines; engine_ready.c: ready tasks by age
  *   engine_canary.c     a sample of outputs against the reference
@@ -46,6 +47,7 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
+#include "cache/idle.h"
 #include "cache/kv.h"
 #include "cache/tier_store.h"
 #include "daemon/canary.h"
@@ -130,11 +132,15 @@ struct seq_state {
     bool is_copying; /* its active item replaces a shared block: nothing else runs */
     bool is_on_wake_list;
     bool waits_for_room; /* its seq is in engine.for_room */
+    TAILQ_ENTRY(seq_state) by_use; /* of its pool's, where idle ones make way */
+    uint32_t listed_of; /* that pool plus one; 0: in no list */
     bool is_moving; /* from or to another card: nothing is done with it */
     struct trace_entry trace;
     /* Since this epoch no truncation has left fewer tokens; 0: nobody has asked to be told. */
     uint32_t kept_epoch, n_kept;
 };
+
+TAILQ_HEAD(seq_list, seq_state);
 
 /* Ready tasks of a pool, oldest first: new ones arrive in order, woken ones don't. */
 struct ready_queue {
@@ -277,6 +283,18 @@ struct engine_tier {
     uint64_t n_spilled_of; /* blocks.filled when nothing was left to spill */
 };
 
+/* Blocks of idle sequences (engine_idle.h). */
+struct engine_idle {
+    struct seq_list *by_use; /* [max_pools] oldest first; NULL: none make way, as all below */
+    struct mover_group out, in;
+    struct kv_idle_move *out_move, *in_move; /* under way; NULL: nothing is */
+    uint64_t out_for; /* stamp of the request that what goes makes way for */
+    bool is_out_void; /* an older one asks for its sequence: it stays */
+    bool is_registered;
+    struct backend_move out_list[MOVER_GROUP], in_list[MOVER_FETCH];
+    uint64_t out_bytes, in_bytes, n_waits, n_damaged; /* since they were told */
+};
+
 /* A sequence that moves to another card (cards_move.c). */
 struct engine_leave {
     struct card_move *move; /* the one that this engine has at work; NULL: none */
@@ -371,6 +389,7 @@ struct engine {
     struct trace_ring trace;
     struct canary_watch canary;
     struct engine_tier tier;
+    struct engine_idle idle;
     struct engine_leave leave;
     STAILQ_HEAD(, request) watchers; /* that wait for something to be logged */
     _Atomic uint32_t n_watchers;

@@ -8,8 +8,9 @@
 
 struct kept_cache {
     int arena_fd, memory_fd; /* -1: none */
+    int idle_fd; /* idle memory; -1: there was none */
     char backend[16]; /* that the memory is of */
-    char arena_name[128], memory_name[128];
+    char arena_name[128], memory_name[128], idle_name[128];
 };
 
 /* Which card's they are: "" where there is one. */
@@ -28,5 +29,9 @@ void kept_cache_drop(struct kept_cache *k);
  * kept_cache_drop needs to drop them is in *out, which has no descriptors. */
 bool kept_cache_put(struct kept_whose whose, const struct kv *kv, const struct device *d,
                     struct kept_cache *out);
+/* Gives the keeper idle memory, which is new, in place of what k names; fd -1: there is none any
+ * more. Before anything is in it. */
+void kept_cache_put_idle(struct kept_whose whose, const struct kv *kv, int fd,
+                         struct kept_cache *k);
 
 #endif

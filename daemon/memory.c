@@ -136,7 +136,7 @@ attn_status memory_check(const char *root, uint64_t kv_bytes, uint64_t io_bytes,
         return ATTN_OK;
     char kv_text[64] = "", tier_text[64] = "";
     if (tier_bytes > 0)
-        snprintf(tier_text, sizeof tier_text, "cache.host_memory %" PRIu64 " MiB, ",
+        snprintf(tier_text, sizeof tier_text, "cache.host_memory and idle_memory %" PRIu64 " MiB, ",
                  tier_bytes >> 20);
     if (kv_bytes > 0)
         snprintf(kv_text, sizeof kv_text, "device.kv_memory %" PRIu64 " MiB, ", kv_bytes >> 20);

@@ -47,6 +47,22 @@ bool mover_group_begin(struct engine *e, struct mover_group *g, struct pool *p, 
     return g->is_under_way;
 }
 
+bool mover_take_back(struct engine *e)
+{
+    struct backend_moves *first = stack_take_all(&e->tier.came);
+    bool has_any = first != NULL;
+    stack_for_each(struct backend_moves, m, first) {
+        struct mover_group *g = (struct mover_group *)m;
+        g->is_under_way = false;
+        g->came(e, g);
+    }
+    if (has_any) {
+        e->tier.has_changed = true;
+        e->is_dirty = true;
+    }
+    return has_any;
+}
+
 bool mover_is_moved(struct engine *e, const struct backend_move *m)
 {
     if (m->status == ATTN_EDEVICE)

@@ -15,6 +15,8 @@ void mover_group_init(struct engine *e, struct mover_group *g, struct backend_mo
  * begun. */
 bool mover_group_begin(struct engine *e, struct mover_group *g, struct pool *p, uint32_t n,
                        struct tier_disk *disk);
+/* Looks after the groups that have come back. true: some have. */
+bool mover_take_back(struct engine *e);
 /* What came of a move. One that failed: not the device, or it is lost. */
 bool mover_is_moved(struct engine *e, const struct backend_move *m);
 void mover_disk_failed(struct engine *e, const char *what);

@@ -205,6 +205,7 @@ void stats_set_pools(const struct stats_pool *now, size_t n)
     for (size_t i = n_named; i < n; i++) {
         others.blocks += now[i].blocks;
         others.free += now[i].free;
+        others.tiered += now[i].tiered;
         others.sequences += now[i].sequences;
     }
     pthread_mutex_lock(&pools_lock);
@@ -235,12 +236,13 @@ static void write_label(FILE *f, const char *text)
 
 static void write_pools(FILE *f)
 {
-    static const char *const names[] = {"blocks", "blocks_free", "sequences"};
+    static const char *const names[] = {"blocks", "blocks_free", "blocks_tiered", "sequences"};
     static const char *const help[] = {"Blocks of a pool", "Blocks free in a pool",
+                                       "Blocks of a pool's idle sequences in host memory",
                                        "Sequences open in a pool"};
     struct stats_pool p[STATS_MAX_POOLS + 1];
     size_t n = read_pools(p);
-    for (size_t k = 0; k < 3; k++) {
+    for (size_t k = 0; k < 4; k++) {
         fprintf(f, "# HELP attnd_pool_%s %s.\n# TYPE attnd_pool_%s gauge\n", names[k], help[k],
                 names[k]);
         for (size_t i = 0; i < n; i++) {
@@ -249,6 +251,7 @@ static void write_pools(FILE *f)
             fprintf(f, "\"} %" PRIu64 "\n",
                     k == 0   ? p[i].blocks
                     : k == 1 ? p[i].free
+                    : k == 2 ? p[i].tiered
                              : p[i].sequences);
         }
     }
@@ -410,9 +413,10 @@ attn_status stats_write_json(FILE *f)
     rc |= json_object_set_new(root, "resident_memory_bytes", json_real(usage.resident_bytes));
     size_t n_listed = read_pools(p);
     for (size_t i = 0; i < n_listed; i++)
-        rc |= json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:I}", "name", p[i].name,
+        rc |= json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", p[i].name,
                                                     "blocks", (json_int_t)p[i].blocks,
                                                     "blocks_free", (json_int_t)p[i].free,
+                                                    "blocks_tiered", (json_int_t)p[i].tiered,
                                                     "sequences", (json_int_t)p[i].sequences));
     rc |= json_object_set_new(root, "pools", list);
     rc |= json_object_set_new(root, "cards", json_of_cards());

@@ -55,6 +55,11 @@
     X(host_eviction_age_seconds, "host_eviction_age_seconds_total",                                \
       "Seconds since the last use of blocks that made way in host memory")                         \
     X(host_waits, "host_waits_total", "Times an item waited for blocks on their way")              \
+    X(idle_out_bytes, "idle_out_bytes_total",                                                      \
+      "Bytes of idle sequences' blocks moved to host memory")                                      \
+    X(idle_in_bytes, "idle_in_bytes_total", "Bytes of such blocks that came back")                 \
+    X(idle_waits, "idle_waits_total", "Times a request waited for idle sequences to go or come")   \
+    X(idle_damaged, "idle_damaged_total", "Sequences dropped: a block came back damaged")          \
     X(disk_hits, "disk_hits_total", "Evicted blocks found on disk")                                \
     X(disk_evictions, "disk_evictions_total", "Blocks that made way on disk")                      \
     X(disk_eviction_age_seconds, "disk_eviction_age_seconds_total",                                \
@@ -95,6 +100,7 @@
     X(blocks_cached, "blocks_cached", "Blocks kept for whoever has their tokens, till needed")     \
     X(blocks_pinned, "blocks_pinned", "Of the cached blocks, those that are not evicted")          \
     X(blocks_published, "blocks_published", "Blocks found by their tokens, in use or cached")      \
+    X(blocks_tiered, "blocks_tiered", "Blocks of idle sequences in host memory")                   \
     X(blocks_host, "blocks_host", "Evicted blocks in host memory")                                 \
     X(blocks_disk, "blocks_disk", "Evicted blocks on disk")                                        \
     X(disk_used_bytes, "disk_used_bytes", "Bytes of those blocks")                                 \
@@ -209,7 +215,7 @@ struct stats {
 enum { STATS_MAX_POOLS = 32, STATS_POOL_NAME_BYTES = 64 };
 struct stats_pool {
     char name[STATS_POOL_NAME_BYTES];
-    uint64_t blocks, free, sequences;
+    uint64_t blocks, free, tiered, sequences; /* tiered: not of blocks */
 };
 /* n of them, all there are; those past STATS_MAX_POOLS are told as one, "(others)". Any thread; a
  * short copy under a lock. */

@@ -11,12 +11,26 @@ const struct kv_config model_config = {.max_pools = 1,
                                        .max_block_tokens = M_BLOCK_TOKENS,
                                        .max_layers = M_LAYERS,
                                        .max_owners = M_OWNERS,
-                                       .block_layout = 1};
+                                       .block_layout = 1,
+                                       .idle_pages = M_PAGES};
+struct device *model_device;
+static struct kv_idle_move *moving; /* this process's */
 
 struct kv *model_kv_open(void)
 {
     struct kv *kv = test_kv_open(&model_config, -1);
-    test_pool_with(kv, "model", M_LAYERS, M_BLOCK_TOKENS, M_BLOCKS, M_WINDOW, M_KEPT);
+    struct kv_pool_spec spec = {.name = "model",
+                                .n_layers = M_LAYERS,
+                                .n_blocks = M_BLOCKS,
+                                .block_tokens = M_BLOCK_TOKENS,
+                                .window_tokens = M_WINDOW,
+                                .kept_tokens = M_KEPT,
+                                .spec = (const uint8_t *)"model",
+                                .spec_bytes = 5,
+                                .idle_pages = M_PAGES > 0};
+    kv_pool_id pool;
+    assert_status(kv, ATTN_OK, kv_pool_create(kv, &spec, &pool));
+    moving = NULL;
     return kv;
 }
 
@@ -45,18 +59,25 @@ static uint32_t first_seen(uint32_t pos)
     return window == 0 || pos + 1 < window ? 0 : (pos + 1 - window) / M_BLOCK_TOKENS;
 }
 
-/* References to a block: tables, and old blocks of pending copies. */
+static bool has_block(const struct model_seq *s, uint32_t i)
+{
+    return holds_entry(s, i) && !s->is_away[i];
+}
+
+/* References to a block: tables, old blocks of pending copies, and what moves. */
 static uint32_t references(const struct model *m, uint64_t block)
 {
     uint32_t n = 0;
     for (uint32_t s = 0; s < M_SLOTS; s++) {
         for (uint32_t i = 0; i < M_ROW; i++)
-            n += holds_entry(&m->seq[s], i) && m->seq[s].block[i] == block;
+            n += has_block(&m->seq[s], i) && m->seq[s].block[i] == block;
         for (uint32_t l = 0; l < M_LAYERS; l++)
             for (uint32_t i = 0; m->pending[s][l].is_outstanding && i < m->pending[s][l].n_copies;
                  i++)
                 n += m->pending[s][l].old_block[i] == block;
     }
+    for (uint32_t i = 0; m->move.is_under_way && i < m->move.n; i++)
+        n += m->move.block[i] == block;
     return n;
 }
 
@@ -88,11 +109,13 @@ static uint32_t add_distinct(uint64_t *seen, uint32_t n, uint64_t block)
 /* Distinct blocks with a reference. */
 static uint32_t n_used(const struct model *m)
 {
-    uint64_t seen[M_SLOTS * (M_ROW + M_LAYERS * M_ROW)];
+    uint64_t seen[M_SLOTS * (M_ROW + M_LAYERS * M_ROW) + M_ROW];
     uint32_t n = 0;
+    for (uint32_t i = 0; m->move.is_under_way && i < m->move.n; i++)
+        n = add_distinct(seen, n, m->move.block[i]);
     for (uint32_t s = 0; s < M_SLOTS; s++) {
         for (uint32_t i = 0; i < M_ROW; i++)
-            if (holds_entry(&m->seq[s], i))
+            if (has_block(&m->seq[s], i))
                 n = add_distinct(seen, n, m->seq[s].block[i]);
         for (uint32_t l = 0; l < M_LAYERS; l++)
             for (uint32_t i = 0; m->pending[s][l].is_outstanding && i < m->pending[s][l].n_copies;
@@ -148,11 +171,33 @@ static struct model_published *published_find(struct model *m, uint32_t tenant, 
     return NULL;
 }
 
+static uint32_t n_away(const struct model_seq *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < M_ROW; i++)
+        n += holds_entry(s, i) && s->is_away[i];
+    return n;
+}
+
+/* The sequence's table ends before entry i from now on. */
+static void entry_goes(struct model *m, uint32_t slot, uint32_t i)
+{
+    struct model_seq *s = &m->seq[slot];
+    bool was_held = has_block(s, i), was_away = s->is_away[i];
+    struct model_move *v = &m->move;
+    s->n_blocks = i;
+    s->is_away[i] = false;
+    if (was_held)
+        let_go(m, s->block[i]);
+    for (uint32_t k = 0; was_away && v->is_under_way && k < v->n; k++)
+        v->is_gone[k] |= v->is_in && v->slot == slot && !v->is_closed && v->index[k] == i;
+}
+
 static void look_from(struct model *m, struct model_seq *s, uint32_t n_blocks)
 {
     if (n_blocks >= s->n_looked_at)
         return;
-    const struct model_published *e = n_blocks == 0 || !holds_entry(s, n_blocks - 1)
+    const struct model_published *e = n_blocks == 0 || !has_block(s, n_blocks - 1)
                                           ? NULL
                                           : published_block(m, s->block[n_blocks - 1]);
     s->n_looked_at = e == NULL ? 0 : n_blocks;
@@ -165,6 +210,8 @@ static void publish(struct model *m, uint32_t slot)
     uint32_t n = s->n_ids;
     for (uint32_t l = 0; l < M_LAYERS; l++)
         n = s->len[l] < n ? s->len[l] : n;
+    if (n_away(s) > 0)
+        return;
     if (n / M_BLOCK_TOKENS > s->n_looked_at && !holds_entry(s, s->n_looked_at))
         return;
     bool has_parent = s->parent == 0;
@@ -250,12 +297,8 @@ static void trim(struct model *m, uint32_t slot)
     uint32_t copies;
     if (n_outstanding(m, slot, &copies) > 0)
         return;
-    while (s->n_blocks > blocks_of(longest(s))) {
-        bool was_held = holds_entry(s, s->n_blocks - 1);
-        s->n_blocks--;
-        if (was_held)
-            let_go(m, s->block[s->n_blocks]);
-    }
+    while (s->n_blocks > blocks_of(longest(s)))
+        entry_goes(m, slot, s->n_blocks - 1);
 }
 
 /* Blocks that no query at a layer's latest append or behind it sees. */
@@ -340,6 +383,8 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
     if (op->pos > s->len[op->layer] || op->n == 0 || op->pos + op->n > M_TOKENS ||
         first_seen(op->pos) < s->hole)
         return ATTN_EINVAL;
+    if (n_away(s) > 0)
+        return ATTN_EOVERLOAD;
     uint32_t past = blocks_of(op->pos + op->n), n_copies = 0, pending_copies;
     uint32_t n_new = past > s->n_blocks ? past - s->n_blocks : 0;
     for (uint32_t i = op->pos / M_BLOCK_TOKENS; i < past && i < s->n_blocks; i++)
@@ -435,7 +480,7 @@ static attn_status apply(struct model *m, const struct op *op)
         if (op->n > M_KEPT_BLOCKS * M_BLOCK_TOKENS && first_seen(op->n) < s->hole)
             return ATTN_EINVAL;
         n_outstanding(m, op->slot, &copies);
-        if (copies > 0)
+        if (copies > 0 || n_away(s) > 0)
             return ATTN_EOVERLOAD;
         *to = *s;
         to->owner = op->owner;
@@ -488,12 +533,9 @@ static attn_status apply(struct model *m, const struct op *op)
         for (uint32_t l = 0; l < M_LAYERS; l++)
             let_go_of_copied(m, &m->pending[op->slot][l]);
         memset(m->pending[op->slot], 0, sizeof m->pending[op->slot]);
-        while (s->n_blocks > 0) {
-            bool was_held = holds_entry(s, s->n_blocks - 1);
-            s->n_blocks--;
-            if (was_held)
-                let_go(m, s->block[s->n_blocks]);
-        }
+        while (s->n_blocks > 0)
+            entry_goes(m, op->slot, s->n_blocks - 1);
+        m->move.is_closed |= m->move.slot == op->slot;
         s->is_open = false;
         return ATTN_OK;
     case OP_ADOPT:
@@ -530,8 +572,12 @@ static attn_status apply(struct model *m, const struct op *op)
         model_recover(m);
         return ATTN_OK;
     case OP_UNSEEN:
-        if (is_quiet(m, op->slot))
+        if (is_quiet(m, op->slot) && n_away(s) == 0)
             free_unseen(m, op->slot);
+        return ATTN_OK;
+    case OP_MOVE_OUT:
+    case OP_MOVE_IN:
+    case OP_MOVE_END: /* model_learn says what came of it */
         return ATTN_OK;
     case OP_N_KINDS:
         break;
@@ -547,8 +593,79 @@ attn_status model_apply(struct model *m, const struct op *op)
     return st;
 }
 
+static bool is_as_it_was(struct model *m, uint32_t i)
+{
+    const struct model_move *v = &m->move;
+    const struct model_seq *s = &m->seq[v->slot];
+    uint32_t k = v->index[i];
+    return !v->is_closed && !v->is_gone[i] && has_block(s, k) && s->block[k] == v->block[i] &&
+           references(m, v->block[i]) == 2 && is_quiet(m, v->slot);
+}
+
+static const char *learn_begin(struct model *m, const struct op *op)
+{
+    struct model_move *v = &m->move;
+    struct model_seq *s = &m->seq[op->slot];
+    if (moving == NULL)
+        return "";
+    *v = (struct model_move){.is_in = moving->is_in, .slot = op->slot};
+    for (uint32_t i = 0; i < moving->n; i++) {
+        uint32_t k = moving->entries[i].index;
+        if (!holds_entry(s, k) || s->is_away[k] != v->is_in ||
+            (!v->is_in && (references(m, s->block[k]) != 1 || !is_quiet(m, op->slot))))
+            return "an entry moves that may not";
+        v->index[i] = k;
+        v->block[i] = v->is_in ? block_new(m) : s->block[k];
+        v->is_under_way = true; /* it holds it */
+        v->n = i + 1;
+    }
+    return "";
+}
+
+static const char *learn_end(struct model *m, struct kv *kv)
+{
+    struct model_move *v = &m->move;
+    struct model_seq *s = &m->seq[v->slot];
+    struct kv_seq_info info = {0};
+    kv_seq_id id;
+    if (!v->is_closed && kv_seq_find(kv, v->slot / M_NAMES, v->slot % M_NAMES, &id) == ATTN_OK)
+        kv_seq_info(kv, id, &info);
+    for (uint32_t i = 0; i < v->n; i++) {
+        uint32_t k = v->index[i];
+        bool is_there = k < info.n_blocks && holds_entry(s, k) && !v->is_gone[i];
+        bool is_away = is_there && kv_is_place(info.block_table[k]);
+        if (v->is_in && is_there && s->is_away[k] && !is_away) {
+            s->is_away[k] = false;
+            s->block[k] = v->block[i];
+            m->n_in++;
+        } else if (!v->is_in && is_away && !s->is_away[k]) {
+            if (!is_as_it_was(m, i))
+                return "an entry went that may not";
+            struct model_published *e = published_block(m, s->block[k]);
+            look_from(m, s, k);
+            if (e != NULL)
+                *e = (struct model_published){0};
+            s->is_away[k] = true;
+            m->n_out++;
+        }
+        uint64_t block = v->block[i];
+        v->block[i] = 0;
+        let_go(m, block);
+    }
+    *v = (struct model_move){0};
+    return "";
+}
+
+const char *model_learn(struct model *m, struct kv *kv, const struct op *op)
+{
+    if (op->kind == OP_MOVE_OUT || op->kind == OP_MOVE_IN)
+        return learn_begin(m, op);
+    return op->kind == OP_MOVE_END ? learn_end(m, kv) : "";
+}
+
 void model_recover(struct model *m)
 {
+    m->move = (struct model_move){0};
     for (uint32_t s = 0; s < M_SLOTS; s++) /* whatever made its epoch */
         if (m->seq[s].is_open)
             see(m, m->seq[s].owner, m->seq[s].request);
@@ -567,6 +684,32 @@ static kv_seq_id seq_of(struct kv *kv, uint32_t slot)
     kv_seq_id id = {UINT32_MAX};
     kv_seq_find(kv, slot / M_NAMES, slot % M_NAMES, &id);
     return id;
+}
+
+/* The bytes go at once; what else happens until the end may not change them. */
+static void move_bytes(void)
+{
+    for (uint32_t i = 0; moving != NULL && i < moving->n; i++) {
+        uint32_t block = moving->entries[i].block, page = moving->entries[i].page;
+        if (moving->is_in)
+            memcpy(model_device->cell[block], model_device->page[page],
+                   sizeof model_device->cell[0]);
+        else
+            memcpy(model_device->page[page], model_device->cell[block],
+                   sizeof model_device->cell[0]);
+    }
+}
+
+/* Some of it has failed, where good has no bit for it. */
+static void move_end(struct kv *kv, uint32_t good, struct kv_effects *fx)
+{
+    for (uint32_t i = 0; moving != NULL && i < moving->n; i++)
+        moving->entries[i].is_good = good >> i & 1;
+    if (moving != NULL && moving->is_in)
+        kv_idle_in_end(kv, moving, fx);
+    else if (moving != NULL)
+        kv_idle_out_end(kv, moving);
+    moving = NULL;
 }
 
 attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
@@ -610,7 +753,22 @@ attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t
     case OP_CANCEL:
         st = kv_append_cancel(kv, id, op->layer, op->pos, op->n, fx);
         break;
+    case OP_MOVE_OUT:
+        moving = kv_idle_out_begin(kv, id, op->n);
+        move_bytes();
+        st = ATTN_OK;
+        break;
+    case OP_MOVE_IN:
+        moving = kv_idle_in_begin(kv, id, op->n);
+        move_bytes();
+        st = ATTN_OK;
+        break;
+    case OP_MOVE_END:
+        move_end(kv, op->will_commit ? UINT32_MAX : op->value_seed, fx);
+        st = ATTN_OK;
+        break;
     case OP_RECOVER:
+        move_end(kv, 0, fx);
         st = kv_recover(kv, &n_dropped);
         if (st == ATTN_OK && n_dropped > 0)
             st = ATTN_EINTERNAL;
@@ -664,8 +822,20 @@ static uint32_t below(uint64_t *random, uint32_t n)
 struct op model_op(const struct model *m, uint64_t *random)
 {
     /* By kind, of 165, and of windows; a draw that makes no sense is drawn again. */
-    static const uint8_t weight[OP_N_KINDS] = {
-        12, 12, 2, 5, 2, 9, 34, 67, 21, 1, M_WINDOW > 0 ? 8 : 0};
+    static const uint8_t weight[OP_N_KINDS] = {12,
+                                               12,
+                                               2,
+                                               5,
+                                               2,
+                                               9,
+                                               34,
+                                               67,
+                                               21,
+                                               1,
+                                               M_WINDOW > 0 ? 8 : 0,
+                                               M_PAGES > 0 ? 24 : 0,
+                                               M_PAGES > 0 ? 24 : 0,
+                                               M_PAGES > 0 ? 24 : 0};
     for (;;) {
         struct op op = {.owner = below(random, M_OWNERS + 1),
                         .request = m->last_request + 1,
@@ -678,7 +848,7 @@ struct op model_op(const struct model *m, uint64_t *random)
         if (below(random, 8) == 0) /* a repeat, or an old one of another owner */
             op.request -=
                 below(random, (uint32_t)(m->last_request < 20 ? m->last_request + 1 : 20));
-        uint32_t r = below(random, 165u + weight[OP_UNSEEN]);
+        uint32_t r = below(random, 165u + weight[OP_UNSEEN] + 3u * weight[OP_MOVE_END]);
         op.prompt = below(random, 3);
         op.adapter = below(random, 8) == 0;
         while (r >= weight[op.kind])
@@ -696,6 +866,10 @@ struct op model_op(const struct model *m, uint64_t *random)
         if (op.kind == OP_OPEN)
             op.n = below(random, 8) > 0 ? below(random, M_TOKENS + 2) : 0;
         if (op.kind == OP_OPEN || op.kind == OP_RECOVER)
+            return op;
+        if (op.kind >= OP_MOVE_OUT && (op.kind == OP_MOVE_END) != m->move.is_under_way)
+            continue;
+        if (op.kind == OP_MOVE_END)
             return op;
         if (!s->is_open)
             continue;
@@ -723,6 +897,12 @@ struct op model_op(const struct model *m, uint64_t *random)
             return op;
         case OP_UNSEEN:
             return op;
+        case OP_MOVE_OUT:
+        case OP_MOVE_IN:
+            op.n = 1 + below(random, M_ROW);
+            if (!s->is_open || (op.kind == OP_MOVE_IN && n_away(s) == 0))
+                continue;
+            return op;
         default:
             op.n = below(random, len + 2);
             for (uint32_t l = 0; op.kind == OP_FORK && l < M_LAYERS; l++)
@@ -735,9 +915,9 @@ struct op model_op(const struct model *m, uint64_t *random)
 
 const char *op_text(const struct op *op)
 {
-    static const char *const name[] = {"open",   "fork",    "truncate", "close",
-                                       "adopt",  "tokens",  "reserve",  "commit",
-                                       "cancel", "recover", "unseen"};
+    static const char *const name[] = {"open",   "fork",    "truncate", "close",  "adopt",
+                                       "tokens", "reserve", "commit",   "cancel", "recover",
+                                       "unseen", "out",     "in",       "end"};
     static char text[160];
     snprintf(text, sizeof text,
              "%s slot %u to %u layer %u pos %u n %u prompt %u owner %u request %u", name[op->kind],
@@ -759,7 +939,7 @@ static const char *sharing_difference(struct kv *kv, const struct model *m)
         struct kv_seq_info info;
         kv_seq_info(kv, seq_of(kv, slot), &info);
         for (uint32_t i = 0; i < info.n_blocks; i++) {
-            if (!holds_entry(&m->seq[slot], i))
+            if (!has_block(&m->seq[slot], i))
                 continue;
             block[n] = info.block_table[i];
             expected[n] = m->seq[slot].block[i];
@@ -773,6 +953,12 @@ static const char *sharing_difference(struct kv *kv, const struct model *m)
     return "";
 }
 
+typedef const uint32_t (*cells)[M_BLOCK_TOKENS];
+static cells cell_of(const struct device *d, uint32_t entry)
+{
+    return kv_is_place(entry) ? d->page[entry & ~KV_PLACE] : d->cell[entry];
+}
+
 static const char *content_difference(const struct kv_seq_info *info, const struct model *m,
                                       uint32_t slot, const struct device *d)
 {
@@ -783,7 +969,7 @@ static const char *content_difference(const struct kv_seq_info *info, const stru
     for (uint32_t l = 0; l < M_LAYERS; l++)
         for (uint32_t i = 0; i < s->len[l]; i++)
             if (holds_entry(s, i / M_BLOCK_TOKENS) &&
-                d->cell[info->block_table[i / M_BLOCK_TOKENS]][l][i % M_BLOCK_TOKENS] !=
+                cell_of(d, info->block_table[i / M_BLOCK_TOKENS])[l][i % M_BLOCK_TOKENS] !=
                     s->token[l][i])
                 return DIFFER("slot %u layer %u: token %u is not what was committed", slot, l, i);
     return "";
@@ -829,6 +1015,11 @@ const char *model_difference(struct kv *kv, const struct model *m, const struct 
         return diff;
     struct kv_stats stats;
     kv_stats_read(kv, &stats);
+    uint32_t n_tiered = 0;
+    for (uint32_t slot = 0; slot < M_SLOTS; slot++)
+        n_tiered += n_away(&m->seq[slot]);
+    if (stats.blocks_tiered != n_tiered)
+        return DIFFER("stats: %u blocks tiered, not %u", (unsigned)stats.blocks_tiered, n_tiered);
     if (stats.blocks_used != n_used(m) || stats.sequences != n_open(m))
         return DIFFER("stats: %u blocks used, %u sequences, not %u and %u",
                       (unsigned)stats.blocks_used, (unsigned)stats.sequences, n_used(m), n_open(m));

@@ -7,6 +7,7 @@
 #ifndef TESTS_KV_MODEL_H
 #define TESTS_KV_MODEL_H
 
+#include "cache/idle.h"
 #include "tests/cache/kv_test.h"
 
 #define M_LAYERS 2
@@ -26,6 +27,10 @@
 #define M_WINDOW 0
 #define M_KEPT 0
 #endif
+/* Of idle memory, one for each block there. */
+#ifndef M_PAGES
+#define M_PAGES 0
+#endif
 #define M_KEPT_BLOCKS ((M_KEPT + M_BLOCK_TOKENS - 1) / M_BLOCK_TOKENS)
 #define M_PENDING (M_SLOTS * M_LAYERS) /* one a (slot, layer), as the engine does it */
 
@@ -35,6 +40,7 @@ struct model_seq {
     uint64_t request; /* that made the epoch */
     uint32_t n_blocks;
     uint64_t block[M_ROW];
+    bool is_away[M_ROW]; /* in idle memory, in place of a block */
     uint32_t hole; /* entries below name no block, past the kept ones */
     uint32_t len[M_LAYERS], latest[M_LAYERS];
     uint32_t token[M_LAYERS][M_TOKENS];
@@ -59,7 +65,17 @@ struct model_pending {
     uint64_t old_block[M_ROW];
 };
 
+/* Blocks on their way; of what the cache chose, and of what it says it did. */
+struct model_move {
+    bool is_under_way, is_in, is_closed;
+    uint32_t slot, n, index[M_ROW];
+    bool is_gone[M_ROW];
+    uint64_t block[M_ROW]; /* that go, or are set aside */
+};
+
 struct model {
+    struct model_move move;
+    uint32_t n_out, n_in;
     struct model_seq seq[M_SLOTS];
     struct model_pending pending[M_SLOTS][M_LAYERS];
     struct model_published published[M_BLOCKS];
@@ -85,6 +101,9 @@ enum op_kind {
     OP_CANCEL,
     OP_RECOVER,
     OP_UNSEEN,
+    OP_MOVE_OUT,
+    OP_MOVE_IN,
+    OP_MOVE_END,
     OP_N_KINDS
 };
 
@@ -99,6 +118,7 @@ struct op {
 
 struct device {
     uint32_t cell[M_BLOCKS][M_LAYERS][M_BLOCK_TOKENS];
+    uint32_t page[M_PAGES + 1][M_LAYERS][M_BLOCK_TOKENS];
 };
 
 extern const struct kv_config model_config;
@@ -114,6 +134,11 @@ void model_kv_settle(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][
 /* The same operation on the cache. t has been reset; mirror, if any, gets the patches. */
 attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
                            uint32_t mirror[M_SEQUENCES][M_ROW]);
+/* Where bytes are that move; set by who tests. */
+extern struct device *model_device;
+/* After an operation that succeeded: what of it only the cache knows, if it may be so; empty, or
+ * why not. */
+const char *model_learn(struct model *m, struct kv *kv, const struct op *op);
 /* What a batch does after a reserve that succeeded: m as after model_apply. */
 void model_device_run(struct device *d, struct kv *kv, const struct model *m, const struct op *op,
                       const struct test_fx *t);

@@ -154,6 +154,8 @@ void rig_close(struct rig *r)
     close_engine(r);
     assert_int_equal(r->backend.n_registered, 0);
     own_parts_close(&r->own);
+    idle_memory_close(&r->own.idle);
+    idle_memory_close(&r->second_own.idle);
     if (r->has_second)
         own_parts_close(&r->second_own);
     cards_close(r->own.cards);
@@ -227,6 +229,7 @@ void rig_run(struct rig *r)
         bool is_busy = engine_turn(r->engine, 0);
         if (r->second != NULL)
             is_busy |= engine_turn(r->second, 0);
+        is_busy |= atomic_load(&r->engine->tier.came) != NULL; /* moves, since it looked */
         n_quiet = is_busy ? 0 : n_quiet + 1;
     }
 }

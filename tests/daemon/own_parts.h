@@ -4,6 +4,7 @@
 
 #include "cache/kv.h"
 #include "daemon/engine.h"
+#include "daemon/idle_memory.h"
 #include "daemon/session.h"
 
 struct own_parts {
@@ -13,6 +14,7 @@ struct own_parts {
     bool is_kept; /* as if there were a keeper */
     struct cards *cards; /* borrowed; NULL: there is one */
     uint32_t card;
+    struct idle_memory idle; /* of cache.idle_memory: a successor's is the same, if it stays open */
 };
 
 /* arena_fd: a predecessor's, -1: none. */
@@ -24,6 +26,11 @@ static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
     struct backend_info info;
     ops->info(b, &info);
     struct kv_config kc = engine_kv_config(cfg, info.kv_bytes);
+    if (own->idle.base == NULL &&
+        idle_memory_open(cfg->idle_memory_bytes, -1, &own->idle, why, why_bytes) != ATTN_OK)
+        return ATTN_ENOMEM;
+    kc.idle_is_new = own->idle.is_new;
+    own->idle.is_new = false;
     attn_status st = kv_open(&kc, arena_fd, &own->kv, why, why_bytes);
     if (st == ATTN_OK)
         st = session_table_open(cfg->max_sessions, cfg->max_peer_sessions, &own->sessions);
@@ -40,6 +47,7 @@ static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
         .is_kept = own->is_kept,
         .cards = own->cards,
         .card = own->card,
+        .idle = &own->idle,
     };
     return engine_open(&parts, out_engine, why, why_bytes);
 }

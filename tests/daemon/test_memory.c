@@ -126,7 +126,7 @@ static void a_refusal_is_one_sentence_with_all_sizes(void **state)
     assert_int_equal(memory_check(root, 64 * MIB, 32 * MIB, 1, why, sizeof why), ATTN_ENOMEM);
     assert_int_equal(memory_check(root, 32 * MIB, 32 * MIB, 32 * MIB, why, sizeof why), ATTN_OK);
     assert_int_equal(memory_check(root, 0, 16 * MIB, 256 * MIB, why, sizeof why), ATTN_ENOMEM);
-    assert_non_null(strstr(why, "cache.host_memory 256 MiB"));
+    assert_non_null(strstr(why, "cache.host_memory and idle_memory 256 MiB"));
     assert_int_equal(memory_check(root, 0, 1, UINT64_MAX, why, sizeof why), ATTN_ENOMEM);
     assert_int_equal(memory_check(root, 64 * MIB, 33 * MIB, 0, why, sizeof why), ATTN_ENOMEM);
     assert_int_equal(memory_check(root, 0, 128 * MIB, 0, why, sizeof why), ATTN_ENOMEM);

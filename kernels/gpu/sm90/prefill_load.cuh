@@ -22,10 +22,9 @@ template <int dim, bool is_dilated_, bool has_codes_> struct shape {
     static constexpr uint32_t q_stages = prefill_q_stages(D), q_bytes = R * D * 2;
     static constexpr uint32_t slot_bytes = prefill_slot_bytes(is_narrow);
     typedef part<is_dilated> keys;
-    /* Lanes of a warp that arrive where keys or values are passed on: one, behind what all have
-     * stored
- * and loaded. racecheck takes that of the lanes that arrive alone for done, so where it is to
- * follow, all do (tests/kernels/README.md). */
+    /* Lanes of a warp that arrive where codes are passed on: one, behind what all have stored and
+     * loaded. racecheck takes that of the arriving lanes alone for done, so all arrive where it is
+     * to follow (tests/kernels/README.md). */
 #ifdef ATTND_RACECHECK
     static constexpr uint32_t arriving = has_codes ? 32 : 1;
 #else
