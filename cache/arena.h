@@ -75,7 +75,8 @@ struct kv_header {
 
 struct kv_pool_rec {
     uint32_t state;
-    uint32_t n_layers, block_tokens, n_blocks; /* sealed, as are name and spec */
+    uint32_t n_layers, block_tokens; /* sealed, as are name and spec */
+    uint32_t n_made; /* sealed: the blocks that it was made with */
     uint32_t first_block; /* sealed: the pool's range of block records */
     uint32_t spec_bytes;
     uint32_t window_tokens, kept_tokens; /* sealed */
@@ -84,9 +85,12 @@ struct kv_pool_rec {
     char name[KV_NAME_BYTES];
     uint64_t place; /* sealed */
     uint64_t seal;
+    /* n_blocks, and above it a hash of it (kv_pool_sized): one store changes both */
+    uint64_t sized;
     uint32_t generation; /* of the record: outlives the pool */
     uint32_t n_ever_published; /* blocks from here on were never published */
     /* derived */
+    uint32_t n_blocks; /* that it has now */
     uint32_t block_shift; /* log2(block_tokens) */
     uint32_t free_head; /* plus one; free blocks below n_fresh */
     uint32_t n_fresh; /* blocks from here on were never used */

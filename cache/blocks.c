@@ -1,9 +1,9 @@
 /* blocks.c: pools, and the references to their blocks.
  *
  * A pool is a contiguous range of block records; ids given out count from its start. A new pool
- * takes the first gap that fits. A block without references is on its pool's free list or was never
- * used; one that is published stays as it is until blocks run out (lru.c). References and free
- * lists are derived.
+ * takes the first gap that fits; its end may move later (resize.c). A block without references is
+ * on its pool's free list or was never used; one that is published stays as it is until blocks run
+ * out (lru.c). References and free lists are derived.
  */
 #include "cache/kv_internal.h"
 
@@ -18,15 +18,19 @@ static void free_put(struct kv *kv, struct kv_pool_rec *p, uint32_t block)
     kv_count(&kv->heads->stats.blocks_free, 1);
 }
 
+void kv_block_evict_first(struct kv *kv, struct kv_pool_rec *p)
+{
+    uint32_t block = kv_lru_first(kv, p);
+    kv_prefix_leaves(kv, p, block);
+    kv_lru_evict(kv, p, block);
+    free_put(kv, p, block);
+}
+
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p)
 {
     uint32_t block;
-    if (p->n_free == 0) {
-        block = kv_lru_first(kv, p);
-        kv_prefix_leaves(kv, p, block);
-        kv_lru_evict(kv, p, block);
-        free_put(kv, p, block);
-    }
+    if (p->n_free == 0)
+        kv_block_evict_first(kv, p);
     if (p->free_head != 0) {
         block = p->free_head - 1;
         p->free_head = kv_block(kv, p, block)->next;
@@ -99,10 +103,17 @@ uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool)
     uint64_t spec = siphash(kv->key, kv->specs + (size_t)pool * KV_SPEC_BYTES, p->spec_bytes);
     uint64_t name = siphash(kv->key, p->name, sizeof p->name);
     uint64_t words[] = {
-        pool, p->n_layers, p->block_tokens, p->n_blocks,      p->first_block, p->spec_bytes, spec,
+        pool, p->n_layers, p->block_tokens, p->n_made,        p->first_block, p->spec_bytes, spec,
         name, p->place,    p->tenant,       p->window_tokens, p->kept_tokens, p->idle_pages,
     };
     return siphash(kv->key, words, sizeof words);
+}
+
+uint64_t kv_pool_sized(const struct kv *kv, uint32_t pool, uint32_t n_blocks)
+{
+    const struct kv_pool_rec *p = &kv->pools[pool];
+    uint64_t words[] = {pool, p->seal, n_blocks};
+    return (siphash(kv->key, words, sizeof words) & ~(uint64_t)UINT32_MAX) | n_blocks;
 }
 
 static attn_status spec_check(struct kv *kv, const struct kv_pool_spec *s)
@@ -139,9 +150,9 @@ static attn_status spec_compare(struct kv *kv, uint32_t pool, const struct kv_po
     if (p->block_tokens != s->block_tokens)
         return kv_fail(kv, ATTN_EEXIST, "pool %s: exists with block_tokens %u, not %u", s->name,
                        p->block_tokens, s->block_tokens);
-    if (p->n_blocks != s->n_blocks)
+    if (p->n_made != s->n_blocks)
         return kv_fail(kv, ATTN_EEXIST, "pool %s: exists with n_blocks %u, not %u", s->name,
-                       p->n_blocks, s->n_blocks);
+                       p->n_made, s->n_blocks);
     if (p->window_tokens != s->window_tokens || p->kept_tokens != s->kept_tokens)
         return kv_fail(kv, ATTN_EEXIST,
                        "pool %s: exists with window_tokens %u and kept_tokens %u, not %u and %u",
@@ -267,6 +278,7 @@ attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_
         .place = s->place,
         .n_layers = s->n_layers,
         .block_tokens = s->block_tokens,
+        .n_made = s->n_blocks,
         .n_blocks = s->n_blocks,
         .first_block = first_block,
         .spec_bytes = s->spec_bytes,
@@ -281,6 +293,7 @@ attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_
     if (s->spec_bytes > 0)
         memcpy(kv->specs + (size_t)i * KV_SPEC_BYTES, s->spec, s->spec_bytes);
     p->seal = kv_pool_seal(kv, i);
+    p->sized = kv_pool_sized(kv, i, s->n_blocks);
     kv_publish32(&p->state, KV_LIVE);
 
     kv_count(&h->stats.pools, 1);
@@ -312,6 +325,7 @@ attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_sp
         .tenant = p->tenant,
         .n_layers = p->n_layers,
         .n_blocks = p->n_blocks,
+        .n_made = p->n_made,
         .block_tokens = p->block_tokens,
         .spec_bytes = p->spec_bytes,
         .spec = kv->specs + (size_t)pool.index * KV_SPEC_BYTES,

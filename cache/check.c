@@ -332,6 +332,8 @@ static attn_status check_pool(struct kv *kv, uint32_t pool, struct scratch *x)
     const char *damage = kv_pool_damage(kv, pool);
     if (damage != NULL)
         return DIFFER("pool index %u: its %s is damaged", pool, damage);
+    if (p->n_blocks != kv_pool_size(p))
+        return DIFFER("pool %s: has %u blocks, counts %u", p->name, kv_pool_size(p), p->n_blocks);
     uint32_t n_used = 0, n_listed = 0;
     if (p->n_away != x->n_away[pool])
         return DIFFER("pool %s: %u blocks are away, %u counted", p->name, x->n_away[pool],

@@ -68,6 +68,7 @@ struct kv_pool_spec {
     uint32_t generation; /* of kv_pool_info: pools that this index was before; not compared */
     uint32_t idle_pages; /* that a block takes in idle memory; 0: none ever goes there; not compared
                           */
+    uint32_t n_made; /* of kv_pool_info: blocks that it was made with */
 };
 
 /* How long published blocks stay that nobody uses, from a token on to where the next range begins.
@@ -240,7 +241,8 @@ attn_status kv_pool_drop(struct kv *kv, kv_pool_id pool);
 /* The bytes of its blocks are gone: closes its sequences and forgets what is published. */
 void kv_pool_clear(struct kv *kv, kv_pool_id pool);
 /* kv_pool_create: takes a contiguous range of block records. The same name and spec again: the same
- * pool. Errors   ATTN_EEXIST same name, another spec; ATTN_ENOMEM out of pools or blocks;
+ * pool, whatever number of blocks it has since (kv_pool_grow).
+ * Errors   ATTN_EEXIST same name, another spec; ATTN_ENOMEM out of pools or blocks;
  * ATTN_EINVAL */
 attn_status kv_pool_create(struct kv *kv, const struct kv_pool_spec *s, kv_pool_id *out_pool);
 attn_status kv_pool_find(struct kv *kv, uint32_t tenant, const char *name, kv_pool_id *out_pool);
@@ -251,6 +253,33 @@ attn_status kv_pool_info(const struct kv *kv, kv_pool_id pool, struct kv_pool_sp
 /* After a recovery, for whoever can't use them: drops the pools from `first` on and recovers again,
  * which drops their sequences. out_dropped counts both. */
 attn_status kv_pools_drop(struct kv *kv, kv_pool_id first, uint32_t *out_dropped);
+
+/* A pool's number of blocks changes, and nothing else of it. A kill leaves it with the one or the
+ * other. Nobody but the caller knows of the blocks' bytes: it has those that come beforehand, and
+ * may give away those that went afterwards.
+ *
+ * kv_pool_room: the most blocks that it can have where its records lie.
+ * kv_pool_grow: Errors   ATTN_ENOTFOUND; ATTN_EINVAL it has as many; ATTN_ENOMEM beyond its room
+ *
+ * kv_pool_shrink_begin: what does not fit in n_blocks is evicted, in the usual order; what is left
+ * above them is to be moved: the caller carries out the copies, of whole blocks, then calls
+ * kv_pool_shrink_end, which cannot fail, and tells the device of the patches, each of an entry that
+ * has changed. Nothing else may be done with the pool in between, and no launch may use it.
+ * Errors   nothing changed: ATTN_ENOTFOUND; ATTN_EINVAL n_blocks is 0, or not fewer; ATTN_ENOBLOCKS
+ *          more are in use, or pinned; ATTN_EOVERLOAD appends are outstanding, blocks are held or
+ *          on their way; ATTN_ENOMEM */
+struct kv_shrink {
+    kv_pool_id pool;
+    uint32_t n_blocks, n_copies, n_patches;
+    struct kv_copy *copies;
+    struct kv_patch *patches;
+};
+uint32_t kv_pool_room(const struct kv *kv, kv_pool_id pool);
+attn_status kv_pool_grow(struct kv *kv, kv_pool_id pool, uint32_t n_blocks);
+attn_status kv_pool_shrink_begin(struct kv *kv, kv_pool_id pool, uint32_t n_blocks,
+                                 struct kv_shrink *out);
+void kv_pool_shrink_end(struct kv *kv, const struct kv_shrink *s);
+void kv_shrink_fini(struct kv_shrink *s); /* also of one that was not ended; a zeroed one is fine */
 
 /* Sequences open in a pool; 0: no such pool, too. */
 uint32_t kv_pool_sequences(const struct kv *kv, kv_pool_id pool);

@@ -11,6 +11,7 @@
  * arrival.c  sequences that come from another cache, and that go there
  * ahead.c    appends that are answered before they are committed
  * idle.c     blocks of idle sequences, out to host memory and back
+ * resize.c   pools that grow and shrink
  *
  * Order of writes: a truth that recovery must find is published with kv_publish32/64, one aligned
  * store with a compiler barrier on both sides. A process dies between two instructions and its
@@ -163,10 +164,18 @@ struct kv_seq_rec *kv_seq_live(const struct kv *kv, uint32_t seq);
 struct kv_pool_rec *kv_pool_live(const struct kv *kv, uint32_t pool);
 uint32_t kv_seq_seal(const struct kv *kv, uint32_t seq);
 uint64_t kv_pool_seal(const struct kv *kv, uint32_t pool);
+/* The word that says how many blocks a sealed pool has; what it says. */
+uint64_t kv_pool_sized(const struct kv *kv, uint32_t pool, uint32_t n_blocks);
+static inline uint32_t kv_pool_size(const struct kv_pool_rec *p)
+{
+    return (uint32_t)p->sized;
+}
 
 /* blocks.c. Ids are pool-local. alloc's caller has seen kv_n_available > 0; the block has one
  * reference. */
 uint32_t kv_block_alloc(struct kv *kv, struct kv_pool_rec *p);
+/* The block that goes first, of at least one that can, is free then. */
+void kv_block_evict_first(struct kv *kv, struct kv_pool_rec *p);
 void kv_block_ref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 void kv_block_unref(struct kv *kv, struct kv_pool_rec *p, uint32_t block);
 /* By who only held it: that is no use of it. */
@@ -259,11 +268,15 @@ struct kv_prefix kv_prefix_match(struct kv *kv, const struct kv_pool_rec *p, uin
 void kv_fetches_forget(struct kv *kv);
 /* Adds the references that fetches have. */
 void kv_fetch_count_refs(const struct kv *kv, uint32_t *n_refs);
+/* there is one into the pool */
+bool kv_fetch_is_of(const struct kv *kv, uint32_t pool);
 /* Tells that a published block is about to be evicted. */
 void kv_prefix_leaves(const struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 /* Publishes what is full in every layer, and has ids, and nobody writes to. */
 void kv_prefix_publish(struct kv *kv, uint32_t seq);
 void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
+/* A published block is another, lower and free one from now on, which has its bytes already. */
+void kv_prefix_move(struct kv *kv, const struct kv_pool_rec *p, uint32_t from, uint32_t to);
 /* Derived: makes a published block findable; so many leading blocks were looked at. */
 void kv_prefix_link(struct kv *kv, const struct kv_pool_rec *p, uint32_t block);
 void kv_prefix_rewind(struct kv *kv, uint32_t seq, uint32_t n_blocks);

@@ -194,6 +194,20 @@ void kv_unpublish(struct kv *kv, const struct kv_pool_rec *p, uint32_t block)
     kv_count(&kv->heads->stats.blocks_published, -1);
 }
 
+void kv_prefix_move(struct kv *kv, const struct kv_pool_rec *p, uint32_t from, uint32_t to)
+{
+    struct kv_published_rec *r = kv_published(kv, p, to), as = *kv_published(kv, p, from);
+    as.state = 0;
+    *r = as;
+    memcpy(kv_published_ids(kv, p, to), kv_published_ids(kv, p, from),
+           p->block_tokens * sizeof(uint32_t));
+    *kv_retained(kv, p, to) = *kv_retained(kv, p, from);
+    r->seal = kv_published_seal(kv, p, to);
+    kv_publish32(&r->state, KV_LIVE);
+    kv_prefix_link(kv, p, to);
+    kv_unpublish(kv, p, from);
+}
+
 static struct kv_content walk_content(const struct kv *kv, const struct walk *w)
 {
     return (struct kv_content){
@@ -385,6 +399,15 @@ static void fetch_free(struct kv *kv, struct kv_fetch *f)
     free(f->blocks);
     free(f->ids);
     free(f);
+}
+
+bool kv_fetch_is_of(const struct kv *kv, uint32_t pool)
+{
+    const struct kv_fetch *f;
+    LIST_FOREACH(f, &kv->fetches, link)
+        if (f->pool == pool)
+            return true;
+    return false;
 }
 
 static struct walk fetch_walk(const struct kv *kv, const struct kv_fetch *f)

@@ -57,13 +57,15 @@ const char *kv_pool_damage(const struct kv *kv, uint32_t pool)
     if (p->block_tokens < 1 || p->block_tokens > kv->config.max_block_tokens ||
         (p->block_tokens & (p->block_tokens - 1)) != 0)
         return "block_tokens";
-    if (p->n_blocks < 1 || (uint64_t)p->first_block + p->n_blocks > kv->config.max_blocks)
+    uint32_t n_blocks = kv_pool_size(p);
+    if (p->sized != kv_pool_sized(kv, pool, n_blocks) || n_blocks < 1 ||
+        (uint64_t)p->first_block + n_blocks > kv->config.max_blocks)
         return "n_blocks";
     for (uint32_t i = 0; i < kv->config.max_pools; i++) {
         const struct kv_pool_rec *q = &kv->pools[i];
         if (i != pool && q->state == KV_LIVE &&
-            p->first_block < (uint64_t)q->first_block + q->n_blocks &&
-            q->first_block < (uint64_t)p->first_block + p->n_blocks)
+            p->first_block < (uint64_t)q->first_block + kv_pool_size(q) &&
+            q->first_block < (uint64_t)p->first_block + n_blocks)
             return "first_block";
     }
     return NULL;
@@ -166,6 +168,7 @@ static void recover_pools(struct kv *kv)
             kv_count(&h->stats.damaged, 1);
             continue;
         }
+        p->n_blocks = kv_pool_size(p);
         p->block_shift = (uint32_t)__builtin_ctz(p->block_tokens);
         p->free_head = p->n_fresh = p->n_seqs = p->n_away = 0;
         p->n_cached = p->n_pinned = 0;

@@ -154,7 +154,7 @@ void canary_choose(struct engine *e, const struct batch *b)
 {
     struct canary_watch *w = &e->canary;
     uint32_t one_in = atomic_load_explicit(&w->one_in, memory_order_relaxed);
-    if (one_in == 0)
+    if (one_in == 0 || b->n_items == 0)
         return;
     w->n_since += b->n_items;
     if (w->n_since < one_in)

@@ -4,10 +4,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/cards.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_pools.h"
+#include "daemon/engine_resize.h"
 #include "daemon/engine_session.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
@@ -82,6 +84,53 @@ attn_status pool_release_run(struct engine *e, struct request *req, uint32_t ses
                          "pool_release.request is %" PRIu64 ", not one before this, %" PRIu64,
                          r->request, req->wire.request_id);
     pool_release(e, p, session, r->request);
+    return ATTN_OK;
+}
+
+/* Whose pool it is about: the session's own tenant's, or of whom an operator names. */
+static attn_status resize_whose(struct engine *e, struct request *req, struct tenant **who,
+                                struct answer *a)
+{
+    const char *name = req->wire.header->pool_resize->tenant;
+    char asker[PRINCIPAL_TEXT_BYTES];
+    if (name[0] == '\0' || (!tenant_is_operator(*who) && strcmp((*who)->name, name) == 0))
+        return ATTN_OK;
+    if (!request_may_administer(req)) {
+        principal_format(&req->principal, asker);
+        log_limited("changes refused", LOG_LEVEL_WARN, log_write,
+                    "admin: resize of a pool of %.63s refused to %s", name, asker);
+        return answer_no(a, ATTN_EAUTH,
+                         "pool_resize.tenant is %.63s: only root and the daemon's user may ask "
+                         "that; this is %s",
+                         name, asker);
+    }
+    *who = tenants_find(e->parts.tenants, name);
+    if (*who == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "pool_resize.tenant: no tenant is named \"%.63s\"",
+                         name);
+    return ATTN_OK;
+}
+
+/* One that was carried out before says what there is now. */
+attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t session,
+                            struct answer *a)
+{
+    const Attnd__PoolResize *r = req->wire.header->pool_resize;
+    struct tenant *who = session_tenant(e, session);
+    uint64_t id = req->wire.request_id;
+    attn_status st = resize_whose(e, req, &who, a);
+    if (st != ATTN_OK)
+        return st;
+    struct pool *p = pool_find(e, who, r->name);
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "no pool%s%.63s is named \"%.100s\"",
+                         r->tenant[0] != '\0' ? " of tenant " : "", r->tenant, r->name);
+    if (!kv_owner_has_seen(e->parts.kv, session, id))
+        st = pool_resize(e, p, r->n_blocks, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    kv_owner_saw(e->parts.kv, session, id);
+    tell_pool(e, p, a);
     return ATTN_OK;
 }
 

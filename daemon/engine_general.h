@@ -5,6 +5,8 @@
 
 #include "daemon/engine_answer.h"
 
+attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t session,
+                            struct answer *a);
 attn_status pool_create_run(struct engine *e, struct request *req, uint32_t session,
                             struct answer *a);
 attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t session,

@@ -91,6 +91,7 @@ static attn_status pool_make(struct engine *e, const struct tenant *who, struct 
         goto fail;
     }
     e->device_bytes += p->device_bytes;
+    p->n_made = p->spec.wire->n_blocks;
     return ATTN_OK;
 fail:
     pool_undo(e, p);
@@ -358,6 +359,8 @@ attn_status pool_find_same(struct engine *e, const struct tenant *who, const Att
         if (asked->block_tokens == 0)
             spec.wire->block_tokens = default_block_tokens(e, p, first_split(asked));
         spec.wire->split = asked->split;
+        if (asked->n_blocks == p->n_made)
+            spec.wire->n_blocks = 0; /* it is the same pool, whatever it has been resized to */
         st = pool_spec_compare(&p->spec, &spec, why, why_bytes);
     }
     pool_spec_fini(&spec);
@@ -472,6 +475,8 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     if (st == ATTN_OK)
         st = pool_spec_init(&spec, (const Attnd__PoolSpec *)stored, why, why_bytes);
     wire_arena_reset(&arena);
+    if (st == ATTN_OK && ks.n_blocks != ks.n_made)
+        spec.wire->n_blocks = ks.n_blocks; /* it has been resized */
     if (st == ATTN_OK && spec.wire->split == ATTND__SPLIT__SPLIT_AUTO) /* of an older daemon */
         spec.wire->split = ATTND__SPLIT__SPLIT_WHOLE;
     if (st == ATTN_OK)
@@ -480,6 +485,7 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
         return st;
     p->id = id;
     p->tenant = ks.tenant;
+    p->n_made = pool_is_part_of_leads(e, p) ? p->n_made : ks.n_made;
     if (p->config.num_layers != ks.n_layers || p->config.block_tokens != ks.block_tokens ||
         pool_records(e, p) != ks.n_blocks) {
         pool_undo(e, p);

@@ -20,7 +20,7 @@ uint32_t pool_records(const struct engine *e, const struct pool *p)
     return pool_is_part_of_leads(e, p) ? 1 : p->spec.wire->n_blocks;
 }
 
-static uint32_t row_blocks(const struct engine *e, const struct pool_spec *s)
+uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s)
 {
     uint32_t bt = s->wire->block_tokens;
     uint32_t n = e->parts.cfg->max_seq_tokens / bt + (e->parts.cfg->max_seq_tokens % bt != 0);
@@ -32,7 +32,8 @@ static attn_status pool_configure(struct engine *e, struct pool *p, char *why, s
 {
     uint32_t n_cards = e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
     attn_split how = (attn_split)p->spec.wire->split;
-    pool_spec_config(&p->spec, e->parts.cfg->max_sequences, row_blocks(e, &p->spec), &p->config);
+    pool_spec_config(&p->spec, e->parts.cfg->max_sequences, pool_row_blocks(e, &p->spec),
+                     &p->config);
     pool_split_fini(&p->split);
     return pool_split_init(&p->split, &p->config, how, n_cards, e->parts.card, why, why_bytes);
 }

@@ -17,6 +17,7 @@
  *   engine_step.c       admission of steps: everything that can be wrong is refused here
  *   engine_batch.c      from ready items to a batch on the device; engine_batch_end.c: and back
  *   engine_pool.c       making pools, dropping them; engine_pool_size.c: their geometry
+ *   engine_resize.c     more blocks for a pool, or fewer
  *   engine_tier.c       blocks elsewhere; engine_mover.c, mover_*.c: on their way; tier_disk.c
  *   engine_idle.c       blocks of idle sequences, which make way for others and come back
  *   engine_session.c    hello, leases
@@ -158,6 +159,7 @@ struct pool {
     kv_pool_id id;
     struct pool_spec spec;
     uint32_t tenant; /* whose it is; of nobody's that is known, too */
+    uint32_t n_made; /* blocks that it was made with; what it has is in spec and config */
     struct backend_pool_config config; /* as clients know it */
     struct pool_split split; /* what of it is on this card */
     struct backend_pool *device;

@@ -181,6 +181,13 @@ void tier_forget_pool(struct engine *e, kv_pool_id pool)
     mover_forget_pool(e, pool);
 }
 
+/* What is noted of its blocks is found anew, by what they hold. */
+void tier_resized_pool(struct engine *e, kv_pool_id pool)
+{
+    if (e->tier.blocks != NULL)
+        mover_forget_pool(e, pool);
+}
+
 /* --- stats ------------------------------------------------------------------------------------ */
 
 static void publish_disk(struct engine *e)

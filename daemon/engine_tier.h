@@ -23,6 +23,8 @@ void tier_fini(struct engine *e); /* of a half-opened engine, too */
 void tier_leave_pool(struct engine *e, kv_pool_id pool);
 /* A pool is dropped, and all that was of it. */
 void tier_forget_pool(struct engine *e, kv_pool_id pool);
+/* A pool has another number of blocks; nothing of it is on its way. */
+void tier_resized_pool(struct engine *e, kv_pool_id pool);
 /* Adds to the stats what has changed since the last time. */
 void tier_publish(struct engine *e);
 

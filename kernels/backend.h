@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 9
+#define BACKEND_ABI 10
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -262,6 +262,14 @@ struct backend_ops {
                              struct backend_pool **out_pool);
     /* Where its range is; never 0. */
     uint64_t (*pool_place)(const struct backend_pool *p);
+    /* The most blocks that it can have where it is: what follows its range is no pool's. */
+    uint32_t (*pool_room)(const struct backend_pool *p);
+    /* Its range becomes that of n_blocks, where it is, and its rows have room for max_row_blocks;
+     * what the table's entries and the blocks say stays, of blocks below both counts. What is new
+     * has been zeroed when this returns. Waits for batches in flight, of which none may be of this
+     * pool, nor any move. Errors, nothing changed: ATTN_ENOMEM more than its room, or no memory for
+     * what else it needs; ATTN_EDEVICE. Fewer blocks, and no longer rows, always succeed. */
+    attn_status (*pool_resize)(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks);
     /* Gives the range back. Waits for batches in flight, of which none may be of this pool. */
     void (*pool_close)(struct backend_pool *p);
 

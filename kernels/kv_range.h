@@ -38,6 +38,12 @@ static inline bool kv_range_take(struct kv_range **list, uint64_t total, bool is
     return false;
 }
 
+/* The most bytes that r, of the list, can have where it is. */
+static inline uint64_t kv_range_room(const struct kv_range *r, uint64_t total)
+{
+    return (r->next != NULL ? r->next->offset : total) - r->offset;
+}
+
 static inline void kv_range_give(struct kv_range **list, struct kv_range *r)
 {
     while (*list != r)

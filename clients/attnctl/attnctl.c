@@ -62,6 +62,8 @@ const struct command commands[] = {
     {"pool", "describe", "NAME", "geometry, blocks, free blocks", .ask = ask_pool_describe},
     {"pool", "drop", "NAME", "forget a pool that no sequence lives in", .ask = ask_pool_drop,
      .is_admin = true},
+    {"pool", "resize", "NAME BLOCKS", "more blocks for a pool, or fewer, while it is used",
+     .ask = ask_pool_resize, .is_admin = true},
     {"config", "list", NULL, "every setting, its value and where it is from", .ask = ask_config,
      .print = print_table, .is_admin = true},
     {"config", "get", "NAME", "one setting", .ask = ask_config_get, .is_admin = true},
@@ -103,7 +105,7 @@ static const char usage_tail[] =
     "  --count N                end after so many looks, events or requests (default: go on)\n"
     "  --seconds N              how long trace records (default 10)\n"
     "\n"
-    "of kill sequence, sequence place and pool drop:\n"
+    "of kill sequence, sequence place, pool drop and pool resize:\n"
     "  --tenant NAME            whose sequence or pool it is\n"
     "\n"
     "of sequence import and move:\n"
@@ -382,8 +384,12 @@ static int choose(char **words, int n, struct arguments *a, const struct command
         return usage("--%s is an option of pool create alone", a->geometry);
     if (a->live != NULL && c->live == NULL)
         return usage("--%s is an option of top, watch and trace", a->live);
-    if (a->tenant != NULL && c->ask != ask_kill_sequence && c->ask != ask_sequence_place)
-        return usage("--tenant is an option of kill sequence and sequence place");
+    if (a->tenant != NULL && c->ask != ask_kill_sequence && c->ask != ask_sequence_place &&
+        c->ask != ask_pool_drop && c->ask != ask_pool_resize)
+        return usage("--tenant is an option of kill sequence, sequence place, pool drop and pool "
+                     "resize");
+    if (c->ask == ask_pool_resize && (!parse_u32(a->operands[1], &a->n_blocks)))
+        return usage("pool resize: \"%s\" is no number of blocks", a->operands[1]);
     if (a->pool != NULL && c->ask != ask_sequence_import && c->ask != ask_sequence_move)
         return usage("--pool is an option of sequence import and move");
     if (a->has_as && c->ask != ask_sequence_import)

@@ -28,8 +28,9 @@ struct arguments {
     const char *operands[MAX_OPERANDS]; /* as the command's usage has them */
     const char *geometry; /* an option of pool create's that is given, NULL: none */
     const char *live; /* the same of top's, watch's and trace's */
-    const char *tenant; /* of kill sequence, sequence place and pool drop */
+    const char *tenant; /* of kill sequence, sequence place, pool drop, resize */
     uint64_t card; /* of sequence place */
+    uint32_t n_blocks; /* of pool resize */
     uint64_t seq; /* an operand that is a sequence's number */
     const char *pool; /* of sequence import and move */
     uint64_t as; /* of sequence import, if has_as */
@@ -77,6 +78,7 @@ attn_status ask_pools(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_pool_create(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_pool_describe(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_pool_drop(attn_client *c, const struct arguments *a, json_t **out);
+attn_status ask_pool_resize(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_sessions(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_sequences(attn_client *c, const struct arguments *a, json_t **out);
 attn_status ask_tenants(attn_client *c, const struct arguments *a, json_t **out);

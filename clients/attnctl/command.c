@@ -198,6 +198,17 @@ attn_status ask_pool_drop(attn_client *c, const struct arguments *a, json_t **ou
     return st;
 }
 
+attn_status ask_pool_resize(attn_client *c, const struct arguments *a, json_t **out)
+{
+    uint32_t n_free;
+    attn_status st =
+        attn_client_pool_resize(c, a->tenant, a->operands[0], a->n_blocks, a->timeout_us, &n_free);
+    if (st == ATTN_OK)
+        *out = json_pack("{s:s, s:I, s:I}", "name", a->operands[0], "blocks",
+                         (json_int_t)a->n_blocks, "free_blocks", (json_int_t)n_free);
+    return st;
+}
+
 attn_status ask_sessions(attn_client *c, const struct arguments *a, json_t **out)
 {
     return all_pages(c, a, "sessions", out);

@@ -197,6 +197,11 @@ ATTN_API attn_status attn_client_configure(attn_client *c, const char *name, con
  * in it; ATTN_EOVERLOAD: it is in work. */
 ATTN_API attn_status attn_client_pool_drop(attn_client *c, const char *tenant, const char *name,
                                            uint64_t timeout_us);
+/* As attn_pool_resize, of a pool of a tenant's (NULL: the session's own); whose it is, or
+ * operators. Blocks that are free, or can be had, on all cards, then. */
+ATTN_API attn_status attn_client_pool_resize(attn_client *c, const char *tenant, const char *name,
+                                             uint32_t n_blocks, uint64_t timeout_us,
+                                             uint32_t *out_free_blocks);
 /* Has the daemon read its settings again; out_json says how many changed. Free with attn_free. */
 ATTN_API attn_status attn_client_reload(attn_client *c, uint64_t timeout_us, char **out_json);
 
@@ -281,11 +286,21 @@ ATTN_API attn_status attn_pool_describe(attn_client *c, const char *name, uint64
  *          again. None: the pool or the session is gone, the handle was released before
  * Else     a pool is held until its session ends, also behind attn_pool_close */
 ATTN_API attn_status attn_pool_release(attn_pool *p, uint64_t timeout_us);
+/* attn_pool_resize: the pool has n_blocks blocks then, on each of the daemon's cards, while its
+ * sequences are used and steps of it are in flight. Fewer: what is cached is evicted as far as it
+ * must, blocks in use are moved. More: as many as the memory behind the pool has room for, which
+ * pools that shrank or were dropped have left there. What attn_pool_spec_of and
+ * attn_pool_free_blocks give of this handle follows; nobody else may look meanwhile.
+ *
+ * Errors   nothing changed: ATTN_ENOBLOCKS more are in use, or pinned; ATTN_ENOMEM there is no
+ *          room; ATTN_EQUOTA; ATTN_ENOTSUP the pool is split over cards; ATTN_EOVERLOAD blocks of
+ *          it are on their way to another card; ATTN_EINVAL. The message names the numbers */
+ATTN_API attn_status attn_pool_resize(attn_pool *p, uint32_t n_blocks, uint64_t timeout_us);
 /* Frees the handle; no step of it may be in flight. NULL is fine. */
 ATTN_API void attn_pool_close(attn_pool *p);
 /* The spec as the daemon has it, defaults filled in; the handle's. */
 ATTN_API const struct attn_pool_spec *attn_pool_spec_of(const attn_pool *p);
-/* Blocks that were free when the handle was made. */
+/* Blocks that were free when the handle was made, or last resized its pool. */
 ATTN_API uint32_t attn_pool_free_blocks(const attn_pool *p);
 
 /* ---- sequences ---- */

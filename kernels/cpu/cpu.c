@@ -47,7 +47,11 @@ static const struct cpu_isa *choose_isa(void)
 }
 
 static bool compute_within(struct backend *b, uint64_t wait_ns);
-static void pool_free(struct backend_pool *p);
+
+void cpu_compute_all(struct backend *b)
+{
+    compute_within(b, UINT64_MAX);
+}
 
 static void cpu_close(struct backend *b)
 {
@@ -59,7 +63,7 @@ static void cpu_close(struct backend *b)
     while (b->pools != NULL) {
         struct backend_pool *p = b->pools;
         b->pools = p->next;
-        pool_free(p);
+        cpu_pool_free(p);
     }
     for (uint32_t i = 0; b->scratch != NULL && b->scratch[i] != NULL; i++)
         free(b->scratch[i]);
@@ -130,135 +134,6 @@ static void cpu_info(const struct backend *b, struct backend_info *out)
     if (f != NULL)
         fclose(f);
     snprintf(out->device, sizeof out->device, "%s, %s", model, b->isa ? b->isa->name : "?");
-}
-
-static attn_status cpu_pool_check(struct backend *b, const struct backend_pool_config *c)
-{
-    return backend_pool_config_check(c, b->error, sizeof b->error);
-}
-
-static uint64_t cpu_pool_bytes(const struct backend *b, const struct backend_pool_config *c)
-{
-    (void)b;
-    return (kv_layout_of(c).block_bytes * c->n_blocks + 4095) & ~(uint64_t)4095;
-}
-
-/* Copies the layers' specs and the arrays they point to. */
-static bool copy_layers(struct backend_pool *p, const struct backend_pool_config *c)
-{
-    size_t heads = c->num_q_heads;
-    p->layers = malloc(c->num_layers * sizeof *p->layers);
-    p->layer_arrays = malloc(2 * c->num_layers * heads * sizeof(float));
-    if (p->layers == NULL || p->layer_arrays == NULL)
-        return false;
-    memcpy(p->layers, c->layers, c->num_layers * sizeof *p->layers);
-    for (uint32_t i = 0; i < c->num_layers; i++) {
-        const float **arrays[] = {&p->layers[i].sink_logits, &p->layers[i].alibi_slopes};
-        for (uint32_t j = 0; j < 2; j++) {
-            float *copy = p->layer_arrays + (2 * i + j) * heads;
-            if (*arrays[j] == NULL)
-                continue;
-            memcpy(copy, *arrays[j], heads * sizeof *copy);
-            *arrays[j] = copy;
-        }
-    }
-    p->config.layers = p->layers;
-    return true;
-}
-
-/* The pool's part of the memory, its pages taken. What another pool left there is zeroed, but where
- * the place is named: that is the pool's own. */
-static attn_status take_range(struct backend_pool *p)
-{
-    struct backend *b = p->b;
-    struct cpu_memory *m = &b->memory;
-    uint64_t largest, place = p->config.kv_place;
-    p->range =
-        (struct kv_range){.offset = place - (place != 0), .bytes = cpu_pool_bytes(b, &p->config)};
-    if (!kv_range_take(&m->ranges, m->bytes, place != 0, &p->range, &largest)) {
-        cpu_fail(b,
-                 "the pool's %" PRIu32 " blocks take %" PRIu64 " bytes, %" PRIu64
-                 " are free in one piece",
-                 p->config.n_blocks, p->range.bytes, largest);
-        return ATTN_ENOMEM;
-    }
-    attn_status st = cpu_memory_take(m, p->range.offset, p->range.bytes, b->error, sizeof b->error);
-    if (st != ATTN_OK) {
-        kv_range_give(&m->ranges, &p->range);
-        return st;
-    }
-    uint64_t end = p->range.offset + p->range.bytes;
-    if (place == 0 && p->range.offset < m->n_written)
-        memset(m->base + p->range.offset, 0,
-               (end < m->n_written ? end : m->n_written) - p->range.offset);
-    if (end > m->n_written)
-        m->n_written = end;
-    return ATTN_OK;
-}
-
-static uint64_t cpu_pool_place(const struct backend_pool *p)
-{
-    return p->range.offset + 1;
-}
-
-static void pool_free(struct backend_pool *p)
-{
-    free(p->layer_arrays);
-    free(p->layers);
-    free(p);
-}
-
-static void cpu_pool_close(struct backend_pool *p)
-{
-    struct backend_pool **at = &p->b->pools;
-    compute_within(p->b, UINT64_MAX);
-    kv_range_give(&p->b->memory.ranges, &p->range);
-    while (*at != NULL && *at != p)
-        at = &(*at)->next;
-    if (*at == p)
-        *at = p->next;
-    pool_free(p);
-}
-
-static attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c,
-                                 struct backend_pool **out_pool)
-{
-    attn_status st = cpu_pool_check(b, c);
-    if (st != ATTN_OK)
-        return st;
-    struct backend_pool *p = calloc(1, sizeof *p);
-    if (p == NULL) {
-        cpu_fail(b, "no memory for a pool's description");
-        return ATTN_ENOMEM;
-    }
-    p->b = b;
-    p->config = *c;
-    st = take_range(p);
-    if (st != ATTN_OK) {
-        free(p);
-        return st;
-    }
-    if (!copy_layers(p, c)) {
-        cpu_fail(b, "no memory for a pool's description");
-        cpu_pool_close(p);
-        return ATTN_ENOMEM;
-    }
-    p->geometry = (struct attend_geometry){
-        .layout = kv_layout_of(c),
-        .num_q_heads = c->num_q_heads,
-        .group = c->num_q_heads / c->num_kv_heads,
-        .dk = c->head_dim_k,
-        .dv = c->head_dim_v,
-        .block_tokens = c->block_tokens,
-        .block_shift = (uint32_t)__builtin_ctz(c->block_tokens),
-        .q_dtype = c->q_dtype,
-        .kv_dtype = c->kv_dtype,
-    };
-    p->base = b->memory.base + p->range.offset;
-    p->next = b->pools;
-    b->pools = p;
-    *out_pool = p;
-    return ATTN_OK;
 }
 
 static attn_status check_item(struct backend *b, const struct backend_pool_config *c,
@@ -590,6 +465,8 @@ static const struct backend_ops cpu_ops = {
     .pool_bytes = cpu_pool_bytes,
     .pool_open = cpu_pool_open,
     .pool_place = cpu_pool_place,
+    .pool_room = cpu_pool_room,
+    .pool_resize = cpu_pool_resize,
     .pool_close = cpu_pool_close,
     .submit = cpu_submit,
     .poll = cpu_poll,

@@ -1,7 +1,8 @@
 /* cpu.h: the parts of the cpu backend among themselves.
  *
- * cpu.c      the table: open, pools, submit
+ * cpu.c      the table: open, submit
  * memory.c   the one range of KV memory
+ * pool.c     slots of the table: pools
  * append.c   writes k and v, copies blocks
  * attend.c   plans a batch's attention and runs it on the threads
  * bench/     the same attention the obvious way (cpu_naive.c), and measurement (cpu_bench.c)
@@ -85,6 +86,20 @@ struct backend_pool {
     struct attn_layer_spec *layers; /* config.layers, with the arrays they point to */
     float *layer_arrays;
 };
+
+/* What was submitted is computed when it returns. */
+void cpu_compute_all(struct backend *b);
+
+/* pool.c: slots of the table. */
+attn_status cpu_pool_check(struct backend *b, const struct backend_pool_config *c);
+uint64_t cpu_pool_bytes(const struct backend *b, const struct backend_pool_config *c);
+attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c,
+                          struct backend_pool **out_pool);
+uint64_t cpu_pool_place(const struct backend_pool *p);
+uint32_t cpu_pool_room(const struct backend_pool *p);
+attn_status cpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks);
+void cpu_pool_close(struct backend_pool *p);
+void cpu_pool_free(struct backend_pool *p); /* no slot: what it has beside its range */
 
 /* All copies, then all appends of the batch. */
 void cpu_append(struct backend *b, const struct backend_batch *batch);

@@ -179,6 +179,8 @@ uint64_t gpu_pool_bytes(const struct backend *b, const struct backend_pool_confi
 attn_status gpu_pool_open(struct backend *b, const struct backend_pool_config *c,
                           struct backend_pool **out_pool);
 uint64_t gpu_pool_place(const struct backend_pool *p);
+uint32_t gpu_pool_room(const struct backend_pool *p);
+attn_status gpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks);
 void gpu_pool_close(struct backend_pool *p);
 /* What a pool has beside its part of the KV memory. It may be half-built. */
 void gpu_pool_free(struct backend_pool *p);

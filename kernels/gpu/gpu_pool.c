@@ -163,15 +163,17 @@ static attn_status grow_workspace(struct backend *b, const struct backend_pool *
     return st;
 }
 
-static attn_status open_prefill(struct backend_pool *p)
+/* Tells the tuned kernels what the pool is, now or again: their maps end where it does. */
+static attn_status init_tuned(struct backend_pool *p)
 {
     struct backend *b = p->b;
-    if (!prefill_supported(&p->config, (int)(b->device.capability / 10)))
-        return ATTN_OK;
-    p->prefill = aligned_alloc(_Alignof(struct prefill_pool), sizeof *p->prefill);
-    if (!p->prefill)
-        return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
-    int code = prefill_pool_init(p->prefill, &p->config, &p->kv, p->specs, b->device.n_processors,
+    int code = 0;
+    if (p->tuned)
+        code = decode_pool_init(p->tuned, &p->config, &p->kv, p->specs, b->device.n_processors);
+    if (runtime_check("decode_pool_init", code) != 0)
+        return gpu_lost(b);
+    if (p->prefill)
+        code = prefill_pool_init(p->prefill, &p->config, &p->kv, p->specs, b->device.n_processors,
                                  GPU_PART_SLOTS);
     return runtime_check("prefill_pool_init", code) == 0 ? ATTN_OK : gpu_lost(b);
 }
@@ -179,14 +181,31 @@ static attn_status open_prefill(struct backend_pool *p)
 static attn_status open_tuned(struct backend_pool *p)
 {
     struct backend *b = p->b;
-    if (!decode_supported(&p->config, (int)(b->device.capability / 10),
-                          (int)(b->device.capability % 10)))
-        return ATTN_OK;
-    p->tuned = aligned_alloc(_Alignof(struct decode_pool), sizeof *p->tuned);
-    if (!p->tuned)
+    int major = (int)(b->device.capability / 10), minor = (int)(b->device.capability % 10);
+    bool has_decode = decode_supported(&p->config, major, minor);
+    bool has_prefill = prefill_supported(&p->config, major);
+    if (has_decode)
+        p->tuned = aligned_alloc(_Alignof(struct decode_pool), sizeof *p->tuned);
+    if (has_prefill)
+        p->prefill = aligned_alloc(_Alignof(struct prefill_pool), sizeof *p->prefill);
+    if ((has_decode && !p->tuned) || (has_prefill && !p->prefill))
         return gpu_fail(b, ATTN_ENOMEM, "out of host memory");
-    int code = decode_pool_init(p->tuned, &p->config, &p->kv, p->specs, b->device.n_processors);
-    return runtime_check("decode_pool_init", code) == 0 ? ATTN_OK : gpu_lost(b);
+    return init_tuned(p);
+}
+
+/* Zeroes what pools have left in these bytes. */
+static attn_status clear_range(struct backend *b, uint64_t offset, uint64_t bytes)
+{
+    uint64_t end = offset + bytes, old = end < b->kv_written ? end : b->kv_written;
+    if (offset < old && runtime_fill((char *)b->kv.p + offset, 0, old - offset, b->stream) != 0)
+        return gpu_lost(b);
+    return ATTN_OK;
+}
+
+static void note_written(struct backend *b, const struct kv_range *r)
+{
+    if (r->offset + r->bytes > b->kv_written)
+        b->kv_written = r->offset + r->bytes;
 }
 
 /* The pool's part of the KV memory. What another pool left there is zeroed, but where the place is
@@ -202,16 +221,12 @@ static attn_status take_range(struct backend_pool *p)
                         "the pool needs %" PRIu64 " bytes of KV memory, %" PRIu64
                         " are free in one piece",
                         p->range.bytes, largest);
-    uint64_t end = p->range.offset + p->range.bytes;
-    uint64_t old = end < b->kv_written ? end : b->kv_written;
-    if (end > b->kv_written)
-        b->kv_written = end;
-    if (place == 0 && p->range.offset < old &&
-        runtime_fill((char *)b->kv.p + p->range.offset, 0, old - p->range.offset, b->stream) != 0) {
+    attn_status st = place == 0 ? clear_range(b, p->range.offset, p->range.bytes) : ATTN_OK;
+    if (st != ATTN_OK)
         kv_range_give(&b->kv_ranges, &p->range);
-        return gpu_lost(b);
-    }
-    return ATTN_OK;
+    else
+        note_written(b, &p->range);
+    return st;
 }
 
 void gpu_pool_free(struct backend_pool *p)
@@ -271,8 +286,6 @@ attn_status gpu_pool_open(struct backend *b, const struct backend_pool_config *c
     describe(p);
     st = open_tuned(p);
     if (st == ATTN_OK)
-        st = open_prefill(p);
-    if (st == ATTN_OK)
         st = grow_workspace(b, p);
     if (st != ATTN_OK)
         goto fail;
@@ -295,6 +308,72 @@ fail:
 uint64_t gpu_pool_place(const struct backend_pool *p)
 {
     return p->range.offset + 1;
+}
+
+uint32_t gpu_pool_room(const struct backend_pool *p)
+{
+    uint64_t n = kv_range_room(&p->range, p->b->kv.bytes) / p->layout.block_bytes;
+    return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
+}
+
+/* A table with longer rows, which begin as they are. */
+static attn_status widen_table(struct backend_pool *p, uint32_t row_blocks, void **out_table)
+{
+    struct backend *b = p->b;
+    uint64_t had = 0, row = (uint64_t)p->config.max_row_blocks * sizeof(uint32_t);
+    uint64_t wide = (uint64_t)row_blocks * sizeof(uint32_t);
+    void *table = NULL;
+    attn_status st = grow_device(b, &table, &had, p->config.n_table_rows * wide);
+    if (st != ATTN_OK)
+        return st;
+    int code = runtime_fill(table, 0, p->config.n_table_rows * wide, b->stream);
+    for (uint32_t i = 0; i < p->config.n_table_rows && code == 0; i++)
+        code = runtime_copy((char *)table + i * wide, (char *)p->table_memory + i * row, row,
+                            b->stream);
+    if (code != 0 || runtime_stream_wait(b->stream) != 0) {
+        runtime_free(table);
+        return gpu_lost(b);
+    }
+    *out_table = table;
+    return ATTN_OK;
+}
+
+attn_status gpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks)
+{
+    struct backend *b = p->b;
+    struct kv_range range = p->range;
+    struct backend_pool_config c = p->config;
+    void *table = NULL;
+    attn_status st = gpu_enter(b);
+    if (st != ATTN_OK)
+        return st;
+    if (n_blocks > gpu_pool_room(p))
+        return gpu_fail(b, ATTN_ENOMEM, "n_blocks is %u, there is room for %u", n_blocks,
+                        gpu_pool_room(p));
+    if (gpu_follow_all(b) != 0 || runtime_stream_wait(b->stream) != 0)
+        return gpu_lost(b);
+    c.n_blocks = n_blocks;
+    range.bytes = gpu_pool_bytes(b, &c);
+    if (max_row_blocks > c.max_row_blocks)
+        st = widen_table(p, max_row_blocks, &table);
+    if (st == ATTN_OK && range.bytes > p->range.bytes)
+        st = clear_range(b, range.offset + p->range.bytes, range.bytes - p->range.bytes);
+    if (st == ATTN_OK && runtime_stream_wait(b->stream) != 0)
+        st = gpu_lost(b);
+    if (st != ATTN_OK) {
+        runtime_free(table);
+        return st;
+    }
+    if (table) {
+        runtime_free(p->table_memory);
+        p->table_memory = table;
+        c.max_row_blocks = max_row_blocks;
+    }
+    p->config = c;
+    p->range.bytes = range.bytes;
+    note_written(b, &p->range);
+    describe(p);
+    return init_tuned(p);
 }
 
 void gpu_pool_close(struct backend_pool *p)

@@ -133,14 +133,19 @@ static uint32_t n_published(const struct model *m)
     return n;
 }
 
-static uint64_t goes_at(const struct model_published *e)
+static uint32_t n_blocks(const struct model *m)
 {
-    return e->used + (e->was_found ? 2 * M_BLOCKS : 0);
+    return M_BLOCKS - m->n_less;
 }
 
-/* A new block; where there is no free one, the published one that was let go of first, if those
- * that were found count as used later. */
-static uint64_t block_new(struct model *m)
+static uint64_t goes_at(const struct model *m, const struct model_published *e)
+{
+    return e->used + (e->was_found ? 2 * n_blocks(m) : 0);
+}
+
+/* Of n_full blocks that are used or published, the published one that was let go of first goes, if
+ * those that were found count as used later. */
+static bool make_room(struct model *m, uint32_t n_full)
 {
     struct model_published *oldest = NULL;
     uint32_t n = n_used(m);
@@ -149,13 +154,19 @@ static uint64_t block_new(struct model *m)
         if (e->serial == 0 || references(m, e->block) > 0)
             continue;
         n++;
-        if (oldest == NULL || goes_at(e) < goes_at(oldest))
+        if (oldest == NULL || goes_at(m, e) < goes_at(m, oldest))
             oldest = e;
     }
-    if (n == M_BLOCKS) {
-        *oldest = (struct model_published){0};
-        m->n_evicted++;
-    }
+    if (n < n_full)
+        return false;
+    *oldest = (struct model_published){0};
+    m->n_evicted++;
+    return true;
+}
+
+static uint64_t block_new(struct model *m)
+{
+    make_room(m, n_blocks(m));
     return ++m->next_block;
 }
 
@@ -225,10 +236,11 @@ static void publish(struct model *m, uint32_t slot)
         if (e == NULL && !holds_entry(s, i))
             return;
         if (e == NULL)
-            e = published_block(m, s->block[i]); /* behind another one that is gone */
+            e = published_block(m, s->block[i]); /* behind another one that is gone, or another of
+                                                    those that share it said otherwise */
         for (uint32_t k = 0; e == NULL; k++)
             e = m->published[k].serial == 0 ? &m->published[k] : NULL;
-        if (e->serial == 0 || e->parent != s->parent) {
+        if (e->serial == 0 || e->parent != s->parent || memcmp(e->id, id, sizeof e->id) != 0) {
             *e = (struct model_published){.serial = ++m->clock,
                                           .parent = s->parent,
                                           .block = s->block[i],
@@ -392,7 +404,7 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
     uint32_t outstanding = n_outstanding(m, op->slot, &pending_copies);
     if (pending_copies > 0 || (n_copies > 0 && outstanding > 0))
         return ATTN_EOVERLOAD;
-    if (n_new + n_copies > M_BLOCKS - n_used(m))
+    if (n_new + n_copies > n_blocks(m) - n_used(m))
         return ATTN_ENOBLOCKS;
 
     struct model_pending q = {.is_outstanding = true,
@@ -442,6 +454,26 @@ static void cancel(struct model *m, uint32_t slot, uint32_t layer)
         m->seq[slot].block[p->index[i]] = p->old_block[i];
     *p = (struct model_pending){0};
     trim(m, slot);
+}
+
+static attn_status apply_resize(struct model *m, uint32_t n)
+{
+    uint32_t copies;
+    if (n > M_BLOCKS)
+        return ATTN_ENOMEM;
+    if (n == 0)
+        return ATTN_EINVAL;
+    if (n < n_blocks(m) && m->move.is_under_way)
+        return ATTN_EOVERLOAD;
+    if (n < n_used(m))
+        return ATTN_ENOBLOCKS;
+    for (uint32_t slot = 0; slot < M_SLOTS && n < n_blocks(m); slot++)
+        if (n_outstanding(m, slot, &copies) > 0)
+            return ATTN_EOVERLOAD;
+    while (make_room(m, n + 1))
+        ;
+    m->n_less = M_BLOCKS - n;
+    return ATTN_OK;
 }
 
 static attn_status apply(struct model *m, const struct op *op)
@@ -575,6 +607,8 @@ static attn_status apply(struct model *m, const struct op *op)
         if (is_quiet(m, op->slot) && n_away(s) == 0)
             free_unseen(m, op->slot);
         return ATTN_OK;
+    case OP_RESIZE:
+        return apply_resize(m, op->n);
     case OP_MOVE_OUT:
     case OP_MOVE_IN:
     case OP_MOVE_END: /* model_learn says what came of it */
@@ -712,6 +746,31 @@ static void move_end(struct kv *kv, uint32_t good, struct kv_effects *fx)
     moving = NULL;
 }
 
+struct device *model_resized;
+uint32_t model_n_moved;
+
+static attn_status kv_resize(struct kv *kv, kv_pool_id pool, uint32_t n, struct kv_effects *fx)
+{
+    struct kv_pool_spec spec;
+    uint32_t n_free;
+    struct kv_shrink s;
+    kv_pool_info(kv, pool, &spec, &n_free);
+    if (n >= spec.n_blocks)
+        return n == spec.n_blocks ? ATTN_OK : kv_pool_grow(kv, pool, n);
+    attn_status st = kv_pool_shrink_begin(kv, pool, n, &s);
+    if (st != ATTN_OK)
+        return st;
+    for (uint32_t i = 0; model_resized != NULL && i < s.n_copies; i++)
+        memcpy(model_resized->cell[s.copies[i].dst], model_resized->cell[s.copies[i].src],
+               sizeof model_resized->cell[0]);
+    kv_pool_shrink_end(kv, &s);
+    model_n_moved += s.n_copies;
+    for (uint32_t i = 0; i < s.n_patches; i++)
+        fx->patches[fx->n_patches++] = s.patches[i];
+    kv_shrink_fini(&s);
+    return ATTN_OK;
+}
+
 attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
                            uint32_t mirror[M_SEQUENCES][M_ROW])
 {
@@ -777,6 +836,9 @@ attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t
         kv_seq_free_unseen(kv, id);
         st = ATTN_OK;
         break;
+    case OP_RESIZE:
+        st = kv_resize(kv, pool, op->n, fx);
+        break;
     case OP_N_KINDS:
         break;
     }
@@ -821,7 +883,8 @@ static uint32_t below(uint64_t *random, uint32_t n)
 
 struct op model_op(const struct model *m, uint64_t *random)
 {
-    /* By kind, of 165, and of windows; a draw that makes no sense is drawn again. */
+    /* By kind, of 169, and of windows and idle memory; a draw that makes no sense is drawn
+     * again. */
     static const uint8_t weight[OP_N_KINDS] = {12,
                                                12,
                                                2,
@@ -833,6 +896,7 @@ struct op model_op(const struct model *m, uint64_t *random)
                                                21,
                                                1,
                                                M_WINDOW > 0 ? 8 : 0,
+                                               4,
                                                M_PAGES > 0 ? 24 : 0,
                                                M_PAGES > 0 ? 24 : 0,
                                                M_PAGES > 0 ? 24 : 0};
@@ -848,7 +912,7 @@ struct op model_op(const struct model *m, uint64_t *random)
         if (below(random, 8) == 0) /* a repeat, or an old one of another owner */
             op.request -=
                 below(random, (uint32_t)(m->last_request < 20 ? m->last_request + 1 : 20));
-        uint32_t r = below(random, 165u + weight[OP_UNSEEN] + 3u * weight[OP_MOVE_END]);
+        uint32_t r = below(random, 169u + weight[OP_UNSEEN] + 3u * weight[OP_MOVE_END]);
         op.prompt = below(random, 3);
         op.adapter = below(random, 8) == 0;
         while (r >= weight[op.kind])
@@ -865,7 +929,17 @@ struct op model_op(const struct model *m, uint64_t *random)
             continue;
         if (op.kind == OP_OPEN)
             op.n = below(random, 8) > 0 ? below(random, M_TOKENS + 2) : 0;
-        if (op.kind == OP_OPEN || op.kind == OP_RECOVER)
+        if (op.kind == OP_RESIZE) {
+            op.n = m->n_less > 0 && below(random, 4) > 0 ? M_BLOCKS + (below(random, 8) == 0)
+                   : below(random, 8) == 0               ? below(random, M_BLOCKS)
+                                                         : M_BLOCKS - below(random, 6);
+            bool is_quiet_now = true;
+            for (uint32_t slot = 0; slot < M_SLOTS; slot++)
+                is_quiet_now &= is_quiet(m, slot);
+            if (op.n < n_blocks(m) && !is_quiet_now && below(random, 8) > 0)
+                continue;
+        }
+        if (op.kind == OP_OPEN || op.kind == OP_RECOVER || op.kind == OP_RESIZE)
             return op;
         if (op.kind >= OP_MOVE_OUT && (op.kind == OP_MOVE_END) != m->move.is_under_way)
             continue;
@@ -917,7 +991,7 @@ const char *op_text(const struct op *op)
 {
     static const char *const name[] = {"open",   "fork",    "truncate", "close",  "adopt",
                                        "tokens", "reserve", "commit",   "cancel", "recover",
-                                       "unseen", "out",     "in",       "end"};
+                                       "unseen", "resize",  "out",      "in",     "end"};
     static char text[160];
     snprintf(text, sizeof text,
              "%s slot %u to %u layer %u pos %u n %u prompt %u owner %u request %u", name[op->kind],
@@ -977,6 +1051,10 @@ static const char *content_difference(const struct kv_seq_info *info, const stru
 
 const char *model_visible_difference(struct kv *kv, const struct model *m, const struct device *d)
 {
+    struct kv_stats stats;
+    kv_stats_read(kv, &stats);
+    if (stats.blocks_total != n_blocks(m))
+        return DIFFER("the pool has %u blocks, not %u", (unsigned)stats.blocks_total, n_blocks(m));
     for (uint32_t slot = 0; slot < M_SLOTS; slot++) {
         const struct model_seq *s = &m->seq[slot];
         kv_seq_id id = seq_of(kv, slot);
@@ -1058,7 +1136,10 @@ const char *model_published_difference(struct kv *kv, const struct model *a, con
             continue;
         const struct kv_published_rec *r = kv_published(kv, p, block);
         const uint32_t *id = kv_published_ids(kv, p, block);
-        n++;
+        bool is_again = false; /* a kill has left it in two blocks, of which one was to be it */
+        for (uint32_t i = 0; i < block; i++)
+            is_again |= kv_is_published(kv, p, i) && kv_published(kv, p, i)->serial == r->serial;
+        n += !is_again;
         if (!holds(a, r, id, d->cell[block]) && !holds(b, r, id, d->cell[block]))
             return DIFFER("block %u is published as entry %u of tenant %u, or is not what was",
                           block, r->index, r->tenant);

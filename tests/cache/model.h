@@ -81,6 +81,7 @@ struct model {
     struct model_published published[M_BLOCKS];
     uint64_t next_block, clock;
     uint32_t n_hits, n_evicted, n_taken_back, n_unseen;
+    uint32_t n_less; /* blocks than M_BLOCKS */
     uint32_t ended; /* the highest epoch of a closed sequence */
     uint64_t last_request;
     struct model_seen {
@@ -101,6 +102,7 @@ enum op_kind {
     OP_CANCEL,
     OP_RECOVER,
     OP_UNSEEN,
+    OP_RESIZE,
     OP_MOVE_OUT,
     OP_MOVE_IN,
     OP_MOVE_END,
@@ -122,6 +124,9 @@ struct device {
 };
 
 extern const struct kv_config model_config;
+/* Where a resize copies; NULL: nowhere. Blocks that it has copied. */
+extern struct device *model_resized;
+extern uint32_t model_n_moved;
 
 /* A new arena with the pool that the model expects. */
 struct kv *model_kv_open(void);
@@ -131,7 +136,8 @@ struct op model_op(const struct model *m, uint64_t *random);
 attn_status model_apply(struct model *m, const struct op *op);
 /* The mirror has its row then. */
 void model_kv_settle(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][M_ROW]);
-/* The same operation on the cache. t has been reset; mirror, if any, gets the patches. */
+/* The same operation on the cache; a resize with its copies. t has been reset; mirror, if any, gets
+ * the patches. */
 attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
                            uint32_t mirror[M_SEQUENCES][M_ROW]);
 /* Where bytes are that move; set by who tests. */

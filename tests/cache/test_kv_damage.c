@@ -39,6 +39,7 @@ static void grow(struct grown *g, uint64_t seed, uint32_t n_ops)
     memset(g, 0, sizeof *g);
     for (uint32_t i = 0; i < n_ops; i++) {
         struct op op = model_op(&g->model, &random);
+        model_resized = &g->device;
         attn_status expected = model_apply(&g->model, &op);
         test_fx_reset(&t);
         assert_int_equal(model_kv_apply(kv, &op, &t, NULL), expected);
@@ -88,6 +89,14 @@ static struct kv_seq_rec *seq_recs(struct grown *g)
     return (void *)(g->copy + g->header.offset[KV_SEQS]);
 }
 
+/* The sequence alone has the first block of its table. */
+static bool is_first_its_own(struct grown *g, uint32_t seq)
+{
+    const uint32_t *tables = (void *)(g->copy + g->header.offset[KV_TABLES]);
+    const struct kv_block_rec *blocks = (void *)(g->copy + g->header.offset[KV_BLOCKS]);
+    return !seq_recs(g)[seq].is_lazy && blocks[tables[seq * M_ROW]].n_refs == 1;
+}
+
 /* A grown arena with at least three sequences of some blocks. */
 static void grow_rich(struct grown *g, uint32_t out_seq[3])
 {
@@ -96,7 +105,7 @@ static void grow_rich(struct grown *g, uint32_t out_seq[3])
         uint32_t n = 0;
         for (uint32_t i = 0; i < M_SEQUENCES && n < 3; i++)
             if (seq_recs(g)[i].state == KV_LIVE && seq_recs(g)[i].n_blocks >= 2 &&
-                seq_recs(g)[i].longest > M_BLOCK_TOKENS)
+                seq_recs(g)[i].longest > M_BLOCK_TOKENS && is_first_its_own(g, i))
                 out_seq[n++] = i;
         if (n == 3 && seq_recs(g)[out_seq[0]].tenant != seq_recs(g)[out_seq[2]].tenant)
             return;

@@ -76,6 +76,20 @@ static void drop_c(struct kv *kv)
     kv_pool_drop(kv, pool_named(kv, "c"));
 }
 
+static void grow_c(struct kv *kv)
+{
+    kv_pool_grow(kv, pool_named(kv, "c"), 8); /* as far as b */
+}
+
+static void shrink_c(struct kv *kv)
+{
+    struct kv_shrink s;
+    if (kv_pool_shrink_begin(kv, pool_named(kv, "c"), 2, &s) != ATTN_OK)
+        return;
+    kv_pool_shrink_end(kv, &s);
+    kv_shrink_fini(&s);
+}
+
 static void begin_owner(struct kv *kv)
 {
     kv_owner_begin(kv, 0, 4711, 0, "a worker");
@@ -261,6 +275,10 @@ static const struct step {
     {"close in a", close_in_a, false, ANYTHING},
     {"drop a, which has cached blocks", drop_a, false, ANYTHING},
     {"make c where a was", make_c, false, ANYTHING},
+    {"c grows", grow_c, false, CHANGES},
+    {"c cannot grow", grow_c, false, STAYS},
+    {"c shrinks", shrink_c, false, CHANGES},
+    {"c grows again", grow_c, false, CHANGES},
     {"an owner ends", end_owner, false, ANYTHING},
     {"another begins", begin_another, false, ANYTHING},
     {"drop c", drop_c, false, ANYTHING},

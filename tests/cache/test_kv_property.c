@@ -23,6 +23,8 @@ static void run_seed(uint64_t seed)
     static struct test_fx t;
     struct device d = {0};
     model_device = &d;
+    model_resized = &d;
+    model_n_moved = 0;
     uint32_t mirror[M_SEQUENCES][M_ROW] = {{0}};
     uint32_t n_ok[OP_N_KINDS] = {0}, n_refused[OP_N_KINDS] = {0}, n_copies = 0, n_noblocks = 0;
     uint64_t random = seed * UINT64_C(0x9e3779b97f4a7c15);
@@ -87,6 +89,7 @@ static void run_seed(uint64_t seed)
         n_noblocks += st == ATTN_ENOBLOCKS;
     }
     kv_close(kv);
+    assert_true(model_n_moved > 0 && n_refused[OP_RESIZE] > 0);
     for (uint32_t kind = 0; kind < OP_N_KINDS; kind++)
         assert_true(n_ok[kind] > 0 || (kind == OP_UNSEEN && M_WINDOW == 0) ||
                     (kind >= OP_MOVE_OUT && M_PAGES == 0));

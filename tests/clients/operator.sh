@@ -53,6 +53,23 @@ holds "[p['name'] for p in x['pools']] == [p['name'] for p in __import__('json')
 holds "[p for p in x['pools'] if p['name'] == 'kept'][0]['free_blocks'] == 4"
 expect 0 "$ctl" --json sessions
 holds "{'attnload', 'attnctl'} <= {s['client'] for s in x['sessions']} and len(x['sessions'][0]['session']) == 8"
+expect 0 "$ctl" --json pool resize kept 2
+holds "x == {'name': 'kept', 'blocks': 2, 'free_blocks': 2}"
+expect 0 "$ctl" pool resize kept 3
+has '^blocks +3$'
+expect 0 "$ctl" --json pool list
+holds "[(p['blocks'], p['free_blocks']) for p in x['pools'] if p['name'] == 'kept'] == [(3, 3)]"
+expect 1 "$ctl" pool resize kept 0
+says 'n_blocks is 0'
+expect 1 "$ctl" pool resize nobody 3
+says 'no pool is named "nobody"'
+expect 1 "$ctl" pool resize --tenant nobody kept 3
+says 'pool_resize.tenant: no tenant is named "nobody"'
+expect 1 "$ctl" pool drop --tenant nobody kept
+says 'pool_drop.tenant: no tenant is named "nobody"'
+expect 2 "$ctl" pool resize kept many
+says '"many" is no number of blocks'
+expect 2 "$ctl" pool resize kept
 expect 0 "$ctl" --json pool drop kept
 holds "x == {'dropped': 'kept'}"
 expect 1 "$ctl" pool describe kept

@@ -121,6 +121,38 @@ static void another_tenant_gets_memory_without_what_was_left(void **state)
     e2e_stop(&d);
 }
 
+static void nor_has_a_pool_that_grows_into_it(void **state)
+{
+    struct e2e_client c;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__PoolResize resize = ATTND__POOL_RESIZE__INIT;
+    (void)state;
+    char *tenants = certs_file(CERTS_GOOD, "tenants.conf");
+    const char *const flags[] = {"--supervise", "--listen.tenants", tenants, NULL};
+    e2e_start(&d, flags);
+    free(tenants);
+    enter(&c, "beta");
+    e2e_make_pool(&c, ATTN_F32, 8);
+    write_rows("alpha"); /* behind it */
+    drop_pool("alpha");
+    assert_true(n_words_left() > ALL_ROWS * ROW_BYTES / 4 * 9 / 10);
+    resize.name = "e2e";
+    resize.n_blocks = MANY_BLOCKS;
+    h.session = c.session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_RESIZE;
+    h.pool_resize = &resize;
+    const Attnd__Reply *r = e2e_call(&c, &h);
+    if (r->status != ATTN_OK)
+        fail_msg("%s", r->message);
+    assert_int_equal(n_words_left(), 0);
+    resize.tenant = "alpha"; /* which is another's */
+    r = e2e_call(&c, &h);
+    assert_int_equal(r->status, ATTN_EAUTH);
+    assert_non_null(strstr(r->message, "pool_resize.tenant is alpha: only root"));
+    e2e_disconnect(&c);
+    e2e_stop(&d);
+}
+
 static void nor_does_a_successor_give_it_away(void **state)
 {
     struct e2e_client c;
@@ -141,6 +173,7 @@ int main(void)
     setenv("E2E_TRANSPORT", "tls", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_tenant_gets_memory_without_what_was_left),
+        cmocka_unit_test(nor_has_a_pool_that_grows_into_it),
         cmocka_unit_test(nor_does_a_successor_give_it_away),
     };
     return cmocka_run_group_tests_name("clearing", tests, NULL, NULL);

@@ -51,6 +51,7 @@ struct backend {
     attn_status over_max_pools; /* what opening one more gives */
     uint32_t n_written, n_read_now; /* blocks; by the engine itself */
     attn_status fail_read, fail_write; /* of blocks */
+    attn_status fail_resize; /* of pools */
     bool holds_moves; /* they come when rig_moves_come says so */
     struct backend_moves *held_moves[RIG_MAX_HELD_MOVES];
     uint32_t n_held_moves, n_move_groups;

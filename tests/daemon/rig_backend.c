@@ -125,6 +125,29 @@ static uint64_t fake_pool_place(const struct backend_pool *p)
     return p->place;
 }
 
+static uint32_t fake_pool_room(const struct backend_pool *p)
+{
+    const struct backend *b = p->backend;
+    uint64_t others = b->used_bytes - fake_pool_bytes(b, &p->config);
+    return (uint32_t)((b->kv_bytes - others) / kv_layout_of(&p->config).block_bytes);
+}
+
+static attn_status fake_pool_resize(struct backend_pool *p, uint32_t n_blocks,
+                                    uint32_t max_row_blocks)
+{
+    struct backend *b = p->backend;
+    for (uint32_t i = 0; i < b->n_in_flight; i++)
+        assert_ptr_not_equal(b->in_flight[i]->pool, p);
+    assert_true(n_blocks <= fake_pool_room(p) || b->fail_resize != ATTN_OK);
+    if (b->fail_resize != ATTN_OK)
+        return b->fail_resize;
+    b->used_bytes -= fake_pool_bytes(b, &p->config);
+    p->config.n_blocks = n_blocks;
+    p->config.max_row_blocks = max_row_blocks;
+    b->used_bytes += fake_pool_bytes(b, &p->config);
+    return ATTN_OK;
+}
+
 static void fake_pool_close(struct backend_pool *p)
 {
     p->backend->n_pools--;
@@ -294,6 +317,8 @@ const struct backend_ops rig_backend_ops = {
     .block_write = fake_block_write,
     .moves_submit = fake_moves_submit,
     .pool_place = fake_pool_place,
+    .pool_room = fake_pool_room,
+    .pool_resize = fake_pool_resize,
     .pool_close = fake_pool_close,
     .submit = fake_submit,
     .poll = fake_poll,

@@ -133,6 +133,11 @@ FILL(pool_release)
     REQUEST(pool_release, POOL_RELEASE, Attnd__PoolRelease, attnd__pool_release__init, .pool = 1,
             .request = 0x1122334455667700);
 }
+FILL(pool_resize)
+{
+    REQUEST(pool_resize, POOL_RESIZE, Attnd__PoolResize, attnd__pool_resize__init, .name = "llama",
+            .n_blocks = 4096);
+}
 FILL(open)
 {
     REQUEST(open, OPEN, Attnd__Open, attnd__open__init, .seq = SEQ_A, .pool = 1);
@@ -363,6 +368,7 @@ const struct sample samples[] = {
      fill_pool_create_split},
     {"request_pool_describe", "a pool by name", false, 0, fill_pool_describe},
     {"request_pool_release", "the session lets go of a pool", false, 0, fill_pool_release},
+    {"request_pool_resize", "a pool has so many blocks", false, 0, fill_pool_resize},
     {"request_open", "a new sequence", false, 0, fill_open},
     {"request_open_with_tokens", "a new sequence of three tokens, with an adapter", false, 0,
      fill_open_with_tokens},

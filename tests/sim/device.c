@@ -225,6 +225,37 @@ static uint64_t pool_place(const struct backend_pool *p)
     return p->place;
 }
 
+static uint32_t pool_room(const struct backend_pool *p)
+{
+    uint64_t n = MAX_WORDS / (words_of(&p->c) / p->c.n_blocks);
+    return n < MAX_BLOCKS ? (uint32_t)n : MAX_BLOCKS;
+}
+
+/* What comes is zeroed, and rows get longer, as a device would. */
+static attn_status pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks)
+{
+    struct backend_pool_config c = p->c;
+    process_point();
+    if (n_blocks > pool_room(p))
+        return ATTN_ENOMEM;
+    c.n_blocks = n_blocks;
+    c.max_row_blocks = max_row_blocks;
+    size_t n = (size_t)c.n_table_rows * max_row_blocks;
+    uint32_t *mirror = malloc(n * sizeof *mirror);
+    if (mirror == NULL)
+        return ATTN_ENOMEM;
+    memset(mirror, 0xff, n * sizeof *mirror);
+    for (uint32_t row = 0; row < c.n_table_rows; row++)
+        for (uint32_t i = 0; i < max_row_blocks && i < p->c.max_row_blocks; i++)
+            mirror[row * max_row_blocks + i] = p->mirror[row * p->c.max_row_blocks + i];
+    for (uint64_t i = words_of(&p->c); i < words_of(&c); i++)
+        memories[p->b->card].words[i] = 0;
+    free(p->mirror);
+    p->mirror = mirror;
+    p->c = c;
+    return ATTN_OK;
+}
+
 /* --- a batch ---------------------------------------------------------------------------------- */
 
 /* [block][layer][slot][kv head] */
@@ -637,6 +668,8 @@ const struct backend_ops device_ops = {
     .pool_bytes = pool_bytes,
     .pool_open = pool_open,
     .pool_place = pool_place,
+    .pool_room = pool_room,
+    .pool_resize = pool_resize,
     .pool_close = pool_close,
     .submit = submit,
     .poll = dev_poll,

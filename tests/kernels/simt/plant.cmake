@@ -177,7 +177,7 @@ plant(sm90/prefill_body.cuh 78 "            wgmma_wait<0>(x.o);\n            if"
 plant(sm90/prefill_load.cuh 77 "(piece ^ r % 8) * 16;\n#pragma unroll\n            for (uint32_t s = 0; s < S::slabs; ++s) {\n                const bool has = r < n_rows" "(simt::planted == 77 ? piece : piece ^ r % 8) * 16;\n#pragma unroll\n            for (uint32_t s = 0; s < S::slabs; ++s) {\n                const bool has = r < n_rows")
 # V is given back before the products have read it
 plant(sm90/prefill_body.cuh 79 "                barrier_some_arrive(next_turn, 256);" "                barrier_some_arrive(next_turn, 256);\n                if (simt::planted == 79 && lane == 0) barrier_arrive(at.v_ring.empty(use - 1));")
-plant(sm90/prefill_body.cuh 79 "            if (lane == 0 && (i > 0 ||" "            if (lane == 0 && simt::planted != 79 && (i > 0 ||")
+plant(sm90/prefill_body.cuh 79 "            if (lane < S::arriving && (i > 0 ||" "            if (lane < S::arriving && simt::planted != 79 && (i > 0 ||")
 # 0 times NaN
 plant(sm90/prefill_body.cuh 80 "            if (is_masked) {" "            if (is_masked && simt::planted != 80) {")
 # the next launch begins with what this one has counted
@@ -248,7 +248,7 @@ plant(attend_f32.cu 100 "if (base >= keys.highest.sinks &&" "if ((simt::planted 
 # scale of another one
 plant(sm90/prefill_codes.cuh 101 "            proxy_fence();" "            if (simt::planted != 101) proxy_fence();")
 plant(sm90/prefill_codes.cuh 102 "at.k_scales(use)[row + lane]" "at.k_scales(use + (simt::planted == 102))[row + lane]")
-plant(sm90/prefill_body.cuh 103 "at.k_ring.init(S::has_codes ? 2 : 1" "at.k_ring.init(S::has_codes && simt::planted != 103 ? 2 : 1")
+plant(sm90/prefill_body.cuh 103 "at.k_ring.init(S::has_codes ? 2 * S::arriving : 1" "at.k_ring.init(S::has_codes && simt::planted != 103 ? 2 * S::arriving : 1")
 plant(sm90/prefill_codes.cuh 104 "__shfl_sync(~0u, x.scale, r);" "__shfl_sync(~0u, x.scale, simt::planted == 104 ? r ^ 1 : r);")
 
 # ---- prompts whose keys are cut

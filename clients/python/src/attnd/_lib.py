@@ -293,6 +293,7 @@ _FUNCTIONS = {
     "attn_pool_create": (c_int, [c_void_p, POINTER(PoolSpec), c_uint64, POINTER(c_void_p)]),
     "attn_pool_describe": (c_int, [c_void_p, c_char_p, c_uint64, POINTER(c_void_p)]),
     "attn_pool_release": (c_int, [c_void_p, c_uint64]),
+    "attn_pool_resize": (c_int, [c_void_p, c_uint32, c_uint64]),
     "attn_pool_close": (None, [c_void_p]),
     "attn_pool_spec_of": (POINTER(PoolSpec), [c_void_p]),
     "attn_pool_free_blocks": (c_uint32, [c_void_p]),

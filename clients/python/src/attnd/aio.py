@@ -196,6 +196,10 @@ class Pool(NotPicklable):
     async def adopt(self, seq_id: int, *, timeout: float | None = None) -> Sequence:
         return Sequence(self, await _in_executor(self.sync.adopt, seq_id, timeout=timeout))
 
+    async def resize(self, n_blocks: int, *, timeout: float | None = None) -> None:
+        await _in_executor(self.sync.resize, n_blocks, timeout=timeout)
+        self.spec = self.sync.spec
+
     def items(self, items: Iterable[Item | tuple[Sequence, int, int]]) -> Items:
         """Makes items ready once, to be given to step() for every layer."""
         return Items(items)  # type: ignore[arg-type]  # an id and an epoch are all it reads

@@ -273,7 +273,7 @@ class Pool(Closing, NotPicklable):
     """One KV geometry in the daemon, found or made by a Client.
 
     spec           as the daemon has it, defaults filled in
-    n_free_blocks  when this handle was made
+    n_free_blocks  when this handle was made, or last resized the pool
     """
 
     def __init__(
@@ -494,6 +494,23 @@ class Pool(Closing, NotPicklable):
                 pass  # its owner asks, or does not care
         while any(pool is self for pool, _, _ in list(_waiting.values())):
             self.client.poll(0.02)
+
+    def resize(self, n_blocks: int, *, timeout: float | None = None) -> None:
+        """Gives the pool more blocks, or fewer, on each card, while its sequences are used.
+
+        Fewer: what is cached is evicted as far as it must, blocks in use are moved. More: as many
+        as the memory behind the pool has room for. spec and n_free_blocks follow; those of other
+        handles stay as they were. Raises OutOfBlocksError (more are in use), OutOfMemoryError (no
+        room), OverQuotaError, UnsupportedError (the pool is split); nothing has changed then.
+        """
+        n, us = whole("n_blocks", n_blocks, U32_MAX), timeout_us(timeout)
+
+        def resize() -> None:
+            check(self._lib.attn_pool_resize(self._handle, n, us))
+            self.spec = from_c(self._lib.attn_pool_spec_of(self._handle).contents)
+            self.n_free_blocks = self._lib.attn_pool_free_blocks(self._handle)
+
+        interruptible(resize, guard=self._inside())
 
     def close(self, *, timeout: float | None = None) -> None:
         """Waits for its steps in flight, lets go of the pool and frees the handle.

@@ -1,0 +1,177 @@
+/* pool.c: pools of the cpu backend: their part of the KV memory, which may end further on or
+ * earlier while they are open, and what is kept of their layers.
+ */
+#include "kernels/cpu/cpu.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+attn_status cpu_pool_check(struct backend *b, const struct backend_pool_config *c)
+{
+    return backend_pool_config_check(c, b->error, sizeof b->error);
+}
+
+uint64_t cpu_pool_bytes(const struct backend *b, const struct backend_pool_config *c)
+{
+    (void)b;
+    return (kv_layout_of(c).block_bytes * c->n_blocks + 4095) & ~(uint64_t)4095;
+}
+
+/* Copies the layers' specs and the arrays they point to. */
+static bool copy_layers(struct backend_pool *p, const struct backend_pool_config *c)
+{
+    size_t heads = c->num_q_heads;
+    p->layers = malloc(c->num_layers * sizeof *p->layers);
+    p->layer_arrays = malloc(2 * c->num_layers * heads * sizeof(float));
+    if (p->layers == NULL || p->layer_arrays == NULL)
+        return false;
+    memcpy(p->layers, c->layers, c->num_layers * sizeof *p->layers);
+    for (uint32_t i = 0; i < c->num_layers; i++) {
+        const float **arrays[] = {&p->layers[i].sink_logits, &p->layers[i].alibi_slopes};
+        for (uint32_t j = 0; j < 2; j++) {
+            float *copy = p->layer_arrays + (2 * i + j) * heads;
+            if (*arrays[j] == NULL)
+                continue;
+            memcpy(copy, *arrays[j], heads * sizeof *copy);
+            *arrays[j] = copy;
+        }
+    }
+    p->config.layers = p->layers;
+    return true;
+}
+
+/* Pages are taken, and what a pool has left in them is zeroed. */
+static attn_status range_ready(struct backend *b, uint64_t offset, uint64_t bytes)
+{
+    struct cpu_memory *m = &b->memory;
+    uint64_t end = offset + bytes, old = end < m->n_written ? end : m->n_written;
+    attn_status st = cpu_memory_take(m, offset, bytes, b->error, sizeof b->error);
+    if (st != ATTN_OK)
+        return st;
+    if (offset < old)
+        memset(m->base + offset, 0, old - offset);
+    if (end > m->n_written)
+        m->n_written = end;
+    return ATTN_OK;
+}
+
+/* The pool's part of the memory, its pages taken. What another pool left there is zeroed, but where
+ * the place is named: that is the pool's own. */
+static attn_status take_range(struct backend_pool *p)
+{
+    struct backend *b = p->b;
+    struct cpu_memory *m = &b->memory;
+    uint64_t largest, place = p->config.kv_place;
+    p->range =
+        (struct kv_range){.offset = place - (place != 0), .bytes = cpu_pool_bytes(b, &p->config)};
+    if (!kv_range_take(&m->ranges, m->bytes, place != 0, &p->range, &largest)) {
+        cpu_fail(b,
+                 "the pool's %" PRIu32 " blocks take %" PRIu64 " bytes, %" PRIu64
+                 " are free in one piece",
+                 p->config.n_blocks, p->range.bytes, largest);
+        return ATTN_ENOMEM;
+    }
+    attn_status st =
+        place == 0 ? range_ready(b, p->range.offset, p->range.bytes)
+                   : cpu_memory_take(m, p->range.offset, p->range.bytes, b->error, sizeof b->error);
+    if (st != ATTN_OK)
+        kv_range_give(&m->ranges, &p->range);
+    uint64_t end = p->range.offset + p->range.bytes;
+    if (st == ATTN_OK && end > m->n_written)
+        m->n_written = end;
+    return st;
+}
+
+uint32_t cpu_pool_room(const struct backend_pool *p)
+{
+    uint64_t n = kv_range_room(&p->range, p->b->memory.bytes) / p->geometry.layout.block_bytes;
+    return n < INT32_MAX ? (uint32_t)n : INT32_MAX;
+}
+
+attn_status cpu_pool_resize(struct backend_pool *p, uint32_t n_blocks, uint32_t max_row_blocks)
+{
+    struct backend_pool_config c = p->config;
+    c.n_blocks = n_blocks;
+    c.max_row_blocks = max_row_blocks;
+    uint64_t bytes = cpu_pool_bytes(p->b, &c), had = p->range.bytes;
+    if (n_blocks > cpu_pool_room(p)) {
+        cpu_fail(p->b, "n_blocks is %" PRIu32 ", there is room for %" PRIu32, n_blocks,
+                 cpu_pool_room(p));
+        return ATTN_ENOMEM;
+    }
+    cpu_compute_all(p->b);
+    if (bytes > had) {
+        attn_status st = range_ready(p->b, p->range.offset + had, bytes - had);
+        if (st != ATTN_OK)
+            return st;
+    }
+    p->range.bytes = bytes;
+    p->config = c;
+    return ATTN_OK;
+}
+
+uint64_t cpu_pool_place(const struct backend_pool *p)
+{
+    return p->range.offset + 1;
+}
+
+void cpu_pool_free(struct backend_pool *p)
+{
+    free(p->layer_arrays);
+    free(p->layers);
+    free(p);
+}
+
+void cpu_pool_close(struct backend_pool *p)
+{
+    struct backend_pool **at = &p->b->pools;
+    cpu_compute_all(p->b);
+    kv_range_give(&p->b->memory.ranges, &p->range);
+    while (*at != NULL && *at != p)
+        at = &(*at)->next;
+    if (*at == p)
+        *at = p->next;
+    cpu_pool_free(p);
+}
+
+attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c,
+                          struct backend_pool **out_pool)
+{
+    attn_status st = cpu_pool_check(b, c);
+    if (st != ATTN_OK)
+        return st;
+    struct backend_pool *p = calloc(1, sizeof *p);
+    if (p == NULL) {
+        cpu_fail(b, "no memory for a pool's description");
+        return ATTN_ENOMEM;
+    }
+    p->b = b;
+    p->config = *c;
+    st = take_range(p);
+    if (st != ATTN_OK) {
+        free(p);
+        return st;
+    }
+    if (!copy_layers(p, c)) {
+        cpu_fail(b, "no memory for a pool's description");
+        cpu_pool_close(p);
+        return ATTN_ENOMEM;
+    }
+    p->geometry = (struct attend_geometry){
+        .layout = kv_layout_of(c),
+        .num_q_heads = c->num_q_heads,
+        .group = c->num_q_heads / c->num_kv_heads,
+        .dk = c->head_dim_k,
+        .dv = c->head_dim_v,
+        .block_tokens = c->block_tokens,
+        .block_shift = (uint32_t)__builtin_ctz(c->block_tokens),
+        .q_dtype = c->q_dtype,
+        .kv_dtype = c->kv_dtype,
+    };
+    p->base = b->memory.base + p->range.offset;
+    p->next = b->pools;
+    b->pools = p;
+    *out_pool = p;
+    return ATTN_OK;
+}
