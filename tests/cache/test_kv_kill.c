@@ -317,7 +317,7 @@ static void a_kill_at_any_instruction_leaves_the_state_before_or_after(void **st
     print_message("%llu steps, %llu states recovered: %llu from before, %llu from after\n",
                   (unsigned long long)n_steps, (unsigned long long)n_states,
                   (unsigned long long)n_old, (unsigned long long)n_new);
-    assert_true(n_old > N_OPS && n_new > N_OPS && n_moved > (M_PAGES > 0 ? 0 : n_seeds));
+    assert_true(n_old > N_OPS && n_new > N_OPS && (M_PAGES > 0 || n_moved > n_seeds));
 }
 
 static bool may_trace(void)
