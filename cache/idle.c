@@ -195,7 +195,13 @@ static bool may_go(const struct kv *kv, uint32_t seq)
 {
     const struct kv_seq_rec *s = kv_seq_live(kv, seq);
     return s != NULL && kv->pools[s->pool].idle_pages > 0 && s->n_outstanding == 0 && !s->is_lazy &&
-           !s->is_untold && kv->links[seq].fork == 0 && move_of(kv, seq) == NULL;
+           !s->is_untold && move_of(kv, seq) == NULL;
+}
+
+/* Entries that forks without a table of their own read. */
+static uint32_t n_read(const struct kv *kv, uint32_t seq)
+{
+    return kv_blocks_of(&kv->pools[kv->seqs[seq].pool], kv->links[seq].n_fork_tokens);
 }
 
 /* Whether the entry names a block that this sequence alone refers to. */
@@ -203,7 +209,7 @@ static bool is_alone(const struct kv *kv, uint32_t seq, uint32_t index)
 {
     const struct kv_pool_rec *p = &kv->pools[kv->seqs[seq].pool];
     uint32_t entry = kv_own_row(kv, seq)[index];
-    return !kv_in_hole(kv, p, seq, index) && !kv_is_place(entry) &&
+    return index >= n_read(kv, seq) && !kv_in_hole(kv, p, seq, index) && !kv_is_place(entry) &&
            kv_block(kv, p, entry)->n_refs == 1;
 }
 
@@ -294,7 +300,7 @@ static bool is_as_it_was(const struct kv *kv, const struct kv_idle_move *m,
                          const struct kv_idle_entry *x)
 {
     const struct kv_seq_rec *s = m->seq == UINT32_MAX ? NULL : &kv->seqs[m->seq];
-    return s != NULL && s->n_outstanding == 0 && kv->links[m->seq].fork == 0 &&
+    return s != NULL && s->n_outstanding == 0 && x->index >= n_read(kv, m->seq) &&
            x->index < s->n_blocks && kv_own_row(kv, m->seq)[x->index] == x->block &&
            !kv_in_hole(kv, &kv->pools[m->pool], m->seq, x->index) &&
            kv_block(kv, &kv->pools[m->pool], x->block)->n_refs == 2;

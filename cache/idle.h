@@ -9,9 +9,9 @@
  * Which pages are free is derived.
  *
  * Only blocks go that one sequence alone refers to; a publication of such a block is taken back.
- * Sequences whose table others read (forks that nobody has written to), and those forks, stay. What
- * has gone must be back before anything is appended, forked or sent elsewhere (ATTN_EOVERLOAD);
- * truncating, closing, adopting and giving ids needs no block.
+ * What forks read that nobody has written to stays, and so do those forks. What has gone must be
+ * back before anything is appended, forked or sent elsewhere (ATTN_EOVERLOAD); truncating, closing,
+ * adopting and giving ids needs no block.
  *
  * The bytes are the caller's to copy, between begin and end. Meanwhile neither block nor pages are
  * anybody else's, whatever becomes of the sequence.

@@ -377,7 +377,8 @@ void kv_warm(const struct kv *kv, uint32_t tenant, const uint64_t *names, const 
  * must have at least len (ATTN_EINVAL). The new sequence's lengths are all len. Costs the same for
  * any len: it has no row of the block table before it is written to or settled (but where layers
  * have windows), or src is where both have tokens.
- * Errors   as kv_seq_open_with; ATTN_EOVERLOAD also: src has a copy pending */
+ * Errors   as kv_seq_open_with; ATTN_EOVERLOAD also: src has a copy pending, or blocks in idle
+ *          memory */
 attn_status kv_seq_fork(struct kv *kv, kv_seq_id src, uint64_t new_name, uint32_t len,
                         uint32_t owner, uint64_t request, kv_seq_id *out_seq);
 /* kv_seq_settle: before a device reads the sequence's row: if nobody was told of it yet, adds all

@@ -193,9 +193,9 @@ bool idle_makes_room(struct engine *e, struct pool *p, const struct idle_ask *a,
 
 void idle_make_room_now(struct engine *e, struct pool *p, const struct idle_ask *a, uint64_t n)
 {
-    uint64_t begun_ns = clock_now_ns();
     if (e->idle.by_use == NULL || n > p->config.n_blocks)
         return;
+    uint64_t begun_ns = clock_now_ns();
     while (n_free(e, p) < n && clock_now_ns() - begun_ns < NOW_NS &&
            (e->idle.out_move != NULL || out_begin(e, p, a, n - n_free(e, p))))
         if (!mover_take_back(e))

@@ -158,8 +158,8 @@ struct backend_batch {
     uint32_t n_splits; /* parts the attention work was cut into */
 };
 
-/* A whole block on its way between a pool and host memory of host_alloc, laid out as block_read
- * has it; or from a pool of the same geometry of another backend of this module. */
+/* A whole block on its way between a pool and host memory of host_alloc or host_register, laid out
+ * as block_read has it; or from a pool of the same geometry of another backend of this module. */
 struct backend_move {
     struct backend_pool *pool;
     uint32_t block, peer_block;

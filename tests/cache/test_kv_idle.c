@@ -107,8 +107,14 @@ static void what_others_read_stays(void **state)
     kv_pool_id pool = pool_of(kv, "a", 16, 1);
     kv_seq_id a = seq_of(kv, 1, pool, 4), f;
     assert_status(kv, ATTN_OK, kv_seq_fork(kv, a, 2, 8, KV_NO_OWNER, KV_NO_REQUEST, &f));
-    assert_int_equal(kv_idle_movable(kv, a), 0);
+    assert_int_equal(kv_idle_movable(kv, a), 2); /* those that the fork does not read */
     assert_int_equal(kv_idle_movable(kv, f), 0);
+    assert_int_equal(out(kv, a, 16), 2);
+    kv_seq_close(kv, a); /* the fork has them alone now */
+    assert_int_equal(in(kv, f, 16), 0);
+    a = seq_of(kv, 1, pool, 4);
+    kv_seq_close(kv, f);
+    assert_status(kv, ATTN_OK, kv_seq_fork(kv, a, 2, 8, KV_NO_OWNER, KV_NO_REQUEST, &f));
     test_fx_reset(&t);
     assert_status(kv, ATTN_OK, kv_seq_settle(kv, f, &t.fx));
     assert_int_equal(kv_idle_movable(kv, a), 2); /* those that the fork has not */
@@ -124,7 +130,7 @@ static void what_others_read_stays(void **state)
     assert_status(kv, ATTN_OK, kv_seq_fork(kv, a, 2, 8, KV_NO_OWNER, KV_NO_REQUEST, &f));
     for (uint32_t i = 0; i < m->n; i++)
         m->entries[i].is_good = true;
-    assert_int_equal(kv_idle_out_end(kv, m), 0);
+    assert_int_equal(kv_idle_out_end(kv, m), 2); /* not what it reads */
     assert_status(kv, ATTN_OK, kv_check(kv));
     kv_close(kv);
 }
@@ -156,6 +162,34 @@ static void pools_with_blocks_of_many_sizes_share_the_pages(void **state)
         kv_seq_close(kv, seqs[i]);
     assert_status(kv, ATTN_OK, kv_check(kv));
     assert_int_equal(kv->pages.n_used, 0);
+    kv_close(kv);
+}
+
+static void a_pool_with_fewer_blocks_keeps_what_is_away(void **state)
+{
+    (void)state;
+    struct kv *kv = test_kv_open(&config, -1);
+    kv_pool_id pool = pool_of(kv, "a", 16, 2);
+    kv_seq_id a = seq_of(kv, 1, pool, 8), b = seq_of(kv, 2, pool, 8);
+    struct kv_shrink s;
+    assert_int_equal(out(kv, a, 6), 6);
+    assert_status(kv, ATTN_ENOBLOCKS, kv_pool_shrink_begin(kv, pool, 9, &s));
+    struct kv_idle_move *m = kv_idle_in_begin(kv, a, 1);
+    assert_non_null(m);
+    assert_status(kv, ATTN_EOVERLOAD, kv_pool_shrink_begin(kv, pool, 10, &s)); /* on its way */
+    assert_int_equal(kv_idle_in_end(kv, m, &(struct kv_effects){0}), 0); /* it did not come */
+    assert_status(kv, ATTN_OK, kv_pool_shrink_begin(kv, pool, 10, &s));
+    kv_pool_shrink_end(kv, &s);
+    kv_shrink_fini(&s);
+    assert_status(kv, ATTN_OK, kv_check(kv));
+    assert_int_equal(kv_idle_n_away(kv, a), 6);
+    assert_int_equal(in(kv, a, 16), 0);
+    assert_int_equal(out(kv, b, 16), 8);
+    assert_int_equal(in(kv, a, 16), 6);
+    uint32_t n_dropped;
+    assert_status(kv, ATTN_OK, kv_recover(kv, &n_dropped));
+    assert_int_equal(n_dropped, 0);
+    assert_status(kv, ATTN_OK, kv_check(kv));
     kv_close(kv);
 }
 
@@ -231,6 +265,7 @@ int main(void)
         cmocka_unit_test(what_others_read_stays),
         cmocka_unit_test(pools_with_blocks_of_many_sizes_share_the_pages),
         cmocka_unit_test(a_successor_without_the_memory_drops_whose_blocks_are_there),
+        cmocka_unit_test(a_pool_with_fewer_blocks_keeps_what_is_away),
         cmocka_unit_test(two_that_claim_a_page_do_not_both_stay),
     };
     return cmocka_run_group_tests_name("kv_idle", tests, NULL, NULL);

@@ -34,7 +34,7 @@ static struct stage *stage;
 static uint8_t *arena, *last; /* the child's arena, and its bytes at the previous step */
 static size_t arena_bytes;
 static int copy_fd;
-static uint64_t n_seeds = 2; /* or the first argument */
+static uint64_t n_seeds = M_PAGES > 0 ? 3 : 2; /* or the first argument */
 static uint64_t n_states, n_steps, n_old, n_new, n_moved;
 
 /* Begins every run, so that each kind of truth is in flight: copies of two blocks are committed,

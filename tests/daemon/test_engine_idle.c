@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -491,6 +493,127 @@ static void a_crowd_whose_requests_all_wait_gets_on(void **state)
     rig_close(&r);
 }
 
+static void with_both(struct rig *rig)
+{
+    with_idle(rig);
+    rig->cfg.host_memory_bytes = 1 << 20;
+}
+
+/* Opens a sequence of a prompt of so many blocks and computes what is not cached; how much was. */
+static uint32_t begin_with(uint64_t name, uint32_t prompt, uint32_t n_blocks)
+{
+    uint32_t ids[32 * T], n = n_blocks * T;
+    for (uint32_t i = 0; i < n; i++)
+        ids[i] = prompt * 1000003u + i * 2654435761u;
+    uint64_t request = rig_send_open_with(&r, name, &(struct kv_tokens){.ids = ids, .n = n});
+    rig_run(&r);
+    const Attnd__Reply *reply = rig_answer(&r, request);
+    assert_int_equal(reply->status, ATTN_OK);
+    uint32_t n_cached = reply->seq->cached_tokens;
+    for (uint32_t pos = n_cached; pos < n; pos += 8 * T)
+        assert_int_equal(grow(name, pos, n - pos < 8 * T ? n - pos : 8 * T), ATTN_OK);
+    return n_cached;
+}
+
+/* What is published of a sequence that goes is found no more until the sequence goes on; cached
+ * blocks go before it, and others' tokens are never mixed up. */
+static void sequences_of_known_tokens_go_too(void **state)
+{
+    (void)state;
+    for (uint32_t tiers = 0; tiers < 2; tiers++) {
+        rig_open(&r, tiers ? with_both : with_idle);
+        assert_int_equal(begin_with(1, 1, 24), 0);
+        assert_int_equal(begin_with(2, 2, 24), 0);
+        assert_int_equal(begin_with(3, 3, 8), 0);
+        assert_int_equal(end(3), ATTN_OK);
+        assert_int_equal(counts().blocks_cached, 8);
+        assert_int_equal(begin_with(4, 4, 16), 0);
+        assert_int_equal(n_away(1) + n_away(2), 0); /* what was cached has gone */
+        assert_int_equal(counts().blocks_published, 64);
+        assert_int_equal(begin_with(5, 5, 24), 0);
+        assert_int_equal(n_away(1), 24);
+        assert_int_equal(begin_with(6, 1, 24), 0); /* the same prompt: it is not there */
+        assert_int_equal(end(6), ATTN_OK);
+        assert_int_equal(end(5), ATTN_OK);
+        assert_int_equal(grow(1, 24 * T, 1), ATTN_OK);
+        assert_int_equal(n_away(1), 0);
+        assert_int_equal(begin_with(7, 1, 24), 23 * T); /* from this one's, or the closed one's */
+        assert_int_equal(counts().out_of_blocks, 0);
+        rig_close(&r);
+    }
+}
+
+void *__real_calloc(size_t n, size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+static uint32_t calls_left; /* 0: none fails */
+void *__wrap_calloc(size_t n, size_t size)
+{
+    return calls_left > 0 && --calls_left == 0 ? NULL : __real_calloc(n, size);
+}
+
+static void when_memory_is_short_items_fail_and_nothing_is_lost(void **state)
+{
+    (void)state;
+    uint32_t n_failed = 0;
+    for (uint32_t call = 1; call < 6; call++) {
+        rig_open(&r, with_idle);
+        begin(1, 32);
+        begin(2, 32);
+        begin(3, 16);
+        assert_int_equal(n_away(1), 16);
+        calls_left = call;
+        uint64_t request = rig_send_item(&r, 1, 0, 32 * T, 1);
+        rig_run(&r);
+        attn_status st = (attn_status)rig_answer(&r, request)->status;
+        calls_left = 0;
+        assert_true(st == ATTN_OK || st == ATTN_ENOBLOCKS);
+        n_failed += st != ATTN_OK;
+        assert_int_equal(grow(1, 32 * T, 1), ATTN_OK);
+        assert_int_equal(grow(2, 32 * T, 1), ATTN_OK);
+        counts();
+        rig_close(&r);
+    }
+    assert_true(n_failed >= 2); /* one out, one in */
+}
+
+enum { UID = 5000, QUOTA_BLOCKS = 10 };
+
+static void with_quota(struct rig *rig)
+{
+    char path[64], why[256];
+    snprintf(path, sizeof path, "/tmp/attnd_idle_%ld", (long)getpid());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fchmod(fileno(f), 0600), 0);
+    fprintf(f, "[t]\nusers = %d\nhost_bytes = %d\n", UID, QUOTA_BLOCKS * 4096 + 100);
+    fclose(f);
+    if (tenants_open(path, &rig->own.tenants, why, sizeof why) != ATTN_OK)
+        fail_msg("%s", why);
+    unlink(path);
+    rig->principal = (struct principal){.kind = PRINCIPAL_USER, .uid = UID};
+    with_idle(rig);
+}
+
+static void at_a_tenants_quota_its_sequences_stay(void **state)
+{
+    (void)state;
+    rig_open(&r, with_quota);
+    assert_int_equal(pool_block_bytes(&r.engine->pools[0]), 4096);
+    begin(1, 32);
+    begin(2, 32);
+    begin(3, QUOTA_BLOCKS);
+    assert_int_equal(counts().blocks_tiered, QUOTA_BLOCKS);
+    assert_int_equal(rig_item(&r, 3, 0, QUOTA_BLOCKS * T, 1), ATTN_ENOBLOCKS);
+    assert_int_equal(end(1), ATTN_OK); /* whose blocks were there */
+    assert_int_equal(grow(3, QUOTA_BLOCKS * T, 1), ATTN_OK);
+    r.epoch = 2; /* behind the one that was closed */
+    begin(4, 64 - 32 - QUOTA_BLOCKS - 1 + QUOTA_BLOCKS);
+    assert_int_equal(counts().blocks_tiered, QUOTA_BLOCKS);
+    struct tenants *t = r.own.tenants;
+    rig_close(&r);
+    tenants_close(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -505,6 +628,9 @@ int main(void)
         cmocka_unit_test(a_successor_serves_them_if_it_is_given_the_memory),
         cmocka_unit_test(moves_that_fail_lose_nothing),
         cmocka_unit_test(anything_by_turns),
+        cmocka_unit_test(sequences_of_known_tokens_go_too),
+        cmocka_unit_test(when_memory_is_short_items_fail_and_nothing_is_lost),
+        cmocka_unit_test(at_a_tenants_quota_its_sequences_stay),
         cmocka_unit_test(a_crowd_whose_requests_all_wait_gets_on),
     };
     return cmocka_run_group_tests_name("engine_idle", tests, NULL, NULL);

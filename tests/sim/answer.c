@@ -334,6 +334,8 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
         a->again_ns = sim_now_ns + sim_between(100 * SIM_US, 20 * SIM_MS);
         if (is_for_good)
             give_up(a);
+        else if (a->kind == ASK_FORK && st == ATTN_ENOBLOCKS && a->n_refused > 20)
+            peer_lose_session(p); /* a source in idle memory, for which nobody makes room */
         return;
     }
     if (a->kind == ASK_PLAN && st == ATTN_ENOTFOUND && strstr(r->message, "no such lane") != NULL) {

@@ -103,6 +103,12 @@ plant(28 daemon/mover_out.c "kv_cached_hold(e->parts.kv, p->id, blocks, n);"
 # blocks that go to another card are not held meanwhile
 plant(29 daemon/cards_move.c "(kv_seq_id){e->leave.seq}, first, n);"
   "(kv_seq_id){e->leave.seq}, first, sim_bug == 29 ? 0 : n);")
+# a block of an idle sequence counts as moved though it was not
+plant(30 daemon/engine_idle.c "mover_is_moved(e, &x->out_list[i])"
+  "(mover_is_moved(e, &x->out_list[i]) || sim_bug == 30)")
+# an item does not wait for its sequence's blocks
+plant(31 daemon/engine_idle.c "    if (info.n_away == 0)\n        return IDLE_HERE;"
+  "    if (info.n_away == 0 || (sim_bug == 31 && x->in_move != NULL))\n        return IDLE_HERE;")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)

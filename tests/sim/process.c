@@ -187,7 +187,8 @@ static void clear_statics(void)
 
 static int run(void)
 {
-    char host[16], disk[16];
+    char host[16], disk[16], idle[16];
+    snprintf(idle, sizeof idle, "%s", sim_plan.idle_memory);
     snprintf(host, sizeof host, "%s", sim_plan.host_memory);
     snprintf(disk, sizeof disk, "%s", sim_plan.disk_size);
     char cards[16];
@@ -255,6 +256,8 @@ static int run(void)
                     "2s",
                     "--cache.host_memory",
                     host,
+                    "--cache.idle_memory",
+                    idle,
                     "--cache.disk_size",
                     disk,
                     "--cache.disk_path",

@@ -49,6 +49,7 @@ struct sim_plan {
     uint32_t long_appends; /* per mille of steps */
     uint32_t closes, forks; /* per mille of operations, beside the usual ones */
     const char *host_memory, *disk_size; /* cache.host_memory, cache.disk_size */
+    const char *idle_memory; /* cache.idle_memory */
     bool has_lanes;
     uint32_t n_cards;
     int split; /* of the pool, as on the wire */
