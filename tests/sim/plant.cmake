@@ -103,6 +103,12 @@ plant(28 daemon/mover_out.c "kv_cached_hold(e->parts.kv, p->id, blocks, n);"
 # blocks that go to another card are not held meanwhile
 plant(29 daemon/cards_move.c "(kv_seq_id){e->leave.seq}, first, n);"
   "(kv_seq_id){e->leave.seq}, first, sim_bug == 29 ? 0 : n);")
+# a step whose plan has been replaced gets the items of a later one
+plant(30 daemon/step_plans.c "if (h->plans[i]->request == request)"
+  "if (h->plans[i]->request == request || (sim_bug == 30 && h->plans[i]->request > request))")
+# a step that came before its plan was answered stays with the first card
+plant(31 daemon/cards_route.c "bool is_elsewhere = !is_still_bare(c, req) &&"
+  "bool is_elsewhere = sim_bug != 31 && !is_still_bare(c, req) &&")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)
