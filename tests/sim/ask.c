@@ -4,8 +4,8 @@
 #include "model.h"
 
 const char *const ask_kinds[] = {
-    "hello",  "pool",   "open", "fork",           "truncate", "close", "adopt", "tokens",
-    "export", "import", "kill", "end of session", "plan",     "step",  "gap",   "stale"};
+    "hello",  "pool", "open",           "fork", "truncate",  "close", "adopt", "tokens", "export",
+    "import", "kill", "end of session", "plan", "step plan", "step",  "gap",   "stale"};
 
 bool seq_is_quiet(const struct seq *s)
 {
@@ -36,7 +36,8 @@ static void say(const struct ask *a, const Attnd__Request *h)
         return;
     for (uint32_t i = 0; i < a->n_items; i++)
         n += snprintf(line + n, sizeof line - (size_t)n, " %04x/%u:%u+%u",
-                      (unsigned)(a->of[i]->name & 0xffff), h->step->epoch[i], a->pos[i],
+                      (unsigned)(a->of[i]->name & 0xffff),
+                      a->plan == NULL ? h->step->epoch[i] : a->of[i]->epoch, a->pos[i],
                       a->n_tokens[i]);
     if (a->seq != NULL)
         snprintf(line, sizeof line, " %04x/%u len %u", (unsigned)(a->seq->name & 0xffff),
@@ -45,18 +46,25 @@ static void say(const struct ask *a, const Attnd__Request *h)
             ask_kinds[a->kind], line, a->n_items > 0 && (a->flags & 1) ? " append" : "");
 }
 
+static uint8_t *message(const struct ask *a, const Attnd__Request *h, const void *payload,
+                        size_t payload_bytes, size_t *out_bytes)
+{
+    size_t head = wire_request_head_bytes(h);
+    uint8_t *bytes = sim_alloc(head + payload_bytes);
+    wire_request_head_encode(h, a->id, payload_bytes, bytes);
+    if (payload_bytes > 0)
+        memcpy(bytes + head, payload, payload_bytes);
+    *out_bytes = head + payload_bytes;
+    return bytes;
+}
+
 struct ask *ask_send(struct ask *a, Attnd__Request *h, const void *payload, size_t payload_bytes)
 {
     static const uint32_t timeouts_us[] = {500, 3000, 20000};
     h->session = a->kind == ASK_HELLO ? 0 : a->peer->session;
     if (sim_has_faults && sim_chance(60))
         h->timeout_us = timeouts_us[sim_below(3)];
-    size_t head = wire_request_head_bytes(h);
-    a->n_bytes = head + payload_bytes;
-    a->bytes = sim_alloc(a->n_bytes);
-    wire_request_head_encode(h, a->id, payload_bytes, a->bytes);
-    if (payload_bytes > 0)
-        memcpy(a->bytes + head, payload, payload_bytes);
+    a->bytes = message(a, h, payload, payload_bytes, &a->n_bytes);
     say(a, h);
     peer_send(a);
     return a;
@@ -385,6 +393,25 @@ uint8_t *step_payload(struct ask *a, struct wire_step_layout *out_l)
     return payload;
 }
 
+/* Tells the daemon of the step's items, so that the step need only name that. */
+static struct ask *send_step_plan(const struct ask *a, const Attnd__Step *of)
+{
+    Attnd__Plan b = ATTND__PLAN__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__Step step = *of;
+    uint32_t layer = of->layer;
+    struct ask *plan = ask_new(a->peer, ASK_STEP_PLAN);
+    if (plan == NULL)
+        return NULL;
+    step.layer = 0;
+    b.step = &step;
+    b.layers = &layer;
+    b.n_layers = 1;
+    h.body_case = ATTND__REQUEST__BODY_PLAN;
+    h.plan = &b;
+    return ask_send(plan, &h, NULL, 0);
+}
+
 /* Sends a step whose items, layer and flags are set; epoch_off is added to the epochs. */
 static struct ask *send_step(struct ask *a, uint32_t epoch_off)
 {
@@ -410,6 +437,17 @@ static struct ask *send_step(struct ask *a, uint32_t epoch_off)
     sim_counts.steps++;
     h.body_case = ATTND__REQUEST__BODY_STEP;
     h.step = &b;
+    if (a->kind == ASK_STEP && sim_chance(250))
+        a->plan = send_step_plan(a, &b);
+    if (a->plan == NULL)
+        return ask_send(a, &h, payload, l.request_bytes);
+    Attnd__Step of_plan = ATTND__STEP__INIT;
+    h.session = a->peer->session;
+    sim_counts.steps_planned++;
+    a->whole = message(a, &h, payload, l.request_bytes, &a->n_whole);
+    of_plan.plan = a->plan->id;
+    of_plan.layer = a->layer;
+    h.step = &of_plan;
     return ask_send(a, &h, payload, l.request_bytes);
 }
 
