@@ -103,6 +103,10 @@ plant(28 daemon/mover_out.c "kv_cached_hold(e->parts.kv, p->id, blocks, n);"
 # blocks that go to another card are not held meanwhile
 plant(29 daemon/cards_move.c "(kv_seq_id){e->leave.seq}, first, n);"
   "(kv_seq_id){e->leave.seq}, first, sim_bug == 29 ? 0 : n);")
+# blocks of a pool that shrinks are not copied
+plant(30 daemon/engine_resize.c "at < s->n_copies; at += n)" "at < s->n_copies && sim_bug != 30; at += n)")
+# nor is the device told of tables that name others then
+plant(31 daemon/engine_resize.c "i < s->n_patches; i++)" "i < s->n_patches && sim_bug != 31; i++)")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)
