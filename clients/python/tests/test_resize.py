@@ -13,6 +13,11 @@ import attnd.aio
 SPEC = attnd.PoolSpec("a", 1, 4, 2, 32, n_blocks=64, is_batch_invariant=True)
 
 
+def tensors(seed, n):
+    rng = np.random.default_rng(seed)
+    return [random(rng, n, heads, 32) for heads in (4, 2, 2)]
+
+
 def decode(pool, seed, n_tokens):
     """What the tokens of a sequence give, one after another."""
     rng = np.random.default_rng(seed)
@@ -35,7 +40,7 @@ def test_bytes_are_the_same_while_the_pool_is_resized(daemon):
             for s in seeds
         ]
         with pool.open() as before:  # the others' blocks lie behind it, at first
-            pool.step(0, [(before, 0, 150)], *(random(np.random.default_rng(9), 150, h, 32) for h in (4, 2, 2)))
+            pool.step(0, [(before, 0, 150)], *tensors(9, 150))
             for t in threads:
                 t.start()
         n_resizes = 0
@@ -57,7 +62,8 @@ def test_blocks_that_one_pool_gives_up_are_anothers(own_daemon):
     with attnd.connect(own_daemon.url) as client:
         first = client.create_pool(SPEC)
         last = client.create_pool(SPEC._replace(name="last"))
-        with pytest.raises(attnd.OutOfMemoryError, match='n_blocks is 65, pool "a" has room for 64'):
+        says = 'n_blocks is 65, pool "a" has room for 64'
+        with pytest.raises(attnd.OutOfMemoryError, match=says):
             first.resize(65)
         with pytest.raises(attnd.InvalidArgumentError, match="n_blocks is 0"):
             first.resize(0)
@@ -71,7 +77,7 @@ def test_blocks_that_one_pool_gives_up_are_anothers(own_daemon):
         last.resize(100)
         seq = last.open()
         n = 64 * 16 + 5
-        last.step(0, [(seq, 0, n)], *(random(np.random.default_rng(1), n, h, 32) for h in (4, 2, 2)))
+        last.step(0, [(seq, 0, n)], *tensors(1, n))
         with pytest.raises(attnd.OutOfBlocksError, match="n_blocks is 64, 65 blocks are in use"):
             last.resize(64)
         assert client.create_pool(SPEC).spec.n_blocks == 40  # as it was made, and as it is
