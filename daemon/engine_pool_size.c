@@ -20,11 +20,21 @@ uint32_t pool_records(const struct engine *e, const struct pool *p)
     return pool_is_part_of_leads(e, p) ? 1 : p->spec.wire->n_blocks;
 }
 
+/* Some layer has no window, so a sequence keeps all of its blocks. */
+static bool keeps_all(const struct pool_spec *s)
+{
+    for (uint32_t i = 0; i < s->wire->num_layers; i++)
+        if (s->layers[i].window_tokens == 0)
+            return true;
+    return false;
+}
+
+/* Where windows let go of blocks a sequence may be longer than its pool. */
 uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s)
 {
     uint32_t bt = s->wire->block_tokens;
     uint32_t n = e->parts.cfg->max_seq_tokens / bt + (e->parts.cfg->max_seq_tokens % bt != 0);
-    return s->wire->n_blocks < n ? s->wire->n_blocks : n;
+    return keeps_all(s) && s->wire->n_blocks < n ? s->wire->n_blocks : n;
 }
 
 /* What clients know of it, and what of that this card's device has. */

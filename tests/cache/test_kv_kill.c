@@ -138,6 +138,9 @@ static const struct op script[] = {
      * on their way */
     {.kind = OP_MOVE_OUT, .slot = 4, .n = 4},
     {.kind = OP_MOVE_END, .slot = 4, .will_commit = true},
+    {.kind = OP_CLOSE, .slot = 0},
+    {.kind = OP_RESIZE, .n = 6}, /* what is not away moves */
+    {.kind = OP_RESIZE, .n = 14},
     {.kind = OP_MOVE_OUT, .slot = 4, .n = 6},
     {.kind = OP_MOVE_END, .slot = 4, .will_commit = true},
     {.kind = OP_RECOVER},

@@ -235,6 +235,7 @@ static void compute(struct backend *b, const struct backend_batch *batch)
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const struct backend_item *x = &batch->items[i];
         uint32_t n_blocks = (x->pos + x->n_tokens + c->block_tokens - 1) / c->block_tokens;
+        assert_true(n_blocks <= c->max_row_blocks);
         for (uint32_t k = 0; k < n_blocks; k++)
             assert_true(x->block_table[k] < c->n_blocks);
         if (c->layers[x->layer].window_tokens == 0) /* else it reads some of them */

@@ -30,6 +30,7 @@ static struct rig r;
 static uint64_t random_state;
 static uint64_t sessions[N];
 static struct tenant *who;
+static uint32_t n_resized, n_resizes_refused;
 
 static uint32_t below(uint32_t n) /* xorshift64* */
 {
@@ -155,12 +156,35 @@ static void send_step(void)
         assert_true(tenant_left(who, TENANT_BYTES) < left || !r.backend.is_held);
 }
 
+/* At the quota of blocks it is refused; whoever waits for a batch waits for the device. */
+static void resize_pool(void)
+{
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    Attnd__PoolResize b = ATTND__POOL_RESIZE__INIT;
+    char name[8];
+    snprintf(name, sizeof name, "%u", below(6));
+    b.name = name;
+    b.n_blocks = 5 + below(60);
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_POOL_RESIZE;
+    h.pool_resize = &b;
+    r.backend.is_held = false;
+    uint64_t id = rig_send(&r, &h, NULL, 0);
+    engine_turn(r.engine, 0);
+    const Attnd__Reply *reply = rig_reply(&r, id);
+    n_resized += reply != NULL && reply->status == ATTN_OK;
+    n_resizes_refused += reply != NULL && reply->status == ATTN_EQUOTA;
+}
+
 static void do_something(void)
 {
     uint32_t i = below(N), seq;
     uint64_t left = tenant_left(who, TENANT_SEQUENCES);
     r.session = sessions[i];
-    switch (below(12)) {
+    switch (below(13)) {
+    case 10:
+        resize_pool();
+        break;
     case 0:
         say_hello(i);
         break;
@@ -254,6 +278,7 @@ static void nothing_is_over_its_quota_and_all_comes_back(void **state)
     assert_int_equal(most[TENANT_SESSIONS], SESSIONS);
     assert_in_range(most[TENANT_BYTES], BYTES / 2 + 1, BYTES);
     assert_in_range(most[TENANT_BLOCKS], BLOCKS - 10, BLOCKS);
+    assert_true(n_resized > 100 && n_resizes_refused > 10);
 }
 
 int main(void)

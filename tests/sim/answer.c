@@ -281,6 +281,11 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
     case ASK_KILL_SESSION:
         sim_counts.killed_sessions++;
         break;
+    case ASK_RESIZE:
+        if (r->body_case != ATTND__REPLY__BODY_POOL)
+            is_wrong(a, r, "the answer has no body");
+        sim_counts.resizes++;
+        break;
     case ASK_STEP:
         take_step(a);
         break;
@@ -338,6 +343,11 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
     struct peer *p = a->peer;
     attn_status st = (attn_status)r->status;
     sim_counts.refusals++;
+    if (a->kind == ASK_RESIZE &&
+        (is_passing(st) || st == ATTN_ENOTSUP || strstr(r->message, "no pool is named") != NULL)) {
+        ask_settle(a); /* too few for what is there, split, or the process began empty */
+        return;
+    }
     if (is_passing(st)) {
         bool is_for_good = ++a->n_refused > 4 &&
                            (a->kind == ASK_STEP || a->kind == ASK_GAP || a->kind == ASK_STALE ||

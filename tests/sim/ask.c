@@ -4,8 +4,9 @@
 #include "model.h"
 
 const char *const ask_kinds[] = {
-    "hello",  "pool", "open",           "fork", "truncate",  "close", "adopt", "tokens", "export",
-    "import", "kill", "end of session", "plan", "step plan", "step",  "gap",   "stale"};
+    "hello",  "pool",   "open",      "fork",   "truncate", "close",
+    "adopt",  "tokens", "export",    "import", "kill",     "end of session",
+    "resize", "plan",   "step plan", "step",   "gap",      "stale"};
 
 bool seq_is_quiet(const struct seq *s)
 {

@@ -241,3 +241,18 @@ struct ask *ask_kill_session(struct peer *p, struct peer *victim)
     h.kill = &b;
     return ask_send(a, &h, NULL, 0);
 }
+
+/* Often to what it was made with: others want its blocks. */
+struct ask *ask_resize(struct peer *p)
+{
+    Attnd__PoolResize b = ATTND__POOL_RESIZE__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    struct ask *a = ask_new(p, ASK_RESIZE);
+    if (a == NULL)
+        return NULL;
+    b.name = "pool";
+    b.n_blocks = sim_plan.n_blocks - (sim_chance(500) ? 0 : sim_below(sim_plan.n_blocks));
+    h.body_case = ATTND__REQUEST__BODY_POOL_RESIZE;
+    h.pool_resize = &b;
+    return ask_send(a, &h, NULL, 0);
+}

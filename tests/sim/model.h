@@ -72,6 +72,7 @@ enum ask_kind {
     ASK_IMPORT,
     ASK_KILL, /* a sequence */
     ASK_KILL_SESSION,
+    ASK_RESIZE, /* the pool */
     ASK_PLAN, /* of a lane */
     ASK_STEP_PLAN, /* of one step, that names it */
     ASK_STEP,
@@ -154,6 +155,7 @@ struct ask *ask_export(struct peer *p, struct seq *s);
 struct ask *ask_import(struct seq *s);
 struct ask *ask_kill(struct peer *p, struct seq *s);
 struct ask *ask_kill_session(struct peer *p, struct peer *victim);
+struct ask *ask_resize(struct peer *p);
 void check_export(const struct ask *a, const Attnd__ExportReply *r, const uint8_t *payload,
                   size_t payload_bytes);
 void take_import(struct ask *a);

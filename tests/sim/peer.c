@@ -359,8 +359,10 @@ static void do_something(struct peer *p)
         ask_wrong(s, what < 960 ? ASK_GAP : ASK_STALE);
     } else if (what < 975) {
         die(p);
-    } else {
+    } else if (what < 990) {
         ask_hello(p);
+    } else {
+        ask_resize(p);
     }
 }
 

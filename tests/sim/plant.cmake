@@ -115,6 +115,10 @@ plant(32 daemon/step_plans.c "if (h->plans[i]->request == request)"
 # a step that came before its plan was answered stays with the first card
 plant(33 daemon/cards_route.c "bool is_elsewhere = !is_still_bare(c, req) &&"
   "bool is_elsewhere = sim_bug != 33 && !is_still_bare(c, req) &&")
+# blocks of a pool that shrinks are not copied
+plant(34 daemon/engine_resize.c "at < s->n_copies; at += n)" "at < s->n_copies && sim_bug != 34; at += n)")
+# nor is the device told of tables that name others then
+plant(35 daemon/engine_resize.c "i < s->n_patches; i++)" "i < s->n_patches && sim_bug != 35; i++)")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)

@@ -124,6 +124,7 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(exports_kept)                                                                                \
     X(imports)                                                                                     \
     X(killed)                                                                                      \
+    X(resizes)                                                                                     \
     X(killed_sessions)                                                                             \
     X(bells)                                                                                       \
     X(pins)                                                                                        \
