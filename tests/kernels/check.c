@@ -15,7 +15,7 @@
 // clang-format on
 
 #define KV_BYTES (128u << 20)
-#define ARENA_BYTES (64u << 20)
+#define ARENA_BYTES (128u << 20)
 #define POLL_NS UINT64_C(600000000000) /* ends what hangs; a busy machine is slow */
 #define FEW_VALUES 64 /* an output of fewer has a bound of its own */
 
