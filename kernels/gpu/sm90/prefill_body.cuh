@@ -468,9 +468,7 @@ GPU_DEVICE void compute(const prefill_params &p, const places<S> &at)
             barrier_arrive(at.v_ring.empty(use - 1));
         if (S::is_dilated || u.n_parts == 1 || x.join(p, u, group * 64))
             x.finish(p, u, row0);
-        gpu::sync_warp();
-        if (lane == 0)
-            barrier_arrive(at.unit_ring.empty(n));
+        warp_is_done(at.unit_ring.empty(n));
     }
     if (group == 0)
         barrier_some_wait(TURN, 256);
@@ -487,7 +485,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         at.k_ring.init(S::has_codes ? 2 * S::arriving : 1, S::groups * 4 * S::arriving);
         at.v_ring.init(S::has_codes ? 2 * S::arriving : 1, S::groups * 4 * S::arriving);
         at.q_ring.init(2, S::groups * 4);
-        at.unit_ring.init(1, S::groups * 4 + (S::has_codes ? 5 : 3));
+        at.unit_ring.init(1, (S::groups * 4 + (S::has_codes ? 5 : 3)) * ARRIVING);
         barrier_init_fence();
         if (!S::has_codes) {
             map_prefetch(&maps.k);

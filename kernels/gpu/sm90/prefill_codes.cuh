@@ -155,9 +155,7 @@ GPU_DEVICE void decode_tiles(const prefill_params &p, const places<S> &at)
             decode(i + 1, b);
         }
         n_made += u.n_tiles;
-        gpu::sync_warp();
-        if (lane == 0)
-            barrier_arrive(at.unit_ring.empty(n));
+        warp_is_done(at.unit_ring.empty(n));
     }
 }
 

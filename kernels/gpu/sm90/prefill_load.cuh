@@ -10,6 +10,15 @@
 namespace prefill
 {
 
+/* Lanes that arrive for their warp where units and codes are passed on: one, behind what all have
+ * stored and loaded. racecheck takes that of the arriving lanes alone for done, so all arrive where
+ * it is to follow (tests/kernels/README.md). */
+#ifdef ATTND_RACECHECK
+constexpr uint32_t ARRIVING = 32;
+#else
+constexpr uint32_t ARRIVING = 1;
+#endif
+
 template <int dim, bool is_dilated_, bool has_codes_> struct shape {
     static constexpr int D = dim; /* head dim */
     static constexpr bool is_dilated = is_dilated_, has_codes = has_codes_; /* quantised K and V */
@@ -22,14 +31,7 @@ template <int dim, bool is_dilated_, bool has_codes_> struct shape {
     static constexpr uint32_t q_stages = prefill_q_stages(D), q_bytes = R * D * 2;
     static constexpr uint32_t slot_bytes = prefill_slot_bytes(is_narrow);
     typedef part<is_dilated> keys;
-    /* Lanes of a warp that arrive where codes are passed on: one, behind what all have stored and
-     * loaded. racecheck takes that of the arriving lanes alone for done, so all arrive where it is
-     * to follow (tests/kernels/README.md). */
-#ifdef ATTND_RACECHECK
-    static constexpr uint32_t arriving = has_codes ? 32 : 1;
-#else
-    static constexpr uint32_t arriving = 1;
-#endif
+    static constexpr uint32_t arriving = has_codes ? ARRIVING : 1; /* where keys are passed on */
     static constexpr int few_registers = groups == 3 || has_codes ? 32 : 40;
     static constexpr int many_registers = groups == 3 ? 160 : has_codes ? 200 : 232;
     static constexpr int decoding_registers = 80;
@@ -113,6 +115,14 @@ GPU_DEVICE void warp_arrives(uint32_t bar)
         barrier_arrive(bar);
 }
 
+/* By all lanes, when they have read a unit. */
+GPU_DEVICE void warp_is_done(uint32_t bar)
+{
+    gpu::sync_warp();
+    if (gpu::lane_id() < ARRIVING)
+        barrier_arrive(bar);
+}
+
 /* A tile by tensor-map copies of box_tokens rows each, out of the block that lane b has for box b:
  * by all lanes, of which one asks. */
 template <class S>
@@ -170,7 +180,7 @@ GPU_DEVICE void load_tiles(const prefill_params &p, const CUtensorMap *map, cons
             ask_for_boxes<S>(p, map, is_asking, ids, n_boxes, head_row, layer, key, to, full);
         }
         n_asked += n_tiles;
-        warp_arrives(at.unit_ring.empty(n));
+        warp_is_done(at.unit_ring.empty(n));
     }
 }
 
@@ -273,7 +283,7 @@ GPU_DEVICE void load_dilated(const prefill_params &p, const CUtensorMap *map, co
                 ask_for_boxes<S>(p, map, is_asking, ids, n_boxes, head_row, layer, key, to, full);
             }
         }
-        warp_arrives(at.unit_ring.empty(n));
+        warp_is_done(at.unit_ring.empty(n));
     }
 }
 
@@ -361,11 +371,10 @@ GPU_DEVICE void load_queries(const prefill_params &p, const prefill_words &words
         copies_wait();
         proxy_fence();
         gpu::sync_warp();
-        if (gpu::lane_id() == 0) {
+        if (gpu::lane_id() == 0)
             barrier_arrive(at.q_ring.full(n));
-            if (!is_taking)
-                barrier_arrive(at.unit_ring.empty(n));
-        }
+        if (!is_taking && gpu::lane_id() < ARRIVING)
+            barrier_arrive(at.unit_ring.empty(n));
     }
     if (is_taking && gpu::lane_id() == 0 && atomicAdd(&p.counters[1], 1) == gridDim.x - 1)
         p.counters[0] = p.counters[1] = 0; /* the last block: all have taken what they take */
