@@ -468,11 +468,15 @@ int main(int argc, char **argv)
     uint64_t calm_until_ns = attn_now_ns() + (uint64_t)(calm_s * 1e9);
     while (attn_now_ns() < calm_until_ns || !has_done(0))
         look(c);
-    shared->until_ns = attn_now_ns() + seconds * 1000000000;
+    shared->until_ns = UINT64_MAX;
     shared->is_attacked = true;
-    for (int role = 1; role < N_ROLES; role++)
+    for (int role = 1; role < N_ROLES; role++) { /* flooders before hoarders have all */
         for (int t = 0; t < 2; t++)
             pids[n++] = begin(role, t);
+        while (!shared->has_ended && shared->n_attacks[role] == 0)
+            look(c);
+    }
+    shared->until_ns = attn_now_ns() + seconds * 1000000000;
     while (!is_over())
         look(c);
     for (int i = 0; i < n; i++) {

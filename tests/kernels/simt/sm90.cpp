@@ -14,9 +14,10 @@ namespace
 /* ---- barriers */
 
 struct mbarrier {
-    int32_t bytes; /* still to come */
-    uint8_t arrivals, count; /* still to come, of each phase */
-    uint8_t phase, state;
+    int32_t bytes : 24; /* still to come */
+    uint32_t phase : 8;
+    uint32_t arrivals : 12, count : 12; /* still to come, of each phase */
+    uint32_t state : 8;
 };
 static_assert(sizeof(mbarrier) == 8, "as on the device");
 constexpr uint8_t made = 0x5a, fenced = 0x5b;
@@ -33,7 +34,7 @@ void count_down(mbarrier *b, uint32_t arrivals, int32_t bytes)
 {
     if (b->arrivals < arrivals)
         die("more arrivals than the barrier counts");
-    b->arrivals -= (uint8_t)arrivals;
+    b->arrivals -= arrivals;
     b->bytes -= bytes;
     if (b->bytes > 0xfffff || b->bytes < -0xfffff)
         die("more bytes than a barrier can count");
@@ -131,7 +132,9 @@ void ask(arrival a, uint32_t bar, uint32_t dst)
 void barrier_init(uint32_t bar, uint32_t count)
 {
     mbarrier *b = (mbarrier *)shared_pointer(bar, 8);
-    *b = {0, (uint8_t)count, (uint8_t)count, 0, made};
+    if (count >= 1u << 12)
+        die("a barrier counts more than the executor does");
+    *b = {0, 0, count, count, made};
     current->barriers.push_back((char *)b);
 }
 
