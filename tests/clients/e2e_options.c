@@ -21,7 +21,10 @@
 
 enum { TIMEOUT_US = 600000000, MOST_TOKENS = 1024 };
 
-static uint32_t every = 151, offset;
+#ifndef EVERY
+#define EVERY 151
+#endif
+static uint32_t every = EVERY, offset;
 static struct e2e d;
 static attn_client *client;
 static uint64_t rng = 1, next_seq = 1;

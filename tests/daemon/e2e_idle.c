@@ -3,7 +3,7 @@
  * in one whose pool holds everything; so they do after the daemon was killed. Pools are batch
  * invariant, and each step is compared with the float64 reference, too.
  *
- *   e2e_idle [ROUNDS]     150 by itself
+ *   e2e_idle [ROUNDS]     150 by itself, fewer with sanitizers
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +24,10 @@ enum {
     MAX_MIX = 3
 };
 
-static uint32_t n_rounds = 150;
+#ifndef ROUNDS
+#define ROUNDS 150
+#endif
+static uint32_t n_rounds = ROUNDS;
 static uint64_t seed = 11;
 static struct e2e small, large;
 static struct e2e_client a, b;

@@ -17,7 +17,11 @@
 enum { N_SEQS = 3, FEW_BLOCKS = 7 * 40 + 1, MANY_BLOCKS = 7 * 80 + 1 };
 
 static struct check check;
+#ifdef __SANITIZE_ADDRESS__
+static uint32_t every = 11, offset;
+#else
 static uint32_t every = 5, offset;
+#endif
 
 static attn_status resize(uint32_t n_blocks, uint32_t more_rows)
 {
