@@ -7,6 +7,9 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES ${ATTND_CUDA_ARCHS})
 endif()
 enable_language(CUDA)
+# CMake 3.25's module ends where a toolkit has no libnvToolsExt, as CUDA 13 has none, but for who
+# asks for an older CMake.
+set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
 find_package(CUDAToolkit REQUIRED)
 
 add_library(attn-cuda SHARED lane_cuda.cu)
