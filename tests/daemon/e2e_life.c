@@ -346,12 +346,13 @@ static void without_a_device_a_gpu_backend_by_name_is_an_error(void **state)
          "backend hip can't be used: attnd-hip.so is neither", "hip: failed, it cannot be opened",
          "backend hip: attnd-hip.so is neither"},
     };
+    char url[64]; /* this test runs in several ways at a time */
+    snprintf(url, sizeof url, "ipc:///tmp/attnd-e2e-none-%ld", (long)getpid());
     for (size_t i = 0; i < 2; i++) {
         const char *name = cases[i].name;
         hide_devices();
-        int code =
-            e2e_run(&d, (const char *const[]){"--backend", name, "--listen.http", "off", "--listen",
-                                              "ipc:///tmp/attnd-e2e-none", NULL});
+        int code = e2e_run(&d, (const char *const[]){"--backend", name, "--listen.http", "off",
+                                                     "--listen", url, NULL});
         if (code != 69 || (!e2e_log_has(&d, cases[i].why) && !e2e_log_has(&d, cases[i].not_built)))
             fail_msg("%s: exit code %d", name, code);
         e2e_stop(&d);
