@@ -30,11 +30,11 @@ static bool keeps_all(const struct pool_spec *s)
 }
 
 /* Where windows let go of blocks a sequence may be longer than its pool. */
-uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s)
+uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint32_t n_blocks)
 {
     uint32_t bt = s->wire->block_tokens;
     uint32_t n = e->parts.cfg->max_seq_tokens / bt + (e->parts.cfg->max_seq_tokens % bt != 0);
-    return keeps_all(s) && s->wire->n_blocks < n ? s->wire->n_blocks : n;
+    return keeps_all(s) && n_blocks < n ? n_blocks : n;
 }
 
 /* What clients know of it, and what of that this card's device has. */
@@ -42,8 +42,8 @@ static attn_status pool_configure(struct engine *e, struct pool *p, char *why, s
 {
     uint32_t n_cards = e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
     attn_split how = (attn_split)p->spec.wire->split;
-    pool_spec_config(&p->spec, e->parts.cfg->max_sequences, pool_row_blocks(e, &p->spec),
-                     &p->config);
+    pool_spec_config(&p->spec, e->parts.cfg->max_sequences,
+                     pool_row_blocks(e, &p->spec, p->spec.wire->n_blocks), &p->config);
     pool_split_fini(&p->split);
     return pool_split_init(&p->split, &p->config, how, n_cards, e->parts.card, why, why_bytes);
 }

@@ -12,8 +12,8 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
                       size_t why_bytes);
 /* Its sequences are the lead's; this card has a part of their blocks' bytes. */
 bool pool_is_part_of_leads(const struct engine *e, const struct pool *p);
-/* Entries that a row of its block table has room for. */
-uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s);
+/* Entries that a row of its block table has room for, if it has n_blocks. */
+uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint32_t n_blocks);
 /* Block records that the pool has in this card's cache. */
 uint32_t pool_records(const struct engine *e, const struct pool *p);
 

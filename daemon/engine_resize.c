@@ -177,9 +177,7 @@ static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_bloc
     attn_status st = settle(e, p, why, why_bytes);
     if (st != ATTN_OK)
         return st;
-    p->spec.wire->n_blocks = n_blocks;
-    row_blocks = pool_row_blocks(e, &p->spec);
-    p->spec.wire->n_blocks = had;
+    row_blocks = pool_row_blocks(e, &p->spec, n_blocks);
     if (row_blocks < p->config.max_row_blocks)
         row_blocks = p->config.max_row_blocks;
     st = n_blocks < had ? shrink(e, p, n_blocks, &n_moved, why, why_bytes)
