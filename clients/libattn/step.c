@@ -291,7 +291,7 @@ static attn_status step_read(const struct attn_pool *p, const struct attn_step *
         return error_set(ATTN_EINVAL, "items beside plan, which has them");
     if (out->plan->pool != p)
         return error_set(ATTN_EINVAL, "the plan is of another pool's handle");
-    if (out->plan->step.flags != step_flags(out))
+    if (out->plan->message->step.flags != step_flags(out))
         return error_set(ATTN_EINVAL, "q, k, v and lse are not those that the plan says");
     if (!step_plan_has_layer(out->plan, out->layer))
         return error_set(ATTN_EINVAL, "the plan does not have layer %u", out->layer);

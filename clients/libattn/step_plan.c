@@ -12,8 +12,10 @@
 
 static void unref(attn_step_plan *p)
 {
-    if (atomic_fetch_sub(&p->n_refs, 1) == 1)
-        free(p);
+    if (atomic_fetch_sub(&p->n_refs, 1) != 1)
+        return;
+    free(p->message);
+    free(p);
 }
 
 static void on_answer(void *user, attn_ticket ticket, const struct attn_result *r)
@@ -51,45 +53,16 @@ static attn_status plan_check(attn_pool *p, const struct attn_plan *a)
     return ATTN_OK;
 }
 
-/* A copy of what the caller says, and of it as arrays of the message. */
+/* A copy of what the caller says. */
 static attn_step_plan *plan_new(const attn_pool *p, const struct attn_plan *a)
 {
-    size_t n = a->n_items, items_bytes = n * sizeof(struct attn_item);
-    size_t bytes = sizeof(attn_step_plan) + items_bytes + n * sizeof(uint64_t) +
-                   (3 * n + a->n_layers) * sizeof(uint32_t);
-    attn_step_plan *x = calloc(1, bytes);
-    if (x == NULL)
+    size_t items_bytes = a->n_items * sizeof(struct attn_item);
+    attn_step_plan *x = calloc(1, sizeof *x + items_bytes);
+    if (x == NULL || (x->message = plan_message_new(p, a)) == NULL) {
+        free(x);
         return NULL;
-    x->items = (struct attn_item *)(void *)(x + 1);
-    uint64_t *seq = (uint64_t *)(void *)(x->items + n);
-    uint32_t *epoch = (uint32_t *)(void *)(seq + n), *pos = epoch + n, *n_tokens = pos + n;
-    uint32_t *layers = n_tokens + n;
-    memcpy(x->items, a->items, items_bytes);
-    for (size_t i = 0; i < n; i++) {
-        seq[i] = a->items[i].seq.id;
-        epoch[i] = a->items[i].seq.epoch;
-        pos[i] = a->items[i].pos;
-        n_tokens[i] = a->items[i].n_tokens;
     }
-    for (uint32_t i = 0; i < a->n_layers; i++)
-        layers[i] = a->layers != NULL ? a->layers[i] : i;
-    attnd__request__init(&x->request);
-    attnd__plan__init(&x->plan);
-    attnd__step__init(&x->step);
-    x->request.body_case = ATTND__REQUEST__BODY_PLAN;
-    x->request.plan = &x->plan;
-    x->plan.n_layers = a->n_layers;
-    x->plan.layers = layers;
-    x->plan.step = &x->step;
-    x->step.pool = p->id;
-    x->step.flags = (a->is_append ? WIRE_STEP_APPEND : 0) | (a->is_attend ? WIRE_STEP_ATTEND : 0) |
-                    (a->has_lse ? WIRE_STEP_LSE : 0);
-    x->step.dtype = (Attnd__Dtype)p->spec.q_dtype;
-    x->step.n_seq = x->step.n_epoch = x->step.n_pos = x->step.n_n_tokens = n;
-    x->step.seq = seq;
-    x->step.epoch = epoch;
-    x->step.pos = pos;
-    x->step.n_tokens = n_tokens;
+    memcpy(x->items, a->items, items_bytes);
     x->pool = p;
     x->n_items = a->n_items;
     atomic_init(&x->n_refs, 1);
@@ -104,7 +77,7 @@ static attn_status tell(attn_step_plan *x, uint64_t timeout_us)
     attn_status st = client_request_new(x->pool->client, timeout_us, &r);
     if (st != ATTN_OK)
         return st;
-    r->header = &x->request;
+    r->header = &x->message->request;
     r->is_piece = true; /* nobody waits for it */
     r->cb = on_answer;
     r->user = x;
@@ -133,7 +106,7 @@ attn_status attn_step_plan_open(attn_pool *p, const struct attn_plan *a, attn_st
     if (client_takes_plans(p->client))
         st = tell(x, a->timeout_us);
     if (st != ATTN_OK) {
-        free(x);
+        unref(x);
         return st;
     }
     *out_plan = x;
@@ -148,8 +121,9 @@ void attn_step_plan_close(attn_step_plan *p)
 
 bool step_plan_has_layer(const attn_step_plan *p, uint32_t layer)
 {
-    for (size_t i = 0; i < p->plan.n_layers; i++)
-        if (p->plan.layers[i] == layer)
+    const Attnd__Plan *h = &p->message->plan;
+    for (size_t i = 0; i < h->n_layers; i++)
+        if (h->layers[i] == layer)
             return true;
     return false;
 }

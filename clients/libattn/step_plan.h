@@ -4,8 +4,7 @@
 
 #include <stdatomic.h>
 
-#include "clients/libattn/attn.h"
-#include "proto/wire.h"
+#include "clients/libattn/plan_message.h"
 
 struct attn_step_plan {
     atomic_uint n_refs; /* the caller's; of the request that tells it */
@@ -13,10 +12,8 @@ struct attn_step_plan {
     uint64_t id; /* of the request that told it */
     const attn_pool *pool;
     uint32_t n_items;
-    struct attn_item *items; /* [n_items] behind the struct, as the arrays of: */
-    Attnd__Request request;
-    Attnd__Plan plan;
-    Attnd__Step step;
+    struct plan_message *message;
+    struct attn_item items[]; /* [n_items] */
 };
 
 bool step_plan_has_layer(const attn_step_plan *p, uint32_t layer);
