@@ -61,6 +61,9 @@ MODELS = {
     "llama8b": lambda: random_llama(
         "random-llama-8b-4-layers", hidden_size=4096, intermediate_size=14336, head_dim=128
     ),
+    "llama8b32": lambda: random_llama(
+        "random-llama-8b", n_layers=32, hidden_size=4096, intermediate_size=14336, head_dim=128
+    ),
 }
 N_WARM = 4
 TURN = 8  # steps
