@@ -134,6 +134,13 @@ struct backend_pool {
     uint32_t *touched; /* [n_table_rows] value of the last slot whose batch names the row */
 };
 
+/* What the latest batch was; layers of a model's step follow each other. */
+struct gpu_course {
+    const struct backend_pool *pool;
+    uint32_t n_items, row, layer; /* of the first item */
+    bool is_next_due; /* the next layer's launch may be made ready */
+};
+
 struct backend {
     struct backend_config config;
     struct runtime_device device;
@@ -155,6 +162,7 @@ struct backend {
     uint32_t part_dv;
     uint64_t part_slots; /* GPU_PART_SLOTS but while shards are measured */
     uint32_t n_looks;
+    struct gpu_course course;
     struct backend *next_opened; /* of the process (gpu_peers.c) */
     uint64_t reached; /* devices, by number */
     bool is_lost; /* the device gave an error that does not go away */
@@ -220,6 +228,10 @@ int gpu_job_prep(const struct gpu_job *j, const struct backend_batch *batch, run
  * nothing. */
 int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,
                    bool is_chained);
+
+/* attend of a direct job, as far as it can be done before its batch is there. */
+void gpu_job_attend_early(const struct gpu_job *j, const struct gpu_finish *finish,
+                          runtime_stream *s);
 
 /* ---- gpu_queue.c: slots of the table */
 

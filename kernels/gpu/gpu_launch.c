@@ -77,8 +77,9 @@ static int launch_decodes(const struct gpu_job *j, const struct gpu_finish *fini
                           runtime_stream *s, bool is_chained)
 {
     void *scratch = (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES;
+    const enum decode_way way = j->is_direct ? DECODE_BY_ITSELF : DECODE_BEHIND_PREP;
     return runtime_check("decode kernel", decode_launch(&j->tuned, j->tuned_upload, scratch, finish,
-                                                        s, is_chained, j->is_direct));
+                                                        s, is_chained, way));
 }
 
 /* n_processors: that they take, at most; 0: all. */
@@ -119,6 +120,14 @@ static int launch_beside(const struct gpu_job *j, uint32_t n_processors, runtime
     if (!code)
         code = launch_decodes(j, NULL, s, false);
     return code ? code : gpu_stream_follow(b, s, b->prompts);
+}
+
+void gpu_job_attend_early(const struct gpu_job *j, const struct gpu_finish *finish,
+                          runtime_stream *s)
+{
+    void *scratch = (char *)j->staging.scratch + PREFILL_SCRATCH_BYTES;
+    if (decode_can_finish(&j->tuned)) /* what fails here fails again in the launch, and is said */
+        (void)decode_launch(&j->tuned, NULL, scratch, finish, s, false, DECODE_EARLY);
 }
 
 int gpu_job_attend(const struct gpu_job *j, const struct gpu_finish *finish, runtime_stream *s,

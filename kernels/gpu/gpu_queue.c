@@ -18,6 +18,7 @@
 #define LOOKS_BEFORE_CHECK 4096 /* at the flag, before the stream is asked for an error */
 #define SPIN_NS 500000 /* poll looks without pause for so long, then sleeps between looks */
 #define NAP_NS 20000
+#define GPU_EARLY_ITEMS 8 /* of a batch whose next layer is expected */
 
 static int launch_copies(const struct backend_batch *batch, runtime_stream *s)
 {
@@ -147,9 +148,55 @@ static struct gpu_finish finish_of(const struct gpu_slot *s)
     return f;
 }
 
+static const struct gpu_choice choice = {.is_split = true};
+
+/* Does the batch go on with the next layer of what the latest was? Then another one is expected. */
+static void note_course(struct backend *b, const struct backend_batch *batch, bool is_direct)
+{
+    struct gpu_course *c = &b->course;
+    const struct backend_item *it = batch->items;
+    const bool is_small = is_direct && batch->n_items <= GPU_EARLY_ITEMS;
+    const bool is_next = is_small && c->pool == batch->pool && c->n_items == batch->n_items &&
+                         c->row == it->table_row && c->layer + 1 == it->layer;
+    *c = (struct gpu_course){.pool = batch->pool,
+                             .n_items = is_small ? batch->n_items : 0,
+                             .row = it->table_row,
+                             .layer = it->layer,
+                             .is_next_due = is_next && b->n_in_flight == 1};
+}
+
+/* The parameters of the next layer's launch are set while this one's is computed. If what comes is
+ * something else they are set again. */
+static void make_next_ready(struct backend *b)
+{
+    const struct backend_batch *now = b->slots[b->oldest].batch;
+    struct gpu_slot *s = &b->slots[(b->oldest + 1) % BACKEND_MAX_IN_FLIGHT];
+    struct backend_item items[GPU_EARLY_ITEMS];
+    struct backend_word signals[GPU_FINISH_SIGNALS];
+    struct backend_batch next = {
+        .pool = now->pool, .items = items, .n_items = now->n_items, .signals = signals};
+    b->course.is_next_due = false;
+    for (uint32_t i = 0; i < now->n_items; i++) {
+        items[i] = now->items[i];
+        if (++items[i].layer == now->pool->config.num_layers)
+            return;
+    }
+    for (; next.n_signals < now->n_signals; next.n_signals++) {
+        signals[next.n_signals] = now->signals[next.n_signals];
+        signals[next.n_signals].value++;
+    }
+    if (gpu_job_make(b, &s->job, &next, &choice, NULL, NULL) != ATTN_OK ||
+        !gpu_job_can_be_direct(&s->job))
+        return;
+    s->batch = &next;
+    s->value = b->last_value + 1;
+    const struct gpu_finish finish = finish_of(s);
+    s->batch = NULL;
+    gpu_job_attend_early(&s->job, &finish, s->stream);
+}
+
 attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
 {
-    static const struct gpu_choice choice = {.is_split = true};
     attn_status st = gpu_enter(b);
     if (st != ATTN_OK)
         return st;
@@ -187,6 +234,7 @@ attn_status gpu_submit(struct backend *b, struct backend_batch *batch)
         (!j->is_direct && gpu_job_prep(j, batch, s->stream)) || launch_attention(s, &finish))
         return gpu_lost(b);
     b->n_in_flight++;
+    note_course(b, batch, j->is_direct);
     return ATTN_OK;
 }
 
@@ -232,6 +280,8 @@ struct backend_batch *gpu_poll(struct backend *b, uint64_t wait_ns)
             return take_oldest(b, ATTN_OK);
         if (b->is_lost)
             return take_oldest(b, ATTN_EDEVICE);
+        if (b->course.is_next_due)
+            make_next_ready(b);
         waited = attn_now_ns() - start;
         if (waited >= wait_ns)
             break;

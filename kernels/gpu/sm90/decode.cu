@@ -82,8 +82,9 @@ bool decode_can_be_direct(const struct decode_call *c)
 }
 
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
-                  const struct gpu_finish *finish, void *stream, int chained, int is_direct)
+                  const struct gpu_finish *finish, void *stream, int chained, enum decode_way way)
 {
+    const bool is_direct = way != DECODE_BEHIND_PREP;
     const struct decode_pool *p = c->pool;
     const struct gpu_kv *kv = &p->kv;
     const decode::decode_start start = !is_direct                       ? decode::DECODE_AFTER_PREP
@@ -156,7 +157,11 @@ int decode_launch(const struct decode_call *c, const void *upload, void *scratch
            : c->kernel == DECODE_SHORT ? p->map16_part
                                        : p->map16,
            sizeof map);
-    void *args[] = {&a, (void *)c->inline_words, &map};
-    return runtime_launch((runtime_stream *)stream, fn, &l, args,
-                          start == decode::DECODE_DIRECT_FEW);
+    struct runtime_args args = {{&a, (void *)c->inline_words, &map},
+                                {sizeof a, c->n_words * sizeof c->inline_words[0], sizeof map}};
+    static_assert(sizeof a + sizeof(decode_few_words) + sizeof map <= RUNTIME_KEPT_BYTES,
+                  "what a graph keeps");
+    if (start == decode::DECODE_DIRECT_FEW)
+        return runtime_launch_kept((runtime_stream *)stream, fn, &l, &args, way == DECODE_EARLY);
+    return way == DECODE_EARLY ? 0 : runtime_launch((runtime_stream *)stream, fn, &l, args.p);
 }

@@ -140,12 +140,18 @@ bool decode_can_finish(const struct decode_call *c);
  * launched before it? Items as backend.h has them: no two append to the same (row, layer). */
 bool decode_can_be_direct(const struct decode_call *c);
 
+enum decode_way {
+    DECODE_BEHIND_PREP,
+    DECODE_BY_ITSELF, /* a direct call */
+    DECODE_EARLY, /* the same, but nothing is launched: the stream is told what it will be */
+};
+
 /* 0 or the runtime's error code; never waits. upload NULL if the call has none. finish: what it
  * tells the host at its end, of a direct call also at its start; NULL: nothing. chained: the kernel
  * before it on the stream ends with gpu::chain_release (programmatic dependent launch); this one
  * releases its own successor when its blocks are near their end. */
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
-                  const struct gpu_finish *finish, void *stream, int chained, int is_direct);
+                  const struct gpu_finish *finish, void *stream, int chained, enum decode_way way);
 
 #ifdef __cplusplus
 }

@@ -56,9 +56,9 @@ bool decode_can_finish(const struct decode_call *c)
 }
 
 int decode_launch(const struct decode_call *c, const void *upload, void *scratch,
-                  const struct gpu_finish *finish, void *stream, int chained, int is_direct)
+                  const struct gpu_finish *finish, void *stream, int chained, enum decode_way way)
 {
     (void)c, (void)upload, (void)scratch, (void)finish, (void)stream, (void)chained;
-    (void)is_direct;
+    (void)way;
     return -1;
 }

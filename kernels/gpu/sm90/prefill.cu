@@ -143,5 +143,5 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
         l.numAttrs = 1;
     }
     void *args[] = {&a, (void *)&c->inline_list, &maps};
-    return runtime_launch((runtime_stream *)stream, kernel_for(p, c->is_dilated), &l, args, 0);
+    return runtime_launch((runtime_stream *)stream, kernel_for(p, c->is_dilated), &l, args);
 }

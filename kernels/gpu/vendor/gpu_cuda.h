@@ -263,7 +263,7 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
     a.val.programmaticStreamSerializationAllowed = 1;
     c.attrs = &a;
     c.numAttrs = chained ? 1 : 0;
-    return runtime_launch((runtime_stream *)stream, (const void *)kernel, &c, pointers, 0);
+    return runtime_launch((runtime_stream *)stream, (const void *)kernel, &c, pointers);
 }
 
 /* Lets a kernel run on processors whose memory is nearly all shared memory, as others want it. */

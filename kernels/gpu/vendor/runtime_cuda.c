@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/gpu/vendor/runtime_kept.h"
+
 static _Thread_local char last_error[256] = "no error";
 
 const char *runtime_last_error(void)
@@ -233,6 +235,7 @@ struct kept_graph {
     cudaGraph_t graph; /* its node names that of exec */
     cudaGraphNode_t node;
     cudaGraphExec_t exec;
+    struct kept_params given; /* to the node of exec */
 };
 
 struct runtime_stream {
@@ -434,20 +437,31 @@ static struct kept_graph *kept_of(runtime_stream *s, const void *kernel,
     return g->exec ? g : NULL;
 }
 
-int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c, void **args,
-                   int is_graph)
+int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c, void **args)
 {
     c->stream = s->stream;
-    struct kept_graph *g = is_graph ? kept_of(s, kernel, c, args) : NULL;
+    return (int)cudaLaunchKernelExC(c, kernel, args);
+}
+
+int runtime_launch_kept(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c,
+                        struct runtime_args *args, int is_early)
+{
+    c->stream = s->stream;
+    struct kept_graph *g = kept_of(s, kernel, c, args->p);
     if (!g)
-        return (int)cudaLaunchKernelExC(c, kernel, args);
-    const struct cudaKernelNodeParams node = {.func = (void *)kernel,
-                                              .gridDim = c->gridDim,
-                                              .blockDim = c->blockDim,
-                                              .sharedMemBytes = (unsigned)c->dynamicSmemBytes,
-                                              .kernelParams = args};
-    cudaError_t code = cudaGraphExecKernelNodeSetParams(g->exec, g->node, &node);
-    return (int)(code ? code : cudaGraphLaunch(g->exec, s->stream));
+        return is_early ? 0 : (int)cudaLaunchKernelExC(c, kernel, args->p);
+    cudaError_t code = cudaSuccess;
+    if (kept_note(&g->given, c, args)) {
+        const struct cudaKernelNodeParams node = {.func = (void *)kernel,
+                                                  .gridDim = c->gridDim,
+                                                  .blockDim = c->blockDim,
+                                                  .sharedMemBytes = (unsigned)c->dynamicSmemBytes,
+                                                  .kernelParams = args->p};
+        code = cudaGraphExecKernelNodeSetParams(g->exec, g->node, &node);
+        if (code)
+            memset(&g->given, 0, sizeof g->given);
+    }
+    return (int)(code || is_early ? code : cudaGraphLaunch(g->exec, s->stream));
 }
 
 /* ---- the range that outlives the process */

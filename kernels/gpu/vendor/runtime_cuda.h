@@ -11,11 +11,21 @@
 extern "C" {
 #endif
 
-/* c without its stream. args: one pointer a parameter, read before it returns. is_graph: as a graph
- * of this kernel alone, which the stream keeps: less of the host's time where the parameters are
- * few (docs/kernels.md, "Short batches are one launch"). Gives the runtime's code. */
-int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c, void **args,
-                   int is_graph);
+/* c without its stream. args: one pointer a parameter, read before it returns. Gives the runtime's
+ * code. */
+int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c, void **args);
+
+#define RUNTIME_KEPT_ARGS 3
+#define RUNTIME_KEPT_BYTES 1536
+struct runtime_args {
+    void *p[RUNTIME_KEPT_ARGS];
+    size_t bytes[RUNTIME_KEPT_ARGS]; /* that count; together RUNTIME_KEPT_BYTES at most */
+};
+/* As a graph of this kernel alone, which the stream keeps: less of the host's time where the
+ * parameters are few (docs/kernels.md, "Around the kernels"). is_early: nothing is
+ * launched; if the kernel's next launch on this stream is the very same, it takes less time. */
+int runtime_launch_kept(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *c,
+                        struct runtime_args *args, int is_early);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,8 @@
 /* cuda_simt.cpp: the runtime's functions of cuda/cuda.h for decode.cu and prefill.cu. It counts
  * launches by kernel; with ATTND_SIMT_WANT=NAME[,NAME] (cluster, warp, list, short, wide; of wide
- * rows32, of short direct; prefill, dilated, codes; of prefill and codes cut) the process ends with
- * code 3 if one of them was never launched, so that a test cannot pass by the generic kernels.
+ * rows32, of short direct, of direct early; prefill, dilated, codes; of prefill and codes cut) the
+ * process ends with code 3 if one of them was never launched, so that a test cannot pass by the
+ * generic kernels.
  */
 #include "kernels/gpu/sm90/decode_kernels.h"
 #include "kernels/gpu/sm90/prefill_kernels.h"
@@ -11,26 +12,28 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <unistd.h>
 
 #undef gridDim /* are fields here */
 #undef blockDim
+#include "kernels/gpu/vendor/runtime_kept.h"
 
 static struct counts {
-    unsigned n[11];
+    unsigned n[12];
 
     ~counts()
     {
-        static const char *const names[11] = {"cluster", "warp",   "list",   "short",
+        static const char *const names[12] = {"cluster", "warp",   "list",   "short",
                                               "wide",    "direct", "rows32", "prefill",
-                                              "dilated", "codes",  "cut"};
+                                              "dilated", "codes",  "cut",    "early"};
         const char *want = getenv("ATTND_SIMT_WANT");
         if (want == nullptr)
             return;
         bool is_missing = false;
         fprintf(stderr, "simt: launches:");
-        for (int i = 0; i < 11; i++) {
+        for (int i = 0; i < 12; i++) {
             fprintf(stderr, " %s %u", names[i], n[i]);
             is_missing |= n[i] == 0 && strstr(want, names[i]) != nullptr;
         }
@@ -169,7 +172,7 @@ static void count_cut(void **args)
     launches.n[10] += !((const prefill_params *)args[0])->entries && first.last_part > 0;
 }
 
-int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l, void **args, int)
+int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l, void **args)
 {
     simt::launch how = {l->gridDim, l->blockDim, l->dynamicSmemBytes};
     how.has_async = true;
@@ -205,4 +208,30 @@ int runtime_launch(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
     bool is_short = kind == DECODE_CLUSTER || kind == DECODE_SHORT || kind == DECODE_WIDE;
     return is_short ? enqueue<decode_params, decode_short_words, CUtensorMap>(s, how, kernel, args)
                     : enqueue<decode_params, decode_words, CUtensorMap>(s, how, kernel, args);
+}
+
+/* The node of a kept graph: what its kernel runs with. */
+struct node {
+    struct kept_params given;
+    decode_params p;
+    decode_few_words w;
+    CUtensorMap map;
+    bool is_early;
+};
+
+int runtime_launch_kept(runtime_stream *s, const void *kernel, cudaLaunchConfig_t *l,
+                        struct runtime_args *args, int is_early)
+{
+    static std::map<std::pair<runtime_stream *, const void *>, node> nodes;
+    node &n = nodes[{s, kernel}];
+    const bool is_new = kept_note(&n.given, l, args);
+    if (is_new) {
+        memcpy(&n.p, args->p[0], sizeof n.p);
+        memcpy(&n.w, args->p[1], args->bytes[1]);
+        memcpy(&n.map, args->p[2], sizeof n.map);
+    }
+    launches.n[11] += !is_early && !is_new && n.is_early;
+    n.is_early = is_early;
+    void *given[] = {&n.p, &n.w, &n.map};
+    return is_early ? 0 : runtime_launch(s, kernel, l, given);
 }

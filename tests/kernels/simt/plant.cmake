@@ -209,6 +209,9 @@ plant(gpu_queue.c 85 "    if (batch->n_signals <= GPU_FINISH_SIGNALS && batch->n
 plant(gpu_queue.c 64 "front->is_alone ||" "(front->is_alone && !simt_has_bug(64)) ||")
 # a transfer does not wait for all batches in flight
 plant(gpu_queue.c 65 "    if (gpu_follow_all(b) != 0 ||\n        runtime_copy" "    if ((!simt_has_bug(65) && gpu_follow_all(b) != 0) ||\n        runtime_copy")
+# what was made ready for another layer runs
+plant(vendor/runtime_kept.h 115 "memcmp(kept, args->p[i], args->bytes[i])"
+  "memcmp(kept, args->p[i], simt::planted == 115 && i == 1 ? 0 : args->bytes[i])")
 # a direct call computes with what lay where the newest K is, does not append, or leaves patches out
 plant(sm90/decode_short_score.cuh 66 "            fresh.put(k_at(i), false, it.pos % DECODE_TILE);"
   "            if (simt::planted != 66)\n                fresh.put(k_at(i), false, it.pos % DECODE_TILE);")
