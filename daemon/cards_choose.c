@@ -5,7 +5,6 @@
 
 #include "daemon/cards_balance.h"
 #include "daemon/cards_internal.h"
-#include "daemon/engine_plan.h"
 #include "daemon/engine_pools.h"
 #include "daemon/stats.h"
 
@@ -33,7 +32,7 @@ static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_ac
         bool is_active = e->seqs[id.index].step_stamp >= e->leave.looked_stamp;
         if (info.pool.index != pool || info.n_blocks <= best || info.n_blocks > most ||
             info.n_away > 0 || 2 * (uint64_t)info.n_cached > info.layer_len[0] ||
-            info.hole_past > 0 || (must_be_active && !is_active) || plan_has_seq(e, info.name))
+            info.hole_past > 0 || (must_be_active && !is_active))
             continue;
         best = info.n_blocks;
         *out = id;

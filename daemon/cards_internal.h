@@ -49,6 +49,12 @@ static inline bool card_is_lost(const struct engine *e)
     return engine_health(e) != ATTN_OK;
 }
 
+/* Their backends are of one module: it knows how its devices reach each other. */
+static inline bool cards_are_alike(const struct engine *a, const struct engine *b)
+{
+    return a->parts.ops->moves_submit == b->parts.ops->moves_submit;
+}
+
 /* The card that an epoch on the wire names; one that there is not is the lead's to refuse. */
 static inline uint32_t card_of_epoch(const struct cards *c, uint32_t epoch)
 {

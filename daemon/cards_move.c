@@ -28,7 +28,6 @@
 #include "daemon/cards_route.h"
 #include "daemon/clock.h"
 #include "daemon/engine_answer.h"
-#include "daemon/engine_plan.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
 #include "daemon/log.h"
@@ -159,8 +158,7 @@ static void go_ahead(struct engine *e, struct card_move *m)
     if (!l->wants_stop)
         l->wanted_ns = clock_now_ns();
     l->wants_stop = true;
-    if (seq_is_busy(e, l->seq) || plan_has_seq(e, m->name.name) ||
-        info.n_blocks - l->n_there > MOST_LAST_BLOCKS)
+    if (seq_is_busy(e, l->seq) || info.n_blocks - l->n_there > MOST_LAST_BLOCKS)
         return;
     if (kv_seq_depart(e->parts.kv, (kv_seq_id){l->seq}, &m->left) != ATTN_OK)
         return;

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "daemon/cards.h"
+#include "daemon/cards_internal.h"
 #include "daemon/log.h"
 #include "kernels/grow.h"
 #include "kernels/merge.h"
@@ -29,17 +29,12 @@ struct cards_outputs *cards_outputs_new(void)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-static bool are_alike(const struct engine *a, const struct engine *b)
-{
-    return a->parts.ops->moves_submit == b->parts.ops->moves_submit;
-}
-
 static void host_give(struct engine *lead, void *p, uint64_t bytes, uint32_t n_known)
 {
     const struct cards *c = lead->parts.cards;
     for (uint32_t i = 1; i < n_known; i++) {
         const struct engine *e = cards_engine(c, i);
-        if (!are_alike(lead, e))
+        if (!cards_are_alike(lead, e))
             e->parts.ops->host_unregister(e->parts.backend, p, bytes);
     }
     lead->parts.ops->host_free(lead->parts.backend, p, bytes);
@@ -55,7 +50,7 @@ static attn_status host_take(struct engine *lead, uint64_t bytes, void **out_p)
         return st;
     for (uint32_t i = 1; i < cards_n_all(c); i++) {
         const struct engine *e = cards_engine(c, i);
-        if (!are_alike(lead, e))
+        if (!cards_are_alike(lead, e))
             st = e->parts.ops->host_register(e->parts.backend, p, bytes);
         if (st == ATTN_OK)
             continue;
@@ -94,7 +89,7 @@ static bool take_region(struct engine *lead, struct cards_outputs *o, uint64_t b
     const struct backend_ops *ops = lead->parts.ops;
     char why[WHY_BYTES];
     for (uint32_t i = 1; i < cards_n_all(c); i++)
-        if (!are_alike(lead, cards_engine(c, i)))
+        if (!cards_are_alike(lead, cards_engine(c, i)))
             return false;
     if (ops->region_open(lead->parts.backend, bytes, -1, &o->region, why, sizeof why) != ATTN_OK)
         return false;

@@ -101,6 +101,14 @@ static attn_status staging_grow(struct batch_part *part, uint64_t bytes)
     return ATTN_OK;
 }
 
+/* What went wrong with a lane's tensors. */
+static void copies_say(struct batch_part *part)
+{
+    if (part->tensors.copied != ATTN_OK)
+        snprintf(part->why, sizeof part->why, "tensors of a lane were not copied: %s",
+                 part->engine->parts.ops->last_error(part->engine->parts.backend));
+}
+
 /* The card's items and tensors of the batch. */
 static attn_status part_cut(struct batch_part *part, const struct pool *p)
 {
@@ -121,11 +129,15 @@ static attn_status part_cut(struct batch_part *part, const struct pool *p)
                  "no host memory for %" PRIu64 " bytes of a split batch", bytes);
         return st;
     }
+    t->rows_copy = part->whole->has_bells ? part->engine->parts.ops->rows_copy : NULL;
+    t->backend = part->engine->parts.backend;
+    t->copied = ATTN_OK;
     if (is_heads)
         heads_cut(t);
     else
         tokens_cut(t);
-    return ATTN_OK;
+    copies_say(part);
+    return t->copied;
 }
 
 /* Computed, or why not: the lead has it again. */
@@ -234,7 +246,11 @@ void part_leave(struct engine *e, struct backend_batch *d)
     } else {
         if (p->split.how == ATTN_SPLIT_HEADS)
             heads_join(&part->tensors);
-        part_return(part);
+        copies_say(part);
+        if (part->tensors.copied == ATTN_OK)
+            part_return(part);
+        else
+            part_fail(part, part->tensors.copied, part->why);
     }
 }
 
@@ -257,6 +273,8 @@ bool parts_launch(struct engine *e)
         return false;
     e->parts_waiting = part->next;
     e->polled_ns = clock_now_ns(); /* the next one is looked for without sleep for a while */
+    if (part->whole->has_bells)
+        e->bell_ns = e->polled_ns;
     part_begin(e, part);
     return true;
 }
@@ -281,6 +299,9 @@ void parts_begin(struct engine *e, struct batch *b, uint32_t n)
             b->oldest = other->order < b->oldest ? other->order : b->oldest;
     }
     b->n_parts_out = n;
+    b->has_bells = false;
+    for (uint32_t i = 0; i < b->n_items; i++)
+        b->has_bells |= b->items[i]->task->req->bell != NULL;
     b->outputs_status = ATTN_OK;
     if (b->pool->split.how == ATTN_SPLIT_TOKENS)
         b->outputs_status = outputs_begin(e, b, n);

@@ -27,6 +27,10 @@ enum { NO_POOL = UINT32_MAX };
 static void give_back(struct request *req)
 {
     struct engine *lead = req->lead;
+    if (req->bell != NULL) { /* the sentence is its sender's */
+        snprintf(req->bell->why, sizeof req->bell->why, "%s", req->why == NULL ? "" : req->why);
+        req->why = req->bell->why;
+    }
     stack_push(&lead->returned, req);
     engine_wake(lead);
 }
@@ -92,7 +96,7 @@ static void send_step(struct cards *c, struct request *req, struct engine *from)
         send_to(c, req, from, 0); /* whose plan may be on its way there */
         return;
     }
-    uint32_t of_cards = req->bell != NULL ? 1 : cards_of_step(c, req);
+    uint32_t of_cards = cards_of_step(c, req);
     if ((of_cards & (of_cards - 1)) == 0) {
         send_to(c, req, from, of_cards == 0 ? 0 : (uint32_t)__builtin_ctz(of_cards));
         return;
@@ -203,13 +207,6 @@ static void send_on(struct cards *c, struct request *req, struct engine *from)
             send_to(c, req, from, 0);
         else
             send_by_name(c, req, from, h->kill->seq);
-        return;
-    case ATTND__REQUEST__BODY_PLAN:
-        if (h->plan->lane != 0 && h->plan->step != NULL && (cards_of_step(c, req) & ~1u) != 0)
-            refuse(c, req, from, ATTN_ENOTSUP,
-                   "plan: lanes reach sequences of the first card only");
-        else
-            send_to(c, req, from, 0);
         return;
     case ATTND__REQUEST__BODY_INSPECT:
         send_to(c, req, from, list_card(c, h->inspect));

@@ -175,6 +175,7 @@ static struct step_part *part_new(struct step_whole *w, uint32_t card)
     part->req.msg = req->msg;
     part->req.room = req->room;
     part->req.wire = req->wire;
+    part->req.bell = req->bell;
     part->req.began_ns = req->began_ns;
     part->req.received_ns = req->received_ns;
     part->req.deadline_ns = req->deadline_ns;

@@ -23,7 +23,9 @@ attn_status cards_step_reserve(struct task *t, size_t head)
     struct step_whole *w = t->req->part->whole;
     attn_status st = ATTN_OK;
     pthread_mutex_lock(&w->lock);
-    if (w->payload == NULL)
+    if (w->payload == NULL && w->req->bell != NULL)
+        w->payload = w->req->bell->out;
+    else if (w->payload == NULL)
         st = request_reply_reserve(w->req, head + t->layout.reply_bytes);
     if (w->payload == NULL && st == ATTN_OK) {
         w->head_room = head;

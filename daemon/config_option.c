@@ -48,9 +48,9 @@ const struct config_option config_options[] = {
         "much: then sequences of whole pools move there, while they are used. 0: never."),
     {"device", "index", OPTION_TEXT, RESTART, AT(device_index), "0", 0, 0, NULL,
         "Which GPUs, by the driver's numbers: one, several (0,1), eight at most, or all. Each sequence\n"
-        "lives on one of them; lanes (gpu:///PATH) are of the first. With the cpu backend every number\n"
-        "is one more engine with threads and memory of its own. A device of another backend has that\n"
-        "before its number: 0,cpu:0 or cuda:0,hip:0."},
+        "lives on one of them, or is split over all. With the cpu backend every number is one more\n"
+        "engine with threads and memory of its own. A device of another backend has that before its\n"
+        "number: 0,cpu:0 or cuda:0,hip:0; lanes (gpu:///PATH) need cards of one backend."},
     BYTES("device", "kv_memory", kv_memory_bytes, RESTART, "1G", MIB, 64 * TIB,
         "Memory for the K and V of all pools together, on each device. Taken at start, never grows."),
     COUNT("device", "threads", threads, RESTART, "0", 0, 1024,

@@ -47,16 +47,17 @@ static bool put_down(struct engine *e, const struct batch *b, uint32_t i, uint32
     return true;
 }
 
-/* Bells that are whole in this batch: their workers need not wait for the host. */
+/* Bells that are whole in this batch: their workers need not wait for the host. What several cards
+ * compute is whole nowhere. */
 void ahead_begin(struct engine *e, struct batch *b)
 {
     struct backend_word *signals = b->signals + 1; /* behind the cache's */
-    uint32_t n = 0, n_ahead = 0;
-    for (uint32_t i = 0, n_of_task; i < b->n_items; i += n_of_task) {
+    uint32_t n = 0, n_ahead = 0, n_items = pool_is_split(&b->pool->split) ? 0 : b->n_items;
+    for (uint32_t i = 0, n_of_task; i < n_items; i += n_of_task) {
         const struct task *t = b->items[i]->task;
-        for (n_of_task = 1; i + n_of_task < b->n_items && b->items[i + n_of_task]->task == t;)
+        for (n_of_task = 1; i + n_of_task < n_items && b->items[i + n_of_task]->task == t;)
             n_of_task++;
-        if (t->req->bell == NULL || n_of_task < t->n_items)
+        if (t->req->bell == NULL || t->req->part != NULL || n_of_task < t->n_items)
             continue;
         if (e->parts.is_kept && (t->flags & WIRE_STEP_APPEND) &&
             !put_down(e, b, i, n_of_task, &n_ahead))

@@ -2,23 +2,25 @@
  * checked before the first of them, so that what is wrong is told in a sentence, to somebody who
  * can read it.
  *
- * Each is checked again, as a step: a plan promises nothing about what others do meanwhile.
- * Positions are checked where nothing is on its way that would move them.
+ * The lead has all lanes. A lane's plan with sequences on other cards goes to each of these in
+ * turn, which looks at its own; the lane's plans behind it wait meanwhile, so they keep their
+ * order. What comes without a lane is checked as far as the lead can see.
  */
 #include "daemon/engine_plan.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 
-#include "daemon/cards_name.h"
+#include "daemon/cards.h"
+#include "daemon/cards_lane.h"
+#include "daemon/cards_note.h"
 #include "daemon/engine_answer.h"
-#include "daemon/engine_mover.h"
+#include "daemon/engine_plan_check.h"
 #include "daemon/engine_pools.h"
-#include "daemon/engine_queue.h"
 #include "daemon/engine_session.h"
 #include "daemon/engine_sleep.h"
-#include "daemon/engine_step.h"
-#include "daemon/lane.h"
+#include "daemon/engine_status.h"
 #include "daemon/stats.h"
 #include "daemon/step_plans.h"
 
@@ -29,165 +31,17 @@ void engine_lane_add(struct engine *e, struct lane *l)
 
 void engine_lane_remove(struct lane *l)
 {
+    l->is_stuck = cards_lane_is_stuck(l->engine);
     LIST_REMOVE(l, entry);
-}
-
-bool plan_has_seq(const struct engine *e, uint64_t name)
-{
-    const struct lane *l;
-    LIST_FOREACH(l, &e->lanes, entry)
-        for (uint32_t i = 0; i < l->n_plans; i++)
-            for (size_t k = 0; k < l->plans[i]->step.n_seq; k++)
-                if (l->plans[i]->step.seq[k] == name)
-                    return true;
-    return false;
 }
 
 static struct lane *lane_find(struct engine *e, uint64_t id)
 {
-    for (int look = 0; look < 2; look++) {
-        struct lane *l;
-        LIST_FOREACH(l, &e->lanes, entry)
-            if (l->id == id && !l->is_closed)
-                return l;
-        engine_poll_pollers(e); /* it may have come after the last look */
-    }
+    struct lane *l;
+    LIST_FOREACH(l, &e->lanes, entry)
+        if (l->id == id && !l->is_closed)
+            return l;
     return NULL;
-}
-
-static bool is_in(uint64_t offset, uint64_t bytes, uint64_t first, uint64_t end)
-{
-    return offset % LANE_ALIGN == 0 && offset >= first && offset <= end && bytes <= end - offset;
-}
-
-static attn_status check_layers(const Attnd__Plan *h, const struct pool *p, char *why,
-                                size_t why_bytes)
-{
-    for (size_t i = 0; i < h->n_layers; i++) {
-        if (h->layers[i] < p->config.num_layers)
-            continue;
-        snprintf(why, why_bytes, "plan.layers[%zu] is %" PRIu32 ", the pool has %" PRIu32 " layers",
-                 i, h->layers[i], p->config.num_layers);
-        return ATTN_EINVAL;
-    }
-    if (h->step->layer != 0) {
-        snprintf(why, why_bytes, "plan.step.layer is %" PRIu32 ", plan.layers names the layers",
-                 h->step->layer);
-        return ATTN_EINVAL;
-    }
-    return ATTN_OK;
-}
-
-/* Where the tensors are in a lane's regions. */
-static attn_status check_places(const Attnd__Plan *h, const struct lane *l,
-                                const struct wire_step_layout *layout, char *why, size_t why_bytes)
-{
-    if (!is_in(h->in_offset, layout->request_bytes, 0, l->in.bytes)) {
-        snprintf(why, why_bytes,
-                 "plan.in_offset is %" PRIu64 ": %" PRIu64
-                 " bytes of tensors there, at a multiple of %u, are not in the region of %" PRIu64,
-                 h->in_offset, layout->request_bytes, LANE_ALIGN, l->in.bytes);
-        return ATTN_EINVAL;
-    }
-    if (!is_in(h->out_offset, layout->reply_bytes, LANE_OUT_OFFSET, l->out.bytes)) {
-        snprintf(why, why_bytes,
-                 "plan.out_offset is %" PRIu64 ": %" PRIu64
-                 " bytes of outputs there, at a multiple of %u from %u on, are not in the region of"
-                 " %" PRIu64,
-                 h->out_offset, layout->reply_bytes, LANE_ALIGN, LANE_OUT_OFFSET, l->out.bytes);
-        return ATTN_EINVAL;
-    }
-    return ATTN_OK;
-}
-
-/* One item against its sequence; *out_blocks: what it will take from the pool. */
-static attn_status check_item(struct engine *e, const Attnd__Plan *h, uint32_t i, uint32_t session,
-                              const struct pool *p, bool is_ahead, uint64_t stamp,
-                              uint32_t *out_blocks, char *why, size_t why_bytes)
-{
-    const Attnd__Step *s = h->step;
-    const struct seq_name name = {tenant_id(session_tenant(e, session)), s->seq[i]};
-    struct kv_seq_info info;
-    kv_seq_id id;
-    if (kv_seq_find(e->parts.kv, name.tenant, name.name, &id) != ATTN_OK) {
-        if (h->lane == 0 && e->parts.cards != NULL && cards_know(e->parts.cards, name))
-            return ATTN_OK; /* on another card, where its steps are checked */
-        snprintf(why, why_bytes, "no such sequence");
-        return ATTN_ENOTFOUND;
-    }
-    if (e->seqs[id.index].step_stamp == stamp) {
-        snprintf(why, why_bytes, "it is in this plan twice");
-        return ATTN_EINVAL;
-    }
-    e->seqs[id.index].step_stamp = stamp;
-    kv_seq_info(e->parts.kv, id, &info);
-    attn_status st = step_check_seq(e, s, i, &info, p, session, why, why_bytes);
-    if (is_ahead || seq_is_busy(e, id.index))
-        return st;
-    for (size_t k = 0; k < h->n_layers && st == ATTN_OK; k++)
-        st = step_check_pos(s, i, h->layers[k], info.layer_len[h->layers[k]], why, why_bytes);
-    uint32_t past = (s->pos[i] + s->n_tokens[i] - 1) / p->config.block_tokens + 1;
-    if ((s->flags & WIRE_STEP_APPEND) && past > info.n_blocks)
-        *out_blocks = past - info.n_blocks;
-    return st;
-}
-
-static attn_status check_items(struct engine *e, const Attnd__Plan *h, uint32_t session,
-                               const struct pool *p, const struct lane *l, char *why,
-                               size_t why_bytes)
-{
-    const Attnd__Step *s = h->step;
-    const uint64_t stamp = e->next_stamp++;
-    /* of what will move positions */
-    bool is_ahead = l != NULL && (l->n_plans > 0 || l->n_busy > 0);
-    uint64_t n_blocks = 0;
-    for (uint32_t i = 0; i < s->n_seq; i++) {
-        char reason[WHY_BYTES];
-        uint32_t n = 0;
-        attn_status st =
-            check_item(e, h, i, session, p, is_ahead, stamp, &n, reason, sizeof reason);
-        if (st != ATTN_OK) {
-            snprintf(why, why_bytes, "item %" PRIu32 " (sequence %" PRIu64 "): %s", i, s->seq[i],
-                     reason);
-            return st;
-        }
-        n_blocks += n;
-    }
-    struct kv_pool_spec spec;
-    uint32_t n_free;
-    if (l != NULL) /* its bells can't */
-        mover_wait(e, p, n_blocks);
-    kv_pool_info(e->parts.kv, p->id, &spec, &n_free);
-    if (n_blocks > n_free) {
-        snprintf(why, why_bytes, "the plan needs %" PRIu64 " blocks, pool %s has %" PRIu32 " free",
-                 n_blocks, spec.name, n_free);
-        return ATTN_ENOBLOCKS;
-    }
-    return ATTN_OK;
-}
-
-static attn_status plan_check(struct engine *e, const Attnd__Plan *h, uint32_t session,
-                              const struct lane *l, struct wire_step_layout *out, char *why,
-                              size_t why_bytes)
-{
-    const struct pool *p = pool_of_handle(e, session_tenant(e, session), h->step->pool);
-    if (p == NULL) {
-        snprintf(why, why_bytes, "plan.step.pool is %" PRIu32 ", no such pool", h->step->pool);
-        return ATTN_ENOTFOUND;
-    }
-    if (l != NULL && pool_is_split(&p->split)) {
-        snprintf(why, why_bytes, "plan.step.pool is %" PRIu32 ", split %s: lanes reach whole pools",
-                 h->step->pool, attn_split_name(p->split.how));
-        return ATTN_ENOTSUP;
-    }
-    attn_status st = step_check_shape(e, h->step, p, out, why, why_bytes);
-    if (st == ATTN_OK)
-        st = check_layers(h, p, why, why_bytes);
-    if (st == ATTN_OK && l != NULL)
-        st = check_places(h, l, out, why, why_bytes);
-    if (st == ATTN_OK)
-        st = check_items(e, h, session, p, l, why, why_bytes);
-    return st;
 }
 
 /* A plan of steps that will name it. */
@@ -212,23 +66,170 @@ static attn_status run_without_lane(struct engine *e, struct request *req, uint3
     return st;
 }
 
-attn_status plan_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+/* --- a lane's --------------------------------------------------------------------------------- */
+
+/* A plan on its way over the cards. */
+struct plan_tour {
+    struct card_note note; /* first */
+    struct engine *lead;
+    struct lane *lane; /* it is there until the tour is over */
+    struct request *req; /* the lead's, which nobody changes */
+    uint32_t cards; /* still to be asked, a bit each */
+    bool is_behind;
+    uint64_t in_bytes;
+    attn_status status;
+    char why[2 * WHY_BYTES];
+};
+
+static void tour_ends(struct engine *e, struct card_note *note);
+
+static void tour_checks(struct engine *e, struct card_note *note);
+
+static void tour_goes_on(struct plan_tour *t)
+{
+    struct engine *to = t->lead;
+    t->note.heard = tour_ends;
+    if (t->status == ATTN_OK && t->cards != 0) {
+        uint32_t card = (uint32_t)__builtin_ctz(t->cards);
+        t->cards &= t->cards - 1;
+        t->note.heard = tour_checks;
+        to = cards_engine(t->lead->parts.cards, card);
+    }
+    card_note_push(to, &t->note);
+}
+
+/* On the thread of a card that has some of its sequences. Notes are heard before what came earlier:
+ * where there is anything, it may move positions. */
+static void tour_checks(struct engine *e, struct card_note *note)
+{
+    struct plan_tour *t = (struct plan_tour *)note;
+    bool is_behind = t->is_behind || atomic_load(&e->n_held) > 0;
+    const Attnd__Request *h = t->req->wire.header;
+    uint32_t session;
+    if (engine_health(e) == ATTN_OK &&
+        session_find(e->parts.sessions, h->session, &session) == ATTN_OK) {
+        const struct pool *p = pool_of_handle(e, session_tenant(e, session), h->plan->step->pool);
+        if (p != NULL) /* else its steps will say so */
+            t->status = plan_check_items(e, h->plan, session, p, is_behind, t->why, sizeof t->why);
+    }
+    tour_goes_on(t);
+}
+
+static attn_status lane_takes(struct lane *l, struct request *req, uint64_t in_bytes,
+                              struct answer *a)
+{
+    attn_status st = lane_plan(l, req, in_bytes, a->why, sizeof a->why);
+    if (st == ATTN_OK)
+        stats_add(plans, 1);
+    return st;
+}
+
+/* The lane's plan, checked as far as the lead can, goes on its tour if there is one. true: it is
+ * answered later. */
+static bool tour_begins(struct engine *e, struct lane *l, struct request *req, uint64_t in_bytes,
+                        attn_status *out_st, struct answer *a)
+{
+    uint32_t cards = e->parts.cards == NULL ? 0 : cards_lane_others(e, req);
+    if (cards == 0)
+        return false;
+    struct plan_tour *t = calloc(1, sizeof *t);
+    if (t == NULL) {
+        *out_st = answer_no(a, ATTN_ENOMEM, "no memory to ask other cards about a plan");
+        return false;
+    }
+    *t = (struct plan_tour){.lead = e,
+                            .lane = l,
+                            .req = req,
+                            .cards = cards,
+                            .is_behind = plan_is_behind(l),
+                            .in_bytes = in_bytes};
+    l->is_asking = true;
+    l->n_busy++;
+    tour_goes_on(t);
+    return true;
+}
+
+static attn_status run_of_lane(struct engine *e, struct lane *l, struct request *req,
+                               uint32_t session, struct answer *a)
 {
     const Attnd__Plan *h = req->wire.header->plan;
     struct wire_step_layout layout = {0};
     attn_status st = ATTN_OK;
-    if (h->lane == 0)
-        return run_without_lane(e, req, session, a);
-    struct lane *l = lane_find(e, h->lane);
-    if (l == NULL)
-        return answer_no(a, ATTN_ENOTFOUND, "plan.lane is 0x%016" PRIx64 ", no such lane", h->lane);
+    if (engine_health(l->engine) != ATTN_OK)
+        return answer_no(a, ATTN_EDEVICE, "plan.lane is 0x%016" PRIx64 ", whose device is lost",
+                         h->lane);
     if (h->step == NULL && h->n_layers > 0)
         return answer_no(a, ATTN_EINVAL, "plan.step is missing");
     if (h->n_layers > 0)
         st = plan_check(e, h, session, l, &layout, a->why, sizeof a->why);
-    if (st == ATTN_OK)
-        st = lane_plan(l, req, layout.request_bytes, a->why, sizeof a->why);
-    if (st == ATTN_OK)
-        stats_add(plans, 1);
+    if (st == ATTN_OK && h->n_layers > 0)
+        a->is_later = tour_begins(e, l, req, layout.request_bytes, &st, a);
+    if (st == ATTN_OK && !a->is_later)
+        st = lane_takes(l, req, layout.request_bytes, a);
     return st;
+}
+
+/* Plans that came while another was on its tour. */
+static void run_waiting(struct engine *e, struct lane *l)
+{
+    struct request *req;
+    while (!l->is_asking && (req = STAILQ_FIRST(&l->waiting)) != NULL) {
+        struct answer a;
+        uint32_t session;
+        attn_status st = engine_stop_status(e);
+        STAILQ_REMOVE_HEAD(&l->waiting, queued);
+        answer_init(&a);
+        if (atomic_load(&e->is_stopping))
+            st = answer_no(&a, engine_stop_status(e), "the daemon is stopping");
+        else if (l->is_closed)
+            st = answer_no(&a, ATTN_ENOTFOUND, "the lane was closed");
+        else if (session_find(e->parts.sessions, req->wire.header->session, &session) != ATTN_OK)
+            st = answer_no(&a, ATTN_ENOTFOUND, "the session has ended");
+        else
+            st = run_of_lane(e, l, req, session, &a);
+        if (!a.is_later)
+            engine_end(e, req, st, &a);
+    }
+}
+
+static void tour_ends(struct engine *e, struct card_note *note)
+{
+    struct plan_tour *t = (struct plan_tour *)note;
+    struct lane *l = t->lane;
+    struct answer a;
+    attn_status st = t->status;
+    answer_init(&a);
+    l->is_asking = false;
+    l->n_busy--;
+    if (st != ATTN_OK)
+        answer_no(&a, st, "%s", t->why);
+    else if (atomic_load(&e->is_stopping))
+        st = answer_no(&a, engine_stop_status(e), "the daemon is stopping");
+    else if (l->is_closed)
+        st = answer_no(&a, ATTN_ENOTFOUND, "the lane was closed");
+    else
+        st = lane_takes(l, t->req, t->in_bytes, &a);
+    engine_end(e, t->req, st, &a);
+    free(t);
+    run_waiting(e, l);
+    lane_let_go(l);
+}
+
+attn_status plan_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    const Attnd__Plan *h = req->wire.header->plan;
+    if (h->lane == 0)
+        return run_without_lane(e, req, session, a);
+    struct lane *l = lane_find(e, h->lane);
+    if (l == NULL) {
+        engine_poll_pollers(e); /* it may have come after the last look */
+        l = lane_find(e, h->lane);
+    }
+    if (l == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "plan.lane is 0x%016" PRIx64 ", no such lane", h->lane);
+    if (!l->is_asking)
+        return run_of_lane(e, l, req, session, a);
+    STAILQ_INSERT_TAIL(&l->waiting, req, queued);
+    a->is_later = true;
+    return ATTN_OK;
 }

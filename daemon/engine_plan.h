@@ -7,7 +7,5 @@
 /* Checks the steps that a plan names, and gives it to its lane: a handler of engine_serve.c's
  * table. */
 attn_status plan_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
-/* A plan of some lane names the sequence. */
-bool plan_has_seq(const struct engine *e, uint64_t name);
 
 #endif

@@ -8,12 +8,12 @@
 #include <string.h>
 
 #include "cache/siphash.h"
+#include "daemon/cards_lane.h"
 #include "daemon/cards_leave.h"
 #include "daemon/cards_name.h"
 #include "daemon/cards_session.h"
 #include "daemon/engine_pools.h"
 #include "daemon/engine_queue.h"
-#include "daemon/lane.h"
 #include "daemon/log.h"
 #include "daemon/stats.h"
 #include "daemon/step_plans.h"
@@ -123,7 +123,7 @@ void session_kill(struct engine *e, uint32_t slot, const char *why)
 static const char *lane_url(const struct engine *e)
 {
     const struct config *c = e->parts.cfg;
-    for (uint32_t i = 0; i < c->n_listen && lane_is_possible(&e->info); i++)
+    for (uint32_t i = 0; i < c->n_listen && cards_can_lane(e); i++)
         if (strncmp(c->listen[i], TRANSPORT_GPU_SCHEME, strlen(TRANSPORT_GPU_SCHEME)) == 0)
             return c->listen[i];
     return "";

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/lane.h"
 #include "daemon/stack.h"
 #include "proto/attn_time.h"
 
@@ -110,14 +111,14 @@ static void spin(struct engine *e, uint64_t start_ns, uint64_t ns)
     }
 }
 
-/* The shortest that a poller allows. */
+/* The shortest that a poller, or a lane that another card looks at, allows. */
 static uint64_t nap_ns(struct engine *e, uint64_t ns)
 {
     for (struct engine_poller *p = atomic_load(&e->pollers); p != NULL; p = p->next) {
         uint64_t most_ns = p->nap_ns != NULL ? p->nap_ns(p) : UINT64_MAX;
         ns = most_ns < ns ? most_ns : ns;
     }
-    return ns;
+    return clock_now_ns() - e->bell_ns < LANE_SOON_NS ? 0 : ns;
 }
 
 static void sleep_until_woken(struct engine *e, uint64_t max_ns)

@@ -197,6 +197,7 @@ struct batch {
     uint32_t n_parts_out;
     uint64_t order, oldest; /* of the lead's batches; the first that had not come back then */
     bool is_own_loss; /* it was this card's part that lost its device */
+    bool has_bells; /* of a split pool: some tensors lie in lanes' regions */
     char why[WHY_BYTES]; /* it failed */
 };
 
@@ -333,6 +334,7 @@ struct engine {
     int epoll_fd, wake_fd;
     uint64_t spin_ns; /* how long to spin before the next sleep */
     uint64_t polled_ns; /* when a poller last brought something */
+    uint64_t bell_ns; /* when a lane's layer last came from the lead, that looks at lanes */
     _Atomic bool is_stopping, is_draining;
     _Atomic(struct tenants *) new_tenants; /* as another file has them; NULL: none */
     _Atomic bool ends_tokens; /* no sequence begins a token any more */

@@ -363,11 +363,19 @@ static attn_status step_fill(struct engine *e, struct request *req, char *why, s
     return st;
 }
 
+/* The lead looks at lanes; what they ring for on another card finds that awake, too. */
+static void note_bell(struct engine *e, const struct request *req)
+{
+    if (req->bell != NULL && e->parts.card > 0)
+        e->bell_ns = e->polled_ns = req->taken_ns;
+}
+
 attn_status step_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const Attnd__Step *s = req->wire.header->step;
     struct tenant *who = session_tenant(e, session);
     struct wire_step_layout layout;
+    note_bell(e, req);
     attn_status st = step_fill(e, req, a->why, sizeof a->why);
     if (st == ATTN_OK)
         st = step_check_turn(e, req, who, a->why, sizeof a->why);

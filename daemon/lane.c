@@ -246,6 +246,13 @@ static void refuse(struct lane *l, uint32_t bell, attn_status st, const char *wh
     tell(l, bell, st, why);
 }
 
+static void fail_as_lost(struct lane *l, uint32_t bell)
+{
+    l->taken = bell;
+    drop_all(l);
+    tell(l, bell, ATTN_EDEVICE, "the device that the lane's region is on is lost");
+}
+
 static struct lane_bell *bell_find_free(struct lane *l)
 {
     for (int i = 0; i < LANE_BELLS; i++)
@@ -296,6 +303,8 @@ bool lane_poll(struct lane *l)
     } else if (l->n_plans == 0) {
         snprintf(why, sizeof why, "bell %" PRIu32 " is of no plan", rung);
         refuse(l, rung, l->status == ATTN_OK ? ATTN_EPROTO : l->status, why);
+    } else if (engine_health(l->engine) != ATTN_OK) {
+        fail_as_lost(l, rung);
     } else {
         struct lane_bell *b = bell_find_free(l);
         if (b == NULL)
@@ -317,7 +326,13 @@ void lane_reply(struct request *req)
     wire_arena_reset(&req->arena);
     plan_unref(b->plan);
     b->plan = NULL;
-    if (--l->n_busy == 0 && l->is_closed)
+    l->n_busy--;
+    lane_let_go(l);
+}
+
+void lane_let_go(struct lane *l)
+{
+    if (l->n_busy == 0 && l->is_closed)
         atomic_store(l->out_news, true);
 }
 
@@ -325,6 +340,7 @@ void lane_reply(struct request *req)
 
 void lane_init(struct lane *l)
 {
+    STAILQ_INIT(&l->waiting);
     for (int i = 0; i < LANE_BELLS; i++) {
         struct lane_bell *b = &l->bells[i];
         b->lane = l;

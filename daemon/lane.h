@@ -6,7 +6,8 @@
  * is read once per look, nothing in it is believed: a bell that is not the next one, or that no
  * plan has, is refused and ends what is planned.
  *
- * Made and freed on the loop's thread (transport_gpu.c); in between the engine's alone.
+ * Made and freed on the loop's thread (transport_gpu.c); in between the lead's alone, whichever
+ * cards compute its bells.
  */
 #ifndef ATTND_DAEMON_LANE_H
 #define ATTND_DAEMON_LANE_H
@@ -21,6 +22,9 @@ enum {
     LANE_MAX_PLANS = 4, /* not finished, of a lane */
     LANE_BELLS = 4, /* in the engine at once: answered by the device, not yet by its poll */
 };
+
+/* A bell wakes nobody: for so long after the last one the engines of its layers do not sleep. */
+static const uint64_t LANE_SOON_NS = 10 * 1000 * 1000;
 
 struct lane_plan {
     uint32_t n_refs; /* the lane's, and a bell's each */
@@ -48,7 +52,9 @@ struct lane_bell {
 struct lane {
     LIST_ENTRY(lane) entry; /* of the engine's */
     uint64_t id;
-    struct engine *engine;
+    struct engine *engine; /* of the card that regions were opened on */
+    const struct backend_ops *ops; /* its backend */
+    struct backend *backend;
     const struct transport_ops *transport;
     _Atomic bool *out_news; /* set when the last bell of a closed lane came back */
     struct principal principal;
@@ -60,7 +66,10 @@ struct lane {
     struct lane_plan *plans[LANE_MAX_PLANS]; /* in the order of their bells, without gaps */
     uint32_t n_plans, n_busy;
     uint64_t plan_session, plan_request; /* that made the latest plan: older ones are late */
+    bool is_asking; /* other cards, about a plan: it counts as busy; those behind it: */
+    STAILQ_HEAD(, request) waiting;
     bool is_closed; /* nothing is taken any more */
+    bool is_stuck; /* a lost card may have its regions: they stay until the process ends */
     attn_status status; /* why bells are refused; ATTN_OK: there is no plan */
     struct lane_bell bells[LANE_BELLS];
 };
@@ -102,6 +111,8 @@ void lane_expects(const struct lane *l, uint32_t *out_first, uint32_t *out_last)
 attn_status lane_plan(struct lane *l, const struct request *req, uint64_t in_bytes, char *why,
                       size_t why_bytes);
 
+/* Something of the lane has left the engine; of a closed one maybe the last. */
+void lane_let_go(struct lane *l);
 /* transport_ops.reply of bells. */
 void lane_reply(struct request *req);
 

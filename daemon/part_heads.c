@@ -1,6 +1,4 @@
 /* part_heads.c: the heads of one card (part_tensors.h). */
-#include <string.h>
-
 #include "daemon/part_tensors.h"
 
 enum { ALIGN = 64 };
@@ -73,12 +71,16 @@ uint64_t heads_staging_bytes(const struct part_tensors *t)
 }
 
 /* The card's share of n rows, copied together to *staging, which moves on. */
-static const void *gather(uint8_t **staging, const void *tensor, uint32_t n, uint64_t all,
-                          uint64_t offset, uint64_t bytes)
+static const void *gather(struct part_tensors *t, uint8_t **staging, const void *tensor, uint32_t n,
+                          uint64_t all, uint64_t offset, uint64_t bytes)
 {
     uint8_t *to = *staging;
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(to + i * bytes, at(tensor, i * all + offset), bytes);
+    part_copy(t, &(struct backend_rows){.to = to,
+                                        .from = at(tensor, offset),
+                                        .row_bytes = bytes,
+                                        .to_step = bytes,
+                                        .from_step = all,
+                                        .n = n});
     *staging += aligned(n * bytes);
     return to;
 }
@@ -104,15 +106,16 @@ static void cut_in_place(struct backend_item *d, const struct rows *r)
         d->lse = (float *)(void *)out_at(d->lse, r->lse_at);
 }
 
-static void cut_copied(struct backend_item *d, const struct rows *r, uint8_t **staging)
+static void cut_copied(struct part_tensors *t, struct backend_item *d, const struct rows *r,
+                       uint8_t **staging)
 {
     uint32_t n = d->n_tokens;
     if (d->flags & BACKEND_APPEND) {
-        d->k = gather(staging, d->k, n, r->all_k, r->k_at, r->k);
-        d->v = gather(staging, d->v, n, r->all_v, r->v_at, r->v);
+        d->k = gather(t, staging, d->k, n, r->all_k, r->k_at, r->k);
+        d->v = gather(t, staging, d->v, n, r->all_v, r->v_at, r->v);
     }
     if (d->flags & BACKEND_ATTEND) {
-        d->q = gather(staging, d->q, n, r->all_q, r->q_at, r->q);
+        d->q = gather(t, staging, d->q, n, r->all_q, r->q_at, r->q);
         d->out = take(staging, n * r->out);
     }
     if (d->lse != NULL)
@@ -129,18 +132,22 @@ void heads_cut(struct part_tensors *t)
         if (t->whole[i].n_tokens == 1)
             cut_in_place(&t->items[i], &r);
         else
-            cut_copied(&t->items[i], &r, &staging);
+            cut_copied(t, &t->items[i], &r, &staging);
     }
 }
 
-static void scatter(void *tensor, const void *from, uint32_t n, uint64_t all, uint64_t offset,
-                    uint64_t bytes)
+static void scatter(struct part_tensors *t, void *tensor, const void *from, uint32_t n,
+                    uint64_t all, uint64_t offset, uint64_t bytes)
 {
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(out_at(tensor, i * all + offset), at(from, i * bytes), bytes);
+    part_copy(t, &(struct backend_rows){.to = out_at(tensor, offset),
+                                        .from = from,
+                                        .row_bytes = bytes,
+                                        .to_step = all,
+                                        .from_step = bytes,
+                                        .n = n});
 }
 
-void heads_join(const struct part_tensors *t)
+void heads_join(struct part_tensors *t)
 {
     const struct rows r = rows_of(t);
     for (uint32_t i = 0; i < t->n_whole; i++) {
@@ -148,8 +155,8 @@ void heads_join(const struct part_tensors *t)
         if (d->n_tokens == 1)
             continue;
         if (d->flags & BACKEND_ATTEND)
-            scatter(d->out, of->out, d->n_tokens, r.all_out, r.out_at, r.out);
+            scatter(t, d->out, of->out, d->n_tokens, r.all_out, r.out_at, r.out);
         if (d->lse != NULL)
-            scatter(d->lse, of->lse, d->n_tokens, r.all_lse, r.lse_at, r.lse);
+            scatter(t, d->lse, of->lse, d->n_tokens, r.all_lse, r.lse_at, r.lse);
     }
 }

@@ -4,6 +4,8 @@
 #ifndef ATTND_DAEMON_PART_TENSORS_H
 #define ATTND_DAEMON_PART_TENSORS_H
 
+#include <string.h>
+
 #include "daemon/pool_split.h"
 
 struct part_tensors {
@@ -15,14 +17,31 @@ struct part_tensors {
     uint32_t n_items;
     uint8_t *staging; /* as large as needed, in memory of the device's host_alloc */
     uint8_t *outputs; /* split by tokens: as large as needed, where the device writes */
+    /* Some of whole's tensors may lie in memory that the host does not see: this copies (as of
+     * backend_ops), and copied is how that went, ATTN_OK before. NULL: all are the host's. */
+    attn_status (*rows_copy)(struct backend *b, const struct backend_rows *r);
+    struct backend *backend;
+    attn_status copied;
 };
+
+static inline void part_copy(struct part_tensors *t, const struct backend_rows *r)
+{
+    if (t->rows_copy != NULL) {
+        if (t->copied == ATTN_OK)
+            t->copied = t->rows_copy(t->backend, r);
+        return;
+    }
+    for (uint32_t i = 0; i < r->n; i++)
+        memcpy((uint8_t *)r->to + i * r->to_step, (const uint8_t *)r->from + i * r->from_step,
+               r->row_bytes);
+}
 
 /* Split by heads: as many items as the batch has. One token's share of a row lies in one piece
  * where the row is, and is computed in place; of more tokens it is copied together, and outputs are
  * copied back. */
 uint64_t heads_staging_bytes(const struct part_tensors *t);
 void heads_cut(struct part_tensors *t);
-void heads_join(const struct part_tensors *t);
+void heads_join(struct part_tensors *t);
 
 /* Split by tokens: a card's tokens of a sequence lie behind one another on its device. An item
  * becomes an append of those that are the card's, and queries over the card's keys: in one piece as

@@ -3,8 +3,6 @@
  * Partial outputs lie at the same place for every card: of each item that attends its out and its
  * lse. What is appended is copied together in staging.
  */
-#include <string.h>
-
 #include "daemon/part_tensors.h"
 
 enum { ALIGN = 64 };
@@ -84,16 +82,30 @@ uint64_t tokens_staging_bytes(const struct part_tensors *t)
 
 /* --- appends ---------------------------------------------------------------------------------- */
 
-/* The card's rows of an item's, copied together to *staging, which moves on. */
-static const void *gather(const struct pool_split *s, const struct backend_item *d,
-                          const void *tensor, uint64_t row_bytes, uint8_t **staging)
+/* The card's rows of an item's, copied together to *staging, which moves on: what it has of its
+ * first stripe, all whole stripes at once, and what it has of its last. */
+static const void *gather(struct part_tensors *t, const struct backend_item *d, const void *tensor,
+                          uint64_t row_bytes, uint8_t **staging)
 {
+    const struct pool_split *s = t->split;
+    uint32_t stripe = s->config.block_tokens, block = stripe * s->n_cards;
     uint8_t *from = *staging, *to = from;
-    for (uint32_t i = 0; i < d->n_tokens; i++) {
+    for (uint32_t i = 0, n; i < d->n_tokens; i += n) {
+        uint32_t left = d->n_tokens - i, rest = stripe - (d->pos + i) % stripe, n_stripes = 1;
+        uint32_t n_rows = n = rest < left ? rest : left;
         if (!is_of_card(s, d->pos + i))
             continue;
-        memcpy(to, (const uint8_t *)tensor + i * row_bytes, row_bytes);
-        to += row_bytes;
+        if (n == stripe) {
+            n_stripes = 1 + (left - stripe) / block;
+            n = n_stripes * block;
+        }
+        part_copy(t, &(struct backend_rows){.to = to,
+                                            .from = (const uint8_t *)tensor + i * row_bytes,
+                                            .row_bytes = n_rows * row_bytes,
+                                            .to_step = n_rows * row_bytes,
+                                            .from_step = block * row_bytes,
+                                            .n = n_stripes});
+        to += n_stripes * n_rows * row_bytes;
     }
     *staging += aligned((uint64_t)(to - from));
     return from;
@@ -117,8 +129,8 @@ static void cut_append(struct part_tensors *t, const struct backend_item *d, con
                                 .v = d->v};
     if (n == d->n_tokens)
         return; /* all of it, where it lies */
-    to->k = gather(t->split, d, d->k, r->k, staging);
-    to->v = gather(t->split, d, d->v, r->v, staging);
+    to->k = gather(t, d, d->k, r->k, staging);
+    to->v = gather(t, d, d->v, r->v, staging);
 }
 
 /* --- queries ---------------------------------------------------------------------------------- */

@@ -30,6 +30,7 @@ struct request_bell {
     uint8_t *out; /* where its outputs go */
     struct backend_word done; /* written by the device where the step is whole in one batch: */
     bool is_signalled; /* the batch was told to */
+    char why[192]; /* of its failure, on the way back from another card */
 };
 
 /* A sequence as clients name it. */

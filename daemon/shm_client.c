@@ -25,7 +25,6 @@
 #include "daemon/stack.h"
 
 enum { PAGE_BYTES = 4096 };
-static const uint64_t BELL_SOON_NS = 10 * 1000 * 1000; /* after the last: the next is looked for */
 static const uint64_t BELL_NAP_NS = 1000 * 1000; /* later it may wait so long */
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -338,7 +337,7 @@ uint64_t shm_nap_ns(struct engine_poller *p)
     LIST_FOREACH(c, &t->clients, entry) {
         const struct lane *l = c->lane;
         if (l != NULL && l->n_plans > 0)
-            ns = now_ns - l->taken_ns < BELL_SOON_NS || ns == 0 ? 0 : BELL_NAP_NS;
+            ns = now_ns - l->taken_ns < LANE_SOON_NS || ns == 0 ? 0 : BELL_NAP_NS;
     }
     return ns;
 }

@@ -1,7 +1,8 @@
-/* transport_gpu.c: lanes for workers on this host whose q, k and v are on the daemon's GPU, or on
- * one that reaches it: gpu:///PATH. Listening and life are those of shm:// (transport_shm.c); this
- * is what one client shares: a page of words and two regions, one made by each side
- * (proto/lane_words.h).
+/* transport_gpu.c: lanes for workers on this host whose q, k and v are on a GPU of the daemon's, or
+ * on one that reaches them: gpu:///PATH. Listening and life are those of shm:// (transport_shm.c);
+ * this is what one client shares: a page of words and two regions, one made by each side
+ * (proto/lane_words.h). All cards work with both; the daemon's is on the worker's GPU if that is
+ * one of the cards.
  *
  * What a lane carries are bells; plans, and everything else, come as messages over any transport.
  * With the cpu backend regions are memfds, and all else is the same.
@@ -18,6 +19,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/cards_lane.h"
 #include "daemon/lane.h"
 #include "daemon/log.h"
 #include "daemon/shm_internal.h"
@@ -78,17 +80,16 @@ static attn_status page_open(struct lane *l, int *out_fd, char *why, size_t why_
 static attn_status worker_region_open(struct shm_client *c, const struct lane_hello *h, int fd,
                                       const struct lane_device *ours, char *why, size_t why_bytes)
 {
-    struct transport_env *env = c->t->env;
     char a[LANE_DEVICE_TEXT_BYTES], cause[128];
-    attn_status st = env->backend_ops->region_open(env->backend, h->out_bytes, fd, &c->lane->out,
-                                                   cause, sizeof cause);
+    attn_status st =
+        cards_lane_open(c->lane->engine, h->out_bytes, fd, &c->lane->out, cause, sizeof cause);
     if (st == ATTN_OK)
         return st;
-    if (memcmp(h->device.uuid, ours->uuid, sizeof ours->uuid) == 0) {
+    if (st != ATTN_ENOTSUP && memcmp(h->device.uuid, ours->uuid, sizeof ours->uuid) == 0) {
         snprintf(why, why_bytes, "%s", cause);
         return st;
     }
-    snprintf(why, why_bytes, "the daemon's GPU does not reach the worker's, %s: %s",
+    snprintf(why, why_bytes, "not all of the daemon reaches the worker's region, on %s: %s",
              lane_device_format(&h->device, a), cause);
     return ATTN_ENOTSUP;
 }
@@ -111,12 +112,12 @@ static attn_status regions_open(struct shm_client *c, const struct lane_hello *h
                  bytes, env->cfg->shm_memory_bytes - env->shared_bytes, env->cfg->shm_memory_bytes);
         return ATTN_EQUOTA;
     }
-    attn_status st = env->backend_ops->region_open(env->backend, bytes, -1, &l->in, why, why_bytes);
+    attn_status st = cards_lane_open(l->engine, bytes, -1, &l->in, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     env->shared_bytes += l->in.bytes;
     st = worker_region_open(c, h, worker_fd, ours, why, why_bytes);
-    if (st == ATTN_OK && env->backend_ops->region_export(env->backend, &l->in, out_fd) != ATTN_OK) {
+    if (st == ATTN_OK && l->ops->region_export(l->backend, &l->in, out_fd) != ATTN_OK) {
         snprintf(why, why_bytes, "the daemon's region has no descriptor: %s", strerror(errno));
         st = ATTN_ENOMEM;
     }
@@ -124,8 +125,8 @@ static attn_status regions_open(struct shm_client *c, const struct lane_hello *h
 }
 
 static attn_status lane_open(struct shm_client *c, const struct lane_hello *h, int worker_fd,
-                             const struct lane_device *ours, int out_fds[2], char *why,
-                             size_t why_bytes)
+                             struct engine *home, const struct lane_device *ours, int out_fds[2],
+                             char *why, size_t why_bytes)
 {
     struct lane *l = c->lane = calloc(1, sizeof *l);
     if (l == NULL) {
@@ -133,7 +134,8 @@ static attn_status lane_open(struct shm_client *c, const struct lane_hello *h, i
         return ATTN_ENOMEM;
     }
     stats_add(lanes, 1);
-    l->engine = c->t->env->engine;
+    l->engine = home;
+    l->backend = cards_lane_backend(home, &l->ops);
     l->transport = &transport_gpu_ops;
     l->out_news = &c->t->has_news;
     l->principal = c->principal;
@@ -156,10 +158,10 @@ void lane_free(struct shm_client *c)
         return;
     env->shared_bytes -= l->in.bytes;
     lane_fini(l);
-    if (l->in.p != NULL)
-        env->backend_ops->region_close(env->backend, &l->in);
-    if (l->out.p != NULL)
-        env->backend_ops->region_close(env->backend, &l->out);
+    if (l->in.p != NULL && !l->is_stuck)
+        l->ops->region_close(l->backend, &l->in);
+    if (l->out.p != NULL && !l->is_stuck)
+        l->ops->region_close(l->backend, &l->out);
     if (l->page != NULL)
         munmap(l->page, LANE_PAGE_BYTES);
     free(l);
@@ -170,22 +172,27 @@ void lane_free(struct shm_client *c)
 attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hello,
                          size_t hello_bytes, int fd, char *why, size_t why_bytes)
 {
-    struct transport_env *env = c->t->env;
+    static const struct lane_device unsaid;
+    bool is_hello = hello_bytes == sizeof hello->lane;
+    struct engine *lead = c->t->env->engine;
+    struct engine *home = cards_lane_home(lead, (is_hello ? &hello->lane.device : &unsaid)->uuid);
     struct lane_welcome w = {.magic = LANE_MAGIC, .version = LANE_VERSION};
+    const struct backend_ops *ops;
     struct backend_info info;
     int fds[2] = {-1, -1};
-    env->backend_ops->info(env->backend, &info);
+    struct backend *backend = cards_lane_backend(home, &ops);
+    ops->info(backend, &info);
     memcpy(w.device.uuid, info.id.uuid, sizeof w.device.uuid);
     w.device.driver_version = info.id.driver_version;
     w.device.is_shared = info.id.is_shared;
     attn_status st = ATTN_ENOTSUP;
-    if (lane_is_possible(&info))
+    if (cards_can_lane(lead))
         st = check_hello(c, &hello->lane, hello_bytes, fd, &w.device, w.message, sizeof w.message);
     else
-        snprintf(w.message, sizeof w.message, "backend %s has no memory that a worker can map",
-                 info.name);
+        snprintf(w.message, sizeof w.message,
+                 "backend %s has no memory that a worker and all cards can map", info.name);
     if (st == ATTN_OK)
-        st = lane_open(c, &hello->lane, fd, &w.device, fds, w.message, sizeof w.message);
+        st = lane_open(c, &hello->lane, fd, home, &w.device, fds, w.message, sizeof w.message);
     w.status = st;
     if (st == ATTN_OK) {
         w.lane = c->lane->id;

@@ -24,7 +24,7 @@
 
 #include "proto/attn_types.h"
 
-#define BACKEND_ABI 10
+#define BACKEND_ABI 11
 #define BACKEND_MAX_IN_FLIGHT 2
 
 /* How one layer of a pool attends. All-zero with scale set is plain causal attention. */
@@ -197,7 +197,7 @@ struct backend_config {
 enum {
     BACKEND_HAS_WORDS = 1 << 0, /* batches may have wait and signals */
     BACKEND_HAS_DEVICE_ADDRESSES = 1 << 1, /* items may lie in the device's memory */
-    BACKEND_HAS_REGIONS = 1 << 2, /* region_open and the three behind it */
+    BACKEND_HAS_REGIONS = 1 << 2, /* region_open and the four behind it */
     BACKEND_HAS_MERGES = 1 << 3, /* batches may have merges; it has words and regions, too */
 };
 
@@ -215,6 +215,14 @@ struct backend_region {
     void *handle; /* the backend's */
 };
 #define BACKEND_REGION_ALIGN (2u << 20) /* its bytes are a multiple */
+
+/* n rows of row_bytes each, a step behind one another on either side. */
+struct backend_rows {
+    void *to;
+    const void *from;
+    uint64_t row_bytes, to_step, from_step;
+    uint32_t n;
+};
 
 struct backend_info {
     char name[16]; /* "cpu", "cuda", "hip" */
@@ -312,6 +320,9 @@ struct backend_ops {
     /* Another backend of this module may use it from now on. ATTN_ENOTSUP: it doesn't reach it. */
     attn_status (*region_reach)(struct backend *b, const struct backend_region *r,
                                 struct backend *other);
+    /* Between memory of host_alloc and a region that the backend may use, beside the batches: it
+     * waits for none of them. Blocks until done. ATTN_EDEVICE. */
+    attn_status (*rows_copy)(struct backend *b, const struct backend_rows *r);
 };
 
 /* The table every loadable module (attnd-cuda.so, attnd-hip.so) exports under this name. */

@@ -63,6 +63,7 @@ struct state {
     uint32_t count; /* layers rung for */
     uint32_t arrived; /* blocks of this layer */
     uint32_t is_broken; /* a layer failed: those behind it do nothing */
+    uint32_t is_hosts; /* the host answered the last layer, so it may answer the next */
 };
 
 struct layer_params {
@@ -124,18 +125,27 @@ __device__ void copy(const lane_part &p)
         ((uint32_t *)p.to)[4 * n + first] = ((const uint32_t *)p.from)[4 * n + first];
 }
 
-/* The status with which the bell is answered, or why nobody waits any longer. */
+/* The status with which the bell is answered, or why nobody waits any longer. Host memory is looked
+ * at as often as our own where answers come by it, else seldom. */
 __device__ int32_t wait_for(const layer_params &p, uint32_t bell)
 {
     const uint64_t begin = time_ns();
+    const bool is_hosts = p.s->is_hosts;
     for (uint32_t look = 1;; look++) {
-        if (load_acquire(p.done) - bell < 65536)
+        if (load_acquire(p.done) - bell < 65536) {
+            if (is_hosts)
+                p.s->is_hosts = false;
             return ATTN_OK;
-        if (look % LOOKS_A_HOST)
+        }
+        if (!is_hosts && look % LOOKS_A_HOST)
             continue;
         const uint64_t verdict = load_acquire_64(p.page + VERDICT);
-        if ((uint32_t)verdict - bell < 65536)
+        if ((uint32_t)verdict - bell < 65536) {
+            p.s->is_hosts = true;
             return (int32_t)(verdict >> 32);
+        }
+        if (look % LOOKS_A_HOST)
+            continue;
         if (load_acquire(p.page + STOP))
             return ATTN_ECONN;
         if (time_ns() - begin > p.wait_ns)

@@ -454,6 +454,15 @@ static attn_status cpu_region_reach(struct backend *b, const struct backend_regi
     return ATTN_OK;
 }
 
+static attn_status cpu_rows_copy(struct backend *b, const struct backend_rows *r)
+{
+    (void)b;
+    for (uint32_t i = 0; i < r->n; i++)
+        memcpy((uint8_t *)r->to + i * r->to_step, (const uint8_t *)r->from + i * r->from_step,
+               r->row_bytes);
+    return ATTN_OK;
+}
+
 static const struct backend_ops cpu_ops = {
     .abi = BACKEND_ABI,
     .name = "cpu",
@@ -482,6 +491,7 @@ static const struct backend_ops cpu_ops = {
     .region_export = cpu_region_export,
     .region_close = cpu_region_close,
     .region_reach = cpu_region_reach,
+    .rows_copy = cpu_rows_copy,
 };
 
 const struct backend_ops *backend_cpu(void)

@@ -137,6 +137,8 @@ static void gpu_close(struct backend *b)
         runtime_stream_close(b->slots[i].stream);
     if (b->prompts)
         runtime_stream_close(b->prompts);
+    if (b->rows)
+        runtime_stream_close(b->rows);
     runtime_event_close(b->met);
     free(b);
 }
@@ -211,6 +213,20 @@ static attn_status gpu_region_reach(struct backend *b, const struct backend_regi
     bool can = device == owner ||
                (gpu_reaches(other, owner) && runtime_range_reach(r->handle, owner, device) == 0);
     return can ? ATTN_OK : ATTN_ENOTSUP;
+}
+
+static attn_status gpu_rows_copy(struct backend *b, const struct backend_rows *r)
+{
+    attn_status st = gpu_enter(b);
+    if (st != ATTN_OK)
+        return st;
+    if (!b->rows && runtime_stream_open(&b->rows) != 0)
+        return gpu_lost(b);
+    if (runtime_copy_rows(r->to, r->to_step, r->from, r->from_step, r->row_bytes, r->n, b->rows) !=
+            0 ||
+        runtime_stream_wait(b->rows) != 0)
+        return gpu_lost(b);
+    return ATTN_OK;
 }
 
 /* ---- memory */
@@ -288,6 +304,7 @@ static const struct backend_ops ops = {
     .region_export = gpu_region_export,
     .region_close = gpu_region_close,
     .region_reach = gpu_region_reach,
+    .rows_copy = gpu_rows_copy,
 };
 
 const struct backend_ops *attnd_backend_module(void);

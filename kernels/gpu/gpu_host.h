@@ -146,6 +146,7 @@ struct backend {
     struct runtime_device device;
     runtime_stream *stream; /* of the first slot, and of all that is no batch */
     runtime_stream *prompts; /* their part of a batch that is computed side by side */
+    runtime_stream *rows; /* of rows_copy; NULL: none were copied */
     runtime_event *met; /* where one stream follows another */
     struct moves *moves; /* NULL: nothing was moved yet */
     runtime_stream *move_streams[2 * GPU_MOVE_THREADS];

@@ -1,6 +1,7 @@
 /* test_libattn_lane.c: libattn's lanes at the real daemon on the cpu backend, in host memory: what
  * comes out is what steps give, and whatever waits ends. All that is not a bell goes over shm, or
- * over what E2E_TRANSPORT names: ipc, tcp, or tls, which is over TCP. */
+ * over what E2E_TRANSPORT names: ipc, tcp, or tls, which is over TCP. E2E_CARDS and E2E_SPLIT: on
+ * several cards (e2e.h). */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -85,6 +86,14 @@ static attn_client *client_open(void)
     return c;
 }
 
+static attn_split split(void)
+{
+    attn_split how = ATTN_SPLIT_WHOLE;
+    if (getenv("E2E_SPLIT") != NULL)
+        assert_true(attn_split_parse(getenv("E2E_SPLIT"), &how));
+    return how;
+}
+
 static struct worker *open_worker(uint64_t first_seq, uint64_t wait_us)
 {
     struct worker *w = calloc(1, sizeof *w);
@@ -97,6 +106,7 @@ static struct worker *open_worker(uint64_t first_seq, uint64_t wait_us)
                                         .head_dim_k = DIM,
                                         .n_blocks = 400,
                                         .is_batch_invariant = 1,
+                                        .split = split(),
                                         .q_dtype = ATTN_F32};
     w->client = client_open();
     well(attn_pool_create(w->client, &spec, 0, &w->pool));
@@ -386,7 +396,7 @@ static void a_piece_that_fails_leaves_nan_from_there_on(void **state)
     well(attn_seq_truncate(w->pool, &w->by_lane[0], 0, 0)); /* another epoch than planned */
     for (int k = 1; k < LAYERS; k++) {
         memset(w->out, 0, sizeof w->out);
-        says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_ESTALE, "epoch is 1");
+        says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_ESTALE, "the sequence is at");
         for (int i = 0; i < MAX_TOKENS * HEADS * DIM; i++)
             assert_true(isnan(w->out[0][i]));
     }
@@ -413,7 +423,7 @@ static void a_layer_that_fails_leaves_nan_and_so_do_those_behind_it(void **state
     well(attn_seq_truncate(w->pool, &w->by_lane[0], 0, 0)); /* another epoch than planned */
     for (int k = 0; k < LAYERS; k++) {
         memset(w->out, 0, sizeof w->out);
-        says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_ESTALE, "epoch is 1");
+        says(attn_lane_enqueue(w->lane, w->pool, NULL, &s), ATTN_ESTALE, "the sequence is at");
         for (int i = 0; i < HEADS * DIM; i++)
             assert_true(isnan(w->out[0][i]));
         assert_true(w->out[0][HEADS * DIM] == 0);

@@ -17,6 +17,7 @@
 
 #include "e2e.h"
 #include "lane_link.h"
+#include "lane_steps.h"
 
 enum { MAX_SEQS = 8, LONG_MS = 20000, MIB = 1 << 20 };
 
@@ -56,54 +57,6 @@ static void disconnect_all(struct e2e_client *c, struct lane_link *l)
     e2e_disconnect(c);
 }
 
-/* Where a plan's tensors are. */
-struct places {
-    uint64_t in, out;
-};
-
-static const Attnd__Reply *plan(struct e2e_client *c, const struct lane_link *l,
-                                const uint32_t *layers, uint32_t n_layers, const struct e2e_step *s,
-                                struct places at)
-{
-    Attnd__Plan b = ATTND__PLAN__INIT;
-    Attnd__Request h = ATTND__REQUEST__INIT;
-    b.lane = l->welcome.lane;
-    b.first_bell = l->count + 1;
-    b.n_layers = n_layers;
-    b.layers = (uint32_t *)(uintptr_t)layers;
-    b.step = (Attnd__Step *)(uintptr_t)&s->wire;
-    b.in_offset = at.in;
-    b.out_offset = at.out;
-    h.session = c->session;
-    h.body_case = ATTND__REQUEST__BODY_PLAN;
-    h.plan = &b;
-    return e2e_call(c, &h);
-}
-
-static void plan_well(struct e2e_client *c, const struct lane_link *l, const uint32_t *layers,
-                      uint32_t n_layers, const struct e2e_step *s, struct places at)
-{
-    const Attnd__Reply *r = plan(c, l, layers, n_layers, s, at);
-    if (r->status != ATTN_OK)
-        fail_msg("no plan: %s", r->message);
-}
-
-/* One layer: q, k and v of its items go in, what comes out is checked. */
-static void layer(struct lane_link *l, const struct e2e_step *s, const struct e2e_item *items,
-                  uint32_t layer_index, struct places at)
-{
-    static const Attnd__Reply ok = ATTND__REPLY__INIT;
-    memset(l->in + at.in, 0xff, s->layout.request_bytes);
-    memset(l->out + at.out, 0xff, s->layout.reply_bytes);
-    e2e_fill_step(s, layer_index, items, l->in + at.in);
-    int status = lane_link_ring(l, LONG_MS);
-    if (status != 0)
-        fail_msg("bell %u: %d: %s", l->count, status, l->page->why);
-    const struct wire_reply r = {
-        .header = &ok, .payload = l->out + at.out, .payload_bytes = s->layout.reply_bytes};
-    e2e_check_step(&r, layer_index, s->wire.flags, items, (uint32_t)s->wire.n_seq);
-}
-
 static void shuffle(uint32_t layers[E2E_LAYERS])
 {
     for (uint32_t i = 0; i < E2E_LAYERS; i++) {
@@ -113,9 +66,9 @@ static void shuffle(uint32_t layers[E2E_LAYERS])
     }
 }
 
-static struct places random_places(void)
+static struct lane_places random_places(void)
 {
-    return (struct places){64 * random_to(1000), LANE_OUT_OFFSET + 64 * random_to(1000)};
+    return (struct lane_places){64 * random_to(1000), LANE_OUT_OFFSET + 64 * random_to(1000)};
 }
 
 /* Sequences of random lengths, chunks of prompts and single tokens, layers in any order; what is
@@ -141,14 +94,14 @@ static void layers_rung_for_are_what_steps_compute(void **state)
         }
         shuffle(layers);
         struct e2e_step s;
-        struct places at = random_places();
+        struct lane_places at = random_places();
         e2e_build_step(&s, &c, 0, E2E_BOTH | (random_to(2) ? WIRE_STEP_LSE : 0), items, n);
         bool is_by_bells = random_to(4) != 0;
         if (is_by_bells)
-            plan_well(&c, &l, layers, E2E_LAYERS, &s, at);
+            lane_plan_well(&c, &l, layers, E2E_LAYERS, &s, at);
         for (uint32_t k = 0; k < E2E_LAYERS; k++)
             if (is_by_bells)
-                layer(&l, &s, items, layers[k], at);
+                lane_layer(&l, &s, items, layers[k], at);
             else
                 e2e_step(&c, layers[k], items, n);
         for (uint32_t i = 0; i < n; i++)
@@ -172,19 +125,19 @@ static void a_plan_left_half_way_is_planned_again(void **state)
     connect_all(&c, &l);
     e2e_make_pool(&c, ATTN_BF16, 400);
     assert_int_equal(e2e_open_seq(&c, &seq, 1, 5), ATTN_OK);
-    struct places at = {0, LANE_OUT_OFFSET};
+    struct lane_places at = {0, LANE_OUT_OFFSET};
     for (uint32_t pos = 0; pos < 40; pos++) {
         struct e2e_item it = {&seq, pos, 1};
         struct e2e_step s;
         e2e_build_step(&s, &c, 0, E2E_BOTH, &it, 1);
-        plan_well(&c, &l, all, 3, &s, at);
+        lane_plan_well(&c, &l, all, 3, &s, at);
         uint32_t n = random_to(3); /* layers until the worker begins anew */
         for (uint32_t k = 0; k < n; k++)
-            layer(&l, &s, &it, k, at);
-        plan_well(&c, &l, all, 3, &s, at);
-        plan_well(&c, &l, all, 3, &s, at); /* a copy that arrives late */
+            lane_layer(&l, &s, &it, k, at);
+        lane_plan_well(&c, &l, all, 3, &s, at);
+        lane_plan_well(&c, &l, all, 3, &s, at); /* a copy that arrives late */
         for (uint32_t k = 0; k < 3; k++)
-            layer(&l, &s, &it, k, at);
+            lane_layer(&l, &s, &it, k, at);
     }
     disconnect_all(&c, &l);
 }
@@ -201,7 +154,7 @@ static void bells_that_lie_are_refused_and_counted(void **state)
     connect_all(&c, &l);
     e2e_make_pool(&c, ATTN_BF16, 400);
     assert_int_equal(e2e_open_seq(&c, &seq, 2, 9), ATTN_OK);
-    struct places at = {0, LANE_OUT_OFFSET};
+    struct lane_places at = {0, LANE_OUT_OFFSET};
     struct e2e_item it = {&seq, 0, 30};
     e2e_step(&c, 0, &it, 1);
     void *before = e2e_read_back(&c, &seq, 0, 30, &n_before);
@@ -209,7 +162,7 @@ static void bells_that_lie_are_refused_and_counted(void **state)
     struct e2e_step s;
     e2e_build_step(&s, &c, 0, E2E_BOTH, &it, 1);
     for (uint32_t k = 0; k < 40; k++) {
-        assert_int_equal(plan(&c, &l, all, 1, &s, at)->status, ATTN_OK);
+        assert_int_equal(lane_plan(&c, &l, all, 1, &s, at)->status, ATTN_OK);
         memset(l.in, 0xff, s.layout.request_bytes); /* NaN, if it is stored */
         uint32_t lie = l.count + (k % 2 ? 2 : 2 + random_to(1u << 24) * 256);
         atomic_store(&l.page->bell, lie);
@@ -291,12 +244,12 @@ static pid_t start_worker(uint64_t name)
     e2e_make_pool(&c, ATTN_BF16, 400);
     if (e2e_open_seq(&c, &seq, name, 3) != ATTN_OK)
         _exit(4);
-    struct places at = {0, LANE_OUT_OFFSET};
+    struct lane_places at = {0, LANE_OUT_OFFSET};
     for (uint32_t pos = 0;; pos = pos < 1000 ? pos + 1 : pos) {
         struct e2e_item it = {&seq, pos, 1};
         struct e2e_step s;
         e2e_build_step(&s, &c, 0, E2E_BOTH, &it, 1);
-        if (plan(&c, &l, all, 3, &s, at)->status != ATTN_OK)
+        if (lane_plan(&c, &l, all, 3, &s, at)->status != ATTN_OK)
             _exit(5);
         for (uint32_t k = 0; k < 3; k++) {
             e2e_fill_step(&s, k, &it, l.in);
@@ -317,7 +270,7 @@ static void workers_that_are_killed_harm_nobody(void **state)
     connect_all(&c, &l);
     e2e_make_pool(&c, ATTN_BF16, 400);
     assert_int_equal(e2e_open_seq(&c, &seq, 3, 11), ATTN_OK);
-    struct places at = {0, LANE_OUT_OFFSET};
+    struct lane_places at = {0, LANE_OUT_OFFSET};
     for (uint32_t i = 0; i < 6; i++) {
         int status;
         pid_t pid = start_worker(1000 + i);
@@ -327,9 +280,9 @@ static void workers_that_are_killed_harm_nobody(void **state)
             struct e2e_item it = {&seq, pos, 1};
             struct e2e_step s;
             e2e_build_step(&s, &c, 0, E2E_BOTH, &it, 1);
-            plan_well(&c, &l, all, 3, &s, at);
+            lane_plan_well(&c, &l, all, 3, &s, at);
             for (uint32_t j = 0; j < 3; j++)
-                layer(&l, &s, &it, j, at);
+                lane_layer(&l, &s, &it, j, at);
         }
         kill(pid, SIGKILL);
         assert_int_equal(waitpid(pid, &status, 0), pid);

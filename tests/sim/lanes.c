@@ -227,10 +227,10 @@ static void check_region(const struct peer *p, const struct ask *a)
     const float *out = (const float *)(const void *)(p->lane->out + LANE_OUT_OFFSET);
     size_t lse_at = ((size_t)n * Q_FLOATS * 4 + 63) / 64 * 64 / 4;
     for (size_t i = 0; i < (size_t)n * Q_FLOATS; i++)
-        if (out[i] != a->out[i])
+        if (!is_as_told(out[i], a->out[i]))
             sim_fail("peer %u: a row that a lane brought is wrong", p->number);
     for (size_t i = 0; (a->flags & WIRE_STEP_LSE) && i < (size_t)n * Q_HEADS; i++)
-        if (out[lse_at + i] != a->lse[i])
+        if (!is_as_told(out[lse_at + i], a->lse[i]))
             sim_fail("peer %u: an lse that a lane brought is wrong", p->number);
     sim_counts.rows += n;
 }

@@ -53,7 +53,7 @@ static void plan(void)
         .disk_size = "0",
         .idle_memory = "0",
     };
-    sim_plan.has_lanes = sim_plan.n_cards == 1 && sim_chance(400);
+    sim_plan.has_lanes = sim_chance(400);
     if (sim_chance(250)) {
         sim_plan.forks = 200;
         sim_plan.closes = 80;

@@ -1,9 +1,12 @@
 """Layers over a lane, on the card: first whether they are right, then what the hand-over costs.
 
-    python3 clients/python/bench/bench_lane.py --prefix PREFIX                  (one GPU, under MPS)
-    python3 clients/python/bench/bench_lane.py --prefix PREFIX --daemon-gpu 1   (two GPUs, no MPS)
+    bench_lane.py --prefix PREFIX                       one GPU, under MPS
+    bench_lane.py --prefix PREFIX --device-index 1      two GPUs, no MPS
+    bench_lane.py --prefix PREFIX --device-index 0,1    a daemon with two, under MPS
+    bench_lane.py --prefix PREFIX --device-index 0,1 --split heads      and pools split over them
 
-Workers are on the first GPU.
+Workers are on the first GPU. Over several cards `kernels` is what a card's part of a layer takes, in
+the mean; of a pool that is split, or a layer of sequences on several cards, the answer is the host's.
 
 right  layers of random shapes and lengths, eagerly and in replayed CUDA graphs, byte for byte those
        of steps through shared memory; workers that come and go meanwhile
@@ -29,6 +32,12 @@ import torch
 import attnd
 import attnd.torch
 
+ARGS = argparse.Namespace(device_index="0", split="whole")
+
+
+def n_cards():
+    return len(ARGS.device_index.split(","))
+
 
 def make_pool(client, name, layers, heads, kv_heads, dim, n_blocks, is_invariant=True):
     return client.create_pool(
@@ -41,6 +50,8 @@ def make_pool(client, name, layers, heads, kv_heads, dim, n_blocks, is_invariant
             n_blocks=n_blocks,
             q_dtype="bf16",
             is_batch_invariant=is_invariant,
+            split=ARGS.split,
+            block_tokens=16 * n_cards() if ARGS.split == "tokens" else 16,
         )
     )
 
@@ -69,6 +80,8 @@ def check_eager(url, seed, n_layers):
     done = 0
     with attnd.connect(url, timeout=60) as client:
         shapes = [(32, 8, 128), (8, 2, 64), (8, 8, 128), (64, 8, 128), (16, 1, 256)]
+        if ARGS.split == "heads":
+            shapes = [s for s in shapes if s[1] % n_cards() == 0]
         while done < n_layers:
             heads, kv_heads, dim = random.choice(shapes)
             name = f"{heads}-{kv_heads}-{dim}"
@@ -139,7 +152,7 @@ def check_graph(url, n_replays):
 def check_end(args):
     """A daemon killed while a layer waits for it: the stream goes on, the device is as it was."""
     program = args.prefix / "bin" / "attnd"
-    settings = {"device.kv_memory": "256M", "device.index": args.daemon_gpu}
+    settings = {"device.kv_memory": "256M", "device.index": args.device_index}
     milliseconds = []
     for _ in range(args.kills):
         with attnd.Daemon(settings, scheme="shm", has_lanes=True, program=program) as daemon:
@@ -177,8 +190,10 @@ def check_end(args):
         )
 
 
-def decode_for_ever(url, says):
+def decode_for_ever(args, url, says):
     """A worker to be killed."""
+    global ARGS
+    ARGS = args
     with attnd.connect(url, timeout=60) as client:
         pool = make_pool(client, "victim", 2, 32, 8, 128, 1000, False)
         with client.open_lane() as lane:
@@ -196,12 +211,12 @@ def check_killed_workers(args):
     """Whatever becomes of the daemon, it computes rightly or it is gone: it never answers nonsense."""
     spawn = multiprocessing.get_context("spawn")
     program = args.prefix / "bin" / "attnd"
-    settings = {"device.kv_memory": "1G", "device.index": args.daemon_gpu}
+    settings = {"device.kv_memory": "1G", "device.index": args.device_index}
     n_well, codes = 0, []
     for n in range(args.worker_kills):
         with attnd.Daemon(settings, scheme="shm", has_lanes=True, program=program) as daemon:
             says = spawn.Event()
-            victim = spawn.Process(target=decode_for_ever, args=(daemon.url, says))
+            victim = spawn.Process(target=decode_for_ever, args=(args, daemon.url, says))
             victim.start()
             if not says.wait(120):
                 raise SystemExit("the worker that is to be killed did not begin")
@@ -225,11 +240,13 @@ def check_killed_workers(args):
             f" it ended with {sorted(set(codes))}",
             flush=True,
         )
-    if args.daemon_gpu != 0 and codes:
+    if "0" not in args.device_index.split(",") and codes:
         raise SystemExit("a worker on another GPU took the daemon with it")
 
 
-def come_and_go(url, seed):
+def come_and_go(args, url, seed):
+    global ARGS
+    ARGS = args
     try:
         check_eager(url, seed, 60)
     except BaseException as e:
@@ -294,9 +311,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3000, help="that are checked; 0: kills alone")
     parser.add_argument("--kills", type=int, default=3, help="daemons killed under a waiting layer")
     parser.add_argument("--worker-kills", type=int, default=0, help="workers killed in a layer")
-    parser.add_argument("--daemon-gpu", type=int, default=0, help="not 0: two GPUs")
+    parser.add_argument("--device-index", default="0", help="the daemon's: 0, 1, or 0,1")
+    parser.add_argument("--split", default="whole", help="of pools over them: heads, tokens")
     parser.add_argument("--replays", type=int, default=300, help="of 32 layers that are timed")
-    args = parser.parse_args()
+    global ARGS
+    ARGS = args = parser.parse_args()
     args.transport = "gpu"
     torch.cuda.set_device(0)
     if args.layers > 0:
@@ -308,18 +327,20 @@ def main() -> None:
 def check_and_time(args):
     settings = {
         "device.kv_memory": "24G",
-        "device.index": args.daemon_gpu,
+        "device.index": args.device_index,
         "cache.io_memory": "512M",
         "listen.shm_client": "256M",
     }
-    print(f"workers on GPU 0, the daemon on GPU {args.daemon_gpu}", flush=True)
+    print(
+        f"workers on GPU 0, the daemon on GPU {args.device_index}, pools {args.split}", flush=True
+    )
     with own_daemon.running(args, "gpu", settings) as url:
         start = time.monotonic()
         n = check_eager(url, 1, args.layers)
         print(f"right: {n} layers eagerly, {time.monotonic() - start:.0f} s", flush=True)
         print(f"right: {check_graph(url, 60)} layers of a replayed graph", flush=True)
         spawn = multiprocessing.get_context("spawn")
-        workers = [spawn.Process(target=come_and_go, args=(url, 10 + i)) for i in range(4)]
+        workers = [spawn.Process(target=come_and_go, args=(args, url, 10 + i)) for i in range(4)]
         for w in workers:
             w.start()
         check_eager(url, 2, 400)

@@ -310,6 +310,13 @@ int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
     return CALL(cudaMemcpyAsync, (dst, src, bytes, cudaMemcpyDefault, s->stream));
 }
 
+int runtime_copy_rows(void *dst, size_t dst_step, const void *src, size_t src_step,
+                      size_t row_bytes, size_t n, runtime_stream *s)
+{
+    return CALL(cudaMemcpy2DAsync,
+                (dst, dst_step, src, src_step, row_bytes, n, cudaMemcpyDefault, s->stream));
+}
+
 int runtime_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t bytes,
                       runtime_stream *s)
 {

@@ -224,6 +224,13 @@ int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
     return CALL(hipMemcpyAsync, (dst, src, bytes, hipMemcpyDefault, (hipStream_t)s));
 }
 
+int runtime_copy_rows(void *dst, size_t dst_step, const void *src, size_t src_step,
+                      size_t row_bytes, size_t n, runtime_stream *s)
+{
+    return CALL(hipMemcpy2DAsync,
+                (dst, dst_step, src, src_step, row_bytes, n, hipMemcpyDefault, (hipStream_t)s));
+}
+
 int runtime_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t bytes,
                       runtime_stream *s)
 {

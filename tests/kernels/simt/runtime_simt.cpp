@@ -331,6 +331,15 @@ int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
     return add("copy", s, [=] { memcpy(dst, src, bytes); });
 }
 
+int runtime_copy_rows(void *dst, size_t dst_step, const void *src, size_t src_step,
+                      size_t row_bytes, size_t n, runtime_stream *s)
+{
+    return add("copy_rows", s, [=] {
+        for (size_t i = 0; i < n; i++)
+            memcpy((char *)dst + i * dst_step, (const char *)src + i * src_step, row_bytes);
+    });
+}
+
 /* There is one device. */
 int runtime_copy_peer(void *dst, int, const void *src, int, size_t bytes, runtime_stream *s)
 {
