@@ -88,7 +88,7 @@ bool kv_append_copies(const struct kv *kv, kv_seq_id seq, uint32_t pos, uint32_t
 }
 
 static attn_status range_check(struct kv *kv, uint32_t seq, uint32_t layer, uint32_t pos,
-                               uint32_t n_tokens)
+                               uint32_t n_tokens, bool is_copied)
 {
     const struct kv_seq_rec *s = &kv->seqs[seq];
     const struct kv_pool_rec *p = &kv->pools[s->pool];
@@ -102,7 +102,8 @@ static attn_status range_check(struct kv *kv, uint32_t seq, uint32_t layer, uint
     if (pos > len)
         return kv_fail(kv, ATTN_EINVAL, "sequence %llu: pos is %u, layer %u has %u tokens", name,
                        pos, layer, len);
-    if (p->window_tokens != 0 && kv_seq_sees(kv, (kv_seq_id){seq}, pos) != ATTN_OK)
+    bool is_behind = is_copied && pos >= (uint64_t)kv->holes[seq] << p->block_shift;
+    if (p->window_tokens != 0 && !is_behind && kv_seq_sees(kv, (kv_seq_id){seq}, pos) != ATTN_OK)
         return ATTN_EINVAL;
     if ((uint64_t)pos + n_tokens > kv_max_tokens(kv, p))
         return kv_fail(kv, ATTN_EINVAL, "sequence %llu: pos %u + n_tokens %u is over %llu", name,
@@ -147,13 +148,13 @@ static attn_status room_check(struct kv *kv, uint32_t seq, uint32_t n_new, uint3
     return ATTN_OK;
 }
 
-attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
-                              uint32_t n_tokens, struct kv_effects *fx)
+static attn_status reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                           uint32_t n_tokens, bool is_copied, struct kv_effects *fx)
 {
     struct kv_seq_rec *s = kv_seq_live(kv, seq.index);
     if (s == NULL)
         return kv_fail(kv, ATTN_ENOTFOUND, "sequence index %u is not open", seq.index);
-    attn_status st = range_check(kv, seq.index, layer, pos, n_tokens);
+    attn_status st = range_check(kv, seq.index, layer, pos, n_tokens, is_copied);
     if (st != ATTN_OK)
         return st;
     if (kv->links[seq.index].n_away > 0)
@@ -193,6 +194,18 @@ attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint
     }
     s->n_outstanding++;
     return ATTN_OK;
+}
+
+attn_status kv_append_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                              uint32_t n_tokens, struct kv_effects *fx)
+{
+    return reserve(kv, seq, layer, pos, n_tokens, false, fx);
+}
+
+attn_status kv_copy_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                            uint32_t n_tokens, struct kv_effects *fx)
+{
+    return reserve(kv, seq, layer, pos, n_tokens, true, fx);
 }
 
 /* A reserve has ended; the last one lets go of the blocks that no length covers, and publishes what

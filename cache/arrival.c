@@ -4,8 +4,9 @@
  * There it keeps name, owner, epoch and the request that made the epoch, so that whoever repeats a
  * request is answered as before. Its blocks are set aside while their bytes come, and are its own:
  * what was shared where it comes from is not shared here, and what was published is published
- * anew. The record is published last, as that of any other sequence; then both caches have it,
- * until it is closed where it came from. A process that dies in between leaves two that are equal.
+ * anew. What its windows let go of there has no block here either. The record is published last, as
+ * that of any other sequence; then both caches have it, until it is closed where it came from. A
+ * process that dies in between leaves two that are equal.
  *
  * Blocks whose bytes somebody reads beside the launches are held by a record of the same kind: it
  * has references to them and no sequence.
@@ -15,11 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NONE UINT32_MAX
+
 struct kv_arrival {
     LIST_ENTRY(kv_arrival) link;
     uint32_t pool;
     uint32_t n_blocks, capacity;
-    uint32_t *blocks; /* [capacity] */
+    uint32_t *blocks; /* [capacity]; NONE: not taken */
     bool *is_used; /* of cached blocks that are held: was one used meanwhile? Else NULL */
 };
 
@@ -33,9 +36,6 @@ attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out
                        (unsigned long long)s->name, s->n_outstanding);
     if (kv->links[seq.index].n_away > 0)
         return kv_away(kv, seq.index);
-    if (kv->holes[seq.index] > 0)
-        return kv_fail(kv, ATTN_ENOTSUP, "sequence %llu has let go of blocks of its window",
-                       (unsigned long long)s->name);
     const struct kv_given_rec *g = &kv->given[seq.index];
     uint32_t owner = kv_owner_of(s);
     *out = (struct kv_departure){
@@ -47,6 +47,7 @@ attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out
         .made = s->made,
         .owner = owner,
         .n_blocks = s->n_blocks,
+        .hole = kv->holes[seq.index],
         .n_cached = g->n_cached,
         .layer_len = kv_lens(kv, seq.index),
         .tokens = {kv_given_ids(kv, seq.index), g->n_ids, g->adapter, g->retention,
@@ -65,25 +66,38 @@ struct kv_arrival *kv_arrival_begin(struct kv *kv, kv_pool_id pool)
     return a;
 }
 
-attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t n_blocks)
+attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t first, uint32_t n)
 {
     struct kv_pool_rec *p = &kv->pools[a->pool];
-    if (n_blocks <= a->n_blocks)
-        return ATTN_OK;
-    if (n_blocks > kv->config.max_seq_blocks || n_blocks - a->n_blocks > kv_n_available(p))
-        return kv_fail(kv, ATTN_ENOBLOCKS, "pool %s: a sequence of %u blocks comes, %u can be had",
-                       p->name, n_blocks, a->n_blocks + kv_n_available(p));
+    uint64_t n_blocks = (uint64_t)first + n;
+    uint32_t n_taken = 0;
+    for (uint32_t i = first; i < n_blocks && i < a->n_blocks; i++)
+        n_taken += a->blocks[i] != NONE;
+    if (n_blocks > kv->config.max_seq_blocks || n - n_taken > kv_n_available(p))
+        return kv_fail(kv, ATTN_ENOBLOCKS,
+                       "pool %s: blocks %u to %llu of a sequence come, %u can be had", p->name,
+                       first, (unsigned long long)n_blocks, n_taken + kv_n_available(p));
     if (n_blocks > a->capacity) {
-        uint32_t capacity = n_blocks < 2 * a->capacity ? 2 * a->capacity : n_blocks;
+        uint32_t capacity = n_blocks < 2 * a->capacity ? 2 * a->capacity : (uint32_t)n_blocks;
         uint32_t *blocks = realloc(a->blocks, capacity * sizeof *blocks);
         if (blocks == NULL)
-            return kv_fail(kv, ATTN_ENOMEM, "no memory for a table of %u blocks", n_blocks);
+            return kv_fail(kv, ATTN_ENOMEM, "no memory for a table of %u blocks", capacity);
         a->blocks = blocks;
         a->capacity = capacity;
     }
     while (a->n_blocks < n_blocks)
-        a->blocks[a->n_blocks++] = kv_block_alloc(kv, p);
+        a->blocks[a->n_blocks++] = NONE;
+    for (uint32_t i = first; i < n_blocks; i++)
+        if (a->blocks[i] == NONE)
+            a->blocks[i] = kv_block_alloc(kv, p);
     return ATTN_OK;
+}
+
+static void entry_drop(struct kv *kv, struct kv_arrival *a, uint32_t i)
+{
+    if (a->blocks[i] != NONE)
+        kv_block_unref(kv, &kv->pools[a->pool], a->blocks[i]);
+    a->blocks[i] = NONE;
 }
 
 uint32_t kv_arrival_block(const struct kv_arrival *a, uint32_t i)
@@ -104,7 +118,7 @@ void kv_arrival_cancel(struct kv *kv, struct kv_arrival *a)
     if (a == NULL)
         return;
     while (a->n_blocks > 0)
-        kv_block_unref(kv, &kv->pools[a->pool], a->blocks[--a->n_blocks]);
+        entry_drop(kv, a, --a->n_blocks);
     arrival_free(a);
 }
 
@@ -119,7 +133,8 @@ void kv_arrival_count_refs(const struct kv *kv, uint32_t *n_refs)
     const struct kv_arrival *a;
     LIST_FOREACH(a, &kv->arrivals, link)
         for (uint32_t i = 0; i < a->n_blocks; i++)
-            n_refs[kv->pools[a->pool].first_block + a->blocks[i]]++;
+            if (a->blocks[i] != NONE)
+                n_refs[kv->pools[a->pool].first_block + a->blocks[i]]++;
 }
 
 bool kv_arrival_is_of(const struct kv *kv, uint32_t pool)
@@ -193,6 +208,21 @@ struct kv_arrival *kv_departure_hold(struct kv *kv, kv_seq_id seq, uint32_t firs
     return a;
 }
 
+/* Does the sequence have no block there? */
+static bool in_hole(const struct kv_pool_rec *p, const struct kv_departure *d, uint32_t i)
+{
+    return i < d->hole && i >= kv_blocks_of(p, p->kept_tokens);
+}
+
+static uint32_t n_missing(const struct kv *kv, const struct kv_arrival *a,
+                          const struct kv_departure *d)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < d->n_blocks; i++)
+        n += !in_hole(&kv->pools[a->pool], d, i) && (i >= a->n_blocks || a->blocks[i] == NONE);
+    return n;
+}
+
 static attn_status end_check(struct kv *kv, const struct kv_arrival *a,
                              const struct kv_departure *d, const struct kv_effects *fx)
 {
@@ -207,9 +237,9 @@ static attn_status end_check(struct kv *kv, const struct kv_arrival *a,
         return kv_fail(kv, ATTN_EOVERLOAD,
                        "sequence %llu: all %u sequences are open (cache.max_sequences)", name,
                        kv->config.max_sequences);
-    if (d->n_blocks > a->n_blocks)
-        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: %u of %u blocks came", name, a->n_blocks,
-                       d->n_blocks);
+    if (n_missing(kv, a, d) > 0)
+        return kv_fail(kv, ATTN_EINVAL, "sequence %llu: of %u blocks %u did not come", name,
+                       d->n_blocks, n_missing(kv, a, d));
     if (d->n_blocks > fx->patches_capacity - fx->n_patches)
         return kv_fail(kv, ATTN_EOVERLOAD, "sequence %llu: no room for %u patches", name,
                        d->n_blocks);
@@ -229,9 +259,11 @@ attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_
                          .owner = d->owner,
                          .request = d->request,
                          .tokens = d->tokens,
-                         .n_cached = d->n_cached};
-    if (d->n_blocks > 0)
-        memcpy(kv_own_row(kv, kv_record_next(kv)), a->blocks, d->n_blocks * sizeof a->blocks[0]);
+                         .n_cached = d->n_cached,
+                         .hole = d->hole};
+    uint32_t *row = kv_own_row(kv, kv_record_next(kv));
+    for (uint32_t i = 0; i < d->n_blocks; i++)
+        row[i] = in_hole(p, d, i) ? 0 : a->blocks[i]; /* of a hole: any */
     uint32_t seq = kv_record_take(kv, &b);
     struct kv_seq_rec *s = &kv->seqs[seq];
     s->made = d->made;
@@ -243,10 +275,10 @@ attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_
     }
     kv_record_publish(kv, seq);
     for (uint32_t i = 0; i < d->n_blocks; i++)
-        fx->patches[fx->n_patches++] =
-            (struct kv_patch){.row = seq, .index = i, .block = a->blocks[i]};
-    while (a->n_blocks > d->n_blocks)
-        kv_block_unref(kv, p, a->blocks[--a->n_blocks]);
+        fx->patches[fx->n_patches++] = (struct kv_patch){.row = seq, .index = i, .block = row[i]};
+    for (uint32_t i = a->n_blocks; i-- > 0;)
+        if (i >= d->n_blocks || in_hole(p, d, i))
+            entry_drop(kv, a, i);
     arrival_free(a);
     if (d->tokens.n > 0)
         kv_prefix_publish(kv, seq);

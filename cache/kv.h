@@ -407,6 +407,7 @@ struct kv_departure {
     uint64_t name, request, owner_id;
     uint32_t tenant, epoch, made, owner;
     uint32_t n_blocks, n_cached;
+    uint32_t hole; /* hole_past of kv_seq_info */
     const uint32_t *layer_len;
     struct kv_tokens tokens;
 };
@@ -416,16 +417,17 @@ attn_status kv_seq_depart(struct kv *kv, kv_seq_id seq, struct kv_departure *out
 
 /* And one that comes. Its blocks are set aside first, and are no truth until it is whole: a
  * successor knows nothing of them. Their bytes are the caller's to write; nobody else has them
- * meanwhile. kv_arrival_end makes the sequence of the first blocks, and lets go of the rest.
+ * meanwhile. kv_arrival_end makes the sequence of those that it has, and lets go of the rest.
  * Of a pool that has one nothing may be dropped or cleared. */
 struct kv_arrival;
 struct kv_arrival *kv_arrival_begin(struct kv *kv, kv_pool_id pool); /* NULL: no memory, no pool */
-/* It has n_blocks then. ATTN_ENOBLOCKS, ATTN_ENOMEM: it has what it had. */
-attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t n_blocks);
+/* It has those of entries [first, first + n) then. ATTN_ENOBLOCKS, ATTN_ENOMEM: it has what it
+ * had. */
+attn_status kv_arrival_reserve(struct kv *kv, struct kv_arrival *a, uint32_t first, uint32_t n);
 uint32_t kv_arrival_block(const struct kv_arrival *a, uint32_t i);
 /* Adds the row's table entries to fx. a is gone.
  * Errors   a stays as it is: ATTN_EEXIST; ATTN_ENOTFOUND its owner is not here; ATTN_EOVERLOAD
- *          max_sequences are open, fx is full; ATTN_EINVAL it has fewer blocks than d */
+ *          max_sequences are open, fx is full; ATTN_EINVAL it lacks blocks that d has */
 attn_status kv_arrival_end(struct kv *kv, struct kv_arrival *a, const struct kv_departure *d,
                            struct kv_effects *fx, kv_seq_id *out_seq);
 void kv_arrival_cancel(struct kv *kv, struct kv_arrival *a); /* NULL is fine */
@@ -497,5 +499,17 @@ void kv_ahead_end(struct kv *kv, uint32_t slot); /* one that was not begun is fi
 void kv_seq_free_unseen(struct kv *kv, kv_seq_id seq);
 /* Whether all that a query at this position sees is there; else, with the sentence, ATTN_EINVAL. */
 attn_status kv_seq_sees(struct kv *kv, kv_seq_id seq, uint32_t pos);
+/* kv_seq_free_to: blocks [first, past) are freed, as they were in the cache that the sequence is
+ * copied from, if they are not yet. Layers that end at first go on at past, the others are as long
+ * already. The new entries are added to fx: of what is freed, any block. All or nothing.
+ * Errors   ATTN_ENOTFOUND; ATTN_EINVAL some layer has no window, the pool's keep another number of
+ *          blocks than first, too long, a layer ends between them; ATTN_EOVERLOAD appends are
+ *          outstanding, blocks are in idle memory, fx is full */
+attn_status kv_seq_free_to(struct kv *kv, kv_seq_id seq, uint32_t first, uint32_t past,
+                           struct kv_effects *fx);
+/* kv_append_reserve of tokens that are copied with those before them that are still seen, the first
+ * ones first: none is asked about before all are there. */
+attn_status kv_copy_reserve(struct kv *kv, kv_seq_id seq, uint32_t layer, uint32_t pos,
+                            uint32_t n_tokens, struct kv_effects *fx);
 
 #endif

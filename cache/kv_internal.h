@@ -349,7 +349,10 @@ void kv_row_ref(struct kv *kv, uint32_t seq, uint32_t n_blocks);
 /* window.c. A sequence of len tokens: does it end before its hole, so that it has none? */
 bool kv_hole_is_past(const struct kv_pool_rec *p, uint32_t len);
 /* What truth alone can tell, but for a truncation that is under way. */
-bool kv_hole_is_damaged(const struct kv *kv, uint32_t seq, uint32_t longest);
+bool kv_hole_is_damaged(const struct kv *kv, uint32_t seq);
+/* Of a sequence with a hole: ends or undoes a kv_seq_free_to, or a truncation, that was under
+ * way. */
+void kv_hole_recover(struct kv *kv, uint32_t seq, uint32_t longest);
 
 /* fence.c. */
 void kv_request_see(struct kv *kv, uint32_t owner, uint64_t request);

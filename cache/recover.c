@@ -114,7 +114,7 @@ const char *kv_seq_damage(const struct kv *kv, uint32_t seq)
         return "n_ids";
     if (s->redo_len > (uint64_t)longest + 1)
         return "redo_len";
-    if (s->redo_len == 0 && kv_hole_is_damaged(kv, seq, longest))
+    if (s->redo_len == 0 && kv_hole_is_damaged(kv, seq))
         return "hole";
     uint32_t row_of = kv->given[seq].row_of;
     if (row_of != 0 && !may_read(kv, seq, row_of - 1, longest))
@@ -229,11 +229,13 @@ static void recover_records(struct kv *kv, uint32_t *n_dropped)
             if (kv_hole_is_past(p, longest_layer(kv, seq)))
                 kv_publish32(&kv->holes[seq], 0);
             kv_publish32(&s->redo_len, 0);
-            if (kv_hole_is_damaged(kv, seq, longest_layer(kv, seq))) {
+            if (kv_hole_is_damaged(kv, seq)) {
                 seq_drop(kv, seq, n_dropped);
                 continue;
             }
         }
+        if (kv->holes[seq] != 0)
+            kv_hole_recover(kv, seq, longest_layer(kv, seq));
         if (s->made == kv_epoch_of(s))
             kv_request_see(kv, kv_owner_of(s), s->request);
         kv_retention_recover(kv, seq);

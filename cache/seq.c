@@ -411,7 +411,8 @@ attn_status kv_seq_truncate(struct kv *kv, kv_seq_id seq, uint32_t len, uint64_t
         return ATTN_EOVERLOAD;
     kv_epoch_announce(s, epoch, request);
     struct kv_given_rec *g = &kv->given[seq.index];
-    if (len < s->longest || len < g->n_ids) { /* so len + 1 does not wrap */
+    bool ends_hole = has_no_hole && kv->holes[seq.index] > 0;
+    if (len < s->longest || len < g->n_ids || ends_hole) { /* so len + 1 does not wrap */
         uint32_t *lens = kv_lens(kv, seq.index), *latest = kv_latest(kv, seq.index);
         kv_forks_part(kv, seq.index, len);
         kv_publish32(&s->redo_len, len + 1);

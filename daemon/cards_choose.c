@@ -8,6 +8,12 @@
 #include "daemon/engine_pools.h"
 #include "daemon/stats.h"
 
+/* That a sequence has: of its table, but for what its windows let go of. */
+static uint32_t blocks_of(const struct kv_seq_info *info)
+{
+    return info->n_blocks - (info->hole_past - info->hole_first);
+}
+
 /* Blocks of the pool's sequences that were in steps since the last look. */
 static uint64_t active_blocks(struct engine *e, uint32_t pool)
 {
@@ -16,7 +22,7 @@ static uint64_t active_blocks(struct engine *e, uint32_t pool)
     for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
         kv_seq_info(e->parts.kv, id, &info);
         if (info.pool.index == pool && e->seqs[id.index].step_stamp >= e->leave.looked_stamp)
-            n += info.n_blocks;
+            n += blocks_of(&info);
     }
     return n;
 }
@@ -30,11 +36,11 @@ static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_ac
     for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
         kv_seq_info(e->parts.kv, id, &info);
         bool is_active = e->seqs[id.index].step_stamp >= e->leave.looked_stamp;
-        if (info.pool.index != pool || info.n_blocks <= best || info.n_blocks > most ||
-            info.n_away > 0 || 2 * (uint64_t)info.n_cached > info.layer_len[0] ||
-            info.hole_past > 0 || (must_be_active && !is_active))
+        uint32_t n = blocks_of(&info);
+        if (info.pool.index != pool || n <= best || n > most || info.n_away > 0 ||
+            2 * (uint64_t)info.n_cached > info.layer_len[0] || (must_be_active && !is_active))
             continue;
-        best = info.n_blocks;
+        best = n;
         *out = id;
     }
     return best > 0;

@@ -149,8 +149,11 @@ static void go_ahead(struct engine *e, struct card_move *m)
         uint32_t n = info.layer_len[i] / p->config.block_tokens;
         n_full = n < n_full ? n : n_full;
     }
-    if (n_full > l->n_there + LAST_BLOCKS) {
-        uint32_t n = n_full - l->n_there;
+    if (l->n_there >= info.hole_first && l->n_there < info.hole_past)
+        l->n_there = info.hole_past; /* what is freed does not go */
+    bool is_before_hole = l->n_there < info.hole_first;
+    if (n_full > l->n_there + LAST_BLOCKS || is_before_hole) {
+        uint32_t n = (is_before_hole ? info.hole_first : n_full) - l->n_there;
         l->wants_stop = false;
         ask(e, m, l->n_there, n < most ? n : most, &info);
         return;
@@ -319,10 +322,6 @@ attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq,
     if (pool_is_split(&pool_of_kv(e, info.pool)->split))
         return answer_no(a, ATTN_ENOTSUP,
                          "sequence %" PRIu64 " is in a split pool, which lies on all cards",
-                         ask->seq);
-    if (info.hole_past > 0)
-        return answer_no(a, ATTN_ENOTSUP,
-                         "sequence %" PRIu64 " has let go of blocks that its window does not reach",
                          ask->seq);
     if (ask->card == e->parts.card)
         return ATTN_OK;

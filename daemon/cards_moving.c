@@ -76,7 +76,7 @@ static attn_status take_place(struct engine *e, struct card_move *m)
         m->arrival = kv_arrival_begin(e->parts.kv, p->id);
     attn_status st = m->arrival == NULL
                          ? ATTN_ENOMEM
-                         : kv_arrival_reserve(e->parts.kv, m->arrival, m->first + m->n);
+                         : kv_arrival_reserve(e->parts.kv, m->arrival, m->first, m->n);
     if (st != ATTN_OK)
         snprintf(m->why, sizeof m->why, "%s",
                  m->arrival == NULL ? "no memory" : kv_last_error(e->parts.kv));

@@ -4,7 +4,8 @@
  *
  * An import is an append of all layers at once, or of those whose part of the blocks a message
  * takes: blocks are reserved for each, written, and committed; nothing else of the sequence is in
- * work. Bytes that do not make their checksums are refused before anything is reserved.
+ * work. Bytes that do not make their checksums are refused before anything is reserved. Instead of
+ * blocks it may say which are freed, of all layers.
  */
 #include "daemon/engine_export.h"
 
@@ -17,6 +18,7 @@
 #include "daemon/engine_idle.h"
 #include "daemon/engine_mover.h"
 #include "daemon/engine_pools.h"
+#include "daemon/engine_queue.h"
 #include "kernels/kv_layout.h"
 #include "proto/seq_file.h"
 
@@ -150,6 +152,8 @@ static void tell_export(struct engine *e, const struct pool *p, const Attnd__Exp
     pool_spec_content(&p->spec, content);
     body->content = content;
     body->pool_name = p->spec.wire->name;
+    body->freed_first = info->hole_first;
+    body->freed_past = info->hole_past;
 }
 
 /* What has been kept since the watch before; from now on it is counted anew. */
@@ -330,7 +334,7 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
     idle_make_room_now(e, p, &(struct idle_ask){.seq = seq.index}, m->n_sums / 2);
     for (l = first_layer; l < past && st == ATTN_OK; l++)
         if (m->layer_len[l] > first)
-            st = kv_append_reserve(e->parts.kv, seq, l, first, m->layer_len[l] - first, &p->fx);
+            st = kv_copy_reserve(e->parts.kv, seq, l, first, m->layer_len[l] - first, &p->fx);
     if (st != ATTN_OK) {
         snprintf(why, WHY_BYTES, "%s", kv_last_error(e->parts.kv));
         layers_end(e, p, seq, m, first_layer, l - 1, false);
@@ -344,6 +348,57 @@ static attn_status blocks_in(struct engine *e, struct pool *p, kv_seq_id seq,
     return st;
 }
 
+/* What a request says that frees blocks, besides what the cache looks at. */
+static attn_status freed_check(const struct request *req, const struct pool *p,
+                               const struct kv_seq_info *info, char *why)
+{
+    const Attnd__Import *m = req->wire.header->import;
+    uint64_t past = (uint64_t)m->freed_past * p->config.block_tokens;
+    attn_status st = content_check(p, m, pool_block_bytes(p), why);
+    if (st != ATTN_OK)
+        return st;
+    if (m->n_sums > 0 || req->wire.payload_bytes > 0 || m->first_layer > 0 || m->n_layers > 0) {
+        snprintf(why, WHY_BYTES,
+                 "import.freed_past is %" PRIu32 " beside %zu sums, %zu bytes of payload, "
+                 "first_layer %" PRIu32 " and n_layers %" PRIu32 ": it is of all layers, alone",
+                 m->freed_past, m->n_sums, req->wire.payload_bytes, m->first_layer, m->n_layers);
+        return ATTN_EINVAL;
+    }
+    if (m->first_block != m->freed_past) {
+        snprintf(why, WHY_BYTES, "import.first_block is %" PRIu32 ", freed_past %" PRIu32,
+                 m->first_block, m->freed_past);
+        return ATTN_EINVAL;
+    }
+    for (uint32_t l = 0; l < p->config.num_layers; l++) {
+        uint64_t len = info->layer_len[l] < past ? past : info->layer_len[l];
+        if (m->layer_len[l] == len)
+            continue;
+        snprintf(why, WHY_BYTES,
+                 "import.layer_len[%" PRIu32 "] is %" PRIu32 ": the layer has %" PRIu32
+                 " tokens, and %" PRIu64 " with blocks freed to %" PRIu32,
+                 l, m->layer_len[l], info->layer_len[l], len, m->freed_past);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+static attn_status free_run(struct engine *e, struct request *req, kv_seq_id seq, struct pool *p,
+                            const struct kv_seq_info *info, char *why)
+{
+    const Attnd__Import *m = req->wire.header->import;
+    attn_status st = freed_check(req, p, info, why);
+    if (st != ATTN_OK)
+        return st;
+    uint32_t n_new = m->freed_past > info->n_blocks ? m->freed_past - info->n_blocks : 0;
+    if (n_new > p->fx.patches_capacity - p->fx.n_patches)
+        batch_flush_patches(e, p);
+    st = kv_seq_free_to(e->parts.kv, seq, m->freed_first, m->freed_past, &p->fx);
+    if (st != ATTN_OK)
+        snprintf(why, WHY_BYTES, "import: %s", kv_last_error(e->parts.kv));
+    seqs_have_room(e);
+    return st;
+}
+
 attn_status import_run(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
 {
     const Attnd__Import *m = req->wire.header->import;
@@ -351,6 +406,8 @@ attn_status import_run(struct engine *e, struct request *req, kv_seq_id seq, str
     kv_seq_info(e->parts.kv, seq, &info);
     struct pool *p = pool_of_kv(e, info.pool);
     struct part part;
+    if (m->freed_first > 0 || m->freed_past > 0)
+        return free_run(e, req, seq, p, &info, a->why);
     attn_status st = import_check(req, p, &info, &part, a->why);
     if (st == ATTN_OK)
         st = sums_check(req, part.bytes, a->why);

@@ -15,15 +15,21 @@ struct fixed {
     uint32_t n_blocks, n_ids, model_bytes, rope_bytes;
     uint64_t block_bytes, name, adapter, head_bytes, file_bytes, attention;
     uint32_t pool_bytes;
-    uint8_t zeros[20];
+    uint32_t freed_first, freed_past;
+    uint8_t zeros[12];
 };
 _Static_assert(sizeof(struct fixed) == SEQ_FILE_FIXED_BYTES, "no holes, nothing more");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian");
 
+static uint32_t n_stored(const struct fixed *x)
+{
+    return x->n_blocks - (x->freed_past - x->freed_first);
+}
+
 /* 0: past 64 bits, which no fields below their limits are. */
 static uint64_t head_bytes_of(const struct fixed *x)
 {
-    uint64_t n = SEQ_FILE_FIXED_BYTES + (uint64_t)x->n_blocks * SEQ_FILE_SUM_BYTES +
+    uint64_t n = SEQ_FILE_FIXED_BYTES + (uint64_t)n_stored(x) * SEQ_FILE_SUM_BYTES +
                  (uint64_t)x->num_layers * 4 + (uint64_t)x->n_ids * 4 + x->model_bytes +
                  x->rope_bytes + x->pool_bytes + SEQ_FILE_SUM_BYTES;
     return (n + SEQ_FILE_ALIGN - 1) / SEQ_FILE_ALIGN * SEQ_FILE_ALIGN;
@@ -33,7 +39,7 @@ static struct fixed fixed_of(const struct seq_file *f)
 {
     const struct seq_geometry *g = &f->geometry;
     struct fixed x = {
-        .version = SEQ_FILE_VERSION,
+        .version = f->freed_past > f->freed_first ? SEQ_FILE_VERSION_FREED : SEQ_FILE_VERSION,
         .layout = g->layout,
         .num_layers = g->num_layers,
         .num_kv_heads = g->num_kv_heads,
@@ -50,10 +56,14 @@ static struct fixed fixed_of(const struct seq_file *f)
         .adapter = f->adapter,
         .attention = g->attention,
         .pool_bytes = (uint32_t)strlen(f->pool) + 1,
+        .freed_first = f->freed_first,
+        .freed_past = f->freed_past,
     };
+    if (f->freed_past == f->freed_first)
+        x.freed_first = x.freed_past = 0;
     memcpy(x.magic, magic, sizeof magic);
     x.head_bytes = head_bytes_of(&x);
-    x.file_bytes = x.head_bytes + f->n_blocks * g->block_bytes;
+    x.file_bytes = x.head_bytes + n_stored(&x) * g->block_bytes;
     return x;
 }
 
@@ -74,7 +84,7 @@ void seq_file_encode(const struct seq_file *f, uint8_t *dst)
     struct fixed x = fixed_of(f);
     size_t summed = x.head_bytes - SEQ_FILE_SUM_BYTES;
     uint8_t *p = put(dst, &x, sizeof x);
-    p = put(p, f->sums, (size_t)f->n_blocks * SEQ_FILE_SUM_BYTES);
+    p = put(p, f->sums, (size_t)n_stored(&x) * SEQ_FILE_SUM_BYTES);
     p = put(p, f->layer_len, (size_t)x.num_layers * 4);
     p = put(p, f->ids, (size_t)f->n_ids * 4);
     p = put(p, f->geometry.model, x.model_bytes);
@@ -113,6 +123,21 @@ static bool is_out_of_range(const struct fixed *x, char *why, size_t why_bytes)
     return false;
 }
 
+/* Only files of the second version have freed blocks. */
+static attn_status freed_check(const struct fixed *x, char *why, size_t why_bytes)
+{
+    bool is_right = x->version == SEQ_FILE_VERSION_FREED
+                        ? x->freed_first < x->freed_past && x->freed_past <= x->n_blocks
+                        : x->freed_first == 0 && x->freed_past == 0;
+    if (is_right)
+        return ATTN_OK;
+    snprintf(why, why_bytes,
+             "freed_first is %" PRIu32 ", freed_past %" PRIu32 ", of %" PRIu32
+             " blocks in a file of version %" PRIu32,
+             x->freed_first, x->freed_past, x->n_blocks, x->version);
+    return ATTN_EPROTO;
+}
+
 attn_status seq_file_head_find(const uint8_t *bytes, size_t n_bytes, uint64_t file_bytes,
                                uint64_t *out_head_bytes, char *why, size_t why_bytes)
 {
@@ -128,12 +153,12 @@ attn_status seq_file_head_find(const uint8_t *bytes, size_t n_bytes, uint64_t fi
                  x.magic[0], x.magic[1], x.magic[2], x.magic[3]);
         return ATTN_EPROTO;
     }
-    if (x.version != SEQ_FILE_VERSION) {
-        snprintf(why, why_bytes, "version is %" PRIu32 ", this side reads %d", x.version,
-                 SEQ_FILE_VERSION);
+    if (x.version < SEQ_FILE_VERSION || x.version > SEQ_FILE_VERSION_FREED) {
+        snprintf(why, why_bytes, "version is %" PRIu32 ", this side reads %d to %d", x.version,
+                 SEQ_FILE_VERSION, SEQ_FILE_VERSION_FREED);
         return ATTN_ENOTSUP;
     }
-    if (is_out_of_range(&x, why, why_bytes))
+    if (is_out_of_range(&x, why, why_bytes) || freed_check(&x, why, why_bytes) != ATTN_OK)
         return ATTN_EPROTO;
     uint64_t blocks, whole;
     if (x.head_bytes != head_bytes_of(&x)) {
@@ -141,10 +166,10 @@ attn_status seq_file_head_find(const uint8_t *bytes, size_t n_bytes, uint64_t fi
                  x.head_bytes, head_bytes_of(&x));
         return ATTN_EPROTO;
     }
-    if (__builtin_mul_overflow(x.block_bytes, (uint64_t)x.n_blocks, &blocks) ||
+    if (__builtin_mul_overflow(x.block_bytes, (uint64_t)n_stored(&x), &blocks) ||
         __builtin_add_overflow(blocks, x.head_bytes, &whole) || whole != x.file_bytes) {
         snprintf(why, why_bytes, "file_bytes is %" PRIu64 ", not what %" PRIu32 " blocks make",
-                 x.file_bytes, x.n_blocks);
+                 x.file_bytes, n_stored(&x));
         return ATTN_EPROTO;
     }
     if (file_bytes != whole) {
@@ -156,12 +181,19 @@ attn_status seq_file_head_find(const uint8_t *bytes, size_t n_bytes, uint64_t fi
     return ATTN_OK;
 }
 
-/* The lengths must be covered by the blocks, and the last block by a length. */
+/* The lengths must be covered by the blocks, and the last block by a length. Every layer is at
+ * least as long as what is freed. */
 static attn_status lengths_check(const struct seq_file *f, char *why, size_t why_bytes)
 {
-    uint64_t longest = 0;
-    for (uint32_t i = 0; i < f->geometry.num_layers; i++)
+    uint64_t longest = 0, freed = (uint64_t)f->freed_past * f->geometry.block_tokens;
+    for (uint32_t i = 0; i < f->geometry.num_layers; i++) {
         longest = f->layer_len[i] > longest ? f->layer_len[i] : longest;
+        if (f->layer_len[i] >= freed)
+            continue;
+        snprintf(why, why_bytes, "layer_len[%" PRIu32 "] is %" PRIu32 ", freed_past %" PRIu32, i,
+                 f->layer_len[i], f->freed_past);
+        return ATTN_EPROTO;
+    }
     uint64_t n = (longest + f->geometry.block_tokens - 1) / f->geometry.block_tokens;
     if (n == f->n_blocks)
         return ATTN_OK;
@@ -202,7 +234,7 @@ attn_status seq_file_decode(const uint8_t *head, uint64_t head_bytes, struct seq
                  told.high, told.low, sum.high, sum.low);
         return ATTN_EPROTO;
     }
-    const uint8_t *sums = head + sizeof x, *lens = sums + (size_t)x.n_blocks * SEQ_FILE_SUM_BYTES;
+    const uint8_t *sums = head + sizeof x, *lens = sums + (size_t)n_stored(&x) * SEQ_FILE_SUM_BYTES;
     const uint8_t *ids = lens + (size_t)x.num_layers * 4;
     const char *model = (const char *)ids + (size_t)x.n_ids * 4, *rope = model + x.model_bytes,
                *pool = rope + x.rope_bytes;
@@ -223,6 +255,8 @@ attn_status seq_file_decode(const uint8_t *head, uint64_t head_bytes, struct seq
         .adapter = x.adapter,
         .n_blocks = x.n_blocks,
         .n_ids = x.n_ids,
+        .freed_first = x.freed_first,
+        .freed_past = x.freed_past,
         .layer_len = (const uint32_t *)(const void *)lens,
         .ids = (const uint32_t *)(const void *)ids,
         .sums = sums,

@@ -15,10 +15,11 @@ static json_t *number(uint64_t n)
 /* What a file holds, and where it is or has gone. */
 static json_t *file_object(const struct attn_seq_file *f, uint64_t seq, const char *path)
 {
-    return json_pack("{s:o, s:s, s:s, s:I, s:I, s:I, s:I}", "sequence", number(seq), "file", path,
-                     "pool", f->pool, "tokens", (json_int_t)f->n_tokens, "known_ids",
-                     (json_int_t)f->n_ids, "blocks", (json_int_t)f->n_blocks, "bytes",
-                     (json_int_t)f->bytes);
+    json_int_t n_freed = f->freed_past - f->freed_first;
+    return json_pack("{s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "sequence", number(seq), "file",
+                     path, "pool", f->pool, "tokens", (json_int_t)f->n_tokens, "known_ids",
+                     (json_int_t)f->n_ids, "blocks", f->n_blocks - n_freed, "freed_blocks", n_freed,
+                     "bytes", (json_int_t)f->bytes);
 }
 
 /* How long a worker has to adopt what attnctl leaves. */

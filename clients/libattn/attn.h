@@ -381,6 +381,9 @@ struct attn_seq_file {
     uint32_t n_blocks;
     attn_dtype kv_dtype;
     char pool[64]; /* the name of the pool that it was in */
+    /* may be left out of struct_size */
+    uint32_t freed_first, freed_past; /* of its blocks these are none: no layer's window reaches
+                                         them; equal: all are there */
 };
 
 /* The name of the pool that a sequence of the tenant's is in. ATTN_ENOTFOUND. */
@@ -390,9 +393,10 @@ ATTN_API attn_status attn_seq_pool(attn_client *c, uint64_t id, uint64_t timeout
  *
  * The sequence may be any session's of the same tenant, and goes on meanwhile: the file has it as
  * it was when the call began, without what a truncation has taken away since (the drafts of a
- * worker that speculates; of more than a block it is begun anew). Another file of that name is
- * replaced as a whole, once the new one is on the disk, or not at all; the file is its owner's
- * alone (mode 0600). out_file may be NULL.
+ * worker that speculates; of more than a block it is begun anew), and without the blocks that its
+ * windows have let go of; where they let go faster than it is copied, ATTN_ESTALE. Another file of
+ * that name is replaced as a whole, once the new one is on the disk, or not at all; the file is its
+ * owner's alone (mode 0600). out_file may be NULL.
  * Errors   ATTN_EIO names the file and what the system says; ATTN_ENOTFOUND; ATTN_ESTALE it is
  *          truncated to nothing, or others export it, too, all the while; ATTN_EINVAL a layer of a
  *          block is larger than a message may be: the message names the settings; what requests

@@ -33,6 +33,10 @@ static attn_status take_look(struct client_request *r, const Attnd__ExportReply 
         return fail(r, ATTN_ENOTSUP, "the daemon does not say what its blocks mean");
     const char *model = content->identity != NULL ? content->identity->model : "";
     const char *rope = content->identity != NULL ? content->identity->rope : "";
+    uint64_t n_freed = (uint64_t)x->freed_past * content->block_tokens;
+    for (size_t i = 0; i < x->n_layer_len; i++)
+        if (x->layer_len[i] < n_freed || x->freed_first > x->freed_past)
+            return fail(r, ATTN_EPROTO, "freed blocks are behind a layer's end");
     if (x->n_layer_len == 0 || x->n_layer_len > SEQ_FILE_MAX_LAYERS || x->block_bytes == 0 ||
         content->block_tokens == 0)
         return fail(r, ATTN_EPROTO, "layer_len, block_bytes or block_tokens is none");
@@ -44,6 +48,8 @@ static attn_status take_look(struct client_request *r, const Attnd__ExportReply 
     l->adapter = x->adapter;
     l->kept_epoch = x->kept_epoch;
     l->n_kept = x->n_kept;
+    l->freed_first = x->freed_first;
+    l->freed_past = x->freed_past;
     memcpy(l->layer_len, x->layer_len, x->n_layer_len * sizeof *l->layer_len);
     strcpy(l->model, model);
     strcpy(l->rope, rope);
@@ -134,10 +140,11 @@ attn_status seq_look_after(struct attn_client *c, attn_status st, uint64_t timeo
                            struct seq_look *l, uint32_t *out_kept)
 {
     struct error_kept kept = error_keep();
-    uint32_t before = l->epoch;
+    uint32_t before = l->epoch, freed = l->freed_past;
     attn_status looked = seq_look_again(c, timeout_us, l, out_kept);
-    bool is_truncated = looked == ATTN_ESTALE || (looked == ATTN_OK && l->epoch != before);
-    return st == ATTN_OK || is_truncated ? looked : error_restore(&kept);
+    bool is_other = looked == ATTN_OK && (l->epoch != before || l->freed_past > freed);
+    bool explains = looked == ATTN_ESTALE || is_other;
+    return st == ATTN_OK || explains ? looked : error_restore(&kept);
 }
 
 void seq_look_lengths(const struct seq_look *l, uint32_t *out_least, uint32_t *out_most)
@@ -231,18 +238,14 @@ attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_
     return st;
 }
 
-/* Layers [layer, layer + n_layers) of n blocks; what these have of them is at src. */
-static attn_status layers_put(struct attn_client *c, const struct attn_seq *seq,
-                              const struct seq_geometry *g, uint32_t layer, uint32_t n_layers,
-                              const uint32_t *lens, uint32_t first, uint32_t n, const uint8_t *src,
-                              const struct checksum *sums, uint64_t timeout_us)
+/* Fills in which sequence it is of and what its blocks mean, and sends it. */
+static attn_status import_call(struct attn_client *c, const struct attn_seq *seq,
+                               const struct seq_geometry *g, const uint32_t *lens, Attnd__Import *m,
+                               const struct client_bulk *bulk, uint64_t timeout_us)
 {
     Attnd__Request req = ATTND__REQUEST__INIT;
-    Attnd__Import m = ATTND__IMPORT__INIT;
     Attnd__Content content = ATTND__CONTENT__INIT;
     Attnd__Identity identity = ATTND__IDENTITY__INIT;
-    struct client_bulk bulk = {.payload = src,
-                               .payload_bytes = n * (g->block_bytes / g->num_layers) * n_layers};
     identity.model = (char *)(uintptr_t)g->model; /* packing only reads these */
     identity.rope = (char *)(uintptr_t)g->rope;
     content.identity = &identity;
@@ -252,22 +255,44 @@ static attn_status layers_put(struct attn_client *c, const struct attn_seq *seq,
     content.block_tokens = g->block_tokens;
     content.kv_dtype = (Attnd__Dtype)g->kv_dtype;
     content.attention = g->attention;
-    m.seq = seq->id;
-    m.epoch = seq->epoch;
+    m->seq = seq->id;
+    m->epoch = seq->epoch;
+    m->layout = g->layout;
+    m->n_layer_len = g->num_layers;
+    m->layer_len = (uint32_t *)(uintptr_t)lens;
+    m->content = &content;
+    req.body_case = ATTND__REQUEST__BODY_IMPORT;
+    req.import = m;
+    return client_call_bulk(c, &req, bulk, timeout_us, NULL, NULL);
+}
+
+/* Layers [layer, layer + n_layers) of n blocks; what these have of them is at src. */
+static attn_status layers_put(struct attn_client *c, const struct attn_seq *seq,
+                              const struct seq_geometry *g, uint32_t layer, uint32_t n_layers,
+                              const uint32_t *lens, uint32_t first, uint32_t n, const uint8_t *src,
+                              const struct checksum *sums, uint64_t timeout_us)
+{
+    Attnd__Import m = ATTND__IMPORT__INIT;
+    struct client_bulk bulk = {.payload = src,
+                               .payload_bytes = n * (g->block_bytes / g->num_layers) * n_layers};
     m.first_block = first;
-    m.layout = g->layout;
-    m.n_layer_len = g->num_layers;
-    m.layer_len = (uint32_t *)(uintptr_t)lens;
     m.n_sums = 2 * (size_t)n;
     m.sums = (uint64_t *)(uintptr_t)sums;
-    m.content = &content;
     if (n_layers < g->num_layers) {
         m.first_layer = layer;
         m.n_layers = n_layers;
     }
-    req.body_case = ATTND__REQUEST__BODY_IMPORT;
-    req.import = &m;
-    return client_call_bulk(c, &req, &bulk, timeout_us, NULL, NULL);
+    return import_call(c, seq, g, lens, &m, &bulk, timeout_us);
+}
+
+attn_status seq_blocks_free(struct attn_client *c, const struct attn_seq *seq,
+                            const struct seq_geometry *g, const uint32_t *lens, uint32_t first,
+                            uint32_t past, uint64_t timeout_us)
+{
+    Attnd__Import m = ATTND__IMPORT__INIT;
+    m.first_block = m.freed_past = past;
+    m.freed_first = first;
+    return import_call(c, seq, g, lens, &m, NULL, timeout_us);
 }
 
 static bool has_tokens(const uint32_t *lens, uint32_t n, uint64_t from)

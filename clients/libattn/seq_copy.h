@@ -13,6 +13,7 @@ struct seq_look {
     uint32_t epoch, n_ids;
     /* Since this epoch no truncation has left fewer tokens; 0: the daemon does not know. */
     uint32_t kept_epoch, n_kept;
+    uint32_t freed_first, freed_past; /* blocks that it has none of; equal: it has all */
     struct seq_geometry geometry; /* its texts are those below */
     uint32_t layer_len[SEQ_FILE_MAX_LAYERS]; /* [geometry.num_layers] */
     char model[SEQ_FILE_MAX_TEXT_BYTES], rope[SEQ_FILE_MAX_TEXT_BYTES];
@@ -26,8 +27,8 @@ attn_status seq_look_at(struct attn_client *c, uint64_t id, uint64_t timeout_us,
  * the look before. ATTN_ESTALE, of which *l is the new look: the daemon does not know. */
 attn_status seq_look_again(struct attn_client *c, uint64_t timeout_us, struct seq_look *l,
                            uint32_t *out_kept);
-/* The same after a copy that came to st: if no truncation explains a failure, that is the
- * answer. */
+/* The same after a copy that came to st: if no truncation explains a failure, and no blocks that
+ * were freed since, that is the answer. */
 attn_status seq_look_after(struct attn_client *c, attn_status st, uint64_t timeout_us,
                            struct seq_look *l, uint32_t *out_kept);
 /* Tokens of the shortest and of the longest layer. */
@@ -53,6 +54,12 @@ attn_status seq_blocks_put(struct attn_client *c, const struct attn_seq *seq,
                            const struct seq_geometry *g, struct seq_piece piece,
                            const uint32_t *layer_len, uint32_t first, uint32_t n,
                            const uint8_t *src, const struct checksum *sums, uint64_t timeout_us);
+/* Of a sequence that has what comes before first in full: blocks [first, past) are freed, and those
+ * that it has of them. Layers that are shorter have past blocks of tokens then, of which lens is
+ * told. One request; ATTN_EINVAL also of a daemon that does not know of it. */
+attn_status seq_blocks_free(struct attn_client *c, const struct attn_seq *seq,
+                            const struct seq_geometry *g, const uint32_t *lens, uint32_t first,
+                            uint32_t past, uint64_t timeout_us);
 /* Ids [first, first + n), in as many requests as that takes; epoch as of blocks, and ATTN_EPROTO if
  * it has no such ids. */
 attn_status seq_ids_get(struct attn_client *c, const struct seq_look *l, uint32_t epoch,

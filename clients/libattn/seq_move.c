@@ -8,6 +8,9 @@
  * that the target has not. The rest follows, and only when the target has all of it is the source
  * closed; where somebody has adopted it before that, the target forgets it instead. A source that
  * does not know what has stayed is begun with again, and at last adopted first and copied then.
+ *
+ * What its windows have let go of at the source is freed at the target, too, as soon as that has
+ * all before it; where the source has let go of more than the target has, that begins behind it.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -30,7 +33,8 @@ struct move {
     struct attn_seq seq; /* at the target */
     bool is_open, is_fenced, is_refused; /* by the target: blocks */
     uint32_t n_blocks, n_ids; /* that the target has */
-    uint32_t n_at_once;
+    uint32_t freed_past, n_kept; /* of these, freed are [n_kept, freed_past) */
+    uint32_t n_sent, n_at_once;
     struct seq_piece out, in; /* of a message of the source's, the target's */
     uint8_t *blocks; /* [n_at_once] */
     struct checksum *sums; /* [n_at_once] */
@@ -38,22 +42,78 @@ struct move {
     struct attn_moved moved;
 };
 
+/* The target has the first n_blocks blocks and ids of their tokens at most from now on. */
+static attn_status target_cut(struct move *m, uint32_t n_blocks)
+{
+    uint32_t len = n_blocks * m->look.geometry.block_tokens;
+    attn_status st = attn_seq_truncate(m->to, &m->seq, len, m->timeout_us);
+    if (st != ATTN_OK)
+        return st;
+    m->n_blocks = n_blocks;
+    m->n_ids = m->n_ids < len ? m->n_ids : len;
+    m->freed_past = n_blocks > m->n_kept ? m->freed_past : 0;
+    return ATTN_OK;
+}
+
+/* Are blocks freed at the source, by the look, that are not at the target, which has all before? */
+static bool has_freed(const struct move *m)
+{
+    return m->look.freed_past > m->freed_past && m->n_blocks >= m->look.freed_first;
+}
+
+static attn_status freed_move(struct move *m)
+{
+    const struct seq_look *l = &m->look;
+    uint32_t lens[SEQ_FILE_MAX_LAYERS];
+    attn_status st = ATTN_OK;
+    if (m->n_blocks < l->freed_past && m->n_blocks > l->freed_first)
+        st = target_cut(m, l->freed_first);
+    if (st != ATTN_OK)
+        return st;
+    uint32_t n_blocks = m->n_blocks > l->freed_past ? m->n_blocks : l->freed_past;
+    for (uint32_t i = 0; i < l->geometry.num_layers; i++)
+        lens[i] = n_blocks * l->geometry.block_tokens;
+    st = seq_blocks_free(m->to->client, &m->seq, &l->geometry, lens, l->freed_first, l->freed_past,
+                         m->timeout_us);
+    if (st != ATTN_OK)
+        return st;
+    m->n_blocks = n_blocks;
+    m->n_kept = l->freed_first;
+    m->freed_past = l->freed_past;
+    return ATTN_OK;
+}
+
+/* The next blocks below end. */
+static attn_status piece_move(struct move *m, uint32_t epoch, uint32_t end)
+{
+    const struct seq_geometry *g = &m->look.geometry;
+    uint32_t n =
+        seq_blocks_next(m->look.freed_first, m->look.freed_past, &m->n_blocks, end, m->n_at_once);
+    attn_status st = seq_blocks_get(m->from, &m->look, epoch, m->out, m->n_blocks, n, m->timeout_us,
+                                    m->blocks, m->sums);
+    if (st != ATTN_OK)
+        return st;
+    st = seq_blocks_put(m->to->client, &m->seq, g, m->in, m->look.layer_len, m->n_blocks, n,
+                        m->blocks, m->sums, m->timeout_us);
+    m->is_refused = st != ATTN_OK;
+    if (st == ATTN_OK) {
+        m->n_blocks += n;
+        m->n_sent += n;
+    }
+    return st;
+}
+
 /* Blocks below end that the target has not; epoch as of seq_blocks_get. */
 static attn_status blocks_move(struct move *m, uint32_t epoch, uint32_t end)
 {
-    const struct seq_geometry *g = &m->look.geometry;
     attn_status st = ATTN_OK;
-    while (st == ATTN_OK && m->n_blocks < end) {
-        uint32_t n = end - m->n_blocks < m->n_at_once ? end - m->n_blocks : m->n_at_once;
-        st = seq_blocks_get(m->from, &m->look, epoch, m->out, m->n_blocks, n, m->timeout_us,
-                            m->blocks, m->sums);
-        bool is_there = st == ATTN_OK;
-        if (st == ATTN_OK)
-            st = seq_blocks_put(m->to->client, &m->seq, g, m->in, m->look.layer_len, m->n_blocks, n,
-                                m->blocks, m->sums, m->timeout_us);
-        m->is_refused = is_there && st != ATTN_OK;
-        if (st == ATTN_OK)
-            m->n_blocks += n;
+    while (st == ATTN_OK && (m->n_blocks < end || has_freed(m))) {
+        if (!has_freed(m)) {
+            st = piece_move(m, epoch, end);
+            continue;
+        }
+        st = freed_move(m);
+        m->is_refused = st != ATTN_OK;
     }
     return st;
 }
@@ -94,7 +154,7 @@ static attn_status target_open(struct move *m)
         if (m->blocks == NULL || m->sums == NULL)
             return error_set(ATTN_ENOMEM, "no memory for a move");
     }
-    m->n_blocks = m->n_ids = 0;
+    m->n_blocks = m->n_ids = m->freed_past = m->n_sent = 0;
     st = attn_seq_open_with(m->to, m->look.id, &none, m->timeout_us, &m->seq, &n_cached);
     m->is_open = st == ATTN_OK;
     return st;
@@ -118,13 +178,10 @@ static attn_status cut(struct move *m, uint32_t n_kept)
     if (n_blocks >= m->n_blocks && n_kept >= m->n_ids)
         return ATTN_OK;
     n_blocks = n_blocks < m->n_blocks ? n_blocks : m->n_blocks;
-    uint32_t len = n_blocks * m->look.geometry.block_tokens;
-    attn_status st = attn_seq_truncate(m->to, &m->seq, len, m->timeout_us);
-    if (st != ATTN_OK)
-        return st;
-    m->n_blocks = n_blocks;
-    m->n_ids = m->n_ids < len ? m->n_ids : len;
-    return ATTN_OK;
+    attn_status st = target_cut(m, n_blocks);
+    if (st == ATTN_EINVAL && m->freed_past > 0 && n_blocks > m->n_kept)
+        st = target_cut(m, m->n_kept); /* a query there would see what is freed */
+    return st;
 }
 
 /* One look after blocks were copied; st is what came of that. *out_is_cut: some have not stayed. */
@@ -148,7 +205,7 @@ static attn_status move_live(struct move *m)
         bool is_cut = false;
         seq_look_lengths(&m->look, &least, &most);
         uint32_t n_full = least / bt;
-        if (n_full <= m->n_blocks)
+        if (n_full <= m->n_blocks && !has_freed(m))
             break;
         for (uint32_t i = 0; i < m->look.geometry.num_layers; i++)
             m->look.layer_len[i] = n_full * bt; /* what the target has then */
@@ -219,16 +276,17 @@ static attn_status source_fence(struct move *m, bool is_live)
 /* What the live part has left. */
 static attn_status move_rest(struct move *m)
 {
-    uint32_t bt = m->look.geometry.block_tokens, least, most, before = m->n_blocks;
+    uint32_t bt = m->look.geometry.block_tokens, least, most, before = m->n_sent;
     seq_look_lengths(&m->look, &least, &most);
     attn_status st = blocks_move(m, m->look.epoch, most / bt + (most % bt != 0));
     if (st == ATTN_OK)
         st = ids_move(m, m->look.n_ids);
+    uint32_t n_blocks = m->n_blocks - (m->look.freed_past - m->look.freed_first);
     m->moved = (struct attn_moved){.struct_size = sizeof m->moved,
                                    .n_tokens = most,
-                                   .n_blocks = m->n_blocks,
-                                   .n_blocks_stopped = m->n_blocks - before,
-                                   .bytes = m->n_blocks * m->look.geometry.block_bytes,
+                                   .n_blocks = n_blocks,
+                                   .n_blocks_stopped = m->n_sent - before,
+                                   .bytes = n_blocks * m->look.geometry.block_bytes,
                                    .stop_ns = attn_now_ns() - m->stop_ns};
     return st;
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,8 @@
 enum {
     MAX_TRIES = 3, /* of a sequence that loses more than drafts */
     MAX_LOOKS = 100, /* of a try */
+    MAX_OVERTAKEN = 100, /* tries whose blocks are freed before they are copied */
+    FILE_OLD_BYTES = offsetof(struct attn_seq_file, freed_first),
 };
 
 static attn_status io_failed(const char *what, const char *path)
@@ -49,7 +52,7 @@ struct store {
     uint64_t timeout_us;
     struct seq_look look, now; /* what the file has, and the latest */
     uint32_t n_kept; /* tokens that have stayed since the first look */
-    int n_looks;
+    int n_looks, n_overtaken;
     struct seq_file file;
     uint64_t head_bytes;
     struct seq_piece piece;
@@ -97,6 +100,8 @@ static attn_status store_begin(struct store *s, uint64_t id)
                                 .adapter = s->look.adapter,
                                 .n_blocks = most / bt + (most % bt != 0),
                                 .n_ids = s->look.n_ids,
+                                .freed_first = s->look.freed_first,
+                                .freed_past = s->look.freed_past,
                                 .layer_len = s->look.layer_len};
     s->head_bytes = seq_file_head_bytes(&s->file);
     s->ids = calloc((size_t)s->file.n_ids + 1, sizeof *s->ids);
@@ -142,18 +147,31 @@ static uint32_t n_blocks_kept(const struct store *s)
     return n < s->file.n_blocks ? n : s->file.n_blocks;
 }
 
+static attn_status overtaken(struct store *s, uint32_t block)
+{
+    s->n_overtaken++;
+    return error_set(ATTN_ESTALE, "sequence %" PRIu64 ": block %" PRIu32 " is freed meanwhile",
+                     s->look.id, block);
+}
+
 static attn_status store_blocks(struct store *s)
 {
     uint64_t block_bytes = s->look.geometry.block_bytes;
     for (uint32_t i = 0, n; i < n_blocks_kept(s); i += n) {
-        n = n_blocks_kept(s) - i < s->piece.n_blocks ? n_blocks_kept(s) - i : s->piece.n_blocks;
+        n = seq_blocks_next(s->look.freed_first, s->look.freed_past, &i, n_blocks_kept(s),
+                            s->piece.n_blocks);
+        if (n == 0)
+            break;
+        uint32_t place = seq_file_place(&s->file, i);
         attn_status st = seq_blocks_get(s->client, &s->look, 0, s->piece, i, n, s->timeout_us,
-                                        s->blocks, &s->sums[i]);
+                                        s->blocks, &s->sums[place]);
         if (st == ATTN_OK) {
-            st = write_at(s, s->blocks, n * block_bytes, s->head_bytes + i * block_bytes);
+            st = write_at(s, s->blocks, n * block_bytes, s->head_bytes + place * block_bytes);
         } else {
             st = store_look(s, st);
             n = 0; /* once more, as far as they have stayed */
+            if (st == ATTN_OK && s->now.freed_first <= i && i < s->now.freed_past)
+                return overtaken(s, i);
         }
         if (st != ATTN_OK)
             return st;
@@ -177,18 +195,21 @@ static attn_status store_shorten(struct store *s)
 {
     uint64_t from = s->head_bytes, bytes = s->look.geometry.block_bytes;
     s->file.n_blocks = n_blocks_kept(s);
+    if (s->file.n_blocks <= s->file.freed_first) /* no query there sees what is freed */
+        s->file.freed_first = s->file.freed_past = 0;
+    uint32_t n_stored = seq_file_n_stored(&s->file);
     s->file.n_ids = s->file.n_ids < s->n_kept ? s->file.n_ids : s->n_kept;
     for (uint32_t i = 0; i < s->look.geometry.num_layers; i++)
         if (s->look.layer_len[i] > s->n_kept)
             s->look.layer_len[i] = s->n_kept;
     s->head_bytes = seq_file_head_bytes(&s->file);
     attn_status st = ATTN_OK;
-    for (uint32_t i = 0; s->head_bytes < from && st == ATTN_OK && i < s->file.n_blocks; i++) {
+    for (uint32_t i = 0; s->head_bytes < from && st == ATTN_OK && i < n_stored; i++) {
         st = read_at(s->fd, s->path, s->blocks, bytes, from + i * bytes);
         if (st == ATTN_OK)
             st = write_at(s, s->blocks, bytes, s->head_bytes + i * bytes);
     }
-    if (st == ATTN_OK && ftruncate(s->fd, (off_t)(s->head_bytes + s->file.n_blocks * bytes)) != 0)
+    if (st == ATTN_OK && ftruncate(s->fd, (off_t)(s->head_bytes + n_stored * bytes)) != 0)
         st = io_failed("write", s->path);
     return st;
 }
@@ -244,10 +265,12 @@ static attn_status store_to(struct store *s, uint64_t id)
     if (s->fd < 0)
         return io_failed("make", s->path);
     attn_status st = store_run(s, id, false);
-    for (int i = 1; st == ATTN_ESTALE && i < MAX_TRIES; i++) {
+    for (int i = 1; st == ATTN_ESTALE && i < MAX_TRIES && s->n_overtaken < MAX_OVERTAKEN;) {
+        int before = s->n_overtaken;
         store_end(s);
         st = ftruncate(s->fd, 0) == 0 ? store_run(s, id, i + 1 == MAX_TRIES)
                                       : io_failed("write", s->path);
+        i += s->n_overtaken == before;
     }
     if (st == ATTN_OK && fsync(s->fd) != 0)
         st = io_failed("sync", s->path);
@@ -267,23 +290,26 @@ static void tell(const struct seq_file *f, uint64_t bytes, struct attn_seq_file 
     uint32_t most = 0;
     for (uint32_t i = 0; i < f->geometry.num_layers; i++)
         most = f->layer_len[i] > most ? f->layer_len[i] : most;
-    *out = (struct attn_seq_file){.struct_size = sizeof *out,
-                                  .num_layers = f->geometry.num_layers,
-                                  .id = f->name,
-                                  .adapter = f->adapter,
-                                  .bytes = bytes,
-                                  .n_tokens = most,
-                                  .n_ids = f->n_ids,
-                                  .n_blocks = f->n_blocks,
-                                  .kv_dtype = f->geometry.kv_dtype};
-    snprintf(out->pool, sizeof out->pool, "%s", f->pool);
+    struct attn_seq_file all = {.struct_size = out->struct_size,
+                                .num_layers = f->geometry.num_layers,
+                                .id = f->name,
+                                .adapter = f->adapter,
+                                .bytes = bytes,
+                                .n_tokens = most,
+                                .n_ids = f->n_ids,
+                                .n_blocks = f->n_blocks,
+                                .kv_dtype = f->geometry.kv_dtype,
+                                .freed_first = f->freed_first,
+                                .freed_past = f->freed_past};
+    snprintf(all.pool, sizeof all.pool, "%s", f->pool);
+    memcpy(out, &all, out->struct_size);
 }
 
 static attn_status file_check(const void *path, const struct attn_seq_file *out)
 {
     if (path == NULL)
         return error_set(ATTN_EINVAL, "path is NULL");
-    if (out == NULL || out->struct_size == sizeof *out)
+    if (out == NULL || out->struct_size == sizeof *out || out->struct_size == FILE_OLD_BYTES)
         return ATTN_OK;
     return error_set(ATTN_EINVAL, "attn_seq_file.struct_size %u: this library knows %zu",
                      out->struct_size, sizeof *out);
@@ -305,7 +331,8 @@ attn_status attn_seq_export(attn_client *c, uint64_t id, const char *path, uint6
     s->timeout_us = timeout_us;
     st = store_to(s, id);
     if (st == ATTN_OK && out_file != NULL)
-        tell(&s->file, s->head_bytes + s->file.n_blocks * s->look.geometry.block_bytes, out_file);
+        tell(&s->file, s->head_bytes + seq_file_n_stored(&s->file) * s->look.geometry.block_bytes,
+             out_file);
     store_end(s);
     free(s);
     return st;
@@ -368,11 +395,12 @@ static void stored_close(struct stored *s)
     free(s->head);
 }
 
-/* Blocks [first, first + n), which make their checksums. */
+/* Blocks [first, first + n) of those that it has, which make their checksums. */
 static attn_status blocks_read(const struct stored *s, uint32_t first, uint32_t n, uint8_t *dst)
 {
     uint64_t bytes = s->file.geometry.block_bytes;
-    attn_status st = read_at(s->fd, s->path, dst, n * bytes, s->head_bytes + first * bytes);
+    uint64_t place = seq_file_place(&s->file, first);
+    attn_status st = read_at(s->fd, s->path, dst, n * bytes, s->head_bytes + place * bytes);
     for (uint32_t i = 0; st == ATTN_OK && i < n; i++) {
         struct checksum want = seq_file_sum(&s->file, first + i);
         struct checksum sum = checksum_of(dst + i * bytes, bytes);
@@ -404,13 +432,37 @@ static attn_status pool_fits(const struct attn_pool *p, const struct stored *s)
     return ATTN_OK;
 }
 
+/* seq_blocks_next of those of the file. */
+static uint32_t next_stored(const struct stored *s, uint32_t *first, uint32_t most)
+{
+    const struct seq_file *f = &s->file;
+    return seq_blocks_next(f->freed_first, f->freed_past, first, f->n_blocks, most);
+}
+
+/* The sequence has what comes before them, and no more. */
+static attn_status freed_send(attn_pool *p, const struct stored *s, const struct attn_seq *seq,
+                              uint64_t timeout_us)
+{
+    const struct seq_file *f = &s->file;
+    uint32_t lens[SEQ_FILE_MAX_LAYERS];
+    for (uint32_t i = 0; i < f->geometry.num_layers; i++)
+        lens[i] = f->freed_past * f->geometry.block_tokens;
+    return seq_blocks_free(p->client, seq, &f->geometry, lens, f->freed_first, f->freed_past,
+                           timeout_us);
+}
+
 static attn_status blocks_send(attn_pool *p, const struct stored *s, const struct attn_seq *seq,
                                struct seq_piece piece, uint8_t *blocks, uint64_t timeout_us)
 {
     attn_status st = ATTN_OK;
+    bool has_freed = s->file.freed_past > s->file.freed_first;
     for (uint32_t i = 0, n; st == ATTN_OK && i < s->file.n_blocks; i += n) {
         struct checksum sums[WIRE_MAX_CHUNK_BLOCKS];
-        n = s->file.n_blocks - i < piece.n_blocks ? s->file.n_blocks - i : piece.n_blocks;
+        if (i == s->file.freed_first && has_freed)
+            st = freed_send(p, s, seq, timeout_us);
+        n = next_stored(s, &i, piece.n_blocks);
+        if (st != ATTN_OK || n == 0)
+            break;
         for (uint32_t k = 0; k < n; k++)
             sums[k] = seq_file_sum(&s->file, i + k);
         st = blocks_read(s, i, n, blocks);
@@ -435,8 +487,8 @@ static attn_status stored_send(attn_pool *p, const struct stored *s, uint64_t id
     if (blocks == NULL)
         return error_set(ATTN_ENOMEM, "no memory for an import");
     for (uint32_t i = 0; st == ATTN_OK && i < s->file.n_blocks; i += n) {
-        n = s->file.n_blocks - i < piece.n_blocks ? s->file.n_blocks - i : piece.n_blocks;
-        st = blocks_read(s, i, n, blocks);
+        n = next_stored(s, &i, piece.n_blocks);
+        st = n > 0 ? blocks_read(s, i, n, blocks) : ATTN_OK;
     }
     if (st == ATTN_OK)
         st = attn_seq_open_with(p, id, &none, timeout_us, &seq, &n_cached);

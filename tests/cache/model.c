@@ -154,8 +154,9 @@ static bool make_room(struct model *m, uint32_t n_full)
         if (e->serial == 0 || references(m, e->block) > 0)
             continue;
         n++;
-        if (oldest == NULL || goes_at(m, e) < goes_at(m, oldest))
-            oldest = e;
+        bool is_first = oldest == NULL || goes_at(m, e) < goes_at(m, oldest) ||
+                        (goes_at(m, e) == goes_at(m, oldest) && !e->was_found);
+        oldest = is_first ? e : oldest;
     }
     if (n < n_full)
         return false;
@@ -327,6 +328,30 @@ static void free_unseen(struct model *m, uint32_t slot)
         let_go(m, s->block[i]);
 }
 
+static bool is_quiet(const struct model *m, uint32_t slot);
+
+static attn_status apply_free_to(struct model *m, const struct op *op)
+{
+    struct model_seq *s = &m->seq[op->slot];
+    uint32_t first = M_KEPT_BLOCKS, past = op->n;
+    if (M_WINDOW == 0 || op->pos != first || past <= first || past > M_ROW)
+        return ATTN_EINVAL;
+    if (!is_quiet(m, op->slot) || n_away(s) > 0)
+        return ATTN_EOVERLOAD;
+    for (uint32_t l = 0; l < M_LAYERS; l++)
+        if (s->len[l] < past * M_BLOCK_TOKENS && s->len[l] != first * M_BLOCK_TOKENS)
+            return ATTN_EINVAL;
+    uint32_t from = s->hole > first ? s->hole : first;
+    s->hole = past > s->hole ? past : s->hole;
+    for (uint32_t i = past < s->n_blocks ? past : s->n_blocks; i-- > from;)
+        let_go(m, s->block[i]);
+    for (uint32_t l = 0; l < M_LAYERS; l++)
+        if (s->len[l] < s->hole * M_BLOCK_TOKENS)
+            s->len[l] = s->hole * M_BLOCK_TOKENS;
+    s->n_blocks = blocks_of(longest(s));
+    return ATTN_OK;
+}
+
 static bool is_quiet(const struct model *m, uint32_t slot)
 {
     uint32_t copies;
@@ -393,7 +418,7 @@ static attn_status apply_reserve(struct model *m, const struct op *op)
     struct model_seq *s = &m->seq[op->slot];
     struct model_pending *p = &m->pending[op->slot][op->layer];
     if (op->pos > s->len[op->layer] || op->n == 0 || op->pos + op->n > M_TOKENS ||
-        first_seen(op->pos) < s->hole)
+        (op->is_copied && op->pos >= s->hole * M_BLOCK_TOKENS ? 0 : first_seen(op->pos) < s->hole))
         return ATTN_EINVAL;
     if (n_away(s) > 0)
         return ATTN_EOVERLOAD;
@@ -607,6 +632,8 @@ static attn_status apply(struct model *m, const struct op *op)
         if (is_quiet(m, op->slot) && n_away(s) == 0)
             free_unseen(m, op->slot);
         return ATTN_OK;
+    case OP_FREE_TO:
+        return apply_free_to(m, op);
     case OP_RESIZE:
         return apply_resize(m, op->n);
     case OP_MOVE_OUT:
@@ -804,7 +831,11 @@ attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t
         st = kv_seq_adopt(kv, id, op->owner, op->request, &epoch);
         break;
     case OP_RESERVE:
-        st = kv_append_reserve(kv, id, op->layer, op->pos, op->n, fx);
+        st = op->is_copied ? kv_copy_reserve(kv, id, op->layer, op->pos, op->n, fx)
+                           : kv_append_reserve(kv, id, op->layer, op->pos, op->n, fx);
+        break;
+    case OP_FREE_TO:
+        st = kv_seq_free_to(kv, id, op->pos, op->n, fx);
         break;
     case OP_COMMIT:
         kv_append_commit(kv, id, op->layer, op->pos, op->n);
@@ -896,6 +927,7 @@ struct op model_op(const struct model *m, uint64_t *random)
                                                21,
                                                1,
                                                M_WINDOW > 0 ? 8 : 0,
+                                               M_WINDOW > 0 ? 3 : 0,
                                                4,
                                                M_PAGES > 0 ? 24 : 0,
                                                M_PAGES > 0 ? 24 : 0,
@@ -912,7 +944,8 @@ struct op model_op(const struct model *m, uint64_t *random)
         if (below(random, 8) == 0) /* a repeat, or an old one of another owner */
             op.request -=
                 below(random, (uint32_t)(m->last_request < 20 ? m->last_request + 1 : 20));
-        uint32_t r = below(random, 169u + weight[OP_UNSEEN] + 3u * weight[OP_MOVE_END]);
+        uint32_t r =
+            below(random, 169u + weight[OP_UNSEEN] + weight[OP_FREE_TO] + 3u * weight[OP_MOVE_END]);
         op.prompt = below(random, 3);
         op.adapter = below(random, 8) == 0;
         while (r >= weight[op.kind])
@@ -961,6 +994,7 @@ struct op model_op(const struct model *m, uint64_t *random)
                 continue; /* mostly the layer that is behind: windows move with the last one */
             op.pos = below(random, 3) > 0 ? len : below(random, len + 2);
             op.n = below(random, 12) > 0 ? 1 + below(random, 6) : below(random, M_TOKENS + 4);
+            op.is_copied = M_WINDOW > 0 && below(random, 3) == 0;
             return op;
         case OP_COMMIT:
         case OP_CANCEL:
@@ -970,6 +1004,10 @@ struct op model_op(const struct model *m, uint64_t *random)
             op.n = p->n;
             return op;
         case OP_UNSEEN:
+            return op;
+        case OP_FREE_TO:
+            op.pos = below(random, 12) > 0 ? M_KEPT_BLOCKS : below(random, 3);
+            op.n = below(random, M_ROW + 2);
             return op;
         case OP_MOVE_OUT:
         case OP_MOVE_IN:
@@ -989,9 +1027,9 @@ struct op model_op(const struct model *m, uint64_t *random)
 
 const char *op_text(const struct op *op)
 {
-    static const char *const name[] = {"open",   "fork",    "truncate", "close",  "adopt",
-                                       "tokens", "reserve", "commit",   "cancel", "recover",
-                                       "unseen", "resize",  "out",      "in",     "end"};
+    static const char *const name[] = {
+        "open",   "fork",    "truncate", "close",   "adopt",  "tokens", "reserve", "commit",
+        "cancel", "recover", "unseen",   "free to", "resize", "out",    "in",      "end"};
     static char text[160];
     snprintf(text, sizeof text,
              "%s slot %u to %u layer %u pos %u n %u prompt %u owner %u request %u", name[op->kind],

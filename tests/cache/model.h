@@ -102,6 +102,7 @@ enum op_kind {
     OP_CANCEL,
     OP_RECOVER,
     OP_UNSEEN,
+    OP_FREE_TO,
     OP_RESIZE,
     OP_MOVE_OUT,
     OP_MOVE_IN,
@@ -116,6 +117,7 @@ struct op {
     uint64_t adapter;
     uint64_t request;
     bool will_commit;
+    bool is_copied; /* of a reserve */
 };
 
 struct device {

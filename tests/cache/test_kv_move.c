@@ -36,15 +36,24 @@ static struct kv *cache_open(uint32_t i, int fd)
     return x;
 }
 
-static void begin(void)
+static void begin_with(uint32_t window, uint32_t kept)
 {
-    struct kv_pool_spec s = {
-        .name = "p", .n_layers = LAYERS, .n_blocks = N_BLOCKS, .block_tokens = BLOCK};
+    struct kv_pool_spec s = {.name = "p",
+                             .n_layers = LAYERS,
+                             .n_blocks = N_BLOCKS,
+                             .block_tokens = BLOCK,
+                             .window_tokens = window,
+                             .kept_tokens = kept};
     for (uint32_t i = 0; i < N; i++) {
         kv[i] = cache_open(i, -1);
         assert_int_equal(kv_pool_create(kv[i], &s, &pool[i]), ATTN_OK);
         kv_owner_begin(kv[i], OWNER, 77, 0, "worker");
     }
+}
+
+static void begin(void)
+{
+    begin_with(0, 0);
 }
 
 static void end(void)
@@ -87,10 +96,10 @@ static attn_status move(uint32_t from, uint32_t to, kv_seq_id seq, kv_seq_id *ou
     assert_int_equal(kv_seq_depart(kv[from], seq, &d), ATTN_OK);
     struct kv_arrival *a = kv_arrival_begin(kv[to], pool[to]);
     assert_non_null(a);
-    attn_status st = kv_arrival_reserve(kv[to], a, d.n_blocks / 2);
+    attn_status st = kv_arrival_reserve(kv[to], a, 0, d.n_blocks / 2);
     check_all();
     if (st == ATTN_OK)
-        st = kv_arrival_reserve(kv[to], a, d.n_blocks + random_below(2));
+        st = kv_arrival_reserve(kv[to], a, 0, d.n_blocks + random_below(2));
     if (st == ATTN_OK)
         st = kv_arrival_end(kv[to], a, &d, effects(), out);
     if (st != ATTN_OK) {
@@ -211,6 +220,82 @@ static void blocks_that_are_read_as_they_leave_are_nobody_elses(void **state)
     end();
 }
 
+/* All layers one token longer, n times, and what they do not see any more goes. */
+static void decode(struct kv *x, kv_seq_id seq, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t l = 0; l < LAYERS; l++)
+            assert_int_equal(append(x, seq, l, 1), ATTN_OK);
+        kv_seq_free_unseen(x, seq);
+    }
+}
+
+static void what_windows_have_let_go_of_does_not_move(void **state)
+{
+    (void)state;
+    enum { WINDOW = 2 * BLOCK, KEPT = 3 };
+    struct kv_seq_info before, after;
+    struct kv_departure d;
+    kv_seq_id seq, there;
+    uint32_t epoch;
+    begin_with(WINDOW, KEPT);
+    assert_int_equal(kv_seq_open(kv[0], 0, 1, pool[0], OWNER, 1, &seq), ATTN_OK);
+    decode(kv[0], seq, 6 * BLOCK + 3);
+    kv_seq_info(kv[0], seq, &before);
+    assert_int_equal(before.hole_first, 1);
+    assert_int_equal(before.hole_past, 4);
+
+    /* it comes in two parts, between which more is let go of */
+    struct kv_arrival *a = kv_arrival_begin(kv[1], pool[1]);
+    assert_int_equal(kv_arrival_reserve(kv[1], a, 0, 1), ATTN_OK);
+    assert_int_equal(kv_arrival_reserve(kv[1], a, 4, 2), ATTN_OK);
+    check_all();
+    decode(kv[0], seq, 2 * BLOCK);
+    kv_seq_info(kv[0], seq, &before);
+    assert_int_equal(before.hole_past, 6);
+    assert_int_equal(kv_seq_depart(kv[0], seq, &d), ATTN_OK);
+    assert_int_equal(kv_arrival_reserve(kv[1], a, 7, 2), ATTN_OK);
+    assert_int_equal(kv_arrival_end(kv[1], a, &d, effects(), &there), ATTN_EINVAL);
+    assert_non_null(strstr(kv_last_error(kv[1]), "of 9 blocks 1 did not come"));
+    assert_int_equal(kv_arrival_reserve(kv[1], a, 6, 1), ATTN_OK);
+    uint32_t blocks[9];
+    for (uint32_t i = 6; i < 9; i++)
+        blocks[i] = kv_arrival_block(a, i);
+    blocks[0] = kv_arrival_block(a, 0);
+    assert_int_equal(kv_arrival_end(kv[1], a, &d, effects(), &there), ATTN_OK);
+    check_all();
+
+    kv_seq_info(kv[1], there, &after);
+    assert_int_equal(after.hole_first, 1);
+    assert_int_equal(after.hole_past, 6);
+    assert_int_equal(after.n_blocks, 9);
+    assert_memory_equal(after.layer_len, before.layer_len, LAYERS * sizeof *after.layer_len);
+    for (uint32_t i = 0; i < 9; i++)
+        if (i < 1 || i >= 6)
+            assert_int_equal(after.block_table[i], blocks[i]);
+    struct kv_stats s;
+    kv_stats_read(kv[1], &s);
+    assert_int_equal(s.blocks_used, 4);
+
+    /* what is refused there is refused here, and a successor finds the same */
+    assert_int_equal(kv_seq_truncate(kv[1], there, 5 * BLOCK, 2, &epoch), ATTN_EINVAL);
+    assert_int_equal(kv_seq_truncate(kv[0], seq, 5 * BLOCK, 2, &epoch), ATTN_EINVAL);
+    kv_seq_close(kv[0], seq);
+    int fd = dup(kv_fd(kv[1]));
+    kv_close(kv[1]);
+    kv[1] = cache_open(1, fd);
+    close(fd);
+    check_all();
+    assert_int_equal(kv_seq_find(kv[1], 0, 1, &there), ATTN_OK);
+    kv_seq_info(kv[1], there, &after);
+    assert_int_equal(after.hole_past, 6);
+    decode(kv[1], there, 2 * BLOCK);
+    kv_seq_info(kv[1], there, &after);
+    assert_int_equal(after.hole_past, 8);
+    check_all();
+    end();
+}
+
 static void what_has_no_place_stays_where_it_is(void **state)
 {
     (void)state;
@@ -237,7 +322,7 @@ static void what_has_no_place_stays_where_it_is(void **state)
     assert_int_equal(move(0, 2, seq, &there), ATTN_EEXIST);
     /* a successor knows nothing of blocks that were set aside */
     struct kv_arrival *a = kv_arrival_begin(kv[2], pool[2]);
-    assert_int_equal(kv_arrival_reserve(kv[2], a, 7), ATTN_OK);
+    assert_int_equal(kv_arrival_reserve(kv[2], a, 0, 7), ATTN_OK);
     check_all();
     int fd = dup(kv_fd(kv[2]));
     kv_close(kv[2]);
@@ -336,6 +421,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sequence_that_moved_is_the_same_there),
         cmocka_unit_test(blocks_that_are_read_as_they_leave_are_nobody_elses),
+        cmocka_unit_test(what_windows_have_let_go_of_does_not_move),
         cmocka_unit_test(what_has_no_place_stays_where_it_is),
         cmocka_unit_test(names_never_have_an_epoch_twice_wherever_they_are),
     };

@@ -91,7 +91,8 @@ static void run_seed(uint64_t seed)
     kv_close(kv);
     assert_true(model_n_moved > 0 && n_refused[OP_RESIZE] > 0);
     for (uint32_t kind = 0; kind < OP_N_KINDS; kind++)
-        assert_true(n_ok[kind] > 0 || (kind == OP_UNSEEN && M_WINDOW == 0) ||
+        assert_true(n_ok[kind] > 0 ||
+                    ((kind == OP_UNSEEN || kind == OP_FREE_TO) && M_WINDOW == 0) ||
                     (kind >= OP_MOVE_OUT && M_PAGES == 0));
     if (M_PAGES > 0 && (m.n_out < 200 || m.n_in < 100))
         fail_msg("seed %llu: %u blocks went, %u came", (unsigned long long)seed, m.n_out, m.n_in);

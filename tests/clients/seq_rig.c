@@ -9,6 +9,7 @@
 
 struct e2e seq_daemons[2];
 _Thread_local uint32_t seq_salt;
+uint32_t seq_window, seq_sinks;
 
 attn_client *client_of(int daemon, bool is_shm)
 {
@@ -31,7 +32,8 @@ attn_pool *pool_of(attn_client *c, attn_dtype kv_dtype, const char *model, float
 {
     attn_pool *p = NULL;
     char name[64];
-    struct attn_layer layer = {.scale = scale};
+    struct attn_layer layer = {
+        .scale = scale, .window_tokens = seq_window, .sink_tokens = seq_sinks};
     struct attn_pool_spec spec = {.struct_size = sizeof spec,
                                   .layer_struct_size = sizeof(struct attn_layer),
                                   .name = name,
@@ -47,8 +49,8 @@ attn_pool *pool_of(attn_client *c, attn_dtype kv_dtype, const char *model, float
                                   .n_layers = 1,
                                   .layers = &layer,
                                   .model = model};
-    snprintf(name, sizeof name, "%s-%s-%g-%u", attn_dtype_name(kv_dtype), model, (double)scale,
-             n_blocks);
+    snprintf(name, sizeof name, "%s-%s-%g-%u-%u", attn_dtype_name(kv_dtype), model, (double)scale,
+             n_blocks, seq_window);
     if (attn_pool_create(c, &spec, LONG_US, &p) != ATTN_OK)
         fail_msg("%s", attn_last_error()->message);
     return p;

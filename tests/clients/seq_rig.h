@@ -27,6 +27,7 @@ enum {
 
 extern struct e2e seq_daemons[2];
 extern _Thread_local uint32_t seq_salt; /* of the K and V that are appended */
+extern uint32_t seq_window, seq_sinks; /* of all layers of pool_of's */
 
 #define ok(call)                                                                                   \
     do {                                                                                           \

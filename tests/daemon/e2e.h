@@ -115,7 +115,9 @@ struct e2e_seq {
     uint32_t stream[E2E_MAX_TOKENS]; /* of each token */
 };
 
-/* Layer 0 is plain, layer 1 has a window and sink tokens, layer 2 a soft cap. Sets c->pool. */
+/* Layer 0 is plain, layer 1 has a window and sink tokens, layer 2 a soft cap. Sets c->pool. Where
+ * all have windows, that is one of 24 to 40. */
+extern bool e2e_all_have_windows;
 void e2e_make_pool(struct e2e_client *c, attn_dtype dtype, uint32_t n_blocks);
 attn_dtype e2e_dtype(void); /* of the pool made last */
 /* status of the reply; *s is set up */

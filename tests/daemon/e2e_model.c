@@ -17,6 +17,8 @@ attn_dtype e2e_dtype(void)
     return dtype;
 }
 
+bool e2e_all_have_windows;
+
 static struct attn_layer_spec spec_of(uint32_t layer)
 {
     struct attn_layer_spec s = {.scale = (float)(1 / sqrt(E2E_DIM))};
@@ -30,6 +32,8 @@ static struct attn_layer_spec spec_of(uint32_t layer)
         s.scale = 0.5f;
         s.soft_cap = 2;
     }
+    if (e2e_all_have_windows && layer != 1)
+        s.window_tokens = 40 - 8 * layer;
     return s;
 }
 

@@ -502,6 +502,46 @@ static void a_sequence_that_fills_its_pool_is_written_again_as_it_moves(void **s
     end();
 }
 
+/* Sequences that have let go of blocks, more of which go while they move; drafts are taken back. */
+static void windows_let_go_before_and_while_a_sequence_moves(void **state)
+{
+    (void)state;
+    e2e_all_have_windows = true;
+    begin(cards(), N_BLOCKS, quiet);
+    fill(0, 1, 300);
+    fill(1, 2, 30);
+    for (uint32_t round = 0; round < 40; round++) {
+        uint64_t id = send_move(1, (round + 1) % n_cards);
+        for (uint32_t k = 0; k < 1 + round % 5; k++)
+            decode(2);
+        if (round % 4 == 3) { /* no further back than the last append */
+            assert_int_equal(e2e_truncate(&c, &s[0], len[0] - 1), ATTN_OK);
+            s[0].stream[--len[0]] = round;
+        }
+        if (round % 8 == 5)
+            assert_int_equal(e2e_truncate(&c, &s[0], 100), ATTN_EINVAL);
+        assert_int_equal(e2e_await(&c, id)->header->status, ATTN_OK);
+        decode(2);
+        /* a window of 40, what is begun, the block of the sinks, and one; cards tell it later */
+        for (uint32_t k = 0; k < 10000 && counter(UINT32_MAX, "blocks_used") > 2 * 6; k++)
+            ;
+        assert_in_range(counter(UINT32_MAX, "blocks_used"), 4, 2 * 6);
+        if (round == 30) { /* into what is kept, and on from there */
+            assert_int_equal(e2e_truncate(&c, &s[0], 2), ATTN_OK);
+            for (uint32_t layer = 0; layer < E2E_LAYERS; layer++)
+                e2e_step(&c, layer, &(struct e2e_item){&s[0], 2, 150}, 1);
+            len[0] = 152;
+        }
+    }
+    assert_true(counter(1, "card_moves_in_total") >= 10);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(e2e_close_seq(&c, &s[i]), ATTN_OK);
+    while (counter(UINT32_MAX, "blocks_used") > 0)
+        ;
+    end();
+    e2e_all_have_windows = false;
+}
+
 static void losing_a_card_in_the_middle_takes_what_is_there(uint32_t to, const char *fault)
 {
     const char *const faults[] = {"--danger-inject-faults", "--backend", fault,
@@ -612,6 +652,7 @@ int main(int argc, char **argv)
         TEST(random_requests_and_moves_lose_nothing),
         TEST(sequences_leave_a_card_that_is_full),
         TEST(a_sequence_that_fills_its_pool_is_written_again_as_it_moves),
+        TEST(windows_let_go_before_and_while_a_sequence_moves),
         TEST(losing_either_card_in_the_middle_takes_what_is_there),
         TEST(a_kill_in_the_middle_leaves_each_sequence_once),
     };

@@ -111,6 +111,106 @@ static void what_would_see_freed_tokens_is_refused_by_name(void **state)
     rig_close(&r);
 }
 
+/* What export says of a sequence. */
+static const Attnd__ExportReply *look(uint64_t seq)
+{
+    Attnd__Export x = ATTND__EXPORT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    x.seq = seq;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_EXPORT;
+    h.export = &x;
+    const Attnd__Reply *reply = rig_call(&r, &h);
+    assert_int_equal(reply->status, ATTN_OK);
+    return reply->export;
+}
+
+/* An import that frees blocks [first, past) of a sequence, whose layers then have `lens`. */
+static const Attnd__Reply *free_to(uint64_t seq, uint32_t first, uint32_t past, uint32_t len,
+                                   const Attnd__ExportReply *of, uint32_t first_block)
+{
+    Attnd__Import m = ATTND__IMPORT__INIT;
+    Attnd__Request h = ATTND__REQUEST__INIT;
+    uint32_t lens[RIG_LAYERS];
+    for (uint32_t l = 0; l < RIG_LAYERS; l++)
+        lens[l] = len;
+    m.seq = seq;
+    m.epoch = rig_epoch(&r, seq);
+    m.first_block = first_block;
+    m.layout = of->layout;
+    m.n_layer_len = RIG_LAYERS;
+    m.layer_len = lens;
+    m.content = of->content;
+    m.freed_first = first;
+    m.freed_past = past;
+    h.session = r.session;
+    h.body_case = ATTND__REQUEST__BODY_IMPORT;
+    h.import = &m;
+    return rig_call(&r, &h);
+}
+
+static void a_sequence_is_made_with_what_is_freed_or_refused_by_name(void **state)
+{
+    (void)state;
+    Attnd__Identity identity = ATTND__IDENTITY__INIT;
+    Attnd__Content content = ATTND__CONTENT__INIT;
+    Attnd__ExportReply of = ATTND__EXPORT_REPLY__INIT;
+    begin(64);
+    append(1, 0, 90);
+    append(1, 90, 1);
+    const Attnd__ExportReply *x = look(1);
+    assert_int_equal(x->freed_first, 1);
+    assert_int_equal(x->freed_past, 8);
+    content = *x->content; /* replies come and go */
+    content.identity = NULL;
+    if (x->content->identity != NULL)
+        content.identity = &identity;
+    of.layout = x->layout;
+    of.content = &content;
+
+    assert_int_equal(rig_open_seq(&r, 2), ATTN_OK);
+    append(2, 0, RIG_BLOCK_TOKENS);
+    uint32_t len = 8 * RIG_BLOCK_TOKENS, before = (uint32_t)n_used();
+    rig_assert_says(free_to(2, 0, 8, len, &of, 8), ATTN_EINVAL, "pool windows keeps 1");
+    rig_assert_says(free_to(2, 1, 1, RIG_BLOCK_TOKENS, &of, 1), ATTN_EINVAL, "from 1 to 1");
+    rig_assert_says(free_to(2, 1, 0, RIG_BLOCK_TOKENS, &of, 0), ATTN_EINVAL, "from 1 to 0");
+    rig_assert_says(free_to(2, 1, 8, len, &of, 7), ATTN_EINVAL, "import.first_block is 7");
+    rig_assert_says(free_to(2, 1, 8, len - 1, &of, 8), ATTN_EINVAL, "import.layer_len[0] is 63");
+    rig_assert_says(free_to(2, 1, UINT32_MAX / 8, UINT32_MAX / 8 * 8, &of, UINT32_MAX / 8),
+                    ATTN_EINVAL, "at most");
+    content.attention++;
+    rig_assert_says(free_to(2, 1, 8, len, &of, 8), ATTN_EINVAL, "attention is ");
+    content.attention--;
+    assert_int_equal(n_used(), before);
+    assert_int_equal(look(2)->freed_past, 0);
+    assert_int_equal(look(2)->layer_len[0], RIG_BLOCK_TOKENS);
+
+    assert_int_equal(free_to(2, 1, 8, len, &of, 8)->status, ATTN_OK);
+    assert_int_equal(free_to(2, 1, 8, len, &of, 8)->status, ATTN_OK); /* again */
+    assert_int_equal(n_used(), before);
+    assert_int_equal(look(2)->freed_past, 8);
+    assert_int_equal(look(2)->layer_len[RIG_LAYERS - 1], len);
+    uint64_t id = rig_send_item(&r, 2, 0, len, 1); /* its window is not there yet */
+    rig_run(&r);
+    rig_assert_says(rig_answer(&r, id), ATTN_EINVAL, "sees tokens that are freed");
+    rig_succeed(&r, NULL);
+    assert_int_equal(look(2)->freed_past, 8);
+    assert_int_equal(rig_truncate(&r, 2, RIG_BLOCK_TOKENS), ATTN_OK); /* to what is kept */
+    append(2, RIG_BLOCK_TOKENS, 20);
+
+    /* of what it has, more goes; a layer that ends inside is refused */
+    append(2, RIG_BLOCK_TOKENS + 20, 20);
+    assert_int_equal(rig_close_seq(&r, 1, rig_epoch(&r, 1)), ATTN_OK);
+    before = (uint32_t)n_used();
+    assert_int_equal(look(2)->freed_past, 0);
+    rig_assert_says(free_to(2, 1, 7, 56, &of, 7), ATTN_EINVAL, "a layer ends between them");
+    assert_int_equal(n_used(), before);
+    assert_int_equal(free_to(2, 1, 3, 48, &of, 3)->status, ATTN_OK);
+    assert_int_equal(n_used(), before - 2);
+    append(2, 48, 10);
+    rig_close(&r);
+}
+
 static void a_successor_goes_on_with_what_is_left(void **state)
 {
     (void)state;
@@ -142,6 +242,7 @@ int main(void)
         cmocka_unit_test(a_sequence_of_any_length_holds_its_window_and_a_block),
         cmocka_unit_test(the_layer_that_is_furthest_back_keeps_its_blocks),
         cmocka_unit_test(what_would_see_freed_tokens_is_refused_by_name),
+        cmocka_unit_test(a_sequence_is_made_with_what_is_freed_or_refused_by_name),
         cmocka_unit_test(a_successor_goes_on_with_what_is_left),
         cmocka_unit_test(one_layer_without_a_window_keeps_everything),
     };

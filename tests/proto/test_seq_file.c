@@ -17,6 +17,7 @@ enum { N_LAYERS = 3, N_IDS = 21, N_BLOCKS = 3 };
 static const uint32_t lens[N_LAYERS] = {40, 33, 40};
 static uint32_t ids[N_IDS];
 static uint8_t sums[N_BLOCKS * SEQ_FILE_SUM_BYTES];
+static bool is_freed; /* of the file of the test, its second block */
 
 static struct seq_file file_of_test(void)
 {
@@ -43,6 +44,8 @@ static struct seq_file file_of_test(void)
         .layer_len = lens,
         .ids = ids,
         .sums = sums,
+        .freed_first = is_freed ? 1 : 0,
+        .freed_past = is_freed ? 2 : 0,
     };
 }
 
@@ -51,7 +54,7 @@ static uint8_t *head_of_test(uint64_t *out_head, uint64_t *out_file)
 {
     struct seq_file f = file_of_test();
     *out_head = seq_file_head_bytes(&f);
-    *out_file = *out_head + N_BLOCKS * f.geometry.block_bytes;
+    *out_file = *out_head + (N_BLOCKS - is_freed) * f.geometry.block_bytes;
     uint8_t *head = malloc(*out_head);
     assert_non_null(head);
     memset(head, 0xa5, *out_head);
@@ -87,8 +90,85 @@ static void what_is_written_is_read(void **state)
     assert_int_equal(got.n_ids, N_IDS);
     assert_memory_equal(got.layer_len, lens, sizeof lens);
     assert_memory_equal(got.ids, ids, sizeof ids);
-    assert_memory_equal(got.sums, sums, sizeof sums);
+    assert_int_equal(got.freed_first, want.freed_first);
+    assert_int_equal(got.freed_past, want.freed_past);
+    assert_memory_equal(got.sums, sums, sizeof sums - is_freed * SEQ_FILE_SUM_BYTES);
+    struct checksum last = seq_file_sum(&got, N_BLOCKS - 1), sum;
+    memcpy(&sum, sums + (N_BLOCKS - 1 - is_freed) * SEQ_FILE_SUM_BYTES, sizeof sum);
+    assert_true(checksum_is_equal(last, sum));
     free(head);
+}
+
+static void a_file_without_freed_blocks_is_of_the_first_version(void **state)
+{
+    (void)state;
+    uint64_t n, file_bytes;
+    uint8_t *head = head_of_test(&n, &file_bytes);
+    assert_int_equal(head[8], is_freed ? SEQ_FILE_VERSION_FREED : SEQ_FILE_VERSION);
+    assert_int_equal(head[112], is_freed ? 2 : 0);
+    free(head);
+}
+
+/* What encodes well, with a right checksum, and is no such file. */
+static void refused_of(struct seq_file f, const char *says)
+{
+    char why[256] = "";
+    struct seq_file got;
+    uint64_t n = seq_file_head_bytes(&f), stored = seq_file_n_stored(&f);
+    uint8_t *head = malloc(n);
+    assert_non_null(head);
+    seq_file_encode(&f, head);
+    assert_int_equal(read_head(head, n, n + stored * f.geometry.block_bytes, &got, why, sizeof why),
+                     ATTN_EPROTO);
+    if (strstr(why, says) == NULL)
+        fail_msg("no \"%s\": %s", says, why);
+    free(head);
+}
+
+static void freed_blocks_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    struct seq_file f = file_of_test();
+    uint32_t equal[N_LAYERS] = {40, 40, 40};
+    f.freed_first = 2;
+    f.freed_past = 3; /* 48 tokens, of 40 */
+    f.layer_len = equal;
+    refused_of(f, "layer_len[0] is 40, freed_past 3");
+    f = file_of_test();
+    f.freed_first = 0;
+    f.freed_past = 2;
+    refused_of((f.layer_len = (const uint32_t[]){40, 31, 40}, f),
+               "layer_len[1] is 31, freed_past 2");
+    /* the words of the head itself */
+    static const struct {
+        uint32_t version, first, past;
+    } bad[] = {{1, 0, 1}, {1, 1, 1}, {2, 0, 0}, {2, 2, 1}, {2, 1, 4}, {2, UINT32_MAX, 1}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        uint64_t n, file_bytes;
+        char why[256] = "";
+        uint8_t *head = head_of_test(&n, &file_bytes);
+        struct seq_file got;
+        memcpy(head + 8, &bad[i].version, 4);
+        memcpy(head + 108, &bad[i].first, 4);
+        memcpy(head + 112, &bad[i].past, 4);
+        assert_int_equal(read_head(head, n, file_bytes, &got, why, sizeof why), ATTN_EPROTO);
+        assert_non_null(strstr(why, "freed_first is "));
+        free(head);
+    }
+}
+
+static int with_freed(void **state)
+{
+    (void)state;
+    is_freed = true;
+    return 0;
+}
+
+static int without_freed(void **state)
+{
+    (void)state;
+    is_freed = false;
+    return 0;
 }
 
 static void every_flipped_bit_is_refused(void **state)
@@ -134,7 +214,7 @@ static void refusals_name_field_and_value(void **state)
     uint8_t *head = head_of_test(&n, &file_bytes);
     head[8] = 9;
     assert_int_equal(read_head(head, n, file_bytes, &got, why, sizeof why), ATTN_ENOTSUP);
-    assert_string_equal(why, "version is 9, this side reads 1");
+    assert_string_equal(why, "version is 9, this side reads 1 to 2");
     head[0] = 'B';
     assert_int_equal(read_head(head, n, file_bytes, &got, why, sizeof why), ATTN_EPROTO);
     assert_non_null(strstr(why, "magic is 42"));
@@ -182,8 +262,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_written_is_read),
+        cmocka_unit_test_setup_teardown(what_is_written_is_read, with_freed, without_freed),
         cmocka_unit_test(every_flipped_bit_is_refused),
+        cmocka_unit_test_setup_teardown(every_flipped_bit_is_refused, with_freed, without_freed),
         cmocka_unit_test(every_other_length_is_refused),
+        cmocka_unit_test_setup_teardown(every_other_length_is_refused, with_freed, without_freed),
+        cmocka_unit_test(a_file_without_freed_blocks_is_of_the_first_version),
+        cmocka_unit_test_setup_teardown(a_file_without_freed_blocks_is_of_the_first_version,
+                                        with_freed, without_freed),
+        cmocka_unit_test(freed_blocks_that_cannot_be_are_refused),
         cmocka_unit_test(refusals_name_field_and_value),
         cmocka_unit_test(another_geometry_is_named),
     };

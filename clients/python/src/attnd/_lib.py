@@ -148,6 +148,8 @@ class SeqFile(Structure):
         ("n_blocks", c_uint32),
         ("kv_dtype", c_int32),
         ("pool", c_char * 64),
+        ("freed_first", c_uint32),
+        ("freed_past", c_uint32),
     ]
 
 

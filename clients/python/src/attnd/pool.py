@@ -213,12 +213,21 @@ class SequenceFile(NamedTuple):
     n_bytes: int  # of the file
     kv_dtype: str
     adapter: int
+    freed: range  # of its blocks these are none: no layer's window reaches them
 
 
 def _file_of(c: _lib.SeqFile) -> SequenceFile:
     dtype: bytes = _lib.library().attn_dtype_name(c.kv_dtype)
     return SequenceFile(
-        c.id, c.pool.decode(), c.n_tokens, c.n_ids, c.n_blocks, c.bytes, dtype.decode(), c.adapter
+        c.id,
+        c.pool.decode(),
+        c.n_tokens,
+        c.n_ids,
+        c.n_blocks,
+        c.bytes,
+        dtype.decode(),
+        c.adapter,
+        range(c.freed_first, c.freed_past),
     )
 
 
