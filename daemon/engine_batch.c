@@ -76,7 +76,7 @@ static uint32_t visible_tokens(const struct pool *p, const struct item *it)
 {
     const struct attn_layer_spec *l = &p->config.layers[it->task->layer];
     uint32_t heads = p->config.num_kv_heads;
-    return (uint32_t)(layer_keys_seen(l, heads, it->pos + it->n_tokens - 1, 1) / heads);
+    return (uint32_t)(layer_keys_seen(l, &p->config, it->pos + it->n_tokens - 1, 1) / heads);
 }
 
 enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred */

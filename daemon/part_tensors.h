@@ -45,8 +45,9 @@ void heads_join(struct part_tensors *t);
 
 /* Split by tokens: a card's tokens of a sequence lie behind one another on its device. An item
  * becomes an append of those that are the card's, and queries over the card's keys: in one piece as
- * far as each query sees one key more than the one before, or the same (BACKEND_FULL). Their
- * outputs are partial, with an lse, and lie at the same place of each card's: */
+ * far as each query sees one key more than the one before, or the same (BACKEND_FULL); of a dilated
+ * layer in one piece, at their positions in the sequence. Their outputs are partial, with an lse,
+ * and lie at the same place of each card's: */
 uint32_t tokens_items_max(const struct part_tensors *t);
 uint64_t tokens_staging_bytes(const struct part_tensors *t);
 uint64_t tokens_output_bytes(const struct part_tensors *t); /* a multiple of 64 */

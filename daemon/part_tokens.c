@@ -154,6 +154,19 @@ static uint32_t run_of(const struct part_tensors *t, const struct backend_item *
     return *out_is_full && n > seen ? seen : n; /* its first is not before the first key */
 }
 
+/* Queries of d from its i-th on, all but how many they are and where. */
+static struct backend_item query_item(const struct backend_item *d, const struct rows *r,
+                                      uint32_t i, uint8_t *out, uint8_t *lse)
+{
+    return (struct backend_item){.flags = BACKEND_ATTEND,
+                                 .layer = d->layer,
+                                 .table_row = d->table_row,
+                                 .block_table = d->block_table,
+                                 .q = (const uint8_t *)d->q + i * r->q,
+                                 .out = out + i * r->out,
+                                 .lse = (float *)(void *)(lse + i * r->lse)};
+}
+
 static void cut_queries(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
                         uint8_t *out, uint8_t *lse)
 {
@@ -165,17 +178,28 @@ static void cut_queries(struct part_tensors *t, const struct backend_item *d, co
         if (seen == 0)
             continue; /* the merge knows which they are */
         n = run_of(t, d, i, seen, &is_full);
-        t->items[t->n_items++] =
-            (struct backend_item){.flags = BACKEND_ATTEND | (is_full ? BACKEND_FULL : 0),
-                                  .layer = d->layer,
-                                  .table_row = d->table_row,
-                                  .pos = is_full ? seen - n : seen - 1,
-                                  .n_tokens = n,
-                                  .block_table = d->block_table,
-                                  .q = (const uint8_t *)d->q + i * r->q,
-                                  .out = out + i * r->out,
-                                  .lse = (float *)(void *)(lse + i * r->lse)};
+        struct backend_item *to = &t->items[t->n_items++];
+        *to = query_item(d, r, i, out, lse);
+        to->flags |= is_full ? BACKEND_FULL : 0;
+        to->pos = is_full ? seen - n : seen - 1;
+        to->n_tokens = n;
     }
+}
+
+/* Queries of a dilated layer, all from the first that sees as far as the card's keys: which of them
+ * each sees is the device's to say, and it has outputs of those that see none. */
+static void cut_dilated(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
+                        uint8_t *out, uint8_t *lse)
+{
+    uint32_t i = 0;
+    while (i < d->n_tokens && n_seen(t, d, i) == 0)
+        i++;
+    if (i == d->n_tokens)
+        return;
+    struct backend_item *to = &t->items[t->n_items++];
+    *to = query_item(d, r, i, out, lse);
+    to->pos = d->pos + i; /* in the sequence */
+    to->n_tokens = d->n_tokens - i;
 }
 
 void tokens_cut(struct part_tensors *t)
@@ -188,8 +212,11 @@ void tokens_cut(struct part_tensors *t)
             cut_append(t, &t->whole[i], &r, &staging);
     for (uint32_t i = 0; i < t->n_whole; i++) {
         const struct backend_item *d = &t->whole[i];
-        if (d->flags & BACKEND_ATTEND)
-            cut_queries(t, d, &r, output, output + aligned(d->n_tokens * r.out));
+        uint8_t *lse = output + aligned(d->n_tokens * r.out);
+        if ((d->flags & BACKEND_ATTEND) && t->config->layers[d->layer].n_branches > 0)
+            cut_dilated(t, d, &r, output, lse);
+        else if (d->flags & BACKEND_ATTEND)
+            cut_queries(t, d, &r, output, lse);
         output += output_bytes(d, &r);
     }
 }

@@ -21,20 +21,6 @@ static uint32_t first_head(uint32_t n_heads, uint32_t n_cards, uint32_t card)
     return n_heads / n_cards * card + (card < more ? card : more);
 }
 
-/* A branch's tokens go by the number of the kv head, which a card counts from 0. */
-static attn_status check_branches(const struct backend_pool_config *c, uint32_t kv_head, char *why,
-                                  size_t why_bytes)
-{
-    for (uint32_t l = 0; l < c->num_layers; l++)
-        for (uint32_t i = 0; i < c->layers[l].n_branches; i++)
-            if (kv_head % c->layers[l].branches[i].rate != 0)
-                return FAIL(ATTN_ENOTSUP,
-                            "split heads: layers[%" PRIu32 "].branch_rates[%" PRIu32 "] is %" PRIu32
-                            ", a card begins with kv head %" PRIu32 ", which is no multiple",
-                            l, i, c->layers[l].branches[i].rate, kv_head);
-    return ATTN_OK;
-}
-
 static attn_status split_heads(struct pool_split *s, char *why, size_t why_bytes)
 {
     struct backend_pool_config *c = &s->config;
@@ -44,11 +30,9 @@ static attn_status split_heads(struct pool_split *s, char *why, size_t why_bytes
                     c->num_kv_heads, s->n_cards);
     s->kv_head = first_head(c->num_kv_heads, s->n_cards, s->card);
     s->q_head = s->kv_head * group;
-    attn_status st = check_branches(c, s->kv_head, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
     c->num_kv_heads = first_head(c->num_kv_heads, s->n_cards, s->card + 1) - s->kv_head;
     c->num_q_heads = c->num_kv_heads * group;
+    c->first_kv_head = s->kv_head; /* a branch's tokens go by the number */
     for (uint32_t l = 0; l < c->num_layers; l++) {
         struct attn_layer_spec *layer = &s->layers[l];
         layer->sink_logits = layer->sink_logits == NULL ? NULL : layer->sink_logits + s->q_head;
@@ -71,10 +55,9 @@ static attn_status split_tokens(struct pool_split *s, char *why, size_t why_byte
                     c->block_tokens, s->n_cards, MIN_STRIPE * s->n_cards);
     for (uint32_t l = 0; l < c->num_layers; l++) {
         struct attn_layer_spec *layer = &s->layers[l];
-        const char *field = layer->window_tokens != 0     ? "window_tokens"
-                            : layer->alibi_slopes != NULL ? "alibi_slopes"
-                            : layer->n_branches != 0      ? "branch_rates"
-                                                          : NULL;
+        const char *field = layer->window_tokens != 0 ? "window_tokens"
+                            : layer->alibi_slopes != NULL && layer->n_branches == 0 ? "alibi_slopes"
+                                                                                    : NULL;
         if (field != NULL)
             return FAIL(ATTN_ENOTSUP, "split tokens: layers[%" PRIu32 "].%s can't be split so", l,
                         field);
@@ -82,6 +65,8 @@ static attn_status split_tokens(struct pool_split *s, char *why, size_t why_byte
             layer->sink_logits = NULL; /* it counts once */
     }
     c->block_tokens /= s->n_cards;
+    c->n_stripes = s->n_cards;
+    c->stripe = s->card;
     return ATTN_OK;
 }
 

@@ -55,6 +55,12 @@ struct backend_pool_config {
     attn_dtype kv_dtype; /* as stored: q_dtype, fp8_e4m3 or int8 */
     uint64_t kv_place; /* where its memory is to be, as pool_place said; 0: in the first gap */
     bool is_batch_invariant; /* an item's bytes do not depend on what else is in the batch */
+    /* Its tokens are the stripe-th of n_stripes stripes of block_tokens in every block of a longer
+     * sequence (stripes.h): 2, 4 or 8; 0: they are all there are. Items of dilated layers that
+     * attend, and only those, have positions of the longer sequence, and do not append; each query
+     * sees which of its keys are here, maybe none. */
+    uint32_t n_stripes, stripe;
+    uint32_t first_kv_head; /* of the sequence's, whose numbers are those of branches */
     const struct attn_layer_spec *layers; /* [num_layers] */
 };
 
@@ -343,9 +349,11 @@ attn_status backend_load(const char *name, const struct backend_ops **out_ops, c
 attn_status backend_pool_config_check(const struct backend_pool_config *c, char *why,
                                       size_t why_bytes);
 
-/* May the item have its BACKEND_FULL? Its layer is one of the pool's. */
-bool backend_item_can_be_full(const struct attn_layer_spec *layers,
-                              const struct backend_item *item);
+/* What is wrong with the item's flags in its layer, which is one of the pool's; NULL: nothing. */
+const char *backend_item_fault(const struct backend_pool_config *c,
+                               const struct backend_item *item);
+/* One past the last of the pool's own tokens that the item is about. */
+uint64_t backend_item_end(const struct backend_pool_config *c, const struct backend_item *item);
 
 /* Checks a batch's wait, signals and merges for a backend of that name and info.features.
  * ATTN_EINVAL, ATTN_ENOTSUP: why names what it is. Backends with any of them call it in submit. */

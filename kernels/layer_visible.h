@@ -1,18 +1,27 @@
-/* layer_visible.h: visible.h and dilated.h for a layer as backends are told of it: on the host. A
- * layer that is not dilated counts as one branch of all tokens.
+/* layer_visible.h: visible.h, dilated.h and stripes.h for a layer as backends are told of it: on
+ * the host. A layer that is not dilated counts as one branch of all tokens.
  */
 #ifndef ATTND_KERNELS_LAYER_VISIBLE_H
 #define ATTND_KERNELS_LAYER_VISIBLE_H
 
 #include "kernels/backend.h"
-#include "kernels/dilated.h"
+#include "kernels/stripes.h"
+
+static inline struct stripes stripes_of(const struct backend_pool_config *c)
+{
+    struct stripes s = {0};
+    if (c->n_stripes > 0)
+        s = (struct stripes){c->block_tokens, c->block_tokens * c->n_stripes,
+                             c->block_tokens * c->stripe};
+    return s;
+}
 
 static inline uint32_t layer_n_branches(const struct attn_layer_spec *s)
 {
     return s->n_branches > 0 ? s->n_branches : 1;
 }
 
-/* The i-th branch as the kv head has it. */
+/* The i-th branch as the kv head has it, by its number in the sequence. */
 static inline struct branch layer_branch(const struct attn_layer_spec *s, uint32_t i,
                                          uint32_t kv_head)
 {
@@ -28,38 +37,44 @@ static inline bool layer_is_full(const struct attn_layer_spec *s, uint32_t item_
 }
 
 /* The keys of the branch that the query at `position` of an item of these flags sees of
- * n_tokens. */
-static inline struct visible layer_visible(const struct attn_layer_spec *s, uint32_t flags,
-                                           struct branch b, uint32_t position, uint32_t n_tokens)
+ * n_tokens, of those that are here. */
+static inline struct visible layer_visible(const struct attn_layer_spec *s, struct stripes stripes,
+                                           uint32_t flags, struct branch b, uint32_t position,
+                                           uint32_t n_tokens)
 {
     bool is_full = layer_is_full(s, flags);
     if (b.segment_tokens > 0)
-        return branch_visible(b, is_full, position, n_tokens);
+        return stripes_visible(stripes, b, branch_visible(b, is_full, position, n_tokens));
     return visible_to(s->window_tokens, s->sink_tokens, is_full, position, n_tokens);
 }
 
 /* The keys that some query of those at [low, high] sees. */
-static inline struct visible layer_visible_to_some(const struct attn_layer_spec *s, uint32_t flags,
+static inline struct visible layer_visible_to_some(const struct attn_layer_spec *s,
+                                                   struct stripes stripes, uint32_t flags,
                                                    struct branch b, uint32_t low, uint32_t high,
                                                    uint32_t n_tokens)
 {
     if (b.segment_tokens == 0)
-        return visible_to_some(layer_visible(s, flags, b, low, n_tokens),
-                               layer_visible(s, flags, b, high, n_tokens));
+        return visible_to_some(layer_visible(s, stripes, flags, b, low, n_tokens),
+                               layer_visible(s, stripes, flags, b, high, n_tokens));
     struct branch_range some = branch_visible_to(b, layer_is_full(s, flags), low, high, n_tokens);
-    return visible_to_some(some.lowest, some.highest);
+    return stripes_visible(stripes, b, visible_to_some(some.lowest, some.highest));
 }
 
-/* Keys that some query at [pos, pos + n_tokens) sees, summed over branches and kv heads. */
-static inline uint64_t layer_keys_seen(const struct attn_layer_spec *s, uint32_t num_kv_heads,
-                                       uint32_t pos, uint32_t n_tokens)
+/* Keys here that some query at [pos, pos + n_tokens) sees, summed over branches and kv heads. */
+static inline uint64_t layer_keys_seen(const struct attn_layer_spec *s,
+                                       const struct backend_pool_config *c, uint32_t pos,
+                                       uint32_t n_tokens)
 {
+    const uint32_t n_heads = s->n_branches > 0 ? c->num_kv_heads : 1, last = pos + n_tokens - 1;
     uint64_t n = 0;
-    for (uint32_t h = 0; h < (s->n_branches > 0 ? num_kv_heads : 1); h++)
-        for (uint32_t i = 0; i < layer_n_branches(s); i++)
-            n += visible_count(layer_visible_to_some(s, 0, layer_branch(s, i, h), pos,
-                                                     pos + n_tokens - 1, pos + n_tokens));
-    return s->n_branches > 0 ? n : n * num_kv_heads;
+    for (uint32_t h = 0; h < n_heads; h++)
+        for (uint32_t i = 0; i < layer_n_branches(s); i++) {
+            struct branch b = layer_branch(s, i, c->first_kv_head + h);
+            n += visible_count(
+                layer_visible_to_some(s, stripes_of(c), 0, b, pos, last, pos + n_tokens));
+        }
+    return s->n_branches > 0 ? n : n * c->num_kv_heads;
 }
 
 /* Bytes of their K and V, scales included, each counted once however many rows read them. */
@@ -69,8 +84,7 @@ static inline uint64_t layer_bytes_seen(const struct attn_layer_spec *s,
 {
     const uint64_t values = c->head_dim_k + c->head_dim_v;
     const uint64_t scales = c->kv_dtype != c->q_dtype ? 2 * sizeof(float) : 0;
-    return layer_keys_seen(s, c->num_kv_heads, pos, n_tokens) *
-           (values * attn_dtype_bytes(c->kv_dtype) + scales);
+    return layer_keys_seen(s, c, pos, n_tokens) * (values * attn_dtype_bytes(c->kv_dtype) + scales);
 }
 
 #endif

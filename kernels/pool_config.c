@@ -2,6 +2,7 @@
  * backend.c so that a loadable backend carries this and not the built-in one.
  */
 #include "kernels/kv_layout.h"
+#include "kernels/layer_visible.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -119,9 +120,17 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
         !in_range("block_tokens", c->block_tokens, 8, 256, why, why_bytes) ||
         !in_range("n_blocks", c->n_blocks, 1, INT32_MAX, why, why_bytes) ||
         !in_range("n_table_rows", c->n_table_rows, 1, INT32_MAX, why, why_bytes) ||
-        !in_range("max_row_blocks", c->max_row_blocks, 1, INT32_MAX / c->block_tokens, why,
+        !in_range("n_stripes", c->n_stripes, 0, BACKEND_MAX_PARTS, why, why_bytes) ||
+        !in_range("max_row_blocks", c->max_row_blocks, 1,
+                  INT32_MAX / c->block_tokens / (c->n_stripes > 0 ? c->n_stripes : 1), why,
                   why_bytes))
         return ATTN_EINVAL;
+    if ((c->n_stripes & (c->n_stripes - 1)) != 0 || c->n_stripes == 1 ||
+        (c->n_stripes > 0 && c->stripe >= c->n_stripes)) {
+        snprintf(why, why_bytes, "stripe is %" PRIu32 " of %" PRIu32 ", must be of 2, 4 or 8",
+                 c->stripe, c->n_stripes);
+        return ATTN_EINVAL;
+    }
     if (c->num_q_heads % c->num_kv_heads != 0) {
         snprintf(why, why_bytes,
                  "num_q_heads is %" PRIu32 ", not a multiple of num_kv_heads %" PRIu32,
@@ -157,10 +166,22 @@ attn_status backend_pool_config_check(const struct backend_pool_config *c, char 
     return ATTN_OK;
 }
 
-bool backend_item_can_be_full(const struct attn_layer_spec *layers, const struct backend_item *item)
+const char *backend_item_fault(const struct backend_pool_config *c, const struct backend_item *item)
 {
-    const struct attn_layer_spec *l = &layers[item->layer];
-    return !(item->flags & BACKEND_FULL) || (l->window_tokens == 0 && l->n_branches == 0);
+    const struct attn_layer_spec *l = &c->layers[item->layer];
+    const uint32_t both = BACKEND_APPEND | BACKEND_ATTEND;
+    if ((item->flags & BACKEND_FULL) && (l->window_tokens != 0 || l->n_branches != 0))
+        return "full, in a layer with a window or branches";
+    if (c->n_stripes > 0 && l->n_branches > 0 && (item->flags & both) == both)
+        return "appends and attends, in a dilated layer of a pool of stripes";
+    return NULL;
+}
+
+uint64_t backend_item_end(const struct backend_pool_config *c, const struct backend_item *item)
+{
+    const uint64_t end = (uint64_t)item->pos + item->n_tokens;
+    const bool is_whole = (item->flags & BACKEND_ATTEND) && c->layers[item->layer].n_branches > 0;
+    return is_whole && end <= INT32_MAX ? stripes_before(stripes_of(c), (uint32_t)end) : end;
 }
 
 static attn_status check_words(const struct backend_word *words, uint32_t n, const char *field,

@@ -35,7 +35,7 @@ GPU_DEVICE row_work row_of(const gpu_attend &a, uint32_t unit, uint32_t row, uin
     w.head = head;
     w.q_head = head * kv.group + row % kv.group;
     w.position = w.item->pos + row / kv.group;
-    w.see = visible_to(w.layer, branch_of(0, 1, 0), w.position, w.item->pos + w.item->n_tokens);
+    w.see = visible_to(kv, w.layer, branch_of(0, 1, 0), w.position, w.item->pos + w.item->n_tokens);
     w.out_row = (uint64_t)(row / kv.group) * kv.num_q_heads + w.q_head;
     w.slope = w.layer.alibi_slopes ? w.layer.alibi_slopes[w.q_head] : 0.0f;
     w.q = (const char *)w.item->q + w.out_row * kv.dk * element_bytes(kv.q_dtype);
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(threads) shared_tiles(GPU_PARAM(gpu_attend, a)
         s_q[r][e] = element_at(w.q, e, kv.q_dtype);
 
     uint32_t end =
-        visible_to(w.layer, branch_of(0, 1, 0),
+        visible_to(kv, w.layer, branch_of(0, 1, 0),
                    it.pos + (min(row0 + shared_rows, n_rows) - 1) / kv.group, it.pos + it.n_tokens)
             .end;
     float o[max_dim / shared_threads_a_row] = {};

@@ -144,7 +144,7 @@ static uint32_t tiles_of(const struct attend_rows *r)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < layer_n_branches(r->spec); i++)
-        n += visible_tiles_of(rows_visible(r, layer_branch(r->spec, i, r->kv_head)), TILE_TOKENS).n;
+        n += visible_tiles_of(rows_visible(r, rows_branch(r, i)), TILE_TOKENS).n;
     return n;
 }
 

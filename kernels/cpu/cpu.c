@@ -139,16 +139,17 @@ static void cpu_info(const struct backend *b, struct backend_info *out)
 static attn_status check_item(struct backend *b, const struct backend_pool_config *c,
                               const struct backend_item *item, uint32_t i)
 {
-    uint64_t end = (uint64_t)item->pos + item->n_tokens;
+    bool is_layer = item->layer < c->num_layers;
+    uint64_t end = is_layer ? backend_item_end(c, item) : 0;
     uint64_t n_blocks = (end + c->block_tokens - 1) / c->block_tokens;
-    const char *missing = NULL;
+    const char *missing = NULL, *fault = is_layer ? backend_item_fault(c, item) : NULL;
     if ((item->flags & BACKEND_ATTEND) && (item->q == NULL || item->out == NULL))
         missing = "q or out";
     if ((item->flags & BACKEND_APPEND) && (item->k == NULL || item->v == NULL))
         missing = "k or v";
     if (item->block_table == NULL)
         missing = "block_table";
-    if (item->layer >= c->num_layers)
+    if (!is_layer)
         cpu_fail(b, "item %" PRIu32 ": layer is %" PRIu32 " of %" PRIu32, i, item->layer,
                  c->num_layers);
     else if (item->n_tokens == 0)
@@ -158,8 +159,8 @@ static attn_status check_item(struct backend *b, const struct backend_pool_confi
                  (uint64_t)c->max_row_blocks * c->block_tokens);
     else if (missing != NULL)
         cpu_fail(b, "item %" PRIu32 ": %s is missing", i, missing);
-    else if (!backend_item_can_be_full(c->layers, item))
-        cpu_fail(b, "item %" PRIu32 ": full, in a layer with a window or branches", i);
+    else if (fault != NULL)
+        cpu_fail(b, "item %" PRIu32 ": %s", i, fault);
     else {
         for (uint64_t j = 0; j < n_blocks; j++)
             if (item->block_table[j] >= c->n_blocks) {

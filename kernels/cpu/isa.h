@@ -21,6 +21,8 @@ struct attend_geometry {
     struct kv_layout layout;
     uint32_t num_q_heads, group; /* group: q heads of one kv head */
     uint32_t dk, dv, block_tokens, block_shift;
+    struct stripes stripes;
+    uint32_t first_kv_head; /* of the sequence's */
     attn_dtype q_dtype, kv_dtype;
 };
 
@@ -41,8 +43,14 @@ static inline struct visible rows_visible(const struct attend_rows *r, struct br
 {
     uint32_t pos = r->item->pos, first = r->row0 / r->g->group;
     uint32_t last = (r->row0 + r->n_rows - 1) / r->g->group;
-    return layer_visible_to_some(r->spec, r->item->flags, b, pos + first, pos + last,
+    return layer_visible_to_some(r->spec, r->g->stripes, r->item->flags, b, pos + first, pos + last,
                                  pos + r->item->n_tokens);
+}
+
+/* The i-th branch as the rows' kv head has it. */
+static inline struct branch rows_branch(const struct attend_rows *r, uint32_t i)
+{
+    return layer_branch(r->spec, i, r->g->first_kv_head + r->kv_head);
 }
 
 /* Rows before they are divided by their sums. */

@@ -166,6 +166,8 @@ attn_status cpu_pool_open(struct backend *b, const struct backend_pool_config *c
         .dv = c->head_dim_v,
         .block_tokens = c->block_tokens,
         .block_shift = (uint32_t)__builtin_ctz(c->block_tokens),
+        .stripes = stripes_of(c),
+        .first_kv_head = c->first_kv_head,
         .q_dtype = c->q_dtype,
         .kv_dtype = c->kv_dtype,
     };

@@ -296,7 +296,7 @@ struct columns {
 static struct columns columns_of(const struct tile_state *t, const struct step *step, uint32_t row)
 {
     const struct backend_item *item = t->r->item;
-    struct visible v = layer_visible(t->r->spec, item->flags, step->branch,
+    struct visible v = layer_visible(t->r->spec, t->g->stripes, item->flags, step->branch,
                                      item->pos + row / t->g->group, item->pos + item->n_tokens);
     uint32_t ends[2][2] = {{0, v.sinks}, {v.first, v.end}}, key = step->key;
     struct columns c;
@@ -314,6 +314,23 @@ INLINE bool is_whole(struct columns c)
     return c.to[0] == TILE_TOKENS || c.to[1] - c.from[1] == TILE_TOKENS;
 }
 
+/* How far the step's keys j and on are from position p. */
+INLINE vf distances(const struct tile_state *t, const struct step *step, uint32_t j, uint32_t p)
+{
+    const struct stripes s = t->g->stripes;
+    const struct branch b = step->branch;
+    vf x;
+    if (s.every == 0 || b.segment_tokens == 0) {
+        const float first = (float)branch_token(b, step->key + j) - (float)p;
+        for (int i = 0; i < VEC; i++)
+            x[i] = (float)i * (float)b.rate + first;
+        return x;
+    }
+    for (uint32_t i = 0; i < VEC; i++)
+        x[i] = (float)stripes_position(s, stripes_token(s, b, step->key + j + i)) - (float)p;
+    return x;
+}
+
 /* Scales, caps, slopes and masks one row's raw products, n of them; returns their maximum. */
 INLINE vf finish_scores(const struct tile_state *t, const struct step *step, uint32_t row,
                         struct columns c, uint32_t n)
@@ -324,7 +341,6 @@ INLINE vf finish_scores(const struct tile_state *t, const struct step *step, uin
     uint32_t p = t->r->item->pos + (t->r->row0 + row) / t->g->group;
     float unit = spec->scale * vec_code_unit(t->g->kv_dtype);
     float slope = spec->alibi_slopes ? spec->alibi_slopes[head] * LOG2E : 0;
-    float rate = (float)step->branch.rate;
     vf lane;
     for (int i = 0; i < VEC; i++)
         lane[i] = (float)i;
@@ -339,8 +355,7 @@ INLINE vf finish_scores(const struct tile_state *t, const struct step *step, uin
         else
             x *= unit * LOG2E;
         if (spec->alibi_slopes)
-            x += slope *
-                 (lane * rate + ((float)branch_token(step->branch, step->key + j) - (float)p));
+            x += slope * distances(t, step, j, p);
         vf col = lane + (float)j;
         vi seen = ((col >= (float)c.from[0]) & (col < (float)c.to[0])) |
                   ((col >= (float)c.from[1]) & (col < (float)c.to[1]));
@@ -439,7 +454,8 @@ static struct piece gather(const struct tile_state *t, const struct step *step)
     struct attend_scratch *x = t->x;
     size_t bytes = dtype_bytes(g->kv_dtype), k_row = g->dk * bytes, v_row = g->dv * bytes;
     for (uint32_t i = 0; i < step->n_keys; i++) {
-        struct piece from = piece_of(t, t->kv_head, branch_token(step->branch, step->key + i));
+        struct piece from =
+            piece_of(t, t->kv_head, stripes_token(t->g->stripes, step->branch, step->key + i));
         memcpy(x->k + i * k_row, from.k, k_row);
         memcpy(x->v + i * v_row, from.v, v_row);
         if (g->layout.is_quantised) {
@@ -559,7 +575,7 @@ INLINE void attend_tiles(struct tile_state *heads, attn_dtype dtype, uint32_t ti
             uint32_t at = tile0 + i / r->n_heads;
             while (at - past >= tiles.n) {
                 past += tiles.n;
-                branch = layer_branch(r->spec, next_branch++, r->kv_head);
+                branch = rows_branch(r, next_branch++);
                 seen = rows_visible(r, branch);
                 tiles = visible_tiles_of(seen, TILE_TOKENS);
             }

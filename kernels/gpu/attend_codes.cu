@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
     auto start_tile = [&](uint32_t base, int stage) {
         if (base < keys.end) {
             shared_at to = shared_address(stages + stage * L::stage_bytes);
-            const uint32_t first = branch_token(from, base);
+            const uint32_t first = token_of(kv, from, base);
             uint32_t block = table[first >> kv.block_shift];
             auto slot_of = [&](uint32_t r) {
                 if (!stored.n_branches)
                     return (first & (kv.block_tokens - 1)) + r;
-                const uint32_t token = branch_token(from, base + r);
+                const uint32_t token = token_of(kv, from, base + r);
                 block = base + r < keys.end ? table[token >> kv.block_shift] : 0;
                 return token & (kv.block_tokens - 1);
             };
@@ -148,11 +148,11 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
         o[j][0] = o[j][1] = o[j][2] = o[j][3] = 0.0f;
 
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
-        from = branch_at(stored, nth, head);
-        keys = part_of_branch(layer, from, it, queries, split);
+        from = branch_at(kv, stored, nth, head);
+        keys = part_of_branch(kv, layer, from, it, queries, split);
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            row[h].see = visible_to(layer, from, row[h].position, kv_len);
+            row[h].see = visible_to(kv, layer, from, row[h].position, kv_len);
         uint32_t base = seen_from(keys.begin + warp_id() * tile), ahead = base;
 #pragma unroll
         for (int i = 0; i < n_stages - 1; ++i) {
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
                     float dot = s[j][c] * k_scales[slot];
                     float x = is_plain ? dot * scale_log2
                                        : score_of(layer, dot, w.slope, w.position,
-                                                  branch_token(from, key));
+                                                  position_of(kv, from, key));
                     s[j][c] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
                     top[c / 2] = fmaxf(top[c / 2], s[j][c]);
                 }

@@ -151,7 +151,7 @@ template <class C> struct f32_block {
 #pragma unroll 4
         for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
             const uint32_t r = i / C::pieces, piece = i % C::pieces, key = base + r;
-            const uint32_t token = branch_token(b, key);
+            const uint32_t token = token_of(kv, b, key);
             const bool is_live = key < end, has = is_live && piece * 4 < (is_v ? kv.dv : kv.dk);
             const uint32_t block = is_live ? table[token >> kv.block_shift] : 0;
             const uint32_t slot = is_live ? token & (kv.block_tokens - 1) : 0;
@@ -302,8 +302,8 @@ template <class C> template <bool is_careful> GPU_DEVICE bool f32_block<C>::atte
             o[d][x / 4][x % 4] = 0.0f;
     start_q();
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
-        const branch from = branch_at(stored, nth, head);
-        const branch_part keys = part_of_branch(layer, from, it, queries, split);
+        const branch from = branch_at(kv, stored, nth, head);
+        const branch_part keys = part_of_branch(kv, layer, from, it, queries, split);
         /* jumps over tiles that no row sees */
         auto next_tile = [&](uint32_t base) {
             if (base >= keys.highest.sinks && base + C::tile <= keys.lowest.first)
@@ -312,7 +312,7 @@ template <class C> template <bool is_careful> GPU_DEVICE bool f32_block<C>::atte
         };
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            row[h].see = visible_to(layer, from, row[h].position, kv_len);
+            row[h].see = visible_to(kv, layer, from, row[h].position, kv_len);
         uint32_t base = next_tile(keys.begin);
         if (base < keys.end)
             start_tile<false>(from, base, keys.end);
@@ -336,7 +336,7 @@ template <class C> template <bool is_careful> GPU_DEVICE bool f32_block<C>::atte
                     const uint32_t key = base + 8 * j + 2 * t + c % 2;
                     const float x = is_plain ? s[j][c] * scale_log2
                                              : score_of(layer, s[j][c], w.slope, w.position,
-                                                        branch_token(from, key));
+                                                        position_of(kv, from, key));
                     s[j][c] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
                     top[c / 2] = fmaxf(top[c / 2], s[j][c]);
                 }

@@ -71,7 +71,7 @@ GPU_DEVICE void load_tile(const gpu_kv &kv, const matrix_source &src, const bran
 #pragma unroll 4
     for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
         uint32_t row = i / C::pieces, piece = i % C::pieces, key = base + row;
-        uint32_t token = branch_token(from, key);
+        uint32_t token = token_of(kv, from, key);
         bool is_live = key < end;
         uint32_t block = is_live ? src.table[token >> kv.block_shift] : 0;
         uint32_t slot = is_live ? token & (kv.block_tokens - 1) : 0;
@@ -322,11 +322,11 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
             o[j][i] = 0.0f;
 
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
-        from = branch_at(stored, nth, head);
-        keys = part_of_branch(layer, from, it, queries, split);
+        from = branch_at(kv, stored, nth, head);
+        keys = part_of_branch(kv, layer, from, it, queries, split);
 #pragma unroll
         for (int r = 0; r < tile_rows; ++r)
-            row[r].see = visible_to(layer, from, row[r].position, kv_len);
+            row[r].see = visible_to(kv, layer, from, row[r].position, kv_len);
         uint32_t base = next_tile(keys.begin);
         int stage = 0;
         if (copy_stages == 2 && base < keys.end)
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
                     uint32_t key = base + warp_token + j * 16 + tile_column(lane, i);
                     float x = is_plain ? s[j][i] * scale_log2
                                        : score_of(layer, s[j][i], w.slope, w.position,
-                                                  branch_token(from, key));
+                                                  position_of(kv, from, key));
                     s[j][i] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
                     top[tile_row_of(i)] = fmaxf(top[tile_row_of(i)], s[j][i]);
                 }

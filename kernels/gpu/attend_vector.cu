@@ -63,18 +63,19 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
     const uint32_t *table = kv.table + (uint64_t)it.row * kv.row_blocks;
     uint32_t kv_bytes = element_bytes(kv.kv_dtype);
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
-        const branch b = branch_at(stored, nth, head);
-        const branch_part keys = part_of_branch(layer, b, it, queries, split);
+        const branch b = branch_at(kv, stored, nth, head);
+        const branch_part keys = part_of_branch(kv, layer, b, it, queries, split);
         visible see[rows];
 #pragma unroll
         for (int r = 0; r < rows; ++r)
-            see[r] = visible_to(layer, b, position[r], kv_len);
+            see[r] = visible_to(kv, layer, b, position[r], kv_len);
         for (uint32_t base = keys.begin; base < keys.end; base += n_groups) {
             if (base >= keys.highest.sinks && base + n_groups <= keys.lowest.first) {
                 base = keys.lowest.first - n_groups; /* the loop adds n_groups */
                 continue;
             }
-            uint32_t key = base + group, token = branch_token(b, key);
+            uint32_t key = base + group, token = token_of(kv, b, key);
+            uint32_t at = position_of(kv, b, key);
             bool is_live = key < keys.end;
             uint32_t block = is_live ? table[token >> kv.block_shift] : 0;
             uint32_t slot = token & (kv.block_tokens - 1);
@@ -101,7 +102,7 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
                 dot = warp_sum<lanes>(dot);
                 if (!is_live || !is_visible(see[r], key))
                     continue;
-                float s = score_of(layer, dot * k_scale, slope[r], position[r], token);
+                float s = score_of(layer, dot * k_scale, slope[r], position[r], at);
                 if (s > sums[r].m) {
                     float f = sums[r].raise(s);
 #pragma unroll

@@ -4,7 +4,6 @@
 #ifndef ATTND_GPU_DEVICE_CUH
 #define ATTND_GPU_DEVICE_CUH
 
-#include "kernels/dilated.h"
 #include "kernels/gpu/params.h"
 #include "kernels/gpu/softmax.cuh"
 #include "kernels/gpu/vendor/gpu.h"
@@ -118,9 +117,10 @@ GPU_DEVICE uint32_t n_branches_of(const gpu_layer &l)
     return l.n_branches ? l.n_branches : 1;
 }
 
-GPU_DEVICE branch branch_at(const gpu_layer &l, uint32_t i, uint32_t kv_head)
+GPU_DEVICE branch branch_at(const gpu_kv &kv, const gpu_layer &l, uint32_t i, uint32_t kv_head)
 {
-    return l.n_branches ? branch_of(l.branches[i].segment_tokens, l.branches[i].rate, kv_head)
+    return l.n_branches ? branch_of(l.branches[i].segment_tokens, l.branches[i].rate,
+                                    kv.first_kv_head + kv_head)
                         : branch_of(0, 1, 0);
 }
 
@@ -132,13 +132,26 @@ GPU_DEVICE gpu_layer layer_of(const gpu_kv &kv, const gpu_item &it)
     return l;
 }
 
-/* The keys of the branch that the query at `position` of an item of kv_len tokens sees. */
-GPU_DEVICE visible visible_to(const gpu_layer &l, const branch &b, uint32_t position,
-                              uint32_t kv_len)
+/* The keys of the branch that the query at `position` of an item of kv_len tokens sees, of those
+ * that are here. */
+GPU_DEVICE visible visible_to(const gpu_kv &kv, const gpu_layer &l, const branch &b,
+                              uint32_t position, uint32_t kv_len)
 {
     return b.segment_tokens
-               ? branch_visible(b, l.is_full, position, kv_len)
+               ? stripes_visible(kv.stripes, b, branch_visible(b, l.is_full, position, kv_len))
                : ::visible_to(l.window_tokens, l.sink_tokens, l.is_full, position, kv_len);
+}
+
+/* The token that a key of the branch is, and its position. */
+GPU_DEVICE uint32_t token_of(const gpu_kv &kv, const branch &b, uint32_t key)
+{
+    return stripes_token(kv.stripes, b, key);
+}
+
+GPU_DEVICE uint32_t position_of(const gpu_kv &kv, const branch &b, uint32_t key)
+{
+    const uint32_t token = token_of(kv, b, key);
+    return b.segment_tokens ? stripes_position(kv.stripes, token) : token;
 }
 
 /* The order of an item's tokens in rows. In a prompt of a dilated layer tokens that are equal
@@ -198,8 +211,8 @@ struct branch_part {
     bool all_take_part; /* every query of the thread block */
 };
 
-GPU_DEVICE branch_part part_of_branch(const gpu_layer &l, const branch &b, const gpu_item &it,
-                                      const query_range &q, uint32_t split)
+GPU_DEVICE branch_part part_of_branch(const gpu_kv &kv, const gpu_layer &l, const branch &b,
+                                      const gpu_item &it, const query_range &q, uint32_t split)
 {
     const uint32_t kv_len = it.pos + it.n_tokens;
     branch_part x = {};
@@ -216,11 +229,11 @@ GPU_DEVICE branch_part part_of_branch(const gpu_layer &l, const branch &b, const
     if (is_all_or_none && q.low % b.rate != b.offset)
         return x;
     const branch_range seen = branch_visible_to(b, l.is_full, q.low, q.high, kv_len);
-    x.lowest = seen.lowest;
-    x.highest = seen.highest;
-    const uint32_t share = (seen.highest.end - seen.lowest.first + it.n_splits - 1) / it.n_splits;
-    x.begin = seen.lowest.first + split * share;
-    x.end = min(x.begin + share, seen.highest.end);
+    x.lowest = stripes_visible(kv.stripes, b, seen.lowest);
+    x.highest = stripes_visible(kv.stripes, b, seen.highest);
+    const uint32_t share = (x.highest.end - x.lowest.first + it.n_splits - 1) / it.n_splits;
+    x.begin = x.lowest.first + split * share;
+    x.end = min(x.begin + share, x.highest.end);
     x.all_take_part = is_all_or_none;
     return x;
 }

@@ -80,17 +80,17 @@ static attn_status check_item(struct backend *b, const struct backend_pool *p,
                               const struct backend_item *it, uint32_t i)
 {
     const struct backend_pool_config *c = &p->config;
-    uint64_t end = (uint64_t)it->pos + it->n_tokens;
     if (it->n_tokens == 0)
         return gpu_fail(b, ATTN_EINVAL, "item %u: n_tokens is 0", i);
     if (it->layer >= c->num_layers)
         return gpu_fail(b, ATTN_EINVAL, "item %u: layer %u of %u", i, it->layer, c->num_layers);
-    if (!backend_item_can_be_full(p->specs, it))
-        return gpu_fail(b, ATTN_EINVAL, "item %u: full, in a layer with a window or branches", i);
+    const char *fault = backend_item_fault(c, it);
+    if (fault)
+        return gpu_fail(b, ATTN_EINVAL, "item %u: %s", i, fault);
     if (it->table_row >= c->n_table_rows)
         return gpu_fail(b, ATTN_EINVAL, "item %u: table_row %u of %u", i, it->table_row,
                         c->n_table_rows);
-    if (end > (uint64_t)c->max_row_blocks * c->block_tokens)
+    if (backend_item_end(c, it) > (uint64_t)c->max_row_blocks * c->block_tokens)
         return gpu_fail(b, ATTN_EINVAL, "item %u: pos %u + n_tokens %u is beyond max_row_blocks %u",
                         i, it->pos, it->n_tokens, c->max_row_blocks);
     return ATTN_OK;
@@ -178,14 +178,15 @@ static uint64_t units_of(const struct backend_pool *p, enum gpu_kernel kernel,
 }
 
 /* Tokens that splits cut: all that are cached; of a dilated layer those that a query sees at most,
- * in all branches. */
+ * in all branches, the stripes' share of them. */
 static uint64_t tokens_to_cut(const struct backend_pool *p, const struct gpu_item *it)
 {
     const struct attn_layer_spec *s = &p->specs[it->layer];
     uint64_t len = (uint64_t)it->pos + it->n_tokens, n = 0;
+    uint32_t n_stripes = p->config.n_stripes > 0 ? p->config.n_stripes : 1;
     for (uint32_t i = 0; i < s->n_branches; i++) {
         const struct attn_branch *b = &s->branches[i];
-        n += (b->segment_tokens < len ? b->segment_tokens : len) / b->rate + 1;
+        n += (b->segment_tokens < len ? b->segment_tokens : len) / b->rate / n_stripes + 1;
     }
     return s->n_branches > 0 ? n : len;
 }

@@ -4,6 +4,7 @@
  * Pools are opened and closed while nothing is in flight.
  */
 #include "kernels/gpu/gpu_host.h"
+#include "kernels/layer_visible.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -58,6 +59,8 @@ static void describe(struct backend_pool *p)
         .q_dtype = (uint32_t)c->q_dtype,
         .kv_dtype = (uint32_t)c->kv_dtype,
         .is_quantised = l->is_quantised,
+        .stripes = stripes_of(c),
+        .first_kv_head = c->first_kv_head,
     };
 }
 

@@ -9,6 +9,7 @@
 #ifndef ATTND_GPU_PARAMS_H
 #define ATTND_GPU_PARAMS_H
 
+#include "kernels/stripes.h"
 #include "proto/attn_types.h"
 
 #ifdef __cplusplus
@@ -40,6 +41,8 @@ struct gpu_kv {
     uint32_t block_tokens, block_shift; /* block_tokens = 1 << block_shift */
     uint32_t q_dtype, kv_dtype; /* attn_dtype */
     uint32_t is_quantised;
+    struct stripes stripes; /* of dilated layers' sequences */
+    uint32_t first_kv_head; /* of the sequence's */
     uint32_t pad;
 };
 
@@ -50,7 +53,7 @@ struct gpu_item {
     void *q; /* where attention reads q: device, as q_src */
     void *out; /* [n_tokens][num_q_heads][dv] */
     float *lse; /* [n_tokens][num_q_heads] or NULL */
-    uint32_t row, pos, n_tokens, layer;
+    uint32_t row, pos, n_tokens, layer; /* pos: as backend_item's */
     uint32_t token0; /* tokens of the items before this one */
     uint32_t blocks0; /* this item's first entry in the append's block list */
     uint32_t unit0; /* thread blocks of the items before this one (of the same kernel) */

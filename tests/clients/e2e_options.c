@@ -1,6 +1,7 @@
 /* e2e_options.c: the option product of kernels/cases.h through a daemon of several cards, in pools
- * that lie whole on one of them, are split by kv heads and split by tokens, against float64. What
- * a batch-invariant pool of heads answers has the bytes of the whole one's.
+ * that lie whole on one of them, are split by kv heads and split by tokens, against float64. Every
+ * other case without a window is dilated. What a batch-invariant pool of heads answers has the
+ * bytes of the whole one's.
  *
  *     e2e_options [EVERY [OFFSET]]
  *
@@ -45,12 +46,23 @@ static double random_value(void)
     return sum * 1.7320508 + 1e-4;
 }
 
+/* Rates that divide a card's stripes and first heads, that do not, that are larger than both. */
+static const struct dilation {
+    uint32_t n;
+    struct attn_branch branches[ATTN_MAX_BRANCHES];
+} none, dilations[] = {
+            {3, {{64, 1}, {128, 2}, {256, 4}}},
+            {5, {{16, 1}, {32, 2}, {64, 4}, {96, 6}, {192, 12}}},
+            {4, {{10, 1}, {30, 3}, {500, 5}, {640, 32}}},
+};
+
 /* One case, as all splits get it. */
 struct option_case {
     const struct case_geometry *g;
     struct case_dtype dtype;
     const struct case_options *o;
     const struct case_shape *shape;
+    const struct dilation *dilation;
     uint32_t n_items, n_history, n_step; /* items; tokens of the two steps */
     float sink_logits[1024], alibi_slopes[1024];
     uint8_t *q, *k[2], *v[2]; /* of the step; of history and step */
@@ -73,6 +85,8 @@ static void case_open(struct option_case *c, uint32_t i)
                               .dtype = case_dtypes[i / n_g % n_d],
                               .o = &case_options[i / n_g / n_d % n_o],
                               .shape = &case_shapes[i / n_g / n_d / n_o]};
+    c->dilation =
+        i % 2 == 0 || c->o->window_tokens > 0 ? &none : &dilations[i / 2 % CASE_COUNT(dilations)];
     for (; c->n_items < CASE_MAX_ITEMS && c->shape->items[c->n_items].n_tokens > 0; c->n_items++) {
         c->n_history += c->shape->items[c->n_items].n_before;
         c->n_step += c->shape->items[c->n_items].n_tokens;
@@ -110,7 +124,9 @@ static attn_status make_pool(const struct option_case *c, attn_split split, attn
                                .soft_cap = o->soft_cap,
                                .is_full = o->is_full,
                                .sink_logits = o->has_sink_logits ? c->sink_logits : NULL,
-                               .alibi_slopes = o->has_alibi ? c->alibi_slopes : NULL};
+                               .alibi_slopes = o->has_alibi ? c->alibi_slopes : NULL,
+                               .n_branches = c->dilation->n,
+                               .branches = c->dilation->branches};
     struct attn_pool_spec spec = {.struct_size = sizeof spec,
                                   .layer_struct_size = sizeof layer,
                                   .name = name,
@@ -205,6 +221,8 @@ static void check_item(const struct option_case *c, uint32_t item, size_t at_his
     struct attn_layer_spec spec = case_spec(g, c->o);
     spec.sink_logits = c->o->has_sink_logits ? c->sink_logits : NULL;
     spec.alibi_slopes = c->o->has_alibi ? c->alibi_slopes : NULL;
+    spec.n_branches = c->dilation->n;
+    memcpy(spec.branches, c->dilation->branches, sizeof spec.branches);
     for (size_t i = 0; i < rows * g->head_dim_k; i++)
         q[i] = (float)reference_get(c->dtype.q, c->q, at_step * g->num_q_heads * g->head_dim_k + i);
     for (int is_step = 0; is_step < 2; is_step++) {
@@ -246,7 +264,7 @@ static void check_item(const struct option_case *c, uint32_t item, size_t at_his
 /* --- the product ------------------------------------------------------------------------------ */
 
 /* How many splits computed the case. */
-static uint32_t run_case(uint32_t i, uint32_t n_run[ATTN_SPLIT_TOKENS + 1])
+static uint32_t run_case(uint32_t i, uint32_t n_run[ATTN_SPLIT_TOKENS + 1], uint32_t *n_dilated)
 {
     static const attn_split splits[] = {ATTN_SPLIT_WHOLE, ATTN_SPLIT_HEADS, ATTN_SPLIT_TOKENS};
     struct option_case c;
@@ -258,15 +276,16 @@ static uint32_t run_case(uint32_t i, uint32_t n_run[ATTN_SPLIT_TOKENS + 1])
     uint32_t n = 0;
     for (uint32_t s = 0; s < CASE_COUNT(splits); s++) {
         char what[160];
-        snprintf(what, sizeof what, "case %u (%s, %s/%s, %s, %s), %s", i, c.g->name,
+        snprintf(what, sizeof what, "case %u (%s, %s/%s, %s, %s), %u branches, %s", i, c.g->name,
                  attn_dtype_name(c.dtype.q), attn_dtype_name(c.dtype.kv), c.o->name, c.shape->name,
-                 attn_split_name(splits[s]));
+                 c.dilation->n, attn_split_name(splits[s]));
         memset(out, 0xff, bytes);
         memset(lse, 0xff, rows * sizeof *lse);
         if (answer(&c, splits[s], out, lse) == ATTN_ENOTSUP)
             continue;
         n++;
         n_run[splits[s]]++;
+        *n_dilated += splits[s] == ATTN_SPLIT_TOKENS && c.dilation->n > 0;
         size_t at_history = 0, at_step = 0;
         for (uint32_t k = 0; k < c.n_items; k++) {
             check_item(&c, k, at_history, at_step, out, lse, what);
@@ -292,18 +311,19 @@ static void every_option_of_every_split_agrees_with_the_reference(void **state)
     const char *flags[] = {"--cache.max_pools", "64", NULL};
     const uint32_t n = CASE_N_PRODUCT * CASE_COUNT(case_dtypes) * CASE_COUNT(case_options) *
                        CASE_COUNT(case_shapes);
-    uint32_t n_run[ATTN_SPLIT_TOKENS + 1] = {0};
+    uint32_t n_run[ATTN_SPLIT_TOKENS + 1] = {0}, n_dilated = 0;
     if (getenv("E2E_CARDS") == NULL)
         setenv("E2E_CARDS", "0,1", 1);
     e2e_start(&d, flags);
     MUST_OK(attn_client_open(d.url, NULL, TIMEOUT_US, &client));
     for (uint32_t i = offset; i < n; i += every)
-        assert_true(run_case(i, n_run) > 0);
-    printf("%u cases whole, %u by heads, %u by tokens\n", n_run[ATTN_SPLIT_WHOLE],
-           n_run[ATTN_SPLIT_HEADS], n_run[ATTN_SPLIT_TOKENS]);
+        assert_true(run_case(i, n_run, &n_dilated) > 0);
+    printf("%u cases whole, %u by heads, %u by tokens, %u of these dilated\n",
+           n_run[ATTN_SPLIT_WHOLE], n_run[ATTN_SPLIT_HEADS], n_run[ATTN_SPLIT_TOKENS], n_dilated);
     assert_true(n_run[ATTN_SPLIT_WHOLE] > 0);
     assert_true(n_run[ATTN_SPLIT_HEADS] > 0);
     assert_true(n_run[ATTN_SPLIT_TOKENS] > 0);
+    assert_true(n_dilated > 0);
     attn_client_close(client);
     e2e_stop(&d);
 }

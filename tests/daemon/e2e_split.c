@@ -214,13 +214,11 @@ static void what_cannot_be_split_is_refused_by_name(void **state)
     start("0,1,2", NULL);
     assert_refused((struct shape){2, 2, 16, 8, ATTN_SPLIT_HEADS, 0, 0}, ATTN_ENOTSUP,
                    "split heads: num_kv_heads is 2, of 3 cards");
-    assert_refused((struct shape){6, 6, 16, 8, ATTN_SPLIT_HEADS, 0, 4}, ATTN_ENOTSUP,
-                   "branch_rates[1] is 4, a card begins with kv head 2");
     assert_refused((struct shape){6, 6, 16, 8, (attn_split)4, 0, 0}, ATTN_EINVAL, "split is 4");
     assert_refused((struct shape){4, 4, 64, 8, ATTN_SPLIT_TOKENS, 0, 0}, ATTN_ENOTSUP,
                    "split tokens: of 2, 4 or 8 cards, the daemon has 3");
     assert_made("uneven", (struct shape){8, 4, 16, 8, ATTN_SPLIT_HEADS, 0, 0}, ATTN_SPLIT_HEADS);
-    assert_made("dilated", (struct shape){6, 6, 16, 8, ATTN_SPLIT_HEADS, 0, 2}, ATTN_SPLIT_HEADS);
+    assert_made("dilated", (struct shape){6, 6, 16, 8, ATTN_SPLIT_HEADS, 0, 4}, ATTN_SPLIT_HEADS);
     end();
 }
 

@@ -1,6 +1,11 @@
-/* test_part_tensors.c: pools split over several devices (cpu backends): what each is told of a
- * batch, and what becomes of their outputs, over the product of geometries, dtypes and options,
- * against the float64 reference. And blocks in parts.
+/* test_part_tensors.c: pools split over several devices: what each is told of a batch, and what
+ * becomes of their outputs, over the product of geometries, dtypes and options, against the float64
+ * reference; with layers that are dilated, too. And blocks in parts.
+ *
+ *     test_part_tensors [NAME [EVERY [OFFSET [TESTS]]]]
+ *
+ * NAME is cpu (the default) or a module of the executor; the product is walked in steps of about
+ * EVERY, of dilated layers twice that, from OFFSET on.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -19,14 +24,16 @@
 enum {
     MAX_CARDS = 4,
     N_SEQS = 2,
-    MAX_TOKENS = 128,
-    N_BLOCKS = 40,
+    MAX_TOKENS = 320,
+    N_BLOCKS = 80,
     MAX_HEADS = 160,
-    EVERY = 31, /* of the product; no factor of its tables' sizes */
     MAX_BATCH_ITEMS = 256,
 };
 
+static const struct backend_ops *ops;
+static uint32_t every = 31, offset; /* no factor of the tables' sizes */
 static struct backend *backends[1 + MAX_CARDS]; /* the last computes what one device would */
+static uint64_t n_unseeing; /* rows of which a card has no key */
 static float sinks[MAX_HEADS], slopes[MAX_HEADS];
 static uint64_t random_state = 11;
 
@@ -54,7 +61,7 @@ static int open_backends(void **state)
                                      .n_threads = 1,
                                      .import_fd = -1};
     for (uint32_t i = 0; i <= MAX_CARDS; i++)
-        if (backend_cpu()->open(&c, &backends[i]) != ATTN_OK)
+        if (ops->open(&c, &backends[i]) != ATTN_OK)
             return -1;
     for (uint32_t i = 0; i < MAX_HEADS; i++) {
         sinks[i] = (float)next_random();
@@ -67,11 +74,17 @@ static int close_backends(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i <= MAX_CARDS; i++)
-        backend_cpu()->close(backends[i]);
+        ops->close(backends[i]);
     return 0;
 }
 
 /* --- a pool on one device and in parts -------------------------------------------------------- */
+
+/* The branches of its layer. */
+struct dilation {
+    uint32_t n;
+    struct attn_branch branches[ATTN_MAX_BRANCHES];
+};
 
 struct split_run {
     struct backend_pool_config config;
@@ -79,16 +92,20 @@ struct split_run {
     struct pool_split splits[MAX_CARDS];
     struct backend_pool *parts[MAX_CARDS], *whole;
     uint32_t n_cards, table[N_SEQS][N_BLOCKS], len[N_SEQS];
+    struct backend_patch patches[N_BLOCKS]; /* all of table */
+    uint32_t n_patches;
     float *rk[N_SEQS], *rv[N_SEQS]; /* what was appended, as the cache reads it */
 };
 
 static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
-                             struct case_dtype d, const struct case_options *o, attn_split how,
-                             uint32_t n_cards)
+                             struct case_dtype d, const struct case_options *o,
+                             const struct dilation *dilation, attn_split how, uint32_t n_cards)
 {
     char why[256];
     *r = (struct split_run){.config = case_config(g, d, o), .layer = case_spec(g, o)};
     r->n_cards = n_cards;
+    r->layer.n_branches = dilation->n;
+    memcpy(r->layer.branches, dilation->branches, sizeof r->layer.branches);
     r->layer.sink_logits = o->has_sink_logits ? sinks : NULL;
     r->layer.alibi_slopes = o->has_alibi ? slopes : NULL;
     r->config.layers = &r->layer;
@@ -107,12 +124,13 @@ static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
         }
     }
     for (uint32_t i = 0; i < n_cards; i++)
-        assert_int_equal(backend_cpu()->pool_open(backends[i], &r->splits[i].config, &r->parts[i]),
-                         ATTN_OK);
-    assert_int_equal(backend_cpu()->pool_open(backends[MAX_CARDS], &r->config, &r->whole), ATTN_OK);
+        assert_int_equal(ops->pool_open(backends[i], &r->splits[i].config, &r->parts[i]), ATTN_OK);
+    assert_int_equal(ops->pool_open(backends[MAX_CARDS], &r->config, &r->whole), ATTN_OK);
     for (uint32_t s = 0; s < N_SEQS; s++) {
-        for (uint32_t i = 0; i < N_BLOCKS / N_SEQS; i++)
+        for (uint32_t i = 0; i < N_BLOCKS / N_SEQS; i++) {
             r->table[s][i] = (i * 7 % (N_BLOCKS / N_SEQS)) * N_SEQS + s;
+            r->patches[r->n_patches++] = (struct backend_patch){s, i, r->table[s][i]};
+        }
         r->rk[s] = calloc((size_t)MAX_TOKENS * g->num_kv_heads * g->head_dim_k, sizeof(float));
         r->rv[s] = calloc((size_t)MAX_TOKENS * g->num_kv_heads * g->head_dim_v, sizeof(float));
     }
@@ -122,27 +140,29 @@ static attn_status run_begin(struct split_run *r, const struct case_geometry *g,
 static void run_end(struct split_run *r)
 {
     for (uint32_t i = 0; i < r->n_cards; i++) {
-        backend_cpu()->pool_close(r->parts[i]);
+        ops->pool_close(r->parts[i]);
         pool_split_fini(&r->splits[i]);
     }
-    backend_cpu()->pool_close(r->whole);
+    ops->pool_close(r->whole);
     for (uint32_t s = 0; s < N_SEQS; s++) {
         free(r->rk[s]);
         free(r->rv[s]);
     }
 }
 
-static void compute(struct backend *b, struct backend_pool *p, const struct backend_item *items,
-                    uint32_t n)
+static void compute(const struct split_run *r, struct backend *b, struct backend_pool *p,
+                    const struct backend_item *items, uint32_t n)
 {
     for (uint32_t first = 0; first < n; first += MAX_BATCH_ITEMS) {
         uint32_t left = n - first;
         struct backend_batch batch = {.pool = p,
                                       .items = items + first,
+                                      .patches = r->patches,
+                                      .n_patches = r->n_patches,
                                       .n_items = left < MAX_BATCH_ITEMS ? left : MAX_BATCH_ITEMS};
-        if (backend_cpu()->submit(b, &batch) != ATTN_OK)
-            fail_msg("%s", backend_cpu()->last_error(b));
-        assert_ptr_equal(backend_cpu()->poll(b, UINT64_MAX), &batch);
+        if (ops->submit(b, &batch) != ATTN_OK)
+            fail_msg("%s", ops->last_error(b));
+        assert_ptr_equal(ops->poll(b, UINT64_MAX), &batch);
         assert_int_equal(batch.status, ATTN_OK);
     }
 }
@@ -153,9 +173,17 @@ static void merge(const struct split_run *r, const struct part_tensors *t, struc
     struct backend_batch batch = {.pool = r->whole, .merges = m};
     m->n = tokens_merges(t, (struct backend_merge *)(uintptr_t)m->list);
     m->stripe = r->splits[0].config.block_tokens;
-    assert_int_equal(backend_cpu()->submit(backends[MAX_CARDS], &batch), ATTN_OK);
-    assert_ptr_equal(backend_cpu()->poll(backends[MAX_CARDS], UINT64_MAX), &batch);
+    assert_int_equal(ops->submit(backends[MAX_CARDS], &batch), ATTN_OK);
+    assert_ptr_equal(ops->poll(backends[MAX_CARDS], UINT64_MAX), &batch);
     assert_int_equal(batch.status, ATTN_OK);
+}
+
+static void count_unseeing(const struct part_tensors *t)
+{
+    for (uint32_t i = 0; i < t->n_items; i++)
+        for (uint32_t row = 0; row < t->items[i].n_tokens * t->config->num_q_heads; row++)
+            if (t->items[i].flags & BACKEND_ATTEND)
+                n_unseeing += t->items[i].lse[row] == -INFINITY;
 }
 
 /* The batch, in parts: outputs where the items say. */
@@ -183,9 +211,11 @@ static void compute_split(struct split_run *r, const struct backend_item *items,
         else
             tokens_cut(t);
         assert_true(t->n_items <= n_items);
-        compute(backends[i], r->parts[i], t->items, t->n_items);
+        compute(r, backends[i], r->parts[i], t->items, t->n_items);
         if (is_heads)
             heads_join(t);
+        else
+            count_unseeing(t);
     }
     if (!is_heads)
         merge(r, &parts[0], &merges);
@@ -238,8 +268,9 @@ static void remember(float *to, const struct split_run *r, const void *rows, uin
         reference_cached_row(c->q_dtype, c->kv_dtype, rows, i * dim, dim, to + i * dim);
 }
 
-/* n_tokens more of each sequence, of the second one some fewer. */
-static void step(struct split_run *r, uint32_t n_tokens, const char *name)
+/* n_tokens more of each sequence, of the second one some fewer; or (is_again) queries of some that
+ * are there. */
+static void step(struct split_run *r, uint32_t n_tokens, bool is_again, const char *name)
 {
     const struct backend_pool_config *c = &r->config;
     struct backend_item items[N_SEQS], alone[N_SEQS];
@@ -249,9 +280,11 @@ static void step(struct split_run *r, uint32_t n_tokens, const char *name)
         size_t q_heads = (size_t)n * c->num_q_heads, kv_heads = (size_t)n * c->num_kv_heads;
         out_bytes[s] = q_heads * c->head_dim_v * el;
         lse_bytes[s] = q_heads * sizeof(float);
-        items[s] = (struct backend_item){.flags = BACKEND_APPEND | BACKEND_ATTEND,
+        uint32_t more = is_again ? 0 : n, back = r->len[s] - n;
+        uint32_t pos = is_again ? (uint32_t)((next_random() + 1) / 2 * back) : r->len[s];
+        items[s] = (struct backend_item){.flags = BACKEND_ATTEND | (is_again ? 0 : BACKEND_APPEND),
                                          .table_row = s,
-                                         .pos = r->len[s],
+                                         .pos = pos,
                                          .n_tokens = n,
                                          .block_table = r->table[s],
                                          .q = filled(c->q_dtype, q_heads * c->head_dim_k),
@@ -262,15 +295,15 @@ static void step(struct split_run *r, uint32_t n_tokens, const char *name)
         alone[s] = items[s];
         alone[s].out = filled(c->q_dtype, q_heads * c->head_dim_v);
         alone[s].lse = filled(ATTN_F32, q_heads);
-        remember(r->rk[s] + (size_t)r->len[s] * c->num_kv_heads * c->head_dim_k, r, items[s].k, n,
+        remember(r->rk[s] + (size_t)pos * c->num_kv_heads * c->head_dim_k, r, items[s].k, more,
                  c->head_dim_k);
-        remember(r->rv[s] + (size_t)r->len[s] * c->num_kv_heads * c->head_dim_v, r, items[s].v, n,
+        remember(r->rv[s] + (size_t)pos * c->num_kv_heads * c->head_dim_v, r, items[s].v, more,
                  c->head_dim_v);
-        r->len[s] += n;
+        r->len[s] += more;
         assert_true(r->len[s] <= MAX_TOKENS);
     }
     compute_split(r, items, N_SEQS);
-    compute(backends[MAX_CARDS], r->whole, alone, N_SEQS);
+    compute(r, backends[MAX_CARDS], r->whole, alone, N_SEQS);
     for (uint32_t s = 0; s < N_SEQS; s++) {
         check_outputs(r, &items[s], items[s].out, items[s].lse, name);
         if (c->is_batch_invariant && r->splits[0].how == ATTN_SPLIT_HEADS) {
@@ -294,12 +327,12 @@ static void check_blocks(const struct split_run *r)
     uint8_t *whole = calloc(1, bytes), *together = calloc(1, bytes);
     for (uint32_t i = 0; i < N_BLOCKS; i += 3) {
         memset(together, 0, bytes);
-        backend_cpu()->block_read(r->whole, i, whole);
+        ops->block_read(r->whole, i, whole);
         for (uint32_t k = 0; k < r->n_cards; k++) {
             size_t part_bytes = kv_layout_of(&r->splits[k].config).block_bytes;
             uint8_t *part = calloc(1, part_bytes), *again = malloc(part_bytes);
             memset(again, 0xa5, part_bytes);
-            backend_cpu()->block_read(r->parts[k], i, part);
+            ops->block_read(r->parts[k], i, part);
             pool_split_block_in(&r->splits[k], &r->config, part, together);
             pool_split_block_out(&r->splits[k], &r->config, whole, again);
             assert_memory_equal(again, part, part_bytes);
@@ -312,54 +345,126 @@ static void check_blocks(const struct split_run *r)
     free(together);
 }
 
-static bool run(uint32_t at, attn_split how, uint32_t n_cards)
+/* Of dilated layers as many tokens as a few segments have, in chunks, and queries anywhere. */
+static void run_steps(struct split_run *r, const char *name)
 {
-    static const uint32_t pieces[] = {37, 1, 5, 1, 20, 1};
+    static const uint32_t pieces[] = {37, 1, 5, 1, 20, 1}, more[] = {120, 1, 33, 20, 1};
+    bool is_dilated = r->layer.n_branches > 0, is_quick = r->config.num_q_heads <= 16;
+    uint32_t n_most = N_BLOCKS / N_SEQS * r->config.block_tokens;
+    const uint32_t *n = is_dilated && is_quick && n_most > 180 ? more : pieces;
+    size_t n_pieces = n == more ? CASE_COUNT(more) : CASE_COUNT(pieces);
+    for (size_t i = 0; i < n_pieces; i++)
+        step(r, n[i], false, name);
+    for (uint32_t i = 0; is_dilated && i < 3; i++)
+        step(r, i == 0 ? 9 : 1, true, name);
+}
+
+/* Not the plain one: those of a table, or random ones. A rate that divides no stripe, rates larger
+ * than stripes and blocks, segments that end within stripes, everything. */
+static struct dilation dilation_of(uint32_t at)
+{
+    static const struct dilation table[] = {
+        {3, {{64, 1}, {128, 2}, {256, 4}}},
+        {3, {{10, 1}, {30, 3}, {100, 5}}},
+        {5, {{16, 1}, {32, 2}, {64, 4}, {128, 8}, {256, 16}}},
+        {4, {{24, 1}, {60, 6}, {96, 12}, {7, 7}}},
+        {3, {{INT32_MAX, INT32_MAX}, {192, 64}, {INT32_MAX, 1}}},
+    };
+    struct dilation d = table[at % CASE_COUNT(table)];
+    if (at / CASE_COUNT(table) % 2 == 0)
+        return d;
+    d.n = 1 + at % ATTN_MAX_BRANCHES;
+    for (uint32_t i = 0; i < d.n; i++) {
+        uint32_t rate = i == at % d.n ? 1 : 1 + (uint32_t)((next_random() + 1) * 20);
+        d.branches[i].rate = rate;
+        d.branches[i].segment_tokens =
+            rate * (1 + (uint32_t)((next_random() + 1) / 2 * (1 + 200.0 / rate)));
+    }
+    return d;
+}
+
+static bool run(uint32_t at, attn_split how, uint32_t n_cards, struct dilation dilation)
+{
     const struct case_geometry *g = &case_geometries[at % CASE_N_PRODUCT];
     at /= CASE_N_PRODUCT;
     struct case_dtype d = case_dtypes[at % CASE_COUNT(case_dtypes)];
     const struct case_options *o = &case_options[at / CASE_COUNT(case_dtypes)];
     struct split_run r;
     char name[256];
-    snprintf(name, sizeof name, "%s over %u: %s, %s in %s, %s", attn_split_name(how), n_cards,
-             g->name, attn_dtype_name(d.q), attn_dtype_name(d.kv), o->name);
-    if (run_begin(&r, g, d, o, how, n_cards) != ATTN_OK)
+    snprintf(name, sizeof name, "%s over %u: %s, %s in %s, %s, %u branches, the last %u, %u",
+             attn_split_name(how), n_cards, g->name, attn_dtype_name(d.q), attn_dtype_name(d.kv),
+             o->name, dilation.n, dilation.n ? dilation.branches[dilation.n - 1].segment_tokens : 0,
+             dilation.n ? dilation.branches[dilation.n - 1].rate : 0);
+    if ((dilation.n > 0 && o->window_tokens > 0) ||
+        run_begin(&r, g, d, o, &dilation, how, n_cards) != ATTN_OK)
         return false;
-    for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++)
-        step(&r, pieces[i], name);
+    run_steps(&r, name);
     check_blocks(&r);
     run_end(&r);
     return true;
 }
 
-static void over_the_product(attn_split how, const uint32_t *n_cards, uint32_t n)
+static uint32_t over_the_product(attn_split how, bool is_dilated, const uint32_t *n_cards,
+                                 uint32_t n)
 {
+    const struct dilation none = {0};
     const uint32_t n_all = CASE_N_PRODUCT * CASE_COUNT(case_dtypes) * CASE_COUNT(case_options);
     uint32_t n_run = 0;
+    const uint32_t apart = is_dilated ? 2 * every + 5 : every + 1;
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t at = i; at < n_all; at += EVERY + 1 + i)
-            n_run += run(at, how, n_cards[i]);
+        for (uint32_t at = offset + i, k = offset; at < n_all; at += apart + i, k++)
+            n_run += run(at, how, n_cards[i], is_dilated ? dilation_of(k) : none);
     print_message("%u of the product\n", n_run);
-    assert_true(n_run >= 20);
+    assert_true(n_run >= n_all / apart / 3);
+    return n_run;
 }
 
 static void heads_compute_what_one_device_does(void **state)
 {
     (void)state;
-    over_the_product(ATTN_SPLIT_HEADS, (const uint32_t[]){2, 3, 4}, 3);
+    over_the_product(ATTN_SPLIT_HEADS, false, (const uint32_t[]){2, 3, 4}, 3);
+}
+
+/* By the number of a head among all, whichever card has it. */
+static void every_option_of_dilated_layers_by_heads(void **state)
+{
+    (void)state;
+    over_the_product(ATTN_SPLIT_HEADS, true, (const uint32_t[]){2, 3, 4}, 3);
 }
 
 static void tokens_compute_what_one_device_does(void **state)
 {
     (void)state;
-    over_the_product(ATTN_SPLIT_TOKENS, (const uint32_t[]){2, 4}, 2);
+    over_the_product(ATTN_SPLIT_TOKENS, false, (const uint32_t[]){2, 4}, 2);
 }
 
-int main(void)
+static void every_option_of_dilated_layers_by_tokens(void **state)
 {
+    (void)state;
+    n_unseeing = 0;
+    uint32_t n_run = over_the_product(ATTN_SPLIT_TOKENS, true, (const uint32_t[]){2, 4}, 2);
+    print_message("%llu rows of which a card has no key\n", (unsigned long long)n_unseeing);
+    assert_true(n_run == 0 || n_unseeing > 0);
+}
+
+int main(int argc, char **argv)
+{
+    char why[256];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_compute_what_one_device_does),
+        cmocka_unit_test(every_option_of_dilated_layers_by_heads),
         cmocka_unit_test(tokens_compute_what_one_device_does),
+        cmocka_unit_test(every_option_of_dilated_layers_by_tokens),
     };
+    if (argc > 2)
+        every = (uint32_t)strtoul(argv[2], NULL, 10);
+    if (argc > 3)
+        offset = (uint32_t)strtoul(argv[3], NULL, 10);
+    if (argc > 4)
+        cmocka_set_test_filter(argv[4]);
+    if (every == 0 || backend_load(argc > 1 ? argv[1] : "cpu", &ops, why, sizeof why) != ATTN_OK) {
+        fprintf(stderr, "%s\n", every == 0 ? "EVERY must be 1 or more" : why);
+        return 2;
+    }
     return cmocka_run_group_tests(tests, open_backends, close_backends);
 }

@@ -10,10 +10,10 @@
 #include "tests/kernels/cases.h"
 #include "tests/kernels/check.h"
 
-#include "kernels/dilated.h"
 #include "kernels/gpu/sm90/decode.h"
 #include "kernels/gpu/sm90/prefill.h"
 #include "kernels/reference.h"
+#include "kernels/stripes.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -244,6 +244,43 @@ static void the_header_shows_each_query_its_keys(void **state)
     }
 }
 
+/* Of stripes, token by token: each card has its own, and of what a query sees what is among
+ * them. */
+static void stripes_show_each_query_the_keys_that_are_here(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 3000; i++) {
+        uint32_t stripe = 8u << check_random(&check, 3), cards = 2u << check_random(&check, 3);
+        uint32_t card = check_random(&check, cards), head = check_random(&check, 40);
+        struct stripes s = {stripe, stripe * cards, stripe * card};
+        uint32_t rate = i % 3 == 0   ? 1u << check_random(&check, 8)
+                        : i % 7 == 0 ? INT32_MAX - i % 2
+                                     : 1 + check_random(&check, 400);
+        uint32_t segment = rate * (1 + check_random(&check, 1 + 400 / rate));
+        uint32_t n = 1 + check_random(&check, 700), p = check_random(&check, n), is_full = i % 2;
+        struct branch b = branch_of(segment, rate, head);
+        struct visible v = stripes_visible(s, b, branch_visible(b, is_full, p, n));
+        uint32_t n_here = 0, key = 0;
+        for (uint32_t j = 0; j < n; j++) {
+            bool is_here = j / stripe % cards == card;
+            assert_int_equal(stripes_before(s, j), n_here);
+            if (!is_here)
+                continue;
+            assert_int_equal(stripes_position(s, n_here), j);
+            if (j % rate == head % rate) {
+                bool is_seen = p % rate == head % rate && p / segment == j / segment;
+                assert_int_equal(stripes_token(s, b, key), n_here);
+                assert_int_equal(visible_has(&v, key), is_seen && (is_full || j <= p));
+                key++;
+            }
+            n_here++;
+        }
+        assert_true(v.first <= v.end && v.end <= key);
+        for (uint32_t j = 0; j < 70; j++)
+            stripes_token(s, b, key + j); /* of no key, but it ends */
+    }
+}
+
 /* What a query sees, computed in parts that meet by their sums of weights. */
 static void shards_agree_with_the_reference(void **state)
 {
@@ -409,6 +446,10 @@ static void bad_branches_are_refused_by_field_and_value(void **state)
     REFUSES(spec.branches[1].segment_tokens = UINT32_MAX - 3, "1 to 2147483647");
     REFUSES(spec.branches[0].rate = 2, "layers[0].branches: none has rate 1");
     REFUSES(spec.n_branches = 9, "layers[0].branches has 9 entries, at most 8");
+    REFUSES(c.n_stripes = 3, "stripe is 0 of 3, must be of 2, 4 or 8");
+    REFUSES((c.n_stripes = 4, c.stripe = 4), "stripe is 4 of 4, must be of 2, 4 or 8");
+    REFUSES(c.n_stripes = 16, "n_stripes is 16, must be 0 to 8");
+    c.n_stripes = c.stripe = 0;
     REFUSES(spec.window_tokens = 5, "layers[0].window_tokens is 5, a dilated layer has no window");
 #undef REFUSES
 }
@@ -432,6 +473,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(shards_agree_with_the_reference),
         cmocka_unit_test(a_layer_around_attention_agrees_with_the_reference),
         cmocka_unit_test(the_header_shows_each_query_its_keys),
+        cmocka_unit_test(stripes_show_each_query_the_keys_that_are_here),
         cmocka_unit_test(a_decode_reads_the_tokens_it_sees),
         cmocka_unit_test(bad_branches_are_refused_by_field_and_value),
     };

@@ -117,6 +117,7 @@ int prefill_launch(const struct prefill_call *c, const void *upload, void *scrat
     a.section_heads = c->section_heads;
     a.num_q_heads = kv->num_q_heads;
     a.num_kv_heads = kv->num_kv_heads;
+    a.first_kv_head = kv->first_kv_head;
     a.group = kv->group;
     a.group_reciprocal = kv->group == 1 ? 0 : UINT32_MAX / kv->group + 1;
     a.dk = kv->dk;

@@ -42,7 +42,8 @@ static uint32_t rates_log2(const struct attn_layer_spec *s)
 
 static bool has_rates(const struct prefill_pool *p, const struct attn_layer_spec *s)
 {
-    return p->dim <= 128 && !p->kv.is_quantised && rates_log2(s) < PREFILL_RATES;
+    return p->dim <= 128 && !p->kv.is_quantised && p->kv.stripes.every == 0 &&
+           rates_log2(s) < PREFILL_RATES;
 }
 
 bool prefill_has_dilated(const struct prefill_pool *p)

@@ -284,7 +284,8 @@ GPU_DEVICE void dilated_unit_at(const prefill_params &p, const prefill_words &wo
     const gpu_layer &layer = p.layers[it.layer];
     unit x = unit_of(p, it, at.head);
     x.step = 1u << e.shift;
-    const uint32_t before = (at.head + e.residue - it.pos - e.from) & (x.step - 1);
+    const uint32_t head = p.first_kv_head + at.head;
+    const uint32_t before = (head + e.residue - it.pos - e.from) & (x.step - 1);
     const uint32_t n_tokens = (e.n_tokens + x.step - 1 - min(before, e.n_tokens)) >> e.shift;
     const uint32_t n_rows = n_tokens * p.group, row = e.tile * S::R;
     const uint32_t token = row / p.group;
@@ -299,7 +300,7 @@ GPU_DEVICE void dilated_unit_at(const prefill_params &p, const prefill_words &wo
         const attn_branch b = layer.branches[i];
         if ((e.residue & (b.rate - 1)) != 0)
             continue;
-        keys.begin(p, {b.segment_tokens, b.rate, at.head & (b.rate - 1)}, S::N);
+        keys.begin(p, {b.segment_tokens, b.rate, head & (b.rate - 1)}, S::N);
         keys.next();
     }
     u->n_branches = keys.nth;

@@ -210,8 +210,8 @@ plant(gpu_queue.c 64 "front->is_alone ||" "(front->is_alone && !simt_has_bug(64)
 # a transfer does not wait for all batches in flight
 plant(gpu_queue.c 65 "    if (gpu_follow_all(b) != 0 ||\n        runtime_copy" "    if ((!simt_has_bug(65) && gpu_follow_all(b) != 0) ||\n        runtime_copy")
 # what was made ready for another layer runs
-plant(vendor/runtime_kept.h 115 "memcmp(kept, args->p[i], args->bytes[i])"
-  "memcmp(kept, args->p[i], simt::planted == 115 && i == 1 ? 0 : args->bytes[i])")
+plant(vendor/runtime_kept.h 118 "memcmp(kept, args->p[i], args->bytes[i])"
+  "memcmp(kept, args->p[i], simt::planted == 118 && i == 1 ? 0 : args->bytes[i])")
 # a direct call computes with what lay where the newest K is, does not append, or leaves patches out
 plant(sm90/decode_short_score.cuh 66 "            fresh.put(k_at(i), false, it.pos % DECODE_TILE);"
   "            if (simt::planted != 66)\n                fresh.put(k_at(i), false, it.pos % DECODE_TILE);")
@@ -226,10 +226,17 @@ plant(gpu_launch.c 113 "return code ? code : gpu_stream_follow(b, s, b->prompts)
 plant(gpu_launch.c 114 "int code = gpu_stream_follow(b, b->prompts, s);"
   "int code = simt_has_bug(114) ? 0 : gpu_stream_follow(b, b->prompts, s);")
 # a branch's keys lie behind one another; queries that it does not take see the keys that others see
-plant(attend_matrix.cuh 86 "uint32_t token = branch_token(from, key);"
-  "uint32_t token = simt::planted == 86 ? key : branch_token(from, key);")
+plant(attend_matrix.cuh 86 "uint32_t token = token_of(kv, from, key);"
+  "uint32_t token = simt::planted == 86 ? key : token_of(kv, from, key);")
 plant(attend_matrix.cuh 87 "is_open = keys.all_take_part &&" "is_open = (simt::planted == 87 || keys.all_take_part) &&")
-plant(attend_vector.cu 88 "token = branch_token(b, key);" "token = simt::planted == 88 ? key : branch_token(b, key);")
+plant(attend_vector.cu 88 "token = token_of(kv, b, key);" "token = simt::planted == 88 ? key : token_of(kv, b, key);")
+# of a dilated layer in parts: heads are counted from the card's first; distances are the card's
+plant(attend_matrix.cuh 115 "branch_at(kv, stored, nth, head);"
+  "branch_at(kv, stored, nth, simt::planted == 115 ? head - kv.first_kv_head : head);")
+plant(attend_matrix.cuh 116 "position_of(kv, from, key));"
+  "simt::planted == 116 ? token_of(kv, from, key) : position_of(kv, from, key));")
+plant(attend_vector.cu 117 "see[r] = visible_to(kv, layer, b, position[r], kv_len);"
+  "see[r] = visible_to(kv, layer, b, position[r] + (simt::planted == 117 ? kv.stripes.first : 0), kv_len);")
 
 # ---- f32 prompts
 
