@@ -132,26 +132,37 @@ GPU_DEVICE gpu_layer layer_of(const gpu_kv &kv, const gpu_item &it)
     return l;
 }
 
+/* The pool's. Kernels without registers to spare are compiled without any, too. */
+template <bool has_stripes> GPU_DEVICE stripes stripes_in(const gpu_kv &kv)
+{
+    const stripes none = {0, 0, 0};
+    return has_stripes ? kv.stripes : none;
+}
+
 /* The keys of the branch that the query at `position` of an item of kv_len tokens sees, of those
  * that are here. */
+template <bool has_stripes = true>
 GPU_DEVICE visible visible_to(const gpu_kv &kv, const gpu_layer &l, const branch &b,
                               uint32_t position, uint32_t kv_len)
 {
+    const stripes s = stripes_in<has_stripes>(kv);
     return b.segment_tokens
-               ? stripes_visible(kv.stripes, b, branch_visible(b, l.is_full, position, kv_len))
+               ? stripes_visible(s, b, branch_visible(b, l.is_full, position, kv_len))
                : ::visible_to(l.window_tokens, l.sink_tokens, l.is_full, position, kv_len);
 }
 
 /* The token that a key of the branch is, and its position. */
+template <bool has_stripes = true>
 GPU_DEVICE uint32_t token_of(const gpu_kv &kv, const branch &b, uint32_t key)
 {
-    return stripes_token(kv.stripes, b, key);
+    return stripes_token(stripes_in<has_stripes>(kv), b, key);
 }
 
+template <bool has_stripes = true>
 GPU_DEVICE uint32_t position_of(const gpu_kv &kv, const branch &b, uint32_t key)
 {
-    const uint32_t token = token_of(kv, b, key);
-    return b.segment_tokens ? stripes_position(kv.stripes, token) : token;
+    const uint32_t token = token_of<has_stripes>(kv, b, key);
+    return b.segment_tokens ? stripes_position(stripes_in<has_stripes>(kv), token) : token;
 }
 
 /* The order of an item's tokens in rows. In a prompt of a dilated layer tokens that are equal
@@ -211,6 +222,7 @@ struct branch_part {
     bool all_take_part; /* every query of the thread block */
 };
 
+template <bool has_stripes = true>
 GPU_DEVICE branch_part part_of_branch(const gpu_kv &kv, const gpu_layer &l, const branch &b,
                                       const gpu_item &it, const query_range &q, uint32_t split)
 {
@@ -229,8 +241,8 @@ GPU_DEVICE branch_part part_of_branch(const gpu_kv &kv, const gpu_layer &l, cons
     if (is_all_or_none && q.low % b.rate != b.offset)
         return x;
     const branch_range seen = branch_visible_to(b, l.is_full, q.low, q.high, kv_len);
-    x.lowest = stripes_visible(kv.stripes, b, seen.lowest);
-    x.highest = stripes_visible(kv.stripes, b, seen.highest);
+    x.lowest = stripes_visible(stripes_in<has_stripes>(kv), b, seen.lowest);
+    x.highest = stripes_visible(stripes_in<has_stripes>(kv), b, seen.highest);
     const uint32_t share = (x.highest.end - x.lowest.first + it.n_splits - 1) / it.n_splits;
     x.begin = x.lowest.first + split * share;
     x.end = min(x.begin + share, x.highest.end);

@@ -37,6 +37,9 @@ static void describe(struct backend_pool *p)
 {
     const struct backend_pool_config *c = &p->config;
     const struct kv_layout *l = &p->layout;
+    bool has_dilated = false;
+    for (uint32_t i = 0; i < c->num_layers; i++)
+        has_dilated |= p->specs[i].n_branches > 0;
     p->kv = (struct gpu_kv){
         .base = (char *)p->b->kv.p + p->range.offset,
         .block_bytes = l->block_bytes,
@@ -59,7 +62,7 @@ static void describe(struct backend_pool *p)
         .q_dtype = (uint32_t)c->q_dtype,
         .kv_dtype = (uint32_t)c->kv_dtype,
         .is_quantised = l->is_quantised,
-        .stripes = stripes_of(c),
+        .stripes = has_dilated ? stripes_of(c) : (struct stripes){0},
         .first_kv_head = c->first_kv_head,
     };
 }

@@ -41,7 +41,7 @@ struct gpu_kv {
     uint32_t block_tokens, block_shift; /* block_tokens = 1 << block_shift */
     uint32_t q_dtype, kv_dtype; /* attn_dtype */
     uint32_t is_quantised;
-    struct stripes stripes; /* of dilated layers' sequences */
+    struct stripes stripes; /* none where no layer is dilated */
     uint32_t first_kv_head; /* of the sequence's */
     uint32_t pad;
 };

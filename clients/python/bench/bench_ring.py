@@ -2,8 +2,9 @@
 as a service computes them.
 
     python3 clients/python/bench/bench_ring.py --prefix PREFIX --devices 0,1,2,3 [--dtype f32]
+                                               [--branches 2048:1,4096:2,8192:4]
 
-One layer without a mask, heads of 64. Each card has a stripe of every block's keys and values, all queries
+One layer without a mask, heads of 64; with branches (segment:rate) it is dilated, as multihead_dilated is. Each card has a stripe of every block's keys and values, all queries
 travel to each, and what the cards have found of a query meets on the first one by its sums of weights: a
 pool split by tokens. A daemon with the first device computes it whole, then daemons with the first two,
 four, eight split. `device` is the batch's time on the device, with the way of the queries and of the
@@ -37,12 +38,24 @@ def from_wire(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64)
 
 
-def error_of(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, rng) -> float:
+def times_seen(rows: np.ndarray, n_keys: int, n_heads: int, branches) -> np.ndarray:
+    """How often each query at `rows` sees each key: [heads][queries][keys]."""
+    if not branches:
+        return np.ones((1, 1, 1))
+    p, j = rows[None, :, None], np.arange(n_keys)[None, None, :]
+    h = np.arange(n_heads)[:, None, None]
+    return sum(
+        ((p // w == j // w) & (p % r == h % r) & (j % r == h % r)).astype(np.float64)
+        for w, r in branches
+    )
+
+
+def error_of(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, branches, rng) -> float:
     """Relative L2 error of 16 queries."""
     rows = rng.integers(0, len(q), 16)
     k, v = from_wire(k), from_wire(v)
     s = np.einsum("qhd,khd->hqk", from_wire(q[rows]), k) * DIM**-0.5
-    e = np.exp(s - s.max(-1, keepdims=True))
+    e = np.exp(s - s.max(-1, keepdims=True)) * times_seen(rows, len(k), k.shape[1], branches)
     want = np.einsum("hqk,khd->qhd", e / e.sum(-1, keepdims=True), v)
     return float(np.linalg.norm(from_wire(out[rows]) - want) / np.linalg.norm(want))
 
@@ -64,7 +77,7 @@ def measure(args, url: str, n_cards: int, batch: int, tokens: int, heads: int):
         n_blocks=batch * (tokens // (16 * n_cards) + 1),
         q_dtype=args.dtype,
         split="whole" if n_cards == 1 else "tokens",
-        layers=[attnd.LayerSpec(is_full=True)],
+        layers=[attnd.LayerSpec(is_full=True, branches=args.branches)],
     )
     with attnd.connect(url, timeout=120) as client:
         pool = client.create_pool(spec)
@@ -74,7 +87,7 @@ def measure(args, url: str, n_cards: int, batch: int, tokens: int, heads: int):
         out = np.full_like(q, 0xFFFF if args.dtype == "bf16" else np.nan)
         results = [pool.step(0, items, q=q, out=out) for _ in range(args.runs)]
         error = max(
-            error_of(*(x[i * tokens : (i + 1) * tokens] for x in (out, q, k, v)), rng)
+            error_of(*(x[i * tokens : (i + 1) * tokens] for x in (out, q, k, v)), args.branches, rng)
             for i in range(batch)
         )
         for s in sequences:
@@ -89,6 +102,10 @@ def measure(args, url: str, n_cards: int, batch: int, tokens: int, heads: int):
     )
 
 
+def branches_of(text: str) -> tuple[tuple[int, int], ...]:
+    return tuple((int(w), int(r)) for w, r in (b.split(":") for b in text.split(",")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -100,6 +117,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1")
     parser.add_argument("--tokens", default="1024,2048,4096,8192,16384")
     parser.add_argument("--heads", default="8,16")
+    parser.add_argument("--branches", type=branches_of, default=(), metavar="W:R,...")
     parser.add_argument("--runs", type=int, default=10)
     args = parser.parse_args()
     sizes = [
