@@ -101,7 +101,7 @@ void moves_sum_end(const uint64_t lanes[MOVES_SUM_LANES], size_t n, uint64_t out
 static uint32_t together(const struct moves_device *d, const struct backend_moves *m)
 {
     const struct backend_move *x = &m->list[m->n_taken];
-    uint32_t n = 1, most = d->n_together > 0  ? d->n_together
+    uint32_t n = 1, most = d->n_together > 0 ? d->n_together
                            : x->peer == NULL ? 1
                                              : MOVES_PEERS_TOGETHER;
     size_t bytes = x->n_bytes;

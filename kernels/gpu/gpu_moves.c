@@ -1,11 +1,11 @@
 /* gpu_moves.c: whole blocks to and from page-locked host memory beside batches (kernels/moves.h).
  *
  * What comes from another device's pool goes over the link between them, where there is one
- * (gpu_peers.c); else the vendor's runtime brings it through host memory. Each thread has streams of
- * its own, and enqueues what it is given as few copies: blocks that follow each other on both sides
- * are one. The device makes the checksums, of what goes while it is copied and of what has come: the
- * host's processors would read it too slowly (docs/kernels-tried.md). While one thread waits, the
- * copies of the other are on their way.
+ * (gpu_peers.c); else the vendor's runtime brings it through host memory. Each thread has streams
+ * of its own, and enqueues what it is given as few copies: blocks that follow each other on both
+ * sides are one. The device makes the checksums, of what goes while it is copied and of what has
+ * come: the host's processors would read it too slowly (docs/kernels-tried.md). While one thread
+ * waits, the copies of the other are on their way.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "kernels/gpu/sums.h"

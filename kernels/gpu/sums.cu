@@ -1,12 +1,12 @@
-/* sums.cu: checksums of whole blocks, equal to moves_sum's (XXH3 of 128 bits), so that what is moved
- * over the bus need not be read again by the host.
+/* sums.cu: checksums of whole blocks, equal to moves_sum's (XXH3 of 128 bits), so that what is
+ * moved over the bus need not be read again by the host.
  *
- * XXH3 adds up what it makes of each KiB in eight lanes and mixes the lanes after every one. What is
- * added does not depend on what was before, so all KiB are worked off side by side; what remains
+ * XXH3 adds up what it makes of each KiB in eight lanes and mixes the lanes after every one. What
+ * is added does not depend on what was before, so all KiB are worked off side by side; what remains
  * to be done one after the other is a few instructions for each. The host ends it (moves_sum_end).
  */
-#include "kernels/gpu/sums.h"
 #include "kernels/gpu/device.cuh"
+#include "kernels/gpu/sums.h"
 
 using namespace gpu;
 
@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(8 * GPU_SUM_BLOCKS) mix_up(GPU_PARAM(gpu_sums,
     const uint64_t *d = a.deltas + (uint64_t)block * a.n_kib * 8 + lane;
     const uint64_t secret = a.secret[16 + lane];
     const uint32_t n_whole = (uint32_t)((a.block_bytes - 1) / 1024) - a.from_kib;
-    uint64_t x = a.from_kib > 0 ? a.lanes[block * 8 + lane] : a.begin[lane], now[ahead], next[ahead];
+    uint64_t x = a.from_kib > 0 ? a.lanes[block * 8 + lane] : a.begin[lane], now[ahead],
+             next[ahead];
     for (uint32_t i = 0; i < ahead; ++i)
         next[i] = i < a.n_kib ? d[i * 8] : 0;
     for (uint32_t k = 0; k < a.n_kib; k += ahead) {

@@ -348,8 +348,15 @@ static void move_out_and_in(uint32_t n, uint32_t step)
     free(back);
 }
 
-/* More of the small ones than are moved together. */
 static void blocks_move_out_and_in_with_their_checksums(void **state)
+{
+    (void)state;
+    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    move_out_and_in(6, 1);
+}
+
+/* More of the small ones than are moved together. */
+static void blocks_of_every_size_move(void **state)
 {
     (void)state;
     uint32_t n_run = 0;
@@ -688,6 +695,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd),
         cmocka_unit_test(blocks_are_read_back_as_written),
         cmocka_unit_test(blocks_move_out_and_in_with_their_checksums),
+        cmocka_unit_test(blocks_of_every_size_move),
         cmocka_unit_test(blocks_come_from_the_pool_of_another_backend),
         cmocka_unit_test(a_geometry_out_of_range_is_refused_by_field_and_value),
         cmocka_unit_test(a_pool_larger_than_the_memory_is_refused_with_both_sizes),
