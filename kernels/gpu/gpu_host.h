@@ -4,9 +4,10 @@
  * bench/gpu_bench.c (measurement) share.
  *
  * Thread     the engine thread, but for the host memory slots.
- * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
- *            slots, which give it back); a batch takes none. What the driver takes for the graph of
- *            a direct kernel, once a kernel and stream, it may refuse: then there is no graph.
+ * Allocation device and page-locked memory is taken in open and pool_open, in the measurement
+ *            slots, which give it back, and by a thread that moves blocks as it begins; a batch
+ *            takes none. What the driver takes for the graph of a direct kernel, once a kernel and
+ *            stream, it may refuse: then there is no graph.
  * Order      every slot has a stream of its own. A batch whose table rows the one in front does not
  *            name runs beside it: its thread blocks take over processors as blocks of that one
  *            leave. Any other follows that one's stream, all but its way in: upload, q, k and v go
