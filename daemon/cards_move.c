@@ -37,7 +37,7 @@ enum {
     LAST_BLOCKS = 2, /* full ones, and what is begun: what the sequence may be stopped for */
     MOST_LAST_BLOCKS = 16, /* the same where layers are far apart */
 };
-#define CHUNK_BYTES ((uint64_t)256 << 20)
+#define CHUNK_BYTES ((uint64_t)1 << 30) /* engines go on with the next at a turn of theirs */
 #define STAGED_BYTES ((uint64_t)32 << 20) /* the same by way of host memory */
 static const uint64_t STOP_NS = UINT64_C(1000000000); /* it goes on at the source then */
 static const uint64_t BUSY_NS = UINT64_C(10000000000); /* so long it is always in work: no move */

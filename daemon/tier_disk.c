@@ -80,7 +80,7 @@ attn_status tier_disk_open(const char *path, uint64_t bytes, struct tier_disk **
         snprintf(why, why_bytes, "no memory for the disk tier");
         return ATTN_ENOMEM;
     }
-    const struct moves_device device = {NULL, transfer, d};
+    const struct moves_device device = {.move = transfer, .arg = d};
     attn_status st = moves_open(&device, N_THREADS, &d->moves);
     d->bytes = bytes / TIER_DISK_ALIGN * TIER_DISK_ALIGN;
     d->fd = make_direct(path);

@@ -79,7 +79,37 @@ void moves_sum(const void *bytes, size_t n, uint64_t out_sum[2])
     give(XXH3_128bits(bytes, n), out_sum);
 }
 
+void moves_sum_begin(uint64_t out_lanes[MOVES_SUM_LANES], uint64_t out_secret[MOVES_SECRET_WORDS])
+{
+    static const uint64_t begin[MOVES_SUM_LANES] = XXH3_INIT_ACC;
+    memcpy(out_lanes, begin, sizeof begin);
+    memcpy(out_secret, XXH3_kSecret, MOVES_SECRET_WORDS * sizeof *out_secret);
+}
+
+void moves_sum_end(const uint64_t lanes[MOVES_SUM_LANES], size_t n, uint64_t out_sum[2])
+{
+    const uint8_t *low = XXH3_kSecret + XXH_SECRET_MERGEACCS_START;
+    const uint8_t *high = XXH3_kSecret + XXH_SECRET_DEFAULT_SIZE - XXH_SECRET_MERGEACCS_START -
+                          MOVES_SUM_LANES * sizeof *lanes;
+    out_sum[0] = XXH3_mergeAccs(lanes, low, n * XXH_PRIME64_1);
+    out_sum[1] = XXH3_mergeAccs(lanes, high, ~(n * XXH_PRIME64_2));
+}
+
 /* --- threads ---------------------------------------------------------------------------------- */
+
+/* How many of the next moves go together. */
+static uint32_t together(const struct moves_device *d, const struct backend_moves *m)
+{
+    const struct backend_move *x = &m->list[m->n_taken];
+    uint32_t n = 1, most = d->n_together > 0 ? d->n_together
+                           : x->peer == NULL ? 1
+                                             : MOVES_PEERS_TOGETHER;
+    size_t bytes = x->n_bytes;
+    while (n < most && m->n_taken + n < m->n && x[n].pool == x->pool && x[n].peer == x->peer &&
+           bytes + x[n].n_bytes <= MOVES_BYTES_TOGETHER)
+        bytes += x[n++].n_bytes;
+    return n;
+}
 
 /* The next moves of the oldest that has any; NULL: they are to end. Waits. */
 static struct backend_move *take(struct way *w, struct backend_moves **out_of, uint32_t *out_n)
@@ -90,9 +120,7 @@ static struct backend_move *take(struct way *w, struct backend_moves **out_of, u
     if (m == NULL)
         return NULL;
     struct backend_move *first = &m->list[m->n_taken];
-    uint32_t n = 1;
-    while (n < MOVES_TOGETHER && m->n_taken + n < m->n && first->peer != NULL && first[n].peer)
-        n++;
+    uint32_t n = together(&w->moves->device, m);
     m->n_taken += n;
     if (m->n_taken == m->n) {
         w->first = m->next;
@@ -141,6 +169,8 @@ attn_status moves_open(const struct moves_device *d, uint32_t n_threads, struct 
     if (t == NULL)
         return ATTN_ENOMEM;
     t->device = *d;
+    if (t->device.n_together > MOVES_TOGETHER)
+        t->device.n_together = MOVES_TOGETHER;
     t->n_threads = n_threads < MOVES_MAX_THREADS ? n_threads : MOVES_MAX_THREADS;
     pthread_mutex_init(&t->lock, NULL);
     for (int i = 0; i < 2; i++) {

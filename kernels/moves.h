@@ -2,23 +2,32 @@
  * of its bytes: what the backends have in common of moves_submit.
  *
  * Threads begin with the first move of their direction, so a daemon without tiers has none. They
- * take the moves of what was submitted one by one, those of a peer's blocks MOVES_TOGETHER at a
- * time, the oldest first. Those for what goes out run at low priority: nobody waits for it as long
- * as it is ahead, and what computes goes first.
+ * take the moves of what was submitted one by one, or as many together as the device wants, the
+ * oldest first. Those for what goes out run at low priority: nobody waits for it as long as it is
+ * ahead, and what computes goes first.
  */
 #ifndef ATTND_KERNELS_MOVES_H
 #define ATTND_KERNELS_MOVES_H
 
 #include "kernels/backend.h"
 
-enum { MOVES_MAX_THREADS = 8 /* for each direction */, MOVES_TOGETHER = 16 };
+enum {
+    MOVES_MAX_THREADS = 8, /* for each direction */
+    MOVES_TOGETHER = 64, /* at most */
+    MOVES_PEERS_TOGETHER = 16, /* where the device does not say */
+};
+#define MOVES_BYTES_TOGETHER ((size_t)32 << 20)
 
 struct moves_device {
     /* A thread of this number begins; NULL: nothing to do. Its failure is that of its moves. */
     attn_status (*begin)(void *arg, uint32_t thread);
-    /* Moves one block and makes its checksum, or n of a peer's; returns when all is done. */
+    /* Moves n blocks, all of one pool and one peer or none, and makes the checksums of those that
+     * come from no peer; returns when all is done. */
     attn_status (*move)(void *arg, uint32_t thread, struct backend_move *m, uint32_t n);
     void *arg;
+    /* Most that a call of move is given, but for MOVES_BYTES_TOGETHER; 0: blocks of a peer
+     * MOVES_PEERS_TOGETHER at a time, others one by one. */
+    uint32_t n_together;
 };
 
 struct moves;
@@ -33,5 +42,11 @@ void moves_close(struct moves *t); /* when all is done; NULL is fine */
 void moves_copy(void *dst, const void *src, size_t bytes, uint64_t out_sum[2]);
 /* The checksum alone. */
 void moves_sum(const void *bytes, size_t n, uint64_t out_sum[2]);
+
+/* The same in parts, for a device that makes the checksums of more than 240 bytes itself: XXH3's
+ * eight sums as they begin and its secret, and the checksum of n bytes from the sums at the end. */
+enum { MOVES_SUM_LANES = 8, MOVES_SECRET_WORDS = 24 };
+void moves_sum_begin(uint64_t out_lanes[MOVES_SUM_LANES], uint64_t out_secret[MOVES_SECRET_WORDS]);
+void moves_sum_end(const uint64_t lanes[MOVES_SUM_LANES], size_t n, uint64_t out_sum[2]);
 
 #endif

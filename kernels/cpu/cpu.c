@@ -339,7 +339,7 @@ static uint64_t block_bytes_of(const struct backend_pool *p)
 
 static attn_status cpu_moves_submit(struct backend *b, struct backend_moves *m)
 {
-    static const struct moves_device device = {NULL, cpu_move, NULL};
+    static const struct moves_device device = {.move = cpu_move};
     for (uint32_t i = 0; i < m->n; i++) {
         const struct backend_move *x = &m->list[i];
         bool is_good = x->block < x->pool->config.n_blocks && x->n_bytes == block_bytes_of(x->pool);

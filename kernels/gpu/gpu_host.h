@@ -4,9 +4,10 @@
  * bench/gpu_bench.c (measurement) share.
  *
  * Thread     the engine thread, but for the host memory slots.
- * Allocation device and page-locked memory is taken in open and pool_open (and in the measurement
- *            slots, which give it back); a batch takes none. What the driver takes for the graph of
- *            a direct kernel, once a kernel and stream, it may refuse: then there is no graph.
+ * Allocation device and page-locked memory is taken in open and pool_open, in the measurement
+ *            slots, which give it back, and by a thread that moves blocks as it begins; a batch
+ *            takes none. What the driver takes for the graph of a direct kernel, once a kernel and
+ *            stream, it may refuse: then there is no graph.
  * Order      every slot has a stream of its own. A batch whose table rows the one in front does not
  *            name runs beside it: its thread blocks take over processors as blocks of that one
  *            leave. Any other follows that one's stream, all but its way in: upload, q, k and v go
@@ -31,7 +32,10 @@
 #define GPU_MAX_PATCHES 65536 /* of one upload; more go in further launches */
 #define GPU_PART_SLOTS 65536 /* partial results of splits held at once */
 #define GPU_MAX_SPLITS 32
-#define GPU_MOVE_THREADS 8 /* for each direction */
+#define GPU_MOVE_THREADS 2 /* for each direction: the copies of one follow the other's */
+#ifndef GPU_SUM_KIB
+#define GPU_SUM_KIB 16384 /* of blocks whose checksums are made together */
+#endif
 
 /* A batch that follows the one in front has its q, k and v brought before if they are at least so
  * many bytes (fewer come with prep: another launch takes longer) of at most so many tokens (more
@@ -120,6 +124,14 @@ struct gpu_slot {
     bool is_alone; /* nothing may run beside it */
 };
 
+/* A thread that moves blocks. */
+struct gpu_mover {
+    runtime_stream *copies, *sums;
+    runtime_event *came; /* what is to be summed up */
+    uint64_t *deltas; /* device: [GPU_SUM_KIB][8] */
+    uint64_t *lanes; /* host: [MOVES_TOGETHER][8] */
+};
+
 struct backend_pool {
     struct backend *b;
     struct backend_pool *next;
@@ -149,7 +161,7 @@ struct backend {
     runtime_stream *rows; /* of rows_copy; NULL: none were copied */
     runtime_event *met; /* where one stream follows another */
     struct moves *moves; /* NULL: nothing was moved yet */
-    runtime_stream *move_streams[2 * GPU_MOVE_THREADS];
+    struct gpu_mover movers[2 * GPU_MOVE_THREADS];
     struct runtime_range kv;
     struct kv_range *kv_ranges; /* of pools */
     uint64_t kv_written; /* bytes from the start that pools had */

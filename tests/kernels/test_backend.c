@@ -297,50 +297,82 @@ static attn_status move_all(struct backend_move *list, uint32_t n)
     return st;
 }
 
-static void blocks_move_out_and_in_with_their_checksums(void **state)
+static struct backend_move move_of(uint32_t block, uint8_t *bytes, bool is_in)
 {
-    enum { N = 6 };
-    struct backend_move list[N];
-    uint64_t sum[2], bytes;
-    void *host;
-    (void)state;
-    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
-    bytes = kv_layout_of(&check.config).block_bytes;
-    uint8_t *in = malloc(N * bytes), *back = malloc(bytes);
-    assert_int_equal(check.ops->host_alloc(check.b, N * bytes, &host), ATTN_OK);
-    for (uint64_t i = 0; i < N * bytes; i++)
+    const uint64_t n_bytes = kv_layout_of(&check.config).block_bytes;
+    return (struct backend_move){.pool = check.pool,
+                                 .block = block,
+                                 .bytes = bytes,
+                                 .n_bytes = n_bytes,
+                                 .is_in = is_in,
+                                 .sum = {~0ull, ~0ull},
+                                 .status = ATTN_EINTERNAL};
+}
+
+/* n blocks out and back in to others, some of them neighbours on both sides, some on neither. */
+static void move_out_and_in(uint32_t n, uint32_t step)
+{
+    const uint64_t bytes = kv_layout_of(&check.config).block_bytes;
+    struct backend_move *list = calloc(n, sizeof *list);
+    uint64_t sum[2];
+    void *memory;
+    uint8_t *in = malloc(n * bytes), *back = malloc(bytes);
+    assert_int_equal(check.ops->host_alloc(check.b, n * bytes, &memory), ATTN_OK);
+    uint8_t *host = memory;
+    for (uint64_t i = 0; i < n * bytes; i++)
         in[i] = (uint8_t)check_random(&check, 256);
-    for (uint32_t i = 0; i < N; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         assert_int_equal(check.ops->block_write(check.pool, i, in + i * bytes), ATTN_OK);
-        list[i] = (struct backend_move){.pool = check.pool,
-                                        .block = i,
-                                        .bytes = (uint8_t *)host + i * bytes,
-                                        .n_bytes = bytes,
-                                        .sum = {~0ull, ~0ull},
-                                        .status = ATTN_EINTERNAL};
+        list[i] = move_of(i, host + i * step % n * bytes, false);
     }
-    memset(host, 0xee, N * bytes);
-    assert_int_equal(move_all(list, N), ATTN_OK);
-    assert_memory_equal(host, in, N * bytes);
-    for (uint32_t i = 0; i < N; i++) {
+    memset(host, 0xee, n * bytes);
+    assert_int_equal(move_all(list, n), ATTN_OK);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_memory_equal(list[i].bytes, in + i * bytes, bytes);
         moves_sum(in + i * bytes, bytes, sum);
         assert_memory_equal(list[i].sum, sum, sizeof sum);
-        list[i].is_in = true;
-        list[i].block = (i + 1) % N; /* each to its neighbour's */
-        memset(list[i].sum, 0xff, sizeof list[i].sum);
+        list[i] = move_of((i + 1) % n, list[i].bytes, true);
     }
-    assert_int_equal(move_all(list, N), ATTN_OK);
-    for (uint32_t i = 0; i < N; i++) {
+    assert_int_equal(move_all(list, n), ATTN_OK);
+    for (uint32_t i = 0; i < n; i++) {
         moves_sum(in + i * bytes, bytes, sum);
         assert_memory_equal(list[i].sum, sum, sizeof sum);
-        assert_int_equal(check.ops->block_read(check.pool, (i + 1) % N, back), ATTN_OK);
+        assert_int_equal(check.ops->block_read(check.pool, (i + 1) % n, back), ATTN_OK);
         assert_memory_equal(back, in + i * bytes, bytes);
     }
-    list[N - 1].block = check.config.n_blocks;
-    assert_int_equal(move_all(list, N), ATTN_EINVAL);
-    check.ops->host_free(check.b, host, N * bytes);
+    list[n - 1].block = check.config.n_blocks;
+    assert_int_equal(move_all(list, n), ATTN_EINVAL);
+    check.ops->host_free(check.b, host, n * bytes);
+    free(list);
     free(in);
     free(back);
+}
+
+static void blocks_move_out_and_in_with_their_checksums(void **state)
+{
+    (void)state;
+    assert_int_equal(begin(&case_geometries[0], case_dtypes[0], &case_options[0], 1), ATTN_OK);
+    move_out_and_in(6, 1);
+}
+
+/* More of the small ones than are moved together. */
+static void blocks_of_every_size_move(void **state)
+{
+    (void)state;
+    uint32_t n_run = 0;
+    for (uint32_t i = 0; i < 2 * CASE_N_PRODUCT; i++) {
+        const struct case_geometry *g = &case_geometries[i / 2];
+        const struct case_dtype d = case_dtypes[i % 2 ? CASE_BF16_INT8 : CASE_BF16];
+        if (begin(g, d, &case_options[0], CHECK_MAX_SEQS) != ATTN_OK) {
+            assert_non_null(check.b);
+            continue;
+        }
+        const uint64_t bytes = kv_layout_of(&check.config).block_bytes;
+        const uint32_t n = bytes < 16384 && check.config.n_blocks > 67 ? 67 : 7;
+        move_out_and_in(n, i % 3 + 1);
+        n_run++;
+    }
+    assert_true(n_run > 0);
 }
 
 static void blocks_come_from_the_pool_of_another_backend(void **state)
@@ -663,6 +695,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_batch_invariant_item_has_the_same_bytes_alone_and_in_a_crowd),
         cmocka_unit_test(blocks_are_read_back_as_written),
         cmocka_unit_test(blocks_move_out_and_in_with_their_checksums),
+        cmocka_unit_test(blocks_of_every_size_move),
         cmocka_unit_test(blocks_come_from_the_pool_of_another_backend),
         cmocka_unit_test(a_geometry_out_of_range_is_refused_by_field_and_value),
         cmocka_unit_test(a_pool_larger_than_the_memory_is_refused_with_both_sizes),

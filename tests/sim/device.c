@@ -643,7 +643,7 @@ static attn_status move(void *arg, uint32_t thread, struct backend_move *m, uint
 
 static attn_status dev_moves_submit(struct backend *b, struct backend_moves *m)
 {
-    const struct moves_device device = {NULL, move, b};
+    const struct moves_device device = {.move = move, .arg = b};
     process_point();
     if (b->is_lost)
         return ATTN_EDEVICE;

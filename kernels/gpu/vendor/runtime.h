@@ -64,6 +64,9 @@ int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s);
 /* n rows of so many bytes, a step behind one another on either side. */
 int runtime_copy_rows(void *dst, size_t dst_step, const void *src, size_t src_step,
                       size_t row_bytes, size_t n, runtime_stream *s);
+/* The same n times, in one call where the runtime has one. They may be done in any order. */
+int runtime_copies(void *const *dst, const void *const *src, const size_t *bytes, uint32_t n,
+                   runtime_stream *s);
 /* Between the memory of two devices, by their numbers, of which neither reaches the other's:
  * through the host's. What is reached is copied as any memory. */
 int runtime_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t bytes,

@@ -231,6 +231,15 @@ int runtime_copy_rows(void *dst, size_t dst_step, const void *src, size_t src_st
                 (dst, dst_step, src, src_step, row_bytes, n, hipMemcpyDefault, (hipStream_t)s));
 }
 
+int runtime_copies(void *const *dst, const void *const *src, const size_t *bytes, uint32_t n,
+                   runtime_stream *s)
+{
+    int code = 0;
+    for (uint32_t i = 0; i < n && code == 0; i++)
+        code = runtime_copy(dst[i], src[i], bytes[i], s);
+    return code;
+}
+
 int runtime_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t bytes,
                       runtime_stream *s)
 {

@@ -57,6 +57,14 @@ plant(append.cuh 10 "    amax = warp_max(amax);" "    amax = simt::planted == 10
 # only half of a block is copied
 plant(blocks.cu 11 "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);\n    uint64_t n = a.block_bytes / 16,"
   "    uint4 *dst = (uint4 *)(a.base + a.list[2 * blockIdx.y + 1] * a.block_bytes);\n    uint64_t n = a.block_bytes / (simt::planted == 11 ? 32 : 16),")
+# the last stripe of a block is not in its checksum; its lanes are mixed once too often; what was
+# before a piece is forgotten; all blocks have the first one's; a barrier less before the secret
+plant(sums.cu 121 "    if (kib == n_whole) {" "    if (kib == n_whole && simt::planted != 121) {")
+plant(sums.cu 122 "            if (k + i < a.n_kib && k + i < n_whole)"
+  "            if (k + i < a.n_kib && k + i < n_whole + (simt::planted == 122))")
+plant(sums.cu 123 "a.from_kib > 0 ?" "a.from_kib > 0 && simt::planted != 123 ?")
+plant(sums.cu 124 "a.list[unit / a.n_kib]" "a.list[simt::planted == 124 ? 0 : unit / a.n_kib]")
+plant(sums.cu 125 "    __syncthreads();\n    const uint32_t unit" "    if (simt::planted != 125)\n        __syncthreads();\n    const uint32_t unit")
 # v of a batch behind another comes from where k is
 plant(prep.cu 17 ": v[v0 + i - nq - nk];" ": (simt::planted == 17 ? k : v)[v0 + i - nq - nk];")
 # the append does not take what was brought for its own token

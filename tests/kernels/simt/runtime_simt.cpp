@@ -340,6 +340,16 @@ int runtime_copy_rows(void *dst, size_t dst_step, const void *src, size_t src_st
     });
 }
 
+/* The last first: no order is promised. */
+int runtime_copies(void *const *dst, const void *const *src, const size_t *bytes, uint32_t n,
+                   runtime_stream *s)
+{
+    int code = 0;
+    for (uint32_t i = n; i > 0 && code == 0; i--)
+        code = runtime_copy(dst[i - 1], src[i - 1], bytes[i - 1], s);
+    return code;
+}
+
 /* There is one device. */
 int runtime_copy_peer(void *dst, int, const void *src, int, size_t bytes, runtime_stream *s)
 {
