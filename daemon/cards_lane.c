@@ -9,13 +9,23 @@
 #include "daemon/cards_step.h"
 #include "daemon/lane.h"
 
-bool cards_can_lane(const struct engine *lead)
+attn_status cards_lane_check(const struct engine *lead, char *why, size_t why_bytes)
 {
     const struct cards *c = lead->parts.cards;
-    bool can = lane_is_possible(&lead->info);
-    for (uint32_t i = 1; c != NULL && i < c->n_joined; i++)
-        can &= cards_are_alike(lead, c->engines[i]) && lane_is_possible(&c->engines[i]->info);
-    return can;
+    if (!lane_is_possible(&lead->info)) {
+        snprintf(why, why_bytes, "backend %s has no memory that a worker can map",
+                 lead->parts.ops->name);
+        return ATTN_ENOTSUP;
+    }
+    for (uint32_t i = 1; c != NULL && i < c->n_joined; i++) {
+        const struct engine *e = c->engines[i];
+        if (cards_are_alike(lead, e))
+            continue;
+        snprintf(why, why_bytes, "card %" PRIu32 " is of backend %s, card 0 of %s", i,
+                 e->parts.ops->name, lead->parts.ops->name);
+        return ATTN_ENOTSUP;
+    }
+    return ATTN_OK;
 }
 
 struct engine *cards_lane_home(struct engine *lead, const uint8_t uuid[16])

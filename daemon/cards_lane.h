@@ -9,8 +9,9 @@
 struct engine;
 struct request;
 
-/* All cards have what lanes need, of one kind of backend. Any thread. */
-bool cards_can_lane(const struct engine *lead);
+/* All cards have what lanes need, of one backend. ATTN_ENOTSUP: why names the one that has not. Any
+ * thread. */
+attn_status cards_lane_check(const struct engine *lead, char *why, size_t why_bytes);
 /* The card on that GPU; else the first that is not lost: the lane's. Any thread. */
 struct engine *cards_lane_home(struct engine *lead, const uint8_t uuid[16]);
 

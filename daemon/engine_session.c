@@ -123,7 +123,9 @@ void session_kill(struct engine *e, uint32_t slot, const char *why)
 static const char *lane_url(const struct engine *e)
 {
     const struct config *c = e->parts.cfg;
-    for (uint32_t i = 0; i < c->n_listen && cards_can_lane(e); i++)
+    char why[WHY_BYTES];
+    uint32_t n = cards_lane_check(e, why, sizeof why) == ATTN_OK ? c->n_listen : 0;
+    for (uint32_t i = 0; i < n; i++)
         if (strncmp(c->listen[i], TRANSPORT_GPU_SCHEME, strlen(TRANSPORT_GPU_SCHEME)) == 0)
             return c->listen[i];
     return "";

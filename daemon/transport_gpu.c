@@ -185,12 +185,9 @@ attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hel
     memcpy(w.device.uuid, info.id.uuid, sizeof w.device.uuid);
     w.device.driver_version = info.id.driver_version;
     w.device.is_shared = info.id.is_shared;
-    attn_status st = ATTN_ENOTSUP;
-    if (cards_can_lane(lead))
+    attn_status st = cards_lane_check(lead, w.message, sizeof w.message);
+    if (st == ATTN_OK)
         st = check_hello(c, &hello->lane, hello_bytes, fd, &w.device, w.message, sizeof w.message);
-    else
-        snprintf(w.message, sizeof w.message,
-                 "backend %s has no memory that a worker and all cards can map", info.name);
     if (st == ATTN_OK)
         st = lane_open(c, &hello->lane, fd, home, &w.device, fds, w.message, sizeof w.message);
     w.status = st;

@@ -332,6 +332,27 @@ static void a_lost_card_takes_the_bells_of_its_own_sequences_only(void **state)
     end();
 }
 
+static void lanes_are_refused_by_name_where_cards_are_of_two_kinds(void **state)
+{
+    (void)state;
+    const char *twin = getenv("E2E_TWIN"); /* a module of the same code */
+    struct lane_link refused;
+    const struct lane_hello hello = lane_link_hello(2 * MIB, 2 * MIB);
+    if (twin == NULL)
+        skip();
+    setenv("ATTND_MODULE_DIR", twin, 1);
+    e2e_start(&d, (const char *[]){"--device.index", "0,hip:0", NULL});
+    unsetenv("ATTND_MODULE_DIR");
+    e2e_connect(&c, &d);
+    assert_false(
+        lane_link_say(&refused, d.gpu_path, &hello, sizeof hello, lane_link_memfd(2 * MIB, true)));
+    assert_int_equal(refused.welcome.status, ATTN_ENOTSUP);
+    assert_string_equal(refused.welcome.message, "card 1 is of backend hip, card 0 of cpu");
+    assert_string_equal(e2e_hello(&c, "")->hello->lane_url, "");
+    e2e_disconnect(&c);
+    e2e_stop(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -343,6 +364,7 @@ int main(void)
         cmocka_unit_test(a_plan_of_a_lane_that_goes_away_is_answered),
         cmocka_unit_test(workers_go_away_with_bells_on_their_way),
         cmocka_unit_test(a_lost_card_takes_the_bells_of_its_own_sequences_only),
+        cmocka_unit_test(lanes_are_refused_by_name_where_cards_are_of_two_kinds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
