@@ -35,9 +35,10 @@ GPU_DEVICE void add(uint64_t (&sum)[2], uint4 v, uint64_t secret0, uint64_t secr
 }
 
 /* Four threads a KiB, each for two lanes. */
-__global__ void __launch_bounds__(threads) add_up(GPU_PARAM(gpu_sums, a))
+__global__ void __launch_bounds__(threads) add_up(GPU_PARAM(gpu_sums, by_value))
 {
-    __shared__ uint64_t secret[sizeof a.secret / sizeof *a.secret];
+    const gpu_sums &a = params(by_value);
+    __shared__ uint64_t secret[sizeof by_value.secret / sizeof(uint64_t)];
     for (uint32_t i = threadIdx.x; i < sizeof secret / sizeof *secret; i += threads)
         secret[i] = a.secret[i];
     __syncthreads();
@@ -75,8 +76,9 @@ GPU_DEVICE uint64_t mix(uint64_t lane, uint64_t secret)
 }
 
 /* Eight threads a block, one for each lane. */
-__global__ void __launch_bounds__(8 * GPU_SUM_BLOCKS) mix_up(GPU_PARAM(gpu_sums, a))
+__global__ void __launch_bounds__(8 * GPU_SUM_BLOCKS) mix_up(GPU_PARAM(gpu_sums, by_value))
 {
+    const gpu_sums &a = params(by_value);
     const uint32_t block = threadIdx.x / 8, lane = threadIdx.x % 8;
     if (block >= a.n)
         return;
@@ -85,6 +87,7 @@ __global__ void __launch_bounds__(8 * GPU_SUM_BLOCKS) mix_up(GPU_PARAM(gpu_sums,
     const uint32_t n_whole = (uint32_t)((a.block_bytes - 1) / 1024) - a.from_kib;
     uint64_t x = a.from_kib > 0 ? a.lanes[block * 8 + lane] : a.begin[lane], now[ahead],
              next[ahead];
+#pragma unroll
     for (uint32_t i = 0; i < ahead; ++i)
         next[i] = i < a.n_kib ? d[i * 8] : 0;
     for (uint32_t k = 0; k < a.n_kib; k += ahead) {
