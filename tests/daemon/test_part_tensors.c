@@ -447,6 +447,50 @@ static void every_option_of_dilated_layers_by_tokens(void **state)
     assert_true(n_run == 0 || n_unseeing > 0);
 }
 
+static attn_status try_item(struct backend_pool *p, struct backend_item item)
+{
+    struct backend_batch batch = {.pool = p, .items = &item, .n_items = 1};
+    attn_status st = ops->submit(backends[0], &batch);
+    if (st == ATTN_OK)
+        assert_ptr_equal(ops->poll(backends[0], UINT64_MAX), &batch);
+    return st;
+}
+
+/* Positions of a dilated layer's queries are the sequence's, those of its appends the card's. */
+static void items_of_stripes_are_refused_by_what_is_wrong(void **state)
+{
+    (void)state;
+    const struct case_geometry *g = &case_geometries[CASE_HEAD_EACH];
+    const struct dilation d = {2, {{64, 1}, {128, 2}}};
+    struct split_run r;
+    assert_int_equal(run_begin(&r, g, case_dtypes[CASE_F32], &case_options[CASE_PLAIN], &d,
+                               ATTN_SPLIT_TOKENS, 2),
+                     ATTN_OK);
+    const size_t n = (size_t)g->num_q_heads * g->head_dim_k;
+    uint32_t end = r.config.max_row_blocks * g->block_tokens;
+    void *x = filled(ATTN_F32, n), *out = filled(ATTN_F32, n);
+    struct backend_item item = {
+        .flags = BACKEND_ATTEND, .n_tokens = 1, .pos = end - 1, .q = x, .k = x, .v = x, .out = out};
+    uint32_t all_blocks[N_BLOCKS] = {0};
+    item.block_table = all_blocks;
+    assert_int_equal(try_item(r.parts[0], item), ATTN_OK);
+    item.pos = end;
+    assert_int_equal(try_item(r.parts[0], item), ATTN_EINVAL);
+    item.flags = BACKEND_APPEND;
+    item.pos = end / 2 - 1;
+    assert_int_equal(try_item(r.parts[0], item), ATTN_OK);
+    item.pos = end / 2;
+    assert_int_equal(try_item(r.parts[0], item), ATTN_EINVAL);
+    item.pos = 0;
+    item.flags = BACKEND_APPEND | BACKEND_ATTEND;
+    assert_int_equal(try_item(r.parts[0], item), ATTN_EINVAL);
+    assert_non_null(strstr(ops->last_error(backends[0]),
+                           "item 0: appends and attends, in a dilated layer of a pool of stripes"));
+    free(x);
+    free(out);
+    run_end(&r);
+}
+
 int main(int argc, char **argv)
 {
     char why[256];
@@ -455,6 +499,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_option_of_dilated_layers_by_heads),
         cmocka_unit_test(tokens_compute_what_one_device_does),
         cmocka_unit_test(every_option_of_dilated_layers_by_tokens),
+        cmocka_unit_test(items_of_stripes_are_refused_by_what_is_wrong),
     };
     if (argc > 2)
         every = (uint32_t)strtoul(argv[2], NULL, 10);
