@@ -154,7 +154,7 @@ static const struct gpu_choice choice = {.is_split = true};
 static void note_course(struct backend *b, const struct backend_batch *batch, bool is_direct)
 {
     struct gpu_course *c = &b->course;
-    const struct backend_item *it = batch->items;
+    const struct backend_item none = {0}, *it = batch->n_items > 0 ? batch->items : &none;
     const bool is_small = is_direct && batch->n_items <= GPU_EARLY_ITEMS;
     const bool is_next = is_small && c->pool == batch->pool && c->n_items == batch->n_items &&
                          c->row == it->table_row && c->layer + 1 == it->layer;
