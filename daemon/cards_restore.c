@@ -14,6 +14,7 @@
 #include "daemon/clock.h"
 #include "daemon/engine_pool.h"
 #include "daemon/engine_pools.h"
+#include "daemon/engine_resize.h"
 #include "daemon/engine_session.h"
 #include "daemon/log.h"
 
@@ -133,6 +134,35 @@ static attn_status learn_names(struct cards *c)
     return ATTN_OK;
 }
 
+/* The first size of another card's that is not the lead's; 0: all have the same. */
+static uint32_t another_size(const struct cards *c, kv_pool_id id, uint32_t n_blocks)
+{
+    for (uint32_t i = 1; i < c->n; i++) {
+        const struct pool *p = pool_of_kv(c->engines[i], id);
+        if (p->config.n_blocks != n_blocks)
+            return p->config.n_blocks;
+    }
+    return 0;
+}
+
+/* A pool that was resized on some cards when the predecessor died has the lead's size on all, or
+ * where one cannot, that of the others. Where neither is possible each keeps its own. */
+static void sizes_agree(struct cards *c)
+{
+    struct engine *lead = c->engines[0];
+    char why[WHY_BYTES];
+    for (struct pool *p = NULL; (p = pool_next(lead, p)) != NULL;) {
+        uint32_t had = p->config.n_blocks, other = another_size(c, p->id, had);
+        if (other == 0)
+            continue;
+        log_warn("pool \"%s\" has %" PRIu32 " blocks on card 0, and %" PRIu32 " on another",
+                 p->spec.wire->name, had, other);
+        if (pool_resize(lead, p, had, why, sizeof why) != ATTN_OK &&
+            pool_resize(lead, p, other, why, sizeof why) != ATTN_OK)
+            log_warn("pool \"%s\" stays so: %s", p->spec.wire->name, why);
+    }
+}
+
 attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes)
 {
     for (uint32_t i = 1; i < c->n; i++) {
@@ -154,6 +184,7 @@ attn_status cards_restore(struct cards *c)
         st = learn_names(c);
     if (st != ATTN_OK)
         return st;
+    sizes_agree(c);
     for (uint32_t i = 0; i < c->n; i++)
         cards_publish(c->engines[i]);
     return ATTN_OK;

@@ -459,6 +459,17 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
     return ATTN_OK;
 }
 
+/* Of a split pool the lead, which is restored first, says how many blocks it has. */
+static uint32_t leads_n_blocks(const struct engine *e, kv_pool_id id, const struct pool_spec *spec)
+{
+    struct engine *lead = e->parts.card == 0 ? NULL : cards_engine(e->parts.cards, 0);
+    const struct pool *p = lead == NULL ? NULL : pool_of_kv(lead, id);
+    bool is_split = spec->wire->split == ATTND__SPLIT__SPLIT_HEADS ||
+                    spec->wire->split == ATTND__SPLIT__SPLIT_TOKENS;
+    return is_split && p != NULL && pool_is_split(&p->split) ? p->config.n_blocks
+                                                             : spec->wire->n_blocks;
+}
+
 attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_bytes)
 {
     struct kv_pool_spec ks;
@@ -475,8 +486,11 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
     if (st == ATTN_OK)
         st = pool_spec_init(&spec, (const Attnd__PoolSpec *)stored, why, why_bytes);
     wire_arena_reset(&arena);
+    uint32_t n_made = st == ATTN_OK ? spec.wire->n_blocks : 0;
     if (st == ATTN_OK && ks.n_blocks != ks.n_made)
         spec.wire->n_blocks = ks.n_blocks; /* it has been resized */
+    if (st == ATTN_OK)
+        spec.wire->n_blocks = leads_n_blocks(e, id, &spec);
     if (st == ATTN_OK && spec.wire->split == ATTND__SPLIT__SPLIT_AUTO) /* of an older daemon */
         spec.wire->split = ATTND__SPLIT__SPLIT_WHOLE;
     if (st == ATTN_OK)
@@ -485,7 +499,7 @@ attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_
         return st;
     p->id = id;
     p->tenant = ks.tenant;
-    p->n_made = pool_is_part_of_leads(e, p) ? p->n_made : ks.n_made;
+    p->n_made = n_made;
     if (p->config.num_layers != ks.n_layers || p->config.block_tokens != ks.block_tokens ||
         pool_records(e, p) != ks.n_blocks) {
         pool_undo(e, p);

@@ -5,6 +5,9 @@
  * it before the cache's truth changes, and the tables' patches go with the next batches. More: the
  * device has zeroed what comes before the cache counts it. So a kill leaves the old number or the
  * new one, and a successor makes the pool with what the arena says.
+ *
+ * Of a split pool the lead's arena says it for all cards: their parts have more memory before it
+ * says so, and less after it does.
  */
 #include "daemon/engine_resize.h"
 
@@ -168,22 +171,16 @@ static attn_status grow(struct engine *e, struct pool *p, uint32_t n_blocks, uin
 
 /* --- one card, all cards ---------------------------------------------------------------------- */
 
-static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
-                               size_t why_bytes)
+static uint32_t row_blocks_with(const struct engine *e, const struct pool *p, uint32_t n_blocks)
 {
-    uint32_t had = p->config.n_blocks, row_blocks, n_moved = 0;
-    if (n_blocks == had)
-        return ATTN_OK;
-    attn_status st = settle(e, p, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
-    row_blocks = pool_row_blocks(e, &p->spec, n_blocks);
-    if (row_blocks < p->config.max_row_blocks)
-        row_blocks = p->config.max_row_blocks;
-    st = n_blocks < had ? shrink(e, p, n_blocks, &n_moved, why, why_bytes)
-                        : grow(e, p, n_blocks, row_blocks, why, why_bytes);
-    if (st != ATTN_OK)
-        return st;
+    uint32_t n = pool_row_blocks(e, &p->spec, n_blocks);
+    return n < p->config.max_row_blocks ? p->config.max_row_blocks : n;
+}
+
+static void note_size(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_t row_blocks,
+                      uint32_t n_moved)
+{
+    uint32_t had = p->config.n_blocks;
     p->spec.wire->n_blocks = p->config.n_blocks = p->split.config.n_blocks = n_blocks;
     p->config.max_row_blocks = p->split.config.max_row_blocks = row_blocks;
     e->device_bytes -= p->device_bytes;
@@ -196,7 +193,49 @@ static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_bloc
              p->spec.wire->name, n_blocks, p->device_bytes >> 20, had, n_moved);
     if (e->parts.cards != NULL)
         cards_publish(e);
+}
+
+static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                               size_t why_bytes)
+{
+    uint32_t had = p->config.n_blocks, row_blocks = row_blocks_with(e, p, n_blocks), n_moved = 0;
+    if (n_blocks == had)
+        return ATTN_OK;
+    attn_status st = settle(e, p, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = n_blocks < had ? shrink(e, p, n_blocks, &n_moved, why, why_bytes)
+                        : grow(e, p, n_blocks, row_blocks, why, why_bytes);
+    if (st == ATTN_OK)
+        note_size(e, p, n_blocks, row_blocks, n_moved);
+    return st;
+}
+
+/* This card's part of a split pool, of which no batch is in flight: memory alone. */
+static attn_status resize_part(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                               size_t why_bytes)
+{
+    uint32_t room = e->parts.ops->pool_room(p->device);
+    uint32_t row_blocks = row_blocks_with(e, p, n_blocks);
+    if (n_blocks == p->config.n_blocks)
+        return ATTN_OK;
+    if (n_blocks > p->config.n_blocks && n_blocks > room)
+        return FAIL(ATTN_ENOMEM,
+                    "n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32 " where it is",
+                    n_blocks, p->spec.wire->name, room);
+    attn_status st = e->parts.ops->pool_resize(p->device, n_blocks, row_blocks);
+    if (st != ATTN_OK)
+        return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
+    note_size(e, p, n_blocks, row_blocks, 0);
     return ATTN_OK;
+}
+
+/* Says which card's answer it is. */
+static void name_card(const struct engine *e, char *why, size_t why_bytes)
+{
+    char what[WHY_BYTES];
+    snprintf(what, sizeof what, "%s", why);
+    snprintf(why, why_bytes, "card %" PRIu32 ": %.220s", e->parts.card, what);
 }
 
 struct resize_ask {
@@ -212,8 +251,13 @@ static void resize_there(struct engine *e, void *arg)
     struct pool *p = pool_of_kv(e, (kv_pool_id){ask->index});
     ask->status = ATTN_OK;
     ask->had = p == NULL ? 0 : p->config.n_blocks;
-    if (p != NULL && engine_health(e) == ATTN_OK)
-        ask->status = resize_here(e, p, ask->n_blocks, ask->why, ask->why_bytes);
+    if (p == NULL || engine_health(e) != ATTN_OK)
+        return;
+    ask->status = pool_is_part_of_leads(e, p)
+                      ? resize_part(e, p, ask->n_blocks, ask->why, ask->why_bytes)
+                      : resize_here(e, p, ask->n_blocks, ask->why, ask->why_bytes);
+    if (ask->status != ATTN_OK)
+        name_card(e, ask->why, ask->why_bytes);
 }
 
 /* had: of each card that has done it, from the second on; those before *n. */
@@ -232,37 +276,90 @@ static attn_status resize_others(struct cards *c, struct resize_ask *ask, uint32
     return ATTN_OK;
 }
 
-attn_status pool_resize(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
-                        size_t why_bytes)
+/* Cards [1, n) that have done it go back to what they had. */
+static void others_undo(struct cards *c, const struct pool *p, struct resize_ask *ask,
+                        const uint32_t *had, uint32_t n)
 {
-    uint32_t had[CONFIG_MAX_DEVICES], n_done = 1;
+    char ignored[WHY_BYTES];
+    uint32_t n_blocks = ask->n_blocks;
+    ask->why = ignored;
+    ask->why_bytes = sizeof ignored;
+    while (n-- > 1) {
+        ask->n_blocks = had[n];
+        if (cards_ask(cards_engine(c, n), resize_there, ask) != ATTN_OK || ask->status != ATTN_OK)
+            log_warn("pool \"%s\" has %" PRIu32 " blocks on card %" PRIu32 ", not %" PRIu32,
+                     p->spec.wire->name, n_blocks, n, had[n]);
+    }
+}
+
+static attn_status resize_whole(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                                size_t why_bytes)
+{
+    uint32_t had[CONFIG_MAX_DEVICES] = {p->config.n_blocks}, n_done = 1;
     char ignored[WHY_BYTES];
     struct cards *c = e->parts.cards;
-    if (n_blocks == 0)
-        return FAIL(ATTN_EINVAL, "n_blocks is 0");
-    if (pool_is_split(&p->split))
-        return FAIL(ATTN_ENOTSUP,
-                    "pool \"%s\" is split over cards: it keeps its %" PRIu32 " blocks",
-                    p->spec.wire->name, p->config.n_blocks);
-    had[0] = p->config.n_blocks;
+    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, why, why_bytes};
     attn_status st = resize_here(e, p, n_blocks, why, why_bytes);
+    if (st != ATTN_OK && c != NULL)
+        name_card(e, why, why_bytes);
     if (st != ATTN_OK || c == NULL)
         return st;
-    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, why, why_bytes};
     st = resize_others(c, &ask, had, &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
-    ask.why = ignored;
-    ask.why_bytes = sizeof ignored;
-    while (n_done-- > 1) {
-        ask.n_blocks = had[n_done];
-        if (cards_ask(cards_engine(c, n_done), resize_there, &ask) != ATTN_OK ||
-            ask.status != ATTN_OK)
-            log_warn("pool \"%s\" has %" PRIu32 " blocks on card %" PRIu32 ", not %" PRIu32,
-                     p->spec.wire->name, n_blocks, n_done, had[n_done]);
-    }
+    others_undo(c, p, &ask, had, n_done);
     if (resize_here(e, p, had[0], ignored, sizeof ignored) != ATTN_OK)
         log_warn("pool \"%s\" has %" PRIu32 " blocks on card 0, not %" PRIu32, p->spec.wire->name,
                  n_blocks, had[0]);
     return st;
+}
+
+static attn_status split_grow(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                              size_t why_bytes)
+{
+    uint32_t had[CONFIG_MAX_DEVICES], n_done;
+    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, why, why_bytes};
+    attn_status st = settle(e, p, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = resize_others(e->parts.cards, &ask, had, &n_done);
+    if (st == ATTN_OK) {
+        st = resize_here(e, p, n_blocks, why, why_bytes);
+        if (st != ATTN_OK)
+            name_card(e, why, why_bytes);
+    }
+    if (st != ATTN_OK)
+        others_undo(e->parts.cards, p, &ask, had, n_done);
+    return st;
+}
+
+/* What goes is no block any more when the lead has said so; a card that keeps its memory for longer
+ * only has less for others. */
+static attn_status split_shrink(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                                size_t why_bytes)
+{
+    uint32_t had[CONFIG_MAX_DEVICES], n_done;
+    char what[WHY_BYTES];
+    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, what, sizeof what};
+    attn_status st = resize_here(e, p, n_blocks, why, why_bytes);
+    if (st == ATTN_OK && resize_others(e->parts.cards, &ask, had, &n_done) != ATTN_OK)
+        log_warn("pool \"%s\" has %" PRIu32 " blocks, and memory for more: %s", p->spec.wire->name,
+                 n_blocks, what);
+    return st;
+}
+
+attn_status pool_resize(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                        size_t why_bytes)
+{
+    if (n_blocks == 0)
+        return FAIL(ATTN_EINVAL, "n_blocks is 0");
+    if (!pool_is_split(&p->split))
+        return resize_whole(e, p, n_blocks, why, why_bytes);
+    if (!cards_are_whole(e->parts.cards))
+        return FAIL(ATTN_EDEVICE, "pool \"%s\" is split over cards, of which one is lost",
+                    p->spec.wire->name);
+    if (n_blocks == p->config.n_blocks)
+        return ATTN_OK;
+    return n_blocks > p->config.n_blocks ? split_grow(e, p, n_blocks, why, why_bytes)
+                                         : split_shrink(e, p, n_blocks, why, why_bytes);
 }

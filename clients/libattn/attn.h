@@ -289,12 +289,14 @@ ATTN_API attn_status attn_pool_release(attn_pool *p, uint64_t timeout_us);
 /* attn_pool_resize: the pool has n_blocks blocks then, on each of the daemon's cards, while its
  * sequences are used and steps of it are in flight. Fewer: what is cached is evicted as far as it
  * must, blocks in use are moved. More: as many as the memory behind the pool has room for, which
- * pools that shrank or were dropped have left there. What attn_pool_spec_of and
- * attn_pool_free_blocks give of this handle follows; nobody else may look meanwhile.
+ * pools that shrank or were dropped have left there. All cards do it or none. What
+ * attn_pool_spec_of and attn_pool_free_blocks give of this handle follows; nobody else may look
+ * meanwhile.
  *
  * Errors   nothing changed: ATTN_ENOBLOCKS more are in use, or pinned; ATTN_ENOMEM there is no
- *          room; ATTN_EQUOTA; ATTN_ENOTSUP the pool is split over cards; ATTN_EOVERLOAD blocks of
- *          it are on their way to another card; ATTN_EINVAL. The message names the numbers */
+ *          room; ATTN_EQUOTA; ATTN_EOVERLOAD blocks of it are on their way to another card;
+ *          ATTN_EDEVICE it is split, and a card lost; ATTN_EINVAL. The message names the numbers,
+ *          and of several cards which one can't; ATTN_ENOTSUP by an older daemon: it is split */
 ATTN_API attn_status attn_pool_resize(attn_pool *p, uint32_t n_blocks, uint64_t timeout_us);
 /* Frees the handle; no step of it may be in flight. NULL is fine. */
 ATTN_API void attn_pool_close(attn_pool *p);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -94,7 +95,7 @@ static void begin(bool is_kept)
     const char *const kept[] = {"--supervise", "--device.kv_memory", "4M", NULL};
     e2e_start(&d, is_kept ? kept : kept + 1);
     if (is_kept)
-        e2e_connect_badly(&c, &d, 1000);
+        e2e_connect_badly(&c, &d, 100);
     else
         e2e_connect(&c, &d);
     e2e_make_pool(&c, ATTN_F32, BLOCKS);
@@ -127,6 +128,21 @@ static void replace_one(void)
     ++next_name;
     assert_int_equal(e2e_fork(&c, &seq[src], &seq[i], next_name, n, (uint32_t)next_name), ATTN_OK);
     len[i] = n;
+}
+
+/* The daemon dies before it, in the middle of it, or behind it; without an answer it is asked
+ * again: the same request. */
+static void resize_and_die(uint32_t n_blocks)
+{
+    struct timespec t = {.tv_nsec = (long)below(4) * below(300) * 1000};
+    uint64_t id = send_resize("e2e", n_blocks);
+    nanosleep(&t, NULL);
+    e2e_kill_child(&d);
+    const Attnd__Reply *r = await_resize(id, "e2e", n_blocks);
+    if (r->status != ATTN_OK)
+        fail_msg("%u blocks: %s: %s", n_blocks, attn_status_name((attn_status)r->status),
+                 r->message);
+    assert_int_equal(describe()->spec->n_blocks, n_blocks);
 }
 
 /* A step of every sequence and layer, one request behind the other, and among them the pool's
@@ -183,6 +199,8 @@ static void run_rounds(bool has_kills)
             go_to_the_end();
         uint32_t least = n_wanted();
         assert_true(least < BLOCKS);
+        if (has_kills && round % 3 == 1)
+            resize_and_die(below(2) == 0 ? BLOCKS : least + below(BLOCKS - least));
         round_with(below(3) == 0 ? BLOCKS : least + below(BLOCKS - least));
         if (has_kills && round % 10 == 9) {
             uint32_t n_blocks = describe()->spec->n_blocks;

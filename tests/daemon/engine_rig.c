@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "daemon/cards.h"
+#include "daemon/cards_restore.h"
 #include "daemon/clock.h"
 #include "daemon/log.h"
 
@@ -194,24 +195,50 @@ uint32_t rig_log_end(void)
     return n;
 }
 
+static void take_over(struct rig *r, struct own_parts *own, struct backend *b,
+                      struct engine **out_engine)
+{
+    char why[512] = "";
+    int fd = dup(kv_fd(own->kv));
+    own_parts_close(own);
+    b->used_bytes = b->n_pools = 0;
+    if (own_engine_take(own, fd, &r->cfg, &rig_backend_ops, b, r->bufs, out_engine, why,
+                        sizeof why) != ATTN_OK)
+        fail_msg("the successor does not open: %s", why);
+    close(fd);
+    if (own->cards != NULL)
+        cards_join(own->cards, *out_engine);
+}
+
 attn_status rig_try_to_succeed(struct rig *r, void (*change)(struct rig *r),
                                struct engine_kept *out_kept)
 {
     char why[512] = "";
+    struct engine_kept other;
     close_engine(r);
     if (change != NULL)
         change(r);
-    int fd = dup(kv_fd(r->kv));
-    own_parts_close(&r->own);
-    r->backend.used_bytes = r->backend.n_pools = 0;
-    if (own_engine_take(&r->own, fd, &r->cfg, &rig_backend_ops, &r->backend, r->bufs, &r->engine,
-                        why, sizeof why) != ATTN_OK)
-        fail_msg("the successor does not open: %s", why);
-    close(fd);
+    cards_close(r->own.cards);
+    r->own.cards = NULL;
+    if (r->has_second)
+        assert_int_equal(cards_open(2, r->cfg.max_pools, r->cfg.max_sessions, &r->own.cards),
+                         ATTN_OK);
+    r->second_own.cards = r->own.cards;
+    take_over(r, &r->own, &r->backend, &r->engine);
     r->kv = r->own.kv;
     r->sessions = r->own.sessions;
+    if (r->has_second)
+        take_over(r, &r->second_own, &r->second_backend, &r->second);
     attn_status st = engine_restore_pools(r->engine, out_kept);
-    return st == ATTN_OK ? engine_restore(r->engine, out_kept) : st;
+    if (st == ATTN_OK && r->has_second)
+        st = engine_restore_pools(r->second, &other);
+    if (st == ATTN_OK && r->has_second)
+        st = cards_restore_pools(r->own.cards, why, sizeof why);
+    if (st == ATTN_OK)
+        st = engine_restore(r->engine, out_kept);
+    if (st == ATTN_OK && r->has_second)
+        st = engine_restore(r->second, &other);
+    return st == ATTN_OK && r->has_second ? cards_restore(r->own.cards) : st;
 }
 
 struct engine_kept rig_succeed(struct rig *r, void (*change)(struct rig *r))

@@ -244,9 +244,12 @@ uint32_t rig_epoch(struct rig *r, uint64_t seq)
     struct kv_seq_info info;
     if (r->epoch != 0)
         return r->epoch;
-    if (kv_seq_find(r->kv, TENANT_OPERATOR, seq, &id) != ATTN_OK)
+    struct kv *kv = r->kv;
+    if (r->second != NULL && kv_seq_find(kv, TENANT_OPERATOR, seq, &id) != ATTN_OK)
+        kv = r->second_own.kv;
+    if (kv_seq_find(kv, TENANT_OPERATOR, seq, &id) != ATTN_OK)
         return 1;
-    kv_seq_info(r->kv, id, &info);
+    kv_seq_info(kv, id, &info);
     return info.epoch;
 }
 

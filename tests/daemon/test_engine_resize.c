@@ -255,9 +255,141 @@ static void all_cards_do_it_or_none(void **state)
     r.second_backend.fail_resize = ATTN_OK;
     must_resize("q", 40);
     assert_int_equal(n_blocks_there(), 40);
-    rig_pool_of_split(&r, "split", 8, ATTND__SPLIT__SPLIT_HEADS);
-    rig_assert_says(resize("split", 4), ATTN_ENOTSUP,
-                    "pool \"split\" is split over cards: it keeps its 8 blocks");
+    end();
+}
+
+static void all_parts_of_a_split_pool_do_it_or_none(void **state)
+{
+    (void)state;
+    rig_open(&r, with_second);
+    r.pool = rig_pool_of_split(&r, "q", 8, ATTND__SPLIT__SPLIT_HEADS);
+    uint64_t bytes = r.second_backend.used_bytes;
+    must_resize("q", 4);
+    assert_int_equal(n_blocks_there(), 4);
+    assert_true(r.second_backend.used_bytes < bytes);
+    must_resize("q", 12);
+    assert_int_equal(n_blocks_there(), 12);
+    bytes = r.second_backend.used_bytes;
+
+    r.second_backend.fail_resize = ATTN_ENOMEM;
+    rig_assert_says(resize("q", 20), ATTN_ENOMEM, "card 1: the fake backend was told to fail");
+    r.second_backend.fail_resize = ATTN_OK;
+    assert_int_equal(n_blocks_of("q"), 12);
+    assert_int_equal(n_blocks_there(), 12);
+    r.backend.fail_resize = ATTN_ENOMEM; /* the other has done it by then */
+    rig_assert_says(resize("q", 20), ATTN_ENOMEM, "card 0: the fake backend was told to fail");
+    r.backend.fail_resize = ATTN_OK;
+    assert_int_equal(n_blocks_of("q"), 12);
+    assert_int_equal(n_blocks_there(), 12);
+    assert_int_equal(r.second_backend.used_bytes, bytes);
+    rig_assert_says(resize("q", 1u << 28), ATTN_ENOMEM, "card 1: n_blocks is 268435456, pool");
+
+    r.second_backend.fail_resize = ATTN_EDEVICE; /* it only keeps its memory */
+    must_resize("q", 5);
+    assert_int_equal(n_blocks_there(), 12);
+    r.second_backend.fail_resize = ATTN_OK;
+    must_resize("q", 9);
+    assert_int_equal(n_blocks_there(), 9);
+    end();
+}
+
+/* --- a kill between two cards ----------------------------------------------------------------- */
+
+static struct kv *killed_of(const struct rig *rig, uint32_t card)
+{
+    return card == 0 ? rig->own.kv : rig->second_own.kv;
+}
+
+static uint32_t killed_size[2]; /* of pool "q" in each card's cache when the process dies */
+
+/* As far as one card's cache goes, with nothing in use that must move. */
+static void set_sizes(struct rig *rig)
+{
+    for (uint32_t card = 0; card < 2; card++) {
+        struct kv *kv = killed_of(rig, card);
+        struct kv_pool_spec spec;
+        struct kv_shrink s;
+        kv_pool_id pool;
+        uint32_t n_free;
+        assert_int_equal(kv_pool_find(kv, 0, "q", &pool), ATTN_OK);
+        assert_int_equal(kv_pool_info(kv, pool, &spec, &n_free), ATTN_OK);
+        if (killed_size[card] > spec.n_blocks)
+            assert_int_equal(kv_pool_grow(kv, pool, killed_size[card]), ATTN_OK);
+        if (killed_size[card] >= spec.n_blocks || killed_size[card] == 0)
+            continue;
+        assert_int_equal(kv_pool_shrink_begin(kv, pool, killed_size[card], &s), ATTN_OK);
+        kv_pool_shrink_end(kv, &s);
+        kv_shrink_fini(&s);
+    }
+}
+
+static void assert_common(uint32_t n_blocks)
+{
+    assert_int_equal(n_blocks_of("q"), n_blocks);
+    assert_int_equal(n_blocks_there(), n_blocks);
+    assert_int_equal(kv_check(r.own.kv), ATTN_OK);
+    assert_int_equal(kv_check(r.second_own.kv), ATTN_OK);
+}
+
+static void a_kill_between_cards_leaves_the_leads_size(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {N_BLOCKS, 40, 80};
+    for (uint32_t a = 0; a < 3; a++)
+        for (uint32_t b = 0; b < 3; b++) {
+            rig_open(&r, with_second);
+            r.pool = rig_pool(&r, "q", N_BLOCKS);
+            killed_size[0] = sizes[a];
+            killed_size[1] = sizes[b];
+            rig_succeed(&r, set_sizes);
+            assert_common(sizes[a]);
+            must_resize("q", sizes[b]); /* the request that was not answered */
+            assert_common(sizes[b]);
+            end();
+        }
+    for (uint32_t a = 0; a < 3; a++) {
+        rig_open(&r, with_second);
+        r.pool = rig_pool_of_split(&r, "q", N_BLOCKS, ATTND__SPLIT__SPLIT_HEADS);
+        must_resize("q", 50);
+        killed_size[0] = sizes[a];
+        killed_size[1] = 0; /* its cache has no blocks of it */
+        rig_succeed(&r, set_sizes);
+        assert_common(sizes[a]);
+        must_resize("q", 30);
+        assert_common(30);
+        rig_succeed(&r, NULL);
+        assert_common(30);
+        end();
+    }
+}
+
+/* The other card can't: it has too many blocks in use, or no memory. */
+static void a_size_that_some_card_cannot_have_is_given_up(void **state)
+{
+    (void)state;
+    struct kv_stats there;
+    kv_seq_id id;
+    rig_open(&r, with_second);
+    r.pool = rig_pool(&r, "q", N_BLOCKS);
+    for (uint64_t seq = 1; seq <= 6; seq++) {
+        assert_int_equal(rig_open_seq(&r, seq), ATTN_OK);
+        append(seq, 0, 10 * RIG_BLOCK_TOKENS);
+    }
+    for (uint64_t seq = 1; seq <= 6; seq++)
+        if (kv_seq_find(r.kv, 0, seq, &id) == ATTN_OK)
+            assert_int_equal(rig_close_seq(&r, seq, rig_epoch(&r, seq)), ATTN_OK);
+    kv_stats_read(r.second_own.kv, &there);
+    assert_true(there.blocks_used >= 10);
+    killed_size[0] = (uint32_t)there.blocks_used - 1;
+    killed_size[1] = N_BLOCKS;
+    rig_succeed(&r, set_sizes);
+    assert_common(N_BLOCKS);
+
+    killed_size[0] = 80;
+    r.second_backend.fail_resize = ATTN_ENOMEM;
+    rig_succeed(&r, set_sizes);
+    r.second_backend.fail_resize = ATTN_OK;
+    assert_common(N_BLOCKS);
     end();
 }
 
@@ -271,6 +403,9 @@ int main(void)
         cmocka_unit_test(a_sequence_whose_window_has_moved_on_goes_on),
         cmocka_unit_test(what_makes_way_goes_to_host_memory_and_comes_back),
         cmocka_unit_test(all_cards_do_it_or_none),
+        cmocka_unit_test(all_parts_of_a_split_pool_do_it_or_none),
+        cmocka_unit_test(a_kill_between_cards_leaves_the_leads_size),
+        cmocka_unit_test(a_size_that_some_card_cannot_have_is_given_up),
     };
     return cmocka_run_group_tests_name("engine_resize", tests, NULL, NULL);
 }

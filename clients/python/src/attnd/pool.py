@@ -510,7 +510,7 @@ class Pool(Closing, NotPicklable):
         Fewer: what is cached is evicted as far as it must, blocks in use are moved. More: as many
         as the memory behind the pool has room for. spec and n_free_blocks follow; those of other
         handles stay as they were. Raises OutOfBlocksError (more are in use), OutOfMemoryError (no
-        room), OverQuotaError, UnsupportedError (the pool is split); nothing has changed then.
+        room, on the card that the message names), OverQuotaError; nothing has changed then.
         """
         n, us = whole("n_blocks", n_blocks, U32_MAX), timeout_us(timeout)
 
