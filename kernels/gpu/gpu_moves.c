@@ -2,10 +2,11 @@
  *
  * What comes from another device's pool goes over the link between them, where there is one
  * (gpu_peers.c); else the vendor's runtime brings it through host memory. Each thread has streams
- * of its own, and enqueues what it is given as few copies: blocks that follow each other on both
- * sides are one. The device makes the checksums, of what goes while it is copied and of what has
- * come: the host's processors would read it too slowly (docs/kernels-tried.md). While one thread
- * waits, the copies of the other are on their way.
+ * of its own, and enqueues what it is given as few copies: blocks of a peer that follow each other
+ * on both sides are one, those of host memory may be of pieces that a copy can't cross. The device
+ * makes the checksums, of what goes while it is copied and of what has come: the host's processors
+ * would read it too slowly (docs/kernels-tried.md). While one thread waits, the copies of the other
+ * are on their way.
  */
 #include "kernels/gpu/gpu_host.h"
 #include "kernels/gpu/sums.h"
@@ -47,7 +48,7 @@ static int copy(const struct backend *b, runtime_stream *s, const struct backend
     int code = 0;
     for (uint32_t i = 0, k; i < n; i += k) {
         char *block = block_of(m->pool, m[i].block), *outside = other_of(&m[i]);
-        for (k = 1; i + k < n && m[i + k].block == m[i].block + k &&
+        for (k = 1; m->peer != NULL && i + k < n && m[i + k].block == m[i].block + k &&
                     other_of(&m[i + k]) == outside + k * bytes;
              k++)
             ;

@@ -375,6 +375,59 @@ static void blocks_of_every_size_move(void **state)
     assert_true(n_run > 0);
 }
 
+/* Blocks that are neighbours on the device, and in host memory that was page-locked in two
+ * pieces. */
+static void move_over_a_seam(uint64_t half, uint64_t bytes)
+{
+    enum { N = 8, PAGE = 4096 };
+    struct backend_move list[N];
+    uint8_t *in = malloc(N * bytes), *host = NULL, *back = malloc(bytes);
+    assert_int_equal(posix_memalign((void **)&host, PAGE, N * bytes), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(check.ops->host_register(check.b, host + i * half, half), ATTN_OK);
+    for (uint64_t i = 0; i < N * bytes; i++)
+        in[i] = (uint8_t)check_random(&check, 256);
+    memset(host, 0xee, N * bytes);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(check.ops->block_write(check.pool, i, in + i * bytes), ATTN_OK);
+        list[i] = move_of(i, host + i * bytes, false);
+    }
+    assert_int_equal(move_all(list, N), ATTN_OK);
+    assert_memory_equal(host, in, N * bytes);
+    for (uint32_t i = 0; i < N; i++) {
+        memset(back, 0xdd, bytes);
+        assert_int_equal(check.ops->block_write(check.pool, i, back), ATTN_OK);
+        list[i] = move_of(i, host + i * bytes, true);
+    }
+    assert_int_equal(move_all(list, N), ATTN_OK);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_int_equal(check.ops->block_read(check.pool, i, back), ATTN_OK);
+        assert_memory_equal(back, in + i * bytes, bytes);
+    }
+    for (int i = 0; i < 2; i++)
+        check.ops->host_unregister(check.b, host + i * half, half);
+    free(host);
+    free(in);
+    free(back);
+}
+
+static void blocks_cross_a_seam_of_host_memory(void **state)
+{
+    (void)state;
+    uint32_t n_run = 0;
+    for (uint32_t i = 0; i < CASE_N_PRODUCT; i++) {
+        if (begin(&case_geometries[i], case_dtypes[CASE_BF16], &case_options[0], CHECK_MAX_SEQS) !=
+            ATTN_OK)
+            continue;
+        const uint64_t bytes = kv_layout_of(&check.config).block_bytes;
+        if (check.config.n_blocks < 8 || 4 * bytes % 4096 != 0)
+            continue;
+        move_over_a_seam(4 * bytes, bytes);
+        n_run++;
+    }
+    assert_true(n_run > 0);
+}
+
 static void blocks_come_from_the_pool_of_another_backend(void **state)
 {
     enum { N = 5 };
@@ -696,6 +749,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(blocks_are_read_back_as_written),
         cmocka_unit_test(blocks_move_out_and_in_with_their_checksums),
         cmocka_unit_test(blocks_of_every_size_move),
+        cmocka_unit_test(blocks_cross_a_seam_of_host_memory),
         cmocka_unit_test(blocks_come_from_the_pool_of_another_backend),
         cmocka_unit_test(a_geometry_out_of_range_is_refused_by_field_and_value),
         cmocka_unit_test(a_pool_larger_than_the_memory_is_refused_with_both_sizes),

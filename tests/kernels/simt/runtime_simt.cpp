@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -148,6 +149,32 @@ void runtime_free(void *p)
     free(p);
 }
 
+/* Page-locked memory, by its beginning. A copy is of one of them, as a vendor's runtime has it. */
+static std::map<const char *, size_t> locked;
+static std::mutex locked_lock;
+
+static void lock_pages(const void *p, size_t bytes)
+{
+    const std::lock_guard<std::mutex> one(locked_lock);
+    locked[(const char *)p] = bytes;
+}
+
+static void unlock_pages(const void *p)
+{
+    const std::lock_guard<std::mutex> one(locked_lock);
+    locked.erase((const char *)p);
+}
+
+static bool is_across(const void *p, size_t bytes)
+{
+    const std::lock_guard<std::mutex> one(locked_lock);
+    auto next = locked.upper_bound((const char *)p);
+    if (next == locked.begin())
+        return false;
+    const char *end = std::prev(next)->first + std::prev(next)->second;
+    return (const char *)p < end && (const char *)p + bytes > end;
+}
+
 int runtime_host_alloc(void **out_p, size_t bytes)
 {
     void *p = nullptr;
@@ -156,24 +183,28 @@ int runtime_host_alloc(void **out_p, size_t bytes)
     if (posix_memalign(&p, 4096, bytes) != 0)
         return fail("out of memory");
     memset(p, 0xff, bytes);
+    lock_pages(p, bytes);
     *out_p = p;
     return 0;
 }
 
 void runtime_host_free(void *p)
 {
+    unlock_pages(p);
     free(p);
 }
 
 int runtime_host_register(void *p, size_t bytes)
 {
-    (void)p, (void)bytes;
-    return is_planted("host_register") ? 1 : 0;
+    if (is_planted("host_register"))
+        return 1;
+    lock_pages(p, bytes);
+    return 0;
 }
 
 int runtime_host_unregister(void *p)
 {
-    (void)p;
+    unlock_pages(p);
     return 0;
 }
 
@@ -328,6 +359,8 @@ int runtime_stream_check(runtime_stream *s)
 
 int runtime_copy(void *dst, const void *src, size_t bytes, runtime_stream *s)
 {
+    if (is_across(dst, bytes) || is_across(src, bytes))
+        return fail("copy: of two pieces of page-locked memory");
     return add("copy", s, [=] { memcpy(dst, src, bytes); });
 }
 
