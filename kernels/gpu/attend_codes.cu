@@ -60,7 +60,7 @@ GPU_DEVICE uint32_t word_of(const uint4 &v, int i)
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-template <int dim, bool is_fp8, bool has_stripes>
+template <int dim, bool is_fp8>
 __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a))
 {
     using L = layout<dim>;
@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
     auto start_tile = [&](uint32_t base, int stage) {
         if (base < keys.end) {
             shared_at to = shared_address(stages + stage * L::stage_bytes);
-            const uint32_t first = token_of<has_stripes>(kv, from, base);
+            const uint32_t first = branch_token(from, base);
             uint32_t block = table[first >> kv.block_shift];
             auto slot_of = [&](uint32_t r) {
                 if (!stored.n_branches)
                     return (first & (kv.block_tokens - 1)) + r;
-                const uint32_t token = token_of<has_stripes>(kv, from, base + r);
+                const uint32_t token = branch_token(from, base + r);
                 block = base + r < keys.end ? table[token >> kv.block_shift] : 0;
                 return token & (kv.block_tokens - 1);
             };
@@ -149,10 +149,10 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
 
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         from = branch_at(kv, stored, nth, head);
-        keys = part_of_branch<has_stripes>(kv, layer, from, it, queries, split);
+        keys = part_of_branch(kv, layer, from, it, queries, split);
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            row[h].see = visible_to<has_stripes>(kv, layer, from, row[h].position, kv_len);
+            row[h].see = visible_to(kv, layer, from, row[h].position, kv_len);
         uint32_t base = seen_from(keys.begin + warp_id() * tile), ahead = base;
 #pragma unroll
         for (int i = 0; i < n_stages - 1; ++i) {
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
                     float dot = s[j][c] * k_scales[slot];
                     float x = is_plain ? dot * scale_log2
                                        : score_of(layer, dot, w.slope, w.position,
-                                                  position_of<has_stripes>(kv, from, key));
+                                                  branch_token(from, key));
                     s[j][c] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
                     top[c / 2] = fmaxf(top[c / 2], s[j][c]);
                 }
@@ -276,26 +276,17 @@ __global__ void __launch_bounds__(threads) attend_codes(GPU_PARAM(gpu_attend, a)
     merge_warps<dim, n_warps, true>(all_o, sink, n);
 }
 
-template <int dim> auto kernel_of(bool is_fp8, bool has_stripes)
-{
-    if (has_stripes)
-        return is_fp8 ? attend_codes<dim, true, true> : attend_codes<dim, false, true>;
-    return is_fp8 ? attend_codes<dim, true, false> : attend_codes<dim, false, false>;
-}
-
 template <int dim> int allow()
 {
-    int code = 0;
-    for (uint32_t i = 0; i < 4 && !code; ++i)
-        code = allow_shared(kernel_of<dim>(i % 2 != 0, i / 2 != 0), layout<dim>::shared_bytes);
-    return code;
+    int code = allow_shared(attend_codes<dim, true>, layout<dim>::shared_bytes);
+    return code ? code : allow_shared(attend_codes<dim, false>, layout<dim>::shared_bytes);
 }
 
 template <int dim> int run(const gpu_attend *a, void *stream, bool chained)
 {
-    const bool is_fp8 = a->kv.kv_dtype == ATTN_FP8_E4M3, has_stripes = a->kv.stripes.every != 0;
-    return launch(kernel_of<dim>(is_fp8, has_stripes), dim3(a->n_units), dim3(threads),
-                  layout<dim>::shared_bytes, stream, chained, *a);
+    bool is_fp8 = a->kv.kv_dtype == ATTN_FP8_E4M3;
+    return launch(is_fp8 ? attend_codes<dim, true> : attend_codes<dim, false>, dim3(a->n_units),
+                  dim3(threads), layout<dim>::shared_bytes, stream, chained, *a);
 }
 
 } // namespace

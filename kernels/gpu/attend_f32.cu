@@ -22,8 +22,7 @@ using namespace gpu;
 namespace
 {
 
-template <int dim_, bool has_stripes_> struct f32_config {
-    static constexpr bool has_stripes = has_stripes_;
+template <int dim_> struct f32_config {
     static constexpr int dim = dim_; /* head dim, rounded up: 64, 128, 256 */
     static constexpr int warps = 4, threads = warps * 32, rows = warps * 16;
     static constexpr int tile = dim == 256 ? 16 : 32;
@@ -152,7 +151,7 @@ template <class C> struct f32_block {
 #pragma unroll 4
         for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
             const uint32_t r = i / C::pieces, piece = i % C::pieces, key = base + r;
-            const uint32_t token = token_of<C::has_stripes>(kv, b, key);
+            const uint32_t token = branch_token(b, key);
             const bool is_live = key < end, has = is_live && piece * 4 < (is_v ? kv.dv : kv.dk);
             const uint32_t block = is_live ? table[token >> kv.block_shift] : 0;
             const uint32_t slot = is_live ? token & (kv.block_tokens - 1) : 0;
@@ -304,8 +303,7 @@ template <class C> template <bool is_careful> GPU_DEVICE bool f32_block<C>::atte
     start_q();
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         const branch from = branch_at(kv, stored, nth, head);
-        const branch_part keys =
-            part_of_branch<C::has_stripes>(kv, layer, from, it, queries, split);
+        const branch_part keys = part_of_branch(kv, layer, from, it, queries, split);
         /* jumps over tiles that no row sees */
         auto next_tile = [&](uint32_t base) {
             if (base >= keys.highest.sinks && base + C::tile <= keys.lowest.first)
@@ -314,7 +312,7 @@ template <class C> template <bool is_careful> GPU_DEVICE bool f32_block<C>::atte
         };
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            row[h].see = visible_to<C::has_stripes>(kv, layer, from, row[h].position, kv_len);
+            row[h].see = visible_to(kv, layer, from, row[h].position, kv_len);
         uint32_t base = next_tile(keys.begin);
         if (base < keys.end)
             start_tile<false>(from, base, keys.end);
@@ -338,7 +336,7 @@ template <class C> template <bool is_careful> GPU_DEVICE bool f32_block<C>::atte
                     const uint32_t key = base + 8 * j + 2 * t + c % 2;
                     const float x = is_plain ? s[j][c] * scale_log2
                                              : score_of(layer, s[j][c], w.slope, w.position,
-                                                        position_of<C::has_stripes>(kv, from, key));
+                                                        branch_token(from, key));
                     s[j][c] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
                     top[c / 2] = fmaxf(top[c / 2], s[j][c]);
                 }
@@ -430,18 +428,15 @@ __global__ void __launch_bounds__(C::threads, C::blocks) attend_f32(GPU_PARAM(gp
 
 template <int dim> int allow()
 {
-    typedef f32_config<dim, false> C;
-    const int code = allow_shared(attend_f32<C>, C::shared_bytes);
-    return code ? code : allow_shared(attend_f32<f32_config<dim, true>>, C::shared_bytes);
+    return allow_shared(attend_f32<f32_config<dim>>, f32_config<dim>::shared_bytes);
 }
 
 template <int dim> int run(const gpu_attend *a, void *stream, bool chained)
 {
-    typedef f32_config<dim, false> C;
+    typedef f32_config<dim> C;
     static_assert(C::rows == 64, "what the planner counts with");
-    const bool has_stripes = a->kv.stripes.every != 0;
-    return launch(has_stripes ? attend_f32<f32_config<dim, true>> : attend_f32<C>, dim3(a->n_units),
-                  dim3(C::threads), C::shared_bytes, stream, chained, *a);
+    return launch(attend_f32<C>, dim3(a->n_units), dim3(C::threads), C::shared_bytes, stream,
+                  chained, *a);
 }
 
 } // namespace

@@ -71,7 +71,7 @@ GPU_DEVICE void load_tile(const gpu_kv &kv, const matrix_source &src, const bran
 #pragma unroll 4
     for (int i = threadIdx.x; i < C::tile * C::pieces; i += C::threads) {
         uint32_t row = i / C::pieces, piece = i % C::pieces, key = base + row;
-        uint32_t token = token_of(kv, from, key);
+        uint32_t token = branch_token(from, key);
         bool is_live = key < end;
         uint32_t block = is_live ? src.table[token >> kv.block_shift] : 0;
         uint32_t slot = is_live ? token & (kv.block_tokens - 1) : 0;
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(C::threads) attend_matrix(GPU_PARAM(gpu_attend
                     uint32_t key = base + warp_token + j * 16 + tile_column(lane, i);
                     float x = is_plain ? s[j][i] * scale_log2
                                        : score_of(layer, s[j][i], w.slope, w.position,
-                                                  position_of(kv, from, key));
+                                                  branch_token(from, key));
                     s[j][i] = is_open || (key < keys.end && is_visible(w.see, key)) ? x : -INFINITY;
                     top[tile_row_of(i)] = fmaxf(top[tile_row_of(i)], s[j][i]);
                 }

@@ -16,8 +16,10 @@ namespace
 constexpr int threads = 128, n_warps = threads / warp_width;
 constexpr int rows = 4; /* query rows of a thread block */
 
-/* lanes: of one token's group; a lane holds 8 elements of each row. */
-template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
+/* lanes: of one token's group; a lane holds 8 elements of each row. has_stripes: the pool has some
+ * of the tokens only, whose dilated layers no other kernel knows. */
+template <int lanes, bool has_stripes>
+__global__ void __launch_bounds__(threads) attend(GPU_PARAM(gpu_attend, a))
 {
     GPU_SHARED(float, shared);
     constexpr int n_groups = threads / lanes, width = lanes * 8;
@@ -64,18 +66,18 @@ template <int lanes> __global__ void __launch_bounds__(threads) attend(GPU_PARAM
     uint32_t kv_bytes = element_bytes(kv.kv_dtype);
     for (uint32_t nth = 0; nth < n_branches_of(stored); ++nth) {
         const branch b = branch_at(kv, stored, nth, head);
-        const branch_part keys = part_of_branch(kv, layer, b, it, queries, split);
+        const branch_part keys = part_of_branch<has_stripes>(kv, layer, b, it, queries, split);
         visible see[rows];
 #pragma unroll
         for (int r = 0; r < rows; ++r)
-            see[r] = visible_to(kv, layer, b, position[r], kv_len);
+            see[r] = visible_to<has_stripes>(kv, layer, b, position[r], kv_len);
         for (uint32_t base = keys.begin; base < keys.end; base += n_groups) {
             if (base >= keys.highest.sinks && base + n_groups <= keys.lowest.first) {
                 base = keys.lowest.first - n_groups; /* the loop adds n_groups */
                 continue;
             }
-            uint32_t key = base + group, token = token_of(kv, b, key);
-            uint32_t at = position_of(kv, b, key);
+            uint32_t key = base + group, token = token_of<has_stripes>(kv, b, key);
+            uint32_t at = position_of<has_stripes>(kv, b, key);
             bool is_live = key < keys.end;
             uint32_t block = is_live ? table[token >> kv.block_shift] : 0;
             uint32_t slot = token & (kv.block_tokens - 1);
@@ -206,7 +208,8 @@ template <int lanes> int launch_attend(const gpu_attend *a, void *stream, bool c
 {
     constexpr int n_groups = threads / lanes, width = lanes * 8;
     size_t shared = (size_t)n_groups * rows * (width + 2) * sizeof(float);
-    return launch(attend<lanes>, dim3(a->n_units), dim3(threads), shared, stream, chained, *a);
+    return launch(a->kv.stripes.every ? attend<lanes, true> : attend<lanes, false>,
+                  dim3(a->n_units), dim3(threads), shared, stream, chained, *a);
 }
 
 } // namespace

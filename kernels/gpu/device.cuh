@@ -132,7 +132,8 @@ GPU_DEVICE gpu_layer layer_of(const gpu_kv &kv, const gpu_item &it)
     return l;
 }
 
-/* The pool's. Kernels without registers to spare are compiled without any, too. */
+/* The pool's, in a kernel that is compiled for them: they take registers of those that know
+ * them. */
 template <bool has_stripes> GPU_DEVICE stripes stripes_in(const gpu_kv &kv)
 {
     const stripes none = {0, 0, 0};
@@ -141,7 +142,7 @@ template <bool has_stripes> GPU_DEVICE stripes stripes_in(const gpu_kv &kv)
 
 /* The keys of the branch that the query at `position` of an item of kv_len tokens sees, of those
  * that are here. */
-template <bool has_stripes = true>
+template <bool has_stripes = false>
 GPU_DEVICE visible visible_to(const gpu_kv &kv, const gpu_layer &l, const branch &b,
                               uint32_t position, uint32_t kv_len)
 {
@@ -152,13 +153,13 @@ GPU_DEVICE visible visible_to(const gpu_kv &kv, const gpu_layer &l, const branch
 }
 
 /* The token that a key of the branch is, and its position. */
-template <bool has_stripes = true>
+template <bool has_stripes = false>
 GPU_DEVICE uint32_t token_of(const gpu_kv &kv, const branch &b, uint32_t key)
 {
     return stripes_token(stripes_in<has_stripes>(kv), b, key);
 }
 
-template <bool has_stripes = true>
+template <bool has_stripes = false>
 GPU_DEVICE uint32_t position_of(const gpu_kv &kv, const branch &b, uint32_t key)
 {
     const uint32_t token = token_of<has_stripes>(kv, b, key);
@@ -222,7 +223,7 @@ struct branch_part {
     bool all_take_part; /* every query of the thread block */
 };
 
-template <bool has_stripes = true>
+template <bool has_stripes = false>
 GPU_DEVICE branch_part part_of_branch(const gpu_kv &kv, const gpu_layer &l, const branch &b,
                                       const gpu_item &it, const query_range &q, uint32_t split)
 {

@@ -149,7 +149,8 @@ struct backend_pool {
 /* What the latest batch was; layers of a model's step follow each other. */
 struct gpu_course {
     const struct backend_pool *pool;
-    uint32_t n_items, row, layer; /* of the first item */
+    uint32_t n_items; /* 0: no small direct batch */
+    uint32_t row, layer; /* of the first item */
     bool is_next_due; /* the next layer's launch may be made ready */
 };
 

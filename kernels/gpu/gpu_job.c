@@ -131,8 +131,9 @@ static attn_status check_batch(struct backend *b, const struct backend_batch *ba
 /* Of those for every geometry. */
 static enum gpu_kernel general_kernel(const struct backend_pool *p, const struct backend_item *it)
 {
-    uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
-    if (!p->b->device.has_matrix_units || !gpu_attend_matrix_takes(&p->kv, rows))
+    const uint64_t rows = (uint64_t)it->n_tokens * p->kv.group;
+    const bool is_striped = p->kv.stripes.every > 0 && p->specs[it->layer].n_branches > 0;
+    if (is_striped || !p->b->device.has_matrix_units || !gpu_attend_matrix_takes(&p->kv, rows))
         return GPU_VECTOR;
     return rows <= 16 ? GPU_MATRIX_16 : GPU_MATRIX_64;
 }

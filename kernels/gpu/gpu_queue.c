@@ -153,16 +153,16 @@ static const struct gpu_choice choice = {.is_split = true};
 /* Does the batch go on with the next layer of what the latest was? Then another one is expected. */
 static void note_course(struct backend *b, const struct backend_batch *batch, bool is_direct)
 {
+    const struct gpu_course was = b->course;
     struct gpu_course *c = &b->course;
-    const struct backend_item none = {0}, *it = batch->n_items > 0 ? batch->items : &none;
-    const bool is_small = is_direct && batch->n_items <= GPU_EARLY_ITEMS;
-    const bool is_next = is_small && c->pool == batch->pool && c->n_items == batch->n_items &&
-                         c->row == it->table_row && c->layer + 1 == it->layer;
-    *c = (struct gpu_course){.pool = batch->pool,
-                             .n_items = is_small ? batch->n_items : 0,
-                             .row = it->table_row,
-                             .layer = it->layer,
-                             .is_next_due = is_next && b->n_in_flight == 1};
+    *c = (struct gpu_course){.pool = batch->pool};
+    if (!is_direct || batch->n_items > GPU_EARLY_ITEMS)
+        return;
+    c->n_items = batch->n_items;
+    c->row = batch->items->table_row;
+    c->layer = batch->items->layer;
+    c->is_next_due = b->n_in_flight == 1 && was.pool == c->pool && was.n_items == c->n_items &&
+                     was.row == c->row && was.layer + 1 == c->layer;
 }
 
 /* The parameters of the next layer's launch are set while this one's is computed. If what comes is

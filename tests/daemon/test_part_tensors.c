@@ -31,7 +31,10 @@ enum {
 };
 
 static const struct backend_ops *ops;
-static uint32_t every = 31, offset; /* no factor of the tables' sizes */
+#ifndef EVERY
+#define EVERY 31
+#endif
+static uint32_t every = EVERY, offset; /* no factor of the tables' sizes */
 static struct backend *backends[1 + MAX_CARDS]; /* the last computes what one device would */
 static uint64_t n_unseeing; /* rows of which a card has no key */
 static float sinks[MAX_HEADS], slopes[MAX_HEADS];

@@ -18,6 +18,7 @@ ceilings() { # KERNEL: vector registers, spilled scalar registers, bytes of LDS
   *attend_matrix*) echo "416 64 256" ;;
   *shared_tiles*) echo "104 96 25600" ;; # of the bench's ladder only
   *one_row*) echo "80 8 2048" ;;
+  *attendILi*Lb1E*) echo "176 288 0" ;; # the vector kernel that knows stripes
   *attend*) echo "168 32 0" ;;
   *project_f32*) echo "88 0 0" ;;
   *add_up*) echo "88 0 192" ;; # a KiB's loads are in flight together; the secret

@@ -234,17 +234,18 @@ plant(gpu_launch.c 113 "return code ? code : gpu_stream_follow(b, s, b->prompts)
 plant(gpu_launch.c 114 "int code = gpu_stream_follow(b, b->prompts, s);"
   "int code = simt_has_bug(114) ? 0 : gpu_stream_follow(b, b->prompts, s);")
 # a branch's keys lie behind one another; queries that it does not take see the keys that others see
-plant(attend_matrix.cuh 86 "uint32_t token = token_of(kv, from, key);"
-  "uint32_t token = simt::planted == 86 ? key : token_of(kv, from, key);")
+plant(attend_matrix.cuh 86 "uint32_t token = branch_token(from, key);"
+  "uint32_t token = simt::planted == 86 ? key : branch_token(from, key);")
 plant(attend_matrix.cuh 87 "is_open = keys.all_take_part &&" "is_open = (simt::planted == 87 || keys.all_take_part) &&")
-plant(attend_vector.cu 88 "token = token_of(kv, b, key);" "token = simt::planted == 88 ? key : token_of(kv, b, key);")
+plant(attend_vector.cu 88 "token = token_of<has_stripes>(kv, b, key);"
+  "token = simt::planted == 88 ? key : token_of<has_stripes>(kv, b, key);")
 # of a dilated layer in parts: heads are counted from the card's first; distances are the card's
 plant(attend_matrix.cuh 115 "branch_at(kv, stored, nth, head);"
   "branch_at(kv, stored, nth, simt::planted == 115 ? head - kv.first_kv_head : head);")
-plant(attend_matrix.cuh 116 "position_of(kv, from, key));"
-  "simt::planted == 116 ? token_of(kv, from, key) : position_of(kv, from, key));")
-plant(attend_vector.cu 117 "see[r] = visible_to(kv, layer, b, position[r], kv_len);"
-  "see[r] = visible_to(kv, layer, b, position[r] + (simt::planted == 117 ? kv.stripes.first : 0), kv_len);")
+plant(attend_vector.cu 116 "at = position_of<has_stripes>(kv, b, key);"
+  "at = simt::planted == 116 ? token : position_of<has_stripes>(kv, b, key);")
+plant(attend_vector.cu 117 "visible_to<has_stripes>(kv, layer, b, position[r], kv_len);"
+  "visible_to<has_stripes>(kv, layer, b, position[r] + (simt::planted == 117 ? kv.stripes.first : 0), kv_len);")
 
 # ---- f32 prompts
 
