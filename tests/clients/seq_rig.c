@@ -128,3 +128,19 @@ void assert_cached(uint32_t n_cached, uint32_t n)
     if (getenv("E2E_CARDS") == NULL || n_cached != 0)
         assert_int_equal(n_cached, n / BLOCK * BLOCK);
 }
+
+uint32_t n_free(attn_client *c, const attn_pool *p)
+{
+    attn_pool *again;
+    ok(attn_pool_describe(c, attn_pool_spec_of(p)->name, LONG_US, &again));
+    uint32_t n = attn_pool_free_blocks(again);
+    attn_pool_close(again);
+    return n;
+}
+
+void await_free(attn_client *c, const attn_pool *p, uint32_t n)
+{
+    for (int i = 0; i < 10000 && n_free(c, p) != n; i++)
+        ;
+    assert_int_equal(n_free(c, p), n);
+}

@@ -50,5 +50,9 @@ void assert_same(attn_pool *p, const struct attn_seq *a, attn_pool *q, const str
 /* So many of n known tokens are shared; of several cards none where another has them. */
 void assert_cached(uint32_t n_cached, uint32_t n);
 void assert_gone(attn_pool *p, uint64_t id);
+/* The pool's free blocks, cached ones among them. */
+uint32_t n_free(attn_client *c, const attn_pool *p);
+/* Cards tell each other a moment later. */
+void await_free(attn_client *c, const attn_pool *p, uint32_t n);
 
 #endif

@@ -49,23 +49,6 @@ WRAP(int, fsync, (int fd), (fd), -1)
 WRAP(int, rename, (const char *a, const char *b), (a, b), -1)
 WRAP(int, mkostemp, (char *name, int flags), (name, flags), -1)
 
-static uint32_t n_free(attn_client *c, const attn_pool *p)
-{
-    attn_pool *again;
-    ok(attn_pool_describe(c, attn_pool_spec_of(p)->name, LONG_US, &again));
-    uint32_t n = attn_pool_free_blocks(again);
-    attn_pool_close(again);
-    return n;
-}
-
-/* Cards tell each other a moment later. */
-static void await_free(attn_client *c, const attn_pool *p, uint32_t n)
-{
-    for (int i = 0; i < 10000 && n_free(c, p) != n; i++)
-        ;
-    assert_int_equal(n_free(c, p), n);
-}
-
 /* --- files ------------------------------------------------------------------------------------ */
 
 static uint8_t *read_file(const char *name, size_t *out_n)

@@ -60,23 +60,6 @@ static struct attn_seq decoded(attn_pool *p, uint64_t id, uint32_t n_prompt, uin
     return seq;
 }
 
-static uint32_t n_free(attn_client *c, const attn_pool *p)
-{
-    attn_pool *again;
-    ok(attn_pool_describe(c, attn_pool_spec_of(p)->name, LONG_US, &again));
-    uint32_t n = attn_pool_free_blocks(again);
-    attn_pool_close(again);
-    return n;
-}
-
-/* Cards tell each other a moment later; cached blocks count as free. */
-static void await_free(attn_client *c, const attn_pool *p, uint32_t n)
-{
-    for (int i = 0; i < 10000 && n_free(c, p) != n; i++)
-        ;
-    assert_int_equal(n_free(c, p), n);
-}
-
 /* Lengths at random, and what is appended behind them: both take them, or neither does. */
 static void assert_cut_alike(attn_pool *p, struct attn_seq *a, attn_pool *q, struct attn_seq *b,
                              uint32_t n)
