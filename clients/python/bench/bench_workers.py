@@ -24,6 +24,14 @@ WAYS = {"own": "sdpa", "own, graph": "static", "attnd": "attnd"}
 
 
 def worker(barrier, results, way: str, url: str | None, args: argparse.Namespace) -> None:
+    try:
+        decode(barrier, results, way, url, args)
+    except BaseException:
+        barrier.abort()  # the others don't wait for what failed
+        raise
+
+
+def decode(barrier, results, way: str, url: str | None, args: argparse.Namespace) -> None:
     import contextlib
 
     import torch
