@@ -205,6 +205,7 @@ def decode_for_ever(args, url, is_ready, may_go):
                 attention.plan([(seq, n % 64, 1) for seq in seqs])
                 for _ in range(2):
                     attention(*tensors(pool, 8))
+                torch.cuda.synchronize()
                 if n == 3:
                     is_ready.set()
                     may_go.wait()
@@ -267,6 +268,8 @@ def kill_workers(args, daemon, n, n_ready):
                 time.sleep(0.02 + random.random() * 0.05)
                 worker.kill()
                 worker.join()
+                if worker.exitcode != -signal.SIGKILL:
+                    raise SystemExit(f"a worker left before it was killed, with {worker.exitcode}")
                 try:
                     check_by_step(pool)
                     if bystander is not None:
