@@ -2,6 +2,7 @@
  * of operators. */
 #include "clients/libattn/client.h"
 #include "clients/libattn/copy.h"
+#include "clients/libattn/lane.h"
 #include "clients/libattn/request.h"
 
 #include <errno.h>
@@ -371,6 +372,19 @@ void attn_client_copy(const attn_client *c, void *dst, const void *src, size_t b
         copy_streamed(dst, src, bytes);
     else
         memcpy(dst, src, bytes);
+}
+
+attn_status attn_client_pin(attn_client *c)
+{
+    char why[ATTN_MESSAGE_BYTES] = "";
+    attn_status st = client_check(c);
+    if (st != ATTN_OK)
+        return st;
+    if (c->t->ops->pin == NULL)
+        return error_set(ATTN_ENOTSUP, "url %s: only shm:// shares memory with the daemon", c->url);
+    const struct lane_memory_ops *ops = lane_find_cuda(why, sizeof why);
+    st = ops != NULL ? c->t->ops->pin(c->t, ops, why, sizeof why) : ATTN_ENOTSUP;
+    return st == ATTN_OK ? ATTN_OK : error_set(st, "%s", why);
 }
 
 attn_status attn_client_counters(attn_client *c, struct attn_client_counters *out)

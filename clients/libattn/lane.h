@@ -1,6 +1,7 @@
 /* lane.h: what a lane's files share, and what they ask of the memory that its regions are in:
  * lane_host.c, or libattn-cuda.so.
  *
+ *   lane_find.c   libattn-cuda.so, when it is first asked for
  *   lane_open.c   the handshake, the watcher thread, closing
  *   lane.c        plans, layers, how they ended
  *   lane_cut.c    layers that are larger than the regions, in pieces
@@ -32,7 +33,7 @@ struct lane_layer {
 
 /* What module exports under LANE_CUDA_SYMBOL; changes with LANE_CUDA_ABI. */
 #define LANE_CUDA_SYMBOL "attn_lane_cuda"
-#define LANE_CUDA_ABI 2
+#define LANE_CUDA_ABI 3
 
 /* Unless said otherwise: one thread at a time; 0 or a status, and why says what was not to be
  * had. */
@@ -60,6 +61,10 @@ struct lane_memory_ops {
                            char *why, size_t why_bytes);
     /* Is what is enqueued there kept for later instead? */
     bool (*is_capturing)(struct lane_memory *m, void *stream);
+    /* Page-locks host memory for all devices, from *device's context on; -1 becomes the calling
+     * thread's. NULL: not this memory's. */
+    attn_status (*pin)(void *p, uint64_t bytes, int *device, char *why, size_t why_bytes);
+    void (*unpin)(void *p);
 };
 
 extern const struct lane_memory_ops lane_host_ops;
@@ -93,6 +98,12 @@ static inline bool lane_is_answered(const struct lane_page *page, const uint32_t
         return false;
     return true;
 }
+
+/* lane_find.c */
+
+/* The table of libattn-cuda.so, which lies beside this library; NULL: why says what is missing. It
+ * stays loaded. */
+const struct lane_memory_ops *lane_find_cuda(char *why, size_t why_bytes);
 
 /* lane.c */
 

@@ -47,6 +47,8 @@ struct lane_memory_ops {
     attn_status (*restart)(lane_memory *, uint32_t, char *, size_t);
     attn_status (*enqueue)(lane_memory *, void *, const lane_layer *, char *, size_t);
     bool (*is_capturing)(lane_memory *, void *);
+    attn_status (*pin)(void *, uint64_t, int *, char *, size_t);
+    void (*unpin)(void *);
 };
 
 namespace
@@ -54,7 +56,7 @@ namespace
 
 /* Offsets in the page (lane_words.h). */
 enum { BELL = 0, VERDICT = 64, STOP = 128, FAULT = 132, PAGE_BYTES = 4096 };
-enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 2 };
+enum { THREADS = 256, MAX_BLOCKS = 132, LOOKS_A_HOST = 64, ABI = 3 };
 /* So many bytes one block copies as fast as several, which must wait for each other at the end. */
 enum { ALONE_THREADS = 1024, ALONE_BYTES = 2 * 16 * ALONE_THREADS };
 
@@ -501,8 +503,29 @@ static bool gpu_is_capturing(lane_memory *m, void *stream)
            status != cudaStreamCaptureStatusNone;
 }
 
+static attn_status gpu_pin(void *p, uint64_t bytes, int *device, char *why, size_t why_bytes)
+{
+    int n = 0, code = (int)cudaGetDeviceCount(&n);
+    if (code == 0 && *device < 0)
+        code = (int)cudaGetDevice(device);
+    if (code)
+        return fail(ATTN_ENOTSUP, "no CUDA device", code, why, why_bytes);
+    on_device here(*device);
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* whatever others capture */
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    code = (int)cudaHostRegister(p, bytes, cudaHostRegisterPortable);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    return code ? fail(ATTN_ENOTSUP, "page-locking shared memory", code, why, why_bytes) : ATTN_OK;
+}
+
+static void gpu_unpin(void *p)
+{
+    if (cudaHostUnregister(p) != cudaSuccess)
+        cudaGetLastError(); /* the device is lost, and its driver has let go */
+}
+
 extern "C" __attribute__((visibility("default"))) const lane_memory_ops attn_lane_cuda;
 const lane_memory_ops attn_lane_cuda = {
-    ABI,          gpu_open,    gpu_close,   gpu_region_make,  gpu_region_map,
-    gpu_page_map, gpu_restart, gpu_enqueue, gpu_is_capturing,
+    ABI,         gpu_open,    gpu_close,        gpu_region_make, gpu_region_map, gpu_page_map,
+    gpu_restart, gpu_enqueue, gpu_is_capturing, gpu_pin,         gpu_unpin,
 };

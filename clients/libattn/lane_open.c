@@ -1,6 +1,5 @@
 /* lane_open.c: a lane's handshake with the daemon, and its watcher thread, which does nothing but
  * release what waits when the daemon hangs up. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -19,38 +18,6 @@
 
 #define LANE_DEFAULT_BYTES (16u << 20)
 #define LANE_WELCOME_MS 5000
-#define LANE_CUDA_LIBRARY "libattn-cuda.so.0"
-
-/* ---- the GPU's side ---- */
-
-/* The table of libattn-cuda.so, which lies beside this library; NULL: why says what is missing. It
- * stays loaded. */
-static const struct lane_memory_ops *find_cuda(char *why, size_t why_bytes)
-{
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static const struct lane_memory_ops *found;
-    char path[4096] = LANE_CUDA_LIBRARY;
-    Dl_info self;
-    if (dladdr((void *)(uintptr_t)find_cuda, &self) != 0 && strrchr(self.dli_fname, '/') != NULL)
-        snprintf(path, sizeof path, "%.*s/%s", (int)(strrchr(self.dli_fname, '/') - self.dli_fname),
-                 self.dli_fname, LANE_CUDA_LIBRARY);
-    pthread_mutex_lock(&lock);
-    if (found == NULL) {
-        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-        if (library == NULL && access(path, F_OK) != 0)
-            library = dlopen(LANE_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-        const struct lane_memory_ops *ops =
-            library != NULL ? dlsym(library, LANE_CUDA_SYMBOL) : NULL;
-        if (ops == NULL)
-            snprintf(why, why_bytes, "%s", dlerror());
-        else if (ops->abi != LANE_CUDA_ABI)
-            snprintf(why, why_bytes, "%s is of another version of this library", path);
-        else
-            found = ops;
-    }
-    pthread_mutex_unlock(&lock);
-    return found;
-}
 
 /* ---- the watcher ---- */
 
@@ -253,7 +220,7 @@ attn_status attn_lane_open(attn_client *c, const char *url, const struct attn_la
     uint64_t in_bytes = round_up(o->in_bytes), out_bytes = round_up(o->out_bytes);
 
     bool is_host = true;
-    l->ops = find_cuda(no_cuda, sizeof no_cuda);
+    l->ops = lane_find_cuda(no_cuda, sizeof no_cuda);
     st = ATTN_ENOTSUP;
     if (l->ops != NULL) {
         st = open_in(l, url + 6, in_bytes, out_bytes, &is_host);

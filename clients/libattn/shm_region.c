@@ -59,6 +59,8 @@ attn_status region_open(const struct shm_welcome *w, int memfd, int wake_fd,
 
 void region_close(struct shm_region *r)
 {
+    if (r->unpin != NULL)
+        r->unpin(r->base);
     munmap(r->base, r->bytes);
     close(r->wake_fd);
     free(r);

@@ -34,6 +34,7 @@ struct shm_region {
     SLIST_ENTRY(shm_region) link; /* older ones, of the transport */
     uint8_t *base;
     uint64_t bytes, data_offset;
+    void (*unpin)(void *p); /* of base; NULL: it is not page-locked */
     struct shm_control *control;
     volatile struct shm_submit *submits;
     const volatile struct shm_complete *completes;

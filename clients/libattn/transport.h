@@ -9,6 +9,8 @@
 
 #include "clients/libattn/attn.h"
 
+struct lane_memory_ops;
+
 struct client_transport {
     const struct client_transport_ops *ops; /* first member of what a transport allocates */
 };
@@ -73,6 +75,10 @@ struct client_transport_ops {
     uint64_t (*max_message)(struct client_transport *t);
     /* Larger messages are not received. */
     void (*set_max_message)(struct client_transport *t, uint64_t bytes);
+    /* Page-locks what is shared with the daemon, now and after each new connection, with a table of
+     * lane.h that can. NULL: messages are not shared. May block. */
+    attn_status (*pin)(struct client_transport *t, const struct lane_memory_ops *ops, char *why,
+                       size_t why_bytes);
 };
 
 /* What a failed connect, send or receive means; path of a Unix socket, or NULL. The thread's own.

@@ -27,6 +27,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "clients/libattn/lane.h"
 #include "clients/libattn/shm_region.h"
 #include "proto/attn_time.h"
 
@@ -50,6 +51,8 @@ struct shm {
     SLIST_HEAD(, shm_region) old; /* without connection, with messages in use */
     char why_not[sizeof((struct shm_welcome *)0)
                      ->message]; /* there is no connection; "" if there is one */
+    const struct lane_memory_ops *pins; /* regions are page-locked with; NULL: they are not */
+    int pin_device;
 
     /* the receiving thread's */
     int socket; /* -1: none. With one and no region: hello is sent */
@@ -142,6 +145,14 @@ static bool take_descriptors(struct msghdr *m, int out_fds[2])
     return n == 2;
 }
 
+/* Page-locks a region; without that copies to and from a GPU are slower. */
+static attn_status pin_region(struct shm *sh, struct shm_region *r, char *why, size_t why_bytes)
+{
+    attn_status st = sh->pins->pin(r->base, r->bytes, &sh->pin_device, why, why_bytes);
+    r->unpin = st == ATTN_OK ? sh->pins->unpin : NULL;
+    return st;
+}
+
 static void take_welcome(struct shm *sh)
 {
     union {
@@ -183,6 +194,8 @@ static void take_welcome(struct shm *sh)
     }
     sh->retry_ns = SHM_RETRY_NS;
     pthread_mutex_lock(&sh->lock);
+    if (sh->pins != NULL)
+        pin_region(sh, r, w.message, sizeof w.message);
     sh->region = r;
     sh->why_not[0] = 0;
     pthread_mutex_unlock(&sh->lock);
@@ -229,10 +242,22 @@ static void free_all(struct shm *sh)
     free(sh);
 }
 
-/* Nothing but descriptors and memory of our own: right in a forked child, too. */
 static void shm_close(struct client_transport *t)
 {
     free_all((struct shm *)t);
+}
+
+/* Nothing but descriptors and memory of our own. */
+static void shm_abandon(struct client_transport *t)
+{
+    struct shm *sh = (struct shm *)t;
+    struct shm_region *r;
+    if (sh->region != NULL)
+        sh->region->unpin = NULL; /* it is the parent's driver that knows it */
+    SLIST_FOREACH(r, &sh->old, link) {
+        r->unpin = NULL;
+    }
+    free_all(sh);
 }
 
 static attn_status shm_open_url(const char *url, const struct client_credentials *files,
@@ -551,12 +576,30 @@ static void shm_set_max_message(struct client_transport *t, uint64_t bytes)
     (void)t, (void)bytes; /* a reply's room is as large as was asked for */
 }
 
+static attn_status shm_pin(struct client_transport *t, const struct lane_memory_ops *ops, char *why,
+                           size_t why_bytes)
+{
+    struct shm *sh = (struct shm *)t;
+    attn_status st = ATTN_OK;
+    pthread_mutex_lock(&sh->lock);
+    if (sh->pins == NULL) {
+        sh->pin_device = -1;
+        sh->pins = ops;
+        if (sh->region != NULL)
+            st = pin_region(sh, sh->region, why, why_bytes);
+        if (st != ATTN_OK)
+            sh->pins = NULL;
+    }
+    pthread_mutex_unlock(&sh->lock);
+    return st;
+}
+
 const struct client_transport_ops transport_shm_ops = {
     .schemes = {"shm://", NULL},
     .is_shared = true,
     .open = shm_open_url,
     .close = shm_close,
-    .abandon = shm_close,
+    .abandon = shm_abandon,
     .message_alloc = shm_message_alloc,
     .message_free = shm_message_free,
     .send = shm_send,
@@ -571,4 +614,5 @@ const struct client_transport_ops transport_shm_ops = {
     .why_not = shm_why_not,
     .max_message = shm_max_message,
     .set_max_message = shm_set_max_message,
+    .pin = shm_pin,
 };

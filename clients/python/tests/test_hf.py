@@ -151,22 +151,15 @@ def test_long_prompts_go_in_several_steps(attach):
 
 
 def test_the_way_of_a_gpu_gives_the_same(attach, monkeypatch):
-    """The copies to staging memory and back; on a machine without a GPU, from host memory."""
+    """The copies into messages and out of answers; on a machine without a GPU, of host memory."""
     model = make(gpt_oss)
     inputs = prompts(model, (20, 9))
     want = model.generate(**inputs, **GREEDY)
     worker = attach(model, lane=False)
     worker.max_tokens = 12
     if model.device.type == "cpu":
-
-        class Stream:
-            def synchronize(self):
-                pass
-
-        empty = torch.empty
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-        monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
-        monkeypatch.setattr(worker, "_step_host", worker._step_device)
+        worker._is_pinned = True
+        monkeypatch.setattr(worker, "_run_on_host", worker._run_on_device)
     assert torch.equal(worker.generate(**inputs, **GREEDY), want)
     assert worker.spent.n_steps >= 24 * 4 and worker.spent.copy_ns > 0
 

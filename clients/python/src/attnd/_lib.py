@@ -13,6 +13,7 @@ from ctypes import (
     CFUNCTYPE,
     POINTER,
     Structure,
+    c_bool,
     c_char,
     c_char_p,
     c_float,
@@ -201,6 +202,21 @@ class Step(Structure):
     ]
 
 
+FILL_CB = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_void_p)
+TAKE_CB = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_uint32)
+
+
+class InPlace(Structure):
+    _fields_ = [
+        ("is_append", c_bool),
+        ("is_attend", c_bool),
+        ("has_lse", c_bool),
+        ("fill", FILL_CB),
+        ("take", TAKE_CB),
+        ("user", c_void_p),
+    ]
+
+
 class StepResult(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -270,7 +286,7 @@ STEP_CB = CFUNCTYPE(None, c_void_p, c_uint64, POINTER(StepResult))
 _FUNCTIONS = {
     "attn_status_name": (c_char_p, [c_int]),
     "attn_status_message": (c_char_p, [c_int]),
-    "attn_status_is_retryable": (ctypes.c_bool, [c_int]),
+    "attn_status_is_retryable": (c_bool, [c_int]),
     "attn_dtype_bytes": (c_size_t, [c_int]),
     "attn_dtype_name": (c_char_p, [c_int]),
     "attn_dtype_parse": (c_int, [c_char_p]),
@@ -286,6 +302,7 @@ _FUNCTIONS = {
     "attn_client_close": (None, [c_void_p]),
     "attn_client_info": (c_int, [c_void_p, POINTER(ClientInfo)]),
     "attn_client_counters": (c_int, [c_void_p, POINTER(ClientCounters)]),
+    "attn_client_pin": (c_int, [c_void_p]),
     "attn_client_ping": (c_int, [c_void_p, c_uint64, POINTER(c_uint64)]),
     "attn_client_stats": (c_int, [c_void_p, c_uint64, POINTER(c_void_p)]),
     "attn_client_drain": (c_int, [c_void_p, c_uint64]),

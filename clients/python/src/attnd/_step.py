@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _lib
@@ -148,6 +148,58 @@ class Prepared:
         if 0 < r.n_failed < self.c.n_items:
             error.result = self.result(r)
         raise error
+
+
+class InPlace(Prepared):
+    """A step whose tensors lie where the daemon reads and writes them (attn_in_place).
+
+    fill  is given the addresses of q, k and v in the message (None: not part of it) and writes them
+    take  is given that of out in the answer and reads it
+    Both are called as attn.h says, on whichever thread waits for the client. What they raise is
+    raised by the step, after it; an interrupt does not keep fill from being whole.
+    """
+
+    __slots__ = ("_failed",)
+
+    def __init__(
+        self,
+        layer: int,
+        items: Items,
+        has_kv: bool,
+        fill: Callable[[int, int | None, int | None], None],
+        take: Callable[[int], None],
+    ):
+        self._failed: BaseException | None = None
+
+        def on_fill(user: int, q: int, k: int | None, v: int | None) -> None:
+            for _ in range(2):
+                try:
+                    return fill(q, k, v)
+                except KeyboardInterrupt as e:
+                    self._failed = e
+                except BaseException as e:
+                    self._failed = e
+                    return
+
+        def on_take(user: int, out: int, lse: int | None, n_failed: int) -> None:
+            try:
+                take(out)
+            except BaseException as e:
+                self._failed = e
+
+        callbacks = _lib.FILL_CB(on_fill), _lib.TAKE_CB(on_take)
+        in_place = _lib.InPlace(has_kv, True, False, *callbacks)
+        self.c = c = _lib.Step(ctypes.sizeof(_lib.Step), whole("layer", layer), items.n_items)
+        c.items, c.in_place = items.c, ctypes.addressof(in_place)
+        self.out = self.lse = None
+        self.item_status = (ctypes.c_int32 * max(1, items.n_items))(PENDING)
+        c.item_status = self.item_status
+        self._keep = [items, in_place, callbacks]
+
+    def finish(self, r: _lib.StepResult) -> Result:
+        if self._failed is not None:
+            raise self._failed
+        return super().finish(r)
 
 
 def new_result() -> _lib.StepResult:

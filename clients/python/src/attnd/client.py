@@ -248,6 +248,15 @@ class Client(Closing, NotPicklable):
         self._pools.add(pool)
         return pool
 
+    def pin_memory(self) -> None:
+        """Page-locks the memory that a shm:// client shares with the daemon, for copies of a GPU.
+
+        Now and after each new connection (attn_client_pin), through the GPU that is current on this
+        thread. Raises UnsupportedError, which says what is missing.
+        """
+        with self._guard:
+            check(self._lib.attn_client_pin(self._handle))
+
     def ping(self, *, timeout: float | None = None) -> float:
         """Seconds of one round trip, which also renews the session's lease."""
         us = timeout_us(timeout)

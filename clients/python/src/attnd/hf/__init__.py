@@ -13,8 +13,9 @@ left padding stays out of it. Greedy search, sampling, beam search (by fork) and
 work. What cannot be done is refused with UnsupportedError that names it: what a Cache hands to a
 layer is no tensor, so no attention but attnd's can be computed with it.
 
-q, k and v of a model on a GPU are copied to pinned host memory, and the output back; over a lane they
-stay on the GPU, and with graphs=True decode steps are captured, too.
+q, k and v of a model on a GPU are copied into the steps' messages, and the output out of the answers, over
+shm:// at the bus's speed (Client.pin_memory); over a lane they stay on the GPU, and with graphs=True
+decode steps are captured, too.
 
 Continuous batching of an attached model (generate_batch(), init_continuous_batching(), transformers'
 server) has its cache in the daemon as well.
@@ -22,6 +23,7 @@ server) has its cache in the daemon as well.
 _calls.py   the attention and the mask interface "attnd", and what a layer asks of them
 _handed.py  what Cache.update() hands to a layer instead of keys and values
 _cache.py   Cache: rows and sequences, padding, one layer of one forward pass
+_copies.py  steps of tensors on a GPU
 _lane.py    layers over a lane
 _graphs.py  decode steps as CUDA graphs
 _paged.py   the cache of continuous batching

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,18 @@ import transformers
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from .._handle import Closing, NotPicklable
-from ..errors import AttndError, PoolGoneError, SequenceGoneError, SessionGoneError
+from ..errors import (
+    AttndError,
+    PoolGoneError,
+    SequenceGoneError,
+    SessionGoneError,
+    UnsupportedError,
+)
 from ..pool import Items, Pool, Result, Sequence
 from ..spec import PoolSpec
 from ._cache import Cache
 from ._calls import NAME, Seen
+from ._copies import IN_FLIGHT, Part, run_steps
 from ._graphs import Graphs
 from ._handed import refuse
 from ._lane import Layers
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
     from ._rows import Packed
     from ._switch import Switch
 
+_log = logging.getLogger("attnd.hf")
+
 _STEP_BYTES = 16 << 20  # of a step's message: longer prompts go in several
 _HEADER_BYTES = 1 << 18
 
@@ -41,7 +50,7 @@ _HEADER_BYTES = 1 << 18
 class Spent:
     """Time of a worker's steps so far, summed; nanoseconds as in attnd.Result.
 
-    copy_ns  of q, k and v to the host, which includes the wait for the model to have made them
+    copy_ns  of total_ns, copying q, k and v from a GPU, with the wait for the model to have made them
     """
 
     def __init__(self) -> None:
@@ -62,10 +71,10 @@ def _token_bytes(spec: PoolSpec) -> int:
     return element * (spec.num_q_heads * max(spec.head_dim_k, spec.head_dim_v) + kv)
 
 
-def _step_limits(client: Client, pools: list[Pool]) -> tuple[int, int]:
-    """Tokens and items of one step, in whichever pool."""
+def _step_limits(client: Client, pools: list[Pool], n_at_once: int) -> tuple[int, int]:
+    """Tokens and items of one step, in whichever pool, if there is room for so many steps."""
     info, token_bytes = client.info, max(_token_bytes(pool.spec) for pool in pools)
-    room = min(_STEP_BYTES, info.max_message_bytes - _HEADER_BYTES)
+    room = min(_STEP_BYTES, (info.max_message_bytes - _HEADER_BYTES) // n_at_once)
     return max(1, min(info.max_step_tokens, room // token_bytes)), info.max_step_items
 
 
@@ -204,7 +213,8 @@ class Worker(Closing, NotPicklable):
         self.first_layer = min(seen)
         self.adapter = adapter  # None: prompts are not shared
         self.pools = pools
-        self.max_tokens, self.max_items = _step_limits(client, pools.all)
+        n_at_once = IN_FLIGHT if any(p.is_cuda for p in model.parameters()) else 1
+        self.max_tokens, self.max_items = _step_limits(client, pools.all, n_at_once)
         self.is_closed = False
         self.spent = Spent()
         self._owns_client = owns_client
@@ -213,7 +223,7 @@ class Worker(Closing, NotPicklable):
         self._caches: set[Cache | PagedCache] = set()
         self.layers = Layers(self, lane)
         self.graphs = Graphs(self) if graphs else None
-        self._staging = threading.local()  # a thread's host buffers, by name
+        self._is_pinned = False
         self._forgets = _windows_of_caches(switch.config, seen)
         self._batching = _set_batching(self)
         self._hooks = []
@@ -378,45 +388,28 @@ class Worker(Closing, NotPicklable):
         elif len(qkv) == 1:
             self.layers.refuse("layers of this model share keys and values")
         out = torch.empty(q.shape[0], q.shape[1], head_dim_v, dtype=q.dtype, device=q.device)
-        run = self._step_host if q.device.type == "cpu" else self._step_device
         pool = self.pools.all[i_pool]
-        if len(plan.chunks) == 1:
-            run(pool, pool_layer, plan.chunks[0].items[i_pool], qkv, out)
-            return out
+        parts: list[Part] = []
         for chunk in plan.chunks:
             items = chunk.items[i_pool]
             rows = slice(chunk.first, chunk.first + items.n_tokens)
-            run(pool, pool_layer, items, [x[rows] for x in qkv], out[rows])
+            parts.append((items, [x[rows] for x in qkv], out[rows]))
+        run = self._run_on_host if q.device.type == "cpu" else self._run_on_device
+        run(pool, pool_layer, parts)
         return out
 
-    def _step_host(
-        self, pool: Pool, layer: int, items: Items, qkv: list[torch.Tensor], out: Any
-    ) -> None:
-        self.spent.add(pool.step(layer, items, *(x.contiguous() for x in qkv), out=out))
+    def _run_on_host(self, pool: Pool, layer: int, parts: list[Part]) -> None:
+        for items, qkv, out in parts:
+            self.spent.add(pool.step(layer, items, *(x.contiguous() for x in qkv), out=out))
 
-    def _pinned(self, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
-        buffers = self._staging.__dict__
-        buffer = buffers.get(name)
-        if buffer is None or buffer.numel() < n:
-            buffer = buffers[name] = torch.empty(n, dtype=dtype, pin_memory=True)
-        return buffer[:n]
-
-    def _step_device(
-        self, pool: Pool, layer: int, items: Items, qkv: list[torch.Tensor], out: Any
-    ) -> None:
-        """One copy to the host, the step, one copy back, on the current stream.
-
-        The wait before the step also covers the copy back of the step before, which may still read
-        the staging buffer.
-        """
-        start = time.monotonic_ns()
-        packed = torch.cat([x.reshape(-1) for x in qkv])
-        staged = self._pinned("in", packed.numel(), out.dtype)
-        staged.copy_(packed, non_blocking=True)
-        torch.cuda.current_stream(out.device).synchronize()
-        self.spent.copy_ns += time.monotonic_ns() - start
-        parts = torch.split(staged, [x.numel() for x in qkv])
-        host = [part.view(x.shape) for part, x in zip(parts, qkv)]
-        host_out = self._pinned("out", out.numel(), out.dtype).view(out.shape)
-        self.spent.add(pool.step(layer, items, *host, out=host_out))
-        out.copy_(host_out, non_blocking=True)
+    def _run_on_device(self, pool: Pool, layer: int, parts: list[Part]) -> None:
+        if not self._is_pinned:
+            self._is_pinned = True
+            try:
+                with torch.cuda.device(parts[0][2].device):
+                    self.client.pin_memory()
+            except UnsupportedError as e:
+                _log.info("copies from and to the GPU are slower: %s", e)
+        for result, copy_ns in run_steps(pool, layer, parts):
+            self.spent.add(result)
+            self.spent.copy_ns += copy_ns
