@@ -346,6 +346,7 @@ void attn_client_close(attn_client *c)
     else if (t != NULL)
         t->ops->abandon(t);
     holds_free(c);
+    free(atomic_load(&c->spare));
     free(c->url);
     free(c->name);
     free(c->token);

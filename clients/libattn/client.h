@@ -59,6 +59,8 @@ struct attn_client {
     struct attn_client_counters counters;
     LIST_HEAD(, client_hold) holds; /* pools that handles of this client hold */
 
+    _Atomic(struct split_memory *) spare; /* split.c: of the latest step that was cut, or NULL */
+
     /* keep.c */
     bool has_keeper, is_closing;
     pthread_t keeper;

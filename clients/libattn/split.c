@@ -11,12 +11,19 @@
 
 #include "clients/libattn/client.h"
 
+/* Arrays of a step in place that is cut. The client keeps the latest for its next: pages that are
+ * new take longer than filling them. */
+struct split_memory {
+    size_t bytes;
+    _Alignas(WIRE_ALIGN) uint8_t at[];
+};
+
 struct split {
     struct client_request *parent;
     struct attn_pool *pool; /* not touched once the client is being closed */
     struct attn_step step; /* in arrays, also if the caller's is in place */
     const struct attn_in_place *in_place; /* the caller's, or NULL */
-    void *memory; /* of those arrays, then */
+    struct split_memory *memory; /* of those arrays, then */
     size_t q_row, kv_row_k, kv_row_v, out_row; /* bytes per token */
     attn_dtype dtype;
     uint32_t n_heads; /* of queries */
@@ -35,7 +42,8 @@ static void split_free(struct split *s)
 {
     if (s == NULL)
         return;
-    free(s->memory);
+    if (s->memory != NULL)
+        free(atomic_exchange(&s->parent->client->spare, s->memory));
     free(s->piece_items);
     free(s->piece_status);
     free(s->item_status);
@@ -185,6 +193,19 @@ static void on_piece(void *user, attn_ticket ticket, const struct attn_result *r
 
 /* ---- the start ---- */
 
+/* NULL: there is none. */
+static struct split_memory *get_memory(struct attn_client *c, size_t bytes)
+{
+    struct split_memory *m = atomic_exchange(&c->spare, NULL);
+    if (m != NULL && m->bytes >= bytes)
+        return m;
+    free(m);
+    m = aligned_alloc(WIRE_ALIGN, sizeof *m + bytes);
+    if (m != NULL)
+        m->bytes = bytes;
+    return m;
+}
+
 /* Arrays for a step in place, with q, k and v in them. */
 static bool fill_arrays(struct split *s, const struct attn_in_place *ip, uint64_t n_tokens)
 {
@@ -195,9 +216,10 @@ static bool fill_arrays(struct split *s, const struct attn_in_place *ip, uint64_
     size_t bytes = 0;
     for (int i = 0; i < 5; i++)
         bytes += (rows[i] * n_tokens + WIRE_ALIGN - 1) & ~(size_t)(WIRE_ALIGN - 1);
-    uint8_t *next = s->memory = aligned_alloc(WIRE_ALIGN, bytes);
-    if (next == NULL)
+    s->memory = get_memory(s->parent->client, bytes);
+    if (s->memory == NULL)
         return false;
+    uint8_t *next = s->memory->at;
     for (int i = 0; i < 5; i++) {
         at[i] = rows[i] != 0 ? next : NULL;
         next += (rows[i] * n_tokens + WIRE_ALIGN - 1) & ~(size_t)(WIRE_ALIGN - 1);

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 Part = Tuple[Items, List[torch.Tensor], torch.Tensor]  # of a layer: q, k, v (or q alone), and the output
 
+# of an output: so much is copied by the CPU sooner than the GPU is waited for, which may have to be
+# another process's before it is this one's
+STAGED_BYTES = 1 << 20
 IN_FLIGHT = 2  # steps: while the daemon has one, the next is copied
 
 
@@ -58,7 +61,13 @@ class Copies:
         self.copy_ns += time.monotonic_ns() - start
 
     def take(self, address: int) -> None:
-        self._copy([(self._out, _at(address, self._out.shape, self._dtype))])
+        answer = _at(address, self._out.shape, self._dtype)
+        if self._stream is None or self._out.nbytes > STAGED_BYTES:
+            self._copy([(self._out, answer)])
+            return
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            staged = torch.empty(answer.shape, dtype=answer.dtype, pin_memory=True)
+            self._out.copy_(staged.copy_(answer), non_blocking=True)
 
 
 def run_steps(
