@@ -184,7 +184,7 @@ def bench(model, name: str, dtype: str, ids: torch.Tensor, args: argparse.Namesp
             layer = ""
             if i >= n_own and workers[i - n_own].spent.n_steps:  # over a lane nobody waits for one
                 s, n = workers[i - n_own].spent, workers[i - n_own].spent.n_steps * 1e3
-                layer = f"{s.copy_ns / n:.0f} + {(s.total_ns - s.copy_ns) / n:.0f}"
+                layer = f"{s.copy_ns / n:.0f} + {s.total_ns / n:.0f}"
                 layer += f" ({s.queue_ns / n:.0f}, {s.device_ns / n:.0f})"
             cells = [name, dtype, f"{batch}, {context}", r.name]
             cells += [f"{ids.numel() / r.prompt_seconds:.0f}", f"{median * 1e3:.2f}", *ratios]

@@ -13,8 +13,8 @@ left padding stays out of it. Greedy search, sampling, beam search (by fork) and
 work. What cannot be done is refused with UnsupportedError that names it: what a Cache hands to a
 layer is no tensor, so no attention but attnd's can be computed with it.
 
-q, k and v of a model on a GPU are copied into the steps' messages, and the output out of the answers, over
-shm:// at the bus's speed (Client.pin_memory); over a lane they stay on the GPU, and with graphs=True
+q, k and v of a model on a GPU are copied to the host, and the output back: of prompts over shm:// straight
+into the daemon's memory, at the bus's speed. Over a lane they stay on the GPU, and with graphs=True
 decode steps are captured, too.
 
 Continuous batching of an attached model (generate_batch(), init_continuous_batching(), transformers'

@@ -1,11 +1,12 @@
-"""Steps of tensors on a GPU that no lane takes: q, k and v are copied into the message, the output out of
-its answer, on the stream that is current."""
+"""Steps of tensors on a GPU that no lane takes. Small ones go through page-locked buffers; of large ones
+q, k and v are copied straight into the message, the output out of its answer."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import ctypes
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, List, Tuple
@@ -19,13 +20,49 @@ if TYPE_CHECKING:
     from .._step import Result, Step
     from ..pool import Pool
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 Part = Tuple[Items, List[torch.Tensor], torch.Tensor]  # of a layer: q, k, v (or q alone), and the output
 
-# of an output: so much is copied by the CPU sooner than the GPU is waited for, which may have to be
-# another process's before it is this one's
-STAGED_BYTES = 1 << 20
-IN_FLIGHT = 2  # steps: while the daemon has one, the next is copied
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+IN_FLIGHT = 2  # steps in place: while the daemon has one, the next is copied
+_SMALL_BYTES = 1 << 20  # of q, k and v: the host copies them sooner than Python calls back
+
+
+class Staging:
+    """Page-locked buffers; a thread's own."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def _buffer(self, name: str, n: int, dtype: torch.dtype) -> torch.Tensor:
+        buffers = self._of_thread.__dict__
+        buffer = buffers.get(name)
+        if buffer is None or buffer.numel() < n or buffer.dtype != dtype:
+            buffer = buffers[name] = torch.empty(n, dtype=dtype, pin_memory=True)
+        return buffer[:n]
+
+    def step(self, pool: Pool, layer: int, part: Part) -> tuple[Result, int]:
+        """One copy to the host, the step, one copy back, on the current stream. The step's result, and
+        the nanoseconds before it, with the wait for the model to have made q, k and v.
+
+        The wait before the step also covers the copy back of the step before, which may still read
+        the buffer.
+        """
+        items, qkv, out = part
+        start = time.monotonic_ns()
+        packed = torch.cat([x.reshape(-1) for x in qkv])
+        staged = self._buffer("in", packed.numel(), out.dtype)
+        staged.copy_(packed, non_blocking=True)
+        torch.cuda.current_stream(out.device).synchronize()
+        copy_ns = time.monotonic_ns() - start
+        host = [x.view(y.shape) for x, y in zip(torch.split(staged, [x.numel() for x in qkv]), qkv)]
+        host_out = self._buffer("out", out.numel(), out.dtype).view(out.shape)
+        result = pool.step(layer, items, *host, out=host_out)
+        out.copy_(host_out, non_blocking=True)
+        return result, copy_ns
+
+
+def is_small(parts: list[Part]) -> bool:
+    return len(parts) == 1 and sum(x.nbytes for x in parts[0][1]) <= _SMALL_BYTES
 
 
 def _at(address: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -36,7 +73,7 @@ def _at(address: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Copies:
-    """fill and take of one step.
+    """fill and take of one step in place.
 
     copy_ns  copying q, k and v, with the wait for the model to have made them
     """
@@ -61,24 +98,20 @@ class Copies:
         self.copy_ns += time.monotonic_ns() - start
 
     def take(self, address: int) -> None:
-        answer = _at(address, self._out.shape, self._dtype)
-        if self._stream is None or self._out.nbytes > STAGED_BYTES:
-            self._copy([(self._out, answer)])
-            return
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            staged = torch.empty(answer.shape, dtype=answer.dtype, pin_memory=True)
-            self._out.copy_(staged.copy_(answer), non_blocking=True)
+        self._copy([(self._out, _at(address, self._out.shape, self._dtype))])
 
 
-def run_steps(
+def run_in_place(
     pool: Pool, layer: int, parts: Iterable[Part]
 ) -> Iterator[tuple[Result, int]]:
-    """Steps of one layer, in their order. Yields each one's result and copy_ns."""
+    """Steps of one layer, in their order. Yields each one's result, without the time of copying q, k
+    and v, and that."""
     in_flight: collections.deque[tuple[Step, Copies]] = collections.deque()
 
     def wait() -> tuple[Result, int]:
         step, copies = in_flight.popleft()
-        return step.wait(), copies.copy_ns
+        result = step.wait()
+        return result._replace(total_ns=result.total_ns - copies.copy_ns), copies.copy_ns
 
     try:
         for items, qkv, out in parts:

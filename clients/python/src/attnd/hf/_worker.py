@@ -25,7 +25,7 @@ from ..pool import Items, Pool, Result, Sequence
 from ..spec import PoolSpec
 from ._cache import Cache
 from ._calls import NAME, Seen
-from ._copies import IN_FLIGHT, Part, run_steps
+from ._copies import IN_FLIGHT, Part, Staging, is_small, run_in_place
 from ._graphs import Graphs
 from ._handed import refuse
 from ._lane import Layers
@@ -50,7 +50,7 @@ _HEADER_BYTES = 1 << 18
 class Spent:
     """Time of a worker's steps so far, summed; nanoseconds as in attnd.Result.
 
-    copy_ns  of total_ns, copying q, k and v from a GPU, with the wait for the model to have made them
+    copy_ns  of q, k and v from a GPU, with the wait for the model to have made them
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class Worker(Closing, NotPicklable):
         self._caches: set[Cache | PagedCache] = set()
         self.layers = Layers(self, lane)
         self.graphs = Graphs(self) if graphs else None
-        self._is_pinned = False
+        self._staging, self._is_pinned = Staging(), False
         self._forgets = _windows_of_caches(switch.config, seen)
         self._batching = _set_batching(self)
         self._hooks = []
@@ -403,6 +403,11 @@ class Worker(Closing, NotPicklable):
             self.spent.add(pool.step(layer, items, *(x.contiguous() for x in qkv), out=out))
 
     def _run_on_device(self, pool: Pool, layer: int, parts: list[Part]) -> None:
+        if is_small(parts):
+            result, copy_ns = self._staging.step(pool, layer, parts[0])
+            self.spent.add(result)
+            self.spent.copy_ns += copy_ns
+            return
         if not self._is_pinned:
             self._is_pinned = True
             try:
@@ -410,6 +415,6 @@ class Worker(Closing, NotPicklable):
                     self.client.pin_memory()
             except UnsupportedError as e:
                 _log.info("copies from and to the GPU are slower: %s", e)
-        for result, copy_ns in run_steps(pool, layer, parts):
+        for result, copy_ns in run_in_place(pool, layer, parts):
             self.spent.add(result)
             self.spent.copy_ns += copy_ns
