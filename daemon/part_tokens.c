@@ -4,6 +4,7 @@
  * lse. What is appended is copied together in staging.
  */
 #include "daemon/part_tensors.h"
+#include "kernels/layer_visible.h"
 
 enum { ALIGN = 64 };
 
@@ -15,15 +16,12 @@ static uint64_t aligned(uint64_t bytes)
 /* Of the first n tokens of a sequence, those that are the card's. */
 static uint32_t n_of_card(const struct pool_split *s, uint32_t n)
 {
-    uint32_t stripe = s->config.block_tokens, block = stripe * s->n_cards;
-    uint32_t first = s->card * stripe, rest = n % block;
-    uint32_t more = rest <= first ? 0 : rest - first;
-    return n / block * stripe + (more < stripe ? more : stripe);
+    return stripes_before(stripes_of(&s->config), n);
 }
 
 static bool is_of_card(const struct pool_split *s, uint32_t pos)
 {
-    return pos / s->config.block_tokens % s->n_cards == s->card;
+    return stripes_have(stripes_of(&s->config), pos);
 }
 
 /* Bytes of a token's row of each tensor. */
@@ -143,12 +141,14 @@ static uint32_t n_seen(const struct part_tensors *t, const struct backend_item *
 }
 
 /* Queries from i on that can be one item over `seen` keys: each sees one more than the one before,
- * or (*out_is_full) all see the same. */
+ * or (*out_is_full) all see the same. Under a window that is one query: those of an item are at
+ * places one behind the other, and so are the first keys that they see. */
 static uint32_t run_of(const struct part_tensors *t, const struct backend_item *d, uint32_t i,
                        uint32_t seen, bool *out_is_full)
 {
+    const bool has_window = t->config->layers[d->layer].window_tokens > 0;
     uint32_t left = d->n_tokens - i, n = 1;
-    *out_is_full = left > 1 && n_seen(t, d, i + 1) == seen;
+    *out_is_full = !has_window && left > 1 && n_seen(t, d, i + 1) == seen;
     while (n < left && n_seen(t, d, i + n) == (*out_is_full ? seen : seen + n))
         n++;
     return *out_is_full && n > seen ? seen : n; /* its first is not before the first key */

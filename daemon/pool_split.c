@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/kv_layout.h"
+#include "kernels/layer_visible.h"
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
 
@@ -43,6 +44,27 @@ static attn_status split_heads(struct pool_split *s, char *why, size_t why_bytes
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
+/* A window of whole blocks is of so many tokens on each card, wherever it begins; what is in it of
+ * the layer's first tokens, too, is what the card has of them. */
+static attn_status split_window(const struct pool_split *s, uint32_t l, struct stripes stripes,
+                                char *why, size_t why_bytes)
+{
+    struct attn_layer_spec *layer = &s->layers[l];
+    if (layer->window_tokens == 0)
+        return ATTN_OK;
+    if (layer->window_tokens % stripes.every != 0)
+        return FAIL(ATTN_ENOTSUP,
+                    "split tokens: layers[%" PRIu32 "].window_tokens is %" PRIu32
+                    ", must be a multiple of block_tokens, %" PRIu32,
+                    l, layer->window_tokens, stripes.every);
+    if (layer->is_full)
+        return FAIL(ATTN_ENOTSUP,
+                    "split tokens: layers[%" PRIu32 "] is_full with a window can't be split so", l);
+    layer->window_tokens = layer->window_tokens / stripes.every * stripes.tokens;
+    layer->sink_tokens = stripes_before(stripes, layer->sink_tokens);
+    return ATTN_OK;
+}
+
 static attn_status split_tokens(struct pool_split *s, char *why, size_t why_bytes)
 {
     struct backend_pool_config *c = &s->config;
@@ -53,20 +75,20 @@ static attn_status split_tokens(struct pool_split *s, char *why, size_t why_byte
         return FAIL(ATTN_ENOTSUP,
                     "split tokens: block_tokens is %" PRIu32 ", %" PRIu32 " cards need %" PRIu32,
                     c->block_tokens, s->n_cards, MIN_STRIPE * s->n_cards);
-    for (uint32_t l = 0; l < c->num_layers; l++) {
-        struct attn_layer_spec *layer = &s->layers[l];
-        const char *field = layer->window_tokens != 0 ? "window_tokens"
-                            : layer->alibi_slopes != NULL && layer->n_branches == 0 ? "alibi_slopes"
-                                                                                    : NULL;
-        if (field != NULL)
-            return FAIL(ATTN_ENOTSUP, "split tokens: layers[%" PRIu32 "].%s can't be split so", l,
-                        field);
-        if (s->card != 0)
-            layer->sink_logits = NULL; /* it counts once */
-    }
     c->block_tokens /= s->n_cards;
     c->n_stripes = s->n_cards;
     c->stripe = s->card;
+    for (uint32_t l = 0; l < c->num_layers; l++) {
+        struct attn_layer_spec *layer = &s->layers[l];
+        if (layer->alibi_slopes != NULL && layer->n_branches == 0)
+            return FAIL(ATTN_ENOTSUP,
+                        "split tokens: layers[%" PRIu32 "].alibi_slopes can't be split so", l);
+        attn_status st = split_window(s, l, stripes_of(c), why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+        if (s->card != 0)
+            layer->sink_logits = NULL; /* it counts once */
+    }
     return ATTN_OK;
 }
 

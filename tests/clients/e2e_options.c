@@ -60,7 +60,7 @@ static const struct dilation {
 struct option_case {
     const struct case_geometry *g;
     struct case_dtype dtype;
-    const struct case_options *o;
+    struct case_options o;
     const struct case_shape *shape;
     const struct dilation *dilation;
     uint32_t n_items, n_history, n_step; /* items; tokens of the two steps */
@@ -83,10 +83,13 @@ static void case_open(struct option_case *c, uint32_t i)
                    n_o = CASE_COUNT(case_options);
     *c = (struct option_case){.g = &case_geometries[i % n_g],
                               .dtype = case_dtypes[i / n_g % n_d],
-                              .o = &case_options[i / n_g / n_d % n_o],
+                              .o = case_options[i / n_g / n_d % n_o],
                               .shape = &case_shapes[i / n_g / n_d / n_o]};
     c->dilation =
-        i % 2 == 0 || c->o->window_tokens > 0 ? &none : &dilations[i / 2 % CASE_COUNT(dilations)];
+        i % 2 == 0 || c->o.window_tokens > 0 ? &none : &dilations[i / 2 % CASE_COUNT(dilations)];
+    if (i % 3 != 0) /* of whole blocks, as those of pools split by tokens must be */
+        c->o.window_tokens =
+            (c->o.window_tokens + c->g->block_tokens - 1) / c->g->block_tokens * c->g->block_tokens;
     for (; c->n_items < CASE_MAX_ITEMS && c->shape->items[c->n_items].n_tokens > 0; c->n_items++) {
         c->n_history += c->shape->items[c->n_items].n_before;
         c->n_step += c->shape->items[c->n_items].n_tokens;
@@ -116,7 +119,7 @@ static void case_close(struct option_case *c)
 
 static attn_status make_pool(const struct option_case *c, attn_split split, attn_pool **out)
 {
-    const struct case_options *o = c->o;
+    const struct case_options *o = &c->o;
     static uint32_t n;
     char name[32];
     struct attn_layer layer = {.window_tokens = o->window_tokens,
@@ -218,9 +221,9 @@ static void check_item(const struct option_case *c, uint32_t item, size_t at_his
     float *k = malloc((size_t)n_kv * g->num_kv_heads * g->head_dim_k * sizeof *k);
     float *v = malloc((size_t)n_kv * g->num_kv_heads * g->head_dim_v * sizeof *v);
     double *want = malloc(n * sizeof *want), *want_lse = malloc(rows * sizeof *want_lse);
-    struct attn_layer_spec spec = case_spec(g, c->o);
-    spec.sink_logits = c->o->has_sink_logits ? c->sink_logits : NULL;
-    spec.alibi_slopes = c->o->has_alibi ? c->alibi_slopes : NULL;
+    struct attn_layer_spec spec = case_spec(g, &c->o);
+    spec.sink_logits = c->o.has_sink_logits ? c->sink_logits : NULL;
+    spec.alibi_slopes = c->o.has_alibi ? c->alibi_slopes : NULL;
     spec.n_branches = c->dilation->n;
     memcpy(spec.branches, c->dilation->branches, sizeof spec.branches);
     for (size_t i = 0; i < rows * g->head_dim_k; i++)
@@ -263,8 +266,12 @@ static void check_item(const struct option_case *c, uint32_t item, size_t at_his
 
 /* --- the product ------------------------------------------------------------------------------ */
 
+struct counts {
+    uint32_t n_run[ATTN_SPLIT_TOKENS + 1], n_dilated, n_windows; /* of those by tokens */
+};
+
 /* How many splits computed the case. */
-static uint32_t run_case(uint32_t i, uint32_t n_run[ATTN_SPLIT_TOKENS + 1], uint32_t *n_dilated)
+static uint32_t run_case(uint32_t i, struct counts *counts)
 {
     static const attn_split splits[] = {ATTN_SPLIT_WHOLE, ATTN_SPLIT_HEADS, ATTN_SPLIT_TOKENS};
     struct option_case c;
@@ -277,15 +284,16 @@ static uint32_t run_case(uint32_t i, uint32_t n_run[ATTN_SPLIT_TOKENS + 1], uint
     for (uint32_t s = 0; s < CASE_COUNT(splits); s++) {
         char what[160];
         snprintf(what, sizeof what, "case %u (%s, %s/%s, %s, %s), %u branches, %s", i, c.g->name,
-                 attn_dtype_name(c.dtype.q), attn_dtype_name(c.dtype.kv), c.o->name, c.shape->name,
+                 attn_dtype_name(c.dtype.q), attn_dtype_name(c.dtype.kv), c.o.name, c.shape->name,
                  c.dilation->n, attn_split_name(splits[s]));
         memset(out, 0xff, bytes);
         memset(lse, 0xff, rows * sizeof *lse);
         if (answer(&c, splits[s], out, lse) == ATTN_ENOTSUP)
             continue;
         n++;
-        n_run[splits[s]]++;
-        *n_dilated += splits[s] == ATTN_SPLIT_TOKENS && c.dilation->n > 0;
+        counts->n_run[splits[s]]++;
+        counts->n_dilated += splits[s] == ATTN_SPLIT_TOKENS && c.dilation->n > 0;
+        counts->n_windows += splits[s] == ATTN_SPLIT_TOKENS && c.o.window_tokens > 0;
         size_t at_history = 0, at_step = 0;
         for (uint32_t k = 0; k < c.n_items; k++) {
             check_item(&c, k, at_history, at_step, out, lse, what);
@@ -294,7 +302,7 @@ static uint32_t run_case(uint32_t i, uint32_t n_run[ATTN_SPLIT_TOKENS + 1], uint
         }
         if (splits[s] == ATTN_SPLIT_WHOLE)
             memcpy(whole, out, bytes);
-        else if (splits[s] == ATTN_SPLIT_HEADS && c.o->is_batch_invariant && n == 2 &&
+        else if (splits[s] == ATTN_SPLIT_HEADS && c.o.is_batch_invariant && n == 2 &&
                  memcmp(out, whole, bytes) != 0)
             fail_msg("%s: other bytes than in a whole pool", what);
     }
@@ -319,21 +327,24 @@ static void every_option_of_every_split_agrees_with_the_reference(void **state)
     const char *flags[] = {"--cache.max_pools", "64", NULL};
     const uint32_t n = CASE_N_PRODUCT * CASE_COUNT(case_dtypes) * CASE_COUNT(case_options) *
                        CASE_COUNT(case_shapes);
-    uint32_t n_run[ATTN_SPLIT_TOKENS + 1] = {0}, n_dilated = 0;
+    struct counts c = {{0}, 0, 0};
     if (getenv("E2E_CARDS") == NULL)
         setenv("E2E_CARDS", "0,1", 1);
     e2e_start(&d, flags);
     MUST_OK(attn_client_open(d.url, NULL, TIMEOUT_US, &client));
     for (uint32_t i = offset; i < n; i += every)
-        assert_true(run_case(i, n_run, &n_dilated) > 0);
-    printf("%u cases whole, %u by heads, %u by tokens, %u of these dilated\n",
-           n_run[ATTN_SPLIT_WHOLE], n_run[ATTN_SPLIT_HEADS], n_run[ATTN_SPLIT_TOKENS], n_dilated);
-    assert_true(n_run[ATTN_SPLIT_WHOLE] > 0);
-    assert_true(n_run[ATTN_SPLIT_HEADS] > 0);
+        assert_true(run_case(i, &c) > 0);
+    printf("%u cases whole, %u by heads, %u by tokens, of these %u dilated and %u with windows\n",
+           c.n_run[ATTN_SPLIT_WHOLE], c.n_run[ATTN_SPLIT_HEADS], c.n_run[ATTN_SPLIT_TOKENS],
+           c.n_dilated, c.n_windows);
+    assert_true(c.n_run[ATTN_SPLIT_WHOLE] > 0);
+    assert_true(c.n_run[ATTN_SPLIT_HEADS] > 0);
     /* tokens are split over 2, 4 or 8 */
     const uint32_t n_cards = cards_in(getenv("E2E_CARDS"));
-    assert_int_equal(n_run[ATTN_SPLIT_TOKENS] > 0, (n_cards & (n_cards - 1)) == 0);
-    assert_int_equal(n_dilated > 0, (n_cards & (n_cards - 1)) == 0);
+    const bool is_by_tokens = (n_cards & (n_cards - 1)) == 0;
+    assert_int_equal(c.n_run[ATTN_SPLIT_TOKENS] > 0, is_by_tokens);
+    assert_int_equal(c.n_dilated > 0, is_by_tokens);
+    assert_int_equal(c.n_windows > 0, is_by_tokens);
     attn_client_close(client);
     e2e_stop(&d);
 }

@@ -206,6 +206,17 @@ static void a_pool_that_does_not_fit_a_card_is_split_by_itself(void **state)
     end();
 }
 
+static void a_window_split_by_tokens_is_of_whole_blocks(void **state)
+{
+    (void)state;
+    start("0,1", NULL);
+    assert_refused(
+        (struct shape){4, 4, 32, 8, ATTN_SPLIT_TOKENS, 48, 0}, ATTN_ENOTSUP,
+        "split tokens: layers[0].window_tokens is 48, must be a multiple of block_tokens, 32");
+    assert_made("window", (struct shape){4, 4, 32, 8, ATTN_SPLIT_TOKENS, 64, 0}, ATTN_SPLIT_TOKENS);
+    end();
+}
+
 static void what_cannot_be_split_is_refused_by_name(void **state)
 {
     (void)state;
@@ -391,6 +402,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_split_pool_computes_what_one_card_does),
         TEST(a_pool_that_does_not_fit_a_card_is_split_by_itself),
+        TEST(a_window_split_by_tokens_is_of_whole_blocks),
         TEST(what_cannot_be_split_is_refused_by_name),
         TEST(a_part_that_fails_fails_the_step_which_may_be_repeated),
         TEST(a_lost_card_takes_what_is_split_over_it),

@@ -391,8 +391,11 @@ static bool run(uint32_t at, attn_split how, uint32_t n_cards, struct dilation d
     const struct case_geometry *g = &case_geometries[at % CASE_N_PRODUCT];
     at /= CASE_N_PRODUCT;
     struct case_dtype d = case_dtypes[at % CASE_COUNT(case_dtypes)];
-    const struct case_options *o = &case_options[at / CASE_COUNT(case_dtypes)];
+    struct case_options rounded = case_options[at / CASE_COUNT(case_dtypes)], *o = &rounded;
     struct split_run r;
+    if (how == ATTN_SPLIT_TOKENS) /* windows are whole blocks */
+        o->window_tokens =
+            (o->window_tokens + g->block_tokens - 1) / g->block_tokens * g->block_tokens;
     char name[256];
     snprintf(name, sizeof name, "%s over %u: %s, %s in %s, %s, %u branches, the last %u, %u",
              attn_split_name(how), n_cards, g->name, attn_dtype_name(d.q), attn_dtype_name(d.kv),
