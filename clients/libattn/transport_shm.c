@@ -1,5 +1,5 @@
 /* transport_shm.c: shm:// on the same host: messages are written into memory shared with the
- * daemon.
+ * daemon. shm_connect.c makes the connection.
  *
  * The thread that receives connects, waits and notices a lost connection; any thread sends. A
  * message is built in the region where the daemon will read it; one that finds no room there (or no
@@ -15,7 +15,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,203 +23,21 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include "clients/libattn/lane.h"
-#include "clients/libattn/shm_region.h"
+#include "clients/libattn/shm.h"
 #include "proto/attn_time.h"
 
 #define SHM_MAX_SPIN_NS 250000u /* covers a short step; longer ones are not worth a core */
 #define SHM_MIN_SPIN_NS 1000u
 #define SHM_POLITE_NS 20000u /* spinning for longer lets others run in between */
-#define SHM_RETRY_NS 10000000u
-#define SHM_MAX_RETRY_NS 500000000u
-#define SHM_WELCOME_NS 5000000000u
 #define SHM_MESSAGE_OVERHEAD (64u << 10) /* of a request and its reply, beside tensors */
-
-struct shm {
-    struct client_transport base;
-    struct sockaddr_un address;
-    int epoll_fd, wake_fd; /* never change */
-    atomic_bool is_connected, is_woken, is_fd_used;
-    atomic_uint_fast64_t generation, n_failures;
-
-    pthread_mutex_t lock;
-    struct shm_region *region; /* NULL: not connected. Written by the receiving thread alone */
-    SLIST_HEAD(, shm_region) old; /* without connection, with messages in use */
-    char why_not[sizeof((struct shm_welcome *)0)
-                     ->message]; /* there is no connection; "" if there is one */
-    const struct lane_memory_ops *pins; /* regions are page-locked with; NULL: they are not */
-    int pin_device;
-
-    /* the receiving thread's */
-    int socket; /* -1: none. With one and no region: hello is sent */
-    bool is_hung_up; /* dropped once the region's last replies are taken */
-    bool has_spare_core;
-    uint64_t retry_ns, retry_at_ns, welcome_until_ns;
-    uint64_t spin_ns;
-};
 
 /* A message outside of a region; the message is behind it. */
 struct heap_message {
     _Alignas(64) size_t bytes;
     size_t reply_bytes;
 };
-
-/* ---- connecting; the receiving thread ---- */
-
-/* Closes the socket, keeps why, and sets when to try again. */
-static void drop_socket(struct shm *sh, const char *why)
-{
-    pthread_mutex_lock(&sh->lock);
-    snprintf(sh->why_not, sizeof sh->why_not, "%s", why);
-    pthread_mutex_unlock(&sh->lock);
-    atomic_fetch_add(&sh->n_failures, 1);
-    if (sh->socket >= 0)
-        close(sh->socket); /* leaves the epoll set by itself */
-    sh->socket = -1;
-    sh->is_hung_up = false;
-    sh->retry_at_ns = attn_now_ns() + sh->retry_ns;
-    sh->retry_ns = 2 * sh->retry_ns < SHM_MAX_RETRY_NS ? 2 * sh->retry_ns : SHM_MAX_RETRY_NS;
-}
-
-static void disconnect(struct shm *sh)
-{
-    drop_socket(sh, "the daemon hung up");
-    struct shm_region *r = sh->region;
-    if (r == NULL)
-        return;
-    atomic_store(&sh->is_connected, false);
-    pthread_mutex_lock(&sh->lock);
-    sh->region = NULL;
-    region_forget(r);
-    if (r->n_used > 0) {
-        SLIST_INSERT_HEAD(&sh->old, r, link);
-        r = NULL;
-    }
-    pthread_mutex_unlock(&sh->lock);
-    if (r != NULL)
-        region_close(r);
-}
-
-static void start_connecting(struct shm *sh)
-{
-    struct shm_hello h = {.magic = SHM_MAGIC, .version = SHM_VERSION};
-    struct epoll_event ev = {.events = EPOLLIN};
-    sh->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (sh->socket < 0 ||
-        connect(sh->socket, (struct sockaddr *)&sh->address, sizeof sh->address) != 0 ||
-        send(sh->socket, &h, sizeof h, MSG_NOSIGNAL) != sizeof h ||
-        epoll_ctl(sh->epoll_fd, EPOLL_CTL_ADD, sh->socket, &ev) != 0) {
-        drop_socket(sh, connect_error(errno, sh->address.sun_path));
-        return;
-    }
-    sh->welcome_until_ns = attn_now_ns() + SHM_WELCOME_NS;
-}
-
-/* The two descriptors of a welcome; what else came is closed. false: not those two. */
-static bool take_descriptors(struct msghdr *m, int out_fds[2])
-{
-    size_t n = 0;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c != NULL; c = CMSG_NXTHDR(m, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-            continue;
-        for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= c->cmsg_len; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-            if (n < 2)
-                out_fds[n] = fd;
-            else
-                close(fd);
-            n++;
-        }
-    }
-    if (n == 1)
-        close(out_fds[0]);
-    else if (n > 2) {
-        close(out_fds[0]);
-        close(out_fds[1]);
-    }
-    return n == 2;
-}
-
-/* Page-locks a region; without that copies to and from a GPU are slower. */
-static attn_status pin_region(struct shm *sh, struct shm_region *r, char *why, size_t why_bytes)
-{
-    attn_status st = sh->pins->pin(r->base, r->bytes, &sh->pin_device, why, why_bytes);
-    r->unpin = st == ATTN_OK ? sh->pins->unpin : NULL;
-    return st;
-}
-
-static void take_welcome(struct shm *sh)
-{
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(4 * sizeof(int))];
-    } control;
-    struct shm_welcome w;
-    struct iovec iov = {&w, sizeof w};
-    struct msghdr m = {.msg_iov = &iov,
-                       .msg_iovlen = 1,
-                       .msg_control = control.bytes,
-                       .msg_controllen = sizeof control.bytes};
-    int fds[2];
-    ssize_t n = recvmsg(sh->socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-        if (attn_now_ns() > sh->welcome_until_ns)
-            drop_socket(sh, "whoever listens there does not answer");
-        return;
-    }
-    bool has_fds = n >= 0 && take_descriptors(&m, fds);
-    struct shm_region *r = NULL;
-    if (n == sizeof w && has_fds && w.magic == SHM_MAGIC && w.version == SHM_VERSION &&
-        w.status == ATTN_OK && region_open(&w, fds[0], fds[1], &r) != ATTN_OK)
-        r = NULL;
-    if (has_fds) {
-        close(fds[0]);
-        if (r == NULL)
-            close(fds[1]);
-    }
-    if (r == NULL) {
-        const char *why = "whoever listens there is no attnd that this library understands";
-        if (n == 0)
-            why = "the daemon hung up: it serves its own user, root and the socket's group";
-        else if (n == sizeof w && w.magic == SHM_MAGIC && w.status != ATTN_OK)
-            why = w.message;
-        w.message[sizeof w.message - 1] = 0;
-        drop_socket(sh, why);
-        return;
-    }
-    sh->retry_ns = SHM_RETRY_NS;
-    pthread_mutex_lock(&sh->lock);
-    if (sh->pins != NULL)
-        pin_region(sh, r, w.message, sizeof w.message);
-    sh->region = r;
-    sh->why_not[0] = 0;
-    pthread_mutex_unlock(&sh->lock);
-    atomic_fetch_add(&sh->generation, 1);
-    atomic_store(&sh->is_connected, true);
-}
-
-static void connect_some(struct shm *sh)
-{
-    if (sh->socket < 0 && attn_now_ns() >= sh->retry_at_ns)
-        start_connecting(sh);
-    if (sh->socket >= 0 && sh->region == NULL)
-        take_welcome(sh);
-}
-
-/* Takes wake-up bytes off the socket and notices that it was hung up. */
-static void look_at_socket(struct shm *sh)
-{
-    uint8_t bytes[64];
-    ssize_t n;
-    do
-        n = recv(sh->socket, bytes, sizeof bytes, MSG_DONTWAIT);
-    while (n > 0 || (n < 0 && errno == EINTR));
-    sh->is_hung_up = n == 0 || errno != EAGAIN;
-}
 
 /* ---- life ---- */
 
@@ -293,7 +110,7 @@ static attn_status shm_open_url(const char *url, const struct client_credentials
     sh->retry_ns = SHM_RETRY_NS;
     sh->has_spare_core = sysconf(_SC_NPROCESSORS_ONLN) > 1;
     sh->spin_ns = SHM_MAX_SPIN_NS;
-    start_connecting(sh);
+    shm_connect_begin(sh);
     *out_t = &sh->base;
     return ATTN_OK;
 fail:
@@ -406,7 +223,7 @@ static bool take_reply(struct shm *sh, struct client_message *out_m)
         *out_m = (struct client_message){.base = reply, .bytes = bytes, .id = x->id};
     pthread_mutex_unlock(&sh->lock);
     if (st == ATTN_EPROTO)
-        disconnect(sh);
+        shm_disconnect(sh);
     return st == ATTN_OK;
 }
 
@@ -421,7 +238,7 @@ static void drain_wakes(struct shm *sh)
 static void arm_socket(struct shm *sh)
 {
     drain_wakes(sh);
-    look_at_socket(sh);
+    shm_look_at_socket(sh);
     atomic_store(&sh->region->control->client_sleeps, SHM_WAITS_ON_SOCKET);
 }
 
@@ -429,7 +246,7 @@ static bool shm_recv(struct client_transport *t, struct client_message *out_m)
 {
     struct shm *sh = (struct shm *)t;
     if (sh->region == NULL) {
-        connect_some(sh);
+        shm_connect_on(sh);
         return false;
     }
     if (!region_has_completed(sh->region) && !sh->is_hung_up && atomic_load(&sh->is_fd_used))
@@ -437,7 +254,7 @@ static bool shm_recv(struct client_transport *t, struct client_message *out_m)
     if (region_has_completed(sh->region))
         return take_reply(sh, out_m);
     if (sh->is_hung_up)
-        disconnect(sh);
+        shm_disconnect(sh);
     return false;
 }
 
@@ -505,7 +322,7 @@ static void shm_wait(struct client_transport *t, uint64_t ns)
         sh->spin_ns = is_spun || attn_now_ns() - start_ns <= SHM_MAX_SPIN_NS ? SHM_MAX_SPIN_NS
                                                                              : sh->spin_ns / 2;
     else if (!atomic_load(&sh->is_woken))
-        look_at_socket(sh);
+        shm_look_at_socket(sh);
     drain_wakes(sh);
 }
 
@@ -586,7 +403,7 @@ static attn_status shm_pin(struct client_transport *t, const struct lane_memory_
         sh->pin_device = -1;
         sh->pins = ops;
         if (sh->region != NULL)
-            st = pin_region(sh, sh->region, why, why_bytes);
+            st = shm_pin_region(sh, sh->region, why, why_bytes);
         if (st != ATTN_OK)
             sh->pins = NULL;
     }
