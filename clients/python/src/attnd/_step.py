@@ -172,11 +172,11 @@ class InPlace(Prepared):
         self._failed: BaseException | None = None
 
         def on_fill(user: int, q: int, k: int | None, v: int | None) -> None:
-            for _ in range(2):
+            while True:
                 try:
                     return fill(q, k, v)
                 except KeyboardInterrupt as e:
-                    self._failed = e
+                    self._failed = e  # once it is whole
                 except BaseException as e:
                     self._failed = e
                     return
