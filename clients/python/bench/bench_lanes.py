@@ -27,7 +27,7 @@ AHEAD = 3  # plans of a lane that are not finished; it takes four
 
 def bare_us(args: argparse.Namespace) -> float:
     """One layer of all sequences in one batch."""
-    context = args.context + args.rounds * args.tokens // 2
+    context = args.context + args.tokens + args.rounds * args.tokens // 2
     cell = f"{HEADS},{KV_HEADS},{DIM},{args.workers * args.sequences},{context}"
     with tempfile.NamedTemporaryFile(suffix=".csv") as file:
         command = [args.prefix / "bin" / "attnbench", "--backend", args.backend, "--runs", "30"]
@@ -95,7 +95,7 @@ def run(barrier, results, url: str, args: argparse.Namespace) -> None:
                     pos += 1
                 stream.synchronize()
 
-            decode()
+            decode()  # once to warm up
             for _ in range(args.rounds):
                 barrier.wait()
                 start = time.monotonic()
