@@ -24,6 +24,7 @@
 #include <cmocka.h>
 
 enum { TIMEOUT_MS = 300000 }; /* of what hangs */
+enum { LOOK_MS = 1000 }; /* whether the daemon is there still */
 enum { STUCK_MS = 5000 }; /* of what is sent again: another socket is tried */
 
 static int64_t now_ms(void)
@@ -291,7 +292,7 @@ static void say_hello(struct e2e_client *c)
 
 void e2e_connect_shm(struct e2e_client *c, const struct e2e *d)
 {
-    *c = (struct e2e_client){.next_id = 1, .socket = -1};
+    *c = (struct e2e_client){.next_id = 1, .socket = -1, .pid = d->pid};
     c->shm = malloc(sizeof *c->shm);
     if (!shm_link_open(c->shm, d->shm_path, 32, 0))
         fail_msg("no shared memory: %s", c->shm->welcome.message);
@@ -300,7 +301,7 @@ void e2e_connect_shm(struct e2e_client *c, const struct e2e *d)
 
 void e2e_connect_tls(struct e2e_client *c, const struct e2e *d)
 {
-    *c = (struct e2e_client){.next_id = 1, .socket = -1};
+    *c = (struct e2e_client){.next_id = 1, .socket = -1, .pid = d->pid};
     char why[256], *ca = certs_file(CERTS_GOOD, "ca.crt");
     struct client_credentials files = {.ca_file = ca};
     if (transport_sp_ops.open(d->tls_url, &files, &c->tls, why, sizeof why) != ATTN_OK)
@@ -343,7 +344,7 @@ static void open_socket(struct e2e_client *c)
 
 void e2e_connect_badly(struct e2e_client *c, const struct e2e *d, int retry_ms)
 {
-    *c = (struct e2e_client){.next_id = 1, .retry_ms = retry_ms};
+    *c = (struct e2e_client){.next_id = 1, .retry_ms = retry_ms, .pid = d->pid};
     snprintf(c->url, sizeof c->url, "%s", d->url);
     open_socket(c);
     say_hello(c);
@@ -526,16 +527,29 @@ const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int tim
     }
 }
 
+/* And nobody has waited for it, as a test does that ends it. */
+static bool has_ended(pid_t pid)
+{
+    siginfo_t ended = {.si_pid = 0};
+    return waitid(P_PID, (id_t)pid, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0;
+}
+
 const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id)
 {
     int64_t until = now_ms() + TIMEOUT_MS;
-    const struct wire_reply *r = e2e_await_ms(c, id, c->retry_ms != 0 ? c->retry_ms : TIMEOUT_MS);
-    for (; r == NULL && c->retry_ms != 0 && now_ms() < until; c->n_retries++) {
-        e2e_send_bytes(c, c->last, c->last_bytes);
-        r = e2e_await_ms(c, id, c->retry_ms);
+    int look_ms = c->retry_ms != 0 ? c->retry_ms : LOOK_MS;
+    const struct wire_reply *r = e2e_await_ms(c, id, look_ms);
+    for (; r == NULL && now_ms() < until; r = e2e_await_ms(c, id, look_ms)) {
+        if (c->retry_ms != 0) {
+            e2e_send_bytes(c, c->last, c->last_bytes);
+            c->n_retries++;
+        } else if (has_ended(c->pid)) {
+            break;
+        }
     }
     if (r == NULL)
-        fail_msg("request %llu was not answered", (unsigned long long)id);
+        fail_msg("request %llu was not answered%s", (unsigned long long)id,
+                 has_ended(c->pid) ? ": attnd has ended" : "");
     return r;
 }
 

@@ -61,6 +61,7 @@ struct e2e_reply {
 };
 
 struct e2e_client {
+    pid_t pid; /* the daemon's that it connected to */
     int socket;
     struct shm_link *shm; /* NULL: not through shared memory */
     struct client_transport *tls; /* NULL: not through TLS */
@@ -90,7 +91,8 @@ uint64_t e2e_send(struct e2e_client *c, Attnd__Request *h, const void *payload,
                   size_t payload_bytes);
 /* Any bytes as one message. */
 void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n);
-/* The reply; fails the test after five minutes. Belongs to the client. */
+/* The reply; fails the test after five minutes, or when the daemon has ended. Belongs to the
+ * client. */
 const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id);
 /* NULL: nothing came within timeout_ms. */
 const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int timeout_ms);
