@@ -330,7 +330,7 @@ void e2e_connect(struct e2e_client *c, const struct e2e *d)
 static void open_socket(struct e2e_client *c)
 {
     int again_ms = 2, max = -1, buffer = 8 << 20;
-    int timeout = c->retry_ms != 0 ? STUCK_MS : TIMEOUT_MS;
+    int timeout = c->retry_ms != 0 ? STUCK_MS : LOOK_MS;
     c->socket = nn_socket(AF_SP_RAW, NN_REQ);
     assert_true(c->socket >= 0);
     nn_setsockopt(c->socket, NN_SOL_SOCKET, NN_RCVMAXSIZE, &max, sizeof max);
@@ -384,6 +384,13 @@ void e2e_disconnect(struct e2e_client *c)
 
 static bool receive(struct e2e_client *c, int timeout_ms);
 
+/* And nobody has waited for it, as a test does that ends it. */
+static bool has_ended(pid_t pid)
+{
+    siginfo_t ended = {.si_pid = 0};
+    return waitid(P_PID, (id_t)pid, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0;
+}
+
 void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n)
 {
     if (c->shm != NULL) {
@@ -413,11 +420,15 @@ void e2e_send_bytes(struct e2e_client *c, const void *bytes, size_t n)
     struct nn_iovec iov = {(void *)(uintptr_t)bytes, n};
     struct nn_msghdr h = {&iov, 1, control, sizeof control};
     int flags = c->may_fail ? NN_DONTWAIT : 0, sent = nn_sendmsg(c->socket, &h, flags);
-    while (sent < 0 && c->retry_ms != 0 && nn_errno() == ETIMEDOUT) {
-        /* after many cuts libnanomsg may end each new connection itself, right behind its
-         * handshake, for good */
-        nn_close(c->socket);
-        open_socket(c);
+    int64_t until = now_ms() + TIMEOUT_MS;
+    while (sent < 0 && nn_errno() == ETIMEDOUT &&
+           (c->retry_ms != 0 || (now_ms() < until && !has_ended(c->pid)))) {
+        if (c->retry_ms != 0) {
+            /* after many cuts libnanomsg may end each new connection itself, right behind its
+             * handshake, for good */
+            nn_close(c->socket);
+            open_socket(c);
+        }
         sent = nn_sendmsg(c->socket, &h, flags);
     }
     c->has_failed |= sent != (int)n;
@@ -525,13 +536,6 @@ const struct wire_reply *e2e_await_ms(struct e2e_client *c, uint64_t id, int tim
         if (left < 0 || !receive(c, (int)left))
             return NULL;
     }
-}
-
-/* And nobody has waited for it, as a test does that ends it. */
-static bool has_ended(pid_t pid)
-{
-    siginfo_t ended = {.si_pid = 0};
-    return waitid(P_PID, (id_t)pid, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0;
 }
 
 const struct wire_reply *e2e_await(struct e2e_client *c, uint64_t id)
