@@ -32,7 +32,6 @@
 #define M_PAGES 0
 #endif
 #define M_KEPT_BLOCKS ((M_KEPT + M_BLOCK_TOKENS - 1) / M_BLOCK_TOKENS)
-#define M_PENDING (M_SLOTS * M_LAYERS) /* one a (slot, layer), as the engine does it */
 
 struct model_seq {
     bool is_open;
@@ -125,33 +124,38 @@ struct device {
     uint32_t page[M_PAGES + 1][M_LAYERS][M_BLOCK_TOKENS];
 };
 
+/* model_apply.c */
+/* The status that the cache must give; m changes as the cache must. */
+attn_status model_apply(struct model *m, const struct op *op);
+/* What is left of m after a kill and a recovery. */
+void model_recover(struct model *m);
+
+/* model_draw.c */
+/* A random operation that makes sense for the model's state. *random is the generator's state. */
+struct op model_op(const struct model *m, uint64_t *random);
+const char *op_text(const struct op *op);
+
+/* model_check.c */
 extern const struct kv_config model_config;
-/* Where a resize copies; NULL: nowhere. Blocks that it has copied. */
-extern struct device *model_resized;
+/* Where bytes are that move or that a resize copies; set by who tests. */
+extern struct device *model_device;
+/* Blocks that resizes have copied. */
 extern uint32_t model_n_moved;
 
 /* A new arena with the pool that the model expects. */
 struct kv *model_kv_open(void);
-/* A random operation that makes sense for the model's state. *random is the generator's state. */
-struct op model_op(const struct model *m, uint64_t *random);
-/* The status that the cache must give; m changes as the cache must. */
-attn_status model_apply(struct model *m, const struct op *op);
-/* The mirror has its row then. */
-void model_kv_settle(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][M_ROW]);
 /* The same operation on the cache; a resize with its copies. t has been reset; mirror, if any, gets
  * the patches. */
 attn_status model_kv_apply(struct kv *kv, const struct op *op, struct test_fx *t,
                            uint32_t mirror[M_SEQUENCES][M_ROW]);
-/* Where bytes are that move; set by who tests. */
-extern struct device *model_device;
-/* After an operation that succeeded: what of it only the cache knows, if it may be so; empty, or
- * why not. */
-const char *model_learn(struct model *m, struct kv *kv, const struct op *op);
+/* The mirror has its row then. */
+void model_kv_settle(struct kv *kv, kv_seq_id seq, uint32_t mirror[M_SEQUENCES][M_ROW]);
 /* What a batch does after a reserve that succeeded: m as after model_apply. */
 void model_device_run(struct device *d, struct kv *kv, const struct model *m, const struct op *op,
                       const struct test_fx *t);
-/* What is left of m after a kill and a recovery. */
-void model_recover(struct model *m);
+/* After an operation that succeeded: what of it only the cache knows, if it may be so; empty, or
+ * why not. */
+const char *model_learn(struct model *m, struct kv *kv, const struct op *op);
 /* Empty, or a sentence with the first difference between the cache (and the device) and m: what
  * clients can see, and which blocks are shared. */
 const char *model_difference(struct kv *kv, const struct model *m, const struct device *d);
@@ -161,6 +165,5 @@ const char *model_visible_difference(struct kv *kv, const struct model *m, const
  * was. */
 const char *model_published_difference(struct kv *kv, const struct model *a, const struct model *b,
                                        const struct device *d);
-const char *op_text(const struct op *op);
 
 #endif

@@ -37,9 +37,9 @@ static void grow(struct grown *g, uint64_t seed, uint32_t n_ops)
     struct kv *kv = model_kv_open();
     uint64_t random = seed * UINT64_C(0x9e3779b97f4a7c15);
     memset(g, 0, sizeof *g);
+    model_device = &g->device;
     for (uint32_t i = 0; i < n_ops; i++) {
         struct op op = model_op(&g->model, &random);
-        model_resized = &g->device;
         attn_status expected = model_apply(&g->model, &op);
         test_fx_reset(&t);
         assert_int_equal(model_kv_apply(kv, &op, &t, NULL), expected);

@@ -188,7 +188,6 @@ static const struct op script[] = {
 static void child_run(struct kv *kv, uint64_t seed)
 {
     static struct test_fx t;
-    model_resized = &stage->device;
     uint64_t random = seed * UINT64_C(0x9e3779b97f4a7c15);
     model_device = &stage->device;
     for (uint32_t i = 0; i < N_OPS; i++) {

@@ -23,7 +23,6 @@ static void run_seed(uint64_t seed)
     static struct test_fx t;
     struct device d = {0};
     model_device = &d;
-    model_resized = &d;
     model_n_moved = 0;
     uint32_t mirror[M_SEQUENCES][M_ROW] = {{0}};
     uint32_t n_ok[OP_N_KINDS] = {0}, n_refused[OP_N_KINDS] = {0}, n_copies = 0, n_noblocks = 0;

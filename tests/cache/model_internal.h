@@ -1,0 +1,53 @@
+/* model_internal.h: what the files of model.h share: model.c (what the model holds), model_apply.c
+ * (what an operation does to it), model_draw.c (operations at random) and model_check.c (the same
+ * on the cache, and what differs).
+ */
+#ifndef TESTS_CACHE_MODEL_INTERNAL_H
+#define TESTS_CACHE_MODEL_INTERNAL_H
+
+#include "tests/cache/model.h"
+
+/* Three prompts that part after 4 and after 8 tokens. */
+static inline uint32_t model_id(uint32_t prompt, uint32_t pos)
+{
+    return pos * 3 + (prompt > 0 && pos >= prompt * M_BLOCK_TOKENS ? prompt : 0);
+}
+
+/* What an append writes to a cell. */
+static inline uint32_t model_value(uint32_t seed, uint32_t layer, uint32_t pos)
+{
+    return (seed * 31 + layer) * 2654435761u + pos * 40503u;
+}
+
+/* Entry i names something; and that a block, not idle memory. */
+bool model_holds_entry(const struct model_seq *s, uint32_t i);
+bool model_has_block(const struct model_seq *s, uint32_t i);
+uint32_t model_n_away(const struct model_seq *s);
+
+/* Nothing is outstanding of the sequence; of any. */
+bool model_is_quiet(const struct model *m, uint32_t slot);
+bool model_are_all_quiet(const struct model *m);
+uint32_t model_n_open(const struct model *m);
+/* Of the pool as it is. */
+uint32_t model_n_blocks(const struct model *m);
+/* Distinct blocks with a reference. */
+uint32_t model_n_used(const struct model *m);
+/* References to a block: tables, old blocks of pending copies, and what moves. */
+uint32_t model_references(const struct model *m, uint64_t block);
+/* NULL: it is not published. */
+struct model_published *model_published_block(struct model *m, uint64_t block);
+
+/* A reference is gone: a published block that nobody has any more was used now. */
+void model_let_go(struct model *m, uint64_t block);
+/* Of n_full blocks that are used or published, a published one goes; false: there are fewer. */
+bool model_make_room(struct model *m, uint32_t n_full);
+uint64_t model_block_new(struct model *m);
+
+/* Publishes what the sequence has full blocks and ids of. */
+void model_publish(struct model *m, uint32_t slot);
+/* It looks again from its first n_blocks on, if it had come further. */
+void model_look_from(struct model *m, struct model_seq *s, uint32_t n_blocks);
+/* A new sequence begins with what is published of its ids. */
+void model_begin_with(struct model *m, uint32_t slot);
+
+#endif
