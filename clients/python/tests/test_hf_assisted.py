@@ -72,7 +72,8 @@ def test_a_cache_that_was_replaced_is_not_taken_again(attach):
         worker.generate(**inputs, **GREEDY, logits_processor=[besides])
 
 
-def test_early_exit_drafts_with_the_first_layers(attach, client):
+@pytest.mark.parametrize("lane", [False, True])
+def test_early_exit_drafts_with_the_first_layers(lane, attach, client):
     model = make(llama)
     inputs = prompts(model, (9,))
     want = model.generate(**inputs, **GREEDY)
@@ -80,9 +81,10 @@ def test_early_exit_drafts_with_the_first_layers(attach, client):
         model.generate(**inputs, **GREEDY, assistant_early_exit=2)
     except TypeError as e:
         pytest.skip(f"transformers {tf.__version__} does not do it by itself: {e}")
-    worker = attach(model)
+    worker = attach(model, lane=lane)
     before = n_sequences(client)
     assert torch.equal(worker.generate(**inputs, **GREEDY, assistant_early_exit=2), want)
+    assert worker.layers.is_used == lane
     assert n_sequences(client) == before
 
 

@@ -16,6 +16,7 @@ import torch
 from ..errors import (
     AttndError,
     ConnectionLostError,
+    InvalidArgumentError,
     OverloadedError,
     TimedOutError,
     UnsupportedError,
@@ -116,7 +117,10 @@ class Layers:
     def _begin(self, plan: Packed) -> bool:
         """Plans a pass. False: it goes the other way."""
         assert self._lane is not None
-        if not self._tell(self._lane, plan.chunks[0].items[0], self._order):
+        try:
+            if not self._tell(self._lane, plan.chunks[0].items[0], self._order):
+                return False
+        except InvalidArgumentError:  # later layers lag, as in drafts that the first ones make
             return False
         self._plan, self._n_enqueued = plan, 0
         return True
