@@ -44,8 +44,8 @@ static attn_status split_heads(struct pool_split *s, char *why, size_t why_bytes
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
-/* A window of whole blocks is of so many tokens on each card, wherever it begins; what is in it of
- * the layer's first tokens, too, is what the card has of them. */
+/* A window of whole blocks has the same number of tokens on each card, wherever it begins; of the
+ * first tokens that stay visible each card has its own. */
 static attn_status split_window(const struct pool_split *s, uint32_t l, struct stripes stripes,
                                 char *why, size_t why_bytes)
 {

@@ -18,7 +18,7 @@ enum { LONG_US = 300000000, DEVICE = 3 };
 
 static struct e2e d;
 
-/* A driver that counts. Pages are what it is asked for: all of them can be read and written. */
+/* A driver that counts. */
 static struct {
     bool is_refusing;
     int n_pinned, n_unpinned, n_refused;

@@ -33,7 +33,7 @@ def random_qkv(n, dtype):
 
 
 def as_numpy(x, pool):
-    x = x.to(_copies.DTYPES[pool.spec.q_dtype]).contiguous()
+    x = x.to(_copies.DTYPE_OF[pool.spec.q_dtype]).contiguous()
     return x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
 

@@ -15,6 +15,7 @@ import torch
 
 from .._step import InPlace, Items
 from ..errors import AttndError
+from ._pool import DTYPES
 
 if TYPE_CHECKING:
     from .._step import Result, Step
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Part = Tuple[Items, List[torch.Tensor], torch.Tensor]  # of a layer: q, k, v (or q alone), and the output
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 IN_FLIGHT = 2  # steps in place: while the daemon has one, the next is copied
 _SMALL_BYTES = 1 << 20  # of q, k and v: the host copies them sooner than Python calls back
 
@@ -81,7 +82,7 @@ class Copies:
     def __init__(self, pool: Pool, qkv: list[torch.Tensor], out: torch.Tensor):
         self.copy_ns = 0
         self._qkv, self._out = qkv, out
-        self._dtype = DTYPES[pool.spec.q_dtype]
+        self._dtype = DTYPE_OF[pool.spec.q_dtype]
         self._stream = torch.cuda.current_stream(out.device) if out.is_cuda else None
 
     def _copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -101,9 +102,7 @@ class Copies:
         self._copy([(self._out, _at(address, self._out.shape, self._dtype))])
 
 
-def run_in_place(
-    pool: Pool, layer: int, parts: Iterable[Part]
-) -> Iterator[tuple[Result, int]]:
+def run_in_place(pool: Pool, layer: int, parts: Iterable[Part]) -> Iterator[tuple[Result, int]]:
     """Steps of one layer, in their order. Yields each one's result, without the time of copying q, k
     and v, and that."""
     in_flight: collections.deque[tuple[Step, Copies]] = collections.deque()

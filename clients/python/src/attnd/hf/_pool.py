@@ -25,7 +25,7 @@ from ._states import States
 BLOCK_TOKENS = 16  # the daemon's, of a spec with block_tokens 0
 _DEFAULT_TOKENS, _LEAST_TOKENS = 8192, 256
 _MAX_HEAD_DIM = 256  # the daemon's
-_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 class LayersSpec(NamedTuple):
@@ -55,7 +55,7 @@ def pool_specs(model: Any, seen: dict[int, Seen], *, name: str, **options: Any) 
 
 
 def _check_geometry(layer: int, geometry: dict[str, Any]) -> None:
-    if geometry["dtype"] not in _DTYPES:
+    if geometry["dtype"] not in DTYPES:
         raise refuse(f"dtype {geometry['dtype']}")
     for what in ("head_dim of k", "head_dim of v"):
         n = geometry[what]
@@ -76,7 +76,7 @@ def _spec(
         num_kv_heads=geometry["KV heads"],
         head_dim_k=geometry["head_dim of k"],
         head_dim_v=geometry["head_dim of v"],
-        q_dtype=wire_dtype or _DTYPES[geometry["dtype"]],
+        q_dtype=wire_dtype or DTYPES[geometry["dtype"]],
         layers=layers[:1] if all(layer == layers[0] for layer in layers) else layers,
         model=getattr(config, "_name_or_path", "") or config.model_type,
         **options,
