@@ -1,5 +1,5 @@
 /* attn_time.h: the monotonic clock and the pause of a spinning processor, for all folders. The
- * daemon asks its own clock (daemon/clock.h), which tests can replace.
+ * daemon asks its own clock (daemon/base/clock.h), which tests can replace.
  */
 #ifndef ATTN_TIME_H
 #define ATTN_TIME_H

@@ -40,7 +40,7 @@ check option '^ *(build/bin/)?(attnd|attnctl|attnload) .*' '--[a-z][a-z._-]*'
 
 # steps are timed in histograms of three names
 {
-  grep -ohE '[a-z_]+' daemon/stats.[ch] | sed 's/^/attnd_/'
+  grep -ohE '[a-z_]+' daemon/base/stats.[ch] | sed 's/^/attnd_/'
   printf 'attnd_step_%s_seconds\n' queue device total stage
 } | sort -u >"$names"
 check metric '\battnd_(steps|step|pool|oldest|io|peers|blocks|sequences|sessions|queue|leases|batch|batches|kv|device|sent|received|requests|messages|engine|loop)[a-z_]*'

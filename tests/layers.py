@@ -22,21 +22,18 @@ CODE = (".c", ".h", ".cpp", ".cu", ".cuh", ".hip")
 SHARED = ("proto/attn_types.h", "proto/attn_time.h")
 # a connection's reading, writing and TLS, and the door; clients in shared memory, and their doors
 GROUPS = (
-    {"sp_peer", "sp_tls", "sp_write", "transport_sp"},
-    {"shm_client", "shm_region", "transport_gpu", "transport_shm"},
+    {"transport/sp_peer", "transport/sp_tls", "transport/sp_write", "transport/sp"},
+    {"transport/shm_client", "transport/shm_region", "transport/gpu", "transport/shm"},
 )
-# who may look into what a header shows; of others, NAME_internal.h is for NAME*.c
+# what only these folders may include; a header whose name ends in internal.h is its own folder's
 INSIDES = {
-    "daemon/engine_state.h": ("engine", "cards", "mover"),
-    "daemon/sp_internal.h": ("sp_", "transport_sp"),
-    "daemon/shm_internal.h": ("shm_", "transport_shm", "transport_gpu"),
-    "daemon/config_option.h": ("config", "settings"),
-    "cache/kv_internal.h": ("",),
+    "daemon/engine/core/state.h": ("daemon/engine", "daemon/cards"),
+    "daemon/config/option.h": ("daemon/config",),
 }
 # what there is one of: what it looks like, where it is
 ONCE = (
     (r"\b(clock_gettime|gettimeofday)\s*\(|[^\w]time\(NULL\)|\battn_now_ns\b",
-     "reads a clock by itself", ("daemon/",), ("daemon/clock.c",)),
+     "reads a clock by itself", ("daemon/",), ("daemon/base/clock.c",)),
     (r"\bclock_gettime\s*\(|\bgettimeofday\s*\(", "reads a clock by itself",
      ("cache/", "kernels/", "clients/", "proto/"), ("proto/attn_time.h",)),
     (r"\b(if|while) \([^;{]*\bstats_get\(", "decides by a statistic", ("daemon/",), ()),
@@ -102,13 +99,12 @@ def folder_breaches(tree):
 
 def may_look(path, included):
     if included in INSIDES:
-        starts = INSIDES[included]
-    elif included.endswith("_internal.h"):
-        starts = (os.path.basename(included)[:-len("_internal.h")],)
+        inside = INSIDES[included]
+    elif included.endswith("internal.h"):
+        inside = (os.path.dirname(included),)
     else:
         return True
-    return os.path.dirname(path) == os.path.dirname(included) and \
-        os.path.basename(path).startswith(starts)
+    return any((path + "/").startswith(folder + "/") for folder in inside)
 
 
 def circles(arrows):
@@ -149,12 +145,12 @@ def calls(tree):
             defined[name] = path
     arrows = {}
     for path in files:
-        of = os.path.basename(path)[:-2]
+        of = path[len("daemon/"):-2]
         arrows[of] = {}
         text = re.sub(r"\"(\\.|[^\"\\\n])*\"", '""', tree.text[path])
         for name in set(re.findall(r"(?<![.\w])(?<!->)[A-Za-z_]\w*", text)) & set(defined) - twice:
             if defined[name] != path and not re.search(r"^static [^;={]*\b" + name + r"\(", text, re.M):
-                arrows[of].setdefault(os.path.basename(defined[name])[:-2], name)
+                arrows[of].setdefault(defined[name][len("daemon/"):-2], name)
     return arrows
 
 
@@ -194,8 +190,8 @@ ALLOWED = {
     "kernels/gpu/a.cu": '#include "kernels/gpu/vendor/gpu.h"',
     "clients/a.c": '#include "proto/wire.h"',
     "clients/attnload_verify.c": '#include "kernels/reference.h"',
-    "daemon/cards_x.c": '#include "daemon/cards_internal.h"',
-    "daemon/clock.c": "void clock_x(void)\n{\n    clock_gettime(1, 0);\n}",
+    "daemon/cards/x.c": '#include "daemon/cards/internal.h"',
+    "daemon/base/clock.c": "void clock_x(void)\n{\n    clock_gettime(1, 0);\n}",
 }
 PLANTED = {
     "cache/bad1.c": '#include "kernels/backend.h"',
@@ -207,8 +203,8 @@ PLANTED = {
     "daemon/bad7.c": '#include "clients/attn.h"',
     "cache/sub/bad8.c": '#include "../../proto/wire.h"',
     "kernels/bad9.c": '#include "attnd.pb-c.h"',
-    "daemon/bad10.c": '#include "daemon/engine_state.h"',
-    "daemon/bad11.c": '#include "daemon/cards_internal.h"',
+    "daemon/bad10.c": '#include "daemon/engine/core/state.h"',
+    "daemon/bad11.c": '#include "daemon/cards/internal.h"',
     "daemon/bad12.c": "void bad12_run(void)\n{\n    bad12_other_run();\n}",
     "daemon/bad12_other.c": "int bad12_other_run(int a,\n                    int b)\n{\n    bad12_run();\n}",
     "daemon/bad13.c": "void x(void)\n{\n    t = time(NULL);\n}",

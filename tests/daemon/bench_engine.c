@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include "config_defaults.h"
-#include "daemon/clock.h"
-#include "daemon/engine_state.h"
-#include "daemon/log.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/engine/core/state.h"
 #include "fake_host.h"
 #include "kernels/kv_layout.h"
 #include "own_parts.h"

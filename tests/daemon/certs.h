@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 
 /* Good ones; ones of the same CA that have expired; those of another CA; a server's for another
  * host. */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/config_option.h"
+#include "daemon/config/option.h"
 
 static inline void config_defaults(struct config *c)
 {

@@ -2,7 +2,7 @@
 #ifndef TESTS_DAEMON_CONFIG_RIG_H
 #define TESTS_DAEMON_CONFIG_RIG_H
 
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 
 extern char config_file[64]; /* of config_given_file() */
 

@@ -13,7 +13,7 @@ if [[ -n ${2-} ]]; then
   backend=hip bandwidth=50000000000
 fi
 here=$(cd "$(dirname "$0")" && pwd)
-html=$here/../../daemon/dashboard.html
+html=$here/../../daemon/http/dashboard.html
 grep -nE 'https?:|//[a-z]+\.|@import|url\(|src=' "$html" | grep -v 'http://www.w3.org/2000/svg' && die "the page asks others"
 
 export ATTND_ENDPOINT=ipc://$dir/s

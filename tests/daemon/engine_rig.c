@@ -10,10 +10,10 @@
 
 #include <cmocka.h>
 
-#include "daemon/cards.h"
-#include "daemon/cards_restore.h"
-#include "daemon/clock.h"
-#include "daemon/log.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/cards/cards.h"
+#include "daemon/cards/restore.h"
 
 static struct rig *current; /* cmocka runs one test at a time */
 

@@ -4,7 +4,7 @@
 #ifndef TESTS_DAEMON_ENGINE_RIG_H
 #define TESTS_DAEMON_ENGINE_RIG_H
 
-#include "daemon/engine_queue.h"
+#include "daemon/engine/core/queue.h"
 #include "own_parts.h"
 
 enum {

@@ -12,8 +12,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/health.h"
-#include "daemon/http.h"
+#include "daemon/base/health.h"
+#include "daemon/http/http.h"
 
 enum {
     PATIENCE_MS = 300000,

@@ -15,8 +15,8 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "daemon/shm_internal.h"
-#include "daemon/stack.h"
+#include "daemon/base/stack.h"
+#include "daemon/transport/shm_internal.h"
 #include "engine_rig.h"
 #include "tests/proto/fuzz.h"
 

@@ -3,9 +3,9 @@
 #define TESTS_DAEMON_OWN_PARTS_H
 
 #include "cache/kv.h"
-#include "daemon/engine.h"
-#include "daemon/idle_memory.h"
-#include "daemon/session.h"
+#include "daemon/engine/engine.h"
+#include "daemon/keeper/idle_memory.h"
+#include "daemon/request/session.h"
 
 struct own_parts {
     struct kv *kv;

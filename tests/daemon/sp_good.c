@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 
 void sp_good_open(struct sp_good *g, const struct server *s)
 {

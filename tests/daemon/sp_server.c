@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "config_defaults.h"
-#include "daemon/address.h"
-#include "daemon/log.h"
+#include "daemon/base/address.h"
+#include "daemon/base/log.h"
 #include "fake_host.h"
 #include "proto/attn_time.h"
 

@@ -1,4 +1,4 @@
-/* sp_server.h: transport_sp.c on a loop thread of its own, with a fake engine behind it, and a raw
+/* sp_server.h: transport/sp.c on a loop thread of its own, with a fake engine behind it, and a raw
  * SP client that can do what no library would. For the tests of the transport.
  *
  * The fake engine answers a step with a payload: its own payload back if seq[0] is 0, else seq[0]
@@ -10,9 +10,9 @@
 #include <pthread.h>
 #include <uv.h>
 
-#include "daemon/config.h"
-#include "daemon/engine.h"
-#include "daemon/transport.h"
+#include "daemon/config/config.h"
+#include "daemon/engine/engine.h"
+#include "daemon/transport/transport.h"
 
 struct engine {
     pthread_t thread;

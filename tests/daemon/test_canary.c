@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/canary.h"
+#include "daemon/engine/step/canary.h"
 #include "engine_rig.h"
 #include "kernels/reference.h"
 

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/cards_balance.h"
+#include "daemon/cards/balance.h"
 
 static uint32_t seed = 3;
 

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/cards_name.h"
+#include "daemon/cards/names.h"
 
 static bool is_short; /* of memory */
 

@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "config_rig.h"
-#include "daemon/address.h"
-#include "daemon/config.h"
-#include "daemon/config_option.h"
+#include "daemon/base/address.h"
+#include "daemon/config/config.h"
+#include "daemon/config/option.h"
 
 static void defaults_are_those_of_the_table(void **state)
 {

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include "config_rig.h"
-#include "daemon/address.h"
-#include "daemon/config.h"
-#include "daemon/config_option.h"
+#include "daemon/base/address.h"
+#include "daemon/config/config.h"
+#include "daemon/config/option.h"
 
 static void captured(void (*write)(const struct config *, FILE *), const struct config *c,
                      char **out_text)

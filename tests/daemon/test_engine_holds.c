@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "daemon/engine_pool.h"
-#include "daemon/engine_pools.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/pool/create.h"
 #include "engine_rig.h"
 
 static struct rig r;

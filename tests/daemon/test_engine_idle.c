@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
-#include "daemon/engine_pools.h"
-#include "daemon/idle_memory.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/keeper/idle_memory.h"
 #include "engine_rig.h"
 
 enum { N_BLOCKS = 64, T = RIG_BLOCK_TOKENS, PAGES = 2 * 4096 /* of a block */ };

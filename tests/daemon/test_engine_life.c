@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 #include "engine_rig.h"
 
 #define BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)

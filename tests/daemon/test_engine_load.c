@@ -9,8 +9,8 @@
 #include <cmocka.h>
 
 #include "config_defaults.h"
-#include "daemon/clock.h"
-#include "daemon/engine_ready.h"
+#include "daemon/base/clock.h"
+#include "daemon/engine/core/ready.h"
 #include "engine_rig.h"
 
 #define BOTH (WIRE_STEP_APPEND | WIRE_STEP_ATTEND)

@@ -10,8 +10,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "daemon/engine_session.h"
-#include "daemon/log.h"
+#include "daemon/base/log.h"
+#include "daemon/engine/core/session_run.h"
 #include "engine_rig.h"
 
 static struct rig r;

@@ -8,8 +8,8 @@
 
 #include <stdlib.h>
 
-#include "daemon/engine_pace.h"
-#include "daemon/engine_state.h"
+#include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/state.h"
 
 static void an_unknown_cost_lets_the_next_batch_follow_at_once(void **state)
 {

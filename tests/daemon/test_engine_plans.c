@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "daemon/cards_name.h"
-#include "daemon/step_plans.h"
+#include "daemon/cards/names.h"
+#include "daemon/request/step_plans.h"
 #include "engine_rig.h"
 
 enum { MAX_ITEMS = 12, BOTH = WIRE_STEP_APPEND | WIRE_STEP_ATTEND };

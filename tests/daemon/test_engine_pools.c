@@ -10,9 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/engine_pool.h"
-#include "daemon/engine_pools.h"
-#include "daemon/log.h"
+#include "daemon/base/log.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/pool/create.h"
 #include "engine_rig.h"
 
 static struct rig r;

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/engine_pools.h"
+#include "daemon/engine/core/pool_table.h"
 #include "engine_rig.h"
 
 enum { N_BLOCKS = 64, N_IDS = 5 * RIG_BLOCK_TOKENS };

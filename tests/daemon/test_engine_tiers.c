@@ -20,9 +20,9 @@
 
 #include <cmocka.h>
 
-#include "daemon/engine_mover.h"
-#include "daemon/engine_tier.h"
-#include "daemon/tier_disk.h"
+#include "daemon/engine/tier/disk.h"
+#include "daemon/engine/tier/mover.h"
+#include "daemon/engine/tier/tier.h"
 #include "engine_rig.h"
 
 enum {

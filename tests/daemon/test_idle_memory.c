@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
-#include "daemon/idle_memory.h"
-#include "daemon/log.h"
+#include "daemon/base/log.h"
+#include "daemon/keeper/idle_memory.h"
 
 enum { BYTES = 1 << 20 };
 

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/iobuf.h"
+#include "daemon/base/iobuf.h"
 #include "fake_host.h"
 
 static uint64_t next_random(uint64_t *state)

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/lane.h"
+#include "daemon/engine/step/lane.h"
 #include "engine_rig.h"
 
 enum { IN_BYTES = 1 << 18, OUT_BYTES = 1 << 18, SEQS = 6 };

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 
 /* The member of the object that the line with these pairs makes. */
 static json_t *member(const char *name, const char *pairs)

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/memory.h"
+#include "daemon/process/memory.h"
 
 #define MIB (UINT64_C(1) << 20)
 

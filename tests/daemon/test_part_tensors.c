@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/part_tensors.h"
+#include "daemon/cards/split/tensors.h"
 #include "kernels/kv_layout.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cases.h"

@@ -14,12 +14,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/address.h"
-#include "daemon/clock.h"
-#include "daemon/log.h"
-#include "daemon/log_journal.h"
-#include "daemon/request.h"
-#include "daemon/slow.h"
+#include "daemon/base/address.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/log_journal.h"
+#include "daemon/base/slow.h"
+#include "daemon/request/request.h"
 #include "fake_host.h"
 
 static struct request *replied;

@@ -8,7 +8,7 @@
 
 #include <arpa/inet.h>
 
-#include "daemon/share.h"
+#include "daemon/base/share.h"
 
 enum { TOTAL = 10000 };
 

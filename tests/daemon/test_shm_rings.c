@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "daemon/shm_internal.h"
-#include "daemon/stack.h"
+#include "daemon/base/stack.h"
+#include "daemon/transport/shm_internal.h"
 #include "engine_rig.h"
 #include "shm_link.h"
 

@@ -20,9 +20,9 @@
 #include <unistd.h>
 
 #include "config_defaults.h"
-#include "daemon/clock.h"
-#include "daemon/log.h"
-#include "daemon/shm_internal.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/transport/shm_internal.h"
 #include "fake_host.h"
 #include "own_parts.h"
 #include "proto/attn_time.h"

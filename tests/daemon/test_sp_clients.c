@@ -1,5 +1,5 @@
 /* test_sp_clients.c: real libnanomsg and libnng REQ clients, and a raw one, against
- * transport_sp.c. */
+ * transport/sp.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/address.h"
+#include "daemon/base/address.h"
 #include "sp_server.h"
 
 static const char *const kinds[] = {"ipc", "tcp"};

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/sp_frame.h"
+#include "daemon/transport/sp_frame.h"
 
 static const uint8_t req_hello[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
 

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "sp_good.h"
 #include "sp_server.h"
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/clock.h"
+#include "daemon/base/clock.h"
 #include "sp_good.h"
 #include "sp_server.h"
 

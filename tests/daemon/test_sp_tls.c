@@ -1,4 +1,4 @@
-/* test_sp_tls.c: tls+tcp:// of transport_sp.c: real libnng, our own TLS, and peers that break
+/* test_sp_tls.c: tls+tcp:// of transport/sp.c: real libnng, our own TLS, and peers that break
  * every rule of it. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* test_sp_tls_floods.c: peers that use TLS itself as a weapon against transport_sp.c: they
+/* test_sp_tls_floods.c: peers that use TLS itself as a weapon against transport/sp.c: they
  * renegotiate, ask for new keys without end, begin handshakes and leave, and mangle them. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/stats.h"
+#include "daemon/base/stats.h"
 #include "sp_server.h"
 #include "tls_client.h"
 

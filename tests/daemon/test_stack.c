@@ -10,7 +10,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "daemon/stack.h"
+#include "daemon/base/stack.h"
 
 enum { THREADS = 4, EACH = 20000 };
 

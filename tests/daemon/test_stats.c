@@ -22,10 +22,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/clock.h"
-#include "daemon/health.h"
-#include "daemon/http.h"
-#include "daemon/stats.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/health.h"
+#include "daemon/base/stats.h"
+#include "daemon/http/http.h"
 
 static int reset(void **state)
 {

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/step_plans.h"
+#include "daemon/request/step_plans.h"
 
 static uint32_t random_state = 5;
 

@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/credential.h"
-#include "daemon/tenant.h"
+#include "daemon/base/credential.h"
+#include "daemon/request/tenant.h"
 
 /* of the tokens "one" and "two" */
 #define ONE "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"

@@ -2,7 +2,7 @@
  * requests, and what their answers must be. */
 #include <string.h>
 
-#include "daemon/session.h"
+#include "daemon/request/session.h"
 #include "kernels/kv_layout.h"
 #include "model.h"
 #include "proto/seq_file.h"

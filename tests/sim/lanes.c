@@ -1,4 +1,4 @@
-/* lanes.c: lanes, without the door that opens them (daemon/transport_gpu.c): a page of words and
+/* lanes.c: lanes, without the door that opens them (daemon/transport/gpu.c): a page of words and
  * two regions that worker and engine both see, as if they had been handed over. A worker plans a
  * token of some sequences, rings a bell for each layer, and compares what is in its region when the
  * word says so, or hears by the page why not. Bells lie now and then; a lane is over with the
@@ -6,10 +6,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "daemon/clock.h"
-#include "daemon/engine.h"
-#include "daemon/engine_state.h"
-#include "daemon/lane.h"
+#include "daemon/base/clock.h"
+#include "daemon/engine/core/state.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/step/lane.h"
 #include "model.h"
 
 enum { REGION_BYTES = 64 << 10, MAX_LANES = 64 };

@@ -11,14 +11,14 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "daemon/engine_state.h"
-#include "daemon/keep.h"
-#include "daemon/listener.h"
-#include "daemon/log.h"
-#include "daemon/memory.h"
-#include "daemon/notify.h"
-#include "daemon/request.h"
-#include "daemon/stack.h"
+#include "daemon/base/log.h"
+#include "daemon/base/stack.h"
+#include "daemon/engine/core/state.h"
+#include "daemon/keeper/keep.h"
+#include "daemon/keeper/listener.h"
+#include "daemon/keeper/notify.h"
+#include "daemon/process/memory.h"
+#include "daemon/request/request.h"
 #include "kernels/backend.h"
 #include "net.h"
 

@@ -3,7 +3,7 @@
 #include <arpa/inet.h>
 #include <string.h>
 
-#include "daemon/sp_frame.h"
+#include "daemon/transport/sp_frame.h"
 #include "model.h"
 
 struct peer *peers[MAX_PEERS];

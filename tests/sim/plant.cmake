@@ -44,33 +44,33 @@ plant(5 cache/append.c "        kv_block_unref(kv, p, old_block);" "        if (
 plant(6 cache/recover.c "                kv_publish32(&row[e->index], e->old_block);"
   "                kv_publish32(&row[e->index], sim_bug == 6 ? e->new_block : e->old_block);")
 # an item's output goes to the row before its own
-plant(7 daemon/engine_batch.c "row = it->row;\n" "row = sim_bug == 7 && it->row > 0 ? it->row - 1 : it->row;\n")
+plant(7 daemon/engine/step/batch.c "row = it->row;\n" "row = sim_bug == 7 && it->row > 0 ? it->row - 1 : it->row;\n")
 # a batch that failed is committed
-plant(8 daemon/engine_batch_end.c "(t->flags & WIRE_STEP_APPEND) && st == ATTN_OK)"
+plant(8 daemon/engine/step/batch_end.c "(t->flags & WIRE_STEP_APPEND) && st == ATTN_OK)"
   "(t->flags & WIRE_STEP_APPEND) && (st == ATTN_OK || sim_bug == 8))")
 # the patches of a failed batch are not told again
-plant(9 daemon/engine_batch_end.c "        pool_patch_again(" "        if (sim_bug != 9)\n            pool_patch_again(")
+plant(9 daemon/engine/step/batch_end.c "        pool_patch_again(" "        if (sim_bug != 9)\n            pool_patch_again(")
 # a copy is made under a batch that reads the table
-plant(10 daemon/engine_batch.c "if (s->n_active > 0 &&" "if (sim_bug != 10 && s->n_active > 0 &&")
+plant(10 daemon/engine/step/batch.c "if (s->n_active > 0 &&" "if (sim_bug != 10 && s->n_active > 0 &&")
 # a successor does not tell the device all block tables
-plant(11 daemon/engine_restore.c "i < info.n_blocks &&" "i + (sim_bug == 11) < info.n_blocks &&")
+plant(11 daemon/engine/restore.c "i < info.n_blocks &&" "i + (sim_bug == 11) < info.n_blocks &&")
 # a successor forgets sessions
-plant(12 daemon/engine_restore.c "        if (id != 0 && session_restore"
+plant(12 daemon/engine/restore.c "        if (id != 0 && session_restore"
   "        if (sim_bug != 12 && id != 0 && session_restore")
 # a sleeping engine is not woken
-plant(13 daemon/engine_sleep.c "    if (write(e->wake_fd, &one, sizeof one) < 0)"
+plant(13 daemon/engine/core/sleep.c "    if (write(e->wake_fd, &one, sizeof one) < 0)"
   "    if (sim_bug == 13 || write(e->wake_fd, &one, sizeof one) < 0)")
 # what is left of a reply that was written in part begins at the wrong byte
-plant(14 daemon/sp_write.c "    p->write_offset += n;" "    p->write_offset += sim_bug == 14 ? 0 : n;")
+plant(14 daemon/transport/sp_write.c "    p->write_offset += n;" "    p->write_offset += sim_bug == 14 ? 0 : n;")
 # replies of a connection that is gone are not freed
-plant(15 daemon/sp_peer.c "        STAILQ_REMOVE_HEAD(&p->replies, queued);
+plant(15 daemon/transport/sp_peer.c "        STAILQ_REMOVE_HEAD(&p->replies, queued);
         sp_request_done(t, req);"
   "        STAILQ_REMOVE_HEAD(&p->replies, queued);
         if (sim_bug != 15)\n            sp_request_done(t, req);")
 # the rows of failed items are not made NaN
-plant(16 daemon/engine_answer.c "        fill_failed_rows(t);" "        if (sim_bug != 16)\n            fill_failed_rows(t);")
+plant(16 daemon/engine/core/answer.c "        fill_failed_rows(t);" "        if (sim_bug != 16)\n            fill_failed_rows(t);")
 # an item of another epoch is not refused
-plant(17 daemon/engine_step.c "    if (info->epoch != s->epoch[i]) {"
+plant(17 daemon/engine/step/step.c "    if (info->epoch != s->epoch[i]) {"
   "    if (sim_bug != 17 && info->epoch != s->epoch[i]) {")
 # a block is published when one layer has it
 plant(18 cache/prefix.c "i-- > 0 && n > 0;)" "i-- > 0 && n > 0 && sim_bug != 18;)")
@@ -81,44 +81,44 @@ plant(20 cache/lru.c "    kv_unpublish(kv, p, block); /*" "    if (sim_bug != 20
 # truncation keeps token ids
 plant(21 cache/seq.c "        if (g->n_ids > len)" "        if (g->n_ids > len && sim_bug != 21)")
 # blocks that did not come back are published
-plant(22 daemon/mover_fetch.c "kv_fetch_end(e->parts.kv, f->kv, f->n_there);"
+plant(22 daemon/engine/tier/fetch.c "kv_fetch_end(e->parts.kv, f->kv, f->n_there);"
   "kv_fetch_end(e->parts.kv, f->kv, sim_bug == 22 ? f->n : f->n_there);")
 # a batch goes on though the one before it did not tell a card the block tables
-plant(23 daemon/cards_part.c "if (part->whole->oldest <= e->part_failed)"
+plant(23 daemon/cards/split/backend_split.c "if (part->whole->oldest <= e->part_failed)"
   "if (sim_bug != 23 && part->whole->oldest <= e->part_failed)")
 # cards do not learn what others have carried out
-plant(24 daemon/cards_session.c "    if (kv_owner_id(e->parts.kv, n->slot) == n->session)"
+plant(24 daemon/cards/session.c "    if (kv_owner_id(e->parts.kv, n->slot) == n->session)"
   "    if (sim_bug != 24 && kv_owner_id(e->parts.kv, n->slot) == n->session)")
 # an export tells what lies behind the last token
-plant(25 daemon/engine_export.c "        zero_behind(&p->config, part->layers, info->layer_len, at, dst);"
+plant(25 daemon/engine/seq/export.c "        zero_behind(&p->config, part->layers, info->layer_len, at, dst);"
   "        if (sim_bug != 25)\n            zero_behind(&p->config, part->layers, info->layer_len, at, dst);")
 # a repeated import is refused
-plant(26 daemon/engine_export.c "return is_done(out_part, m, info) ? ATTN_OK" "return sim_bug != 26 && is_done(out_part, m, info) ? ATTN_OK")
+plant(26 daemon/engine/seq/export.c "return is_done(out_part, m, info) ? ATTN_OK" "return sim_bug != 26 && is_done(out_part, m, info) ? ATTN_OK")
 # a successor forgets what the device has answered and nobody committed
 plant(27 cache/ahead.c "n <= kv_ahead_max(kv) && word == a->serial"
   "n <= kv_ahead_max(kv) && word == a->serial && sim_bug != 27")
 # blocks that go to host memory are not held meanwhile
-plant(28 daemon/mover_out.c "kv_cached_hold(e->parts.kv, p->id, blocks, n);"
+plant(28 daemon/engine/tier/out.c "kv_cached_hold(e->parts.kv, p->id, blocks, n);"
   "kv_cached_hold(e->parts.kv, p->id, blocks, sim_bug == 28 ? 0 : n);")
 # blocks that go to another card are not held meanwhile
-plant(29 daemon/cards_move.c "(kv_seq_id){e->leave.seq}, first, n);"
+plant(29 daemon/cards/move.c "(kv_seq_id){e->leave.seq}, first, n);"
   "(kv_seq_id){e->leave.seq}, first, sim_bug == 29 ? 0 : n);")
 # a block of an idle sequence counts as moved though it was not
-plant(30 daemon/engine_idle.c "mover_is_moved(e, &x->out_list[i])"
+plant(30 daemon/engine/tier/idle.c "mover_is_moved(e, &x->out_list[i])"
   "(mover_is_moved(e, &x->out_list[i]) || sim_bug == 30)")
 # an item does not wait for its sequence's blocks
-plant(31 daemon/engine_idle.c "    if (info.n_away == 0)\n        return IDLE_HERE;"
+plant(31 daemon/engine/tier/idle.c "    if (info.n_away == 0)\n        return IDLE_HERE;"
   "    if (info.n_away == 0 || (sim_bug == 31 && x->in_move != NULL))\n        return IDLE_HERE;")
 # a step whose plan has been replaced gets the items of a later one
-plant(32 daemon/step_plans.c "if (h->plans[i]->request == request)"
+plant(32 daemon/request/step_plans.c "if (h->plans[i]->request == request)"
   "if (h->plans[i]->request == request || (sim_bug == 32 && h->plans[i]->request > request))")
 # a step that came before its plan was answered stays with the first card
-plant(33 daemon/cards_route.c "bool is_elsewhere = !is_still_bare(c, req) &&"
+plant(33 daemon/cards/route.c "bool is_elsewhere = !is_still_bare(c, req) &&"
   "bool is_elsewhere = sim_bug != 33 && !is_still_bare(c, req) &&")
 # blocks of a pool that shrinks are not copied
-plant(34 daemon/engine_resize.c "at < s->n_copies; at += n)" "at < s->n_copies && sim_bug != 34; at += n)")
+plant(34 daemon/engine/pool/resize.c "at < s->n_copies; at += n)" "at < s->n_copies && sim_bug != 34; at += n)")
 # nor is the device told of tables that name others then
-plant(35 daemon/engine_resize.c "i < s->n_patches; i++)" "i < s->n_patches && sim_bug != 35; i++)")
+plant(35 daemon/engine/pool/resize.c "i < s->n_patches; i++)" "i < s->n_patches && sim_bug != 35; i++)")
 
 foreach(file ${files})
   string(MAKE_C_IDENTIFIER ${file} name)

@@ -6,14 +6,14 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-#include "daemon/clock.h"
-#include "daemon/config.h"
-#include "daemon/daemon.h"
-#include "daemon/engine_state.h"
-#include "daemon/health.h"
-#include "daemon/log.h"
-#include "daemon/stack.h"
-#include "daemon/stats.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/health.h"
+#include "daemon/base/log.h"
+#include "daemon/base/stack.h"
+#include "daemon/base/stats.h"
+#include "daemon/config/config.h"
+#include "daemon/engine/core/state.h"
+#include "daemon/process/daemon.h"
 #include "net.h"
 
 enum {

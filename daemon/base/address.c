@@ -1,0 +1,160 @@
+/* address.c: see address.h. */
+#include "daemon/base/address.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+attn_status address_parse_host_port(const char *text, struct address *out, char *why,
+                                    size_t why_bytes)
+{
+    struct address a;
+    memset(&a, 0, sizeof(a));
+    const char *colon = strrchr(text, ':');
+    if (colon == NULL || colon[1] == '\0') {
+        snprintf(why, why_bytes, "\"%s\" has no port (host:port)", text);
+        return ATTN_EINVAL;
+    }
+    char *end;
+    unsigned long port = strtoul(colon + 1, &end, 10);
+    if (colon[1] < '0' || colon[1] > '9' || *end != '\0' || port > 65535) {
+        snprintf(why, why_bytes, "port \"%s\" is not a number from 0 to 65535", colon + 1);
+        return ATTN_EINVAL;
+    }
+    char host[64];
+    size_t n = (size_t)(colon - text);
+    bool is_v6 = n >= 2 && text[0] == '[' && text[n - 1] == ']';
+    if (is_v6) {
+        text++;
+        n -= 2;
+    }
+    if (n == 0 || n >= sizeof(host)) {
+        snprintf(why, why_bytes, "host is %s", n == 0 ? "empty" : "too long for an address");
+        return ATTN_EINVAL;
+    }
+    memcpy(host, text, n);
+    host[n] = '\0';
+    if (is_v6) {
+        a.sa.in6.sin6_family = AF_INET6;
+        a.sa.in6.sin6_port = htons((uint16_t)port);
+        if (inet_pton(AF_INET6, host, &a.sa.in6.sin6_addr) == 1) {
+            a.is_loopback = IN6_IS_ADDR_LOOPBACK(&a.sa.in6.sin6_addr);
+            *out = a;
+            return ATTN_OK;
+        }
+    } else {
+        const char *numeric = host;
+        if (strcmp(host, "localhost") == 0)
+            numeric = "127.0.0.1";
+        else if (strcmp(host, "*") == 0)
+            numeric = "0.0.0.0";
+        a.sa.in.sin_family = AF_INET;
+        a.sa.in.sin_port = htons((uint16_t)port);
+        if (inet_pton(AF_INET, numeric, &a.sa.in.sin_addr) == 1) {
+            a.is_loopback = (ntohl(a.sa.in.sin_addr.s_addr) >> 24) == 127;
+            *out = a;
+            return ATTN_OK;
+        }
+    }
+    snprintf(why, why_bytes, "host \"%s\" is not an IPv4 address, [IPv6 address] or localhost",
+             host);
+    return ATTN_EINVAL;
+}
+
+attn_status address_parse_url(const char *url, struct address *out, char *why, size_t why_bytes)
+{
+    bool is_tls = strncmp(url, "tls+tcp://", 10) == 0;
+    if (is_tls || strncmp(url, "tcp://", 6) == 0) {
+        attn_status st = address_parse_host_port(url + (is_tls ? 10 : 6), out, why, why_bytes);
+        if (st == ATTN_OK)
+            out->is_tls = is_tls;
+        return st;
+    }
+    bool is_shm = strncmp(url, "shm://", 6) == 0 || strncmp(url, "gpu://", 6) == 0;
+    bool is_admin = strncmp(url, "admin://", 8) == 0;
+    if (strncmp(url, "ipc://", 6) != 0 && !is_shm && !is_admin) {
+        snprintf(why, why_bytes,
+                 "\"%s\" begins with none of ipc://, shm://, gpu://, tcp:// and tls+tcp://", url);
+        return ATTN_EINVAL;
+    }
+    const char *path = url + (is_admin ? 8 : 6);
+    struct address a;
+    memset(&a, 0, sizeof(a));
+    if (path[0] != '/') {
+        snprintf(why, why_bytes, "path \"%s\" is not absolute (%.*s/run/...)", path,
+                 is_admin ? 0 : 6, url);
+        return ATTN_EINVAL;
+    }
+    if (strlen(path) >= sizeof(a.sa.un.sun_path)) {
+        snprintf(why, why_bytes, "path of %zu bytes is over the limit of %zu of Unix sockets",
+                 strlen(path), sizeof(a.sa.un.sun_path) - 1);
+        return ATTN_EINVAL;
+    }
+    a.sa.un.sun_family = AF_UNIX;
+    strcpy(a.sa.un.sun_path, path);
+    a.is_loopback = true;
+    a.is_shm = is_shm;
+    a.is_admin = is_admin;
+    *out = a;
+    return ATTN_OK;
+}
+
+attn_status address_claim_path(const struct address *a, char *why, size_t why_bytes)
+{
+    const struct sockaddr_un *un = &a->sa.un;
+    struct stat sb;
+    char dir[sizeof(un->sun_path)];
+    snprintf(dir, sizeof(dir), "%s", un->sun_path);
+    char *slash = strrchr(dir, '/');
+    *slash = '\0';
+    if (dir[0] != '\0' && mkdir(dir, 0755) != 0 && errno != EEXIST) {
+        snprintf(why, why_bytes, "directory %s cannot be made: %s", dir, strerror(errno));
+        return ATTN_EINVAL;
+    }
+    if (lstat(un->sun_path, &sb) != 0)
+        return ATTN_OK;
+    if (!S_ISSOCK(sb.st_mode)) {
+        snprintf(why, why_bytes, "the path exists and is no socket");
+        return ATTN_EINVAL;
+    }
+    int type = a->is_shm ? SOCK_SEQPACKET : SOCK_STREAM;
+    int fd = socket(AF_UNIX, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        snprintf(why, why_bytes, "socket: %s", strerror(errno));
+        return ATTN_EINVAL;
+    }
+    int rc = connect(fd, (const struct sockaddr *)un, sizeof(*un));
+    int error = errno;
+    close(fd);
+    if (rc == 0 || error != ECONNREFUSED) {
+        bool is_used = rc == 0 || error == EAGAIN || error == EPROTOTYPE;
+        snprintf(why, why_bytes, "the socket is %s",
+                 is_used ? "in use by another process" : strerror(error));
+        return ATTN_EINVAL;
+    }
+    if (unlink(un->sun_path) != 0) {
+        snprintf(why, why_bytes, "the stale socket cannot be removed: %s", strerror(errno));
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+void address_format(const struct sockaddr *sa, char *out, size_t out_bytes)
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (sa->sa_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)sa;
+        inet_ntop(AF_INET, &in->sin_addr, host, sizeof(host));
+        snprintf(out, out_bytes, "%s:%u", host, (unsigned)ntohs(in->sin_port));
+    } else if (sa->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)sa;
+        inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof(host));
+        snprintf(out, out_bytes, "[%s]:%u", host, (unsigned)ntohs(in6->sin6_port));
+    } else {
+        snprintf(out, out_bytes, "?");
+    }
+}

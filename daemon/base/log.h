@@ -1,0 +1,75 @@
+/* log.h: one line per message to stderr: logfmt or JSON with a time stamp; when stderr is systemd's
+ * journal, to that, with a field per value (base/log_journal.h), or, if it does not take it, to
+ * stderr, bare, with a <priority> in front. Any thread. Libraries never log; only the daemon
+ * does. */
+#ifndef ATTND_DAEMON_BASE_LOG_H
+#define ATTND_DAEMON_BASE_LOG_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
+enum log_format { LOG_FORMAT_LOGFMT, LOG_FORMAT_JSON };
+
+/* 0, or -1 if text is not error, warn, info or debug. */
+int log_level_parse(const char *text, enum log_level *out_level);
+/* 0, or -1 if text is not logfmt or json. */
+int log_format_parse(const char *text, enum log_format *out_format);
+void log_init(enum log_level max_level, enum log_format format);
+/* A sentence. */
+void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A fixed message and what belongs to it, as key=value pairs in logfmt: a value with blanks, quotes
+ * or '=' stands in quotes (log_quote). */
+void log_event(enum log_level level, const char *msg, const char *pairs, ...)
+    __attribute__((format(printf, 3, 4)));
+/* text as a logfmt value: in quotes, those inside escaped, cut to out_bytes. Returns out. */
+const char *log_quote(const char *text, char *out, size_t out_bytes);
+
+#define log_error(...) log_write(LOG_LEVEL_ERROR, __VA_ARGS__)
+#define log_warn(...) log_write(LOG_LEVEL_WARN, __VA_ARGS__)
+#define log_info(...) log_write(LOG_LEVEL_INFO, __VA_ARGS__)
+#define log_debug(...) log_write(LOG_LEVEL_DEBUG, __VA_ARGS__)
+
+/* The latest LOG_KEPT lines that were written, as objects of log.format json. */
+enum { LOG_KEPT = 128, LOG_RECORD_BYTES = 1536 };
+struct log_record {
+    uint64_t number; /* counts all lines, from 1 */
+    char json[LOG_RECORD_BYTES];
+};
+/* Those with a number above `after`, oldest first; returns how many. */
+uint32_t log_read(uint64_t after, struct log_record out[LOG_KEPT]);
+/* The number of the latest. */
+uint64_t log_count(void);
+/* Is told, on the thread that logs, of every line; must neither log nor wait. NULL: nobody is.
+ * After the call nobody is in the one before. */
+void log_set_listener(void (*tell)(void *user), void *user);
+
+/* What others can make us say any number of times passes a limit: LOG_LIMIT lines per second, and
+ * log_tell_left_out says how many more there were. One static limit per message, zeros but for
+ * name, what its lines are, and their level. */
+enum { LOG_LIMIT = 10 };
+struct log_limit {
+    const char *name;
+    enum log_level level;
+    struct log_limit *next; /* of log.c's stack, which nobody takes */
+    _Atomic bool is_known;
+    _Atomic uint64_t second;
+    _Atomic uint32_t n;
+};
+/* May this line be written? */
+bool log_limit_pass(struct log_limit *l);
+/* Says what was left out in seconds that are over. To be called a few times per second. */
+void log_tell_left_out(void);
+
+/* log_limited("peers cut", LOG_LEVEL_INFO, log_write, ...): within a limit of its own,
+ * log_write(LOG_LEVEL_INFO, ...); or log_event */
+#define log_limited(what, at_level, call, ...)                                                     \
+    do {                                                                                           \
+        static struct log_limit limit = {.name = what, .level = at_level};                         \
+        if (log_limit_pass(&limit))                                                                \
+            call(at_level, __VA_ARGS__);                                                           \
+    } while (0)
+
+#endif

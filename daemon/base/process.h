@@ -1,0 +1,18 @@
+/* process.h: what the kernel says of this process, under the names that Prometheus' clients use. */
+#ifndef ATTND_DAEMON_BASE_PROCESS_H
+#define ATTND_DAEMON_BASE_PROCESS_H
+
+#include <stdio.h>
+
+struct process_usage {
+    double cpu_seconds, start_unix_seconds;
+    double virtual_bytes, resident_bytes;
+    double open_fds, max_fds;
+};
+
+/* What can't be read is 0. Any thread. */
+void process_usage_read(struct process_usage *out);
+/* process_cpu_seconds_total and the others. */
+void process_write_prometheus(FILE *f);
+
+#endif

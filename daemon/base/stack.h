@@ -1,0 +1,55 @@
+/* stack.h: a lock-free stack that many threads push to and one takes whole: inboxes between
+ * threads.
+ *
+ * Head   _Atomic(struct node *), NULL when empty.
+ * Node   any struct with a member `next` of its own type. It is the pusher's until it is pushed,
+ *        the taker's from then on: nothing of it is touched after the exchange, so it may be freed
+ *        at once.
+ * Order  Pushing, taking and looking are sequentially consistent: who says "I sleep" and then finds
+ *        the stack empty, while the other pushes and then looks for sleepers, is woken.
+ *
+ * Taking all at once needs no protection against a node that comes back under the same address
+ * (ABA). Concurrency Kit's ck_stack orders nothing beyond the node itself and knows only untyped
+ * links.
+ */
+#ifndef ATTND_DAEMON_BASE_STACK_H
+#define ATTND_DAEMON_BASE_STACK_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/* True if the stack was empty: who pushes the first node wakes the taker. Any thread. */
+#define stack_push(head, node)                                                                     \
+    __extension__({                                                                                \
+        __typeof__(node) stack_node_ = (node);                                                     \
+        __typeof__(node) stack_older_ = atomic_load_explicit((head), memory_order_relaxed);        \
+        do                                                                                         \
+            stack_node_->next = stack_older_;                                                      \
+        while (!atomic_compare_exchange_weak((head), &stack_older_, stack_node_));                 \
+        stack_older_ == NULL;                                                                      \
+    })
+
+/* All nodes, linked by next, the one pushed first in front; NULL: none. */
+#define stack_take_all(head)                                                                       \
+    __extension__({                                                                                \
+        __auto_type stack_newest_ = atomic_exchange((head), NULL);                                 \
+        __typeof__(stack_newest_) stack_list_ = NULL;                                              \
+        while (stack_newest_ != NULL) {                                                            \
+            __typeof__(stack_newest_) stack_below_ = stack_newest_->next;                          \
+            stack_newest_->next = stack_list_;                                                     \
+            stack_list_ = stack_newest_;                                                           \
+            stack_newest_ = stack_below_;                                                          \
+        }                                                                                          \
+        stack_list_;                                                                               \
+    })
+
+/* Walks a list that stack_take_all gave. A node may be freed or pushed elsewhere in the body. */
+#define stack_for_each(type, node, list)                                                           \
+    for (type *node = (list), *stack_next_; node != NULL && (stack_next_ = node->next, true);      \
+         node = stack_next_)
+
+/* What another thread does meanwhile can make it untrue. Any thread. */
+#define stack_is_empty(head) (atomic_load(head) == NULL)
+
+#endif

@@ -1,0 +1,35 @@
+/* stages.h: where the time of a step went.
+ *
+ * Stages follow each other without a gap, from the first byte of the message to the last byte of
+ * its reply: their sum is the total. A step that never was in a batch has no launch and no device.
+ */
+#ifndef ATTND_DAEMON_BASE_STAGES_H
+#define ATTND_DAEMON_BASE_STAGES_H
+
+#include <stdint.h>
+
+/* X(enumerator, name, what happens in it) */
+#define STAGE_MAP(X)                                                                               \
+    X(RECEIVE, "receive", "the message arrives")                                                   \
+    X(QUEUE, "queue", "the engine is at other work")                                               \
+    X(WAIT, "wait", "for its sequences, and for a batch to be launched")                           \
+    X(LAUNCH, "launch", "in flight but not on the device: copies, and the batch in front")         \
+    X(DEVICE, "device", "its batches run on the device")                                           \
+    X(REPLY, "reply", "lengths are committed, the reply is made")                                  \
+    X(SEND, "send", "the transport writes the reply")
+
+enum stage {
+#define X(name, text, help) STAGE_##name,
+    STAGE_MAP(X)
+#undef X
+        STAGE_N
+};
+
+const char *stage_name(enum stage s);
+
+struct request;
+
+/* Times of a step whose reply was written at sent_ns. */
+void stages_of(const struct request *req, uint64_t sent_ns, uint64_t out_ns[STAGE_N]);
+
+#endif

@@ -1,0 +1,83 @@
+/* choose.c: which sequence this card should give away, to which other card: cards/balance.c
+ * says how much, by the blocks and the device time that the cards have.
+ */
+#include "daemon/cards/choose.h"
+
+#include "daemon/base/stats.h"
+#include "daemon/cards/balance.h"
+#include "daemon/cards/internal.h"
+#include "daemon/engine/core/pool_table.h"
+
+/* That a sequence has: of its table, but for what its windows let go of. */
+static uint32_t blocks_of(const struct kv_seq_info *info)
+{
+    return info->n_blocks - (info->hole_past - info->hole_first);
+}
+
+/* Blocks of the pool's sequences that were in steps since the last look. */
+static uint64_t active_blocks(struct engine *e, uint32_t pool)
+{
+    uint64_t n = 0;
+    struct kv_seq_info info;
+    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        kv_seq_info(e->parts.kv, id, &info);
+        if (info.pool.index == pool && e->seqs[id.index].step_stamp >= e->leave.looked_stamp)
+            n += blocks_of(&info);
+    }
+    return n;
+}
+
+/* The largest sequence of the pool's with so many blocks at most, few of them shared. */
+static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_active,
+                 kv_seq_id *out)
+{
+    struct kv_seq_info info;
+    uint32_t best = 0;
+    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        kv_seq_info(e->parts.kv, id, &info);
+        bool is_active = e->seqs[id.index].step_stamp >= e->leave.looked_stamp;
+        uint32_t n = blocks_of(&info);
+        if (info.pool.index != pool || n <= best || n > most || info.n_away > 0 ||
+            2 * (uint64_t)info.n_cached > info.layer_len[0] || (must_be_active && !is_active))
+            continue;
+        best = n;
+        *out = id;
+    }
+    return best > 0;
+}
+
+bool cards_choose(struct engine *e, uint64_t now_ns, kv_seq_id *out_seq, uint32_t *out_to)
+{
+    struct cards *c = e->parts.cards;
+    struct engine_leave *l = &e->leave;
+    struct balance_card cards[CARDS_MAX];
+    uint64_t took_ns = now_ns - l->looked_ns;
+    for (uint32_t i = 0; i < c->n; i++) {
+        uint64_t busy_ns = stats_card_get(i, STATS_CARD_DEVICE);
+        uint64_t permille = (busy_ns - l->busy_ns[i]) * 1000 / took_ns;
+        cards[i] =
+            (struct balance_card){.is_lost = card_is_lost(c->engines[i]),
+                                  .busy_permille = permille < 1000 ? (uint32_t)permille : 1000};
+        l->busy_ns[i] = busy_ns;
+    }
+    bool is_chosen = false;
+    for (struct pool *p = NULL; !is_chosen && (p = pool_next(e, p)) != NULL;) {
+        uint32_t pool = p->id.index;
+        if (pool_is_split(&p->split) || atomic_load(&c->move) != NULL)
+            continue;
+        for (uint32_t i = 0; i < c->n; i++) {
+            cards[i].n_blocks =
+                atomic_load_explicit(&c->pools[i][pool].blocks, memory_order_relaxed);
+            cards[i].n_free = atomic_load_explicit(&c->pools[i][pool].free, memory_order_relaxed);
+        }
+        struct balance_move to = balance_room(cards, c->n, e->parts.card);
+        bool is_load = to.n_blocks == 0;
+        if (is_load && cards[e->parts.card].busy_permille >= 500)
+            to = balance_load(cards, c->n, e->parts.card, active_blocks(e, pool));
+        is_chosen = to.n_blocks > 0 && pick(e, pool, to.n_blocks, is_load, out_seq);
+        *out_to = to.to;
+    }
+    l->looked_ns = now_ns;
+    l->looked_stamp = e->next_stamp;
+    return is_chosen;
+}

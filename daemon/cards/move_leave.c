@@ -1,0 +1,31 @@
+/* move_leave.c: see move_leave.h. */
+#include "daemon/cards/move_leave.h"
+
+#include "daemon/cards/internal.h"
+
+void cards_move_cut(struct engine *e, uint32_t seq, uint32_t n_blocks)
+{
+    struct engine_leave *l = &e->leave;
+    if (l->move == NULL || l->seq != seq)
+        return;
+    uint32_t n = n_blocks > 0 ? n_blocks - 1 : 0; /* the last may be begun again */
+    l->n_valid = n < l->n_valid ? n : l->n_valid;
+    if (l->wants_stop && l->n_there > n) /* it is here, not at the target */
+        l->n_there = n;
+}
+
+void cards_move_closed(struct engine *e, uint32_t seq)
+{
+    if (e->leave.move != NULL && e->leave.seq == seq)
+        e->leave.seq = SEQ_NONE;
+}
+
+bool cards_move_reads(const struct engine *e, uint32_t pool)
+{
+    return e->leave.reading != NULL && e->leave.reading_of == pool;
+}
+
+bool cards_move_is_of(const struct cards *c, uint32_t pool)
+{
+    return atomic_load(&c->move_pool) == pool + 1;
+}

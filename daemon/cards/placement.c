@@ -1,0 +1,73 @@
+/* placement.c: see placement.h. */
+#define _GNU_SOURCE
+#include "daemon/cards/placement.h"
+
+#include <search.h>
+#include <stdlib.h>
+
+#include "daemon/cards/cards.h"
+#include "daemon/cards/internal.h"
+
+static int compare(const void *a, const void *b)
+{
+    uint64_t x = ((const struct card_home *)a)->session, y = ((const struct card_home *)b)->session;
+    return x < y ? -1 : x > y;
+}
+
+struct card_home *card_home_of(struct cards *c, uint64_t session)
+{
+    const struct card_home key = {.session = session};
+    struct card_home **at = tfind(&key, &c->homes, compare);
+    if (at != NULL)
+        return *at;
+    struct card_home *h = calloc(1, sizeof *h);
+    if (h == NULL)
+        return NULL;
+    h->session = session;
+    if (tsearch(h, &c->homes, compare) == NULL) {
+        free(h);
+        return NULL;
+    }
+    c->n_homes++;
+    return h;
+}
+
+void card_home_count(struct cards *c, struct card_home *h, uint32_t card, int by)
+{
+    if (h == NULL)
+        return;
+    h->n[card] += (uint32_t)by;
+    h->n_all += (uint32_t)by;
+    if (h->n_all > 0)
+        return;
+    tdelete(h, &c->homes, compare);
+    c->n_homes--;
+    free(h);
+}
+
+uint32_t card_home_choose(const struct cards *c, const struct card_home *h, uint32_t pool)
+{
+    uint32_t home = CARDS_MAX, n_live = 0, most = 0;
+    uint64_t n = 1;
+    for (uint32_t i = 0; i < c->n; i++) {
+        if (card_is_lost(c->engines[i]))
+            continue;
+        n_live++;
+        n += c->n_names[i][pool];
+        if (h != NULL && h->n[i] > most) {
+            home = i;
+            most = h->n[i];
+        }
+    }
+    if (home == CARDS_MAX)
+        return CARDS_MAX;
+    uint64_t expected = (uint64_t)c->n_homes * (h->n_all + 1);
+    expected = expected > n ? expected : n;
+    bool leaves_enough = 4 * (uint64_t)n_live * (c->n_names[home][pool] + 1) <= 5 * expected;
+    return leaves_enough ? home : CARDS_MAX;
+}
+
+void cards_home_fini(struct cards *c)
+{
+    tdestroy(c->homes, free);
+}

@@ -1,0 +1,191 @@
+/* restore.c: several arenas of a predecessor are made to agree. It may have been killed
+ * between telling one card something and telling another. Engines have taken up their arenas, and
+ * have no thread yet.
+ */
+#include "daemon/cards/restore.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/cards/cards.h"
+#include "daemon/cards/internal.h"
+#include "daemon/cards/names.h"
+#include "daemon/cards/session.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/session_run.h"
+#include "daemon/engine/pool/create.h"
+#include "daemon/engine/pool/resize.h"
+
+/* But for the number of blocks, which is each card's own. */
+static bool is_same(const struct pool *a, const struct pool *b, char *why, size_t why_bytes)
+{
+    uint32_t n_blocks = b->spec.wire->n_blocks;
+    b->spec.wire->n_blocks = 0;
+    attn_status st = pool_spec_compare(&a->spec, &b->spec, why, why_bytes);
+    b->spec.wire->n_blocks = n_blocks;
+    return st == ATTN_OK;
+}
+
+/* A pool that not all cards have was never answered, or is being dropped: it is empty, unless a
+ * card's cache was of no use. What the lead has counts. */
+static attn_status restore_pools(struct engine *lead, struct engine *e, char *why, size_t why_bytes)
+{
+    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++) {
+        const struct pool *is = pool_of_kv(lead, (kv_pool_id){i});
+        struct pool *p = pool_of_kv(e, (kv_pool_id){i});
+        if (p != NULL && (is == NULL || !is_same(is, p, why, why_bytes))) {
+            attn_status st = pool_drop(e, p, why, why_bytes);
+            if (st != ATTN_OK)
+                return st;
+            p = NULL;
+        }
+        if (is == NULL)
+            continue;
+        if (p == NULL && pool_is_split(&is->split)) {
+            if (kv_pool_sequences(lead->parts.kv, is->id) > 0)
+                log_warn("pool \"%s\" is cleared: card %" PRIu32 " has lost its part of it",
+                         is->spec.wire->name, e->parts.card);
+            kv_pool_clear(lead->parts.kv, is->id);
+        }
+        if (p == NULL) {
+            const struct tenant *who = tenants_of_id(e->parts.tenants, is->tenant);
+            attn_status st = pool_create(e, who, is->spec.wire, &p, why, why_bytes);
+            if (st != ATTN_OK)
+                return st;
+        }
+        if (p->id.index != i) {
+            snprintf(why, why_bytes, "pool \"%s\" has another place on card %" PRIu32,
+                     is->spec.wire->name, e->parts.card);
+            return ATTN_EINTERNAL;
+        }
+        pool_rename(e, p, is->generation);
+    }
+    return ATTN_OK;
+}
+
+/* A session that the lead does not have has ended; one that a card lacks has nothing there. */
+static attn_status restore_session(struct cards *c, uint32_t slot)
+{
+    struct engine *lead = c->engines[0];
+    uint64_t id = session_at(lead->parts.sessions, slot)->id, now_ns = clock_now_ns();
+    const char *client = kv_owner_label(lead->parts.kv, slot);
+    uint32_t n_cards = 1;
+    attn_status st =
+        id == 0 ? ATTN_OK : cards_tenant_set(c, id, kv_owner_tenant(lead->parts.kv, slot));
+    if (st != ATTN_OK)
+        return st;
+    for (uint32_t i = 1; i < c->n; i++) {
+        struct engine *e = c->engines[i];
+        uint64_t had = session_at(e->parts.sessions, slot)->id;
+        kv_seq_id any;
+        if (had != id && had != 0)
+            session_kill(e, slot, "the session has ended");
+        bool has_slot = had == id && id != 0;
+        bool has_left = had != id || id == 0;
+        has_left = has_left && kv_owner_any(e->parts.kv, slot, &any) == ATTN_OK;
+        has_left |= had != id && had != 0;
+        if (id != 0 && !has_slot && !has_left) {
+            session_restore(e->parts.sessions, slot, id, client, now_ns);
+            uint32_t tenant = kv_owner_tenant(lead->parts.kv, slot);
+            kv_owner_begin(e->parts.kv, slot, id, tenant, client);
+            session_at(e->parts.sessions, slot)->tenant = tenants_of_id(e->parts.tenants, tenant);
+            has_slot = true;
+        }
+        n_cards += has_slot || has_left;
+    }
+    kv_seq_id any;
+    if (id == 0 && n_cards > 1 && kv_owner_any(lead->parts.kv, slot, &any) != ATTN_OK)
+        session_restore(lead->parts.sessions, slot, 0, "", now_ns); /* taken until all are free */
+    cards_session_kept(c, slot, n_cards);
+    return ATTN_OK;
+}
+
+/* What one card has carried out the others are not to carry out again. */
+static void merge_seen(struct cards *c, uint32_t slot)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        for (uint32_t k = 0; k < c->n; k++)
+            if (i != k && kv_owner_id(c->engines[i]->parts.kv, slot) != 0 &&
+                kv_owner_id(c->engines[i]->parts.kv, slot) ==
+                    kv_owner_id(c->engines[k]->parts.kv, slot))
+                kv_owner_saw_all(c->engines[i]->parts.kv, c->engines[k]->parts.kv, slot);
+}
+
+static attn_status learn_names(struct cards *c)
+{
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct kv *kv = c->engines[i]->parts.kv;
+        for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+            struct kv_seq_info info;
+            kv_seq_info(kv, id, &info);
+            attn_status st = cards_opened(c, i, (struct seq_name){info.tenant, info.name},
+                                          info.pool.index, info.epoch);
+            if (st == ATTN_OK)
+                continue;
+            if (st != ATTN_EEXIST)
+                return st;
+            log_warn("sequence %" PRIu64 " is on two cards: that of card %" PRIu32 " is dropped",
+                     info.name, i);
+            seq_close(c->engines[i], id);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* The first size of another card's that is not the lead's; 0: all have the same. */
+static uint32_t another_size(const struct cards *c, kv_pool_id id, uint32_t n_blocks)
+{
+    for (uint32_t i = 1; i < c->n; i++) {
+        const struct pool *p = pool_of_kv(c->engines[i], id);
+        if (p->config.n_blocks != n_blocks)
+            return p->config.n_blocks;
+    }
+    return 0;
+}
+
+/* A pool that was resized on some cards when the predecessor died has the lead's size on all, or
+ * where one cannot, that of the others. Where neither is possible each keeps its own. */
+static void sizes_agree(struct cards *c)
+{
+    struct engine *lead = c->engines[0];
+    char why[WHY_BYTES];
+    for (struct pool *p = NULL; (p = pool_next(lead, p)) != NULL;) {
+        uint32_t had = p->config.n_blocks, other = another_size(c, p->id, had);
+        if (other == 0)
+            continue;
+        log_warn("pool \"%s\" has %" PRIu32 " blocks on card 0, and %" PRIu32 " on another",
+                 p->spec.wire->name, had, other);
+        if (pool_resize(lead, p, had, why, sizeof why) != ATTN_OK &&
+            pool_resize(lead, p, other, why, sizeof why) != ATTN_OK)
+            log_warn("pool \"%s\" stays so: %s", p->spec.wire->name, why);
+    }
+}
+
+attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes)
+{
+    for (uint32_t i = 1; i < c->n; i++) {
+        attn_status st = restore_pools(c->engines[0], c->engines[i], why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+    }
+    return ATTN_OK;
+}
+
+attn_status cards_restore(struct cards *c)
+{
+    attn_status st = ATTN_OK;
+    for (uint32_t slot = 0; slot < c->max_sessions && st == ATTN_OK; slot++) {
+        st = restore_session(c, slot);
+        merge_seen(c, slot);
+    }
+    if (st == ATTN_OK)
+        st = learn_names(c);
+    if (st != ATTN_OK)
+        return st;
+    sizes_agree(c);
+    for (uint32_t i = 0; i < c->n; i++)
+        cards_publish(c->engines[i]);
+    return ATTN_OK;
+}

@@ -1,0 +1,253 @@
+/* route.c: a request's way from a door to an engine: to the only one there is; or to the card
+ * that it is for, which its epoch, its sequence's name or its pool says. From the look at where it
+ * goes until it is in that engine's inbox the route is held for reading; a sequence changes its
+ * card while it is held for writing (cards/move.c), so requests of one connection stay in their
+ * order.
+ */
+#include "daemon/cards/route.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/base/stack.h"
+#include "daemon/base/stats.h"
+#include "daemon/cards/cards.h"
+#include "daemon/cards/internal.h"
+#include "daemon/cards/names.h"
+#include "daemon/cards/prefix.h"
+#include "daemon/cards/step.h"
+#include "daemon/engine/core/inbox.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/operator/lists.h"
+#include "daemon/request/step_plans.h"
+
+enum { NO_POOL = UINT32_MAX };
+
+/* A reply that only the thread which polls may give. */
+static void give_back(struct request *req)
+{
+    struct engine *lead = req->lead;
+    if (req->bell != NULL) { /* the sentence is its sender's */
+        snprintf(req->bell->why, sizeof req->bell->why, "%s", req->why == NULL ? "" : req->why);
+        req->why = req->bell->why;
+    }
+    stack_push(&lead->returned, req);
+    engine_wake(lead);
+}
+
+/* As the tables of the transports that are polled, but for the way back. */
+static const struct transport_ops *returning_ops(enum stats_transport label)
+{
+    static const struct transport_ops shm = {.label = STATS_SHM, .reply = give_back};
+    static const struct transport_ops gpu = {.label = STATS_GPU, .reply = give_back};
+    return label == STATS_GPU ? &gpu : &shm;
+}
+
+/* The reply may be given by another thread from now on. */
+static void leave_lead(struct cards *c, struct request *req)
+{
+    if (!req->transport->is_polled)
+        return;
+    req->lead = c->engines[0];
+    req->polled = req->transport;
+    req->transport = returning_ops(req->transport->label);
+}
+
+/* From: whose it was until now; NULL: a door's. */
+static void send_to(struct cards *c, struct request *req, struct engine *from, uint32_t card)
+{
+    if (card != 0) {
+        engine_renew(c->engines[0], request_session(req));
+        leave_lead(c, req);
+    }
+    if (from == NULL)
+        engine_take(c->engines[card], req);
+    else
+        engine_hand_over(from, c->engines[card], req);
+}
+
+/* Who had it refuses it in its turn. */
+static void refuse(struct cards *c, struct request *req, struct engine *from, attn_status st,
+                   const char *why)
+{
+    if (from != NULL) {
+        engine_hand_over(from, from, req);
+        return;
+    }
+    engine_renew(c->engines[0], request_session(req));
+    request_reply_error(req, st, 0, "%s", why);
+}
+
+/* A step of a plan that is not there. */
+static bool is_still_bare(struct cards *c, struct request *req)
+{
+    char why[WHY_BYTES];
+    return step_plans_is_bare(req->wire.header) &&
+           step_plans_fill(c->engines[0]->plans, req, why, sizeof why) != ATTN_OK;
+}
+
+static void send_step(struct cards *c, struct request *req, struct engine *from)
+{
+    if (req->part != NULL) {
+        cards_part_again(c, req, from);
+        return;
+    }
+    if (is_still_bare(c, req)) {
+        send_to(c, req, from, 0); /* whose plan may be on its way there */
+        return;
+    }
+    uint32_t of_cards = cards_of_step(c, req);
+    if ((of_cards & (of_cards - 1)) == 0) {
+        send_to(c, req, from, of_cards == 0 ? 0 : (uint32_t)__builtin_ctz(of_cards));
+        return;
+    }
+    engine_renew(c->engines[0], request_session(req));
+    leave_lead(c, req);
+    cards_step_split(c, req, from, of_cards);
+}
+
+/* Where an open may go: those of split pools are the lead's. */
+static struct card_place place_of_open(struct cards *c, const Attnd__Open *o)
+{
+    uint32_t pool = pool_index_of_handle(o->pool);
+    bool is_split = pool < c->max_pools &&
+                    atomic_load_explicit(&c->pools[0][pool].is_split, memory_order_relaxed);
+    return (struct card_place){.must_be = is_split ? 0 : CARDS_MAX,
+                               .prefix = is_split ? 0 : cards_prefix_home(c, o)};
+}
+
+/* A request that may make a sequence of this name. */
+static void send_maker(struct cards *c, struct request *req, struct engine *from,
+                       struct seq_name name, uint32_t pool, struct card_place to)
+{
+    const Attnd__Request *h = req->wire.header;
+    char why[WHY_BYTES];
+    bool no_memory;
+    uint32_t at = cards_place(c, req, name, pool, to, &no_memory);
+    if (at != CARDS_MAX) {
+        if (h->body_case == ATTND__REQUEST__BODY_OPEN)
+            cards_prefix_note(c, h->open, at);
+        send_to(c, req, from, at);
+        return;
+    }
+    snprintf(why, sizeof why, "sequence %" PRIu64 "%s", name.name,
+             no_memory ? ": no memory for its name" : " is open");
+    refuse(c, req, from, no_memory ? ATTN_ENOMEM : ATTN_EEXIST, why);
+}
+
+/* Whose names the request's sequences are among: of its session, or as an operator says. */
+static uint32_t tenant_of(struct cards *c, const Attnd__Request *h)
+{
+    if (!c->has_tenants)
+        return TENANT_OPERATOR;
+    if (h->body_case == ATTND__REQUEST__BODY_KILL)
+        return tenant_id_of_name(h->kill->tenant);
+    if (h->body_case == ATTND__REQUEST__BODY_MOVE)
+        return tenant_id_of_name(h->move->tenant);
+    return cards_tenant(c, h->session);
+}
+
+static void send_by_name(struct cards *c, struct request *req, struct engine *from, uint64_t name)
+{
+    struct seq_name of = {tenant_of(c, req->wire.header), name};
+    send_to(c, req, from, cards_of_name(c, of));
+}
+
+/* It is carried out where its source is. Where that has moved since, a repeated one is known where
+ * the fork is. */
+static void send_fork(struct cards *c, struct request *req, struct engine *from)
+{
+    const Attnd__Fork *f = req->wire.header->fork;
+    uint32_t tenant = tenant_of(c, req->wire.header);
+    struct seq_name made = {tenant, f->new_seq};
+    struct card_place at = {.must_be = cards_of_name(c, (struct seq_name){tenant, f->seq})};
+    if (cards_are_elsewhere(c, at.must_be, made))
+        send_to(c, req, from, cards_of_name(c, made));
+    else
+        send_maker(c, req, from, made, NO_POOL, at);
+}
+
+static void send_on(struct cards *c, struct request *req, struct engine *from)
+{
+    const Attnd__Request *h = req->wire.header;
+    switch (h->body_case) {
+    case ATTND__REQUEST__BODY_STEP:
+        send_step(c, req, from);
+        return;
+    case ATTND__REQUEST__BODY_OPEN:
+        send_maker(c, req, from, (struct seq_name){tenant_of(c, h), h->open->seq},
+                   pool_index_of_handle(h->open->pool), place_of_open(c, h->open));
+        return;
+    case ATTND__REQUEST__BODY_FORK:
+        send_fork(c, req, from);
+        return;
+    case ATTND__REQUEST__BODY_TOKENS:
+        send_by_name(c, req, from, h->tokens->seq);
+        return;
+    case ATTND__REQUEST__BODY_TRUNCATE:
+        send_by_name(c, req, from, h->truncate->seq);
+        return;
+    case ATTND__REQUEST__BODY_CLOSE:
+        send_by_name(c, req, from, h->close->seq);
+        return;
+    case ATTND__REQUEST__BODY_EXPORT:
+        send_by_name(c, req, from, h->export->seq);
+        return;
+    case ATTND__REQUEST__BODY_IMPORT:
+        send_by_name(c, req, from, h->import->seq);
+        return;
+    case ATTND__REQUEST__BODY_ADOPT:
+        send_by_name(c, req, from, h->adopt->seq);
+        return;
+    case ATTND__REQUEST__BODY_MOVE:
+        send_by_name(c, req, from, h->move->seq);
+        return;
+    case ATTND__REQUEST__BODY_KILL:
+        if (h->kill->session[0] != '\0')
+            send_to(c, req, from, 0);
+        else
+            send_by_name(c, req, from, h->kill->seq);
+        return;
+    case ATTND__REQUEST__BODY_INSPECT:
+        send_to(c, req, from, list_card(c, h->inspect));
+        return;
+    default:
+        send_to(c, req, from, 0);
+        return;
+    }
+}
+
+void cards_send_again(struct cards *c, struct request *list, struct engine *from)
+{
+    /* all at once: of copies of a fork, none is to keep the name for the card that they leave */
+    for (struct request *req = list; req != NULL; req = req->next)
+        if (req->is_placed)
+            cards_settle(c, req);
+    stack_for_each(struct request, req, list)
+        send_on(c, req, from);
+}
+
+bool cards_send_planned(struct engine *lead, struct request *req)
+{
+    struct cards *c = lead->parts.cards;
+    if (lead->parts.card > 0 || !step_plans_is_bare(req->wire.header))
+        return false;
+    pthread_rwlock_rdlock(&c->route);
+    bool is_elsewhere = !is_still_bare(c, req) && (cards_of_step(c, req) & ~1u) != 0;
+    if (is_elsewhere)
+        send_step(c, req, lead);
+    pthread_rwlock_unlock(&c->route);
+    return is_elsewhere;
+}
+
+void engine_submit(struct engine *e, struct request *req)
+{
+    struct cards *c = e->parts.cards;
+    if (c == NULL) {
+        engine_take(e, req);
+        return;
+    }
+    pthread_rwlock_rdlock(&c->route);
+    send_on(c, req, NULL);
+    pthread_rwlock_unlock(&c->route);
+}

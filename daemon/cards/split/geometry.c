@@ -1,0 +1,168 @@
+/* geometry.c: see geometry.h. */
+#include "daemon/cards/split/geometry.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kv_layout.h"
+#include "kernels/layer_visible.h"
+
+#define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
+
+enum { MIN_STRIPE = 8 }; /* tokens: the smallest block of a device */
+
+/* --- heads ------------------------------------------------------------------------------------ */
+
+/* The first kv head of a card: the first cards have one more where they are not even. */
+static uint32_t first_head(uint32_t n_heads, uint32_t n_cards, uint32_t card)
+{
+    uint32_t more = n_heads % n_cards;
+    return n_heads / n_cards * card + (card < more ? card : more);
+}
+
+static attn_status split_heads(struct pool_split *s, char *why, size_t why_bytes)
+{
+    struct backend_pool_config *c = &s->config;
+    uint32_t group = c->num_q_heads / c->num_kv_heads;
+    if (c->num_kv_heads < s->n_cards)
+        return FAIL(ATTN_ENOTSUP, "split heads: num_kv_heads is %" PRIu32 ", of %" PRIu32 " cards",
+                    c->num_kv_heads, s->n_cards);
+    s->kv_head = first_head(c->num_kv_heads, s->n_cards, s->card);
+    s->q_head = s->kv_head * group;
+    c->num_kv_heads = first_head(c->num_kv_heads, s->n_cards, s->card + 1) - s->kv_head;
+    c->num_q_heads = c->num_kv_heads * group;
+    c->first_kv_head = s->kv_head; /* a branch's tokens go by the number */
+    for (uint32_t l = 0; l < c->num_layers; l++) {
+        struct attn_layer_spec *layer = &s->layers[l];
+        layer->sink_logits = layer->sink_logits == NULL ? NULL : layer->sink_logits + s->q_head;
+        layer->alibi_slopes = layer->alibi_slopes == NULL ? NULL : layer->alibi_slopes + s->q_head;
+    }
+    return ATTN_OK;
+}
+
+/* --- tokens ----------------------------------------------------------------------------------- */
+
+/* A window of whole blocks has the same number of tokens on each card, wherever it begins; of the
+ * first tokens that stay visible each card has its own. */
+static attn_status split_window(const struct pool_split *s, uint32_t l, struct stripes stripes,
+                                char *why, size_t why_bytes)
+{
+    struct attn_layer_spec *layer = &s->layers[l];
+    if (layer->window_tokens == 0)
+        return ATTN_OK;
+    if (layer->window_tokens % stripes.every != 0)
+        return FAIL(ATTN_ENOTSUP,
+                    "split tokens: layers[%" PRIu32 "].window_tokens is %" PRIu32
+                    ", must be a multiple of block_tokens, %" PRIu32,
+                    l, layer->window_tokens, stripes.every);
+    if (layer->is_full)
+        return FAIL(ATTN_ENOTSUP,
+                    "split tokens: layers[%" PRIu32 "] is_full with a window can't be split so", l);
+    layer->window_tokens = layer->window_tokens / stripes.every * stripes.tokens;
+    layer->sink_tokens = stripes_before(stripes, layer->sink_tokens);
+    return ATTN_OK;
+}
+
+static attn_status split_tokens(struct pool_split *s, char *why, size_t why_bytes)
+{
+    struct backend_pool_config *c = &s->config;
+    if ((s->n_cards & (s->n_cards - 1)) != 0)
+        return FAIL(ATTN_ENOTSUP, "split tokens: of 2, 4 or 8 cards, the daemon has %" PRIu32,
+                    s->n_cards);
+    if (c->block_tokens / s->n_cards < MIN_STRIPE)
+        return FAIL(ATTN_ENOTSUP,
+                    "split tokens: block_tokens is %" PRIu32 ", %" PRIu32 " cards need %" PRIu32,
+                    c->block_tokens, s->n_cards, MIN_STRIPE * s->n_cards);
+    c->block_tokens /= s->n_cards;
+    c->n_stripes = s->n_cards;
+    c->stripe = s->card;
+    for (uint32_t l = 0; l < c->num_layers; l++) {
+        struct attn_layer_spec *layer = &s->layers[l];
+        if (layer->alibi_slopes != NULL && layer->n_branches == 0)
+            return FAIL(ATTN_ENOTSUP,
+                        "split tokens: layers[%" PRIu32 "].alibi_slopes can't be split so", l);
+        attn_status st = split_window(s, l, stripes_of(c), why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+        if (s->card != 0)
+            layer->sink_logits = NULL; /* it counts once */
+    }
+    return ATTN_OK;
+}
+
+/* --- all -------------------------------------------------------------------------------------- */
+
+attn_status pool_split_init(struct pool_split *s, const struct backend_pool_config *whole,
+                            attn_split how, uint32_t n_cards, uint32_t card, char *why,
+                            size_t why_bytes)
+{
+    *s = (struct pool_split){
+        .how = how, .n_cards = how == ATTN_SPLIT_WHOLE ? 1 : n_cards, .config = *whole};
+    if (!pool_is_split(s))
+        return ATTN_OK;
+    s->card = card;
+    s->layers = calloc(whole->num_layers, sizeof *s->layers);
+    if (s->layers == NULL)
+        return FAIL(ATTN_ENOMEM, "no memory for a pool's layers");
+    memcpy(s->layers, whole->layers, whole->num_layers * sizeof *s->layers);
+    attn_status st =
+        how == ATTN_SPLIT_HEADS ? split_heads(s, why, why_bytes) : split_tokens(s, why, why_bytes);
+    s->config.layers = s->layers;
+    if (st != ATTN_OK)
+        pool_split_fini(s);
+    return st;
+}
+
+void pool_split_fini(struct pool_split *s)
+{
+    free(s->layers);
+    *s = (struct pool_split){0};
+}
+
+/* --- blocks ----------------------------------------------------------------------------------- */
+
+/* Rows of a K or V part, or of its scales: [kv_head][block_tokens] of row_bytes each. */
+static void move_rows(const struct pool_split *s, const struct backend_pool_config *whole,
+                      uint64_t row_bytes, uint8_t *block, uint8_t *part, bool is_in)
+{
+    uint32_t stripe = s->config.block_tokens;
+    uint32_t first = s->how == ATTN_SPLIT_TOKENS ? s->card * stripe : 0;
+    for (uint32_t h = 0; h < s->config.num_kv_heads; h++) {
+        uint64_t row = (uint64_t)(s->kv_head + h) * whole->block_tokens + first;
+        uint8_t *there = block + row * row_bytes;
+        uint8_t *here = part + (uint64_t)h * stripe * row_bytes;
+        memcpy(is_in ? there : here, is_in ? here : there, stripe * row_bytes);
+    }
+}
+
+static void move_block(const struct pool_split *s, const struct backend_pool_config *whole,
+                       uint8_t *block, uint8_t *part, bool is_in)
+{
+    struct kv_layout to = kv_layout_of(whole), of = kv_layout_of(&s->config);
+    uint64_t k_row = to.k_head_bytes / whole->block_tokens;
+    uint64_t v_row = to.v_head_bytes / whole->block_tokens;
+    for (uint32_t l = 0; l < whole->num_layers; l++) {
+        uint8_t *b = block + l * to.layer_bytes, *p = part + l * of.layer_bytes;
+        move_rows(s, whole, k_row, b, p, is_in);
+        move_rows(s, whole, v_row, b + to.v_offset, p + of.v_offset, is_in);
+        if (!to.is_quantised)
+            continue;
+        move_rows(s, whole, sizeof(float), b + to.k_scales, p + of.k_scales, is_in);
+        move_rows(s, whole, sizeof(float), b + to.v_scales, p + of.v_scales, is_in);
+    }
+}
+
+void pool_split_block_in(const struct pool_split *s, const struct backend_pool_config *whole,
+                         const uint8_t *part, uint8_t *block)
+{
+    move_block(s, whole, block, (uint8_t *)(uintptr_t)part, true);
+}
+
+void pool_split_block_out(const struct pool_split *s, const struct backend_pool_config *whole,
+                          const uint8_t *block, uint8_t *part)
+{
+    memset(part, 0, kv_layout_of(&s->config).block_bytes); /* between its parts */
+    move_block(s, whole, (uint8_t *)(uintptr_t)block, part, false);
+}

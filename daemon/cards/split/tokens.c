@@ -1,0 +1,244 @@
+/* tokens.c: the tokens of one card, and what becomes of all cards' outputs (cards/split/tensors.h).
+ *
+ * Partial outputs lie at the same place for every card: of each item that attends its out and its
+ * lse. What is appended is copied together in staging.
+ */
+#include "daemon/cards/split/tensors.h"
+#include "kernels/layer_visible.h"
+
+enum { ALIGN = 64 };
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+/* Of the first n tokens of a sequence, those that are the card's. */
+static uint32_t n_of_card(const struct pool_split *s, uint32_t n)
+{
+    return stripes_before(stripes_of(&s->config), n);
+}
+
+static bool is_of_card(const struct pool_split *s, uint32_t pos)
+{
+    return stripes_have(stripes_of(&s->config), pos);
+}
+
+/* Bytes of a token's row of each tensor. */
+struct rows {
+    uint64_t q, k, v, out, lse;
+};
+
+static struct rows rows_of(const struct part_tensors *t)
+{
+    const struct backend_pool_config *c = t->config;
+    uint64_t el = attn_dtype_bytes(c->q_dtype);
+    return (struct rows){
+        .q = c->num_q_heads * c->head_dim_k * el,
+        .k = c->num_kv_heads * c->head_dim_k * el,
+        .v = c->num_kv_heads * c->head_dim_v * el,
+        .out = c->num_q_heads * c->head_dim_v * el,
+        .lse = c->num_q_heads * sizeof(float),
+    };
+}
+
+static uint64_t output_bytes(const struct backend_item *d, const struct rows *r)
+{
+    if (!(d->flags & BACKEND_ATTEND))
+        return 0;
+    return aligned(d->n_tokens * r->out) + aligned(d->n_tokens * r->lse);
+}
+
+uint32_t tokens_items_max(const struct part_tensors *t)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++)
+        n += 1 + (uint64_t)t->whole[i].n_tokens;
+    return (uint32_t)n;
+}
+
+uint64_t tokens_output_bytes(const struct part_tensors *t)
+{
+    const struct rows r = rows_of(t);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++)
+        bytes += output_bytes(&t->whole[i], &r);
+    return bytes;
+}
+
+uint64_t tokens_staging_bytes(const struct part_tensors *t)
+{
+    const struct rows r = rows_of(t);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++) {
+        const struct backend_item *d = &t->whole[i];
+        if (d->flags & BACKEND_APPEND)
+            bytes += aligned(d->n_tokens * r.k) + aligned(d->n_tokens * r.v);
+    }
+    return bytes;
+}
+
+/* --- appends ---------------------------------------------------------------------------------- */
+
+/* The card's rows of an item's, copied together to *staging, which moves on: what it has of its
+ * first stripe, all whole stripes at once, and what it has of its last. */
+static const void *gather(struct part_tensors *t, const struct backend_item *d, const void *tensor,
+                          uint64_t row_bytes, uint8_t **staging)
+{
+    const struct pool_split *s = t->split;
+    uint32_t stripe = s->config.block_tokens, block = stripe * s->n_cards;
+    uint8_t *from = *staging, *to = from;
+    for (uint32_t i = 0, n; i < d->n_tokens; i += n) {
+        uint32_t left = d->n_tokens - i, rest = stripe - (d->pos + i) % stripe, n_stripes = 1;
+        uint32_t n_rows = n = rest < left ? rest : left;
+        if (!is_of_card(s, d->pos + i))
+            continue;
+        if (n == stripe) {
+            n_stripes = 1 + (left - stripe) / block;
+            n = n_stripes * block;
+        }
+        part_copy(t, &(struct backend_rows){.to = to,
+                                            .from = (const uint8_t *)tensor + i * row_bytes,
+                                            .row_bytes = n_rows * row_bytes,
+                                            .to_step = n_rows * row_bytes,
+                                            .from_step = block * row_bytes,
+                                            .n = n_stripes});
+        to += n_stripes * n_rows * row_bytes;
+    }
+    *staging += aligned((uint64_t)(to - from));
+    return from;
+}
+
+static void cut_append(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
+                       uint8_t **staging)
+{
+    uint32_t first = n_of_card(t->split, d->pos);
+    uint32_t n = n_of_card(t->split, d->pos + d->n_tokens) - first;
+    if (n == 0)
+        return;
+    struct backend_item *to = &t->items[t->n_items++];
+    *to = (struct backend_item){.flags = BACKEND_APPEND,
+                                .layer = d->layer,
+                                .table_row = d->table_row,
+                                .pos = first,
+                                .n_tokens = n,
+                                .block_table = d->block_table,
+                                .k = d->k,
+                                .v = d->v};
+    if (n == d->n_tokens)
+        return; /* all of it, where it lies */
+    to->k = gather(t, d, d->k, r->k, staging);
+    to->v = gather(t, d, d->v, r->v, staging);
+}
+
+/* --- queries ---------------------------------------------------------------------------------- */
+
+/* How many of the card's keys query i sees. */
+static uint32_t n_seen(const struct part_tensors *t, const struct backend_item *d, uint32_t i)
+{
+    bool is_full = t->config->layers[d->layer].is_full;
+    return n_of_card(t->split, d->pos + (is_full ? d->n_tokens : i + 1));
+}
+
+/* Queries from i on that can be one item over `seen` keys: each sees one more than the one before,
+ * or (*out_is_full) all see the same. Under a window that is one query: those of an item are at
+ * places one behind the other, and so are the first keys that they see. */
+static uint32_t run_of(const struct part_tensors *t, const struct backend_item *d, uint32_t i,
+                       uint32_t seen, bool *out_is_full)
+{
+    const bool has_window = t->config->layers[d->layer].window_tokens > 0;
+    uint32_t left = d->n_tokens - i, n = 1;
+    *out_is_full = !has_window && left > 1 && n_seen(t, d, i + 1) == seen;
+    while (n < left && n_seen(t, d, i + n) == (*out_is_full ? seen : seen + n))
+        n++;
+    return *out_is_full && n > seen ? seen : n; /* its first is not before the first key */
+}
+
+/* Queries of d from its i-th on, all but how many they are and where. */
+static struct backend_item query_item(const struct backend_item *d, const struct rows *r,
+                                      uint32_t i, uint8_t *out, uint8_t *lse)
+{
+    return (struct backend_item){.flags = BACKEND_ATTEND,
+                                 .layer = d->layer,
+                                 .table_row = d->table_row,
+                                 .block_table = d->block_table,
+                                 .q = (const uint8_t *)d->q + i * r->q,
+                                 .out = out + i * r->out,
+                                 .lse = (float *)(void *)(lse + i * r->lse)};
+}
+
+static void cut_queries(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
+                        uint8_t *out, uint8_t *lse)
+{
+    uint32_t n;
+    for (uint32_t i = 0; i < d->n_tokens; i += n) {
+        uint32_t seen = n_seen(t, d, i);
+        bool is_full;
+        n = 1;
+        if (seen == 0)
+            continue; /* the merge knows which they are */
+        n = run_of(t, d, i, seen, &is_full);
+        struct backend_item *to = &t->items[t->n_items++];
+        *to = query_item(d, r, i, out, lse);
+        to->flags |= is_full ? BACKEND_FULL : 0;
+        to->pos = is_full ? seen - n : seen - 1;
+        to->n_tokens = n;
+    }
+}
+
+/* Queries of a dilated layer, all from the first that sees as far as the card's keys: which of them
+ * each sees is the device's to say, and it has outputs of those that see none. */
+static void cut_dilated(struct part_tensors *t, const struct backend_item *d, const struct rows *r,
+                        uint8_t *out, uint8_t *lse)
+{
+    uint32_t i = 0;
+    while (i < d->n_tokens && n_seen(t, d, i) == 0)
+        i++;
+    if (i == d->n_tokens)
+        return;
+    struct backend_item *to = &t->items[t->n_items++];
+    *to = query_item(d, r, i, out, lse);
+    to->pos = d->pos + i; /* in the sequence */
+    to->n_tokens = d->n_tokens - i;
+}
+
+void tokens_cut(struct part_tensors *t)
+{
+    const struct rows r = rows_of(t);
+    uint8_t *output = t->outputs, *staging = t->staging;
+    t->n_items = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++)
+        if (t->whole[i].flags & BACKEND_APPEND)
+            cut_append(t, &t->whole[i], &r, &staging);
+    for (uint32_t i = 0; i < t->n_whole; i++) {
+        const struct backend_item *d = &t->whole[i];
+        uint8_t *lse = output + aligned(d->n_tokens * r.out);
+        if ((d->flags & BACKEND_ATTEND) && t->config->layers[d->layer].n_branches > 0)
+            cut_dilated(t, d, &r, output, lse);
+        else if (d->flags & BACKEND_ATTEND)
+            cut_queries(t, d, &r, output, lse);
+        output += output_bytes(d, &r);
+    }
+}
+
+/* --- the merge -------------------------------------------------------------------------------- */
+
+uint32_t tokens_merges(const struct part_tensors *t, struct backend_merge *out_list)
+{
+    const struct rows r = rows_of(t);
+    uint64_t at = 0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t->n_whole; i++) {
+        const struct backend_item *d = &t->whole[i];
+        if (d->flags & BACKEND_ATTEND)
+            out_list[n++] = (struct backend_merge){.out_at = at,
+                                                   .lse_at = at + aligned(d->n_tokens * r.out),
+                                                   .out = d->out,
+                                                   .lse = d->lse,
+                                                   .pos = d->pos,
+                                                   .n_tokens = d->n_tokens,
+                                                   .is_full = t->config->layers[d->layer].is_full};
+        at += output_bytes(d, &r);
+    }
+    return n;
+}

@@ -1,0 +1,313 @@
+/* step.c: a step whose sequences are on several cards. Each card's engine gets a request of
+ * its own over the same message, computes the items that are its own in place, and passes over the
+ * others; outputs go into one reply. Whose part is done last answers the step.
+ */
+#include "daemon/cards/step.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/cards/cards.h"
+#include "daemon/cards/internal.h"
+#include "daemon/cards/names.h"
+#include "daemon/cards/step_part.h"
+#include "daemon/engine/core/answer.h"
+#include "daemon/engine/core/inbox.h"
+
+/* Whose sequences a step names. */
+struct step_items {
+    const Attnd__Step *step;
+    uint32_t tenant;
+};
+
+static struct step_items items_of(struct cards *c, const struct request *req)
+{
+    const Attnd__Request *h = req->wire.header;
+    bool must_ask = c->has_tenants && atomic_load(&c->n_moved) > 0;
+    return (struct step_items){.step = h->body_case == ATTND__REQUEST__BODY_PLAN ? h->plan->step
+                                                                                 : h->step,
+                               .tenant = must_ask ? cards_tenant(c, h->session) : TENANT_OPERATOR};
+}
+
+/* The route is held: it stays true. */
+static uint32_t card_of_item(struct cards *c, const struct step_items *of, size_t i)
+{
+    if (atomic_load_explicit(&c->n_moved, memory_order_relaxed) == 0)
+        return card_of_epoch(c, of->step->epoch[i]);
+    return cards_at(c, (struct seq_name){of->tenant, of->step->seq[i]}, of->step->epoch[i]);
+}
+
+uint32_t cards_of_step(struct cards *c, const struct request *req)
+{
+    struct step_items of = items_of(c, req);
+    uint32_t of_cards = 0;
+    for (size_t i = 0; i < of.step->n_epoch; i++)
+        of_cards |= 1u << card_of_item(c, &of, i);
+    return of_cards;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+/* What the parts took, for the reply and the histograms. */
+static void sum_times(struct step_whole *w)
+{
+    struct request *req = w->req;
+    for (const struct step_part *part = w->parts; part != NULL; part = part->next) {
+        const struct request *p = &part->req;
+        if (p->taken_ns != 0 && (req->taken_ns == 0 || p->taken_ns < req->taken_ns))
+            req->taken_ns = p->taken_ns;
+        if (p->batched_ns > req->batched_ns)
+            req->batched_ns = p->batched_ns;
+        if (p->device_ns > req->device_ns)
+            req->device_ns = p->device_ns;
+        if (p->done_ns > req->done_ns)
+            req->done_ns = p->done_ns;
+    }
+}
+
+/* Items of a part that was refused as a whole have its status. */
+static void fail_refused(struct step_whole *w)
+{
+    const Attnd__Step *s = w->req->wire.header->step;
+    for (const struct step_part *part = w->parts; part != NULL; part = part->next) {
+        for (uint32_t i = 0; i < s->n_seq && !part->is_answered; i++) {
+            if (!cards_step_is_of(part, i))
+                continue;
+            w->item_status[i] = part->refused;
+            if (i < w->first_failed) {
+                w->first_failed = i;
+                snprintf(w->why, sizeof w->why, "%s", part->why);
+            }
+        }
+    }
+}
+
+/* The step as a task of one engine would look when all its items are done. */
+static struct task *task_of(struct step_whole *w, struct pool *pool)
+{
+    const Attnd__Step *s = w->req->wire.header->step;
+    struct task *t = wire_arena_alloc(&w->req->arena, sizeof *t + s->n_seq * sizeof(struct item));
+    if (t == NULL)
+        return NULL;
+    *t = (struct task){
+        .req = w->req,
+        .pool = pool,
+        .flags = w->flags,
+        .layout = w->layout,
+        .n_items = (uint32_t)s->n_seq,
+        .first_failed = w->first_failed,
+        .item_status = w->item_status,
+        .payload = w->payload,
+        .head_room = w->head_room,
+    };
+    snprintf(t->why, sizeof t->why, "%s", w->why);
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < t->n_items; i++) {
+        t->items[i] = (struct item){.task = t, .row = row, .n_tokens = s->n_tokens[i]};
+        row += s->n_tokens[i];
+    }
+    return t;
+}
+
+static void whole_free(struct step_whole *w)
+{
+    while (w->parts != NULL) {
+        struct step_part *part = w->parts;
+        w->parts = part->next;
+        wire_arena_reset(&part->req.arena);
+        free(part);
+    }
+    free(w->part_of);
+    free(w);
+}
+
+static void finish(struct step_whole *w)
+{
+    struct engine *lead = w->cards->engines[0];
+    sum_times(w);
+    if (!w->has_task) {
+        const struct step_part *first = w->parts;
+        while (first->next != NULL)
+            first = first->next;
+        engine_refuse(lead, w->req, first->refused, "%s", first->why);
+    } else {
+        struct pool pool = {.config = w->config};
+        fail_refused(w);
+        struct task *t = task_of(w, &pool);
+        if (t == NULL)
+            engine_refuse(lead, w->req, ATTN_ENOMEM, "no memory for the step's answer");
+        else
+            step_answer(lead, t);
+    }
+    pthread_mutex_destroy(&w->lock);
+    whole_free(w);
+}
+
+static void part_reply(struct request *req)
+{
+    struct step_part *part = req->part;
+    struct step_whole *w = part->whole;
+    if (!part->is_answered) {
+        part->refused = req->status;
+        snprintf(part->why, sizeof part->why, "%s", req->why);
+    }
+    if (atomic_fetch_sub(&w->n_left, 1) == 1)
+        finish(w);
+}
+
+/* --- the beginning ---------------------------------------------------------------------------- */
+
+/* One more part; nobody looks at the list before the last is done. NULL: no memory. */
+static struct step_part *part_new(struct step_whole *w, uint32_t card)
+{
+    static const struct transport_ops ops = {.label = STATS_IPC, .reply = part_reply};
+    const struct request *req = w->req;
+    struct step_part *part = calloc(1, sizeof *part);
+    if (part == NULL)
+        return NULL;
+    part->whole = w;
+    part->card = card;
+    request_init(&part->req, &ops, NULL);
+    part->req.part = part;
+    part->req.principal = req->principal;
+    part->req.msg = req->msg;
+    part->req.room = req->room;
+    part->req.wire = req->wire;
+    part->req.bell = req->bell;
+    part->req.began_ns = req->began_ns;
+    part->req.received_ns = req->received_ns;
+    part->req.deadline_ns = req->deadline_ns;
+    pthread_mutex_lock(&w->lock);
+    part->number = w->n_parts++;
+    part->next = w->parts;
+    w->parts = part;
+    pthread_mutex_unlock(&w->lock);
+    return part;
+}
+
+/* The first item whose sequence an earlier one has, too; n_items: none. slots: 2 * n_items or more,
+ * a power of two. */
+static uint32_t first_twin(const Attnd__Step *s, uint32_t *slots, uint32_t n_slots)
+{
+    memset(slots, 0, n_slots * sizeof *slots);
+    for (uint32_t i = 0; i < s->n_seq; i++) {
+        uint64_t hash = s->seq[i] * 0x9e3779b97f4a7c15u; /* spreads ids that are counted up */
+        uint32_t at = (uint32_t)(hash >> 32) & (n_slots - 1);
+        for (; slots[at] != 0; at = (at + 1) & (n_slots - 1))
+            if (s->seq[slots[at] - 1] == s->seq[i])
+                return i;
+        slots[at] = i + 1;
+    }
+    return (uint32_t)s->n_seq;
+}
+
+/* No card sees that a sequence which it has is named again for another. */
+static bool refuse_twins(struct engine *lead, struct request *req)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    uint32_t n_slots = 4;
+    while (n_slots < 2 * s->n_seq)
+        n_slots *= 2;
+    uint32_t *slots = wire_arena_alloc(&req->arena, n_slots * sizeof *slots);
+    if (slots == NULL) {
+        engine_refuse(lead, req, ATTN_ENOMEM, "no memory for a step of %zu items", s->n_seq);
+        return true;
+    }
+    uint32_t i = first_twin(s, slots, n_slots);
+    if (i == s->n_seq)
+        return false;
+    engine_refuse(lead, req, ATTN_EINVAL, "step.seq[%" PRIu32 "] %" PRIu64 " is in this step twice",
+                  i, s->seq[i]);
+    return true;
+}
+
+static struct step_whole *whole_new(struct cards *c, struct request *req)
+{
+    uint32_t n_items = (uint32_t)req->wire.header->step->n_seq;
+    struct step_whole *w = calloc(1, sizeof *w + n_items * sizeof w->item_status[0]);
+    if (w == NULL)
+        return NULL;
+    w->cards = c;
+    w->req = req;
+    w->first_failed = n_items;
+    w->part_of = calloc(n_items, sizeof *w->part_of);
+    if (w->part_of == NULL) {
+        free(w);
+        return NULL;
+    }
+    pthread_mutex_init(&w->lock, NULL);
+    return w;
+}
+
+/* A part for each card, and each item its card's. false: no memory. */
+static bool whole_cut(struct step_whole *w, uint32_t of_cards, struct step_part *parts[CARDS_MAX])
+{
+    struct step_items of = items_of(w->cards, w->req);
+    for (uint32_t card = 0; card < w->cards->n; card++) {
+        parts[card] = NULL;
+        if ((of_cards >> card & 1) != 0 && (parts[card] = part_new(w, card)) == NULL)
+            return false;
+    }
+    for (size_t i = 0; i < of.step->n_seq; i++)
+        atomic_store_explicit(&w->part_of[i], parts[card_of_item(w->cards, &of, i)]->number,
+                              memory_order_relaxed);
+    return true;
+}
+
+void cards_step_split(struct cards *c, struct request *req, struct engine *from, uint32_t of_cards)
+{
+    struct engine *lead = c->engines[0];
+    struct step_part *parts[CARDS_MAX];
+    if (from != NULL)
+        engine_count_over(from, lead, req);
+    else if (!engine_admit(lead, req))
+        return;
+    if (refuse_twins(lead, req))
+        return;
+    struct step_whole *w = whole_new(c, req);
+    if (w == NULL || !whole_cut(w, of_cards, parts)) {
+        if (w != NULL)
+            whole_free(w);
+        engine_refuse(lead, req, ATTN_ENOMEM, "no memory for a step of %zu items",
+                      req->wire.header->step->n_seq);
+        return;
+    }
+    atomic_init(&w->n_left, w->n_parts);
+    for (uint32_t card = 0, n = w->n_parts; n > 0; card++) { /* w is gone with the last */
+        if ((of_cards >> card & 1) == 0)
+            continue;
+        engine_take(c->engines[card], &parts[card]->req);
+        n--;
+    }
+}
+
+void cards_part_again(struct cards *c, struct request *req, struct engine *from)
+{
+    struct step_part *part = req->part, *parts[CARDS_MAX] = {0};
+    struct step_whole *w = part->whole;
+    struct step_items of = items_of(c, w->req);
+    bool is_whole = true;
+    uint32_t first = CARDS_MAX;
+    for (uint32_t i = 0; i < of.step->n_seq && is_whole; i++) {
+        if (!cards_step_is_of(part, i))
+            continue;
+        uint32_t card = card_of_item(c, &of, i);
+        first = first == CARDS_MAX ? card : first;
+        parts[first] = part; /* it goes where its first item is */
+        if (parts[card] == NULL) {
+            parts[card] = part_new(w, card);
+            is_whole = parts[card] != NULL;
+            if (is_whole)
+                atomic_fetch_add(&w->n_left, 1);
+        }
+        if (is_whole)
+            atomic_store_explicit(&w->part_of[i], parts[card]->number, memory_order_relaxed);
+    }
+    part->card = first;
+    for (uint32_t card = 0; card < c->n; card++)
+        if (parts[card] != NULL && parts[card] != part)
+            engine_take(c->engines[card], &parts[card]->req);
+    engine_hand_over(from, c->engines[first], req);
+}

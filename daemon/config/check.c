@@ -1,0 +1,80 @@
+/* check.c: settings that must agree with each other. */
+#include <string.h>
+
+#include "daemon/base/address.h"
+#include "daemon/config/option.h"
+
+#define TIER_STAGING_BYTES ((uint64_t)64 << 20) /* of a disk without host memory before it */
+
+/* Who can reach an address decides what it needs. */
+static attn_status check_doors(const struct config *c, char *why, size_t why_bytes)
+{
+    bool has_tenants = c->tenants[0] != '\0', has_ca = c->tls_ca[0] != '\0';
+    for (uint32_t i = 0; i < c->n_listen; i++) {
+        const char *url = c->listen[i], *needs = NULL;
+        struct address a;
+        if (address_parse_url(url, &a, why, why_bytes) != ATTN_OK)
+            return ATTN_EINVAL;
+        if (a.is_tls && (c->tls_cert[0] == '\0' || c->tls_key[0] == '\0'))
+            needs = c->tls_cert[0] == '\0' ? "needs listen.tls_cert" : "needs listen.tls_key";
+        else if (a.is_tls && !a.is_loopback && !has_tenants &&
+                 !(has_ca && strcmp(c->tls_client_cert, "required") == 0))
+            needs = "is not a loopback address: it needs tokens (listen.tenants) or client "
+                    "certificates (listen.tls_ca, listen.tls_client_cert = required)";
+        else if (!a.is_tls && !a.is_loopback && strcmp(c->insecure_tcp, "yes") != 0)
+            needs = "is not a loopback address: use tls+tcp://, or set listen.insecure_tcp = yes "
+                    "if nobody else sees the network's packets";
+        else if (!a.is_tls && !a.is_loopback && !has_tenants)
+            needs = "is not a loopback address: with listen.insecure_tcp it needs tokens "
+                    "(listen.tenants)";
+        if (needs != NULL) {
+            snprintf(why, why_bytes, "listen.address = %s (%s) %s", url,
+                     c->origins[config_option_find("listen.address") - config_options], needs);
+            return ATTN_EINVAL;
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status config_check(const struct config *c, char *why, size_t why_bytes)
+{
+    const struct {
+        const char *small_name, *large_name;
+        uint64_t small, large;
+    } pairs[] = {
+        {"engine.max_step_items", "engine.max_batch_items", c->max_step_items, c->max_batch_items},
+        {"engine.max_step_tokens", "engine.max_batch_tokens", c->max_step_tokens,
+         c->max_batch_tokens},
+        {"engine.default_timeout", "engine.max_timeout", c->default_timeout_us, c->max_timeout_us},
+        {"listen.max_message", "cache.io_memory", c->max_message_bytes, c->io_memory_bytes},
+        {"listen.shm_client", "listen.shm_memory", c->shm_client_bytes, c->shm_memory_bytes},
+    };
+    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
+        if (pairs[i].small <= pairs[i].large)
+            continue;
+        char text[2][64];
+        const char *names[2] = {pairs[i].small_name, pairs[i].large_name};
+        const char *origins[2];
+        for (int k = 0; k < 2; k++) {
+            const struct config_option *o = config_option_find(names[k]);
+            config_option_format(o, c, 0, text[k], sizeof(text[k]));
+            origins[k] = c->origins[o - config_options];
+        }
+        snprintf(why, why_bytes, "%s = %s (%s) is more than %s = %s (%s)", names[0], text[0],
+                 origins[0], names[1], text[1], origins[1]);
+        return ATTN_EINVAL;
+    }
+    if ((c->disk_bytes > 0) != (c->disk_path[0] != '\0')) {
+        bool has_size = c->disk_bytes > 0;
+        snprintf(why, why_bytes, "cache.%s is set, and cache.%s is not",
+                 has_size ? "disk_size" : "disk_path", has_size ? "disk_path" : "disk_size");
+        return ATTN_EINVAL;
+    }
+    return check_doors(c, why, why_bytes);
+}
+
+uint64_t config_tier_bytes(const struct config *c)
+{
+    return c->host_memory_bytes > 0 || c->disk_bytes == 0 ? c->host_memory_bytes
+                                                          : TIER_STAGING_BYTES;
+}

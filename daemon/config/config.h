@@ -1,0 +1,130 @@
+/* config.h: the daemon's settings: defaults, then an INI file, then ATTND_* variables, then flags.
+ *
+ * The option table (config/option.c) is the one place where a setting has its name, type, range,
+ * default, help text and whether SIGHUP changes it; --help, --print-config (with the origin of each
+ * value) and systemd/attnd.conf follow it. An unknown key or a value out of range is an error that
+ * names it (and the nearest known key). Nothing here logs; a failure's sentence is the caller's to
+ * print.
+ */
+#ifndef ATTND_DAEMON_CONFIG_CONFIG_H
+#define ATTND_DAEMON_CONFIG_CONFIG_H
+
+#include <stdio.h>
+
+#include "proto/attn_types.h"
+
+#define CONFIG_MAX_LISTEN 8
+#define CONFIG_MAX_DEVICES 8
+
+struct config {
+    /* [device] */
+    char backend[16]; /* auto, cpu, cuda, hip */
+    char faults[128]; /* of --backend NAME+faults:TEXT (kernels/faults.h); "": none */
+    char *device_index; /* "0,1", "all" */
+    uint64_t kv_memory_bytes; /* KV memory of all pools */
+    uint32_t threads; /* cpu backend; 0: one a core */
+    /* [listen] */
+    char *listen[CONFIG_MAX_LISTEN]; /* urls, owned */
+    uint32_t n_listen;
+    char *admin; /* path of the admin socket, "auto" or "" off */
+    char *http; /* host:port of the stats endpoint, "" off */
+    uint32_t max_peers;
+    uint64_t max_message_bytes;
+    uint64_t handshake_timeout_us, body_timeout_us, write_timeout_us, host_timeout_us;
+    uint32_t peer_share, principal_share; /* percent of what others leave (share.h) */
+    uint64_t max_peer_write_bytes; /* replies queued to one peer before it is cut */
+    uint32_t shm_slots; /* requests of one shm client in flight */
+    uint64_t shm_client_bytes, shm_memory_bytes; /* shared with one, with all */
+    char *tls_cert, *tls_key, *tls_ca; /* files of tls+tcp://, "" none; see credential.h */
+    char tls_client_cert[16]; /* with tls_ca: required, optional */
+    char tls_min_version[8]; /* 1.3, 1.2 */
+    char insecure_tcp[8]; /* yes: tcp:// beyond loopback, without TLS */
+    char *tenants; /* file, "" none */
+    /* [cache] */
+    uint32_t max_sequences, max_seq_tokens, max_pools, max_layers;
+    uint64_t io_memory_bytes; /* message buffers */
+    uint64_t host_memory_bytes; /* of each card, for evicted blocks; 0: none */
+    uint64_t idle_memory_bytes; /* of each card, for blocks of idle sequences; 0: none */
+    char *disk_path; /* folder, "" none */
+    uint64_t disk_bytes; /* of each card's file there; 0: none */
+    /* [engine] */
+    uint32_t max_batch_items, max_batch_tokens;
+    uint32_t max_step_items, max_step_tokens;
+    uint32_t max_queue_requests;
+    uint64_t max_queue_bytes;
+    uint64_t default_timeout_us, max_timeout_us;
+    uint32_t max_sessions, max_peer_sessions;
+    uint64_t lease_us;
+    uint64_t spin_us;
+    uint64_t drain_delay_us; /* not ready, and all doors still open */
+    uint64_t drain_timeout_us;
+    uint64_t token_timeout_us; /* of a drain: until the next layer of a token that is begun */
+    uint64_t stall_timeout_us; /* a thread silent for longer makes /healthz fail */
+    /* [log] */
+    char log_level[8];
+    char log_format[8]; /* logfmt, json */
+    /* [stats] */
+    uint64_t slow_step_us; /* 0: none is slow */
+    uint64_t balance_us; /* between looks at how even cards are; 0: nobody looks */
+    uint32_t canary; /* one item in so many is recomputed; 0: none */
+
+    char **origins; /* where each option's value came from, in the table's order */
+};
+
+/* A setting that takes effect at once, on whatever thread. */
+#define config_now(cfg, field) __atomic_load_n(&(cfg)->field, __ATOMIC_RELAXED)
+
+/* What the command line asked for besides settings. */
+enum config_action {
+    CONFIG_RUN,
+    CONFIG_CHECK, /* --check-config: exit 0 if config_load succeeded */
+    CONFIG_PRINT, /* --print-config */
+    CONFIG_HELP,
+    CONFIG_VERSION,
+    CONFIG_SELF_TEST, /* --self-test: of the backend that would be used */
+    CONFIG_SUPERVISE, /* --supervise */
+};
+
+/* Why config_load failed. */
+struct config_fault {
+    char why[2048]; /* names source, key and value */
+    bool is_flag; /* the command line is wrong in itself */
+};
+
+/* Fills *c from all sources. On failure *out_fault alone is written and *c is empty. For
+ * CONFIG_HELP and CONFIG_VERSION no source is read and *c is empty, too; for CONFIG_SELF_TEST it
+ * may listen nowhere. */
+attn_status config_load(int argc, char **argv, struct config *c, enum config_action *out_action,
+                        struct config_fault *out_fault);
+
+/* Is told of a setting that changed, with its new value as text (of a list: its first); is_taken:
+ * it takes effect at once, else with a restart. */
+typedef void (*config_change_fn)(void *user, const char *name, const char *value, bool is_taken);
+/* Takes over from *now what takes effect at once, and tells of every setting that differs. Numbers
+ * are stored atomically: another thread may load them so, without a lock. */
+void config_take_over(struct config *c, const struct config *now, config_change_fn tell,
+                      void *user);
+/* *out_next is *c with one setting changed that takes effect at once; it owns nothing.
+ * ATTN_ENOTFOUND no such setting; ATTN_ENOTSUP it needs a restart; ATTN_EINVAL the value, alone or
+ * with others. */
+attn_status config_propose(const struct config *c, const char *name, const char *value,
+                           struct config *out_next, char *why, size_t why_bytes);
+/* Takes over that setting from what config_propose gave; stored as config_take_over does. */
+void config_set(struct config *c, const char *name, const struct config *next);
+/* key = value lines with "# from ..." origins to f, in the INI file's own format. */
+void config_print(const struct config *c, FILE *f);
+/* Host memory of each card for blocks in tiers: what is on its way to the file needs some, too. */
+uint64_t config_tier_bytes(const struct config *c);
+/* The devices of a text such as device.index; *out_n 0: all there are. false: it is not one. */
+struct config_device {
+    char backend[8]; /* "": device.backend */
+    uint32_t index;
+};
+bool config_devices(const char *text, struct config_device out[CONFIG_MAX_DEVICES],
+                    uint32_t *out_n);
+/* The url of the admin socket; false: there is none. */
+bool config_admin_url(const struct config *c, char *out, size_t out_bytes);
+void config_help(FILE *f);
+void config_fini(struct config *c);
+
+#endif

@@ -1,0 +1,74 @@
+/* pace.h: when to launch a batch and how much it takes. Pure functions: no engine, no clock.
+ *
+ * An idle device gets what is there at once. Behind a batch in flight the next one gains nothing by
+ * an early launch, and loses what it would still collect. It goes when the device should be six
+ * tenths through, but PACE_WAY_IN_NS before the end at the latest: early enough that its way in,
+ * over the bus and from the caches of cores that may be asleep, is done in time; late enough that
+ * workers who were answered meanwhile are in it.
+ */
+#ifndef ATTND_DAEMON_ENGINE_CORE_PACE_H
+#define ATTND_DAEMON_ENGINE_CORE_PACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pace_cost;
+
+enum {
+    PACE_WAY_IN_NS = 120000,
+    PACE_MIN_ENOUGH = 8,
+    PACE_MAX_SHARE = 1000,
+    PACE_LONG_NS = 10000000,
+};
+
+/* A batch that saw n_visible cached tokens took device_ns. The cost is of about the last sixteen
+ * batches, not of single ones: of two that ran beside each other the later seems to have taken next
+ * to nothing. */
+void pace_learn(struct pace_cost *c, uint64_t n_visible, uint64_t device_ns);
+/* What a batch of n_visible cached tokens will probably take; 0: nothing is known yet. */
+uint64_t pace_cost_ns(const struct pace_cost *c, uint64_t n_visible);
+
+/* When the batch after one of n_visible cached tokens may follow, if the device begins with that
+ * one now. */
+uint64_t pace_due_ns(const struct pace_cost *c, uint64_t n_visible, uint64_t now_ns);
+
+/* The most items lately ready or in flight at a time, from the last answer and the number now. */
+uint32_t pace_about(uint32_t last, uint32_t n_now);
+/* Items that make a batch full enough where another can run behind it. Workers who are answered
+ * together come back together; if one batch took them all, device and workers would wait for each
+ * other in turn. So it takes half of what there is about. */
+uint32_t pace_enough(uint32_t n_about);
+
+/* A batch that sees n_visible cached tokens is so long that more items would not make it cheaper:
+ * they would only let everybody in it, and everybody behind it, wait longer. */
+bool pace_is_long(const struct pace_cost *c, uint64_t n_visible);
+
+/* Device time between tenants: weighted fair queueing, by the start of batches. A flow is a
+ * tenant's. Its virtual time is the device time that it has had over its share; the flow whose next
+ * batch would start earliest goes next. The clock of all is where the latest batch has started: who
+ * had nothing to do begins there, and has saved nothing. A flow that always has something ready
+ * gets its part of the shares of all such flows, whatever the others send. */
+struct pace_flow {
+    uint32_t share; /* 1 to PACE_MAX_SHARE */
+    uint64_t end; /* virtual: where its last batch ends, and the next one starts */
+};
+/* It had nothing to do, and has now. */
+void pace_flow_begin(struct pace_flow *f, uint64_t clock);
+/* A batch of it that will probably take ns starts. */
+void pace_flow_charge(struct pace_flow *f, uint64_t *clock, uint64_t ns);
+/* A batch that was charged with charged_ns has taken took_ns; 0: it never ran. */
+void pace_flow_settle(struct pace_flow *f, uint64_t charged_ns, uint64_t took_ns);
+/* Of the n_all requests that are held so many go before the next one of a flow that has n_own of
+ * them, where flows with something held have shares of all_shares together. */
+uint32_t pace_ahead(uint32_t n_all, uint32_t n_own, uint32_t share, uint32_t all_shares);
+
+/* A request with so many before it, each of which takes request_ns, will be answered within
+ * left_ns, though all of them took twice as long. */
+bool pace_is_in_time(uint32_t n_ahead, uint64_t request_ns, uint64_t left_ns);
+
+/* The recent time that a request takes, from the last answer and n requests that took batch_ns. */
+uint64_t pace_request_ns(uint64_t last_ns, uint64_t batch_ns, uint32_t n);
+/* When a request that was refused with n_held in the queue should come back: 0.1 ms to 1 s. */
+uint64_t pace_retry_after_us(uint32_t n_held, uint64_t request_ns);
+
+#endif

@@ -1,0 +1,105 @@
+/* status.c: whether the engine drains and whether its device is lost, as others ask and tell
+ * it. */
+#include "daemon/engine/core/status.h"
+
+#include "daemon/base/clock.h"
+#include "daemon/base/health.h"
+#include "daemon/cards/cards.h"
+#include "daemon/engine/core/pool_table.h"
+
+/* All of the process: of the other cards, too. */
+static uint32_t n_engines(const struct engine *e)
+{
+    return e->parts.cards == NULL ? 1 : cards_n(e->parts.cards);
+}
+
+static struct engine *engine_at(const struct engine *e, uint32_t i)
+{
+    return e->parts.cards == NULL ? (struct engine *)(uintptr_t)e : cards_engine(e->parts.cards, i);
+}
+
+void engine_drain(struct engine *e)
+{
+    health_set_draining(true);
+    for (uint32_t i = 0; i < n_engines(e); i++) {
+        struct engine *k = engine_at(e, i);
+        tokens_came(k, clock_now_ns());
+        atomic_store(&k->is_draining, true);
+        engine_wake(k); /* it looks for tokens */
+    }
+}
+
+void engine_end_tokens(struct engine *e)
+{
+    for (uint32_t i = 0; i < n_engines(e); i++)
+        atomic_store(&engine_at(e, i)->ends_tokens, true);
+}
+
+void tokens_came(struct engine *e, uint64_t now_ns)
+{
+    atomic_store(&e->token_at_ns, now_ns);
+    atomic_store(&e->is_in_token, true);
+}
+
+void tokens_look(struct engine *e)
+{
+    const struct kv *kv = e->parts.kv;
+    if (!atomic_load(&e->is_draining) || !atomic_load(&e->is_in_token) ||
+        atomic_load(&e->n_held) > 0)
+        return;
+    for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        struct kv_seq_info info;
+        kv_seq_info(kv, id, &info);
+        const struct pool *p = pool_of_kv(e, info.pool);
+        for (uint32_t i = 1; i < p->config.num_layers; i++)
+            if (info.layer_len[i] != info.layer_len[0])
+                return;
+    }
+    atomic_store(&e->is_in_token, false);
+}
+
+bool seq_begins_token(const struct engine *e, uint32_t seq, uint32_t end)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+    const struct pool *p = pool_of_kv(e, info.pool);
+    for (uint32_t i = 0; i < p->config.num_layers; i++)
+        if (info.layer_len[i] >= end)
+            return false;
+    return true;
+}
+
+bool engine_is_draining(const struct engine *e)
+{
+    return atomic_load(&e->is_draining);
+}
+
+static bool is_drained(const struct engine *e)
+{
+    uint64_t now_ns = clock_now_ns(), at_ns = atomic_load(&e->token_at_ns);
+    uint64_t most_ns = config_now(e->parts.cfg, token_timeout_us) * 1000;
+    bool is_waited_for =
+        atomic_load(&e->is_in_token) && (now_ns < at_ns || now_ns - at_ns < most_ns);
+    return atomic_load(&e->is_draining) && atomic_load(&e->n_held) == 0 && !is_waited_for;
+}
+
+bool engine_is_drained(const struct engine *e)
+{
+    for (uint32_t i = 0; i < n_engines(e); i++)
+        if (!is_drained(engine_at(e, i)))
+            return false;
+    return true;
+}
+
+bool engine_is_idle(const struct engine *e)
+{
+    for (uint32_t i = 0; i < n_engines(e); i++)
+        if (atomic_load(&engine_at(e, i)->n_held) > 0)
+            return false;
+    return true;
+}
+
+attn_status engine_stop_status(const struct engine *e)
+{
+    return engine_health(e) != ATTN_OK ? engine_health(e) : ATTN_EDRAINING;
+}

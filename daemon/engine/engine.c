@@ -1,0 +1,422 @@
+/* engine.c: the engine's life and its loop. While batches are in flight the engine waits inside the
+ * backend's poll, a short slice at a time, so that new requests can join the next batch.
+ */
+#define _GNU_SOURCE /* names of threads */
+#include "daemon/engine/engine.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/health.h"
+#include "daemon/base/log.h"
+#include "daemon/base/stack.h"
+#include "daemon/base/stats.h"
+#include "daemon/cards/cards.h"
+#include "daemon/cards/move.h"
+#include "daemon/cards/move_hold.h"
+#include "daemon/cards/note.h"
+#include "daemon/cards/route.h"
+#include "daemon/cards/split/backend_split.h"
+#include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/queue.h"
+#include "daemon/engine/core/session_run.h"
+#include "daemon/engine/core/sleep.h"
+#include "daemon/engine/core/status.h"
+#include "daemon/engine/gauges.h"
+#include "daemon/engine/operator/operator.h"
+#include "daemon/engine/pool/create.h"
+#include "daemon/engine/serve.h"
+#include "daemon/engine/step/ahead.h"
+#include "daemon/engine/step/batch.h"
+#include "daemon/engine/step/batch_end.h"
+#include "daemon/engine/step/canary_watch.h"
+#include "daemon/engine/step/step.h"
+#include "daemon/engine/tenants.h"
+#include "daemon/engine/tier/idle.h"
+#include "daemon/engine/tier/mover.h"
+#include "daemon/engine/tier/tier.h"
+#include "daemon/request/step_plans.h"
+#include "kernels/kv_layout.h"
+
+static const uint64_t POLL_SLICE_NS = 50 * 1000;
+static const uint64_t POLLED_SLICE_NS = 2 * 1000; /* with pollers that bring work */
+static const uint64_t MAX_SLEEP_NS = 500 * 1000 * 1000; /* the heartbeat goes on when idle */
+static const uint64_t POOLS_EVERY_NS = 100 * 1000 * 1000;
+static const uint64_t CLOSE_TIMEOUT_NS = 5ull * 1000 * 1000 * 1000;
+static const uint64_t LOST_CLOSE_TIMEOUT_NS = 200 * 1000 * 1000; /* of a lost device */
+enum {
+    MIN_BLOCK_BYTES = 4096, /* smaller blocks run out of records before they run out of memory */
+    MAX_BLOCKS = 1 << 26,
+    MIN_BLOCKS = 64,
+    MAX_BLOCK_TOKENS = 256, /* of a pool; protocol.md */
+    MIN_WARM_SEQUENCES = 4096, /* fewer stay in the processor's caches by themselves */
+};
+
+/* --- requests come in ------------------------------------------------------------------------- */
+
+void engine_hear(struct engine *e)
+{
+    struct card_note *notes = card_notes_take(e);
+    if (notes != NULL)
+        tenants_turn(e); /* a session may be a new tenant's */
+    card_notes_hear(e, notes);
+    stack_for_each(struct request, req, stack_take_all(&e->returned))
+        req->polled->reply(req);
+}
+
+/* What was held back goes first. */
+static struct request *inbox_with_held(struct engine *e)
+{
+    struct request *held = cards_hold_end(e), **last = &held;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = stack_take_all(&e->inbox);
+    return held;
+}
+
+static bool take_inbox(struct engine *e, uint64_t now_ns)
+{
+    bool has_cards = e->parts.cards != NULL;
+    bool has_moved = has_cards && cards_move_turn(e);
+    struct request *oldest = has_cards ? inbox_with_held(e) : stack_take_all(&e->inbox);
+    if (has_cards)
+        engine_hear(e);
+    bool has_any = oldest != NULL || has_moved || e->leave.is_there; /* that leaves at once */
+    bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
+    struct request *cold = oldest; /* the first one that was not warmed */
+    stack_for_each(struct request, req, oldest) {
+        if (is_large && req == cold)
+            cold = steps_warm(e, req);
+        if (has_cards && (cards_send_planned(e, req) || cards_hold(e, req)))
+            continue;
+        engine_serve(e, req, now_ns);
+    }
+    return has_any;
+}
+
+/* --- the loop --------------------------------------------------------------------------------- */
+
+static bool is_of_split_pool(const struct engine *e, kv_seq_id id)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, id, &info);
+    const struct pool *p = pool_of_kv(e, info.pool);
+    return p != NULL && pool_is_split(&p->split);
+}
+
+/* A card is lost: its sequences go; or, is_split, those of the lead that are split over it. May be
+ * repeated. */
+static void drop_sequences(struct engine *e, bool is_split)
+{
+    uint32_t n = 0;
+    for (kv_seq_id id = {0}; kv_seq_next(e->parts.kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
+        if (is_split && !is_of_split_pool(e, id))
+            continue;
+        if (seq_is_busy(e, id.index))
+            continue; /* in a batch that has not come back */
+        seq_close(e, id);
+        seq_closed(e, id.index);
+        n++;
+    }
+    if (n == 0)
+        return;
+    e->is_dirty = true;
+    if (is_split)
+        log_error("a card is lost, and %" PRIu32 " sequences that are split over it", n);
+    else
+        log_error("card %" PRIu32 " is lost, and %" PRIu32 " sequences with it", e->parts.card, n);
+}
+
+/* A batch came back with the device lost: what waits is refused, once. */
+static void refuse_if_lost(struct engine *e)
+{
+    if (engine_health(e) == ATTN_OK)
+        return;
+    if (!e->is_lost)
+        tasks_refuse(e, engine_health(e), "the device is lost");
+    e->is_lost = true;
+    if (e->parts.cards != NULL && cards_live(e->parts.cards))
+        drop_sequences(e, false);
+}
+
+/* Another card has a part of some sequences, and is lost. */
+static void drop_if_not_whole(struct engine *e)
+{
+    uint32_t n = 0;
+    if (e->parts.cards == NULL || e->parts.card > 0 || cards_are_whole(e->parts.cards))
+        return;
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+        n += pool_is_split(&p->split) ? kv_pool_sequences(e->parts.kv, p->id) : 0;
+    if (n > 0)
+        drop_sequences(e, true);
+}
+
+static uint64_t idle_ns(const struct engine *e, uint64_t now_ns, uint64_t max_wait_ns)
+{
+    uint64_t expiry_ns = e->parts.card > 0 /* the lead ends sessions */
+                             ? UINT64_MAX
+                             : session_next_expiry_ns(e->parts.sessions, e->lease_ns);
+    uint64_t until_ns = expiry_ns <= now_ns ? 0 : expiry_ns - now_ns;
+    return until_ns < max_wait_ns ? until_ns : max_wait_ns;
+}
+
+/* How long to wait for a batch: new requests may join the next one. */
+static uint64_t slice_ns(const struct engine *e, uint64_t now_ns, uint64_t max_wait_ns)
+{
+    uint64_t ns = engine_is_polled(e) ? POLLED_SLICE_NS : POLL_SLICE_NS;
+    if (e->due_ns > now_ns && e->due_ns - now_ns < ns)
+        ns = e->due_ns - now_ns;
+    return max_wait_ns < ns ? max_wait_ns : ns;
+}
+
+/* Something goes to the device: of the lead's split batches and its own work by turns. */
+static bool launch(struct engine *e)
+{
+    if (e->parts.cards == NULL)
+        return batch_launch(e);
+    if (e->was_part_last && batch_launch(e)) {
+        e->was_part_last = false;
+        return true;
+    }
+    if (parts_launch(e)) {
+        e->was_part_last = true;
+        return true;
+    }
+    return !e->was_part_last && batch_launch(e);
+}
+
+bool engine_turn(struct engine *e, uint64_t max_wait_ns)
+{
+    uint64_t now_ns = e->turn_ns = clock_now_ns();
+    kv_set_time(e->parts.kv, (uint32_t)(now_ns / UINT64_C(1000000000)));
+    health_beat(HEALTH_ENGINE + e->parts.card);
+    tenants_turn(e); /* before the first hello: who is gone is refused at once */
+    bool is_busy = engine_poll_pollers(e);
+    is_busy |= take_inbox(e, now_ns);
+    is_busy |= mover_turn(e);
+    tasks_expire(e, now_ns);
+    is_busy |= sessions_expire(e, now_ns);
+    watchers_answer(e, false);
+    do
+        seqs_wake(e);
+    while (launch(e));
+    refuse_if_lost(e);
+    drop_if_not_whole(e);
+
+    tokens_look(e);
+    if (e->is_dirty)
+        gauges_publish(e);
+    if (e->has_old_pools && now_ns - e->pools_at_ns >= POOLS_EVERY_NS)
+        gauges_publish_pools(e, now_ns);
+    const struct task *oldest = TAILQ_FIRST(&e->held);
+    atomic_store_explicit(&e->oldest_at_ns, oldest == NULL ? 0 : oldest->req->received_ns,
+                          memory_order_relaxed);
+    if (e->parts.card == 0)
+        stats_set(oldest_at_ns,
+                  e->parts.cards != NULL ? cards_oldest_at_ns(e->parts.cards) : e->oldest_at_ns);
+    if (e->n_in_flight + e->n_on_device > 0) {
+        bool is_hurried = is_busy || !engine_is_quiet(e);
+        uint64_t wait_ns = is_hurried ? 0 : slice_ns(e, now_ns, max_wait_ns);
+        for (; batch_finish_one(e, wait_ns); wait_ns = 0)
+            is_busy = true;
+        batches_watch(e, now_ns);
+        refuse_if_lost(e);
+    } else if (!is_busy && canary_work(e)) {
+        is_busy = true;
+    } else if (!is_busy && max_wait_ns > 0) {
+        uint64_t wait_ns = idle_ns(e, now_ns, max_wait_ns);
+        if (wait_ns > 0)
+            engine_idle(e, wait_ns);
+    }
+    return is_busy;
+}
+
+/* Gives every batch the time to come back. */
+static attn_status wait_for_batches(struct engine *e)
+{
+    uint64_t start_ns = clock_now_ns();
+    while (e->n_in_flight + e->n_on_device > 0) {
+        uint64_t most_ns = engine_health(e) == ATTN_OK ? CLOSE_TIMEOUT_NS : LOST_CLOSE_TIMEOUT_NS;
+        if (!batch_finish_one(e, POLL_SLICE_NS) && clock_now_ns() - start_ns > most_ns)
+            return ATTN_ETIMEDOUT;
+    }
+    return ATTN_OK;
+}
+
+static attn_status engine_finish(struct engine *e)
+{
+    take_inbox(e, clock_now_ns());
+    if (e->parts.cards != NULL) {
+        cards_move_stop(e);
+        take_inbox(e, clock_now_ns()); /* what was held back */
+    }
+    watchers_answer(e, true);
+    tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
+    attn_status st = wait_for_batches(e);
+    if (!mover_settle(e, NULL))
+        st = ATTN_ETIMEDOUT;
+    seqs_wake(e);
+    tasks_refuse(e, engine_stop_status(e), "the daemon is stopping");
+    return st;
+}
+
+static void *engine_main(void *arg)
+{
+    struct engine *e = arg;
+    char name[16];
+    snprintf(name, sizeof name, "attnd-engine%" PRIu32, e->parts.card);
+    pthread_setname_np(pthread_self(), name);
+    while (!atomic_load(&e->is_stopping))
+        engine_turn(e, MAX_SLEEP_NS);
+    return (void *)(intptr_t)engine_finish(e);
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+void engine_reload(struct engine *e, const struct config *cfg)
+{
+    atomic_store(&e->max_queue_requests, cfg->max_queue_requests);
+    atomic_store(&e->max_queue_bytes, cfg->max_queue_bytes);
+    atomic_store(&e->canary.one_in, cfg->canary);
+    session_table_set(e->parts.sessions, cfg->max_peer_sessions);
+}
+
+static void engine_free(struct engine *e)
+{
+    if (e->parts.card == 0)
+        log_set_listener(NULL, NULL);
+    canary_end(e);
+    tenants_close(atomic_load(&e->new_tenants));
+    tier_fini(e);
+    idle_fini(e);
+    ahead_fini(e);
+    batches_fini(e);
+    pools_fini(e);
+    queue_fini(e);
+    step_plans_close(e->plans);
+    engine_sleep_fini(e);
+    free(e);
+}
+
+struct kv_config engine_kv_config(const struct config *cfg, uint64_t kv_bytes)
+{
+    uint64_t n = kv_bytes / MIN_BLOCK_BYTES;
+    return (struct kv_config){
+        .max_pools = cfg->max_pools,
+        .max_blocks = n > MAX_BLOCKS   ? MAX_BLOCKS
+                      : n < MIN_BLOCKS ? MIN_BLOCKS
+                                       : (uint32_t)n,
+        .max_sequences = cfg->max_sequences,
+        .max_seq_blocks = cfg->max_seq_tokens / 8 + 1,
+        .max_seq_tokens = cfg->max_seq_tokens,
+        .max_block_tokens = MAX_BLOCK_TOKENS,
+        .max_layers = cfg->max_layers,
+        .max_owners = cfg->max_sessions,
+        .block_layout = KV_LAYOUT_VERSION,
+        .idle_pages = (uint32_t)(cfg->idle_memory_bytes / KV_PAGE_BYTES),
+    };
+}
+
+attn_status engine_open(const struct engine_parts *parts, struct engine **out_engine, char *why,
+                        size_t why_bytes)
+{
+    const struct config *c = parts->cfg;
+    struct engine *e = calloc(1, sizeof *e);
+    if (e == NULL) {
+        snprintf(why, why_bytes, "no memory for the engine");
+        return ATTN_ENOMEM;
+    }
+    e->parts = *parts;
+    if (parts->cards != NULL)
+        kv_set_epochs(parts->kv, cards_epoch_bits(parts->cards), parts->card);
+    e->lease_ns = e->next_lease_ns = c->lease_us * 1000;
+    e->next_stamp = 1;
+    STAILQ_INIT(&e->watchers);
+    e->epoll_fd = e->wake_fd = -1;
+    if (getrandom(e->hello_secret, sizeof e->hello_secret, 0) < 0)
+        e->hello_secret[0] = clock_now_ns();
+    parts->ops->info(parts->backend, &e->info);
+    e->n_blocks = engine_kv_config(c, e->info.kv_bytes).max_blocks;
+    engine_reload(e, c);
+    attn_status st = ATTN_EINTERNAL;
+    if (getrandom(&e->boot_id, sizeof e->boot_id, 0) != sizeof e->boot_id) {
+        snprintf(why, why_bytes, "getrandom: %s", strerror(errno));
+        goto fail;
+    }
+    st = queue_init(e);
+    if (st == ATTN_OK)
+        st = pools_init(e);
+    if (st == ATTN_OK)
+        st = batches_init(e);
+    if (st == ATTN_OK && parts->card == 0 && (e->plans = step_plans_open()) == NULL)
+        st = ATTN_ENOMEM;
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes,
+                 "no memory for the engine's tables (max_sequences %" PRIu32
+                 ", max_batch_items %" PRIu32 ")",
+                 c->max_sequences, c->max_batch_items);
+        goto fail;
+    }
+    st = tier_init(e, why, why_bytes);
+    if (st == ATTN_OK)
+        st = idle_init(e, why, why_bytes);
+    if (st != ATTN_OK)
+        goto fail;
+    ahead_init(e);
+    st = engine_sleep_init(e);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no descriptors for the engine: %s", strerror(errno));
+        goto fail;
+    }
+    gauges_publish(e);
+    if (e->parts.card == 0)
+        log_set_listener(watchers_wake, e);
+
+    *out_engine = e;
+    return ATTN_OK;
+fail:
+    engine_free(e);
+    return st;
+}
+
+attn_status engine_start(struct engine *e, char *why, size_t why_bytes)
+{
+    int err = pthread_create(&e->thread, NULL, engine_main, e);
+    e->has_thread = err == 0;
+    if (err == 0)
+        return ATTN_OK;
+    snprintf(why, why_bytes, "the engine's thread can't be started: %s", strerror(err));
+    return ATTN_ENOMEM;
+}
+
+attn_status engine_stop(struct engine *e)
+{
+    void *result = NULL;
+    if (e->has_stopped)
+        return e->stopped_with;
+    atomic_store(&e->is_stopping, true);
+    engine_wake(e);
+    if (e->has_thread)
+        pthread_join(e->thread, &result);
+    else
+        result = (void *)(intptr_t)engine_finish(e);
+    health_end(HEALTH_ENGINE + e->parts.card);
+    e->has_thread = false;
+    e->has_stopped = true;
+    e->stopped_with = (attn_status)(intptr_t)result;
+    return e->stopped_with;
+}
+
+attn_status engine_close(struct engine *e)
+{
+    attn_status st = e == NULL ? ATTN_OK : engine_stop(e);
+    if (e != NULL && st == ATTN_OK)
+        engine_free(e);
+    return st;
+}

@@ -1,0 +1,80 @@
+/* gauges.c: see gauges.h. */
+#include "daemon/engine/gauges.h"
+
+#include <stdio.h>
+
+#include "daemon/base/iobuf.h"
+#include "daemon/base/stats.h"
+#include "daemon/cards/cards.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/tier/idle.h"
+#include "daemon/engine/tier/tier.h"
+
+void gauges_publish(struct engine *e)
+{
+    struct kv_stats last = e->gauges;
+    kv_stats_read(e->parts.kv, &e->gauges);
+    stats_add(sequences, e->gauges.sequences - last.sequences);
+    stats_add(blocks_total, e->gauges.blocks_total - last.blocks_total);
+    stats_add(blocks_free, e->gauges.blocks_free - last.blocks_free);
+    stats_add(blocks_used, e->gauges.blocks_used - last.blocks_used);
+    stats_add(blocks_shared, e->gauges.blocks_shared - last.blocks_shared);
+    stats_add(blocks_cached, e->gauges.blocks_cached - last.blocks_cached);
+    stats_add(blocks_published, e->gauges.blocks_published - last.blocks_published);
+    stats_add(prefix_hits, e->gauges.prefix_hits - last.prefix_hits);
+    stats_add(prefix_misses, e->gauges.prefix_misses - last.prefix_misses);
+    stats_add(prefix_hit_tokens, e->gauges.prefix_hit_tokens - last.prefix_hit_tokens);
+    stats_add(evictions, e->gauges.evictions - last.evictions);
+    stats_add(blocks_pinned, e->gauges.blocks_pinned - last.blocks_pinned);
+    stats_add(evictions_expired, e->gauges.evictions_expired - last.evictions_expired);
+    stats_add(eviction_age_seconds, e->gauges.eviction_age_seconds - last.eviction_age_seconds);
+    stats_add(cached_dropped, e->gauges.cached_dropped - last.cached_dropped);
+    stats_add(blocks_tiered, e->gauges.blocks_tiered - last.blocks_tiered);
+    tier_publish(e);
+    idle_publish(e);
+    if (e->parts.card == 0)
+        stats_set(sessions, session_count(e->parts.sessions));
+    if (e->parts.cards != NULL)
+        cards_publish(e);
+    e->is_dirty = false;
+    e->has_old_pools = true;
+}
+
+void gauges_publish_pools(struct engine *e, uint64_t now_ns)
+{
+    struct stats_pool list[STATS_MAX_POOLS + 1] = {0};
+    uint64_t used_bytes = 0;
+    size_t n = 0;
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
+        struct kv_pool_spec ks;
+        uint32_t n_free = 0;
+        kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+        struct stats_pool *s = &list[n < STATS_MAX_POOLS ? n : STATS_MAX_POOLS];
+        snprintf(s->name, sizeof s->name, "%s", n < STATS_MAX_POOLS ? ks.name : "");
+        struct pool_count other = {0};
+        if (e->parts.cards != NULL)
+            other = cards_pool_count(e->parts.cards, e, p->id.index);
+        s->blocks += ks.n_blocks + other.blocks;
+        s->free += n_free + other.free;
+        s->tiered += kv_idle_pool_away(e->parts.kv, p->id) + other.tiered;
+        s->sequences += kv_pool_sequences(e->parts.kv, p->id) + other.sequences;
+        used_bytes += (ks.n_blocks - n_free) * (p->device_bytes / ks.n_blocks);
+        n += n <= STATS_MAX_POOLS;
+    }
+    if (e->parts.card == 0) {
+        stats_set_pools(list, n);
+        stats_set(io_memory_bytes, iobuf_pool_bytes(e->parts.bufs));
+        stats_set(max_batch_items, e->parts.cfg->max_batch_items);
+        stats_set(max_batch_tokens, e->parts.cfg->max_batch_tokens);
+    }
+    stats_add(kv_memory_bytes, e->info.kv_bytes - e->told.kv_bytes);
+    stats_add(kv_given_bytes, e->device_bytes - e->told.given_bytes);
+    stats_add(kv_used_bytes, used_bytes - e->told.used_bytes);
+    stats_add(memory_bytes_per_s, e->info.memory_bytes_per_s - e->told.memory_bytes_per_s);
+    e->told.kv_bytes = e->info.kv_bytes;
+    e->told.memory_bytes_per_s = e->info.memory_bytes_per_s;
+    e->told.given_bytes = e->device_bytes;
+    e->told.used_bytes = used_bytes;
+    e->has_old_pools = false;
+    e->pools_at_ns = now_ns;
+}

@@ -1,0 +1,172 @@
+/* general.c: see general.h. */
+#include "daemon/engine/general.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/stats.h"
+#include "daemon/cards/cards.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/session_run.h"
+#include "daemon/engine/pool/create.h"
+#include "daemon/engine/pool/resize.h"
+
+static void tell_pool(struct engine *e, const struct pool *p, struct answer *a)
+{
+    struct kv_pool_spec ks;
+    Attnd__PoolReply *body = answer_pool(a);
+    body->pool = pool_handle(e, p);
+    body->spec = p->spec.wire;
+    kv_pool_info(e->parts.kv, p->id, &ks, &body->n_free_blocks);
+    if (e->parts.cards != NULL)
+        body->n_free_blocks += (uint32_t)cards_pool_count(e->parts.cards, e, p->id.index).free;
+}
+
+attn_status pool_create_run(struct engine *e, struct request *req, uint32_t session,
+                            struct answer *a)
+{
+    const Attnd__PoolSpec *spec = req->wire.header->pool_create->spec;
+    struct tenant *who = session_tenant(e, session);
+    uint64_t id = req->wire.request_id;
+    struct pool *p;
+    if (spec == NULL)
+        return answer_no(a, ATTN_EINVAL, "pool_create.spec is missing");
+    if (kv_owner_has_seen(e->parts.kv, session, id)) {
+        attn_status found = pool_find_same(e, who, spec, &p, a->why, sizeof a->why);
+        if (found == ATTN_ENOTFOUND || found == ATTN_EEXIST)
+            return answer_no(a, ATTN_ESTALE,
+                             "request %" PRIu64 " was carried out before, pool \"%.100s\" is gone "
+                             "since",
+                             id, spec->name);
+        if (found == ATTN_OK)
+            tell_pool(e, p, a);
+        return found;
+    }
+    if (engine_is_draining(e) && pool_find(e, who, spec->name) == NULL)
+        return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new pools");
+    attn_status st = pool_create(e, who, spec, &p, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    pool_hold(e, p, session, id);
+    kv_owner_saw(e->parts.kv, session, id);
+    tell_pool(e, p, a);
+    return ATTN_OK;
+}
+
+attn_status pool_describe_run(struct engine *e, struct request *req, uint32_t session,
+                              struct answer *a)
+{
+    const char *name = req->wire.header->pool_describe->name;
+    struct pool *p = pool_find(e, session_tenant(e, session), name);
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "no pool is named \"%.100s\"", name);
+    /* by one that a predecessor carried out, nothing is held: the session may have let go since */
+    uint64_t id = req->wire.request_id;
+    if (!kv_owner_has_seen(e->parts.kv, session, id) && pool_hold(e, p, session, id))
+        kv_owner_saw(e->parts.kv, session, id);
+    tell_pool(e, p, a);
+    return ATTN_OK;
+}
+
+attn_status pool_release_run(struct engine *e, struct request *req, uint32_t session,
+                             struct answer *a)
+{
+    const Attnd__PoolRelease *r = req->wire.header->pool_release;
+    struct pool *p = pool_of_handle(e, session_tenant(e, session), r->pool);
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "pool_release.pool is %" PRIu32 ", no such pool",
+                         r->pool);
+    if (r->request == 0 || r->request >= req->wire.request_id)
+        return answer_no(a, ATTN_EINVAL,
+                         "pool_release.request is %" PRIu64 ", not one before this, %" PRIu64,
+                         r->request, req->wire.request_id);
+    pool_release(e, p, session, r->request);
+    return ATTN_OK;
+}
+
+/* Whose pool it is about: the session's own tenant's, or of whom an operator names. */
+static attn_status resize_whose(struct engine *e, struct request *req, struct tenant **who,
+                                struct answer *a)
+{
+    const char *name = req->wire.header->pool_resize->tenant;
+    char asker[PRINCIPAL_TEXT_BYTES];
+    if (name[0] == '\0' || (!tenant_is_operator(*who) && strcmp((*who)->name, name) == 0))
+        return ATTN_OK;
+    if (!request_may_administer(req)) {
+        principal_format(&req->principal, asker);
+        log_limited("changes refused", LOG_LEVEL_WARN, log_write,
+                    "admin: resize of a pool of %.63s refused to %s", name, asker);
+        return answer_no(a, ATTN_EAUTH,
+                         "pool_resize.tenant is %.63s: only root and the daemon's user may ask "
+                         "that; this is %s",
+                         name, asker);
+    }
+    *who = tenants_find(e->parts.tenants, name);
+    if (*who == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "pool_resize.tenant: no tenant is named \"%.63s\"",
+                         name);
+    return ATTN_OK;
+}
+
+/* One that was carried out before says what there is now. */
+attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t session,
+                            struct answer *a)
+{
+    const Attnd__PoolResize *r = req->wire.header->pool_resize;
+    struct tenant *who = session_tenant(e, session);
+    uint64_t id = req->wire.request_id;
+    attn_status st = resize_whose(e, req, &who, a);
+    if (st != ATTN_OK)
+        return st;
+    struct pool *p = pool_find(e, who, r->name);
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "no pool%s%.63s is named \"%.100s\"",
+                         r->tenant[0] != '\0' ? " of tenant " : "", r->tenant, r->name);
+    if (!kv_owner_has_seen(e->parts.kv, session, id))
+        st = pool_resize(e, p, r->n_blocks, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    kv_owner_saw(e->parts.kv, session, id);
+    tell_pool(e, p, a);
+    return ATTN_OK;
+}
+
+/* The operator sees all, a tenant what is its own. */
+attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    const struct tenant *who = session_tenant(e, session);
+    size_t n = 0;
+    FILE *f = open_memstream(&a->text, &n);
+    (void)req;
+    attn_status st = f == NULL                 ? ATTN_ENOMEM
+                     : tenant_is_operator(who) ? stats_write_json(f)
+                                               : stats_write_tenant_json(f, who->stats);
+    if (f != NULL && fclose(f) != 0)
+        st = ATTN_ENOMEM;
+    if (st != ATTN_OK)
+        return answer_no(a, st, "no memory for the stats");
+    answer_text(a);
+    return ATTN_OK;
+}
+
+/* What changes the daemon for everybody: refuses it to whom it may not, and logs who did it. */
+attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    char who[PRINCIPAL_TEXT_BYTES];
+    (void)session;
+    principal_format(&req->principal, who);
+    if (!request_may_administer(req)) {
+        log_limited("changes refused", LOG_LEVEL_WARN, log_write, "admin: drain refused to %s",
+                    who);
+        return answer_no(a, ATTN_EAUTH,
+                         "drain is for root, the daemon's user and the admin socket "
+                         "(listen.admin); you are %s",
+                         who);
+    }
+    log_info("admin: drain, asked for by %s", who);
+    engine_drain(e);
+    return ATTN_OK;
+}

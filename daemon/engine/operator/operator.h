@@ -1,0 +1,23 @@
+/* operator.h: what operators ask of a running daemon: inspect, configure, reload, pool_drop,
+ * kill. Handlers of engine/serve.c's table. */
+#ifndef ATTND_DAEMON_ENGINE_OPERATOR_OPERATOR_H
+#define ATTND_DAEMON_ENGINE_OPERATOR_OPERATOR_H
+
+#include "daemon/engine/core/answer.h"
+
+/* May who asks for it have it? Logs who changes what. ATTN_EAUTH; ATTN_ENOTFOUND: it names a tenant
+ * that there is not. */
+attn_status operator_check(struct engine *e, const struct request *req, struct answer *a);
+attn_status inspect_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
+attn_status pool_drop_run(struct engine *e, struct request *req, uint32_t session,
+                          struct answer *a);
+attn_status configure_run(struct engine *e, struct request *req, uint32_t session,
+                          struct answer *a);
+attn_status reload_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
+attn_status kill_session_run(struct engine *e, const Attnd__Kill *kill, struct answer *a);
+/* Answers those who wait for events and have some, or have waited long enough; is_last: all. */
+void watchers_answer(struct engine *e, bool is_last);
+/* Something was logged (log_set_listener). */
+void watchers_wake(void *user);
+
+#endif

@@ -1,0 +1,510 @@
+/* create.c: pools.
+ *
+ * Making one: the same name again must mean the same. Where there is no room, pools make way that
+ * no sequence lives in and no session holds; and one of the same name does that has another size.
+ */
+#include "daemon/engine/pool/create.h"
+#include "daemon/engine/tier/idle.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/cards/cards.h"
+#include "daemon/cards/move_leave.h"
+#include "daemon/cards/note.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/ready.h"
+#include "daemon/engine/pool/size.h"
+#include "daemon/engine/tier/tier.h"
+
+#define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
+
+static void effects_fini(struct pool *p)
+{
+    free(p->fx.patches);
+    free(p->fx.copies);
+}
+
+void pools_fini(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->n_pools; i++) {
+        pool_split_fini(&e->pools[i].split);
+        pool_spec_fini(&e->pools[i].spec);
+        effects_fini(&e->pools[i]);
+    }
+    free(e->pools);
+    free(e->pool_keys);
+    free(e->holds);
+}
+
+static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes);
+
+/* --- making ----------------------------------------------------------------------------------- */
+
+static attn_status effects_init(struct engine *e, struct pool *p)
+{
+    p->fx = (struct kv_effects){
+        .patches = calloc(e->patches_capacity + e->patches_margin, sizeof *p->fx.patches),
+        .copies = calloc(e->copies_capacity, sizeof *p->fx.copies),
+        .patches_capacity = e->patches_capacity,
+        .copies_capacity = e->copies_capacity,
+    };
+    return p->fx.patches == NULL || p->fx.copies == NULL ? ATTN_ENOMEM : ATTN_OK;
+}
+
+static void pool_undo(struct engine *e, struct pool *p)
+{
+    if (p->device != NULL) {
+        e->parts.ops->pool_close(p->device);
+        e->device_bytes -= p->device_bytes;
+    }
+    effects_fini(p);
+    pool_split_fini(&p->split);
+    pool_spec_fini(&p->spec);
+    *p = (struct pool){0};
+    e->pool_keys[p - e->pools] = 0;
+}
+
+/* Takes over spec and makes *p of it, without counting it: judged, sized, with its range of the
+ * device's memory; place: where that is, 0: anywhere. */
+static attn_status pool_make(struct engine *e, const struct tenant *who, struct pool *p,
+                             struct pool_spec *spec, uint64_t place, char *why, size_t why_bytes)
+{
+    *p = (struct pool){.spec = *spec, .tenant = tenant_id(who)};
+    ready_init(&p->ready);
+    attn_status st = pool_size(e, who, p, why, why_bytes);
+    if (st != ATTN_OK)
+        goto fail;
+    st = effects_init(e, p);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for a pool's tables");
+        goto fail;
+    }
+    p->split.config.kv_place = place;
+    st = e->parts.ops->pool_open(e->parts.backend, &p->split.config, &p->device);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "%s", e->parts.ops->last_error(e->parts.backend));
+        goto fail;
+    }
+    e->device_bytes += p->device_bytes;
+    p->n_made = p->spec.wire->n_blocks;
+    return ATTN_OK;
+fail:
+    pool_undo(e, p);
+    return st;
+}
+
+/* How far back its layers see; nothing is freed where one of them sees everything. */
+static void note_windows(const struct backend_pool_config *c, struct kv_pool_spec *ks)
+{
+    uint32_t window = 0, kept = 0;
+    for (uint32_t i = 0; i < c->num_layers; i++) {
+        const struct attn_layer_spec *l = &c->layers[i];
+        if (l->window_tokens == 0 || l->n_branches > 0)
+            return;
+        window = l->window_tokens > window ? l->window_tokens : window;
+        kept = l->sink_tokens > kept ? l->sink_tokens : kept;
+    }
+    ks->window_tokens = window;
+    ks->kept_tokens = kept;
+}
+
+/* Notes the pool, which the device has, in the cache. */
+static attn_status pool_note(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    size_t packed_bytes = pool_spec_packed_bytes(&p->spec);
+    uint8_t *packed = malloc(packed_bytes + 1);
+    if (packed == NULL) {
+        snprintf(why, why_bytes, "no memory for a pool's tables");
+        return ATTN_ENOMEM;
+    }
+    pool_spec_pack(&p->spec, packed);
+    struct kv_pool_spec ks = {.tenant = p->tenant,
+                              .n_layers = p->config.num_layers,
+                              .block_tokens = p->config.block_tokens,
+                              .n_blocks = pool_records(e, p),
+                              .spec_bytes = (uint32_t)packed_bytes,
+                              .spec = packed,
+                              .place = e->parts.ops->pool_place(p->device)};
+    if (!pool_is_split(&p->split))
+        ks.idle_pages = idle_block_pages(pool_block_bytes(p));
+    note_windows(&p->config, &ks);
+    snprintf(ks.name, sizeof ks.name, "%s", p->spec.wire->name);
+    attn_status st = kv_pool_create(e->parts.kv, &ks, &p->id);
+    free(packed);
+    if (st != ATTN_OK)
+        snprintf(why, why_bytes, "%s", kv_last_error(e->parts.kv));
+    return st;
+}
+
+/* To its tenant, for what this card has of it: a split pool's are counted once. */
+static uint32_t blocks_charged(const struct engine *e, const struct pool *p)
+{
+    return pool_is_part_of_leads(e, p) ? 0 : p->config.n_blocks;
+}
+
+static void pool_count(struct engine *e, struct pool *p)
+{
+    struct kv_pool_spec ks;
+    uint32_t n_free, i = (uint32_t)(p - e->pools);
+    assert(p->id.index == i);
+    kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
+    pool_rename(e, p, ks.generation);
+    e->n_pools = i < e->n_pools ? e->n_pools : i + 1;
+    e->is_dirty = true;
+    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
+    tenant_count(who, TENANT_BLOCKS, blocks_charged(e, p));
+    tenant_count(who, TENANT_POOLS, e->parts.card == 0);
+    log_limited("pools made", LOG_LEVEL_INFO, log_write,
+                "pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
+                ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB%s%s",
+                p->spec.wire->name, p->config.num_layers, p->config.num_q_heads,
+                p->config.num_kv_heads, p->config.head_dim_k, p->config.head_dim_v,
+                attn_dtype_name(p->config.q_dtype), attn_dtype_name(p->config.kv_dtype),
+                p->config.n_blocks, p->config.block_tokens, p->device_bytes >> 20,
+                pool_is_split(&p->split) ? ", split " : "",
+                pool_is_split(&p->split) ? attn_split_name(p->split.how) : "");
+}
+
+/* --- the pools of other cards ----------------------------------------------------------------- */
+
+struct pool_ask {
+    const Attnd__PoolSpec *spec;
+    uint32_t index, generation, tenant;
+    attn_status status;
+    char *why;
+    size_t why_bytes;
+};
+
+static void pool_create_here(struct engine *e, void *arg)
+{
+    struct pool_ask *ask = arg;
+    struct pool *p;
+    const struct tenant *who = tenants_of_id(e->parts.tenants, ask->tenant);
+    ask->status = pool_create(e, who, ask->spec, &p, ask->why, ask->why_bytes);
+    if (ask->status == ATTN_OK && (uint32_t)(p - e->pools) != ask->index) {
+        snprintf(ask->why, ask->why_bytes, "pool \"%s\" has another place on card %" PRIu32,
+                 ask->spec->name, e->parts.card);
+        ask->status = ATTN_EINTERNAL;
+    }
+    if (ask->status == ATTN_OK)
+        pool_rename(e, p, ask->generation);
+    cards_publish(e);
+}
+
+static void pool_drop_here(struct engine *e, void *arg)
+{
+    struct pool_ask *ask = arg;
+    struct pool *p = pool_of_kv(e, (kv_pool_id){ask->index});
+    ask->status = p == NULL ? ATTN_OK : pool_drop(e, p, ask->why, ask->why_bytes);
+    cards_publish(e);
+}
+
+/* The others, from the first on; *out_n_done: how many did it. Lost ones are passed over. */
+static attn_status ask_others(struct cards *c, void (*fn)(struct engine *e, void *arg),
+                              struct pool_ask *ask, uint32_t n, uint32_t *out_n_done)
+{
+    for (*out_n_done = 0; *out_n_done + 1 < n; ++*out_n_done) {
+        struct engine *e = cards_engine(c, *out_n_done + 1);
+        if (engine_health(e) != ATTN_OK)
+            continue;
+        if (cards_ask(e, fn, ask) != ATTN_OK) {
+            snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", e->parts.card);
+            return ATTN_EOVERLOAD;
+        }
+        if (ask->status != ATTN_OK)
+            return ask->status;
+    }
+    return ATTN_OK;
+}
+
+static attn_status others_create(struct engine *lead, const struct pool *p,
+                                 const Attnd__PoolSpec *asked, char *why, size_t why_bytes)
+{
+    char ignored[WHY_BYTES];
+    struct cards *c = lead->parts.cards;
+    uint32_t n_done, n_undone;
+    struct pool_ask ask = {asked, p->id.index, p->generation, p->tenant, ATTN_OK, why, why_bytes};
+    if (pool_is_split(&p->split) && !cards_are_whole(c)) {
+        snprintf(why, why_bytes, "split %s: a card is lost", attn_split_name(p->split.how));
+        return ATTN_EDEVICE;
+    }
+    attn_status st = ask_others(c, pool_create_here, &ask, cards_n(c), &n_done);
+    if (st == ATTN_OK)
+        return ATTN_OK;
+    ask.why = ignored;
+    ask.why_bytes = sizeof ignored;
+    ask_others(c, pool_drop_here, &ask, n_done + 1, &n_undone);
+    return st;
+}
+
+static attn_status others_drop(struct engine *lead, const struct pool *p, char *why,
+                               size_t why_bytes)
+{
+    char ignored[WHY_BYTES];
+    struct cards *c = lead->parts.cards;
+    uint32_t n_done, n_undone;
+    struct pool_ask ask = {p->spec.wire, p->id.index, p->generation, p->tenant,
+                           ATTN_OK,      why,         why_bytes};
+    attn_status st = ask_others(c, pool_drop_here, &ask, cards_n(c), &n_done);
+    if (st == ATTN_OK)
+        return ATTN_OK;
+    ask.why = ignored;
+    ask.why_bytes = sizeof ignored;
+    ask_others(c, pool_create_here, &ask, n_done + 1, &n_undone);
+    return st;
+}
+
+/* There are other cards, and this is the lead. */
+static bool has_others(const struct engine *e)
+{
+    return e->parts.cards != NULL && e->parts.card == 0 && cards_n(e->parts.cards) > 1;
+}
+
+/* Makes a pool in the first free place. Takes spec over; asked is where it is from. */
+static attn_status pool_add(struct engine *e, const struct tenant *who, struct pool_spec *spec,
+                            const Attnd__PoolSpec *asked, struct pool **out_pool, char *why,
+                            size_t why_bytes)
+{
+    struct pool *p = e->pools, *end = e->pools + e->parts.cfg->max_pools;
+    while (p < end && pool_is_made(p))
+        p++;
+    if (p == end) {
+        pool_spec_fini(spec);
+        return FAIL(ATTN_EQUOTA,
+                    "%" PRIu32 " pools exist, cache.max_pools is %" PRIu32
+                    "; attnctl pool drop makes room",
+                    e->parts.cfg->max_pools, e->parts.cfg->max_pools);
+    }
+    if (e->parts.card == 0 && tenant_left(who, TENANT_POOLS) == 0) {
+        pool_spec_fini(spec);
+        return FAIL(ATTN_EQUOTA, "tenant %s has all %" PRIu64 " pools of its quota", who->name,
+                    who->most[TENANT_POOLS]);
+    }
+    attn_status st = pool_make(e, who, p, spec, 0, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = pool_note(e, p, why, why_bytes);
+    if (st != ATTN_OK) {
+        pool_undo(e, p);
+        return st;
+    }
+    pool_count(e, p);
+    if (pool_is_split(&p->split)) /* of as many blocks as here */
+        asked = p->spec.wire;
+    st = has_others(e) ? others_create(e, p, asked, why, why_bytes) : ATTN_OK;
+    if (st != ATTN_OK) {
+        char ignored[WHY_BYTES];
+        pool_forget(e, p, ignored, sizeof ignored);
+        return st;
+    }
+    if (e->parts.cards != NULL)
+        cards_publish(e); /* before an answer names it: its first open is sent on by that */
+    *out_pool = p;
+    return ATTN_OK;
+}
+
+/* Drops one pool of the tenant's that nobody would miss; false: there is none. */
+static bool drop_idle(struct engine *e, const struct tenant *who)
+{
+    char why[WHY_BYTES];
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+        if (p->tenant == tenant_id(who) && p->n_holders == 0 &&
+            pool_drop(e, p, why, sizeof why) == ATTN_OK)
+            return true;
+    return false;
+}
+
+/* How a pool lies that was refused as whole, and whose spec leaves it open: of each head, or where
+ * there are fewer of them than cards, of each block, a part on every card. */
+static attn_split other_split(const struct engine *e, const Attnd__PoolSpec *asked)
+{
+    if (asked->split != ATTND__SPLIT__SPLIT_AUTO || asked->n_blocks == 0 || !has_others(e))
+        return ATTN_SPLIT_WHOLE;
+    return asked->num_kv_heads >= cards_n_all(e->parts.cards) ? ATTN_SPLIT_HEADS
+                                                              : ATTN_SPLIT_TOKENS;
+}
+
+/* Those of the pool that there is, or those of which each card has a stripe of usual size. */
+static uint32_t default_block_tokens(const struct engine *e, const struct pool *p, attn_split how)
+{
+    if (p != NULL && p->spec.wire->split == ATTND__SPLIT__SPLIT_TOKENS)
+        return p->spec.wire->block_tokens;
+    bool is_striped = how == ATTN_SPLIT_TOKENS && e->parts.cards != NULL;
+    return POOL_BLOCK_TOKENS * (is_striped ? cards_n_all(e->parts.cards) : 1);
+}
+
+/* Where the spec leaves it open. */
+static attn_split first_split(const Attnd__PoolSpec *asked)
+{
+    attn_split how = (attn_split)asked->split;
+    return how == ATTN_SPLIT_AUTO ? ATTN_SPLIT_WHOLE : how;
+}
+
+attn_status pool_find_same(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
+                           struct pool **out_pool, char *why, size_t why_bytes)
+{
+    struct pool_spec spec;
+    attn_status st = pool_spec_init(&spec, asked, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    struct pool *p = pool_find(e, who, spec.wire->name);
+    if (p == NULL) {
+        st = FAIL(ATTN_ENOTFOUND, "no pool is named \"%.100s\"", asked->name);
+    } else {
+        if (asked->block_tokens == 0)
+            spec.wire->block_tokens = default_block_tokens(e, p, first_split(asked));
+        spec.wire->split = asked->split;
+        if (asked->n_blocks == p->n_made)
+            spec.wire->n_blocks = 0; /* it is the same pool, whatever it has been resized to */
+        st = pool_spec_compare(&p->spec, &spec, why, why_bytes);
+    }
+    pool_spec_fini(&spec);
+    if (st == ATTN_OK)
+        *out_pool = p;
+    return st;
+}
+
+/* Drops the pool of this name if it has another size and nobody would miss it: then it can be made
+ * of the size that is asked for. */
+static bool drop_for_size(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked)
+{
+    char why[WHY_BYTES];
+    Attnd__PoolSpec any_size = *asked;
+    struct pool *p;
+    any_size.n_blocks = 0;
+    return e->parts.card == 0 && !engine_is_draining(e) && asked->n_blocks <= e->n_blocks &&
+           pool_find_same(e, who, &any_size, &p, why, sizeof why) == ATTN_OK && p->n_holders == 0 &&
+           pool_drop(e, p, why, sizeof why) == ATTN_OK;
+}
+
+attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd__PoolSpec *asked,
+                        struct pool **out_pool, char *why, size_t why_bytes)
+{
+    attn_split how = first_split(asked);
+    char as_whole[WHY_BYTES] = "";
+    for (;;) {
+        struct pool_spec spec;
+        attn_status st = pool_find_same(e, who, asked, out_pool, why, why_bytes);
+        if (st == ATTN_EEXIST && drop_for_size(e, who, asked))
+            continue;
+        if (st != ATTN_ENOTFOUND)
+            return st;
+        st = pool_spec_init(&spec, asked, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+        if (asked->block_tokens == 0)
+            spec.wire->block_tokens = default_block_tokens(e, NULL, how);
+        spec.wire->split = (Attnd__Split)how;
+        st = pool_add(e, who, &spec, asked, out_pool, why, why_bytes);
+        if (st == ATTN_ENOMEM && how == ATTN_SPLIT_WHOLE &&
+            other_split(e, asked) != ATTN_SPLIT_WHOLE) {
+            snprintf(as_whole, sizeof as_whole, "%s", why);
+            how = other_split(e, asked);
+            continue;
+        }
+        if (st == ATTN_ENOTSUP && how != (attn_split)asked->split && as_whole[0] != '\0')
+            return FAIL(ATTN_ENOMEM, "%s", as_whole); /* nor can it be split */
+        bool may_help = st == ATTN_EQUOTA || (st == ATTN_ENOMEM && asked->n_blocks <= e->n_blocks);
+        bool may_drop = e->parts.card == 0; /* the lead decides what makes way */
+        if (!may_help || !may_drop || !drop_idle(e, who))
+            return st;
+    }
+}
+
+static bool is_in_work(const struct engine *e, const struct pool *p)
+{
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (e->batches[i].is_in_flight && e->batches[i].pool == p)
+            return true;
+    return false;
+}
+
+attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    if (is_in_work(e, p) ||
+        (e->parts.cards != NULL && cards_move_is_of(e->parts.cards, p->id.index)))
+        return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
+    if (kv_pool_sequences(e->parts.kv, p->id) == 0 && has_others(e)) {
+        attn_status st = others_drop(e, p, why, why_bytes);
+        if (st != ATTN_OK)
+            return st;
+    }
+    return pool_forget(e, p, why, why_bytes);
+}
+
+static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    tier_leave_pool(e, p->id);
+    attn_status st = kv_pool_drop(e->parts.kv, p->id);
+    if (st != ATTN_OK)
+        return FAIL(st, "%s", kv_last_error(e->parts.kv));
+    assert(p->ready.n_items == 0);
+    log_limited("pools dropped", LOG_LEVEL_INFO, log_write,
+                "pool \"%s\" is dropped: %" PRIu64 " MiB", p->spec.wire->name,
+                p->device_bytes >> 20);
+    pool_let_go(e, p);
+    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
+    tenant_give(who, TENANT_BLOCKS, blocks_charged(e, p));
+    tenant_give(who, TENANT_POOLS, e->parts.card == 0);
+    tier_forget_pool(e, p->id);
+    pool_undo(e, p);
+    while (e->n_pools > 0 && !pool_is_made(&e->pools[e->n_pools - 1]))
+        e->n_pools--;
+    e->is_dirty = true;
+    return ATTN_OK;
+}
+
+/* Of a split pool the lead, which is restored first, says how many blocks it has. */
+static uint32_t leads_n_blocks(const struct engine *e, kv_pool_id id, const struct pool_spec *spec)
+{
+    struct engine *lead = e->parts.card == 0 ? NULL : cards_engine(e->parts.cards, 0);
+    const struct pool *p = lead == NULL ? NULL : pool_of_kv(lead, id);
+    bool is_split = spec->wire->split == ATTND__SPLIT__SPLIT_HEADS ||
+                    spec->wire->split == ATTND__SPLIT__SPLIT_TOKENS;
+    return is_split && p != NULL && pool_is_split(&p->split) ? p->config.n_blocks
+                                                             : spec->wire->n_blocks;
+}
+
+attn_status pool_restore(struct engine *e, kv_pool_id id, char *why, size_t why_bytes)
+{
+    struct kv_pool_spec ks;
+    uint32_t n_free;
+    if (kv_pool_info(e->parts.kv, id, &ks, &n_free) != ATTN_OK)
+        return FAIL(ATTN_ENOTFOUND, "there is no pool %" PRIu32, id.index);
+    struct wire_arena arena;
+    wire_arena_init(&arena, NULL, 0, WIRE_ARENA_LIMIT_BYTES);
+    const ProtobufCMessage *stored;
+    struct pool_spec spec;
+    struct pool *p = &e->pools[id.index];
+    attn_status st = wire_unpack(&attnd__pool_spec__descriptor, ks.spec, ks.spec_bytes, &arena,
+                                 &stored, why, why_bytes);
+    if (st == ATTN_OK)
+        st = pool_spec_init(&spec, (const Attnd__PoolSpec *)stored, why, why_bytes);
+    wire_arena_reset(&arena);
+    uint32_t n_made = st == ATTN_OK ? spec.wire->n_blocks : 0;
+    if (st == ATTN_OK && ks.n_blocks != ks.n_made)
+        spec.wire->n_blocks = ks.n_blocks; /* it has been resized */
+    if (st == ATTN_OK)
+        spec.wire->n_blocks = leads_n_blocks(e, id, &spec);
+    if (st == ATTN_OK && spec.wire->split == ATTND__SPLIT__SPLIT_AUTO) /* of an older daemon */
+        spec.wire->split = ATTND__SPLIT__SPLIT_WHOLE;
+    if (st == ATTN_OK)
+        st = pool_make(e, NULL, p, &spec, ks.place, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    p->id = id;
+    p->tenant = ks.tenant;
+    p->n_made = n_made;
+    if (p->config.num_layers != ks.n_layers || p->config.block_tokens != ks.block_tokens ||
+        pool_records(e, p) != ks.n_blocks) {
+        pool_undo(e, p);
+        return FAIL(ATTN_EPROTO, "pool \"%s\": its description is of another geometry", ks.name);
+    }
+    pool_count(e, p);
+    return ATTN_OK;
+}

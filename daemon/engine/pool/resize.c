@@ -1,0 +1,365 @@
+/* resize.c: see resize.h.
+ *
+ * Between batches: none of the pool's is in flight, nothing of it is on its way to or from host
+ * memory or another card. Fewer blocks: the cache says what is to be copied, the device has copied
+ * it before the cache's truth changes, and the tables' patches go with the next batches. More: the
+ * device has zeroed what comes before the cache counts it. So a kill leaves the old number or the
+ * new one, and a successor makes the pool with what the arena says.
+ *
+ * Of a split pool the lead's arena says it for all cards: their parts have more memory before it
+ * says so, and less after it does.
+ */
+#include "daemon/engine/pool/resize.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/cards/cards.h"
+#include "daemon/cards/move_leave.h"
+#include "daemon/cards/note.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/queue.h"
+#include "daemon/engine/pool/size.h"
+#include "daemon/engine/step/batch.h"
+#include "daemon/engine/step/batch_end.h"
+#include "daemon/engine/tier/tier.h"
+
+#define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
+
+static const uint64_t WAIT_NS = 1000 * 1000;
+
+/* --- waiting ---------------------------------------------------------------------------------- */
+
+static struct batch *batch_of(struct engine *e, const struct pool *p)
+{
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (e->batches[i].is_in_flight && e->batches[i].pool == p)
+            return &e->batches[i];
+    return NULL;
+}
+
+/* One batch more has come back, or some time has gone. */
+static void wait_a_little(struct engine *e)
+{
+    batch_finish_one(e, WAIT_NS);
+    batches_watch(e, clock_now_ns());
+}
+
+/* Nothing of the pool is in work any more. */
+static attn_status settle(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    while (batch_of(e, p) != NULL && engine_health(e) == ATTN_OK)
+        wait_a_little(e);
+    if (engine_health(e) != ATTN_OK)
+        return FAIL(engine_health(e), "the device is lost");
+    tier_leave_pool(e, p->id);
+    if (e->parts.cards != NULL && cards_move_is_of(e->parts.cards, p->id.index))
+        return FAIL(ATTN_EOVERLOAD, "pool \"%s\": a sequence of it is on its way to another card",
+                    p->spec.wire->name);
+    return ATTN_OK;
+}
+
+/* The pool's patches and copies go; waits until the device takes them. */
+static attn_status flush(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    while (!batch_flush_patches(e, p)) {
+        if (engine_health(e) != ATTN_OK)
+            return FAIL(engine_health(e), "the device is lost");
+        if (e->n_in_flight + e->n_on_device == 0)
+            return FAIL(ATTN_EINTERNAL, "the device refused to copy blocks");
+        wait_a_little(e);
+    }
+    return ATTN_OK;
+}
+
+/* --- fewer ------------------------------------------------------------------------------------ */
+
+/* They are done when it returns. */
+static attn_status copy_blocks(struct engine *e, struct pool *p, const struct kv_shrink *s,
+                               char *why, size_t why_bytes)
+{
+    for (uint32_t at = 0, n; at < s->n_copies; at += n) {
+        n = s->n_copies - at < e->copies_capacity ? s->n_copies - at : e->copies_capacity;
+        memcpy(p->fx.copies, s->copies + at, n * sizeof p->fx.copies[0]);
+        p->fx.n_copies = n;
+        attn_status st = flush(e, p, why, why_bytes);
+        p->fx.n_copies = 0;
+        if (st != ATTN_OK)
+            return st;
+        struct batch *b = batch_of(e, p);
+        while (b->is_in_flight && engine_health(e) == ATTN_OK)
+            wait_a_little(e);
+        if (b->is_in_flight || b->device.status != ATTN_OK)
+            return FAIL(ATTN_EDEVICE, "the device failed to copy blocks");
+    }
+    return ATTN_OK;
+}
+
+/* What the device is told of entries goes with the next batches; entries that are nobody's name no
+ * block that is gone. */
+static void tell_tables(struct engine *e, struct pool *p, const struct kv_shrink *s)
+{
+    char why[WHY_BYTES];
+    struct kv_effects *fx = &p->fx;
+    for (uint32_t i = 0; i < fx->n_patches; i++)
+        if (fx->patches[i].block >= s->n_blocks)
+            fx->patches[i].block = 0;
+    for (uint32_t i = 0; i < s->n_patches; i++) {
+        if (fx->n_patches == fx->patches_capacity && flush(e, p, why, sizeof why) != ATTN_OK)
+            return;
+        fx->patches[fx->n_patches++] = s->patches[i];
+    }
+    while (batch_of(e, p) != NULL && engine_health(e) == ATTN_OK)
+        wait_a_little(e);
+}
+
+static attn_status shrink(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_t *out_moved,
+                          char *why, size_t why_bytes)
+{
+    struct kv_shrink s;
+    attn_status st = kv_pool_shrink_begin(e->parts.kv, p->id, n_blocks, &s);
+    if (st != ATTN_OK)
+        return FAIL(st, "%s", kv_last_error(e->parts.kv));
+    st = copy_blocks(e, p, &s, why, why_bytes);
+    if (st == ATTN_OK) {
+        kv_pool_shrink_end(e->parts.kv, &s);
+        tell_tables(e, p, &s);
+        st = e->parts.ops->pool_resize(p->device, n_blocks, p->config.max_row_blocks);
+        if (st != ATTN_OK) /* a successor makes it as the cache has it */
+            log_error("pool \"%s\" has fewer blocks than the device knows: %s", p->spec.wire->name,
+                      e->parts.ops->last_error(e->parts.backend));
+        tenant_give(tenants_of_id(e->parts.tenants, p->tenant), TENANT_BLOCKS,
+                    p->config.n_blocks - n_blocks);
+        st = ATTN_OK;
+        *out_moved = s.n_copies;
+    }
+    kv_shrink_fini(&s);
+    return st;
+}
+
+/* --- more ------------------------------------------------------------------------------------- */
+
+static attn_status grow(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_t row_blocks,
+                        char *why, size_t why_bytes)
+{
+    struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
+    uint32_t more = n_blocks - p->config.n_blocks, room = kv_pool_room(e->parts.kv, p->id);
+    uint32_t device_room = e->parts.ops->pool_room(p->device);
+    room = device_room < room ? device_room : room;
+    if (n_blocks > room)
+        return FAIL(ATTN_ENOMEM,
+                    "n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32 " where it is",
+                    n_blocks, p->spec.wire->name, room);
+    attn_status st = tenant_take(who, TENANT_BLOCKS, more, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = e->parts.ops->pool_resize(p->device, n_blocks, row_blocks);
+    if (st != ATTN_OK) {
+        tenant_give(who, TENANT_BLOCKS, more);
+        return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
+    }
+    st = kv_pool_grow(e->parts.kv, p->id, n_blocks);
+    assert(st == ATTN_OK); /* there is room */
+    (void)st;
+    seqs_have_room(e);
+    return ATTN_OK;
+}
+
+/* --- one card, all cards ---------------------------------------------------------------------- */
+
+static uint32_t row_blocks_with(const struct engine *e, const struct pool *p, uint32_t n_blocks)
+{
+    uint32_t n = pool_row_blocks(e, &p->spec, n_blocks);
+    return n < p->config.max_row_blocks ? p->config.max_row_blocks : n;
+}
+
+static void note_size(struct engine *e, struct pool *p, uint32_t n_blocks, uint32_t row_blocks,
+                      uint32_t n_moved)
+{
+    uint32_t had = p->config.n_blocks;
+    p->spec.wire->n_blocks = p->config.n_blocks = p->split.config.n_blocks = n_blocks;
+    p->config.max_row_blocks = p->split.config.max_row_blocks = row_blocks;
+    e->device_bytes -= p->device_bytes;
+    p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->split.config);
+    e->device_bytes += p->device_bytes;
+    tier_resized_pool(e, p->id);
+    e->is_dirty = true;
+    log_info("pool \"%s\" has %" PRIu32 " blocks, %" PRIu64 " MiB; it had %" PRIu32 ", and %" PRIu32
+             " were moved",
+             p->spec.wire->name, n_blocks, p->device_bytes >> 20, had, n_moved);
+    if (e->parts.cards != NULL)
+        cards_publish(e);
+}
+
+static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                               size_t why_bytes)
+{
+    uint32_t had = p->config.n_blocks, row_blocks = row_blocks_with(e, p, n_blocks), n_moved = 0;
+    if (n_blocks == had)
+        return ATTN_OK;
+    attn_status st = settle(e, p, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = n_blocks < had ? shrink(e, p, n_blocks, &n_moved, why, why_bytes)
+                        : grow(e, p, n_blocks, row_blocks, why, why_bytes);
+    if (st == ATTN_OK)
+        note_size(e, p, n_blocks, row_blocks, n_moved);
+    return st;
+}
+
+/* This card's part of a split pool, of which no batch is in flight: memory alone. */
+static attn_status resize_part(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                               size_t why_bytes)
+{
+    uint32_t room = e->parts.ops->pool_room(p->device);
+    uint32_t row_blocks = row_blocks_with(e, p, n_blocks);
+    if (n_blocks == p->config.n_blocks)
+        return ATTN_OK;
+    if (n_blocks > p->config.n_blocks && n_blocks > room)
+        return FAIL(ATTN_ENOMEM,
+                    "n_blocks is %" PRIu32 ", pool \"%s\" has room for %" PRIu32 " where it is",
+                    n_blocks, p->spec.wire->name, room);
+    attn_status st = e->parts.ops->pool_resize(p->device, n_blocks, row_blocks);
+    if (st != ATTN_OK)
+        return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
+    note_size(e, p, n_blocks, row_blocks, 0);
+    return ATTN_OK;
+}
+
+/* Says which card's answer it is. */
+static void name_card(const struct engine *e, char *why, size_t why_bytes)
+{
+    char what[WHY_BYTES];
+    snprintf(what, sizeof what, "%s", why);
+    snprintf(why, why_bytes, "card %" PRIu32 ": %.220s", e->parts.card, what);
+}
+
+struct resize_ask {
+    uint32_t index, n_blocks, had;
+    attn_status status;
+    char *why;
+    size_t why_bytes;
+};
+
+static void resize_there(struct engine *e, void *arg)
+{
+    struct resize_ask *ask = arg;
+    struct pool *p = pool_of_kv(e, (kv_pool_id){ask->index});
+    ask->status = ATTN_OK;
+    ask->had = p == NULL ? 0 : p->config.n_blocks;
+    if (p == NULL || engine_health(e) != ATTN_OK)
+        return;
+    ask->status = pool_is_part_of_leads(e, p)
+                      ? resize_part(e, p, ask->n_blocks, ask->why, ask->why_bytes)
+                      : resize_here(e, p, ask->n_blocks, ask->why, ask->why_bytes);
+    if (ask->status != ATTN_OK)
+        name_card(e, ask->why, ask->why_bytes);
+}
+
+/* had: of each card that has done it, from the second on; those before *n. */
+static attn_status resize_others(struct cards *c, struct resize_ask *ask, uint32_t *had,
+                                 uint32_t *n)
+{
+    for (*n = 1; *n < cards_n(c); ++*n) {
+        if (cards_ask(cards_engine(c, *n), resize_there, ask) != ATTN_OK) {
+            snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", *n);
+            return ATTN_EOVERLOAD;
+        }
+        if (ask->status != ATTN_OK)
+            return ask->status;
+        had[*n] = ask->had;
+    }
+    return ATTN_OK;
+}
+
+/* Cards [1, n) that have done it go back to what they had. */
+static void others_undo(struct cards *c, const struct pool *p, struct resize_ask *ask,
+                        const uint32_t *had, uint32_t n)
+{
+    char ignored[WHY_BYTES];
+    uint32_t n_blocks = ask->n_blocks;
+    ask->why = ignored;
+    ask->why_bytes = sizeof ignored;
+    while (n-- > 1) {
+        ask->n_blocks = had[n];
+        if (cards_ask(cards_engine(c, n), resize_there, ask) != ATTN_OK || ask->status != ATTN_OK)
+            log_warn("pool \"%s\" has %" PRIu32 " blocks on card %" PRIu32 ", not %" PRIu32,
+                     p->spec.wire->name, n_blocks, n, had[n]);
+    }
+}
+
+static attn_status resize_whole(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                                size_t why_bytes)
+{
+    uint32_t had[CONFIG_MAX_DEVICES] = {p->config.n_blocks}, n_done = 1;
+    char ignored[WHY_BYTES];
+    struct cards *c = e->parts.cards;
+    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, why, why_bytes};
+    attn_status st = resize_here(e, p, n_blocks, why, why_bytes);
+    if (st != ATTN_OK && c != NULL)
+        name_card(e, why, why_bytes);
+    if (st != ATTN_OK || c == NULL)
+        return st;
+    st = resize_others(c, &ask, had, &n_done);
+    if (st == ATTN_OK)
+        return ATTN_OK;
+    others_undo(c, p, &ask, had, n_done);
+    if (resize_here(e, p, had[0], ignored, sizeof ignored) != ATTN_OK)
+        log_warn("pool \"%s\" has %" PRIu32 " blocks on card 0, not %" PRIu32, p->spec.wire->name,
+                 n_blocks, had[0]);
+    return st;
+}
+
+static attn_status split_grow(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                              size_t why_bytes)
+{
+    uint32_t had[CONFIG_MAX_DEVICES], n_done;
+    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, why, why_bytes};
+    attn_status st = settle(e, p, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = resize_others(e->parts.cards, &ask, had, &n_done);
+    if (st == ATTN_OK) {
+        st = resize_here(e, p, n_blocks, why, why_bytes);
+        if (st != ATTN_OK)
+            name_card(e, why, why_bytes);
+    }
+    if (st != ATTN_OK)
+        others_undo(e->parts.cards, p, &ask, had, n_done);
+    return st;
+}
+
+/* What goes is no block any more when the lead has said so; a card that keeps its memory for longer
+ * only has less for others. */
+static attn_status split_shrink(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                                size_t why_bytes)
+{
+    uint32_t had[CONFIG_MAX_DEVICES], n_done;
+    char what[WHY_BYTES];
+    struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, what, sizeof what};
+    attn_status st = resize_here(e, p, n_blocks, why, why_bytes);
+    if (st == ATTN_OK && resize_others(e->parts.cards, &ask, had, &n_done) != ATTN_OK)
+        log_warn("pool \"%s\" has %" PRIu32 " blocks, and memory for more: %s", p->spec.wire->name,
+                 n_blocks, what);
+    return st;
+}
+
+attn_status pool_resize(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
+                        size_t why_bytes)
+{
+    if (n_blocks == 0)
+        return FAIL(ATTN_EINVAL, "n_blocks is 0");
+    if (!pool_is_split(&p->split))
+        return resize_whole(e, p, n_blocks, why, why_bytes);
+    if (!cards_are_whole(e->parts.cards))
+        return FAIL(ATTN_EDEVICE, "pool \"%s\" is split over cards, of which one is lost",
+                    p->spec.wire->name);
+    if (n_blocks == p->config.n_blocks)
+        return ATTN_OK;
+    return n_blocks > p->config.n_blocks ? split_grow(e, p, n_blocks, why, why_bytes)
+                                         : split_shrink(e, p, n_blocks, why, why_bytes);
+}

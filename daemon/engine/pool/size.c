@@ -1,0 +1,123 @@
+/* size.c: see size.h. */
+#include "daemon/engine/pool/size.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/cards/cards.h"
+#include "daemon/engine/core/pool_table.h"
+#include "kernels/kv_layout.h"
+
+#define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
+
+bool pool_is_part_of_leads(const struct engine *e, const struct pool *p)
+{
+    return pool_is_split(&p->split) && e->parts.card > 0;
+}
+
+uint32_t pool_records(const struct engine *e, const struct pool *p)
+{
+    return pool_is_part_of_leads(e, p) ? 1 : p->spec.wire->n_blocks;
+}
+
+/* Some layer has no window, so a sequence keeps all of its blocks. */
+static bool keeps_all(const struct pool_spec *s)
+{
+    for (uint32_t i = 0; i < s->wire->num_layers; i++)
+        if (s->layers[i].window_tokens == 0)
+            return true;
+    return false;
+}
+
+/* Where windows let go of blocks a sequence may be longer than its pool. */
+uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint32_t n_blocks)
+{
+    uint32_t bt = s->wire->block_tokens;
+    uint32_t n = e->parts.cfg->max_seq_tokens / bt + (e->parts.cfg->max_seq_tokens % bt != 0);
+    return keeps_all(s) && n_blocks < n ? n_blocks : n;
+}
+
+/* What clients know of it, and what of that this card's device has. */
+static attn_status pool_configure(struct engine *e, struct pool *p, char *why, size_t why_bytes)
+{
+    uint32_t n_cards = e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
+    attn_split how = (attn_split)p->spec.wire->split;
+    pool_spec_config(&p->spec, e->parts.cfg->max_sequences,
+                     pool_row_blocks(e, &p->spec, p->spec.wire->n_blocks), &p->config);
+    pool_split_fini(&p->split);
+    return pool_split_init(&p->split, &p->config, how, n_cards, e->parts.card, why, why_bytes);
+}
+
+/* Half of what is left, for a pool that leaves its size to us. */
+static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t free_bytes,
+                                  uint32_t free_blocks, char *why, size_t why_bytes)
+{
+    struct backend_pool_config *c = &p->split.config;
+    uint64_t block_bytes = kv_layout_of(c).block_bytes;
+    if (pool_is_split(&p->split))
+        free_bytes = cards_least_free_bytes(e->parts.cards, e, free_bytes);
+    uint64_t n = free_bytes / block_bytes;
+    c->n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
+    c->n_blocks = c->n_blocks / 2 + c->n_blocks % 2;
+    while (c->n_blocks > 0 && e->parts.ops->pool_bytes(e->parts.backend, c) > free_bytes)
+        c->n_blocks--;
+    p->spec.wire->n_blocks = c->n_blocks;
+    if (c->n_blocks == 0)
+        return FAIL(ATTN_ENOMEM,
+                    "a block of %" PRIu64 " bytes does not fit: %" PRIu64 " of %" PRIu64
+                    " KV bytes are free (device.kv_memory)",
+                    block_bytes, free_bytes, e->info.kv_bytes);
+    return pool_configure(e, p, why, why_bytes);
+}
+
+attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p, char *why,
+                      size_t why_bytes)
+{
+    Attnd__PoolSpec *w = p->spec.wire;
+    if (w->num_layers > e->parts.cfg->max_layers)
+        return FAIL(ATTN_EINVAL,
+                    "num_layers is %" PRIu32 ", %" PRIu32 " are allowed (cache.max_layers)",
+                    w->num_layers, e->parts.cfg->max_layers);
+    uint64_t free_bytes = e->info.kv_bytes - e->device_bytes;
+    uint32_t free_blocks = e->n_blocks, asked = w->n_blocks;
+    for (struct pool *k = NULL; (k = pool_next(e, k)) != NULL;)
+        free_blocks -= k == p ? 0 : pool_records(e, k);
+
+    bool is_split = w->split != ATTND__SPLIT__SPLIT_WHOLE;
+    uint32_t n_cards = is_split || e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
+    uint64_t left = tenant_left(who, TENANT_BLOCKS);
+    if (is_split && e->parts.card > 0) /* the lead has been charged for them */
+        left = UINT64_MAX;
+    if (asked > left || left == 0)
+        return FAIL(ATTN_EQUOTA,
+                    "n_blocks is %" PRIu32 ", tenant %s has %" PRIu64 " of its %" PRIu64
+                    " blocks in its pools",
+                    asked, who->name, atomic_load(&who->used[TENANT_BLOCKS]),
+                    who->most[TENANT_BLOCKS]);
+    if (asked == 0 && left / n_cards < free_blocks)
+        free_blocks = (uint32_t)((left + n_cards - 1) / n_cards);
+    if (asked == 0)
+        w->n_blocks = 1; /* the geometry is judged first, the size after it */
+    attn_status st = pool_configure(e, p, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    st = e->parts.ops->pool_check(e->parts.backend, &p->split.config);
+    if (st != ATTN_OK)
+        return FAIL(st, "%s", e->parts.ops->last_error(e->parts.backend));
+    if (asked == 0)
+        st = pool_size_auto(e, p, free_bytes, free_blocks, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (pool_records(e, p) > free_blocks)
+        return FAIL(ATTN_ENOMEM,
+                    "n_blocks is %" PRIu32 ", %" PRIu32
+                    " block records are free (device.kv_memory)",
+                    w->n_blocks, free_blocks);
+    p->device_bytes = e->parts.ops->pool_bytes(e->parts.backend, &p->split.config);
+    if (p->device_bytes > free_bytes)
+        return FAIL(ATTN_ENOMEM,
+                    "n_blocks %" PRIu32 " takes %" PRIu64 " bytes, %" PRIu64 " of %" PRIu64
+                    " KV bytes are free (device.kv_memory)",
+                    w->n_blocks, p->device_bytes, free_bytes, e->info.kv_bytes);
+    return ATTN_OK;
+}

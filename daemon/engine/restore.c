@@ -1,0 +1,126 @@
+/* restore.c: an engine takes up what a predecessor left in the cache: its pools are made on
+ * the device again, the device is told the block tables, its sessions begin their leases anew. Runs
+ * once, before the engine has a thread.
+ */
+#include <inttypes.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/queue.h"
+#include "daemon/engine/pool/create.h"
+#include "daemon/engine/step/batch.h"
+#include "daemon/engine/step/batch_end.h"
+
+static const uint64_t WAIT_NS = 1000 * 1000;
+
+/* A pool that can't be made again goes, with its sequences, and so do all after it. Where memory is
+ * short or the device fails, the next start may do better: nothing goes. */
+static attn_status restore_pools(struct engine *e, struct engine_kept *kept)
+{
+    char why[WHY_BYTES] = "";
+    struct kv_stats s;
+    uint32_t n_dropped, i = 0;
+    kv_stats_read(e->parts.kv, &s);
+    for (; i < e->parts.cfg->max_pools && kept->n_pools < s.pools; i++) {
+        attn_status st = pool_restore(e, (kv_pool_id){i}, why, sizeof why);
+        if (st == ATTN_ENOMEM || st == ATTN_EDEVICE) {
+            log_error("the kept pool %" PRIu32 " can't be made now: %s", i, why);
+            return st;
+        }
+        if (st != ATTN_OK && st != ATTN_ENOTFOUND)
+            break;
+        kept->n_pools += st == ATTN_OK;
+    }
+    if (s.pools == kept->n_pools)
+        return ATTN_OK;
+    log_warn("of %" PRIu64 " pools the first %" PRIu32 " are kept: %s", s.pools, kept->n_pools,
+             why);
+    kv_pools_drop(e->parts.kv, (kv_pool_id){i}, &n_dropped);
+    return ATTN_OK;
+}
+
+/* Makes room among the pool's patches. */
+static attn_status flush(struct engine *e, struct pool *p)
+{
+    while (!batch_flush_patches(e, p)) {
+        if (engine_health(e) != ATTN_OK)
+            return engine_health(e);
+        batch_finish_one(e, WAIT_NS);
+    }
+    return ATTN_OK;
+}
+
+static attn_status restore_tables(struct engine *e, struct engine_kept *kept)
+{
+    for (uint32_t seq = 0; seq < e->parts.cfg->max_sequences; seq++) {
+        struct kv_seq_info info;
+        kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+        if (info.layer_len == NULL)
+            continue;
+        struct pool *p = pool_of_kv(e, info.pool);
+        uint32_t longest = 0;
+        for (uint32_t l = 0; l < p->config.num_layers; l++)
+            longest = info.layer_len[l] > longest ? info.layer_len[l] : longest;
+        tenant_count(tenants_of_id(e->parts.tenants, info.tenant), TENANT_SEQUENCES, 1);
+        kept->n_sequences++;
+        kept->n_tokens += longest;
+        seq_note_use(e, seq, info.pool.index);
+        for (uint32_t i = 0; i < info.n_blocks && info.is_told; i++) {
+            if (kv_is_place(info.block_table[i]))
+                continue;
+            if (p->fx.n_patches == p->fx.patches_capacity) {
+                attn_status st = flush(e, p);
+                if (st != ATTN_OK)
+                    return st;
+            }
+            p->fx.patches[p->fx.n_patches++] = (struct kv_patch){seq, i, info.block_table[i]};
+        }
+    }
+    return ATTN_OK; /* the rest goes with each pool's first batch */
+}
+
+static void restore_sessions(struct engine *e, struct engine_kept *kept)
+{
+    uint64_t now_ns = clock_now_ns();
+    struct kv *kv = e->parts.kv;
+    for (uint32_t slot = 0; slot < e->parts.cfg->max_sessions; slot++) {
+        uint64_t id = kv_owner_id(kv, slot);
+        uint32_t tenant = kv_owner_tenant(kv, slot);
+        struct tenant *who = tenants_of_id(e->parts.tenants, tenant);
+        kv_seq_id any;
+        if (who == NULL && tenant != TENANT_OPERATOR)
+            id = 0; /* its tenant is no more */
+        if (id != 0 && session_restore(e->parts.sessions, slot, id, kv_owner_label(kv, slot),
+                                       now_ns) == ATTN_OK) {
+            session_at(e->parts.sessions, slot)->tenant = who;
+            tenant_count(who, TENANT_SESSIONS, e->parts.card == 0);
+            kept->n_sessions++;
+            continue;
+        }
+        kv_owner_end(kv, slot);
+        if (kv_owner_any(kv, slot, &any) == ATTN_OK)
+            session_restore(e->parts.sessions, slot, 0, "", now_ns);
+    }
+}
+
+attn_status engine_restore_pools(struct engine *e, struct engine_kept *out_kept)
+{
+    struct engine_kept kept = {0};
+    attn_status st = restore_pools(e, &kept);
+    if (st == ATTN_OK)
+        *out_kept = kept;
+    return st;
+}
+
+attn_status engine_restore(struct engine *e, struct engine_kept *kept)
+{
+    struct kv_stats s;
+    attn_status st = restore_tables(e, kept);
+    if (st != ATTN_OK)
+        return st;
+    restore_sessions(e, kept);
+    kv_stats_read(e->parts.kv, &s);
+    kept->n_dropped = s.damaged;
+    return ATTN_OK;
+}

@@ -1,0 +1,533 @@
+/* sequence.c: requests of one sequence: run inline on the engine thread, once the sequence's
+ * older items and requests are done.
+ */
+#include "daemon/engine/seq/sequence.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/stats.h"
+#include "daemon/cards/cards.h"
+#include "daemon/cards/move.h"
+#include "daemon/cards/move_leave.h"
+#include "daemon/cards/names.h"
+#include "daemon/cards/session.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/queue.h"
+#include "daemon/engine/core/session_run.h"
+#include "daemon/engine/operator/operator.h"
+#include "daemon/engine/seq/export.h"
+#include "daemon/engine/step/batch.h"
+#include "daemon/engine/step/step.h"
+#include "daemon/engine/tier/fetch.h"
+#include "daemon/engine/tier/idle.h"
+
+/* --- answers ---------------------------------------------------------------------------------- */
+
+static void tell_seq(struct engine *e, kv_seq_id seq, bool has_lengths, struct answer *a)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, seq, &info);
+    const struct pool *p = pool_of_kv(e, info.pool);
+    Attnd__SeqReply *body = answer_seq(a);
+    body->epoch = info.epoch;
+    body->cached_tokens = info.n_cached;
+    body->pool = p == NULL ? 0 : pool_handle(e, p);
+    if (has_lengths && p != NULL) {
+        body->n_layer_len = p->config.num_layers;
+        body->layer_len = (uint32_t *)(uintptr_t)info.layer_len; /* packing only reads it */
+    }
+}
+
+/* The cache has said why not. */
+static attn_status no_by_cache(struct engine *e, attn_status st, struct answer *a)
+{
+    return answer_no(a, st, "%s", kv_last_error(e->parts.kv));
+}
+
+/* --- sequences -------------------------------------------------------------------------------- */
+
+static uint64_t n_sequences(const struct engine *e)
+{
+    struct kv_stats s;
+    kv_stats_read(e->parts.kv, &s);
+    return s.sequences;
+}
+
+/* Takes one more sequence of the tenant's quota; of a name that it has, none is taken. */
+static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t name, bool *out_taken,
+                              struct answer *a)
+{
+    kv_seq_id seq;
+    *out_taken = false;
+    if (kv_seq_find(e->parts.kv, tenant_id(who), name, &seq) == ATTN_OK)
+        return ATTN_OK;
+    *out_taken = tenant_take(who, TENANT_SEQUENCES, 1, a->why, sizeof a->why) == ATTN_OK;
+    if (*out_taken)
+        return ATTN_OK;
+    return answer_no(a, ATTN_EQUOTA, "tenant %s has all %" PRIu64 " sequences of its quota",
+                     who->name, who->most[TENANT_SEQUENCES]);
+}
+
+/* The request has been carried out, and is not to be again, by whatever card. */
+static void note_done(struct engine *e, const struct request *req, uint32_t session)
+{
+    if (e->parts.cards != NULL)
+        cards_saw(e, session, req->wire.header->session, req->wire.request_id);
+}
+
+/* There is one more, with as many tokens as others had. */
+static void seq_begin(struct engine *e, kv_seq_id seq)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, seq, &info);
+    if (e->parts.cards != NULL)
+        cards_opened(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name},
+                     info.pool.index, info.epoch);
+    struct seq_state *s = &e->seqs[seq.index];
+    trace_begin(&s->trace, e->turn_ns, info.layer_len[0]);
+    seq_note_use(e, seq.index, info.pool.index);
+    s->kept_epoch = 0;
+}
+
+/* So that a new row's patches fit. */
+static void make_patch_room(struct engine *e, struct pool *p, size_t n_blocks)
+{
+    if (p->fx.n_patches + n_blocks > p->fx.patches_capacity)
+        batch_flush_patches(e, p);
+}
+
+static const struct task_ops fetch_ops;
+
+/* The sequence has another epoch, by a request. */
+static void seq_has_epoch(struct engine *e, kv_seq_id seq)
+{
+    struct kv_seq_info info;
+    if (e->parts.cards == NULL)
+        return;
+    kv_seq_info(e->parts.kv, seq, &info);
+    cards_epoch(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name},
+                info.epoch);
+    cards_move_cut(e, seq.index, info.n_blocks);
+}
+
+/* The name is open on another card: it has moved there since the request was sent here. */
+static bool is_elsewhere(struct engine *e, uint32_t session, uint64_t name)
+{
+    struct seq_name of = {tenant_id(session_tenant(e, session)), name};
+    return e->parts.cards != NULL && cards_are_elsewhere(e->parts.cards, e->parts.card, of);
+}
+
+/* What forbids it whatever sequences there are. */
+static attn_status open_check(struct engine *e, const Attnd__Open *o, uint32_t session,
+                              const struct pool *p, struct answer *a)
+{
+    if (engine_is_draining(e))
+        return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new sequences");
+    if (e->parts.cards != NULL && engine_health(e) != ATTN_OK)
+        return answer_no(a, ATTN_EDEVICE, "the device is lost");
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "open.pool is %" PRIu32 ", no such pool", o->pool);
+    if (is_elsewhere(e, session, o->seq))
+        return answer_no(a, ATTN_EOVERLOAD, "sequence %" PRIu64 " has moved to another card",
+                         o->seq);
+    if (pool_is_split(&p->split) && !cards_are_whole(e->parts.cards))
+        return answer_no(a, ATTN_EDEVICE, "open.pool is %" PRIu32 ": a card of it is lost",
+                         o->pool);
+    if (pool_is_split(&p->split) && e->parts.card > 0) /* its handle was guessed as it was made */
+        return answer_no(a, ATTN_EOVERLOAD, "open.pool is %" PRIu32 ", which is being made",
+                         o->pool);
+    return ATTN_OK;
+}
+
+static attn_status run_open(struct engine *e, struct request *req, uint32_t session,
+                            struct answer *a)
+{
+    const Attnd__Open *o = req->wire.header->open;
+    struct tenant *who = session_tenant(e, session);
+    struct pool *p = pool_of_handle(e, who, o->pool);
+    kv_seq_id seq;
+    bool is_taken;
+    attn_status st = open_check(e, o, session, p, a);
+    if (st != ATTN_OK)
+        return st;
+    struct kv_tokens known = {.ids = o->tokens, .n = (uint32_t)o->n_tokens, .adapter = o->adapter};
+    if (known.n > p->config.block_tokens && known.n <= e->parts.cfg->max_seq_tokens)
+        a->is_later = mover_fetches(e, p, tenant_id(who), &known, req, session, &fetch_ops);
+    if (a->is_later)
+        return ATTN_OK; /* it is run again */
+    st = seq_charge(e, who, o->seq, &is_taken, a);
+    if (st != ATTN_OK)
+        return st;
+    uint64_t n_before = n_sequences(e);
+    make_patch_room(e, p, o->n_tokens / p->config.block_tokens);
+    st = kv_seq_open_with(e->parts.kv, tenant_id(who), o->seq, p->id, session, req->wire.request_id,
+                          &known, &p->fx, &seq);
+    if (n_sequences(e) != n_before)
+        seq_begin(e, seq);
+    else if (is_taken)
+        tenant_give(who, TENANT_SEQUENCES, 1);
+    if (st != ATTN_OK)
+        return no_by_cache(e, st, a);
+    note_done(e, req, session);
+    tell_seq(e, seq, false, a);
+    return ATTN_OK;
+}
+
+static_assert((int)WIRE_MAX_RETENTIONS == KV_MAX_RETENTIONS, "ranges of a sequence");
+
+/* The sequence must be the session's, at this epoch. */
+static attn_status check_owner(struct engine *e, kv_seq_id seq, uint64_t name, uint32_t epoch,
+                               uint32_t session, struct answer *a)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, seq, &info);
+    if (info.epoch != epoch)
+        return answer_no(a, ATTN_ESTALE,
+                         "sequence %" PRIu64 ": epoch is %" PRIu32 ", the sequence is at %" PRIu32,
+                         name, epoch, info.epoch);
+    if (info.owner != session)
+        return answer_no(a, ATTN_ESTALE,
+                         "sequence %" PRIu64 ": epoch %" PRIu32
+                         " belongs to another session; adopt it first",
+                         name, epoch);
+    return ATTN_OK;
+}
+
+static uint32_t len_of_all_layers(const struct engine *e, const struct pool *p, kv_seq_id seq)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, seq, &info);
+    uint32_t len = UINT32_MAX;
+    for (uint32_t l = 0; l < p->config.num_layers; l++)
+        len = info.layer_len[l] < len ? info.layer_len[l] : len;
+    return len;
+}
+
+static attn_status run_fork(struct engine *e, struct request *req, uint32_t session, kv_seq_id src,
+                            struct answer *a)
+{
+    const Attnd__Fork *f = req->wire.header->fork;
+    struct tenant *who = session_tenant(e, session);
+    struct kv_seq_info info;
+    kv_seq_id seq;
+    bool is_taken;
+    if (engine_is_draining(e))
+        return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new sequences");
+    if (is_elsewhere(e, session, f->new_seq))
+        return answer_no(a, ATTN_EEXIST, "sequence %" PRIu64 " is open", f->new_seq);
+    kv_seq_info(e->parts.kv, src, &info);
+    struct pool *p = pool_of_kv(e, info.pool);
+    uint32_t len = f->has_len ? f->len : len_of_all_layers(e, p, src);
+    attn_status st = seq_charge(e, who, f->new_seq, &is_taken, a);
+    if (st != ATTN_OK)
+        return st;
+    uint64_t n_before = n_sequences(e);
+    st = kv_seq_fork(e->parts.kv, src, f->new_seq, len, session, req->wire.request_id, &seq);
+    if (n_sequences(e) != n_before)
+        seq_begin(e, seq);
+    else if (is_taken)
+        tenant_give(who, TENANT_SEQUENCES, 1);
+    if (st != ATTN_OK)
+        return no_by_cache(e, st, a);
+    note_done(e, req, session);
+    tell_seq(e, seq, true, a);
+    return ATTN_OK;
+}
+
+static attn_status run_truncate(struct engine *e, struct request *req, kv_seq_id seq,
+                                struct answer *a)
+{
+    uint32_t epoch;
+    attn_status st = kv_seq_truncate(e->parts.kv, seq, req->wire.header->truncate->len,
+                                     req->wire.request_id, &epoch);
+    if (st != ATTN_OK)
+        return no_by_cache(e, st, a);
+    struct seq_state *s = &e->seqs[seq.index];
+    uint32_t len = req->wire.header->truncate->len;
+    s->n_kept = len < s->n_kept ? len : s->n_kept;
+    seq_has_epoch(e, seq);
+    tell_seq(e, seq, false, a);
+    return ATTN_OK;
+}
+
+static attn_status retain(struct engine *e, kv_seq_id seq, const Attnd__Tokens *t)
+{
+    struct kv_retention ranges[WIRE_MAX_RETENTIONS];
+    uint32_t n = (uint32_t)t->n_retention; /* the decoder lets no more through */
+    for (uint32_t i = 0; i < n && i < WIRE_MAX_RETENTIONS; i++)
+        ranges[i] = (struct kv_retention){
+            .from = t->retention[i]->first_token,
+            .priority = t->retention[i]->priority,
+            .life_s = t->retention[i]->time_to_live_s,
+            .is_pinned = t->retention[i]->is_pinned,
+        };
+    return kv_seq_retain(e->parts.kv, seq, ranges, n);
+}
+
+static attn_status run_tokens(struct engine *e, struct request *req, kv_seq_id seq,
+                              struct answer *a)
+{
+    const Attnd__Tokens *t = req->wire.header->tokens;
+    if (t->n_retention > 0 && t->n_tokens > 0)
+        return answer_no(a, ATTN_EINVAL,
+                         "tokens has %zu tokens and %zu ranges of retention: one of them at a time",
+                         t->n_tokens, t->n_retention);
+    attn_status st = t->n_retention > 0 ? retain(e, seq, t)
+                                        : kv_seq_tokens(e->parts.kv, seq, t->pos, t->tokens,
+                                                        (uint32_t)t->n_tokens);
+    if (st != ATTN_OK)
+        return no_by_cache(e, st, a);
+    tell_seq(e, seq, false, a);
+    return ATTN_OK;
+}
+
+static attn_status run_close(struct engine *e, kv_seq_id seq)
+{
+    seq_close(e, seq);
+    seq_closed(e, seq.index);
+    return ATTN_OK;
+}
+
+static attn_status run_adopt(struct engine *e, struct request *req, uint32_t session, kv_seq_id seq,
+                             struct answer *a)
+{
+    const Attnd__Adopt *ask = req->wire.header->adopt;
+    struct kv_seq_info info;
+    uint32_t epoch;
+    kv_seq_info(e->parts.kv, seq, &info);
+    if (ask->epoch != 0 && ask->epoch != info.epoch &&
+        !kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id))
+        return answer_no(a, ATTN_ESTALE,
+                         "adopt.epoch is %" PRIu32 ", sequence %" PRIu64 " is at %" PRIu32,
+                         ask->epoch, ask->seq, info.epoch);
+    attn_status st = kv_seq_adopt(e->parts.kv, seq, session, req->wire.request_id, &epoch);
+    if (st != ATTN_OK)
+        return no_by_cache(e, st, a);
+    seq_has_epoch(e, seq);
+    note_done(e, req, session);
+    tell_seq(e, seq, true, a);
+    return ATTN_OK;
+}
+
+/* Whose names a request's sequence is looked up among. */
+static uint32_t tenant_of_request(const struct engine *e, const struct request *req,
+                                  uint32_t session)
+{
+    const Attnd__Request *h = req->wire.header;
+    if (h->body_case == ATTND__REQUEST__BODY_KILL)
+        return tenant_id(tenants_find(e->parts.tenants, h->kill->tenant));
+    if (h->body_case == ATTND__REQUEST__BODY_MOVE)
+        return tenant_id(tenants_find(e->parts.tenants, h->move->tenant));
+    return tenant_id(session_tenant(e, session));
+}
+
+/* Of a sequence that the session must own, at the epoch that it names. */
+static attn_status run_as_owner(struct engine *e, struct request *req, uint32_t session,
+                                kv_seq_id seq, struct answer *a)
+{
+    uint64_t name = 0;
+    uint32_t epoch = 0;
+    request_seq(req->wire.header, &name, &epoch);
+    attn_status st = check_owner(e, seq, name, epoch, session, a);
+    if (st != ATTN_OK)
+        return st;
+    switch (req->wire.header->body_case) {
+    case ATTND__REQUEST__BODY_FORK:
+        return run_fork(e, req, session, seq, a);
+    case ATTND__REQUEST__BODY_TRUNCATE:
+        return run_truncate(e, req, seq, a);
+    case ATTND__REQUEST__BODY_TOKENS:
+        return run_tokens(e, req, seq, a);
+    case ATTND__REQUEST__BODY_IMPORT:
+        return import_run(e, req, seq, a);
+    default:
+        return run_close(e, seq);
+    }
+}
+
+/* A fork whose source is not here: it may be a repeated one. */
+static attn_status run_late_fork(struct engine *e, struct request *req, uint32_t session,
+                                 struct answer *a)
+{
+    const Attnd__Fork *f = req->wire.header->fork;
+    kv_seq_id seq;
+    if (kv_seq_find(e->parts.kv, tenant_of_request(e, req, session), f->new_seq, &seq) != ATTN_OK)
+        return answer_no(a, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", f->seq);
+    if (!kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id))
+        return answer_no(a, ATTN_EEXIST, "sequence %" PRIu64 " is open", f->new_seq);
+    tell_seq(e, seq, true, a);
+    return ATTN_OK;
+}
+
+/* Runs a request about a sequence that nothing is in work of. */
+static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t session,
+                              struct answer *a)
+{
+    const Attnd__Request *h = req->wire.header;
+    uint64_t name = 0;
+    uint32_t epoch;
+    kv_seq_id seq;
+    e->is_dirty = true;
+    if (h->body_case == ATTND__REQUEST__BODY_OPEN)
+        return run_open(e, req, session, a);
+    request_seq(h, &name, &epoch);
+    bool is_here =
+        kv_seq_find(e->parts.kv, tenant_of_request(e, req, session), name, &seq) == ATTN_OK;
+    if (!is_here && h->body_case == ATTND__REQUEST__BODY_FORK)
+        return run_late_fork(e, req, session, a);
+    if (!is_here)
+        return answer_no(a, ATTN_ENOTFOUND, "sequence %" PRIu64 " is not open", name);
+    switch (h->body_case) {
+    case ATTND__REQUEST__BODY_KILL:
+        return run_close(e, seq);
+    case ATTND__REQUEST__BODY_MOVE:
+        return cards_move_ask(e, req, seq, a);
+    case ATTND__REQUEST__BODY_ADOPT:
+        return run_adopt(e, req, session, seq, a);
+    case ATTND__REQUEST__BODY_EXPORT:
+        return export_run(e, req, seq, a);
+    case ATTND__REQUEST__BODY_TRUNCATE:
+        if (!kv_seq_is_repeat(e->parts.kv, seq, session, req->wire.request_id))
+            return run_as_owner(e, req, session, seq, a);
+        tell_seq(e, seq, false, a); /* it names the epoch that it ended itself */
+        return ATTN_OK;
+    default:
+        return run_as_owner(e, req, session, seq, a);
+    }
+}
+
+/* --- waiting ---------------------------------------------------------------------------------- */
+
+/* The index of the sequence that the request is about; SEQ_NONE: none, or none that is open. */
+static uint32_t seq_named(struct engine *e, const struct request *req, uint32_t session)
+{
+    uint32_t tenant = tenant_of_request(e, req, session);
+    uint64_t name;
+    uint32_t epoch;
+    kv_seq_id seq;
+    if (!request_seq(req->wire.header, &name, &epoch) ||
+        kv_seq_find(e->parts.kv, tenant, name, &seq) != ATTN_OK)
+        return SEQ_NONE;
+    return seq.index;
+}
+
+/* What reads or writes the sequence's table can't do so while blocks are in idle memory. */
+static bool needs_blocks(const struct request *req)
+{
+    Attnd__Request__BodyCase body = req->wire.header->body_case;
+    return body == ATTND__REQUEST__BODY_FORK || body == ATTND__REQUEST__BODY_IMPORT;
+}
+
+/* Asks for the sequence's blocks. true: they are on their way, and the task waits for them. */
+static bool blocks_come(struct engine *e, struct task *t, attn_status *st, struct answer *a)
+{
+    struct item *it = &t->items[0];
+    struct kv_seq_info info;
+    if (e->idle.by_use == NULL || it->seq == SEQ_NONE || !needs_blocks(t->req))
+        return false;
+    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    make_patch_room(e, pool_of_kv(e, info.pool), info.n_away);
+    const struct idle_ask ask = {.seq = it->seq, .stamp = t->stamp};
+    switch (idle_brings(e, &ask, a->why, sizeof a->why)) {
+    case IDLE_HERE:
+        return false;
+    case IDLE_NEVER:
+        *st = ATTN_ENOBLOCKS;
+        return false;
+    case IDLE_COMES:
+    case IDLE_NEEDS_PATCHES: /* some batch is in flight */
+        break;
+    }
+    seq_waits_for_room(e, it->seq);
+    item_wait_first(e, it);
+    return true;
+}
+
+static void control_run(struct engine *e, struct task *t)
+{
+    struct request *req = t->req;
+    struct answer a;
+    attn_status st = ATTN_OK;
+    answer_init(&a);
+    if (blocks_come(e, t, &st, &a))
+        return;
+    task_let_go(e, t);
+    if (st == ATTN_OK)
+        st = run_on_seq(e, req, t->session, &a);
+    if (!a.is_later)
+        engine_end(e, req, st, &a);
+}
+
+static void control_wake(struct engine *e, struct item *it)
+{
+    bool was_closed = it->seq == SEQ_NONE;
+    if (was_closed)
+        it->seq = seq_named(e, it->task->req, it->task->session);
+    if (!was_closed || it->seq == SEQ_NONE || item_enter(e, it))
+        control_run(e, it->task);
+}
+
+static void control_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
+{
+    struct request *req = t->req;
+    item_leave(e, &t->items[0]);
+    task_let_go(e, t);
+    engine_refuse(e, req, st, "%s", why);
+}
+
+static const struct task_ops control_ops = {.wake = control_wake, .refuse = control_refuse};
+
+static void fetch_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
+{
+    struct request *req = t->req;
+    mover_forget(e, t);
+    task_let_go(e, t);
+    engine_refuse(e, req, st, "%s", why);
+}
+
+/* An open that waits for blocks from elsewhere; then for its sequence, if there is one by now. */
+static void fetch_wake(struct engine *e, struct item *it)
+{
+    it->task->ops = &control_ops;
+    control_wake(e, it);
+}
+
+static const struct task_ops fetch_ops = {.wake = fetch_wake, .refuse = fetch_refuse};
+
+attn_status control_on_seq(struct engine *e, struct request *req, uint32_t session,
+                           struct answer *a)
+{
+    uint32_t seq = seq_named(e, req, session);
+    bool is_free = seq == SEQ_NONE || !seq_is_busy(e, seq);
+    if (is_free && (seq == SEQ_NONE || !needs_blocks(req) || !idle_has(e, seq)))
+        return run_on_seq(e, req, session, a);
+    struct task *t = wire_arena_alloc(&req->arena, sizeof(struct task) + sizeof(struct item));
+    if (t == NULL)
+        return answer_no(a, ATTN_ENOMEM, "no memory for a request that waits");
+    *t = (struct task){
+        .ops = &control_ops, .req = req, .session = session, .layer = CLAIM_ALL, .n_items = 1};
+    t->items[0] = (struct item){.task = t, .seq = seq};
+    task_hold(e, t);
+    a->is_later = true;
+    if (item_enter(e, &t->items[0]))
+        control_run(e, t); /* which may wait for blocks */
+    return ATTN_OK;
+}
+
+attn_status control_import(struct engine *e, struct request *req, uint32_t session,
+                           struct answer *a)
+{
+    attn_status st = bytes_charge(e, req, session, req->msg->n_bytes, a->why, sizeof a->why);
+    return st != ATTN_OK ? st : control_on_seq(e, req, session, a);
+}
+
+attn_status control_kill(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    const Attnd__Kill *kill = req->wire.header->kill;
+    return kill->session[0] != '\0' ? kill_session_run(e, kill, a)
+                                    : control_on_seq(e, req, session, a);
+}

@@ -1,0 +1,104 @@
+/* serve.c: what becomes of a request that has come to the engine, from top to bottom: it is
+ * checked, its session is found, the handler of its kind runs, and it is answered. A handler that
+ * has the request wait leaves the answer to whoever ends the wait: a step's to its last batch.
+ */
+#include "daemon/engine/serve.h"
+
+#include <inttypes.h>
+
+#include "daemon/cards/cards.h"
+#include "daemon/engine/core/answer.h"
+#include "daemon/engine/core/inbox.h"
+#include "daemon/engine/core/session_run.h"
+#include "daemon/engine/core/status.h"
+#include "daemon/engine/general.h"
+#include "daemon/engine/operator/operator.h"
+#include "daemon/engine/seq/sequence.h"
+#include "daemon/engine/step/plan.h"
+#include "daemon/engine/step/step.h"
+
+/* A kind of request. */
+struct kind {
+    /* Does what is asked for. The session is the request's, renewed; 0 of a kind that has none. */
+    attn_status (*run)(struct engine *e, struct request *req, uint32_t session, struct answer *a);
+    bool has_no_session; /* it asks for one */
+    bool is_operators; /* not everybody may ask */
+};
+
+static const struct kind kinds[] = {
+    [ATTND__REQUEST__BODY_HELLO] = {.run = hello_run, .has_no_session = true},
+    [ATTND__REQUEST__BODY_STEP] = {.run = step_run},
+    [ATTND__REQUEST__BODY_PLAN] = {.run = plan_run},
+    [ATTND__REQUEST__BODY_POOL_CREATE] = {.run = pool_create_run},
+    [ATTND__REQUEST__BODY_POOL_DESCRIBE] = {.run = pool_describe_run},
+    [ATTND__REQUEST__BODY_POOL_RELEASE] = {.run = pool_release_run},
+    [ATTND__REQUEST__BODY_POOL_RESIZE] = {.run = pool_resize_run},
+    [ATTND__REQUEST__BODY_STATS] = {.run = stats_run},
+    [ATTND__REQUEST__BODY_DRAIN] = {.run = drain_run},
+    [ATTND__REQUEST__BODY_OPEN] = {.run = control_on_seq},
+    [ATTND__REQUEST__BODY_FORK] = {.run = control_on_seq},
+    [ATTND__REQUEST__BODY_TRUNCATE] = {.run = control_on_seq},
+    [ATTND__REQUEST__BODY_TOKENS] = {.run = control_on_seq},
+    [ATTND__REQUEST__BODY_CLOSE] = {.run = control_on_seq},
+    [ATTND__REQUEST__BODY_ADOPT] = {.run = control_on_seq},
+    [ATTND__REQUEST__BODY_EXPORT] = {.run = control_on_seq},
+    [ATTND__REQUEST__BODY_IMPORT] = {.run = control_import},
+    [ATTND__REQUEST__BODY_INSPECT] = {.run = inspect_run, .is_operators = true},
+    [ATTND__REQUEST__BODY_CONFIGURE] = {.run = configure_run, .is_operators = true},
+    [ATTND__REQUEST__BODY_RELOAD] = {.run = reload_run, .is_operators = true},
+    [ATTND__REQUEST__BODY_POOL_DROP] = {.run = pool_drop_run, .is_operators = true},
+    [ATTND__REQUEST__BODY_KILL] = {.run = control_kill, .is_operators = true},
+    [ATTND__REQUEST__BODY_MOVE] = {.run = control_on_seq, .is_operators = true},
+};
+enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+
+/* The device is lost. What is left of the cards goes on: the sequences were this one's, and are no
+ * more. */
+static attn_status no_device(struct engine *e, struct answer *a)
+{
+    if (e->parts.cards != NULL && cards_live(e->parts.cards))
+        return answer_no(a, ATTN_ENOTFOUND, "no such sequence: its card is lost");
+    return answer_no(a, engine_health(e), "the device is lost");
+}
+
+/* What nobody needs to look into. */
+static attn_status check_unread(struct engine *e, const struct request *req, struct answer *a)
+{
+    if (atomic_load_explicit(&e->is_stopping, memory_order_relaxed))
+        return answer_no(a, engine_stop_status(e), "the daemon is stopping");
+    if (req->deadline_ns <= req->taken_ns)
+        return answer_no(a, ATTN_EDEADLINE, "%" PRIu64 " us passed before the engine saw it",
+                         (req->taken_ns - req->received_ns) / 1000);
+    if (req->wire.header->body_case == ATTND__REQUEST__BODY_STEP && engine_health(e) != ATTN_OK)
+        return no_device(e, a);
+    return ATTN_OK;
+}
+
+static attn_status serve(struct engine *e, struct request *req, struct answer *a)
+{
+    uint32_t body = req->wire.header->body_case;
+    const struct kind *k = &kinds[body < N_KINDS ? body : 0];
+    uint32_t session = 0;
+    attn_status st = check_unread(e, req, a);
+    if (st != ATTN_OK) {
+        engine_renew(e, request_session(req)); /* all the same */
+        return st;
+    }
+    if (k->run == NULL)
+        return answer_no(a, ATTN_ENOTSUP, "this daemon has no request %" PRIu32, body);
+    if (!k->has_no_session)
+        st = session_of_request(e, req, &session, a);
+    if (st == ATTN_OK && k->is_operators)
+        st = operator_check(e, req, a);
+    return st != ATTN_OK ? st : k->run(e, req, session, a);
+}
+
+void engine_serve(struct engine *e, struct request *req, uint64_t now_ns)
+{
+    struct answer a;
+    answer_init(&a);
+    req->taken_ns = now_ns;
+    attn_status st = serve(e, req, &a);
+    if (!a.is_later)
+        engine_end(e, req, st, &a);
+}

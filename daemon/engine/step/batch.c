@@ -1,0 +1,429 @@
+/* batch.c: from ready items to a batch and back.
+ *
+ * A batch takes ready tasks of one pool, oldest first, whole if they fit an empty batch, else in
+ * parts. Whose pool it is decides who has had least of the device for his share; of his pools it is
+ * the one with the oldest task. Appends are reserved in the cache one by one as they enter; table
+ * patches and block copies of all reserves go with the batch. When it is back, appends are
+ * committed, or cancelled if it failed, and every task whose last item is done is answered.
+ */
+#include "daemon/engine/step/batch.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/stats.h"
+#include "daemon/cards/cards.h"
+#include "daemon/cards/move_leave.h"
+#include "daemon/cards/split/backend_split.h"
+#include "daemon/engine/core/answer.h"
+#include "daemon/engine/core/effects.h"
+#include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/queue.h"
+#include "daemon/engine/core/ready.h"
+#include "daemon/engine/core/sleep.h"
+#include "daemon/engine/step/ahead.h"
+#include "daemon/engine/step/batch_end.h"
+#include "daemon/engine/step/canary_watch.h"
+#include "daemon/engine/tier/fetch.h"
+#include "daemon/engine/tier/group.h"
+#include "daemon/engine/tier/idle.h"
+#include "daemon/engine/tier/out.h"
+#include "kernels/layer_visible.h"
+
+static const uint64_t INLINE_WAIT_NS = 1000 * 1000;
+
+attn_status batches_init(struct engine *e)
+{
+    const struct config *c = e->parts.cfg;
+    uint32_t n_patches = e->patches_capacity + e->patches_margin;
+    e->max_in_flight = e->info.max_in_flight < BACKEND_MAX_IN_FLIGHT ? e->info.max_in_flight
+                                                                     : BACKEND_MAX_IN_FLIGHT;
+    for (uint32_t i = 0; i < e->max_in_flight; i++) {
+        struct batch *b = &e->batches[i];
+        b->device_items = calloc(c->max_batch_items, sizeof *b->device_items);
+        b->items = calloc(c->max_batch_items, sizeof(struct item *));
+        b->signals = calloc(1 + (size_t)c->max_batch_items, sizeof *b->signals);
+        b->patches = calloc(n_patches, sizeof *b->patches);
+        b->copies = calloc(e->copies_capacity, sizeof *b->copies);
+        if (b->device_items == NULL || b->items == NULL || b->signals == NULL ||
+            b->patches == NULL || b->copies == NULL)
+            return ATTN_ENOMEM;
+    }
+    return parts_init(e);
+}
+
+void batches_fini(struct engine *e)
+{
+    parts_fini(e);
+    for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
+        struct batch *b = &e->batches[i];
+        free(b->device_items);
+        free(b->items);
+        free(b->signals);
+        free(b->patches);
+        free(b->copies);
+    }
+}
+
+/* --- building --------------------------------------------------------------------------------- */
+
+/* Cached tokens that the last query of an item sees, in the mean over kv heads. */
+static uint32_t visible_tokens(const struct pool *p, const struct item *it)
+{
+    const struct attn_layer_spec *l = &p->config.layers[it->task->layer];
+    uint32_t heads = p->config.num_kv_heads;
+    return (uint32_t)(layer_keys_seen(l, &p->config, it->pos + it->n_tokens - 1, 1) / heads);
+}
+
+enum taken { TAKEN, NOT_TAKEN, BATCH_IS_FULL }; /* not taken: failed or deferred */
+
+/* Blocks that the append will take, at most. */
+static uint64_t blocks_wanted(struct engine *e, const struct pool *p, const struct item *it)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    uint32_t per_block = p->config.block_tokens;
+    uint64_t n = ((uint64_t)it->pos + it->n_tokens + per_block - 1) / per_block;
+    uint64_t n_copied = n < info.n_blocks ? n : info.n_blocks;
+    n_copied -= it->pos / per_block < n_copied ? it->pos / per_block : n_copied;
+    bool copies =
+        n_copied > 0 && kv_append_copies(e->parts.kv, (kv_seq_id){it->seq}, it->pos, it->n_tokens);
+    return (n > info.n_blocks ? n - info.n_blocks : 0) + (copies ? n_copied : 0);
+}
+
+/* It fails with the cache's last error. */
+static enum taken cannot_take(struct engine *e, struct item *it, attn_status st)
+{
+    item_unready(it);
+    item_release(e, it);
+    item_fail(it, st, "%s", kv_last_error(e->parts.kv));
+    return NOT_TAKEN;
+}
+
+static enum taken take_append(struct engine *e, struct batch *b, struct item *it)
+{
+    struct pool *p = b->pool;
+    struct seq_state *s = &e->seqs[it->seq];
+    kv_seq_id id = {it->seq};
+    if (s->n_active > 0 && kv_append_copies(e->parts.kv, id, it->pos, it->n_tokens)) {
+        item_defer(e, it); /* a batch in flight may be reading the table that would change */
+        return NOT_TAKEN;
+    }
+    uint64_t n_wanted =
+        e->tier.blocks != NULL || e->idle.by_use != NULL ? blocks_wanted(e, p, it) : 0;
+    if (idle_makes_room(e, p, &(struct idle_ask){it->seq, it->task->stamp, b->n_items > 0},
+                        n_wanted)) {
+        seq_waits_for_room(e, it->seq);
+        item_defer(e, it); /* until others have gone */
+        return NOT_TAKEN;
+    }
+    if (e->tier.blocks != NULL && mover_makes_room(e, p, n_wanted)) {
+        mover_wait_for_room(e, it->seq);
+        item_defer(e, it); /* until blocks have gone: the batch goes without it */
+        return NOT_TAKEN;
+    }
+    uint32_t n_copies = p->fx.n_copies;
+    canary_forget(e, it->seq, it->task->layer, it->pos);
+    attn_status st =
+        kv_append_reserve(e->parts.kv, id, it->task->layer, it->pos, it->n_tokens, &p->fx);
+    if (st == ATTN_EOVERLOAD && (b->n_items > 0 || e->n_in_flight > 0 || p->fx.n_patches > 0))
+        return BATCH_IS_FULL; /* of patches or copies: what is there goes first */
+    if (st == ATTN_OK) {
+        s->is_copying = p->fx.n_copies > n_copies;
+        return TAKEN;
+    }
+    if (st == ATTN_ENOBLOCKS && mover_is_bringing(e, p, it->seq)) {
+        item_defer(e, it); /* what comes is nobody's yet, and may be evicted when it is there */
+        return NOT_TAKEN;
+    }
+    if (st == ATTN_ENOBLOCKS && cards_move_reads(e, p->id.index)) {
+        seq_waits_for_room(e, it->seq); /* what a sequence that moves has let go of is still read */
+        item_defer(e, it);
+        return NOT_TAKEN;
+    }
+    return cannot_take(e, it, st);
+}
+
+/* What the device is told of an item. */
+static struct backend_item device_item(struct engine *e, const struct item *it)
+{
+    const struct task *t = it->task;
+    const struct backend_pool_config *c = &t->pool->config;
+    const struct wire_step_layout *l = &t->layout;
+    const uint8_t *in = t->req->wire.payload;
+    size_t el = attn_dtype_bytes(c->q_dtype), row = it->row;
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    struct backend_item d = {
+        .layer = t->layer,
+        .table_row = it->seq,
+        .pos = it->pos,
+        .n_tokens = it->n_tokens,
+        .block_table = info.block_table,
+    };
+    if (t->flags & WIRE_STEP_APPEND) {
+        d.flags |= BACKEND_APPEND;
+        d.k = in + l->k_offset + row * c->num_kv_heads * c->head_dim_k * el;
+        d.v = in + l->v_offset + row * c->num_kv_heads * c->head_dim_v * el;
+    }
+    if (t->flags & WIRE_STEP_ATTEND) {
+        d.flags |= BACKEND_ATTEND;
+        d.q = in + l->q_offset + row * c->num_q_heads * c->head_dim_k * el;
+        d.out = t->payload + l->out_offset + row * c->num_q_heads * c->head_dim_v * el;
+    }
+    if (t->flags & WIRE_STEP_LSE)
+        d.lse = (float *)(void *)(t->payload + l->lse_offset + row * c->num_q_heads * 4);
+    return d;
+}
+
+/* TAKEN: the sequence's blocks are on the device. */
+static enum taken take_blocks(struct engine *e, struct batch *b, struct item *it)
+{
+    char why[WHY_BYTES];
+    const struct idle_ask a = {it->seq, it->task->stamp, b->n_items > 0};
+    switch (idle_brings(e, &a, why, sizeof why)) {
+    case IDLE_HERE:
+        return TAKEN;
+    case IDLE_COMES:
+        seq_waits_for_room(e, it->seq);
+        item_defer(e, it);
+        return NOT_TAKEN;
+    case IDLE_NEEDS_PATCHES:
+        return BATCH_IS_FULL;
+    case IDLE_NEVER:
+        break;
+    }
+    item_unready(it);
+    item_release(e, it);
+    item_fail(it, ATTN_ENOBLOCKS, "%s", why);
+    return NOT_TAKEN;
+}
+
+/* Takes the first ready item of its task into the batch. */
+static enum taken take_item(struct engine *e, struct batch *b, struct item *it)
+{
+    struct task *t = it->task;
+    struct seq_state *s = &e->seqs[it->seq];
+    if (s->is_copying) {
+        item_defer(e, it);
+        return NOT_TAKEN;
+    }
+    enum taken r = take_blocks(e, b, it);
+    if (r == TAKEN && (t->flags & WIRE_STEP_APPEND))
+        r = take_append(e, b, it);
+    if (r != TAKEN)
+        return r;
+    if (t->flags & WIRE_STEP_APPEND) {
+        /* it is reserved */
+    } else if (kv_seq_sees(e->parts.kv, (kv_seq_id){it->seq}, it->pos) != ATTN_OK) {
+        return cannot_take(e, it, ATTN_EINVAL);
+    } else if (kv_seq_settle(e->parts.kv, (kv_seq_id){it->seq}, &b->pool->fx) != ATTN_OK) {
+        return BATCH_IS_FULL; /* an empty one has room for any row */
+    }
+    item_unready(it);
+    t->n_active++;
+    s->n_active++;
+    it->state = ITEM_ACTIVE;
+    b->device_items[b->n_items] = device_item(e, it);
+    b->items[b->n_items++] = it;
+    b->n_tokens += it->n_tokens;
+    if (t->flags & WIRE_STEP_ATTEND)
+        b->n_visible += visible_tokens(b->pool, it);
+    return TAKEN;
+}
+
+/* Items that make this batch full enough. */
+static uint32_t enough_items(struct engine *e, const struct pool *p)
+{
+    uint32_t n = p->ready.n_items;
+    if (e->max_in_flight == 1)
+        return UINT32_MAX;
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        n += e->batches[i].is_in_flight ? e->batches[i].n_items : 0;
+    e->n_about = pace_about(e->n_about, n);
+    return pace_enough(e->n_about);
+}
+
+/* Fills the batch from the pool's ready tasks. true: it is full of patches or copies. */
+static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
+{
+    uint32_t max_items = e->parts.cfg->max_batch_items, max_tokens = e->parts.cfg->max_batch_tokens;
+    uint32_t enough = enough_items(e, b->pool);
+    struct task *t;
+    while (b->n_items < enough && !pace_is_long(&b->pool->cost, b->n_visible) &&
+           (t = ready_first(&b->pool->ready)) != NULL) {
+        if (t->req->deadline_ns <= now_ns) {
+            e->next_deadline_ns = 0;
+            tasks_expire(e, now_ns);
+            continue;
+        }
+        bool fits_here =
+            t->n_ready <= max_items - b->n_items && t->n_ready_tokens <= max_tokens - b->n_tokens;
+        bool fits_empty = t->n_ready <= max_items && t->n_ready_tokens <= max_tokens;
+        if (!fits_here && fits_empty)
+            return false; /* whole in the next one */
+        if (step_reserve_reply(t) != ATTN_OK) {
+            t->ops->refuse(e, t, ATTN_EOVERLOAD, "no message buffer is left for the reply");
+            continue;
+        }
+        uint32_t n_before = b->n_items;
+        enum taken r = TAKEN;
+        while (t->n_ready > 0 && r != BATCH_IS_FULL && b->n_items < max_items &&
+               TAILQ_FIRST(&t->ready_items)->n_tokens <= max_tokens - b->n_tokens)
+            r = take_item(e, b, TAILQ_FIRST(&t->ready_items));
+        if (b->n_items > n_before) {
+            b->n_tasks++;
+            t->was_launched = true;
+        }
+        if (t->n_ready > 0)
+            return r == BATCH_IS_FULL;
+        ready_remove(&b->pool->ready, t);
+        step_settle(e, t);
+    }
+    return false;
+}
+
+/* Whose items go next; NULL: none are ready. */
+static struct pool *next_pool(struct engine *e)
+{
+    struct pool *best = NULL;
+    uint64_t best_start = 0, best_stamp = 0;
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
+        const struct task *t = ready_first(&p->ready);
+        const struct tenant *who = t != NULL ? batch_payer(e, p) : NULL;
+        uint64_t start = who == NULL ? 0 : who->flow.end;
+        if (t != NULL && (best == NULL || start < best_start ||
+                          (start == best_start && t->stamp < best_stamp))) {
+            best_start = start;
+            best_stamp = t->stamp;
+            best = p;
+        }
+    }
+    return best;
+}
+
+static struct batch *batch_begin(struct engine *e, struct pool *p)
+{
+    struct batch *b = &e->batches[0];
+    while (b->is_in_flight)
+        b++;
+    b->pool = p;
+    b->n_items = b->n_tokens = b->n_tasks = 0;
+    b->n_visible = 0;
+    return b;
+}
+
+/* --- submit ----------------------------------------------------------------------------------- */
+
+/* At start, before engines have threads. */
+static void compute_inline(struct engine *e)
+{
+    while (parts_launch(e) || e->n_on_device > 0)
+        batch_finish_one(e, INLINE_WAIT_NS);
+}
+
+/* Sends each card its part, the lead's own last: it may be computed inside. */
+static void submit_parts(struct engine *e, struct batch *b)
+{
+    parts_begin(e, b, cards_n_all(e->parts.cards));
+    for (uint32_t k = b->n_parts_out; k-- > 0;) {
+        part_give(e, b, k);
+        if (k > 0 && !cards_engine(e->parts.cards, k)->has_thread)
+            compute_inline(cards_engine(e->parts.cards, k));
+    }
+}
+
+/* Hands the batch with its pool's patches and copies to the device. */
+static void batch_submit(struct engine *e, struct batch *b)
+{
+    struct kv_effects *fx = &b->pool->fx;
+    pool_effects_export(e, b->pool, b->patches, b->copies);
+    b->device = (struct backend_batch){
+        .pool = b->pool->device,
+        .items = b->device_items,
+        .patches = b->patches,
+        .copies = b->copies,
+        .n_items = b->n_items,
+        .n_patches = fx->n_patches,
+        .n_copies = fx->n_copies,
+        .user = b,
+    };
+    ahead_begin(e, b);
+    b->submitted_ns = clock_now_ns();
+    for (uint32_t i = 0; i < b->n_items; i++)
+        if (b->items[i]->task->req->batched_ns == 0)
+            b->items[i]->task->req->batched_ns = b->submitted_ns;
+
+    struct tenant *who = batch_payer(e, b->pool);
+    b->charged_ns = pace_cost_ns(&b->pool->cost, b->n_visible);
+    if (who != NULL)
+        pace_flow_charge(&who->flow, &e->flow_clock, b->charged_ns);
+
+    attn_status st = ATTN_OK;
+    if (pool_is_split(&b->pool->split)) {
+        submit_parts(e, b);
+    } else {
+        st = e->parts.ops->submit(e->parts.backend, &b->device);
+        e->n_on_device += st == ATTN_OK;
+    }
+    if (st == ATTN_OK) {
+        fx->n_patches = fx->n_copies = 0;
+        b->is_in_flight = true;
+        if (e->n_in_flight == 0)
+            e->progress_ns = b->submitted_ns;
+        if (e->n_in_flight++ == 0)
+            e->due_ns = pace_due_ns(&b->pool->cost, b->n_visible, b->submitted_ns);
+        stats_add(batches, 1);
+        stats_add(batch_items, b->n_items);
+        return;
+    }
+    const char *why = e->parts.ops->last_error(e->parts.backend);
+    stats_add(batches_failed, 1);
+    log_error("the backend refused a batch of %" PRIu32 " items: %s: %s", b->n_items,
+              attn_status_message(st), why);
+    fx->n_copies = 0; /* all were of this batch's appends, which are cancelled */
+    batch_refused(e, b, st, why);
+}
+
+/* The device takes no more, or there is no batch to fill. */
+static bool has_no_place(const struct engine *e)
+{
+    return e->n_in_flight == e->max_in_flight || e->n_on_device >= e->max_in_flight;
+}
+
+bool batch_flush_patches(struct engine *e, struct pool *p)
+{
+    if (has_no_place(e))
+        return false;
+    struct batch *b = batch_begin(e, p);
+    batch_submit(e, b);
+    return b->is_in_flight;
+}
+
+/* An idle device gets what is there; behind a batch in flight another goes when it is due, or
+ * full. */
+static bool is_time(const struct engine *e, const struct pool *p, uint64_t now_ns)
+{
+    return e->n_in_flight == 0 || now_ns >= e->due_ns ||
+           p->ready.n_items >= e->parts.cfg->max_batch_items;
+}
+
+bool batch_launch(struct engine *e)
+{
+    struct pool *p = next_pool(e);
+    uint64_t now_ns = clock_now_ns();
+    if (p == NULL || has_no_place(e) || !is_time(e, p, now_ns) ||
+        atomic_load_explicit(&e->health, memory_order_relaxed) != ATTN_OK)
+        return false;
+    struct batch *b = batch_begin(e, p);
+    bool is_full_of_patches = batch_fill(e, b, now_ns);
+    if (b->n_items > 0 || (is_full_of_patches && p->fx.n_patches > 0)) {
+        batch_submit(e, b);
+        return true;
+    }
+    return !is_full_of_patches;
+}

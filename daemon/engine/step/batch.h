@@ -1,0 +1,16 @@
+/* batch.h: from ready items to a batch on the device, and back. */
+#ifndef ATTND_DAEMON_ENGINE_STEP_BATCH_H
+#define ATTND_DAEMON_ENGINE_STEP_BATCH_H
+
+#include "daemon/engine/core/state.h"
+
+attn_status batches_init(struct engine *e); /* ATTN_ENOMEM */
+void batches_fini(struct engine *e); /* of a half-opened engine, too */
+
+/* Builds and submits one batch. false: nothing is ready, it is not time, or the device takes no
+ * more. */
+bool batch_launch(struct engine *e);
+/* Sends the pool's patches alone, to make room for more. false: the device takes no more now. */
+bool batch_flush_patches(struct engine *e, struct pool *p);
+
+#endif

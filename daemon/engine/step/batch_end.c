@@ -1,0 +1,187 @@
+/* batch_end.c: see batch_end.h. */
+#include "daemon/engine/step/batch_end.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/stats.h"
+#include "daemon/cards/split/backend_split.h"
+#include "daemon/engine/core/effects.h"
+#include "daemon/engine/core/health.h"
+#include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/queue.h"
+#include "daemon/engine/core/sleep.h"
+#include "daemon/engine/core/status.h"
+#include "daemon/engine/step/ahead.h"
+#include "daemon/engine/step/canary_watch.h"
+
+struct tenant *batch_payer(const struct engine *e, const struct pool *p)
+{
+    return tenants_of_id(e->parts.tenants, p->tenant);
+}
+
+/* Ends every item of a batch that came back, or was refused by the backend. */
+static void batch_done(struct engine *e, struct batch *b, attn_status st, const char *why)
+{
+    if (atomic_load_explicit(&e->is_draining, memory_order_relaxed))
+        tokens_came(e, clock_now_ns());
+    bool is_lost = st == ATTN_EDEVICE && (!pool_is_split(&b->pool->split) || b->is_own_loss);
+    if (ahead_is_told(e, b))
+        st = ATTN_OK;
+    if (st != ATTN_OK)
+        ahead_end(e, b);
+    for (uint32_t i = 0; i < b->n_items; i++) {
+        struct item *it = b->items[i];
+        struct task *t = it->task;
+        if ((t->flags & WIRE_STEP_APPEND) && st == ATTN_OK) {
+            kv_append_commit(e->parts.kv, (kv_seq_id){it->seq}, t->layer, it->pos, it->n_tokens);
+            trace_append(&e->seqs[it->seq].trace, it->pos, it->n_tokens);
+        } else if (t->flags & WIRE_STEP_APPEND)
+            pool_cancel_append(e, b->pool, it);
+        item_release(e, it);
+        if (e->seqs[it->seq].n_active == 0)
+            kv_seq_free_unseen(e->parts.kv, (kv_seq_id){it->seq});
+        t->n_active--;
+        if (st == ATTN_OK)
+            item_done(it);
+        else
+            item_fail(it, st, "%s", why);
+        step_settle(e, t);
+    }
+    ahead_end(e, b);
+    e->is_dirty = true;
+    if (e->idle.by_use != NULL)
+        seqs_have_room(e); /* what was in work may go now */
+    if (is_lost)
+        device_lose(e, why);
+}
+
+/* The tenant pays what the batch has taken in place of what it was charged. */
+static void batch_settle(struct engine *e, struct batch *b, uint64_t took_ns)
+{
+    struct tenant *who = batch_payer(e, b->pool);
+    if (who == NULL)
+        return;
+    pace_flow_settle(&who->flow, b->charged_ns, took_ns);
+    if (!tenant_is_operator(who))
+        atomic_fetch_add_explicit(&stats.tenants[who->stats].used[STATS_TENANT_DEVICE], took_ns,
+                                  memory_order_relaxed);
+}
+
+static void card_measure(uint32_t card, const struct batch *b)
+{
+    stats_card_add(card, STATS_CARD_BATCHES, 1);
+    stats_card_add(card, STATS_CARD_ITEMS, b->n_items);
+    stats_card_add(card, STATS_CARD_READ, b->device.kv_bytes);
+    stats_card_add(card, STATS_CARD_DEVICE, b->device.device_ns);
+}
+
+/* Counts what a batch took: for its requests and its tenant, for the stats, for retry-after. */
+static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
+{
+    const struct backend_batch *d = &b->device;
+    /* of two batches beside each other each counts from the end of the one before */
+    uint64_t since_ns = b->submitted_ns > e->finished_ns ? b->submitted_ns : e->finished_ns;
+    for (uint32_t i = 0; i < b->n_items; i++) {
+        struct request *req = b->items[i]->task->req;
+        if (i == 0 || b->items[i - 1]->task->req != req)
+            req->device_ns += d->device_ns;
+        req->done_ns = now_ns;
+    }
+    stats_add(batch_splits, d->n_splits);
+    stats_add(kv_read_bytes, d->kv_bytes);
+    stats_add(device_ns, d->device_ns);
+    if (e->parts.cards != NULL)
+        card_measure(e->parts.card, b);
+    if (b->n_tasks > 0) {
+        uint64_t last_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
+        uint64_t ns = pace_request_ns(last_ns, now_ns - since_ns, b->n_tasks);
+        atomic_store_explicit(&e->task_ns, ns, memory_order_relaxed);
+    }
+    batch_settle(e, b, now_ns - since_ns);
+    e->finished_ns = now_ns;
+}
+
+static void batch_finish(struct engine *e, struct batch *b)
+{
+    uint64_t now_ns = clock_now_ns();
+    b->is_in_flight = false;
+    e->n_in_flight--;
+    e->progress_ns = now_ns;
+    for (uint32_t i = 0; i < e->max_in_flight; i++) {
+        const struct batch *next = &e->batches[i];
+        if (next->is_in_flight) /* the device begins with it now */
+            e->due_ns = pace_due_ns(&next->pool->cost, next->n_visible, now_ns);
+    }
+    batch_measure(e, b, now_ns);
+
+    attn_status st = b->device.status;
+    const char *why = "";
+    if (st == ATTN_OK) {
+        pace_learn(&b->pool->cost, b->n_visible, b->device.device_ns);
+        canary_choose(e, b);
+    } else {
+        bool is_split = pool_is_split(&b->pool->split);
+        why = is_split ? b->why : e->parts.ops->last_error(e->parts.backend);
+        stats_add(batches_failed, 1);
+        log_error("a batch of %" PRIu32 " items failed: %s: %s", b->n_items,
+                  attn_status_message(st), why);
+    }
+    if (st != ATTN_OK)
+        pool_patch_again(e, b->pool, b->patches, b->device.n_patches);
+    batch_done(e, b, st, why);
+}
+
+/* Not one of another card's parts. */
+static bool is_own_batch(const struct engine *e, const struct backend_batch *d)
+{
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (d == &e->batches[i].device)
+            return true;
+    return false;
+}
+
+bool batch_finish_one(struct engine *e, uint64_t wait_ns)
+{
+    struct batch *b = e->parts.cards == NULL ? NULL : parts_take_back(e);
+    if (b != NULL) {
+        batch_finish(e, b);
+        return true;
+    }
+    if (e->n_on_device == 0) {
+        if (e->n_in_flight > 0 && wait_ns > 0)
+            engine_idle(e, wait_ns); /* other cards compute */
+        return false;
+    }
+    struct backend_batch *d = e->parts.ops->poll(e->parts.backend, wait_ns);
+    if (d == NULL)
+        return false;
+    e->n_on_device--;
+    if (is_own_batch(e, d))
+        batch_finish(e, d->user);
+    else
+        part_leave(e, d);
+    return true;
+}
+
+void batches_watch(struct engine *e, uint64_t now_ns)
+{
+    uint64_t most_ns = config_now(e->parts.cfg, stall_timeout_us) * 1000;
+    if (e->n_on_device == 0)
+        most_ns *= 2; /* another card's device hangs, and says so first */
+    if (e->n_in_flight + e->n_on_device == 0 || most_ns == 0 || now_ns < e->progress_ns ||
+        now_ns - e->progress_ns < most_ns)
+        return;
+    char why[WHY_BYTES];
+    snprintf(why, sizeof why, "no batch has come back for %" PRIu64 " ms (engine.stall_timeout)",
+             most_ns / 1000000);
+    device_lose(e, why);
+}
+
+void batch_refused(struct engine *e, struct batch *b, attn_status st, const char *why)
+{
+    batch_settle(e, b, 0);
+    batch_done(e, b, st, why);
+}

@@ -1,0 +1,151 @@
+/* canary.c: see canary.h.
+ *
+ * The bounds of reference.h are for values of about unit size. Live values are what they are: the
+ * absolute part grows with the largest |v|, since the output is a mean of them, and by the rounding
+ * of scores, which grows with |q| |k|.
+ */
+#include "daemon/engine/step/canary.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/reference.h"
+
+static const double SCORE_ROUNDING = 0x1p-20; /* of a dot product in f32, generously */
+
+attn_status canary_init(struct canary *c, const struct canary_item *item, uint64_t chance)
+{
+    const struct backend_pool_config *p = item->config;
+    *c = (struct canary){.layer = item->layer,
+                         .dk = p->head_dim_k,
+                         .dv = p->head_dim_v,
+                         .block_tokens = p->block_tokens,
+                         .q_dtype = p->q_dtype,
+                         .kv_dtype = p->kv_dtype,
+                         .layout = kv_layout_of(p),
+                         .spec = p->layers[item->layer]};
+    uint32_t row = (uint32_t)(chance % item->n_tokens), group = p->num_q_heads / p->num_kv_heads;
+    if (c->spec.is_full) /* it sees what lies ahead: the last row is as all the others */
+        row = item->n_tokens - 1;
+    c->head = (uint32_t)((chance >> 32) % p->num_q_heads);
+    if (c->spec.n_branches > 0) /* which keys a head sees depends on its number: the first's */
+        c->head %= group;
+    c->kv_head = c->head / group;
+    c->pos = item->pos + row;
+    c->n_keys = c->pos + 1;
+    if (c->n_keys > CANARY_MAX_KEYS)
+        return ATTN_ENOTSUP;
+    c->n_blocks = (c->n_keys - 1) / c->block_tokens + 1;
+
+    size_t at = (size_t)row * p->num_q_heads + c->head, n = (size_t)c->n_blocks * c->block_tokens;
+    for (uint32_t d = 0; d < c->dk; d++)
+        c->q[d] = (float)reference_get(c->q_dtype, item->q, at * c->dk + d);
+    for (uint32_t d = 0; d < c->dv; d++)
+        c->got[d] = (float)reference_get(c->q_dtype, item->out, at * c->dv + d);
+    c->has_lse = item->lse != NULL;
+    c->got_lse = c->has_lse ? item->lse[at] : 0;
+    if (c->spec.sink_logits != NULL)
+        c->sink_logit = c->spec.sink_logits[c->head];
+    if (c->spec.alibi_slopes != NULL)
+        c->alibi_slope = c->spec.alibi_slopes[c->head];
+    c->k = malloc(n * c->dk * sizeof *c->k);
+    c->v = malloc(n * c->dv * sizeof *c->v);
+    if (c->k != NULL && c->v != NULL)
+        return ATTN_OK;
+    canary_fini(c);
+    return ATTN_ENOMEM;
+}
+
+void canary_fini(struct canary *c)
+{
+    free(c->k);
+    free(c->v);
+    c->k = c->v = NULL;
+}
+
+/* One token's row of the head, widened. */
+static void take_row(const struct canary *c, const uint8_t *codes, const uint8_t *scales,
+                     uint32_t row, uint32_t dim, float *out)
+{
+    double wide[CANARY_MAX_DIM];
+    float scale;
+    if (!c->layout.is_quantised) {
+        for (uint32_t d = 0; d < dim; d++)
+            out[d] = (float)reference_get(c->kv_dtype, codes, (size_t)row * dim + d);
+        return;
+    }
+    memcpy(&scale, scales + row * sizeof scale, sizeof scale);
+    reference_dequantise(c->kv_dtype, codes + (size_t)row * dim, scale, dim, wide);
+    for (uint32_t d = 0; d < dim; d++)
+        out[d] = (float)wide[d];
+}
+
+void canary_take_block(struct canary *c, uint32_t i, const uint8_t *block)
+{
+    const struct kv_layout *l = &c->layout;
+    const uint8_t *layer = block + c->layer * l->layer_bytes;
+    const uint8_t *k = layer + c->kv_head * l->k_head_bytes;
+    const uint8_t *v = layer + l->v_offset + c->kv_head * l->v_head_bytes;
+    size_t scales = (size_t)c->kv_head * c->block_tokens * sizeof(float);
+    uint32_t first = i * c->block_tokens, n = c->n_keys - first;
+    for (uint32_t t = 0; t < (n < c->block_tokens ? n : c->block_tokens); t++) {
+        take_row(c, k, layer + l->k_scales + scales, t, c->dk, c->k + (size_t)(first + t) * c->dk);
+        take_row(c, v, layer + l->v_scales + scales, t, c->dv, c->v + (size_t)(first + t) * c->dv);
+    }
+}
+
+static double length_of(const float *row, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t d = 0; d < n; d++)
+        sum += (double)row[d] * row[d];
+    return sqrt(sum);
+}
+
+/* The largest |v|, and what scores may be off by. */
+static void sizes_of(const struct canary *c, double *out_v, double *out_score_error)
+{
+    double v = 0, k = 0;
+    for (size_t j = 0; j < c->n_keys; j++)
+        k = fmax(k, length_of(c->k + j * c->dk, c->dk));
+    for (size_t i = 0; i < (size_t)c->n_keys * c->dv; i++)
+        v = fmax(v, fabs(c->v[i]));
+    *out_v = v;
+    *out_score_error = SCORE_ROUNDING * length_of(c->q, c->dk) * k * c->spec.scale;
+}
+
+static void compare(double got, double expected, double bound, uint32_t element,
+                    struct canary_verdict *v)
+{
+    double ratio = fabs(got - expected) / bound;
+    if (isnan(expected) || isinf(expected)) /* the worker's own, or of an overflow */
+        ratio = NAN;
+    else if (isnan(got))
+        ratio = INFINITY;
+    if (ratio > v->ratio || isnan(ratio))
+        *v = (struct canary_verdict){ratio, got, expected, element};
+}
+
+attn_status canary_judge(const struct canary *c, struct canary_verdict *out)
+{
+    double want[CANARY_MAX_DIM], want_lse, largest, score_error;
+    struct reference_bound b = reference_bound_of(c->q_dtype, c->q_dtype);
+    struct attn_layer_spec spec = c->spec;
+    spec.sink_logits = spec.sink_logits != NULL ? &c->sink_logit : NULL;
+    spec.alibi_slopes = spec.alibi_slopes != NULL ? &c->alibi_slope : NULL;
+    attn_status st = reference_attend(&spec, 1, 1, c->dk, c->dv, ATTN_F32, c->q, 1, c->pos, c->k,
+                                      c->v, c->n_keys, want, &want_lse);
+    if (st != ATTN_OK)
+        return st;
+    sizes_of(c, &largest, &score_error);
+    double atol = b.atol * fmax(1, largest) + score_error * largest;
+    struct canary_verdict v = {.ratio = -1};
+    for (uint32_t d = 0; d < c->dv && !isnan(v.ratio); d++)
+        compare(c->got[d], want[d], atol + b.rtol * fabs(want[d]), d, &v);
+    if (c->has_lse && !isnan(v.ratio))
+        compare(c->got_lse, want_lse, b.lse_atol + b.lse_rtol * fabs(want_lse) + score_error, c->dv,
+                &v);
+    *out = v;
+    return ATTN_OK;
+}

@@ -1,0 +1,441 @@
+/* step.c: admission of steps, and the turn of an item that waited.
+ *
+ * A step that is wrong as a whole is refused before anything is touched. An item that is wrong
+ * fails alone: it gets its status, its rows are NaN, the others go on.
+ */
+#include "daemon/engine/step/step.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/base/stats.h"
+#include "daemon/cards/names.h"
+#include "daemon/cards/step_part.h"
+#include "daemon/engine/core/answer.h"
+#include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/queue.h"
+#include "daemon/engine/core/ready.h"
+#include "daemon/engine/core/session_run.h"
+#include "daemon/engine/core/status.h"
+#include "daemon/request/step_plans.h"
+
+/* --- items ------------------------------------------------------------------------------------ */
+
+static void item_find(struct engine *e, struct item *it)
+{
+    uint64_t name = it->task->req->wire.header->step->seq[it - it->task->items];
+    kv_seq_id id;
+    uint32_t tenant = tenant_id(session_tenant(e, it->task->session));
+    it->seq = kv_seq_find(e->parts.kv, tenant, name, &id) == ATTN_OK ? id.index : SEQ_NONE;
+}
+
+attn_status step_check_seq(const struct engine *e, const Attnd__Step *s, uint32_t i,
+                           const struct kv_seq_info *info, const struct pool *p, uint32_t session,
+                           char *why, size_t why_bytes)
+{
+    uint32_t pos = s->pos[i], n_tokens = s->n_tokens[i];
+    if (info->epoch != s->epoch[i]) {
+        snprintf(why, why_bytes, "epoch is %" PRIu32 ", the sequence is at %" PRIu32, s->epoch[i],
+                 info->epoch);
+        return ATTN_ESTALE;
+    }
+    if (info->owner != session) {
+        snprintf(why, why_bytes, "epoch %" PRIu32 " belongs to another session; adopt it first",
+                 s->epoch[i]);
+        return ATTN_ESTALE;
+    }
+    if (info->pool.index != p->id.index) {
+        snprintf(why, why_bytes, "the sequence is in pool %" PRIu32 ", step.pool is %" PRIu32,
+                 pool_handle(e, pool_of_kv(e, info->pool)), s->pool);
+        return ATTN_EINVAL;
+    }
+    if ((uint64_t)pos + n_tokens > e->parts.cfg->max_seq_tokens) {
+        snprintf(why, why_bytes,
+                 "pos %" PRIu32 " + n_tokens %" PRIu32 " passes the limit of %" PRIu32
+                 " tokens per sequence (cache.max_seq_tokens)",
+                 pos, n_tokens, e->parts.cfg->max_seq_tokens);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+attn_status step_check_pos(const Attnd__Step *s, uint32_t i, uint32_t layer, uint32_t len,
+                           char *why, size_t why_bytes)
+{
+    uint32_t pos = s->pos[i], n_tokens = s->n_tokens[i];
+    if ((s->flags & WIRE_STEP_APPEND) && pos > len) {
+        snprintf(why, why_bytes, "pos is %" PRIu32 ", layer %" PRIu32 " has %" PRIu32 " tokens",
+                 pos, layer, len);
+        return ATTN_EINVAL;
+    }
+    if (!(s->flags & WIRE_STEP_APPEND) && pos + n_tokens > len) {
+        snprintf(why, why_bytes,
+                 "pos %" PRIu32 " + n_tokens %" PRIu32 " is not appended yet: layer %" PRIu32
+                 " has %" PRIu32 " tokens",
+                 pos, n_tokens, layer, len);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+/* A claimed item is checked against its sequence, and ready if it is right. What is checked here
+ * can't change until the claim is released. */
+static void item_check(struct engine *e, struct item *it)
+{
+    struct task *t = it->task;
+    const Attnd__Step *s = t->req->wire.header->step;
+    uint32_t i = (uint32_t)(it - t->items);
+    struct kv_seq_info info;
+    char why[WHY_BYTES];
+    kv_seq_info(e->parts.kv, (kv_seq_id){it->seq}, &info);
+    attn_status st = step_check_seq(e, s, i, &info, t->pool, t->session, why, sizeof why);
+    if (st == ATTN_OK)
+        st = step_check_pos(s, i, t->layer, info.layer_len[t->layer], why, sizeof why);
+    if (st == ATTN_OK) {
+        item_ready(it);
+        return;
+    }
+    item_fail(it, st, "%s", why);
+    item_release(e, it);
+}
+
+/* The epoch has sent it to a card that has no sequence of the name: now another may. */
+static void item_is_unknown(struct engine *e, struct item *it)
+{
+    const Attnd__Step *s = it->task->req->wire.header->step;
+    size_t i = (size_t)(it - it->task->items);
+    uint32_t tenant = tenant_id(session_tenant(e, it->task->session));
+    if (e->parts.cards != NULL && cards_know(e->parts.cards, (struct seq_name){tenant, s->seq[i]}))
+        item_fail(it, ATTN_ESTALE, "epoch is %" PRIu32 ", the sequence is at another", s->epoch[i]);
+    else
+        item_fail(it, ATTN_ENOTFOUND, "no such sequence");
+}
+
+/* The item becomes ready, waits, or fails. */
+static void item_admit(struct engine *e, struct item *it)
+{
+    if (it->seq == SEQ_NONE)
+        item_is_unknown(e, it);
+    else if (item_enter(e, it))
+        item_check(e, it);
+}
+
+static void step_wake(struct engine *e, struct item *it)
+{
+    if (it->seq == SEQ_NONE) {
+        item_find(e, it);
+        item_admit(e, it);
+    } else {
+        item_check(e, it);
+    }
+    step_settle(e, it->task);
+}
+
+/* Nothing of it was launched: the step is refused as a whole; else its other items fail. */
+static void step_refuse(struct engine *e, struct task *t, attn_status st, const char *why)
+{
+    for (uint32_t i = 0; i < t->n_items; i++) {
+        struct item *it = &t->items[i];
+        if (it->state == ITEM_WAITING) {
+            item_leave(e, it);
+        } else if (it->state == ITEM_READY) {
+            item_unready(it);
+            item_release(e, it);
+        } else {
+            continue;
+        }
+        item_fail(it, st, "%s", why);
+    }
+    ready_remove(&t->pool->ready, t);
+    if (t->was_launched) {
+        step_settle(e, t);
+    } else {
+        task_let_go(e, t);
+        engine_refuse(e, t->req, st, "%s", why);
+    }
+}
+
+static const struct task_ops step_ops = {.wake = step_wake, .refuse = step_refuse};
+
+/* --- admission -------------------------------------------------------------------------------- */
+
+attn_status step_check_shape(const struct engine *e, const Attnd__Step *s, const struct pool *p,
+                             struct wire_step_layout *out, char *why, size_t why_bytes)
+{
+    const struct backend_pool_config *c = &p->config;
+    attn_status st = wire_step_layout_of(s, c->num_q_heads, c->num_kv_heads, c->head_dim_k,
+                                         c->head_dim_v, c->q_dtype, out, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    if (s->layer >= c->num_layers) {
+        snprintf(why, why_bytes, "step.layer is %" PRIu32 ", the pool has %" PRIu32 " layers",
+                 s->layer, c->num_layers);
+        return ATTN_EINVAL;
+    }
+    if (s->n_seq > config_now(e->parts.cfg, max_step_items)) {
+        snprintf(why, why_bytes,
+                 "step has %zu items, %" PRIu32 " are allowed (engine.max_step_items)", s->n_seq,
+                 config_now(e->parts.cfg, max_step_items));
+        return ATTN_EINVAL;
+    }
+    if (out->n_tokens > config_now(e->parts.cfg, max_step_tokens)) {
+        snprintf(why, why_bytes,
+                 "step has %" PRIu64 " tokens, %" PRIu32 " are allowed (engine.max_step_tokens)",
+                 out->n_tokens, config_now(e->parts.cfg, max_step_tokens));
+        return ATTN_EINVAL;
+    }
+    for (uint32_t i = 0; i < s->n_seq; i++) {
+        if (s->n_tokens[i] <= e->parts.cfg->max_batch_tokens)
+            continue;
+        snprintf(why, why_bytes,
+                 "step.n_tokens[%" PRIu32 "] is %" PRIu32 ", an item may have %" PRIu32
+                 " (engine.max_batch_tokens)",
+                 i, s->n_tokens[i], e->parts.cfg->max_batch_tokens);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+/* Everything of a step that can be wrong without looking at a sequence. */
+static attn_status step_check(struct engine *e, const struct request *req, struct pool *p,
+                              struct wire_step_layout *out, char *why, size_t why_bytes)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    attn_status st = step_check_shape(e, s, p, out, why, why_bytes);
+    if (st != ATTN_OK || req->bell != NULL) /* whose plan was checked against its regions */
+        return st;
+    if (req->wire.payload_bytes != out->request_bytes) {
+        snprintf(why, why_bytes,
+                 "payload has %zu bytes, %" PRIu64 " tokens with flags %" PRIu32 " need %" PRIu64,
+                 req->wire.payload_bytes, out->n_tokens, s->flags, out->request_bytes);
+        return ATTN_EINVAL;
+    }
+    uint64_t most = req->room != NULL ? req->room->capacity_bytes
+                                      : (uint64_t)config_now(e->parts.cfg, max_message_bytes);
+    uint64_t reply_bytes = step_reply_bytes(out, (uint32_t)s->n_seq);
+    if (reply_bytes > most) {
+        snprintf(why, why_bytes,
+                 "the reply would have %" PRIu64 " bytes, and up to %" PRIu64
+                 " before them; there is room for %" PRIu64,
+                 out->reply_bytes, reply_bytes - out->reply_bytes, most);
+        return ATTN_EINVAL;
+    }
+    return ATTN_OK;
+}
+
+/* Fills the items in; a sequence named twice is an error of the step. */
+static attn_status step_items(struct engine *e, struct task *t, char *why, size_t why_bytes)
+{
+    const Attnd__Step *s = t->req->wire.header->step;
+    uint64_t stamp = e->next_stamp++; /* no earlier step's */
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < t->n_items; i++) {
+        struct item *it = &t->items[i];
+        *it = (struct item){.task = t, .pos = s->pos[i], .n_tokens = s->n_tokens[i], .row = row};
+        row += it->n_tokens;
+        t->item_status[i] = ATTN_OK;
+        if (t->req->part != NULL && cards_step_is_foreign(t->req, i)) {
+            it->seq = SEQ_NONE;
+            item_done(it);
+            continue;
+        }
+        item_find(e, it);
+        if (it->seq == SEQ_NONE)
+            continue;
+        if (e->seqs[it->seq].step_stamp == stamp) {
+            snprintf(why, why_bytes, "step.seq[%" PRIu32 "] %" PRIu64 " is in this step twice", i,
+                     s->seq[i]);
+            return ATTN_EINVAL;
+        }
+        e->seqs[it->seq].step_stamp = stamp;
+    }
+    return ATTN_OK;
+}
+
+/* The drain has come to where tokens are finished and none is begun. */
+static bool is_after_last_token(const struct engine *e, const struct task *t)
+{
+    if (!(t->flags & WIRE_STEP_APPEND) || !atomic_load(&e->ends_tokens))
+        return false;
+    for (uint32_t i = 0; i < t->n_items; i++) {
+        const struct item *it = &t->items[i];
+        if (it->seq != SEQ_NONE && seq_begins_token(e, it->seq, it->pos + it->n_tokens))
+            return true;
+    }
+    return false;
+}
+
+static void step_enter(struct engine *e, struct task *t)
+{
+    task_hold(e, t);
+    for (uint32_t i = 0; i < t->n_items; i++)
+        if (t->items[i].state != ITEM_DONE) /* another card's */
+            item_admit(e, &t->items[i]);
+    if (t->n_ready > 0)
+        ready_push_fresh(&t->pool->ready, t);
+    step_settle(e, t);
+}
+
+/* Whether the tenant's turn will come in time; where nobody has tenants the inbox has seen to
+ * it. */
+static attn_status step_check_turn(struct engine *e, const struct request *req,
+                                   const struct tenant *who, char *why, size_t why_bytes)
+{
+    if (who == NULL || who->n_steps == 0)
+        return ATTN_OK;
+    uint32_t n_all = atomic_load_explicit(&e->n_held, memory_order_relaxed);
+    uint32_t n =
+        pace_ahead(n_all, who->n_steps, who->flow.share, tenants_busy_shares(e->parts.tenants));
+    uint64_t left_ns = req->deadline_ns - req->taken_ns;
+    uint64_t task_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
+    if (pace_is_in_time(n, task_ns, left_ns))
+        return ATTN_OK;
+    stats_add(requests_refused_overload, 1);
+    snprintf(why, why_bytes,
+             "%" PRIu32 " requests are ahead, about %" PRIu64 " ms; the deadline is in %" PRIu64
+             " ms",
+             n, n * task_ns / 1000000, left_ns / 1000000);
+    return ATTN_EOVERLOAD;
+}
+
+attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session, uint64_t bytes,
+                         char *why, size_t why_bytes)
+{
+    struct tenant *who = session_tenant(e, session);
+    attn_status st = tenant_take(who, TENANT_BYTES, bytes, why, why_bytes);
+    if (st != ATTN_OK) /* alone it may fit */
+        return bytes <= who->most[TENANT_BYTES] ? ATTN_EOVERLOAD : st;
+    req->tenant = who;
+    req->tenant_bytes = bytes;
+    return ATTN_OK;
+}
+
+/* Charges the step's bytes to its tenant, and counts it among the tenant's. */
+static attn_status step_charge(struct engine *e, struct request *req, uint32_t session, char *why,
+                               size_t why_bytes)
+{
+    bool is_counted = req->part == NULL || cards_step_counts(req); /* once, of several parts */
+    uint64_t bytes = is_counted ? req->msg->n_bytes : 0;
+    attn_status st = bytes_charge(e, req, session, bytes, why, why_bytes);
+    struct tenant *who = req->tenant;
+    req->is_tenants_step = st == ATTN_OK;
+    if (st == ATTN_OK && who != NULL && who->n_steps++ == 0)
+        pace_flow_begin(&who->flow, e->flow_clock);
+    return st;
+}
+
+/* A step's task, all of whose items are still to be filled in. NULL: no memory. */
+static struct task *task_new(struct request *req, struct pool *p, uint32_t session,
+                             const struct wire_step_layout *layout)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    size_t head_bytes = sizeof(struct task) + s->n_seq * sizeof(struct item);
+    struct task *t = wire_arena_alloc(&req->arena, head_bytes + s->n_seq * sizeof(int32_t));
+    if (t == NULL)
+        return NULL;
+    *t = (struct task){
+        .ops = &step_ops,
+        .req = req,
+        .pool = p,
+        .session = session,
+        .layer = s->layer,
+        .flags = s->flags,
+        .n_items = (uint32_t)s->n_seq,
+        .first_failed = (uint32_t)s->n_seq,
+        .layout = *layout,
+        .ready_items = TAILQ_HEAD_INITIALIZER(t->ready_items),
+        .item_status = (int32_t *)((uint8_t *)t + head_bytes),
+    };
+    return t;
+}
+
+/* Gives a step the items of its plan, unless it has them. */
+static attn_status step_fill(struct engine *e, struct request *req, char *why, size_t why_bytes)
+{
+    bool is_bare = step_plans_is_bare(req->wire.header);
+    attn_status st = ATTN_OK;
+    if (is_bare) /* it came to the lead */
+        st = step_plans_fill(e->plans, req, why, why_bytes);
+    if (st == ATTN_OK && req->wire.header->step->plan != 0 &&
+        (req->part == NULL || cards_step_counts(req)))
+        stats_add(steps_planned, 1);
+    return st;
+}
+
+/* The lead looks at lanes; what they ring for on another card finds that awake, too. */
+static void note_bell(struct engine *e, const struct request *req)
+{
+    if (req->bell != NULL && e->parts.card > 0)
+        e->bell_ns = e->polled_ns = req->taken_ns;
+}
+
+attn_status step_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    const Attnd__Step *s = req->wire.header->step;
+    struct tenant *who = session_tenant(e, session);
+    struct wire_step_layout layout;
+    note_bell(e, req);
+    attn_status st = step_fill(e, req, a->why, sizeof a->why);
+    if (st == ATTN_OK)
+        st = step_check_turn(e, req, who, a->why, sizeof a->why);
+    if (st == ATTN_OK)
+        st = step_charge(e, req, session, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    struct pool *p = pool_of_handle(e, who, s->pool);
+    if (p == NULL)
+        return answer_no(a, ATTN_ENOTFOUND, "step.pool is %" PRIu32 ", no such pool", s->pool);
+    st = step_check(e, req, p, &layout, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    struct task *t = task_new(req, p, session, &layout);
+    if (t == NULL)
+        return answer_no(a, ATTN_ENOMEM, "no memory for a step of %zu items", s->n_seq);
+    st = step_items(e, t, a->why, sizeof a->why);
+    if (st != ATTN_OK)
+        return st;
+    if (is_after_last_token(e, t))
+        return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new tokens");
+    a->is_later = true;
+    step_enter(e, t);
+    return ATTN_OK;
+}
+
+/* Of the session that the request names, if there is one. */
+static uint32_t tenant_guess(const struct engine *e, const struct request *req)
+{
+    uint32_t slot;
+    if (e->parts.tenants == NULL ||
+        session_find(e->parts.sessions, req->wire.header->session, &slot) != ATTN_OK)
+        return TENANT_OPERATOR;
+    return tenant_id(session_tenant(e, slot));
+}
+
+struct request *steps_warm(struct engine *e, struct request *first)
+{
+    uint32_t tenant = tenant_guess(e, first);
+    uint64_t names[KV_WARM_MAX] = {0};
+    uint32_t pos[KV_WARM_MAX] = {0}, n = 0;
+    kv_seq_id seqs[KV_WARM_MAX];
+    struct request *req = first;
+    for (; req != NULL && n < KV_WARM_MAX; req = req->next) {
+        if (tenant_guess(e, req) != tenant)
+            break;
+        if (req->wire.header->body_case != ATTND__REQUEST__BODY_STEP)
+            continue;
+        const Attnd__Step *s = req->wire.header->step;
+        char why[WHY_BYTES];
+        if (e->parts.cards == NULL && step_plans_is_bare(req->wire.header))
+            step_plans_fill(e->plans, req, why, sizeof why); /* else it is refused in its turn */
+        for (size_t i = 0; i < s->n_seq && n < KV_WARM_MAX; i++, n++) {
+            names[n] = s->seq[i];
+            pos[n] = s->pos[i];
+        }
+    }
+    kv_warm(e->parts.kv, tenant, names, pos, n, seqs);
+    for (uint32_t i = 0; i < n; i++)
+        if (seqs[i].index != UINT32_MAX)
+            __builtin_prefetch(&e->seqs[seqs[i].index], 1);
+    return req;
+}

@@ -1,0 +1,74 @@
+/* tenants.c: see tenants.h. Sessions end at once, sequences as those of expired
+ * sessions do, a pool once no sequence lives in it.
+ */
+#include "daemon/engine/tenants.h"
+
+#include <inttypes.h>
+
+#include "daemon/base/log.h"
+#include "daemon/cards/cards.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/session_run.h"
+#include "daemon/engine/pool/create.h"
+
+static void take_tenants(struct engine *e, struct tenants *now)
+{
+    tenants_close(atomic_exchange(&e->new_tenants, now)); /* of a file that is old by now */
+    engine_wake(e);
+}
+
+/* The lead last: whom it lets in the others know. */
+void engine_take_tenants(struct engine *e, struct tenants *now)
+{
+    uint32_t n = e->parts.cards == NULL ? 1 : cards_n(e->parts.cards);
+    for (uint32_t i = 1; i < n; i++) {
+        struct tenants *copy;
+        if (tenants_copy(now, &copy) == ATTN_OK)
+            take_tenants(cards_engine(e->parts.cards, i), copy);
+        else
+            log_error("listen.tenants: no memory for those of card %" PRIu32, i);
+    }
+    take_tenants(e, now);
+}
+
+static bool is_gone(const struct tenant *who)
+{
+    return who != NULL && who->is_gone;
+}
+
+static void end_sessions(struct engine *e)
+{
+    for (uint32_t slot = 0; slot < e->parts.cfg->max_sessions; slot++) {
+        const struct session *s = session_at(e->parts.sessions, slot);
+        if (s->id != 0 && is_gone(s->tenant))
+            session_kill(e, slot, "its tenant is gone");
+    }
+}
+
+/* true: there are more, in which sequences live or whose work is not over. */
+static bool drop_pools(struct engine *e)
+{
+    bool is_more = false;
+    char why[WHY_BYTES];
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+        if (is_gone(tenants_of_id(e->parts.tenants, p->tenant)))
+            is_more |= pool_drop(e, p, why, sizeof why) != ATTN_OK;
+    return is_more;
+}
+
+void tenants_turn(struct engine *e)
+{
+    if (atomic_load_explicit(&e->new_tenants, memory_order_relaxed) != NULL) {
+        struct tenants *now = atomic_exchange(&e->new_tenants, NULL);
+        if (now != NULL && !tenants_update(e->parts.tenants, now))
+            log_warn(
+                "listen.tenants: some new tenants have no place before those who are gone have "
+                "ended; reload again");
+        if (e->parts.card > 0)
+            return; /* sessions and pools end with the lead's */
+        end_sessions(e);
+        e->has_gone_tenants = true;
+    }
+    if (e->has_gone_tenants)
+        e->has_gone_tenants = drop_pools(e);
+}

@@ -1,0 +1,10 @@
+/* tenants.h: another file of tenants: who is gone loses sessions, sequences and pools. */
+#ifndef ATTND_DAEMON_ENGINE_TENANTS_H
+#define ATTND_DAEMON_ENGINE_TENANTS_H
+
+#include "daemon/engine/core/state.h"
+
+/* Takes over what engine_take_tenants brought, and goes on ending what is nobody's. */
+void tenants_turn(struct engine *e);
+
+#endif

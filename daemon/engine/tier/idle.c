@@ -1,0 +1,365 @@
+/* idle.c: see idle.h. One group of one sequence goes at a time, and one comes. */
+#include "daemon/engine/tier/idle.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/stats.h"
+#include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/queue.h"
+#include "daemon/engine/core/session_run.h"
+#include "daemon/engine/tier/group.h"
+#include "daemon/engine/tier/out.h"
+#include "daemon/keeper/idle_memory.h"
+#include "kernels/kv_layout.h"
+#include "kernels/moves.h"
+
+static const uint64_t NOW_NS = UINT64_C(5000000000);
+enum { AT_LEAST = 8 /* blocks that go together, where there are as many */ };
+
+/* Behind a block's bytes. */
+struct trailer {
+    uint64_t sum[2];
+    uint64_t name;
+    uint32_t tenant, index, pool, generation;
+    uint64_t zero[3];
+};
+static_assert(sizeof(struct trailer) == 64, "a trailer is a cache line");
+
+uint32_t idle_block_pages(uint64_t block_bytes)
+{
+    return (uint32_t)((block_bytes + sizeof(struct trailer) + KV_PAGE_BYTES - 1) / KV_PAGE_BYTES);
+}
+
+static uint8_t *bytes_at(const struct engine *e, uint32_t page)
+{
+    return e->parts.idle->base + (uint64_t)page * KV_PAGE_BYTES;
+}
+
+static struct trailer trailer_of(const struct engine *e, const struct pool *p, uint32_t seq,
+                                 uint32_t index, const uint64_t sum[2])
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+    return (struct trailer){.sum = {sum[0], sum[1]},
+                            .name = info.name,
+                            .tenant = info.tenant,
+                            .index = index,
+                            .pool = p->id.index,
+                            .generation = p->generation};
+}
+
+static bool is_right(const struct engine *e, const struct pool *p, uint32_t seq, uint32_t index,
+                     uint32_t page, const uint64_t sum[2])
+{
+    struct trailer want = trailer_of(e, p, seq, index, sum);
+    return memcmp(bytes_at(e, page) + pool_block_bytes(p), &want, sizeof want) == 0;
+}
+
+static uint32_t n_free(const struct engine *e, const struct pool *p)
+{
+    struct kv_pool_spec s;
+    uint32_t n = 0;
+    kv_pool_info(e->parts.kv, p->id, &s, &n);
+    return n;
+}
+
+/* --- who goes --------------------------------------------------------------------------------- */
+
+enum pass { WHOLE, IN_A_TOKEN, LATER, N_PASSES };
+
+static bool may_go(const struct engine *e, uint32_t seq, const struct idle_ask *a, enum pass pass)
+{
+    const struct seq_state *s = &e->seqs[seq];
+    const struct item *it = TAILQ_FIRST(&s->waiting);
+    if (seq == a->seq || s->n_active > 0 || s->is_moving ||
+        (e->leave.move != NULL && e->leave.seq == seq))
+        return false;
+    if (it != NULL || s->n_claims > 0) /* ready ones are tried in order: they are later */
+        return pass == LATER && (it == NULL || it->task->stamp > a->stamp);
+    return pass == IN_A_TOKEN || (pass == WHOLE && kv_idle_is_even(e->parts.kv, (kv_seq_id){seq}));
+}
+
+/* Of those that may, the one used longest ago; SEQ_NONE: none. */
+static uint32_t choose(struct engine *e, const struct pool *p, const struct idle_ask *a)
+{
+    struct seq_list *list = &e->idle.by_use[p->id.index];
+    for (enum pass pass = WHOLE; pass < N_PASSES; pass++)
+        for (struct seq_state *s = TAILQ_FIRST(list), *next; s != NULL; s = next) {
+            struct kv_seq_info info;
+            uint32_t seq = (uint32_t)(s - e->seqs);
+            next = TAILQ_NEXT(s, by_use);
+            kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+            if (info.layer_len == NULL || info.pool.index != p->id.index ||
+                info.n_away == info.n_blocks)
+                seq_unlist(e, s); /* until it is used again */
+            else if (may_go(e, seq, a, pass) && kv_idle_movable(e->parts.kv, (kv_seq_id){seq}) > 0)
+                return seq;
+        }
+    return SEQ_NONE;
+}
+
+/* Blocks that the tenant may have more in idle memory. */
+static uint64_t n_allowed(struct engine *e, const struct pool *of)
+{
+    const struct tenant *who = tenants_of_id(e->parts.tenants, of->tenant);
+    uint64_t most = who == NULL ? 0 : who->most[TENANT_HOST_BYTES], used = 0;
+    if (most == 0)
+        return UINT64_MAX;
+    for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
+        used += p->tenant != of->tenant
+                    ? 0
+                    : kv_idle_pool_away(e->parts.kv, p->id) * pool_block_bytes(p);
+    return used >= most ? 0 : (most - used) / pool_block_bytes(of);
+}
+
+/* --- out -------------------------------------------------------------------------------------- */
+
+static void out_came(struct engine *e, struct mover_group *g)
+{
+    struct engine_idle *x = &e->idle;
+    struct kv_idle_move *m = x->out_move;
+    for (uint32_t i = 0; i < m->n; i++) {
+        struct kv_idle_entry *entry = &m->entries[i];
+        entry->is_good =
+            mover_is_moved(e, &x->out_list[i]) && !x->is_out_void && m->seq != SEQ_NONE;
+        if (!entry->is_good)
+            continue;
+        struct trailer t = trailer_of(e, g->pool, m->seq, entry->index, x->out_list[i].sum);
+        memcpy(bytes_at(e, entry->page) + pool_block_bytes(g->pool), &t, sizeof t);
+    }
+    x->out_bytes += kv_idle_out_end(e->parts.kv, m) * pool_block_bytes(g->pool);
+    x->out_move = NULL;
+    seqs_have_room(e);
+}
+
+/* Some of one sequence's blocks go; false: none may. */
+static bool out_begin(struct engine *e, struct pool *p, const struct idle_ask *a, uint64_t n)
+{
+    struct engine_idle *x = &e->idle;
+    uint64_t bytes = pool_block_bytes(p), allowed = n_allowed(e, p);
+    uint32_t most = mover_group_size(bytes, MOVER_GROUP);
+    if (pool_is_split(&p->split) || engine_health(e) != ATTN_OK)
+        return false;
+    uint32_t seq = choose(e, p, a);
+    n = n < AT_LEAST ? AT_LEAST : n;
+    n = n < most ? n : most;
+    n = n < allowed ? n : allowed;
+    struct kv_idle_move *m = seq == SEQ_NONE || n == 0
+                                 ? NULL
+                                 : kv_idle_out_begin(e->parts.kv, (kv_seq_id){seq}, (uint32_t)n);
+    if (m == NULL)
+        return false;
+    for (uint32_t i = 0; i < m->n; i++)
+        x->out_list[i] = (struct backend_move){.pool = p->device,
+                                               .block = m->entries[i].block,
+                                               .bytes = bytes_at(e, m->entries[i].page),
+                                               .n_bytes = bytes};
+    x->is_out_void = false;
+    x->out_for = a->stamp;
+    x->out_move = m;
+    if (mover_group_begin(e, &x->out, p, m->n, NULL))
+        return true;
+    x->out_move = NULL;
+    kv_idle_out_end(e->parts.kv, m);
+    return false;
+}
+
+/* Something of the pool is in a batch, and may go when that is back. */
+static bool is_in_work(const struct engine *e, const struct pool *p)
+{
+    for (uint32_t i = 0; i < e->max_in_flight; i++)
+        if (e->batches[i].is_in_flight && e->batches[i].pool == p)
+            return true;
+    return false;
+}
+
+bool idle_makes_room(struct engine *e, struct pool *p, const struct idle_ask *a, uint64_t n)
+{
+    uint64_t n_now = n_free(e, p);
+    if (e->idle.by_use == NULL || n <= n_now || n > p->config.n_blocks)
+        return false;
+    bool waits = e->idle.out_move != NULL || (e->idle.in_move != NULL && e->idle.in.pool == p) ||
+                 out_begin(e, p, a, n - n_now) || a->is_begun || is_in_work(e, p);
+    e->idle.n_waits += waits;
+    return waits;
+}
+
+void idle_make_room_now(struct engine *e, struct pool *p, const struct idle_ask *a, uint64_t n)
+{
+    if (e->idle.by_use == NULL || n > p->config.n_blocks)
+        return;
+    uint64_t begun_ns = clock_now_ns();
+    while (n_free(e, p) < n && clock_now_ns() - begun_ns < NOW_NS &&
+           (e->idle.out_move != NULL || out_begin(e, p, a, n - n_free(e, p))))
+        if (!mover_take_back(e))
+            sched_yield();
+}
+
+/* --- back ------------------------------------------------------------------------------------- */
+
+static void drop_damaged(struct engine *e, uint32_t seq)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, (kv_seq_id){seq}, &info);
+    e->idle.n_damaged++;
+    log_error("sequence %" PRIu64 ": a block in idle memory is not as it was put there: the "
+              "sequence is dropped",
+              info.name);
+    seq_close(e, (kv_seq_id){seq});
+    seq_closed(e, seq);
+}
+
+static bool has_patch_room(const struct pool *p, uint32_t n)
+{
+    return n <= p->fx.patches_capacity - p->fx.n_patches;
+}
+
+static void in_came(struct engine *e, struct mover_group *g)
+{
+    struct engine_idle *x = &e->idle;
+    struct kv_idle_move *m = x->in_move;
+    struct pool *p = g->pool;
+    bool is_damaged = false, has_room = has_patch_room(p, m->n);
+    uint32_t seq = m->seq;
+    for (uint32_t i = 0; i < m->n && seq != SEQ_NONE; i++) {
+        struct kv_idle_entry *entry = &m->entries[i];
+        if (!mover_is_moved(e, &x->in_list[i]) || entry->is_gone)
+            continue;
+        entry->is_good = is_right(e, p, seq, entry->index, entry->page, x->in_list[i].sum);
+        is_damaged |= !entry->is_good;
+        entry->is_good &= has_room;
+    }
+    x->in_bytes += kv_idle_in_end(e->parts.kv, m, &p->fx) * pool_block_bytes(p);
+    x->in_move = NULL;
+    if (is_damaged)
+        drop_damaged(e, seq);
+    else if (seq != SEQ_NONE)
+        seq_note_use(e, seq, p->id.index);
+    seqs_have_room(e);
+}
+
+/* n blocks of the sequence, for which there is room. */
+static enum idle_is in_begin(struct engine *e, struct pool *p, uint32_t seq, uint32_t n)
+{
+    struct engine_idle *x = &e->idle;
+    if (!has_patch_room(p, n))
+        return IDLE_NEEDS_PATCHES;
+    struct kv_idle_move *m = kv_idle_in_begin(e->parts.kv, (kv_seq_id){seq}, n);
+    if (m == NULL)
+        return IDLE_NEVER;
+    for (uint32_t i = 0; i < m->n; i++)
+        x->in_list[i] = (struct backend_move){.pool = p->device,
+                                              .block = m->entries[i].block,
+                                              .is_in = true,
+                                              .bytes = bytes_at(e, m->entries[i].page),
+                                              .n_bytes = pool_block_bytes(p)};
+    x->in_move = m;
+    if (mover_group_begin(e, &x->in, p, m->n, NULL))
+        return IDLE_COMES;
+    x->in_move = NULL;
+    kv_idle_in_end(e->parts.kv, m, &p->fx);
+    return IDLE_NEVER;
+}
+
+enum idle_is idle_brings(struct engine *e, const struct idle_ask *a, char *why, size_t why_bytes)
+{
+    struct engine_idle *x = &e->idle;
+    struct kv_seq_info info;
+    if (x->by_use == NULL)
+        return IDLE_HERE;
+    if (x->out_move != NULL && x->out_move->seq == a->seq) {
+        x->is_out_void |= a->stamp < x->out_for; /* it stays */
+        return IDLE_COMES;
+    }
+    kv_seq_info(e->parts.kv, (kv_seq_id){a->seq}, &info);
+    if (info.n_away == 0)
+        return IDLE_HERE;
+    struct pool *p = pool_of_kv(e, info.pool);
+    uint32_t n = mover_group_size(pool_block_bytes(p), MOVER_FETCH);
+    n = n < info.n_away ? n : info.n_away;
+    if (x->in_move != NULL || mover_makes_room(e, p, n) || idle_makes_room(e, p, a, n))
+        return IDLE_COMES;
+    enum idle_is is = n_free(e, p) < n ? IDLE_NEVER : in_begin(e, p, a->seq, n);
+    if (is == IDLE_NEVER)
+        snprintf(why, why_bytes,
+                 "%" PRIu32 " of its blocks are in idle memory, pool %s has %" PRIu32 " free",
+                 info.n_away, p->spec.wire->name, n_free(e, p));
+    return is;
+}
+
+bool idle_has(const struct engine *e, uint32_t seq)
+{
+    const struct kv_idle_move *m = e->idle.out_move;
+    return (m != NULL && m->seq == seq) || kv_idle_n_away(e->parts.kv, (kv_seq_id){seq}) > 0;
+}
+
+attn_status idle_layers_read(struct engine *e, const struct pool *p, kv_seq_id seq, uint32_t index,
+                             struct pool_layers layers, uint8_t *out, char *why, size_t why_bytes)
+{
+    uint64_t sum[2], layer_bytes = kv_layout_of(&p->config).layer_bytes;
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, seq, &info);
+    uint32_t page = info.block_table[index] & ~KV_PLACE;
+    moves_sum(bytes_at(e, page), pool_block_bytes(p), sum);
+    if (!is_right(e, p, seq.index, index, page, sum)) {
+        snprintf(why, why_bytes, "sequence %" PRIu64 ": a block in idle memory was damaged",
+                 info.name);
+        drop_damaged(e, seq.index);
+        return ATTN_ENOTFOUND;
+    }
+    memcpy(out, bytes_at(e, page) + layers.first * layer_bytes, layers.n * layer_bytes);
+    return ATTN_OK;
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+bool idle_is_settled(const struct engine *e, const struct pool *p)
+{
+    const struct engine_idle *x = &e->idle;
+    return (x->out_move == NULL || (p != NULL && x->out.pool != p)) &&
+           (x->in_move == NULL || (p != NULL && x->in.pool != p));
+}
+
+attn_status idle_init(struct engine *e, char *why, size_t why_bytes)
+{
+    const struct idle_memory *m = e->parts.idle;
+    struct engine_idle *x = &e->idle;
+    if (m == NULL || m->base == NULL)
+        return ATTN_OK;
+    mover_group_init(e, &x->out, x->out_list, out_came);
+    mover_group_init(e, &x->in, x->in_list, in_came);
+    x->is_registered = e->parts.ops->host_register(e->parts.backend, m->base, m->bytes) == ATTN_OK;
+    x->by_use = calloc(e->parts.cfg->max_pools, sizeof *x->by_use);
+    if (!x->is_registered || x->by_use == NULL) {
+        snprintf(why, why_bytes, "the device does not take the memory of cache.idle_memory");
+        return ATTN_ENOMEM;
+    }
+    for (uint32_t i = 0; i < e->parts.cfg->max_pools; i++)
+        TAILQ_INIT(&x->by_use[i]);
+    return ATTN_OK;
+}
+
+void idle_fini(struct engine *e)
+{
+    struct engine_idle *x = &e->idle;
+    if (x->is_registered)
+        e->parts.ops->host_unregister(e->parts.backend, e->parts.idle->base, e->parts.idle->bytes);
+    free(x->by_use);
+}
+
+void idle_publish(struct engine *e)
+{
+    struct engine_idle *x = &e->idle;
+    stats_add(idle_out_bytes, x->out_bytes);
+    stats_add(idle_in_bytes, x->in_bytes);
+    stats_add(idle_waits, x->n_waits);
+    stats_add(idle_damaged, x->n_damaged);
+    x->out_bytes = x->in_bytes = x->n_waits = x->n_damaged = 0;
+}

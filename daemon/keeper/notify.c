@@ -1,0 +1,83 @@
+/* notify.c: systemd's notification protocol: see sd_notify(3), "Notes". */
+#define _GNU_SOURCE /* pipe2 */
+#include "daemon/keeper/notify.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { PATIENCE_S = 5 };
+
+bool notify_send_fd(const char *state, int fd)
+{
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    if (path == NULL || (path[0] != '/' && path[0] != '@') || strlen(path) >= sizeof to.sun_path)
+        return false;
+    size_t n = strlen(path);
+    memcpy(to.sun_path, path, n);
+    if (path[0] == '@')
+        to.sun_path[0] = '\0'; /* the abstract namespace */
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct iovec iov = {(void *)(uintptr_t)state, strlen(state)};
+    struct msghdr m = {.msg_name = &to,
+                       .msg_namelen = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n),
+                       .msg_iov = &iov,
+                       .msg_iovlen = 1};
+    if (fd >= 0) {
+        m.msg_control = control.bytes;
+        m.msg_controllen = sizeof control.bytes;
+        control.head.cmsg_level = SOL_SOCKET;
+        control.head.cmsg_type = SCM_RIGHTS;
+        control.head.cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    }
+    /* most states may get lost when nobody reads; a descriptor, and that the start is over, are
+     * worth a wait */
+    bool is_awaited = fd >= 0 || strncmp(state, "READY=1", 7) == 0;
+    int type = SOCK_DGRAM | SOCK_CLOEXEC | (is_awaited ? 0 : SOCK_NONBLOCK);
+    const struct timeval patience = {.tv_sec = PATIENCE_S};
+    int s = socket(AF_UNIX, type, 0);
+    if (s < 0)
+        return false;
+    setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    bool is_sent = sendmsg(s, &m, MSG_NOSIGNAL) == (ssize_t)iov.iov_len;
+    close(s);
+    return is_sent;
+}
+
+void notify_send(const char *state)
+{
+    (void)notify_send_fd(state, -1);
+}
+
+void notify_wait_until_read(void)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return;
+    bool is_sent = notify_send_fd("BARRIER=1", ends[1]);
+    close(ends[1]);
+    if (is_sent) { /* who has read it closes the other end */
+        struct pollfd p = {.fd = ends[0]};
+        (void)poll(&p, 1, 1000 * PATIENCE_S);
+    }
+    close(ends[0]);
+}
+
+uint64_t notify_watchdog_us(void)
+{
+    const char *us = getenv("WATCHDOG_USEC"), *pid = getenv("WATCHDOG_PID");
+    if (us == NULL || (pid != NULL && strtoll(pid, NULL, 10) != getpid()))
+        return 0;
+    return strtoull(us, NULL, 10);
+}

@@ -1,0 +1,254 @@
+/* supervise.c: see supervise.h. One thread, one poll; signals come through a descriptor. */
+#include "daemon/keeper/supervise.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/keeper/supervise_store.h"
+
+enum {
+    MS = 1000000, /* nanoseconds */
+    SHORT_LIFE_MS = 100, /* since it serves */
+    FREE_RESTARTS = 5, /* short lives in a row before there is a delay */
+    MIN_DELAY_MS = 100,
+    MAX_DELAY_MS = 10000,
+    MAX_TURN_MESSAGES = 64, /* whoever floods the socket does not keep signals out */
+    MAX_UNREADY = 3, /* deaths before READY in a row before the cache is dropped */
+};
+
+struct supervisor {
+    char path[PATH_MAX]; /* of the binary */
+    char **argv; /* the child's */
+    struct store store;
+    int signal_fd;
+    sigset_t before; /* the signal mask as it was */
+    pid_t child; /* 0: none */
+    uint64_t ready_ns, start_at_ns; /* ready_ns 0: it does not serve yet */
+    uint64_t n_beats, beat_ns; /* as last seen, and when */
+    uint32_t n_short, n_unready; /* lives in a row */
+    bool has_served; /* some child was ready once */
+    bool is_ending, wants_upgrade;
+};
+
+static bool paths_init(struct supervisor *s, int argc, char **argv)
+{
+    ssize_t n = readlink("/proc/self/exe", s->path, sizeof s->path - 1);
+    s->argv = calloc((size_t)argc + 1, sizeof *s->argv);
+    if (n <= 0 || s->argv == NULL)
+        return false;
+    s->path[n] = '\0';
+    for (int i = 0, to = 0; i < argc; i++)
+        if (i == 0 || strcmp(argv[i], "--supervise") != 0)
+            s->argv[to++] = argv[i];
+    return true;
+}
+
+static bool signals_init(struct supervisor *s)
+{
+    sigset_t mine;
+    sigemptyset(&mine);
+    const int numbers[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR2};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        sigaddset(&mine, numbers[i]);
+    if (sigprocmask(SIG_BLOCK, &mine, &s->before) != 0)
+        return false;
+    s->signal_fd = signalfd(-1, &mine, SFD_CLOEXEC | SFD_NONBLOCK);
+    return s->signal_fd >= 0;
+}
+
+/* --- the child -------------------------------------------------------------------------------- */
+
+static void child_start(struct supervisor *s)
+{
+    s->store.is_ready = false;
+    s->ready_ns = 0;
+    pid_t parent = getpid();
+    s->child = fork();
+    if (s->child > 0) {
+        log_info("attnd is process %d", (int)s->child);
+        return;
+    }
+    if (s->child < 0) {
+        log_error("fork: %s", strerror(errno));
+        s->child = 0;
+        s->start_at_ns = clock_now_ns() + (uint64_t)MAX_DELAY_MS * MS;
+        return;
+    }
+    sigprocmask(SIG_SETMASK, &s->before, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* nobody would keep its cache any more */
+    if (getppid() == parent && store_hand_over(&s->store))
+        execv(s->path, s->argv);
+    log_error("%s can't be started: %s", s->path, strerror(errno));
+    _exit(EX_OSERR);
+}
+
+/* When the next child may start: at once, later and later for one that keeps dying young. */
+static void plan_start(struct supervisor *s)
+{
+    uint64_t now_ns = clock_now_ns(), delay_ms = 0;
+    bool is_short = s->ready_ns == 0 || now_ns - s->ready_ns < (uint64_t)SHORT_LIFE_MS * MS;
+    s->n_short = is_short ? s->n_short + 1 : 0;
+    if (s->n_short > FREE_RESTARTS) {
+        delay_ms = MIN_DELAY_MS;
+        for (uint32_t n = FREE_RESTARTS + 1; n < s->n_short && delay_ms < MAX_DELAY_MS; n++)
+            delay_ms *= 2;
+        delay_ms = delay_ms < MAX_DELAY_MS ? delay_ms : MAX_DELAY_MS;
+    }
+    s->start_at_ns = now_ns + delay_ms * MS;
+}
+
+/* true: *out_code is this process's exit code. */
+static bool child_ended(struct supervisor *s, int status, int *out_code)
+{
+    bool is_exit = WIFEXITED(status);
+    int code = is_exit ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    s->child = 0;
+    s->has_served |= s->store.is_ready;
+    bool is_over =
+        s->is_ending || (is_exit && (code == EX_OK || (!s->has_served && code != EX_TEMPFAIL)));
+    if (is_over) {
+        *out_code = code;
+        return true;
+    }
+    if (is_exit && code == EX_TEMPFAIL)
+        log_info("attnd has ended for its successor");
+    else if (is_exit)
+        log_warn("attnd ended with code %d and is started again", code);
+    else
+        log_warn("attnd was ended by signal %d (%s) and is started again", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
+    s->n_unready = s->store.is_ready ? 0 : s->n_unready + 1;
+    if (!is_exit && s->n_unready >= MAX_UNREADY) {
+        log_error("attnd died %" PRIu32 " times before it served: it starts without its cache",
+                  s->n_unready);
+        store_drop(&s->store, "arena-");
+        store_drop(&s->store, "memory-");
+        s->n_unready = 0;
+    }
+    plan_start(s);
+    return false;
+}
+
+/* --- signals ---------------------------------------------------------------------------------- */
+
+static void pass_on(const struct supervisor *s, int number)
+{
+    if (s->child != 0)
+        kill(s->child, number);
+}
+
+/* Not before the child has its handlers. */
+static void upgrade_if_ready(struct supervisor *s)
+{
+    if (!s->wants_upgrade || s->child == 0 || !s->store.is_ready)
+        return;
+    s->wants_upgrade = false;
+    pass_on(s, SIGUSR2);
+}
+
+/* true: *out_code is this process's exit code. */
+static bool take_signals(struct supervisor *s, int *out_code)
+{
+    struct signalfd_siginfo info;
+    while (read(s->signal_fd, &info, sizeof info) == sizeof info) {
+        switch (info.ssi_signo) {
+        case SIGTERM:
+        case SIGINT:
+            s->is_ending = true;
+            pass_on(s, (int)info.ssi_signo);
+            break;
+        case SIGHUP:
+            if (s->store.is_ready)
+                pass_on(s, SIGHUP);
+            break;
+        case SIGUSR2:
+            s->wants_upgrade = true;
+            break;
+        default:
+            break;
+        }
+    }
+    int status;
+    if (s->child == 0 || waitpid(s->child, &status, WNOHANG) != s->child)
+        return false;
+    while (store_read(&s->store, s->child)) /* its last words */
+        ;
+    return child_ended(s, status, out_code);
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+/* A child that serves and then shows no life for the watchdog's time is killed. */
+static void look_for_life(struct supervisor *s)
+{
+    uint64_t now_ns = clock_now_ns();
+    if (s->child == 0 || !s->store.is_ready)
+        return;
+    if (s->ready_ns == 0 || s->n_beats != s->store.n_beats)
+        s->beat_ns = now_ns;
+    if (s->ready_ns == 0)
+        s->ready_ns = now_ns;
+    s->n_beats = s->store.n_beats;
+    if (now_ns - s->beat_ns < s->store.watchdog_us * 1000)
+        return;
+    log_error("attnd has shown no life for %" PRIu64 " ms", (now_ns - s->beat_ns) / MS);
+    kill(s->child, SIGKILL);
+    s->beat_ns = now_ns;
+}
+
+static int wait_ms(const struct supervisor *s)
+{
+    if (s->child != 0 && s->ready_ns == 0)
+        return -1;
+    uint64_t now_ns = clock_now_ns(), until_ns = s->start_at_ns;
+    if (s->child != 0)
+        until_ns = s->beat_ns + s->store.watchdog_us * 1000;
+    return now_ns >= until_ns ? 0 : (int)((until_ns - now_ns) / MS + 1);
+}
+
+static int run(struct supervisor *s)
+{
+    int code = EX_OK;
+    for (;;) {
+        if (s->child == 0 && s->is_ending)
+            return code;
+        if (s->child == 0 && clock_now_ns() >= s->start_at_ns)
+            child_start(s);
+        struct pollfd p[] = {{.fd = s->signal_fd, .events = POLLIN},
+                             {.fd = s->store.notify_fd, .events = POLLIN}};
+        (void)poll(p, 2, wait_ms(s));
+        for (int n = 0; n < MAX_TURN_MESSAGES && store_read(&s->store, s->child); n++)
+            ;
+        look_for_life(s);
+        if (take_signals(s, &code))
+            return code;
+        upgrade_if_ready(s);
+    }
+}
+
+int supervise_run(int argc, char **argv)
+{
+    struct supervisor s = {.signal_fd = -1};
+    int code = EX_OSERR;
+    if (!paths_init(&s, argc, argv) || !signals_init(&s) || store_open(&s.store) != ATTN_OK)
+        log_error("attnd can't be supervised: %s", strerror(errno));
+    else
+        code = run(&s);
+    store_close(&s.store);
+    if (s.signal_fd >= 0)
+        close(s.signal_fd);
+    free(s.argv);
+    return code;
+}

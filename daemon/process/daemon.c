@@ -1,0 +1,501 @@
+/* daemon.c: the daemon's life: settings, stats endpoint, transports, device, message buffers,
+ * engine; run; and the same backwards. The main thread runs the event loop: sockets and signals.
+ *
+ * Sockets listen before the device is opened, which may take seconds: who connects meanwhile waits
+ * in the backlog until the loop runs.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sysexits.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/health.h"
+#include "daemon/base/iobuf.h"
+#include "daemon/base/log.h"
+#include "daemon/config/config.h"
+#include "daemon/config/settings.h"
+#include "daemon/engine/engine.h"
+#include "daemon/http/http.h"
+#include "daemon/keeper/keep.h"
+#include "daemon/keeper/notify.h"
+#include "daemon/process/card_open.h"
+#include "daemon/process/daemon.h"
+#include "daemon/process/loop_memory.h"
+#include "daemon/transport/transport.h"
+
+enum {
+    WHY_BYTES = 512,
+    TICK_MS = 100, /* heartbeat, watchdog, the device's health */
+    DRAIN_TICK_MS = 5,
+    LAST_TOKENS_MS = 5000, /* after the drain timeout, for tokens that are begun */
+    LAST_ANSWERS_MS = 5000, /* then for what is in the engine */
+    LAST_REPLIES_MS = 1000, /* for answers of the last moment to be written and read */
+    LAST_REPLIES_OF_LOST_MS = 300, /* the same when the device is lost */
+};
+
+#define DEVICE_TIMEOUT_US "300000000" /* a driver may take minutes to wake several devices */
+
+struct daemon {
+    int argc;
+    char **argv;
+    struct config *cfg;
+    struct card_list cards;
+    struct iobuf_pool *bufs;
+    struct tenants *tenants; /* NULL: nobody is asked */
+    struct share_table *shares;
+    struct settings *settings;
+    struct engine *engine; /* of the first card: the doors' */
+    struct http *http;
+    uv_loop_t *loop;
+    struct transport_env env;
+    struct transport *transports[CONFIG_MAX_LISTEN + 1]; /* the admin socket's, too */
+    uint32_t n_transports;
+    uv_timer_t tick;
+    uv_signal_t signals[4];
+    uint64_t watchdog_ns, next_watchdog_ns;
+    bool has_handlers, is_draining, is_stopping;
+    bool ends_tokens; /* a drain: tokens are finished, none is begun */
+    bool is_handing_over; /* no request is taken any more; those taken are answered */
+    uint64_t leave_at_ns; /* when a drain begins that was put off; 0: none */
+    uint64_t drain_until_ns;
+    int exit_code;
+};
+
+/* --- signals and time ------------------------------------------------------------------------- */
+
+static void finish(struct daemon *d, int exit_code)
+{
+    d->exit_code = exit_code;
+    uv_stop(d->loop);
+}
+
+static bool transports_are_idle(const struct daemon *d)
+{
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        if (!d->transports[i]->ops->is_idle(d->transports[i]))
+            return false;
+    return true;
+}
+
+static void on_tick(uv_timer_t *timer);
+
+static void stop_transports(struct daemon *d)
+{
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        d->transports[i]->ops->stop(d->transports[i]);
+}
+
+/* Ends with this code once what was taken is answered. All else is the successor's: requests wait
+ * for it in the sockets, sequences in what is kept. */
+static void hand_over(struct daemon *d, int exit_code)
+{
+    d->is_handing_over = true;
+    d->exit_code = exit_code;
+    d->drain_until_ns = clock_now_ns() + config_now(d->cfg, drain_timeout_us) * 1000;
+    health_set_ready(false);
+    notify_send("STOPPING=1\nSTATUS=handing over");
+    log_info("handing over: what was received is answered, the rest waits for the next process");
+    stop_transports(d);
+    uv_timer_start(&d->tick, on_tick, 0, DRAIN_TICK_MS);
+}
+
+/* Whoever goes on does not keep the daemon, but may finish the token that he is in. */
+static void end_tokens(struct daemon *d)
+{
+    uint64_t most_ns = (uint64_t)LAST_TOKENS_MS * 1000000;
+    uint64_t one_ns = config_now(d->cfg, token_timeout_us) * 1000;
+    d->ends_tokens = true;
+    d->drain_until_ns = clock_now_ns() + (one_ns > most_ns ? one_ns : most_ns);
+    engine_end_tokens(d->engine);
+}
+
+/* Whoever goes on sending does not keep the daemon: what is there is answered, nothing else
+ * read. */
+static void answer_the_last(struct daemon *d)
+{
+    d->is_handing_over = true;
+    d->drain_until_ns = clock_now_ns() + (uint64_t)LAST_ANSWERS_MS * 1000000;
+    stop_transports(d);
+}
+
+static void drain(struct daemon *d)
+{
+    engine_drain(d->engine);
+    d->is_draining = true;
+    d->drain_until_ns = clock_now_ns() + config_now(d->cfg, drain_timeout_us) * 1000;
+    health_set_ready(false);
+    notify_send("STOPPING=1\nSTATUS=draining");
+    log_info("draining: no new sequences; steps go on until none is in flight, %" PRIu64
+             " ms at most",
+             config_now(d->cfg, drain_timeout_us) / 1000);
+    uv_timer_start(&d->tick, on_tick, DRAIN_TICK_MS, DRAIN_TICK_MS);
+}
+
+/* Nothing is in flight, and nobody is there who is in the middle of a token. */
+static bool is_over(const struct daemon *d)
+{
+    bool has_workers = !d->is_handing_over && d->env.n_peers > 0;
+    bool is_still = has_workers ? engine_is_drained(d->engine) : engine_is_idle(d->engine);
+    return is_still && transports_are_idle(d);
+}
+
+/* Says that it is not ready and goes on: who asks /readyz sends nobody here any more. */
+static void leave_later(struct daemon *d)
+{
+    d->leave_at_ns = clock_now_ns() + config_now(d->cfg, drain_delay_us) * 1000;
+    health_set_ready(false);
+    log_info("not ready: the drain begins in %" PRIu64 " ms (engine.drain_delay)",
+             config_now(d->cfg, drain_delay_us) / 1000);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    uint64_t now_ns = clock_now_ns();
+    health_beat(HEALTH_LOOP);
+    log_tell_left_out();
+    cards_give_up(&d->cards);
+    if (cards_are_lost(&d->cards)) {
+        log_error("the device is lost; ending so that a restart can take it again");
+        finish(d, EX_TEMPFAIL);
+        return;
+    }
+    if (d->watchdog_ns != 0 && now_ns >= d->next_watchdog_ns &&
+        !cards_are_stalled(&d->cards, config_now(d->cfg, stall_timeout_us) * 1000)) {
+        d->next_watchdog_ns = now_ns + d->watchdog_ns / 2;
+        notify_send("WATCHDOG=1");
+    }
+    if (!d->is_draining && !d->is_handing_over) {
+        bool has_waited = d->leave_at_ns != 0 && now_ns >= d->leave_at_ns;
+        if (has_waited || engine_is_draining(d->engine)) /* a client asked */
+            drain(d);
+        return;
+    }
+    if (is_over(d)) {
+        log_info("%s", d->is_handing_over ? "all is answered" : "drained");
+        uv_stop(d->loop);
+    } else if (now_ns >= d->drain_until_ns && !d->is_handing_over && !d->ends_tokens) {
+        log_info("the drain timeout is over: tokens are finished, none is begun");
+        end_tokens(d);
+    } else if (now_ns >= d->drain_until_ns) {
+        log_warn("%" PRIu64 " requests are still in flight after the drain timeout",
+                 stats_get(queue_requests));
+        if (d->is_handing_over)
+            uv_stop(d->loop);
+        else
+            answer_the_last(d);
+    }
+}
+
+static void on_terminate(uv_signal_t *s, int number)
+{
+    struct daemon *d = s->data;
+    if (d->is_stopping)
+        return;
+    if (!d->is_draining && !d->is_handing_over) {
+        log_info("%s", number == SIGINT ? "SIGINT" : "SIGTERM");
+        if (keep_is_there())
+            hand_over(d, EX_OK);
+        else if (config_now(d->cfg, drain_delay_us) > 0 && d->leave_at_ns == 0)
+            leave_later(d);
+        else
+            drain(d);
+        return;
+    }
+    log_warn("a second signal: stopping now");
+    finish(d, EX_OK);
+}
+
+static void on_upgrade(uv_signal_t *s, int number)
+{
+    struct daemon *d = s->data;
+    (void)number;
+    if (d->is_stopping || d->is_draining || d->is_handing_over)
+        return;
+    if (!keep_is_there()) {
+        log_warn("SIGUSR2 is ignored: nobody keeps the cache for the next process");
+        return;
+    }
+    log_info("SIGUSR2");
+    hand_over(d, EX_TEMPFAIL);
+}
+
+/* Certificates and tenants, from the files that they were first read from. */
+static attn_status read_files(void *user, const struct config *cfg, char *why, size_t why_bytes)
+{
+    struct daemon *d = user;
+    struct tenants *tenants;
+    attn_status st = tenants_open(cfg->tenants, &tenants, why, why_bytes);
+    for (uint32_t i = 0; i < d->n_transports && st == ATTN_OK; i++)
+        if (d->transports[i]->ops->reload != NULL)
+            st = d->transports[i]->ops->reload(d->transports[i], cfg, why, why_bytes);
+    if (st == ATTN_OK)
+        engine_take_tenants(d->engine, tenants);
+    else
+        tenants_close(tenants);
+    return st;
+}
+
+static void settings_took(void *user, const struct config *cfg)
+{
+    struct daemon *d = user;
+    settings_publish(cfg);
+    for (uint32_t i = 0; i < d->cards.n; i++)
+        engine_reload(d->cards.at[i].engine, cfg);
+    share_table_set(d->shares, cfg->peer_share, cfg->principal_share);
+    http_set_stall_timeout(d->http, cfg->stall_timeout_us);
+}
+
+static void on_reload(uv_signal_t *s, int number)
+{
+    struct daemon *d = s->data;
+    uint32_t n_taken, n_kept;
+    char why[WHY_BYTES];
+    (void)number;
+    if (d->is_stopping)
+        return;
+    log_info("SIGHUP: settings are read");
+    if (settings_reload(d->settings, &n_taken, &n_kept, why, sizeof why) != ATTN_OK)
+        log_error("SIGHUP: %s", why);
+}
+
+/* --- start, run, stop ------------------------------------------------------------------------- */
+
+static void handlers_start(struct daemon *d)
+{
+    static const struct {
+        int number;
+        uv_signal_cb cb;
+    } handlers[] = {{SIGTERM, on_terminate},
+                    {SIGINT, on_terminate},
+                    {SIGHUP, on_reload},
+                    {SIGUSR2, on_upgrade}};
+    for (size_t i = 0; i < sizeof handlers / sizeof handlers[0]; i++) {
+        uv_signal_init(d->loop, &d->signals[i]);
+        d->signals[i].data = d;
+        uv_signal_start(&d->signals[i], handlers[i].cb, handlers[i].number);
+    }
+    uv_timer_init(d->loop, &d->tick);
+    d->tick.data = d;
+    uv_timer_start(&d->tick, on_tick, 0, TICK_MS);
+    d->watchdog_ns = notify_watchdog_us() * 1000;
+    d->has_handlers = true;
+}
+
+/* Caches, sessions and the engines that work with them; what was opened is daemon_stop's. */
+static attn_status engines_begin(struct daemon *d, char *why, size_t why_bytes)
+{
+    d->shares = share_table_open(d->cfg->peer_share, d->cfg->principal_share);
+    if (d->shares == NULL) {
+        snprintf(why, why_bytes, "no memory for the shares of peers");
+        return ATTN_ENOMEM;
+    }
+    const struct settings_user user = {d, read_files, settings_took};
+    attn_status st = settings_open(d->cfg, d->argc, d->argv, &user, &d->settings);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "no memory for the settings");
+        return st;
+    }
+    struct engine_parts parts = {
+        .cfg = d->cfg,
+        .bufs = d->bufs,
+        .tenants = d->tenants,
+        .settings = d->settings,
+    };
+    st = cards_engines_begin(&d->cards, &parts, why, why_bytes);
+    d->engine = st == ATTN_OK ? d->cards.at[0].engine : NULL;
+    return st;
+}
+
+static int http_start(struct daemon *d)
+{
+    char why[WHY_BYTES];
+    if (d->cfg->http[0] == '\0')
+        return EX_OK;
+    if (http_open(d->cfg->http, d->cfg->stall_timeout_us, &d->http, why, sizeof why) != ATTN_OK) {
+        log_error("%s", why);
+        return EX_CANTCREAT;
+    }
+    log_info("stats on http://%.*s:%u", (int)(strrchr(d->cfg->http, ':') - d->cfg->http),
+             d->cfg->http, http_port(d->http));
+    return EX_OK;
+}
+
+static bool transport_start(struct daemon *d, const char *url)
+{
+    char why[WHY_BYTES];
+    const struct transport_ops *ops = transport_find(url);
+    struct transport **t = &d->transports[d->n_transports];
+    if (ops->open(&d->env, url, t, why, sizeof why) != ATTN_OK) {
+        log_error("%s", why);
+        return false;
+    }
+    d->n_transports++;
+    log_info("listening on %s", ops->url(*t));
+    return true;
+}
+
+static int transports_start(struct daemon *d)
+{
+    char admin[WHY_BYTES], why[WHY_BYTES];
+    if (tenants_open(d->cfg->tenants, &d->tenants, why, sizeof why) != ATTN_OK) {
+        log_error("%s", why);
+        return EX_CONFIG;
+    }
+    d->env = (struct transport_env){.loop = d->loop, .cfg = d->cfg};
+    for (uint32_t i = 0; i < d->cfg->n_listen; i++)
+        if (!transport_start(d, d->cfg->listen[i]))
+            return EX_CANTCREAT;
+    if (config_admin_url(d->cfg, admin, sizeof admin) && !transport_start(d, admin))
+        return EX_CANTCREAT;
+    return EX_OK;
+}
+
+/* Device, buffers, cache and engine: what transports need before they serve. */
+static int engine_and_device_start(struct daemon *d)
+{
+    char why[WHY_BYTES];
+    int code = cards_devices_begin(d->cfg, &d->cards);
+    if (code != EX_OK)
+        return code;
+    const struct device *device = &d->cards.at[0].device; /* messages are in memory for all */
+    attn_status st =
+        iobuf_pool_open(device->ops, device->backend, d->cfg->io_memory_bytes, &d->bufs);
+    if (st != ATTN_OK) {
+        log_error("cache.io_memory: %" PRIu64 " bytes can't be had: %s", d->cfg->io_memory_bytes,
+                  attn_status_message(st));
+        return EX_OSERR;
+    }
+    st = engines_begin(d, why, sizeof why);
+    if (st != ATTN_OK) {
+        log_error("%s", why);
+        return EX_OSERR;
+    }
+    d->env.backend_ops = device->ops;
+    d->env.backend = device->backend;
+    d->env.engine = d->engine;
+    d->env.bufs = d->bufs;
+    d->env.shares = d->shares;
+    return EX_OK;
+}
+
+/* An exit code; what was started is daemon_stop's. */
+static int daemon_start(struct daemon *d)
+{
+    int code = http_start(d);
+    if (code == EX_OK)
+        code = transports_start(d);
+    if (code != EX_OK)
+        return code;
+    notify_send("STATUS=opening the device\nEXTEND_TIMEOUT_USEC=" DEVICE_TIMEOUT_US);
+    code = engine_and_device_start(d);
+    if (code == EX_OK)
+        handlers_start(d);
+    return code;
+}
+
+static void on_close_timeout(uv_timer_t *timer)
+{
+    uv_stop(timer->loop);
+}
+
+static void close_handle(uv_handle_t *h, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(h))
+        uv_close(h, NULL);
+}
+
+static void on_last_replies(uv_timer_t *timer)
+{
+    struct daemon *d = timer->data;
+    bool is_done = true;
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        is_done &= d->transports[i]->ops->hang_up(d->transports[i]);
+    if (is_done || clock_now_ns() >= d->drain_until_ns)
+        uv_stop(d->loop);
+}
+
+/* Lets the loop write what is owed and the peers read it, for a moment. */
+static void write_last_replies(struct daemon *d, uint64_t most_ms)
+{
+    d->drain_until_ns = clock_now_ns() + most_ms * 1000000;
+    uv_timer_start(&d->tick, on_last_replies, 0, 1);
+    uv_run(d->loop, UV_RUN_DEFAULT);
+    uv_timer_start(&d->tick, on_close_timeout, most_ms, 0);
+}
+
+/* Nothing of a lost device is touched any more: its driver may wait for ever. */
+static void end_without_device(struct daemon *d, bool is_all)
+{
+    write_last_replies(d, LAST_REPLIES_OF_LOST_MS);
+    fflush(NULL);
+    _exit(is_all ? EX_TEMPFAIL : d->exit_code);
+}
+
+static void daemon_stop(struct daemon *d)
+{
+    health_set_ready(false);
+    d->is_stopping = true;
+    if (d->has_handlers)
+        uv_timer_stop(&d->tick); /* it looks at the engine */
+    stop_transports(d);
+    bool is_all = d->engine != NULL && (d->cards.n == 1 || cards_are_lost(&d->cards));
+    if (cards_stop(&d->cards) != ATTN_OK)
+        end_without_device(d, is_all);
+    if (d->has_handlers)
+        write_last_replies(d, LAST_REPLIES_MS);
+    for (uint32_t i = 0; i < d->n_transports; i++)
+        d->transports[i]->ops->close(d->transports[i]);
+    if (d->loop != NULL) {
+        uv_run(d->loop, UV_RUN_NOWAIT);
+        uv_walk(d->loop, close_handle, NULL);
+        uv_run(d->loop, UV_RUN_DEFAULT);
+        uv_loop_close(d->loop);
+    }
+    http_close(d->http);
+    settings_close(d->settings);
+    cards_end(&d->cards);
+    tenants_close(d->tenants);
+    share_table_close(d->shares);
+    iobuf_pool_close(d->bufs);
+    cards_devices_end(&d->cards);
+}
+
+static int daemon_serve(struct daemon *d)
+{
+    int code = daemon_start(d);
+    if (code == EX_OK) {
+        health_set_ready(true);
+        notify_send("READY=1\nSTATUS=serving");
+        log_info("attnd %s is ready", ATTND_VERSION);
+        uv_run(d->loop, UV_RUN_DEFAULT);
+        code = d->exit_code;
+    }
+    daemon_stop(d);
+    if (code == EX_OK)
+        log_info("stopped");
+    return code;
+}
+
+int daemon_run(struct config *cfg, int argc, char **argv)
+{
+    static struct daemon d;
+    d = (struct daemon){.cfg = cfg, .argc = argc, .argv = argv};
+    settings_publish(cfg);
+    keep_begin();
+    loop_memory_use();
+    d.loop = uv_default_loop();
+    if (d.loop == NULL) {
+        log_error("no memory or descriptors for the event loop");
+        return EX_OSERR;
+    }
+    return daemon_serve(&d);
+}

@@ -1,0 +1,12 @@
+/* daemon.h: attnd as a service, from its settings to its end. */
+#ifndef ATTND_DAEMON_PROCESS_DAEMON_H
+#define ATTND_DAEMON_PROCESS_DAEMON_H
+
+#include "daemon/config/config.h"
+
+/* Serves until it is told to end; once in a process, on its main thread. An exit code of
+ * sysexits.h: 75 if a restart may help. cfg stays the caller's and may change meanwhile; argc and
+ * argv are what it was loaded from. */
+int daemon_run(struct config *cfg, int argc, char **argv);
+
+#endif

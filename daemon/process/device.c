@@ -1,0 +1,197 @@
+/* device.c: the order in which backends are tried, and what is done with each. */
+#include "daemon/process/device.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/process/memory.h"
+#include "kernels/faults.h"
+#include "kernels/selftest.h"
+
+enum { WHY_BYTES = 512 };
+
+static const char *const in_order[] = {"cuda", "hip", "cpu"};
+
+static bool is_auto(const struct config *cfg)
+{
+    return strcmp(cfg->backend, "auto") == 0;
+}
+
+/* Calls try for each backend that the settings allow (only: this one; NULL: any of them), until one
+ * returns other than ATTN_ENOTSUP, which becomes the result. */
+static attn_status try_each(const struct config *cfg,
+                            attn_status (*try)(const struct config *cfg, const char *name,
+                                               void *arg),
+                            void *arg, const char *only)
+{
+    attn_status st = ATTN_ENOTSUP;
+    if (only == NULL && !is_auto(cfg))
+        only = cfg->backend;
+    for (size_t i = 0; i < sizeof in_order / sizeof in_order[0] && st == ATTN_ENOTSUP; i++)
+        if (only == NULL || strcmp(only, in_order[i]) == 0)
+            st = try(cfg, in_order[i], arg);
+    return st;
+}
+
+/* --- to serve --------------------------------------------------------------------------------- */
+
+/* Of the cores where the settings leave it open. */
+static uint32_t threads_of(const struct config *cfg, const struct device_choice *which)
+{
+    uint32_t n_cores = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    if (cfg->threads != 0 || which->n_alike <= 1)
+        return cfg->threads;
+    return n_cores > which->n_alike ? n_cores / which->n_alike : 1;
+}
+
+static attn_status open_one(const struct config *cfg, const struct device_choice *which,
+                            const char *name, int import_fd, struct device *out, char *why,
+                            size_t why_bytes)
+{
+    bool is_last = which->n + 1 >= which->n_all;
+    const struct backend_ops *ops;
+    attn_status st = backend_load(name, &ops, why, why_bytes);
+    if (st == ATTN_OK && cfg->faults[0] != '\0' && is_last)
+        st = backend_faults(ops, cfg->faults, &ops, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    struct backend_config bc = {
+        .kv_bytes = cfg->kv_memory_bytes,
+        .max_batch_items = cfg->max_batch_items,
+        .max_batch_tokens = cfg->max_batch_tokens,
+        .n_threads = threads_of(cfg, which),
+        .device_index = (int32_t)which->index,
+        .import_fd = import_fd,
+    };
+    /* an imported memory is taken already */
+    bool takes_kv = strcmp(name, "cpu") == 0 && import_fd < 0;
+    st = memory_check("", takes_kv ? bc.kv_bytes * which->n_alike_to_come : 0,
+                      which->n == 0 ? cfg->io_memory_bytes : 0,
+                      (config_tier_bytes(cfg) + cfg->idle_memory_bytes) * which->n_all, why,
+                      why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    struct backend *b = NULL;
+    st = ops->open(&bc, &b);
+    if (st != ATTN_OK) {
+        snprintf(why, why_bytes, "%s%s", st == ATTN_ENOMEM ? "device.kv_memory: " : "",
+                 b == NULL ? attn_status_message(st) : ops->last_error(b));
+        ops->close(b);
+        return st;
+    }
+    *out = (struct device){ops, b};
+    return ATTN_OK;
+}
+
+static attn_status try_to_count(const struct config *cfg, const char *name, void *arg)
+{
+    const struct backend_ops *ops;
+    char why[WHY_BYTES];
+    uint32_t *n = arg;
+    (void)cfg;
+    if (backend_load(name, &ops, why, sizeof why) == ATTN_OK)
+        *n = ops->n_devices == NULL ? 1 : ops->n_devices();
+    return *n > 0 ? ATTN_OK : ATTN_ENOTSUP;
+}
+
+uint32_t device_count(const struct config *cfg)
+{
+    uint32_t n = 0;
+    try_each(cfg, try_to_count, &n, NULL);
+    return n;
+}
+
+/* What trying has come to. */
+struct attempt {
+    const struct device_choice *which;
+    struct device device;
+    char why[2 * WHY_BYTES]; /* of those that failed */
+};
+
+static attn_status try_to_open(const struct config *cfg, const char *name, void *arg)
+{
+    char why[WHY_BYTES];
+    struct attempt *a = arg;
+    log_info("opening backend %s", name);
+    if (open_one(cfg, a->which, name, -1, &a->device, why, sizeof why) == ATTN_OK)
+        return ATTN_OK;
+    if (is_auto(cfg))
+        log_info("backend %s is not used: %s", name, why);
+    size_t n = strlen(a->why);
+    snprintf(a->why + n, sizeof a->why - n, "%sbackend %s can't be used: %s", n > 0 ? "; " : "",
+             name, why);
+    return ATTN_ENOTSUP; /* the next one may do, whatever it was */
+}
+
+static void say_opened(const struct config *cfg, const struct device *d)
+{
+    struct backend_info info;
+    d->ops->info(d->backend, &info);
+    if (cfg->faults[0] != '\0')
+        log_warn("faults are injected: %s", cfg->faults);
+    log_info("backend %s on %s: %" PRIu64 " MiB of KV memory, %" PRIu32 " processors", info.name,
+             info.device, info.kv_bytes >> 20, info.n_processors);
+}
+
+attn_status device_open(const struct config *cfg, const struct device_choice *which,
+                        struct device *out_device)
+{
+    struct attempt a = {.which = which, .why = ""};
+    if (try_each(cfg, try_to_open, &a, which->backend) != ATTN_OK) {
+        log_error("%s%s", is_auto(cfg) ? "no backend can be used: " : "", a.why);
+        return ATTN_ENOTSUP;
+    }
+    say_opened(cfg, &a.device);
+    *out_device = a.device;
+    return ATTN_OK;
+}
+
+attn_status device_import(const struct config *cfg, const struct device_choice *which,
+                          const char *backend, int memory_fd, struct device *out_device, char *why,
+                          size_t why_bytes)
+{
+    struct device d;
+    const char *wanted = which->backend != NULL ? which->backend : cfg->backend;
+    if (strcmp(wanted, "auto") != 0 && strcmp(wanted, backend) != 0) {
+        snprintf(why, why_bytes, "device.backend is %s, the kept KV memory is of %s", wanted,
+                 backend);
+        return ATTN_EINVAL;
+    }
+    attn_status st = open_one(cfg, which, backend, memory_fd, &d, why, why_bytes);
+    if (st != ATTN_OK)
+        return st;
+    say_opened(cfg, &d);
+    *out_device = d;
+    return ATTN_OK;
+}
+
+void device_close(struct device *d)
+{
+    if (d->ops != NULL)
+        d->ops->close(d->backend);
+    *d = (struct device){0};
+}
+
+/* --- to check --------------------------------------------------------------------------------- */
+
+static attn_status try_to_check(const struct config *cfg, const char *name, void *arg)
+{
+    FILE *out = arg;
+    const struct backend_ops *ops;
+    char why[WHY_BYTES];
+    if (backend_load(name, &ops, why, sizeof why) != ATTN_OK) {
+        fprintf(out, "backend %s: %s\n", name, why);
+        return ATTN_ENOTSUP;
+    }
+    struct config_device devices[CONFIG_MAX_DEVICES] = {0};
+    uint32_t n;
+    config_devices(cfg->device_index, devices, &n); /* of several the first */
+    return selftest_run(ops, (int32_t)devices[0].index, cfg->threads, out);
+}
+
+attn_status device_self_test(const struct config *cfg, FILE *out)
+{
+    return try_each(cfg, try_to_check, out, NULL);
+}

@@ -1,0 +1,83 @@
+/* main.c: what attnd is asked to do: serve, supervise, or print something. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/config/config.h"
+#include "daemon/config/settings.h"
+#include "daemon/keeper/supervise.h"
+#include "daemon/process/daemon.h"
+#include "daemon/process/device.h"
+
+static int self_test(const struct config *cfg)
+{
+    printf("attnd %s\n", ATTND_VERSION);
+    attn_status st = device_self_test(cfg, stdout);
+    return st == ATTN_OK ? EX_OK : st == ATTN_ENOTSUP ? EX_UNAVAILABLE : EX_SOFTWARE;
+}
+
+/* Closed standard descriptors become /dev/null: the next file opened would take their number, and
+ * log lines would go there. A reader of stderr that leaves is no reason to end. */
+static void standard_files_init(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+            _exit(EX_OSERR);
+}
+
+/* What was printed has arrived, or why not. */
+static int printed(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return EX_OK;
+    log_error("write to stdout: %s", strerror(errno));
+    return EX_IOERR;
+}
+
+int main(int argc, char **argv)
+{
+    struct config cfg;
+    enum config_action action;
+    int code = EX_OK;
+    struct config_fault fault;
+    standard_files_init();
+    log_init(LOG_LEVEL_INFO, LOG_FORMAT_LOGFMT);
+    if (config_load(argc, argv, &cfg, &action, &fault) != ATTN_OK) {
+        log_error("%s", fault.why);
+        return fault.is_flag ? EX_USAGE : EX_CONFIG;
+    }
+    switch (action) {
+    case CONFIG_HELP:
+        config_help(stdout);
+        code = printed();
+        break;
+    case CONFIG_VERSION:
+        printf("attnd %s\n", ATTND_VERSION);
+        code = printed();
+        break;
+    case CONFIG_PRINT:
+        config_print(&cfg, stdout);
+        code = printed();
+        break;
+    case CONFIG_CHECK:
+        break;
+    case CONFIG_SELF_TEST:
+        code = self_test(&cfg);
+        break;
+    case CONFIG_SUPERVISE:
+        settings_publish(&cfg);
+        code = supervise_run(argc, argv);
+        break;
+    case CONFIG_RUN:
+        code = daemon_run(&cfg, argc, argv);
+        break;
+    }
+    config_fini(&cfg);
+    return code;
+}

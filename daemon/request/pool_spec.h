@@ -1,0 +1,48 @@
+/* pool_spec.h: a pool's description in its three forms: as clients send it (PoolSpec), as the
+ * backend and the cache take it, and the canonical PoolSpec in between, with every default filled
+ * in, which is what is stored, compared and told to clients. No device and no cache in here.
+ */
+#ifndef ATTND_DAEMON_REQUEST_POOL_SPEC_H
+#define ATTND_DAEMON_REQUEST_POOL_SPEC_H
+
+#include "kernels/backend.h"
+#include "proto/seq_file.h"
+#include "proto/wire.h"
+
+enum { POOL_BLOCK_TOKENS = 16 }; /* where a client leaves it open */
+
+struct pool_spec {
+    Attnd__PoolSpec *wire; /* canonical; owned. n_blocks 0: not decided yet */
+    struct attn_layer_spec *layers; /* [num_layers]; owned; point into wire */
+    uint64_t attention; /* a digest of how the layers attend: on it K and V behind them depend */
+};
+
+/* Checks what the wire form alone can tell (names, counts, enums, required features) and fills the
+ * defaults in. Geometry is the backend's to judge.
+ * Errors   ATTN_EINVAL, ATTN_ENOTSUP an unknown required feature, ATTN_ENOMEM; why names the
+ *          field */
+attn_status pool_spec_init(struct pool_spec *s, const Attnd__PoolSpec *asked, char *why,
+                           size_t why_bytes);
+void pool_spec_fini(struct pool_spec *s); /* a zeroed one is fine */
+
+/* ATTN_EEXIST: the specs differ; why names the first field and both values. asked->n_blocks 0
+ * agrees with any count. */
+attn_status pool_spec_compare(const struct pool_spec *have, const struct pool_spec *asked,
+                              char *why, size_t why_bytes);
+
+/* What blocks of the pool mean, in both forms that leave the daemon; borrows. */
+struct seq_geometry pool_spec_geometry(const struct pool_spec *s, uint32_t layout,
+                                       uint64_t block_bytes);
+void pool_spec_content(const struct pool_spec *s, Attnd__Content *out);
+
+/* The backend's form; borrows s->layers. */
+void pool_spec_config(const struct pool_spec *s, uint32_t n_table_rows, uint32_t max_row_blocks,
+                      struct backend_pool_config *out);
+/* The stored form: bytes of it, and the packing to dst of that many bytes. */
+size_t pool_spec_packed_bytes(const struct pool_spec *s);
+void pool_spec_pack(const struct pool_spec *s, uint8_t *dst);
+
+/* The attn_dtype of a wire enum; ATTN_DTYPE_NONE for none and for anything unknown. */
+attn_dtype pool_dtype(Attnd__Dtype d);
+
+#endif

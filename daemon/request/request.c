@@ -1,0 +1,334 @@
+/* request.c: making, decoding, answering and freeing a request; the one place that counts steps.
+ */
+#include "daemon/request/request.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/base/slow.h"
+#include "daemon/request/session.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_SENTENCE_BYTES = 480 };
+
+struct request *request_new(const struct transport_ops *t, void *peer, struct share *share,
+                            struct iobuf_pool *pool, size_t msg_bytes)
+{
+    struct request *req = malloc(sizeof(*req));
+    if (req == NULL)
+        return NULL;
+    request_init(req, t, peer);
+    req->share = share;
+    size_t room = msg_bytes > REQUEST_MIN_MSG_BYTES ? msg_bytes : REQUEST_MIN_MSG_BYTES;
+    req->msg = pool != NULL ? iobuf_acquire(pool, share, room) : iobuf_heap_new(room);
+    if (req->msg == NULL) {
+        free(req);
+        return NULL;
+    }
+    req->msg->n_bytes = msg_bytes;
+    return req;
+}
+
+attn_status request_grow(struct request *req, struct iobuf_pool *pool, size_t msg_bytes,
+                         size_t n_kept)
+{
+    struct iobuf *msg = iobuf_acquire(pool, req->share, msg_bytes);
+    if (msg == NULL)
+        return ATTN_EOVERLOAD;
+    memcpy(msg->data, req->msg->data, n_kept);
+    iobuf_release(req->msg);
+    req->msg = msg;
+    return ATTN_OK;
+}
+
+void request_init(struct request *req, const struct transport_ops *t, void *peer)
+{
+    memset(req, 0, offsetof(struct request, arena_bytes));
+    req->transport = t;
+    req->peer = peer;
+    wire_arena_init(&req->arena, req->arena_bytes, sizeof(req->arena_bytes),
+                    REQUEST_MAX_ARENA_BYTES);
+}
+
+void request_free(struct request *req)
+{
+    if (req == NULL)
+        return;
+    iobuf_release(req->msg);
+    iobuf_release(req->reply);
+    wire_arena_reset(&req->arena);
+    free(req);
+}
+
+static bool is_step(const struct request *req)
+{
+    return req->wire.header != NULL && req->wire.header->body_case == ATTND__REQUEST__BODY_STEP;
+}
+
+static void count(const struct request *req)
+{
+    stats_add(requests_received, 1);
+    if (is_step(req)) {
+        stats_add(steps_received, 1);
+        stats_add(steps_in_flight, 1);
+    }
+}
+
+/* Takes over what decoding gave: counts the request and sets its times. */
+static attn_status decoded(struct request *req, attn_status st, uint64_t now_ns,
+                           uint64_t default_timeout_us, uint64_t max_timeout_us)
+{
+    req->received_ns = now_ns;
+    req->deadline_ns = now_ns + default_timeout_us * 1000;
+    if (st != ATTN_OK) {
+        req->wire.header = NULL;
+        stats_add(messages_malformed, 1);
+        return st;
+    }
+    count(req);
+    uint64_t timeout_us = req->wire.header->timeout_us;
+    if (timeout_us > max_timeout_us)
+        timeout_us = max_timeout_us;
+    if (timeout_us != 0)
+        req->deadline_ns = now_ns + timeout_us * 1000;
+    return ATTN_OK;
+}
+
+void request_take_bell(struct request *req, struct request_bell *bell, const Attnd__Request *header,
+                       uint8_t *payload, size_t payload_bytes, uint64_t now_ns, uint64_t timeout_us)
+{
+    req->bell = bell;
+    req->wire =
+        (struct wire_request){.header = header, .payload = payload, .payload_bytes = payload_bytes};
+    req->received_ns = now_ns;
+    req->deadline_ns = now_ns + timeout_us * 1000;
+    count(req);
+}
+
+attn_status request_decode(struct request *req, uint64_t now_ns, uint64_t default_timeout_us,
+                           uint64_t max_timeout_us, char *why, size_t why_bytes)
+{
+    attn_status st = wire_request_decode(req->msg->data, req->msg->n_bytes, &req->arena, &req->wire,
+                                         why, why_bytes);
+    return decoded(req, st, now_ns, default_timeout_us, max_timeout_us);
+}
+
+attn_status request_decode_apart(struct request *req, uint8_t *head, uint8_t *payload,
+                                 uint64_t now_ns, uint64_t default_timeout_us,
+                                 uint64_t max_timeout_us, char *why, size_t why_bytes)
+{
+    attn_status st =
+        wire_request_decode_apart(head, payload, &req->arena, &req->wire, why, why_bytes);
+    return decoded(req, st, now_ns, default_timeout_us, max_timeout_us);
+}
+
+uint64_t request_session(const struct request *req)
+{
+    const Attnd__Request *h = req->wire.header;
+    return h->body_case == ATTND__REQUEST__BODY_HELLO ? h->hello->resume_session : h->session;
+}
+
+bool request_may_administer(const struct request *req)
+{
+    const struct principal *who = &req->principal;
+    return req->transport->is_admin ||
+           (who->kind == PRINCIPAL_USER && (who->uid == 0 || who->uid == geteuid()));
+}
+
+attn_status request_reply_reserve(struct request *req, size_t n_bytes)
+{
+    if (req->room != NULL) {
+        if (n_bytes > req->room->capacity_bytes)
+            return ATTN_EINVAL;
+        req->reply = req->room;
+        req->reply->offset = 0;
+        req->reply->n_bytes = n_bytes;
+        return ATTN_OK;
+    }
+    assert(req->msg->pool != NULL); /* heap messages are refused, never served */
+    iobuf_release(req->reply);
+    req->reply = iobuf_acquire_owed(req->msg->pool, req->share, n_bytes);
+    return req->reply == NULL ? ATTN_EOVERLOAD : ATTN_OK;
+}
+
+attn_status request_reply_begin(struct request *req, const Attnd__Reply *header,
+                                size_t payload_bytes, uint8_t **out_payload)
+{
+    size_t head_bytes = wire_reply_head_bytes(header);
+    attn_status st = request_reply_reserve(req, head_bytes + payload_bytes);
+    if (st != ATTN_OK)
+        return st;
+    wire_reply_head_encode(header, req->wire.request_id, payload_bytes, req->reply->data);
+    *out_payload = req->reply->data + head_bytes;
+    return ATTN_OK;
+}
+
+void request_reply(struct request *req, attn_status st)
+{
+    assert(req->reply != NULL || req->bell != NULL || req->part != NULL);
+    req->status = st;
+    if (is_step(req) && req->part == NULL) {
+        uint64_t now_ns = req->replied_ns = clock_now_ns();
+        enum stats_transport label = req->transport->label;
+        stats_observe_ns(label, STATS_TOTAL, now_ns - req->received_ns);
+        if (req->batched_ns != 0) {
+            stats_observe_ns(label, STATS_QUEUE, req->batched_ns - req->received_ns);
+            stats_observe_ns(label, STATS_DEVICE, req->device_ns);
+        }
+        stats_count_answer(st);
+        stats_sub(steps_in_flight, 1);
+    }
+    req->transport->reply(req);
+}
+
+static double seconds(uint64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+static void tell_slow(const struct request *req, const uint64_t stage_ns[STAGE_N],
+                      uint64_t total_ns)
+{
+    const Attnd__Step *step = req->wire.header->step;
+    struct timespec now = clock_wall();
+    char who[PRINCIPAL_TEXT_BYTES];
+    struct slow_step s = {
+        .unix_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec,
+        .request_id = req->wire.request_id,
+        .session = req->wire.header->session,
+        .pool = step->pool,
+        .layer = step->layer,
+        .n_items = (uint32_t)step->n_seq,
+        .status = req->status,
+        .transport = stats_transport_name(req->transport->label),
+    };
+    memcpy(s.stage_ns, stage_ns, sizeof s.stage_ns);
+    for (size_t i = 0; i < step->n_n_tokens; i++)
+        s.n_tokens += step->n_tokens[i];
+    snprintf(s.who, sizeof s.who, "%s", principal_format(&req->principal, who));
+    slow_add(&s);
+    stats_add(steps_slow, 1);
+    const char *status = attn_status_message(s.status);
+    char quoted[2][SLOW_WHO_BYTES + 8];
+    log_limited("slow steps", LOG_LEVEL_WARN, log_event, "slow step",
+                "total=%.6f receive=%.6f queue=%.6f wait=%.6f launch=%.6f device=%.6f reply=%.6f "
+                "send=%.6f session=%08" PRIx32 " request=%" PRIu64 " pool=%" PRIu32
+                " layer=%" PRIu32 " items=%" PRIu32 " tokens=%" PRIu32
+                " status=%s transport=%s peer=%s",
+                seconds(total_ns), seconds(stage_ns[STAGE_RECEIVE]), seconds(stage_ns[STAGE_QUEUE]),
+                seconds(stage_ns[STAGE_WAIT]), seconds(stage_ns[STAGE_LAUNCH]),
+                seconds(stage_ns[STAGE_DEVICE]), seconds(stage_ns[STAGE_REPLY]),
+                seconds(stage_ns[STAGE_SEND]), session_label(s.session), s.request_id, s.pool,
+                s.layer, s.n_items, s.n_tokens, log_quote(status, quoted[0], sizeof quoted[0]),
+                s.transport, log_quote(s.who, quoted[1], sizeof quoted[1]));
+}
+
+void request_sent(const struct request *req)
+{
+    if (!is_step(req))
+        return;
+    uint64_t stage_ns[STAGE_N], total_ns = 0;
+    stages_of(req, clock_now_ns(), stage_ns);
+    for (enum stage s = 0; s < STAGE_N; s++) {
+        stats_observe_stage_ns(s, stage_ns[s]);
+        total_ns += stage_ns[s];
+    }
+    if (slow_is(total_ns))
+        tell_slow(req, stage_ns, total_ns);
+}
+
+void request_reply_error(struct request *req, attn_status st, uint64_t retry_after_us,
+                         const char *format, ...)
+{
+    char sentence[MAX_SENTENCE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(sentence, sizeof(sentence), format, args);
+    va_end(args);
+    /* protobuf strings are UTF-8: a sentence that quotes a client's bytes must stay one */
+    for (char *c = sentence; *c != '\0'; c++)
+        if ((unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7f)
+            *c = '?';
+    req->why = sentence;
+    if (req->part != NULL) { /* the whole step is answered, not this card's part of it */
+        request_reply(req, st);
+        return;
+    }
+
+    Attnd__Reply header = ATTND__REPLY__INIT;
+    header.status = st;
+    header.message = sentence;
+    header.retry_after_us = retry_after_us;
+    if (req->batched_ns != 0) {
+        header.queue_ns = req->batched_ns - req->received_ns;
+        header.device_ns = req->device_ns;
+    }
+    size_t head_bytes = wire_reply_head_bytes(&header);
+    assert(head_bytes <= REQUEST_MIN_MSG_BYTES);
+    if (req->reply == NULL && req->room != NULL) {
+        req->reply = req->room;
+    } else if (req->reply == NULL) {
+        bool is_large = req->msg->capacity_bytes > REQUEST_MAX_REUSED_BYTES;
+        req->reply = is_large ? iobuf_heap_new(head_bytes) : NULL;
+        if (req->reply == NULL)
+            req->reply = req->msg;
+        else
+            iobuf_release(req->msg);
+        req->msg = NULL;
+    }
+    req->reply->offset = 0;
+    req->reply->n_bytes = head_bytes;
+    wire_reply_head_encode(&header, req->wire.request_id, 0, req->reply->data);
+    request_reply(req, st);
+}
+
+bool request_seq(const Attnd__Request *h, uint64_t *out_name, uint32_t *out_epoch)
+{
+    *out_epoch = 0;
+    switch (h->body_case) {
+    case ATTND__REQUEST__BODY_OPEN:
+        *out_name = h->open->seq;
+        return true;
+    case ATTND__REQUEST__BODY_FORK:
+        *out_name = h->fork->seq;
+        *out_epoch = h->fork->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_TRUNCATE:
+        *out_name = h->truncate->seq;
+        *out_epoch = h->truncate->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_TOKENS:
+        *out_name = h->tokens->seq;
+        *out_epoch = h->tokens->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_CLOSE:
+        *out_name = h->close->seq;
+        *out_epoch = h->close->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_ADOPT:
+        *out_name = h->adopt->seq;
+        return true;
+    case ATTND__REQUEST__BODY_EXPORT:
+        *out_name = h->export->seq;
+        *out_epoch = h->export->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_IMPORT:
+        *out_name = h->import->seq;
+        *out_epoch = h->import->epoch;
+        return true;
+    case ATTND__REQUEST__BODY_KILL: /* of a sequence */
+        *out_name = h->kill->seq;
+        return true;
+    case ATTND__REQUEST__BODY_MOVE:
+        *out_name = h->move->seq;
+        return true;
+    default:
+        return false;
+    }
+}

@@ -1,0 +1,36 @@
+/* request/tenant_internal.h: what the files of tenant.h share. */
+#ifndef ATTND_DAEMON_REQUEST_TENANT_INTERNAL_H
+#define ATTND_DAEMON_REQUEST_TENANT_INTERNAL_H
+
+#include <pthread.h>
+#include <sys/queue.h>
+
+#include "daemon/request/tenant.h"
+
+/* What a tenant has used. Stays as long as any table of it: a tenant that is gone may come back. */
+struct book_entry {
+    SLIST_ENTRY(book_entry) link;
+    uint32_t id;
+    _Atomic uint64_t used[TENANT_N_QUOTAS];
+};
+
+/* Those of all tenants, for the tables of all cards. */
+struct book {
+    _Atomic uint32_t n_refs;
+    pthread_mutex_t lock; /* of the list */
+    SLIST_HEAD(, book_entry) entries;
+};
+
+struct tenants {
+    uint32_t n;
+    struct book *book;
+    struct tenant list[TENANT_MAX]; /* the first is the operator */
+};
+
+struct book *tenant_book_new(void); /* NULL: no memory */
+void tenant_book_unref(struct book *b);
+_Atomic uint64_t *tenant_book_find(struct book *b, uint32_t id); /* NULL: no memory */
+/* SHA-256. false: it is not to be had. */
+bool tenant_hash(const char *text, uint8_t out[TENANT_HASH_BYTES]);
+
+#endif

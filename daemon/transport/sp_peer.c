@@ -1,0 +1,512 @@
+/* transport/sp_peer.c: one connection of a worker: its bytes become requests.
+ *
+ * Small messages and all heads are read through the transport's shared read-ahead buffer, the
+ * bodies of large ones straight into their request's buffer. That grows as bytes arrive, so that a
+ * size alone takes no memory; large messages that are not complete hold at most half of
+ * cache.io_memory together, and must go on arriving. transport/sp_write.c has the way back.
+ */
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/base/address.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/transport/sp_internal.h"
+
+enum {
+    DIRECT_MIN_BYTES = 32 << 10, /* a body with this much missing is read in place */
+    FIRST_ROOM_BYTES = 64 << 10, /* of a large message */
+};
+
+/* The message being received has a large buffer of so many bytes; 0: none, or no message. */
+static void hold_large(struct sp_peer *p, size_t n)
+{
+    struct transport_sp *t = p->t;
+    t->env->arriving_bytes += n;
+    t->env->arriving_bytes -= p->n_large;
+    p->n_large = n;
+    sp_wait_stop(&p->progress_wait);
+    if (n > 0) {
+        p->n_looked = p->n_body;
+        sp_wait_start(&t->progress, &p->progress_wait);
+    }
+}
+
+/* ---- the end of a peer ---- */
+
+void sp_peer_free_if_done(struct sp_peer *p)
+{
+    if (!p->is_closed || p->n_requests > 0)
+        return;
+    share_unref(p->share);
+    free(p);
+}
+
+void sp_request_done(struct transport_sp *t, struct request *req)
+{
+    request_free(req);
+    t->n_owed--;
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct sp_peer *p = handle->data;
+    struct transport_sp *t = p->t;
+    while (!STAILQ_EMPTY(&p->replies)) {
+        struct request *req = STAILQ_FIRST(&p->replies);
+        STAILQ_REMOVE_HEAD(&p->replies, queued);
+        sp_request_done(t, req);
+    }
+    sp_tls_free(p);
+    p->is_closed = true;
+    sp_peer_free_if_done(p);
+    t->n_handles--;
+    sp_transport_finish(t);
+}
+
+void sp_peer_close(struct sp_peer *p)
+{
+    if (p->is_closing)
+        return;
+    struct transport_sp *t = p->t;
+    p->is_closing = true;
+    sp_wait_stop(&p->read_wait);
+    sp_wait_stop(&p->hello_wait);
+    sp_wait_stop(&p->write_wait);
+    hold_large(p, 0);
+    request_free(p->req);
+    p->req = NULL;
+    LIST_REMOVE(p, entry);
+    share_give(p->share, SHARE_PEERS, 1);
+    t->env->n_peers--;
+    stats_sub(peers, 1);
+    log_debug("%s: peer left (%s)", t->url, p->name);
+    uv_close(&p->io.handle, on_closed);
+}
+
+void sp_peer_cut(struct sp_peer *p, const char *why)
+{
+    struct transport_sp *t = p->t;
+    log_limited("peers cut", LOG_LEVEL_INFO, log_write, "%s: peer cut (%s): %s", t->url, p->name,
+                why);
+    sp_peer_close(p);
+}
+
+void sp_peer_expire_handshake(struct sp_peer *p)
+{
+    stats_add(peers_cut_handshake, 1);
+    sp_peer_cut(p, "no handshake within listen.handshake_timeout");
+}
+
+void sp_peer_expire_hello(struct sp_peer *p)
+{
+    if (p->n_requests > 0 && !p->is_late) { /* the engine has yet to say whose it is */
+        p->is_late = true;
+        sp_wait_start(&p->t->hellos, &p->hello_wait);
+        return;
+    }
+    stats_add(peers_cut_handshake, 1);
+    sp_peer_cut(p, "nothing of a tenant's within listen.handshake_timeout");
+}
+
+void sp_peer_expire_body(struct sp_peer *p)
+{
+    if (p->is_shut) { /* already counted; it had its time to read the answer */
+        sp_peer_close(p);
+        return;
+    }
+    stats_add(peers_cut_body_timeout, 1);
+    sp_peer_cut(p, "message not complete within listen.body_timeout");
+}
+
+void sp_peer_expire_progress(struct sp_peer *p)
+{
+    if (p->n_body - p->n_looked >= SP_PROGRESS_BYTES) {
+        hold_large(p, p->n_large); /* looks again */
+        return;
+    }
+    stats_add(peers_cut_body_timeout, 1);
+    sp_peer_cut(p, "a large message arrives at less than 64 KiB/s");
+}
+
+void sp_peer_expire_write(struct sp_peer *p)
+{
+    stats_add(peers_cut_slow_reader, 1);
+    sp_peer_cut(p, "replies not taken within listen.write_timeout");
+}
+
+/* ---- reading ---- */
+
+/* Answers a message that was not taken; its first bytes are in p->req as far as they have come. */
+static void refuse_message(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    struct request *req = p->req;
+    enum sp_refusal refusal = p->refusal;
+    struct wire_preamble preamble;
+    char why[256];
+    p->req = NULL;
+    p->refusal = SP_ACCEPTED;
+    p->n_requests++;
+    t->n_owed++;
+    if (req->msg->n_bytes >= WIRE_PREAMBLE_BYTES && p->n_body >= WIRE_PREAMBLE_BYTES &&
+        wire_preamble_decode(req->msg->data, UINT64_MAX, &preamble, why, sizeof(why)) == ATTN_OK) {
+        req->wire.request_id = preamble.request_id;
+        if (req->msg->n_bytes == WIRE_PEEK_BYTES && p->n_body >= WIRE_PEEK_BYTES)
+            engine_renew(t->env->engine, wire_session_peek(req->msg->data));
+    }
+    if (refusal == SP_OVERSIZE) {
+        stats_add(peers_cut_oversize, 1);
+        log_limited("oversized messages", LOG_LEVEL_INFO, log_write,
+                    "%s: peer sent a message of %llu bytes, over listen.max_message (%s)", t->url,
+                    (unsigned long long)p->body_bytes, p->name);
+        p->is_doomed = true;
+        request_reply_error(req, ATTN_EINVAL, 0,
+                            "message of %llu bytes is over the limit of %llu (listen.max_message)",
+                            (unsigned long long)p->body_bytes,
+                            (unsigned long long)config_now(t->env->cfg, max_message_bytes));
+    } else {
+        stats_add(requests_refused_overload, 1);
+        request_reply_error(req, ATTN_EOVERLOAD, 10000,
+                            "no buffer for a message of %llu bytes: cache.io_memory, or this "
+                            "connection's share of it (listen.peer_share), is used up",
+                            (unsigned long long)p->body_bytes);
+    }
+}
+
+static void message_complete(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    sp_wait_stop(&p->read_wait);
+    hold_large(p, 0);
+    if (p->refusal != SP_ACCEPTED) {
+        refuse_message(p);
+        return;
+    }
+    struct request *req = p->req;
+    char why[256];
+    p->req = NULL;
+    p->n_requests++;
+    t->n_owed++;
+    attn_status st =
+        request_decode(req, clock_now_ns(), config_now(t->env->cfg, default_timeout_us),
+                       config_now(t->env->cfg, max_timeout_us), why, sizeof(why));
+    if (st == ATTN_OK)
+        engine_submit(t->env->engine, req);
+    else
+        request_reply_error(req, st, 0, "%s", why);
+}
+
+/* The message can't be taken: what is left of it is dropped as it arrives. Its first bytes are
+ * kept, so that the answer names its id and its session is renewed. false: no memory even for that;
+ * the peer is gone. */
+static bool message_drop(struct sp_peer *p, enum sp_refusal refusal)
+{
+    struct transport_sp *t = p->t;
+    uint64_t kept = p->body_bytes < WIRE_PEEK_BYTES ? p->body_bytes : WIRE_PEEK_BYTES;
+    struct request *req = request_new(t->base.ops, p, p->share, NULL, (size_t)kept);
+    if (req == NULL) {
+        stats_add(peers_cut_memory, 1);
+        sp_peer_cut(p, "out of memory");
+        return false;
+    }
+    if (p->req != NULL) {
+        memcpy(req->msg->data, p->req->msg->data, p->n_body < kept ? (size_t)p->n_body : kept);
+        memcpy(req->peer_data, p->req->peer_data, sizeof(req->peer_data));
+        req->peer_data_bytes = p->req->peer_data_bytes;
+        req->principal = p->principal;
+        request_free(p->req);
+    }
+    p->req = req;
+    p->refusal = refusal;
+    hold_large(p, 0);
+    return true;
+}
+
+/* What a message of so many bytes takes next, when it has filled a buffer of `has`: all of it, but
+ * for large ones no more than sixteen times what has come. */
+static size_t next_room(uint64_t body_bytes, size_t has)
+{
+    return body_bytes <= (has == 0 ? IOBUF_SMALL_BYTES : 32 * (uint64_t)has) ? (size_t)body_bytes
+           : has == 0                                                        ? FIRST_ROOM_BYTES
+                                                                             : 16 * has;
+}
+
+/* The buffer is full and the message is not: a larger one, if there is room. */
+static void message_grow(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    size_t n = next_room(p->body_bytes, p->req->msg->n_bytes);
+    uint64_t most = iobuf_pool_bytes(t->env->bufs) / 2;
+    uint64_t largest = config_now(t->env->cfg, max_message_bytes);
+    most = most > largest ? most : largest;
+    bool is_over = t->env->arriving_bytes > 0 && t->env->arriving_bytes - p->n_large + n > most;
+    if (!is_over && request_grow(p->req, t->env->bufs, n, (size_t)p->n_body) == ATTN_OK)
+        hold_large(p, n);
+    else
+        message_drop(p, SP_OVERLOAD);
+}
+
+/* The frame has the ids and the size: find room for the body's begin. */
+static void message_begin(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    p->body_bytes = p->frame.body_left;
+    p->n_body = 0;
+    p->refusal = SP_ACCEPTED;
+    bool is_oversize = p->body_bytes > config_now(t->env->cfg, max_message_bytes);
+    if (!is_oversize)
+        p->req = request_new(t->base.ops, p, p->share, t->env->bufs, next_room(p->body_bytes, 0));
+    if (p->req == NULL && !message_drop(p, is_oversize ? SP_OVERSIZE : SP_OVERLOAD))
+        return;
+    p->req->began_ns = clock_now_ns();
+    p->req->principal = p->principal;
+    memcpy(p->req->peer_data, p->frame.ids, 4 * (size_t)p->frame.n_ids);
+    p->req->peer_data_bytes = 4 * p->frame.n_ids;
+    if (p->body_bytes == 0)
+        message_complete(p);
+}
+
+/* n bytes of the body have arrived; they are in place already if bytes is NULL. */
+static void message_body(struct sp_peer *p, const uint8_t *bytes, size_t n)
+{
+    struct iobuf *msg = p->req->msg;
+    if (bytes != NULL && p->n_body < msg->n_bytes) {
+        size_t room = msg->n_bytes - (size_t)p->n_body;
+        memcpy(msg->data + p->n_body, bytes, n < room ? n : room);
+    }
+    p->n_body += n;
+    sp_frame_took(&p->frame, n);
+    if (p->refusal == SP_ACCEPTED && p->n_body == msg->n_bytes && p->frame.body_left > 0) {
+        message_grow(p);
+        if (p->is_closing)
+            return;
+    }
+    if (p->frame.body_left == 0 || (p->refusal == SP_OVERSIZE && p->n_body >= WIRE_PREAMBLE_BYTES))
+        message_complete(p);
+}
+
+/* Bytes of the body that can be taken at once: into the buffer, or all if they are dropped. */
+static size_t room_left(const struct sp_peer *p)
+{
+    uint64_t n = p->frame.body_left;
+    uint64_t room = p->req->msg->n_bytes - p->n_body;
+    return (size_t)(p->refusal == SP_ACCEPTED && room < n ? room : n);
+}
+
+static void consume(struct sp_peer *p, const uint8_t *bytes, size_t n)
+{
+    while (n > 0 && !p->is_closing && !p->is_doomed) {
+        size_t k;
+        if (p->req != NULL) {
+            k = room_left(p) < n ? room_left(p) : n;
+            message_body(p, bytes, k);
+        } else {
+            enum sp_event event;
+            k = sp_frame_feed(&p->frame, bytes, n, &event);
+            if (event == SP_READY) {
+                sp_wait_stop(&p->read_wait);
+                /* who is on a network and nobody's keeps no place */
+                if (!p->t->is_ipc && p->t->env->cfg->tenants[0] != '\0')
+                    sp_wait_start(&p->t->hellos, &p->hello_wait);
+            } else if (event == SP_MESSAGE) {
+                message_begin(p);
+            } else if (event == SP_BAD) {
+                if (p->read_wait.list == &p->t->handshakes)
+                    stats_add(peers_cut_handshake, 1);
+                else
+                    stats_add(peers_cut_malformed, 1);
+                sp_peer_cut(p, p->frame.why);
+            }
+        }
+        bytes += k;
+        n -= k;
+    }
+}
+
+uint8_t *sp_peer_room(struct sp_peer *p, size_t *out_n)
+{
+    if (p->req == NULL || p->refusal != SP_ACCEPTED || room_left(p) < DIRECT_MIN_BYTES)
+        return NULL;
+    *out_n = room_left(p);
+    return p->req->msg->data + p->n_body;
+}
+
+static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
+{
+    (void)suggested;
+    struct sp_peer *p = handle->data;
+    size_t room = SP_READ_AHEAD_BYTES;
+    uint8_t *in_place = p->tls == NULL ? sp_peer_room(p, &room) : NULL;
+    *buf = uv_buf_init((char *)(in_place != NULL ? in_place : p->t->read_ahead), (unsigned)room);
+}
+
+void sp_peer_take(struct sp_peer *p, const uint8_t *bytes, size_t n)
+{
+    if (bytes == NULL)
+        message_body(p, NULL, n);
+    else
+        consume(p, bytes, n);
+}
+
+void sp_peer_end_of_file(struct sp_peer *p)
+{
+    /* a half-closed peer may still want its answers; a message cut short is nobody's */
+    uv_read_stop(&p->io.stream);
+    p->is_eof = true;
+    sp_wait_stop(&p->read_wait);
+    hold_large(p, 0);
+    request_free(p->req);
+    p->req = NULL;
+    sp_peer_leave_if_done(p);
+}
+
+/* A part of a message or of a TLS record is waited for. */
+static void watch_parts(struct sp_peer *p)
+{
+    bool is_inside = sp_frame_is_inside(&p->frame) || (p->tls != NULL && sp_tls_is_inside(p));
+    if (p->is_closing || p->is_doomed || p->is_eof)
+        return;
+    if (is_inside && p->read_wait.list == NULL)
+        sp_wait_start(&p->t->bodies, &p->read_wait);
+    else if (!is_inside && p->read_wait.list == &p->t->bodies)
+        sp_wait_stop(&p->read_wait);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n_read, const uv_buf_t *buf)
+{
+    struct sp_peer *p = stream->data;
+    if (n_read == 0)
+        return;
+    if (n_read == UV_EOF && p->tls != NULL && !p->is_doomed) {
+        stats_add(peers_cut_tls, 1);
+        sp_peer_cut(p, "TLS: the connection ended without close_notify");
+        return;
+    }
+    if (n_read == UV_EOF) {
+        sp_peer_end_of_file(p);
+        return;
+    }
+    if (n_read < 0) {
+        sp_peer_close(p);
+        return;
+    }
+    stats_add(received_bytes, (uint64_t)n_read);
+    const uint8_t *bytes = (const uint8_t *)buf->base;
+    if (p->tls != NULL && !p->is_doomed)
+        sp_tls_take(p, bytes, (size_t)n_read);
+    else if (p->tls == NULL)
+        sp_peer_take(p, bytes != p->t->read_ahead ? NULL : bytes, (size_t)n_read);
+    watch_parts(p);
+}
+
+void sp_peer_stop_reading(struct sp_peer *p)
+{
+    uv_read_stop(&p->io.stream);
+    if (!p->is_shut)
+        sp_wait_stop(&p->read_wait);
+    hold_large(p, 0);
+    request_free(p->req);
+    p->req = NULL;
+}
+
+/* ---- the beginning of a peer ---- */
+
+/* Small messages leave at once. A host that does not answer is noticed at listen.host_timeout:
+ * where bytes wait for it by TCP_USER_TIMEOUT, else by the second of two probes in that time. */
+static void set_tcp_options(struct sp_peer *p)
+{
+    const unsigned ms = (unsigned)(config_now(p->t->env->cfg, host_timeout_us) / 1000);
+    const int on = 1, probe_s = ms < 2000 ? 1 : (int)(ms / 2000);
+    uv_os_fd_t fd;
+    uv_tcp_nodelay(&p->io.tcp, 1);
+    if (uv_fileno(&p->io.handle, &fd) != 0)
+        return;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+}
+
+static void peer_identify(struct sp_peer *p)
+{
+    uv_os_fd_t fd;
+    char text[PRINCIPAL_TEXT_BYTES];
+    if (p->t->is_ipc) {
+        if (uv_fileno(&p->io.handle, &fd) == 0)
+            p->principal = principal_of_socket(fd);
+        snprintf(p->name, sizeof(p->name), "%s", principal_format(&p->principal, text));
+    } else {
+        struct sockaddr_storage sa;
+        int n = sizeof(sa);
+        memset(&sa, 0, sizeof(sa));
+        uv_tcp_getpeername(&p->io.tcp, (struct sockaddr *)&sa, &n);
+        p->principal = principal_of_address((struct sockaddr *)&sa);
+        address_format((struct sockaddr *)&sa, p->name, sizeof(p->name));
+        set_tcp_options(p);
+    }
+}
+
+bool sp_peer_is_welcome(struct sp_peer *p)
+{
+    struct transport_sp *t = p->t;
+    uint32_t most = config_now(t->env->cfg, max_peers), n_others = t->env->n_peers - 1;
+    char why[SHARE_TEXT_BYTES] = "listen.max_peers is reached";
+    struct share *share = n_others < most ? share_open(t->env->shares, &p->principal) : NULL;
+    const struct share *full = share_take(share, SHARE_PEERS, 1, most - n_others, most);
+    if (share != NULL && full == NULL) {
+        p->share = share;
+        return true;
+    }
+    if (full != NULL)
+        share_say(full, SHARE_PEERS, most - n_others, why);
+    else if (n_others < most)
+        snprintf(why, sizeof why, "out of memory");
+    share_unref(share);
+    stats_add(peers_refused, 1);
+    sp_peer_cut(p, why);
+    return false;
+}
+
+void sp_peer_accept(struct transport_sp *t)
+{
+    struct sp_peer *p = calloc(1, sizeof(*p));
+    if (p == NULL) {
+        sp_accept_later(t);
+        return;
+    }
+    p->t = t;
+    STAILQ_INIT(&p->replies);
+    p->read_wait.peer = p->hello_wait.peer = p->progress_wait.peer = p->write_wait.peer = p;
+    int rc = t->is_ipc ? uv_pipe_init(t->env->loop, &p->io.pipe, 0)
+                       : uv_tcp_init(t->env->loop, &p->io.tcp);
+    if (rc != 0) {
+        free(p);
+        return;
+    }
+    p->io.handle.data = p;
+    t->n_handles++;
+    LIST_INSERT_HEAD(&t->peers, p, entry);
+    t->env->n_peers++;
+    stats_add(peers, 1);
+
+    if (uv_accept(&t->listener.stream, &p->io.stream) != 0) {
+        sp_peer_close(p);
+        return;
+    }
+    peer_identify(p);
+    if (!sp_peer_is_welcome(p))
+        return;
+    stats_add(peers_accepted, 1);
+    log_debug("%s: peer came (%s)", t->url, p->name);
+    sp_frame_init(&p->frame, t->is_ipc);
+    sp_wait_start(&t->handshakes, &p->read_wait);
+    uv_buf_t hello = uv_buf_init((char *)(uintptr_t)sp_handshake, SP_HANDSHAKE_BYTES);
+    bool is_begun = t->tls != NULL ? sp_tls_begin(p)
+                                   : uv_try_write(&p->io.stream, &hello, 1) == SP_HANDSHAKE_BYTES;
+    if (!is_begun || uv_read_start(&p->io.stream, on_alloc, on_read) != 0)
+        sp_peer_close(p);
+}

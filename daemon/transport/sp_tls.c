@@ -1,0 +1,179 @@
+/* transport/sp_tls.c: a peer of a tls+tcp:// address: between its socket's bytes and what
+ * transport/sp_peer.c reads and writes stands a TLS stream.
+ *
+ * The handshake has the deadline of SP's own: both must be over by then. A part of a record is
+ * waited for like a part of a message. What is encrypted leaves at once; what the socket does not
+ * take is the peer's `cipher` until it does, and nothing more is encrypted before: so a slow reader
+ * costs its queue, as without TLS, and one piece.
+ */
+#include <openssl/ssl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/transport/sp_internal.h"
+#include "daemon/transport/tls_server.h"
+
+enum { PIECE_BYTES = 256 << 10 }; /* of replies, encrypted at a time */
+
+bool sp_tls_begin(struct sp_peer *p)
+{
+    SSL_CTX *context = tls_server_take(p->t->tls);
+    p->tls = tls_stream_new(context, NULL);
+    SSL_CTX_free(context); /* the stream has its own reference */
+    return p->tls != NULL;
+}
+
+void sp_tls_free(struct sp_peer *p)
+{
+    tls_stream_free(p->tls);
+    p->tls = NULL;
+    if (p->cipher != NULL)
+        p->t->n_owed--;
+    free(p->cipher);
+    p->cipher = NULL;
+}
+
+static void broken(struct sp_peer *p)
+{
+    char why[256];
+    snprintf(why, sizeof why, "TLS: %s", tls_stream_why(p->tls));
+    stats_add(peers_cut_tls, 1);
+    sp_tls_flush(p); /* the alert, as far as it goes */
+    if (!p->is_closing)
+        sp_peer_cut(p, why);
+}
+
+/* ---- writing ---- */
+
+static void on_cipher_written(uv_write_t *write, int status)
+{
+    struct sp_peer *p = write->handle->data;
+    if (p->is_closing)
+        return; /* sp_tls_free has the rest */
+    if (status < 0) {
+        sp_peer_close(p);
+        return;
+    }
+    sp_wait_stop(&p->write_wait);
+    atomic_store_explicit(&p->share->is_behind, false, memory_order_relaxed);
+    free(p->cipher);
+    p->cipher = NULL;
+    p->t->n_owed--;
+    sp_peer_flush(p);
+}
+
+/* Sends what is encrypted; what the socket does not take waits as p->cipher. */
+static void send_cipher(struct sp_peer *p)
+{
+    size_t n;
+    const uint8_t *bytes = tls_stream_pending(p->tls, &n);
+    uv_buf_t buf = uv_buf_init((char *)(uintptr_t)bytes, (unsigned)n);
+    int written = n > 0 ? uv_try_write(&p->io.stream, &buf, 1) : 0;
+    if (written < 0 && written != UV_EAGAIN) {
+        sp_peer_close(p);
+        return;
+    }
+    size_t at = written > 0 ? (size_t)written : 0;
+    if (at == n) {
+        tls_stream_sent(p->tls, n);
+        return;
+    }
+    p->cipher = tls_stream_take(p->tls, &n);
+    p->t->n_owed++; /* the transport is not idle before it is written */
+    buf = uv_buf_init((char *)p->cipher + at, (unsigned)(n - at));
+    sp_wait_start(&p->t->writes, &p->write_wait);
+    atomic_store_explicit(&p->share->is_behind, true, memory_order_relaxed);
+    if (uv_write(&p->write, &p->io.stream, &buf, 1, on_cipher_written) != 0)
+        sp_peer_close(p);
+}
+
+void sp_tls_flush(struct sp_peer *p)
+{
+    while (!p->is_closing && p->cipher == NULL) {
+        size_t n;
+        tls_stream_pending(p->tls, &n);
+        if (n == 0 && p->is_secure && !STAILQ_EMPTY(&p->replies)) {
+            struct iovec pieces[SP_MAX_PIECES];
+            size_t n_pieces = sp_peer_gather(p, pieces);
+            ssize_t done = tls_stream_write(p->tls, pieces, n_pieces, PIECE_BYTES);
+            if (done < 0) {
+                stats_add(peers_cut_tls, 1);
+                sp_peer_cut(p, "TLS: a reply cannot be encrypted");
+                return;
+            }
+            sp_peer_wrote(p, (size_t)done);
+        } else if (n == 0) {
+            break;
+        }
+        send_cipher(p);
+    }
+}
+
+void sp_tls_end(struct sp_peer *p)
+{
+    if (p->is_secure && p->cipher == NULL) {
+        tls_stream_end(p->tls);
+        send_cipher(p);
+    }
+}
+
+/* ---- reading ---- */
+
+/* From now on it is counted with its certificate's connections, no longer with its address's. */
+static void become_certificate(struct sp_peer *p, const char *name)
+{
+    share_give(p->share, SHARE_PEERS, 1);
+    share_unref(p->share);
+    p->share = NULL;
+    principal_set_certificate(&p->principal, name);
+    sp_peer_is_welcome(p);
+}
+
+/* The TLS handshake goes on; when it is over SP's begins. False: it is not over. */
+static bool shake_hands(struct sp_peer *p)
+{
+    enum tls_stream_result r = tls_stream_handshake(p->tls);
+    char name[TLS_STREAM_NAME_BYTES];
+    if (r != TLS_STREAM_DONE && r != TLS_STREAM_MORE) {
+        broken(p);
+        return false;
+    }
+    if (r == TLS_STREAM_DONE) {
+        struct iovec hello = {(void *)(uintptr_t)sp_handshake, SP_HANDSHAKE_BYTES};
+        p->is_secure = tls_stream_write(p->tls, &hello, 1, SP_HANDSHAKE_BYTES) > 0;
+        if (tls_stream_peer_name(p->tls, name))
+            become_certificate(p, name);
+    }
+    sp_tls_flush(p);
+    return p->is_secure && !p->is_closing;
+}
+
+void sp_tls_take(struct sp_peer *p, const uint8_t *bytes, size_t n)
+{
+    tls_stream_feed(p->tls, bytes, n);
+    if (!p->is_secure && !shake_hands(p))
+        return;
+    while (!p->is_closing && !p->is_doomed) {
+        size_t room = TLS_STREAM_RECORD_BYTES;
+        uint8_t *in_place = sp_peer_room(p, &room);
+        enum tls_stream_result r =
+            tls_stream_read(p->tls, in_place != NULL ? in_place : p->t->plain, room, &n);
+        if (r == TLS_STREAM_DONE) {
+            sp_peer_take(p, in_place != NULL ? NULL : p->t->plain, n);
+            continue;
+        }
+        if (r == TLS_STREAM_CLOSED)
+            sp_peer_end_of_file(p);
+        else if (r == TLS_STREAM_BROKEN)
+            broken(p);
+        break;
+    }
+    if (!p->is_closing)
+        sp_tls_flush(p); /* what TLS itself has to say: a new key */
+}
+
+bool sp_tls_is_inside(const struct sp_peer *p)
+{
+    return p->is_secure && tls_stream_is_inside(p->tls);
+}

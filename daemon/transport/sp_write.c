@@ -1,0 +1,173 @@
+/* transport/sp_write.c: replies become a connection's bytes. They wait in the peer's queue and are
+ * written many at a time, first without waiting (uv_try_write), the rest with one uv_write at a
+ * time. Those of a TLS peer go through transport/sp_tls.c.
+ */
+#include <string.h>
+
+#include "daemon/transport/sp_internal.h"
+
+enum { MAX_GATHER_BYTES = 4 << 20 };
+
+static void on_shutdown(uv_shutdown_t *shutdown, int status)
+{
+    (void)shutdown;
+    (void)status; /* the peer's end of file or the deadline closes it, whatever this says */
+}
+
+void sp_peer_leave_if_done(struct sp_peer *p)
+{
+    if (p->is_closing || p->n_requests > 0 || !STAILQ_EMPTY(&p->replies) || p->cipher != NULL)
+        return;
+    if (p->tls != NULL && (p->is_eof || (p->is_doomed && !p->is_shut)))
+        sp_tls_end(p);
+    if (p->is_closing)
+        return;
+    if (p->is_eof) {
+        sp_peer_close(p);
+    } else if (p->is_doomed && !p->is_shut) {
+        /* closing with unread bytes would reset the connection and take the answer with it: end our
+         * side, drop what still comes, wait for the peer's end */
+        p->is_shut = true;
+        sp_wait_start(&p->t->bodies, &p->read_wait);
+        if (uv_shutdown(&p->shutdown, &p->io.stream, on_shutdown) != 0)
+            sp_peer_close(p);
+    }
+}
+
+static size_t reply_bytes(const struct request *req)
+{
+    return req->peer_data_bytes + req->reply->n_bytes;
+}
+
+static void write_pop(struct sp_peer *p)
+{
+    struct request *req = STAILQ_FIRST(&p->replies);
+    STAILQ_REMOVE_HEAD(&p->replies, queued);
+    p->write_bytes -= reply_bytes(req);
+    stats_add(sent_bytes, reply_bytes(req));
+    request_sent(req);
+    sp_request_done(p->t, req);
+}
+
+/* The first replies of the queue as buffers, without the write_offset bytes that are gone. */
+static uint32_t write_gather(struct sp_peer *p, uv_buf_t bufs[SP_MAX_PIECES], uint32_t *out_n_bufs,
+                             size_t *out_bytes)
+{
+    uint32_t n = 0, n_bufs = 0;
+    size_t bytes = 0, skip = p->write_offset;
+    struct request *req;
+    STAILQ_FOREACH(req, &p->replies, queued) {
+        if (n == SP_MAX_GATHER)
+            break;
+        if (n > 0 && bytes + reply_bytes(req) > MAX_GATHER_BYTES)
+            break;
+        size_t head = req->peer_data_bytes;
+        uint8_t *body = req->reply->data + req->reply->offset;
+        if (skip < head)
+            bufs[n_bufs++] = uv_buf_init((char *)req->peer_data + skip, (unsigned)(head - skip));
+        size_t body_skip = skip > head ? skip - head : 0;
+        bufs[n_bufs++] =
+            uv_buf_init((char *)body + body_skip, (unsigned)(req->reply->n_bytes - body_skip));
+        bytes += reply_bytes(req) - skip;
+        skip = 0;
+        n++;
+    }
+    *out_n_bufs = n_bufs;
+    *out_bytes = bytes;
+    return n;
+}
+
+size_t sp_peer_gather(struct sp_peer *p, struct iovec pieces[SP_MAX_PIECES])
+{
+    uv_buf_t bufs[SP_MAX_PIECES];
+    uint32_t n_bufs;
+    size_t bytes;
+    write_gather(p, bufs, &n_bufs, &bytes);
+    for (uint32_t i = 0; i < n_bufs; i++)
+        pieces[i] = (struct iovec){bufs[i].base, bufs[i].len};
+    return n_bufs;
+}
+
+void sp_peer_wrote(struct sp_peer *p, size_t n)
+{
+    for (; n > 0 && n + p->write_offset >= reply_bytes(STAILQ_FIRST(&p->replies)); write_pop(p)) {
+        n -= reply_bytes(STAILQ_FIRST(&p->replies)) - p->write_offset;
+        p->write_offset = 0;
+    }
+    p->write_offset += n;
+}
+
+static void on_written(uv_write_t *write, int status)
+{
+    struct sp_peer *p = write->handle->data;
+    if (p->is_closing)
+        return; /* on_closed frees the queue */
+    if (status < 0) {
+        sp_peer_close(p);
+        return;
+    }
+    sp_wait_stop(&p->write_wait);
+    atomic_store_explicit(&p->share->is_behind, false, memory_order_relaxed);
+    p->write_offset = 0;
+    for (; p->n_writing > 0; p->n_writing--)
+        write_pop(p);
+    sp_peer_flush(p);
+}
+
+void sp_peer_flush(struct sp_peer *p)
+{
+    uv_buf_t bufs[SP_MAX_PIECES];
+    if (p->tls != NULL)
+        sp_tls_flush(p);
+    while (p->tls == NULL && !STAILQ_EMPTY(&p->replies) && p->n_writing == 0 && !p->is_closing) {
+        uint32_t n_bufs;
+        size_t bytes;
+        write_gather(p, bufs, &n_bufs, &bytes);
+        int written = uv_try_write(&p->io.stream, bufs, n_bufs);
+        if (written < 0 && written != UV_EAGAIN) {
+            sp_peer_close(p);
+            return;
+        }
+        if (written > 0)
+            sp_peer_wrote(p, (size_t)written);
+        if (written >= 0 && (size_t)written == bytes)
+            continue;
+        p->n_writing = write_gather(p, bufs, &n_bufs, &bytes);
+        sp_wait_start(&p->t->writes, &p->write_wait);
+        atomic_store_explicit(&p->share->is_behind, true, memory_order_relaxed);
+        if (uv_write(&p->write, &p->io.stream, bufs, n_bufs, on_written) != 0) {
+            p->n_writing = 0;
+            sp_peer_close(p);
+        }
+    }
+    sp_peer_leave_if_done(p);
+}
+
+void sp_peer_queue(struct sp_peer *p, struct request *req)
+{
+    struct transport_sp *t = p->t;
+    p->n_requests--;
+    if (p->is_closing) {
+        sp_request_done(t, req);
+        sp_peer_free_if_done(p);
+        return;
+    }
+    uint32_t n_ids = req->peer_data_bytes / 4;
+    uint8_t ids[4 * SP_MAX_IDS];
+    memcpy(ids, req->peer_data, req->peer_data_bytes);
+    req->peer_data_bytes = (uint32_t)sp_head_encode(t->is_ipc, ids, n_ids, req->reply->n_bytes,
+                                                    (uint8_t *)req->peer_data);
+    if (req->principal.tenant[0] != '\0') { /* the engine has found out whose connection this is */
+        p->principal = req->principal;
+        sp_wait_stop(&p->hello_wait);
+    }
+    iobuf_release(req->msg); /* only the reply is needed from here */
+    req->msg = NULL;
+    STAILQ_INSERT_TAIL(&p->replies, req, queued);
+    bool is_first = p->write_bytes == 0;
+    p->write_bytes += reply_bytes(req);
+    if (!is_first && p->write_bytes > config_now(t->env->cfg, max_peer_write_bytes)) {
+        stats_add(peers_cut_slow_reader, 1);
+        sp_peer_cut(p, "replies waiting for it are over listen.max_peer_write");
+    }
+}
