@@ -48,15 +48,15 @@ static bool pick(struct engine *e, uint32_t pool, uint64_t most, bool must_be_ac
 
 bool cards_choose(struct engine *e, uint64_t now_ns, kv_seq_id *out_seq, uint32_t *out_to)
 {
-    struct cards *c = e->parts.cards;
+    struct cards *c = cards_of(e);
     struct engine_leave *l = &e->leave;
     struct balance_card cards[CARDS_MAX];
     uint64_t took_ns = now_ns - l->looked_ns;
-    for (uint32_t i = 0; i < c->n; i++) {
+    for (uint32_t i = 0; i < c->peers.n; i++) {
         uint64_t busy_ns = stats_card_get(i, STATS_CARD_DEVICE);
         uint64_t permille = (busy_ns - l->busy_ns[i]) * 1000 / took_ns;
         cards[i] =
-            (struct balance_card){.is_lost = card_is_lost(c->engines[i]),
+            (struct balance_card){.is_lost = card_is_lost(c->peers.at[i]),
                                   .busy_permille = permille < 1000 ? (uint32_t)permille : 1000};
         l->busy_ns[i] = busy_ns;
     }
@@ -65,15 +65,16 @@ bool cards_choose(struct engine *e, uint64_t now_ns, kv_seq_id *out_seq, uint32_
         uint32_t pool = p->id.index;
         if (pool_is_split(&p->split) || atomic_load(&c->move) != NULL)
             continue;
-        for (uint32_t i = 0; i < c->n; i++) {
+        for (uint32_t i = 0; i < c->peers.n; i++) {
             cards[i].n_blocks =
-                atomic_load_explicit(&c->pools[i][pool].blocks, memory_order_relaxed);
-            cards[i].n_free = atomic_load_explicit(&c->pools[i][pool].free, memory_order_relaxed);
+                atomic_load_explicit(&c->peers.at[i]->published[pool].blocks, memory_order_relaxed);
+            cards[i].n_free =
+                atomic_load_explicit(&c->peers.at[i]->published[pool].free, memory_order_relaxed);
         }
-        struct balance_move to = balance_room(cards, c->n, e->parts.card);
+        struct balance_move to = balance_room(cards, c->peers.n, e->parts.card);
         bool is_load = to.n_blocks == 0;
         if (is_load && cards[e->parts.card].busy_permille >= 500)
-            to = balance_load(cards, c->n, e->parts.card, active_blocks(e, pool));
+            to = balance_load(cards, c->peers.n, e->parts.card, active_blocks(e, pool));
         is_chosen = to.n_blocks > 0 && pick(e, pool, to.n_blocks, is_load, out_seq);
         *out_to = to.to;
     }

@@ -5,13 +5,7 @@
 #include <pthread.h>
 
 #include "daemon/cards/cards.h"
-#include "daemon/engine/core/state.h"
-
-/* A pool of one card, as its engine last said. */
-struct card_pool {
-    _Atomic uint64_t blocks, free, cached, tiered, sequences, bytes;
-    _Atomic bool is_split; /* of the lead's: all its sequences are there */
-};
+#include "daemon/engine/core/peers.h"
 
 enum { CARDS_PREFIXES = 8192, CARDS_MOVED_BITS = 12 };
 
@@ -20,14 +14,10 @@ struct card_move;
 struct card_name;
 
 struct cards {
-    uint32_t n, n_joined, epoch_bits;
+    struct peers peers; /* first: cards_of finds the cards by it */
     bool has_tenants;
     uint32_t max_pools, max_sessions;
-    struct engine *engines[CARDS_MAX];
-    struct card_pool *pools[CARDS_MAX]; /* [max_pools] */
-    _Atomic uint64_t free_bytes[CARDS_MAX]; /* of KV memory, that no pool has */
     _Atomic uint32_t *slots; /* [max_sessions] cards that have something of the slot's session */
-    _Atomic uint32_t *held; /* [max_sessions] */
     _Atomic uint64_t prefixes[CARDS_PREFIXES]; /* cards/prefix.c */
     uint64_t prefix_seed;
     pthread_rwlock_t route; /* cards/route.c; taken before lock */
@@ -49,17 +39,16 @@ static inline bool card_is_lost(const struct engine *e)
     return engine_health(e) != ATTN_OK;
 }
 
-/* Their backends are of one module: it knows how its devices reach each other. */
-static inline bool cards_are_alike(const struct engine *a, const struct engine *b)
+static inline struct cards *cards_of(const struct engine *e)
 {
-    return a->parts.ops->moves_submit == b->parts.ops->moves_submit;
+    return (struct cards *)(void *)e->peers;
 }
 
 /* The card that an epoch on the wire names; one that there is not is the lead's to refuse. */
 static inline uint32_t card_of_epoch(const struct cards *c, uint32_t epoch)
 {
-    uint32_t card = epoch & ((1u << c->epoch_bits) - 1);
-    return card < c->n ? card : 0;
+    uint32_t card = epoch & ((1u << c->peers.epoch_bits) - 1);
+    return card < c->peers.n ? card : 0;
 }
 
 #endif

@@ -194,9 +194,9 @@ static void asked(struct engine *e, struct card_move *m)
     }
 }
 
-static void card_move_step(struct engine *e, struct card_note *note)
+static void card_move_step(struct engine *e, struct engine_message *message)
 {
-    struct card_move *m = (struct card_move *)note;
+    struct card_move *m = (struct card_move *)message;
     switch (m->state) {
     case MOVE_COMES:
         card_move_comes(e, m);
@@ -282,7 +282,7 @@ static bool stage(struct card_move *m, uint64_t bytes)
 /* false: another is under way, or there is no memory. */
 static bool begin(struct engine *e, kv_seq_id seq, uint32_t to, struct request *req)
 {
-    struct cards *c = e->parts.cards;
+    struct cards *c = cards_of(e);
     struct card_move *m = calloc(1, sizeof *m), *none = NULL;
     struct kv_seq_info info;
     if (m == NULL)
@@ -290,11 +290,11 @@ static bool begin(struct engine *e, kv_seq_id seq, uint32_t to, struct request *
     kv_seq_info(e->parts.kv, seq, &info);
     m->cards = c;
     m->from = e;
-    m->to = c->engines[to];
+    m->to = c->peers.at[to];
     m->name = (struct seq_name){info.tenant, info.name};
     m->pool = info.pool.index;
     m->req = req;
-    m->note.heard = card_move_step;
+    m->message.on_message = card_move_step;
     m->begun_ns = clock_now_ns();
     if (e->leave.move != NULL || !stage(m, pool_block_bytes(pool_of_kv(e, info.pool))) ||
         !atomic_compare_exchange_strong(&c->move, &none, m)) {
@@ -312,20 +312,15 @@ static bool begin(struct engine *e, kv_seq_id seq, uint32_t to, struct request *
 attn_status cards_move_ask(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
 {
     const Attnd__Move *ask = req->wire.header->move;
-    const struct cards *c = e->parts.cards;
-    uint32_t n = c == NULL ? 1 : c->n;
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
-    if (ask->card >= n)
-        return answer_no(a, ATTN_EINVAL, "move.card is %" PRIu32 ", there are %" PRIu32 " cards",
-                         ask->card, n);
     if (pool_is_split(&pool_of_kv(e, info.pool)->split))
         return answer_no(a, ATTN_ENOTSUP,
                          "sequence %" PRIu64 " is in a split pool, which lies on all cards",
                          ask->seq);
     if (ask->card == e->parts.card)
         return ATTN_OK;
-    if (card_is_lost(c->engines[ask->card]))
+    if (card_is_lost(peers_at(e, ask->card)))
         return answer_no(a, ATTN_EDEVICE, "move.card is %" PRIu32 ", which is lost", ask->card);
     a->is_later = begin(e, seq, ask->card, req);
     return a->is_later ? ATTN_OK : answer_no(a, ATTN_EOVERLOAD, "another sequence is being moved");
@@ -374,7 +369,7 @@ bool cards_move_turn(struct engine *e)
 
 void cards_move_stop(struct engine *e)
 {
-    struct cards *c = e->parts.cards;
+    struct cards *c = cards_of(e);
     struct engine_leave *l = &e->leave;
     uint64_t begun_ns = clock_now_ns();
     if (l->move != NULL && l->wants_stop)

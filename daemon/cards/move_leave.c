@@ -25,7 +25,7 @@ bool cards_move_reads(const struct engine *e, uint32_t pool)
     return e->leave.reading != NULL && e->leave.reading_of == pool;
 }
 
-bool cards_move_is_of(const struct cards *c, uint32_t pool)
+bool cards_move_is_of(struct engine *e, uint32_t pool)
 {
-    return atomic_load(&c->move_pool) == pool + 1;
+    return atomic_load(&cards_of(e)->move_pool) == pool + 1;
 }

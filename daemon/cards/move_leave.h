@@ -11,6 +11,6 @@ void cards_move_closed(struct engine *e, uint32_t seq);
  * engine's thread. */
 bool cards_move_reads(const struct engine *e, uint32_t pool);
 /* Blocks of this pool are being copied. Any thread. */
-bool cards_move_is_of(const struct cards *c, uint32_t pool);
+bool cards_move_is_of(struct engine *e, uint32_t pool);
 
 #endif

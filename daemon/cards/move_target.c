@@ -16,7 +16,7 @@
 void card_move_tell(struct engine *e, struct card_move *m, enum move_state state)
 {
     m->state = state;
-    card_note_push(e, &m->note);
+    engine_message_push(e, &m->message);
 }
 
 void card_move_free(struct card_move *m)

@@ -5,7 +5,7 @@
 #define ATTND_DAEMON_CARDS_MOVE_TARGET_H
 
 #include "daemon/cards/internal.h"
-#include "daemon/cards/note.h"
+#include "daemon/engine/core/message.h"
 
 enum { CARD_MOVE_BLOCKS = 1024 }; /* that are copied together */
 
@@ -18,7 +18,8 @@ enum move_state {
 };
 
 struct card_move {
-    struct card_note note; /* first; heard by the source's cards/move.c, whoever has the move */
+    /* first; heard by the source's cards/move.c, whoever has the move */
+    struct engine_message message;
     struct cards *cards;
     struct engine *from, *to;
     struct seq_name name;

@@ -130,7 +130,7 @@ bool cards_are_elsewhere(struct cards *c, uint32_t card, struct seq_name name)
 {
     pthread_mutex_lock(&c->lock);
     const struct card_name *n = name_find(c, name);
-    bool is = n != NULL && n->is_open && n->card != card && !card_is_lost(c->engines[n->card]);
+    bool is = n != NULL && n->is_open && n->card != card && !card_is_lost(c->peers.at[n->card]);
     pthread_mutex_unlock(&c->lock);
     return is;
 }
@@ -194,7 +194,8 @@ void cards_settle(struct cards *c, struct request *req)
 /* Free blocks that one more sequence of the pool would have to itself. */
 static double room_of(const struct cards *c, uint32_t card, uint32_t pool)
 {
-    uint64_t n_free = atomic_load_explicit(&c->pools[card][pool].free, memory_order_relaxed);
+    uint64_t n_free =
+        atomic_load_explicit(&c->peers.at[card]->published[pool].free, memory_order_relaxed);
     return (double)n_free / (c->n_names[card][pool] + 1);
 }
 
@@ -206,11 +207,11 @@ static uint32_t best_card(struct cards *c, uint32_t pool, uint32_t prefix,
 {
     uint32_t best = 0, best_held = 0;
     double best_room = -1;
-    for (uint32_t i = 0; i < c->n; i++) {
-        if (card_is_lost(c->engines[i]) || pool >= c->max_pools)
+    for (uint32_t i = 0; i < c->peers.n; i++) {
+        if (card_is_lost(c->peers.at[i]) || pool >= c->max_pools)
             continue;
         double room = room_of(c, i, pool);
-        uint32_t held = atomic_load_explicit(&c->engines[i]->n_held, memory_order_relaxed);
+        uint32_t held = atomic_load_explicit(&c->peers.at[i]->n_held, memory_order_relaxed);
         if (room > best_room || (room == best_room && held < best_held)) {
             best = i;
             best_room = room;
@@ -231,7 +232,7 @@ uint32_t cards_place(struct cards *c, struct request *req, struct seq_name name,
     *out_no_memory = false;
     pthread_mutex_lock(&c->lock);
     struct card_name *n = name_find(c, name);
-    bool is_made = n == NULL || card_is_lost(c->engines[n->card]);
+    bool is_made = n == NULL || card_is_lost(c->peers.at[n->card]);
     struct card_home *home = is_made ? card_home_of(c, request_session(req)) : NULL;
     uint32_t card =
         is_made && to.must_be == CARDS_MAX ? best_card(c, pool, to.prefix, home) : to.must_be;
@@ -259,7 +260,7 @@ bool cards_know(struct cards *c, struct seq_name name)
 {
     pthread_mutex_lock(&c->lock);
     const struct card_name *n = name_find(c, name);
-    bool is_open = n != NULL && n->is_open && !card_is_lost(c->engines[n->card]);
+    bool is_open = n != NULL && n->is_open && !card_is_lost(c->peers.at[n->card]);
     pthread_mutex_unlock(&c->lock);
     return is_open;
 }

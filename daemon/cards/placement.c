@@ -49,8 +49,8 @@ uint32_t card_home_choose(const struct cards *c, const struct card_home *h, uint
 {
     uint32_t home = CARDS_MAX, n_live = 0, most = 0;
     uint64_t n = 1;
-    for (uint32_t i = 0; i < c->n; i++) {
-        if (card_is_lost(c->engines[i]))
+    for (uint32_t i = 0; i < c->peers.n; i++) {
+        if (card_is_lost(c->peers.at[i]))
             continue;
         n_live++;
         n += c->n_names[i][pool];

@@ -39,7 +39,7 @@ uint32_t cards_prefix_home(struct cards *c, const Attnd__Open *o)
         uint64_t hash = hash_of(c, o, lengths[i]);
         uint64_t there = atomic_load_explicit(entry(c, hash), memory_order_relaxed);
         uint32_t card = (uint32_t)(there ^ hash);
-        if (there != 0 && (there ^ hash) < c->n && !card_is_lost(c->engines[card]))
+        if (there != 0 && (there ^ hash) < c->peers.n && !card_is_lost(c->peers.at[card]))
             return card;
     }
     return CARDS_MAX;

@@ -14,6 +14,7 @@
 #include "daemon/cards/names.h"
 #include "daemon/cards/session.h"
 #include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/published.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/pool/create.h"
 #include "daemon/engine/pool/resize.h"
@@ -68,7 +69,7 @@ static attn_status restore_pools(struct engine *lead, struct engine *e, char *wh
 /* A session that the lead does not have has ended; one that a card lacks has nothing there. */
 static attn_status restore_session(struct cards *c, uint32_t slot)
 {
-    struct engine *lead = c->engines[0];
+    struct engine *lead = c->peers.at[0];
     uint64_t id = session_at(lead->parts.sessions, slot)->id, now_ns = clock_now_ns();
     const char *client = kv_owner_label(lead->parts.kv, slot);
     uint32_t n_cards = 1;
@@ -76,8 +77,8 @@ static attn_status restore_session(struct cards *c, uint32_t slot)
         id == 0 ? ATTN_OK : cards_tenant_set(c, id, kv_owner_tenant(lead->parts.kv, slot));
     if (st != ATTN_OK)
         return st;
-    for (uint32_t i = 1; i < c->n; i++) {
-        struct engine *e = c->engines[i];
+    for (uint32_t i = 1; i < c->peers.n; i++) {
+        struct engine *e = c->peers.at[i];
         uint64_t had = session_at(e->parts.sessions, slot)->id;
         kv_seq_id any;
         if (had != id && had != 0)
@@ -105,18 +106,18 @@ static attn_status restore_session(struct cards *c, uint32_t slot)
 /* What one card has carried out the others are not to carry out again. */
 static void merge_seen(struct cards *c, uint32_t slot)
 {
-    for (uint32_t i = 0; i < c->n; i++)
-        for (uint32_t k = 0; k < c->n; k++)
-            if (i != k && kv_owner_id(c->engines[i]->parts.kv, slot) != 0 &&
-                kv_owner_id(c->engines[i]->parts.kv, slot) ==
-                    kv_owner_id(c->engines[k]->parts.kv, slot))
-                kv_owner_saw_all(c->engines[i]->parts.kv, c->engines[k]->parts.kv, slot);
+    for (uint32_t i = 0; i < c->peers.n; i++)
+        for (uint32_t k = 0; k < c->peers.n; k++)
+            if (i != k && kv_owner_id(c->peers.at[i]->parts.kv, slot) != 0 &&
+                kv_owner_id(c->peers.at[i]->parts.kv, slot) ==
+                    kv_owner_id(c->peers.at[k]->parts.kv, slot))
+                kv_owner_saw_all(c->peers.at[i]->parts.kv, c->peers.at[k]->parts.kv, slot);
 }
 
 static attn_status learn_names(struct cards *c)
 {
-    for (uint32_t i = 0; i < c->n; i++) {
-        struct kv *kv = c->engines[i]->parts.kv;
+    for (uint32_t i = 0; i < c->peers.n; i++) {
+        struct kv *kv = c->peers.at[i]->parts.kv;
         for (kv_seq_id id = {0}; kv_seq_next(kv, UINT32_MAX, &id) == ATTN_OK; id.index++) {
             struct kv_seq_info info;
             kv_seq_info(kv, id, &info);
@@ -128,7 +129,7 @@ static attn_status learn_names(struct cards *c)
                 return st;
             log_warn("sequence %" PRIu64 " is on two cards: that of card %" PRIu32 " is dropped",
                      info.name, i);
-            seq_close(c->engines[i], id);
+            seq_close(c->peers.at[i], id);
         }
     }
     return ATTN_OK;
@@ -137,8 +138,8 @@ static attn_status learn_names(struct cards *c)
 /* The first size of another card's that is not the lead's; 0: all have the same. */
 static uint32_t another_size(const struct cards *c, kv_pool_id id, uint32_t n_blocks)
 {
-    for (uint32_t i = 1; i < c->n; i++) {
-        const struct pool *p = pool_of_kv(c->engines[i], id);
+    for (uint32_t i = 1; i < c->peers.n; i++) {
+        const struct pool *p = pool_of_kv(c->peers.at[i], id);
         if (p->config.n_blocks != n_blocks)
             return p->config.n_blocks;
     }
@@ -149,7 +150,7 @@ static uint32_t another_size(const struct cards *c, kv_pool_id id, uint32_t n_bl
  * where one cannot, that of the others. Where neither is possible each keeps its own. */
 static void sizes_agree(struct cards *c)
 {
-    struct engine *lead = c->engines[0];
+    struct engine *lead = c->peers.at[0];
     char why[WHY_BYTES];
     for (struct pool *p = NULL; (p = pool_next(lead, p)) != NULL;) {
         uint32_t had = p->config.n_blocks, other = another_size(c, p->id, had);
@@ -165,8 +166,8 @@ static void sizes_agree(struct cards *c)
 
 attn_status cards_restore_pools(struct cards *c, char *why, size_t why_bytes)
 {
-    for (uint32_t i = 1; i < c->n; i++) {
-        attn_status st = restore_pools(c->engines[0], c->engines[i], why, why_bytes);
+    for (uint32_t i = 1; i < c->peers.n; i++) {
+        attn_status st = restore_pools(c->peers.at[0], c->peers.at[i], why, why_bytes);
         if (st != ATTN_OK)
             return st;
     }
@@ -185,7 +186,7 @@ attn_status cards_restore(struct cards *c)
     if (st != ATTN_OK)
         return st;
     sizes_agree(c);
-    for (uint32_t i = 0; i < c->n; i++)
-        cards_publish(c->engines[i]);
+    for (uint32_t i = 0; i < c->peers.n; i++)
+        pools_publish(c->peers.at[i]);
     return ATTN_OK;
 }

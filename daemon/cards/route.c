@@ -1,8 +1,7 @@
-/* route.c: a request's way from a door to an engine: to the only one there is; or to the card
- * that it is for, which its epoch, its sequence's name or its pool says. From the look at where it
- * goes until it is in that engine's inbox the route is held for reading; a sequence changes its
- * card while it is held for writing (cards/move.c), so requests of one connection stay in their
- * order.
+/* route.c: a request's way from a door to the engine of the card that it is for, which its epoch,
+ * its sequence's name or its pool says. From the look at where it goes until it is in that engine's
+ * inbox the route is held for reading; a sequence changes its card while it is held for writing
+ * (cards/move.c), so requests of one connection stay in their order.
  */
 #include "daemon/cards/route.h"
 
@@ -48,7 +47,7 @@ static void leave_lead(struct cards *c, struct request *req)
 {
     if (!req->transport->is_polled)
         return;
-    req->lead = c->engines[0];
+    req->lead = c->peers.at[0];
     req->polled = req->transport;
     req->transport = returning_ops(req->transport->label);
 }
@@ -57,13 +56,13 @@ static void leave_lead(struct cards *c, struct request *req)
 static void send_to(struct cards *c, struct request *req, struct engine *from, uint32_t card)
 {
     if (card != 0) {
-        engine_renew(c->engines[0], request_session(req));
+        engine_renew(c->peers.at[0], request_session(req));
         leave_lead(c, req);
     }
     if (from == NULL)
-        engine_take(c->engines[card], req);
+        engine_take(c->peers.at[card], req);
     else
-        engine_hand_over(from, c->engines[card], req);
+        engine_hand_over(from, c->peers.at[card], req);
 }
 
 /* Who had it refuses it in its turn. */
@@ -74,7 +73,7 @@ static void refuse(struct cards *c, struct request *req, struct engine *from, at
         engine_hand_over(from, from, req);
         return;
     }
-    engine_renew(c->engines[0], request_session(req));
+    engine_renew(c->peers.at[0], request_session(req));
     request_reply_error(req, st, 0, "%s", why);
 }
 
@@ -83,7 +82,7 @@ static bool is_still_bare(struct cards *c, struct request *req)
 {
     char why[WHY_BYTES];
     return step_plans_is_bare(req->wire.header) &&
-           step_plans_fill(c->engines[0]->plans, req, why, sizeof why) != ATTN_OK;
+           step_plans_fill(c->peers.at[0]->plans, req, why, sizeof why) != ATTN_OK;
 }
 
 static void send_step(struct cards *c, struct request *req, struct engine *from)
@@ -101,7 +100,7 @@ static void send_step(struct cards *c, struct request *req, struct engine *from)
         send_to(c, req, from, of_cards == 0 ? 0 : (uint32_t)__builtin_ctz(of_cards));
         return;
     }
-    engine_renew(c->engines[0], request_session(req));
+    engine_renew(c->peers.at[0], request_session(req));
     leave_lead(c, req);
     cards_step_split(c, req, from, of_cards);
 }
@@ -110,8 +109,9 @@ static void send_step(struct cards *c, struct request *req, struct engine *from)
 static struct card_place place_of_open(struct cards *c, const Attnd__Open *o)
 {
     uint32_t pool = pool_index_of_handle(o->pool);
-    bool is_split = pool < c->max_pools &&
-                    atomic_load_explicit(&c->pools[0][pool].is_split, memory_order_relaxed);
+    bool is_split =
+        pool < c->max_pools &&
+        atomic_load_explicit(&c->peers.at[0]->published[pool].is_split, memory_order_relaxed);
     return (struct card_place){.must_be = is_split ? 0 : CARDS_MAX,
                                .prefix = is_split ? 0 : cards_prefix_home(c, o)};
 }
@@ -209,7 +209,7 @@ static void send_on(struct cards *c, struct request *req, struct engine *from)
             send_by_name(c, req, from, h->kill->seq);
         return;
     case ATTND__REQUEST__BODY_INSPECT:
-        send_to(c, req, from, list_card(c, h->inspect));
+        send_to(c, req, from, list_device(c->peers.at[0], h->inspect));
         return;
     default:
         send_to(c, req, from, 0);
@@ -229,7 +229,7 @@ void cards_send_again(struct cards *c, struct request *list, struct engine *from
 
 bool cards_send_planned(struct engine *lead, struct request *req)
 {
-    struct cards *c = lead->parts.cards;
+    struct cards *c = cards_of(lead);
     if (lead->parts.card > 0 || !step_plans_is_bare(req->wire.header))
         return false;
     pthread_rwlock_rdlock(&c->route);
@@ -240,13 +240,18 @@ bool cards_send_planned(struct engine *lead, struct request *req)
     return is_elsewhere;
 }
 
-void engine_submit(struct engine *e, struct request *req)
+uint32_t cards_of_plan(struct engine *lead, const struct request *plan)
 {
-    struct cards *c = e->parts.cards;
-    if (c == NULL) {
-        engine_take(e, req);
-        return;
-    }
+    struct cards *c = cards_of(lead);
+    pthread_rwlock_rdlock(&c->route);
+    uint32_t of_cards = cards_of_step(c, plan);
+    pthread_rwlock_unlock(&c->route);
+    return of_cards & ~1u;
+}
+
+void cards_route(struct engine *e, struct request *req)
+{
+    struct cards *c = cards_of(e);
     pthread_rwlock_rdlock(&c->route);
     send_on(c, req, NULL);
     pthread_rwlock_unlock(&c->route);

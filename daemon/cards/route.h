@@ -4,6 +4,10 @@
 
 #include "daemon/cards/cards.h"
 
+/* Sends a request of a door to the card that it is for. Any thread. */
+void cards_route(struct engine *e, struct request *req);
+/* The cards but the lead that have sequences of the plan's step, a bit each. The lead's thread. */
+uint32_t cards_of_plan(struct engine *lead, const struct request *plan);
 /* Requests that were this engine's, in order. The route is held for writing. */
 void cards_send_again(struct cards *c, struct request *list, struct engine *from);
 

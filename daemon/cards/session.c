@@ -10,75 +10,78 @@
 #include "daemon/cards/cards.h"
 #include "daemon/cards/internal.h"
 #include "daemon/cards/names.h"
-#include "daemon/cards/note.h"
+#include "daemon/engine/core/message.h"
+#include "daemon/engine/core/session_run.h"
 
-struct session_note {
-    struct card_note note; /* first */
+struct session_message {
+    struct engine_message message; /* first */
     uint32_t slot, tenant;
     uint64_t session, request;
     char client[SESSION_NAME_BYTES];
-    card_session_ends *end;
 };
 
-static struct session_note *note_new(void (*heard)(struct engine *e, struct card_note *n),
-                                     uint32_t slot, uint64_t session)
+static struct session_message *message_new(void (*on_message)(struct engine *e,
+                                                              struct engine_message *n),
+                                           uint32_t slot, uint64_t session)
 {
-    struct session_note *n = calloc(1, sizeof *n);
+    struct session_message *n = calloc(1, sizeof *n);
     if (n != NULL)
-        *n = (struct session_note){.note.heard = heard, .slot = slot, .session = session};
+        *n = (struct session_message){
+            .message.on_message = on_message, .slot = slot, .session = session};
     return n;
 }
 
-static void session_begins(struct engine *e, struct card_note *note)
+static void session_begins(struct engine *e, struct engine_message *message)
 {
-    struct session_note *n = (struct session_note *)note;
+    struct session_message *n = (struct session_message *)message;
     session_restore(e->parts.sessions, n->slot, n->session, n->client, clock_now_ns());
     session_at(e->parts.sessions, n->slot)->tenant = tenants_of_id(e->parts.tenants, n->tenant);
     kv_owner_begin(e->parts.kv, n->slot, n->session, n->tenant, n->client);
     free(n);
 }
 
-attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, uint32_t tenant,
+attn_status cards_session_begin(struct engine *lead, uint32_t slot, uint64_t id, uint32_t tenant,
                                 const char *client)
 {
-    struct session_note *notes[CARDS_MAX] = {0};
+    struct cards *c = cards_of(lead);
+    struct session_message *messages[CARDS_MAX] = {0};
     bool is_whole = cards_tenant_set(c, id, tenant) == ATTN_OK;
-    for (uint32_t i = 1; i < c->n; i++) {
-        notes[i] = note_new(session_begins, slot, id);
-        is_whole &= notes[i] != NULL;
+    for (uint32_t i = 1; i < c->peers.n; i++) {
+        messages[i] = message_new(session_begins, slot, id);
+        is_whole &= messages[i] != NULL;
     }
-    atomic_store(&c->slots[slot], is_whole ? c->n : 1);
-    for (uint32_t i = 1; i < c->n; i++) {
+    atomic_store(&c->slots[slot], is_whole ? c->peers.n : 1);
+    for (uint32_t i = 1; i < c->peers.n; i++) {
         if (is_whole) {
-            notes[i]->tenant = tenant;
-            snprintf(notes[i]->client, sizeof notes[i]->client, "%s", client);
-            card_note_push(c->engines[i], &notes[i]->note);
+            messages[i]->tenant = tenant;
+            snprintf(messages[i]->client, sizeof messages[i]->client, "%s", client);
+            engine_message_push(c->peers.at[i], &messages[i]->message);
         } else {
-            free(notes[i]);
+            free(messages[i]);
         }
     }
     return is_whole ? ATTN_OK : ATTN_ENOMEM;
 }
 
-static void session_ends(struct engine *e, struct card_note *note)
+static void session_ends(struct engine *e, struct engine_message *message)
 {
-    struct session_note *n = (struct session_note *)note;
+    struct session_message *n = (struct session_message *)message;
     uint32_t slot;
     if (session_find(e->parts.sessions, n->session, &slot) == ATTN_OK)
-        n->end(e, slot, "the session has ended");
+        session_kill(e, slot, "the session has ended");
     free(n);
 }
 
-void cards_session_end(struct cards *c, uint32_t slot, uint64_t id, card_session_ends *end)
+void cards_session_end(struct engine *lead, uint32_t slot, uint64_t id)
 {
+    struct cards *c = cards_of(lead);
     cards_tenant_forget(c, id);
     if (atomic_load(&c->slots[slot]) == 1)
         return; /* it was not begun by the others */
-    for (uint32_t i = 1; i < c->n; i++) {
-        struct session_note *n = note_new(session_ends, slot, id);
+    for (uint32_t i = 1; i < c->peers.n; i++) {
+        struct session_message *n = message_new(session_ends, slot, id);
         if (n != NULL) {
-            n->end = end;
-            card_note_push(c->engines[i], &n->note);
+            engine_message_push(c->peers.at[i], &n->message);
         } else { /* the slot stays taken, the card's sequences stay */
             log_error("no memory to end session %08" PRIx32 " on card %" PRIu32, session_label(id),
                       i);
@@ -86,13 +89,13 @@ void cards_session_end(struct cards *c, uint32_t slot, uint64_t id, card_session
     }
 }
 
-bool cards_session_let_go(struct engine *e, uint32_t slot)
+bool cards_session_release(struct engine *e, uint32_t slot)
 {
-    struct cards *c = e->parts.cards;
+    struct cards *c = cards_of(e);
     if (e->parts.card == 0)
         return atomic_load(&c->slots[slot]) <= 1;
     if (atomic_fetch_sub(&c->slots[slot], 1) == 2)
-        engine_wake(c->engines[0]);
+        engine_wake(c->peers.at[0]);
     return true;
 }
 
@@ -101,31 +104,26 @@ void cards_session_kept(struct cards *c, uint32_t slot, uint32_t n_cards)
     atomic_store(&c->slots[slot], n_cards);
 }
 
-_Atomic uint32_t *cards_held(const struct cards *c)
-{
-    return c->held;
-}
-
 /* --- requests that were carried out ----------------------------------------------------------- */
 
-static void request_is_seen(struct engine *e, struct card_note *note)
+static void request_is_seen(struct engine *e, struct engine_message *message)
 {
-    struct session_note *n = (struct session_note *)note;
+    struct session_message *n = (struct session_message *)message;
     if (kv_owner_id(e->parts.kv, n->slot) == n->session)
         kv_owner_saw(e->parts.kv, n->slot, n->request);
     free(n);
 }
 
-void cards_saw(struct engine *e, uint32_t slot, uint64_t session, uint64_t request)
+void cards_request_done(struct engine *e, uint32_t slot, uint64_t session, uint64_t request)
 {
-    struct cards *c = e->parts.cards;
-    for (uint32_t i = 0; i < c->n; i++) {
-        struct session_note *n =
-            c->engines[i] == e ? NULL : note_new(request_is_seen, slot, session);
+    struct cards *c = cards_of(e);
+    for (uint32_t i = 0; i < c->peers.n; i++) {
+        struct session_message *n =
+            c->peers.at[i] == e ? NULL : message_new(request_is_seen, slot, session);
         if (n != NULL) {
             n->request = request;
-            card_note_push(c->engines[i], &n->note);
-        } else if (c->engines[i] != e) {
+            engine_message_push(c->peers.at[i], &n->message);
+        } else if (c->peers.at[i] != e) {
             log_error("no memory to tell card %" PRIu32 " of a request", i);
         }
     }

@@ -6,20 +6,15 @@
 
 #include "daemon/cards/cards.h"
 
-/* How an engine ends a session of its own (engine/core/session_run.h, session_kill). */
-typedef void card_session_ends(struct engine *e, uint32_t slot, const char *why);
-
 /* The lead has begun or ended one: so do the others. The lead's thread. */
-attn_status cards_session_begin(struct cards *c, uint32_t slot, uint64_t id, uint32_t tenant,
+attn_status cards_session_begin(struct engine *lead, uint32_t slot, uint64_t id, uint32_t tenant,
                                 const char *client);
-void cards_session_end(struct cards *c, uint32_t slot, uint64_t id, card_session_ends *end);
+void cards_session_end(struct engine *lead, uint32_t slot, uint64_t id);
 /* This card has nothing of an ended session left. false: the lead must wait for others. */
-bool cards_session_let_go(struct engine *e, uint32_t slot);
+bool cards_session_release(struct engine *e, uint32_t slot);
 /* A session of a predecessor: n_cards have something of it. Before the engines have threads. */
 void cards_session_kept(struct cards *c, uint32_t slot, uint32_t n_cards);
-/* Requests of a session's, by slot, that are inside engines other than the lead. Any thread. */
-_Atomic uint32_t *cards_held(const struct cards *c);
 /* The request has been carried out: a repetition must not be, by another card either. */
-void cards_saw(struct engine *e, uint32_t slot, uint64_t session, uint64_t request);
+void cards_request_done(struct engine *e, uint32_t slot, uint64_t session, uint64_t request);
 
 #endif

@@ -125,7 +125,7 @@ static void whole_free(struct step_whole *w)
 
 static void finish(struct step_whole *w)
 {
-    struct engine *lead = w->cards->engines[0];
+    struct engine *lead = w->cards->peers.at[0];
     sum_times(w);
     if (!w->has_task) {
         const struct step_part *first = w->parts;
@@ -245,7 +245,7 @@ static struct step_whole *whole_new(struct cards *c, struct request *req)
 static bool whole_cut(struct step_whole *w, uint32_t of_cards, struct step_part *parts[CARDS_MAX])
 {
     struct step_items of = items_of(w->cards, w->req);
-    for (uint32_t card = 0; card < w->cards->n; card++) {
+    for (uint32_t card = 0; card < w->cards->peers.n; card++) {
         parts[card] = NULL;
         if ((of_cards >> card & 1) != 0 && (parts[card] = part_new(w, card)) == NULL)
             return false;
@@ -258,7 +258,7 @@ static bool whole_cut(struct step_whole *w, uint32_t of_cards, struct step_part 
 
 void cards_step_split(struct cards *c, struct request *req, struct engine *from, uint32_t of_cards)
 {
-    struct engine *lead = c->engines[0];
+    struct engine *lead = c->peers.at[0];
     struct step_part *parts[CARDS_MAX];
     if (from != NULL)
         engine_count_over(from, lead, req);
@@ -278,7 +278,7 @@ void cards_step_split(struct cards *c, struct request *req, struct engine *from,
     for (uint32_t card = 0, n = w->n_parts; n > 0; card++) { /* w is gone with the last */
         if ((of_cards >> card & 1) == 0)
             continue;
-        engine_take(c->engines[card], &parts[card]->req);
+        engine_take(c->peers.at[card], &parts[card]->req);
         n--;
     }
 }
@@ -306,8 +306,8 @@ void cards_part_again(struct cards *c, struct request *req, struct engine *from)
             atomic_store_explicit(&w->part_of[i], parts[card]->number, memory_order_relaxed);
     }
     part->card = first;
-    for (uint32_t card = 0; card < c->n; card++)
+    for (uint32_t card = 0; card < c->peers.n; card++)
         if (parts[card] != NULL && parts[card] != part)
-            engine_take(c->engines[card], &parts[card]->req);
-    engine_hand_over(from, c->engines[first], req);
+            engine_take(c->peers.at[card], &parts[card]->req);
+    engine_hand_over(from, c->peers.at[first], req);
 }

@@ -16,13 +16,10 @@
 #include "daemon/base/log.h"
 #include "daemon/base/stack.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/cards.h"
-#include "daemon/cards/move.h"
-#include "daemon/cards/move_hold.h"
-#include "daemon/cards/note.h"
-#include "daemon/cards/route.h"
 #include "daemon/cards/split/backend_split.h"
+#include "daemon/engine/core/message.h"
 #include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
@@ -62,10 +59,10 @@ enum {
 
 void engine_hear(struct engine *e)
 {
-    struct card_note *notes = card_notes_take(e);
+    struct engine_message *notes = engine_messages_take(e);
     if (notes != NULL)
         tenants_turn(e); /* a session may be a new tenant's */
-    card_notes_hear(e, notes);
+    engine_messages_deliver(e, notes);
     stack_for_each(struct request, req, stack_take_all(&e->returned))
         req->polled->reply(req);
 }
@@ -73,7 +70,7 @@ void engine_hear(struct engine *e)
 /* What was held back goes first. */
 static struct request *inbox_with_held(struct engine *e)
 {
-    struct request *held = cards_hold_end(e), **last = &held;
+    struct request *held = is_alone(e) ? NULL : e->peers->ops->held(e), **last = &held;
     while (*last != NULL)
         last = &(*last)->next;
     *last = stack_take_all(&e->inbox);
@@ -82,10 +79,9 @@ static struct request *inbox_with_held(struct engine *e)
 
 static bool take_inbox(struct engine *e, uint64_t now_ns)
 {
-    bool has_cards = e->parts.cards != NULL;
-    bool has_moved = has_cards && cards_move_turn(e);
-    struct request *oldest = has_cards ? inbox_with_held(e) : stack_take_all(&e->inbox);
-    if (has_cards)
+    bool has_moved = peers_turn(e);
+    struct request *oldest = inbox_with_held(e);
+    if (!is_alone(e))
         engine_hear(e);
     bool has_any = oldest != NULL || has_moved || e->leave.is_there; /* that leaves at once */
     bool is_large = e->gauges.sequences >= MIN_WARM_SEQUENCES;
@@ -93,7 +89,7 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
     stack_for_each(struct request, req, oldest) {
         if (is_large && req == cold)
             cold = steps_warm(e, req);
-        if (has_cards && (cards_send_planned(e, req) || cards_hold(e, req)))
+        if (peers_hold(e, req))
             continue;
         engine_serve(e, req, now_ns);
     }
@@ -141,7 +137,7 @@ static void refuse_if_lost(struct engine *e)
     if (!e->is_lost)
         tasks_refuse(e, engine_health(e), "the device is lost");
     e->is_lost = true;
-    if (e->parts.cards != NULL && cards_live(e->parts.cards))
+    if (peers_any_live(e))
         drop_sequences(e, false);
 }
 
@@ -149,7 +145,7 @@ static void refuse_if_lost(struct engine *e)
 static void drop_if_not_whole(struct engine *e)
 {
     uint32_t n = 0;
-    if (e->parts.cards == NULL || e->parts.card > 0 || cards_are_whole(e->parts.cards))
+    if (!is_primary(e) || peers_all_live(e))
         return;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;)
         n += pool_is_split(&p->split) ? kv_pool_sequences(e->parts.kv, p->id) : 0;
@@ -178,7 +174,7 @@ static uint64_t slice_ns(const struct engine *e, uint64_t now_ns, uint64_t max_w
 /* Something goes to the device: of the lead's split batches and its own work by turns. */
 static bool launch(struct engine *e)
 {
-    if (e->parts.cards == NULL)
+    if (is_alone(e))
         return batch_launch(e);
     if (e->was_part_last && batch_launch(e)) {
         e->was_part_last = false;
@@ -189,6 +185,17 @@ static bool launch(struct engine *e)
         return true;
     }
     return !e->was_part_last && batch_launch(e);
+}
+
+/* When the oldest request that any device holds came; 0: none is held. */
+static uint64_t oldest_of_all_ns(const struct engine *e)
+{
+    uint64_t oldest = 0;
+    for (uint32_t i = 0; i < peers_n(e); i++) {
+        uint64_t at = atomic_load_explicit(&peers_at(e, i)->oldest_at_ns, memory_order_relaxed);
+        oldest = at != 0 && (oldest == 0 || at < oldest) ? at : oldest;
+    }
+    return oldest;
 }
 
 bool engine_turn(struct engine *e, uint64_t max_wait_ns)
@@ -217,9 +224,8 @@ bool engine_turn(struct engine *e, uint64_t max_wait_ns)
     const struct task *oldest = TAILQ_FIRST(&e->held);
     atomic_store_explicit(&e->oldest_at_ns, oldest == NULL ? 0 : oldest->req->received_ns,
                           memory_order_relaxed);
-    if (e->parts.card == 0)
-        stats_set(oldest_at_ns,
-                  e->parts.cards != NULL ? cards_oldest_at_ns(e->parts.cards) : e->oldest_at_ns);
+    if (is_primary(e))
+        stats_set(oldest_at_ns, oldest_of_all_ns(e));
     if (e->n_in_flight + e->n_on_device > 0) {
         bool is_hurried = is_busy || !engine_is_quiet(e);
         uint64_t wait_ns = is_hurried ? 0 : slice_ns(e, now_ns, max_wait_ns);
@@ -252,8 +258,8 @@ static attn_status wait_for_batches(struct engine *e)
 static attn_status engine_finish(struct engine *e)
 {
     take_inbox(e, clock_now_ns());
-    if (e->parts.cards != NULL) {
-        cards_move_stop(e);
+    if (!is_alone(e)) {
+        e->peers->ops->stop(e);
         take_inbox(e, clock_now_ns()); /* what was held back */
     }
     watchers_answer(e, true);
@@ -289,7 +295,7 @@ void engine_reload(struct engine *e, const struct config *cfg)
 
 static void engine_free(struct engine *e)
 {
-    if (e->parts.card == 0)
+    if (is_primary(e))
         log_set_listener(NULL, NULL);
     canary_end(e);
     tenants_close(atomic_load(&e->new_tenants));
@@ -333,8 +339,10 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         return ATTN_ENOMEM;
     }
     e->parts = *parts;
-    if (parts->cards != NULL)
-        kv_set_epochs(parts->kv, cards_epoch_bits(parts->cards), parts->card);
+    e->alone = (struct peers){.n = 1, .n_open = 1, .at = {e}};
+    e->peers = parts->peers != NULL ? parts->peers : &e->alone;
+    if (!is_alone(e))
+        kv_set_epochs(parts->kv, e->peers->epoch_bits, parts->card);
     e->lease_ns = e->next_lease_ns = c->lease_us * 1000;
     e->next_stamp = 1;
     STAILQ_INIT(&e->watchers);
@@ -375,7 +383,7 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         goto fail;
     }
     gauges_publish(e);
-    if (e->parts.card == 0)
+    if (is_primary(e))
         log_set_listener(watchers_wake, e);
 
     *out_engine = e;

@@ -14,9 +14,9 @@
 #include "daemon/request/session.h"
 #include "daemon/request/tenant.h"
 
-struct cards;
 struct engine;
 struct lane;
+struct peers;
 
 /* What an engine works with: all of one device. Borrowed until engine_close. */
 struct idle_memory;
@@ -30,7 +30,7 @@ struct engine_parts {
     struct tenants *tenants; /* NULL: nobody is asked who he is */
     bool is_kept; /* a successor will take up the cache */
     struct settings *settings; /* what operators may change; NULL: nothing */
-    struct cards *cards; /* NULL: it is the only engine */
+    struct peers *peers; /* all engines of the daemon; NULL: it is the only one */
     uint32_t card; /* which it is of them; 0 is the lead */
     const struct idle_memory *idle; /* as kv knows of it; NULL: none */
 };
@@ -89,6 +89,10 @@ attn_status engine_watch(struct engine *e, int fd);
 void engine_unwatch(struct engine *e, int fd);
 /* Ends the engine's sleep, so that it polls. Any thread. */
 void engine_wake(struct engine *e);
+
+/* The bell of a lane wakes no engine: for so long after the last one the engines of its layers do
+ * not sleep. */
+static const uint64_t LANE_SOON_NS = 10 * 1000 * 1000;
 
 /* A lane whose plans may come from now on, until it is removed. The engine's thread. */
 void engine_lane_add(struct engine *e, struct lane *l);

@@ -5,8 +5,8 @@
 
 #include "daemon/base/iobuf.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/cards.h"
 #include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/published.h"
 #include "daemon/engine/tier/idle.h"
 #include "daemon/engine/tier/tier.h"
 
@@ -34,8 +34,7 @@ void gauges_publish(struct engine *e)
     idle_publish(e);
     if (e->parts.card == 0)
         stats_set(sessions, session_count(e->parts.sessions));
-    if (e->parts.cards != NULL)
-        cards_publish(e);
+    pools_publish(e);
     e->is_dirty = false;
     e->has_old_pools = true;
 }
@@ -51,13 +50,11 @@ void gauges_publish_pools(struct engine *e, uint64_t now_ns)
         kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
         struct stats_pool *s = &list[n < STATS_MAX_POOLS ? n : STATS_MAX_POOLS];
         snprintf(s->name, sizeof s->name, "%s", n < STATS_MAX_POOLS ? ks.name : "");
-        struct pool_count other = {0};
-        if (e->parts.cards != NULL)
-            other = cards_pool_count(e->parts.cards, e, p->id.index);
-        s->blocks += ks.n_blocks + other.blocks;
-        s->free += n_free + other.free;
-        s->tiered += kv_idle_pool_away(e->parts.kv, p->id) + other.tiered;
-        s->sequences += kv_pool_sequences(e->parts.kv, p->id) + other.sequences;
+        struct pool_count all = pool_count_all(e, p);
+        s->blocks += all.blocks;
+        s->free += all.free;
+        s->tiered += all.tiered;
+        s->sequences += all.sequences;
         used_bytes += (ks.n_blocks - n_free) * (p->device_bytes / ks.n_blocks);
         n += n <= STATS_MAX_POOLS;
     }

@@ -6,13 +6,14 @@
 
 #include <inttypes.h>
 
-#include "daemon/cards/cards.h"
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/inbox.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/status.h"
-#include "daemon/engine/general.h"
+#include "daemon/engine/hello.h"
 #include "daemon/engine/operator/operator.h"
+#include "daemon/engine/pool/handlers.h"
 #include "daemon/engine/seq/sequence.h"
 #include "daemon/engine/step/plan.h"
 #include "daemon/engine/step/step.h"
@@ -56,7 +57,7 @@ enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
  * more. */
 static attn_status no_device(struct engine *e, struct answer *a)
 {
-    if (e->parts.cards != NULL && cards_live(e->parts.cards))
+    if (peers_any_live(e))
         return answer_no(a, ATTN_ENOTFOUND, "no such sequence: its card is lost");
     return answer_no(a, engine_health(e), "the device is lost");
 }

@@ -6,7 +6,7 @@
 #include <inttypes.h>
 
 #include "daemon/base/log.h"
-#include "daemon/cards/cards.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/pool/create.h"
@@ -20,11 +20,10 @@ static void take_tenants(struct engine *e, struct tenants *now)
 /* The lead last: whom it lets in the others know. */
 void engine_take_tenants(struct engine *e, struct tenants *now)
 {
-    uint32_t n = e->parts.cards == NULL ? 1 : cards_n(e->parts.cards);
-    for (uint32_t i = 1; i < n; i++) {
+    for (uint32_t i = 1; i < peers_n(e); i++) {
         struct tenants *copy;
         if (tenants_copy(now, &copy) == ATTN_OK)
-            take_tenants(cards_engine(e->parts.cards, i), copy);
+            take_tenants(peers_at(e, i), copy);
         else
             log_error("listen.tenants: no memory for those of card %" PRIu32, i);
     }

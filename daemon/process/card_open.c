@@ -210,7 +210,7 @@ static attn_status engine_begin(struct card_list *list, struct card *card,
     parts.kv = card->kv;
     parts.idle = &card->idle;
     parts.sessions = card->sessions;
-    parts.cards = list->cards;
+    parts.peers = cards_peers(list->cards);
     parts.card = (uint32_t)(card - list->at);
     if (parts.card > 0 && tenants_copy(shared->tenants, &card->tenants) != ATTN_OK) {
         snprintf(why, why_bytes, "no memory for tenants");

@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/cards/lane.h"
 #include "daemon/engine/step/lane.h"
+#include "daemon/engine/step/lane_device.h"
 #include "daemon/transport/shm_internal.h"
 
 static attn_status check_hello(const struct shm_client *c, const struct lane_hello *h,
@@ -82,7 +82,7 @@ static attn_status worker_region_open(struct shm_client *c, const struct lane_he
 {
     char a[LANE_DEVICE_TEXT_BYTES], cause[128];
     attn_status st =
-        cards_lane_open(c->lane->engine, h->out_bytes, fd, &c->lane->out, cause, sizeof cause);
+        lane_region_open(c->lane->engine, h->out_bytes, fd, &c->lane->out, cause, sizeof cause);
     if (st == ATTN_OK)
         return st;
     if (st != ATTN_ENOTSUP && memcmp(h->device.uuid, ours->uuid, sizeof ours->uuid) == 0) {
@@ -112,7 +112,7 @@ static attn_status regions_open(struct shm_client *c, const struct lane_hello *h
                  bytes, env->cfg->shm_memory_bytes - env->shared_bytes, env->cfg->shm_memory_bytes);
         return ATTN_EQUOTA;
     }
-    attn_status st = cards_lane_open(l->engine, bytes, -1, &l->in, why, why_bytes);
+    attn_status st = lane_region_open(l->engine, bytes, -1, &l->in, why, why_bytes);
     if (st != ATTN_OK)
         return st;
     env->shared_bytes += l->in.bytes;
@@ -135,7 +135,7 @@ static attn_status lane_open(struct shm_client *c, const struct lane_hello *h, i
     }
     stats_add(lanes, 1);
     l->engine = home;
-    l->backend = cards_lane_backend(home, &l->ops);
+    l->backend = lane_backend(home, &l->ops);
     l->transport = &transport_gpu_ops;
     l->out_news = &c->t->has_news;
     l->principal = c->principal;
@@ -175,17 +175,17 @@ attn_status lane_welcome(struct shm_client *c, const union shm_first_packet *hel
     static const struct lane_device unsaid;
     bool is_hello = hello_bytes == sizeof hello->lane;
     struct engine *lead = c->t->env->engine;
-    struct engine *home = cards_lane_home(lead, (is_hello ? &hello->lane.device : &unsaid)->uuid);
+    struct engine *home = lane_device(lead, (is_hello ? &hello->lane.device : &unsaid)->uuid);
     struct lane_welcome w = {.magic = LANE_MAGIC, .version = LANE_VERSION};
     const struct backend_ops *ops;
     struct backend_info info;
     int fds[2] = {-1, -1};
-    struct backend *backend = cards_lane_backend(home, &ops);
+    struct backend *backend = lane_backend(home, &ops);
     ops->info(backend, &info);
     memcpy(w.device.uuid, info.id.uuid, sizeof w.device.uuid);
     w.device.driver_version = info.id.driver_version;
     w.device.is_shared = info.id.is_shared;
-    attn_status st = cards_lane_check(lead, w.message, sizeof w.message);
+    attn_status st = lane_check(lead, w.message, sizeof w.message);
     if (st == ATTN_OK)
         st = check_hello(c, &hello->lane, hello_bytes, fd, &w.device, w.message, sizeof w.message);
     if (st == ATTN_OK)

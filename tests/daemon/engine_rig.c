@@ -14,6 +14,7 @@
 #include "daemon/base/log.h"
 #include "daemon/cards/cards.h"
 #include "daemon/cards/restore.h"
+#include "daemon/engine/core/published.h"
 
 static struct rig *current; /* cmocka runs one test at a time */
 
@@ -51,8 +52,8 @@ static void open_second(struct rig *r)
                         &r->second, why, sizeof why) != ATTN_OK)
         fail_msg("the second engine does not open: %s", why);
     cards_join(r->own.cards, r->second);
-    cards_publish(r->engine);
-    cards_publish(r->second);
+    pools_publish(r->engine);
+    pools_publish(r->second);
 }
 
 void rig_open(struct rig *r, void (*tweak)(struct rig *r))

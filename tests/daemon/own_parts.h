@@ -3,6 +3,7 @@
 #define TESTS_DAEMON_OWN_PARTS_H
 
 #include "cache/kv.h"
+#include "daemon/cards/cards.h"
 #include "daemon/engine/engine.h"
 #include "daemon/keeper/idle_memory.h"
 #include "daemon/request/session.h"
@@ -45,7 +46,7 @@ static inline attn_status own_engine_take(struct own_parts *own, int arena_fd,
         .sessions = own->sessions,
         .tenants = own->tenants,
         .is_kept = own->is_kept,
-        .cards = own->cards,
+        .peers = cards_peers(own->cards),
         .card = own->card,
         .idle = &own->idle,
     };

@@ -18,11 +18,10 @@
 #include "daemon/base/log.h"
 #include "daemon/base/stack.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/cards.h"
-#include "daemon/cards/internal.h"
 #include "daemon/cards/split/outputs.h"
 #include "daemon/cards/split/tensors.h"
 #include "daemon/engine/core/health.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "kernels/grow.h"
 
@@ -45,12 +44,11 @@ struct batch_part {
 
 attn_status parts_init(struct engine *e)
 {
-    const struct cards *c = e->parts.cards;
-    if (c == NULL || e->parts.card != 0)
+    if (is_alone(e) || !is_primary(e))
         return ATTN_OK;
     for (uint32_t i = 0; i < e->max_in_flight; i++) {
         struct batch *b = &e->batches[i];
-        b->parts = calloc(c->n, sizeof *b->parts);
+        b->parts = calloc(e->peers->n, sizeof *b->parts);
         b->outputs = cards_outputs_new();
         if (b->parts == NULL || b->outputs == NULL)
             return ATTN_ENOMEM;
@@ -69,10 +67,9 @@ static void staging_free(struct batch_part *part)
 
 void parts_fini(struct engine *e)
 {
-    const struct cards *c = e->parts.cards;
     for (uint32_t i = 0; i < BACKEND_MAX_IN_FLIGHT; i++) {
         struct batch *b = &e->batches[i];
-        for (uint32_t k = 0; b->parts != NULL && k < c->n; k++) {
+        for (uint32_t k = 0; b->parts != NULL && k < e->peers->n; k++) {
             staging_free(&b->parts[k]);
             free(b->parts[k].tensors.items);
         }
@@ -143,7 +140,7 @@ static attn_status part_cut(struct batch_part *part, const struct pool *p)
 /* Computed, or why not: the lead has it again. */
 static void part_return(struct batch_part *part)
 {
-    struct engine *lead = part->engine->parts.cards->engines[0];
+    struct engine *lead = peers_at(part->engine, 0);
     stack_push(&lead->parts_back, part);
     engine_wake(lead);
 }
@@ -314,7 +311,7 @@ void part_give(struct engine *e, struct batch *b, uint32_t card)
 {
     struct batch_part *part = &b->parts[card];
     part->whole = b;
-    part->engine = e->parts.cards->engines[card];
+    part->engine = peers_at(e, card);
     part->device = (struct backend_batch){.status = ATTN_OK};
     part->why[0] = '\0';
     if (part->engine == e) {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/cards/internal.h"
+#include "daemon/engine/core/peers.h"
 #include "kernels/grow.h"
 #include "kernels/merge.h"
 
@@ -15,7 +15,7 @@ struct cards_outputs {
     uint64_t bytes, each;
     struct backend_region region; /* it is there; else host memory */
     uint32_t *words; /* host memory of the lead's; one of each card but the lead */
-    struct backend_word told[CARDS_MAX]; /* when a card's are there */
+    struct backend_word told[CONFIG_MAX_DEVICES]; /* when a card's are there */
     struct backend_merge *list;
     uint32_t capacity;
     struct backend_merges merges;
@@ -31,10 +31,9 @@ struct cards_outputs *cards_outputs_new(void)
 
 static void host_give(struct engine *lead, void *p, uint64_t bytes, uint32_t n_known)
 {
-    const struct cards *c = lead->parts.cards;
     for (uint32_t i = 1; i < n_known; i++) {
-        const struct engine *e = cards_engine(c, i);
-        if (!cards_are_alike(lead, e))
+        const struct engine *e = peers_at(lead, i);
+        if (!peers_are_alike(lead, e))
             e->parts.ops->host_unregister(e->parts.backend, p, bytes);
     }
     lead->parts.ops->host_free(lead->parts.backend, p, bytes);
@@ -43,14 +42,13 @@ static void host_give(struct engine *lead, void *p, uint64_t bytes, uint32_t n_k
 /* Host memory that every card works with. */
 static attn_status host_take(struct engine *lead, uint64_t bytes, void **out_p)
 {
-    const struct cards *c = lead->parts.cards;
     void *p;
     attn_status st = lead->parts.ops->host_alloc(lead->parts.backend, bytes, &p);
     if (st != ATTN_OK)
         return st;
-    for (uint32_t i = 1; i < cards_n_all(c); i++) {
-        const struct engine *e = cards_engine(c, i);
-        if (!cards_are_alike(lead, e))
+    for (uint32_t i = 1; i < lead->peers->n; i++) {
+        const struct engine *e = peers_at(lead, i);
+        if (!peers_are_alike(lead, e))
             st = e->parts.ops->host_register(e->parts.backend, p, bytes);
         if (st == ATTN_OK)
             continue;
@@ -66,7 +64,7 @@ static void give(struct engine *lead, struct cards_outputs *o)
     if (o->region.handle != NULL)
         lead->parts.ops->region_close(lead->parts.backend, &o->region);
     else if (o->base != NULL)
-        host_give(lead, o->base, o->bytes, cards_n_all(lead->parts.cards));
+        host_give(lead, o->base, o->bytes, lead->peers->n);
     o->base = NULL;
     o->bytes = 0;
 }
@@ -77,7 +75,7 @@ void cards_outputs_free(struct engine *lead, struct cards_outputs *o)
         return;
     give(lead, o);
     if (o->words != NULL)
-        host_give(lead, o->words, WORDS_BYTES, cards_n_all(lead->parts.cards));
+        host_give(lead, o->words, WORDS_BYTES, lead->peers->n);
     free(o->list);
     free(o);
 }
@@ -85,16 +83,15 @@ void cards_outputs_free(struct engine *lead, struct cards_outputs *o)
 /* Memory of the lead's device that all cards reach; false: there is none. */
 static bool take_region(struct engine *lead, struct cards_outputs *o, uint64_t bytes)
 {
-    const struct cards *c = lead->parts.cards;
     const struct backend_ops *ops = lead->parts.ops;
     char why[WHY_BYTES];
-    for (uint32_t i = 1; i < cards_n_all(c); i++)
-        if (!cards_are_alike(lead, cards_engine(c, i)))
+    for (uint32_t i = 1; i < lead->peers->n; i++)
+        if (!peers_are_alike(lead, peers_at(lead, i)))
             return false;
     if (ops->region_open(lead->parts.backend, bytes, -1, &o->region, why, sizeof why) != ATTN_OK)
         return false;
-    for (uint32_t i = 1; i < cards_n_all(c); i++)
-        if (ops->region_reach(lead->parts.backend, &o->region, cards_engine(c, i)->parts.backend) !=
+    for (uint32_t i = 1; i < lead->peers->n; i++)
+        if (ops->region_reach(lead->parts.backend, &o->region, peers_at(lead, i)->parts.backend) !=
             ATTN_OK) {
             ops->region_close(lead->parts.backend, &o->region);
             return false;
@@ -127,10 +124,9 @@ static attn_status grow(struct engine *lead, struct cards_outputs *o, uint64_t b
 /* The lead's device merges, and the others tell it. */
 static bool can_merge(const struct engine *lead)
 {
-    const struct cards *c = lead->parts.cards;
     bool can = lead->info.features & BACKEND_HAS_MERGES;
-    for (uint32_t i = 1; i < cards_n_all(c); i++)
-        can &= (cards_engine(c, i)->info.features & BACKEND_HAS_WORDS) != 0;
+    for (uint32_t i = 1; i < lead->peers->n; i++)
+        can &= (peers_at(lead, i)->info.features & BACKEND_HAS_WORDS) != 0;
     return can;
 }
 

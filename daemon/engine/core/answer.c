@@ -13,9 +13,8 @@
 #include <string.h>
 
 #include "daemon/base/stats.h"
-#include "daemon/cards/names.h"
-#include "daemon/cards/step_part.h"
 #include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/peers.h"
 
 /* A reply's head without its item statuses: preamble, the other fields at their longest,
  * padding. */
@@ -71,8 +70,7 @@ static void let_go_of(struct engine *e, struct request *req, attn_status st)
 {
     tenant_release(req, st);
     share_let_go(req);
-    if (req->is_placed)
-        cards_settle(e->parts.cards, req);
+    peers_settle(e, req);
 }
 
 /* req->reply is built. */
@@ -193,12 +191,12 @@ uint64_t step_reply_bytes(const struct wire_step_layout *layout, uint32_t n_item
     return layout->reply_bytes + head_room(n_items);
 }
 
-attn_status step_reserve_reply(struct task *t)
+attn_status step_reserve_reply(struct engine *e, struct task *t)
 {
     if (t->payload != NULL)
         return ATTN_OK;
     if (t->req->part != NULL)
-        return cards_step_reserve(t, head_room(t->n_items));
+        return e->peers->ops->step_reserve(t, head_room(t->n_items));
     if (t->req->bell != NULL) {
         t->payload = t->req->bell->out;
         return ATTN_OK;
@@ -269,7 +267,7 @@ void step_answer(struct engine *e, struct task *t)
 {
     struct request *req = t->req;
     if (req->part != NULL) {
-        send_reply(e, req, cards_step_part_done(t));
+        send_reply(e, req, e->peers->ops->step_done(t));
         return;
     }
     stats_add(step_items, t->n_items);
@@ -278,7 +276,7 @@ void step_answer(struct engine *e, struct task *t)
         bell_answer(e, t);
         return;
     }
-    if (step_reserve_reply(t) != ATTN_OK) {
+    if (step_reserve_reply(e, t) != ATTN_OK) {
         engine_refuse(e, req, ATTN_EOVERLOAD, "no message buffer for a reply of %" PRIu64 " bytes",
                       t->layout.reply_bytes);
         return;

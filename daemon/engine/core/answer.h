@@ -49,7 +49,7 @@ void engine_refuse(struct engine *e, struct request *req, attn_status st, const 
 /* Most bytes that the reply of a step takes, head and tensors. */
 uint64_t step_reply_bytes(const struct wire_step_layout *layout, uint32_t n_items);
 /* Room for the reply's tensors; may be repeated. ATTN_EOVERLOAD: no buffer. */
-attn_status step_reserve_reply(struct task *t);
+attn_status step_reserve_reply(struct engine *e, struct task *t);
 /* All items are done: the statuses, and NaN in the rows of the items that failed. */
 void step_answer(struct engine *e, struct task *t);
 

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/cards/cards.h"
-#include "daemon/cards/note.h"
+#include "daemon/engine/core/message.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "kernels/kv_layout.h"
 
@@ -56,14 +56,13 @@ static void part_move(struct engine *e, void *arg)
 static attn_status parts_move(struct engine *lead, const struct pool *p, uint32_t block,
                               uint8_t *bytes, bool is_write, char *why, size_t why_bytes)
 {
-    struct cards *c = lead->parts.cards;
     struct block_ask ask = {
         .pool = p->id.index, .block = block, .bytes = bytes, .is_write = is_write};
     if (!is_write)
         memset(bytes, 0, pool_block_bytes(p)); /* between its parts */
     part_move(lead, &ask);
-    for (uint32_t k = 1; k < cards_n_all(c) && ask.status == ATTN_OK; k++)
-        if (cards_ask(cards_engine(c, k), part_move, &ask) != ATTN_OK) {
+    for (uint32_t k = 1; k < peers_n(lead) && ask.status == ATTN_OK; k++)
+        if (engine_call(peers_at(lead, k), part_move, &ask) != ATTN_OK) {
             snprintf(ask.why, sizeof ask.why, "card %" PRIu32 " does not answer", k);
             ask.status = ATTN_EOVERLOAD;
         }

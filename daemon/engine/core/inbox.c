@@ -11,9 +11,9 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/stack.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/names.h"
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/peers.h"
 
 void engine_renew(struct engine *e, uint64_t session)
 {
@@ -70,11 +70,18 @@ bool engine_admit(struct engine *e, struct request *req)
         return true;
     stats_add(requests_refused_overload, 1);
     engine_renew(e, request_session(req));
-    if (req->is_placed)
-        cards_settle(e->parts.cards, req);
+    peers_settle(e, req);
     request_reply_error(req, ATTN_EOVERLOAD, engine_retry_after_us(e), "%s", fault);
     engine_let_go(e, bytes);
     return false;
+}
+
+void engine_submit(struct engine *e, struct request *req)
+{
+    if (is_alone(e))
+        engine_take(e, req);
+    else
+        e->peers->ops->submit(e, req);
 }
 
 void engine_take(struct engine *e, struct request *req)

@@ -21,9 +21,12 @@ attn_status pools_init(struct engine *e)
     e->patches_capacity = e->copies_capacity + 4 * max_row_blocks;
     e->patches_margin = (BACKEND_MAX_IN_FLIGHT + 1) * e->copies_capacity;
     e->pools = calloc(c->max_pools, sizeof *e->pools);
+    e->published = calloc(c->max_pools, sizeof *e->published);
     e->pool_keys = calloc(c->max_pools, sizeof *e->pool_keys);
     e->holds = calloc((size_t)c->max_sessions * c->max_pools, sizeof *e->holds);
-    return e->pools == NULL || e->pool_keys == NULL || e->holds == NULL ? ATTN_ENOMEM : ATTN_OK;
+    return e->pools == NULL || e->published == NULL || e->pool_keys == NULL || e->holds == NULL
+               ? ATTN_ENOMEM
+               : ATTN_OK;
 }
 
 /* --- finding ---------------------------------------------------------------------------------- */

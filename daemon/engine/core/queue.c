@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/cards/session.h"
 #include "daemon/engine/core/answer.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/ready.h"
 
 attn_status queue_init(struct engine *e)
@@ -246,8 +246,8 @@ void task_hold(struct engine *e, struct task *t)
     t->stamp = e->next_stamp++;
     TAILQ_INSERT_TAIL(&e->held, t, held);
     session_at(e->parts.sessions, t->session)->n_held++;
-    if (e->parts.card > 0)
-        atomic_fetch_add(&cards_held(e->parts.cards)[t->session], 1);
+    if (!is_primary(e))
+        atomic_fetch_add(&e->peers->held[t->session], 1);
     if (t->req->deadline_ns < e->next_deadline_ns)
         e->next_deadline_ns = t->req->deadline_ns;
 }
@@ -257,8 +257,8 @@ void task_let_go(struct engine *e, struct task *t)
     TAILQ_REMOVE(&e->held, t, held);
     struct session *s = session_at(e->parts.sessions, t->session);
     s->n_held--;
-    if (e->parts.card > 0)
-        atomic_fetch_sub(&cards_held(e->parts.cards)[t->session], 1);
+    if (!is_primary(e))
+        atomic_fetch_sub(&e->peers->held[t->session], 1);
     if (s->id != 0) /* nobody has ended it */
         /* the lease runs from the answer */
         session_renew(e->parts.sessions, t->session, e->turn_ns);

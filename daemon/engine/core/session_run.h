@@ -14,8 +14,6 @@ void seq_close(struct engine *e, kv_seq_id seq);
 /* Ends a live session at once: what waits of it is refused, its sequences are freed as those of an
  * expired one. */
 void session_kill(struct engine *e, uint32_t slot, const char *why);
-/* Makes a session, or resumes one: a handler of engine/serve.c's table. */
-attn_status hello_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 /* Frees sequences of expired sessions, a slice a turn. true: there is more to do. */
 bool sessions_expire(struct engine *e, uint64_t now_ns);
 

@@ -18,7 +18,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/stack.h"
-#include "daemon/engine/step/lane.h"
+#include "daemon/engine/core/peers.h"
 #include "proto/attn_time.h"
 
 enum {
@@ -91,9 +91,8 @@ bool engine_is_quiet(const struct engine *e)
 {
     return stack_is_empty(&e->inbox) && stack_is_empty(&e->tier.came) &&
            !atomic_load(&e->is_stopping) &&
-           (e->parts.cards == NULL ||
-            (stack_is_empty(&e->notes) && stack_is_empty(&e->returned) &&
-             stack_is_empty(&e->parts_in) && stack_is_empty(&e->parts_back)));
+           (is_alone(e) || (stack_is_empty(&e->messages) && stack_is_empty(&e->returned) &&
+                            stack_is_empty(&e->parts_in) && stack_is_empty(&e->parts_back)));
 }
 
 /* Looks at everything until there is something or ns are over. */

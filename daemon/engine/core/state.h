@@ -74,6 +74,7 @@ enum {
 struct lane;
 struct task;
 struct pool;
+struct peers_ops;
 struct step_plans;
 struct tier_disk;
 
@@ -321,8 +322,27 @@ struct engine_leave {
     struct request *held, *held_last; /* back */
 };
 
+/* What of a pool any thread may read (published.h). */
+struct pool_published {
+    _Atomic uint64_t blocks, free, cached, tiered, sequences, bytes;
+    _Atomic bool is_split; /* its sequences are the primary's */
+};
+
+/* The engines of a daemon, by device (peers.h). */
+struct peers {
+    uint32_t n; /* that there are to be */
+    uint32_t n_open;
+    uint32_t epoch_bits; /* of an epoch on the wire, that name the device which made it */
+    struct engine *at[CONFIG_MAX_DEVICES]; /* [n_open]; at 0 the primary */
+    const struct peers_ops *ops; /* NULL: an engine that is alone */
+    _Atomic uint32_t *held; /* [max_sessions] requests of a session's that engines other than the
+                             * primary hold; any thread. NULL, where it is alone */
+};
+
 struct engine {
     struct engine_parts parts;
+    struct peers *peers; /* never NULL: parts.peers, or: */
+    struct peers alone;
     struct backend_info info;
     uint64_t lease_ns;
     uint64_t next_lease_ns, next_lease_at_ns; /* as it is set, and when it counts */
@@ -331,7 +351,7 @@ struct engine {
 
     /* any thread */
     _Atomic(struct request *) inbox; /* newest first */
-    _Atomic(struct card_note *) notes; /* of other cards' engines (cards.h), as the next */
+    _Atomic(struct engine_message *) messages; /* of other devices' engines, as the next */
     _Atomic(struct request *) returned; /* answered, for the thread that polls */
     _Atomic(struct batch_part *) parts_in; /* of the lead's batches, to be computed here */
     _Atomic(struct batch_part *) parts_back; /* the lead's: they are */
@@ -360,6 +380,8 @@ struct engine {
     uint32_t *for_room; /* [max_sequences] with items that wait until a pool has room */
     uint32_t n_for_room;
     struct pool *pools; /* [max_pools]; those without a spec are free */
+    struct pool_published *published; /* [max_pools] for any thread (published.h), as the next */
+    _Atomic uint64_t published_free_bytes; /* of KV memory, that no pool has */
     uint64_t *pool_keys; /* [max_pools] tenant and handle of each; 0: free */
     struct hold *holds; /* [max_sessions][max_pools] */
     uint32_t n_pools; /* the highest in use, plus one */

@@ -4,25 +4,14 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/health.h"
-#include "daemon/cards/cards.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
-
-/* All of the process: of the other cards, too. */
-static uint32_t n_engines(const struct engine *e)
-{
-    return e->parts.cards == NULL ? 1 : cards_n(e->parts.cards);
-}
-
-static struct engine *engine_at(const struct engine *e, uint32_t i)
-{
-    return e->parts.cards == NULL ? (struct engine *)(uintptr_t)e : cards_engine(e->parts.cards, i);
-}
 
 void engine_drain(struct engine *e)
 {
     health_set_draining(true);
-    for (uint32_t i = 0; i < n_engines(e); i++) {
-        struct engine *k = engine_at(e, i);
+    for (uint32_t i = 0; i < peers_n(e); i++) {
+        struct engine *k = peers_at(e, i);
         tokens_came(k, clock_now_ns());
         atomic_store(&k->is_draining, true);
         engine_wake(k); /* it looks for tokens */
@@ -31,8 +20,8 @@ void engine_drain(struct engine *e)
 
 void engine_end_tokens(struct engine *e)
 {
-    for (uint32_t i = 0; i < n_engines(e); i++)
-        atomic_store(&engine_at(e, i)->ends_tokens, true);
+    for (uint32_t i = 0; i < peers_n(e); i++)
+        atomic_store(&peers_at(e, i)->ends_tokens, true);
 }
 
 void tokens_came(struct engine *e, uint64_t now_ns)
@@ -85,16 +74,16 @@ static bool is_drained(const struct engine *e)
 
 bool engine_is_drained(const struct engine *e)
 {
-    for (uint32_t i = 0; i < n_engines(e); i++)
-        if (!is_drained(engine_at(e, i)))
+    for (uint32_t i = 0; i < peers_n(e); i++)
+        if (!is_drained(peers_at(e, i)))
             return false;
     return true;
 }
 
 bool engine_is_idle(const struct engine *e)
 {
-    for (uint32_t i = 0; i < n_engines(e); i++)
-        if (atomic_load(&engine_at(e, i)->n_held) > 0)
+    for (uint32_t i = 0; i < peers_n(e); i++)
+        if (atomic_load(&peers_at(e, i)->n_held) > 0)
             return false;
     return true;
 }

@@ -11,9 +11,10 @@
 #include "daemon/base/log.h"
 #include "daemon/base/slow.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/cards.h"
 #include "daemon/config/settings.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/published.h"
 #include "daemon/engine/core/trace.h"
 
 enum {
@@ -31,30 +32,13 @@ static void add_tenant(struct engine *e, json_t *object, uint32_t id)
         json_object_set_new(object, "tenant", json_string(t == NULL ? "?" : t->name));
 }
 
-/* A pool of all cards. */
-static struct pool_count count_of(struct engine *e, const struct pool *p)
-{
-    struct kv_pool_spec ks;
-    uint32_t n_free = 0;
-    struct pool_count n = {0};
-    if (e->parts.cards != NULL)
-        n = cards_pool_count(e->parts.cards, e, p->id.index);
-    kv_pool_info(e->parts.kv, p->id, &ks, &n_free);
-    n.blocks += ks.n_blocks;
-    n.free += n_free;
-    n.cached += kv_pool_cached(e->parts.kv, p->id);
-    n.sequences += kv_pool_sequences(e->parts.kv, p->id);
-    n.bytes += p->device_bytes;
-    return n;
-}
-
 static json_t *list_pools(struct engine *e, const Attnd__Inspect *ask)
 {
     json_t *list = json_array();
     (void)ask;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
         const struct backend_pool_config *c = &p->config;
-        struct pool_count n = count_of(e, p);
+        struct pool_count n = pool_count_all(e, p);
         json_t *o = json_pack(
             "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "name",
             p->spec.wire->name, "layers", (json_int_t)c->num_layers, "q_heads",
@@ -79,9 +63,8 @@ static json_t *paged(const char *name, json_t *list, uint64_t next)
 /* The same of a list that goes over all cards. */
 static json_t *paged_by_card(const struct engine *e, const char *name, json_t *list, uint64_t next)
 {
-    uint32_t n = e->parts.cards == NULL ? 1 : cards_n(e->parts.cards);
     uint64_t card = e->parts.card;
-    if (next == 0 && card + 1 < n)
+    if (next == 0 && card + 1 < peers_n(e))
         next = (card + 1) << CARD_SHIFT;
     else if (next != 0)
         next |= card << CARD_SHIFT;
@@ -135,7 +118,7 @@ static json_t *sequence_object(struct engine *e, kv_seq_id seq)
                           (json_int_t)info.epoch, "tokens", (json_int_t)n_tokens, "blocks",
                           (json_int_t)info.n_blocks - (info.hole_past - info.hole_first), "busy",
                           e->seqs[seq.index].n_claims > 0);
-    if (e->parts.cards != NULL)
+    if (!is_alone(e))
         json_object_set_new(o, "card", json_integer(e->parts.card));
     add_tenant(e, o, info.tenant);
     return o;
@@ -311,7 +294,7 @@ static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
     struct kv_stats total;
     (void)ask;
     for (struct pool *p = NULL; (p = pool_next(e, p)) != NULL;) {
-        struct pool_count n = count_of(e, p);
+        struct pool_count n = pool_count_all(e, p);
         json_t *o =
             json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", p->spec.wire->name, "blocks",
                       (json_int_t)n.blocks, "free", (json_int_t)(n.free - n.cached), "cached",
@@ -321,9 +304,7 @@ static json_t *list_cache(struct engine *e, const Attnd__Inspect *ask)
         json_array_append_new(list, o);
         add_next(e, next, p);
     }
-    kv_stats_read(e->parts.kv, &total);
-    if (e->parts.cards != NULL)
-        cards_stats_add(e->parts.cards, e, &total);
+    kv_stats_all(e, &total);
 #define X(field) add_count(all, #field, total.field);
     KV_STATS_MAP(X)
 #undef X
@@ -401,10 +382,10 @@ const struct topic *topic_find(const char *name)
     return NULL;
 }
 
-uint32_t list_card(const struct cards *c, const Attnd__Inspect *ask)
+uint32_t list_device(const struct engine *e, const Attnd__Inspect *ask)
 {
     bool is_by_card =
         strcmp(ask->topic, "sequences") == 0 || strcmp(ask->topic, "open_requests") == 0;
     uint64_t card = ask->after >> CARD_SHIFT;
-    return is_by_card && card < cards_n(c) ? (uint32_t)card : 0;
+    return is_by_card && card < peers_n(e) ? (uint32_t)card : 0;
 }

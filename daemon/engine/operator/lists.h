@@ -13,7 +13,7 @@ struct topic {
 };
 
 /* Whose engine answers: lists of sequences go through the cards by their pages. */
-uint32_t list_card(const struct cards *c, const Attnd__Inspect *ask);
+uint32_t list_device(const struct engine *e, const Attnd__Inspect *ask);
 /* NULL: there is no such topic. */
 const struct topic *topic_find(const char *name);
 

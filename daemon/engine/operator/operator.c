@@ -11,9 +11,11 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/stats.h"
 #include "daemon/config/settings.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/session_run.h"
+#include "daemon/engine/core/status.h"
 #include "daemon/engine/operator/lists.h"
 #include "daemon/engine/pool/create.h"
 
@@ -241,5 +243,42 @@ attn_status operator_check(struct engine *e, const struct request *req, struct a
                          : h->body_case == ATTND__REQUEST__BODY_POOL_DROP ? "pool_drop"
                                                                           : "kill",
                          tenant);
+    return ATTN_OK;
+}
+
+/* The operator sees all, a tenant what is its own. */
+attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    const struct tenant *who = session_tenant(e, session);
+    size_t n = 0;
+    FILE *f = open_memstream(&a->text, &n);
+    (void)req;
+    attn_status st = f == NULL                 ? ATTN_ENOMEM
+                     : tenant_is_operator(who) ? stats_write_json(f)
+                                               : stats_write_tenant_json(f, who->stats);
+    if (f != NULL && fclose(f) != 0)
+        st = ATTN_ENOMEM;
+    if (st != ATTN_OK)
+        return answer_no(a, st, "no memory for the stats");
+    answer_text(a);
+    return ATTN_OK;
+}
+
+/* What changes the daemon for everybody: refuses it to whom it may not, and logs who did it. */
+attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
+{
+    char who[PRINCIPAL_TEXT_BYTES];
+    (void)session;
+    principal_format(&req->principal, who);
+    if (!request_may_administer(req)) {
+        log_limited("changes refused", LOG_LEVEL_WARN, log_write, "admin: drain refused to %s",
+                    who);
+        return answer_no(a, ATTN_EAUTH,
+                         "drain is for root, the daemon's user and the admin socket "
+                         "(listen.admin); you are %s",
+                         who);
+    }
+    log_info("admin: drain, asked for by %s", who);
+    engine_drain(e);
     return ATTN_OK;
 }

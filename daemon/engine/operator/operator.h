@@ -1,5 +1,5 @@
-/* operator.h: what operators ask of a running daemon: inspect, configure, reload, pool_drop,
- * kill. Handlers of engine/serve.c's table. */
+/* operator.h: what operators ask of a running daemon: stats, inspect, configure, reload,
+ * drain, pool_drop, kill. Handlers of engine/serve.c's table. */
 #ifndef ATTND_DAEMON_ENGINE_OPERATOR_OPERATOR_H
 #define ATTND_DAEMON_ENGINE_OPERATOR_OPERATOR_H
 
@@ -15,6 +15,8 @@ attn_status configure_run(struct engine *e, struct request *req, uint32_t sessio
                           struct answer *a);
 attn_status reload_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 attn_status kill_session_run(struct engine *e, const Attnd__Kill *kill, struct answer *a);
+attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
+attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
 /* Answers those who wait for events and have some, or have waited long enough; is_last: all. */
 void watchers_answer(struct engine *e, bool is_last);
 /* Something was logged (log_set_listener). */

@@ -13,10 +13,10 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/cards/cards.h"
-#include "daemon/cards/move_leave.h"
-#include "daemon/cards/note.h"
+#include "daemon/engine/core/message.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/published.h"
 #include "daemon/engine/core/ready.h"
 #include "daemon/engine/pool/size.h"
 #include "daemon/engine/tier/tier.h"
@@ -37,6 +37,7 @@ void pools_fini(struct engine *e)
         effects_fini(&e->pools[i]);
     }
     free(e->pools);
+    free(e->published);
     free(e->pool_keys);
     free(e->holds);
 }
@@ -158,7 +159,7 @@ static void pool_count(struct engine *e, struct pool *p)
     e->is_dirty = true;
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
     tenant_count(who, TENANT_BLOCKS, blocks_charged(e, p));
-    tenant_count(who, TENANT_POOLS, e->parts.card == 0);
+    tenant_count(who, TENANT_POOLS, is_primary(e));
     log_limited("pools made", LOG_LEVEL_INFO, log_write,
                 "pool \"%s\": %" PRIu32 " layers, (%" PRIu32 ", %" PRIu32 ", %" PRIu32 "/%" PRIu32
                 ") %s/%s, %" PRIu32 " blocks of %" PRIu32 " tokens, %" PRIu64 " MiB%s%s",
@@ -193,7 +194,7 @@ static void pool_create_here(struct engine *e, void *arg)
     }
     if (ask->status == ATTN_OK)
         pool_rename(e, p, ask->generation);
-    cards_publish(e);
+    pools_publish(e);
 }
 
 static void pool_drop_here(struct engine *e, void *arg)
@@ -201,18 +202,18 @@ static void pool_drop_here(struct engine *e, void *arg)
     struct pool_ask *ask = arg;
     struct pool *p = pool_of_kv(e, (kv_pool_id){ask->index});
     ask->status = p == NULL ? ATTN_OK : pool_drop(e, p, ask->why, ask->why_bytes);
-    cards_publish(e);
+    pools_publish(e);
 }
 
 /* The others, from the first on; *out_n_done: how many did it. Lost ones are passed over. */
-static attn_status ask_others(struct cards *c, void (*fn)(struct engine *e, void *arg),
+static attn_status ask_others(struct engine *lead, void (*fn)(struct engine *e, void *arg),
                               struct pool_ask *ask, uint32_t n, uint32_t *out_n_done)
 {
     for (*out_n_done = 0; *out_n_done + 1 < n; ++*out_n_done) {
-        struct engine *e = cards_engine(c, *out_n_done + 1);
+        struct engine *e = peers_at(lead, *out_n_done + 1);
         if (engine_health(e) != ATTN_OK)
             continue;
-        if (cards_ask(e, fn, ask) != ATTN_OK) {
+        if (engine_call(e, fn, ask) != ATTN_OK) {
             snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", e->parts.card);
             return ATTN_EOVERLOAD;
         }
@@ -226,19 +227,18 @@ static attn_status others_create(struct engine *lead, const struct pool *p,
                                  const Attnd__PoolSpec *asked, char *why, size_t why_bytes)
 {
     char ignored[WHY_BYTES];
-    struct cards *c = lead->parts.cards;
     uint32_t n_done, n_undone;
     struct pool_ask ask = {asked, p->id.index, p->generation, p->tenant, ATTN_OK, why, why_bytes};
-    if (pool_is_split(&p->split) && !cards_are_whole(c)) {
+    if (pool_is_split(&p->split) && !peers_all_live(lead)) {
         snprintf(why, why_bytes, "split %s: a card is lost", attn_split_name(p->split.how));
         return ATTN_EDEVICE;
     }
-    attn_status st = ask_others(c, pool_create_here, &ask, cards_n(c), &n_done);
+    attn_status st = ask_others(lead, pool_create_here, &ask, peers_n(lead), &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
     ask.why = ignored;
     ask.why_bytes = sizeof ignored;
-    ask_others(c, pool_drop_here, &ask, n_done + 1, &n_undone);
+    ask_others(lead, pool_drop_here, &ask, n_done + 1, &n_undone);
     return st;
 }
 
@@ -246,23 +246,22 @@ static attn_status others_drop(struct engine *lead, const struct pool *p, char *
                                size_t why_bytes)
 {
     char ignored[WHY_BYTES];
-    struct cards *c = lead->parts.cards;
     uint32_t n_done, n_undone;
     struct pool_ask ask = {p->spec.wire, p->id.index, p->generation, p->tenant,
                            ATTN_OK,      why,         why_bytes};
-    attn_status st = ask_others(c, pool_drop_here, &ask, cards_n(c), &n_done);
+    attn_status st = ask_others(lead, pool_drop_here, &ask, peers_n(lead), &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
     ask.why = ignored;
     ask.why_bytes = sizeof ignored;
-    ask_others(c, pool_create_here, &ask, n_done + 1, &n_undone);
+    ask_others(lead, pool_create_here, &ask, n_done + 1, &n_undone);
     return st;
 }
 
 /* There are other cards, and this is the lead. */
 static bool has_others(const struct engine *e)
 {
-    return e->parts.cards != NULL && e->parts.card == 0 && cards_n(e->parts.cards) > 1;
+    return is_primary(e) && peers_n(e) > 1;
 }
 
 /* Makes a pool in the first free place. Takes spec over; asked is where it is from. */
@@ -280,7 +279,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
                     "; attnctl pool drop makes room",
                     e->parts.cfg->max_pools, e->parts.cfg->max_pools);
     }
-    if (e->parts.card == 0 && tenant_left(who, TENANT_POOLS) == 0) {
+    if (is_primary(e) && tenant_left(who, TENANT_POOLS) == 0) {
         pool_spec_fini(spec);
         return FAIL(ATTN_EQUOTA, "tenant %s has all %" PRIu64 " pools of its quota", who->name,
                     who->most[TENANT_POOLS]);
@@ -302,8 +301,7 @@ static attn_status pool_add(struct engine *e, const struct tenant *who, struct p
         pool_forget(e, p, ignored, sizeof ignored);
         return st;
     }
-    if (e->parts.cards != NULL)
-        cards_publish(e); /* before an answer names it: its first open is sent on by that */
+    pools_publish(e); /* before an answer names it: its first open is sent on by that */
     *out_pool = p;
     return ATTN_OK;
 }
@@ -325,8 +323,7 @@ static attn_split other_split(const struct engine *e, const Attnd__PoolSpec *ask
 {
     if (asked->split != ATTND__SPLIT__SPLIT_AUTO || asked->n_blocks == 0 || !has_others(e))
         return ATTN_SPLIT_WHOLE;
-    return asked->num_kv_heads >= cards_n_all(e->parts.cards) ? ATTN_SPLIT_HEADS
-                                                              : ATTN_SPLIT_TOKENS;
+    return asked->num_kv_heads >= e->peers->n ? ATTN_SPLIT_HEADS : ATTN_SPLIT_TOKENS;
 }
 
 /* Those of the pool that there is, or those of which each card has a stripe of usual size. */
@@ -334,8 +331,7 @@ static uint32_t default_block_tokens(const struct engine *e, const struct pool *
 {
     if (p != NULL && p->spec.wire->split == ATTND__SPLIT__SPLIT_TOKENS)
         return p->spec.wire->block_tokens;
-    bool is_striped = how == ATTN_SPLIT_TOKENS && e->parts.cards != NULL;
-    return POOL_BLOCK_TOKENS * (is_striped ? cards_n_all(e->parts.cards) : 1);
+    return POOL_BLOCK_TOKENS * (how == ATTN_SPLIT_TOKENS ? e->peers->n : 1);
 }
 
 /* Where the spec leaves it open. */
@@ -377,7 +373,7 @@ static bool drop_for_size(struct engine *e, const struct tenant *who, const Attn
     Attnd__PoolSpec any_size = *asked;
     struct pool *p;
     any_size.n_blocks = 0;
-    return e->parts.card == 0 && !engine_is_draining(e) && asked->n_blocks <= e->n_blocks &&
+    return is_primary(e) && !engine_is_draining(e) && asked->n_blocks <= e->n_blocks &&
            pool_find_same(e, who, &any_size, &p, why, sizeof why) == ATTN_OK && p->n_holders == 0 &&
            pool_drop(e, p, why, sizeof why) == ATTN_OK;
 }
@@ -410,7 +406,7 @@ attn_status pool_create(struct engine *e, const struct tenant *who, const Attnd_
         if (st == ATTN_ENOTSUP && how != (attn_split)asked->split && as_whole[0] != '\0')
             return FAIL(ATTN_ENOMEM, "%s", as_whole); /* nor can it be split */
         bool may_help = st == ATTN_EQUOTA || (st == ATTN_ENOMEM && asked->n_blocks <= e->n_blocks);
-        bool may_drop = e->parts.card == 0; /* the lead decides what makes way */
+        bool may_drop = is_primary(e); /* the lead decides what makes way */
         if (!may_help || !may_drop || !drop_idle(e, who))
             return st;
     }
@@ -426,8 +422,7 @@ static bool is_in_work(const struct engine *e, const struct pool *p)
 
 attn_status pool_drop(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
-    if (is_in_work(e, p) ||
-        (e->parts.cards != NULL && cards_move_is_of(e->parts.cards, p->id.index)))
+    if (is_in_work(e, p) || peers_move_pool(e, p->id.index))
         return FAIL(ATTN_EOVERLOAD, "pool \"%s\" is in work", p->spec.wire->name);
     if (kv_pool_sequences(e->parts.kv, p->id) == 0 && has_others(e)) {
         attn_status st = others_drop(e, p, why, why_bytes);
@@ -450,7 +445,7 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
     pool_let_go(e, p);
     struct tenant *who = tenants_of_id(e->parts.tenants, p->tenant);
     tenant_give(who, TENANT_BLOCKS, blocks_charged(e, p));
-    tenant_give(who, TENANT_POOLS, e->parts.card == 0);
+    tenant_give(who, TENANT_POOLS, is_primary(e));
     tier_forget_pool(e, p->id);
     pool_undo(e, p);
     while (e->n_pools > 0 && !pool_is_made(&e->pools[e->n_pools - 1]))
@@ -462,7 +457,7 @@ static attn_status pool_forget(struct engine *e, struct pool *p, char *why, size
 /* Of a split pool the lead, which is restored first, says how many blocks it has. */
 static uint32_t leads_n_blocks(const struct engine *e, kv_pool_id id, const struct pool_spec *spec)
 {
-    struct engine *lead = e->parts.card == 0 ? NULL : cards_engine(e->parts.cards, 0);
+    struct engine *lead = is_primary(e) ? NULL : peers_at(e, 0);
     const struct pool *p = lead == NULL ? NULL : pool_of_kv(lead, id);
     bool is_split = spec->wire->split == ATTND__SPLIT__SPLIT_HEADS ||
                     spec->wire->split == ATTND__SPLIT__SPLIT_TOKENS;

@@ -18,10 +18,10 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
-#include "daemon/cards/cards.h"
-#include "daemon/cards/move_leave.h"
-#include "daemon/cards/note.h"
+#include "daemon/engine/core/message.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/published.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/pool/size.h"
 #include "daemon/engine/step/batch.h"
@@ -57,7 +57,7 @@ static attn_status settle(struct engine *e, struct pool *p, char *why, size_t wh
     if (engine_health(e) != ATTN_OK)
         return FAIL(engine_health(e), "the device is lost");
     tier_leave_pool(e, p->id);
-    if (e->parts.cards != NULL && cards_move_is_of(e->parts.cards, p->id.index))
+    if (peers_move_pool(e, p->id.index))
         return FAIL(ATTN_EOVERLOAD, "pool \"%s\": a sequence of it is on its way to another card",
                     p->spec.wire->name);
     return ATTN_OK;
@@ -191,8 +191,7 @@ static void note_size(struct engine *e, struct pool *p, uint32_t n_blocks, uint3
     log_info("pool \"%s\" has %" PRIu32 " blocks, %" PRIu64 " MiB; it had %" PRIu32 ", and %" PRIu32
              " were moved",
              p->spec.wire->name, n_blocks, p->device_bytes >> 20, had, n_moved);
-    if (e->parts.cards != NULL)
-        cards_publish(e);
+    pools_publish(e);
 }
 
 static attn_status resize_here(struct engine *e, struct pool *p, uint32_t n_blocks, char *why,
@@ -261,11 +260,11 @@ static void resize_there(struct engine *e, void *arg)
 }
 
 /* had: of each card that has done it, from the second on; those before *n. */
-static attn_status resize_others(struct cards *c, struct resize_ask *ask, uint32_t *had,
+static attn_status resize_others(struct engine *lead, struct resize_ask *ask, uint32_t *had,
                                  uint32_t *n)
 {
-    for (*n = 1; *n < cards_n(c); ++*n) {
-        if (cards_ask(cards_engine(c, *n), resize_there, ask) != ATTN_OK) {
+    for (*n = 1; *n < peers_n(lead); ++*n) {
+        if (engine_call(peers_at(lead, *n), resize_there, ask) != ATTN_OK) {
             snprintf(ask->why, ask->why_bytes, "card %" PRIu32 " does not answer", *n);
             return ATTN_EOVERLOAD;
         }
@@ -277,7 +276,7 @@ static attn_status resize_others(struct cards *c, struct resize_ask *ask, uint32
 }
 
 /* Cards [1, n) that have done it go back to what they had. */
-static void others_undo(struct cards *c, const struct pool *p, struct resize_ask *ask,
+static void others_undo(struct engine *lead, const struct pool *p, struct resize_ask *ask,
                         const uint32_t *had, uint32_t n)
 {
     char ignored[WHY_BYTES];
@@ -286,7 +285,7 @@ static void others_undo(struct cards *c, const struct pool *p, struct resize_ask
     ask->why_bytes = sizeof ignored;
     while (n-- > 1) {
         ask->n_blocks = had[n];
-        if (cards_ask(cards_engine(c, n), resize_there, ask) != ATTN_OK || ask->status != ATTN_OK)
+        if (engine_call(peers_at(lead, n), resize_there, ask) != ATTN_OK || ask->status != ATTN_OK)
             log_warn("pool \"%s\" has %" PRIu32 " blocks on card %" PRIu32 ", not %" PRIu32,
                      p->spec.wire->name, n_blocks, n, had[n]);
     }
@@ -297,17 +296,16 @@ static attn_status resize_whole(struct engine *e, struct pool *p, uint32_t n_blo
 {
     uint32_t had[CONFIG_MAX_DEVICES] = {p->config.n_blocks}, n_done = 1;
     char ignored[WHY_BYTES];
-    struct cards *c = e->parts.cards;
     struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, why, why_bytes};
     attn_status st = resize_here(e, p, n_blocks, why, why_bytes);
-    if (st != ATTN_OK && c != NULL)
+    if (st != ATTN_OK && !is_alone(e))
         name_card(e, why, why_bytes);
-    if (st != ATTN_OK || c == NULL)
+    if (st != ATTN_OK || is_alone(e))
         return st;
-    st = resize_others(c, &ask, had, &n_done);
+    st = resize_others(e, &ask, had, &n_done);
     if (st == ATTN_OK)
         return ATTN_OK;
-    others_undo(c, p, &ask, had, n_done);
+    others_undo(e, p, &ask, had, n_done);
     if (resize_here(e, p, had[0], ignored, sizeof ignored) != ATTN_OK)
         log_warn("pool \"%s\" has %" PRIu32 " blocks on card 0, not %" PRIu32, p->spec.wire->name,
                  n_blocks, had[0]);
@@ -322,14 +320,14 @@ static attn_status split_grow(struct engine *e, struct pool *p, uint32_t n_block
     attn_status st = settle(e, p, why, why_bytes);
     if (st != ATTN_OK)
         return st;
-    st = resize_others(e->parts.cards, &ask, had, &n_done);
+    st = resize_others(e, &ask, had, &n_done);
     if (st == ATTN_OK) {
         st = resize_here(e, p, n_blocks, why, why_bytes);
         if (st != ATTN_OK)
             name_card(e, why, why_bytes);
     }
     if (st != ATTN_OK)
-        others_undo(e->parts.cards, p, &ask, had, n_done);
+        others_undo(e, p, &ask, had, n_done);
     return st;
 }
 
@@ -342,7 +340,7 @@ static attn_status split_shrink(struct engine *e, struct pool *p, uint32_t n_blo
     char what[WHY_BYTES];
     struct resize_ask ask = {p->id.index, n_blocks, 0, ATTN_OK, what, sizeof what};
     attn_status st = resize_here(e, p, n_blocks, why, why_bytes);
-    if (st == ATTN_OK && resize_others(e->parts.cards, &ask, had, &n_done) != ATTN_OK)
+    if (st == ATTN_OK && resize_others(e, &ask, had, &n_done) != ATTN_OK)
         log_warn("pool \"%s\" has %" PRIu32 " blocks, and memory for more: %s", p->spec.wire->name,
                  n_blocks, what);
     return st;
@@ -355,7 +353,7 @@ attn_status pool_resize(struct engine *e, struct pool *p, uint32_t n_blocks, cha
         return FAIL(ATTN_EINVAL, "n_blocks is 0");
     if (!pool_is_split(&p->split))
         return resize_whole(e, p, n_blocks, why, why_bytes);
-    if (!cards_are_whole(e->parts.cards))
+    if (!peers_all_live(e))
         return FAIL(ATTN_EDEVICE, "pool \"%s\" is split over cards, of which one is lost",
                     p->spec.wire->name);
     if (n_blocks == p->config.n_blocks)

@@ -4,15 +4,16 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "daemon/cards/cards.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/published.h"
 #include "kernels/kv_layout.h"
 
 #define FAIL(status, ...) (snprintf(why, why_bytes, __VA_ARGS__), (status))
 
 bool pool_is_part_of_leads(const struct engine *e, const struct pool *p)
 {
-    return pool_is_split(&p->split) && e->parts.card > 0;
+    return pool_is_split(&p->split) && !is_primary(e);
 }
 
 uint32_t pool_records(const struct engine *e, const struct pool *p)
@@ -40,7 +41,7 @@ uint32_t pool_row_blocks(const struct engine *e, const struct pool_spec *s, uint
 /* What clients know of it, and what of that this card's device has. */
 static attn_status pool_configure(struct engine *e, struct pool *p, char *why, size_t why_bytes)
 {
-    uint32_t n_cards = e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
+    uint32_t n_cards = e->peers->n;
     attn_split how = (attn_split)p->spec.wire->split;
     pool_spec_config(&p->spec, e->parts.cfg->max_sequences,
                      pool_row_blocks(e, &p->spec, p->spec.wire->n_blocks), &p->config);
@@ -55,7 +56,7 @@ static attn_status pool_size_auto(struct engine *e, struct pool *p, uint64_t fre
     struct backend_pool_config *c = &p->split.config;
     uint64_t block_bytes = kv_layout_of(c).block_bytes;
     if (pool_is_split(&p->split))
-        free_bytes = cards_least_free_bytes(e->parts.cards, e, free_bytes);
+        free_bytes = least_free_bytes(e);
     uint64_t n = free_bytes / block_bytes;
     c->n_blocks = n < free_blocks ? (uint32_t)n : free_blocks;
     c->n_blocks = c->n_blocks / 2 + c->n_blocks % 2;
@@ -84,9 +85,9 @@ attn_status pool_size(struct engine *e, const struct tenant *who, struct pool *p
         free_blocks -= k == p ? 0 : pool_records(e, k);
 
     bool is_split = w->split != ATTND__SPLIT__SPLIT_WHOLE;
-    uint32_t n_cards = is_split || e->parts.cards == NULL ? 1 : cards_n_all(e->parts.cards);
+    uint32_t n_cards = is_split ? 1 : e->peers->n;
     uint64_t left = tenant_left(who, TENANT_BLOCKS);
-    if (is_split && e->parts.card > 0) /* the lead has been charged for them */
+    if (is_split && !is_primary(e)) /* the lead has been charged for them */
         left = UINT64_MAX;
     if (asked > left || left == 0)
         return FAIL(ATTN_EQUOTA,

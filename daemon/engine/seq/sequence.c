@@ -10,11 +10,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/cards.h"
-#include "daemon/cards/move.h"
-#include "daemon/cards/move_leave.h"
-#include "daemon/cards/names.h"
-#include "daemon/cards/session.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
@@ -75,8 +71,7 @@ static attn_status seq_charge(struct engine *e, struct tenant *who, uint64_t nam
 /* The request has been carried out, and is not to be again, by whatever card. */
 static void note_done(struct engine *e, const struct request *req, uint32_t session)
 {
-    if (e->parts.cards != NULL)
-        cards_saw(e, session, req->wire.header->session, req->wire.request_id);
+    peers_request_done(e, session, req->wire.header->session, req->wire.request_id);
 }
 
 /* There is one more, with as many tokens as others had. */
@@ -84,9 +79,7 @@ static void seq_begin(struct engine *e, kv_seq_id seq)
 {
     struct kv_seq_info info;
     kv_seq_info(e->parts.kv, seq, &info);
-    if (e->parts.cards != NULL)
-        cards_opened(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name},
-                     info.pool.index, info.epoch);
+    peers_seq_opened(e, seq);
     struct seq_state *s = &e->seqs[seq.index];
     trace_begin(&s->trace, e->turn_ns, info.layer_len[0]);
     seq_note_use(e, seq.index, info.pool.index);
@@ -102,23 +95,20 @@ static void make_patch_room(struct engine *e, struct pool *p, size_t n_blocks)
 
 static const struct task_ops fetch_ops;
 
-/* The sequence has another epoch, by a request. */
-static void seq_has_epoch(struct engine *e, kv_seq_id seq)
-{
-    struct kv_seq_info info;
-    if (e->parts.cards == NULL)
-        return;
-    kv_seq_info(e->parts.kv, seq, &info);
-    cards_epoch(e->parts.cards, e->parts.card, (struct seq_name){info.tenant, info.name},
-                info.epoch);
-    cards_move_cut(e, seq.index, info.n_blocks);
-}
-
 /* The name is open on another card: it has moved there since the request was sent here. */
 static bool is_elsewhere(struct engine *e, uint32_t session, uint64_t name)
 {
     struct seq_name of = {tenant_id(session_tenant(e, session)), name};
-    return e->parts.cards != NULL && cards_are_elsewhere(e->parts.cards, e->parts.card, of);
+    return peers_know_elsewhere(e, of);
+}
+
+static attn_status run_move(struct engine *e, struct request *req, kv_seq_id seq, struct answer *a)
+{
+    uint32_t card = req->wire.header->move->card;
+    if (card >= e->peers->n)
+        return answer_no(a, ATTN_EINVAL, "move.card is %" PRIu32 ", there are %" PRIu32 " cards",
+                         card, e->peers->n);
+    return is_alone(e) ? ATTN_OK : e->peers->ops->move(e, req, seq, a);
 }
 
 /* What forbids it whatever sequences there are. */
@@ -127,17 +117,17 @@ static attn_status open_check(struct engine *e, const Attnd__Open *o, uint32_t s
 {
     if (engine_is_draining(e))
         return answer_no(a, ATTN_EDRAINING, "the daemon is draining: no new sequences");
-    if (e->parts.cards != NULL && engine_health(e) != ATTN_OK)
+    if (!is_alone(e) && engine_health(e) != ATTN_OK)
         return answer_no(a, ATTN_EDEVICE, "the device is lost");
     if (p == NULL)
         return answer_no(a, ATTN_ENOTFOUND, "open.pool is %" PRIu32 ", no such pool", o->pool);
     if (is_elsewhere(e, session, o->seq))
         return answer_no(a, ATTN_EOVERLOAD, "sequence %" PRIu64 " has moved to another card",
                          o->seq);
-    if (pool_is_split(&p->split) && !cards_are_whole(e->parts.cards))
+    if (pool_is_split(&p->split) && !peers_all_live(e))
         return answer_no(a, ATTN_EDEVICE, "open.pool is %" PRIu32 ": a card of it is lost",
                          o->pool);
-    if (pool_is_split(&p->split) && e->parts.card > 0) /* its handle was guessed as it was made */
+    if (pool_is_split(&p->split) && !is_primary(e)) /* its handle was guessed as it was made */
         return answer_no(a, ATTN_EOVERLOAD, "open.pool is %" PRIu32 ", which is being made",
                          o->pool);
     return ATTN_OK;
@@ -249,7 +239,7 @@ static attn_status run_truncate(struct engine *e, struct request *req, kv_seq_id
     struct seq_state *s = &e->seqs[seq.index];
     uint32_t len = req->wire.header->truncate->len;
     s->n_kept = len < s->n_kept ? len : s->n_kept;
-    seq_has_epoch(e, seq);
+    peers_seq_epoch(e, seq);
     tell_seq(e, seq, false, a);
     return ATTN_OK;
 }
@@ -307,7 +297,7 @@ static attn_status run_adopt(struct engine *e, struct request *req, uint32_t ses
     attn_status st = kv_seq_adopt(e->parts.kv, seq, session, req->wire.request_id, &epoch);
     if (st != ATTN_OK)
         return no_by_cache(e, st, a);
-    seq_has_epoch(e, seq);
+    peers_seq_epoch(e, seq);
     note_done(e, req, session);
     tell_seq(e, seq, true, a);
     return ATTN_OK;
@@ -385,7 +375,7 @@ static attn_status run_on_seq(struct engine *e, struct request *req, uint32_t se
     case ATTND__REQUEST__BODY_KILL:
         return run_close(e, seq);
     case ATTND__REQUEST__BODY_MOVE:
-        return cards_move_ask(e, req, seq, a);
+        return run_move(e, req, seq, a);
     case ATTND__REQUEST__BODY_ADOPT:
         return run_adopt(e, req, session, seq, a);
     case ATTND__REQUEST__BODY_EXPORT:

@@ -15,12 +15,11 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/cards.h"
-#include "daemon/cards/move_leave.h"
 #include "daemon/cards/split/backend_split.h"
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/ready.h"
@@ -140,7 +139,7 @@ static enum taken take_append(struct engine *e, struct batch *b, struct item *it
         item_defer(e, it); /* what comes is nobody's yet, and may be evicted when it is there */
         return NOT_TAKEN;
     }
-    if (st == ATTN_ENOBLOCKS && cards_move_reads(e, p->id.index)) {
+    if (st == ATTN_ENOBLOCKS && peers_read_pool(e, p->id.index)) {
         seq_waits_for_room(e, it->seq); /* what a sequence that moves has let go of is still read */
         item_defer(e, it);
         return NOT_TAKEN;
@@ -266,7 +265,7 @@ static bool batch_fill(struct engine *e, struct batch *b, uint64_t now_ns)
         bool fits_empty = t->n_ready <= max_items && t->n_ready_tokens <= max_tokens;
         if (!fits_here && fits_empty)
             return false; /* whole in the next one */
-        if (step_reserve_reply(t) != ATTN_OK) {
+        if (step_reserve_reply(e, t) != ATTN_OK) {
             t->ops->refuse(e, t, ATTN_EOVERLOAD, "no message buffer is left for the reply");
             continue;
         }
@@ -329,11 +328,11 @@ static void compute_inline(struct engine *e)
 /* Sends each card its part, the lead's own last: it may be computed inside. */
 static void submit_parts(struct engine *e, struct batch *b)
 {
-    parts_begin(e, b, cards_n_all(e->parts.cards));
+    parts_begin(e, b, e->peers->n);
     for (uint32_t k = b->n_parts_out; k-- > 0;) {
         part_give(e, b, k);
-        if (k > 0 && !cards_engine(e->parts.cards, k)->has_thread)
-            compute_inline(cards_engine(e->parts.cards, k));
+        if (k > 0 && !peers_at(e, k)->has_thread)
+            compute_inline(peers_at(e, k));
     }
 }
 

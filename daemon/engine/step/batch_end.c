@@ -11,6 +11,7 @@
 #include "daemon/engine/core/effects.h"
 #include "daemon/engine/core/health.h"
 #include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/sleep.h"
 #include "daemon/engine/core/status.h"
@@ -93,7 +94,7 @@ static void batch_measure(struct engine *e, struct batch *b, uint64_t now_ns)
     stats_add(batch_splits, d->n_splits);
     stats_add(kv_read_bytes, d->kv_bytes);
     stats_add(device_ns, d->device_ns);
-    if (e->parts.cards != NULL)
+    if (!is_alone(e))
         card_measure(e->parts.card, b);
     if (b->n_tasks > 0) {
         uint64_t last_ns = atomic_load_explicit(&e->task_ns, memory_order_relaxed);
@@ -145,7 +146,7 @@ static bool is_own_batch(const struct engine *e, const struct backend_batch *d)
 
 bool batch_finish_one(struct engine *e, uint64_t wait_ns)
 {
-    struct batch *b = e->parts.cards == NULL ? NULL : parts_take_back(e);
+    struct batch *b = is_alone(e) ? NULL : parts_take_back(e);
     if (b != NULL) {
         batch_finish(e, b);
         return true;

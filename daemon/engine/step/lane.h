@@ -23,9 +23,6 @@ enum {
     LANE_BELLS = 4, /* in the engine at once: answered by the device, not yet by its poll */
 };
 
-/* A bell wakes nobody: for so long after the last one the engines of its layers do not sleep. */
-static const uint64_t LANE_SOON_NS = 10 * 1000 * 1000;
-
 struct lane_plan {
     uint32_t n_refs; /* the lane's, and a bell's each */
     uint32_t first_bell, n_layers;

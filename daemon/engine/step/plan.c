@@ -13,14 +13,14 @@
 #include <stdlib.h>
 
 #include "daemon/base/stats.h"
-#include "daemon/cards/cards.h"
-#include "daemon/cards/lane.h"
-#include "daemon/cards/note.h"
 #include "daemon/engine/core/answer.h"
+#include "daemon/engine/core/message.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/sleep.h"
 #include "daemon/engine/core/status.h"
+#include "daemon/engine/step/lane_device.h"
 #include "daemon/engine/step/plan_check.h"
 #include "daemon/request/step_plans.h"
 
@@ -31,7 +31,7 @@ void engine_lane_add(struct engine *e, struct lane *l)
 
 void engine_lane_remove(struct lane *l)
 {
-    l->is_stuck = cards_lane_is_stuck(l->engine);
+    l->is_stuck = lane_is_stuck(l->engine);
     LIST_REMOVE(l, entry);
 }
 
@@ -70,7 +70,7 @@ static attn_status run_without_lane(struct engine *e, struct request *req, uint3
 
 /* A plan on its way over the cards. */
 struct plan_tour {
-    struct card_note note; /* first */
+    struct engine_message message; /* first */
     struct engine *lead;
     struct lane *lane; /* it is there until the tour is over */
     struct request *req; /* the lead's, which nobody changes */
@@ -81,28 +81,28 @@ struct plan_tour {
     char why[2 * WHY_BYTES];
 };
 
-static void tour_ends(struct engine *e, struct card_note *note);
+static void tour_ends(struct engine *e, struct engine_message *message);
 
-static void tour_checks(struct engine *e, struct card_note *note);
+static void tour_checks(struct engine *e, struct engine_message *message);
 
 static void tour_goes_on(struct plan_tour *t)
 {
     struct engine *to = t->lead;
-    t->note.heard = tour_ends;
+    t->message.on_message = tour_ends;
     if (t->status == ATTN_OK && t->cards != 0) {
         uint32_t card = (uint32_t)__builtin_ctz(t->cards);
         t->cards &= t->cards - 1;
-        t->note.heard = tour_checks;
-        to = cards_engine(t->lead->parts.cards, card);
+        t->message.on_message = tour_checks;
+        to = peers_at(t->lead, card);
     }
-    card_note_push(to, &t->note);
+    engine_message_push(to, &t->message);
 }
 
 /* On the thread of a card that has some of its sequences. Notes are heard before what came earlier:
  * where there is anything, it may move positions. */
-static void tour_checks(struct engine *e, struct card_note *note)
+static void tour_checks(struct engine *e, struct engine_message *message)
 {
-    struct plan_tour *t = (struct plan_tour *)note;
+    struct plan_tour *t = (struct plan_tour *)message;
     bool is_behind = t->is_behind || atomic_load(&e->n_held) > 0;
     const Attnd__Request *h = t->req->wire.header;
     uint32_t session;
@@ -129,7 +129,7 @@ static attn_status lane_takes(struct lane *l, struct request *req, uint64_t in_b
 static bool tour_begins(struct engine *e, struct lane *l, struct request *req, uint64_t in_bytes,
                         attn_status *out_st, struct answer *a)
 {
-    uint32_t cards = e->parts.cards == NULL ? 0 : cards_lane_others(e, req);
+    uint32_t cards = peers_of_plan(e, req);
     if (cards == 0)
         return false;
     struct plan_tour *t = calloc(1, sizeof *t);
@@ -192,9 +192,9 @@ static void run_waiting(struct engine *e, struct lane *l)
     }
 }
 
-static void tour_ends(struct engine *e, struct card_note *note)
+static void tour_ends(struct engine *e, struct engine_message *message)
 {
-    struct plan_tour *t = (struct plan_tour *)note;
+    struct plan_tour *t = (struct plan_tour *)message;
     struct lane *l = t->lane;
     struct answer a;
     attn_status st = t->status;

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "daemon/cards/names.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/session_run.h"
@@ -69,7 +69,7 @@ static attn_status check_item(struct engine *e, const Attnd__Plan *h, uint32_t i
     struct kv_seq_info info;
     kv_seq_id id;
     if (kv_seq_find(e->parts.kv, name.tenant, name.name, &id) != ATTN_OK) {
-        if (e->parts.cards != NULL && cards_know(e->parts.cards, name))
+        if (peers_know(e, name))
             return ATTN_OK; /* on another card, which checks it, or its steps */
         snprintf(why, why_bytes, "no such sequence");
         return ATTN_ENOTFOUND;

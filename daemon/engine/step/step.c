@@ -9,10 +9,9 @@
 #include <stdio.h>
 
 #include "daemon/base/stats.h"
-#include "daemon/cards/names.h"
-#include "daemon/cards/step_part.h"
 #include "daemon/engine/core/answer.h"
 #include "daemon/engine/core/pace.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
 #include "daemon/engine/core/ready.h"
@@ -106,7 +105,7 @@ static void item_is_unknown(struct engine *e, struct item *it)
     const Attnd__Step *s = it->task->req->wire.header->step;
     size_t i = (size_t)(it - it->task->items);
     uint32_t tenant = tenant_id(session_tenant(e, it->task->session));
-    if (e->parts.cards != NULL && cards_know(e->parts.cards, (struct seq_name){tenant, s->seq[i]}))
+    if (peers_know(e, (struct seq_name){tenant, s->seq[i]}))
         item_fail(it, ATTN_ESTALE, "epoch is %" PRIu32 ", the sequence is at another", s->epoch[i]);
     else
         item_fail(it, ATTN_ENOTFOUND, "no such sequence");
@@ -235,7 +234,7 @@ static attn_status step_items(struct engine *e, struct task *t, char *why, size_
         *it = (struct item){.task = t, .pos = s->pos[i], .n_tokens = s->n_tokens[i], .row = row};
         row += it->n_tokens;
         t->item_status[i] = ATTN_OK;
-        if (t->req->part != NULL && cards_step_is_foreign(t->req, i)) {
+        if (t->req->part != NULL && e->peers->ops->item_is_foreign(t->req, i)) {
             it->seq = SEQ_NONE;
             item_done(it);
             continue;
@@ -315,7 +314,8 @@ attn_status bytes_charge(struct engine *e, struct request *req, uint32_t session
 static attn_status step_charge(struct engine *e, struct request *req, uint32_t session, char *why,
                                size_t why_bytes)
 {
-    bool is_counted = req->part == NULL || cards_step_counts(req); /* once, of several parts */
+    /* once, of several parts */
+    bool is_counted = req->part == NULL || e->peers->ops->step_counts(req);
     uint64_t bytes = is_counted ? req->msg->n_bytes : 0;
     attn_status st = bytes_charge(e, req, session, bytes, why, why_bytes);
     struct tenant *who = req->tenant;
@@ -358,7 +358,7 @@ static attn_status step_fill(struct engine *e, struct request *req, char *why, s
     if (is_bare) /* it came to the lead */
         st = step_plans_fill(e->plans, req, why, why_bytes);
     if (st == ATTN_OK && req->wire.header->step->plan != 0 &&
-        (req->part == NULL || cards_step_counts(req)))
+        (req->part == NULL || e->peers->ops->step_counts(req)))
         stats_add(steps_planned, 1);
     return st;
 }
@@ -426,7 +426,7 @@ struct request *steps_warm(struct engine *e, struct request *first)
             continue;
         const Attnd__Step *s = req->wire.header->step;
         char why[WHY_BYTES];
-        if (e->parts.cards == NULL && step_plans_is_bare(req->wire.header))
+        if (is_alone(e) && step_plans_is_bare(req->wire.header))
             step_plans_fill(e->plans, req, why, sizeof why); /* else it is refused in its turn */
         for (size_t i = 0; i < s->n_seq && n < KV_WARM_MAX; i++, n++) {
             names[n] = s->seq[i];

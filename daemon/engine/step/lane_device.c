@@ -1,25 +1,23 @@
-/* lane.c: see lane.h. */
-#include "daemon/cards/lane.h"
+/* lane_device.c: the regions of lanes, opened on one device and reached by all. */
+#include "daemon/engine/step/lane_device.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/cards/internal.h"
-#include "daemon/cards/step.h"
+#include "daemon/engine/core/peers.h"
 #include "daemon/engine/step/lane.h"
 
-attn_status cards_lane_check(const struct engine *lead, char *why, size_t why_bytes)
+attn_status lane_check(const struct engine *lead, char *why, size_t why_bytes)
 {
-    const struct cards *c = lead->parts.cards;
     if (!lane_is_possible(&lead->info)) {
         snprintf(why, why_bytes, "backend %s has no memory that a worker can map",
                  lead->parts.ops->name);
         return ATTN_ENOTSUP;
     }
-    for (uint32_t i = 1; c != NULL && i < c->n_joined; i++) {
-        const struct engine *e = c->engines[i];
-        if (cards_are_alike(lead, e))
+    for (uint32_t i = 1; i < peers_n(lead); i++) {
+        const struct engine *e = peers_at(lead, i);
+        if (peers_are_alike(lead, e))
             continue;
         snprintf(why, why_bytes, "card %" PRIu32 " is of backend %s, card 0 of %s", i,
                  e->parts.ops->name, lead->parts.ops->name);
@@ -28,13 +26,12 @@ attn_status cards_lane_check(const struct engine *lead, char *why, size_t why_by
     return ATTN_OK;
 }
 
-struct engine *cards_lane_home(struct engine *lead, const uint8_t uuid[16])
+struct engine *lane_device(struct engine *lead, const uint8_t uuid[16])
 {
-    const struct cards *c = lead->parts.cards;
     struct engine *first = NULL;
-    for (uint32_t i = 0; c != NULL && i < c->n_joined; i++) {
-        struct engine *e = c->engines[i];
-        if (card_is_lost(e))
+    for (uint32_t i = 0; i < peers_n(lead); i++) {
+        struct engine *e = peers_at(lead, i);
+        if (engine_health(e) != ATTN_OK)
             continue;
         if (memcmp(e->info.id.uuid, uuid, sizeof e->info.id.uuid) == 0)
             return e;
@@ -43,7 +40,7 @@ struct engine *cards_lane_home(struct engine *lead, const uint8_t uuid[16])
     return first == NULL ? lead : first;
 }
 
-struct backend *cards_lane_backend(const struct engine *home, const struct backend_ops **out_ops)
+struct backend *lane_backend(const struct engine *home, const struct backend_ops **out_ops)
 {
     *out_ops = home->parts.ops;
     return home->parts.backend;
@@ -53,10 +50,9 @@ struct backend *cards_lane_backend(const struct engine *home, const struct backe
 static attn_status reach(struct engine *home, const struct backend_region *r, char *why,
                          size_t why_bytes)
 {
-    const struct cards *c = home->parts.cards;
-    for (uint32_t i = 0; c != NULL && i < c->n_joined; i++) {
-        const struct engine *e = c->engines[i];
-        if (e == home || card_is_lost(e) ||
+    for (uint32_t i = 0; i < peers_n(home); i++) {
+        const struct engine *e = peers_at(home, i);
+        if (e == home || engine_health(e) != ATTN_OK ||
             home->parts.ops->region_reach(home->parts.backend, r, e->parts.backend) == ATTN_OK)
             continue;
         snprintf(why, why_bytes, "card %" PRIu32 " (%s) does not reach it", i, e->info.device);
@@ -65,8 +61,8 @@ static attn_status reach(struct engine *home, const struct backend_region *r, ch
     return ATTN_OK;
 }
 
-attn_status cards_lane_open(struct engine *home, uint64_t bytes, int import_fd,
-                            struct backend_region *out_r, char *why, size_t why_bytes)
+attn_status lane_region_open(struct engine *home, uint64_t bytes, int import_fd,
+                             struct backend_region *out_r, char *why, size_t why_bytes)
 {
     const struct backend_ops *ops = home->parts.ops;
     struct backend_region r;
@@ -81,16 +77,7 @@ attn_status cards_lane_open(struct engine *home, uint64_t bytes, int import_fd,
     return st;
 }
 
-uint32_t cards_lane_others(struct engine *lead, const struct request *plan)
+bool lane_is_stuck(const struct engine *home)
 {
-    struct cards *c = lead->parts.cards;
-    pthread_rwlock_rdlock(&c->route);
-    uint32_t of_cards = cards_of_step(c, plan);
-    pthread_rwlock_unlock(&c->route);
-    return of_cards & ~1u;
-}
-
-bool cards_lane_is_stuck(const struct engine *home)
-{
-    return home->parts.cards != NULL && !cards_are_whole(home->parts.cards);
+    return !is_alone(home) && !peers_all_live(home);
 }

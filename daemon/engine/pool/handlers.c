@@ -1,5 +1,5 @@
-/* general.c: see general.h. */
-#include "daemon/engine/general.h"
+/* handlers.c: requests of pools: made, described, released, resized. */
+#include "daemon/engine/pool/handlers.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,21 +8,18 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/stats.h"
-#include "daemon/cards/cards.h"
 #include "daemon/engine/core/pool_table.h"
+#include "daemon/engine/core/published.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/pool/create.h"
 #include "daemon/engine/pool/resize.h"
 
 static void tell_pool(struct engine *e, const struct pool *p, struct answer *a)
 {
-    struct kv_pool_spec ks;
     Attnd__PoolReply *body = answer_pool(a);
     body->pool = pool_handle(e, p);
     body->spec = p->spec.wire;
-    kv_pool_info(e->parts.kv, p->id, &ks, &body->n_free_blocks);
-    if (e->parts.cards != NULL)
-        body->n_free_blocks += (uint32_t)cards_pool_count(e->parts.cards, e, p->id.index).free;
+    body->n_free_blocks = (uint32_t)pool_count_all(e, p).free;
 }
 
 attn_status pool_create_run(struct engine *e, struct request *req, uint32_t session,
@@ -131,42 +128,5 @@ attn_status pool_resize_run(struct engine *e, struct request *req, uint32_t sess
         return st;
     kv_owner_saw(e->parts.kv, session, id);
     tell_pool(e, p, a);
-    return ATTN_OK;
-}
-
-/* The operator sees all, a tenant what is its own. */
-attn_status stats_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
-{
-    const struct tenant *who = session_tenant(e, session);
-    size_t n = 0;
-    FILE *f = open_memstream(&a->text, &n);
-    (void)req;
-    attn_status st = f == NULL                 ? ATTN_ENOMEM
-                     : tenant_is_operator(who) ? stats_write_json(f)
-                                               : stats_write_tenant_json(f, who->stats);
-    if (f != NULL && fclose(f) != 0)
-        st = ATTN_ENOMEM;
-    if (st != ATTN_OK)
-        return answer_no(a, st, "no memory for the stats");
-    answer_text(a);
-    return ATTN_OK;
-}
-
-/* What changes the daemon for everybody: refuses it to whom it may not, and logs who did it. */
-attn_status drain_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
-{
-    char who[PRINCIPAL_TEXT_BYTES];
-    (void)session;
-    principal_format(&req->principal, who);
-    if (!request_may_administer(req)) {
-        log_limited("changes refused", LOG_LEVEL_WARN, log_write, "admin: drain refused to %s",
-                    who);
-        return answer_no(a, ATTN_EAUTH,
-                         "drain is for root, the daemon's user and the admin socket "
-                         "(listen.admin); you are %s",
-                         who);
-    }
-    log_info("admin: drain, asked for by %s", who);
-    engine_drain(e);
     return ATTN_OK;
 }

@@ -1,5 +1,6 @@
-/* note.c: see note.h. */
-#include "daemon/cards/note.h"
+/* message.c: messages between engines, and calls made of them: the caller waits until the other
+ * engine has run its function, or gives up while it has not begun. */
+#include "daemon/engine/core/message.h"
 
 #include <semaphore.h>
 #include <stdlib.h>
@@ -9,29 +10,29 @@
 
 #define PATIENCE_NS (30 * UINT64_C(1000000000))
 
-void card_note_push(struct engine *e, struct card_note *n)
+void engine_message_push(struct engine *e, struct engine_message *m)
 {
-    stack_push(&e->notes, n);
+    stack_push(&e->messages, m);
     engine_wake(e);
 }
 
-struct card_note *card_notes_take(struct engine *e)
+struct engine_message *engine_messages_take(struct engine *e)
 {
-    return stack_take_all(&e->notes);
+    return stack_take_all(&e->messages);
 }
 
-void card_notes_hear(struct engine *e, struct card_note *first)
+void engine_messages_deliver(struct engine *e, struct engine_message *first)
 {
-    stack_for_each(struct card_note, n, first)
-        n->heard(e, n);
+    stack_for_each(struct engine_message, m, first)
+        m->on_message(e, m);
 }
 
 /* --- calls ------------------------------------------------------------------------------------ */
 
-enum call_state { CALL_WAITS, CALL_RUNS, CALL_IS_LEFT }; /* left: nobody waits for it any more */
+enum call_state { CALL_WAITS, CALL_RUNS, CALL_IS_LEFT }; /* left: the caller has given up */
 
 struct call {
-    struct card_note note; /* first */
+    struct engine_message message; /* first */
     void (*fn)(struct engine *e, void *arg);
     void *arg;
     _Atomic int state;
@@ -44,9 +45,9 @@ static void call_free(struct call *c)
     free(c);
 }
 
-static void call_run(struct engine *e, struct card_note *n)
+static void call_run(struct engine *e, struct engine_message *m)
 {
-    struct call *c = (struct call *)n;
+    struct call *c = (struct call *)m;
     int waits = CALL_WAITS;
     if (!atomic_compare_exchange_strong(&c->state, &waits, CALL_RUNS)) {
         call_free(c);
@@ -56,7 +57,7 @@ static void call_run(struct engine *e, struct card_note *n)
     sem_post(&c->done); /* it is the caller's again */
 }
 
-attn_status cards_ask(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg)
+attn_status engine_call(struct engine *e, void (*fn)(struct engine *e, void *arg), void *arg)
 {
     if (!e->has_thread) {
         fn(e, arg);
@@ -65,9 +66,9 @@ attn_status cards_ask(struct engine *e, void (*fn)(struct engine *e, void *arg),
     struct call *c = calloc(1, sizeof *c);
     if (c == NULL)
         return ATTN_ENOMEM;
-    *c = (struct call){.note.heard = call_run, .fn = fn, .arg = arg};
+    *c = (struct call){.message.on_message = call_run, .fn = fn, .arg = arg};
     sem_init(&c->done, 0, 0);
-    card_note_push(e, &c->note);
+    engine_message_push(e, &c->message);
     while (!clock_wait(&c->done, PATIENCE_NS)) {
         int waits = CALL_WAITS;
         if (atomic_compare_exchange_strong(&c->state, &waits, CALL_IS_LEFT))

@@ -1,0 +1,87 @@
+/* peers.c: what several cards answer to their engines. An engine asks by a sequence's id or name,
+ * the table of names by the name and the card that it is on. */
+#include "daemon/cards/peers.h"
+
+#include "daemon/cards/internal.h"
+#include "daemon/cards/move.h"
+#include "daemon/cards/move_hold.h"
+#include "daemon/cards/move_leave.h"
+#include "daemon/cards/names.h"
+#include "daemon/cards/route.h"
+#include "daemon/cards/session.h"
+#include "daemon/cards/step.h"
+#include "daemon/cards/step_part.h"
+
+static struct kv_seq_info info_of(const struct engine *e, kv_seq_id seq)
+{
+    struct kv_seq_info info;
+    kv_seq_info(e->parts.kv, seq, &info);
+    return info;
+}
+
+static bool know(struct engine *e, struct seq_name name)
+{
+    return cards_know(cards_of(e), name);
+}
+
+static bool know_elsewhere(struct engine *e, struct seq_name name)
+{
+    return cards_are_elsewhere(cards_of(e), e->parts.card, name);
+}
+
+static void settle(struct engine *e, struct request *req)
+{
+    cards_settle(cards_of(e), req);
+}
+
+static void seq_opened(struct engine *e, kv_seq_id seq)
+{
+    struct kv_seq_info info = info_of(e, seq);
+    cards_opened(cards_of(e), e->parts.card, (struct seq_name){info.tenant, info.name},
+                 info.pool.index, info.epoch);
+}
+
+static void seq_epoch(struct engine *e, kv_seq_id seq)
+{
+    struct kv_seq_info info = info_of(e, seq);
+    cards_epoch(cards_of(e), e->parts.card, (struct seq_name){info.tenant, info.name}, info.epoch);
+    cards_move_cut(e, seq.index, info.n_blocks);
+}
+
+static void seq_closes(struct engine *e, kv_seq_id seq)
+{
+    struct kv_seq_info info = info_of(e, seq);
+    cards_move_closed(e, seq.index);
+    cards_closed(cards_of(e), e->parts.card, (struct seq_name){info.tenant, info.name});
+}
+
+static bool hold(struct engine *e, struct request *req)
+{
+    return cards_send_planned(e, req) || cards_hold(e, req);
+}
+
+const struct peers_ops cards_peers_ops = {
+    .submit = cards_route,
+    .settle = settle,
+    .others_of_plan = cards_of_plan,
+    .know = know,
+    .know_elsewhere = know_elsewhere,
+    .seq_opened = seq_opened,
+    .seq_epoch = seq_epoch,
+    .seq_closes = seq_closes,
+    .session_begin = cards_session_begin,
+    .session_end = cards_session_end,
+    .session_release = cards_session_release,
+    .request_done = cards_request_done,
+    .step_counts = cards_step_counts,
+    .item_is_foreign = cards_step_is_foreign,
+    .step_reserve = cards_step_reserve,
+    .step_done = cards_step_part_done,
+    .turn = cards_move_turn,
+    .stop = cards_move_stop,
+    .hold = hold,
+    .held = cards_hold_end,
+    .move = cards_move_ask,
+    .moves_pool = cards_move_is_of,
+    .reads_pool = cards_move_reads,
+};

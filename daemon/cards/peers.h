@@ -1,0 +1,9 @@
+/* peers.h: the table by which engines ask what is decided above them (engine/core/peers.h). */
+#ifndef ATTND_DAEMON_CARDS_PEERS_H
+#define ATTND_DAEMON_CARDS_PEERS_H
+
+#include "daemon/engine/core/peers.h"
+
+extern const struct peers_ops cards_peers_ops;
+
+#endif

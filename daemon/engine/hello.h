@@ -1,0 +1,9 @@
+/* hello.h: hello makes a session, or resumes one: a handler of engine/serve.c's table. */
+#ifndef ATTND_DAEMON_ENGINE_HELLO_H
+#define ATTND_DAEMON_ENGINE_HELLO_H
+
+#include "daemon/engine/core/answer.h"
+
+attn_status hello_run(struct engine *e, struct request *req, uint32_t session, struct answer *a);
+
+#endif
