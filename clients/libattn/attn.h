@@ -468,23 +468,6 @@ struct attn_item {
     uint32_t n_tokens; /* >= 1 */
 };
 
-/* The steps of n_layers layers to come. */
-struct attn_plan {
-    uint32_t struct_size;
-    uint32_t n_items;
-    const struct attn_item *items; /* [n_items], of each layer */
-    uint32_t n_layers;
-    uint32_t is_append, is_attend, has_lse; /* as q, k, v and lse of attn_step */
-    const uint32_t *layers; /* [n_layers]; NULL: 0, 1, ... */
-    /* of lanes. 1: layers that were planned and not enqueued are forgotten, and so is a layer that
-     * failed. No enqueued layer may be unfinished: synchronise the stream first */
-    uint32_t is_restart;
-    uint32_t reserved;
-    uint64_t timeout_us; /* of this call, and of each layer of a lane in the daemon */
-};
-
-typedef struct attn_step_plan attn_step_plan;
-
 /* Tensors where the daemon reads and writes them, instead of in arrays of the caller: over shm://
  * nothing is copied on this host, over sockets one copy less each way. Shapes as in attn_step;
  * pointers are aligned for their dtype.
@@ -526,8 +509,6 @@ struct attn_step {
     int32_t *item_status; /* [n_items] statuses, written however the step ends; may be NULL */
     uint64_t timeout_us;
     const struct attn_in_place *in_place; /* instead of q, k, v, out and lse; NULL: those */
-    /* may be left out of struct_size */
-    attn_step_plan *plan; /* its items are this step's: items is NULL, n_items 0; NULL: no plan */
 };
 
 /* How a step ended. With 0 < n_failed < n_items the step partly failed: out and lse are written,
@@ -575,23 +556,6 @@ ATTN_API attn_status attn_step_start(attn_pool *p, const struct attn_step *s, at
 ATTN_API attn_status attn_step_wait(attn_client *c, attn_ticket ticket,
                                     struct attn_result *out_result);
 
-/* attn_step_plan_open: says once, over any transport, what the steps of some layers will have in
- * common: items, and which tensors. Such a step names the plan and has no items of its own, so that
- * neither side encodes, sends and reads them for each layer.
- *
- * Sends the plan and does not wait. Nothing is held for it in the daemon, which has a few of each
- * session, the latest. A step whose plan the daemon does not have, or has refused, is sent whole by
- * the library, at once and within its timeout: it takes longer, and that is all. So is one that is
- * larger than a message. What is wrong with an item, its steps say as steps without a plan do.
- * Errors   ATTN_EINVAL sizes, layers, is_restart; ATTN_ENOMEM; ATTN_EOVERLOAD ATTN_MAX_IN_FLIGHT
- * Owner    *a is copied with its items and layers. The plan is the caller's until
- *          attn_step_plan_close; before attn_pool_close of its pool
- * Thread   any, also several steps of one plan at once */
-ATTN_API attn_status attn_step_plan_open(attn_pool *p, const struct attn_plan *a,
-                                         attn_step_plan **out_plan);
-/* No step of it may be in flight. NULL is fine. */
-ATTN_API void attn_step_plan_close(attn_step_plan *p);
-
 /* ---- lanes: layers without messages ---- */
 
 /* A lane is the way of one stream of layers to the daemon: a plan says once per decode step what
@@ -631,6 +595,21 @@ struct attn_lane_info {
      * its out, then lse, be read here until the next layer is enqueued. */
     void *in;
     const void *out;
+};
+
+/* The steps of n_layers layers to come. */
+struct attn_plan {
+    uint32_t struct_size;
+    uint32_t n_items;
+    const struct attn_item *items; /* [n_items], of each layer */
+    uint32_t n_layers;
+    uint32_t is_append, is_attend, has_lse; /* as q, k, v and lse of attn_step */
+    const uint32_t *layers; /* [n_layers]; NULL: 0, 1, ... */
+    /* 1: layers that were planned and not enqueued are forgotten, and so is a layer that failed. No
+     * enqueued layer may be unfinished: synchronise the stream first */
+    uint32_t is_restart;
+    uint32_t reserved;
+    uint64_t timeout_us; /* of this call, and of each layer in the daemon */
 };
 
 /* One layer's tensors, [T][heads][head_dim] of the pool's q_dtype, in memory of the lane's GPU (or

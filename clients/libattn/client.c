@@ -23,7 +23,6 @@
 #define OPTIONS_OLD_BYTES (uint32_t) offsetof(struct attn_client_options, is_hasty)
 #define OPTIONS_0_1_BYTES (uint32_t) offsetof(struct attn_client_options, token_file)
 #define TOKEN_BYTES 256
-#define RESUMED_GAP (UINT64_C(1) << 32) /* of ids that a resumed session goes on behind */
 #define INFO_OLD_BYTES (uint32_t) offsetof(struct attn_client_info, boot_id)
 
 static const struct client_transport_ops *const transports[] = {&transport_sp_ops,
@@ -94,14 +93,6 @@ struct attn_client_info client_info(struct attn_client *c)
     return info;
 }
 
-bool client_takes_plans(struct attn_client *c)
-{
-    pthread_mutex_lock(&c->lock);
-    bool has_plans = c->has_plans;
-    pthread_mutex_unlock(&c->lock);
-    return has_plans;
-}
-
 static void copy_text(char *dst, size_t bytes, const char *src)
 {
     snprintf(dst, bytes, "%s", src);
@@ -111,7 +102,7 @@ struct hello_answer {
     struct attn_client_info info;
     char lane_url[sizeof((struct attn_client *)0)->lane_url];
     uint64_t last_request_id;
-    bool is_kept, has_plans;
+    bool is_kept;
 };
 
 static attn_status take_hello(struct client_request *r, const struct wire_reply *reply)
@@ -126,7 +117,6 @@ static attn_status take_hello(struct client_request *r, const struct wire_reply 
     out->last_request_id = h->last_request_id;
     info->protocol_version = h->protocol_version;
     out->is_kept = h->is_kept;
-    out->has_plans = h->max_plans > 0;
     info->boot_id = h->boot_id;
     info->session = h->session;
     info->lease_us = h->lease_us;
@@ -156,16 +146,6 @@ static attn_status say_hello(struct attn_client *c, uint64_t session, uint64_t t
     return client_call(c, &req, timeout_us, take_hello, out);
 }
 
-/* Whoever had a session before us may have used ids that the daemon does not know any more: those
- * of plans, which a late copy of a step still names. 0: a new session. */
-static uint64_t gap_of_resumed(uint64_t session)
-{
-    uint64_t gap = 0;
-    if (session != 0 && getrandom(&gap, sizeof gap, GRND_NONBLOCK) < 0)
-        gap = attn_now_ns();
-    return gap % RESUMED_GAP;
-}
-
 /* A session, new (0) or to go on with, and its limits. */
 static attn_status begin_session(struct attn_client *c, uint64_t session, uint64_t timeout_us)
 {
@@ -183,8 +163,7 @@ static attn_status begin_session(struct attn_client *c, uint64_t session, uint64
     pthread_mutex_lock(&c->lock);
     c->info = info;
     copy_text(c->lane_url, sizeof c->lane_url, answer.lane_url);
-    c->has_plans = answer.has_plans;
-    uint64_t last = (answer.last_request_id >> REQUEST_SLOT_BITS) + gap_of_resumed(session);
+    uint64_t last = answer.last_request_id >> REQUEST_SLOT_BITS;
     c->id_high = last > c->id_high ? last : c->id_high; /* ids of a session rise */
     c->is_session_gone = false;
     c->is_kept_daemon = answer.is_kept;

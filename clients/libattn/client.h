@@ -42,7 +42,6 @@ struct attn_client {
     pthread_mutex_t lock;
     struct attn_client_info info; /* the session's */
     char lane_url[128]; /* where lanes are opened; "": nowhere */
-    bool has_plans; /* steps may name a plan */
     bool is_session_gone;
     bool is_kept_daemon; /* a successor will know the session */
     uint64_t known_generation; /* the connection over which the daemon told of itself */
@@ -111,7 +110,6 @@ attn_status error_from_request(const struct client_request *r);
 attn_status client_check(const struct attn_client *c);
 /* What the daemon said of the session and its limits. */
 struct attn_client_info client_info(struct attn_client *c);
-bool client_takes_plans(struct attn_client *c); /* of steps */
 /* Sends header (session and timeout are filled in), waits, and lets take have the reply. Returns
  * the status, with its sentence left in attn_last_error. */
 attn_status client_call(struct attn_client *c, Attnd__Request *header, uint64_t timeout_us,

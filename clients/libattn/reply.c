@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "clients/libattn/client.h"
-#include "clients/libattn/step_plan.h"
 
 #define ARENA_BYTES 4096
 
@@ -33,16 +32,6 @@ static bool wait_for_successor_locked(struct client_request *r)
     struct attn_client *c = r->client;
     return r->result.status == ATTN_EDEVICE && c->is_kept_daemon && r->session == c->info.session &&
            attn_now_ns() < r->deadline_ns;
-}
-
-/* The daemon does not have the step's plan (any more): it is sent again, whole, and so are those
- * behind it. */
-static bool goes_whole_locked(struct client_request *r)
-{
-    if (!r->is_step || r->step.plan == NULL || r->result.status != ATTN_ENOPLAN)
-        return false;
-    atomic_store(&r->step.plan->is_told, false);
-    return attn_now_ns() < r->deadline_ns;
 }
 
 /* A close that was sent twice and then found nothing was carried out the first time. */
@@ -178,12 +167,6 @@ void client_request_take_message(struct attn_client *c, struct client_message *m
         if (r->resend_ns < c->next_wake_ns)
             c->next_wake_ns = r->resend_ns;
         pthread_mutex_unlock(&c->lock);
-        return;
-    }
-    if (goes_whole_locked(r)) {
-        client_request_set_state_locked(r, REQUEST_QUEUED);
-        pthread_mutex_unlock(&c->lock);
-        client_request_flush(c);
         return;
     }
     if (wait_for_successor_locked(r)) {

@@ -4,18 +4,14 @@
  * The caller's arrays are read when a message is built (again if it must be sent again) and written
  * once, from the reply in place.
  */
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "clients/libattn/client.h"
 #include "clients/libattn/copy.h"
-#include "clients/libattn/step_plan.h"
 
 #define STACK_ITEMS 64
-/* attn_step without what it grew by */
-#define STEP_0_1_BYTES (uint32_t) offsetof(struct attn_step, plan)
 #define STEP_HEAD_BYTES 256u /* of a request before its tensors, at most, and per item */
 #define STEP_HEAD_ITEM_BYTES 24u
 
@@ -108,19 +104,12 @@ static void put_tensors(const struct client_request *r, uint8_t *payload)
         copy_fence(); /* before the message is sent */
 }
 
-/* All of the step's header: of its plan where the daemon has that, else its items, in on_stack or,
- * where there are more, on the heap. */
+/* All of the step's header; its items in on_stack or, where there are more, on the heap. */
 static attn_status set_header(Attnd__Step *step, const struct client_request *r,
                               struct item_arrays *on_stack, void **out_heap)
 {
     const struct attn_step *s = &r->step;
-    attn_step_plan *plan = s->plan;
     *out_heap = NULL;
-    if (plan != NULL && atomic_load(&plan->is_told)) {
-        step->plan = plan->id;
-        step->layer = s->layer;
-        return ATTN_OK;
-    }
     set_scalars(step, r->pool, s);
     if (s->n_items <= STACK_ITEMS) {
         set_items(step, s, on_stack->seq, on_stack->epoch, on_stack->pos, on_stack->n_tokens);
@@ -271,41 +260,20 @@ static attn_status step_cut(const struct attn_pool *p, const struct attn_step *s
     return ATTN_OK;
 }
 
-/* A step as this library has it; what a plan says of it is filled in. */
-static attn_status step_read(const struct attn_pool *p, const struct attn_step *s,
-                             struct attn_step *out)
+/* Everything that can be refused without the daemon. */
+static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
+                              struct step_size *out_size)
 {
+    struct wire_step_layout *out_layout = &out_size->layout;
     if (p == NULL || s == NULL)
         return error_set(ATTN_EINVAL, "pool or step is NULL");
     attn_status st = client_check(p->client);
     if (st != ATTN_OK)
         return st;
-    if (s->struct_size != sizeof *s && s->struct_size != STEP_0_1_BYTES)
+    if (s->struct_size != sizeof *s)
         return error_set(ATTN_EINVAL, "attn_step.struct_size %u: this library knows %zu",
                          s->struct_size, sizeof *s);
-    *out = (struct attn_step){.struct_size = sizeof *out};
-    memcpy(out, s, s->struct_size);
-    if (out->plan == NULL)
-        return ATTN_OK;
-    if (out->n_items != 0 || out->items != NULL)
-        return error_set(ATTN_EINVAL, "items beside plan, which has them");
-    if (out->plan->pool != p)
-        return error_set(ATTN_EINVAL, "the plan is of another pool's handle");
-    if (out->plan->message->step.flags != step_flags(out))
-        return error_set(ATTN_EINVAL, "q, k, v and lse are not those that the plan says");
-    if (!step_plan_has_layer(out->plan, out->layer))
-        return error_set(ATTN_EINVAL, "the plan does not have layer %u", out->layer);
-    out->n_items = out->plan->n_items;
-    out->items = out->plan->items;
-    return ATTN_OK;
-}
-
-/* Everything else that can be refused without the daemon. */
-static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
-                              struct step_size *out_size)
-{
-    struct wire_step_layout *out_layout = &out_size->layout;
-    attn_status st = pool_check(p);
+    st = pool_check(p);
     if (st != ATTN_OK)
         return st;
     const struct attn_client_info of_client = client_info(p->client), *info = &of_client;
@@ -357,24 +325,21 @@ static attn_status step_check(struct attn_pool *p, const struct attn_step *s,
 }
 
 /* deadline_ns 0: by the step's timeout. */
-static attn_status start(struct attn_pool *p, const struct attn_step *given, uint64_t deadline_ns,
+static attn_status start(struct attn_pool *p, const struct attn_step *s, uint64_t deadline_ns,
                          attn_step_cb cb, void *user, struct client_request **out_r,
                          attn_ticket *out_ticket)
 {
     struct step_size size;
-    struct attn_step s;
     struct client_request *r;
-    attn_status st = step_read(p, given, &s);
-    if (st == ATTN_OK)
-        st = step_check(p, &s, &size);
+    attn_status st = step_check(p, s, &size);
     if (st != ATTN_OK)
         return st;
-    st = client_request_new(p->client, s.timeout_us, &r);
+    st = client_request_new(p->client, s->timeout_us, &r);
     if (st != ATTN_OK)
         return st;
     r->is_step = true;
     r->pool = p;
-    r->step = s;
+    r->step = *s;
     r->layout = size.layout;
     r->take = step_take;
     r->cb = cb;

@@ -547,34 +547,6 @@ static void many_large_messages_wait_for_their_turn(void **state)
     attn_pool_close(p);
 }
 
-/* The fake daemon tells of no plans, as one that is older. */
-static void a_daemon_without_plans_is_sent_whole_steps(void **state)
-{
-    struct fixture *f = *state;
-    static struct work w;
-    attn_step_plan *plan;
-    work_init(&w, 3, 4);
-    const struct attn_plan a = {.struct_size = sizeof a,
-                                .n_items = w.step.n_items,
-                                .items = w.items,
-                                .n_layers = LAYERS,
-                                .is_append = 1,
-                                .is_attend = 1,
-                                .has_lse = 1};
-    unsigned int n_before = atomic_load(&f->daemon.n_requests);
-    assert_int_equal(attn_step_plan_open(f->pool, &a, &plan), ATTN_OK);
-    assert_int_equal(attn_client_ping(f->client, LONG_US, NULL), ATTN_OK);
-    assert_int_equal(atomic_load(&f->daemon.n_requests), n_before + 1); /* the ping */
-    struct attn_step s = w.step;
-    s.items = NULL;
-    s.n_items = 0;
-    s.plan = plan;
-    assert_int_equal(attn_step(f->pool, &s, &w.result), ATTN_OK);
-    assert_good(&w);
-    assert_int_equal(w.result.n_sends, 1);
-    attn_step_plan_close(plan);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -597,7 +569,6 @@ int main(void)
         T(many_large_messages_wait_for_their_turn),
         cmocka_unit_test(tcp_works_as_ipc_does),
         cmocka_unit_test(an_idle_client_renews_and_runs_no_callback),
-        T(a_daemon_without_plans_is_sent_whole_steps),
     };
     return cmocka_run_group_tests_name("libattn", tests, NULL, NULL);
 }
