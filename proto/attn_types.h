@@ -35,8 +35,8 @@ extern "C" {
     X(ATTN_EPROTO, -15, "malformed message", false)                                                \
     X(ATTN_ETIMEDOUT, -16, "timed out waiting for the daemon", true)                               \
     X(ATTN_ECONN, -17, "connection lost or refused", true)                                         \
-    X(ATTN_EIO, -18, "a file could not be read or written", false)                                 \
-    X(ATTN_ENOPLAN, -19, "no such plan", false)
+    X(ATTN_EIO, -18, "a file could not be read or written", false)
+/* -19 has been a status; the next is -20 */
 
 typedef enum attn_status {
 #define X(name, value, message, is_retryable) name = value,

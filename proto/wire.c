@@ -5,13 +5,16 @@
 #include "proto/wire.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "proto/wire_scan.h"
 
-enum { FIRST_BODY_FIELD = 10, LAST_BODY_FIELD = 63 }; /* of Request; attnd.proto says so */
+enum {
+    FIRST_BODY_FIELD = 10, /* of Request; attnd.proto says so */
+    LAST_BODY_FIELD = 63,
+    STEP_PLAN_FIELD = 9, /* of Step: a plan in place of items, which is reserved now */
+};
 
 /* What a message is besides its header's kind. */
 struct message {
@@ -170,12 +173,11 @@ static attn_status step_check(const Attnd__Step *s, const char *prefix, char *wh
         const char *name;
         size_t n;
     } arrays[] = {{"epoch", s->n_epoch}, {"pos", s->n_pos}, {"n_tokens", s->n_n_tokens}};
-    if (s->plan != 0 && (prefix[0] != '\0' || s->n_seq > 0 || s->pool != 0 || s->flags != 0 ||
-                         s->dtype != ATTND__DTYPE__DTYPE_NONE)) {
-        snprintf(why, why_bytes, "%sstep.plan is %" PRIu64 ", %s", prefix, s->plan,
-                 prefix[0] != '\0' ? "a plan is of no other"
-                                   : "beside it stands nothing but the layer");
-        return ATTN_EPROTO;
+    for (unsigned i = 0; i < s->base.n_unknown_fields; i++) {
+        if (s->base.unknown_fields[i].tag != STEP_PLAN_FIELD)
+            continue;
+        snprintf(why, why_bytes, "%sstep.plan is not supported: a step names its items", prefix);
+        return ATTN_ENOTSUP;
     }
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i].n == s->n_seq)

@@ -79,8 +79,7 @@
     X(peers_cut_malformed, "peers_cut_malformed_total", "Peers cut: bytes outside the protocol")   \
     X(peers_cut_tls, "peers_cut_tls_total", "Peers cut: TLS refused, broken or cut short")         \
     X(peers_cut_memory, "peers_cut_memory_total", "Peers cut: no memory to answer them")           \
-    X(plans, "plans_total", "Plans accepted, of lanes and of steps")                               \
-    X(steps_planned, "steps_planned_total", "Steps that named a plan for their items")             \
+    X(plans, "plans_total", "Plans of lanes that were accepted")                                   \
     X(bells_refused, "bells_refused_total", "Bells of lanes that were not the next of a plan")     \
     X(received_bytes, "received_bytes_total", "Bytes of messages received")                        \
     X(sent_bytes, "sent_bytes_total", "Bytes of replies sent")

@@ -55,11 +55,6 @@ static void seq_closes(struct engine *e, kv_seq_id seq)
     cards_closed(cards_of(e), e->parts.card, (struct seq_name){info.tenant, info.name});
 }
 
-static bool hold(struct engine *e, struct request *req)
-{
-    return cards_send_planned(e, req) || cards_hold(e, req);
-}
-
 const struct peers_ops cards_peers_ops = {
     .submit = cards_route,
     .settle = settle,
@@ -79,7 +74,7 @@ const struct peers_ops cards_peers_ops = {
     .step_done = cards_step_part_done,
     .turn = cards_move_turn,
     .stop = cards_move_stop,
-    .hold = hold,
+    .hold = cards_hold,
     .held = cards_hold_end,
     .move = cards_move_ask,
     .moves_pool = cards_move_is_of,

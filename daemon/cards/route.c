@@ -18,7 +18,6 @@
 #include "daemon/engine/core/inbox.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/operator/lists.h"
-#include "daemon/request/step_plans.h"
 
 enum { NO_POOL = UINT32_MAX };
 
@@ -77,22 +76,10 @@ static void refuse(struct cards *c, struct request *req, struct engine *from, at
     request_reply_error(req, st, 0, "%s", why);
 }
 
-/* A step of a plan that is not there. */
-static bool is_still_bare(struct cards *c, struct request *req)
-{
-    char why[WHY_BYTES];
-    return step_plans_is_bare(req->wire.header) &&
-           step_plans_fill(c->peers.at[0]->plans, req, why, sizeof why) != ATTN_OK;
-}
-
 static void send_step(struct cards *c, struct request *req, struct engine *from)
 {
     if (req->part != NULL) {
         cards_part_again(c, req, from);
-        return;
-    }
-    if (is_still_bare(c, req)) {
-        send_to(c, req, from, 0); /* whose plan may be on its way there */
         return;
     }
     uint32_t of_cards = cards_of_step(c, req);
@@ -225,19 +212,6 @@ void cards_send_again(struct cards *c, struct request *list, struct engine *from
             cards_settle(c, req);
     stack_for_each(struct request, req, list)
         send_on(c, req, from);
-}
-
-bool cards_send_planned(struct engine *lead, struct request *req)
-{
-    struct cards *c = cards_of(lead);
-    if (lead->parts.card > 0 || !step_plans_is_bare(req->wire.header))
-        return false;
-    pthread_rwlock_rdlock(&c->route);
-    bool is_elsewhere = !is_still_bare(c, req) && (cards_of_step(c, req) & ~1u) != 0;
-    if (is_elsewhere)
-        send_step(c, req, lead);
-    pthread_rwlock_unlock(&c->route);
-    return is_elsewhere;
 }
 
 uint32_t cards_of_plan(struct engine *lead, const struct request *plan)

@@ -11,8 +11,4 @@ uint32_t cards_of_plan(struct engine *lead, const struct request *plan);
 /* Requests that were this engine's, in order. The route is held for writing. */
 void cards_send_again(struct cards *c, struct request *list, struct engine *from);
 
-/* A step of a plan that came to the lead without its items, which are known by now: true if they
- * are not the lead's alone, and so it is on its way to where they are. The lead's thread. */
-bool cards_send_planned(struct engine *lead, struct request *req);
-
 #endif

@@ -38,7 +38,6 @@
 #include "daemon/engine/tier/idle.h"
 #include "daemon/engine/tier/mover.h"
 #include "daemon/engine/tier/tier.h"
-#include "daemon/request/step_plans.h"
 #include "kernels/kv_layout.h"
 
 static const uint64_t POLL_SLICE_NS = 50 * 1000;
@@ -89,9 +88,8 @@ static bool take_inbox(struct engine *e, uint64_t now_ns)
     stack_for_each(struct request, req, oldest) {
         if (is_large && req == cold)
             cold = steps_warm(e, req);
-        if (peers_hold(e, req))
-            continue;
-        engine_serve(e, req, now_ns);
+        if (!peers_hold(e, req))
+            engine_serve(e, req, now_ns);
     }
     return has_any;
 }
@@ -305,7 +303,6 @@ static void engine_free(struct engine *e)
     batches_fini(e);
     pools_fini(e);
     queue_fini(e);
-    step_plans_close(e->plans);
     engine_sleep_fini(e);
     free(e);
 }
@@ -362,8 +359,6 @@ attn_status engine_open(const struct engine_parts *parts, struct engine **out_en
         st = pools_init(e);
     if (st == ATTN_OK)
         st = batches_init(e);
-    if (st == ATTN_OK && parts->card == 0 && (e->plans = step_plans_open()) == NULL)
-        st = ATTN_ENOMEM;
     if (st != ATTN_OK) {
         snprintf(why, why_bytes,
                  "no memory for the engine's tables (max_sequences %" PRIu32

@@ -12,7 +12,6 @@
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/step/lane_device.h"
-#include "daemon/request/step_plans.h"
 
 enum { PROTOCOL_VERSION = WIRE_VERSION };
 
@@ -126,9 +125,7 @@ static void tell_session(struct engine *e, uint32_t slot, uint32_t version, stru
     body->session = session_at(e->parts.sessions, slot)->id;
     uint64_t last = kv_owner_last_request(e->parts.kv, slot);
     uint64_t of_pools = pools_last_request(e, slot);
-    uint64_t of_plans = step_plans_latest(e->plans, body->session);
-    last = last > of_pools ? last : of_pools;
-    body->last_request_id = last > of_plans ? last : of_plans;
+    body->last_request_id = last > of_pools ? last : of_pools;
     body->boot_id = e->boot_id;
     body->is_kept = e->parts.is_kept;
     body->server_version = server_version;
@@ -138,7 +135,6 @@ static void tell_session(struct engine *e, uint32_t slot, uint32_t version, stru
     body->max_step_items = config_now(e->parts.cfg, max_step_items);
     body->max_step_tokens = config_now(e->parts.cfg, max_step_tokens);
     body->max_seq_tokens = e->parts.cfg->max_seq_tokens;
-    body->max_plans = STEP_PLANS_OF_SESSION;
     body->lane_url = (char *)(uintptr_t)lane_url(e); /* packing only reads it */
 }
 

@@ -106,6 +106,7 @@ struct planned {
     uint32_t layers[RIG_LAYERS];
     uint64_t first_seq, in_offset, out_offset, timeout_us;
     uint32_t flags, pool, epoch, step_layer;
+    bool is_twice; /* all items name the first sequence */
 };
 
 /* One token each of n_items sequences from the first, in all layers. */
@@ -131,7 +132,7 @@ static uint64_t send_plan(const struct planned *p)
     Attnd__Plan plan = ATTND__PLAN__INIT;
     Attnd__Request h = ATTND__REQUEST__INIT;
     for (uint32_t i = 0; i < p->n_items; i++) {
-        seq[i] = p->first_seq + i;
+        seq[i] = p->first_seq + (p->is_twice ? 0 : i);
         epoch[i] = p->epoch ? p->epoch : rig_epoch(&r, seq[i]);
         pos[i] = p->pos;
         n_tokens[i] = p->n_tokens;
@@ -528,10 +529,12 @@ static void what_is_wrong_with_a_plan_is_named(void **state)
         struct planned p;
     } cases[] = {
         {"plan.lane is 0x000000000000000d, no such lane", ATTN_ENOTFOUND, good},
+        {"plan.lane is 0x0000000000000000, no such lane", ATTN_ENOTFOUND, good},
         {"plan.layers[2] is 4, the pool has 4 layers", ATTN_EINVAL, good},
         {"plan.step.layer is 1", ATTN_EINVAL, good},
         {"plan.step.pool is 99", ATTN_ENOTFOUND, good},
         {"item 1 (sequence 7): no such sequence", ATTN_ENOTFOUND, good},
+        {"item 1 (sequence 1): it is in this plan twice", ATTN_EINVAL, good},
         {"item 0 (sequence 1): epoch is 5", ATTN_ESTALE, good},
         {"item 0 (sequence 1): pos is 1, layer 0 has 0 tokens", ATTN_EINVAL, good},
         {"is not appended yet: layer 0 has 0", ATTN_EINVAL, good},
@@ -545,21 +548,23 @@ static void what_is_wrong_with_a_plan_is_named(void **state)
         {"blocks, pool", ATTN_ENOBLOCKS, good},
     };
     cases[0].p.lane = 13;
-    cases[1].p.layers[2] = 4;
-    cases[2].p.step_layer = 1;
-    cases[3].p.pool = 99;
-    cases[4].p.first_seq = 6;
-    cases[5].p.epoch = 5;
-    cases[6].p.pos = 1;
-    cases[7].p.flags = WIRE_STEP_ATTEND;
-    cases[8].p.in_offset = 32;
-    cases[9].p.in_offset = IN_BYTES - 64;
-    cases[10].p.in_offset = UINT64_MAX - 63;
-    cases[11].p.out_offset = 64;
-    cases[12].p.out_offset = OUT_BYTES;
-    cases[13].p.out_offset = (uint64_t)1 << 40;
-    cases[14].p.flags = WIRE_STEP_APPEND | WIRE_STEP_LSE;
-    cases[15].p.n_tokens = 320; /* 80 blocks of 64 */
+    cases[1].p.lane = 0;
+    cases[2].p.layers[2] = 4;
+    cases[3].p.step_layer = 1;
+    cases[4].p.pool = 99;
+    cases[5].p.first_seq = 6;
+    cases[6].p.is_twice = true;
+    cases[7].p.epoch = 5;
+    cases[8].p.pos = 1;
+    cases[9].p.flags = WIRE_STEP_ATTEND;
+    cases[10].p.in_offset = 32;
+    cases[11].p.in_offset = IN_BYTES - 64;
+    cases[12].p.in_offset = UINT64_MAX - 63;
+    cases[13].p.out_offset = 64;
+    cases[14].p.out_offset = OUT_BYTES;
+    cases[15].p.out_offset = (uint64_t)1 << 40;
+    cases[16].p.flags = WIRE_STEP_APPEND | WIRE_STEP_LSE;
+    cases[17].p.n_tokens = 320; /* 80 blocks of 64 */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         refused(&cases[i].p, cases[i].st, cases[i].part);
     ring(0, 1);

@@ -206,16 +206,6 @@ FILL(plan)
             .first_bell = 4294967295u, .n_layers = 2, .layers = plan_layers, .step = &step,
             .in_offset = 64, .out_offset = 128);
 }
-FILL(plan_of_steps)
-{
-    fill_plan(q, r);
-    q->plan->lane = q->plan->in_offset = q->plan->out_offset = 0;
-    q->plan->first_bell = 0;
-}
-FILL(step_of_plan)
-{
-    REQUEST(step, STEP, Attnd__Step, attnd__step__init, .layer = 1, .plan = SAMPLE_REQUEST_ID);
-}
 FILL(export)
 {
     REQUEST(export, EXPORT, Attnd__Export, attnd__export__init, .seq = SEQ_A, .epoch = 1,
@@ -382,10 +372,6 @@ const struct sample samples[] = {
      2688, fill_step},
     {"request_plan", "the same items in both layers, whose bells will be 4294967295 and 0", false,
      0, fill_plan},
-    {"request_plan_of_steps", "the same without a lane: its steps will name this request", false, 0,
-     fill_plan_of_steps},
-    {"request_step_of_plan", "layer 1 of that plan: 3 tokens as in request_step", false, 2688,
-     fill_step_of_plan},
     {"request_export", "one block, and 16 ids", false, 0, fill_export},
     {"request_export_layers", "what one block has of layer 1, and what has stayed", false, 0,
      fill_export_layers},

@@ -271,7 +271,6 @@ static void take_answer(struct ask *a, const struct wire_reply *w)
         take_import(a);
         break;
     case ASK_PLAN: /* bells come now */
-    case ASK_STEP_PLAN:
         break;
     case ASK_KILL:
         a->seq->is_gone = true;
@@ -327,16 +326,6 @@ static bool names_doomed(struct ask *a)
     return is_doomed;
 }
 
-/* The step's plan is not there, or any more: it is sent with its items. */
-static void go_whole(struct ask *a)
-{
-    sim_counts.plans_gone++;
-    a->plan = NULL;
-    a->bytes = a->whole;
-    a->n_bytes = a->n_whole;
-    a->again_ns = sim_now_ns;
-}
-
 static void take_refusal(struct ask *a, const Attnd__Reply *r)
 {
     struct peer *p = a->peer;
@@ -350,8 +339,7 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
     if (is_passing(st)) {
         bool is_for_good = ++a->n_refused > 4 &&
                            (a->kind == ASK_STEP || a->kind == ASK_GAP || a->kind == ASK_STALE ||
-                            a->kind == ASK_PLAN || a->kind == ASK_STEP_PLAN ||
-                            a->kind == ASK_IMPORT || a->kind == ASK_EXPORT);
+                            a->kind == ASK_PLAN || a->kind == ASK_IMPORT || a->kind == ASK_EXPORT);
         a->again_ns = sim_now_ns + sim_between(100 * SIM_US, 20 * SIM_MS);
         if (is_for_good)
             give_up(a);
@@ -361,11 +349,6 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
     }
     if (a->kind == ASK_PLAN && st == ATTN_ENOTFOUND && strstr(r->message, "no such lane") != NULL) {
         give_up(a);
-        return;
-    }
-    if (a->whole != NULL && st == ATTN_ENOPLAN) {
-        if (a->plan != NULL) /* else it was a copy */
-            go_whole(a);
         return;
     }
     if (a->kind == ASK_KILL_SESSION && st == ATTN_ENOTFOUND &&
@@ -379,10 +362,6 @@ static void take_refusal(struct ask *a, const Attnd__Reply *r)
         if (!may_be_over(p))
             is_wrong(a, r, "the session must live");
         peer_lose_session(p);
-        return;
-    }
-    if (a->kind == ASK_STEP_PLAN) { /* the step says what of it is wrong */
-        ask_settle(a);
         return;
     }
     bool is_end = a->kind == ASK_CLOSE || a->kind == ASK_KILL;

@@ -4,9 +4,8 @@
 #include "model.h"
 
 const char *const ask_kinds[] = {
-    "hello",  "pool",   "open",      "fork",   "truncate", "close",
-    "adopt",  "tokens", "export",    "import", "kill",     "end of session",
-    "resize", "plan",   "step plan", "step",   "gap",      "stale"};
+    "hello",  "pool", "open",           "fork",   "truncate", "close", "adopt", "tokens", "export",
+    "import", "kill", "end of session", "resize", "plan",     "step",  "gap",   "stale"};
 
 bool seq_is_quiet(const struct seq *s)
 {
@@ -37,8 +36,7 @@ static void say(const struct ask *a, const Attnd__Request *h)
         return;
     for (uint32_t i = 0; i < a->n_items; i++)
         n += snprintf(line + n, sizeof line - (size_t)n, " %04x/%u:%u+%u",
-                      (unsigned)(a->of[i]->name & 0xffff),
-                      a->plan == NULL ? h->step->epoch[i] : a->of[i]->epoch, a->pos[i],
+                      (unsigned)(a->of[i]->name & 0xffff), h->step->epoch[i], a->pos[i],
                       a->n_tokens[i]);
     if (a->seq != NULL)
         snprintf(line, sizeof line, " %04x/%u len %u", (unsigned)(a->seq->name & 0xffff),
@@ -394,25 +392,6 @@ uint8_t *step_payload(struct ask *a, struct wire_step_layout *out_l)
     return payload;
 }
 
-/* Tells the daemon of the step's items, so that the step need only name that. */
-static struct ask *send_step_plan(const struct ask *a, const Attnd__Step *of)
-{
-    Attnd__Plan b = ATTND__PLAN__INIT;
-    Attnd__Request h = ATTND__REQUEST__INIT;
-    Attnd__Step step = *of;
-    uint32_t layer = of->layer;
-    struct ask *plan = ask_new(a->peer, ASK_STEP_PLAN);
-    if (plan == NULL)
-        return NULL;
-    step.layer = 0;
-    b.step = &step;
-    b.layers = &layer;
-    b.n_layers = 1;
-    h.body_case = ATTND__REQUEST__BODY_PLAN;
-    h.plan = &b;
-    return ask_send(plan, &h, NULL, 0);
-}
-
 /* Sends a step whose items, layer and flags are set; epoch_off is added to the epochs. */
 static struct ask *send_step(struct ask *a, uint32_t epoch_off)
 {
@@ -438,17 +417,6 @@ static struct ask *send_step(struct ask *a, uint32_t epoch_off)
     sim_counts.steps++;
     h.body_case = ATTND__REQUEST__BODY_STEP;
     h.step = &b;
-    if (a->kind == ASK_STEP && sim_chance(250))
-        a->plan = send_step_plan(a, &b);
-    if (a->plan == NULL)
-        return ask_send(a, &h, payload, l.request_bytes);
-    Attnd__Step of_plan = ATTND__STEP__INIT;
-    h.session = a->peer->session;
-    sim_counts.steps_planned++;
-    a->whole = message(a, &h, payload, l.request_bytes, &a->n_whole);
-    of_plan.plan = a->plan->id;
-    of_plan.layer = a->layer;
-    h.step = &of_plan;
     return ask_send(a, &h, payload, l.request_bytes);
 }
 

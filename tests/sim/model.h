@@ -74,7 +74,6 @@ enum ask_kind {
     ASK_KILL_SESSION,
     ASK_RESIZE, /* the pool */
     ASK_PLAN, /* of a lane */
-    ASK_STEP_PLAN, /* of one step, that names it */
     ASK_STEP,
     ASK_GAP, /* steps that must be refused: past the end, at an epoch that is over */
     ASK_STALE,
@@ -106,9 +105,6 @@ struct ask {
     uint32_t layer, flags, n_items;
     struct seq *of[MAX_ITEMS];
     uint32_t pos[MAX_ITEMS], n_tokens[MAX_ITEMS];
-    struct ask *plan; /* that it names in place of its items; NULL: none, or none any more */
-    uint8_t *whole; /* the same with its items, if the plan is not there */
-    size_t n_whole;
     struct token *tokens; /* [all tokens]: what is appended */
     float *out, *lse; /* [all tokens][Q_FLOATS], [Q_HEADS]: what must come back */
 };

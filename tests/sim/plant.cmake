@@ -109,12 +109,6 @@ plant(30 daemon/engine/tier/idle.c "mover_is_moved(e, &x->out_list[i])"
 # an item does not wait for its sequence's blocks
 plant(31 daemon/engine/tier/idle.c "    if (info.n_away == 0)\n        return IDLE_HERE;"
   "    if (info.n_away == 0 || (sim_bug == 31 && x->in_move != NULL))\n        return IDLE_HERE;")
-# a step whose plan has been replaced gets the items of a later one
-plant(32 daemon/request/step_plans.c "if (h->plans[i]->request == request)"
-  "if (h->plans[i]->request == request || (sim_bug == 32 && h->plans[i]->request > request))")
-# a step that came before its plan was answered stays with the first card
-plant(33 daemon/cards/route.c "bool is_elsewhere = !is_still_bare(c, req) &&"
-  "bool is_elsewhere = sim_bug != 33 && !is_still_bare(c, req) &&")
 # blocks of a pool that shrinks are not copied
 plant(34 daemon/engine/pool/resize.c "at < s->n_copies; at += n)" "at < s->n_copies && sim_bug != 34; at += n)")
 # nor is the device told of tables that name others then

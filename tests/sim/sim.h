@@ -110,8 +110,6 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
     X(blocks_back)                                                                                 \
     X(file_reads)                                                                                  \
     X(steps)                                                                                       \
-    X(steps_planned)                                                                               \
-    X(plans_gone)                                                                                  \
     X(rows)                                                                                        \
     X(answers_checked)                                                                             \
     X(refusals)                                                                                    \

@@ -56,8 +56,8 @@ struct peers_ops {
     /* --- sequences that move to another device */
     bool (*turn)(struct engine *e); /* at each turn, first: what can go on goes on; true: it did */
     void (*stop)(struct engine *e); /* the engine stops: what moves stays where it is */
-    /* The request must wait until a sequence has left, or is for another device: it is taken.
-     * Requests are asked in order. */
+    /* The request must wait until a sequence has left: it is held back. Requests are asked in
+     * order. */
     bool (*hold)(struct engine *e, struct request *req);
     struct request *(*held)(struct engine *e); /* held back and not any more, oldest first */
     /* An operator's request: answered when the sequence is there, or why not. */

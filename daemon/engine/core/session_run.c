@@ -12,7 +12,6 @@
 #include "daemon/engine/core/peers.h"
 #include "daemon/engine/core/pool_table.h"
 #include "daemon/engine/core/queue.h"
-#include "daemon/request/step_plans.h"
 
 enum { EXPIRE_SLICE = 64 /* sequences freed a turn */ };
 
@@ -86,7 +85,6 @@ static void session_ended(struct engine *e, uint32_t slot, const char *why)
     e->is_dirty = true;
     if (e->parts.card > 0)
         return;
-    step_plans_end(e->plans, session_at(e->parts.sessions, slot)->ended_id);
     tell_end(session_at(e->parts.sessions, slot), why);
     peers_session_end(e, slot, session_at(e->parts.sessions, slot)->ended_id);
 }

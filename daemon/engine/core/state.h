@@ -15,7 +15,7 @@
  *                       there; cards/move_hold.c: what waits for it meanwhile; cards/choose.c:
  *                       which one
  *   engine/seq/export.c     blocks of sequences, out and in
- *   engine/step/plan.c       plans, of lanes, whose bells come as steps, and of steps without items
+ *   engine/step/plan.c       plans of lanes, whose bells come as steps
  *   engine/step/step.c       admission of steps: everything that can be wrong is refused here
  *   engine/step/batch.c      from ready items to a batch on the device; engine/step/batch_end.c:
  *                            and back
@@ -75,7 +75,6 @@ struct lane;
 struct task;
 struct pool;
 struct peers_ops;
-struct step_plans;
 struct tier_disk;
 
 enum item_state { ITEM_WAITING, ITEM_READY, ITEM_ACTIVE, ITEM_DONE };
@@ -404,7 +403,6 @@ struct engine {
     uint64_t due_ns; /* with one batch in flight: when the next may follow */
     uint64_t flow_clock; /* of all tenants' device time (engine/core/pace.h) */
     LIST_HEAD(, lane) lanes;
-    struct step_plans *plans; /* the lead's; of other cards NULL */
     struct task_list held;
     uint64_t next_stamp;
     uint64_t turn_ns; /* when this turn began */

@@ -1,10 +1,9 @@
-/* plan.c: plans: the steps that will come by a lane's bells, or without their items, are
- * checked before the first of them, so that what is wrong is told in a sentence, to somebody who
- * can read it.
+/* plan.c: plans: the steps that will come by a lane's bells are checked before the first of
+ * them, so that what is wrong is told in a sentence, to somebody who can read it.
  *
  * The lead has all lanes. A lane's plan with sequences on other cards goes to each of these in
  * turn, which looks at its own; the lane's plans behind it wait meanwhile, so they keep their
- * order. What comes without a lane is checked as far as the lead can see.
+ * order.
  */
 #include "daemon/engine/step/plan.h"
 
@@ -22,7 +21,6 @@
 #include "daemon/engine/core/status.h"
 #include "daemon/engine/step/lane_device.h"
 #include "daemon/engine/step/plan_check.h"
-#include "daemon/request/step_plans.h"
 
 void engine_lane_add(struct engine *e, struct lane *l)
 {
@@ -43,30 +41,6 @@ static struct lane *lane_find(struct engine *e, uint64_t id)
             return l;
     return NULL;
 }
-
-/* A plan of steps that will name it. */
-static attn_status run_without_lane(struct engine *e, struct request *req, uint32_t session,
-                                    struct answer *a)
-{
-    const Attnd__Plan *h = req->wire.header->plan;
-    struct wire_step_layout layout;
-    if (h->first_bell != 0 || h->in_offset != 0 || h->out_offset != 0)
-        return answer_no(a, ATTN_EINVAL,
-                         "plan.lane is 0, beside plan.first_bell %" PRIu32 ", in_offset %" PRIu64
-                         " and out_offset %" PRIu64,
-                         h->first_bell, h->in_offset, h->out_offset);
-    if (h->step == NULL || h->n_layers == 0)
-        return answer_no(a, ATTN_EINVAL, "plan.%s",
-                         h->step == NULL ? "step is missing" : "layers is empty");
-    attn_status st = plan_check(e, h, session, NULL, &layout, a->why, sizeof a->why);
-    if (st == ATTN_OK)
-        st = step_plans_put(e->plans, req, a->why, sizeof a->why);
-    if (st == ATTN_OK)
-        stats_add(plans, 1);
-    return st;
-}
-
-/* --- a lane's --------------------------------------------------------------------------------- */
 
 /* A plan on its way over the cards. */
 struct plan_tour {
@@ -218,8 +192,6 @@ static void tour_ends(struct engine *e, struct engine_message *message)
 attn_status plan_run(struct engine *e, struct request *req, uint32_t session, struct answer *a)
 {
     const Attnd__Plan *h = req->wire.header->plan;
-    if (h->lane == 0)
-        return run_without_lane(e, req, session, a);
     struct lane *l = lane_find(e, h->lane);
     if (l == NULL) {
         engine_poll_pollers(e); /* it may have come after the last look */

@@ -70,7 +70,7 @@ static attn_status check_item(struct engine *e, const Attnd__Plan *h, uint32_t i
     kv_seq_id id;
     if (kv_seq_find(e->parts.kv, name.tenant, name.name, &id) != ATTN_OK) {
         if (peers_know(e, name))
-            return ATTN_OK; /* on another card, which checks it, or its steps */
+            return ATTN_OK; /* on another card, which checks it */
         snprintf(why, why_bytes, "no such sequence");
         return ATTN_ENOTFOUND;
     }
@@ -111,8 +111,7 @@ attn_status plan_check_items(struct engine *e, const Attnd__Plan *h, uint32_t se
     }
     struct kv_pool_spec spec;
     uint32_t n_free;
-    if (h->lane != 0) /* its bells can't */
-        mover_wait(e, p, n_blocks);
+    mover_wait(e, p, n_blocks); /* bells can't wait */
     kv_pool_info(e->parts.kv, p->id, &spec, &n_free);
     if (n_blocks > n_free) {
         snprintf(why, why_bytes, "the plan needs %" PRIu64 " blocks, pool %s has %" PRIu32 " free",
@@ -134,9 +133,9 @@ attn_status plan_check(struct engine *e, const Attnd__Plan *h, uint32_t session,
     attn_status st = step_check_shape(e, h->step, p, out, why, why_bytes);
     if (st == ATTN_OK)
         st = check_layers(h, p, why, why_bytes);
-    if (st == ATTN_OK && l != NULL)
+    if (st == ATTN_OK)
         st = check_places(h, l, out, why, why_bytes);
     if (st == ATTN_OK)
-        st = plan_check_items(e, h, session, p, l != NULL && plan_is_behind(l), why, why_bytes);
+        st = plan_check_items(e, h, session, p, plan_is_behind(l), why, why_bytes);
     return st;
 }

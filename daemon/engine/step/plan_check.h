@@ -11,7 +11,7 @@ static inline bool plan_is_behind(const struct lane *l)
     return l->n_plans > 0 || l->n_busy > 0;
 }
 
-/* All of it but what is on other cards; l: the lane's, NULL of steps that will name it. */
+/* All of it but what is on other cards. */
 attn_status plan_check(struct engine *e, const Attnd__Plan *h, uint32_t session,
                        const struct lane *l, struct wire_step_layout *out, char *why,
                        size_t why_bytes);

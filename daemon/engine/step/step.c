@@ -17,7 +17,6 @@
 #include "daemon/engine/core/ready.h"
 #include "daemon/engine/core/session_run.h"
 #include "daemon/engine/core/status.h"
-#include "daemon/request/step_plans.h"
 
 /* --- items ------------------------------------------------------------------------------------ */
 
@@ -350,19 +349,6 @@ static struct task *task_new(struct request *req, struct pool *p, uint32_t sessi
     return t;
 }
 
-/* Gives a step the items of its plan, unless it has them. */
-static attn_status step_fill(struct engine *e, struct request *req, char *why, size_t why_bytes)
-{
-    bool is_bare = step_plans_is_bare(req->wire.header);
-    attn_status st = ATTN_OK;
-    if (is_bare) /* it came to the lead */
-        st = step_plans_fill(e->plans, req, why, why_bytes);
-    if (st == ATTN_OK && req->wire.header->step->plan != 0 &&
-        (req->part == NULL || e->peers->ops->step_counts(req)))
-        stats_add(steps_planned, 1);
-    return st;
-}
-
 /* The lead looks at lanes; what they ring for on another card finds that awake, too. */
 static void note_bell(struct engine *e, const struct request *req)
 {
@@ -376,9 +362,7 @@ attn_status step_run(struct engine *e, struct request *req, uint32_t session, st
     struct tenant *who = session_tenant(e, session);
     struct wire_step_layout layout;
     note_bell(e, req);
-    attn_status st = step_fill(e, req, a->why, sizeof a->why);
-    if (st == ATTN_OK)
-        st = step_check_turn(e, req, who, a->why, sizeof a->why);
+    attn_status st = step_check_turn(e, req, who, a->why, sizeof a->why);
     if (st == ATTN_OK)
         st = step_charge(e, req, session, a->why, sizeof a->why);
     if (st != ATTN_OK)
@@ -425,9 +409,6 @@ struct request *steps_warm(struct engine *e, struct request *first)
         if (req->wire.header->body_case != ATTND__REQUEST__BODY_STEP)
             continue;
         const Attnd__Step *s = req->wire.header->step;
-        char why[WHY_BYTES];
-        if (is_alone(e) && step_plans_is_bare(req->wire.header))
-            step_plans_fill(e->plans, req, why, sizeof why); /* else it is refused in its turn */
         for (size_t i = 0; i < s->n_seq && n < KV_WARM_MAX; i++, n++) {
             names[n] = s->seq[i];
             pos[n] = s->pos[i];

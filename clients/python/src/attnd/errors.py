@@ -166,12 +166,6 @@ class FileError(AttndError, OSError):
     status = -18
 
 
-class NoPlanError(AttndError):
-    """The daemon has no such plan, and there was no time left to send the step whole."""
-
-    status = -19
-
-
 _CLASSES = {c.status: c for c in AttndError.__subclasses__()}
 _GONE = {1: SessionGoneError, 2: PoolGoneError, 3: SequenceGoneError}  # enum attn_gone
 
