@@ -84,8 +84,8 @@ for page in man1/attnctl.1 man1/attnload.1 man1/attnbench.1 man5/attnd.conf.5 ma
 done
 for section in device listen cache engine log stats; do grep -qx "\.SS \[$section\]" share/man/man5/attnd.conf.5 || die "$section"; done
 bash -n share/bash-completion/completions/attnctl
-for file in README.md operations.md tutorial.md monitoring/alerts.yml examples/bytelm.c examples/serve.py examples/attnd.conf \
-  examples/network.conf examples/mps.conf; do
+for file in README.md docs/{operations,tutorial}.md docs/monitoring/alerts.yml examples/bytelm.c examples/serve.py \
+  examples/attnd.conf examples/network.conf examples/mps.conf; do
   [[ -s share/doc/attnd/$file ]] || die "no share/doc/attnd/$file"
 done
 [[ -s share/zsh/site-functions/_attnctl && -s share/fish/vendor_completions.d/attnctl.fish ]] || die "no completions"

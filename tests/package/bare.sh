@@ -64,7 +64,7 @@ RUNTIME_DIRECTORY=/run/attnd setpriv --reuid attnd --regid attnd --clear-groups 
 attnctl --wait 60 ping
 attnctl config get device.kv_memory | grep 77M
 attnload --preset bytelm --context 32 --steps 4 --verify
-sed -n '/^## 2\./,/^## 4\./p' /usr/share/doc/attnd/tutorial.md 2>/dev/null >/tmp/page || true
+sed -n '/^## 2\./,/^## 4\./p' /usr/share/doc/attnd/docs/tutorial.md 2>/dev/null >/tmp/page || true
 [ -s /tmp/page ] || { sed -n '/^## 2\./,/^## 4\./p' /attnd/docs/tutorial.md >/tmp/page; }
 sed -n '/^```python$/,/^```$/{/^```/!p}' /tmp/page | sed 's#ipc:///tmp/attnd-tutorial.sock#ipc:///run/attnd/attnd.sock#' >/tmp/page.py
 python3 /tmp/page.py | tee /tmp/said
