@@ -6,7 +6,7 @@
 set -euo pipefail
 bin=$1
 cd "$(dirname "$0")/.."
-pages=(README.md CONTRIBUTING.md CHANGELOG.md docs/*.md clients/python/README.md)
+pages=(README.md CONTRIBUTING.md CHANGELOG.md docs/*.md docs/benchmarks/*.md clients/python/README.md)
 folders=(daemon kernels cache proto clients tests scripts systemd docs)
 names=$(mktemp)
 trap 'rm -f "$names"' EXIT
@@ -79,14 +79,20 @@ EOF
 
 # the tables of the kernels are the file's
 while read -r line; do
-  [[ -z $line ]] || grep -qxF -e "$line" docs/benchmarks.md || { echo "not in docs/benchmarks.md: $line" >&2; rc=1; }
+  [[ -z $line ]] || grep -qxF -e "$line" docs/benchmarks/decode.md || { echo "not in docs/benchmarks/decode.md: $line" >&2; rc=1; }
 done < <(scripts/plot-bench --table docs/figures/h200_long.csv)
 cmp <(scripts/plot-bench docs/figures/h200_long.csv /dev/stdout | grep '^<') <(grep '^<' docs/figures/h200_long.svg) || rc=1
+
+# a page of figures answers one question, on one sitting, and is found from the front page
+for page in docs/benchmarks/*.md; do
+  [[ $(wc -w <"$page") -le 1200 ]] || { echo "$page has over 1,200 words" >&2; rc=1; }
+  grep -qF "(${page#docs/})" docs/benchmarks.md || { echo "docs/benchmarks.md does not name $page" >&2; rc=1; }
+done
 
 # prose within 120 columns, tables within 300; no commit's name where figures and rules are
 awk '/^```/ { fence = !fence } !fence && length($0) > (/^[|]/ ? 300 : /^    / ? 140 : 120) {
   print FILENAME ":" FNR ": " length($0) " columns"; bad = 1 } END { exit bad }' "${pages[@]}" >&2 || rc=1
-if grep -nP '\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7,40}\b' docs/{design,kernels,kernels-tried,benchmarks}.md >&2; then
+if grep -nP '\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7,40}\b' docs/{design,kernels,kernels-tried,benchmarks}.md docs/benchmarks/*.md >&2; then
   rc=1
 fi
 
